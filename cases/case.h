@@ -1,0 +1,73 @@
+/* A case: one operation at one configuration, with everything needed to make its inputs again. Read from YAML
+ * (INTERFACE.md, "Case file"), changed by --set, written back complete as case_yaml. */
+#ifndef ASSAY_CASES_CASE_H
+#define ASSAY_CASES_CASE_H
+
+#include <stddef.h>
+
+#include "cases/model_config.h"
+#include "oracle/base/dtype.h"
+#include "oracle/base/random.h"
+#include "oracle/base/tensor.h"
+
+/* How one tensor is filled: the value of a key under `inputs:`. The key is a path without its leading folder where that
+ * is unambiguous ("x", "gate/bias", "wi_0"), or the full path ("weights/wi_0", "cotangents/y"). */
+typedef struct assay_case_input {
+    char path[ASSAY_PATH_SIZE];
+    assay_fill fill; /* fill.values points into `values` */
+    double *values;
+    int64_t tail_nan_rows; /* the last so many rows hold NaN: tensors whose rows may belong to no group (gmm) */
+    int line;              /* in the YAML, for messages; 0 when from elsewhere */
+} assay_case_input;
+
+/* A list of texts: tags, gradient patterns, checkpoint names, profiles. `all` and `none` as single words are kept as such. */
+typedef struct assay_text_list {
+    char **items;
+    int count;
+} assay_text_list;
+
+typedef struct assay_case {
+    char name[ASSAY_PATH_SIZE];
+    char description[256];
+    char op[ASSAY_TEXT_SIZE];
+    char model[ASSAY_TEXT_SIZE]; /* the name it was taken from, "" for inline */
+    assay_text_list tags;
+    assay_model_config config; /* model, then overrides */
+    int64_t batch, sequence;
+    int64_t mesh_data, mesh_fsdp, mesh_expert;
+    uint64_t seed;
+    assay_dtype dtype; /* the grid of inputs, weights and cotangents; bfloat16 by default */
+    assay_case_input *inputs;
+    int input_count;
+    int64_t position_start, position_step;
+    assay_text_list gradients;   /* default: all */
+    assay_text_list checkpoints; /* default: none */
+    assay_text_list profiles;    /* default: f64, f32, bf16, f16 */
+} assay_case;
+
+void assay_case_free(assay_case *c); /* safe on a zeroed struct */
+
+/* From text; `origin` is a file name for messages: "cases/moe.yml:12:7: unknown key 'num_expert' ...". A multi-document
+ * text gives several; *cases is allocated. */
+assay_status assay_cases_parse(assay_context *ctx, const char *origin, const char *text, size_t size,
+                               assay_case **cases, int *count);
+void assay_cases_free(assay_case *cases, int count);
+
+/* `key=value`: a configuration key, or batch, sequence, seed, dtype, gradients, checkpoints, profiles, mesh.expert,
+ * inputs.PATH ({distribution: ...} in YAML's flow form). */
+assay_status assay_case_set(assay_context *ctx, assay_case *c, const char *assignment);
+
+/* The complete case as YAML, no model file needed; parsing it gives an equal case. *text is allocated. */
+assay_status assay_case_to_yaml(assay_context *ctx, const assay_case *c, char **text);
+
+/* Each `PATTERN` (the name of a catalogue case, a glob over the names, a path to a YAML file) as a list of cases, in
+ * catalogue order, without repeats. A pattern that matches nothing is refused, with the nearest names. */
+assay_status assay_cases_find(assay_context *ctx, int pattern_count, char *const *patterns, assay_case **cases,
+                              int *count);
+assay_status assay_catalogue(assay_context *ctx, assay_case **cases, int *count);
+
+/* Whether `path` ("gradients/inputs/x") matches the list: "all", "none", or patterns (globs) over the path without
+ * `prefix` ("gradients/"). */
+bool assay_text_list_matches(const assay_text_list *list, const char *prefix, const char *path);
+
+#endif

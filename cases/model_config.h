@@ -1,0 +1,90 @@
+/* The configuration of a case: MaxText's model keys, and ours. One table serves the YAML reader, --set, the writer of
+ * case_yaml, `assay show` and the documentation. */
+#ifndef ASSAY_CASES_MODEL_CONFIG_H
+#define ASSAY_CASES_MODEL_CONFIG_H
+
+#include "oracle/base/status.h"
+
+#define ASSAY_TEXT_SIZE 64
+
+/*    type (I int64, D double, B bool, S text, A pair of texts), key, default */
+#define ASSAY_MODEL_KEY_TABLE(X)                                                                                      \
+    X(S, model_name, "")                                                                                              \
+    X(S, decoder_block, "")                                                                                           \
+    X(I, base_emb_dim, 0)                                                                                             \
+    X(I, base_mlp_dim, 0)                                                                                             \
+    X(I, base_moe_mlp_dim, 0)                                                                                         \
+    X(I, base_num_query_heads, 0)                                                                                     \
+    X(I, base_num_decoder_layers, 0)                                                                                  \
+    X(I, first_num_dense_layers, 0)                                                                                   \
+    X(I, num_experts, 0)                                                                                              \
+    X(I, num_experts_per_tok, 0)                                                                                      \
+    X(I, shared_experts, 0)                                                                                           \
+    X(S, routed_score_func, "")                                                                                       \
+    X(B, routed_bias, false)                                                                                          \
+    X(D, routed_scaling_factor, 1.0)                                                                                  \
+    X(I, n_routing_groups, -1)                                                                                        \
+    X(I, topk_routing_group, -1)                                                                                      \
+    X(S, group_score, "")                                                                                             \
+    X(B, norm_topk_prob, false)                                                                                       \
+    X(D, load_balance_loss_weight, 0.0)                                                                               \
+    X(D, routed_bias_update_rate, 0.0)                                                                                \
+    X(I, q_lora_rank, 0)                                                                                              \
+    X(I, kv_lora_rank, 512)                                                                                           \
+    X(I, qk_nope_head_dim, 128)                                                                                       \
+    X(I, qk_rope_head_dim, 64)                                                                                        \
+    X(I, v_head_dim, 128)                                                                                             \
+    X(D, mscale, 1.0)                                                                                                 \
+    X(S, rope_type, "default")                                                                                        \
+    X(D, rope_max_timescale, 10000.0)                                                                                 \
+    X(D, rope_factor, 40.0)                                                                                           \
+    X(D, beta_fast, 32.0)                                                                                             \
+    X(D, beta_slow, 1.0)                                                                                              \
+    X(I, max_position_embeddings, 163840)                                                                             \
+    X(I, original_max_position_embeddings, 4096)                                                                      \
+    X(B, rope_interleave, true)                                                                                       \
+    X(B, rope_truncate, true)                                                                                         \
+    X(B, rope_attention_scaling, false)                                                                               \
+    X(B, rope_pairwise, false)                                                                                        \
+    X(B, mask_padding, true)                                                                                          \
+    X(D, normalization_layer_epsilon, 1e-5)                                                                           \
+    X(A, mlp_activations, "silu")                                                                                     \
+    X(D, mlp_activations_limit, 0.0)                                                                                  \
+    X(B, mlp_bias, false)                                                                                             \
+    X(B, fused_mlp, false)                                                                                            \
+    X(B, prefuse_moe_weights, false)                                                                                  \
+    X(B, fused_moe_mlp, false)                                                                                        \
+    X(B, sparse_matmul, true)                                                                                         \
+    X(D, capacity_factor, -1.0)                                                                                       \
+    X(B, fused_moe_func, false)                                                                                       \
+    X(B, use_ring_of_experts, false)                                                                                  \
+    X(D, ragged_buffer_factor, -1.0)                                                                                  \
+    X(I, num_moe_emb_chunks, 0)                                                                                       \
+    X(I, num_moe_token_chunks, 1)                                                                                     \
+    X(I, first_num_hash_layers, 0)                                                                                    \
+    X(I, vocab_size, 0)                                                                                               \
+    X(I, batch_split_factor, 1)                                                                                       \
+    X(B, use_batch_split_schedule, false)                                                                             \
+    X(S, remat_policy, "full")
+
+typedef struct assay_text_pair {
+    char item[2][ASSAY_TEXT_SIZE]; /* mlp_activations: of gate and of up; the second is "linear" when not given */
+} assay_text_pair;
+
+#define ASSAY_KEY_TYPE_I int64_t
+#define ASSAY_KEY_TYPE_D double
+#define ASSAY_KEY_TYPE_B bool
+#define ASSAY_KEY_TYPE_A assay_text_pair
+
+typedef struct assay_text {
+    char text[ASSAY_TEXT_SIZE];
+} assay_text;
+#define ASSAY_KEY_TYPE_S assay_text
+
+typedef struct assay_model_config {
+#define X(type, key, value) ASSAY_KEY_TYPE_##type key;
+    ASSAY_MODEL_KEY_TABLE(X)
+#undef X
+} assay_model_config;
+
+#endif

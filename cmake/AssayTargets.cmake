@@ -1,0 +1,28 @@
+# assay_library(NAME SOURCES ... [DEPENDS ...]): one folder of the tree as a static library.
+# assay_test(NAME SOURCES ... [DEPENDS ...] [LABELS ...]): a cmocka program that ctest runs; its allocation calls go through
+# tests/support, which can make the Nth one fail.
+
+set(ASSAY_WARNINGS -Wall -Wextra -Wconversion -Wshadow -Wvla -Wstrict-prototypes -Wmissing-prototypes -Werror)
+# No contraction: a multiply and an add are fused where fma() is written and nowhere else.
+set(ASSAY_FLAGS ${ASSAY_WARNINGS} -ffp-contract=off -fno-math-errno)
+
+function(assay_library name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;DEPENDS" ${ARGN})
+  add_library(${name} STATIC ${ARG_SOURCES})
+  target_include_directories(${name} PUBLIC ${CMAKE_SOURCE_DIR} ${CMAKE_SOURCE_DIR}/include)
+  target_compile_options(${name} PRIVATE ${ASSAY_FLAGS})
+  target_link_libraries(${name} PUBLIC ${ARG_DEPENDS})
+  set_property(GLOBAL APPEND PROPERTY ASSAY_LIBRARIES ${name})
+endfunction()
+
+function(assay_test name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;DEPENDS;LABELS" ${ARGN})
+  add_executable(${name} ${ARG_SOURCES})
+  target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR} ${CMAKE_SOURCE_DIR}/include)
+  target_compile_options(${name} PRIVATE ${ASSAY_FLAGS})
+  target_link_libraries(${name} PRIVATE ${ARG_DEPENDS} assay_test_support)
+  target_link_options(${name} PRIVATE -Wl,--wrap=malloc -Wl,--wrap=calloc -Wl,--wrap=realloc -Wl,--wrap=aligned_alloc
+                                      -Wl,--wrap=strdup)
+  add_test(NAME ${name} COMMAND ${name})
+  set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT 1200)
+endfunction()

@@ -1,0 +1,19 @@
+/* A report as text for a terminal, as JSON and as JUnit XML. The forms only arrange what compare.h found. */
+#ifndef ASSAY_COMPARE_REPORT_H
+#define ASSAY_COMPARE_REPORT_H
+
+#include "compare/compare.h"
+
+typedef struct assay_report_style {
+    bool color;
+    int verbosity;       /* 0: wrong tensors in detail; 1: all of them */
+    const char *command; /* reproduces this result; ends it */
+} assay_report_style;
+
+/* *text is allocated. */
+assay_status assay_report_text(assay_context *ctx, const assay_report *report, const assay_report_style *style,
+                               char **text);
+assay_status assay_report_json(assay_context *ctx, int count, const assay_report *reports, char **text);
+assay_status assay_report_junit(assay_context *ctx, int count, const assay_report *reports, char **text);
+
+#endif

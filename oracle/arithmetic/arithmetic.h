@@ -1,0 +1,47 @@
+/* Arithmetics: who computes sums of products. An operation is written once and is handed one of these in its context.
+ *
+ * reference: every output is one chain of fused multiply-adds over increasing k from +0.0, whatever the number of
+ *   threads, the instruction set or the blocking. NaN and infinity propagate; no zero is skipped.
+ * blas: OpenBLAS dgemm; another order, so other last bits; a second opinion. */
+#ifndef ASSAY_ARITHMETIC_ARITHMETIC_H
+#define ASSAY_ARITHMETIC_ARITHMETIC_H
+
+#include "oracle/base/status.h"
+
+/* C [m,n] = op(A) [m,k] * op(B) [k,n], C overwritten. Element (i,p) of op(A) is a[i*lda + p], or a[p*lda + i] when
+ * transpose_a; likewise b. C may not overlap A or B. m, n or k may be 0 (k = 0 gives zeros). */
+typedef struct assay_matmul_args {
+    double *c;
+    int64_t ldc;
+    const double *a;
+    int64_t lda;
+    bool transpose_a;
+    const double *b;
+    int64_t ldb;
+    bool transpose_b;
+    int64_t m, n, k;
+} assay_matmul_args;
+
+typedef struct assay_arithmetic {
+    const char *name;
+    assay_status (*matmul)(assay_context *ctx, const assay_matmul_args *args);
+} assay_arithmetic;
+
+extern const assay_arithmetic assay_arithmetic_reference;
+extern const assay_arithmetic assay_arithmetic_blas;
+
+const assay_arithmetic *assay_arithmetic_by_name(const char *name); /* NULL when there is none */
+
+/* The product in the context's arithmetic. Fails only for want of memory. */
+assay_status assay_matmul(assay_context *ctx, const assay_matmul_args *args);
+
+/* The best instruction set of this processor. */
+assay_isa assay_isa_best(void);
+bool assay_isa_supported(assay_isa isa);
+const char *assay_isa_name(assay_isa isa); /* "scalar", "avx2", "avx512" */
+bool assay_isa_from_name(const char *name, assay_isa *isa);
+
+/* A context with the reference arithmetic, the best instruction set and `threads` threads. */
+assay_context assay_context_default(int threads);
+
+#endif

@@ -1,0 +1,33 @@
+/* What a profile means to the error propagation: unit roundoffs of the places at which a correct implementation may
+ * round. See docs/comparing.md. */
+#ifndef ASSAY_ARITHMETIC_PRECISION_H
+#define ASSAY_ARITHMETIC_PRECISION_H
+
+#include "oracle/base/status.h"
+
+typedef struct assay_precision {
+    const char *name;   /* the profile's: "bf16" */
+    double storage;     /* tensors that may be stored between kernels: 2^-8 for bfloat16 */
+    double multiply;    /* operands as they enter a product */
+    double accumulate;  /* partial sums */
+    double router;      /* logits, scores and routing weights */
+    double elementary;  /* relative error of exp, tanh and the like, and of norms and softmax */
+} assay_precision;
+
+/* The running gauge. Every tensor carries the variance of its error in a correct implementation, propagated to first
+ * order: errors made at different places are taken as independent (Higham and Mary 2019), so variances add; terms that
+ * share an error are added before squaring.
+ *
+ * out_variance [m,n] = sum over k of a^2 var(b) + b^2 var(a) + 2 multiply^2 a^2 b^2, plus (sqrt(k) accumulate S)^2 with
+ * S = sum |a||b|. a, b as in assay_matmul_args; a NULL variance means an exact operand; variances have the layout of
+ * their operands (same leading dimension, same transposition). The rounding of the result itself is not in it: see
+ * assay_gauge_store. */
+struct assay_matmul_args;
+assay_status assay_gauge_matmul(assay_context *ctx, const assay_precision *precision,
+                                const struct assay_matmul_args *args, /* c, ldc: where the variance goes */
+                                const double *variance_a, const double *variance_b);
+
+/* The result is stored: variance[i] += (unit * value[i])^2. */
+void assay_gauge_store(double unit, int64_t count, const double *value, double *variance);
+
+#endif

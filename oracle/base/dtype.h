@@ -1,0 +1,46 @@
+/* Number types and their grids: rounding, encoding and decoding, all in our own code.
+ *
+ * Rounding is to nearest, ties to even, subnormals kept. Overflow: IEEE types (and e5m2) round to infinity as IEEE 754
+ * says; e4m3fn has no infinity and rounds to NaN (as ml_dtypes does). With `saturate` every overflow of the fp8 types
+ * and an infinity become the largest finite value instead (as the OCP FP8 specification's saturating mode). */
+#ifndef ASSAY_BASE_DTYPE_H
+#define ASSAY_BASE_DTYPE_H
+
+#include <stddef.h>
+
+#include "oracle/base/status.h"
+
+/*    enumerator            name            bytes significand bits  least normal exponent  largest exponent */
+#define ASSAY_DTYPE_TABLE(X)                                                                                          \
+    X(ASSAY_FLOAT64, "float64", 8, 53, -1022, 1023)                                                                   \
+    X(ASSAY_FLOAT32, "float32", 4, 24, -126, 127)                                                                     \
+    X(ASSAY_TFLOAT32, "tfloat32", 4, 11, -126, 127) /* stored as float32 */                                           \
+    X(ASSAY_BFLOAT16, "bfloat16", 2, 8, -126, 127)                                                                    \
+    X(ASSAY_FLOAT16, "float16", 2, 11, -14, 15)                                                                       \
+    X(ASSAY_FLOAT8_E4M3FN, "float8_e4m3fn", 1, 4, -6, 8)                                                              \
+    X(ASSAY_FLOAT8_E5M2, "float8_e5m2", 1, 3, -14, 15)                                                                \
+    X(ASSAY_INT32, "int32", 4, 0, 0, 0) /* indices, counts and masks; not a float type */
+
+typedef enum assay_dtype {
+#define X(code, name, bytes, digits, emin, emax) code,
+    ASSAY_DTYPE_TABLE(X)
+#undef X
+        ASSAY_DTYPE_COUNT
+} assay_dtype;
+
+const char *assay_dtype_name(assay_dtype type);
+bool assay_dtype_from_name(const char *name, assay_dtype *type); /* also "bf16", "f32", "f64", "f16", "tf32" */
+size_t assay_dtype_size(assay_dtype type);                       /* bytes of a stored element */
+double assay_dtype_unit_roundoff(assay_dtype type); /* 2^-significand bits: 2^-8 for bfloat16; 0 for int32 */
+double assay_dtype_max(assay_dtype type);           /* largest finite value */
+double assay_dtype_least_subnormal(assay_dtype type);
+
+/* Nearest value of the grid. NaN stays NaN. */
+double assay_dtype_round(assay_dtype type, double x, bool saturate);
+void assay_dtype_round_many(assay_dtype type, int64_t count, const double *x, double *y); /* no saturation; y may be x */
+
+/* Between float64 and the stored bytes (little-endian, native). encode rounds; int32 values are converted exactly. */
+void assay_dtype_encode(assay_dtype type, int64_t count, const double *x, void *bytes);
+void assay_dtype_decode(assay_dtype type, int64_t count, const void *bytes, double *x);
+
+#endif

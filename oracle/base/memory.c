@@ -1,0 +1,113 @@
+#include "oracle/base/memory.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+
+enum { LARGEST_ELEMENT = 16 };
+
+assay_status assay_checked_count(assay_context *ctx, const char *what, int rank, const int64_t *dims, int64_t *count)
+{
+    int64_t product = 1;
+    bool overflow = false;
+    *count = 0;
+    for (int axis = 0; axis < rank; axis++) {
+        if (dims[axis] < 0) {
+            return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: dimension %d is %" PRId64 ", expected 0 or more", what, axis,
+                              dims[axis]);
+        }
+        overflow |= __builtin_mul_overflow(product, dims[axis], &product);
+    }
+    if (overflow || product > INT64_MAX / LARGEST_ELEMENT) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: its size does not fit in 64 bits", what);
+    }
+    *count = product;
+    return ASSAY_OK;
+}
+
+assay_status assay_alloc(assay_context *ctx, const char *what, int64_t count, size_t element_size, void **out)
+{
+    enum { ALIGNMENT = 64 };
+    size_t bytes = 0;
+    *out = NULL;
+    if (count < 0 || __builtin_mul_overflow((size_t)count, element_size, &bytes) ||
+        bytes > SIZE_MAX / 2 - ALIGNMENT) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: %" PRId64 " elements do not fit in memory", what, count);
+    }
+    bytes = (bytes / ALIGNMENT + 1) * ALIGNMENT;
+    *out = aligned_alloc(ALIGNMENT, bytes);
+    if (*out == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "%s: no memory for %zu bytes", what, bytes);
+    return ASSAY_OK;
+}
+
+assay_status assay_alloc_f64(assay_context *ctx, const char *what, int64_t count, double **out)
+{
+    void *memory = NULL;
+    assay_status status = assay_alloc(ctx, what, count, sizeof **out, &memory);
+    *out = memory;
+    return status;
+}
+
+assay_status assay_alloc_i32(assay_context *ctx, const char *what, int64_t count, int32_t **out)
+{
+    void *memory = NULL;
+    assay_status status = assay_alloc(ctx, what, count, sizeof **out, &memory);
+    *out = memory;
+    return status;
+}
+
+/* The number that follows `key` in a file, or the file's first number when key is NULL; -1 when there is none ("max"). */
+static int64_t number_in_file(const char *path, const char *key)
+{
+    char line[256];
+    int64_t value = -1;
+    FILE *file = fopen(path, "re");
+    if (file == NULL) return -1;
+    while (value < 0 && fgets(line, sizeof line, file) != NULL) {
+        size_t skip = key == NULL ? 0 : strlen(key);
+        if (key == NULL || strncmp(line, key, skip) == 0) {
+            char *end = NULL;
+            long long number = strtoll(line + skip, &end, 10);
+            if (end == line + skip) break;
+            value = number;
+        }
+    }
+    fclose(file);
+    return value;
+}
+
+static int64_t least(int64_t a, int64_t b)
+{
+    return b >= 0 && b < a ? b : a;
+}
+
+int64_t assay_memory_available(void)
+{
+    int64_t available = INT64_MAX;
+    int64_t kilobytes = number_in_file("/proc/meminfo", "MemAvailable:");
+    if (kilobytes >= 0) available = kilobytes * 1024;
+
+    int64_t limit = number_in_file("/sys/fs/cgroup/memory.max", NULL);
+    int64_t used = number_in_file("/sys/fs/cgroup/memory.current", NULL);
+    if (limit >= 0 && used >= 0) available = least(available, limit > used ? limit - used : 0);
+
+    struct rlimit address_space;
+    if (getrlimit(RLIMIT_AS, &address_space) == 0 && address_space.rlim_cur != RLIM_INFINITY &&
+        address_space.rlim_cur < (rlim_t)INT64_MAX) {
+        int64_t taken = number_in_file("/proc/self/statm", NULL) * 4096;
+        available = least(available, (int64_t)address_space.rlim_cur > taken ? (int64_t)address_space.rlim_cur - taken : 0);
+    }
+    return available;
+}
+
+assay_status assay_require_memory(assay_context *ctx, const char *what, int64_t bytes)
+{
+    int64_t available = assay_memory_available();
+    if (bytes > available) {
+        return assay_fail(ctx, ASSAY_NO_MEMORY, "%s needs %" PRId64 " bytes of memory, %" PRId64 " are available", what,
+                          bytes, available);
+    }
+    return ASSAY_OK;
+}

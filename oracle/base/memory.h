@@ -1,0 +1,26 @@
+/* Checked sizes and allocation. Every shape product and every byte count goes through here. */
+#ifndef ASSAY_BASE_MEMORY_H
+#define ASSAY_BASE_MEMORY_H
+
+#include <stddef.h>
+
+#include "oracle/base/status.h"
+
+/* The product of `rank` dimensions. Refuses a negative dimension and a product of elements whose bytes at 16 each do
+ * not fit in int64_t; `what` names the tensor in the message. */
+assay_status assay_checked_count(assay_context *ctx, const char *what, int rank, const int64_t *dims, int64_t *count);
+
+/* `count` elements of `element_size` bytes, aligned to 64 bytes, contents undefined, to be released with free().
+ * count 0 gives a pointer that can be freed. *out is NULL on failure. */
+assay_status assay_alloc(assay_context *ctx, const char *what, int64_t count, size_t element_size, void **out);
+assay_status assay_alloc_f64(assay_context *ctx, const char *what, int64_t count, double **out);
+assay_status assay_alloc_i32(assay_context *ctx, const char *what, int64_t count, int32_t **out);
+
+/* Bytes that this process can still take without swapping: the least of MemAvailable, what a control group leaves,
+ * and what RLIMIT_AS leaves. */
+int64_t assay_memory_available(void);
+
+/* Refuses with ASSAY_NO_MEMORY, naming both numbers, when `bytes` exceeds what is available. */
+assay_status assay_require_memory(assay_context *ctx, const char *what, int64_t bytes);
+
+#endif

@@ -1,0 +1,25 @@
+#include "oracle/base/status.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+
+const char *assay_status_text(assay_status status)
+{
+    switch (status) {
+#define X(code, text)                                                                                                 \
+    case code:                                                                                                        \
+        return text;
+        ASSAY_STATUS_TABLE(X)
+#undef X
+    }
+    return "unknown status";
+}
+
+assay_status assay_fail(assay_context *ctx, assay_status status, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(ctx->message, sizeof ctx->message, format, arguments);
+    va_end(arguments);
+    return status;
+}

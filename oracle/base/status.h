@@ -1,0 +1,56 @@
+/* Status codes, the context that every library call takes, and the two control-flow macros.
+ *
+ * A function that can fail returns assay_status and leaves one line in ctx->message saying what was wrong, where,
+ * what was expected and what was found. No library below harness/ prints, exits or aborts. */
+#ifndef ASSAY_BASE_STATUS_H
+#define ASSAY_BASE_STATUS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define ASSAY_STATUS_TABLE(X)                                                                                         \
+    X(ASSAY_OK, "ok")                                                                                                 \
+    X(ASSAY_BAD_INPUT, "bad input")     /* the caller's data or configuration cannot be used */                       \
+    X(ASSAY_NO_MEMORY, "out of memory") /* refused beforehand, or an allocation failed */                             \
+    X(ASSAY_IO, "input/output error")   /* a file could not be read, written or renamed */                            \
+    X(ASSAY_INTERNAL, "internal error") /* a library below us failed in a way that input cannot cause */
+
+typedef enum assay_status {
+#define X(code, text) code,
+    ASSAY_STATUS_TABLE(X)
+#undef X
+} assay_status;
+
+const char *assay_status_text(assay_status status);
+
+struct assay_arithmetic; /* oracle/arithmetic/arithmetic.h */
+
+/* Instruction sets that a kernel can be asked for. All give the same bits. */
+typedef enum assay_isa { ASSAY_ISA_SCALAR, ASSAY_ISA_AVX2, ASSAY_ISA_AVX512 } assay_isa;
+
+#define ASSAY_MESSAGE_SIZE 1024
+
+typedef struct assay_context {
+    const struct assay_arithmetic *arithmetic; /* who computes products */
+    assay_isa isa;                             /* the instruction set that kernels use */
+    int threads;                               /* at least 1 */
+    char message[ASSAY_MESSAGE_SIZE];          /* set by the call that failed, else empty */
+} assay_context;
+
+/* Writes the message and returns `status`, so that `return assay_fail(...)` reads as one sentence. */
+assay_status assay_fail(assay_context *ctx, assay_status status, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/* Evaluates a call; when it fails, jumps to the function's one cleanup label. Needs a local `status`. */
+#define TRY(call)                                                                                                     \
+    do {                                                                                                              \
+        status = (call);                                                                                              \
+        if (status != ASSAY_OK) goto cleanup;                                                                         \
+    } while (0)
+
+#define RETURN_IF(condition, value)                                                                                   \
+    do {                                                                                                              \
+        if (condition) return (value);                                                                                \
+    } while (0)
+
+#endif

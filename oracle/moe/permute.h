@@ -1,0 +1,42 @@
+/* Grouping token copies by expert, and back (SPEC 6; MaxText moe.py permute, unpermute).
+ *
+ * selected_experts [T,K] in [0,E). flat = its T*K entries; order = stable argsort(flat) (sorted_selected_experts: positions,
+ * not ids); sorted_inputs[j] = x[order[j] / K]; group_sizes = bincount(flat, E).
+ * unpermute: y[t] = sum over k ascending of weights[t,k] * sorted[position of (t,k)].
+ * The gradient of permute is unpermute with weights 1, and the other way round; dweights[t,k] = <sorted row, dy[t]>.
+ * An id outside [0,E) and an order that is no permutation are refused. */
+#ifndef ASSAY_MOE_PERMUTE_H
+#define ASSAY_MOE_PERMUTE_H
+
+#include "oracle/arithmetic/precision.h"
+
+typedef struct assay_permute_dims {
+    int64_t tokens, experts_per_token, experts, emb_dim;
+} assay_permute_dims;
+
+/* order [T*K] and group_sizes [E] from selected_experts. */
+assay_status assay_permute_order(assay_context *ctx, int32_t *order, int32_t *group_sizes,
+                                 const int32_t *selected_experts, const assay_permute_dims *dims);
+
+void assay_permute_forward(double *sorted_inputs, const double *x, const int32_t *order,
+                           const assay_permute_dims *dims);
+/* dx[t] = the sum over k ascending of d_sorted at the places of t's copies. */
+assay_status assay_permute_backward(assay_context *ctx, double *dx, const double *d_sorted, const int32_t *order,
+                                    const assay_permute_dims *dims);
+
+/* weights NULL means 1. */
+assay_status assay_unpermute_forward(assay_context *ctx, double *y, const double *sorted, const int32_t *order,
+                                     const double *weights, const assay_permute_dims *dims);
+/* NULL results are skipped. */
+assay_status assay_unpermute_backward(assay_context *ctx, double *d_sorted, double *d_weights, const double *dy,
+                                      const double *sorted, const int32_t *order, const double *weights,
+                                      const assay_permute_dims *dims);
+
+/* Variances of the errors with exact operands (sums over K and D); NULL results are skipped. permute itself is exact
+ * forward; its dx is an unpermute with weights NULL. */
+assay_status assay_unpermute_gauge(assay_context *ctx, const assay_precision *precision, double *variance_y,
+                                   double *variance_d_sorted, double *variance_d_weights, const double *dy,
+                                   const double *sorted, const int32_t *order, const double *weights,
+                                   const assay_permute_dims *dims);
+
+#endif

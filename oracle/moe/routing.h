@@ -1,0 +1,92 @@
+/* Expert routing (SPEC 5; MaxText moe.py GateLogit, get_topk, deepseek_routing, expert_group_mask, load_balance_loss,
+ * calculate_load_balance_updates; DeepSeek-V3 inference/model.py Gate).
+ *
+ * logits [T,E] (+ bias [E]) -> selected_experts [T,K] int32, weights [T,K], margin [T], lb_loss, bias_updates [E].
+ * scores = f(logits), biased = scores + bias. The formulas of each family, gradients and margins: routing.c and SPEC 5.
+ *
+ * Equal values: the lower index first. Refused: K < 1, K > E, groups that do not divide E, more groups kept than there
+ * are, fewer allowed experts than K, llama4 with K != 1, token ids outside the hash table; NaN among the logits. */
+#ifndef ASSAY_MOE_ROUTING_H
+#define ASSAY_MOE_ROUTING_H
+
+#include "oracle/arithmetic/precision.h"
+
+/* Which rule picks experts and weighs them. */
+typedef enum assay_router_family {
+    ASSAY_ROUTER_DEEPSEEK3, /* selection by biased, weights from scores; deepseek3 and deepseek4 */
+    ASSAY_ROUTER_DEEPSEEK2, /* weights from biased values, no division */
+    ASSAY_ROUTER_DEFAULT,   /* mixtral, gpt_oss, qwen3 and others: softmax over the K chosen biased logits */
+    ASSAY_ROUTER_LLAMA4,    /* K = 1; the weight is the chosen logit; the block scales its input by its sigmoid */
+    ASSAY_ROUTER_GEMMA4,    /* softmax over all E, gathered */
+    ASSAY_ROUTER_FUSED,     /* fused_moe_func: scores of (logits + bias), top-k of them, divided by their sum */
+} assay_router_family;
+
+typedef enum assay_score_func {
+    ASSAY_SCORE_NONE,
+    ASSAY_SCORE_SIGMOID,
+    ASSAY_SCORE_SOFTMAX,
+    ASSAY_SCORE_SQRTSOFTPLUS
+} assay_score_func;
+
+typedef enum assay_group_score { ASSAY_GROUP_TOP2_SUM, ASSAY_GROUP_MAX } assay_group_score;
+
+typedef struct assay_routing_config {
+    int64_t batch, sequence; /* T = batch * sequence */
+    int64_t num_experts, num_experts_per_tok;
+    assay_router_family family;
+    assay_score_func score_func;
+    int64_t n_routing_groups; /* -1: no groups */
+    int64_t topk_routing_group;
+    assay_group_score group_score;
+    double routed_scaling_factor; /* deepseek families */
+    bool norm_topk_prob;          /* default, gemma4, fused */
+    bool renormalize_exactly;     /* deepseek3: divide by the sum itself, not by the sum + 1e-20 (batch-split model) */
+    double load_balance_loss_weight; /* > 0 turns lb_loss on (not with hash routing) */
+    double routed_bias_update_rate;  /* > 0 turns bias_updates on (not with hash routing) */
+    int64_t hash_rows;               /* rows V of tid2eid; 0: no hash routing */
+} assay_routing_config;
+
+typedef struct assay_routing_inputs {
+    const double *logits;           /* [T,E] */
+    const double *bias;             /* [E] or NULL */
+    const double *per_expert_scale; /* [E] or NULL: multiplies the weights (default and gemma4 families) */
+    const int32_t *tid2eid;         /* [V,K] or NULL: hash routing */
+    const int32_t *input_ids;       /* [T] with tid2eid */
+    const int32_t *given_experts;   /* [T,K] or NULL: evaluate with this choice instead of choosing (all families) */
+} assay_routing_inputs;
+
+/* Results, which backward also reads. */
+typedef struct assay_routing {
+    int32_t *selected_experts;     /* [T,K] in descending order of what selects */
+    double *weights;               /* [T,K] after all scaling: what combines (llama4: the chosen logit) */
+    double *margin;                /* [T] */
+    double *scores;                /* [T,E] f(logits) */
+    double *gathered;              /* [T,K] before division and scaling */
+    double *probabilities;         /* [T,E] softmax(biased), when lb_loss is on, else NULL */
+    double *density;               /* [B,E], when lb_loss is on, else NULL */
+    double lb_loss;                /* 0 when off */
+    double *bias_updates;          /* [E] or NULL when off */
+    int32_t *group_sizes;          /* [E] bincount of selected_experts */
+} assay_routing;
+
+assay_status assay_routing_check(assay_context *ctx, const assay_routing_config *config);
+assay_status assay_routing_alloc(assay_context *ctx, assay_routing *r, const assay_routing_config *config);
+void assay_routing_free(assay_routing *r); /* safe on a zeroed struct */
+
+assay_status assay_routing_forward(assay_context *ctx, assay_routing *r, const assay_routing_inputs *in,
+                                   const assay_routing_config *config);
+
+/* d_weights [T,K] or NULL (zero), d_lb_loss (0 without one) -> d_logits [T,E], d_bias [E] or NULL,
+ * d_per_expert_scale [E] or NULL; overwritten. */
+assay_status assay_routing_backward(assay_context *ctx, double *d_logits, double *d_bias, double *d_per_expert_scale,
+                                    const double *d_weights, double d_lb_loss, const assay_routing *r,
+                                    const assay_routing_inputs *in, const assay_routing_config *config);
+
+/* Token dropping (SPEC 8; moe.py generate_masks): rows of capacity per batch row and expert. */
+int64_t assay_expert_capacity(const assay_routing_config *config, double capacity_factor);
+/* kept [T,K]: whether the choice fits; position [T,K]: its rank in (s,k) order among the choices of its expert in its
+ * batch row, from 0, also for dropped ones. combine_mask [B,S,E,C] = weight at (e, position), 0 elsewhere; may be NULL. */
+void assay_capacity_masks(bool *kept, int32_t *position, double *combine_mask, const assay_routing *r,
+                          int64_t capacity, const assay_routing_config *config);
+
+#endif

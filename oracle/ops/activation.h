@@ -1,0 +1,33 @@
+/* Activations of gated MLPs and their derivatives (MaxText mlp_activations). gelu is the tanh form (jax.nn.gelu);
+ * gelu_exact uses erf. */
+#ifndef ASSAY_OPS_ACTIVATION_H
+#define ASSAY_OPS_ACTIVATION_H
+
+#include "oracle/base/status.h"
+
+#define ASSAY_ACTIVATION_TABLE(X)                                                                                     \
+    X(ASSAY_SILU, "silu")                                                                                             \
+    X(ASSAY_GELU, "gelu")                                                                                             \
+    X(ASSAY_GELU_EXACT, "gelu_exact")                                                                                 \
+    X(ASSAY_RELU, "relu")                                                                                             \
+    X(ASSAY_SIGMOID, "sigmoid")                                                                                       \
+    X(ASSAY_LINEAR, "linear")
+
+typedef enum assay_activation {
+#define X(code, name) code,
+    ASSAY_ACTIVATION_TABLE(X)
+#undef X
+        ASSAY_ACTIVATION_COUNT
+} assay_activation;
+
+const char *assay_activation_name(assay_activation f);
+bool assay_activation_from_name(const char *name, assay_activation *f);
+
+double assay_sigmoid(double x); /* 1 / (1 + exp(-x)) without overflow; accurate for large negative x */
+
+/* value[i] = f(x[i]) and derivative[i] = f'(x[i]); either may be NULL or x. relu'(0) = 0 as in JAX. Vectorised over
+ * ctx->isa; the bits do not depend on it. Not threaded: callers split rows. */
+void assay_activation_many(const assay_context *ctx, assay_activation f, int64_t count, const double *x, double *value,
+                           double *derivative);
+
+#endif

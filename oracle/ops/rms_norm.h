@@ -1,0 +1,25 @@
+/* RMS normalisation over the last axis (Zhang and Sennrich 2019; MaxText layers/normalizations.py RMSNorm).
+ *
+ * x [rows,D], scale [D] -> y [rows,D]; keeps rstd [rows].
+ *   y = x * rstd * scale,  rstd = 1 / sqrt(mean(x^2) + epsilon)
+ *   dx = rstd * (g - x * rstd^2 * mean(g * x)) with g = dy * scale;  dscale = sum over rows of dy * x * rstd
+ * Epsilon is inside the root, added to the mean. Nothing is refused here: D >= 1 is the caller's to check. */
+#ifndef ASSAY_OPS_RMS_NORM_H
+#define ASSAY_OPS_RMS_NORM_H
+
+#include "oracle/arithmetic/precision.h"
+#include "oracle/base/status.h"
+
+void assay_rms_norm_forward(const assay_context *ctx, double *y, double *rstd, const double *x, const double *scale,
+                            int64_t rows, int64_t dim, double epsilon);
+
+void assay_rms_norm_backward(const assay_context *ctx, double *dx, double *dscale, const double *dy, const double *x,
+                             const double *scale, const double *rstd, int64_t rows, int64_t dim);
+
+/* Variances of the errors of a correct implementation (precision.h), for exact x, scale and dy; the rounding of the
+ * results themselves is not in them. A NULL result is skipped. */
+assay_status assay_rms_norm_gauge(assay_context *ctx, const assay_precision *precision, double *variance_y,
+                                  double *variance_dx, double *variance_dscale, const double *dy, const double *x,
+                                  const double *scale, const double *rstd, int64_t rows, int64_t dim);
+
+#endif

@@ -1,0 +1,137 @@
+#include "tests/support/assay_test.h"
+
+#include <math.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static bool element_is_close(double actual, double expected, double relative, double absolute)
+{
+    if (isinf(expected)) return actual == expected;
+    return fabs(actual - expected) <= absolute + relative * fabs(expected);
+}
+
+bool assay_is_close(const double *actual, const double *expected, int64_t count, double relative, double absolute)
+{
+    bool close = true;
+    for (int64_t i = 0; i < count; i++) close &= element_is_close(actual[i], expected[i], relative, absolute);
+    return close;
+}
+
+void assay_assert_close(const double *actual, const double *expected, int64_t count, double relative, double absolute,
+                        const char *what, const char *file, int line)
+{
+    int64_t worst = -1, wrong = 0;
+    double excess = -1;
+    for (int64_t i = 0; i < count; i++) {
+        if (element_is_close(actual[i], expected[i], relative, absolute)) continue;
+        double difference = fabs(actual[i] - expected[i]) / (absolute + relative * fabs(expected[i]));
+        if (worst < 0 || !(difference <= excess)) {
+            worst = i;
+            excess = difference;
+        }
+        wrong++;
+    }
+    if (wrong > 0) {
+        print_error("%s: %lld of %lld elements differ; the worst, %lld: %.17g, expected %.17g\n", what,
+                    (long long)wrong, (long long)count, (long long)worst, actual[worst], expected[worst]);
+        _fail(file, line);
+    }
+}
+
+void assay_assert_same_bits(const double *actual, const double *expected, int64_t count, const char *what,
+                            const char *file, int line)
+{
+    for (int64_t i = 0; i < count; i++) {
+        if (memcmp(&actual[i], &expected[i], sizeof *actual) != 0) {
+            print_error("%s: element %lld of %lld is %a, expected %a\n", what, (long long)i, (long long)count,
+                        actual[i], expected[i]);
+            _fail(file, line);
+        }
+    }
+}
+
+void assay_assert_all_nan(const double *actual, int64_t count, const char *what, const char *file, int line)
+{
+    for (int64_t i = 0; i < count; i++) {
+        if (!isnan(actual[i])) {
+            print_error("%s: element %lld of %lld is %a, expected NaN\n", what, (long long)i, (long long)count,
+                        actual[i]);
+            _fail(file, line);
+        }
+    }
+}
+
+void assay_assert_ok(int status, const char *message, const char *what, const char *file, int line)
+{
+    if (status != 0) {
+        print_error("%s failed with status %d: %s\n", what, status, message);
+        _fail(file, line);
+    }
+}
+
+void assay_fill_nan(double *values, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++) values[i] = NAN;
+}
+
+/* The countdown to the allocation that fails: shared by all threads of the test. */
+static atomic_llong allocations_left = -1;
+static atomic_bool allocation_failed;
+
+void assay_fail_allocation(int64_t n)
+{
+    if (n >= 0) atomic_store(&allocation_failed, false);
+    atomic_store(&allocations_left, n);
+}
+
+bool assay_allocation_failed(void)
+{
+    return atomic_load(&allocation_failed);
+}
+
+static bool this_one_fails(void)
+{
+    if (atomic_load(&allocations_left) < 0) return false;
+    if (atomic_fetch_sub(&allocations_left, 1) != 0) return false;
+    atomic_store(&allocation_failed, true);
+    return true;
+}
+
+/* The linker sends the program's calls here (--wrap); the __real_ names are the C library's. */
+void *__real_malloc(size_t size);
+void *__real_calloc(size_t count, size_t size);
+void *__real_realloc(void *memory, size_t size);
+void *__real_aligned_alloc(size_t alignment, size_t size);
+char *__real_strdup(const char *text);
+void *__wrap_malloc(size_t size);
+void *__wrap_calloc(size_t count, size_t size);
+void *__wrap_realloc(void *memory, size_t size);
+void *__wrap_aligned_alloc(size_t alignment, size_t size);
+char *__wrap_strdup(const char *text);
+
+void *__wrap_malloc(size_t size)
+{
+    return this_one_fails() ? NULL : __real_malloc(size);
+}
+
+void *__wrap_calloc(size_t count, size_t size)
+{
+    return this_one_fails() ? NULL : __real_calloc(count, size);
+}
+
+void *__wrap_realloc(void *memory, size_t size)
+{
+    return this_one_fails() ? NULL : __real_realloc(memory, size);
+}
+
+void *__wrap_aligned_alloc(size_t alignment, size_t size)
+{
+    return this_one_fails() ? NULL : __real_aligned_alloc(alignment, size);
+}
+
+char *__wrap_strdup(const char *text)
+{
+    return this_one_fails() ? NULL : __real_strdup(text);
+}

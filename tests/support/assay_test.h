@@ -1,0 +1,44 @@
+/* What tests share: cmocka, assertions on arrays of numbers that NaN cannot pass, and allocations that fail on demand.
+ * cmocka's own assert_float_equal lets NaN pass, so numbers are held against each other here. */
+#ifndef ASSAY_TESTS_SUPPORT_ASSAY_TEST_H
+#define ASSAY_TESTS_SUPPORT_ASSAY_TEST_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+/* |actual - expected| <= absolute + relative * |expected| for every element; both infinite with one sign is equal, NaN
+ * never is. Prints the worst element on failure. */
+#define assert_close(actual, expected, count, relative, absolute)                                                     \
+    assay_assert_close((actual), (expected), (count), (relative), (absolute), #actual, __FILE__, __LINE__)
+/* The same bytes, NaN payloads and signs of zero included. */
+#define assert_same_bits(actual, expected, count)                                                                     \
+    assay_assert_same_bits((actual), (expected), (count), #actual, __FILE__, __LINE__)
+#define assert_all_nan(actual, count) assay_assert_all_nan((actual), (count), #actual, __FILE__, __LINE__)
+/* A call that must succeed, its message shown when it does not. */
+#define assert_ok(ctx, call) assay_assert_ok((int)(call), (ctx)->message, #call, __FILE__, __LINE__)
+
+void assay_assert_close(const double *actual, const double *expected, int64_t count, double relative, double absolute,
+                        const char *what, const char *file, int line);
+void assay_assert_same_bits(const double *actual, const double *expected, int64_t count, const char *what,
+                            const char *file, int line);
+void assay_assert_all_nan(const double *actual, int64_t count, const char *what, const char *file, int line);
+void assay_assert_ok(int status, const char *message, const char *what, const char *file, int line);
+
+/* Whether assert_close would accept: for tables of what must be rejected. */
+bool assay_is_close(const double *actual, const double *expected, int64_t count, double relative, double absolute);
+
+/* Fills with NaN what a function is to write. */
+void assay_fill_nan(double *values, int64_t count);
+
+/* The allocation number `n` (0: the next one) of this program's own code fails, once. -1: none fails.
+ * Typical loop:  for (n = 0;; n++) { assay_fail_allocation(n); s = f(); assay_fail_allocation(-1);
+ *                 if (!assay_allocation_failed()) break; assert s == ASSAY_NO_MEMORY; }                              */
+void assay_fail_allocation(int64_t n);
+bool assay_allocation_failed(void); /* whether the failure asked for last has happened */
+
+#endif
