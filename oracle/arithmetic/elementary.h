@@ -1,6 +1,6 @@
 /* Elementary functions, the same bits on every processor: SLEEF's deterministic functions (the family that uses no fused
  * multiply-add, so that one result serves every instruction set). Errors within 1 ulp (erf: 1, tanh: 1).
- * The _many forms give exactly the bits of the scalar forms; y may be x. They do not use threads. */
+ * assay_exp_many gives exactly the bits of assay_exp; y may be x. It does not use threads. */
 #ifndef ASSAY_ARITHMETIC_ELEMENTARY_H
 #define ASSAY_ARITHMETIC_ELEMENTARY_H
 
@@ -14,11 +14,10 @@ double assay_log(double x);
 double assay_log1p(double x);
 double assay_tanh(double x);
 double assay_erf(double x);
+double assay_erfc(double x); /* within 1.5 ulp */
 double assay_sin(double x);
 double assay_cos(double x);
 
 void assay_exp_many(const assay_context *ctx, int64_t count, const double *x, double *y);
-void assay_tanh_many(const assay_context *ctx, int64_t count, const double *x, double *y);
-void assay_erf_many(const assay_context *ctx, int64_t count, const double *x, double *y);
 
 #endif

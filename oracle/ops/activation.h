@@ -5,12 +5,12 @@
 
 #include "oracle/base/status.h"
 
-#define ASSAY_ACTIVATION_TABLE(X)                                                                                     \
-    X(ASSAY_SILU, "silu")                                                                                             \
-    X(ASSAY_GELU, "gelu")                                                                                             \
-    X(ASSAY_GELU_EXACT, "gelu_exact")                                                                                 \
-    X(ASSAY_RELU, "relu")                                                                                             \
-    X(ASSAY_SIGMOID, "sigmoid")                                                                                       \
+#define ASSAY_ACTIVATION_TABLE(X)                                                                                      \
+    X(ASSAY_SILU, "silu")                                                                                              \
+    X(ASSAY_GELU, "gelu")                                                                                              \
+    X(ASSAY_GELU_EXACT, "gelu_exact")                                                                                  \
+    X(ASSAY_RELU, "relu")                                                                                              \
+    X(ASSAY_SIGMOID, "sigmoid")                                                                                        \
     X(ASSAY_LINEAR, "linear")
 
 typedef enum assay_activation {
@@ -29,5 +29,8 @@ double assay_sigmoid(double x); /* 1 / (1 + exp(-x)) without overflow; accurate 
  * ctx->isa; the bits do not depend on it. Not threaded: callers split rows. */
 void assay_activation_many(const assay_context *ctx, assay_activation f, int64_t count, const double *x, double *value,
                            double *derivative);
+
+/* f''(x), for the error propagation. */
+double assay_activation_second_derivative(assay_activation f, double x);
 
 #endif

@@ -5,8 +5,8 @@
  *   glu plain:    act_0(a) * act_1(b)
  *   glu gpt_oss:  a' = min(a, limit), b' = clip(b, -limit, limit): a' * sigmoid(1.702 a') * (b' + 1)
  *   glu clamped:  a' = min(a, limit), b' = clip(b, -limit, limit): act_0(a') * b'                    (DeepSeek-V4)
- * Fused: wi [D,2H], gate columns first; one product. The same bits either way. At a clamp's edge the gradient is that
- * of the unclamped side (a <= limit passes it), half of it in JAX: cases keep clear of edges.
+ * Fused: wi [D,2H], gate columns first; one product. The same bits either way. At a clamp's edge the value passes
+ * and so does its gradient (JAX halves it there): cases keep clear of edges.
  *
  * NaN in x reaches the rows that hold it, and in backward dwi_0, dwi_1, dwo: callers pass only rows that count. */
 #ifndef ASSAY_OPS_GATED_MLP_H
@@ -32,8 +32,8 @@ typedef struct assay_gated_mlp_weights {
     const double *wi_0_bias, *wi_1_bias, *wo_bias; /* or NULL */
 } assay_gated_mlp_weights;
 
-/* What forward keeps for backward. a and b are after bias and before the clamp; rows are `ld` apart. In the fused form a
- * and b are the two halves of one [rows,2H] buffer. */
+/* What forward keeps for backward. a and b are after bias and before the clamp; rows are `ld` apart. In the fused form
+ * a and b are the two halves of one [rows,2H] buffer. */
 typedef struct assay_gated_mlp_residuals {
     double *a, *b; /* checkpoints mlpwi_0, mlpwi_1 */
     int64_t ld;
@@ -50,13 +50,13 @@ assay_status assay_gated_mlp_forward(assay_context *ctx, double *y, assay_gated_
 
 /* Results of backward; a NULL one is skipped with the work that only it needs. All are overwritten. */
 typedef struct assay_gated_mlp_gradients {
-    double *dx;                            /* [rows,D] */
-    double *dwi;                           /* [D,2H] when fused */
-    double *dwi_0, *dwi_1;                 /* [D,H] when not fused */
-    double *dwo;                           /* [H,D] */
-    double *dwi_0_bias, *dwi_1_bias;       /* [H] */
-    double *dwo_bias;                      /* [D] */
-    double *dh;                            /* [rows,H]: dy wo^T, for the gradient of a routing weight: see moe */
+    double *dx;                      /* [rows,D] */
+    double *dwi;                     /* [D,2H] when fused */
+    double *dwi_0, *dwi_1;           /* [D,H] when not fused */
+    double *dwo;                     /* [H,D] */
+    double *dwi_0_bias, *dwi_1_bias; /* [H] */
+    double *dwo_bias;                /* [D] */
+    double *dh;                      /* [rows,H]: dy wo^T, for the gradient of a routing weight: see moe */
 } assay_gated_mlp_gradients;
 
 assay_status assay_gated_mlp_backward(assay_context *ctx, const assay_gated_mlp_gradients *g, const double *dy,

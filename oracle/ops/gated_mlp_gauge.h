@@ -1,8 +1,9 @@
 /* Error scales of the gated MLP: the running gauge of precision.h through gated_mlp.h, forward and backward.
- * x, weights and the cotangent's values are those of the golden run; x and the weights are exact; variance_dy (NULL for
- * exact) is the variance of dy, which inside a MoE block carries the error of the routing weight. A correct
- * implementation may round a, b, h, dh, da, db to storage. Within reach of a clamp or of relu's kink (8 standard
- * deviations of a or b) the jump of the derivative counts as an error of its own. */
+ * x, weights and the cotangent's values are those of the golden run; the weights are exact; v->x (NULL for exact) is
+ * the variance of x, which llama4's MoE block scales and stores before the expert; variance_dy (NULL for exact) is the
+ * variance of dy, which inside a MoE block carries the error of the routing weight. A correct implementation may round
+ * a, b, h, dh, da, db to storage. Within reach of a clamp or of relu's kink (8 standard deviations of a or b) the jump
+ * of the derivative counts as an error of its own. */
 #ifndef ASSAY_OPS_GATED_MLP_GAUGE_H
 #define ASSAY_OPS_GATED_MLP_GAUGE_H
 
@@ -11,8 +12,9 @@
 /* Variances, laid out as the tensors they belong to; NULL ones are skipped. None has the rounding of the tensor itself
  * as a stored result in it (callers add it: assay_gauge_store). */
 typedef struct assay_gated_mlp_variances {
-    double *a, *b, *h; /* [rows,H], contiguous */
-    double *y;         /* [rows,D] */
+    const double *x;                     /* [rows,D], taken, not given; NULL: x is exact */
+    double *a, *b, *h;                   /* [rows,H], contiguous */
+    double *y;                           /* [rows,D] */
     assay_gated_mlp_gradients gradients; /* the variance of each gradient, in the gradient's place */
 } assay_gated_mlp_variances;
 

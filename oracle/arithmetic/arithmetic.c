@@ -1,0 +1,72 @@
+#include "oracle/arithmetic/arithmetic.h"
+
+#include <string.h>
+
+static const assay_arithmetic *const arithmetics[] = {&assay_arithmetic_reference, &assay_arithmetic_blas};
+static const char *const isa_names[] = {"scalar", "avx2", "avx512"};
+
+enum { ARITHMETIC_COUNT = sizeof arithmetics / sizeof *arithmetics, ISA_COUNT = sizeof isa_names / sizeof *isa_names };
+
+const assay_arithmetic *assay_arithmetic_by_name(const char *name)
+{
+    for (int i = 0; i < ARITHMETIC_COUNT; i++) {
+        if (strcmp(arithmetics[i]->name, name) == 0) return arithmetics[i];
+    }
+    return NULL;
+}
+
+assay_status assay_matmul(assay_context *ctx, const assay_matmul_args *args)
+{
+    return ctx->arithmetic->matmul(ctx, args);
+}
+
+bool assay_isa_supported(assay_isa isa)
+{
+    switch (isa) {
+    case ASSAY_ISA_SCALAR:
+        return true;
+#ifdef __x86_64__
+    case ASSAY_ISA_AVX2:
+        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    case ASSAY_ISA_AVX512:
+        return __builtin_cpu_supports("avx512f") && assay_isa_supported(ASSAY_ISA_AVX2);
+#else
+    case ASSAY_ISA_AVX2:
+    case ASSAY_ISA_AVX512:
+        return false;
+#endif
+    }
+    return false;
+}
+
+assay_isa assay_isa_best(void)
+{
+    if (assay_isa_supported(ASSAY_ISA_AVX512)) return ASSAY_ISA_AVX512;
+    if (assay_isa_supported(ASSAY_ISA_AVX2)) return ASSAY_ISA_AVX2;
+    return ASSAY_ISA_SCALAR;
+}
+
+const char *assay_isa_name(assay_isa isa)
+{
+    return isa_names[isa];
+}
+
+bool assay_isa_from_name(const char *name, assay_isa *isa)
+{
+    for (int i = 0; i < ISA_COUNT; i++) {
+        if (strcmp(isa_names[i], name) == 0) {
+            *isa = (assay_isa)i;
+            return true;
+        }
+    }
+    return false;
+}
+
+assay_context assay_context_default(int threads)
+{
+    return (assay_context){
+        .arithmetic = &assay_arithmetic_reference,
+        .isa = assay_isa_best(),
+        .threads = threads < 1 ? 1 : threads,
+    };
+}
