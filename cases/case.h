@@ -20,7 +20,8 @@ typedef struct assay_case_input {
     int line;              /* in the YAML, for messages; 0 when from elsewhere */
 } assay_case_input;
 
-/* A list of texts: tags, gradient patterns, checkpoint names, profiles. `all` and `none` as single words are kept as such. */
+/* A list of texts: tags, gradient patterns, checkpoint names, profiles. `all` and `none` as single words are kept as
+ * such. */
 typedef struct assay_text_list {
     char **items;
     int count;
@@ -30,7 +31,7 @@ typedef struct assay_case {
     char name[ASSAY_PATH_SIZE];
     char description[256];
     char op[ASSAY_TEXT_SIZE];
-    char model[ASSAY_TEXT_SIZE]; /* the name it was taken from, "" for inline */
+    char model[ASSAY_TEXT_SIZE]; /* model_name before `config`: a model file's own, else the file's name; or "" */
     assay_text_list tags;
     assay_model_config config; /* model, then overrides */
     int64_t batch, sequence;
@@ -53,15 +54,18 @@ assay_status assay_cases_parse(assay_context *ctx, const char *origin, const cha
                                assay_case **cases, int *count);
 void assay_cases_free(assay_case *cases, int count);
 
-/* `key=value`: a configuration key, or batch, sequence, seed, dtype, gradients, checkpoints, profiles, mesh.expert,
- * inputs.PATH ({distribution: ...} in YAML's flow form). */
+/* `key=value`: a configuration key, or case, batch, sequence, seed, dtype, gradients, checkpoints, profiles,
+ * mesh.{data,fsdp,expert}, positions.{start,step}, inputs.PATH ({distribution: ...} in YAML's flow form). A value that
+ * is refused leaves the case as it was. */
 assay_status assay_case_set(assay_context *ctx, assay_case *c, const char *assignment);
 
 /* The complete case as YAML, no model file needed; parsing it gives an equal case. *text is allocated. */
 assay_status assay_case_to_yaml(assay_context *ctx, const assay_case *c, char **text);
 
-/* Each `PATTERN` (the name of a catalogue case, a glob over the names, a path to a YAML file) as a list of cases, in
- * catalogue order, without repeats. A pattern that matches nothing is refused, with the nearest names. */
+/* Each `PATTERN` (the name of a catalogue case, a glob over the names, a path to a YAML file) as a list of cases: those
+ * of the catalogue first and in its order, then those of files; without repeats. A pattern that matches nothing is
+ * refused, with the nearest names; so are two cases of one name. A glob finds cases of true size, which fill a disk,
+ * only when it begins with "true-size/". */
 assay_status assay_cases_find(assay_context *ctx, int pattern_count, char *const *patterns, assay_case **cases,
                               int *count);
 assay_status assay_catalogue(assay_context *ctx, assay_case **cases, int *count);

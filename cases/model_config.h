@@ -3,69 +3,94 @@
 #ifndef ASSAY_CASES_MODEL_CONFIG_H
 #define ASSAY_CASES_MODEL_CONFIG_H
 
+#include <stddef.h>
+
 #include "oracle/base/status.h"
 
 #define ASSAY_TEXT_SIZE 64
 
+/* What happens to a named intermediate between forward and backward (SPEC 10): remat, device or offload. "" (only for
+ * the moe_ names): as the plain name says. */
+#define ASSAY_CHECKPOINT_KEY_TABLE(X)                                                                                  \
+    X(S, decoder_layer_input, "device") /* may not be remat */                                                         \
+    X(S, query_proj, "remat")                                                                                          \
+    X(S, key_proj, "remat")                                                                                            \
+    X(S, value_proj, "remat")                                                                                          \
+    X(S, query_wa_proj, "remat")                                                                                       \
+    X(S, kv_wa_proj, "remat")                                                                                          \
+    X(S, mla_q, "remat")                                                                                               \
+    X(S, mla_kv, "remat")                                                                                              \
+    X(S, attention_out, "remat")                                                                                       \
+    X(S, out_proj, "remat")                                                                                            \
+    X(S, mlpwi, "remat")                                                                                               \
+    X(S, mlpwi_0, "remat")                                                                                             \
+    X(S, mlpwi_1, "remat")                                                                                             \
+    X(S, mlpwo, "remat")                                                                                               \
+    X(S, moe_mlpwi, "")                                                                                                \
+    X(S, moe_mlpwi_0, "")                                                                                              \
+    X(S, moe_mlpwi_1, "")                                                                                              \
+    X(S, moe_mlpwo, "")
+
 /*    type (I int64, D double, B bool, S text, A pair of texts), key, default */
-#define ASSAY_MODEL_KEY_TABLE(X)                                                                                      \
-    X(S, model_name, "")                                                                                              \
-    X(S, decoder_block, "")                                                                                           \
-    X(I, base_emb_dim, 0)                                                                                             \
-    X(I, base_mlp_dim, 0)                                                                                             \
-    X(I, base_moe_mlp_dim, 0)                                                                                         \
-    X(I, base_num_query_heads, 0)                                                                                     \
-    X(I, base_num_decoder_layers, 0)                                                                                  \
-    X(I, first_num_dense_layers, 0)                                                                                   \
-    X(I, num_experts, 0)                                                                                              \
-    X(I, num_experts_per_tok, 0)                                                                                      \
-    X(I, shared_experts, 0)                                                                                           \
-    X(S, routed_score_func, "")                                                                                       \
-    X(B, routed_bias, false)                                                                                          \
-    X(D, routed_scaling_factor, 1.0)                                                                                  \
-    X(I, n_routing_groups, -1)                                                                                        \
-    X(I, topk_routing_group, -1)                                                                                      \
-    X(S, group_score, "")                                                                                             \
-    X(B, norm_topk_prob, false)                                                                                       \
-    X(D, load_balance_loss_weight, 0.0)                                                                               \
-    X(D, routed_bias_update_rate, 0.0)                                                                                \
-    X(I, q_lora_rank, 0)                                                                                              \
-    X(I, kv_lora_rank, 512)                                                                                           \
-    X(I, qk_nope_head_dim, 128)                                                                                       \
-    X(I, qk_rope_head_dim, 64)                                                                                        \
-    X(I, v_head_dim, 128)                                                                                             \
-    X(D, mscale, 1.0)                                                                                                 \
-    X(S, rope_type, "default")                                                                                        \
-    X(D, rope_max_timescale, 10000.0)                                                                                 \
-    X(D, rope_factor, 40.0)                                                                                           \
-    X(D, beta_fast, 32.0)                                                                                             \
-    X(D, beta_slow, 1.0)                                                                                              \
-    X(I, max_position_embeddings, 163840)                                                                             \
-    X(I, original_max_position_embeddings, 4096)                                                                      \
-    X(B, rope_interleave, true)                                                                                       \
-    X(B, rope_truncate, true)                                                                                         \
-    X(B, rope_attention_scaling, false)                                                                               \
-    X(B, rope_pairwise, false)                                                                                        \
-    X(B, mask_padding, true)                                                                                          \
-    X(D, normalization_layer_epsilon, 1e-5)                                                                           \
-    X(A, mlp_activations, "silu")                                                                                     \
-    X(D, mlp_activations_limit, 0.0)                                                                                  \
-    X(B, mlp_bias, false)                                                                                             \
-    X(B, fused_mlp, false)                                                                                            \
-    X(B, prefuse_moe_weights, false)                                                                                  \
-    X(B, fused_moe_mlp, false)                                                                                        \
-    X(B, sparse_matmul, true)                                                                                         \
-    X(D, capacity_factor, -1.0)                                                                                       \
-    X(B, fused_moe_func, false)                                                                                       \
-    X(B, use_ring_of_experts, false)                                                                                  \
-    X(D, ragged_buffer_factor, -1.0)                                                                                  \
-    X(I, num_moe_emb_chunks, 0)                                                                                       \
-    X(I, num_moe_token_chunks, 1)                                                                                     \
-    X(I, first_num_hash_layers, 0)                                                                                    \
-    X(I, vocab_size, 0)                                                                                               \
-    X(I, batch_split_factor, 1)                                                                                       \
-    X(B, use_batch_split_schedule, false)                                                                             \
-    X(S, remat_policy, "full")
+#define ASSAY_MODEL_KEY_TABLE(X)                                                                                       \
+    X(S, model_name, "")                                                                                               \
+    X(S, decoder_block, "")                                                                                            \
+    X(I, base_emb_dim, 0)                                                                                              \
+    X(I, base_mlp_dim, 0)                                                                                              \
+    X(I, base_moe_mlp_dim, 0)                                                                                          \
+    X(I, base_num_query_heads, 0)                                                                                      \
+    X(I, base_num_decoder_layers, 0)                                                                                   \
+    X(I, first_num_dense_layers, 0)                                                                                    \
+    X(I, num_experts, 0)                                                                                               \
+    X(I, num_experts_per_tok, 0)                                                                                       \
+    X(I, shared_experts, 0)                                                                                            \
+    X(S, routed_score_func, "")                                                                                        \
+    X(B, routed_bias, false)                                                                                           \
+    X(D, routed_scaling_factor, 1.0)                                                                                   \
+    X(I, n_routing_groups, -1)                                                                                         \
+    X(I, topk_routing_group, -1)                                                                                       \
+    X(S, group_score, "")                                                                                              \
+    X(B, norm_topk_prob, false)                                                                                        \
+    X(D, load_balance_loss_weight, 0.0)                                                                                \
+    X(D, routed_bias_update_rate, 0.0)                                                                                 \
+    X(I, q_lora_rank, 0)                                                                                               \
+    X(I, kv_lora_rank, 512)                                                                                            \
+    X(I, qk_nope_head_dim, 128)                                                                                        \
+    X(I, qk_rope_head_dim, 64)                                                                                         \
+    X(I, v_head_dim, 128)                                                                                              \
+    X(D, mscale, 1.0)                                                                                                  \
+    X(S, rope_type, "default")                                                                                         \
+    X(D, rope_max_timescale, 10000.0)                                                                                  \
+    X(D, rope_factor, 40.0)                                                                                            \
+    X(D, beta_fast, 32.0)                                                                                              \
+    X(D, beta_slow, 1.0)                                                                                               \
+    X(I, max_position_embeddings, 163840)                                                                              \
+    X(I, original_max_position_embeddings, 4096)                                                                       \
+    X(B, rope_interleave, true)                                                                                        \
+    X(B, rope_truncate, true)                                                                                          \
+    X(B, rope_attention_scaling, false)                                                                                \
+    X(B, rope_pairwise, false)                                                                                         \
+    X(B, mask_padding, true)                                                                                           \
+    X(D, normalization_layer_epsilon, 1e-5)                                                                            \
+    X(A, mlp_activations, "silu")                                                                                      \
+    X(D, mlp_activations_limit, 0.0)                                                                                   \
+    X(B, mlp_bias, false)                                                                                              \
+    X(B, fused_mlp, false)                                                                                             \
+    X(B, prefuse_moe_weights, false)                                                                                   \
+    X(B, fused_moe_mlp, false)                                                                                         \
+    X(B, sparse_matmul, true)                                                                                          \
+    X(D, capacity_factor, -1.0)                                                                                        \
+    X(B, fused_moe_func, false)                                                                                        \
+    X(B, use_ring_of_experts, false)                                                                                   \
+    X(D, ragged_buffer_factor, -1.0)                                                                                   \
+    X(I, num_moe_emb_chunks, 0)                                                                                        \
+    X(I, num_moe_token_chunks, 1)                                                                                      \
+    X(I, first_num_hash_layers, 0)                                                                                     \
+    X(I, vocab_size, 0)                                                                                                \
+    X(I, batch_split_factor, 1)                                                                                        \
+    X(B, use_batch_split_schedule, false)                                                                              \
+    X(S, remat_policy, "full")                                                                                         \
+    ASSAY_CHECKPOINT_KEY_TABLE(X)
 
 typedef struct assay_text_pair {
     char item[2][ASSAY_TEXT_SIZE]; /* mlp_activations: of gate and of up; the second is "linear" when not given */
@@ -86,5 +111,29 @@ typedef struct assay_model_config {
     ASSAY_MODEL_KEY_TABLE(X)
 #undef X
 } assay_model_config;
+
+extern const assay_model_config assay_model_defaults;
+
+typedef enum assay_key_type { ASSAY_KEY_I, ASSAY_KEY_D, ASSAY_KEY_B, ASSAY_KEY_S, ASSAY_KEY_A } assay_key_type;
+
+typedef struct assay_model_key {
+    const char *name;
+    assay_key_type type;
+    size_t offset; /* of the value within assay_model_config */
+    int64_t least; /* of a whole number: -1 and 0 where the default is that, else 1 */
+} assay_model_key;
+
+extern const assay_model_key assay_model_keys[];
+extern const int assay_model_key_count;
+const assay_model_key *assay_model_key_by_name(const char *name); /* NULL when there is none */
+
+/* The texts that a key takes, ended by NULL; NULL when it takes any. */
+const char *const *assay_model_key_choices(const assay_model_key *key);
+
+/* Room for any value below. */
+#define ASSAY_KEY_VALUE_SIZE (9 * ASSAY_TEXT_SIZE)
+
+/* The value of a key as YAML: "64", "1.0e-06", "true", "\"\"", "[silu, linear]". */
+void assay_model_key_text(const assay_model_key *key, const assay_model_config *config, char *text, size_t size);
 
 #endif

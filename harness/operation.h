@@ -6,13 +6,13 @@
 #include "oracle/arithmetic/precision.h"
 #include "oracle/base/tensor.h"
 
-/* Every tensor of a case, in the order in which a fixture lists them. */
 typedef struct assay_tensor_entry {
-    assay_tensor_spec spec; /* path with its folder: inputs/, weights/, cotangents/, outputs/, gradients/, ... */
-    assay_fill fill;        /* inputs/, weights/, cotangents/: how it is made when the case does not say */
+    assay_tensor_spec spec;  /* path with its folder: inputs/, weights/, cotangents/, outputs/, gradients/, ... */
+    assay_fill fill;         /* inputs/, weights/, cotangents/: how it is made when the case does not say */
     bool rows_may_be_unused; /* rows that belong to no group may hold anything, NaN too */
 } assay_tensor_entry;
 
+/* Every tensor that an operation could read or give for a case, in the order in which a fixture lists them. */
 typedef struct assay_tensor_list {
     assay_tensor_entry *entries;
     int count;
@@ -20,26 +20,28 @@ typedef struct assay_tensor_list {
 
 typedef struct assay_operation {
     const char *name;
-    const char *summary;   /* one line for --help and the docs */
-    const char *reference; /* the section of docs/operations.md that documents it */
+    const char *summary; /* one line for people */
     /* Refuses configurations that this operation cannot have; says which keys and what was expected. */
     assay_status (*check)(assay_context *ctx, const assay_case *c);
-    /* Appends the operation's tensors: all that it could give, whatever the case asks for. Types of outputs and gradients
-     * are float64, of indices int32, of inputs, weights and cotangents the case's dtype. */
+    /* Appends the operation's tensors. Inputs, weights and cotangents have the case's type, results float64, indices
+     * int32. */
     assay_status (*describe)(assay_context *ctx, const assay_case *c, assay_tensor_list *list);
+    /* Evaluates; tensors and results by the paths of describe, error scales as error_scale/NAME/<path>. */
     assay_status (*run)(assay_context *ctx, const assay_case *c, const assay_source *in, const assay_sink *out,
                         const assay_precision *precisions, int precision_count);
-    double (*flops)(const assay_case *c, bool backward);
-    int64_t (*memory)(const assay_case *c); /* bytes that run takes at its peak */
+    double (*flops)(const assay_case *c, bool backward); /* of its products; a multiply and an add are 2 */
+    int64_t (*memory)(const assay_case *c);              /* bytes that run takes at its peak */
 } assay_operation;
 
-extern const assay_operation *const assay_operations[]; /* ends with NULL */
+extern const assay_operation *const assay_operations[];           /* ends with NULL */
 const assay_operation *assay_operation_by_name(const char *name); /* NULL when there is none */
 
-/* Appends one tensor; dims as (label, size) pairs in a text: describe helpers. */
-assay_status assay_tensor_list_add(assay_context *ctx, assay_tensor_list *list, const char *path, assay_dtype type,
-                                   const assay_fill *fill, int rank, const char *const *labels, const int64_t *dims);
+/* What holds for every operation (sizes above 0, no mesh, ...), then the operation's own check, then the tensors.
+ * Refuses inputs that the case describes and the operation does not have. */
+assay_status assay_operation_prepare(assay_context *ctx, const assay_case *c, const assay_operation **operation,
+                                     assay_tensor_list *list);
+
 const assay_tensor_entry *assay_tensor_list_find(const assay_tensor_list *list, const char *path);
-void assay_tensor_list_free(assay_tensor_list *list);
+void assay_tensor_list_free(assay_tensor_list *list); /* safe on a zeroed struct */
 
 #endif

@@ -39,7 +39,8 @@ double assay_dtype_least_subnormal(assay_dtype type);
 double assay_dtype_round(assay_dtype type, double x, bool saturate);
 void assay_dtype_round_many(assay_dtype type, int64_t count, const double *x, double *y); /* no saturation; y may be x */
 
-/* Between float64 and the stored bytes (little-endian, native). encode rounds; int32 values are converted exactly. */
+/* Between float64 and the stored bytes (little-endian, native). encode rounds; int32 values are converted exactly.
+ * NaN is written with one code only, so that files are the same bytes everywhere; every NaN code is read. */
 void assay_dtype_encode(assay_dtype type, int64_t count, const double *x, void *bytes);
 void assay_dtype_decode(assay_dtype type, int64_t count, const void *bytes, double *x);
 

@@ -1,0 +1,183 @@
+/* How tensors are filled: `inputs:` of a case. What a fill leaves out is normal, scale 1, mean 0, low 0, high 1. */
+#include <ctype.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cases/case_internal.h"
+#include "oracle/base/memory.h"
+
+bool assay_distribution_has_range(assay_distribution d) {
+    switch (d) {
+    case ASSAY_UNIFORM:
+    case ASSAY_INTEGERS:
+    case ASSAY_NEAR_TIES:
+    case ASSAY_BLOCK_POWERS:
+    case ASSAY_ROW_POWERS:
+    case ASSAY_EXPERTS:
+    case ASSAY_GROUP_SIZES:
+        return true;
+    default:
+        return false;
+    }
+}
+
+/* Which keys a mapping had. */
+typedef struct given {
+    bool distribution, low, high, values;
+} given;
+
+static assay_status read_distribution(const assay_yaml *y, const yaml_node_t *node, assay_distribution *d) {
+    char name[ASSAY_TEXT_SIZE], hint[ASSAY_MESSAGE_SIZE / 2];
+    assay_status status = assay_yaml_text(y, node, "distribution", name, sizeof name);
+    RETURN_IF(status != ASSAY_OK, status);
+    if (assay_distribution_from_name(name, d)) return ASSAY_OK;
+    char known[256] = "";
+    size_t used = 0;
+    assay_nearest nearest = {.word = name, .most = 1};
+    for (int i = 0; i < ASSAY_DISTRIBUTION_COUNT; i++) {
+        const char *text = assay_distribution_name((assay_distribution)i);
+        assay_nearest_offer(&nearest, text);
+        used += (size_t)snprintf(known + used, sizeof known - used, "%s%s", i > 0 ? ", " : "", text);
+    }
+    assay_nearest_text(&nearest, hint, sizeof hint);
+    return assay_yaml_refuse(y, node, "unknown distribution %s%s (there are %s)", name, hint, known);
+}
+
+static assay_status read_values(const assay_yaml *y, const yaml_node_t *node, assay_case_input *input) {
+    if (node->type != YAML_SEQUENCE_NODE || node->data.sequence.items.top == node->data.sequence.items.start) {
+        return assay_yaml_refuse_value(y, node, "values", "a list of at least one number");
+    }
+    int64_t count = node->data.sequence.items.top - node->data.sequence.items.start;
+    assay_status status = assay_alloc_f64(y->ctx, "values", count, &input->values);
+    input->fill.value_count = count;
+    for (int64_t i = 0; i < count && status == ASSAY_OK; i++) {
+        const yaml_node_t *item = yaml_document_get_node(y->document, node->data.sequence.items.start[i]);
+        status = assay_yaml_real(y, item, "values", &input->values[i]);
+    }
+    return status;
+}
+
+static assay_status read_fill_key(const assay_yaml *y, const char *key, const yaml_node_t *key_node,
+                                  const yaml_node_t *value, assay_case_input *input, given *has) {
+    assay_fill *fill = &input->fill;
+    if (strcmp(key, "distribution") == 0) {
+        has->distribution = true;
+        return read_distribution(y, value, &fill->distribution);
+    }
+    if (strcmp(key, "values") == 0) {
+        has->values = true;
+        return read_values(y, value, input);
+    }
+    if (strcmp(key, "tail_nan_rows") == 0) {
+        return assay_yaml_whole(y, value, key, 0, INT32_MAX, &input->tail_nan_rows);
+    }
+    has->low |= strcmp(key, "low") == 0;
+    has->high |= strcmp(key, "high") == 0;
+    if (strcmp(key, "scale") == 0) return assay_yaml_real(y, value, key, &fill->scale);
+    if (strcmp(key, "mean") == 0) return assay_yaml_real(y, value, key, &fill->mean);
+    if (strcmp(key, "low") == 0) return assay_yaml_real(y, value, key, &fill->low);
+    if (strcmp(key, "high") == 0) return assay_yaml_real(y, value, key, &fill->high);
+    return assay_yaml_refuse(y, key_node,
+                             "unknown key %.40s in inputs of %s, expected distribution, scale, mean, low, high, "
+                             "values or tail_nan_rows",
+                             key, input->path);
+}
+
+/* Keys that would be passed over in silence are refused. */
+static assay_status check_fill(const assay_yaml *y, const yaml_node_t *at, const assay_case_input *input,
+                               const given *has) {
+    const assay_fill *fill = &input->fill;
+    const char *name = assay_distribution_name(fill->distribution);
+    if (has->values != (fill->distribution == ASSAY_VALUES)) {
+        return assay_yaml_refuse(y, at, "%s: %s", input->path,
+                                 has->values ? "values are for the distribution values" : "values is missing");
+    }
+    if ((has->low || has->high) && !assay_distribution_has_range(fill->distribution)) {
+        return assay_yaml_refuse(y, at, "%s: the distribution %s has no low and high", input->path, name);
+    }
+    if (!has->high && (fill->distribution == ASSAY_EXPERTS || fill->distribution == ASSAY_GROUP_SIZES)) {
+        return assay_yaml_refuse(y, at, "%s: the distribution %s needs high", input->path, name);
+    }
+    if (!assay_distribution_has_range(fill->distribution)) return ASSAY_OK;
+    if (!(fill->low <= fill->high)) {
+        return assay_yaml_refuse(y, at, "%s: expected low <= high, found low %g, high %g", input->path, fill->low,
+                                 fill->high);
+    }
+    if (fill->distribution != ASSAY_UNIFORM && (fill->low != rint(fill->low) || fill->high != rint(fill->high))) {
+        return assay_yaml_refuse(y, at, "%s: %s expects whole numbers for low and high, found %g and %g", input->path,
+                                 name, fill->low, fill->high);
+    }
+    return ASSAY_OK;
+}
+
+static bool is_tensor_path(const char *path) {
+    for (const char *p = path; *p != '\0'; p++) {
+        if (!isalnum((unsigned char)*p) && strchr("_/.-", *p) == NULL) return false;
+    }
+    return path[0] != '\0' && path[0] != '/' && path[strlen(path) - 1] != '/';
+}
+
+static assay_status read_fill(const assay_yaml *y, const yaml_node_t *node, assay_case_input *input) {
+    given has = {0};
+    int pairs = 0;
+    assay_status status = assay_yaml_mapping(y, node, input->path, &pairs);
+    for (int i = 0; i < pairs && status == ASSAY_OK; i++) {
+        const char *key;
+        const yaml_node_t *key_node, *value;
+        status = assay_yaml_pair(y, node, input->path, i, &key, &key_node, &value);
+        if (status == ASSAY_OK) status = read_fill_key(y, key, key_node, value, input, &has);
+    }
+    RETURN_IF(status != ASSAY_OK, status);
+    if (has.values && !has.distribution) input->fill.distribution = ASSAY_VALUES;
+    input->fill.values = input->values;
+    return check_fill(y, node, input, &has);
+}
+
+/* The place for `path`: where it was before, or a new one at the end. */
+static assay_status place_input(assay_context *ctx, assay_case *c, const char *path, assay_case_input **place) {
+    for (int i = 0; i < c->input_count; i++) {
+        *place = &c->inputs[i];
+        if (strcmp(c->inputs[i].path, path) == 0) return ASSAY_OK;
+    }
+    assay_case_input *inputs = realloc(c->inputs, ((size_t)c->input_count + 1) * sizeof *inputs);
+    if (inputs == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for %d inputs", c->input_count + 1);
+    c->inputs = inputs;
+    *place = &inputs[c->input_count++];
+    **place = (assay_case_input){0};
+    return ASSAY_OK;
+}
+
+assay_status assay_case_read_input(const assay_yaml *y, assay_case *c, const char *path, const yaml_node_t *key_node,
+                                   const yaml_node_t *value) {
+    assay_case_input input = {.fill = {.distribution = ASSAY_NORMAL, .scale = 1, .high = 1}};
+    assay_case_input *place = NULL;
+    assay_status status = ASSAY_OK;
+    if (strlen(path) >= sizeof input.path || !is_tensor_path(path)) {
+        return assay_yaml_refuse(y, key_node, "expected a tensor such as x or weights/wi_0 in inputs, found %.60s",
+                                 path);
+    }
+    memcpy(input.path, path, strlen(path) + 1);
+    if (y->located) input.line = (int)key_node->start_mark.line + 1;
+    TRY(read_fill(y, value, &input));
+    TRY(place_input(y->ctx, c, path, &place));
+    free(place->values);
+    *place = input;
+    input.values = NULL;
+cleanup:
+    free(input.values);
+    return status;
+}
+
+assay_status assay_case_read_inputs(const assay_yaml *y, assay_case *c, const yaml_node_t *node) {
+    int pairs = 0;
+    assay_status status = assay_yaml_mapping(y, node, "inputs", &pairs);
+    for (int i = 0; i < pairs && status == ASSAY_OK; i++) {
+        const char *path;
+        const yaml_node_t *key_node, *value;
+        status = assay_yaml_pair(y, node, "inputs", i, &path, &key_node, &value);
+        if (status == ASSAY_OK) status = assay_case_read_input(y, c, path, key_node, value);
+    }
+    return status;
+}

@@ -1,0 +1,57 @@
+/* What the sources of cases/ share with each other and with nobody else. */
+#ifndef ASSAY_CASES_CASE_INTERNAL_H
+#define ASSAY_CASES_CASE_INTERNAL_H
+
+#include "cases/nearest.h"
+#include "cases/yaml_reader.h"
+
+/* A YAML file that was compiled into the program. */
+typedef struct assay_embedded_file {
+    const char *name; /* "moe" of catalogue/moe.yml */
+    const unsigned char *text;
+    size_t size;
+} assay_embedded_file;
+
+extern const assay_embedded_file assay_embedded_models[], assay_embedded_catalogue[];
+extern const int assay_embedded_model_count, assay_embedded_catalogue_count;
+
+typedef struct assay_case_list {
+    assay_case *cases;
+    int count;
+} assay_case_list;
+
+/* Lists of texts. */
+assay_status assay_text_list_append(assay_context *ctx, assay_text_list *list, const char *text, size_t length);
+void assay_text_list_free(assay_text_list *list);
+
+/* A case with every default in place. */
+assay_status assay_case_init(assay_context *ctx, assay_case *c);
+
+/* Reads the value of one key of a case other than op, model, config and inputs: "batch", "mesh.expert". *known says
+ * whether there is such a key; when not, nothing else is done. */
+assay_status assay_case_read_field(const assay_yaml *y, assay_case *c, const char *key, const yaml_node_t *value,
+                                   bool *known);
+void assay_case_offer_fields(assay_nearest *nearest); /* their names */
+
+/* model: a name, a path or a mapping. */
+assay_status assay_case_read_model(const assay_yaml *y, assay_case *c, const yaml_node_t *node);
+/* config: unknown keys are refused. */
+assay_status assay_case_read_config(const assay_yaml *y, assay_case *c, const yaml_node_t *node);
+assay_status assay_model_read_key(const assay_yaml *y, assay_model_config *config, const assay_model_key *key,
+                                  const yaml_node_t *value);
+void assay_model_offer_keys(assay_nearest *nearest);
+
+/* inputs: all of them, or one (which replaces what was there for that path). */
+assay_status assay_case_read_inputs(const assay_yaml *y, assay_case *c, const yaml_node_t *node);
+assay_status assay_case_read_input(const assay_yaml *y, assay_case *c, const char *path, const yaml_node_t *key_node,
+                                   const yaml_node_t *value);
+/* Whether low and high, or values, mean anything to a distribution. */
+bool assay_distribution_has_range(assay_distribution d);
+
+/* Where ".yml" or ".yaml" begins at the end of a path; NULL when it ends otherwise. */
+const char *assay_yaml_extension(const char *path);
+
+/* A whole file. ASSAY_IO when it cannot be read; *text is allocated. */
+assay_status assay_read_text_file(assay_context *ctx, const char *path, char **text, size_t *size);
+
+#endif

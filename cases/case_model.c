@@ -1,0 +1,217 @@
+/* Configurations: MaxText's model files, by name or by path, mappings written in place, and overrides. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cases/case_internal.h"
+
+static assay_status refuse_choice(const assay_yaml *y, const yaml_node_t *at, const char *what,
+                                  const char *const *choices) {
+    char wanted[256] = "";
+    size_t used = 0;
+    for (int i = 0; choices[i] != NULL; i++) {
+        const char *before = i == 0 ? "one of " : ", ";
+        const char *choice = choices[i][0] == '\0' ? "\"\"" : choices[i];
+        used += (size_t)snprintf(wanted + used, sizeof wanted - used, "%s%s", before, choice);
+    }
+    return assay_yaml_refuse_value(y, at, what, wanted);
+}
+
+static assay_status read_text(const assay_yaml *y, const assay_model_key *key, const yaml_node_t *node,
+                              assay_text *value) {
+    assay_text read;
+    assay_status status = assay_yaml_text(y, node, key->name, read.text, sizeof read.text);
+    RETURN_IF(status != ASSAY_OK, status);
+    const char *const *choices = assay_model_key_choices(key);
+    bool allowed = choices == NULL;
+    for (int i = 0; !allowed && choices[i] != NULL; i++)
+        allowed = strcmp(choices[i], read.text) == 0;
+    if (!allowed) return refuse_choice(y, node, key->name, choices);
+    *value = read;
+    return ASSAY_OK;
+}
+
+/* One text or two; the second is linear when not given. */
+static assay_status read_pair(const assay_yaml *y, const assay_model_key *key, const yaml_node_t *node,
+                              assay_text_pair *value) {
+    assay_text_list list = {0};
+    assay_status status = assay_yaml_list(y, node, key->name, &list);
+    RETURN_IF(status != ASSAY_OK, status);
+    if (list.count < 1 || list.count > 2) {
+        status = assay_yaml_refuse(y, node, "%s: expected one or two texts, found %d", key->name, list.count);
+    }
+    assay_text_pair read = {{"", "linear"}};
+    for (int i = 0; i < list.count && status == ASSAY_OK; i++) {
+        if (strlen(list.items[i]) < ASSAY_TEXT_SIZE) {
+            snprintf(read.item[i], ASSAY_TEXT_SIZE, "%s", list.items[i]);
+        } else {
+            status =
+                assay_yaml_refuse(y, node, "%s: expected at most %d bytes in a text", key->name, ASSAY_TEXT_SIZE - 1);
+        }
+    }
+    if (status == ASSAY_OK) *value = read;
+    assay_text_list_free(&list);
+    return status;
+}
+
+assay_status assay_model_read_key(const assay_yaml *y, assay_model_config *config, const assay_model_key *key,
+                                  const yaml_node_t *value) {
+    void *field = (char *)config + key->offset;
+    switch (key->type) {
+    case ASSAY_KEY_I:
+        return assay_yaml_whole(y, value, key->name, key->least, INT32_MAX, field);
+    case ASSAY_KEY_D:
+        return assay_yaml_real(y, value, key->name, field);
+    case ASSAY_KEY_B:
+        return assay_yaml_bool(y, value, key->name, field);
+    case ASSAY_KEY_S:
+        return read_text(y, key, value, field);
+    case ASSAY_KEY_A:
+        return read_pair(y, key, value, field);
+    }
+    return assay_fail(y->ctx, ASSAY_INTERNAL, "%s: a key of no known type", key->name);
+}
+
+void assay_model_offer_keys(assay_nearest *nearest) {
+    for (int i = 0; i < assay_model_key_count; i++)
+        assay_nearest_offer(nearest, assay_model_keys[i].name);
+}
+
+static assay_status refuse_config_key(const assay_yaml *y, const char *key, const yaml_node_t *key_node) {
+    char hint[ASSAY_MESSAGE_SIZE / 2];
+    assay_nearest nearest = {.word = key, .most = 1};
+    assay_case_offer_fields(&nearest);
+    if (nearest.count > 0 && strcmp(nearest.names[0], key) == 0) {
+        return assay_yaml_refuse(y, key_node, "unknown key %s in config: it belongs to the case itself", key);
+    }
+    nearest.count = 0;
+    assay_model_offer_keys(&nearest);
+    assay_nearest_text(&nearest, hint, sizeof hint);
+    return assay_yaml_refuse(y, key_node, "unknown key %.100s in config%s", key, hint);
+}
+
+assay_status assay_case_read_config(const assay_yaml *y, assay_case *c, const yaml_node_t *node) {
+    int pairs = 0;
+    assay_status status = assay_yaml_mapping(y, node, "config", &pairs);
+    for (int i = 0; i < pairs && status == ASSAY_OK; i++) {
+        const char *name;
+        const yaml_node_t *key_node, *value;
+        status = assay_yaml_pair(y, node, "config", i, &name, &key_node, &value);
+        RETURN_IF(status != ASSAY_OK, status);
+        const assay_model_key *key = assay_model_key_by_name(name);
+        if (key == NULL) return refuse_config_key(y, name, key_node);
+        status = assay_model_read_key(y, &c->config, key, value);
+    }
+    return status;
+}
+
+/* MaxText's model files hold much that no operation here looks at, so unknown keys are passed over. One without any
+ * known key is something else. */
+static assay_status read_mapping(const assay_yaml *y, const yaml_node_t *node, assay_model_config *config) {
+    int pairs = 0, known = 0;
+    assay_status status = assay_yaml_mapping(y, node, "model", &pairs);
+    for (int i = 0; i < pairs && status == ASSAY_OK; i++) {
+        const char *name;
+        const yaml_node_t *key_node, *value;
+        status = assay_yaml_pair(y, node, "model", i, &name, &key_node, &value);
+        RETURN_IF(status != ASSAY_OK, status);
+        const assay_model_key *key = assay_model_key_by_name(name);
+        if (key == NULL) continue;
+        known++;
+        status = assay_model_read_key(y, config, key, value);
+    }
+    if (status == ASSAY_OK && known == 0) {
+        return assay_yaml_refuse(y, node,
+                                 "model: expected MaxText's model keys (base_emb_dim, ...), found none of them");
+    }
+    return status;
+}
+
+typedef struct model_file {
+    assay_model_config config;
+    int documents;
+} model_file;
+
+static assay_status visit_model(const assay_yaml *y, const yaml_node_t *root, void *arg) {
+    model_file *file = arg;
+    if (file->documents++ > 0) return assay_yaml_refuse(y, root, "expected one model, found a second document");
+    return read_mapping(y, root, &file->config);
+}
+
+/* MaxText's files do not say their own name, which decides the routing family: it is the file's. */
+static void name_after_file(assay_model_config *config, const char *path) {
+    if (config->model_name.text[0] != '\0') return;
+    const char *slash = strrchr(path, '/');
+    const char *name = slash != NULL ? slash + 1 : path;
+    const char *extension = assay_yaml_extension(name);
+    size_t length = extension != NULL ? (size_t)(extension - name) : strlen(name);
+    snprintf(config->model_name.text, sizeof config->model_name.text, "%.*s", (int)length, name);
+}
+
+static assay_status read_model_text(assay_context *ctx, const char *origin, const char *text, size_t size,
+                                    const char *name, assay_model_config *config) {
+    model_file file = {.config = assay_model_defaults};
+    assay_status status = assay_yaml_documents(ctx, origin, true, text, size, visit_model, &file);
+    RETURN_IF(status != ASSAY_OK, status);
+    if (file.documents == 0) return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: expected a model, found nothing", origin);
+    name_after_file(&file.config, name);
+    *config = file.config;
+    return ASSAY_OK;
+}
+
+/* A path is relative to the folder of the file that names it. */
+static assay_status read_model_path(const assay_yaml *y, const yaml_node_t *node, const char *name,
+                                    assay_model_config *config) {
+    char path[4096], *text = NULL;
+    size_t size = 0;
+    const char *slash = name[0] == '/' ? NULL : strrchr(y->origin, '/');
+    int folder = slash != NULL ? (int)(slash - y->origin) + 1 : 0;
+    int length = snprintf(path, sizeof path, "%.*s%s", folder, y->origin, name);
+    if (length < 0 || (size_t)length >= sizeof path) return assay_yaml_refuse(y, node, "model: the path is too long");
+    assay_status status = assay_read_text_file(y->ctx, path, &text, &size);
+    if (status == ASSAY_IO) {
+        char why[ASSAY_MESSAGE_SIZE];
+        memcpy(why, y->ctx->message, sizeof why);
+        return assay_yaml_refuse(y, node, "model: %s", why);
+    }
+    if (status == ASSAY_OK) status = read_model_text(y->ctx, path, text, size, name, config);
+    free(text);
+    return status;
+}
+
+static assay_status read_model_name(const assay_yaml *y, const yaml_node_t *node, assay_model_config *config) {
+    char name[ASSAY_MESSAGE_SIZE], hint[ASSAY_MESSAGE_SIZE / 2];
+    assay_status status = assay_yaml_text(y, node, "model", name, sizeof name);
+    RETURN_IF(status != ASSAY_OK, status);
+    assay_nearest nearest = {.word = name, .most = 2};
+    for (int i = 0; i < assay_embedded_model_count; i++) {
+        const assay_embedded_file *file = &assay_embedded_models[i];
+        assay_nearest_offer(&nearest, file->name);
+        if (strcmp(name, file->name) != 0) continue;
+        char origin[ASSAY_PATH_SIZE];
+        snprintf(origin, sizeof origin, "models/%s.yml", file->name);
+        return read_model_text(y->ctx, origin, (const char *)file->text, file->size, name, config);
+    }
+    if (strchr(name, '/') != NULL || assay_yaml_extension(name) != NULL) return read_model_path(y, node, name, config);
+    assay_nearest_text(&nearest, hint, sizeof hint);
+    return assay_yaml_refuse(y, node, "model: no model is called %.100s%s (or give a path to a .yml file)", name, hint);
+}
+
+assay_status assay_case_read_model(const assay_yaml *y, assay_case *c, const yaml_node_t *node) {
+    assay_model_config config = assay_model_defaults;
+    assay_status status = ASSAY_OK;
+    switch (node->type) {
+    case YAML_SCALAR_NODE:
+        status = read_model_name(y, node, &config);
+        break;
+    case YAML_MAPPING_NODE:
+        status = read_mapping(y, node, &config);
+        break;
+    default:
+        status = assay_yaml_refuse_value(y, node, "model", "a name, a path or a mapping");
+    }
+    RETURN_IF(status != ASSAY_OK, status);
+    c->config = config;
+    memcpy(c->model, config.model_name.text, sizeof c->model);
+    return ASSAY_OK;
+}

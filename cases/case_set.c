@@ -1,0 +1,53 @@
+/* --set key=value: the value in YAML, read as a case file's would be. */
+#include <stdio.h>
+#include <string.h>
+
+#include "cases/case_internal.h"
+
+typedef struct assignment {
+    assay_case *c;
+    const char *key;
+    bool done;
+} assignment;
+
+static assay_status assign(const assay_yaml *y, const yaml_node_t *value, void *arg) {
+    static const char INPUTS[] = "inputs.";
+    assignment *a = arg;
+    char hint[ASSAY_MESSAGE_SIZE / 2];
+    bool known = false;
+    a->done = true;
+    const assay_model_key *key = assay_model_key_by_name(a->key);
+    if (key != NULL) return assay_model_read_key(y, &a->c->config, key, value);
+    if (strncmp(a->key, INPUTS, strlen(INPUTS)) == 0) {
+        return assay_case_read_input(y, a->c, a->key + strlen(INPUTS), value, value);
+    }
+    assay_status status = assay_case_read_field(y, a->c, a->key, value, &known);
+    if (known) return status;
+    assay_nearest nearest = {.word = a->key, .most = 1};
+    assay_case_offer_fields(&nearest);
+    assay_model_offer_keys(&nearest);
+    assay_nearest_text(&nearest, hint, sizeof hint);
+    return assay_yaml_refuse(y, value, "unknown key%s", hint);
+}
+
+assay_status assay_case_set(assay_context *ctx, assay_case *c, const char *text) {
+    if (strpbrk(text, "\r\n") != NULL) { /* so that there is one document at most */
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "--set: expected key=value on one line");
+    }
+    char origin[320], key[ASSAY_PATH_SIZE + ASSAY_TEXT_SIZE];
+    snprintf(origin, sizeof origin, "--set %.300s", text);
+    size_t length = strcspn(text, "=");
+    if (text[length] == '\0' || length == 0 || length >= sizeof key) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: expected key=value", origin);
+    }
+    memcpy(key, text, length);
+    key[length] = '\0';
+    const char *value = text + length + 1;
+    if (value[0] == '\0') value = "\"\"";
+    assignment a = {.c = c, .key = key};
+    assay_status status = assay_yaml_documents(ctx, origin, false, value, strlen(value), assign, &a);
+    if (status == ASSAY_OK && !a.done) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: expected a value after =, found none", origin);
+    }
+    return status;
+}

@@ -1,0 +1,98 @@
+/* A case as YAML that stands by itself: every key is there, the model in place. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cases/case_internal.h"
+#include "cases/yaml_text.h"
+
+static void write_text(FILE *out, const char *before, const char *text) {
+    char quoted[4 * ASSAY_MESSAGE_SIZE + 3];
+    assay_yaml_quoted_text(text, quoted, sizeof quoted);
+    fprintf(out, "%s%s", before, quoted);
+}
+
+static void write_number(FILE *out, const char *before, double x) {
+    char text[48];
+    assay_yaml_number_text(x, text, sizeof text);
+    fprintf(out, "%s%s", before, text);
+}
+
+static void write_list(FILE *out, const char *key, const assay_text_list *list) {
+    fprintf(out, "%s: [", key);
+    for (int i = 0; i < list->count; i++)
+        write_text(out, i > 0 ? ", " : "", list->items[i]);
+    fprintf(out, "]\n");
+}
+
+/* The model under the name it came with, and under config a name that was given over it. */
+static void write_config(FILE *out, const assay_case *c) {
+    char value[ASSAY_KEY_VALUE_SIZE];
+    fprintf(out, "model:\n");
+    for (int i = 0; i < assay_model_key_count; i++) {
+        const assay_model_key *key = &assay_model_keys[i];
+        if (strcmp(key->name, "model_name") == 0) {
+            write_text(out, "  model_name: ", c->model);
+            fprintf(out, "\n");
+            continue;
+        }
+        assay_model_key_text(key, &c->config, value, sizeof value);
+        fprintf(out, "  %s: %s\n", key->name, value);
+    }
+    if (strcmp(c->model, c->config.model_name.text) == 0) return;
+    write_text(out, "config: {model_name: ", c->config.model_name.text);
+    fprintf(out, "}\n");
+}
+
+static void write_input(FILE *out, const assay_case_input *input) {
+    const assay_fill *fill = &input->fill;
+    write_text(out, "  ", input->path);
+    fprintf(out, ": {distribution: %s", assay_distribution_name(fill->distribution));
+    write_number(out, ", scale: ", fill->scale);
+    write_number(out, ", mean: ", fill->mean);
+    if (assay_distribution_has_range(fill->distribution)) {
+        write_number(out, ", low: ", fill->low);
+        write_number(out, ", high: ", fill->high);
+    }
+    for (int64_t i = 0; i < fill->value_count; i++)
+        write_number(out, i == 0 ? ", values: [" : ", ", fill->values[i]);
+    fprintf(out, "%s, tail_nan_rows: %" PRId64 "}\n", fill->value_count > 0 ? "]" : "", input->tail_nan_rows);
+}
+
+static void write_case(FILE *out, const assay_case *c) {
+    write_text(out, "case: ", c->name);
+    write_text(out, "\ndescription: ", c->description);
+    fprintf(out, "\n");
+    write_list(out, "tags", &c->tags);
+    write_text(out, "op: ", c->op);
+    fprintf(out, "\n");
+    write_config(out, c);
+    fprintf(out, "batch: %" PRId64 "\nsequence: %" PRId64 "\n", c->batch, c->sequence);
+    fprintf(out, "mesh: {data: %" PRId64 ", fsdp: %" PRId64 ", expert: %" PRId64 "}\n", c->mesh_data, c->mesh_fsdp,
+            c->mesh_expert);
+    fprintf(out, "seed: %" PRIu64 "\ndtype: %s\n", c->seed, assay_dtype_name(c->dtype));
+    fprintf(out, c->input_count > 0 ? "inputs:\n" : "inputs: {}\n");
+    for (int i = 0; i < c->input_count; i++)
+        write_input(out, &c->inputs[i]);
+    fprintf(out, "positions: {start: %" PRId64 ", step: %" PRId64 "}\n", c->position_start, c->position_step);
+    write_list(out, "gradients", &c->gradients);
+    write_list(out, "checkpoints", &c->checkpoints);
+    write_list(out, "profiles", &c->profiles);
+}
+
+assay_status assay_case_to_yaml(assay_context *ctx, const assay_case *c, char **text) {
+    char *memory = NULL;
+    size_t size = 0;
+    *text = NULL;
+    FILE *out = open_memstream(&memory, &size);
+    if (out == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "%s: no memory to write it as YAML", c->name);
+    write_case(out, c);
+    bool failed = ferror(out) != 0;
+    if (fclose(out) != 0 || failed) {
+        free(memory);
+        return assay_fail(ctx, ASSAY_NO_MEMORY, "%s: no memory to write it as YAML", c->name);
+    }
+    *text = memory;
+    return ASSAY_OK;
+}

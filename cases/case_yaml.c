@@ -1,0 +1,210 @@
+/* The reader of case files (INTERFACE.md, "Case file"), and of --set. */
+#include <ctype.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cases/case_internal.h"
+
+enum { MOST_SHARDS = 1 << 20 };
+
+/* Keys of whole numbers and of lists. Those of mesh and positions have the mapping before the dot. */
+static const struct {
+    const char *key;
+    size_t offset;
+    int64_t least, most;
+} NUMBERS[] = {
+    {"batch", offsetof(assay_case, batch), 1, INT32_MAX},
+    {"sequence", offsetof(assay_case, sequence), 1, INT32_MAX},
+    {"mesh.data", offsetof(assay_case, mesh_data), 1, MOST_SHARDS},
+    {"mesh.fsdp", offsetof(assay_case, mesh_fsdp), 1, MOST_SHARDS},
+    {"mesh.expert", offsetof(assay_case, mesh_expert), 1, MOST_SHARDS},
+    {"positions.start", offsetof(assay_case, position_start), 0, INT32_MAX},
+    {"positions.step", offsetof(assay_case, position_step), 0, INT32_MAX},
+};
+enum { NUMBER_COUNT = sizeof NUMBERS / sizeof *NUMBERS };
+
+static const struct {
+    const char *key;
+    size_t offset;
+} LISTS[] = {
+    {"tags", offsetof(assay_case, tags)},
+    {"gradients", offsetof(assay_case, gradients)},
+    {"checkpoints", offsetof(assay_case, checkpoints)},
+    {"profiles", offsetof(assay_case, profiles)},
+};
+enum { LIST_COUNT = sizeof LISTS / sizeof *LISTS };
+
+/* A fixture is stored under the case's name, so it must be a path that stays below a folder, and no glob. */
+static bool is_case_name(const char *name) {
+    for (const char *p = name; *p != '\0'; p++) {
+        if (!isalnum((unsigned char)*p) && strchr("_/.-+", *p) == NULL) return false;
+        bool starts_part = p == name || p[-1] == '/';
+        if (starts_part && !isalnum((unsigned char)*p)) return false;
+    }
+    return name[0] != '\0' && name[strlen(name) - 1] != '/';
+}
+
+static assay_status read_name(const assay_yaml *y, const yaml_node_t *node, assay_case *c) {
+    char name[ASSAY_PATH_SIZE];
+    assay_status status = assay_yaml_text(y, node, "case", name, sizeof name);
+    RETURN_IF(status != ASSAY_OK, status);
+    if (!is_case_name(name)) {
+        return assay_yaml_refuse_value(
+            y, node, "case",
+            "a name such as moe/my-case: letters, digits, _ . - +, parts that begin with one of the first two");
+    }
+    memcpy(c->name, name, sizeof name);
+    return ASSAY_OK;
+}
+
+static assay_status read_dtype(const assay_yaml *y, const yaml_node_t *node, assay_case *c) {
+    char name[ASSAY_TEXT_SIZE];
+    assay_dtype type;
+    assay_status status = assay_yaml_text(y, node, "dtype", name, sizeof name);
+    RETURN_IF(status != ASSAY_OK, status);
+    if (assay_dtype_from_name(name, &type) && type != ASSAY_INT32) {
+        c->dtype = type;
+        return ASSAY_OK;
+    }
+    char wanted[256] = "";
+    size_t used = 0;
+    for (int i = 0; i < ASSAY_DTYPE_COUNT; i++) {
+        if (i == ASSAY_INT32) continue;
+        const char *comma = used > 0 ? ", " : "one of ";
+        used += (size_t)snprintf(wanted + used, sizeof wanted - used, "%s%s", comma, assay_dtype_name((assay_dtype)i));
+    }
+    return assay_yaml_refuse_value(y, node, "dtype", wanted);
+}
+
+assay_status assay_case_read_field(const assay_yaml *y, assay_case *c, const char *key, const yaml_node_t *value,
+                                   bool *known) {
+    *known = true;
+    for (int i = 0; i < NUMBER_COUNT; i++) {
+        if (strcmp(key, NUMBERS[i].key) != 0) continue;
+        int64_t *number = (int64_t *)(void *)((char *)c + NUMBERS[i].offset);
+        return assay_yaml_whole(y, value, key, NUMBERS[i].least, NUMBERS[i].most, number);
+    }
+    for (int i = 0; i < LIST_COUNT; i++) {
+        if (strcmp(key, LISTS[i].key) != 0) continue;
+        return assay_yaml_list(y, value, key, (assay_text_list *)(void *)((char *)c + LISTS[i].offset));
+    }
+    if (strcmp(key, "case") == 0) return read_name(y, value, c);
+    if (strcmp(key, "description") == 0) {
+        return assay_yaml_text(y, value, key, c->description, sizeof c->description);
+    }
+    if (strcmp(key, "seed") == 0) return assay_yaml_seed(y, value, key, &c->seed);
+    if (strcmp(key, "dtype") == 0) return read_dtype(y, value, c);
+    *known = false;
+    return ASSAY_OK;
+}
+
+void assay_case_offer_fields(assay_nearest *nearest) {
+    static const char *const OTHERS[] = {"case", "description", "seed", "dtype"};
+    for (int i = 0; i < NUMBER_COUNT; i++)
+        assay_nearest_offer(nearest, NUMBERS[i].key);
+    for (int i = 0; i < LIST_COUNT; i++)
+        assay_nearest_offer(nearest, LISTS[i].key);
+    for (size_t i = 0; i < sizeof OTHERS / sizeof *OTHERS; i++)
+        assay_nearest_offer(nearest, OTHERS[i]);
+}
+
+/* mesh and positions: mappings of whole numbers. */
+static assay_status read_part(const assay_yaml *y, assay_case *c, const char *part, const yaml_node_t *node) {
+    int pairs = 0;
+    assay_status status = assay_yaml_mapping(y, node, part, &pairs);
+    for (int i = 0; i < pairs && status == ASSAY_OK; i++) {
+        const char *key;
+        const yaml_node_t *key_node, *value;
+        char full[ASSAY_TEXT_SIZE];
+        bool known = false;
+        status = assay_yaml_pair(y, node, part, i, &key, &key_node, &value);
+        RETURN_IF(status != ASSAY_OK, status);
+        snprintf(full, sizeof full, "%s.%.40s", part, key);
+        status = assay_case_read_field(y, c, full, value, &known);
+        if (!known) {
+            const char *wanted = strcmp(part, "mesh") == 0 ? "data, fsdp or expert" : "start or step";
+            return assay_yaml_refuse(y, key_node, "unknown key %.40s in %s, expected %s", key, part, wanted);
+        }
+    }
+    return status;
+}
+
+static assay_status refuse_key(const assay_yaml *y, const char *key, const yaml_node_t *key_node) {
+    static const char *const OTHERS[] = {"op", "model", "config", "inputs", "mesh", "positions"};
+    char hint[ASSAY_MESSAGE_SIZE / 2];
+    if (assay_model_key_by_name(key) != NULL) {
+        return assay_yaml_refuse(y, key_node, "unknown key %s: keys of the model belong under config", key);
+    }
+    assay_nearest nearest = {.word = key, .most = 1};
+    for (size_t i = 0; i < sizeof OTHERS / sizeof *OTHERS; i++)
+        assay_nearest_offer(&nearest, OTHERS[i]);
+    assay_case_offer_fields(&nearest);
+    assay_nearest_text(&nearest, hint, sizeof hint);
+    return assay_yaml_refuse(y, key_node, "unknown key %.100s in a case%s", key, hint);
+}
+
+static assay_status read_key(const assay_yaml *y, assay_case *c, const char *key, const yaml_node_t *key_node,
+                             const yaml_node_t *value) {
+    bool known = false;
+    if (strcmp(key, "op") == 0) return assay_yaml_text(y, value, key, c->op, sizeof c->op);
+    if (strcmp(key, "model") == 0) return assay_case_read_model(y, c, value);
+    if (strcmp(key, "inputs") == 0) return assay_case_read_inputs(y, c, value);
+    if (strcmp(key, "mesh") == 0 || strcmp(key, "positions") == 0) return read_part(y, c, key, value);
+    if (strchr(key, '.') != NULL) return refuse_key(y, key, key_node); /* mesh.expert is for --set */
+    assay_status status = assay_case_read_field(y, c, key, value, &known);
+    return known ? status : refuse_key(y, key, key_node);
+}
+
+static assay_status read_case(const assay_yaml *y, const yaml_node_t *root, assay_case *c) {
+    const yaml_node_t *config = NULL;
+    int pairs = 0;
+    if (root->type != YAML_MAPPING_NODE) return assay_yaml_refuse_value(y, root, "", "a case (case: NAME, op: ...)");
+    assay_status status = assay_yaml_mapping(y, root, "a case", &pairs);
+    for (int i = 0; i < pairs && status == ASSAY_OK; i++) {
+        const char *key;
+        const yaml_node_t *key_node, *value;
+        status = assay_yaml_pair(y, root, "a case", i, &key, &key_node, &value);
+        RETURN_IF(status != ASSAY_OK, status);
+        if (strcmp(key, "config") == 0) {
+            config = value; /* goes over the model, wherever it stands */
+        } else {
+            status = read_key(y, c, key, key_node, value);
+        }
+    }
+    if (status == ASSAY_OK && config != NULL) status = assay_case_read_config(y, c, config);
+    RETURN_IF(status != ASSAY_OK, status);
+    if (c->name[0] == '\0') return assay_yaml_refuse(y, root, "the case has no name: expected the key case");
+    if (c->op[0] == '\0') return assay_yaml_refuse(y, root, "%s has no operation: expected the key op", c->name);
+    return ASSAY_OK;
+}
+
+static assay_status append_case(const assay_yaml *y, const yaml_node_t *root, void *arg) {
+    assay_case_list *list = arg;
+    assay_case *cases = realloc(list->cases, ((size_t)list->count + 1) * sizeof *cases);
+    if (cases == NULL) return assay_fail(y->ctx, ASSAY_NO_MEMORY, "%s: no memory for its cases", y->origin);
+    list->cases = cases;
+    assay_status status = assay_case_init(y->ctx, &cases[list->count]);
+    RETURN_IF(status != ASSAY_OK, status);
+    list->count++;
+    return read_case(y, root, &cases[list->count - 1]);
+}
+
+assay_status assay_cases_parse(assay_context *ctx, const char *origin, const char *text, size_t size,
+                               assay_case **cases, int *count) {
+    assay_case_list list = {0};
+    *cases = NULL;
+    *count = 0;
+    assay_status status = assay_yaml_documents(ctx, origin, true, text, size, append_case, &list);
+    if (status == ASSAY_OK && list.count == 0) {
+        status =
+            assay_fail(ctx, ASSAY_BAD_INPUT, "%s:1:1: expected a case (case: NAME, op: ...), found nothing", origin);
+    }
+    if (status != ASSAY_OK) {
+        assay_cases_free(list.cases, list.count);
+        return status;
+    }
+    *cases = list.cases;
+    *count = list.count;
+    return ASSAY_OK;
+}

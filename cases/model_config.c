@@ -1,0 +1,87 @@
+#include "cases/model_config.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "cases/yaml_text.h"
+
+#define DEFAULT_I(value) value
+#define DEFAULT_D(value) value
+#define DEFAULT_B(value) value
+#define DEFAULT_S(value)                                                                                               \
+    { value }
+#define DEFAULT_A(value)                                                                                               \
+    {                                                                                                                  \
+        { value, "linear" }                                                                                            \
+    }
+const assay_model_config assay_model_defaults = {
+#define X(type, key, value) .key = DEFAULT_##type(value),
+    ASSAY_MODEL_KEY_TABLE(X)
+#undef X
+};
+
+/* A key that is on by default has no off. */
+#define LEAST_I(value) ((value) < 0 ? -1 : (value) > 0)
+#define LEAST_D(value) 0
+#define LEAST_B(value) 0
+#define LEAST_S(value) 0
+#define LEAST_A(value) 0
+
+const assay_model_key assay_model_keys[] = {
+#define X(type, key, value) {#key, ASSAY_KEY_##type, offsetof(assay_model_config, key), LEAST_##type(value)},
+    ASSAY_MODEL_KEY_TABLE(X)
+#undef X
+};
+const int assay_model_key_count = sizeof assay_model_keys / sizeof *assay_model_keys;
+
+const assay_model_key *assay_model_key_by_name(const char *name) {
+    for (int i = 0; i < assay_model_key_count; i++) {
+        if (strcmp(name, assay_model_keys[i].name) == 0) return &assay_model_keys[i];
+    }
+    return NULL;
+}
+
+const char *const *assay_model_key_choices(const assay_model_key *key) {
+    static const char *const SCORE_FUNCS[] = {"", "sigmoid", "softmax", "sqrtsoftplus", NULL};
+    static const char *const GROUP_SCORES[] = {"", "top2_sum", "max", NULL};
+    static const char *const POLICIES[] = {"remat", "device", "offload", NULL};
+    static const char *const POLICIES_OR_NONE[] = {"", "remat", "device", "offload", NULL};
+    static const char *const checkpoints[] = {
+#define X(type, name, value) #name,
+        ASSAY_CHECKPOINT_KEY_TABLE(X)
+#undef X
+    };
+    if (strcmp(key->name, "routed_score_func") == 0) return SCORE_FUNCS;
+    if (strcmp(key->name, "group_score") == 0) return GROUP_SCORES;
+    if (strcmp(key->name, "decoder_layer_input") == 0) return POLICIES + 1; /* where recomputation starts from */
+    for (size_t i = 0; i < sizeof checkpoints / sizeof *checkpoints; i++) {
+        if (strcmp(key->name, checkpoints[i]) != 0) continue;
+        return strncmp(key->name, "moe_", 4) == 0 ? POLICIES_OR_NONE : POLICIES;
+    }
+    return NULL;
+}
+
+void assay_model_key_text(const assay_model_key *key, const assay_model_config *config, char *text, size_t size) {
+    const void *value = (const char *)config + key->offset;
+    char first[ASSAY_KEY_VALUE_SIZE], second[ASSAY_KEY_VALUE_SIZE];
+    switch (key->type) {
+    case ASSAY_KEY_I:
+        snprintf(text, size, "%" PRId64, *(const int64_t *)value);
+        break;
+    case ASSAY_KEY_D:
+        assay_yaml_number_text(*(const double *)value, text, size);
+        break;
+    case ASSAY_KEY_B:
+        snprintf(text, size, "%s", *(const bool *)value ? "true" : "false");
+        break;
+    case ASSAY_KEY_S:
+        assay_yaml_quoted_text(((const assay_text *)value)->text, text, size);
+        break;
+    case ASSAY_KEY_A:
+        assay_yaml_quoted_text(((const assay_text_pair *)value)->item[0], first, sizeof first);
+        assay_yaml_quoted_text(((const assay_text_pair *)value)->item[1], second, sizeof second);
+        snprintf(text, size, "[%s, %s]", first, second);
+        break;
+    }
+}

@@ -1,0 +1,10 @@
+/* Whether two cases are the same in everything but where they were read. */
+#ifndef ASSAY_CASES_TESTS_SAME_CASE_H
+#define ASSAY_CASES_TESTS_SAME_CASE_H
+
+#include "cases/case.h"
+
+/* NULL when they are, else what differs first: "config.num_experts", "inputs". */
+const char *assay_case_difference(const assay_case *a, const assay_case *b);
+
+#endif

@@ -1,0 +1,157 @@
+/* --set key=value. */
+#include <stdio.h>
+#include <string.h>
+
+#include "cases/case.h"
+#include "tests/support/assay_test.h"
+
+static assay_case *new_case(assay_context *ctx) {
+    static const char TEXT[] = "case: a\nop: moe\nmodel: deepseek3-tiny\ninputs: {x: {values: [1, 2]}}\n";
+    assay_case *c = NULL;
+    int count = 0;
+    assert_ok(ctx, assay_cases_parse(ctx, "t.yml", TEXT, strlen(TEXT), &c, &count));
+    assert_int_equal(count, 1);
+    return c;
+}
+
+static void sets_what_a_case_has(void **state) {
+    (void)state;
+    static const char *const ASSIGNMENTS[] = {
+        "case=moe/other",
+        "batch=3",
+        "sequence=1_000",
+        "seed=7",
+        "dtype=float16",
+        "gradients=inputs/x, weights/wo",
+        "checkpoints=[mla_q]",
+        "profiles=none",
+        "mesh.data=2",
+        "mesh.fsdp=3",
+        "mesh.expert=4",
+        "positions.start=5",
+        "positions.step=0",
+        "num_experts=32",
+        "routed_scaling_factor=1.0",
+        "norm_topk_prob=yes",
+        "routed_score_func=",
+        "mlp_activations=[gelu, linear]",
+        "mla_q=offload",
+        "inputs.x={distribution: uniform, low: -1}",
+        "inputs.weights/gate/bias={mean: 3}",
+    };
+    assay_context ctx = {.threads = 1};
+    assay_case *c = new_case(&ctx);
+    for (size_t i = 0; i < sizeof ASSIGNMENTS / sizeof *ASSIGNMENTS; i++) {
+        assert_ok(&ctx, assay_case_set(&ctx, c, ASSIGNMENTS[i]));
+    }
+    assert_string_equal(c->name, "moe/other");
+    assert_int_equal(c->batch, 3);
+    assert_int_equal(c->sequence, 1000);
+    assert_int_equal(c->seed, 7);
+    assert_int_equal(c->dtype, ASSAY_FLOAT16);
+    assert_int_equal(c->gradients.count, 2);
+    assert_string_equal(c->gradients.items[1], "weights/wo");
+    assert_string_equal(c->checkpoints.items[0], "mla_q");
+    assert_string_equal(c->profiles.items[0], "none");
+    assert_int_equal(c->mesh_data, 2);
+    assert_int_equal(c->mesh_fsdp, 3);
+    assert_int_equal(c->mesh_expert, 4);
+    assert_int_equal(c->position_start, 5);
+    assert_int_equal(c->position_step, 0);
+    assert_int_equal(c->config.num_experts, 32);
+    assert_true(c->config.routed_scaling_factor == 1);
+    assert_true(c->config.norm_topk_prob);
+    assert_string_equal(c->config.routed_score_func.text, "");
+    assert_string_equal(c->config.mlp_activations.item[0], "gelu");
+    assert_string_equal(c->config.mla_q.text, "offload");
+    assert_int_equal(c->input_count, 2);
+    assert_int_equal(c->inputs[0].fill.distribution, ASSAY_UNIFORM);
+    assert_true(c->inputs[0].fill.low == -1 && c->inputs[0].fill.high == 1);
+    assert_null(c->inputs[0].values);
+    assert_string_equal(c->inputs[1].path, "weights/gate/bias");
+    assert_true(c->inputs[1].fill.mean == 3);
+    assay_cases_free(c, 1);
+}
+
+static void refuses_and_changes_nothing(void **state) {
+    (void)state;
+    static const struct {
+        const char *assignment, *words;
+    } REFUSED[] = {
+        {"num_expert=4", "--set num_expert=4: unknown key, did you mean num_experts?"},
+        {"expert=4", "--set expert=4: unknown key, did you mean mesh.expert?"},
+        {"zzzzzzzz=4", "--set zzzzzzzz=4: unknown key"},
+        {"num_experts=four",
+         "--set num_experts=four: num_experts: expected a whole number from 0 to 2147483647, found four"},
+        {"num_experts=", "found \"\""},
+        {"num_experts", "--set num_experts: expected key=value"},
+        {"=4", "--set =4: expected key=value"},
+        {"batch=0", "--set batch=0: batch: expected a whole number from 1"},
+        {"batch=#1", "expected a value after =, found none"},
+        {"batch=2\n---\n3", "--set: expected key=value on one line"},
+        {"seed=-1", "seed: expected a whole number"},
+        {"dtype=int8", "dtype: expected one of"},
+        {"case=a b", "case: expected a name"},
+        {"gradients=*", "--set gradients=*: expected YAML, found"},
+        {"gradients=[a, b", "--set gradients=[a, b: expected YAML, found"},
+        {"profiles=[bf16, [a]]", "profiles: expected a text, found a list"},
+        {"mesh={data: 2}", "unknown key"},
+        {"op=mlp", "unknown key"},
+        {"inputs.x=3", "x: expected a mapping"},
+        {"inputs.x={values: [1, a]}", "values: expected a finite number, found a"},
+        {"inputs.={scale: 1}", "expected a tensor such as"},
+        {"mlp_activations=[a, b, c]", "expected one or two texts"},
+    };
+    assay_context ctx = {.threads = 1};
+    assay_case *c = new_case(&ctx);
+    const assay_case before = *c;
+    for (size_t i = 0; i < sizeof REFUSED / sizeof *REFUSED; i++) {
+        assert_int_equal(assay_case_set(&ctx, c, REFUSED[i].assignment), ASSAY_BAD_INPUT);
+        if (strstr(ctx.message, REFUSED[i].words) == NULL || strncmp(ctx.message, "--set", 5) != 0) {
+            print_error("%s\nexpected %s\ngot      %s\n", REFUSED[i].assignment, REFUSED[i].words, ctx.message);
+            fail();
+        }
+    }
+    assert_int_equal(c->batch, before.batch);
+    assert_memory_equal(&c->config, &before.config, sizeof c->config);
+    assert_string_equal(c->name, before.name);
+    assert_ptr_equal(c->gradients.items, before.gradients.items);
+    assert_ptr_equal(c->profiles.items, before.profiles.items);
+    assert_int_equal(c->input_count, 1);
+    assert_true(c->inputs[0].values[1] == 2);
+    assay_cases_free(c, 1);
+}
+
+static void reports_every_failed_allocation(void **state) {
+    (void)state;
+    static const char *const ASSIGNMENTS[] = {"profiles=bf16,f32", "inputs.y={values: [1]}", "mlp_activations=relu"};
+    for (size_t i = 0; i < sizeof ASSIGNMENTS / sizeof *ASSIGNMENTS; i++) {
+        for (int64_t n = 0;; n++) {
+            assay_context ctx = {.threads = 1};
+            assay_case *c = new_case(&ctx);
+            assay_fail_allocation(n);
+            assay_status status = assay_case_set(&ctx, c, ASSIGNMENTS[i]);
+            assay_fail_allocation(-1);
+            bool failed = assay_allocation_failed();
+            assert_int_equal(status, failed ? ASSAY_NO_MEMORY : ASSAY_OK);
+            if (failed) {
+                assert_int_equal(c->profiles.count, 4);
+                assert_int_equal(c->input_count, 1);
+            }
+            assay_cases_free(c, 1);
+            if (!failed) {
+                assert_true(n > 0);
+                break;
+            }
+        }
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(sets_what_a_case_has),
+        cmocka_unit_test(refuses_and_changes_nothing),
+        cmocka_unit_test(reports_every_failed_allocation),
+    };
+    return cmocka_run_group_tests_name("case_set", tests, NULL, NULL);
+}

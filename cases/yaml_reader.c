@@ -1,0 +1,152 @@
+#include "cases/yaml_reader.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { MOST_PAIRS = 4096, MOST_DEPTH = 5000, SHOWN = 60 };
+
+static assay_status refuse_at(const assay_yaml *y, yaml_mark_t mark, const char *message) {
+    if (!y->located) return assay_fail(y->ctx, ASSAY_BAD_INPUT, "%s: %s", y->origin, message);
+    return assay_fail(y->ctx, ASSAY_BAD_INPUT, "%s:%zu:%zu: %s", y->origin, mark.line + 1, mark.column + 1, message);
+}
+
+assay_status assay_yaml_refuse(const assay_yaml *y, const yaml_node_t *at, const char *format, ...) {
+    char message[ASSAY_MESSAGE_SIZE];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(message, sizeof message, format, arguments);
+    va_end(arguments);
+    return refuse_at(y, at->start_mark, message);
+}
+
+static bool is_null(const yaml_node_t *node) {
+    const char *text = (const char *)node->data.scalar.value;
+    if (node->data.scalar.style != YAML_PLAIN_SCALAR_STYLE) return false;
+    return strcmp(text, "") == 0 || strcmp(text, "~") == 0 || strcmp(text, "null") == 0;
+}
+
+assay_status assay_yaml_refuse_value(const assay_yaml *y, const yaml_node_t *at, const char *what, const char *wanted) {
+    const char *colon = what[0] == '\0' ? "" : ": ";
+    if (at->type == YAML_MAPPING_NODE) {
+        return assay_yaml_refuse(y, at, "%s%sexpected %s, found a mapping", what, colon, wanted);
+    }
+    if (at->type == YAML_SEQUENCE_NODE) {
+        return assay_yaml_refuse(y, at, "%s%sexpected %s, found a list", what, colon, wanted);
+    }
+    if (is_null(at)) return assay_yaml_refuse(y, at, "%s%sexpected %s, found nothing", what, colon, wanted);
+    const char *text = (const char *)at->data.scalar.value;
+    const char *quote = at->data.scalar.style == YAML_PLAIN_SCALAR_STYLE ? "" : "\"";
+    const char *more = strlen(text) > SHOWN ? "..." : "";
+    return assay_yaml_refuse(y, at, "%s%sexpected %s, found %s%.*s%s%s", what, colon, wanted, quote, SHOWN, text, more,
+                             quote);
+}
+
+/* Where libyaml's reader, which knows only the number of bytes read, stopped. */
+static yaml_mark_t mark_of(const char *text, size_t size, size_t offset) {
+    yaml_mark_t mark = {0};
+    for (size_t i = 0; i < size && i < offset; i++) {
+        mark.column++;
+        if (text[i] == '\n') {
+            mark.line++;
+            mark.column = 0;
+        }
+    }
+    return mark;
+}
+
+static bool is_tab(const char *text, size_t size, yaml_mark_t at) {
+    yaml_mark_t mark = {0};
+    for (size_t i = 0; i < size; i++) {
+        if (mark.line == at.line && mark.column == at.column) return text[i] == '\t';
+        mark.column++;
+        if (text[i] == '\n') {
+            mark.line++;
+            mark.column = 0;
+        }
+    }
+    return false;
+}
+
+static assay_status refuse_syntax(const assay_yaml *y, const yaml_parser_t *parser, const char *text, size_t size) {
+    const char *problem = parser->problem != NULL ? parser->problem : "not YAML";
+    char message[256];
+    if (parser->error == YAML_MEMORY_ERROR) {
+        return assay_fail(y->ctx, ASSAY_NO_MEMORY, "%s: no memory to read it", y->origin);
+    }
+    if (parser->error == YAML_READER_ERROR) {
+        snprintf(message, sizeof message, "expected YAML, found what is no text: %s", problem);
+        return refuse_at(y, mark_of(text, size, parser->problem_offset), message);
+    }
+    if (is_tab(text, size, parser->problem_mark)) problem = "a tab: YAML wants spaces";
+    const char *context = parser->context != NULL ? parser->context : "";
+    snprintf(message, sizeof message, "expected YAML, found %s%s%s", problem, context[0] != '\0' ? ", " : "", context);
+    return refuse_at(y, parser->problem_mark, message);
+}
+
+/* libyaml's time grows with the square of the depth of brackets. Those in texts and comments count too, so that the
+ * limit is far above what anybody writes. */
+static assay_status check_depth(const assay_yaml *y, const char *text, size_t size) {
+    int depth = 0;
+    for (size_t i = 0; i < size; i++) {
+        depth += text[i] == '[' || text[i] == '{';
+        if ((text[i] == ']' || text[i] == '}') && depth > 0) depth--;
+        if (depth <= MOST_DEPTH) continue;
+        return refuse_at(y, mark_of(text, size, i), "more brackets are open than any case needs");
+    }
+    return ASSAY_OK;
+}
+
+assay_status assay_yaml_documents(assay_context *ctx, const char *origin, bool located, const char *text, size_t size,
+                                  assay_yaml_visitor visit, void *arg) {
+    yaml_parser_t parser;
+    yaml_document_t document;
+    const assay_yaml y = {ctx, origin, located, &document};
+    bool more = true;
+    assay_status status = check_depth(&y, text, size);
+    RETURN_IF(status != ASSAY_OK, status);
+    if (!yaml_parser_initialize(&parser)) return assay_fail(ctx, ASSAY_NO_MEMORY, "%s: no memory to read it", origin);
+    yaml_parser_set_input_string(&parser, (const unsigned char *)text, size);
+    while (more && status == ASSAY_OK) {
+        if (!yaml_parser_load(&parser, &document)) {
+            status = refuse_syntax(&y, &parser, text, size);
+            break;
+        }
+        const yaml_node_t *root = yaml_document_get_root_node(&document);
+        more = root != NULL;
+        if (more) status = visit(&y, root, arg);
+        yaml_document_delete(&document);
+    }
+    yaml_parser_delete(&parser);
+    return status;
+}
+
+assay_status assay_yaml_mapping(const assay_yaml *y, const yaml_node_t *node, const char *what, int *pairs) {
+    *pairs = 0;
+    if (node->type != YAML_MAPPING_NODE) return assay_yaml_refuse_value(y, node, what, "a mapping (key: value)");
+    ptrdiff_t count = node->data.mapping.pairs.top - node->data.mapping.pairs.start;
+    if (count > MOST_PAIRS) return assay_yaml_refuse(y, node, "%s: more than %d keys", what, MOST_PAIRS);
+    *pairs = (int)count;
+    return ASSAY_OK;
+}
+
+static const yaml_node_t *key_of(const assay_yaml *y, const yaml_node_t *node, int i) {
+    return yaml_document_get_node(y->document, node->data.mapping.pairs.start[i].key);
+}
+
+assay_status assay_yaml_pair(const assay_yaml *y, const yaml_node_t *node, const char *what, int i, const char **key,
+                             const yaml_node_t **key_node, const yaml_node_t **value) {
+    *key_node = key_of(y, node, i);
+    *value = yaml_document_get_node(y->document, node->data.mapping.pairs.start[i].value);
+    if ((*key_node)->type != YAML_SCALAR_NODE) return assay_yaml_refuse_value(y, *key_node, what, "a key");
+    *key = (const char *)(*key_node)->data.scalar.value;
+    if (strcmp(*key, "<<") == 0)
+        return assay_yaml_refuse(y, *key_node, "merge keys (<<) are not read: write the keys out");
+    for (int j = 0; j < i; j++) {
+        const yaml_node_t *before = key_of(y, node, j);
+        if (strcmp(*key, (const char *)before->data.scalar.value) != 0) continue;
+        return assay_yaml_refuse(y, *key_node, "%.*s is given twice, first on line %zu", SHOWN, *key,
+                                 before->start_mark.line + 1);
+    }
+    return ASSAY_OK;
+}

@@ -1,0 +1,45 @@
+/* Inside cases/: documents of YAML (libyaml) and their nodes as values, every refusal with its place.
+ * Anchors and aliases work; merge keys (<<) are refused. */
+#ifndef ASSAY_CASES_YAML_READER_H
+#define ASSAY_CASES_YAML_READER_H
+
+#include <yaml.h>
+
+#include "cases/case.h"
+
+typedef struct assay_yaml {
+    assay_context *ctx;
+    const char *origin; /* begins every message */
+    bool located;       /* whether line and column follow it: not for --set */
+    yaml_document_t *document;
+} assay_yaml;
+
+/* Calls `visit` for each document; `root` is never NULL. */
+typedef assay_status (*assay_yaml_visitor)(const assay_yaml *y, const yaml_node_t *root, void *arg);
+assay_status assay_yaml_documents(assay_context *ctx, const char *origin, bool located, const char *text, size_t size,
+                                  assay_yaml_visitor visit, void *arg);
+
+/* ASSAY_BAD_INPUT with "origin:line:column: " before the message. */
+assay_status assay_yaml_refuse(const assay_yaml *y, const yaml_node_t *at, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+/* "WHAT: expected WANTED, found ...", the latter told from the node. */
+assay_status assay_yaml_refuse_value(const assay_yaml *y, const yaml_node_t *at, const char *what, const char *wanted);
+
+/* The pairs of a mapping, to be asked for in order. `what` names the mapping ("" for a whole case). Refused: another
+ * kind of node, keys that are no texts, a key that was there before. */
+assay_status assay_yaml_mapping(const assay_yaml *y, const yaml_node_t *node, const char *what, int *pairs);
+assay_status assay_yaml_pair(const assay_yaml *y, const yaml_node_t *node, const char *what, int i, const char **key,
+                             const yaml_node_t **key_node, const yaml_node_t **value);
+
+/* Values. On a refusal nothing is written; `what` is the key. */
+assay_status assay_yaml_whole(const assay_yaml *y, const yaml_node_t *node, const char *what, int64_t least,
+                              int64_t most, int64_t *value);
+assay_status assay_yaml_seed(const assay_yaml *y, const yaml_node_t *node, const char *what, uint64_t *value);
+assay_status assay_yaml_real(const assay_yaml *y, const yaml_node_t *node, const char *what, double *value);
+assay_status assay_yaml_bool(const assay_yaml *y, const yaml_node_t *node, const char *what, bool *value);
+/* One line of text without control characters, shorter than `size`; may be empty where it is written as "". */
+assay_status assay_yaml_text(const assay_yaml *y, const yaml_node_t *node, const char *what, char *value, size_t size);
+/* [a, b], or one text: a, or a, b. The list before is released. */
+assay_status assay_yaml_list(const assay_yaml *y, const yaml_node_t *node, const char *what, assay_text_list *list);
+
+#endif

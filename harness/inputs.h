@@ -1,0 +1,29 @@
+/* Inputs, weights and cotangents of a case as a source: drawn from the seed, or taken from a user's file where that has
+ * them. */
+#ifndef ASSAY_HARNESS_INPUTS_H
+#define ASSAY_HARNESS_INPUTS_H
+
+#include "fixtures/fixture.h"
+#include "harness/operation.h"
+
+typedef struct assay_inputs {
+    const assay_case *c;
+    const assay_tensor_list *list;
+    assay_fixture_reader *file; /* of --inputs, or NULL */
+} assay_inputs;
+
+/* `file` may be NULL. Refuses a file whose inputs/, weights/ or cotangents/ the case does not have, or has in another
+ * shape. */
+assay_status assay_inputs_open(assay_context *ctx, assay_inputs *inputs, const assay_case *c,
+                               const assay_tensor_list *list, const char *file);
+void assay_inputs_close(assay_inputs *inputs);
+
+/* Elements that are read from a file must lie on the case's grid and be finite. */
+assay_source assay_inputs_source(assay_inputs *inputs);
+
+/* The folder of a path. */
+bool assay_path_in(const char *path, const char *folder);
+/* inputs/, weights/ or cotangents/ */
+bool assay_path_is_given(const char *path);
+
+#endif

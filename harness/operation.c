@@ -1,0 +1,94 @@
+#include "harness/operation.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "harness/operations/op_support.h"
+
+const assay_operation *const assay_operations[] = {
+    &assay_op_rms_norm, &assay_op_gmm, &assay_op_permute, &assay_op_unpermute,
+    &assay_op_routing,  &assay_op_mlp, &assay_op_moe,     NULL,
+};
+
+const assay_operation *assay_operation_by_name(const char *name) {
+    for (int i = 0; assay_operations[i] != NULL; i++) {
+        if (strcmp(assay_operations[i]->name, name) == 0) return assay_operations[i];
+    }
+    return NULL;
+}
+
+static assay_status unknown_operation(assay_context *ctx, const assay_case *c) {
+    char names[256] = "";
+    for (int i = 0; assay_operations[i] != NULL; i++) {
+        size_t used = strlen(names);
+        snprintf(names + used, sizeof names - used, "%s%s", i > 0 ? ", " : "", assay_operations[i]->name);
+    }
+    return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: op is \"%s\", expected one of %s", c->name, c->op, names);
+}
+
+/* What no operation has so far: a mesh, a schedule, chunks. Named rather than ignored. */
+static assay_status check_common(assay_context *ctx, const assay_case *c) {
+    const assay_model_config *m = &c->config;
+    if (c->mesh_data != 1 || c->mesh_fsdp != 1 || c->mesh_expert != 1) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "mesh is data %" PRId64 ", fsdp %" PRId64 ", expert %" PRId64
+                          ", expected 1, 1, 1: op %s runs on one device",
+                          c->mesh_data, c->mesh_fsdp, c->mesh_expert, c->op);
+    }
+    if (m->use_ring_of_experts || m->num_moe_emb_chunks > 0 || m->num_moe_token_chunks > 1) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s needs a mesh with an expert axis, which op %s does not have",
+                          m->use_ring_of_experts ? "use_ring_of_experts" : "num_moe_emb_chunks or num_moe_token_chunks",
+                          c->op);
+    }
+    if (c->dtype == ASSAY_INT32) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "dtype is int32, expected a float type");
+    }
+    return ASSAY_OK;
+}
+
+/* A key of `inputs:` names a tensor by its path, with or without the leading folder. */
+static bool names_tensor(const assay_tensor_list *list, const char *key) {
+    static const char *const folders[] = {"", "inputs/", "weights/", "cotangents/"};
+    char path[2 * ASSAY_PATH_SIZE];
+    for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
+        snprintf(path, sizeof path, "%s%s", folders[i], key);
+        const assay_tensor_entry *entry = assay_tensor_list_find(list, path);
+        bool readable = strncmp(path, "inputs/", 7) == 0 || strncmp(path, "weights/", 8) == 0 ||
+                        strncmp(path, "cotangents/", 11) == 0;
+        if (entry != NULL && readable) return true;
+    }
+    return false;
+}
+
+static assay_status check_inputs(assay_context *ctx, const assay_case *c, const assay_tensor_list *list) {
+    for (int i = 0; i < c->input_count; i++) {
+        if (names_tensor(list, c->inputs[i].path)) continue;
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "%s: inputs.%s is no tensor of op %s with this configuration; see assay show %s", c->name,
+                          c->inputs[i].path, c->op, c->name);
+    }
+    return ASSAY_OK;
+}
+
+assay_status assay_operation_prepare(assay_context *ctx, const assay_case *c, const assay_operation **operation,
+                                     assay_tensor_list *list) {
+    char reason[ASSAY_MESSAGE_SIZE];
+    assay_status status;
+    *list = (assay_tensor_list){0};
+    *operation = assay_operation_by_name(c->op);
+    if (*operation == NULL) return unknown_operation(ctx, c);
+    TRY(check_common(ctx, c));
+    TRY((*operation)->check(ctx, c));
+    TRY((*operation)->describe(ctx, c, list));
+    TRY(check_inputs(ctx, c, list));
+cleanup:
+    if (status != ASSAY_OK) {
+        assay_tensor_list_free(list);
+        if (strncmp(ctx->message, c->name, strlen(c->name)) != 0) {
+            snprintf(reason, sizeof reason, "%s", ctx->message);
+            assay_fail(ctx, status, "%s: %.900s", c->name, reason);
+        }
+    }
+    return status;
+}

@@ -1,0 +1,195 @@
+#include "harness/operations/op_support.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static assay_status check(assay_context *ctx, const assay_case *c) {
+    assay_moe_config config;
+    return assay_moe_config_of(ctx, c, &config);
+}
+
+static bool has_per_expert_scale(const assay_case *c) {
+    return strcmp(c->config.decoder_block.text, "gemma4") == 0 && !c->config.fused_moe_func;
+}
+
+static assay_status describe_router(assay_context *ctx, const assay_case *c, assay_tensor_list *list,
+                                    const assay_moe_config *config) {
+    assay_status status;
+    int64_t experts = config->routing.num_experts, rows = config->routing.hash_rows;
+    int64_t per_token = config->routing.num_experts_per_tok;
+    assay_dims e = {"E", {experts}};
+    TRY(assay_describe_variable(ctx, list, c, "weights/gate/kernel", assay_fill_fan_in(config->emb_dim),
+                                (assay_dims){"DE", {config->emb_dim, experts}}));
+    if (c->config.routed_bias) {
+        TRY(assay_describe_variable(ctx, list, c, "weights/gate/bias", assay_fill_normal(0.1, 0.0), e));
+    }
+    if (has_per_expert_scale(c)) {
+        TRY(assay_describe_variable(ctx, list, c, "weights/per_expert_scale", assay_fill_normal(0.25, 1.0), e));
+    }
+    if (rows > 0) {
+        assay_fill experts_fill = assay_fill_range(ASSAY_EXPERTS, 0.0, (double)(experts - 1));
+        TRY(assay_describe(ctx, list, "weights/tid2eid", ASSAY_INT32, &experts_fill,
+                           (assay_dims){"VK", {rows, per_token}}));
+    }
+cleanup:
+    return status;
+}
+
+static assay_status describe_experts(assay_context *ctx, const assay_case *c, assay_tensor_list *list,
+                                     const assay_moe_config *config) {
+    assay_status status;
+    int64_t experts = config->routing.num_experts, dim = config->emb_dim, hidden = config->moe_mlp_dim;
+    assay_dims up = {"EDH", {experts, dim, hidden}}, bias = {"EH", {experts, hidden}};
+    assay_fill bias_fill = assay_fill_normal(0.1, 0.0);
+    if (config->fused_weights) {
+        TRY(assay_describe_variable(ctx, list, c, "weights/wi", assay_fill_fan_in(dim),
+                                    (assay_dims){"EDh", {experts, dim, 2 * hidden}}));
+    } else {
+        TRY(assay_describe_variable(ctx, list, c, "weights/wi_0", assay_fill_fan_in(dim), up));
+        TRY(assay_describe_variable(ctx, list, c, "weights/wi_1", assay_fill_fan_in(dim), up));
+    }
+    TRY(assay_describe_variable(ctx, list, c, "weights/wo", assay_fill_fan_in(hidden),
+                                (assay_dims){"EHD", {experts, hidden, dim}}));
+    if (c->config.mlp_bias) {
+        TRY(assay_describe_variable(ctx, list, c, "weights/wi_0_bias", bias_fill, bias));
+        TRY(assay_describe_variable(ctx, list, c, "weights/wi_1_bias", bias_fill, bias));
+        TRY(assay_describe_variable(ctx, list, c, "weights/wo_bias", bias_fill, (assay_dims){"ED", {experts, dim}}));
+    }
+    if (config->shared_mlp_dim > 0) {
+        int64_t width = config->shared_mlp_dim;
+        assay_dims shared = {"DF", {dim, width}};
+        TRY(assay_describe_variable(ctx, list, c, "weights/shared_experts/wi_0/kernel", assay_fill_fan_in(dim),
+                                    shared));
+        TRY(assay_describe_variable(ctx, list, c, "weights/shared_experts/wi_1/kernel", assay_fill_fan_in(dim),
+                                    shared));
+        TRY(assay_describe_variable(ctx, list, c, "weights/shared_experts/wo/kernel", assay_fill_fan_in(width),
+                                    (assay_dims){"FD", {width, dim}}));
+    }
+cleanup:
+    return status;
+}
+
+static assay_status describe_outputs(assay_context *ctx, const assay_case *c, assay_tensor_list *list,
+                                     const assay_moe_config *config) {
+    assay_status status;
+    const assay_routing_config *r = &config->routing;
+    assay_fill one = assay_fill_normal(1.0, 0.0), unit = {.distribution = ASSAY_CONSTANT, .scale = 1.0, .mean = 1.0};
+    TRY(assay_describe_output(ctx, list, c, "y", &one, (assay_dims){"BSD", {r->batch, r->sequence, config->emb_dim}}));
+    if (r->load_balance_loss_weight > 0.0 && r->hash_rows == 0) {
+        TRY(assay_describe_output(ctx, list, c, "lb_loss", &unit, (assay_dims){"", {0}}));
+    }
+    if (r->routed_bias_update_rate > 0.0 && r->hash_rows == 0) {
+        TRY(assay_describe_output(ctx, list, c, "bias_updates", NULL, (assay_dims){"E", {r->num_experts}}));
+    }
+cleanup:
+    return status;
+}
+
+/* Rows of routed intermediates: sorted copies, every expert on every token, or the places of the capacity buffer. */
+static assay_dims routed_rows(const assay_moe_config *config, int64_t width, char letter, char labels[8]) {
+    const assay_routing_config *r = &config->routing;
+    int64_t copies = r->batch * r->sequence * r->num_experts_per_tok;
+    const char *form = config->path == ASSAY_MOE_DENSE ? "BSE" : config->path == ASSAY_MOE_DROPPING ? "EBC" : "r";
+    snprintf(labels, 8, "%s%c", form, letter);
+    if (config->path == ASSAY_MOE_DENSE) {
+        return (assay_dims){labels, {r->batch, r->sequence, r->num_experts, width}};
+    }
+    if (config->path == ASSAY_MOE_DROPPING) {
+        int64_t capacity = assay_expert_capacity(r, config->capacity_factor);
+        return (assay_dims){labels, {r->num_experts, r->batch, capacity, width}};
+    }
+    return (assay_dims){labels, {copies, width}};
+}
+
+static assay_status describe_checkpoints(assay_context *ctx, const assay_case *c, assay_tensor_list *list,
+                                         const assay_moe_config *config) {
+    assay_status status;
+    char labels[8];
+    int64_t hidden = config->moe_mlp_dim, dim = config->emb_dim;
+    if (config->fused_weights) {
+        TRY(assay_describe(ctx, list, "checkpoints/moe_mlpwi", ASSAY_FLOAT64, NULL,
+                           routed_rows(config, 2 * hidden, 'h', labels)));
+    } else {
+        TRY(assay_describe(ctx, list, "checkpoints/moe_mlpwi_0", ASSAY_FLOAT64, NULL,
+                           routed_rows(config, hidden, 'H', labels)));
+        TRY(assay_describe(ctx, list, "checkpoints/moe_mlpwi_1", ASSAY_FLOAT64, NULL,
+                           routed_rows(config, hidden, 'H', labels)));
+    }
+    TRY(assay_describe(ctx, list, "checkpoints/moe_mlpwo", ASSAY_FLOAT64, NULL, routed_rows(config, dim, 'D', labels)));
+    if (config->shared_mlp_dim > 0) {
+        assay_dims up = {"BSF", {c->batch, c->sequence, config->shared_mlp_dim}};
+        TRY(assay_describe(ctx, list, "checkpoints/mlpwi_0", ASSAY_FLOAT64, NULL, up));
+        TRY(assay_describe(ctx, list, "checkpoints/mlpwi_1", ASSAY_FLOAT64, NULL, up));
+        TRY(assay_describe(ctx, list, "checkpoints/mlpwo", ASSAY_FLOAT64, NULL,
+                           (assay_dims){"BSD", {c->batch, c->sequence, dim}}));
+    }
+cleanup:
+    return status;
+}
+
+static assay_status describe_routing(assay_context *ctx, assay_tensor_list *list, const assay_moe_config *config) {
+    assay_status status;
+    const assay_routing_config *r = &config->routing;
+    assay_dims chosen = {"BSK", {r->batch, r->sequence, r->num_experts_per_tok}};
+    assay_dims copies = {"r", {r->batch * r->sequence * r->num_experts_per_tok}};
+    TRY(assay_describe(ctx, list, "routing/selected_experts", ASSAY_INT32, NULL, chosen));
+    TRY(assay_describe(ctx, list, "routing/weights", ASSAY_FLOAT64, NULL, chosen));
+    TRY(assay_describe(ctx, list, "routing/margin", ASSAY_FLOAT64, NULL, (assay_dims){"BS", {r->batch, r->sequence}}));
+    TRY(assay_describe(ctx, list, "routing/group_sizes", ASSAY_INT32, NULL, (assay_dims){"E", {r->num_experts}}));
+    TRY(assay_describe(ctx, list, "routing/sorted_selected_experts", ASSAY_INT32, NULL, copies));
+    if (config->path == ASSAY_MOE_DROPPING) {
+        int64_t capacity = assay_expert_capacity(r, config->capacity_factor);
+        assay_dims mask = {"BSEC", {r->batch, r->sequence, r->num_experts, capacity}};
+        TRY(assay_describe(ctx, list, "routing/combine_mask", ASSAY_FLOAT64, NULL, mask));
+        TRY(assay_describe(ctx, list, "routing/dispatch_mask", ASSAY_INT32, NULL, mask));
+    }
+cleanup:
+    return status;
+}
+
+static assay_status describe(assay_context *ctx, const assay_case *c, assay_tensor_list *list) {
+    assay_status status;
+    assay_moe_config config;
+    TRY(assay_moe_config_of(ctx, c, &config));
+    TRY(assay_describe_variable(ctx, list, c, "inputs/x", assay_fill_normal(1.0, 0.0),
+                                (assay_dims){"BSD", {c->batch, c->sequence, config.emb_dim}}));
+    if (config.routing.hash_rows > 0) {
+        assay_fill ids = assay_fill_range(ASSAY_INTEGERS, 0.0, (double)(config.routing.hash_rows - 1));
+        TRY(assay_describe(ctx, list, "inputs/input_ids", ASSAY_INT32, &ids,
+                           (assay_dims){"BS", {c->batch, c->sequence}}));
+    }
+    TRY(describe_router(ctx, c, list, &config));
+    TRY(describe_experts(ctx, c, list, &config));
+    TRY(describe_outputs(ctx, c, list, &config));
+    TRY(describe_checkpoints(ctx, c, list, &config));
+    TRY(describe_routing(ctx, list, &config));
+cleanup:
+    return status;
+}
+
+static assay_status run(assay_context *ctx, const assay_case *c, const assay_source *in, const assay_sink *out,
+                        const assay_precision *precisions, int precision_count) {
+    assay_moe_config config;
+    assay_status status = assay_moe_config_of(ctx, c, &config);
+    return status == ASSAY_OK ? assay_moe_run(ctx, &config, in, out, precisions, precision_count) : status;
+}
+
+static double flops(const assay_case *c, bool backward) {
+    assay_context ctx = {0};
+    assay_moe_config config;
+    return assay_moe_config_of(&ctx, c, &config) == ASSAY_OK ? assay_moe_flops(&config, backward) : 0.0;
+}
+
+static int64_t memory(const assay_case *c) {
+    assay_context ctx = {0};
+    assay_moe_config config;
+    return assay_moe_config_of(&ctx, c, &config) == ASSAY_OK ? assay_moe_memory(&config) : 0;
+}
+
+const assay_operation assay_op_moe = {.name = "moe",
+                                      .summary = "mixture of experts: dense, dropping, sparse or fused path",
+                                      .check = check,
+                                      .describe = describe,
+                                      .run = run,
+                                      .flops = flops,
+                                      .memory = memory};

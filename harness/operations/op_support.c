@@ -1,0 +1,152 @@
+#include "harness/operations/op_support.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "oracle/base/memory.h"
+
+/* Labels are string literals, one for each letter that SPEC.md uses. */
+static const char *label_text(char letter) {
+    static const char *const texts[] = {"B", "S", "T", "D", "E",  "K",  "H",  "F",  "N",
+                                        "M", "G", "C", "V", "Kd", "2H", "2F", "T*K"};
+    static const char letters[] = "BSTDEKHFNMGCVkhfr";
+    const char *found = strchr(letters, letter);
+    return found == NULL ? "" : texts[found - letters];
+}
+
+assay_status assay_describe(assay_context *ctx, assay_tensor_list *list, const char *path, assay_dtype type,
+                            const assay_fill *fill, assay_dims dims) {
+    enum { GROWTH = 16 };
+    if (list->count % GROWTH == 0) {
+        void *more = realloc(list->entries, (size_t)(list->count + GROWTH) * sizeof *list->entries);
+        if (more == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of tensors");
+        list->entries = more;
+    }
+    assay_tensor_entry *entry = &list->entries[list->count];
+    *entry = (assay_tensor_entry){0};
+    int64_t count = 0;
+    int rank = (int)strlen(dims.labels);
+    assay_status status = assay_checked_count(ctx, path, rank, dims.dims, &count);
+    RETURN_IF(status != ASSAY_OK, status);
+    snprintf(entry->spec.path, sizeof entry->spec.path, "%s", path);
+    entry->spec.type = type;
+    entry->spec.shape.rank = rank;
+    for (int axis = 0; axis < rank; axis++) {
+        entry->spec.shape.dims[axis] = dims.dims[axis];
+        entry->spec.labels[axis] = label_text(dims.labels[axis]);
+    }
+    if (fill != NULL) entry->fill = *fill;
+    list->count++;
+    return ASSAY_OK;
+}
+
+assay_status assay_describe_output(assay_context *ctx, assay_tensor_list *list, const assay_case *c, const char *name,
+                                   const assay_fill *fill, assay_dims dims) {
+    char path[ASSAY_PATH_SIZE];
+    assay_status status;
+    snprintf(path, sizeof path, "outputs/%s", name);
+    TRY(assay_describe(ctx, list, path, ASSAY_FLOAT64, NULL, dims));
+    if (fill != NULL) {
+        snprintf(path, sizeof path, "cotangents/%s", name);
+        TRY(assay_describe(ctx, list, path, c->dtype, fill, dims));
+    }
+cleanup:
+    return status;
+}
+
+assay_status assay_describe_variable(assay_context *ctx, assay_tensor_list *list, const assay_case *c, const char *path,
+                                     assay_fill fill, assay_dims dims) {
+    char gradient[ASSAY_PATH_SIZE];
+    assay_status status;
+    snprintf(gradient, sizeof gradient, "gradients/%s", path);
+    TRY(assay_describe(ctx, list, path, c->dtype, &fill, dims));
+    TRY(assay_describe(ctx, list, gradient, ASSAY_FLOAT64, NULL, dims));
+cleanup:
+    return status;
+}
+
+assay_fill assay_fill_normal(double scale, double mean) {
+    return (assay_fill){.distribution = ASSAY_NORMAL, .scale = scale, .mean = mean};
+}
+
+assay_fill assay_fill_fan_in(int64_t fan_in) {
+    return assay_fill_normal(1.0 / sqrt((double)fan_in), 0.0);
+}
+
+assay_fill assay_fill_range(assay_distribution distribution, double low, double high) {
+    return (assay_fill){.distribution = distribution, .scale = 1.0, .low = low, .high = high};
+}
+
+const assay_tensor_entry *assay_tensor_list_find(const assay_tensor_list *list, const char *path) {
+    for (int i = 0; i < list->count; i++) {
+        if (strcmp(list->entries[i].spec.path, path) == 0) return &list->entries[i];
+    }
+    return NULL;
+}
+
+void assay_tensor_list_free(assay_tensor_list *list) {
+    free(list->entries);
+    *list = (assay_tensor_list){0};
+}
+
+assay_status assay_read_whole(assay_context *ctx, const assay_source *in, const char *path, int64_t count,
+                              double **out) {
+    assay_status status;
+    *out = NULL;
+    if (!in->has(in->self, path)) return ASSAY_OK;
+    TRY(assay_alloc_f64(ctx, path, count, out));
+    TRY(in->read(ctx, in->self, path, 0, count, *out));
+cleanup:
+    return status;
+}
+
+assay_status assay_read_whole_i32(assay_context *ctx, const assay_source *in, const char *path, int64_t count,
+                                  int32_t **out) {
+    assay_status status;
+    *out = NULL;
+    if (!in->has(in->self, path)) return ASSAY_OK;
+    TRY(assay_alloc_i32(ctx, path, count, out));
+    TRY(in->read_i32(ctx, in->self, path, 0, count, *out));
+cleanup:
+    return status;
+}
+
+bool assay_wants(const assay_sink *out, const char *path) {
+    return out->wants(out->self, path);
+}
+
+assay_status assay_write_result(assay_context *ctx, const assay_sink *out, const char *path, int64_t count,
+                                const double *values) {
+    return assay_wants(out, path) ? out->write(ctx, out->self, path, count, values) : ASSAY_OK;
+}
+
+assay_status assay_write_result_i32(assay_context *ctx, const assay_sink *out, const char *path, int64_t count,
+                                    const int32_t *values) {
+    return assay_wants(out, path) ? out->write_i32(ctx, out->self, path, count, values) : ASSAY_OK;
+}
+
+assay_status assay_write_scale(assay_context *ctx, const assay_sink *out, const assay_precision *precision,
+                               const char *path, int64_t count, const double *variance) {
+    enum { CHUNK = 1024 };
+    char scale[ASSAY_PATH_SIZE];
+    double deviation[CHUNK];
+    assay_status status = ASSAY_OK;
+    snprintf(scale, sizeof scale, "error_scale/%s/%s", precision->name, path);
+    if (!assay_wants(out, scale)) return ASSAY_OK;
+    for (int64_t first = 0; first < count; first += CHUNK) {
+        int64_t n = count - first < CHUNK ? count - first : CHUNK;
+        for (int64_t i = 0; i < n; i++)
+            deviation[i] = sqrt(variance[first + i]);
+        TRY(out->write(ctx, out->self, scale, n, deviation));
+    }
+cleanup:
+    return status;
+}
+
+assay_status assay_require_positive(assay_context *ctx, const char *key, int64_t value) {
+    if (value < 1) return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is %" PRId64 ", expected 1 or more", key, value);
+    return ASSAY_OK;
+}

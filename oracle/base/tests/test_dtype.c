@@ -1,0 +1,447 @@
+#include <float.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "oracle/base/dtype.h"
+#include "tests/support/assay_test.h"
+
+static const assay_dtype SMALL_TYPES[] = {ASSAY_BFLOAT16, ASSAY_FLOAT16, ASSAY_FLOAT8_E4M3FN, ASSAY_FLOAT8_E5M2};
+enum { SMALL_TYPE_COUNT = 4, MOST_CODES = 65536 };
+
+/* The test's own idea of a type. */
+typedef struct layout {
+    int exponent_bits, fraction_bits, bias;
+    bool has_infinity;
+} layout;
+
+static layout layout_of(assay_dtype type) {
+    switch (type) {
+    case ASSAY_BFLOAT16:
+        return (layout){8, 7, 127, true};
+    case ASSAY_FLOAT16:
+        return (layout){5, 10, 15, true};
+    case ASSAY_FLOAT8_E4M3FN:
+        return (layout){4, 3, 7, false};
+    default:
+        return (layout){5, 2, 15, true};
+    }
+}
+
+static double decode_slowly(assay_dtype type, int code) {
+    layout l = layout_of(type);
+    int fraction = code & ((1 << l.fraction_bits) - 1);
+    int exponent = code >> l.fraction_bits & ((1 << l.exponent_bits) - 1);
+    double sign = code >> (l.fraction_bits + l.exponent_bits) ? -1.0 : 1.0;
+    int last = (1 << l.exponent_bits) - 1;
+    if (l.has_infinity && exponent == last) return fraction == 0 ? sign * INFINITY : NAN;
+    if (!l.has_infinity && exponent == last && fraction == (1 << l.fraction_bits) - 1) return NAN;
+    if (exponent == 0) return sign * ldexp(fraction, 1 - l.bias - l.fraction_bits);
+    return sign * ldexp(fraction + (1 << l.fraction_bits), exponent - l.bias - l.fraction_bits);
+}
+
+static int code_count(assay_dtype type) {
+    return 1 << (8 * assay_dtype_size(type));
+}
+
+static void decode_codes(assay_dtype type, double *values) {
+    static uint16_t codes16[MOST_CODES];
+    static uint8_t codes8[256];
+    for (int i = 0; i < code_count(type); i++)
+        codes16[i] = (uint16_t)i;
+    for (int i = 0; i < 256; i++)
+        codes8[i] = (uint8_t)i;
+    assay_fill_nan(values, code_count(type));
+    assay_dtype_decode(type, code_count(type), assay_dtype_size(type) == 2 ? (void *)codes16 : (void *)codes8, values);
+}
+
+static unsigned encode_one(assay_dtype type, double x) {
+    uint16_t code16 = 0xdead;
+    uint8_t code8 = 0xad;
+    if (assay_dtype_size(type) == 2) {
+        assay_dtype_encode(type, 1, &x, &code16);
+        return code16;
+    }
+    assay_dtype_encode(type, 1, &x, &code8);
+    return code8;
+}
+
+static void assert_rounds_to(assay_dtype type, double x, double expected) {
+    double actual[2] = {assay_dtype_round(type, x, false), NAN};
+    assay_dtype_round_many(type, 1, &x, &actual[1]);
+    for (int i = 0; i < 2; i++) {
+        bool same = isnan(expected) ? isnan(actual[i]) : memcmp(&actual[i], &expected, sizeof expected) == 0;
+        if (!same) fail_msg("%s: %a rounds to %a, expected %a", assay_dtype_name(type), x, actual[i], expected);
+    }
+}
+
+static void names_and_sizes(void **state) {
+    (void)state;
+    const struct {
+        const char *name;
+        assay_dtype type;
+        size_t size;
+    } rows[] = {{"float64", ASSAY_FLOAT64, 8},   {"float32", ASSAY_FLOAT32, 4},
+                {"tfloat32", ASSAY_TFLOAT32, 4}, {"bfloat16", ASSAY_BFLOAT16, 2},
+                {"float16", ASSAY_FLOAT16, 2},   {"float8_e4m3fn", ASSAY_FLOAT8_E4M3FN, 1},
+                {"int32", ASSAY_INT32, 4},       {"float8_e5m2", ASSAY_FLOAT8_E5M2, 1},
+                {"f64", ASSAY_FLOAT64, 8},       {"f32", ASSAY_FLOAT32, 4},
+                {"bf16", ASSAY_BFLOAT16, 2},     {"f16", ASSAY_FLOAT16, 2},
+                {"tf32", ASSAY_TFLOAT32, 4}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        assay_dtype type = ASSAY_DTYPE_COUNT;
+        assert_true(assay_dtype_from_name(rows[i].name, &type));
+        assert_int_equal(type, rows[i].type);
+        assert_int_equal(assay_dtype_size(type), rows[i].size);
+        if (i < ASSAY_DTYPE_COUNT) assert_string_equal(assay_dtype_name(type), rows[i].name);
+    }
+    assay_dtype untouched = ASSAY_INT32;
+    assert_false(assay_dtype_from_name("float", &untouched));
+    assert_false(assay_dtype_from_name("", &untouched));
+    assert_int_equal(untouched, ASSAY_INT32);
+}
+
+static void constants(void **state) {
+    (void)state;
+    assert_true(assay_dtype_max(ASSAY_FLOAT64) == DBL_MAX);
+    assert_true(assay_dtype_max(ASSAY_FLOAT32) == (double)FLT_MAX);
+    assert_true(assay_dtype_max(ASSAY_TFLOAT32) == 0x1.ffcp127);
+    assert_true(assay_dtype_max(ASSAY_BFLOAT16) == 0x1.fep127);
+    assert_true(assay_dtype_max(ASSAY_FLOAT16) == 65504);
+    assert_true(assay_dtype_max(ASSAY_FLOAT8_E4M3FN) == 448);
+    assert_true(assay_dtype_max(ASSAY_FLOAT8_E5M2) == 57344);
+    assert_true(assay_dtype_max(ASSAY_INT32) == 2147483647);
+    assert_true(assay_dtype_unit_roundoff(ASSAY_FLOAT64) == 0x1p-53);
+    assert_true(assay_dtype_unit_roundoff(ASSAY_BFLOAT16) == 0x1p-8);
+    assert_true(assay_dtype_unit_roundoff(ASSAY_FLOAT8_E4M3FN) == 0x1p-4);
+    assert_true(assay_dtype_unit_roundoff(ASSAY_INT32) == 0);
+    assert_true(assay_dtype_least_subnormal(ASSAY_FLOAT64) == 0x1p-1074);
+    assert_true(assay_dtype_least_subnormal(ASSAY_FLOAT32) == 0x1p-149);
+    assert_true(assay_dtype_least_subnormal(ASSAY_TFLOAT32) == 0x1p-136);
+    assert_true(assay_dtype_least_subnormal(ASSAY_BFLOAT16) == 0x1p-133);
+    assert_true(assay_dtype_least_subnormal(ASSAY_FLOAT16) == 0x1p-24);
+    assert_true(assay_dtype_least_subnormal(ASSAY_FLOAT8_E4M3FN) == 0x1p-9);
+    assert_true(assay_dtype_least_subnormal(ASSAY_FLOAT8_E5M2) == 0x1p-16);
+}
+
+static void every_code_decodes_and_encodes_back(void **state) {
+    (void)state;
+    static double values[MOST_CODES];
+    static uint16_t codes16[MOST_CODES];
+    static uint8_t codes8[256];
+    for (int t = 0; t < SMALL_TYPE_COUNT; t++) {
+        assay_dtype type = SMALL_TYPES[t];
+        bool wide = assay_dtype_size(type) == 2;
+        decode_codes(type, values);
+        assay_dtype_encode(type, code_count(type), values, wide ? (void *)codes16 : (void *)codes8);
+        for (int code = 0; code < code_count(type); code++) {
+            double expected = decode_slowly(type, code);
+            int encoded = wide ? codes16[code] : codes8[code];
+            if (isnan(expected)) {
+                assert_true(isnan(values[code]));
+                assert_true(isnan(decode_slowly(type, encoded)));
+            } else {
+                assert_same_bits(&values[code], &expected, 1);
+                assert_int_equal(encoded, code);
+                assert_rounds_to(type, expected, expected);
+            }
+        }
+    }
+}
+
+/* Every midpoint of neighbours, its float64 neighbours, and those of the grid's own values; of both signs. The value
+ * after the largest finite one is where the next exponent would begin (e4m3fn: the place of its NaN). */
+static void every_tie_goes_to_even(void **state) {
+    (void)state;
+    for (int t = 0; t < SMALL_TYPE_COUNT; t++) {
+        assay_dtype type = SMALL_TYPES[t];
+        layout l = layout_of(type);
+        double beyond = l.has_infinity ? INFINITY : NAN;
+        for (int code = 0; decode_slowly(type, code) <= assay_dtype_max(type); code++) {
+            double low = decode_slowly(type, code);
+            bool last = low == assay_dtype_max(type);
+            double spacing = last ? low - decode_slowly(type, code - 1) : decode_slowly(type, code + 1) - low;
+            double high = low + spacing, middle = low + spacing / 2, result = last ? beyond : high;
+            double even = code % 2 == 0 ? low : result;
+            for (double sign = -1; sign <= 1; sign += 2) {
+                assert_rounds_to(type, sign * nextafter(low, INFINITY), sign * low);
+                assert_rounds_to(type, sign * nextafter(middle, 0), sign * low);
+                assert_rounds_to(type, sign * middle, sign * even);
+                assert_rounds_to(type, sign * nextafter(middle, INFINITY), sign * result);
+                assert_rounds_to(type, sign * nextafter(high, 0), sign * result);
+            }
+        }
+    }
+}
+
+/* The neighbours found by bisection in the table of values, the nearer one taken. */
+static double round_slowly(assay_dtype type, const double *values, double x) {
+    if (isnan(x)) return x;
+    int low = 0, high = code_count(type) / 2 - 1;
+    while (!(values[high] <= assay_dtype_max(type)))
+        high--;
+    if (fabs(x) > values[high]) {
+        double spacing = values[high] - values[high - 1];
+        bool tie_is_even = high % 2 == 0;
+        double excess = fabs(x) - values[high];
+        if (excess < spacing / 2 || (excess == spacing / 2 && tie_is_even)) return copysign(values[high], x);
+        return copysign(layout_of(type).has_infinity ? (double)INFINITY : (double)NAN, x);
+    }
+    while (high - low > 1) {
+        int middle = (low + high) / 2;
+        *(values[middle] <= fabs(x) ? &low : &high) = middle;
+    }
+    long double below = (long double)fabs(x) - values[low], above = values[high] - (long double)fabs(x);
+    bool down = below < above || (below == above && low % 2 == 0);
+    return copysign(values[down ? low : high], x);
+}
+
+static uint64_t next_random(uint64_t *state) {
+    *state = *state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+    uint64_t x = *state;
+    x ^= x >> 32;
+    x *= UINT64_C(0xd6e8feb86659fd93);
+    return x ^ x >> 32;
+}
+
+static double random_bits_as_double(uint64_t *state) {
+    uint64_t bits = next_random(state);
+    double x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+/* Magnitudes from far below the least subnormal to beyond the largest value of any type below float64. */
+static double random_of_wide_range(uint64_t *state) {
+    int exponent = (int)(next_random(state) % 310) - 170;
+    double x = ldexp(1 + (double)(next_random(state) >> 12) * 0x1p-52, exponent);
+    return next_random(state) % 2 == 0 ? x : -x;
+}
+
+static void random_values_round_to_the_nearest(void **state) {
+    (void)state;
+    static double values[MOST_CODES];
+    uint64_t random = 1;
+    for (int t = 0; t < SMALL_TYPE_COUNT; t++) {
+        assay_dtype type = SMALL_TYPES[t];
+        decode_codes(type, values);
+        for (int i = 0; i < 60000; i++) {
+            double x = i % 2 == 0 ? random_of_wide_range(&random)
+                                  : 100 * (random_of_wide_range(&random) > 0 ? 1 : -1) *
+                                        (double)(next_random(&random) >> 11) * 0x1p-53;
+            double expected = round_slowly(type, values, x);
+            assert_rounds_to(type, x, expected);
+            double decoded = decode_slowly(type, (int)encode_one(type, x));
+            if (isnan(expected)) {
+                assert_true(isnan(decoded));
+            } else {
+                assert_same_bits(&decoded, &expected, 1);
+            }
+        }
+    }
+}
+
+static void float32_is_the_hardware_s(void **state) {
+    (void)state;
+    uint64_t random = 2;
+    for (int i = 0; i < 400000; i++) {
+        double x = i % 2 == 0 ? random_of_wide_range(&random) : random_bits_as_double(&random);
+        float expected = (float)x, encoded = -1;
+        assay_dtype_encode(ASSAY_FLOAT32, 1, &x, &encoded);
+        double decoded = -1;
+        assay_dtype_decode(ASSAY_FLOAT32, 1, &encoded, &decoded);
+        if (isnan(x)) {
+            assert_true(isnan(encoded) && isnan(decoded));
+        } else {
+            assert_memory_equal(&encoded, &expected, sizeof expected);
+            assert_true(decoded == (double)expected);
+            assert_rounds_to(ASSAY_FLOAT32, x, (double)expected);
+        }
+    }
+    /* Every tie of a float32 binade, and of the subnormals' end. */
+    for (int i = -40; i < 40; i++) {
+        double ties[] = {1 + (2 * i + 1) * 0x1p-24, 0x1p-126 + (2 * i + 1) * 0x1p-150, (2 * i + 1) * 0x1p-150};
+        for (size_t k = 0; k < 3; k++)
+            assert_rounds_to(ASSAY_FLOAT32, ties[k], (double)(float)ties[k]);
+    }
+}
+
+static double round_by_scaling(double x, int digits, int least_exponent, double max) {
+    int exponent = x == 0 ? least_exponent : ilogb(x);
+    int spacing = (exponent > least_exponent ? exponent : least_exponent) - digits + 1;
+    double rounded = ldexp(rint(ldexp(x, -spacing)), spacing);
+    return fabs(rounded) > max ? copysign(INFINITY, x) : copysign(rounded, x);
+}
+
+static void tfloat32_has_eleven_digits(void **state) {
+    (void)state;
+    uint64_t random = 3;
+    for (int i = 0; i < 200000; i++) {
+        double x = random_of_wide_range(&random);
+        if (i % 2 == 0) x = round_by_scaling(x, 12, -126, DBL_MAX); /* grid values and ties */
+        double expected = round_by_scaling(x, 11, -126, 0x1.ffcp127);
+        assert_rounds_to(ASSAY_TFLOAT32, x, expected);
+        float encoded = -1;
+        assay_dtype_encode(ASSAY_TFLOAT32, 1, &x, &encoded);
+        assert_true((double)encoded == expected);
+    }
+    float stored = 1.0f + FLT_EPSILON; /* what is stored is read as it is */
+    double decoded = 0;
+    assay_dtype_decode(ASSAY_TFLOAT32, 1, &stored, &decoded);
+    assert_true(decoded == (double)stored);
+}
+
+static void overflow_and_saturation(void **state) {
+    (void)state;
+    const struct {
+        assay_dtype type;
+        double largest_that_stays, least_that_overflows, overflowed;
+    } rows[] = {{ASSAY_FLOAT32, 0x1.fffffefffffffp127, 0x1.ffffffp127, INFINITY},
+                {ASSAY_TFLOAT32, 0x1.ffdffffffffffp127, 0x1.ffep127, INFINITY},
+                {ASSAY_BFLOAT16, 0x1.fefffffffffffp127, 0x1.ffp127, INFINITY},
+                {ASSAY_FLOAT16, 0x1.ffdffffffffffp15, 65520, INFINITY},
+                {ASSAY_FLOAT8_E4M3FN, 464, 0x1.d000000000001p8, NAN},
+                {ASSAY_FLOAT8_E5M2, 0x1.dffffffffffffp15, 61440, INFINITY}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        assay_dtype type = rows[i].type;
+        double max = assay_dtype_max(type);
+        bool saturates = assay_dtype_size(type) == 1;
+        assert_rounds_to(type, rows[i].largest_that_stays, max);
+        assert_rounds_to(type, -rows[i].largest_that_stays, -max);
+        const double beyond[] = {rows[i].least_that_overflows, 0x1p300, DBL_MAX, INFINITY};
+        for (size_t k = 0; k < 4; k++) {
+            assert_rounds_to(type, beyond[k], rows[i].overflowed);
+            assert_rounds_to(type, -beyond[k], -rows[i].overflowed);
+            if (saturates) {
+                assert_true(assay_dtype_round(type, beyond[k], true) == max);
+                assert_true(assay_dtype_round(type, -beyond[k], true) == -max);
+            } else {
+                assert_true(assay_dtype_round(type, beyond[k], true) == INFINITY);
+            }
+        }
+        assert_true(isnan(assay_dtype_round(type, NAN, true)));
+        assert_rounds_to(type, NAN, NAN);
+        assert_rounds_to(type, 0.0, 0.0);
+        assert_rounds_to(type, -0.0, -0.0);
+        assert_rounds_to(type, -0x1p-1074, -0.0);
+    }
+    assert_rounds_to(ASSAY_FLOAT64, DBL_MAX, DBL_MAX);
+    assert_rounds_to(ASSAY_FLOAT64, 0x1p-1074, 0x1p-1074);
+    assert_rounds_to(ASSAY_FLOAT64, NAN, NAN);
+}
+
+static void nan_has_one_code(void **state) {
+    (void)state;
+    const uint64_t payloads[] = {UINT64_C(0x7ff8000000000000), UINT64_C(0xfff8000000000000),
+                                 UINT64_C(0x7ff0000000000001), UINT64_C(0xffffffffffffffff)};
+    for (size_t i = 0; i < sizeof payloads / sizeof *payloads; i++) {
+        double x, f64 = 0;
+        uint32_t f32 = 0;
+        memcpy(&x, &payloads[i], sizeof x);
+        assert_int_equal(encode_one(ASSAY_BFLOAT16, x), 0x7fc0);
+        assert_int_equal(encode_one(ASSAY_FLOAT16, x), 0x7e00);
+        assert_int_equal(encode_one(ASSAY_FLOAT8_E4M3FN, x), 0x7f);
+        assert_int_equal(encode_one(ASSAY_FLOAT8_E5M2, x), 0x7e);
+        assay_dtype_encode(ASSAY_FLOAT32, 1, &x, &f32);
+        assert_int_equal(f32, 0x7fc00000);
+        assay_dtype_encode(ASSAY_FLOAT64, 1, &x, &f64);
+        assert_same_bits(&f64, (double *)(uintptr_t)&payloads[0], 1);
+    }
+    assert_int_equal(encode_one(ASSAY_FLOAT8_E4M3FN, 1e9), 0x7f);
+    assert_int_equal(encode_one(ASSAY_FLOAT8_E4M3FN, -INFINITY), 0x7f);
+    assert_int_equal(encode_one(ASSAY_FLOAT8_E5M2, -INFINITY), 0xfc);
+}
+
+static void integers(void **state) {
+    (void)state;
+    const double x[] = {0, -1, 2147483647, -2147483648.0, 123456789};
+    int32_t stored[5] = {0};
+    double back[5];
+    assay_fill_nan(back, 5);
+    assay_dtype_encode(ASSAY_INT32, 5, x, stored);
+    assert_int_equal(stored[2], INT32_MAX);
+    assert_int_equal(stored[3], INT32_MIN);
+    assay_dtype_decode(ASSAY_INT32, 5, stored, back);
+    assert_same_bits(back, x, 5);
+    assert_rounds_to(ASSAY_INT32, 2.5, 2);
+    assert_rounds_to(ASSAY_INT32, -3.5, -4);
+    assert_rounds_to(ASSAY_INT32, 1e10, 2147483647);
+    assert_rounds_to(ASSAY_INT32, -1e10, -2147483648.0);
+}
+
+static void lengths_and_places_do_not_matter(void **state) {
+    (void)state;
+    enum { COUNT = 1537 };
+    static double x[COUNT], whole[COUNT], part[COUNT];
+    uint64_t random = 4;
+    for (int i = 0; i < COUNT; i++)
+        x[i] = i % 97 == 0 ? NAN : random_of_wide_range(&random);
+    for (int t = 0; t < ASSAY_INT32; t++) {
+        assay_dtype type = (assay_dtype)t;
+        size_t size = assay_dtype_size(type);
+        static unsigned char whole_bytes[COUNT * 8 + 8], part_bytes[COUNT * 8 + 8];
+        assay_dtype_encode(type, COUNT, x, whole_bytes);
+        assay_dtype_decode(type, COUNT, whole_bytes, whole);
+        for (int first = 0, step = 1; first < COUNT; first += step, step = step * 3 % 601 + 1) {
+            int count = first + step < COUNT ? step : COUNT - first;
+            assay_dtype_encode(type, count, x + first, part_bytes + (size_t)first * size);
+            assay_dtype_decode(type, count, part_bytes + (size_t)first * size, part + first);
+        }
+        assert_memory_equal(part_bytes, whole_bytes, COUNT * size);
+        assert_same_bits(part, whole, COUNT);
+        memcpy(part, x, sizeof x);
+        assay_dtype_round_many(type, COUNT, part, part); /* in place */
+        for (int i = 0; i < COUNT; i++)
+            assert_true(part[i] == whole[i] || (isnan(part[i]) && isnan(whole[i])));
+        part_bytes[0] = 0xee;
+        assay_dtype_encode(type, 0, x, part_bytes); /* nothing */
+        assert_int_equal(part_bytes[0], 0xee);
+    }
+}
+
+#if defined(__SSE2__)
+#include <xmmintrin.h>
+
+/* A backend built with -ffast-math sets this in the process that loads it. */
+static void flush_to_zero_changes_nothing(void **state) {
+    (void)state;
+    static double values[MOST_CODES], again[MOST_CODES];
+    float float_value = 0;
+    double tiny = 0x1.8p-149, decoded = 0;
+    static uint16_t codes[MOST_CODES];
+    decode_codes(ASSAY_BFLOAT16, values);
+    unsigned before = _mm_getcsr();
+    _mm_setcsr(before | 0x8040);
+    decode_codes(ASSAY_BFLOAT16, again);
+    assay_dtype_encode(ASSAY_BFLOAT16, MOST_CODES, again, codes);
+    assay_dtype_encode(ASSAY_FLOAT32, 1, &tiny, &float_value);
+    assay_dtype_decode(ASSAY_FLOAT32, 1, &float_value, &decoded);
+    _mm_setcsr(before);
+    for (int i = 0; i < MOST_CODES; i++) {
+        if (isnan(values[i])) continue;
+        assert_same_bits(&again[i], &values[i], 1);
+        assert_int_equal(codes[i], i);
+    }
+    assert_true(decoded == 0x1p-148);
+}
+#endif
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(names_and_sizes),
+        cmocka_unit_test(constants),
+        cmocka_unit_test(every_code_decodes_and_encodes_back),
+        cmocka_unit_test(every_tie_goes_to_even),
+        cmocka_unit_test(random_values_round_to_the_nearest),
+        cmocka_unit_test(float32_is_the_hardware_s),
+        cmocka_unit_test(tfloat32_has_eleven_digits),
+        cmocka_unit_test(overflow_and_saturation),
+        cmocka_unit_test(nan_has_one_code),
+        cmocka_unit_test(integers),
+        cmocka_unit_test(lengths_and_places_do_not_matter),
+#if defined(__SSE2__)
+        cmocka_unit_test(flush_to_zero_changes_nothing),
+#endif
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

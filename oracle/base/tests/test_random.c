@@ -1,0 +1,489 @@
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <Random123/philox.h>
+
+#include "oracle/base/random.h"
+#include "oracle/base/random_kernels.h"
+#include "tests/support/assay_test.h"
+
+static bool isa_is_here(assay_isa isa) {
+    if (isa == ASSAY_ISA_AVX512) return __builtin_cpu_supports("avx512f");
+    if (isa == ASSAY_ISA_AVX2) return __builtin_cpu_supports("avx2");
+    return true;
+}
+
+static assay_context best_context(int threads) {
+    assay_context ctx = {.threads = threads, .isa = ASSAY_ISA_SCALAR};
+    if (isa_is_here(ASSAY_ISA_AVX2)) ctx.isa = ASSAY_ISA_AVX2;
+    if (isa_is_here(ASSAY_ISA_AVX512)) ctx.isa = ASSAY_ISA_AVX512;
+    return ctx;
+}
+
+/* Fills of all element-wise distributions. */
+static const double PATTERN[] = {3, -1, 4, -1, 5, -9, 2};
+static const assay_fill FILLS[] = {
+    {.distribution = ASSAY_NORMAL, .scale = 0.5, .mean = 0.25},
+    {.distribution = ASSAY_UNIFORM, .low = -1, .high = 2},
+    {.distribution = ASSAY_INTEGERS, .scale = 0.5, .low = -3, .high = 3},
+    {.distribution = ASSAY_CONSTANT, .mean = -7},
+    {.distribution = ASSAY_VALUES, .scale = 2, .mean = 1, .values = PATTERN, .value_count = 7},
+    {.distribution = ASSAY_NEAR_TIES, .mean = 0.75, .low = -2, .high = 2},
+    {.distribution = ASSAY_BLOCK_POWERS, .scale = 1, .low = -8, .high = 8},
+    {.distribution = ASSAY_ROW_POWERS, .scale = 1, .low = -8, .high = 8},
+    {.distribution = ASSAY_CANCEL, .scale = 2, .mean = 1},
+};
+enum { FILL_COUNT = sizeof FILLS / sizeof *FILLS };
+
+static double *numbers(int64_t count) {
+    double *x = malloc((size_t)(count > 0 ? count : 1) * sizeof *x);
+    assert_non_null(x);
+    assay_fill_nan(x, count);
+    return x;
+}
+
+static void names_of_distributions(void **state) {
+    (void)state;
+    for (int i = 0; i < ASSAY_DISTRIBUTION_COUNT; i++) {
+        assay_distribution d = ASSAY_DISTRIBUTION_COUNT;
+        assert_true(assay_distribution_from_name(assay_distribution_name((assay_distribution)i), &d));
+        assert_int_equal(d, i);
+    }
+    assay_distribution untouched = ASSAY_CANCEL;
+    assert_string_equal(assay_distribution_name(ASSAY_GROUP_SIZES), "group_sizes");
+    assert_false(assay_distribution_from_name("gaussian", &untouched));
+    assert_int_equal(untouched, ASSAY_CANCEL);
+}
+
+/* Random123's known answers, then our kernels against Random123. */
+static void words_are_philox_s(void **state) {
+    (void)state;
+    const struct {
+        philox4x32_ctr_t counter;
+        philox4x32_key_t key;
+        uint32_t expected[4];
+    } rows[] = {
+        {{{0, 0, 0, 0}}, {{0, 0}}, {0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}},
+        {{{0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff}},
+         {{0xffffffff, 0xffffffff}},
+         {0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}},
+        {{{0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}},
+         {{0xa4093822, 0x299f31d0}},
+         {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}},
+    };
+    for (size_t i = 0; i < 3; i++) {
+        philox4x32_ctr_t result = philox4x32(rows[i].counter, rows[i].key);
+        assert_memory_equal(result.v, rows[i].expected, sizeof rows[i].expected);
+    }
+    const assay_random_kernels *kernels[] = {&assay_random_scalar, &assay_random_avx2, &assay_random_avx512};
+    const uint64_t starts[] = {0, 8, UINT32_MAX - 11, UINT64_C(0xfedcba9876543210)};
+    const assay_random_stream streams[] = {{{0, 0}, 0}, {{0xa4093822, 0x299f31d0}, 2}, {{0xffffffff, 0xffffffff}, 1}};
+    for (int isa = 0; isa < 3; isa++) {
+        if (!isa_is_here((assay_isa)isa)) continue;
+        for (int k = 0; k < 12; k++) {
+            uint64_t start = starts[k % 4];
+            assay_random_stream stream = streams[k / 4];
+            philox4x32_key_t key = {{stream.key[0], stream.key[1]}};
+            uint32_t lanes[4 * 24] = {0};
+            kernels[isa]->lanes(lanes, 24, &stream, start);
+            for (uint64_t i = 0; i < 24; i++) {
+                philox4x32_ctr_t counter = {{(uint32_t)(start + i), (uint32_t)((start + i) >> 32), stream.purpose, 0}};
+                counter = philox4x32(counter, key);
+                assert_memory_equal(lanes + 4 * i, counter.v, sizeof counter.v);
+            }
+        }
+    }
+}
+
+/* From the Python recipe of docs/numerics.md, whose angle is rounded before the sine is taken: 1e-15 or so. */
+static void first_values_are_the_recipe_s(void **state) {
+    (void)state;
+    assay_context ctx = best_context(1);
+    const assay_shape shape = assay_shape_of(2, INT64_C(3), INT64_C(5));
+    const struct {
+        assay_fill fill;
+        const char *path;
+        uint64_t seed;
+        double expected[4];
+    } rows[] = {
+        {{.distribution = ASSAY_NORMAL, .scale = 1},
+         "inputs/x",
+         42,
+         {-0.01412080978214701, 0.18654666582939278, 0.9985581967519946, -0.13170189023920326}},
+        {{.distribution = ASSAY_NORMAL, .scale = 1},
+         "weights/wi_0",
+         7,
+         {-0.26264607799662126, 0.6308406748207349, -0.750216059463895, -0.6849021389264588}},
+        {{.distribution = ASSAY_CANCEL, .scale = 1},
+         "inputs/x",
+         42,
+         {-0.01412080978214701, 0.014123804165980297, 0.9985581967519946, -0.999336997361404}},
+        {{.distribution = ASSAY_UNIFORM, .low = -1, .high = 2},
+         "inputs/x",
+         42,
+         {1.9479580980259925, -0.2139266838785261, 0.8064802850130945, 1.9373875730670989}},
+        {{.distribution = ASSAY_INTEGERS, .scale = 1, .low = -3, .high = 3}, "inputs/x", 42, {3, -2, 1, 3}},
+        {{.distribution = ASSAY_NEAR_TIES, .low = -3, .high = 3},
+         "inputs/x",
+         42,
+         {1 + 3 * 0x1p-52, 1 - 2 * 0x1p-52, 1 + 0x1p-52, 1 + 3 * 0x1p-52}},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        double x[4] = {NAN, NAN, NAN, NAN};
+        assert_ok(&ctx,
+                  assay_random_fill(&ctx, &rows[i].fill, rows[i].seed, rows[i].path, &shape, ASSAY_FLOAT64, 0, 4, x));
+        assert_close(x, rows[i].expected, 4, 2e-15, 2e-15);
+    }
+    /* Far out, beyond what 32 bits count. */
+    const assay_shape large = assay_shape_of(2, INT64_C(4), INT64_C(1) << 32);
+    const double expected_far[] = {-1.188970267626496, 0.7005412658271162};
+    double far[2] = {NAN, NAN};
+    assert_ok(&ctx, assay_random_fill(&ctx, &rows[0].fill, 42, "inputs/x", &large, ASSAY_FLOAT64,
+                                      (INT64_C(1) << 33) + 1, 2, far));
+    assert_close(far, expected_far, 2, 2e-15, 0);
+
+    assert_true(assay_random_bits(42, "x", 0) == UINT64_C(0xd7d116d6b985bf39));
+    assert_true(assay_random_bits(42, "x", 1) == UINT64_C(0x74bf926317e334f4));
+    assert_true(assay_random_bits(42, "x", UINT64_C(1) << 40) == UINT64_C(0x7c39c12fe378ce09));
+}
+
+/* The bits themselves, so that no change of compiler or library passes unseen. */
+static void pinned_bits(void **state) {
+    (void)state;
+    assay_context ctx = best_context(1);
+    const assay_shape shape = assay_shape_of(1, INT64_C(8));
+    const assay_fill fill = {.distribution = ASSAY_NORMAL, .scale = 1};
+    const double expected[] = {-0x1.ceb5f01a8ab7ap-7, 0x1.7e0c2da75216ep-3, 0x1.ff43051c67b4cp-1,
+                               -0x1.0db9b87b30a76p-3};
+    const double expected_bf16[] = {-0x1.cep-7, 0x1.7ep-3, 0x1p0, -0x1.0ep-3};
+    double x[4] = {NAN, NAN, NAN, NAN};
+    assert_ok(&ctx, assay_random_fill(&ctx, &fill, 42, "inputs/x", &shape, ASSAY_FLOAT64, 0, 4, x));
+    assert_same_bits(x, expected, 4);
+    assert_ok(&ctx, assay_random_fill(&ctx, &fill, 42, "inputs/x", &shape, ASSAY_BFLOAT16, 0, 4, x));
+    assert_same_bits(x, expected_bf16, 4);
+}
+
+static void slices_threads_and_instruction_sets_do_not_matter(void **state) {
+    (void)state;
+    const assay_shape shape = assay_shape_of(3, INT64_C(3), INT64_C(7), INT64_C(211));
+    const int64_t total = assay_shape_count(&shape);
+    double *whole = numbers(total), *again = numbers(total);
+    const int thread_counts[] = {1, 2, 7};
+    for (int f = 0; f < FILL_COUNT; f++) {
+        for (int isa = 0; isa < 3; isa++) {
+            if (!isa_is_here((assay_isa)isa)) continue;
+            for (int t = 0; t < 3; t++) {
+                assay_context ctx = {.threads = thread_counts[t], .isa = (assay_isa)isa};
+                double *target = isa == 0 && t == 0 ? whole : again;
+                assay_fill_nan(target, total);
+                assert_ok(&ctx,
+                          assay_random_fill(&ctx, &FILLS[f], 9, "weights/wo", &shape, ASSAY_FLOAT32, 0, total, target));
+                assert_same_bits(target, whole, total);
+                assay_fill_nan(again, total);
+                for (int64_t first = 0, step = 1; first < total; first += step, step = (step * 5 + 3) % 700 + 1) {
+                    int64_t count = first + step < total ? step : total - first;
+                    assert_ok(&ctx, assay_random_fill(&ctx, &FILLS[f], 9, "weights/wo", &shape, ASSAY_FLOAT32, first,
+                                                      count, again + first));
+                }
+                assert_same_bits(again, whole, total);
+            }
+        }
+    }
+    free(whole);
+    free(again);
+}
+
+static void results_lie_on_the_grid(void **state) {
+    (void)state;
+    assay_context ctx = best_context(2);
+    const assay_shape shape = assay_shape_of(2, INT64_C(5), INT64_C(150));
+    double x[750], exact[750];
+    for (int f = 0; f < FILL_COUNT; f++) {
+        for (int type = 0; type < ASSAY_INT32; type++) {
+            assert_ok(&ctx, assay_random_fill(&ctx, &FILLS[f], 9, "x", &shape, ASSAY_FLOAT64, 0, 750, exact));
+            assay_fill_nan(x, 750);
+            assert_ok(&ctx, assay_random_fill(&ctx, &FILLS[f], 9, "x", &shape, (assay_dtype)type, 0, 750, x));
+            if (FILLS[f].distribution != ASSAY_NEAR_TIES) assay_dtype_round_many((assay_dtype)type, 750, exact, exact);
+            for (int i = 0; i < 750; i++) {
+                /* e4m3fn has no infinity: large powers become NaN */
+                assert_true(x[i] == assay_dtype_round((assay_dtype)type, x[i], false) || type == ASSAY_FLOAT8_E4M3FN);
+            }
+            if (FILLS[f].distribution != ASSAY_NEAR_TIES) assert_same_bits(x, exact, 750);
+        }
+    }
+}
+
+static void seeds_and_paths_give_other_streams(void **state) {
+    (void)state;
+    enum { COUNT = 1000 };
+    assay_context ctx = best_context(1);
+    const assay_shape shape = assay_shape_of(1, (int64_t)COUNT);
+    const assay_fill fill = {.distribution = ASSAY_NORMAL, .scale = 1};
+    const struct {
+        uint64_t seed;
+        const char *path;
+    } streams[] = {{42, "inputs/x"}, {43, "inputs/x"}, {42, "inputs/y"}, {0, "inputs/x"}, {UINT64_MAX, "inputs/x"}};
+    static double x[5][COUNT];
+    for (int s = 0; s < 5; s++) {
+        assert_ok(&ctx, assay_random_fill(&ctx, &fill, streams[s].seed, streams[s].path, &shape, ASSAY_FLOAT64, 0,
+                                          COUNT, x[s]));
+        for (int other = 0; other < s; other++) {
+            double product = 0;
+            int equal = 0;
+            for (int i = 0; i < COUNT; i++) {
+                product += x[s][i] * x[other][i] / COUNT;
+                equal += x[s][i] == x[other][i];
+            }
+            assert_true(fabs(product) <= 0.15); /* 4.7 standard errors */
+            assert_int_equal(equal, 0);
+        }
+    }
+    assert_true(assay_random_bits(1, "x", 5) != assay_random_bits(2, "x", 5));
+    assert_true(assay_random_bits(1, "x", 5) != assay_random_bits(1, "y", 5));
+    assert_true(assay_random_bits(1, "x", 5) != assay_random_bits(1, "x", 6));
+}
+
+/* Bounds are five standard errors. */
+static void normal_moments(void **state) {
+    (void)state;
+    const int64_t count = 1 << 20;
+    assay_context ctx = best_context(2);
+    const assay_shape shape = assay_shape_of(1, count);
+    const assay_fill fill = {.distribution = ASSAY_NORMAL, .scale = 1};
+    double *x = numbers(count);
+    assert_ok(&ctx, assay_random_fill(&ctx, &fill, 1, "inputs/x", &shape, ASSAY_FLOAT64, 0, count, x));
+    double moments[5] = {0}, neighbours = 0, within_one = 0, beyond_three = 0;
+    for (int64_t i = 0; i < count; i++) {
+        for (int p = 1; p <= 4; p++)
+            moments[p] += pow(x[i], p) / (double)count;
+        if (i > 0) neighbours += x[i] * x[i - 1] / (double)count;
+        within_one += (fabs(x[i]) < 1) / (double)count;
+        beyond_three += (fabs(x[i]) > 3) / (double)count;
+        assert_true(fabs(x[i]) <= 6.67);
+    }
+    const double error = 1 / sqrt((double)count);
+    assert_true(fabs(moments[1]) <= 5 * error);
+    assert_true(fabs(moments[2] - 1) <= 5 * sqrt(2) * error);
+    assert_true(fabs(moments[3]) <= 5 * sqrt(15) * error);
+    assert_true(fabs(moments[4] - 3) <= 5 * sqrt(96) * error);
+    assert_true(fabs(neighbours) <= 5 * error);
+    assert_true(fabs(within_one - 0.682689492) <= 5 * 0.4655 * error);
+    assert_true(fabs(beyond_three - 0.002699796) <= 5 * 0.0519 * error);
+    free(x);
+}
+
+static void uniform_and_integers_are_even(void **state) {
+    (void)state;
+    const int64_t count = 1 << 18;
+    enum { BINS = 64 };
+    assay_context ctx = best_context(2);
+    const assay_shape shape = assay_shape_of(1, count);
+    const assay_fill fills[] = {{.distribution = ASSAY_UNIFORM, .low = 0, .high = BINS},
+                                {.distribution = ASSAY_INTEGERS, .scale = 1, .low = 0, .high = BINS - 1}};
+    double *x = numbers(count);
+    for (int f = 0; f < 2; f++) {
+        assert_ok(&ctx, assay_random_fill(&ctx, &fills[f], 3, "inputs/x", &shape, ASSAY_FLOAT64, 0, count, x));
+        double bins[BINS] = {0}, chi_square = 0, expected = (double)count / BINS;
+        for (int64_t i = 0; i < count; i++) {
+            assert_true(x[i] >= 0 && x[i] < BINS);
+            bins[(int)x[i]]++;
+        }
+        for (int b = 0; b < BINS; b++)
+            chi_square += (bins[b] - expected) * (bins[b] - expected) / expected;
+        assert_true(chi_square > 25 && chi_square < 125); /* 63 degrees of freedom: 10^-5 on either side */
+    }
+    free(x);
+}
+
+static void patterns_and_constants(void **state) {
+    (void)state;
+    assay_context ctx = best_context(1);
+    const assay_shape shape = assay_shape_of(2, INT64_C(40), INT64_C(19));
+    double x[760];
+    assert_ok(&ctx, assay_random_fill(&ctx, &FILLS[4], 9, "x", &shape, ASSAY_BFLOAT16, 0, 760, x));
+    for (int i = 0; i < 760; i++)
+        assert_true(x[i] == 2 * PATTERN[i % 7] + 1);
+    assay_fill constant = {.distribution = ASSAY_CONSTANT, .mean = 0.1};
+    assert_ok(&ctx, assay_random_fill(&ctx, &constant, 9, "x", &shape, ASSAY_BFLOAT16, 0, 760, x));
+    for (int i = 0; i < 760; i++)
+        assert_true(x[i] == 0x1.9ap-4);
+    constant.mean = NAN;
+    assert_ok(&ctx, assay_random_fill(&ctx, &constant, 9, "x", &shape, ASSAY_BFLOAT16, 0, 760, x));
+    assert_all_nan(x, 760);
+}
+
+static void near_ties_are_neighbours_on_the_grid(void **state) {
+    (void)state;
+    assay_context ctx = best_context(1);
+    const assay_shape shape = assay_shape_of(1, INT64_C(500));
+    const struct {
+        assay_dtype grid;
+        double mean, base, ulp;
+    } rows[] = {{ASSAY_BFLOAT16, 0, 1, 0x1p-7},       {ASSAY_BFLOAT16, -3, -3, 0x1p-6},
+                {ASSAY_FLOAT64, 0, 1, 0x1p-52},       {ASSAY_FLOAT16, 0x1p-20, 0x1p-20, 0x1p-24},
+                {ASSAY_FLOAT32, 1000, 1000, 0x1p-14}, {ASSAY_BFLOAT16, 0.3, 0x1.34p-2, 0x1p-9},
+                {ASSAY_FLOAT8_E4M3FN, 34, 32, 4}};
+    for (size_t r = 0; r < sizeof rows / sizeof *rows; r++) {
+        const assay_fill fill = {.distribution = ASSAY_NEAR_TIES, .mean = rows[r].mean, .low = 0, .high = 2};
+        double x[500];
+        int seen[3] = {0};
+        assay_fill_nan(x, 500);
+        assert_ok(&ctx, assay_random_fill(&ctx, &fill, 9, "x", &shape, rows[r].grid, 0, 500, x));
+        for (int i = 0; i < 500; i++) {
+            double steps = (x[i] - rows[r].base) / rows[r].ulp;
+            assert_true(steps == 0 || steps == 1 || steps == 2);
+            seen[(int)steps]++;
+        }
+        assert_true(seen[0] > 100 && seen[1] > 100 && seen[2] > 100);
+    }
+}
+
+static void powers_belong_to_blocks_and_rows(void **state) {
+    (void)state;
+    enum { ROWS = 50, COLUMNS = 300, COUNT = ROWS * COLUMNS };
+    assay_context ctx = best_context(1);
+    const assay_shape shape = assay_shape_of(2, (int64_t)ROWS, (int64_t)COLUMNS);
+    const assay_fill normal = {.distribution = ASSAY_NORMAL, .scale = 2};
+    static double plain[COUNT], x[COUNT];
+    assert_ok(&ctx, assay_random_fill(&ctx, &normal, 9, "x", &shape, ASSAY_FLOAT64, 0, COUNT, plain));
+    for (int by_row = 0; by_row < 2; by_row++) {
+        const assay_fill fill = {
+            .distribution = by_row ? ASSAY_ROW_POWERS : ASSAY_BLOCK_POWERS, .scale = 2, .low = -6, .high = 9};
+        const int block = by_row ? COLUMNS : 128;
+        bool seen[16] = {false};
+        assay_fill_nan(x, COUNT);
+        assert_ok(&ctx, assay_random_fill(&ctx, &fill, 9, "x", &shape, ASSAY_FLOAT64, 0, COUNT, x));
+        for (int row = 0; row < ROWS; row++) {
+            for (int column = 0; column < COLUMNS; column++) {
+                int start = row * COLUMNS + column / block * block, i = row * COLUMNS + column;
+                double power = x[start] / plain[start];
+                assert_true(power >= 0x1p-6 && power <= 0x1p9 && ilogb(power) == log2(power));
+                assert_true(x[i] == plain[i] * power);
+                seen[ilogb(power) + 6] = true;
+            }
+        }
+        for (int p = 0; p < 16; p++)
+            assert_true(by_row || seen[p]);
+    }
+}
+
+/* Powers from the Python recipe: below(word(42, "inputs/x", 1, block), 7) - 3. */
+static void powers_are_the_recipe_s(void **state) {
+    (void)state;
+    enum { ROWS = 6, COLUMNS = 300 };
+    const int powers[6] = {2, 1, 2, 3, 2, 3};
+    assay_context ctx = best_context(1);
+    const assay_shape shape = assay_shape_of(2, (int64_t)ROWS, (int64_t)COLUMNS);
+    const assay_fill normal = {.distribution = ASSAY_NORMAL, .scale = 1};
+    const assay_fill by_block = {.distribution = ASSAY_BLOCK_POWERS, .scale = 1, .low = -3, .high = 3};
+    const assay_fill by_row = {.distribution = ASSAY_ROW_POWERS, .scale = 1, .low = -3, .high = 3};
+    static double plain[ROWS * COLUMNS], x[ROWS * COLUMNS];
+    const int64_t count = ROWS * COLUMNS;
+    assert_ok(&ctx, assay_random_fill(&ctx, &normal, 42, "inputs/x", &shape, ASSAY_FLOAT64, 0, count, plain));
+    assert_ok(&ctx, assay_random_fill(&ctx, &by_row, 42, "inputs/x", &shape, ASSAY_FLOAT64, 0, count, x));
+    for (int i = 0; i < count; i++)
+        assert_true(x[i] == ldexp(plain[i], powers[i / COLUMNS]));
+    assert_ok(&ctx, assay_random_fill(&ctx, &by_block, 42, "inputs/x", &shape, ASSAY_FLOAT64, 0, count, x));
+    for (int i = 0; i < 2 * COLUMNS; i++) /* three blocks a row */
+        assert_true(x[i] == ldexp(plain[i], powers[i / COLUMNS * 3 + i % COLUMNS / 128]));
+}
+
+static void odd_elements_cancel_even_ones(void **state) {
+    (void)state;
+    enum { COUNT = 4000 };
+    assay_context ctx = best_context(1);
+    const assay_shape shape = assay_shape_of(1, (int64_t)COUNT);
+    const assay_fill fill = {.distribution = ASSAY_CANCEL, .scale = 1};
+    double x[COUNT], largest = 0;
+    assert_ok(&ctx, assay_random_fill(&ctx, &fill, 9, "x", &shape, ASSAY_FLOAT64, 0, COUNT, x));
+    for (int i = 0; i < COUNT; i += 2) {
+        double part = (x[i + 1] + x[i]) / x[i];
+        assert_true(fabs(part) <= 0x1.000001p-10);
+        if (fabs(part) > largest) largest = fabs(part);
+    }
+    assert_true(largest > 0x1.fp-11);
+}
+
+static void fills_that_do_not_fit_are_refused(void **state) {
+    (void)state;
+    const assay_shape shape = assay_shape_of(2, INT64_C(3), INT64_C(4));
+    const assay_fill wrong[] = {
+        {.distribution = ASSAY_UNIFORM, .low = 2, .high = 1},
+        {.distribution = ASSAY_UNIFORM, .low = NAN, .high = 1},
+        {.distribution = ASSAY_INTEGERS, .low = 0.5, .high = 3},
+        {.distribution = ASSAY_INTEGERS, .low = 4, .high = 3},
+        {.distribution = ASSAY_INTEGERS, .low = 0, .high = 0x1p40},
+        {.distribution = ASSAY_INTEGERS, .low = -0x1p31, .high = 0x1p31},
+        {.distribution = ASSAY_NEAR_TIES, .low = 1, .high = 0},
+        {.distribution = ASSAY_NEAR_TIES, .low = 1, .high = NAN},
+        {.distribution = ASSAY_BLOCK_POWERS, .low = -2000, .high = 0},
+        {.distribution = ASSAY_ROW_POWERS, .low = 0, .high = 0.25},
+        {.distribution = ASSAY_VALUES, .scale = 1},
+        {.distribution = ASSAY_VALUES, .scale = 1, .values = PATTERN},
+        {.distribution = ASSAY_VALUES, .scale = 1, .value_count = 7},
+        {.distribution = ASSAY_EXPERTS, .high = 3},
+        {.distribution = ASSAY_GROUP_SIZES, .high = 3},
+        {.distribution = ASSAY_PERMUTATION},
+        {.distribution = ASSAY_DISTRIBUTION_COUNT},
+    };
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        assay_context ctx = best_context(2);
+        double x[12];
+        assay_fill_nan(x, 12);
+        assert_int_equal(assay_random_fill(&ctx, &wrong[i], 1, "inputs/x", &shape, ASSAY_FLOAT64, 0, 12, x),
+                         ASSAY_BAD_INPUT);
+        assert_non_null(strstr(ctx.message, "inputs/x"));
+        assert_all_nan(x, 12);
+    }
+}
+
+static void slices_outside_the_tensor_are_refused(void **state) {
+    (void)state;
+    const assay_shape shape = assay_shape_of(2, INT64_C(3), INT64_C(4));
+    const assay_shape negative = assay_shape_of(2, INT64_C(3), INT64_C(-4));
+    const assay_shape empty = assay_shape_of(2, INT64_C(3), INT64_C(0));
+    const assay_shape scalar = assay_shape_of(0);
+    assay_context ctx = best_context(1);
+    double x[12];
+    assay_fill_nan(x, 12);
+    const int64_t slices[][2] = {{-1, 2}, {0, 13}, {13, 0}, {12, 1}, {3, -1}, {1, INT64_MAX}};
+    for (size_t i = 0; i < 6; i++) {
+        assert_int_equal(
+            assay_random_fill(&ctx, &FILLS[0], 1, "x", &shape, ASSAY_FLOAT64, slices[i][0], slices[i][1], x),
+            ASSAY_BAD_INPUT);
+    }
+    assert_int_equal(assay_random_fill(&ctx, &FILLS[0], 1, "x", &negative, ASSAY_FLOAT64, 0, 1, x), ASSAY_BAD_INPUT);
+    assert_ok(&ctx, assay_random_fill(&ctx, &FILLS[0], 1, "x", &shape, ASSAY_FLOAT64, 12, 0, x));
+    for (int f = 0; f < FILL_COUNT; f++) {
+        assert_ok(&ctx, assay_random_fill(&ctx, &FILLS[f], 1, "x", &empty, ASSAY_FLOAT64, 0, 0, x));
+    }
+    assert_all_nan(x, 12);
+    for (int f = 0; f < FILL_COUNT; f++) {
+        assert_ok(&ctx, assay_random_fill(&ctx, &FILLS[f], 1, "x", &scalar, ASSAY_FLOAT64, 0, 1, x));
+        assert_true(isfinite(x[0]));
+    }
+    assert_all_nan(x + 1, 11);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(names_of_distributions),
+        cmocka_unit_test(words_are_philox_s),
+        cmocka_unit_test(first_values_are_the_recipe_s),
+        cmocka_unit_test(pinned_bits),
+        cmocka_unit_test(slices_threads_and_instruction_sets_do_not_matter),
+        cmocka_unit_test(results_lie_on_the_grid),
+        cmocka_unit_test(seeds_and_paths_give_other_streams),
+        cmocka_unit_test(normal_moments),
+        cmocka_unit_test(uniform_and_integers_are_even),
+        cmocka_unit_test(patterns_and_constants),
+        cmocka_unit_test(near_ties_are_neighbours_on_the_grid),
+        cmocka_unit_test(powers_belong_to_blocks_and_rows),
+        cmocka_unit_test(powers_are_the_recipe_s),
+        cmocka_unit_test(odd_elements_cancel_even_ones),
+        cmocka_unit_test(fills_that_do_not_fit_are_refused),
+        cmocka_unit_test(slices_outside_the_tensor_are_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,69 @@
+#include <string.h>
+
+#include "oracle/base/status.h"
+#include "tests/support/assay_test.h"
+
+static void every_status_has_its_text(void **state) {
+    (void)state;
+    assert_string_equal(assay_status_text(ASSAY_OK), "ok");
+    assert_string_equal(assay_status_text(ASSAY_BAD_INPUT), "bad input");
+    assert_string_equal(assay_status_text(ASSAY_NO_MEMORY), "out of memory");
+    assert_string_equal(assay_status_text(ASSAY_IO), "input/output error");
+    assert_string_equal(assay_status_text(ASSAY_INTERNAL), "internal error");
+    assert_string_equal(assay_status_text((assay_status)99), "unknown status");
+}
+
+static void fail_returns_the_status_and_keeps_the_message(void **state) {
+    (void)state;
+    assay_context ctx = {.threads = 1};
+    assert_int_equal(assay_fail(&ctx, ASSAY_IO, "%s has %d rows, expected %d", "x", 3, 4), ASSAY_IO);
+    assert_string_equal(ctx.message, "x has 3 rows, expected 4");
+}
+
+static void a_long_message_is_cut_short(void **state) {
+    (void)state;
+    assay_context ctx = {.threads = 1};
+    char long_text[2 * ASSAY_MESSAGE_SIZE];
+    memset(long_text, 'a', sizeof long_text);
+    long_text[sizeof long_text - 1] = '\0';
+    ctx.threads = 7;
+    assert_int_equal(assay_fail(&ctx, ASSAY_BAD_INPUT, "%s", long_text), ASSAY_BAD_INPUT);
+    assert_int_equal(strlen(ctx.message), ASSAY_MESSAGE_SIZE - 1);
+    assert_int_equal(ctx.threads, 7);
+}
+
+static assay_status tried(assay_status first, int *steps) {
+    assay_status status = ASSAY_OK;
+    TRY(first);
+    (*steps)++;
+cleanup:
+    (*steps) += 10;
+    return status;
+}
+
+static assay_status returned(bool condition) {
+    RETURN_IF(condition, ASSAY_INTERNAL);
+    return ASSAY_OK;
+}
+
+static void macros_leave_when_they_should(void **state) {
+    (void)state;
+    int steps = 0;
+    assert_int_equal(tried(ASSAY_OK, &steps), ASSAY_OK);
+    assert_int_equal(steps, 11);
+    steps = 0;
+    assert_int_equal(tried(ASSAY_NO_MEMORY, &steps), ASSAY_NO_MEMORY);
+    assert_int_equal(steps, 10);
+    assert_int_equal(returned(true), ASSAY_INTERNAL);
+    assert_int_equal(returned(false), ASSAY_OK);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_status_has_its_text),
+        cmocka_unit_test(fail_returns_the_status_and_keeps_the_message),
+        cmocka_unit_test(a_long_message_is_cut_short),
+        cmocka_unit_test(macros_leave_when_they_should),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
