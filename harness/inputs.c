@@ -70,8 +70,7 @@ static bool in_file(const assay_inputs *inputs, const char *path)
     return inputs->file != NULL && assay_fixture_find(inputs->file, path) != NULL;
 }
 
-/* What the case says of a tensor: its key is the path with or without the leading folder. */
-static const assay_case_input *override_of(const assay_case *c, const char *path)
+const assay_case_input *assay_case_input_of(const assay_case *c, const char *path)
 {
     const char *bare = strchr(path, '/') + 1;
     for (int i = 0; i < c->input_count; i++) {
@@ -94,7 +93,8 @@ static assay_status check_values(assay_context *ctx, const assay_tensor_entry *e
         }
         if (assay_dtype_round(entry->spec.type, values[i], false) != values[i]) {
             return assay_fail(ctx, ASSAY_BAD_INPUT,
-                              "%s[%" PRId64 "] is %.17g, which is no %s value; give --set dtype=float32 or round it first",
+                              "%s[%" PRId64
+                              "] is %.17g, which is no %s value; give --set dtype=float32 or round it first",
                               entry->spec.path, first + i, values[i], assay_dtype_name(entry->spec.type));
         }
     }
@@ -121,10 +121,10 @@ static assay_status read_values(assay_context *ctx, void *self, const char *path
         assay_status status = assay_fixture_read(ctx, inputs->file, path, first, count, out);
         return status == ASSAY_OK ? check_values(ctx, entry, first, count, out) : status;
     }
-    const assay_case_input *given = override_of(inputs->c, path);
+    const assay_case_input *given = assay_case_input_of(inputs->c, path);
     assay_fill fill = given != NULL ? given->fill : entry->fill;
-    assay_status status = assay_random_fill(ctx, &fill, inputs->c->seed, path, &entry->spec.shape, entry->spec.type,
-                                            first, count, out);
+    assay_status status =
+        assay_random_fill(ctx, &fill, inputs->c->seed, path, &entry->spec.shape, entry->spec.type, first, count, out);
     if (status == ASSAY_OK && given != NULL && given->tail_nan_rows > 0) {
         if (!entry->rows_may_be_unused) {
             return assay_fail(ctx, ASSAY_BAD_INPUT, "inputs.%s: tail_nan_rows is for rows that may belong to no group",
@@ -143,7 +143,7 @@ static assay_status read_integers(assay_context *ctx, void *self, const char *pa
     const assay_tensor_entry *entry = assay_tensor_list_find(inputs->list, path);
     int32_t *whole = NULL;
     if (in_file(inputs, path)) return assay_fixture_read_i32(ctx, inputs->file, path, first, count, out);
-    const assay_case_input *given = override_of(inputs->c, path);
+    const assay_case_input *given = assay_case_input_of(inputs->c, path);
     assay_fill fill = given != NULL ? given->fill : entry->fill;
     /* a permutation or distinct experts are drawn whole */
     TRY(assay_alloc_i32(ctx, path, assay_shape_count(&entry->spec.shape), &whole));

@@ -21,7 +21,10 @@ void assay_inputs_close(assay_inputs *inputs);
 /* Elements that are read from a file must lie on the case's grid and be finite. */
 assay_source assay_inputs_source(assay_inputs *inputs);
 
-/* The folder of a path. */
+/* What the case says of a tensor, by its path with or without the leading folder; NULL when it says nothing. */
+const assay_case_input *assay_case_input_of(const assay_case *c, const char *path);
+
+/* Whether the path lies in the folder. */
 bool assay_path_in(const char *path, const char *folder);
 /* inputs/, weights/ or cotangents/ */
 bool assay_path_is_given(const char *path);

@@ -11,14 +11,16 @@ const assay_operation *const assay_operations[] = {
     &assay_op_routing,  &assay_op_mlp, &assay_op_moe,     NULL,
 };
 
-const assay_operation *assay_operation_by_name(const char *name) {
+const assay_operation *assay_operation_by_name(const char *name)
+{
     for (int i = 0; assay_operations[i] != NULL; i++) {
         if (strcmp(assay_operations[i]->name, name) == 0) return assay_operations[i];
     }
     return NULL;
 }
 
-static assay_status unknown_operation(assay_context *ctx, const assay_case *c) {
+static assay_status unknown_operation(assay_context *ctx, const assay_case *c)
+{
     char names[256] = "";
     for (int i = 0; assay_operations[i] != NULL; i++) {
         size_t used = strlen(names);
@@ -28,7 +30,8 @@ static assay_status unknown_operation(assay_context *ctx, const assay_case *c) {
 }
 
 /* What no operation has so far: a mesh, a schedule, chunks. Named rather than ignored. */
-static assay_status check_common(assay_context *ctx, const assay_case *c) {
+static assay_status check_common(assay_context *ctx, const assay_case *c)
+{
     const assay_model_config *m = &c->config;
     if (c->mesh_data != 1 || c->mesh_fsdp != 1 || c->mesh_expert != 1) {
         return assay_fail(ctx, ASSAY_BAD_INPUT,
@@ -48,7 +51,8 @@ static assay_status check_common(assay_context *ctx, const assay_case *c) {
 }
 
 /* A key of `inputs:` names a tensor by its path, with or without the leading folder. */
-static bool names_tensor(const assay_tensor_list *list, const char *key) {
+static bool names_tensor(const assay_tensor_list *list, const char *key)
+{
     static const char *const folders[] = {"", "inputs/", "weights/", "cotangents/"};
     char path[2 * ASSAY_PATH_SIZE];
     for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
@@ -61,7 +65,8 @@ static bool names_tensor(const assay_tensor_list *list, const char *key) {
     return false;
 }
 
-static assay_status check_inputs(assay_context *ctx, const assay_case *c, const assay_tensor_list *list) {
+static assay_status check_inputs(assay_context *ctx, const assay_case *c, const assay_tensor_list *list)
+{
     for (int i = 0; i < c->input_count; i++) {
         if (names_tensor(list, c->inputs[i].path)) continue;
         return assay_fail(ctx, ASSAY_BAD_INPUT,
@@ -72,7 +77,8 @@ static assay_status check_inputs(assay_context *ctx, const assay_case *c, const 
 }
 
 assay_status assay_operation_prepare(assay_context *ctx, const assay_case *c, const assay_operation **operation,
-                                     assay_tensor_list *list) {
+                                     assay_tensor_list *list)
+{
     char reason[ASSAY_MESSAGE_SIZE];
     assay_status status;
     *list = (assay_tensor_list){0};

@@ -40,13 +40,17 @@ static const option_row rows[] = {
     {"output", 'o', true, ASSAY_OPT_OUTPUT, "PATH", "a .h5 file for one case, or a folder"},
     {"set", SET, true, ASSAY_OPT_SET, "KEY=VALUE", "change a key of the case (repeatable)"},
     {"seed", SEED, true, ASSAY_OPT_SET, "N", "the seed of inputs, weights and cotangents"},
-    {"inputs", INPUTS, true, ASSAY_OPT_INPUTS, "FILE.h5", "take inputs, weights and cotangents from this file where it has them"},
-    {"precision", PRECISION, true, ASSAY_OPT_PRECISION, "NAME", "profile: f64, f32, bf16, f16 (default: by the case's dtype)"},
-    {"false-alarm", FALSE_ALARM, true, ASSAY_OPT_PRECISION, "P", "probability that a correct backend fails (default 1e-6)"},
+    {"inputs", INPUTS, true, ASSAY_OPT_INPUTS, "FILE.h5",
+     "take inputs, weights and cotangents from this file where it has them"},
+    {"precision", PRECISION, true, ASSAY_OPT_PRECISION, "NAME",
+     "profile: f64, f32, bf16, f16 (default: by the case's dtype)"},
+    {"false-alarm", FALSE_ALARM, true, ASSAY_OPT_PRECISION, "P",
+     "probability that a correct backend fails (default 1e-6)"},
     {"verbose", 'v', false, ASSAY_OPT_PRECISION, NULL, "every tensor in detail"},
     {"json", JSON_FILE, true, ASSAY_OPT_REPORTS, "FILE", "write the report as JSON"},
     {"junit", JUNIT_FILE, true, ASSAY_OPT_REPORTS, "FILE", "write the report as JUnit XML"},
-    {"backend", BACKEND, true, ASSAY_OPT_BACKEND, "SPEC", "a shared object (./libmine.so), or a command with {request} and {candidate}"},
+    {"backend", BACKEND, true, ASSAY_OPT_BACKEND, "SPEC",
+     "a shared object (./libmine.so), or a command with {request} and {candidate}"},
     {"timeout", TIMEOUT, true, ASSAY_OPT_BACKEND, "SECONDS", "time limit of one run of the backend (default 300)"},
     {"keep", KEEP, true, ASSAY_OPT_BACKEND, "DIR", "keep golden, request and candidate files in this folder"},
     {"tag", TAG, true, ASSAY_OPT_LIST, "TAG", "only cases with this tag"},
@@ -84,7 +88,8 @@ static assay_status parse_threads(assay_context *ctx, const char *text, int *thr
     char *end = NULL;
     long value = strtol(text, &end, 10);
     if (end == text || *end != '\0' || value < 1 || value > MOST) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "--threads is \"%s\", expected a whole number from 1 to %d", text, MOST);
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "--threads is \"%s\", expected a whole number from 1 to %d", text,
+                          MOST);
     }
     *threads = (int)value;
     return ASSAY_OK;
@@ -120,25 +125,57 @@ static assay_status add_set(assay_context *ctx, assay_options *options, const ch
 static assay_status take(assay_context *ctx, assay_options *o, int letter, const char *value)
 {
     switch (letter) {
-    case 'o': o->output = value; return ASSAY_OK;
-    case 'q': o->quiet = true; return ASSAY_OK;
-    case 'h': o->help = true; return ASSAY_OK;
-    case 'v': o->verbose = true; return ASSAY_OK;
-    case JSON: o->json = true; return ASSAY_OK;
-    case ENGINE: o->engine = value; return ASSAY_OK;
-    case INPUTS: o->inputs = value; return ASSAY_OK;
-    case PRECISION: o->precision = value; return ASSAY_OK;
-    case JSON_FILE: o->json_file = value; return ASSAY_OK;
-    case JUNIT_FILE: o->junit_file = value; return ASSAY_OK;
-    case BACKEND: o->backend = value; return ASSAY_OK;
-    case KEEP: o->keep = value; return ASSAY_OK;
-    case TAG: o->tag = value; return ASSAY_OK;
-    case SET: return add_set(ctx, o, "", value);
-    case SEED: return add_set(ctx, o, "seed=", value);
-    case THREADS: return parse_threads(ctx, value, &o->threads);
-    case COLOR: return parse_color(ctx, value, &o->color);
-    case FALSE_ALARM: return parse_number(ctx, "false-alarm", value, 1e-300, 0.5, &o->false_alarm);
-    default: return parse_number(ctx, "timeout", value, 1e-3, 1e9, &o->timeout);
+    case 'o':
+        o->output = value;
+        return ASSAY_OK;
+    case 'q':
+        o->quiet = true;
+        return ASSAY_OK;
+    case 'h':
+        o->help = true;
+        return ASSAY_OK;
+    case 'v':
+        o->verbose = true;
+        return ASSAY_OK;
+    case JSON:
+        o->json = true;
+        return ASSAY_OK;
+    case ENGINE:
+        o->engine = value;
+        return ASSAY_OK;
+    case INPUTS:
+        o->inputs = value;
+        return ASSAY_OK;
+    case PRECISION:
+        o->precision = value;
+        return ASSAY_OK;
+    case JSON_FILE:
+        o->json_file = value;
+        return ASSAY_OK;
+    case JUNIT_FILE:
+        o->junit_file = value;
+        return ASSAY_OK;
+    case BACKEND:
+        o->backend = value;
+        return ASSAY_OK;
+    case KEEP:
+        o->keep = value;
+        return ASSAY_OK;
+    case TAG:
+        o->tag = value;
+        return ASSAY_OK;
+    case SET:
+        return add_set(ctx, o, "", value);
+    case SEED:
+        return add_set(ctx, o, "seed=", value);
+    case THREADS:
+        return parse_threads(ctx, value, &o->threads);
+    case COLOR:
+        return parse_color(ctx, value, &o->color);
+    case FALSE_ALARM:
+        return parse_number(ctx, "false-alarm", value, 1e-300, 0.5, &o->false_alarm);
+    default:
+        return parse_number(ctx, "timeout", value, 1e-3, 1e9, &o->timeout);
     }
 }
 
@@ -149,8 +186,8 @@ static void build_tables(unsigned allowed, struct option *longs, char *shorts)
     *shorts++ = ':'; /* a missing value is told apart from an unknown option */
     for (int i = 0; i < ROWS; i++) {
         if (!taken(&rows[i], allowed)) continue;
-        longs[count++] = (struct option){rows[i].name, rows[i].takes_value ? required_argument : no_argument, NULL,
-                                         rows[i].letter};
+        longs[count++] =
+            (struct option){rows[i].name, rows[i].takes_value ? required_argument : no_argument, NULL, rows[i].letter};
         if (rows[i].letter <= UCHAR_MAX) {
             *shorts++ = (char)rows[i].letter;
             if (rows[i].takes_value) *shorts++ = ':';

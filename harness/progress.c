@@ -17,7 +17,8 @@ static double now(void)
 void assay_progress_start(assay_progress *p, bool quiet, const char *what, int64_t total)
 {
     double t = now();
-    *p = (assay_progress){.shown = !quiet && isatty(STDERR_FILENO), .what = what, .total = total, .started = t, .last = t};
+    *p = (assay_progress){
+        .shown = !quiet && isatty(STDERR_FILENO), .what = what, .total = total, .started = t, .last = t};
 }
 
 void assay_progress_add(assay_progress *p, int64_t amount, const char *detail)

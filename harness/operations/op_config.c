@@ -3,12 +3,14 @@
 
 #include "harness/operations/op_support.h"
 
-static bool starts_with(const char *text, const char *prefix) {
+static bool starts_with(const char *text, const char *prefix)
+{
     return strncmp(text, prefix, strlen(prefix)) == 0;
 }
 
 /* MaxText goes by model_name for the choice and by decoder_block for the weights. */
-static assay_router_family family_of(const assay_model_config *m, assay_score_func score) {
+static assay_router_family family_of(const assay_model_config *m, assay_score_func score)
+{
     const char *name = m->model_name.text, *block = m->decoder_block.text;
     if (m->fused_moe_func) return ASSAY_ROUTER_FUSED;
     if (strcmp(block, "llama4") == 0) return ASSAY_ROUTER_LLAMA4;
@@ -21,7 +23,8 @@ static assay_router_family family_of(const assay_model_config *m, assay_score_fu
     return score == ASSAY_SCORE_SOFTMAX && !m->routed_bias ? ASSAY_ROUTER_DEEPSEEK2 : ASSAY_ROUTER_DEEPSEEK3;
 }
 
-static assay_status score_func_of(assay_context *ctx, const char *name, assay_score_func *score) {
+static assay_status score_func_of(assay_context *ctx, const char *name, assay_score_func *score)
+{
     static const struct {
         const char *name;
         assay_score_func score;
@@ -40,7 +43,8 @@ static assay_status score_func_of(assay_context *ctx, const char *name, assay_sc
 }
 
 /* top2_sum where there is a bias, else max (DeepSeek's own rule), unless group_score says it outright. */
-static assay_status group_score_of(assay_context *ctx, const assay_model_config *m, assay_group_score *score) {
+static assay_status group_score_of(assay_context *ctx, const assay_model_config *m, assay_group_score *score)
+{
     const char *name = m->group_score.text;
     if (name[0] == '\0') {
         *score = m->routed_bias ? ASSAY_GROUP_TOP2_SUM : ASSAY_GROUP_MAX;
@@ -54,7 +58,8 @@ static assay_status group_score_of(assay_context *ctx, const assay_model_config 
     return ASSAY_OK;
 }
 
-assay_status assay_routing_config_of(assay_context *ctx, const assay_case *c, assay_routing_config *config) {
+assay_status assay_routing_config_of(assay_context *ctx, const assay_case *c, assay_routing_config *config)
+{
     const assay_model_config *m = &c->config;
     assay_status status;
     *config = (assay_routing_config){
@@ -88,7 +93,8 @@ cleanup:
     return status;
 }
 
-static assay_status activation_of(assay_context *ctx, const assay_model_config *m, int index, assay_activation *f) {
+static assay_status activation_of(assay_context *ctx, const assay_model_config *m, int index, assay_activation *f)
+{
     const char *name = m->mlp_activations.item[index];
     if (!assay_activation_from_name(name, f)) {
         return assay_fail(ctx, ASSAY_BAD_INPUT,
@@ -99,7 +105,8 @@ static assay_status activation_of(assay_context *ctx, const assay_model_config *
 }
 
 /* GPT-OSS has its own gate; DeepSeek-V4 clamps when there is a limit; everything else is plain. */
-static assay_status glu_of(assay_context *ctx, const assay_model_config *m, bool asked, assay_glu *glu) {
+static assay_status glu_of(assay_context *ctx, const assay_model_config *m, bool asked, assay_glu *glu)
+{
     *glu = ASSAY_GLU_PLAIN;
     if (strcmp(m->decoder_block.text, "gpt_oss") == 0) {
         *glu = ASSAY_GLU_GPT_OSS;
@@ -119,7 +126,8 @@ static assay_status glu_of(assay_context *ctx, const assay_model_config *m, bool
     return ASSAY_OK;
 }
 
-assay_status assay_mlp_config_of(assay_context *ctx, const assay_case *c, assay_gated_mlp_config *config) {
+assay_status assay_mlp_config_of(assay_context *ctx, const assay_case *c, assay_gated_mlp_config *config)
+{
     const assay_model_config *m = &c->config;
     assay_status status;
     *config = (assay_gated_mlp_config){.rows = c->batch * c->sequence,
@@ -136,13 +144,15 @@ cleanup:
     return status;
 }
 
-static assay_moe_path path_of(const assay_model_config *m) {
+static assay_moe_path path_of(const assay_model_config *m)
+{
     if (m->fused_moe_func) return ASSAY_MOE_FUSED;
     if (m->sparse_matmul) return ASSAY_MOE_SPARSE;
     return m->capacity_factor > 0.0 ? ASSAY_MOE_DROPPING : ASSAY_MOE_DENSE;
 }
 
-assay_status assay_moe_config_of(assay_context *ctx, const assay_case *c, assay_moe_config *config) {
+assay_status assay_moe_config_of(assay_context *ctx, const assay_case *c, assay_moe_config *config)
+{
     const assay_model_config *m = &c->config;
     assay_status status;
     *config = (assay_moe_config){.emb_dim = m->base_emb_dim,

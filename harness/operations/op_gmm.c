@@ -4,7 +4,8 @@
 #include "oracle/base/memory.h"
 #include "oracle/ops/gmm.h"
 
-static assay_gmm_dims dims_of(const assay_case *c) {
+static assay_gmm_dims dims_of(const assay_case *c)
+{
     const assay_model_config *m = &c->config;
     return (assay_gmm_dims){.m = c->batch * c->sequence * (m->num_experts_per_tok > 0 ? m->num_experts_per_tok : 1),
                             .k = m->base_emb_dim,
@@ -12,7 +13,8 @@ static assay_gmm_dims dims_of(const assay_case *c) {
                             .groups = m->num_experts};
 }
 
-static assay_status check(assay_context *ctx, const assay_case *c) {
+static assay_status check(assay_context *ctx, const assay_case *c)
+{
     assay_status status;
     TRY(assay_require_positive(ctx, "base_emb_dim", c->config.base_emb_dim));
     TRY(assay_require_positive(ctx, "base_moe_mlp_dim", c->config.base_moe_mlp_dim));
@@ -21,7 +23,8 @@ cleanup:
     return status;
 }
 
-static assay_status describe(assay_context *ctx, const assay_case *c, assay_tensor_list *list) {
+static assay_status describe(assay_context *ctx, const assay_case *c, assay_tensor_list *list)
+{
     assay_status status;
     assay_gmm_dims d = dims_of(c);
     assay_fill one = assay_fill_normal(1.0, 0.0);
@@ -38,7 +41,8 @@ cleanup:
 }
 
 static assay_status run(assay_context *ctx, const assay_case *c, const assay_source *in, const assay_sink *out,
-                        const assay_precision *precisions, int precision_count) {
+                        const assay_precision *precisions, int precision_count)
+{
     assay_status status;
     assay_gmm_dims d = dims_of(c);
     int64_t lhs_size = d.m * d.k, rhs_size = d.groups * d.k * d.n, y_size = d.m * d.n;
@@ -73,12 +77,14 @@ cleanup:
     return status;
 }
 
-static double flops(const assay_case *c, bool backward) {
+static double flops(const assay_case *c, bool backward)
+{
     assay_gmm_dims d = dims_of(c);
     return (backward ? 6.0 : 2.0) * (double)d.m * (double)d.k * (double)d.n;
 }
 
-static int64_t memory(const assay_case *c) {
+static int64_t memory(const assay_case *c)
+{
     assay_gmm_dims d = dims_of(c);
     /* results and operands; the error scale of one group's product holds its operands again */
     return 8 * (3 * d.m * d.k + 3 * d.groups * d.k * d.n + 3 * d.m * d.n + d.k * d.n);

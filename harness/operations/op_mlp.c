@@ -5,12 +5,14 @@
 #include "oracle/ops/gated_mlp.h"
 #include "oracle/ops/gated_mlp_gauge.h"
 
-static assay_status check(assay_context *ctx, const assay_case *c) {
+static assay_status check(assay_context *ctx, const assay_case *c)
+{
     assay_gated_mlp_config config;
     return assay_mlp_config_of(ctx, c, &config);
 }
 
-static assay_status describe(assay_context *ctx, const assay_case *c, assay_tensor_list *list) {
+static assay_status describe(assay_context *ctx, const assay_case *c, assay_tensor_list *list)
+{
     assay_status status;
     int64_t dim = c->config.base_emb_dim, hidden = c->config.base_mlp_dim;
     assay_dims x = {"BSD", {c->batch, c->sequence, dim}}, up = {"DF", {dim, hidden}}, bias = {"F", {hidden}};
@@ -48,7 +50,8 @@ typedef struct variable {
 
 enum { X, WI, WI_0, WI_1, WO, WI_0_BIAS, WI_1_BIAS, WO_BIAS, VARIABLES };
 
-static assay_status read_variables(assay_context *ctx, const assay_source *in, variable *v, const assay_case *c) {
+static assay_status read_variables(assay_context *ctx, const assay_source *in, variable *v, const assay_case *c)
+{
     assay_status status;
     int64_t dim = c->config.base_emb_dim, hidden = c->config.base_mlp_dim;
     const variable table[VARIABLES] = {
@@ -61,8 +64,7 @@ static assay_status read_variables(assay_context *ctx, const assay_source *in, v
         [WI_1_BIAS] = {"weights/wi_1/bias", "gradients/weights/wi_1/bias", hidden, NULL, NULL},
         [WO_BIAS] = {"weights/wo/bias", "gradients/weights/wo/bias", dim, NULL, NULL},
     };
-    for (int i = 0; i < VARIABLES; i++)
-        v[i] = table[i];
+    for (int i = 0; i < VARIABLES; i++) v[i] = table[i];
     for (int i = 0; i < VARIABLES; i++) {
         TRY(assay_read_whole(ctx, in, v[i].path, v[i].size, &v[i].value));
         if (v[i].value != NULL) TRY(assay_alloc_f64(ctx, v[i].gradient, v[i].size, &v[i].derivative));
@@ -71,7 +73,8 @@ cleanup:
     return status;
 }
 
-static assay_gated_mlp_gradients gradients_of(const variable *v) {
+static assay_gated_mlp_gradients gradients_of(const variable *v)
+{
     return (assay_gated_mlp_gradients){.dx = v[X].derivative,
                                        .dwi = v[WI].derivative,
                                        .dwi_0 = v[WI_0].derivative,
@@ -82,7 +85,8 @@ static assay_gated_mlp_gradients gradients_of(const variable *v) {
                                        .dwo_bias = v[WO_BIAS].derivative};
 }
 
-static assay_gated_mlp_weights weights_of(const variable *v) {
+static assay_gated_mlp_weights weights_of(const variable *v)
+{
     return (assay_gated_mlp_weights){.wi = v[WI].value,
                                      .wi_0 = v[WI_0].value,
                                      .wi_1 = v[WI_1].value,
@@ -94,7 +98,8 @@ static assay_gated_mlp_weights weights_of(const variable *v) {
 
 /* a and b row by row: in the fused form their rows lie apart. */
 static assay_status write_rows(assay_context *ctx, const assay_sink *out, const char *path, const double *x,
-                               const assay_gated_mlp_config *config, int64_t ld) {
+                               const assay_gated_mlp_config *config, int64_t ld)
+{
     assay_status status = ASSAY_OK;
     for (int64_t row = 0; row < config->rows; row++) {
         TRY(assay_write_result(ctx, out, path, config->mlp_dim, x + row * ld));
@@ -105,7 +110,8 @@ cleanup:
 
 static assay_status write_scales(assay_context *ctx, const assay_sink *out, const assay_precision *precision,
                                  const variable *v, double *y, const double *dy, const assay_gated_mlp_residuals *r,
-                                 const assay_gated_mlp_config *config) {
+                                 const assay_gated_mlp_config *config)
+{
     assay_status status;
     double *pre = NULL;
     int64_t block = config->rows * config->mlp_dim;
@@ -128,7 +134,8 @@ cleanup:
 }
 
 static assay_status run(assay_context *ctx, const assay_case *c, const assay_source *in, const assay_sink *out,
-                        const assay_precision *precisions, int precision_count) {
+                        const assay_precision *precisions, int precision_count)
+{
     assay_status status;
     variable v[VARIABLES] = {0};
     double *y = NULL, *dy = NULL;
@@ -150,8 +157,7 @@ static assay_status run(assay_context *ctx, const assay_case *c, const assay_sou
     TRY(write_rows(ctx, out, "checkpoints/mlpwi_0", r.a, &config, r.ld));
     TRY(write_rows(ctx, out, "checkpoints/mlpwi_1", r.b, &config, r.ld));
     TRY(assay_write_result(ctx, out, "checkpoints/mlpwo", v[X].size, y));
-    for (int i = 0; i < precision_count; i++)
-        TRY(write_scales(ctx, out, &precisions[i], v, y, dy, &r, &config));
+    for (int i = 0; i < precision_count; i++) TRY(write_scales(ctx, out, &precisions[i], v, y, dy, &r, &config));
 cleanup:
     for (int i = 0; i < VARIABLES; i++) {
         free(v[i].value);
@@ -163,12 +169,14 @@ cleanup:
     return status;
 }
 
-static double flops(const assay_case *c, bool backward) {
+static double flops(const assay_case *c, bool backward)
+{
     double rows = (double)(c->batch * c->sequence);
     return (backward ? 18.0 : 6.0) * rows * (double)c->config.base_emb_dim * (double)c->config.base_mlp_dim;
 }
 
-static int64_t memory(const assay_case *c) {
+static int64_t memory(const assay_case *c)
+{
     int64_t rows = c->batch * c->sequence, dim = c->config.base_emb_dim, hidden = c->config.base_mlp_dim;
     /* weights and gradients, the error scale's copies of a product's operands, and what rows keep */
     return 8 * (8 * dim * hidden + rows * (8 * dim + 24 * hidden));

@@ -3,17 +3,20 @@
 #include <stdio.h>
 #include <string.h>
 
-static assay_status check(assay_context *ctx, const assay_case *c) {
+static assay_status check(assay_context *ctx, const assay_case *c)
+{
     assay_moe_config config;
     return assay_moe_config_of(ctx, c, &config);
 }
 
-static bool has_per_expert_scale(const assay_case *c) {
+static bool has_per_expert_scale(const assay_case *c)
+{
     return strcmp(c->config.decoder_block.text, "gemma4") == 0 && !c->config.fused_moe_func;
 }
 
 static assay_status describe_router(assay_context *ctx, const assay_case *c, assay_tensor_list *list,
-                                    const assay_moe_config *config) {
+                                    const assay_moe_config *config)
+{
     assay_status status;
     int64_t experts = config->routing.num_experts, rows = config->routing.hash_rows;
     int64_t per_token = config->routing.num_experts_per_tok;
@@ -36,7 +39,8 @@ cleanup:
 }
 
 static assay_status describe_experts(assay_context *ctx, const assay_case *c, assay_tensor_list *list,
-                                     const assay_moe_config *config) {
+                                     const assay_moe_config *config)
+{
     assay_status status;
     int64_t experts = config->routing.num_experts, dim = config->emb_dim, hidden = config->moe_mlp_dim;
     assay_dims up = {"EDH", {experts, dim, hidden}}, bias = {"EH", {experts, hidden}};
@@ -70,7 +74,8 @@ cleanup:
 }
 
 static assay_status describe_outputs(assay_context *ctx, const assay_case *c, assay_tensor_list *list,
-                                     const assay_moe_config *config) {
+                                     const assay_moe_config *config)
+{
     assay_status status;
     const assay_routing_config *r = &config->routing;
     assay_fill one = assay_fill_normal(1.0, 0.0), unit = {.distribution = ASSAY_CONSTANT, .scale = 1.0, .mean = 1.0};
@@ -86,7 +91,8 @@ cleanup:
 }
 
 /* Rows of routed intermediates: sorted copies, every expert on every token, or the places of the capacity buffer. */
-static assay_dims routed_rows(const assay_moe_config *config, int64_t width, char letter, char labels[8]) {
+static assay_dims routed_rows(const assay_moe_config *config, int64_t width, char letter, char labels[8])
+{
     const assay_routing_config *r = &config->routing;
     int64_t copies = r->batch * r->sequence * r->num_experts_per_tok;
     const char *form = config->path == ASSAY_MOE_DENSE ? "BSE" : config->path == ASSAY_MOE_DROPPING ? "EBC" : "r";
@@ -102,7 +108,8 @@ static assay_dims routed_rows(const assay_moe_config *config, int64_t width, cha
 }
 
 static assay_status describe_checkpoints(assay_context *ctx, const assay_case *c, assay_tensor_list *list,
-                                         const assay_moe_config *config) {
+                                         const assay_moe_config *config)
+{
     assay_status status;
     char labels[8];
     int64_t hidden = config->moe_mlp_dim, dim = config->emb_dim;
@@ -127,7 +134,8 @@ cleanup:
     return status;
 }
 
-static assay_status describe_routing(assay_context *ctx, assay_tensor_list *list, const assay_moe_config *config) {
+static assay_status describe_routing(assay_context *ctx, assay_tensor_list *list, const assay_moe_config *config)
+{
     assay_status status;
     const assay_routing_config *r = &config->routing;
     assay_dims chosen = {"BSK", {r->batch, r->sequence, r->num_experts_per_tok}};
@@ -147,7 +155,8 @@ cleanup:
     return status;
 }
 
-static assay_status describe(assay_context *ctx, const assay_case *c, assay_tensor_list *list) {
+static assay_status describe(assay_context *ctx, const assay_case *c, assay_tensor_list *list)
+{
     assay_status status;
     assay_moe_config config;
     TRY(assay_moe_config_of(ctx, c, &config));
@@ -168,19 +177,22 @@ cleanup:
 }
 
 static assay_status run(assay_context *ctx, const assay_case *c, const assay_source *in, const assay_sink *out,
-                        const assay_precision *precisions, int precision_count) {
+                        const assay_precision *precisions, int precision_count)
+{
     assay_moe_config config;
     assay_status status = assay_moe_config_of(ctx, c, &config);
     return status == ASSAY_OK ? assay_moe_run(ctx, &config, in, out, precisions, precision_count) : status;
 }
 
-static double flops(const assay_case *c, bool backward) {
+static double flops(const assay_case *c, bool backward)
+{
     assay_context ctx = {0};
     assay_moe_config config;
     return assay_moe_config_of(&ctx, c, &config) == ASSAY_OK ? assay_moe_flops(&config, backward) : 0.0;
 }
 
-static int64_t memory(const assay_case *c) {
+static int64_t memory(const assay_case *c)
+{
     assay_context ctx = {0};
     assay_moe_config config;
     return assay_moe_config_of(&ctx, c, &config) == ASSAY_OK ? assay_moe_memory(&config) : 0;

@@ -5,14 +5,16 @@
 #include "oracle/base/memory.h"
 #include "oracle/moe/permute.h"
 
-static assay_permute_dims dims_of(const assay_case *c) {
+static assay_permute_dims dims_of(const assay_case *c)
+{
     return (assay_permute_dims){.tokens = c->batch * c->sequence,
                                 .experts_per_token = c->config.num_experts_per_tok,
                                 .experts = c->config.num_experts,
                                 .emb_dim = c->config.base_emb_dim};
 }
 
-static assay_status check(assay_context *ctx, const assay_case *c) {
+static assay_status check(assay_context *ctx, const assay_case *c)
+{
     assay_status status;
     TRY(assay_require_positive(ctx, "base_emb_dim", c->config.base_emb_dim));
     TRY(assay_require_positive(ctx, "num_experts", c->config.num_experts));
@@ -25,17 +27,20 @@ cleanup:
     return status;
 }
 
-static double moved_flops(const assay_case *c, bool backward) {
+static double moved_flops(const assay_case *c, bool backward)
+{
     assay_permute_dims d = dims_of(c);
     return (backward ? 4.0 : 2.0) * (double)(d.tokens * d.experts_per_token) * (double)d.emb_dim;
 }
 
-static int64_t memory(const assay_case *c) {
+static int64_t memory(const assay_case *c)
+{
     assay_permute_dims d = dims_of(c);
     return 8 * (4 * d.tokens * d.experts_per_token * (d.emb_dim + 1) + 4 * d.tokens * d.emb_dim + 2 * d.experts);
 }
 
-static assay_status describe_permute(assay_context *ctx, const assay_case *c, assay_tensor_list *list) {
+static assay_status describe_permute(assay_context *ctx, const assay_case *c, assay_tensor_list *list)
+{
     assay_status status;
     assay_permute_dims d = dims_of(c);
     int64_t copies = d.tokens * d.experts_per_token;
@@ -52,7 +57,8 @@ cleanup:
 }
 
 static assay_status run_permute(assay_context *ctx, const assay_case *c, const assay_source *in, const assay_sink *out,
-                                const assay_precision *precisions, int precision_count) {
+                                const assay_precision *precisions, int precision_count)
+{
     assay_status status;
     assay_permute_dims d = dims_of(c);
     int64_t copies = d.tokens * d.experts_per_token, size = d.tokens * d.emb_dim, sorted_size = copies * d.emb_dim;
@@ -73,8 +79,7 @@ static assay_status run_permute(assay_context *ctx, const assay_case *c, const a
     TRY(assay_write_result_i32(ctx, out, "outputs/group_sizes", d.experts, group_sizes));
     TRY(assay_write_result(ctx, out, "gradients/inputs/x", size, dx));
     for (int i = 0; i < precision_count; i++) {
-        for (int64_t j = 0; j < sorted_size; j++)
-            sorted[j] = 0.0; /* copies are exact */
+        for (int64_t j = 0; j < sorted_size; j++) sorted[j] = 0.0; /* copies are exact */
         TRY(assay_unpermute_gauge(ctx, &precisions[i], dx, NULL, NULL, NULL, dy, order, NULL, &d));
         TRY(assay_write_scale(ctx, out, &precisions[i], "outputs/sorted_inputs", sorted_size, sorted));
         TRY(assay_write_scale(ctx, out, &precisions[i], "gradients/inputs/x", size, dx));
@@ -90,7 +95,8 @@ cleanup:
     return status;
 }
 
-static assay_status describe_unpermute(assay_context *ctx, const assay_case *c, assay_tensor_list *list) {
+static assay_status describe_unpermute(assay_context *ctx, const assay_case *c, assay_tensor_list *list)
+{
     assay_status status;
     assay_permute_dims d = dims_of(c);
     int64_t copies = d.tokens * d.experts_per_token;
@@ -106,7 +112,8 @@ cleanup:
 }
 
 static assay_status run_unpermute(assay_context *ctx, const assay_case *c, const assay_source *in,
-                                  const assay_sink *out, const assay_precision *precisions, int precision_count) {
+                                  const assay_sink *out, const assay_precision *precisions, int precision_count)
+{
     assay_status status;
     assay_permute_dims d = dims_of(c);
     int64_t copies = d.tokens * d.experts_per_token, size = d.tokens * d.emb_dim, sorted_size = copies * d.emb_dim;

@@ -4,7 +4,8 @@
 #include "oracle/base/memory.h"
 #include "oracle/ops/rms_norm.h"
 
-static assay_status check(assay_context *ctx, const assay_case *c) {
+static assay_status check(assay_context *ctx, const assay_case *c)
+{
     if (!(c->config.normalization_layer_epsilon >= 0.0)) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "normalization_layer_epsilon is %g, expected 0 or more",
                           c->config.normalization_layer_epsilon);
@@ -12,7 +13,8 @@ static assay_status check(assay_context *ctx, const assay_case *c) {
     return assay_require_positive(ctx, "base_emb_dim", c->config.base_emb_dim);
 }
 
-static assay_status describe(assay_context *ctx, const assay_case *c, assay_tensor_list *list) {
+static assay_status describe(assay_context *ctx, const assay_case *c, assay_tensor_list *list)
+{
     assay_status status;
     int64_t dim = c->config.base_emb_dim;
     assay_dims x = {"BSD", {c->batch, c->sequence, dim}};
@@ -25,7 +27,8 @@ cleanup:
 }
 
 static assay_status run(assay_context *ctx, const assay_case *c, const assay_source *in, const assay_sink *out,
-                        const assay_precision *precisions, int precision_count) {
+                        const assay_precision *precisions, int precision_count)
+{
     assay_status status;
     int64_t rows = c->batch * c->sequence, dim = c->config.base_emb_dim, size = rows * dim;
     double *x = NULL, *scale = NULL, *dy = NULL, *y = NULL, *rstd = NULL, *dx = NULL, *dscale = NULL;
@@ -59,12 +62,14 @@ cleanup:
     return status;
 }
 
-static double flops(const assay_case *c, bool backward) {
+static double flops(const assay_case *c, bool backward)
+{
     double size = (double)c->batch * (double)c->sequence * (double)c->config.base_emb_dim;
     return (backward ? 6.0 : 2.0) * size;
 }
 
-static int64_t memory(const assay_case *c) {
+static int64_t memory(const assay_case *c)
+{
     return 8 *
            (4 * c->batch * c->sequence * c->config.base_emb_dim + c->batch * c->sequence + 2 * c->config.base_emb_dim);
 }

@@ -10,18 +10,21 @@
 #include "oracle/moe/routing_gauge.h"
 
 /* Logits are given directly when the case says how they are filled; else they are x gate.kernel. */
-static bool logits_given(const assay_case *c) {
+static bool logits_given(const assay_case *c)
+{
     for (int i = 0; i < c->input_count; i++) {
         if (strcmp(c->inputs[i].path, "logits") == 0 || strcmp(c->inputs[i].path, "inputs/logits") == 0) return true;
     }
     return false;
 }
 
-static bool has_per_expert_scale(const assay_case *c) {
+static bool has_per_expert_scale(const assay_case *c)
+{
     return strcmp(c->config.decoder_block.text, "gemma4") == 0 && !c->config.fused_moe_func;
 }
 
-static assay_status check(assay_context *ctx, const assay_case *c) {
+static assay_status check(assay_context *ctx, const assay_case *c)
+{
     assay_routing_config config;
     assay_status status = assay_routing_config_of(ctx, c, &config);
     if (status == ASSAY_OK && !logits_given(c)) {
@@ -31,7 +34,8 @@ static assay_status check(assay_context *ctx, const assay_case *c) {
 }
 
 static assay_status describe_inputs(assay_context *ctx, const assay_case *c, assay_tensor_list *list,
-                                    const assay_routing_config *r) {
+                                    const assay_routing_config *r)
+{
     assay_status status;
     assay_dims e = {"E", {r->num_experts}};
     assay_fill one = assay_fill_normal(1.0, 0.0);
@@ -62,7 +66,8 @@ cleanup:
     return status;
 }
 
-static assay_status describe(assay_context *ctx, const assay_case *c, assay_tensor_list *list) {
+static assay_status describe(assay_context *ctx, const assay_case *c, assay_tensor_list *list)
+{
     assay_status status;
     assay_routing_config r;
     TRY(assay_routing_config_of(ctx, c, &r));
@@ -95,19 +100,20 @@ typedef struct routing_run {
     assay_routing routing;
 } routing_run;
 
-static void run_free(routing_run *r) {
+static void run_free(routing_run *r)
+{
     double *const doubles[] = {r->x,         r->kernel,    r->logits,   r->bias,   r->per_expert_scale,
                                r->d_weights, r->d_lb_loss, r->d_logits, r->d_bias, r->d_scale,
                                r->dx,        r->d_kernel};
-    for (size_t i = 0; i < sizeof doubles / sizeof *doubles; i++)
-        free(doubles[i]);
+    for (size_t i = 0; i < sizeof doubles / sizeof *doubles; i++) free(doubles[i]);
     free(r->tid2eid);
     free(r->input_ids);
     free(r->given);
     assay_routing_free(&r->routing);
 }
 
-static assay_matmul_args logits_product(const routing_run *r, double *c) {
+static assay_matmul_args logits_product(const routing_run *r, double *c)
+{
     return (assay_matmul_args){.c = c,
                                .ldc = r->experts,
                                .a = r->x,
@@ -119,7 +125,8 @@ static assay_matmul_args logits_product(const routing_run *r, double *c) {
                                .k = r->dim};
 }
 
-static assay_matmul_args dx_product(const routing_run *r, double *c) {
+static assay_matmul_args dx_product(const routing_run *r, double *c)
+{
     return (assay_matmul_args){.c = c,
                                .ldc = r->dim,
                                .a = r->d_logits,
@@ -132,7 +139,8 @@ static assay_matmul_args dx_product(const routing_run *r, double *c) {
                                .k = r->experts};
 }
 
-static assay_matmul_args kernel_product(const routing_run *r, double *c) {
+static assay_matmul_args kernel_product(const routing_run *r, double *c)
+{
     return (assay_matmul_args){.c = c,
                                .ldc = r->experts,
                                .a = r->x,
@@ -145,7 +153,8 @@ static assay_matmul_args kernel_product(const routing_run *r, double *c) {
                                .k = r->tokens};
 }
 
-static assay_status load(assay_context *ctx, routing_run *r, const assay_source *in) {
+static assay_status load(assay_context *ctx, routing_run *r, const assay_source *in)
+{
     assay_status status;
     int64_t table = r->config.hash_rows * r->config.num_experts_per_tok;
     TRY(assay_read_whole(ctx, in, "inputs/x", r->tokens * r->dim, &r->x));
@@ -171,7 +180,8 @@ cleanup:
     return status;
 }
 
-static assay_routing_inputs inputs_of(const routing_run *r) {
+static assay_routing_inputs inputs_of(const routing_run *r)
+{
     return (assay_routing_inputs){.logits = r->logits,
                                   .bias = r->bias,
                                   .per_expert_scale = r->per_expert_scale,
@@ -180,7 +190,8 @@ static assay_routing_inputs inputs_of(const routing_run *r) {
                                   .given_experts = r->given};
 }
 
-static assay_status write_order(assay_context *ctx, const routing_run *r, const assay_sink *out) {
+static assay_status write_order(assay_context *ctx, const routing_run *r, const assay_sink *out)
+{
     assay_status status;
     int32_t *order = NULL, *group_sizes = NULL;
     assay_permute_dims dims = {
@@ -197,7 +208,8 @@ cleanup:
     return status;
 }
 
-static assay_status write_results(assay_context *ctx, const routing_run *r, const assay_sink *out) {
+static assay_status write_results(assay_context *ctx, const routing_run *r, const assay_sink *out)
+{
     assay_status status;
     TRY(assay_write_result(ctx, out, "outputs/weights", r->chosen, r->routing.weights));
     TRY(assay_write_result(ctx, out, "outputs/lb_loss", 1, &r->routing.lb_loss));
@@ -217,7 +229,8 @@ cleanup:
     return status;
 }
 
-static assay_status write_scales(assay_context *ctx, routing_run *r, const assay_sink *out, const assay_precision *p) {
+static assay_status write_scales(assay_context *ctx, routing_run *r, const assay_sink *out, const assay_precision *p)
+{
     assay_status status;
     double *variance_logits = NULL, *weights = NULL, *d_logits = NULL, *small = NULL;
     int64_t size = r->tokens * r->experts;
@@ -252,8 +265,7 @@ static assay_status write_scales(assay_context *ctx, routing_run *r, const assay
         TRY(assay_write_scale(ctx, out, p, "gradients/inputs/x", r->tokens * r->dim, r->dx));
         TRY(assay_write_scale(ctx, out, p, "gradients/weights/gate/kernel", r->dim * r->experts, r->d_kernel));
     }
-    for (int64_t e = 0; e < r->experts; e++)
-        small[e] = 0.0; /* a rate times a sign is exact */
+    for (int64_t e = 0; e < r->experts; e++) small[e] = 0.0; /* a rate times a sign is exact */
     TRY(assay_write_scale(ctx, out, p, "outputs/bias_updates", r->experts, small));
 cleanup:
     free(variance_logits);
@@ -264,7 +276,8 @@ cleanup:
 }
 
 static assay_status run(assay_context *ctx, const assay_case *c, const assay_source *in, const assay_sink *out,
-                        const assay_precision *precisions, int precision_count) {
+                        const assay_precision *precisions, int precision_count)
+{
     assay_status status;
     routing_run r = {.tokens = c->batch * c->sequence, .experts = c->config.num_experts, .dim = c->config.base_emb_dim};
     r.chosen = r.tokens * c->config.num_experts_per_tok;
@@ -285,21 +298,22 @@ static assay_status run(assay_context *ctx, const assay_case *c, const assay_sou
         TRY(assay_matmul(ctx, &kernel));
     }
     TRY(write_results(ctx, &r, out));
-    for (int i = 0; i < precision_count; i++)
-        TRY(write_scales(ctx, &r, out, &precisions[i]));
+    for (int i = 0; i < precision_count; i++) TRY(write_scales(ctx, &r, out, &precisions[i]));
 cleanup:
     run_free(&r);
     return status;
 }
 
-static double flops(const assay_case *c, bool backward) {
+static double flops(const assay_case *c, bool backward)
+{
     double product = logits_given(c) ? 0.0
                                      : (double)(c->batch * c->sequence) * (double)c->config.base_emb_dim *
                                            (double)c->config.num_experts;
     return (backward ? 6.0 : 2.0) * product;
 }
 
-static int64_t memory(const assay_case *c) {
+static int64_t memory(const assay_case *c)
+{
     int64_t tokens = c->batch * c->sequence, experts = c->config.num_experts, dim = c->config.base_emb_dim;
     return 8 *
            (10 * tokens * experts + 4 * tokens * dim + 4 * dim * experts + 8 * tokens * c->config.num_experts_per_tok);

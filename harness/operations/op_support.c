@@ -9,7 +9,8 @@
 #include "oracle/base/memory.h"
 
 /* Labels are string literals, one for each letter that SPEC.md uses. */
-static const char *label_text(char letter) {
+static const char *label_text(char letter)
+{
     static const char *const texts[] = {"B", "S", "T", "D", "E",  "K",  "H",  "F",  "N",
                                         "M", "G", "C", "V", "Kd", "2H", "2F", "T*K"};
     static const char letters[] = "BSTDEKHFNMGCVkhfr";
@@ -18,7 +19,8 @@ static const char *label_text(char letter) {
 }
 
 assay_status assay_describe(assay_context *ctx, assay_tensor_list *list, const char *path, assay_dtype type,
-                            const assay_fill *fill, assay_dims dims) {
+                            const assay_fill *fill, assay_dims dims)
+{
     enum { GROWTH = 16 };
     if (list->count % GROWTH == 0) {
         void *more = realloc(list->entries, (size_t)(list->count + GROWTH) * sizeof *list->entries);
@@ -44,7 +46,8 @@ assay_status assay_describe(assay_context *ctx, assay_tensor_list *list, const c
 }
 
 assay_status assay_describe_output(assay_context *ctx, assay_tensor_list *list, const assay_case *c, const char *name,
-                                   const assay_fill *fill, assay_dims dims) {
+                                   const assay_fill *fill, assay_dims dims)
+{
     char path[ASSAY_PATH_SIZE];
     assay_status status;
     snprintf(path, sizeof path, "outputs/%s", name);
@@ -58,7 +61,8 @@ cleanup:
 }
 
 assay_status assay_describe_variable(assay_context *ctx, assay_tensor_list *list, const assay_case *c, const char *path,
-                                     assay_fill fill, assay_dims dims) {
+                                     assay_fill fill, assay_dims dims)
+{
     char gradient[ASSAY_PATH_SIZE];
     assay_status status;
     snprintf(gradient, sizeof gradient, "gradients/%s", path);
@@ -68,32 +72,37 @@ cleanup:
     return status;
 }
 
-assay_fill assay_fill_normal(double scale, double mean) {
+assay_fill assay_fill_normal(double scale, double mean)
+{
     return (assay_fill){.distribution = ASSAY_NORMAL, .scale = scale, .mean = mean};
 }
 
-assay_fill assay_fill_fan_in(int64_t fan_in) {
+assay_fill assay_fill_fan_in(int64_t fan_in)
+{
     return assay_fill_normal(1.0 / sqrt((double)fan_in), 0.0);
 }
 
-assay_fill assay_fill_range(assay_distribution distribution, double low, double high) {
+assay_fill assay_fill_range(assay_distribution distribution, double low, double high)
+{
     return (assay_fill){.distribution = distribution, .scale = 1.0, .low = low, .high = high};
 }
 
-const assay_tensor_entry *assay_tensor_list_find(const assay_tensor_list *list, const char *path) {
+const assay_tensor_entry *assay_tensor_list_find(const assay_tensor_list *list, const char *path)
+{
     for (int i = 0; i < list->count; i++) {
         if (strcmp(list->entries[i].spec.path, path) == 0) return &list->entries[i];
     }
     return NULL;
 }
 
-void assay_tensor_list_free(assay_tensor_list *list) {
+void assay_tensor_list_free(assay_tensor_list *list)
+{
     free(list->entries);
     *list = (assay_tensor_list){0};
 }
 
-assay_status assay_read_whole(assay_context *ctx, const assay_source *in, const char *path, int64_t count,
-                              double **out) {
+assay_status assay_read_whole(assay_context *ctx, const assay_source *in, const char *path, int64_t count, double **out)
+{
     assay_status status;
     *out = NULL;
     if (!in->has(in->self, path)) return ASSAY_OK;
@@ -104,7 +113,8 @@ cleanup:
 }
 
 assay_status assay_read_whole_i32(assay_context *ctx, const assay_source *in, const char *path, int64_t count,
-                                  int32_t **out) {
+                                  int32_t **out)
+{
     assay_status status;
     *out = NULL;
     if (!in->has(in->self, path)) return ASSAY_OK;
@@ -114,22 +124,26 @@ cleanup:
     return status;
 }
 
-bool assay_wants(const assay_sink *out, const char *path) {
+bool assay_wants(const assay_sink *out, const char *path)
+{
     return out->wants(out->self, path);
 }
 
 assay_status assay_write_result(assay_context *ctx, const assay_sink *out, const char *path, int64_t count,
-                                const double *values) {
+                                const double *values)
+{
     return assay_wants(out, path) ? out->write(ctx, out->self, path, count, values) : ASSAY_OK;
 }
 
 assay_status assay_write_result_i32(assay_context *ctx, const assay_sink *out, const char *path, int64_t count,
-                                    const int32_t *values) {
+                                    const int32_t *values)
+{
     return assay_wants(out, path) ? out->write_i32(ctx, out->self, path, count, values) : ASSAY_OK;
 }
 
 assay_status assay_write_scale(assay_context *ctx, const assay_sink *out, const assay_precision *precision,
-                               const char *path, int64_t count, const double *variance) {
+                               const char *path, int64_t count, const double *variance)
+{
     enum { CHUNK = 1024 };
     char scale[ASSAY_PATH_SIZE];
     double deviation[CHUNK];
@@ -138,15 +152,15 @@ assay_status assay_write_scale(assay_context *ctx, const assay_sink *out, const 
     if (!assay_wants(out, scale)) return ASSAY_OK;
     for (int64_t first = 0; first < count; first += CHUNK) {
         int64_t n = count - first < CHUNK ? count - first : CHUNK;
-        for (int64_t i = 0; i < n; i++)
-            deviation[i] = sqrt(variance[first + i]);
+        for (int64_t i = 0; i < n; i++) deviation[i] = sqrt(variance[first + i]);
         TRY(out->write(ctx, out->self, scale, n, deviation));
     }
 cleanup:
     return status;
 }
 
-assay_status assay_require_positive(assay_context *ctx, const char *key, int64_t value) {
+assay_status assay_require_positive(assay_context *ctx, const char *key, int64_t value)
+{
     if (value < 1) return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is %" PRId64 ", expected 1 or more", key, value);
     return ASSAY_OK;
 }

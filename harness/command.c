@@ -1,0 +1,97 @@
+#include "harness/command.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+assay_status assay_command_cases(assay_context *ctx, const assay_options *options, assay_case **cases, int *count)
+{
+    assay_status status;
+    TRY(assay_cases_find(ctx, options->argument_count, options->arguments, cases, count));
+    for (int i = 0; i < *count; i++) TRY(assay_options_apply(ctx, options, &(*cases)[i]));
+cleanup:
+    if (status != ASSAY_OK) {
+        assay_cases_free(*cases, *count);
+        *cases = NULL;
+        *count = 0;
+    }
+    return status;
+}
+
+int assay_exit_of(assay_verdict verdict)
+{
+    switch (verdict) {
+    case ASSAY_PASS:
+        return ASSAY_EXIT_PASS;
+    case ASSAY_VACUOUS:
+        return ASSAY_EXIT_VACUOUS;
+    case ASSAY_FAIL:
+    case ASSAY_NOT_COMPARABLE:
+        break;
+    }
+    return ASSAY_EXIT_FAIL;
+}
+
+assay_status assay_command_profile(assay_context *ctx, const assay_options *options, const char *dtype_name,
+                                   const assay_profile **profile)
+{
+    assay_dtype type;
+    if (options->precision != NULL) {
+        *profile = assay_profile_by_name(options->precision);
+        if (*profile == NULL) {
+            return assay_fail(ctx, ASSAY_BAD_INPUT, "--precision is \"%s\", expected f64, f32, bf16 or f16",
+                              options->precision);
+        }
+        return ASSAY_OK;
+    }
+    *profile = assay_dtype_from_name(dtype_name, &type) ? assay_profile_for_dtype(type) : NULL;
+    if (*profile == NULL) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "no profile goes with dtype %s: name one with --precision", dtype_name);
+    }
+    return ASSAY_OK;
+}
+
+assay_status assay_write_text(assay_context *ctx, const char *path, const char *text)
+{
+    char partial[4096];
+    int length = snprintf(partial, sizeof partial, "%s.partial-XXXXXX", path);
+    if (length < 0 || length >= (int)sizeof partial)
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "%.64s...: path too long", path);
+    int descriptor = mkstemp(partial);
+    if (descriptor < 0) return assay_fail(ctx, ASSAY_IO, "%s: cannot be written: %s", path, strerror(errno));
+    FILE *file = fdopen(descriptor, "w");
+    bool written = file != NULL && fputs(text, file) >= 0;
+    if (file == NULL) {
+        close(descriptor);
+    } else if (fclose(file) != 0) {
+        written = false;
+    }
+    if (!written || rename(partial, path) != 0) {
+        int reason = errno;
+        unlink(partial);
+        return assay_fail(ctx, ASSAY_IO, "%s: cannot be written: %s", path, strerror(reason));
+    }
+    return ASSAY_OK;
+}
+
+assay_status assay_command_write_reports(assay_context *ctx, const assay_options *options, int count,
+                                         const assay_report *reports)
+{
+    assay_status status = ASSAY_OK;
+    char *text = NULL;
+    if (options->json_file != NULL) {
+        TRY(assay_report_json(ctx, count, reports, &text));
+        TRY(assay_write_text(ctx, options->json_file, text));
+        free(text);
+        text = NULL;
+    }
+    if (options->junit_file != NULL) {
+        TRY(assay_report_junit(ctx, count, reports, &text));
+        TRY(assay_write_text(ctx, options->junit_file, text));
+    }
+cleanup:
+    free(text);
+    return status;
+}

@@ -1,0 +1,40 @@
+/* The commands of the program: one file each, one row in a table. */
+#ifndef ASSAY_HARNESS_COMMAND_H
+#define ASSAY_HARNESS_COMMAND_H
+
+#include "compare/report.h"
+#include "harness/golden.h"
+#include "harness/options.h"
+
+/* Exit status. */
+enum { ASSAY_EXIT_PASS = 0, ASSAY_EXIT_FAIL = 1, ASSAY_EXIT_BAD_INPUT = 2, ASSAY_EXIT_VACUOUS = 3 };
+
+typedef struct assay_command {
+    const char *name, *arguments, *summary, *details;
+    unsigned options; /* sum of ASSAY_OPT_ values */
+    int least, most;  /* how many arguments; most -1: any number */
+    /* Returns a status; *exit_code is what the program ends with when that is ASSAY_OK. */
+    assay_status (*run)(assay_context *ctx, const assay_options *options, int *exit_code);
+} assay_command;
+
+extern const assay_command assay_command_list, assay_command_show, assay_command_generate, assay_command_request,
+    assay_command_compare, assay_command_run, assay_command_verify, assay_command_shared_object;
+
+/* The cases that the arguments name, with --set and --seed applied. */
+assay_status assay_command_cases(assay_context *ctx, const assay_options *options, assay_case **cases, int *count);
+
+/* The exit status of a verdict. */
+int assay_exit_of(assay_verdict verdict);
+
+/* The profile that --precision names, or the one of the golden's grid. */
+assay_status assay_command_profile(assay_context *ctx, const assay_options *options, const char *dtype_name,
+                                   const assay_profile **profile);
+
+/* Writes the text whole or not at all, through a file beside it. */
+assay_status assay_write_text(assay_context *ctx, const char *path, const char *text);
+
+/* --json and --junit. */
+assay_status assay_command_write_reports(assay_context *ctx, const assay_options *options, int count,
+                                         const assay_report *reports);
+
+#endif

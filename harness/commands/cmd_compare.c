@@ -1,0 +1,75 @@
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "harness/command.h"
+
+static assay_status require_kind(assay_context *ctx, const assay_fixture_reader *reader, const char *path,
+                                 const char *kind)
+{
+    const char *found = assay_fixture_text(reader, "kind");
+    if (found == NULL || strcmp(found, kind) != 0) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: kind is %s, expected %s", path,
+                          found == NULL ? "not given" : found, kind);
+    }
+    return ASSAY_OK;
+}
+
+/* The grid of the case that the golden was made from. */
+static assay_status golden_dtype(assay_context *ctx, const assay_fixture_reader *golden, const char *path,
+                                 const char **dtype)
+{
+    assay_status status;
+    assay_case *cases = NULL;
+    int count = 0;
+    const char *yaml = assay_fixture_text(golden, "case_yaml");
+    if (yaml == NULL) return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: the attribute case_yaml is missing", path);
+    TRY(assay_cases_parse(ctx, path, yaml, strlen(yaml), &cases, &count));
+    *dtype = assay_dtype_name(cases[0].dtype);
+cleanup:
+    assay_cases_free(cases, count);
+    return status;
+}
+
+static assay_status run(assay_context *ctx, const assay_options *options, int *exit_code)
+{
+    assay_status status;
+    const char *golden_path = options->arguments[0], *candidate_path = options->arguments[1], *dtype = NULL;
+    assay_fixture_reader *golden = NULL, *candidate = NULL;
+    const assay_profile *profile = NULL;
+    assay_report report = {0};
+    char *text = NULL, command[9000];
+    TRY(assay_fixture_open(ctx, golden_path, &golden));
+    TRY(require_kind(ctx, golden, golden_path, "golden"));
+    TRY(assay_fixture_open(ctx, candidate_path, &candidate));
+    TRY(golden_dtype(ctx, golden, golden_path, &dtype));
+    TRY(assay_command_profile(ctx, options, dtype, &profile));
+    TRY(assay_compare(ctx, golden, candidate, profile, options->false_alarm, &report));
+    snprintf(report.golden_path, sizeof report.golden_path, "%s", golden_path);
+    snprintf(report.candidate_path, sizeof report.candidate_path, "%s", candidate_path);
+    snprintf(command, sizeof command, "assay compare %s %s --precision %s", golden_path, candidate_path,
+             profile->precision.name);
+    assay_report_style style = {.color = options->color, .verbosity = options->verbose ? 1 : 0, .command = command};
+    TRY(assay_report_text(ctx, &report, &style, &text));
+    TRY(assay_command_write_reports(ctx, options, 1, &report));
+    fputs(text, stdout);
+    *exit_code = assay_exit_of(report.verdict);
+cleanup:
+    free(text);
+    assay_report_free(&report);
+    assay_fixture_close(golden);
+    assay_fixture_close(candidate);
+    return status;
+}
+
+const assay_command assay_command_compare = {
+    .name = "compare",
+    .arguments = "GOLDEN CANDIDATE",
+    .summary = "the verdict on a candidate",
+    .details = "Structure, types, non-finite values, exact integers, and errors per element and per row against the\n"
+               "error scale of the profile (docs/comparing.md).\n",
+    .options = ASSAY_OPT_PRECISION | ASSAY_OPT_REPORTS,
+    .least = 2,
+    .most = 2,
+    .run = run,
+};

@@ -1,0 +1,126 @@
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "harness/command.h"
+
+static bool is_file_name(const char *path)
+{
+    size_t length = strlen(path);
+    return length > 3 && strcmp(path + length - 3, ".h5") == 0;
+}
+
+/* Where the golden of a case goes. */
+static assay_status output_path(assay_context *ctx, const assay_options *options, const assay_case *c, char *path,
+                                size_t size)
+{
+    const char *out = options->output;
+    size_t length = strlen(out);
+    int used = is_file_name(out) ? snprintf(path, size, "%s", out)
+                                 : snprintf(path, size, "%s%s%s.h5", out, out[length - 1] == '/' ? "" : "/", c->name);
+    if (used < 0 || used >= (int)size) return assay_fail(ctx, ASSAY_BAD_INPUT, "%.64s...: path too long", out);
+    return ASSAY_OK;
+}
+
+static assay_status check_output(assay_context *ctx, const assay_options *options, int count)
+{
+    struct stat info;
+    if (options->output == NULL || options->output[0] == '\0') {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "-o PATH is missing: a .h5 file for one case, or a folder");
+    }
+    if (is_file_name(options->output) && count > 1) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "-o %s is one file, but %d cases are asked for: give a folder",
+                          options->output, count);
+    }
+    if (!is_file_name(options->output) && stat(options->output, &info) == 0 && !S_ISDIR(info.st_mode)) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "-o %s is neither a folder nor a .h5 file", options->output);
+    }
+    return ASSAY_OK;
+}
+
+/* Every case is planned before the first is written, so that a bad one costs nothing. */
+static assay_status check_cases(assay_context *ctx, const assay_case *cases, int count)
+{
+    assay_status status = ASSAY_OK;
+    for (int i = 0; i < count; i++) {
+        assay_plan plan = {0};
+        TRY(assay_plan_make(ctx, &plan, &cases[i]));
+        assay_plan_free(&plan);
+    }
+cleanup:
+    return status;
+}
+
+static assay_status run(assay_context *ctx, const assay_options *options, int *exit_code)
+{
+    assay_status status;
+    assay_case *cases = NULL;
+    assay_plan plan = {0};
+    int count = 0;
+    char path[4096];
+    *exit_code = ASSAY_EXIT_PASS;
+    TRY(assay_command_cases(ctx, options, &cases, &count));
+    TRY(check_output(ctx, options, count));
+    TRY(check_cases(ctx, cases, count));
+    for (int i = 0; i < count; i++) {
+        TRY(assay_plan_make(ctx, &plan, &cases[i]));
+        TRY(output_path(ctx, options, &cases[i], path, sizeof path));
+        TRY(assay_make_parents(ctx, path));
+        TRY(assay_golden_write(ctx, &plan, path, options->inputs, options->quiet));
+        printf("%s\n", path);
+        fflush(stdout);
+        assay_plan_free(&plan);
+    }
+cleanup:
+    assay_plan_free(&plan);
+    assay_cases_free(cases, count);
+    return status;
+}
+
+const assay_command assay_command_generate = {
+    .name = "generate",
+    .arguments = "CASE... -o PATH",
+    .summary = "golden fixtures: inputs, outputs, gradients, error scales",
+    .details = "Prints the path of each file when it is in place.\n",
+    .options = ASSAY_OPT_OUTPUT | ASSAY_OPT_SET | ASSAY_OPT_INPUTS,
+    .least = 1,
+    .most = -1,
+    .run = run,
+};
+
+static assay_status run_request(assay_context *ctx, const assay_options *options, int *exit_code)
+{
+    assay_status status;
+    assay_case *cases = NULL;
+    assay_plan plan = {0};
+    int count = 0;
+    char path[4096];
+    *exit_code = ASSAY_EXIT_PASS;
+    TRY(assay_command_cases(ctx, options, &cases, &count));
+    TRY(check_output(ctx, options, count));
+    TRY(check_cases(ctx, cases, count));
+    for (int i = 0; i < count; i++) {
+        TRY(assay_plan_make(ctx, &plan, &cases[i]));
+        TRY(output_path(ctx, options, &cases[i], path, sizeof path));
+        TRY(assay_make_parents(ctx, path));
+        TRY(assay_request_write(ctx, &plan, path, options->inputs, options->quiet));
+        printf("%s\n", path);
+        assay_plan_free(&plan);
+    }
+cleanup:
+    assay_plan_free(&plan);
+    assay_cases_free(cases, count);
+    return status;
+}
+
+const assay_command assay_command_request = {
+    .name = "request",
+    .arguments = "CASE... -o PATH",
+    .summary = "what a backend may see: no outputs, no gradients",
+    .details = "The root attribute `expects` lists what the candidate file is to hold.\n",
+    .options = ASSAY_OPT_OUTPUT | ASSAY_OPT_SET | ASSAY_OPT_INPUTS,
+    .least = 1,
+    .most = -1,
+    .run = run_request,
+};

@@ -1,0 +1,110 @@
+#include <stdio.h>
+#include <string.h>
+
+#include <cjson/cJSON.h>
+
+#include "harness/command.h"
+
+static bool has_tag(const assay_case *c, const char *tag)
+{
+    bool found = tag == NULL;
+    for (int i = 0; !found && i < c->tags.count; i++) found = strcmp(c->tags.items[i], tag) == 0;
+    return found;
+}
+
+/* The shape of the first input: what a person tells cases apart by. */
+static void main_shape(assay_context *ctx, const assay_case *c, char *text, size_t size)
+{
+    const assay_operation *operation;
+    assay_tensor_list list;
+    snprintf(text, size, "?");
+    if (assay_operation_prepare(ctx, c, &operation, &list) != ASSAY_OK) return;
+    for (int i = 0; i < list.count; i++) {
+        if (assay_path_in(list.entries[i].spec.path, "inputs")) {
+            char shape[96];
+            assay_shape_text(&list.entries[i].spec.shape, shape, sizeof shape);
+            snprintf(text, size, "%s %s", list.entries[i].spec.path + strlen("inputs/"), shape);
+            break;
+        }
+    }
+    assay_tensor_list_free(&list);
+}
+
+static bool add_json(cJSON *array, const assay_case *c, const char *shape)
+{
+    cJSON *entry = cJSON_CreateObject(), *tags = cJSON_CreateArray();
+    bool ok = entry != NULL && tags != NULL && cJSON_AddStringToObject(entry, "case", c->name) != NULL &&
+              cJSON_AddStringToObject(entry, "op", c->op) != NULL &&
+              cJSON_AddStringToObject(entry, "shape", shape) != NULL &&
+              cJSON_AddStringToObject(entry, "dtype", assay_dtype_name(c->dtype)) != NULL &&
+              cJSON_AddStringToObject(entry, "description", c->description) != NULL;
+    for (int i = 0; ok && i < c->tags.count; i++) {
+        ok = cJSON_AddItemToArray(tags, cJSON_CreateString(c->tags.items[i])) != 0;
+    }
+    ok = ok && cJSON_AddItemToObject(entry, "tags", tags) != 0;
+    if (!ok) cJSON_Delete(tags);
+    if (ok && cJSON_AddItemToArray(array, entry) != 0) return true;
+    cJSON_Delete(entry);
+    return false;
+}
+
+static assay_status print_json(assay_context *ctx, const assay_options *options, const assay_case *cases, int count)
+{
+    assay_status status = ASSAY_OK;
+    cJSON *array = cJSON_CreateArray();
+    bool ok = array != NULL;
+    for (int i = 0; ok && i < count; i++) {
+        char shape[128];
+        if (!has_tag(&cases[i], options->tag)) continue;
+        main_shape(ctx, &cases[i], shape, sizeof shape);
+        ok = add_json(array, &cases[i], shape);
+    }
+    char *text = ok ? cJSON_Print(array) : NULL;
+    if (text == NULL) {
+        status = assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list as JSON");
+    } else {
+        puts(text);
+    }
+    cJSON_free(text);
+    cJSON_Delete(array);
+    return status;
+}
+
+static assay_status run(assay_context *ctx, const assay_options *options, int *exit_code)
+{
+    assay_case *cases = NULL;
+    int count = 0, shown = 0;
+    assay_status status;
+    *exit_code = ASSAY_EXIT_PASS;
+    TRY(assay_catalogue(ctx, &cases, &count));
+    for (int i = 0; i < count; i++) shown += has_tag(&cases[i], options->tag);
+    if (options->tag != NULL && shown == 0) {
+        status = assay_fail(ctx, ASSAY_BAD_INPUT, "no case has the tag \"%s\"", options->tag);
+        goto cleanup;
+    }
+    if (options->json) {
+        TRY(print_json(ctx, options, cases, count));
+        goto cleanup;
+    }
+    for (int i = 0; i < count; i++) {
+        char shape[128];
+        if (!has_tag(&cases[i], options->tag)) continue;
+        main_shape(ctx, &cases[i], shape, sizeof shape);
+        printf("%-40s %-10s %-26s %s\n", cases[i].name, cases[i].op, shape, cases[i].description);
+    }
+    printf("%d cases\n", shown);
+cleanup:
+    assay_cases_free(cases, count);
+    return status;
+}
+
+const assay_command assay_command_list = {
+    .name = "list",
+    .arguments = "",
+    .summary = "the case catalogue",
+    .details = "Each line: name, operation, first input and its shape, what it is for.\n",
+    .options = ASSAY_OPT_LIST,
+    .least = 0,
+    .most = 0,
+    .run = run,
+};

@@ -1,0 +1,109 @@
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "harness/command.h"
+
+/* 1234567 as "1.2 MB". */
+static void size_text(double bytes, char *text, size_t size)
+{
+    static const char *const units[] = {"B", "kB", "MB", "GB", "TB", "PB", "EB"};
+    int unit = 0;
+    while (bytes >= 1000.0 && unit < 6) {
+        bytes /= 1000.0;
+        unit++;
+    }
+    snprintf(text, size, unit == 0 ? "%.0f %s" : "%.1f %s", bytes, units[unit]);
+}
+
+static void print_fill(const assay_fill *fill)
+{
+    printf("%s", assay_distribution_name(fill->distribution));
+    switch (fill->distribution) {
+    case ASSAY_NORMAL:
+    case ASSAY_CANCEL:
+        printf(" scale %.4g mean %.4g", fill->scale, fill->mean);
+        break;
+    case ASSAY_CONSTANT:
+        printf(" %.4g", fill->mean);
+        break;
+    case ASSAY_VALUES:
+    case ASSAY_PERMUTATION:
+        break;
+    default:
+        printf(" %.4g..%.4g", fill->low, fill->high);
+        break;
+    }
+}
+
+static void print_tensors(const assay_plan *plan)
+{
+    printf("\n%-52s %-10s %-20s %s\n", "tensor", "type", "shape", "axes");
+    for (int i = 0; i < plan->spec_count; i++) {
+        const assay_tensor_spec *spec = &plan->specs[i];
+        char shape[128];
+        if (assay_path_in(spec->path, "error_scale")) continue;
+        assay_shape_text(&spec->shape, shape, sizeof shape);
+        printf("%-52s %-10s %-20s ", spec->path, assay_dtype_name(spec->type), shape);
+        for (int axis = 0; axis < spec->shape.rank; axis++) printf("%s%s", axis > 0 ? "," : "", spec->labels[axis]);
+        if (assay_path_is_given(spec->path)) {
+            const assay_tensor_entry *entry = assay_tensor_list_find(&plan->list, spec->path);
+            const assay_case_input *given = assay_case_input_of(plan->c, spec->path);
+            printf("  ");
+            print_fill(given != NULL ? &given->fill : &entry->fill);
+        }
+        printf("\n");
+    }
+}
+
+static void print_costs(const assay_plan *plan)
+{
+    char memory[32], disk[32];
+    size_text((double)plan->memory, memory, sizeof memory);
+    size_text((double)plan->file_bytes, disk, sizeof disk);
+    printf("\nproducts  %.4g flops forward, %.4g with backward\n", plan->operation->flops(plan->c, false),
+           plan->operation->flops(plan->c, true));
+    printf("memory    %s at most\ndisk      %s (%d datasets)\n", memory, disk, plan->spec_count);
+    printf("profiles ");
+    for (int i = 0; i < plan->precision_count; i++) printf(" %s", plan->precisions[i].name);
+    printf(" (error_scale/PROFILE/...)\n");
+}
+
+static assay_status run(assay_context *ctx, const assay_options *options, int *exit_code)
+{
+    assay_status status;
+    assay_case *cases = NULL;
+    assay_plan plan = {0};
+    char *yaml = NULL;
+    int count = 0;
+    *exit_code = ASSAY_EXIT_PASS;
+    TRY(assay_command_cases(ctx, options, &cases, &count));
+    for (int i = 0; i < count; i++) {
+        TRY(assay_plan_make(ctx, &plan, &cases[i]));
+        TRY(assay_case_to_yaml(ctx, &cases[i], &yaml));
+        printf("%s", yaml);
+        print_tensors(&plan);
+        print_costs(&plan);
+        if (i + 1 < count) printf("\n");
+        free(yaml);
+        yaml = NULL;
+        assay_plan_free(&plan);
+    }
+cleanup:
+    free(yaml);
+    assay_plan_free(&plan);
+    assay_cases_free(cases, count);
+    return status;
+}
+
+const assay_command assay_command_show = {
+    .name = "show",
+    .arguments = "CASE...",
+    .summary = "one case in full: configuration, tensors, cost",
+    .details = "What it prints above the table is a case file: save it and change it to make your own.\n",
+    .options = ASSAY_OPT_SET,
+    .least = 1,
+    .most = -1,
+    .run = run,
+};

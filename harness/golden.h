@@ -1,0 +1,43 @@
+/* Golden fixtures and requests: a case evaluated into a file, and evaluated again against one. */
+#ifndef ASSAY_HARNESS_GOLDEN_H
+#define ASSAY_HARNESS_GOLDEN_H
+
+#include "harness/inputs.h"
+
+/* What a golden of a case will hold and need, all of it checked before anything is written. */
+typedef struct assay_plan {
+    const assay_case *c;
+    const assay_operation *operation;
+    assay_tensor_list list;   /* everything that the operation could give */
+    assay_tensor_spec *specs; /* what the file holds, error scales included */
+    int spec_count;
+    int64_t elements;           /* of all specs */
+    int64_t file_bytes, memory; /* on disk; at the peak */
+    assay_precision *precisions;
+    int precision_count;
+} assay_plan;
+
+/* Prepares the case, chooses datasets by its gradients, checkpoints and profiles, and refuses sizes beyond memory. */
+assay_status assay_plan_make(assay_context *ctx, assay_plan *plan, const assay_case *c);
+void assay_plan_free(assay_plan *plan); /* safe on a zeroed struct */
+
+/* Writes the golden of the plan's case to `path`; `inputs_file` may be NULL. */
+assay_status assay_golden_write(assay_context *ctx, const assay_plan *plan, const char *path, const char *inputs_file,
+                                bool quiet);
+
+/* Writes what a backend may see: inputs, weights, cotangents, and the names of what it is to give. */
+assay_status assay_request_write(assay_context *ctx, const assay_plan *plan, const char *path, const char *inputs_file,
+                                 bool quiet);
+
+/* Evaluates the case of an open golden again, from its own inputs, and holds every result against the stored one, bit
+ * for bit. Refuses with the first that differs. */
+assay_status assay_golden_recompute(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *golden,
+                                    bool quiet);
+
+/* Creates the folders above `path` that do not exist. */
+assay_status assay_make_parents(assay_context *ctx, const char *path);
+
+/* Refuses when the disk of `path` has less than `bytes` left. */
+assay_status assay_require_disk(assay_context *ctx, const char *path, int64_t bytes);
+
+#endif

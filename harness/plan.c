@@ -1,0 +1,113 @@
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "compare/profile.h"
+#include "harness/golden.h"
+#include "oracle/base/memory.h"
+
+/* Whether the golden of this case holds the tensor. */
+static bool is_held(const assay_case *c, const char *path)
+{
+    if (assay_path_in(path, "gradients")) return assay_text_list_matches(&c->gradients, "gradients/", path);
+    if (assay_path_in(path, "checkpoints")) return assay_text_list_matches(&c->checkpoints, "checkpoints/", path);
+    return true;
+}
+
+static bool has_error_scale(const assay_tensor_spec *spec)
+{
+    return spec->type != ASSAY_INT32 &&
+           (assay_path_in(spec->path, "outputs") || assay_path_in(spec->path, "gradients") ||
+            assay_path_in(spec->path, "checkpoints"));
+}
+
+static assay_status collect_precisions(assay_context *ctx, assay_plan *plan)
+{
+    const assay_text_list *profiles = &plan->c->profiles;
+    plan->precisions = calloc((size_t)profiles->count + 1, sizeof *plan->precisions);
+    if (plan->precisions == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the profiles");
+    for (int i = 0; i < profiles->count; i++) {
+        if (strcmp(profiles->items[i], "none") == 0) continue;
+        const assay_profile *profile = assay_profile_by_name(profiles->items[i]);
+        if (profile == NULL) {
+            return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: profiles has \"%s\", expected f64, f32, bf16 or f16",
+                              plan->c->name, profiles->items[i]);
+        }
+        plan->precisions[plan->precision_count++] = profile->precision;
+    }
+    return ASSAY_OK;
+}
+
+/* A pattern of gradients or checkpoints that matches nothing is a slip of the pen. */
+static assay_status check_patterns(assay_context *ctx, const assay_plan *plan, const assay_text_list *patterns,
+                                   const char *key, const char *prefix)
+{
+    for (int i = 0; i < patterns->count; i++) {
+        assay_text_list one = {.items = &patterns->items[i], .count = 1};
+        bool found = strcmp(patterns->items[i], "all") == 0 || strcmp(patterns->items[i], "none") == 0;
+        for (int j = 0; !found && j < plan->list.count; j++) {
+            const char *path = plan->list.entries[j].spec.path;
+            found = strncmp(path, prefix, strlen(prefix)) == 0 && assay_text_list_matches(&one, prefix, path);
+        }
+        if (!found) {
+            return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: %s has \"%s\", which matches no tensor of op %s",
+                              plan->c->name, key, patterns->items[i], plan->c->op);
+        }
+    }
+    return ASSAY_OK;
+}
+
+static void add_spec(assay_plan *plan, const assay_tensor_spec *spec)
+{
+    int64_t count = assay_shape_count(&spec->shape);
+    plan->specs[plan->spec_count++] = *spec;
+    plan->elements += count;
+    plan->file_bytes += count * (int64_t)assay_dtype_size(spec->type);
+}
+
+assay_status assay_plan_make(assay_context *ctx, assay_plan *plan, const assay_case *c)
+{
+    assay_status status;
+    *plan = (assay_plan){.c = c};
+    TRY(assay_operation_prepare(ctx, c, &plan->operation, &plan->list));
+    TRY(collect_precisions(ctx, plan));
+    TRY(check_patterns(ctx, plan, &c->gradients, "gradients", "gradients/"));
+    TRY(check_patterns(ctx, plan, &c->checkpoints, "checkpoints", "checkpoints/"));
+    plan->specs = calloc((size_t)plan->list.count * (size_t)(plan->precision_count + 1) + 1, sizeof *plan->specs);
+    if (plan->specs == NULL) {
+        status = assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of datasets");
+        goto cleanup;
+    }
+    for (int i = 0; i < plan->list.count; i++) {
+        const assay_tensor_spec *spec = &plan->list.entries[i].spec;
+        if (!is_held(c, spec->path)) continue;
+        add_spec(plan, spec);
+        for (int p = 0; has_error_scale(spec) && p < plan->precision_count; p++) {
+            assay_tensor_spec scale = *spec;
+            scale.type = ASSAY_FLOAT32;
+            int length =
+                snprintf(scale.path, sizeof scale.path, "error_scale/%s/%.100s", plan->precisions[p].name, spec->path);
+            if (length < 0 || length >= (int)sizeof scale.path) {
+                status = assay_fail(ctx, ASSAY_INTERNAL, "%s: path too long", spec->path);
+                goto cleanup;
+            }
+            add_spec(plan, &scale);
+        }
+    }
+    plan->memory = plan->operation->memory(c);
+    char what[ASSAY_PATH_SIZE + 16];
+    snprintf(what, sizeof what, "%s", c->name);
+    TRY(assay_require_memory(ctx, what, plan->memory));
+cleanup:
+    if (status != ASSAY_OK) assay_plan_free(plan);
+    return status;
+}
+
+void assay_plan_free(assay_plan *plan)
+{
+    assay_tensor_list_free(&plan->list);
+    free(plan->specs);
+    free(plan->precisions);
+    *plan = (assay_plan){0};
+}

@@ -1,0 +1,24 @@
+/* Runs a command of the user's with a time limit, its output kept in a file. */
+#ifndef ASSAY_HARNESS_PROCESS_H
+#define ASSAY_HARNESS_PROCESS_H
+
+#include "oracle/base/status.h"
+
+typedef enum assay_process_end {
+    ASSAY_PROCESS_EXITED,
+    ASSAY_PROCESS_KILLED,
+    ASSAY_PROCESS_TIMED_OUT
+} assay_process_end;
+
+typedef struct assay_process_result {
+    assay_process_end end;
+    int code;       /* exit status, or the signal that killed it */
+    double seconds; /* wall clock */
+} assay_process_result;
+
+/* Runs argv (argv[0] looked up in PATH) in a process group of its own, standard output and error into `log`. Beyond
+ * `timeout` seconds the whole group is killed. Fails only when the command cannot be started. */
+assay_status assay_process_run(assay_context *ctx, const char *const *argv, const char *log, double timeout,
+                               assay_process_result *result);
+
+#endif
