@@ -16,6 +16,14 @@
 
 enum { CHUNK = 1 << 20 }; /* elements that are moved at a time */
 
+/* Below this many operations a team of threads costs more than it saves; the bits are the same either way. */
+#define SMALL_WORK 3e8
+
+static int threads_for(const assay_context *ctx, const assay_plan *plan)
+{
+    return plan->operation->flops(plan->c, true) * (1 + plan->precision_count) < SMALL_WORK ? 1 : ctx->threads;
+}
+
 /* A sink that appends to a fixture. */
 typedef struct file_sink {
     const assay_plan *plan;
@@ -130,6 +138,8 @@ assay_status assay_golden_write(assay_context *ctx, const assay_plan *plan, cons
     assay_status status;
     assay_inputs inputs = {0};
     file_sink sink = {.plan = plan};
+    int threads = ctx->threads;
+    ctx->threads = threads_for(ctx, plan);
     assay_progress_start(&sink.progress, quiet, plan->c->name, plan->elements);
     TRY(assay_require_disk(ctx, path, plan->file_bytes));
     TRY(assay_inputs_open(ctx, &inputs, plan->c, &plan->list, inputs_file));
@@ -140,6 +150,7 @@ assay_status assay_golden_write(assay_context *ctx, const assay_plan *plan, cons
 cleanup:
     status = finish(ctx, &sink, status);
     assay_inputs_close(&inputs);
+    ctx->threads = threads;
     return status;
 }
 
@@ -279,12 +290,17 @@ assay_status assay_golden_recompute(assay_context *ctx, const assay_plan *plan, 
 {
     assay_status status;
     checking_sink sink = {.plan = plan, .golden = golden};
+    int threads = ctx->threads;
+    ctx->threads = threads_for(ctx, plan);
     assay_source source = assay_fixture_source(golden);
     source.has = given_has;
     source.self = golden;
     assay_progress_start(&sink.progress, quiet, plan->c->name, plan->elements);
     sink.written = calloc((size_t)plan->spec_count + 1, sizeof *sink.written);
-    if (sink.written == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of results");
+    if (sink.written == NULL) {
+        status = assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of results");
+        goto cleanup;
+    }
     TRY(check_layout(ctx, plan, golden));
     assay_sink out = {.self = &sink, .wants = checking_wants, .write = checking_write, .write_i32 = checking_write_i32};
     TRY(plan->operation->run(ctx, plan->c, &source, &out, plan->precisions, plan->precision_count));
@@ -299,6 +315,7 @@ assay_status assay_golden_recompute(assay_context *ctx, const assay_plan *plan, 
 cleanup:
     assay_progress_end(&sink.progress);
     free(sink.written);
+    ctx->threads = threads;
     return status;
 }
 

@@ -1,7 +1,8 @@
 /* Arithmetics: who computes sums of products. An operation is written once and is handed one of these in its context.
  *
  * reference: every output is one chain of fused multiply-adds over increasing k from +0.0, whatever the number of
- *   threads, the instruction set or the blocking. NaN and infinity propagate; no zero is skipped.
+ *   threads, the instruction set or the blocking. NaN and infinity propagate (where several NaN meet, sign and payload
+ *   of the result are the processor's choice); no zero is skipped.
  * blas: OpenBLAS dgemm; another order, so other last bits; a second opinion. */
 #ifndef ASSAY_ARITHMETIC_ARITHMETIC_H
 #define ASSAY_ARITHMETIC_ARITHMETIC_H
@@ -9,7 +10,8 @@
 #include "oracle/base/status.h"
 
 /* C [m,n] = op(A) [m,k] * op(B) [k,n], C overwritten. Element (i,p) of op(A) is a[i*lda + p], or a[p*lda + i] when
- * transpose_a; likewise b. C may not overlap A or B. m, n or k may be 0 (k = 0 gives zeros). */
+ * transpose_a; likewise b. A leading dimension is at least a row of what is stored. C may not overlap A or B. m, n or k
+ * may be 0 (k = 0 gives zeros). */
 typedef struct assay_matmul_args {
     double *c;
     int64_t ldc;
@@ -32,7 +34,7 @@ extern const assay_arithmetic assay_arithmetic_blas;
 
 const assay_arithmetic *assay_arithmetic_by_name(const char *name); /* NULL when there is none */
 
-/* The product in the context's arithmetic. Fails only for want of memory. */
+/* The product in the context's arithmetic. Fails only for want of memory, or for sizes beyond OpenBLAS's integers. */
 assay_status assay_matmul(assay_context *ctx, const assay_matmul_args *args);
 
 /* The best instruction set of this processor. */

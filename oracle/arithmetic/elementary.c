@@ -2,6 +2,8 @@
 
 #include <sleef.h>
 
+#include "oracle/arithmetic/elementary_vectors.h"
+
 double assay_exp(double x)
 {
     return Sleef_cinz_expd1_u10purec(x);
@@ -49,6 +51,17 @@ double assay_cos(double x)
 
 void assay_exp_many(const assay_context *ctx, int64_t count, const double *x, double *y)
 {
+#ifdef __x86_64__
+    if (ctx->isa == ASSAY_ISA_AVX512) {
+        assay_exp_many_avx512(count, x, y);
+        return;
+    }
+    if (ctx->isa == ASSAY_ISA_AVX2) {
+        assay_exp_many_avx2(count, x, y);
+        return;
+    }
+#else
     (void)ctx;
+#endif
     for (int64_t i = 0; i < count; i++) y[i] = assay_exp(x[i]);
 }

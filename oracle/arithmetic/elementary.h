@@ -1,5 +1,5 @@
-/* Elementary functions, the same bits on every processor: SLEEF's deterministic functions (the family that uses no fused
- * multiply-add, so that one result serves every instruction set). Errors within 1 ulp (erf: 1, tanh: 1).
+/* Elementary functions, the same bits on every processor: SLEEF's deterministic functions (the family that uses no
+ * fused multiply-add, so that one result serves every instruction set). Errors within 1 ulp (erf: 1, tanh: 1).
  * assay_exp_many gives exactly the bits of assay_exp; y may be x. It does not use threads. */
 #ifndef ASSAY_ARITHMETIC_ELEMENTARY_H
 #define ASSAY_ARITHMETIC_ELEMENTARY_H

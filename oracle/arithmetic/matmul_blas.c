@@ -5,29 +5,33 @@
 
 #include "oracle/arithmetic/arithmetic.h"
 
-/* Leading dimensions of empty operands may be anything for us; BLAS wants at least 1 and at least a row. */
-static blasint leading(int64_t ld)
+/* BLAS wants a leading dimension of at least a row even where there is no second row. */
+static int64_t leading(int64_t ld, int64_t rows, int64_t columns)
 {
-    return ld < 1 ? 1 : (blasint)ld;
+    if (rows > 1) return ld;
+    return columns < 1 ? 1 : columns;
 }
 
 /* The one place that narrows to BLAS's integer. */
 static assay_status blas_matmul(assay_context *ctx, const assay_matmul_args *args)
 {
-    const int64_t sizes[] = {args->m, args->n, args->k, args->lda, args->ldb, args->ldc};
+    const int64_t lda = args->transpose_a ? leading(args->lda, args->k, args->m) : leading(args->lda, args->m, args->k);
+    const int64_t ldb = args->transpose_b ? leading(args->ldb, args->n, args->k) : leading(args->ldb, args->k, args->n);
+    const int64_t ldc = leading(args->ldc, args->m, args->n);
+    const int64_t sizes[] = {args->m, args->n, args->k, lda, ldb, ldc};
     const int64_t largest = sizeof(blasint) == sizeof(int) ? INT_MAX : INT64_MAX;
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         if (sizes[i] > largest) {
             return assay_fail(ctx, ASSAY_BAD_INPUT,
-                              "matmul: size %" PRId64 " is beyond this OpenBLAS's integers (at most %" PRId64 ")", sizes[i],
-                              largest);
+                              "matmul: size %" PRId64 " is beyond this OpenBLAS's integers (at most %" PRId64 ")",
+                              sizes[i], largest);
         }
     }
     if (args->m == 0 || args->n == 0) return ASSAY_OK;
     openblas_set_num_threads(ctx->threads);
     cblas_dgemm(CblasRowMajor, args->transpose_a ? CblasTrans : CblasNoTrans,
-                args->transpose_b ? CblasTrans : CblasNoTrans, (blasint)args->m, (blasint)args->n, (blasint)args->k, 1.0,
-                args->a, leading(args->lda), args->b, leading(args->ldb), 0.0, args->c, leading(args->ldc));
+                args->transpose_b ? CblasTrans : CblasNoTrans, (blasint)args->m, (blasint)args->n, (blasint)args->k,
+                1.0, args->a, (blasint)lda, args->b, (blasint)ldb, 0.0, args->c, (blasint)ldc);
     return ASSAY_OK;
 }
 

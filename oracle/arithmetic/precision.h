@@ -6,26 +6,38 @@
 #include "oracle/base/status.h"
 
 typedef struct assay_precision {
-    const char *name;   /* the profile's: "bf16" */
-    double storage;     /* tensors that may be stored between kernels: 2^-8 for bfloat16 */
-    double multiply;    /* operands as they enter a product */
-    double accumulate;  /* partial sums */
-    double router;      /* logits, scores and routing weights */
-    double elementary;  /* relative error of exp, tanh and the like, and of norms and softmax */
+    const char *name;  /* the profile's: "bf16" */
+    double storage;    /* tensors that may be stored between kernels: 2^-8 for bfloat16 */
+    double multiply;   /* operands as they enter a product */
+    double accumulate; /* partial sums */
+    double router;     /* logits, scores and routing weights */
+    double elementary; /* relative error of exp, tanh and the like, and of norms and softmax */
 } assay_precision;
 
 /* The running gauge. Every tensor carries the variance of its error in a correct implementation, propagated to first
  * order: errors made at different places are taken as independent (Higham and Mary 2019), so variances add; terms that
- * share an error are added before squaring.
+ * share an error are added before squaring. An envelope: an error of one rounding counts as the unit roundoff, of which
+ * its RMS is 0.3 to 0.6.
  *
- * out_variance [m,n] = sum over k of a^2 var(b) + b^2 var(a) + 2 multiply^2 a^2 b^2, plus (sqrt(k) accumulate S)^2 with
- * S = sum |a||b|. a, b as in assay_matmul_args; a NULL variance means an exact operand; variances have the layout of
- * their operands (same leading dimension, same transposition). The rounding of the result itself is not in it: see
- * assay_gauge_store. */
+ * out_variance [m,n] = sum over k of a^2 var(b) + b^2 var(a) + 2 multiply^2 a^2 b^2, plus accumulate^2 times the sum of
+ * the squares of the k partial sums, which are rounded. (sqrt(k) S with S = sum |a||b| bounds the root of that, but
+ * lies above it by a factor of about 2 sqrt(k) where signs are mixed.) Partial sums are taken at the ends of up to 8
+ * blocks of ascending k; what they may do between, or in another order, is covered by adding Q = sum a^2 b^2 to the
+ * squares: accumulate^2 * block length * (sum over blocks of (partial sum)^2 + Q). a, b as in assay_matmul_args; a NULL
+ * variance means an exact operand; variances have the layout of their operands (same leading dimension, same
+ * transposition). The rounding of the result itself is not in it: see assay_gauge_store. */
 struct assay_matmul_args;
 assay_status assay_gauge_matmul(assay_context *ctx, const assay_precision *precision,
                                 const struct assay_matmul_args *args, /* c, ldc: where the variance goes */
                                 const double *variance_a, const double *variance_b);
+
+/* The same where the product may be stored before it is used: plus (storage * product)^2. */
+assay_status assay_gauge_matmul_stored(assay_context *ctx, const assay_precision *precision,
+                                       const struct assay_matmul_args *args, const double *variance_a,
+                                       const double *variance_b);
+
+/* The variance of one sum of products with exact operands, as above. */
+double assay_gauge_dot(const assay_precision *precision, int64_t count, const double *a, const double *b);
 
 /* The result is stored: variance[i] += (unit * value[i])^2. */
 void assay_gauge_store(double unit, int64_t count, const double *value, double *variance);

@@ -1,35 +1,47 @@
 #include "oracle/moe/permute.h"
 
 #include <inttypes.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "oracle/base/memory.h"
+#include "oracle/ops/vector_sums.h"
 
-assay_status assay_permute_order(assay_context *ctx, int32_t *order, int32_t *group_sizes,
-                                 const int32_t *selected_experts, const assay_permute_dims *dims) {
-    assay_status status;
-    int64_t *next = NULL;
-    void *memory = NULL;
-    int64_t copies = dims->tokens * dims->experts_per_token;
-    TRY(assay_alloc(ctx, "permute", dims->experts + 1, sizeof *next, &memory));
-    next = memory;
-    for (int64_t e = 0; e < dims->experts; e++)
-        group_sizes[e] = 0;
+/* T*K, whose positions must fit in int32. */
+static assay_status count_copies(assay_context *ctx, const assay_permute_dims *dims, int64_t *copies) {
+    const int64_t shape[] = {dims->tokens, dims->experts_per_token};
+    assay_status status = assay_checked_count(ctx, "selected_experts", 2, shape, copies);
+    RETURN_IF(status != ASSAY_OK, status);
+    if (*copies <= INT32_MAX) return ASSAY_OK;
+    return assay_fail(ctx, ASSAY_BAD_INPUT, "%" PRId64 " copies of tokens, expected at most %" PRId32, *copies,
+                      INT32_MAX);
+}
+
+static assay_status count_groups(assay_context *ctx, int32_t *group_sizes, const int32_t *selected_experts,
+                                 int64_t copies, const assay_permute_dims *dims) {
+    memset(group_sizes, 0, (size_t)dims->experts * sizeof *group_sizes);
     for (int64_t i = 0; i < copies; i++) {
-        int32_t expert = selected_experts[i];
+        const int32_t expert = selected_experts[i];
         if (expert < 0 || expert >= dims->experts) {
-            status =
-                assay_fail(ctx, ASSAY_BAD_INPUT, "selected_experts[%" PRId64 "] is %" PRId32 ", expected 0 to %" PRId64,
-                           i, expert, dims->experts - 1);
-            goto cleanup;
+            return assay_fail(ctx, ASSAY_BAD_INPUT,
+                              "selected_experts[%" PRId64 ",%" PRId64 "] is %" PRId32 ", expected 0 to %" PRId64,
+                              i / dims->experts_per_token, i % dims->experts_per_token, expert, dims->experts - 1);
         }
         group_sizes[expert]++;
     }
-    next[0] = 0;
-    for (int64_t e = 0; e < dims->experts; e++)
-        next[e + 1] = next[e] + group_sizes[e];
+    return ASSAY_OK;
+}
+
+assay_status assay_permute_order(assay_context *ctx, int32_t *order, int32_t *group_sizes,
+                                 const int32_t *selected_experts, const assay_permute_dims *dims) {
+    assay_status status = ASSAY_OK;
+    int64_t copies = 0;
+    int32_t *next = NULL; /* where the next copy of each expert goes */
+    TRY(count_copies(ctx, dims, &copies));
+    TRY(count_groups(ctx, group_sizes, selected_experts, copies, dims));
+    TRY(assay_alloc_i32(ctx, "starts of groups", dims->experts, &next));
+    for (int64_t e = 0, first = 0; e < dims->experts; first += group_sizes[e], e++)
+        next[e] = (int32_t)first;
     for (int64_t i = 0; i < copies; i++)
         order[next[selected_experts[i]]++] = (int32_t)i;
 cleanup:
@@ -37,34 +49,37 @@ cleanup:
     return status;
 }
 
-/* place[order[j]] = j; refuses what is no permutation of 0 .. copies-1. */
-static assay_status invert(assay_context *ctx, int64_t **place, const int32_t *order, int64_t copies) {
-    void *memory = NULL;
-    assay_status status = assay_alloc(ctx, "unpermute", copies, sizeof **place, &memory);
-    RETURN_IF(status != ASSAY_OK, status);
-    int64_t *inverse = memory;
+/* place[order[j]] = j; *place is allocated. */
+static assay_status invert(assay_context *ctx, int32_t **place, const int32_t *order, const assay_permute_dims *dims) {
+    assay_status status = ASSAY_OK;
+    int64_t copies = 0;
+    int32_t *inverse = NULL;
+    TRY(count_copies(ctx, dims, &copies));
+    TRY(assay_alloc_i32(ctx, "inverse order", copies, &inverse));
     for (int64_t i = 0; i < copies; i++)
         inverse[i] = -1;
     for (int64_t j = 0; j < copies; j++) {
         if (order[j] < 0 || order[j] >= copies || inverse[order[j]] >= 0) {
-            free(inverse);
-            return assay_fail(ctx, ASSAY_BAD_INPUT,
-                              "sorted_selected_experts[%" PRId64 "] is %" PRId32
-                              ", expected a permutation of 0 to %" PRId64,
-                              j, order[j], copies - 1);
+            status = assay_fail(ctx, ASSAY_BAD_INPUT,
+                                "sorted_selected_experts[%" PRId64 "] is %" PRId32
+                                ", expected each number from 0 to %" PRId64 " once",
+                                j, order[j], copies - 1);
+            goto cleanup;
         }
-        inverse[order[j]] = j;
+        inverse[order[j]] = (int32_t)j;
     }
     *place = inverse;
     return ASSAY_OK;
+cleanup:
+    free(inverse);
+    return status;
 }
 
 void assay_permute_forward(double *sorted_inputs, const double *x, const int32_t *order,
                            const assay_permute_dims *dims) {
-    int64_t copies = dims->tokens * dims->experts_per_token;
+    const int64_t copies = dims->tokens * dims->experts_per_token, dim = dims->emb_dim;
     for (int64_t j = 0; j < copies; j++) {
-        memcpy(sorted_inputs + j * dims->emb_dim, x + order[j] / dims->experts_per_token * dims->emb_dim,
-               (size_t)dims->emb_dim * sizeof *x);
+        memcpy(sorted_inputs + j * dim, x + order[j] / dims->experts_per_token * dim, (size_t)dim * sizeof *x);
     }
 }
 
@@ -75,20 +90,15 @@ assay_status assay_permute_backward(assay_context *ctx, double *dx, const double
 
 assay_status assay_unpermute_forward(assay_context *ctx, double *y, const double *sorted, const int32_t *order,
                                      const double *weights, const assay_permute_dims *dims) {
-    int64_t *place = NULL;
-    int64_t per_token = dims->experts_per_token, dim = dims->emb_dim;
-    assay_status status = invert(ctx, &place, order, dims->tokens * per_token);
+    const int64_t per_token = dims->experts_per_token, dim = dims->emb_dim;
+    int32_t *place = NULL;
+    assay_status status = invert(ctx, &place, order, dims);
     RETURN_IF(status != ASSAY_OK, status);
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t t = 0; t < dims->tokens; t++) {
-        double *out = y + t * dim;
-        for (int64_t i = 0; i < dim; i++)
-            out[i] = 0.0;
-        for (int64_t k = 0; k < per_token; k++) {
-            const double *row = sorted + place[t * per_token + k] * dim;
-            double weight = weights == NULL ? 1.0 : weights[t * per_token + k];
-            for (int64_t i = 0; i < dim; i++)
-                out[i] = fma(weight, row[i], out[i]);
+        memset(y + t * dim, 0, (size_t)dim * sizeof *y);
+        for (int64_t i = t * per_token; i < (t + 1) * per_token; i++) {
+            assay_add_scaled(ctx, dim, weights == NULL ? 1 : weights[i], sorted + place[i] * dim, y + t * dim);
         }
     }
     free(place);
@@ -98,65 +108,63 @@ assay_status assay_unpermute_forward(assay_context *ctx, double *y, const double
 assay_status assay_unpermute_backward(assay_context *ctx, double *d_sorted, double *d_weights, const double *dy,
                                       const double *sorted, const int32_t *order, const double *weights,
                                       const assay_permute_dims *dims) {
-    int64_t *place = NULL;
-    int64_t per_token = dims->experts_per_token, dim = dims->emb_dim;
-    assay_status status = invert(ctx, &place, order, dims->tokens * per_token);
+    const int64_t per_token = dims->experts_per_token, dim = dims->emb_dim;
+    int32_t *place = NULL;
+    assay_status status = invert(ctx, &place, order, dims);
     RETURN_IF(status != ASSAY_OK, status);
 #pragma omp parallel for num_threads(ctx->threads)
-    for (int64_t copy = 0; copy < dims->tokens * per_token; copy++) {
-        const double *up = dy + copy / per_token * dim;
-        int64_t row = place[copy] * dim;
-        double weight = weights == NULL ? 1.0 : weights[copy], product = 0.0;
-        for (int64_t i = 0; d_sorted != NULL && i < dim; i++)
-            d_sorted[row + i] = weight * up[i];
-        for (int64_t i = 0; d_weights != NULL && i < dim; i++)
-            product = fma(sorted[row + i], up[i], product);
-        if (d_weights != NULL) d_weights[copy] = product;
+    for (int64_t i = 0; i < dims->tokens * per_token; i++) {
+        const double *dy_row = dy + i / per_token * dim;
+        const int64_t at = place[i] * dim;
+        const double weight = weights == NULL ? 1 : weights[i];
+        for (int64_t d = 0; d_sorted != NULL && d < dim; d++)
+            d_sorted[at + d] = weight * dy_row[d];
+        if (d_weights != NULL) d_weights[i] = assay_dot(ctx, dim, sorted + at, dy_row);
     }
     free(place);
     return ASSAY_OK;
 }
 
-static double square(double x) {
-    return x * x;
+/* One element of y: the K products of a token, `weights` and `place` being those of the token. */
+static double gauge_sum(const assay_precision *precision, const double *sorted, const int32_t *place,
+                        const double *weights, int64_t per_token, int64_t dim) {
+    double sum = 0, partial = 0, squares = 0;
+    for (int64_t k = 0; k < per_token; k++) {
+        const double term = sorted[place[k] * dim] * (weights == NULL ? 1 : weights[k]);
+        sum += term;
+        partial += sum * sum;
+        squares += term * term;
+    }
+    const double multiply = weights == NULL ? 0 : precision->multiply;
+    return 2 * multiply * multiply * squares + precision->accumulate * precision->accumulate * (partial + squares);
 }
 
-assay_status assay_unpermute_gauge(assay_context *ctx, const assay_precision *p, double *variance_y,
+assay_status assay_unpermute_gauge(assay_context *ctx, const assay_precision *precision, double *variance_y,
                                    double *variance_d_sorted, double *variance_d_weights, const double *dy,
                                    const double *sorted, const int32_t *order, const double *weights,
                                    const assay_permute_dims *dims) {
-    int64_t *place = NULL;
-    int64_t per_token = dims->experts_per_token, dim = dims->emb_dim;
-    assay_status status = invert(ctx, &place, order, dims->tokens * per_token);
+    const int64_t per_token = dims->experts_per_token, dim = dims->emb_dim;
+    const double multiply = weights == NULL ? 0 : precision->multiply;
+    int32_t *place = NULL;
+    assay_status status = invert(ctx, &place, order, dims);
     RETURN_IF(status != ASSAY_OK, status);
-    /* operands may be rounded as they enter; a product of two is one rounding of the accumulator */
-    double entry = weights == NULL ? 0.0 : 2.0 * p->multiply * p->multiply;
-    for (int64_t t = 0; variance_y != NULL && t < dims->tokens; t++) {
-        for (int64_t i = 0; i < dim; i++) {
-            double absolute = 0.0, squares = 0.0;
-            for (int64_t k = 0; k < per_token; k++) {
-                double weight = weights == NULL ? 1.0 : weights[t * per_token + k];
-                double term = fabs(weight * sorted[place[t * per_token + k] * dim + i]);
-                absolute += term;
-                squares += term * term;
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t t = 0; t < dims->tokens; t++) {
+        const int64_t first = t * per_token;
+        for (int64_t d = 0; variance_y != NULL && d < dim; d++) {
+            variance_y[t * dim + d] = gauge_sum(precision, sorted + d, place + first,
+                                                weights == NULL ? NULL : weights + first, per_token, dim);
+        }
+        for (int64_t i = first; i < first + per_token; i++) {
+            const int64_t at = place[i] * dim;
+            for (int64_t d = 0; variance_d_sorted != NULL && d < dim; d++) {
+                const double value = weights == NULL ? 0 : weights[i] * dy[t * dim + d];
+                variance_d_sorted[at + d] = 2 * multiply * multiply * value * value;
             }
-            variance_y[t * dim + i] = entry * squares + (double)per_token * square(p->accumulate * absolute);
+            if (variance_d_weights != NULL) {
+                variance_d_weights[i] = assay_gauge_dot(precision, dim, sorted + at, dy + t * dim);
+            }
         }
-    }
-    for (int64_t copy = 0; copy < dims->tokens * per_token; copy++) {
-        const double *up = dy == NULL ? NULL : dy + copy / per_token * dim;
-        int64_t row = place[copy] * dim;
-        double weight = weights == NULL ? 1.0 : weights[copy], absolute = 0.0, squares = 0.0;
-        for (int64_t i = 0; variance_d_sorted != NULL && i < dim; i++) {
-            variance_d_sorted[row + i] = (entry + square(p->accumulate)) * square(weight * up[i]);
-        }
-        if (variance_d_weights == NULL) continue;
-        for (int64_t i = 0; i < dim; i++) {
-            double term = fabs(sorted[row + i] * up[i]);
-            absolute += term;
-            squares += term * term;
-        }
-        variance_d_weights[copy] = 2.0 * square(p->multiply) * squares + (double)dim * square(p->accumulate * absolute);
     }
     free(place);
     return ASSAY_OK;

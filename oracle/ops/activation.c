@@ -1,3 +1,6 @@
+/* silu, gelu and GPT-OSS's gate are x sigmoid(z(x)), with (1 + tanh u) / 2 = sigmoid(2 u) for gelu: a form that does
+ * not cancel for negative x. An error of z is one of |z| times the size in the tail of the sigmoid, so z is made in two
+ * parts, z + z_low. Both tails of the sigmoid come from t = exp(-|z|): s = 1 / (1 + t) and 1 - s = t / (1 + t). */
 #include "oracle/ops/activation.h"
 
 #include <math.h>
@@ -5,27 +8,42 @@
 
 #include "oracle/arithmetic/elementary.h"
 
-/* sqrt(2/pi) and the cubic coefficient of the tanh form of gelu (Hendrycks and Gimpel 2016). */
-#define GELU_SCALE 0.79788456080286535588
-#define GELU_CUBIC 0.044715
-#define SQRT_HALF 0.70710678118654752440
-#define INV_SQRT_2PI 0.39894228040143267794
+/* Constants in two parts, the second what the first leaves out. */
+static const double TWO_SQRT_2_OVER_PI[] = {1.5957691216057308, -9.96930880911092e-17};
+static const double CUBIC[] = {0.044715, 2.1960211427085595e-18};
+static const double QUICK[] = {1.702, 4.263256414560601e-17};
+static const double SQRT_HALF[] = {0.7071067811865476, -4.833646656726457e-17};
+static const double INVERSE_SQRT_PI = 0.5641895835477563;
+static const double INVERSE_SQRT_2PI = 0.3989422804014327;
 
 enum { CHUNK = 256 };
 
-static const char *const names[] = {
-#define X(code, name) name,
-    ASSAY_ACTIVATION_TABLE(X)
-#undef X
-};
+typedef enum form {
+    FORM_SIGMOID,
+    FORM_SILU,
+    FORM_GELU,
+    FORM_QUICK_GELU, /* the four from a sigmoid */
+    FORM_GELU_EXACT,
+    FORM_RELU,
+    FORM_LINEAR
+} form;
+
+typedef struct chunk {
+    double x[CHUNK], z[CHUNK], z_low[CHUNK], slope[CHUNK], t[CHUNK], value[CHUNK], derivative[CHUNK];
+} chunk;
 
 const char *assay_activation_name(assay_activation f) {
-    return f >= 0 && f < ASSAY_ACTIVATION_COUNT ? names[f] : "unknown";
+    static const char *const NAMES[] = {
+#define X(code, name) name,
+        ASSAY_ACTIVATION_TABLE(X)
+#undef X
+    };
+    return NAMES[f];
 }
 
 bool assay_activation_from_name(const char *name, assay_activation *f) {
     for (int i = 0; i < ASSAY_ACTIVATION_COUNT; i++) {
-        if (strcmp(name, names[i]) == 0) {
+        if (strcmp(name, assay_activation_name((assay_activation)i)) == 0) {
             *f = (assay_activation)i;
             return true;
         }
@@ -33,100 +51,174 @@ bool assay_activation_from_name(const char *name, assay_activation *f) {
     return false;
 }
 
-/* s = sigmoid(v) and t = sigmoid(-v) = 1 - s, both without cancellation, from e = exp(-|v|). */
-static void sigmoid_pair(double v, double e, double *s, double *t) {
-    double large = 1.0 / (1.0 + e), small = e / (1.0 + e);
-    *s = v >= 0 ? large : small;
-    *t = v >= 0 ? small : large;
-    if (isnan(v)) *s = *t = v;
-}
-
 double assay_sigmoid(double x) {
-    double s, t;
-    sigmoid_pair(x, assay_exp(-fabs(x)), &s, &t);
-    return s;
+    double t = assay_exp(-fabs(x));
+    return (x < 0 ? t : 1) / (1 + t);
 }
 
-/* The argument of the sigmoid in f(x) = x sigmoid(v(x)), with v' and v''. */
-static double sigmoid_argument(assay_activation f, double x, double *dv, double *ddv) {
-    if (f != ASSAY_GELU) {
-        *dv = 1.0;
-        *ddv = 0.0;
-        return x;
+/* NaN stays NaN. */
+static inline double clamp(double x, double limit) {
+    return x > limit ? limit : x < -limit ? -limit : x;
+}
+
+/* z = 2 sqrt(2/pi) (y + cubic y^3). Beyond 32 the sigmoid is 0 or 1, and y^3 could overflow. */
+static inline void gelu_argument(double x, double *z, double *z_low, double *slope) {
+    double y = clamp(x, 32), square = y * y, square_low = fma(y, y, -square);
+    double p = CUBIC[0] * square;
+    double p_low = fma(CUBIC[0], square, -p) + (CUBIC[0] * square_low + CUBIC[1] * square);
+    double w = 1 + p, rounded_p = w - 1;
+    double w_low = (1 - (w - rounded_p)) + (p - rounded_p) + p_low;
+    double yw = y * w, yw_low = fma(y, w, -yw) + y * w_low;
+    *z = TWO_SQRT_2_OVER_PI[0] * yw;
+    *z_low = fma(TWO_SQRT_2_OVER_PI[0], yw, -*z) + (TWO_SQRT_2_OVER_PI[0] * yw_low + TWO_SQRT_2_OVER_PI[1] * yw);
+    *slope = TWO_SQRT_2_OVER_PI[0] * (1 + 3 * p);
+}
+
+static inline void quick_argument(double x, double *z, double *z_low, double *slope) {
+    double y = clamp(x, 1024);
+    *z = QUICK[0] * y;
+    *z_low = fma(QUICK[0], y, -*z) + QUICK[1] * y;
+    *slope = QUICK[0];
+}
+
+static inline __attribute__((always_inline)) void arguments(form f, int64_t n, chunk *c) {
+    if (f == FORM_GELU) {
+        for (int64_t i = 0; i < n; i++)
+            gelu_argument(c->x[i], &c->z[i], &c->z_low[i], &c->slope[i]);
+    } else if (f == FORM_QUICK_GELU) {
+        for (int64_t i = 0; i < n; i++)
+            quick_argument(c->x[i], &c->z[i], &c->z_low[i], &c->slope[i]);
+    } else {
+        for (int64_t i = 0; i < n; i++) {
+            c->z[i] = c->x[i];
+            c->z_low[i] = 0;
+            c->slope[i] = 1;
+        }
     }
-    /* 0.5 (1 + tanh(u)) = sigmoid(2u): the form that does not cancel for negative x */
-    *dv = 2.0 * GELU_SCALE * (1.0 + 3.0 * GELU_CUBIC * x * x);
-    *ddv = 12.0 * GELU_SCALE * GELU_CUBIC * x;
-    return 2.0 * GELU_SCALE * (x + GELU_CUBIC * x * x * x);
+    for (int64_t i = 0; i < n; i++)
+        c->t[i] = -fabs(c->z[i]);
 }
 
-/* silu, gelu and sigmoid from exp(-|v|); beyond its range x * 0 must not become NaN. */
-static void from_sigmoid(assay_activation f, double x, double e, double *value, double *derivative) {
-    double dv, ddv, s, t;
-    double v = sigmoid_argument(f, x, &dv, &ddv);
-    sigmoid_pair(v, e, &s, &t);
-    double slope = s * t;
-    if (f == ASSAY_SIGMOID) {
-        *value = s;
-        *derivative = slope;
+static inline __attribute__((always_inline)) void from_exponentials(form f, int64_t n, chunk *c) {
+    for (int64_t i = 0; i < n; i++) {
+        double t = c->t[i] * (1 - (c->z[i] < 0 ? -c->z_low[i] : c->z_low[i]));
+        double large = 1 / (1 + t), small = t * large;
+        double s = c->z[i] < 0 ? small : large, rest = c->z[i] < 0 ? large : small;
+        c->value[i] = f == FORM_SIGMOID ? s : c->x[i] * s;
+        c->derivative[i] = f == FORM_SIGMOID ? s * rest : s * (1 + c->x[i] * (c->slope[i] * rest));
+    }
+}
+
+/* x Phi(x), Phi(x) = erfc(-x / sqrt 2) / 2; what the rounding of the arguments does in the tail is put right. */
+static inline __attribute__((always_inline)) void gelu_exact(int64_t n, chunk *c) {
+    for (int64_t i = 0; i < n; i++) {
+        double y = clamp(c->x[i], 64);
+        c->z[i] = -y * SQRT_HALF[0];
+        c->z_low[i] = fma(-y, SQRT_HALF[0], -c->z[i]) - y * SQRT_HALF[1];
+        double square = y * y;
+        c->slope[i] = 1 - 0.5 * fma(y, y, -square);
+        c->t[i] = -0.5 * square;
+        c->value[i] = assay_erfc(c->z[i]);
+    }
+    for (int64_t i = 0; i < n; i++) {
+        double exponential = assay_exp(c->t[i]) * c->slope[i];
+        double phi = 0.5 * c->value[i] - INVERSE_SQRT_PI * exponential * c->z_low[i];
+        c->value[i] = c->x[i] * phi;
+        c->derivative[i] = phi + clamp(c->x[i], 64) * (INVERSE_SQRT_2PI * exponential);
+    }
+}
+
+static inline __attribute__((always_inline)) void with_sigmoid(const assay_context *ctx, form f, int64_t n, chunk *c) {
+    arguments(f, n, c);
+    assay_exp_many(ctx, n, c->t, c->t);
+    from_exponentials(f, n, c);
+}
+
+static inline __attribute__((always_inline)) void without_sigmoid(form f, int64_t n, chunk *c) {
+    for (int64_t i = 0; i < n; i++) {
+        double x = c->x[i];
+        c->value[i] = f == FORM_RELU && x < 0 ? 0 : x;
+        c->derivative[i] = f == FORM_LINEAR || x > 0 ? 1 : x <= 0 ? 0 : x; /* NaN for NaN */
+    }
+}
+
+static inline __attribute__((always_inline)) void activate(const assay_context *ctx, form f, int64_t n, chunk *c) {
+    switch (f) {
+    case FORM_SIGMOID:
+        with_sigmoid(ctx, FORM_SIGMOID, n, c);
+        break;
+    case FORM_SILU:
+        with_sigmoid(ctx, FORM_SILU, n, c);
+        break;
+    case FORM_GELU:
+        with_sigmoid(ctx, FORM_GELU, n, c);
+        break;
+    case FORM_QUICK_GELU:
+        with_sigmoid(ctx, FORM_QUICK_GELU, n, c);
+        break;
+    case FORM_GELU_EXACT:
+        gelu_exact(n, c);
+        break;
+    case FORM_RELU:
+        without_sigmoid(FORM_RELU, n, c);
+        break;
+    case FORM_LINEAR:
+        without_sigmoid(FORM_LINEAR, n, c);
+        break;
+    }
+}
+
+static void activate_scalar(const assay_context *ctx, form f, int64_t n, chunk *c) {
+    activate(ctx, f, n, c);
+}
+
+#ifdef __x86_64__
+__attribute__((target("avx2,fma"))) static void activate_avx2(const assay_context *ctx, form f, int64_t n, chunk *c) {
+    activate(ctx, f, n, c);
+}
+
+__attribute__((target("avx512f"))) static void activate_avx512(const assay_context *ctx, form f, int64_t n, chunk *c) {
+    activate(ctx, f, n, c);
+}
+#endif
+
+static void activate_chunk(const assay_context *ctx, form f, int64_t n, chunk *c) {
+#ifdef __x86_64__
+    if (ctx->isa == ASSAY_ISA_AVX512) {
+        activate_avx512(ctx, f, n, c);
         return;
     }
-    *value = s == 0.0 ? 0.0 * s : x * s;
-    *derivative = slope == 0.0 ? s : s + x * slope * dv;
+    if (ctx->isa == ASSAY_ISA_AVX2) {
+        activate_avx2(ctx, f, n, c);
+        return;
+    }
+#endif
+    activate_scalar(ctx, f, n, c);
 }
 
-static void gelu_exact(double x, double *value, double *derivative) {
-    double cumulative = 0.5 * assay_erfc(-x * SQRT_HALF);
-    double density = INV_SQRT_2PI * assay_exp(-0.5 * x * x);
-    *value = cumulative == 0.0 ? 0.0 : x * cumulative;
-    *derivative = density == 0.0 ? cumulative : cumulative + x * density;
-}
-
-static void algebraic(assay_activation f, double x, double *value, double *derivative) {
-    if (f == ASSAY_LINEAR) {
-        *value = x;
-        *derivative = 1.0;
-    } else {
-        *value = x > 0 || isnan(x) ? x : 0.0;
-        *derivative = isnan(x) ? x : (x > 0 ? 1.0 : 0.0);
+static void activate_many(const assay_context *ctx, form f, int64_t count, const double *x, double *value,
+                          double *derivative) {
+    chunk c;
+    for (int64_t first = 0; first < count; first += CHUNK) {
+        int64_t n = count - first < CHUNK ? count - first : CHUNK;
+        size_t bytes = (size_t)n * sizeof *x;
+        memcpy(c.x, x + first, bytes);
+        activate_chunk(ctx, f, n, &c);
+        if (value != NULL) memcpy(value + first, c.value, bytes);
+        if (derivative != NULL) memcpy(derivative + first, c.derivative, bytes);
     }
 }
 
 void assay_activation_many(const assay_context *ctx, assay_activation f, int64_t count, const double *x, double *value,
                            double *derivative) {
-    double e[CHUNK];
-    for (int64_t first = 0; first < count; first += CHUNK) {
-        int64_t n = count - first < CHUNK ? count - first : CHUNK;
-        bool exponential = f == ASSAY_SILU || f == ASSAY_GELU || f == ASSAY_SIGMOID;
-        if (exponential) {
-            for (int64_t i = 0; i < n; i++) {
-                double dv, ddv;
-                e[i] = -fabs(sigmoid_argument(f, x[first + i], &dv, &ddv));
-            }
-            assay_exp_many(ctx, n, e, e);
-        }
-        for (int64_t i = 0; i < n; i++) {
-            double y, dy, at = x[first + i];
-            if (exponential) {
-                from_sigmoid(f, at, e[i], &y, &dy);
-            } else if (f == ASSAY_GELU_EXACT) {
-                gelu_exact(at, &y, &dy);
-            } else {
-                algebraic(f, at, &y, &dy);
-            }
-            if (value != NULL) value[first + i] = y;
-            if (derivative != NULL) derivative[first + i] = dy;
-        }
-    }
+    static const form FORMS[ASSAY_ACTIVATION_COUNT] = {
+        [ASSAY_SILU] = FORM_SILU, [ASSAY_GELU] = FORM_GELU,       [ASSAY_GELU_EXACT] = FORM_GELU_EXACT,
+        [ASSAY_RELU] = FORM_RELU, [ASSAY_SIGMOID] = FORM_SIGMOID, [ASSAY_LINEAR] = FORM_LINEAR,
+    };
+    activate_many(ctx, FORMS[f], count, x, value, derivative);
 }
 
-double assay_activation_second_derivative(assay_activation f, double x) {
-    if (f == ASSAY_LINEAR || f == ASSAY_RELU) return 0.0;
-    if (f == ASSAY_GELU_EXACT) return INV_SQRT_2PI * assay_exp(-0.5 * x * x) * (2.0 - x * x);
-    double dv, ddv, s, t;
-    double v = sigmoid_argument(f, x, &dv, &ddv);
-    sigmoid_pair(v, assay_exp(-fabs(v)), &s, &t);
-    double slope = s * t, curvature = slope * (t - s);
-    if (f == ASSAY_SIGMOID) return curvature;
-    return slope == 0.0 ? 0.0 : 2.0 * slope * dv + x * (curvature * dv * dv + slope * ddv);
+void assay_quick_gelu_many(const assay_context *ctx, int64_t count, const double *x, double *value,
+                           double *derivative) {
+    activate_many(ctx, FORM_QUICK_GELU, count, x, value, derivative);
 }

@@ -25,12 +25,20 @@ bool assay_activation_from_name(const char *name, assay_activation *f);
 
 double assay_sigmoid(double x); /* 1 / (1 + exp(-x)) without overflow; accurate for large negative x */
 
-/* value[i] = f(x[i]) and derivative[i] = f'(x[i]); either may be NULL or x. relu'(0) = 0 as in JAX. Vectorised over
- * ctx->isa; the bits do not depend on it. Not threaded: callers split rows. */
+/* value[i] = f(x[i]) and derivative[i] = f'(x[i]); either may be NULL or x. relu'(0) = 0 as in JAX. Within a few ulps,
+ * but for f' near its zero: there within a few ulps of 1. Vectorised over ctx->isa; the bits do not depend on it. Not
+ * threaded: callers split rows. */
 void assay_activation_many(const assay_context *ctx, assay_activation f, int64_t count, const double *x, double *value,
                            double *derivative);
 
-/* f''(x), for the error propagation. */
-double assay_activation_second_derivative(assay_activation f, double x);
+/* The same for x sigmoid(1.702 x), the gate of GPT-OSS's experts, which is none of mlp_activations. */
+void assay_quick_gelu_many(const assay_context *ctx, int64_t count, const double *x, double *value, double *derivative);
+
+/* For error propagation: f, f', f'' and the sum of the sizes of the terms of f' at one x. */
+typedef struct assay_activation_point {
+    double value, first, second, first_size;
+} assay_activation_point;
+assay_activation_point assay_activation_at(assay_activation f, double x);
+assay_activation_point assay_quick_gelu_at(double x);
 
 #endif

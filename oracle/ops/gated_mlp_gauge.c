@@ -2,212 +2,288 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/memory.h"
 #include "oracle/ops/glu.h"
 
-/* Beyond so many standard deviations a kink is out of reach. */
-#define KINK_REACH 8.0
-
-/* Scratch of one call: each [rows,H], contiguous. */
-typedef struct gauge_buffers {
-    double *storage;
-    double *va, *vb, *vh; /* variances of a, b, h as stored */
-    double *a, *b;        /* a and b without the fused stride */
-    double *h, *fa, *fb;  /* the gate again, with its first derivatives */
-    double *dh, *vdh;     /* and with a cotangent */
-    double *da, *db, *vda, *vdb;
-} gauge_buffers;
-
-static assay_status buffers_alloc(assay_context *ctx, gauge_buffers *buffers, int64_t size) {
-    enum { COUNT = 14 };
-    assay_status status = assay_alloc_f64(ctx, "error scale of a gated MLP", COUNT * size, &buffers->storage);
-    RETURN_IF(status != ASSAY_OK, status);
-    double **each[COUNT] = {&buffers->va, &buffers->vb, &buffers->vh,  &buffers->a,  &buffers->b,
-                            &buffers->h,  &buffers->fa, &buffers->fb,  &buffers->dh, &buffers->vdh,
-                            &buffers->da, &buffers->db, &buffers->vda, &buffers->vdb};
-    for (int i = 0; i < COUNT; i++)
-        *each[i] = buffers->storage + i * size;
-    return ASSAY_OK;
-}
+/* One call: what it was given, and [rows,H] each: variances of a, b, h, dh, da, db as they are used (stored), and what
+ * da and db share of their errors. */
+typedef struct gauge {
+    const assay_precision *precision;
+    const assay_gated_mlp_variances *v;
+    const double *dy, *variance_dy, *x;
+    const assay_gated_mlp_residuals *r;
+    const assay_gated_mlp_weights *w;
+    const assay_gated_mlp_config *config;
+    int64_t rows, dim, hidden, size; /* size: rows * hidden */
+    double *memory;
+    double *va, *vb, *vh;
+    double *dh, *vdh, *da, *vda, *db, *vdb, *shared;
+} gauge;
 
 static double square(double x) {
     return x * x;
 }
 
-static void copy_if(double *to, const double *from, int64_t count) {
-    for (int64_t i = 0; to != NULL && i < count; i++)
-        to[i] = from[i];
+static assay_status alloc_scratch(assay_context *ctx, gauge *g) {
+    double **const parts[] = {&g->va, &g->vb, &g->vh, &g->dh, &g->vdh, &g->da, &g->vda, &g->db, &g->vdb, &g->shared};
+    const int64_t backward = sizeof parts / sizeof *parts, count = g->dy != NULL ? backward : 3;
+    int64_t total = 0;
+    assay_status status =
+        assay_checked_count(ctx, "error scales of the gated MLP", 3, (int64_t[]){count, g->rows, g->hidden}, &total);
+    RETURN_IF(status != ASSAY_OK, status);
+    status = assay_alloc_f64(ctx, "error scales of the gated MLP", total, &g->memory);
+    RETURN_IF(status != ASSAY_OK, status);
+    for (int64_t i = 0; i < count; i++)
+        *parts[i] = g->memory + i * g->size;
+    return ASSAY_OK;
 }
 
-/* The variance of x w, with x exact, for one half of wi. */
-static assay_status up_gauge(assay_context *ctx, const assay_precision *p, double *variance, const double *x,
-                             const double *weights, int64_t ldb, const assay_gated_mlp_config *config) {
-    assay_matmul_args product = {.c = variance,
-                                 .ldc = config->mlp_dim,
-                                 .a = x,
-                                 .lda = config->emb_dim,
-                                 .b = weights,
-                                 .ldb = ldb,
-                                 .m = config->rows,
-                                 .n = config->mlp_dim,
-                                 .k = config->emb_dim};
-    return assay_gauge_matmul(ctx, p, &product, NULL, NULL);
+static void copy_out(double *out, const double *values, int64_t count) {
+    if (out != NULL) memcpy(out, values, (size_t)count * sizeof *out);
 }
 
-/* va, vb, vh; and the gate with its derivatives. */
-static assay_status forward_gauge(assay_context *ctx, const assay_precision *p, const assay_gated_mlp_variances *v,
-                                  gauge_buffers *buf, const assay_gated_mlp_residuals *r, const double *x,
-                                  const assay_gated_mlp_weights *w, const assay_gated_mlp_config *config) {
-    assay_status status;
-    int64_t hidden = config->mlp_dim, size = config->rows * hidden, ldb = config->fused ? 2 * hidden : hidden;
-    TRY(up_gauge(ctx, p, buf->va, x, config->fused ? w->wi : w->wi_0, ldb, config));
-    TRY(up_gauge(ctx, p, buf->vb, x, config->fused ? w->wi + hidden : w->wi_1, ldb, config));
-    for (int64_t row = 0; row < config->rows; row++) {
-        copy_if(buf->a + row * hidden, r->a + row * r->ld, hidden);
-        copy_if(buf->b + row * hidden, r->b + row * r->ld, hidden);
-    }
-    copy_if(v->a, buf->va, size);
-    copy_if(v->b, buf->vb, size);
-    assay_gauge_store(p->storage, size, buf->a, buf->va);
-    assay_gauge_store(p->storage, size, buf->b, buf->vb);
+/* Variance of x wi_0 or x wi_1, then of that plus its bias, before which it may be stored. */
+static assay_status project(assay_context *ctx, const gauge *g, double *variance, const double *wi, bool bias) {
+    const assay_matmul_args args = {.c = variance,
+                                    .ldc = g->hidden,
+                                    .a = g->x,
+                                    .lda = g->dim,
+                                    .b = wi,
+                                    .ldb = g->r->ld,
+                                    .m = g->rows,
+                                    .n = g->hidden,
+                                    .k = g->dim};
+    return bias ? assay_gauge_matmul_stored(ctx, g->precision, &args, g->v->x, NULL)
+                : assay_gauge_matmul(ctx, g->precision, &args, g->v->x, NULL);
+}
+
+static void store_rows(const gauge *g, const double *value, double *variance) {
+    for (int64_t row = 0; row < g->rows; row++)
+        assay_gauge_store(g->precision->storage, g->hidden, value + row * g->r->ld, variance + row * g->hidden);
+}
+
+/* The two factors at element i of [rows,H]. */
+static void factors_at(const gauge *g, int64_t i, assay_glu_factor *u, assay_glu_factor *v) {
+    const int64_t at = i / g->hidden * g->r->ld + i % g->hidden;
+    *u = assay_glu_gate(g->config, g->r->a[at], sqrt(g->va[i]));
+    *v = assay_glu_up(g->config, g->r->b[at], sqrt(g->vb[i]));
+}
+
+static double factor_error(const gauge *g, const assay_glu_factor *f) {
+    return f->elementary ? square(g->precision->elementary * f->value) : 0;
+}
+
+static double slope_error(const gauge *g, const assay_glu_factor *f) {
+    return f->elementary ? square(g->precision->elementary * f->first_size) : 0;
+}
+
+/* h = u v */
+static void gate(const assay_context *ctx, const gauge *g) {
 #pragma omp parallel for num_threads(ctx->threads)
-    for (int64_t row = 0; row < config->rows; row++) {
-        int64_t at = row * hidden;
-        assay_glu_row(ctx, config, hidden, buf->a + at, buf->b + at, buf->h + at, buf->fa + at, buf->fb + at);
-        for (int64_t i = at; i < at + hidden; i++) {
-            assay_glu_curvature k = assay_glu_curvature_at(
-                ctx, config, buf->a[i], buf->b[i], KINK_REACH * sqrt(buf->va[i]), KINK_REACH * sqrt(buf->vb[i]));
-            /* across a kink the steeper side counts; the gate's value may be stored before it is multiplied */
-            buf->vh[i] = square(fabs(buf->fa[i]) + fabs(k.jump_a)) * buf->va[i] +
-                         square(fabs(buf->fb[i]) + fabs(k.jump_b)) * buf->vb[i] +
-                         square(buf->h[i] * (p->elementary + p->storage));
-        }
+    for (int64_t i = 0; i < g->size; i++) {
+        assay_glu_factor u, v;
+        factors_at(g, i, &u, &v);
+        g->vh[i] = square(v.value) * (square(u.slope) * g->va[i] + factor_error(g, &u)) +
+                   square(u.value) * (square(v.slope) * g->vb[i] + factor_error(g, &v));
     }
-    copy_if(v->h, buf->vh, size);
-    assay_gauge_store(p->storage, size, buf->h, buf->vh);
-    if (v->y != NULL) {
-        assay_matmul_args down = {.c = v->y,
-                                  .ldc = config->emb_dim,
-                                  .a = buf->h,
-                                  .lda = hidden,
-                                  .b = w->wo,
-                                  .ldb = config->emb_dim,
-                                  .m = config->rows,
-                                  .n = config->emb_dim,
-                                  .k = hidden};
-        TRY(assay_gauge_matmul(ctx, p, &down, buf->vh, NULL));
+}
+
+static assay_status forward(assay_context *ctx, const gauge *g) {
+    assay_status status = ASSAY_OK;
+    const assay_gated_mlp_weights *w = g->w;
+    TRY(project(ctx, g, g->va, g->config->fused ? w->wi : w->wi_0, w->wi_0_bias != NULL));
+    TRY(project(ctx, g, g->vb, g->config->fused ? w->wi + g->hidden : w->wi_1, w->wi_1_bias != NULL));
+    copy_out(g->v->a, g->va, g->size);
+    copy_out(g->v->b, g->vb, g->size);
+    store_rows(g, g->r->a, g->va);
+    store_rows(g, g->r->b, g->vb);
+    gate(ctx, g);
+    copy_out(g->v->h, g->vh, g->size);
+    assay_gauge_store(g->precision->storage, g->size, g->r->h, g->vh);
+    if (g->v->y != NULL) {
+        const assay_matmul_args args = {.c = g->v->y,
+                                        .ldc = g->dim,
+                                        .a = g->r->h,
+                                        .lda = g->hidden,
+                                        .b = w->wo,
+                                        .ldb = g->dim,
+                                        .m = g->rows,
+                                        .n = g->dim,
+                                        .k = g->hidden};
+        TRY(w->wo_bias != NULL ? assay_gauge_matmul_stored(ctx, g->precision, &args, g->vh, NULL)
+                               : assay_gauge_matmul(ctx, g->precision, &args, g->vh, NULL));
     }
 cleanup:
     return status;
 }
 
-/* vda, vdb from vdh, va and vb: da = dh fa and db = dh fb, where fa and fb move with a and b. */
-static void gate_gradient_gauge(assay_context *ctx, const assay_precision *p, gauge_buffers *buf,
-                                const assay_gated_mlp_config *config) {
-    int64_t size = config->rows * config->mlp_dim;
-    double relative = p->elementary + p->storage;
-#pragma omp parallel for num_threads(ctx->threads)
-    for (int64_t i = 0; i < size; i++) {
-        double dh = buf->dh[i], va = buf->va[i], vb = buf->vb[i], vdh = buf->vdh[i];
-        assay_glu_curvature k =
-            assay_glu_curvature_at(ctx, config, buf->a[i], buf->b[i], KINK_REACH * sqrt(va), KINK_REACH * sqrt(vb));
-        buf->da[i] = dh * buf->fa[i];
-        buf->db[i] = dh * buf->fb[i];
-        buf->vda[i] = square(buf->fa[i]) * vdh + square(dh * k.aa) * va + square(dh * k.ab) * vb +
-                      square(dh * k.jump_a) + square(buf->da[i] * relative);
-        buf->vdb[i] = square(buf->fb[i]) * vdh + square(dh * k.ab) * va + square(dh * k.bb) * vb +
-                      square(dh * k.jump_b) + square(buf->db[i] * relative);
-    }
-    assay_gauge_store(p->storage, size, buf->da, buf->vda);
-    assay_gauge_store(p->storage, size, buf->db, buf->vdb);
-}
-
-/* The variance of x^T dy [k,n]; x_variance may be NULL. */
-static assay_status weight_gauge(assay_context *ctx, const assay_precision *p, double *variance, int64_t ldc,
-                                 const double *x, const double *x_variance, int64_t k, const double *dy,
-                                 const double *dy_variance, int64_t n, int64_t rows) {
-    if (variance == NULL) return ASSAY_OK;
-    assay_matmul_args product = {
-        .c = variance, .ldc = ldc, .a = x, .lda = k, .transpose_a = true, .b = dy, .ldb = n, .m = k, .n = n, .k = rows};
-    return assay_gauge_matmul(ctx, p, &product, x_variance, dy_variance);
-}
-
-static void column_gauge(const assay_precision *p, double *variance, const double *x, const double *x_variance,
-                         int64_t rows, int64_t columns) {
-    for (int64_t i = 0; variance != NULL && i < columns; i++) {
-        double absolute = 0.0, sum = 0.0;
-        for (int64_t row = 0; row < rows; row++) {
-            absolute += fabs(x[row * columns + i]);
-            if (x_variance != NULL) sum += x_variance[row * columns + i];
-        }
-        variance[i] = sum + (double)rows * square(p->accumulate * absolute);
-    }
-}
-
-/* dx = da wi_0^T + db wi_1^T. Both terms carry the error of dh, so their standard deviations are added. */
-static assay_status input_gauge(assay_context *ctx, const assay_precision *p, double *variance, gauge_buffers *buf,
-                                const assay_gated_mlp_weights *w, const assay_gated_mlp_config *config) {
-    assay_status status;
-    double *second = NULL;
-    int64_t hidden = config->mlp_dim, size = config->rows * config->emb_dim;
-    TRY(assay_alloc_f64(ctx, "error scale of a gated MLP", size, &second));
-    assay_matmul_args product = {.c = variance,
-                                 .ldc = config->emb_dim,
-                                 .a = buf->da,
-                                 .lda = hidden,
-                                 .b = config->fused ? w->wi : w->wi_0,
-                                 .ldb = config->fused ? 2 * hidden : hidden,
-                                 .transpose_b = true,
-                                 .m = config->rows,
-                                 .n = config->emb_dim,
-                                 .k = hidden};
-    TRY(assay_gauge_matmul(ctx, p, &product, buf->vda, NULL));
-    product.a = buf->db;
-    product.b = config->fused ? w->wi + hidden : w->wi_1;
-    product.c = second;
-    TRY(assay_gauge_matmul(ctx, p, &product, buf->vdb, NULL));
-    for (int64_t i = 0; i < size; i++)
-        variance[i] = square(sqrt(variance[i]) + sqrt(second[i]));
-cleanup:
-    free(second);
-    return status;
-}
-
-static assay_status backward_gauge(assay_context *ctx, const assay_precision *p, const assay_gated_mlp_gradients *g,
-                                   gauge_buffers *buf, const double *dy, const double *vdy, const double *x,
-                                   const assay_gated_mlp_weights *w, const assay_gated_mlp_config *config) {
-    assay_status status;
-    int64_t rows = config->rows, dim = config->emb_dim, hidden = config->mlp_dim, size = rows * hidden;
-    assay_matmul_args down = {.c = buf->dh,
-                              .ldc = hidden,
-                              .a = dy,
-                              .lda = dim,
-                              .b = w->wo,
-                              .ldb = dim,
+static assay_status hidden_gradient(assay_context *ctx, const gauge *g) {
+    assay_status status = ASSAY_OK;
+    assay_matmul_args args = {.c = g->dh,
+                              .ldc = g->hidden,
+                              .a = g->dy,
+                              .lda = g->dim,
+                              .b = g->w->wo,
+                              .ldb = g->dim,
                               .transpose_b = true,
-                              .m = rows,
-                              .n = hidden,
-                              .k = dim};
-    TRY(assay_matmul(ctx, &down));
-    down.c = buf->vdh;
-    TRY(assay_gauge_matmul(ctx, p, &down, vdy, NULL));
-    copy_if(g->dh, buf->vdh, size);
-    assay_gauge_store(p->storage, size, buf->dh, buf->vdh);
-    gate_gradient_gauge(ctx, p, buf, config);
+                              .m = g->rows,
+                              .n = g->hidden,
+                              .k = g->dim};
+    TRY(assay_matmul(ctx, &args));
+    args.c = g->vdh;
+    TRY(assay_gauge_matmul(ctx, g->precision, &args, g->variance_dy, NULL));
+    copy_out(g->v->gradients.dh, g->vdh, g->size);
+    assay_gauge_store(g->precision->storage, g->size, g->dh, g->vdh);
+cleanup:
+    return status;
+}
 
-    TRY(weight_gauge(ctx, p, g->dwo, dim, buf->h, buf->vh, hidden, dy, vdy, dim, rows));
-    TRY(weight_gauge(ctx, p, g->dwi, 2 * hidden, x, NULL, dim, buf->da, buf->vda, hidden, rows));
-    if (g->dwi != NULL) {
-        TRY(weight_gauge(ctx, p, g->dwi + hidden, 2 * hidden, x, NULL, dim, buf->db, buf->vdb, hidden, rows));
+/* da = dh u' v and db = dh u v'. Errors of dh, a and b move both at once; those of rounding and of a kink do not. */
+static void gate_gradient(const assay_context *ctx, const gauge *g) {
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t i = 0; i < g->size; i++) {
+        const double dh = g->dh[i], va = g->va[i], vb = g->vb[i], vdh = g->vdh[i];
+        assay_glu_factor u, v;
+        factors_at(g, i, &u, &v);
+        const double da_dh = u.first * v.value, da_a = dh * u.second * v.value, da_b = dh * u.first * v.slope;
+        const double db_dh = u.value * v.first, db_b = dh * u.value * v.second, db_a = dh * u.slope * v.first;
+        g->da[i] = dh * da_dh;
+        g->db[i] = dh * db_dh;
+        g->vda[i] = square(da_dh) * vdh + square(da_a) * va + square(da_b) * vb +
+                    square(dh) * (square(v.value) * (slope_error(g, &u) + square(u.jump)) +
+                                  square(u.first) * factor_error(g, &v));
+        g->vdb[i] = square(db_dh) * vdh + square(db_a) * va + square(db_b) * vb +
+                    square(dh) * (square(u.value) * (slope_error(g, &v) + square(v.jump)) +
+                                  square(v.first) * factor_error(g, &u));
+        g->shared[i] = da_dh * db_dh * vdh + da_a * db_a * va + da_b * db_b * vb;
     }
-    TRY(weight_gauge(ctx, p, g->dwi_0, hidden, x, NULL, dim, buf->da, buf->vda, hidden, rows));
-    TRY(weight_gauge(ctx, p, g->dwi_1, hidden, x, NULL, dim, buf->db, buf->vdb, hidden, rows));
-    column_gauge(p, g->dwi_0_bias, buf->da, buf->vda, rows, hidden);
-    column_gauge(p, g->dwi_1_bias, buf->db, buf->vdb, rows, hidden);
-    column_gauge(p, g->dwo_bias, dy, vdy, rows, dim);
-    if (g->dx != NULL) TRY(input_gauge(ctx, p, g->dx, buf, w, config));
+    assay_gauge_store(g->precision->storage, g->size, g->da, g->vda);
+    assay_gauge_store(g->precision->storage, g->size, g->db, g->vdb);
+}
+
+/* Variance of a^T b over the rows, a [rows,m], b [rows,n]; NULL: skipped. */
+static assay_status weight_gradient(assay_context *ctx, const gauge *g, double *variance, int64_t ld, const double *a,
+                                    const double *variance_a, int64_t m, const double *b, const double *variance_b,
+                                    int64_t n) {
+    const assay_matmul_args args = {.c = variance,
+                                    .ldc = ld,
+                                    .a = a,
+                                    .lda = m,
+                                    .transpose_a = true,
+                                    .b = b,
+                                    .ldb = n,
+                                    .m = m,
+                                    .n = n,
+                                    .k = g->rows};
+    return variance == NULL ? ASSAY_OK : assay_gauge_matmul(ctx, g->precision, &args, variance_a, variance_b);
+}
+
+/* A sum over rows is a product with ones, but for what operands of a product lose. */
+static assay_status bias_gradient(assay_context *ctx, const gauge *g, double *variance, const double *values,
+                                  const double *variance_values, int64_t columns) {
+    assay_status status = ASSAY_OK;
+    double *ones = NULL;
+    gauge sum = *g;
+    assay_precision precision = *g->precision;
+    if (variance == NULL) return ASSAY_OK;
+    precision.multiply = 0;
+    sum.precision = &precision;
+    TRY(assay_alloc_f64(ctx, "ones", g->rows, &ones));
+    for (int64_t row = 0; row < g->rows; row++)
+        ones[row] = 1;
+    TRY(weight_gradient(ctx, &sum, variance, columns, ones, NULL, 1, values, variance_values, columns));
+cleanup:
+    free(ones);
+    return status;
+}
+
+/* dx += twice what its two products share: sum over h of shared wi_0 wi_1. */
+static assay_status add_shared(assay_context *ctx, const gauge *g, const double *wi_0, const double *wi_1) {
+    enum { BLOCK = 256 };
+    assay_status status = ASSAY_OK;
+    const int64_t hidden = g->hidden;
+    double *memory = NULL, *dx = g->v->gradients.dx;
+    TRY(assay_alloc_f64(ctx, "what da and db share", BLOCK * (hidden + g->rows), &memory));
+    double *both = memory, *product = memory + BLOCK * hidden;
+    for (int64_t first = 0; first < g->dim; first += BLOCK) {
+        const int64_t count = g->dim - first < BLOCK ? g->dim - first : BLOCK;
+        const assay_matmul_args args = {.c = product,
+                                        .ldc = count,
+                                        .a = g->shared,
+                                        .lda = hidden,
+                                        .b = both,
+                                        .ldb = hidden,
+                                        .transpose_b = true,
+                                        .m = g->rows,
+                                        .n = count,
+                                        .k = hidden};
+#pragma omp parallel for num_threads(ctx->threads)
+        for (int64_t d = 0; d < count; d++) {
+            for (int64_t i = 0; i < hidden; i++)
+                both[d * hidden + i] = 2 * wi_0[(first + d) * g->r->ld + i] * wi_1[(first + d) * g->r->ld + i];
+        }
+        TRY(assay_matmul(ctx, &args));
+        for (int64_t row = 0; row < g->rows; row++) {
+            for (int64_t d = 0; d < count; d++) {
+                double *at = &dx[row * g->dim + first + d];
+                *at += product[row * count + d];
+                if (*at < 0) *at = 0; /* by rounding: the whole is a sum of squares */
+            }
+        }
+    }
+cleanup:
+    free(memory);
+    return status;
+}
+
+/* dx = da wi_0^T + db wi_1^T, each of which may be stored before they are added. */
+static assay_status input_gradient(assay_context *ctx, const gauge *g) {
+    assay_status status = ASSAY_OK;
+    const double *wi_0 = g->config->fused ? g->w->wi : g->w->wi_0;
+    const double *wi_1 = g->config->fused ? g->w->wi + g->hidden : g->w->wi_1;
+    double *through_b = NULL, *dx = g->v->gradients.dx;
+    assay_matmul_args args = {.c = dx,
+                              .ldc = g->dim,
+                              .a = g->da,
+                              .lda = g->hidden,
+                              .b = wi_0,
+                              .ldb = g->r->ld,
+                              .transpose_b = true,
+                              .m = g->rows,
+                              .n = g->dim,
+                              .k = g->hidden};
+    TRY(assay_alloc_f64(ctx, "variance of dx", g->rows * g->dim, &through_b));
+    TRY(assay_gauge_matmul_stored(ctx, g->precision, &args, g->vda, NULL));
+    args.c = through_b;
+    args.a = g->db;
+    args.b = wi_1;
+    TRY(assay_gauge_matmul_stored(ctx, g->precision, &args, g->vdb, NULL));
+    for (int64_t i = 0; i < g->rows * g->dim; i++)
+        dx[i] += through_b[i];
+    TRY(add_shared(ctx, g, wi_0, wi_1));
+cleanup:
+    free(through_b);
+    return status;
+}
+
+static assay_status backward(assay_context *ctx, const gauge *g) {
+    assay_status status = ASSAY_OK;
+    const assay_gated_mlp_gradients *out = &g->v->gradients;
+    const int64_t dim = g->dim, hidden = g->hidden;
+    TRY(hidden_gradient(ctx, g));
+    gate_gradient(ctx, g);
+    TRY(weight_gradient(ctx, g, out->dwo, dim, g->r->h, g->vh, hidden, g->dy, g->variance_dy, dim));
+    TRY(bias_gradient(ctx, g, out->dwo_bias, g->dy, g->variance_dy, dim));
+    double *dwi_0 = out->dwi != NULL ? out->dwi : out->dwi_0;
+    double *dwi_1 = out->dwi != NULL ? out->dwi + hidden : out->dwi_1;
+    TRY(weight_gradient(ctx, g, dwi_0, g->r->ld, g->x, g->v->x, dim, g->da, g->vda, hidden));
+    TRY(weight_gradient(ctx, g, dwi_1, g->r->ld, g->x, g->v->x, dim, g->db, g->vdb, hidden));
+    TRY(bias_gradient(ctx, g, out->dwi_0_bias, g->da, g->vda, hidden));
+    TRY(bias_gradient(ctx, g, out->dwi_1_bias, g->db, g->vdb, hidden));
+    if (out->dx != NULL) TRY(input_gradient(ctx, g));
 cleanup:
     return status;
 }
@@ -216,12 +292,23 @@ assay_status assay_gated_mlp_gauge(assay_context *ctx, const assay_precision *pr
                                    const assay_gated_mlp_variances *v, const double *dy, const double *variance_dy,
                                    const assay_gated_mlp_residuals *r, const double *x,
                                    const assay_gated_mlp_weights *w, const assay_gated_mlp_config *config) {
-    assay_status status;
-    gauge_buffers buffers = {0};
-    TRY(buffers_alloc(ctx, &buffers, config->rows * config->mlp_dim));
-    TRY(forward_gauge(ctx, precision, v, &buffers, r, x, w, config));
-    if (dy != NULL) TRY(backward_gauge(ctx, precision, &v->gradients, &buffers, dy, variance_dy, x, w, config));
+    assay_status status = ASSAY_OK;
+    gauge g = {.precision = precision,
+               .v = v,
+               .dy = dy,
+               .variance_dy = variance_dy,
+               .x = x,
+               .r = r,
+               .w = w,
+               .config = config,
+               .rows = config->rows,
+               .dim = config->emb_dim,
+               .hidden = config->mlp_dim,
+               .size = config->rows * config->mlp_dim};
+    TRY(alloc_scratch(ctx, &g));
+    TRY(forward(ctx, &g));
+    if (dy != NULL) TRY(backward(ctx, &g));
 cleanup:
-    free(buffers.storage);
+    free(g.memory);
     return status;
 }

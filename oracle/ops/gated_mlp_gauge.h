@@ -2,8 +2,9 @@
  * x, weights and the cotangent's values are those of the golden run; the weights are exact; v->x (NULL for exact) is
  * the variance of x, which llama4's MoE block scales and stores before the expert; variance_dy (NULL for exact) is the
  * variance of dy, which inside a MoE block carries the error of the routing weight. A correct implementation may round
- * a, b, h, dh, da, db to storage. Within reach of a clamp or of relu's kink (8 standard deviations of a or b) the jump
- * of the derivative counts as an error of its own. */
+ * a, b, h, dh, da, db to storage, and products before a bias or another product is added. Near a clamp or relu's kink
+ * (within 8 standard deviations of a or b, with a weight that falls from 1 to 0.02) the jump of the derivative counts
+ * as an error of its own. */
 #ifndef ASSAY_OPS_GATED_MLP_GAUGE_H
 #define ASSAY_OPS_GATED_MLP_GAUGE_H
 

@@ -1,21 +1,27 @@
-/* The gate of a gated MLP, h = A(a') B(b') for the three forms of gated_mlp.h, with its derivatives. Shared by the
- * operation and its error propagation. */
+/* The gate of a gated MLP, h = u(a) v(b), in the three forms of gated_mlp.h. Shared by the operation and its error
+ * scales. Nothing here is threaded; arrays are contiguous. */
 #ifndef ASSAY_OPS_GLU_H
 #define ASSAY_OPS_GLU_H
 
 #include "oracle/ops/gated_mlp.h"
 
-/* For one row of n elements: h = A B; fa = A' B, fb = A B' (0 beyond a clamp). fa and fb may be NULL. */
-void assay_glu_row(const assay_context *ctx, const assay_gated_mlp_config *config, int64_t n, const double *a,
-                   const double *b, double *h, double *fa, double *fb);
+void assay_glu_forward(const assay_context *ctx, double *h, const double *a, const double *b, int64_t count,
+                       const assay_gated_mlp_config *config);
 
-/* Second derivatives and, where a kink lies within `reach` of a or b, how far the first derivatives jump there. */
-typedef struct assay_glu_curvature {
-    double aa, ab, bb;
-    double jump_a, jump_b;
-} assay_glu_curvature;
+/* da = dh u'(a) v(b), db = dh u(a) v'(b); da or db may be dh. */
+void assay_glu_backward(const assay_context *ctx, double *da, double *db, const double *dh, const double *a,
+                        const double *b, int64_t count, const assay_gated_mlp_config *config);
 
-assay_glu_curvature assay_glu_curvature_at(const assay_context *ctx, const assay_gated_mlp_config *config, double a,
-                                           double b, double reach_a, double reach_b);
+/* One of the two factors at a point, for error scales. `sigma`: by how much an implementation's argument may be off. A
+ * kink at a distance of d sigma counts with the weight exp(-d^2/16), and not at all beyond 8. */
+typedef struct assay_glu_factor {
+    double value, first, second;
+    double first_size; /* sum of the sizes of the terms of `first` */
+    double slope;      /* |first|, or the weighted slope beyond a kink where that is steeper */
+    double jump;       /* how far the derivative jumps there, weighted */
+    bool elementary;   /* whether elementary functions went into it */
+} assay_glu_factor;
+assay_glu_factor assay_glu_gate(const assay_gated_mlp_config *config, double a, double sigma); /* u */
+assay_glu_factor assay_glu_up(const assay_gated_mlp_config *config, double b, double sigma);   /* v */
 
 #endif

@@ -2,9 +2,11 @@
 
 #include <inttypes.h>
 #include <stddef.h>
+#include <string.h>
 
 #include "oracle/arithmetic/arithmetic.h"
 
+/* *rows: how many rows belong to a group. */
 static assay_status check_groups(assay_context *ctx, const int32_t *group_sizes, const assay_gmm_dims *dims,
                                  int64_t *rows) {
     *rows = 0;
@@ -23,37 +25,22 @@ static assay_status check_groups(assay_context *ctx, const int32_t *group_sizes,
     return ASSAY_OK;
 }
 
-static void zero(double *values, int64_t count) {
-    for (int64_t i = 0; i < count; i++)
-        values[i] = 0.0;
+/* The products of group g, whose rows are [first, first + count): into y, dlhs and drhs, or their variances. */
+static assay_matmul_args y_product(double *y, const double *lhs, const double *rhs, int64_t g, int64_t first,
+                                   int64_t count, const assay_gmm_dims *dims) {
+    return (assay_matmul_args){.c = y + first * dims->n,
+                               .ldc = dims->n,
+                               .a = lhs + first * dims->k,
+                               .lda = dims->k,
+                               .b = rhs + g * dims->k * dims->n,
+                               .ldb = dims->n,
+                               .m = count,
+                               .n = dims->n,
+                               .k = dims->k};
 }
 
-assay_status assay_gmm_forward(assay_context *ctx, double *y, const double *lhs, const double *rhs,
-                               const int32_t *group_sizes, const assay_gmm_dims *dims) {
-    assay_status status;
-    int64_t rows, first = 0;
-    TRY(check_groups(ctx, group_sizes, dims, &rows));
-    for (int64_t g = 0; g < dims->groups; g++) {
-        assay_matmul_args product = {.c = y + first * dims->n,
-                                     .ldc = dims->n,
-                                     .a = lhs + first * dims->k,
-                                     .lda = dims->k,
-                                     .b = rhs + g * dims->k * dims->n,
-                                     .ldb = dims->n,
-                                     .m = group_sizes[g],
-                                     .n = dims->n,
-                                     .k = dims->k};
-        TRY(assay_matmul(ctx, &product));
-        first += group_sizes[g];
-    }
-    zero(y + rows * dims->n, (dims->m - rows) * dims->n);
-cleanup:
-    return status;
-}
-
-/* The two products of one group's backward. */
-static assay_matmul_args dlhs_product(double *dlhs, const double *dy, const double *rhs, int64_t first, int64_t count,
-                                      int64_t g, const assay_gmm_dims *dims) {
+static assay_matmul_args dlhs_product(double *dlhs, const double *dy, const double *rhs, int64_t g, int64_t first,
+                                      int64_t count, const assay_gmm_dims *dims) {
     return (assay_matmul_args){.c = dlhs + first * dims->k,
                                .ldc = dims->k,
                                .a = dy + first * dims->n,
@@ -66,8 +53,8 @@ static assay_matmul_args dlhs_product(double *dlhs, const double *dy, const doub
                                .k = dims->n};
 }
 
-static assay_matmul_args drhs_product(double *drhs, const double *dy, const double *lhs, int64_t first, int64_t count,
-                                      int64_t g, const assay_gmm_dims *dims) {
+static assay_matmul_args drhs_product(double *drhs, const double *dy, const double *lhs, int64_t g, int64_t first,
+                                      int64_t count, const assay_gmm_dims *dims) {
     return (assay_matmul_args){.c = drhs + g * dims->k * dims->n,
                                .ldc = dims->n,
                                .a = lhs + first * dims->k,
@@ -80,20 +67,41 @@ static assay_matmul_args drhs_product(double *drhs, const double *dy, const doub
                                .k = count};
 }
 
+/* What lies beyond the groups of a result with `columns` columns. */
+static void zero_tail(double *result, int64_t rows, int64_t columns, const assay_gmm_dims *dims) {
+    if (result != NULL) memset(result + rows * columns, 0, (size_t)((dims->m - rows) * columns) * sizeof *result);
+}
+
+assay_status assay_gmm_forward(assay_context *ctx, double *y, const double *lhs, const double *rhs,
+                               const int32_t *group_sizes, const assay_gmm_dims *dims) {
+    assay_status status = ASSAY_OK;
+    int64_t rows = 0, first = 0;
+    TRY(check_groups(ctx, group_sizes, dims, &rows));
+    for (int64_t g = 0; g < dims->groups; first += group_sizes[g], g++) {
+        const assay_matmul_args args = y_product(y, lhs, rhs, g, first, group_sizes[g], dims);
+        TRY(assay_matmul(ctx, &args));
+    }
+    zero_tail(y, rows, dims->n, dims);
+cleanup:
+    return status;
+}
+
 assay_status assay_gmm_backward(assay_context *ctx, double *dlhs, double *drhs, const double *dy, const double *lhs,
                                 const double *rhs, const int32_t *group_sizes, const assay_gmm_dims *dims) {
-    assay_status status;
-    int64_t rows, first = 0;
+    assay_status status = ASSAY_OK;
+    int64_t rows = 0, first = 0;
     TRY(check_groups(ctx, group_sizes, dims, &rows));
-    for (int64_t g = 0; g < dims->groups; g++) {
-        int64_t count = group_sizes[g];
-        assay_matmul_args left = dlhs_product(dlhs, dy, rhs, first, count, g, dims);
-        assay_matmul_args right = drhs_product(drhs, dy, lhs, first, count, g, dims);
-        TRY(assay_matmul(ctx, &left));
-        TRY(assay_matmul(ctx, &right)); /* no rows: exactly 0 */
-        first += count;
+    for (int64_t g = 0; g < dims->groups; first += group_sizes[g], g++) {
+        if (dlhs != NULL) {
+            const assay_matmul_args args = dlhs_product(dlhs, dy, rhs, g, first, group_sizes[g], dims);
+            TRY(assay_matmul(ctx, &args));
+        }
+        if (drhs != NULL) {
+            const assay_matmul_args args = drhs_product(drhs, dy, lhs, g, first, group_sizes[g], dims);
+            TRY(assay_matmul(ctx, &args));
+        }
     }
-    zero(dlhs + rows * dims->k, (dims->m - rows) * dims->k);
+    zero_tail(dlhs, rows, dims->k, dims);
 cleanup:
     return status;
 }
@@ -101,35 +109,25 @@ cleanup:
 assay_status assay_gmm_gauge(assay_context *ctx, const assay_precision *precision, double *variance_y,
                              double *variance_dlhs, double *variance_drhs, const double *dy, const double *lhs,
                              const double *rhs, const int32_t *group_sizes, const assay_gmm_dims *dims) {
-    assay_status status;
-    int64_t rows, first = 0;
+    assay_status status = ASSAY_OK;
+    int64_t rows = 0, first = 0;
     TRY(check_groups(ctx, group_sizes, dims, &rows));
-    for (int64_t g = 0; g < dims->groups; g++) {
-        int64_t count = group_sizes[g];
+    for (int64_t g = 0; g < dims->groups; first += group_sizes[g], g++) {
         if (variance_y != NULL) {
-            assay_matmul_args product = {.c = variance_y + first * dims->n,
-                                         .ldc = dims->n,
-                                         .a = lhs + first * dims->k,
-                                         .lda = dims->k,
-                                         .b = rhs + g * dims->k * dims->n,
-                                         .ldb = dims->n,
-                                         .m = count,
-                                         .n = dims->n,
-                                         .k = dims->k};
-            TRY(assay_gauge_matmul(ctx, precision, &product, NULL, NULL));
+            const assay_matmul_args args = y_product(variance_y, lhs, rhs, g, first, group_sizes[g], dims);
+            TRY(assay_gauge_matmul(ctx, precision, &args, NULL, NULL));
         }
         if (variance_dlhs != NULL) {
-            assay_matmul_args left = dlhs_product(variance_dlhs, dy, rhs, first, count, g, dims);
-            TRY(assay_gauge_matmul(ctx, precision, &left, NULL, NULL));
+            const assay_matmul_args args = dlhs_product(variance_dlhs, dy, rhs, g, first, group_sizes[g], dims);
+            TRY(assay_gauge_matmul(ctx, precision, &args, NULL, NULL));
         }
         if (variance_drhs != NULL) {
-            assay_matmul_args right = drhs_product(variance_drhs, dy, lhs, first, count, g, dims);
-            TRY(assay_gauge_matmul(ctx, precision, &right, NULL, NULL));
+            const assay_matmul_args args = drhs_product(variance_drhs, dy, lhs, g, first, group_sizes[g], dims);
+            TRY(assay_gauge_matmul(ctx, precision, &args, NULL, NULL));
         }
-        first += count;
     }
-    if (variance_y != NULL) zero(variance_y + rows * dims->n, (dims->m - rows) * dims->n);
-    if (variance_dlhs != NULL) zero(variance_dlhs + rows * dims->k, (dims->m - rows) * dims->k);
+    zero_tail(variance_y, rows, dims->n, dims);
+    zero_tail(variance_dlhs, rows, dims->k, dims);
 cleanup:
     return status;
 }

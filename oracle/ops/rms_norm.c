@@ -1,42 +1,61 @@
 #include "oracle/ops/rms_norm.h"
 
 #include <math.h>
+#include <stddef.h>
 #include <string.h>
+
+#include "oracle/ops/vector_sums.h"
 
 void assay_rms_norm_forward(const assay_context *ctx, double *y, double *rstd, const double *x, const double *scale,
                             int64_t rows, int64_t dim, double epsilon) {
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t row = 0; row < rows; row++) {
-        const double *in = x + row * dim;
-        double *out = y + row * dim;
-        double squares = 0.0;
+        const double *x_row = x + row * dim;
+        const double r = 1 / sqrt(assay_dot(ctx, dim, x_row, x_row) / (double)dim + epsilon);
         for (int64_t i = 0; i < dim; i++)
-            squares = fma(in[i], in[i], squares);
-        double r = 1.0 / sqrt(squares / (double)dim + epsilon);
-        for (int64_t i = 0; i < dim; i++)
-            out[i] = in[i] * r * scale[i];
+            y[row * dim + i] = x_row[i] * r * scale[i];
         rstd[row] = r;
+    }
+}
+
+/* g = dy * scale is put in dx first. */
+static void backward_row(const assay_context *ctx, double *dx, const double *dy, const double *x, const double *scale,
+                         double rstd, int64_t dim) {
+    for (int64_t i = 0; i < dim; i++)
+        dx[i] = dy[i] * scale[i];
+    const double factor = rstd * rstd * (assay_dot(ctx, dim, dx, x) / (double)dim);
+    for (int64_t i = 0; i < dim; i++)
+        dx[i] = rstd * (dx[i] - x[i] * factor);
+}
+
+/* Columns [first, first + count) of dscale. */
+static void scale_gradient(const assay_context *ctx, double *dscale, const double *dy, const double *x,
+                           const double *rstd, int64_t rows, int64_t dim, int64_t first, int64_t count) {
+    double product[256];
+    memset(dscale + first, 0, (size_t)count * sizeof *dscale);
+    for (int64_t row = 0; row < rows; row++) {
+        const int64_t at = row * dim + first;
+        for (int64_t i = 0; i < count; i++)
+            product[i] = dy[at + i] * x[at + i];
+        assay_add_scaled(ctx, count, rstd[row], product, dscale + first);
     }
 }
 
 void assay_rms_norm_backward(const assay_context *ctx, double *dx, double *dscale, const double *dy, const double *x,
                              const double *scale, const double *rstd, int64_t rows, int64_t dim) {
+    enum { BLOCK = 256 };
+    if (dx != NULL) {
 #pragma omp parallel for num_threads(ctx->threads)
-    for (int64_t row = 0; row < rows; row++) {
-        const double *in = x + row * dim, *up = dy + row * dim;
-        double r = rstd[row], product = 0.0;
-        for (int64_t i = 0; i < dim; i++)
-            product = fma(up[i] * scale[i], in[i], product);
-        double mean = product / (double)dim;
-        for (int64_t i = 0; i < dim; i++)
-            dx[row * dim + i] = r * (up[i] * scale[i] - in[i] * (r * r * mean));
+        for (int64_t row = 0; row < rows; row++) {
+            const int64_t at = row * dim;
+            backward_row(ctx, dx + at, dy + at, x + at, scale, rstd[row], dim);
+        }
     }
+    if (dscale != NULL) {
 #pragma omp parallel for num_threads(ctx->threads)
-    for (int64_t i = 0; i < dim; i++) {
-        double sum = 0.0;
-        for (int64_t row = 0; row < rows; row++)
-            sum = fma(dy[row * dim + i], x[row * dim + i] * rstd[row], sum);
-        dscale[i] = sum;
+        for (int64_t first = 0; first < dim; first += BLOCK) {
+            scale_gradient(ctx, dscale, dy, x, rstd, rows, dim, first, dim - first < BLOCK ? dim - first : BLOCK);
+        }
     }
 }
 
@@ -44,54 +63,64 @@ static double square(double x) {
     return x * x;
 }
 
-/* Relative error of rstd: the sum of squares, and the root. */
-static double rstd_error(const assay_precision *p, int64_t dim) {
-    return 0.5 * sqrt((double)dim) * p->accumulate + p->elementary;
+/* Variance of the relative error of rstd: half that of a sum of `dim` positive terms, and the root's. */
+static double rstd_variance(const assay_precision *precision, int64_t dim) {
+    return square(precision->elementary) + square(precision->accumulate) * ((double)dim / 12 + 1);
 }
 
-static void gauge_row(const assay_precision *p, double *variance_dx, const double *dy, const double *x,
-                      const double *scale, double r, int64_t dim) {
-    double sum = 0.0, absolute = 0.0, squares = 0.0;
+/* dx = rstd g - rstd^3 x m, m = mean(g x). g may be stored; rstd is an error that both terms share. */
+static void gauge_dx(const assay_precision *precision, double *variance, const double *dy, const double *x,
+                     const double *scale, double rstd, int64_t dim) {
+    double *g = variance, squares = 0, mean = 0;
     for (int64_t i = 0; i < dim; i++) {
-        double term = dy[i] * scale[i] * x[i];
+        g[i] = dy[i] * scale[i];
+        squares += square(g[i] * x[i]);
+        mean += g[i] * x[i];
+    }
+    mean /= (double)dim;
+    assay_precision sum = *precision;
+    sum.multiply = 0;
+    const double mean_variance =
+        (assay_gauge_dot(&sum, dim, g, x) + square(precision->storage) * squares) / square((double)dim);
+    for (int64_t i = 0; i < dim; i++) {
+        const double direct = rstd * g[i], through = rstd * rstd * rstd * x[i];
+        const double rounded = square(direct) + square(through * mean);
+        variance[i] = square(precision->storage * direct) + square(through) * mean_variance +
+                      rstd_variance(precision, dim) * square(direct - 3 * through * mean) +
+                      2 * square(precision->accumulate) * rounded;
+    }
+}
+
+/* The terms dy * (x rstd) of a column, each of whose two products may be stored, and their sum. */
+static double gauge_dscale(const assay_precision *precision, const double *dy, const double *x, const double *rstd,
+                           int64_t rows, int64_t dim, int64_t column) {
+    const double relative = 2 * square(precision->storage) + rstd_variance(precision, dim);
+    double sum = 0, partial = 0, squares = 0;
+    for (int64_t row = 0; row < rows; row++) {
+        const double term = dy[row * dim + column] * x[row * dim + column] * rstd[row];
         sum += term;
-        absolute += fabs(term);
+        partial += sum * sum;
         squares += term * term;
     }
-    double mean = sum / (double)dim, error = rstd_error(p, dim);
-    double mean_variance =
-        square(sqrt((double)dim) * p->accumulate * absolute / (double)dim) + square(p->storage / (double)dim) * squares;
-    for (int64_t i = 0; i < dim; i++) {
-        double direct = r * dy[i] * scale[i], through = x[i] * r * r * r;
-        variance_dx[i] = square(direct * (p->storage + error)) + square(through) * mean_variance +
-                         square(through * mean * (p->storage + 3.0 * error));
-    }
+    return relative * squares + square(precision->accumulate) * (partial + squares);
 }
 
-assay_status assay_rms_norm_gauge(assay_context *ctx, const assay_precision *p, double *variance_y, double *variance_dx,
-                                  double *variance_dscale, const double *dy, const double *x, const double *scale,
-                                  const double *rstd, int64_t rows, int64_t dim) {
-    double error = rstd_error(p, dim);
+assay_status assay_rms_norm_gauge(assay_context *ctx, const assay_precision *precision, double *variance_y,
+                                  double *variance_dx, double *variance_dscale, const double *dy, const double *x,
+                                  const double *scale, const double *rstd, int64_t rows, int64_t dim) {
+    /* x rstd may be stored before it is scaled. */
+    const double relative = square(precision->storage) + rstd_variance(precision, dim);
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t row = 0; row < rows; row++) {
-        const double *in = x + row * dim;
-        for (int64_t i = 0; variance_y != NULL && i < dim; i++) {
-            /* x * rstd may be stored before it is scaled */
-            variance_y[row * dim + i] = square(in[i] * rstd[row] * scale[i] * (error + p->storage));
-        }
-        if (variance_dx != NULL) {
-            gauge_row(p, variance_dx + row * dim, dy + row * dim, in, scale, rstd[row], dim);
-        }
+        const int64_t at = row * dim;
+        for (int64_t i = 0; variance_y != NULL && i < dim; i++)
+            variance_y[at + i] = relative * square(x[at + i] * rstd[row] * scale[i]);
+        if (variance_dx != NULL) gauge_dx(precision, variance_dx + at, dy + at, x + at, scale, rstd[row], dim);
     }
+    if (variance_dscale != NULL) {
 #pragma omp parallel for num_threads(ctx->threads)
-    for (int64_t i = 0; i < (variance_dscale != NULL ? dim : 0); i++) {
-        double absolute = 0.0, variance = 0.0;
-        for (int64_t row = 0; row < rows; row++) {
-            double term = dy[row * dim + i] * x[row * dim + i] * rstd[row];
-            absolute += fabs(term);
-            variance += square(term * (error + p->storage));
-        }
-        variance_dscale[i] = variance + (double)rows * square(p->accumulate * absolute);
+        for (int64_t i = 0; i < dim; i++)
+            variance_dscale[i] = gauge_dscale(precision, dy, x, rstd, rows, dim, i);
     }
     return ASSAY_OK;
 }

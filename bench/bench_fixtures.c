@@ -1,0 +1,140 @@
+/* Fixtures written and read, digests and checksums with them, against a plain file of the same bytes. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "bench/bench.h"
+#include "fixtures/fixture.h"
+#include "oracle/base/memory.h"
+
+enum { ROWS = 4096, COLUMNS = 4096, SLICE = 1 << 20 };
+static const int64_t COUNT = (int64_t)ROWS * COLUMNS;
+static const char *const TENSOR = "outputs/y";
+
+typedef struct files {
+    char folder[256], fixture[300], plain[300];
+    assay_dtype type;
+    double *values;
+    void *bytes; /* as they are stored */
+} files;
+
+static assay_status write_fixture(assay_context *ctx, void *self)
+{
+    const files *f = self;
+    assay_tensor_spec spec = {
+        .type = f->type, .shape = assay_shape_of(2, (int64_t)ROWS, (int64_t)COLUMNS), .labels = {"M", "N"}};
+    assay_fixture_writer *writer = NULL;
+    assay_status status;
+    snprintf(spec.path, sizeof spec.path, "%s", TENSOR);
+    TRY(assay_fixture_create(ctx, f->fixture, &writer));
+    TRY(assay_fixture_declare(ctx, writer, &spec));
+    for (int64_t first = 0; first < COUNT; first += SLICE) {
+        TRY(assay_fixture_append(ctx, writer, TENSOR, SLICE, f->values + first));
+    }
+    status = assay_fixture_finish(ctx, writer);
+    writer = NULL;
+cleanup:
+    assay_fixture_abandon(writer);
+    return status;
+}
+
+static assay_status read_fixture(assay_context *ctx, void *self)
+{
+    const files *f = self;
+    assay_fixture_reader *reader = NULL;
+    assay_status status;
+    TRY(assay_fixture_open(ctx, f->fixture, &reader));
+    for (int64_t first = 0; first < COUNT; first += SLICE) {
+        TRY(assay_fixture_read(ctx, reader, TENSOR, first, SLICE, f->values + first));
+    }
+cleanup:
+    assay_fixture_close(reader);
+    return status;
+}
+
+static assay_status check_fixture(assay_context *ctx, void *self)
+{
+    const files *f = self;
+    assay_fixture_reader *reader = NULL;
+    assay_status status;
+    TRY(assay_fixture_open(ctx, f->fixture, &reader));
+    TRY(assay_fixture_check_digests(ctx, reader));
+cleanup:
+    assay_fixture_close(reader);
+    return status;
+}
+
+static assay_status write_plain(assay_context *ctx, void *self)
+{
+    const files *f = self;
+    FILE *file = fopen(f->plain, "wb");
+    if (file == NULL) return assay_fail(ctx, ASSAY_IO, "%s cannot be created", f->plain);
+    size_t written = fwrite(f->bytes, assay_dtype_size(f->type), (size_t)COUNT, file);
+    if (fclose(file) != 0 || written != (size_t)COUNT)
+        return assay_fail(ctx, ASSAY_IO, "%s cannot be written", f->plain);
+    return ASSAY_OK;
+}
+
+static assay_status read_plain(assay_context *ctx, void *self)
+{
+    const files *f = self;
+    FILE *file = fopen(f->plain, "rb");
+    if (file == NULL) return assay_fail(ctx, ASSAY_IO, "%s cannot be opened", f->plain);
+    size_t read = fread(f->bytes, assay_dtype_size(f->type), (size_t)COUNT, file);
+    fclose(file);
+    return read == (size_t)COUNT ? ASSAY_OK : assay_fail(ctx, ASSAY_IO, "%s cannot be read", f->plain);
+}
+
+/* In this order: what is read was written by the line before. */
+static const struct line {
+    const char *name;
+    assay_status (*fixture)(assay_context *ctx, void *self);
+    assay_status (*plain)(assay_context *ctx, void *self);
+} lines[] = {
+    {"write", write_fixture, write_plain},
+    {"read", read_fixture, read_plain},
+    {"check the digests", check_fixture, read_plain},
+};
+enum { LINES = sizeof lines / sizeof *lines };
+
+static assay_status bench_type(assay_context *ctx, files *f, assay_dtype type, bench_report *report)
+{
+    const double gigabytes = 1e-9 * (double)COUNT * (double)assay_dtype_size(type);
+    char name[64];
+    bench_result result;
+    assay_status status;
+    f->type = type;
+    assay_dtype_encode(type, COUNT, f->values, f->bytes);
+    for (int i = 0; i < LINES; i++) {
+        TRY(bench_side_by_side(ctx, (bench_work){lines[i].fixture, f}, (bench_work){lines[i].plain, f}, &result));
+        snprintf(name, sizeof name, "%s, %s [%d,%d]", lines[i].name, assay_dtype_name(type), ROWS, COLUMNS);
+        bench_line(report, name, ctx->threads, gigabytes, &result, 0);
+    }
+cleanup:
+    return status;
+}
+
+assay_status bench_fixtures(assay_context *ctx, bench_report *report)
+{
+    const char *parent = getenv("TMPDIR");
+    files f = {0};
+    assay_status status;
+    ctx->threads = 1;
+    snprintf(f.folder, sizeof f.folder, "%s/assay-bench-XXXXXX", parent == NULL ? "/tmp" : parent);
+    if (mkdtemp(f.folder) == NULL) return assay_fail(ctx, ASSAY_IO, "%s cannot be created", f.folder);
+    snprintf(f.fixture, sizeof f.fixture, "%s/fixture.h5", f.folder);
+    snprintf(f.plain, sizeof f.plain, "%s/plain", f.folder);
+    TRY(assay_alloc_f64(ctx, "values", COUNT, &f.values));
+    TRY(assay_alloc(ctx, "bytes", COUNT, sizeof(double), &f.bytes));
+    bench_fill(f.values, COUNT);
+    bench_heading("Fixtures", "fixture", "plain file", "GB/s");
+    TRY(bench_type(ctx, &f, ASSAY_FLOAT64, report));
+    TRY(bench_type(ctx, &f, ASSAY_BFLOAT16, report));
+cleanup:
+    unlink(f.fixture);
+    unlink(f.plain);
+    rmdir(f.folder);
+    free(f.values);
+    free(f.bytes);
+    return status;
+}

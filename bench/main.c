@@ -1,0 +1,54 @@
+/* assay-bench [SECTION...]: how fast the oracle is, against what the same machine does otherwise at the same time. */
+#include <stdio.h>
+#include <string.h>
+
+#include "bench/bench.h"
+#include "oracle/arithmetic/arithmetic.h"
+
+static const struct section {
+    const char *name;
+    assay_status (*run)(assay_context *ctx, bench_report *report);
+} sections[] = {
+    {"matmul", bench_matmul},
+    {"streams", bench_streams},
+    {"moe", bench_moe},
+    {"fixtures", bench_fixtures},
+};
+enum { SECTIONS = sizeof sections / sizeof *sections };
+
+static const struct section *section_named(const char *name)
+{
+    for (int i = 0; i < SECTIONS; i++) {
+        if (strcmp(sections[i].name, name) == 0) return &sections[i];
+    }
+    return NULL;
+}
+
+static int usage(const char *unknown)
+{
+    fprintf(stderr, "assay-bench: no section '%s'; there are:", unknown);
+    for (int i = 0; i < SECTIONS; i++) fprintf(stderr, " %s", sections[i].name);
+    fprintf(stderr, "\n");
+    return 2;
+}
+
+int main(int argc, char **argv)
+{
+    assay_context ctx = assay_context_default(1);
+    bench_report report = {0};
+    for (int i = 1; i < argc; i++) {
+        if (section_named(argv[i]) == NULL) return usage(argv[i]);
+    }
+    printf("assay-bench: instruction set %s; two kinds of work in turn, medians, ratio of each pair\n",
+           assay_isa_name(ctx.isa));
+    for (int i = 0; i < (argc > 1 ? argc - 1 : SECTIONS); i++) {
+        const struct section *section = argc > 1 ? section_named(argv[i + 1]) : &sections[i];
+        assay_status status = section->run(&ctx, &report);
+        if (status != ASSAY_OK) {
+            fprintf(stderr, "assay-bench %s: %s: %s\n", section->name, assay_status_text(status), ctx.message);
+            return 2;
+        }
+    }
+    printf("\n%d of %d targets met\n", report.met, report.targets);
+    return report.met == report.targets ? 0 : 1;
+}

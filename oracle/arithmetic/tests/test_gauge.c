@@ -1,0 +1,253 @@
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "oracle/arithmetic/arithmetic.h"
+#include "oracle/arithmetic/precision.h"
+#include "tests/support/assay_test.h"
+
+static double uniform(uint64_t *seed) /* in (-1, 1), of splitmix64 */
+{
+    uint64_t z = *seed += UINT64_C(0x9e3779b97f4a7c15);
+    z = (z ^ z >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
+    z = (z ^ z >> 27) * UINT64_C(0x94d049bb133111eb);
+    return (double)(int64_t)(z ^ z >> 31) * 0x1p-63;
+}
+
+static double *numbers(uint64_t *seed, int64_t count, bool positive)
+{
+    double *values = malloc((size_t)(count + 1) * sizeof *values);
+    assert_non_null(values);
+    for (int64_t i = 0; i < count; i++) {
+        values[i] = uniform(seed);
+        if (positive) values[i] *= values[i];
+    }
+    return values;
+}
+
+/* The definition in precision.h, element by element. */
+static double expected(const assay_precision *p, const assay_matmul_args *args, const double *va, const double *vb,
+                       double stored, int64_t i, int64_t j)
+{
+    const int64_t length = (args->k + 7) / 8;
+    double sum = 0, partial = 0, squares = 0, variance = 0;
+    for (int64_t q = 0; q < args->k; q++) {
+        const int64_t at_a = args->transpose_a ? q * args->lda + i : i * args->lda + q;
+        const int64_t at_b = args->transpose_b ? j * args->ldb + q : q * args->ldb + j;
+        const double a = args->a[at_a], b = args->b[at_b];
+        sum += a * b;
+        squares += a * a * b * b;
+        if (va != NULL) variance += b * b * va[at_a];
+        if (vb != NULL) variance += a * a * vb[at_b];
+        if ((q + 1) % length == 0 || q + 1 == args->k) partial += sum * sum;
+    }
+    return variance + 2 * p->multiply * p->multiply * squares +
+           p->accumulate * p->accumulate * (double)length * (partial + squares) + stored * stored * sum * sum;
+}
+
+/* Bits: 1 transpose_a, 2 transpose_b, 4 variance of a, 8 variance of b, 16 stored. */
+static void check_against_definition(assay_context *ctx, const assay_precision *p, int64_t m, int64_t n, int64_t k,
+                                     int form)
+{
+    uint64_t seed = 5;
+    const bool transpose_a = form & 1, transpose_b = form & 2;
+    const int64_t lda = (transpose_a ? m : k) + 2, ldb = (transpose_b ? k : n) + 1, ldc = n + 3;
+    const int64_t size_a = lda * (transpose_a ? k : m), size_b = ldb * (transpose_b ? n : k);
+    double *a = numbers(&seed, size_a, false), *b = numbers(&seed, size_b, false);
+    double *va = numbers(&seed, size_a, true), *vb = numbers(&seed, size_b, true), *c = numbers(&seed, m * ldc, false);
+    assay_fill_nan(c, m * ldc);
+    const assay_matmul_args args = {.c = c, .ldc = ldc, .a = a, .lda = lda, .transpose_a = transpose_a, .b = b,
+                                    .ldb = ldb, .transpose_b = transpose_b, .m = m, .n = n, .k = k};
+    const double *given_a = form & 4 ? va : NULL, *given_b = form & 8 ? vb : NULL;
+    if (form & 16) {
+        assert_ok(ctx, assay_gauge_matmul_stored(ctx, p, &args, given_a, given_b));
+    } else {
+        assert_ok(ctx, assay_gauge_matmul(ctx, p, &args, given_a, given_b));
+    }
+    for (int64_t i = 0; i < m; i++) {
+        for (int64_t j = 0; j < n; j++) {
+            double e = expected(p, &args, given_a, given_b, form & 16 ? p->storage : 0, i, j);
+            assert_close(&c[i * ldc + j], &e, 1, 1e-11, 0);
+        }
+        assert_all_nan(c + i * ldc + n, ldc - n);
+    }
+    free(a);
+    free(b);
+    free(va);
+    free(vb);
+    free(c);
+}
+
+static void test_products_as_defined(void **state)
+{
+    (void)state;
+    static const int64_t SHAPES[][3] = {{1, 1, 1}, {3, 5, 7}, {2, 9, 8}, {7, 1, 17}, {4, 6, 0}, {0, 3, 2}, {3, 0, 2}};
+    static const assay_precision PRECISIONS[] = {
+        {.storage = 0.1, .multiply = 0.2, .accumulate = 0.3},
+        {.storage = 0.1, .accumulate = 0.3},
+        {.storage = 0.1, .multiply = 0.2},
+        {.storage = 0.1},
+    };
+    assay_context ctx = assay_context_default(2);
+    for (int i = 0; i < 7 * 4 * 32; i++) {
+        const int64_t *shape = SHAPES[i % 7];
+        check_against_definition(&ctx, &PRECISIONS[i / 7 % 4], shape[0], shape[1], shape[2], i / 28);
+    }
+}
+
+static void test_more_than_one_tile(void **state)
+{
+    (void)state;
+    const assay_precision p = {.storage = 0.1, .multiply = 0.2, .accumulate = 0.3};
+    assay_context ctx = assay_context_default(2);
+    check_against_definition(&ctx, &p, 515, 3, 4, 12);
+    check_against_definition(&ctx, &p, 2, 1030, 9, 3 + 12);
+    check_against_definition(&ctx, &p, 513, 514, 2, 4 + 16);
+}
+
+static void test_exact_operands_and_nothing_rounded_have_no_error(void **state)
+{
+    (void)state;
+    const assay_precision exact = {.name = "exact"};
+    assay_context ctx = assay_context_default(1);
+    const double a[] = {1, 2, 3, 4}, zero[4] = {0};
+    double c[4];
+    assay_fill_nan(c, 4);
+    const assay_matmul_args args = {.c = c, .ldc = 2, .a = a, .lda = 2, .b = a, .ldb = 2, .m = 2, .n = 2, .k = 2};
+    assert_ok(&ctx, assay_gauge_matmul(&ctx, &exact, &args, NULL, NULL));
+    assert_same_bits(c, zero, 4);
+}
+
+static void test_dot_and_store(void **state)
+{
+    (void)state;
+    const assay_precision p = {.storage = 0.1, .multiply = 0.2, .accumulate = 0.3};
+    uint64_t seed = 3;
+    for (int64_t k = 0; k < 40; k += k < 18 ? 1 : 7) {
+        double *a = numbers(&seed, k, false), *b = numbers(&seed, k, false);
+        const assay_matmul_args args = {.a = a, .lda = k, .b = b, .ldb = 1, .m = 1, .n = 1, .k = k};
+        double e = expected(&p, &args, NULL, NULL, 0, 0, 0), actual = assay_gauge_dot(&p, k, a, b);
+        assert_close(&actual, &e, 1, 1e-13, 0);
+        free(a);
+        free(b);
+    }
+    const double values[] = {2, -3, 0}, sums[] = {1.04, 2.09, 3};
+    double variance[] = {1, 2, 3};
+    assay_gauge_store(0.1, 3, values, variance);
+    assert_close(variance, sums, 3, 1e-15, 0);
+}
+
+/* Ways of summing in float32, all of them correct. */
+enum { ASCENDING, DESCENDING, LANES, PAIRWISE, SEPARATE, ORDERS };
+
+static float pairwise(const double *a, const double *b, int64_t count)
+{
+    if (count == 1) return (float)(a[0] * b[0]);
+    return pairwise(a, b, count / 2) + pairwise(a + count / 2, b + count / 2, count - count / 2);
+}
+
+static double float_sum(int order, const double *a, const double *b, int64_t count)
+{
+    enum { LANE_COUNT = 8 };
+    float sum = 0, lane[LANE_COUNT] = {0};
+    switch (order) {
+    case ASCENDING:
+        for (int64_t i = 0; i < count; i++) sum = fmaf((float)a[i], (float)b[i], sum);
+        return sum;
+    case DESCENDING:
+        for (int64_t i = count - 1; i >= 0; i--) sum = fmaf((float)a[i], (float)b[i], sum);
+        return sum;
+    case LANES:
+        for (int64_t i = 0; i < count; i++) lane[i % LANE_COUNT] += (float)a[i] * (float)b[i];
+        for (int i = 0; i < LANE_COUNT; i++) sum += lane[i];
+        return sum;
+    case PAIRWISE:
+        return pairwise(a, b, count);
+    default: /* a product rounded, then a sum rounded */
+        for (int64_t i = 0; i < count; i++) sum += (float)(a[i] * b[i]);
+        return sum;
+    }
+}
+
+/* Data on which sums grow in different ways. */
+enum { MIXED, POSITIVE, RAMP, HALVES, GIANTS, CANCELLING, ONE_FIRST, ONE_LAST, KINDS };
+
+static void fill(int kind, int64_t count, uint64_t *seed, double *a, double *b)
+{
+    for (int64_t i = 0; i < count; i++) {
+        a[i] = (float)(uniform(seed) + uniform(seed));
+        b[i] = (float)(uniform(seed) + uniform(seed));
+        if (kind == POSITIVE || kind == HALVES) a[i] = fabs(a[i]);
+        if (kind == POSITIVE || kind == HALVES || kind == RAMP) b[i] = fabs(b[i]);
+        if (kind == RAMP) a[i] = (float)(2 * (double)i / (double)count - 1);
+        if (kind == HALVES && i >= count / 2) a[i] = -a[i];
+        if (kind == GIANTS && i % 97 == 5) a[i] *= 4096;
+        if (kind == CANCELLING && i % 2 == 1) {
+            a[i] = -a[i - 1];
+            b[i] = b[i - 1];
+        }
+    }
+    if (kind == ONE_FIRST) a[0] *= 65536;
+    if (kind == ONE_LAST) a[count - 1] *= 65536;
+}
+
+/* Sigma covers every order on every kind of data, and is no more than a few times what the plain order does. */
+static void test_float32_sums_lie_under_sigma_and_not_far(void **state)
+{
+    (void)state;
+    enum { TRIALS = 40, LONGEST = 4096 };
+    const assay_precision p = {.accumulate = 0x1p-24};
+    static double a[LONGEST], b[LONGEST];
+    uint64_t seed = 2;
+    for (int64_t count = 16; count <= LONGEST; count *= 16) {
+        for (int kind = 0; kind < KINDS; kind++) {
+            double rms[ORDERS] = {0}, largest = 0;
+            for (int trial = 0; trial < TRIALS; trial++) {
+                fill(kind, count, &seed, a, b);
+                double exact = 0;
+                for (int64_t i = 0; i < count; i++) exact = fma(a[i], b[i], exact);
+                for (int order = 0; order < ORDERS; order++) {
+                    double r = fabs(float_sum(order, a, b, count) - exact) / sqrt(assay_gauge_dot(&p, count, a, b));
+                    rms[order] += r * r / TRIALS;
+                    largest = fmax(largest, r);
+                }
+            }
+            for (int order = 0; order < ORDERS; order++) {
+                printf("%5ld %d %d: %.3f (%.2f)\n", (long)count, kind, order, sqrt(rms[order]), largest);
+            }
+        }
+    }
+}
+
+static void test_failing_allocations(void **state)
+{
+    (void)state;
+    const assay_precision p = {.multiply = 0.2, .accumulate = 0.3};
+    assay_context ctx = assay_context_default(1);
+    const double a[] = {1, 2, 3, 4};
+    double c[4];
+    const assay_matmul_args args = {.c = c, .ldc = 2, .a = a, .lda = 2, .b = a, .ldb = 2, .m = 2, .n = 2, .k = 2};
+    int failures = 0;
+    for (;; failures++) {
+        assay_fail_allocation(failures);
+        assay_status status = assay_gauge_matmul(&ctx, &p, &args, a, a);
+        assay_fail_allocation(-1);
+        if (!assay_allocation_failed()) break;
+        assert_int_equal(status, ASSAY_NO_MEMORY);
+    }
+    assert_true(failures >= 1);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_products_as_defined),
+        cmocka_unit_test(test_more_than_one_tile),
+        cmocka_unit_test(test_exact_operands_and_nothing_rounded_have_no_error),
+        cmocka_unit_test(test_dot_and_store),
+        cmocka_unit_test(test_float32_sums_lie_under_sigma_and_not_far),
+        cmocka_unit_test(test_failing_allocations),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,344 @@
+/* The reference arithmetic against one fma() after another, bit for bit; the blas arithmetic against the reference. */
+#include "oracle/arithmetic/arithmetic.h"
+
+#include <float.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support/assay_test.h"
+
+typedef struct problem {
+    int64_t m, n, k;
+    bool transpose_a, transpose_b;
+    int64_t padding; /* of every leading dimension */
+} problem;
+
+typedef struct arrays {
+    double *a, *b, *c, *expected;
+    int64_t a_size, b_size, c_size;
+    assay_matmul_args args;
+} arrays;
+
+static double next_value(uint64_t *state)
+{
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    return (double)(int64_t)(*state >> 11) * 0x1p-52 - 1.0;
+}
+
+/* Outputs, and what lies between the rows of C, start as NaN; what lies between the rows of A and B is NaN, too. */
+static arrays make(const problem *p)
+{
+    arrays x = {0};
+    int64_t a_rows = p->transpose_a ? p->k : p->m, a_columns = p->transpose_a ? p->m : p->k;
+    int64_t b_rows = p->transpose_b ? p->n : p->k, b_columns = p->transpose_b ? p->k : p->n;
+    int64_t lda = a_columns + p->padding, ldb = b_columns + p->padding, ldc = p->n + p->padding;
+    uint64_t state = (uint64_t)(p->m * 31 + p->n * 7 + p->k);
+    x.a_size = a_rows * lda, x.b_size = b_rows * ldb, x.c_size = p->m * ldc;
+    x.a = malloc((size_t)x.a_size * sizeof(double) + 1);
+    x.b = malloc((size_t)x.b_size * sizeof(double) + 1);
+    x.c = malloc((size_t)x.c_size * sizeof(double) + 1);
+    x.expected = malloc((size_t)x.c_size * sizeof(double) + 1);
+    for (int64_t i = 0; i < x.a_size; i++) x.a[i] = i % lda < a_columns ? next_value(&state) : NAN;
+    for (int64_t i = 0; i < x.b_size; i++) x.b[i] = i % ldb < b_columns ? next_value(&state) : NAN;
+    assay_fill_nan(x.c, x.c_size);
+    assay_fill_nan(x.expected, x.c_size);
+    x.args = (assay_matmul_args){.c = x.c,
+                                 .ldc = ldc,
+                                 .a = x.a,
+                                 .lda = lda,
+                                 .transpose_a = p->transpose_a,
+                                 .b = x.b,
+                                 .ldb = ldb,
+                                 .transpose_b = p->transpose_b,
+                                 .m = p->m,
+                                 .n = p->n,
+                                 .k = p->k};
+    return x;
+}
+
+static void release(arrays *x)
+{
+    free(x->a);
+    free(x->b);
+    free(x->c);
+    free(x->expected);
+}
+
+static double element_a(const assay_matmul_args *x, int64_t i, int64_t p)
+{
+    return x->transpose_a ? x->a[p * x->lda + i] : x->a[i * x->lda + p];
+}
+
+static double element_b(const assay_matmul_args *x, int64_t p, int64_t j)
+{
+    return x->transpose_b ? x->b[j * x->ldb + p] : x->b[p * x->ldb + j];
+}
+
+/* The definition. */
+static void chains(const assay_matmul_args *x, double *c)
+{
+    for (int64_t i = 0; i < x->m; i++) {
+        for (int64_t j = 0; j < x->n; j++) {
+            double sum = 0.0;
+            for (int64_t p = 0; p < x->k; p++) sum = fma(element_a(x, i, p), element_b(x, p, j), sum);
+            c[i * x->ldc + j] = sum;
+        }
+    }
+}
+
+/* NaN for NaN (which NaN is not promised), else the same bits. */
+static void assert_same_numbers(const arrays *x, const char *what)
+{
+    for (int64_t i = 0; i < x->c_size; i++) {
+        if (isnan(x->c[i]) && isnan(x->expected[i])) continue;
+        if (x->c[i] == x->expected[i] && signbit(x->c[i]) == signbit(x->expected[i])) continue;
+        print_error("%s, m %" PRId64 " n %" PRId64 " k %" PRId64 " transposed %d %d: element %" PRId64
+                    " is %a, expected %a\n",
+                    what, x->args.m, x->args.n, x->args.k, x->args.transpose_a, x->args.transpose_b, i, x->c[i],
+                    x->expected[i]);
+        fail();
+    }
+}
+
+static const assay_isa isas[] = {ASSAY_ISA_SCALAR, ASSAY_ISA_AVX2, ASSAY_ISA_AVX512};
+static const int thread_counts[] = {1, 2, 7};
+
+/* Every instruction set of this processor and every number of threads against x->expected. */
+static void check_all_forms(arrays *x)
+{
+    for (size_t t = 0; t < sizeof thread_counts / sizeof *thread_counts; t++) {
+        for (size_t s = 0; s < sizeof isas / sizeof *isas; s++) {
+            if (!assay_isa_supported(isas[s])) continue;
+            assay_context ctx = assay_context_default(thread_counts[t]);
+            ctx.isa = isas[s];
+            assay_fill_nan(x->c, x->c_size);
+            assert_ok(&ctx, assay_matmul(&ctx, &x->args));
+            assert_same_numbers(x, assay_isa_name(isas[s]));
+        }
+    }
+}
+
+static void check(const problem *p)
+{
+    for (int transposed = 0; transposed < 4; transposed++) {
+        problem q = *p;
+        q.transpose_a = (transposed & 1) != 0;
+        q.transpose_b = (transposed & 2) != 0;
+        arrays x = make(&q);
+        chains(&x.args, x.expected);
+        check_all_forms(&x);
+        release(&x);
+    }
+}
+
+static void test_small_shapes(void **state)
+{
+    (void)state;
+    static const int64_t rows[] = {1, 2, 3, 4, 5, 7, 8, 9, 17}, columns[] = {1, 3, 4, 8, 11, 12, 13, 23, 24, 25, 49},
+                         steps[] = {1, 2, 7, 8, 9, 31};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        for (size_t j = 0; j < sizeof columns / sizeof *columns; j++) {
+            for (size_t p = 0; p < sizeof steps / sizeof *steps; p++) {
+                check(&(problem){.m = rows[i], .n = columns[j], .k = steps[p], .padding = (int64_t)(i + j + p) % 3});
+            }
+        }
+    }
+}
+
+/* k and m beyond one block, enough work for threads, and regions that the grid leaves empty (7 threads on one tile). */
+static void test_shapes_beyond_a_block(void **state)
+{
+    (void)state;
+    static const problem problems[] = {
+        {.m = 9, .n = 26, .k = 257, .padding = 1},
+        {.m = 67, .n = 73, .k = 131, .padding = 5},
+        {.m = 521, .n = 25, .k = 29},
+        {.m = 1031, .n = 7, .k = 41, .padding = 1},
+        {.m = 3, .n = 2053, .k = 53, .padding = 3},
+        {.m = 8, .n = 24, .k = 2111},
+        {.m = 1, .n = 1, .k = 5003},
+        {.m = 41, .n = 97, .k = 521, .padding = 2},
+    };
+    for (size_t i = 0; i < sizeof problems / sizeof *problems; i++) check(&problems[i]);
+}
+
+static void test_empty(void **state)
+{
+    (void)state;
+    assay_context ctx = assay_context_default(2);
+    const assay_arithmetic *const arithmetics[] = {&assay_arithmetic_reference, &assay_arithmetic_blas};
+    for (int i = 0; i < 2; i++) {
+        double c[6];
+        ctx.arithmetic = arithmetics[i];
+        for (int isa = 0; isa < 3; isa++) {
+            static const double zeros[6] = {0};
+            if (!assay_isa_supported(isas[isa])) continue;
+            ctx.isa = isas[isa];
+            assay_fill_nan(c, 6);
+            assert_ok(&ctx, assay_matmul(&ctx, &(assay_matmul_args){.c = c, .ldc = 3, .m = 2, .n = 3}));
+            assert_same_bits(c, zeros, 6);
+            assay_fill_nan(c, 6);
+            assert_ok(&ctx, assay_matmul(&ctx, &(assay_matmul_args){.c = c, .ldc = 3, .n = 3, .k = 4, .ldb = 3}));
+            assert_ok(&ctx, assay_matmul(&ctx, &(assay_matmul_args){.c = c, .m = 2, .k = 4, .lda = 4}));
+            assert_all_nan(c, 6);
+        }
+    }
+}
+
+static void check_special(double a_value, double b_value)
+{
+    problem p = {.m = 19, .n = 50, .k = 270};
+    for (int transposed = 0; transposed < 4; transposed++) {
+        p.transpose_a = (transposed & 1) != 0;
+        p.transpose_b = (transposed & 2) != 0;
+        arrays x = make(&p);
+        x.a[p.transpose_a ? 265 * x.args.lda + 17 : 17 * x.args.lda + 265] = a_value;
+        x.b[p.transpose_b ? 48 * x.args.ldb + 5 : 5 * x.args.ldb + 48] = b_value;
+        chains(&x.args, x.expected);
+        check_all_forms(&x);
+        for (int64_t i = 0; i < p.m; i++) {
+            for (int64_t j = 0; j < p.n; j++) {
+                bool from_a = i == 17 && !isfinite(a_value), from_b = j == 48 && !isfinite(b_value);
+                assert_int_equal(!isfinite(x.c[i * x.args.ldc + j]), from_a || from_b);
+            }
+        }
+        release(&x);
+    }
+}
+
+static void test_nan_and_infinity_reach_their_row_or_column_only(void **state)
+{
+    (void)state;
+    check_special(NAN, 0.5);
+    check_special(0.5, NAN);
+    check_special(INFINITY, -INFINITY);
+    check_special(NAN, INFINITY);
+}
+
+/* 0 * infinity is NaN: no zero may be skipped. */
+static void test_zero_times_infinity(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        assay_context ctx = assay_context_default(1);
+        double a[18] = {0}, b[2 * 30], c[9 * 30];
+        if (i == 1) ctx.arithmetic = &assay_arithmetic_blas;
+        for (int j = 0; j < 60; j++) b[j] = INFINITY;
+        for (int64_t m = 1; m <= 9; m += 8) {
+            for (int j = 0; j < 270; j++) c[j] = 1;
+            assert_ok(&ctx,
+                      assay_matmul(
+                          &ctx, &(assay_matmul_args){
+                                    .c = c, .ldc = 30, .a = a, .lda = 2, .b = b, .ldb = 30, .m = m, .n = 30, .k = 2}));
+            assert_all_nan(c, m * 30);
+        }
+    }
+}
+
+/* Both arithmetics lie within k eps sum |a||b| of the exact value, and so within twice that of each other. */
+static void test_blas_agrees_with_the_reference(void **state)
+{
+    (void)state;
+    for (int transposed = 0; transposed < 4; transposed++) {
+        problem p = {.m = 37, .n = 61, .k = 301, .padding = 2};
+        p.transpose_a = (transposed & 1) != 0;
+        p.transpose_b = (transposed & 2) != 0;
+        arrays x = make(&p);
+        assay_context ctx = assay_context_default(2);
+        chains(&x.args, x.expected);
+        ctx.arithmetic = &assay_arithmetic_blas;
+        assert_ok(&ctx, assay_matmul(&ctx, &x.args));
+        for (int64_t i = 0; i < p.m; i++) {
+            for (int64_t j = 0; j < p.n; j++) {
+                double size = 0;
+                for (int64_t q = 0; q < p.k; q++) size += fabs(element_a(&x.args, i, q) * element_b(&x.args, q, j));
+                int64_t at = i * x.args.ldc + j;
+                assert_true(fabs(x.c[at] - x.expected[at]) <= (double)p.k * DBL_EPSILON * size);
+            }
+        }
+        release(&x);
+    }
+}
+
+static void test_blas_refuses_what_its_integers_cannot_hold(void **state)
+{
+    (void)state;
+    assay_context ctx = assay_context_default(1);
+    double x[1] = {3};
+    ctx.arithmetic = &assay_arithmetic_blas;
+    assay_matmul_args args = {.c = x,
+                              .ldc = 1,
+                              .a = x,
+                              .transpose_a = true,
+                              .lda = INT64_C(1) << 40,
+                              .b = x,
+                              .ldb = 1,
+                              .m = 1,
+                              .n = 1,
+                              .k = 2};
+    assert_int_equal(assay_matmul(&ctx, &args), ASSAY_BAD_INPUT);
+    assert_non_null(strstr(ctx.message, "1099511627776"));
+    assert_true(x[0] == 3);
+}
+
+static void test_no_memory(void **state)
+{
+    (void)state;
+    problem p = {.m = 67, .n = 73, .k = 131};
+    arrays x = make(&p);
+    assay_context ctx = assay_context_default(2);
+    chains(&x.args, x.expected);
+    int64_t n = 0;
+    for (;; n++) {
+        assay_fail_allocation(n);
+        assay_status status = assay_matmul(&ctx, &x.args);
+        assay_fail_allocation(-1);
+        if (!assay_allocation_failed()) {
+            assert_int_equal(status, ASSAY_OK);
+            break;
+        }
+        assert_int_equal(status, ASSAY_NO_MEMORY);
+        assert_all_nan(x.c, x.c_size);
+    }
+    assert_true(n > 0 || ctx.isa == ASSAY_ISA_SCALAR);
+    assert_same_numbers(&x, "after the failures");
+    release(&x);
+}
+
+static void test_names(void **state)
+{
+    (void)state;
+    assay_isa isa = ASSAY_ISA_SCALAR;
+    assert_ptr_equal(assay_arithmetic_by_name("reference"), &assay_arithmetic_reference);
+    assert_ptr_equal(assay_arithmetic_by_name("blas"), &assay_arithmetic_blas);
+    assert_null(assay_arithmetic_by_name("blast"));
+    for (int i = 0; i < 3; i++) {
+        assert_true(assay_isa_from_name(assay_isa_name(isas[i]), &isa));
+        assert_int_equal(isa, isas[i]);
+    }
+    assert_false(assay_isa_from_name("sse", &isa));
+    assert_int_equal(isa, ASSAY_ISA_AVX512);
+    assert_true(assay_isa_supported(assay_isa_best()));
+    assert_true(assay_isa_supported(ASSAY_ISA_SCALAR));
+    assert_int_equal(assay_context_default(0).threads, 1);
+    assert_int_equal(assay_context_default(3).threads, 3);
+    assert_ptr_equal(assay_context_default(3).arithmetic, &assay_arithmetic_reference);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_small_shapes),
+        cmocka_unit_test(test_shapes_beyond_a_block),
+        cmocka_unit_test(test_empty),
+        cmocka_unit_test(test_nan_and_infinity_reach_their_row_or_column_only),
+        cmocka_unit_test(test_zero_times_infinity),
+        cmocka_unit_test(test_blas_agrees_with_the_reference),
+        cmocka_unit_test(test_blas_refuses_what_its_integers_cannot_hold),
+        cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_names),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,21 @@
+/* Load balance: the loss (SPEC 5; MaxText load_balance_loss, per sequence as there) and the loss-free bias update
+ * (calculate_load_balance_updates; arXiv 2408.15664). */
+#ifndef ASSAY_MOE_BALANCE_H
+#define ASSAY_MOE_BALANCE_H
+
+#include "oracle/moe/routing.h"
+
+/* updates [E] = routed_bias_update_rate * sign(T K / E - group_sizes[e]), compared in whole numbers. */
+void assay_balance_bias_updates(double *updates, const int32_t *group_sizes, const assay_routing_config *config);
+
+/* density [B,E] from selected_experts [T,K]. */
+void assay_balance_density(double *density, const int32_t *selected_experts, const assay_routing_config *config);
+
+/* mean over (b,e) of density * mean_S(probabilities) * E^2 * load_balance_loss_weight; needs memory for [B,E]. */
+assay_status assay_balance_loss(assay_context *ctx, double *lb_loss, const double *probabilities, const double *density,
+                                const assay_routing_config *config);
+
+/* The derivative of the loss by probabilities[b,s,e] is this times density[b,e], for every s. */
+double assay_balance_coefficient(const assay_routing_config *config);
+
+#endif

@@ -1,0 +1,37 @@
+/* llama4 scales a token by the sigmoid of its one choice's weight before the experts, and combines with weight 1. The
+ * router's gradient comes through that scale. */
+#include <stdlib.h>
+
+#include "oracle/base/memory.h"
+#include "oracle/moe/moe_block.h"
+#include "oracle/ops/activation.h"
+#include "oracle/ops/vector_sums.h"
+
+assay_status moe_llama4_forward(assay_context *ctx, moe_block *block)
+{
+    assay_status status = ASSAY_OK;
+    const double *weights = block->router.routing.weights;
+    TRY(assay_alloc_f64(ctx, "token scale", block->tokens, &block->gate));
+    TRY(assay_alloc_f64(ctx, "scaled x", block->tokens * block->emb_dim, &block->scaled_x));
+    for (int64_t t = 0; t < block->tokens; t++) block->gate[t] = assay_sigmoid(weights[t]);
+    moe_gather(ctx, block->scaled_x, block->x, NULL, block->gate, block->tokens, block->emb_dim);
+cleanup:
+    return status;
+}
+
+/* Of the experts' input so far: dx[t], d_weights[t] = <x[t], dx[t]> sigmoid'(weight), then dx[t] times the scale. */
+void moe_llama4_backward(assay_context *ctx, moe_block *block)
+{
+    const double *weights = block->router.routing.weights;
+    int64_t dim = block->emb_dim;
+    if (!block->need_row_dx) return;
+    moe_gauge_llama4(ctx, block);
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t t = 0; t < block->tokens; t++) {
+        double *dx = block->dx + t * dim;
+        /* 1 - sigmoid(w) is sigmoid(-w), to full accuracy. */
+        double slope = block->gate[t] * assay_sigmoid(-weights[t]);
+        block->d_weights[t] = assay_dot(ctx, dim, block->x + t * dim, dx) * slope;
+        for (int64_t d = 0; d < dim; d++) dx[d] *= block->gate[t];
+    }
+}

@@ -1,0 +1,181 @@
+#include "oracle/moe/moe.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "oracle/base/memory.h"
+#include "oracle/moe/moe_block.h"
+
+enum { FUSED_TILE = 16 }; /* fused_moe_func takes token copies by so many */
+
+static assay_status check_path(assay_context *ctx, const assay_moe_config *config)
+{
+    const assay_routing_config *routing = &config->routing;
+    int64_t choices = routing->batch * routing->sequence * routing->num_experts_per_tok;
+    bool fused_family = routing->family == ASSAY_ROUTER_FUSED;
+    switch (config->path) {
+    case ASSAY_MOE_DROPPING:
+        if (!(config->capacity_factor > 0) || !isfinite(config->capacity_factor)) {
+            return assay_fail(ctx, ASSAY_BAD_INPUT, "moe: capacity_factor is %g, expected a number above 0",
+                              config->capacity_factor);
+        }
+        if (routing->family == ASSAY_ROUTER_LLAMA4) {
+            return assay_fail(ctx, ASSAY_BAD_INPUT, "moe: llama4 has no token dropping, found capacity_factor %g",
+                              config->capacity_factor);
+        }
+        break;
+    case ASSAY_MOE_FUSED:
+        if (!config->fused_weights) {
+            return assay_fail(ctx, ASSAY_BAD_INPUT, "moe: fused_moe_func needs prefuse_moe_weights=true");
+        }
+        if (choices % FUSED_TILE != 0) {
+            return assay_fail(ctx, ASSAY_BAD_INPUT,
+                              "fused_moe_func needs batch*sequence*num_experts_per_tok to be a multiple of %d, found "
+                              "%" PRId64,
+                              FUSED_TILE, choices);
+        }
+        break;
+    case ASSAY_MOE_DENSE:
+    case ASSAY_MOE_SPARSE:
+        break;
+    }
+    if (fused_family != (config->path == ASSAY_MOE_FUSED)) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "moe: the router of fused_moe_func and its path come together");
+    }
+    if (config->fused_weights && (config->path == ASSAY_MOE_DENSE || config->path == ASSAY_MOE_DROPPING)) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "prefuse_moe_weights needs sparse_matmul=true");
+    }
+    return ASSAY_OK;
+}
+
+static assay_status check_sizes(assay_context *ctx, const assay_moe_config *config)
+{
+    const assay_routing_config *routing = &config->routing;
+    assay_status status = ASSAY_OK;
+    int64_t dim = config->emb_dim, width = config->moe_mlp_dim, shared = config->shared_mlp_dim, tokens = 0, count = 0;
+    if (dim < 1 || width < 1 || shared < 0) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "moe: emb_dim %" PRId64 ", moe_mlp_dim %" PRId64 ", width of the shared expert %" PRId64
+                          ", expected at least 1, 1 and 0",
+                          dim, width, shared);
+    }
+    TRY(assay_checked_count(ctx, "batch*sequence", 2, (int64_t[]){routing->batch, routing->sequence}, &tokens));
+    TRY(assay_checked_count(ctx, "weights/wi", 4, (int64_t[]){routing->num_experts, dim, 2, width}, &count));
+    TRY(assay_checked_count(ctx, "weights/shared_experts/wi_0/kernel", 2, (int64_t[]){dim, shared}, &count));
+    int64_t per_token = config->path == ASSAY_MOE_DENSE ? routing->num_experts : routing->num_experts_per_tok;
+    int64_t wide = 2 * width > dim ? 2 * width : dim;
+    TRY(assay_checked_count(ctx, "moe: rows of the experts", 3, (int64_t[]){tokens, per_token, wide}, &count));
+    TRY(assay_checked_count(ctx, "moe: rows of the shared expert", 2, (int64_t[]){tokens, shared}, &count));
+cleanup:
+    return status;
+}
+
+assay_status assay_moe_check(assay_context *ctx, const assay_moe_config *config)
+{
+    assay_status status = ASSAY_OK;
+    TRY(assay_routing_check(ctx, &config->routing));
+    TRY(check_sizes(ctx, config));
+    TRY(check_path(ctx, config));
+    if (config->glu != ASSAY_GLU_PLAIN && !(config->limit > 0)) {
+        status = assay_fail(ctx, ASSAY_BAD_INPUT, "moe: mlp_activations_limit is %g, expected a number above 0",
+                            config->limit);
+    }
+cleanup:
+    return status;
+}
+
+static void find_needs(moe_block *block)
+{
+    const moe_results *r = &block->results;
+    block->need_y = moe_uses(r, MOE_Y);
+    block->need_dx = moe_uses(r, MOE_DX);
+    block->need_router_gradient = moe_uses_any(r, MOE_DX, MOE_DSCALE + 1 - MOE_DX);
+    block->need_row_dx = block->need_dx || (block->llama4 && block->need_router_gradient);
+    bool weights = moe_uses_any(r, MOE_ROUTED + MLP_GRADIENT, MLP_WEIGHTS), hidden = false;
+    for (int precision = 0; precision < r->precision_count; precision++) hidden |= moe_gauge_needs(block, precision).h;
+    block->need_backward = block->need_row_dx || weights || hidden;
+    block->need_forward =
+        block->need_y || block->need_router_gradient || weights || moe_uses_any(r, MOE_ROUTED, MLP_CHECKPOINTS);
+}
+
+static assay_status open_block(assay_context *ctx, moe_block *block)
+{
+    static const moe_path *const paths[] = {
+        [ASSAY_MOE_DENSE] = &moe_path_dense,
+        [ASSAY_MOE_DROPPING] = &moe_path_dropping,
+        [ASSAY_MOE_SPARSE] = &moe_path_sparse,
+        [ASSAY_MOE_FUSED] = &moe_path_sparse, /* it differs in its router */
+    };
+    const assay_moe_config *config = block->config;
+    const assay_source *in = block->in;
+    assay_status status = ASSAY_OK;
+    block->path = paths[config->path];
+    block->tokens = config->routing.batch * config->routing.sequence;
+    block->per_token = config->routing.num_experts_per_tok;
+    block->experts = config->routing.num_experts;
+    block->emb_dim = config->emb_dim;
+    block->llama4 = config->routing.family == ASSAY_ROUTER_LLAMA4;
+    int64_t count = block->tokens * block->emb_dim, choices = block->tokens * block->per_token;
+    TRY(moe_results_open(ctx, &block->results, config, in));
+    find_needs(block);
+    TRY(assay_alloc_f64(ctx, "inputs/x", count, &block->x));
+    TRY(in->read(ctx, in->self, "inputs/x", 0, count, block->x));
+    if (block->need_y) TRY(assay_alloc_f64(ctx, "outputs/y", count, &block->y));
+    if (block->need_row_dx) TRY(assay_alloc_f64(ctx, "gradients/inputs/x", count, &block->dx));
+    if (block->need_router_gradient) {
+        TRY(assay_alloc_f64(ctx, "d_weights", choices, &block->d_weights));
+        memset(block->d_weights, 0, (size_t)choices * sizeof *block->d_weights);
+    }
+    if (block->need_backward || block->need_router_gradient ||
+        moe_uses_any(&block->results, MOE_SHARED + MLP_GRADIENT, MLP_WEIGHTS)) {
+        /* An output without a cotangent is not differentiated. */
+        TRY(assay_alloc_f64(ctx, "cotangents/y", count, &block->dy));
+        memset(block->dy, 0, (size_t)count * sizeof *block->dy);
+        if (in->has(in->self, "cotangents/y")) TRY(in->read(ctx, in->self, "cotangents/y", 0, count, block->dy));
+    }
+    TRY(moe_gauge_alloc(ctx, block));
+cleanup:
+    return status;
+}
+
+static void close_block(moe_block *block)
+{
+    moe_gauge_free(block);
+    moe_router_free(&block->router);
+    moe_results_free(&block->results);
+    free(block->x);
+    free(block->dy);
+    free(block->y);
+    free(block->dx);
+    free(block->d_weights);
+    free(block->gate);
+    free(block->scaled_x);
+    free(block->order);
+    free(block->group_sizes);
+    free(block->combine);
+}
+
+assay_status assay_moe_run(assay_context *ctx, const assay_moe_config *config, const assay_source *in,
+                           const assay_sink *out, const assay_precision *precisions, int precision_count)
+{
+    assay_status status = ASSAY_OK;
+    moe_block block = {.config = config, .in = in, .results = {out, precisions, precision_count, NULL}};
+    TRY(assay_moe_check(ctx, config));
+    TRY(open_block(ctx, &block));
+    TRY(moe_router_forward(ctx, &block));
+    TRY(moe_gauge_weights(ctx, &block));
+    TRY(moe_experts_run(ctx, &block));
+    if (block.need_router_gradient) TRY(moe_router_backward(ctx, &block));
+    TRY(moe_shared_run(ctx, &block));
+    for (int precision = -1; precision < precision_count; precision++) {
+        int64_t count = block.tokens * block.emb_dim;
+        const moe_scale *scale = precision < 0 ? NULL : &block.gauge.scales[precision];
+        TRY(moe_write(ctx, &block.results, precision, MOE_Y, count, precision < 0 ? block.y : scale->y));
+        TRY(moe_write(ctx, &block.results, precision, MOE_DX, count, precision < 0 ? block.dx : scale->dx));
+    }
+cleanup:
+    close_block(&block);
+    return status;
+}

@@ -1,0 +1,252 @@
+/* What the files of the MoE block share; moe.h is the contract.
+ *
+ * A run: the router (moe_router.c) fixes choices and weights; then, expert by expert, the rows of its tokens go
+ * forward, backward and through the gauges (moe_experts.c, one reading of the weights for all of it); then the router's
+ * backward and the shared expert join in. How rows are taken and combined is the path's business (dense_moe.c,
+ * sparse_moe.c, dropping_moe.c). */
+#ifndef ASSAY_MOE_MOE_BLOCK_H
+#define ASSAY_MOE_MOE_BLOCK_H
+
+#include "oracle/arithmetic/arithmetic.h"
+#include "oracle/moe/moe.h"
+#include "oracle/ops/gated_mlp_gauge.h"
+
+/* The weights of one gated MLP, and its results: checkpoints, then the gradient of each weight. */
+enum {
+    MLP_WI,
+    MLP_WI_0,
+    MLP_WI_1,
+    MLP_WO,
+    MLP_WI_0_BIAS,
+    MLP_WI_1_BIAS,
+    MLP_WO_BIAS,
+    MLP_WEIGHTS,
+};
+enum {
+    MLP_A,  /* moe_mlpwi_0 */
+    MLP_B,  /* moe_mlpwi_1 */
+    MLP_AB, /* moe_mlpwi: both, with fused weights */
+    MLP_Y,  /* moe_mlpwo */
+    MLP_CHECKPOINTS,
+    MLP_GRADIENT = MLP_CHECKPOINTS,
+    MLP_RESULTS = MLP_GRADIENT + MLP_WEIGHTS,
+};
+/* Everything that a sink may want and that has an error scale. */
+enum {
+    MOE_Y,
+    MOE_LB_LOSS,
+    MOE_BIAS_UPDATES,
+    MOE_DX,
+    MOE_DKERNEL,
+    MOE_DBIAS,
+    MOE_DSCALE,
+    MOE_ROUTED,
+    MOE_SHARED = MOE_ROUTED + MLP_RESULTS,
+    MOE_RESULTS = MOE_SHARED + MLP_RESULTS,
+};
+
+typedef struct moe_results {
+    const assay_sink *out;
+    const assay_precision *precisions;
+    int precision_count;
+    bool *wanted; /* [1 + precision_count, MOE_RESULTS]: values, then the scales of each precision */
+} moe_results;
+
+assay_status moe_results_open(assay_context *ctx, moe_results *r, const assay_moe_config *config,
+                              const assay_source *in);
+void moe_results_free(moe_results *r);
+/* `precision` -1: the value itself. */
+bool moe_wants(const moe_results *r, int precision, int result);
+bool moe_wants_any_scale(const moe_results *r, int result);
+/* The value or a scale. */
+bool moe_uses(const moe_results *r, int result);
+bool moe_uses_any(const moe_results *r, int first, int count);
+/* Writes where it is wanted. Of a scale `values` are variances, and standard deviations afterwards. */
+assay_status moe_write(assay_context *ctx, const moe_results *r, int precision, int result, int64_t count,
+                       double *values);
+
+/* Rows of one expert. */
+typedef struct moe_rows {
+    int64_t expert;
+    int64_t first, size; /* its choices are order[first] to order[first + size - 1] */
+    int64_t count;       /* rows: dense T; dropping `size`, or one more of zeros; else `size` */
+    int32_t *tokens;     /* [count]: token of a row, -1 for the row of zeros */
+    double *weights;     /* [count]: what multiplies a row's output */
+    const double *x;     /* [count,D] */
+    double *y;           /* [count,D] */
+    double *dy;          /* [count,D]: cotangent of y */
+    double *dx;          /* [count,D] */
+} moe_rows;
+
+/* One gated MLP with the buffers for its weights, gradients and variances: the routed experts in turn, or the shared
+ * one. A pointer is NULL where nobody wants what it would hold. */
+typedef struct moe_mlp {
+    assay_gated_mlp_config config;
+    int first_result; /* MOE_ROUTED or MOE_SHARED */
+    int64_t sizes[MLP_WEIGHTS];
+    double *weights[MLP_WEIGHTS], *gradients[MLP_WEIGHTS], *variances[MLP_WEIGHTS];
+    assay_gated_mlp_residuals residuals;
+    double *dh; /* [rows,H] */
+    double *variance_a, *variance_b, *variance_h, *variance_y, *variance_dx;
+} moe_mlp;
+
+/* Which variances of rows one precision needs. */
+typedef struct moe_mlp_needs {
+    bool h, y, dx;
+} moe_mlp_needs;
+
+assay_status moe_mlp_alloc(assay_context *ctx, moe_mlp *mlp, const moe_results *r, const assay_source *in,
+                           const moe_mlp_needs *needs);
+void moe_mlp_free(moe_mlp *mlp);
+assay_status moe_mlp_read(assay_context *ctx, moe_mlp *mlp, const assay_source *in, int64_t expert);
+assay_status moe_mlp_forward(assay_context *ctx, moe_mlp *mlp, const moe_rows *rows);
+/* dx of the rows where rows->dx is there; writes the gradients of the weights. */
+assay_status moe_mlp_backward(assay_context *ctx, moe_mlp *mlp, const moe_results *r, const moe_rows *rows);
+/* Variances of the rows; writes the scales of the weights' gradients where there is dy. NULL variances: exact. */
+assay_status moe_mlp_gauge(assay_context *ctx, moe_mlp *mlp, const moe_results *r, int precision, const moe_rows *rows,
+                           const double *variance_x, const double *variance_dy, const moe_mlp_needs *needs);
+/* Of an expert without tokens. */
+assay_status moe_mlp_write_zeros(assay_context *ctx, moe_mlp *mlp, const moe_results *r);
+
+/* Writes checkpoints, expert after expert. The dense layout [T,E,width] is no order of experts, so it is kept whole. */
+typedef struct moe_checkpoints {
+    int64_t experts; /* dense: E, else 0 */
+    double **kept;   /* dense: [1 + precision_count, MLP_CHECKPOINTS] */
+    double *packed;  /* else: one expert's */
+    int32_t *slots;  /* dropping, where a checkpoint is wanted: the row of each slot of the expert, [B*C] */
+    int64_t slot_count;
+} moe_checkpoints;
+
+assay_status moe_checkpoints_alloc(assay_context *ctx, moe_checkpoints *c, const moe_mlp *mlp, const moe_results *r);
+void moe_checkpoints_free(moe_checkpoints *c, const moe_results *r);
+assay_status moe_checkpoints_put(assay_context *ctx, moe_checkpoints *c, const moe_mlp *mlp, const moe_results *r,
+                                 int precision, const moe_rows *rows);
+assay_status moe_checkpoints_finish(assay_context *ctx, moe_checkpoints *c, const moe_mlp *mlp, const moe_results *r,
+                                    int64_t tokens);
+
+/* The gate: its tensors, its choices, and the gradient of its logits. */
+typedef struct moe_router {
+    double *kernel, *bias, *per_expert_scale, *logits;
+    int32_t *tid2eid, *input_ids, *given_experts;
+    assay_routing_inputs inputs;
+    assay_routing routing;
+    double d_lb_loss;
+    double *d_logits;
+} moe_router;
+
+/* Variances of one precision through the whole block; NULL where not needed. */
+typedef struct moe_scale {
+    double *logits;    /* [T,E] */
+    double *weights;   /* [T,K]: what combines */
+    double *gate;      /* llama4: [T], the scale of a token */
+    double *y, *dx;    /* [T,D] */
+    double *d_weights; /* [T,K] */
+} moe_scale;
+
+typedef struct moe_gauge {
+    moe_scale *scales; /* [precision_count] */
+    /* [T,D]: the sum so far of the terms of y, and the sum of squares of all partial sums and terms, on which the
+     * rounding of the sum depends; likewise of dx. */
+    double *sum_y, *squares_y, *sum_dx, *squares_dx;
+    double *weights;  /* of the rows at hand, [rows] */
+    double *x;        /* llama4, of the rows at hand, [rows,D] */
+    double *dy;       /* of the rows at hand, [rows,D] */
+    double *products; /* of h wo with exact operands, [rows,D] */
+} moe_gauge;
+
+struct moe_path;
+
+typedef struct moe_block {
+    const assay_moe_config *config;
+    const assay_source *in;
+    const struct moe_path *path;
+    moe_results results;
+    int64_t tokens, per_token, experts, emb_dim;
+    bool llama4;
+    /* What somebody looks at, and what that needs. */
+    bool need_y, need_dx, need_router_gradient, need_row_dx, need_forward, need_backward;
+
+    double *x, *dy;          /* [T,D] */
+    double *gate, *scaled_x; /* llama4: sigmoid(weight) [T], and x times that */
+    moe_router router;
+    int32_t *order;       /* [T*K]: the choices by expert */
+    int32_t *group_sizes; /* [E]: of the choices in `order` that are computed */
+    double *combine;      /* [T,K]: weights of the outputs */
+    int64_t capacity;     /* dropping */
+    moe_rows rows;
+    double *rows_x; /* [rows,D] gathered */
+    moe_mlp expert, shared;
+    moe_checkpoints checkpoints;
+    double *expert_y, *expert_dx; /* [T*K,D] in the order of `order`; dense: of one expert, [T,D] */
+    double *y, *dx, *d_weights;
+    moe_gauge gauge;
+} moe_block;
+
+/* How token copies are grouped, and outputs combined. */
+typedef struct moe_path {
+    /* order, group_sizes, combine; capacity. */
+    assay_status (*plan)(assay_context *ctx, moe_block *block);
+    int64_t (*row_count)(const moe_block *block, int64_t expert);
+    /* tokens, weights and places of the rows of rows->expert. */
+    void (*take_rows)(moe_block *block);
+    /* After an expert is done; NULL: nothing yet. */
+    void (*combine)(assay_context *ctx, moe_block *block);
+    /* After all are: y and dx. */
+    assay_status (*finish)(assay_context *ctx, moe_block *block);
+} moe_path;
+
+extern const moe_path moe_path_dense, moe_path_sparse, moe_path_dropping;
+/* Shared by sparse and dropping. */
+void moe_take_sorted_rows(moe_block *block);
+assay_status moe_finish_sorted(assay_context *ctx, moe_block *block);
+
+/* Rows: parallel over them, the same bits for any number of threads and instruction set. tokens NULL: row i is token i;
+ * weights NULL: 1. */
+void moe_gather(const assay_context *ctx, double *rows, const double *x, const int32_t *tokens, const double *weights,
+                int64_t count, int64_t dim);
+void moe_accumulate(const assay_context *ctx, double *sum, const double *rows, const double *weights, int64_t count,
+                    int64_t dim);
+
+assay_status moe_router_forward(assay_context *ctx, moe_block *block);
+/* The gradients of the gate; its part joins dx. */
+assay_status moe_router_backward(assay_context *ctx, moe_block *block);
+void moe_router_free(moe_router *router);
+/* Its products, to be evaluated or gauged: x kernel, x^T d_logits, d_logits kernel^T. */
+assay_matmul_args moe_logits_product(const moe_block *block, double *logits);
+assay_matmul_args moe_d_kernel_product(const moe_block *block, double *d_kernel);
+assay_matmul_args moe_dx_product(const moe_block *block, double *dx);
+
+assay_status moe_llama4_forward(assay_context *ctx, moe_block *block);
+void moe_llama4_backward(assay_context *ctx, moe_block *block);
+
+assay_status moe_experts_run(assay_context *ctx, moe_block *block);
+/* Forward, backward and gauge; joins y and dx. */
+assay_status moe_shared_run(assay_context *ctx, moe_block *block);
+/* The row of choice order[first + j] among the rows at hand. */
+int64_t moe_row_of(const moe_block *block, int64_t j);
+
+/* Gauge of the block; of the rows at hand (moe_gauge_rows.c). */
+assay_status moe_gauge_alloc(assay_context *ctx, moe_block *block);
+void moe_gauge_free(moe_block *block);
+/* Whether a precision wants a scale that the router's gradient is in. */
+bool moe_gauge_router_gradient(const moe_block *block, int precision);
+/* The variances of logits and weights, before the experts; writes the scales of lb_loss and bias_updates. */
+assay_status moe_gauge_weights(assay_context *ctx, moe_block *block);
+/* After the experts: what the sums over K themselves round. */
+void moe_gauge_sums(assay_context *ctx, moe_block *block);
+void moe_gauge_llama4(assay_context *ctx, moe_block *block);
+/* The scales of the gate's gradients; its part joins the variance of dx. */
+assay_status moe_gauge_router(assay_context *ctx, moe_block *block, const double *dx_router);
+/* For sum += part: both are stored before they are added. */
+void moe_gauge_join(const assay_context *ctx, double storage, int64_t count, const double *sum, const double *part,
+                    double *variance_sum, const double *variance_part);
+
+moe_mlp_needs moe_gauge_needs(const moe_block *block, int precision);
+assay_status moe_gauge_alloc_rows(assay_context *ctx, moe_block *block, int64_t most);
+void moe_gauge_free_rows(moe_gauge *gauge);
+/* dropping: the scales of the checkpoints, with a row of zeros. */
+assay_status moe_gauge_slots(assay_context *ctx, moe_block *block);
+/* The rows at hand, for every precision: into y, dx, d_weights; writes the scales of the expert's gradients. */
+assay_status moe_gauge_rows(assay_context *ctx, moe_block *block);
+
+#endif

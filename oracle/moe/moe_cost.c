@@ -1,0 +1,42 @@
+/* What a block costs: memory at its peak and floating-point operations. */
+#include "oracle/moe/moe.h"
+
+/* Numbers that one gated MLP of `rows` rows takes: its weights with gradients and variances, what forward keeps, and
+ * the scratch of backward and of the gauge. */
+static double mlp_numbers(double rows, double dim, double width)
+{
+    return 3 * 3 * dim * width + 3 * 3 * dim * width + 24 * rows * width + 16 * rows * dim;
+}
+
+int64_t assay_moe_memory(const assay_moe_config *config)
+{
+    const double precisions = 8, largest = 0x1p62;
+    const assay_routing_config *routing = &config->routing;
+    double tokens = (double)routing->batch * (double)routing->sequence, experts = (double)routing->num_experts;
+    double choices = tokens * (double)routing->num_experts_per_tok, dim = (double)config->emb_dim;
+    double width = (double)config->moe_mlp_dim, wide = 2 * width > dim ? 2 * width : dim;
+    double kept = config->path == ASSAY_MOE_DENSE ? tokens : choices + 1; /* outputs that stay */
+    double most = tokens + 1;                                             /* rows of one expert */
+    double block = (14 + 2 * precisions) * tokens * dim + (16 + 2 * precisions) * choices;
+    double router = 8 * dim * experts + (8 + precisions) * tokens * experts;
+    double routed = 2 * kept * dim + most * wide + mlp_numbers(most, dim, width);
+    double shared = config->shared_mlp_dim > 0 ? mlp_numbers(tokens, dim, (double)config->shared_mlp_dim) : 0;
+    if (config->path == ASSAY_MOE_DROPPING) {
+        double capacity = (double)assay_expert_capacity(routing, config->capacity_factor);
+        routed += 2 * tokens * experts * capacity + 2 * (double)routing->batch * capacity * wide;
+    }
+    double bytes = (block + router + (routed > shared ? routed : shared)) * (double)sizeof(double);
+    return bytes < largest ? (int64_t)bytes : (int64_t)largest;
+}
+
+double assay_moe_flops(const assay_moe_config *config, bool backward)
+{
+    const assay_routing_config *routing = &config->routing;
+    double tokens = (double)routing->batch * (double)routing->sequence, dim = (double)config->emb_dim;
+    double experts = (double)routing->num_experts;
+    double rows = tokens * (config->path == ASSAY_MOE_DENSE ? experts : (double)routing->num_experts_per_tok);
+    double products = tokens * dim * experts + 3 * rows * dim * (double)config->moe_mlp_dim +
+                      3 * tokens * dim * (double)config->shared_mlp_dim;
+    /* Each product of forward has two in backward. */
+    return (backward ? 2 : 1) * 2 * products;
+}

@@ -1,0 +1,37 @@
+/* Small MoE blocks with random tensors, for tests. */
+#ifndef ASSAY_MOE_TESTS_MOE_CASE_H
+#define ASSAY_MOE_TESTS_MOE_CASE_H
+
+#include "oracle/moe/moe.h"
+#include "oracle/moe/tests/memory_store.h"
+
+typedef struct moe_case {
+    assay_moe_config config;
+    bool gate_bias, expert_bias, per_expert_scale, cotangent_lb_loss;
+    double weight_scale; /* of the experts' kernels, times 1/sqrt of what they sum over; 0: 1 */
+    uint64_t seed;
+    memory_store in;
+} moe_case;
+
+/* A block like DeepSeek-V3's: sigmoid scores, a bias that only selects, factor 2.5. */
+moe_case moe_case_deepseek3(int64_t batch, int64_t sequence, int64_t experts, int64_t per_token, int64_t emb_dim,
+                            int64_t mlp_dim);
+/* Fills `in` as the configuration and the flags say. bf16: values on bfloat16's grid. */
+void moe_case_fill(moe_case *c, bool bf16);
+void moe_case_free(moe_case *c);
+/* wi from wi_0 and wi_1. */
+void moe_case_fuse(moe_case *c);
+
+/* Runs it and asserts success; results go to `out`. */
+void moe_case_run(assay_context *ctx, moe_case *c, memory_store *out, const assay_precision *precisions, int count);
+const memory_tensor *moe_case_get(const memory_store *store, const char *path); /* asserts that it is there */
+
+/* Every tensor of `expected` is in `actual`, with the same bits. */
+void moe_case_assert_same(const memory_store *actual, const memory_store *expected);
+/* Within relative * the largest value of the tensor. */
+void moe_case_assert_close(const memory_store *actual, const memory_store *expected, const char *path, double relative);
+
+double moe_case_uniform(uint64_t *state); /* in (-1,1) */
+double moe_case_normal(uint64_t *state);
+
+#endif

@@ -1,0 +1,314 @@
+/* Layouts, empty experts, dropped choices, refusals and want of memory. */
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "oracle/arithmetic/arithmetic.h"
+#include "oracle/moe/tests/moe_case.h"
+#include "tests/support/assay_test.h"
+
+static const assay_precision bf16 = {"bf16", 0x1p-8, 0, 0x1p-24, 0x1p-24, 0x1p-22};
+
+/* Fixes the choice: [T,K] ids. */
+static void choose(moe_case *c, const int32_t *experts) {
+    const assay_routing_config *r = &c->config.routing;
+    int64_t count = r->batch * r->sequence * r->num_experts_per_tok;
+    int32_t *selected = memory_store_add_i32(&c->in, "routing/selected_experts", count);
+    assert_non_null(selected);
+    memcpy(selected, experts, (size_t)count * sizeof *selected);
+}
+
+/* Experts 0, 2 and 4 have no token: exact zeros for them, and numbers for the others. */
+static void test_empty_experts(void **state) {
+    (void)state;
+    static const int32_t experts[] = {1, 3, 3, 1, 1, 3, 3, 1};
+    static const char *const gradients[] = {"gradients/weights/wi_0",      "gradients/weights/wi_1",
+                                            "gradients/weights/wo",        "gradients/weights/wi_0_bias",
+                                            "gradients/weights/wi_1_bias", "gradients/weights/wo_bias"};
+    const assay_moe_path paths[] = {ASSAY_MOE_SPARSE, ASSAY_MOE_DENSE, ASSAY_MOE_DROPPING};
+    assay_context ctx = assay_context_default(2);
+    for (int path = 0; path < 3; path++) {
+        moe_case c = moe_case_deepseek3(1, 4, 5, 2, 3, 2);
+        memory_store out = {0};
+        c.expert_bias = true;
+        c.config.path = paths[path];
+        c.config.capacity_factor = 5;
+        moe_case_fill(&c, false);
+        choose(&c, experts);
+        moe_case_run(&ctx, &c, &out, &bf16, 1);
+        for (int i = 0; i < 6; i++) {
+            char scale[ASSAY_PATH_SIZE];
+            snprintf(scale, sizeof scale, "error_scale/bf16/%s", gradients[i]);
+            const char *const both[] = {gradients[i], scale};
+            for (int j = 0; j < 2; j++) {
+                const memory_tensor *tensor = moe_case_get(&out, both[j]);
+                int64_t size = tensor->count / 5;
+                for (int64_t at = 0; at < tensor->count; at++) {
+                    int64_t expert = at / size;
+                    bool busy = expert == 1 || expert == 3;
+                    if (busy ? tensor->values[at] == 0 : tensor->values[at] != 0 || signbit(tensor->values[at]))
+                        fail_msg("'%s' is %g with expert %d", both[j], tensor->values[at], (int)expert);
+                }
+            }
+        }
+        memory_store_free(&out);
+        moe_case_free(&c);
+    }
+}
+
+/* Four tokens want expert 0 of capacity 2 in each row; the last two of them have nothing of it. */
+static void test_dropping(void **state) {
+    (void)state;
+    static const int32_t experts[] = {0, 1, 0, 2, 3, 0, 0, 1, /**/ 1, 0, 2, 3, 0, 3, 1, 0};
+    static const int32_t sizes[] = {7, 4, 2, 3};
+    static const int32_t sorted[] = {0, 2, 5, 6, 9, 12, 15, 1, 7, 8, 14, 3, 10, 4, 11, 13};
+    static const bool dropped[] = {0, 0, 0, 0, 0, 1, 1, 0, /**/ 0, 0, 0, 0, 0, 0, 0, 1};
+    assay_context ctx = assay_context_default(2);
+    moe_case c = moe_case_deepseek3(2, 4, 4, 2, 5, 3);
+    memory_store out = {0};
+    c.expert_bias = true;
+    c.config.path = ASSAY_MOE_DROPPING;
+    c.config.capacity_factor = 1;
+    moe_case_fill(&c, false);
+    choose(&c, experts);
+    moe_case_run(&ctx, &c, &out, &bf16, 1);
+    assert_memory_equal(moe_case_get(&out, "routing/group_sizes")->indices, sizes, sizeof sizes);
+    assert_memory_equal(moe_case_get(&out, "routing/sorted_selected_experts")->indices, sorted, sizeof sorted);
+
+    /* The masks [B,S,E,C] hold the weights of what is kept, by rank. */
+    const memory_tensor *combine = moe_case_get(&out, "routing/combine_mask");
+    const int32_t *dispatch = moe_case_get(&out, "routing/dispatch_mask")->indices;
+    const double *weights = moe_case_get(&out, "routing/weights")->values;
+    double expected[8 * 4 * 2] = {0};
+    int rank[2][4] = {{0}};
+    for (int i = 0; i < 16; i++) {
+        int position = rank[i / 8][experts[i]]++;
+        assert_int_equal(dropped[i], position >= 2);
+        if (!dropped[i]) expected[i / 2 * 8 + experts[i] * 2 + position] = weights[i];
+    }
+    assert_int_equal(combine->count, 64);
+    assert_same_bits(combine->values, expected, 64);
+    for (int i = 0; i < 64; i++)
+        assert_int_equal(dispatch[i], expected[i] != 0);
+
+    /* Checkpoints [E,B,C,...]: a free slot holds what the expert makes of a row of zeros. */
+    const memory_tensor *a = moe_case_get(&out, "checkpoints/moe_mlpwi_0");
+    const memory_tensor *scale = moe_case_get(&out, "error_scale/bf16/checkpoints/moe_mlpwi_0");
+    const double *bias = moe_case_get(&c.in, "weights/wi_0_bias")->values;
+    const double *x = moe_case_get(&c.in, "inputs/x")->values, *wi = moe_case_get(&c.in, "weights/wi_0")->values;
+    assert_int_equal(a->count, 4 * 2 * 2 * 3);
+    assert_int_equal(scale->count, a->count);
+    assert_int_equal(moe_case_get(&out, "checkpoints/moe_mlpwo")->count, 4 * 2 * 2 * 5);
+    for (int e = 0; e < 4; e++) {
+        for (int slot = 0; slot < 4; slot++) {
+            int token = -1;
+            for (int t = 0; t < 4; t++) {
+                if (dispatch[((slot / 2 * 4 + t) * 4 + e) * 2 + slot % 2]) token = slot / 2 * 4 + t;
+            }
+            for (int h = 0; h < 3; h++) {
+                double sum = bias[e * 3 + h];
+                for (int d = 0; d < 5 && token >= 0; d++)
+                    sum += x[token * 5 + d] * wi[(e * 5 + d) * 3 + h];
+                assert_close(&a->values[(e * 4 + slot) * 3 + h], &sum, 1, 1e-13, 1e-15);
+                assert_true(token < 0 ? scale->values[(e * 4 + slot) * 3 + h] == 0
+                                      : scale->values[(e * 4 + slot) * 3 + h] > 0);
+            }
+        }
+    }
+    memory_store_free(&out);
+    moe_case_free(&c);
+}
+
+/* A capacity of 0: nothing is kept, everything that comes through the experts is 0. */
+static void test_no_room(void **state) {
+    (void)state;
+    assay_context ctx = assay_context_default(2);
+    moe_case c = moe_case_deepseek3(1, 3, 3, 1, 4, 2);
+    memory_store out = {0};
+    c.config.path = ASSAY_MOE_DROPPING;
+    c.config.capacity_factor = 0.3;
+    moe_case_fill(&c, false);
+    moe_case_run(&ctx, &c, &out, &bf16, 1);
+    static const char *const zeros[] = {"outputs/y", "gradients/inputs/x", "gradients/weights/gate/kernel",
+                                        "gradients/weights/wo", "error_scale/bf16/outputs/y"};
+    for (int i = 0; i < 5; i++) {
+        const memory_tensor *tensor = moe_case_get(&out, zeros[i]);
+        assert_true(tensor->count > 0);
+        for (int64_t at = 0; at < tensor->count; at++)
+            assert_true(tensor->values[at] == 0);
+    }
+    assert_int_equal(moe_case_get(&out, "routing/selected_experts")->count, 3);
+    memory_store_free(&out);
+    moe_case_free(&c);
+}
+
+/* In deepseek3 the bias only selects: its gradient is exactly 0, and reaches it through lb_loss alone. */
+static void test_gate_bias(void **state) {
+    (void)state;
+    assay_context ctx = assay_context_default(1);
+    for (int balance = 0; balance < 2; balance++) {
+        moe_case c = moe_case_deepseek3(1, 6, 4, 2, 3, 2);
+        memory_store out = {0};
+        c.config.routing.load_balance_loss_weight = balance ? 0.1 : 0;
+        c.cotangent_lb_loss = true;
+        moe_case_fill(&c, false);
+        moe_case_run(&ctx, &c, &out, &bf16, 1);
+        const memory_tensor *bias = moe_case_get(&out, "gradients/weights/gate/bias");
+        assert_int_equal(bias->count, 4);
+        for (int e = 0; e < 4; e++)
+            assert_true(balance ? bias->values[e] != 0 : bias->values[e] == 0);
+        assert_true((memory_store_find(&out, "outputs/lb_loss") != NULL) == balance);
+        memory_store_free(&out);
+        moe_case_free(&c);
+    }
+}
+
+/* Without cotangents/y nothing comes through y. */
+static void test_output_without_a_cotangent(void **state) {
+    (void)state;
+    assay_context ctx = assay_context_default(1);
+    moe_case c = moe_case_deepseek3(1, 6, 4, 2, 3, 2);
+    memory_store out = {0};
+    c.config.routing.load_balance_loss_weight = 0.1;
+    c.cotangent_lb_loss = true;
+    moe_case_fill(&c, false);
+    memory_store_remove(&c.in, "cotangents/y");
+    moe_case_run(&ctx, &c, &out, NULL, 0);
+    const memory_tensor *wo = moe_case_get(&out, "gradients/weights/wo");
+    for (int64_t i = 0; i < wo->count; i++)
+        assert_true(wo->values[i] == 0);
+    assert_true(moe_case_get(&out, "gradients/weights/gate/kernel")->values[0] != 0);
+    memory_store_free(&out);
+    moe_case_free(&c);
+}
+
+static void refuse(moe_case *c, const char *text) {
+    assay_context ctx = assay_context_default(1);
+    memory_store out = {0};
+    assay_source source = memory_store_source(&c->in);
+    assay_sink sink = memory_store_sink(&out);
+    assert_int_equal(assay_moe_run(&ctx, &c->config, &source, &sink, NULL, 0), ASSAY_BAD_INPUT);
+    if (strstr(ctx.message, text) == NULL) fail_msg("'%s' does not say '%s'", ctx.message, text);
+    memory_store_free(&out);
+    moe_case_free(c);
+}
+
+static void test_refusals(void **state) {
+    (void)state;
+    moe_case c = moe_case_deepseek3(2, 6, 4, 2, 3, 2);
+    c.config.path = ASSAY_MOE_FUSED;
+    c.config.fused_weights = true;
+    c.config.routing.family = ASSAY_ROUTER_FUSED;
+    refuse(&c, "fused_moe_func needs batch*sequence*num_experts_per_tok to be a multiple of 16, found 24");
+    c.config.fused_weights = false;
+    refuse(&c, "prefuse_moe_weights=true");
+    c.config.path = ASSAY_MOE_SPARSE;
+    refuse(&c, "come together");
+
+    c = moe_case_deepseek3(2, 6, 4, 2, 3, 2);
+    c.config.path = ASSAY_MOE_DENSE;
+    c.config.fused_weights = true;
+    refuse(&c, "prefuse_moe_weights needs sparse_matmul=true");
+    c.config.path = ASSAY_MOE_DROPPING;
+    c.config.capacity_factor = 1;
+    refuse(&c, "prefuse_moe_weights needs sparse_matmul=true");
+    c.config.fused_weights = false;
+    c.config.capacity_factor = 0;
+    refuse(&c, "capacity_factor is 0");
+    c.config.capacity_factor = NAN;
+    refuse(&c, "capacity_factor is ");
+    c.config.capacity_factor = 1;
+    c.config.routing.family = ASSAY_ROUTER_LLAMA4;
+    c.config.routing.num_experts_per_tok = 1;
+    refuse(&c, "llama4");
+
+    c = moe_case_deepseek3(2, 6, 4, 5, 3, 2);
+    refuse(&c, "num_experts_per_tok");
+    c = moe_case_deepseek3(2, 6, 4, 2, 0, 2);
+    refuse(&c, "emb_dim 0");
+    c = moe_case_deepseek3(2, 6, 4, 2, 3, 0);
+    refuse(&c, "moe_mlp_dim 0");
+    c = moe_case_deepseek3(2, 6, 4, 2, 3, 2);
+    c.config.shared_mlp_dim = -1;
+    refuse(&c, "shared expert -1");
+    c = moe_case_deepseek3(1, 1, 1 << 20, 2, 1 << 22, 1 << 22);
+    refuse(&c, "weights/wi");
+    c = moe_case_deepseek3(2, 6, 4, 2, 3, 2);
+    c.config.glu = ASSAY_GLU_CLAMPED;
+    refuse(&c, "mlp_activations_limit is 0");
+
+    static const char *const needed[] = {"inputs/x", "weights/gate/kernel", "weights/wi_0", "weights/wi_1",
+                                         "weights/wo"};
+    for (int i = 0; i < 5; i++) {
+        c = moe_case_deepseek3(2, 6, 4, 2, 3, 2);
+        moe_case_fill(&c, false);
+        memory_store_remove(&c.in, needed[i]);
+        refuse(&c, needed[i]);
+    }
+    c = moe_case_deepseek3(1, 2, 4, 2, 3, 2);
+    moe_case_fill(&c, false);
+    choose(&c, (const int32_t[]){0, 1, 4, 2});
+    refuse(&c, "expert");
+}
+
+static void test_want_of_memory(void **state) {
+    (void)state;
+    const assay_moe_path paths[] = {ASSAY_MOE_SPARSE, ASSAY_MOE_DENSE, ASSAY_MOE_DROPPING, ASSAY_MOE_SPARSE};
+    for (int path = 0; path < 4; path++) {
+        assay_context ctx = assay_context_default(1);
+        moe_case c = moe_case_deepseek3(1, 4, 3, path == 3 ? 1 : 2, 3, 2);
+        c.config.path = paths[path];
+        c.config.capacity_factor = 1;
+        c.config.shared_mlp_dim = 2;
+        c.expert_bias = true;
+        if (path == 3) c.config.routing.family = ASSAY_ROUTER_LLAMA4;
+        moe_case_fill(&c, false);
+        assay_source source = memory_store_source(&c.in);
+        int64_t n = 0;
+        for (;; n++) {
+            memory_store out = {0};
+            assay_sink sink = memory_store_sink(&out);
+            assay_fail_allocation(n);
+            assay_status status = assay_moe_run(&ctx, &c.config, &source, &sink, &bf16, 1);
+            assay_fail_allocation(-1);
+            memory_store_free(&out);
+            if (!assay_allocation_failed()) {
+                assert_ok(&ctx, status);
+                break;
+            }
+            assert_int_equal(status, ASSAY_NO_MEMORY);
+            assert_true(ctx.message[0] != '\0');
+        }
+        assert_true(n > 50);
+        moe_case_free(&c);
+    }
+}
+
+static void test_cost(void **state) {
+    (void)state;
+    moe_case c = moe_case_deepseek3(2, 3, 5, 2, 7, 11);
+    c.config.shared_mlp_dim = 13;
+    double products = 6 * 7 * 5 + 3 * 6 * 2 * 7 * 11 + 3 * 6 * 7 * 13;
+    assert_true(assay_moe_flops(&c.config, false) == 2 * products);
+    assert_true(assay_moe_flops(&c.config, true) == 4 * products);
+    /* DeepSeek-V3: 90 GB of weights in float64, and the block in well under 6 GiB. */
+    moe_case large = moe_case_deepseek3(1, 64, 256, 8, 7168, 2048);
+    large.config.shared_mlp_dim = 2048;
+    assert_true(assay_moe_memory(&large.config) > (int64_t)3 * 7168 * 2048 * 8);
+    assert_true(assay_moe_memory(&large.config) < INT64_C(4) << 30);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_empty_experts),
+        cmocka_unit_test(test_dropping),
+        cmocka_unit_test(test_no_room),
+        cmocka_unit_test(test_gate_bias),
+        cmocka_unit_test(test_output_without_a_cotangent),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_want_of_memory),
+        cmocka_unit_test(test_cost),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,279 @@
+/* Paths of the MoE block against each other, and the same bits whatever does not matter. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "oracle/arithmetic/arithmetic.h"
+#include "oracle/moe/tests/moe_case.h"
+#include "tests/support/assay_test.h"
+
+static const assay_precision bf16 = {"bf16", 0x1p-8, 0, 0x1p-24, 0x1p-24, 0x1p-22};
+static const assay_precision f32 = {"f32", 0x1p-24, 0, 0x1p-24, 0x1p-24, 0x1p-22};
+
+/* Sums over few terms in another order: K or E roundings of partial sums. */
+#define ROUNDING 1e-14
+
+static void compare_gradients(const memory_store *actual, const memory_store *expected, double relative) {
+    int compared = 0;
+    for (int i = 0; i < expected->count; i++) {
+        const char *path = expected->items[i].path;
+        if (strncmp(path, "gradients/", 10) != 0) continue;
+        moe_case_assert_close(actual, expected, path, relative);
+        compared++;
+    }
+    assert_true(compared >= 5);
+}
+
+static void test_dense_is_sparse(void **state) {
+    (void)state;
+    static const char *const wanted[] = {"outputs/*", "gradients/*", "routing/*", NULL};
+    assay_context ctx = assay_context_default(2);
+    for (int variant = 0; variant < 4; variant++) {
+        moe_case c = moe_case_deepseek3(2, 7, 5, variant == 3 ? 1 : 3, 11, 6);
+        c.expert_bias = variant != 1;
+        c.config.shared_mlp_dim = variant == 1 ? 4 : 0;
+        if (variant == 2) {
+            c.config.glu = ASSAY_GLU_GPT_OSS;
+            c.config.activation = ASSAY_SIGMOID;
+            c.config.limit = 0.8;
+            c.config.routing.family = ASSAY_ROUTER_DEFAULT;
+            c.config.routing.score_func = ASSAY_SCORE_NONE;
+        }
+        if (variant == 3) {
+            c.config.routing.family = ASSAY_ROUTER_LLAMA4;
+            c.config.routing.score_func = ASSAY_SCORE_NONE;
+        }
+        moe_case_fill(&c, false);
+        memory_store sparse = {.wanted = wanted}, dense = {.wanted = wanted};
+        moe_case_run(&ctx, &c, &sparse, NULL, 0);
+        c.config.path = ASSAY_MOE_DENSE;
+        moe_case_run(&ctx, &c, &dense, NULL, 0);
+        moe_case_assert_close(&dense, &sparse, "outputs/y", ROUNDING);
+        compare_gradients(&dense, &sparse, ROUNDING);
+        assert_int_equal(dense.count, sparse.count);
+        memory_store_free(&sparse);
+        memory_store_free(&dense);
+        moe_case_free(&c);
+    }
+}
+
+static void test_fused_weights_have_the_bits_of_separate_ones(void **state) {
+    (void)state;
+    static const char *const wanted[] = {"outputs/*", "gradients/*", "checkpoints/*", "error_scale/*", NULL};
+    assay_context ctx = assay_context_default(2);
+    moe_case c = moe_case_deepseek3(1, 9, 4, 2, 7, 5);
+    c.expert_bias = true;
+    moe_case_fill(&c, false);
+    memory_store separate = {.wanted = wanted}, fused = {.wanted = wanted};
+    moe_case_run(&ctx, &c, &separate, &bf16, 1);
+    moe_case_fuse(&c);
+    moe_case_run(&ctx, &c, &fused, &bf16, 1);
+    const int64_t rows[] = {4 * 7, 4 * 7, 9 * 2, 9 * 2}, width = 5;
+    const char *const both[] = {"gradients/weights/wi", "error_scale/bf16/gradients/weights/wi",
+                                "checkpoints/moe_mlpwi", "error_scale/bf16/checkpoints/moe_mlpwi"};
+    for (int i = 0; i < 4; i++) {
+        char path[2][ASSAY_PATH_SIZE];
+        const double *wi = moe_case_get(&fused, both[i])->values;
+        for (int half = 0; half < 2; half++) {
+            snprintf(path[half], sizeof path[half], "%s_%d", both[i], half);
+            const memory_tensor *own = moe_case_get(&separate, path[half]);
+            assert_int_equal(own->count, rows[i] * width);
+            assert_null(memory_store_find(&fused, path[half]));
+            for (int64_t row = 0; row < rows[i]; row++)
+                assert_same_bits(wi + row * 2 * width + half * width, own->values + row * width, width);
+            memory_store_remove(&separate, path[half]);
+        }
+    }
+    assert_true(separate.count > 10);
+    moe_case_assert_same(&fused, &separate);
+    memory_store_free(&separate);
+    memory_store_free(&fused);
+    moe_case_free(&c);
+}
+
+static void test_dropping_with_room_is_sparse(void **state) {
+    (void)state;
+    static const char *const wanted[] = {"outputs/*", "gradients/*", "error_scale/*puts/*", "error_scale/*gradients/*",
+                                         "routing/*", NULL};
+    assay_context ctx = assay_context_default(2);
+    moe_case c = moe_case_deepseek3(2, 6, 4, 2, 9, 5);
+    c.expert_bias = true;
+    moe_case_fill(&c, false);
+    memory_store sparse = {.wanted = wanted}, dropping = {.wanted = wanted};
+    moe_case_run(&ctx, &c, &sparse, &bf16, 1);
+    c.config.path = ASSAY_MOE_DROPPING;
+    c.config.capacity_factor = 4;
+    moe_case_run(&ctx, &c, &dropping, &bf16, 1);
+    moe_case_assert_same(&dropping, &sparse);
+    assert_non_null(memory_store_find(&dropping, "routing/combine_mask"));
+    memory_store_free(&sparse);
+    memory_store_free(&dropping);
+    moe_case_free(&c);
+}
+
+/* The routing of fused_moe_func, renormalised, where another family has the same weights. */
+static void test_fused_path_is_sparse(void **state) {
+    (void)state;
+    static const char *const wanted[] = {"outputs/y", "gradients/*", NULL};
+    assay_context ctx = assay_context_default(2);
+    for (int sigmoid = 0; sigmoid < 2; sigmoid++) {
+        moe_case c = moe_case_deepseek3(2, 4, 6, 2, 9, 5);
+        c.gate_bias = false;
+        c.config.routing.routed_scaling_factor = 1;
+        c.config.routing.renormalize_exactly = true;
+        if (!sigmoid) c.config.routing.family = ASSAY_ROUTER_DEFAULT;
+        if (!sigmoid) c.config.routing.score_func = ASSAY_SCORE_NONE;
+        c.config.fused_weights = true;
+        moe_case_fill(&c, false);
+        memory_store sparse = {.wanted = wanted}, fused = {.wanted = wanted};
+        moe_case_run(&ctx, &c, &sparse, NULL, 0);
+        c.config.routing.family = ASSAY_ROUTER_FUSED;
+        c.config.routing.score_func = sigmoid ? ASSAY_SCORE_SIGMOID : ASSAY_SCORE_SOFTMAX;
+        c.config.routing.norm_topk_prob = true;
+        c.config.path = ASSAY_MOE_FUSED;
+        moe_case_run(&ctx, &c, &fused, NULL, 0);
+        moe_case_assert_close(&fused, &sparse, "outputs/y", ROUNDING);
+        for (int i = 0; i < sparse.count; i++)
+            moe_case_assert_close(&fused, &sparse, sparse.items[i].path, ROUNDING);
+        memory_store_free(&sparse);
+        memory_store_free(&fused);
+        moe_case_free(&c);
+    }
+}
+
+/* One block of each path with everything that it can have. */
+static moe_case full_case(int variant) {
+    moe_case c = moe_case_deepseek3(2, 8, 6, 2, 67, 13);
+    c.expert_bias = true;
+    c.config.shared_mlp_dim = 9;
+    c.cotangent_lb_loss = true;
+    c.config.routing.load_balance_loss_weight = 0.1;
+    c.config.routing.routed_bias_update_rate = 1e-3;
+    switch (variant) {
+    case 0:
+        c.config.fused_weights = true;
+        break;
+    case 1:
+        c.config.path = ASSAY_MOE_DENSE;
+        break;
+    case 2:
+        c.config.path = ASSAY_MOE_DROPPING;
+        c.config.capacity_factor = 0.9;
+        break;
+    case 3:
+        c.config.path = ASSAY_MOE_FUSED;
+        c.config.fused_weights = true;
+        c.config.routing.family = ASSAY_ROUTER_FUSED;
+        break;
+    case 4:
+        c.config.routing.family = ASSAY_ROUTER_LLAMA4;
+        c.config.routing.score_func = ASSAY_SCORE_NONE;
+        c.config.routing.num_experts_per_tok = 1;
+        break;
+    default:
+        c.config.routing.family = ASSAY_ROUTER_GEMMA4;
+        c.config.routing.score_func = ASSAY_SCORE_NONE;
+        c.config.routing.norm_topk_prob = true;
+        c.per_expert_scale = true;
+        c.gate_bias = false;
+        break;
+    }
+    moe_case_fill(&c, false);
+    return c;
+}
+enum { VARIANTS = 6 };
+
+static void test_threads_and_instructions_leave_the_bits(void **state) {
+    (void)state;
+    static const int threads[] = {2, 7};
+    const assay_precision precisions[] = {bf16, f32};
+    for (int variant = 0; variant < VARIANTS; variant++) {
+        moe_case c = full_case(variant);
+        assay_context ctx = assay_context_default(1);
+        memory_store expected = {0};
+        moe_case_run(&ctx, &c, &expected, precisions, 2);
+        assert_true(expected.count > 40);
+        for (int i = 0; i < 2; i++) {
+            memory_store actual = {0};
+            ctx = assay_context_default(threads[i]);
+            moe_case_run(&ctx, &c, &actual, precisions, 2);
+            moe_case_assert_same(&actual, &expected);
+            memory_store_free(&actual);
+        }
+        for (assay_isa isa = ASSAY_ISA_SCALAR; isa <= ASSAY_ISA_AVX512; isa++) {
+            memory_store actual = {0};
+            if (!assay_isa_supported(isa)) continue;
+            ctx = assay_context_default(2);
+            ctx.isa = isa;
+            moe_case_run(&ctx, &c, &actual, precisions, 2);
+            moe_case_assert_same(&actual, &expected);
+            memory_store_free(&actual);
+        }
+        memory_store_free(&expected);
+        moe_case_free(&c);
+    }
+}
+
+/* Each result alone has the bits that it has among all others. */
+static void test_one_result_alone(void **state) {
+    (void)state;
+    assay_context ctx = assay_context_default(2);
+    for (int variant = 0; variant < VARIANTS; variant++) {
+        moe_case c = full_case(variant);
+        memory_store all = {0};
+        moe_case_run(&ctx, &c, &all, &bf16, 1);
+        for (int i = 0; i < all.count; i++) {
+            const char *const wanted[] = {all.items[i].path, NULL};
+            memory_store one = {.wanted = wanted};
+            moe_case_run(&ctx, &c, &one, &bf16, 1);
+            assert_int_equal(one.count, 1);
+            memory_store expected = {.items = &all.items[i], .count = 1};
+            moe_case_assert_same(&one, &expected);
+            memory_store_free(&one);
+        }
+        memory_store_free(&all);
+        moe_case_free(&c);
+    }
+}
+
+/* Weights are read once, and not at all where nothing needs them. */
+static void test_reading(void **state) {
+    (void)state;
+    static const char *const everything[] = {"outputs/*", "gradients/*", "error_scale/*", "routing/*", NULL};
+    static const char *const routing[] = {"routing/*", "outputs/lb_loss", NULL};
+    assay_context ctx = assay_context_default(1);
+    const assay_precision precisions[] = {bf16, f32};
+    moe_case c = moe_case_deepseek3(1, 8, 4, 2, 6, 5);
+    moe_case_fill(&c, false);
+    int64_t kernels = 3 * moe_case_get(&c.in, "weights/wo")->count;
+    int64_t others = 2 * 8 * 6 + 6 * 4 + 4, busy = 0;
+    memory_store out = {.wanted = everything};
+    c.in.reads = 0;
+    moe_case_run(&ctx, &c, &out, precisions, 2);
+    const int32_t *sizes = moe_case_get(&out, "routing/group_sizes")->indices;
+    for (int e = 0; e < 4; e++)
+        busy += sizes[e] > 0;
+    assert_int_equal(busy, 3);
+    assert_int_equal(c.in.reads, kernels / 4 * busy + others);
+    memory_store_free(&out);
+    out.wanted = routing;
+    c.in.reads = 0;
+    moe_case_run(&ctx, &c, &out, precisions, 2);
+    assert_int_equal(c.in.reads, 8 * 6 + 6 * 4 + 4);
+    assert_int_equal(out.count, 5);
+    memory_store_free(&out);
+    moe_case_free(&c);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_dense_is_sparse),
+        cmocka_unit_test(test_fused_weights_have_the_bits_of_separate_ones),
+        cmocka_unit_test(test_dropping_with_room_is_sparse),
+        cmocka_unit_test(test_fused_path_is_sparse),
+        cmocka_unit_test(test_threads_and_instructions_leave_the_bits),
+        cmocka_unit_test(test_one_result_alone),
+        cmocka_unit_test(test_reading),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,260 @@
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "oracle/arithmetic/arithmetic.h"
+#include "oracle/moe/tests/routing_reference.h"
+#include "tests/support/assay_test.h"
+
+/* One token, 3 of 6 experts, sigmoid scores: what the tables below change one thing of. */
+static assay_routing_config plain_config(void)
+{
+    return (assay_routing_config){.batch = 1,
+                                  .sequence = 1,
+                                  .num_experts = 6,
+                                  .num_experts_per_tok = 3,
+                                  .family = ASSAY_ROUTER_DEEPSEEK3,
+                                  .score_func = ASSAY_SCORE_SIGMOID,
+                                  .n_routing_groups = -1,
+                                  .routed_scaling_factor = 2.5};
+}
+
+/* Far out on every score function: relative accuracy of weights and gradients, no NaN, no cancellation. */
+static void test_far_logits(void **state)
+{
+    (void)state;
+    static const double LOGITS[][6] = {{-18, -18.5, -17, -19, -40.5, -39.5}, {-300, -301, -299, -302, -310, -298},
+                                       {40, 41, 39, 38, 45, 36.5},           {30, -30, 0, 20, -20, 35},
+                                       {-39.9, -40.1, -40, -41, -38, -37},   {700, -700, 1, 690, -1, 699}};
+    static const assay_score_func FUNCTIONS[] = {ASSAY_SCORE_SIGMOID, ASSAY_SCORE_SQRTSOFTPLUS, ASSAY_SCORE_SOFTMAX};
+    const double d_weights[] = {1.0, -2.0, 0.5};
+    for (int f = 0; f < 3; f++) {
+        for (size_t i = 0; i < sizeof LOGITS / sizeof LOGITS[0]; i++) {
+            assay_routing_config config = plain_config();
+            config.score_func = FUNCTIONS[f];
+            config.renormalize_exactly = true;
+            const assay_routing_inputs in = {.logits = LOGITS[i]};
+            assay_context ctx = assay_context_default(1);
+            assay_routing r = {0};
+            quad wide[6], weights[3];
+            double expected[3], d_logits[6], d_expected[6];
+            assert_ok(&ctx, assay_routing_alloc(&ctx, &r, &config));
+            assert_ok(&ctx, assay_routing_forward(&ctx, &r, &in, &config));
+            for (int e = 0; e < 6; e++) wide[e] = LOGITS[i][e];
+            const reference_inputs reference = {.logits = wide};
+            reference_weights(weights, &reference, 0, r.selected_experts, &config);
+            for (int k = 0; k < 3; k++) expected[k] = (double)weights[k];
+            assert_close(r.weights, expected, 3, 4e-15, 0.0);
+            assert_ok(&ctx, assay_routing_backward(&ctx, d_logits, NULL, NULL, d_weights, 0.0, &r, &in, &config));
+            reference_gradients(d_expected, NULL, NULL, d_weights, 0.0, r.selected_experts, &in, &config);
+            /* Element by element: what is small is not drowned by what is large. */
+            assert_close(d_logits, d_expected, 6, 1e-13, 1e-22);
+            assay_routing_free(&r);
+        }
+    }
+}
+
+/* One expert and a division: the weight is the factor, and the router learns nothing but through the 1e-20. */
+static void test_one_expert_divided(void **state)
+{
+    (void)state;
+    const double logits[6] = {-18, -19, -20, -17.5, -18.5, -21}, d_weight = 3.0, factor = 2.5;
+    for (int exactly = 0; exactly < 2; exactly++) {
+        assay_routing_config config = plain_config();
+        config.num_experts_per_tok = 1;
+        config.renormalize_exactly = exactly;
+        const assay_routing_inputs in = {.logits = logits};
+        assay_context ctx = assay_context_default(1);
+        assay_routing r;
+        double d_logits[6], expected[6] = {0};
+        assert_ok(&ctx, assay_routing_alloc(&ctx, &r, &config));
+        assert_ok(&ctx, assay_routing_forward(&ctx, &r, &in, &config));
+        assert_int_equal(r.selected_experts[0], 3);
+        assert_close(r.weights, &factor, 1, 1e-11, 0.0);
+        assert_ok(&ctx, assay_routing_backward(&ctx, d_logits, NULL, NULL, &d_weight, 0.0, &r, &in, &config));
+        if (exactly) {
+            assert_true(r.weights[0] == factor);
+            assert_same_bits(d_logits, expected, 6);
+        } else {
+            const double s = 1.0 / (1.0 + exp(17.5));
+            expected[3] = d_weight * factor * 1e-20 * s * (1.0 - s) / ((s + 1e-20) * (s + 1e-20));
+            assert_close(d_logits, expected, 6, 1e-14, 0.0);
+        }
+        assay_routing_free(&r);
+    }
+}
+
+static void assert_refused(assay_context *ctx, assay_status status, const char *const *parts)
+{
+    assert_int_equal(status, ASSAY_BAD_INPUT);
+    for (int i = 0; i < 3 && parts[i] != NULL; i++) {
+        if (strstr(ctx->message, parts[i]) == NULL) print_error("\"%s\" lacks \"%s\"\n", ctx->message, parts[i]);
+        assert_non_null(strstr(ctx->message, parts[i]));
+    }
+    assert_null(strchr(ctx->message, '\n'));
+}
+
+#define SIZES .batch = 2, .sequence = 4, .num_experts = 12
+#define BASE SIZES, .n_routing_groups = -1
+#define CHOSEN(k) .num_experts_per_tok = k
+
+static void test_refused_configurations(void **state)
+{
+    (void)state;
+    static const struct {
+        assay_routing_config config;
+        const char *parts[3];
+    } table[] = {
+        {{BASE, CHOSEN(0)}, {"num_experts_per_tok=0", "num_experts=12"}},
+        {{BASE, CHOSEN(13)}, {"num_experts_per_tok=13", "num_experts=12"}},
+        {{.batch = 0, .sequence = 4, .num_experts = 2, CHOSEN(1)}, {"batch=0", "sequence=4"}},
+        {{.batch = 1, .sequence = -1, .num_experts = 2, CHOSEN(1)}, {"batch=1", "sequence=-1"}},
+        {{.batch = 1, .sequence = 1, .num_experts = 0, CHOSEN(1)}, {"num_experts=0"}},
+        {{.batch = INT64_MAX, .sequence = 3, .num_experts = 2, CHOSEN(1)}, {"logits", "64 bits"}},
+        {{.batch = 1 << 20, .sequence = 1 << 12, .num_experts = 2, CHOSEN(1)}, {"batch=1048576", "sequence=4096"}},
+        {{SIZES, CHOSEN(2), .n_routing_groups = 5, .topk_routing_group = 1}, {"n_routing_groups=5", "num_experts=12"}},
+        {{SIZES, CHOSEN(2), .n_routing_groups = 0, .topk_routing_group = 1}, {"n_routing_groups=0"}},
+        {{SIZES, CHOSEN(2), .n_routing_groups = -2, .topk_routing_group = 1}, {"n_routing_groups=-2"}},
+        {{SIZES, CHOSEN(2), .n_routing_groups = 4, .topk_routing_group = 5},
+         {"topk_routing_group=5", "n_routing_groups=4"}},
+        {{SIZES, CHOSEN(2), .n_routing_groups = 4, .topk_routing_group = 0}, {"topk_routing_group=0"}},
+        {{SIZES, CHOSEN(7), .n_routing_groups = 4, .topk_routing_group = 2},
+         {"topk_routing_group=2", "leaves 6", "num_experts_per_tok=7"}},
+        {{BASE, CHOSEN(2), .family = ASSAY_ROUTER_LLAMA4}, {"llama4", "num_experts_per_tok=2"}},
+        {{BASE, CHOSEN(1), .family = ASSAY_ROUTER_LLAMA4, .norm_topk_prob = true}, {"llama4", "norm_topk_prob=true"}},
+        {{BASE, CHOSEN(2), .family = ASSAY_ROUTER_GEMMA4, .score_func = ASSAY_SCORE_SIGMOID},
+         {"gemma4", "routed_score_func=\"sigmoid\""}},
+        {{BASE, CHOSEN(2), .family = ASSAY_ROUTER_FUSED, .score_func = ASSAY_SCORE_SQRTSOFTPLUS},
+         {"fused_moe_func", "sqrtsoftplus"}},
+        {{BASE, CHOSEN(2), .family = ASSAY_ROUTER_FUSED, .hash_rows = 3}, {"fused_moe_func", "hash"}},
+        {{BASE, CHOSEN(2), .hash_rows = -3}, {"-3 rows of tid2eid"}},
+        {{BASE, CHOSEN(2), .routed_scaling_factor = NAN}, {"routed_scaling_factor=nan"}},
+        {{BASE, CHOSEN(2), .load_balance_loss_weight = -0.5}, {"load_balance_loss_weight=-0.5"}},
+        {{BASE, CHOSEN(2), .routed_bias_update_rate = INFINITY}, {"routed_bias_update_rate=inf"}},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
+        assay_context ctx = assay_context_default(1);
+        assay_routing r;
+        assert_refused(&ctx, assay_routing_check(&ctx, &table[i].config), table[i].parts);
+        assert_refused(&ctx, assay_routing_alloc(&ctx, &r, &table[i].config), table[i].parts);
+        assert_null(r.weights);
+    }
+    assay_context ctx = assay_context_default(1);
+    /* Other families take no notice of groups. */
+    const assay_routing_config ignored = {SIZES, CHOSEN(2), .family = ASSAY_ROUTER_DEFAULT, .n_routing_groups = 5};
+    assert_ok(&ctx, assay_routing_check(&ctx, &ignored));
+}
+
+static void test_refused_inputs(void **state)
+{
+    (void)state;
+    enum { T = 2, E = 6, K = 3, V = 2 };
+    const double zeros[T * E] = {0}, scale[E] = {0};
+    const double nan_logit[T * E] = {[9] = NAN}, minus_infinite[T * E] = {[6] = -INFINITY}, huge[T * E] = {[2] = 1e308};
+    const double nan_bias[E] = {[4] = NAN}, infinite_bias[E] = {[1] = INFINITY}, huge_bias[E] = {[2] = 1e308};
+    const int32_t outside[T * K] = {0, 1, 2, 3, 6, 4}, negative[T * K] = {0, -1, 2, 3, 5, 4},
+                              twice[T * K] = {0, 1, 2, 5, 4, 5};
+    const int32_t ids[T] = {1, 0}, ids_outside[T] = {0, 2}, ids_negative[T] = {-1, 0};
+    const struct {
+        assay_routing_inputs in;
+        int64_t hash_rows;
+        const char *parts[3];
+    } table[] = {
+        {{.logits = nan_logit}, 0, {"token 1, expert 3", "nan"}},
+        {{.logits = minus_infinite}, 0, {"token 1, expert 0", "-inf"}},
+        {{.logits = huge, .bias = huge_bias}, 0, {"token 0, expert 2", "1e+308"}},
+        {{.logits = zeros, .bias = nan_bias}, 0, {"gate/bias", "expert 4", "nan"}},
+        {{.logits = zeros, .bias = infinite_bias}, 0, {"gate/bias", "expert 1", "inf"}},
+        {{.logits = zeros, .per_expert_scale = scale}, 0, {"per_expert_scale", "deepseek3"}},
+        {{.logits = zeros, .given_experts = outside}, 0, {"selected_experts row 1", "expert 6", "num_experts-1=5"}},
+        {{.logits = zeros, .given_experts = negative}, 0, {"selected_experts row 0", "expert -1"}},
+        {{.logits = zeros, .given_experts = twice}, 0, {"selected_experts row 1", "expert 5 twice"}},
+        {{.logits = zeros, .input_ids = ids}, V, {"hash", "tid2eid"}},
+        {{.logits = zeros, .tid2eid = outside}, V, {"hash", "input_ids"}},
+        {{.logits = zeros, .tid2eid = outside, .input_ids = ids}, V, {"tid2eid row 1", "expert 6"}},
+        {{.logits = zeros, .tid2eid = twice, .input_ids = ids}, V, {"tid2eid row 1", "expert 5 twice"}},
+        {{.logits = zeros, .tid2eid = twice, .input_ids = ids_outside}, V, {"input_ids of token 1 is 2", "0 to 1"}},
+        {{.logits = zeros, .tid2eid = twice, .input_ids = ids_negative}, V, {"input_ids of token 0 is -1"}},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
+        assay_context ctx = assay_context_default(2);
+        assay_routing_config config = plain_config();
+        assay_routing r;
+        config.sequence = T;
+        config.hash_rows = table[i].hash_rows;
+        assert_ok(&ctx, assay_routing_alloc(&ctx, &r, &config));
+        assert_refused(&ctx, assay_routing_forward(&ctx, &r, &table[i].in, &config), table[i].parts);
+        assay_routing_free(&r);
+    }
+}
+
+static assay_status forward_and_backward(assay_context *ctx, const double *logits, const assay_routing_config *config)
+{
+    const assay_routing_inputs in = {.logits = logits};
+    const double d_weights[3] = {1.0, 2.0, 3.0};
+    double d_logits[6], d_bias[6];
+    assay_routing r = {0};
+    assay_status status = assay_routing_alloc(ctx, &r, config);
+    if (status == ASSAY_OK) status = assay_routing_forward(ctx, &r, &in, config);
+    if (status == ASSAY_OK)
+        status = assay_routing_backward(ctx, d_logits, d_bias, NULL, d_weights, 1.0, &r, &in, config);
+    assay_routing_free(&r);
+    return status;
+}
+
+static void test_failing_allocations(void **state)
+{
+    (void)state;
+    const double logits[6] = {0, 1, 2, 3, 4, 5};
+    assay_routing_config config = plain_config();
+    config.load_balance_loss_weight = config.routed_bias_update_rate = 1.0;
+    int64_t failures = 0;
+    for (;; failures++) {
+        assay_context ctx = assay_context_default(2);
+        assay_fail_allocation(failures);
+        const assay_status status = forward_and_backward(&ctx, logits, &config);
+        const bool failed = assay_allocation_failed();
+        assay_fail_allocation(-1);
+        if (!failed) break;
+        assert_int_equal(status, ASSAY_NO_MEMORY);
+        assert_non_null(strstr(ctx.message, "no memory"));
+    }
+    assert_true(failures >= 13);
+}
+
+/* The same struct serves a second step with other logits: nothing of the first is left in it. */
+static void test_run_twice(void **state)
+{
+    (void)state;
+    const double first[6] = {5, 4, 3, 2, 1, 0}, second[6] = {-1, 0, 1, 2, 3, 4};
+    assay_context ctx = assay_context_default(1);
+    assay_routing_config config = plain_config();
+    config.load_balance_loss_weight = config.routed_bias_update_rate = 1.0;
+    const assay_routing_inputs steps[] = {{.logits = first}, {.logits = second}};
+    assay_routing used, fresh;
+    assert_ok(&ctx, assay_routing_alloc(&ctx, &used, &config));
+    assert_ok(&ctx, assay_routing_alloc(&ctx, &fresh, &config));
+    assert_ok(&ctx, assay_routing_forward(&ctx, &used, &steps[0], &config));
+    assert_ok(&ctx, assay_routing_forward(&ctx, &used, &steps[1], &config));
+    assert_ok(&ctx, assay_routing_forward(&ctx, &fresh, &steps[1], &config));
+    assert_memory_equal(used.selected_experts, fresh.selected_experts, 3 * sizeof(int32_t));
+    assert_memory_equal(used.group_sizes, fresh.group_sizes, 6 * sizeof(int32_t));
+    assert_same_bits(used.weights, fresh.weights, 3);
+    assert_same_bits(used.bias_updates, fresh.bias_updates, 6);
+    assert_same_bits(&used.lb_loss, &fresh.lb_loss, 1);
+    assay_routing_free(&used);
+    assay_routing_free(&fresh);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_far_logits),
+        cmocka_unit_test(test_one_expert_divided),
+        cmocka_unit_test(test_refused_configurations),
+        cmocka_unit_test(test_refused_inputs),
+        cmocka_unit_test(test_failing_allocations),
+        cmocka_unit_test(test_run_twice),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

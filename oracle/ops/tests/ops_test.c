@@ -1,0 +1,81 @@
+#include "oracle/ops/tests/ops_test.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+static uint64_t next_bits(uint64_t *seed)
+{ /* splitmix64 */
+    uint64_t z = *seed += UINT64_C(0x9e3779b97f4a7c15);
+    z = (z ^ z >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
+    z = (z ^ z >> 27) * UINT64_C(0x94d049bb133111eb);
+    return z ^ z >> 31;
+}
+
+double test_normal(uint64_t *seed)
+{
+    double sum = -6;
+    for (int i = 0; i < 12; i++) sum += (double)(next_bits(seed) >> 11) * 0x1p-53;
+    return sum;
+}
+
+void test_fill(uint64_t *seed, double scale, assay_dtype grid, int64_t count, double *out)
+{
+    for (int64_t i = 0; i < count; i++) {
+        do {
+            out[i] = assay_dtype_round(grid, scale * test_normal(seed), false);
+        } while (out[i] == 0);
+    }
+}
+
+double *test_normals(uint64_t *seed, double scale, assay_dtype grid, int64_t count)
+{
+    double *values = malloc((size_t)(count + 1) * sizeof *values);
+    assert_non_null(values);
+    test_fill(seed, scale, grid, count, values);
+    return values;
+}
+
+double *test_nans(int64_t count)
+{
+    double *values = malloc((size_t)(count + 1) * sizeof *values);
+    assert_non_null(values);
+    assay_fill_nan(values, count);
+    return values;
+}
+
+void test_each_context(void (*check)(assay_context *ctx, void *data), void *data)
+{
+    static const int THREADS[] = {1, 2, 7};
+    for (int isa = ASSAY_ISA_SCALAR; isa <= ASSAY_ISA_AVX512; isa++) {
+        if (!assay_isa_supported((assay_isa)isa)) continue;
+        for (size_t i = 0; i < sizeof THREADS / sizeof *THREADS; i++) {
+            assay_context ctx = assay_context_default(THREADS[i]);
+            ctx.isa = (assay_isa)isa;
+            check(&ctx, data);
+        }
+    }
+}
+
+test_ratio test_ratio_of(int64_t count, const double *candidate, const double *golden, const double *variance,
+                         assay_dtype storage)
+{
+    const double unit = assay_dtype_unit_roundoff(storage), least = 0.5 * assay_dtype_least_subnormal(storage);
+    test_ratio ratio = {0};
+    int64_t uncertain = 0;
+    for (int64_t i = 0; i < count; i++) {
+        const double error = fabs(candidate[i] - golden[i]);
+        const double stored = golden[i] == 0 ? 0 : fmax(unit * fabs(golden[i]), least);
+        const double sigma = hypot(sqrt(variance[i]), stored);
+        assert_true(isfinite(variance[i]) && variance[i] >= 0);
+        if (sigma == 0) {
+            assert_true(error == 0);
+            continue;
+        }
+        double r = error / sigma;
+        uncertain++;
+        ratio.rms += r * r;
+        if (!(r <= ratio.largest)) ratio.largest = r;
+    }
+    ratio.rms = uncertain > 0 ? sqrt(ratio.rms / (double)uncertain) : 0;
+    return ratio;
+}

@@ -1,0 +1,241 @@
+#include "oracle/ops/activation.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "oracle/ops/tests/ops_test.h"
+
+static const quad SQRT_2 = 1.41421356237309504880168872420969807857Q;
+static const quad PI = 3.14159265358979323846264338327950288420Q;
+
+static quad sigmoid(quad x)
+{
+    return 1 / (1 + expq(-x));
+}
+
+/* f, f', f'' by the formulas as they stand in books. */
+typedef struct exact {
+    quad value, first, second;
+} exact;
+
+static exact times_sigmoid(quad x, quad z, quad dz, quad ddz)
+{
+    quad s = sigmoid(z), r = sigmoid(-z);
+    return (exact){x * s, s + x * s * r * dz, 2 * s * r * dz + x * (s * r * (r - s) * dz * dz + s * r * ddz)};
+}
+
+/* `which` beyond the activations: GPT-OSS's gate. */
+static exact exactly(int which, quad x)
+{
+    quad k = 2 * sqrtq(2 / PI), c = 0.044715Q, s = sigmoid(x), r = sigmoid(-x), density;
+    switch (which) {
+    case ASSAY_SILU:
+        return times_sigmoid(x, x, 1, 0);
+    case ASSAY_GELU:
+        return times_sigmoid(x, k * (x + c * x * x * x), k * (1 + 3 * c * x * x), 6 * k * c * x);
+    case ASSAY_GELU_EXACT:
+        density = expq(-x * x / 2) / sqrtq(2 * PI);
+        return (exact){x * erfcq(-x / SQRT_2) / 2, erfcq(-x / SQRT_2) / 2 + x * density, (2 - x * x) * density};
+    case ASSAY_RELU:
+        return (exact){x > 0 ? x : 0, x > 0, 0};
+    case ASSAY_SIGMOID:
+        return (exact){s, s * r, s * r * (r - s)};
+    case ASSAY_LINEAR:
+        return (exact){x, 1, 0};
+    default:
+        return times_sigmoid(x, 1.702Q * x, 1.702Q, 0);
+    }
+}
+
+static void activate(const assay_context *ctx, int which, int64_t count, const double *x, double *value,
+                     double *derivative)
+{
+    if (which == ASSAY_ACTIVATION_COUNT) {
+        assay_quick_gelu_many(ctx, count, x, value, derivative);
+    } else {
+        assay_activation_many(ctx, (assay_activation)which, count, x, value, derivative);
+    }
+}
+
+/* Units in the last place of float64 at `reference`; close to where exp(-|z|) is subnormal, those of 1e-303. */
+static double ulps(double actual, quad reference)
+{
+    double size = (double)fabsq(reference);
+    return (double)(fabsq(actual - reference) / ldexp(1, ilogb(size > 1e-303 ? size : 1e-303) - 52));
+}
+
+enum { COUNT = 3000 };
+
+/* -37 to 37 densely, with both tails further out. */
+static void arguments(double *x)
+{
+    uint64_t seed = 1;
+    for (int i = 0; i < COUNT; i++) x[i] = 8 * test_normal(&seed);
+    const double special[] = {
+        0.0, -0.0, 1e-300, -1e-300, 1e-8, -1e-8, 700, -700, -37.5, -38.5, 40, -1.2784645427610738, -0.7517915246935645,
+        1e5, 1e200};
+    memcpy(x, special, sizeof special);
+}
+
+static void test_values_and_derivatives(void **state)
+{
+    (void)state;
+    assay_context ctx = assay_context_default(1);
+    static double x[COUNT], value[COUNT], derivative[COUNT];
+    arguments(x);
+    for (int which = 0; which <= ASSAY_ACTIVATION_COUNT; which++) {
+        assay_fill_nan(value, COUNT);
+        assay_fill_nan(derivative, COUNT);
+        activate(&ctx, which, COUNT, x, value, derivative);
+        for (int i = 0; i < COUNT; i++) {
+            if (x[i] > 1e100) {
+                assert_true(which == ASSAY_SIGMOID ? value[i] == 1 : value[i] == x[i]);
+                assert_true(derivative[i] == (which != ASSAY_SIGMOID));
+                continue;
+            }
+            exact e = exactly(which, x[i]);
+            assert_true(ulps(value[i], e.value) <= 4);
+            /* Where the terms of f' cancel, their own last places count. */
+            double in_place = ulps(derivative[i], e.first), of_one = (double)fabsq(derivative[i] - e.first) * 0x1p52;
+            assert_true(in_place <= 8 || of_one <= 1);
+            assert_true(fabs(x[i]) < 2 || in_place <= 8);
+        }
+    }
+}
+
+static void test_points(void **state)
+{
+    (void)state;
+    for (int which = 0; which <= ASSAY_ACTIVATION_COUNT; which++) {
+        for (double x = -30; x < 30; x += 0.37) {
+            assay_activation_point point = which == ASSAY_ACTIVATION_COUNT
+                                               ? assay_quick_gelu_at(x)
+                                               : assay_activation_at((assay_activation)which, x);
+            exact e = exactly(which, x);
+            assert_true(fabsq(point.value - e.value) <= 1e-12 * fabsq(e.value) + 1e-300);
+            assert_true(fabsq(point.first - e.first) <= 1e-12 * (quad)point.first_size + 1e-300);
+            assert_true(fabsq(point.second - e.second) <= 1e-12 * (1 + fabsq(x * x)) * (quad)point.first_size + 1e-300);
+            assert_true(point.first_size >= fabs(point.first) * (1 - 1e-15));
+        }
+        const double far[] = {-1e200, 1e200};
+        for (int i = 0; i < 2; i++) {
+            assay_activation_point point = which == ASSAY_ACTIVATION_COUNT
+                                               ? assay_quick_gelu_at(far[i])
+                                               : assay_activation_at((assay_activation)which, far[i]);
+            assert_true(isfinite(point.value) && isfinite(point.first) && isfinite(point.second));
+            assert_true(isfinite(point.first_size));
+            assert_true(i == 0 || which == ASSAY_SIGMOID || point.value == 1e200);
+        }
+    }
+}
+
+static void test_sigmoid_at_both_ends(void **state)
+{
+    (void)state;
+    assert_true(assay_sigmoid(1e300) == 1);
+    assert_true(assay_sigmoid(-1e300) == 0);
+    assert_true(assay_sigmoid(0) == 0.5);
+    assert_true(isnan(assay_sigmoid(NAN)));
+    for (double x = -740; x < 700; x += 3.3) assert_true(ulps(assay_sigmoid(x), sigmoid(x)) <= 3);
+}
+
+static void test_nan_and_infinity(void **state)
+{
+    (void)state;
+    assay_context ctx = assay_context_default(1);
+    for (int which = 0; which <= ASSAY_ACTIVATION_COUNT; which++) {
+        const double x[] = {NAN, 1, INFINITY, -INFINITY};
+        double value[4] = {0}, derivative[4] = {0};
+        activate(&ctx, which, 4, x, value, derivative);
+        assert_true(isnan(value[0]));
+        assert_true(which == ASSAY_LINEAR ? derivative[0] == 1 : isnan(derivative[0]));
+        assert_true(isfinite(value[1]));
+        assert_true(value[2] == (which == ASSAY_SIGMOID ? 1 : INFINITY));
+    }
+    const double x[] = {-INFINITY, 0, -0.0};
+    double value[3], derivative[3];
+    assay_activation_many(&ctx, ASSAY_RELU, 3, x, value, derivative);
+    assert_true(value[0] == 0 && value[1] == 0 && value[2] == 0);
+    assert_true(derivative[0] == 0 && derivative[1] == 0 && derivative[2] == 0);
+}
+
+static void same_bits(assay_context *ctx, void *data)
+{
+    double *first = data; /* value and derivative of each; from the first call */
+    static double x[COUNT], value[COUNT], derivative[COUNT];
+    arguments(x);
+    for (int which = 0; which <= ASSAY_ACTIVATION_COUNT; which++) {
+        double *expected = first + 2 * COUNT * which;
+        assay_fill_nan(value, COUNT);
+        activate(ctx, which, COUNT, x, value, derivative);
+        if (isnan(expected[0])) {
+            memcpy(expected, value, sizeof value);
+            memcpy(expected + COUNT, derivative, sizeof derivative);
+        }
+        assert_same_bits(value, expected, COUNT);
+        assert_same_bits(derivative, expected + COUNT, COUNT);
+    }
+}
+
+static void test_every_instruction_set_gives_the_same_bits(void **state)
+{
+    (void)state;
+    double *first = test_nans(2 * COUNT * (ASSAY_ACTIVATION_COUNT + 1));
+    test_each_context(same_bits, first);
+    free(first);
+}
+
+/* In place, one result only, and any number of elements: the same bits; nothing beyond them is touched. */
+static void test_results_may_be_missing_or_in_place(void **state)
+{
+    (void)state;
+    assay_context ctx = assay_context_default(1);
+    static double x[COUNT], value[COUNT], derivative[COUNT], one[COUNT];
+    arguments(x);
+    for (int which = 0; which <= ASSAY_ACTIVATION_COUNT; which++) {
+        for (int64_t count = 0; count < 800; count += count < 4 ? 1 : 255) {
+            activate(&ctx, which, count, x, value, derivative);
+            assay_fill_nan(one, COUNT);
+            activate(&ctx, which, count, x, one, NULL);
+            assert_same_bits(one, value, count);
+            assert_all_nan(one + count, COUNT - count);
+            activate(&ctx, which, count, x, NULL, one);
+            assert_same_bits(one, derivative, count);
+            memcpy(one, x, sizeof x);
+            activate(&ctx, which, count, one, one, NULL);
+            assert_same_bits(one, value, count);
+            memcpy(one, x, sizeof x);
+            activate(&ctx, which, count, one, NULL, one);
+            assert_same_bits(one, derivative, count);
+        }
+    }
+}
+
+static void test_names(void **state)
+{
+    (void)state;
+    for (int f = 0; f < ASSAY_ACTIVATION_COUNT; f++) {
+        assay_activation found = ASSAY_ACTIVATION_COUNT;
+        assert_true(assay_activation_from_name(assay_activation_name((assay_activation)f), &found));
+        assert_int_equal(found, f);
+    }
+    assay_activation untouched = ASSAY_RELU;
+    assert_false(assay_activation_from_name("swish", &untouched));
+    assert_false(assay_activation_from_name("", &untouched));
+    assert_int_equal(untouched, ASSAY_RELU);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_values_and_derivatives),
+        cmocka_unit_test(test_points),
+        cmocka_unit_test(test_sigmoid_at_both_ends),
+        cmocka_unit_test(test_nan_and_infinity),
+        cmocka_unit_test(test_every_instruction_set_gives_the_same_bits),
+        cmocka_unit_test(test_results_may_be_missing_or_in_place),
+        cmocka_unit_test(test_names),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

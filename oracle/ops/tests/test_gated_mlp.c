@@ -1,0 +1,421 @@
+#include "oracle/ops/gated_mlp.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "oracle/ops/tests/mlp_problem.h"
+#include "oracle/ops/tests/ops_test.h"
+
+/* The formulas once more, in binary128, element by element. */
+static quad sigmoid(quad x)
+{
+    return 1 / (1 + expq(-x));
+}
+
+static quad activation(assay_activation f, quad x)
+{
+    const quad pi = 3.14159265358979323846264338327950288420Q;
+    switch (f) {
+    case ASSAY_SILU:
+        return x * sigmoid(x);
+    case ASSAY_GELU:
+        return x * sigmoid(2 * sqrtq(2 / pi) * (x + 0.044715Q * x * x * x));
+    case ASSAY_GELU_EXACT:
+        return x * erfcq(-x / sqrtq(2)) / 2;
+    case ASSAY_RELU:
+        return x > 0 ? x : 0;
+    case ASSAY_SIGMOID:
+        return sigmoid(x);
+    default:
+        return x;
+    }
+}
+
+static quad glu(const assay_gated_mlp_config *config, quad a, quad b)
+{
+    quad low = a > config->limit ? config->limit : a, clipped = b > config->limit ? config->limit : b;
+    if (clipped < -config->limit) clipped = -config->limit;
+    if (config->glu == ASSAY_GLU_GPT_OSS) return low * sigmoid(1.702Q * low) * (clipped + 1);
+    if (config->glu == ASSAY_GLU_CLAMPED) return activation(config->activation[0], low) * clipped;
+    return activation(config->activation[0], a) * activation(config->activation[1], b);
+}
+
+/* y, and a, b, h where not NULL, from the parameters of mlp_problem.h. */
+static void formula(const mlp_problem *p, const quad *at, quad *y, quad *a, quad *b, quad *h)
+{
+    const int64_t rows = p->config.rows, dim = p->config.emb_dim, hidden = p->config.mlp_dim;
+    const quad *part[MLP_PARTS];
+    for (int i = 0; i < MLP_PARTS; i++) part[i] = at + (p->part[i] - p->part[0]);
+    for (int64_t row = 0; row < rows; row++) {
+        for (int64_t d = 0; d < dim; d++) y[row * dim + d] = p->biased ? part[MLP_WO_BIAS][d] : 0;
+        for (int64_t j = 0; j < hidden; j++) {
+            quad sum_a = p->biased ? part[MLP_WI_0_BIAS][j] : 0, sum_b = p->biased ? part[MLP_WI_1_BIAS][j] : 0;
+            for (int64_t d = 0; d < dim; d++) {
+                sum_a += part[MLP_X][row * dim + d] * part[MLP_WI_0][d * hidden + j];
+                sum_b += part[MLP_X][row * dim + d] * part[MLP_WI_1][d * hidden + j];
+            }
+            quad product = glu(&p->config, sum_a, sum_b);
+            for (int64_t d = 0; d < dim; d++) y[row * dim + d] += product * part[MLP_WO][j * dim + d];
+            if (a != NULL) a[row * hidden + j] = sum_a;
+            if (b != NULL) b[row * hidden + j] = sum_b;
+            if (h != NULL) h[row * hidden + j] = product;
+        }
+    }
+}
+
+static quad loss(const mlp_problem *p, const quad *at)
+{
+    quad y[64], sum = 0;
+    formula(p, at, y, NULL, NULL, NULL);
+    for (int64_t i = 0; i < p->config.rows * p->config.emb_dim; i++) sum += p->dy[i] * y[i];
+    return sum;
+}
+
+/* Every combination that a configuration can have. */
+static int next_config(int i, assay_gated_mlp_config *config)
+{
+    enum { PLAIN = ASSAY_ACTIVATION_COUNT * ASSAY_ACTIVATION_COUNT, CLAMPED = PLAIN + ASSAY_ACTIVATION_COUNT };
+    *config = (assay_gated_mlp_config){.rows = 2,
+                                       .emb_dim = 4,
+                                       .mlp_dim = 3,
+                                       .activation = {ASSAY_SIGMOID, ASSAY_LINEAR},
+                                       .glu = ASSAY_GLU_GPT_OSS,
+                                       .limit = 0.7};
+    if (i < PLAIN) {
+        config->glu = ASSAY_GLU_PLAIN;
+        config->activation[0] = (assay_activation)(i / ASSAY_ACTIVATION_COUNT);
+        config->activation[1] = (assay_activation)(i % ASSAY_ACTIVATION_COUNT);
+    } else if (i < CLAMPED) {
+        config->glu = ASSAY_GLU_CLAMPED;
+        config->activation[0] = (assay_activation)(i - PLAIN);
+    }
+    return i <= CLAMPED;
+}
+
+static double largest(const double *values, int64_t count)
+{
+    double largest_size = 0;
+    for (int64_t i = 0; i < count; i++) largest_size = fabs(values[i]) > largest_size ? fabs(values[i]) : largest_size;
+    return largest_size;
+}
+
+static void assert_near(const double *actual, int64_t ld, const quad *expected, int64_t rows, int64_t columns)
+{
+    for (int64_t i = 0; i < rows * columns; i++) {
+        quad error = fabsq(actual[i / columns * ld + i % columns] - expected[i]);
+        assert_true(error <= 1e-14 * (1 + fabsq(expected[i])));
+    }
+}
+
+static void test_forward_is_the_formula(void **state)
+{
+    (void)state;
+    assay_context ctx = assay_context_default(2);
+    assay_gated_mlp_config config;
+    for (int i = 0; next_config(i, &config); i++) {
+        mlp_problem p;
+        mlp_problem_make(&ctx, &p, &config, i % 2 == 0, ASSAY_FLOAT64, 10 + (uint64_t)i);
+        mlp_problem_run(&ctx, &p);
+        quad at[128], y[64], a[64], b[64], h[64];
+        for (int64_t j = 0; j < p.count; j++) at[j] = p.part[0][j];
+        formula(&p, at, y, a, b, h);
+        assert_near(p.y, config.emb_dim, y, config.rows, config.emb_dim);
+        assert_near(p.r.a, p.r.ld, a, config.rows, config.mlp_dim);
+        assert_near(p.r.b, p.r.ld, b, config.rows, config.mlp_dim);
+        assert_near(p.r.h, config.mlp_dim, h, config.rows, config.mlp_dim);
+        mlp_problem_free(&p);
+    }
+}
+
+static void test_gradients_are_differences_of_the_formula(void **state)
+{
+    (void)state;
+    assay_context ctx = assay_context_default(2);
+    assay_gated_mlp_config config;
+    for (int i = 0; next_config(i, &config); i++) {
+        mlp_problem p;
+        mlp_problem_make(&ctx, &p, &config, true, ASSAY_FLOAT64, 200 + (uint64_t)i);
+        mlp_problem_run(&ctx, &p);
+        quad at[128];
+        for (int64_t j = 0; j < p.count; j++) at[j] = p.part[0][j];
+        for (int part = 0; part < MLP_PARTS; part++) {
+            double scale = largest(p.gradient[part], p.size[part]);
+            assert_true(scale > 0);
+            for (int64_t j = 0; j < p.size[part]; j++) {
+                quad *moving = &at[p.part[part] - p.part[0] + j], here = *moving, up;
+                *moving = here + 1e-10Q;
+                up = loss(&p, at);
+                *moving = here - 1e-10Q;
+                quad slope = (up - loss(&p, at)) / 2e-10Q;
+                *moving = here;
+                assert_true(fabsq(p.gradient[part][j] - slope) <= 1e-13 * (quad)scale);
+            }
+        }
+        mlp_problem_free(&p);
+    }
+}
+
+/* Awkward sizes, more columns than a thread takes at once. */
+static const int64_t SHAPES[][3] = {{1, 1, 1}, {2, 3, 1}, {5, 1, 7}, {3, 17, 521}, {1, 64, 1030}, {37, 29, 31}};
+enum { SHAPE_COUNT = sizeof SHAPES / sizeof *SHAPES };
+
+static const assay_gated_mlp_config FORMS[] = {
+    {.activation = {ASSAY_SILU, ASSAY_LINEAR}, .glu = ASSAY_GLU_PLAIN},
+    {.activation = {ASSAY_GELU, ASSAY_GELU_EXACT}, .glu = ASSAY_GLU_PLAIN},
+    {.activation = {ASSAY_SILU, ASSAY_LINEAR}, .glu = ASSAY_GLU_CLAMPED, .limit = 1},
+    {.activation = {ASSAY_SIGMOID, ASSAY_LINEAR}, .glu = ASSAY_GLU_GPT_OSS, .limit = 1},
+};
+enum { FORM_COUNT = sizeof FORMS / sizeof *FORMS };
+
+static assay_gated_mlp_config shaped(int form, int shape)
+{
+    assay_gated_mlp_config config = FORMS[form];
+    config.rows = SHAPES[shape][0];
+    config.emb_dim = SHAPES[shape][1];
+    config.mlp_dim = SHAPES[shape][2];
+    return config;
+}
+
+static void test_fused_and_unfused_are_the_same_bits(void **state)
+{
+    (void)state;
+    assay_context ctx = assay_context_default(2);
+    for (int i = 0; i < FORM_COUNT * SHAPE_COUNT; i++) {
+        assay_gated_mlp_config config = shaped(i / SHAPE_COUNT, i % SHAPE_COUNT);
+        mlp_problem unfused, fused;
+        mlp_problem_make(&ctx, &unfused, &config, i % 2 == 0, ASSAY_FLOAT64, 5);
+        config.fused = true;
+        mlp_problem_make(&ctx, &fused, &config, i % 2 == 0, ASSAY_FLOAT64, 5);
+        mlp_problem_run(&ctx, &unfused);
+        mlp_problem_run(&ctx, &fused);
+        assert_same_bits(fused.y, unfused.y, config.rows * config.emb_dim);
+        for (int64_t row = 0; row < config.rows; row++) {
+            const int64_t hidden = config.mlp_dim;
+            assert_same_bits(fused.r.a + row * fused.r.ld, unfused.r.a + row * hidden, hidden);
+            assert_same_bits(fused.r.b + row * fused.r.ld, unfused.r.b + row * hidden, hidden);
+        }
+        assert_same_bits(fused.dh, unfused.dh, config.rows * config.mlp_dim);
+        assert_same_bits(fused.gradient[0], unfused.gradient[0], fused.count);
+        mlp_problem_free(&unfused);
+        mlp_problem_free(&fused);
+    }
+}
+
+typedef struct expected {
+    assay_gated_mlp_config config;
+    double *y, *gradient; /* of the first context; NULL before */
+} expected;
+
+static void same_bits(assay_context *ctx, void *data)
+{
+    expected *e = data;
+    mlp_problem p;
+    mlp_problem_make(ctx, &p, &e->config, true, ASSAY_FLOAT64, 9);
+    mlp_problem_run(ctx, &p);
+    if (e->y == NULL) {
+        size_t y_bytes = (size_t)(e->config.rows * e->config.emb_dim) * sizeof *e->y;
+        size_t bytes = (size_t)p.count * sizeof *e->gradient;
+        e->y = malloc(y_bytes);
+        e->gradient = malloc(bytes);
+        memcpy(e->y, p.y, y_bytes);
+        memcpy(e->gradient, p.gradient[0], bytes);
+    }
+    assert_same_bits(p.y, e->y, e->config.rows * e->config.emb_dim);
+    assert_same_bits(p.gradient[0], e->gradient, p.count);
+    mlp_problem_free(&p);
+}
+
+static void test_threads_and_instruction_sets_give_the_same_bits(void **state)
+{
+    (void)state;
+    for (int i = 0; i < FORM_COUNT; i++) {
+        expected e = {.config = shaped(i, 3 + i % 3)};
+        e.config.fused = i % 2 == 1;
+        test_each_context(same_bits, &e);
+        free(e.y);
+        free(e.gradient);
+    }
+}
+
+static void test_each_gradient_alone_and_nothing_else(void **state)
+{
+    (void)state;
+    assay_context ctx = assay_context_default(2);
+    for (int fused = 0; fused < 2; fused++) {
+        assay_gated_mlp_config config = shaped(0, 3);
+        config.fused = fused;
+        mlp_problem p;
+        mlp_problem_make(&ctx, &p, &config, true, ASSAY_FLOAT64, 3);
+        mlp_problem_run(&ctx, &p);
+        double *all = malloc((size_t)p.count * sizeof *all);
+        memcpy(all, p.gradient[0], (size_t)p.count * sizeof *all);
+        double *dh = test_nans(config.rows * config.mlp_dim);
+        memcpy(dh, p.dh, (size_t)(config.rows * config.mlp_dim) * sizeof *dh);
+        for (int part = -1; part < MLP_PARTS; part++) {
+            assay_gated_mlp_gradients one;
+            mlp_problem_gradients_of(&p, part, &one);
+            assay_fill_nan(p.gradient[0], p.count);
+            assay_fill_nan(p.dh, config.rows * config.mlp_dim);
+            assert_ok(&ctx, assay_gated_mlp_backward(&ctx, &one, p.dy, &p.r, p.part[MLP_X], &p.w, &config));
+            mlp_problem_split(&p, part);
+            for (int other = 0; other < MLP_PARTS; other++) {
+                bool written = fused && other == MLP_WI_1 ? part == MLP_WI_0 : other == part;
+                if (written) {
+                    assert_same_bits(p.gradient[other], all + (p.part[other] - p.part[0]), p.size[other]);
+                } else {
+                    assert_all_nan(p.gradient[other], p.size[other]);
+                }
+            }
+            if (part < 0) {
+                assert_same_bits(p.dh, dh, config.rows * config.mlp_dim);
+            } else {
+                assert_all_nan(p.dh, config.rows * config.mlp_dim);
+            }
+        }
+        free(dh);
+        free(all);
+        mlp_problem_free(&p);
+    }
+}
+
+static void test_no_rows_have_zero_gradients(void **state)
+{
+    (void)state;
+    assay_context ctx = assay_context_default(2);
+    for (int fused = 0; fused < 2; fused++) {
+        assay_gated_mlp_config config = shaped(0, 3);
+        config.rows = 0;
+        config.fused = fused;
+        mlp_problem p;
+        mlp_problem_make(&ctx, &p, &config, true, ASSAY_FLOAT64, 3);
+        mlp_problem_run(&ctx, &p);
+        assert_int_equal(p.size[MLP_X], 0);
+        double zero = 0;
+        for (int64_t i = 0; i < p.count; i++) assert_same_bits(&p.gradient[0][i], &zero, 1);
+        mlp_problem_free(&p);
+    }
+}
+
+/* One hidden value, weights 1: a = x_0, b = x_1. */
+static void clamp_case(assay_glu glu_form, double a, double b, double *da, double *db)
+{
+    assay_context ctx = assay_context_default(1);
+    const assay_gated_mlp_config config = {
+        .rows = 1, .emb_dim = 2, .mlp_dim = 1, .activation = {ASSAY_SILU, ASSAY_LINEAR}, .glu = glu_form, .limit = 2};
+    const double x[] = {a, b}, wi_0[] = {1, 0}, wi_1[] = {0, 1}, wo[] = {1, 0}, dy[] = {1, 0};
+    const assay_gated_mlp_weights w = {.wi_0 = wi_0, .wi_1 = wi_1, .wo = wo};
+    double y[2], dx[2];
+    assay_gated_mlp_residuals r;
+    assert_ok(&ctx, assay_gated_mlp_residuals_alloc(&ctx, &r, &config));
+    assert_ok(&ctx, assay_gated_mlp_forward(&ctx, y, &r, x, &w, &config));
+    assert_true(r.a[0] == a && r.b[0] == b);
+    const assay_gated_mlp_gradients g = {.dx = dx};
+    assert_ok(&ctx, assay_gated_mlp_backward(&ctx, &g, dy, &r, x, &w, &config));
+    *da = dx[0];
+    *db = dx[1];
+    assay_gated_mlp_residuals_free(&r);
+}
+
+static void test_beyond_a_clamp_nothing_moves(void **state)
+{
+    (void)state;
+    static const struct {
+        double a, b;
+        bool a_moves, b_moves;
+    } CASES[] = {{1, 1, true, true},      {2, 2, true, true},       {2, -2, true, true}, {2.001, 1, false, true},
+                 {1, 2.001, true, false}, {1, -2.001, true, false}, {-9, 1, true, true}, {3, 3, false, false}};
+    for (size_t i = 0; i < sizeof CASES / sizeof *CASES; i++) {
+        for (int form = ASSAY_GLU_GPT_OSS; form <= ASSAY_GLU_CLAMPED; form++) {
+            double da = NAN, db = NAN;
+            clamp_case((assay_glu)form, CASES[i].a, CASES[i].b, &da, &db);
+            assert_true(isfinite(da) && (da != 0) == CASES[i].a_moves);
+            assert_true(isfinite(db) && (db != 0) == CASES[i].b_moves);
+        }
+    }
+}
+
+static void test_nan_stays_in_its_row(void **state)
+{
+    (void)state;
+    assay_context ctx = assay_context_default(2);
+    for (int form = 0; form < FORM_COUNT; form++) {
+        assay_gated_mlp_config config = shaped(form, 5);
+        const int64_t dim = config.emb_dim, bad = 11;
+        mlp_problem p;
+        mlp_problem_make(&ctx, &p, &config, false, ASSAY_FLOAT64, 3);
+        mlp_problem_run(&ctx, &p);
+        double *y = p.y, *dx = malloc((size_t)p.size[MLP_X] * sizeof *dx);
+        memcpy(dx, p.gradient[MLP_X], (size_t)p.size[MLP_X] * sizeof *dx);
+        p.y = test_nans(config.rows * dim);
+        p.part[MLP_X][bad * dim + 3] = NAN;
+        mlp_problem_run(&ctx, &p);
+        assert_all_nan(p.y + bad * dim, dim);
+        assert_all_nan(p.gradient[MLP_X] + bad * dim, dim);
+        assert_same_bits(p.y, y, bad * dim);
+        assert_same_bits(p.y + (bad + 1) * dim, y + (bad + 1) * dim, (config.rows - bad - 1) * dim);
+        assert_same_bits(p.gradient[MLP_X], dx, bad * dim);
+        assert_all_nan(p.gradient[MLP_WO], p.size[MLP_WO]);
+        free(y);
+        free(dx);
+        mlp_problem_free(&p);
+    }
+}
+
+static void test_failing_allocations(void **state)
+{
+    (void)state;
+    assay_context ctx = assay_context_default(1);
+    for (int fused = 0; fused < 2; fused++) {
+        assay_gated_mlp_config config = shaped(0, 2);
+        config.fused = fused;
+        mlp_problem p;
+        mlp_problem_make(&ctx, &p, &config, true, ASSAY_FLOAT64, 3);
+        int failures = 0;
+        for (;; failures++) {
+            assay_gated_mlp_residuals r = {0};
+            assay_fail_allocation(failures);
+            assay_status status = assay_gated_mlp_residuals_alloc(&ctx, &r, &config);
+            if (status == ASSAY_OK) status = assay_gated_mlp_forward(&ctx, p.y, &r, p.part[MLP_X], &p.w, &config);
+            if (status == ASSAY_OK)
+                status = assay_gated_mlp_backward(&ctx, &p.g, p.dy, &r, p.part[MLP_X], &p.w, &config);
+            assay_fail_allocation(-1);
+            assay_gated_mlp_residuals_free(&r);
+            if (!assay_allocation_failed()) break;
+            assert_int_equal(status, ASSAY_NO_MEMORY);
+            assert_true(ctx.message[0] != '\0');
+        }
+        assert_true(failures >= 3);
+        mlp_problem_free(&p);
+    }
+}
+
+static void test_sizes_that_cannot_be(void **state)
+{
+    (void)state;
+    assay_context ctx = assay_context_default(1);
+    assay_gated_mlp_residuals r = {0};
+    const assay_gated_mlp_config huge = {.rows = INT64_MAX / 4, .emb_dim = 1, .mlp_dim = INT64_MAX / 4};
+    const assay_gated_mlp_config negative = {.rows = -1, .emb_dim = 1, .mlp_dim = 1};
+    assert_int_equal(assay_gated_mlp_residuals_alloc(&ctx, &r, &huge), ASSAY_BAD_INPUT);
+    assert_null(r.storage);
+    assert_int_equal(assay_gated_mlp_residuals_alloc(&ctx, &r, &negative), ASSAY_BAD_INPUT);
+    assert_null(r.storage);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_forward_is_the_formula),
+        cmocka_unit_test(test_gradients_are_differences_of_the_formula),
+        cmocka_unit_test(test_fused_and_unfused_are_the_same_bits),
+        cmocka_unit_test(test_threads_and_instruction_sets_give_the_same_bits),
+        cmocka_unit_test(test_each_gradient_alone_and_nothing_else),
+        cmocka_unit_test(test_no_rows_have_zero_gradients),
+        cmocka_unit_test(test_beyond_a_clamp_nothing_moves),
+        cmocka_unit_test(test_nan_stays_in_its_row),
+        cmocka_unit_test(test_failing_allocations),
+        cmocka_unit_test(test_sizes_that_cannot_be),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

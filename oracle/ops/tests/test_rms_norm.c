@@ -1,0 +1,239 @@
+#include "oracle/ops/rms_norm.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "oracle/ops/tests/ops_test.h"
+
+static const double EPSILON = 1e-3; /* large enough to be seen when it is in the wrong place */
+
+typedef struct problem {
+    int64_t rows, dim;
+    double *x, *scale, *dy, *y, *rstd, *dx, *dscale;
+} problem;
+
+static void problem_make(problem *p, int64_t rows, int64_t dim, double size, assay_dtype grid)
+{
+    uint64_t seed = 17;
+    *p = (problem){.rows = rows, .dim = dim};
+    p->x = test_normals(&seed, size, grid, rows * dim);
+    p->scale = test_normals(&seed, 1, grid, dim);
+    p->dy = test_normals(&seed, 1, grid, rows * dim);
+    p->y = test_nans(rows * dim);
+    p->rstd = test_nans(rows);
+    p->dx = test_nans(rows * dim);
+    p->dscale = test_nans(dim);
+}
+
+static void problem_run(assay_context *ctx, problem *p)
+{
+    assay_rms_norm_forward(ctx, p->y, p->rstd, p->x, p->scale, p->rows, p->dim, EPSILON);
+    assay_rms_norm_backward(ctx, p->dx, p->dscale, p->dy, p->x, p->scale, p->rstd, p->rows, p->dim);
+}
+
+static void problem_free(problem *p)
+{
+    double *const all[] = {p->x, p->scale, p->dy, p->y, p->rstd, p->dx, p->dscale};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
+}
+
+/* One row by the formula. */
+static void formula(const quad *x, const quad *scale, int64_t dim, quad *y)
+{
+    quad squares = 0;
+    for (int64_t i = 0; i < dim; i++) squares += x[i] * x[i];
+    for (int64_t i = 0; i < dim; i++) y[i] = x[i] / sqrtq(squares / dim + (quad)EPSILON) * scale[i];
+}
+
+static quad loss(const quad *x, const quad *scale, const problem *p)
+{
+    quad y[16], sum = 0;
+    for (int64_t row = 0; row < p->rows; row++) {
+        formula(x + row * p->dim, scale, p->dim, y);
+        for (int64_t i = 0; i < p->dim; i++) sum += y[i] * p->dy[row * p->dim + i];
+    }
+    return sum;
+}
+
+static quad slope(quad *at, const quad *x, const quad *scale, const problem *p)
+{
+    const quad here = *at, step = 1e-10Q;
+    *at = here + step;
+    quad up = loss(x, scale, p);
+    *at = here - step;
+    quad down = loss(x, scale, p);
+    *at = here;
+    return (up - down) / (2 * step);
+}
+
+static const int64_t SHAPES[][2] = {{1, 1}, {1, 7}, {5, 1}, {3, 13}};
+static const double SIZES[] = {1, 1e-3, 1e3};
+
+static void test_formula_and_its_differences(void **state)
+{
+    (void)state;
+    assay_context ctx = assay_context_default(2);
+    for (size_t s = 0; s < 12; s++) {
+        const double size = SIZES[s % 3];
+        problem p;
+        problem_make(&p, SHAPES[s / 3][0], SHAPES[s / 3][1], size, ASSAY_FLOAT64);
+        problem_run(&ctx, &p);
+        quad x[64], scale[16], y[16];
+        for (int64_t i = 0; i < p.rows * p.dim; i++) x[i] = p.x[i];
+        for (int64_t i = 0; i < p.dim; i++) scale[i] = p.scale[i];
+        for (int64_t i = 0; i < p.rows * p.dim; i++) {
+            formula(x + i / p.dim * p.dim, scale, p.dim, y);
+            assert_true(fabsq(p.y[i] - y[i % p.dim]) <= 1e-15Q * fabsq(y[i % p.dim]));
+            /* The two terms of dx cancel: its scale is that of one of them. */
+            const double term = fabs(p.rstd[i / p.dim]) * 2;
+            assert_true(fabsq(p.dx[i] - slope(&x[i], x, scale, &p)) <= 1e-14 * (quad)term);
+        }
+        for (int64_t i = 0; i < p.dim; i++)
+            assert_true(fabsq(p.dscale[i] - slope(&scale[i], x, scale, &p)) <= 1e-14Q * (quad)p.rows * 3);
+        problem_free(&p);
+    }
+}
+
+static void same_bits(assay_context *ctx, void *data)
+{
+    problem *first = data, p;
+    if (first->x == NULL) {
+        problem_make(first, 37, 521, 1, ASSAY_FLOAT64);
+        problem_run(ctx, first);
+    }
+    problem_make(&p, 37, 521, 1, ASSAY_FLOAT64);
+    problem_run(ctx, &p);
+    assert_same_bits(p.y, first->y, p.rows * p.dim);
+    assert_same_bits(p.rstd, first->rstd, p.rows);
+    assert_same_bits(p.dx, first->dx, p.rows * p.dim);
+    assert_same_bits(p.dscale, first->dscale, p.dim);
+    problem_free(&p);
+}
+
+static void test_threads_and_instruction_sets_give_the_same_bits(void **state)
+{
+    (void)state;
+    problem first = {0};
+    test_each_context(same_bits, &first);
+    problem_free(&first);
+}
+
+static void test_rows_do_not_meet(void **state)
+{
+    (void)state;
+    assay_context ctx = assay_context_default(2);
+    problem clean, p;
+    problem_make(&clean, 5, 19, 1, ASSAY_FLOAT64);
+    problem_make(&p, 5, 19, 1, ASSAY_FLOAT64);
+    p.x[2 * 19 + 4] = NAN;
+    problem_run(&ctx, &clean);
+    problem_run(&ctx, &p);
+    assert_all_nan(p.y + 2 * 19, 19);
+    assert_all_nan(p.dx + 2 * 19, 19);
+    assert_same_bits(p.y, clean.y, 2 * 19);
+    assert_same_bits(p.y + 3 * 19, clean.y + 3 * 19, 2 * 19);
+    assert_same_bits(p.dx + 3 * 19, clean.dx + 3 * 19, 2 * 19);
+    assert_all_nan(p.dscale, 19);
+    problem_free(&clean);
+    problem_free(&p);
+}
+
+static void test_no_rows_and_missing_results(void **state)
+{
+    (void)state;
+    assay_context ctx = assay_context_default(2);
+    problem none, p;
+    problem_make(&none, 0, 5, 1, ASSAY_FLOAT64);
+    problem_run(&ctx, &none);
+    for (int64_t i = 0; i < 5; i++) assert_true(none.dscale[i] == 0);
+    problem_make(&p, 3, 5, 1, ASSAY_FLOAT64);
+    problem_run(&ctx, &p);
+    double dx[15], dscale[5];
+    assay_rms_norm_backward(&ctx, dx, NULL, p.dy, p.x, p.scale, p.rstd, 3, 5);
+    assay_rms_norm_backward(&ctx, NULL, dscale, p.dy, p.x, p.scale, p.rstd, 3, 5);
+    assert_same_bits(dx, p.dx, 15);
+    assert_same_bits(dscale, p.dscale, 5);
+    problem_free(&none);
+    problem_free(&p);
+}
+
+/* An implementation in float32 that stores in `storage`: x rstd before it is scaled, g, and the terms of dscale too. */
+static void low_precision(const problem *p, assay_dtype storage, double *y, double *dx, double *dscale)
+{
+    float sums[1024] = {0};
+    for (int64_t row = 0; row < p->rows; row++) {
+        const double *x = p->x + row * p->dim, *dy = p->dy + row * p->dim;
+        float squares = 0, product = 0;
+        for (int64_t i = 0; i < p->dim; i++) squares += (float)(x[i] * x[i]);
+        const float rstd = 1 / sqrtf(squares / (float)p->dim + (float)EPSILON);
+        for (int64_t i = 0; i < p->dim; i++) {
+            double normal = assay_dtype_round(storage, (float)x[i] * rstd, false);
+            double g = assay_dtype_round(storage, dy[i] * p->scale[i], false);
+            y[row * p->dim + i] = assay_dtype_round(storage, normal * p->scale[i], false);
+            sums[i] += (float)assay_dtype_round(storage, dy[i] * normal, false);
+            product += (float)(g * x[i]);
+            dx[row * p->dim + i] = g;
+        }
+        const float mean = product / (float)p->dim;
+        for (int64_t i = 0; i < p->dim; i++) {
+            const float g = (float)dx[row * p->dim + i], through = (float)x[i] * (rstd * rstd * mean);
+            dx[row * p->dim + i] = assay_dtype_round(storage, rstd * (g - through), false);
+        }
+    }
+    for (int64_t i = 0; i < p->dim; i++) dscale[i] = assay_dtype_round(storage, sums[i], false);
+}
+
+static void test_errors_lie_under_sigma_and_not_far(void **state)
+{
+    (void)state;
+    static const struct {
+        assay_precision precision;
+        assay_dtype storage;
+        int64_t rows, dim;
+    } CASES[] = {
+        {{"bf16", 0x1p-8, 0, 0x1p-24, 0x1p-24, 0x1p-24}, ASSAY_BFLOAT16, 40, 96},
+        {{"bf16", 0x1p-8, 0, 0x1p-24, 0x1p-24, 0x1p-24}, ASSAY_BFLOAT16, 8, 1024},
+        {{"f16", 0x1p-11, 0, 0x1p-24, 0x1p-24, 0x1p-24}, ASSAY_FLOAT16, 64, 64},
+        {{"f32", 0x1p-24, 0, 0x1p-24, 0x1p-24, 0x1p-24}, ASSAY_FLOAT32, 40, 96},
+        {{"f32", 0x1p-24, 0, 0x1p-24, 0x1p-24, 0x1p-24}, ASSAY_FLOAT32, 8, 1024},
+    };
+    assay_context ctx = assay_context_default(2);
+    for (size_t c = 0; c < sizeof CASES / sizeof *CASES; c++) {
+        const int64_t size = CASES[c].rows * CASES[c].dim, dim = CASES[c].dim;
+        problem p;
+        problem_make(&p, CASES[c].rows, dim, 1, CASES[c].storage);
+        problem_run(&ctx, &p);
+        double *y = test_nans(size), *dx = test_nans(size), *dscale = test_nans(dim);
+        double *vy = test_nans(size), *vdx = test_nans(size), *vdscale = test_nans(dim);
+        low_precision(&p, CASES[c].storage, y, dx, dscale);
+        assert_ok(&ctx, assay_rms_norm_gauge(&ctx, &CASES[c].precision, vy, vdx, vdscale, p.dy, p.x, p.scale, p.rstd,
+                                             p.rows, dim));
+        const assay_dtype storage = CASES[c].storage;
+        const test_ratio ratio[] = {test_ratio_of(size, y, p.y, vy, storage),
+                                    test_ratio_of(size, dx, p.dx, vdx, storage),
+                                    test_ratio_of(dim, dscale, p.dscale, vdscale, storage)};
+        for (int t = 0; t < 3; t++) {
+            assert_true(ratio[t].rms >= 0.25 && ratio[t].rms <= 0.7 && ratio[t].largest <= 3);
+        }
+        double *alone = test_nans(dim);
+        assert_ok(&ctx, assay_rms_norm_gauge(&ctx, &CASES[c].precision, NULL, NULL, alone, p.dy, p.x, p.scale, p.rstd,
+                                             p.rows, dim));
+        assert_same_bits(alone, vdscale, dim);
+        double *const all[] = {y, dx, dscale, vy, vdx, vdscale, alone};
+        for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
+        problem_free(&p);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_formula_and_its_differences),
+        cmocka_unit_test(test_threads_and_instruction_sets_give_the_same_bits),
+        cmocka_unit_test(test_rows_do_not_meet),
+        cmocka_unit_test(test_no_rows_and_missing_results),
+        cmocka_unit_test(test_errors_lie_under_sigma_and_not_far),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

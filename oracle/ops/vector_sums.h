@@ -1,0 +1,19 @@
+/* Sums of rows and columns in ascending order, one fma a step, at the speed of the processor's own fma (ctx->isa; the
+ * bits do not depend on it). */
+#ifndef ASSAY_OPS_VECTOR_SUMS_H
+#define ASSAY_OPS_VECTOR_SUMS_H
+
+#include "oracle/base/status.h"
+
+/* sum over i of a[i] b[i], from +0.0. Not threaded. */
+double assay_dot(const assay_context *ctx, int64_t count, const double *a, const double *b);
+
+/* y[i] = fma(factor, x[i], y[i]). Not threaded. */
+void assay_add_scaled(const assay_context *ctx, int64_t count, double factor, const double *x, double *y);
+
+/* sums [columns] = the sum over rows, from +0.0, of values [rows,columns], whose rows are `ld` apart. Columns are split
+ * over threads. */
+void assay_column_sums(const assay_context *ctx, double *sums, int64_t rows, int64_t columns, int64_t ld,
+                       const double *values);
+
+#endif

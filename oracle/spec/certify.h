@@ -1,0 +1,60 @@
+/* Certification: float64 results against the second form (SPEC 12).
+ *
+ * `computed` holds the float64 results as they are (a float64 is exact in binary128) under the paths of a fixture:
+ * outputs/, checkpoints/, routing/, gradients/. `in` holds inputs/, weights/, cotangents/, and routing/selected_experts
+ * where the choice is to be the golden one: gradients are taken at a fixed choice, so there it is needed.
+ *
+ * Gradients: L = sum over outputs of <cotangent, output>; (L(x + h) - L(x - h)) / 2h along single coordinates and along
+ * random directions, with h about 1e-10 of the tensor's size: what the difference leaves out is of order 1e-20, the
+ * rounding of binary128 of order 1e-24. Where the two one-sided differences disagree, a kink (a clamp, relu) lies
+ * between: that probe is counted and left out. */
+#ifndef ASSAY_SPEC_CERTIFY_H
+#define ASSAY_SPEC_CERTIFY_H
+
+#include "oracle/spec/spec.h"
+
+typedef struct spec_certificate {
+    char path[ASSAY_PATH_SIZE];
+    int64_t checked; /* elements, or probes of a gradient */
+    int64_t kinks;   /* probes left out */
+    /* The worst of what was checked, by error / scale. */
+    int64_t worst; /* the element; of a gradient -1 for a random direction */
+    double computed, reference;
+    double error; /* |computed - reference| */
+    double scale; /* largest |value| of the tensor; for a direction the gradient's 2-norm */
+    double
+        relative; /* error / scale: 0 where both are 0, infinite where a NaN or an infinity stands on one side only */
+    double ulps;  /* largest error in units of the reference's last place in float64; 0 for gradients */
+} spec_certificate;
+
+typedef struct spec_certificates {
+    spec_certificate *items;
+    int count;
+} spec_certificates;
+
+void spec_certificates_free(spec_certificates *certificates); /* safe on a zeroed struct */
+
+/* How much is probed of each gradient: so many coordinates (the largest element, then random ones; all of them where
+ * the tensor has no more), and so many random directions. */
+typedef struct spec_budget {
+    int64_t coordinates, directions;
+    uint64_t seed;
+} spec_budget;
+
+/* One certificate for each tensor of `computed` outside gradients/, each of which `evaluate` of the operation must
+ * give. Indices: relative is 0 or infinite. */
+assay_status spec_certify_outputs(assay_context *ctx, const spec_operation *operation, const void *config,
+                                  const spec_tensors *in, const spec_tensors *computed,
+                                  spec_certificates *certificates);
+
+/* One certificate for each tensor of `computed` under gradients/. An output without a cotangent is not in L. */
+assay_status spec_certify_gradients(assay_context *ctx, const spec_operation *operation, const void *config,
+                                    const spec_tensors *in, const spec_tensors *computed, const spec_budget *budget,
+                                    spec_certificates *certificates);
+
+/* What both stand on: values against a reference of the same number of elements. `certificate->path` is the caller's.
+ */
+void spec_certify_values(int64_t count, const spec_quad *computed, const spec_quad *reference,
+                         spec_certificate *certificate);
+
+#endif

@@ -1,0 +1,16 @@
+/* What certify.c and certify_gradients.c share. */
+#ifndef ASSAY_SPEC_CERTIFY_INTERNAL_H
+#define ASSAY_SPEC_CERTIFY_INTERNAL_H
+
+#include "oracle/spec/certify.h"
+
+assay_status spec_add_certificate(assay_context *ctx, spec_certificates *certificates, const char *path,
+                                  spec_certificate **added);
+/* Takes a comparison into the certificate: the worst stays, and what is no number is the worst of all. */
+void spec_note(spec_certificate *certificate, int64_t index, spec_quad computed, spec_quad reference, spec_quad error,
+               spec_quad scale);
+bool spec_has_prefix(const char *path, const char *prefix);
+/* The largest |value| that is a number. */
+spec_quad spec_largest(int64_t count, const spec_quad *values);
+
+#endif

@@ -1,0 +1,98 @@
+/* The second form: every operation once more, naively, in binary128, straight from the formulas of SPEC 1 and 5 to 8,
+ * forward only. It shares no code with oracle/ops and oracle/moe (their headers give the configurations), so what both
+ * forms get wrong alike can only be the specification. certify.h holds float64 results against it.
+ *
+ * An operation reads named tensors and adds named results, under the paths of the fixture (INTERFACE.md). Optional
+ * tensors are there or not. Inputs are binary128, so that a central difference can move one by 1e-10 of itself. */
+#ifndef ASSAY_SPEC_SPEC_H
+#define ASSAY_SPEC_SPEC_H
+
+#include "oracle/base/tensor.h"
+#include "oracle/moe/moe.h"
+#include "oracle/moe/permute.h"
+#include "oracle/moe/routing.h"
+#include "oracle/ops/gated_mlp.h"
+#include "oracle/ops/gmm.h"
+
+typedef __float128 spec_quad;
+
+/* Numbers or indices: one of the two pointers is NULL. */
+typedef struct spec_tensor {
+    char path[ASSAY_PATH_SIZE];
+    assay_shape shape;
+    spec_quad *values;
+    int32_t *indices;
+} spec_tensor;
+
+/* Owns its tensors. Starts zeroed. */
+typedef struct spec_tensors {
+    spec_tensor *items;
+    int count;
+} spec_tensors;
+
+void spec_tensors_free(spec_tensors *tensors);                                       /* safe on a zeroed struct */
+const spec_tensor *spec_tensors_find(const spec_tensors *tensors, const char *path); /* NULL when there is none */
+
+/* Adds a tensor of undefined contents for the caller to fill, or a copy. Refuses a path that is there already. */
+assay_status spec_tensors_add(assay_context *ctx, spec_tensors *tensors, const char *path, const assay_shape *shape,
+                              spec_quad **values);
+assay_status spec_tensors_add_indices(assay_context *ctx, spec_tensors *tensors, const char *path,
+                                      const assay_shape *shape, int32_t **indices);
+assay_status spec_tensors_copy_f64(assay_context *ctx, spec_tensors *tensors, const char *path,
+                                   const assay_shape *shape, const double *values);
+assay_status spec_tensors_copy_i32(assay_context *ctx, spec_tensors *tensors, const char *path,
+                                   const assay_shape *shape, const int32_t *indices);
+
+/* inputs/x [...,D], weights/scale [D] -> outputs/y [...,D] */
+typedef struct spec_rms_norm_config {
+    double epsilon;
+} spec_rms_norm_config;
+assay_status spec_rms_norm(assay_context *ctx, const spec_rms_norm_config *config, const spec_tensors *in,
+                           spec_tensors *out);
+
+/* inputs/x [...,D], weights/{wi_0,wi_1}/kernel [D,F] (fused: weights/wi/kernel [D,2F]), weights/wo/kernel [F,D],
+ * weights/{wi_0,wi_1,wo}/bias? -> outputs/y [...,D], checkpoints/{mlpwi_0,mlpwi_1} [...,F] (fused: mlpwi [...,2F]) and
+ * mlpwo */
+assay_status spec_gated_mlp(assay_context *ctx, const assay_gated_mlp_config *config, const spec_tensors *in,
+                            spec_tensors *out);
+
+/* inputs/lhs [M,Kd], inputs/group_sizes [G], weights/rhs [G,Kd,N] -> outputs/y [M,N] */
+assay_status spec_gmm(assay_context *ctx, const assay_gmm_dims *dims, const spec_tensors *in, spec_tensors *out);
+
+/* inputs/x [T,D], inputs/selected_experts [T,K] -> outputs/{sorted_inputs,sorted_selected_experts,group_sizes} */
+assay_status spec_permute(assay_context *ctx, const assay_permute_dims *dims, const spec_tensors *in,
+                          spec_tensors *out);
+
+/* inputs/sorted [T*K,D], inputs/sorted_selected_experts [T*K], inputs/weights [T,K] -> outputs/y [T,D] */
+assay_status spec_unpermute(assay_context *ctx, const assay_permute_dims *dims, const spec_tensors *in,
+                            spec_tensors *out);
+
+/* inputs/logits [B,S,E], or inputs/x [B,S,D] and weights/gate/kernel; weights/gate/bias?, weights/per_expert_scale?,
+ * weights/tid2eid and inputs/input_ids for hash routing -> outputs/{weights,lb_loss?,bias_updates?} and
+ * routing/{selected_experts,weights,margin,group_sizes,sorted_selected_experts}. Where `in` has
+ * routing/selected_experts that is the choice, and the margin is that of the choice which the scores would have made.
+ */
+assay_status spec_routing(assay_context *ctx, const assay_routing_config *config, const spec_tensors *in,
+                          spec_tensors *out);
+
+/* The tensors of the op `moe` (moe.h) -> outputs/{y,lb_loss?,bias_updates?}, routing/ as above; dropping:
+ * routing/{combine_mask,dispatch_mask}. The path of the configuration changes no other number. */
+assay_status spec_moe(assay_context *ctx, const assay_moe_config *config, const spec_tensors *in, spec_tensors *out);
+
+/* The checkpoints of the same block, laid out as moe.h says: checkpoints/{moe_mlpwi_0,moe_mlpwi_1,moe_mlpwo}, with
+ * fused weights moe_mlpwi as well, and of the shared expert checkpoints/{mlpwi_0,mlpwi_1,mlpwo}. */
+assay_status spec_moe_checkpoints(assay_context *ctx, const assay_moe_config *config, const spec_tensors *in,
+                                  spec_tensors *out);
+
+/* The operations by name. `config` is what the function above takes. */
+typedef struct spec_operation {
+    const char *name; /* as in a case: "moe", "mlp" */
+    assay_status (*evaluate)(assay_context *ctx, const void *config, const spec_tensors *in, spec_tensors *out);
+    /* Adds the checkpoints that evaluate does not give; NULL where there are none. */
+    assay_status (*checkpoints)(assay_context *ctx, const void *config, const spec_tensors *in, spec_tensors *out);
+} spec_operation;
+
+extern const spec_operation spec_operations[];                  /* ends with a NULL name */
+const spec_operation *spec_operation_by_name(const char *name); /* NULL when there is none */
+
+#endif

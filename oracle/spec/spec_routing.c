@@ -1,0 +1,236 @@
+#include <math.h>
+#include <string.h>
+
+#include "oracle/spec/spec_internal.h"
+
+/* What a routing reads, and its scratch: one token at a time. */
+typedef struct route {
+    const assay_routing_config *config;
+    const spec_quad *logits, *x, *kernel, *bias, *per_expert_scale;
+    int64_t emb_dim; /* of x, where the logits are made from it */
+    const int32_t *given, *table, *input_ids;
+    spec_quad *token_logits, *scores, *biased, *probabilities; /* [E] */
+    spec_quad *mean_probability;                               /* [B,E] */
+    bool *allowed;                                             /* [E] */
+} route;
+
+static assay_status read_inputs(assay_context *ctx, const spec_tensors *in, route *r)
+{
+    assay_status status = ASSAY_OK;
+    const assay_routing_config *config = r->config;
+    int64_t tokens = config->batch * config->sequence, experts = config->num_experts, k = config->num_experts_per_tok;
+    TRY(spec_read_optional(ctx, in, "inputs/logits", tokens * experts, &r->logits));
+    if (r->logits == NULL) {
+        const spec_tensor *x = NULL;
+        int64_t rows = 0;
+        TRY(spec_read_rows(ctx, in, "inputs/x", &x, &rows, &r->emb_dim));
+        TRY(spec_read(ctx, in, "inputs/x", tokens * r->emb_dim, &r->x));
+        TRY(spec_read(ctx, in, "weights/gate/kernel", r->emb_dim * experts, &r->kernel));
+    }
+    TRY(spec_read_optional(ctx, in, "weights/gate/bias", experts, &r->bias));
+    TRY(spec_read_optional(ctx, in, "weights/per_expert_scale", experts, &r->per_expert_scale));
+    TRY(spec_read_optional_indices(ctx, in, "routing/selected_experts", tokens * k, &r->given));
+    if (config->hash_rows > 0) {
+        TRY(spec_read_indices(ctx, in, "weights/tid2eid", config->hash_rows * k, &r->table));
+        TRY(spec_read_indices(ctx, in, "inputs/input_ids", tokens, &r->input_ids));
+    }
+cleanup:
+    return status;
+}
+
+static void token_scores(const route *r, int64_t t)
+{
+    const assay_routing_config *config = r->config;
+    int64_t experts = config->num_experts;
+    if (r->logits != NULL) {
+        memcpy(r->token_logits, r->logits + t * experts, (size_t)experts * sizeof *r->token_logits);
+    } else {
+        spec_vector_matrix(r->emb_dim, experts, r->x + t * r->emb_dim, r->kernel, experts, r->token_logits);
+    }
+    bool bias_first = config->family == ASSAY_ROUTER_FUSED;
+    for (int64_t e = 0; bias_first && r->bias != NULL && e < experts; e++) r->token_logits[e] += r->bias[e];
+    spec_scores(config->score_func, experts, r->token_logits, r->scores);
+    for (int64_t e = 0; e < experts; e++) {
+        r->biased[e] = r->scores[e] + (bias_first || r->bias == NULL ? 0 : r->bias[e]);
+    }
+    spec_softmax(experts, r->biased, r->probabilities);
+}
+
+static assay_status choose(assay_context *ctx, const route *r, int64_t t, int32_t *selected, spec_quad *margin)
+{
+    const assay_routing_config *config = r->config;
+    int64_t k = config->num_experts_per_tok;
+    *margin = INFINITY;
+    if (config->hash_rows > 0) {
+        int32_t id = r->input_ids[t];
+        if (id < 0 || id >= config->hash_rows) {
+            return assay_fail(ctx, ASSAY_BAD_INPUT, "token id %d is outside the hash table of %lld rows", (int)id,
+                              (long long)config->hash_rows);
+        }
+        memcpy(selected, r->table + id * k, (size_t)k * sizeof *selected);
+    } else {
+        assay_status status = spec_select(ctx, config, r->biased, r->allowed, selected, margin);
+        if (status != ASSAY_OK) return status;
+    }
+    if (r->given != NULL) memcpy(selected, r->given + t * k, (size_t)k * sizeof *selected);
+    for (int64_t i = 0; i < k; i++) {
+        if (selected[i] < 0 || selected[i] >= config->num_experts) {
+            return assay_fail(ctx, ASSAY_BAD_INPUT, "expert id %d of token %lld is outside 0 to %lld", (int)selected[i],
+                              (long long)t, (long long)config->num_experts - 1);
+        }
+    }
+    return ASSAY_OK;
+}
+
+static void divide_by_sum(int64_t k, spec_quad *weights, spec_quad extra)
+{
+    spec_quad sum = 0;
+    for (int64_t i = 0; i < k; i++) sum += weights[i];
+    for (int64_t i = 0; i < k; i++) weights[i] /= sum + extra;
+}
+
+static void weigh(const route *r, const int32_t *selected, spec_quad *weights)
+{
+    const assay_routing_config *config = r->config;
+    int64_t k = config->num_experts_per_tok;
+    assay_router_family family = config->family;
+    bool unbounded = config->score_func == ASSAY_SCORE_SIGMOID || config->score_func == ASSAY_SCORE_SQRTSOFTPLUS;
+    const spec_quad *from = family == ASSAY_ROUTER_DEEPSEEK3 || family == ASSAY_ROUTER_FUSED ? r->scores
+                            : family == ASSAY_ROUTER_GEMMA4                                  ? r->probabilities
+                                                                                             : r->biased;
+    for (int64_t i = 0; i < k; i++) weights[i] = from[selected[i]];
+    if (family == ASSAY_ROUTER_LLAMA4) return;
+    if (family == ASSAY_ROUTER_DEEPSEEK3 && unbounded) {
+        divide_by_sum(k, weights, config->renormalize_exactly ? 0 : 1 / (spec_quad)1e20);
+    }
+    if (family == ASSAY_ROUTER_DEEPSEEK3 || family == ASSAY_ROUTER_DEEPSEEK2) {
+        for (int64_t i = 0; i < k; i++) weights[i] *= config->routed_scaling_factor;
+        return;
+    }
+    if (family == ASSAY_ROUTER_DEFAULT) spec_softmax(k, weights, weights);
+    if (config->norm_topk_prob) divide_by_sum(k, weights, 0);
+    for (int64_t i = 0; r->per_expert_scale != NULL && i < k; i++) weights[i] *= r->per_expert_scale[selected[i]];
+}
+
+/* mean over (b,e) of density * mean over S of P, times E^2 and the weight. */
+static spec_quad balance_loss(const route *r, const int32_t *selected)
+{
+    const assay_routing_config *config = r->config;
+    int64_t experts = config->num_experts, copies = config->sequence * config->num_experts_per_tok;
+    spec_quad sum = 0;
+    for (int64_t b = 0; b < config->batch; b++) {
+        for (int64_t e = 0; e < experts; e++) {
+            int64_t chosen = 0;
+            for (int64_t i = 0; i < copies; i++) chosen += selected[b * copies + i] == e;
+            sum += (spec_quad)chosen / config->sequence * r->mean_probability[b * experts + e];
+        }
+    }
+    return sum / (config->batch * experts) * (experts * experts) * config->load_balance_loss_weight;
+}
+
+static assay_status add_balance(assay_context *ctx, const route *r, const int32_t *selected, const int32_t *sizes,
+                                spec_tensors *out)
+{
+    const assay_routing_config *config = r->config;
+    if (config->hash_rows > 0 || config->family == ASSAY_ROUTER_FUSED) return ASSAY_OK;
+    assay_status status = ASSAY_OK;
+    int64_t experts = config->num_experts;
+    int64_t copies = config->batch * config->sequence * config->num_experts_per_tok;
+    assay_shape scalar = assay_shape_of(0), list = assay_shape_of(1, experts);
+    spec_quad *loss = NULL, *updates = NULL;
+    if (config->load_balance_loss_weight > 0) {
+        TRY(spec_tensors_add(ctx, out, "outputs/lb_loss", &scalar, &loss));
+        *loss = balance_loss(r, selected);
+    }
+    if (config->routed_bias_update_rate > 0) {
+        TRY(spec_tensors_add(ctx, out, "outputs/bias_updates", &list, &updates));
+        for (int64_t e = 0; e < experts; e++) {
+            int64_t excess = copies - sizes[e] * experts; /* of the average load, times E */
+            updates[e] = (excess > 0 ? 1 : excess < 0 ? -1 : 0) * (spec_quad)config->routed_bias_update_rate;
+        }
+    }
+cleanup:
+    return status;
+}
+
+static assay_status alloc_scratch(assay_context *ctx, route *r)
+{
+    assay_status status = ASSAY_OK;
+    int64_t experts = r->config->num_experts;
+    TRY(spec_alloc(ctx, experts, &r->token_logits));
+    TRY(spec_alloc(ctx, experts, &r->scores));
+    TRY(spec_alloc(ctx, experts, &r->biased));
+    TRY(spec_alloc(ctx, experts, &r->probabilities));
+    TRY(spec_alloc(ctx, r->config->batch * experts, &r->mean_probability));
+    void *allowed = NULL;
+    TRY(assay_alloc(ctx, "allowed experts", experts, sizeof *r->allowed, &allowed));
+    r->allowed = allowed;
+    for (int64_t i = 0; i < r->config->batch * experts; i++) r->mean_probability[i] = 0;
+cleanup:
+    return status;
+}
+
+static assay_status check_config(assay_context *ctx, const assay_routing_config *config)
+{
+    if (config->batch < 1 || config->sequence < 1 || config->num_experts < 1 || config->num_experts_per_tok < 1) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "routing needs at least one token, one expert and one choice");
+    }
+    if (config->family == ASSAY_ROUTER_LLAMA4 && config->num_experts_per_tok != 1) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "llama4 chooses %lld experts a token, expected 1",
+                          (long long)config->num_experts_per_tok);
+    }
+    return ASSAY_OK;
+}
+
+assay_status spec_route(assay_context *ctx, const assay_routing_config *config, const spec_tensors *in,
+                        spec_tensors *out)
+{
+    assay_status status = ASSAY_OK;
+    route r = {.config = config};
+    int64_t tokens = config->batch * config->sequence, experts = config->num_experts, k = config->num_experts_per_tok;
+    assay_shape choices = assay_shape_of(3, config->batch, config->sequence, k);
+    assay_shape tokens_shape = assay_shape_of(2, config->batch, config->sequence);
+    assay_shape experts_shape = assay_shape_of(1, experts), copies_shape = assay_shape_of(1, tokens * k);
+    spec_quad *weights = NULL, *margin = NULL;
+    int32_t *selected = NULL, *sizes = NULL, *order = NULL;
+    TRY(check_config(ctx, config));
+    TRY(read_inputs(ctx, in, &r));
+    TRY(alloc_scratch(ctx, &r));
+    TRY(spec_tensors_add_indices(ctx, out, "routing/selected_experts", &choices, &selected));
+    TRY(spec_tensors_add(ctx, out, "routing/weights", &choices, &weights));
+    TRY(spec_tensors_add(ctx, out, "routing/margin", &tokens_shape, &margin));
+    TRY(spec_tensors_add_indices(ctx, out, "routing/group_sizes", &experts_shape, &sizes));
+    TRY(spec_tensors_add_indices(ctx, out, "routing/sorted_selected_experts", &copies_shape, &order));
+    for (int64_t t = 0; t < tokens; t++) {
+        token_scores(&r, t);
+        TRY(choose(ctx, &r, t, selected + t * k, &margin[t]));
+        weigh(&r, selected + t * k, weights + t * k);
+        for (int64_t e = 0; e < experts; e++) {
+            r.mean_probability[t / config->sequence * experts + e] += r.probabilities[e] / config->sequence;
+        }
+    }
+    spec_sort_by_expert(tokens * k, selected, experts, order, sizes);
+    TRY(add_balance(ctx, &r, selected, sizes, out));
+cleanup:
+    free(r.token_logits);
+    free(r.scores);
+    free(r.biased);
+    free(r.probabilities);
+    free(r.mean_probability);
+    free(r.allowed);
+    return status;
+}
+
+assay_status spec_routing(assay_context *ctx, const assay_routing_config *config, const spec_tensors *in,
+                          spec_tensors *out)
+{
+    assay_status status = spec_route(ctx, config, in, out);
+    if (status != ASSAY_OK) return status;
+    assay_shape shape = assay_shape_of(3, config->batch, config->sequence, config->num_experts_per_tok);
+    spec_quad *weights = NULL;
+    status = spec_tensors_add(ctx, out, "outputs/weights", &shape, &weights);
+    if (status != ASSAY_OK) return status;
+    const spec_tensor *routed = spec_tensors_find(out, "routing/weights");
+    memcpy(weights, routed->values, (size_t)assay_shape_count(&shape) * sizeof *weights);
+    return ASSAY_OK;
+}

@@ -1,0 +1,158 @@
+#include <string.h>
+
+#include "oracle/spec/spec_internal.h"
+
+void spec_tensors_free(spec_tensors *tensors)
+{
+    for (int i = 0; i < tensors->count; i++) {
+        free(tensors->items[i].values);
+        free(tensors->items[i].indices);
+    }
+    free(tensors->items);
+    *tensors = (spec_tensors){0};
+}
+
+const spec_tensor *spec_tensors_find(const spec_tensors *tensors, const char *path)
+{
+    for (int i = 0; i < tensors->count; i++) {
+        if (strcmp(tensors->items[i].path, path) == 0) return &tensors->items[i];
+    }
+    return NULL;
+}
+
+static assay_status add(assay_context *ctx, spec_tensors *tensors, const char *path, const assay_shape *shape,
+                        size_t element_size, void **data, spec_tensor **added)
+{
+    int64_t count = 0;
+    *data = NULL;
+    if (strlen(path) >= ASSAY_PATH_SIZE) return assay_fail(ctx, ASSAY_BAD_INPUT, "the path '%s' is too long", path);
+    if (spec_tensors_find(tensors, path) != NULL) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "the tensor '%s' is there twice", path);
+    }
+    assay_status status = assay_checked_count(ctx, path, shape->rank, shape->dims, &count);
+    if (status != ASSAY_OK) return status;
+    spec_tensor *items = realloc(tensors->items, (size_t)(tensors->count + 1) * sizeof *items);
+    if (items == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of tensors at '%s'", path);
+    tensors->items = items;
+    status = assay_alloc(ctx, path, count, element_size, data);
+    if (status != ASSAY_OK) return status;
+    *added = &items[tensors->count++];
+    **added = (spec_tensor){.shape = *shape};
+    memcpy((*added)->path, path, strlen(path) + 1);
+    return ASSAY_OK;
+}
+
+assay_status spec_tensors_add(assay_context *ctx, spec_tensors *tensors, const char *path, const assay_shape *shape,
+                              spec_quad **values)
+{
+    spec_tensor *tensor = NULL;
+    void *data = NULL;
+    assay_status status = add(ctx, tensors, path, shape, sizeof **values, &data, &tensor);
+    *values = data;
+    if (status == ASSAY_OK) tensor->values = *values;
+    return status;
+}
+
+assay_status spec_tensors_add_indices(assay_context *ctx, spec_tensors *tensors, const char *path,
+                                      const assay_shape *shape, int32_t **indices)
+{
+    spec_tensor *tensor = NULL;
+    void *data = NULL;
+    assay_status status = add(ctx, tensors, path, shape, sizeof **indices, &data, &tensor);
+    *indices = data;
+    if (status == ASSAY_OK) tensor->indices = *indices;
+    return status;
+}
+
+assay_status spec_tensors_copy_f64(assay_context *ctx, spec_tensors *tensors, const char *path,
+                                   const assay_shape *shape, const double *values)
+{
+    spec_quad *copy = NULL;
+    assay_status status = spec_tensors_add(ctx, tensors, path, shape, &copy);
+    if (status != ASSAY_OK) return status;
+    int64_t count = assay_shape_count(shape);
+    for (int64_t i = 0; i < count; i++) copy[i] = values[i];
+    return ASSAY_OK;
+}
+
+assay_status spec_tensors_copy_i32(assay_context *ctx, spec_tensors *tensors, const char *path,
+                                   const assay_shape *shape, const int32_t *indices)
+{
+    int32_t *copy = NULL;
+    assay_status status = spec_tensors_add_indices(ctx, tensors, path, shape, &copy);
+    if (status != ASSAY_OK) return status;
+    int64_t count = assay_shape_count(shape);
+    for (int64_t i = 0; i < count; i++) copy[i] = indices[i];
+    return ASSAY_OK;
+}
+
+static assay_status check_tensor(assay_context *ctx, const spec_tensor *tensor, const char *path, int64_t count,
+                                 bool indices)
+{
+    if (tensor == NULL) return assay_fail(ctx, ASSAY_BAD_INPUT, "the tensor '%s' is missing", path);
+    if ((tensor->indices != NULL) != indices) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "'%s' holds %s, expected %s", path,
+                          tensor->indices != NULL ? "indices" : "numbers", indices ? "indices" : "numbers");
+    }
+    if (assay_shape_count(&tensor->shape) != count) {
+        char text[128];
+        assay_shape_text(&tensor->shape, text, sizeof text);
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "'%s' has the shape %s, expected %lld elements", path, text,
+                          (long long)count);
+    }
+    return ASSAY_OK;
+}
+
+assay_status spec_read(assay_context *ctx, const spec_tensors *in, const char *path, int64_t count,
+                       const spec_quad **values)
+{
+    const spec_tensor *tensor = spec_tensors_find(in, path);
+    assay_status status = check_tensor(ctx, tensor, path, count, false);
+    *values = status == ASSAY_OK ? tensor->values : NULL;
+    return status;
+}
+
+assay_status spec_read_optional(assay_context *ctx, const spec_tensors *in, const char *path, int64_t count,
+                                const spec_quad **values)
+{
+    *values = NULL;
+    return spec_tensors_find(in, path) == NULL ? ASSAY_OK : spec_read(ctx, in, path, count, values);
+}
+
+assay_status spec_read_indices(assay_context *ctx, const spec_tensors *in, const char *path, int64_t count,
+                               const int32_t **indices)
+{
+    const spec_tensor *tensor = spec_tensors_find(in, path);
+    assay_status status = check_tensor(ctx, tensor, path, count, true);
+    *indices = status == ASSAY_OK ? tensor->indices : NULL;
+    return status;
+}
+
+assay_status spec_read_optional_indices(assay_context *ctx, const spec_tensors *in, const char *path, int64_t count,
+                                        const int32_t **indices)
+{
+    *indices = NULL;
+    return spec_tensors_find(in, path) == NULL ? ASSAY_OK : spec_read_indices(ctx, in, path, count, indices);
+}
+
+assay_status spec_read_rows(assay_context *ctx, const spec_tensors *in, const char *path, const spec_tensor **tensor,
+                            int64_t *rows, int64_t *dim)
+{
+    const spec_tensor *x = spec_tensors_find(in, path);
+    if (x == NULL) return assay_fail(ctx, ASSAY_BAD_INPUT, "the tensor '%s' is missing", path);
+    if (x->values == NULL || x->shape.rank < 1 || x->shape.dims[x->shape.rank - 1] < 1) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "'%s' has no last axis of numbers", path);
+    }
+    *tensor = x;
+    *dim = x->shape.dims[x->shape.rank - 1];
+    *rows = assay_shape_count(&x->shape) / *dim;
+    return ASSAY_OK;
+}
+
+assay_status spec_alloc(assay_context *ctx, int64_t count, spec_quad **values)
+{
+    void *memory = NULL;
+    assay_status status = assay_alloc(ctx, "binary128 scratch", count, sizeof **values, &memory);
+    *values = memory;
+    return status;
+}

@@ -1,0 +1,212 @@
+#include "oracle/spec/tests/spec_case.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+void case_start(spec_case *c, uint64_t seed)
+{
+    *c = (spec_case){.random = seed * 2 + 1, .ctx = {.threads = 1}, .budget = {3, 1, seed}};
+}
+
+void case_end(spec_case *c)
+{
+    spec_tensors_free(&c->in);
+    spec_tensors_free(&c->out);
+    spec_tensors_free(&c->results);
+    for (int i = 0; i < c->buffer_count; i++) free(c->buffers[i]);
+}
+
+assay_shape dims(int rank, const int64_t *sizes)
+{
+    assay_shape shape = {.rank = rank};
+    for (int axis = 0; axis < rank; axis++) shape.dims[axis] = sizes[axis];
+    return shape;
+}
+
+double case_draw(spec_case *c)
+{
+    c->random = c->random * 6364136223846793005U + 1442695040888963407U;
+    return (double)(int64_t)(c->random >> 33) / 0x1p30 - 1;
+}
+
+static void *new_buffer(spec_case *c, const char *path, size_t bytes)
+{
+    assert_true(c->buffer_count < SPEC_CASE_BUFFERS);
+    void *buffer = malloc(bytes + 1);
+    assert_non_null(buffer);
+    c->result_paths[c->buffer_count] = path;
+    c->buffers[c->buffer_count++] = buffer;
+    return buffer;
+}
+
+double *case_values(spec_case *c, const char *path, const double *values, assay_shape shape)
+{
+    size_t bytes = (size_t)assay_shape_count(&shape) * sizeof *values;
+    double *copy = new_buffer(c, NULL, bytes);
+    memcpy(copy, values, bytes);
+    assert_ok(&c->ctx, spec_tensors_copy_f64(&c->ctx, &c->in, path, &shape, values));
+    return copy;
+}
+
+double *case_random(spec_case *c, const char *path, double scale, assay_shape shape)
+{
+    int64_t count = assay_shape_count(&shape);
+    double *values = malloc((size_t)count * sizeof *values + 1);
+    assert_non_null(values);
+    for (int64_t i = 0; i < count; i++) values[i] = scale * case_draw(c);
+    double *copy = case_values(c, path, values, shape);
+    free(values);
+    return copy;
+}
+
+int32_t *case_indices(spec_case *c, const char *path, const int32_t *values, assay_shape shape)
+{
+    size_t bytes = (size_t)assay_shape_count(&shape) * sizeof *values;
+    int32_t *copy = new_buffer(c, NULL, bytes);
+    memcpy(copy, values, bytes);
+    assert_ok(&c->ctx, spec_tensors_copy_i32(&c->ctx, &c->in, path, &shape, values));
+    return copy;
+}
+
+static const spec_tensor *result(const spec_case *c, const char *path)
+{
+    const spec_tensor *tensor = spec_tensors_find(&c->out, path);
+    if (tensor == NULL) fail_msg("the second form gives no '%s'", path);
+    return tensor;
+}
+
+double result_at(const spec_case *c, const char *path, int64_t index)
+{
+    const spec_tensor *tensor = result(c, path);
+    assert_true(tensor->values != NULL && index < assay_shape_count(&tensor->shape));
+    return (double)tensor->values[index];
+}
+
+int32_t index_at(const spec_case *c, const char *path, int64_t index)
+{
+    const spec_tensor *tensor = result(c, path);
+    assert_true(tensor->indices != NULL && index < assay_shape_count(&tensor->shape));
+    return tensor->indices[index];
+}
+
+void assert_result(const spec_case *c, const char *path, int64_t count, const double *expected, double tolerance)
+{
+    assert_int_equal(assay_shape_count(&result(c, path)->shape), count);
+    for (int64_t i = 0; i < count; i++) {
+        double value = result_at(c, path, i);
+        if (!assay_is_close(&value, &expected[i], 1, tolerance, tolerance)) {
+            fail_msg("%s: element %d is %.17g, expected %.17g", path, (int)i, value, expected[i]);
+        }
+    }
+}
+
+void assert_indices(const spec_case *c, const char *path, int64_t count, const int32_t *expected)
+{
+    assert_int_equal(assay_shape_count(&result(c, path)->shape), count);
+    for (int64_t i = 0; i < count; i++) assert_int_equal(index_at(c, path, i), expected[i]);
+}
+
+double *case_output(spec_case *c, const char *path, assay_shape shape)
+{
+    spec_quad *unused = NULL;
+    int64_t count = assay_shape_count(&shape);
+    assert_ok(&c->ctx, spec_tensors_add(&c->ctx, &c->results, path, &shape, &unused));
+    double *buffer = new_buffer(c, path, (size_t)count * sizeof *buffer);
+    assay_fill_nan(buffer, count);
+    return buffer;
+}
+
+int32_t *case_index_output(spec_case *c, const char *path, assay_shape shape)
+{
+    int32_t *unused = NULL;
+    int64_t count = assay_shape_count(&shape);
+    assert_ok(&c->ctx, spec_tensors_add_indices(&c->ctx, &c->results, path, &shape, &unused));
+    int32_t *buffer = new_buffer(c, path, (size_t)count * sizeof *buffer);
+    for (int64_t i = 0; i < count; i++) buffer[i] = -1;
+    return buffer;
+}
+
+/* The buffers that the operation has written become the computed tensors. */
+static void collect(spec_case *c)
+{
+    for (int i = 0; i < c->buffer_count; i++) {
+        if (c->result_paths[i] == NULL) continue;
+        const spec_tensor *tensor = spec_tensors_find(&c->results, c->result_paths[i]);
+        int64_t count = assay_shape_count(&tensor->shape);
+        for (int64_t j = 0; j < count; j++) {
+            if (tensor->values != NULL) tensor->values[j] = ((const double *)c->buffers[i])[j];
+            if (tensor->indices != NULL) tensor->indices[j] = ((const int32_t *)c->buffers[i])[j];
+        }
+    }
+}
+
+static void check_certificates(const spec_case *c, const char *operation, const spec_certificates *certificates,
+                               double relative)
+{
+    bool good = true;
+    for (int i = 0; i < certificates->count; i++) {
+        const spec_certificate *found = &certificates->items[i];
+        bool empty = assay_shape_count(&spec_tensors_find(&c->results, found->path)->shape) == 0;
+        bool fits = found->kinks == 0 && (found->checked > 0) != empty && found->relative <= relative;
+        good &= fits;
+        if (fits) continue;
+        print_error("%s %s: %lld checked, %lld kinks; worst %lld: %.17g, certified %.17g; error %g of scale %g\n",
+                    operation, found->path, (long long)found->checked, (long long)found->kinks, (long long)found->worst,
+                    found->computed, found->reference, found->error, found->scale);
+    }
+    assert_true(good);
+}
+
+static int count_results(const spec_case *c, bool gradients)
+{
+    int count = 0;
+    for (int i = 0; i < c->results.count; i++) {
+        count += (strncmp(c->results.items[i].path, "gradients/", strlen("gradients/")) == 0) == gradients;
+    }
+    return count;
+}
+
+void case_certify_outputs(spec_case *c, const char *operation, const void *config, double relative)
+{
+    spec_certificates certificates = {0};
+    collect(c);
+    assert_ok(&c->ctx, spec_certify_outputs(&c->ctx, spec_operation_by_name(operation), config, &c->in, &c->results,
+                                            &certificates));
+    assert_int_equal(certificates.count, count_results(c, false));
+    check_certificates(c, operation, &certificates, relative);
+    spec_certificates_free(&certificates);
+}
+
+void case_certify_gradients(spec_case *c, const char *operation, const void *config, double relative)
+{
+    spec_certificates certificates = {0};
+    collect(c);
+    assert_ok(&c->ctx, spec_certify_gradients(&c->ctx, spec_operation_by_name(operation), config, &c->in, &c->results,
+                                              &c->budget, &certificates));
+    assert_int_equal(certificates.count, count_results(c, true));
+    check_certificates(c, operation, &certificates, relative);
+    spec_certificates_free(&certificates);
+}
+
+double case_worst(spec_case *c, const char *operation, const void *config, bool gradients)
+{
+    const spec_operation *second = spec_operation_by_name(operation);
+    spec_certificates certificates = {0};
+    double worst = 0;
+    collect(c);
+    assert_ok(&c->ctx, gradients ? spec_certify_gradients(&c->ctx, second, config, &c->in, &c->results, &c->budget,
+                                                          &certificates)
+                                 : spec_certify_outputs(&c->ctx, second, config, &c->in, &c->results, &certificates));
+    for (int i = 0; i < certificates.count; i++) worst = fmax(worst, certificates.items[i].relative);
+    spec_certificates_free(&certificates);
+    return worst;
+}
+
+void case_fix_choice(spec_case *c)
+{
+    collect(c);
+    const spec_tensor *choice = spec_tensors_find(&c->results, "routing/selected_experts");
+    assert_non_null(choice);
+    case_indices(c, choice->path, choice->indices, choice->shape);
+}

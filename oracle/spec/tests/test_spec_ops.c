@@ -1,0 +1,228 @@
+/* The second form of rms_norm, mlp, gmm, permute and unpermute against numbers found by hand. */
+#include <math.h>
+#include <stdlib.h>
+
+#include "oracle/spec/tests/spec_case.h"
+
+static void test_rms_norm(void **state)
+{
+    (void)state;
+    spec_case c;
+    case_start(&c, 1);
+    /* Mean squares 25 and 1; with epsilon 24 the roots are 7 and 5. */
+    case_values(&c, "inputs/x", (double[]){1, 7, 1, -1}, DIMS(1, 2, 2));
+    case_values(&c, "weights/scale", (double[]){1, 3}, DIMS(2));
+    assert_ok(&c.ctx, spec_rms_norm(&c.ctx, &(spec_rms_norm_config){24}, &c.in, &c.out));
+    assert_result(&c, "outputs/y", 4, (double[]){1. / 7, 3, .2, -.6}, 1e-16);
+    case_end(&c);
+}
+
+static void test_activations(void **state)
+{
+    (void)state;
+    static const struct {
+        assay_activation f;
+        double x, value;
+    } table[] = {
+        {ASSAY_SILU, 1, 0.7310585786300049},
+        {ASSAY_SILU, -700, -6.9017735806318396e-302},
+        {ASSAY_SILU, 0, 0},
+        {ASSAY_GELU, 1, 0.8411919906082768},
+        {ASSAY_GELU, -2, -0.04540230591222494},
+        {ASSAY_GELU_EXACT, 1, 0.8413447460685429},
+        {ASSAY_GELU_EXACT, -2, -0.04550026389635842},
+        {ASSAY_RELU, -3, 0},
+        {ASSAY_RELU, 3, 3},
+        {ASSAY_SIGMOID, 0, .5},
+        {ASSAY_SIGMOID, 2, 0.8807970779778823},
+        {ASSAY_LINEAR, -3.5, -3.5},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        /* y = act(x * 1) * (x * 0 + 1) * 1 */
+        spec_case c;
+        case_start(&c, 1);
+        const assay_gated_mlp_config config = {
+            .rows = 1, .emb_dim = 1, .mlp_dim = 1, .activation = {table[i].f, ASSAY_LINEAR}};
+        case_values(&c, "inputs/x", &table[i].x, DIMS(1, 1, 1));
+        case_values(&c, "weights/wi_0/kernel", (double[]){1}, DIMS(1, 1));
+        case_values(&c, "weights/wi_1/kernel", (double[]){0}, DIMS(1, 1));
+        case_values(&c, "weights/wi_1/bias", (double[]){1}, DIMS(1));
+        case_values(&c, "weights/wo/kernel", (double[]){1}, DIMS(1, 1));
+        assert_ok(&c.ctx, spec_gated_mlp(&c.ctx, &config, &c.in, &c.out));
+        double value = result_at(&c, "outputs/y", 0);
+        assert_close(&value, &table[i].value, 1, 1e-15, 0);
+        case_end(&c);
+    }
+}
+
+/* D = 2, H = 2: a = x + bias, b = (x0 - x1, -x1 / 2) + bias. */
+static void add_mlp(spec_case *c, const double x[2], bool fused)
+{
+    case_values(c, "inputs/x", x, DIMS(1, 1, 2));
+    if (fused) {
+        case_values(c, "weights/wi/kernel", (double[]){1, 0, 1, 0, 0, 1, -1, -.5}, DIMS(2, 4));
+    } else {
+        case_values(c, "weights/wi_0/kernel", (double[]){1, 0, 0, 1}, DIMS(2, 2));
+        case_values(c, "weights/wi_1/kernel", (double[]){1, 0, -1, -.5}, DIMS(2, 2));
+    }
+    case_values(c, "weights/wo/kernel", (double[]){1, 2, 3, 4}, DIMS(2, 2));
+}
+
+static void test_gated_mlp(void **state)
+{
+    (void)state;
+    for (int fused = 0; fused < 2; fused++) {
+        spec_case c;
+        case_start(&c, 1);
+        const assay_gated_mlp_config config = {
+            .rows = 1, .emb_dim = 2, .mlp_dim = 2, .activation = {ASSAY_LINEAR, ASSAY_RELU}, .fused = fused};
+        add_mlp(&c, (double[]){2, -1}, fused);
+        case_values(&c, "weights/wi_0/bias", (double[]){1, 2}, DIMS(2));
+        case_values(&c, "weights/wi_1/bias", (double[]){-1, -2}, DIMS(2));
+        case_values(&c, "weights/wo/bias", (double[]){.25, .5}, DIMS(2));
+        assert_ok(&c.ctx, spec_gated_mlp(&c.ctx, &config, &c.in, &c.out));
+        /* a = (3, 1), b = (2, -1.5), h = (6, 0), y = (6, 12) + bias */
+        assert_result(&c, "checkpoints/mlpwi_0", 2, (double[]){3, 1}, 0);
+        assert_result(&c, "checkpoints/mlpwi_1", 2, (double[]){2, -1.5}, 0);
+        assert_result(&c, "outputs/y", 2, (double[]){6.25, 12.5}, 0);
+        assert_result(&c, "checkpoints/mlpwo", 2, (double[]){6.25, 12.5}, 0);
+        assert_int_equal(spec_tensors_find(&c.out, "checkpoints/mlpwi") != NULL, fused);
+        if (fused) assert_result(&c, "checkpoints/mlpwi", 4, (double[]){3, 1, 2, -1.5}, 0);
+        case_end(&c);
+    }
+}
+
+static void test_clamps(void **state)
+{
+    (void)state;
+    static const struct {
+        assay_glu glu;
+        double x[2], h[2];
+    } table[] = {
+        /* limit 0.75; a = (2, -1), b = (3, 0.5): a' = (0.75, -1), b' = (0.75, 0.5) */
+        {ASSAY_GLU_CLAMPED, {2, -1}, {.5625, -.5}},
+        {ASSAY_GLU_PLAIN, {2, -1}, {6, -.5}},
+        {ASSAY_GLU_GPT_OSS, {2, -1}, {.75 * 1.75 * 0.7818534100461838, -1.5 * 0.1542042340671787}},
+        /* a = (-2, 3), b = (-5, -1.5): a' = (-2, 0.75), b' = (-0.75, -0.75) */
+        {ASSAY_GLU_CLAMPED, {-2, 3}, {1.5, -.5625}},
+        {ASSAY_GLU_PLAIN, {-2, 3}, {10, -4.5}},
+        {ASSAY_GLU_GPT_OSS, {-2, 3}, {-.5 * 0.03217068842789593, .1875 * 0.7818534100461838}},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        spec_case c;
+        case_start(&c, 1);
+        const assay_gated_mlp_config config = {.rows = 1,
+                                               .emb_dim = 2,
+                                               .mlp_dim = 2,
+                                               .activation = {ASSAY_LINEAR, ASSAY_LINEAR},
+                                               .glu = table[i].glu,
+                                               .limit = .75};
+        add_mlp(&c, table[i].x, false);
+        assert_ok(&c.ctx, spec_gated_mlp(&c.ctx, &config, &c.in, &c.out));
+        const double *h = table[i].h;
+        assert_result(&c, "outputs/y", 2, (double[]){h[0] + 3 * h[1], 2 * h[0] + 4 * h[1]}, 1e-15);
+        case_end(&c);
+    }
+}
+
+static void test_gmm(void **state)
+{
+    (void)state;
+    spec_case c;
+    case_start(&c, 1);
+    const assay_gmm_dims sizes = {.m = 4, .k = 2, .n = 1, .groups = 3};
+    case_values(&c, "inputs/lhs", (double[]){1, 2, 3, 4, 5, 6, NAN, NAN}, DIMS(4, 2));
+    case_values(&c, "weights/rhs", (double[]){1, 10, NAN, NAN, 2, 20}, DIMS(3, 2, 1));
+    case_indices(&c, "inputs/group_sizes", (int32_t[]){1, 0, 2}, DIMS(3));
+    assert_ok(&c.ctx, spec_gmm(&c.ctx, &sizes, &c.in, &c.out));
+    assert_result(&c, "outputs/y", 4, (double[]){21, 86, 130, 0}, 0);
+    case_end(&c);
+
+    case_start(&c, 1);
+    case_random(&c, "inputs/lhs", 1, DIMS(4, 2));
+    case_random(&c, "weights/rhs", 1, DIMS(3, 2, 1));
+    case_indices(&c, "inputs/group_sizes", (int32_t[]){3, 1, 1}, DIMS(3));
+    assert_int_equal(spec_gmm(&c.ctx, &sizes, &c.in, &c.out), ASSAY_BAD_INPUT);
+    assert_string_equal(c.ctx.message, "group 2 has size 1, expected 0 to 0");
+    case_end(&c);
+}
+
+static void test_permute(void **state)
+{
+    (void)state;
+    spec_case c;
+    case_start(&c, 1);
+    const assay_permute_dims sizes = {.tokens = 3, .experts_per_token = 2, .experts = 4, .emb_dim = 1};
+    case_values(&c, "inputs/x", (double[]){10, 20, 30}, DIMS(3, 1));
+    case_indices(&c, "inputs/selected_experts", (int32_t[]){2, 0, 2, 3, 0, 2}, DIMS(3, 2));
+    assert_ok(&c.ctx, spec_permute(&c.ctx, &sizes, &c.in, &c.out));
+    assert_indices(&c, "outputs/sorted_selected_experts", 6, (int32_t[]){1, 4, 0, 2, 5, 3});
+    assert_indices(&c, "outputs/group_sizes", 4, (int32_t[]){2, 0, 3, 1});
+    assert_result(&c, "outputs/sorted_inputs", 6, (double[]){10, 30, 10, 20, 30, 20}, 0);
+
+    /* Back again with weights 1, 2, 4: y = (1 + 2) 10, (4 + 8) 20, (16 + 32) 30. */
+    spec_case back;
+    case_start(&back, 1);
+    case_values(&back, "inputs/sorted", (double[]){10, 30, 10, 20, 30, 20}, DIMS(6, 1));
+    case_indices(&back, "inputs/sorted_selected_experts", (int32_t[]){1, 4, 0, 2, 5, 3}, DIMS(6));
+    case_values(&back, "inputs/weights", (double[]){1, 2, 4, 8, 16, 32}, DIMS(3, 2));
+    assert_ok(&back.ctx, spec_unpermute(&back.ctx, &sizes, &back.in, &back.out));
+    assert_result(&back, "outputs/y", 3, (double[]){30, 240, 1440}, 0);
+    case_end(&back);
+    case_end(&c);
+}
+
+static void test_refusals(void **state)
+{
+    (void)state;
+    spec_case c;
+    case_start(&c, 1);
+    const assay_permute_dims sizes = {.tokens = 1, .experts_per_token = 2, .experts = 4, .emb_dim = 1};
+    case_values(&c, "inputs/x", (double[]){10}, DIMS(1, 1));
+    assert_int_equal(spec_permute(&c.ctx, &sizes, &c.in, &c.out), ASSAY_BAD_INPUT);
+    assert_string_equal(c.ctx.message, "the tensor 'inputs/selected_experts' is missing");
+    case_indices(&c, "inputs/selected_experts", (int32_t[]){2, 4}, DIMS(1, 2));
+    assert_int_equal(spec_permute(&c.ctx, &sizes, &c.in, &c.out), ASSAY_BAD_INPUT);
+    assert_string_equal(c.ctx.message, "element 1 of 'inputs/selected_experts' is 4, expected 0 to 3");
+    const assay_permute_dims wider = {.tokens = 1, .experts_per_token = 2, .experts = 4, .emb_dim = 2};
+    assert_int_equal(spec_permute(&c.ctx, &wider, &c.in, &c.out), ASSAY_BAD_INPUT);
+    assert_string_equal(c.ctx.message, "'inputs/x' has the shape [1,1], expected 2 elements");
+    assay_shape one = DIMS(1);
+    assert_int_equal(spec_tensors_copy_f64(&c.ctx, &c.in, "inputs/x", &one, (double[]){1}), ASSAY_BAD_INPUT);
+    assert_string_equal(c.ctx.message, "the tensor 'inputs/x' is there twice");
+    assert_null(spec_operation_by_name("no such operation"));
+    case_end(&c);
+}
+
+static void test_every_allocation_may_fail(void **state)
+{
+    (void)state;
+    spec_case c;
+    case_start(&c, 1);
+    const assay_gated_mlp_config config = {.rows = 1, .emb_dim = 2, .mlp_dim = 2, .fused = true};
+    add_mlp(&c, (double[]){2, -1}, true);
+    for (int64_t n = 0;; n++) {
+        assay_fail_allocation(n);
+        assay_status status = spec_gated_mlp(&c.ctx, &config, &c.in, &c.out);
+        assay_fail_allocation(-1);
+        spec_tensors_free(&c.out);
+        if (!assay_allocation_failed()) {
+            assert_int_equal(status, ASSAY_OK);
+            assert_true(n > 5);
+            break;
+        }
+        assert_int_equal(status, ASSAY_NO_MEMORY);
+    }
+    case_end(&c);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_rms_norm),  cmocka_unit_test(test_activations),
+        cmocka_unit_test(test_gated_mlp), cmocka_unit_test(test_clamps),
+        cmocka_unit_test(test_gmm),       cmocka_unit_test(test_permute),
+        cmocka_unit_test(test_refusals),  cmocka_unit_test(test_every_allocation_may_fail),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
