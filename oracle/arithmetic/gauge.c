@@ -5,8 +5,8 @@
 #include "oracle/arithmetic/precision.h"
 #include "oracle/base/memory.h"
 
-/* Blocks of k at whose ends partial sums are looked at; rows and columns of a tile, so that scratch stays small; elements
- * from which on threads pay. */
+/* Blocks of k at whose ends partial sums are looked at; rows and columns of a tile, so that scratch stays small;
+ * elements from which on threads pay. */
 enum { BLOCKS = 8, TILE = 512, SHARED = 1 << 14 };
 
 static int64_t least(int64_t a, int64_t b)

@@ -8,7 +8,8 @@
 #include "oracle/ops/vector_sums.h"
 
 /* T*K, whose positions must fit in int32. */
-static assay_status count_copies(assay_context *ctx, const assay_permute_dims *dims, int64_t *copies) {
+static assay_status count_copies(assay_context *ctx, const assay_permute_dims *dims, int64_t *copies)
+{
     const int64_t shape[] = {dims->tokens, dims->experts_per_token};
     assay_status status = assay_checked_count(ctx, "selected_experts", 2, shape, copies);
     RETURN_IF(status != ASSAY_OK, status);
@@ -18,7 +19,8 @@ static assay_status count_copies(assay_context *ctx, const assay_permute_dims *d
 }
 
 static assay_status count_groups(assay_context *ctx, int32_t *group_sizes, const int32_t *selected_experts,
-                                 int64_t copies, const assay_permute_dims *dims) {
+                                 int64_t copies, const assay_permute_dims *dims)
+{
     memset(group_sizes, 0, (size_t)dims->experts * sizeof *group_sizes);
     for (int64_t i = 0; i < copies; i++) {
         const int32_t expert = selected_experts[i];
@@ -33,31 +35,30 @@ static assay_status count_groups(assay_context *ctx, int32_t *group_sizes, const
 }
 
 assay_status assay_permute_order(assay_context *ctx, int32_t *order, int32_t *group_sizes,
-                                 const int32_t *selected_experts, const assay_permute_dims *dims) {
+                                 const int32_t *selected_experts, const assay_permute_dims *dims)
+{
     assay_status status = ASSAY_OK;
     int64_t copies = 0;
     int32_t *next = NULL; /* where the next copy of each expert goes */
     TRY(count_copies(ctx, dims, &copies));
     TRY(count_groups(ctx, group_sizes, selected_experts, copies, dims));
     TRY(assay_alloc_i32(ctx, "starts of groups", dims->experts, &next));
-    for (int64_t e = 0, first = 0; e < dims->experts; first += group_sizes[e], e++)
-        next[e] = (int32_t)first;
-    for (int64_t i = 0; i < copies; i++)
-        order[next[selected_experts[i]]++] = (int32_t)i;
+    for (int64_t e = 0, first = 0; e < dims->experts; first += group_sizes[e], e++) next[e] = (int32_t)first;
+    for (int64_t i = 0; i < copies; i++) order[next[selected_experts[i]]++] = (int32_t)i;
 cleanup:
     free(next);
     return status;
 }
 
 /* place[order[j]] = j; *place is allocated. */
-static assay_status invert(assay_context *ctx, int32_t **place, const int32_t *order, const assay_permute_dims *dims) {
+static assay_status invert(assay_context *ctx, int32_t **place, const int32_t *order, const assay_permute_dims *dims)
+{
     assay_status status = ASSAY_OK;
     int64_t copies = 0;
     int32_t *inverse = NULL;
     TRY(count_copies(ctx, dims, &copies));
     TRY(assay_alloc_i32(ctx, "inverse order", copies, &inverse));
-    for (int64_t i = 0; i < copies; i++)
-        inverse[i] = -1;
+    for (int64_t i = 0; i < copies; i++) inverse[i] = -1;
     for (int64_t j = 0; j < copies; j++) {
         if (order[j] < 0 || order[j] >= copies || inverse[order[j]] >= 0) {
             status = assay_fail(ctx, ASSAY_BAD_INPUT,
@@ -75,8 +76,8 @@ cleanup:
     return status;
 }
 
-void assay_permute_forward(double *sorted_inputs, const double *x, const int32_t *order,
-                           const assay_permute_dims *dims) {
+void assay_permute_forward(double *sorted_inputs, const double *x, const int32_t *order, const assay_permute_dims *dims)
+{
     const int64_t copies = dims->tokens * dims->experts_per_token, dim = dims->emb_dim;
     for (int64_t j = 0; j < copies; j++) {
         memcpy(sorted_inputs + j * dim, x + order[j] / dims->experts_per_token * dim, (size_t)dim * sizeof *x);
@@ -84,12 +85,14 @@ void assay_permute_forward(double *sorted_inputs, const double *x, const int32_t
 }
 
 assay_status assay_permute_backward(assay_context *ctx, double *dx, const double *d_sorted, const int32_t *order,
-                                    const assay_permute_dims *dims) {
+                                    const assay_permute_dims *dims)
+{
     return assay_unpermute_forward(ctx, dx, d_sorted, order, NULL, dims);
 }
 
 assay_status assay_unpermute_forward(assay_context *ctx, double *y, const double *sorted, const int32_t *order,
-                                     const double *weights, const assay_permute_dims *dims) {
+                                     const double *weights, const assay_permute_dims *dims)
+{
     const int64_t per_token = dims->experts_per_token, dim = dims->emb_dim;
     int32_t *place = NULL;
     assay_status status = invert(ctx, &place, order, dims);
@@ -107,7 +110,8 @@ assay_status assay_unpermute_forward(assay_context *ctx, double *y, const double
 
 assay_status assay_unpermute_backward(assay_context *ctx, double *d_sorted, double *d_weights, const double *dy,
                                       const double *sorted, const int32_t *order, const double *weights,
-                                      const assay_permute_dims *dims) {
+                                      const assay_permute_dims *dims)
+{
     const int64_t per_token = dims->experts_per_token, dim = dims->emb_dim;
     int32_t *place = NULL;
     assay_status status = invert(ctx, &place, order, dims);
@@ -117,8 +121,7 @@ assay_status assay_unpermute_backward(assay_context *ctx, double *d_sorted, doub
         const double *dy_row = dy + i / per_token * dim;
         const int64_t at = place[i] * dim;
         const double weight = weights == NULL ? 1 : weights[i];
-        for (int64_t d = 0; d_sorted != NULL && d < dim; d++)
-            d_sorted[at + d] = weight * dy_row[d];
+        for (int64_t d = 0; d_sorted != NULL && d < dim; d++) d_sorted[at + d] = weight * dy_row[d];
         if (d_weights != NULL) d_weights[i] = assay_dot(ctx, dim, sorted + at, dy_row);
     }
     free(place);
@@ -127,7 +130,8 @@ assay_status assay_unpermute_backward(assay_context *ctx, double *d_sorted, doub
 
 /* One element of y: the K products of a token, `weights` and `place` being those of the token. */
 static double gauge_sum(const assay_precision *precision, const double *sorted, const int32_t *place,
-                        const double *weights, int64_t per_token, int64_t dim) {
+                        const double *weights, int64_t per_token, int64_t dim)
+{
     double sum = 0, partial = 0, squares = 0;
     for (int64_t k = 0; k < per_token; k++) {
         const double term = sorted[place[k] * dim] * (weights == NULL ? 1 : weights[k]);
@@ -142,7 +146,8 @@ static double gauge_sum(const assay_precision *precision, const double *sorted, 
 assay_status assay_unpermute_gauge(assay_context *ctx, const assay_precision *precision, double *variance_y,
                                    double *variance_d_sorted, double *variance_d_weights, const double *dy,
                                    const double *sorted, const int32_t *order, const double *weights,
-                                   const assay_permute_dims *dims) {
+                                   const assay_permute_dims *dims)
+{
     const int64_t per_token = dims->experts_per_token, dim = dims->emb_dim;
     const double multiply = weights == NULL ? 0 : precision->multiply;
     int32_t *place = NULL;

@@ -7,22 +7,22 @@
 #include "oracle/moe/balance.h"
 #include "oracle/moe/routing_internal.h"
 
-double assay_routing_divisor(const double *gathered, int64_t count, const assay_routing_rule *rule) {
+double assay_routing_divisor(const double *gathered, int64_t count, const assay_routing_rule *rule)
+{
     double sum = 0.0;
     if (!rule->divide) return 1.0;
-    for (int64_t k = 0; k < count; k++)
-        sum += gathered[k];
+    for (int64_t k = 0; k < count; k++) sum += gathered[k];
     return sum + rule->epsilon;
 }
 
 static void weigh(assay_context *ctx, assay_routing *r, int64_t t, const double *selecting,
-                  const assay_routing_inputs *in, const assay_routing_config *config, const assay_routing_rule *rule) {
+                  const assay_routing_inputs *in, const assay_routing_config *config, const assay_routing_rule *rule)
+{
     const int64_t count = config->num_experts_per_tok, experts = config->num_experts;
     const int32_t *selected = r->selected_experts + t * count;
     const double *weighed = rule->weighs_scores ? r->scores + t * experts : selecting;
     double *gathered = r->gathered + t * count;
-    for (int64_t k = 0; k < count; k++)
-        gathered[k] = weighed[selected[k]];
+    for (int64_t k = 0; k < count; k++) gathered[k] = weighed[selected[k]];
     if (rule->softmax_chosen) assay_softmax_row(ctx, gathered, gathered, count);
     const double divisor = assay_routing_divisor(gathered, count, rule);
     for (int64_t k = 0; k < count; k++) {
@@ -33,7 +33,8 @@ static void weigh(assay_context *ctx, assay_routing *r, int64_t t, const double 
 
 static void route_token(assay_context *ctx, assay_routing *r, int64_t t, const assay_routing_scratch *scratch,
                         const assay_routing_inputs *in, const assay_routing_config *config,
-                        const assay_routing_rule *rule) {
+                        const assay_routing_rule *rule)
+{
     const int64_t count = config->num_experts_per_tok, experts = config->num_experts;
     int32_t *selected = r->selected_experts + t * count;
     assay_routing_scores(ctx, r->scores + t * experts, scratch->selecting, in->logits + t * experts, in->bias, experts,
@@ -46,14 +47,14 @@ static void route_token(assay_context *ctx, assay_routing *r, int64_t t, const a
     const int32_t *fixed = in->given_experts != NULL ? in->given_experts + t * count
                            : rule->hash              ? in->tid2eid + in->input_ids[t] * count
                                                      : NULL;
-    for (int64_t k = 0; fixed != NULL && k < count; k++)
-        selected[k] = fixed[k];
+    for (int64_t k = 0; fixed != NULL && k < count; k++) selected[k] = fixed[k];
     weigh(ctx, r, t, scratch->selecting, in, config, rule);
     if (rule->balance) assay_softmax_row(ctx, r->probabilities + t * experts, scratch->selecting, experts);
 }
 
 static assay_status route_tokens(assay_context *ctx, assay_routing *r, const assay_routing_inputs *in,
-                                 const assay_routing_config *config, const assay_routing_rule *rule) {
+                                 const assay_routing_config *config, const assay_routing_rule *rule)
+{
     assay_status status = ASSAY_OK;
     const int64_t tokens = config->batch * config->sequence, experts = config->num_experts;
     const int64_t groups = rule->groups ? config->n_routing_groups : 0;
@@ -82,17 +83,16 @@ cleanup:
 }
 
 assay_status assay_routing_forward(assay_context *ctx, assay_routing *r, const assay_routing_inputs *in,
-                                   const assay_routing_config *config) {
+                                   const assay_routing_config *config)
+{
     assay_status status = ASSAY_OK;
     TRY(assay_routing_check(ctx, config));
     TRY(assay_routing_check_inputs(ctx, in, config));
     const assay_routing_rule rule = assay_routing_rule_of(config);
     const int64_t choices = config->batch * config->sequence * config->num_experts_per_tok;
     TRY(route_tokens(ctx, r, in, config, &rule));
-    for (int64_t e = 0; e < config->num_experts; e++)
-        r->group_sizes[e] = 0;
-    for (int64_t i = 0; i < choices; i++)
-        r->group_sizes[r->selected_experts[i]]++;
+    for (int64_t e = 0; e < config->num_experts; e++) r->group_sizes[e] = 0;
+    for (int64_t i = 0; i < choices; i++) r->group_sizes[r->selected_experts[i]]++;
     if (rule.bias_updates) assay_balance_bias_updates(r->bias_updates, r->group_sizes, config);
     r->lb_loss = 0.0;
     if (rule.balance) {
@@ -105,20 +105,19 @@ cleanup:
 
 void assay_routing_gathered_backward(double *d_values, const double *d_weights, const double *gathered,
                                      const int32_t *selected, const double *per_expert_scale, int64_t count,
-                                     const assay_routing_rule *rule) {
+                                     const assay_routing_rule *rule)
+{
     for (int64_t k = 0; k < count; k++) {
         d_values[k] = d_weights[k] * assay_routing_scale(rule, per_expert_scale, selected[k]);
     }
     if (rule->divide) {
         const double divisor = assay_routing_divisor(gathered, count, rule);
         assay_center(d_values, gathered, divisor, rule->epsilon / divisor, count);
-        for (int64_t k = 0; k < count; k++)
-            d_values[k] /= divisor;
+        for (int64_t k = 0; k < count; k++) d_values[k] /= divisor;
     }
     if (rule->softmax_chosen) {
         assay_center(d_values, gathered, 1.0, 0.0, count);
-        for (int64_t k = 0; k < count; k++)
-            d_values[k] *= gathered[k];
+        for (int64_t k = 0; k < count; k++) d_values[k] *= gathered[k];
     }
 }
 
@@ -136,37 +135,36 @@ typedef struct backward_pass {
 } backward_pass;
 
 /* The load-balance part: the gradient of what selects, or, for gemma4, of the scores (which its probabilities are). */
-static void start_token(const backward_pass *pass, int64_t t) {
+static void start_token(const backward_pass *pass, int64_t t)
+{
     const int64_t experts = pass->config->num_experts;
     double *d = pass->d_logits + t * experts;
-    for (int64_t e = 0; e < experts; e++)
-        d[e] = 0.0;
+    for (int64_t e = 0; e < experts; e++) d[e] = 0.0;
     if (!pass->rule.balance) return;
     const double *density = pass->r->density + t / pass->config->sequence * experts;
     const double *probabilities = pass->r->probabilities + t * experts;
     const double coefficient = pass->d_lb_loss * assay_balance_coefficient(pass->config);
-    for (int64_t e = 0; e < experts; e++)
-        d[e] = coefficient * density[e];
+    for (int64_t e = 0; e < experts; e++) d[e] = coefficient * density[e];
     if (pass->rule.bias_inside) return;
     assay_center(d, probabilities, 1.0, 0.0, experts);
-    for (int64_t e = 0; e < experts; e++)
-        d[e] *= probabilities[e];
+    for (int64_t e = 0; e < experts; e++) d[e] *= probabilities[e];
 }
 
 /* The weights' part, added at the chosen experts. */
-static void add_weights(const backward_pass *pass, int64_t t, double *d_values) {
+static void add_weights(const backward_pass *pass, int64_t t, double *d_values)
+{
     const int64_t count = pass->config->num_experts_per_tok;
     const int32_t *selected = pass->r->selected_experts + t * count;
     double *d = pass->d_logits + t * pass->config->num_experts;
     if (pass->d_weights == NULL) return;
     assay_routing_gathered_backward(d_values, pass->d_weights + t * count, pass->r->gathered + t * count, selected,
                                     pass->in->per_expert_scale, count, &pass->rule);
-    for (int64_t k = 0; k < count; k++)
-        d[selected[k]] += d_values[k];
+    for (int64_t k = 0; k < count; k++) d[selected[k]] += d_values[k];
 }
 
 /* From the gradient of the scores to that of their argument, in place. */
-static void through_scores(const backward_pass *pass, int64_t t) {
+static void through_scores(const backward_pass *pass, int64_t t)
+{
     const int64_t experts = pass->config->num_experts, count = pass->config->num_experts_per_tok;
     const assay_score_func score_func = pass->rule.score_func;
     const double *logits = pass->in->logits + t * experts;
@@ -176,8 +174,7 @@ static void through_scores(const backward_pass *pass, int64_t t) {
     if (score_func == ASSAY_SCORE_SOFTMAX) {
         const double *scores = pass->r->scores + t * experts;
         assay_center(d, scores, 1.0, 0.0, experts);
-        for (int64_t e = 0; e < experts; e++)
-            d[e] *= scores[e];
+        for (int64_t e = 0; e < experts; e++) d[e] *= scores[e];
     } else if (pass->rule.balance) {
         for (int64_t e = 0; e < experts; e++) {
             d[e] *= assay_score_derivative(score_func, logits[e] + (bias != NULL ? bias[e] : 0.0));
@@ -190,8 +187,8 @@ static void through_scores(const backward_pass *pass, int64_t t) {
     }
 }
 
-static void walk_tokens(const backward_pass *pass,
-                        void (*step)(const backward_pass *pass, int64_t t, double *scratch)) {
+static void walk_tokens(const backward_pass *pass, void (*step)(const backward_pass *pass, int64_t t, double *scratch))
+{
     const assay_context *ctx = pass->ctx;
     const int64_t tokens = pass->config->batch * pass->config->sequence;
 #pragma omp parallel for num_threads(ctx->threads)
@@ -204,20 +201,22 @@ static void walk_tokens(const backward_pass *pass,
 }
 
 /* First step: d_logits holds what reaches a bias that is added to the scores. */
-static void step_to_bias(const backward_pass *pass, int64_t t, double *scratch) {
+static void step_to_bias(const backward_pass *pass, int64_t t, double *scratch)
+{
     start_token(pass, t);
     if (!pass->rule.weighs_scores) add_weights(pass, t, scratch);
 }
 
-static void step_to_logits(const backward_pass *pass, int64_t t, double *scratch) {
+static void step_to_logits(const backward_pass *pass, int64_t t, double *scratch)
+{
     if (pass->rule.weighs_scores) add_weights(pass, t, scratch);
     through_scores(pass, t);
 }
 
-static void expert_scale_backward(double *d_scale, const backward_pass *pass) {
+static void expert_scale_backward(double *d_scale, const backward_pass *pass)
+{
     const int64_t count = pass->config->num_experts_per_tok;
-    for (int64_t e = 0; e < pass->config->num_experts; e++)
-        d_scale[e] = 0.0;
+    for (int64_t e = 0; e < pass->config->num_experts; e++) d_scale[e] = 0.0;
     if (pass->d_weights == NULL) return;
     for (int64_t t = 0; t < pass->config->batch * pass->config->sequence; t++) {
         const double *gathered = pass->r->gathered + t * count;
@@ -231,7 +230,8 @@ static void expert_scale_backward(double *d_scale, const backward_pass *pass) {
 
 assay_status assay_routing_backward(assay_context *ctx, double *d_logits, double *d_bias, double *d_per_expert_scale,
                                     const double *d_weights, double d_lb_loss, const assay_routing *r,
-                                    const assay_routing_inputs *in, const assay_routing_config *config) {
+                                    const assay_routing_inputs *in, const assay_routing_config *config)
+{
     assay_status status = ASSAY_OK;
     const int64_t tokens = config->batch * config->sequence, experts = config->num_experts;
     backward_pass pass = {ctx, d_logits, NULL, d_weights, d_lb_loss, r, in, config, assay_routing_rule_of(config)};

@@ -2,24 +2,25 @@
  * calculate_load_balance_updates; DeepSeek-V3 inference/model.py Gate).
  *
  * logits [T,E] (+ bias [E]) -> selected_experts [T,K] int32, weights [T,K], margin [T], lb_loss, bias_updates [E].
- * scores = f(logits), biased = scores + bias; the fused family takes scores = f(logits + bias), gemma4 likewise with the
- * softmax for f. What each family weighs (gathered at the K chosen) and how:
- *   deepseek3  chosen by biased, weighs scores  / (sum + 1e-20) when f is sigmoid or sqrtsoftplus, * routed_scaling_factor
- *   deepseek2  chosen by biased, weighs biased  the same division (none for softmax), * routed_scaling_factor
- *   default    chosen by biased, weighs softmax over the K chosen biased, / sum if norm_topk_prob, * per_expert_scale
- *   llama4     chosen by biased, weighs biased
- *   gemma4     chosen by logits + bias, weighs scores, / sum if norm_topk_prob, * per_expert_scale
- *   fused      chosen by scores, weighs scores, / sum if norm_topk_prob
- * Groups belong to the deepseek families, as the scaling factor does; the others ignore both keys, as MaxText does. The
- * fused family has neither lb_loss nor bias_updates, nor has hash routing.
- * lb_loss: P = softmax of what selects, density[b,e] = mean over S of the times e is chosen,
+ * scores = f(logits), biased = scores + bias; the fused family takes scores = f(logits + bias), gemma4 likewise with
+ * the softmax for f. What each family chooses by, what it weighs (gathered at the K chosen), and how:
+ *   deepseek3  by biased; scores, / (sum + 1e-20) when f is sigmoid or sqrtsoftplus, * routed_scaling_factor
+ *   deepseek2  by biased; biased, divided likewise (softmax: not), * routed_scaling_factor
+ *   default    by biased; softmax over the K chosen biased, / sum if norm_topk_prob, * per_expert_scale
+ *   llama4     by biased; biased
+ *   gemma4     by logits + bias; scores, / sum if norm_topk_prob, * per_expert_scale
+ *   fused      by scores; scores, / sum if norm_topk_prob; no f means the softmax
+ * Groups belong to the deepseek families, as the scaling factor does; the others ignore both keys, as MaxText does.
+ * The fused family has neither lb_loss nor bias_updates, nor has hash routing.
+ * lb_loss: P = softmax of what experts are chosen by, density[b,e] = mean over S of the times e is chosen,
  * loss = mean over (b,e) of density * mean_S(P) * E^2 * weight; differentiated through P alone.
  * bias_updates = rate * sign(T K / E - count_e).
  *
- * Equal values: the lower index first. Refused, each with its keys and values: K < 1, K > E, groups that do not divide E,
- * more groups kept than there are, fewer allowed experts than K, llama4 with K != 1 or norm_topk_prob, gemma4 with a
- * score function of its own, fused with sqrtsoftplus or hash routing, per_expert_scale in a family without it, token ids
- * outside the hash table, a token's experts outside [0,E) or not distinct; logits and biases that are not finite. */
+ * Equal values: the lower index first. Refused, each with its keys and values: K < 1, K > E, groups that do not divide
+ * E, more groups kept than there are, fewer allowed experts than K, llama4 with K != 1 or norm_topk_prob, gemma4 with a
+ * score function of its own, fused with sqrtsoftplus or hash routing, per_expert_scale in a family without it, token
+ * ids outside the hash table, a token's experts outside [0,E) or not distinct, logits and biases that are not finite.
+ */
 #ifndef ASSAY_MOE_ROUTING_H
 #define ASSAY_MOE_ROUTING_H
 
@@ -28,7 +29,7 @@
 /* Which rule picks experts and weighs them. */
 typedef enum assay_router_family {
     ASSAY_ROUTER_DEEPSEEK3, /* selection by biased, weights from scores; deepseek3 and deepseek4 */
-    ASSAY_ROUTER_DEEPSEEK2, /* weights from biased values, no division */
+    ASSAY_ROUTER_DEEPSEEK2, /* weights from biased values; softmax scores are not divided */
     ASSAY_ROUTER_DEFAULT,   /* mixtral, gpt_oss, qwen3 and others: softmax over the K chosen biased logits */
     ASSAY_ROUTER_LLAMA4,    /* K = 1; the weight is the chosen logit; the block scales its input by its sigmoid */
     ASSAY_ROUTER_GEMMA4,    /* softmax over all E, gathered */
@@ -72,12 +73,12 @@ typedef struct assay_routing_inputs {
 
 /* Results, which backward also reads. */
 typedef struct assay_routing {
-    int32_t *selected_experts;     /* [T,K] in descending order of what selects; hash routing: in the table's order */
+    int32_t *selected_experts;     /* [T,K] best first; hash routing: in the table's order */
     double *weights;               /* [T,K] after all scaling: what combines (llama4: the chosen logit) */
     double *margin;                /* [T]; +inf with hash routing */
     double *scores;                /* [T,E] f(logits), or f(logits + bias) */
     double *gathered;              /* [T,K] what is divided and scaled (default family: after its softmax) */
-    double *probabilities;         /* [T,E] softmax of what selects, when lb_loss is on, else NULL */
+    double *probabilities;         /* [T,E] softmax of what experts are chosen by, when lb_loss is on, else NULL */
     double *density;               /* [B,E], when lb_loss is on, else NULL */
     double lb_loss;                /* 0 when off */
     double *bias_updates;          /* [E] or NULL when off */
@@ -97,8 +98,8 @@ assay_status assay_routing_backward(assay_context *ctx, double *d_logits, double
                                     const double *d_weights, double d_lb_loss, const assay_routing *r,
                                     const assay_routing_inputs *in, const assay_routing_config *config);
 
-/* Token dropping (SPEC 8; moe.py generate_masks): rows of capacity per batch row and expert. */
-/* int(max(ceil(S*K/E) * capacity_factor, capacity_factor)); capacity_factor > 0. */
+/* Token dropping (SPEC 8; moe.py generate_masks): rows of capacity per batch row and expert,
+ * int(max(ceil(S*K/E) * capacity_factor, capacity_factor)); capacity_factor > 0. */
 int64_t assay_expert_capacity(const assay_routing_config *config, double capacity_factor);
 /* kept [T,K]: whether the choice fits; position [T,K]: its rank in (s,k) order among the choices of its expert in its
  * batch row, from 0, also for dropped ones. combine_mask [B,S,E,C] = weight at (e, position), 0 elsewhere; may be NULL. */

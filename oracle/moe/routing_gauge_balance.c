@@ -4,13 +4,14 @@
 #include "oracle/moe/routing_gauge_internal.h"
 
 /* The softmax over all experts of what selects: variance of its arguments with what its exponentials add, into
- * token->column. */
-static void set_probability_errors(const assay_gauge_pass *pass, assay_gauge_token *token) {
+ * token->column. Scores that are a softmax themselves have errors that depend on each other a little; they are taken
+ * for independent here, which costs up to a third of a standard deviation. */
+static void set_probability_errors(const assay_gauge_pass *pass, assay_gauge_token *token)
+{
     const int64_t experts = pass->config->num_experts;
     const double unit = pass->precision->router, elementary = pass->precision->elementary;
     double largest = -INFINITY;
-    for (int64_t e = 0; e < experts; e++)
-        largest = fmax(largest, token->selecting[e]);
+    for (int64_t e = 0; e < experts; e++) largest = fmax(largest, token->selecting[e]);
     for (int64_t e = 0; e < experts; e++) {
         if (pass->rule.bias_inside) { /* the scores are these probabilities: counted already */
             token->column[e] = token->var_argument[e];
@@ -22,7 +23,8 @@ static void set_probability_errors(const assay_gauge_pass *pass, assay_gauge_tok
 }
 
 /* The gradient of what selects for a given cotangent of lb_loss, into token->row, its variance into token->work. */
-static void selecting_gradient(const assay_gauge_pass *pass, assay_gauge_token *token, double d_lb_loss) {
+static void selecting_gradient(const assay_gauge_pass *pass, assay_gauge_token *token, double d_lb_loss)
+{
     const int64_t experts = pass->config->num_experts;
     const double *density = pass->r->density + token->t / pass->config->sequence * experts;
     const double *p = pass->r->probabilities + token->t * experts, *v = token->column;
@@ -30,8 +32,7 @@ static void selecting_gradient(const assay_gauge_pass *pass, assay_gauge_token *
     const double unit2 = assay_square(pass->precision->router);
     double mean = 0.0, sum = 0.0, sum_centred = 0.0, sum_squared = 0.0, products = 0.0;
     set_probability_errors(pass, token);
-    for (int64_t e = 0; e < experts; e++)
-        mean = fma(p[e], coefficient * density[e], mean);
+    for (int64_t e = 0; e < experts; e++) mean = fma(p[e], coefficient * density[e], mean);
     for (int64_t e = 0; e < experts; e++) {
         const double centred = coefficient * density[e] - mean, weight = p[e] * p[e] * v[e];
         sum += weight;
@@ -52,7 +53,8 @@ static void selecting_gradient(const assay_gauge_pass *pass, assay_gauge_token *
 }
 
 /* Scores that are a softmax themselves: s * (d - <s,d>). */
-static void through_softmax(const assay_gauge_pass *pass, assay_gauge_token *token) {
+static void through_softmax(const assay_gauge_pass *pass, assay_gauge_token *token)
+{
     const int64_t experts = pass->config->num_experts;
     const double *s = token->scores, *d = token->row, *variance = token->work;
     const double unit = pass->precision->router;
@@ -70,7 +72,8 @@ static void through_softmax(const assay_gauge_pass *pass, assay_gauge_token *tok
     }
 }
 
-static void through_elementwise(const assay_gauge_pass *pass, assay_gauge_token *token) {
+static void through_elementwise(const assay_gauge_pass *pass, assay_gauge_token *token)
+{
     const int64_t experts = pass->config->num_experts;
     for (int64_t e = 0; e < experts; e++) {
         const double slope = token->slope[e];
@@ -86,7 +89,8 @@ static void through_elementwise(const assay_gauge_pass *pass, assay_gauge_token 
     }
 }
 
-void assay_gauge_balance(const assay_gauge_pass *pass, assay_gauge_token *token) {
+void assay_gauge_balance(const assay_gauge_pass *pass, assay_gauge_token *token)
+{
     const int64_t experts = pass->config->num_experts;
     if (!pass->rule.balance || pass->d_lb_loss == 0.0) return;
     selecting_gradient(pass, token, pass->d_lb_loss);
@@ -106,7 +110,8 @@ void assay_gauge_balance(const assay_gauge_pass *pass, assay_gauge_token *token)
     }
 }
 
-double assay_gauge_balance_loss(const assay_gauge_pass *pass, assay_gauge_token *token) {
+double assay_gauge_balance_loss(const assay_gauge_pass *pass, assay_gauge_token *token)
+{
     const int64_t experts = pass->config->num_experts;
     const double *density = pass->r->density + token->t / pass->config->sequence * experts;
     const double *p = pass->r->probabilities + token->t * experts, *s = token->scores;
@@ -114,8 +119,7 @@ double assay_gauge_balance_loss(const assay_gauge_pass *pass, assay_gauge_token 
     const bool twice = pass->rule.score_func == ASSAY_SCORE_SOFTMAX && !pass->rule.bias_inside;
     double mean = 0.0, variance = 0.0;
     selecting_gradient(pass, token, 1.0);
-    for (int64_t e = 0; e < experts; e++)
-        mean = fma(s[e], token->row[e], mean);
+    for (int64_t e = 0; e < experts; e++) mean = fma(s[e], token->row[e], mean);
     for (int64_t e = 0; e < experts; e++) {
         const double d = token->row[e];
         if (twice) { /* errors of the arguments reach every score */
@@ -129,20 +133,19 @@ double assay_gauge_balance_loss(const assay_gauge_pass *pass, assay_gauge_token 
     return variance;
 }
 
-double assay_gauge_loss_sums(const assay_gauge_pass *pass, const double *parts) {
+double assay_gauge_loss_sums(const assay_gauge_pass *pass, const double *parts)
+{
     const assay_routing_config *config = pass->config;
     const int64_t experts = config->num_experts, sequence = config->sequence;
     const double coefficient = assay_balance_coefficient(config), lb_loss = pass->r->lb_loss;
     const double unit2 = assay_square(pass->precision->router), sum2 = assay_square(pass->precision->accumulate);
     double variance = 0.0;
-    for (int64_t t = 0; t < config->batch * sequence; t++)
-        variance += parts[t];
+    for (int64_t t = 0; t < config->batch * sequence; t++) variance += parts[t];
     for (int64_t b = 0; b < config->batch; b++) {
         for (int64_t e = 0; e < experts; e++) {
             const double *column = pass->r->probabilities + b * sequence * experts + e;
             double sum = 0.0;
-            for (int64_t i = 0; i < sequence; i++)
-                sum += column[i * experts];
+            for (int64_t i = 0; i < sequence; i++) sum += column[i * experts];
             /* One mean over the sequence: its partial sums, the mean as it is kept, its product with the density. */
             variance += assay_square(coefficient * pass->r->density[b * experts + e] * sum) *
                         ((double)sequence * sum2 + 2.0 * unit2);

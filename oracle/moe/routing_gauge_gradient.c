@@ -3,7 +3,8 @@
 #include "oracle/moe/routing_gauge_internal.h"
 
 /* Gradient of the weighed values, its second derivatives, and its own errors. */
-static void set_d_values(const assay_gauge_pass *pass, assay_gauge_token *token) {
+static void set_d_values(const assay_gauge_pass *pass, assay_gauge_token *token)
+{
     const int64_t count = pass->config->num_experts_per_tok, first = token->t * count;
     const assay_routing_rule *rule = &pass->rule;
     const double unit = pass->precision->router;
@@ -38,7 +39,8 @@ static void set_d_values(const assay_gauge_pass *pass, assay_gauge_token *token)
 }
 
 /* Standard deviations of the gradient of the weighed values themselves: what a bias added to them gets. */
-static void add_bias_part(const assay_gauge_pass *pass, assay_gauge_token *token) {
+static void add_bias_part(const assay_gauge_pass *pass, assay_gauge_token *token)
+{
     const int64_t count = pass->config->num_experts_per_tok;
     for (int64_t k = 0; k < count; k++) {
         double variance = token->local_d_values[k];
@@ -53,7 +55,8 @@ static void add_bias_part(const assay_gauge_pass *pass, assay_gauge_token *token
 }
 
 /* Scores that depend on their own logit only: those that were not chosen stay exactly 0. */
-static void elementwise_part(const assay_gauge_pass *pass, assay_gauge_token *token) {
+static void elementwise_part(const assay_gauge_pass *pass, assay_gauge_token *token)
+{
     const int64_t count = pass->config->num_experts_per_tok;
     const assay_score_func score_func = pass->rule.score_func;
     const double roundings = score_func == ASSAY_SCORE_NONE ? 0.0 : 2.0;
@@ -78,7 +81,8 @@ static void elementwise_part(const assay_gauge_pass *pass, assay_gauge_token *to
     }
 }
 
-void assay_gauge_backward_token(const assay_gauge_pass *pass, assay_gauge_token *token) {
+void assay_gauge_backward_token(const assay_gauge_pass *pass, assay_gauge_token *token)
+{
     for (int64_t e = 0; e < pass->config->num_experts; e++) {
         token->gradient[e] = 0.0;
         token->sigma[e] = 0.0;

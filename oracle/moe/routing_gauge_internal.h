@@ -60,7 +60,8 @@ void assay_gauge_forward_token(const assay_gauge_pass *pass, assay_gauge_token *
 void assay_gauge_backward_token(const assay_gauge_pass *pass, assay_gauge_token *token);
 void assay_gauge_softmax_part(const assay_gauge_pass *pass, assay_gauge_token *token);
 
-static inline double assay_square(double x) {
+static inline double assay_square(double x)
+{
     return x * x;
 }
 

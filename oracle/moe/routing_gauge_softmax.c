@@ -11,7 +11,8 @@ typedef struct softmax_shared {
 } softmax_shared;
 
 static double chosen_variance(const assay_gauge_pass *pass, assay_gauge_token *token, const softmax_shared *shared,
-                              int64_t k) {
+                              int64_t k)
+{
     const int64_t count = pass->config->num_experts_per_tok, experts = pass->config->num_experts;
     const double *m = token->hessian + k * count, unit = pass->precision->router;
     const int32_t e = token->selected[k];
@@ -21,11 +22,9 @@ static double chosen_variance(const assay_gauge_pass *pass, assay_gauge_token *t
     for (int64_t j = 0; j < experts; j++) {
         row[j] = -token->scores[j] * (shared->inner[j] + centred + token->hessian_row[k]);
     }
-    for (int64_t i = 0; i < count; i++)
-        row[token->selected[i]] += token->scores[token->selected[i]] * m[i];
+    for (int64_t i = 0; i < count; i++) row[token->selected[i]] += token->scores[token->selected[i]] * m[i];
     row[e] += centred;
-    for (int64_t j = 0; j < experts; j++)
-        variance += assay_square(s * row[j]) * token->var_argument[j];
+    for (int64_t j = 0; j < experts; j++) variance += assay_square(s * row[j]) * token->var_argument[j];
     for (int64_t i = 0; i < count; i++) {
         const double h = token->d_values[i], s_i = token->scores[token->selected[i]], same = i == k ? 1.0 : 0.0;
         variance += assay_square(s * (m[i] - h - token->hessian_row[i]) + same * centred) *
@@ -40,7 +39,8 @@ static double chosen_variance(const assay_gauge_pass *pass, assay_gauge_token *t
 
 /* The part of the variance that is s[e]^2 times one number for every expert that was not chosen. */
 static double unchosen_variance(const assay_gauge_pass *pass, const assay_gauge_token *token,
-                                const softmax_shared *shared) {
+                                const softmax_shared *shared)
+{
     const int64_t count = pass->config->num_experts_per_tok;
     const double unit = pass->precision->router;
     double variance = assay_square(unit * shared->mean);
@@ -55,7 +55,8 @@ static double unchosen_variance(const assay_gauge_pass *pass, const assay_gauge_
 }
 
 /* Scores that are a softmax over all experts: every logit gets a gradient. */
-void assay_gauge_softmax_part(const assay_gauge_pass *pass, assay_gauge_token *token) {
+void assay_gauge_softmax_part(const assay_gauge_pass *pass, assay_gauge_token *token)
+{
     const int64_t count = pass->config->num_experts_per_tok, experts = pass->config->num_experts;
     const double *s = token->scores, *v = token->var_argument;
     double mean = 0.0, rows = 0.0, total = 0.0;
@@ -72,8 +73,7 @@ void assay_gauge_softmax_part(const assay_gauge_pass *pass, assay_gauge_token *t
         token->column[token->selected[k]] += token->d_values[k] + token->hessian_row[k];
     }
     const softmax_shared shared = {token->row, token->column, mean};
-    for (int64_t j = 0; j < experts; j++)
-        total += assay_square(s[j] * (shared.inner[j] - mean)) * v[j];
+    for (int64_t j = 0; j < experts; j++) total += assay_square(s[j] * (shared.inner[j] - mean)) * v[j];
     const double common = unchosen_variance(pass, token, &shared);
     for (int64_t e = 0; e < experts; e++) {
         const double through = s[e] * (shared.inner[e] - mean), own = -mean - through;
@@ -82,8 +82,7 @@ void assay_gauge_softmax_part(const assay_gauge_pass *pass, assay_gauge_token *t
         token->sigma[e] =
             assay_square(s[e]) * (others + own * own * v[e] + common) + assay_square(mean) * token->local_score[e];
     }
-    for (int64_t k = 0; k < count; k++)
-        token->sigma[token->selected[k]] = chosen_variance(pass, token, &shared, k);
+    for (int64_t k = 0; k < count; k++) token->sigma[token->selected[k]] = chosen_variance(pass, token, &shared, k);
     for (int64_t e = 0; e < experts; e++) {
         token->sigma[e] = sqrt(token->sigma[e] + 2.0 * assay_square(pass->precision->router * token->gradient[e]));
     }

@@ -4,7 +4,8 @@
 #include "oracle/moe/routing_gauge_internal.h"
 
 /* The slope of an elementwise score function as implementations have it: from the stored score s. */
-static void set_slope(assay_gauge_token *token, int64_t e, assay_score_func score_func) {
+static void set_slope(assay_gauge_token *token, int64_t e, assay_score_func score_func)
+{
     const double x = token->argument[e], s = token->scores[e];
     token->slope[e] = assay_score_derivative(score_func, x);
     token->slope_by_score[e] = 0.0;
@@ -18,12 +19,12 @@ static void set_slope(assay_gauge_token *token, int64_t e, assay_score_func scor
     }
 }
 
-static void set_softmax_errors(const assay_gauge_pass *pass, assay_gauge_token *token) {
+static void set_softmax_errors(const assay_gauge_pass *pass, assay_gauge_token *token)
+{
     const int64_t experts = pass->config->num_experts;
     const double unit = pass->precision->router, elementary = pass->precision->elementary;
     double largest = -INFINITY, total = 0.0;
-    for (int64_t e = 0; e < experts; e++)
-        largest = fmax(largest, token->argument[e]);
+    for (int64_t e = 0; e < experts; e++) largest = fmax(largest, token->argument[e]);
     for (int64_t e = 0; e < experts; e++) {
         /* A relative error of an exponential is an absolute one of its argument. */
         token->var_argument[e] += assay_square(elementary) + assay_square(unit * (token->argument[e] - largest));
@@ -37,7 +38,8 @@ static void set_softmax_errors(const assay_gauge_pass *pass, assay_gauge_token *
     }
 }
 
-static void set_errors(const assay_gauge_pass *pass, assay_gauge_token *token) {
+static void set_errors(const assay_gauge_pass *pass, assay_gauge_token *token)
+{
     const int64_t experts = pass->config->num_experts;
     const double unit = pass->precision->router, elementary = pass->precision->elementary;
     const double *logits = pass->in->logits + token->t * experts, *bias = pass->in->bias;
@@ -65,14 +67,14 @@ static void set_errors(const assay_gauge_pass *pass, assay_gauge_token *token) {
 
 /* The normalised values (softmax and division done, no scaling), their Jacobian and what enters at the weighed values.
  */
-static void set_normalized(const assay_gauge_pass *pass, assay_gauge_token *token) {
+static void set_normalized(const assay_gauge_pass *pass, assay_gauge_token *token)
+{
     const int64_t count = pass->config->num_experts_per_tok;
     const assay_routing_rule *rule = &pass->rule;
     const double *gathered = pass->r->gathered + token->t * count;
     const double divisor = assay_routing_divisor(gathered, count, rule);
     double largest = -INFINITY;
-    for (int64_t k = 0; k < count; k++)
-        largest = fmax(largest, token->selecting[token->selected[k]]);
+    for (int64_t k = 0; k < count; k++) largest = fmax(largest, token->selecting[token->selected[k]]);
     for (int64_t k = 0; k < count; k++) {
         const int32_t e = token->selected[k];
         const double n = gathered[k] / divisor;
@@ -93,18 +95,16 @@ static void set_normalized(const assay_gauge_pass *pass, assay_gauge_token *toke
 }
 
 /* Variance of the normalised values; a softmax over all experts has errors of those that were not chosen in it too. */
-static void set_var_normalized(const assay_gauge_pass *pass, assay_gauge_token *token) {
+static void set_var_normalized(const assay_gauge_pass *pass, assay_gauge_token *token)
+{
     const int64_t count = pass->config->num_experts_per_tok, experts = pass->config->num_experts;
     const assay_routing_rule *rule = &pass->rule;
     const bool softmax = rule->score_func == ASSAY_SCORE_SOFTMAX;
     const double roundings = (rule->softmax_chosen ? 2.0 : 0.0) + (rule->divide ? 2.0 : 0.0); /* sum and quotient */
     double others = 0.0;
-    for (int64_t e = 0; e < experts; e++)
-        token->row[e] = assay_square(token->scores[e]) * token->var_argument[e];
-    for (int64_t k = 0; k < count; k++)
-        token->row[token->selected[k]] = 0.0;
-    for (int64_t e = 0; e < experts; e++)
-        others += token->row[e];
+    for (int64_t e = 0; e < experts; e++) token->row[e] = assay_square(token->scores[e]) * token->var_argument[e];
+    for (int64_t k = 0; k < count; k++) token->row[token->selected[k]] = 0.0;
+    for (int64_t e = 0; e < experts; e++) others += token->row[e];
     for (int64_t k = 0; k < count; k++) {
         double sum = softmax ? assay_square(token->jacobian_row[k]) * others : 0.0;
         for (int64_t i = 0; i < count; i++) {
@@ -118,7 +118,8 @@ static void set_var_normalized(const assay_gauge_pass *pass, assay_gauge_token *
     }
 }
 
-void assay_gauge_forward_token(const assay_gauge_pass *pass, assay_gauge_token *token) {
+void assay_gauge_forward_token(const assay_gauge_pass *pass, assay_gauge_token *token)
+{
     set_errors(pass, token);
     set_normalized(pass, token);
     set_var_normalized(pass, token);

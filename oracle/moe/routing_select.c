@@ -9,7 +9,8 @@ typedef struct top_list {
     int64_t room, count;
 } top_list;
 
-static void offer(top_list *list, double value, int32_t index) {
+static void offer(top_list *list, double value, int32_t index)
+{
     if (list->count == list->room && !(value > list->value[list->room - 1])) return;
     int64_t place = list->count < list->room ? list->count++ : list->room - 1;
     for (; place > 0 && value > list->value[place - 1]; place--) {
@@ -21,11 +22,13 @@ static void offer(top_list *list, double value, int32_t index) {
 }
 
 /* Half the gap at the cut after the first `chosen`; +inf where nothing was left out. */
-static double cut_margin(const top_list *list, int64_t chosen) {
+static double cut_margin(const top_list *list, int64_t chosen)
+{
     return list->count > chosen ? 0.5 * (list->value[chosen - 1] - list->value[chosen]) : INFINITY;
 }
 
-static double group_score(const double *values, int64_t count, assay_group_score how) {
+static double group_score(const double *values, int64_t count, assay_group_score how)
+{
     double first = -INFINITY, second = -INFINITY;
     for (int64_t i = 0; i < count; i++) {
         if (values[i] > first) {
@@ -39,31 +42,30 @@ static double group_score(const double *values, int64_t count, assay_group_score
 }
 
 /* Marks the groups that stay and returns the margin of that choice. */
-static double keep_groups(const assay_routing_scratch *scratch, const assay_routing_config *config) {
+static double keep_groups(const assay_routing_scratch *scratch, const assay_routing_config *config)
+{
     const int64_t groups = config->n_routing_groups, size = config->num_experts / groups;
     top_list list = {scratch->top_value, scratch->top_index, config->topk_routing_group + 1, 0};
     for (int64_t g = 0; g < groups; g++) {
         scratch->group_kept[g] = 0;
         offer(&list, group_score(scratch->selecting + g * size, size, config->group_score), (int32_t)g);
     }
-    for (int64_t i = 0; i < config->topk_routing_group; i++)
-        scratch->group_kept[list.index[i]] = 1;
+    for (int64_t i = 0; i < config->topk_routing_group; i++) scratch->group_kept[list.index[i]] = 1;
     const bool sum_of_two = config->group_score == ASSAY_GROUP_TOP2_SUM && size > 1;
     return cut_margin(&list, config->topk_routing_group) / (sum_of_two ? 2.0 : 1.0);
 }
 
 void assay_routing_select(int32_t *selected, double *margin, const assay_routing_scratch *scratch,
-                          const assay_routing_config *config, const assay_routing_rule *rule) {
+                          const assay_routing_config *config, const assay_routing_rule *rule)
+{
     const int64_t chosen = config->num_experts_per_tok, groups = rule->groups ? config->n_routing_groups : 1;
     const int64_t size = config->num_experts / groups;
     const double of_groups = rule->groups ? keep_groups(scratch, config) : INFINITY;
     top_list list = {scratch->top_value, scratch->top_index, chosen + 1, 0};
     for (int64_t g = 0; g < groups; g++) {
         if (rule->groups && scratch->group_kept[g] == 0) continue;
-        for (int64_t e = g * size; e < (g + 1) * size; e++)
-            offer(&list, scratch->selecting[e], (int32_t)e);
+        for (int64_t e = g * size; e < (g + 1) * size; e++) offer(&list, scratch->selecting[e], (int32_t)e);
     }
-    for (int64_t k = 0; k < chosen; k++)
-        selected[k] = list.index[k];
+    for (int64_t k = 0; k < chosen; k++) selected[k] = list.index[k];
     *margin = fmin(cut_margin(&list, chosen), of_groups);
 }

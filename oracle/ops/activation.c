@@ -32,7 +32,8 @@ typedef struct chunk {
     double x[CHUNK], z[CHUNK], z_low[CHUNK], slope[CHUNK], t[CHUNK], value[CHUNK], derivative[CHUNK];
 } chunk;
 
-const char *assay_activation_name(assay_activation f) {
+const char *assay_activation_name(assay_activation f)
+{
     static const char *const NAMES[] = {
 #define X(code, name) name,
         ASSAY_ACTIVATION_TABLE(X)
@@ -41,7 +42,8 @@ const char *assay_activation_name(assay_activation f) {
     return NAMES[f];
 }
 
-bool assay_activation_from_name(const char *name, assay_activation *f) {
+bool assay_activation_from_name(const char *name, assay_activation *f)
+{
     for (int i = 0; i < ASSAY_ACTIVATION_COUNT; i++) {
         if (strcmp(name, assay_activation_name((assay_activation)i)) == 0) {
             *f = (assay_activation)i;
@@ -51,18 +53,21 @@ bool assay_activation_from_name(const char *name, assay_activation *f) {
     return false;
 }
 
-double assay_sigmoid(double x) {
+double assay_sigmoid(double x)
+{
     double t = assay_exp(-fabs(x));
     return (x < 0 ? t : 1) / (1 + t);
 }
 
 /* NaN stays NaN. */
-static inline double clamp(double x, double limit) {
+static inline double clamp(double x, double limit)
+{
     return x > limit ? limit : x < -limit ? -limit : x;
 }
 
 /* z = 2 sqrt(2/pi) (y + cubic y^3). Beyond 32 the sigmoid is 0 or 1, and y^3 could overflow. */
-static inline void gelu_argument(double x, double *z, double *z_low, double *slope) {
+static inline void gelu_argument(double x, double *z, double *z_low, double *slope)
+{
     double y = clamp(x, 32), square = y * y, square_low = fma(y, y, -square);
     double p = CUBIC[0] * square;
     double p_low = fma(CUBIC[0], square, -p) + (CUBIC[0] * square_low + CUBIC[1] * square);
@@ -74,20 +79,20 @@ static inline void gelu_argument(double x, double *z, double *z_low, double *slo
     *slope = TWO_SQRT_2_OVER_PI[0] * (1 + 3 * p);
 }
 
-static inline void quick_argument(double x, double *z, double *z_low, double *slope) {
+static inline void quick_argument(double x, double *z, double *z_low, double *slope)
+{
     double y = clamp(x, 1024);
     *z = QUICK[0] * y;
     *z_low = fma(QUICK[0], y, -*z) + QUICK[1] * y;
     *slope = QUICK[0];
 }
 
-static inline __attribute__((always_inline)) void arguments(form f, int64_t n, chunk *c) {
+static inline __attribute__((always_inline)) void arguments(form f, int64_t n, chunk *c)
+{
     if (f == FORM_GELU) {
-        for (int64_t i = 0; i < n; i++)
-            gelu_argument(c->x[i], &c->z[i], &c->z_low[i], &c->slope[i]);
+        for (int64_t i = 0; i < n; i++) gelu_argument(c->x[i], &c->z[i], &c->z_low[i], &c->slope[i]);
     } else if (f == FORM_QUICK_GELU) {
-        for (int64_t i = 0; i < n; i++)
-            quick_argument(c->x[i], &c->z[i], &c->z_low[i], &c->slope[i]);
+        for (int64_t i = 0; i < n; i++) quick_argument(c->x[i], &c->z[i], &c->z_low[i], &c->slope[i]);
     } else {
         for (int64_t i = 0; i < n; i++) {
             c->z[i] = c->x[i];
@@ -95,11 +100,11 @@ static inline __attribute__((always_inline)) void arguments(form f, int64_t n, c
             c->slope[i] = 1;
         }
     }
-    for (int64_t i = 0; i < n; i++)
-        c->t[i] = -fabs(c->z[i]);
+    for (int64_t i = 0; i < n; i++) c->t[i] = -fabs(c->z[i]);
 }
 
-static inline __attribute__((always_inline)) void from_exponentials(form f, int64_t n, chunk *c) {
+static inline __attribute__((always_inline)) void from_exponentials(form f, int64_t n, chunk *c)
+{
     for (int64_t i = 0; i < n; i++) {
         double t = c->t[i] * (1 - (c->z[i] < 0 ? -c->z_low[i] : c->z_low[i]));
         double large = 1 / (1 + t), small = t * large;
@@ -110,7 +115,8 @@ static inline __attribute__((always_inline)) void from_exponentials(form f, int6
 }
 
 /* x Phi(x), Phi(x) = erfc(-x / sqrt 2) / 2; what the rounding of the arguments does in the tail is put right. */
-static inline __attribute__((always_inline)) void gelu_exact(int64_t n, chunk *c) {
+static inline __attribute__((always_inline)) void gelu_exact(int64_t n, chunk *c)
+{
     for (int64_t i = 0; i < n; i++) {
         double y = clamp(c->x[i], 64);
         c->z[i] = -y * SQRT_HALF[0];
@@ -128,13 +134,15 @@ static inline __attribute__((always_inline)) void gelu_exact(int64_t n, chunk *c
     }
 }
 
-static inline __attribute__((always_inline)) void with_sigmoid(const assay_context *ctx, form f, int64_t n, chunk *c) {
+static inline __attribute__((always_inline)) void with_sigmoid(const assay_context *ctx, form f, int64_t n, chunk *c)
+{
     arguments(f, n, c);
     assay_exp_many(ctx, n, c->t, c->t);
     from_exponentials(f, n, c);
 }
 
-static inline __attribute__((always_inline)) void without_sigmoid(form f, int64_t n, chunk *c) {
+static inline __attribute__((always_inline)) void without_sigmoid(form f, int64_t n, chunk *c)
+{
     for (int64_t i = 0; i < n; i++) {
         double x = c->x[i];
         c->value[i] = f == FORM_RELU && x < 0 ? 0 : x;
@@ -142,7 +150,8 @@ static inline __attribute__((always_inline)) void without_sigmoid(form f, int64_
     }
 }
 
-static inline __attribute__((always_inline)) void activate(const assay_context *ctx, form f, int64_t n, chunk *c) {
+static inline __attribute__((always_inline)) void activate(const assay_context *ctx, form f, int64_t n, chunk *c)
+{
     switch (f) {
     case FORM_SIGMOID:
         with_sigmoid(ctx, FORM_SIGMOID, n, c);
@@ -168,21 +177,25 @@ static inline __attribute__((always_inline)) void activate(const assay_context *
     }
 }
 
-static void activate_scalar(const assay_context *ctx, form f, int64_t n, chunk *c) {
+static void activate_scalar(const assay_context *ctx, form f, int64_t n, chunk *c)
+{
     activate(ctx, f, n, c);
 }
 
 #ifdef __x86_64__
-__attribute__((target("avx2,fma"))) static void activate_avx2(const assay_context *ctx, form f, int64_t n, chunk *c) {
+__attribute__((target("avx2,fma"))) static void activate_avx2(const assay_context *ctx, form f, int64_t n, chunk *c)
+{
     activate(ctx, f, n, c);
 }
 
-__attribute__((target("avx512f"))) static void activate_avx512(const assay_context *ctx, form f, int64_t n, chunk *c) {
+__attribute__((target("avx512f"))) static void activate_avx512(const assay_context *ctx, form f, int64_t n, chunk *c)
+{
     activate(ctx, f, n, c);
 }
 #endif
 
-static void activate_chunk(const assay_context *ctx, form f, int64_t n, chunk *c) {
+static void activate_chunk(const assay_context *ctx, form f, int64_t n, chunk *c)
+{
 #ifdef __x86_64__
     if (ctx->isa == ASSAY_ISA_AVX512) {
         activate_avx512(ctx, f, n, c);
@@ -197,7 +210,8 @@ static void activate_chunk(const assay_context *ctx, form f, int64_t n, chunk *c
 }
 
 static void activate_many(const assay_context *ctx, form f, int64_t count, const double *x, double *value,
-                          double *derivative) {
+                          double *derivative)
+{
     chunk c;
     for (int64_t first = 0; first < count; first += CHUNK) {
         int64_t n = count - first < CHUNK ? count - first : CHUNK;
@@ -210,7 +224,8 @@ static void activate_many(const assay_context *ctx, form f, int64_t count, const
 }
 
 void assay_activation_many(const assay_context *ctx, assay_activation f, int64_t count, const double *x, double *value,
-                           double *derivative) {
+                           double *derivative)
+{
     static const form FORMS[ASSAY_ACTIVATION_COUNT] = {
         [ASSAY_SILU] = FORM_SILU, [ASSAY_GELU] = FORM_GELU,       [ASSAY_GELU_EXACT] = FORM_GELU_EXACT,
         [ASSAY_RELU] = FORM_RELU, [ASSAY_SIGMOID] = FORM_SIGMOID, [ASSAY_LINEAR] = FORM_LINEAR,
@@ -218,7 +233,7 @@ void assay_activation_many(const assay_context *ctx, assay_activation f, int64_t
     activate_many(ctx, FORMS[f], count, x, value, derivative);
 }
 
-void assay_quick_gelu_many(const assay_context *ctx, int64_t count, const double *x, double *value,
-                           double *derivative) {
+void assay_quick_gelu_many(const assay_context *ctx, int64_t count, const double *x, double *value, double *derivative)
+{
     activate_many(ctx, FORM_QUICK_GELU, count, x, value, derivative);
 }

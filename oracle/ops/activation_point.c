@@ -5,7 +5,8 @@
 #include "oracle/ops/activation.h"
 
 /* f = x s(z(x)): f' = s + x s' z', f'' = 2 s' z' + x (s'' z'^2 + s' z''), s' = s r, s'' = s r (r - s), r = 1 - s. */
-static assay_activation_point times_sigmoid(double x, double z, double dz, double ddz) {
+static assay_activation_point times_sigmoid(double x, double z, double dz, double ddz)
+{
     double s = assay_sigmoid(z), r = assay_sigmoid(-z), ds = s * r;
     return (assay_activation_point){
         .value = x * s,
@@ -16,17 +17,20 @@ static assay_activation_point times_sigmoid(double x, double z, double dz, doubl
 }
 
 /* Beyond this the tails have gone, and x^3 must not overflow. */
-static double within_range(double x) {
+static double within_range(double x)
+{
     return x > 64 ? 64 : x < -64 ? -64 : x;
 }
 
-static assay_activation_point gelu_at(double x) {
+static assay_activation_point gelu_at(double x)
+{
     const double scale = 1.5957691216057308 /* 2 sqrt(2/pi) */, cubic = 0.044715;
     double square = x * x;
     return times_sigmoid(x, scale * x * (1 + cubic * square), scale * (1 + 3 * cubic * square), 6 * scale * cubic * x);
 }
 
-static assay_activation_point gelu_exact_at(double x) {
+static assay_activation_point gelu_exact_at(double x)
+{
     double phi = 0.5 * assay_erfc(-0.7071067811865476 * x);
     double density = 0.3989422804014327 * assay_exp(-0.5 * x * x);
     return (assay_activation_point){
@@ -37,12 +41,14 @@ static assay_activation_point gelu_exact_at(double x) {
     };
 }
 
-static assay_activation_point sigmoid_at(double x) {
+static assay_activation_point sigmoid_at(double x)
+{
     double s = assay_sigmoid(x), r = assay_sigmoid(-x);
     return (assay_activation_point){.value = s, .first = s * r, .second = s * r * (r - s), .first_size = s * r};
 }
 
-assay_activation_point assay_activation_at(assay_activation f, double x) {
+assay_activation_point assay_activation_at(assay_activation f, double x)
+{
     assay_activation_point point = {0};
     switch (f) {
     case ASSAY_SILU:
@@ -68,7 +74,8 @@ assay_activation_point assay_activation_at(assay_activation f, double x) {
     return point;
 }
 
-assay_activation_point assay_quick_gelu_at(double x) {
+assay_activation_point assay_quick_gelu_at(double x)
+{
     const double slope = 1.702;
     assay_activation_point point = times_sigmoid(within_range(x), slope * within_range(x), slope, 0);
     if (x > 64) point.value = x;

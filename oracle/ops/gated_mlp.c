@@ -10,12 +10,14 @@
 /* Columns that one thread takes of a row at a time, so that few long rows are shared out as well. */
 enum { PIECE = 512 };
 
-static int64_t piece_size(int64_t first, int64_t total) {
+static int64_t piece_size(int64_t first, int64_t total)
+{
     return total - first < PIECE ? total - first : PIECE;
 }
 
 assay_status assay_gated_mlp_residuals_alloc(assay_context *ctx, assay_gated_mlp_residuals *r,
-                                             const assay_gated_mlp_config *config) {
+                                             const assay_gated_mlp_config *config)
+{
     assay_status status = ASSAY_OK;
     const int64_t rows = config->rows, hidden = config->mlp_dim;
     int64_t count = 0;
@@ -29,19 +31,21 @@ cleanup:
     return status;
 }
 
-void assay_gated_mlp_residuals_free(assay_gated_mlp_residuals *r) {
+void assay_gated_mlp_residuals_free(assay_gated_mlp_residuals *r)
+{
     free(r->storage);
     *r = (assay_gated_mlp_residuals){0};
 }
 
-static void add_bias(double *values, const double *bias, int64_t count) {
-    for (int64_t i = 0; bias != NULL && i < count; i++)
-        values[i] += bias[i];
+static void add_bias(double *values, const double *bias, int64_t count)
+{
+    for (int64_t i = 0; bias != NULL && i < count; i++) values[i] += bias[i];
 }
 
 /* a and b get their biases; h. */
 static void gate(const assay_context *ctx, assay_gated_mlp_residuals *r, const assay_gated_mlp_weights *w,
-                 const assay_gated_mlp_config *config) {
+                 const assay_gated_mlp_config *config)
+{
     const int64_t hidden = config->mlp_dim;
 #pragma omp parallel for collapse(2) num_threads(ctx->threads)
     for (int64_t row = 0; row < config->rows; row++) {
@@ -55,7 +59,8 @@ static void gate(const assay_context *ctx, assay_gated_mlp_residuals *r, const a
 }
 
 assay_status assay_gated_mlp_forward(assay_context *ctx, double *y, assay_gated_mlp_residuals *r, const double *x,
-                                     const assay_gated_mlp_weights *w, const assay_gated_mlp_config *config) {
+                                     const assay_gated_mlp_weights *w, const assay_gated_mlp_config *config)
+{
     assay_status status = ASSAY_OK;
     const int64_t rows = config->rows, dim = config->emb_dim, hidden = config->mlp_dim;
     const assay_matmul_args down = {
@@ -73,8 +78,7 @@ assay_status assay_gated_mlp_forward(assay_context *ctx, double *y, assay_gated_
     TRY(assay_matmul(ctx, &down));
     if (w->wo_bias != NULL) {
 #pragma omp parallel for num_threads(ctx->threads)
-        for (int64_t row = 0; row < rows; row++)
-            add_bias(y + row * dim, w->wo_bias, dim);
+        for (int64_t row = 0; row < rows; row++) add_bias(y + row * dim, w->wo_bias, dim);
     }
 cleanup:
     return status;
@@ -82,7 +86,8 @@ cleanup:
 
 /* out [n_x,n_dy] = x^T dy over the rows; NULL: skipped. */
 static assay_status weight_gradient(assay_context *ctx, double *out, const double *x, int64_t n_x, const double *dy,
-                                    int64_t n_dy, int64_t ld_dy, int64_t rows) {
+                                    int64_t n_dy, int64_t ld_dy, int64_t rows)
+{
     const assay_matmul_args args = {.c = out,
                                     .ldc = n_dy,
                                     .a = x,
@@ -98,7 +103,8 @@ static assay_status weight_gradient(assay_context *ctx, double *out, const doubl
 
 /* dy wo^T, with rows `ld` apart. */
 static assay_status hidden_gradient(assay_context *ctx, double *dh, int64_t ld, const double *dy,
-                                    const assay_gated_mlp_weights *w, const assay_gated_mlp_config *config) {
+                                    const assay_gated_mlp_weights *w, const assay_gated_mlp_config *config)
+{
     const assay_matmul_args args = {.c = dh,
                                     .ldc = ld,
                                     .a = dy,
@@ -115,7 +121,8 @@ static assay_status hidden_gradient(assay_context *ctx, double *dh, int64_t ld, 
 /* dx = da wi_0^T + db wi_1^T: two chains and an addition also where wi is one matrix, for the same bits. */
 static assay_status input_gradient(assay_context *ctx, double *dx, const double *da, const double *db,
                                    const assay_gated_mlp_residuals *r, const assay_gated_mlp_weights *w,
-                                   const assay_gated_mlp_config *config) {
+                                   const assay_gated_mlp_config *config)
+{
     assay_status status = ASSAY_OK;
     const int64_t rows = config->rows, dim = config->emb_dim, hidden = config->mlp_dim;
     double *through_b = NULL;
@@ -136,8 +143,7 @@ static assay_status input_gradient(assay_context *ctx, double *dx, const double 
     args.b = config->fused ? w->wi + hidden : w->wi_1;
     TRY(assay_matmul(ctx, &args));
 #pragma omp parallel for num_threads(ctx->threads)
-    for (int64_t row = 0; row < rows; row++)
-        add_bias(dx + row * dim, through_b + row * dim, dim);
+    for (int64_t row = 0; row < rows; row++) add_bias(dx + row * dim, through_b + row * dim, dim);
 cleanup:
     free(through_b);
     return status;
@@ -145,7 +151,8 @@ cleanup:
 
 /* da and db lie as a and b do; dh may lie where da comes. */
 static void gate_gradient(const assay_context *ctx, double *da, double *db, const double *dh, int64_t ld_dh,
-                          const assay_gated_mlp_residuals *r, const assay_gated_mlp_config *config) {
+                          const assay_gated_mlp_residuals *r, const assay_gated_mlp_config *config)
+{
 #pragma omp parallel for collapse(2) num_threads(ctx->threads)
     for (int64_t row = 0; row < config->rows; row++) {
         for (int64_t first = 0; first < config->mlp_dim; first += PIECE) {
@@ -156,7 +163,8 @@ static void gate_gradient(const assay_context *ctx, double *da, double *db, cons
     }
 }
 
-static bool wants_beyond_gate(const assay_gated_mlp_gradients *g) {
+static bool wants_beyond_gate(const assay_gated_mlp_gradients *g)
+{
     return g->dx != NULL || g->dwi != NULL || g->dwi_0 != NULL || g->dwi_1 != NULL || g->dwi_0_bias != NULL ||
            g->dwi_1_bias != NULL;
 }
@@ -164,7 +172,8 @@ static bool wants_beyond_gate(const assay_gated_mlp_gradients *g) {
 /* Everything that comes from da and db. */
 static assay_status backward_beyond_gate(assay_context *ctx, const assay_gated_mlp_gradients *g, const double *dy,
                                          const assay_gated_mlp_residuals *r, const double *x,
-                                         const assay_gated_mlp_weights *w, const assay_gated_mlp_config *config) {
+                                         const assay_gated_mlp_weights *w, const assay_gated_mlp_config *config)
+{
     assay_status status = ASSAY_OK;
     const int64_t rows = config->rows, dim = config->emb_dim, hidden = config->mlp_dim;
     double *da = NULL;
@@ -185,7 +194,8 @@ cleanup:
 
 assay_status assay_gated_mlp_backward(assay_context *ctx, const assay_gated_mlp_gradients *g, const double *dy,
                                       const assay_gated_mlp_residuals *r, const double *x,
-                                      const assay_gated_mlp_weights *w, const assay_gated_mlp_config *config) {
+                                      const assay_gated_mlp_weights *w, const assay_gated_mlp_config *config)
+{
     assay_status status = ASSAY_OK;
     const int64_t rows = config->rows, dim = config->emb_dim, hidden = config->mlp_dim;
     TRY(weight_gradient(ctx, g->dwo, r->h, hidden, dy, dim, dim, rows));

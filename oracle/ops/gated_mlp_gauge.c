@@ -23,11 +23,13 @@ typedef struct gauge {
     double *dh, *vdh, *da, *vda, *db, *vdb, *shared;
 } gauge;
 
-static double square(double x) {
+static double square(double x)
+{
     return x * x;
 }
 
-static assay_status alloc_scratch(assay_context *ctx, gauge *g) {
+static assay_status alloc_scratch(assay_context *ctx, gauge *g)
+{
     double **const parts[] = {&g->va, &g->vb, &g->vh, &g->dh, &g->vdh, &g->da, &g->vda, &g->db, &g->vdb, &g->shared};
     const int64_t backward = sizeof parts / sizeof *parts, count = g->dy != NULL ? backward : 3;
     int64_t total = 0;
@@ -36,17 +38,18 @@ static assay_status alloc_scratch(assay_context *ctx, gauge *g) {
     RETURN_IF(status != ASSAY_OK, status);
     status = assay_alloc_f64(ctx, "error scales of the gated MLP", total, &g->memory);
     RETURN_IF(status != ASSAY_OK, status);
-    for (int64_t i = 0; i < count; i++)
-        *parts[i] = g->memory + i * g->size;
+    for (int64_t i = 0; i < count; i++) *parts[i] = g->memory + i * g->size;
     return ASSAY_OK;
 }
 
-static void copy_out(double *out, const double *values, int64_t count) {
+static void copy_out(double *out, const double *values, int64_t count)
+{
     if (out != NULL) memcpy(out, values, (size_t)count * sizeof *out);
 }
 
 /* Variance of x wi_0 or x wi_1, then of that plus its bias, before which it may be stored. */
-static assay_status project(assay_context *ctx, const gauge *g, double *variance, const double *wi, bool bias) {
+static assay_status project(assay_context *ctx, const gauge *g, double *variance, const double *wi, bool bias)
+{
     const assay_matmul_args args = {.c = variance,
                                     .ldc = g->hidden,
                                     .a = g->x,
@@ -60,28 +63,33 @@ static assay_status project(assay_context *ctx, const gauge *g, double *variance
                 : assay_gauge_matmul(ctx, g->precision, &args, g->v->x, NULL);
 }
 
-static void store_rows(const gauge *g, const double *value, double *variance) {
+static void store_rows(const gauge *g, const double *value, double *variance)
+{
     for (int64_t row = 0; row < g->rows; row++)
         assay_gauge_store(g->precision->storage, g->hidden, value + row * g->r->ld, variance + row * g->hidden);
 }
 
 /* The two factors at element i of [rows,H]. */
-static void factors_at(const gauge *g, int64_t i, assay_glu_factor *u, assay_glu_factor *v) {
+static void factors_at(const gauge *g, int64_t i, assay_glu_factor *u, assay_glu_factor *v)
+{
     const int64_t at = i / g->hidden * g->r->ld + i % g->hidden;
     *u = assay_glu_gate(g->config, g->r->a[at], sqrt(g->va[i]));
     *v = assay_glu_up(g->config, g->r->b[at], sqrt(g->vb[i]));
 }
 
-static double factor_error(const gauge *g, const assay_glu_factor *f) {
+static double factor_error(const gauge *g, const assay_glu_factor *f)
+{
     return f->elementary ? square(g->precision->elementary * f->value) : 0;
 }
 
-static double slope_error(const gauge *g, const assay_glu_factor *f) {
+static double slope_error(const gauge *g, const assay_glu_factor *f)
+{
     return f->elementary ? square(g->precision->elementary * f->first_size) : 0;
 }
 
 /* h = u v */
-static void gate(const assay_context *ctx, const gauge *g) {
+static void gate(const assay_context *ctx, const gauge *g)
+{
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t i = 0; i < g->size; i++) {
         assay_glu_factor u, v;
@@ -91,7 +99,8 @@ static void gate(const assay_context *ctx, const gauge *g) {
     }
 }
 
-static assay_status forward(assay_context *ctx, const gauge *g) {
+static assay_status forward(assay_context *ctx, const gauge *g)
+{
     assay_status status = ASSAY_OK;
     const assay_gated_mlp_weights *w = g->w;
     TRY(project(ctx, g, g->va, g->config->fused ? w->wi : w->wi_0, w->wi_0_bias != NULL));
@@ -120,7 +129,8 @@ cleanup:
     return status;
 }
 
-static assay_status hidden_gradient(assay_context *ctx, const gauge *g) {
+static assay_status hidden_gradient(assay_context *ctx, const gauge *g)
+{
     assay_status status = ASSAY_OK;
     assay_matmul_args args = {.c = g->dh,
                               .ldc = g->hidden,
@@ -142,7 +152,8 @@ cleanup:
 }
 
 /* da = dh u' v and db = dh u v'. Errors of dh, a and b move both at once; those of rounding and of a kink do not. */
-static void gate_gradient(const assay_context *ctx, const gauge *g) {
+static void gate_gradient(const assay_context *ctx, const gauge *g)
+{
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t i = 0; i < g->size; i++) {
         const double dh = g->dh[i], va = g->va[i], vb = g->vb[i], vdh = g->vdh[i];
@@ -167,7 +178,8 @@ static void gate_gradient(const assay_context *ctx, const gauge *g) {
 /* Variance of a^T b over the rows, a [rows,m], b [rows,n]; NULL: skipped. */
 static assay_status weight_gradient(assay_context *ctx, const gauge *g, double *variance, int64_t ld, const double *a,
                                     const double *variance_a, int64_t m, const double *b, const double *variance_b,
-                                    int64_t n) {
+                                    int64_t n)
+{
     const assay_matmul_args args = {.c = variance,
                                     .ldc = ld,
                                     .a = a,
@@ -183,7 +195,8 @@ static assay_status weight_gradient(assay_context *ctx, const gauge *g, double *
 
 /* A sum over rows is a product with ones, but for what operands of a product lose. */
 static assay_status bias_gradient(assay_context *ctx, const gauge *g, double *variance, const double *values,
-                                  const double *variance_values, int64_t columns) {
+                                  const double *variance_values, int64_t columns)
+{
     assay_status status = ASSAY_OK;
     double *ones = NULL;
     gauge sum = *g;
@@ -192,8 +205,7 @@ static assay_status bias_gradient(assay_context *ctx, const gauge *g, double *va
     precision.multiply = 0;
     sum.precision = &precision;
     TRY(assay_alloc_f64(ctx, "ones", g->rows, &ones));
-    for (int64_t row = 0; row < g->rows; row++)
-        ones[row] = 1;
+    for (int64_t row = 0; row < g->rows; row++) ones[row] = 1;
     TRY(weight_gradient(ctx, &sum, variance, columns, ones, NULL, 1, values, variance_values, columns));
 cleanup:
     free(ones);
@@ -201,7 +213,8 @@ cleanup:
 }
 
 /* dx += twice what its two products share: sum over h of shared wi_0 wi_1. */
-static assay_status add_shared(assay_context *ctx, const gauge *g, const double *wi_0, const double *wi_1) {
+static assay_status add_shared(assay_context *ctx, const gauge *g, const double *wi_0, const double *wi_1)
+{
     enum { BLOCK = 256 };
     assay_status status = ASSAY_OK;
     const int64_t hidden = g->hidden;
@@ -240,7 +253,8 @@ cleanup:
 }
 
 /* dx = da wi_0^T + db wi_1^T, each of which may be stored before they are added. */
-static assay_status input_gradient(assay_context *ctx, const gauge *g) {
+static assay_status input_gradient(assay_context *ctx, const gauge *g)
+{
     assay_status status = ASSAY_OK;
     const double *wi_0 = g->config->fused ? g->w->wi : g->w->wi_0;
     const double *wi_1 = g->config->fused ? g->w->wi + g->hidden : g->w->wi_1;
@@ -261,15 +275,15 @@ static assay_status input_gradient(assay_context *ctx, const gauge *g) {
     args.a = g->db;
     args.b = wi_1;
     TRY(assay_gauge_matmul_stored(ctx, g->precision, &args, g->vdb, NULL));
-    for (int64_t i = 0; i < g->rows * g->dim; i++)
-        dx[i] += through_b[i];
+    for (int64_t i = 0; i < g->rows * g->dim; i++) dx[i] += through_b[i];
     TRY(add_shared(ctx, g, wi_0, wi_1));
 cleanup:
     free(through_b);
     return status;
 }
 
-static assay_status backward(assay_context *ctx, const gauge *g) {
+static assay_status backward(assay_context *ctx, const gauge *g)
+{
     assay_status status = ASSAY_OK;
     const assay_gated_mlp_gradients *out = &g->v->gradients;
     const int64_t dim = g->dim, hidden = g->hidden;
@@ -291,7 +305,8 @@ cleanup:
 assay_status assay_gated_mlp_gauge(assay_context *ctx, const assay_precision *precision,
                                    const assay_gated_mlp_variances *v, const double *dy, const double *variance_dy,
                                    const assay_gated_mlp_residuals *r, const double *x,
-                                   const assay_gated_mlp_weights *w, const assay_gated_mlp_config *config) {
+                                   const assay_gated_mlp_weights *w, const assay_gated_mlp_config *config)
+{
     assay_status status = ASSAY_OK;
     gauge g = {.precision = precision,
                .v = v,

@@ -8,7 +8,8 @@
 
 /* *rows: how many rows belong to a group. */
 static assay_status check_groups(assay_context *ctx, const int32_t *group_sizes, const assay_gmm_dims *dims,
-                                 int64_t *rows) {
+                                 int64_t *rows)
+{
     *rows = 0;
     for (int64_t g = 0; g < dims->groups; g++) {
         if (group_sizes[g] < 0) {
@@ -27,7 +28,8 @@ static assay_status check_groups(assay_context *ctx, const int32_t *group_sizes,
 
 /* The products of group g, whose rows are [first, first + count): into y, dlhs and drhs, or their variances. */
 static assay_matmul_args y_product(double *y, const double *lhs, const double *rhs, int64_t g, int64_t first,
-                                   int64_t count, const assay_gmm_dims *dims) {
+                                   int64_t count, const assay_gmm_dims *dims)
+{
     return (assay_matmul_args){.c = y + first * dims->n,
                                .ldc = dims->n,
                                .a = lhs + first * dims->k,
@@ -40,7 +42,8 @@ static assay_matmul_args y_product(double *y, const double *lhs, const double *r
 }
 
 static assay_matmul_args dlhs_product(double *dlhs, const double *dy, const double *rhs, int64_t g, int64_t first,
-                                      int64_t count, const assay_gmm_dims *dims) {
+                                      int64_t count, const assay_gmm_dims *dims)
+{
     return (assay_matmul_args){.c = dlhs + first * dims->k,
                                .ldc = dims->k,
                                .a = dy + first * dims->n,
@@ -54,7 +57,8 @@ static assay_matmul_args dlhs_product(double *dlhs, const double *dy, const doub
 }
 
 static assay_matmul_args drhs_product(double *drhs, const double *dy, const double *lhs, int64_t g, int64_t first,
-                                      int64_t count, const assay_gmm_dims *dims) {
+                                      int64_t count, const assay_gmm_dims *dims)
+{
     return (assay_matmul_args){.c = drhs + g * dims->k * dims->n,
                                .ldc = dims->n,
                                .a = lhs + first * dims->k,
@@ -68,12 +72,14 @@ static assay_matmul_args drhs_product(double *drhs, const double *dy, const doub
 }
 
 /* What lies beyond the groups of a result with `columns` columns. */
-static void zero_tail(double *result, int64_t rows, int64_t columns, const assay_gmm_dims *dims) {
+static void zero_tail(double *result, int64_t rows, int64_t columns, const assay_gmm_dims *dims)
+{
     if (result != NULL) memset(result + rows * columns, 0, (size_t)((dims->m - rows) * columns) * sizeof *result);
 }
 
 assay_status assay_gmm_forward(assay_context *ctx, double *y, const double *lhs, const double *rhs,
-                               const int32_t *group_sizes, const assay_gmm_dims *dims) {
+                               const int32_t *group_sizes, const assay_gmm_dims *dims)
+{
     assay_status status = ASSAY_OK;
     int64_t rows = 0, first = 0;
     TRY(check_groups(ctx, group_sizes, dims, &rows));
@@ -87,7 +93,8 @@ cleanup:
 }
 
 assay_status assay_gmm_backward(assay_context *ctx, double *dlhs, double *drhs, const double *dy, const double *lhs,
-                                const double *rhs, const int32_t *group_sizes, const assay_gmm_dims *dims) {
+                                const double *rhs, const int32_t *group_sizes, const assay_gmm_dims *dims)
+{
     assay_status status = ASSAY_OK;
     int64_t rows = 0, first = 0;
     TRY(check_groups(ctx, group_sizes, dims, &rows));
@@ -108,7 +115,8 @@ cleanup:
 
 assay_status assay_gmm_gauge(assay_context *ctx, const assay_precision *precision, double *variance_y,
                              double *variance_dlhs, double *variance_drhs, const double *dy, const double *lhs,
-                             const double *rhs, const int32_t *group_sizes, const assay_gmm_dims *dims) {
+                             const double *rhs, const int32_t *group_sizes, const assay_gmm_dims *dims)
+{
     assay_status status = ASSAY_OK;
     int64_t rows = 0, first = 0;
     TRY(check_groups(ctx, group_sizes, dims, &rows));

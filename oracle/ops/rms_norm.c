@@ -7,42 +7,42 @@
 #include "oracle/ops/vector_sums.h"
 
 void assay_rms_norm_forward(const assay_context *ctx, double *y, double *rstd, const double *x, const double *scale,
-                            int64_t rows, int64_t dim, double epsilon) {
+                            int64_t rows, int64_t dim, double epsilon)
+{
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t row = 0; row < rows; row++) {
         const double *x_row = x + row * dim;
         const double r = 1 / sqrt(assay_dot(ctx, dim, x_row, x_row) / (double)dim + epsilon);
-        for (int64_t i = 0; i < dim; i++)
-            y[row * dim + i] = x_row[i] * r * scale[i];
+        for (int64_t i = 0; i < dim; i++) y[row * dim + i] = x_row[i] * r * scale[i];
         rstd[row] = r;
     }
 }
 
 /* g = dy * scale is put in dx first. */
 static void backward_row(const assay_context *ctx, double *dx, const double *dy, const double *x, const double *scale,
-                         double rstd, int64_t dim) {
-    for (int64_t i = 0; i < dim; i++)
-        dx[i] = dy[i] * scale[i];
+                         double rstd, int64_t dim)
+{
+    for (int64_t i = 0; i < dim; i++) dx[i] = dy[i] * scale[i];
     const double factor = rstd * rstd * (assay_dot(ctx, dim, dx, x) / (double)dim);
-    for (int64_t i = 0; i < dim; i++)
-        dx[i] = rstd * (dx[i] - x[i] * factor);
+    for (int64_t i = 0; i < dim; i++) dx[i] = rstd * (dx[i] - x[i] * factor);
 }
 
 /* Columns [first, first + count) of dscale. */
 static void scale_gradient(const assay_context *ctx, double *dscale, const double *dy, const double *x,
-                           const double *rstd, int64_t rows, int64_t dim, int64_t first, int64_t count) {
+                           const double *rstd, int64_t rows, int64_t dim, int64_t first, int64_t count)
+{
     double product[256];
     memset(dscale + first, 0, (size_t)count * sizeof *dscale);
     for (int64_t row = 0; row < rows; row++) {
         const int64_t at = row * dim + first;
-        for (int64_t i = 0; i < count; i++)
-            product[i] = dy[at + i] * x[at + i];
+        for (int64_t i = 0; i < count; i++) product[i] = dy[at + i] * x[at + i];
         assay_add_scaled(ctx, count, rstd[row], product, dscale + first);
     }
 }
 
 void assay_rms_norm_backward(const assay_context *ctx, double *dx, double *dscale, const double *dy, const double *x,
-                             const double *scale, const double *rstd, int64_t rows, int64_t dim) {
+                             const double *scale, const double *rstd, int64_t rows, int64_t dim)
+{
     enum { BLOCK = 256 };
     if (dx != NULL) {
 #pragma omp parallel for num_threads(ctx->threads)
@@ -59,18 +59,21 @@ void assay_rms_norm_backward(const assay_context *ctx, double *dx, double *dscal
     }
 }
 
-static double square(double x) {
+static double square(double x)
+{
     return x * x;
 }
 
 /* Variance of the relative error of rstd: half that of a sum of `dim` positive terms, and the root's. */
-static double rstd_variance(const assay_precision *precision, int64_t dim) {
+static double rstd_variance(const assay_precision *precision, int64_t dim)
+{
     return square(precision->elementary) + square(precision->accumulate) * ((double)dim / 12 + 1);
 }
 
 /* dx = rstd g - rstd^3 x m, m = mean(g x). g may be stored; rstd is an error that both terms share. */
 static void gauge_dx(const assay_precision *precision, double *variance, const double *dy, const double *x,
-                     const double *scale, double rstd, int64_t dim) {
+                     const double *scale, double rstd, int64_t dim)
+{
     double *g = variance, squares = 0, mean = 0;
     for (int64_t i = 0; i < dim; i++) {
         g[i] = dy[i] * scale[i];
@@ -93,7 +96,8 @@ static void gauge_dx(const assay_precision *precision, double *variance, const d
 
 /* The terms dy * (x rstd) of a column, each of whose two products may be stored, and their sum. */
 static double gauge_dscale(const assay_precision *precision, const double *dy, const double *x, const double *rstd,
-                           int64_t rows, int64_t dim, int64_t column) {
+                           int64_t rows, int64_t dim, int64_t column)
+{
     const double relative = 2 * square(precision->storage) + rstd_variance(precision, dim);
     double sum = 0, partial = 0, squares = 0;
     for (int64_t row = 0; row < rows; row++) {
@@ -107,7 +111,8 @@ static double gauge_dscale(const assay_precision *precision, const double *dy, c
 
 assay_status assay_rms_norm_gauge(assay_context *ctx, const assay_precision *precision, double *variance_y,
                                   double *variance_dx, double *variance_dscale, const double *dy, const double *x,
-                                  const double *scale, const double *rstd, int64_t rows, int64_t dim) {
+                                  const double *scale, const double *rstd, int64_t rows, int64_t dim)
+{
     /* x rstd may be stored before it is scaled. */
     const double relative = square(precision->storage) + rstd_variance(precision, dim);
 #pragma omp parallel for num_threads(ctx->threads)
@@ -119,8 +124,7 @@ assay_status assay_rms_norm_gauge(assay_context *ctx, const assay_precision *pre
     }
     if (variance_dscale != NULL) {
 #pragma omp parallel for num_threads(ctx->threads)
-        for (int64_t i = 0; i < dim; i++)
-            variance_dscale[i] = gauge_dscale(precision, dy, x, rstd, rows, dim, i);
+        for (int64_t i = 0; i < dim; i++) variance_dscale[i] = gauge_dscale(precision, dy, x, rstd, rows, dim, i);
     }
     return ASSAY_OK;
 }

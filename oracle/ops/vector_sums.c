@@ -3,30 +3,33 @@
 #include <math.h>
 #include <string.h>
 
-static inline __attribute__((always_inline)) double dot(int64_t count, const double *a, const double *b) {
+static inline __attribute__((always_inline)) double dot(int64_t count, const double *a, const double *b)
+{
     double sum = 0;
-    for (int64_t i = 0; i < count; i++)
-        sum = fma(a[i], b[i], sum);
+    for (int64_t i = 0; i < count; i++) sum = fma(a[i], b[i], sum);
     return sum;
 }
 
-static inline __attribute__((always_inline)) void add_scaled(int64_t count, double factor, const double *x, double *y) {
-    for (int64_t i = 0; i < count; i++)
-        y[i] = fma(factor, x[i], y[i]);
+static inline __attribute__((always_inline)) void add_scaled(int64_t count, double factor, const double *x, double *y)
+{
+    for (int64_t i = 0; i < count; i++) y[i] = fma(factor, x[i], y[i]);
 }
 
 #ifdef __x86_64__
-__attribute__((target("avx2,fma"))) static double dot_avx2(int64_t count, const double *a, const double *b) {
+__attribute__((target("avx2,fma"))) static double dot_avx2(int64_t count, const double *a, const double *b)
+{
     return dot(count, a, b);
 }
 
 __attribute__((target("avx2,fma"))) static void add_scaled_avx2(int64_t count, double factor, const double *x,
-                                                                double *y) {
+                                                                double *y)
+{
     add_scaled(count, factor, x, y);
 }
 #endif
 
-double assay_dot(const assay_context *ctx, int64_t count, const double *a, const double *b) {
+double assay_dot(const assay_context *ctx, int64_t count, const double *a, const double *b)
+{
 #ifdef __x86_64__
     if (ctx->isa != ASSAY_ISA_SCALAR) return dot_avx2(count, a, b);
 #endif
@@ -34,7 +37,8 @@ double assay_dot(const assay_context *ctx, int64_t count, const double *a, const
     return dot(count, a, b);
 }
 
-void assay_add_scaled(const assay_context *ctx, int64_t count, double factor, const double *x, double *y) {
+void assay_add_scaled(const assay_context *ctx, int64_t count, double factor, const double *x, double *y)
+{
 #ifdef __x86_64__
     if (ctx->isa != ASSAY_ISA_SCALAR) {
         add_scaled_avx2(count, factor, x, y);
@@ -46,7 +50,8 @@ void assay_add_scaled(const assay_context *ctx, int64_t count, double factor, co
 }
 
 void assay_column_sums(const assay_context *ctx, double *sums, int64_t rows, int64_t columns, int64_t ld,
-                       const double *values) {
+                       const double *values)
+{
     enum { BLOCK = 256 };
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t first = 0; first < columns; first += BLOCK) {

@@ -1,0 +1,298 @@
+#include "oracle/moe/permute.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "oracle/arithmetic/arithmetic.h"
+#include "oracle/base/dtype.h"
+#include "tests/support/assay_test.h"
+
+static uint64_t next_bits(uint64_t *seed) /* splitmix64 */
+{
+    uint64_t z = *seed += UINT64_C(0x9e3779b97f4a7c15);
+    z = (z ^ z >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
+    z = (z ^ z >> 27) * UINT64_C(0x94d049bb133111eb);
+    return z ^ z >> 31;
+}
+
+static double *numbers(uint64_t *seed, int64_t count)
+{
+    double *values = malloc((size_t)(count + 1) * sizeof *values);
+    assert_non_null(values);
+    for (int64_t i = 0; i < count; i++) values[i] = (float)((double)(int64_t)next_bits(seed) * 0x1p-62);
+    return values;
+}
+
+static double *nans(int64_t count)
+{
+    double *values = malloc((size_t)(count + 1) * sizeof *values);
+    assert_non_null(values);
+    assay_fill_nan(values, count);
+    return values;
+}
+
+/* Random choices with a sorted order; x, dy [T,D], rows and d_rows [T*K,D], weights [T,K]. */
+typedef struct problem {
+    assay_permute_dims dims;
+    int64_t copies, outer, inner; /* T*K, T*D, T*K*D */
+    int32_t *selected, *order, *sizes;
+    double *x, *dy, *rows, *weights;
+} problem;
+
+static void problem_make(assay_context *ctx, problem *p, const assay_permute_dims *dims)
+{
+    uint64_t seed = 12;
+    *p = (problem){.dims = *dims, .copies = dims->tokens * dims->experts_per_token};
+    p->outer = dims->tokens * dims->emb_dim;
+    p->inner = p->copies * dims->emb_dim;
+    p->selected = malloc((size_t)(p->copies + 1) * sizeof *p->selected);
+    p->order = malloc((size_t)(p->copies + 1) * sizeof *p->order);
+    p->sizes = malloc((size_t)(dims->experts + 1) * sizeof *p->sizes);
+    memset(p->order, 0xff, (size_t)p->copies * sizeof *p->order);
+    memset(p->sizes, 0xff, (size_t)dims->experts * sizeof *p->sizes);
+    for (int64_t i = 0; i < p->copies; i++) p->selected[i] = (int32_t)(next_bits(&seed) % (uint64_t)dims->experts);
+    p->x = numbers(&seed, p->outer);
+    p->dy = numbers(&seed, p->outer);
+    p->rows = numbers(&seed, p->inner);
+    p->weights = numbers(&seed, p->copies);
+    assert_ok(ctx, assay_permute_order(ctx, p->order, p->sizes, p->selected, dims));
+}
+
+static void problem_free(problem *p)
+{
+    free(p->selected);
+    free(p->order);
+    free(p->sizes);
+    free(p->x);
+    free(p->dy);
+    free(p->rows);
+    free(p->weights);
+}
+
+static const assay_permute_dims CASES[] = {
+    {1, 1, 1, 1}, {5, 3, 4, 7}, {17, 2, 1, 3}, {4, 8, 300, 5}, {0, 2, 3, 4}, {29, 6, 13, 31}, {3, 2, 5, 0},
+};
+enum { CASE_COUNT = sizeof CASES / sizeof *CASES };
+
+/* The place of copy i: how many copies come before it by (expert, position). */
+static int64_t place_of(const problem *p, int64_t i)
+{
+    int64_t place = 0;
+    for (int64_t other = 0; other < p->copies; other++) {
+        place += p->selected[other] < p->selected[i] || (p->selected[other] == p->selected[i] && other < i);
+    }
+    return place;
+}
+
+static void test_order_is_the_stable_argsort(void **state)
+{
+    (void)state;
+    assay_context ctx = assay_context_default(1);
+    for (int c = 0; c < CASE_COUNT; c++) {
+        problem p;
+        problem_make(&ctx, &p, &CASES[c]);
+        for (int64_t i = 0; i < p.copies; i++) assert_int_equal(p.order[place_of(&p, i)], i);
+        for (int64_t e = 0; e < p.dims.experts; e++) {
+            int32_t count = 0;
+            for (int64_t i = 0; i < p.copies; i++) count += p.selected[i] == e;
+            assert_int_equal(p.sizes[e], count);
+        }
+        problem_free(&p);
+    }
+}
+
+static void check_values(assay_context *ctx, const problem *p)
+{
+    const int64_t dim = p->dims.emb_dim, k = p->dims.experts_per_token;
+    double *sorted = nans(p->inner), *y = nans(p->outer), *plain = nans(p->outer), *dx = nans(p->outer);
+    double *d_rows = nans(p->inner), *d_weights = nans(p->copies), *d_plain = nans(p->inner);
+    assay_permute_forward(sorted, p->x, p->order, &p->dims);
+    assert_ok(ctx, assay_permute_backward(ctx, dx, p->rows, p->order, &p->dims));
+    assert_ok(ctx, assay_unpermute_forward(ctx, y, p->rows, p->order, p->weights, &p->dims));
+    assert_ok(ctx, assay_unpermute_forward(ctx, plain, p->rows, p->order, NULL, &p->dims));
+    assert_ok(ctx, assay_unpermute_backward(ctx, d_rows, d_weights, p->dy, p->rows, p->order, p->weights, &p->dims));
+    assert_ok(ctx, assay_unpermute_backward(ctx, d_plain, NULL, p->dy, p->rows, p->order, NULL, &p->dims));
+    for (int64_t t = 0; t < p->dims.tokens; t++) {
+        for (int64_t d = 0; d < dim; d++) {
+            double sum = 0, weighted = 0;
+            for (int64_t i = t * k; i < (t + 1) * k; i++) {
+                const int64_t at = place_of(p, i) * dim + d;
+                assert_same_bits(&sorted[at], &p->x[t * dim + d], 1);
+                sum += p->rows[at];
+                weighted = fma(p->weights[i], p->rows[at], weighted);
+                double product = p->weights[i] * p->dy[t * dim + d];
+                assert_same_bits(&d_rows[at], &product, 1);
+                assert_same_bits(&d_plain[at], &p->dy[t * dim + d], 1);
+            }
+            assert_same_bits(&y[t * dim + d], &weighted, 1);
+            assert_same_bits(&plain[t * dim + d], &sum, 1);
+            assert_same_bits(&dx[t * dim + d], &sum, 1);
+        }
+        for (int64_t i = t * k; i < (t + 1) * k; i++) {
+            double sum = 0;
+            for (int64_t d = 0; d < dim; d++) sum = fma(p->rows[place_of(p, i) * dim + d], p->dy[t * dim + d], sum);
+            assert_same_bits(&d_weights[i], &sum, 1);
+        }
+    }
+    double *const all[] = {sorted, y, plain, dx, d_rows, d_weights, d_plain};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
+}
+
+static void test_values_with_any_threads_and_instruction_set(void **state)
+{
+    (void)state;
+    static const int THREADS[] = {1, 2, 7};
+    for (int c = 0; c < CASE_COUNT; c++) {
+        for (int i = 0; i < 3 * 3; i++) {
+            assay_context ctx = assay_context_default(THREADS[i % 3]);
+            ctx.isa = (assay_isa)(i / 3);
+            if (!assay_isa_supported(ctx.isa)) continue;
+            problem p;
+            problem_make(&ctx, &p, &CASES[c]);
+            check_values(&ctx, &p);
+            problem_free(&p);
+        }
+    }
+}
+
+/* A wrong id, or an order that is none: refused, naming the place. */
+static void test_refused(void **state)
+{
+    (void)state;
+    const assay_permute_dims dims = {2, 2, 3, 1};
+    const int32_t high[] = {0, 1, 3, 2}, low[] = {0, 1, 2, -1};
+    const int32_t repeated[] = {0, 1, 1, 2}, outside[] = {0, 4, 1, 2}, negative[] = {-1, 0, 1, 2};
+    const int32_t *const orders[] = {repeated, outside, negative};
+    const char *const words[] = {"[2] is 1", "[1] is 4", "[0] is -1"};
+    const assay_precision precision = {.storage = 1};
+    assay_context ctx = assay_context_default(1);
+    int32_t order[4], sizes[3];
+    double values[4] = {0}, out[4];
+    assert_int_equal(assay_permute_order(&ctx, order, sizes, high, &dims), ASSAY_BAD_INPUT);
+    assert_non_null(strstr(ctx.message, "selected_experts[1,0] is 3, expected 0 to 2"));
+    assert_int_equal(assay_permute_order(&ctx, order, sizes, low, &dims), ASSAY_BAD_INPUT);
+    assert_non_null(strstr(ctx.message, "selected_experts[1,1] is -1"));
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(assay_unpermute_forward(&ctx, out, values, orders[i], values, &dims), ASSAY_BAD_INPUT);
+        assert_non_null(strstr(ctx.message, words[i]));
+        assert_int_equal(assay_permute_backward(&ctx, out, values, orders[i], &dims), ASSAY_BAD_INPUT);
+        assert_int_equal(assay_unpermute_backward(&ctx, out, out, values, values, orders[i], values, &dims),
+                         ASSAY_BAD_INPUT);
+        assert_int_equal(
+            assay_unpermute_gauge(&ctx, &precision, out, NULL, NULL, values, values, orders[i], values, &dims),
+            ASSAY_BAD_INPUT);
+    }
+    const assay_permute_dims huge = {INT32_MAX, 2, 3, 1};
+    assert_int_equal(assay_permute_order(&ctx, order, sizes, high, &huge), ASSAY_BAD_INPUT);
+    assert_non_null(strstr(ctx.message, "copies of tokens"));
+}
+
+static double rounded(double x, assay_dtype type)
+{
+    return assay_dtype_round(type, x, false);
+}
+
+/* RMS of error / sigma, sigma^2 = variance + (unit golden)^2. */
+static double rms_ratio(int64_t count, const double *low, const double *golden, const double *variance, double unit)
+{
+    double sum = 0;
+    for (int64_t i = 0; i < count; i++) {
+        const double sigma = hypot(sqrt(variance[i]), unit * golden[i]), ratio = fabs(low[i] - golden[i]) / sigma;
+        assert_true(variance[i] >= 0 && ratio <= 3);
+        sum += ratio * ratio / (double)count;
+    }
+    return sqrt(sum);
+}
+
+/* An implementation that adds in float32, rounds operands to `multiply` and stores as `storage`. */
+static void check_gauge(assay_dtype storage, assay_dtype multiply, bool weighted)
+{
+    const assay_permute_dims dims = {40, 6, 9, 70};
+    const double unit = assay_dtype_unit_roundoff(storage);
+    const assay_precision precision = {.storage = unit,
+                                       .multiply = multiply == ASSAY_FLOAT64 ? 0 : assay_dtype_unit_roundoff(multiply),
+                                       .accumulate = 0x1p-24};
+    assay_context ctx = assay_context_default(2);
+    problem p;
+    problem_make(&ctx, &p, &dims);
+    const double *weights = weighted ? p.weights : NULL;
+    double *y = nans(p.outer), *d_rows = nans(p.inner), *d_weights = nans(p.copies);
+    double *vy = nans(p.outer), *vd_rows = nans(p.inner), *vd_weights = nans(p.copies);
+    double *low_y = nans(p.outer), *low_d_rows = nans(p.inner), *low_d_weights = nans(p.copies);
+    assert_ok(&ctx, assay_unpermute_forward(&ctx, y, p.rows, p.order, weights, &dims));
+    assert_ok(&ctx, assay_unpermute_backward(&ctx, d_rows, d_weights, p.dy, p.rows, p.order, weights, &dims));
+    assert_ok(&ctx,
+              assay_unpermute_gauge(&ctx, &precision, vy, vd_rows, vd_weights, p.dy, p.rows, p.order, weights, &dims));
+    for (int64_t at = 0; at < p.outer; at++) {
+        const int64_t t = at / dims.emb_dim, d = at % dims.emb_dim;
+        float sum = 0;
+        for (int64_t i = t * 6; i < t * 6 + 6; i++) {
+            const int64_t row = place_of(&p, i) * dims.emb_dim + d;
+            const double weight = weighted ? rounded(p.weights[i], multiply) : 1;
+            sum += (float)(weighted ? weight * rounded(p.rows[row], multiply) : p.rows[row]);
+            low_d_rows[row] = rounded(weighted ? weight * rounded(p.dy[at], multiply) : p.dy[at], storage);
+        }
+        low_y[at] = rounded(sum, storage);
+    }
+    for (int64_t i = 0; i < p.copies; i++) {
+        float sum = 0;
+        for (int64_t d = 0; d < dims.emb_dim; d++) {
+            const double row = p.rows[place_of(&p, i) * dims.emb_dim + d];
+            sum += (float)(rounded(row, multiply) * rounded(p.dy[i / 6 * dims.emb_dim + d], multiply));
+        }
+        low_d_weights[i] = rounded(sum, storage);
+    }
+    const double of_y = rms_ratio(p.outer, low_y, y, vy, unit);
+    const double of_weights = rms_ratio(p.copies, low_d_weights, d_weights, vd_weights, unit);
+    const double of_rows = rms_ratio(p.inner, low_d_rows, d_rows, vd_rows, unit);
+    assert_true(of_y >= 0.25 && of_y <= 0.7);
+    assert_true(of_weights >= 0.25 && of_weights <= 0.7);
+    assert_true(of_rows <= 0.7 && (of_rows >= 0.25 || (!weighted && storage == ASSAY_FLOAT32)));
+    double *const all[] = {y, d_rows, d_weights, vy, vd_rows, vd_weights, low_y, low_d_rows, low_d_weights};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
+    problem_free(&p);
+}
+
+static void test_errors_lie_under_sigma_and_not_far(void **state)
+{
+    (void)state;
+    for (int weighted = 0; weighted < 2; weighted++) {
+        check_gauge(ASSAY_BFLOAT16, ASSAY_FLOAT64, weighted);
+        check_gauge(ASSAY_FLOAT32, ASSAY_FLOAT64, weighted);
+        check_gauge(ASSAY_FLOAT32, ASSAY_TFLOAT32, weighted);
+    }
+}
+
+static void test_failing_allocations(void **state)
+{
+    (void)state;
+    assay_context ctx = assay_context_default(1);
+    problem p;
+    problem_make(&ctx, &p, &CASES[1]);
+    double *y = nans(p.outer);
+    int failures = 0;
+    for (;; failures++) {
+        assay_fail_allocation(failures);
+        assay_status status = assay_permute_order(&ctx, p.order, p.sizes, p.selected, &p.dims);
+        if (status == ASSAY_OK) status = assay_unpermute_forward(&ctx, y, p.rows, p.order, p.weights, &p.dims);
+        assay_fail_allocation(-1);
+        if (!assay_allocation_failed()) break;
+        assert_int_equal(status, ASSAY_NO_MEMORY);
+    }
+    assert_int_equal(failures, 2);
+    free(y);
+    problem_free(&p);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_order_is_the_stable_argsort),
+        cmocka_unit_test(test_values_with_any_threads_and_instruction_set),
+        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_errors_lie_under_sigma_and_not_far),
+        cmocka_unit_test(test_failing_allocations),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,222 @@
+#include "oracle/ops/gmm.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "oracle/ops/tests/ops_test.h"
+
+typedef struct problem {
+    assay_gmm_dims dims;
+    const int32_t *sizes;
+    int64_t rows; /* in groups */
+    double *lhs, *rhs, *dy, *y, *dlhs, *drhs;
+} problem;
+
+/* What lies beyond the groups is NaN. */
+static void problem_make(problem *p, const assay_gmm_dims *dims, const int32_t *sizes, assay_dtype grid)
+{
+    uint64_t seed = 6;
+    *p = (problem){.dims = *dims, .sizes = sizes};
+    for (int64_t g = 0; g < dims->groups; g++) p->rows += sizes[g];
+    p->lhs = test_normals(&seed, 1, grid, dims->m * dims->k);
+    p->rhs = test_normals(&seed, 1, grid, dims->groups * dims->k * dims->n);
+    p->dy = test_normals(&seed, 1, grid, dims->m * dims->n);
+    p->y = test_nans(dims->m * dims->n);
+    p->dlhs = test_nans(dims->m * dims->k);
+    p->drhs = test_nans(dims->groups * dims->k * dims->n);
+    assay_fill_nan(p->lhs + p->rows * dims->k, (dims->m - p->rows) * dims->k);
+    assay_fill_nan(p->dy + p->rows * dims->n, (dims->m - p->rows) * dims->n);
+}
+
+static void problem_run(assay_context *ctx, problem *p)
+{
+    assert_ok(ctx, assay_gmm_forward(ctx, p->y, p->lhs, p->rhs, p->sizes, &p->dims));
+    assert_ok(ctx, assay_gmm_backward(ctx, p->dlhs, p->drhs, p->dy, p->lhs, p->rhs, p->sizes, &p->dims));
+}
+
+static void problem_free(problem *p)
+{
+    double *const all[] = {p->lhs, p->rhs, p->dy, p->y, p->dlhs, p->drhs};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
+}
+
+/* Row by row, by the formula: the sums are the chains that the library promises. */
+static void formula(const problem *p, double *y, double *dlhs, double *drhs)
+{
+    const int64_t m = p->dims.m, k = p->dims.k, n = p->dims.n;
+    int64_t group = 0, end = p->dims.groups > 0 ? p->sizes[0] : 0;
+    memset(y, 0, (size_t)(m * n) * sizeof *y);
+    memset(dlhs, 0, (size_t)(m * k) * sizeof *dlhs);
+    memset(drhs, 0, (size_t)(p->dims.groups * k * n) * sizeof *drhs);
+    for (int64_t row = 0; row < p->rows; row++) {
+        while (row == end) end += p->sizes[++group];
+        const double *w = p->rhs + group * k * n;
+        for (int64_t i = 0; i < k; i++) {
+            for (int64_t j = 0; j < n; j++) {
+                double *dw = &drhs[group * k * n + i * n + j];
+                y[row * n + j] = fma(p->lhs[row * k + i], w[i * n + j], y[row * n + j]);
+                *dw = fma(p->lhs[row * k + i], p->dy[row * n + j], *dw);
+                dlhs[row * k + i] = fma(p->dy[row * n + j], w[i * n + j], dlhs[row * k + i]);
+            }
+        }
+    }
+}
+
+static const struct {
+    assay_gmm_dims dims;
+    int32_t sizes[6];
+} CASES[] = {
+    {{1, 1, 1, 1}, {1}},
+    {{7, 3, 5, 3}, {2, 4, 1}},
+    {{11, 5, 3, 6}, {0, 3, 0, 0, 4, 0}}, /* empty groups first, last and between; a tail */
+    {{9, 4, 2, 4}, {0, 0, 0, 0}},        /* nothing but tail */
+    {{6, 3, 3, 2}, {6, 0}},
+    {{0, 3, 2, 2}, {0, 0}},
+    {{4, 2, 2, 0}, {0}}, /* no groups */
+    {{37, 65, 41, 5}, {17, 0, 1, 2, 16}},
+};
+enum { CASE_COUNT = sizeof CASES / sizeof *CASES };
+
+static void check_cases(assay_context *ctx, void *data)
+{
+    (void)data;
+    for (int c = 0; c < CASE_COUNT; c++) {
+        problem p;
+        problem_make(&p, &CASES[c].dims, CASES[c].sizes, ASSAY_FLOAT64);
+        const int64_t y_count = p.dims.m * p.dims.n, dlhs_count = p.dims.m * p.dims.k;
+        const int64_t drhs_count = p.dims.groups * p.dims.k * p.dims.n;
+        double *y = test_nans(y_count), *dlhs = test_nans(dlhs_count), *drhs = test_nans(drhs_count);
+        problem_run(ctx, &p);
+        formula(&p, y, dlhs, drhs);
+        assert_same_bits(p.y, y, y_count);
+        assert_same_bits(p.dlhs, dlhs, dlhs_count);
+        assert_same_bits(p.drhs, drhs, drhs_count);
+        assay_fill_nan(p.dlhs, dlhs_count);
+        assay_fill_nan(p.drhs, drhs_count);
+        assert_ok(ctx, assay_gmm_backward(ctx, p.dlhs, NULL, p.dy, p.lhs, p.rhs, p.sizes, &p.dims));
+        assert_ok(ctx, assay_gmm_backward(ctx, NULL, p.drhs, p.dy, p.lhs, p.rhs, p.sizes, &p.dims));
+        assert_same_bits(p.dlhs, dlhs, dlhs_count);
+        assert_same_bits(p.drhs, drhs, drhs_count);
+        free(y);
+        free(dlhs);
+        free(drhs);
+        problem_free(&p);
+    }
+}
+
+static void test_the_formula_bit_for_bit(void **state)
+{
+    (void)state;
+    test_each_context(check_cases, NULL);
+    assert_int_equal(CASE_COUNT, 8);
+}
+
+static void test_refused_groups(void **state)
+{
+    (void)state;
+    assay_context ctx = assay_context_default(1);
+    const assay_gmm_dims dims = {4, 2, 2, 3};
+    const int32_t negative[] = {2, -1, 1}, too_many[] = {2, 2, 1}, overflowing[] = {INT32_MAX, INT32_MAX, INT32_MAX};
+    const int32_t *const refused[] = {negative, too_many, overflowing};
+    const char *const words[] = {"group_sizes[1] is -1", "add up to 5", "at most the 4 rows"};
+    const assay_precision precision = {.storage = 1};
+    double values[12] = {0}, out[12];
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(assay_gmm_forward(&ctx, out, values, values, refused[i], &dims), ASSAY_BAD_INPUT);
+        assert_non_null(strstr(ctx.message, words[i]));
+        ctx.message[0] = '\0';
+        assert_int_equal(assay_gmm_backward(&ctx, out, out, values, values, values, refused[i], &dims),
+                         ASSAY_BAD_INPUT);
+        assert_non_null(strstr(ctx.message, words[i]));
+        assert_int_equal(assay_gmm_gauge(&ctx, &precision, out, NULL, NULL, values, values, values, refused[i], &dims),
+                         ASSAY_BAD_INPUT);
+    }
+}
+
+/* float32 sums of bfloat16 values, stored as bfloat16 or float32. */
+static double low_dot(assay_dtype storage, int64_t count, const double *a, int64_t a_step, const double *b,
+                      int64_t b_step)
+{
+    float sum = 0;
+    for (int64_t i = 0; i < count; i++) sum += (float)(a[i * a_step] * b[i * b_step]);
+    return assay_dtype_round(storage, sum, false);
+}
+
+static void test_errors_lie_under_sigma_and_not_far(void **state)
+{
+    (void)state;
+    static const assay_precision PRECISIONS[] = {{"bf16", 0x1p-8, 0, 0x1p-24, 0x1p-24, 0x1p-24},
+                                                 {"f32", 0x1p-24, 0, 0x1p-24, 0x1p-24, 0x1p-24}};
+    static const int32_t SIZES[] = {31, 0, 16, 40};
+    const assay_gmm_dims dims = {90, 48, 56, 4};
+    assay_context ctx = assay_context_default(2);
+    for (int i = 0; i < 2; i++) {
+        const assay_dtype storage = i == 0 ? ASSAY_BFLOAT16 : ASSAY_FLOAT32;
+        problem p;
+        problem_make(&p, &dims, SIZES, storage);
+        problem_run(&ctx, &p);
+        const int64_t k = dims.k, n = dims.n, y_count = dims.m * n, dlhs_count = dims.m * k, drhs_count = 4 * k * n;
+        double *y = calloc((size_t)y_count, 8), *dlhs = calloc((size_t)dlhs_count, 8);
+        double *drhs = calloc((size_t)drhs_count, 8);
+        double *vy = test_nans(y_count), *vdlhs = test_nans(dlhs_count), *vdrhs = test_nans(drhs_count);
+        for (int64_t g = 0, first = 0; g < dims.groups; first += SIZES[g], g++) {
+            const double *w = p.rhs + g * k * n, *x = p.lhs + first * k, *dy = p.dy + first * n;
+            for (int64_t at = 0; at < SIZES[g] * n; at++) {
+                y[first * n + at] = low_dot(storage, k, x + at / n * k, 1, w + at % n, n);
+            }
+            for (int64_t at = 0; at < SIZES[g] * k; at++) {
+                dlhs[first * k + at] = low_dot(storage, n, dy + at / k * n, 1, w + at % k * n, 1);
+            }
+            for (int64_t at = 0; at < k * n; at++) {
+                drhs[g * k * n + at] = low_dot(storage, SIZES[g], x + at / n, k, dy + at % n, n);
+            }
+        }
+        assert_ok(&ctx, assay_gmm_gauge(&ctx, &PRECISIONS[i], vy, vdlhs, vdrhs, p.dy, p.lhs, p.rhs, SIZES, &dims));
+        const test_ratio ratio[] = {test_ratio_of(y_count, y, p.y, vy, storage),
+                                    test_ratio_of(dlhs_count, dlhs, p.dlhs, vdlhs, storage),
+                                    test_ratio_of(drhs_count, drhs, p.drhs, vdrhs, storage)};
+        for (int t = 0; t < 3; t++) assert_true(ratio[t].rms >= 0.25 && ratio[t].rms <= 0.7 && ratio[t].largest <= 3);
+        for (int64_t at = p.rows * n; at < y_count; at++) assert_true(vy[at] == 0);
+        for (int64_t at = k * n; at < 2 * k * n; at++) assert_true(vdrhs[at] == 0); /* the empty group */
+        double *const all[] = {y, dlhs, drhs, vy, vdlhs, vdrhs};
+        for (size_t at = 0; at < sizeof all / sizeof *all; at++) free(all[at]);
+        problem_free(&p);
+    }
+}
+
+static void test_failing_allocations(void **state)
+{
+    (void)state;
+    const assay_precision precision = {.multiply = 1, .accumulate = 1};
+    assay_context ctx = assay_context_default(1);
+    problem p;
+    problem_make(&p, &CASES[7].dims, CASES[7].sizes, ASSAY_FLOAT64);
+    int failures = 0;
+    for (;; failures++) {
+        assay_fail_allocation(failures);
+        assay_status status = assay_gmm_forward(&ctx, p.y, p.lhs, p.rhs, p.sizes, &p.dims);
+        if (status == ASSAY_OK) {
+            status = assay_gmm_backward(&ctx, p.dlhs, p.drhs, p.dy, p.lhs, p.rhs, p.sizes, &p.dims);
+        }
+        if (status == ASSAY_OK) {
+            status = assay_gmm_gauge(&ctx, &precision, p.y, p.dlhs, p.drhs, p.dy, p.lhs, p.rhs, p.sizes, &p.dims);
+        }
+        assay_fail_allocation(-1);
+        if (!assay_allocation_failed()) break;
+        assert_int_equal(status, ASSAY_NO_MEMORY);
+    }
+    assert_true(failures > 10);
+    problem_free(&p);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_the_formula_bit_for_bit),
+        cmocka_unit_test(test_refused_groups),
+        cmocka_unit_test(test_errors_lie_under_sigma_and_not_far),
+        cmocka_unit_test(test_failing_allocations),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
