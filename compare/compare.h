@@ -14,9 +14,9 @@ const char *assay_verdict_name(assay_verdict verdict); /* "PASS", ... */
 
 /* One element or row that lies far out. */
 typedef struct assay_outlier {
-    int64_t index;           /* flattened element, or row (all axes but the last) */
+    int64_t index;            /* flattened element, or row (all axes but the last) */
     double golden, candidate; /* of an element; of a row: RMS of both */
-    double excess;           /* |error| over its threshold: above 1 fails */
+    double excess;            /* |error| over its threshold: above 1 fails */
 } assay_outlier;
 
 /* What was found wrong with a tensor; the first that applies. */
@@ -37,11 +37,11 @@ typedef struct assay_tensor_result {
     assay_dtype candidate_type;
     assay_verdict verdict;
     assay_finding finding;
-    char message[256];        /* one line, for a person */
+    char message[256]; /* one line, for a person */
     bool compared, required, exact;
     int64_t elements, rows, wrong_elements, wrong_rows;
-    double max_error;         /* largest absolute error */
-    double rms_ratio;         /* RMS of error / error scale over the tensor */
+    double max_error;                /* largest absolute error */
+    double rms_ratio;                /* RMS of error / error scale over the tensor */
     double worst_element, worst_row; /* largest excess */
     assay_outlier elements_worst[ASSAY_WORST_COUNT], rows_worst[ASSAY_WORST_COUNT];
     int elements_worst_count, rows_worst_count;
@@ -52,7 +52,7 @@ typedef struct assay_report {
     char golden_path[512], candidate_path[512];
     double false_alarm; /* stated probability for the whole fixture */
     assay_verdict verdict;
-    char message[256];  /* why, in one line; names the first wrong tensor */
+    char message[256];            /* why, in one line; names the first wrong tensor */
     assay_tensor_result *tensors; /* in the order of the data flow: routing, checkpoints, outputs, gradients */
     int count;
     char **unknown; /* datasets of the candidate that the golden does not know */

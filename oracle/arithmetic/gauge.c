@@ -1,13 +1,14 @@
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/arithmetic/precision.h"
 #include "oracle/base/memory.h"
 
-/* Blocks of k at whose ends partial sums are looked at; rows and columns of a tile, so that scratch stays small;
- * elements from which on threads pay. */
-enum { BLOCKS = 8, TILE = 512, SHARED = 1 << 14 };
+/* Blocks of k at whose ends partial sums are looked at; rows and columns of a tile and values of k that are squared at
+ * a time, so that scratch stays small; elements from which on threads pay. */
+enum { BLOCKS = 8, TILE = 512, DEPTH = 2048, SHARED = 1 << 14 };
 
 static int64_t least(int64_t a, int64_t b)
 {
@@ -71,99 +72,106 @@ typedef struct gauge {
     double *memory, *left, *right, *product, *sum;
 } gauge;
 
-static void add_into(const assay_context *ctx, const gauge *g, double *out, int64_t ld, int64_t m, int64_t n)
+/* The tile's rows [row, row + m) and columns [column, column + n). */
+typedef struct tile {
+    int64_t row, m, column, n;
+    double *out; /* rows args->ldc apart */
+} tile;
+
+static operand a_block(const gauge *g, const tile *t, int64_t first, int64_t k)
 {
-#pragma omp parallel for num_threads(ctx->threads) if (m * n >= SHARED)
-    for (int64_t i = 0; i < m; i++) {
-        for (int64_t j = 0; j < n; j++) out[i * ld + j] += g->product[i * n + j];
-    }
+    return block_of(g->args->a, g->variance_a, g->args->lda, !g->args->transpose_a, t->row, t->m, first, k);
 }
 
-static assay_status multiply_scratch(assay_context *ctx, const gauge *g, int64_t m, int64_t n, int64_t k)
+static operand b_block(const gauge *g, const tile *t, int64_t first, int64_t k)
+{
+    return block_of(g->args->b, g->variance_b, g->args->ldb, g->args->transpose_b, t->column, t->n, first, k);
+}
+
+static assay_status multiply(assay_context *ctx, const gauge *g, const tile *t, const double *a, int64_t lda,
+                             const double *b, int64_t ldb, int64_t k)
 {
     const assay_matmul_args args = {.c = g->product,
-                                    .ldc = n,
-                                    .a = g->left,
-                                    .lda = g->args->transpose_a ? m : k,
+                                    .ldc = t->n,
+                                    .a = a,
+                                    .lda = lda,
                                     .transpose_a = g->args->transpose_a,
-                                    .b = g->right,
-                                    .ldb = g->args->transpose_b ? k : n,
+                                    .b = b,
+                                    .ldb = ldb,
                                     .transpose_b = g->args->transpose_b,
-                                    .m = m,
-                                    .n = n,
+                                    .m = t->m,
+                                    .n = t->n,
                                     .k = k};
     return assay_matmul(ctx, &args);
 }
 
-/* out += sum over the block of a^2 var(b) + b^2 var(a) + squares a^2 b^2. */
-static assay_status add_variances(assay_context *ctx, const gauge *g, const operand *a, const operand *b, double *out,
-                                  int64_t m, int64_t n, int64_t k)
+/* out += left right, which were squared from a and b. */
+static assay_status add_scratch_product(assay_context *ctx, const gauge *g, const tile *t, const operand *a,
+                                        const operand *b, int64_t k)
+{
+    assay_status status = multiply(ctx, g, t, g->left, a->columns, g->right, b->columns, k);
+    RETURN_IF(status != ASSAY_OK, status);
+#pragma omp parallel for num_threads(ctx->threads) if (t->m * t->n >= SHARED)
+    for (int64_t i = 0; i < t->m; i++) {
+        for (int64_t j = 0; j < t->n; j++) t->out[i * g->args->ldc + j] += g->product[i * t->n + j];
+    }
+    return ASSAY_OK;
+}
+
+/* out += sum over k of a^2 var(b) + b^2 var(a) + squares a^2 b^2. */
+static assay_status add_variances(assay_context *ctx, const gauge *g, const tile *t)
 {
     assay_status status = ASSAY_OK;
-    if (b->variance == NULL) {
-        square_into(ctx, g->left, a, g->squares, a->variance);
-        square_into(ctx, g->right, b, 1, NULL);
-    } else {
-        square_into(ctx, g->left, a, 1, NULL);
-        square_into(ctx, g->right, b, g->squares, b->variance);
-    }
-    TRY(multiply_scratch(ctx, g, m, n, k));
-    add_into(ctx, g, out, g->args->ldc, m, n);
-    if (a->variance != NULL && b->variance != NULL) {
-        copy_into(ctx, g->left, a, a->variance);
-        square_into(ctx, g->right, b, 1, NULL);
-        TRY(multiply_scratch(ctx, g, m, n, k));
-        add_into(ctx, g, out, g->args->ldc, m, n);
+    for (int64_t first = 0; first < g->args->k; first += DEPTH) {
+        const int64_t k = least(DEPTH, g->args->k - first);
+        const operand a = a_block(g, t, first, k), b = b_block(g, t, first, k);
+        if (b.variance == NULL) {
+            square_into(ctx, g->left, &a, g->squares, a.variance);
+            square_into(ctx, g->right, &b, 1, NULL);
+        } else {
+            square_into(ctx, g->left, &a, 1, NULL);
+            square_into(ctx, g->right, &b, g->squares, b.variance);
+        }
+        TRY(add_scratch_product(ctx, g, t, &a, &b, k));
+        if (a.variance != NULL && b.variance != NULL) {
+            copy_into(ctx, g->left, &a, a.variance);
+            square_into(ctx, g->right, &b, 1, NULL);
+            TRY(add_scratch_product(ctx, g, t, &a, &b, k));
+        }
     }
 cleanup:
     return status;
 }
 
-/* sum += the products of the block; out += factor * sum^2. */
-static assay_status add_partial_sums(assay_context *ctx, const gauge *g, const operand *a, const operand *b,
-                                     double factor, double *out, int64_t m, int64_t n, int64_t k)
+/* out += the squares of the partial sums at the ends of blocks, times their factors. */
+static assay_status add_partial_sums(assay_context *ctx, const gauge *g, const tile *t)
 {
-    const assay_matmul_args args = {.c = g->product,
-                                    .ldc = n,
-                                    .a = a->value,
-                                    .lda = a->ld,
-                                    .transpose_a = g->args->transpose_a,
-                                    .b = b->value,
-                                    .ldb = b->ld,
-                                    .transpose_b = g->args->transpose_b,
-                                    .m = m,
-                                    .n = n,
-                                    .k = k};
-    assay_status status = assay_matmul(ctx, &args);
-    RETURN_IF(status != ASSAY_OK, status);
-    add_into(ctx, g, g->sum, n, m, n);
-#pragma omp parallel for num_threads(ctx->threads) if (m * n >= SHARED)
-    for (int64_t i = 0; i < m; i++) {
-        for (int64_t j = 0; j < n; j++) out[i * g->args->ldc + j] += factor * (g->sum[i * n + j] * g->sum[i * n + j]);
+    const int64_t length = block_length(g->args->k);
+    memset(g->sum, 0, (size_t)(t->m * t->n) * sizeof *g->sum);
+    for (int64_t first = 0; first < g->args->k; first += length) {
+        const int64_t k = least(length, g->args->k - first);
+        const operand a = a_block(g, t, first, k), b = b_block(g, t, first, k);
+        const double factor = g->partial + (first + k == g->args->k ? g->last : 0);
+        assay_status status = multiply(ctx, g, t, a.value, a.ld, b.value, b.ld, k);
+        RETURN_IF(status != ASSAY_OK, status);
+#pragma omp parallel for num_threads(ctx->threads) if (t->m * t->n >= SHARED)
+        for (int64_t i = 0; i < t->m; i++) {
+            double *out = t->out + i * g->args->ldc, *sum = g->sum + i * t->n, *product = g->product + i * t->n;
+            for (int64_t j = 0; j < t->n; j++) {
+                sum[j] += product[j];
+                out[j] += factor * (sum[j] * sum[j]);
+            }
+        }
     }
     return ASSAY_OK;
 }
 
-static assay_status gauge_tile(assay_context *ctx, const gauge *g, int64_t first_row, int64_t m, int64_t first_column,
-                               int64_t n)
+static assay_status gauge_tile(assay_context *ctx, const gauge *g, const tile *t)
 {
     assay_status status = ASSAY_OK;
-    const assay_matmul_args *args = g->args;
-    double *out = args->c + first_row * args->ldc + first_column;
-    const int64_t length = block_length(args->k);
-    for (int64_t i = 0; i < m; i++) {
-        for (int64_t j = 0; j < n; j++) out[i * args->ldc + j] = g->sum[i * n + j] = 0;
-    }
-    for (int64_t first = 0; first < args->k; first += length) {
-        int64_t k = least(length, args->k - first);
-        operand a = block_of(args->a, g->variance_a, args->lda, !args->transpose_a, first_row, m, first, k);
-        operand b = block_of(args->b, g->variance_b, args->ldb, args->transpose_b, first_column, n, first, k);
-        double factor = g->partial + (first + k == args->k ? g->last : 0);
-        if (g->squares > 0 || a.variance != NULL || b.variance != NULL) {
-            TRY(add_variances(ctx, g, &a, &b, out, m, n, k));
-        }
-        if (g->partial > 0 || g->last > 0) TRY(add_partial_sums(ctx, g, &a, &b, factor, out, m, n, k));
-    }
+    for (int64_t i = 0; i < t->m; i++) memset(t->out + i * g->args->ldc, 0, (size_t)t->n * sizeof *t->out);
+    if (g->squares > 0 || g->variance_a != NULL || g->variance_b != NULL) TRY(add_variances(ctx, g, t));
+    if (g->partial > 0 || g->last > 0) TRY(add_partial_sums(ctx, g, t));
 cleanup:
     return status;
 }
@@ -178,7 +186,7 @@ static assay_status gauge_product(assay_context *ctx, const assay_precision *pre
 {
     assay_status status = ASSAY_OK;
     gauge g = {.args = args, .variance_a = variance_a, .variance_b = variance_b};
-    int64_t m = least(args->m, TILE), n = least(args->n, TILE), k = block_length(args->k);
+    const int64_t m = least(args->m, TILE), n = least(args->n, TILE), k = least(args->k, DEPTH);
     g.partial = summing(precision, args->k);
     g.squares = 2 * precision->multiply * precision->multiply + g.partial;
     g.last = stored * stored;
@@ -189,7 +197,8 @@ static assay_status gauge_product(assay_context *ctx, const assay_precision *pre
     g.sum = g.product + m * n;
     for (int64_t i = 0; i < args->m; i += TILE) {
         for (int64_t j = 0; j < args->n; j += TILE) {
-            TRY(gauge_tile(ctx, &g, i, least(TILE, args->m - i), j, least(TILE, args->n - j)));
+            const tile t = {i, least(TILE, args->m - i), j, least(TILE, args->n - j), args->c + i * args->ldc + j};
+            TRY(gauge_tile(ctx, &g, &t));
         }
     }
 cleanup:

@@ -115,19 +115,19 @@ static inline __attribute__((always_inline)) void from_exponentials(form f, int6
 }
 
 /* x Phi(x), Phi(x) = erfc(-x / sqrt 2) / 2; what the rounding of the arguments does in the tail is put right. */
-static inline __attribute__((always_inline)) void gelu_exact(int64_t n, chunk *c)
+static inline __attribute__((always_inline)) void gelu_exact(const assay_context *ctx, int64_t n, chunk *c)
 {
     for (int64_t i = 0; i < n; i++) {
-        double y = clamp(c->x[i], 64);
+        double y = clamp(c->x[i], 64), square = y * y;
         c->z[i] = -y * SQRT_HALF[0];
         c->z_low[i] = fma(-y, SQRT_HALF[0], -c->z[i]) - y * SQRT_HALF[1];
-        double square = y * y;
         c->slope[i] = 1 - 0.5 * fma(y, y, -square);
         c->t[i] = -0.5 * square;
-        c->value[i] = assay_erfc(c->z[i]);
     }
+    assay_exp_many(ctx, n, c->t, c->t);
+    for (int64_t i = 0; i < n; i++) c->value[i] = assay_erfc(c->z[i]);
     for (int64_t i = 0; i < n; i++) {
-        double exponential = assay_exp(c->t[i]) * c->slope[i];
+        double exponential = c->t[i] * c->slope[i];
         double phi = 0.5 * c->value[i] - INVERSE_SQRT_PI * exponential * c->z_low[i];
         c->value[i] = c->x[i] * phi;
         c->derivative[i] = phi + clamp(c->x[i], 64) * (INVERSE_SQRT_2PI * exponential);
@@ -166,7 +166,7 @@ static inline __attribute__((always_inline)) void activate(const assay_context *
         with_sigmoid(ctx, FORM_QUICK_GELU, n, c);
         break;
     case FORM_GELU_EXACT:
-        gelu_exact(n, c);
+        gelu_exact(ctx, n, c);
         break;
     case FORM_RELU:
         without_sigmoid(FORM_RELU, n, c);

@@ -45,7 +45,7 @@ static void test_forward(void **state)
         double expected[TOKENS * MOST_CHOSEN];
         int32_t sizes[EXPERTS] = {0};
         fill_case(&data, &CASES[c]);
-        run_forward(&r, &data, 2);
+        run_forward(&r, &data, 1);
         const int64_t count = data.config.num_experts_per_tok;
         widen(logits, data.logits, TOKENS * EXPERTS);
         widen(bias, data.bias, EXPERTS);
@@ -98,9 +98,9 @@ static void test_backward(void **state)
         case_data data;
         assay_routing r;
         fill_case(&data, &CASES[c]);
-        run_forward(&r, &data, 2);
+        run_forward(&r, &data, 1);
         for (int part = 0; part < 3; part++) {
-            assay_context ctx = assay_context_default(2);
+            assay_context ctx = assay_context_default(1);
             const double *d_weights = part == 1 ? NULL : data.d_weights;
             double d_logits[TOKENS * EXPERTS], d_bias[EXPERTS], d_scale[EXPERTS];
             double logits[TOKENS * EXPERTS], bias[EXPERTS] = {0}, scale[EXPERTS] = {0};
@@ -210,7 +210,7 @@ static void test_hash(void **state)
         case_data data;
         assay_routing r;
         fill_case(&data, &CASES[c]);
-        run_forward(&r, &data, 2);
+        run_forward(&r, &data, 1);
         const int64_t count = data.config.num_experts_per_tok;
         for (int t = 0; t < TOKENS; t++) {
             assert_memory_equal(r.selected_experts + t * count, data.table + data.input_ids[t] * count,

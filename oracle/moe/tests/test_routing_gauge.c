@@ -207,10 +207,10 @@ static void test_alone(void **state)
     for (int c = 0; c < CASE_COUNT; c++) {
         static case_data data;
         static outcome all, one;
-        assay_context ctx = assay_context_default(2);
+        assay_context ctx = assay_context_default(1);
         assay_routing r;
         fill_case(&data, &CASES[c]);
-        gauge(&all, &r, &data, &BF16, NULL, data.d_weights, NULL, 0.5, 2);
+        gauge(&all, &r, &data, &BF16, NULL, data.d_weights, NULL, 0.5, 1);
         for (int alone = 0; alone < 5; alone++) {
             const assay_routing_variances v = {alone == 0 ? one.weights : NULL, alone == 1 ? &one.lb_loss : NULL,
                                                alone == 2 ? one.d_logits : NULL, alone == 3 ? one.d_bias : NULL,
@@ -232,11 +232,11 @@ static void test_failing_allocations(void **state)
     (void)state;
     static case_data data;
     static outcome variance;
-    assay_context ctx = assay_context_default(2);
+    assay_context ctx = assay_context_default(1);
     assay_routing r;
     int64_t failures = 0;
     fill_case(&data, case_named("given to default"));
-    gauge(&variance, &r, &data, &BF16, NULL, data.d_weights, NULL, 0.5, 2);
+    gauge(&variance, &r, &data, &BF16, NULL, data.d_weights, NULL, 0.5, 1);
     const assay_routing_variances v = {variance.weights, &variance.lb_loss, variance.d_logits, variance.d_bias,
                                        variance.d_scale};
     for (;; failures++) {

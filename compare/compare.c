@@ -1,0 +1,303 @@
+#include "compare/compare.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "compare/findings.h"
+#include "compare/outliers.h"
+#include "oracle/base/memory.h"
+
+#define MARGIN "routing/margin"
+
+/* The data flow. What stands first is blamed first. */
+static const char *const folders[] = {"routing/", "checkpoints/", "outputs/", "gradients/"};
+enum { FOLDERS = sizeof folders / sizeof *folders };
+
+/* Whether anything was shown. */
+typedef struct evidence {
+    bool floats_required, floats, integers; /* a tensor whose zeros would have failed */
+} evidence;
+
+const char *assay_verdict_name(assay_verdict verdict)
+{
+    static const char *const names[] = {"PASS", "FAIL", "VACUOUS", "NOT COMPARABLE"};
+    return names[verdict];
+}
+
+static bool starts_with(const char *text, const char *start)
+{
+    return strncmp(text, start, strlen(start)) == 0;
+}
+
+static bool is_required(const char *path)
+{
+    return starts_with(path, "outputs/") || starts_with(path, "gradients/");
+}
+
+/* "error_scale/bf16/outputs/y"; NULL where the golden has none. */
+static const assay_tensor_spec *scale_of(const assay_comparison *c, const char *path)
+{
+    char scale[2 * ASSAY_PATH_SIZE];
+    snprintf(scale, sizeof scale, "error_scale/%s/%s", c->profile->precision.name, path);
+    return assay_fixture_find(c->golden, scale);
+}
+
+/* The profiles for which the golden has error scales: "f64, f32". */
+static void name_scales(const assay_fixture_reader *golden, char *names, size_t size)
+{
+    size_t length = 0;
+    char last[ASSAY_PATH_SIZE] = "";
+    names[0] = '\0';
+    for (int i = 0; i < assay_fixture_count(golden); i++) {
+        const char *path = assay_fixture_spec(golden, i)->path;
+        if (!starts_with(path, "error_scale/")) continue;
+        const char *name = path + strlen("error_scale/");
+        int count = (int)strcspn(name, "/");
+        if ((size_t)count == strlen(last) && strncmp(name, last, (size_t)count) == 0) continue;
+        snprintf(last, sizeof last, "%.*s", count, name);
+        if (length + (size_t)count + 3 > size) return;
+        length += (size_t)snprintf(names + length, size - length, "%s%s", length == 0 ? "" : ", ", last);
+    }
+}
+
+static assay_status list_tensors(assay_context *ctx, const assay_fixture_reader *golden, assay_report *report)
+{
+    int total = assay_fixture_count(golden);
+    report->tensors = calloc((size_t)total + 1, sizeof *report->tensors);
+    if (report->tensors == NULL)
+        return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the results of %d tensors", total);
+    for (int folder = 0; folder < FOLDERS; folder++) {
+        for (int i = 0; i < total; i++) {
+            const assay_tensor_spec *spec = assay_fixture_spec(golden, i);
+            if (!starts_with(spec->path, folders[folder])) continue;
+            assay_tensor_result *result = &report->tensors[report->count++];
+            result->spec = *spec;
+            /* the golden may be closed while the report lives */
+            memset(result->spec.labels, 0, sizeof result->spec.labels);
+            int64_t length = assay_row_length(&spec->shape);
+            result->required = is_required(spec->path);
+            result->elements = assay_shape_count(&spec->shape);
+            result->rows = length > 0 ? result->elements / length : 0;
+        }
+    }
+    return ASSAY_OK;
+}
+
+/* Thresholds for everything that this golden can be compared on, whether or not the candidate has it. */
+static assay_status find_thresholds(assay_context *ctx, assay_comparison *c, double false_alarm,
+                                    const assay_report *report)
+{
+    int64_t elements = 0, rows = 0;
+    for (int i = 0; i < report->count; i++) {
+        const assay_tensor_result *r = &report->tensors[i];
+        const assay_tensor_spec *scale = scale_of(c, r->spec.path);
+        if (scale == NULL) continue;
+        if (!assay_shape_equal(&scale->shape, &r->spec.shape) || scale->type == ASSAY_INT32) {
+            return assay_fail(ctx, ASSAY_BAD_INPUT, "%s has another shape or type than %s", scale->path, r->spec.path);
+        }
+        elements += r->elements;
+        rows += r->rows;
+    }
+    c->thresholds = assay_thresholds_of(false_alarm, elements, rows);
+    return ASSAY_OK;
+}
+
+static assay_status alloc_buffers(assay_context *ctx, assay_comparison *c)
+{
+    assay_status status;
+    TRY(assay_alloc_f64(ctx, "values of the golden", ASSAY_CHUNK, &c->golden_values));
+    TRY(assay_alloc_f64(ctx, "values of the candidate", ASSAY_CHUNK, &c->candidate_values));
+    TRY(assay_alloc_f64(ctx, "error scales", ASSAY_CHUNK, &c->scales));
+    TRY(assay_alloc_i32(ctx, "integers of the golden", ASSAY_CHUNK, &c->golden_integers));
+    TRY(assay_alloc_i32(ctx, "integers of the candidate", ASSAY_CHUNK, &c->candidate_integers));
+cleanup:
+    return status;
+}
+
+static void free_buffers(assay_comparison *c)
+{
+    free(c->golden_values);
+    free(c->candidate_values);
+    free(c->scales);
+    free(c->golden_integers);
+    free(c->candidate_integers);
+}
+
+static void note_evidence(const assay_tensor_result *result, const assay_facts *facts, evidence *shown)
+{
+    bool informs = result->compared && result->verdict == ASSAY_PASS && result->elements > 0 && !facts->all_zero;
+    if (!result->required) return;
+    if (result->spec.type == ASSAY_INT32) {
+        shown->integers = shown->integers || informs;
+    } else {
+        shown->floats = shown->floats || informs;
+    }
+}
+
+static assay_status compare_tensor(assay_context *ctx, const assay_comparison *c, assay_tensor_result *result,
+                                   evidence *shown)
+{
+    assay_status status = ASSAY_OK;
+    assay_facts facts;
+    bool unreadable = false;
+    char scales[128] = "";
+    const assay_tensor_spec *found = assay_fixture_find(c->candidate, result->spec.path);
+    const assay_tensor_spec *scale = scale_of(c, result->spec.path);
+    const bool floats = result->spec.type != ASSAY_INT32;
+    if (found != NULL) result->candidate_type = found->type;
+    if (assay_judge_structure(c->profile, found, assay_fixture_text(c->candidate, "kind"), result)) return ASSAY_OK;
+    if (strcmp(result->spec.path, MARGIN) == 0) {
+        snprintf(result->message, sizeof result->message, "%s: not compared: the oracle's own measure", MARGIN);
+        return ASSAY_OK;
+    }
+    if (!floats) {
+        TRY(assay_scan_integers(ctx, c, result, &facts, &unreadable));
+    } else if (scale == NULL) {
+        name_scales(c->golden, scales, sizeof scales);
+        TRY(assay_scan_finite(ctx, c, result, &facts, &unreadable));
+    } else {
+        TRY(assay_scan_floats(ctx, c, scale->path, result, &facts, &unreadable));
+    }
+    if (unreadable) {
+        assay_judge_unreadable(ctx->message, result);
+        ctx->message[0] = '\0';
+    } else {
+        assay_judge_values(c->profile, &facts, floats && scale == NULL ? scales : NULL, result);
+        note_evidence(result, &facts, shown);
+    }
+cleanup:
+    return status;
+}
+
+/* Copies of what the candidate was given are no results of its own. */
+static bool is_unknown(const assay_fixture_reader *golden, const char *path)
+{
+    return assay_fixture_find(golden, path) == NULL && !starts_with(path, "inputs/") &&
+           !starts_with(path, "weights/") && !starts_with(path, "cotangents/");
+}
+
+static assay_status find_unknown(assay_context *ctx, const assay_comparison *c, assay_report *report)
+{
+    int total = assay_fixture_count(c->candidate);
+    report->unknown = calloc((size_t)total + 1, sizeof *report->unknown);
+    if (report->unknown == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of unknown datasets");
+    for (int i = 0; i < total; i++) {
+        const char *path = assay_fixture_spec(c->candidate, i)->path;
+        if (!is_unknown(c->golden, path)) continue;
+        report->unknown[report->unknown_count] = strdup(path);
+        if (report->unknown[report->unknown_count] == NULL) {
+            return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of unknown datasets");
+        }
+        report->unknown_count++;
+    }
+    return ASSAY_OK;
+}
+
+static const assay_tensor_result *first_of(const assay_report *report, assay_verdict verdict)
+{
+    for (int i = 0; i < report->count; i++) {
+        if (report->tensors[i].verdict == verdict) return &report->tensors[i];
+    }
+    return NULL;
+}
+
+static void say_passed(assay_report *report)
+{
+    int compared = 0, vacuous = 0;
+    const assay_tensor_result *first = first_of(report, ASSAY_VACUOUS);
+    for (int i = 0; i < report->count; i++) {
+        compared += report->tensors[i].compared;
+        vacuous += report->tensors[i].verdict == ASSAY_VACUOUS;
+    }
+    int length = snprintf(report->message, sizeof report->message, "%d tensor%s correct at %.32s", compared - vacuous,
+                          compared - vacuous == 1 ? "" : "s", report->profile);
+    if (first != NULL) {
+        snprintf(report->message + length, sizeof report->message - (size_t)length, "; zeros would pass in %s%s",
+                 first->spec.path, vacuous > 1 ? " and others" : "");
+    }
+}
+
+/* FAIL over NOT COMPARABLE over VACUOUS over PASS. */
+static void conclude(assay_report *report, const evidence *shown)
+{
+    const assay_tensor_result *wrong = first_of(report, ASSAY_FAIL);
+    const assay_tensor_result *not_comparable = first_of(report, ASSAY_NOT_COMPARABLE);
+    const assay_tensor_result *vacuous = first_of(report, ASSAY_VACUOUS);
+    bool informed = shown->floats_required ? shown->floats : shown->integers;
+    char *message = report->message;
+    if (wrong != NULL) {
+        report->verdict = ASSAY_FAIL;
+        snprintf(message, sizeof report->message, "%s", wrong->message);
+    } else if (report->unknown_count > 0) {
+        report->verdict = ASSAY_FAIL;
+        snprintf(message, sizeof report->message, "%.128s: unknown path, the golden has no such dataset",
+                 report->unknown[0]);
+    } else if (not_comparable != NULL) {
+        report->verdict = ASSAY_NOT_COMPARABLE;
+        snprintf(message, sizeof report->message, "%s", not_comparable->message);
+    } else if (!informed) {
+        report->verdict = ASSAY_VACUOUS;
+        snprintf(message, sizeof report->message, "%s",
+                 vacuous != NULL ? vacuous->message
+                                 : "nothing but zeros to compare: any backend that does nothing passes");
+    } else {
+        report->verdict = ASSAY_PASS;
+        say_passed(report);
+    }
+}
+
+static assay_status check_arguments(assay_context *ctx, const assay_fixture_reader *golden, double false_alarm)
+{
+    const char *kind = assay_fixture_text(golden, "kind");
+    if (kind == NULL || strcmp(kind, "golden") != 0) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "kind is %.64s, expected golden", kind == NULL ? "not given" : kind);
+    }
+    if (!(false_alarm > 0.0 && false_alarm <= 0.5)) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "the false-alarm probability is %g, expected above 0 and up to 0.5",
+                          false_alarm);
+    }
+    return ASSAY_OK;
+}
+
+static void copy_text(char *to, size_t size, const assay_fixture_reader *reader, const char *name)
+{
+    const char *text = assay_fixture_text(reader, name);
+    snprintf(to, size, "%s", text == NULL ? "" : text);
+}
+
+assay_status assay_compare(assay_context *ctx, assay_fixture_reader *golden, assay_fixture_reader *candidate,
+                           const assay_profile *profile, double false_alarm, assay_report *report)
+{
+    assay_status status;
+    evidence shown = {0};
+    assay_comparison c = {.golden = golden, .candidate = candidate, .profile = profile};
+    *report = (assay_report){.false_alarm = false_alarm};
+    TRY(check_arguments(ctx, golden, false_alarm));
+    copy_text(report->case_name, sizeof report->case_name, golden, "case");
+    copy_text(report->op, sizeof report->op, golden, "op");
+    snprintf(report->profile, sizeof report->profile, "%s", profile->precision.name);
+    TRY(list_tensors(ctx, golden, report));
+    TRY(find_thresholds(ctx, &c, false_alarm, report));
+    TRY(find_unknown(ctx, &c, report));
+    TRY(alloc_buffers(ctx, &c));
+    for (int i = 0; i < report->count; i++) {
+        const assay_tensor_result *r = &report->tensors[i];
+        if (r->required && r->spec.type != ASSAY_INT32 && r->elements > 0) shown.floats_required = true;
+        TRY(compare_tensor(ctx, &c, &report->tensors[i], &shown));
+    }
+    conclude(report, &shown);
+cleanup:
+    free_buffers(&c);
+    if (status != ASSAY_OK) assay_report_free(report);
+    return status;
+}
+
+void assay_report_free(assay_report *report)
+{
+    for (int i = 0; i < report->unknown_count; i++) free(report->unknown[i]);
+    free(report->unknown);
+    free(report->tensors);
+    *report = (assay_report){0};
+}

@@ -1,0 +1,66 @@
+#include "compare/profile.h"
+
+#include <string.h>
+
+static const assay_profile profiles[] = {
+    {.precision = {.name = "f64",
+                   .storage = 0x1p-53,
+                   .multiply = 0.0,
+                   .accumulate = 0x1p-53,
+                   .router = 0x1p-53,
+                   .elementary = 0x1p-51},
+     .storage = ASSAY_FLOAT64,
+     .summary = "float64 throughout"},
+    {.precision = {.name = "f32",
+                   .storage = 0x1p-24,
+                   .multiply = 0.0,
+                   .accumulate = 0x1p-24,
+                   .router = 0x1p-24,
+                   .elementary = 0x1p-22},
+     .storage = ASSAY_FLOAT32,
+     .summary = "float32 throughout"},
+    {.precision = {.name = "bf16",
+                   .storage = 0x1p-8,
+                   .multiply = 0.0,
+                   .accumulate = 0x1p-24,
+                   .router = 0x1p-24,
+                   .elementary = 0x1p-22},
+     .storage = ASSAY_BFLOAT16,
+     .summary = "bfloat16 stored and multiplied, float32 accumulated; router in float32"},
+    {.precision = {.name = "f16",
+                   .storage = 0x1p-11,
+                   .multiply = 0.0,
+                   .accumulate = 0x1p-24,
+                   .router = 0x1p-24,
+                   .elementary = 0x1p-22},
+     .storage = ASSAY_FLOAT16,
+     .summary = "float16 stored and multiplied, float32 accumulated; router in float32"},
+};
+
+enum { PROFILES = sizeof profiles / sizeof *profiles };
+
+const assay_profile *assay_profiles(int *count)
+{
+    *count = PROFILES;
+    return profiles;
+}
+
+const assay_profile *assay_profile_by_name(const char *name)
+{
+    assay_dtype type;
+    for (int i = 0; i < PROFILES; i++) {
+        if (strcmp(profiles[i].precision.name, name) == 0) return &profiles[i];
+    }
+    for (int i = 0; assay_dtype_from_name(name, &type) && i < PROFILES; i++) {
+        if (profiles[i].storage == type) return &profiles[i];
+    }
+    return NULL;
+}
+
+const assay_profile *assay_profile_for_dtype(assay_dtype type)
+{
+    for (int i = 0; i < PROFILES; i++) {
+        if (profiles[i].storage == type) return &profiles[i];
+    }
+    return NULL;
+}

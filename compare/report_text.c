@@ -1,0 +1,153 @@
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "compare/outliers.h"
+#include "compare/report.h"
+
+enum { NAME_LIMIT = 48, SHAPE_LIMIT = 24 }; /* columns; longer texts push their line to the right */
+
+typedef struct columns {
+    int name, shape;
+} columns;
+
+static int wider(int width, size_t length, int limit)
+{
+    int wanted = length < (size_t)limit ? (int)length : limit;
+    return wanted > width ? wanted : width;
+}
+
+static columns measure_columns(const assay_report *report)
+{
+    columns c = {.name = 6, .shape = 5};
+    char shape[160];
+    for (int i = 0; i < report->count; i++) {
+        assay_shape_text(&report->tensors[i].spec.shape, shape, sizeof shape);
+        c.name = wider(c.name, strlen(report->tensors[i].spec.path), NAME_LIMIT);
+        c.shape = wider(c.shape, strlen(shape), SHAPE_LIMIT);
+    }
+    return c;
+}
+
+static const char *color_of(const assay_report_style *style, assay_verdict verdict)
+{
+    static const char *const colors[] = {"\033[32m", "\033[31m", "\033[33m", "\033[33m"};
+    return style->color ? colors[verdict] : "";
+}
+
+static const char *color_end(const assay_report_style *style)
+{
+    return style->color ? "\033[0m" : "";
+}
+
+static void write_head(FILE *out, const assay_report *report)
+{
+    fprintf(out, "%s  op %s, profile %s, false alarm %g\n", report->case_name, report->op, report->profile,
+            report->false_alarm);
+    if (report->golden_path[0] != '\0') fprintf(out, "  golden     %s\n", report->golden_path);
+    if (report->candidate_path[0] != '\0') fprintf(out, "  candidate  %s\n", report->candidate_path);
+}
+
+/* What stands in place of the numbers, or NULL. */
+static const char *word_for(const assay_tensor_result *r)
+{
+    if (r->verdict == ASSAY_PASS && r->finding == ASSAY_FINDING_MISSING) return "not given";
+    if (r->verdict == ASSAY_PASS && !r->compared) return "not compared";
+    if (r->finding == ASSAY_FINDING_MISSING) return "missing";
+    if (r->finding == ASSAY_FINDING_SHAPE) return "wrong shape";
+    if (r->finding == ASSAY_FINDING_TYPE) return "wrong type";
+    if (r->finding == ASSAY_FINDING_NO_SCALE) return "no error scale";
+    if (r->exact && r->wrong_elements == 0) return "equal";
+    if (r->exact) return "differs";
+    return NULL;
+}
+
+static void write_tensor(FILE *out, const assay_tensor_result *r, const assay_report_style *style, columns c)
+{
+    char shape[160];
+    assay_shape_text(&r->spec.shape, shape, sizeof shape);
+    const char *word = word_for(r);
+    bool given = r->finding != ASSAY_FINDING_MISSING;
+    const char *verdict = r->verdict == ASSAY_PASS && !r->compared ? "-" : assay_verdict_name(r->verdict);
+    fprintf(out, "  %-*s  %-*s  %-13s  %s%-14s%s  ", c.name, r->spec.path, c.shape, shape,
+            given ? assay_dtype_name(r->candidate_type) : "-", color_of(style, r->verdict), verdict, color_end(style));
+    if (word != NULL) {
+        fprintf(out, "%s\n", word);
+    } else {
+        fprintf(out, "%9.3g  %9.3g  %9.3g\n", r->rms_ratio, r->worst_element, r->worst_row);
+    }
+}
+
+static void write_table(FILE *out, const assay_report *report, const assay_report_style *style)
+{
+    columns c = measure_columns(report);
+    if (report->count == 0) return;
+    fprintf(out, "\n  %-*s  %-*s  %-13s  %-14s  %9s  %9s  %9s\n", c.name, "tensor", c.shape, "shape", "type", "verdict",
+            "RMS/scale", "element", "row");
+    for (int i = 0; i < report->count; i++) write_tensor(out, &report->tensors[i], style, c);
+    fprintf(out, "  element, row: the worst error as a multiple of its threshold; above 1 fails\n");
+}
+
+static void write_excess(FILE *out, double excess)
+{
+    if (isfinite(excess)) {
+        fprintf(out, ", error %.3g times its threshold\n", excess);
+    } else {
+        fprintf(out, "\n"); /* not finite, or to be equal: any difference is too much */
+    }
+}
+
+static void write_outliers(FILE *out, const assay_tensor_result *r)
+{
+    char place[ASSAY_INDEX_TEXT];
+    int digits = r->exact ? 17 : 9;
+    for (int i = 0; i < r->elements_worst_count; i++) {
+        const assay_outlier *o = &r->elements_worst[i];
+        assay_element_text(&r->spec.shape, o->index, place);
+        fprintf(out, "    element %-14s golden %.*g, candidate %.*g", place, digits, o->golden, digits, o->candidate);
+        write_excess(out, o->excess);
+    }
+    for (int i = 0; i < r->rows_worst_count && r->rows > 1; i++) {
+        const assay_outlier *o = &r->rows_worst[i];
+        assay_row_text(&r->spec.shape, o->index, place);
+        fprintf(out, "    row     %-14s RMS golden %.6g, candidate %.6g", place, o->golden, o->candidate);
+        write_excess(out, o->excess);
+    }
+}
+
+static void write_details(FILE *out, const assay_report *report, const assay_report_style *style)
+{
+    for (int i = 0; i < report->count; i++) {
+        const assay_tensor_result *r = &report->tensors[i];
+        bool detailed = r->verdict == ASSAY_FAIL || (style->verbosity > 0 && r->compared);
+        bool noted = detailed || r->verdict != ASSAY_PASS;
+        if (!noted) continue;
+        fprintf(out, "\n  %s\n", r->message[0] != '\0' ? r->message : r->spec.path);
+        if (detailed) write_outliers(out, r);
+    }
+    for (int i = 0; i < report->unknown_count; i++) {
+        fprintf(out, "%s  %s: unknown path, the golden has no such dataset\n", i == 0 ? "\n" : "", report->unknown[i]);
+    }
+}
+
+assay_status assay_report_text(assay_context *ctx, const assay_report *report, const assay_report_style *style,
+                               char **text)
+{
+    size_t size = 0;
+    *text = NULL;
+    FILE *out = open_memstream(text, &size);
+    if (out == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the report");
+    write_head(out, report);
+    write_table(out, report, style);
+    write_details(out, report, style);
+    fprintf(out, "\n%s%s%s  %s\n", color_of(style, report->verdict), assay_verdict_name(report->verdict),
+            color_end(style), report->message);
+    if (style->command != NULL) fprintf(out, "reproduce: %s\n", style->command);
+    bool failed = ferror(out) != 0;
+    if (fclose(out) == 0 && !failed) return ASSAY_OK;
+    free(*text);
+    *text = NULL;
+    return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the report");
+}

@@ -1,0 +1,301 @@
+#include <float.h>
+#include <math.h>
+
+#include "compare/outliers.h"
+#include "compare/tensor_compare.h"
+
+enum { BLOCK = 512, LANES = 8 };
+
+/* Error scales lie on the grid of float32: one that reads 0 may have been this. */
+#define SCALE_FLOOR 0x1p-150
+
+/* Sums over one row, which may reach over several blocks. */
+typedef struct row_sums {
+    double ratio, zeros;      /* of squares: error over its standard deviation, and that of a candidate of zeros */
+    double golden, candidate; /* of squares */
+} row_sums;
+
+typedef struct scan {
+    const assay_comparison *c;
+    assay_tensor_result *result;
+    assay_facts *facts;
+    double unit, tiny; /* rounding of a result: unit * |golden| + tiny */
+    int64_t row_length, row_filled;
+    row_sums row;
+    double ratio; /* sum of squares over the tensor */
+    double max_error[LANES];
+} scan;
+
+/* One block: the given and what is made of it. */
+typedef struct block {
+    const double *golden, *candidate, *scale;
+    int64_t first, count;
+    double error[BLOCK], ratio[BLOCK], zeros[BLOCK]; /* ratio, zeros: squared */
+    int64_t suspicious;                              /* elements that need a second look */
+    int64_t unscaled;                                /* with an error scale of 0 */
+    int64_t nonzero;                                 /* golden values that a candidate of zeros would miss */
+} block;
+
+/* The loop that takes the time: no branches, no calls. An element is suspicious when it may be wrong, or worse than
+ * the worst so far; NaN anywhere makes it so, for every comparison with it is false. */
+static void measure(const scan *s, block *b)
+{
+    const assay_tensor_result *r = s->result;
+    const double quantile = s->c->thresholds.element, unit = s->unit, tiny = s->tiny;
+    const double bar = fmin(1.0, assay_outlier_bar(r->elements_worst, r->elements_worst_count));
+    int64_t suspicious = 0, unscaled = 0, nonzero = 0;
+    for (int64_t i = 0; i < b->count; i++) {
+        double golden = b->golden[i], scale = b->scale[i];
+        double magnitude = fabs(golden), error = fabs(b->candidate[i] - golden);
+        double rounding = unit * magnitude + tiny;
+        double threshold = scale > 0.0 ? quantile * scale + rounding : 0.0;
+        double floored = scale + SCALE_FLOOR;
+        double weight = 1.0 / (floored * floored + rounding * rounding * (1.0 / 3.0));
+        b->error[i] = error;
+        b->ratio[i] = error * error * weight;
+        b->zeros[i] = magnitude * magnitude * weight;
+        suspicious += !(error <= bar * threshold) | !(error <= DBL_MAX) | !(scale >= 0.0) | !(scale <= FLT_MAX);
+        unscaled += scale == 0.0;
+        nonzero += !(magnitude <= threshold);
+    }
+    b->suspicious = suspicious;
+    b->unscaled = unscaled;
+    b->nonzero = nonzero;
+}
+
+static bool is_held_by(assay_dtype type, double value)
+{
+    return assay_dtype_round(type, value, false) == value;
+}
+
+/* |error| over its threshold, for finite values. Where a correct implementation makes no error, its result is the
+ * golden value rounded, and the golden value itself where that can be stored. */
+static double excess_of(const scan *s, double golden, double error, double scale)
+{
+    double quantile = s->c->thresholds.element;
+    double rounding = s->unit * fabs(golden) + s->tiny;
+    if (scale > 0.0) return error / (quantile * scale + rounding);
+    if (is_held_by(s->c->profile->storage, golden) && is_held_by(s->result->candidate_type, golden)) {
+        return error <= quantile * SCALE_FLOOR ? 0.0 : INFINITY;
+    }
+    return error / (rounding + quantile * SCALE_FLOOR);
+}
+
+static void note_nonfinite(assay_facts *facts, int64_t index, double golden, double candidate)
+{
+    if (facts->nonfinite++ > 0) return;
+    facts->first_nonfinite = index;
+    facts->first_golden = golden;
+    facts->first_candidate = candidate;
+}
+
+/* Elements that are not finite on either side stay out of the sums; what is wrong with them is said otherwise. */
+static double look_at_nonfinite(scan *s, block *b, int64_t i)
+{
+    double golden = b->golden[i], candidate = b->candidate[i];
+    int64_t index = b->first + i;
+    b->ratio[i] = b->zeros[i] = b->error[i] = 0.0;
+    if (isnan(golden)) {
+        if (s->facts->golden_nan < 0) s->facts->golden_nan = index;
+        return 0.0;
+    }
+    if (isinf(golden)) s->facts->zeros_pass = false;
+    if (golden == candidate) return 0.0;
+    note_nonfinite(s->facts, index, golden, candidate);
+    return INFINITY;
+}
+
+static void look_closely(scan *s, block *b)
+{
+    assay_tensor_result *r = s->result;
+    for (int64_t i = 0; i < b->count; i++) {
+        double golden = b->golden[i], candidate = b->candidate[i], scale = b->scale[i], excess;
+        int64_t index = b->first + i;
+        if (!isfinite(golden) || !isfinite(candidate)) {
+            excess = look_at_nonfinite(s, b, i);
+        } else if (!(scale >= 0.0 && scale <= FLT_MAX)) {
+            if (s->facts->bad_scale < 0) s->facts->bad_scale = index;
+            b->ratio[i] = b->zeros[i] = excess = 0.0;
+        } else {
+            excess = excess_of(s, golden, b->error[i], scale);
+        }
+        if (!(excess <= 1.0)) r->wrong_elements++;
+        if (excess > assay_outlier_bar(r->elements_worst, r->elements_worst_count)) {
+            assay_outlier found = {.index = index, .golden = golden, .candidate = candidate, .excess = excess};
+            assay_outlier_keep(r->elements_worst, &r->elements_worst_count, &found);
+        }
+    }
+}
+
+static double add_lanes(const double lanes[LANES])
+{
+    return ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) + ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]));
+}
+
+static double sum_of(const double *values, int64_t count)
+{
+    double lanes[LANES] = {0};
+    int64_t whole = count - count % LANES;
+    for (int64_t i = 0; i < whole; i += LANES) {
+        for (int lane = 0; lane < LANES; lane++) lanes[lane] += values[i + lane];
+    }
+    for (int64_t i = whole; i < count; i++) lanes[i - whole] += values[i];
+    return add_lanes(lanes);
+}
+
+static double sum_of_squares(const double *values, int64_t count)
+{
+    double lanes[LANES] = {0};
+    int64_t whole = count - count % LANES;
+    for (int64_t i = 0; i < whole; i += LANES) {
+        for (int lane = 0; lane < LANES; lane++) lanes[lane] += values[i + lane] * values[i + lane];
+    }
+    for (int64_t i = whole; i < count; i++) lanes[i - whole] += values[i] * values[i];
+    return add_lanes(lanes);
+}
+
+static void end_row(scan *s, int64_t row)
+{
+    assay_tensor_result *r = s->result;
+    double length = (double)s->row_length;
+    double excess = sqrt(s->row.ratio / length) / s->c->thresholds.row;
+    assay_outlier found = {.index = row,
+                           .golden = sqrt(s->row.golden / length),
+                           .candidate = sqrt(s->row.candidate / length),
+                           .excess = excess};
+    if (!(excess <= 1.0)) r->wrong_rows++;
+    if (!(excess <= assay_outlier_bar(r->rows_worst, r->rows_worst_count))) {
+        assay_outlier_keep(r->rows_worst, &r->rows_worst_count, &found);
+    }
+    if (!(sqrt(s->row.zeros / length) <= s->c->thresholds.row)) s->facts->zeros_pass = false;
+    s->ratio += s->row.ratio;
+    s->row = (row_sums){0};
+    s->row_filled = 0;
+}
+
+/* Adds the block to the rows that it touches. */
+static void add_rows(scan *s, const block *b)
+{
+    for (int64_t i = 0; i < b->count;) {
+        int64_t left = s->row_length - s->row_filled;
+        int64_t count = b->count - i < left ? b->count - i : left;
+        s->row.ratio += sum_of(b->ratio + i, count);
+        s->row.zeros += sum_of(b->zeros + i, count);
+        s->row.golden += sum_of_squares(b->golden + i, count);
+        s->row.candidate += sum_of_squares(b->candidate + i, count);
+        s->row_filled += count;
+        i += count;
+        if (s->row_filled == s->row_length) end_row(s, (b->first + i) / s->row_length - 1);
+    }
+}
+
+/* Whether the block leaves the tensor an exact case: no error is allowed anywhere, and storage loses nothing. */
+static bool is_exact(const scan *s, const block *b)
+{
+    double rounded[BLOCK];
+    if (b->unscaled != b->count) return false;
+    assay_dtype_round_many(s->c->profile->storage, b->count, b->golden, rounded);
+    for (int64_t i = 0; i < b->count; i++) {
+        if (!(rounded[i] == b->golden[i])) return false;
+    }
+    return true;
+}
+
+static void scan_block(scan *s, block *b)
+{
+    measure(s, b);
+    if (b->suspicious > 0) look_closely(s, b);
+    if (s->result->exact) s->result->exact = is_exact(s, b);
+    if (b->nonzero > 0) s->facts->zeros_pass = false;
+    for (int64_t i = 0; s->facts->all_zero && i < b->count; i++) s->facts->all_zero = b->golden[i] == 0.0;
+    for (int64_t i = 0; i < b->count; i++) {
+        double *most = &s->max_error[i % LANES];
+        *most = b->error[i] > *most ? b->error[i] : *most;
+    }
+    add_rows(s, b);
+}
+
+static void finish(scan *s)
+{
+    assay_tensor_result *r = s->result;
+    for (int lane = 0; lane < LANES; lane++) {
+        if (s->max_error[lane] > r->max_error) r->max_error = s->max_error[lane];
+    }
+    r->rms_ratio = r->elements > 0 ? sqrt(s->ratio / (double)r->elements) : 0.0;
+    r->worst_element = r->elements_worst_count > 0 ? r->elements_worst[0].excess : 0.0;
+    r->worst_row = r->rows_worst_count > 0 ? r->rows_worst[0].excess : 0.0;
+}
+
+/* Correct implementations may round a result to the profile's storage type, whatever type the file has. */
+static scan scan_start(const assay_comparison *c, assay_tensor_result *result, assay_facts *facts)
+{
+    double least = assay_dtype_least_subnormal(c->profile->storage);
+    double least_of_candidate = assay_dtype_least_subnormal(result->candidate_type);
+    *facts = (assay_facts){.golden_nan = -1, .bad_scale = -1, .all_zero = true, .zeros_pass = true};
+    result->exact = result->elements > 0;
+    return (scan){.c = c,
+                  .result = result,
+                  .facts = facts,
+                  .unit = assay_dtype_unit_roundoff(c->profile->storage),
+                  .tiny = 0.5 * fmax(least, least_of_candidate),
+                  .row_length = assay_row_length(&result->spec.shape)};
+}
+
+static assay_status read_candidate(assay_context *ctx, const assay_comparison *c, const char *path, int64_t first,
+                                   int64_t count, bool *unreadable)
+{
+    assay_status status = assay_fixture_read(ctx, c->candidate, path, first, count, c->candidate_values);
+    *unreadable = status == ASSAY_BAD_INPUT;
+    return *unreadable ? ASSAY_OK : status;
+}
+
+assay_status assay_scan_floats(assay_context *ctx, const assay_comparison *c, const char *scale,
+                               assay_tensor_result *result, assay_facts *facts, bool *unreadable)
+{
+    assay_status status = ASSAY_OK;
+    const char *path = result->spec.path;
+    scan s = scan_start(c, result, facts);
+    block b;
+    *unreadable = false;
+    for (int64_t first = 0; first < result->elements; first += ASSAY_CHUNK) {
+        int64_t count = result->elements - first < ASSAY_CHUNK ? result->elements - first : ASSAY_CHUNK;
+        TRY(assay_fixture_read(ctx, c->golden, path, first, count, c->golden_values));
+        TRY(assay_fixture_read(ctx, c->golden, scale, first, count, c->scales));
+        TRY(read_candidate(ctx, c, path, first, count, unreadable));
+        if (*unreadable) break;
+        for (int64_t i = 0; i < count; i += BLOCK) {
+            b.golden = c->golden_values + i;
+            b.candidate = c->candidate_values + i;
+            b.scale = c->scales + i;
+            b.first = first + i;
+            b.count = count - i < BLOCK ? count - i : BLOCK;
+            scan_block(&s, &b);
+        }
+    }
+    finish(&s);
+cleanup:
+    return status;
+}
+
+assay_status assay_scan_finite(assay_context *ctx, const assay_comparison *c, assay_tensor_result *result,
+                               assay_facts *facts, bool *unreadable)
+{
+    assay_status status = ASSAY_OK;
+    const char *path = result->spec.path;
+    *facts = (assay_facts){.golden_nan = -1, .bad_scale = -1};
+    *unreadable = false;
+    for (int64_t first = 0; first < result->elements; first += ASSAY_CHUNK) {
+        int64_t count = result->elements - first < ASSAY_CHUNK ? result->elements - first : ASSAY_CHUNK;
+        TRY(assay_fixture_read(ctx, c->golden, path, first, count, c->golden_values));
+        TRY(read_candidate(ctx, c, path, first, count, unreadable));
+        if (*unreadable) break;
+        for (int64_t i = 0; i < count; i++) {
+            double golden = c->golden_values[i], candidate = c->candidate_values[i];
+            bool fits = isfinite(golden) ? isfinite(candidate) : isnan(golden) || golden == candidate;
+            if (!fits) note_nonfinite(facts, first + i, golden, candidate);
+        }
+    }
+    result->wrong_elements = facts->nonfinite;
+cleanup:
+    return status;
+}
