@@ -7,6 +7,7 @@
 
 #include "compare/findings.h"
 #include "compare/outliers.h"
+#include "compare/verdict.h"
 #include "oracle/base/memory.h"
 
 #define MARGIN "routing/margin"
@@ -14,17 +15,6 @@
 /* The data flow. What stands first is blamed first. */
 static const char *const folders[] = {"routing/", "checkpoints/", "outputs/", "gradients/"};
 enum { FOLDERS = sizeof folders / sizeof *folders };
-
-/* Whether anything was shown. */
-typedef struct evidence {
-    bool floats_required, floats, integers; /* a tensor whose zeros would have failed */
-} evidence;
-
-const char *assay_verdict_name(assay_verdict verdict)
-{
-    static const char *const names[] = {"PASS", "FAIL", "VACUOUS", "NOT COMPARABLE"};
-    return names[verdict];
-}
 
 static bool starts_with(const char *text, const char *start)
 {
@@ -125,7 +115,7 @@ static void free_buffers(assay_comparison *c)
     free(c->candidate_integers);
 }
 
-static void note_evidence(const assay_tensor_result *result, const assay_facts *facts, evidence *shown)
+static void note_evidence(const assay_tensor_result *result, const assay_facts *facts, assay_evidence *shown)
 {
     bool informs = result->compared && result->verdict == ASSAY_PASS && result->elements > 0 && !facts->all_zero;
     if (!result->required) return;
@@ -137,7 +127,7 @@ static void note_evidence(const assay_tensor_result *result, const assay_facts *
 }
 
 static assay_status compare_tensor(assay_context *ctx, const assay_comparison *c, assay_tensor_result *result,
-                                   evidence *shown)
+                                   assay_evidence *shown)
 {
     assay_status status = ASSAY_OK;
     assay_facts facts;
@@ -195,59 +185,6 @@ static assay_status find_unknown(assay_context *ctx, const assay_comparison *c, 
     return ASSAY_OK;
 }
 
-static const assay_tensor_result *first_of(const assay_report *report, assay_verdict verdict)
-{
-    for (int i = 0; i < report->count; i++) {
-        if (report->tensors[i].verdict == verdict) return &report->tensors[i];
-    }
-    return NULL;
-}
-
-static void say_passed(assay_report *report)
-{
-    int compared = 0, vacuous = 0;
-    const assay_tensor_result *first = first_of(report, ASSAY_VACUOUS);
-    for (int i = 0; i < report->count; i++) {
-        compared += report->tensors[i].compared;
-        vacuous += report->tensors[i].verdict == ASSAY_VACUOUS;
-    }
-    int length = snprintf(report->message, sizeof report->message, "%d tensor%s correct at %.32s", compared - vacuous,
-                          compared - vacuous == 1 ? "" : "s", report->profile);
-    if (first != NULL) {
-        snprintf(report->message + length, sizeof report->message - (size_t)length, "; zeros would pass in %s%s",
-                 first->spec.path, vacuous > 1 ? " and others" : "");
-    }
-}
-
-/* FAIL over NOT COMPARABLE over VACUOUS over PASS. */
-static void conclude(assay_report *report, const evidence *shown)
-{
-    const assay_tensor_result *wrong = first_of(report, ASSAY_FAIL);
-    const assay_tensor_result *not_comparable = first_of(report, ASSAY_NOT_COMPARABLE);
-    const assay_tensor_result *vacuous = first_of(report, ASSAY_VACUOUS);
-    bool informed = shown->floats_required ? shown->floats : shown->integers;
-    char *message = report->message;
-    if (wrong != NULL) {
-        report->verdict = ASSAY_FAIL;
-        snprintf(message, sizeof report->message, "%s", wrong->message);
-    } else if (report->unknown_count > 0) {
-        report->verdict = ASSAY_FAIL;
-        snprintf(message, sizeof report->message, "%.128s: unknown path, the golden has no such dataset",
-                 report->unknown[0]);
-    } else if (not_comparable != NULL) {
-        report->verdict = ASSAY_NOT_COMPARABLE;
-        snprintf(message, sizeof report->message, "%s", not_comparable->message);
-    } else if (!informed) {
-        report->verdict = ASSAY_VACUOUS;
-        snprintf(message, sizeof report->message, "%s",
-                 vacuous != NULL ? vacuous->message
-                                 : "nothing but zeros to compare: any backend that does nothing passes");
-    } else {
-        report->verdict = ASSAY_PASS;
-        say_passed(report);
-    }
-}
-
 static assay_status check_arguments(assay_context *ctx, const assay_fixture_reader *golden, double false_alarm)
 {
     const char *kind = assay_fixture_text(golden, "kind");
@@ -271,7 +208,7 @@ assay_status assay_compare(assay_context *ctx, assay_fixture_reader *golden, ass
                            const assay_profile *profile, double false_alarm, assay_report *report)
 {
     assay_status status;
-    evidence shown = {0};
+    assay_evidence shown = {0};
     assay_comparison c = {.golden = golden, .candidate = candidate, .profile = profile};
     *report = (assay_report){.false_alarm = false_alarm};
     TRY(check_arguments(ctx, golden, false_alarm));
@@ -287,7 +224,7 @@ assay_status assay_compare(assay_context *ctx, assay_fixture_reader *golden, ass
         if (r->required && r->spec.type != ASSAY_INT32 && r->elements > 0) shown.floats_required = true;
         TRY(compare_tensor(ctx, &c, &report->tensors[i], &shown));
     }
-    conclude(report, &shown);
+    assay_conclude(report, &shown);
 cleanup:
     free_buffers(&c);
     if (status != ASSAY_OK) assay_report_free(report);

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "compare/outliers.h"
+#include "compare/printable.h"
 #include "compare/report.h"
 
 enum { NAME_LIMIT = 48, SHAPE_LIMIT = 24 }; /* columns; longer texts push their line to the right */
@@ -119,6 +120,7 @@ static void write_outliers(FILE *out, const assay_tensor_result *r)
 
 static void write_details(FILE *out, const assay_report *report, const assay_report_style *style)
 {
+    char shown[ASSAY_PRINTABLE_SIZE];
     for (int i = 0; i < report->count; i++) {
         const assay_tensor_result *r = &report->tensors[i];
         bool detailed = r->verdict == ASSAY_FAIL || (style->verbosity > 0 && r->compared);
@@ -128,7 +130,8 @@ static void write_details(FILE *out, const assay_report *report, const assay_rep
         if (detailed) write_outliers(out, r);
     }
     for (int i = 0; i < report->unknown_count; i++) {
-        fprintf(out, "%s  %s: unknown path, the golden has no such dataset\n", i == 0 ? "\n" : "", report->unknown[i]);
+        fprintf(out, "%s  %s: unknown path, the golden has no such dataset\n", i == 0 ? "\n" : "",
+                assay_printable(report->unknown[i], shown));
     }
 }
 

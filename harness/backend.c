@@ -59,8 +59,8 @@ static assay_status fill_command(assay_context *ctx, const char *spec, const cha
     return ASSAY_OK;
 }
 
-/* The last line that the backend printed. */
-static void last_line(const char *log, char *line, size_t size)
+/* The last line that the backend printed and that begins with `prefix`; "" when there is none. */
+static void last_line(const char *log, const char *prefix, char *line, size_t size)
 {
     char buffer[512];
     line[0] = '\0';
@@ -68,7 +68,10 @@ static void last_line(const char *log, char *line, size_t size)
     if (file == NULL) return;
     while (fgets(buffer, sizeof buffer, file) != NULL) {
         buffer[strcspn(buffer, "\n")] = '\0';
-        if (buffer[0] != '\0') snprintf(line, size, "%.390s", buffer);
+        for (char *c = buffer; *c != '\0'; c++) {
+            if ((unsigned char)*c < ' ') *c = ' '; /* reports take no control characters */
+        }
+        if (buffer[0] != '\0' && strncmp(buffer, prefix, strlen(prefix)) == 0) snprintf(line, size, "%.390s", buffer);
     }
     fclose(file);
 }
@@ -76,7 +79,7 @@ static void last_line(const char *log, char *line, size_t size)
 static void judge(const assay_process_result *process, const char *log, double timeout, assay_backend_end *end)
 {
     char line[400];
-    last_line(log, line, sizeof line);
+    last_line(log, "", line, sizeof line);
     const char *separator = line[0] == '\0' ? "" : ": ";
     end->seconds = process->seconds;
     if (process->end == ASSAY_PROCESS_TIMED_OUT) {
@@ -131,8 +134,14 @@ cleanup:
     return status;
 }
 
-/* The program itself, hosting the shared object in another process. It runs the backend twice and says on its last line
- * what did not repeat. */
+static void no_candidate(assay_backend_end *end)
+{
+    end->outcome = ASSAY_OUTCOME_FAILED;
+    snprintf(end->message, sizeof end->message, "the backend wrote no candidate file");
+}
+
+/* The program itself, hosting the shared object in another process. It runs the backend twice and says in a line of its
+ * own what did not repeat. */
 static assay_status execute_shared_object(assay_context *ctx, const char *spec, const char *request,
                                           const char *candidate, const char *log, double timeout,
                                           assay_backend_end *end)
@@ -146,8 +155,9 @@ static assay_status execute_shared_object(assay_context *ctx, const char *spec, 
     assay_status status = assay_process_run(ctx, argv, log, timeout, &process);
     RETURN_IF(status != ASSAY_OK, status);
     judge(&process, log, timeout, end);
-    last_line(log, line, sizeof line);
-    end->repeats = strncmp(line, "differs: ", 9) != 0;
+    if (end->outcome == ASSAY_OUTCOME_DONE && access(candidate, F_OK) != 0) no_candidate(end);
+    last_line(log, "differs: ", line, sizeof line); /* the backend may print as the process ends, behind ours */
+    end->repeats = line[0] == '\0';
     if (!end->repeats) snprintf(end->message, sizeof end->message, "two runs gave different bits in %.300s", line + 9);
     return ASSAY_OK;
 }
@@ -157,19 +167,18 @@ static assay_status execute_command(assay_context *ctx, const char *spec, const 
 {
     char command[8192], again[4096], path[ASSAY_PATH_SIZE];
     assay_process_result process;
+    double seconds = 0.0;
     assay_status status;
     snprintf(again, sizeof again, "%s/again.h5", folder);
+    unlink(again);
     for (int run = 0; run < 2; run++) {
         const char *file = run == 0 ? candidate : again;
         const char *const argv[] = {"/bin/sh", "-c", command, NULL};
         TRY(fill_command(ctx, spec, request, file, command, sizeof command));
-        unlink(file); /* what an earlier run left must not be taken for this one's */
         TRY(assay_process_run(ctx, argv, log, timeout, &process));
         judge(&process, log, timeout, end);
-        if (end->outcome == ASSAY_OUTCOME_DONE && access(file, F_OK) != 0) {
-            end->outcome = ASSAY_OUTCOME_FAILED;
-            snprintf(end->message, sizeof end->message, "the backend wrote no candidate file");
-        }
+        if (run == 0) seconds = end->seconds;
+        if (end->outcome == ASSAY_OUTCOME_DONE && access(file, F_OK) != 0) no_candidate(end);
         if (end->outcome != ASSAY_OUTCOME_DONE) goto cleanup;
     }
     if (first_difference(ctx, candidate, again, path, sizeof path) != ASSAY_OK) {
@@ -180,6 +189,7 @@ static assay_status execute_command(assay_context *ctx, const char *spec, const 
         if (!end->repeats) snprintf(end->message, sizeof end->message, "two runs gave different bits in %s", path);
     }
 cleanup:
+    end->seconds = seconds;
     unlink(again);
     return status;
 }
@@ -190,6 +200,7 @@ assay_status assay_backend_execute(assay_context *ctx, const char *spec, const c
     char log[4096];
     *end = (assay_backend_end){.repeats = true};
     snprintf(log, sizeof log, "%s/backend.log", folder);
+    unlink(candidate); /* what an earlier run left must not be taken for this one's */
     assay_status status = assay_backend_is_shared_object(spec)
                               ? execute_shared_object(ctx, spec, request, candidate, log, timeout, end)
                               : execute_command(ctx, spec, request, candidate, folder, log, timeout, end);

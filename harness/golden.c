@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -230,6 +231,8 @@ static assay_status checking_write(assay_context *ctx, void *self, const char *p
         TRY(assay_fixture_read(ctx, sink->golden, path, sink->written[index], n, stored));
         assay_dtype_round_many(type, n, values + first, rounded);
         for (int64_t i = 0; i < n; i++) {
+            /* of a NaN, files hold one code; sign and payload of a computed one are the processor's choice */
+            if (isnan(stored[i]) && isnan(rounded[i])) continue;
             if (memcmp(&stored[i], &rounded[i], sizeof *stored) != 0) {
                 status = differs(ctx, path, sink->written[index] + i, stored[i], rounded[i]);
                 goto cleanup;

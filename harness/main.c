@@ -73,14 +73,29 @@ cleanup:
     return status;
 }
 
+/* One line, whatever the names in it hold. */
+static void print_error(const char *command, const char *message)
+{
+    char line[ASSAY_MESSAGE_SIZE + 64];
+    snprintf(line, sizeof line, "assay%s%.40s: %s", command[0] != '\0' ? " " : "", command, message);
+    for (char *c = line; *c != '\0'; c++) {
+        if ((unsigned char)*c < ' ') *c = ' ';
+    }
+    fprintf(stderr, "%s\n", line);
+}
+
 int main(int argc, char **argv)
 {
     assay_context ctx = assay_context_default(1);
     int exit_code = ASSAY_EXIT_PASS;
     signal(SIGXFSZ, SIG_IGN); /* a file beyond the limit is an error of write(), with a message */
-    if (argc < 2 || strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "help") == 0) {
+    if (argc < 2) {
+        print_error("", "a command is missing; see assay --help");
+        return ASSAY_EXIT_BAD_INPUT;
+    }
+    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "help") == 0) {
         print_overview();
-        return argc < 2 ? ASSAY_EXIT_BAD_INPUT : ASSAY_EXIT_PASS;
+        return ASSAY_EXIT_PASS;
     }
     if (strcmp(argv[1], "--version") == 0) {
         printf("assay %s\n", ASSAY_VERSION);
@@ -89,15 +104,16 @@ int main(int argc, char **argv)
     for (int i = 0; i < COMMANDS; i++) {
         if (strcmp(argv[1], commands[i]->name) != 0) continue;
         if (run_command(&ctx, commands[i], argc - 1, argv + 1, &exit_code) != ASSAY_OK) {
-            fprintf(stderr, "assay %s: %s\n", argv[1], ctx.message);
+            print_error(argv[1], ctx.message);
             return ASSAY_EXIT_BAD_INPUT;
         }
-        if (fflush(stdout) != 0) {
-            fprintf(stderr, "assay %s: standard output cannot be written\n", argv[1]);
+        if (fflush(stdout) != 0 || ferror(stdout)) {
+            print_error(argv[1], "standard output cannot be written");
             return ASSAY_EXIT_BAD_INPUT;
         }
         return exit_code;
     }
-    fprintf(stderr, "assay: unknown command \"%s\"; see assay --help\n", argv[1]);
+    assay_fail(&ctx, ASSAY_BAD_INPUT, "unknown command \"%.64s\"; see assay --help", argv[1]);
+    print_error("", ctx.message);
     return ASSAY_EXIT_BAD_INPUT;
 }

@@ -1,10 +1,12 @@
 #include "harness/operation.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "harness/operations/op_support.h"
+#include "oracle/base/memory.h"
 
 const assay_operation *const assay_operations[] = {
     &assay_op_rms_norm, &assay_op_gmm, &assay_op_permute, &assay_op_unpermute,
@@ -50,10 +52,27 @@ static assay_status check_common(assay_context *ctx, const assay_case *c)
     return ASSAY_OK;
 }
 
-/* A key of `inputs:` names a tensor by its path, with or without the leading folder. */
+/* So that no product of sizes, and no sum of them in memory(), leaves 64 bits. */
+static assay_status check_sizes(assay_context *ctx, const assay_case *c)
+{
+    const double most = 0x1p50; /* numbers; 9 PB */
+    const assay_model_config *m = &c->config;
+    double rows = (double)c->batch * (double)c->sequence, dim = (double)m->base_emb_dim;
+    double copies = rows * fmax(1.0, (double)m->num_experts_per_tok), experts = fmax(1.0, (double)m->num_experts);
+    double hidden = fmax((double)m->base_mlp_dim, fmax(1.0, (double)m->shared_experts) * (double)m->base_moe_mlp_dim);
+    double widest = fmax(1.0, fmax(dim, 2.0 * hidden));
+    double numbers = fmax(copies * fmax(widest, experts), experts * dim * 2.0 * hidden);
+    if (!(numbers <= most)) {
+        return assay_fail(ctx, ASSAY_NO_MEMORY, "needs at least %.4g bytes of memory, %" PRId64 " are available",
+                          (double)sizeof(double) * numbers, assay_memory_available());
+    }
+    return ASSAY_OK;
+}
+
+/* A key of `inputs:` names a tensor by its path; that of an input or a weight may leave out the folder. */
 static bool names_tensor(const assay_tensor_list *list, const char *key)
 {
-    static const char *const folders[] = {"", "inputs/", "weights/", "cotangents/"};
+    static const char *const folders[] = {"", "inputs/", "weights/"};
     char path[2 * ASSAY_PATH_SIZE];
     for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
         snprintf(path, sizeof path, "%s%s", folders[i], key);
@@ -85,6 +104,7 @@ assay_status assay_operation_prepare(assay_context *ctx, const assay_case *c, co
     *operation = assay_operation_by_name(c->op);
     if (*operation == NULL) return unknown_operation(ctx, c);
     TRY(check_common(ctx, c));
+    TRY(check_sizes(ctx, c));
     TRY((*operation)->check(ctx, c));
     TRY((*operation)->describe(ctx, c, list));
     TRY(check_inputs(ctx, c, list));

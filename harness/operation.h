@@ -29,7 +29,8 @@ typedef struct assay_operation {
     /* Evaluates; tensors and results by the paths of describe, error scales as error_scale/NAME/<path>. */
     assay_status (*run)(assay_context *ctx, const assay_case *c, const assay_source *in, const assay_sink *out,
                         const assay_precision *precisions, int precision_count);
-    double (*flops)(const assay_case *c, bool backward); /* of its products; a multiply and an add are 2 */
+    /* of its products, forward or forward and backward together; a multiply and an add are 2 */
+    double (*flops)(const assay_case *c, bool backward);
     int64_t (*memory)(const assay_case *c);              /* bytes that run takes at its peak */
 } assay_operation;
 

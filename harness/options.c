@@ -197,6 +197,16 @@ static void build_tables(unsigned allowed, struct option *longs, char *shorts)
     *shorts = '\0';
 }
 
+/* getopt's place: a long option is the word before optind; of short ones, which may share a word, it gives the letter. */
+static assay_status refuse_option(assay_context *ctx, char **argv, bool value_missing)
+{
+    char letter[3] = {'-', (char)optopt, '\0'};
+    bool is_short = optopt > 0 && optopt <= UCHAR_MAX;
+    const char *option = is_short ? letter : argv[optind - 1];
+    if (value_missing) return assay_fail(ctx, ASSAY_BAD_INPUT, "option %s needs a value", option);
+    return assay_fail(ctx, ASSAY_BAD_INPUT, "unknown option %s; see assay %s --help", option, argv[0]);
+}
+
 assay_status assay_options_parse(assay_context *ctx, int argc, char **argv, unsigned allowed, assay_options *options)
 {
     struct option longs[ROWS + 1];
@@ -214,13 +224,9 @@ assay_status assay_options_parse(assay_context *ctx, int argc, char **argv, unsi
     opterr = 0;
     optind = 1;
     for (;;) {
-        int at = optind;
         int letter = getopt_long(argc, argv, shorts, longs, NULL);
         if (letter == -1) break;
-        if (letter == ':') return assay_fail(ctx, ASSAY_BAD_INPUT, "option %s needs a value", argv[at]);
-        if (letter == '?') {
-            return assay_fail(ctx, ASSAY_BAD_INPUT, "unknown option %s; see assay %s --help", argv[at], argv[0]);
-        }
+        if (letter == ':' || letter == '?') return refuse_option(ctx, argv, letter == ':');
         TRY(take(ctx, options, letter, optarg));
     }
     options->arguments = argv + optind;

@@ -58,12 +58,15 @@ static assay_status check_patterns(assay_context *ctx, const assay_plan *plan, c
     return ASSAY_OK;
 }
 
-static void add_spec(assay_plan *plan, const assay_tensor_spec *spec)
+static assay_status add_spec(assay_context *ctx, assay_plan *plan, const assay_tensor_spec *spec)
 {
-    int64_t count = assay_shape_count(&spec->shape);
+    int64_t count = assay_shape_count(&spec->shape), bytes = count * (int64_t)assay_dtype_size(spec->type);
     plan->specs[plan->spec_count++] = *spec;
-    plan->elements += count;
-    plan->file_bytes += count * (int64_t)assay_dtype_size(spec->type);
+    if (__builtin_add_overflow(plan->elements, count, &plan->elements) ||
+        __builtin_add_overflow(plan->file_bytes, bytes, &plan->file_bytes)) {
+        return assay_fail(ctx, ASSAY_NO_MEMORY, "%s: its size does not fit in 64 bits", plan->c->name);
+    }
+    return ASSAY_OK;
 }
 
 assay_status assay_plan_make(assay_context *ctx, assay_plan *plan, const assay_case *c)
@@ -82,7 +85,7 @@ assay_status assay_plan_make(assay_context *ctx, assay_plan *plan, const assay_c
     for (int i = 0; i < plan->list.count; i++) {
         const assay_tensor_spec *spec = &plan->list.entries[i].spec;
         if (!is_held(c, spec->path)) continue;
-        add_spec(plan, spec);
+        TRY(add_spec(ctx, plan, spec));
         for (int p = 0; has_error_scale(spec) && p < plan->precision_count; p++) {
             assay_tensor_spec scale = *spec;
             scale.type = ASSAY_FLOAT32;
@@ -92,7 +95,7 @@ assay_status assay_plan_make(assay_context *ctx, assay_plan *plan, const assay_c
                 status = assay_fail(ctx, ASSAY_INTERNAL, "%s: path too long", spec->path);
                 goto cleanup;
             }
-            add_spec(plan, &scale);
+            TRY(add_spec(ctx, plan, &scale));
         }
     }
     plan->memory = plan->operation->memory(c);

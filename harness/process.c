@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -20,6 +21,7 @@ static double now(void)
 static void become(const char *const *argv, int output)
 {
     setpgid(0, 0);
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* its group is not the terminal's: interrupting us must end it too */
     int input = open("/dev/null", O_RDONLY);
     if (input >= 0) dup2(input, STDIN_FILENO);
     dup2(output, STDOUT_FILENO);

@@ -1,4 +1,5 @@
 #include <errno.h>
+#include <fts.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -38,6 +39,32 @@ static void remove_files(const case_run *r)
     unlink(r->golden);
     unlink(r->request);
     unlink(r->candidate);
+}
+
+/* With what a backend that was stopped may have left. */
+static void remove_folder(char *folder)
+{
+    FTS *tree = fts_open((char *const[]){folder, NULL}, FTS_PHYSICAL | FTS_NOCHDIR, NULL);
+    if (tree == NULL) return;
+    for (FTSENT *entry = fts_read(tree); entry != NULL; entry = fts_read(tree)) {
+        if (entry->fts_info != FTS_D) remove(entry->fts_accpath); /* a folder comes again after what is in it */
+    }
+    fts_close(tree);
+}
+
+/* Every case is planned and has a profile before the first one runs, so that a bad one costs nothing. */
+static assay_status check_cases(assay_context *ctx, const assay_options *options, const assay_case *cases, int count)
+{
+    assay_status status = ASSAY_OK;
+    for (int i = 0; i < count; i++) {
+        assay_plan plan = {0};
+        const assay_profile *profile = NULL;
+        TRY(assay_command_profile(ctx, options, assay_dtype_name(cases[i].dtype), &profile));
+        TRY(assay_plan_make(ctx, &plan, &cases[i]));
+        assay_plan_free(&plan);
+    }
+cleanup:
+    return status;
 }
 
 static assay_status compare_files(assay_context *ctx, const assay_options *options, const assay_case *c, case_run *r)
@@ -187,6 +214,7 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
     tally t = {0};
     TRY(check_backend(ctx, options->backend));
     TRY(assay_command_cases(ctx, options, &cases, &count));
+    TRY(check_cases(ctx, options, cases, count));
     TRY(make_folder(ctx, options, folder, sizeof folder));
     reports = calloc((size_t)count, sizeof *reports);
     if (reports == NULL) {
@@ -211,7 +239,7 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
            t.unsupported);
     *exit_code = exit_code_of(&t);
 cleanup:
-    if (folder[0] != '\0' && options->keep == NULL) rmdir(folder);
+    if (folder[0] != '\0' && options->keep == NULL) remove_folder(folder);
     for (int i = 0; i < done; i++) assay_report_free(&reports[i]);
     free(reports);
     assay_cases_free(cases, count);

@@ -2,6 +2,7 @@
  * the backend twice, writes the candidate. Started by `assay run`; a crash here is a result there. */
 #include <assay/backend.h>
 #include <dlfcn.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -220,6 +221,7 @@ static int call(host *h, backend_function backend)
                                      .message_size = MESSAGE};
     int code = backend(&request);
     h->message[MESSAGE - 1] = '\0';
+    fflush(stdout); /* what the backend printed comes before what is said of it */
     const char *path = broken_guard(h, &where);
     if (path != NULL) {
         fprintf(stderr, "the backend wrote %s the buffer of %s\n", where, path);
@@ -310,6 +312,7 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
     assay_plan plan = {0};
     host h = {0};
     int count = 0;
+    char resolved[PATH_MAX];
     *exit_code = ASSAY_EXIT_FAIL;
     TRY(assay_fixture_open(ctx, options->arguments[1], &request));
     const char *yaml = assay_fixture_text(request, "case_yaml");
@@ -320,7 +323,8 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
     TRY(assay_cases_parse(ctx, options->arguments[1], yaml, strlen(yaml), &cases, &count));
     TRY(assay_plan_make(ctx, &plan, &cases[0]));
     TRY(host_make(ctx, &h, &plan, request));
-    void *handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);
+    /* a bare name would be looked for among the system's libraries */
+    void *handle = dlopen(realpath(library, resolved) != NULL ? resolved : library, RTLD_NOW | RTLD_LOCAL);
     if (handle == NULL) {
         status = assay_fail(ctx, ASSAY_BAD_INPUT, "%s", dlerror());
         goto cleanup;

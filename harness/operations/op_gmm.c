@@ -1,3 +1,5 @@
+#include <inttypes.h>
+#include <math.h>
 #include <stdlib.h>
 
 #include "harness/operations/op_support.h"
@@ -40,6 +42,21 @@ cleanup:
     return status;
 }
 
+/* Rows of no group may hold anything; those of a group must hold numbers. */
+static assay_status check_rows(assay_context *ctx, const char *path, const double *x, int64_t width,
+                               const int32_t *group_sizes, const assay_gmm_dims *d)
+{
+    int64_t used = 0;
+    for (int64_t g = 0; g < d->groups; g++) used += group_sizes[g];
+    for (int64_t i = 0; i < used * width && i < d->m * width; i++) {
+        if (isfinite(x[i])) continue;
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "%s[%" PRId64 ",%" PRId64 "] is %g, expected a finite number: the row belongs to a group",
+                          path, i / width, i % width, x[i]);
+    }
+    return ASSAY_OK;
+}
+
 static assay_status run(assay_context *ctx, const assay_case *c, const assay_source *in, const assay_sink *out,
                         const assay_precision *precisions, int precision_count)
 {
@@ -52,6 +69,8 @@ static assay_status run(assay_context *ctx, const assay_case *c, const assay_sou
     TRY(assay_read_whole_i32(ctx, in, "inputs/group_sizes", d.groups, &group_sizes));
     TRY(assay_read_whole(ctx, in, "weights/rhs", rhs_size, &rhs));
     TRY(assay_read_whole(ctx, in, "cotangents/y", y_size, &dy));
+    TRY(check_rows(ctx, "inputs/lhs", lhs, d.k, group_sizes, &d));
+    TRY(check_rows(ctx, "cotangents/y", dy, d.n, group_sizes, &d));
     TRY(assay_alloc_f64(ctx, "gmm", y_size, &y));
     TRY(assay_alloc_f64(ctx, "gmm", lhs_size, &dlhs));
     TRY(assay_alloc_f64(ctx, "gmm", rhs_size, &drhs));

@@ -188,7 +188,8 @@ static double flops(const assay_case *c, bool backward)
 {
     assay_context ctx = {0};
     assay_moe_config config;
-    return assay_moe_config_of(&ctx, c, &config) == ASSAY_OK ? assay_moe_flops(&config, backward) : 0.0;
+    if (assay_moe_config_of(&ctx, c, &config) != ASSAY_OK) return 0.0;
+    return assay_moe_flops(&config, false) + (backward ? assay_moe_flops(&config, true) : 0.0);
 }
 
 static int64_t memory(const assay_case *c)

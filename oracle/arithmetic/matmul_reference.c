@@ -12,6 +12,7 @@ enum {
     BLOCK_ROWS = 512,      /* of A: with BLOCK_STEPS 1 MiB */
     BLOCK_STEPS = 256,     /* a panel of B: 48 KiB */
     STREAM_COLUMNS = 2048, /* rows of C that a stream keeps in the second-level cache: 8 of 16 KiB */
+    FEW_STEPS = 8,         /* of k, for which packing is not worth its while */
     LINE = 8,              /* float64 in a line of cache */
 };
 /* Multiplications below which a second thread costs more than it gives. */
@@ -183,8 +184,8 @@ static assay_status packed_matmul(assay_context *ctx, const assay_matmul_args *a
     return ASSAY_OK;
 }
 
-/* A few rows times a large B: all the time goes into reading B, so it is read once and in order. (One row of
- * tiles is never cut, so every region has all rows.) */
+/* A few rows times a large B, or a few steps into a large C: all the time goes into reading B, or writing C, so it is
+ * done once and in order. */
 static void streamed_matmul(const assay_matmul_args *args, const assay_matmul_kernels *kernels, int threads)
 {
     const partition cut = partition_of(args, kernels, threads);
@@ -192,8 +193,14 @@ static void streamed_matmul(const assay_matmul_args *args, const assay_matmul_ke
 #pragma omp parallel for num_threads(parts) schedule(static)
     for (int part = 0; part < parts; part++) {
         const region work = region_of(args, kernels, &cut, part);
-        for (int64_t j = work.column; j < work.column_end; j += STREAM_COLUMNS) {
-            kernels->stream(args, j, least(j + STREAM_COLUMNS, work.column_end));
+        for (int64_t i = work.row; i < work.row_end; i += kernels->tile_rows) {
+            assay_matmul_args rows = *args;
+            rows.m = least(kernels->tile_rows, work.row_end - i);
+            rows.a = a_at(args, i, 0);
+            rows.c += i * args->ldc;
+            for (int64_t j = work.column; j < work.column_end; j += STREAM_COLUMNS) {
+                kernels->stream(&rows, j, least(j + STREAM_COLUMNS, work.column_end));
+            }
         }
     }
 }
@@ -224,7 +231,7 @@ static assay_status reference_matmul(assay_context *ctx, const assay_matmul_args
         zeros(args);
     } else if (kernels == NULL) {
         assay_matmul_scalar(args, threads);
-    } else if (args->m <= kernels->tile_rows) {
+    } else if (args->m <= kernels->tile_rows || (args->k <= FEW_STEPS && !args->transpose_b)) {
         streamed_matmul(args, kernels, threads);
     } else {
         return packed_matmul(ctx, args, kernels, threads);

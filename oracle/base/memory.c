@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 
 enum { LARGEST_ELEMENT = 16 };
@@ -29,16 +30,19 @@ assay_status assay_checked_count(assay_context *ctx, const char *what, int rank,
 
 assay_status assay_alloc(assay_context *ctx, const char *what, int64_t count, size_t element_size, void **out)
 {
-    enum { ALIGNMENT = 64 };
+    enum { LINE = 64, HUGE_PAGE = 2 << 20 };
     size_t bytes = 0;
     *out = NULL;
     if (count < 0 || __builtin_mul_overflow((size_t)count, element_size, &bytes) ||
-        bytes > SIZE_MAX / 2 - ALIGNMENT) {
+        bytes > SIZE_MAX / 2 - HUGE_PAGE) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: %" PRId64 " elements do not fit in memory", what, count);
     }
-    bytes = (bytes / ALIGNMENT + 1) * ALIGNMENT;
-    *out = aligned_alloc(ALIGNMENT, bytes);
+    /* Large blocks in huge pages: touching them for the first time, 4 KiB at a time, took a tenth of a MoE block's run. */
+    size_t alignment = bytes >= 2 * HUGE_PAGE ? HUGE_PAGE : LINE;
+    bytes = (bytes / alignment + 1) * alignment;
+    *out = aligned_alloc(alignment, bytes);
     if (*out == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "%s: no memory for %zu bytes", what, bytes);
+    if (alignment == HUGE_PAGE) (void)madvise(*out, bytes, MADV_HUGEPAGE);
     return ASSAY_OK;
 }
 

@@ -5,7 +5,7 @@
  * scores = f(logits), biased = scores + bias; the fused family takes scores = f(logits + bias), gemma4 likewise with
  * the softmax for f. What each family chooses by, what it weighs (gathered at the K chosen), and how:
  *   deepseek3  by biased; scores, / (sum + 1e-20) when f is sigmoid or sqrtsoftplus, * routed_scaling_factor
- *   deepseek2  by biased; biased, divided likewise (softmax: not), * routed_scaling_factor
+ *   deepseek2  by biased; biased, not divided, * routed_scaling_factor
  *   default    by biased; softmax over the K chosen biased, / sum if norm_topk_prob, * per_expert_scale
  *   llama4     by biased; biased
  *   gemma4     by logits + bias; scores, / sum if norm_topk_prob, * per_expert_scale
@@ -29,7 +29,7 @@
 /* Which rule picks experts and weighs them. */
 typedef enum assay_router_family {
     ASSAY_ROUTER_DEEPSEEK3, /* selection by biased, weights from scores; deepseek3 and deepseek4 */
-    ASSAY_ROUTER_DEEPSEEK2, /* weights from biased values; softmax scores are not divided */
+    ASSAY_ROUTER_DEEPSEEK2, /* weights from biased values, not divided */
     ASSAY_ROUTER_DEFAULT,   /* mixtral, gpt_oss, qwen3 and others: softmax over the K chosen biased logits */
     ASSAY_ROUTER_LLAMA4,    /* K = 1; the weight is the chosen logit; the block scales its input by its sigmoid */
     ASSAY_ROUTER_GEMMA4,    /* softmax over all E, gathered */

@@ -45,7 +45,9 @@ assay_routing_rule assay_routing_rule_of(const assay_routing_config *config)
         .bias_updates = config->routed_bias_update_rate > 0.0 && !hash && !fused,
     };
     if (deepseek) {
-        rule.divide = rule.score_func == ASSAY_SCORE_SIGMOID || rule.score_func == ASSAY_SCORE_SQRTSOFTPLUS;
+        /* MaxText goes by the score function alone; no DeepSeek-V2 divides */
+        rule.divide = family == ASSAY_ROUTER_DEEPSEEK3 &&
+                      (rule.score_func == ASSAY_SCORE_SIGMOID || rule.score_func == ASSAY_SCORE_SQRTSOFTPLUS);
         rule.epsilon = rule.divide && !config->renormalize_exactly ? SUM_EPSILON : 0.0;
     }
     if ((fused && rule.score_func == ASSAY_SCORE_NONE) || gemma4) rule.score_func = ASSAY_SCORE_SOFTMAX;

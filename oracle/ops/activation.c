@@ -62,7 +62,8 @@ double assay_sigmoid(double x)
 /* NaN stays NaN. */
 static inline double clamp(double x, double limit)
 {
-    return x > limit ? limit : x < -limit ? -limit : x;
+    double y = x > limit ? limit : x;
+    return y < -limit ? -limit : y;
 }
 
 /* z = 2 sqrt(2/pi) (y + cubic y^3). Beyond 32 the sigmoid is 0 or 1, and y^3 could overflow. */
@@ -106,7 +107,7 @@ static inline __attribute__((always_inline)) void arguments(form f, int64_t n, c
 static inline __attribute__((always_inline)) void from_exponentials(form f, int64_t n, chunk *c)
 {
     for (int64_t i = 0; i < n; i++) {
-        double t = c->t[i] * (1 - (c->z[i] < 0 ? -c->z_low[i] : c->z_low[i]));
+        double t = c->t[i] * (1 - copysign(1, c->z[i]) * c->z_low[i]);
         double large = 1 / (1 + t), small = t * large;
         double s = c->z[i] < 0 ? small : large, rest = c->z[i] < 0 ? large : small;
         c->value[i] = f == FORM_SIGMOID ? s : c->x[i] * s;

@@ -49,7 +49,10 @@ static void token_scores(const route *r, int64_t t)
     }
     bool bias_first = config->family == ASSAY_ROUTER_FUSED;
     for (int64_t e = 0; bias_first && r->bias != NULL && e < experts; e++) r->token_logits[e] += r->bias[e];
-    spec_scores(config->score_func, experts, r->token_logits, r->scores);
+    /* fused_moe_func takes no score function for the softmax */
+    assay_score_func f =
+        bias_first && config->score_func == ASSAY_SCORE_NONE ? ASSAY_SCORE_SOFTMAX : config->score_func;
+    spec_scores(f, experts, r->token_logits, r->scores);
     for (int64_t e = 0; e < experts; e++) {
         r->biased[e] = r->scores[e] + (bias_first || r->bias == NULL ? 0 : r->bias[e]);
     }

@@ -158,6 +158,8 @@ static void test_shapes_beyond_a_block(void **state)
         {.m = 1031, .n = 7, .k = 41, .padding = 1},
         {.m = 3, .n = 2053, .k = 53, .padding = 3},
         {.m = 8, .n = 24, .k = 2111},
+        {.m = 131, .n = 521, .k = 5, .padding = 1},
+        {.m = 19, .n = 2101, .k = 8},
         {.m = 1, .n = 1, .k = 5003},
         {.m = 41, .n = 97, .k = 521, .padding = 2},
     };

@@ -101,7 +101,7 @@ void reference_weights(quad *weights, const reference_inputs *in, int64_t t, con
     for (int64_t k = 0; k < count; k++) sum += weights[k];
     const bool deepseek = config->family == ASSAY_ROUTER_DEEPSEEK3 || config->family == ASSAY_ROUTER_DEEPSEEK2;
     for (int64_t k = 0; k < count; k++) {
-        if (deepseek && (f == ASSAY_SCORE_SIGMOID || f == ASSAY_SCORE_SQRTSOFTPLUS)) {
+        if (config->family == ASSAY_ROUTER_DEEPSEEK3 && (f == ASSAY_SCORE_SIGMOID || f == ASSAY_SCORE_SQRTSOFTPLUS)) {
             weights[k] /= sum + (config->renormalize_exactly ? 0.0Q : (quad)1e-20);
         } else if (!deepseek && config->norm_topk_prob) {
             weights[k] /= sum;

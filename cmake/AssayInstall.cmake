@@ -1,0 +1,22 @@
+# libassay: oracle, cases and fixtures in one shared library; its headers, and a pkg-config file.
+include(GNUInstallDirs)
+add_library(assay_shared SHARED cmake/empty.c)
+set_target_properties(assay_shared PROPERTIES OUTPUT_NAME assay VERSION ${PROJECT_VERSION} SOVERSION 0)
+target_include_directories(assay_shared PUBLIC ${CMAKE_SOURCE_DIR} ${CMAKE_SOURCE_DIR}/include)
+target_link_libraries(
+  assay_shared
+  PRIVATE -Wl,--whole-archive assay_base assay_arithmetic assay_ops assay_moe assay_cases assay_fixtures
+          -Wl,--no-whole-archive)
+install(TARGETS assay_shared LIBRARY)
+install(DIRECTORY include/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+foreach(folder oracle/base oracle/arithmetic oracle/ops oracle/moe cases fixtures)
+  install(DIRECTORY ${folder}/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/assay/${folder} FILES_MATCHING PATTERN "*.h"
+          PATTERN tests EXCLUDE)
+endforeach()
+configure_file(cmake/assay.pc.in ${CMAKE_BINARY_DIR}/assay.pc @ONLY)
+install(FILES ${CMAKE_BINARY_DIR}/assay.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+
+# A program that knows <assay.h> alone, as a user would write it.
+add_executable(test_libassay tests/test_libassay.c)
+target_link_libraries(test_libassay PRIVATE assay_shared PkgConfig::CMOCKA m)
+add_test(NAME test_libassay COMMAND test_libassay)

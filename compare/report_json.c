@@ -1,0 +1,184 @@
+#include <cjson/cJSON.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "compare/outliers.h"
+#include "compare/printable.h"
+#include "compare/report.h"
+
+enum { REPORT_VERSION = 1 };
+
+/* JSON has no NaN and no infinity: these become texts. */
+static cJSON *number(double value)
+{
+    if (isnan(value)) return cJSON_CreateString("nan");
+    if (isinf(value)) return cJSON_CreateString(value > 0.0 ? "inf" : "-inf");
+    return cJSON_CreateNumber(value);
+}
+
+/* Every function below returns false when memory ran out; a NULL item is a failed creation. */
+static bool put(cJSON *object, const char *key, cJSON *item)
+{
+    if (item != NULL && cJSON_AddItemToObject(object, key, item)) return true;
+    cJSON_Delete(item);
+    return false;
+}
+
+static bool put_text(cJSON *object, const char *key, const char *text)
+{
+    char shown[ASSAY_PRINTABLE_SIZE];
+    return put(object, key, cJSON_CreateString(assay_printable(text, shown)));
+}
+
+static bool put_number(cJSON *object, const char *key, double value)
+{
+    return put(object, key, number(value));
+}
+
+static bool put_bool(cJSON *object, const char *key, bool value)
+{
+    return put(object, key, cJSON_CreateBool(value));
+}
+
+static bool append_number(cJSON *array, double value)
+{
+    cJSON *item = number(value);
+    if (item != NULL && cJSON_AddItemToArray(array, item)) return true;
+    cJSON_Delete(item);
+    return false;
+}
+
+/* Starts an array or object as a member; NULL when memory ran out. */
+static cJSON *start(cJSON *object, const char *key, cJSON *item)
+{
+    return put(object, key, item) ? item : NULL;
+}
+
+static cJSON *start_element(cJSON *array)
+{
+    cJSON *item = cJSON_CreateObject();
+    if (item != NULL && cJSON_AddItemToArray(array, item)) return item;
+    cJSON_Delete(item);
+    return NULL;
+}
+
+static bool put_shape(cJSON *object, const assay_shape *shape)
+{
+    cJSON *array = start(object, "shape", cJSON_CreateArray());
+    bool ok = array != NULL;
+    for (int axis = 0; ok && axis < shape->rank; axis++) ok = append_number(array, (double)shape->dims[axis]);
+    return ok;
+}
+
+/* The index along each of the first `rank` axes. */
+static bool put_index(cJSON *object, const assay_shape *shape, int rank, int64_t index)
+{
+    int64_t axes[ASSAY_MAX_RANK];
+    cJSON *array = start(object, "index", cJSON_CreateArray());
+    bool ok = array != NULL;
+    for (int axis = rank - 1; axis >= 0; axis--) {
+        axes[axis] = index % shape->dims[axis];
+        index /= shape->dims[axis];
+    }
+    for (int axis = 0; ok && axis < rank; axis++) ok = append_number(array, (double)axes[axis]);
+    return ok;
+}
+
+static bool put_outliers(cJSON *object, const char *key, const assay_shape *shape, int rank, int count,
+                         const assay_outlier *worst)
+{
+    cJSON *array = start(object, key, cJSON_CreateArray());
+    bool ok = array != NULL;
+    for (int i = 0; ok && i < count; i++) {
+        cJSON *item = start_element(array);
+        ok = item != NULL && put_index(item, shape, rank, worst[i].index) &&
+             put_number(item, "golden", worst[i].golden) && put_number(item, "candidate", worst[i].candidate) &&
+             put_number(item, "excess", worst[i].excess);
+    }
+    return ok;
+}
+
+static const char *finding_name(assay_finding finding)
+{
+    static const char *const names[] = {[ASSAY_FINDING_NONE] = "none",           [ASSAY_FINDING_MISSING] = "missing",
+                                        [ASSAY_FINDING_SHAPE] = "shape",         [ASSAY_FINDING_TYPE] = "type",
+                                        [ASSAY_FINDING_NONFINITE] = "nonfinite", [ASSAY_FINDING_INTEGERS] = "unequal",
+                                        [ASSAY_FINDING_ELEMENTS] = "elements",   [ASSAY_FINDING_ROWS] = "rows",
+                                        [ASSAY_FINDING_NO_SCALE] = "no_scale"};
+    return names[finding];
+}
+
+static bool fill_tensor(cJSON *o, const assay_tensor_result *r)
+{
+    const assay_shape *shape = &r->spec.shape;
+    bool given = r->finding != ASSAY_FINDING_MISSING;
+    return put_text(o, "path", r->spec.path) && put_shape(o, shape) &&
+           put_text(o, "type", assay_dtype_name(r->spec.type)) &&
+           put(o, "candidate_type",
+               given ? cJSON_CreateString(assay_dtype_name(r->candidate_type)) : cJSON_CreateNull()) &&
+           put_text(o, "verdict", assay_verdict_name(r->verdict)) && put_text(o, "finding", finding_name(r->finding)) &&
+           put_text(o, "message", r->message) && put_bool(o, "required", r->required) &&
+           put_bool(o, "compared", r->compared) && put_bool(o, "exact", r->exact) &&
+           put_number(o, "elements", (double)r->elements) && put_number(o, "rows", (double)r->rows) &&
+           put_number(o, "wrong_elements", (double)r->wrong_elements) &&
+           put_number(o, "wrong_rows", (double)r->wrong_rows) && put_number(o, "max_error", r->max_error) &&
+           put_number(o, "rms_ratio", r->rms_ratio) && put_number(o, "worst_element", r->worst_element) &&
+           put_number(o, "worst_row", r->worst_row) &&
+           put_outliers(o, "elements_worst", shape, shape->rank, r->elements_worst_count, r->elements_worst) &&
+           put_outliers(o, "rows_worst", shape, shape->rank > 0 ? shape->rank - 1 : 0, r->rows_worst_count,
+                        r->rows_worst);
+}
+
+static bool fill_report(cJSON *o, const assay_report *report)
+{
+    cJSON *unknown, *tensors;
+    bool ok = put_text(o, "case", report->case_name) && put_text(o, "op", report->op) &&
+              put_text(o, "profile", report->profile) && put_text(o, "golden", report->golden_path) &&
+              put_text(o, "candidate", report->candidate_path) && put_number(o, "false_alarm", report->false_alarm) &&
+              put_text(o, "verdict", assay_verdict_name(report->verdict)) && put_text(o, "message", report->message);
+    ok = ok && (unknown = start(o, "unknown", cJSON_CreateArray())) != NULL;
+    for (int i = 0; ok && i < report->unknown_count; i++) {
+        char shown[ASSAY_PRINTABLE_SIZE];
+        cJSON *text = cJSON_CreateString(assay_printable(report->unknown[i], shown));
+        ok = text != NULL && cJSON_AddItemToArray(unknown, text);
+    }
+    ok = ok && (tensors = start(o, "tensors", cJSON_CreateArray())) != NULL;
+    for (int i = 0; ok && i < report->count; i++) {
+        cJSON *item = start_element(tensors);
+        ok = item != NULL && fill_tensor(item, &report->tensors[i]);
+    }
+    return ok;
+}
+
+/* cJSON's memory is cJSON's to free. */
+static char *print(const cJSON *root)
+{
+    char *printed = cJSON_Print(root), *text = NULL;
+    if (printed != NULL) {
+        size_t length = strlen(printed);
+        text = malloc(length + 2);
+        if (text != NULL) {
+            memcpy(text, printed, length);
+            memcpy(text + length, "\n", 2);
+        }
+    }
+    cJSON_free(printed);
+    return text;
+}
+
+assay_status assay_report_json(assay_context *ctx, int count, const assay_report *reports, char **text)
+{
+    cJSON *root = cJSON_CreateObject(), *array = NULL;
+    *text = NULL;
+    bool ok = root != NULL && put_text(root, "format", "assay-report") &&
+              put_number(root, "format_version", REPORT_VERSION) &&
+              (array = start(root, "reports", cJSON_CreateArray())) != NULL;
+    for (int i = 0; ok && i < count; i++) {
+        cJSON *item = start_element(array);
+        ok = item != NULL && fill_report(item, &reports[i]);
+    }
+    if (ok) *text = print(root);
+    cJSON_Delete(root);
+    return *text != NULL ? ASSAY_OK : assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the JSON report");
+}

@@ -1,0 +1,151 @@
+#include <libxml/xmlwriter.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "compare/printable.h"
+#include "compare/report.h"
+
+/* What a test case says, in JUnit's words. */
+typedef enum outcome { PASSED, FAILED, ERROR, SKIPPED } outcome;
+
+typedef struct tally {
+    int tests, failures, errors, skipped;
+} tally;
+
+static void count_outcome(tally *t, outcome o)
+{
+    t->tests++;
+    t->failures += o == FAILED;
+    t->errors += o == ERROR;
+    t->skipped += o == SKIPPED;
+}
+
+static outcome tensor_outcome(const assay_tensor_result *r)
+{
+    if (r->verdict == ASSAY_FAIL) return FAILED;
+    if (r->verdict == ASSAY_NOT_COMPARABLE) return ERROR;
+    if (r->verdict == ASSAY_VACUOUS || !r->compared) return SKIPPED;
+    return PASSED;
+}
+
+static outcome report_outcome(const assay_report *report)
+{
+    if (report->verdict == ASSAY_PASS) return PASSED;
+    /* no tensors at all: the backend does not have the case */
+    if (report->verdict == ASSAY_NOT_COMPARABLE) return report->count == 0 ? SKIPPED : ERROR;
+    return FAILED;
+}
+
+/* A verdict that no tensor and no unknown path shows has a test case of its own. */
+static bool needs_own_case(const assay_report *report, const tally *t)
+{
+    return report->verdict != ASSAY_PASS && t->failures + t->errors == 0;
+}
+
+static tally count_report(const assay_report *report)
+{
+    tally t = {0};
+    for (int i = 0; i < report->count; i++) count_outcome(&t, tensor_outcome(&report->tensors[i]));
+    for (int i = 0; i < report->unknown_count; i++) count_outcome(&t, FAILED);
+    if (needs_own_case(report, &t)) count_outcome(&t, report_outcome(report));
+    return t;
+}
+
+/* Every function below returns false when the writer failed, which only memory can cause. */
+static bool write_attribute(xmlTextWriter *out, const char *name, const char *value)
+{
+    char shown[ASSAY_PRINTABLE_SIZE];
+    return xmlTextWriterWriteAttribute(out, BAD_CAST name, BAD_CAST assay_printable(value, shown)) >= 0;
+}
+
+static bool write_number(xmlTextWriter *out, const char *name, int value)
+{
+    return xmlTextWriterWriteFormatAttribute(out, BAD_CAST name, "%d", value) >= 0;
+}
+
+static bool begin(xmlTextWriter *out, const char *name)
+{
+    return xmlTextWriterStartElement(out, BAD_CAST name) >= 0;
+}
+
+static bool end(xmlTextWriter *out)
+{
+    return xmlTextWriterEndElement(out) >= 0;
+}
+
+static bool write_tally(xmlTextWriter *out, const tally *t)
+{
+    return write_number(out, "tests", t->tests) && write_number(out, "failures", t->failures) &&
+           write_number(out, "errors", t->errors) && write_number(out, "skipped", t->skipped);
+}
+
+static bool write_case(xmlTextWriter *out, const assay_report *report, const char *name, outcome o, const char *message,
+                       assay_verdict verdict)
+{
+    static const char *const elements[] = {[FAILED] = "failure", [ERROR] = "error", [SKIPPED] = "skipped"};
+    bool ok = begin(out, "testcase") && write_attribute(out, "classname", report->case_name) &&
+              write_attribute(out, "name", name);
+    if (ok && o != PASSED) {
+        ok = begin(out, elements[o]) && write_attribute(out, "message", message);
+        if (o != SKIPPED) {
+            char text[ASSAY_PRINTABLE_SIZE];
+            ok = ok && write_attribute(out, "type", assay_verdict_name(verdict)) &&
+                 xmlTextWriterWriteString(out, BAD_CAST assay_printable(message, text)) >= 0;
+        }
+        ok = ok && end(out);
+    }
+    return ok && end(out);
+}
+
+static bool write_suite(xmlTextWriter *out, const assay_report *report)
+{
+    char name[ASSAY_PATH_SIZE + 96];
+    tally t = count_report(report), shown = {0};
+    snprintf(name, sizeof name, "%s (%s)", report->case_name, report->profile);
+    bool ok = begin(out, "testsuite") &&
+              write_attribute(out, "name", report->profile[0] == '\0' ? report->case_name : name) &&
+              write_tally(out, &t);
+    for (int i = 0; ok && i < report->count; i++) {
+        const assay_tensor_result *r = &report->tensors[i];
+        count_outcome(&shown, tensor_outcome(r));
+        ok = write_case(out, report, r->spec.path, tensor_outcome(r), r->message, r->verdict);
+    }
+    for (int i = 0; ok && i < report->unknown_count; i++) {
+        count_outcome(&shown, FAILED);
+        ok = write_case(out, report, report->unknown[i], FAILED, "unknown path, the golden has no such dataset",
+                        ASSAY_FAIL);
+    }
+    if (ok && needs_own_case(report, &shown)) {
+        ok = write_case(out, report, "verdict", report_outcome(report), report->message, report->verdict);
+    }
+    return ok && end(out);
+}
+
+static bool write_document(xmlTextWriter *out, int count, const assay_report *reports)
+{
+    tally all = {0};
+    for (int i = 0; i < count; i++) {
+        tally t = count_report(&reports[i]);
+        all.tests += t.tests;
+        all.failures += t.failures;
+        all.errors += t.errors;
+        all.skipped += t.skipped;
+    }
+    bool ok = xmlTextWriterSetIndent(out, 1) >= 0 && xmlTextWriterStartDocument(out, NULL, "UTF-8", NULL) >= 0 &&
+              begin(out, "testsuites") && write_attribute(out, "name", "assay") && write_tally(out, &all);
+    for (int i = 0; ok && i < count; i++) ok = write_suite(out, &reports[i]);
+    return ok && end(out) && xmlTextWriterEndDocument(out) >= 0;
+}
+
+assay_status assay_report_junit(assay_context *ctx, int count, const assay_report *reports, char **text)
+{
+    *text = NULL;
+    xmlBuffer *buffer = xmlBufferCreate();
+    xmlTextWriter *out = buffer == NULL ? NULL : xmlNewTextWriterMemory(buffer, 0);
+    bool ok = out != NULL && write_document(out, count, reports);
+    xmlFreeTextWriter(out); /* flushes into the buffer */
+    if (ok) *text = strdup((const char *)xmlBufferContent(buffer));
+    xmlBufferFree(buffer);
+    return *text != NULL ? ASSAY_OK : assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the JUnit report");
+}

@@ -1,0 +1,61 @@
+#include "compare/verdict.h"
+
+#include <stdio.h>
+
+const char *assay_verdict_name(assay_verdict verdict)
+{
+    static const char *const names[] = {"PASS", "FAIL", "VACUOUS", "NOT COMPARABLE"};
+    return names[verdict];
+}
+
+static const assay_tensor_result *first_of(const assay_report *report, assay_verdict verdict)
+{
+    for (int i = 0; i < report->count; i++) {
+        if (report->tensors[i].verdict == verdict) return &report->tensors[i];
+    }
+    return NULL;
+}
+
+static void say_passed(assay_report *report)
+{
+    int compared = 0, vacuous = 0;
+    const assay_tensor_result *first = first_of(report, ASSAY_VACUOUS);
+    for (int i = 0; i < report->count; i++) {
+        compared += report->tensors[i].compared;
+        vacuous += report->tensors[i].verdict == ASSAY_VACUOUS;
+    }
+    int length = snprintf(report->message, sizeof report->message, "%d tensor%s correct at %.32s", compared - vacuous,
+                          compared - vacuous == 1 ? "" : "s", report->profile);
+    if (first != NULL) {
+        snprintf(report->message + length, sizeof report->message - (size_t)length, "; zeros would pass in %s%s",
+                 first->spec.path, vacuous > 1 ? " and others" : "");
+    }
+}
+
+void assay_conclude(assay_report *report, const assay_evidence *shown)
+{
+    const assay_tensor_result *wrong = first_of(report, ASSAY_FAIL);
+    const assay_tensor_result *not_comparable = first_of(report, ASSAY_NOT_COMPARABLE);
+    const assay_tensor_result *vacuous = first_of(report, ASSAY_VACUOUS);
+    bool informed = shown->floats_required ? shown->floats : shown->integers;
+    char *message = report->message;
+    if (wrong != NULL) {
+        report->verdict = ASSAY_FAIL;
+        snprintf(message, sizeof report->message, "%s", wrong->message);
+    } else if (report->unknown_count > 0) {
+        report->verdict = ASSAY_FAIL;
+        snprintf(message, sizeof report->message, "%.128s: unknown path, the golden has no such dataset",
+                 report->unknown[0]);
+    } else if (not_comparable != NULL) {
+        report->verdict = ASSAY_NOT_COMPARABLE;
+        snprintf(message, sizeof report->message, "%s", not_comparable->message);
+    } else if (!informed) {
+        report->verdict = ASSAY_VACUOUS;
+        snprintf(message, sizeof report->message, "%s",
+                 vacuous != NULL ? vacuous->message
+                                 : "nothing but zeros to compare: any backend that does nothing passes");
+    } else {
+        report->verdict = ASSAY_PASS;
+        say_passed(report);
+    }
+}

@@ -1,0 +1,16 @@
+/* The verdict on a fixture from those on its tensors. Private to compare/. */
+#ifndef ASSAY_COMPARE_VERDICT_H
+#define ASSAY_COMPARE_VERDICT_H
+
+#include "compare/compare.h"
+
+/* Whether anything was shown: required tensors that agree and whose zeros would not have. */
+typedef struct assay_evidence {
+    bool floats_required; /* the golden has required tensors of a float type */
+    bool floats, integers;
+} assay_evidence;
+
+/* FAIL over NOT COMPARABLE over VACUOUS over PASS; sets verdict and message of the report. */
+void assay_conclude(assay_report *report, const assay_evidence *shown);
+
+#endif

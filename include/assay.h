@@ -1,0 +1,31 @@
+/* libassay: the oracle, the cases and the fixtures as a library. It holds nothing of GSL (that is in the comparer and the
+ * program), so it is under the Apache licence alone. Compile with `pkg-config --cflags --libs assay`.
+ *
+ * A first call:
+ *     assay_context ctx = assay_context_default(2);
+ *     assay_rms_norm_forward(&ctx, y, rstd, x, scale, rows, dim, 1e-6);
+ * What can fail returns an assay_status and leaves one line in ctx.message. */
+#ifndef ASSAY_H
+#define ASSAY_H
+
+#include "cases/case.h"
+#include "fixtures/fixture.h"
+#include "oracle/arithmetic/arithmetic.h"
+#include "oracle/arithmetic/elementary.h"
+#include "oracle/arithmetic/precision.h"
+#include "oracle/base/dtype.h"
+#include "oracle/base/memory.h"
+#include "oracle/base/random.h"
+#include "oracle/base/status.h"
+#include "oracle/base/tensor.h"
+#include "oracle/moe/moe.h"
+#include "oracle/moe/permute.h"
+#include "oracle/moe/routing.h"
+#include "oracle/moe/routing_gauge.h"
+#include "oracle/ops/activation.h"
+#include "oracle/ops/gated_mlp.h"
+#include "oracle/ops/gated_mlp_gauge.h"
+#include "oracle/ops/gmm.h"
+#include "oracle/ops/rms_norm.h"
+
+#endif
