@@ -86,3 +86,11 @@ void bench_fill(double *values, int64_t count)
         values[i] = (double)(int64_t)state * 0x1p-63;
     }
 }
+
+assay_status bench_folder(assay_context *ctx, char *path, size_t size)
+{
+    const char *parent = getenv("TMPDIR");
+    int length = snprintf(path, size, "%s/assay-bench-XXXXXX", parent == NULL ? P_tmpdir : parent);
+    if (length >= (int)size || mkdtemp(path) == NULL) return assay_fail(ctx, ASSAY_IO, "%s cannot be made", path);
+    return ASSAY_OK;
+}

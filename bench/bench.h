@@ -5,6 +5,8 @@
 #ifndef ASSAY_BENCH_BENCH_H
 #define ASSAY_BENCH_BENCH_H
 
+#include <stddef.h>
+
 #include "oracle/base/status.h"
 
 typedef struct bench_work {
@@ -35,10 +37,14 @@ void bench_line(bench_report *report, const char *name, int threads, double amou
 /* `count` numbers from -1 to 1. */
 void bench_fill(double *values, int64_t count);
 
+/* Makes a folder for temporary files, which the caller empties and removes. */
+assay_status bench_folder(assay_context *ctx, char *path, size_t size);
+
 /* The sections. They print, and return the first failure. */
 assay_status bench_matmul(assay_context *ctx, bench_report *report);
 assay_status bench_streams(assay_context *ctx, bench_report *report);
 assay_status bench_moe(assay_context *ctx, bench_report *report);
 assay_status bench_fixtures(assay_context *ctx, bench_report *report);
+assay_status bench_compare(assay_context *ctx, bench_report *report);
 
 #endif

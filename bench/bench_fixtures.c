@@ -116,12 +116,10 @@ cleanup:
 
 assay_status bench_fixtures(assay_context *ctx, bench_report *report)
 {
-    const char *parent = getenv("TMPDIR");
     files f = {0};
     assay_status status;
     ctx->threads = 1;
-    snprintf(f.folder, sizeof f.folder, "%s/assay-bench-XXXXXX", parent == NULL ? P_tmpdir : parent);
-    if (mkdtemp(f.folder) == NULL) return assay_fail(ctx, ASSAY_IO, "%s cannot be created", f.folder);
+    TRY(bench_folder(ctx, f.folder, sizeof f.folder));
     snprintf(f.fixture, sizeof f.fixture, "%s/fixture.h5", f.folder);
     snprintf(f.plain, sizeof f.plain, "%s/plain", f.folder);
     TRY(assay_alloc_f64(ctx, "values", COUNT, &f.values));

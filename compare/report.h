@@ -6,7 +6,7 @@
 
 typedef struct assay_report_style {
     bool color;
-    int verbosity;       /* 0: wrong tensors in detail; 1: all of them */
+    int verbosity;       /* 0: the first wrong tensor in detail; 1: all tensors */
     const char *command; /* reproduces this result; ends it */
 } assay_report_style;
 

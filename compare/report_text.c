@@ -60,6 +60,7 @@ static const char *word_for(const assay_tensor_result *r)
     if (r->finding == ASSAY_FINDING_SHAPE) return "wrong shape";
     if (r->finding == ASSAY_FINDING_TYPE) return "wrong type";
     if (r->finding == ASSAY_FINDING_NO_SCALE) return "no error scale";
+    if (r->finding == ASSAY_FINDING_NONFINITE) return "not finite";
     if (r->exact && r->wrong_elements == 0) return "equal";
     if (r->exact) return "differs";
     return NULL;
@@ -121,11 +122,13 @@ static void write_outliers(FILE *out, const assay_tensor_result *r)
 static void write_details(FILE *out, const assay_report *report, const assay_report_style *style)
 {
     char shown[ASSAY_PRINTABLE_SIZE];
+    bool first = true;
     for (int i = 0; i < report->count; i++) {
         const assay_tensor_result *r = &report->tensors[i];
-        bool detailed = r->verdict == ASSAY_FAIL || (style->verbosity > 0 && r->compared);
-        bool noted = detailed || r->verdict != ASSAY_PASS;
-        if (!noted) continue;
+        bool wrong = r->verdict == ASSAY_FAIL;
+        bool detailed = style->verbosity > 0 ? r->compared : wrong && first;
+        if (wrong) first = false;
+        if (!detailed && r->verdict == ASSAY_PASS) continue;
         fprintf(out, "\n  %s\n", r->message[0] != '\0' ? r->message : r->spec.path);
         if (detailed) write_outliers(out, r);
     }

@@ -118,6 +118,7 @@ static void look_closely(scan *s, block *b)
             b->ratio[i] = b->zeros[i] = excess = 0.0;
         } else {
             excess = excess_of(s, golden, b->error[i], scale);
+            if (excess == 0.0 || isinf(excess)) b->ratio[i] = excess;
         }
         if (!(excess <= 1.0)) r->wrong_elements++;
         if (excess > assay_outlier_bar(r->elements_worst, r->elements_worst_count)) {

@@ -1,5 +1,5 @@
-/* What a profile means to the error propagation: unit roundoffs of the places at which a correct implementation may
- * round. See docs/comparing.md. */
+/* What a profile means to the error propagation: the RMS relative error of a rounding, for each place at which a
+ * correct implementation may round. Rounding to nearest: the unit roundoff over sqrt(3). See docs/comparing.md. */
 #ifndef ASSAY_ARITHMETIC_PRECISION_H
 #define ASSAY_ARITHMETIC_PRECISION_H
 
@@ -7,17 +7,17 @@
 
 typedef struct assay_precision {
     const char *name;  /* the profile's: "bf16" */
-    double storage;    /* tensors that may be stored between kernels: 2^-8 for bfloat16 */
+    double storage;    /* tensors that may be stored between kernels: 2^-8 / sqrt(3) for bfloat16 */
     double multiply;   /* operands as they enter a product */
     double accumulate; /* partial sums */
     double router;     /* logits, scores and routing weights */
-    double elementary; /* relative error of exp, tanh and the like, and of norms and softmax */
+    double elementary; /* of exp, tanh and the like, and of norms and softmax */
 } assay_precision;
 
 /* The running gauge. Every tensor carries the variance of its error in a correct implementation, propagated to first
  * order: errors made at different places are taken as independent (Higham and Mary 2019), so variances add; terms that
- * share an error are added before squaring. An envelope: an error of one rounding counts as the unit roundoff, of which
- * its RMS is 0.3 to 0.6.
+ * share an error are added before squaring. An envelope: every rounding counts as
+ * one just above a power of two, where it is largest.
  *
  * out_variance [m,n] = sum over k of a^2 var(b) + b^2 var(a) + 2 multiply^2 a^2 b^2, plus accumulate^2 times the sum of
  * the squares of the k partial sums, which are rounded. (sqrt(k) S with S = sum |a||b| bounds the root of that, but

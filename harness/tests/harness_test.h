@@ -1,0 +1,63 @@
+/* What the tests of the harness share: cases of the catalogue, goldens from them, files compared byte for byte. */
+#ifndef ASSAY_HARNESS_TESTS_HARNESS_TEST_H
+#define ASSAY_HARNESS_TESTS_HARNESS_TEST_H
+
+#include "fixtures/tests/fixture_test.h"
+#include "harness/golden.h"
+#include "oracle/arithmetic/arithmetic.h"
+
+/* A case of the catalogue, to be freed with assay_cases_free(c, 1), changed by `set` where that is not NULL. */
+static inline assay_case *case_named(assay_context *ctx, const char *name, const char *set)
+{
+    char *pattern = (char *)name;
+    assay_case *c = NULL;
+    int count = 0;
+    assert_ok(ctx, assay_cases_find(ctx, 1, &pattern, &c, &count));
+    assert_int_equal(count, 1);
+    if (set != NULL) assert_ok(ctx, assay_case_set(ctx, c, set));
+    return c;
+}
+
+/* A case from text. */
+static inline assay_case *case_from(assay_context *ctx, const char *yaml)
+{
+    assay_case *c = NULL;
+    int count = 0;
+    assert_ok(ctx, assay_cases_parse(ctx, "test.yml", yaml, strlen(yaml), &c, &count));
+    assert_int_equal(count, 1);
+    return c;
+}
+
+static inline assay_status try_golden(assay_context *ctx, const assay_case *c, const char *path, const char *inputs)
+{
+    assay_plan plan = {0};
+    assay_status status = assay_plan_make(ctx, &plan, c);
+    if (status == ASSAY_OK) status = assay_golden_write(ctx, &plan, path, inputs, true);
+    assay_plan_free(&plan);
+    return status;
+}
+
+static inline bool has_tag(const assay_case *c, const char *tag)
+{
+    for (int i = 0; i < c->tags.count; i++) {
+        if (strcmp(c->tags.items[i], tag) == 0) return true;
+    }
+    return false;
+}
+
+/* The whole file; *size bytes, to be freed. */
+static inline unsigned char *bytes_of(const char *path, size_t *size)
+{
+    FILE *file = fopen(path, "rb");
+    assert_non_null(file);
+    assert_int_equal(fseek(file, 0, SEEK_END), 0);
+    *size = (size_t)ftell(file);
+    rewind(file);
+    unsigned char *bytes = malloc(*size + 1);
+    assert_non_null(bytes);
+    assert_int_equal(fread(bytes, 1, *size, file), *size);
+    fclose(file);
+    return bytes;
+}
+
+#endif

@@ -1,0 +1,358 @@
+/* Goldens: what they hold, that they come out again, whatever the threads and the instruction set, and that nothing is
+ * left behind when they cannot be written. */
+#include <math.h>
+
+#include "harness/tests/harness_test.h"
+
+static const char *const names[] = {
+    "rms_norm/all-zero",    "gmm/padded-nan-tail",        "permute/stable",     "unpermute/dropped",
+    "routing/balance",      "routing/saturated",          "routing/llama4",     "mlp/biases-fused",
+    "mlp/gpt-oss-clamp",    "moe/small",                  "moe/balance",        "moe/gemma4-without-norm",
+    "moe/deepseek4-hash",   "moe/mixtral-capacity-tight", "moe/gpt-oss-dense",  "moe/llama4",
+    "moe/empty-experts",
+};
+enum { NAMES = sizeof names / sizeof *names };
+
+/* Every number of a dataset. */
+static double *read_all(assay_context *ctx, assay_fixture_reader *reader, const char *path, int64_t *count)
+{
+    const assay_tensor_spec *spec = assay_fixture_find(reader, path);
+    assert_non_null(spec);
+    *count = assay_shape_count(&spec->shape);
+    double *values = calloc((size_t)*count + 1, sizeof *values);
+    assert_non_null(values);
+    assert_ok(ctx, assay_fixture_read(ctx, reader, path, 0, *count, values));
+    return values;
+}
+
+static void check_numbers(assay_context *ctx, assay_fixture_reader *reader, const char *path)
+{
+    int64_t count = 0;
+    double *values = read_all(ctx, reader, path, &count);
+    bool scale = assay_path_in(path, "error_scale"), margin = strcmp(path, "routing/margin") == 0;
+    for (int64_t i = 0; i < count; i++) {
+        bool good = margin ? values[i] >= 0 : isfinite(values[i]) && (!scale || values[i] >= 0);
+        if (!good) fail_msg("%s[%lld] is %g", path, (long long)i, values[i]);
+    }
+    free(values);
+}
+
+/* The plan's datasets and no others, all of them numbers, and the same ones when computed again. */
+static void check_golden(assay_context *ctx, const assay_case *c, const char *path)
+{
+    assay_plan plan = {0};
+    assay_fixture_reader *reader = NULL;
+    assert_ok(ctx, assay_plan_make(ctx, &plan, c));
+    assert_ok(ctx, assay_fixture_open(ctx, path, &reader));
+    assert_string_equal(assay_fixture_text(reader, "kind"), "golden");
+    assert_string_equal(assay_fixture_text(reader, "case"), c->name);
+    assert_int_equal(assay_fixture_count(reader), plan.spec_count);
+    for (int i = 0; i < plan.spec_count; i++) {
+        const assay_tensor_spec *found = assay_fixture_find(reader, plan.specs[i].path);
+        assert_non_null(found);
+        assert_true(assay_shape_equal(&found->shape, &plan.specs[i].shape));
+        assert_int_equal(found->type, plan.specs[i].type);
+        if (!assay_path_is_given(plan.specs[i].path)) check_numbers(ctx, reader, plan.specs[i].path);
+    }
+    assert_ok(ctx, assay_fixture_check_digests(ctx, reader));
+    assert_ok(ctx, assay_golden_recompute(ctx, &plan, reader, true));
+    assay_fixture_close(reader);
+    assay_plan_free(&plan);
+}
+
+static void goldens_hold_what_was_planned(void **state)
+{
+    const test_folder *folder = *state;
+    assay_context ctx = assay_context_default(2);
+    for (int i = 0; i < NAMES; i++) {
+        assay_case *c = case_named(&ctx, names[i], "checkpoints=all");
+        assert_ok(&ctx, try_golden(&ctx, c, folder->file, NULL));
+        check_golden(&ctx, c, folder->file);
+        assay_cases_free(c, 1);
+    }
+    assert_int_equal(folder_count(folder->path, false), 1);
+}
+
+static void assert_same_files(const char *a, const char *b, const char *name)
+{
+    size_t size_a = 0, size_b = 0;
+    unsigned char *bytes_a = bytes_of(a, &size_a), *bytes_b = bytes_of(b, &size_b);
+    if (size_a != size_b || memcmp(bytes_a, bytes_b, size_a) != 0) fail_msg("%s: other bytes", name);
+    free(bytes_a);
+    free(bytes_b);
+}
+
+/* 32 tokens more than the catalogue has, so that threads and tiles have something to share; the threshold below which
+ * one thread does everything is passed over by evaluating directly. */
+static void bytes_do_not_depend_on_threads_or_isa(void **state)
+{
+    const test_folder *folder = *state;
+    static const int threads[] = {1, 2, 7};
+    static const assay_isa isas[] = {ASSAY_ISA_SCALAR, ASSAY_ISA_AVX2, ASSAY_ISA_AVX512};
+    char other[TEST_PATH_SIZE + 16];
+    snprintf(other, sizeof other, "%s/other.h5", folder->path);
+    for (int i = 0; i < NAMES; i++) {
+        assay_context ctx = assay_context_default(1);
+        assay_case *c = case_named(&ctx, names[i], "checkpoints=all");
+        assert_ok(&ctx, try_golden(&ctx, c, folder->file, NULL));
+        for (int j = 0; j < 3; j++) {
+            if (!assay_isa_supported(isas[j])) continue;
+            ctx.isa = isas[j];
+            ctx.threads = threads[j];
+            assert_ok(&ctx, try_golden(&ctx, c, other, NULL));
+            assert_int_equal(ctx.threads, threads[j]);
+            assert_same_files(folder->file, other, names[i]);
+        }
+        assay_cases_free(c, 1);
+    }
+}
+
+/* Large enough for a team of threads. */
+static void a_team_gives_the_same_bytes(void **state)
+{
+    const test_folder *folder = *state;
+    static const char *const larger[] = {"moe/small", "routing/deepseek3-groups", "gmm/ragged"};
+    static const char *const sizes[] = {"sequence=8192", "sequence=32768", "base_emb_dim=16384"};
+    char other[TEST_PATH_SIZE + 16];
+    snprintf(other, sizeof other, "%s/other.h5", folder->path);
+    for (int i = 0; i < 3; i++) {
+        assay_context ctx = assay_context_default(1);
+        assay_case *c = case_named(&ctx, larger[i], sizes[i]);
+        assert_ok(&ctx, assay_case_set(&ctx, c, "profiles=[bf16]"));
+        assert_true(assay_operation_by_name(c->op)->flops(c, true) * 2 > 3e8);
+        assert_ok(&ctx, try_golden(&ctx, c, folder->file, NULL));
+        ctx.threads = 7;
+        assert_ok(&ctx, try_golden(&ctx, c, other, NULL));
+        assert_same_files(folder->file, other, larger[i]);
+        assay_cases_free(c, 1);
+    }
+}
+
+static int count_below(assay_fixture_reader *reader, const char *folder)
+{
+    int count = 0;
+    for (int i = 0; i < assay_fixture_count(reader); i++) {
+        count += assay_path_in(assay_fixture_spec(reader, i)->path, folder);
+    }
+    return count;
+}
+
+static void gradients_and_checkpoints_are_chosen(void **state)
+{
+    const test_folder *folder = *state;
+    static const struct {
+        const char *set;
+        int gradients, checkpoints;
+    } table[] = {
+        {"gradients=none", 0, 0},
+        {"gradients=[inputs/x]", 1, 0},
+        {"gradients=['weights/gate/*']", 2, 0},
+        {"gradients=[inputs/x, 'weights/gate/*']", 3, 0},
+        {"gradients=[weights/wi_0, weights/wi_0]", 1, 0},
+        {"checkpoints=[moe_mlpwo]", 9, 1},
+        {"checkpoints=['moe_*']", 9, 3},
+        {"checkpoints=all", 9, 6},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        assay_context ctx = assay_context_default(1);
+        assay_fixture_reader *reader = NULL;
+        assay_case *c = case_named(&ctx, "moe/small", table[i].set);
+        assert_ok(&ctx, try_golden(&ctx, c, folder->file, NULL));
+        check_golden(&ctx, c, folder->file);
+        assert_ok(&ctx, assay_fixture_open(&ctx, folder->file, &reader));
+        assert_int_equal(count_below(reader, "gradients"), table[i].gradients);
+        assert_int_equal(count_below(reader, "checkpoints"), table[i].checkpoints);
+        assay_fixture_close(reader);
+        assay_cases_free(c, 1);
+    }
+}
+
+/* What is chosen changes which numbers are in the file, never the numbers. */
+static void choosing_changes_no_number(void **state)
+{
+    const test_folder *folder = *state;
+    assay_context ctx = assay_context_default(1);
+    char few[TEST_PATH_SIZE + 16];
+    assay_fixture_reader *all = NULL, *some = NULL;
+    snprintf(few, sizeof few, "%s/few.h5", folder->path);
+    assay_case *c = case_named(&ctx, "moe/balance", "checkpoints=all");
+    assert_ok(&ctx, try_golden(&ctx, c, folder->file, NULL));
+    assert_ok(&ctx, assay_case_set(&ctx, c, "gradients=[weights/gate/bias, weights/wo]"));
+    assert_ok(&ctx, assay_case_set(&ctx, c, "checkpoints=[moe_mlpwi_1]"));
+    assert_ok(&ctx, assay_case_set(&ctx, c, "profiles=[bf16]"));
+    assert_ok(&ctx, try_golden(&ctx, c, few, NULL));
+    assert_ok(&ctx, assay_fixture_open(&ctx, folder->file, &all));
+    assert_ok(&ctx, assay_fixture_open(&ctx, few, &some));
+    for (int i = 0; i < assay_fixture_count(some); i++) {
+        const char *path = assay_fixture_spec(some, i)->path;
+        if (strcmp(assay_fixture_dataset_digest(some, path), assay_fixture_dataset_digest(all, path)) != 0) {
+            fail_msg("%s differs", path);
+        }
+    }
+    assert_true(assay_fixture_count(some) < assay_fixture_count(all));
+    assay_fixture_close(all);
+    assay_fixture_close(some);
+    assay_cases_free(c, 1);
+}
+
+/* Scales of coarser profiles are larger: f64 < f32 < bf16 by the ratio of their roundings, roughly. */
+static void scales_follow_the_profile(void **state)
+{
+    const test_folder *folder = *state;
+    static const char *const profiles[] = {"f64", "f32", "f16", "bf16"};
+    static const char *const paths[] = {"outputs/y", "gradients/inputs/x", "gradients/weights/wo"};
+    assay_context ctx = assay_context_default(1);
+    assay_fixture_reader *reader = NULL;
+    assay_case *c = case_named(&ctx, "moe/small", "profiles=[f64, f32, f16, bf16]");
+    assert_ok(&ctx, try_golden(&ctx, c, folder->file, NULL));
+    assert_ok(&ctx, assay_fixture_open(&ctx, folder->file, &reader));
+    for (int p = 0; p < 3; p++) {
+        double before = 0;
+        for (int i = 0; i < 4; i++) {
+            char path[ASSAY_PATH_SIZE];
+            int64_t count = 0;
+            double sum = 0;
+            snprintf(path, sizeof path, "error_scale/%s/%s", profiles[i], paths[p]);
+            double *scale = read_all(&ctx, reader, path, &count);
+            for (int64_t k = 0; k < count; k++) sum += scale[k];
+            free(scale);
+            assert_true(sum > 4 * before && sum / (double)count < 1);
+            before = sum;
+        }
+    }
+    assay_fixture_close(reader);
+    assay_cases_free(c, 1);
+}
+
+/* A copy of a golden in which one element of one dataset is another one. */
+static void write_altered(assay_context *ctx, const char *from, const char *to, const char *altered)
+{
+    assay_fixture_reader *reader = NULL;
+    assay_fixture_writer *writer = NULL;
+    assert_ok(ctx, assay_fixture_open(ctx, from, &reader));
+    assert_ok(ctx, assay_fixture_create(ctx, to, &writer));
+    assert_ok(ctx, assay_fixture_set_text(ctx, writer, "kind", "golden"));
+    for (int i = 0; i < assay_fixture_count(reader); i++) {
+        const assay_tensor_spec *spec = assay_fixture_spec(reader, i);
+        int64_t count = 0;
+        double *values = read_all(ctx, reader, spec->path, &count);
+        int32_t *integers = calloc((size_t)count + 1, sizeof *integers);
+        assert_non_null(integers);
+        if (strcmp(spec->path, altered) == 0) values[count - 1] += spec->type == ASSAY_INT32 ? 1 : values[count - 1] + 1;
+        for (int64_t k = 0; k < count; k++) integers[k] = spec->type == ASSAY_INT32 ? (int32_t)values[k] : 0;
+        assert_ok(ctx, assay_fixture_declare(ctx, writer, spec));
+        assert_ok(ctx, spec->type == ASSAY_INT32
+                           ? assay_fixture_append_i32(ctx, writer, spec->path, count, integers)
+                           : assay_fixture_append(ctx, writer, spec->path, count, values));
+        free(values);
+        free(integers);
+    }
+    assert_ok(ctx, assay_fixture_finish(ctx, writer));
+    assay_fixture_close(reader);
+}
+
+static void altered_goldens_are_refused(void **state)
+{
+    const test_folder *folder = *state;
+    static const struct {
+        const char *altered, *named;
+    } table[] = {
+        {"outputs/y", "outputs/y[191]"},
+        {"gradients/weights/gate/kernel", "gradients/weights/gate/kernel[143]"},
+        {"error_scale/bf16/gradients/inputs/x", "error_scale/bf16/gradients/inputs/x[191]"},
+        {"routing/margin", "routing/margin[7]"},
+        {"routing/group_sizes", "routing/group_sizes[5]"},
+        {"weights/shared_experts/wo/kernel", "]: the file has"},
+        {"inputs/x", "]: the file has"},
+    };
+    char other[TEST_PATH_SIZE + 16];
+    snprintf(other, sizeof other, "%s/other.h5", folder->path);
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        assay_context ctx = assay_context_default(1);
+        assay_fixture_reader *reader = NULL;
+        assay_plan plan = {0};
+        assay_case *c = case_named(&ctx, "moe/small", NULL);
+        assert_ok(&ctx, assay_plan_make(&ctx, &plan, c));
+        assert_ok(&ctx, assay_golden_write(&ctx, &plan, folder->file, NULL, true));
+        write_altered(&ctx, folder->file, other, table[i].altered);
+        assert_ok(&ctx, assay_fixture_open(&ctx, other, &reader));
+        assert_int_equal(assay_golden_recompute(&ctx, &plan, reader, true), ASSAY_BAD_INPUT);
+        assert_message(&ctx, table[i].named);
+        assay_fixture_close(reader);
+        assay_plan_free(&plan);
+        assay_cases_free(c, 1);
+    }
+}
+
+/* A golden whose results overflow: the sign of a NaN is the processor's choice, and the file has its own. */
+static void goldens_with_nan_come_out_again(void **state)
+{
+    const test_folder *folder = *state;
+    assay_context ctx = assay_context_default(1);
+    assay_fixture_reader *reader = NULL;
+    assay_plan plan = {0};
+    assay_case *c = case_from(&ctx, "case: a\nop: mlp\nconfig: {base_emb_dim: 8, base_mlp_dim: 4,"
+                                    " mlp_activations: [linear, linear]}\nsequence: 3\ndtype: float64\n"
+                                    "inputs: {x: {scale: 1e300}, weights/wi_0/kernel: {scale: 1e20}}\n");
+    assert_ok(&ctx, assay_plan_make(&ctx, &plan, c));
+    assert_ok(&ctx, assay_golden_write(&ctx, &plan, folder->file, NULL, true));
+    assert_ok(&ctx, assay_fixture_open(&ctx, folder->file, &reader));
+    int64_t count = 0;
+    double *dx = read_all(&ctx, reader, "gradients/inputs/x", &count);
+    bool overflowed = false;
+    for (int64_t i = 0; i < count; i++) overflowed |= isnan(dx[i]);
+    assert_true(overflowed);
+    free(dx);
+    assert_ok(&ctx, assay_golden_recompute(&ctx, &plan, reader, true));
+    assay_fixture_close(reader);
+    assay_plan_free(&plan);
+    assay_cases_free(c, 1);
+}
+
+/* Allocations fail one by one, in planning and in writing. */
+static void out_of_memory_leaves_nothing_behind(void **state)
+{
+    const test_folder *folder = *state;
+    static const char *const tiny[] = {
+        "case: a\nop: rms_norm\nconfig: {base_emb_dim: 3}\nprofiles: [f32]\n",
+        "case: b\nop: moe\nmodel: deepseek3-tiny\nconfig: {base_emb_dim: 3, base_moe_mlp_dim: 2, num_experts: 2,"
+        " num_experts_per_tok: 1}\nprofiles: [f32]\n",
+        "case: c\nop: routing\nmodel: deepseek3-tiny\nconfig: {base_emb_dim: 3, num_experts: 2, num_experts_per_tok: 1}"
+        "\nprofiles: [bf16]\n",
+    };
+    for (size_t i = 0; i < sizeof tiny / sizeof *tiny; i++) {
+        assay_context ctx = assay_context_default(1);
+        assay_case *c = case_from(&ctx, tiny[i]);
+        int64_t n = 0;
+        for (;; n++) {
+            assay_fail_allocation(n);
+            assay_status status = try_golden(&ctx, c, folder->file, NULL);
+            assay_fail_allocation(-1);
+            if (!assay_allocation_failed()) {
+                assert_ok(&ctx, status);
+                break;
+            }
+            if (status != ASSAY_NO_MEMORY) fail_msg("%s: allocation %lld: %d %s", c->name, (long long)n, (int)status, ctx.message);
+            assert_int_equal(folder_count(folder->path, false), 0);
+        }
+        assert_true(n > 20);
+        assert_int_equal(folder_count(folder->path, true), 1);
+        assay_cases_free(c, 1);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(goldens_hold_what_was_planned, folder_setup, folder_teardown),
+        cmocka_unit_test_setup_teardown(bytes_do_not_depend_on_threads_or_isa, folder_setup, folder_teardown),
+        cmocka_unit_test_setup_teardown(a_team_gives_the_same_bytes, folder_setup, folder_teardown),
+        cmocka_unit_test_setup_teardown(gradients_and_checkpoints_are_chosen, folder_setup, folder_teardown),
+        cmocka_unit_test_setup_teardown(choosing_changes_no_number, folder_setup, folder_teardown),
+        cmocka_unit_test_setup_teardown(scales_follow_the_profile, folder_setup, folder_teardown),
+        cmocka_unit_test_setup_teardown(altered_goldens_are_refused, folder_setup, folder_teardown),
+        cmocka_unit_test_setup_teardown(goldens_with_nan_come_out_again, folder_setup, folder_teardown),
+        cmocka_unit_test_setup_teardown(out_of_memory_leaves_nothing_behind, folder_setup, folder_teardown),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,204 @@
+/* --inputs FILE: which numbers are taken, and what is refused. */
+#include <math.h>
+
+#include "harness/tests/harness_test.h"
+
+static const char gmm_yaml[] = "case: a\nop: gmm\nconfig: {base_emb_dim: 3, base_moe_mlp_dim: 2, num_experts: 2}\n"
+                               "sequence: 5\ninputs: {group_sizes: {values: [2, 1]}}\n";
+
+/* A file with one dataset. */
+static void write_one(assay_context *ctx, const char *file, const char *path, assay_dtype type, int rank,
+                      const int64_t *dims, const double *values)
+{
+    assay_fixture_writer *writer = NULL;
+    assay_tensor_spec spec = spec_of(path, type, rank, dims);
+    assert_ok(ctx, assay_fixture_create(ctx, file, &writer));
+    assert_ok(ctx, assay_fixture_declare(ctx, writer, &spec));
+    assert_ok(ctx, assay_fixture_append(ctx, writer, path, assay_shape_count(&spec.shape), values));
+    assert_ok(ctx, assay_fixture_finish(ctx, writer));
+}
+
+static bool same_digest(assay_context *ctx, const char *a, const char *b, const char *path)
+{
+    assay_fixture_reader *first = NULL, *second = NULL;
+    assert_ok(ctx, assay_fixture_open(ctx, a, &first));
+    assert_ok(ctx, assay_fixture_open(ctx, b, &second));
+    bool same = strcmp(assay_fixture_dataset_digest(first, path), assay_fixture_dataset_digest(second, path)) == 0;
+    assay_fixture_close(first);
+    assay_fixture_close(second);
+    return same;
+}
+
+/* A golden as the inputs of the same case with another seed: all of its numbers are taken. */
+static void all_are_taken(void **state)
+{
+    const test_folder *folder = *state;
+    assay_context ctx = assay_context_default(1);
+    char other[TEST_PATH_SIZE + 16];
+    snprintf(other, sizeof other, "%s/other.h5", folder->path);
+    assay_case *c = case_named(&ctx, "moe/small", NULL);
+    assert_ok(&ctx, try_golden(&ctx, c, folder->file, NULL));
+    assert_ok(&ctx, assay_case_set(&ctx, c, "seed=99"));
+    assert_ok(&ctx, try_golden(&ctx, c, other, NULL));
+    assert_false(same_digest(&ctx, folder->file, other, "inputs/x"));
+    assert_ok(&ctx, try_golden(&ctx, c, other, folder->file));
+    static const char *const paths[] = {"inputs/x", "weights/wi_0", "cotangents/y", "outputs/y",
+                                        "gradients/weights/gate/kernel", "routing/selected_experts"};
+    for (size_t i = 0; i < sizeof paths / sizeof *paths; i++) {
+        assert_true(same_digest(&ctx, folder->file, other, paths[i]));
+    }
+    assay_cases_free(c, 1);
+}
+
+/* One tensor is taken, in another float type too; the rest is generated. */
+static void some_are_taken(void **state)
+{
+    const test_folder *folder = *state;
+    static const assay_dtype types[] = {ASSAY_BFLOAT16, ASSAY_FLOAT32, ASSAY_FLOAT64};
+    const double scale[4] = {0.5, -1.25, 3, 0};
+    char inputs[TEST_PATH_SIZE + 16], plain[TEST_PATH_SIZE + 16];
+    snprintf(inputs, sizeof inputs, "%s/inputs.h5", folder->path);
+    snprintf(plain, sizeof plain, "%s/plain.h5", folder->path);
+    for (int i = 0; i < 3; i++) {
+        assay_context ctx = assay_context_default(1);
+        assay_fixture_reader *reader = NULL;
+        double found[4];
+        assay_case *c = case_from(&ctx, "case: a\nop: rms_norm\nconfig: {base_emb_dim: 4}\n");
+        write_one(&ctx, inputs, "weights/scale", types[i], 1, DIMS(4), scale);
+        assert_ok(&ctx, try_golden(&ctx, c, folder->file, inputs));
+        assert_ok(&ctx, try_golden(&ctx, c, plain, NULL));
+        assert_true(same_digest(&ctx, folder->file, plain, "inputs/x"));
+        assert_false(same_digest(&ctx, folder->file, plain, "outputs/y"));
+        assert_ok(&ctx, assay_fixture_open(&ctx, folder->file, &reader));
+        assert_ok(&ctx, assay_fixture_read(&ctx, reader, "weights/scale", 0, 4, found));
+        assert_int_equal(assay_fixture_find(reader, "weights/scale")->type, ASSAY_BFLOAT16);
+        assert_same_bits(found, scale, 4);
+        assay_fixture_close(reader);
+        assay_cases_free(c, 1);
+    }
+}
+
+static void bad_files_are_refused(void **state)
+{
+    const test_folder *folder = *state;
+    static const struct {
+        const char *path;
+        int rank;
+        int64_t dims[3];
+        double value;
+        assay_dtype type;
+        const char *message;
+    } table[] = {
+        {"weights/scale", 1, {5}, 1, ASSAY_FLOAT32, "weights/scale has shape [5], expected [4]"},
+        {"weights/scale", 2, {1, 4}, 1, ASSAY_FLOAT32, "weights/scale has shape [1,4], expected [4]"},
+        {"weights/gain", 1, {4}, 1, ASSAY_FLOAT32, "weights/gain is no tensor of a; see assay show"},
+        {"cotangents/z", 1, {4}, 1, ASSAY_FLOAT32, "cotangents/z is no tensor of a"},
+        {"weights/scale", 1, {4}, 1.0000001, ASSAY_FLOAT64, "weights/scale[0] is 1.0000001"},
+        {"weights/scale", 1, {4}, 1e39, ASSAY_FLOAT64, "weights/scale[0] is"},
+        {"weights/scale", 1, {4}, NAN, ASSAY_FLOAT32, "weights/scale[0] is nan, expected a finite number"},
+        {"inputs/x", 3, {1, 1, 4}, INFINITY, ASSAY_FLOAT32, "inputs/x[0] is inf, expected a finite number"},
+        {"cotangents/y", 3, {1, 1, 4}, -INFINITY, ASSAY_FLOAT32, "cotangents/y[0] is -inf"},
+    };
+    char inputs[TEST_PATH_SIZE + 16];
+    snprintf(inputs, sizeof inputs, "%s/inputs.h5", folder->path);
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        assay_context ctx = assay_context_default(1);
+        assay_case *c = case_from(&ctx, "case: a\nop: rms_norm\nconfig: {base_emb_dim: 4}\n");
+        const double values[5] = {table[i].value, 1, 1, 1, 1};
+        write_one(&ctx, inputs, table[i].path, table[i].type, table[i].rank, table[i].dims, values);
+        assert_int_equal(try_golden(&ctx, c, folder->file, inputs), ASSAY_BAD_INPUT);
+        assert_message(&ctx, table[i].message);
+        assert_int_equal(folder_count(folder->path, false), 1); /* the inputs themselves */
+        assay_cases_free(c, 1);
+    }
+}
+
+/* NaN may stand in rows of no group, and only there. */
+static void nan_only_in_unused_rows(void **state)
+{
+    const test_folder *folder = *state;
+    static const struct {
+        int row;
+        const char *message;
+    } table[] = {{0, "inputs/lhs[0,1] is nan"}, {2, "inputs/lhs[2,1] is nan"}, {3, NULL}, {4, NULL}};
+    char inputs[TEST_PATH_SIZE + 16];
+    snprintf(inputs, sizeof inputs, "%s/inputs.h5", folder->path);
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        assay_context ctx = assay_context_default(1);
+        assay_case *c = case_from(&ctx, gmm_yaml);
+        double values[15];
+        for (int k = 0; k < 15; k++) values[k] = k;
+        values[3 * table[i].row + 1] = NAN;
+        write_one(&ctx, inputs, "inputs/lhs", ASSAY_FLOAT32, 2, DIMS(5, 3), values);
+        assay_status status = try_golden(&ctx, c, folder->file, inputs);
+        if (table[i].message == NULL) {
+            assert_ok(&ctx, status);
+            assert_int_equal(folder_count(folder->path, true), 2);
+        } else {
+            assert_int_equal(status, ASSAY_BAD_INPUT);
+            assert_message(&ctx, table[i].message);
+            assert_int_equal(folder_count(folder->path, true), 1);
+        }
+        assay_cases_free(c, 1);
+    }
+}
+
+/* tail_nan_rows: the case file's way to the same rows. */
+static void tail_nan_rows_must_be_unused(void **state)
+{
+    const test_folder *folder = *state;
+    static const struct {
+        const char *set, *message;
+    } table[] = {
+        {"inputs.lhs={tail_nan_rows: 2}", NULL},
+        {"inputs.lhs={tail_nan_rows: 3}", "inputs/lhs[2,0] is nan"},
+        {"inputs.cotangents/y={tail_nan_rows: 3}", "cotangents/y[2,0] is nan"},
+        {"inputs.lhs={tail_nan_rows: 77}", "inputs/lhs[0,0] is nan"},
+        {"inputs.weights/rhs={tail_nan_rows: 1}", "tail_nan_rows is for rows that may belong to no group"},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        assay_context ctx = assay_context_default(1);
+        assay_case *c = case_from(&ctx, gmm_yaml);
+        assert_ok(&ctx, assay_case_set(&ctx, c, table[i].set));
+        assay_status status = try_golden(&ctx, c, folder->file, NULL);
+        if (table[i].message == NULL) {
+            assert_ok(&ctx, status);
+        } else {
+            assert_int_equal(status, ASSAY_BAD_INPUT);
+            assert_message(&ctx, table[i].message);
+        }
+        assert_int_equal(folder_count(folder->path, true), table[i].message == NULL);
+        assay_cases_free(c, 1);
+    }
+}
+
+/* Whole numbers of a file that mean nothing to the operation. */
+static void bad_indices_are_refused(void **state)
+{
+    const test_folder *folder = *state;
+    static const double sizes[][2] = {{-1, 2}, {4, 2}, {5, 1}};
+    char inputs[TEST_PATH_SIZE + 16];
+    snprintf(inputs, sizeof inputs, "%s/inputs.h5", folder->path);
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        assay_context ctx = assay_context_default(1);
+        assay_case *c = case_from(&ctx, gmm_yaml);
+        write_one(&ctx, inputs, "inputs/group_sizes", ASSAY_INT32, 1, DIMS(2), sizes[i]);
+        assert_int_equal(try_golden(&ctx, c, folder->file, inputs), ASSAY_BAD_INPUT);
+        assert_message(&ctx, "group_sizes");
+        assert_int_equal(folder_count(folder->path, true), 1);
+        assay_cases_free(c, 1);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(all_are_taken, folder_setup, folder_teardown),
+        cmocka_unit_test_setup_teardown(some_are_taken, folder_setup, folder_teardown),
+        cmocka_unit_test_setup_teardown(bad_files_are_refused, folder_setup, folder_teardown),
+        cmocka_unit_test_setup_teardown(nan_only_in_unused_rows, folder_setup, folder_teardown),
+        cmocka_unit_test_setup_teardown(tail_nan_rows_must_be_unused, folder_setup, folder_teardown),
+        cmocka_unit_test_setup_teardown(bad_indices_are_refused, folder_setup, folder_teardown),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

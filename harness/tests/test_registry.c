@@ -1,0 +1,247 @@
+/* The registry of operations: every row is whole, has cases and a page, and every case of the catalogue can be planned.
+ */
+#include <math.h>
+
+#include "harness/tests/harness_test.h"
+#include "oracle/spec/spec.h"
+
+static void rows_are_whole(void **state)
+{
+    (void)state;
+    for (int i = 0; assay_operations[i] != NULL; i++) {
+        const assay_operation *op = assay_operations[i];
+        assert_true(strlen(op->summary) > 10);
+        assert_non_null(op->check);
+        assert_non_null(op->describe);
+        assert_non_null(op->run);
+        assert_non_null(op->flops);
+        assert_non_null(op->memory);
+        assert_ptr_equal(assay_operation_by_name(op->name), op);
+        for (int j = 0; j < i; j++) assert_string_not_equal(op->name, assay_operations[j]->name);
+        if (spec_operation_by_name(op->name) == NULL) print_error("%s has no second form in oracle/spec\n", op->name);
+        assert_non_null(spec_operation_by_name(op->name));
+    }
+    assert_null(assay_operation_by_name("attention_of_a_kind"));
+}
+
+static void rows_have_cases(void **state)
+{
+    (void)state;
+    assay_context ctx = assay_context_default(1);
+    assay_case *cases = NULL;
+    int count = 0;
+    assert_ok(&ctx, assay_catalogue(&ctx, &cases, &count));
+    for (int i = 0; assay_operations[i] != NULL; i++) {
+        int found = 0, gradients = 0;
+        for (int j = 0; j < count; j++) {
+            bool same = strcmp(cases[j].op, assay_operations[i]->name) == 0;
+            found += same;
+            gradients += same && assay_text_list_matches(&cases[j].gradients, "gradients/", "gradients/inputs/x");
+        }
+        if (found == 0 || gradients == 0) print_error("%s has %d cases\n", assay_operations[i]->name, found);
+        assert_true(found > 0);
+        assert_true(gradients > 0);
+    }
+    assay_cases_free(cases, count);
+}
+
+/* docs/operations.md has a heading for every row, and none for anything else. */
+static void rows_have_pages(void **state)
+{
+    (void)state;
+    size_t size = 0;
+    char *text = (char *)bytes_of(ASSAY_ROOT "/docs/operations.md", &size);
+    text[size] = '\0';
+    for (int i = 0; assay_operations[i] != NULL; i++) {
+        char heading[64];
+        snprintf(heading, sizeof heading, "\n## %s\n", assay_operations[i]->name);
+        if (strstr(text, heading) == NULL) print_error("docs/operations.md has no section %s\n", heading + 1);
+        assert_non_null(strstr(text, heading));
+    }
+    free(text);
+}
+
+static void check_entry(const assay_tensor_entry *entry)
+{
+    static const char *const folders[] = {"inputs",    "weights",     "cotangents", "outputs",
+                                          "gradients", "checkpoints", "routing"};
+    const assay_tensor_spec *spec = &entry->spec;
+    bool in_folder = false;
+    for (size_t f = 0; f < sizeof folders / sizeof *folders; f++) in_folder |= assay_path_in(spec->path, folders[f]);
+    assert_true(in_folder);
+    assert_true(spec->shape.rank >= 0 && spec->shape.rank <= ASSAY_MAX_RANK);
+    for (int axis = 0; axis < spec->shape.rank; axis++) {
+        if (spec->labels[axis] == NULL || spec->labels[axis][0] == '\0') {
+            print_error("%s: axis %d has no label\n", spec->path, axis);
+        }
+        assert_non_null(spec->labels[axis]);
+        assert_true(spec->labels[axis][0] != '\0');
+        assert_true(spec->shape.dims[axis] > 0);
+    }
+    bool result = !assay_path_is_given(spec->path);
+    if (result) assert_true(spec->type == ASSAY_FLOAT64 || spec->type == ASSAY_INT32);
+}
+
+/* Cotangents and gradients repeat the shape of what they belong to. */
+static void check_partner(const assay_tensor_list *list, const assay_tensor_spec *spec)
+{
+    char partner[ASSAY_PATH_SIZE + 16];
+    if (assay_path_in(spec->path, "cotangents")) {
+        snprintf(partner, sizeof partner, "outputs/%s", strchr(spec->path, '/') + 1);
+    } else if (assay_path_in(spec->path, "gradients")) {
+        snprintf(partner, sizeof partner, "%s", strchr(spec->path, '/') + 1);
+    } else {
+        return;
+    }
+    const assay_tensor_entry *other = assay_tensor_list_find(list, partner);
+    if (other == NULL) print_error("%s without %s\n", spec->path, partner);
+    assert_non_null(other);
+    assert_true(assay_shape_equal(&spec->shape, &other->spec.shape));
+}
+
+static void check_plan(const assay_plan *plan)
+{
+    int scales = 0;
+    for (int i = 0; i < plan->list.count; i++) {
+        check_entry(&plan->list.entries[i]);
+        check_partner(&plan->list, &plan->list.entries[i].spec);
+        for (int j = 0; j < i; j++) {
+            assert_string_not_equal(plan->list.entries[i].spec.path, plan->list.entries[j].spec.path);
+        }
+    }
+    for (int i = 0; i < plan->spec_count; i++) {
+        const assay_tensor_spec *spec = &plan->specs[i];
+        if (!assay_path_in(spec->path, "error_scale")) continue;
+        const char *of = strchr(strchr(spec->path, '/') + 1, '/') + 1; /* behind the profile: the path in full */
+        assert_non_null(assay_tensor_list_find(&plan->list, of));
+        assert_int_equal(spec->type, ASSAY_FLOAT32);
+        scales++;
+    }
+    assert_true(plan->precision_count == 0 || scales >= plan->precision_count);
+    assert_true(plan->memory > 0 && plan->file_bytes > 0 && plan->elements > 0);
+    double forward = plan->operation->flops(plan->c, false), both = plan->operation->flops(plan->c, true);
+    assert_true(forward >= 0 && both >= 2 * forward && isfinite(both));
+}
+
+static void every_case_can_be_planned(void **state)
+{
+    (void)state;
+    assay_context ctx = assay_context_default(1);
+    assay_case *cases = NULL;
+    int count = 0;
+    assert_ok(&ctx, assay_catalogue(&ctx, &cases, &count));
+    for (int i = 0; i < count; i++) {
+        assay_plan plan = {0};
+        assay_status status = assay_plan_make(&ctx, &plan, &cases[i]);
+        /* a case of true size may be larger than this machine, which is said and not tried */
+        if (has_tag(&cases[i], "true-size") && status == ASSAY_NO_MEMORY) continue;
+        assert_ok(&ctx, status);
+        check_plan(&plan);
+        assay_plan_free(&plan);
+    }
+    assay_cases_free(cases, count);
+}
+
+/* What is refused before anything is computed, and what the message must name. */
+static void bad_cases_are_refused(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name, *set, *part;
+        assay_status status;
+    } table[] = {
+        {"moe/small", "num_experts_per_tok=7", "num_experts_per_tok", ASSAY_BAD_INPUT},
+        {"moe/small", "num_experts_per_tok=0", "num_experts_per_tok", ASSAY_BAD_INPUT},
+        {"moe/small", "n_routing_groups=4", "n_routing_groups", ASSAY_BAD_INPUT},
+        {"moe/small", "base_emb_dim=0", "base_emb_dim is 0, expected 1 or more", ASSAY_BAD_INPUT},
+        {"moe/small", "base_moe_mlp_dim=0", "base_moe_mlp_dim is 0, expected 1 or more", ASSAY_BAD_INPUT},
+        {"moe/small", "mesh.expert=2", "mesh is data 1, fsdp 1, expert 2", ASSAY_BAD_INPUT},
+        {"moe/small", "use_ring_of_experts=true", "use_ring_of_experts", ASSAY_BAD_INPUT},
+        {"moe/small", "routed_score_func=sigmoidal", "routed_score_func", ASSAY_BAD_INPUT},
+        {"moe/small", "group_score=mean", "group_score", ASSAY_BAD_INPUT},
+        {"moe/small", "mlp_activations=[swish, linear]", "mlp_activations[0] is \"swish\"", ASSAY_BAD_INPUT},
+        {"moe/small", "gradients=[inputs/z]", "gradients has \"inputs/z\", which matches no tensor", ASSAY_BAD_INPUT},
+        {"moe/small", "checkpoints=[mlpwi_9]", "checkpoints has \"mlpwi_9\"", ASSAY_BAD_INPUT},
+        {"moe/small", "profiles=[bf17]", "profiles has \"bf17\", expected f64, f32, bf16 or f16", ASSAY_BAD_INPUT},
+        {"moe/small", "inputs.z={scale: 1}", "inputs.z is no tensor of op moe", ASSAY_BAD_INPUT},
+        {"moe/small", "inputs.y={scale: 1}", "inputs.y is no tensor of op moe", ASSAY_BAD_INPUT},
+        {"moe/small", "inputs.outputs/y={scale: 1}", "inputs.outputs/y is no tensor", ASSAY_BAD_INPUT},
+        {"moe/deepseek3-tiny-fused-weights", "sparse_matmul=false", "prefuse_moe_weights needs sparse_matmul=true",
+         ASSAY_BAD_INPUT},
+        {"moe/fused-softmax", "sequence=7", "multiple of 16", ASSAY_BAD_INPUT},
+        {"moe/gpt-oss", "mlp_activations_limit=0", "mlp_activations_limit is 0", ASSAY_BAD_INPUT},
+        {"moe/small", "sequence=2000000000", "bytes of memory", ASSAY_NO_MEMORY},
+        {"moe/mixtral-capacity", "capacity_factor=1e30", "", ASSAY_BAD_INPUT},
+        {"routing/mixtral", "num_experts=2147483647", "bytes of memory", ASSAY_NO_MEMORY},
+        {"rms_norm/deepseek", "base_emb_dim=2147483647", "bytes of memory", ASSAY_NO_MEMORY},
+        {"rms_norm/deepseek", "normalization_layer_epsilon=-1", "normalization_layer_epsilon", ASSAY_BAD_INPUT},
+        {"mlp/silu", "base_mlp_dim=2147483647", "bytes of memory", ASSAY_NO_MEMORY},
+        {"permute/deepseek3-tiny", "num_experts_per_tok=17", "num_experts_per_tok is 17", ASSAY_BAD_INPUT},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        assay_context ctx = assay_context_default(1);
+        assay_plan plan = {0};
+        assay_case *c = case_named(&ctx, table[i].name, NULL);
+        assay_status status = assay_case_set(&ctx, c, table[i].set);
+        bool set = status == ASSAY_OK;
+        if (set) status = assay_plan_make(&ctx, &plan, c);
+        if (status != table[i].status || strstr(ctx.message, table[i].part) == NULL) {
+            fail_msg("%s with %s: status %d, message \"%s\"", table[i].name, table[i].set, (int)status, ctx.message);
+        }
+        assert_null(strchr(ctx.message, '\n'));
+        assert_int_equal(strncmp(ctx.message, set ? c->name : "--set ", set ? strlen(c->name) : 6), 0);
+        assay_plan_free(&plan);
+        assay_cases_free(c, 1);
+    }
+}
+
+static void unknown_operations_are_refused(void **state)
+{
+    (void)state;
+    assay_context ctx = assay_context_default(1);
+    assay_plan plan = {0};
+    assay_case *c = case_from(&ctx, "case: a\nop: moo\n");
+    assert_int_equal(assay_plan_make(&ctx, &plan, c), ASSAY_BAD_INPUT);
+    assert_message(&ctx, "a: op is \"moo\", expected one of rms_norm, gmm, ");
+    assay_cases_free(c, 1);
+}
+
+/* Every product of sizes at its largest: refused, with no overflow on the way. */
+static void largest_sizes_are_refused(void **state)
+{
+    (void)state;
+    static const char *const keys[] = {"batch",        "sequence",           "base_emb_dim",   "base_mlp_dim",
+                                       "num_experts",  "base_moe_mlp_dim",   "shared_experts", "num_experts_per_tok",
+                                       "vocab_size"};
+    enum { KEYS = sizeof keys / sizeof *keys };
+    for (int i = 0; assay_operations[i] != NULL; i++) {
+        for (unsigned large = 1; large < 1u << KEYS; large += 2) { /* the batch among them always */
+            assay_context ctx = assay_context_default(1);
+            assay_plan plan = {0};
+            char yaml[640];
+            int used = snprintf(yaml, sizeof yaml, "case: a\nop: %s\nsequence: 4\nbatch: 2147483647\nconfig: {",
+                                assay_operations[i]->name);
+            for (int k = 2; k < KEYS; k++) {
+                used += snprintf(yaml + used, sizeof yaml - (size_t)used, "%s%s: %d", k > 2 ? ", " : "", keys[k],
+                                 (large >> k & 1) != 0 ? INT32_MAX : 64);
+            }
+            snprintf(yaml + used, sizeof yaml - (size_t)used, "}\n");
+            assay_case *c = case_from(&ctx, yaml);
+            if ((large >> 1 & 1) != 0) c->sequence = INT32_MAX;
+            assay_status status = assay_plan_make(&ctx, &plan, c);
+            assert_true(status == ASSAY_NO_MEMORY || status == ASSAY_BAD_INPUT);
+            assay_plan_free(&plan);
+            assay_cases_free(c, 1);
+        }
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(rows_are_whole),           cmocka_unit_test(rows_have_cases),
+        cmocka_unit_test(rows_have_pages),          cmocka_unit_test(every_case_can_be_planned),
+        cmocka_unit_test(bad_cases_are_refused),    cmocka_unit_test(unknown_operations_are_refused), cmocka_unit_test(largest_sizes_are_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
