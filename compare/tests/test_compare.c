@@ -62,11 +62,6 @@ static void scaled_row(test_fixture *c)
 {
     for (int64_t i = 0; i < 65; i++) values_of(c, "outputs/y")[3 * 65 + i] *= 1.5;
 }
-/* Each element within its threshold, the row far too large. */
-static void creeping_row(test_fixture *c)
-{
-    for (int64_t i = 0; i < 65; i++) values_of(c, "outputs/y")[3 * 65 + i] += i % 2 == 0 ? 5.6e-3 : -5.6e-3;
-}
 static void wrong_gradient(test_fixture *c)
 {
     values_of(c, "gradients/inputs/x")[7] = 3.0;
@@ -106,6 +101,7 @@ static void margin_shape(test_fixture *c)
 }
 static void integers_for_floats(test_fixture *c)
 {
+    fill_y(c, 1.0);
     tensor_at(c, "outputs/y")->spec.type = ASSAY_INT32;
 }
 static void floats_for_integers(test_fixture *c)
@@ -146,8 +142,6 @@ static const struct {
      "1 of 910 elements beyond their threshold, the worst [1,3,17]"},
     {"the last element", last_element, "outputs/y", ASSAY_FINDING_ELEMENTS, "1 of 910"},
     {"a scaled row", scaled_row, "outputs/y", ASSAY_FINDING_ELEMENTS, "[0,3,"},
-    {"a creeping row", creeping_row, "outputs/y", ASSAY_FINDING_ROWS,
-     "1 of 14 rows beyond their threshold, the worst row [0,3]"},
     {"a gradient", wrong_gradient, "gradients/inputs/x", ASSAY_FINDING_ELEMENTS, "the worst [0,0,7]"},
     {"a checkpoint", wrong_checkpoint, "checkpoints/moe_mlpwo", ASSAY_FINDING_ELEMENTS, "the worst [0,7]"},
     {"a scalar", wrong_scalar, "outputs/lb_loss", ASSAY_FINDING_ELEMENTS, "1 of 1"},
@@ -184,6 +178,28 @@ static void test_must_fail(void **state)
         free_fixture(&candidate);
         free_fixture(&golden);
     }
+}
+
+/* Each element of the row within its threshold of 6.3 standard deviations, the row beyond its own of 5.7. */
+static void test_row_beyond_its_threshold(void **state)
+{
+    assay_context ctx = {.threads = 1};
+    test_fixture golden = ordinary_golden("f32", 1e-3), candidate = candidate_of(&golden);
+    assay_report report = {0};
+    (void)state;
+    const double *scale = tensor_at(&golden, "outputs/y")->scale;
+    for (int64_t i = 3 * 65; i < 4 * 65; i++) values_of(&candidate, "outputs/y")[i] += (i % 2 ? 6.1 : -6.1) * scale[i];
+    compare_fixtures(&ctx, &golden, &candidate, "f32", &report);
+    const assay_tensor_result *y = result_at(&report, "outputs/y");
+    assert_int_equal(y->finding, ASSAY_FINDING_ROWS);
+    assert_int_equal(y->wrong_rows, 1);
+    assert_int_equal(y->wrong_elements, 0);
+    assert_int_equal(y->rows_worst[0].index, 3);
+    assert_true(y->worst_row > 1.0 && y->worst_row < 1.2);
+    assert_contains(report.message, "outputs/y: 1 of 14 rows beyond their threshold, the worst row [0,3]: RMS golden");
+    assay_report_free(&report);
+    free_fixture(&candidate);
+    free_fixture(&golden);
 }
 
 static void test_first_wrong_is_blamed(void **state)
@@ -360,6 +376,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_must_fail),
+        cmocka_unit_test(test_row_beyond_its_threshold),
         cmocka_unit_test(test_first_wrong_is_blamed),
         cmocka_unit_test(test_unknown_paths),
         cmocka_unit_test(test_correct_passes),

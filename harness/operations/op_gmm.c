@@ -48,7 +48,7 @@ static assay_status check_rows(assay_context *ctx, const char *path, const doubl
 {
     int64_t used = 0;
     for (int64_t g = 0; g < d->groups; g++) used += group_sizes[g];
-    for (int64_t i = 0; i < used * width && i < d->m * width; i++) {
+    for (int64_t i = 0; used <= d->m && i < used * width; i++) { /* more than there are: refused by the operation */
         if (isfinite(x[i])) continue;
         return assay_fail(ctx, ASSAY_BAD_INPUT,
                           "%s[%" PRId64 ",%" PRId64 "] is %g, expected a finite number: the row belongs to a group",

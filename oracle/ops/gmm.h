@@ -3,7 +3,8 @@
  * lhs [M,Kd], rhs [G,Kd,N], group_sizes [G] -> y [M,N]: the rows of group g times rhs[g].
  *   dlhs = dy rhs[g]^T by group;  drhs[g] = lhs_g^T dy_g
  * Rows from sum(group_sizes) to M belong to no group: y and dlhs are exactly 0 there, and what lhs or dy hold there
- * (NaN too) reaches nothing. An empty group's drhs is exactly 0. Refused: a negative group size, a sum beyond M. */
+ * (NaN too) reaches nothing. An empty group's drhs is exactly 0. Refused: a negative group size, a sum beyond M. NULL
+ * results of backward are skipped. */
 #ifndef ASSAY_OPS_GMM_H
 #define ASSAY_OPS_GMM_H
 

@@ -206,7 +206,7 @@ static void test_float32_sums_lie_under_sigma_and_not_far(void **state)
 {
     (void)state;
     enum { TRIALS = 40, LONGEST = 4096 };
-    const assay_precision p = {.accumulate = 0x1p-24};
+    const assay_precision p = {.accumulate = 0x1p-24 * 0.57735026918962576451};
     static double a[LONGEST], b[LONGEST];
     uint64_t seed = 2;
     for (int64_t count = 16; count <= LONGEST; count *= 16) {
@@ -222,9 +222,11 @@ static void test_float32_sums_lie_under_sigma_and_not_far(void **state)
                     largest = fmax(largest, r);
                 }
             }
-            assert_true(largest <= 3);
-            for (int order = 0; order < ORDERS; order++) assert_true(sqrt(rms[order]) <= 1);
-            assert_true(kind >= CANCELLING || sqrt(rms[ASCENDING]) >= 0.2);
+            assert_true(largest <= 5);
+            for (int order = 0; order < ORDERS; order++) {
+                assert_true(sqrt(rms[order]) <= (kind == ONE_LAST && order == DESCENDING ? 1.7 : 1));
+            }
+            assert_true(kind >= CANCELLING || sqrt(rms[ASCENDING]) >= 0.4);
         }
     }
 }

@@ -199,7 +199,7 @@ static double rms_ratio(int64_t count, const double *low, const double *golden, 
     double sum = 0;
     for (int64_t i = 0; i < count; i++) {
         const double sigma = hypot(sqrt(variance[i]), unit * golden[i]), ratio = fabs(low[i] - golden[i]) / sigma;
-        assert_true(variance[i] >= 0 && ratio <= 3);
+        assert_true(variance[i] >= 0 && ratio <= 5);
         sum += ratio * ratio / (double)count;
     }
     return sqrt(sum);
@@ -209,10 +209,11 @@ static double rms_ratio(int64_t count, const double *low, const double *golden, 
 static void check_gauge(assay_dtype storage, assay_dtype multiply, bool weighted)
 {
     const assay_permute_dims dims = {40, 6, 9, 70};
-    const double unit = assay_dtype_unit_roundoff(storage);
+    const double rms = 0.57735026918962576451, unit = rms * assay_dtype_unit_roundoff(storage);
     const assay_precision precision = {.storage = unit,
-                                       .multiply = multiply == ASSAY_FLOAT64 ? 0 : assay_dtype_unit_roundoff(multiply),
-                                       .accumulate = 0x1p-24};
+                                       .multiply =
+                                           multiply == ASSAY_FLOAT64 ? 0 : rms * assay_dtype_unit_roundoff(multiply),
+                                       .accumulate = rms * 0x1p-24};
     assay_context ctx = assay_context_default(2);
     problem p;
     problem_make(&ctx, &p, &dims);
@@ -246,9 +247,9 @@ static void check_gauge(assay_dtype storage, assay_dtype multiply, bool weighted
     const double of_y = rms_ratio(p.outer, low_y, y, vy, unit);
     const double of_weights = rms_ratio(p.copies, low_d_weights, d_weights, vd_weights, unit);
     const double of_rows = rms_ratio(p.inner, low_d_rows, d_rows, vd_rows, unit);
-    assert_true(of_y >= 0.25 && of_y <= 0.7);
-    assert_true(of_weights >= 0.25 && of_weights <= 0.7);
-    assert_true(of_rows <= 0.7 && (of_rows >= 0.25 || (!weighted && storage == ASSAY_FLOAT32)));
+    assert_true(of_y >= 0.4 && of_y <= 1.05);
+    assert_true(of_weights >= 0.4 && of_weights <= 1.05);
+    assert_true(of_rows <= 1.05 && (of_rows >= 0.4 || (!weighted && storage == ASSAY_FLOAT32)));
     double *const all[] = {y, d_rows, d_weights, vy, vd_rows, vd_weights, low_y, low_d_rows, low_d_weights};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
     problem_free(&p);

@@ -59,7 +59,8 @@ void test_each_context(void (*check)(assay_context *ctx, void *data), void *data
 test_ratio test_ratio_of(int64_t count, const double *candidate, const double *golden, const double *variance,
                          assay_dtype storage)
 {
-    const double unit = assay_dtype_unit_roundoff(storage), least = 0.5 * assay_dtype_least_subnormal(storage);
+    const double unit = RMS(assay_dtype_unit_roundoff(storage)),
+                 least = RMS(0.5 * assay_dtype_least_subnormal(storage));
     test_ratio ratio = {0};
     int64_t uncertain = 0;
     for (int64_t i = 0; i < count; i++) {

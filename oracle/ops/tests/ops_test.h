@@ -6,6 +6,9 @@
 #include "oracle/base/dtype.h"
 #include "tests/support/assay_test.h"
 
+/* The RMS relative error of a rounding just above a power of two: what precision.h takes. */
+#define RMS(unit_roundoff) ((unit_roundoff)*0.57735026918962576451)
+
 typedef __float128 quad;
 
 /* Of libquadmath; declared here because quadmath.h is GCC's own header, which other compilers do not find. */

@@ -130,7 +130,7 @@ static void test_forward_is_the_formula(void **state)
 static void test_errors_in_float64_lie_under_sigma(void **state)
 {
     (void)state;
-    const assay_precision f64 = {"f64", 0x1p-53, 0, 0x1p-53, 0x1p-53, 0x1p-52};
+    const assay_precision f64 = {"f64", RMS(0x1p-53), 0, RMS(0x1p-53), RMS(0x1p-53), 0x1p-53};
     assay_context ctx = assay_context_default(1);
     assay_gated_mlp_config config;
     double squares = 0;
@@ -146,15 +146,15 @@ static void test_errors_in_float64_lie_under_sigma(void **state)
         const assay_gated_mlp_variances v = {.y = variance};
         assert_ok(&ctx, assay_gated_mlp_gauge(&ctx, &f64, &v, NULL, NULL, &p.r, p.part[MLP_X], &p.w, &config));
         for (int64_t j = 0; j < p.size[MLP_X]; j++) {
-            const double sigma = hypot(sqrt(variance[j]), 0x1p-53 * p.y[j]);
-            assert_true(fabsq(p.y[j] - y[j]) <= 3 * (quad)sigma);
+            const double sigma = hypot(sqrt(variance[j]), RMS(0x1p-53) * p.y[j]);
+            assert_true(fabsq(p.y[j] - y[j]) <= 5 * (quad)sigma);
             if (sigma == 0) continue; /* where relu is off */
             squares += (double)((p.y[j] - y[j]) * (p.y[j] - y[j]) / ((quad)sigma * sigma));
             count++;
         }
         mlp_problem_free(&p);
     }
-    assert_true(sqrt(squares / (double)count) >= 0.1 && sqrt(squares / (double)count) <= 0.7);
+    assert_true(sqrt(squares / (double)count) >= 0.3 && sqrt(squares / (double)count) <= 1.05);
 }
 
 static void test_gradients_are_differences_of_the_formula(void **state)

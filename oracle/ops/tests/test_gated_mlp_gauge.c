@@ -16,8 +16,8 @@ static void run_gauge(assay_context *ctx, const assay_precision *precision, cons
     const int64_t dim = p->config.emb_dim, hidden = p->config.mlp_dim;
     double *variance_x = calloc((size_t)p->size[MLP_X], sizeof *variance_x);
     double *variance_dy = calloc((size_t)p->size[MLP_X], sizeof *variance_dy);
-    assay_gauge_store(0x1p-8, p->size[MLP_X], p->part[MLP_X], variance_x);
-    assay_gauge_store(0x1p-8, p->size[MLP_X], p->dy, variance_dy);
+    assay_gauge_store(RMS(0x1p-8), p->size[MLP_X], p->part[MLP_X], variance_x);
+    assay_gauge_store(RMS(0x1p-8), p->size[MLP_X], p->dy, variance_dy);
     double *dwi = test_nans(2 * dim * hidden);
     const bool fused = p->config.fused;
     const assay_gated_mlp_variances v = {.x = inexact ? variance_x : NULL,
@@ -56,12 +56,14 @@ static const struct profile {
     assay_precision precision;
     mlp_machine machine;
 } PROFILES[] = {
-    {{"bf16", 0x1p-8, 0, 0x1p-24, 0x1p-24, 0x1p-24}, {ASSAY_BFLOAT16, ASSAY_FLOAT64, false}},
-    {{"bf16", 0x1p-8, 0, 0x1p-24, 0x1p-24, 0x1p-24}, {ASSAY_BFLOAT16, ASSAY_FLOAT64, true}},
-    {{"f16", 0x1p-11, 0, 0x1p-24, 0x1p-24, 0x1p-24}, {ASSAY_FLOAT16, ASSAY_FLOAT64, true}},
-    {{"f32", 0x1p-24, 0, 0x1p-24, 0x1p-24, 0x1p-24}, {ASSAY_FLOAT32, ASSAY_FLOAT64, true}},
-    {{"tf32", 0x1p-24, 0x1p-11, 0x1p-24, 0x1p-24, 0x1p-24}, {ASSAY_FLOAT32, ASSAY_TFLOAT32, false}},
-    {{"tpu", 0x1p-24, 0x1p-8, 0x1p-24, 0x1p-24, 0x1p-24}, {ASSAY_FLOAT32, ASSAY_BFLOAT16, false}},
+    {{"bf16", RMS(0x1p-8), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24)}, {ASSAY_BFLOAT16, ASSAY_FLOAT64, false}},
+    {{"bf16", RMS(0x1p-8), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24)}, {ASSAY_BFLOAT16, ASSAY_FLOAT64, true}},
+    {{"f16", RMS(0x1p-11), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24)}, {ASSAY_FLOAT16, ASSAY_FLOAT64, true}},
+    {{"f32", RMS(0x1p-24), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24)}, {ASSAY_FLOAT32, ASSAY_FLOAT64, true}},
+    {{"tf32", RMS(0x1p-24), RMS(0x1p-11), RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24)},
+     {ASSAY_FLOAT32, ASSAY_TFLOAT32, false}},
+    {{"tpu", RMS(0x1p-24), RMS(0x1p-8), RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24)},
+     {ASSAY_FLOAT32, ASSAY_BFLOAT16, false}},
 };
 enum { PROFILE_COUNT = sizeof PROFILES / sizeof *PROFILES };
 
@@ -128,7 +130,7 @@ static void assert_fair(const test_ratio *ratio, const assay_gated_mlp_config *c
 {
     const bool kinked = config->glu != ASSAY_GLU_PLAIN || config->activation[0] == ASSAY_RELU;
     for (int t = 0; t < TENSORS; t++) {
-        if (!(ratio[t].rms >= (kinked ? 0.1 : 0.25) && ratio[t].rms <= 0.7 && ratio[t].largest <= 3)) {
+        if (!(ratio[t].rms >= (kinked ? 0.2 : 0.4) && ratio[t].rms <= 1.05 && ratio[t].largest <= 5)) {
             fail_msg("tensor %d: RMS of error / sigma %.3f, largest %.3f", t, ratio[t].rms, ratio[t].largest);
         }
     }
@@ -170,7 +172,7 @@ static void test_too_much_rounding_is_far_outside(void **state)
     for (int i = 2; i < 4; i++) { /* f16 and f32, of which bfloat16 values come */
         const mlp_machine rough = {ASSAY_BFLOAT16, ASSAY_FLOAT64, false};
         ratios(&ctx, &rough, &PROFILES[i], &config, false, false, ratio);
-        for (int t = 0; t < TENSORS; t++) assert_true(ratio[t].rms > 1.3);
+        for (int t = 0; t < TENSORS; t++) assert_true(ratio[t].rms > 2);
     }
 }
 
@@ -198,9 +200,9 @@ static void test_every_term_where_the_gate_is_a_product(void **state)
         const double a = p.r.a[j], b = p.r.b[j], dh = p.dh[j], h = a * b;
         double of_a = square(0.01 * (a - p.w.wi_0_bias[j])), of_b = square(0.01 * (b - p.w.wi_1_bias[j])), of_dh = 0;
         for (int d = 0; d < 3; d++) {
-            of_a += square(0x1p-8 * p.part[MLP_X][d] * p.w.wi_0[d * 5 + j]);
-            of_b += square(0x1p-8 * p.part[MLP_X][d] * p.w.wi_1[d * 5 + j]);
-            of_dh += square(0x1p-8 * p.dy[d] * p.w.wo[j * 3 + d]);
+            of_a += square(RMS(0x1p-8) * p.part[MLP_X][d] * p.w.wi_0[d * 5 + j]);
+            of_b += square(RMS(0x1p-8) * p.part[MLP_X][d] * p.w.wi_1[d * 5 + j]);
+            of_dh += square(RMS(0x1p-8) * p.dy[d] * p.w.wo[j * 3 + d]);
         }
         assert_close(&variance.a[j], &of_a, 1, 1e-12, 0);
         assert_close(&variance.b[j], &of_b, 1, 1e-12, 0);

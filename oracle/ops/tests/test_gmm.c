@@ -146,8 +146,8 @@ static double low_dot(assay_dtype storage, int64_t count, const double *a, int64
 static void test_errors_lie_under_sigma_and_not_far(void **state)
 {
     (void)state;
-    static const assay_precision PRECISIONS[] = {{"bf16", 0x1p-8, 0, 0x1p-24, 0x1p-24, 0x1p-24},
-                                                 {"f32", 0x1p-24, 0, 0x1p-24, 0x1p-24, 0x1p-24}};
+    static const assay_precision PRECISIONS[] = {{"bf16", RMS(0x1p-8), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24)},
+                                                 {"f32", RMS(0x1p-24), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24)}};
     static const int32_t SIZES[] = {31, 0, 16, 40};
     const assay_gmm_dims dims = {90, 48, 56, 4};
     assay_context ctx = assay_context_default(2);
@@ -176,7 +176,7 @@ static void test_errors_lie_under_sigma_and_not_far(void **state)
         const test_ratio ratio[] = {test_ratio_of(y_count, y, p.y, vy, storage),
                                     test_ratio_of(dlhs_count, dlhs, p.dlhs, vdlhs, storage),
                                     test_ratio_of(drhs_count, drhs, p.drhs, vdrhs, storage)};
-        for (int t = 0; t < 3; t++) assert_true(ratio[t].rms >= 0.25 && ratio[t].rms <= 0.7 && ratio[t].largest <= 3);
+        for (int t = 0; t < 3; t++) assert_true(ratio[t].rms >= 0.4 && ratio[t].rms <= 1.05 && ratio[t].largest <= 5);
         for (int64_t at = p.rows * n; at < y_count; at++) assert_true(vy[at] == 0);
         for (int64_t at = k * n; at < 2 * k * n; at++) assert_true(vdrhs[at] == 0); /* the empty group */
         double *const all[] = {y, dlhs, drhs, vy, vdlhs, vdrhs};

@@ -192,11 +192,11 @@ static void test_errors_lie_under_sigma_and_not_far(void **state)
         assay_dtype storage;
         int64_t rows, dim;
     } CASES[] = {
-        {{"bf16", 0x1p-8, 0, 0x1p-24, 0x1p-24, 0x1p-24}, ASSAY_BFLOAT16, 40, 96},
-        {{"bf16", 0x1p-8, 0, 0x1p-24, 0x1p-24, 0x1p-24}, ASSAY_BFLOAT16, 8, 1024},
-        {{"f16", 0x1p-11, 0, 0x1p-24, 0x1p-24, 0x1p-24}, ASSAY_FLOAT16, 64, 64},
-        {{"f32", 0x1p-24, 0, 0x1p-24, 0x1p-24, 0x1p-24}, ASSAY_FLOAT32, 40, 96},
-        {{"f32", 0x1p-24, 0, 0x1p-24, 0x1p-24, 0x1p-24}, ASSAY_FLOAT32, 8, 1024},
+        {{"bf16", RMS(0x1p-8), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24)}, ASSAY_BFLOAT16, 40, 96},
+        {{"bf16", RMS(0x1p-8), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24)}, ASSAY_BFLOAT16, 8, 1024},
+        {{"f16", RMS(0x1p-11), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24)}, ASSAY_FLOAT16, 64, 64},
+        {{"f32", RMS(0x1p-24), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24)}, ASSAY_FLOAT32, 40, 96},
+        {{"f32", RMS(0x1p-24), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24)}, ASSAY_FLOAT32, 8, 1024},
     };
     assay_context ctx = assay_context_default(2);
     for (size_t c = 0; c < sizeof CASES / sizeof *CASES; c++) {
@@ -214,7 +214,7 @@ static void test_errors_lie_under_sigma_and_not_far(void **state)
                                     test_ratio_of(size, dx, p.dx, vdx, storage),
                                     test_ratio_of(dim, dscale, p.dscale, vdscale, storage)};
         for (int t = 0; t < 3; t++) {
-            assert_true(ratio[t].rms >= 0.25 && ratio[t].rms <= 0.7 && ratio[t].largest <= 3);
+            assert_true(ratio[t].rms >= 0.4 && ratio[t].rms <= 1.05 && ratio[t].largest <= 5);
         }
         double *alone = test_nans(dim);
         assert_ok(&ctx, assay_rms_norm_gauge(&ctx, &CASES[c].precision, NULL, NULL, alone, p.dy, p.x, p.scale, p.rstd,

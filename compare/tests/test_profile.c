@@ -1,0 +1,56 @@
+#include <math.h>
+#include <string.h>
+
+#include "compare/profile.h"
+#include "compare/thresholds.h"
+#include "tests/support/assay_test.h"
+
+static void test_profiles(void **state)
+{
+    static const char *const names[] = {"f64", "f32", "bf16", "f16"};
+    int count = 0;
+    const assay_profile *profiles = assay_profiles(&count);
+    (void)state;
+    assert_int_equal(count, 4);
+    for (int i = 0; i < count; i++) {
+        const assay_profile *p = &profiles[i];
+        assert_string_equal(p->precision.name, names[i]);
+        double rms = assay_dtype_unit_roundoff(p->storage) / sqrt(3.0); /* of one rounding */
+        assert_close(&p->precision.storage, &rms, 1, 1e-15, 0.0);
+        assert_true(p->precision.accumulate <= p->precision.storage);
+        assert_ptr_equal(assay_profile_by_name(names[i]), p);
+        assert_ptr_equal(assay_profile_by_name(assay_dtype_name(p->storage)), p);
+        assert_ptr_equal(assay_profile_for_dtype(p->storage), p);
+        assert_true(strlen(p->summary) > 0);
+    }
+    assert_null(assay_profile_by_name("fp8"));
+    assert_null(assay_profile_by_name("int32"));
+    assert_null(assay_profile_by_name(""));
+    assert_null(assay_profile_for_dtype(ASSAY_INT32));
+    assert_null(assay_profile_for_dtype(ASSAY_FLOAT8_E4M3FN));
+}
+
+/* The threshold's own tail, from erfc instead of GSL, adds up to the stated probability. */
+static void test_thresholds(void **state)
+{
+    static const int64_t counts[] = {1, 2, 1000, 1000000000};
+    (void)state;
+    for (int i = 0; i < 4; i++) {
+        for (int j = 0; j < 4; j++) {
+            assay_thresholds t = assay_thresholds_of(1e-6, counts[i], counts[j]);
+            double elements = (double)counts[i] * erfc(t.element / sqrt(2.0));
+            double rows = (double)counts[j] * erfc(t.row / sqrt(2.0));
+            double half = 0.5e-6;
+            assert_close(&elements, &half, 1, 1e-9, 0.0);
+            assert_close(&rows, &half, 1, 1e-9, 0.0);
+        }
+    }
+    assert_true(assay_thresholds_of(1e-300, 1000000000, 1).element < 40.0);
+    assert_true(assay_thresholds_of(0.5, 0, 0).element > 1.0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_profiles), cmocka_unit_test(test_thresholds)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,95 @@
+/* Backends that are not right, chosen by ODD_BACKEND at compile time: what `assay run` must survive and name. */
+#include <assay/backend.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define ABORTS 1
+#define SEGFAULTS 2
+#define LOOPS 3
+#define WRITES_BEHIND 4
+#define WRITES_BEFORE 5
+#define LEAVES_NAN 6
+#define DOES_NOT_REPEAT 7
+#define UNSUPPORTED 8
+#define GIVES_UP 9
+#define BAD_TYPE 10
+#define EXITS 11
+#define ZEROS 12
+#define NOT_WRITTEN 13
+#define UNKNOWN_CODE 14
+
+#if ODD_BACKEND != 0
+static int64_t count_of(const assay_backend_result *r)
+{
+    int64_t count = 1;
+    for (int32_t axis = 0; axis < r->rank; axis++) count *= r->dims[axis];
+    return count;
+}
+
+/* Zeros everywhere, in float32 and int32. */
+static void write_zeros(const assay_backend_request *request)
+{
+    for (int32_t i = 0; i < request->result_count; i++) {
+        memset(request->results[i].data, 0, (size_t)count_of(&request->results[i]) * 4);
+    }
+}
+
+int assay_backend_run(const assay_backend_request *request)
+{
+    static int calls = 0;
+    static int *volatile nowhere = NULL;
+    assay_backend_result *first = &request->results[0];
+    calls++;
+    write_zeros(request);
+    switch (ODD_BACKEND) {
+    case ABORTS:
+        fprintf(stderr, "assertion of the backend\n");
+        abort();
+    case SEGFAULTS:
+        *nowhere = calls;
+        break;
+    case LOOPS:
+        for (volatile int i = 0;; i++) {
+        }
+    case WRITES_BEHIND:
+        ((char *)first->data)[count_of(first) * 8] = 1;
+        break;
+    case WRITES_BEFORE:
+        ((char *)first->data)[-1] = 1;
+        break;
+    case LEAVES_NAN:
+        memset(first->data, 0xff, 4);
+        break;
+    case DOES_NOT_REPEAT:
+        printf("printed, and flushed when the process ends\n");
+        ((float *)first->data)[0] = (float)calls;
+        break;
+    case UNSUPPORTED:
+        snprintf(request->message, (size_t)request->message_size, "no such op here");
+        return ASSAY_BACKEND_UNSUPPORTED;
+    case GIVES_UP:
+        snprintf(request->message, (size_t)request->message_size, "out of\n\tluck");
+        return ASSAY_BACKEND_ERROR;
+    case BAD_TYPE:
+        first->type = (assay_backend_type)99;
+        break;
+    case EXITS:
+        exit(0);
+    case NOT_WRITTEN:
+        for (int32_t i = 0; i < request->result_count; i++) request->results[i].written = 0;
+        break;
+    case UNKNOWN_CODE:
+        return 42;
+    default:
+        break;
+    }
+    return ASSAY_BACKEND_DONE;
+}
+#else
+int some_other_function(void);
+int some_other_function(void)
+{
+    return 0;
+}
+#endif

@@ -1,0 +1,246 @@
+#!/usr/bin/env bash
+# The command line: what is refused and how, what is left behind, what is printed. usage: cli.sh PROGRAM PYTHON
+set -euo pipefail
+assay=$1 python=$2
+here=$(cd "$(dirname "$0")" && pwd)
+. "$here/cli_test.sh"
+out=$work/results
+mkdir "$out"
+
+## usage
+refuses 'a command is missing'
+refuses 'unknown command "genrate"' genrate
+refuses 'unknown command "a b"' $'a\nb'
+refuses 'unknown option --bogus; see assay generate --help' generate moe/small --bogus
+refuses 'unknown option --bogus' generate --quiet --bogus moe/small
+refuses 'unknown option -z' generate moe/small -qz
+refuses 'unknown option --backend' generate moe/small -o "$out/a.h5" --backend x.so
+refuses 'option -o needs a value' generate moe/small -o
+refuses 'option --set needs a value' generate moe/small -o "$out" --set
+refuses '-o PATH is missing' generate moe/small
+refuses '-o PATH is missing' generate moe/small -o ''
+refuses '-o PATH is missing' request moe/small
+refuses 'usage: assay generate .* found 0 arguments' generate -o "$out"
+refuses 'usage: assay compare .* found 1 arguments' compare "$out/a.h5"
+refuses 'usage: assay list .* found 1 arguments' list all
+for threads in 0 -1 1.5 two '' 99999999999999999999 2x; do
+  refuses '--threads is ".*", expected a whole number from 1 to' generate moe/small -o "$out/a.h5" --threads "$threads"
+done
+refuses '--engine is "mkl", expected reference or blas' generate moe/small -o "$out/a.h5" --engine mkl
+refuses '--color is "green", expected auto, always or never' list --color green
+refuses '--false-alarm is "2"' compare a b --false-alarm 2
+refuses '--false-alarm is "nan"' compare a b --false-alarm nan
+refuses 'no case has the tag "nothing"' list --tag nothing
+ASSAY_ISA=sse9 refuses 'ASSAY_ISA is "sse9", expected scalar, avx2 or avx512' generate moe/small -o "$out/a.h5"
+
+## cases
+refuses 'moe/smal.*moe/small' show moe/smal
+refuses 'nothing/' show 'nothing/*'
+printf 'case: moe/small\nop: rms_norm\nconfig: {base_emb_dim: 4}\n' >"$work/same.yml"
+refuses 'moe/small' generate moe/small "$work/same.yml" -o "$out"
+cat >"$work/bad.yml" <<'YAML'
+case: mine/bad
+op: moe
+model: deepseek3-tiny
+config: {num_expert: 4}
+YAML
+refuses 'bad\.yml:4:1?[0-9]: .*num_expert' generate "$work/bad.yml" -o "$out"
+printf 'case: mine/bad\nop: [moe\n' >"$work/bad.yml"
+refuses 'bad\.yml:[0-9]+:[0-9]+: ' generate "$work/bad.yml" -o "$out"
+: >"$work/bad.yml"
+refuses 'bad\.yml' generate "$work/bad.yml" -o "$out"
+refuses 'missing\.yml' generate "$work/missing.yml" -o "$out"
+
+## configurations, for each command that takes a case
+for command in generate request run show; do
+  end=(-o "$out")
+  [ "$command" != run ] || end=(--backend 'touch {request} {candidate}')
+  [ "$command" != show ] || end=()
+  bad() {
+    local pattern=$1
+    shift
+    refuses "$pattern" "$command" "$@" "${end[@]}"
+  }
+  bad '--set num_expert=4: .*num_experts' moe/small --set num_expert=4
+  bad '--set num_experts: ' moe/small --set num_experts
+  bad '--set num_experts=four: ' moe/small --set num_experts=four
+  bad '--set seed=x' moe/small --seed x
+  bad 'num_experts_per_tok.*7.*num_experts|num_experts_per_tok=7' moe/small --set num_experts_per_tok=7
+  bad 'n_routing_groups' moe/small --set n_routing_groups=4
+  bad 'base_emb_dim is 0, expected 1 or more' moe/small --set base_emb_dim=0
+  bad 'num_experts is 0, expected 1 or more' moe/small --set num_experts=0
+  bad '--set batch=0' moe/small --set batch=0
+  bad '--set sequence=-1' moe/small --set sequence=-1
+  bad 'needs [0-9]+ bytes of memory, [0-9]+ are available' moe/small --set sequence=100000000
+  bad 'needs at least .* bytes of memory, [0-9]+ are available' moe/small --set base_emb_dim=2000000000 --set base_moe_mlp_dim=2000000000
+  bad '64 bits|int32|bytes' moe/small --set batch=2147483647 --set sequence=2147483647
+  bad 'prefuse_moe_weights needs sparse_matmul=true, found sparse_matmul=false' moe/small \
+    --set prefuse_moe_weights=true --set sparse_matmul=false
+  bad 'multiple of 16' moe/fused-softmax --set sequence=7
+  bad 'expert 2, expected 1, 1, 1' moe/small --set mesh.expert=2
+  bad 'profiles has "bf17", expected f64, f32, bf16 or f16' moe/small --set profiles=bf17
+  bad 'inputs\.y is no tensor' moe/small --set 'inputs.y={scale: 0}'
+done
+refuses '--precision is "bf17", expected' run moe/small --backend 'touch {request} {candidate}' --precision bf17
+leaves_nothing "$out"
+
+## a file that is there already stays as it was when a case is refused
+echo mine >"$out/kept.h5"
+refuses 'base_emb_dim is 0' generate moe/small -o "$out/kept.h5" --set base_emb_dim=0
+[ "$(cat "$out/kept.h5")" = mine ] || complain "a refused case has changed the file"
+rm "$out/kept.h5"
+
+## places that cannot be written
+echo text >"$work/file"
+refuses 'file/' generate moe/small -o "$work/file/golden.h5"
+refuses 'file is neither a folder nor a \.h5 file' generate moe/small -o "$work/file"
+refuses '/proc/' generate moe/small -o /proc/assay/golden.h5
+refuses '/proc/' generate moe/small -o /proc/golden.h5
+refuses '/proc/' request moe/small -o /proc/golden.h5
+refuses 'is one file, but [0-9]+ cases' generate 'rms_norm/*' -o "$out/golden.h5"
+mkdir "$out/folder.h5"
+refuses 'folder\.h5' generate moe/small -o "$out/folder.h5"
+rmdir "$out/folder.h5"
+leaves_nothing "$out"
+
+## a disk that fills up
+limited() {
+  (
+    ulimit -f "$1"
+    shift
+    "$assay" "$@" >"$work/out" 2>"$work/err"
+  )
+}
+for blocks in 1 20 100; do
+  status=0
+  limited "$blocks" generate moe/small -o "$out/full.h5" || status=$?
+  [ "$status" -eq 2 ] || complain "status $status with a limit of $blocks blocks"
+  [ "$(wc -l <"$work/err")" -eq 1 ] || complain "not one line with a limit of $blocks blocks"
+  leaves_nothing "$out"
+done
+expect_full() {
+  local status=0
+  "$assay" "$@" >/dev/full 2>"$work/err" || status=$?
+  [ "$status" -eq 2 ] && [ "$(wc -l <"$work/err")" -eq 1 ] || complain "standard output full: status $status: $*"
+}
+expect_full list
+expect_full list --json
+expect_full show moe/small
+
+## goldens
+golden=$out/golden.h5
+expect 0 generate moe/small -o "$golden"
+prints "^$golden\$"
+expect 0 generate 'unpermute/one-*' moe/small -o "$out/many"
+[ -f "$out/many/unpermute/one-token.h5" ] || complain "a folder for each part of the name expected"
+cmp "$golden" "$out/many/moe/small.h5" || complain "the same case, other bytes"
+expect 0 verify "$golden" "$out/many/unpermute/one-token.h5"
+prints '2 of 2 fixtures verified'
+expect 0 generate moe/small -o "$out/blas.h5" --engine blas
+expect 0 verify "$out/blas.h5"
+expect 0 request moe/small -o "$out/request.h5"
+expect 0 verify "$out/request.h5"
+ASSAY_ISA=scalar expect 0 generate moe/small -o "$out/scalar.h5" --threads 1
+cmp "$golden" "$out/scalar.h5" || complain "another instruction set, other bytes"
+
+## inputs from a file
+expect 0 generate moe/small -o "$out/overlaid.h5" --seed 99 --inputs "$golden"
+refuses 'shape' generate moe/small -o "$out/wrong.h5" --set sequence=5 --inputs "$golden"
+refuses 'missing\.h5' generate moe/small -o "$out/wrong.h5" --inputs "$out/missing.h5"
+[ ! -e "$out/wrong.h5" ] || complain "written in spite of the inputs"
+
+## files that are no fixtures
+size=$(stat -c %s "$golden")
+head -c $((size / 2)) "$golden" >"$work/cut.h5"
+echo 'case: a' >"$work/text.h5"
+: >"$work/empty.h5"
+for file in "$work/cut.h5" "$work/text.h5" "$work/empty.h5" "$work/missing.h5" "$work" /dev/null; do
+  refuses "$file" verify "$file"
+  refuses "$file" compare "$file" "$golden"
+  refuses "$file" compare "$golden" "$file"
+  refuses "$file" generate moe/small -o "$out/wrong.h5" --inputs "$file"
+done
+refuses 'kind is request, expected golden' compare "$out/request.h5" "$golden"
+"$python" "$here/copy_outputs.py" "$golden" "$work/candidate.h5"
+refuses 'kind is not given, expected golden' compare "$work/candidate.h5" "$golden"
+expect 1 verify "$work/candidate.h5" # not a file of this program
+prints '^FAIL'
+
+## comparing
+expect 0 compare "$golden" "$work/candidate.h5" --json "$work/report.json" --junit "$work/report.xml"
+"$python" -m json.tool "$work/report.json" >/dev/null
+"$python" -c 'import sys, xml.dom.minidom as m; m.parse(sys.argv[1])' "$work/report.xml"
+expect 1 compare "$golden" "$out/request.h5" # nothing that was asked for
+"$python" "$here/copy_outputs.py" "$golden" "$work/wrong.h5" outputs/y
+expect 1 compare "$golden" "$work/wrong.h5"
+prints 'outputs/y'
+refuses 'cannot be written' compare "$golden" "$work/candidate.h5" --json "$work/file/report.json"
+refuses '--precision is "bf17"' compare "$golden" "$work/candidate.h5" --precision bf17
+
+## damage: each flipped bit is seen, be it in numbers, names or structure
+"$python" - "$golden" "$work" <<'PY'
+import random, sys
+data = open(sys.argv[1], "rb").read()
+random.seed(7)
+for i in range(24):
+    damaged = bytearray(data)
+    damaged[len(data) * i // 24 + random.randrange(len(data) // 24)] ^= 1 << random.randrange(8)
+    open(f"{sys.argv[2]}/damaged-{i}.h5", "wb").write(damaged)
+PY
+unnoticed=0
+for file in "$work"/damaged-*.h5; do
+  status=0
+  "$assay" verify "$file" >"$work/out" 2>"$work/err" || status=$?
+  case $status in
+  0) unnoticed=$((unnoticed + 1)) ;; # between HDF5's structures lies space that nobody reads
+  1) [ "$(grep -c '^FAIL' "$work/out")" -eq 1 ] && [ ! -s "$work/err" ] || complain "verify of $file" ;;
+  2) [ "$(wc -l <"$work/err")" -eq 1 ] || complain "verify of $file" ;;
+  *) complain "verify of $file: status $status" ;;
+  esac
+done
+[ "$unnoticed" -le 6 ] || complain "$unnoticed of 24 damaged files verified"
+
+## tampered with by HDF5's own means, which keep checksums right
+tamper() {
+  cp "$golden" "$work/tampered.h5"
+  "$python" -c "$1" "$work/tampered.h5"
+  expect 1 verify "$work/tampered.h5"
+  prints "^FAIL .*$2"
+}
+tamper 'import h5py, sys
+with h5py.File(sys.argv[1], "a") as f: f["outputs/y"][0, 0, 0] += 1' 'outputs/y'
+tamper 'import h5py, sys
+with h5py.File(sys.argv[1], "a") as f: f["error_scale/bf16/outputs/y"][...] *= 100' 'error_scale/bf16/outputs/y'
+tamper 'import h5py, sys
+with h5py.File(sys.argv[1], "a") as f: f.attrs["case_yaml"] = f.attrs["case_yaml"].replace("seed: 61", "seed: 62")' \
+  'digest'
+tamper 'import h5py, sys
+with h5py.File(sys.argv[1], "a") as f: f["outputs/z"] = f["outputs/y"][()]' 'outputs/z|digest'
+tamper 'import h5py, sys
+with h5py.File(sys.argv[1], "a") as f: del f["gradients/inputs/x"]' 'gradients/inputs/x|digest'
+
+## list and show
+expect 0 list
+prints '^moe/small '
+expect 0 list --tag smoke
+expect 0 list --json
+"$python" -c '
+import json, sys
+cases = json.load(open(sys.argv[1]))
+assert len(cases) > 100 and all(c["case"] and c["op"] and c["tags"] and c["shape"] != "?" for c in cases), len(cases)
+' "$work/out"
+for name in moe/small moe/gpt-oss-dense routing/balance-even gmm/padded-nan-tail; do
+  expect 0 show "$name" --seed 12
+  sed '/^$/,$d' "$work/out" >"$work/shown.yml"
+  expect 0 generate "$name" --seed 12 -o "$work/direct.h5"
+  expect 0 generate "$work/shown.yml" -o "$work/shown.h5"
+  cmp "$work/direct.h5" "$work/shown.h5" || complain "$name: what show prints is another case"
+done
+for command in list show generate request compare run verify; do
+  expect 0 "$command" --help
+  prints "^usage: assay $command"
+done
+expect 0 --help
+expect 0 --version
+find "$out" -name '*partial*' | grep . && complain "partial files are left"
+echo "$checks calls"

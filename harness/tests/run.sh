@@ -1,0 +1,122 @@
+#!/usr/bin/env bash
+# `assay run` with backends that crash, hang, lie and cheat, and with one that is right. usage: run.sh PROGRAM PYTHON FOLDER
+# FOLDER has the modules odd_NAME.so of odd_backend.c.
+set -euo pipefail
+assay=$1 python=$2 modules=$3
+here=$(cd "$(dirname "$0")" && pwd)
+. "$here/cli_test.sh"
+export TMPDIR=$work/temporary
+mkdir "$TMPDIR"
+
+# backend STATUS WORD PATTERN SPEC [ARGUMENT...]: a run of one case: exit status, verdict word, what its line says.
+backend() {
+  local status=$1 word=$2 pattern=$3 spec=$4
+  shift 4
+  expect "$status" run moe/small --backend "$spec" --quiet "$@"
+  [ "$(grep -c "^$word *moe/small " "$work/out")" -eq 1 ] || complain "one line with $word expected: $spec"
+  grep "^$word " "$work/out" | grep -Eq -- "$pattern" || complain "\"$pattern\" expected: $spec"
+  [ -z "$(ls -A "$TMPDIR")" ] || complain "left in TMPDIR by $spec: $(ls -A "$TMPDIR")"
+}
+
+## modules
+backend 1 FAIL 'crashed: Aborted: assertion of the backend' "$modules/odd_aborts.so"
+backend 1 FAIL 'crashed: Segmentation fault' "$modules/odd_segfaults.so"
+backend 1 FAIL 'took longer than 0.5 s and was stopped' "$modules/odd_loops.so" --timeout 0.5
+backend 1 FAIL 'wrote behind the buffer of outputs/y' "$modules/odd_writes_behind.so"
+backend 1 FAIL 'wrote before the buffer of outputs/y' "$modules/odd_writes_before.so"
+backend 1 FAIL 'outputs/y' "$modules/odd_leaves_nan.so"
+backend 1 FAIL 'two runs gave different bits in outputs/y' "$modules/odd_does_not_repeat.so"
+backend 3 UNSUPPORTED 'no such op here' "$modules/odd_unsupported.so"
+backend 1 FAIL 'status 1: *luck' "$modules/odd_gives_up.so"
+backend 1 FAIL 'the backend gave no reason' "$modules/odd_unknown_code.so"
+backend 1 FAIL 'outputs/y: the backend set type 99' "$modules/odd_bad_type.so"
+backend 1 FAIL 'exports no assay_backend_run' "$modules/odd_no_symbol.so"
+backend 1 FAIL 'the backend wrote no candidate file' "$modules/odd_exits.so"
+backend 1 FAIL 'outputs/y' "$modules/odd_zeros.so"
+backend 1 FAIL 'outputs/y' "$modules/odd_not_written.so"
+echo 'no library' >"$work/text.so"
+backend 1 FAIL 'text\.so' "$work/text.so"
+(cd "$modules" && backend 3 UNSUPPORTED 'no such op here' odd_unsupported.so) # a bare name is a file of this folder
+
+## commands
+copy="'$python' '$here/copy_outputs.py' '$work/moe/small.h5'"
+expect 0 generate moe/small -o "$work"
+backend 0 PASS 'bf16' ": {request}; $copy {candidate}"
+prints '1 cases: 1 passed, 0 failed, 0 vacuous, 0 unsupported'
+backend 0 PASS 'f32' ": {request}; $copy {candidate}" --precision f32
+backend 1 FAIL 'outputs/y' ": {request}; $copy {candidate} outputs/y"
+backend 1 FAIL 'gradients/weights/gate/bias' ": {request}; $copy {candidate} gradients/weights/gate/bias"
+backend 1 FAIL 'wrong|outputs/y' ": {request}; $copy {candidate}" --seed 7 # results of other inputs
+backend 3 UNSUPPORTED 'only dense layers' 'echo only dense layers; exit 77 # {request} {candidate}'
+backend 1 FAIL 'ended with status 3: cannot' 'echo first; echo cannot >&2; exit 3 # {request} {candidate}'
+backend 1 FAIL 'wrote no candidate file' ': {request} {candidate}'
+backend 1 FAIL 'candidate\.h5' 'echo garbage >{candidate} # {request}'
+backend 1 FAIL 'outputs/y' 'cp {request} {candidate}'
+backend 1 FAIL 'status 127' 'no-such-program {request} {candidate}'
+backend 1 FAIL 'took longer than 0.3 s' 'sleep 60 & sleep 60; : {request} {candidate}' --timeout 0.3
+backend 1 FAIL 'candidate\.h5' "head -c 5000 '$work/moe/small.h5' >{candidate} # {request}"
+backend 1 FAIL 'wrote no candidate file' 'mkdir -p "$(dirname {candidate})/more"; touch {candidate}.part more # {request}'
+rm -f more
+# the second run gives something else
+backend 1 FAIL 'two runs gave different bits in outputs/y' \
+  ": {request}; if [ -e '$work/again' ]; then $copy {candidate} outputs/y; else touch '$work/again'; $copy {candidate}; fi"
+# a name with a quote and a space in it
+mkdir "$work/it's here"
+TMPDIR="$work/it's here" expect 0 run moe/small --quiet --backend ": {request}; $copy {candidate}"
+[ -z "$(ls -A "$work/it's here")" ] || complain "left in a folder with a quote in its name"
+
+## --keep: files stay, and those of an earlier run are not taken for this one's
+kept=$work/kept/deep
+expect 0 run moe/small --quiet --backend ": {request}; $copy {candidate}" --keep "$kept"
+[ "$(find "$kept" -type f | sort | xargs -n1 basename | tr '\n' ' ')" = \
+  'moe-small.candidate.h5 moe-small.golden.h5 moe-small.request.h5 ' ] || complain "kept: $(ls "$kept")"
+expect 1 run moe/small --quiet --backend ': {request} {candidate}' --keep "$kept"
+prints 'wrote no candidate file'
+expect 0 run moe/small --quiet --backend ": {request}; $copy {candidate}" --keep "$kept"
+expect 1 run moe/small --quiet --backend "$modules/odd_exits.so" --keep "$kept"
+prints 'wrote no candidate file'
+
+## several cases, reports
+status=0
+expect 1 run 'rms_norm/one-*' moe/small --quiet --backend "$modules/odd_zeros.so" --json "$work/report.json" --junit "$work/report.xml"
+prints '^3 cases: 0 passed, 3 failed, 0 vacuous, 0 unsupported$'
+"$python" -c '
+import json, sys, xml.etree.ElementTree as tree
+json.load(open(sys.argv[1]))
+cases = list(tree.parse(sys.argv[2]).getroot().iter("testcase"))
+assert len(cases) == 3 and all(c.find("failure") is not None for c in cases), len(cases)
+' "$work/report.json" "$work/report.xml"
+expect 1 run moe/small --quiet --json "$work/report.json" --junit "$work/report.xml" \
+  --backend 'printf "\001\033[31mred\377\n"; exit 3 # {request} {candidate}'
+"$python" -c 'import json, sys; json.load(open(sys.argv[1], encoding="utf-8"))' "$work/report.json"
+"$python" -c 'import sys, xml.dom.minidom as m; m.parse(sys.argv[1])' "$work/report.xml"
+
+## refused before anything runs
+touching="touch '$work/ran' {request} {candidate}"
+refuses '--backend SPEC is missing' run moe/small
+refuses 'missing\.so: No such file' run moe/small --backend "$work/missing.so"
+refuses 'is neither a shared object' run moe/small --backend 'cat {request}'
+refuses '--timeout is "0", expected a number' run moe/small --backend "$touching" --timeout 0
+refuses '--timeout is "soon"' run moe/small --backend "$touching" --timeout soon
+refuses '--precision is "bf17"' run moe/small --backend "$touching" --precision bf17
+refuses 'num_experts' run rms_norm/deepseek moe/small --backend "$touching" --set num_experts=0
+TMPDIR=$work/nowhere refuses 'nowhere' run moe/small --backend "$touching"
+refuses 'text\.so/' run moe/small --backend "$touching" --keep "$work/text.so/below"
+[ ! -e "$work/ran" ] || complain "a backend ran although the command was refused"
+[ -z "$(ls -A "$TMPDIR")" ] || complain "left in TMPDIR: $(ls -A "$TMPDIR")"
+
+## interrupted: the backend goes too
+"$assay" run moe/small --quiet --backend "echo \$\$ >'$work/pid'; exec sleep 300 # {request} {candidate}" >/dev/null 2>&1 &
+program=$!
+for ((i = 0; i < 200; i++)); do
+  [ ! -s "$work/pid" ] || break
+  sleep 0.05
+done
+kill -KILL "$program"
+wait "$program" 2>/dev/null || true
+for ((i = 0; i < 100; i++)); do
+  kill -0 "$(cat "$work/pid")" 2>/dev/null || break
+  sleep 0.05
+done
+! kill -0 "$(cat "$work/pid")" 2>/dev/null || complain "the backend outlives the program"
+echo "$checks calls"
