@@ -197,7 +197,8 @@ static void build_tables(unsigned allowed, struct option *longs, char *shorts)
     *shorts = '\0';
 }
 
-/* getopt's place: a long option is the word before optind; of short ones, which may share a word, it gives the letter. */
+/* getopt's place: a long option is the word before optind; of short ones, which may share a word, it gives the letter.
+ */
 static assay_status refuse_option(assay_context *ctx, char **argv, bool value_missing)
 {
     char letter[3] = {'-', (char)optopt, '\0'};

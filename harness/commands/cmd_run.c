@@ -131,6 +131,17 @@ static double worst_of(const assay_report *report)
     return worst;
 }
 
+/* An option and its value, quoted for the shell. */
+static void print_word(const char *option, const char *value)
+{
+    printf("%s '", option);
+    for (; *value != '\0'; value++) {
+        if (*value == '\'') fputs("'\\'", stdout);
+        putchar(*value);
+    }
+    putchar('\'');
+}
+
 static void print_case(const assay_options *options, const assay_case *c, const case_run *r, tally *t)
 {
     bool unsupported = r->end.outcome == ASSAY_OUTCOME_UNSUPPORTED;
@@ -147,9 +158,11 @@ static void print_case(const assay_options *options, const assay_case *c, const 
         printf("%s\n", r->report.message);
     }
     if (!unsupported && verdict != ASSAY_PASS) {
-        printf("    reproduce: assay run '%s' --backend '%s'", c->name, options->backend);
-        if (options->precision != NULL) printf(" --precision %s", options->precision);
-        for (int i = 0; i < options->set_count; i++) printf(" --set '%s'", options->sets[i]);
+        printf("    reproduce: assay run");
+        print_word("", c->name);
+        print_word(" --backend", options->backend);
+        if (options->precision != NULL) print_word(" --precision", options->precision);
+        for (int i = 0; i < options->set_count; i++) print_word(" --set", options->sets[i]);
         printf(" --keep DIR -v\n");
     }
     fflush(stdout);

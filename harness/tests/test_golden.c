@@ -5,10 +5,14 @@
 #include "harness/tests/harness_test.h"
 
 static const char *const names[] = {
-    "rms_norm/all-zero",    "gmm/padded-nan-tail",        "permute/stable",     "unpermute/dropped",
-    "routing/balance",      "routing/saturated",          "routing/llama4",     "mlp/biases-fused",
-    "mlp/gpt-oss-clamp",    "moe/small",                  "moe/balance",        "moe/gemma4-without-norm",
-    "moe/deepseek4-hash",   "moe/mixtral-capacity-tight", "moe/gpt-oss-dense",  "moe/llama4",
+    "rms_norm/all-zero",  "gmm/padded-nan-tail",
+    "permute/stable",     "unpermute/dropped",
+    "routing/balance",    "routing/saturated",
+    "routing/llama4",     "mlp/biases-fused",
+    "mlp/gpt-oss-clamp",  "moe/small",
+    "moe/balance",        "moe/gemma4-without-norm",
+    "moe/deepseek4-hash", "moe/mixtral-capacity-tight",
+    "moe/gpt-oss-dense",  "moe/llama4",
     "moe/empty-experts",
 };
 enum { NAMES = sizeof names / sizeof *names };
@@ -238,12 +242,12 @@ static void write_altered(assay_context *ctx, const char *from, const char *to, 
         double *values = read_all(ctx, reader, spec->path, &count);
         int32_t *integers = calloc((size_t)count + 1, sizeof *integers);
         assert_non_null(integers);
-        if (strcmp(spec->path, altered) == 0) values[count - 1] += spec->type == ASSAY_INT32 ? 1 : values[count - 1] + 1;
+        if (strcmp(spec->path, altered) == 0)
+            values[count - 1] += spec->type == ASSAY_INT32 ? 1 : values[count - 1] + 1;
         for (int64_t k = 0; k < count; k++) integers[k] = spec->type == ASSAY_INT32 ? (int32_t)values[k] : 0;
         assert_ok(ctx, assay_fixture_declare(ctx, writer, spec));
-        assert_ok(ctx, spec->type == ASSAY_INT32
-                           ? assay_fixture_append_i32(ctx, writer, spec->path, count, integers)
-                           : assay_fixture_append(ctx, writer, spec->path, count, values));
+        assert_ok(ctx, spec->type == ASSAY_INT32 ? assay_fixture_append_i32(ctx, writer, spec->path, count, integers)
+                                                 : assay_fixture_append(ctx, writer, spec->path, count, values));
         free(values);
         free(integers);
     }
@@ -332,7 +336,8 @@ static void out_of_memory_leaves_nothing_behind(void **state)
                 assert_ok(&ctx, status);
                 break;
             }
-            if (status != ASSAY_NO_MEMORY) fail_msg("%s: allocation %lld: %d %s", c->name, (long long)n, (int)status, ctx.message);
+            if (status != ASSAY_NO_MEMORY)
+                fail_msg("%s: allocation %lld: %d %s", c->name, (long long)n, (int)status, ctx.message);
             assert_int_equal(folder_count(folder->path, false), 0);
         }
         assert_true(n > 20);

@@ -42,8 +42,12 @@ static void all_are_taken(void **state)
     assert_ok(&ctx, try_golden(&ctx, c, other, NULL));
     assert_false(same_digest(&ctx, folder->file, other, "inputs/x"));
     assert_ok(&ctx, try_golden(&ctx, c, other, folder->file));
-    static const char *const paths[] = {"inputs/x", "weights/wi_0", "cotangents/y", "outputs/y",
-                                        "gradients/weights/gate/kernel", "routing/selected_experts"};
+    static const char *const paths[] = {"inputs/x",
+                                        "weights/wi_0",
+                                        "cotangents/y",
+                                        "outputs/y",
+                                        "gradients/weights/gate/kernel",
+                                        "routing/selected_experts"};
     for (size_t i = 0; i < sizeof paths / sizeof *paths; i++) {
         assert_true(same_digest(&ctx, folder->file, other, paths[i]));
     }

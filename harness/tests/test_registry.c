@@ -210,8 +210,8 @@ static void unknown_operations_are_refused(void **state)
 static void largest_sizes_are_refused(void **state)
 {
     (void)state;
-    static const char *const keys[] = {"batch",        "sequence",           "base_emb_dim",   "base_mlp_dim",
-                                       "num_experts",  "base_moe_mlp_dim",   "shared_experts", "num_experts_per_tok",
+    static const char *const keys[] = {"batch",       "sequence",         "base_emb_dim",   "base_mlp_dim",
+                                       "num_experts", "base_moe_mlp_dim", "shared_experts", "num_experts_per_tok",
                                        "vocab_size"};
     enum { KEYS = sizeof keys / sizeof *keys };
     for (int i = 0; assay_operations[i] != NULL; i++) {
@@ -239,9 +239,13 @@ static void largest_sizes_are_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rows_are_whole),           cmocka_unit_test(rows_have_cases),
-        cmocka_unit_test(rows_have_pages),          cmocka_unit_test(every_case_can_be_planned),
-        cmocka_unit_test(bad_cases_are_refused),    cmocka_unit_test(unknown_operations_are_refused), cmocka_unit_test(largest_sizes_are_refused),
+        cmocka_unit_test(rows_are_whole),
+        cmocka_unit_test(rows_have_cases),
+        cmocka_unit_test(rows_have_pages),
+        cmocka_unit_test(every_case_can_be_planned),
+        cmocka_unit_test(bad_cases_are_refused),
+        cmocka_unit_test(unknown_operations_are_refused),
+        cmocka_unit_test(largest_sizes_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -549,7 +549,7 @@ static const char *refusal(const assay_backend_request *request) {
     if (number(request, "num_moe_token_chunks") > 1) return "num_moe_token_chunks";
     if ((loss != NULL && loss->rank > 0) || (updates != NULL && updates->rank > 1)) return "results per shard";
     for (int i = 0; i < request->tensor_count; i++)
-        if (request->tensors[i].type != ASSAY_BACKEND_BFLOAT16) return request->tensors[i].path;
+        if (request->tensors[i].type != ASSAY_BACKEND_BFLOAT16) return "operands that are not bfloat16";
     for (int i = 0; i < request->result_count; i++)
         if (request->results[i].required && !makes(request, request->results[i].path)) return request->results[i].path;
     return NULL;
