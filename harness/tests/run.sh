@@ -7,6 +7,9 @@ here=$(cd "$(dirname "$0")" && pwd)
 . "$here/cli_test.sh"
 export TMPDIR=$work/temporary
 mkdir "$TMPDIR"
+# sanitizers leave a backend's crash to the system
+export ASAN_OPTIONS=${ASAN_OPTIONS:+$ASAN_OPTIONS:}handle_segv=0 TSAN_OPTIONS=${TSAN_OPTIONS:+$TSAN_OPTIONS:}handle_segv=0
+export UBSAN_OPTIONS=${UBSAN_OPTIONS:+$UBSAN_OPTIONS:}handle_segv=0
 
 # backend STATUS WORD PATTERN SPEC [ARGUMENT...]: a run of one case: exit status, verdict word, what its line says.
 backend() {

@@ -1,5 +1,5 @@
 /* Error scales of the rows of one expert (docs/comparing.md): from the weights of a token's choices through the expert
- * to y, dx and d_weights. Sums over rows go token by token, so threads split columns. */
+ * to y, dx and d_weights. A token has one row at most with an expert, so threads split rows. */
 #include <math.h>
 #include <stdlib.h>
 
