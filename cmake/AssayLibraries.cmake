@@ -9,6 +9,8 @@ pkg_check_modules(CMOCKA REQUIRED IMPORTED_TARGET cmocka)
 pkg_check_modules(CJSON REQUIRED IMPORTED_TARGET libcjson)
 pkg_check_modules(LIBXML REQUIRED IMPORTED_TARGET libxml-2.0)
 pkg_check_modules(GSL REQUIRED IMPORTED_TARGET gsl)
+# Without its own CBLAS, which would take the place of OpenBLAS's, and which skips zeros and so loses NaN.
+set_target_properties(PkgConfig::GSL PROPERTIES INTERFACE_LINK_LIBRARIES "${pkgcfg_lib_GSL_gsl};m")
 pkg_check_modules(CRYPTO REQUIRED IMPORTED_TARGET libcrypto)
 find_library(SLEEF_LIBRARY sleef REQUIRED)
 find_path(RANDOM123_INCLUDE Random123/philox.h REQUIRED)

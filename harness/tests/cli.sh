@@ -198,7 +198,7 @@ for file in "$work"/damaged-*.h5; do
   *) complain "verify of $file: status $status" ;;
   esac
 done
-[ "$unnoticed" -le 6 ] || complain "$unnoticed of 24 damaged files verified"
+[ "$unnoticed" -le 2 ] || complain "$unnoticed of 24 damaged files verified"
 
 ## tampered with by HDF5's own means, which keep checksums right
 tamper() {

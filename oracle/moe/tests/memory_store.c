@@ -5,7 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-void memory_store_free(memory_store *store) {
+void memory_store_free(memory_store *store)
+{
     for (int i = 0; i < store->count; i++) {
         free(store->items[i].values);
         free(store->items[i].indices);
@@ -16,14 +17,16 @@ void memory_store_free(memory_store *store) {
     store->reads = 0;
 }
 
-memory_tensor *memory_store_find(const memory_store *store, const char *path) {
+memory_tensor *memory_store_find(const memory_store *store, const char *path)
+{
     for (int i = 0; i < store->count; i++) {
         if (strcmp(store->items[i].path, path) == 0) return &store->items[i];
     }
     return NULL;
 }
 
-void memory_store_remove(memory_store *store, const char *path) {
+void memory_store_remove(memory_store *store, const char *path)
+{
     memory_tensor *tensor = memory_store_find(store, path);
     if (tensor == NULL) return;
     free(tensor->values);
@@ -32,7 +35,8 @@ void memory_store_remove(memory_store *store, const char *path) {
     memmove(tensor, tensor + 1, (size_t)(store->items + store->count - tensor) * sizeof *tensor);
 }
 
-static memory_tensor *add(memory_store *store, const char *path) {
+static memory_tensor *add(memory_store *store, const char *path)
+{
     memory_tensor *items = realloc(store->items, (size_t)(store->count + 1) * sizeof *items);
     if (items == NULL) return NULL;
     store->items = items;
@@ -42,7 +46,8 @@ static memory_tensor *add(memory_store *store, const char *path) {
     return tensor;
 }
 
-double *memory_store_add(memory_store *store, const char *path, int64_t count) {
+double *memory_store_add(memory_store *store, const char *path, int64_t count)
+{
     memory_tensor *tensor = add(store, path);
     if (tensor == NULL) return NULL;
     tensor->count = count;
@@ -50,7 +55,8 @@ double *memory_store_add(memory_store *store, const char *path, int64_t count) {
     return tensor->values;
 }
 
-int32_t *memory_store_add_i32(memory_store *store, const char *path, int64_t count) {
+int32_t *memory_store_add_i32(memory_store *store, const char *path, int64_t count)
+{
     memory_tensor *tensor = add(store, path);
     if (tensor == NULL) return NULL;
     tensor->count = count;
@@ -58,12 +64,14 @@ int32_t *memory_store_add_i32(memory_store *store, const char *path, int64_t cou
     return tensor->indices;
 }
 
-static bool has(void *self, const char *path) {
+static bool has(void *self, const char *path)
+{
     return memory_store_find(self, path) != NULL;
 }
 
 static assay_status locate(assay_context *ctx, memory_store *store, const char *path, int64_t first, int64_t count,
-                           const memory_tensor **tensor) {
+                           const memory_tensor **tensor)
+{
     *tensor = memory_store_find(store, path);
     if (*tensor == NULL) return assay_fail(ctx, ASSAY_BAD_INPUT, "there is no tensor '%s'", path);
     if (first < 0 || count < 0 || first + count > (*tensor)->count) {
@@ -75,7 +83,8 @@ static assay_status locate(assay_context *ctx, memory_store *store, const char *
 }
 
 static assay_status read_f64(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
-                             double *out) {
+                             double *out)
+{
     const memory_tensor *tensor = NULL;
     assay_status status = locate(ctx, self, path, first, count, &tensor);
     if (status != ASSAY_OK) return status;
@@ -85,7 +94,8 @@ static assay_status read_f64(assay_context *ctx, void *self, const char *path, i
 }
 
 static assay_status read_i32(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
-                             int32_t *out) {
+                             int32_t *out)
+{
     const memory_tensor *tensor = NULL;
     assay_status status = locate(ctx, self, path, first, count, &tensor);
     if (status != ASSAY_OK) return status;
@@ -94,7 +104,8 @@ static assay_status read_i32(assay_context *ctx, void *self, const char *path, i
     return ASSAY_OK;
 }
 
-static bool wants(void *self, const char *path) {
+static bool wants(void *self, const char *path)
+{
     const memory_store *store = self;
     if (store->wanted == NULL) return true;
     for (const char *const *glob = store->wanted; *glob != NULL; glob++) {
@@ -103,7 +114,8 @@ static bool wants(void *self, const char *path) {
     return false;
 }
 
-static assay_status write_f64(assay_context *ctx, void *self, const char *path, int64_t count, const double *values) {
+static assay_status write_f64(assay_context *ctx, void *self, const char *path, int64_t count, const double *values)
+{
     memory_tensor *tensor = memory_store_find(self, path);
     if (!wants(self, path)) return assay_fail(ctx, ASSAY_INTERNAL, "'%s' is written and nobody wants it", path);
     if (tensor == NULL) tensor = add(self, path);
@@ -116,7 +128,8 @@ static assay_status write_f64(assay_context *ctx, void *self, const char *path, 
     return ASSAY_OK;
 }
 
-static assay_status write_i32(assay_context *ctx, void *self, const char *path, int64_t count, const int32_t *values) {
+static assay_status write_i32(assay_context *ctx, void *self, const char *path, int64_t count, const int32_t *values)
+{
     memory_tensor *tensor = memory_store_find(self, path);
     if (!wants(self, path)) return assay_fail(ctx, ASSAY_INTERNAL, "'%s' is written and nobody wants it", path);
     if (tensor == NULL) tensor = add(self, path);
@@ -129,10 +142,12 @@ static assay_status write_i32(assay_context *ctx, void *self, const char *path, 
     return ASSAY_OK;
 }
 
-assay_source memory_store_source(memory_store *store) {
+assay_source memory_store_source(memory_store *store)
+{
     return (assay_source){store, has, read_f64, read_i32};
 }
 
-assay_sink memory_store_sink(memory_store *store) {
+assay_sink memory_store_sink(memory_store *store)
+{
     return (assay_sink){store, wants, write_f64, write_i32};
 }

@@ -6,7 +6,8 @@
 #include "oracle/base/dtype.h"
 #include "tests/support/assay_test.h"
 
-double moe_case_uniform(uint64_t *state) {
+double moe_case_uniform(uint64_t *state)
+{
     *state += 0x9e3779b97f4a7c15u;
     uint64_t z = *state;
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -15,15 +16,16 @@ double moe_case_uniform(uint64_t *state) {
     return ((double)(z >> 12) + 0.5) * 0x1p-51 - 1;
 }
 
-double moe_case_normal(uint64_t *state) {
+double moe_case_normal(uint64_t *state)
+{
     double sum = 0;
-    for (int i = 0; i < 12; i++)
-        sum += moe_case_uniform(state);
+    for (int i = 0; i < 12; i++) sum += moe_case_uniform(state);
     return sum / 2;
 }
 
 moe_case moe_case_deepseek3(int64_t batch, int64_t sequence, int64_t experts, int64_t per_token, int64_t emb_dim,
-                            int64_t mlp_dim) {
+                            int64_t mlp_dim)
+{
     return (moe_case){
         .config = {.routing = {.batch = batch,
                                .sequence = sequence,
@@ -44,29 +46,29 @@ moe_case moe_case_deepseek3(int64_t batch, int64_t sequence, int64_t experts, in
     };
 }
 
-static void fill(moe_case *c, const char *path, int64_t count, double scale, double mean, bool bf16) {
+static void fill(moe_case *c, const char *path, int64_t count, double scale, double mean, bool bf16)
+{
     double *values = memory_store_add(&c->in, path, count);
     assert_non_null(values);
-    for (int64_t i = 0; i < count; i++)
-        values[i] = mean + scale * moe_case_normal(&c->seed);
+    for (int64_t i = 0; i < count; i++) values[i] = mean + scale * moe_case_normal(&c->seed);
     if (bf16) assay_dtype_round_many(ASSAY_BFLOAT16, count, values, values);
 }
 
 /* Distinct experts in every row of the hash table. */
-static void fill_hash(moe_case *c) {
+static void fill_hash(moe_case *c)
+{
     const assay_routing_config *r = &c->config.routing;
     int64_t k = r->num_experts_per_tok, tokens = r->batch * r->sequence;
     int32_t *table = memory_store_add_i32(&c->in, "weights/tid2eid", r->hash_rows * k);
     int32_t *ids = memory_store_add_i32(&c->in, "inputs/input_ids", tokens);
     for (int64_t v = 0; v < r->hash_rows; v++) {
-        for (int64_t i = 0; i < k; i++)
-            table[v * k + i] = (int32_t)((v * 5 + i) % r->num_experts);
+        for (int64_t i = 0; i < k; i++) table[v * k + i] = (int32_t)((v * 5 + i) % r->num_experts);
     }
-    for (int64_t t = 0; t < tokens; t++)
-        ids[t] = (int32_t)(t * 7 % r->hash_rows);
+    for (int64_t t = 0; t < tokens; t++) ids[t] = (int32_t)(t * 7 % r->hash_rows);
 }
 
-void moe_case_fill(moe_case *c, bool bf16) {
+void moe_case_fill(moe_case *c, bool bf16)
+{
     const assay_moe_config *config = &c->config;
     int64_t tokens = config->routing.batch * config->routing.sequence, e = config->routing.num_experts;
     int64_t d = config->emb_dim, h = config->moe_mlp_dim, f = config->shared_mlp_dim;
@@ -95,11 +97,13 @@ void moe_case_fill(moe_case *c, bool bf16) {
     if (config->fused_weights) moe_case_fuse(c);
 }
 
-void moe_case_free(moe_case *c) {
+void moe_case_free(moe_case *c)
+{
     memory_store_free(&c->in);
 }
 
-void moe_case_fuse(moe_case *c) {
+void moe_case_fuse(moe_case *c)
+{
     int64_t e = c->config.routing.num_experts, d = c->config.emb_dim, h = c->config.moe_mlp_dim;
     double *wi = memory_store_add(&c->in, "weights/wi", e * d * 2 * h);
     const double *wi_0 = moe_case_get(&c->in, "weights/wi_0")->values;
@@ -113,19 +117,22 @@ void moe_case_fuse(moe_case *c) {
     c->config.fused_weights = true;
 }
 
-void moe_case_run(assay_context *ctx, moe_case *c, memory_store *out, const assay_precision *precisions, int count) {
+void moe_case_run(assay_context *ctx, moe_case *c, memory_store *out, const assay_precision *precisions, int count)
+{
     assay_source source = memory_store_source(&c->in);
     assay_sink sink = memory_store_sink(out);
     assert_ok(ctx, assay_moe_run(ctx, &c->config, &source, &sink, precisions, count));
 }
 
-const memory_tensor *moe_case_get(const memory_store *store, const char *path) {
+const memory_tensor *moe_case_get(const memory_store *store, const char *path)
+{
     const memory_tensor *tensor = memory_store_find(store, path);
     if (tensor == NULL) fail_msg("there is no '%s'", path);
     return tensor;
 }
 
-void moe_case_assert_same(const memory_store *actual, const memory_store *expected) {
+void moe_case_assert_same(const memory_store *actual, const memory_store *expected)
+{
     for (int i = 0; i < expected->count; i++) {
         const memory_tensor *b = &expected->items[i], *a = moe_case_get(actual, b->path);
         assert_int_equal(a->count, b->count);
@@ -140,13 +147,12 @@ void moe_case_assert_same(const memory_store *actual, const memory_store *expect
     }
 }
 
-void moe_case_assert_close(const memory_store *actual, const memory_store *expected, const char *path,
-                           double relative) {
+void moe_case_assert_close(const memory_store *actual, const memory_store *expected, const char *path, double relative)
+{
     const memory_tensor *a = moe_case_get(actual, path), *b = moe_case_get(expected, path);
     assert_int_equal(a->count, b->count);
     double largest = 0;
-    for (int64_t i = 0; i < b->count; i++)
-        largest = fmax(largest, fabs(b->values[i]));
+    for (int64_t i = 0; i < b->count; i++) largest = fmax(largest, fabs(b->values[i]));
     for (int64_t i = 0; i < b->count; i++) {
         if (!(fabs(a->values[i] - b->values[i]) <= relative * largest)) {
             fail_msg("'%s'[%lld] is %.17g, expected %.17g (largest %g)", path, (long long)i, a->values[i], b->values[i],

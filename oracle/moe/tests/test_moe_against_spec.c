@@ -12,7 +12,8 @@
 #define OUTPUT_LIMIT 1e-14
 #define GRADIENT_LIMIT 1e-12
 
-static assay_shape shape_of(const moe_case *c, const char *path, int64_t count) {
+static assay_shape shape_of(const moe_case *c, const char *path, int64_t count)
+{
     const assay_routing_config *r = &c->config.routing;
     int64_t b = r->batch, s = r->sequence, e = r->num_experts, h = c->config.moe_mlp_dim;
     bool hidden = strcmp(path, "checkpoints/moe_mlpwo") != 0;
@@ -30,7 +31,8 @@ static assay_shape shape_of(const moe_case *c, const char *path, int64_t count) 
     return assay_shape_of(1, count);
 }
 
-static void to_spec(assay_context *ctx, const moe_case *c, const memory_store *store, spec_tensors *tensors) {
+static void to_spec(assay_context *ctx, const moe_case *c, const memory_store *store, spec_tensors *tensors)
+{
     for (int i = 0; i < store->count; i++) {
         const memory_tensor *t = &store->items[i];
         assay_shape shape = shape_of(c, t->path, t->count);
@@ -42,7 +44,8 @@ static void to_spec(assay_context *ctx, const moe_case *c, const memory_store *s
     }
 }
 
-static void assert_certificates(const spec_certificates *certificates, double limit, int least) {
+static void assert_certificates(const spec_certificates *certificates, double limit, int least)
+{
     assert_true(certificates->count >= least);
     for (int i = 0; i < certificates->count; i++) {
         const spec_certificate *certificate = &certificates->items[i];
@@ -57,7 +60,8 @@ static void assert_certificates(const spec_certificates *certificates, double li
 }
 
 /* experts: a choice to be made, or NULL. */
-static void certify(moe_case *c, const int32_t *experts) {
+static void certify(moe_case *c, const int32_t *experts)
+{
     static const char *const wanted[] = {"outputs/*",
                                          "gradients/*",
                                          "checkpoints/moe*",
@@ -106,7 +110,8 @@ static void certify(moe_case *c, const int32_t *experts) {
 static const assay_moe_path paths[] = {ASSAY_MOE_SPARSE, ASSAY_MOE_DENSE, ASSAY_MOE_DROPPING};
 enum { PATHS = 3 };
 
-static void test_awkward_shapes(void **state) {
+static void test_awkward_shapes(void **state)
+{
     (void)state;
     static const int64_t shapes[][6] = {
         /* B, S, E, K, D, H */
@@ -127,7 +132,8 @@ static void test_awkward_shapes(void **state) {
     }
 }
 
-static void test_loads(void **state) {
+static void test_loads(void **state)
+{
     (void)state;
     static const int32_t hot[] = {2, 0, 2, 1, 2, 0, 2, 0, 2, 1, 2, 3};  /* all tokens with expert 2, none with 4 */
     static const int32_t last[] = {4, 3, 3, 4, 4, 3, 4, 3, 3, 4, 4, 3}; /* the first experts have nothing */
@@ -144,7 +150,8 @@ static void test_loads(void **state) {
 }
 
 /* Activations, clamps that bite, biases, groups, balance loss, hash routing. */
-static void test_models(void **state) {
+static void test_models(void **state)
+{
     (void)state;
     for (int model = 0; model < 8; model++) {
         for (int path = 0; path < PATHS; path++) {
@@ -220,7 +227,8 @@ static void test_models(void **state) {
     }
 }
 
-static void test_fused(void **state) {
+static void test_fused(void **state)
+{
     (void)state;
     for (int path = 0; path < 2; path++) {
         moe_case c = moe_case_deepseek3(2, 4, 5, 2, 7, 3);
@@ -235,7 +243,8 @@ static void test_fused(void **state) {
     }
 }
 
-int main(void) {
+int main(void)
+{
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_awkward_shapes),
         cmocka_unit_test(test_loads),

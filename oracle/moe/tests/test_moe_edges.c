@@ -11,7 +11,8 @@
 static const assay_precision bf16 = {"bf16", 0x1p-8, 0, 0x1p-24, 0x1p-24, 0x1p-22};
 
 /* Fixes the choice: [T,K] ids. */
-static void choose(moe_case *c, const int32_t *experts) {
+static void choose(moe_case *c, const int32_t *experts)
+{
     const assay_routing_config *r = &c->config.routing;
     int64_t count = r->batch * r->sequence * r->num_experts_per_tok;
     int32_t *selected = memory_store_add_i32(&c->in, "routing/selected_experts", count);
@@ -20,7 +21,8 @@ static void choose(moe_case *c, const int32_t *experts) {
 }
 
 /* Experts 0, 2 and 4 have no token: exact zeros for them, and numbers for the others. */
-static void test_empty_experts(void **state) {
+static void test_empty_experts(void **state)
+{
     (void)state;
     static const int32_t experts[] = {1, 3, 3, 1, 1, 3, 3, 1};
     static const char *const gradients[] = {"gradients/weights/wi_0",      "gradients/weights/wi_1",
@@ -58,7 +60,8 @@ static void test_empty_experts(void **state) {
 }
 
 /* Four tokens want expert 0 of capacity 2 in each row; the last two of them have nothing of it. */
-static void test_dropping(void **state) {
+static void test_dropping(void **state)
+{
     (void)state;
     static const int32_t experts[] = {0, 1, 0, 2, 3, 0, 0, 1, /**/ 1, 0, 2, 3, 0, 3, 1, 0};
     static const int32_t sizes[] = {7, 4, 2, 3};
@@ -89,8 +92,7 @@ static void test_dropping(void **state) {
     }
     assert_int_equal(combine->count, 64);
     assert_same_bits(combine->values, expected, 64);
-    for (int i = 0; i < 64; i++)
-        assert_int_equal(dispatch[i], expected[i] != 0);
+    for (int i = 0; i < 64; i++) assert_int_equal(dispatch[i], expected[i] != 0);
 
     /* Checkpoints [E,B,C,...]: a free slot holds what the expert makes of a row of zeros. */
     const memory_tensor *a = moe_case_get(&out, "checkpoints/moe_mlpwi_0");
@@ -108,8 +110,7 @@ static void test_dropping(void **state) {
             }
             for (int h = 0; h < 3; h++) {
                 double sum = bias[e * 3 + h];
-                for (int d = 0; d < 5 && token >= 0; d++)
-                    sum += x[token * 5 + d] * wi[(e * 5 + d) * 3 + h];
+                for (int d = 0; d < 5 && token >= 0; d++) sum += x[token * 5 + d] * wi[(e * 5 + d) * 3 + h];
                 assert_close(&a->values[(e * 4 + slot) * 3 + h], &sum, 1, 1e-13, 1e-15);
                 assert_true(token < 0 ? scale->values[(e * 4 + slot) * 3 + h] == 0
                                       : scale->values[(e * 4 + slot) * 3 + h] > 0);
@@ -121,7 +122,8 @@ static void test_dropping(void **state) {
 }
 
 /* A capacity of 0: nothing is kept, everything that comes through the experts is 0. */
-static void test_no_room(void **state) {
+static void test_no_room(void **state)
+{
     (void)state;
     assay_context ctx = assay_context_default(2);
     moe_case c = moe_case_deepseek3(1, 3, 3, 1, 4, 2);
@@ -135,8 +137,7 @@ static void test_no_room(void **state) {
     for (int i = 0; i < 5; i++) {
         const memory_tensor *tensor = moe_case_get(&out, zeros[i]);
         assert_true(tensor->count > 0);
-        for (int64_t at = 0; at < tensor->count; at++)
-            assert_true(tensor->values[at] == 0);
+        for (int64_t at = 0; at < tensor->count; at++) assert_true(tensor->values[at] == 0);
     }
     assert_int_equal(moe_case_get(&out, "routing/selected_experts")->count, 3);
     memory_store_free(&out);
@@ -144,7 +145,8 @@ static void test_no_room(void **state) {
 }
 
 /* In deepseek3 the bias only selects: its gradient is exactly 0, and reaches it through lb_loss alone. */
-static void test_gate_bias(void **state) {
+static void test_gate_bias(void **state)
+{
     (void)state;
     assay_context ctx = assay_context_default(1);
     for (int balance = 0; balance < 2; balance++) {
@@ -156,8 +158,7 @@ static void test_gate_bias(void **state) {
         moe_case_run(&ctx, &c, &out, &bf16, 1);
         const memory_tensor *bias = moe_case_get(&out, "gradients/weights/gate/bias");
         assert_int_equal(bias->count, 4);
-        for (int e = 0; e < 4; e++)
-            assert_true(balance ? bias->values[e] != 0 : bias->values[e] == 0);
+        for (int e = 0; e < 4; e++) assert_true(balance ? bias->values[e] != 0 : bias->values[e] == 0);
         assert_true((memory_store_find(&out, "outputs/lb_loss") != NULL) == balance);
         memory_store_free(&out);
         moe_case_free(&c);
@@ -165,7 +166,8 @@ static void test_gate_bias(void **state) {
 }
 
 /* Without cotangents/y nothing comes through y. */
-static void test_output_without_a_cotangent(void **state) {
+static void test_output_without_a_cotangent(void **state)
+{
     (void)state;
     assay_context ctx = assay_context_default(1);
     moe_case c = moe_case_deepseek3(1, 6, 4, 2, 3, 2);
@@ -176,14 +178,14 @@ static void test_output_without_a_cotangent(void **state) {
     memory_store_remove(&c.in, "cotangents/y");
     moe_case_run(&ctx, &c, &out, NULL, 0);
     const memory_tensor *wo = moe_case_get(&out, "gradients/weights/wo");
-    for (int64_t i = 0; i < wo->count; i++)
-        assert_true(wo->values[i] == 0);
+    for (int64_t i = 0; i < wo->count; i++) assert_true(wo->values[i] == 0);
     assert_true(moe_case_get(&out, "gradients/weights/gate/kernel")->values[0] != 0);
     memory_store_free(&out);
     moe_case_free(&c);
 }
 
-static void refuse(moe_case *c, const char *text) {
+static void refuse(moe_case *c, const char *text)
+{
     assay_context ctx = assay_context_default(1);
     memory_store out = {0};
     assay_source source = memory_store_source(&c->in);
@@ -194,7 +196,8 @@ static void refuse(moe_case *c, const char *text) {
     moe_case_free(c);
 }
 
-static void test_refusals(void **state) {
+static void test_refusals(void **state)
+{
     (void)state;
     moe_case c = moe_case_deepseek3(2, 6, 4, 2, 3, 2);
     c.config.path = ASSAY_MOE_FUSED;
@@ -252,7 +255,8 @@ static void test_refusals(void **state) {
     refuse(&c, "expert");
 }
 
-static void test_want_of_memory(void **state) {
+static void test_want_of_memory(void **state)
+{
     (void)state;
     const assay_moe_path paths[] = {ASSAY_MOE_SPARSE, ASSAY_MOE_DENSE, ASSAY_MOE_DROPPING, ASSAY_MOE_SPARSE};
     for (int path = 0; path < 4; path++) {
@@ -285,7 +289,8 @@ static void test_want_of_memory(void **state) {
     }
 }
 
-static void test_cost(void **state) {
+static void test_cost(void **state)
+{
     (void)state;
     moe_case c = moe_case_deepseek3(2, 3, 5, 2, 7, 11);
     c.config.shared_mlp_dim = 13;
@@ -299,7 +304,8 @@ static void test_cost(void **state) {
     assert_true(assay_moe_memory(&large.config) < INT64_C(4) << 30);
 }
 
-int main(void) {
+int main(void)
+{
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_empty_experts),
         cmocka_unit_test(test_dropping),

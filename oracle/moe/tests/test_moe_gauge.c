@@ -1,6 +1,5 @@
 /* Error scales of the MoE block against an implementation in low precision: tensors stored in bfloat16 (or float32)
- * between kernels, sums and the router in float32, the choice being the golden one. Errors over scales are of the order
- * of 1 in every tensor, and nowhere far above. */
+ * between kernels, sums and the router in float32, the choice being the golden one. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -305,9 +304,11 @@ static void check(assay_moe_path path, bool llama4, assay_dtype storage)
     for (int i = 0; i < tensors; i++) {
         double rms = sqrt(ratios[i].squares / (double)ratios[i].count);
         print_message("%-46s %-5s rms %.2f largest %.2f\n", ratios[i].path, precision->name, rms, ratios[i].largest);
-        /* In float32 storing a float32 sum adds nothing. */
-        assert_true(rms >= (storage == ASSAY_BFLOAT16 ? 0.2 : 0.05) && rms <= 1.2);
-        assert_true(ratios[i].largest <= 6);
+        /* One rounding counts as its unit, of which its RMS is 0.4: all tensors are alike. What is left out or counted
+         * twice shows. In float32 storing a float32 sum adds nothing. */
+        bool half = storage == ASSAY_BFLOAT16;
+        assert_true(rms >= (half ? 0.35 : 0.05) && rms <= 0.5);
+        assert_true(ratios[i].largest <= 2.5);
     }
 }
 
