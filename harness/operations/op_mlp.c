@@ -34,8 +34,13 @@ static assay_status describe(assay_context *ctx, const assay_case *c, assay_tens
         TRY(assay_describe_variable(ctx, list, c, "weights/wo/bias", bias_fill, (assay_dims){"D", {dim}}));
     }
     TRY(assay_describe_output(ctx, list, c, "y", &one, x));
-    TRY(assay_describe(ctx, list, "checkpoints/mlpwi_0", ASSAY_FLOAT64, NULL, checkpoint));
-    TRY(assay_describe(ctx, list, "checkpoints/mlpwi_1", ASSAY_FLOAT64, NULL, checkpoint));
+    if (c->config.fused_mlp) {
+        TRY(assay_describe(ctx, list, "checkpoints/mlpwi", ASSAY_FLOAT64, NULL,
+                           (assay_dims){"BSf", {c->batch, c->sequence, 2 * hidden}}));
+    } else {
+        TRY(assay_describe(ctx, list, "checkpoints/mlpwi_0", ASSAY_FLOAT64, NULL, checkpoint));
+        TRY(assay_describe(ctx, list, "checkpoints/mlpwi_1", ASSAY_FLOAT64, NULL, checkpoint));
+    }
     TRY(assay_describe(ctx, list, "checkpoints/mlpwo", ASSAY_FLOAT64, NULL, x));
 cleanup:
     return status;
@@ -96,13 +101,33 @@ static assay_gated_mlp_weights weights_of(const variable *v)
                                      .wo_bias = v[WO_BIAS].value};
 }
 
-/* a and b row by row: in the fused form their rows lie apart. */
-static assay_status write_rows(assay_context *ctx, const assay_sink *out, const char *path, const double *x,
-                               const assay_gated_mlp_config *config, int64_t ld)
+/* What the up products gave: one tensor when they are fused, else two. */
+static assay_status write_up(assay_context *ctx, const assay_sink *out, const assay_gated_mlp_residuals *r,
+                             const assay_gated_mlp_config *config)
+{
+    assay_status status;
+    int64_t block = config->rows * config->mlp_dim;
+    if (config->fused) return assay_write_result(ctx, out, "checkpoints/mlpwi", 2 * block, r->a);
+    TRY(assay_write_result(ctx, out, "checkpoints/mlpwi_0", block, r->a));
+    TRY(assay_write_result(ctx, out, "checkpoints/mlpwi_1", block, r->b));
+cleanup:
+    return status;
+}
+
+static assay_status write_up_scales(assay_context *ctx, const assay_sink *out, const assay_precision *precision,
+                                    const double *variance_a, const double *variance_b,
+                                    const assay_gated_mlp_config *config)
 {
     assay_status status = ASSAY_OK;
+    int64_t width = config->mlp_dim, block = config->rows * width;
+    if (!config->fused) {
+        TRY(assay_write_scale(ctx, out, precision, "checkpoints/mlpwi_0", block, variance_a));
+        TRY(assay_write_scale(ctx, out, precision, "checkpoints/mlpwi_1", block, variance_b));
+        goto cleanup;
+    }
     for (int64_t row = 0; row < config->rows; row++) {
-        TRY(assay_write_result(ctx, out, path, config->mlp_dim, x + row * ld));
+        TRY(assay_write_scale(ctx, out, precision, "checkpoints/mlpwi", width, variance_a + row * width));
+        TRY(assay_write_scale(ctx, out, precision, "checkpoints/mlpwi", width, variance_b + row * width));
     }
 cleanup:
     return status;
@@ -124,8 +149,7 @@ static assay_status write_scales(assay_context *ctx, const assay_sink *out, cons
             TRY(assay_write_scale(ctx, out, precision, v[i].gradient, v[i].size, v[i].derivative));
         }
     }
-    TRY(assay_write_scale(ctx, out, precision, "checkpoints/mlpwi_0", block, variances.a));
-    TRY(assay_write_scale(ctx, out, precision, "checkpoints/mlpwi_1", block, variances.b));
+    TRY(write_up_scales(ctx, out, precision, variances.a, variances.b, config));
     TRY(assay_write_scale(ctx, out, precision, "outputs/y", v[X].size, y));
     TRY(assay_write_scale(ctx, out, precision, "checkpoints/mlpwo", v[X].size, y));
 cleanup:
@@ -154,8 +178,7 @@ static assay_status run(assay_context *ctx, const assay_case *c, const assay_sou
     for (int i = 0; i < VARIABLES; i++) {
         if (v[i].value != NULL) TRY(assay_write_result(ctx, out, v[i].gradient, v[i].size, v[i].derivative));
     }
-    TRY(write_rows(ctx, out, "checkpoints/mlpwi_0", r.a, &config, r.ld));
-    TRY(write_rows(ctx, out, "checkpoints/mlpwi_1", r.b, &config, r.ld));
+    TRY(write_up(ctx, out, &r, &config));
     TRY(assay_write_result(ctx, out, "checkpoints/mlpwo", v[X].size, y));
     for (int i = 0; i < precision_count; i++) TRY(write_scales(ctx, out, &precisions[i], v, y, dy, &r, &config));
 cleanup:
