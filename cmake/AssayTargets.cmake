@@ -6,6 +6,10 @@ set(ASSAY_WARNINGS -Wall -Wextra -Wconversion -Wshadow -Wvla -Wstrict-prototypes
 # No contraction: a multiply and an add are fused where fma() is written and nowhere else.
 set(ASSAY_FLAGS ${ASSAY_WARNINGS} -ffp-contract=off -fno-math-errno)
 
+# passive: on tiny shapes threads would spend their time spinning, and more of them than there are cores.
+# ignore_noninstrumented_modules: the OpenMP run time is not instrumented for tsan, its users are.
+set(ASSAY_TEST_ENVIRONMENT "OMP_WAIT_POLICY=passive;TSAN_OPTIONS=ignore_noninstrumented_modules=1")
+
 function(assay_library name)
   cmake_parse_arguments(ARG "" "" "SOURCES;DEPENDS" ${ARGN})
   add_library(${name} STATIC ${ARG_SOURCES})
@@ -24,9 +28,5 @@ function(assay_test name)
   target_link_options(${name} PRIVATE -Wl,--wrap=malloc -Wl,--wrap=calloc -Wl,--wrap=realloc -Wl,--wrap=aligned_alloc
                                       -Wl,--wrap=strdup)
   add_test(NAME ${name} COMMAND ${name})
-  # passive: on tiny shapes threads would spend their time spinning, and more of them than there are cores.
-  # ignore_noninstrumented_modules: the OpenMP run time is not instrumented for tsan, its users are.
-  set_tests_properties(
-    ${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT 1200
-                       ENVIRONMENT "OMP_WAIT_POLICY=passive;TSAN_OPTIONS=ignore_noninstrumented_modules=1")
+  set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT 1200 ENVIRONMENT "${ASSAY_TEST_ENVIRONMENT}")
 endfunction()
