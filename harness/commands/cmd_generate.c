@@ -39,35 +39,39 @@ static assay_status check_output(assay_context *ctx, const assay_options *option
     return ASSAY_OK;
 }
 
-/* Every case is planned before the first is written, so that a bad one costs nothing. */
-static assay_status check_cases(assay_context *ctx, const assay_case *cases, int count)
+/* Every case is planned, and held against the user's inputs, before the first is written: a bad one costs nothing. */
+static assay_status check_cases(assay_context *ctx, const assay_options *options, const assay_case *cases, int count)
 {
     assay_status status = ASSAY_OK;
-    for (int i = 0; i < count; i++) {
+    for (int i = 0; i < count && status == ASSAY_OK; i++) {
         assay_plan plan = {0};
-        TRY(assay_plan_make(ctx, &plan, &cases[i]));
+        assay_inputs inputs = {0};
+        status = assay_plan_make(ctx, &plan, &cases[i]);
+        if (status == ASSAY_OK) status = assay_inputs_open(ctx, &inputs, &cases[i], &plan.list, options->inputs);
+        assay_inputs_close(&inputs);
         assay_plan_free(&plan);
     }
-cleanup:
     return status;
 }
 
-static assay_status run(assay_context *ctx, const assay_options *options, int *exit_code)
+typedef assay_status (*file_writer)(assay_context *ctx, const assay_plan *plan, const char *path,
+                                    const char *inputs_file, bool quiet);
+
+static assay_status write_files(assay_context *ctx, const assay_options *options, file_writer write)
 {
     assay_status status;
     assay_case *cases = NULL;
     assay_plan plan = {0};
     int count = 0;
     char path[4096];
-    *exit_code = ASSAY_EXIT_PASS;
     TRY(assay_command_cases(ctx, options, &cases, &count));
     TRY(check_output(ctx, options, count));
-    TRY(check_cases(ctx, cases, count));
+    TRY(check_cases(ctx, options, cases, count));
     for (int i = 0; i < count; i++) {
         TRY(assay_plan_make(ctx, &plan, &cases[i]));
         TRY(output_path(ctx, options, &cases[i], path, sizeof path));
         TRY(assay_make_parents(ctx, path));
-        TRY(assay_golden_write(ctx, &plan, path, options->inputs, options->quiet));
+        TRY(write(ctx, &plan, path, options->inputs, options->quiet));
         printf("%s\n", path);
         fflush(stdout);
         assay_plan_free(&plan);
@@ -78,6 +82,18 @@ cleanup:
     return status;
 }
 
+static assay_status run_generate(assay_context *ctx, const assay_options *options, int *exit_code)
+{
+    *exit_code = ASSAY_EXIT_PASS;
+    return write_files(ctx, options, assay_golden_write);
+}
+
+static assay_status run_request(assay_context *ctx, const assay_options *options, int *exit_code)
+{
+    *exit_code = ASSAY_EXIT_PASS;
+    return write_files(ctx, options, assay_request_write);
+}
+
 const assay_command assay_command_generate = {
     .name = "generate",
     .arguments = "CASE... -o PATH",
@@ -86,33 +102,8 @@ const assay_command assay_command_generate = {
     .options = ASSAY_OPT_OUTPUT | ASSAY_OPT_SET | ASSAY_OPT_INPUTS,
     .least = 1,
     .most = -1,
-    .run = run,
+    .run = run_generate,
 };
-
-static assay_status run_request(assay_context *ctx, const assay_options *options, int *exit_code)
-{
-    assay_status status;
-    assay_case *cases = NULL;
-    assay_plan plan = {0};
-    int count = 0;
-    char path[4096];
-    *exit_code = ASSAY_EXIT_PASS;
-    TRY(assay_command_cases(ctx, options, &cases, &count));
-    TRY(check_output(ctx, options, count));
-    TRY(check_cases(ctx, cases, count));
-    for (int i = 0; i < count; i++) {
-        TRY(assay_plan_make(ctx, &plan, &cases[i]));
-        TRY(output_path(ctx, options, &cases[i], path, sizeof path));
-        TRY(assay_make_parents(ctx, path));
-        TRY(assay_request_write(ctx, &plan, path, options->inputs, options->quiet));
-        printf("%s\n", path);
-        assay_plan_free(&plan);
-    }
-cleanup:
-    assay_plan_free(&plan);
-    assay_cases_free(cases, count);
-    return status;
-}
 
 const assay_command assay_command_request = {
     .name = "request",

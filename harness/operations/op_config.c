@@ -93,6 +93,11 @@ cleanup:
     return status;
 }
 
+bool assay_has_per_expert_scale(const assay_case *c)
+{
+    return strcmp(c->config.decoder_block.text, "gemma4") == 0 && !c->config.fused_moe_func;
+}
+
 static assay_status activation_of(assay_context *ctx, const assay_model_config *m, int index, assay_activation *f)
 {
     const char *name = m->mlp_activations.item[index];

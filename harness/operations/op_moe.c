@@ -9,11 +9,6 @@ static assay_status check(assay_context *ctx, const assay_case *c)
     return assay_moe_config_of(ctx, c, &config);
 }
 
-static bool has_per_expert_scale(const assay_case *c)
-{
-    return strcmp(c->config.decoder_block.text, "gemma4") == 0 && !c->config.fused_moe_func;
-}
-
 static assay_status describe_router(assay_context *ctx, const assay_case *c, assay_tensor_list *list,
                                     const assay_moe_config *config)
 {
@@ -26,7 +21,7 @@ static assay_status describe_router(assay_context *ctx, const assay_case *c, ass
     if (c->config.routed_bias) {
         TRY(assay_describe_variable(ctx, list, c, "weights/gate/bias", assay_fill_normal(0.1, 0.0), e));
     }
-    if (has_per_expert_scale(c)) {
+    if (assay_has_per_expert_scale(c)) {
         TRY(assay_describe_variable(ctx, list, c, "weights/per_expert_scale", assay_fill_normal(0.25, 1.0), e));
     }
     if (rows > 0) {

@@ -18,11 +18,6 @@ static bool logits_given(const assay_case *c)
     return false;
 }
 
-static bool has_per_expert_scale(const assay_case *c)
-{
-    return strcmp(c->config.decoder_block.text, "gemma4") == 0 && !c->config.fused_moe_func;
-}
-
 static assay_status check(assay_context *ctx, const assay_case *c)
 {
     assay_routing_config config;
@@ -51,7 +46,7 @@ static assay_status describe_inputs(assay_context *ctx, const assay_case *c, ass
     if (c->config.routed_bias) {
         TRY(assay_describe_variable(ctx, list, c, "weights/gate/bias", assay_fill_normal(0.1, 0.0), e));
     }
-    if (has_per_expert_scale(c)) {
+    if (assay_has_per_expert_scale(c)) {
         TRY(assay_describe_variable(ctx, list, c, "weights/per_expert_scale", assay_fill_normal(0.25, 1.0), e));
     }
     if (r->hash_rows > 0) {

@@ -45,6 +45,9 @@ assay_status assay_routing_config_of(assay_context *ctx, const assay_case *c, as
 assay_status assay_moe_config_of(assay_context *ctx, const assay_case *c, assay_moe_config *config);
 assay_status assay_mlp_config_of(assay_context *ctx, const assay_case *c, assay_gated_mlp_config *config);
 
+/* Gemma 4 scales each expert's weight by a number of its own. */
+bool assay_has_per_expert_scale(const assay_case *c);
+
 /* Refuses a key whose value is below 1: "emb_dim (base_emb_dim) is 0, expected 1 or more". */
 assay_status assay_require_positive(assay_context *ctx, const char *key, int64_t value);
 
