@@ -1,16 +1,16 @@
 /* The reference arithmetic. Blocking and threads decide only when an output's chain is advanced, never its order: a
  * chain interrupted at the end of a block is stored to C, a float64, and loaded again, which is exact.
  *
- * A block of A is packed to lie in the second-level cache; each panel of B is packed right before it is used, to lie in
- * the first, while the next one is fetched. */
+ * A block of A is packed to lie in the second-level cache; each panel of B is packed right before it is used, while the
+ * next one is fetched. */
 #include <stdlib.h>
 
 #include "oracle/arithmetic/matmul_kernels.h"
 #include "oracle/base/memory.h"
 
 enum {
-    BLOCK_ROWS = 512,      /* of A: with BLOCK_STEPS 1 MiB */
-    BLOCK_STEPS = 256,     /* a panel of B: 48 KiB */
+    BLOCK_ROWS = 512,      /* of A: with BLOCK_STEPS 1.5 MiB */
+    BLOCK_STEPS = 384,     /* a panel of A: 24 KiB, of B: 72 KiB */
     STREAM_COLUMNS = 2048, /* rows of C that a stream keeps in the second-level cache: 8 of 16 KiB */
     FEW_STEPS = 8,         /* of k, for which packing is not worth its while */
     LINE = 8,              /* float64 in a line of cache */
@@ -121,6 +121,16 @@ static void prefetch_b(const assay_matmul_args *args, int64_t step, int64_t colu
     }
 }
 
+/* The same for a tile of C that comes next. */
+static void prefetch_c(const double *c, int64_t ldc, const assay_matmul_kernels *kernels)
+{
+    for (int64_t i = 0; i < kernels->tile_rows; i++) {
+        const double *row = c + i * ldc;
+        for (int64_t j = 0; j < kernels->tile_columns; j += LINE) __builtin_prefetch(row + j, 1);
+        __builtin_prefetch(row + kernels->tile_columns - 1, 1);
+    }
+}
+
 /* The block of A that is packed in work->a_block, rows [row, row + rows), steps [step, step + k), times B. */
 static void multiply_block(const assay_matmul_args *args, const assay_matmul_kernels *kernels, const region *work,
                            int64_t row, int64_t rows, int64_t step, int64_t k)
@@ -137,6 +147,8 @@ static void multiply_block(const assay_matmul_args *args, const assay_matmul_ker
             double *c = args->c + (row + i) * args->ldc + j;
             if (next_columns > 0) prefetch_b(args, step, next, next_columns, k, t, tiles);
             if (tile_rows == kernels->tile_rows && columns == kernels->tile_columns) {
+                const bool another = rows - i >= 2 * kernels->tile_rows;
+                if (another && step > 0) prefetch_c(c + kernels->tile_rows * args->ldc, args->ldc, kernels);
                 kernels->tile(c, args->ldc, a_panel, work->b_panel, k, step == 0);
             } else {
                 edge_tile(kernels, c, args->ldc, a_panel, work->b_panel, tile_rows, columns, k, step == 0);

@@ -152,7 +152,7 @@ static void test_shapes_beyond_a_block(void **state)
 {
     (void)state;
     static const problem problems[] = {
-        {.m = 9, .n = 26, .k = 257, .padding = 1},
+        {.m = 9, .n = 26, .k = 385, .padding = 1},
         {.m = 67, .n = 73, .k = 131, .padding = 5},
         {.m = 521, .n = 25, .k = 29},
         {.m = 1031, .n = 7, .k = 41, .padding = 1},
@@ -161,7 +161,7 @@ static void test_shapes_beyond_a_block(void **state)
         {.m = 131, .n = 521, .k = 5, .padding = 1},
         {.m = 19, .n = 2101, .k = 8},
         {.m = 1, .n = 1, .k = 5003},
-        {.m = 17, .n = 49, .k = 521, .padding = 2},
+        {.m = 17, .n = 49, .k = 797, .padding = 2},
     };
     for (size_t i = 0; i < sizeof problems / sizeof *problems; i++) check(&problems[i]);
 }
