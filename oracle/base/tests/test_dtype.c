@@ -3,11 +3,76 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "oracle/base/dtype.h"
+#include "oracle/base/dtype_kernels.h"
 #include "tests/support/assay_test.h"
 
 static const assay_dtype SMALL_TYPES[] = {ASSAY_BFLOAT16, ASSAY_FLOAT16, ASSAY_FLOAT8_E4M3FN, ASSAY_FLOAT8_E5M2};
 enum { SMALL_TYPE_COUNT = 4, MOST_CODES = 65536 };
+
+/* All tests run by the public functions, and by the loops of each instruction set. NULL: the public functions. */
+static const assay_dtype_kernels *body;
+
+static bool by_public_functions(assay_dtype type)
+{
+    return body == NULL || type == ASSAY_FLOAT64 || type == ASSAY_INT32;
+}
+
+static void round_many(assay_dtype type, int64_t count, const double *x, double *y)
+{
+    if (by_public_functions(type)) {
+        assay_dtype_round_many(type, count, x, y);
+    } else {
+        const assay_dtype_grid grid = assay_dtype_grid_of(type);
+        body->round(&grid, count, x, y);
+    }
+}
+
+static void encode(assay_dtype type, int64_t count, const double *x, void *bytes)
+{
+    if (by_public_functions(type)) {
+        assay_dtype_encode(type, count, x, bytes);
+    } else {
+        const assay_dtype_grid grid = assay_dtype_grid_of(type);
+        body->encode(&grid, count, x, bytes);
+    }
+}
+
+static void decode(assay_dtype type, int64_t count, const void *bytes, double *x)
+{
+    if (by_public_functions(type)) {
+        assay_dtype_decode(type, count, bytes, x);
+    } else {
+        const assay_dtype_grid grid = assay_dtype_grid_of(type == ASSAY_TFLOAT32 ? ASSAY_FLOAT32 : type);
+        body->decode(&grid, count, bytes, x);
+    }
+}
+
+/* One number is tested as two vectors of it and a rest. */
+enum { COPIES = 9 };
+
+static void encode_copies(assay_dtype type, double x, void *code)
+{
+    double copies[COPIES];
+    unsigned char codes[COPIES * sizeof(double)];
+    size_t size = assay_dtype_size(type);
+    for (int i = 0; i < COPIES; i++) copies[i] = x;
+    memset(codes, 0xad, sizeof codes);
+    encode(type, COPIES, copies, codes);
+    for (int i = 1; i < COPIES; i++) assert_memory_equal(codes + (size_t)i * size, codes, size);
+    memcpy(code, codes, size);
+}
+
+static double decode_copies(assay_dtype type, const void *code)
+{
+    double values[COPIES];
+    unsigned char codes[COPIES * sizeof(double)];
+    size_t size = assay_dtype_size(type);
+    for (int i = 0; i < COPIES; i++) memcpy(codes + (size_t)i * size, code, size);
+    assay_fill_nan(values, COPIES);
+    decode(type, COPIES, codes, values);
+    for (int i = 1; i < COPIES; i++) assert_same_bits(&values[i], values, 1);
+    return values[0];
+}
 
 /* The test's own idea of a type. */
 typedef struct layout {
@@ -15,7 +80,8 @@ typedef struct layout {
     bool has_infinity;
 } layout;
 
-static layout layout_of(assay_dtype type) {
+static layout layout_of(assay_dtype type)
+{
     switch (type) {
     case ASSAY_BFLOAT16:
         return (layout){8, 7, 127, true};
@@ -28,7 +94,8 @@ static layout layout_of(assay_dtype type) {
     }
 }
 
-static double decode_slowly(assay_dtype type, int code) {
+static double decode_slowly(assay_dtype type, int code)
+{
     layout l = layout_of(type);
     int fraction = code & ((1 << l.fraction_bits) - 1);
     int exponent = code >> l.fraction_bits & ((1 << l.exponent_bits) - 1);
@@ -40,42 +107,44 @@ static double decode_slowly(assay_dtype type, int code) {
     return sign * ldexp(fraction + (1 << l.fraction_bits), exponent - l.bias - l.fraction_bits);
 }
 
-static int code_count(assay_dtype type) {
+static int code_count(assay_dtype type)
+{
     return 1 << (8 * assay_dtype_size(type));
 }
 
-static void decode_codes(assay_dtype type, double *values) {
+static void decode_codes(assay_dtype type, double *values)
+{
     static uint16_t codes16[MOST_CODES];
     static uint8_t codes8[256];
-    for (int i = 0; i < code_count(type); i++)
-        codes16[i] = (uint16_t)i;
-    for (int i = 0; i < 256; i++)
-        codes8[i] = (uint8_t)i;
+    for (int i = 0; i < code_count(type); i++) codes16[i] = (uint16_t)i;
+    for (int i = 0; i < 256; i++) codes8[i] = (uint8_t)i;
     assay_fill_nan(values, code_count(type));
-    assay_dtype_decode(type, code_count(type), assay_dtype_size(type) == 2 ? (void *)codes16 : (void *)codes8, values);
+    decode(type, code_count(type), assay_dtype_size(type) == 2 ? (void *)codes16 : (void *)codes8, values);
 }
 
-static unsigned encode_one(assay_dtype type, double x) {
-    uint16_t code16 = 0xdead;
-    uint8_t code8 = 0xad;
-    if (assay_dtype_size(type) == 2) {
-        assay_dtype_encode(type, 1, &x, &code16);
-        return code16;
-    }
-    assay_dtype_encode(type, 1, &x, &code8);
-    return code8;
+static unsigned encode_one(assay_dtype type, double x)
+{
+    uint16_t code16 = 0;
+    uint8_t code8 = 0;
+    encode_copies(type, x, assay_dtype_size(type) == 2 ? (void *)&code16 : (void *)&code8);
+    return assay_dtype_size(type) == 2 ? code16 : code8;
 }
 
-static void assert_rounds_to(assay_dtype type, double x, double expected) {
-    double actual[2] = {assay_dtype_round(type, x, false), NAN};
-    assay_dtype_round_many(type, 1, &x, &actual[1]);
-    for (int i = 0; i < 2; i++) {
+static void assert_rounds_to(assay_dtype type, double x, double expected)
+{
+    double copies[COPIES], actual[COPIES + 1];
+    for (int i = 0; i < COPIES; i++) copies[i] = x;
+    assay_fill_nan(actual, COPIES + 1);
+    round_many(type, COPIES, copies, actual);
+    actual[COPIES] = assay_dtype_round(type, x, false);
+    for (int i = 0; i <= COPIES; i++) {
         bool same = isnan(expected) ? isnan(actual[i]) : memcmp(&actual[i], &expected, sizeof expected) == 0;
         if (!same) fail_msg("%s: %a rounds to %a, expected %a", assay_dtype_name(type), x, actual[i], expected);
     }
 }
 
-static void names_and_sizes(void **state) {
+static void names_and_sizes(void **state)
+{
     (void)state;
     const struct {
         const char *name;
@@ -101,7 +170,8 @@ static void names_and_sizes(void **state) {
     assert_int_equal(untouched, ASSAY_INT32);
 }
 
-static void constants(void **state) {
+static void constants(void **state)
+{
     (void)state;
     assert_true(assay_dtype_max(ASSAY_FLOAT64) == DBL_MAX);
     assert_true(assay_dtype_max(ASSAY_FLOAT32) == (double)FLT_MAX);
@@ -124,7 +194,8 @@ static void constants(void **state) {
     assert_true(assay_dtype_least_subnormal(ASSAY_FLOAT8_E5M2) == 0x1p-16);
 }
 
-static void every_code_decodes_and_encodes_back(void **state) {
+static void every_code_decodes_and_encodes_back(void **state)
+{
     (void)state;
     static double values[MOST_CODES];
     static uint16_t codes16[MOST_CODES];
@@ -133,7 +204,7 @@ static void every_code_decodes_and_encodes_back(void **state) {
         assay_dtype type = SMALL_TYPES[t];
         bool wide = assay_dtype_size(type) == 2;
         decode_codes(type, values);
-        assay_dtype_encode(type, code_count(type), values, wide ? (void *)codes16 : (void *)codes8);
+        encode(type, code_count(type), values, wide ? (void *)codes16 : (void *)codes8);
         for (int code = 0; code < code_count(type); code++) {
             double expected = decode_slowly(type, code);
             int encoded = wide ? codes16[code] : codes8[code];
@@ -151,7 +222,8 @@ static void every_code_decodes_and_encodes_back(void **state) {
 
 /* Every midpoint of neighbours, its float64 neighbours, and those of the grid's own values; of both signs. The value
  * after the largest finite one is where the next exponent would begin (e4m3fn: the place of its NaN). */
-static void every_tie_goes_to_even(void **state) {
+static void every_tie_goes_to_even(void **state)
+{
     (void)state;
     for (int t = 0; t < SMALL_TYPE_COUNT; t++) {
         assay_dtype type = SMALL_TYPES[t];
@@ -175,11 +247,11 @@ static void every_tie_goes_to_even(void **state) {
 }
 
 /* The neighbours found by bisection in the table of values, the nearer one taken. */
-static double round_slowly(assay_dtype type, const double *values, double x) {
+static double round_slowly(assay_dtype type, const double *values, double x)
+{
     if (isnan(x)) return x;
     int low = 0, high = code_count(type) / 2 - 1;
-    while (!(values[high] <= assay_dtype_max(type)))
-        high--;
+    while (!(values[high] <= assay_dtype_max(type))) high--;
     if (fabs(x) > values[high]) {
         double spacing = values[high] - values[high - 1];
         bool tie_is_even = high % 2 == 0;
@@ -196,7 +268,8 @@ static double round_slowly(assay_dtype type, const double *values, double x) {
     return copysign(values[down ? low : high], x);
 }
 
-static uint64_t next_random(uint64_t *state) {
+static uint64_t next_random(uint64_t *state)
+{
     *state = *state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
     uint64_t x = *state;
     x ^= x >> 32;
@@ -204,7 +277,8 @@ static uint64_t next_random(uint64_t *state) {
     return x ^ x >> 32;
 }
 
-static double random_bits_as_double(uint64_t *state) {
+static double random_bits_as_double(uint64_t *state)
+{
     uint64_t bits = next_random(state);
     double x;
     memcpy(&x, &bits, sizeof x);
@@ -212,13 +286,15 @@ static double random_bits_as_double(uint64_t *state) {
 }
 
 /* Magnitudes from far below the least subnormal to beyond the largest value of any type below float64. */
-static double random_of_wide_range(uint64_t *state) {
+static double random_of_wide_range(uint64_t *state)
+{
     int exponent = (int)(next_random(state) % 310) - 170;
     double x = ldexp(1 + (double)(next_random(state) >> 12) * 0x1p-52, exponent);
     return next_random(state) % 2 == 0 ? x : -x;
 }
 
-static void random_values_round_to_the_nearest(void **state) {
+static void random_values_round_to_the_nearest(void **state)
+{
     (void)state;
     static double values[MOST_CODES];
     uint64_t random = 1;
@@ -241,15 +317,15 @@ static void random_values_round_to_the_nearest(void **state) {
     }
 }
 
-static void float32_is_the_hardware_s(void **state) {
+static void float32_is_the_hardware_s(void **state)
+{
     (void)state;
     uint64_t random = 2;
     for (int i = 0; i < 400000; i++) {
         double x = i % 2 == 0 ? random_of_wide_range(&random) : random_bits_as_double(&random);
         float expected = (float)x, encoded = -1;
-        assay_dtype_encode(ASSAY_FLOAT32, 1, &x, &encoded);
-        double decoded = -1;
-        assay_dtype_decode(ASSAY_FLOAT32, 1, &encoded, &decoded);
+        encode_copies(ASSAY_FLOAT32, x, &encoded);
+        double decoded = decode_copies(ASSAY_FLOAT32, &encoded);
         if (isnan(x)) {
             assert_true(isnan(encoded) && isnan(decoded));
         } else {
@@ -261,19 +337,20 @@ static void float32_is_the_hardware_s(void **state) {
     /* Every tie of a float32 binade, and of the subnormals' end. */
     for (int i = -40; i < 40; i++) {
         double ties[] = {1 + (2 * i + 1) * 0x1p-24, 0x1p-126 + (2 * i + 1) * 0x1p-150, (2 * i + 1) * 0x1p-150};
-        for (size_t k = 0; k < 3; k++)
-            assert_rounds_to(ASSAY_FLOAT32, ties[k], (double)(float)ties[k]);
+        for (size_t k = 0; k < 3; k++) assert_rounds_to(ASSAY_FLOAT32, ties[k], (double)(float)ties[k]);
     }
 }
 
-static double round_by_scaling(double x, int digits, int least_exponent, double max) {
+static double round_by_scaling(double x, int digits, int least_exponent, double max)
+{
     int exponent = x == 0 ? least_exponent : ilogb(x);
     int spacing = (exponent > least_exponent ? exponent : least_exponent) - digits + 1;
     double rounded = ldexp(rint(ldexp(x, -spacing)), spacing);
     return fabs(rounded) > max ? copysign(INFINITY, x) : copysign(rounded, x);
 }
 
-static void tfloat32_has_eleven_digits(void **state) {
+static void tfloat32_has_eleven_digits(void **state)
+{
     (void)state;
     uint64_t random = 3;
     for (int i = 0; i < 200000; i++) {
@@ -282,16 +359,15 @@ static void tfloat32_has_eleven_digits(void **state) {
         double expected = round_by_scaling(x, 11, -126, 0x1.ffcp127);
         assert_rounds_to(ASSAY_TFLOAT32, x, expected);
         float encoded = -1;
-        assay_dtype_encode(ASSAY_TFLOAT32, 1, &x, &encoded);
+        encode_copies(ASSAY_TFLOAT32, x, &encoded);
         assert_true((double)encoded == expected);
     }
     float stored = 1.0f + FLT_EPSILON; /* what is stored is read as it is */
-    double decoded = 0;
-    assay_dtype_decode(ASSAY_TFLOAT32, 1, &stored, &decoded);
-    assert_true(decoded == (double)stored);
+    assert_true(decode_copies(ASSAY_TFLOAT32, &stored) == (double)stored);
 }
 
-static void overflow_and_saturation(void **state) {
+static void overflow_and_saturation(void **state)
+{
     (void)state;
     const struct {
         assay_dtype type;
@@ -330,7 +406,8 @@ static void overflow_and_saturation(void **state) {
     assert_rounds_to(ASSAY_FLOAT64, NAN, NAN);
 }
 
-static void nan_has_one_code(void **state) {
+static void nan_has_one_code(void **state)
+{
     (void)state;
     const uint64_t payloads[] = {UINT64_C(0x7ff8000000000000), UINT64_C(0xfff8000000000000),
                                  UINT64_C(0x7ff0000000000001), UINT64_C(0xffffffffffffffff)};
@@ -342,9 +419,9 @@ static void nan_has_one_code(void **state) {
         assert_int_equal(encode_one(ASSAY_FLOAT16, x), 0x7e00);
         assert_int_equal(encode_one(ASSAY_FLOAT8_E4M3FN, x), 0x7f);
         assert_int_equal(encode_one(ASSAY_FLOAT8_E5M2, x), 0x7e);
-        assay_dtype_encode(ASSAY_FLOAT32, 1, &x, &f32);
+        encode_copies(ASSAY_FLOAT32, x, &f32);
         assert_int_equal(f32, 0x7fc00000);
-        assay_dtype_encode(ASSAY_FLOAT64, 1, &x, &f64);
+        encode_copies(ASSAY_FLOAT64, x, &f64);
         assert_same_bits(&f64, (double *)(uintptr_t)&payloads[0], 1);
     }
     assert_int_equal(encode_one(ASSAY_FLOAT8_E4M3FN, 1e9), 0x7f);
@@ -352,16 +429,17 @@ static void nan_has_one_code(void **state) {
     assert_int_equal(encode_one(ASSAY_FLOAT8_E5M2, -INFINITY), 0xfc);
 }
 
-static void integers(void **state) {
+static void integers(void **state)
+{
     (void)state;
     const double x[] = {0, -1, 2147483647, -2147483648.0, 123456789};
     int32_t stored[5] = {0};
     double back[5];
     assay_fill_nan(back, 5);
-    assay_dtype_encode(ASSAY_INT32, 5, x, stored);
+    encode(ASSAY_INT32, 5, x, stored);
     assert_int_equal(stored[2], INT32_MAX);
     assert_int_equal(stored[3], INT32_MIN);
-    assay_dtype_decode(ASSAY_INT32, 5, stored, back);
+    decode(ASSAY_INT32, 5, stored, back);
     assert_same_bits(back, x, 5);
     assert_rounds_to(ASSAY_INT32, 2.5, 2);
     assert_rounds_to(ASSAY_INT32, -3.5, -4);
@@ -369,33 +447,61 @@ static void integers(void **state) {
     assert_rounds_to(ASSAY_INT32, -1e10, -2147483648.0);
 }
 
-static void lengths_and_places_do_not_matter(void **state) {
+static void lengths_and_places_do_not_matter(void **state)
+{
     (void)state;
     enum { COUNT = 1537 };
     static double x[COUNT], whole[COUNT], part[COUNT];
     uint64_t random = 4;
-    for (int i = 0; i < COUNT; i++)
-        x[i] = i % 97 == 0 ? NAN : random_of_wide_range(&random);
+    for (int i = 0; i < COUNT; i++) x[i] = i % 97 == 0 ? NAN : random_of_wide_range(&random);
     for (int t = 0; t < ASSAY_INT32; t++) {
         assay_dtype type = (assay_dtype)t;
         size_t size = assay_dtype_size(type);
         static unsigned char whole_bytes[COUNT * 8 + 8], part_bytes[COUNT * 8 + 8];
-        assay_dtype_encode(type, COUNT, x, whole_bytes);
-        assay_dtype_decode(type, COUNT, whole_bytes, whole);
+        encode(type, COUNT, x, whole_bytes);
+        decode(type, COUNT, whole_bytes, whole);
         for (int first = 0, step = 1; first < COUNT; first += step, step = step * 3 % 601 + 1) {
             int count = first + step < COUNT ? step : COUNT - first;
-            assay_dtype_encode(type, count, x + first, part_bytes + (size_t)first * size);
-            assay_dtype_decode(type, count, part_bytes + (size_t)first * size, part + first);
+            encode(type, count, x + first, part_bytes + (size_t)first * size);
+            decode(type, count, part_bytes + (size_t)first * size, part + first);
         }
         assert_memory_equal(part_bytes, whole_bytes, COUNT * size);
         assert_same_bits(part, whole, COUNT);
         memcpy(part, x, sizeof x);
-        assay_dtype_round_many(type, COUNT, part, part); /* in place */
-        for (int i = 0; i < COUNT; i++)
-            assert_true(part[i] == whole[i] || (isnan(part[i]) && isnan(whole[i])));
+        round_many(type, COUNT, part, part); /* in place */
+        for (int i = 0; i < COUNT; i++) assert_true(part[i] == whole[i] || (isnan(part[i]) && isnan(whole[i])));
         part_bytes[0] = 0xee;
-        assay_dtype_encode(type, 0, x, part_bytes); /* nothing */
+        encode(type, 0, x, part_bytes); /* nothing */
         assert_int_equal(part_bytes[0], 0xee);
+    }
+}
+
+/* NaN payloads included. */
+static void bits_are_those_of_the_public_functions(void **state)
+{
+    (void)state;
+    enum { COUNT = 20011 };
+    static double x[COUNT], values[2][COUNT];
+    static unsigned char bytes[2][COUNT * 8];
+    static uint64_t codes[COUNT];
+    uint64_t random = 5;
+    for (int i = 0; i < COUNT; i++) {
+        x[i] = i % 2 == 0 ? random_of_wide_range(&random) : random_bits_as_double(&random);
+        codes[i] = next_random(&random);
+        if (i % 7 == 0) x[i] = copysign(NAN, x[i]);
+        if (i % 11 == 0) codes[i] |= UINT64_C(0x7f8000007f807f80); /* infinities and NaN of four types */
+    }
+    for (int t = 0; t < ASSAY_INT32; t++) {
+        assay_dtype type = (assay_dtype)t;
+        round_many(type, COUNT, x, values[0]);
+        assay_dtype_round_many(type, COUNT, x, values[1]);
+        assert_same_bits(values[0], values[1], COUNT);
+        encode(type, COUNT, x, bytes[0]);
+        assay_dtype_encode(type, COUNT, x, bytes[1]);
+        assert_memory_equal(bytes[0], bytes[1], COUNT * assay_dtype_size(type));
+        decode(type, COUNT, codes, values[0]);
+        assay_dtype_decode(type, COUNT, codes, values[1]);
+        assert_same_bits(values[0], values[1], COUNT);
     }
 }
 
@@ -403,19 +509,20 @@ static void lengths_and_places_do_not_matter(void **state) {
 #include <xmmintrin.h>
 
 /* A backend built with -ffast-math sets this in the process that loads it. */
-static void flush_to_zero_changes_nothing(void **state) {
+static void flush_to_zero_changes_nothing(void **state)
+{
     (void)state;
     static double values[MOST_CODES], again[MOST_CODES];
     float float_value = 0;
-    double tiny = 0x1.8p-149, decoded = 0;
+    double tiny = 0x1.8p-149;
     static uint16_t codes[MOST_CODES];
     decode_codes(ASSAY_BFLOAT16, values);
     unsigned before = _mm_getcsr();
     _mm_setcsr(before | 0x8040);
     decode_codes(ASSAY_BFLOAT16, again);
-    assay_dtype_encode(ASSAY_BFLOAT16, MOST_CODES, again, codes);
-    assay_dtype_encode(ASSAY_FLOAT32, 1, &tiny, &float_value);
-    assay_dtype_decode(ASSAY_FLOAT32, 1, &float_value, &decoded);
+    encode(ASSAY_BFLOAT16, MOST_CODES, again, codes);
+    encode_copies(ASSAY_FLOAT32, tiny, &float_value);
+    double decoded = decode_copies(ASSAY_FLOAT32, &float_value);
     _mm_setcsr(before);
     for (int i = 0; i < MOST_CODES; i++) {
         if (isnan(values[i])) continue;
@@ -426,7 +533,8 @@ static void flush_to_zero_changes_nothing(void **state) {
 }
 #endif
 
-int main(void) {
+int main(void)
+{
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(names_and_sizes),
         cmocka_unit_test(constants),
@@ -439,9 +547,17 @@ int main(void) {
         cmocka_unit_test(nan_has_one_code),
         cmocka_unit_test(integers),
         cmocka_unit_test(lengths_and_places_do_not_matter),
+        cmocka_unit_test(bits_are_those_of_the_public_functions),
 #if defined(__SSE2__)
         cmocka_unit_test(flush_to_zero_changes_nothing),
 #endif
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    int failed = cmocka_run_group_tests_name("public functions", tests, NULL, NULL);
+    body = &assay_dtype_scalar;
+    failed += cmocka_run_group_tests_name("every machine", tests, NULL, NULL);
+    if (__builtin_cpu_supports("avx2")) {
+        body = &assay_dtype_avx2;
+        failed += cmocka_run_group_tests_name("AVX2", tests, NULL, NULL);
+    }
+    return failed;
 }
