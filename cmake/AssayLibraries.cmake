@@ -14,3 +14,14 @@ set_target_properties(PkgConfig::GSL PROPERTIES INTERFACE_LINK_LIBRARIES "${pkgc
 pkg_check_modules(CRYPTO REQUIRED IMPORTED_TARGET libcrypto)
 find_library(SLEEF_LIBRARY sleef REQUIRED)
 find_path(RANDOM123_INCLUDE Random123/philox.h REQUIRED)
+
+# binary128. GCC finds quadmath.h by itself; Clang uses GCC's, searched last.
+add_library(assay_quadmath INTERFACE)
+target_link_libraries(assay_quadmath INTERFACE quadmath)
+include(CheckIncludeFile)
+check_include_file(quadmath.h ASSAY_QUADMATH_FOUND)
+if(NOT ASSAY_QUADMATH_FOUND)
+  file(GLOB ASSAY_GCC_INCLUDES /usr/lib/gcc/*/*/include)
+  find_path(ASSAY_QUADMATH_INCLUDE quadmath.h PATHS ${ASSAY_GCC_INCLUDES} REQUIRED)
+  target_compile_options(assay_quadmath INTERFACE "SHELL:-idirafter ${ASSAY_QUADMATH_INCLUDE}")
+endif()

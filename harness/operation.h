@@ -5,6 +5,7 @@
 #include "cases/case.h"
 #include "oracle/arithmetic/precision.h"
 #include "oracle/base/tensor.h"
+#include "oracle/spec/spec.h"
 
 typedef struct assay_tensor_entry {
     assay_tensor_spec spec;  /* path with its folder: inputs/, weights/, cotangents/, outputs/, gradients/, ... */
@@ -18,6 +19,20 @@ typedef struct assay_tensor_list {
     int count;
 } assay_tensor_list;
 
+/* What the second form of an operation takes (oracle/spec). */
+typedef union assay_spec_config {
+    spec_rms_norm_config rms_norm;
+    assay_gated_mlp_config mlp;
+    assay_gmm_dims gmm;
+    assay_permute_dims permute;
+    assay_routing_config routing;
+    assay_moe_config moe;
+    assay_rope_config yarn_rope;
+    assay_attention_config attention;
+    assay_mla_config mla;
+    assay_stack_config stack;
+} assay_spec_config;
+
 typedef struct assay_operation {
     const char *name;
     const char *summary; /* one line for people */
@@ -29,6 +44,8 @@ typedef struct assay_operation {
     /* Evaluates; tensors and results by the paths of describe, error scales as error_scale/NAME/<path>. */
     assay_status (*run)(assay_context *ctx, const assay_case *c, const assay_source *in, const assay_sink *out,
                         const assay_precision *precisions, int precision_count);
+    bool ensemble; /* run gives no error scales: they come from an ensemble of emulated runs (harness/ensemble.h) */
+    assay_status (*spec_config)(assay_context *ctx, const assay_case *c, assay_spec_config *config);
     /* of its products, forward or forward and backward together; a multiply and an add are 2 */
     double (*flops)(const assay_case *c, bool backward);
     int64_t (*memory)(const assay_case *c);              /* bytes that run takes at its peak */

@@ -20,6 +20,11 @@ assay_status assay_matmul(assay_context *ctx, const assay_matmul_args *args)
     return ctx->arithmetic->matmul(ctx, args);
 }
 
+void assay_round(const assay_context *ctx, assay_rounding rounding, int64_t count, double *values)
+{
+    if (ctx->arithmetic->round != NULL) ctx->arithmetic->round(ctx, rounding, count, values);
+}
+
 bool assay_isa_supported(assay_isa isa)
 {
     switch (isa) {

@@ -3,13 +3,15 @@
  * reference: every output is one chain of fused multiply-adds over increasing k from +0.0, whatever the number of
  *   threads, the instruction set or the blocking. NaN and infinity propagate (where several NaN meet, sign and payload
  *   of the result are the processor's choice); no zero is skipped.
- * blas: OpenBLAS dgemm; another order, so other last bits; a second opinion. */
+ * blas: OpenBLAS dgemm; another order, so other last bits; a second opinion.
+ * emulated (emulated.h): one of the correct implementations that a profile allows. */
 #ifndef ASSAY_ARITHMETIC_ARITHMETIC_H
 #define ASSAY_ARITHMETIC_ARITHMETIC_H
 
 #include "oracle/base/status.h"
 
-/* C [m,n] = op(A) [m,k] * op(B) [k,n], C overwritten. Element (i,p) of op(A) is a[i*lda + p], or a[p*lda + i] when
+/* C [m,n] = op(A) [m,k] * op(B) [k,n], C overwritten, or continued when `accumulate`: the chain of an element goes on from
+ * the value that is there, so that a sum over k can be made in pieces with the bits of one chain. Element (i,p) of op(A) is a[i*lda + p], or a[p*lda + i] when
  * transpose_a; likewise b. A leading dimension is at least a row of what is stored. C may not overlap A or B. m, n or k
  * may be 0 (k = 0 gives zeros). */
 typedef struct assay_matmul_args {
@@ -22,11 +24,22 @@ typedef struct assay_matmul_args {
     int64_t ldb;
     bool transpose_b;
     int64_t m, n, k;
+    bool accumulate;
 } assay_matmul_args;
+
+/* Where a correct implementation may round, besides in products. */
+typedef enum assay_rounding {
+    ASSAY_ROUND_STORAGE,    /* a tensor that may be stored between kernels */
+    ASSAY_ROUND_ROUTER,     /* logits, scores and routing weights */
+    ASSAY_ROUND_ELEMENTARY, /* results of exp, tanh and the like, of norms and softmax */
+    ASSAY_ROUND_ACCUMULATE  /* sums of few terms */
+} assay_rounding;
 
 typedef struct assay_arithmetic {
     const char *name;
     assay_status (*matmul)(assay_context *ctx, const assay_matmul_args *args);
+    /* NULL: nothing is rounded. May be called from several threads; what becomes of a value depends on the value alone. */
+    void (*round)(const assay_context *ctx, assay_rounding rounding, int64_t count, double *values);
 } assay_arithmetic;
 
 extern const assay_arithmetic assay_arithmetic_reference;
@@ -36,6 +49,9 @@ const assay_arithmetic *assay_arithmetic_by_name(const char *name); /* NULL when
 
 /* The product in the context's arithmetic. Fails only for want of memory, or for sizes beyond OpenBLAS's integers. */
 assay_status assay_matmul(assay_context *ctx, const assay_matmul_args *args);
+
+/* What the context's arithmetic makes of values at such a place: nothing, but in the emulated one. */
+void assay_round(const assay_context *ctx, assay_rounding rounding, int64_t count, double *values);
 
 /* The best instruction set of this processor. */
 assay_isa assay_isa_best(void);

@@ -24,6 +24,7 @@ typedef enum assay_status {
 const char *assay_status_text(assay_status status);
 
 struct assay_arithmetic; /* oracle/arithmetic/arithmetic.h */
+struct assay_emulation;  /* oracle/arithmetic/emulated.h */
 
 /* Instruction sets that a kernel can be asked for. All give the same bits. */
 typedef enum assay_isa { ASSAY_ISA_SCALAR, ASSAY_ISA_AVX2, ASSAY_ISA_AVX512 } assay_isa;
@@ -32,6 +33,7 @@ typedef enum assay_isa { ASSAY_ISA_SCALAR, ASSAY_ISA_AVX2, ASSAY_ISA_AVX512 } as
 
 typedef struct assay_context {
     const struct assay_arithmetic *arithmetic; /* who computes products */
+    const struct assay_emulation *emulation;   /* what the emulated arithmetic emulates; else NULL */
     assay_isa isa;                             /* the instruction set that kernels use */
     int threads;                               /* at least 1 */
     char message[ASSAY_MESSAGE_SIZE];          /* set by the call that failed, else empty */

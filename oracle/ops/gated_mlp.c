@@ -42,29 +42,23 @@ static void add_bias(double *values, const double *bias, int64_t count)
     for (int64_t i = 0; bias != NULL && i < count; i++) values[i] += bias[i];
 }
 
-/* a and b get their biases; h. */
-static void gate(const assay_context *ctx, assay_gated_mlp_residuals *r, const assay_gated_mlp_weights *w,
-                 const assay_gated_mlp_config *config)
+/* a, b [rows,H], rows `ld` apart, get their biases. */
+static void add_up_biases(const assay_context *ctx, assay_gated_mlp_residuals *r, const assay_gated_mlp_weights *w,
+                          const assay_gated_mlp_config *config)
 {
-    const int64_t hidden = config->mlp_dim;
-#pragma omp parallel for collapse(2) num_threads(ctx->threads)
+    if (w->wi_0_bias == NULL && w->wi_1_bias == NULL) return;
+#pragma omp parallel for num_threads(ctx->threads)
     for (int64_t row = 0; row < config->rows; row++) {
-        for (int64_t first = 0; first < hidden; first += PIECE) {
-            const int64_t count = piece_size(first, hidden), at = row * r->ld + first;
-            if (w->wi_0_bias != NULL) add_bias(r->a + at, w->wi_0_bias + first, count);
-            if (w->wi_1_bias != NULL) add_bias(r->b + at, w->wi_1_bias + first, count);
-            assay_glu_forward(ctx, r->h + row * hidden + first, r->a + at, r->b + at, count, config);
-        }
+        add_bias(r->a + row * r->ld, w->wi_0_bias, config->mlp_dim);
+        add_bias(r->b + row * r->ld, w->wi_1_bias, config->mlp_dim);
     }
 }
 
-assay_status assay_gated_mlp_forward(assay_context *ctx, double *y, assay_gated_mlp_residuals *r, const double *x,
-                                     const assay_gated_mlp_weights *w, const assay_gated_mlp_config *config)
+assay_status assay_gated_mlp_up(assay_context *ctx, assay_gated_mlp_residuals *r, const double *x,
+                                const assay_gated_mlp_weights *w, const assay_gated_mlp_config *config)
 {
     assay_status status = ASSAY_OK;
-    const int64_t rows = config->rows, dim = config->emb_dim, hidden = config->mlp_dim;
-    const assay_matmul_args down = {
-        .c = y, .ldc = dim, .a = r->h, .lda = hidden, .b = w->wo, .ldb = dim, .m = rows, .n = dim, .k = hidden};
+    const int64_t rows = config->rows, dim = config->emb_dim;
     assay_matmul_args up = {.c = r->a, .ldc = r->ld, .a = x, .lda = dim, .m = rows, .k = dim};
     up.n = up.ldb = r->ld;
     up.b = config->fused ? w->wi : w->wi_0;
@@ -74,7 +68,34 @@ assay_status assay_gated_mlp_forward(assay_context *ctx, double *y, assay_gated_
         up.b = w->wi_1;
         TRY(assay_matmul(ctx, &up));
     }
-    gate(ctx, r, w, config);
+    add_up_biases(ctx, r, w, config);
+    assay_round(ctx, ASSAY_ROUND_STORAGE, rows * r->ld, r->a);
+    if (!config->fused) assay_round(ctx, ASSAY_ROUND_STORAGE, rows * r->ld, r->b);
+cleanup:
+    return status;
+}
+
+void assay_gated_mlp_gate(const assay_context *ctx, assay_gated_mlp_residuals *r, const assay_gated_mlp_config *config)
+{
+    const int64_t hidden = config->mlp_dim;
+#pragma omp parallel for collapse(2) num_threads(ctx->threads)
+    for (int64_t row = 0; row < config->rows; row++) {
+        for (int64_t first = 0; first < hidden; first += PIECE) {
+            const int64_t count = piece_size(first, hidden), at = row * r->ld + first;
+            double *h = r->h + row * hidden + first;
+            assay_glu_forward(ctx, h, r->a + at, r->b + at, count, config);
+            assay_round(ctx, ASSAY_ROUND_STORAGE, count, h);
+        }
+    }
+}
+
+assay_status assay_gated_mlp_down(assay_context *ctx, double *y, const assay_gated_mlp_residuals *r,
+                                  const assay_gated_mlp_weights *w, const assay_gated_mlp_config *config)
+{
+    assay_status status = ASSAY_OK;
+    const int64_t rows = config->rows, dim = config->emb_dim, hidden = config->mlp_dim;
+    const assay_matmul_args down = {
+        .c = y, .ldc = dim, .a = r->h, .lda = hidden, .b = w->wo, .ldb = dim, .m = rows, .n = dim, .k = hidden};
     TRY(assay_matmul(ctx, &down));
     if (w->wo_bias != NULL) {
 #pragma omp parallel for num_threads(ctx->threads)
@@ -82,6 +103,15 @@ assay_status assay_gated_mlp_forward(assay_context *ctx, double *y, assay_gated_
     }
 cleanup:
     return status;
+}
+
+assay_status assay_gated_mlp_forward(assay_context *ctx, double *y, assay_gated_mlp_residuals *r, const double *x,
+                                     const assay_gated_mlp_weights *w, const assay_gated_mlp_config *config)
+{
+    assay_status status = assay_gated_mlp_up(ctx, r, x, w, config);
+    if (status != ASSAY_OK) return status;
+    assay_gated_mlp_gate(ctx, r, config);
+    return assay_gated_mlp_down(ctx, y, r, w, config);
 }
 
 /* out [n_x,n_dy] = x^T dy over the rows; NULL: skipped. */
@@ -143,7 +173,11 @@ static assay_status input_gradient(assay_context *ctx, double *dx, const double 
     args.b = config->fused ? w->wi + hidden : w->wi_1;
     TRY(assay_matmul(ctx, &args));
 #pragma omp parallel for num_threads(ctx->threads)
-    for (int64_t row = 0; row < rows; row++) add_bias(dx + row * dim, through_b + row * dim, dim);
+    for (int64_t row = 0; row < rows; row++) {
+        assay_round(ctx, ASSAY_ROUND_STORAGE, dim, dx + row * dim);
+        assay_round(ctx, ASSAY_ROUND_STORAGE, dim, through_b + row * dim);
+        add_bias(dx + row * dim, through_b + row * dim, dim);
+    }
 cleanup:
     free(through_b);
     return status;
@@ -163,6 +197,12 @@ static void gate_gradient(const assay_context *ctx, double *da, double *db, cons
     }
 }
 
+static void round_rows(const assay_context *ctx, double *values, int64_t ld, const assay_gated_mlp_config *config)
+{
+    for (int64_t row = 0; row < config->rows; row++)
+        assay_round(ctx, ASSAY_ROUND_STORAGE, config->mlp_dim, values + row * ld);
+}
+
 static bool wants_beyond_gate(const assay_gated_mlp_gradients *g)
 {
     return g->dx != NULL || g->dwi != NULL || g->dwi_0 != NULL || g->dwi_1 != NULL || g->dwi_0_bias != NULL ||
@@ -179,8 +219,13 @@ static assay_status backward_beyond_gate(assay_context *ctx, const assay_gated_m
     double *da = NULL;
     TRY(assay_alloc_f64(ctx, "gradient of the gate", 2 * rows * hidden, &da));
     double *db = da + (config->fused ? hidden : rows * hidden); /* residuals may have room for more rows */
-    if (g->dh == NULL) TRY(hidden_gradient(ctx, da, r->ld, dy, w, config));
+    if (g->dh == NULL) {
+        TRY(hidden_gradient(ctx, da, r->ld, dy, w, config));
+        round_rows(ctx, da, r->ld, config);
+    }
     gate_gradient(ctx, da, db, g->dh != NULL ? g->dh : da, g->dh != NULL ? hidden : r->ld, r, config);
+    round_rows(ctx, da, r->ld, config);
+    round_rows(ctx, db, r->ld, config);
     TRY(weight_gradient(ctx, g->dwi, x, dim, da, 2 * hidden, r->ld, rows));
     TRY(weight_gradient(ctx, g->dwi_0, x, dim, da, hidden, r->ld, rows));
     TRY(weight_gradient(ctx, g->dwi_1, x, dim, db, hidden, r->ld, rows));
@@ -200,7 +245,10 @@ assay_status assay_gated_mlp_backward(assay_context *ctx, const assay_gated_mlp_
     const int64_t rows = config->rows, dim = config->emb_dim, hidden = config->mlp_dim;
     TRY(weight_gradient(ctx, g->dwo, r->h, hidden, dy, dim, dim, rows));
     if (g->dwo_bias != NULL) assay_column_sums(ctx, g->dwo_bias, rows, dim, dim, dy);
-    if (g->dh != NULL) TRY(hidden_gradient(ctx, g->dh, hidden, dy, w, config));
+    if (g->dh != NULL) {
+        TRY(hidden_gradient(ctx, g->dh, hidden, dy, w, config));
+        round_rows(ctx, g->dh, hidden, config);
+    }
     if (wants_beyond_gate(g)) TRY(backward_beyond_gate(ctx, g, dy, r, x, w, config));
 cleanup:
     return status;

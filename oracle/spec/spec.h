@@ -1,5 +1,5 @@
-/* The second form: every operation once more, naively, in binary128, straight from the formulas of SPEC 1 and 5 to 8,
- * forward only. It shares no code with oracle/ops and oracle/moe (their headers give the configurations), so what both
+/* The second form: every operation once more, naively, in binary128, straight from the formulas of SPEC 1 to 8 and
+ * 11, forward only. It shares no code with oracle/ops, oracle/moe and oracle/layer (their headers give the configurations), so what both
  * forms get wrong alike can only be the specification. certify.h holds float64 results against it.
  *
  * An operation reads named tensors and adds named results, under the paths of the fixture (INTERFACE.md). Optional
@@ -8,6 +8,7 @@
 #define ASSAY_SPEC_SPEC_H
 
 #include "oracle/base/tensor.h"
+#include "oracle/layer/deepseek_stack.h"
 #include "oracle/moe/moe.h"
 #include "oracle/moe/permute.h"
 #include "oracle/moe/routing.h"
@@ -83,6 +84,22 @@ assay_status spec_moe(assay_context *ctx, const assay_moe_config *config, const 
  * fused weights moe_mlpwi as well, and of the shared expert checkpoints/{mlpwi_0,mlpwi_1,mlpwo}. */
 assay_status spec_moe_checkpoints(assay_context *ctx, const assay_moe_config *config, const spec_tensors *in,
                                   spec_tensors *out);
+
+/* inputs/x [B,S,N,Dr], inputs/positions [B,S] -> outputs/y [B,S,N,Dr] */
+assay_status spec_yarn_rope(assay_context *ctx, const assay_rope_config *config, const spec_tensors *in,
+                            spec_tensors *out);
+
+/* inputs/query, key [B,S,N,Dq], inputs/value [B,S,N,Dv], inputs/segment_ids [B,S]? -> outputs/attention_out [B,S,N,Dv],
+ * outputs/lse [B,N,S] */
+assay_status spec_attention(assay_context *ctx, const assay_attention_config *config, const spec_tensors *in,
+                            spec_tensors *out);
+
+/* The tensors of the op `mla` (INTERFACE.md) -> outputs/y [B,S,D], and checkpoints/ under the names of mla.h and lse */
+assay_status spec_mla(assay_context *ctx, const assay_mla_config *config, const spec_tensors *in, spec_tensors *out);
+
+/* The tensors of deepseek_layer and deepseek_stack (deepseek_stack.h) -> outputs/, routing/ and checkpoints/ as there. */
+assay_status spec_stack(assay_context *ctx, const assay_stack_config *config, const spec_tensors *in,
+                        spec_tensors *out);
 
 /* The operations by name. `config` is what the function above takes. */
 typedef struct spec_operation {

@@ -1,0 +1,1 @@
+#include "harness/operations/op_support.h"

@@ -1,0 +1,1 @@
+#include "oracle/arithmetic/emulated.h"

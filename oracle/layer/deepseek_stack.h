@@ -1,0 +1,45 @@
+/* The DeepSeek decoder layer and stacks of it (SPEC 11 without the schedule; MaxText models/deepseek.py
+ * DeepSeekDenseLayer, DeepSeekMoELayer).
+ *
+ *   h = x + mla(rms_norm(x));  y = h + mlp(rms_norm(h)) in the first `dense_layers` layers, h + moe(rms_norm(h)) in the rest
+ *
+ * Tensors come from a source and results go to a sink under the paths of INTERFACE.md; one layer's weights are in memory at a
+ * time. P is "" when `single` (the op deepseek_layer: one layer), else "layers/i/":
+ *   inputs/x [B,S,D], inputs/positions [B,S], inputs/segment_ids [B,S]?,
+ *   weights/P{pre,post}_self_attention_layer_norm/scale [D], weights/Pself_attention/(as mla.h),
+ *   weights/Pmlp/{wi_0,wi_1,wo}/kernel (fused: wi/kernel) or weights/Pmoe/(as moe.h),
+ *   cotangents/y?, cotangents/Plb_loss?; routing/Pselected_experts, where the source has it, fixes the choice.
+ * Results: outputs/y, outputs/P{lb_loss,bias_updates}, gradients/ of inputs/x and every weight, checkpoints/PNAME (the
+ * names of remat.h, and lse), routing/P(as moe.h), and remat/{bytes_kept,bytes_offloaded,operations_recomputed} [].
+ * What the sink does not want is not computed; without a wanted gradient there is no backward, and nothing is kept.
+ *
+ * Forward keeps the intermediates of each layer as the policy says; backward takes them, or computes them again. */
+#ifndef ASSAY_LAYER_DEEPSEEK_STACK_H
+#define ASSAY_LAYER_DEEPSEEK_STACK_H
+
+#include "oracle/layer/remat.h"
+#include "oracle/moe/moe.h"
+#include "oracle/ops/mla.h"
+
+typedef struct assay_stack_config {
+    int64_t layers, dense_layers; /* of all layers, the first ones that are dense */
+    bool single;                  /* one layer, without a prefix */
+    assay_mla_config mla;
+    assay_gated_mlp_config mlp; /* of the dense layers; rows is batch * sequence */
+    assay_moe_config moe;       /* of the others */
+    double epsilon;             /* of the two norms of a layer */
+    assay_remat_policy policy;
+} assay_stack_config;
+
+assay_status assay_stack_check(assay_context *ctx, const assay_stack_config *config);
+
+assay_status assay_stack_run(assay_context *ctx, const assay_stack_config *config, const assay_source *in,
+                             const assay_sink *out);
+
+/* What the policy should cost: the report that a run with every gradient wanted gives. */
+assay_status assay_stack_remat_model(assay_context *ctx, const assay_stack_config *config, assay_remat_report *report);
+
+int64_t assay_stack_memory(const assay_stack_config *config);
+double assay_stack_flops(const assay_stack_config *config, bool backward);
+
+#endif

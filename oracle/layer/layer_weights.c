@@ -1,0 +1,1 @@
+#include "oracle/layer/deepseek_stack.h"

@@ -1,0 +1,1 @@
+#include "oracle/ops/mla.h"

@@ -1,0 +1,1 @@
+#include "oracle/ops/yarn_rope.h"
