@@ -1,1 +1,133 @@
 #include "oracle/layer/deepseek_stack.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "oracle/base/memory.h"
+#include "oracle/layer/layer_internal.h"
+
+static assay_status check_sizes(assay_context *ctx, const assay_stack_config *config)
+{
+    const assay_mla_config *mla = &config->mla;
+    const assay_moe_config *moe = &config->moe;
+    const int64_t tokens = mla->batch * mla->sequence;
+    const bool any_dense = config->dense_layers > 0, any_moe = config->dense_layers < config->layers;
+    if (any_dense && (config->mlp.emb_dim != mla->emb_dim || config->mlp.rows != tokens || config->mlp.mlp_dim < 1)) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "layer: the MLP has %" PRId64 " rows of %" PRId64 " and width %" PRId64
+                          ", expected %" PRId64 " of %" PRId64 " and 1 or more (mlp_dim)",
+                          config->mlp.rows, config->mlp.emb_dim, config->mlp.mlp_dim, tokens, mla->emb_dim);
+    }
+    if (any_moe && (moe->emb_dim != mla->emb_dim || moe->routing.batch != mla->batch ||
+                    moe->routing.sequence != mla->sequence)) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "layer: the MoE block's batch, sequence or emb_dim is not the layer's");
+    }
+    if (any_moe && moe->routing.hash_rows > 0) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "layer: hash routing (first_num_hash_layers) needs input_ids, which a layer does not have");
+    }
+    return ASSAY_OK;
+}
+
+assay_status assay_stack_check(assay_context *ctx, const assay_stack_config *config)
+{
+    assay_status status = ASSAY_OK;
+    if (config->layers < 1 || config->dense_layers < 0 || config->dense_layers > config->layers ||
+        (config->single && config->layers != 1)) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "stack: %" PRId64 " layers, %" PRId64 " of them dense, expected 1 or more and 0 to all",
+                          config->layers, config->dense_layers);
+    }
+    if (!(config->epsilon >= 0)) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "normalization_layer_epsilon is %g, expected 0 or more",
+                          config->epsilon);
+    }
+    TRY(assay_mla_check(ctx, &config->mla));
+    TRY(check_sizes(ctx, config));
+    if (config->dense_layers < config->layers) TRY(assay_moe_check(ctx, &config->moe));
+cleanup:
+    return status;
+}
+
+static assay_status read_inputs(assay_context *ctx, stack_run *run, double **x)
+{
+    assay_status status = ASSAY_OK;
+    const assay_source *in = run->in;
+    TRY(assay_alloc_f64(ctx, "inputs/x", run->size, x));
+    TRY(in->read(ctx, in->self, "inputs/x", 0, run->size, *x));
+    TRY(assay_alloc_i32(ctx, "inputs/positions", run->tokens, &run->positions));
+    TRY(in->read_i32(ctx, in->self, "inputs/positions", 0, run->tokens, run->positions));
+    TRY(assay_rope_check_positions(ctx, run->positions, run->tokens, &run->config->mla.rope));
+    if (!in->has(in->self, "inputs/segment_ids")) return ASSAY_OK;
+    TRY(assay_alloc_i32(ctx, "inputs/segment_ids", run->tokens, &run->segment_ids));
+    TRY(in->read_i32(ctx, in->self, "inputs/segment_ids", 0, run->tokens, run->segment_ids));
+cleanup:
+    return status;
+}
+
+static bool wants_backward(const stack_run *run)
+{
+    bool wants = run->out->wants(run->out->self, "gradients/inputs/x");
+    for (int64_t layer = 0; !wants && layer < run->config->layers; layer++) wants = layer_wants_gradient(run, layer);
+    return wants;
+}
+
+static assay_status write_wanted(assay_context *ctx, const assay_sink *out, const char *path, int64_t count,
+                                 const double *values)
+{
+    return out->wants(out->self, path) ? out->write(ctx, out->self, path, count, values) : ASSAY_OK;
+}
+
+static assay_status write_report(assay_context *ctx, const stack_run *run)
+{
+    const assay_remat_report report = assay_remat_report_of(run->store);
+    const double kept = (double)report.bytes_kept, offloaded = (double)report.bytes_offloaded;
+    assay_status status = ASSAY_OK;
+    TRY(write_wanted(ctx, run->out, "remat/bytes_kept", 1, &kept));
+    TRY(write_wanted(ctx, run->out, "remat/bytes_offloaded", 1, &offloaded));
+    TRY(write_wanted(ctx, run->out, "remat/operations_recomputed", 1, &report.operations_recomputed));
+cleanup:
+    return status;
+}
+
+/* An output without a cotangent is not differentiated. */
+static assay_status backward(assay_context *ctx, const stack_run *run)
+{
+    assay_status status = ASSAY_OK;
+    const assay_source *in = run->in;
+    double *dy = NULL;
+    TRY(assay_alloc_f64(ctx, "cotangents/y", run->size, &dy));
+    memset(dy, 0, (size_t)run->size * sizeof *dy);
+    if (in->has(in->self, "cotangents/y")) TRY(in->read(ctx, in->self, "cotangents/y", 0, run->size, dy));
+    for (int64_t layer = run->config->layers - 1; layer >= 0; layer--) TRY(layer_backward(ctx, run, layer, dy));
+    TRY(write_wanted(ctx, run->out, "gradients/inputs/x", run->size, dy));
+    TRY(write_report(ctx, run));
+cleanup:
+    free(dy);
+    return status;
+}
+
+assay_status assay_stack_run(assay_context *ctx, const assay_stack_config *config, const assay_source *in,
+                             const assay_sink *out)
+{
+    assay_status status = ASSAY_OK;
+    stack_run run = {.config = config, .in = in, .out = out};
+    double *x = NULL;
+    TRY(assay_stack_check(ctx, config));
+    run.tokens = config->mla.batch * config->mla.sequence;
+    run.size = run.tokens * config->mla.emb_dim;
+    TRY(read_inputs(ctx, &run, &x));
+    if (wants_backward(&run)) TRY(assay_remat_open(ctx, &run.store, &config->policy, config->layers));
+    for (int64_t layer = 0; layer < config->layers; layer++) TRY(layer_forward(ctx, &run, layer, &x));
+    TRY(write_wanted(ctx, out, "outputs/y", run.size, x));
+    free(x);
+    x = NULL;
+    if (run.store != NULL) TRY(backward(ctx, &run));
+cleanup:
+    assay_remat_close(run.store);
+    free(run.positions);
+    free(run.segment_ids);
+    free(x);
+    return status;
+}

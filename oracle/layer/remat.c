@@ -1,1 +1,249 @@
-#include "oracle/layer/deepseek_stack.h"
+#define _GNU_SOURCE /* O_TMPFILE */
+#include "oracle/layer/remat.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "oracle/base/memory.h"
+
+const char *const assay_remat_names[ASSAY_REMAT_NAMES] = {
+#define X(code, name) [ASSAY_REMAT_##code] = #name,
+    ASSAY_REMAT_TABLE(X)
+#undef X
+};
+
+static const char *const action_texts[] = {
+    [ASSAY_REMAT] = "remat", [ASSAY_DEVICE] = "device", [ASSAY_OFFLOAD] = "offload"};
+
+enum { ACTIONS = sizeof action_texts / sizeof *action_texts };
+
+typedef struct preset {
+    const char *name;
+    assay_remat_action dots; /* of the results of products, without attention's */
+} preset;
+
+static const preset presets[] = {{"full", ASSAY_REMAT},
+                                 {"minimal", ASSAY_DEVICE},
+                                 {"minimal_offloaded", ASSAY_OFFLOAD},
+                                 {"custom", ASSAY_REMAT}};
+
+enum { PRESETS = sizeof presets / sizeof *presets };
+
+static const assay_remat_name dots[] = {
+    ASSAY_REMAT_QUERY_PROJ, ASSAY_REMAT_KEY_PROJ, ASSAY_REMAT_VALUE_PROJ, ASSAY_REMAT_OUT_PROJ,
+    ASSAY_REMAT_MLPWI,      ASSAY_REMAT_MLPWI_0,  ASSAY_REMAT_MLPWI_1,    ASSAY_REMAT_MLPWO,
+};
+
+/* The plain names of the routed experts' tensors. */
+static const assay_remat_name plain_names[ASSAY_REMAT_NAMES] = {
+    [ASSAY_REMAT_MOE_MLPWI] = ASSAY_REMAT_MLPWI,
+    [ASSAY_REMAT_MOE_MLPWI_0] = ASSAY_REMAT_MLPWI_0,
+    [ASSAY_REMAT_MOE_MLPWI_1] = ASSAY_REMAT_MLPWI_1,
+    [ASSAY_REMAT_MOE_MLPWO] = ASSAY_REMAT_MLPWO,
+};
+
+static assay_status find_preset(assay_context *ctx, const char *name, const preset **found)
+{
+    for (int i = 0; i < PRESETS; i++) {
+        *found = &presets[i];
+        if (strcmp(presets[i].name, name) == 0) return ASSAY_OK;
+    }
+    return assay_fail(ctx, ASSAY_BAD_INPUT, "remat_policy is \"%s\", expected full, minimal, minimal_offloaded or custom",
+                      name);
+}
+
+static assay_status find_action(assay_context *ctx, const char *name, const char *text, assay_remat_action *action)
+{
+    for (int i = 0; i < ACTIONS; i++) {
+        *action = (assay_remat_action)i;
+        if (strcmp(action_texts[i], text) == 0) return ASSAY_OK;
+    }
+    return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is \"%s\", expected remat, device or offload", name, text);
+}
+
+assay_status assay_remat_policy_make(assay_context *ctx, assay_remat_policy *policy, const char *preset_name,
+                                     const char *const texts[ASSAY_REMAT_NAMES])
+{
+    assay_status status = ASSAY_OK;
+    const preset *base = NULL;
+    TRY(find_preset(ctx, preset_name, &base));
+    *policy = (assay_remat_policy){0};
+    for (size_t i = 0; i < sizeof dots / sizeof *dots; i++) policy->action[dots[i]] = base->dots;
+    for (int name = 0; name < ASSAY_REMAT_NAMES; name++) {
+        const bool routed = name >= ASSAY_REMAT_MOE_MLPWI;
+        assay_remat_action own;
+        if (routed) policy->action[name] = policy->action[plain_names[name]];
+        if (routed && texts[name][0] == '\0') continue;
+        TRY(find_action(ctx, assay_remat_names[name], texts[name], &own));
+        if (own != ASSAY_REMAT || routed) policy->action[name] = own;
+    }
+    if (policy->action[ASSAY_REMAT_DECODER_LAYER_INPUT] == ASSAY_REMAT) {
+        status = assay_fail(ctx, ASSAY_BAD_INPUT,
+                            "decoder_layer_input is \"remat\", expected device or offload: backward starts from it");
+    }
+cleanup:
+    return status;
+}
+
+/* One intermediate of one layer. */
+typedef struct held {
+    double *values; /* on the device */
+    off_t offset;   /* in the spill file */
+    int64_t count;  /* 0: nothing is held */
+} held;
+
+struct assay_remat_store {
+    assay_remat_policy policy;
+    int64_t layers;
+    held *items; /* [layers,ASSAY_REMAT_SLOTS] */
+    int file;    /* -1: none so far */
+    off_t end;
+    assay_remat_report report;
+};
+
+assay_status assay_remat_open(assay_context *ctx, assay_remat_store **store, const assay_remat_policy *policy,
+                              int64_t layers)
+{
+    assay_status status = ASSAY_OK;
+    assay_remat_store *made = NULL;
+    void *memory = NULL;
+    int64_t count = 0;
+    *store = NULL;
+    TRY(assay_checked_count(ctx, "checkpoints", 2, (int64_t[]){layers, ASSAY_REMAT_SLOTS}, &count));
+    TRY(assay_alloc(ctx, "checkpoints", 1, sizeof *made, &memory));
+    made = memory;
+    *made = (assay_remat_store){.policy = *policy, .layers = layers, .file = -1};
+    TRY(assay_alloc(ctx, "checkpoints", count, sizeof *made->items, &memory));
+    made->items = memory;
+    memset(made->items, 0, (size_t)count * sizeof *made->items);
+    *store = made;
+    return ASSAY_OK;
+cleanup:
+    free(made);
+    return status;
+}
+
+void assay_remat_close(assay_remat_store *store)
+{
+    if (store == NULL) return;
+    for (int64_t i = 0; i < store->layers * ASSAY_REMAT_SLOTS; i++) free(store->items[i].values);
+    if (store->file >= 0) close(store->file);
+    free(store->items);
+    free(store);
+}
+
+assay_remat_action assay_remat_action_of(const assay_remat_policy *policy, int slot)
+{
+    return policy->action[slot == ASSAY_REMAT_LSE ? ASSAY_REMAT_ATTENTION_OUT : slot];
+}
+
+/* A file without a name from the start, or, where the file system has none, one whose name goes at once. */
+static assay_status open_spill_file(assay_context *ctx, assay_remat_store *store)
+{
+    const char *folder = getenv("TMPDIR");
+    char path[4096];
+    if (folder == NULL || folder[0] == '\0') folder = "/var/tmp";
+    store->file = open(folder, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+    if (store->file >= 0) return ASSAY_OK;
+    int length = snprintf(path, sizeof path, "%s/assay-spill-XXXXXX", folder);
+    if (length > 0 && length < (int)sizeof path) store->file = mkstemp(path);
+    if (store->file < 0) {
+        return assay_fail(ctx, ASSAY_IO, "%s: no spill file for offloaded checkpoints: %s (TMPDIR names another folder)",
+                          folder, strerror(errno));
+    }
+    unlink(path);
+    return ASSAY_OK;
+}
+
+static assay_status spill(assay_context *ctx, assay_remat_store *store, held *item, const double *values)
+{
+    const char *bytes = (const char *)values;
+    size_t left = (size_t)item->count * sizeof *values;
+    if (store->file < 0) {
+        assay_status status = open_spill_file(ctx, store);
+        if (status != ASSAY_OK) return status;
+    }
+    item->offset = store->end;
+    while (left > 0) {
+        ssize_t done = pwrite(store->file, bytes, left, store->end);
+        if (done < 0 && errno == EINTR) continue;
+        if (done <= 0) {
+            return assay_fail(ctx, ASSAY_IO, "spill file, %zu bytes left to write at %" PRId64 ": %s", left,
+                              (int64_t)store->end, strerror(errno));
+        }
+        bytes += done;
+        left -= (size_t)done;
+        store->end += done;
+    }
+    store->report.bytes_offloaded += item->count * (int64_t)sizeof *values;
+    return ASSAY_OK;
+}
+
+static assay_status read_back(assay_context *ctx, const assay_remat_store *store, const held *item, double **values)
+{
+    assay_status status = assay_alloc_f64(ctx, "offloaded checkpoint", item->count, values);
+    if (status != ASSAY_OK) return status;
+    char *bytes = (char *)*values;
+    off_t offset = item->offset;
+    size_t left = (size_t)item->count * sizeof **values;
+    while (left > 0) {
+        ssize_t done = pread(store->file, bytes, left, offset);
+        if (done < 0 && errno == EINTR) continue;
+        if (done <= 0) {
+            free(*values);
+            *values = NULL;
+            return assay_fail(ctx, ASSAY_IO, "spill file, %zu bytes left to read at %" PRId64 ": %s", left,
+                              (int64_t)offset, done == 0 ? "it ends there" : strerror(errno));
+        }
+        bytes += done;
+        left -= (size_t)done;
+        offset += done;
+    }
+    return ASSAY_OK;
+}
+
+assay_status assay_remat_put(assay_context *ctx, assay_remat_store *store, int64_t layer, int slot, int64_t count,
+                             double **values)
+{
+    assay_status status = ASSAY_OK;
+    held *item = &store->items[layer * ASSAY_REMAT_SLOTS + slot];
+    const assay_remat_action action = assay_remat_action_of(&store->policy, slot);
+    if (*values != NULL && action != ASSAY_REMAT) {
+        item->count = count;
+        if (action == ASSAY_DEVICE) {
+            item->values = *values;
+            *values = NULL;
+            store->report.bytes_kept += count * (int64_t)sizeof **values;
+        } else {
+            status = spill(ctx, store, item, *values);
+        }
+    }
+    free(*values);
+    *values = NULL;
+    return status;
+}
+
+assay_status assay_remat_take(assay_context *ctx, assay_remat_store *store, int64_t layer, int slot, double **values)
+{
+    held *item = &store->items[layer * ASSAY_REMAT_SLOTS + slot];
+    assay_status status = ASSAY_OK;
+    *values = item->values;
+    if (item->count > 0 && item->values == NULL) status = read_back(ctx, store, item, values);
+    *item = (held){0};
+    return status;
+}
+
+void assay_remat_recomputed(assay_remat_store *store, double operations)
+{
+    store->report.operations_recomputed += operations;
+}
+
+assay_remat_report assay_remat_report_of(const assay_remat_store *store)
+{
+    return store->report;
+}

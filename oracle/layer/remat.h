@@ -40,6 +40,9 @@ typedef enum assay_remat_name {
         ASSAY_REMAT_NAMES
 } assay_remat_name;
 
+/* lse [B,N,S] has no name of its own: it comes and goes with attention_out, which is no use to backward without it. */
+enum { ASSAY_REMAT_LSE = ASSAY_REMAT_NAMES, ASSAY_REMAT_SLOTS };
+
 extern const char *const assay_remat_names[ASSAY_REMAT_NAMES]; /* "decoder_layer_input" ... */
 
 typedef enum assay_remat_action { ASSAY_REMAT, ASSAY_DEVICE, ASSAY_OFFLOAD } assay_remat_action;
@@ -65,12 +68,13 @@ assay_status assay_remat_open(assay_context *ctx, assay_remat_store **store, con
                               int64_t layers);
 void assay_remat_close(assay_remat_store *store); /* NULL is safe */
 
-assay_remat_action assay_remat_action_of(const assay_remat_store *store, assay_remat_name name);
-/* Takes the values over (*values becomes NULL), as the policy says: keeps, writes, or frees them. */
-assay_status assay_remat_put(assay_context *ctx, assay_remat_store *store, int64_t layer, assay_remat_name name,
-                             int64_t count, double **values);
+/* Of a name, or of ASSAY_REMAT_LSE. */
+assay_remat_action assay_remat_action_of(const assay_remat_policy *policy, int slot);
+/* Takes `count` values over (*values becomes NULL), as the policy says: keeps, writes, or frees them. */
+assay_status assay_remat_put(assay_context *ctx, assay_remat_store *store, int64_t layer, int slot, int64_t count,
+                             double **values);
 /* Gives them back, once; NULL where nothing is held: it must be computed again. The caller frees them. */
-assay_status assay_remat_take(assay_context *ctx, assay_remat_store *store, int64_t layer, assay_remat_name name,
+assay_status assay_remat_take(assay_context *ctx, assay_remat_store *store, int64_t layer, int slot,
                               double **values);
 /* Backward has computed something again. */
 void assay_remat_recomputed(assay_remat_store *store, double operations);

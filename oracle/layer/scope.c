@@ -1,1 +1,148 @@
-#include "oracle/layer/deepseek_stack.h"
+#include "oracle/layer/scope.h"
+
+#include <assert.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "oracle/base/memory.h"
+
+void scope_give(scope *s, const char *path, const double *values, int64_t count)
+{
+    assert(s->count < SCOPE_ARRAYS);
+    s->arrays[s->count++] = (scope_array){.path = path, .values = values, .count = count};
+}
+
+void scope_take(scope *s, const char *path, double **taken, int64_t count, bool outside)
+{
+    assert(s->count < SCOPE_ARRAYS);
+    *taken = NULL;
+    s->arrays[s->count++] = (scope_array){.path = path, .taken = taken, .count = count, .outside = outside};
+}
+
+static scope_array *find(scope *s, const char *path, bool given)
+{
+    for (int i = 0; i < s->count; i++) {
+        if (strcmp(s->arrays[i].path, path) == 0 && (s->arrays[i].values != NULL) == given) return &s->arrays[i];
+    }
+    return NULL;
+}
+
+static bool begins(const char *path, const char *start)
+{
+    return strncmp(path, start, strlen(start)) == 0;
+}
+
+/* The path outside; false where it is too long. */
+static bool outside_path(const scope *s, const char *path, char *to)
+{
+    static const char *const of_weights[] = {"weights/", "gradients/weights/"};
+    static const char *const of_layer[] = {"routing/", "outputs/", "cotangents/", "checkpoints/"};
+    int length = -1;
+    for (size_t i = 0; i < sizeof of_weights / sizeof *of_weights; i++) {
+        const char *folder = of_weights[i];
+        if (!begins(path, folder)) continue;
+        length = snprintf(to, ASSAY_PATH_SIZE, "%s%s%s", folder, s->weights, path + strlen(folder));
+    }
+    for (size_t i = 0; i < sizeof of_layer / sizeof *of_layer; i++) {
+        const char *folder = of_layer[i];
+        if (!begins(path, folder)) continue;
+        length = snprintf(to, ASSAY_PATH_SIZE, "%s%s%s", folder, s->prefix, path + strlen(folder));
+    }
+    return length > 0 && length < ASSAY_PATH_SIZE;
+}
+
+/* inputs/ and checkpoints/ come from the layer alone. */
+static bool is_inside(const char *path)
+{
+    return begins(path, "inputs/") || begins(path, "checkpoints/") || strcmp(path, "cotangents/y") == 0;
+}
+
+static bool source_has(void *self, const char *path)
+{
+    scope *s = self;
+    char outside[ASSAY_PATH_SIZE];
+    if (is_inside(path)) return find(s, path, true) != NULL;
+    return outside_path(s, path, outside) && s->in->has(s->in->self, outside);
+}
+
+static assay_status no_such_tensor(assay_context *ctx, const scope *s, const char *path)
+{
+    return assay_fail(ctx, ASSAY_INTERNAL, "%s%s: no part of the layer gives it", s->weights, path);
+}
+
+static assay_status source_read(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
+                                double *out)
+{
+    scope *s = self;
+    char outside[ASSAY_PATH_SIZE];
+    if (!is_inside(path)) {
+        return outside_path(s, path, outside) ? s->in->read(ctx, s->in->self, outside, first, count, out)
+                                              : no_such_tensor(ctx, s, path);
+    }
+    const scope_array *array = find(s, path, true);
+    if (array == NULL || first + count > array->count) return no_such_tensor(ctx, s, path);
+    memcpy(out, array->values + first, (size_t)count * sizeof *out);
+    return ASSAY_OK;
+}
+
+static assay_status source_read_i32(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
+                                    int32_t *out)
+{
+    scope *s = self;
+    char outside[ASSAY_PATH_SIZE];
+    if (is_inside(path) || !outside_path(s, path, outside)) return no_such_tensor(ctx, s, path);
+    return s->in->read_i32(ctx, s->in->self, outside, first, count, out);
+}
+
+static bool wanted_outside(scope *s, const char *path)
+{
+    const bool result = begins(path, "outputs/") || begins(path, "routing/") || begins(path, "checkpoints/");
+    const scope_array *array = find(s, path, false);
+    char outside[ASSAY_PATH_SIZE];
+    if ((result && !s->results) || (array != NULL && !array->outside)) return false;
+    return outside_path(s, path, outside) && s->out->wants(s->out->self, outside);
+}
+
+static bool sink_wants(void *self, const char *path)
+{
+    scope *s = self;
+    return find(s, path, false) != NULL || wanted_outside(s, path);
+}
+
+static assay_status sink_write(assay_context *ctx, void *self, const char *path, int64_t count, const double *values)
+{
+    scope *s = self;
+    scope_array *array = find(s, path, false);
+    char outside[ASSAY_PATH_SIZE];
+    if (array != NULL && *array->taken == NULL) {
+        assay_status status = assay_alloc_f64(ctx, path, array->count, array->taken);
+        if (status != ASSAY_OK) return status;
+    }
+    if (array != NULL) {
+        if (array->filled + count > array->count) return no_such_tensor(ctx, s, path);
+        memcpy(*array->taken + array->filled, values, (size_t)count * sizeof *values);
+        array->filled += count;
+    }
+    if (!wanted_outside(s, path) || !outside_path(s, path, outside)) return ASSAY_OK;
+    return s->out->write(ctx, s->out->self, outside, count, values);
+}
+
+static assay_status sink_write_i32(assay_context *ctx, void *self, const char *path, int64_t count,
+                                   const int32_t *values)
+{
+    scope *s = self;
+    char outside[ASSAY_PATH_SIZE];
+    if (!wanted_outside(s, path) || !outside_path(s, path, outside)) return ASSAY_OK;
+    return s->out->write_i32(ctx, s->out->self, outside, count, values);
+}
+
+assay_source scope_source(scope *s)
+{
+    return (assay_source){.self = s, .has = source_has, .read = source_read, .read_i32 = source_read_i32};
+}
+
+assay_sink scope_sink(scope *s)
+{
+    return (assay_sink){.self = s, .wants = sink_wants, .write = sink_write, .write_i32 = sink_write_i32};
+}

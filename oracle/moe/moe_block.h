@@ -78,6 +78,9 @@ typedef struct moe_rows {
     double *dx;          /* [count,D] */
 } moe_rows;
 
+struct moe_block;
+typedef struct moe_block moe_block;
+
 /* One gated MLP with the buffers for its weights, gradients and variances: the routed experts in turn, or the shared
  * one. A pointer is NULL where nobody wants what it would hold. */
 typedef struct moe_mlp {
@@ -86,7 +89,8 @@ typedef struct moe_mlp {
     int64_t sizes[MLP_WEIGHTS];
     double *weights[MLP_WEIGHTS], *gradients[MLP_WEIGHTS], *variances[MLP_WEIGHTS];
     assay_gated_mlp_residuals residuals;
-    double *dh; /* [rows,H] */
+    bool given[MLP_CHECKPOINTS]; /* the source has it */
+    double *dh;                  /* [rows,H] */
     double *variance_a, *variance_b, *variance_h, *variance_y, *variance_dx;
 } moe_mlp;
 
@@ -99,7 +103,14 @@ assay_status moe_mlp_alloc(assay_context *ctx, moe_mlp *mlp, const moe_results *
                            const moe_mlp_needs *needs);
 void moe_mlp_free(moe_mlp *mlp);
 assay_status moe_mlp_read(assay_context *ctx, moe_mlp *mlp, const assay_source *in, int64_t expert);
-assay_status moe_mlp_forward(assay_context *ctx, moe_mlp *mlp, const moe_rows *rows);
+/* Reads what the source gives and computes the rest; y of the rows only when `down`. */
+assay_status moe_mlp_forward(assay_context *ctx, moe_mlp *mlp, const moe_block *block, const moe_rows *rows, bool down);
+/* A checkpoint that the source gives, of the rows at hand; rows beyond them become 0. */
+assay_status moe_read_given(assay_context *ctx, const moe_mlp *mlp, const moe_block *block, int checkpoint,
+                            const moe_rows *rows, double *values);
+/* Whether the source gives any of the routed experts' checkpoints. */
+bool moe_routed_given(const assay_source *in);
+const char *moe_checkpoint_path(const moe_mlp *mlp, int checkpoint);
 /* dx of the rows where rows->dx is there; writes the gradients of the weights. */
 assay_status moe_mlp_backward(assay_context *ctx, moe_mlp *mlp, const moe_results *r, const moe_rows *rows);
 /* Variances of the rows; writes the scales of the weights' gradients where there is dy. NULL variances: exact. */
@@ -156,7 +167,7 @@ typedef struct moe_gauge {
 
 struct moe_path;
 
-typedef struct moe_block {
+struct moe_block {
     const assay_moe_config *config;
     const assay_source *in;
     const struct moe_path *path;
@@ -180,7 +191,7 @@ typedef struct moe_block {
     double *expert_y, *expert_dx; /* [T*K,D] in the order of `order`; dense: of one expert, [T,D] */
     double *y, *dx, *d_weights;
     moe_gauge gauge;
-} moe_block;
+};
 
 /* How token copies are grouped, and outputs combined. */
 typedef struct moe_path {

@@ -6,6 +6,27 @@
 #include "oracle/base/memory.h"
 #include "oracle/moe/moe_block.h"
 
+static const char *const checkpoint_paths[2][MLP_CHECKPOINTS] = {
+    {[MLP_A] = "checkpoints/moe_mlpwi_0",
+     [MLP_B] = "checkpoints/moe_mlpwi_1",
+     [MLP_AB] = "checkpoints/moe_mlpwi",
+     [MLP_Y] = "checkpoints/moe_mlpwo"},
+    {[MLP_A] = "checkpoints/mlpwi_0", [MLP_B] = "checkpoints/mlpwi_1", [MLP_Y] = "checkpoints/mlpwo"},
+};
+
+const char *moe_checkpoint_path(const moe_mlp *mlp, int checkpoint)
+{
+    return checkpoint_paths[mlp->first_result == MOE_SHARED][checkpoint];
+}
+
+bool moe_routed_given(const assay_source *in)
+{
+    bool given = false;
+    for (int checkpoint = 0; checkpoint < MLP_CHECKPOINTS; checkpoint++)
+        given |= in->has(in->self, checkpoint_paths[0][checkpoint]);
+    return given;
+}
+
 static int64_t width_of(const moe_mlp *mlp, int checkpoint)
 {
     if (checkpoint == MLP_Y) return mlp->config.emb_dim;
@@ -105,4 +126,42 @@ assay_status moe_checkpoints_finish(assay_context *ctx, moe_checkpoints *c, cons
         if (status != ASSAY_OK) return status;
     }
     return ASSAY_OK;
+}
+
+/* One expert's slots, of which the filled ones hold its rows. */
+static assay_status read_slots(assay_context *ctx, const moe_mlp *mlp, const moe_block *block, int checkpoint,
+                               const moe_rows *rows, double *values)
+{
+    const moe_checkpoints *c = &block->checkpoints;
+    const assay_source *in = block->in;
+    const char *path = moe_checkpoint_path(mlp, checkpoint);
+    const int64_t width = width_of(mlp, checkpoint);
+    assay_status status = ASSAY_OK;
+    memset(values, 0, (size_t)(rows->count * width) * sizeof *values);
+    for (int64_t slot = 0; slot < c->slot_count; slot++) {
+        if (c->slots[slot] >= rows->size) continue;
+        TRY(in->read(ctx, in->self, path, (rows->expert * c->slot_count + slot) * width, width,
+                     values + c->slots[slot] * width));
+    }
+cleanup:
+    return status;
+}
+
+assay_status moe_read_given(assay_context *ctx, const moe_mlp *mlp, const moe_block *block, int checkpoint,
+                            const moe_rows *rows, double *values)
+{
+    const assay_source *in = block->in;
+    const char *path = moe_checkpoint_path(mlp, checkpoint);
+    const int64_t width = width_of(mlp, checkpoint);
+    const bool routed = mlp->first_result == MOE_ROUTED;
+    assay_status status = ASSAY_OK;
+    if (routed && block->checkpoints.slots != NULL) return read_slots(ctx, mlp, block, checkpoint, rows, values);
+    if (!routed || block->config->path != ASSAY_MOE_DENSE) {
+        return in->read(ctx, in->self, path, rows->first * width, rows->count * width, values);
+    }
+    for (int64_t t = 0; t < rows->count; t++) {
+        TRY(in->read(ctx, in->self, path, (t * block->experts + rows->expert) * width, width, values + t * width));
+    }
+cleanup:
+    return status;
 }

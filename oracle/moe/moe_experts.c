@@ -98,6 +98,7 @@ static assay_status backward_expert(assay_context *ctx, moe_block *block)
     if (block->need_router_gradient && !block->llama4) weight_gradients(ctx, block);
     if (!block->need_backward) return ASSAY_OK;
     moe_gather(ctx, rows->dy, block->dy, rows->tokens, rows->weights, rows->count, block->emb_dim);
+    assay_round(ctx, ASSAY_ROUND_STORAGE, rows->count * block->emb_dim, rows->dy);
     return moe_mlp_backward(ctx, &block->expert, &block->results, rows);
 }
 
@@ -110,7 +111,7 @@ static assay_status run_expert(assay_context *ctx, moe_block *block)
     TRY(moe_mlp_read(ctx, &block->expert, block->in, rows->expert));
     if (!is_dense(block)) moe_gather(ctx, block->rows_x, x, rows->tokens, NULL, rows->count, block->emb_dim);
     rows->x = is_dense(block) ? x : block->rows_x;
-    TRY(moe_mlp_forward(ctx, &block->expert, rows));
+    TRY(moe_mlp_forward(ctx, &block->expert, block, rows, true));
     TRY(moe_checkpoints_put(ctx, &block->checkpoints, &block->expert, &block->results, -1, rows));
     /* The row of zeros is there for the checkpoints alone. */
     if (block->checkpoints.slots != NULL) {

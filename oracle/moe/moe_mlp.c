@@ -58,6 +58,10 @@ assay_status moe_mlp_alloc(assay_context *ctx, moe_mlp *mlp, const moe_results *
     assay_status status = ASSAY_OK;
     int64_t wide = mlp->config.rows * mlp->config.mlp_dim, rows = mlp->config.rows * mlp->config.emb_dim;
     int first = mlp->first_result;
+    for (int checkpoint = 0; checkpoint < MLP_CHECKPOINTS; checkpoint++) {
+        const char *path = moe_checkpoint_path(mlp, checkpoint);
+        mlp->given[checkpoint] = path != NULL && in->has(in->self, path);
+    }
     TRY(alloc_weights(ctx, mlp, r, in));
     TRY(assay_gated_mlp_residuals_alloc(ctx, &mlp->residuals, &mlp->config));
     bool both = moe_wants_any_scale(r, first + MLP_AB);
@@ -137,11 +141,40 @@ static assay_gated_mlp_gradients gradients_of(double *const *buffers, double *dx
     };
 }
 
-assay_status moe_mlp_forward(assay_context *ctx, moe_mlp *mlp, const moe_rows *rows)
+static assay_status forward_up(assay_context *ctx, moe_mlp *mlp, const moe_block *block, const moe_rows *rows)
 {
+    assay_status status = ASSAY_OK;
+    assay_gated_mlp_weights weights = weights_of(mlp);
+    const bool gate = mlp->given[MLP_A], up = mlp->given[MLP_B], both = mlp->given[MLP_AB];
+    if (gate) TRY(moe_read_given(ctx, mlp, block, MLP_A, rows, mlp->residuals.a));
+    if (up) TRY(moe_read_given(ctx, mlp, block, MLP_B, rows, mlp->residuals.b));
+    if (both) TRY(moe_read_given(ctx, mlp, block, MLP_AB, rows, mlp->residuals.a));
+    if (both || (gate && up)) return ASSAY_OK;
+    TRY(assay_gated_mlp_up(ctx, &mlp->residuals,
+                           gate ? ASSAY_BRANCH_UP
+                           : up ? ASSAY_BRANCH_GATE
+                                : ASSAY_BRANCH_BOTH,
+                           rows->x, &weights, &mlp->config));
+cleanup:
+    return status;
+}
+
+assay_status moe_mlp_forward(assay_context *ctx, moe_mlp *mlp, const moe_block *block, const moe_rows *rows, bool down)
+{
+    assay_status status = ASSAY_OK;
     assay_gated_mlp_weights weights = weights_of(mlp);
     mlp->config.rows = rows->count;
-    return assay_gated_mlp_forward(ctx, rows->y, &mlp->residuals, rows->x, &weights, &mlp->config);
+    TRY(forward_up(ctx, mlp, block, rows));
+    assay_gated_mlp_gate(ctx, &mlp->residuals, &mlp->config);
+    if (!down) return ASSAY_OK;
+    if (mlp->given[MLP_Y]) {
+        TRY(moe_read_given(ctx, mlp, block, MLP_Y, rows, rows->y));
+    } else {
+        TRY(assay_gated_mlp_down(ctx, rows->y, &mlp->residuals, &weights, &mlp->config));
+        assay_round(ctx, ASSAY_ROUND_STORAGE, rows->count * mlp->config.emb_dim, rows->y);
+    }
+cleanup:
+    return status;
 }
 
 assay_status moe_mlp_backward(assay_context *ctx, moe_mlp *mlp, const moe_results *r, const moe_rows *rows)
@@ -151,6 +184,7 @@ assay_status moe_mlp_backward(assay_context *ctx, moe_mlp *mlp, const moe_result
     mlp->config.rows = rows->count;
     assay_status status =
         assay_gated_mlp_backward(ctx, &gradients, rows->dy, &mlp->residuals, rows->x, &weights, &mlp->config);
+    if (rows->dx != NULL) assay_round(ctx, ASSAY_ROUND_STORAGE, rows->count * mlp->config.emb_dim, rows->dx);
     for (int weight = 0; weight < MLP_WEIGHTS && status == ASSAY_OK; weight++) {
         status = moe_write(ctx, r, -1, mlp->first_result + MLP_GRADIENT + weight, mlp->sizes[weight],
                            mlp->gradients[weight]);

@@ -126,6 +126,7 @@ assay_status moe_router_forward(assay_context *ctx, moe_block *block)
     TRY(assay_alloc_f64(ctx, "logits", block->tokens * block->experts, &router->logits));
     assay_matmul_args args = moe_logits_product(block, router->logits);
     TRY(assay_matmul(ctx, &args));
+    assay_round(ctx, ASSAY_ROUND_ROUTER, block->tokens * block->experts, router->logits);
     router->inputs = (assay_routing_inputs){.logits = router->logits,
                                             .bias = router->bias,
                                             .per_expert_scale = router->per_expert_scale,
@@ -134,6 +135,7 @@ assay_status moe_router_forward(assay_context *ctx, moe_block *block)
                                             .given_experts = router->given_experts};
     TRY(assay_routing_alloc(ctx, &router->routing, config));
     TRY(assay_routing_forward(ctx, &router->routing, &router->inputs, config));
+    assay_round(ctx, ASSAY_ROUND_ROUTER, choices, router->routing.weights);
     TRY(assay_alloc_i32(ctx, "order of choices", choices, &block->order));
     TRY(assay_alloc_i32(ctx, "group sizes", block->experts, &block->group_sizes));
     TRY(assay_alloc_f64(ctx, "combine weights", choices, &block->combine));
@@ -151,6 +153,8 @@ static assay_status join_dx(assay_context *ctx, moe_block *block, double *dx_rou
     assay_matmul_args args = moe_dx_product(block, dx_router);
     TRY(assay_matmul(ctx, &args));
     TRY(moe_gauge_router(ctx, block, dx_router));
+    assay_round(ctx, ASSAY_ROUND_STORAGE, block->tokens * block->emb_dim, dx_router);
+    assay_round(ctx, ASSAY_ROUND_STORAGE, block->tokens * block->emb_dim, block->dx);
     moe_accumulate(ctx, block->dx, dx_router, NULL, block->tokens, block->emb_dim);
 cleanup:
     return status;
@@ -166,9 +170,11 @@ assay_status moe_router_backward(assay_context *ctx, moe_block *block)
     TRY(assay_alloc_f64(ctx, "d_logits", block->tokens * block->experts, &router->d_logits));
     TRY(assay_alloc_f64(ctx, "d_bias", block->experts, &d_bias));
     TRY(assay_alloc_f64(ctx, "d_per_expert_scale", block->experts, &d_scale));
+    assay_round(ctx, ASSAY_ROUND_ROUTER, block->tokens * block->per_token, block->d_weights);
     TRY(assay_routing_backward(ctx, router->d_logits, router->bias == NULL ? NULL : d_bias,
                                router->per_expert_scale == NULL ? NULL : d_scale, block->d_weights, router->d_lb_loss,
                                &router->routing, &router->inputs, config));
+    assay_round(ctx, ASSAY_ROUND_ROUTER, block->tokens * block->experts, router->d_logits);
     TRY(moe_write(ctx, r, -1, MOE_DBIAS, block->experts, d_bias));
     TRY(moe_write(ctx, r, -1, MOE_DSCALE, block->experts, d_scale));
     if (moe_wants(r, -1, MOE_DKERNEL)) {

@@ -54,10 +54,12 @@ assay_status moe_shared_run(assay_context *ctx, moe_block *block)
     if (block->config->shared_mlp_dim == 0 || !any) return ASSAY_OK;
     TRY(alloc_shared(ctx, block, &rows));
     TRY(moe_mlp_read(ctx, &block->shared, block->in, 0));
-    TRY(moe_mlp_forward(ctx, &block->shared, &rows));
+    TRY(moe_mlp_forward(ctx, &block->shared, block, &rows, block->need_y || moe_uses(r, MOE_SHARED + MLP_Y)));
     TRY(moe_checkpoints_put(ctx, &block->checkpoints, &block->shared, r, -1, &rows));
     if (gradients) TRY(moe_mlp_backward(ctx, &block->shared, r, &rows));
     for (int precision = 0; precision < r->precision_count; precision++) TRY(gauge(ctx, block, &rows, precision));
+    if (block->need_y) assay_round(ctx, ASSAY_ROUND_STORAGE, block->tokens * block->emb_dim, block->y);
+    if (block->need_dx) assay_round(ctx, ASSAY_ROUND_STORAGE, block->tokens * block->emb_dim, block->dx);
     if (block->need_y) moe_accumulate(ctx, block->y, rows.y, NULL, block->tokens, block->emb_dim);
     if (block->need_dx) moe_accumulate(ctx, block->dx, rows.dx, NULL, block->tokens, block->emb_dim);
 cleanup:

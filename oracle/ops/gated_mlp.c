@@ -42,35 +42,42 @@ static void add_bias(double *values, const double *bias, int64_t count)
     for (int64_t i = 0; bias != NULL && i < count; i++) values[i] += bias[i];
 }
 
-/* a, b [rows,H], rows `ld` apart, get their biases. */
-static void add_up_biases(const assay_context *ctx, assay_gated_mlp_residuals *r, const assay_gated_mlp_weights *w,
-                          const assay_gated_mlp_config *config)
+static assay_status up_product(assay_context *ctx, double *out, const double *x, const double *w,
+                               const assay_gated_mlp_residuals *r, const assay_gated_mlp_config *config)
 {
-    if (w->wi_0_bias == NULL && w->wi_1_bias == NULL) return;
+    const assay_matmul_args args = {.c = out,
+                                    .ldc = r->ld,
+                                    .a = x,
+                                    .lda = config->emb_dim,
+                                    .b = w,
+                                    .ldb = r->ld,
+                                    .m = config->rows,
+                                    .n = r->ld,
+                                    .k = config->emb_dim};
+    return assay_matmul(ctx, &args);
+}
+
+/* A branch gets its bias, and may be stored. */
+static void finish_branch(const assay_context *ctx, double *branch, const double *bias,
+                          const assay_gated_mlp_residuals *r, const assay_gated_mlp_config *config)
+{
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t row = 0; row < config->rows; row++) {
-        add_bias(r->a + row * r->ld, w->wi_0_bias, config->mlp_dim);
-        add_bias(r->b + row * r->ld, w->wi_1_bias, config->mlp_dim);
+        add_bias(branch + row * r->ld, bias, config->mlp_dim);
+        assay_round(ctx, ASSAY_ROUND_STORAGE, config->mlp_dim, branch + row * r->ld);
     }
 }
 
-assay_status assay_gated_mlp_up(assay_context *ctx, assay_gated_mlp_residuals *r, const double *x,
-                                const assay_gated_mlp_weights *w, const assay_gated_mlp_config *config)
+assay_status assay_gated_mlp_up(assay_context *ctx, assay_gated_mlp_residuals *r, assay_gated_mlp_branch branch,
+                                const double *x, const assay_gated_mlp_weights *w, const assay_gated_mlp_config *config)
 {
+    const bool gate = branch != ASSAY_BRANCH_UP, up = branch != ASSAY_BRANCH_GATE;
     assay_status status = ASSAY_OK;
-    const int64_t rows = config->rows, dim = config->emb_dim;
-    assay_matmul_args up = {.c = r->a, .ldc = r->ld, .a = x, .lda = dim, .m = rows, .k = dim};
-    up.n = up.ldb = r->ld;
-    up.b = config->fused ? w->wi : w->wi_0;
-    TRY(assay_matmul(ctx, &up));
-    if (!config->fused) {
-        up.c = r->b;
-        up.b = w->wi_1;
-        TRY(assay_matmul(ctx, &up));
-    }
-    add_up_biases(ctx, r, w, config);
-    assay_round(ctx, ASSAY_ROUND_STORAGE, rows * r->ld, r->a);
-    if (!config->fused) assay_round(ctx, ASSAY_ROUND_STORAGE, rows * r->ld, r->b);
+    if (config->fused) TRY(up_product(ctx, r->a, x, w->wi, r, config));
+    if (!config->fused && gate) TRY(up_product(ctx, r->a, x, w->wi_0, r, config));
+    if (!config->fused && up) TRY(up_product(ctx, r->b, x, w->wi_1, r, config));
+    if (gate) finish_branch(ctx, r->a, w->wi_0_bias, r, config);
+    if (up) finish_branch(ctx, r->b, w->wi_1_bias, r, config);
 cleanup:
     return status;
 }
@@ -108,7 +115,7 @@ cleanup:
 assay_status assay_gated_mlp_forward(assay_context *ctx, double *y, assay_gated_mlp_residuals *r, const double *x,
                                      const assay_gated_mlp_weights *w, const assay_gated_mlp_config *config)
 {
-    assay_status status = assay_gated_mlp_up(ctx, r, x, w, config);
+    assay_status status = assay_gated_mlp_up(ctx, r, ASSAY_BRANCH_BOTH, x, w, config);
     if (status != ASSAY_OK) return status;
     assay_gated_mlp_gate(ctx, r, config);
     return assay_gated_mlp_down(ctx, y, r, w, config);

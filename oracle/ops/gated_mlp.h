@@ -45,9 +45,12 @@ assay_status assay_gated_mlp_residuals_alloc(assay_context *ctx, assay_gated_mlp
                                              const assay_gated_mlp_config *config);
 void assay_gated_mlp_residuals_free(assay_gated_mlp_residuals *r); /* safe on a zeroed struct */
 
-/* Forward in its three steps, so that one whose results are kept can be left out: a and b; h from them; y from h. */
-assay_status assay_gated_mlp_up(assay_context *ctx, assay_gated_mlp_residuals *r, const double *x,
-                                const assay_gated_mlp_weights *w, const assay_gated_mlp_config *config);
+/* Forward in its three steps, so that one whose results are kept can be left out: a and b, or, not fused, one of them;
+ * h from them; y from h. */
+typedef enum assay_gated_mlp_branch { ASSAY_BRANCH_GATE, ASSAY_BRANCH_UP, ASSAY_BRANCH_BOTH } assay_gated_mlp_branch;
+assay_status assay_gated_mlp_up(assay_context *ctx, assay_gated_mlp_residuals *r, assay_gated_mlp_branch branch,
+                                const double *x, const assay_gated_mlp_weights *w,
+                                const assay_gated_mlp_config *config);
 void assay_gated_mlp_gate(const assay_context *ctx, assay_gated_mlp_residuals *r,
                           const assay_gated_mlp_config *config);
 assay_status assay_gated_mlp_down(assay_context *ctx, double *y, const assay_gated_mlp_residuals *r,

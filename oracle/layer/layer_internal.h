@@ -1,0 +1,107 @@
+/* What the files of the layer share; deepseek_stack.h is the contract.
+ *
+ * A layer has two halves, each a norm, a block and a residual addition: h = x + mla(rms_norm(x)) (layer_attention.c) and
+ * y = h + mlp(rms_norm(h)) (layer_mlp.c). deepseek_layer.c joins them, deepseek_stack.c runs layer after layer. */
+#ifndef ASSAY_LAYER_LAYER_INTERNAL_H
+#define ASSAY_LAYER_LAYER_INTERNAL_H
+
+#include "oracle/layer/deepseek_stack.h"
+
+typedef struct stack_run {
+    const assay_stack_config *config;
+    const assay_source *in;
+    const assay_sink *out;
+    int64_t tokens, size; /* B*S, and that times D */
+    int32_t *positions, *segment_ids;
+    assay_remat_store *store; /* NULL: no backward follows */
+} stack_run;
+
+/* "layers/3/", or "" for the single layer. */
+enum { LAYER_PREFIX_SIZE = 32 };
+void layer_prefix(const stack_run *run, int64_t layer, char prefix[LAYER_PREFIX_SIZE]);
+bool layer_is_dense(const assay_stack_config *config, int64_t layer);
+
+/* Every weight of a layer but those of its MoE block, which come one expert at a time. */
+enum {
+    LAYER_PRE_NORM,
+    LAYER_POST_NORM,
+    LAYER_WQ_A,
+    LAYER_Q_NORM,
+    LAYER_WQ_B,
+    LAYER_QUERY,
+    LAYER_WKV_A,
+    LAYER_KV_NORM,
+    LAYER_WKV_B,
+    LAYER_OUT,
+    LAYER_WI,
+    LAYER_WI_0,
+    LAYER_WI_1,
+    LAYER_WO,
+    LAYER_WI_0_BIAS,
+    LAYER_WI_1_BIAS,
+    LAYER_WO_BIAS,
+    LAYER_WEIGHTS,
+};
+
+/* Weights, or gradients of them. NULL: the layer has no such weight, or nobody wants its gradient. */
+typedef struct layer_weights {
+    double *values[LAYER_WEIGHTS];
+} layer_weights;
+
+/* Numbers in one weight of a layer; 0 where it has none. */
+int64_t layer_weight_count(const assay_stack_config *config, int64_t layer, int weight);
+assay_status layer_weights_read(assay_context *ctx, const stack_run *run, int64_t layer, layer_weights *w);
+/* Room for the gradients that somebody wants. */
+assay_status layer_gradients_alloc(assay_context *ctx, const stack_run *run, int64_t layer, layer_weights *g);
+assay_status layer_gradients_write(assay_context *ctx, const stack_run *run, int64_t layer, const layer_weights *g);
+void layer_weights_free(layer_weights *w);
+/* Whether the sink wants the gradient of any weight of the layer. */
+bool layer_wants_gradient(const stack_run *run, int64_t layer);
+
+/* Numbers in a checkpoint of the layer, lse included; 0 where it has none. */
+int64_t layer_checkpoint_count(const assay_stack_config *config, int64_t layer, int slot);
+/* Writes checkpoints/PREFIXname where it is wanted. */
+assay_status layer_write_checkpoint(assay_context *ctx, const stack_run *run, int64_t layer, int slot,
+                                    const double *values);
+/* Forward is done with it: to the store as its policy says, else freed. */
+assay_status layer_release(assay_context *ctx, const stack_run *run, int64_t layer, int slot, double **values);
+/* A copy of what another allocation holds, to the store; nothing where its policy is remat. */
+assay_status layer_release_copy(assay_context *ctx, const stack_run *run, int64_t layer, int slot,
+                                const double *values);
+
+/* sum = a + b, which may be stored; sum may be a or b. */
+void layer_add(const assay_context *ctx, double *sum, const double *a, const double *b, int64_t count);
+
+/* The first half, as backward finds it again: everything but out_proj, and h. */
+typedef struct attention_half {
+    double *x, *x_norm, *rstd;
+    assay_mla_residuals mla;
+    double *h;
+} attention_half;
+void attention_half_free(attention_half *half);
+
+/* h [T,D] is allocated; x goes to the store, or is freed. */
+assay_status attention_half_forward(assay_context *ctx, const stack_run *run, int64_t layer, const layer_weights *w,
+                                    double **x, double **h);
+assay_status attention_half_refill(assay_context *ctx, const stack_run *run, int64_t layer, const layer_weights *w,
+                                   attention_half *half);
+/* dh becomes dx. */
+assay_status attention_half_backward(assay_context *ctx, const stack_run *run, const layer_weights *w,
+                                     const layer_weights *g, attention_half *half, double *dh);
+
+/* h becomes y. */
+assay_status mlp_half_forward(assay_context *ctx, const stack_run *run, int64_t layer, const layer_weights *w,
+                              double *h);
+/* dy becomes dh. */
+assay_status mlp_half_backward(assay_context *ctx, const stack_run *run, int64_t layer, const layer_weights *w,
+                               const layer_weights *g, const double *h, double *dy);
+
+/* *x becomes the layer's output. */
+assay_status layer_forward(assay_context *ctx, const stack_run *run, int64_t layer, double **x);
+/* dy becomes dx. */
+assay_status layer_backward(assay_context *ctx, const stack_run *run, int64_t layer, double *dy);
+
+/* Operations of backward's recomputation. */
+double layer_mlp_recomputed(const assay_stack_config *config, int64_t layer, const bool kept[ASSAY_REMAT_SLOTS]);
+
+#endif

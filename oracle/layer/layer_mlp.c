@@ -1,0 +1,255 @@
+/* The second half of a layer: y = h + mlp(rms_norm(h)), a gated MLP or a MoE block. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "oracle/arithmetic/arithmetic.h"
+#include "oracle/base/memory.h"
+#include "oracle/layer/layer_internal.h"
+#include "oracle/layer/scope.h"
+#include "oracle/ops/rms_norm.h"
+
+/* rms_norm(h) [T,D] and 1/rms [T]; both are allocated. */
+static assay_status normalise(assay_context *ctx, const stack_run *run, const layer_weights *w, const double *h,
+                              double **h_norm, double **rstd)
+{
+    assay_status status = ASSAY_OK;
+    TRY(assay_alloc_f64(ctx, "normalised input", run->size, h_norm));
+    TRY(assay_alloc_f64(ctx, "normalised input", run->tokens, rstd));
+    assay_rms_norm_forward(ctx, *h_norm, *rstd, h, w->values[LAYER_POST_NORM], run->tokens, run->config->mla.emb_dim,
+                           run->config->epsilon);
+    assay_round(ctx, ASSAY_ROUND_STORAGE, run->size, *h_norm);
+cleanup:
+    return status;
+}
+
+static assay_gated_mlp_weights mlp_weights(const layer_weights *w)
+{
+    return (assay_gated_mlp_weights){
+        .wi = w->values[LAYER_WI],
+        .wi_0 = w->values[LAYER_WI_0],
+        .wi_1 = w->values[LAYER_WI_1],
+        .wo = w->values[LAYER_WO],
+        .wi_0_bias = w->values[LAYER_WI_0_BIAS],
+        .wi_1_bias = w->values[LAYER_WI_1_BIAS],
+        .wo_bias = w->values[LAYER_WO_BIAS],
+    };
+}
+
+static assay_status dense_forward(assay_context *ctx, const stack_run *run, int64_t layer, const layer_weights *w,
+                                  const double *h_norm, double *y)
+{
+    assay_status status = ASSAY_OK;
+    const assay_gated_mlp_config *config = &run->config->mlp;
+    const assay_gated_mlp_weights weights = mlp_weights(w);
+    assay_gated_mlp_residuals r = {0};
+    const int up[] = {config->fused ? ASSAY_REMAT_MLPWI : ASSAY_REMAT_MLPWI_0, ASSAY_REMAT_MLPWI_1};
+    TRY(assay_gated_mlp_residuals_alloc(ctx, &r, config));
+    TRY(assay_gated_mlp_forward(ctx, y, &r, h_norm, &weights, config));
+    for (int branch = 0; branch < (config->fused ? 1 : 2); branch++) {
+        const double *values = branch == 0 ? r.a : r.b;
+        TRY(layer_write_checkpoint(ctx, run, layer, up[branch], values));
+        TRY(layer_release_copy(ctx, run, layer, up[branch], values));
+    }
+    TRY(layer_write_checkpoint(ctx, run, layer, ASSAY_REMAT_MLPWO, y));
+    TRY(layer_release_copy(ctx, run, layer, ASSAY_REMAT_MLPWO, y));
+cleanup:
+    assay_gated_mlp_residuals_free(&r);
+    return status;
+}
+
+/* What the store holds goes to its place. */
+static assay_status take_into(assay_context *ctx, const stack_run *run, int64_t layer, int slot, double *values,
+                              bool *found)
+{
+    double *held = NULL;
+    assay_status status = assay_remat_take(ctx, run->store, layer, slot, &held);
+    *found = held != NULL;
+    if (*found) memcpy(values, held, (size_t)layer_checkpoint_count(run->config, layer, slot) * sizeof *values);
+    free(held);
+    return status;
+}
+
+static assay_status dense_refill(assay_context *ctx, const stack_run *run, int64_t layer, const layer_weights *w,
+                                 const double *h_norm, assay_gated_mlp_residuals *r)
+{
+    assay_status status = ASSAY_OK;
+    const assay_gated_mlp_config *config = &run->config->mlp;
+    const assay_gated_mlp_weights weights = mlp_weights(w);
+    const double branch_flops =
+        2.0 * (double)config->rows * (double)config->emb_dim * (double)config->mlp_dim;
+    bool gate = false, up = false;
+    TRY(assay_gated_mlp_residuals_alloc(ctx, r, config));
+    if (config->fused) {
+        TRY(take_into(ctx, run, layer, ASSAY_REMAT_MLPWI, r->a, &gate));
+        up = gate;
+    } else {
+        TRY(take_into(ctx, run, layer, ASSAY_REMAT_MLPWI_0, r->a, &gate));
+        TRY(take_into(ctx, run, layer, ASSAY_REMAT_MLPWI_1, r->b, &up));
+    }
+    if (!gate || !up) {
+        const assay_gated_mlp_branch missing = gate ? ASSAY_BRANCH_UP : up ? ASSAY_BRANCH_GATE : ASSAY_BRANCH_BOTH;
+        TRY(assay_gated_mlp_up(ctx, r, missing, h_norm, &weights, config));
+        assay_remat_recomputed(run->store, (missing == ASSAY_BRANCH_BOTH ? 2 : 1) * branch_flops);
+    }
+    assay_gated_mlp_gate(ctx, r, config);
+cleanup:
+    return status;
+}
+
+static assay_status dense_backward(assay_context *ctx, const stack_run *run, int64_t layer, const layer_weights *w,
+                                   const layer_weights *g, const double *h_norm, const double *dy, double *dh_norm)
+{
+    assay_status status = ASSAY_OK;
+    const assay_gated_mlp_weights weights = mlp_weights(w);
+    const assay_gated_mlp_gradients gradients = {
+        .dx = dh_norm,
+        .dwi = g->values[LAYER_WI],
+        .dwi_0 = g->values[LAYER_WI_0],
+        .dwi_1 = g->values[LAYER_WI_1],
+        .dwo = g->values[LAYER_WO],
+        .dwi_0_bias = g->values[LAYER_WI_0_BIAS],
+        .dwi_1_bias = g->values[LAYER_WI_1_BIAS],
+        .dwo_bias = g->values[LAYER_WO_BIAS],
+    };
+    assay_gated_mlp_residuals r = {0};
+    TRY(dense_refill(ctx, run, layer, w, h_norm, &r));
+    TRY(assay_gated_mlp_backward(ctx, &gradients, dy, &r, h_norm, &weights, &run->config->mlp));
+cleanup:
+    assay_gated_mlp_residuals_free(&r);
+    return status;
+}
+
+/* The checkpoints of a MoE block: of the shared expert, then of the routed ones. */
+static const struct {
+    int slot;
+    const char *path;
+} moe_checkpoints[] = {
+    {ASSAY_REMAT_MLPWI_0, "checkpoints/mlpwi_0"},
+    {ASSAY_REMAT_MLPWI_1, "checkpoints/mlpwi_1"},
+    {ASSAY_REMAT_MLPWO, "checkpoints/mlpwo"},
+    {ASSAY_REMAT_MOE_MLPWI, "checkpoints/moe_mlpwi"},
+    {ASSAY_REMAT_MOE_MLPWI_0, "checkpoints/moe_mlpwi_0"},
+    {ASSAY_REMAT_MOE_MLPWI_1, "checkpoints/moe_mlpwi_1"},
+    {ASSAY_REMAT_MOE_MLPWO, "checkpoints/moe_mlpwo"},
+};
+
+enum { MOE_CHECKPOINTS = sizeof moe_checkpoints / sizeof *moe_checkpoints };
+
+typedef struct moe_view {
+    char prefix[LAYER_PREFIX_SIZE], weights[LAYER_PREFIX_SIZE + 4];
+    scope scope;
+    double *held[MOE_CHECKPOINTS];
+} moe_view;
+
+static void open_view(const stack_run *run, int64_t layer, moe_view *view)
+{
+    *view = (moe_view){0};
+    layer_prefix(run, layer, view->prefix);
+    strcat(strcpy(view->weights, view->prefix), "moe/");
+    view->scope = (scope){.in = run->in, .out = run->out, .prefix = view->prefix, .weights = view->weights};
+}
+
+static void close_view(moe_view *view)
+{
+    for (int i = 0; i < MOE_CHECKPOINTS; i++) free(view->held[i]);
+}
+
+static assay_status moe_forward(assay_context *ctx, const stack_run *run, int64_t layer, const double *h_norm,
+                                double **y)
+{
+    assay_status status = ASSAY_OK;
+    moe_view view;
+    open_view(run, layer, &view);
+    view.scope.results = true;
+    scope_give(&view.scope, "inputs/x", h_norm, run->size);
+    scope_take(&view.scope, "outputs/y", y, run->size, false);
+    for (int i = 0; i < MOE_CHECKPOINTS; i++) {
+        const int slot = moe_checkpoints[i].slot;
+        const int64_t count = layer_checkpoint_count(run->config, layer, slot);
+        const bool kept = assay_remat_action_of(&run->config->policy, slot) != ASSAY_REMAT;
+        if (run->store == NULL || !kept || count == 0) continue;
+        scope_take(&view.scope, moe_checkpoints[i].path, &view.held[i], count, true);
+    }
+    const assay_source in = scope_source(&view.scope);
+    const assay_sink out = scope_sink(&view.scope);
+    TRY(assay_moe_run(ctx, &run->config->moe, &in, &out, NULL, 0));
+    for (int i = 0; i < MOE_CHECKPOINTS; i++) {
+        TRY(layer_release(ctx, run, layer, moe_checkpoints[i].slot, &view.held[i]));
+    }
+cleanup:
+    close_view(&view);
+    return status;
+}
+
+static assay_status moe_backward(assay_context *ctx, const stack_run *run, int64_t layer, const double *h_norm,
+                                 const double *dy, double **dh_norm)
+{
+    assay_status status = ASSAY_OK;
+    bool kept[ASSAY_REMAT_SLOTS] = {false};
+    moe_view view;
+    open_view(run, layer, &view);
+    scope_give(&view.scope, "inputs/x", h_norm, run->size);
+    scope_give(&view.scope, "cotangents/y", dy, run->size);
+    scope_take(&view.scope, "gradients/inputs/x", dh_norm, run->size, false);
+    for (int i = 0; i < MOE_CHECKPOINTS; i++) {
+        const int slot = moe_checkpoints[i].slot;
+        TRY(assay_remat_take(ctx, run->store, layer, slot, &view.held[i]));
+        kept[slot] = view.held[i] != NULL;
+        if (!kept[slot] || slot == ASSAY_REMAT_MLPWO) continue;
+        scope_give(&view.scope, moe_checkpoints[i].path, view.held[i], layer_checkpoint_count(run->config, layer, slot));
+    }
+    const assay_source in = scope_source(&view.scope);
+    const assay_sink out = scope_sink(&view.scope);
+    TRY(assay_moe_run(ctx, &run->config->moe, &in, &out, NULL, 0));
+    assay_remat_recomputed(run->store, layer_mlp_recomputed(run->config, layer, kept));
+cleanup:
+    close_view(&view);
+    return status;
+}
+
+assay_status mlp_half_forward(assay_context *ctx, const stack_run *run, int64_t layer, const layer_weights *w,
+                              double *h)
+{
+    assay_status status = ASSAY_OK;
+    double *h_norm = NULL, *rstd = NULL, *y = NULL;
+    TRY(normalise(ctx, run, w, h, &h_norm, &rstd));
+    if (layer_is_dense(run->config, layer)) {
+        TRY(assay_alloc_f64(ctx, "output of the layer", run->size, &y));
+        TRY(dense_forward(ctx, run, layer, w, h_norm, y));
+    } else {
+        TRY(moe_forward(ctx, run, layer, h_norm, &y));
+    }
+    assay_round(ctx, ASSAY_ROUND_STORAGE, run->size, y);
+    layer_add(ctx, h, h, y, run->size);
+cleanup:
+    free(h_norm);
+    free(rstd);
+    free(y);
+    return status;
+}
+
+assay_status mlp_half_backward(assay_context *ctx, const stack_run *run, int64_t layer, const layer_weights *w,
+                               const layer_weights *g, const double *h, double *dy)
+{
+    assay_status status = ASSAY_OK;
+    double *h_norm = NULL, *rstd = NULL, *dh_norm = NULL, *dh = NULL;
+    TRY(normalise(ctx, run, w, h, &h_norm, &rstd));
+    if (layer_is_dense(run->config, layer)) {
+        TRY(assay_alloc_f64(ctx, "gradient of the normalised input", run->size, &dh_norm));
+        TRY(dense_backward(ctx, run, layer, w, g, h_norm, dy, dh_norm));
+    } else {
+        TRY(moe_backward(ctx, run, layer, h_norm, dy, &dh_norm));
+    }
+    assay_round(ctx, ASSAY_ROUND_STORAGE, run->size, dh_norm);
+    TRY(assay_alloc_f64(ctx, "gradient of the first half", run->size, &dh));
+    assay_rms_norm_backward(ctx, dh, g->values[LAYER_POST_NORM], dh_norm, h, w->values[LAYER_POST_NORM], rstd,
+                            run->tokens, run->config->mla.emb_dim);
+    assay_round(ctx, ASSAY_ROUND_STORAGE, run->size, dh);
+    layer_add(ctx, dy, dy, dh, run->size);
+cleanup:
+    free(h_norm);
+    free(rstd);
+    free(dh_norm);
+    free(dh);
+    return status;
+}

@@ -1,0 +1,244 @@
+/* The tensors of one layer: weights and their gradients, checkpoints. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "oracle/arithmetic/arithmetic.h"
+#include "oracle/base/memory.h"
+#include "oracle/layer/layer_internal.h"
+
+static const char *const weight_names[LAYER_WEIGHTS] = {
+    [LAYER_PRE_NORM] = "pre_self_attention_layer_norm/scale",
+    [LAYER_POST_NORM] = "post_self_attention_layer_norm/scale",
+    [LAYER_WQ_A] = "self_attention/wq_a/kernel",
+    [LAYER_Q_NORM] = "self_attention/q_norm/scale",
+    [LAYER_WQ_B] = "self_attention/wq_b/kernel",
+    [LAYER_QUERY] = "self_attention/query/kernel",
+    [LAYER_WKV_A] = "self_attention/wkv_a/kernel",
+    [LAYER_KV_NORM] = "self_attention/kv_norm/scale",
+    [LAYER_WKV_B] = "self_attention/wkv_b/kernel",
+    [LAYER_OUT] = "self_attention/out/kernel",
+    [LAYER_WI] = "mlp/wi/kernel",
+    [LAYER_WI_0] = "mlp/wi_0/kernel",
+    [LAYER_WI_1] = "mlp/wi_1/kernel",
+    [LAYER_WO] = "mlp/wo/kernel",
+    [LAYER_WI_0_BIAS] = "mlp/wi_0/bias",
+    [LAYER_WI_1_BIAS] = "mlp/wi_1/bias",
+    [LAYER_WO_BIAS] = "mlp/wo/bias",
+};
+
+/* Of a MoE block: enough to know whether backward is asked for. */
+static const char *const moe_weight_names[] = {
+    "moe/gate/kernel",
+    "moe/gate/bias",
+    "moe/per_expert_scale",
+    "moe/wi",
+    "moe/wi_0",
+    "moe/wi_1",
+    "moe/wo",
+    "moe/wi_0_bias",
+    "moe/wi_1_bias",
+    "moe/wo_bias",
+    "moe/shared_experts/wi_0/kernel",
+    "moe/shared_experts/wi_1/kernel",
+    "moe/shared_experts/wo/kernel",
+};
+
+void layer_prefix(const stack_run *run, int64_t layer, char prefix[LAYER_PREFIX_SIZE])
+{
+    prefix[0] = '\0';
+    if (!run->config->single) snprintf(prefix, LAYER_PREFIX_SIZE, "layers/%" PRId64 "/", layer);
+}
+
+bool layer_is_dense(const assay_stack_config *config, int64_t layer)
+{
+    return layer < config->dense_layers;
+}
+
+int64_t layer_weight_count(const assay_stack_config *config, int64_t layer, int weight)
+{
+    const assay_mla_config *mla = &config->mla;
+    const int64_t dim = mla->emb_dim, heads = mla->heads, rope = mla->rope.dim;
+    const int64_t query = heads * (mla->qk_nope_head_dim + rope), hidden = config->mlp.mlp_dim;
+    const bool dense = layer_is_dense(config, layer), compressed = mla->q_lora_rank > 0;
+    const int64_t counts[LAYER_WEIGHTS] = {
+        [LAYER_PRE_NORM] = dim,
+        [LAYER_POST_NORM] = dim,
+        [LAYER_WQ_A] = dim * mla->q_lora_rank,
+        [LAYER_Q_NORM] = mla->q_lora_rank,
+        [LAYER_WQ_B] = mla->q_lora_rank * query,
+        [LAYER_QUERY] = compressed ? 0 : dim * query,
+        [LAYER_WKV_A] = dim * (mla->kv_lora_rank + rope),
+        [LAYER_KV_NORM] = mla->kv_lora_rank,
+        [LAYER_WKV_B] = mla->kv_lora_rank * heads * (mla->qk_nope_head_dim + mla->v_head_dim),
+        [LAYER_OUT] = heads * mla->v_head_dim * dim,
+        [LAYER_WI] = dense && config->mlp.fused ? dim * 2 * hidden : 0,
+        [LAYER_WI_0] = dense && !config->mlp.fused ? dim * hidden : 0,
+        [LAYER_WI_1] = dense && !config->mlp.fused ? dim * hidden : 0,
+        [LAYER_WO] = dense ? hidden * dim : 0,
+        [LAYER_WI_0_BIAS] = dense ? hidden : 0,
+        [LAYER_WI_1_BIAS] = dense ? hidden : 0,
+        [LAYER_WO_BIAS] = dense ? dim : 0,
+    };
+    return counts[weight];
+}
+
+static void path_of(const stack_run *run, int64_t layer, const char *folder, const char *name, char *path)
+{
+    char prefix[LAYER_PREFIX_SIZE];
+    layer_prefix(run, layer, prefix);
+    snprintf(path, ASSAY_PATH_SIZE, "%s%s%s", folder, prefix, name);
+}
+
+assay_status layer_weights_read(assay_context *ctx, const stack_run *run, int64_t layer, layer_weights *w)
+{
+    assay_status status = ASSAY_OK;
+    const assay_source *in = run->in;
+    char path[ASSAY_PATH_SIZE];
+    *w = (layer_weights){0};
+    for (int weight = 0; weight < LAYER_WEIGHTS; weight++) {
+        const int64_t count = layer_weight_count(run->config, layer, weight);
+        path_of(run, layer, "weights/", weight_names[weight], path);
+        if (count == 0 || (weight >= LAYER_WI_0_BIAS && !in->has(in->self, path))) continue;
+        TRY(assay_alloc_f64(ctx, path, count, &w->values[weight]));
+        TRY(in->read(ctx, in->self, path, 0, count, w->values[weight]));
+    }
+cleanup:
+    return status;
+}
+
+assay_status layer_gradients_alloc(assay_context *ctx, const stack_run *run, int64_t layer, layer_weights *g)
+{
+    assay_status status = ASSAY_OK;
+    char path[ASSAY_PATH_SIZE];
+    *g = (layer_weights){0};
+    for (int weight = 0; weight < LAYER_WEIGHTS; weight++) {
+        const int64_t count = layer_weight_count(run->config, layer, weight);
+        path_of(run, layer, "gradients/weights/", weight_names[weight], path);
+        if (count == 0 || !run->out->wants(run->out->self, path)) continue;
+        TRY(assay_alloc_f64(ctx, path, count, &g->values[weight]));
+    }
+cleanup:
+    return status;
+}
+
+assay_status layer_gradients_write(assay_context *ctx, const stack_run *run, int64_t layer, const layer_weights *g)
+{
+    assay_status status = ASSAY_OK;
+    char path[ASSAY_PATH_SIZE];
+    for (int weight = 0; weight < LAYER_WEIGHTS; weight++) {
+        if (g->values[weight] == NULL) continue;
+        path_of(run, layer, "gradients/weights/", weight_names[weight], path);
+        TRY(run->out->write(ctx, run->out->self, path, layer_weight_count(run->config, layer, weight),
+                            g->values[weight]));
+    }
+cleanup:
+    return status;
+}
+
+void layer_weights_free(layer_weights *w)
+{
+    for (int weight = 0; weight < LAYER_WEIGHTS; weight++) free(w->values[weight]);
+    *w = (layer_weights){0};
+}
+
+bool layer_wants_gradient(const stack_run *run, int64_t layer)
+{
+    char path[ASSAY_PATH_SIZE];
+    bool wants = false;
+    for (int weight = 0; weight < LAYER_WEIGHTS; weight++) {
+        path_of(run, layer, "gradients/weights/", weight_names[weight], path);
+        wants |= run->out->wants(run->out->self, path);
+    }
+    for (size_t i = 0; i < sizeof moe_weight_names / sizeof *moe_weight_names; i++) {
+        path_of(run, layer, "gradients/weights/", moe_weight_names[i], path);
+        wants |= run->out->wants(run->out->self, path);
+    }
+    return wants;
+}
+
+/* Rows of the routed experts' tensors, in the layout of the path (moe.h). */
+static int64_t routed_rows(const assay_moe_config *moe)
+{
+    const assay_routing_config *routing = &moe->routing;
+    const int64_t tokens = routing->batch * routing->sequence;
+    if (moe->path == ASSAY_MOE_DENSE) return tokens * routing->num_experts;
+    if (moe->path == ASSAY_MOE_DROPPING) {
+        return routing->num_experts * routing->batch * assay_expert_capacity(routing, moe->capacity_factor);
+    }
+    return tokens * routing->num_experts_per_tok;
+}
+
+int64_t layer_checkpoint_count(const assay_stack_config *config, int64_t layer, int slot)
+{
+    const assay_mla_config *mla = &config->mla;
+    const assay_moe_config *moe = &config->moe;
+    const bool dense = layer_is_dense(config, layer), fused = dense && config->mlp.fused;
+    const int64_t tokens = mla->batch * mla->sequence, routed = dense ? 0 : routed_rows(moe);
+    const int64_t width = tokens * (dense ? config->mlp.mlp_dim : moe->shared_mlp_dim);
+    if (slot >= ASSAY_REMAT_QUERY_WA_PROJ && slot <= ASSAY_REMAT_OUT_PROJ) {
+        return assay_mla_tensor_count(mla, (assay_mla_tensor)(slot - ASSAY_REMAT_QUERY_WA_PROJ));
+    }
+    switch (slot) {
+    case ASSAY_REMAT_DECODER_LAYER_INPUT:
+        return tokens * mla->emb_dim;
+    case ASSAY_REMAT_LSE:
+        return tokens * mla->heads;
+    case ASSAY_REMAT_MLPWI:
+        return fused ? 2 * width : 0;
+    case ASSAY_REMAT_MLPWI_0:
+    case ASSAY_REMAT_MLPWI_1:
+        return fused ? 0 : width;
+    case ASSAY_REMAT_MLPWO:
+        return width > 0 ? tokens * mla->emb_dim : 0;
+    case ASSAY_REMAT_MOE_MLPWI:
+        return moe->fused_weights ? 2 * routed * moe->moe_mlp_dim : 0;
+    case ASSAY_REMAT_MOE_MLPWI_0:
+    case ASSAY_REMAT_MOE_MLPWI_1:
+        return moe->fused_weights ? 0 : routed * moe->moe_mlp_dim;
+    default: /* ASSAY_REMAT_MOE_MLPWO */
+        return routed * mla->emb_dim;
+    }
+}
+
+assay_status layer_write_checkpoint(assay_context *ctx, const stack_run *run, int64_t layer, int slot,
+                                    const double *values)
+{
+    char path[ASSAY_PATH_SIZE];
+    const int64_t count = layer_checkpoint_count(run->config, layer, slot);
+    path_of(run, layer, "checkpoints/", slot == ASSAY_REMAT_LSE ? "lse" : assay_remat_names[slot], path);
+    if (count == 0 || !run->out->wants(run->out->self, path)) return ASSAY_OK;
+    return run->out->write(ctx, run->out->self, path, count, values);
+}
+
+assay_status layer_release(assay_context *ctx, const stack_run *run, int64_t layer, int slot, double **values)
+{
+    const int64_t count = layer_checkpoint_count(run->config, layer, slot);
+    if (run->store != NULL) return assay_remat_put(ctx, run->store, layer, slot, count, values);
+    free(*values);
+    *values = NULL;
+    return ASSAY_OK;
+}
+
+assay_status layer_release_copy(assay_context *ctx, const stack_run *run, int64_t layer, int slot, const double *values)
+{
+    const int64_t count = layer_checkpoint_count(run->config, layer, slot);
+    double *copy = NULL;
+    if (run->store == NULL || assay_remat_action_of(&run->config->policy, slot) == ASSAY_REMAT) return ASSAY_OK;
+    assay_status status = assay_alloc_f64(ctx, "kept checkpoint", count, &copy);
+    if (status != ASSAY_OK) return status;
+    memcpy(copy, values, (size_t)count * sizeof *copy);
+    return assay_remat_put(ctx, run->store, layer, slot, count, &copy);
+}
+
+void layer_add(const assay_context *ctx, double *sum, const double *a, const double *b, int64_t count)
+{
+    enum { PIECE = 4096 };
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t first = 0; first < count; first += PIECE) {
+        const int64_t end = count - first < PIECE ? count : first + PIECE;
+        for (int64_t i = first; i < end; i++) sum[i] = a[i] + b[i];
+        assay_round(ctx, ASSAY_ROUND_STORAGE, end - first, sum + first);
+    }
+}

@@ -1,1 +1,0 @@
-#include "oracle/layer/deepseek_stack.h"

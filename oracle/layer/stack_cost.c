@@ -1,0 +1,98 @@
+/* What a stack costs: operations, memory, and what its remat policy keeps, moves and computes again. */
+#include "oracle/layer/layer_internal.h"
+
+double layer_mlp_recomputed(const assay_stack_config *config, int64_t layer, const bool kept[ASSAY_REMAT_SLOTS])
+{
+    const assay_moe_config *moe = &config->moe;
+    const double tokens = (double)config->mla.batch * (double)config->mla.sequence;
+    const double dim = (double)config->mla.emb_dim;
+    /* of one branch; a fused product is two */
+    const double plain = 2 * tokens * dim * (double)(layer_is_dense(config, layer) ? config->mlp.mlp_dim : moe->shared_mlp_dim);
+    double sum = 0;
+    if (layer_is_dense(config, layer) && config->mlp.fused) return kept[ASSAY_REMAT_MLPWI] ? 0 : 2 * plain;
+    if (!kept[ASSAY_REMAT_MLPWI_0]) sum += plain;
+    if (!kept[ASSAY_REMAT_MLPWI_1]) sum += plain;
+    if (layer_is_dense(config, layer)) return sum;
+    const double rows = tokens * (double)(moe->path == ASSAY_MOE_DENSE ? moe->routing.num_experts
+                                                                        : moe->routing.num_experts_per_tok);
+    const double routed = 2 * rows * dim * (double)moe->moe_mlp_dim;
+    sum += 2 * tokens * dim * (double)moe->routing.num_experts; /* the gate, whose logits have no name */
+    if (moe->fused_weights) {
+        if (!kept[ASSAY_REMAT_MOE_MLPWI]) sum += 2 * routed;
+    } else {
+        if (!kept[ASSAY_REMAT_MOE_MLPWI_0]) sum += routed;
+        if (!kept[ASSAY_REMAT_MOE_MLPWI_1]) sum += routed;
+    }
+    if (!kept[ASSAY_REMAT_MOE_MLPWO]) sum += routed; /* the gradient of the routing weights needs it */
+    return sum;
+}
+
+assay_status assay_stack_remat_model(assay_context *ctx, const assay_stack_config *config, assay_remat_report *report)
+{
+    assay_status status = assay_stack_check(ctx, config);
+    *report = (assay_remat_report){0};
+    for (int64_t layer = 0; status == ASSAY_OK && layer < config->layers; layer++) {
+        bool kept[ASSAY_REMAT_SLOTS];
+        for (int slot = 0; slot < ASSAY_REMAT_SLOTS; slot++) {
+            const int64_t bytes = layer_checkpoint_count(config, layer, slot) * (int64_t)sizeof(double);
+            const assay_remat_action action = assay_remat_action_of(&config->policy, slot);
+            kept[slot] = action != ASSAY_REMAT;
+            if (action == ASSAY_DEVICE) report->bytes_kept += bytes;
+            if (action == ASSAY_OFFLOAD) report->bytes_offloaded += bytes;
+        }
+        for (int tensor = 0; tensor < ASSAY_MLA_TENSORS; tensor++) {
+            if (kept[ASSAY_REMAT_QUERY_WA_PROJ + tensor]) continue;
+            report->operations_recomputed += assay_mla_tensor_flops(&config->mla, (assay_mla_tensor)tensor);
+        }
+        report->operations_recomputed += layer_mlp_recomputed(config, layer, kept);
+    }
+    return status;
+}
+
+static double mlp_flops(const assay_stack_config *config, int64_t layer, bool backward)
+{
+    if (!layer_is_dense(config, layer)) return assay_moe_flops(&config->moe, backward);
+    const double rows = (double)config->mla.batch * (double)config->mla.sequence;
+    return (backward ? 12 : 6) * rows * (double)config->mla.emb_dim * (double)config->mlp.mlp_dim;
+}
+
+double assay_stack_flops(const assay_stack_config *config, bool backward)
+{
+    double sum = 0;
+    for (int64_t layer = 0; layer < config->layers; layer++) {
+        sum += mlp_flops(config, layer, backward);
+        if (backward) sum += assay_mla_backward_flops(&config->mla);
+        for (int tensor = 0; !backward && tensor < ASSAY_MLA_TENSORS; tensor++)
+            sum += assay_mla_tensor_flops(&config->mla, (assay_mla_tensor)tensor);
+    }
+    return sum;
+}
+
+/* The numbers that one layer has at its peak: weights and gradients, intermediates of the attention half in backward
+ * with as many gradients, and the second half. */
+static double layer_numbers(const assay_stack_config *config, int64_t layer)
+{
+    const double tokens = (double)config->mla.batch * (double)config->mla.sequence;
+    const double dim = (double)config->mla.emb_dim;
+    double sum = 12 * tokens * dim;
+    for (int weight = 0; weight < LAYER_WEIGHTS; weight++) sum += 2 * (double)layer_weight_count(config, layer, weight);
+    for (int tensor = 0; tensor < ASSAY_MLA_TENSORS; tensor++)
+        sum += 2 * (double)assay_mla_tensor_count(&config->mla, (assay_mla_tensor)tensor);
+    if (layer_is_dense(config, layer)) return sum + 6 * tokens * (double)config->mlp.mlp_dim + 2 * tokens * dim;
+    return sum + (double)assay_moe_memory(&config->moe) / (double)sizeof(double);
+}
+
+int64_t assay_stack_memory(const assay_stack_config *config)
+{
+    const double largest = 0x1p62;
+    assay_context ctx = {0};
+    assay_remat_report report;
+    double most = 0;
+    if (assay_stack_remat_model(&ctx, config, &report) != ASSAY_OK) return 0;
+    for (int64_t layer = 0; layer < config->layers; layer++) {
+        const double numbers = layer_numbers(config, layer);
+        if (numbers > most) most = numbers;
+    }
+    const double bytes = (double)report.bytes_kept + most * (double)sizeof(double);
+    return bytes < largest ? (int64_t)bytes : (int64_t)largest;
+}

@@ -1,0 +1,103 @@
+/* Checkpoints that the source gives are used in place of the products that make them, and change no bit. */
+#include <stdio.h>
+#include <string.h>
+
+#include "oracle/arithmetic/arithmetic.h"
+#include "oracle/base/memory.h"
+#include "oracle/moe/tests/moe_case.h"
+#include "tests/support/assay_test.h"
+
+static const char *const names[] = {"checkpoints/moe_mlpwi_0", "checkpoints/moe_mlpwi_1", "checkpoints/moe_mlpwi",
+                                    "checkpoints/moe_mlpwo",   "checkpoints/mlpwi_0",     "checkpoints/mlpwi_1"};
+enum { NAMES = sizeof names / sizeof *names };
+
+static moe_case block(assay_moe_path path, bool fused)
+{
+    moe_case c = moe_case_deepseek3(2, 5, 4, 2, 5, 3);
+    c.config.path = path;
+    c.config.capacity_factor = path == ASSAY_MOE_DROPPING ? 1 : -1;
+    c.config.fused_weights = fused;
+    c.config.shared_mlp_dim = 7;
+    c.expert_bias = true;
+    moe_case_fill(&c, false);
+    return c;
+}
+
+static void give(moe_case *c, const memory_tensor *tensor, double factor)
+{
+    double *values = memory_store_add(&c->in, tensor->path, tensor->count);
+    assert_non_null(values);
+    for (int64_t i = 0; i < tensor->count; i++) values[i] = factor * tensor->values[i];
+}
+
+static const struct {
+    assay_moe_path path;
+    bool fused;
+} forms[] = {{ASSAY_MOE_SPARSE, false}, {ASSAY_MOE_SPARSE, true}, {ASSAY_MOE_DENSE, false}, {ASSAY_MOE_DROPPING, false}};
+
+/* Every subset of the checkpoints. */
+static void test_same_bits(void **state)
+{
+    (void)state;
+    static const char *const wanted[] = {"gradients/*", NULL};
+    assay_context ctx = assay_context_default(2);
+    for (size_t form = 0; form < sizeof forms / sizeof *forms; form++) {
+        moe_case c = block(forms[form].path, forms[form].fused);
+        memory_store whole = {0};
+        moe_case_run(&ctx, &c, &whole, NULL, 0);
+        for (int subset = 0; subset < 1 << NAMES; subset++) {
+            memory_store out = {.wanted = wanted};
+            for (int i = 0; i < NAMES; i++) {
+                const memory_tensor *tensor = memory_store_find(&whole, names[i]);
+                if ((subset >> i & 1) != 0 && tensor != NULL) give(&c, tensor, 1);
+            }
+            moe_case_run(&ctx, &c, &out, NULL, 0);
+            for (int i = 0; i < out.count; i++) {
+                const memory_tensor *expected = moe_case_get(&whole, out.items[i].path);
+                assert_int_equal(out.items[i].count, expected->count);
+                assert_same_bits(out.items[i].values, expected->values, expected->count);
+            }
+            assert_true(out.count > 8);
+            memory_store_free(&out);
+            for (int i = 0; i < NAMES; i++) memory_store_remove(&c.in, names[i]);
+        }
+        memory_store_free(&whole);
+        moe_case_free(&c);
+    }
+}
+
+/* A wrong one is felt: nothing computes it behind the caller's back. */
+static void test_used(void **state)
+{
+    (void)state;
+    assay_context ctx = assay_context_default(1);
+    for (size_t form = 0; form < sizeof forms / sizeof *forms; form++) {
+        moe_case c = block(forms[form].path, forms[form].fused);
+        memory_store whole = {0};
+        moe_case_run(&ctx, &c, &whole, NULL, 0);
+        for (int i = 0; i < NAMES; i++) {
+            const memory_tensor *tensor = memory_store_find(&whole, names[i]);
+            const char *felt = strcmp(names[i], "checkpoints/moe_mlpwo") == 0 ? "gradients/weights/gate/kernel"
+                               : strncmp(names[i], "checkpoints/moe", 15) == 0
+                                   ? "gradients/weights/wo"
+                                   : "gradients/weights/shared_experts/wo/kernel";
+            memory_store out = {0};
+            if (tensor == NULL) continue;
+            give(&c, tensor, 1.5);
+            moe_case_run(&ctx, &c, &out, NULL, 0);
+            const memory_tensor *expected = moe_case_get(&whole, felt), *found = moe_case_get(&out, felt);
+            if (memcmp(found->values, expected->values, (size_t)found->count * sizeof(double)) == 0)
+                fail_msg("%s is not used", names[i]);
+            memory_store_free(&out);
+            memory_store_remove(&c.in, names[i]);
+        }
+        memory_store_free(&whole);
+        moe_case_free(&c);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_same_bits), cmocka_unit_test(test_used)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
