@@ -1,0 +1,28 @@
+/* Small stacks with random tensors, for tests. */
+#ifndef ASSAY_LAYER_TESTS_LAYER_CASE_H
+#define ASSAY_LAYER_TESTS_LAYER_CASE_H
+
+#include "oracle/layer/deepseek_stack.h"
+#include "oracle/moe/tests/memory_store.h"
+
+typedef struct layer_case {
+    assay_stack_config config;
+    uint64_t seed;
+    memory_store in;
+} layer_case;
+
+/* DeepSeek-V3's form at tiny sizes: the first `dense` of `layers` have a gated MLP, the others 4 experts and a shared one. */
+layer_case layer_case_make(int64_t layers, int64_t dense, int64_t batch, int64_t sequence);
+/* Sizes, batch and sequence of every part follow config.mla and the MoE block's own keys. Fills `in`. */
+void layer_case_fill(layer_case *c);
+void layer_case_free(layer_case *c);
+
+/* Asserts success. */
+void layer_case_run(assay_context *ctx, layer_case *c, memory_store *out);
+const memory_tensor *layer_case_get(const memory_store *store, const char *path); /* asserts that it is there */
+/* Every tensor of `actual` but those under remat/ has the bits that `expected` has under its path. */
+void layer_case_assert_same(const memory_store *actual, const memory_store *expected);
+
+double layer_case_uniform(uint64_t *state); /* in (-1,1) */
+
+#endif
