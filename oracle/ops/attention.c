@@ -1,1 +1,239 @@
 #include "oracle/ops/attention.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "oracle/arithmetic/elementary.h"
+#include "oracle/base/memory.h"
+#include "oracle/ops/attention_internal.h"
+#include "oracle/ops/vector_sums.h"
+
+/* A segment begins at each token whose id no earlier token has. */
+static void sort_row(int32_t *tokens, int32_t *starts, const int32_t *ids, const assay_attention_config *config)
+{
+    const int64_t length = config->sequence;
+    int32_t count = 0, segments = 0;
+    for (int64_t first = 0; first < length; first++) {
+        bool known = ids != NULL && ids[first] == 0 && config->mask_padding;
+        for (int64_t i = 0; i < first && !known; i++) known = ids == NULL || ids[i] == ids[first];
+        if (known) continue;
+        starts[segments++] = count;
+        for (int64_t i = first; i < length; i++) {
+            if (ids == NULL || ids[i] == ids[first]) tokens[count++] = (int32_t)i;
+        }
+    }
+    starts[segments++] = count;
+    if (segments <= length) starts[segments] = -1;
+}
+
+assay_status attention_segments_alloc(assay_context *ctx, attention_segments *segments, const int32_t *segment_ids,
+                                      const assay_attention_config *config)
+{
+    assay_status status = ASSAY_OK;
+    const int64_t length = config->sequence;
+    *segments = (attention_segments){0};
+    TRY(assay_alloc_i32(ctx, "tokens by segment", config->batch * length, &segments->tokens));
+    TRY(assay_alloc_i32(ctx, "starts of segments", config->batch * (length + 1), &segments->starts));
+    for (int64_t b = 0; b < config->batch; b++) {
+        sort_row(segments->tokens + b * length, segments->starts + b * (length + 1),
+                 segment_ids == NULL ? NULL : segment_ids + b * length, config);
+    }
+cleanup:
+    return status;
+}
+
+void attention_segments_free(attention_segments *segments)
+{
+    free(segments->tokens);
+    free(segments->starts);
+    *segments = (attention_segments){0};
+}
+
+static int64_t row_offset(const attention_rows *rows, int64_t i, int64_t dim)
+{
+    const int64_t token = rows->batch * rows->config->sequence + rows->tokens[i];
+    return (token * rows->config->heads + rows->head) * dim;
+}
+
+void attention_gather(const attention_rows *rows, double *to, const double *tensor, int64_t dim)
+{
+    for (int64_t i = 0; i < rows->count; i++)
+        memcpy(to + i * dim, tensor + row_offset(rows, i, dim), (size_t)dim * sizeof *to);
+}
+
+void attention_scatter(const attention_rows *rows, double *tensor, const double *from, int64_t dim)
+{
+    for (int64_t i = 0; i < rows->count; i++)
+        memcpy(tensor + row_offset(rows, i, dim), from + i * dim, (size_t)dim * sizeof *from);
+}
+
+typedef struct head_loop {
+    const assay_attention_config *config;
+    attention_segments segments;
+    attention_work segment;
+    void *job;
+} head_loop;
+
+static assay_status run_head(assay_context *ctx, const head_loop *loop, int64_t index, double *scratch)
+{
+    const assay_attention_config *config = loop->config;
+    attention_rows rows = {.config = config, .batch = index / config->heads, .head = index % config->heads};
+    const int32_t *starts = loop->segments.starts + rows.batch * (config->sequence + 1);
+    for (int64_t i = 0; i < config->sequence && starts[i + 1] >= 0; i++) {
+        rows.tokens = loop->segments.tokens + rows.batch * config->sequence + starts[i];
+        rows.count = starts[i + 1] - starts[i];
+        assay_status status = loop->segment(ctx, loop->job, &rows, scratch);
+        if (status != ASSAY_OK) return status;
+    }
+    return ASSAY_OK;
+}
+
+/* Every worker has its own context and scratch; the first failure, by head, is the result. */
+static assay_status run_heads(assay_context *ctx, const head_loop *loop, int workers, double *scratch, int64_t each)
+{
+    const int64_t heads = loop->config->batch * loop->config->heads;
+    assay_status status = ASSAY_OK;
+    int64_t failed = heads;
+#pragma omp parallel for num_threads(workers) schedule(static)
+    for (int worker = 0; worker < workers; worker++) {
+        assay_context own = *ctx;
+        own.threads = workers > 1 ? 1 : ctx->threads;
+        for (int64_t head = worker; head < heads; head += workers) {
+            const assay_status found = run_head(&own, loop, head, scratch + worker * each);
+            if (found == ASSAY_OK) continue;
+#pragma omp critical
+            if (head < failed) {
+                failed = head;
+                status = found;
+                memcpy(ctx->message, own.message, sizeof ctx->message);
+            }
+            break;
+        }
+    }
+    return status;
+}
+
+assay_status attention_for_each(assay_context *ctx, const int32_t *segment_ids, const assay_attention_config *config,
+                                int64_t scratch, attention_work segment, void *job)
+{
+    assay_status status = ASSAY_OK;
+    const int workers = config->batch * config->heads >= ctx->threads ? ctx->threads : 1;
+    head_loop loop = {.config = config, .segment = segment, .job = job};
+    int64_t count = 0;
+    double *numbers = NULL;
+    TRY(assay_checked_count(ctx, "scratch of attention", 2, (int64_t[]){workers, scratch}, &count));
+    TRY(assay_alloc_f64(ctx, "scratch of attention", count, &numbers));
+    TRY(attention_segments_alloc(ctx, &loop.segments, segment_ids, config));
+    TRY(run_heads(ctx, &loop, workers, numbers, scratch));
+cleanup:
+    attention_segments_free(&loop.segments);
+    free(numbers);
+    return status;
+}
+
+assay_status attention_scores(assay_context *ctx, double *out, int64_t ld, const double *a, int64_t rows,
+                              const double *b, int64_t columns, int64_t k)
+{
+    const assay_matmul_args args = {.c = out,
+                                    .ldc = ld,
+                                    .a = a,
+                                    .lda = k,
+                                    .b = b,
+                                    .ldb = k,
+                                    .transpose_b = true,
+                                    .m = rows,
+                                    .n = columns,
+                                    .k = k};
+    return assay_matmul(ctx, &args);
+}
+
+typedef struct forward_job {
+    double *attention_out, *lse;
+    const assay_attention_inputs *in;
+} forward_job;
+
+/* Scores of a row become probabilities; returns its lse. */
+static double softmax_row(const assay_context *ctx, double *p, int64_t count)
+{
+    double largest = -INFINITY, sum = 0;
+    assay_round(ctx, ASSAY_ROUND_STORAGE, count, p);
+    for (int64_t j = 0; j < count; j++) largest = p[j] > largest ? p[j] : largest;
+    for (int64_t j = 0; j < count; j++) p[j] -= largest;
+    assay_exp_many(ctx, count, p, p);
+    for (int64_t j = 0; j < count; j++) sum += p[j];
+    for (int64_t j = 0; j < count; j++) p[j] /= sum;
+    assay_round(ctx, ASSAY_ROUND_ELEMENTARY, count, p);
+    assay_round(ctx, ASSAY_ROUND_STORAGE, count, p);
+    return largest + assay_log(sum);
+}
+
+/* Queries [first, end) of a segment; p [ATTENTION_BLOCK,ld]. */
+static assay_status forward_block(assay_context *ctx, double *out, double *lse, const double *q, const double *k,
+                                  const double *v, double *p, const attention_rows *rows, int64_t first, int64_t end)
+{
+    const int64_t ld = rows->count, wide = rows->config->v_dim, deep = rows->config->qk_dim;
+    const assay_matmul_args rectangle = {.c = out + first * wide,
+                                         .ldc = wide,
+                                         .a = p,
+                                         .lda = ld,
+                                         .b = v,
+                                         .ldb = wide,
+                                         .m = end - first,
+                                         .n = wide,
+                                         .k = first};
+    assay_status status = ASSAY_OK;
+    TRY(attention_scores(ctx, p, ld, q + first * deep, end - first, k, end, deep));
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t i = first; i < end; i++) lse[i] = softmax_row(ctx, p + (i - first) * ld, i + 1);
+    TRY(assay_matmul(ctx, &rectangle));
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t i = first; i < end; i++) {
+        for (int64_t j = first; j <= i; j++)
+            assay_add_scaled(ctx, wide, p[(i - first) * ld + j], v + j * wide, out + i * wide);
+    }
+cleanup:
+    return status;
+}
+
+static assay_status forward_segment(assay_context *ctx, void *self, const attention_rows *rows, double *scratch)
+{
+    const forward_job *job = self;
+    const assay_attention_config *config = rows->config;
+    const int64_t count = rows->count;
+    double *q = scratch, *k = q + count * config->qk_dim, *v = k + count * config->qk_dim;
+    double *out = v + count * config->v_dim, *lse = out + count * config->v_dim, *p = lse + count;
+    attention_gather(rows, q, job->in->query, config->qk_dim);
+    attention_gather(rows, k, job->in->key, config->qk_dim);
+    attention_gather(rows, v, job->in->value, config->v_dim);
+    for (int64_t first = 0; first < count; first += ATTENTION_BLOCK) {
+        const int64_t end = count - first < ATTENTION_BLOCK ? count : first + ATTENTION_BLOCK;
+        assay_status status = forward_block(ctx, out, lse, q, k, v, p, rows, first, end);
+        if (status != ASSAY_OK) return status;
+    }
+    attention_scatter(rows, job->attention_out, out, config->v_dim);
+    double *lse_of_head = job->lse + (rows->batch * config->heads + rows->head) * config->sequence;
+    for (int64_t i = 0; i < count; i++) lse_of_head[rows->tokens[i]] = lse[i];
+    return ASSAY_OK;
+}
+
+assay_status assay_attention_forward(assay_context *ctx, double *attention_out, double *lse,
+                                     const assay_attention_inputs *in, const assay_attention_config *config)
+{
+    const int64_t rows = config->batch * config->sequence * config->heads;
+    const int64_t block = config->sequence < ATTENTION_BLOCK ? config->sequence : ATTENTION_BLOCK;
+    const int64_t scratch = config->sequence * (2 * config->qk_dim + 2 * config->v_dim + 1 + block);
+    forward_job job = {attention_out, lse, in};
+    /* What padding gives. */
+    memset(attention_out, 0, (size_t)(rows * config->v_dim) * sizeof *attention_out);
+    for (int64_t i = 0; i < rows; i++) lse[i] = -INFINITY;
+    return attention_for_each(ctx, in->segment_ids, config, scratch, forward_segment, &job);
+}
+
+double assay_attention_flops(const assay_attention_config *config, bool backward)
+{
+    const double length = (double)config->sequence, pairs = length * (length + 1) / 2;
+    const double heads = (double)config->batch * (double)config->heads;
+    const double qk = (double)config->qk_dim, v = (double)config->v_dim;
+    return 2 * heads * pairs * (backward ? 3 * qk + 2 * v : qk + v);
+}

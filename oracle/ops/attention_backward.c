@@ -1,1 +1,164 @@
-#include "oracle/ops/mla.h"
+/* The gradient of attention from its lse, in one pass over the queries. */
+#include <string.h>
+
+#include "oracle/arithmetic/elementary.h"
+#include "oracle/ops/attention_internal.h"
+#include "oracle/ops/vector_sums.h"
+
+typedef struct backward_job {
+    const assay_attention_gradients *g;
+    const double *dout, *dlse, *out, *lse;
+    const assay_attention_inputs *in;
+} backward_job;
+
+/* One segment of one head, gathered. */
+typedef struct segment {
+    double *q, *k, *v, *dout, *dq, *dk, *dv;
+    double *lse, *shift; /* shift_i = D_i - dlse_i */
+    double *p, *ds;      /* [ATTENTION_BLOCK,count] */
+} segment;
+
+static segment cut(const attention_rows *rows, double *scratch)
+{
+    const int64_t count = rows->count, qk = count * rows->config->qk_dim, v = count * rows->config->v_dim;
+    segment s;
+    s.q = scratch;
+    s.k = s.q + qk;
+    s.dq = s.k + qk;
+    s.dk = s.dq + qk;
+    s.v = s.dk + qk;
+    s.dout = s.v + v;
+    s.dv = s.dout + v;
+    s.lse = s.dv + v;
+    s.shift = s.lse + count;
+    s.p = s.shift + count;
+    s.ds = s.p + (count < ATTENTION_BLOCK ? count : ATTENTION_BLOCK) * count;
+    return s;
+}
+
+static void load(const assay_context *ctx, const backward_job *job, const attention_rows *rows, segment *s)
+{
+    const assay_attention_config *config = rows->config;
+    const int64_t head = (rows->batch * config->heads + rows->head) * config->sequence, wide = config->v_dim;
+    attention_gather(rows, s->q, job->in->query, config->qk_dim);
+    attention_gather(rows, s->k, job->in->key, config->qk_dim);
+    attention_gather(rows, s->v, job->in->value, wide);
+    attention_gather(rows, s->dout, job->dout, wide);
+    attention_gather(rows, s->dv, job->out, wide); /* a place for it until dv begins */
+    for (int64_t i = 0; i < rows->count; i++) {
+        s->lse[i] = job->lse[head + rows->tokens[i]];
+        s->shift[i] = assay_dot(ctx, wide, s->dout + i * wide, s->dv + i * wide);
+        if (job->dlse != NULL) s->shift[i] -= job->dlse[head + rows->tokens[i]];
+    }
+    assay_round(ctx, ASSAY_ROUND_ACCUMULATE, rows->count, s->shift);
+    memset(s->dk, 0, (size_t)(rows->count * config->qk_dim) * sizeof *s->dk);
+    memset(s->dv, 0, (size_t)(rows->count * wide) * sizeof *s->dv);
+}
+
+/* p_ij and ds_ij of row i, from s_ij and <dout_i, v_j>. */
+static void row_gradient(const assay_context *ctx, double *p, double *ds, double lse, double shift, int64_t count)
+{
+    assay_round(ctx, ASSAY_ROUND_STORAGE, count, p);
+    assay_round(ctx, ASSAY_ROUND_STORAGE, count, ds);
+    for (int64_t j = 0; j < count; j++) p[j] -= lse;
+    assay_exp_many(ctx, count, p, p);
+    assay_round(ctx, ASSAY_ROUND_ELEMENTARY, count, p);
+    for (int64_t j = 0; j < count; j++) ds[j] = p[j] * (ds[j] - shift);
+    assay_round(ctx, ASSAY_ROUND_STORAGE, count, p);
+    assay_round(ctx, ASSAY_ROUND_STORAGE, count, ds);
+}
+
+/* to [keys,width] += w [rows,keys]^T from [rows,width]: what a block of queries gives to the keys before it. */
+static assay_status add_to_keys(assay_context *ctx, double *to, const double *w, int64_t ld, int64_t rows, int64_t keys,
+                                const double *from, int64_t width)
+{
+    const assay_matmul_args args = {.c = to,
+                                    .ldc = width,
+                                    .a = w,
+                                    .lda = ld,
+                                    .transpose_a = true,
+                                    .b = from,
+                                    .ldb = width,
+                                    .m = keys,
+                                    .n = width,
+                                    .k = rows,
+                                    .accumulate = true};
+    return assay_matmul(ctx, &args);
+}
+
+/* The keys of the block itself: threads split keys, each of which sums over ascending queries. */
+static void add_triangle(const assay_context *ctx, const segment *s, const assay_attention_config *config, int64_t ld,
+                         int64_t first, int64_t end)
+{
+    const int64_t deep = config->qk_dim, wide = config->v_dim;
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t row = first; row < end; row++) {
+        for (int64_t j = first; j <= row; j++)
+            assay_add_scaled(ctx, deep, s->ds[(row - first) * ld + j], s->k + j * deep, s->dq + row * deep);
+        for (int64_t i = row; i < end; i++) {
+            assay_add_scaled(ctx, deep, s->ds[(i - first) * ld + row], s->q + i * deep, s->dk + row * deep);
+            assay_add_scaled(ctx, wide, s->p[(i - first) * ld + row], s->dout + i * wide, s->dv + row * wide);
+        }
+    }
+}
+
+static assay_status backward_block(assay_context *ctx, const segment *s, const attention_rows *rows, int64_t first,
+                                   int64_t end)
+{
+    const assay_attention_config *config = rows->config;
+    const int64_t ld = rows->count, deep = config->qk_dim, wide = config->v_dim, size = end - first;
+    const assay_matmul_args to_queries = {.c = s->dq + first * deep,
+                                          .ldc = deep,
+                                          .a = s->ds,
+                                          .lda = ld,
+                                          .b = s->k,
+                                          .ldb = deep,
+                                          .m = size,
+                                          .n = deep,
+                                          .k = first};
+    assay_status status = ASSAY_OK;
+    TRY(attention_scores(ctx, s->p, ld, s->q + first * deep, size, s->k, end, deep));
+    TRY(attention_scores(ctx, s->ds, ld, s->dout + first * wide, size, s->v, end, wide));
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t i = first; i < end; i++) {
+        const int64_t at = (i - first) * ld;
+        row_gradient(ctx, s->p + at, s->ds + at, s->lse[i], s->shift[i], i + 1);
+    }
+    TRY(assay_matmul(ctx, &to_queries));
+    TRY(add_to_keys(ctx, s->dk, s->ds, ld, size, first, s->q + first * deep, deep));
+    TRY(add_to_keys(ctx, s->dv, s->p, ld, size, first, s->dout + first * wide, wide));
+    add_triangle(ctx, s, config, ld, first, end);
+cleanup:
+    return status;
+}
+
+static assay_status backward_segment(assay_context *ctx, void *self, const attention_rows *rows, double *scratch)
+{
+    const backward_job *job = self;
+    segment s = cut(rows, scratch);
+    load(ctx, job, rows, &s);
+    for (int64_t first = 0; first < rows->count; first += ATTENTION_BLOCK) {
+        const int64_t end = rows->count - first < ATTENTION_BLOCK ? rows->count : first + ATTENTION_BLOCK;
+        assay_status status = backward_block(ctx, &s, rows, first, end);
+        if (status != ASSAY_OK) return status;
+    }
+    attention_scatter(rows, job->g->dquery, s.dq, rows->config->qk_dim);
+    attention_scatter(rows, job->g->dkey, s.dk, rows->config->qk_dim);
+    attention_scatter(rows, job->g->dvalue, s.dv, rows->config->v_dim);
+    return ASSAY_OK;
+}
+
+assay_status assay_attention_backward(assay_context *ctx, const assay_attention_gradients *g, const double *dout,
+                                      const double *dlse, const double *attention_out, const double *lse,
+                                      const assay_attention_inputs *in, const assay_attention_config *config)
+{
+    const int64_t rows = config->batch * config->sequence * config->heads;
+    const int64_t block = config->sequence < ATTENTION_BLOCK ? config->sequence : ATTENTION_BLOCK;
+    const int64_t scratch = config->sequence * (4 * config->qk_dim + 3 * config->v_dim + 2 + 2 * block);
+    backward_job job = {g, dout, dlse, attention_out, lse, in};
+    /* What padding gives. */
+    memset(g->dquery, 0, (size_t)(rows * config->qk_dim) * sizeof *g->dquery);
+    memset(g->dkey, 0, (size_t)(rows * config->qk_dim) * sizeof *g->dkey);
+    memset(g->dvalue, 0, (size_t)(rows * config->v_dim) * sizeof *g->dvalue);
+    return attention_for_each(ctx, in->segment_ids, config, scratch, backward_segment, &job);
+}

@@ -13,12 +13,14 @@
  * first components, then second ones. Gradient: the transposed rotation, from y's layout to x's.
  *
  * Frequencies and angles are taken in binary128 and reduced to (-pi, pi] before they become float64, so that cos and sin are
- * within an ulp or two at any position. Refused: Dr odd or below 2, rope_max_timescale <= 1, rope_factor <= 0 and
+ * within an ulp or two at any position. Refused: Dr odd, below 2 or above 1024, rope_max_timescale <= 1, rope_factor <= 0 and
  * beta_fast < beta_slow (yarn), pairwise without interleave, a position outside [0, max_position_embeddings). */
 #ifndef ASSAY_OPS_YARN_ROPE_H
 #define ASSAY_OPS_YARN_ROPE_H
 
 #include "oracle/base/status.h"
+
+enum { ASSAY_ROPE_DIM_MAX = 1024 };
 
 typedef struct assay_rope_config {
     int64_t dim;               /* Dr, qk_rope_head_dim */

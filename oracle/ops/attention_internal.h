@@ -1,0 +1,46 @@
+/* What forward and backward of attention share: the work of a tensor cut to heads, the tokens of a head to segments.
+ *
+ * The tokens of a segment are gathered in ascending order, so that within it only the causal triangle is masked, and
+ * what other segments and padding hold is never touched. Rows of queries go in blocks: the keys before a block are a
+ * rectangle, which is a product; the keys within it a triangle, which is done row by row and continues the same sums. */
+#ifndef ASSAY_OPS_ATTENTION_INTERNAL_H
+#define ASSAY_OPS_ATTENTION_INTERNAL_H
+
+#include "oracle/arithmetic/arithmetic.h"
+#include "oracle/ops/attention.h"
+
+enum { ATTENTION_BLOCK = 128 }; /* rows of queries */
+
+/* For each batch row its tokens by segment, ascending within one; segments begin at `starts`. Padding is left out. */
+typedef struct attention_segments {
+    int32_t *tokens; /* [B,S] */
+    int32_t *starts; /* [B,S+1]: starts of the segments of a row, then their end; -1 after it */
+} attention_segments;
+
+assay_status attention_segments_alloc(assay_context *ctx, attention_segments *segments, const int32_t *segment_ids,
+                                      const assay_attention_config *config);
+void attention_segments_free(attention_segments *segments);
+
+/* One segment of one head. */
+typedef struct attention_rows {
+    const assay_attention_config *config;
+    int64_t batch, head;
+    const int32_t *tokens; /* [count] */
+    int64_t count;
+} attention_rows;
+
+/* rows [count,dim] from a tensor [B,S,N,dim], and back. */
+void attention_gather(const attention_rows *rows, double *to, const double *tensor, int64_t dim);
+void attention_scatter(const attention_rows *rows, double *tensor, const double *from, int64_t dim);
+
+/* `segment` for every segment of every head, heads split over threads where there are enough of them; `scratch` numbers
+ * for each that works at a time. */
+typedef assay_status (*attention_work)(assay_context *ctx, void *job, const attention_rows *rows, double *scratch);
+assay_status attention_for_each(assay_context *ctx, const int32_t *segment_ids, const assay_attention_config *config,
+                                int64_t scratch, attention_work segment, void *job);
+
+/* out [rows,columns] = a [rows,k] times the transpose of b [columns,k]. */
+assay_status attention_scores(assay_context *ctx, double *out, int64_t ld, const double *a, int64_t rows,
+                              const double *b, int64_t columns, int64_t k);
+
+#endif
