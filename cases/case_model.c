@@ -54,8 +54,8 @@ static assay_status read_pair(const assay_yaml *y, const assay_model_key *key, c
     return status;
 }
 
-assay_status assay_model_read_key(const assay_yaml *y, assay_model_config *config, const assay_model_key *key,
-                                  const yaml_node_t *value) {
+static assay_status read_any(const assay_yaml *y, assay_model_config *config, const assay_model_key *key,
+                             const yaml_node_t *value) {
     void *field = (char *)config + key->offset;
     switch (key->type) {
     case ASSAY_KEY_I:
@@ -70,6 +70,20 @@ assay_status assay_model_read_key(const assay_yaml *y, assay_model_config *confi
         return read_pair(y, key, value, field);
     }
     return assay_fail(y->ctx, ASSAY_INTERNAL, "%s: a key of no known type", key->name);
+}
+
+/* MaxText's rope_interleave is true, and means nothing to its plain RoPE, whose pairs are halves. */
+static void settle_rope(assay_model_config *config, const assay_model_key *key) {
+    if (key->offset == offsetof(assay_model_config, rope_interleave)) config->rope_interleave_given = true;
+    if (config->rope_interleave_given) return;
+    config->rope_interleave = strcmp(config->rope_type.text, assay_model_defaults.rope_type.text) != 0;
+}
+
+assay_status assay_model_read_key(const assay_yaml *y, assay_model_config *config, const assay_model_key *key,
+                                  const yaml_node_t *value) {
+    assay_status status = read_any(y, config, key, value);
+    if (status == ASSAY_OK) settle_rope(config, key);
+    return status;
 }
 
 void assay_model_offer_keys(assay_nearest *nearest) {

@@ -66,7 +66,7 @@
     X(D, beta_slow, 1.0)                                                                                               \
     X(I, max_position_embeddings, 163840)                                                                              \
     X(I, original_max_position_embeddings, 4096)                                                                       \
-    X(B, rope_interleave, true)                                                                                        \
+    X(B, rope_interleave, false) /* true with another rope_type than default, until it is given */                     \
     X(B, rope_truncate, true)                                                                                          \
     X(B, rope_attention_scaling, false)                                                                                \
     X(B, rope_pairwise, false)                                                                                         \
@@ -110,6 +110,7 @@ typedef struct assay_model_config {
 #define X(type, key, value) ASSAY_KEY_TYPE_##type key;
     ASSAY_MODEL_KEY_TABLE(X)
 #undef X
+    bool rope_interleave_given; /* no key: whether rope_interleave was */
 } assay_model_config;
 
 extern const assay_model_config assay_model_defaults;

@@ -87,7 +87,7 @@ static assay_status check_values(assay_context *ctx, const assay_tensor_entry *e
 {
     for (int64_t i = 0; i < count; i++) {
         if (!isfinite(values[i])) {
-            if (entry->rows_may_be_unused) continue;
+            if (entry->unused_row_axes > 0) continue;
             return assay_fail(ctx, ASSAY_BAD_INPUT, "%s[%" PRId64 "] is %g, expected a finite number", entry->spec.path,
                               first + i, values[i]);
         }
@@ -101,11 +101,12 @@ static assay_status check_values(assay_context *ctx, const assay_tensor_entry *e
     return ASSAY_OK;
 }
 
-/* The last `rows` rows (of the first axis) hold NaN. */
+/* The last `rows` rows hold NaN. */
 static void fill_tail(const assay_tensor_entry *entry, int64_t rows, int64_t first, int64_t count, double *out)
 {
     int64_t total = assay_shape_count(&entry->spec.shape);
-    int64_t width = entry->spec.shape.dims[0] > 0 ? total / entry->spec.shape.dims[0] : 0;
+    int64_t width = 1;
+    for (int axis = entry->unused_row_axes; axis < entry->spec.shape.rank; axis++) width *= entry->spec.shape.dims[axis];
     int64_t start = total - rows * width;
     for (int64_t i = 0; i < count; i++) {
         if (first + i >= start) out[i] = NAN;
@@ -126,8 +127,8 @@ static assay_status read_values(assay_context *ctx, void *self, const char *path
     assay_status status =
         assay_random_fill(ctx, &fill, inputs->c->seed, path, &entry->spec.shape, entry->spec.type, first, count, out);
     if (status == ASSAY_OK && given != NULL && given->tail_nan_rows > 0) {
-        if (!entry->rows_may_be_unused) {
-            return assay_fail(ctx, ASSAY_BAD_INPUT, "inputs.%s: tail_nan_rows is for rows that may belong to no group",
+        if (entry->unused_row_axes == 0) {
+            return assay_fail(ctx, ASSAY_BAD_INPUT, "inputs.%s: tail_nan_rows is for rows that may belong to no group, or to padding",
                               given->path);
         }
         fill_tail(entry, given->tail_nan_rows, first, count, out);

@@ -10,7 +10,8 @@
 typedef struct assay_tensor_entry {
     assay_tensor_spec spec;  /* path with its folder: inputs/, weights/, cotangents/, outputs/, gradients/, ... */
     assay_fill fill;         /* inputs/, weights/, cotangents/: how it is made when the case does not say */
-    bool rows_may_be_unused; /* rows that belong to no group may hold anything, NaN too */
+    int unused_row_axes;     /* of rows that may belong to nothing and hold anything, NaN too: how many leading axes
+                                number them; 0: every row counts */
 } assay_tensor_entry;
 
 /* Every tensor that an operation could read or give for a case, in the order in which a fixture lists them. */

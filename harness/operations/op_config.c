@@ -1,6 +1,8 @@
 /* Configurations of the operations from MaxText's keys. */
+#include <inttypes.h>
 #include <string.h>
 
+#include "harness/inputs.h"
 #include "harness/operations/op_support.h"
 
 static bool starts_with(const char *text, const char *prefix)
@@ -182,6 +184,114 @@ assay_status assay_moe_config_of(assay_context *ctx, const assay_case *c, assay_
         config->shared_mlp_dim = gemma4 ? m->base_mlp_dim : m->shared_experts * m->base_moe_mlp_dim;
     }
     TRY(assay_moe_check(ctx, config));
+cleanup:
+    return status;
+}
+
+assay_status assay_rope_config_of(assay_context *ctx, const assay_case *c, assay_rope_config *config)
+{
+    const assay_model_config *m = &c->config;
+    const bool yarn = strcmp(m->rope_type.text, "yarn") == 0;
+    *config = (assay_rope_config){
+        .dim = m->qk_rope_head_dim,
+        .yarn = yarn,
+        .rope_max_timescale = m->rope_max_timescale,
+        .rope_factor = m->rope_factor,
+        .beta_fast = m->beta_fast,
+        .beta_slow = m->beta_slow,
+        .max_position_embeddings = m->max_position_embeddings,
+        .original_max_position_embeddings = m->original_max_position_embeddings,
+        .interleave = m->rope_interleave,
+        .truncate = m->rope_truncate,
+        .attention_scaling = yarn && m->rope_attention_scaling,
+        .pairwise = m->rope_pairwise,
+    };
+    if (!yarn && strcmp(m->rope_type.text, "default") != 0) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "rope_type is \"%s\", expected default or yarn", m->rope_type.text);
+    }
+    assay_status status = assay_rope_check(ctx, config);
+    RETURN_IF(status != ASSAY_OK, status);
+    /* positions: start and step; explicit ones are checked where they are read */
+    const int64_t first = c->position_start, last = first + c->position_step * (c->sequence - 1);
+    const int64_t least = first < last ? first : last, most = first < last ? last : first;
+    if (assay_case_input_of(c, "inputs/positions") == NULL && (least < 0 || most >= config->max_position_embeddings)) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "positions go from %" PRId64 " to %" PRId64 ", expected 0 to %" PRId64
+                          " (max_position_embeddings)",
+                          first, last, config->max_position_embeddings - 1);
+    }
+    return ASSAY_OK;
+}
+
+assay_status assay_attention_config_of(assay_context *ctx, const assay_case *c, assay_attention_config *config)
+{
+    const assay_model_config *m = &c->config;
+    assay_status status;
+    *config = (assay_attention_config){.batch = c->batch,
+                                       .sequence = c->sequence,
+                                       .heads = m->base_num_query_heads,
+                                       .qk_dim = m->qk_nope_head_dim + m->qk_rope_head_dim,
+                                       .v_dim = m->v_head_dim,
+                                       .mask_padding = m->mask_padding};
+    TRY(assay_require_positive(ctx, "base_num_query_heads", config->heads));
+    TRY(assay_require_positive(ctx, "qk_nope_head_dim", m->qk_nope_head_dim));
+    TRY(assay_require_positive(ctx, "qk_rope_head_dim", m->qk_rope_head_dim));
+    TRY(assay_require_positive(ctx, "v_head_dim", config->v_dim));
+cleanup:
+    return status;
+}
+
+assay_status assay_mla_config_of(assay_context *ctx, const assay_case *c, assay_mla_config *config)
+{
+    const assay_model_config *m = &c->config;
+    assay_status status;
+    *config = (assay_mla_config){.batch = c->batch,
+                                 .sequence = c->sequence,
+                                 .emb_dim = m->base_emb_dim,
+                                 .heads = m->base_num_query_heads,
+                                 .qk_nope_head_dim = m->qk_nope_head_dim,
+                                 .v_head_dim = m->v_head_dim,
+                                 .q_lora_rank = m->q_lora_rank,
+                                 .kv_lora_rank = m->kv_lora_rank,
+                                 .epsilon = m->normalization_layer_epsilon,
+                                 .mscale = m->mscale,
+                                 .mask_padding = m->mask_padding};
+    TRY(assay_rope_config_of(ctx, c, &config->rope));
+    TRY(assay_mla_check(ctx, config));
+cleanup:
+    return status;
+}
+
+static assay_status remat_policy_of(assay_context *ctx, const assay_model_config *m, assay_remat_policy *policy)
+{
+    const char *texts[ASSAY_REMAT_NAMES];
+#define X(code, name) texts[ASSAY_REMAT_##code] = m->name.text;
+    ASSAY_REMAT_TABLE(X)
+#undef X
+    return assay_remat_policy_make(ctx, policy, m->remat_policy.text, texts);
+}
+
+assay_status assay_stack_config_of(assay_context *ctx, const assay_case *c, assay_stack_config *config)
+{
+    const assay_model_config *m = &c->config;
+    const bool single = strcmp(c->op, "deepseek_layer") == 0;
+    assay_status status;
+    *config = (assay_stack_config){.layers = single ? 1 : m->base_num_decoder_layers,
+                                   .dense_layers = m->first_num_dense_layers,
+                                   .single = single,
+                                   .epsilon = m->normalization_layer_epsilon};
+    TRY(assay_require_positive(ctx, "base_num_decoder_layers", config->layers));
+    if (config->dense_layers > config->layers) config->dense_layers = config->layers;
+    TRY(assay_mla_config_of(ctx, c, &config->mla));
+    if (m->first_num_hash_layers > 0) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "first_num_hash_layers is %" PRId64 ", expected 0: op %s has no input_ids for hash routing",
+                          m->first_num_hash_layers, c->op);
+    }
+    if (config->dense_layers > 0) TRY(assay_mlp_config_of(ctx, c, &config->mlp));
+    if (config->dense_layers < config->layers) TRY(assay_moe_config_of(ctx, c, &config->moe));
+    TRY(remat_policy_of(ctx, m, &config->policy));
+    TRY(assay_stack_check(ctx, config));
 cleanup:
     return status;
 }

@@ -32,12 +32,12 @@ static assay_status describe(assay_context *ctx, const assay_case *c, assay_tens
     assay_fill one = assay_fill_normal(1.0, 0.0);
     assay_fill sizes = assay_fill_range(ASSAY_GROUP_SIZES, 0.0, (double)d.m);
     TRY(assay_describe_variable(ctx, list, c, "inputs/lhs", one, (assay_dims){"Mk", {d.m, d.k}}));
-    list->entries[list->count - 2].rows_may_be_unused = true;
+    list->entries[list->count - 2].unused_row_axes = 1;
     TRY(assay_describe(ctx, list, "inputs/group_sizes", ASSAY_INT32, &sizes, (assay_dims){"G", {d.groups}}));
     TRY(assay_describe_variable(ctx, list, c, "weights/rhs", assay_fill_fan_in(d.k),
                                 (assay_dims){"GkN", {d.groups, d.k, d.n}}));
     TRY(assay_describe_output(ctx, list, c, "y", &one, (assay_dims){"MN", {d.m, d.n}}));
-    list->entries[list->count - 1].rows_may_be_unused = true;
+    list->entries[list->count - 1].unused_row_axes = 1;
 cleanup:
     return status;
 }

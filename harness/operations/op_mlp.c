@@ -11,37 +11,58 @@ static assay_status check(assay_context *ctx, const assay_case *c)
     return assay_mlp_config_of(ctx, c, &config);
 }
 
+assay_status assay_describe_mlp_weights(const assay_describer *d, const assay_gated_mlp_config *config)
+{
+    assay_status status;
+    int64_t dim = config->emb_dim, hidden = config->mlp_dim;
+    assay_dims up = {"DF", {dim, hidden}}, bias = {"F", {hidden}};
+    assay_fill bias_fill = assay_fill_normal(0.1, 0.0);
+    if (config->fused) {
+        TRY(assay_describe_weight(d, "wi/kernel", assay_fill_fan_in(dim), (assay_dims){"Df", {dim, 2 * hidden}}));
+    } else {
+        TRY(assay_describe_weight(d, "wi_0/kernel", assay_fill_fan_in(dim), up));
+        TRY(assay_describe_weight(d, "wi_1/kernel", assay_fill_fan_in(dim), up));
+    }
+    TRY(assay_describe_weight(d, "wo/kernel", assay_fill_fan_in(hidden), (assay_dims){"FD", {hidden, dim}}));
+    if (d->c->config.mlp_bias) {
+        TRY(assay_describe_weight(d, "wi_0/bias", bias_fill, bias));
+        TRY(assay_describe_weight(d, "wi_1/bias", bias_fill, bias));
+        TRY(assay_describe_weight(d, "wo/bias", bias_fill, (assay_dims){"D", {dim}}));
+    }
+cleanup:
+    return status;
+}
+
+assay_status assay_describe_mlp_checkpoints(const assay_describer *d, const assay_gated_mlp_config *config)
+{
+    assay_status status;
+    const int64_t batch = d->c->batch, sequence = d->c->sequence, hidden = config->mlp_dim;
+    if (config->fused) {
+        TRY(assay_describe_result(d, "checkpoints", "mlpwi", ASSAY_FLOAT64,
+                                  (assay_dims){"BSf", {batch, sequence, 2 * hidden}}));
+    } else {
+        const assay_dims branch = {"BSF", {batch, sequence, hidden}};
+        TRY(assay_describe_result(d, "checkpoints", "mlpwi_0", ASSAY_FLOAT64, branch));
+        TRY(assay_describe_result(d, "checkpoints", "mlpwi_1", ASSAY_FLOAT64, branch));
+    }
+    TRY(assay_describe_result(d, "checkpoints", "mlpwo", ASSAY_FLOAT64,
+                              (assay_dims){"BSD", {batch, sequence, config->emb_dim}}));
+cleanup:
+    return status;
+}
+
 static assay_status describe(assay_context *ctx, const assay_case *c, assay_tensor_list *list)
 {
     assay_status status;
-    int64_t dim = c->config.base_emb_dim, hidden = c->config.base_mlp_dim;
-    assay_dims x = {"BSD", {c->batch, c->sequence, dim}}, up = {"DF", {dim, hidden}}, bias = {"F", {hidden}};
-    assay_dims checkpoint = {"BSF", {c->batch, c->sequence, hidden}};
-    assay_fill one = assay_fill_normal(1.0, 0.0), bias_fill = assay_fill_normal(0.1, 0.0);
+    const assay_describer d = {.ctx = ctx, .c = c, .list = list, .layer = "", .block = ""};
+    const assay_dims x = {"BSD", {c->batch, c->sequence, c->config.base_emb_dim}};
+    const assay_fill one = assay_fill_normal(1.0, 0.0);
+    assay_gated_mlp_config config;
+    TRY(assay_mlp_config_of(ctx, c, &config));
     TRY(assay_describe_variable(ctx, list, c, "inputs/x", one, x));
-    if (c->config.fused_mlp) {
-        TRY(assay_describe_variable(ctx, list, c, "weights/wi/kernel", assay_fill_fan_in(dim),
-                                    (assay_dims){"Df", {dim, 2 * hidden}}));
-    } else {
-        TRY(assay_describe_variable(ctx, list, c, "weights/wi_0/kernel", assay_fill_fan_in(dim), up));
-        TRY(assay_describe_variable(ctx, list, c, "weights/wi_1/kernel", assay_fill_fan_in(dim), up));
-    }
-    TRY(assay_describe_variable(ctx, list, c, "weights/wo/kernel", assay_fill_fan_in(hidden),
-                                (assay_dims){"FD", {hidden, dim}}));
-    if (c->config.mlp_bias) {
-        TRY(assay_describe_variable(ctx, list, c, "weights/wi_0/bias", bias_fill, bias));
-        TRY(assay_describe_variable(ctx, list, c, "weights/wi_1/bias", bias_fill, bias));
-        TRY(assay_describe_variable(ctx, list, c, "weights/wo/bias", bias_fill, (assay_dims){"D", {dim}}));
-    }
+    TRY(assay_describe_mlp_weights(&d, &config));
     TRY(assay_describe_output(ctx, list, c, "y", &one, x));
-    if (c->config.fused_mlp) {
-        TRY(assay_describe(ctx, list, "checkpoints/mlpwi", ASSAY_FLOAT64, NULL,
-                           (assay_dims){"BSf", {c->batch, c->sequence, 2 * hidden}}));
-    } else {
-        TRY(assay_describe(ctx, list, "checkpoints/mlpwi_0", ASSAY_FLOAT64, NULL, checkpoint));
-        TRY(assay_describe(ctx, list, "checkpoints/mlpwi_1", ASSAY_FLOAT64, NULL, checkpoint));
-    }
-    TRY(assay_describe(ctx, list, "checkpoints/mlpwo", ASSAY_FLOAT64, NULL, x));
+    TRY(assay_describe_mlp_checkpoints(&d, &config));
 cleanup:
     return status;
 }

@@ -9,77 +9,71 @@ static assay_status check(assay_context *ctx, const assay_case *c)
     return assay_moe_config_of(ctx, c, &config);
 }
 
-static assay_status describe_router(assay_context *ctx, const assay_case *c, assay_tensor_list *list,
-                                    const assay_moe_config *config)
+static assay_status describe_router(const assay_describer *d, const assay_moe_config *config)
 {
     assay_status status;
     int64_t experts = config->routing.num_experts, rows = config->routing.hash_rows;
     int64_t per_token = config->routing.num_experts_per_tok;
     assay_dims e = {"E", {experts}};
-    TRY(assay_describe_variable(ctx, list, c, "weights/gate/kernel", assay_fill_fan_in(config->emb_dim),
-                                (assay_dims){"DE", {config->emb_dim, experts}}));
-    if (c->config.routed_bias) {
-        TRY(assay_describe_variable(ctx, list, c, "weights/gate/bias", assay_fill_normal(0.1, 0.0), e));
-    }
-    if (assay_has_per_expert_scale(c)) {
-        TRY(assay_describe_variable(ctx, list, c, "weights/per_expert_scale", assay_fill_normal(0.25, 1.0), e));
+    TRY(assay_describe_weight(d, "gate/kernel", assay_fill_fan_in(config->emb_dim),
+                              (assay_dims){"DE", {config->emb_dim, experts}}));
+    if (d->c->config.routed_bias) TRY(assay_describe_weight(d, "gate/bias", assay_fill_normal(0.1, 0.0), e));
+    if (assay_has_per_expert_scale(d->c)) {
+        TRY(assay_describe_weight(d, "per_expert_scale", assay_fill_normal(0.25, 1.0), e));
     }
     if (rows > 0) {
         assay_fill experts_fill = assay_fill_range(ASSAY_EXPERTS, 0.0, (double)(experts - 1));
-        TRY(assay_describe(ctx, list, "weights/tid2eid", ASSAY_INT32, &experts_fill,
-                           (assay_dims){"VK", {rows, per_token}}));
+        TRY(assay_describe_integers(d, "tid2eid", experts_fill, (assay_dims){"VK", {rows, per_token}}));
     }
 cleanup:
     return status;
 }
 
-static assay_status describe_experts(assay_context *ctx, const assay_case *c, assay_tensor_list *list,
-                                     const assay_moe_config *config)
+static assay_status describe_experts(const assay_describer *d, const assay_moe_config *config)
 {
     assay_status status;
     int64_t experts = config->routing.num_experts, dim = config->emb_dim, hidden = config->moe_mlp_dim;
     assay_dims up = {"EDH", {experts, dim, hidden}}, bias = {"EH", {experts, hidden}};
     assay_fill bias_fill = assay_fill_normal(0.1, 0.0);
     if (config->fused_weights) {
-        TRY(assay_describe_variable(ctx, list, c, "weights/wi", assay_fill_fan_in(dim),
-                                    (assay_dims){"EDh", {experts, dim, 2 * hidden}}));
+        TRY(assay_describe_weight(d, "wi", assay_fill_fan_in(dim), (assay_dims){"EDh", {experts, dim, 2 * hidden}}));
     } else {
-        TRY(assay_describe_variable(ctx, list, c, "weights/wi_0", assay_fill_fan_in(dim), up));
-        TRY(assay_describe_variable(ctx, list, c, "weights/wi_1", assay_fill_fan_in(dim), up));
+        TRY(assay_describe_weight(d, "wi_0", assay_fill_fan_in(dim), up));
+        TRY(assay_describe_weight(d, "wi_1", assay_fill_fan_in(dim), up));
     }
-    TRY(assay_describe_variable(ctx, list, c, "weights/wo", assay_fill_fan_in(hidden),
-                                (assay_dims){"EHD", {experts, hidden, dim}}));
-    if (c->config.mlp_bias) {
-        TRY(assay_describe_variable(ctx, list, c, "weights/wi_0_bias", bias_fill, bias));
-        TRY(assay_describe_variable(ctx, list, c, "weights/wi_1_bias", bias_fill, bias));
-        TRY(assay_describe_variable(ctx, list, c, "weights/wo_bias", bias_fill, (assay_dims){"ED", {experts, dim}}));
+    TRY(assay_describe_weight(d, "wo", assay_fill_fan_in(hidden), (assay_dims){"EHD", {experts, hidden, dim}}));
+    if (d->c->config.mlp_bias) {
+        TRY(assay_describe_weight(d, "wi_0_bias", bias_fill, bias));
+        TRY(assay_describe_weight(d, "wi_1_bias", bias_fill, bias));
+        TRY(assay_describe_weight(d, "wo_bias", bias_fill, (assay_dims){"ED", {experts, dim}}));
     }
     if (config->shared_mlp_dim > 0) {
         int64_t width = config->shared_mlp_dim;
         assay_dims shared = {"DF", {dim, width}};
-        TRY(assay_describe_variable(ctx, list, c, "weights/shared_experts/wi_0/kernel", assay_fill_fan_in(dim),
-                                    shared));
-        TRY(assay_describe_variable(ctx, list, c, "weights/shared_experts/wi_1/kernel", assay_fill_fan_in(dim),
-                                    shared));
-        TRY(assay_describe_variable(ctx, list, c, "weights/shared_experts/wo/kernel", assay_fill_fan_in(width),
-                                    (assay_dims){"FD", {width, dim}}));
+        TRY(assay_describe_weight(d, "shared_experts/wi_0/kernel", assay_fill_fan_in(dim), shared));
+        TRY(assay_describe_weight(d, "shared_experts/wi_1/kernel", assay_fill_fan_in(dim), shared));
+        TRY(assay_describe_weight(d, "shared_experts/wo/kernel", assay_fill_fan_in(width),
+                                  (assay_dims){"FD", {width, dim}}));
     }
 cleanup:
     return status;
 }
 
-static assay_status describe_outputs(assay_context *ctx, const assay_case *c, assay_tensor_list *list,
-                                     const assay_moe_config *config)
+assay_status assay_describe_moe_weights(const assay_describer *d, const assay_moe_config *config)
 {
-    assay_status status;
-    const assay_routing_config *r = &config->routing;
-    assay_fill one = assay_fill_normal(1.0, 0.0), unit = {.distribution = ASSAY_CONSTANT, .scale = 1.0, .mean = 1.0};
-    TRY(assay_describe_output(ctx, list, c, "y", &one, (assay_dims){"BSD", {r->batch, r->sequence, config->emb_dim}}));
+    assay_status status = describe_router(d, config);
+    return status == ASSAY_OK ? describe_experts(d, config) : status;
+}
+
+assay_status assay_describe_balance(const assay_describer *d, const assay_routing_config *r)
+{
+    assay_status status = ASSAY_OK;
+    assay_fill unit = {.distribution = ASSAY_CONSTANT, .scale = 1.0, .mean = 1.0};
     if (r->load_balance_loss_weight > 0.0 && r->hash_rows == 0) {
-        TRY(assay_describe_output(ctx, list, c, "lb_loss", &unit, (assay_dims){"", {0}}));
+        TRY(assay_describe_layer_output(d, "lb_loss", &unit, (assay_dims){"", {0}}));
     }
     if (r->routed_bias_update_rate > 0.0 && r->hash_rows == 0) {
-        TRY(assay_describe_output(ctx, list, c, "bias_updates", NULL, (assay_dims){"E", {r->num_experts}}));
+        TRY(assay_describe_layer_output(d, "bias_updates", NULL, (assay_dims){"E", {r->num_experts}}));
     }
 cleanup:
     return status;
@@ -102,49 +96,52 @@ static assay_dims routed_rows(const assay_moe_config *config, int64_t width, cha
     return (assay_dims){labels, {copies, width}};
 }
 
-static assay_status describe_checkpoints(assay_context *ctx, const assay_case *c, assay_tensor_list *list,
-                                         const assay_moe_config *config)
+static assay_status describe_routed(const assay_describer *d, const char *name, const assay_moe_config *config,
+                                    int64_t width, char letter)
+{
+    char labels[8];
+    const assay_dims dims = routed_rows(config, width, letter, labels);
+    return assay_describe_result(d, "checkpoints", name, ASSAY_FLOAT64, dims);
+}
+
+assay_status assay_describe_moe_checkpoints(const assay_describer *d, const assay_moe_config *config)
 {
     assay_status status;
-    char labels[8];
-    int64_t hidden = config->moe_mlp_dim, dim = config->emb_dim;
+    const int64_t hidden = config->moe_mlp_dim, dim = config->emb_dim, batch = d->c->batch, sequence = d->c->sequence;
     if (config->fused_weights) {
-        TRY(assay_describe(ctx, list, "checkpoints/moe_mlpwi", ASSAY_FLOAT64, NULL,
-                           routed_rows(config, 2 * hidden, 'h', labels)));
+        TRY(describe_routed(d, "moe_mlpwi", config, 2 * hidden, 'h'));
     } else {
-        TRY(assay_describe(ctx, list, "checkpoints/moe_mlpwi_0", ASSAY_FLOAT64, NULL,
-                           routed_rows(config, hidden, 'H', labels)));
-        TRY(assay_describe(ctx, list, "checkpoints/moe_mlpwi_1", ASSAY_FLOAT64, NULL,
-                           routed_rows(config, hidden, 'H', labels)));
+        TRY(describe_routed(d, "moe_mlpwi_0", config, hidden, 'H'));
+        TRY(describe_routed(d, "moe_mlpwi_1", config, hidden, 'H'));
     }
-    TRY(assay_describe(ctx, list, "checkpoints/moe_mlpwo", ASSAY_FLOAT64, NULL, routed_rows(config, dim, 'D', labels)));
+    TRY(describe_routed(d, "moe_mlpwo", config, dim, 'D'));
     if (config->shared_mlp_dim > 0) {
-        assay_dims up = {"BSF", {c->batch, c->sequence, config->shared_mlp_dim}};
-        TRY(assay_describe(ctx, list, "checkpoints/mlpwi_0", ASSAY_FLOAT64, NULL, up));
-        TRY(assay_describe(ctx, list, "checkpoints/mlpwi_1", ASSAY_FLOAT64, NULL, up));
-        TRY(assay_describe(ctx, list, "checkpoints/mlpwo", ASSAY_FLOAT64, NULL,
-                           (assay_dims){"BSD", {c->batch, c->sequence, dim}}));
+        assay_dims up = {"BSF", {batch, sequence, config->shared_mlp_dim}};
+        TRY(assay_describe_result(d, "checkpoints", "mlpwi_0", ASSAY_FLOAT64, up));
+        TRY(assay_describe_result(d, "checkpoints", "mlpwi_1", ASSAY_FLOAT64, up));
+        TRY(assay_describe_result(d, "checkpoints", "mlpwo", ASSAY_FLOAT64,
+                                  (assay_dims){"BSD", {batch, sequence, dim}}));
     }
 cleanup:
     return status;
 }
 
-static assay_status describe_routing(assay_context *ctx, assay_tensor_list *list, const assay_moe_config *config)
+assay_status assay_describe_moe_routing(const assay_describer *d, const assay_moe_config *config)
 {
     assay_status status;
     const assay_routing_config *r = &config->routing;
     assay_dims chosen = {"BSK", {r->batch, r->sequence, r->num_experts_per_tok}};
     assay_dims copies = {"r", {r->batch * r->sequence * r->num_experts_per_tok}};
-    TRY(assay_describe(ctx, list, "routing/selected_experts", ASSAY_INT32, NULL, chosen));
-    TRY(assay_describe(ctx, list, "routing/weights", ASSAY_FLOAT64, NULL, chosen));
-    TRY(assay_describe(ctx, list, "routing/margin", ASSAY_FLOAT64, NULL, (assay_dims){"BS", {r->batch, r->sequence}}));
-    TRY(assay_describe(ctx, list, "routing/group_sizes", ASSAY_INT32, NULL, (assay_dims){"E", {r->num_experts}}));
-    TRY(assay_describe(ctx, list, "routing/sorted_selected_experts", ASSAY_INT32, NULL, copies));
+    TRY(assay_describe_result(d, "routing", "selected_experts", ASSAY_INT32, chosen));
+    TRY(assay_describe_result(d, "routing", "weights", ASSAY_FLOAT64, chosen));
+    TRY(assay_describe_result(d, "routing", "margin", ASSAY_FLOAT64, (assay_dims){"BS", {r->batch, r->sequence}}));
+    TRY(assay_describe_result(d, "routing", "group_sizes", ASSAY_INT32, (assay_dims){"E", {r->num_experts}}));
+    TRY(assay_describe_result(d, "routing", "sorted_selected_experts", ASSAY_INT32, copies));
     if (config->path == ASSAY_MOE_DROPPING) {
         int64_t capacity = assay_expert_capacity(r, config->capacity_factor);
         assay_dims mask = {"BSEC", {r->batch, r->sequence, r->num_experts, capacity}};
-        TRY(assay_describe(ctx, list, "routing/combine_mask", ASSAY_FLOAT64, NULL, mask));
-        TRY(assay_describe(ctx, list, "routing/dispatch_mask", ASSAY_INT32, NULL, mask));
+        TRY(assay_describe_result(d, "routing", "combine_mask", ASSAY_FLOAT64, mask));
+        TRY(assay_describe_result(d, "routing", "dispatch_mask", ASSAY_INT32, mask));
     }
 cleanup:
     return status;
@@ -153,20 +150,22 @@ cleanup:
 static assay_status describe(assay_context *ctx, const assay_case *c, assay_tensor_list *list)
 {
     assay_status status;
+    const assay_describer d = {.ctx = ctx, .c = c, .list = list, .layer = "", .block = ""};
+    const assay_fill one = assay_fill_normal(1.0, 0.0);
     assay_moe_config config;
     TRY(assay_moe_config_of(ctx, c, &config));
-    TRY(assay_describe_variable(ctx, list, c, "inputs/x", assay_fill_normal(1.0, 0.0),
-                                (assay_dims){"BSD", {c->batch, c->sequence, config.emb_dim}}));
+    const assay_dims x = {"BSD", {c->batch, c->sequence, config.emb_dim}};
+    TRY(assay_describe_variable(ctx, list, c, "inputs/x", one, x));
     if (config.routing.hash_rows > 0) {
         assay_fill ids = assay_fill_range(ASSAY_INTEGERS, 0.0, (double)(config.routing.hash_rows - 1));
         TRY(assay_describe(ctx, list, "inputs/input_ids", ASSAY_INT32, &ids,
                            (assay_dims){"BS", {c->batch, c->sequence}}));
     }
-    TRY(describe_router(ctx, c, list, &config));
-    TRY(describe_experts(ctx, c, list, &config));
-    TRY(describe_outputs(ctx, c, list, &config));
-    TRY(describe_checkpoints(ctx, c, list, &config));
-    TRY(describe_routing(ctx, list, &config));
+    TRY(assay_describe_moe_weights(&d, &config));
+    TRY(assay_describe_output(ctx, list, c, "y", &one, x));
+    TRY(assay_describe_balance(&d, &config.routing));
+    TRY(assay_describe_moe_checkpoints(&d, &config));
+    TRY(assay_describe_moe_routing(&d, &config));
 cleanup:
     return status;
 }

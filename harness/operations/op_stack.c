@@ -1,1 +1,147 @@
+#include <inttypes.h>
+#include <stdio.h>
+
 #include "harness/operations/op_support.h"
+
+static assay_status check(assay_context *ctx, const assay_case *c)
+{
+    assay_stack_config config;
+    return assay_stack_config_of(ctx, c, &config);
+}
+
+static assay_status spec_config(assay_context *ctx, const assay_case *c, assay_spec_config *config)
+{
+    return assay_stack_config_of(ctx, c, &config->stack);
+}
+
+/* A layer's prefix, and the describers of its blocks. */
+typedef struct layer_names {
+    char layer[32];
+} layer_names;
+
+static layer_names names_of(const assay_stack_config *config, int64_t layer)
+{
+    layer_names names = {""};
+    if (!config->single) snprintf(names.layer, sizeof names.layer, "layers/%" PRId64 "/", layer);
+    return names;
+}
+
+static bool is_dense(const assay_stack_config *config, int64_t layer)
+{
+    return layer < config->dense_layers;
+}
+
+static assay_status describe_weights(assay_describer d, const assay_stack_config *config, int64_t layer)
+{
+    assay_status status;
+    const assay_fill scale = assay_fill_normal(0.1, 1.0);
+    const assay_dims dim = {"D", {config->mla.emb_dim}};
+    d.block = "";
+    TRY(assay_describe_weight(&d, "pre_self_attention_layer_norm/scale", scale, dim));
+    d.block = "self_attention/";
+    TRY(assay_describe_mla_weights(&d, &config->mla));
+    d.block = "";
+    TRY(assay_describe_weight(&d, "post_self_attention_layer_norm/scale", scale, dim));
+    d.block = is_dense(config, layer) ? "mlp/" : "moe/";
+    if (is_dense(config, layer)) {
+        TRY(assay_describe_mlp_weights(&d, &config->mlp));
+    } else {
+        TRY(assay_describe_moe_weights(&d, &config->moe));
+    }
+cleanup:
+    return status;
+}
+
+static assay_status describe_results(const assay_describer *d, const assay_stack_config *config, int64_t layer)
+{
+    assay_status status;
+    const assay_dims x = {"BSD", {config->mla.batch, config->mla.sequence, config->mla.emb_dim}};
+    TRY(assay_describe_result(d, "checkpoints", "decoder_layer_input", ASSAY_FLOAT64, x));
+    TRY(assay_describe_mla_checkpoints(d, &config->mla));
+    if (is_dense(config, layer)) {
+        TRY(assay_describe_mlp_checkpoints(d, &config->mlp));
+    } else {
+        TRY(assay_describe_moe_checkpoints(d, &config->moe));
+        TRY(assay_describe_moe_routing(d, &config->moe));
+    }
+cleanup:
+    return status;
+}
+
+static assay_status describe(assay_context *ctx, const assay_case *c, assay_tensor_list *list)
+{
+    static const char *const report[] = {"remat/bytes_kept", "remat/bytes_offloaded", "remat/operations_recomputed"};
+    assay_status status;
+    assay_stack_config config;
+    assay_describer d = {.ctx = ctx, .c = c, .list = list, .layer = "", .block = ""};
+    const assay_fill one = assay_fill_normal(1.0, 0.0);
+    TRY(assay_stack_config_of(ctx, c, &config));
+    const assay_dims x = {"BSD", {c->batch, c->sequence, config.mla.emb_dim}};
+    TRY(assay_describe_variable(ctx, list, c, "inputs/x", one, x));
+    TRY(assay_describe_positions(ctx, list, c));
+    TRY(assay_describe_segments(ctx, list, c));
+    for (int64_t layer = 0; layer < config.layers; layer++) {
+        const layer_names names = names_of(&config, layer);
+        d.layer = names.layer;
+        TRY(describe_weights(d, &config, layer));
+    }
+    TRY(assay_describe_output(ctx, list, c, "y", &one, x));
+    for (int64_t layer = 0; layer < config.layers; layer++) {
+        const layer_names names = names_of(&config, layer);
+        d.layer = names.layer;
+        if (!is_dense(&config, layer)) TRY(assay_describe_balance(&d, &config.moe.routing));
+    }
+    for (int64_t layer = 0; layer < config.layers; layer++) {
+        const layer_names names = names_of(&config, layer);
+        d.layer = names.layer;
+        TRY(describe_results(&d, &config, layer));
+    }
+    for (int i = 0; i < 3; i++) TRY(assay_describe(ctx, list, report[i], ASSAY_FLOAT64, NULL, (assay_dims){"", {0}}));
+cleanup:
+    return status;
+}
+
+static assay_status run(assay_context *ctx, const assay_case *c, const assay_source *in, const assay_sink *out,
+                        const assay_precision *precisions, int precision_count)
+{
+    assay_stack_config config;
+    (void)precisions;
+    (void)precision_count;
+    assay_status status = assay_stack_config_of(ctx, c, &config);
+    return status == ASSAY_OK ? assay_stack_run(ctx, &config, in, out) : status;
+}
+
+static double flops(const assay_case *c, bool backward)
+{
+    assay_context ctx = {0};
+    assay_stack_config config;
+    if (assay_stack_config_of(&ctx, c, &config) != ASSAY_OK) return 0.0;
+    return assay_stack_flops(&config, false) + (backward ? assay_stack_flops(&config, true) : 0.0);
+}
+
+static int64_t memory(const assay_case *c)
+{
+    assay_context ctx = {0};
+    assay_stack_config config;
+    return assay_stack_config_of(&ctx, c, &config) == ASSAY_OK ? assay_stack_memory(&config) : 0;
+}
+
+const assay_operation assay_op_deepseek_layer = {.name = "deepseek_layer",
+                                                 .summary = "one decoder layer: MLA, then a gated MLP or a MoE block",
+                                                 .check = check,
+                                                 .describe = describe,
+                                                 .run = run,
+                                                 .ensemble = true,
+                                                 .spec_config = spec_config,
+                                                 .flops = flops,
+                                                 .memory = memory};
+
+const assay_operation assay_op_deepseek_stack = {.name = "deepseek_stack",
+                                                 .summary = "decoder layers one after the other, rematerialised",
+                                                 .check = check,
+                                                 .describe = describe,
+                                                 .run = run,
+                                                 .ensemble = true,
+                                                 .spec_config = spec_config,
+                                                 .flops = flops,
+                                                 .memory = memory};

@@ -6,14 +6,15 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "harness/inputs.h"
 #include "oracle/base/memory.h"
 
 /* Labels are string literals, one for each letter that SPEC.md uses. */
 static const char *label_text(char letter)
 {
-    static const char *const texts[] = {"B", "S", "T", "D", "E",  "K",  "H",  "F",  "N",
-                                        "M", "G", "C", "V", "Kd", "2H", "2F", "T*K"};
-    static const char letters[] = "BSTDEKHFNMGCVkhfr";
+    static const char *const texts[] = {"B", "S",  "T",  "D",  "E",   "K",     "H",  "F",  "N",  "M",   "G",      "C",
+                                        "V", "Kd", "2H", "2F", "T*K", "Dn+Dr", "Dv", "Dr", "Lq", "Lkv", "Lkv+Dr", "Dn+Dv"};
+    static const char letters[] = "BSTDEKHFNMGCVkhfrqvRLlwu";
     const char *found = strchr(letters, letter);
     return found == NULL ? "" : texts[found - letters];
 }
@@ -70,6 +71,67 @@ assay_status assay_describe_variable(assay_context *ctx, assay_tensor_list *list
     TRY(assay_describe(ctx, list, gradient, ASSAY_FLOAT64, NULL, dims));
 cleanup:
     return status;
+}
+
+/* "FOLDER/" + layer + block + name. */
+static assay_status path_of(const assay_describer *d, const char *folder, const char *block, const char *name,
+                            char path[ASSAY_PATH_SIZE])
+{
+    int length = snprintf(path, ASSAY_PATH_SIZE, "%s/%s%s%s", folder, d->layer, block, name);
+    if (length > 0 && length < ASSAY_PATH_SIZE) return ASSAY_OK;
+    return assay_fail(d->ctx, ASSAY_BAD_INPUT, "%s/%s%s%s: a path of more than %d characters", folder, d->layer, block,
+                      name, ASSAY_PATH_SIZE - 1);
+}
+
+assay_status assay_describe_weight(const assay_describer *d, const char *name, assay_fill fill, assay_dims dims)
+{
+    char path[ASSAY_PATH_SIZE];
+    assay_status status = path_of(d, "weights", d->block, name, path);
+    return status == ASSAY_OK ? assay_describe_variable(d->ctx, d->list, d->c, path, fill, dims) : status;
+}
+
+assay_status assay_describe_integers(const assay_describer *d, const char *name, assay_fill fill, assay_dims dims)
+{
+    char path[ASSAY_PATH_SIZE];
+    assay_status status = path_of(d, "weights", d->block, name, path);
+    return status == ASSAY_OK ? assay_describe(d->ctx, d->list, path, ASSAY_INT32, &fill, dims) : status;
+}
+
+assay_status assay_describe_result(const assay_describer *d, const char *folder, const char *name, assay_dtype type,
+                                   assay_dims dims)
+{
+    char path[ASSAY_PATH_SIZE];
+    assay_status status = path_of(d, folder, "", name, path);
+    return status == ASSAY_OK ? assay_describe(d->ctx, d->list, path, type, NULL, dims) : status;
+}
+
+assay_status assay_describe_layer_output(const assay_describer *d, const char *name, const assay_fill *fill,
+                                         assay_dims dims)
+{
+    char whole[ASSAY_PATH_SIZE];
+    snprintf(whole, sizeof whole, "%.90s%s", d->layer, name);
+    return assay_describe_output(d->ctx, d->list, d->c, whole, fill, dims);
+}
+
+assay_status assay_describe_positions(assay_context *ctx, assay_tensor_list *list, const assay_case *c)
+{
+    assay_dims tokens = {"BS", {c->batch, c->sequence}};
+    assay_fill positions = {
+        .distribution = ASSAY_RAMP, .mean = (double)c->position_start, .scale = (double)c->position_step};
+    return assay_describe(ctx, list, "inputs/positions", ASSAY_INT32, &positions, tokens);
+}
+
+bool assay_has_padding(const assay_case *c)
+{
+    return c->config.mask_padding && assay_case_input_of(c, "inputs/segment_ids") != NULL;
+}
+
+assay_status assay_describe_segments(assay_context *ctx, assay_tensor_list *list, const assay_case *c)
+{
+    assay_dims tokens = {"BS", {c->batch, c->sequence}};
+    const assay_case_input *given = assay_case_input_of(c, "inputs/segment_ids");
+    return given == NULL ? ASSAY_OK
+                         : assay_describe(ctx, list, "inputs/segment_ids", ASSAY_INT32, &given->fill, tokens);
 }
 
 assay_fill assay_fill_normal(double scale, double mean)

@@ -3,11 +3,12 @@
 #define ASSAY_HARNESS_OP_SUPPORT_H
 
 #include "harness/operation.h"
+#include "oracle/layer/deepseek_stack.h"
 #include "oracle/moe/moe.h"
 
 /* A shape as text and numbers: assay_dims("BSD", b, s, d) gives labels "B", "S", "D". */
 typedef struct assay_dims {
-    const char *labels; /* one letter an axis; 'd', 'n' etc. are written as they are in SPEC.md */
+    const char *labels; /* one letter an axis: those of SPEC.md, and one for each sum of them (op_support.c) */
     int64_t dims[ASSAY_MAX_RANK];
 } assay_dims;
 
@@ -19,6 +20,41 @@ assay_status assay_describe_output(assay_context *ctx, assay_tensor_list *list, 
 /* inputs/... or weights/... of the case's type, and gradients/... of it. */
 assay_status assay_describe_variable(assay_context *ctx, assay_tensor_list *list, const assay_case *c, const char *path,
                                      assay_fill fill, assay_dims dims);
+
+/* Where in a case a block's tensors are: "" and "" when it is the operation itself, "layers/0/" and "moe/" in a stack. */
+typedef struct assay_describer {
+    assay_context *ctx;
+    const assay_case *c;
+    assay_tensor_list *list;
+    const char *layer, *block;
+} assay_describer;
+
+/* weights/LAYER BLOCK name with its gradient; of int32, without one. */
+assay_status assay_describe_weight(const assay_describer *d, const char *name, assay_fill fill, assay_dims dims);
+assay_status assay_describe_integers(const assay_describer *d, const char *name, assay_fill fill, assay_dims dims);
+/* FOLDER/LAYER name: checkpoints and routing. */
+assay_status assay_describe_result(const assay_describer *d, const char *folder, const char *name, assay_dtype type,
+                                   assay_dims dims);
+/* outputs/LAYER name, as assay_describe_output. */
+assay_status assay_describe_layer_output(const assay_describer *d, const char *name, const assay_fill *fill,
+                                         assay_dims dims);
+
+/* inputs/positions as the case's `positions` says. */
+assay_status assay_describe_positions(assay_context *ctx, assay_tensor_list *list, const assay_case *c);
+/* inputs/segment_ids, which is there when the case says how to fill it; with it there may be padding. */
+assay_status assay_describe_segments(assay_context *ctx, assay_tensor_list *list, const assay_case *c);
+bool assay_has_padding(const assay_case *c);
+
+/* The tensors of a block, by kind. */
+assay_status assay_describe_mlp_weights(const assay_describer *d, const assay_gated_mlp_config *config);
+assay_status assay_describe_mlp_checkpoints(const assay_describer *d, const assay_gated_mlp_config *config);
+assay_status assay_describe_mla_weights(const assay_describer *d, const assay_mla_config *config);
+assay_status assay_describe_mla_checkpoints(const assay_describer *d, const assay_mla_config *config);
+assay_status assay_describe_moe_weights(const assay_describer *d, const assay_moe_config *config);
+assay_status assay_describe_moe_checkpoints(const assay_describer *d, const assay_moe_config *config);
+assay_status assay_describe_moe_routing(const assay_describer *d, const assay_moe_config *config);
+/* outputs/LAYER lb_loss and bias_updates, where they are on. */
+assay_status assay_describe_balance(const assay_describer *d, const assay_routing_config *config);
 
 assay_fill assay_fill_normal(double scale, double mean);
 assay_fill assay_fill_fan_in(int64_t fan_in); /* normal, scale 1/sqrt(fan_in) */
@@ -44,6 +80,10 @@ assay_status assay_write_scale(assay_context *ctx, const assay_sink *out, const 
 assay_status assay_routing_config_of(assay_context *ctx, const assay_case *c, assay_routing_config *config);
 assay_status assay_moe_config_of(assay_context *ctx, const assay_case *c, assay_moe_config *config);
 assay_status assay_mlp_config_of(assay_context *ctx, const assay_case *c, assay_gated_mlp_config *config);
+assay_status assay_rope_config_of(assay_context *ctx, const assay_case *c, assay_rope_config *config);
+assay_status assay_attention_config_of(assay_context *ctx, const assay_case *c, assay_attention_config *config);
+assay_status assay_mla_config_of(assay_context *ctx, const assay_case *c, assay_mla_config *config);
+assay_status assay_stack_config_of(assay_context *ctx, const assay_case *c, assay_stack_config *config);
 
 /* Gemma 4 scales each expert's weight by a number of its own. */
 bool assay_has_per_expert_scale(const assay_case *c);
@@ -52,6 +92,7 @@ bool assay_has_per_expert_scale(const assay_case *c);
 assay_status assay_require_positive(assay_context *ctx, const char *key, int64_t value);
 
 extern const assay_operation assay_op_rms_norm, assay_op_gmm, assay_op_permute, assay_op_unpermute, assay_op_routing,
-    assay_op_mlp, assay_op_moe;
+    assay_op_mlp, assay_op_moe, assay_op_yarn_rope, assay_op_attention, assay_op_mla, assay_op_deepseek_layer,
+    assay_op_deepseek_stack;
 
 #endif

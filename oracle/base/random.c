@@ -115,6 +115,13 @@ assay_status assay_random_check(assay_context *ctx, const assay_fill *fill, cons
     case ASSAY_PERMUTATION:
         if (assay_shape_count(shape) > INT32_MAX) wanted = "fewer than 2^31 elements";
         break;
+    case ASSAY_RAMP:
+        if (!(shape->rank > 0 && whole_within(fill->mean, INT32_MIN, INT32_MAX) &&
+              whole_within(fill->scale, INT32_MIN, INT32_MAX) &&
+              whole_within(fill->mean + fill->scale * (double)(last_axis(shape) - 1), INT32_MIN, INT32_MAX))) {
+            wanted = "a last axis, and whole numbers of 32 bits from its first element to its last";
+        }
+        break;
     case ASSAY_VALUES:
         if (!(fill->value_count > 0 && fill->values != NULL)) wanted = "at least one value";
         break;

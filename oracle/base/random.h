@@ -22,7 +22,8 @@
     X(ASSAY_CANCEL, "cancel")             /* odd elements are minus the element before, up to a 2^-10 relative part */ \
     X(ASSAY_EXPERTS, "experts")           /* int32: each row (last axis) has distinct whole numbers in [0, high] */     \
     X(ASSAY_GROUP_SIZES, "group_sizes")   /* int32: random sizes adding up to `high`, at least one 0 (not if alone) */ \
-    X(ASSAY_PERMUTATION, "permutation")   /* int32: a random permutation of 0..count-1 */
+    X(ASSAY_PERMUTATION, "permutation")   /* int32: a random permutation of 0..count-1 */                              \
+    X(ASSAY_RAMP, "ramp")                 /* int32: mean + scale * (index along the last axis) */
 
 typedef enum assay_distribution {
 #define X(code, name) code,
@@ -47,7 +48,7 @@ typedef struct assay_fill {
 assay_status assay_random_fill(assay_context *ctx, const assay_fill *fill, uint64_t seed, const char *path,
                                const assay_shape *shape, assay_dtype grid, int64_t first, int64_t count, double *out);
 
-/* The integer distributions (integers, constant, values, experts, group_sizes, permutation); whole tensor at once. */
+/* The integer distributions (integers, constant, values, experts, group_sizes, permutation, ramp); whole tensor at once. */
 assay_status assay_random_fill_i32(assay_context *ctx, const assay_fill *fill, uint64_t seed, const char *path,
                                    const assay_shape *shape, int32_t *out);
 

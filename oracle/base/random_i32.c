@@ -125,6 +125,10 @@ assay_status assay_random_fill_i32(assay_context *ctx, const assay_fill *fill, u
     case ASSAY_PERMUTATION:
         draw_permutation(&elements, total, out);
         return ASSAY_OK;
+    case ASSAY_RAMP:
+        for (int64_t i = 0; i < total; i++)
+            out[i] = (int32_t)(fill->mean + fill->scale * (double)(i % shape->dims[shape->rank - 1]));
+        return ASSAY_OK;
     default:
         return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: distribution %s does not make int32 tensors", path,
                           assay_distribution_name(fill->distribution));

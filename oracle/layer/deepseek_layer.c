@@ -25,7 +25,7 @@ assay_status layer_backward(assay_context *ctx, const stack_run *run, int64_t la
     layer_weights w = {0}, g = {0};
     attention_half half = {0};
     TRY(layer_weights_read(ctx, run, layer, &w));
-    TRY(layer_gradients_alloc(ctx, run, layer, &g));
+    TRY(layer_gradients_alloc(ctx, run, layer, &w, &g));
     TRY(attention_half_refill(ctx, run, layer, &w, &half));
     TRY(mlp_half_backward(ctx, run, layer, &w, &g, half.h, dy));
     TRY(attention_half_backward(ctx, run, &w, &g, &half, dy));

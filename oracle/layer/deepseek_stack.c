@@ -62,6 +62,7 @@ static assay_status read_inputs(assay_context *ctx, stack_run *run, double **x)
     if (!in->has(in->self, "inputs/segment_ids")) return ASSAY_OK;
     TRY(assay_alloc_i32(ctx, "inputs/segment_ids", run->tokens, &run->segment_ids));
     TRY(in->read_i32(ctx, in->self, "inputs/segment_ids", 0, run->tokens, run->segment_ids));
+    TRY(assay_attention_check_segments(ctx, run->segment_ids, run->tokens));
 cleanup:
     return status;
 }

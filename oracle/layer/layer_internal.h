@@ -51,8 +51,9 @@ typedef struct layer_weights {
 /* Numbers in one weight of a layer; 0 where it has none. */
 int64_t layer_weight_count(const assay_stack_config *config, int64_t layer, int weight);
 assay_status layer_weights_read(assay_context *ctx, const stack_run *run, int64_t layer, layer_weights *w);
-/* Room for the gradients that somebody wants. */
-assay_status layer_gradients_alloc(assay_context *ctx, const stack_run *run, int64_t layer, layer_weights *g);
+/* Room for the gradients of these weights that somebody wants. */
+assay_status layer_gradients_alloc(assay_context *ctx, const stack_run *run, int64_t layer, const layer_weights *w,
+                                   layer_weights *g);
 assay_status layer_gradients_write(assay_context *ctx, const stack_run *run, int64_t layer, const layer_weights *g);
 void layer_weights_free(layer_weights *w);
 /* Whether the sink wants the gradient of any weight of the layer. */

@@ -160,7 +160,6 @@ static assay_status moe_forward(assay_context *ctx, const stack_run *run, int64_
     assay_status status = ASSAY_OK;
     moe_view view;
     open_view(run, layer, &view);
-    view.scope.results = true;
     scope_give(&view.scope, "inputs/x", h_norm, run->size);
     scope_take(&view.scope, "outputs/y", y, run->size, false);
     for (int i = 0; i < MOE_CHECKPOINTS; i++) {
@@ -188,6 +187,7 @@ static assay_status moe_backward(assay_context *ctx, const stack_run *run, int64
     bool kept[ASSAY_REMAT_SLOTS] = {false};
     moe_view view;
     open_view(run, layer, &view);
+    view.scope.backward = true;
     scope_give(&view.scope, "inputs/x", h_norm, run->size);
     scope_give(&view.scope, "cotangents/y", dy, run->size);
     scope_take(&view.scope, "gradients/inputs/x", dh_norm, run->size, false);

@@ -108,7 +108,8 @@ cleanup:
     return status;
 }
 
-assay_status layer_gradients_alloc(assay_context *ctx, const stack_run *run, int64_t layer, layer_weights *g)
+assay_status layer_gradients_alloc(assay_context *ctx, const stack_run *run, int64_t layer, const layer_weights *w,
+                                   layer_weights *g)
 {
     assay_status status = ASSAY_OK;
     char path[ASSAY_PATH_SIZE];
@@ -116,7 +117,7 @@ assay_status layer_gradients_alloc(assay_context *ctx, const stack_run *run, int
     for (int weight = 0; weight < LAYER_WEIGHTS; weight++) {
         const int64_t count = layer_weight_count(run->config, layer, weight);
         path_of(run, layer, "gradients/weights/", weight_names[weight], path);
-        if (count == 0 || !run->out->wants(run->out->self, path)) continue;
+        if (w->values[weight] == NULL || !run->out->wants(run->out->self, path)) continue;
         TRY(assay_alloc_f64(ctx, path, count, &g->values[weight]));
     }
 cleanup:

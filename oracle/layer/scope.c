@@ -97,10 +97,10 @@ static assay_status source_read_i32(assay_context *ctx, void *self, const char *
 
 static bool wanted_outside(scope *s, const char *path)
 {
-    const bool result = begins(path, "outputs/") || begins(path, "routing/") || begins(path, "checkpoints/");
+    const bool gradient = begins(path, "gradients/");
     const scope_array *array = find(s, path, false);
     char outside[ASSAY_PATH_SIZE];
-    if ((result && !s->results) || (array != NULL && !array->outside)) return false;
+    if (gradient != s->backward || (array != NULL && !array->outside)) return false;
     return outside_path(s, path, outside) && s->out->wants(s->out->self, outside);
 }
 

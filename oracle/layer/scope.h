@@ -23,7 +23,7 @@ typedef struct scope {
     const assay_sink *out;
     const char *prefix;  /* "layers/0/" or "" */
     const char *weights; /* "layers/0/moe/" */
-    bool results;        /* whether outputs and routing go outside: not again in backward */
+    bool backward;       /* gradients go outside; else outputs, routing and checkpoints do */
     scope_array arrays[SCOPE_ARRAYS];
     int count;
 } scope;

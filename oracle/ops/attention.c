@@ -1,5 +1,6 @@
 #include "oracle/ops/attention.h"
 
+#include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,6 +9,16 @@
 #include "oracle/base/memory.h"
 #include "oracle/ops/attention_internal.h"
 #include "oracle/ops/vector_sums.h"
+
+assay_status assay_attention_check_segments(assay_context *ctx, const int32_t *segment_ids, int64_t tokens)
+{
+    for (int64_t t = 0; t < tokens; t++) {
+        if (segment_ids[t] >= 0) continue;
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "inputs/segment_ids[%" PRId64 "] is %" PRId32 ", expected 0 or more", t,
+                          segment_ids[t]);
+    }
+    return ASSAY_OK;
+}
 
 /* A segment begins at each token whose id no earlier token has. */
 static void sort_row(int32_t *tokens, int32_t *starts, const int32_t *ids, const assay_attention_config *config)

@@ -26,6 +26,9 @@ typedef struct assay_attention_inputs {
     const int32_t *segment_ids; /* [B,S] or NULL: one segment */
 } assay_attention_inputs;
 
+/* "inputs/segment_ids[3] is -1, expected 0 or more" */
+assay_status assay_attention_check_segments(assay_context *ctx, const int32_t *segment_ids, int64_t tokens);
+
 assay_status assay_attention_forward(assay_context *ctx, double *attention_out, double *lse,
                                      const assay_attention_inputs *in, const assay_attention_config *config);
 

@@ -10,7 +10,8 @@
  * original_max_position_embeddings.
  *
  * Each intermediate is computed by itself from those before it, so that it can be dropped and computed again with the same
- * bits (rematerialisation). Refused: sizes below 1 (q_lora_rank: below 0), what yarn_rope.h refuses. */
+ * bits (rematerialisation). Refused: sizes below 1 (q_lora_rank: below 0), epsilon below 0, an mscale that is not finite,
+ * rope_factor <= 0 where the scale needs it, what yarn_rope.h refuses. */
 #ifndef ASSAY_OPS_MLA_H
 #define ASSAY_OPS_MLA_H
 
@@ -73,7 +74,7 @@ int64_t assay_mla_tensor_count(const assay_mla_config *config, assay_mla_tensor 
 double assay_mla_tensor_flops(const assay_mla_config *config, assay_mla_tensor tensor);
 
 /* Allocates and computes one intermediate; those it needs must be there. Does nothing where it is there already, or where
- * its count is 0. */
+ * its count is 0. After a failure it is not there. */
 assay_status assay_mla_compute(assay_context *ctx, assay_mla_residuals *r, assay_mla_tensor tensor,
                                const assay_mla_inputs *in, const assay_mla_weights *w, const assay_mla_config *config);
 

@@ -1,4 +1,5 @@
-/* The absorbed form of MLA, one head at a time: wkv_b's key half goes into the query, its value half onto the output. */
+/* The absorbed form of MLA, one head at a time: wkv_b's key half goes into the query, its value half onto the output.
+ */
 #include <stdlib.h>
 #include <string.h>
 
@@ -29,6 +30,7 @@ static assay_status make_key(assay_context *ctx, double *key, const assay_mla_re
     for (int64_t t = 0; t < s.tokens; t++)
         memcpy(key + t * s.kv_wa, r->values[ASSAY_MLA_MLA_KV] + t * s.kv_rank, (size_t)s.kv_rank * sizeof *key);
     assay_rope_forward(ctx, &rows, &table, &config->rope);
+    for (int64_t t = 0; t < s.tokens; t++) assay_round(ctx, ASSAY_ROUND_STORAGE, s.rope, key + t * s.kv_wa + s.kv_rank);
     assay_rope_table_free(&table);
     return ASSAY_OK;
 }
@@ -63,15 +65,16 @@ static assay_status one_head(assay_context *ctx, const absorbed *a, int64_t head
                                        .m = s.tokens,
                                        .n = s.value,
                                        .k = s.kv_rank};
-    const assay_attention_inputs inputs = {.query = a->query,
-                                           .key = a->key,
-                                           .value = r->values[ASSAY_MLA_MLA_KV],
-                                           .segment_ids = in->segment_ids};
+    const assay_attention_inputs inputs = {
+        .query = a->query, .key = a->key, .value = r->values[ASSAY_MLA_MLA_KV], .segment_ids = in->segment_ids};
     TRY(assay_matmul(ctx, &absorb));
-    for (int64_t t = 0; t < s.tokens; t++)
-        memcpy(a->query + t * s.kv_wa + s.kv_rank, query + t * s.heads * s.qk + s.nope,
-               (size_t)s.rope * sizeof *a->query);
+    for (int64_t t = 0; t < s.tokens; t++) {
+        double *row = a->query + t * s.kv_wa;
+        assay_round(ctx, ASSAY_ROUND_STORAGE, s.kv_rank, row);
+        memcpy(row + s.kv_rank, query + t * s.heads * s.qk + s.nope, (size_t)s.rope * sizeof *row);
+    }
     TRY(assay_attention_forward(ctx, a->latent, a->lse, &inputs, &attention));
+    assay_round(ctx, ASSAY_ROUND_STORAGE, s.tokens * s.kv_rank, a->latent);
     TRY(assay_matmul(ctx, &release));
 cleanup:
     return status;
@@ -94,6 +97,7 @@ assay_status assay_mla_absorbed_forward(assay_context *ctx, double *y, const ass
     TRY(assay_alloc_f64(ctx, "attention_out", s.tokens * s.heads * s.value, &a.out));
     TRY(make_key(ctx, a.key, &r, in, config));
     for (int64_t head = 0; head < s.heads; head++) TRY(one_head(ctx, &a, head, &r, in, w, config));
+    assay_round(ctx, ASSAY_ROUND_STORAGE, s.tokens * s.heads * s.value, a.out);
     TRY(mla_product(ctx, y, a.out, w->out, s.tokens, s.dim, s.heads * s.value));
 cleanup:
     assay_mla_residuals_free(&r);

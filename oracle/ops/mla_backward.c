@@ -6,7 +6,43 @@
 #include "oracle/ops/mla_internal.h"
 #include "oracle/ops/rms_norm.h"
 
-/* dw [n_x,n_dy] = x^T dy over the tokens; rows of dy are contiguous, those of x `ld_x` apart. NULL: skipped. */
+/* What one call works with; gradients of intermediates come and go, since they are as large as those. */
+typedef struct backward {
+    const assay_mla_gradients *g;
+    const assay_mla_residuals *r;
+    const assay_mla_inputs *in;
+    const assay_mla_weights *w;
+    const assay_mla_config *config;
+    mla_sizes s;
+    assay_rope_table table;
+    double *attention_out, *query, *key, *value; /* gradients, [T,N,...] */
+    double *kv;                                  /* [T,N,Dn+Dv]: of k_nope and value */
+    double *mla_q, *query_wa, *mla_kv, *kv_wa;   /* [T,Lq] twice, [T,Lkv], [T,Lkv+Dr] */
+    double *x;                                   /* through key and value */
+} backward;
+
+static void backward_free(backward *b)
+{
+    assay_rope_table_free(&b->table);
+    free(b->attention_out);
+    free(b->query);
+    free(b->key);
+    free(b->value);
+    free(b->kv);
+    free(b->mla_q);
+    free(b->query_wa);
+    free(b->mla_kv);
+    free(b->kv_wa);
+    free(b->x);
+}
+
+static void drop(double **values)
+{
+    free(*values);
+    *values = NULL;
+}
+
+/* dw [n_x,n_dy] = x^T dy over the tokens. A dw that is NULL is skipped. */
 static assay_status weight_gradient(assay_context *ctx, double *dw, const double *x, int64_t n_x, const double *dy,
                                     int64_t n_dy, int64_t tokens)
 {
@@ -42,179 +78,173 @@ static assay_status input_gradient(assay_context *ctx, double *dx, const double 
     return status;
 }
 
-/* Gradients between the parts. */
-typedef struct flow {
-    double *out;                /* of attention_out */
-    double *query, *key, *value;
-    double *mla_q, *q_wa;       /* [T,Lq] */
-    double *kv, *mla_kv, *kv_wa; /* [T,N,Dn+Dv], [T,Lkv], [T,Lkv+Dr] */
-    double *latent, *x, *rstd;
-} flow;
-
-static void free_flow(flow *f)
-{
-    free(f->out);
-    free(f->query);
-    free(f->key);
-    free(f->value);
-    free(f->mla_q);
-    free(f->q_wa);
-    free(f->kv);
-    free(f->mla_kv);
-    free(f->kv_wa);
-    free(f->latent);
-    free(f->x);
-    free(f->rstd);
-}
-
-static void drop(double **values)
-{
-    free(*values);
-    *values = NULL;
-}
-
-/* dout's way to dquery, dkey, dvalue. */
-static assay_status through_attention(assay_context *ctx, flow *f, const assay_mla_gradients *g, const double *dy,
-                                      const assay_mla_residuals *r, const assay_mla_inputs *in,
-                                      const assay_mla_weights *w, const assay_mla_config *config)
+/* From dy to the gradients of query, key and value. */
+static assay_status through_attention(assay_context *ctx, backward *b, const double *dy)
 {
     assay_status status = ASSAY_OK;
-    const mla_sizes s = mla_sizes_of(config);
-    const int64_t width = s.heads * s.value;
-    const assay_attention_config attention = mla_attention_config(config);
-    const assay_attention_inputs inputs = {.query = r->values[ASSAY_MLA_QUERY_PROJ],
-                                           .key = r->values[ASSAY_MLA_KEY_PROJ],
-                                           .value = r->values[ASSAY_MLA_VALUE_PROJ],
-                                           .segment_ids = in->segment_ids};
-    const double *out = r->values[ASSAY_MLA_ATTENTION_OUT];
-    TRY(weight_gradient(ctx, g->dout, out, width, dy, s.dim, s.tokens));
-    TRY(assay_alloc_f64(ctx, "gradient of attention_out", s.tokens * width, &f->out));
-    TRY(input_gradient(ctx, f->out, dy, s.dim, w->out, width, s.tokens));
-    TRY(assay_alloc_f64(ctx, "gradient of the query", s.tokens * s.heads * s.qk, &f->query));
-    TRY(assay_alloc_f64(ctx, "gradient of the key", s.tokens * s.heads * s.qk, &f->key));
-    TRY(assay_alloc_f64(ctx, "gradient of the value", s.tokens * width, &f->value));
-    const assay_attention_gradients gradients = {f->query, f->key, f->value};
-    TRY(assay_attention_backward(ctx, &gradients, f->out, NULL, out, r->lse, &inputs, &attention));
-    assay_round(ctx, ASSAY_ROUND_STORAGE, s.tokens * s.heads * s.qk, f->query);
-    assay_round(ctx, ASSAY_ROUND_STORAGE, s.tokens * s.heads * s.qk, f->key);
-    assay_round(ctx, ASSAY_ROUND_STORAGE, s.tokens * width, f->value);
-    drop(&f->out);
+    const mla_sizes *s = &b->s;
+    const int64_t wide = s->heads * s->value, qk_count = s->tokens * s->heads * s->qk;
+    const double *out = b->r->values[ASSAY_MLA_ATTENTION_OUT];
+    const assay_attention_config attention = mla_attention_config(b->config);
+    const assay_attention_inputs inputs = {.query = b->r->values[ASSAY_MLA_QUERY_PROJ],
+                                           .key = b->r->values[ASSAY_MLA_KEY_PROJ],
+                                           .value = b->r->values[ASSAY_MLA_VALUE_PROJ],
+                                           .segment_ids = b->in->segment_ids};
+    TRY(weight_gradient(ctx, b->g->dout, out, wide, dy, s->dim, s->tokens));
+    TRY(assay_alloc_f64(ctx, "gradient of attention_out", s->tokens * wide, &b->attention_out));
+    TRY(input_gradient(ctx, b->attention_out, dy, s->dim, b->w->out, wide, s->tokens));
+    TRY(assay_alloc_f64(ctx, "gradient of query_proj", qk_count, &b->query));
+    TRY(assay_alloc_f64(ctx, "gradient of key_proj", qk_count, &b->key));
+    TRY(assay_alloc_f64(ctx, "gradient of value_proj", s->tokens * wide, &b->value));
+    const assay_attention_gradients gradients = {.dquery = b->query, .dkey = b->key, .dvalue = b->value};
+    TRY(assay_attention_backward(ctx, &gradients, b->attention_out, NULL, out, b->r->lse, &inputs, &attention));
+    assay_round(ctx, ASSAY_ROUND_STORAGE, qk_count, b->query);
+    assay_round(ctx, ASSAY_ROUND_STORAGE, qk_count, b->key);
+    assay_round(ctx, ASSAY_ROUND_STORAGE, s->tokens * wide, b->value);
+    drop(&b->attention_out);
 cleanup:
     return status;
 }
 
-/* d of a latent's norm, [T,rank]; its input's rows are `ld` apart. dx goes to rows `ld` apart as well. */
-static assay_status through_latent(assay_context *ctx, flow *f, double *dx, double *dscale, const double *dy,
-                                   const double *x, int64_t ld, const double *scale, int64_t rank,
-                                   const assay_mla_config *config)
+/* The norm of a latent, which is the first `rank` numbers of rows of `width`, as its gradient is. */
+typedef struct latent_norm {
+    int64_t rank, width;
+    const double *x, *scale;
+} latent_norm;
+
+static assay_status through_latent(assay_context *ctx, double *dx, double *dscale, const double *dy,
+                                   const latent_norm *norm, const assay_mla_config *config)
 {
     assay_status status = ASSAY_OK;
-    const int64_t tokens = config->batch * config->sequence;
-    double *d = NULL;
-    TRY(assay_alloc_f64(ctx, "latent", tokens * rank, &f->latent));
-    TRY(assay_alloc_f64(ctx, "1/rms", tokens, &f->rstd));
+    const int64_t tokens = config->batch * config->sequence, rank = norm->rank;
+    const size_t bytes = (size_t)rank * sizeof(double);
+    double *x = NULL, *rstd = NULL, *d = NULL;
+    TRY(assay_alloc_f64(ctx, "latent", tokens * rank, &x));
+    TRY(assay_alloc_f64(ctx, "1/rms", tokens, &rstd));
     TRY(assay_alloc_f64(ctx, "gradient of the latent", tokens * rank, &d));
-    for (int64_t t = 0; t < tokens; t++) memcpy(f->latent + t * rank, x + t * ld, (size_t)rank * sizeof *x);
-    assay_rms_norm_forward(ctx, NULL, f->rstd, f->latent, scale, tokens, rank, config->epsilon);
-    assay_rms_norm_backward(ctx, d, dscale, dy, f->latent, scale, f->rstd, tokens, rank);
+    for (int64_t t = 0; t < tokens; t++) memcpy(x + t * rank, norm->x + t * norm->width, bytes);
+    assay_rms_norm_forward(ctx, NULL, rstd, x, norm->scale, tokens, rank, config->epsilon);
+    assay_rms_norm_backward(ctx, d, dscale, dy, x, norm->scale, rstd, tokens, rank);
     assay_round(ctx, ASSAY_ROUND_STORAGE, tokens * rank, d);
-    for (int64_t t = 0; t < tokens; t++) memcpy(dx + t * ld, d + t * rank, (size_t)rank * sizeof *d);
-    drop(&f->latent);
-    drop(&f->rstd);
+    for (int64_t t = 0; t < tokens; t++) memcpy(dx + t * norm->width, d + t * rank, bytes);
 cleanup:
+    free(x);
+    free(rstd);
     free(d);
     return status;
 }
 
-/* The query's way to x; f->query is that of the scaled and rotated query at first. */
-static assay_status through_query(assay_context *ctx, flow *f, const assay_mla_gradients *g, double *dx,
-                                  const assay_mla_residuals *r, const assay_mla_inputs *in, const assay_mla_weights *w,
-                                  const assay_mla_config *config, const assay_rope_table *table)
+/* From the gradient of query_proj to that of the product that the query comes from, in place. */
+static void through_rotation(const assay_context *ctx, backward *b)
+{
+    const int64_t count = b->s.tokens * b->s.heads * b->s.qk;
+    const assay_rope_rows rows = mla_query_rows(b->query, &b->s);
+    const double scale = assay_mla_softmax_scale(b->config);
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t i = 0; i < count; i++) b->query[i] *= scale;
+    assay_round(ctx, ASSAY_ROUND_STORAGE, count, b->query);
+    assay_rope_backward(ctx, &rows, &b->table, &b->config->rope);
+    assay_round(ctx, ASSAY_ROUND_STORAGE, count, b->query);
+}
+
+/* The query's way to x: the first part of dx. */
+static assay_status through_query(assay_context *ctx, backward *b)
 {
     assay_status status = ASSAY_OK;
-    const mla_sizes s = mla_sizes_of(config);
-    const int64_t width = s.heads * s.qk, count = s.tokens * width;
-    const assay_rope_rows rows = mla_query_rows(f->query, &s);
-    const double scale = assay_mla_softmax_scale(config);
-#pragma omp parallel for num_threads(ctx->threads)
-    for (int64_t i = 0; i < count; i++) f->query[i] *= scale;
-    assay_round(ctx, ASSAY_ROUND_STORAGE, count, f->query);
-    assay_rope_backward(ctx, &rows, table, &config->rope);
-    assay_round(ctx, ASSAY_ROUND_STORAGE, count, f->query);
-    if (s.q_rank == 0) {
-        TRY(weight_gradient(ctx, g->dquery, in->x, s.dim, f->query, width, s.tokens));
-        TRY(input_gradient(ctx, dx, f->query, width, w->query, s.dim, s.tokens));
+    const mla_sizes *s = &b->s;
+    const int64_t width = s->heads * s->qk;
+    const latent_norm norm = {
+        .rank = s->q_rank, .width = s->q_rank, .x = b->r->values[ASSAY_MLA_QUERY_WA_PROJ], .scale = b->w->q_norm};
+    through_rotation(ctx, b);
+    if (s->q_rank == 0) {
+        TRY(weight_gradient(ctx, b->g->dquery, b->in->x, s->dim, b->query, width, s->tokens));
+        if (b->g->dx != NULL) TRY(input_gradient(ctx, b->g->dx, b->query, width, b->w->query, s->dim, s->tokens));
+        drop(&b->query);
         goto cleanup;
     }
-    TRY(weight_gradient(ctx, g->dwq_b, r->values[ASSAY_MLA_MLA_Q], s.q_rank, f->query, width, s.tokens));
-    TRY(assay_alloc_f64(ctx, "gradient of mla_q", s.tokens * s.q_rank, &f->mla_q));
-    TRY(input_gradient(ctx, f->mla_q, f->query, width, w->wq_b, s.q_rank, s.tokens));
-    drop(&f->query);
-    TRY(assay_alloc_f64(ctx, "gradient of query_wa_proj", s.tokens * s.q_rank, &f->q_wa));
-    TRY(through_latent(ctx, f, f->q_wa, g->dq_norm, f->mla_q, r->values[ASSAY_MLA_QUERY_WA_PROJ], s.q_rank, w->q_norm,
-                       s.q_rank, config));
-    TRY(weight_gradient(ctx, g->dwq_a, in->x, s.dim, f->q_wa, s.q_rank, s.tokens));
-    TRY(input_gradient(ctx, dx, f->q_wa, s.q_rank, w->wq_a, s.dim, s.tokens));
+    TRY(weight_gradient(ctx, b->g->dwq_b, b->r->values[ASSAY_MLA_MLA_Q], s->q_rank, b->query, width, s->tokens));
+    TRY(assay_alloc_f64(ctx, "gradient of mla_q", s->tokens * s->q_rank, &b->mla_q));
+    TRY(input_gradient(ctx, b->mla_q, b->query, width, b->w->wq_b, s->q_rank, s->tokens));
+    drop(&b->query);
+    TRY(assay_alloc_f64(ctx, "gradient of query_wa_proj", s->tokens * s->q_rank, &b->query_wa));
+    TRY(through_latent(ctx, b->query_wa, b->g->dq_norm, b->mla_q, &norm, b->config));
+    drop(&b->mla_q);
+    TRY(weight_gradient(ctx, b->g->dwq_a, b->in->x, s->dim, b->query_wa, s->q_rank, s->tokens));
+    if (b->g->dx != NULL) TRY(input_gradient(ctx, b->g->dx, b->query_wa, s->q_rank, b->w->wq_a, s->dim, s->tokens));
+    drop(&b->query_wa);
 cleanup:
     return status;
 }
 
 /* k_pe is one for all heads: its gradients add up, heads ascending, and are rotated back into the last columns of
  * kv_wa. */
-static void shared_key(const assay_context *ctx, flow *f, const assay_mla_config *config, const assay_rope_table *table)
+static void through_shared_key(const assay_context *ctx, backward *b)
 {
-    const mla_sizes s = mla_sizes_of(config);
+    const mla_sizes *s = &b->s;
+    double *pe = b->kv_wa + s->kv_rank;
 #pragma omp parallel for num_threads(ctx->threads)
-    for (int64_t t = 0; t < s.tokens; t++) {
-        double *sum = f->kv_wa + t * s.kv_wa + s.kv_rank;
-        const double *key = f->key + t * s.heads * s.qk + s.nope;
-        for (int64_t i = 0; i < s.rope; i++) sum[i] = key[i];
-        for (int64_t head = 1; head < s.heads; head++) {
-            for (int64_t i = 0; i < s.rope; i++) sum[i] += key[head * s.qk + i];
+    for (int64_t t = 0; t < s->tokens; t++) {
+        double *sum = pe + t * s->kv_wa;
+        const double *key = b->key + t * s->heads * s->qk + s->nope;
+        memcpy(sum, key, (size_t)s->rope * sizeof *sum);
+        for (int64_t head = 1; head < s->heads; head++) {
+            for (int64_t i = 0; i < s->rope; i++) sum[i] += key[head * s->qk + i];
+            assay_round(ctx, ASSAY_ROUND_ACCUMULATE, s->rope, sum);
         }
-        assay_round(ctx, ASSAY_ROUND_STORAGE, s.rope, sum);
+        assay_round(ctx, ASSAY_ROUND_STORAGE, s->rope, sum);
     }
-    double *rope = f->kv_wa + s.kv_rank;
-    const assay_rope_rows rows = {
-        .y = rope, .y_token_stride = s.kv_wa, .x = rope, .x_token_stride = s.kv_wa, .heads = 1};
-    assay_rope_backward(ctx, &rows, table, &config->rope);
-    for (int64_t t = 0; t < s.tokens; t++) assay_round(ctx, ASSAY_ROUND_STORAGE, s.rope, rope + t * s.kv_wa);
+    const assay_rope_rows rows = {.y = pe, .y_token_stride = s->kv_wa, .x = pe, .x_token_stride = s->kv_wa, .heads = 1};
+    assay_rope_backward(ctx, &rows, &b->table, &b->config->rope);
+    for (int64_t t = 0; t < s->tokens; t++) assay_round(ctx, ASSAY_ROUND_STORAGE, s->rope, pe + t * s->kv_wa);
 }
 
-/* dk_nope and dvalue of every head side by side, as wkv_b has them. */
-static void join_kv(const assay_context *ctx, flow *f, const mla_sizes *s)
+/* The gradients of k_nope and value side by side, as wkv_b has them. */
+static void join_kv(const assay_context *ctx, backward *b)
 {
+    const mla_sizes *s = &b->s;
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t row = 0; row < s->tokens * s->heads; row++) {
-        memcpy(f->kv + row * s->kv, f->key + row * s->qk, (size_t)s->nope * sizeof *f->kv);
-        memcpy(f->kv + row * s->kv + s->nope, f->value + row * s->value, (size_t)s->value * sizeof *f->kv);
+        double *to = b->kv + row * s->kv;
+        memcpy(to, b->key + row * s->qk, (size_t)s->nope * sizeof *to);
+        memcpy(to + s->nope, b->value + row * s->value, (size_t)s->value * sizeof *to);
     }
 }
 
-static assay_status through_key_value(assay_context *ctx, flow *f, const assay_mla_gradients *g,
-                                      const assay_mla_residuals *r, const assay_mla_inputs *in,
-                                      const assay_mla_weights *w, const assay_mla_config *config,
-                                      const assay_rope_table *table)
+/* From the gradients of key and value to that of kv_wa_proj. */
+static assay_status through_key_value(assay_context *ctx, backward *b)
 {
     assay_status status = ASSAY_OK;
-    const mla_sizes s = mla_sizes_of(config);
-    const int64_t width = s.heads * s.kv;
-    TRY(assay_alloc_f64(ctx, "gradient of kv_wa_proj", s.tokens * s.kv_wa, &f->kv_wa));
-    shared_key(ctx, f, config, table);
-    TRY(assay_alloc_f64(ctx, "gradient of key and value", s.tokens * width, &f->kv));
-    join_kv(ctx, f, &s);
-    drop(&f->key);
-    drop(&f->value);
-    TRY(weight_gradient(ctx, g->dwkv_b, r->values[ASSAY_MLA_MLA_KV], s.kv_rank, f->kv, width, s.tokens));
-    TRY(assay_alloc_f64(ctx, "gradient of mla_kv", s.tokens * s.kv_rank, &f->mla_kv));
-    TRY(input_gradient(ctx, f->mla_kv, f->kv, width, w->wkv_b, s.kv_rank, s.tokens));
-    drop(&f->kv);
-    TRY(through_latent(ctx, f, f->kv_wa, g->dkv_norm, f->mla_kv, r->values[ASSAY_MLA_KV_WA_PROJ], s.kv_wa, w->kv_norm,
-                       s.kv_rank, config));
-    TRY(weight_gradient(ctx, g->dwkv_a, in->x, s.dim, f->kv_wa, s.kv_wa, s.tokens));
-    if (g->dx == NULL) goto cleanup;
-    TRY(assay_alloc_f64(ctx, "gradient through key and value", s.tokens * s.dim, &f->x));
-    TRY(input_gradient(ctx, f->x, f->kv_wa, s.kv_wa, w->wkv_a, s.dim, s.tokens));
+    const mla_sizes *s = &b->s;
+    const int64_t width = s->heads * s->kv;
+    const latent_norm norm = {
+        .rank = s->kv_rank, .width = s->kv_wa, .x = b->r->values[ASSAY_MLA_KV_WA_PROJ], .scale = b->w->kv_norm};
+    TRY(assay_alloc_f64(ctx, "gradient of kv_wa_proj", s->tokens * s->kv_wa, &b->kv_wa));
+    through_shared_key(ctx, b);
+    TRY(assay_alloc_f64(ctx, "gradient of k_nope and value", s->tokens * width, &b->kv));
+    join_kv(ctx, b);
+    drop(&b->key);
+    drop(&b->value);
+    TRY(weight_gradient(ctx, b->g->dwkv_b, b->r->values[ASSAY_MLA_MLA_KV], s->kv_rank, b->kv, width, s->tokens));
+    TRY(assay_alloc_f64(ctx, "gradient of mla_kv", s->tokens * s->kv_rank, &b->mla_kv));
+    TRY(input_gradient(ctx, b->mla_kv, b->kv, width, b->w->wkv_b, s->kv_rank, s->tokens));
+    drop(&b->kv);
+    TRY(through_latent(ctx, b->kv_wa, b->g->dkv_norm, b->mla_kv, &norm, b->config));
+    drop(&b->mla_kv);
+    TRY(weight_gradient(ctx, b->g->dwkv_a, b->in->x, s->dim, b->kv_wa, s->kv_wa, s->tokens));
+cleanup:
+    return status;
+}
+
+/* dx has what came through the query: plus what comes through key and value. */
+static assay_status add_key_value(assay_context *ctx, backward *b)
+{
+    assay_status status = ASSAY_OK;
+    const int64_t count = b->s.tokens * b->s.dim;
+    double *dx = b->g->dx;
+    TRY(assay_alloc_f64(ctx, "gradient through key and value", count, &b->x));
+    TRY(input_gradient(ctx, b->x, b->kv_wa, b->s.kv_wa, b->w->wkv_a, b->s.dim, b->s.tokens));
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t i = 0; i < count; i++) dx[i] += b->x[i];
 cleanup:
     return status;
 }
@@ -224,30 +254,13 @@ assay_status assay_mla_backward(assay_context *ctx, const assay_mla_gradients *g
                                 const assay_mla_config *config)
 {
     assay_status status = ASSAY_OK;
-    const mla_sizes s = mla_sizes_of(config);
-    assay_rope_table table = {0};
-    double *dx = NULL;
-    flow f = {0};
-    TRY(assay_rope_table_make(ctx, &table, in->positions, s.tokens, &config->rope));
-    if (g->dx == NULL) TRY(assay_alloc_f64(ctx, "gradient of x", s.tokens * s.dim, &dx));
-    TRY(through_attention(ctx, &f, g, dy, r, in, w, config));
-    TRY(through_query(ctx, &f, g, g->dx != NULL ? g->dx : dx, r, in, w, config, &table));
-    TRY(through_key_value(ctx, &f, g, r, in, w, config, &table));
-    for (int64_t i = 0; g->dx != NULL && i < s.tokens * s.dim; i++) g->dx[i] += f.x[i];
+    backward b = {.g = g, .r = r, .in = in, .w = w, .config = config, .s = mla_sizes_of(config)};
+    TRY(assay_rope_table_make(ctx, &b.table, in->positions, b.s.tokens, &config->rope));
+    TRY(through_attention(ctx, &b, dy));
+    TRY(through_query(ctx, &b));
+    TRY(through_key_value(ctx, &b));
+    if (g->dx != NULL) TRY(add_key_value(ctx, &b));
 cleanup:
-    assay_rope_table_free(&table);
-    free_flow(&f);
-    free(dx);
+    backward_free(&b);
     return status;
-}
-
-double assay_mla_backward_flops(const assay_mla_config *config)
-{
-    const assay_attention_config attention = mla_attention_config(config);
-    double sum = assay_attention_flops(&attention, true);
-    for (int tensor = 0; tensor < ASSAY_MLA_TENSORS; tensor++) {
-        if (tensor == ASSAY_MLA_ATTENTION_OUT) continue;
-        sum += 2 * assay_mla_tensor_flops(config, (assay_mla_tensor)tensor);
-    }
-    return sum;
 }

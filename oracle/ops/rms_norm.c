@@ -4,7 +4,19 @@
 #include <stddef.h>
 #include <string.h>
 
+#include "oracle/arithmetic/arithmetic.h"
 #include "oracle/ops/vector_sums.h"
+
+/* 1 / sqrt(mean of squares + epsilon). A sum of `dim` squares that is rounded after every term has the error of dim / 3
+ * roundings of its final value. */
+static double root(const assay_context *ctx, double squares, int64_t dim, double epsilon)
+{
+    const bool rounds = ctx->arithmetic->round != NULL;
+    for (int64_t i = 0; rounds && i < dim; i += 3) assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &squares);
+    double rstd = 1 / sqrt(squares / (double)dim + epsilon);
+    assay_round(ctx, ASSAY_ROUND_ELEMENTARY, 1, &rstd);
+    return rstd;
+}
 
 void assay_rms_norm_forward(const assay_context *ctx, double *y, double *rstd, const double *x, const double *scale,
                             int64_t rows, int64_t dim, double epsilon)
@@ -12,9 +24,13 @@ void assay_rms_norm_forward(const assay_context *ctx, double *y, double *rstd, c
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t row = 0; row < rows; row++) {
         const double *x_row = x + row * dim;
-        const double r = 1 / sqrt(assay_dot(ctx, dim, x_row, x_row) / (double)dim + epsilon);
-        for (int64_t i = 0; i < dim; i++) y[row * dim + i] = x_row[i] * r * scale[i];
+        const double r = root(ctx, assay_dot(ctx, dim, x_row, x_row), dim, epsilon);
         rstd[row] = r;
+        if (y == NULL) continue;
+        double *y_row = y + row * dim;
+        for (int64_t i = 0; i < dim; i++) y_row[i] = x_row[i] * r;
+        assay_round(ctx, ASSAY_ROUND_STORAGE, dim, y_row);
+        for (int64_t i = 0; i < dim; i++) y_row[i] *= scale[i];
     }
 }
 
@@ -23,7 +39,10 @@ static void backward_row(const assay_context *ctx, double *dx, const double *dy,
                          double rstd, int64_t dim)
 {
     for (int64_t i = 0; i < dim; i++) dx[i] = dy[i] * scale[i];
-    const double factor = rstd * rstd * (assay_dot(ctx, dim, dx, x) / (double)dim);
+    assay_round(ctx, ASSAY_ROUND_STORAGE, dim, dx);
+    double mean = assay_dot(ctx, dim, dx, x) / (double)dim;
+    assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &mean);
+    const double factor = rstd * rstd * mean;
     for (int64_t i = 0; i < dim; i++) dx[i] = rstd * (dx[i] - x[i] * factor);
 }
 
@@ -36,7 +55,9 @@ static void scale_gradient(const assay_context *ctx, double *dscale, const doubl
     for (int64_t row = 0; row < rows; row++) {
         const int64_t at = row * dim + first;
         for (int64_t i = 0; i < count; i++) product[i] = dy[at + i] * x[at + i];
+        assay_round(ctx, ASSAY_ROUND_STORAGE, count, product);
         assay_add_scaled(ctx, count, rstd[row], product, dscale + first);
+        assay_round(ctx, ASSAY_ROUND_ACCUMULATE, count, dscale + first);
     }
 }
 

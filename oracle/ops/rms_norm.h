@@ -4,7 +4,7 @@
  *   y = x * rstd * scale,  rstd = 1 / sqrt(mean(x^2) + epsilon)
  *   dx = rstd * (g - x * rstd^2 * mean(g * x)) with g = dy * scale;  dscale = sum over rows of dy * x * rstd
  * Epsilon is inside the root, added to the mean. Nothing is refused here: D >= 1 is the caller's to check.
- * NULL results of backward are skipped. */
+ * A NULL y (only rstd is wanted) and NULL results of backward are skipped. */
 #ifndef ASSAY_OPS_RMS_NORM_H
 #define ASSAY_OPS_RMS_NORM_H
 

@@ -100,6 +100,30 @@ static void test_layers(void **state)
     layer_case_free(&stack);
 }
 
+/* Every gradient has the size of what it is the gradient of, every output is written once. */
+static void test_sizes(void **state)
+{
+    (void)state;
+    assay_context ctx = assay_context_default(1);
+    layer_case c = layer_case_make(2, 1, 2, 5);
+    memory_store out = {0};
+    int gradients = 0;
+    layer_case_fill(&c);
+    layer_case_run(&ctx, &c, &out);
+    for (int i = 0; i < out.count; i++) {
+        const memory_tensor *found = &out.items[i];
+        if (strncmp(found->path, "gradients/", 10) != 0) continue;
+        assert_int_equal(found->count, layer_case_get(&c.in, found->path + 10)->count);
+        gradients++;
+    }
+    assert_int_equal(gradients, 2 * 9 + 3 + 8 + 1);
+    assert_int_equal(layer_case_get(&out, "outputs/y")->count, 80);
+    assert_int_equal(layer_case_get(&out, "routing/layers/1/weights")->count, 20);
+    assert_int_equal(layer_case_get(&out, "checkpoints/layers/1/moe_mlpwo")->count, 160);
+    memory_store_free(&out);
+    layer_case_free(&c);
+}
+
 static void zero(layer_case *c, const char *path)
 {
     const memory_tensor *tensor = layer_case_get(&c->in, path);
@@ -357,7 +381,7 @@ static void test_no_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_layers),   cmocka_unit_test(test_residual), cmocka_unit_test(test_engines),
+        cmocka_unit_test(test_layers), cmocka_unit_test(test_sizes),  cmocka_unit_test(test_residual), cmocka_unit_test(test_engines),
         cmocka_unit_test(test_forms_of_the_mlp), cmocka_unit_test(test_segments), cmocka_unit_test(test_wanted),
         cmocka_unit_test(test_balance),  cmocka_unit_test(test_refusals), cmocka_unit_test(test_no_memory),
     };

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "oracle/arithmetic/emulated.h"
 #include "oracle/ops/tests/ops_test.h"
 
 static const double EPSILON = 1e-3; /* large enough to be seen when it is in the wrong place */
@@ -154,6 +155,10 @@ static void test_no_rows_and_missing_results(void **state)
     assay_rms_norm_backward(&ctx, NULL, dscale, p.dy, p.x, p.scale, p.rstd, 3, 5);
     assert_same_bits(dx, p.dx, 15);
     assert_same_bits(dscale, p.dscale, 5);
+    double rstd[3];
+    assay_fill_nan(rstd, 3);
+    assay_rms_norm_forward(&ctx, NULL, rstd, p.x, p.scale, 3, 5, EPSILON);
+    assert_same_bits(rstd, p.rstd, 3);
     problem_free(&none);
     problem_free(&p);
 }
@@ -226,6 +231,62 @@ static void test_errors_lie_under_sigma_and_not_far(void **state)
     }
 }
 
+/* Squared errors over variances, summed. */
+static double spread(int64_t count, const double *member, const double *golden, const double *variance)
+{
+    double squares = 0, variances = 0;
+    for (int64_t i = 0; i < count; i++) {
+        squares += (member[i] - golden[i]) * (member[i] - golden[i]);
+        variances += variance[i];
+    }
+    return squares / variances;
+}
+
+/* The gauge counts each rounding as one just above a power of two, and takes the worse of the orders in which a product
+ * may be made and stored; stochastic rounding has the variance of two. */
+static void test_emulated_spread_and_gauge_agree(void **state)
+{
+    (void)state;
+    static const struct {
+        assay_precision precision;
+        assay_dtype storage;
+        int64_t dim;
+    } CASES[] = {{{"bf16", RMS(0x1p-8), 0, RMS(0x1p-24), RMS(0x1p-24), 0x1p-22}, ASSAY_BFLOAT16, 48},
+                 {{"f32", RMS(0x1p-24), 0, RMS(0x1p-24), RMS(0x1p-24), 0x1p-22}, ASSAY_FLOAT32, 48},
+                 {{"f32", RMS(0x1p-24), 0, RMS(0x1p-24), RMS(0x1p-24), 0}, ASSAY_FLOAT32, 2111}};
+    enum { ROWS = 16, MEMBERS = 60 };
+    for (size_t c = 0; c < sizeof CASES / sizeof *CASES; c++) {
+        assay_context ctx = assay_context_default(1), member = ctx;
+        assay_emulation emulation = {
+            .precision = CASES[c].precision, .storage = CASES[c].storage, .multiply = CASES[c].storage};
+        const int64_t dim = CASES[c].dim, size = ROWS * dim;
+        problem p, drawn;
+        problem_make(&p, ROWS, dim, 1, CASES[c].storage);
+        problem_make(&drawn, ROWS, dim, 1, CASES[c].storage);
+        problem_run(&ctx, &p);
+        double *y = test_nans(size), *dx = test_nans(size), *dscale = test_nans(dim), sums[3] = {0};
+        assert_ok(&ctx, assay_rms_norm_gauge(&ctx, &CASES[c].precision, y, dx, dscale, p.dy, p.x, p.scale, p.rstd, ROWS,
+                                             dim));
+        member.arithmetic = &assay_arithmetic_emulated;
+        member.emulation = &emulation;
+        for (int i = 0; i < MEMBERS; i++) {
+            emulation.seed = (uint64_t)i;
+            problem_run(&member, &drawn);
+            sums[0] += spread(size, drawn.y, p.y, y) / MEMBERS;
+            sums[1] += spread(size, drawn.dx, p.dx, dx) / MEMBERS;
+            sums[2] += spread(dim, drawn.dscale, p.dscale, dscale) / MEMBERS;
+        }
+        for (int i = 0; i < 3; i++) {
+            if (!(sums[i] > 0.35 && sums[i] < 1.5)) fail_msg("case %zu, result %d: %g", c, i, sums[i]);
+        }
+        free(y);
+        free(dx);
+        free(dscale);
+        problem_free(&p);
+        problem_free(&drawn);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -234,6 +295,7 @@ int main(void)
         cmocka_unit_test(test_rows_do_not_meet),
         cmocka_unit_test(test_no_rows_and_missing_results),
         cmocka_unit_test(test_errors_lie_under_sigma_and_not_far),
+        cmocka_unit_test(test_emulated_spread_and_gauge_agree),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
