@@ -1,1 +1,309 @@
-#include "harness/golden.h"
+#include "harness/ensemble.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "compare/profile.h"
+#include "harness/operations/op_support.h"
+#include "oracle/arithmetic/emulated.h"
+#include "oracle/base/memory.h"
+
+enum { MEMBERS = 8, MEMBERS_OF_SMALL_WORK = 16 };
+#define SMALL_WORK 1e8 /* operations of one run */
+
+/* A tensor whose error scale is wanted. */
+typedef struct tracked {
+    const assay_tensor_spec *spec;
+    int64_t count;
+    int64_t written;          /* elements so far in this run */
+    double *golden, *squares; /* squares: sums over the members of squared errors */
+} tracked;
+
+/* The experts that the golden run chose, which the members are given. */
+typedef struct choice {
+    const assay_tensor_spec *spec;
+    int64_t count, written;
+    int32_t *experts;
+} choice;
+
+typedef struct ensemble {
+    const assay_plan *plan;
+    const assay_source *in;
+    const assay_sink *out;
+    tracked *tensors;
+    int tensor_count;
+    choice *choices;
+    int choice_count;
+} ensemble;
+
+static tracked *tensor_at(const ensemble *e, const char *path)
+{
+    for (int i = 0; i < e->tensor_count; i++) {
+        if (strcmp(e->tensors[i].spec->path, path) == 0) return &e->tensors[i];
+    }
+    return NULL;
+}
+
+static choice *choice_at(const ensemble *e, const char *path)
+{
+    for (int i = 0; i < e->choice_count; i++) {
+        if (strcmp(e->choices[i].spec->path, path) == 0) return &e->choices[i];
+    }
+    return NULL;
+}
+
+static void scale_path(const assay_precision *precision, const char *path, char scale[ASSAY_PATH_SIZE])
+{
+    snprintf(scale, ASSAY_PATH_SIZE, "error_scale/%s/%.100s", precision->name, path);
+}
+
+static bool scale_is_wanted(const ensemble *e, const char *path)
+{
+    bool wanted = false;
+    char scale[ASSAY_PATH_SIZE];
+    for (int p = 0; !wanted && p < e->plan->precision_count; p++) {
+        scale_path(&e->plan->precisions[p], path, scale);
+        wanted = assay_wants(e->out, scale);
+    }
+    return wanted;
+}
+
+static bool is_choice(const assay_tensor_spec *spec)
+{
+    static const char name[] = "/selected_experts";
+    const size_t length = strlen(spec->path), tail = strlen(name);
+    return spec->type == ASSAY_INT32 && assay_path_in(spec->path, "routing") && length > tail &&
+           strcmp(spec->path + length - tail, name) == 0;
+}
+
+/* What the golden run is to leave in memory. */
+static assay_status collect(assay_context *ctx, ensemble *e)
+{
+    assay_status status = ASSAY_OK;
+    const assay_tensor_list *list = &e->plan->list;
+    e->tensors = calloc((size_t)list->count + 1, sizeof *e->tensors);
+    e->choices = calloc((size_t)list->count + 1, sizeof *e->choices);
+    if (e->tensors == NULL || e->choices == NULL) {
+        return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of error scales");
+    }
+    for (int i = 0; i < list->count; i++) {
+        const assay_tensor_spec *spec = &list->entries[i].spec;
+        const int64_t count = assay_shape_count(&spec->shape);
+        if (is_choice(spec)) {
+            choice *c = &e->choices[e->choice_count++];
+            *c = (choice){.spec = spec, .count = count};
+            TRY(assay_alloc_i32(ctx, spec->path, count, &c->experts));
+        } else if (assay_has_error_scale(spec) && scale_is_wanted(e, spec->path)) {
+            tracked *t = &e->tensors[e->tensor_count++];
+            *t = (tracked){.spec = spec, .count = count};
+            TRY(assay_alloc_f64(ctx, spec->path, count, &t->golden));
+        }
+    }
+cleanup:
+    return status;
+}
+
+static void release(ensemble *e)
+{
+    for (int i = 0; i < e->tensor_count; i++) {
+        free(e->tensors[i].golden);
+        free(e->tensors[i].squares);
+    }
+    for (int i = 0; i < e->choice_count; i++) free(e->choices[i].experts);
+    free(e->tensors);
+    free(e->choices);
+}
+
+static assay_status beyond_the_end(assay_context *ctx, const char *path)
+{
+    return assay_fail(ctx, ASSAY_INTERNAL, "%s has more elements than its shape", path);
+}
+
+/* The golden run: to the caller's sink, and into memory. */
+static bool golden_wants(void *self, const char *path)
+{
+    const ensemble *e = self;
+    return tensor_at(e, path) != NULL || choice_at(e, path) != NULL || assay_wants(e->out, path);
+}
+
+static assay_status golden_write(assay_context *ctx, void *self, const char *path, int64_t count, const double *values)
+{
+    const ensemble *e = self;
+    tracked *t = tensor_at(e, path);
+    if (t != NULL) {
+        if (count > t->count - t->written) return beyond_the_end(ctx, path);
+        memcpy(t->golden + t->written, values, (size_t)count * sizeof *values);
+        t->written += count;
+    }
+    return assay_write_result(ctx, e->out, path, count, values);
+}
+
+static assay_status golden_write_i32(assay_context *ctx, void *self, const char *path, int64_t count,
+                                     const int32_t *values)
+{
+    const ensemble *e = self;
+    choice *c = choice_at(e, path);
+    if (c != NULL) {
+        if (count > c->count - c->written) return beyond_the_end(ctx, path);
+        memcpy(c->experts + c->written, values, (size_t)count * sizeof *values);
+        c->written += count;
+    }
+    return assay_write_result_i32(ctx, e->out, path, count, values);
+}
+
+/* A member: its inputs are the golden run's and the golden run's choices; of its results only the errors are kept. */
+static bool member_has(void *self, const char *path)
+{
+    const ensemble *e = self;
+    return choice_at(e, path) != NULL || e->in->has(e->in->self, path);
+}
+
+static assay_status member_read(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
+                                double *out)
+{
+    const ensemble *e = self;
+    return e->in->read(ctx, e->in->self, path, first, count, out);
+}
+
+static assay_status member_read_i32(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
+                                    int32_t *out)
+{
+    const ensemble *e = self;
+    const choice *c = choice_at(e, path);
+    if (c == NULL) return e->in->read_i32(ctx, e->in->self, path, first, count, out);
+    memcpy(out, c->experts + first, (size_t)count * sizeof *out);
+    return ASSAY_OK;
+}
+
+static bool member_wants(void *self, const char *path)
+{
+    return tensor_at(self, path) != NULL;
+}
+
+static assay_status member_write(assay_context *ctx, void *self, const char *path, int64_t count, const double *values)
+{
+    tracked *t = tensor_at(self, path);
+    if (count > t->count - t->written) return beyond_the_end(ctx, path);
+    const double *golden = t->golden + t->written;
+    double *squares = t->squares + t->written;
+    for (int64_t i = 0; i < count; i++) squares[i] += (values[i] - golden[i]) * (values[i] - golden[i]);
+    t->written += count;
+    return ASSAY_OK;
+}
+
+static assay_status member_write_i32(assay_context *ctx, void *self, const char *path, int64_t count,
+                                     const int32_t *values)
+{
+    (void)ctx, (void)self, (void)path, (void)count, (void)values;
+    return ASSAY_OK; /* not reached: no integers are wanted */
+}
+
+/* After each run, so that no sum of squares lacks a member. */
+static assay_status check_complete(assay_context *ctx, const ensemble *e)
+{
+    for (int i = 0; i < e->tensor_count; i++) {
+        const tracked *t = &e->tensors[i];
+        if (t->written != t->count) {
+            return assay_fail(ctx, ASSAY_INTERNAL, "%s was not written in full", t->spec->path);
+        }
+    }
+    return ASSAY_OK;
+}
+
+static assay_status run_member(assay_context *ctx, ensemble *e, const assay_precision *precision, int number)
+{
+    char stream[64];
+    const assay_plan *plan = e->plan;
+    const assay_profile *profile = assay_profile_by_name(precision->name);
+    const assay_source in = {.self = e, .has = member_has, .read = member_read, .read_i32 = member_read_i32};
+    const assay_sink out = {.self = e, .wants = member_wants, .write = member_write, .write_i32 = member_write_i32};
+    snprintf(stream, sizeof stream, "ensemble/%s", precision->name);
+    const assay_emulation emulation = {.precision = *precision,
+                                       .storage = profile->storage,
+                                       .multiply = profile->storage,
+                                       .seed = assay_random_bits(plan->c->seed, stream, (uint64_t)number)};
+    assay_context member = *ctx;
+    member.arithmetic = &assay_arithmetic_emulated;
+    member.emulation = &emulation;
+    for (int i = 0; i < e->tensor_count; i++) e->tensors[i].written = 0;
+    assay_status status = plan->operation->run(&member, plan->c, &in, &out, NULL, 0);
+    memcpy(ctx->message, member.message, sizeof ctx->message);
+    return status == ASSAY_OK ? check_complete(ctx, e) : status;
+}
+
+static assay_status write_scales(assay_context *ctx, ensemble *e, const assay_precision *precision, int members)
+{
+    assay_status status = ASSAY_OK;
+    char scale[ASSAY_PATH_SIZE];
+    for (int i = 0; i < e->tensor_count; i++) {
+        tracked *t = &e->tensors[i];
+        if (members > 0) TRY(assay_ensemble_smooth(ctx, &t->spec->shape, members, t->squares));
+        for (int64_t k = 0; k < t->count; k++) t->squares[k] = isfinite(t->golden[k]) ? t->squares[k] : 0;
+        scale_path(precision, t->spec->path, scale);
+        TRY(assay_write_result(ctx, e->out, scale, t->count, t->squares));
+    }
+cleanup:
+    return status;
+}
+
+static assay_status clear_squares(assay_context *ctx, ensemble *e)
+{
+    assay_status status = ASSAY_OK;
+    for (int i = 0; i < e->tensor_count; i++) {
+        tracked *t = &e->tensors[i];
+        if (t->squares == NULL) TRY(assay_alloc_f64(ctx, "error scale", t->count, &t->squares));
+        memset(t->squares, 0, (size_t)t->count * sizeof *t->squares);
+    }
+cleanup:
+    return status;
+}
+
+static int members_of(const assay_plan *plan)
+{
+    if (assay_case_is_exact(plan->c)) return 0;
+    return plan->operation->flops(plan->c, true) < SMALL_WORK ? MEMBERS_OF_SMALL_WORK : MEMBERS;
+}
+
+static assay_status evaluate_with_ensemble(assay_context *ctx, ensemble *e)
+{
+    assay_status status;
+    const assay_plan *plan = e->plan;
+    const int members = members_of(plan);
+    const assay_sink golden = {.self = e, .wants = golden_wants, .write = golden_write, .write_i32 = golden_write_i32};
+    TRY(collect(ctx, e));
+    TRY(plan->operation->run(ctx, plan->c, e->in, &golden, NULL, 0));
+    TRY(check_complete(ctx, e));
+    for (int p = 0; e->tensor_count > 0 && p < plan->precision_count; p++) {
+        TRY(clear_squares(ctx, e));
+        for (int number = 0; number < members; number++) TRY(run_member(ctx, e, &plan->precisions[p], number));
+        TRY(write_scales(ctx, e, &plan->precisions[p], members));
+    }
+cleanup:
+    return status;
+}
+
+assay_status assay_evaluate(assay_context *ctx, const assay_plan *plan, const assay_source *in, const assay_sink *out)
+{
+    ensemble e = {.plan = plan, .in = in, .out = out};
+    if (!plan->operation->ensemble) {
+        return plan->operation->run(ctx, plan->c, in, out, plan->precisions, plan->precision_count);
+    }
+    assay_status status = evaluate_with_ensemble(ctx, &e);
+    release(&e);
+    return status;
+}
+
+int64_t assay_ensemble_memory(const assay_plan *plan)
+{
+    int64_t bytes = 0;
+    if (!plan->operation->ensemble) return 0;
+    for (int i = 0; plan->precision_count > 0 && i < plan->spec_count; i++) {
+        char folder[64];
+        snprintf(folder, sizeof folder, "error_scale/%s", plan->precisions[0].name);
+        if (!assay_path_in(plan->specs[i].path, folder)) continue;
+        bytes += 2 * (int64_t)sizeof(double) * assay_shape_count(&plan->specs[i].shape);
+    }
+    return bytes;
+}

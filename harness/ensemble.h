@@ -1,18 +1,27 @@
-/* Error scales from an ensemble (COMPARING.md): the operation run again in the emulated arithmetic, member after member,
- * its routing held at the golden one. The spread of the members around the golden values is one standard deviation of a
- * correct implementation, for every element of every output, gradient and checkpoint. */
+/* Error scales from an ensemble (COMPARING.md): the operation run again in the emulated arithmetic, member after
+ * member, its routing held at the golden one. The spread of the members around the golden values is one standard
+ * deviation of a correct implementation, for every element of every output, gradient and checkpoint. */
 #ifndef ASSAY_HARNESS_ENSEMBLE_H
 #define ASSAY_HARNESS_ENSEMBLE_H
 
 #include "harness/golden.h"
 
-/* Evaluates the plan's case: its results, then the error scales that the plan holds, into the sink. Operations that
- * give error scales themselves are asked for them; for the others there is the ensemble. */
+/* Evaluates the plan's case: its results, then the error scales that the sink wants, into the sink. Operations that
+ * give error scales themselves are asked for them; for the others there is the ensemble. It has 16 members for small
+ * work, else 8, and none for an exact case: its scales are 0. So is that of a golden value that is not finite. */
 assay_status assay_evaluate(assay_context *ctx, const assay_plan *plan, const assay_source *in, const assay_sink *out);
 
-/* sigma [rows,columns] from sums of squared errors over the members: an element's own spread is too few draws to stand
- * alone, so it is smoothed over its row and its column. */
-void assay_ensemble_smooth(const assay_context *ctx, double *sigma, const double *squares, int members, int64_t rows,
-                           int64_t columns);
+/* Bytes that the ensemble takes beside the operation. */
+int64_t assay_ensemble_memory(const assay_plan *plan);
+
+/* Sums over the members of squared errors become standard deviations, in place. A few draws are too few for an element
+ * to stand alone: half of its variance is its own mean square, half that of a model.
+ *
+ * The model is a factor for the row times one for the column, for a view of the tensor as a matrix: all axes but the
+ * last against the last; any other place where the axes can be cut in two; or each index of the first axis by itself
+ * (an expert or a batch has columns of its own). The view that fits best is taken. Views with few rows or columns do
+ * not count; if there is no other, their factors are drawn towards the mean. An element without an error in any member
+ * stays 0 where its whole row or column of some view is so. One whose sum is not finite stays so and enters no mean. */
+assay_status assay_ensemble_smooth(assay_context *ctx, const assay_shape *shape, int members, double *values);
 
 #endif

@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 
+#include "harness/ensemble.h"
 #include "harness/progress.h"
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/memory.h"
@@ -40,9 +41,7 @@ static bool holds(const assay_plan *plan, const char *path)
     return false;
 }
 
-/* A case with the tag `exact` says that every operation of it is exact in its profiles: its error scales are 0, and a
- * candidate is held to equality. */
-static bool is_exact(const assay_case *c)
+bool assay_case_is_exact(const assay_case *c)
 {
     bool exact = false;
     for (int i = 0; i < c->tags.count; i++) exact |= strcmp(c->tags.items[i], "exact") == 0;
@@ -51,7 +50,7 @@ static bool is_exact(const assay_case *c)
 
 static bool scale_is_zero(const assay_plan *plan, const char *path)
 {
-    return assay_path_in(path, "error_scale") && is_exact(plan->c);
+    return assay_path_in(path, "error_scale") && assay_case_is_exact(plan->c);
 }
 
 static bool sink_wants(void *self, const char *path)
@@ -169,7 +168,7 @@ assay_status assay_golden_write(assay_context *ctx, const assay_plan *plan, cons
     assay_source source = assay_inputs_source(&inputs);
     assay_sink out = {.self = &sink, .wants = sink_wants, .write = sink_write, .write_i32 = sink_write_i32};
     TRY(begin(ctx, &sink, &source, path, "golden", true));
-    TRY(plan->operation->run(ctx, plan->c, &source, &out, plan->precisions, plan->precision_count));
+    TRY(assay_evaluate(ctx, plan, &source, &out));
 cleanup:
     status = finish(ctx, &sink, status);
     assay_inputs_close(&inputs);
@@ -329,7 +328,7 @@ assay_status assay_golden_recompute(assay_context *ctx, const assay_plan *plan, 
     }
     TRY(check_layout(ctx, plan, golden));
     assay_sink out = {.self = &sink, .wants = checking_wants, .write = checking_write, .write_i32 = checking_write_i32};
-    TRY(plan->operation->run(ctx, plan->c, &source, &out, plan->precisions, plan->precision_count));
+    TRY(assay_evaluate(ctx, plan, &source, &out));
     for (int i = 0; i < plan->spec_count; i++) {
         bool complete =
             assay_path_is_given(plan->specs[i].path) || sink.written[i] == assay_shape_count(&plan->specs[i].shape);

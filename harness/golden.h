@@ -21,6 +21,13 @@ typedef struct assay_plan {
 assay_status assay_plan_make(assay_context *ctx, assay_plan *plan, const assay_case *c);
 void assay_plan_free(assay_plan *plan); /* safe on a zeroed struct */
 
+/* Whether goldens hold error scales of such a tensor: floats among outputs, gradients and checkpoints. */
+bool assay_has_error_scale(const assay_tensor_spec *spec);
+
+/* A case with the tag `exact` says that every operation of it is exact in its profiles: its error scales are 0, and a
+ * candidate is held to equality. */
+bool assay_case_is_exact(const assay_case *c);
+
 /* Writes the golden of the plan's case to `path`; `inputs_file` may be NULL. */
 assay_status assay_golden_write(assay_context *ctx, const assay_plan *plan, const char *path, const char *inputs_file,
                                 bool quiet);

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "compare/profile.h"
-#include "harness/golden.h"
+#include "harness/ensemble.h"
 #include "oracle/base/memory.h"
 
 /* Whether the golden of this case holds the tensor. */
@@ -15,7 +15,7 @@ static bool is_held(const assay_case *c, const char *path)
     return true;
 }
 
-static bool has_error_scale(const assay_tensor_spec *spec)
+bool assay_has_error_scale(const assay_tensor_spec *spec)
 {
     return spec->type != ASSAY_INT32 &&
            (assay_path_in(spec->path, "outputs") || assay_path_in(spec->path, "gradients") ||
@@ -86,7 +86,7 @@ assay_status assay_plan_make(assay_context *ctx, assay_plan *plan, const assay_c
         const assay_tensor_spec *spec = &plan->list.entries[i].spec;
         if (!is_held(c, spec->path)) continue;
         TRY(add_spec(ctx, plan, spec));
-        for (int p = 0; has_error_scale(spec) && p < plan->precision_count; p++) {
+        for (int p = 0; assay_has_error_scale(spec) && p < plan->precision_count; p++) {
             assay_tensor_spec scale = *spec;
             scale.type = ASSAY_FLOAT32;
             int length =
@@ -98,7 +98,7 @@ assay_status assay_plan_make(assay_context *ctx, assay_plan *plan, const assay_c
             TRY(add_spec(ctx, plan, &scale));
         }
     }
-    plan->memory = plan->operation->memory(c);
+    plan->memory = plan->operation->memory(c) + assay_ensemble_memory(plan);
     char what[ASSAY_PATH_SIZE + 16];
     snprintf(what, sizeof what, "%s", c->name);
     TRY(assay_require_memory(ctx, what, plan->memory));

@@ -1,6 +1,7 @@
 #include <stdlib.h>
 
 #include "harness/operations/op_support.h"
+#include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/memory.h"
 
 static assay_status check(assay_context *ctx, const assay_case *c)
@@ -107,6 +108,7 @@ static assay_status run(assay_context *ctx, const assay_case *c, const assay_sou
     TRY(assay_write_result(ctx, out, "outputs/lse", rows, t.lse));
     if (assay_wants(out, "gradients/inputs/query") || assay_wants(out, "gradients/inputs/key") ||
         assay_wants(out, "gradients/inputs/value")) {
+        assay_round(ctx, ASSAY_ROUND_STORAGE, rows * config.v_dim, t.out); /* as backward reads it */
         TRY(backward(ctx, &t, in, out, &inputs, &config));
     }
 cleanup:

@@ -152,10 +152,11 @@ cleanup:
 }
 
 static assay_status backward(assay_context *ctx, const assay_source *in, const assay_sink *out, variable *v,
-                             const assay_mla_residuals *r, const assay_mla_inputs *inputs, const assay_mla_weights *w,
+                             const assay_mla_residuals *r, const assay_mla_inputs *inputs,
                              const assay_mla_config *config)
 {
     assay_status status = ASSAY_OK;
+    const assay_mla_weights weights = weights_of(v);
     char path[ASSAY_PATH_SIZE];
     double *dy = NULL;
     bool any = false;
@@ -165,8 +166,8 @@ static assay_status backward(assay_context *ctx, const assay_source *in, const a
         TRY(assay_alloc_f64(ctx, path, v[i].count, &v[i].gradient));
         any = true;
     }
-    TRY(assay_read_whole(ctx, in, "cotangents/y", v[X].count, &dy));
     if (!any) goto cleanup;
+    TRY(assay_read_whole(ctx, in, "cotangents/y", v[X].count, &dy));
     const assay_mla_gradients gradients = {.dx = v[X].gradient,
                                            .dwq_a = v[WQ_A].gradient,
                                            .dq_norm = v[Q_NORM].gradient,
@@ -176,7 +177,7 @@ static assay_status backward(assay_context *ctx, const assay_source *in, const a
                                            .dkv_norm = v[KV_NORM].gradient,
                                            .dwkv_b = v[WKV_B].gradient,
                                            .dout = v[OUT].gradient};
-    TRY(assay_mla_backward(ctx, &gradients, dy, r, inputs, w, config));
+    TRY(assay_mla_backward(ctx, &gradients, dy, r, inputs, &weights, config));
     for (int i = 0; i < VARIABLES; i++) {
         snprintf(path, sizeof path, "gradients/%s", v[i].path);
         if (v[i].gradient != NULL) TRY(assay_write_result(ctx, out, path, v[i].count, v[i].gradient));
@@ -206,7 +207,7 @@ static assay_status run(assay_context *ctx, const assay_case *c, const assay_sou
     const assay_mla_inputs inputs = {v[X].value, positions, segment_ids};
     const assay_mla_weights weights = weights_of(v);
     TRY(forward(ctx, out, &r, &inputs, &weights, &config));
-    TRY(backward(ctx, in, out, v, &r, &inputs, &weights, &config));
+    TRY(backward(ctx, in, out, v, &r, &inputs, &config));
 cleanup:
     for (int i = 0; i < VARIABLES; i++) {
         free(v[i].value);

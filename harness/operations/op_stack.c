@@ -1,5 +1,6 @@
 #include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "harness/operations/op_support.h"
 
@@ -96,7 +97,10 @@ static assay_status describe(assay_context *ctx, const assay_case *c, assay_tens
         d.layer = names.layer;
         TRY(describe_results(&d, &config, layer));
     }
-    for (int i = 0; i < 3; i++) TRY(assay_describe(ctx, list, report[i], ASSAY_FLOAT64, NULL, (assay_dims){"", {0}}));
+    /* without backward nothing is kept */
+    const bool backward = c->gradients.count > 0 && strcmp(c->gradients.items[0], "none") != 0;
+    for (int i = 0; backward && i < 3; i++)
+        TRY(assay_describe(ctx, list, report[i], ASSAY_FLOAT64, NULL, (assay_dims){"", {0}}));
 cleanup:
     return status;
 }

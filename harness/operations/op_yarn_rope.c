@@ -34,42 +34,47 @@ cleanup:
     return status;
 }
 
+static assay_rope_rows rows_in_place(double *values, int64_t heads, int64_t dim)
+{
+    return (assay_rope_rows){.y = values,
+                             .y_token_stride = heads * dim,
+                             .y_head_stride = dim,
+                             .x = values,
+                             .x_token_stride = heads * dim,
+                             .x_head_stride = dim,
+                             .heads = heads};
+}
+
 static assay_status run(assay_context *ctx, const assay_case *c, const assay_source *in, const assay_sink *out,
                         const assay_precision *precisions, int precision_count)
 {
     assay_status status;
     const int64_t tokens = c->batch * c->sequence, heads = c->config.base_num_query_heads;
     const int64_t dim = c->config.qk_rope_head_dim, size = tokens * heads * dim;
-    double *x = NULL, *dy = NULL, *y = NULL;
+    double *x = NULL, *dy = NULL;
     int32_t *positions = NULL;
     assay_rope_table table = {0};
     assay_rope_config config;
     (void)precisions;
     (void)precision_count;
     TRY(config_of(ctx, c, &config));
-    TRY(assay_read_whole(ctx, in, "inputs/x", size, &x));
     TRY(assay_read_whole_i32(ctx, in, "inputs/positions", tokens, &positions));
-    TRY(assay_read_whole(ctx, in, "cotangents/y", size, &dy));
     TRY(assay_rope_check_positions(ctx, positions, tokens, &config));
-    TRY(assay_alloc_f64(ctx, "yarn_rope", size, &y));
     TRY(assay_rope_table_make(ctx, &table, positions, tokens, &config));
-    assay_rope_rows rows = {.y = y,
-                            .y_token_stride = heads * dim,
-                            .y_head_stride = dim,
-                            .x = x,
-                            .x_token_stride = heads * dim,
-                            .x_head_stride = dim,
-                            .heads = heads};
+    TRY(assay_read_whole(ctx, in, "inputs/x", size, &x));
+    assay_rope_rows rows = rows_in_place(x, heads, dim);
     assay_rope_forward(ctx, &rows, &table, &config);
-    TRY(assay_write_result(ctx, out, "outputs/y", size, y));
-    rows.x = dy;
+    TRY(assay_write_result(ctx, out, "outputs/y", size, x));
+    free(x);
+    x = NULL;
+    TRY(assay_read_whole(ctx, in, "cotangents/y", size, &dy));
+    rows = rows_in_place(dy, heads, dim);
     assay_rope_backward(ctx, &rows, &table, &config);
-    TRY(assay_write_result(ctx, out, "gradients/inputs/x", size, y));
+    TRY(assay_write_result(ctx, out, "gradients/inputs/x", size, dy));
 cleanup:
     assay_rope_table_free(&table);
     free(x);
     free(dy);
-    free(y);
     free(positions);
     return status;
 }
@@ -84,7 +89,7 @@ static double flops(const assay_case *c, bool backward)
 
 static int64_t memory(const assay_case *c)
 {
-    return 8 * c->batch * c->sequence * c->config.qk_rope_head_dim * (3 * c->config.base_num_query_heads + 2);
+    return 8 * c->batch * c->sequence * c->config.qk_rope_head_dim * (c->config.base_num_query_heads + 2);
 }
 
 const assay_operation assay_op_yarn_rope = {.name = "yarn_rope",

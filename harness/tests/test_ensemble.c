@@ -1,1 +1,476 @@
-int main(void){return 1;}
+/* Evaluation with an ensemble, on a small operation of the test's own: two products with a choice of experts between.
+ */
+#include "harness/ensemble.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "compare/profile.h"
+#include "harness/operations/op_support.h"
+#include "oracle/arithmetic/emulated.h"
+#include "oracle/base/memory.h"
+#include "oracle/moe/tests/memory_store.h"
+#include "tests/support/assay_test.h"
+
+enum { TOKENS = 24, DIM = 40, EXPERTS = 3, HIDDEN = 56 };
+#define CHOICE "routing/layers/0/selected_experts"
+
+/* What the operation was asked for, and how it is to misbehave. */
+static struct {
+    int runs, emulated, replayed, precisions;
+    double flops;
+    bool writes_too_much, leaves_out, fails_when_emulated, computes_nothing;
+    uint64_t seeds[64];
+} told;
+
+static void tell(const assay_context *ctx, const assay_source *in, int precision_count)
+{
+    const bool is_emulated = ctx->arithmetic == &assay_arithmetic_emulated;
+    if (is_emulated) told.seeds[told.emulated] = ctx->emulation->seed;
+    told.runs++;
+    told.emulated += is_emulated;
+    told.replayed += in->has(in->self, CHOICE);
+    told.precisions += precision_count;
+}
+
+static assay_status check(assay_context *ctx, const assay_case *c)
+{
+    (void)ctx, (void)c;
+    return ASSAY_OK;
+}
+
+static assay_status describe(assay_context *ctx, const assay_case *c, assay_tensor_list *list)
+{
+    assay_status status;
+    const assay_fill one = assay_fill_normal(1, 0);
+    TRY(assay_describe(ctx, list, "inputs/x", c->dtype, &one, (assay_dims){"TD", {TOKENS, DIM}}));
+    TRY(assay_describe(ctx, list, "weights/w", c->dtype, &one, (assay_dims){"EDH", {EXPERTS, DIM, HIDDEN}}));
+    TRY(assay_describe(ctx, list, CHOICE, ASSAY_INT32, NULL, (assay_dims){"T", {TOKENS}}));
+    TRY(assay_describe(ctx, list, "routing/margin", ASSAY_FLOAT64, NULL, (assay_dims){"T", {TOKENS}}));
+    TRY(assay_describe(ctx, list, "checkpoints/h", ASSAY_FLOAT64, NULL, (assay_dims){"TH", {TOKENS, HIDDEN}}));
+    TRY(assay_describe(ctx, list, "outputs/y", ASSAY_FLOAT64, NULL, (assay_dims){"TT", {TOKENS, TOKENS}}));
+    TRY(assay_describe(ctx, list, "gradients/weights/w", ASSAY_FLOAT64, NULL,
+                       (assay_dims){"EDH", {EXPERTS, DIM, HIDDEN}}));
+cleanup:
+    return status;
+}
+
+/* The expert of a token: by a number that rounding changes, so that members left to themselves would choose otherwise.
+ */
+static int32_t chosen(const double *x)
+{
+    double size = fabs(x[0]) + 1;
+    return (int32_t)fmod(size * 0x1p40, EXPERTS);
+}
+
+/* h[t] = x[t] w[choice[t]], stored; y = h h^T; dw[e] += sum over its tokens of x[t] h[t]. */
+static assay_status compute(assay_context *ctx, const double *x, const double *w, const int32_t *choice, double *h,
+                            double *y, double *dw)
+{
+    assay_status status = ASSAY_OK;
+    for (int64_t t = 0; t < TOKENS; t++) {
+        TRY(assay_matmul(ctx, &(assay_matmul_args){.c = h + t * HIDDEN,
+                                                   .ldc = HIDDEN,
+                                                   .a = x + t * DIM,
+                                                   .lda = DIM,
+                                                   .b = w + choice[t] * DIM * HIDDEN,
+                                                   .ldb = HIDDEN,
+                                                   .m = 1,
+                                                   .n = HIDDEN,
+                                                   .k = DIM}));
+    }
+    assay_round(ctx, ASSAY_ROUND_STORAGE, TOKENS * HIDDEN, h);
+    TRY(assay_matmul(ctx, &(assay_matmul_args){.c = y,
+                                               .ldc = TOKENS,
+                                               .a = h,
+                                               .lda = HIDDEN,
+                                               .b = h,
+                                               .ldb = HIDDEN,
+                                               .transpose_b = true,
+                                               .m = TOKENS,
+                                               .n = TOKENS,
+                                               .k = HIDDEN}));
+    for (int64_t t = 0; t < TOKENS; t++) {
+        TRY(assay_matmul(ctx, &(assay_matmul_args){.c = dw + choice[t] * DIM * HIDDEN,
+                                                   .ldc = HIDDEN,
+                                                   .a = x + t * DIM,
+                                                   .lda = 1,
+                                                   .b = h + t * HIDDEN,
+                                                   .ldb = HIDDEN,
+                                                   .m = DIM,
+                                                   .n = HIDDEN,
+                                                   .k = 1,
+                                                   .accumulate = true}));
+    }
+cleanup:
+    return status;
+}
+
+static assay_status run(assay_context *ctx, const assay_case *c, const assay_source *in, const assay_sink *out,
+                        const assay_precision *precisions, int precision_count)
+{
+    (void)c, (void)precisions;
+    enum { SIZE = EXPERTS * DIM * HIDDEN };
+    assay_status status;
+    double *x = NULL, *w = NULL, *h = NULL, *y = NULL, *dw = NULL;
+    int32_t *choice = NULL;
+    tell(ctx, in, precision_count);
+    if (told.fails_when_emulated && ctx->emulation != NULL) return assay_fail(ctx, ASSAY_BAD_INPUT, "as it was told");
+    TRY(assay_read_whole(ctx, in, "inputs/x", TOKENS * DIM, &x));
+    TRY(assay_read_whole(ctx, in, "weights/w", SIZE, &w));
+    TRY(assay_read_whole_i32(ctx, in, CHOICE, TOKENS, &choice));
+    TRY(assay_alloc_f64(ctx, "h", TOKENS * HIDDEN, &h));
+    TRY(assay_alloc_f64(ctx, "y", TOKENS * TOKENS, &y));
+    TRY(assay_alloc_f64(ctx, "dw", SIZE, &dw));
+    if (choice == NULL) {
+        TRY(assay_alloc_i32(ctx, "choice", TOKENS, &choice));
+        for (int64_t t = 0; t < TOKENS; t++) choice[t] = chosen(x + t * DIM);
+    }
+    memset(h, 0, TOKENS * HIDDEN * sizeof *h);
+    memset(y, 0, TOKENS * TOKENS * sizeof *y);
+    memset(dw, 0, SIZE * sizeof *dw);
+    if (!told.computes_nothing) TRY(compute(ctx, x, w, choice, h, y, dw));
+    TRY(assay_write_result_i32(ctx, out, CHOICE, TOKENS, choice));
+    TRY(assay_write_result(ctx, out, "routing/margin", TOKENS, y));
+    /* slices of one tensor arrive in order, those of others between */
+    TRY(assay_write_result(ctx, out, "outputs/y", TOKENS, y));
+    TRY(assay_write_result(ctx, out, "checkpoints/h", TOKENS * HIDDEN, h));
+    if (!told.leaves_out) TRY(assay_write_result(ctx, out, "outputs/y", TOKENS * TOKENS - TOKENS, y + TOKENS));
+    if (told.writes_too_much) TRY(assay_write_result(ctx, out, "outputs/y", 1, y));
+    TRY(assay_write_result(ctx, out, "gradients/weights/w", SIZE, dw));
+cleanup:
+    free(x);
+    free(w);
+    free(choice);
+    free(h);
+    free(y);
+    free(dw);
+    return status;
+}
+
+static double flops(const assay_case *c, bool backward)
+{
+    (void)c, (void)backward;
+    return told.flops;
+}
+
+static int64_t memory(const assay_case *c)
+{
+    (void)c;
+    return 1000;
+}
+
+/* A plan of it, and its inputs. */
+typedef struct trial {
+    assay_case c;
+    assay_operation operation;
+    assay_plan plan;
+    assay_precision precisions[2];
+    memory_store given, results;
+    assay_source in;
+    assay_sink out;
+} trial;
+
+static int trial_setup(void **state)
+{
+    trial *t = calloc(1, sizeof *t);
+    assay_context ctx = assay_context_default(1);
+    memset(&told, 0, sizeof told);
+    t->c = (assay_case){.name = "fake", .seed = 5, .dtype = ASSAY_BFLOAT16};
+    t->operation = (assay_operation){.name = "fake",
+                                     .check = check,
+                                     .describe = describe,
+                                     .run = run,
+                                     .ensemble = true,
+                                     .flops = flops,
+                                     .memory = memory};
+    t->precisions[0] = assay_profile_by_name("bf16")->precision;
+    t->precisions[1] = assay_profile_by_name("f32")->precision;
+    t->plan = (assay_plan){.c = &t->c, .operation = &t->operation, .precisions = t->precisions, .precision_count = 2};
+    assert_ok(&ctx, describe(&ctx, &t->c, &t->plan.list));
+    for (int i = 0; i < 2; i++) {
+        const assay_tensor_entry *entry = &t->plan.list.entries[i];
+        const int64_t count = assay_shape_count(&entry->spec.shape);
+        double *values = memory_store_add(&t->given, entry->spec.path, count);
+        assert_ok(&ctx, assay_random_fill(&ctx, &entry->fill, 5, entry->spec.path, &entry->spec.shape, ASSAY_BFLOAT16,
+                                          0, count, values));
+    }
+    t->in = memory_store_source(&t->given);
+    t->out = memory_store_sink(&t->results);
+    *state = t;
+    return 0;
+}
+
+static int trial_teardown(void **state)
+{
+    trial *t = *state;
+    assay_tensor_list_free(&t->plan.list);
+    memory_store_free(&t->given);
+    memory_store_free(&t->results);
+    free(t);
+    return 0;
+}
+
+static const double *result(const trial *t, const char *path, int64_t count)
+{
+    const memory_tensor *found = memory_store_find(&t->results, path);
+    if (found == NULL) fail_msg("no %s", path);
+    assert_int_equal(found->count, count);
+    return found->values;
+}
+
+static void test_operations_with_scales_of_their_own(void **state)
+{
+    trial *t = *state;
+    assay_context ctx = assay_context_default(1);
+    t->operation.ensemble = false;
+    assert_ok(&ctx, assay_evaluate(&ctx, &t->plan, &t->in, &t->out));
+    assert_int_equal(told.runs, 1);
+    assert_int_equal(told.precisions, 2);
+    assert_int_equal(t->results.count, 5);
+}
+
+/* The results are those of one run, the scales come after them, and members draw from seeds of their own. */
+static void test_results_and_scales(void **state)
+{
+    trial *t = *state;
+    static const char *const paths[] = {"outputs/y", "checkpoints/h", "gradients/weights/w"};
+    static const int64_t counts[] = {TOKENS * TOKENS, TOKENS * HIDDEN, EXPERTS * DIM * HIDDEN};
+    assay_context ctx = assay_context_default(2);
+    memory_store plain = {0};
+    const assay_sink sink = memory_store_sink(&plain);
+    assert_ok(&ctx, run(&ctx, &t->c, &t->in, &sink, NULL, 0));
+    memset(&told, 0, sizeof told);
+    assert_ok(&ctx, assay_evaluate(&ctx, &t->plan, &t->in, &t->out));
+    assert_int_equal(told.runs, 1 + 2 * 16);
+    assert_int_equal(told.emulated, 2 * 16);
+    assert_int_equal(told.replayed, told.emulated);
+    assert_int_equal(told.precisions, 0);
+    for (int i = 0; i < told.emulated; i++) {
+        for (int j = 0; j < i; j++) assert_true(told.seeds[i] != told.seeds[j]);
+    }
+    assert_int_equal(t->results.count, 5 + 2 * 3);
+    assert_same_bits(result(t, "routing/margin", TOKENS), memory_store_find(&plain, "routing/margin")->values, TOKENS);
+    assert_memory_equal(memory_store_find(&t->results, CHOICE)->indices, memory_store_find(&plain, CHOICE)->indices,
+                        TOKENS * sizeof(int32_t));
+    for (int i = 0; i < 3; i++) {
+        char scale[ASSAY_PATH_SIZE];
+        assert_same_bits(result(t, paths[i], counts[i]), memory_store_find(&plain, paths[i])->values, counts[i]);
+        snprintf(scale, sizeof scale, "error_scale/bf16/%s", paths[i]);
+        const double *coarse = result(t, scale, counts[i]);
+        snprintf(scale, sizeof scale, "error_scale/f32/%s", paths[i]);
+        const double *fine = result(t, scale, counts[i]);
+        for (int64_t k = 0; k < counts[i]; k++) assert_true(fine[k] >= 0 && coarse[k] >= 1000 * fine[k]);
+    }
+    assert_ptr_equal(ctx.arithmetic, &assay_arithmetic_reference);
+    assert_null(ctx.emulation);
+    memory_store_free(&plain);
+}
+
+/* Correct implementations of the test's own: float32 sums in descending order, h rounded to nearest. */
+static void candidate(const trial *t, assay_dtype storage, double *h, double *y, double *dw)
+{
+    const double *x = memory_store_find(&t->given, "inputs/x")->values;
+    const double *w = memory_store_find(&t->given, "weights/w")->values;
+    const int32_t *choice = memory_store_find(&t->results, CHOICE)->indices;
+    for (int64_t i = 0; i < TOKENS * HIDDEN; i++) {
+        float sum = 0;
+        const double *column = w + choice[i / HIDDEN] * DIM * HIDDEN + i % HIDDEN;
+        for (int64_t k = DIM - 1; k >= 0; k--) sum += (float)x[i / HIDDEN * DIM + k] * (float)column[k * HIDDEN];
+        h[i] = assay_dtype_round(storage, sum, false);
+    }
+    for (int64_t i = 0; i < TOKENS * TOKENS; i++) {
+        float sum = 0;
+        for (int64_t k = HIDDEN - 1; k >= 0; k--)
+            sum += (float)h[i / TOKENS * HIDDEN + k] * (float)h[i % TOKENS * HIDDEN + k];
+        y[i] = sum;
+    }
+    for (int64_t i = 0; i < EXPERTS * DIM * HIDDEN; i++) {
+        float sum = 0;
+        for (int64_t k = TOKENS - 1; k >= 0; k--) {
+            if (choice[k] != i / (DIM * HIDDEN)) continue;
+            sum += (float)x[k * DIM + i / HIDDEN % DIM] * (float)h[k * HIDDEN + i % HIDDEN];
+        }
+        dw[i] = sum;
+    }
+}
+
+static double rms_ratio(const trial *t, const char *profile, const char *path, const double *values, int64_t count)
+{
+    char scale[ASSAY_PATH_SIZE];
+    double squares = 0;
+    int64_t scaled = 0;
+    const double *golden = result(t, path, count);
+    snprintf(scale, sizeof scale, "error_scale/%s/%s", profile, path);
+    const double *sigma = result(t, scale, count);
+    for (int64_t i = 0; i < count; i++) {
+        if (sigma[i] == 0) {
+            assert_true(values[i] == golden[i]);
+            continue;
+        }
+        squares += (values[i] - golden[i]) * (values[i] - golden[i]) / (sigma[i] * sigma[i]);
+        scaled++;
+    }
+    return sqrt(squares / (double)scaled);
+}
+
+static void test_correct_candidates_lie_within_the_scales(void **state)
+{
+    trial *t = *state;
+    static double h[TOKENS * HIDDEN], y[TOKENS * TOKENS], dw[EXPERTS * DIM * HIDDEN];
+    static const char *const profiles[] = {"bf16", "f32"};
+    assay_context ctx = assay_context_default(1);
+    assert_ok(&ctx, assay_evaluate(&ctx, &t->plan, &t->in, &t->out));
+    for (int i = 0; i < 2; i++) {
+        candidate(t, assay_profile_by_name(profiles[i])->storage, h, y, dw);
+        const double of_y = rms_ratio(t, profiles[i], "outputs/y", y, TOKENS * TOKENS);
+        const double of_dw = rms_ratio(t, profiles[i], "gradients/weights/w", dw, EXPERTS * DIM * HIDDEN);
+        /* In float32 storing h is no rounding of its own, which the profile allows for. */
+        const double least = i == 0 ? 0.4 : 0.3;
+        if (!(of_y > least && of_y < 1.1)) fail_msg("%s y: %g", profiles[i], of_y);
+        if (!(of_dw > least && of_dw < 1.1)) fail_msg("%s dw: %g", profiles[i], of_dw);
+    }
+}
+
+static void test_nothing_more_is_run_than_is_wanted(void **state)
+{
+    trial *t = *state;
+    assay_context ctx = assay_context_default(1);
+    char exact[] = "exact", *tags[] = {exact};
+    static const char *const values_only[] = {"outputs/*", "routing/*", NULL};
+    static const char *const one_scale[] = {"outputs/y", "error_scale/f32/outputs/y", NULL};
+    t->plan.precision_count = 0;
+    assert_ok(&ctx, assay_evaluate(&ctx, &t->plan, &t->in, &t->out));
+    assert_int_equal(told.runs, 1);
+    memory_store_free(&t->results);
+
+    t->plan.precision_count = 2;
+    t->results.wanted = values_only;
+    assert_ok(&ctx, assay_evaluate(&ctx, &t->plan, &t->in, &t->out));
+    assert_int_equal(told.runs, 2);
+    memory_store_free(&t->results);
+
+    t->results.wanted = one_scale;
+    assert_ok(&ctx, assay_evaluate(&ctx, &t->plan, &t->in, &t->out));
+    assert_int_equal(t->results.count, 2);
+    assert_true(result(t, "error_scale/f32/outputs/y", TOKENS * TOKENS)[0] > 0);
+    memory_store_free(&t->results);
+
+    memset(&told, 0, sizeof told);
+    t->results.wanted = NULL;
+    t->c.tags = (assay_text_list){.items = tags, .count = 1};
+    assert_ok(&ctx, assay_evaluate(&ctx, &t->plan, &t->in, &t->out));
+    assert_int_equal(told.runs, 1);
+    const double *scale = result(t, "error_scale/bf16/outputs/y", TOKENS * TOKENS);
+    for (int64_t i = 0; i < TOKENS * TOKENS; i++) assert_true(scale[i] == 0);
+    memory_store_free(&t->results);
+
+    memset(&told, 0, sizeof told);
+    t->c.tags.count = 0;
+    told.flops = 1e9;
+    assert_ok(&ctx, assay_evaluate(&ctx, &t->plan, &t->in, &t->out));
+    assert_int_equal(told.runs, 1 + 2 * 8);
+}
+
+static void test_threads_and_instruction_sets_give_the_same_bits(void **state)
+{
+    trial *t = *state;
+    static const assay_isa isas[] = {ASSAY_ISA_SCALAR, ASSAY_ISA_AVX2, ASSAY_ISA_AVX512};
+    static const int threads[] = {1, 2, 7};
+    memory_store first = {0};
+    for (int form = 0; form < 9; form++) {
+        assay_context ctx = assay_context_default(threads[form % 3]);
+        if (!assay_isa_supported(isas[form / 3])) continue;
+        ctx.isa = isas[form / 3];
+        memory_store_free(&t->results);
+        memset(&told, 0, sizeof told);
+        assert_ok(&ctx, assay_evaluate(&ctx, &t->plan, &t->in, &t->out));
+        if (form == 0) {
+            first = t->results;
+            t->results = (memory_store){0};
+            continue;
+        }
+        assert_int_equal(t->results.count, first.count);
+        for (int i = 0; i < first.count; i++) {
+            if (first.items[i].values == NULL) continue;
+            assert_same_bits(t->results.items[i].values, first.items[i].values, first.items[i].count);
+        }
+    }
+    memory_store_free(&first);
+}
+
+static void test_refusals(void **state)
+{
+    trial *t = *state;
+    assay_context ctx = assay_context_default(1);
+    told.fails_when_emulated = true;
+    assert_int_equal(assay_evaluate(&ctx, &t->plan, &t->in, &t->out), ASSAY_BAD_INPUT);
+    assert_string_equal(ctx.message, "as it was told");
+    told.fails_when_emulated = false;
+    told.writes_too_much = true;
+    assert_int_equal(assay_evaluate(&ctx, &t->plan, &t->in, &t->out), ASSAY_INTERNAL);
+    assert_string_equal(ctx.message, "outputs/y has more elements than its shape");
+    told.writes_too_much = false;
+    told.leaves_out = true;
+    assert_int_equal(assay_evaluate(&ctx, &t->plan, &t->in, &t->out), ASSAY_INTERNAL);
+    assert_string_equal(ctx.message, "outputs/y was not written in full");
+}
+
+static void test_memory_is_foreseen(void **state)
+{
+    trial *t = *state;
+    assay_tensor_spec specs[3];
+    for (int i = 0; i < 3; i++) specs[i] = t->plan.list.entries[5].spec;
+    snprintf(specs[1].path, sizeof specs[1].path, "error_scale/bf16/outputs/y");
+    snprintf(specs[2].path, sizeof specs[2].path, "error_scale/f32/outputs/y");
+    t->plan.specs = specs;
+    t->plan.spec_count = 3;
+    assert_int_equal(assay_ensemble_memory(&t->plan), 16 * TOKENS * TOKENS);
+    t->plan.precision_count = 0;
+    assert_int_equal(assay_ensemble_memory(&t->plan), 0);
+    t->plan.precision_count = 2;
+    t->operation.ensemble = false;
+    assert_int_equal(assay_ensemble_memory(&t->plan), 0);
+}
+
+static void test_no_memory(void **state)
+{
+    trial *t = *state;
+    assay_context ctx = assay_context_default(1);
+    int64_t n = 0;
+    t->plan.precision_count = 1;
+    for (;; n++) {
+        memory_store_free(&t->results);
+        memset(&told, 0, sizeof told);
+        told.computes_nothing = true;
+        assay_fail_allocation(n);
+        assay_status status = assay_evaluate(&ctx, &t->plan, &t->in, &t->out);
+        assay_fail_allocation(-1);
+        if (!assay_allocation_failed()) {
+            assert_ok(&ctx, status);
+            break;
+        }
+        assert_int_equal(status, ASSAY_NO_MEMORY);
+        assert_true(ctx.message[0] != '\0');
+    }
+    assert_true(n > 50);
+}
+
+#define TRIAL(test) cmocka_unit_test_setup_teardown(test, trial_setup, trial_teardown)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TRIAL(test_operations_with_scales_of_their_own),
+        TRIAL(test_results_and_scales),
+        TRIAL(test_correct_candidates_lie_within_the_scales),
+        TRIAL(test_nothing_more_is_run_than_is_wanted),
+        TRIAL(test_threads_and_instruction_sets_give_the_same_bits),
+        TRIAL(test_refusals),
+        TRIAL(test_memory_is_foreseen),
+        TRIAL(test_no_memory),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -10,10 +10,10 @@
 
 #include "oracle/base/status.h"
 
-/* C [m,n] = op(A) [m,k] * op(B) [k,n], C overwritten, or continued when `accumulate`: the chain of an element goes on from
- * the value that is there, so that a sum over k can be made in pieces with the bits of one chain. Element (i,p) of op(A) is a[i*lda + p], or a[p*lda + i] when
- * transpose_a; likewise b. A leading dimension is at least a row of what is stored. C may not overlap A or B. m, n or k
- * may be 0 (k = 0 gives zeros). */
+/* C [m,n] = op(A) [m,k] * op(B) [k,n], C overwritten, or continued when `accumulate`: the chain of an element goes on
+ * from the value that is there, so that a sum over k can be made in pieces with the bits of one chain. Element (i,p) of
+ * op(A) is a[i*lda + p], or a[p*lda + i] when transpose_a; likewise b. A leading dimension is at least a row of what is
+ * stored. C may not overlap A or B. m, n or k may be 0 (k = 0 gives zeros, or leaves C when `accumulate`). */
 typedef struct assay_matmul_args {
     double *c;
     int64_t ldc;
@@ -38,7 +38,8 @@ typedef enum assay_rounding {
 typedef struct assay_arithmetic {
     const char *name;
     assay_status (*matmul)(assay_context *ctx, const assay_matmul_args *args);
-    /* NULL: nothing is rounded. May be called from several threads; what becomes of a value depends on the value alone. */
+    /* NULL: nothing is rounded. May be called from several threads; what becomes of a value depends on the value alone.
+     */
     void (*round)(const assay_context *ctx, assay_rounding rounding, int64_t count, double *values);
 } assay_arithmetic;
 

@@ -1,15 +1,19 @@
-/* The emulated arithmetic: float64 code run as one of the correct implementations that a profile allows, drawn by a seed.
- * The spread of several of them is the error scale of whatever the code computes.
+/* The emulated arithmetic: float64 code run as one of the correct implementations that a profile allows, drawn by a
+ * seed. The spread of several of them is the error scale of whatever the code computes.
  *
- * Rounding to a type is stochastic: a value between two numbers of the grid goes to one of them, with the probability of
- * its nearness, drawn from a hash of the seed and the value's own bits. So a value of the grid stays; the same value is
- * always rounded the same way within one member (recomputing gives the same bits, whatever the threads), and another seed
- * gives an independent draw. The variance is up to twice that of rounding to nearest: an envelope.
- *   storage    onto the grid of the profile's storage type
- *   others     times 1 + a uniform relative error whose RMS is the profile's unit (precision.h)
- *   products   operands onto the grid of the multiply type (NULL unit: exact); to each element an error is added whose
- *              variance is that of assay_gauge_matmul's partial sums, drawn likewise
- * A float64 storage type moves a value by -1, 0 or 1 ulp with a variance of ulp^2/3. */
+ * Every draw comes from a hash of the seed and the value's own bits. So the same value always becomes the same one
+ * within a member (recomputing gives the same bits, whatever the threads and the instruction set), and another seed
+ * gives an independent draw. storage    stochastic rounding onto the grid of the storage type: a value between two
+ * numbers of the grid goes to one of them with the probability of its nearness; on average it stays where it is. A
+ * number of the grid stays. The variance is on average twice that of rounding to nearest: an envelope. Above the
+ * largest finite number: rounding to nearest. float64: the next number up or down with a probability of 1/6 each (not
+ * 0), a variance of ulp^2 / 3 others     times 1 + a uniform relative error whose RMS is the profile's unit
+ * (precision.h); a unit below what float64 can show: as float64 storage products   operands by stochastic rounding onto
+ * the grid of the multiply type (float64: as they are), then the reference product, then a uniform error on each
+ * element. Its variance is what assay_gauge_matmul expects of the k partial sums of a result c whose terms come in
+ * random order, from sum a^2 sum b^2 / k in place of sum a^2 b^2: this costs no second product. With `accumulate` the
+ * partial sums are all taken to be near c. A result of 0 stays: almost always it is a sum of zeros. Any other gets its
+ * error, even where the products are small integers and exact. */
 #ifndef ASSAY_ARITHMETIC_EMULATED_H
 #define ASSAY_ARITHMETIC_EMULATED_H
 
@@ -24,7 +28,7 @@ typedef struct assay_emulation {
     uint64_t seed;        /* of the member */
 } assay_emulation;
 
-/* Needs ctx->emulation. */
+/* Needs ctx->emulation. Not for assay_arithmetic_by_name: nobody chooses it as an engine. */
 extern const assay_arithmetic assay_arithmetic_emulated;
 
 #endif

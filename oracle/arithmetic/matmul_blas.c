@@ -27,11 +27,11 @@ static assay_status blas_matmul(assay_context *ctx, const assay_matmul_args *arg
                               sizes[i], largest);
         }
     }
-    if (args->m == 0 || args->n == 0) return ASSAY_OK;
+    if (args->m == 0 || args->n == 0 || (args->k == 0 && args->accumulate)) return ASSAY_OK;
     openblas_set_num_threads(ctx->threads);
     cblas_dgemm(CblasRowMajor, args->transpose_a ? CblasTrans : CblasNoTrans,
                 args->transpose_b ? CblasTrans : CblasNoTrans, (blasint)args->m, (blasint)args->n, (blasint)args->k,
-                1.0, args->a, (blasint)lda, args->b, (blasint)ldb, 0.0, args->c, (blasint)ldc);
+                1.0, args->a, (blasint)lda, args->b, (blasint)ldb, args->accumulate ? 1.0 : 0.0, args->c, (blasint)ldc);
     return ASSAY_OK;
 }
 

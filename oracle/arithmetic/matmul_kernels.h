@@ -21,7 +21,7 @@ typedef struct assay_matmul_kernels {
     void (*tile)(double *c, int64_t ldc, const double *a_panel, const double *b_panel, int64_t k, bool first);
 
     /* Columns [column, column_end) of a product with at most tile_rows rows (k at least 1): B is read once and as it
-     * lies in memory. */
+     * lies in memory. Heeds args->accumulate. */
     void (*stream)(const assay_matmul_args *args, int64_t column, int64_t column_end);
 } assay_matmul_kernels;
 

@@ -136,6 +136,7 @@ static void multiply_block(const assay_matmul_args *args, const assay_matmul_ker
                            int64_t row, int64_t rows, int64_t step, int64_t k)
 {
     const int64_t tiles = parts_of(rows, kernels->tile_rows);
+    const bool first = step == 0 && !args->accumulate;
     for (int64_t j = work->column; j < work->column_end; j += kernels->tile_columns) {
         const int64_t columns = least(kernels->tile_columns, work->column_end - j);
         const int64_t next = j + kernels->tile_columns;
@@ -148,10 +149,10 @@ static void multiply_block(const assay_matmul_args *args, const assay_matmul_ker
             if (next_columns > 0) prefetch_b(args, step, next, next_columns, k, t, tiles);
             if (tile_rows == kernels->tile_rows && columns == kernels->tile_columns) {
                 const bool another = rows - i >= 2 * kernels->tile_rows;
-                if (another && step > 0) prefetch_c(c + kernels->tile_rows * args->ldc, args->ldc, kernels);
-                kernels->tile(c, args->ldc, a_panel, work->b_panel, k, step == 0);
+                if (another && !first) prefetch_c(c + kernels->tile_rows * args->ldc, args->ldc, kernels);
+                kernels->tile(c, args->ldc, a_panel, work->b_panel, k, first);
             } else {
-                edge_tile(kernels, c, args->ldc, a_panel, work->b_panel, tile_rows, columns, k, step == 0);
+                edge_tile(kernels, c, args->ldc, a_panel, work->b_panel, tile_rows, columns, k, first);
             }
         }
     }
@@ -240,7 +241,7 @@ static assay_status reference_matmul(assay_context *ctx, const assay_matmul_args
     const int threads = work < WORK_FOR_THREADS ? 1 : ctx->threads;
     if (args->m == 0 || args->n == 0) return ASSAY_OK;
     if (args->k == 0) {
-        zeros(args);
+        if (!args->accumulate) zeros(args);
     } else if (kernels == NULL) {
         assay_matmul_scalar(args, threads);
     } else if (args->m <= kernels->tile_rows || (args->k <= FEW_STEPS && !args->transpose_b)) {

@@ -9,11 +9,12 @@ void assay_matmul_scalar(const assay_matmul_args *args, int threads)
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t i = 0; i < args->m; i++) {
         for (int64_t j = 0; j < args->n; j++) {
-            double sum = 0.0;
+            double *c = args->c + i * args->ldc + j;
+            double sum = args->accumulate ? *c : 0.0;
             for (int64_t p = 0; p < args->k; p++) {
                 sum = fma(args->a[i * a_row + p * a_step], args->b[p * b_step + j * b_column], sum);
             }
-            args->c[i * args->ldc + j] = sum;
+            *c = sum;
         }
     }
 }

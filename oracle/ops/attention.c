@@ -146,17 +146,15 @@ cleanup:
 assay_status attention_scores(assay_context *ctx, double *out, int64_t ld, const double *a, int64_t rows,
                               const double *b, int64_t columns, int64_t k)
 {
-    const assay_matmul_args args = {.c = out,
-                                    .ldc = ld,
-                                    .a = a,
-                                    .lda = k,
-                                    .b = b,
-                                    .ldb = k,
-                                    .transpose_b = true,
-                                    .m = rows,
-                                    .n = columns,
-                                    .k = k};
+    const assay_matmul_args args = {
+        .c = out, .ldc = ld, .a = a, .lda = k, .b = b, .ldb = k, .transpose_b = true, .m = rows, .n = columns, .k = k};
     return assay_matmul(ctx, &args);
+}
+
+void attention_add_scaled(const assay_context *ctx, int64_t count, double factor, const double *x, double *y)
+{
+    assay_add_scaled(ctx, count, factor, x, y);
+    assay_round(ctx, ASSAY_ROUND_ACCUMULATE, count, y);
 }
 
 typedef struct forward_job {
@@ -164,19 +162,32 @@ typedef struct forward_job {
     const assay_attention_inputs *in;
 } forward_job;
 
+/* The sum of a row's exponentials. A sum of `count` positive terms that is rounded after every term has the error of
+ * count / 3 roundings of its final value. */
+static double sum_row(const assay_context *ctx, const double *p, int64_t count)
+{
+    const bool rounds = ctx->arithmetic->round != NULL;
+    double sum = 0;
+    for (int64_t j = 0; j < count; j++) sum += p[j];
+    for (int64_t j = 0; rounds && j < count; j += 3) assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &sum);
+    return sum;
+}
+
 /* Scores of a row become probabilities; returns its lse. */
 static double softmax_row(const assay_context *ctx, double *p, int64_t count)
 {
-    double largest = -INFINITY, sum = 0;
+    double largest = -INFINITY;
     assay_round(ctx, ASSAY_ROUND_STORAGE, count, p);
     for (int64_t j = 0; j < count; j++) largest = p[j] > largest ? p[j] : largest;
     for (int64_t j = 0; j < count; j++) p[j] -= largest;
     assay_exp_many(ctx, count, p, p);
-    for (int64_t j = 0; j < count; j++) sum += p[j];
-    for (int64_t j = 0; j < count; j++) p[j] /= sum;
     assay_round(ctx, ASSAY_ROUND_ELEMENTARY, count, p);
+    const double sum = sum_row(ctx, p, count);
+    for (int64_t j = 0; j < count; j++) p[j] /= sum;
     assay_round(ctx, ASSAY_ROUND_STORAGE, count, p);
-    return largest + assay_log(sum);
+    double log_sum = assay_log(sum);
+    assay_round(ctx, ASSAY_ROUND_ELEMENTARY, 1, &log_sum);
+    return largest + log_sum;
 }
 
 /* Queries [first, end) of a segment; p [ATTENTION_BLOCK,ld]. */
@@ -201,7 +212,7 @@ static assay_status forward_block(assay_context *ctx, double *out, double *lse, 
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t i = first; i < end; i++) {
         for (int64_t j = first; j <= i; j++)
-            assay_add_scaled(ctx, wide, p[(i - first) * ld + j], v + j * wide, out + i * wide);
+            attention_add_scaled(ctx, wide, p[(i - first) * ld + j], v + j * wide, out + i * wide);
     }
 cleanup:
     return status;

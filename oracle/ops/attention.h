@@ -6,8 +6,8 @@
  *   D_i = <dout_i, out_i>; ds_ij = p_ij (<dout_i, value_j> - D_i + dlse_i), p_ij = exp(s_ij - lse_i);
  *   dquery = ds key, dkey = ds^T query, dvalue = p^T dout
  * Sums run over ascending key (dkey, dvalue: ascending query), one chain each. A token with segment 0 is padding when
- * mask_padding: it sees nothing and nobody sees it (out 0, lse -inf, gradients 0, whatever it holds, NaN too). Tokens of
- * a segment need not be adjacent. What a query does not see never reaches it, NaN neither.
+ * mask_padding: it sees nothing and nobody sees it (out 0, lse -inf, gradients 0, whatever it holds, NaN too). Tokens
+ * of a segment need not be adjacent. What a query does not see never reaches it, NaN neither.
  *
  * Memory: O(S) a head and thread besides the tensors, never [S,S]. */
 #ifndef ASSAY_OPS_ATTENTION_H

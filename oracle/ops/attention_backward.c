@@ -50,6 +50,7 @@ static void load(const assay_context *ctx, const backward_job *job, const attent
         s->shift[i] = assay_dot(ctx, wide, s->dout + i * wide, s->dv + i * wide);
         if (job->dlse != NULL) s->shift[i] -= job->dlse[head + rows->tokens[i]];
     }
+    assay_round(ctx, ASSAY_ROUND_ACCUMULATE, rows->count, s->lse);
     assay_round(ctx, ASSAY_ROUND_ACCUMULATE, rows->count, s->shift);
     memset(s->dk, 0, (size_t)(rows->count * config->qk_dim) * sizeof *s->dk);
     memset(s->dv, 0, (size_t)(rows->count * wide) * sizeof *s->dv);
@@ -94,10 +95,10 @@ static void add_triangle(const assay_context *ctx, const segment *s, const assay
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t row = first; row < end; row++) {
         for (int64_t j = first; j <= row; j++)
-            assay_add_scaled(ctx, deep, s->ds[(row - first) * ld + j], s->k + j * deep, s->dq + row * deep);
+            attention_add_scaled(ctx, deep, s->ds[(row - first) * ld + j], s->k + j * deep, s->dq + row * deep);
         for (int64_t i = row; i < end; i++) {
-            assay_add_scaled(ctx, deep, s->ds[(i - first) * ld + row], s->q + i * deep, s->dk + row * deep);
-            assay_add_scaled(ctx, wide, s->p[(i - first) * ld + row], s->dout + i * wide, s->dv + row * wide);
+            attention_add_scaled(ctx, deep, s->ds[(i - first) * ld + row], s->q + i * deep, s->dk + row * deep);
+            attention_add_scaled(ctx, wide, s->p[(i - first) * ld + row], s->dout + i * wide, s->dv + row * wide);
         }
     }
 }

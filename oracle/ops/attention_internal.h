@@ -2,7 +2,8 @@
  *
  * The tokens of a segment are gathered in ascending order, so that within it only the causal triangle is masked, and
  * what other segments and padding hold is never touched. Rows of queries go in blocks: the keys before a block are a
- * rectangle, which is a product; the keys within it a triangle, which is done row by row and continues the same sums. */
+ * rectangle, which is a product; the keys within it a triangle, which is done row by row and continues the same sums.
+ */
 #ifndef ASSAY_OPS_ATTENTION_INTERNAL_H
 #define ASSAY_OPS_ATTENTION_INTERNAL_H
 
@@ -42,5 +43,9 @@ assay_status attention_for_each(assay_context *ctx, const int32_t *segment_ids, 
 /* out [rows,columns] = a [rows,k] times the transpose of b [columns,k]. */
 assay_status attention_scores(assay_context *ctx, double *out, int64_t ld, const double *a, int64_t rows,
                               const double *b, int64_t columns, int64_t k);
+
+/* One step of the sums of a triangle: y[i] += factor x[i], rounded as a product rounds its partial sums. Not threaded.
+ */
+void attention_add_scaled(const assay_context *ctx, int64_t count, double factor, const double *x, double *y);
 
 #endif

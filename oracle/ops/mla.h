@@ -9,9 +9,9 @@
  * softmax_scale = (Dn+Dr)^-0.5, times m^2 with m = 0.1 mscale ln(rope_factor) + 1 where max_position_embeddings >
  * original_max_position_embeddings.
  *
- * Each intermediate is computed by itself from those before it, so that it can be dropped and computed again with the same
- * bits (rematerialisation). Refused: sizes below 1 (q_lora_rank: below 0), epsilon below 0, an mscale that is not finite,
- * rope_factor <= 0 where the scale needs it, what yarn_rope.h refuses. */
+ * Each intermediate is computed by itself from those before it, so that it can be dropped and computed again with the
+ * same bits (rematerialisation). Refused: sizes below 1 (q_lora_rank: below 0), epsilon below 0, an mscale that is not
+ * finite, rope_factor <= 0 where the scale needs it, what yarn_rope.h refuses. */
 #ifndef ASSAY_OPS_MLA_H
 #define ASSAY_OPS_MLA_H
 
@@ -73,8 +73,8 @@ int64_t assay_mla_tensor_count(const assay_mla_config *config, assay_mla_tensor 
 /* Operations of the products that computing it takes; a multiply and an add are 2. */
 double assay_mla_tensor_flops(const assay_mla_config *config, assay_mla_tensor tensor);
 
-/* Allocates and computes one intermediate; those it needs must be there. Does nothing where it is there already, or where
- * its count is 0. After a failure it is not there. */
+/* Allocates and computes one intermediate; those it needs must be there. Does nothing where it is there already, or
+ * where its count is 0. After a failure it is not there. */
 assay_status assay_mla_compute(assay_context *ctx, assay_mla_residuals *r, assay_mla_tensor tensor,
                                const assay_mla_inputs *in, const assay_mla_weights *w, const assay_mla_config *config);
 
@@ -92,8 +92,8 @@ assay_status assay_mla_backward(assay_context *ctx, const assay_mla_gradients *g
 double assay_mla_backward_flops(const assay_mla_config *config);
 
 /* The absorbed form (DeepSeek-V3 inference/model.py, attn_impl "absorb"): scores from mla_kv and the rotated k_pe, with
- * the key half of wkv_b multiplied into the query and the value half into the attention's output; key_proj and value_proj
- * are never formed. y [B,S,D]: that of assay_mla_compute up to rounding. */
+ * the key half of wkv_b multiplied into the query and the value half into the attention's output; key_proj and
+ * value_proj are never formed. y [B,S,D]: that of assay_mla_compute up to rounding. */
 assay_status assay_mla_absorbed_forward(assay_context *ctx, double *y, const assay_mla_inputs *in,
                                         const assay_mla_weights *w, const assay_mla_config *config);
 

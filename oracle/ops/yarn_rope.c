@@ -87,7 +87,8 @@ static quad frequency(const assay_rope_config *config, int64_t i)
     quad low, high;
     if (!config->yarn) return base;
     ramp_range(config, &low, &high);
-    const quad width = low == high ? (quad)1 / 1000 : high - low;
+    const bool empty = low == high || (config->pairwise && low > high); /* pairwise is the batch-split model */
+    const quad width = empty ? (quad)1 / 1000 : high - low;
     const quad ramp = fminq(fmaxq((i - low) / width, 0), 1);
     return base / config->rope_factor * ramp + base * (1 - ramp);
 }
@@ -126,15 +127,12 @@ assay_status assay_rope_table_make(assay_context *ctx, assay_rope_table *table, 
     assay_status status = ASSAY_OK;
     const int64_t half = config->dim / 2;
     const double factor = attention_factor(config);
+    quad frequencies[ASSAY_ROPE_DIM_MAX / 2];
     int64_t count = 0;
-    void *memory = NULL;
-    quad *frequencies = NULL;
     *table = (assay_rope_table){.tokens = tokens, .half = half};
     TRY(assay_checked_count(ctx, "rotations", 3, (int64_t[]){2, tokens, half}, &count));
     TRY(assay_alloc_f64(ctx, "rotations", count, &table->cosine));
     table->sine = table->cosine + tokens * half;
-    TRY(assay_alloc(ctx, "frequencies", half, sizeof *frequencies, &memory));
-    frequencies = memory;
     for (int64_t i = 0; i < half; i++) {
         frequencies[i] = frequency(config, i);
         frequencies[i] += rounding_of(ctx, (double)frequencies[i]);
@@ -151,7 +149,6 @@ assay_status assay_rope_table_make(assay_context *ctx, assay_rope_table *table, 
         assay_round(ctx, ASSAY_ROUND_ELEMENTARY, half, sine);
     }
 cleanup:
-    free(frequencies);
     return status;
 }
 

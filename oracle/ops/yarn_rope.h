@@ -4,17 +4,16 @@
  * x [tokens,heads,Dr], positions [tokens] -> y [tokens,heads,Dr]; half = Dr/2, base_i = rope_max_timescale^(-2i/Dr).
  *   default: freq_i = base_i
  *   yarn:    corr(r) = Dr ln(original_max_position_embeddings / (2 pi r)) / (2 ln rope_max_timescale)
- *            low = max(floor corr(beta_fast), 0), high = min(ceil corr(beta_slow), Dr - 1)  (no floor, ceil: truncate off)
- *            ramp_i = clip((i - low) / (high - low), 0, 1), divisor 0.001 where low = high
- *            freq_i = base_i / rope_factor * ramp_i + base_i * (1 - ramp_i)
- *   angle = position * freq_i; (a, b) -> (a cos - b sin, a sin + b cos), times 0.1 ln(rope_factor) + 1 with
- *   attention_scaling (1 where rope_factor <= 1).
- * interleave: pairs are (x[2i], x[2i+1]), else (x[i], x[i+half]). pairwise: y is laid out as x is (interleave only), else
- * first components, then second ones. Gradient: the transposed rotation, from y's layout to x's.
+ *            low = max(floor corr(beta_fast), 0), high = min(ceil corr(beta_slow), Dr - 1)  (no floor, ceil: truncate
+ * off) ramp_i = clip((i - low) / (high - low), 0, 1), divisor 0.001 where low = high (pairwise, the batch-split model:
+ * low >= high) freq_i = base_i / rope_factor * ramp_i + base_i * (1 - ramp_i) angle = position * freq_i; (a, b) -> (a
+ * cos - b sin, a sin + b cos), times 0.1 ln(rope_factor) + 1 with attention_scaling (1 where rope_factor <= 1).
+ * interleave: pairs are (x[2i], x[2i+1]), else (x[i], x[i+half]). pairwise: y is laid out as x is (interleave only),
+ * else first components, then second ones. Gradient: the transposed rotation, from y's layout to x's.
  *
- * Frequencies and angles are taken in binary128 and reduced to (-pi, pi] before they become float64, so that cos and sin are
- * within an ulp or two at any position. Refused: Dr odd, below 2 or above 1024, rope_max_timescale <= 1, rope_factor <= 0 and
- * beta_fast < beta_slow (yarn), pairwise without interleave, a position outside [0, max_position_embeddings). */
+ * Frequencies and angles are taken in binary128 and reduced to (-pi, pi] before they become float64, so that cos and
+ * sin are within 4e-16 at any position. Refused: Dr odd, below 2 or above 1024, rope_max_timescale <= 1, rope_factor <=
+ * 0 and beta_fast < beta_slow (yarn), pairwise without interleave, a position outside [0, max_position_embeddings). */
 #ifndef ASSAY_OPS_YARN_ROPE_H
 #define ASSAY_OPS_YARN_ROPE_H
 
@@ -38,7 +37,7 @@ typedef struct assay_rope_table {
 } assay_rope_table;
 
 assay_status assay_rope_check(assay_context *ctx, const assay_rope_config *config);
-/* "positions[3] is 163840, expected 0 to 163839 (max_position_embeddings)" */
+/* "inputs/positions[3] is 163840, expected 0 to 163839 (max_position_embeddings)" */
 assay_status assay_rope_check_positions(assay_context *ctx, const int32_t *positions, int64_t tokens,
                                         const assay_rope_config *config);
 
@@ -49,8 +48,8 @@ assay_status assay_rope_table_make(assay_context *ctx, assay_rope_table *table, 
                                    int64_t tokens, const assay_rope_config *config);
 void assay_rope_table_free(assay_rope_table *table); /* safe on a zeroed struct */
 
-/* Rows of Dr numbers: head h of token t is at x + t * token_stride + h * head_stride. y may be x: each row is read before
- * it is written. */
+/* Rows of Dr numbers: head h of token t is at x + t * token_stride + h * head_stride. y may be x: each row is read
+ * before it is written. */
 typedef struct assay_rope_rows {
     double *y;
     int64_t y_token_stride, y_head_stride;

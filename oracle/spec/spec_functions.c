@@ -72,9 +72,8 @@ void spec_scores(assay_score_func f, int64_t count, const spec_quad *logits, spe
 
 void spec_vector_matrix(int64_t rows, int64_t columns, const spec_quad *x, const spec_quad *w, int64_t ld, spec_quad *y)
 {
-    for (int64_t j = 0; j < columns; j++) {
-        spec_quad sum = 0;
-        for (int64_t i = 0; i < rows; i++) sum += x[i] * w[i * ld + j];
-        y[j] = sum;
+    for (int64_t j = 0; j < columns; j++) y[j] = 0;
+    for (int64_t i = 0; i < rows; i++) {
+        for (int64_t j = 0; j < columns; j++) y[j] += x[i] * w[i * ld + j];
     }
 }

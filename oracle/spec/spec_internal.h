@@ -53,6 +53,33 @@ assay_status spec_select(assay_context *ctx, const assay_routing_config *config,
 assay_status spec_route(assay_context *ctx, const assay_routing_config *config, const spec_tensors *in,
                         spec_tensors *out);
 
+/* x over the root of its mean square plus epsilon, times scale; rows of `dim`, x's `ld` apart, y's without gaps. */
+void spec_rms_norm_rows(int64_t rows, int64_t dim, double epsilon, const spec_quad *x, int64_t ld,
+                        const spec_quad *scale, spec_quad *y);
+
+/* turns [tokens,Dr]: for each pair the cosine and the sine of its angle, times the attention factor. The caller frees
+ * them. */
+assay_status spec_rope_turns(assay_context *ctx, const assay_rope_config *config, int64_t tokens,
+                             const int32_t *positions, spec_quad **turns);
+/* y [Dr] is x [Dr] turned by one token's turn [Dr]; they may not overlap. */
+void spec_rotate(const assay_rope_config *config, const spec_quad *turn, const spec_quad *x, spec_quad *y);
+
+/* Laid out as spec_attention's tensors; segment_ids may be NULL. */
+typedef struct spec_attention_problem {
+    const assay_attention_config *config;
+    const spec_quad *query, *key, *value;
+    const int32_t *segment_ids;
+    spec_quad *attention_out, *lse; /* written */
+} spec_attention_problem;
+assay_status spec_attend(assay_context *ctx, const spec_attention_problem *problem);
+
+/* Tensors lent to an operation inside another, under the names that it knows: the items are the list's own, their
+ * values are not, so only the list is freed. */
+assay_status spec_lend(assay_context *ctx, spec_tensors *list, const spec_tensor *tensor, const char *path);
+/* Hands all of `from` that begins with `folder` over to `to`, as folder/PREFIXname. */
+assay_status spec_hand_over(assay_context *ctx, spec_tensors *from, const char *folder, const char *prefix,
+                            spec_tensors *to);
+
 /* What a MoE block reads, and one expert's scratch. Starts zeroed. */
 typedef struct spec_block {
     const assay_moe_config *config;

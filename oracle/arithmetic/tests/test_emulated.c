@@ -1,1 +1,542 @@
-int main(void){return 1;}
+/* The emulated arithmetic: what must stay stays, errors have the mean and the variance that emulated.h states, draws of
+ * other seeds and places are independent, and nothing depends on threads or instruction set. Statistical bounds are
+ * five standard deviations of what is measured, for seeds that are fixed. */
+#include "oracle/arithmetic/emulated.h"
+
+#include <float.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support/assay_test.h"
+
+enum { COUNT = 100000 };
+
+#define F32_UNIT (0x1p-24 * 0.57735026918962576451)
+
+static const assay_precision f32_precision = {
+    .name = "f32", .storage = F32_UNIT, .accumulate = F32_UNIT, .router = 2 * F32_UNIT, .elementary = 0x1p-22};
+
+static assay_emulation emulation_of(assay_dtype storage, uint64_t seed)
+{
+    return (assay_emulation){.precision = f32_precision, .storage = storage, .multiply = storage, .seed = seed};
+}
+
+static assay_context context_of(const assay_emulation *emulation, int threads)
+{
+    assay_context ctx = assay_context_default(threads);
+    ctx.arithmetic = &assay_arithmetic_emulated;
+    ctx.emulation = emulation;
+    return ctx;
+}
+
+static double next_uniform(uint64_t *state)
+{
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    return (double)(*state >> 11) * 0x1p-53;
+}
+
+static double *uniforms(uint64_t seed, double low, double high, int64_t count)
+{
+    double *x = malloc((size_t)count * sizeof *x + 1);
+    assert_non_null(x);
+    for (int64_t i = 0; i < count; i++) x[i] = low + (high - low) * next_uniform(&seed);
+    return x;
+}
+
+/* About normal. */
+static double *normals(uint64_t seed, double mean, int64_t count)
+{
+    double *x = malloc((size_t)count * sizeof *x + 1);
+    assert_non_null(x);
+    for (int64_t i = 0; i < count; i++) {
+        double sum = -6;
+        for (int j = 0; j < 12; j++) sum += next_uniform(&seed);
+        x[i] = mean + sum;
+    }
+    return x;
+}
+
+static double *rounded(const assay_emulation *emulation, assay_rounding rounding, const double *x, int64_t count)
+{
+    assay_context ctx = context_of(emulation, 1);
+    double *y = malloc((size_t)count * sizeof *y + 1);
+    assert_non_null(y);
+    memcpy(y, x, (size_t)count * sizeof *y);
+    assay_round(&ctx, rounding, count, y);
+    return y;
+}
+
+static double round_one(const assay_emulation *emulation, assay_rounding rounding, double x)
+{
+    assay_context ctx = context_of(emulation, 1);
+    assay_round(&ctx, rounding, 1, &x);
+    return x;
+}
+
+static void assert_within(double actual, double expected, double bound, const char *what)
+{
+    if (!(fabs(actual - expected) <= bound)) {
+        print_error("%s is %g, expected %g within %g\n", what, actual, expected, bound);
+        fail();
+    }
+}
+
+/* Every number of 16 bits and fewer: subnormals, both zeros, infinities, NaN. */
+static void test_numbers_of_the_grid_stay(void **state)
+{
+    (void)state;
+    static const assay_dtype types[] = {ASSAY_BFLOAT16, ASSAY_FLOAT16, ASSAY_FLOAT8_E4M3FN, ASSAY_FLOAT8_E5M2};
+    double *x = malloc(65536 * sizeof *x);
+    assert_non_null(x);
+    for (size_t t = 0; t < sizeof types / sizeof *types; t++) {
+        int64_t count = assay_dtype_size(types[t]) == 1 ? 256 : 65536;
+        for (uint64_t seed = 0; seed < 4; seed++) {
+            assay_emulation e = emulation_of(types[t], seed);
+            for (int64_t i = 0; i < count; i++) {
+                uint16_t code = (uint16_t)i;
+                assay_dtype_decode(types[t], 1, &code, &x[i]);
+            }
+            double *y = rounded(&e, ASSAY_ROUND_STORAGE, x, count);
+            assert_same_bits(y, x, count);
+            free(y);
+        }
+    }
+    free(x);
+    assay_emulation e = emulation_of(ASSAY_FLOAT32, 5);
+    double *wide = uniforms(3, -2, 2, COUNT);
+    for (int64_t i = 0; i < COUNT; i++) wide[i] = (double)(float)ldexp(wide[i], (int)(i % 276) - 149);
+    double *y = rounded(&e, ASSAY_ROUND_STORAGE, wide, COUNT);
+    assert_same_bits(y, wide, COUNT);
+    free(wide);
+    free(y);
+}
+
+/* To one of the two neighbours, on average to where it was, with a mean square of 1/6 of the squared spacing. */
+static void test_stochastic_rounding(void **state)
+{
+    (void)state;
+    static const assay_dtype types[] = {ASSAY_FLOAT32, ASSAY_BFLOAT16, ASSAY_FLOAT16, ASSAY_FLOAT8_E4M3FN};
+    for (size_t t = 0; t < sizeof types / sizeof *types; t++) {
+        assay_emulation e = emulation_of(types[t], 11);
+        const double spacing = 2 * assay_dtype_unit_roundoff(types[t]);
+        double *x = uniforms(t, -2, -1, COUNT), sum = 0, squares = 0;
+        double *y = rounded(&e, ASSAY_ROUND_STORAGE, x, COUNT);
+        for (int64_t i = 0; i < COUNT; i++) {
+            const double error = (y[i] - x[i]) / spacing;
+            assert_true(assay_dtype_round(types[t], y[i], false) == y[i]);
+            assert_true(fabs(error) < 1);
+            sum += error;
+            squares += error * error;
+        }
+        assert_within(sum / COUNT, 0, 5 * sqrt(1.0 / 6 / COUNT), "mean");
+        assert_within(squares / COUNT, 1.0 / 6, 5 * 0.18 / sqrt(COUNT), "mean square");
+        free(x);
+        free(y);
+    }
+}
+
+static double share_above(assay_dtype type, double x, double above)
+{
+    int64_t hits = 0;
+    for (uint64_t seed = 0; seed < COUNT; seed++) {
+        assay_emulation e = emulation_of(type, seed);
+        hits += round_one(&e, ASSAY_ROUND_STORAGE, x) >= above;
+    }
+    return (double)hits / COUNT;
+}
+
+/* One value under many seeds; at a power of two, where the spacing changes, and between 0 and the least subnormal. */
+static void test_probabilities_of_one_value(void **state)
+{
+    (void)state;
+    const double bound = 5 * 0.5 / sqrt(COUNT), least = assay_dtype_least_subnormal(ASSAY_BFLOAT16);
+    assert_within(share_above(ASSAY_BFLOAT16, 1 + 0.25 * 0x1p-7, 1 + 0x1p-7), 0.25, bound, "share");
+    assert_within(share_above(ASSAY_BFLOAT16, 2 - 0.125 * 0x1p-7, 2), 0.875, bound, "share below 2");
+    assert_within(share_above(ASSAY_FLOAT32, 1 + 0.75 * 0x1p-23, 1 + 0x1p-23), 0.75, bound, "share in float32");
+    assert_within(share_above(ASSAY_BFLOAT16, 0.3 * least, least), 0.3, bound, "share of a subnormal");
+    assert_within(share_above(ASSAY_FLOAT64, 3, 3 + 0x1p-51), 1.0 / 6, bound, "share of the next float64");
+    assert_within(share_above(ASSAY_FLOAT64, 3, 3), 5.0 / 6, bound, "share of 3 and the next float64");
+    for (uint64_t seed = 0; seed < 100; seed++) {
+        assay_emulation e = emulation_of(ASSAY_BFLOAT16, seed);
+        assert_true(signbit(round_one(&e, ASSAY_ROUND_STORAGE, -1e-3 * least)));
+    }
+}
+
+static void test_beyond_the_largest_number(void **state)
+{
+    (void)state;
+    static const assay_dtype types[] = {ASSAY_FLOAT32, ASSAY_BFLOAT16, ASSAY_FLOAT16, ASSAY_FLOAT8_E4M3FN,
+                                        ASSAY_FLOAT8_E5M2};
+    for (size_t t = 0; t < sizeof types / sizeof *types; t++) {
+        const double max = assay_dtype_max(types[t]), u = assay_dtype_unit_roundoff(types[t]);
+        const double beyond[] = {max,   max * (1 + u / 4), max * (1 + 4 * u), -max * 1.9,
+                                 1e300, INFINITY,          -INFINITY,         NAN};
+        const double below = max * (1 - u / 2);
+        for (uint64_t seed = 0; seed < 20; seed++) {
+            assay_emulation e = emulation_of(types[t], seed);
+            for (size_t i = 0; i < sizeof beyond / sizeof *beyond; i++) {
+                double expected = assay_dtype_round(types[t], beyond[i], false);
+                double actual = round_one(&e, ASSAY_ROUND_STORAGE, beyond[i]);
+                assert_true(actual == expected || (isnan(actual) && isnan(expected)));
+            }
+            assert_true(round_one(&e, ASSAY_ROUND_STORAGE, below) <= max);
+        }
+    }
+    static const double kept[] = {0.0, -0.0, DBL_MAX, -DBL_MAX, INFINITY, -INFINITY};
+    for (uint64_t seed = 0; seed < 20; seed++) {
+        assay_emulation e = emulation_of(ASSAY_FLOAT64, seed);
+        double *y = rounded(&e, ASSAY_ROUND_STORAGE, kept, 6);
+        assert_same_bits(y, kept, 6);
+        free(y);
+        assert_true(isnan(round_one(&e, ASSAY_ROUND_STORAGE, NAN)));
+    }
+}
+
+static void test_relative_errors(void **state)
+{
+    (void)state;
+    static const struct {
+        assay_rounding rounding;
+        double unit;
+    } table[] = {
+        {ASSAY_ROUND_ROUTER, 2 * F32_UNIT}, {ASSAY_ROUND_ELEMENTARY, 0x1p-22}, {ASSAY_ROUND_ACCUMULATE, F32_UNIT}};
+    assay_emulation e = emulation_of(ASSAY_BFLOAT16, 7);
+    double *x = uniforms(2, -30, 30, COUNT);
+    for (size_t t = 0; t < sizeof table / sizeof *table; t++) {
+        double *y = rounded(&e, table[t].rounding, x, COUNT), sum = 0, squares = 0;
+        for (int64_t i = 0; i < COUNT; i++) {
+            const double error = (y[i] / x[i] - 1) / table[t].unit;
+            assert_true(fabs(error) < 1.7321);
+            sum += error;
+            squares += error * error;
+        }
+        assert_within(sum / COUNT, 0, 5 / sqrt(COUNT), "mean");
+        assert_within(squares / COUNT, 1, 5 * 0.9 / sqrt(COUNT), "mean square");
+        free(y);
+        static const double kept[] = {0.0, -0.0, INFINITY, -INFINITY};
+        y = rounded(&e, table[t].rounding, kept, 4);
+        assert_same_bits(y, kept, 4);
+        free(y);
+        assert_true(isnan(round_one(&e, table[t].rounding, NAN)));
+    }
+    e.precision.router = 0;
+    e.precision.elementary = 0x1p-54;
+    double *exact = rounded(&e, ASSAY_ROUND_ROUTER, x, COUNT), *next = rounded(&e, ASSAY_ROUND_ELEMENTARY, x, COUNT);
+    assert_same_bits(exact, x, COUNT);
+    int64_t moved = 0;
+    for (int64_t i = 0; i < COUNT; i++) {
+        assert_true(next[i] == x[i] || next[i] == nextafter(x[i], INFINITY) || next[i] == nextafter(x[i], -INFINITY));
+        moved += next[i] != x[i];
+    }
+    assert_within((double)moved / COUNT, 1.0 / 3, 5 * 0.5 / sqrt(COUNT), "share that moves");
+    free(x);
+    free(exact);
+    free(next);
+}
+
+static double correlation(const double *x, const double *y, const double *z, int64_t count)
+{
+    double xy = 0, xx = 0, yy = 0;
+    for (int64_t i = 0; i < count; i++) {
+        const double a = x[i] - z[i], b = y[i] - z[i];
+        xy += a * b, xx += a * a, yy += b * b;
+    }
+    return xy / sqrt(xx * yy);
+}
+
+static void test_draws_are_independent(void **state)
+{
+    (void)state;
+    assay_emulation e = emulation_of(ASSAY_BFLOAT16, 0), other = emulation_of(ASSAY_BFLOAT16, 1);
+    double *x = uniforms(5, 1, 2, COUNT);
+    double *shifted = malloc(COUNT * sizeof *shifted);
+    assert_non_null(shifted);
+    double *first = rounded(&e, ASSAY_ROUND_STORAGE, x, COUNT), *again = rounded(&e, ASSAY_ROUND_STORAGE, x, COUNT);
+    double *second = rounded(&other, ASSAY_ROUND_STORAGE, x, COUNT);
+    double *router = rounded(&e, ASSAY_ROUND_ROUTER, x, COUNT), *sums = rounded(&e, ASSAY_ROUND_ACCUMULATE, x, COUNT);
+    assert_same_bits(again, first, COUNT);
+    assert_within(correlation(first, second, x, COUNT), 0, 5 / sqrt(COUNT), "correlation of seeds");
+    assert_within(correlation(first, router, x, COUNT), 0, 5 / sqrt(COUNT), "correlation of places");
+    assert_within(correlation(router, sums, x, COUNT), 0, 5 / sqrt(COUNT), "correlation of places");
+    /* Neighbouring values: the error of the next one, as if it were this one's. */
+    for (int64_t i = 0; i < COUNT; i++) shifted[i] = x[i] + (first[(i + 1) % COUNT] - x[(i + 1) % COUNT]);
+    assert_within(correlation(first, shifted, x, COUNT), 0, 5 / sqrt(COUNT), "correlation of values");
+    free(x);
+    free(shifted);
+    free(first);
+    free(again);
+    free(second);
+    free(router);
+    free(sums);
+}
+
+static void test_rounding_does_not_depend_on_threads(void **state)
+{
+    (void)state;
+    static const int threads[] = {2, 7};
+    double *x = uniforms(9, -4, 4, COUNT);
+    for (int rounding = ASSAY_ROUND_STORAGE; rounding <= ASSAY_ROUND_ACCUMULATE; rounding++) {
+        assay_emulation e = emulation_of(ASSAY_FLOAT16, 3);
+        double *expected = rounded(&e, (assay_rounding)rounding, x, COUNT);
+        for (int t = 0; t < 2; t++) {
+            assay_context ctx = context_of(&e, threads[t]);
+            double *y = malloc(COUNT * sizeof *y);
+            assert_non_null(y);
+            memcpy(y, x, COUNT * sizeof *y);
+            assay_round(&ctx, (assay_rounding)rounding, COUNT, y);
+            assert_same_bits(y, expected, COUNT);
+            free(y);
+        }
+        free(expected);
+    }
+    free(x);
+    assay_context plain = assay_context_default(2);
+    double value = 1.0 / 3;
+    assay_round(&plain, ASSAY_ROUND_STORAGE, 1, &value);
+    assert_true(value == 1.0 / 3);
+}
+
+typedef struct product {
+    int64_t m, n, k;
+    double *a, *b, *c, *exact, *variance;
+    assay_matmul_args args;
+} product;
+
+/* What lies between the rows is NaN. */
+static double *padded(double *values, int64_t rows, int64_t columns, int64_t ld)
+{
+    double *x = malloc((size_t)(rows * ld) * sizeof *x + 1);
+    assert_non_null(x);
+    assay_fill_nan(x, rows * ld);
+    for (int64_t i = 0; i < rows; i++) memcpy(x + i * ld, values + i * columns, (size_t)columns * sizeof *x);
+    free(values);
+    return x;
+}
+
+/* transposed: bit 0 a, bit 1 b. exact: the reference product; variance: the gauge's of its partial sums. */
+static product product_of(int64_t m, int64_t n, int64_t k, double mean, int transposed, int64_t padding)
+{
+    const bool ta = (transposed & 1) != 0, tb = (transposed & 2) != 0;
+    product p = {.m = m, .n = n, .k = k};
+    assay_context ctx = assay_context_default(1);
+    int64_t lda = (ta ? m : k) + padding, ldb = (tb ? k : n) + padding;
+    p.a = padded(normals(1, mean, m * k), ta ? k : m, lda - padding, lda);
+    p.b = padded(normals(2, mean, k * n), tb ? n : k, ldb - padding, ldb);
+    p.c = uniforms(0, 0, 1, m * n);
+    p.exact = uniforms(0, 0, 1, m * n);
+    p.variance = uniforms(0, 0, 1, m * n);
+    p.args = (assay_matmul_args){.c = p.exact,
+                                 .ldc = n,
+                                 .a = p.a,
+                                 .lda = lda,
+                                 .transpose_a = ta,
+                                 .b = p.b,
+                                 .ldb = ldb,
+                                 .transpose_b = tb,
+                                 .m = m,
+                                 .n = n,
+                                 .k = k};
+    assert_ok(&ctx, assay_matmul(&ctx, &p.args));
+    p.args.c = p.variance;
+    assay_precision sums = {.name = "sums", .accumulate = F32_UNIT};
+    assert_ok(&ctx, assay_gauge_matmul(&ctx, &sums, &p.args, NULL, NULL));
+    p.args.c = p.c;
+    assay_fill_nan(p.c, m * n);
+    return p;
+}
+
+static void product_free(product *p)
+{
+    free(p->a);
+    free(p->b);
+    free(p->c);
+    free(p->exact);
+    free(p->variance);
+}
+
+/* The sum over seeds and elements of squared errors, over that of variances. */
+static double spread_over_gauge(product *p, assay_precision precision, int64_t piece)
+{
+    double squares = 0, variances = 0;
+    for (uint64_t seed = 0; seed < 8; seed++) {
+        assay_emulation e = {.precision = precision, .storage = ASSAY_FLOAT64, .multiply = ASSAY_FLOAT64, .seed = seed};
+        assay_context ctx = context_of(&e, 1);
+        assay_fill_nan(p->c, p->m * p->n);
+        for (int64_t first = 0; first < p->k; first += piece) {
+            assay_matmul_args args = p->args;
+            args.a += first * (args.transpose_a ? args.lda : 1);
+            args.b += first * (args.transpose_b ? 1 : args.ldb);
+            args.k = p->k - first < piece ? p->k - first : piece;
+            args.accumulate = first > 0;
+            assert_ok(&ctx, assay_matmul(&ctx, &args));
+        }
+        for (int64_t i = 0; i < p->m * p->n; i++) {
+            const double error = p->c[i] - p->exact[i];
+            squares += error * error;
+            variances += p->variance[i];
+        }
+    }
+    return squares / variances;
+}
+
+/* Signs mixed, and all but a few terms of one sign. */
+static void test_spread_of_products(void **state)
+{
+    (void)state;
+    static const int64_t steps[] = {1, 3, 8, 13, 64, 300};
+    const assay_precision sums = {.name = "sums", .accumulate = F32_UNIT};
+    for (size_t s = 0; s < sizeof steps / sizeof *steps; s++) {
+        for (int form = 0; form < 4; form++) {
+            product p = product_of(151, 149, steps[s], form % 2 == 0 ? 0 : 2, form, 1);
+            assert_within(spread_over_gauge(&p, sums, p.k), 1, 0.05, "spread of a product over its gauge");
+            product_free(&p);
+        }
+    }
+}
+
+/* Where partial sums are all taken to be near the last one, the spread is up to that of rounding after each term. */
+static void test_spread_of_products_in_pieces(void **state)
+{
+    (void)state;
+    const assay_precision sums = {.name = "sums", .accumulate = F32_UNIT};
+    for (int form = 0; form < 2; form++) {
+        product p = product_of(61, 53, 256, form % 2 == 0 ? 0 : 2, 0, 0);
+        const double ratio = spread_over_gauge(&p, sums, 16);
+        assert_true(ratio > 0.7 && ratio < 1.4);
+        product_free(&p);
+    }
+}
+
+/* In float64 the error is of the size of the result's own rounding, and must not be lost in it. */
+static void test_spread_of_products_in_float64(void **state)
+{
+    (void)state;
+    static const int64_t steps[] = {1, 8, 200};
+    const assay_precision sums = {.name = "sums", .accumulate = F32_UNIT * 0x1p-29};
+    for (size_t s = 0; s < sizeof steps / sizeof *steps; s++) {
+        product p = product_of(61, 53, steps[s], 0, 0, 0);
+        for (int64_t i = 0; i < p.m * p.n; i++) p.variance[i] *= 0x1p-58;
+        const double ratio = spread_over_gauge(&p, sums, p.k);
+        assert_true(ratio > 0.95 && ratio < 2.2);
+        product_free(&p);
+    }
+}
+
+static const assay_isa isas[] = {ASSAY_ISA_SCALAR, ASSAY_ISA_AVX2, ASSAY_ISA_AVX512};
+static const int thread_counts[] = {1, 2, 7};
+
+/* Without errors of sums: the reference product of operands that were rounded as storage rounds them. */
+static void test_operands_are_rounded(void **state)
+{
+    (void)state;
+    for (int transposed = 0; transposed < 4; transposed++) {
+        product p = product_of(37, 41, 29, 0, transposed, 3);
+        assay_emulation e = {.storage = ASSAY_FLOAT16, .multiply = ASSAY_BFLOAT16, .seed = 4}, grid = e;
+        grid.storage = ASSAY_BFLOAT16;
+        const int64_t a_size = p.args.lda * (p.args.transpose_a ? p.k : p.m);
+        const int64_t b_size = p.args.ldb * (p.args.transpose_b ? p.n : p.k);
+        double *a = rounded(&grid, ASSAY_ROUND_STORAGE, p.a, a_size);
+        double *b = rounded(&grid, ASSAY_ROUND_STORAGE, p.b, b_size);
+        assay_matmul_args args = p.args;
+        args.a = a, args.b = b, args.c = p.exact;
+        assay_context plain = assay_context_default(1), ctx = context_of(&e, 2);
+        assert_ok(&plain, assay_matmul(&plain, &args));
+        assert_ok(&ctx, assay_matmul(&ctx, &p.args));
+        assert_same_bits(p.c, p.exact, p.m * p.n);
+        free(a);
+        free(b);
+        product_free(&p);
+    }
+}
+
+static void test_products_do_not_depend_on_threads_or_isa(void **state)
+{
+    (void)state;
+    for (int transposed = 0; transposed < 4; transposed++) {
+        product p = product_of(131, 137, 151, 0, transposed, 2);
+        assay_emulation e = emulation_of(ASSAY_BFLOAT16, 6);
+        double *expected = NULL;
+        for (int form = 0; form < 9; form++) {
+            if (!assay_isa_supported(isas[form / 3])) continue;
+            assay_context ctx = context_of(&e, thread_counts[form % 3]);
+            ctx.isa = isas[form / 3];
+            assay_fill_nan(p.c, p.m * p.n);
+            assert_ok(&ctx, assay_matmul(&ctx, &p.args));
+            if (expected == NULL) {
+                expected = p.c;
+                p.args.c = p.c = uniforms(0, 0, 1, p.m * p.n);
+            } else {
+                assert_same_bits(p.c, expected, p.m * p.n);
+            }
+        }
+        free(expected);
+        product_free(&p);
+    }
+}
+
+static void test_zeros_stay_and_nothing_is_possible(void **state)
+{
+    (void)state;
+    assay_emulation e = emulation_of(ASSAY_FLOAT32, 1);
+    assay_context ctx = context_of(&e, 2);
+    double a[4] = {1, 0, 0, INFINITY}, b[4] = {0, 0, 0, 1}, c[4], before[4] = {1, 2, 3, 4};
+    assay_matmul_args args = {.c = c, .ldc = 2, .a = a, .lda = 2, .b = b, .ldb = 2, .m = 1, .n = 2, .k = 2};
+    assert_ok(&ctx, assay_matmul(&ctx, &args));
+    assert_true(c[0] == 0 && c[1] == 0);
+    args.a = a + 2;
+    assert_ok(&ctx, assay_matmul(&ctx, &args));
+    assert_true(isnan(c[0]) && c[1] == INFINITY);
+    memcpy(c, before, sizeof c);
+    args = (assay_matmul_args){.c = c, .ldc = 2, .m = 2, .n = 2, .accumulate = true};
+    assert_ok(&ctx, assay_matmul(&ctx, &args));
+    assert_same_bits(c, before, 4);
+    args.accumulate = false;
+    assert_ok(&ctx, assay_matmul(&ctx, &args));
+    for (int i = 0; i < 4; i++) assert_true(c[i] == 0);
+    args = (assay_matmul_args){.c = c, .a = a, .lda = 2, .b = b, .m = 2, .k = 2};
+    assert_ok(&ctx, assay_matmul(&ctx, &args));
+}
+
+static void test_no_memory(void **state)
+{
+    (void)state;
+    product p = product_of(67, 73, 31, 0, 1, 1);
+    assay_emulation e = emulation_of(ASSAY_BFLOAT16, 2);
+    assay_context ctx = context_of(&e, 1);
+    int64_t n = 0;
+    for (;; n++) {
+        assay_fail_allocation(n);
+        assay_status status = assay_matmul(&ctx, &p.args);
+        assay_fail_allocation(-1);
+        if (!assay_allocation_failed()) {
+            assert_int_equal(status, ASSAY_OK);
+            break;
+        }
+        assert_int_equal(status, ASSAY_NO_MEMORY);
+        assert_true(ctx.message[0] != '\0');
+    }
+    assert_true(n >= 3);
+    product_free(&p);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_numbers_of_the_grid_stay),
+        cmocka_unit_test(test_stochastic_rounding),
+        cmocka_unit_test(test_probabilities_of_one_value),
+        cmocka_unit_test(test_beyond_the_largest_number),
+        cmocka_unit_test(test_relative_errors),
+        cmocka_unit_test(test_draws_are_independent),
+        cmocka_unit_test(test_rounding_does_not_depend_on_threads),
+        cmocka_unit_test(test_spread_of_products),
+        cmocka_unit_test(test_spread_of_products_in_pieces),
+        cmocka_unit_test(test_spread_of_products_in_float64),
+        cmocka_unit_test(test_operands_are_rounded),
+        cmocka_unit_test(test_products_do_not_depend_on_threads_or_isa),
+        cmocka_unit_test(test_zeros_stay_and_nothing_is_possible),
+        cmocka_unit_test(test_no_memory),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

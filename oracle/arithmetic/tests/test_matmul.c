@@ -166,6 +166,111 @@ static void test_shapes_beyond_a_block(void **state)
     for (size_t i = 0; i < sizeof problems / sizeof *problems; i++) check(&problems[i]);
 }
 
+/* Steps [first, first + k) of a product, added to what is in C. */
+static assay_matmul_args piece(const assay_matmul_args *whole, int64_t first, int64_t k)
+{
+    assay_matmul_args args = *whole;
+    args.a += whole->transpose_a ? first * whole->lda : first;
+    args.b += whole->transpose_b ? first : first * whole->ldb;
+    args.k = k;
+    args.accumulate = true;
+    return args;
+}
+
+/* The product over [0, cut), then, accumulated, [cut, 2 cut) and the rest: the bits of the whole. */
+static void check_pieces(const problem *p, int64_t cut)
+{
+    arrays x = make(p);
+    chains(&x.args, x.expected);
+    for (int form = 0; form < 9; form++) {
+        assay_context ctx = assay_context_default(thread_counts[form % 3]);
+        if (!assay_isa_supported(isas[form / 3])) continue;
+        ctx.isa = isas[form / 3];
+        assay_fill_nan(x.c, x.c_size);
+        assay_matmul_args args = piece(&x.args, 0, cut);
+        args.accumulate = false;
+        assert_ok(&ctx, assay_matmul(&ctx, &args));
+        args = piece(&x.args, cut, cut);
+        assert_ok(&ctx, assay_matmul(&ctx, &args));
+        args = piece(&x.args, 2 * cut, p->k - 2 * cut);
+        assert_ok(&ctx, assay_matmul(&ctx, &args));
+        assert_same_numbers(&x, assay_isa_name(isas[form / 3]));
+    }
+    release(&x);
+}
+
+static void check_pieces_transposed(problem p, int64_t cut)
+{
+    for (int transposed = 0; transposed < 4; transposed++) {
+        p.transpose_a = (transposed & 1) != 0;
+        p.transpose_b = (transposed & 2) != 0;
+        check_pieces(&p, cut);
+    }
+}
+
+static void test_pieces_over_k_give_the_bits_of_one_chain(void **state)
+{
+    (void)state;
+    static const int64_t rows[] = {1, 3, 5, 8, 9, 17}, columns[] = {1, 4, 13, 24, 49}, steps[] = {2, 7, 19, 31};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        for (size_t j = 0; j < sizeof columns / sizeof *columns; j++) {
+            for (size_t q = 0; q < sizeof steps / sizeof *steps; q++) {
+                problem p = {.m = rows[i], .n = columns[j], .k = steps[q], .padding = (int64_t)(i + j + q) % 3};
+                check_pieces_transposed(p, steps[q] / 3);
+            }
+        }
+    }
+    /* Beyond a block of k, of columns of a stream, and with enough work for threads. */
+    check_pieces_transposed((problem){.m = 67, .n = 73, .k = 1201, .padding = 5}, 401);
+    check_pieces_transposed((problem){.m = 3, .n = 2053, .k = 151, .padding = 3}, 50);
+    check_pieces_transposed((problem){.m = 131, .n = 2101, .k = 20}, 7);
+}
+
+/* The value that is there is the start of the chain, an infinity too; and what lies between the rows of C stays. */
+static void test_accumulation_starts_from_c(void **state)
+{
+    (void)state;
+    static const int64_t rows[] = {2, 19};
+    for (int form = 0; form < 12; form++) {
+        assay_context ctx = assay_context_default(2);
+        problem p = {.m = rows[form % 2], .n = 27, .k = 11, .transpose_b = form / 2 % 2 == 1, .padding = 2};
+        arrays x = make(&p);
+        if (!assay_isa_supported(isas[form / 4]))
+            ctx.isa = ASSAY_ISA_SCALAR;
+        else
+            ctx.isa = isas[form / 4];
+        x.args.accumulate = true;
+        for (int64_t i = 0; i < p.m; i++) {
+            for (int64_t j = 0; j < p.n; j++) {
+                double sum = i == 1 ? INFINITY : (double)(i - j) / 3;
+                x.c[i * x.args.ldc + j] = sum;
+                for (int64_t q = 0; q < p.k; q++) sum = fma(element_a(&x.args, i, q), element_b(&x.args, q, j), sum);
+                x.expected[i * x.args.ldc + j] = sum;
+            }
+        }
+        assert_ok(&ctx, assay_matmul(&ctx, &x.args));
+        assert_same_numbers(&x, assay_isa_name(ctx.isa));
+        release(&x);
+    }
+}
+
+static void test_accumulating_nothing_leaves_c(void **state)
+{
+    (void)state;
+    static const double before[6] = {1, -0.0, 3, INFINITY, 5, 6};
+    const assay_arithmetic *const arithmetics[] = {&assay_arithmetic_reference, &assay_arithmetic_blas};
+    for (int form = 0; form < 6; form++) {
+        assay_context ctx = assay_context_default(2);
+        double c[6];
+        if (!assay_isa_supported(isas[form / 2])) continue;
+        ctx.arithmetic = arithmetics[form % 2];
+        ctx.isa = isas[form / 2];
+        memcpy(c, before, sizeof c);
+        assert_ok(&ctx, assay_matmul(&ctx, &(assay_matmul_args){.c = c, .ldc = 3, .m = 2, .n = 3, .accumulate = true}));
+        assert_same_bits(c, before, 6);
+    }
+}
+
 static void test_empty(void **state)
 {
     (void)state;
@@ -260,6 +365,16 @@ static void test_blas_agrees_with_the_reference(void **state)
                 assert_true(fabs(x.c[at] - x.expected[at]) <= (double)p.k * DBL_EPSILON * size);
             }
         }
+        /* Once more on top: twice the product. */
+        x.args.accumulate = true;
+        memcpy(x.expected, x.c, (size_t)x.c_size * sizeof *x.c);
+        assert_ok(&ctx, assay_matmul(&ctx, &x.args));
+        for (int64_t i = 0; i < p.m; i++) {
+            for (int64_t j = 0; j < p.n; j++) {
+                int64_t at = i * x.args.ldc + j;
+                assert_true(fabs(x.c[at] - 2 * x.expected[at]) <= 2 * DBL_EPSILON * fabs(x.c[at]));
+            }
+        }
         release(&x);
     }
 }
@@ -334,6 +449,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_small_shapes),
         cmocka_unit_test(test_shapes_beyond_a_block),
+        cmocka_unit_test(test_pieces_over_k_give_the_bits_of_one_chain),
+        cmocka_unit_test(test_accumulation_starts_from_c),
+        cmocka_unit_test(test_accumulating_nothing_leaves_c),
         cmocka_unit_test(test_empty),
         cmocka_unit_test(test_nan_and_infinity_reach_their_row_or_column_only),
         cmocka_unit_test(test_zero_times_infinity),

@@ -1,0 +1,166 @@
+/* Error scales of the operations that take them from an ensemble, against correct implementations in another
+ * arithmetic: the same operations with each rounding to nearest, and float32 sums from the last term to the first.
+ * Every tensor must pass, and with scales that are not far too large. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "compare/profile.h"
+#include "compare/thresholds.h"
+#include "harness/ensemble.h"
+#include "harness/tests/harness_test.h"
+#include "oracle/arithmetic/emulated.h"
+#include "oracle/moe/tests/memory_store.h"
+
+/* What the candidate's storage type is comes with the context, as for the emulated arithmetic. */
+static double stored(const assay_context *ctx, double x)
+{
+    return assay_dtype_round(ctx->emulation->storage, x, false);
+}
+
+static assay_status nearest_matmul(assay_context *ctx, const assay_matmul_args *x)
+{
+    (void)ctx;
+    for (int64_t i = 0; i < x->m; i++) {
+        for (int64_t j = 0; j < x->n; j++) {
+            double *c = x->c + i * x->ldc + j;
+            float sum = 0;
+            for (int64_t p = x->k - 1; p >= 0; p--) {
+                const double a = x->transpose_a ? x->a[p * x->lda + i] : x->a[i * x->lda + p];
+                const double b = x->transpose_b ? x->b[j * x->ldb + p] : x->b[p * x->ldb + j];
+                sum += (float)a * (float)b;
+            }
+            *c = x->accumulate ? (float)*c + sum : sum;
+        }
+    }
+    return ASSAY_OK;
+}
+
+static void nearest_round(const assay_context *ctx, assay_rounding rounding, int64_t count, double *values)
+{
+    for (int64_t i = 0; i < count; i++) {
+        values[i] = rounding == ASSAY_ROUND_STORAGE ? stored(ctx, values[i]) : (double)(float)values[i];
+    }
+}
+
+static const assay_arithmetic nearest = {.name = "nearest", .matmul = nearest_matmul, .round = nearest_round};
+
+/* The RMS of error over deviation, the rounding of the result included; fails beyond the threshold of an element. */
+static double ratio_of(const assay_tensor_spec *spec, const double *golden, const double *candidate,
+                       const double *sigma, const assay_profile *profile)
+{
+    const int64_t count = assay_shape_count(&spec->shape);
+    const double unit = assay_dtype_unit_roundoff(profile->storage);
+    const double quantile = assay_thresholds_of(1e-6, count, 1).element;
+    double squares = 0;
+    int64_t scaled = 0;
+    for (int64_t i = 0; i < count; i++) {
+        if (!isfinite(golden[i])) {
+            assert_true(golden[i] == candidate[i] && sigma[i] == 0);
+            continue;
+        }
+        const double error =
+            fabs(stored(&(assay_context){.emulation = &(assay_emulation){.storage = profile->storage}}, candidate[i]) -
+                 golden[i]);
+        const double rounding = unit * fabs(golden[i]);
+        if (!(error <= quantile * sigma[i] + rounding))
+            fail_msg("%s %s[%lld]: %g, error %g, scale %g", profile->precision.name, spec->path, (long long)i,
+                     golden[i], error, sigma[i]);
+        if (sigma[i] == 0) continue;
+        squares += error * error / (sigma[i] * sigma[i] + rounding * rounding / 3);
+        scaled++;
+    }
+    return scaled > 0 ? sqrt(squares / (double)scaled) : NAN;
+}
+
+static void check(const char *yaml)
+{
+    assay_context ctx = assay_context_default(2);
+    assay_case *c = case_from(&ctx, yaml);
+    assay_plan plan = {0};
+    assay_inputs inputs = {0};
+    memory_store golden = {0};
+    assert_ok(&ctx, assay_plan_make(&ctx, &plan, c));
+    assert_true(plan.operation->ensemble);
+    assert_ok(&ctx, assay_inputs_open(&ctx, &inputs, c, &plan.list, NULL));
+    const assay_source source = assay_inputs_source(&inputs);
+    const assay_sink sink = memory_store_sink(&golden);
+    assert_ok(&ctx, assay_evaluate(&ctx, &plan, &source, &sink));
+    for (int p = 0; p < plan.precision_count; p++) {
+        memory_store results = {0};
+        const assay_profile *profile = assay_profile_by_name(plan.precisions[p].name);
+        const assay_emulation types = {.storage = profile->storage};
+        assay_context candidate = ctx;
+        candidate.arithmetic = &nearest;
+        candidate.emulation = &types;
+        const assay_sink out = memory_store_sink(&results);
+        assert_ok(&candidate, plan.operation->run(&candidate, c, &source, &out, NULL, 0));
+        /* In float32 norms and the like need not be as rough as the profile allows. */
+        const double least = profile->storage == ASSAY_FLOAT32 ? 0.05 : 0.35;
+        int checked = 0;
+        for (int i = 0; i < plan.list.count; i++) {
+            char scale[ASSAY_PATH_SIZE];
+            const assay_tensor_spec *spec = &plan.list.entries[i].spec;
+            snprintf(scale, sizeof scale, "error_scale/%s/%.100s", profile->precision.name, spec->path);
+            const memory_tensor *sigma = memory_store_find(&golden, scale);
+            if (sigma == NULL) continue;
+            const double ratio = ratio_of(spec, memory_store_find(&golden, spec->path)->values,
+                                          memory_store_find(&results, spec->path)->values, sigma->values, profile);
+            if (isnan(ratio)) continue; /* nothing of it has an error */
+            if (!(ratio > least && ratio < 1.05)) fail_msg("%s %s: %g", profile->precision.name, spec->path, ratio);
+            checked++;
+        }
+        assert_true(checked > 0);
+        memory_store_free(&results);
+    }
+    memory_store_free(&golden);
+    assay_inputs_close(&inputs);
+    assay_plan_free(&plan);
+    assay_cases_free(c, 1);
+}
+
+#define SMALL                                                                                                          \
+    "config: {base_emb_dim: 40, base_mlp_dim: 24, base_moe_mlp_dim: 24, base_num_query_heads: 2, num_experts: 6,"      \
+    " num_experts_per_tok: 2, qk_nope_head_dim: 24, qk_rope_head_dim: 16, v_head_dim: 24,"                             \
+    " base_num_decoder_layers: 2, first_num_dense_layers: 1}\nmodel: deepseek3-tiny\nbatch: 2\ncheckpoints: all\n"
+
+static void test_rope(void **state)
+{
+    (void)state;
+    check("case: a\nop: yarn_rope\nsequence: 8\nprofiles: [bf16, f32]\n" SMALL);
+}
+
+/* Padding too: its lse is -infinity. */
+static void test_attention(void **state)
+{
+    (void)state;
+    check("case: a\nop: attention\nsequence: 24\nprofiles: [bf16, f16]\n"
+          "inputs: {segment_ids: {distribution: integers, low: 0, high: 2}}\n" SMALL);
+}
+
+static void test_mla(void **state)
+{
+    (void)state;
+    check("case: a\nop: mla\nsequence: 13\nprofiles: [bf16, f32]\n" SMALL);
+}
+
+static void test_layer(void **state)
+{
+    (void)state;
+    check("case: a\nop: deepseek_layer\nsequence: 8\nprofiles: [f16]\n" SMALL);
+}
+
+static void test_stack(void **state)
+{
+    (void)state;
+    check("case: a\nop: deepseek_stack\nsequence: 8\nprofiles: [bf16]\n" SMALL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_rope),  cmocka_unit_test(test_attention), cmocka_unit_test(test_mla),
+        cmocka_unit_test(test_layer), cmocka_unit_test(test_stack),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
