@@ -25,6 +25,13 @@ cleanup:
     return status;
 }
 
+static assay_status spec_config(assay_context *ctx, const assay_case *c, assay_spec_config *config)
+{
+    (void)ctx;
+    config->gmm = dims_of(c);
+    return ASSAY_OK;
+}
+
 static assay_status describe(assay_context *ctx, const assay_case *c, assay_tensor_list *list)
 {
     assay_status status;
@@ -114,5 +121,6 @@ const assay_operation assay_op_gmm = {.name = "gmm",
                                       .check = check,
                                       .describe = describe,
                                       .run = run,
+                                      .spec_config = spec_config,
                                       .flops = flops,
                                       .memory = memory};

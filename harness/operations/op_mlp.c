@@ -11,6 +11,11 @@ static assay_status check(assay_context *ctx, const assay_case *c)
     return assay_mlp_config_of(ctx, c, &config);
 }
 
+static assay_status spec_config(assay_context *ctx, const assay_case *c, assay_spec_config *config)
+{
+    return assay_mlp_config_of(ctx, c, &config->mlp);
+}
+
 assay_status assay_describe_mlp_weights(const assay_describer *d, const assay_gated_mlp_config *config)
 {
     assay_status status;
@@ -231,5 +236,6 @@ const assay_operation assay_op_mlp = {.name = "mlp",
                                       .check = check,
                                       .describe = describe,
                                       .run = run,
+                                      .spec_config = spec_config,
                                       .flops = flops,
                                       .memory = memory};

@@ -9,6 +9,11 @@ static assay_status check(assay_context *ctx, const assay_case *c)
     return assay_moe_config_of(ctx, c, &config);
 }
 
+static assay_status spec_config(assay_context *ctx, const assay_case *c, assay_spec_config *config)
+{
+    return assay_moe_config_of(ctx, c, &config->moe);
+}
+
 static assay_status describe_router(const assay_describer *d, const assay_moe_config *config)
 {
     assay_status status;
@@ -198,5 +203,6 @@ const assay_operation assay_op_moe = {.name = "moe",
                                       .check = check,
                                       .describe = describe,
                                       .run = run,
+                                      .spec_config = spec_config,
                                       .flops = flops,
                                       .memory = memory};

@@ -27,6 +27,13 @@ cleanup:
     return status;
 }
 
+static assay_status spec_config(assay_context *ctx, const assay_case *c, assay_spec_config *config)
+{
+    (void)ctx;
+    config->permute = dims_of(c);
+    return ASSAY_OK;
+}
+
 static double moved_flops(const assay_case *c, bool backward)
 {
     assay_permute_dims d = dims_of(c);
@@ -153,6 +160,7 @@ const assay_operation assay_op_permute = {.name = "permute",
                                           .check = check,
                                           .describe = describe_permute,
                                           .run = run_permute,
+                                          .spec_config = spec_config,
                                           .flops = moved_flops,
                                           .memory = memory};
 
@@ -161,5 +169,6 @@ const assay_operation assay_op_unpermute = {.name = "unpermute",
                                             .check = check,
                                             .describe = describe_unpermute,
                                             .run = run_unpermute,
+                                            .spec_config = spec_config,
                                             .flops = moved_flops,
                                             .memory = memory};

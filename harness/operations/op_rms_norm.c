@@ -13,6 +13,13 @@ static assay_status check(assay_context *ctx, const assay_case *c)
     return assay_require_positive(ctx, "base_emb_dim", c->config.base_emb_dim);
 }
 
+static assay_status spec_config(assay_context *ctx, const assay_case *c, assay_spec_config *config)
+{
+    (void)ctx;
+    config->rms_norm = (spec_rms_norm_config){.epsilon = c->config.normalization_layer_epsilon};
+    return ASSAY_OK;
+}
+
 static assay_status describe(assay_context *ctx, const assay_case *c, assay_tensor_list *list)
 {
     assay_status status;
@@ -79,5 +86,6 @@ const assay_operation assay_op_rms_norm = {.name = "rms_norm",
                                            .check = check,
                                            .describe = describe,
                                            .run = run,
+                                           .spec_config = spec_config,
                                            .flops = flops,
                                            .memory = memory};

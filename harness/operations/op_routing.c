@@ -61,6 +61,11 @@ cleanup:
     return status;
 }
 
+static assay_status spec_config(assay_context *ctx, const assay_case *c, assay_spec_config *config)
+{
+    return assay_routing_config_of(ctx, c, &config->routing);
+}
+
 static assay_status describe(assay_context *ctx, const assay_case *c, assay_tensor_list *list)
 {
     assay_status status;
@@ -319,5 +324,6 @@ const assay_operation assay_op_routing = {.name = "routing",
                                           .check = check,
                                           .describe = describe,
                                           .run = run,
+                                          .spec_config = spec_config,
                                           .flops = flops,
                                           .memory = memory};
