@@ -5,11 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <assay/backend.h>
+#include "harness/backends/example/tests/backend_trial.h"
 
-#include "tests/support/assay_test.h"
-
-enum { B = 2, S = 7, T = B * S, D = 20, H = 12, F = 9, E = 16, K = 3, MOST = 24, LARGEST = E * D * 2 * H };
+enum { B = 2, S = 7, T = B * S, D = 20, H = 12, F = 9, E = 16, K = 3 };
 
 typedef struct config {
     const char *decoder_block, *model_name, *score_func, *group_score, *norm_topk_prob;
@@ -20,132 +18,43 @@ typedef struct config {
 static const config DEEPSEEK3 = {"deepseek", "deepseek3-671b", "sigmoid", "",    "false", "2.5", "4", "2",
                                  "0.1",      "0.001",          true,      false, true};
 
-/* A tensor of the case in float64 and as the backend sees it. */
-typedef struct input {
-    char path[96];
-    int64_t dims[3];
-    int rank;
-    double values[LARGEST];
-    uint16_t codes[LARGEST];
-} input;
-
-typedef struct output {
-    char path[96];
-    int64_t dims[3];
-    int rank;
-    double values[LARGEST];                                       /* float64 at last */
-    unsigned char data[LARGEST * 8] __attribute__((aligned(64))); /* what the backend wrote */
-    assay_backend_type type;
-    bool written;
-} output;
-
-typedef struct trial {
+/* A trial of this configuration; what the naive layer chose. */
+typedef struct moe_trial {
+    trial *t;
     config c;
-    input inputs[MOST];
-    output outputs[MOST];
-    int input_count, output_count;
     int32_t selected[T * K];
-    char message[256];
-} trial;
+} moe_trial;
 
-static uint32_t random_state;
-
-/* Multiples of 1/64 up to `size`: exact in bfloat16 for sizes up to 2. */
-static double random_value(double size) {
-    random_state = random_state * 1664525U + 1013904223U;
-    return floor((random_state / 4294967296.0 * 2 - 1) * size * 64) / 64;
-}
-
-static int64_t count_of(int rank, const int64_t *dims) {
-    int64_t count = 1;
-    for (int i = 0; i < rank; i++)
-        count *= dims[i];
-    return count;
-}
-
-static void add_output(trial *t, const char *path, int rank, const int64_t *dims) {
-    output *o = &t->outputs[t->output_count++];
-    snprintf(o->path, sizeof o->path, "%s", path);
-    o->rank = rank;
-    for (int i = 0; i < rank; i++)
-        o->dims[i] = dims[i];
-}
-
-static void add_input(trial *t, const char *path, double center, double size, bool differentiated, int rank,
-                      const int64_t *dims) {
-    input *in = &t->inputs[t->input_count++];
-    char gradient[96];
-    snprintf(in->path, sizeof in->path, "%s", path);
-    in->rank = rank;
-    for (int i = 0; i < rank; i++)
-        in->dims[i] = dims[i];
-    for (int64_t i = 0; i < count_of(rank, dims); i++) {
-        float value = (float)(center + random_value(size));
-        uint32_t bits;
-        memcpy(&bits, &value, sizeof bits);
-        assert_int_equal(bits & 0xffff, 0);
-        in->codes[i] = (uint16_t)(bits >> 16);
-        in->values[i] = (double)value;
-    }
-    snprintf(gradient, sizeof gradient, "gradients/%.80s", path);
-    if (differentiated) add_output(t, gradient, rank, dims);
-}
-
-static trial *new_trial(const config *c) {
-    trial *t = calloc(1, sizeof *t);
-    assert_non_null(t);
-    t->c = *c;
-    random_state = 1;
-    add_input(t, "inputs/x", 0, 1, true, 3, (int64_t[]){B, S, D});
-    add_input(t, "weights/gate/kernel", 0, 1, true, 2, (int64_t[]){D, E});
-    if (c->bias) add_input(t, "weights/gate/bias", -1.5, 0.25, true, 1, (int64_t[]){E});
+static moe_trial new_trial(const config *c)
+{
+    trial *t = trial_new();
+    trial_input(t, "inputs/x", 0, 1, true, 3, (int64_t[]){B, S, D});
+    trial_input(t, "weights/gate/kernel", 0, 1, true, 2, (int64_t[]){D, E});
+    if (c->bias) trial_input(t, "weights/gate/bias", -1.5, 0.25, true, 1, (int64_t[]){E});
     if (c->fused) {
-        add_input(t, "weights/wi", 0, 1, true, 3, (int64_t[]){E, D, 2 * H});
+        trial_input(t, "weights/wi", 0, 1, true, 3, (int64_t[]){E, D, 2 * H});
     } else {
-        add_input(t, "weights/wi_0", 0, 1, true, 3, (int64_t[]){E, D, H});
-        add_input(t, "weights/wi_1", 0, 1, true, 3, (int64_t[]){E, D, H});
+        trial_input(t, "weights/wi_0", 0, 1, true, 3, (int64_t[]){E, D, H});
+        trial_input(t, "weights/wi_1", 0, 1, true, 3, (int64_t[]){E, D, H});
     }
-    add_input(t, "weights/wo", 0, 1, true, 3, (int64_t[]){E, H, D});
+    trial_input(t, "weights/wo", 0, 1, true, 3, (int64_t[]){E, H, D});
     if (c->shared) {
-        add_input(t, "weights/shared_experts/wi_0/kernel", 0, 1, true, 2, (int64_t[]){D, F});
-        add_input(t, "weights/shared_experts/wi_1/kernel", 0, 1, true, 2, (int64_t[]){D, F});
-        add_input(t, "weights/shared_experts/wo/kernel", 0, 1, true, 2, (int64_t[]){F, D});
+        trial_input(t, "weights/shared_experts/wi_0/kernel", 0, 1, true, 2, (int64_t[]){D, F});
+        trial_input(t, "weights/shared_experts/wi_1/kernel", 0, 1, true, 2, (int64_t[]){D, F});
+        trial_input(t, "weights/shared_experts/wo/kernel", 0, 1, true, 2, (int64_t[]){F, D});
     }
-    add_input(t, "cotangents/y", 0, 1, false, 3, (int64_t[]){B, S, D});
-    add_output(t, "outputs/y", 3, (int64_t[]){B, S, D});
+    trial_input(t, "cotangents/y", 0, 1, false, 3, (int64_t[]){B, S, D});
+    trial_output(t, "outputs/y", true, 3, (int64_t[]){B, S, D});
     if (strcmp(c->loss_weight, "0") != 0) {
-        add_input(t, "cotangents/lb_loss", 2, 0, false, 0, NULL);
-        add_output(t, "outputs/lb_loss", 0, NULL);
+        trial_input(t, "cotangents/lb_loss", 2, 0, false, 0, NULL);
+        trial_output(t, "outputs/lb_loss", true, 0, NULL);
     }
-    if (strcmp(c->update_rate, "0") != 0) add_output(t, "outputs/bias_updates", 1, (int64_t[]){E});
-    add_output(t, "routing/selected_experts", 3, (int64_t[]){B, S, K});
-    add_output(t, "routing/weights", 3, (int64_t[]){B, S, K});
-    add_output(t, "routing/group_sizes", 1, (int64_t[]){E});
-    add_output(t, "routing/sorted_selected_experts", 1, (int64_t[]){T * K});
-    return t;
-}
-
-static input *find_input(trial *t, const char *path) {
-    for (int i = 0; i < t->input_count; i++)
-        if (strcmp(t->inputs[i].path, path) == 0) return &t->inputs[i];
-    return NULL;
-}
-
-static output *find_output(trial *t, const char *path) {
-    for (int i = 0; i < t->output_count; i++)
-        if (strcmp(t->outputs[i].path, path) == 0) return &t->outputs[i];
-    return NULL;
-}
-
-static bool is_index(const char *path) {
-    return strstr(path, "group_sizes") != NULL || strstr(path, "selected_experts") != NULL;
-}
-
-/* Runs the backend; `extra` overrides one setting, `required` names one more result. */
-static int run_backend(trial *t, const char *extra_key, const char *extra_value, const char *required) {
-    const config *c = &t->c;
-    assay_backend_setting settings[] = {
-        {extra_key, extra_value}, /* found first */
+    if (strcmp(c->update_rate, "0") != 0) trial_output(t, "outputs/bias_updates", true, 1, (int64_t[]){E});
+    trial_output(t, "routing/selected_experts", true, 3, (int64_t[]){B, S, K});
+    trial_output(t, "routing/weights", true, 3, (int64_t[]){B, S, K});
+    trial_output(t, "routing/group_sizes", true, 1, (int64_t[]){E});
+    trial_output(t, "routing/sorted_selected_experts", true, 1, (int64_t[]){T * K});
+    const char *const settings[][2] = {
         {"op", "moe"},
         {"decoder_block", c->decoder_block},
         {"model_name", c->model_name},
@@ -162,76 +71,40 @@ static int run_backend(trial *t, const char *extra_key, const char *extra_value,
         {"capacity_factor", "-1"},
         {"dtype", "bfloat16"},
     };
-    assay_backend_tensor tensors[MOST];
-    assay_backend_result results[MOST];
-    const int64_t scalar_dims[1] = {0};
-    for (int i = 0; i < t->input_count; i++) {
-        input *in = &t->inputs[i];
-        tensors[i] = (assay_backend_tensor){in->path, ASSAY_BACKEND_BFLOAT16, in->rank, in->dims, in->codes};
-    }
-    for (int i = 0; i < t->output_count; i++) {
-        output *o = &t->outputs[i];
-        assay_backend_type type = is_index(o->path) ? ASSAY_BACKEND_INT32 : ASSAY_BACKEND_FLOAT32;
-        memset(o->data, 0xff, sizeof o->data);
-        results[i] = (assay_backend_result){o->path, type, o->rank, o->dims, o->data, 1, 1};
-    }
-    int result_count = t->output_count;
-    double unused[1] = {NAN};
-    if (required != NULL) {
-        results[result_count++] =
-            (assay_backend_result){required, ASSAY_BACKEND_FLOAT32, 0, scalar_dims, unused, required[0] != '?', 1};
-    }
-    assay_backend_request request = {.version = ASSAY_BACKEND_VERSION,
-                                     .setting_count = sizeof settings / sizeof *settings,
-                                     .tensor_count = t->input_count,
-                                     .result_count = result_count,
-                                     .settings = settings,
-                                     .tensors = tensors,
-                                     .results = results,
-                                     .message = t->message,
-                                     .message_size = sizeof t->message};
+    for (size_t i = 0; i < sizeof settings / sizeof *settings; i++) trial_set(t, settings[i][0], settings[i][1]);
+    return (moe_trial){.t = t, .c = *c};
+}
+
+static int run_backend(trial *t)
+{
     void *library = dlopen(EXAMPLE_BACKEND, RTLD_NOW | RTLD_LOCAL);
     if (library == NULL) fail_msg("%s", dlerror());
     int (*run)(const assay_backend_request *) = NULL;
     *(void **)&run = dlsym(library, "assay_backend_run");
     assert_non_null(run);
-    t->message[0] = '\0';
-    int code = run(&request);
-    if (required != NULL && code == ASSAY_BACKEND_DONE) assert_int_equal(results[result_count - 1].written, 0);
-    for (int i = 0; i < t->output_count; i++) {
-        t->outputs[i].type = results[i].type;
-        t->outputs[i].written = results[i].written != 0;
-    }
+    int code = trial_run(t, run);
     assert_int_equal(dlclose(library), 0);
     return code;
 }
 
-static double written_value(const output *o, int64_t i) {
-    if (o->type == ASSAY_BACKEND_INT32) return ((const int32_t *)(const void *)o->data)[i];
-    if (o->type == ASSAY_BACKEND_FLOAT32) return (double)((const float *)(const void *)o->data)[i];
-    assert_int_equal(o->type, ASSAY_BACKEND_BFLOAT16);
-    uint32_t bits = (uint32_t)((const uint16_t *)(const void *)o->data)[i] << 16;
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return (double)value;
-}
-
 /* ---- the naive layer ---- */
 
-static double at(trial *t, const char *path, int64_t i) {
-    return find_input(t, path)->values[i];
+static double at(moe_trial *m, const char *path, int64_t i)
+{
+    return trial_find_input(m->t, path)->values[i];
 }
 
-static double score_of(const config *c, const double *logits, int e) {
+static double score_of(const config *c, const double *logits, int e)
+{
     if (strcmp(c->score_func, "sigmoid") == 0) return 1 / (1 + exp(-logits[e]));
     if (strcmp(c->score_func, "softmax") != 0) return logits[e];
     double sum = 0;
-    for (int i = 0; i < E; i++)
-        sum += exp(logits[i] - logits[e]);
+    for (int i = 0; i < E; i++) sum += exp(logits[i] - logits[e]);
     return 1 / sum;
 }
 
-static void select_naively(const config *c, const double *biased, int32_t *selected) {
+static void select_naively(const config *c, const double *biased, int32_t *selected)
+{
     const int groups = atoi(c->groups) > 0 ? atoi(c->groups) : 1, size = E / groups;
     const int kept = atoi(c->groups) > 0 ? atoi(c->groups_kept) : 1;
     double group_scores[E];
@@ -247,8 +120,7 @@ static void select_naively(const config *c, const double *biased, int32_t *selec
         int best = -1;
         for (int e = 0; e < E; e++) {
             int better_groups = 0;
-            for (int g = 0; g < groups; g++)
-                better_groups += group_scores[g] > group_scores[e / size];
+            for (int g = 0; g < groups; g++) better_groups += group_scores[g] > group_scores[e / size];
             if (better_groups < kept && !taken[e] && (best < 0 || biased[e] > biased[best])) best = e;
         }
         taken[best] = true;
@@ -258,52 +130,52 @@ static void select_naively(const config *c, const double *biased, int32_t *selec
 
 /* y [D] += weight * expert(x [D]). */
 static void add_expert(double *y, double weight, const double *x, const double *wi_0, const double *wi_1, int64_t row,
-                       const double *wo, int64_t hidden) {
+                       const double *wo, int64_t hidden)
+{
     for (int64_t j = 0; j < hidden; j++) {
         double a = 0, b = 0;
         for (int64_t i = 0; i < D; i++) {
             a += x[i] * wi_0[i * row + j];
             b += x[i] * wi_1[i * row + j];
         }
-        for (int64_t i = 0; i < D; i++)
-            y[i] += weight * (a / (1 + exp(-a)) * b) * wo[j * D + i];
+        for (int64_t i = 0; i < D; i++) y[i] += weight * (a / (1 + exp(-a)) * b) * wo[j * D + i];
     }
 }
 
-static void add_experts(trial *t, double *y, const double *x, const int32_t *selected, const double *weights) {
-    const int64_t row = t->c.fused ? 2 * H : H;
-    for (int i = 0; i < D; i++)
-        y[i] = 0;
+static void add_experts(moe_trial *m, double *y, const double *x, const int32_t *selected, const double *weights)
+{
+    const int64_t row = m->c.fused ? 2 * H : H;
+    for (int i = 0; i < D; i++) y[i] = 0;
     for (int k = 0; k < K; k++) {
         const int64_t e = selected[k];
-        const double *wi_0 = find_input(t, t->c.fused ? "weights/wi" : "weights/wi_0")->values + e * D * row;
-        const double *wi_1 = t->c.fused ? wi_0 + H : find_input(t, "weights/wi_1")->values + e * D * row;
-        add_expert(y, weights[k], x, wi_0, wi_1, row, find_input(t, "weights/wo")->values + e * H * D, H);
+        const double *wi_0 = trial_find_input(m->t, m->c.fused ? "weights/wi" : "weights/wi_0")->values + e * D * row;
+        const double *wi_1 = m->c.fused ? wi_0 + H : trial_find_input(m->t, "weights/wi_1")->values + e * D * row;
+        add_expert(y, weights[k], x, wi_0, wi_1, row, trial_find_input(m->t, "weights/wo")->values + e * H * D, H);
     }
-    if (t->c.shared) {
-        add_expert(y, 1, x, find_input(t, "weights/shared_experts/wi_0/kernel")->values,
-                   find_input(t, "weights/shared_experts/wi_1/kernel")->values, F,
-                   find_input(t, "weights/shared_experts/wo/kernel")->values, F);
+    if (m->c.shared) {
+        add_expert(y, 1, x, trial_find_input(m->t, "weights/shared_experts/wi_0/kernel")->values,
+                   trial_find_input(m->t, "weights/shared_experts/wi_1/kernel")->values, F,
+                   trial_find_input(m->t, "weights/shared_experts/wo/kernel")->values, F);
     }
 }
 
 /* y [T,D], weights [T,K] and the balance loss; chooses experts when `choose`, else keeps those of the trial. */
-static double naive_forward(trial *t, bool choose, double *y, double *weights) {
-    const config *c = &t->c;
+static double naive_forward(moe_trial *m, bool choose, double *y, double *weights)
+{
+    const config *c = &m->c;
     const bool deepseek = strcmp(c->decoder_block, "deepseek") == 0;
-    const double *gate = find_input(t, "weights/gate/kernel")->values;
+    const double *gate = trial_find_input(m->t, "weights/gate/kernel")->values;
     const bool from_scores = deepseek && (c->bias || strcmp(c->score_func, "softmax") != 0);
     double loss = 0, probability[B][E] = {{0}}, times[B][E] = {{0}};
     for (int token = 0; token < T; token++) {
-        const double *x = find_input(t, "inputs/x")->values + token * D;
-        int32_t *selected = t->selected + token * K;
+        const double *x = trial_find_input(m->t, "inputs/x")->values + token * D;
+        int32_t *selected = m->selected + token * K;
         double logits[E] = {0}, scores[E], biased[E], gathered[K], sum = 0, all = 0;
         for (int e = 0; e < E; e++)
-            for (int i = 0; i < D; i++)
-                logits[e] += x[i] * gate[i * E + e];
+            for (int i = 0; i < D; i++) logits[e] += x[i] * gate[i * E + e];
         for (int e = 0; e < E; e++) {
             scores[e] = score_of(c, logits, e);
-            biased[e] = scores[e] + (c->bias ? at(t, "weights/gate/bias", e) : 0);
+            biased[e] = scores[e] + (c->bias ? at(m, "weights/gate/bias", e) : 0);
             all += exp(biased[e]);
         }
         if (choose) select_naively(c, biased, selected);
@@ -313,55 +185,31 @@ static double naive_forward(trial *t, bool choose, double *y, double *weights) {
             sum += gathered[k];
             times[token / S][selected[k]] += 1.0 / S;
         }
-        for (int e = 0; e < E; e++)
-            probability[token / S][e] += exp(biased[e]) / all / S;
+        for (int e = 0; e < E; e++) probability[token / S][e] += exp(biased[e]) / all / S;
         for (int k = 0; k < K; k++) {
             bool divided = !deepseek || strcmp(c->score_func, "sigmoid") == 0;
             weights[token * K + k] = gathered[k] / (divided ? sum : 1) * (deepseek ? atof(c->scaling) : 1);
         }
-        add_experts(t, y + token * D, x, selected, weights + token * K);
+        add_experts(m, y + token * D, x, selected, weights + token * K);
     }
     for (int b = 0; b < B; b++)
-        for (int e = 0; e < E; e++)
-            loss += times[b][e] * probability[b][e] / (B * E);
+        for (int e = 0; e < E; e++) loss += times[b][e] * probability[b][e] / (B * E);
     return loss * E * E * atof(c->loss_weight);
 }
 
+static moe_trial *current; /* the one that objective is asked about */
+
 /* What is differentiated: the cotangents' product with the outputs. */
-static double objective(trial *t) {
+static double objective(trial *t)
+{
     static double y[T * D], weights[T * K];
-    double sum = naive_forward(t, false, y, weights);
-    sum *= find_input(t, "cotangents/lb_loss") != NULL ? at(t, "cotangents/lb_loss", 0) : 0;
-    for (int i = 0; i < T * D; i++)
-        sum += at(t, "cotangents/y", i) * y[i];
+    double sum = naive_forward(current, false, y, weights);
+    sum *= trial_find_input(t, "cotangents/lb_loss") != NULL ? at(current, "cotangents/lb_loss", 0) : 0;
+    for (int i = 0; i < T * D; i++) sum += at(current, "cotangents/y", i) * y[i];
     return sum;
 }
 
 /* ---- held against each other ---- */
-
-/* |error| / |expected| over the elements (for gradients: over a sample of them); infinite where one is not finite. */
-static double distance(trial *t, const output *o, const double *expected) {
-    double error = 0, size = 0;
-    const int64_t count = count_of(o->rank, o->dims), step = expected == NULL ? count / 61 | 1 : 1;
-    for (int64_t i = 0; i < count; i += step) {
-        double reference;
-        if (expected != NULL) {
-            reference = expected[i];
-        } else {
-            double *place = find_input(t, o->path + strlen("gradients/"))->values + i, before = *place;
-            *place = before + 0x1p-14;
-            reference = objective(t);
-            *place = before - 0x1p-14;
-            reference = (reference - objective(t)) * 0x1p13;
-            *place = before;
-        }
-        double actual = written_value(o, i);
-        if (!isfinite(actual)) return INFINITY;
-        error += (actual - reference) * (actual - reference);
-        size += reference * reference;
-    }
-    return size > 0 ? sqrt(error / size) : sqrt(error);
-}
 
 typedef struct findings {
     double worst; /* the largest distance of any result */
@@ -369,46 +217,49 @@ typedef struct findings {
     int wrong_choices, empty_experts, wrong_empty_gradients;
 } findings;
 
-static void check_choices(trial *t, findings *f) {
+static void check_choices(moe_trial *m, findings *f)
+{
     int32_t sizes[E] = {0}, place = 0;
-    const output *selected = find_output(t, "routing/selected_experts"),
-                 *counts = find_output(t, "routing/group_sizes");
-    const output *order = find_output(t, "routing/sorted_selected_experts");
+    const trial_tensor *selected = trial_find_output(m->t, "routing/selected_experts"),
+                       *counts = trial_find_output(m->t, "routing/group_sizes");
+    const trial_tensor *order = trial_find_output(m->t, "routing/sorted_selected_experts");
     for (int i = 0; i < T * K; i++) {
-        f->wrong_choices += !(written_value(selected, i) == t->selected[i]);
-        sizes[t->selected[i]]++;
+        f->wrong_choices += !(trial_value(selected, i) == m->selected[i]);
+        sizes[m->selected[i]]++;
     }
     for (int e = 0; e < E; e++) {
-        f->wrong_choices += !(written_value(counts, e) == sizes[e]);
+        f->wrong_choices += !(trial_value(counts, e) == sizes[e]);
         for (int i = 0; i < T * K; i++)
-            if (t->selected[i] == e) f->wrong_choices += !(written_value(order, place++) == i);
+            if (m->selected[i] == e) f->wrong_choices += !(trial_value(order, place++) == i);
         f->empty_experts += sizes[e] == 0;
         for (int64_t i = 0; i < H * D && sizes[e] == 0; i++) {
-            double zero = written_value(find_output(t, "gradients/weights/wo"), e * H * D + i);
+            double zero = trial_value(trial_find_output(m->t, "gradients/weights/wo"), e * H * D + i);
             f->wrong_empty_gradients += !(zero == 0);
         }
     }
-    const output *updates = find_output(t, "outputs/bias_updates");
+    const trial_tensor *updates = trial_find_output(m->t, "outputs/bias_updates");
     for (int e = 0; updates != NULL && e < E; e++) {
-        double rate = (double)(float)atof(t->c.update_rate), missing = (double)T * K / E - sizes[e];
-        f->wrong_choices += !(written_value(updates, e) == (missing > 0 ? rate : missing < 0 ? -rate : 0));
+        double rate = (double)(float)atof(m->c.update_rate), missing = (double)T * K / E - sizes[e];
+        f->wrong_choices += !(trial_value(updates, e) == (missing > 0 ? rate : missing < 0 ? -rate : 0));
     }
 }
 
-static findings examine(trial *t) {
+static findings examine(moe_trial *m)
+{
     static double y[T * D], weights[T * K];
     findings f = {.worst = 0};
-    const double loss = naive_forward(t, true, y, weights);
-    check_choices(t, &f);
-    for (int i = 0; i < t->output_count; i++) {
-        const output *o = &t->outputs[i];
+    const double loss = naive_forward(m, true, y, weights);
+    check_choices(m, &f);
+    current = m;
+    for (int i = 0; i < m->t->output_count; i++) {
+        const trial_tensor *o = &m->t->outputs[i];
         const double *expected = NULL;
         if (!o->written) fail_msg("%s was not written", o->path);
-        if (is_index(o->path) || strcmp(o->path, "outputs/bias_updates") == 0) continue;
+        if (trial_is_index(o->path) || strcmp(o->path, "outputs/bias_updates") == 0) continue;
         if (strcmp(o->path, "outputs/y") == 0) expected = y;
         if (strcmp(o->path, "outputs/lb_loss") == 0) expected = &loss;
         if (strcmp(o->path, "routing/weights") == 0) expected = weights;
-        double d = distance(t, o, expected);
+        double d = expected != NULL ? trial_distance(o, expected) : trial_gradient_distance(m->t, o, objective, 61);
         if (!(d <= f.worst)) {
             f.worst = d;
             snprintf(f.where, sizeof f.where, "%s", o->path);
@@ -417,19 +268,21 @@ static findings examine(trial *t) {
     return f;
 }
 
-static void assert_right(const config *c) {
-    trial *t = new_trial(c);
-    if (run_backend(t, "", "", NULL) != ASSAY_BACKEND_DONE) fail_msg("%s", t->message);
-    findings f = examine(t);
+static void assert_right(const config *c)
+{
+    moe_trial m = new_trial(c);
+    if (run_backend(m.t) != ASSAY_BACKEND_DONE) fail_msg("%s", m.t->message);
+    findings f = examine(&m);
     print_message("%s %s: %s is the farthest, by %.4f\n", c->decoder_block, c->model_name, f.where, f.worst);
     assert_int_equal(f.wrong_choices, 0);
     assert_true(f.worst <= 0.01); /* bfloat16: 2^-8 = 0.004 */
     assert_true(f.empty_experts > 0);
     assert_int_equal(f.wrong_empty_gradients, 0);
-    free(t);
+    trial_free(m.t);
 }
 
-static void every_family_is_right(void **state) {
+static void every_family_is_right(void **state)
+{
     (void)state;
     const config configs[] = {
         DEEPSEEK3,
@@ -441,49 +294,51 @@ static void every_family_is_right(void **state) {
         {"default", "", "", "", "false", "3", "-1", "-1", "0", "0.001", true, true, true},
         {"qwen3_moe", "qwen3-30b-a3b", "", "", "true", "1", "-1", "-1", "0", "0", false, false, false},
     };
-    for (size_t i = 0; i < sizeof configs / sizeof *configs; i++)
-        assert_right(&configs[i]);
+    for (size_t i = 0; i < sizeof configs / sizeof *configs; i++) assert_right(&configs[i]);
 }
 
-static void every_bug_shows(void **state) {
+static void every_bug_shows(void **state)
+{
     (void)state;
     const char *const bugs[] = {"biased_weights", "group_fill_zero",        "group_score_other", "no_renormalisation",
                                 "scaling_twice",  "empty_expert_unwritten", "last_tile_dropped", "gate_up_swapped",
                                 "dx_without_up",  "router_gradient_missing"};
     for (size_t i = 0; i < sizeof bugs / sizeof *bugs; i++) {
-        trial *t = new_trial(&DEEPSEEK3);
+        moe_trial m = new_trial(&DEEPSEEK3);
         assert_int_equal(setenv("ASSAY_EXAMPLE_BUG", bugs[i], 1), 0);
-        int code = run_backend(t, "", "", NULL);
+        int code = run_backend(m.t);
         assert_int_equal(unsetenv("ASSAY_EXAMPLE_BUG"), 0);
         assert_int_equal(code, ASSAY_BACKEND_DONE);
-        findings f = examine(t);
+        findings f = examine(&m);
         print_message("%s: %s is off by %.3f, %d wrong choices\n", bugs[i], f.where, f.worst, f.wrong_choices);
         assert_true(f.worst > 0.1);
         bool choices_differ = strncmp(bugs[i], "group_", 6) == 0;
         assert_true((f.wrong_choices > 0) == choices_differ);
         if (!choices_differ)
             assert_true((f.wrong_empty_gradients > 0) == (strcmp(bugs[i], "empty_expert_unwritten") == 0));
-        free(t);
+        trial_free(m.t);
     }
 }
 
-static void an_unknown_bug_is_an_error(void **state) {
+static void an_unknown_bug_is_an_error(void **state)
+{
     (void)state;
-    trial *t = new_trial(&DEEPSEEK3);
+    moe_trial m = new_trial(&DEEPSEEK3);
     assert_int_equal(setenv("ASSAY_EXAMPLE_BUG", "gate_up", 1), 0);
-    assert_int_equal(run_backend(t, "", "", NULL), ASSAY_BACKEND_ERROR);
-    assert_non_null(strstr(t->message, "biased_weights"));
-    assert_non_null(strstr(t->message, "router_gradient_missing"));
+    assert_int_equal(run_backend(m.t), ASSAY_BACKEND_ERROR);
+    assert_non_null(strstr(m.t->message, "biased_weights"));
+    assert_non_null(strstr(m.t->message, "router_gradient_missing"));
     assert_int_equal(setenv("ASSAY_EXAMPLE_BUG", "", 1), 0);
-    assert_int_equal(run_backend(t, "", "", NULL), ASSAY_BACKEND_DONE);
+    assert_int_equal(run_backend(m.t), ASSAY_BACKEND_DONE);
     assert_int_equal(unsetenv("ASSAY_EXAMPLE_BUG"), 0);
-    free(t);
+    trial_free(m.t);
 }
 
-static void what_it_lacks_is_unsupported(void **state) {
+static void what_it_lacks_is_unsupported(void **state)
+{
     (void)state;
     const char *const settings[][3] = {
-        {"op", "mla", "mla"},
+        {"op", "routing", "routing"},
         {"decoder_block", "llama4", "llama4"},
         {"decoder_block", "gpt_oss", "gpt_oss"},
         {"mlp_activations", "gelu,linear", "gelu,linear"},
@@ -493,29 +348,41 @@ static void what_it_lacks_is_unsupported(void **state) {
         {"capacity_factor", "1.5", "capacity_factor"},
         {"num_moe_token_chunks", "2", "num_moe_token_chunks"},
     };
-    trial *t = new_trial(&DEEPSEEK3);
+    moe_trial m = new_trial(&DEEPSEEK3);
     for (size_t i = 0; i < sizeof settings / sizeof *settings; i++) {
-        assert_int_equal(run_backend(t, settings[i][0], settings[i][1], NULL), ASSAY_BACKEND_UNSUPPORTED);
-        assert_non_null(strstr(t->message, settings[i][2]));
+        const char *before = "";
+        for (int n = 0; n < m.t->setting_count; n++)
+            if (strcmp(m.t->settings[n].key, settings[i][0]) == 0) before = m.t->settings[n].value;
+        trial_set(m.t, settings[i][0], settings[i][1]);
+        assert_int_equal(run_backend(m.t), ASSAY_BACKEND_UNSUPPORTED);
+        trial_set(m.t, settings[i][0], before);
+        assert_non_null(strstr(m.t->message, settings[i][2]));
     }
-    assert_int_equal(run_backend(t, "", "", "checkpoints/moe_mlpwi_0"), ASSAY_BACKEND_UNSUPPORTED);
-    assert_non_null(strstr(t->message, "checkpoints/moe_mlpwi_0"));
-    assert_int_equal(run_backend(t, "", "", "?checkpoints/moe_mlpwo"), ASSAY_BACKEND_DONE); /* may be left alone */
-    free(t);
+    trial_output(m.t, "checkpoints/moe_mlpwo", false, 2, (int64_t[]){T * K, D}); /* may be left alone */
+    assert_int_equal(run_backend(m.t), ASSAY_BACKEND_DONE);
+    assert_false(trial_find_output(m.t, "checkpoints/moe_mlpwo")->written);
+    trial_output(m.t, "checkpoints/moe_mlpwi_0", true, 2, (int64_t[]){T * K, H});
+    assert_int_equal(run_backend(m.t), ASSAY_BACKEND_UNSUPPORTED);
+    assert_non_null(strstr(m.t->message, "checkpoints/moe_mlpwi_0"));
+    trial_free(m.t);
 }
 
-static void it_gives_the_same_bytes_twice(void **state) {
+static void it_gives_the_same_bytes_twice(void **state)
+{
     (void)state;
-    trial *t = new_trial(&DEEPSEEK3), *again = new_trial(&DEEPSEEK3);
-    assert_int_equal(run_backend(t, "", "", NULL), ASSAY_BACKEND_DONE);
-    assert_int_equal(run_backend(again, "", "", NULL), ASSAY_BACKEND_DONE);
-    for (int i = 0; i < t->output_count; i++)
-        assert_memory_equal(t->outputs[i].data, again->outputs[i].data, sizeof t->outputs[i].data);
-    free(t);
-    free(again);
+    moe_trial m = new_trial(&DEEPSEEK3), again = new_trial(&DEEPSEEK3);
+    assert_int_equal(run_backend(m.t), ASSAY_BACKEND_DONE);
+    assert_int_equal(run_backend(again.t), ASSAY_BACKEND_DONE);
+    for (int i = 0; i < m.t->output_count; i++) {
+        const trial_tensor *o = &m.t->outputs[i];
+        assert_memory_equal(o->data, again.t->outputs[i].data, (size_t)trial_count(o) * 8);
+    }
+    trial_free(m.t);
+    trial_free(again.t);
 }
 
-int main(void) {
+int main(void)
+{
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_family_is_right),         cmocka_unit_test(every_bug_shows),
         cmocka_unit_test(an_unknown_bug_is_an_error),    cmocka_unit_test(what_it_lacks_is_unsupported),

@@ -1,0 +1,223 @@
+/* An example backend: the layers of a DeepSeek model, forward and backward, as a kernel for bfloat16 tensors would do
+ * them. Copy it.
+ *
+ *     cc -O3 -shared -fPIC -I include harness/backends/example/example*.c -o libassay_example.so -lm
+ *     assay run mla/deepseek3-tiny --backend ./libassay_example.so
+ *
+ * Tensors that a kernel would leave in memory are rounded to bfloat16 (float arrays that hold such numbers stand for
+ * them); sums, statistics of norms and softmax, phases, the router and the gradients of weights are float32.
+ *
+ * The environment variable ASSAY_EXAMPLE_BUG=NAME puts one of BUG_TABLE's errors in, to see it caught. */
+#ifndef ASSAY_EXAMPLE_H
+#define ASSAY_EXAMPLE_H
+
+#include <setjmp.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include <assay/backend.h>
+
+/*    code, name, number in the list of bugs that real implementations had (0: not in it), what is wrong */
+#define BUG_TABLE(X)                                                                                                   \
+    X(BIASED_WEIGHTS, "biased_weights", 1, "weights gathered from the biased scores")                                  \
+    X(GROUP_FILL_ZERO, "group_fill_zero", 3, "experts of masked groups count as 0: more than a negative score")        \
+    X(GROUP_SCORE_OTHER, "group_score_other", 4, "groups ranked by their maximum, not their top two, or reversed")     \
+    X(NO_RENORMALISATION, "no_renormalisation", 6, "the chosen weights are not divided by their sum")                  \
+    X(SCALING_TWICE, "scaling_twice", 8, "routed_scaling_factor applied twice")                                        \
+    X(EMPTY_EXPERT_UNWRITTEN, "empty_expert_unwritten", 25, "weight gradients of experts without tokens left alone")   \
+    X(LAST_TILE_DROPPED, "last_tile_dropped", 28, "a product's summed axis cut to a multiple of 16")                   \
+    X(GATE_UP_SWAPPED, "gate_up_swapped", 34, "the activation applied to the other branch")                            \
+    X(DX_WITHOUT_UP, "dx_without_up", 41, "the gradient of x lacks the up branch")                                     \
+    X(MSCALE_MISSING, "mscale_missing", 46, "the softmax scale lacks its factor m^2")                                  \
+    X(ROPE_TIMES_MSCALE, "rope_times_mscale", 47, "cos and sin multiplied by m")                                       \
+    X(SCALE_FROM_HIDDEN, "scale_from_hidden", 48, "the softmax scale from emb_dim over heads")                         \
+    X(YARN_NOT_TRUNCATED, "yarn_not_truncated", 49, "the ends of YaRN's ramp not made whole numbers")                  \
+    X(ROPE_OTHER_PAIRS, "rope_other_pairs", 50, "halves paired where neighbours should be, or the reverse")            \
+    X(ROPE_PHASE_BF16, "rope_phase_bf16", 51, "the rotation's angle rounded to bfloat16")                              \
+    X(LATENT_EPSILON, "latent_epsilon", 52, "1e-5 for the epsilon of q_norm and kv_norm")                              \
+    X(LSE_BASE_2, "lse_base_2", 53, "the log-sum-exp to base 2")                                                       \
+    X(DV_NARROW_HEADS, "dv_narrow_heads", 54, "the last columns of dV lost where value heads are the narrower ones")   \
+    X(MASKED_ROWS_NAN, "masked_rows_nan", 55, "a row that sees no key divided by its sum, 0")                          \
+    X(ROUTER_GRADIENT_MISSING, "router_gradient_missing", 59, "no gradient through the routing weights")               \
+    X(MASK_OFF_BY_ONE, "mask_off_by_one", 0, "a query sees the next key as well")                                      \
+    X(LAST_KEYS_DROPPED, "last_keys_dropped", 0, "keys cut to a multiple of the tile")                                 \
+    X(KV_NORM_OMITTED, "kv_norm_omitted", 0, "the latent of keys and values not normalised")                           \
+    X(RESIDUAL_MISSING, "residual_missing", 0, "the layer's second addition left out")
+
+enum bug {
+    NO_BUG,
+#define X(code, name, issue, what) code,
+    BUG_TABLE(X)
+#undef X
+        BUG_COUNT
+};
+
+/* The names below stay inside the shared object. */
+#pragma GCC visibility push(hidden)
+
+/* One call of the backend. */
+typedef struct example {
+    const assay_backend_request *request;
+    enum bug bug;
+    int64_t batch, sequence, tokens; /* B, S, T = B*S */
+    void **blocks;                   /* memory of the call */
+    int count, room;
+    jmp_buf out_of_memory;
+} example;
+
+/* ---- example_request.c: settings, tensors, results, memory ---- */
+
+int say(const assay_backend_request *request, int code, const char *format, ...) __attribute__((format(printf, 3, 4)));
+const char *setting(const assay_backend_request *request, const char *key);
+double number(const assay_backend_request *request, const char *key);
+bool is(const assay_backend_request *request, const char *key, const char *value);
+
+const assay_backend_tensor *tensor(const assay_backend_request *request, const char *path);
+assay_backend_result *result(const assay_backend_request *request, const char *path);
+int64_t count_of(int32_t rank, const int64_t *dims);
+
+/* Zeroed room for floats or int32_t, until `release`. Without memory the call ends here. */
+void *take(example *e, int64_t count);
+/* Frees what was taken since e->count was `count`. */
+void release(example *e, int count);
+
+const assay_backend_tensor *tensor_in(const example *e, const char *prefix, const char *name); /* <prefix><name> */
+/* Its floats, or NULL where the case has none. */
+float *whole(example *e, const char *prefix, const char *name);
+/* `count` floats from number `first` on; nothing where the case has none. */
+void load(float *out, const assay_backend_tensor *t, int64_t first, int64_t count);
+/* Room for the gradient of <prefix><name> from number `first` on, float32; NULL where nobody asks. */
+float *gradient(const example *e, const char *prefix, const char *name, int64_t first);
+/* All of the result <folder><prefix><name>, in bfloat16 or as the 32-bit type that it has at first. One of another size
+ * (a mesh has results per shard) stays unwritten. */
+void store(const example *e, const char *folder, const char *prefix, const char *name, bool in_bf16, const void *values,
+           int64_t count);
+
+/* ---- example_numbers.c ---- */
+
+uint16_t to_bf16(float x);
+float from_bf16(uint16_t code);
+void round_bf16(float *x, int64_t count);
+
+/* Element (i,p) is data[i * row + p * column]. */
+typedef struct matrix {
+    const float *data;
+    int64_t row, column;
+} matrix;
+/* out [m,n] = a [m,k] * b [k,n], summed in float32; nothing where out is NULL. */
+void product(float *out, int64_t out_row, int64_t m, int64_t n, int64_t k, matrix a, matrix b);
+/* For x [rows,n], w [n,m], all contiguous: y = x w; and dx (in bfloat16) = dy w^T, dw = x^T dy (NULL: not wanted). */
+void linear(float *y, const float *x, const float *w, int64_t rows, int64_t n, int64_t m);
+void linear_backward(float *dx, float *dw, const float *dy, const float *x, const float *w, int64_t rows, int64_t n,
+                     int64_t m);
+void add(float *sum, const float *x, int64_t count);
+
+float sigmoid(float x);
+void softmax(float *y, const float *x, int64_t count);
+/* d [count], a gradient by y = softmax(x), becomes that by x. */
+void softmax_backward(float *d, const float *y, int64_t count);
+
+/* Row t of x is at x + t * x_row; y [rows,n]. */
+typedef struct norm {
+    int64_t rows, n, x_row;
+    float epsilon;
+    const float *x, *scale;
+} norm;
+void norm_forward(float *y, const norm *m);
+/* dx (rows as those of x) and dscale (NULL: not wanted) are overwritten. */
+void norm_backward(float *dx, float *dscale, const float *dy, const norm *m);
+
+/* ---- example_rope.c ---- */
+
+typedef struct rope {
+    int64_t tokens, half;
+    bool interleave, pairwise;
+    float *cosine, *sine; /* [tokens,half] */
+} rope;
+void rope_set_up(example *e, rope *r, int64_t dim);
+/* y = x rotated as token t; `back` applies the transpose, from y's layout to x's. y is not x. */
+void rope_rotate(float *y, const float *x, const rope *r, int64_t t, bool back);
+/* What YaRN multiplies cos and sin with, or the softmax scale: 0.1 mscale ln(rope_factor) + 1. */
+float yarn_magnitude(const assay_backend_request *request, double mscale);
+
+/* ---- example_attention.c ---- */
+
+typedef struct attention {
+    int64_t batch, sequence, heads, qk_dim, v_dim;
+    bool mask_padding;
+    const int32_t *segment_ids; /* [B,S] or NULL */
+    float *query, *key, *value; /* [T,N,Dq], [T,N,Dq], [T,N,Dv]; query scaled already */
+    float *out, *lse;           /* [T,N,Dv], [B,N,S] */
+} attention;
+void attention_forward(example *e, const attention *a);
+/* The gradients come zeroed; d_lse may be NULL. */
+void attention_backward(example *e, const attention *a, float *d_query, float *d_key, float *d_value,
+                        const float *d_out, const float *d_lse);
+
+/* ---- example_mla.c ---- */
+
+typedef struct mla {
+    char weights[96], results[32];
+    int64_t emb, heads, nope, v_dim, rope_dim, q_rank, kv_rank;
+    float scale; /* of the softmax */
+    norm q_norm, kv_norm;
+    rope rope;
+    attention attention;
+    const float *wq_a, *wq_b, *wkv_a, *wkv_b, *out; /* wq_b stands for query where q_rank is 0 */
+    float *x, *q_a, *q_n, *kv_a, *c_kv;             /* [T,D], [T,Lq] twice, [T,Lkv+Dr], [T,Lkv] */
+} mla;
+/* x [T,D] stays with the caller until backward; y [T,D] in bfloat16. */
+void mla_forward(example *e, mla *m, const char *weights, const char *results, float *x, float *y);
+void mla_backward(example *e, mla *m, float *d_x, const float *d_y);
+
+/* ---- example_mlp.c ---- */
+
+/* silu(x wi_0) * (x wi_1) wo; a = x wi_0, b = x wi_1, h their product. */
+typedef struct mlp {
+    enum bug bug;
+    int64_t rows, emb, hidden, wi_row; /* wi_row: numbers from a row of wi_0 and wi_1 to the next */
+    const float *wi_0, *wi_1, *wo;     /* [D,H], [D,H], [H,D] */
+    float *d_wi_0, *d_wi_1, *d_wo;     /* NULL where nobody asks */
+    float *x, *a, *b, *h, *o, *d_o;    /* [rows,D], [rows,H] three times, [rows,D] twice */
+} mlp;
+/* The weights <prefix>{wi_0,wi_1,wo}<suffix>, or wi<suffix>: number `expert` of several. */
+void mlp_load(example *e, mlp *m, const char *prefix, const char *suffix, int64_t expert);
+void mlp_take(example *e, mlp *m); /* a, b, h, o */
+void mlp_forward(const mlp *m);
+/* d_x [rows,D]; a and b become their own gradients. */
+void mlp_backward(example *e, const mlp *m, float *d_x);
+
+/* ---- example_routing.c, example_moe.c ---- */
+
+typedef struct moe {
+    char weights[96], results[32];
+    enum bug bug;
+    int64_t batch, sequence, tokens, emb, hidden, shared_hidden, experts, chosen; /* B, S, T, D, H, F, E, K */
+    bool deepseek, weights_from_biased, divide, groups_by_max, sigmoid, softmax;
+    int64_t groups, groups_kept;
+    float factor, loss_weight, update_rate;
+    const float *x, *gate, *bias;                          /* [T,D], [D,E], [E] (zeros where the case has none) */
+    float *logits, *scores, *biased, *d_logits, *d_biased; /* [T,E] */
+    float *gathered, *weights_of, *d_weights;              /* [T,K] */
+    int32_t *selected, *order, *sizes;                     /* [T,K], [T*K] by expert, [E] */
+    float *probabilities, *density;                        /* [T,E], [B,E] of the balance loss */
+    mlp rows;                                              /* of all copies of tokens, sorted by expert */
+} moe;
+/* As those of mla; y is not rounded yet. */
+void moe_forward(example *e, moe *m, const char *weights, const char *results, float *x, float *y);
+void moe_backward(example *e, moe *m, float *d_x, const float *d_y);
+
+void routing_set_up(example *e, moe *m);
+void routing_forward(example *e, moe *m);
+/* d_logits and d_biased from d_weights and the gradient of the balance loss. */
+void routing_backward(const moe *m, float d_loss);
+/* Load balance: the loss, and the step of the bias by which it is kept instead. */
+float routing_balance(const moe *m, float *bias_updates);
+
+/* ---- example_layer.c ---- */
+
+void stack_run(example *e);
+
+#pragma GCC visibility pop
+
+#endif

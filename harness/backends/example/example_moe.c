@@ -1,0 +1,141 @@
+/* The MoE block: copies of tokens sorted by expert, a gated MLP on each expert's rows, their weighted sums. */
+#include "example.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* Rows are copies of tokens: those of expert 0, 1, ..., then, for the shared expert (number E), one of every token. */
+typedef struct copy {
+    int64_t token, choice; /* choice: place in [T,K], -1 for the shared expert */
+    float weight;
+} copy;
+
+static copy copy_at(const moe *m, int64_t r)
+{
+    const int64_t routed = m->tokens * m->chosen;
+    if (r >= routed) return (copy){r - routed, -1, 1};
+    return (copy){m->order[r] / m->chosen, m->order[r], m->weights_of[m->order[r]]};
+}
+
+/* Its weights, and its rows, which begin at `first`. */
+static void load_expert(example *e, mlp *expert, const moe *m, int64_t number, int64_t first)
+{
+    const mlp *all = &m->rows;
+    char shared[128];
+    *expert = *all;
+    expert->rows = number == m->experts ? m->tokens : m->sizes[number];
+    expert->hidden = number == m->experts ? m->shared_hidden : m->hidden;
+    expert->x += first * m->emb, expert->o += first * m->emb, expert->d_o += first * m->emb;
+    expert->a += first * all->hidden, expert->b += first * all->hidden, expert->h += first * all->hidden;
+    snprintf(shared, sizeof shared, "%sshared_experts/", m->weights);
+    if (number == m->experts) {
+        mlp_load(e, expert, shared, "/kernel", 0);
+    } else {
+        mlp_load(e, expert, m->weights, "", number);
+    }
+}
+
+static void experts_forward(example *e, const moe *m, float *y)
+{
+    const int64_t D = m->emb, experts = m->experts + (m->shared_hidden > 0);
+    for (int64_t r = 0; r < m->rows.rows; r++)
+        memcpy(m->rows.x + r * D, m->x + copy_at(m, r).token * D, (size_t)D * sizeof(float));
+    for (int64_t number = 0, first = 0; number < experts; number++) {
+        const int mark = e->count;
+        mlp expert;
+        load_expert(e, &expert, m, number, first);
+        mlp_forward(&expert);
+        first += expert.rows;
+        release(e, mark);
+    }
+    for (int64_t r = 0; r < m->rows.rows; r++) {
+        const copy at = copy_at(m, r);
+        for (int64_t i = 0; i < D; i++) y[at.token * D + i] += at.weight * m->rows.o[r * D + i];
+    }
+}
+
+static void experts_backward(example *e, moe *m, float *d_x, const float *d_y)
+{
+    const int64_t D = m->emb, experts = m->experts + (m->shared_hidden > 0);
+    float *d_rows = take(e, m->rows.rows * D);
+    for (int64_t r = 0; r < m->rows.rows; r++) {
+        const copy at = copy_at(m, r);
+        for (int64_t i = 0; i < D; i++) {
+            const float d = d_y[at.token * D + i];
+            m->rows.d_o[r * D + i] = at.weight * d;
+            if (at.choice >= 0) m->d_weights[at.choice] += m->rows.o[r * D + i] * d;
+        }
+    }
+    round_bf16(m->rows.d_o, m->rows.rows * D);
+    for (int64_t number = 0, first = 0; number < experts; number++) {
+        const int mark = e->count;
+        mlp expert;
+        load_expert(e, &expert, m, number, first);
+        mlp_backward(e, &expert, d_rows + first * D);
+        first += expert.rows;
+        release(e, mark);
+    }
+    for (int64_t r = 0; r < m->rows.rows; r++) add(d_x + copy_at(m, r).token * D, d_rows + r * D, D);
+}
+
+/* What the router's logits give to d_x [T,D] and to its own weights. */
+static void gate_backward(example *e, const moe *m, float *d_x)
+{
+    const int64_t T = m->tokens, D = m->emb, E = m->experts;
+    float *through = take(e, T * D), *d_bias = gradient(e, m->weights, "gate/bias", 0);
+    product(gradient(e, m->weights, "gate/kernel", 0), E, D, E, T, (matrix){m->x, 1, D}, (matrix){m->d_logits, E, 1});
+    product(through, D, T, D, E, (matrix){m->d_logits, E, 1}, (matrix){m->gate, 1, E});
+    add(d_x, through, T * D);
+    for (int64_t i = 0; i < E && d_bias != NULL; i++) d_bias[i] = 0;
+    for (int64_t t = 0; t < T && d_bias != NULL; t++) add(d_bias, m->d_biased + t * E, E);
+}
+
+static void set_up(example *e, moe *m)
+{
+    const assay_backend_tensor *wo = tensor_in(e, m->weights, "wo");
+    const assay_backend_tensor *shared = tensor_in(e, m->weights, "shared_experts/wo/kernel");
+    m->batch = e->batch, m->sequence = e->sequence, m->tokens = e->tokens;
+    m->experts = wo->dims[0], m->hidden = wo->dims[1], m->emb = wo->dims[2];
+    m->shared_hidden = shared == NULL ? 0 : shared->dims[0];
+    m->chosen = (int64_t)number(e->request, "num_experts_per_tok");
+    m->rows.bug = e->bug;
+    m->rows.rows = m->tokens * m->chosen + (m->shared_hidden > 0 ? m->tokens : 0);
+    m->rows.emb = m->emb, m->rows.hidden = m->hidden > m->shared_hidden ? m->hidden : m->shared_hidden;
+    m->rows.x = take(e, m->rows.rows * m->emb), m->rows.d_o = take(e, m->rows.rows * m->emb);
+    mlp_take(e, &m->rows);
+    routing_set_up(e, m);
+}
+
+void moe_forward(example *e, moe *m, const char *weights, const char *results, float *x, float *y)
+{
+    *m = (moe){.x = x, .bug = e->bug};
+    snprintf(m->weights, sizeof m->weights, "%s", weights);
+    snprintf(m->results, sizeof m->results, "%s", results);
+    set_up(e, m);
+    const int64_t T = m->tokens, K = m->chosen;
+    memset(y, 0, (size_t)(T * m->emb) * sizeof *y);
+    routing_forward(e, m);
+    experts_forward(e, m, y);
+    float *updates = take(e, m->experts), loss = routing_balance(m, updates);
+    store(e, "outputs/", m->results, "lb_loss", false, &loss, 1);
+    store(e, "outputs/", m->results, "bias_updates", false, updates, m->experts);
+    store(e, "routing/", m->results, "weights", false, m->weights_of, T * K);
+    store(e, "routing/", m->results, "selected_experts", false, m->selected, T * K);
+    store(e, "routing/", m->results, "sorted_selected_experts", false, m->order, T * K);
+    store(e, "routing/", m->results, "group_sizes", false, m->sizes, m->experts);
+}
+
+void moe_backward(example *e, moe *m, float *d_x, const float *d_y)
+{
+    const int mark = e->count;
+    char cotangents[64];
+    float d_loss = 0;
+    snprintf(cotangents, sizeof cotangents, "cotangents/%s", m->results);
+    load(&d_loss, tensor_in(e, cotangents, "lb_loss"), 0, 1);
+    memset(d_x, 0, (size_t)(m->tokens * m->emb) * sizeof *d_x);
+    experts_backward(e, m, d_x, d_y);
+    routing_backward(m, d_loss);
+    gate_backward(e, m, d_x);
+    round_bf16(d_x, m->tokens * m->emb);
+    release(e, mark);
+}
