@@ -2,6 +2,7 @@
 #include <cblas.h>
 #include <inttypes.h>
 #include <limits.h>
+#include <omp.h>
 
 #include "oracle/arithmetic/arithmetic.h"
 
@@ -28,7 +29,8 @@ static assay_status blas_matmul(assay_context *ctx, const assay_matmul_args *arg
         }
     }
     if (args->m == 0 || args->n == 0 || (args->k == 0 && args->accumulate)) return ASSAY_OK;
-    openblas_set_num_threads(ctx->threads);
+    /* Not thread-safe; within a parallel region OpenBLAS takes one thread by itself. */
+    if (!omp_in_parallel()) openblas_set_num_threads(ctx->threads);
     cblas_dgemm(CblasRowMajor, args->transpose_a ? CblasTrans : CblasNoTrans,
                 args->transpose_b ? CblasTrans : CblasNoTrans, (blasint)args->m, (blasint)args->n, (blasint)args->k,
                 1.0, args->a, (blasint)lda, args->b, (blasint)ldb, args->accumulate ? 1.0 : 0.0, args->c, (blasint)ldc);
