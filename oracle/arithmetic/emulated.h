@@ -3,17 +3,21 @@
  *
  * Every draw comes from a hash of the seed and the value's own bits. So the same value always becomes the same one
  * within a member (recomputing gives the same bits, whatever the threads and the instruction set), and another seed
- * gives an independent draw. storage    stochastic rounding onto the grid of the storage type: a value between two
- * numbers of the grid goes to one of them with the probability of its nearness; on average it stays where it is. A
- * number of the grid stays. The variance is on average twice that of rounding to nearest: an envelope. Above the
- * largest finite number: rounding to nearest. float64: the next number up or down with a probability of 1/6 each (not
- * 0), a variance of ulp^2 / 3 others     times 1 + a uniform relative error whose RMS is the profile's unit
- * (precision.h); a unit below what float64 can show: as float64 storage products   operands by stochastic rounding onto
- * the grid of the multiply type (float64: as they are), then the reference product, then a uniform error on each
- * element. Its variance is what assay_gauge_matmul expects of the k partial sums of a result c whose terms come in
- * random order, from sum a^2 sum b^2 / k in place of sum a^2 b^2: this costs no second product. With `accumulate` the
- * partial sums are all taken to be near c. A result of 0 stays: almost always it is a sum of zeros. Any other gets its
- * error, even where the products are small integers and exact. */
+ * gives an independent draw.
+ *
+ * Storage: stochastic rounding onto the grid of the storage type. A value between two numbers of the grid goes to one of
+ * them with the probability of its nearness; on average it stays where it is. A number of the grid stays. The variance is
+ * on average twice that of rounding to nearest: an envelope. Above the largest finite number it is rounding to nearest.
+ * float64: the next number up or down with a probability of 1/6 each (not 0), a variance of ulp^2 / 3.
+ *
+ * Router, elementary, accumulate: times 1 + a uniform relative error whose RMS is the profile's unit (precision.h); a unit
+ * below what float64 can show is as float64 storage.
+ *
+ * Products: operands by stochastic rounding onto the grid of the multiply type (float64: as they are), then the reference
+ * product, then a uniform error on each element. Its variance is what assay_gauge_matmul expects of the k partial sums of
+ * a result c whose terms come in random order, from sum a^2 sum b^2 / k in place of sum a^2 b^2: this costs no second
+ * product. With `accumulate` the partial sums are all taken to be near c. A result of 0 stays: almost always it is a sum
+ * of zeros. Any other gets its error, even where the products are small integers and exact. */
 #ifndef ASSAY_ARITHMETIC_EMULATED_H
 #define ASSAY_ARITHMETIC_EMULATED_H
 
