@@ -9,8 +9,8 @@ static const struct section {
     const char *name;
     assay_status (*run)(assay_context *ctx, bench_report *report);
 } sections[] = {
-    {"matmul", bench_matmul},     {"streams", bench_streams}, {"moe", bench_moe},
-    {"fixtures", bench_fixtures}, {"compare", bench_compare},
+    {"matmul", bench_matmul},       {"streams", bench_streams},   {"moe", bench_moe},
+    {"attention", bench_attention}, {"fixtures", bench_fixtures}, {"compare", bench_compare},
 };
 enum { SECTIONS = sizeof sections / sizeof *sections };
 

@@ -66,12 +66,25 @@ static void free_tensors(tensors *t)
     free(t->segment_ids);
 }
 
+/* Padding may hold anything, NaN too, and nothing else may. */
+static assay_status check_finite(assay_context *ctx, const assay_case *c, const tensors *t,
+                                 const assay_attention_config *config)
+{
+    assay_status status;
+    const int64_t qk = config->heads * config->qk_dim, v = config->heads * config->v_dim;
+    TRY(assay_require_finite_tokens(ctx, c, "inputs/query", t->query, qk, t->segment_ids));
+    TRY(assay_require_finite_tokens(ctx, c, "inputs/key", t->key, qk, t->segment_ids));
+    TRY(assay_require_finite_tokens(ctx, c, "inputs/value", t->value, v, t->segment_ids));
+    TRY(assay_require_finite_tokens(ctx, c, "cotangents/attention_out", t->dout, v, t->segment_ids));
+cleanup:
+    return status;
+}
+
 static assay_status backward(assay_context *ctx, tensors *t, const assay_source *in, const assay_sink *out,
                              const assay_attention_inputs *inputs, const assay_attention_config *config)
 {
     assay_status status = ASSAY_OK;
     const int64_t rows = config->batch * config->sequence * config->heads;
-    TRY(assay_read_whole(ctx, in, "cotangents/attention_out", rows * config->v_dim, &t->dout));
     TRY(assay_read_whole(ctx, in, "cotangents/lse", rows, &t->dlse));
     TRY(assay_alloc_f64(ctx, "gradients/inputs/query", rows * config->qk_dim, &t->dquery));
     TRY(assay_alloc_f64(ctx, "gradients/inputs/key", rows * config->qk_dim, &t->dkey));
@@ -98,8 +111,10 @@ static assay_status run(assay_context *ctx, const assay_case *c, const assay_sou
     TRY(assay_read_whole(ctx, in, "inputs/query", rows * config.qk_dim, &t.query));
     TRY(assay_read_whole(ctx, in, "inputs/key", rows * config.qk_dim, &t.key));
     TRY(assay_read_whole(ctx, in, "inputs/value", rows * config.v_dim, &t.value));
+    TRY(assay_read_whole(ctx, in, "cotangents/attention_out", rows * config.v_dim, &t.dout));
     TRY(assay_read_whole_i32(ctx, in, "inputs/segment_ids", tokens, &t.segment_ids));
     if (t.segment_ids != NULL) TRY(assay_attention_check_segments(ctx, t.segment_ids, tokens));
+    TRY(check_finite(ctx, c, &t, &config));
     TRY(assay_alloc_f64(ctx, "outputs/attention_out", rows * config.v_dim, &t.out));
     TRY(assay_alloc_f64(ctx, "outputs/lse", rows, &t.lse));
     const assay_attention_inputs inputs = {t.query, t.key, t.value, t.segment_ids};

@@ -64,17 +64,35 @@ static int64_t place(bool interleaved, int64_t half, int64_t i, int component)
     return interleaved ? 2 * i + component : i + component * half;
 }
 
-/* One row of y, or of dx when `back`. */
-static void formula_row(const assay_rope_config *c, int32_t position, const double *from, quad *to, bool back)
+/* Of all tokens; [TOKENS,half]. */
+typedef struct rotations {
+    quad cosine[TOKENS * 32], sine[TOKENS * 32];
+} rotations;
+
+static void formula_rotations(const assay_rope_config *c, rotations *r)
+{
+    const int64_t half = c->dim / 2;
+    for (int64_t i = 0; i < half; i++) {
+        const quad frequency = formula_frequency(c, i);
+        for (int64_t t = 0; t < TOKENS; t++) {
+            r->cosine[t * half + i] = formula_factor(c) * cosq(POSITIONS[t] * frequency);
+            r->sine[t * half + i] = formula_factor(c) * sinq(POSITIONS[t] * frequency);
+        }
+    }
+}
+
+/* One row of y, or of dx when `back`; size: the two terms of each element without their signs, at most. */
+static void formula_row(const assay_rope_config *c, const quad *cosine, const quad *sine, const double *from, quad *to,
+                        quad *size, bool back)
 {
     const int64_t half = c->dim / 2;
     const bool of_from = back ? c->pairwise : c->interleave, of_to = back ? c->interleave : c->pairwise;
     for (int64_t i = 0; i < half; i++) {
-        const quad angle = position * formula_frequency(c, i);
-        const quad cosine = formula_factor(c) * cosq(angle), sine = formula_factor(c) * sinq(angle) * (back ? -1 : 1);
         const quad a = from[place(of_from, half, i, 0)], b = from[place(of_from, half, i, 1)];
-        to[place(of_to, half, i, 0)] = a * cosine - b * sine;
-        to[place(of_to, half, i, 1)] = a * sine + b * cosine;
+        const quad s = back ? -sine[i] : sine[i];
+        to[place(of_to, half, i, 0)] = a * cosine[i] - b * s;
+        to[place(of_to, half, i, 1)] = a * s + b * cosine[i];
+        for (int k = 0; k < 2; k++) size[place(of_to, half, i, k)] = formula_factor(c) * (fabsq(a) + fabsq(b));
     }
 }
 
@@ -96,24 +114,32 @@ static void check_config(const assay_rope_config *c, const char *what)
     uint64_t seed = 5;
     double *x = test_normals(&seed, 1, ASSAY_FLOAT64, size), *dy = test_normals(&seed, 1, ASSAY_FLOAT64, size);
     double *y = test_nans(size), *dx = test_nans(size);
-    quad row[ASSAY_ROPE_DIM_MAX];
+    const int64_t half = c->dim / 2;
+    rotations expected;
+    quad row[64], terms[64];
     assay_rope_table table;
     assert_ok(&ctx, assay_rope_check(&ctx, c));
     assert_ok(&ctx, assay_rope_check_positions(&ctx, POSITIONS, TOKENS, c));
     assert_ok(&ctx, assay_rope_table_make(&ctx, &table, POSITIONS, TOKENS, c));
+    formula_rotations(c, &expected);
     const assay_rope_rows forward = packed_rows(y, x, c->dim), backward = packed_rows(dx, dy, c->dim);
     assay_rope_forward(&ctx, &forward, &table, c);
     assay_rope_backward(&ctx, &backward, &table, c);
     for (int64_t r = 0; r < TOKENS * HEADS; r++) {
         for (int back = 0; back < 2; back++) {
             const double *from = (back ? dy : x) + r * c->dim, *to = (back ? dx : y) + r * c->dim;
-            formula_row(c, POSITIONS[r / HEADS], from, row, back);
+            const int64_t at = r / HEADS * half;
+            formula_row(c, expected.cosine + at, expected.sine + at, from, row, terms, back);
             for (int64_t i = 0; i < c->dim; i++) {
-                if (fabsq(to[i] - row[i]) <= 1e-14) continue; /* of components up to 6, of 4e-16 each */
+                if (fabsq(to[i] - row[i]) <= 8e-16 * terms[i]) continue; /* cos and sin are off by 4e-16 */
                 fail_msg("%s, %s row %d, element %d: %.17g, expected %.17g", what, back ? "dx" : "y", (int)r, (int)i,
                          to[i], (double)row[i]);
             }
         }
+    }
+    for (int64_t i = 0; i < TOKENS * half; i++) {
+        assert_true(fabsq(table.cosine[i] - expected.cosine[i]) <= 4e-16 * formula_factor(c));
+        assert_true(fabsq(table.sine[i] - expected.sine[i]) <= 4e-16 * formula_factor(c));
     }
     assay_rope_table_free(&table);
     free(x);

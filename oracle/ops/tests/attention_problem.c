@@ -1,0 +1,180 @@
+#include "oracle/ops/tests/attention_problem.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "oracle/ops/tests/ops_test.h"
+
+const char *const attention_result_names[ATTENTION_RESULTS] = {"attention_out", "lse", "dquery", "dkey", "dvalue"};
+
+static int32_t id_of(attention_pattern pattern, int64_t length, int64_t batch, int64_t i)
+{
+    switch (pattern) {
+    case ADJACENT:
+        return (int32_t)(1 + i / (length / 3 + 1));
+    case INTERLEAVED:
+        return (int32_t)(1 + (i + batch) % 3);
+    case EACH_ITS_OWN:
+        return (int32_t)(1 + i);
+    case PADDED_END:
+        return batch % 2 == 0 && 3 * i <= 2 * length;
+    case SCATTERED_PADDING:
+        return i % 5 == 0 ? 0 : (int32_t)(1 + (i + batch) % 2);
+    case ONE_SEGMENT:
+    case ATTENTION_PATTERNS:
+        break;
+    }
+    return 1;
+}
+
+static void poison_padding(attention_problem *p)
+{
+    const assay_attention_config *c = &p->config;
+    for (int64_t t = 0; t < p->tokens; t++) {
+        if (!attention_is_padding(p, t / c->sequence, t % c->sequence)) continue;
+        assay_fill_nan(p->query + t * c->heads * c->qk_dim, c->heads * c->qk_dim);
+        assay_fill_nan(p->key + t * c->heads * c->qk_dim, c->heads * c->qk_dim);
+        assay_fill_nan(p->value + t * c->heads * c->v_dim, c->heads * c->v_dim);
+        assay_fill_nan(p->dout + t * c->heads * c->v_dim, c->heads * c->v_dim);
+        for (int64_t head = 0; head < c->heads; head++) {
+            p->dlse[(t / c->sequence * c->heads + head) * c->sequence + t % c->sequence] = NAN;
+        }
+    }
+}
+
+void attention_problem_make(attention_problem *p, const assay_attention_config *config, attention_pattern pattern,
+                            assay_dtype grid)
+{
+    const int64_t tokens = config->batch * config->sequence, rows = tokens * config->heads;
+    uint64_t seed = 23;
+    *p = (attention_problem){.config = *config, .tokens = tokens};
+    p->query = test_normals(&seed, 1 / sqrt((double)config->qk_dim), grid, rows * config->qk_dim);
+    p->key = test_normals(&seed, 1, grid, rows * config->qk_dim);
+    p->value = test_normals(&seed, 1, grid, rows * config->v_dim);
+    p->dout = test_normals(&seed, 1, grid, rows * config->v_dim);
+    p->dlse = test_normals(&seed, 1, grid, rows);
+    if (pattern != ONE_SEGMENT) {
+        p->segment_ids = malloc((size_t)tokens * sizeof *p->segment_ids);
+        assert_non_null(p->segment_ids);
+        for (int64_t t = 0; t < tokens; t++) {
+            p->segment_ids[t] = id_of(pattern, config->sequence, t / config->sequence, t % config->sequence);
+        }
+    }
+    const int64_t widths[] = {config->v_dim, 1, config->qk_dim, config->qk_dim, config->v_dim};
+    for (int r = 0; r < ATTENTION_RESULTS; r++) {
+        p->count[r] = rows * widths[r];
+        p->results[r] = test_nans(p->count[r]);
+    }
+    poison_padding(p);
+}
+
+void attention_problem_free(attention_problem *p)
+{
+    double *const inputs[] = {p->query, p->key, p->value, p->dout, p->dlse};
+    for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++) free(inputs[i]);
+    for (int r = 0; r < ATTENTION_RESULTS; r++) free(p->results[r]);
+    free(p->segment_ids);
+}
+
+assay_attention_inputs attention_problem_inputs(const attention_problem *p)
+{
+    return (assay_attention_inputs){p->query, p->key, p->value, p->segment_ids};
+}
+
+assay_attention_gradients attention_problem_gradients(const attention_problem *p)
+{
+    return (assay_attention_gradients){p->results[ATTENTION_DQUERY], p->results[ATTENTION_DKEY],
+                                       p->results[ATTENTION_DVALUE]};
+}
+
+void attention_problem_run(assay_context *ctx, attention_problem *p)
+{
+    const assay_attention_inputs in = attention_problem_inputs(p);
+    const assay_attention_gradients g = attention_problem_gradients(p);
+    double *out = p->results[ATTENTION_OUT], *lse = p->results[ATTENTION_LSE];
+    for (int r = 0; r < ATTENTION_RESULTS; r++) assay_fill_nan(p->results[r], p->count[r]);
+    assert_ok(ctx, assay_attention_forward(ctx, out, lse, &in, &p->config));
+    assert_ok(ctx, assay_attention_backward(ctx, &g, p->dout, p->dlse, out, lse, &in, &p->config));
+}
+
+bool attention_is_padding(const attention_problem *p, int64_t batch, int64_t i)
+{
+    return p->config.mask_padding && p->segment_ids != NULL && p->segment_ids[batch * p->config.sequence + i] == 0;
+}
+
+bool attention_sees(const attention_problem *p, int64_t batch, int64_t i, int64_t j)
+{
+    const int32_t *ids = p->segment_ids == NULL ? NULL : p->segment_ids + batch * p->config.sequence;
+    return j <= i && (ids == NULL || ids[i] == ids[j]) && !attention_is_padding(p, batch, i);
+}
+
+int64_t attention_row(const attention_problem *p, int64_t batch, int64_t head, int64_t i, int64_t dim)
+{
+    return ((batch * p->config.sequence + i) * p->config.heads + head) * dim;
+}
+
+/* More bits than float64 has, at the processor's speed. */
+typedef long double wide;
+
+static wide dot(int64_t count, const double *a, const double *b)
+{
+    wide sum = 0;
+    for (int64_t i = 0; i < count; i++) sum += (wide)a[i] * b[i];
+    return sum;
+}
+
+static void add(int64_t count, wide factor, const double *x, wide *sums)
+{
+    for (int64_t i = 0; i < count; i++) sums[i] += factor * x[i];
+}
+
+/* Row i of one head: its results, and what it gives to the gradients of the keys that it sees. p [S]. */
+static void formula_of_row(const attention_problem *a, wide *sums[ATTENTION_RESULTS], wide *p, int64_t batch,
+                           int64_t head, int64_t i)
+{
+    const int64_t qk = a->config.qk_dim, v = a->config.v_dim, at = attention_row(a, batch, head, i, 1);
+    const int64_t at_lse = (batch * a->config.heads + head) * a->config.sequence + i;
+    wide largest = -INFINITY, sum = 0, d = 0;
+    for (int64_t j = 0; j <= i; j++) {
+        const int64_t key = attention_row(a, batch, head, j, 1);
+        p[j] = attention_sees(a, batch, i, j) ? dot(qk, a->query + at * qk, a->key + key * qk) : -INFINITY;
+        largest = fmaxl(largest, p[j]);
+    }
+    sums[ATTENTION_LSE][at_lse] = -INFINITY;
+    if (attention_is_padding(a, batch, i)) return;
+    for (int64_t j = 0; j <= i; j++) sum += p[j] = expl(p[j] - largest);
+    sums[ATTENTION_LSE][at_lse] = largest + logl(sum);
+    for (int64_t j = 0; j <= i; j++) {
+        p[j] /= sum;
+        if (p[j] > 0) add(v, p[j], a->value + attention_row(a, batch, head, j, v), sums[ATTENTION_OUT] + at * v);
+    }
+    for (int64_t k = 0; k < v; k++) d += sums[ATTENTION_OUT][at * v + k] * a->dout[at * v + k];
+    for (int64_t j = 0; j <= i; j++) {
+        const int64_t key = attention_row(a, batch, head, j, 1);
+        if (!(p[j] > 0)) continue;
+        const wide ds = p[j] * (dot(v, a->dout + at * v, a->value + key * v) - d + a->dlse[at_lse]);
+        add(qk, ds, a->key + key * qk, sums[ATTENTION_DQUERY] + at * qk);
+        add(qk, ds, a->query + at * qk, sums[ATTENTION_DKEY] + key * qk);
+        add(v, p[j], a->dout + at * v, sums[ATTENTION_DVALUE] + key * v);
+    }
+}
+
+void attention_formula(const attention_problem *p, double *results[ATTENTION_RESULTS])
+{
+    wide *sums[ATTENTION_RESULTS], *scratch = calloc((size_t)p->config.sequence, sizeof *scratch);
+    assert_non_null(scratch);
+    for (int r = 0; r < ATTENTION_RESULTS; r++) {
+        sums[r] = calloc((size_t)p->count[r], sizeof *sums[r]);
+        assert_non_null(sums[r]);
+    }
+    for (int64_t batch = 0; batch < p->config.batch; batch++) {
+        for (int64_t head = 0; head < p->config.heads; head++) {
+            for (int64_t i = 0; i < p->config.sequence; i++) formula_of_row(p, sums, scratch, batch, head, i);
+        }
+    }
+    for (int r = 0; r < ATTENTION_RESULTS; r++) {
+        for (int64_t i = 0; i < p->count[r]; i++) results[r][i] = (double)sums[r][i];
+        free(sums[r]);
+    }
+    free(scratch);
+}

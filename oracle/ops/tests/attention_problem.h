@@ -1,0 +1,49 @@
+/* Attention with inputs, results and gradients, all allocated, and the formula over its pairs of tokens. */
+#ifndef ASSAY_OPS_TESTS_ATTENTION_PROBLEM_H
+#define ASSAY_OPS_TESTS_ATTENTION_PROBLEM_H
+
+#include "oracle/base/dtype.h"
+#include "oracle/ops/attention.h"
+
+/* How the tokens of a batch row get their segment ids. */
+typedef enum attention_pattern {
+    ONE_SEGMENT,       /* no ids */
+    ADJACENT,          /* 1 1 1 2 2 2 3 */
+    INTERLEAVED,       /* 1 2 3 1 2 3 1 */
+    EACH_ITS_OWN,      /* 1 2 3 4 5 6 7 */
+    PADDED_END,        /* 1 1 1 1 0 0 0; odd batch rows: nothing but padding */
+    SCATTERED_PADDING, /* 0 1 2 1 2 0 2 */
+    ATTENTION_PATTERNS
+} attention_pattern;
+
+enum { ATTENTION_OUT, ATTENTION_LSE, ATTENTION_DQUERY, ATTENTION_DKEY, ATTENTION_DVALUE, ATTENTION_RESULTS };
+extern const char *const attention_result_names[ATTENTION_RESULTS];
+
+typedef struct attention_problem {
+    assay_attention_config config;
+    int64_t tokens;                            /* B*S */
+    double *query, *key, *value, *dout, *dlse; /* standard deviation 1; query 1/sqrt(Dq) */
+    int32_t *segment_ids;                      /* or NULL */
+    double *results[ATTENTION_RESULTS];
+    int64_t count[ATTENTION_RESULTS];
+} attention_problem;
+
+/* Results hold NaN; so do the rows of padding when it is masked. */
+void attention_problem_make(attention_problem *p, const assay_attention_config *config, attention_pattern pattern,
+                            assay_dtype grid);
+void attention_problem_free(attention_problem *p);
+assay_attention_inputs attention_problem_inputs(const attention_problem *p);
+assay_attention_gradients attention_problem_gradients(const attention_problem *p);
+
+/* Forward and backward into results filled with NaN. */
+void attention_problem_run(assay_context *ctx, attention_problem *p);
+
+bool attention_is_padding(const attention_problem *p, int64_t batch, int64_t i);
+bool attention_sees(const attention_problem *p, int64_t batch, int64_t i, int64_t j);
+/* Where row i of a head begins in a tensor [B,S,N,dim]. */
+int64_t attention_row(const attention_problem *p, int64_t batch, int64_t head, int64_t i, int64_t dim);
+
+/* The results by the formula: a loop over all pairs, rounded to float64 at the end. */
+void attention_formula(const attention_problem *p, double *results[ATTENTION_RESULTS]);
+
+#endif

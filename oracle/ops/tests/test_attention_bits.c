@@ -1,0 +1,300 @@
+/* Attention's order of sums, bit for bit; its behaviour without memory; its emulated members. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "oracle/arithmetic/elementary.h"
+#include "oracle/arithmetic/emulated.h"
+#include "oracle/ops/attention.h"
+#include "oracle/ops/tests/attention_problem.h"
+#include "oracle/ops/tests/ops_test.h"
+
+static double chain(int64_t count, const double *a, const double *b)
+{
+    double sum = 0;
+    for (int64_t i = 0; i < count; i++) sum = fma(a[i], b[i], sum);
+    return sum;
+}
+
+static void advance(int64_t count, double factor, const double *x, double *sums)
+{
+    for (int64_t i = 0; i < count; i++) sums[i] = fma(factor, x[i], sums[i]);
+}
+
+/* The header's sums in the header's order, row after row. */
+static void row_in_order(const attention_problem *a, double *r[ATTENTION_RESULTS], double *p, int64_t batch,
+                         int64_t head, int64_t i)
+{
+    const int64_t qk = a->config.qk_dim, v = a->config.v_dim, at = attention_row(a, batch, head, i, 1);
+    const int64_t at_lse = (batch * a->config.heads + head) * a->config.sequence + i;
+    double largest = -INFINITY, sum = 0;
+    for (int64_t j = 0; j <= i; j++) {
+        const int64_t key = attention_row(a, batch, head, j, qk);
+        p[j] = attention_sees(a, batch, i, j) ? chain(qk, a->query + at * qk, a->key + key) : -INFINITY;
+        largest = fmax(largest, p[j]);
+    }
+    for (int64_t j = 0; j <= i; j++) {
+        if (attention_sees(a, batch, i, j)) sum += assay_exp(p[j] - largest);
+    }
+    r[ATTENTION_LSE][at_lse] = largest + assay_log(sum);
+    for (int64_t j = 0; j <= i; j++) {
+        if (!attention_sees(a, batch, i, j)) continue;
+        advance(v, assay_exp(p[j] - largest) / sum, a->value + attention_row(a, batch, head, j, v),
+                r[ATTENTION_OUT] + at * v);
+    }
+    const double shift = chain(v, a->dout + at * v, r[ATTENTION_OUT] + at * v) - a->dlse[at_lse];
+    for (int64_t j = 0; j <= i; j++) {
+        const int64_t key = attention_row(a, batch, head, j, 1);
+        if (!attention_sees(a, batch, i, j)) continue;
+        const double weight = assay_exp(p[j] - r[ATTENTION_LSE][at_lse]);
+        const double ds = weight * (chain(v, a->dout + at * v, a->value + key * v) - shift);
+        advance(qk, ds, a->key + key * qk, r[ATTENTION_DQUERY] + at * qk);
+        advance(qk, ds, a->query + at * qk, r[ATTENTION_DKEY] + key * qk);
+        advance(v, weight, a->dout + at * v, r[ATTENTION_DVALUE] + key * v);
+    }
+}
+
+typedef struct trial {
+    attention_problem p;
+    double *expected[ATTENTION_RESULTS];
+} trial;
+
+static void in_order(trial *t)
+{
+    double *scratch = test_nans(t->p.config.sequence);
+    for (int r = 0; r < ATTENTION_RESULTS; r++) {
+        t->expected[r] = calloc((size_t)t->p.count[r], sizeof *t->expected[r]);
+        assert_non_null(t->expected[r]);
+    }
+    for (int64_t batch = 0; batch < t->p.config.batch; batch++) {
+        for (int64_t head = 0; head < t->p.config.heads; head++) {
+            for (int64_t i = 0; i < t->p.config.sequence; i++) {
+                if (!attention_is_padding(&t->p, batch, i)) {
+                    row_in_order(&t->p, t->expected, scratch, batch, head, i);
+                } else {
+                    t->expected[ATTENTION_LSE][(batch * t->p.config.heads + head) * t->p.config.sequence + i] =
+                        -INFINITY;
+                }
+            }
+        }
+    }
+    free(scratch);
+}
+
+static void same_bits(assay_context *ctx, void *data)
+{
+    trial *t = data;
+    attention_problem_run(ctx, &t->p);
+    for (int r = 0; r < ATTENTION_RESULTS; r++) assert_same_bits(t->p.results[r], t->expected[r], t->p.count[r]);
+}
+
+/* 7 threads are more than there are heads, 1 and 2 are not. */
+static void test_every_context_gives_the_bits_of_the_plain_loop(void **state)
+{
+    (void)state;
+    static const struct {
+        assay_attention_config config;
+        attention_pattern pattern;
+    } CASES[] = {
+        {{.batch = 1, .sequence = 257, .heads = 3, .qk_dim = 9, .v_dim = 6}, ONE_SEGMENT},
+        {{.batch = 2, .sequence = 131, .heads = 2, .qk_dim = 5, .v_dim = 3, .mask_padding = true}, SCATTERED_PADDING},
+        {{.batch = 1, .sequence = 129, .heads = 1, .qk_dim = 192, .v_dim = 128}, ADJACENT},
+        {{.batch = 3, .sequence = 1, .heads = 1, .qk_dim = 1, .v_dim = 1}, ONE_SEGMENT},
+    };
+    for (size_t i = 0; i < sizeof CASES / sizeof *CASES; i++) {
+        trial t;
+        attention_problem_make(&t.p, &CASES[i].config, CASES[i].pattern, ASSAY_FLOAT64);
+        in_order(&t);
+        test_each_context(same_bits, &t);
+        for (int r = 0; r < ATTENTION_RESULTS; r++) free(t.expected[r]);
+        attention_problem_free(&t.p);
+    }
+}
+
+static void test_blas_agrees(void **state)
+{
+    (void)state;
+    const assay_attention_config config = {
+        .batch = 2, .sequence = 200, .heads = 2, .qk_dim = 24, .v_dim = 16, .mask_padding = true};
+    assay_context ctx = assay_context_default(2), blas = ctx;
+    attention_problem p, other;
+    blas.arithmetic = &assay_arithmetic_blas;
+    attention_problem_make(&p, &config, PADDED_END, ASSAY_FLOAT64);
+    attention_problem_make(&other, &config, PADDED_END, ASSAY_FLOAT64);
+    attention_problem_run(&ctx, &p);
+    attention_problem_run(&blas, &other);
+    for (int r = 0; r < ATTENTION_RESULTS; r++) {
+        assert_close(other.results[r], p.results[r], p.count[r], 1e-13, 1e-13);
+    }
+    attention_problem_free(&p);
+    attention_problem_free(&other);
+}
+
+static void test_every_allocation_may_fail(void **state)
+{
+    (void)state;
+    const assay_attention_config config = {.batch = 2, .sequence = 140, .heads = 2, .qk_dim = 24, .v_dim = 16};
+    attention_problem p;
+    attention_problem_make(&p, &config, INTERLEAVED, ASSAY_FLOAT64);
+    const assay_attention_inputs in = attention_problem_inputs(&p);
+    const assay_attention_gradients g = attention_problem_gradients(&p);
+    /* 2 threads: heads at the same time; 7: within products */
+    for (int i = 0; i < 4; i++) {
+        int64_t failures = 0;
+        for (;; failures++) {
+            assay_context ctx = assay_context_default(i < 2 ? 2 : 7);
+            assay_fail_allocation(failures);
+            const assay_status status =
+                i % 2 == 0
+                    ? assay_attention_forward(&ctx, p.results[0], p.results[1], &in, &config)
+                    : assay_attention_backward(&ctx, &g, p.dout, p.dlse, p.results[0], p.results[1], &in, &config);
+            assay_fail_allocation(-1);
+            if (!assay_allocation_failed()) {
+                assert_ok(&ctx, status);
+                break;
+            }
+            assert_int_equal(status, ASSAY_NO_MEMORY);
+            assert_true(ctx.message[0] != '\0');
+        }
+        assert_true(failures >= 4); /* the scratch, the segments, then products */
+    }
+    attention_problem_free(&p);
+}
+
+static float rounded(assay_dtype storage, float x)
+{
+    return (float)assay_dtype_round(storage, x, false);
+}
+
+static float sum_of(int64_t count, const double *a, const double *b)
+{
+    float sum = 0;
+    for (int64_t i = 0; i < count; i++) sum += (float)a[i] * (float)b[i];
+    return sum;
+}
+
+static void add_to(int64_t count, float factor, const double *x, double *sums)
+{
+    for (int64_t i = 0; i < count; i++) sums[i] = (float)sums[i] + factor * (float)x[i];
+}
+
+/* An implementation in float32 that stores s, p, dp and ds, and the output before it reads it again, as `storage`. */
+static void low_precision_row(const attention_problem *a, assay_dtype storage, double *r[ATTENTION_RESULTS], float *s,
+                              int64_t i)
+{
+    const int64_t qk = a->config.qk_dim, v = a->config.v_dim;
+    const double *dout = a->dout + i * v;
+    float largest = -INFINITY, sum = 0, d = 0;
+    for (int64_t j = 0; j <= i; j++) {
+        s[j] = rounded(storage, sum_of(qk, a->query + i * qk, a->key + j * qk));
+        largest = fmaxf(largest, s[j]);
+    }
+    for (int64_t j = 0; j <= i; j++) sum += expf(s[j] - largest);
+    const float lse = largest + logf(sum);
+    r[ATTENTION_LSE][i] = lse;
+    for (int64_t j = 0; j <= i; j++) {
+        add_to(v, rounded(storage, expf(s[j] - largest) / sum), a->value + j * v, r[ATTENTION_OUT] + i * v);
+    }
+    for (int64_t k = 0; k < v; k++) d += (float)dout[k] * rounded(storage, (float)r[ATTENTION_OUT][i * v + k]);
+    for (int64_t j = 0; j <= i; j++) {
+        const float p = expf(s[j] - lse), dp = rounded(storage, sum_of(v, dout, a->value + j * v));
+        const float ds = rounded(storage, p * (dp - d + (float)a->dlse[i]));
+        add_to(qk, ds, a->key + j * qk, r[ATTENTION_DQUERY] + i * qk);
+        add_to(qk, ds, a->query + i * qk, r[ATTENTION_DKEY] + j * qk);
+        add_to(v, rounded(storage, p), dout, r[ATTENTION_DVALUE] + j * v);
+    }
+}
+
+static double squared_error(int64_t count, const double *a, const double *golden)
+{
+    double sum = 0;
+    for (int64_t i = 0; i < count; i++) sum += (a[i] - golden[i]) * (a[i] - golden[i]);
+    return sum;
+}
+
+/* As the operation's row in the harness runs it: what backward reads of the output was stored. */
+static void run_member(assay_context *ctx, attention_problem *p, double *out)
+{
+    const assay_attention_inputs in = attention_problem_inputs(p);
+    const assay_attention_gradients g = attention_problem_gradients(p);
+    double *stored = p->results[ATTENTION_OUT], *lse = p->results[ATTENTION_LSE];
+    assert_ok(ctx, assay_attention_forward(ctx, stored, lse, &in, &p->config));
+    memcpy(out, stored, (size_t)p->count[ATTENTION_OUT] * sizeof *out);
+    assay_round(ctx, ASSAY_ROUND_STORAGE, p->count[ATTENTION_OUT], stored);
+    assert_ok(ctx, assay_attention_backward(ctx, &g, p->dout, p->dlse, stored, lse, &in, &p->config));
+}
+
+/* ratio: squared error of the float32 implementation over that of the members, for each result. */
+static void compare_spread(const assay_emulation *profile, int64_t length, double ratio[ATTENTION_RESULTS])
+{
+    enum { MEMBERS = 8 };
+    const assay_attention_config config = {.batch = 1, .sequence = length, .heads = 1, .qk_dim = 24, .v_dim = 16};
+    assay_emulation emulation = *profile;
+    assay_context ctx = assay_context_default(1), member = ctx;
+    attention_problem golden, p;
+    double *low[ATTENTION_RESULTS], squares[ATTENTION_RESULTS] = {0};
+    attention_problem_make(&golden, &config, ONE_SEGMENT, profile->storage);
+    attention_problem_make(&p, &config, ONE_SEGMENT, profile->storage);
+    attention_problem_run(&ctx, &golden);
+    double *out = test_nans(p.count[ATTENTION_OUT]);
+    member.arithmetic = &assay_arithmetic_emulated;
+    member.emulation = &emulation;
+    for (int i = 0; i < MEMBERS; i++) {
+        emulation.seed = (uint64_t)i;
+        run_member(&member, &p, out);
+        for (int r = 0; r < ATTENTION_RESULTS; r++) {
+            const double *of = r == ATTENTION_OUT ? out : p.results[r];
+            squares[r] += squared_error(p.count[r], of, golden.results[r]) / MEMBERS;
+        }
+    }
+    float *scratch = malloc((size_t)length * sizeof *scratch);
+    assert_non_null(scratch);
+    for (int r = 0; r < ATTENTION_RESULTS; r++) {
+        low[r] = calloc((size_t)p.count[r], sizeof *low[r]);
+        assert_non_null(low[r]);
+    }
+    for (int64_t i = 0; i < length; i++) low_precision_row(&golden, profile->storage, low, scratch, i);
+    for (int r = 0; r < ATTENTION_RESULTS; r++) {
+        ratio[r] = squared_error(p.count[r], low[r], golden.results[r]) / squares[r];
+        free(low[r]);
+    }
+    free(scratch);
+    free(out);
+    attention_problem_free(&golden);
+    attention_problem_free(&p);
+}
+
+/* The members are an envelope of a sound float32 implementation, and not a wide one. */
+static void test_emulated_spread_is_that_of_a_float32_implementation(void **state)
+{
+    (void)state;
+    static const assay_emulation PROFILES[] = {
+        {.precision = {"f32", RMS(0x1p-24), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24)},
+         .storage = ASSAY_FLOAT32,
+         .multiply = ASSAY_FLOAT32},
+        {.precision = {"bf16", RMS(0x1p-8), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24)},
+         .storage = ASSAY_BFLOAT16,
+         .multiply = ASSAY_BFLOAT16},
+    };
+    static const int64_t LENGTHS[] = {5, 120, 180};
+    for (size_t i = 0; i < 6; i++) {
+        double ratio[ATTENTION_RESULTS];
+        compare_spread(&PROFILES[i % 2], LENGTHS[i / 2], ratio);
+        for (int r = 0; r < ATTENTION_RESULTS; r++) {
+            if (ratio[r] > 0.15 && ratio[r] < 1.5) continue;
+            fail_msg("%s, S %d, %s: %g", PROFILES[i % 2].precision.name, (int)LENGTHS[i / 2], attention_result_names[r],
+                     ratio[r]);
+        }
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_every_context_gives_the_bits_of_the_plain_loop),
+        cmocka_unit_test(test_blas_agrees),
+        cmocka_unit_test(test_every_allocation_may_fail),
+        cmocka_unit_test(test_emulated_spread_is_that_of_a_float32_implementation),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
