@@ -1,5 +1,5 @@
-/* Rotary embedding with YaRN's frequencies, tables in float32: a phase of p radians is off by p * 2^-24, 0.01 at
- * position 163839. */
+/* Rotary embedding with YaRN's frequencies, tables in float32: a phase of p radians is off by up to p * 2^-24,
+ * 0.01 at position 163839. */
 #include "example.h"
 
 #include <math.h>

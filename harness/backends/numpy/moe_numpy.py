@@ -142,24 +142,42 @@ def moe(s, t):
     return out
 
 
-def main(request, candidate):
+def has(s):
+    """Whether the block is among those of this file."""
+    family = s["model_name"].startswith(("deepseek2", "deepseek3")) or s["decoder_block"] == "mixtral"
+    plain = s["mlp_activations_limit"] in ("0", "0.0") and s["capacity_factor"].startswith("-") and s["mlp_bias"] == "false"
+    return family and plain and s["fused_moe_func"] != "true" and "silu" in s["mlp_activations"]
+
+
+def run(request, candidate, operations):
+    """Reads the request, computes with operations[op](settings, tensors), writes what it gives."""
     with h5py.File(request) as f:
         s = settings_of(f.attrs["case_yaml"])
         expects = [p for p in f.attrs["expects"] if p.startswith(("outputs/", "gradients/"))]
         tensors = {}
-        f.visititems(lambda name, d: tensors.update({name: d[()].astype(FLOAT)}) if isinstance(d, h5py.Dataset) else None)
+
+        def read(name, item):
+            if isinstance(item, h5py.Dataset):
+                tensors[name] = item[()].astype(np.int32 if item.dtype.kind == "i" else FLOAT)
+
+        f.visititems(read)
         op = f.attrs["op"]
-    family = s["model_name"].startswith(("deepseek2", "deepseek3")) or s["decoder_block"] == "mixtral"
-    plain = s["mlp_activations_limit"] in ("0", "0.0") and s["capacity_factor"].startswith("-") and s["mlp_bias"] == "false"
-    if op != "moe" or not family or not plain or s["fused_moe_func"] == "true" or "silu" not in s["mlp_activations"]:
-        unsupported("this block is not among those that moe_numpy.py has")
-    results = moe(s, tensors)
+    if op not in operations:
+        unsupported("no " + op)
+    results = operations[op](s, tensors)
     if missing := [p for p in expects if p not in results]:
         unsupported("no " + missing[0])
     with h5py.File(candidate, "w", libver="v110") as f:
-        for path in set(expects) | {"routing/selected_experts"}:
-            f.create_dataset(path, data=results[path])
+        for path in results:
+            if path in expects or path.startswith("routing/"):
+                f.create_dataset(path, data=results[path])
+
+
+def main(s, t):
+    if not has(s):
+        unsupported("this block is not among those that moe_numpy.py has")
+    return moe(s, t)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    run(*sys.argv[1:], {"moe": main})
