@@ -297,13 +297,13 @@ assay_status assay_evaluate(assay_context *ctx, const assay_plan *plan, const as
 
 int64_t assay_ensemble_memory(const assay_plan *plan)
 {
-    int64_t bytes = 0;
+    double bytes = 0;
     if (!plan->operation->ensemble) return 0;
     for (int i = 0; plan->precision_count > 0 && i < plan->spec_count; i++) {
         char folder[64];
         snprintf(folder, sizeof folder, "error_scale/%s", plan->precisions[0].name);
         if (!assay_path_in(plan->specs[i].path, folder)) continue;
-        bytes += 2 * (int64_t)sizeof(double) * assay_shape_count(&plan->specs[i].shape);
+        bytes += 2.0 * (double)sizeof(double) * (double)assay_shape_count(&plan->specs[i].shape);
     }
-    return bytes;
+    return bytes < 0x1p61 ? (int64_t)bytes : INT64_C(1) << 61; /* whose sum with the operation's own has 64 bits */
 }

@@ -15,10 +15,15 @@ typedef struct assay_plan {
     int64_t file_bytes, memory; /* on disk; at the peak */
     assay_precision *precisions;
     int precision_count;
+    bool certify;   /* the golden is to hold its certificate (harness/certificate.h) */
+    int64_t budget; /* of that: coordinates of each gradient */
 } assay_plan;
 
 /* Prepares the case, chooses datasets by its gradients, checkpoints and profiles, and refuses sizes beyond memory. */
 assay_status assay_plan_make(assay_context *ctx, assay_plan *plan, const assay_case *c);
+/* The golden is to hold its certificate. Refuses what nobody would wait for, unless a budget is given
+ * (harness/certificate.h has its values). */
+assay_status assay_plan_certify(assay_context *ctx, assay_plan *plan, int64_t budget);
 void assay_plan_free(assay_plan *plan); /* safe on a zeroed struct */
 
 /* Whether goldens hold error scales of such a tensor: floats among outputs, gradients and checkpoints. */
@@ -40,6 +45,9 @@ assay_status assay_request_write(assay_context *ctx, const assay_plan *plan, con
  * for bit. Refuses with the first that differs. */
 assay_status assay_golden_recompute(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *golden,
                                     bool quiet);
+
+/* The inputs, weights and cotangents of an open golden. */
+assay_source assay_golden_given(assay_fixture_reader *golden);
 
 /* Creates the folders above `path` that do not exist. */
 assay_status assay_make_parents(assay_context *ctx, const char *path);

@@ -44,7 +44,7 @@ assay_status assay_inputs_open(assay_context *ctx, assay_inputs *inputs, const a
                                const assay_tensor_list *list, const char *file)
 {
     assay_status status = ASSAY_OK;
-    *inputs = (assay_inputs){.c = c, .list = list};
+    *inputs = (assay_inputs){.c = c, .list = list, .file_name = file};
     if (file == NULL) return ASSAY_OK;
     TRY(assay_fixture_open(ctx, file, &inputs->file));
     TRY(check_file(ctx, inputs, file));
@@ -82,20 +82,20 @@ const assay_case_input *assay_case_input_of(const assay_case *c, const char *pat
     return NULL;
 }
 
-static assay_status check_values(assay_context *ctx, const assay_tensor_entry *entry, int64_t first, int64_t count,
-                                 const double *values)
+static assay_status check_values(assay_context *ctx, const assay_inputs *inputs, const assay_tensor_entry *entry,
+                                 int64_t first, int64_t count, const double *values)
 {
     for (int64_t i = 0; i < count; i++) {
         if (!isfinite(values[i])) {
             if (entry->unused_row_axes > 0) continue;
-            return assay_fail(ctx, ASSAY_BAD_INPUT, "%s[%" PRId64 "] is %g, expected a finite number", entry->spec.path,
-                              first + i, values[i]);
+            return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: %s[%" PRId64 "] is %g, expected a finite number",
+                              inputs->file_name, entry->spec.path, first + i, values[i]);
         }
         if (assay_dtype_round(entry->spec.type, values[i], false) != values[i]) {
             return assay_fail(ctx, ASSAY_BAD_INPUT,
-                              "%s[%" PRId64
+                              "%s: %s[%" PRId64
                               "] is %.17g, which is no %s value; give --set dtype=float32 or round it first",
-                              entry->spec.path, first + i, values[i], assay_dtype_name(entry->spec.type));
+                              inputs->file_name, entry->spec.path, first + i, values[i], assay_dtype_name(entry->spec.type));
         }
     }
     return ASSAY_OK;
@@ -120,7 +120,7 @@ static assay_status read_values(assay_context *ctx, void *self, const char *path
     const assay_tensor_entry *entry = assay_tensor_list_find(inputs->list, path);
     if (in_file(inputs, path)) {
         assay_status status = assay_fixture_read(ctx, inputs->file, path, first, count, out);
-        return status == ASSAY_OK ? check_values(ctx, entry, first, count, out) : status;
+        return status == ASSAY_OK ? check_values(ctx, inputs, entry, first, count, out) : status;
     }
     const assay_case_input *given = assay_case_input_of(inputs->c, path);
     assay_fill fill = given != NULL ? given->fill : entry->fill;
@@ -128,12 +128,26 @@ static assay_status read_values(assay_context *ctx, void *self, const char *path
         assay_random_fill(ctx, &fill, inputs->c->seed, path, &entry->spec.shape, entry->spec.type, first, count, out);
     if (status == ASSAY_OK && given != NULL && given->tail_nan_rows > 0) {
         if (entry->unused_row_axes == 0) {
-            return assay_fail(ctx, ASSAY_BAD_INPUT, "inputs.%s: tail_nan_rows is for rows that may belong to no group, or to padding",
+            return assay_fail(ctx, ASSAY_BAD_INPUT,
+                              "inputs.%s: tail_nan_rows is for rows that may belong to no group, or to padding",
                               given->path);
         }
         fill_tail(entry, given->tail_nan_rows, first, count, out);
     }
     return status;
+}
+
+static assay_status check_integers(assay_context *ctx, const assay_tensor_entry *entry, const char *origin,
+                                   int64_t first, int64_t count, const int32_t *values)
+{
+    if (entry->least == 0 && entry->most == 0) return ASSAY_OK;
+    for (int64_t i = 0; i < count; i++) {
+        if (values[i] >= entry->least && values[i] <= entry->most) continue;
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "%s: %s[%" PRId64 "] is %" PRId32 ", expected %" PRId32 " to %" PRId32, origin,
+                          entry->spec.path, first + i, values[i], entry->least, entry->most);
+    }
+    return ASSAY_OK;
 }
 
 static assay_status read_integers(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
@@ -143,13 +157,17 @@ static assay_status read_integers(assay_context *ctx, void *self, const char *pa
     const assay_inputs *inputs = self;
     const assay_tensor_entry *entry = assay_tensor_list_find(inputs->list, path);
     int32_t *whole = NULL;
-    if (in_file(inputs, path)) return assay_fixture_read_i32(ctx, inputs->file, path, first, count, out);
+    if (in_file(inputs, path)) {
+        TRY(assay_fixture_read_i32(ctx, inputs->file, path, first, count, out));
+        return check_integers(ctx, entry, inputs->file_name, first, count, out);
+    }
     const assay_case_input *given = assay_case_input_of(inputs->c, path);
     assay_fill fill = given != NULL ? given->fill : entry->fill;
     /* a permutation or distinct experts are drawn whole */
     TRY(assay_alloc_i32(ctx, path, assay_shape_count(&entry->spec.shape), &whole));
     TRY(assay_random_fill_i32(ctx, &fill, inputs->c->seed, path, &entry->spec.shape, whole));
     memcpy(out, whole + first, (size_t)count * sizeof *out);
+    TRY(check_integers(ctx, entry, inputs->c->name, first, count, out));
 cleanup:
     free(whole);
     return status;

@@ -10,6 +10,7 @@ typedef struct assay_inputs {
     const assay_case *c;
     const assay_tensor_list *list;
     assay_fixture_reader *file; /* of --inputs, or NULL */
+    const char *file_name;
 } assay_inputs;
 
 /* `file` may be NULL. Refuses a file whose inputs/, weights/ or cotangents/ the case does not have, or has in another
@@ -18,7 +19,8 @@ assay_status assay_inputs_open(assay_context *ctx, assay_inputs *inputs, const a
                                const assay_tensor_list *list, const char *file);
 void assay_inputs_close(assay_inputs *inputs);
 
-/* Elements that are read from a file must lie on the case's grid and be finite. */
+/* Elements that are read from a file must lie on the case's grid and be finite. Whole numbers must lie where the entry
+ * of the tensor says, wherever they are from. */
 assay_source assay_inputs_source(assay_inputs *inputs);
 
 /* What the case says of a tensor, by its path with or without the leading folder; NULL when it says nothing. */

@@ -8,6 +8,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "harness/certificate.h"
+
 enum { COMMON = 1 << 30 };
 
 typedef struct option_row {
@@ -33,7 +35,9 @@ enum {
     TIMEOUT,
     KEEP,
     TAG,
-    JSON
+    JSON,
+    CERTIFY,
+    BUDGET
 };
 
 static const option_row rows[] = {
@@ -46,7 +50,7 @@ static const option_row rows[] = {
      "profile: f64, f32, bf16, f16 (default: by the case's dtype)"},
     {"false-alarm", FALSE_ALARM, true, ASSAY_OPT_PRECISION, "P",
      "probability that a correct backend fails (default 1e-6)"},
-    {"verbose", 'v', false, ASSAY_OPT_PRECISION, NULL, "every tensor in detail"},
+    {"verbose", 'v', false, ASSAY_OPT_PRECISION | ASSAY_OPT_VERIFY, NULL, "every tensor in detail"},
     {"json", JSON_FILE, true, ASSAY_OPT_REPORTS, "FILE", "write the report as JSON"},
     {"junit", JUNIT_FILE, true, ASSAY_OPT_REPORTS, "FILE", "write the report as JUnit XML"},
     {"backend", BACKEND, true, ASSAY_OPT_BACKEND, "SPEC",
@@ -55,6 +59,9 @@ static const option_row rows[] = {
     {"keep", KEEP, true, ASSAY_OPT_BACKEND, "DIR", "keep golden, request and candidate files in this folder"},
     {"tag", TAG, true, ASSAY_OPT_LIST, "TAG", "only cases with this tag"},
     {"json", JSON, false, ASSAY_OPT_LIST, NULL, "as JSON"},
+    {"certify", CERTIFY, false, ASSAY_OPT_CERTIFY, NULL, "certify in binary128, and store the certificate"},
+    {"budget", BUDGET, true, ASSAY_OPT_CERTIFY | ASSAY_OPT_VERIFY, "N",
+     "certify N coordinates of each gradient (default 8), or all; 0: outputs alone"},
     {"threads", THREADS, true, COMMON, "N", "threads (default: all cores); the same bits for any number"},
     {"engine", ENGINE, true, COMMON, "NAME", "reference (default) or blas"},
     {"quiet", 'q', false, COMMON, NULL, "no progress"},
@@ -92,6 +99,21 @@ static assay_status parse_threads(assay_context *ctx, const char *text, int *thr
                           MOST);
     }
     *threads = (int)value;
+    return ASSAY_OK;
+}
+
+static assay_status parse_budget(assay_context *ctx, const char *text, int64_t *budget)
+{
+    char *end = NULL;
+    errno = 0;
+    const long long value = strtoll(text, &end, 10);
+    if (strcmp(text, "all") == 0) {
+        *budget = ASSAY_BUDGET_ALL;
+    } else if (end == text || *end != '\0' || errno != 0 || value < 0) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "--budget is \"%s\", expected a whole number from 0 up, or all", text);
+    } else {
+        *budget = value;
+    }
     return ASSAY_OK;
 }
 
@@ -140,6 +162,11 @@ static assay_status take(assay_context *ctx, assay_options *o, int letter, const
     case JSON:
         o->json = true;
         return ASSAY_OK;
+    case CERTIFY:
+        o->certify = true;
+        return ASSAY_OK;
+    case BUDGET:
+        return parse_budget(ctx, value, &o->budget);
     case ENGINE:
         o->engine = value;
         return ASSAY_OK;
@@ -219,6 +246,7 @@ assay_status assay_options_parse(assay_context *ctx, int argc, char **argv, unsi
                                .color = isatty(STDOUT_FILENO) != 0,
                                .false_alarm = 1e-6,
                                .timeout = 300.0,
+                               .budget = ASSAY_BUDGET_UNSAID,
                                .argv = argv,
                                .argc = argc};
     build_tables(allowed, longs, shorts);

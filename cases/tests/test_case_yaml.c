@@ -242,6 +242,41 @@ static void reads_a_maxtext_model_file(void **state) {
     assert_int_equal(remove(path), 0);
 }
 
+/* Plain RoPE has halves for pairs and everything else interleaves, until rope_interleave is given. */
+static void rope_interleave_follows_rope_type(void **state) {
+    (void)state;
+    static const struct {
+        const char *rest;
+        bool interleave;
+    } CASES[] = {
+        {"", false},
+        {"config: {rope_factor: 4}", false},
+        {"config: {rope_type: default}", false},
+        {"config: {rope_type: yarn}", true},
+        {"config: {rope_type: yarn, rope_interleave: false}", false},
+        {"config: {rope_interleave: false, rope_type: yarn}", false},
+        {"config: {rope_type: default, rope_interleave: true}", true},
+        {"config: {rope_interleave: true, rope_type: default}", true},
+        {"config: {rope_type: yarn, rope_factor: 4}", true},
+        {"model: {rope_type: yarn}\nconfig: {rope_type: default}", false},
+        {"model: {rope_type: yarn, rope_interleave: true}\nconfig: {rope_type: default}", true},
+        {"model: {rope_type: yarn, rope_interleave: false}\nconfig: {mscale: 2}", false},
+        {"model: deepseek3-tiny", true},
+        {"model: deepseek3-tiny\nconfig: {rope_type: default}", false},
+    };
+    for (size_t i = 0; i < sizeof CASES / sizeof *CASES; i++) {
+        assay_context ctx = {.threads = 1};
+        assay_case *c = NULL;
+        char text[256];
+        int count = 0;
+        snprintf(text, sizeof text, "case: a\nop: mla\n%s\n", CASES[i].rest);
+        assert_ok(&ctx, parse(&ctx, text, &c, &count));
+        if (c->config.rope_interleave != CASES[i].interleave) print_error("%s\n", CASES[i].rest);
+        assert_int_equal(c->config.rope_interleave, CASES[i].interleave);
+        assay_cases_free(c, count);
+    }
+}
+
 static void reports_every_failed_allocation(void **state) {
     (void)state;
     static const char TEXT[] = "case: a\nop: moe\nmodel: deepseek3-tiny\ntags: [a, b]\nprofiles: bf16, f32\n"
@@ -275,6 +310,7 @@ int main(void) {
         cmocka_unit_test(survives_sizes),
         cmocka_unit_test(takes_aliases),
         cmocka_unit_test(reads_a_maxtext_model_file),
+        cmocka_unit_test(rope_interleave_follows_rope_type),
         cmocka_unit_test(reports_every_failed_allocation),
     };
     return cmocka_run_group_tests_name("case_yaml", tests, NULL, NULL);

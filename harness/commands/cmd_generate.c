@@ -3,6 +3,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "harness/certificate.h"
 #include "harness/command.h"
 
 static bool is_file_name(const char *path)
@@ -39,6 +40,12 @@ static assay_status check_output(assay_context *ctx, const assay_options *option
     return ASSAY_OK;
 }
 
+static assay_status make_plan(assay_context *ctx, const assay_options *options, assay_plan *plan, const assay_case *c)
+{
+    assay_status status = assay_plan_make(ctx, plan, c);
+    return status == ASSAY_OK && options->certify ? assay_plan_certify(ctx, plan, options->budget) : status;
+}
+
 /* Every case is planned, and held against the user's inputs, before the first is written: a bad one costs nothing. */
 static assay_status check_cases(assay_context *ctx, const assay_options *options, const assay_case *cases, int count)
 {
@@ -46,7 +53,7 @@ static assay_status check_cases(assay_context *ctx, const assay_options *options
     for (int i = 0; i < count && status == ASSAY_OK; i++) {
         assay_plan plan = {0};
         assay_inputs inputs = {0};
-        status = assay_plan_make(ctx, &plan, &cases[i]);
+        status = make_plan(ctx, options, &plan, &cases[i]);
         if (status == ASSAY_OK) status = assay_inputs_open(ctx, &inputs, &cases[i], &plan.list, options->inputs);
         assay_inputs_close(&inputs);
         assay_plan_free(&plan);
@@ -68,7 +75,7 @@ static assay_status write_files(assay_context *ctx, const assay_options *options
     TRY(check_output(ctx, options, count));
     TRY(check_cases(ctx, options, cases, count));
     for (int i = 0; i < count; i++) {
-        TRY(assay_plan_make(ctx, &plan, &cases[i]));
+        TRY(make_plan(ctx, options, &plan, &cases[i]));
         TRY(output_path(ctx, options, &cases[i], path, sizeof path));
         TRY(assay_make_parents(ctx, path));
         TRY(write(ctx, &plan, path, options->inputs, options->quiet));
@@ -85,6 +92,9 @@ cleanup:
 static assay_status run_generate(assay_context *ctx, const assay_options *options, int *exit_code)
 {
     *exit_code = ASSAY_EXIT_PASS;
+    if (!options->certify && options->budget != ASSAY_BUDGET_UNSAID) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "--budget is the certificate's: it goes with --certify");
+    }
     return write_files(ctx, options, assay_golden_write);
 }
 
@@ -98,8 +108,9 @@ const assay_command assay_command_generate = {
     .name = "generate",
     .arguments = "CASE... -o PATH",
     .summary = "golden fixtures: inputs, outputs, gradients, error scales",
-    .details = "Prints the path of each file when it is in place.\n",
-    .options = ASSAY_OPT_OUTPUT | ASSAY_OPT_SET | ASSAY_OPT_INPUTS,
+    .details = "Prints the path of each file when it is in place. With --certify results are held against a second form in\n"
+               "binary128 first, and nothing is written where one of them is wrong.\n",
+    .options = ASSAY_OPT_OUTPUT | ASSAY_OPT_SET | ASSAY_OPT_INPUTS | ASSAY_OPT_CERTIFY,
     .least = 1,
     .most = -1,
     .run = run_generate,

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "harness/command.h"
+#include "harness/operations/op_support.h"
 
 /* 1234567 as "1.2 MB". */
 static void size_text(double bytes, char *text, size_t size)
@@ -27,6 +28,9 @@ static void print_fill(const assay_fill *fill)
         break;
     case ASSAY_CONSTANT:
         printf(" %.4g", fill->mean);
+        break;
+    case ASSAY_RAMP:
+        printf(" from %.10g by %.10g", fill->mean, fill->scale);
         break;
     case ASSAY_VALUES:
     case ASSAY_PERMUTATION:
@@ -70,6 +74,24 @@ static void print_costs(const assay_plan *plan)
     printf(" (error_scale/PROFILE/...)\n");
 }
 
+/* What a layer's remat policy costs; other operations keep everything. */
+static assay_status print_remat(assay_context *ctx, const assay_plan *plan)
+{
+    assay_status status;
+    char kept[32], offloaded[32];
+    assay_stack_config config;
+    assay_remat_report report;
+    if (assay_tensor_list_find(&plan->list, "remat/bytes_kept") == NULL) return ASSAY_OK;
+    TRY(assay_stack_config_of(ctx, plan->c, &config));
+    TRY(assay_stack_remat_model(ctx, &config, &report));
+    size_text((double)report.bytes_kept, kept, sizeof kept);
+    size_text((double)report.bytes_offloaded, offloaded, sizeof offloaded);
+    printf("remat     %s kept, %s offloaded, %.4g operations computed again by backward\n", kept, offloaded,
+           report.operations_recomputed);
+cleanup:
+    return status;
+}
+
 static assay_status run(assay_context *ctx, const assay_options *options, int *exit_code)
 {
     assay_status status;
@@ -85,6 +107,7 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
         printf("%s", yaml);
         print_tensors(&plan);
         print_costs(&plan);
+        TRY(print_remat(ctx, &plan));
         if (i + 1 < count) printf("\n");
         free(yaml);
         yaml = NULL;

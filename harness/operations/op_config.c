@@ -211,10 +211,9 @@ assay_status assay_rope_config_of(assay_context *ctx, const assay_case *c, assay
     }
     assay_status status = assay_rope_check(ctx, config);
     RETURN_IF(status != ASSAY_OK, status);
-    /* positions: start and step; explicit ones are checked where they are read */
+    /* neither start nor step is negative; explicit positions are checked where they are read */
     const int64_t first = c->position_start, last = first + c->position_step * (c->sequence - 1);
-    const int64_t least = first < last ? first : last, most = first < last ? last : first;
-    if (assay_case_input_of(c, "inputs/positions") == NULL && (least < 0 || most >= config->max_position_embeddings)) {
+    if (assay_case_input_of(c, "inputs/positions") == NULL && last >= config->max_position_embeddings) {
         return assay_fail(ctx, ASSAY_BAD_INPUT,
                           "positions go from %" PRId64 " to %" PRId64 ", expected 0 to %" PRId64
                           " (max_position_embeddings)",
@@ -271,6 +270,9 @@ static assay_status remat_policy_of(assay_context *ctx, const assay_model_config
     return assay_remat_policy_make(ctx, policy, m->remat_policy.text, texts);
 }
 
+/* A fixture has some hundred datasets for each. */
+enum { LAYERS_MAX = 1000 };
+
 assay_status assay_stack_config_of(assay_context *ctx, const assay_case *c, assay_stack_config *config)
 {
     const assay_model_config *m = &c->config;
@@ -280,7 +282,10 @@ assay_status assay_stack_config_of(assay_context *ctx, const assay_case *c, assa
                                    .dense_layers = m->first_num_dense_layers,
                                    .single = single,
                                    .epsilon = m->normalization_layer_epsilon};
-    TRY(assay_require_positive(ctx, "base_num_decoder_layers", config->layers));
+    if (config->layers < 1 || config->layers > LAYERS_MAX) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "base_num_decoder_layers is %" PRId64 ", expected 1 to %d",
+                          config->layers, LAYERS_MAX);
+    }
     if (config->dense_layers > config->layers) config->dense_layers = config->layers;
     TRY(assay_mla_config_of(ctx, c, &config->mla));
     if (m->first_num_hash_layers > 0) {

@@ -15,16 +15,16 @@ static assay_status spec_config(assay_context *ctx, const assay_case *c, assay_s
     return assay_stack_config_of(ctx, c, &config->stack);
 }
 
-/* A layer's prefix, and the describers of its blocks. */
-typedef struct layer_names {
-    char layer[32];
-} layer_names;
+/* "layers/3/", or "" of a single layer. */
+typedef struct layer_prefix {
+    char text[32];
+} layer_prefix;
 
-static layer_names names_of(const assay_stack_config *config, int64_t layer)
+static layer_prefix prefix_of(const assay_stack_config *config, int64_t layer)
 {
-    layer_names names = {""};
-    if (!config->single) snprintf(names.layer, sizeof names.layer, "layers/%" PRId64 "/", layer);
-    return names;
+    layer_prefix prefix = {""};
+    if (!config->single) snprintf(prefix.text, sizeof prefix.text, "layers/%" PRId64 "/", layer);
+    return prefix;
 }
 
 static bool is_dense(const assay_stack_config *config, int64_t layer)
@@ -82,19 +82,19 @@ static assay_status describe(assay_context *ctx, const assay_case *c, assay_tens
     TRY(assay_describe_positions(ctx, list, c));
     TRY(assay_describe_segments(ctx, list, c));
     for (int64_t layer = 0; layer < config.layers; layer++) {
-        const layer_names names = names_of(&config, layer);
-        d.layer = names.layer;
+        const layer_prefix prefix = prefix_of(&config, layer);
+        d.layer = prefix.text;
         TRY(describe_weights(d, &config, layer));
     }
     TRY(assay_describe_output(ctx, list, c, "y", &one, x));
     for (int64_t layer = 0; layer < config.layers; layer++) {
-        const layer_names names = names_of(&config, layer);
-        d.layer = names.layer;
+        const layer_prefix prefix = prefix_of(&config, layer);
+        d.layer = prefix.text;
         if (!is_dense(&config, layer)) TRY(assay_describe_balance(&d, &config.moe.routing));
     }
     for (int64_t layer = 0; layer < config.layers; layer++) {
-        const layer_names names = names_of(&config, layer);
-        d.layer = names.layer;
+        const layer_prefix prefix = prefix_of(&config, layer);
+        d.layer = prefix.text;
         TRY(describe_results(&d, &config, layer));
     }
     /* without backward nothing is kept */

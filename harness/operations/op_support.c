@@ -113,12 +113,28 @@ assay_status assay_describe_layer_output(const assay_describer *d, const char *n
     return assay_describe_output(d->ctx, d->list, d->c, whole, fill, dims);
 }
 
+/* An int32 [B,S] tensor. A list of values is for every row or for the whole batch: any other count is a slip. */
+static assay_status describe_tokens(assay_context *ctx, assay_tensor_list *list, const assay_case *c, const char *path,
+                                    const assay_fill *fill, int64_t most)
+{
+    const assay_case_input *given = assay_case_input_of(c, path);
+    const int64_t values = given != NULL && given->fill.distribution == ASSAY_VALUES ? given->fill.value_count : 0;
+    if (values != 0 && values != c->sequence && values != c->batch * c->sequence) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "inputs.%s has %" PRId64 " values, expected %" PRId64 " (sequence) or %" PRId64
+                          " (batch * sequence)",
+                          given->path, values, c->sequence, c->batch * c->sequence);
+    }
+    assay_status status = assay_describe(ctx, list, path, ASSAY_INT32, fill, (assay_dims){"BS", {c->batch, c->sequence}});
+    if (status == ASSAY_OK) list->entries[list->count - 1].most = (int32_t)most;
+    return status;
+}
+
 assay_status assay_describe_positions(assay_context *ctx, assay_tensor_list *list, const assay_case *c)
 {
-    assay_dims tokens = {"BS", {c->batch, c->sequence}};
-    assay_fill positions = {
+    const assay_fill positions = {
         .distribution = ASSAY_RAMP, .mean = (double)c->position_start, .scale = (double)c->position_step};
-    return assay_describe(ctx, list, "inputs/positions", ASSAY_INT32, &positions, tokens);
+    return describe_tokens(ctx, list, c, "inputs/positions", &positions, c->config.max_position_embeddings - 1);
 }
 
 bool assay_has_padding(const assay_case *c)
@@ -128,10 +144,22 @@ bool assay_has_padding(const assay_case *c)
 
 assay_status assay_describe_segments(assay_context *ctx, assay_tensor_list *list, const assay_case *c)
 {
-    assay_dims tokens = {"BS", {c->batch, c->sequence}};
-    const assay_case_input *given = assay_case_input_of(c, "inputs/segment_ids");
-    return given == NULL ? ASSAY_OK
-                         : assay_describe(ctx, list, "inputs/segment_ids", ASSAY_INT32, &given->fill, tokens);
+    const char *path = "inputs/segment_ids";
+    const assay_case_input *given = assay_case_input_of(c, path);
+    return given == NULL ? ASSAY_OK : describe_tokens(ctx, list, c, path, &given->fill, INT32_MAX);
+}
+
+assay_status assay_require_finite_tokens(assay_context *ctx, const assay_case *c, const char *path,
+                                         const double *values, int64_t width, const int32_t *segment_ids)
+{
+    for (int64_t i = 0; values != NULL && i < c->batch * c->sequence * width; i++) {
+        const int64_t token = i / width;
+        if (isfinite(values[i]) || (segment_ids != NULL && segment_ids[token] == 0 && c->config.mask_padding)) continue;
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "%s[%" PRId64 ",%" PRId64 ",...] is %g, expected a finite number: the token is no padding",
+                          path, token / c->sequence, token % c->sequence, values[i]);
+    }
+    return ASSAY_OK;
 }
 
 assay_fill assay_fill_normal(double scale, double mean)

@@ -39,11 +39,14 @@ assay_status assay_describe_result(const assay_describer *d, const char *folder,
 assay_status assay_describe_layer_output(const assay_describer *d, const char *name, const assay_fill *fill,
                                          assay_dims dims);
 
-/* inputs/positions as the case's `positions` says. */
+/* inputs/positions as the case's `positions` says, unless `inputs:` describes it; in [0, max_position_embeddings). */
 assay_status assay_describe_positions(assay_context *ctx, assay_tensor_list *list, const assay_case *c);
 /* inputs/segment_ids, which is there when the case says how to fill it; with it there may be padding. */
 assay_status assay_describe_segments(assay_context *ctx, assay_tensor_list *list, const assay_case *c);
 bool assay_has_padding(const assay_case *c);
+/* Of [B,S,width] values, those of padding may be NaN or infinite, and no others. */
+assay_status assay_require_finite_tokens(assay_context *ctx, const assay_case *c, const char *path,
+                                         const double *values, int64_t width, const int32_t *segment_ids);
 
 /* The tensors of a block, by kind. */
 assay_status assay_describe_mlp_weights(const assay_describer *d, const assay_gated_mlp_config *config);

@@ -89,7 +89,9 @@ static double flops(const assay_case *c, bool backward)
 
 static int64_t memory(const assay_case *c)
 {
-    return 8 * c->batch * c->sequence * c->config.qk_rope_head_dim * (c->config.base_num_query_heads + 2);
+    const double heads = (double)c->config.base_num_query_heads, dim = (double)c->config.qk_rope_head_dim;
+    const double bytes = 8.0 * (double)c->batch * (double)c->sequence * dim * (heads + 2.0);
+    return bytes < 0x1p62 ? (int64_t)bytes : INT64_C(1) << 62;
 }
 
 const assay_operation assay_op_yarn_rope = {.name = "yarn_rope",

@@ -80,7 +80,40 @@ for command in generate request run show; do
   bad 'expert 2, expected 1, 1, 1' moe/small --set mesh.expert=2
   bad 'profiles has "bf17", expected f64, f32, bf16 or f16' moe/small --set profiles=bf17
   bad 'inputs\.y is no tensor' moe/small --set 'inputs.y={scale: 0}'
+  bad 'positions go from 163830 to 163845, expected 0 to 163839' yarn_rope/deepseek --set positions.start=163830
+  bad 'positions go from 3 to 262143' mla/small --set positions.step=43690 --set sequence=7 --set positions.start=3
+  bad 'rope_type is "llama3.1", expected default or yarn' yarn_rope/deepseek --set rope_type=llama3.1
+  bad 'qk_rope_head_dim is 7, expected an even number' yarn_rope/deepseek --set qk_rope_head_dim=7
+  bad 'qk_rope_head_dim is 5, expected an even number' mla/small --set qk_rope_head_dim=5
+  bad 'rope_pairwise needs rope_interleave=true' yarn_rope/half-split --set rope_pairwise=true
+  bad 'rope_pairwise needs rope_interleave=true' yarn_rope/pairwise --set rope_type=default
+  bad 'beta_fast is 0.5 and beta_slow 1' deepseek_layer/dense --set beta_fast=0.5
+  bad 'inputs\.segment_ids has 3 values, expected 16 .* or 32 ' attention/deepseek \
+    --set 'inputs.segment_ids={values: [1, 1, 2]}'
+  bad 'inputs\.positions has 8 values, expected 7 .* or 14 ' mla/small \
+    --set 'inputs.positions={values: [0, 1, 2, 3, 4, 5, 6, 7]}'
+  bad 'inputs\.segment_ids is no tensor of op yarn_rope' yarn_rope/deepseek --set 'inputs.segment_ids={values: [1]}'
+  bad 'decoder_layer_input.* found remat' deepseek_layer/moe --set decoder_layer_input=remat
+  bad 'query_proj.* found keep' deepseek_layer/moe --set query_proj=keep
+  bad 'remat_policy is "most", expected full, minimal' deepseek_stack/two-dense --set remat_policy=most
+  bad 'first_num_hash_layers is 1, expected 0' deepseek_layer/moe --set first_num_hash_layers=1
+  bad 'base_num_decoder_layers is 100000000, expected 1 to 1000' deepseek_stack/two-dense \
+    --set base_num_decoder_layers=100000000
 done
+# numbers, which show does not look at
+for command in generate request; do
+  refuses 'yarn_rope/deepseek: inputs/positions\[3\] is 163840, expected 0 to 163839' "$command" yarn_rope/deepseek -o "$out" \
+    --set 'inputs.positions={values: [0, 1, 2, 163840, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]}'
+  refuses 'inputs/positions\[0\] is -1, expected 0 to 163839' "$command" mla/small -o "$out" \
+    --set 'inputs.positions={distribution: ramp, mean: -1, scale: 1}'
+  refuses 'inputs/positions: element 0 would be 0.5, expected a whole number' "$command" mla/small -o "$out" \
+    --set 'inputs.positions={distribution: constant, mean: 0.5}'
+  refuses 'inputs/segment_ids\[4\] is -2, expected 0 to' "$command" deepseek_layer/moe-segments -o "$out" \
+    --set 'inputs.segment_ids={values: [1, 1, 1, 1, -2, 1]}'
+done
+refuses 'inputs/query\[1,6,\.\.\.\] is nan, expected a finite number: the token is no padding' generate \
+  attention/padding-nan -o "$out" --set 'inputs.query={tail_nan_rows: 4}'
+refuses 'inputs\.query: tail_nan_rows is for' generate attention/padding-nan -o "$out" --set mask_padding=false
 refuses '--precision is "bf17", expected' run moe/small --backend 'touch {request} {candidate}' --precision bf17
 leaves_nothing "$out"
 
@@ -147,6 +180,9 @@ cmp "$golden" "$out/scalar.h5" || complain "another instruction set, other bytes
 expect 0 generate moe/small -o "$out/overlaid.h5" --seed 99 --inputs "$golden"
 refuses 'shape' generate moe/small -o "$out/wrong.h5" --set sequence=5 --inputs "$golden"
 refuses 'missing\.h5' generate moe/small -o "$out/wrong.h5" --inputs "$out/missing.h5"
+expect 0 generate yarn_rope/deepseek -o "$work/far.h5" --set max_position_embeddings=300000 --set positions.start=200000
+refuses 'far\.h5: inputs/positions\[0\] is 200000, expected 0 to 163839' generate yarn_rope/deepseek -o "$out/wrong.h5" \
+  --inputs "$work/far.h5"
 [ ! -e "$out/wrong.h5" ] || complain "written in spite of the inputs"
 
 ## files that are no fixtures
@@ -229,7 +265,12 @@ import json, sys
 cases = json.load(open(sys.argv[1]))
 assert len(cases) > 100 and all(c["case"] and c["op"] and c["tags"] and c["shape"] != "?" for c in cases), len(cases)
 ' "$work/out"
-for name in moe/small moe/gpt-oss-dense routing/balance-even gmm/padded-nan-tail; do
+expect 0 show deepseek_stack/two-dense --set remat_policy=minimal
+prints '^remat  .* kept, 0 B offloaded, .* operations computed again'
+expect 0 show deepseek_stack/two-dense --set gradients=none
+! grep -q '^remat ' "$work/out" || complain "remat without backward"
+for name in moe/small moe/gpt-oss-dense routing/balance-even gmm/padded-nan-tail yarn_rope/default attention/padding-nan \
+  mla/pairwise deepseek_stack/tiny-4-layers-mixed; do
   expect 0 show "$name" --seed 12
   sed '/^$/,$d' "$work/out" >"$work/shown.yml"
   expect 0 generate "$name" --seed 12 -o "$work/direct.h5"

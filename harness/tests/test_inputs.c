@@ -194,6 +194,97 @@ static void bad_indices_are_refused(void **state)
     }
 }
 
+/* Positions and segments of a file, which is named, and of the case. */
+static void tokens_out_of_range_are_refused(void **state)
+{
+    const test_folder *folder = *state;
+    static const struct {
+        const char *path;
+        double value;
+        const char *message;
+    } table[] = {
+        {"inputs/positions", 9, NULL},
+        {"inputs/positions", 10, "inputs.h5: inputs/positions[2] is 10, expected 0 to 9"},
+        {"inputs/positions", -1, "inputs.h5: inputs/positions[2] is -1, expected 0 to 9"},
+        {"inputs/segment_ids", 7, NULL},
+        {"inputs/segment_ids", -1, "inputs.h5: inputs/segment_ids[2] is -1, expected 0 to 2147483647"},
+    };
+    char inputs[TEST_PATH_SIZE + 16], set[64];
+    snprintf(inputs, sizeof inputs, "%s/inputs.h5", folder->path);
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        assay_context ctx = assay_context_default(1);
+        assay_case *c = case_named(&ctx, "mla/one-head", "inputs.segment_ids={values: [1, 1, 1, 1, 1]}");
+        assert_ok(&ctx, assay_case_set(&ctx, c, "max_position_embeddings=10"));
+        const double values[10] = {1, 1, table[i].value, 1, 1, 1, 1, 1, 1, 1};
+        write_one(&ctx, inputs, table[i].path, ASSAY_INT32, 2, DIMS(2, 5), values);
+        assay_status status = try_golden(&ctx, c, folder->file, inputs);
+        if (table[i].message == NULL) {
+            assert_ok(&ctx, status);
+        } else {
+            assert_int_equal(status, ASSAY_BAD_INPUT);
+            assert_message(&ctx, table[i].message);
+            /* the same numbers from the case */
+            snprintf(set, sizeof set, "inputs.%s={values: [1, 1, %g, 1, 1]}", strchr(table[i].path, '/') + 1,
+                     table[i].value);
+            assert_ok(&ctx, assay_case_set(&ctx, c, set));
+            assert_int_equal(try_golden(&ctx, c, folder->file, NULL), ASSAY_BAD_INPUT);
+            assert_message(&ctx, strchr(table[i].message, ' ') + 1);
+        }
+        assert_int_equal(folder_count(folder->path, true), table[i].message == NULL ? 2 : 1);
+        assay_cases_free(c, 1);
+    }
+}
+
+/* NaN may stand in padding, and only where padding is masked. */
+static void nan_only_in_padding(void **state)
+{
+    const test_folder *folder = *state;
+    static const struct {
+        const char *first, *second, *message;
+    } table[] = {
+        {"inputs.query={tail_nan_rows: 3}", "inputs.key={tail_nan_rows: 2}", NULL},
+        {"inputs.query={tail_nan_rows: 4}", "seed=5", "inputs/query[1,6,...] is nan, expected a finite number"},
+        {"inputs.key={tail_nan_rows: 20}", "seed=5", "inputs/key[0,0,...] is nan"},
+        {"inputs.value={tail_nan_rows: 5}", "seed=5", "inputs/value[1,5,...] is nan"},
+        {"inputs.cotangents/attention_out={tail_nan_rows: 11}", "seed=5", "cotangents/attention_out[0,9,...] is nan"},
+        {"inputs.query={tail_nan_rows: 3}", "mask_padding=false", "inputs.query: tail_nan_rows is for rows"},
+        {"inputs.cotangents/lse={tail_nan_rows: 1}", "seed=5", "inputs.cotangents/lse: tail_nan_rows is for rows"},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        assay_context ctx = assay_context_default(1);
+        assay_case *c = case_named(&ctx, "attention/padding-nan", table[i].first);
+        assert_ok(&ctx, assay_case_set(&ctx, c, table[i].second));
+        assay_status status = try_golden(&ctx, c, folder->file, NULL);
+        if (table[i].message == NULL) {
+            assert_ok(&ctx, status);
+        } else {
+            assert_int_equal(status, ASSAY_BAD_INPUT);
+            assert_message(&ctx, table[i].message);
+        }
+        assert_int_equal(folder_count(folder->path, true), table[i].message == NULL);
+        assay_cases_free(c, 1);
+    }
+}
+
+/* What padding holds reaches nothing: the same results with NaN in it. */
+static void padding_reaches_nothing(void **state)
+{
+    const test_folder *folder = *state;
+    char plain[TEST_PATH_SIZE + 16];
+    static const char *const same[] = {"outputs/attention_out",    "outputs/lse",          "gradients/inputs/query",
+                                       "gradients/inputs/key",     "gradients/inputs/value"};
+    assay_context ctx = assay_context_default(1);
+    assay_case *with = case_named(&ctx, "attention/padding-nan", NULL), *without = case_named(&ctx, with->name, NULL);
+    snprintf(plain, sizeof plain, "%s/plain.h5", folder->path);
+    for (int i = 0; i < without->input_count; i++) without->inputs[i].tail_nan_rows = 0;
+    assert_ok(&ctx, try_golden(&ctx, with, folder->file, NULL));
+    assert_ok(&ctx, try_golden(&ctx, without, plain, NULL));
+    assert_false(same_digest(&ctx, folder->file, plain, "inputs/key"));
+    for (size_t i = 0; i < sizeof same / sizeof *same; i++) assert_true(same_digest(&ctx, folder->file, plain, same[i]));
+    assay_cases_free(with, 1);
+    assay_cases_free(without, 1);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -203,6 +294,9 @@ int main(void)
         cmocka_unit_test_setup_teardown(nan_only_in_unused_rows, folder_setup, folder_teardown),
         cmocka_unit_test_setup_teardown(tail_nan_rows_must_be_unused, folder_setup, folder_teardown),
         cmocka_unit_test_setup_teardown(bad_indices_are_refused, folder_setup, folder_teardown),
+        cmocka_unit_test_setup_teardown(tokens_out_of_range_are_refused, folder_setup, folder_teardown),
+        cmocka_unit_test_setup_teardown(nan_only_in_padding, folder_setup, folder_teardown),
+        cmocka_unit_test_setup_teardown(padding_reaches_nothing, folder_setup, folder_teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -14,6 +14,7 @@ static void rows_are_whole(void **state)
         assert_non_null(op->check);
         assert_non_null(op->describe);
         assert_non_null(op->run);
+        assert_non_null(op->spec_config);
         assert_non_null(op->flops);
         assert_non_null(op->memory);
         assert_ptr_equal(assay_operation_by_name(op->name), op);
@@ -101,7 +102,7 @@ static void rows_have_pages(void **state)
 static void check_entry(const assay_tensor_entry *entry)
 {
     static const char *const folders[] = {"inputs",    "weights",     "cotangents", "outputs",
-                                          "gradients", "checkpoints", "routing"};
+                                          "gradients", "checkpoints", "routing",    "remat"};
     const assay_tensor_spec *spec = &entry->spec;
     bool in_folder = false;
     for (size_t f = 0; f < sizeof folders / sizeof *folders; f++) in_folder |= assay_path_in(spec->path, folders[f]);
@@ -166,9 +167,11 @@ static void every_case_can_be_planned(void **state)
     assay_context ctx = assay_context_default(1);
     assay_case *cases = NULL;
     int count = 0;
+    assay_spec_config config;
     assert_ok(&ctx, assay_catalogue(&ctx, &cases, &count));
     for (int i = 0; i < count; i++) {
         assay_plan plan = {0};
+        assert_ok(&ctx, assay_operation_by_name(cases[i].op)->spec_config(&ctx, &cases[i], &config));
         assay_status status = assay_plan_make(&ctx, &plan, &cases[i]);
         /* a case of true size may be larger than this machine, which is said and not tried */
         if (has_tag(&cases[i], "true-size") && status == ASSAY_NO_MEMORY) continue;
@@ -214,6 +217,41 @@ static void bad_cases_are_refused(void **state)
         {"rms_norm/deepseek", "normalization_layer_epsilon=-1", "normalization_layer_epsilon", ASSAY_BAD_INPUT},
         {"mlp/silu", "base_mlp_dim=2147483647", "bytes of memory", ASSAY_NO_MEMORY},
         {"permute/deepseek3-tiny", "num_experts_per_tok=17", "num_experts_per_tok is 17", ASSAY_BAD_INPUT},
+        {"yarn_rope/deepseek", "qk_rope_head_dim=7", "qk_rope_head_dim is 7, expected an even number", ASSAY_BAD_INPUT},
+        {"yarn_rope/deepseek", "rope_type=llama3.1", "rope_type is \"llama3.1\", expected default or yarn",
+         ASSAY_BAD_INPUT},
+        {"yarn_rope/half-split", "rope_pairwise=true", "rope_pairwise needs rope_interleave=true", ASSAY_BAD_INPUT},
+        {"yarn_rope/deepseek", "base_num_query_heads=0", "base_num_query_heads is 0, expected 1 or more",
+         ASSAY_BAD_INPUT},
+        {"yarn_rope/deepseek", "max_position_embeddings=15", "positions go from 0 to 15, expected 0 to 14",
+         ASSAY_BAD_INPUT},
+        {"yarn_rope/deepseek", "positions.step=2147483647", "positions go from 0 to 32212254705", ASSAY_BAD_INPUT},
+        {"yarn_rope/deepseek", "inputs.positions={values: [1, 2]}", "inputs.positions has 2 values, expected 16",
+         ASSAY_BAD_INPUT},
+        {"yarn_rope/deepseek", "inputs.segment_ids={values: [1]}", "inputs.segment_ids is no tensor of op yarn_rope",
+         ASSAY_BAD_INPUT},
+        {"attention/deepseek", "base_num_query_heads=0", "base_num_query_heads is 0, expected 1 or more",
+         ASSAY_BAD_INPUT},
+        {"attention/deepseek", "inputs.inputs/segment_ids={values: [1, 2, 3]}",
+         "inputs.inputs/segment_ids has 3 values, expected 16 (sequence) or 32 (batch * sequence)", ASSAY_BAD_INPUT},
+        {"attention/deepseek", "sequence=500000000", "bytes of memory", ASSAY_NO_MEMORY},
+        {"mla/small", "qk_rope_head_dim=3", "qk_rope_head_dim is 3, expected an even number", ASSAY_BAD_INPUT},
+        {"mla/small", "base_emb_dim=0", "emb_dim", ASSAY_BAD_INPUT},
+        {"mla/small", "rope_factor=0", "rope_factor is 0", ASSAY_BAD_INPUT},
+        {"mla/small", "normalization_layer_epsilon=-1", "normalization_layer_epsilon", ASSAY_BAD_INPUT},
+        {"deepseek_layer/dense", "base_mlp_dim=0", "base_mlp_dim is 0, expected 1 or more", ASSAY_BAD_INPUT},
+        {"deepseek_layer/moe", "num_experts_per_tok=5", "num_experts_per_tok", ASSAY_BAD_INPUT},
+        {"deepseek_layer/moe", "first_num_hash_layers=1", "first_num_hash_layers is 1, expected 0", ASSAY_BAD_INPUT},
+        {"deepseek_layer/moe", "decoder_layer_input=remat", "decoder_layer_input", ASSAY_BAD_INPUT},
+        {"deepseek_layer/moe", "remat_policy=most", "remat_policy is \"most\"", ASSAY_BAD_INPUT},
+        {"deepseek_layer/moe-fused-weights", "sparse_matmul=false", "prefuse_moe_weights needs sparse_matmul=true",
+         ASSAY_BAD_INPUT},
+        {"deepseek_stack/two-dense", "base_num_decoder_layers=0", "base_num_decoder_layers is 0, expected 1 to 1000",
+         ASSAY_BAD_INPUT},
+        {"deepseek_stack/two-dense", "base_num_decoder_layers=1001", "base_num_decoder_layers is 1001, expected 1 to",
+         ASSAY_BAD_INPUT},
+        {"deepseek_stack/two-dense", "checkpoints=[layers/2/mla_q]", "checkpoints has \"layers/2/mla_q\"",
+         ASSAY_BAD_INPUT},
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         assay_context ctx = assay_context_default(1);
@@ -273,6 +311,37 @@ static void largest_sizes_are_refused(void **state)
     }
 }
 
+static void largest_attention_sizes_are_refused(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"yarn_rope", "attention", "mla", "deepseek_layer", "deepseek_stack"};
+    static const char *const keys[] = {"base_emb_dim", "base_num_query_heads", "qk_nope_head_dim", "v_head_dim",
+                                       "q_lora_rank",  "kv_lora_rank",         "base_mlp_dim"};
+    enum { KEYS = sizeof keys / sizeof *keys };
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        for (unsigned large = 0; large < 1u << (KEYS + 1); large++) {
+            assay_context ctx = assay_context_default(1);
+            assay_plan plan = {0};
+            char yaml[640];
+            int used = snprintf(yaml, sizeof yaml,
+                                "case: a\nop: %s\nsequence: 64\nbatch: 2147483647\nconfig: {base_num_decoder_layers: 2, "
+                                "first_num_dense_layers: 2, max_position_embeddings: 2147483647",
+                                names[i]);
+            for (int k = 0; k < KEYS; k++) {
+                used += snprintf(yaml + used, sizeof yaml - (size_t)used, ", %s: %d", keys[k],
+                                 (large >> k & 1) != 0 ? INT32_MAX : 64);
+            }
+            snprintf(yaml + used, sizeof yaml - (size_t)used, "}\n");
+            assay_case *c = case_from(&ctx, yaml);
+            if ((large >> KEYS) != 0) c->sequence = INT32_MAX;
+            assay_status status = assay_plan_make(&ctx, &plan, c);
+            assert_true(status == ASSAY_NO_MEMORY || status == ASSAY_BAD_INPUT);
+            assay_plan_free(&plan);
+            assay_cases_free(c, 1);
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -283,6 +352,7 @@ int main(void)
         cmocka_unit_test(bad_cases_are_refused),
         cmocka_unit_test(unknown_operations_are_refused),
         cmocka_unit_test(largest_sizes_are_refused),
+        cmocka_unit_test(largest_attention_sizes_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -135,8 +135,10 @@ assay_status assay_random_check(assay_context *ctx, const assay_fill *fill, cons
     if (wanted == NULL) return ASSAY_OK;
     char text[128];
     assay_shape_text(shape, text, sizeof text);
-    return assay_fail(ctx, ASSAY_BAD_INPUT, "%s %s: distribution %s needs %s; low is %g, high %g", path, text,
-                      DISTRIBUTION_NAMES[fill->distribution], wanted, low, high);
+    const bool ramp = fill->distribution == ASSAY_RAMP;
+    return assay_fail(ctx, ASSAY_BAD_INPUT, "%s %s: distribution %s needs %s; %s is %g, %s %g", path, text,
+                      DISTRIBUTION_NAMES[fill->distribution], wanted, ramp ? "mean" : "low", ramp ? fill->mean : low,
+                      ramp ? "scale" : "high", ramp ? fill->scale : high);
 }
 
 /* All that the elements of one tensor depend on. */

@@ -26,20 +26,31 @@ assay_status spec_add_certificate(assay_context *ctx, spec_certificates *certifi
     return ASSAY_OK;
 }
 
-void spec_note(spec_certificate *certificate, int64_t index, spec_quad computed, spec_quad reference, spec_quad error,
-               spec_quad scale)
+/* error / unit: 0 without an error, infinite where that is no number. */
+static double in_units(spec_quad error, spec_quad unit)
 {
-    double relative = error == 0 ? 0 : (double)(error / scale);
-    if (isnan(relative)) relative = INFINITY;
-    bool worse = certificate->checked == 0 || relative > certificate->relative;
+    double quotient = error == 0 ? 0 : (double)(error / unit);
+    return isnan(quotient) ? INFINITY : quotient;
+}
+
+static void raise_to(double *largest, double value)
+{
+    if (value > *largest) *largest = value;
+}
+
+void spec_note(spec_certificate *certificate, const spec_comparison *c)
+{
+    double excess = in_units(c->error, c->allowed);
+    bool worse = certificate->checked == 0 || excess > certificate->excess;
     certificate->checked++;
+    raise_to(&certificate->scale, (double)c->scale);
+    raise_to(&certificate->relative, in_units(c->error, c->scale));
     if (!worse) return;
-    certificate->worst = index;
-    certificate->computed = (double)computed;
-    certificate->reference = (double)reference;
-    certificate->error = (double)error;
-    certificate->scale = (double)scale;
-    certificate->relative = relative;
+    certificate->worst = c->index;
+    certificate->computed = (double)c->computed;
+    certificate->reference = (double)c->reference;
+    certificate->error = (double)c->error;
+    certificate->excess = excess;
 }
 
 /* The distance between float64 numbers at x. */
@@ -60,15 +71,25 @@ spec_quad spec_largest(int64_t count, const spec_quad *values)
 }
 
 void spec_certify_values(int64_t count, const spec_quad *computed, const spec_quad *reference,
-                         spec_certificate *certificate)
+                         const spec_quad *error_scale, spec_certificate *certificate)
 {
-    spec_quad scale = spec_largest(count, reference);
+    const spec_quad scale = spec_largest(count, reference);
     for (int64_t i = 0; i < count; i++) {
-        bool same = computed[i] == reference[i] || (isnanq(computed[i]) && isnanq(reference[i]));
-        spec_quad error = same ? 0 : fabsq(computed[i] - reference[i]);
-        double ulps = same ? 0 : (double)(error / last_place(reference[i]));
-        if (!(ulps <= certificate->ulps)) certificate->ulps = isnan(ulps) ? INFINITY : ulps;
-        spec_note(certificate, i, computed[i], reference[i], error, scale);
+        const bool same = computed[i] == reference[i] || (isnanq(computed[i]) && isnanq(reference[i]));
+        const spec_quad error = same ? 0 : fabsq(computed[i] - reference[i]), ulp = last_place(reference[i]);
+        spec_quad allowed = SPEC_ALLOWED_RELATIVE * scale;
+        if (error_scale != NULL) {
+            const spec_quad gauge = fmaxq(finiteq(error_scale[i]) ? error_scale[i] : 0, SPEC_LEAST_GAUGE * ulp);
+            allowed = SPEC_ALLOWED_GAUGE * gauge;
+            raise_to(&certificate->gauge, in_units(error, gauge));
+        }
+        raise_to(&certificate->ulps, in_units(error, ulp));
+        spec_note(certificate, &(spec_comparison){.index = i,
+                                                  .computed = computed[i],
+                                                  .reference = reference[i],
+                                                  .error = error,
+                                                  .scale = scale,
+                                                  .allowed = allowed});
     }
 }
 
@@ -76,8 +97,9 @@ static void certify_indices(int64_t count, const int32_t *computed, const int32_
                             spec_certificate *certificate)
 {
     for (int64_t i = 0; i < count; i++) {
-        spec_quad error = fabsq((spec_quad)computed[i] - reference[i]);
-        spec_note(certificate, i, computed[i], reference[i], error, 0);
+        const spec_quad error = fabsq((spec_quad)computed[i] - reference[i]);
+        spec_note(certificate, &(spec_comparison){
+                                   .index = i, .computed = computed[i], .reference = reference[i], .error = error});
     }
 }
 
@@ -86,10 +108,22 @@ bool spec_has_prefix(const char *path, const char *prefix)
     return strncmp(path, prefix, strlen(prefix)) == 0;
 }
 
-static assay_status certify_tensor(assay_context *ctx, const spec_tensor *computed, const spec_tensors *references,
-                                   spec_certificates *certificates)
+/* The tensor's error scales, or NULL. */
+static assay_status find_error_scale(assay_context *ctx, const spec_tensors *results, const spec_tensor *tensor,
+                                     const spec_quad **scale)
+{
+    static const char folder[] = "error_scale/f64/";
+    char path[sizeof folder + ASSAY_PATH_SIZE];
+    memcpy(path, folder, sizeof folder);
+    memcpy(path + sizeof folder - 1, tensor->path, strlen(tensor->path) + 1);
+    return spec_read_optional(ctx, results, path, assay_shape_count(&tensor->shape), scale);
+}
+
+static assay_status certify_tensor(assay_context *ctx, const spec_tensors *results, const spec_tensor *computed,
+                                   const spec_tensors *references, spec_certificates *certificates)
 {
     const spec_tensor *reference = spec_tensors_find(references, computed->path);
+    const spec_quad *error_scale = NULL;
     if (reference == NULL || (reference->values == NULL) != (computed->values == NULL) ||
         !assay_shape_equal(&reference->shape, &computed->shape)) {
         char shape[128], expected[128] = "none";
@@ -99,11 +133,12 @@ static assay_status certify_tensor(assay_context *ctx, const spec_tensor *comput
                           expected);
     }
     spec_certificate *certificate = NULL;
-    assay_status status = spec_add_certificate(ctx, certificates, computed->path, &certificate);
+    assay_status status = find_error_scale(ctx, results, computed, &error_scale);
+    if (status == ASSAY_OK) status = spec_add_certificate(ctx, certificates, computed->path, &certificate);
     if (status != ASSAY_OK) return status;
     int64_t count = assay_shape_count(&computed->shape);
     if (computed->values != NULL) {
-        spec_certify_values(count, computed->values, reference->values, certificate);
+        spec_certify_values(count, computed->values, reference->values, error_scale, certificate);
     } else {
         certify_indices(count, computed->indices, reference->indices, certificate);
     }
@@ -120,8 +155,9 @@ assay_status spec_certify_outputs(assay_context *ctx, const spec_operation *oper
     TRY(operation->evaluate(ctx, config, in, &references));
     if (checkpoints && operation->checkpoints != NULL) TRY(operation->checkpoints(ctx, config, in, &references));
     for (int i = 0; i < computed->count; i++) {
-        if (spec_has_prefix(computed->items[i].path, "gradients/")) continue;
-        TRY(certify_tensor(ctx, &computed->items[i], &references, certificates));
+        const spec_tensor *tensor = &computed->items[i];
+        if (spec_has_prefix(tensor->path, "gradients/") || spec_has_prefix(tensor->path, "error_scale/")) continue;
+        TRY(certify_tensor(ctx, computed, tensor, &references, certificates));
     }
 cleanup:
     spec_tensors_free(&references);

@@ -1,8 +1,10 @@
 /* Certification: float64 results against the second form (SPEC 12).
  *
  * `computed` holds the float64 results as they are (a float64 is exact in binary128) under the paths of a fixture:
- * outputs/, checkpoints/, routing/, gradients/. `in` holds inputs/, weights/, cotangents/, and routing/selected_experts
- * where the choice is to be the golden one: gradients are taken at a fixed choice, so there it is needed.
+ * outputs/, checkpoints/, routing/, gradients/. Where it also has error_scale/f64/ of such a path, those are standard
+ * deviations of a correct float64 implementation. `in` holds inputs/, weights/, cotangents/, and
+ * routing/selected_experts where the choice is to be the golden one: gradients are taken at a fixed choice, so there it
+ * is needed.
  *
  * Gradients: L = sum over outputs of <cotangent, output>; (L(x + h) - L(x - h)) / 2h along single coordinates and along
  * random directions, with h about 1e-10 of the tensor's size: what the difference leaves out is of order 1e-20, the
@@ -13,18 +15,29 @@
 
 #include "oracle/spec/spec.h"
 
+/* What is allowed. A value with an error scale: so many of them, a scale counting as this part of the value's last
+ * place at least, since it leaves out the rounding of the value itself. Without one, and gradients: this share of the
+ * tensor's largest value, along a direction of the gradient's norm. Indices: equality. docs/numerics.md has what is
+ * found. */
+#define SPEC_ALLOWED_GAUGE 10.0
+#define SPEC_LEAST_GAUGE 0.4 /* so that 4 ulps always pass */
+#define SPEC_ALLOWED_RELATIVE 1e-12
+
 typedef struct spec_certificate {
     char path[ASSAY_PATH_SIZE];
     int64_t checked; /* elements, or probes of a gradient */
-    int64_t kinks;   /* probes left out */
-    /* The worst of what was checked, by error / scale. */
+    int64_t kinks;   /* probes left out; of a choice of experts, elements of tokens whose choice is a tie */
+    /* The worst of what was checked, by error / what is allowed. */
     int64_t worst; /* the element; of a gradient -1 for a random direction */
     double computed, reference;
-    double error; /* |computed - reference| */
-    double scale; /* largest |value| of the tensor; for a direction the gradient's 2-norm */
+    double error;  /* |computed - reference| */
+    double excess; /* error / what is allowed: above 1 the tensor is not certified */
+    /* The largest of each. */
+    double scale; /* |value| of the tensor; for a direction the gradient's 2-norm */
     double
         relative; /* error / scale: 0 where both are 0, infinite where a NaN or an infinity stands on one side only */
-    double ulps;  /* largest error in units of the reference's last place in float64; 0 for gradients */
+    double ulps;  /* error in units of the reference's last place in float64; 0 for gradients */
+    double gauge; /* error / error scale; 0 where there is none */
 } spec_certificate;
 
 typedef struct spec_certificates {
@@ -39,22 +52,35 @@ void spec_certificates_free(spec_certificates *certificates); /* safe on a zeroe
 typedef struct spec_budget {
     int64_t coordinates, directions;
     uint64_t seed;
+    void (*advance)(void *self, const char *path); /* after each probe, by one thread at a time; or NULL */
+    void *self;
 } spec_budget;
 
-/* One certificate for each tensor of `computed` outside gradients/, each of which `evaluate` of the operation must
- * give. Indices: relative is 0 or infinite. */
+/* How many probes that is of a gradient of so many elements. */
+int64_t spec_probe_count(const spec_budget *budget, int64_t elements);
+
+/* One certificate for each tensor of `computed` outside gradients/ and error_scale/, each of which `evaluate` of the
+ * operation must give. Indices: relative is 0 or infinite. */
 assay_status spec_certify_outputs(assay_context *ctx, const spec_operation *operation, const void *config,
                                   const spec_tensors *in, const spec_tensors *computed,
                                   spec_certificates *certificates);
 
-/* One certificate for each tensor of `computed` under gradients/. An output without a cotangent is not in L. */
+/* One certificate for each routing/.../selected_experts of `in`: against the choice that the second form makes, those of
+ * all other layers being held. A tie, which the rounding of float64 decides, is counted and left out. `computed` has the
+ * weights. */
+assay_status spec_certify_choices(assay_context *ctx, const spec_operation *operation, const void *config,
+                                  const spec_tensors *in, const spec_tensors *computed,
+                                  spec_certificates *certificates);
+
+/* One certificate for each tensor of `computed` under gradients/. An output without a cotangent is not in L.
+ * Probes run on ctx->threads threads; the certificates do not depend on how many. */
 assay_status spec_certify_gradients(assay_context *ctx, const spec_operation *operation, const void *config,
                                     const spec_tensors *in, const spec_tensors *computed, const spec_budget *budget,
                                     spec_certificates *certificates);
 
-/* What both stand on: values against a reference of the same number of elements. `certificate->path` is the caller's.
- */
+/* What both stand on: values against a reference of the same number of elements; `error_scale` may be NULL.
+ * `certificate->path` is the caller's. */
 void spec_certify_values(int64_t count, const spec_quad *computed, const spec_quad *reference,
-                         spec_certificate *certificate);
+                         const spec_quad *error_scale, spec_certificate *certificate);
 
 #endif

@@ -6,7 +6,8 @@
 #include "oracle/spec/spec_internal.h"
 
 /* L and the sum of the sizes of its terms. A cotangent that is no number stands on a row that belongs to nothing (or
- * else the gradient is no number either, which is found) and is left out. */
+ * else the gradient is no number either, which is found) and is left out; so is an output that is none (the lse of a
+ * query that sees nothing), which depends on nothing. */
 typedef struct weighted_sum {
     spec_quad value, size;
 } weighted_sum;
@@ -29,7 +30,7 @@ static assay_status evaluate_loss(assay_context *ctx, const spec_operation *oper
         int64_t count = assay_shape_count(&cotangent->shape);
         TRY(spec_read(ctx, &out, path, count, &output));
         for (int64_t j = 0; j < count; j++) {
-            if (!finiteq(cotangent->values[j])) continue;
+            if (!finiteq(cotangent->values[j]) || !finiteq(output[j])) continue;
             spec_quad term = cotangent->values[j] * output[j];
             loss->value += term;
             loss->size += fabsq(term);
@@ -40,19 +41,44 @@ cleanup:
     return status;
 }
 
-/* One gradient under test: the tensor it belongs to, which is moved in a copy. */
-typedef struct probing {
-    const spec_operation *operation;
-    const void *config;
-    spec_tensors moved; /* `in` with the tensor's values replaced by `values`; only those are its own */
-    spec_quad *values;
-    const spec_quad *origin, *gradient;
+/* One gradient under test, and the tensor it belongs to. */
+typedef struct gradient {
+    const char *path;        /* of the gradient */
+    const spec_quad *values; /* of the gradient */
+    const spec_quad *origin;
     int64_t count;
+    int tensor;          /* its place in `in` */
     spec_quad size;      /* root of the mean square of the tensor, 1 where it is 0 */
     spec_quad magnitude; /* of the gradient: its largest element */
     spec_quad norm;      /* of the gradient */
+} gradient;
+
+/* A line along which a gradient is tested, and what was found. */
+typedef struct probe {
+    int gradient;
+    int64_t index; /* the coordinate, or -1: a direction of random signs that `seed` gives */
+    uint64_t seed;
+    bool kink;
+    spec_quad computed, derivative, error, scale;
+} probe;
+
+typedef struct probing {
+    const spec_operation *operation;
+    const void *config;
+    const spec_tensors *in;
+    const spec_budget *budget;
     weighted_sum base;
+    gradient *gradients;
+    int gradient_count;
+    probe *probes;
+    int64_t probe_count;
 } probing;
+
+/* The inputs of one probe: `in`, with the tensor's values replaced by `values`; only those are its own. */
+typedef struct moved_inputs {
+    spec_tensors tensors;
+    spec_quad *values;
+} moved_inputs;
 
 static uint64_t next_random(uint64_t *state)
 {
@@ -62,154 +88,234 @@ static uint64_t next_random(uint64_t *state)
     return z ^ (z >> 31);
 }
 
-/* The values moved by `step` along coordinate `index`, or along the direction of random signs that `seed` gives
- * (index -1). Numbers that are none are 0 for their own coordinate, and stay where they are otherwise. */
-static void move(probing *p, int64_t index, uint64_t seed, spec_quad step)
+/* The values moved by `step` along the probe's line. Numbers that are none are 0 for their own coordinate, and stay
+ * where they are otherwise. */
+static void move(const gradient *g, const probe *p, spec_quad step, spec_quad *values)
 {
-    memcpy(p->values, p->origin, (size_t)p->count * sizeof *p->values);
-    if (index >= 0) {
-        p->values[index] = (finiteq(p->origin[index]) ? p->origin[index] : 0) + step;
+    uint64_t seed = p->seed;
+    memcpy(values, g->origin, (size_t)g->count * sizeof *values);
+    if (p->index >= 0) {
+        values[p->index] = (finiteq(g->origin[p->index]) ? g->origin[p->index] : 0) + step;
         return;
     }
-    for (int64_t i = 0; i < p->count; i++) {
+    for (int64_t i = 0; i < g->count; i++) {
         bool negative = next_random(&seed) & 1;
-        if (finiteq(p->origin[i])) p->values[i] += negative ? -step : step;
+        if (finiteq(g->origin[i])) values[i] += negative ? -step : step;
     }
 }
 
 /* The gradient under test along the same line. */
-static spec_quad along(const probing *p, int64_t index, uint64_t seed)
+static spec_quad along(const gradient *g, const probe *p)
 {
-    if (index >= 0) return p->gradient[index];
+    uint64_t seed = p->seed;
     spec_quad sum = 0;
-    for (int64_t i = 0; i < p->count; i++) {
+    if (p->index >= 0) return g->values[p->index];
+    for (int64_t i = 0; i < g->count; i++) {
         bool negative = next_random(&seed) & 1;
-        if (finiteq(p->origin[i])) sum += negative ? -p->gradient[i] : p->gradient[i];
+        if (finiteq(g->origin[i])) sum += negative ? -g->values[i] : g->values[i];
     }
     return sum;
 }
 
-static assay_status difference(assay_context *ctx, probing *p, int64_t index, uint64_t seed, spec_quad step,
-                               spec_quad *derivative, spec_quad *jump)
+static assay_status difference(assay_context *ctx, const probing *all, const probe *p, moved_inputs *moved,
+                               spec_quad step, spec_quad *derivative, spec_quad *jump)
 {
     assay_status status = ASSAY_OK;
     weighted_sum above, below;
-    move(p, index, seed, step);
-    TRY(evaluate_loss(ctx, p->operation, p->config, &p->moved, &above));
-    move(p, index, seed, -step);
-    TRY(evaluate_loss(ctx, p->operation, p->config, &p->moved, &below));
+    const gradient *g = &all->gradients[p->gradient];
+    move(g, p, step, moved->values);
+    TRY(evaluate_loss(ctx, all->operation, all->config, &moved->tensors, &above));
+    move(g, p, -step, moved->values);
+    TRY(evaluate_loss(ctx, all->operation, all->config, &moved->tensors, &below));
     *derivative = (above.value - below.value) / (2 * step);
-    *jump = fabsq(above.value - 2 * p->base.value + below.value) / step;
+    *jump = fabsq(above.value - 2 * all->base.value + below.value) / step;
 cleanup:
     return status;
 }
 
-static assay_status probe(assay_context *ctx, probing *p, int64_t index, uint64_t seed, spec_certificate *certificate)
+static assay_status measure_probe(assay_context *ctx, const probing *all, probe *p, moved_inputs *moved)
 {
     const spec_quad small = 1e-7;
-    spec_quad size = p->size, derivative = 0, jump = 0, closer_jump = 0;
-    if (index >= 0 && finiteq(p->origin[index]) && fabsq(p->origin[index]) > size) size = fabsq(p->origin[index]);
-    spec_quad step = ldexpq(size, -32);
-    spec_quad noise = ldexpq(p->base.size, -100) / step; /* some thousand roundings of L */
-    assay_status status = difference(ctx, p, index, seed, step, &derivative, &jump);
+    const gradient *g = &all->gradients[p->gradient];
+    spec_quad size = g->size, derivative = 0, jump = 0, closer_jump = 0;
+    if (p->index >= 0 && finiteq(g->origin[p->index])) size = fmaxq(size, fabsq(g->origin[p->index]));
+    const spec_quad step = ldexpq(size, -32);
+    spec_quad noise = ldexpq(all->base.size, -100) / step; /* some thousand roundings of L */
+    assay_status status = difference(ctx, all, p, moved, step, &derivative, &jump);
     if (status != ASSAY_OK) return status;
-    spec_quad scale = index >= 0 ? p->magnitude : p->norm;
-    if (fabsq(derivative) > scale) scale = fabsq(derivative);
-    if (jump > small * scale + noise) { /* a kink, or much curvature, which shrinks with the step */
+    p->scale = fmaxq(p->index >= 0 ? g->magnitude : g->norm, fabsq(derivative));
+    if (jump > small * p->scale + noise) { /* a kink, or much curvature, which shrinks with the step */
         noise *= 16;
-        status = difference(ctx, p, index, seed, step / 16, &derivative, &closer_jump);
+        status = difference(ctx, all, p, moved, step / 16, &derivative, &closer_jump);
         if (status != ASSAY_OK) return status;
-        if (closer_jump > jump / 4 + noise) {
-            certificate->kinks++;
-            return ASSAY_OK;
-        }
+        p->kink = closer_jump > jump / 4 + noise;
     }
-    spec_quad computed = along(p, index, seed), error = fabsq(computed - derivative);
-    spec_note(certificate, index, computed, derivative, error <= noise ? 0 : error, scale);
+    p->computed = along(g, p);
+    p->derivative = derivative;
+    p->error = fabsq(p->computed - derivative);
+    if (p->error <= noise) p->error = 0;
     return ASSAY_OK;
 }
 
-static void measure(probing *p)
+static assay_status run_probe(assay_context *ctx, const probing *all, probe *p)
+{
+    assay_status status;
+    const gradient *g = &all->gradients[p->gradient];
+    moved_inputs moved = {0};
+    void *items = NULL;
+    TRY(spec_alloc(ctx, g->count, &moved.values));
+    TRY(assay_alloc(ctx, "list of tensors", all->in->count, sizeof *all->in->items, &items));
+    memcpy(items, all->in->items, (size_t)all->in->count * sizeof *all->in->items);
+    moved.tensors = (spec_tensors){.items = items, .count = all->in->count};
+    moved.tensors.items[g->tensor].values = moved.values;
+    TRY(measure_probe(ctx, all, p, &moved));
+cleanup:
+    free(items);
+    free(moved.values);
+    return status;
+}
+
+/* Every probe by itself, so that the number of threads changes nothing; of several failures the first one counts. */
+static assay_status run_probes(assay_context *ctx, const probing *all)
+{
+    assay_status first = ASSAY_OK;
+    int64_t failed = all->probe_count;
+#pragma omp parallel for num_threads(ctx->threads) schedule(dynamic)
+    for (int64_t i = 0; i < all->probe_count; i++) {
+        assay_context own = *ctx;
+        assay_status status = run_probe(&own, all, &all->probes[i]);
+#pragma omp critical(spec_probe_is_done)
+        {
+            if (status != ASSAY_OK && i < failed) {
+                failed = i;
+                first = status;
+                memcpy(ctx->message, own.message, sizeof ctx->message);
+            }
+            const spec_budget *budget = all->budget;
+            if (budget->advance != NULL) {
+                budget->advance(budget->self, all->gradients[all->probes[i].gradient].path);
+            }
+        }
+    }
+    return first;
+}
+
+static void measure_gradient(gradient *g)
 {
     spec_quad squares = 0;
     int64_t finite = 0;
-    p->magnitude = spec_largest(p->count, p->gradient);
-    for (int64_t i = 0; i < p->count; i++) {
-        p->norm += p->gradient[i] * p->gradient[i];
-        if (!finiteq(p->origin[i])) continue;
-        squares += p->origin[i] * p->origin[i];
+    g->magnitude = spec_largest(g->count, g->values);
+    for (int64_t i = 0; i < g->count; i++) {
+        g->norm += g->values[i] * g->values[i];
+        if (!finiteq(g->origin[i])) continue;
+        squares += g->origin[i] * g->origin[i];
         finite++;
     }
-    p->norm = sqrtq(p->norm);
-    p->size = squares > 0 ? sqrtq(squares / finite) : 1;
+    g->norm = sqrtq(g->norm);
+    g->size = squares > 0 ? sqrtq(squares / finite) : 1;
 }
 
 /* The element of the gradient that is no number, or else the largest. */
-static int64_t foremost(const probing *p)
+static int64_t foremost(const gradient *g)
 {
     int64_t index = 0;
-    for (int64_t i = 0; i < p->count; i++) {
-        if (!finiteq(p->gradient[i])) return i;
-        if (fabsq(p->gradient[i]) > fabsq(p->gradient[index])) index = i;
+    for (int64_t i = 0; i < g->count; i++) {
+        if (!finiteq(g->values[i])) return i;
+        if (fabsq(g->values[i]) > fabsq(g->values[index])) index = i;
     }
     return index;
 }
 
-static assay_status probe_all(assay_context *ctx, probing *p, const spec_budget *budget, spec_certificate *certificate)
+int64_t spec_probe_count(const spec_budget *budget, int64_t elements)
 {
-    assay_status status = ASSAY_OK;
+    if (elements == 0) return 0;
+    return (elements < budget->coordinates ? elements : budget->coordinates) + budget->directions;
+}
+
+static void choose_probes(const gradient *g, int number, const spec_budget *budget, probe *probes)
+{
     uint64_t random = budget->seed;
-    bool all = p->count <= budget->coordinates;
-    for (int64_t i = 0; i < (all ? p->count : budget->coordinates); i++) {
-        int64_t index = all ? i : i == 0 ? foremost(p) : (int64_t)(next_random(&random) % (uint64_t)p->count);
-        TRY(probe(ctx, p, index, 0, certificate));
+    const int64_t count = spec_probe_count(budget, g->count), coordinates = count - budget->directions;
+    for (int64_t i = 0; i < count; i++) {
+        probes[i] = (probe){.gradient = number, .index = -1};
+        if (i >= coordinates) {
+            probes[i].seed = next_random(&random);
+        } else if (coordinates == g->count) {
+            probes[i].index = i;
+        } else {
+            probes[i].index = i == 0 ? foremost(g) : (int64_t)(next_random(&random) % (uint64_t)g->count);
+        }
     }
-    for (int64_t i = 0; p->count > 0 && i < budget->directions; i++) {
-        TRY(probe(ctx, p, -1, next_random(&random), certificate));
+}
+
+/* The gradients of `computed`, and room for their probes. */
+static assay_status collect(assay_context *ctx, probing *all, const spec_tensors *computed)
+{
+    assay_status status;
+    void *gradients = NULL, *probes = NULL;
+    TRY(assay_alloc(ctx, "list of gradients", computed->count, sizeof *all->gradients, &gradients));
+    all->gradients = gradients;
+    for (int i = 0; i < computed->count; i++) {
+        const spec_tensor *tensor = &computed->items[i];
+        if (!spec_has_prefix(tensor->path, "gradients/")) continue;
+        const char *path = tensor->path + strlen("gradients/");
+        gradient *g = &all->gradients[all->gradient_count++];
+        *g = (gradient){.path = tensor->path, .values = tensor->values, .count = assay_shape_count(&tensor->shape)};
+        if (tensor->values == NULL) {
+            status = assay_fail(ctx, ASSAY_BAD_INPUT, "'%s' holds indices", tensor->path);
+            goto cleanup;
+        }
+        TRY(spec_read(ctx, all->in, path, g->count, &g->origin));
+        g->tensor = (int)(spec_tensors_find(all->in, path) - all->in->items);
+        measure_gradient(g);
+        all->probe_count += spec_probe_count(all->budget, g->count);
+    }
+    TRY(assay_alloc(ctx, "list of probes", all->probe_count, sizeof *all->probes, &probes));
+    all->probes = probes;
+    for (int64_t i = 0, number = 0; number < all->gradient_count; number++) {
+        const gradient *g = &all->gradients[number];
+        choose_probes(g, (int)number, all->budget, all->probes + i);
+        i += spec_probe_count(all->budget, g->count);
     }
 cleanup:
     return status;
 }
 
-static assay_status certify_gradient(assay_context *ctx, probing *p, const spec_tensors *in,
-                                     const spec_tensor *computed, const spec_budget *budget,
-                                     spec_certificates *certificates)
+/* What the probes of one gradient have found. */
+static assay_status conclude(assay_context *ctx, const probing *all, int number, spec_certificates *certificates)
 {
-    assay_status status = ASSAY_OK;
-    const char *path = computed->path + strlen("gradients/");
-    void *items = NULL;
-    p->count = assay_shape_count(&computed->shape);
-    p->gradient = computed->values;
     spec_certificate *certificate = NULL;
-    if (p->gradient == NULL) return assay_fail(ctx, ASSAY_BAD_INPUT, "'%s' holds indices", computed->path);
-    TRY(spec_read(ctx, in, path, p->count, &p->origin));
-    TRY(spec_alloc(ctx, p->count, &p->values));
-    TRY(assay_alloc(ctx, "list of tensors", in->count, sizeof *in->items, &items));
-    memcpy(items, in->items, (size_t)in->count * sizeof *in->items);
-    p->moved = (spec_tensors){.items = items, .count = in->count};
-    p->moved.items[spec_tensors_find(in, path) - in->items].values = p->values;
-    measure(p);
-    TRY(spec_add_certificate(ctx, certificates, computed->path, &certificate));
-    TRY(probe_all(ctx, p, budget, certificate));
-cleanup:
-    free(items);
-    free(p->values);
-    p->values = NULL;
-    return status;
+    assay_status status = spec_add_certificate(ctx, certificates, all->gradients[number].path, &certificate);
+    if (status != ASSAY_OK) return status;
+    for (int64_t i = 0; i < all->probe_count; i++) {
+        const probe *p = &all->probes[i];
+        if (p->gradient != number) continue;
+        if (p->kink) {
+            certificate->kinks++;
+            continue;
+        }
+        spec_note(certificate, &(spec_comparison){.index = p->index,
+                                                  .computed = p->computed,
+                                                  .reference = p->derivative,
+                                                  .error = p->error,
+                                                  .scale = p->scale,
+                                                  .allowed = SPEC_ALLOWED_RELATIVE * p->scale});
+    }
+    return ASSAY_OK;
 }
 
 assay_status spec_certify_gradients(assay_context *ctx, const spec_operation *operation, const void *config,
                                     const spec_tensors *in, const spec_tensors *computed, const spec_budget *budget,
                                     spec_certificates *certificates)
 {
-    weighted_sum base;
-    assay_status status = evaluate_loss(ctx, operation, config, in, &base);
-    if (status != ASSAY_OK) return status;
-    for (int i = 0; i < computed->count; i++) {
-        if (!spec_has_prefix(computed->items[i].path, "gradients/")) continue;
-        probing p = {.operation = operation, .config = config, .base = base};
-        status = certify_gradient(ctx, &p, in, &computed->items[i], budget, certificates);
-        if (status != ASSAY_OK) return status;
-    }
-    return ASSAY_OK;
+    assay_status status;
+    probing all = {.operation = operation, .config = config, .in = in, .budget = budget};
+    TRY(evaluate_loss(ctx, operation, config, in, &all.base));
+    TRY(collect(ctx, &all, computed));
+    TRY(run_probes(ctx, &all));
+    for (int i = 0; i < all.gradient_count; i++) TRY(conclude(ctx, &all, i, certificates));
+cleanup:
+    free(all.gradients);
+    free(all.probes);
+    return status;
 }

@@ -6,9 +6,14 @@
 
 assay_status spec_add_certificate(assay_context *ctx, spec_certificates *certificates, const char *path,
                                   spec_certificate **added);
-/* Takes a comparison into the certificate: the worst stays, and what is no number is the worst of all. */
-void spec_note(spec_certificate *certificate, int64_t index, spec_quad computed, spec_quad reference, spec_quad error,
-               spec_quad scale);
+/* One comparison. */
+typedef struct spec_comparison {
+    int64_t index;
+    spec_quad computed, reference, error;
+    spec_quad scale, allowed;
+} spec_comparison;
+/* Takes it into the certificate: the worst stays, and what is no number is the worst of all. */
+void spec_note(spec_certificate *certificate, const spec_comparison *comparison);
 bool spec_has_prefix(const char *path, const char *prefix);
 /* The largest |value| that is a number. */
 spec_quad spec_largest(int64_t count, const spec_quad *values);

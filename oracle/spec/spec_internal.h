@@ -73,6 +73,14 @@ typedef struct spec_attention_problem {
 } spec_attention_problem;
 assay_status spec_attend(assay_context *ctx, const spec_attention_problem *problem);
 
+/* Every intermediate of MLA, under checkpoints/ and their names; y is checkpoints/out_proj. */
+assay_status spec_mla_parts(assay_context *ctx, const assay_mla_config *config, const spec_tensors *in,
+                            spec_tensors *parts);
+assay_status spec_mla_checkpoints(assay_context *ctx, const assay_mla_config *config, const spec_tensors *in,
+                                  spec_tensors *out);
+assay_status spec_stack_checkpoints(assay_context *ctx, const assay_stack_config *config, const spec_tensors *in,
+                                    spec_tensors *out);
+
 /* Tensors lent to an operation inside another, under the names that it knows: the items are the list's own, their
  * values are not, so only the list is freed. */
 assay_status spec_lend(assay_context *ctx, spec_tensors *list, const spec_tensor *tensor, const char *path);

@@ -1,7 +1,7 @@
 /* The table of operations: each entry gives its configuration its type back. */
 #include <string.h>
 
-#include "oracle/spec/spec.h"
+#include "oracle/spec/spec_internal.h"
 
 static assay_status rms_norm(assay_context *ctx, const void *config, const spec_tensors *in, spec_tensors *out)
 {
@@ -43,6 +43,37 @@ static assay_status moe_checkpoints(assay_context *ctx, const void *config, cons
     return spec_moe_checkpoints(ctx, config, in, out);
 }
 
+static assay_status yarn_rope(assay_context *ctx, const void *config, const spec_tensors *in, spec_tensors *out)
+{
+    return spec_yarn_rope(ctx, config, in, out);
+}
+
+static assay_status attention(assay_context *ctx, const void *config, const spec_tensors *in, spec_tensors *out)
+{
+    return spec_attention(ctx, config, in, out);
+}
+
+static assay_status mla(assay_context *ctx, const void *config, const spec_tensors *in, spec_tensors *out)
+{
+    return spec_mla(ctx, config, in, out);
+}
+
+static assay_status mla_checkpoints(assay_context *ctx, const void *config, const spec_tensors *in, spec_tensors *out)
+{
+    return spec_mla_checkpoints(ctx, config, in, out);
+}
+
+static assay_status stack(assay_context *ctx, const void *config, const spec_tensors *in, spec_tensors *out)
+{
+    return spec_stack(ctx, config, in, out);
+}
+
+static assay_status stack_checkpoints(assay_context *ctx, const void *config, const spec_tensors *in,
+                                      spec_tensors *out)
+{
+    return spec_stack_checkpoints(ctx, config, in, out);
+}
+
 const spec_operation spec_operations[] = {
     {"rms_norm", rms_norm, NULL},
     {"mlp", gated_mlp, NULL},
@@ -51,6 +82,11 @@ const spec_operation spec_operations[] = {
     {"unpermute", unpermute, NULL},
     {"routing", routing, NULL},
     {"moe", moe, moe_checkpoints},
+    {"yarn_rope", yarn_rope, NULL},
+    {"attention", attention, NULL},
+    {"mla", mla, mla_checkpoints},
+    {"deepseek_layer", stack, stack_checkpoints},
+    {"deepseek_stack", stack, stack_checkpoints},
     {NULL, NULL, NULL},
 };
 

@@ -129,6 +129,33 @@ static void a_permutation_has_every_number_once(void **state) {
     }
 }
 
+static void a_ramp_starts_anew_in_each_row(void **state) {
+    (void)state;
+    assay_context ctx = {.threads = 2};
+    const assay_shape shape = assay_shape_of(2, INT64_C(3), INT64_C(5)), empty = assay_shape_of(1, INT64_C(0));
+    const struct {
+        double mean, scale;
+    } ramps[] = {{0, 1}, {7, -3}, {163839, 0}, {2147483647, -1073741824}, {-2147483648.0, 1}};
+    for (size_t r = 0; r < sizeof ramps / sizeof *ramps; r++) {
+        const assay_fill fill = {.distribution = ASSAY_RAMP, .mean = ramps[r].mean, .scale = ramps[r].scale};
+        if (r == 3) { /* the last element would leave 32 bits */
+            int32_t none[15];
+            assert_int_equal(assay_random_fill_i32(&ctx, &fill, 5, "x", &shape, none), ASSAY_BAD_INPUT);
+            continue;
+        }
+        int32_t x[16];
+        fill_unwritten(x, 16);
+        assert_ok(&ctx, assay_random_fill_i32(&ctx, &fill, 5, "x", &shape, x));
+        for (int i = 0; i < 15; i++)
+            assert_int_equal(x[i], (int64_t)ramps[r].mean + (int64_t)ramps[r].scale * (i % 5));
+        assert_int_equal(x[15], UNWRITTEN);
+    }
+    const assay_fill fill = {.distribution = ASSAY_RAMP, .scale = 1};
+    int32_t none = UNWRITTEN;
+    assert_ok(&ctx, assay_random_fill_i32(&ctx, &fill, 5, "x", &empty, &none));
+    assert_int_equal(none, UNWRITTEN);
+}
+
 static void element_wise_fills_are_whole_numbers(void **state) {
     (void)state;
     enum { COUNT = 10000 };
@@ -172,6 +199,13 @@ static void fills_that_do_not_fit_are_refused(void **state) {
         {{.distribution = ASSAY_GROUP_SIZES, .high = 1.5}, &shape},
         {{.distribution = ASSAY_GROUP_SIZES, .high = 5}, &empty},
         {{.distribution = ASSAY_PERMUTATION}, &huge},
+        {{.distribution = ASSAY_RAMP, .mean = 0.5, .scale = 1}, &shape},
+        {{.distribution = ASSAY_RAMP, .scale = 0.5}, &shape},
+        {{.distribution = ASSAY_RAMP, .scale = NAN}, &shape},
+        {{.distribution = ASSAY_RAMP, .mean = 0x1p31}, &shape},
+        {{.distribution = ASSAY_RAMP, .mean = 0x1p31 - 3, .scale = 1}, &shape},
+        {{.distribution = ASSAY_RAMP, .mean = -0x1p31, .scale = -1}, &shape},
+        {{.distribution = ASSAY_RAMP, .scale = 1}, &scalar},
         {{.distribution = ASSAY_CONSTANT, .mean = 0.5}, &shape},
         {{.distribution = ASSAY_CONSTANT, .mean = NAN}, &shape},
         {{.distribution = ASSAY_CONSTANT, .mean = 0x1p31}, &shape},
@@ -193,6 +227,7 @@ int main(void) {
         cmocka_unit_test(experts_are_distinct_in_each_row),
         cmocka_unit_test(group_sizes_add_up),
         cmocka_unit_test(a_permutation_has_every_number_once),
+        cmocka_unit_test(a_ramp_starts_anew_in_each_row),
         cmocka_unit_test(element_wise_fills_are_whole_numbers),
         cmocka_unit_test(fills_that_do_not_fit_are_refused),
     };

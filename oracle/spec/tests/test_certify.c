@@ -165,10 +165,155 @@ static void test_values(void **state)
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         const spec_quad computed[] = {2, table[i].computed}, reference[] = {2, table[i].reference};
         spec_certificate found = {0};
-        spec_certify_values(2, computed, reference, &found);
+        spec_certify_values(2, computed, reference, NULL, &found);
         assert_true(found.ulps == table[i].ulps);
         assert_true(found.relative == table[i].relative);
         assert_int_equal(found.checked, 2);
+    }
+}
+
+/* A value of 1 beside a 64: what is allowed is ten error scales, or four last places, and not a share of the 64. */
+static void test_error_scales(void **state)
+{
+    (void)state;
+    static const double ulp = 0x1p-52;
+    static const struct {
+        double error, scale, gauge; /* error and scale in ulps of 1 */
+    } table[] = {
+        {1, 0, 2.5},  {4, 0, 10},  {5, 0, 12.5},   {5, 1, 5},         {10, 1, 10},      {11, 1, 11},
+        {0, 0, 0},    {0, 3, 0},   {1, .125, 2.5}, {4, INFINITY, 10}, {5, NAN, 12.5},   {1000, 101, 1000. / 101},
+        {-10, 1, 10}, {-5, 0, 12.5},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        const spec_quad reference[] = {64, 1}, computed[] = {64, 1 + (spec_quad)(table[i].error * ulp)};
+        const spec_quad scale[] = {64 * ulp, table[i].scale * ulp};
+        spec_certificate found = {0};
+        spec_certify_values(2, computed, reference, scale, &found);
+        assert_true(fabs(found.gauge - table[i].gauge) <= 1e-12);
+        assert_true(fabs(found.excess - table[i].gauge / SPEC_ALLOWED_GAUGE) <= 1e-12);
+        assert_int_equal(found.worst, table[i].error != 0);
+        assert_true(found.ulps == fabs(table[i].error) && found.scale == 64);
+    }
+}
+
+/* The choice of a routing by logits, without a bias; token 1 ties exactly, token 2 to 1e-14, token 3 not quite. */
+static void test_choices(void **state)
+{
+    (void)state;
+    enum { TOKENS = 4, K = 2, E = 3 };
+    static const double logits[TOKENS * E] = {3, 1, 2, 1, 1, 0, 1, 1 + 1e-14, 5, 1, 1 + 1e-9, 5};
+    static const struct {
+        int32_t choice[TOKENS * K];
+        bool good;
+        int64_t ties; /* tokens */
+    } table[] = {
+        {{0, 2, 0, 1, 2, 1, 2, 1}, true, 0}, /* what the second form chooses */
+        {{0, 2, 0, 1, 2, 0, 2, 1}, true, 1}, /* another expert at 1e-14 */
+        {{0, 2, 0, 1, 2, 1, 2, 0}, false, 0}, /* at 1e-9 */
+        {{0, 1, 0, 1, 2, 1, 2, 1}, false, 0},
+        {{2, 0, 0, 1, 2, 1, 2, 1}, false, 0}, /* another order, whose weights differ */
+        {{0, 2, 1, 0, 2, 1, 2, 1}, true, 1},  /* and are the same */
+        {{0, 0, 0, 1, 2, 1, 2, 1}, false, 0},
+        {{0, 2, 0, 1, 2, 1, 2, 2}, false, 0},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        spec_case c;
+        spec_certificates found = {0};
+        case_start(&c, 1);
+        const assay_routing_config config = {.batch = 1,
+                                             .sequence = TOKENS,
+                                             .num_experts = E,
+                                             .num_experts_per_tok = K,
+                                             .n_routing_groups = -1,
+                                             .family = ASSAY_ROUTER_DEFAULT,
+                                             .routed_scaling_factor = 1};
+        double weights[TOKENS * K];
+        for (int t = 0; t < TOKENS; t++) { /* softmax over the chosen values */
+            double sum = 0;
+            for (int k = 0; k < K; k++) sum += exp(logits[t * E + table[i].choice[t * K + k]]);
+            for (int k = 0; k < K; k++) weights[t * K + k] = exp(logits[t * E + table[i].choice[t * K + k]]) / sum;
+        }
+        const assay_shape shape = DIMS(1, TOKENS, K);
+        case_values(&c, "inputs/logits", logits, DIMS(1, TOKENS, E));
+        case_indices(&c, "routing/selected_experts", table[i].choice, shape);
+        assert_ok(&c.ctx, spec_tensors_copy_f64(&c.ctx, &c.results, "outputs/weights", &shape, weights));
+        assert_ok(&c.ctx, spec_certify_choices(&c.ctx, spec_operation_by_name("routing"), &config, &c.in, &c.results,
+                                               &found));
+        assert_int_equal(found.count, 1);
+        assert_string_equal(found.items[0].path, "routing/selected_experts");
+        assert_int_equal(found.items[0].excess == 0, table[i].good);
+        assert_true(table[i].good || isinf(found.items[0].excess));
+        assert_int_equal(found.items[0].kinks, K * table[i].ties);
+        assert_int_equal(found.items[0].checked, K * (TOKENS - table[i].ties));
+        spec_certificates_free(&found);
+        case_end(&c);
+    }
+}
+
+static void count_probe(void *self, const char *path)
+{
+    int64_t *count = self;
+    assert_string_equal(path, "gradients/weights/w");
+    ++*count;
+}
+
+/* The same certificate from any number of threads, and `advance` after each probe. */
+static void test_threads(void **state)
+{
+    (void)state;
+    spec_certificates found[3] = {{0}};
+    static const int threads[] = {1, 2, 7};
+    for (int i = 0; i < 3; i++) {
+        spec_case c;
+        double y[COUNT], dx[COUNT], dw[COUNT];
+        int64_t probes = 0;
+        const bool kink = false;
+        const spec_budget budget = {
+            .coordinates = 3, .directions = 40, .seed = 9, .advance = count_probe, .self = &probes};
+        case_start(&c, 1);
+        add_cubes(&c, y, dx, dw);
+        add_result(&c, "gradients/weights/w", dw);
+        c.ctx.threads = threads[i];
+        assert_ok(&c.ctx, spec_certify_gradients(&c.ctx, &cubes, &kink, &c.in, &c.results, &budget, &found[i]));
+        assert_int_equal(probes, 43);
+        assert_int_equal(probes, spec_probe_count(&budget, COUNT));
+        assert_memory_equal(found[i].items, found[0].items, sizeof *found[i].items);
+        case_end(&c);
+    }
+    for (int i = 0; i < 3; i++) spec_certificates_free(&found[i]);
+}
+
+/* An output that is no number depends on nothing: the others' gradients are certified, and its own is 0. */
+static assay_status infinite_where_negative(assay_context *ctx, const void *config, const spec_tensors *in,
+                                            spec_tensors *out)
+{
+    (void)config;
+    const spec_tensor *x = spec_tensors_find(in, "inputs/x");
+    spec_quad *y = NULL;
+    assay_status status = spec_tensors_add(ctx, out, "outputs/y", &x->shape, &y);
+    if (status != ASSAY_OK) return status;
+    for (int64_t i = 0; i < assay_shape_count(&x->shape); i++) y[i] = x->values[i] < 0 ? -INFINITY : 3 * x->values[i];
+    return ASSAY_OK;
+}
+
+static void test_outputs_that_are_no_number(void **state)
+{
+    (void)state;
+    const spec_operation operation = {"infinite", infinite_where_negative, NULL};
+    for (int wrong = 0; wrong < 2; wrong++) {
+        spec_case c;
+        spec_certificates found = {0};
+        double dx[COUNT];
+        case_start(&c, 1);
+        case_values(&c, "inputs/x", X, DIMS(COUNT));
+        case_values(&c, "cotangents/y", DY, DIMS(COUNT));
+        for (int i = 0; i < COUNT; i++) dx[i] = X[i] < 0 ? wrong : 3 * DY[i];
+        add_result(&c, "gradients/inputs/x", dx);
+        assert_ok(&c.ctx, spec_certify_gradients(&c.ctx, &operation, NULL, &c.in, &c.results, &all, &found));
+        assert_int_equal(found.items[0].excess <= 1, !wrong);
+        assert_int_equal(found.items[0].checked, COUNT + 2);
+        spec_certificates_free(&found);
+        case_end(&c);
     }
 }
 
@@ -287,6 +432,10 @@ int main(void)
         cmocka_unit_test(test_directions),
         cmocka_unit_test(test_kinks),
         cmocka_unit_test(test_values),
+        cmocka_unit_test(test_error_scales),
+        cmocka_unit_test(test_choices),
+        cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_outputs_that_are_no_number),
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_indices),
         cmocka_unit_test(test_rows_that_belong_to_nothing),
