@@ -16,7 +16,7 @@ typedef struct assay_case_input {
     char path[ASSAY_PATH_SIZE];
     assay_fill fill; /* fill.values points into `values` */
     double *values;
-    int64_t tail_nan_rows; /* the last so many rows hold NaN: tensors whose rows may belong to no group (gmm) */
+    int64_t tail_nan_rows; /* the last so many rows hold NaN: rows that may belong to no group (gmm) or be padding */
     int line;              /* in the YAML, for messages; 0 when from elsewhere */
 } assay_case_input;
 

@@ -92,10 +92,10 @@ static assay_status check_values(assay_context *ctx, const assay_inputs *inputs,
                               inputs->file_name, entry->spec.path, first + i, values[i]);
         }
         if (assay_dtype_round(entry->spec.type, values[i], false) != values[i]) {
-            return assay_fail(ctx, ASSAY_BAD_INPUT,
-                              "%s: %s[%" PRId64
-                              "] is %.17g, which is no %s value; give --set dtype=float32 or round it first",
-                              inputs->file_name, entry->spec.path, first + i, values[i], assay_dtype_name(entry->spec.type));
+            return assay_fail(
+                ctx, ASSAY_BAD_INPUT,
+                "%s: %s[%" PRId64 "] is %.17g, which is no %s value; give --set dtype=float32 or round it first",
+                inputs->file_name, entry->spec.path, first + i, values[i], assay_dtype_name(entry->spec.type));
         }
     }
     return ASSAY_OK;
@@ -106,7 +106,8 @@ static void fill_tail(const assay_tensor_entry *entry, int64_t rows, int64_t fir
 {
     int64_t total = assay_shape_count(&entry->spec.shape);
     int64_t width = 1;
-    for (int axis = entry->unused_row_axes; axis < entry->spec.shape.rank; axis++) width *= entry->spec.shape.dims[axis];
+    for (int axis = entry->unused_row_axes; axis < entry->spec.shape.rank; axis++)
+        width *= entry->spec.shape.dims[axis];
     int64_t start = total - rows * width;
     for (int64_t i = 0; i < count; i++) {
         if (first + i >= start) out[i] = NAN;
@@ -143,9 +144,8 @@ static assay_status check_integers(assay_context *ctx, const assay_tensor_entry 
     if (entry->least == 0 && entry->most == 0) return ASSAY_OK;
     for (int64_t i = 0; i < count; i++) {
         if (values[i] >= entry->least && values[i] <= entry->most) continue;
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "%s: %s[%" PRId64 "] is %" PRId32 ", expected %" PRId32 " to %" PRId32, origin,
-                          entry->spec.path, first + i, values[i], entry->least, entry->most);
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: %s[%" PRId64 "] is %" PRId32 ", expected %" PRId32 " to %" PRId32,
+                          origin, entry->spec.path, first + i, values[i], entry->least, entry->most);
     }
     return ASSAY_OK;
 }

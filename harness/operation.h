@@ -8,11 +8,11 @@
 #include "oracle/spec/spec.h"
 
 typedef struct assay_tensor_entry {
-    assay_tensor_spec spec;  /* path with its folder: inputs/, weights/, cotangents/, outputs/, gradients/, ... */
-    assay_fill fill;         /* inputs/, weights/, cotangents/: how it is made when the case does not say */
-    int unused_row_axes;     /* of rows that may belong to nothing and hold anything, NaN too: how many leading axes
-                                number them; 0: every row counts */
-    int32_t least, most;     /* of whole numbers: what is outside is refused when it is read; 0, 0: anything goes */
+    assay_tensor_spec spec; /* path with its folder: inputs/, weights/, cotangents/, outputs/, gradients/, ... */
+    assay_fill fill;        /* inputs/, weights/, cotangents/: how it is made when the case does not say */
+    int unused_row_axes;    /* of rows that may belong to nothing and hold anything, NaN too: how many leading axes
+                               number them; 0: every row counts */
+    int32_t least, most;    /* of whole numbers: what is outside is refused when it is read; 0, 0: anything goes */
 } assay_tensor_entry;
 
 /* Every tensor that an operation could read or give for a case, in the order in which a fixture lists them. */
@@ -51,7 +51,7 @@ typedef struct assay_operation {
     assay_status (*spec_config)(assay_context *ctx, const assay_case *c, assay_spec_config *config);
     /* of its products, forward or forward and backward together; a multiply and an add are 2 */
     double (*flops)(const assay_case *c, bool backward);
-    int64_t (*memory)(const assay_case *c);              /* bytes that run takes at its peak */
+    int64_t (*memory)(const assay_case *c); /* bytes that run takes at its peak */
 } assay_operation;
 
 extern const assay_operation *const assay_operations[];           /* ends with NULL */

@@ -12,8 +12,9 @@
 /* Labels are string literals, one for each letter that SPEC.md uses. */
 static const char *label_text(char letter)
 {
-    static const char *const texts[] = {"B", "S",  "T",  "D",  "E",   "K",     "H",  "F",  "N",  "M",   "G",      "C",
-                                        "V", "Kd", "2H", "2F", "T*K", "Dn+Dr", "Dv", "Dr", "Lq", "Lkv", "Lkv+Dr", "Dn+Dv"};
+    static const char *const texts[] = {"B",   "S",     "T",  "D",  "E",  "K",   "H",      "F",
+                                        "N",   "M",     "G",  "C",  "V",  "Kd",  "2H",     "2F",
+                                        "T*K", "Dn+Dr", "Dv", "Dr", "Lq", "Lkv", "Lkv+Dr", "Dn+Dv"};
     static const char letters[] = "BSTDEKHFNMGCVkhfrqvRLlwu";
     const char *found = strchr(letters, letter);
     return found == NULL ? "" : texts[found - letters];
@@ -125,7 +126,8 @@ static assay_status describe_tokens(assay_context *ctx, assay_tensor_list *list,
                           " (batch * sequence)",
                           given->path, values, c->sequence, c->batch * c->sequence);
     }
-    assay_status status = assay_describe(ctx, list, path, ASSAY_INT32, fill, (assay_dims){"BS", {c->batch, c->sequence}});
+    assay_status status =
+        assay_describe(ctx, list, path, ASSAY_INT32, fill, (assay_dims){"BS", {c->batch, c->sequence}});
     if (status == ASSAY_OK) list->entries[list->count - 1].most = (int32_t)most;
     return status;
 }

@@ -21,7 +21,7 @@ assay_status assay_describe_output(assay_context *ctx, assay_tensor_list *list, 
 assay_status assay_describe_variable(assay_context *ctx, assay_tensor_list *list, const assay_case *c, const char *path,
                                      assay_fill fill, assay_dims dims);
 
-/* Where in a case a block's tensors are: "" and "" when it is the operation itself, "layers/0/" and "moe/" in a stack. */
+/* Where a block is in a case: "" and "" when it is the operation itself, "layers/0/" and "moe/" in a stack. */
 typedef struct assay_describer {
     assay_context *ctx;
     const assay_case *c;

@@ -1,1 +1,498 @@
-int main(void){return 1;}
+/* The certificate of goldens: what is right gets one, and an oracle that is wrong by 1e-9 anywhere does not. */
+#include <math.h>
+
+#include "harness/certificate.h"
+#include "harness/operations/op_support.h"
+#include "harness/tests/harness_test.h"
+
+/* A wrong oracle: the operation under test, with one of its results altered on the way out. */
+typedef struct tampering {
+    const char *path;
+    int64_t element; /* -1: all */
+    double factor;   /* value * factor + add; of integers + add */
+    double add;
+    const assay_operation *right;
+    const assay_sink *out;
+    int64_t written;
+} tampering;
+
+static tampering planted;
+
+static bool tampering_wants(void *self, const char *path)
+{
+    const tampering *t = self;
+    return assay_wants(t->out, path);
+}
+
+static bool hits(const tampering *t, const char *path, int64_t i)
+{
+    return strcmp(path, t->path) == 0 && (t->element < 0 || t->element == t->written + i);
+}
+
+static assay_status tampering_write(assay_context *ctx, void *self, const char *path, int64_t count,
+                                    const double *values)
+{
+    tampering *t = self;
+    double *altered = calloc((size_t)count + 1, sizeof *altered);
+    assert_non_null(altered);
+    for (int64_t i = 0; i < count; i++) altered[i] = hits(t, path, i) ? t->factor * values[i] + t->add : values[i];
+    t->written += strcmp(path, t->path) == 0 ? count : 0;
+    assay_status status = t->out->write(ctx, t->out->self, path, count, altered);
+    free(altered);
+    return status;
+}
+
+static assay_status tampering_write_i32(assay_context *ctx, void *self, const char *path, int64_t count,
+                                        const int32_t *values)
+{
+    tampering *t = self;
+    int32_t *altered = calloc((size_t)count + 1, sizeof *altered);
+    assert_non_null(altered);
+    for (int64_t i = 0; i < count; i++) altered[i] = values[i] + (hits(t, path, i) ? (int32_t)t->add : 0);
+    t->written += strcmp(path, t->path) == 0 ? count : 0;
+    assay_status status = t->out->write_i32(ctx, t->out->self, path, count, altered);
+    free(altered);
+    return status;
+}
+
+static assay_status run_wrong(assay_context *ctx, const assay_case *c, const assay_source *in, const assay_sink *out,
+                              const assay_precision *precisions, int precision_count)
+{
+    const assay_sink sink = {
+        .self = &planted, .wants = tampering_wants, .write = tampering_write, .write_i32 = tampering_write_i32};
+    planted.out = out;
+    planted.written = 0;
+    return planted.right->run(ctx, c, in, &sink, precisions, precision_count);
+}
+
+/* A case, its plan and its drawn inputs. */
+typedef struct problem {
+    assay_context ctx;
+    assay_case *c;
+    assay_plan plan;
+    assay_inputs inputs;
+    assay_source source;
+    assay_operation wrong;
+} problem;
+
+static void problem_start(problem *p, const char *name, const char *set)
+{
+    *p = (problem){.ctx = assay_context_default(2)};
+    p->c = case_named(&p->ctx, name, set);
+    assert_ok(&p->ctx, assay_plan_make(&p->ctx, &p->plan, p->c));
+    assert_ok(&p->ctx, assay_inputs_open(&p->ctx, &p->inputs, p->c, &p->plan.list, NULL));
+    p->source = assay_inputs_source(&p->inputs);
+}
+
+static void problem_end(problem *p)
+{
+    assay_inputs_close(&p->inputs);
+    assay_plan_free(&p->plan);
+    assay_cases_free(p->c, 1);
+}
+
+/* From here on the problem's operation is the wrong one. */
+static void plant(problem *p, const tampering *t)
+{
+    planted = *t;
+    planted.right = p->plan.operation;
+    p->wrong = *p->plan.operation;
+    p->wrong.run = run_wrong;
+    p->plan.operation = &p->wrong;
+}
+
+static void certify(problem *p, int64_t budget, spec_certificates *found)
+{
+    assay_evidence evidence = {0};
+    const assay_scope scope = assay_scope_of(&p->ctx, &p->plan, budget);
+    assert_ok(&p->ctx, assay_evidence_collect(&p->ctx, &evidence, &p->plan, &p->source, NULL));
+    assert_ok(&p->ctx, assay_certify(&p->ctx, &evidence, &scope, true, found));
+    assay_evidence_free(&evidence);
+}
+
+static const spec_certificate *certificate_at(const spec_certificates *found, const char *path)
+{
+    for (int i = 0; i < found->count; i++) {
+        if (strcmp(found->items[i].path, path) == 0) return &found->items[i];
+    }
+    return NULL;
+}
+
+static const char *const names[] = {
+    "rms_norm/all-zero",     "gmm/padded-nan-tail",
+    "permute/stable",        "unpermute/dropped",
+    "routing/saturated",     "routing/balance",
+    "mlp/biases-fused",      "mlp/gpt-oss-clamp",
+    "moe/small",             "moe/balance",
+    "moe/deepseek4-hash",    "moe/mixtral-capacity-tight",
+    "moe/llama4",            "yarn_rope/deepseek",
+    "attention/segments",    "mla/no-query-compression",
+    "deepseek_layer/dense",  "deepseek_stack/two-dense",
+};
+enum { NAMES = sizeof names / sizeof *names };
+
+/* Every result has a certificate, and it is within what is allowed. */
+static void right_results_are_certified(void **state)
+{
+    (void)state;
+    for (int i = 0; i < NAMES; i++) {
+        problem p;
+        spec_certificates found = {0};
+        int expected = 0;
+        problem_start(&p, names[i], "checkpoints=all");
+        certify(&p, 1, &found);
+        for (int j = 0; j < p.plan.spec_count; j++) {
+            const assay_tensor_spec *spec = &p.plan.specs[j];
+            if (!assay_is_certified(spec->path)) continue;
+            const spec_certificate *c = certificate_at(&found, spec->path);
+            if (c == NULL) fail_msg("%s: no certificate of %s", names[i], spec->path);
+            assert_true(c->checked + c->kinks > 0);
+            expected++;
+        }
+        assert_int_equal(found.count, expected);
+        assert_ok(&p.ctx, assay_certificates_check(&p.ctx, &found));
+        spec_certificates_free(&found);
+        problem_end(&p);
+    }
+}
+
+/* Whatever is wrong, it is named. */
+static void wrong_results_are_not(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name, *path;
+        int64_t element;
+        double factor, add;
+    } table[] = {
+        {"rms_norm/one-column", "outputs/y", 0, 1 + 1e-14, 0},
+        {"rms_norm/one-column", "gradients/weights/scale", 0, 1, 1e-9},
+        {"unpermute/one-token", "outputs/y", -1, 0, 0},
+        {"permute/stable", "outputs/sorted_selected_experts", 3, 1, 1},
+        {"permute/stable", "outputs/sorted_inputs", 5, 1, 1e-15},
+        {"permute/stable", "outputs/group_sizes", 1, 1, -1},
+        {"moe/small", "outputs/y", 17, 1, 1e-13},
+        {"moe/small", "outputs/y", -1, 1 + 1e-12, 0},
+        {"moe/small", "outputs/y", 100, NAN, 0},
+        {"moe/small", "outputs/y", 0, 1, INFINITY},
+        {"moe/small", "checkpoints/moe_mlpwi_1", 7, -1, 0},
+        {"moe/small", "routing/weights", -1, 1 + 1e-11, 0},
+        {"moe/small", "routing/margin", 2, 1 + 1e-10, 0},
+        {"moe/small", "routing/group_sizes", 0, 1, 1},
+        {"moe/small", "gradients/inputs/x", -1, -1, 0},
+        {"moe/small", "gradients/inputs/x", -1, 1 + 1e-11, 0},
+        {"moe/small", "gradients/weights/wo", -1, .5, 0},
+        {"moe/small", "gradients/weights/gate/kernel", -1, 0, 0},
+        {"moe/small", "gradients/weights/gate/bias", 1, 1, 1e-9},
+        {"moe/small", "gradients/weights/wi_0", 3, NAN, 0},
+        {"attention/segments", "outputs/lse", 0, 1, 1e-12},
+        {"mla/no-query-compression", "gradients/weights/kv_norm/scale", -1, 1 + 1e-11, 0},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        problem p;
+        spec_certificates found = {0};
+        char set[ASSAY_PATH_SIZE + 16] = "gradients=none";
+        const bool gradient = assay_path_in(table[i].path, "gradients");
+        const int64_t budget = gradient ? 2 : 0;
+        if (gradient) snprintf(set, sizeof set, "gradients=[%s]", table[i].path + strlen("gradients/"));
+        if (assay_path_in(table[i].path, "checkpoints")) snprintf(set, sizeof set, "checkpoints=all");
+        problem_start(&p, table[i].name, set);
+        plant(&p, &(tampering){.path = table[i].path,
+                               .element = table[i].element,
+                               .factor = table[i].factor,
+                               .add = table[i].add});
+        certify(&p, budget, &found);
+        if (assay_certificates_check(&p.ctx, &found) != ASSAY_BAD_INPUT) {
+            fail_msg("%s %s[%d]: certified", table[i].name, table[i].path, (int)table[i].element);
+        }
+        assert_message(&p.ctx, table[i].path);
+        spec_certificates_free(&found);
+        problem_end(&p);
+    }
+}
+
+/* One element of a gradient, by 1e-9 of the largest, is found where every coordinate is asked for. */
+static void every_coordinate_is_seen(void **state)
+{
+    (void)state;
+    static const char path[] = "gradients/weights/wo/kernel";
+    for (int64_t element = 0; element < 15; element += 7) {
+        problem p;
+        spec_certificates found = {0};
+        problem_start(&p, "mlp/silu", "base_emb_dim=3");
+        assert_ok(&p.ctx, assay_case_set(&p.ctx, p.c, "base_mlp_dim=5"));
+        assay_inputs_close(&p.inputs);
+        assay_plan_free(&p.plan);
+        assert_ok(&p.ctx, assay_plan_make(&p.ctx, &p.plan, p.c));
+        assert_ok(&p.ctx, assay_inputs_open(&p.ctx, &p.inputs, p.c, &p.plan.list, NULL));
+        plant(&p, &(tampering){.path = path, .element = element, .factor = 1, .add = 1e-9});
+        certify(&p, ASSAY_BUDGET_ALL, &found);
+        const spec_certificate *c = certificate_at(&found, path);
+        assert_int_equal(c->checked, 15 + 2);
+        assert_int_equal(c->worst, element);
+        assert_true(c->error > .99e-9 && c->error < 1.01e-9);
+        assert_int_equal(assay_certificates_check(&p.ctx, &found), ASSAY_BAD_INPUT);
+        assert_message(&p.ctx, "times the error that is allowed");
+        spec_certificates_free(&found);
+        problem_end(&p);
+    }
+}
+
+/* An expert that the scores do not choose, consistently with everything that follows from the choice. */
+static void a_wrong_choice_is_found(void **state)
+{
+    (void)state;
+    problem p;
+    spec_certificates found = {0};
+    assay_evidence evidence = {0};
+    problem_start(&p, "routing/balance", NULL);
+    const assay_scope scope = assay_scope_of(&p.ctx, &p.plan, 0);
+    assert_ok(&p.ctx, assay_evidence_collect(&p.ctx, &evidence, &p.plan, &p.source, NULL));
+    const spec_tensor *given = spec_tensors_find(&evidence.in, "routing/selected_experts");
+    const int64_t per_token = given->shape.dims[given->shape.rank - 1];
+    const int32_t experts = (int32_t)p.c->config.num_experts;
+    for (int32_t other = 0; other < experts; other++) { /* the first that the first token has not chosen */
+        bool chosen = false;
+        for (int64_t k = 0; k < per_token; k++) chosen |= given->indices[k] == other;
+        if (chosen) continue;
+        given->indices[0] = other;
+        break;
+    }
+    assert_ok(&p.ctx, assay_certify(&p.ctx, &evidence, &scope, true, &found));
+    assert_true(isinf(certificate_at(&found, "routing/selected_experts")->excess));
+    assert_int_equal(assay_certificates_check(&p.ctx, &found), ASSAY_BAD_INPUT);
+    assay_evidence_free(&evidence);
+    spec_certificates_free(&found);
+    problem_end(&p);
+}
+
+static void threads_change_nothing(void **state)
+{
+    (void)state;
+    spec_certificates first = {0};
+    static const int threads[] = {1, 2, 7};
+    for (int i = 0; i < 3; i++) {
+        problem p;
+        spec_certificates found = {0};
+        problem_start(&p, "moe/small", NULL);
+        p.ctx.threads = threads[i];
+        certify(&p, 2, &found);
+        if (i == 0) {
+            first = found;
+        } else {
+            assert_int_equal(found.count, first.count);
+            assert_memory_equal(found.items, first.items, (size_t)first.count * sizeof *first.items);
+            spec_certificates_free(&found);
+        }
+        problem_end(&p);
+    }
+    spec_certificates_free(&first);
+}
+
+/* `budget` is what is asked for; `outputs` and `gradients` what is done. */
+static void scopes(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *set;
+        int64_t budget;
+        bool outputs, gradients;
+        const char *left_out;
+    } table[] = {
+        {"seed=1", ASSAY_BUDGET_UNSAID, true, true, ""},
+        {"seed=1", 0, true, false, ""},
+        {"gradients=none", ASSAY_BUDGET_UNSAID, true, false, ""},
+        {"sequence=2000", ASSAY_BUDGET_UNSAID, true, false, "needs about "},
+        {"sequence=2000", 1, true, true, ""},
+        {"sequence=2000", ASSAY_BUDGET_ALL, true, true, ""},
+        {"sequence=100000", ASSAY_BUDGET_UNSAID, false, false, " min; ask with --budget N"},
+        {"sequence=100000", 0, true, false, ""},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        problem p;
+        problem_start(&p, "mlp/k160-n192", table[i].set);
+        const assay_scope scope = assay_scope_of(&p.ctx, &p.plan, table[i].budget);
+        assert_int_equal(scope.outputs, table[i].outputs);
+        assert_int_equal(scope.gradients, table[i].gradients);
+        assert_int_equal(scope.gradients, scope.probes > 0);
+        assert_non_null(strstr(scope.left_out, table[i].left_out));
+        assert_int_equal(scope.left_out[0] == '\0', table[i].left_out[0] == '\0');
+        const assay_status status = assay_plan_certify(&p.ctx, &p.plan, table[i].budget);
+        assert_int_equal(status, table[i].left_out[0] == '\0' ? ASSAY_OK : ASSAY_BAD_INPUT);
+        if (status != ASSAY_OK) assert_message(&p.ctx, "mlp/k160-n192: its certificate needs about ");
+        problem_end(&p);
+    }
+}
+
+static assay_status write_certified(problem *p, const char *file)
+{
+    assay_status status = assay_plan_certify(&p->ctx, &p->plan, 2);
+    return status == ASSAY_OK ? assay_golden_write(&p->ctx, &p->plan, file, NULL, true) : status;
+}
+
+/* The file has the certificates, beside what it has without. */
+static void goldens_hold_their_certificate(void **state)
+{
+    const test_folder *folder = *state;
+    static const char *const some[] = {"moe/small", "rms_norm/one-column", "attention/segments"};
+    for (size_t i = 0; i < sizeof some / sizeof *some; i++) {
+        problem p, plain;
+        assay_fixture_reader *reader = NULL;
+        spec_certificates found = {0};
+        problem_start(&p, some[i], "checkpoints=all");
+        problem_start(&plain, some[i], "checkpoints=all");
+        assert_ok(&p.ctx, write_certified(&p, folder->file));
+        certify(&plain, 2, &found);
+        assert_ok(&p.ctx, assay_fixture_open(&p.ctx, folder->file, &reader));
+        assert_int_equal(assay_fixture_count(reader), plain.plan.spec_count + found.count);
+        assert_ok(&p.ctx, assay_golden_recompute(&p.ctx, &plain.plan, reader, true));
+        for (int j = 0; j < found.count; j++) {
+            assay_tensor_spec spec;
+            double stored[ASSAY_CERTIFICATE_FIELDS], fields[ASSAY_CERTIFICATE_FIELDS];
+            assert_ok(&p.ctx, assay_certificate_spec(&p.ctx, found.items[j].path, &spec));
+            assert_string_equal(assay_fixture_find(reader, spec.path)->labels[0], "field");
+            assert_ok(&p.ctx, assay_fixture_read(&p.ctx, reader, spec.path, 0, ASSAY_CERTIFICATE_FIELDS, stored));
+            assay_certificate_fields(&found.items[j], fields);
+            assert_memory_equal(stored, fields, sizeof fields);
+        }
+        assert_ok(&p.ctx, assay_certificates_compare(&p.ctx, reader, &found));
+        assay_fixture_close(reader);
+        spec_certificates_free(&found);
+        problem_end(&plain);
+        problem_end(&p);
+    }
+}
+
+static void relative_doubled(spec_certificate *c)
+{
+    c->relative = 2 * c->relative + 1e-15;
+}
+
+static void checked_more(spec_certificate *c)
+{
+    c->checked++;
+}
+
+static void ulps_doubled(spec_certificate *c)
+{
+    c->ulps *= 2;
+}
+
+static void gauge_halved(spec_certificate *c)
+{
+    c->gauge /= 2;
+}
+
+static void by_another_libquadmath(spec_certificate *c)
+{
+    c->relative *= 1 + 1e-12;
+    c->ulps *= 1 - 1e-12;
+    c->worst++;
+}
+
+/* What the file says is held against what is found. */
+static void stored_certificates_are_compared(void **state)
+{
+    const test_folder *folder = *state;
+    static const struct {
+        const char *path;
+        void (*change)(spec_certificate *c);
+        bool same;
+    } table[] = {
+        {"outputs/y", relative_doubled, false},
+        {"outputs/y", ulps_doubled, false},
+        {"outputs/y", gauge_halved, false},
+        {"outputs/y", checked_more, false},
+        {"outputs/y", by_another_libquadmath, true},
+        {"gradients/inputs/x", relative_doubled, false},
+        {"gradients/inputs/x", checked_more, true}, /* another budget */
+        {"gradients/inputs/x", by_another_libquadmath, true},
+    };
+    problem p;
+    problem_start(&p, "moe/small", NULL);
+    assert_ok(&p.ctx, write_certified(&p, folder->file));
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        spec_certificates found = {0};
+        assay_fixture_reader *reader = NULL;
+        certify(&p, 2, &found);
+        table[i].change((spec_certificate *)certificate_at(&found, table[i].path));
+        assert_ok(&p.ctx, assay_fixture_open(&p.ctx, folder->file, &reader));
+        const assay_status status = assay_certificates_compare(&p.ctx, reader, &found);
+        assert_int_equal(status, table[i].same ? ASSAY_OK : ASSAY_BAD_INPUT);
+        if (!table[i].same) assert_message(&p.ctx, table[i].path);
+        assay_fixture_close(reader);
+        spec_certificates_free(&found);
+    }
+    problem_end(&p);
+}
+
+/* Where the oracle is wrong nothing is written; a request of a case does not speak of certificates. */
+static void nothing_is_written_without(void **state)
+{
+    const test_folder *folder = *state;
+    static const char *const paths[] = {"outputs/y", "gradients/weights/wi_1"};
+    const char *const *expects = NULL;
+    problem p;
+    assay_fixture_reader *reader = NULL;
+    for (int i = 0; i < 2; i++) {
+        problem_start(&p, "moe/small", NULL);
+        plant(&p, &(tampering){.path = paths[i], .element = -1, .factor = 1 + 1e-9});
+        assert_int_equal(write_certified(&p, folder->file), ASSAY_BAD_INPUT);
+        assert_message(&p.ctx, paths[i]);
+        assert_message(&p.ctx, "the second form in binary128 has");
+        assert_int_equal(folder_count(folder->path, false), 0);
+        problem_end(&p);
+    }
+    problem_start(&p, "moe/small", NULL);
+    assert_ok(&p.ctx, assay_plan_certify(&p.ctx, &p.plan, 2));
+    assert_ok(&p.ctx, assay_request_write(&p.ctx, &p.plan, folder->file, NULL, true));
+    assert_ok(&p.ctx, assay_fixture_open(&p.ctx, folder->file, &reader));
+    const int count = assay_fixture_texts(reader, "expects", &expects);
+    assert_true(count > 0);
+    for (int i = 0; i < count; i++) assert_false(assay_path_in(expects[i], "certificate"));
+    for (int i = 0; i < assay_fixture_count(reader); i++) {
+        assert_true(assay_path_is_given(assay_fixture_spec(reader, i)->path));
+    }
+    assay_fixture_close(reader);
+    problem_end(&p);
+}
+
+static void out_of_memory_leaves_nothing_behind(void **state)
+{
+    const test_folder *folder = *state;
+    int64_t n = 0;
+    problem p;
+    problem_start(&p, "moe/small", "gradients=[weights/gate/bias]");
+    p.ctx.threads = 1;
+    assert_ok(&p.ctx, assay_plan_certify(&p.ctx, &p.plan, 1));
+    for (;; n++) {
+        assay_fail_allocation(n);
+        assay_status status = assay_golden_write(&p.ctx, &p.plan, folder->file, NULL, true);
+        assay_fail_allocation(-1);
+        if (!assay_allocation_failed()) {
+            assert_ok(&p.ctx, status);
+            break;
+        }
+        if (status != ASSAY_NO_MEMORY) fail_msg("allocation %lld: %d %s", (long long)n, (int)status, p.ctx.message);
+        assert_int_equal(folder_count(folder->path, false), 0);
+    }
+    assert_true(n > 100);
+    problem_end(&p);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(right_results_are_certified),
+        cmocka_unit_test(wrong_results_are_not),
+        cmocka_unit_test(every_coordinate_is_seen),
+        cmocka_unit_test(a_wrong_choice_is_found),
+        cmocka_unit_test(threads_change_nothing),
+        cmocka_unit_test(scopes),
+        cmocka_unit_test_setup_teardown(goldens_hold_their_certificate, folder_setup, folder_teardown),
+        cmocka_unit_test_setup_teardown(stored_certificates_are_compared, folder_setup, folder_teardown),
+        cmocka_unit_test_setup_teardown(nothing_is_written_without, folder_setup, folder_teardown),
+        cmocka_unit_test_setup_teardown(out_of_memory_leaves_nothing_behind, folder_setup, folder_teardown),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

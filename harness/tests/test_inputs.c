@@ -271,8 +271,8 @@ static void padding_reaches_nothing(void **state)
 {
     const test_folder *folder = *state;
     char plain[TEST_PATH_SIZE + 16];
-    static const char *const same[] = {"outputs/attention_out",    "outputs/lse",          "gradients/inputs/query",
-                                       "gradients/inputs/key",     "gradients/inputs/value"};
+    static const char *const same[] = {"outputs/attention_out", "outputs/lse", "gradients/inputs/query",
+                                       "gradients/inputs/key", "gradients/inputs/value"};
     assay_context ctx = assay_context_default(1);
     assay_case *with = case_named(&ctx, "attention/padding-nan", NULL), *without = case_named(&ctx, with->name, NULL);
     snprintf(plain, sizeof plain, "%s/plain.h5", folder->path);
@@ -280,7 +280,8 @@ static void padding_reaches_nothing(void **state)
     assert_ok(&ctx, try_golden(&ctx, with, folder->file, NULL));
     assert_ok(&ctx, try_golden(&ctx, without, plain, NULL));
     assert_false(same_digest(&ctx, folder->file, plain, "inputs/key"));
-    for (size_t i = 0; i < sizeof same / sizeof *same; i++) assert_true(same_digest(&ctx, folder->file, plain, same[i]));
+    for (size_t i = 0; i < sizeof same / sizeof *same; i++)
+        assert_true(same_digest(&ctx, folder->file, plain, same[i]));
     assay_cases_free(with, 1);
     assay_cases_free(without, 1);
 }

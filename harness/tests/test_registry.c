@@ -323,10 +323,11 @@ static void largest_attention_sizes_are_refused(void **state)
             assay_context ctx = assay_context_default(1);
             assay_plan plan = {0};
             char yaml[640];
-            int used = snprintf(yaml, sizeof yaml,
-                                "case: a\nop: %s\nsequence: 64\nbatch: 2147483647\nconfig: {base_num_decoder_layers: 2, "
-                                "first_num_dense_layers: 2, max_position_embeddings: 2147483647",
-                                names[i]);
+            int used =
+                snprintf(yaml, sizeof yaml,
+                         "case: a\nop: %s\nsequence: 64\nbatch: 2147483647\nconfig: {base_num_decoder_layers: 2, "
+                         "first_num_dense_layers: 2, max_position_embeddings: 2147483647",
+                         names[i]);
             for (int k = 0; k < KEYS; k++) {
                 used += snprintf(yaml + used, sizeof yaml - (size_t)used, ", %s: %d", keys[k],
                                  (large >> k & 1) != 0 ? INT32_MAX : 64);

@@ -94,12 +94,21 @@ assay_status spec_yarn_rope(assay_context *ctx, const assay_rope_config *config,
 assay_status spec_attention(assay_context *ctx, const assay_attention_config *config, const spec_tensors *in,
                             spec_tensors *out);
 
-/* The tensors of the op `mla` (INTERFACE.md) -> outputs/y [B,S,D], and checkpoints/ under the names of mla.h and lse */
+/* The tensors of the op `mla` (INTERFACE.md) -> outputs/y [B,S,D] */
 assay_status spec_mla(assay_context *ctx, const assay_mla_config *config, const spec_tensors *in, spec_tensors *out);
 
-/* The tensors of deepseek_layer and deepseek_stack (deepseek_stack.h) -> outputs/, routing/ and checkpoints/ as there. */
+/* checkpoints/ under the names of mla.h, and checkpoints/lse; rows are [B,S], or [B,S,N] where there are heads */
+assay_status spec_mla_checkpoints(assay_context *ctx, const assay_mla_config *config, const spec_tensors *in,
+                                  spec_tensors *out);
+
+/* The tensors of deepseek_layer and deepseek_stack (deepseek_stack.h) -> outputs/ and routing/ as there.
+ * routing/Pselected_experts, where `in` has it, is the choice. */
 assay_status spec_stack(assay_context *ctx, const assay_stack_config *config, const spec_tensors *in,
                         spec_tensors *out);
+
+/* checkpoints/P of the same: the layer's input, those of mla and, as of mlp and moe, those of its second half. */
+assay_status spec_stack_checkpoints(assay_context *ctx, const assay_stack_config *config, const spec_tensors *in,
+                                    spec_tensors *out);
 
 /* The operations by name. `config` is what the function above takes. */
 typedef struct spec_operation {

@@ -76,17 +76,6 @@ assay_status spec_attend(assay_context *ctx, const spec_attention_problem *probl
 /* Every intermediate of MLA, under checkpoints/ and their names; y is checkpoints/out_proj. */
 assay_status spec_mla_parts(assay_context *ctx, const assay_mla_config *config, const spec_tensors *in,
                             spec_tensors *parts);
-assay_status spec_mla_checkpoints(assay_context *ctx, const assay_mla_config *config, const spec_tensors *in,
-                                  spec_tensors *out);
-assay_status spec_stack_checkpoints(assay_context *ctx, const assay_stack_config *config, const spec_tensors *in,
-                                    spec_tensors *out);
-
-/* Tensors lent to an operation inside another, under the names that it knows: the items are the list's own, their
- * values are not, so only the list is freed. */
-assay_status spec_lend(assay_context *ctx, spec_tensors *list, const spec_tensor *tensor, const char *path);
-/* Hands all of `from` that begins with `folder` over to `to`, as folder/PREFIXname. */
-assay_status spec_hand_over(assay_context *ctx, spec_tensors *from, const char *folder, const char *prefix,
-                            spec_tensors *to);
 
 /* What a MoE block reads, and one expert's scratch. Starts zeroed. */
 typedef struct spec_block {

@@ -6,6 +6,7 @@
 typedef struct mla {
     const assay_mla_config *config;
     int64_t tokens, qk_dim;
+    spec_quad softmax_scale;
     const spec_quad *x, *wq_a, *q_norm, *wq_b, *query, *wkv_a, *kv_norm, *wkv_b, *out;
     const int32_t *positions, *segment_ids;
     spec_quad *turns; /* its own */
@@ -79,7 +80,7 @@ static void make_query(const mla *m, int64_t t)
     const assay_mla_config *config = m->config;
     int64_t d = config->emb_dim, lq = config->q_lora_rank, nope = config->qk_nope_head_dim;
     int64_t width = config->heads * m->qk_dim;
-    spec_quad *query = m->query_proj + t * width, scale = softmax_scale(config);
+    spec_quad *query = m->query_proj + t * width;
     if (lq > 0) {
         spec_quad *compressed = m->query_wa_proj + t * lq, *normed = m->mla_q + t * lq;
         spec_vector_matrix(d, lq, m->x + t * d, m->wq_a, lq, compressed);
@@ -93,7 +94,7 @@ static void make_query(const mla *m, int64_t t)
         spec_quad *to = query + head * m->qk_dim;
         for (int64_t i = 0; i < nope; i++) to[i] = from[i];
         spec_rotate(&config->rope, m->turns + t * config->rope.dim, from + nope, to + nope);
-        for (int64_t i = 0; i < m->qk_dim; i++) to[i] *= scale;
+        for (int64_t i = 0; i < m->qk_dim; i++) to[i] *= m->softmax_scale;
     }
 }
 
@@ -130,7 +131,10 @@ assay_status spec_mla_parts(assay_context *ctx, const assay_mla_config *config, 
 {
     assay_status status = ASSAY_OK;
     int64_t nope = config->qk_nope_head_dim, v_dim = config->v_head_dim, qk_dim = nope + config->rope.dim;
-    mla m = {.config = config, .tokens = config->batch * config->sequence, .qk_dim = qk_dim};
+    mla m = {.config = config,
+             .tokens = config->batch * config->sequence,
+             .qk_dim = qk_dim,
+             .softmax_scale = softmax_scale(config)};
     const assay_attention_config attention = {.batch = config->batch,
                                               .sequence = config->sequence,
                                               .heads = config->heads,

@@ -1,158 +1,178 @@
-/* Layers one after the other, each made of the second forms of its parts: their tensors are copied under the paths that
- * those read, and their results back under the layer's. */
+/* Layers one after the other, each made of the second forms of its parts. A part sees the layer's tensors under its own
+ * names; nothing is copied, since a certificate evaluates a stack thousands of times. */
 #include <stdio.h>
 #include <string.h>
 
 #include "oracle/spec/spec_internal.h"
 
-/* "layers/3/", or "" for the single layer. */
-static void prefix_of(const assay_stack_config *config, int64_t layer, char prefix[32])
+/* A layer at work. Results go to `out`: outputs and routing, or the checkpoints alone. */
+typedef struct layer_run {
+    const assay_stack_config *config;
+    const spec_tensors *in;
+    spec_tensors *out;
+    bool checkpoints;
+    int64_t layer;
+    char prefix[32];         /* "layers/3/", or "" for the single layer */
+    assay_shape shape;       /* [B,S,D] */
+    spec_quad *x, *x_normed; /* [B,S,D]: the residual stream, and what a part gets of it */
+} layer_run;
+
+static assay_status join(assay_context *ctx, char path[ASSAY_PATH_SIZE], const char *folder, const char *prefix,
+                         const char *name)
 {
-    prefix[0] = '\0';
-    if (!config->single) snprintf(prefix, 32, "layers/%lld/", (long long)layer);
+    const int length = snprintf(path, ASSAY_PATH_SIZE, "%s%s%s", folder, prefix, name);
+    if (length < ASSAY_PATH_SIZE) return ASSAY_OK;
+    return assay_fail(ctx, ASSAY_BAD_INPUT, "the path '%s%s%s' is too long", folder, prefix, name);
 }
 
-static assay_status copy_as(assay_context *ctx, const spec_tensor *from, const char *path, spec_tensors *to)
+/* The list takes the tensor's pointers over, under another name. Of a lent tensor they stay the lender's: its list is
+ * freed without them. */
+static assay_status list(assay_context *ctx, spec_tensors *tensors, const char *path, const spec_tensor *tensor)
 {
-    spec_quad *values = NULL;
-    if (from->indices != NULL) return spec_tensors_copy_i32(ctx, to, path, &from->shape, from->indices);
-    assay_status status = spec_tensors_add(ctx, to, path, &from->shape, &values);
-    if (status != ASSAY_OK) return status;
-    memcpy(values, from->values, (size_t)assay_shape_count(&from->shape) * sizeof *values);
+    spec_tensor *items = realloc(tensors->items, (size_t)(tensors->count + 1) * sizeof *items);
+    if (items == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of tensors at '%s'", path);
+    tensors->items = items;
+    items[tensors->count] = *tensor;
+    snprintf(items[tensors->count].path, ASSAY_PATH_SIZE, "%s", path);
+    tensors->count++;
     return ASSAY_OK;
 }
 
-/* Every tensor FROMname of `in` as TOname. */
-static assay_status copy_folder(assay_context *ctx, const spec_tensors *in, const char *from, const char *to,
-                                spec_tensors *out)
+/* Every tensor of the stack that begins with `from`, which becomes `to`. */
+static assay_status lend(assay_context *ctx, const layer_run *run, const char *from, const char *to, spec_tensors *part)
 {
     const size_t length = strlen(from);
-    char path[2 * ASSAY_PATH_SIZE];
-    for (int i = 0; i < in->count; i++) {
-        if (strncmp(in->items[i].path, from, length) != 0) continue;
-        snprintf(path, sizeof path, "%s%s", to, in->items[i].path + length);
-        assay_status status = copy_as(ctx, &in->items[i], path, out);
+    char path[ASSAY_PATH_SIZE];
+    for (int i = 0; i < run->in->count; i++) {
+        const spec_tensor *tensor = &run->in->items[i];
+        if (strncmp(tensor->path, from, length) != 0) continue;
+        assay_status status = join(ctx, path, to, "", tensor->path + length);
+        if (status == ASSAY_OK) status = list(ctx, part, path, tensor);
         if (status != ASSAY_OK) return status;
     }
     return ASSAY_OK;
 }
 
-/* inputs/x [B,S,D] of a part: the layer's stream, normalised by the scale at weights/PREFIXnorm. */
-static assay_status add_normalised(assay_context *ctx, const assay_stack_config *config, const spec_tensors *in,
-                                   const char *prefix, const char *norm, const spec_quad *x, spec_tensors *part)
+static assay_status lend_weights(assay_context *ctx, const layer_run *run, const char *block, spec_tensors *part)
+{
+    char from[ASSAY_PATH_SIZE];
+    assay_status status = join(ctx, from, "weights/", run->prefix, block);
+    return status == ASSAY_OK ? lend(ctx, run, from, "weights/", part) : status;
+}
+
+/* A part's results FOLDERname, all but outputs/y, become the stack's FOLDERPREFIXname. */
+static assay_status hand_over(assay_context *ctx, const layer_run *run, const char *folder, spec_tensors *part)
+{
+    const size_t length = strlen(folder);
+    char path[ASSAY_PATH_SIZE];
+    for (int i = 0; i < part->count; i++) {
+        spec_tensor *tensor = &part->items[i];
+        if (strncmp(tensor->path, folder, length) != 0 || strcmp(tensor->path, "outputs/y") == 0) continue;
+        assay_status status = join(ctx, path, folder, run->prefix, tensor->path + length);
+        if (status == ASSAY_OK) status = list(ctx, run->out, path, tensor);
+        if (status != ASSAY_OK) return status;
+        tensor->values = NULL;
+        tensor->indices = NULL;
+    }
+    return ASSAY_OK;
+}
+
+/* inputs/x of a part: the stream under the norm of that name. */
+static assay_status lend_normed(assay_context *ctx, const layer_run *run, const char *norm, spec_tensors *part)
 {
     assay_status status = ASSAY_OK;
-    const int64_t dim = config->mla.emb_dim, rows = config->mla.batch * config->mla.sequence;
-    const assay_shape shape = assay_shape_of(3, config->mla.batch, config->mla.sequence, dim);
+    const int64_t dim = run->config->mla.emb_dim, rows = assay_shape_count(&run->shape) / dim;
     const spec_quad *scale = NULL;
-    spec_quad *values = NULL;
     char path[ASSAY_PATH_SIZE];
-    snprintf(path, sizeof path, "weights/%s%s/scale", prefix, norm);
-    TRY(spec_read(ctx, in, path, dim, &scale));
-    TRY(spec_tensors_add(ctx, part, "inputs/x", &shape, &values));
-    spec_rms_norm_rows(rows, dim, config->epsilon, x, dim, scale, values);
+    TRY(join(ctx, path, "weights/", run->prefix, norm));
+    TRY(spec_read(ctx, run->in, path, dim, &scale));
+    spec_rms_norm_rows(rows, dim, run->config->epsilon, run->x, dim, scale, run->x_normed);
+    TRY(list(ctx, part, "inputs/x", &(spec_tensor){.shape = run->shape, .values = run->x_normed}));
 cleanup:
     return status;
 }
 
-/* A layer at work: `x` [B,S,D] is its input and becomes its output. Results go to `out`, checkpoints only when asked. */
-typedef struct layer_run {
-    const assay_stack_config *config;
-    const spec_tensors *in;
-    int64_t layer;
-    char prefix[32];
-    bool checkpoints;
-    spec_quad *x;
-    spec_tensors *out;
-} layer_run;
-
-static assay_status keep(assay_context *ctx, const layer_run *run, const char *folder, const spec_tensors *part)
+static assay_status add_to_stream(assay_context *ctx, const layer_run *run, const spec_tensors *part, const char *path)
 {
-    char to[64], from[32];
-    snprintf(from, sizeof from, "%s/", folder);
-    snprintf(to, sizeof to, "%s/%s", folder, run->prefix);
-    return copy_folder(ctx, part, from, to, run->out);
-}
-
-/* The stream plus what the part gave at `path`. */
-static assay_status add_to_stream(assay_context *ctx, layer_run *run, const spec_tensors *part, const char *path)
-{
+    const int64_t count = assay_shape_count(&run->shape);
     const spec_quad *y = NULL;
-    const int64_t count = run->config->mla.batch * run->config->mla.sequence * run->config->mla.emb_dim;
     assay_status status = spec_read(ctx, part, path, count, &y);
     for (int64_t i = 0; status == ASSAY_OK && i < count; i++) run->x[i] += y[i];
     return status;
 }
 
-static assay_status weights_of(assay_context *ctx, const layer_run *run, const char *block, spec_tensors *part)
-{
-    char from[ASSAY_PATH_SIZE];
-    snprintf(from, sizeof from, "weights/%s%s/", run->prefix, block);
-    return copy_folder(ctx, run->in, from, "weights/", part);
-}
-
-static assay_status attention_half(assay_context *ctx, layer_run *run)
+static assay_status attention_half(assay_context *ctx, const layer_run *run)
 {
     assay_status status = ASSAY_OK;
     spec_tensors in = {0}, parts = {0};
-    TRY(add_normalised(ctx, run->config, run->in, run->prefix, "pre_self_attention_layer_norm", run->x, &in));
-    TRY(copy_folder(ctx, run->in, "inputs/positions", "inputs/positions", &in));
-    TRY(copy_folder(ctx, run->in, "inputs/segment_ids", "inputs/segment_ids", &in));
-    TRY(weights_of(ctx, run, "self_attention", &in));
+    TRY(lend_normed(ctx, run, "pre_self_attention_layer_norm/scale", &in));
+    TRY(lend(ctx, run, "inputs/positions", "inputs/positions", &in));
+    TRY(lend(ctx, run, "inputs/segment_ids", "inputs/segment_ids", &in));
+    TRY(lend_weights(ctx, run, "self_attention/", &in));
     TRY(spec_mla_parts(ctx, &run->config->mla, &in, &parts));
-    if (run->checkpoints) TRY(keep(ctx, run, "checkpoints", &parts));
     TRY(add_to_stream(ctx, run, &parts, "checkpoints/out_proj"));
+    if (run->checkpoints) TRY(hand_over(ctx, run, "checkpoints/", &parts));
 cleanup:
-    spec_tensors_free(&in);
+    free(in.items);
     spec_tensors_free(&parts);
     return status;
 }
 
-static assay_status dense_half(assay_context *ctx, layer_run *run, spec_tensors *in, spec_tensors *out)
+static assay_status dense_half(assay_context *ctx, const layer_run *run, spec_tensors *in, spec_tensors *parts)
 {
     assay_status status = ASSAY_OK;
-    TRY(weights_of(ctx, run, "mlp", in));
-    TRY(spec_gated_mlp(ctx, &run->config->mlp, in, out));
-    if (run->checkpoints) TRY(keep(ctx, run, "checkpoints", out));
+    TRY(lend_weights(ctx, run, "mlp/", in));
+    TRY(spec_gated_mlp(ctx, &run->config->mlp, in, parts));
+    TRY(add_to_stream(ctx, run, parts, "outputs/y"));
+    if (run->checkpoints) TRY(hand_over(ctx, run, "checkpoints/", parts));
 cleanup:
     return status;
 }
 
-static assay_status moe_half(assay_context *ctx, layer_run *run, spec_tensors *in, spec_tensors *out)
+static assay_status moe_half(assay_context *ctx, const layer_run *run, spec_tensors *in, spec_tensors *parts)
 {
     assay_status status = ASSAY_OK;
     char choice[ASSAY_PATH_SIZE];
-    spec_tensors balance = {0};
-    snprintf(choice, sizeof choice, "routing/%sselected_experts", run->prefix);
-    TRY(weights_of(ctx, run, "moe", in));
-    TRY(copy_folder(ctx, run->in, choice, "routing/selected_experts", in));
-    TRY(spec_moe(ctx, &run->config->moe, in, out));
-    TRY(keep(ctx, run, "routing", out));
-    for (int i = 0; i < out->count; i++) {
-        if (strcmp(out->items[i].path, "outputs/y") == 0) continue;
-        TRY(copy_folder(ctx, &(spec_tensors){&out->items[i], 1}, "outputs/", "outputs/", &balance));
-    }
-    TRY(keep(ctx, run, "outputs", &balance));
+    TRY(lend_weights(ctx, run, "moe/", in));
+    TRY(join(ctx, choice, "routing/", run->prefix, "selected_experts"));
+    TRY(lend(ctx, run, choice, "routing/selected_experts", in));
+    TRY(spec_moe(ctx, &run->config->moe, in, parts));
+    TRY(add_to_stream(ctx, run, parts, "outputs/y"));
     if (run->checkpoints) {
-        TRY(spec_moe_checkpoints(ctx, &run->config->moe, in, out));
-        TRY(keep(ctx, run, "checkpoints", out));
+        TRY(spec_moe_checkpoints(ctx, &run->config->moe, in, parts));
+        TRY(hand_over(ctx, run, "checkpoints/", parts));
+    } else {
+        TRY(hand_over(ctx, run, "routing/", parts));
+        TRY(hand_over(ctx, run, "outputs/", parts));
     }
 cleanup:
-    spec_tensors_free(&balance);
     return status;
 }
 
-static assay_status mlp_half(assay_context *ctx, layer_run *run)
+static assay_status mlp_half(assay_context *ctx, const layer_run *run)
 {
     assay_status status = ASSAY_OK;
-    spec_tensors in = {0}, out = {0};
+    spec_tensors in = {0}, parts = {0};
     const bool dense = run->layer < run->config->dense_layers;
-    TRY(add_normalised(ctx, run->config, run->in, run->prefix, "post_self_attention_layer_norm", run->x, &in));
-    TRY(dense ? dense_half(ctx, run, &in, &out) : moe_half(ctx, run, &in, &out));
-    TRY(add_to_stream(ctx, run, &out, "outputs/y"));
+    TRY(lend_normed(ctx, run, "post_self_attention_layer_norm/scale", &in));
+    TRY(dense ? dense_half(ctx, run, &in, &parts) : moe_half(ctx, run, &in, &parts));
 cleanup:
-    spec_tensors_free(&in);
-    spec_tensors_free(&out);
+    free(in.items);
+    spec_tensors_free(&parts);
+    return status;
+}
+
+/* The stream as it is. */
+static assay_status add_stream(assay_context *ctx, const layer_run *run, const char *folder, const char *prefix,
+                               const char *name)
+{
+    assay_status status = ASSAY_OK;
+    char path[ASSAY_PATH_SIZE];
+    spec_quad *values = NULL;
+    TRY(join(ctx, path, folder, prefix, name));
+    TRY(spec_tensors_add(ctx, run->out, path, &run->shape, &values));
+    memcpy(values, run->x, (size_t)assay_shape_count(&run->shape) * sizeof *values);
+cleanup:
     return status;
 }
 
@@ -160,32 +180,28 @@ static assay_status run_stack(assay_context *ctx, const assay_stack_config *conf
                               bool checkpoints, spec_tensors *out)
 {
     assay_status status = ASSAY_OK;
-    const int64_t dim = config->mla.emb_dim, count = config->mla.batch * config->mla.sequence * dim;
-    const assay_shape shape = assay_shape_of(3, config->mla.batch, config->mla.sequence, dim);
+    const assay_mla_config *mla = &config->mla;
+    layer_run run = {.config = config,
+                     .in = in,
+                     .out = out,
+                     .checkpoints = checkpoints,
+                     .shape = assay_shape_of(3, mla->batch, mla->sequence, mla->emb_dim)};
+    const int64_t count = assay_shape_count(&run.shape);
     const spec_quad *x = NULL;
-    layer_run run = {.config = config, .in = in, .checkpoints = checkpoints, .out = out};
     TRY(spec_read(ctx, in, "inputs/x", count, &x));
     TRY(spec_alloc(ctx, count, &run.x));
+    TRY(spec_alloc(ctx, count, &run.x_normed));
     memcpy(run.x, x, (size_t)count * sizeof *x);
     for (run.layer = 0; run.layer < config->layers; run.layer++) {
-        prefix_of(config, run.layer, run.prefix);
-        if (checkpoints) {
-            char path[ASSAY_PATH_SIZE];
-            spec_quad *values = NULL;
-            snprintf(path, sizeof path, "checkpoints/%sdecoder_layer_input", run.prefix);
-            TRY(spec_tensors_add(ctx, out, path, &shape, &values));
-            memcpy(values, run.x, (size_t)count * sizeof *values);
-        }
+        if (!config->single) snprintf(run.prefix, sizeof run.prefix, "layers/%lld/", (long long)run.layer);
+        if (checkpoints) TRY(add_stream(ctx, &run, "checkpoints/", run.prefix, "decoder_layer_input"));
         TRY(attention_half(ctx, &run));
         TRY(mlp_half(ctx, &run));
     }
-    if (!checkpoints) {
-        spec_quad *y = NULL;
-        TRY(spec_tensors_add(ctx, out, "outputs/y", &shape, &y));
-        memcpy(y, run.x, (size_t)count * sizeof *y);
-    }
+    if (!checkpoints) TRY(add_stream(ctx, &run, "outputs/", "", "y"));
 cleanup:
     free(run.x);
+    free(run.x_normed);
     return status;
 }
 
@@ -197,11 +213,5 @@ assay_status spec_stack(assay_context *ctx, const assay_stack_config *config, co
 assay_status spec_stack_checkpoints(assay_context *ctx, const assay_stack_config *config, const spec_tensors *in,
                                     spec_tensors *out)
 {
-    assay_status status = ASSAY_OK;
-    spec_tensors all = {0};
-    TRY(run_stack(ctx, config, in, true, &all));
-    TRY(copy_folder(ctx, &all, "checkpoints/", "checkpoints/", out));
-cleanup:
-    spec_tensors_free(&all);
-    return status;
+    return run_stack(ctx, config, in, true, out);
 }

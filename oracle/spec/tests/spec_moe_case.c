@@ -6,29 +6,6 @@
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/spec/tests/spec_stream.h"
 
-static void want(spec_case *c, const char *path, assay_shape shape)
-{
-    spec_quad *values = NULL;
-    assert_ok(&c->ctx, spec_tensors_add(&c->ctx, &c->results, path, &shape, &values));
-    for (int64_t i = 0; i < assay_shape_count(&shape); i++) values[i] = NAN;
-}
-
-static void want_indices(spec_case *c, const char *path, assay_shape shape)
-{
-    int32_t *indices = NULL;
-    assert_ok(&c->ctx, spec_tensors_add_indices(&c->ctx, &c->results, path, &shape, &indices));
-    for (int64_t i = 0; i < assay_shape_count(&shape); i++) indices[i] = -1;
-}
-
-/* An input, and its gradient among the results. */
-static void add(spec_case *c, const char *path, double scale, assay_shape shape)
-{
-    char gradient[ASSAY_PATH_SIZE] = "gradients/";
-    strncat(gradient, path, sizeof gradient - strlen(gradient) - 1);
-    case_random(c, path, scale, shape);
-    want(c, gradient, shape);
-}
-
 static void make_whole(spec_case *c, const char *path)
 {
     const spec_tensor *tensor = spec_tensors_find(&c->in, path);
@@ -42,21 +19,21 @@ static void add_experts(spec_case *c, const moe_variant *v)
     const assay_moe_config *config = &v->config;
     int64_t e = config->routing.num_experts, d = config->emb_dim, h = config->moe_mlp_dim, f = config->shared_mlp_dim;
     if (config->fused_weights) {
-        add(c, "weights/wi", 1, DIMS(e, d, 2 * h));
+        case_variable(c, "weights/wi", 1, DIMS(e, d, 2 * h));
     } else {
-        add(c, "weights/wi_0", 1, DIMS(e, d, h));
-        add(c, "weights/wi_1", 1, DIMS(e, d, h));
+        case_variable(c, "weights/wi_0", 1, DIMS(e, d, h));
+        case_variable(c, "weights/wi_1", 1, DIMS(e, d, h));
     }
-    add(c, "weights/wo", 1, DIMS(e, h, d));
+    case_variable(c, "weights/wo", 1, DIMS(e, h, d));
     if (v->expert_biases) {
-        add(c, "weights/wi_0_bias", 1, DIMS(e, h));
-        add(c, "weights/wi_1_bias", 1, DIMS(e, h));
-        add(c, "weights/wo_bias", 1, DIMS(e, d));
+        case_variable(c, "weights/wi_0_bias", 1, DIMS(e, h));
+        case_variable(c, "weights/wi_1_bias", 1, DIMS(e, h));
+        case_variable(c, "weights/wo_bias", 1, DIMS(e, d));
     }
     if (f > 0) {
-        add(c, "weights/shared_experts/wi_0/kernel", 1, DIMS(d, f));
-        add(c, "weights/shared_experts/wi_1/kernel", 1, DIMS(d, f));
-        add(c, "weights/shared_experts/wo/kernel", 1, DIMS(f, d));
+        case_variable(c, "weights/shared_experts/wi_0/kernel", 1, DIMS(d, f));
+        case_variable(c, "weights/shared_experts/wi_1/kernel", 1, DIMS(d, f));
+        case_variable(c, "weights/shared_experts/wo/kernel", 1, DIMS(f, d));
     }
 }
 
@@ -64,11 +41,11 @@ static void add_routing(spec_case *c, const moe_variant *v)
 {
     const assay_routing_config *routing = &v->config.routing;
     int64_t b = routing->batch, s = routing->sequence, e = routing->num_experts, k = routing->num_experts_per_tok;
-    add(c, "weights/gate/kernel", 1, DIMS(v->config.emb_dim, e));
-    if (v->gate_bias) add(c, "weights/gate/bias", .5, DIMS(e));
+    case_variable(c, "weights/gate/kernel", 1, DIMS(v->config.emb_dim, e));
+    if (v->gate_bias) case_variable(c, "weights/gate/bias", .5, DIMS(e));
     const spec_tensor *bias = spec_tensors_find(&c->in, "weights/gate/bias");
     for (int64_t i = 0; v->two_hot && i < 2; i++) bias->values[i] += 50;
-    if (v->per_expert_scale) add(c, "weights/per_expert_scale", 2, DIMS(e));
+    if (v->per_expert_scale) case_variable(c, "weights/per_expert_scale", 2, DIMS(e));
     if (routing->hash_rows > 0) {
         assert_true(routing->hash_rows == 4 && k == 2 && b * s == 6);
         case_indices(c, "weights/tid2eid", (int32_t[]){0, 1, 5, 3, 2, 5, 3, 0}, DIMS(4, 2));
@@ -78,23 +55,23 @@ static void add_routing(spec_case *c, const moe_variant *v)
         assert_true(k == 2 && b * s == 6);
         case_indices(c, "routing/selected_experts", (int32_t[]){3, 1, 1, 0, 5, 3, 0, 3, 1, 5, 0, 5}, DIMS(b, s, k));
     }
-    want_indices(c, "routing/selected_experts", DIMS(b, s, k));
-    want_indices(c, "routing/group_sizes", DIMS(e));
-    want_indices(c, "routing/sorted_selected_experts", DIMS(b * s * k));
-    want(c, "routing/weights", DIMS(b, s, k));
-    want(c, "routing/margin", DIMS(b, s));
+    case_want_indices(c, "routing/selected_experts", DIMS(b, s, k));
+    case_want_indices(c, "routing/group_sizes", DIMS(e));
+    case_want_indices(c, "routing/sorted_selected_experts", DIMS(b * s * k));
+    case_want(c, "routing/weights", DIMS(b, s, k));
+    case_want(c, "routing/margin", DIMS(b, s));
     bool top_k = routing->hash_rows == 0 && routing->family != ASSAY_ROUTER_FUSED;
     if (top_k && routing->load_balance_loss_weight > 0) {
-        want(c, "outputs/lb_loss", dims(0, NULL));
+        case_want(c, "outputs/lb_loss", dims(0, NULL));
         case_random(c, "cotangents/lb_loss", 1, dims(0, NULL));
     }
-    if (top_k && routing->routed_bias_update_rate > 0) want(c, "outputs/bias_updates", DIMS(e));
+    if (top_k && routing->routed_bias_update_rate > 0) case_want(c, "outputs/bias_updates", DIMS(e));
 }
 
 static void want_row(spec_case *c, const char *path, assay_shape rows, int64_t width)
 {
     rows.dims[rows.rank++] = width;
-    want(c, path, rows);
+    case_want(c, path, rows);
 }
 
 static void want_checkpoints(spec_case *c, const assay_moe_config *config)
@@ -106,8 +83,8 @@ static void want_checkpoints(spec_case *c, const assay_moe_config *config)
     if (config->path == ASSAY_MOE_DROPPING) {
         int64_t room = assay_expert_capacity(routing, config->capacity_factor);
         rows = DIMS(e, b, room);
-        want(c, "routing/combine_mask", DIMS(b, s, e, room));
-        want_indices(c, "routing/dispatch_mask", DIMS(b, s, e, room));
+        case_want(c, "routing/combine_mask", DIMS(b, s, e, room));
+        case_want_indices(c, "routing/dispatch_mask", DIMS(b, s, e, room));
     }
     if (config->fused_weights) {
         want_row(c, "checkpoints/moe_mlpwi", rows, 2 * h);
@@ -128,20 +105,18 @@ void moe_case_start(spec_case *c, const moe_variant *v, uint64_t seed)
     c->ctx = assay_context_default(1);
     const assay_moe_config *config = &v->config;
     assay_shape tokens = DIMS(config->routing.batch, config->routing.sequence, config->emb_dim);
-    add(c, "inputs/x", 1.5, tokens);
+    case_variable(c, "inputs/x", 1.5, tokens);
     add_routing(c, v);
     add_experts(c, v);
     if (v->ties) make_whole(c, "inputs/x");
     if (v->ties) make_whole(c, "weights/gate/kernel");
     case_random(c, "cotangents/y", 1, tokens);
-    want(c, "outputs/y", tokens);
+    case_want(c, "outputs/y", tokens);
     want_checkpoints(c, config);
     spec_stream stream = {.c = c};
     const assay_source in = spec_stream_source(&stream);
     const assay_sink out = spec_stream_sink(&stream);
     assert_ok(&c->ctx, assay_moe_check(&c->ctx, config));
     assert_ok(&c->ctx, assay_moe_run(&c->ctx, config, &in, &out, NULL, 0));
-    for (int i = 0; i < c->results.count; i++) {
-        assert_int_equal(stream.written[i], assay_shape_count(&c->results.items[i].shape));
-    }
+    assert_all_written(&stream);
 }

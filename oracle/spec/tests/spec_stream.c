@@ -1,5 +1,8 @@
 #include "oracle/spec/tests/spec_stream.h"
 
+#include <math.h>
+#include <stdio.h>
+
 static bool case_has(void *self, const char *path)
 {
     const spec_case *c = ((const spec_stream *)self)->c;
@@ -49,6 +52,7 @@ static assay_status next_slice(assay_context *ctx, spec_stream *stream, const ch
 {
     *tensor = spec_tensors_find(&stream->c->results, path);
     if (*tensor == NULL) return assay_fail(ctx, ASSAY_BAD_INPUT, "nobody wants '%s'", path);
+    assert_true(stream->c->results.count <= SPEC_CASE_RESULTS);
     int64_t *written = &stream->written[*tensor - stream->c->results.items];
     *first = *written;
     *written += count;
@@ -82,4 +86,35 @@ assay_source spec_stream_source(spec_stream *stream)
 assay_sink spec_stream_sink(spec_stream *stream)
 {
     return (assay_sink){.self = stream, .wants = sink_wants, .write = sink_write, .write_i32 = sink_write_i32};
+}
+
+void case_want(spec_case *c, const char *path, assay_shape shape)
+{
+    spec_quad *values = NULL;
+    assert_ok(&c->ctx, spec_tensors_add(&c->ctx, &c->results, path, &shape, &values));
+    for (int64_t i = 0; i < assay_shape_count(&shape); i++) values[i] = NAN;
+}
+
+void case_want_indices(spec_case *c, const char *path, assay_shape shape)
+{
+    int32_t *indices = NULL;
+    assert_ok(&c->ctx, spec_tensors_add_indices(&c->ctx, &c->results, path, &shape, &indices));
+    for (int64_t i = 0; i < assay_shape_count(&shape); i++) indices[i] = -1;
+}
+
+void case_variable(spec_case *c, const char *path, double scale, assay_shape shape)
+{
+    char gradient[ASSAY_PATH_SIZE];
+    assert_true(snprintf(gradient, sizeof gradient, "gradients/%s", path) < ASSAY_PATH_SIZE);
+    case_random(c, path, scale, shape);
+    case_want(c, gradient, shape);
+}
+
+void assert_all_written(const spec_stream *stream)
+{
+    const spec_tensors *results = &stream->c->results;
+    for (int i = 0; i < results->count; i++) {
+        if (stream->written[i] == assay_shape_count(&results->items[i].shape)) continue;
+        fail_msg("'%s' has %lld elements", results->items[i].path, (long long)stream->written[i]);
+    }
 }

@@ -99,6 +99,7 @@ static void test_wrong_gradients(void **state)
         add_result(&c, "gradients/weights/w", dw);
         certify(&c, false, &(spec_budget){.coordinates = 1, .directions = 0, .seed = 5}, &found);
         assert_true(found.items[0].relative >= table[i].at_least);
+        assert_true(found.items[0].excess > 1);
         spec_certificates_free(&found);
         case_end(&c);
     }
