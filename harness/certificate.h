@@ -1,11 +1,11 @@
 /* The certificate of a golden (SPEC 12): its results held against oracle/spec's second form in binary128.
  *
- *   outputs/, checkpoints/, routing/   the second form's results, element by element, at the golden's choice of experts;
- *                                      the choice itself against the one that the second form makes
- *   gradients/                         central differences in binary128, at so many coordinates and directions each
+ *   outputs/, checkpoints/, routing/   the second form's results, element by element, at the golden's choice of
+ * experts; the choice itself against the one that the second form makes gradients/                         central
+ * differences in binary128, at so many coordinates and directions each
  *
- * oracle/spec/certify.h says what is allowed. A fixture may store it: certificate/<path of the tensor> [9] holds the fields
- * below. */
+ * oracle/spec/certify.h says what is allowed. A fixture may store it: certificate/<path of the tensor> [9] holds the
+ * fields below. */
 #ifndef ASSAY_HARNESS_CERTIFICATE_H
 #define ASSAY_HARNESS_CERTIFICATE_H
 
@@ -39,8 +39,8 @@ bool assay_is_choice(const char *path);
 assay_status assay_certificate_spec(assay_context *ctx, const char *path, assay_tensor_spec *spec);
 void assay_certificate_fields(const spec_certificate *certificate, double fields[ASSAY_CERTIFICATE_FIELDS]);
 
-/* How much is certified of a plan's case. What does not fit in memory is left out, and, nobody having asked for a budget,
- * what takes many minutes. */
+/* How much is certified of a plan's case. What does not fit in memory is left out, and, nobody having asked for a
+ * budget, what takes many minutes. */
 typedef struct assay_scope {
     bool outputs, gradients; /* gradients: false too where the golden has none, or the budget is 0 */
     spec_budget budget;      /* its seed is the case's */
@@ -80,7 +80,8 @@ assay_status assay_certificates_check(assay_context *ctx, const spec_certificate
 assay_status assay_certificates_compare(assay_context *ctx, assay_fixture_reader *golden,
                                         const spec_certificates *certificates);
 
-/* assay_evaluate for a plan that certifies: results to the sink, and if all are within what is allowed, certificates. */
+/* assay_evaluate for a plan that certifies: results to the sink, and if all are within what is allowed, certificates.
+ */
 assay_status assay_evaluate_certified(assay_context *ctx, const assay_plan *plan, const assay_source *source,
                                       const assay_sink *out, bool quiet);
 

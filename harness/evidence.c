@@ -61,8 +61,7 @@ static assay_status add_result(assay_context *ctx, const assay_tensor_spec *spec
     char path[sizeof scales + ASSAY_PATH_SIZE];
     if (spec->type == ASSAY_INT32) return spec_tensors_add_indices(ctx, tensors, spec->path, &spec->shape, &indices);
     TRY(spec_tensors_add(ctx, tensors, spec->path, &spec->shape, &values));
-    /* gradients are held against a share of their largest value alone */
-    if (assay_has_error_scale(spec) && !assay_path_in(spec->path, "gradients")) {
+    if (assay_has_error_scale(spec)) {
         snprintf(path, sizeof path, "%s%s", scales, spec->path);
         TRY(spec_tensors_add(ctx, tensors, path, &spec->shape, &values));
     }

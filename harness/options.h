@@ -25,7 +25,7 @@ typedef struct assay_options {
     const char *output, *inputs, *precision, *json_file, *junit_file, *backend, *keep, *tag;
     double false_alarm, timeout;
     bool certify;
-    int64_t budget; /* harness/certificate.h */
+    int64_t budget;    /* harness/certificate.h */
     const char **sets; /* --set and --seed in their order, as key=value */
     int set_count;
     char **arguments; /* what is not an option */

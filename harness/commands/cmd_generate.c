@@ -108,8 +108,9 @@ const assay_command assay_command_generate = {
     .name = "generate",
     .arguments = "CASE... -o PATH",
     .summary = "golden fixtures: inputs, outputs, gradients, error scales",
-    .details = "Prints the path of each file when it is in place. With --certify results are held against a second form in\n"
-               "binary128 first, and nothing is written where one of them is wrong.\n",
+    .details =
+        "Prints the path of each file when it is in place. With --certify results are held against a second form in\n"
+        "binary128 first, and nothing is written where one of them is wrong.\n",
     .options = ASSAY_OPT_OUTPUT | ASSAY_OPT_SET | ASSAY_OPT_INPUTS | ASSAY_OPT_CERTIFY,
     .least = 1,
     .most = -1,

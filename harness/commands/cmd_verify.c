@@ -151,9 +151,11 @@ const assay_command assay_command_verify = {
     .arguments = "FIXTURE...",
     .summary = "integrity of fixtures: digests, recomputation bit for bit, certification in binary128",
     .details =
-        "A golden's results are computed again from its own inputs, and held against a second form of the operation in\n"
+        "A golden's results are computed again from its own inputs, and held against a second form of the operation "
+        "in\n"
         "binary128; requests and candidates have digests only. -v: a line for each tensor, with the largest error by\n"
-        "the tensor's largest value, in last places of float64 (ulps), and in error scales of the profile f64 (gauge).\n",
+        "the tensor's largest value, in last places of float64 (ulps), and in error scales of the profile f64 "
+        "(gauge).\n",
     .options = ASSAY_OPT_VERIFY,
     .least = 1,
     .most = -1,

@@ -283,5 +283,35 @@ for command in list show generate request compare run verify; do
 done
 expect 0 --help
 expect 0 --version
+## certification
+for budget in -1 1.5 two '' 99999999999999999999; do
+  refuses '--budget is ".*", expected a whole number from 0 up, or all' verify "$golden" --budget "$budget"
+done
+refuses 'unknown option --certify' verify "$golden" --certify
+refuses '--budget is the certificate' generate moe/small -o "$out/wrong.h5" --budget 2
+refuses 'mlp/silu: its certificate needs about [0-9]+ min; ask with --budget N' \
+  generate mlp/silu -o "$out/wrong.h5" --certify --set sequence=20000
+[ ! -e "$out/wrong.h5" ] || complain "written without its certificate"
+expect 0 verify "$golden" --budget 1
+prints '^PASS .*recomputed bit for bit, certified: outputs to .* ulps \(.* error scales\), gradients to .* \(27 probes\)$'
+expect 0 verify "$golden" --budget 0 -v
+prints '^PASS .*certified: outputs to .* error scales\)$'
+prints '^ +outputs/y +[0-9]'
+! grep -q 'gradients/' "$work/out" || complain "gradients certified with a budget of 0"
+expect 0 generate moe/small -o "$out/certified.h5" --certify --budget 1
+expect 0 verify "$out/certified.h5" --budget 1
+expect 0 verify "$out/certified.h5" --budget 2
+expect 0 compare "$out/certified.h5" "$work/candidate.h5"
+cp "$work/out" "$work/with"
+expect 0 compare "$golden" "$work/candidate.h5"
+diff <(sed 's/certified/golden/g' "$work/with") "$work/out" || complain "a certificate changes the comparison"
+"$python" - "$out/certified.h5" <<'PY'
+import h5py, sys
+with h5py.File(sys.argv[1]) as f:
+    y = f["certificate/outputs/y"]
+    assert y.shape == (9,) and y[0] == f["outputs/y"].size and y.dims[0].label == "field", y[()]
+    assert y[3] == f["outputs/y"][()].flat[int(y[2])]
+PY
+
 find "$out" -name '*partial*' | grep . && complain "partial files are left"
 echo "$checks calls"

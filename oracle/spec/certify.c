@@ -98,8 +98,8 @@ static void certify_indices(int64_t count, const int32_t *computed, const int32_
 {
     for (int64_t i = 0; i < count; i++) {
         const spec_quad error = fabsq((spec_quad)computed[i] - reference[i]);
-        spec_note(certificate, &(spec_comparison){
-                                   .index = i, .computed = computed[i], .reference = reference[i], .error = error});
+        spec_note(certificate,
+                  &(spec_comparison){.index = i, .computed = computed[i], .reference = reference[i], .error = error});
     }
 }
 
@@ -108,9 +108,8 @@ bool spec_has_prefix(const char *path, const char *prefix)
     return strncmp(path, prefix, strlen(prefix)) == 0;
 }
 
-/* The tensor's error scales, or NULL. */
-static assay_status find_error_scale(assay_context *ctx, const spec_tensors *results, const spec_tensor *tensor,
-                                     const spec_quad **scale)
+assay_status spec_find_error_scale(assay_context *ctx, const spec_tensors *results, const spec_tensor *tensor,
+                                   const spec_quad **scale)
 {
     static const char folder[] = "error_scale/f64/";
     char path[sizeof folder + ASSAY_PATH_SIZE];
@@ -133,7 +132,7 @@ static assay_status certify_tensor(assay_context *ctx, const spec_tensors *resul
                           expected);
     }
     spec_certificate *certificate = NULL;
-    assay_status status = find_error_scale(ctx, results, computed, &error_scale);
+    assay_status status = spec_find_error_scale(ctx, results, computed, &error_scale);
     if (status == ASSAY_OK) status = spec_add_certificate(ctx, certificates, computed->path, &certificate);
     if (status != ASSAY_OK) return status;
     int64_t count = assay_shape_count(&computed->shape);

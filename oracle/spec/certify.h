@@ -16,9 +16,9 @@
 #include "oracle/spec/spec.h"
 
 /* What is allowed. A value with an error scale: so many of them, a scale counting as this part of the value's last
- * place at least, since it leaves out the rounding of the value itself. Without one, and gradients: this share of the
- * tensor's largest value, along a direction of the gradient's norm. Indices: equality. docs/numerics.md has what is
- * found. */
+ * place at least, since it leaves out the rounding of the value itself. Without one: this share of the tensor's largest
+ * value. Gradients: that share, along a direction of the gradient's norm, or so many error scales where those are more,
+ * in a tensor that is all cancellation. Indices: equality. docs/numerics.md has what is found. */
 #define SPEC_ALLOWED_GAUGE 10.0
 #define SPEC_LEAST_GAUGE 0.4 /* so that 4 ulps always pass */
 #define SPEC_ALLOWED_RELATIVE 1e-12
@@ -65,9 +65,9 @@ assay_status spec_certify_outputs(assay_context *ctx, const spec_operation *oper
                                   const spec_tensors *in, const spec_tensors *computed,
                                   spec_certificates *certificates);
 
-/* One certificate for each routing/.../selected_experts of `in`: against the choice that the second form makes, those of
- * all other layers being held. A tie, which the rounding of float64 decides, is counted and left out. `computed` has the
- * weights. */
+/* One certificate for each routing/.../selected_experts of `in`: against the choice that the second form makes, those
+ * of all other layers being held. A tie, which the rounding of float64 decides, is counted and left out. `computed` has
+ * the weights. */
 assay_status spec_certify_choices(assay_context *ctx, const spec_operation *operation, const void *config,
                                   const spec_tensors *in, const spec_tensors *computed,
                                   spec_certificates *certificates);

@@ -60,10 +60,9 @@ static void compare(const routing *r, spec_certificate *certificate)
         }
         for (int64_t i = first; i < first + r->per_token; i++) {
             const spec_quad error = fabsq((spec_quad)r->computed[i] - r->reference[i]);
-            spec_note(certificate, &(spec_comparison){.index = i,
-                                                      .computed = r->computed[i],
-                                                      .reference = r->reference[i],
-                                                      .error = error});
+            spec_note(certificate,
+                      &(spec_comparison){
+                          .index = i, .computed = r->computed[i], .reference = r->reference[i], .error = error});
         }
     }
 }

@@ -47,10 +47,11 @@ typedef struct gradient {
     const spec_quad *values; /* of the gradient */
     const spec_quad *origin;
     int64_t count;
-    int tensor;          /* its place in `in` */
-    spec_quad size;      /* root of the mean square of the tensor, 1 where it is 0 */
-    spec_quad magnitude; /* of the gradient: its largest element */
-    spec_quad norm;      /* of the gradient */
+    int tensor;                   /* its place in `in` */
+    spec_quad size;               /* root of the mean square of the tensor, 1 where it is 0 */
+    spec_quad magnitude;          /* of the gradient: its largest element */
+    spec_quad norm;               /* of the gradient */
+    const spec_quad *error_scale; /* of the gradient, or NULL */
 } gradient;
 
 /* A line along which a gradient is tested, and what was found. */
@@ -59,7 +60,7 @@ typedef struct probe {
     int64_t index; /* the coordinate, or -1: a direction of random signs that `seed` gives */
     uint64_t seed;
     bool kink;
-    spec_quad computed, derivative, error, scale;
+    spec_quad computed, derivative, error, scale, allowed;
 } probe;
 
 typedef struct probing {
@@ -117,6 +118,17 @@ static spec_quad along(const gradient *g, const probe *p)
     return sum;
 }
 
+/* One standard deviation of a correct float64 gradient along the same line. */
+static spec_quad error_scale_along(const gradient *g, const probe *p)
+{
+    spec_quad variance = 0;
+    for (int64_t i = 0; g->error_scale != NULL && i < g->count; i++) {
+        const bool counts = p->index < 0 || p->index == i;
+        if (counts && finiteq(g->error_scale[i])) variance += g->error_scale[i] * g->error_scale[i];
+    }
+    return sqrtq(variance);
+}
+
 static assay_status difference(assay_context *ctx, const probing *all, const probe *p, moved_inputs *moved,
                                spec_quad step, spec_quad *derivative, spec_quad *jump)
 {
@@ -154,6 +166,7 @@ static assay_status measure_probe(assay_context *ctx, const probing *all, probe 
     p->derivative = derivative;
     p->error = fabsq(p->computed - derivative);
     if (p->error <= noise) p->error = 0;
+    p->allowed = fmaxq(SPEC_ALLOWED_RELATIVE * p->scale, SPEC_ALLOWED_GAUGE * error_scale_along(g, p));
     return ASSAY_OK;
 }
 
@@ -266,6 +279,7 @@ static assay_status collect(assay_context *ctx, probing *all, const spec_tensors
             goto cleanup;
         }
         TRY(spec_read(ctx, all->in, path, g->count, &g->origin));
+        TRY(spec_find_error_scale(ctx, computed, tensor, &g->error_scale));
         g->tensor = (int)(spec_tensors_find(all->in, path) - all->in->items);
         measure_gradient(g);
         all->probe_count += spec_probe_count(all->budget, g->count);
@@ -299,7 +313,7 @@ static assay_status conclude(assay_context *ctx, const probing *all, int number,
                                                   .reference = p->derivative,
                                                   .error = p->error,
                                                   .scale = p->scale,
-                                                  .allowed = SPEC_ALLOWED_RELATIVE * p->scale});
+                                                  .allowed = p->allowed});
     }
     return ASSAY_OK;
 }

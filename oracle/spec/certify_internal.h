@@ -14,6 +14,9 @@ typedef struct spec_comparison {
 } spec_comparison;
 /* Takes it into the certificate: the worst stays, and what is no number is the worst of all. */
 void spec_note(spec_certificate *certificate, const spec_comparison *comparison);
+/* The error scales of a tensor of the results, or NULL. */
+assay_status spec_find_error_scale(assay_context *ctx, const spec_tensors *results, const spec_tensor *tensor,
+                                   const spec_quad **scale);
 bool spec_has_prefix(const char *path, const char *prefix);
 /* The largest |value| that is a number. */
 spec_quad spec_largest(int64_t count, const spec_quad *values);

@@ -68,8 +68,7 @@ static assay_status stack(assay_context *ctx, const void *config, const spec_ten
     return spec_stack(ctx, config, in, out);
 }
 
-static assay_status stack_checkpoints(assay_context *ctx, const void *config, const spec_tensors *in,
-                                      spec_tensors *out)
+static assay_status stack_checkpoints(assay_context *ctx, const void *config, const spec_tensors *in, spec_tensors *out)
 {
     return spec_stack_checkpoints(ctx, config, in, out);
 }

@@ -6,7 +6,8 @@
 
 void case_start(spec_case *c, uint64_t seed)
 {
-    *c = (spec_case){.random = seed * 2 + 1, .ctx = {.threads = 1}, .budget = {3, 1, seed}};
+    *c = (spec_case){
+        .random = seed * 2 + 1, .ctx = {.threads = 1}, .budget = {.coordinates = 3, .directions = 1, .seed = seed}};
 }
 
 void case_end(spec_case *c)
@@ -189,18 +190,74 @@ void case_certify_gradients(spec_case *c, const char *operation, const void *con
     spec_certificates_free(&certificates);
 }
 
-double case_worst(spec_case *c, const char *operation, const void *config, bool gradients)
+static double worst_of(spec_case *c, const char *operation, const void *config, const spec_tensors *computed,
+                       bool gradients)
 {
     const spec_operation *second = spec_operation_by_name(operation);
     spec_certificates certificates = {0};
     double worst = 0;
-    collect(c);
-    assert_ok(&c->ctx, gradients ? spec_certify_gradients(&c->ctx, second, config, &c->in, &c->results, &c->budget,
-                                                          &certificates)
-                                 : spec_certify_outputs(&c->ctx, second, config, &c->in, &c->results, &certificates));
+    assert_ok(&c->ctx,
+              gradients ? spec_certify_gradients(&c->ctx, second, config, &c->in, computed, &c->budget, &certificates)
+                        : spec_certify_outputs(&c->ctx, second, config, &c->in, computed, &certificates));
     for (int i = 0; i < certificates.count; i++) worst = fmax(worst, certificates.items[i].relative);
     spec_certificates_free(&certificates);
     return worst;
+}
+
+double case_worst(spec_case *c, const char *operation, const void *config, bool gradients)
+{
+    collect(c);
+    return worst_of(c, operation, config, &c->results, gradients);
+}
+
+/* Zeros, negated, turned by one place, all of it or the largest element alone a little too large. */
+enum { TAMPERINGS = 5 };
+
+static void tamper(int way, int64_t count, const spec_quad *right, spec_quad *wrong)
+{
+    int64_t largest = 0;
+    double size = 0;
+    for (int64_t i = 0; i < count; i++) {
+        double value = fabs((double)right[i]);
+        if (isfinite(value) && value > size) {
+            size = value;
+            largest = i;
+        }
+        wrong[i] = way == 0   ? 0
+                   : way == 1 ? -right[i]
+                   : way == 2 ? right[(i + 1) % count]
+                   : way == 3 ? right[i] * (1 + 0x1p-8)
+                              : right[i];
+    }
+    if (way == 4) wrong[largest] *= 1 + 1e-10;
+}
+
+static void assert_tampering_shows(spec_case *c, const char *operation, const void *config, const spec_tensor *right)
+{
+    int64_t count = assay_shape_count(&right->shape);
+    spec_tensor wrong = *right;
+    wrong.values = malloc((size_t)count * sizeof *wrong.values);
+    assert_non_null(wrong.values);
+    bool gradient = strncmp(right->path, "gradients/", strlen("gradients/")) == 0;
+    for (int way = 0; way < TAMPERINGS; way++) {
+        if (way == 2 && count == 1) continue;
+        tamper(way, count, right->values, wrong.values);
+        double worst = worst_of(c, operation, config, &(spec_tensors){&wrong, 1}, gradient);
+        if (!(worst > 1e-11)) fail_msg("%s %s: tampering %d is within %g", operation, right->path, way, worst);
+    }
+    free(wrong.values);
+}
+
+int case_assert_tampering_shows(spec_case *c, const char *operation, const void *config)
+{
+    int tensors = 0;
+    collect(c);
+    for (int i = 0; i < c->results.count; i++) {
+        if (c->results.items[i].values == NULL) continue;
+        assert_tampering_shows(c, operation, config, &c->results.items[i]);
+        tensors++;
+    }
+    return tensors;
 }
 
 static bool is_choice(const char *path)

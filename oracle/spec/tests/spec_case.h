@@ -6,7 +6,7 @@
 #include "oracle/spec/certify.h"
 #include "tests/support/assay_test.h"
 
-#define SPEC_CASE_BUFFERS 96
+#define SPEC_CASE_BUFFERS 160
 
 typedef struct spec_case {
     assay_context ctx;
@@ -49,7 +49,10 @@ void case_certify_outputs(spec_case *c, const char *operation, const void *confi
 void case_certify_gradients(spec_case *c, const char *operation, const void *config, double relative);
 /* The largest error / scale that either of these finds. */
 double case_worst(spec_case *c, const char *operation, const void *config, bool gradients);
-/* From here on the choice is the one that the operation under test has made. */
+/* Every result of numbers in turn is tampered with in a few ways, down to one part in 10^10 of its largest element, and
+ * none of that is certified. Returns their number. */
+int case_assert_tampering_shows(spec_case *c, const char *operation, const void *config);
+/* From here on the choices are those that the operation under test has made. */
 void case_fix_choice(spec_case *c);
 
 /* What the results must keep to, in an operation of a few dozen roundings. */

@@ -1,7 +1,6 @@
 #include "oracle/spec/tests/spec_moe_case.h"
 
 #include <math.h>
-#include <string.h>
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/spec/tests/spec_stream.h"

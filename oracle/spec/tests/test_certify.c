@@ -181,8 +181,8 @@ static void test_error_scales(void **state)
     static const struct {
         double error, scale, gauge; /* error and scale in ulps of 1 */
     } table[] = {
-        {1, 0, 2.5},  {4, 0, 10},  {5, 0, 12.5},   {5, 1, 5},         {10, 1, 10},      {11, 1, 11},
-        {0, 0, 0},    {0, 3, 0},   {1, .125, 2.5}, {4, INFINITY, 10}, {5, NAN, 12.5},   {1000, 101, 1000. / 101},
+        {1, 0, 2.5},  {4, 0, 10},    {5, 0, 12.5},   {5, 1, 5},         {10, 1, 10},    {11, 1, 11},
+        {0, 0, 0},    {0, 3, 0},     {1, .125, 2.5}, {4, INFINITY, 10}, {5, NAN, 12.5}, {1000, 101, 1000. / 101},
         {-10, 1, 10}, {-5, 0, 12.5},
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
@@ -208,8 +208,8 @@ static void test_choices(void **state)
         bool good;
         int64_t ties; /* tokens */
     } table[] = {
-        {{0, 2, 0, 1, 2, 1, 2, 1}, true, 0}, /* what the second form chooses */
-        {{0, 2, 0, 1, 2, 0, 2, 1}, true, 1}, /* another expert at 1e-14 */
+        {{0, 2, 0, 1, 2, 1, 2, 1}, true, 0},  /* what the second form chooses */
+        {{0, 2, 0, 1, 2, 0, 2, 1}, true, 1},  /* another expert at 1e-14 */
         {{0, 2, 0, 1, 2, 1, 2, 0}, false, 0}, /* at 1e-9 */
         {{0, 1, 0, 1, 2, 1, 2, 1}, false, 0},
         {{2, 0, 0, 1, 2, 1, 2, 1}, false, 0}, /* another order, whose weights differ */
@@ -238,8 +238,8 @@ static void test_choices(void **state)
         case_values(&c, "inputs/logits", logits, DIMS(1, TOKENS, E));
         case_indices(&c, "routing/selected_experts", table[i].choice, shape);
         assert_ok(&c.ctx, spec_tensors_copy_f64(&c.ctx, &c.results, "outputs/weights", &shape, weights));
-        assert_ok(&c.ctx, spec_certify_choices(&c.ctx, spec_operation_by_name("routing"), &config, &c.in, &c.results,
-                                               &found));
+        assert_ok(&c.ctx,
+                  spec_certify_choices(&c.ctx, spec_operation_by_name("routing"), &config, &c.in, &c.results, &found));
         assert_int_equal(found.count, 1);
         assert_string_equal(found.items[0].path, "routing/selected_experts");
         assert_int_equal(found.items[0].excess == 0, table[i].good);

@@ -1,0 +1,201 @@
+/* The second form of the DeepSeek layer and stack, worked out by hand: one token, all widths 1. */
+#include <stdio.h>
+#include <string.h>
+
+#include "oracle/spec/tests/spec_case.h"
+
+static assay_stack_config small_stack(int64_t layers, int64_t dense)
+{
+    return (assay_stack_config){
+        .layers = layers,
+        .dense_layers = dense,
+        .single = layers == 1,
+        .mla = {.batch = 1,
+                .sequence = 1,
+                .emb_dim = 1,
+                .heads = 1,
+                .qk_nope_head_dim = 1,
+                .v_head_dim = 1,
+                .kv_lora_rank = 1,
+                .rope = {.dim = 2,
+                         .rope_max_timescale = 10000,
+                         .max_position_embeddings = 8,
+                         .original_max_position_embeddings = 8}},
+        .mlp = {.rows = 1, .emb_dim = 1, .mlp_dim = 1, .activation = {ASSAY_LINEAR, ASSAY_LINEAR}},
+        .moe = {.routing = {.batch = 1,
+                            .sequence = 1,
+                            .num_experts = 2,
+                            .num_experts_per_tok = 1,
+                            .family = ASSAY_ROUTER_DEEPSEEK3,
+                            .score_func = ASSAY_SCORE_SIGMOID,
+                            .n_routing_groups = -1,
+                            .routed_scaling_factor = 2.5,
+                            .load_balance_loss_weight = 1,
+                            .routed_bias_update_rate = .5},
+                .emb_dim = 1,
+                .moe_mlp_dim = 1,
+                .path = ASSAY_MOE_SPARSE,
+                .activation = ASSAY_LINEAR},
+    };
+}
+
+static void weight(spec_case *c, const char *prefix, const char *name, const double *values, assay_shape shape)
+{
+    char path[ASSAY_PATH_SIZE];
+    snprintf(path, sizeof path, "weights/%s%s", prefix, name);
+    case_values(c, path, values, shape);
+}
+
+/* Whatever x > 0, the norm gives 3, kv_norm 4 and the value 40, of which 5 is added. */
+static void add_attention(spec_case *c, const char *prefix)
+{
+    weight(c, prefix, "pre_self_attention_layer_norm/scale", (double[]){3}, DIMS(1));
+    weight(c, prefix, "self_attention/query/kernel", (double[]){1, 2, 3}, DIMS(1, 1, 3));
+    weight(c, prefix, "self_attention/wkv_a/kernel", (double[]){5, 1, 1}, DIMS(1, 3));
+    weight(c, prefix, "self_attention/kv_norm/scale", (double[]){4}, DIMS(1));
+    weight(c, prefix, "self_attention/wkv_b/kernel", (double[]){1, 10}, DIMS(1, 1, 2));
+    weight(c, prefix, "self_attention/out/kernel", (double[]){.125}, DIMS(1, 1, 1));
+    weight(c, prefix, "post_self_attention_layer_norm/scale", (double[]){.5}, DIMS(1));
+}
+
+/* The norm gives .5; of it 1 times 4 times wo. */
+static void add_dense(spec_case *c, const char *prefix, double wo)
+{
+    add_attention(c, prefix);
+    weight(c, prefix, "mlp/wi_0/kernel", (double[]){2}, DIMS(1, 1));
+    weight(c, prefix, "mlp/wi_1/kernel", (double[]){8}, DIMS(1, 1));
+    weight(c, prefix, "mlp/wo/kernel", &wo, DIMS(1, 1));
+}
+
+/* Expert 1 has the larger score; expert 0 gives 4 times 3, expert 1 4 times 5. */
+static void add_moe(spec_case *c, const char *prefix)
+{
+    add_attention(c, prefix);
+    weight(c, prefix, "moe/gate/kernel", (double[]){1, 2}, DIMS(1, 2));
+    weight(c, prefix, "moe/wi_0", (double[]){2, 2}, DIMS(2, 1, 1));
+    weight(c, prefix, "moe/wi_1", (double[]){8, 8}, DIMS(2, 1, 1));
+    weight(c, prefix, "moe/wo", (double[]){3, 5}, DIMS(2, 1, 1));
+}
+
+static void start(spec_case *c)
+{
+    case_start(c, 1);
+    case_values(c, "inputs/x", (double[]){2}, DIMS(1, 1, 1));
+    case_indices(c, "inputs/positions", (int32_t[]){0}, DIMS(1, 1));
+}
+
+static void test_dense_layer(void **state)
+{
+    (void)state;
+    spec_case c;
+    const assay_stack_config config = small_stack(1, 1);
+    start(&c);
+    add_dense(&c, "", 3);
+    assert_ok(&c.ctx, spec_stack(&c.ctx, &config, &c.in, &c.out));
+    assert_int_equal(c.out.count, 1);
+    assert_result(&c, "outputs/y", 1, (double[]){2 + 5 + 12}, 0);
+    assert_ok(&c.ctx, spec_stack_checkpoints(&c.ctx, &config, &c.in, &c.out));
+    assert_result(&c, "checkpoints/decoder_layer_input", 1, (double[]){2}, 0);
+    assert_result(&c, "checkpoints/kv_wa_proj", 3, (double[]){15, 3, 3}, 0);
+    assert_result(&c, "checkpoints/value_proj", 1, (double[]){40}, 0);
+    assert_result(&c, "checkpoints/out_proj", 1, (double[]){5}, 0);
+    assert_result(&c, "checkpoints/mlpwi_0", 1, (double[]){1}, 0);
+    assert_result(&c, "checkpoints/mlpwi_1", 1, (double[]){4}, 0);
+    assert_result(&c, "checkpoints/mlpwo", 1, (double[]){12}, 0);
+    case_end(&c);
+}
+
+/* The weight of the one expert is 2.5, whichever it is. */
+static void test_moe_layer(void **state)
+{
+    (void)state;
+    for (int given = 0; given < 2; given++) {
+        spec_case c;
+        const assay_stack_config config = small_stack(1, 0);
+        const int32_t expert = given ? 0 : 1;
+        const double output = given ? 12 : 20;
+        start(&c);
+        add_moe(&c, "");
+        if (given) case_indices(&c, "routing/selected_experts", &expert, DIMS(1, 1, 1));
+        assert_ok(&c.ctx, spec_stack(&c.ctx, &config, &c.in, &c.out));
+        assert_result(&c, "outputs/y", 1, (double[]){2 + 5 + 2.5 * output}, 1e-15);
+        assert_indices(&c, "routing/selected_experts", 1, &expert);
+        assert_result(&c, "routing/weights", 1, (double[]){2.5}, 1e-15);
+        assert_result(&c, "outputs/bias_updates", 2, given ? (double[]){-.5, .5} : (double[]){.5, -.5}, 0);
+        assert_non_null(spec_tensors_find(&c.out, "outputs/lb_loss"));
+        assert_ok(&c.ctx, spec_stack_checkpoints(&c.ctx, &config, &c.in, &c.out));
+        assert_result(&c, "checkpoints/moe_mlpwo", 1, &output, 0);
+        case_end(&c);
+    }
+}
+
+/* Twelve layers, of which layers/1/ and layers/10/ are others; the last has experts. */
+static void test_stack(void **state)
+{
+    (void)state;
+    spec_case c;
+    const assay_stack_config config = small_stack(12, 11);
+    start(&c);
+    for (int layer = 0; layer < 11; layer++) {
+        char prefix[32];
+        snprintf(prefix, sizeof prefix, "layers/%d/", layer);
+        add_dense(&c, prefix, layer == 1 ? 7 : layer == 10 ? 11 : 3);
+    }
+    add_moe(&c, "layers/11/");
+    assert_ok(&c.ctx, spec_stack(&c.ctx, &config, &c.in, &c.out));
+    double last = 2 + 11 * (5 + 12) + 4 * (7 - 3) + 4 * (11 - 3);
+    assert_result(&c, "outputs/y", 1, (double[]){last + 5 + 50}, 1e-15);
+    assert_indices(&c, "routing/layers/11/selected_experts", 1, (int32_t[]){1});
+    assert_result(&c, "outputs/layers/11/bias_updates", 2, (double[]){.5, -.5}, 0);
+    assert_ok(&c.ctx, spec_stack_checkpoints(&c.ctx, &config, &c.in, &c.out));
+    assert_result(&c, "checkpoints/layers/1/mlpwo", 1, (double[]){28}, 0);
+    assert_result(&c, "checkpoints/layers/10/mlpwo", 1, (double[]){44}, 0);
+    assert_result(&c, "checkpoints/layers/11/decoder_layer_input", 1, &last, 0);
+    assert_result(&c, "checkpoints/layers/11/moe_mlpwo", 1, (double[]){20}, 0);
+    case_end(&c);
+}
+
+static void test_refusals(void **state)
+{
+    (void)state;
+    spec_case c;
+    const assay_stack_config config = small_stack(2, 2);
+    start(&c);
+    add_dense(&c, "layers/0/", 3);
+    spec_tensors out = {0};
+    assert_int_equal(spec_stack(&c.ctx, &config, &c.in, &out), ASSAY_BAD_INPUT);
+    assert_non_null(strstr(c.ctx.message, "'weights/layers/1/pre_self_attention_layer_norm/scale' is missing"));
+    spec_tensors_free(&out);
+    case_end(&c);
+}
+
+static void test_out_of_memory(void **state)
+{
+    (void)state;
+    spec_case c;
+    const assay_stack_config config = small_stack(2, 1);
+    start(&c);
+    add_dense(&c, "layers/0/", 3);
+    add_moe(&c, "layers/1/");
+    for (int64_t n = 0;; n++) {
+        spec_tensors out = {0};
+        assay_fail_allocation(n);
+        assay_status status = spec_stack(&c.ctx, &config, &c.in, &out);
+        if (status == ASSAY_OK) status = spec_stack_checkpoints(&c.ctx, &config, &c.in, &out);
+        assay_fail_allocation(-1);
+        spec_tensors_free(&out);
+        if (!assay_allocation_failed()) break;
+        assert_int_equal(status, ASSAY_NO_MEMORY);
+        assert_true(n < 10000);
+    }
+    case_end(&c);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_dense_layer), cmocka_unit_test(test_moe_layer),     cmocka_unit_test(test_stack),
+        cmocka_unit_test(test_refusals),    cmocka_unit_test(test_out_of_memory),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
