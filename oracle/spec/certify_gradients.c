@@ -145,22 +145,26 @@ cleanup:
     return status;
 }
 
+/* The step shrinks while the two one-sided differences disagree: with a smooth line their distance shrinks along,
+ * however much it is curved; with a kink it stays, or the rounding of binary128 is reached first. */
 static assay_status measure_probe(assay_context *ctx, const probing *all, probe *p, moved_inputs *moved)
 {
     const spec_quad small = 1e-7;
     const gradient *g = &all->gradients[p->gradient];
-    spec_quad size = g->size, derivative = 0, jump = 0, closer_jump = 0;
+    spec_quad size = g->size, derivative = 0, jump = 0, wider = 0;
     if (p->index >= 0 && finiteq(g->origin[p->index])) size = fmaxq(size, fabsq(g->origin[p->index]));
-    const spec_quad step = ldexpq(size, -32);
+    spec_quad step = ldexpq(size, -32);
     spec_quad noise = ldexpq(all->base.size, -100) / step; /* some thousand roundings of L */
-    assay_status status = difference(ctx, all, p, moved, step, &derivative, &jump);
-    if (status != ASSAY_OK) return status;
-    p->scale = fmaxq(p->index >= 0 ? g->magnitude : g->norm, fabsq(derivative));
-    if (jump > small * p->scale + noise) { /* a kink, or much curvature, which shrinks with the step */
-        noise *= 16;
-        status = difference(ctx, all, p, moved, step / 16, &derivative, &closer_jump);
+    for (bool first = true;; first = false) {
+        assay_status status = difference(ctx, all, p, moved, step, &derivative, &jump);
         if (status != ASSAY_OK) return status;
-        p->kink = closer_jump > jump / 4 + noise;
+        p->scale = fmaxq(p->index >= 0 ? g->magnitude : g->norm, fabsq(derivative));
+        if (!(jump > small * p->scale + noise)) break;
+        p->kink = (!first && jump > wider / 4 + noise) || 16 * noise > SPEC_ALLOWED_RELATIVE * p->scale;
+        if (p->kink) return ASSAY_OK;
+        wider = jump;
+        step /= 16;
+        noise *= 16;
     }
     p->computed = along(g, p);
     p->derivative = derivative;

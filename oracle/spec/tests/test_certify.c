@@ -318,6 +318,48 @@ static void test_outputs_that_are_no_number(void **state)
     }
 }
 
+/* y = sqrt(x^2 + e^2): smooth, and curved within far less than the size of x. */
+static assay_status round_corner(assay_context *ctx, const void *config, const spec_tensors *in, spec_tensors *out)
+{
+    const double *e = config;
+    const spec_tensor *x = spec_tensors_find(in, "inputs/x");
+    spec_quad *y = NULL;
+    assay_status status = spec_tensors_add(ctx, out, "outputs/y", &x->shape, &y);
+    if (status != ASSAY_OK) return status;
+    for (int64_t i = 0; i < assay_shape_count(&x->shape); i++) {
+        y[i] = sqrtq(x->values[i] * x->values[i] + (spec_quad)*e * *e);
+    }
+    return ASSAY_OK;
+}
+
+static void test_curvature(void **state)
+{
+    (void)state;
+    const spec_operation operation = {"corner", round_corner, NULL};
+    static const struct {
+        double e, off; /* and by how much the gradient is */
+        int kinks;
+    } table[] = {{1e-5, 0, 0}, {1e-8, 0, 0}, {1e-8, 1e-9, 0}, {1e-30, 0, 1 + 2}};
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        const double e = table[i].e, x[] = {e, 1, -2}, dy[] = {1, -1, 2};
+        double dx[3];
+        spec_case c;
+        spec_certificates found = {0};
+        const assay_shape shape = DIMS(3);
+        case_start(&c, 1);
+        case_values(&c, "inputs/x", x, shape);
+        case_values(&c, "cotangents/y", dy, shape);
+        for (int j = 0; j < 3; j++) dx[j] = dy[j] * x[j] / sqrt(x[j] * x[j] + e * e) * (1 + table[i].off);
+        assert_ok(&c.ctx, spec_tensors_copy_f64(&c.ctx, &c.results, "gradients/inputs/x", &shape, dx));
+        assert_ok(&c.ctx, spec_certify_gradients(&c.ctx, &operation, &e, &c.in, &c.results, &all, &found));
+        assert_int_equal(found.items[0].kinks, table[i].kinks);
+        assert_int_equal(found.items[0].checked, 3 + 2 - table[i].kinks);
+        assert_int_equal(found.items[0].excess <= 1, table[i].off == 0);
+        spec_certificates_free(&found);
+        case_end(&c);
+    }
+}
+
 static void test_refusals(void **state)
 {
     (void)state;
@@ -432,6 +474,7 @@ int main(void)
         cmocka_unit_test(test_wrong_gradients),
         cmocka_unit_test(test_directions),
         cmocka_unit_test(test_kinks),
+        cmocka_unit_test(test_curvature),
         cmocka_unit_test(test_values),
         cmocka_unit_test(test_error_scales),
         cmocka_unit_test(test_choices),
