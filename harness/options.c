@@ -37,6 +37,7 @@ enum {
     TAG,
     JSON,
     CERTIFY,
+    EQUIVALENCE,
     BUDGET
 };
 
@@ -60,6 +61,7 @@ static const option_row rows[] = {
     {"tag", TAG, true, ASSAY_OPT_LIST, "TAG", "only cases with this tag"},
     {"json", JSON, false, ASSAY_OPT_LIST, NULL, "as JSON"},
     {"certify", CERTIFY, false, ASSAY_OPT_CERTIFY, NULL, "certify in binary128, and store the certificate"},
+    {"equivalence", EQUIVALENCE, true, ASSAY_OPT_EQUIVALENCE, "NAME", "one of them, or all (default)"},
     {"budget", BUDGET, true, ASSAY_OPT_CERTIFY | ASSAY_OPT_VERIFY, "N",
      "certify N coordinates of each gradient (default 8), or all; 0: outputs alone"},
     {"threads", THREADS, true, COMMON, "N", "threads (default: all cores); the same bits for any number"},
@@ -169,6 +171,9 @@ static assay_status take(assay_context *ctx, assay_options *o, int letter, const
         return parse_budget(ctx, value, &o->budget);
     case ENGINE:
         o->engine = value;
+        return ASSAY_OK;
+    case EQUIVALENCE:
+        o->equivalence = value;
         return ASSAY_OK;
     case INPUTS:
         o->inputs = value;

@@ -16,13 +16,14 @@ enum {
     ASSAY_OPT_LIST = 1 << 6,      /* --tag, --json */
     ASSAY_OPT_CERTIFY = 1 << 7,   /* --certify, --budget */
     ASSAY_OPT_VERIFY = 1 << 8,    /* --budget, -v */
+    ASSAY_OPT_EQUIVALENCE = 1 << 9, /* --equivalence */
 };
 
 typedef struct assay_options {
     int threads;
     const char *engine;
     bool quiet, color, json, verbose;
-    const char *output, *inputs, *precision, *json_file, *junit_file, *backend, *keep, *tag;
+    const char *equivalence, *output, *inputs, *precision, *json_file, *junit_file, *backend, *keep, *tag;
     double false_alarm, timeout;
     bool certify;
     int64_t budget;    /* harness/certificate.h */

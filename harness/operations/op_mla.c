@@ -219,6 +219,32 @@ cleanup:
     return status;
 }
 
+assay_status assay_mla_run_absorbed(assay_context *ctx, const assay_case *c, const assay_source *in,
+                                    const assay_sink *out)
+{
+    assay_status status;
+    const int64_t tokens = c->batch * c->sequence;
+    variable v[VARIABLES] = {0};
+    int32_t *positions = NULL, *segment_ids = NULL;
+    double *y = NULL;
+    assay_mla_config config;
+    TRY(assay_mla_config_of(ctx, c, &config));
+    TRY(read_variables(ctx, in, v, &config));
+    TRY(assay_read_whole_i32(ctx, in, "inputs/positions", tokens, &positions));
+    TRY(assay_read_whole_i32(ctx, in, "inputs/segment_ids", tokens, &segment_ids));
+    TRY(assay_alloc_f64(ctx, "outputs/y", v[X].count, &y));
+    const assay_mla_inputs inputs = {v[X].value, positions, segment_ids};
+    const assay_mla_weights weights = weights_of(v);
+    TRY(assay_mla_absorbed_forward(ctx, y, &inputs, &weights, &config));
+    TRY(assay_write_result(ctx, out, "outputs/y", v[X].count, y));
+cleanup:
+    for (int i = 0; i < VARIABLES; i++) free(v[i].value);
+    free(positions);
+    free(segment_ids);
+    free(y);
+    return status;
+}
+
 static double flops(const assay_case *c, bool backward_too)
 {
     assay_context ctx = {0};

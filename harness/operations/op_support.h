@@ -91,6 +91,10 @@ assay_status assay_stack_config_of(assay_context *ctx, const assay_case *c, assa
 /* Gemma 4 scales each expert's weight by a number of its own. */
 bool assay_has_per_expert_scale(const assay_case *c);
 
+/* outputs/y of an mla case by its absorbed form. */
+assay_status assay_mla_run_absorbed(assay_context *ctx, const assay_case *c, const assay_source *in,
+                                    const assay_sink *out);
+
 /* Refuses a key whose value is below 1: "emb_dim (base_emb_dim) is 0, expected 1 or more". */
 assay_status assay_require_positive(assay_context *ctx, const char *key, int64_t value);
 
