@@ -9,12 +9,13 @@
 #include "harness/equivalence_results.h"
 #include "oracle/base/memory.h"
 
-/* With the error scales of float64, which say how far two correct forms may lie apart. */
-static assay_status evaluate_case(assay_context *ctx, const assay_case *c, assay_plan *plan, assay_results *results)
+/* With the error scales of float64, which say how far two correct forms may lie apart, unless they must be the same. */
+static assay_status evaluate_case(assay_context *ctx, const assay_case *c, assay_holding holding, assay_plan *plan,
+                                  assay_results *results)
 {
-    static char f64[] = "f64";
+    static char f64[] = "f64", none[] = "none";
     assay_status status;
-    char *profiles[] = {f64};
+    char *profiles[] = {holding == ASSAY_HOLDS_BITS ? none : f64};
     assay_case with_f64 = *c;
     assay_inputs inputs = {0};
     with_f64.profiles = (assay_text_list){profiles, 1};
@@ -71,11 +72,17 @@ cleanup:
     return status;
 }
 
-static bool is_compared(const assay_kept *kept)
+static bool ends_in(const char *path, const char *name)
+{
+    const size_t length = strlen(path), tail = strlen(name);
+    return length > tail && strcmp(path + length - tail, name) == 0;
+}
+
+static bool is_compared(const assay_kept *kept, assay_holding holding)
 {
     const char *path = kept->spec->path;
     /* how far a choice is from changing depends on the rule that made it */
-    if (strstr(path, "margin") != NULL) return false;
+    if (holding == ASSAY_HOLDS_GAUGE && ends_in(path, "/margin")) return false;
     return kept->written == kept->count && (assay_path_in(path, "outputs") || assay_path_in(path, "gradients") ||
                                             assay_path_in(path, "routing") || assay_path_in(path, "checkpoints"));
 }
@@ -148,7 +155,7 @@ static assay_status compare(assay_context *ctx, const assay_results *one, const 
 {
     for (int i = 0; i < other->plan->spec_count; i++) {
         const assay_kept *kept = &other->items[i];
-        if (is_compared(kept)) r->tensors += compare_tensor(one, kept, equivalence->holding, r);
+        if (is_compared(kept, equivalence->holding)) r->tensors += compare_tensor(one, kept, equivalence->holding, r);
     }
     r->holds = r->worst <= (equivalence->holding == ASSAY_HOLDS_BITS ? 0 : ASSAY_EQUIVALENCE_GAUGES);
     if (r->tensors > 0) return ASSAY_OK;
@@ -165,7 +172,7 @@ assay_status assay_equivalence_check(assay_context *ctx, const assay_case *c, co
     *result = (assay_equivalence_result){0};
     if (!equivalence->other(c, &form)) return ASSAY_OK;
     result->applies = true;
-    TRY(evaluate_case(ctx, c, &plan, &one));
+    TRY(evaluate_case(ctx, c, equivalence->holding, &plan, &one));
     TRY(evaluate_other(&form, ctx, &one, &other_plan, &other));
     TRY(compare(ctx, &one, &other, c, equivalence, result));
 cleanup:
