@@ -18,6 +18,7 @@
 #define ASSAY_LAYER_DEEPSEEK_STACK_H
 
 #include "oracle/layer/remat.h"
+#include "oracle/mesh/sharded_moe.h"
 #include "oracle/moe/moe.h"
 #include "oracle/ops/mla.h"
 
@@ -27,6 +28,8 @@ typedef struct assay_stack_config {
     assay_mla_config mla;
     assay_gated_mlp_config mlp; /* of the dense layers; rows is batch * sequence */
     assay_moe_config moe;       /* of the others */
+    assay_sharding sharding;    /* of the MoE blocks: sharded_moe.h */
+    int64_t batch_split_factor; /* of use_batch_split_schedule (batch_split.h); 0: layer after layer */
     double epsilon;             /* of the two norms of a layer */
     assay_remat_policy policy;
 } assay_stack_config;

@@ -1,0 +1,90 @@
+/* What the files of the batch-split schedule share; batch_split.h is the contract. Arrays are [shards, ...] (mesh.h): M shards,
+ * b rows of the batch of one shard's microbatch, P shards of the expert axis, R = copies. */
+#ifndef ASSAY_LAYER_BATCH_SPLIT_INTERNAL_H
+#define ASSAY_LAYER_BATCH_SPLIT_INTERNAL_H
+
+#include "oracle/layer/batch_split.h"
+
+typedef struct bs_run {
+    const stack_run *stack; /* configuration, source and sink, and the store of residuals */
+    const assay_mesh *mesh;
+    int64_t factor;
+    assay_batch_split_sizes sizes;
+    assay_mla_config mla;                           /* of one shard's microbatch: batch is b */
+    assay_routing_config routing;                   /* of one shard's microbatch */
+    int32_t *positions[ASSAY_MOST_MICROBATCHES];    /* [M,b,S] of each microbatch */
+    assay_schedule schedule;
+} bs_run;
+
+/* split: x [M,f*b,width] -> microbatches [M,b,width], row r to microbatch r mod f; merge is the inverse. */
+void bs_split(double *const *microbatches, const double *x, const bs_run *run, int64_t width);
+void bs_merge(double *x, const double *const *microbatches, const bs_run *run, int64_t width);
+void bs_split_i32(int32_t *const *microbatches, const int32_t *x, const bs_run *run, int64_t width);
+void bs_merge_i32(int32_t *x, const int32_t *const *microbatches, const bs_run *run, int64_t width);
+
+/* Weights of one layer, in the order of MaxText's fetch_weights; also their gradients (NULL: nobody wants it).
+ * Scattered, as they lie between uses: split over fsdp (and experts over expert), the same on every shard of data. Gathered: whole
+ * but for experts. Shard s's part begins at values[w] + s * bs_weight_count(...). */
+enum {
+    BS_PRE_NORM,
+    BS_WQ_A,
+    BS_WQ_B,
+    BS_Q_NORM,
+    BS_WKV_A,
+    BS_WKV_B,
+    BS_KV_NORM,
+    BS_OUT,
+    BS_POST_NORM,
+    BS_GATE,
+    BS_GATE_BIAS,
+    BS_WI_0,
+    BS_WI_1,
+    BS_WO,
+    BS_SHARED_WI_0,
+    BS_SHARED_WI_1,
+    BS_SHARED_WO,
+    BS_WEIGHTS,
+};
+typedef struct bs_weights {
+    double *values[BS_WEIGHTS];
+} bs_weights;
+void bs_weights_free(bs_weights *w); /* safe on a zeroed struct */
+/* Numbers of one shard. */
+int64_t bs_weight_count(const bs_run *run, int weight, bool gathered);
+/* Room for all of them; `like` NULL, or only those that `like` has. */
+assay_status bs_weights_alloc(assay_context *ctx, const bs_run *run, bs_weights *w, bool gathered,
+                              const bs_weights *like);
+
+/* What a layer keeps for backward, for each microbatch. Everything is [M,...]. */
+typedef struct bs_residuals {
+    double *layer_inputs[ASSAY_MOST_MICROBATCHES]; /* [M,b,S,D]; offloaded */
+    double *mla_out[ASSAY_MOST_MICROBATCHES];      /* [M,b,S,D] */
+    double *attn_out[ASSAY_MOST_MICROBATCHES];     /* [M,b,S,N,Dv]; offloaded */
+    double *lse[ASSAY_MOST_MICROBATCHES];          /* [M,b,N,S] */
+    double *mlpwi_0[ASSAY_MOST_MICROBATCHES];      /* [M,capacity,H]; offloaded */
+    double *mlpwi_1[ASSAY_MOST_MICROBATCHES];
+    int32_t *selected_experts; /* [M,gathered,K] of the last microbatch, ids rolled */
+} bs_residuals;
+void bs_residuals_free(bs_residuals *r); /* safe on a zeroed struct */
+
+/* The last microbatch of a layer before its unroute, which comes in the next layer; or the gradients of these. */
+typedef struct bs_deferred {
+    double *moe_inputs;        /* [M,b,S,D] */
+    double *routed_out;        /* [M,R,D] sorted, rolled; 0 beyond the shard's rows */
+    double *shared_out;        /* [M,b,S,D] */
+    int32_t *selected_experts; /* [M,gathered,K] ids rolled; not of gradients */
+} bs_deferred;
+void bs_deferred_free(bs_deferred *deferred); /* safe on a zeroed struct */
+
+/* batch_split_schedule: xs (in: layer inputs of each microbatch) become the outputs of all but the last, which is `last`. The
+ * arrays of xs belong to the caller before and after; residuals and `last` are allocated. */
+assay_status bs_batch_split_schedule(assay_context *ctx, bs_run *run, int64_t layer, double *const *xs,
+                                     bs_deferred *last, bs_residuals *residuals, const bs_weights *w);
+/* dxs (in: cotangents of the outputs of all but the last, whose is d_last) become those of the layer's inputs; `g` [gathered] the
+ * gradients of the weights as each shard has them, norms' scales and the gate's bias summed over all shards. Takes the
+ * residuals. */
+assay_status bs_batch_split_schedule_bwd(assay_context *ctx, bs_run *run, int64_t layer, double *const *dxs,
+                                         const bs_deferred *d_last, bs_residuals *residuals, const bs_weights *w,
+                                         const bs_weights *g);
+
+#endif

@@ -1,0 +1,1 @@
+#include "oracle/layer/batch_split_weights.h"

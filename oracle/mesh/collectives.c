@@ -1,0 +1,96 @@
+#include "oracle/mesh/collectives.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* A shard's array seen along one dimension: `outer` pieces of `piece` numbers each. */
+typedef struct tiling {
+    int64_t outer, piece;
+} tiling;
+
+static tiling tiling_of(const assay_shape *local, int dimension)
+{
+    tiling t = {1, 1};
+    for (int i = 0; i < dimension; i++) t.outer *= local->dims[i];
+    for (int i = dimension; i < local->rank; i++) t.piece *= local->dims[i];
+    return t;
+}
+
+/* Where piece `o` of the peer at `index` goes, all in bytes of `width` numbers. */
+static void gather(char *out, const char *in, size_t width, const assay_shape *local, int dimension,
+                   const assay_mesh *mesh, assay_mesh_axis axis)
+{
+    const tiling t = tiling_of(local, dimension);
+    const int64_t shards = assay_mesh_shards(mesh), parts = mesh->size[axis];
+    const size_t bytes = (size_t)t.piece * width;
+    for (int64_t shard = 0; shard < shards; shard++) {
+        for (int64_t part = 0; part < parts; part++) {
+            const int64_t peer = assay_mesh_peer(mesh, shard, axis, part);
+            for (int64_t o = 0; o < t.outer; o++) {
+                const int64_t to = (shard * t.outer + o) * parts + part, from = peer * t.outer + o;
+                memcpy(out + (size_t)to * bytes, in + (size_t)from * bytes, bytes);
+            }
+        }
+    }
+}
+
+void assay_all_gather(const assay_context *ctx, double *out, const double *in, const assay_shape *local, int dimension,
+                      const assay_mesh *mesh, assay_mesh_axis axis)
+{
+    (void)ctx;
+    gather((char *)out, (const char *)in, sizeof *in, local, dimension, mesh, axis);
+}
+
+void assay_all_gather_i32(int32_t *out, const int32_t *in, const assay_shape *local, int dimension,
+                          const assay_mesh *mesh, assay_mesh_axis axis)
+{
+    gather((char *)out, (const char *)in, sizeof *in, local, dimension, mesh, axis);
+}
+
+void assay_psum(const assay_context *ctx, double *out, const double *in, int64_t count, const assay_mesh *mesh,
+                assay_mesh_axis axis)
+{
+    const int64_t shards = assay_mesh_shards(mesh);
+    for (int64_t shard = 0; shard < shards; shard++) {
+        double *sum = out + shard * count;
+#pragma omp parallel for num_threads(ctx->threads)
+        for (int64_t i = 0; i < count; i++) {
+            double total = in[assay_mesh_peer(mesh, shard, axis, 0) * count + i];
+            for (int64_t part = 1; part < mesh->size[axis]; part++)
+                total += in[assay_mesh_peer(mesh, shard, axis, part) * count + i];
+            sum[i] = total;
+        }
+    }
+}
+
+void assay_psum_i32(int32_t *out, const int32_t *in, int64_t count, const assay_mesh *mesh, assay_mesh_axis axis)
+{
+    const int64_t shards = assay_mesh_shards(mesh);
+    for (int64_t shard = 0; shard < shards; shard++) {
+        for (int64_t i = 0; i < count; i++) {
+            int32_t total = 0;
+            for (int64_t part = 0; part < mesh->size[axis]; part++)
+                total += in[assay_mesh_peer(mesh, shard, axis, part) * count + i];
+            out[shard * count + i] = total;
+        }
+    }
+}
+
+void assay_psum_scatter(const assay_context *ctx, double *out, const double *in, const assay_shape *local,
+                        int dimension, const assay_mesh *mesh, assay_mesh_axis axis)
+{
+    const tiling t = tiling_of(local, dimension);
+    const int64_t shards = assay_mesh_shards(mesh), parts = mesh->size[axis];
+    const int64_t kept = t.piece / parts, whole = t.outer * t.piece;
+    for (int64_t shard = 0; shard < shards; shard++) {
+        const int64_t own = assay_mesh_index(mesh, shard, axis);
+#pragma omp parallel for num_threads(ctx->threads)
+        for (int64_t i = 0; i < t.outer * kept; i++) {
+            const int64_t at = i / kept * t.piece + own * kept + i % kept;
+            double total = in[assay_mesh_peer(mesh, shard, axis, 0) * whole + at];
+            for (int64_t part = 1; part < parts; part++)
+                total += in[assay_mesh_peer(mesh, shard, axis, part) * whole + at];
+            out[shard * t.outer * kept + i] = total;
+        }
+    }
+}
