@@ -35,7 +35,7 @@ typedef struct assay_case {
     assay_text_list tags;
     assay_model_config config; /* model, then overrides */
     int64_t batch, sequence;
-    int64_t mesh_data, mesh_fsdp, mesh_expert;
+    int64_t mesh_data, mesh_fsdp, mesh_expert, mesh_tensor;
     uint64_t seed;
     assay_dtype dtype; /* the grid of inputs, weights and cotangents; bfloat16 by default */
     assay_case_input *inputs;
@@ -55,7 +55,7 @@ assay_status assay_cases_parse(assay_context *ctx, const char *origin, const cha
 void assay_cases_free(assay_case *cases, int count);
 
 /* `key=value`: a configuration key, or case, batch, sequence, seed, dtype, gradients, checkpoints, profiles,
- * mesh.{data,fsdp,expert}, positions.{start,step}, inputs.PATH ({distribution: ...} in YAML's flow form). A value that
+ * mesh.{data,fsdp,expert,tensor}, positions.{start,step}, inputs.PATH ({distribution: ...} in YAML's flow form). A value that
  * is refused leaves the case as it was. */
 assay_status assay_case_set(assay_context *ctx, assay_case *c, const char *assignment);
 

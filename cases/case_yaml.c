@@ -19,6 +19,7 @@ static const struct {
     {"mesh.data", offsetof(assay_case, mesh_data), 1, MOST_SHARDS},
     {"mesh.fsdp", offsetof(assay_case, mesh_fsdp), 1, MOST_SHARDS},
     {"mesh.expert", offsetof(assay_case, mesh_expert), 1, MOST_SHARDS},
+    {"mesh.tensor", offsetof(assay_case, mesh_tensor), 1, MOST_SHARDS},
     {"positions.start", offsetof(assay_case, position_start), 0, INT32_MAX},
     {"positions.step", offsetof(assay_case, position_step), 0, INT32_MAX},
 };
@@ -123,7 +124,7 @@ static assay_status read_part(const assay_yaml *y, assay_case *c, const char *pa
         snprintf(full, sizeof full, "%s.%.40s", part, key);
         status = assay_case_read_field(y, c, full, value, &known);
         if (!known) {
-            const char *wanted = strcmp(part, "mesh") == 0 ? "data, fsdp or expert" : "start or step";
+            const char *wanted = strcmp(part, "mesh") == 0 ? "data, fsdp, expert or tensor" : "start or step";
             return assay_yaml_refuse(y, key_node, "unknown key %.40s in %s, expected %s", key, part, wanted);
         }
     }

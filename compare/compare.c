@@ -13,7 +13,7 @@
 #define MARGIN "routing/margin"
 
 /* The data flow. What stands first is blamed first. */
-static const char *const folders[] = {"routing/", "checkpoints/", "outputs/", "gradients/"};
+static const char *const folders[] = {"schedule/", "routing/", "checkpoints/", "outputs/", "gradients/"};
 enum { FOLDERS = sizeof folders / sizeof *folders };
 
 static bool starts_with(const char *text, const char *start)

@@ -284,10 +284,15 @@ cleanup:
     return status;
 }
 
+static bool needs_ensemble(const assay_plan *plan)
+{
+    return plan->operation->ensemble != NULL && plan->operation->ensemble(plan->c);
+}
+
 assay_status assay_evaluate(assay_context *ctx, const assay_plan *plan, const assay_source *in, const assay_sink *out)
 {
     ensemble e = {.plan = plan, .in = in, .out = out};
-    if (!plan->operation->ensemble) {
+    if (!needs_ensemble(plan)) {
         return plan->operation->run(ctx, plan->c, in, out, plan->precisions, plan->precision_count);
     }
     assay_status status = evaluate_with_ensemble(ctx, &e);
@@ -298,7 +303,7 @@ assay_status assay_evaluate(assay_context *ctx, const assay_plan *plan, const as
 int64_t assay_ensemble_memory(const assay_plan *plan)
 {
     double bytes = 0;
-    if (!plan->operation->ensemble) return 0;
+    if (!needs_ensemble(plan)) return 0;
     for (int i = 0; plan->precision_count > 0 && i < plan->spec_count; i++) {
         char folder[64];
         snprintf(folder, sizeof folder, "error_scale/%s", plan->precisions[0].name);

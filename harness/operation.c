@@ -36,18 +36,20 @@ static assay_status unknown_operation(assay_context *ctx, const assay_case *c)
     return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: op is \"%s\", expected one of %s", c->name, c->op, names);
 }
 
-/* What no operation has so far: a mesh, a schedule, chunks. Named rather than ignored. */
-static assay_status check_common(assay_context *ctx, const assay_case *c)
+/* A mesh, a schedule and chunks belong to some operations alone: named rather than ignored. */
+static assay_status check_common(assay_context *ctx, const assay_case *c, const assay_operation *operation)
 {
     const assay_model_config *m = &c->config;
-    if (c->mesh_data != 1 || c->mesh_fsdp != 1 || c->mesh_expert != 1) {
+    const bool one = c->mesh_data == 1 && c->mesh_fsdp == 1 && c->mesh_expert == 1 && c->mesh_tensor == 1;
+    if (!operation->mesh && !one) {
         return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "mesh is data %" PRId64 ", fsdp %" PRId64 ", expert %" PRId64
-                          ", expected 1, 1, 1: op %s runs on one device",
-                          c->mesh_data, c->mesh_fsdp, c->mesh_expert, c->op);
+                          "mesh is data %" PRId64 ", fsdp %" PRId64 ", expert %" PRId64 ", tensor %" PRId64
+                          ", expected 1, 1, 1, 1: op %s runs on one device",
+                          c->mesh_data, c->mesh_fsdp, c->mesh_expert, c->mesh_tensor, c->op);
     }
-    if (m->use_ring_of_experts || m->num_moe_emb_chunks > 0 || m->num_moe_token_chunks > 1) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s needs a mesh with an expert axis, which op %s does not have",
+    if (!operation->mesh &&
+        (m->use_ring_of_experts || m->num_moe_emb_chunks > 0 || m->num_moe_token_chunks > 1)) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s needs experts on a mesh, which op %s does not have",
                           m->use_ring_of_experts ? "use_ring_of_experts" : "num_moe_emb_chunks or num_moe_token_chunks",
                           c->op);
     }
@@ -108,7 +110,7 @@ assay_status assay_operation_prepare(assay_context *ctx, const assay_case *c, co
     *list = (assay_tensor_list){0};
     *operation = assay_operation_by_name(c->op);
     if (*operation == NULL) return unknown_operation(ctx, c);
-    TRY(check_common(ctx, c));
+    TRY(check_common(ctx, c, *operation));
     TRY(check_sizes(ctx, c));
     TRY((*operation)->check(ctx, c));
     TRY((*operation)->describe(ctx, c, list));

@@ -28,7 +28,7 @@ typedef union assay_spec_config {
     assay_gmm_dims gmm;
     assay_permute_dims permute;
     assay_routing_config routing;
-    assay_moe_config moe;
+    spec_moe_config moe;
     assay_rope_config yarn_rope;
     assay_attention_config attention;
     assay_mla_config mla;
@@ -46,7 +46,10 @@ typedef struct assay_operation {
     /* Evaluates; tensors and results by the paths of describe, error scales as error_scale/NAME/<path>. */
     assay_status (*run)(assay_context *ctx, const assay_case *c, const assay_source *in, const assay_sink *out,
                         const assay_precision *precisions, int precision_count);
-    bool ensemble; /* run gives no error scales: they come from an ensemble of emulated runs (harness/ensemble.h) */
+    /* Whether run gives no error scales for such a case, and they come from an ensemble of emulated runs
+     * (harness/ensemble.h); NULL: it gives them. */
+    bool (*ensemble)(const assay_case *c);
+    bool mesh; /* whether a case may be spread over a mesh */
     /* Fills the operation's member. */
     assay_status (*spec_config)(assay_context *ctx, const assay_case *c, assay_spec_config *config);
     /* of its products, forward or forward and backward together; a multiply and an add are 2 */
@@ -57,7 +60,7 @@ typedef struct assay_operation {
 extern const assay_operation *const assay_operations[];           /* ends with NULL */
 const assay_operation *assay_operation_by_name(const char *name); /* NULL when there is none */
 
-/* What holds for every operation (sizes above 0, no mesh, ...), then the operation's own check, then the tensors.
+/* What holds for every operation (sizes above 0, no mesh where it has none, ...), then the operation's own check, then the tensors.
  * Refuses inputs that the case describes and the operation does not have. */
 assay_status assay_operation_prepare(assay_context *ctx, const assay_case *c, const assay_operation **operation,
                                      assay_tensor_list *list);

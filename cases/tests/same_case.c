@@ -44,7 +44,10 @@ const char *assay_case_difference(const assay_case *a, const assay_case *b) {
     if (strcmp(a->model, b->model) != 0) return "model";
     if (!same_list(&a->tags, &b->tags)) return "tags";
     if (a->batch != b->batch || a->sequence != b->sequence) return "batch, sequence";
-    if (a->mesh_data != b->mesh_data || a->mesh_fsdp != b->mesh_fsdp || a->mesh_expert != b->mesh_expert) return "mesh";
+    if (a->mesh_data != b->mesh_data || a->mesh_fsdp != b->mesh_fsdp || a->mesh_expert != b->mesh_expert ||
+        a->mesh_tensor != b->mesh_tensor) {
+        return "mesh";
+    }
     if (a->seed != b->seed) return "seed";
     if (a->dtype != b->dtype) return "dtype";
     if (a->position_start != b->position_start || a->position_step != b->position_step) return "positions";

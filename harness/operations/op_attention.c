@@ -156,7 +156,7 @@ const assay_operation assay_op_attention = {.name = "attention",
                                             .check = check,
                                             .describe = describe,
                                             .run = run,
-                                            .ensemble = true,
+                                            .ensemble = assay_every_case,
                                             .spec_config = spec_config,
                                             .flops = flops,
                                             .memory = memory};

@@ -295,6 +295,10 @@ assay_status assay_stack_config_of(assay_context *ctx, const assay_case *c, assa
     }
     if (config->dense_layers > 0) TRY(assay_mlp_config_of(ctx, c, &config->mlp));
     if (config->dense_layers < config->layers) TRY(assay_moe_config_of(ctx, c, &config->moe));
+    TRY(assay_sharding_of(ctx, c, &config->sharding));
+    if (m->use_batch_split_schedule && config->dense_layers < config->layers) {
+        config->batch_split_factor = m->batch_split_factor;
+    }
     TRY(remat_policy_of(ctx, m, &config->policy));
     TRY(assay_stack_check(ctx, config));
 cleanup:

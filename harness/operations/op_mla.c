@@ -279,7 +279,7 @@ const assay_operation assay_op_mla = {.name = "mla",
                                       .check = check,
                                       .describe = describe,
                                       .run = run,
-                                      .ensemble = true,
+                                      .ensemble = assay_every_case,
                                       .spec_config = spec_config,
                                       .flops = flops,
                                       .memory = memory};

@@ -3,15 +3,28 @@
 #include <stdio.h>
 #include <string.h>
 
+/* A MoE block, and how it is spread over a mesh. */
+static assay_status configs_of(assay_context *ctx, const assay_case *c, spec_moe_config *config)
+{
+    assay_status status;
+    TRY(assay_moe_config_of(ctx, c, &config->moe));
+    TRY(assay_sharding_of(ctx, c, &config->sharding));
+    if (assay_is_sharded(&config->moe, &config->sharding)) {
+        TRY(assay_sharded_moe_check(ctx, &config->moe, &config->sharding));
+    }
+cleanup:
+    return status;
+}
+
 static assay_status check(assay_context *ctx, const assay_case *c)
 {
-    assay_moe_config config;
-    return assay_moe_config_of(ctx, c, &config);
+    spec_moe_config config;
+    return configs_of(ctx, c, &config);
 }
 
 static assay_status spec_config(assay_context *ctx, const assay_case *c, assay_spec_config *config)
 {
-    return assay_moe_config_of(ctx, c, &config->moe);
+    return configs_of(ctx, c, &config->moe);
 }
 
 static assay_status describe_router(const assay_describer *d, const assay_moe_config *config)
@@ -70,15 +83,21 @@ assay_status assay_describe_moe_weights(const assay_describer *d, const assay_mo
     return status == ASSAY_OK ? describe_experts(d, config) : status;
 }
 
-assay_status assay_describe_balance(const assay_describer *d, const assay_routing_config *r)
+assay_status assay_describe_balance(const assay_describer *d, const assay_moe_config *config,
+                                    const assay_sharding *sharding)
 {
     assay_status status = ASSAY_OK;
-    assay_fill unit = {.distribution = ASSAY_CONSTANT, .scale = 1.0, .mean = 1.0};
+    const assay_routing_config *r = &config->routing;
+    const assay_fill unit = {.distribution = ASSAY_CONSTANT, .scale = 1.0, .mean = 1.0};
+    const bool sharded = assay_is_sharded(config, sharding);
+    const int64_t shards = sharded ? assay_mesh_shards(&sharding->mesh) : 1;
     if (r->load_balance_loss_weight > 0.0 && r->hash_rows == 0) {
-        TRY(assay_describe_layer_output(d, "lb_loss", &unit, (assay_dims){"", {0}}));
+        TRY(assay_describe_layer_output(d, "lb_loss", &unit, (assay_dims){sharded ? "m" : "", {shards}}));
     }
     if (r->routed_bias_update_rate > 0.0 && r->hash_rows == 0) {
-        TRY(assay_describe_layer_output(d, "bias_updates", NULL, (assay_dims){"E", {r->num_experts}}));
+        const assay_dims dims = sharded ? (assay_dims){"mE", {shards, r->num_experts}}
+                                        : (assay_dims){"E", {r->num_experts}};
+        TRY(assay_describe_layer_output(d, "bias_updates", NULL, dims));
     }
 cleanup:
     return status;
@@ -109,17 +128,31 @@ static assay_status describe_routed(const assay_describer *d, const char *name, 
     return assay_describe_result(d, "checkpoints", name, ASSAY_FLOAT64, dims);
 }
 
-assay_status assay_describe_moe_checkpoints(const assay_describer *d, const assay_moe_config *config)
+static assay_status describe_rows(const assay_describer *d, const assay_moe_config *config)
 {
     assay_status status;
-    const int64_t hidden = config->moe_mlp_dim, dim = config->emb_dim, batch = d->c->batch, sequence = d->c->sequence;
+    const int64_t hidden = config->moe_mlp_dim;
     if (config->fused_weights) {
         TRY(describe_routed(d, "moe_mlpwi", config, 2 * hidden, 'h'));
     } else {
         TRY(describe_routed(d, "moe_mlpwi_0", config, hidden, 'H'));
         TRY(describe_routed(d, "moe_mlpwi_1", config, hidden, 'H'));
     }
-    TRY(describe_routed(d, "moe_mlpwo", config, dim, 'D'));
+    TRY(describe_routed(d, "moe_mlpwo", config, config->emb_dim, 'D'));
+cleanup:
+    return status;
+}
+
+assay_status assay_describe_moe_checkpoints(const assay_describer *d, const assay_moe_config *config,
+                                            const assay_sharding *sharding)
+{
+    assay_status status;
+    const int64_t dim = config->emb_dim, batch = d->c->batch, sequence = d->c->sequence;
+    if (assay_is_sharded(config, sharding)) {
+        TRY(assay_describe_sharded_rows(d, config, sharding));
+    } else {
+        TRY(describe_rows(d, config));
+    }
     if (config->shared_mlp_dim > 0) {
         assay_dims up = {"BSF", {batch, sequence, config->shared_mlp_dim}};
         TRY(assay_describe_result(d, "checkpoints", "mlpwi_0", ASSAY_FLOAT64, up));
@@ -131,9 +164,11 @@ cleanup:
     return status;
 }
 
-assay_status assay_describe_moe_routing(const assay_describer *d, const assay_moe_config *config)
+assay_status assay_describe_moe_routing(const assay_describer *d, const assay_moe_config *config,
+                                        const assay_sharding *sharding)
 {
     assay_status status;
+    if (assay_is_sharded(config, sharding)) return assay_describe_sharded_routing(d, config, sharding);
     const assay_routing_config *r = &config->routing;
     assay_dims chosen = {"BSK", {r->batch, r->sequence, r->num_experts_per_tok}};
     assay_dims copies = {"r", {r->batch * r->sequence * r->num_experts_per_tok}};
@@ -157,8 +192,9 @@ static assay_status describe(assay_context *ctx, const assay_case *c, assay_tens
     assay_status status;
     const assay_describer d = {.ctx = ctx, .c = c, .list = list, .layer = "", .block = ""};
     const assay_fill one = assay_fill_normal(1.0, 0.0);
-    assay_moe_config config;
-    TRY(assay_moe_config_of(ctx, c, &config));
+    spec_moe_config both;
+    TRY(configs_of(ctx, c, &both));
+    const assay_moe_config config = both.moe;
     const assay_dims x = {"BSD", {c->batch, c->sequence, config.emb_dim}};
     TRY(assay_describe_variable(ctx, list, c, "inputs/x", one, x));
     if (config.routing.hash_rows > 0) {
@@ -168,9 +204,9 @@ static assay_status describe(assay_context *ctx, const assay_case *c, assay_tens
     }
     TRY(assay_describe_moe_weights(&d, &config));
     TRY(assay_describe_output(ctx, list, c, "y", &one, x));
-    TRY(assay_describe_balance(&d, &config.routing));
-    TRY(assay_describe_moe_checkpoints(&d, &config));
-    TRY(assay_describe_moe_routing(&d, &config));
+    TRY(assay_describe_balance(&d, &config, &both.sharding));
+    TRY(assay_describe_moe_checkpoints(&d, &config, &both.sharding));
+    TRY(assay_describe_moe_routing(&d, &config, &both.sharding));
 cleanup:
     return status;
 }
@@ -178,9 +214,33 @@ cleanup:
 static assay_status run(assay_context *ctx, const assay_case *c, const assay_source *in, const assay_sink *out,
                         const assay_precision *precisions, int precision_count)
 {
-    assay_moe_config config;
-    assay_status status = assay_moe_config_of(ctx, c, &config);
-    return status == ASSAY_OK ? assay_moe_run(ctx, &config, in, out, precisions, precision_count) : status;
+    spec_moe_config config;
+    assay_status status = configs_of(ctx, c, &config);
+    if (status != ASSAY_OK) return status;
+    return assay_is_sharded(&config.moe, &config.sharding)
+               ? assay_sharded_moe_run(ctx, &config.moe, &config.sharding, in, out)
+               : assay_moe_run(ctx, &config.moe, in, out, precisions, precision_count);
+}
+
+assay_status assay_moe_run_weight_before_wo(assay_context *ctx, const assay_case *c, const assay_source *in,
+                                            const assay_sink *out)
+{
+    spec_moe_config config;
+    assay_status status;
+    TRY(configs_of(ctx, c, &config));
+    config.sharding.weight_before_wo = true;
+    TRY(assay_sharded_moe_check(ctx, &config.moe, &config.sharding));
+    TRY(assay_sharded_moe_run(ctx, &config.moe, &config.sharding, in, out));
+cleanup:
+    return status;
+}
+
+/* Over a mesh the block gives no error scales of its own. */
+static bool ensemble(const assay_case *c)
+{
+    assay_context ctx = {0};
+    spec_moe_config config;
+    return configs_of(&ctx, c, &config) == ASSAY_OK && assay_is_sharded(&config.moe, &config.sharding);
 }
 
 static double flops(const assay_case *c, bool backward)
@@ -194,8 +254,10 @@ static double flops(const assay_case *c, bool backward)
 static int64_t memory(const assay_case *c)
 {
     assay_context ctx = {0};
-    assay_moe_config config;
-    return assay_moe_config_of(&ctx, c, &config) == ASSAY_OK ? assay_moe_memory(&config) : 0;
+    spec_moe_config config;
+    if (configs_of(&ctx, c, &config) != ASSAY_OK) return 0;
+    return assay_is_sharded(&config.moe, &config.sharding) ? assay_sharded_moe_memory(&config.moe, &config.sharding)
+                                                           : assay_moe_memory(&config.moe);
 }
 
 const assay_operation assay_op_moe = {.name = "moe",
@@ -203,6 +265,8 @@ const assay_operation assay_op_moe = {.name = "moe",
                                       .check = check,
                                       .describe = describe,
                                       .run = run,
+                                      .ensemble = ensemble,
+                                      .mesh = true,
                                       .spec_config = spec_config,
                                       .flops = flops,
                                       .memory = memory};

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "harness/operations/op_support.h"
+#include "oracle/layer/batch_split.h"
 
 static assay_status check(assay_context *ctx, const assay_case *c)
 {
@@ -53,17 +54,54 @@ cleanup:
     return status;
 }
 
+/* What a layer under the batch-split schedule leaves (batch_split.h). */
+static assay_status describe_batch_split_results(const assay_describer *d, const assay_stack_config *config)
+{
+    assay_status status;
+    const assay_mla_config *mla = &config->mla;
+    const assay_routing_config *r = &config->moe.routing;
+    const assay_batch_split_sizes s = assay_batch_split_sizes_of(config);
+    const int64_t batch = mla->batch, sequence = mla->sequence, heads = mla->heads, factor = config->batch_split_factor;
+    const assay_dims x = {"BSD", {batch, sequence, mla->emb_dim}}, chosen = {"BSK", {batch, sequence, r->num_experts_per_tok}};
+    const assay_dims rows = {"mjrH", {s.shards, factor, s.copies, config->moe.moe_mlp_dim}};
+    const assay_dims sizes = {"mje", {s.shards, factor, s.local_experts}};
+    TRY(assay_describe_result(d, "checkpoints", "decoder_layer_input", ASSAY_FLOAT64, x));
+    TRY(assay_describe_result(d, "checkpoints", "attention_out", ASSAY_FLOAT64,
+                              (assay_dims){"BSNv", {batch, sequence, heads, mla->v_head_dim}}));
+    TRY(assay_describe_result(d, "checkpoints", "lse", ASSAY_FLOAT64, (assay_dims){"BNS", {batch, heads, sequence}}));
+    TRY(assay_describe_result(d, "checkpoints", "mla_out", ASSAY_FLOAT64, x));
+    TRY(assay_describe_result(d, "checkpoints", "moe_mlpwi_0", ASSAY_FLOAT64, rows));
+    TRY(assay_describe_result(d, "checkpoints", "moe_mlpwi_1", ASSAY_FLOAT64, rows));
+    TRY(assay_describe_result(d, "routing", "selected_experts", ASSAY_INT32, chosen));
+    TRY(assay_describe_result(d, "routing", "weights", ASSAY_FLOAT64, chosen));
+    TRY(assay_describe_result(d, "routing", "margin", ASSAY_FLOAT64, (assay_dims){"BS", {batch, sequence}}));
+    TRY(assay_describe_result(d, "routing", "group_sizes", ASSAY_INT32, sizes));
+cleanup:
+    return status;
+}
+
+static assay_status describe_schedule(const assay_describer *d, const assay_stack_config *config, bool backward)
+{
+    const assay_schedule_dims dims = {.first_layer = config->dense_layers,
+                                      .layers = config->layers - config->dense_layers,
+                                      .factor = config->batch_split_factor,
+                                      .backward = backward};
+    const assay_dims events = {"xn", {assay_schedule_count(&dims), ASSAY_EVENT_FIELDS}};
+    return assay_describe(d->ctx, d->list, "schedule/events", ASSAY_INT32, NULL, events);
+}
+
 static assay_status describe_results(const assay_describer *d, const assay_stack_config *config, int64_t layer)
 {
     assay_status status;
+    if (config->batch_split_factor > 0 && !is_dense(config, layer)) return describe_batch_split_results(d, config);
     const assay_dims x = {"BSD", {config->mla.batch, config->mla.sequence, config->mla.emb_dim}};
     TRY(assay_describe_result(d, "checkpoints", "decoder_layer_input", ASSAY_FLOAT64, x));
     TRY(assay_describe_mla_checkpoints(d, &config->mla));
     if (is_dense(config, layer)) {
         TRY(assay_describe_mlp_checkpoints(d, &config->mlp));
     } else {
-        TRY(assay_describe_moe_checkpoints(d, &config->moe));
-        TRY(assay_describe_moe_routing(d, &config->moe));
+        TRY(assay_describe_moe_checkpoints(d, &config->moe, &config->sharding));
+        TRY(assay_describe_moe_routing(d, &config->moe, &config->sharding));
     }
 cleanup:
     return status;
@@ -90,7 +128,7 @@ static assay_status describe(assay_context *ctx, const assay_case *c, assay_tens
     for (int64_t layer = 0; layer < config.layers; layer++) {
         const layer_prefix prefix = prefix_of(&config, layer);
         d.layer = prefix.text;
-        if (!is_dense(&config, layer)) TRY(assay_describe_balance(&d, &config.moe.routing));
+        if (!is_dense(&config, layer) && config.batch_split_factor == 0) TRY(assay_describe_balance(&d, &config.moe, &config.sharding));
     }
     for (int64_t layer = 0; layer < config.layers; layer++) {
         const layer_prefix prefix = prefix_of(&config, layer);
@@ -99,6 +137,7 @@ static assay_status describe(assay_context *ctx, const assay_case *c, assay_tens
     }
     /* without backward nothing is kept */
     const bool backward = c->gradients.count > 0 && strcmp(c->gradients.items[0], "none") != 0;
+    if (config.batch_split_factor > 0) TRY(describe_schedule(&d, &config, backward));
     for (int i = 0; backward && i < 3; i++)
         TRY(assay_describe(ctx, list, report[i], ASSAY_FLOAT64, NULL, (assay_dims){"", {0}}));
 cleanup:
@@ -135,7 +174,8 @@ const assay_operation assay_op_deepseek_layer = {.name = "deepseek_layer",
                                                  .check = check,
                                                  .describe = describe,
                                                  .run = run,
-                                                 .ensemble = true,
+                                                 .ensemble = assay_every_case,
+                                                 .mesh = true,
                                                  .spec_config = spec_config,
                                                  .flops = flops,
                                                  .memory = memory};
@@ -145,7 +185,8 @@ const assay_operation assay_op_deepseek_stack = {.name = "deepseek_stack",
                                                  .check = check,
                                                  .describe = describe,
                                                  .run = run,
-                                                 .ensemble = true,
+                                                 .ensemble = assay_every_case,
+                                                 .mesh = true,
                                                  .spec_config = spec_config,
                                                  .flops = flops,
                                                  .memory = memory};

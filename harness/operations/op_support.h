@@ -54,10 +54,18 @@ assay_status assay_describe_mlp_checkpoints(const assay_describer *d, const assa
 assay_status assay_describe_mla_weights(const assay_describer *d, const assay_mla_config *config);
 assay_status assay_describe_mla_checkpoints(const assay_describer *d, const assay_mla_config *config);
 assay_status assay_describe_moe_weights(const assay_describer *d, const assay_moe_config *config);
-assay_status assay_describe_moe_checkpoints(const assay_describer *d, const assay_moe_config *config);
-assay_status assay_describe_moe_routing(const assay_describer *d, const assay_moe_config *config);
+assay_status assay_describe_moe_checkpoints(const assay_describer *d, const assay_moe_config *config,
+                                            const assay_sharding *sharding);
+assay_status assay_describe_moe_routing(const assay_describer *d, const assay_moe_config *config,
+                                        const assay_sharding *sharding);
 /* outputs/LAYER lb_loss and bias_updates, where they are on. */
-assay_status assay_describe_balance(const assay_describer *d, const assay_routing_config *config);
+assay_status assay_describe_balance(const assay_describer *d, const assay_moe_config *config,
+                                    const assay_sharding *sharding);
+/* Of a block over a mesh: routing/, and the checkpoints that are rows of the routed experts. */
+assay_status assay_describe_sharded_routing(const assay_describer *d, const assay_moe_config *config,
+                                            const assay_sharding *sharding);
+assay_status assay_describe_sharded_rows(const assay_describer *d, const assay_moe_config *config,
+                                         const assay_sharding *sharding);
 
 assay_fill assay_fill_normal(double scale, double mean);
 assay_fill assay_fill_fan_in(int64_t fan_in); /* normal, scale 1/sqrt(fan_in) */
@@ -68,6 +76,9 @@ assay_status assay_read_whole(assay_context *ctx, const assay_source *in, const 
                               double **out);
 assay_status assay_read_whole_i32(assay_context *ctx, const assay_source *in, const char *path, int64_t count,
                                   int32_t **out);
+
+/* For operations without error scales of their own. */
+bool assay_every_case(const assay_case *c);
 
 bool assay_wants(const assay_sink *out, const char *path);
 /* Written if wanted. */
@@ -82,6 +93,8 @@ assay_status assay_write_scale(assay_context *ctx, const assay_sink *out, const 
 /* Configurations of the operations from the case's keys. */
 assay_status assay_routing_config_of(assay_context *ctx, const assay_case *c, assay_routing_config *config);
 assay_status assay_moe_config_of(assay_context *ctx, const assay_case *c, assay_moe_config *config);
+/* The mesh, the ring and the chunks of a case. */
+assay_status assay_sharding_of(assay_context *ctx, const assay_case *c, assay_sharding *sharding);
 assay_status assay_mlp_config_of(assay_context *ctx, const assay_case *c, assay_gated_mlp_config *config);
 assay_status assay_rope_config_of(assay_context *ctx, const assay_case *c, assay_rope_config *config);
 assay_status assay_attention_config_of(assay_context *ctx, const assay_case *c, assay_attention_config *config);
@@ -91,6 +104,9 @@ assay_status assay_stack_config_of(assay_context *ctx, const assay_case *c, assa
 /* Gemma 4 scales each expert's weight by a number of its own. */
 bool assay_has_per_expert_scale(const assay_case *c);
 
+/* A moe case with the routing weights on h, before wo. */
+assay_status assay_moe_run_weight_before_wo(assay_context *ctx, const assay_case *c, const assay_source *in,
+                                            const assay_sink *out);
 /* outputs/y of an mla case by its absorbed form. */
 assay_status assay_mla_run_absorbed(assay_context *ctx, const assay_case *c, const assay_source *in,
                                     const assay_sink *out);

@@ -99,7 +99,7 @@ const assay_operation assay_op_yarn_rope = {.name = "yarn_rope",
                                             .check = check,
                                             .describe = describe,
                                             .run = run,
-                                            .ensemble = true,
+                                            .ensemble = assay_every_case,
                                             .spec_config = spec_config,
                                             .flops = flops,
                                             .memory = memory};

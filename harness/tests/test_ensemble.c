@@ -183,7 +183,7 @@ static int trial_setup(void **state)
                                      .check = check,
                                      .describe = describe,
                                      .run = run,
-                                     .ensemble = true,
+                                     .ensemble = assay_every_case,
                                      .flops = flops,
                                      .memory = memory};
     t->precisions[0] = assay_profile_by_name("bf16")->precision;
@@ -225,7 +225,7 @@ static void test_operations_with_scales_of_their_own(void **state)
 {
     trial *t = *state;
     assay_context ctx = assay_context_default(1);
-    t->operation.ensemble = false;
+    t->operation.ensemble = NULL;
     assert_ok(&ctx, assay_evaluate(&ctx, &t->plan, &t->in, &t->out));
     assert_int_equal(told.runs, 1);
     assert_int_equal(told.precisions, 2);
@@ -431,7 +431,7 @@ static void test_memory_is_foreseen(void **state)
     t->plan.precision_count = 0;
     assert_int_equal(assay_ensemble_memory(&t->plan), 0);
     t->plan.precision_count = 2;
-    t->operation.ensemble = false;
+    t->operation.ensemble = NULL;
     assert_int_equal(assay_ensemble_memory(&t->plan), 0);
 }
 

@@ -81,7 +81,7 @@ static void check(const char *yaml)
     assay_inputs inputs = {0};
     memory_store golden = {0};
     assert_ok(&ctx, assay_plan_make(&ctx, &plan, c));
-    assert_true(plan.operation->ensemble);
+    assert_true(plan.operation->ensemble(plan.c));
     assert_ok(&ctx, assay_inputs_open(&ctx, &inputs, c, &plan.list, NULL));
     const assay_source source = assay_inputs_source(&inputs);
     const assay_sink sink = memory_store_sink(&golden);

@@ -14,7 +14,7 @@
 #ifndef ASSAY_LAYER_BATCH_SPLIT_H
 #define ASSAY_LAYER_BATCH_SPLIT_H
 
-#include "oracle/layer/layer_internal.h"
+#include "oracle/layer/deepseek_stack.h"
 #include "oracle/layer/schedule_events.h"
 
 enum { ASSAY_MOST_MICROBATCHES = 16 };
@@ -36,13 +36,15 @@ typedef struct assay_batch_split_sizes {
 } assay_batch_split_sizes;
 assay_batch_split_sizes assay_batch_split_sizes_of(const assay_stack_config *config);
 
+struct stack_run; /* layer_internal.h */
+
 /* Between forward and backward. */
 typedef struct assay_batch_split assay_batch_split;
 
 /* The layers from config->dense_layers on. *x, the input of the first of them, becomes the output of the last. */
-assay_status assay_batch_split_forward(assay_context *ctx, const stack_run *run, assay_batch_split **split, double **x);
+assay_status assay_batch_split_forward(assay_context *ctx, const struct stack_run *run, assay_batch_split **split, double **x);
 /* dy becomes the gradient of that input; writes the gradients of the weights, and the events. */
-assay_status assay_batch_split_backward(assay_context *ctx, const stack_run *run, assay_batch_split *split, double *dy);
+assay_status assay_batch_split_backward(assay_context *ctx, const struct stack_run *run, assay_batch_split *split, double *dy);
 void assay_batch_split_close(assay_batch_split *split); /* NULL is safe */
 
 /* The report that backward gives (remat.h), from the sizes alone, but for the rows beyond capacity, which depend on routing. */

@@ -4,6 +4,7 @@
 #define ASSAY_LAYER_BATCH_SPLIT_INTERNAL_H
 
 #include "oracle/layer/batch_split.h"
+#include "oracle/layer/layer_internal.h"
 
 typedef struct bs_run {
     const stack_run *stack; /* configuration, source and sink, and the store of residuals */

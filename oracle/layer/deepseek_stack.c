@@ -46,6 +46,9 @@ assay_status assay_stack_check(assay_context *ctx, const assay_stack_config *con
     TRY(assay_mla_check(ctx, &config->mla));
     TRY(check_sizes(ctx, config));
     if (config->dense_layers < config->layers) TRY(assay_moe_check(ctx, &config->moe));
+    if (assay_is_sharded(&config->moe, &config->sharding) && config->batch_split_factor == 0) {
+        TRY(assay_sharded_moe_check(ctx, &config->moe, &config->sharding));
+    }
 cleanup:
     return status;
 }

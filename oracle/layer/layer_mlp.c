@@ -154,6 +154,14 @@ static void close_view(moe_view *view)
     for (int i = 0; i < MOE_CHECKPOINTS; i++) free(view->held[i]);
 }
 
+static assay_status run_moe(assay_context *ctx, const assay_stack_config *config, const assay_source *in,
+                            const assay_sink *out)
+{
+    return assay_is_sharded(&config->moe, &config->sharding)
+               ? assay_sharded_moe_run(ctx, &config->moe, &config->sharding, in, out)
+               : assay_moe_run(ctx, &config->moe, in, out, NULL, 0);
+}
+
 static assay_status moe_forward(assay_context *ctx, const stack_run *run, int64_t layer, const double *h_norm,
                                 double **y)
 {
@@ -171,7 +179,7 @@ static assay_status moe_forward(assay_context *ctx, const stack_run *run, int64_
     }
     const assay_source in = scope_source(&view.scope);
     const assay_sink out = scope_sink(&view.scope);
-    TRY(assay_moe_run(ctx, &run->config->moe, &in, &out, NULL, 0));
+    TRY(run_moe(ctx, run->config, &in, &out));
     for (int i = 0; i < MOE_CHECKPOINTS; i++) {
         TRY(layer_release(ctx, run, layer, moe_checkpoints[i].slot, &view.held[i]));
     }
@@ -200,7 +208,7 @@ static assay_status moe_backward(assay_context *ctx, const stack_run *run, int64
     }
     const assay_source in = scope_source(&view.scope);
     const assay_sink out = scope_sink(&view.scope);
-    TRY(assay_moe_run(ctx, &run->config->moe, &in, &out, NULL, 0));
+    TRY(run_moe(ctx, run->config, &in, &out));
     assay_remat_recomputed(run->store, layer_mlp_recomputed(run->config, layer, kept));
 cleanup:
     close_view(&view);

@@ -160,10 +160,15 @@ bool layer_wants_gradient(const stack_run *run, int64_t layer)
 }
 
 /* Rows of the routed experts' tensors, in the layout of the path (moe.h). */
-static int64_t routed_rows(const assay_moe_config *moe)
+static int64_t routed_rows(const assay_stack_config *config)
 {
+    const assay_moe_config *moe = &config->moe;
     const assay_routing_config *routing = &moe->routing;
     const int64_t tokens = routing->batch * routing->sequence;
+    if (assay_is_sharded(moe, &config->sharding)) {
+        const assay_shard_sizes sizes = assay_shard_sizes_of(moe, &config->sharding);
+        return sizes.shards * sizes.chunks * sizes.buffer;
+    }
     if (moe->path == ASSAY_MOE_DENSE) return tokens * routing->num_experts;
     if (moe->path == ASSAY_MOE_DROPPING) {
         return routing->num_experts * routing->batch * assay_expert_capacity(routing, moe->capacity_factor);
@@ -176,7 +181,7 @@ int64_t layer_checkpoint_count(const assay_stack_config *config, int64_t layer, 
     const assay_mla_config *mla = &config->mla;
     const assay_moe_config *moe = &config->moe;
     const bool dense = layer_is_dense(config, layer), fused = dense && config->mlp.fused;
-    const int64_t tokens = mla->batch * mla->sequence, routed = dense ? 0 : routed_rows(moe);
+    const int64_t tokens = mla->batch * mla->sequence, routed = dense ? 0 : routed_rows(config);
     const int64_t width = tokens * (dense ? config->mlp.mlp_dim : moe->shared_mlp_dim);
     if (slot >= ASSAY_REMAT_QUERY_WA_PROJ && slot <= ASSAY_REMAT_OUT_PROJ) {
         return assay_mla_tensor_count(mla, (assay_mla_tensor)(slot - ASSAY_REMAT_QUERY_WA_PROJ));

@@ -77,6 +77,12 @@ assay_status spec_unpermute(assay_context *ctx, const assay_permute_dims *dims, 
 assay_status spec_routing(assay_context *ctx, const assay_routing_config *config, const spec_tensors *in,
                           spec_tensors *out);
 
+/* A MoE block, and how it is spread over a mesh; a zeroed sharding is one device. */
+typedef struct spec_moe_config {
+    assay_moe_config moe;
+    assay_sharding sharding;
+} spec_moe_config;
+
 /* The tensors of the op `moe` (moe.h) -> outputs/{y,lb_loss?,bias_updates?}, routing/ as above; dropping:
  * routing/{combine_mask,dispatch_mask}. The path of the configuration changes no other number. */
 assay_status spec_moe(assay_context *ctx, const assay_moe_config *config, const spec_tensors *in, spec_tensors *out);

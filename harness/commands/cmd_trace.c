@@ -1,0 +1,66 @@
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "harness/command.h"
+#include "oracle/base/memory.h"
+#include "oracle/layer/schedule_events.h"
+
+#define EVENTS "schedule/events"
+
+static assay_status find_events(assay_context *ctx, const assay_fixture_reader *reader, const char *path,
+                                int64_t *count)
+{
+    const assay_tensor_spec *spec = assay_fixture_find(reader, EVENTS);
+    char shape[64] = "none";
+    if (spec != NULL) assay_shape_text(&spec->shape, shape, sizeof shape);
+    if (spec == NULL || spec->type != ASSAY_INT32 || spec->shape.rank != 2 ||
+        spec->shape.dims[1] != ASSAY_EVENT_FIELDS) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "%s: " EVENTS " is %s, expected int32 [events,%d]: the case must have "
+                          "use_batch_split_schedule",
+                          path, shape, ASSAY_EVENT_FIELDS);
+    }
+    *count = spec->shape.dims[0];
+    return ASSAY_OK;
+}
+
+static assay_status run(assay_context *ctx, const assay_options *options, int *exit_code)
+{
+    assay_status status;
+    assay_fixture_reader *reader = NULL;
+    const char *path = options->arguments[0];
+    int32_t *events = NULL;
+    int64_t count = 0;
+    char *text = NULL;
+    size_t size = 0;
+    *exit_code = ASSAY_EXIT_PASS;
+    if (options->output == NULL) return assay_fail(ctx, ASSAY_BAD_INPUT, "trace needs -o FILE.json");
+    TRY(assay_fixture_open(ctx, path, &reader));
+    TRY(find_events(ctx, reader, path, &count));
+    TRY(assay_alloc_i32(ctx, EVENTS, count * ASSAY_EVENT_FIELDS, &events));
+    TRY(assay_fixture_read_i32(ctx, reader, EVENTS, 0, count * ASSAY_EVENT_FIELDS, events));
+    FILE *memory = open_memstream(&text, &size);
+    if (memory != NULL) assay_schedule_trace(memory, events, count);
+    if (memory == NULL || fclose(memory) != 0) {
+        status = assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the trace of %s", path);
+        goto cleanup;
+    }
+    TRY(assay_write_text(ctx, options->output, text));
+cleanup:
+    assay_fixture_close(reader);
+    free(events);
+    free(text);
+    return status;
+}
+
+const assay_command assay_command_trace = {
+    .name = "trace",
+    .arguments = "FIXTURE",
+    .summary = "the order of events of a batch-split schedule, as a Chrome trace",
+    .details = "FIXTURE is a golden, or a candidate that has schedule/events. The trace opens in chrome://tracing or Perfetto;\n"
+               "events take one unit of time each.\n",
+    .options = ASSAY_OPT_OUTPUT,
+    .least = 1,
+    .most = 1,
+    .run = run,
+};

@@ -1,0 +1,104 @@
+/* What a MoE block over a mesh gives beside or instead of one device's results: a leading shard axis, then one of token
+ * chunks where there are any. */
+#include <string.h>
+
+#include "harness/operations/op_support.h"
+
+/* Labels and sizes of what every shard has: the shard axis, the chunk axis, then up to two of its own. */
+typedef struct per_shard {
+    char labels[ASSAY_MAX_RANK + 1];
+    assay_dims dims;
+} per_shard;
+
+static void per_shard_of(per_shard *p, const assay_shard_sizes *s, const char *labels, int64_t first, int64_t second)
+{
+    int rank = 0;
+    p->labels[rank] = 'm';
+    p->dims.dims[rank++] = s->shards;
+    if (s->chunks > 1) {
+        p->labels[rank] = 'c';
+        p->dims.dims[rank++] = s->chunks;
+    }
+    const int64_t own[] = {first, second};
+    for (int i = 0; labels[i] != '\0'; i++) {
+        p->labels[rank] = labels[i];
+        p->dims.dims[rank++] = own[i];
+    }
+    p->labels[rank] = '\0';
+    p->dims.labels = p->labels;
+}
+
+static assay_status describe_integers(const assay_describer *d, const assay_shard_sizes *s, const char *name,
+                                      const char *labels, int64_t first, int64_t second)
+{
+    per_shard p;
+    per_shard_of(&p, s, labels, first, second);
+    return assay_describe_result(d, "routing", name, ASSAY_INT32, p.dims);
+}
+
+assay_status assay_describe_sharded_routing(const assay_describer *d, const assay_moe_config *config,
+                                            const assay_sharding *sharding)
+{
+    assay_status status;
+    const assay_routing_config *r = &config->routing;
+    const assay_shard_sizes s = assay_shard_sizes_of(config, sharding);
+    const assay_dims chosen = {"BSK", {r->batch, r->sequence, r->num_experts_per_tok}};
+    TRY(assay_describe_result(d, "routing", "selected_experts", ASSAY_INT32, chosen));
+    TRY(assay_describe_result(d, "routing", "weights", ASSAY_FLOAT64, chosen));
+    TRY(assay_describe_result(d, "routing", "margin", ASSAY_FLOAT64, (assay_dims){"BS", {r->batch, r->sequence}}));
+    TRY(describe_integers(d, &s, "group_sizes", "E", r->num_experts, 0));
+    TRY(describe_integers(d, &s, "sorted_selected_experts", "r", s.copies, 0));
+    TRY(describe_integers(d, &s, "local_group_sizes", "e", s.local_experts, 0));
+    if (s.expert_shards == 1) return ASSAY_OK;
+    TRY(assay_describe_result(d, "routing", "expert_shard_id", ASSAY_INT32, (assay_dims){"m", {s.shards}}));
+    if (sharding->ring_of_experts) return ASSAY_OK;
+    TRY(describe_integers(d, &s, "local_sorted_indices", "b", s.buffer, 0));
+    TRY(describe_integers(d, &s, "reshaped_group_sizes", "P", s.expert_shards, 0));
+    if (!s.batch_sharded) return ASSAY_OK;
+    TRY(describe_integers(d, &s, "all_shards_group_sizes", "PP", s.expert_shards, s.expert_shards));
+cleanup:
+    return status;
+}
+
+static assay_status describe_rows(const assay_describer *d, const assay_shard_sizes *s, const char *name,
+                                  const char *labels, int64_t width)
+{
+    per_shard p;
+    per_shard_of(&p, s, labels, s->buffer, width);
+    return assay_describe_result(d, "checkpoints", name, ASSAY_FLOAT64, p.dims);
+}
+
+assay_status assay_describe_sharded_rows(const assay_describer *d, const assay_moe_config *config,
+                                         const assay_sharding *sharding)
+{
+    assay_status status;
+    const assay_shard_sizes s = assay_shard_sizes_of(config, sharding);
+    if (config->fused_weights) {
+        TRY(describe_rows(d, &s, "moe_mlpwi", "bh", 2 * config->moe_mlp_dim));
+    } else {
+        TRY(describe_rows(d, &s, "moe_mlpwi_0", "bH", config->moe_mlp_dim));
+        TRY(describe_rows(d, &s, "moe_mlpwi_1", "bH", config->moe_mlp_dim));
+    }
+    TRY(describe_rows(d, &s, "moe_mlpwo", "bD", config->emb_dim));
+cleanup:
+    return status;
+}
+
+assay_status assay_sharding_of(assay_context *ctx, const assay_case *c, assay_sharding *sharding)
+{
+    const assay_model_config *m = &c->config;
+    *sharding = (assay_sharding){.mesh = {{c->mesh_data, c->mesh_fsdp, c->mesh_expert}},
+                                 .tensor_shards = c->mesh_tensor,
+                                 .ring_of_experts = m->use_ring_of_experts,
+                                 .ragged_buffer_factor = m->ragged_buffer_factor,
+                                 .emb_chunks = m->num_moe_emb_chunks,
+                                 .token_chunks = m->num_moe_token_chunks};
+    const bool chunks = m->num_moe_emb_chunks > 0 || m->num_moe_token_chunks > 1;
+    if ((m->use_ring_of_experts || chunks) && !m->sparse_matmul) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s needs sparse_matmul=true, found sparse_matmul=false",
+                          m->use_ring_of_experts ? "use_ring_of_experts"
+                          : m->num_moe_emb_chunks > 0 ? "num_moe_emb_chunks"
+                                                      : "num_moe_token_chunks");
+    }
+    return ASSAY_OK;
+}
