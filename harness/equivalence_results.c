@@ -97,6 +97,8 @@ assay_sink assay_results_sink(assay_results *results)
     return (assay_sink){.self = results, .wants = wants, .write = write_values, .write_i32 = write_indices};
 }
 
+static const char *const halves[] = {"wi_0", "wi_1"};
+
 /* The path with the component `from` replaced by `to`; false where it has none. */
 static bool renamed(const char *path, const char *from, const char *to, char *out)
 {
@@ -117,26 +119,49 @@ bool assay_path_names_half(const char *path)
     return renamed(whole, "wi", "", other) || renamed(whole, "wi_0", "", other) || renamed(whole, "wi_1", "", other);
 }
 
-const assay_kept *assay_results_locate(const assay_results *results, const assay_tensor_spec *spec, int64_t index,
-                                       int64_t *at)
+/* wi of the tensor's form is wi_0 and wi_1 here. */
+static bool find_halves(const assay_results *results, const assay_tensor_spec *spec, assay_counterpart *found)
 {
-    static const char *const halves[] = {"wi_0", "wi_1"};
     char path[ASSAY_PATH_SIZE];
-    const assay_kept *same = assay_results_find(results, spec->path);
-    const int64_t width = spec->shape.rank > 0 ? spec->shape.dims[spec->shape.rank - 1] : 1;
-    const int64_t row = index / width, column = index % width, half = width / 2;
-    *at = index;
-    if (same != NULL && assay_shape_equal(&same->spec->shape, &spec->shape)) return same;
-    if (renamed(spec->path, "wi", halves[column >= half], path)) {
-        *at = row * half + column % half;
-        return assay_results_find(results, path);
+    found->piece = found->pitch = found->width / 2;
+    for (int i = 0; i < 2; i++) {
+        if (!renamed(spec->path, "wi", halves[i], path)) return false;
+        found->part[i] = assay_results_find(results, path);
+        if (found->part[i] == NULL || 2 * found->part[i]->count != assay_shape_count(&spec->shape)) return false;
     }
+    return true;
+}
+
+/* wi_0 or wi_1 of the tensor's form lies in wi here. */
+static bool find_whole(const assay_results *results, const assay_tensor_spec *spec, assay_counterpart *found)
+{
+    char path[ASSAY_PATH_SIZE];
+    found->piece = found->width;
+    found->pitch = 2 * found->width;
+    found->part[1] = NULL;
     for (int i = 0; i < 2; i++) {
         if (!renamed(spec->path, halves[i], "wi", path)) continue;
-        *at = row * 2 * width + i * width + column;
-        return assay_results_find(results, path);
+        found->offset = i * found->width;
+        found->part[0] = assay_results_find(results, path);
+        return found->part[0] != NULL && found->part[0]->count == 2 * assay_shape_count(&spec->shape);
     }
-    return NULL;
+    return false;
+}
+
+bool assay_results_counterpart(const assay_results *results, const assay_tensor_spec *spec, assay_counterpart *found)
+{
+    const assay_kept *same = assay_results_find(results, spec->path);
+    const int64_t width = spec->shape.rank > 0 ? spec->shape.dims[spec->shape.rank - 1] : 1;
+    *found = (assay_counterpart){.part = {same, NULL}, .width = width, .piece = width, .pitch = width};
+    if (same != NULL && assay_shape_equal(&same->spec->shape, &spec->shape)) return true;
+    return find_halves(results, spec, found) || find_whole(results, spec, found);
+}
+
+int assay_counterpart_at(const assay_counterpart *c, int64_t index, int64_t *at)
+{
+    const int64_t row = index / c->width, column = index % c->width;
+    *at = row * c->pitch + c->offset + column % c->piece;
+    return (int)(column / c->piece);
 }
 
 static bool source_has(void *self, const char *path)
@@ -144,42 +169,16 @@ static bool source_has(void *self, const char *path)
     return assay_path_is_given(path) && assay_results_find(self, path) != NULL;
 }
 
-/* The spec of the other form's tensor is not at hand: it follows from the path and from what it is made of. */
-static assay_tensor_spec spec_of(const assay_results *results, const char *path)
+static assay_status not_there(assay_context *ctx, const char *path)
 {
-    char other[ASSAY_PATH_SIZE];
-    const assay_kept *kept = assay_results_find(results, path);
-    const bool joins = kept == NULL && renamed(path, "wi", "wi_0", other);
-    const bool cuts = kept == NULL && !joins && (renamed(path, "wi_0", "wi", other) || renamed(path, "wi_1", "wi", other));
-    assay_tensor_spec spec = {0};
-    if (joins || cuts) kept = assay_results_find(results, other);
-    if (kept == NULL) return spec;
-    spec = *kept->spec;
-    snprintf(spec.path, sizeof spec.path, "%s", path);
-    int64_t *width = &spec.shape.dims[spec.shape.rank - 1];
-    if (joins) *width *= 2;
-    if (cuts) *width /= 2;
-    return spec;
-}
-
-static assay_status other_read(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
-                               double *out)
-{
-    const assay_tensor_spec spec = spec_of(self, path);
-    for (int64_t i = 0; i < count; i++) {
-        int64_t at = 0;
-        const assay_kept *kept = assay_results_locate(self, &spec, first + i, &at);
-        if (kept == NULL || kept->values == NULL) return assay_fail(ctx, ASSAY_INTERNAL, "%s is not there", path);
-        out[i] = kept->values[at];
-    }
-    return ASSAY_OK;
+    return assay_fail(ctx, ASSAY_INTERNAL, "%s is not there", path);
 }
 
 static assay_status source_read(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
                                 double *out)
 {
     const assay_kept *kept = assay_results_find(self, path);
-    if (kept == NULL || kept->values == NULL) return assay_fail(ctx, ASSAY_INTERNAL, "%s is not there", path);
+    if (kept == NULL || kept->values == NULL) return not_there(ctx, path);
     memcpy(out, kept->values + first, (size_t)count * sizeof *out);
     return ASSAY_OK;
 }
@@ -188,19 +187,45 @@ static assay_status source_read_i32(assay_context *ctx, void *self, const char *
                                     int32_t *out)
 {
     const assay_kept *kept = assay_results_find(self, path);
-    if (kept == NULL || kept->indices == NULL) return assay_fail(ctx, ASSAY_INTERNAL, "%s is not there", path);
+    if (kept == NULL || kept->indices == NULL) return not_there(ctx, path);
     memcpy(out, kept->indices + first, (size_t)count * sizeof *out);
     return ASSAY_OK;
 }
 
 assay_source assay_results_source(assay_results *results)
 {
-    return (assay_source){
-        .self = results, .has = source_has, .read = source_read, .read_i32 = source_read_i32};
+    return (assay_source){.self = results, .has = source_has, .read = source_read, .read_i32 = source_read_i32};
 }
 
-assay_source assay_results_source_of_other(assay_results *results)
+static bool other_has(void *self, const char *path)
 {
-    return (assay_source){
-        .self = results, .has = source_has, .read = other_read, .read_i32 = source_read_i32};
+    const assay_given_of_other *given = self;
+    return assay_path_is_given(path) && assay_tensor_list_find(&given->plan->list, path) != NULL;
+}
+
+static assay_status other_read(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
+                               double *out)
+{
+    const assay_given_of_other *given = self;
+    const assay_tensor_spec *spec = &assay_tensor_list_find(&given->plan->list, path)->spec;
+    assay_counterpart found;
+    if (!assay_results_counterpart(given->results, spec, &found)) return not_there(ctx, path);
+    for (int64_t i = 0; i < count; i++) {
+        int64_t at = 0;
+        const int part = assay_counterpart_at(&found, first + i, &at);
+        out[i] = found.part[part]->values[at];
+    }
+    return ASSAY_OK;
+}
+
+static assay_status other_read_i32(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
+                                   int32_t *out)
+{
+    const assay_given_of_other *given = self;
+    return source_read_i32(ctx, (void *)given->results, path, first, count, out);
+}
+
+assay_source assay_given_of_other_source(assay_given_of_other *given)
+{
+    return (assay_source){.self = given, .has = other_has, .read = other_read, .read_i32 = other_read_i32};
 }

@@ -22,7 +22,7 @@ enum { CHUNK = 1 << 20 }; /* elements that are moved at a time */
 /* Below this many operations a team of threads costs more than it saves; the bits are the same either way. */
 #define SMALL_WORK 3e8
 
-static int threads_for(const assay_context *ctx, const assay_plan *plan)
+int assay_plan_threads(const assay_context *ctx, const assay_plan *plan)
 {
     return plan->operation->flops(plan->c, true) * (1 + plan->precision_count) < SMALL_WORK ? 1 : ctx->threads;
 }
@@ -162,7 +162,7 @@ assay_status assay_golden_write(assay_context *ctx, const assay_plan *plan, cons
     assay_inputs inputs = {0};
     file_sink sink = {.plan = plan};
     int threads = ctx->threads;
-    if (!plan->certify) ctx->threads = threads_for(ctx, plan); /* no work is small in binary128 */
+    if (!plan->certify) ctx->threads = assay_plan_threads(ctx, plan); /* no work is small in binary128 */
     assay_progress_start(&sink.progress, quiet, plan->c->name, plan->elements);
     TRY(assay_require_disk(ctx, path, plan->file_bytes));
     TRY(assay_inputs_open(ctx, &inputs, plan->c, &plan->list, inputs_file));
@@ -326,7 +326,7 @@ assay_status assay_golden_recompute(assay_context *ctx, const assay_plan *plan, 
     assay_status status;
     checking_sink sink = {.plan = plan, .golden = golden};
     int threads = ctx->threads;
-    ctx->threads = threads_for(ctx, plan);
+    ctx->threads = assay_plan_threads(ctx, plan);
     assay_source source = assay_golden_given(golden);
     assay_progress_start(&sink.progress, quiet, plan->c->name, plan->elements);
     sink.written = calloc((size_t)plan->spec_count + 1, sizeof *sink.written);

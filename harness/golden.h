@@ -33,6 +33,9 @@ bool assay_has_error_scale(const assay_tensor_spec *spec);
  * candidate is held to equality. */
 bool assay_case_is_exact(const assay_case *c);
 
+/* How many of the context's threads the plan's case is worth. */
+int assay_plan_threads(const assay_context *ctx, const assay_plan *plan);
+
 /* Writes the golden of the plan's case to `path`; `inputs_file` may be NULL. */
 assay_status assay_golden_write(assay_context *ctx, const assay_plan *plan, const char *path, const char *inputs_file,
                                 bool quiet);

@@ -146,6 +146,7 @@ def has(s):
     """Whether the block is among those of this file."""
     family = s["model_name"].startswith(("deepseek2", "deepseek3")) or s["decoder_block"] == "mixtral"
     plain = s["mlp_activations_limit"] in ("0", "0.0") and s["capacity_factor"].startswith("-") and s["mlp_bias"] == "false"
+    plain = plain and s["ragged_buffer_factor"].startswith("-")
     return family and plain and s["fused_moe_func"] != "true" and "silu" in s["mlp_activations"]
 
 
