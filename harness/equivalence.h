@@ -52,7 +52,7 @@ assay_status assay_form_of_other(assay_context *ctx, const assay_case *other, co
 
 /* What was found. */
 typedef struct assay_equivalence_result {
-    bool holds;
+    bool applies, holds;
     assay_holding holding;
     int tensors;                /* compared */
     double worst;               /* largest difference in gauges; of bits: infinite where any differs */
@@ -61,9 +61,9 @@ typedef struct assay_equivalence_result {
     double one, other;          /* values there */
 } assay_equivalence_result;
 
-/* Evaluates the other form and holds its results against the one's, which has the error scales of f64 where `other` is
- * held to the gauge. */
-assay_status assay_equivalence_check(assay_context *ctx, const assay_form *one, const assay_other_form *other,
+/* Evaluates the other form, where the case has one, and holds its results against the one's, which has the error scales
+ * of f64 where the gauge is to hold. */
+assay_status assay_equivalence_check(assay_context *ctx, const assay_form *one, const assay_equivalence *equivalence,
                                      assay_equivalence_result *result);
 
 #endif

@@ -173,10 +173,11 @@ static void compare_floats(const assay_results *one, const assay_kept *other, co
         const int part = assay_counterpart_at(found, i, &at);
         const double value = found->part[part]->values[at];
         const double scale = scales[part] == NULL ? least : fmax(least, scales[part][at]);
-        const double units = r->holding == ASSAY_HOLDS_GAUGE          ? apart(value, other->values[i], scale)
-                             : same_bits(value, other->values[i]) ? 0
-                                                                      : INFINITY;
-        note(r, units, other, i, value, other->values[i]);
+        if (r->holding == ASSAY_HOLDS_GAUGE) {
+            note(r, apart(value, other->values[i], scale), other, i, value, other->values[i]);
+        } else if (!same_bits(value, other->values[i])) {
+            note(r, INFINITY, other, i, value, other->values[i]);
+        }
     }
 }
 
@@ -185,18 +186,13 @@ static bool is_whole(const assay_kept *part)
     return part == NULL || part->written == part->count;
 }
 
-assay_status assay_equivalence_check(assay_context *ctx, const assay_form *one, const assay_other_form *other,
-                                     assay_equivalence_result *r)
+static assay_status compare(assay_context *ctx, const assay_form *one, const assay_form *other,
+                            const assay_other_form *how, assay_equivalence_result *r)
 {
-    assay_status status;
-    assay_form form = {0};
-    *r = (assay_equivalence_result){.holding = other->holding};
-    TRY(assay_form_of_other(ctx, &other->c, one, &form));
-    TRY(run_other(ctx, other, &form));
-    for (int i = 0; i < form.plan.spec_count; i++) {
-        const assay_kept *kept = &form.results.items[i];
+    for (int i = 0; i < other->plan.spec_count; i++) {
+        const assay_kept *kept = &other->results.items[i];
         assay_counterpart found;
-        if (!is_compared(kept, other) || !assay_results_counterpart(&one->results, kept->spec, &found)) continue;
+        if (!is_compared(kept, how) || !assay_results_counterpart(&one->results, kept->spec, &found)) continue;
         if (!is_whole(found.part[0]) || !is_whole(found.part[1])) continue;
         r->tensors++;
         if (kept->indices != NULL) {
@@ -206,8 +202,26 @@ assay_status assay_equivalence_check(assay_context *ctx, const assay_form *one, 
         }
     }
     r->holds = r->worst <= (r->holding == ASSAY_HOLDS_BITS ? 0 : ASSAY_EQUIVALENCE_GAUGES);
-    if (r->tensors == 0) status = assay_fail(ctx, ASSAY_INTERNAL, "%s: the forms have no tensor in common", one->c.name);
+    if (r->tensors > 0) return ASSAY_OK;
+    return assay_fail(ctx, ASSAY_INTERNAL, "%s: the two forms have no tensor in common", one->c.name);
+}
+
+assay_status assay_equivalence_check(assay_context *ctx, const assay_form *one, const assay_equivalence *equivalence,
+                                     assay_equivalence_result *r)
+{
+    assay_status status = ASSAY_OK;
+    assay_other_form how;
+    assay_form other = {0};
+    assay_context own = *ctx;
+    own.threads = assay_plan_threads(ctx, &one->plan);
+    *r = (assay_equivalence_result){0};
+    if (!assay_other_form_of(&own, &one->c, equivalence, &how)) return ASSAY_OK;
+    r->applies = true;
+    r->holding = how.holding;
+    TRY(assay_form_of_other(ctx, &how.c, one, &other));
+    TRY(run_other(ctx, &how, &other));
+    TRY(compare(ctx, one, &other, &how, r));
 cleanup:
-    assay_form_free(&form);
+    assay_form_free(&other);
     return status;
 }
