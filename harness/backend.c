@@ -1,11 +1,14 @@
 #include "harness/backend.h"
 
+#include <errno.h>
+#include <fts.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "fixtures/fixture.h"
+#include "harness/golden.h"
 #include "harness/process.h"
 #include "oracle/base/memory.h"
 
@@ -13,6 +16,57 @@ bool assay_backend_is_shared_object(const char *spec)
 {
     size_t length = strlen(spec);
     return length > 3 && strcmp(spec + length - 3, ".so") == 0 && strchr(spec, '{') == NULL;
+}
+
+assay_status assay_backend_check(assay_context *ctx, const char *spec)
+{
+    if (spec == NULL || spec[0] == '\0') {
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "--backend SPEC is missing: a shared object, or a command with {request} and {candidate}");
+    }
+    if (assay_backend_is_shared_object(spec)) {
+        if (access(spec, R_OK) != 0) return assay_fail(ctx, ASSAY_BAD_INPUT, "--backend %s: %s", spec, strerror(errno));
+    } else if (strstr(spec, "{request}") == NULL || strstr(spec, "{candidate}") == NULL) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "--backend \"%s\" is neither a shared object (.so) nor a command with {request} and "
+                          "{candidate}",
+                          spec);
+    }
+    return ASSAY_OK;
+}
+
+assay_status assay_backend_make_folder(assay_context *ctx, const char *keep, char *folder, size_t size)
+{
+    if (keep != NULL) {
+        snprintf(folder, size, "%s/", keep);
+        assay_status status = assay_make_parents(ctx, folder);
+        snprintf(folder, size, "%s", keep);
+        return status;
+    }
+    const char *temporary = getenv("TMPDIR");
+    snprintf(folder, size, "%s/assay-XXXXXX", temporary != NULL && temporary[0] != '\0' ? temporary : "/tmp");
+    if (mkdtemp(folder) == NULL) return assay_fail(ctx, ASSAY_IO, "%s: %s", folder, strerror(errno));
+    return ASSAY_OK;
+}
+
+void assay_backend_remove_folder(char *folder)
+{
+    FTS *tree = fts_open((char *const[]){folder, NULL}, FTS_PHYSICAL | FTS_NOCHDIR, NULL);
+    if (tree == NULL) return;
+    for (FTSENT *entry = fts_read(tree); entry != NULL; entry = fts_read(tree)) {
+        if (entry->fts_info != FTS_D) remove(entry->fts_accpath); /* a folder comes again after what is in it */
+    }
+    fts_close(tree);
+}
+
+void assay_backend_file(char *path, size_t size, const char *folder, const char *name, const char *what)
+{
+    char flat[2 * ASSAY_PATH_SIZE];
+    snprintf(flat, sizeof flat, "%s", name);
+    for (char *c = flat; *c != '\0'; c++) {
+        if (*c == '/') *c = '-';
+    }
+    snprintf(path, size, "%s/%s.%s.h5", folder, flat, what);
 }
 
 /* Appends `text` as one word of the shell. */

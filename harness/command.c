@@ -53,6 +53,27 @@ assay_status assay_command_profile(assay_context *ctx, const assay_options *opti
     return ASSAY_OK;
 }
 
+double assay_report_worst(const assay_report *report)
+{
+    double worst = 0.0;
+    for (int i = 0; i < report->count; i++) {
+        const assay_tensor_result *t = &report->tensors[i];
+        if (t->compared && !(t->worst_element <= worst)) worst = t->worst_element;
+        if (t->compared && !(t->worst_row <= worst)) worst = t->worst_row;
+    }
+    return worst;
+}
+
+void assay_print_word(const char *option, const char *value)
+{
+    printf("%s '", option);
+    for (; *value != '\0'; value++) {
+        if (*value == '\'') fputs("'\\'", stdout);
+        putchar(*value);
+    }
+    putchar('\'');
+}
+
 assay_status assay_write_text(assay_context *ctx, const char *path, const char *text)
 {
     char partial[4096];

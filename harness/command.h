@@ -31,6 +31,12 @@ int assay_exit_of(assay_verdict verdict);
 assay_status assay_command_profile(assay_context *ctx, const assay_options *options, const char *dtype_name,
                                    const assay_profile **profile);
 
+/* The largest excess over a threshold, over all tensors. */
+double assay_report_worst(const assay_report *report);
+
+/* An option and its value, quoted for the shell, to standard output. */
+void assay_print_word(const char *option, const char *value);
+
 /* Writes the text whole or not at all, through a file beside it. */
 assay_status assay_write_text(assay_context *ctx, const char *path, const char *text);
 

@@ -113,8 +113,8 @@ static bool other_fused_moe(const assay_case *c, assay_other_form *form)
     if (!is_op(c, "moe") || !has_sparse_moe(c) || m->routed_bias || m->mlp_bias || !is_whole(c)) return false;
     if (assay_moe_config_of(&ctx, c, &config) != ASSAY_OK) return false;
     const assay_routing_config *r = &config.routing;
-    const bool sigmoid = r->family == ASSAY_ROUTER_DEEPSEEK3 && r->score_func == ASSAY_SCORE_SIGMOID &&
-                         r->routed_scaling_factor == 1;
+    const bool sigmoid =
+        r->family == ASSAY_ROUTER_DEEPSEEK3 && r->score_func == ASSAY_SCORE_SIGMOID && r->routed_scaling_factor == 1;
     const bool softmax = r->family == ASSAY_ROUTER_DEFAULT && r->score_func == ASSAY_SCORE_NONE;
     if (!(sigmoid || softmax) || r->n_routing_groups > 0 || r->hash_rows > 0) return false;
     if (r->load_balance_loss_weight > 0 || r->routed_bias_update_rate > 0) return false;
@@ -163,13 +163,15 @@ static bool is_case(const assay_case *c)
 static bool spread(assay_case *c)
 {
     for (int64_t experts = 4; experts >= 1; experts /= 2) {
-        const bool whole_batch = c->batch == 1, two = c->batch % (2 * experts) == 0, four = c->batch % (4 * experts) == 0;
+        const bool whole_batch = c->batch == 1, two = c->batch % (2 * experts) == 0,
+                   four = c->batch % (4 * experts) == 0;
         c->mesh_expert = experts;
         c->mesh_data = four || (two && c->seed % 2 == 0) ? 2 : 1;
         c->mesh_fsdp = four || (two && c->seed % 2 == 1) ? 2 : 1;
         const bool fits = c->config.num_experts % experts == 0 && (whole_batch || c->batch % experts == 0);
         if (fits && c->mesh_data * c->mesh_fsdp * experts > 1 && is_case(c)) return true;
     }
+    c->mesh_expert = c->mesh_data = c->mesh_fsdp = 1;
     c->mesh_tensor = 2;
     return is_case(c);
 }
@@ -182,25 +184,26 @@ static bool other_sharded(const assay_case *c, assay_other_form *form)
     return true;
 }
 
-/* Shards with the ring have the loads of their whole expert axis, others their own. */
+/* Shards with the ring see the tokens of their whole expert axis, others their own. */
 static bool other_ring(const assay_case *c, assay_other_form *form)
 {
     const assay_model_config *m = &c->config;
     const bool chunks = m->num_moe_emb_chunks > 0 || m->num_moe_token_chunks > 1;
     if (!has_sparse_moe(c) || !is_whole(c) || chunks || c->mesh_expert == 1) return false;
-    if (m->load_balance_loss_weight > 0 || m->routed_bias_update_rate > 0) return false;
     form->c.config.use_ring_of_experts = !m->use_ring_of_experts;
-    return is_case(&form->c);
+    form->other_shards = true;
+    return m->load_balance_loss_weight <= 0 && is_case(&form->c);
 }
 
-/* Chunks of the embedding change no sum; a chunk of tokens has a load of its own. */
+/* Chunks of the embedding change no sum; a chunk of tokens has loads of its own. */
 static bool other_chunks(const assay_case *c, assay_other_form *form)
 {
     const assay_model_config *m = &c->config;
     const bool emb = m->num_moe_emb_chunks > 0, tokens = m->num_moe_token_chunks > 1;
-    const bool loads = m->load_balance_loss_weight > 0 || m->routed_bias_update_rate > 0;
-    if (!has_sparse_moe(c) || is_batch_split(c) || !m->use_ring_of_experts || (tokens && loads)) return false;
+    if (!has_sparse_moe(c) || is_batch_split(c) || !m->use_ring_of_experts) return false;
+    if (tokens && m->load_balance_loss_weight > 0) return false;
     form->holding = tokens ? ASSAY_HOLDS_GAUGE : ASSAY_HOLDS_BITS;
+    form->other_shards = tokens;
     form->c.config.num_moe_emb_chunks = emb || tokens ? 0 : 2;
     form->c.config.num_moe_token_chunks = 1;
     return is_case(&form->c);
@@ -210,6 +213,7 @@ static bool other_batch_split(const assay_case *c, assay_other_form *form)
 {
     assay_model_config *m = &form->c.config;
     if (!is_layer(c)) return false;
+    if (!m->routed_bias) return false; /* the schedule's router has one */
     m->use_batch_split_schedule = !is_batch_split(c);
     if (is_batch_split(c)) {
         on_one_device(&form->c);

@@ -17,8 +17,9 @@ typedef struct assay_other_form {
     assay_case c; /* a copy whose lists are the case's own: not to be freed */
     assay_context ctx;
     assay_status (*run)(assay_context *ctx, const assay_case *c, const assay_source *in, const assay_sink *out);
-    assay_holding holding;       /* the equivalence's, unless the form says otherwise */
+    assay_holding holding;        /* the equivalence's, unless the form says otherwise */
     const char *other_checkpoint; /* one that is another number in this form; NULL: none */
+    bool other_shards;            /* what each shard has of its own (its leading axis) is another number as well */
 } assay_other_form;
 
 typedef struct assay_equivalence {
@@ -44,8 +45,8 @@ typedef struct assay_form {
 } assay_form;
 void assay_form_free(assay_form *form);
 
-/* The case evaluated, with the error scales of the profile, or none where it is NULL. All equivalences of the case share
- * it. */
+/* The case evaluated, with the error scales of the profile, or none where it is NULL. All equivalences of the case
+ * share it. */
 assay_status assay_form_evaluate(assay_context *ctx, const assay_case *c, const char *profile, assay_form *form);
 /* Its other form with the same given numbers, not evaluated. */
 assay_status assay_form_of_other(assay_context *ctx, const assay_case *other, const assay_form *one, assay_form *form);
@@ -54,8 +55,8 @@ assay_status assay_form_of_other(assay_context *ctx, const assay_case *other, co
 typedef struct assay_equivalence_result {
     bool applies, holds;
     assay_holding holding;
-    int tensors;                /* compared */
-    double worst;               /* largest difference in gauges; of bits: infinite where any differs */
+    int tensors;  /* compared */
+    double worst; /* largest difference in gauges; where bits are to be the same, by 2^-53 of the number */
     char path[ASSAY_PATH_SIZE]; /* of the worst, or of the first that differs */
     int64_t index;              /* there */
     double one, other;          /* values there */

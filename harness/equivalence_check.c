@@ -1,4 +1,5 @@
 /* Both forms evaluated from the same numbers, and their results compared. */
+#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -87,9 +88,8 @@ static assay_status run_other(assay_context *ctx, const assay_other_form *other,
     const assay_source in = assay_results_source(&form->results);
     const assay_sink out = assay_results_sink(&form->results);
     assay_context own = other->ctx;
-    const assay_status status = other->run != NULL
-                                    ? other->run(&own, &form->c, &in, &out)
-                                    : form->plan.operation->run(&own, &form->c, &in, &out, NULL, 0);
+    const assay_status status = other->run != NULL ? other->run(&own, &form->c, &in, &out)
+                                                   : form->plan.operation->run(&own, &form->c, &in, &out, NULL, 0);
     if (status != ASSAY_OK) memcpy(ctx->message, own.message, sizeof ctx->message);
     return status;
 }
@@ -105,6 +105,8 @@ static bool is_compared(const assay_kept *kept, const assay_other_form *form)
     const char *path = kept->spec->path;
     /* how far a choice is from changing depends on the rule that made it */
     if (form->holding == ASSAY_HOLDS_GAUGE && ends_in(path, "margin")) return false;
+    const char *axis = kept->spec->shape.rank > 0 ? kept->spec->labels[0] : "";
+    if (form->other_shards && strcmp(axis, "shard") == 0) return false;
     if (form->other_checkpoint != NULL && ends_in(path, form->other_checkpoint)) return false;
     return kept->written == kept->count && (assay_path_in(path, "outputs") || assay_path_in(path, "gradients") ||
                                             assay_path_in(path, "routing") || assay_path_in(path, "checkpoints"));
@@ -176,7 +178,7 @@ static void compare_floats(const assay_results *one, const assay_kept *other, co
         if (r->holding == ASSAY_HOLDS_GAUGE) {
             note(r, apart(value, other->values[i], scale), other, i, value, other->values[i]);
         } else if (!same_bits(value, other->values[i])) {
-            note(r, INFINITY, other, i, value, other->values[i]);
+            note(r, fmax(DBL_MIN, apart(value, other->values[i], 0)), other, i, value, other->values[i]);
         }
     }
 }

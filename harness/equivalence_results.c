@@ -21,6 +21,7 @@ assay_status assay_results_open(assay_context *ctx, assay_results *results, cons
     assay_status status = ASSAY_OK;
     void *items = NULL;
     *results = (assay_results){.plan = plan};
+    TRY(assay_require_memory(ctx, plan->c->name, plan->elements < INT64_MAX / 8 ? 8 * plan->elements : INT64_MAX));
     TRY(assay_alloc(ctx, "results", plan->spec_count, sizeof *results->items, &items));
     results->items = items;
     memset(items, 0, (size_t)plan->spec_count * sizeof *results->items);

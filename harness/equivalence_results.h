@@ -19,7 +19,7 @@ typedef struct assay_results {
 /* Room for everything in the plan; given tensors are read from `in`. */
 assay_status assay_results_open(assay_context *ctx, assay_results *results, const assay_plan *plan,
                                 const assay_source *in);
-void assay_results_free(assay_results *results); /* safe on a zeroed struct */
+void assay_results_free(assay_results *results);                                /* safe on a zeroed struct */
 assay_kept *assay_results_find(const assay_results *results, const char *path); /* NULL when there is none */
 assay_sink assay_results_sink(assay_results *results);
 assay_source assay_results_source(assay_results *results); /* of what was given */

@@ -1,80 +1,261 @@
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "harness/command.h"
-#include "harness/equivalence.h"
+#include "harness/equivalence_backend.h"
+#include "harness/progress.h"
 
 typedef struct tally {
-    int held, failed;
+    int held, failed, vacuous, unsupported;
 } tally;
 
-static void print_result(const assay_case *c, const assay_equivalence *e, const assay_equivalence_result *r)
+/* One call of the command. */
+typedef struct check_run {
+    const assay_options *options;
+    const assay_equivalence *only; /* NULL: all */
+    char folder[2048];             /* of the backend's files */
+    assay_progress progress;
+    tally tally;
+} check_run;
+
+/* Begins with first(r); NULL behind the last. */
+static const assay_equivalence *first(const check_run *r)
 {
-    const bool bits = e->holding == ASSAY_HOLDS_BITS;
-    printf("%s  %-36s %-18s %d tensors", r->holds ? "PASS" : "FAIL", c->name, e->name, r->tensors);
-    if (bits && r->holds) {
-        printf(", same bits\n");
-    } else if (r->worst == 0) {
-        printf(", no difference\n");
-    } else {
-        printf(", largest %s%.3g of %s: %s[%" PRId64 "] is %.17g and %.17g\n", bits ? "difference: " : "", r->worst,
-               bits ? "0" : "10 gauges", r->path, r->index, r->one, r->other);
-    }
-    if (!r->holds) printf("    reproduce: assay check '%s' --equivalence %s\n", c->name, e->name);
+    return r->only != NULL ? r->only : assay_equivalences;
 }
 
-static assay_status check_case(assay_context *ctx, const assay_case *c, const assay_equivalence *only, tally *t)
+static const assay_equivalence *next(const check_run *r, const assay_equivalence *e)
+{
+    return r->only != NULL || e[1].name == NULL ? NULL : e + 1;
+}
+
+static void show(check_run *r, const assay_case *c, const char *what)
+{
+    char detail[2 * ASSAY_PATH_SIZE];
+    snprintf(detail, sizeof detail, "%s %s", c->name, what);
+    assay_progress_add(&r->progress, 0, detail);
+}
+
+static void print_reproduce(const check_run *r, const assay_case *c, const char *equivalence)
+{
+    const assay_options *o = r->options;
+    printf("    reproduce: assay check");
+    assay_print_word("", c->name);
+    printf(" --equivalence %s", equivalence);
+    if (o->backend != NULL) assay_print_word(" --backend", o->backend);
+    if (o->precision != NULL) assay_print_word(" --precision", o->precision);
+    for (int i = 0; i < o->set_count; i++) assay_print_word(" --set", o->sets[i]);
+    printf("%s\n", o->backend != NULL ? " --keep DIR -v" : "");
+}
+
+static void print_result(const check_run *r, const assay_case *c, const assay_equivalence *e,
+                         const assay_equivalence_result *found)
+{
+    const bool bits = found->holding == ASSAY_HOLDS_BITS;
+    printf("%s  %-36s %-22s %d tensors, ", found->holds ? "PASS" : "FAIL", c->name, e->name, found->tensors);
+    if (found->worst == 0) {
+        printf("%s\n", bits ? "same bits" : "no difference");
+    } else {
+        printf("largest difference %.3g %s: %s[%" PRId64 "] is %.17g and %.17g\n", found->worst,
+               bits ? "units of 2^-53, of 0" : "gauges, of 10", found->path, found->index, found->one, found->other);
+    }
+    if (!found->holds) print_reproduce(r, c, e->name);
+    fflush(stdout);
+}
+
+/* Evaluated once; with error scales if one of its equivalences needs them. */
+static assay_status check_case(assay_context *ctx, check_run *r, const assay_case *c)
 {
     assay_status status = ASSAY_OK;
-    for (const assay_equivalence *e = only != NULL ? only : assay_equivalences; e->name != NULL; e++) {
-        assay_equivalence_result result;
-        TRY(assay_equivalence_check(ctx, c, e, &result));
-        if (result.applies) {
-            print_result(c, e, &result);
-            fflush(stdout);
-            t->held += result.holds;
-            t->failed += !result.holds;
-        }
-        if (only != NULL) break;
+    assay_form one = {0};
+    assay_other_form form;
+    bool applies = false, scales = false;
+    for (const assay_equivalence *e = first(r); e != NULL; e = next(r, e)) {
+        if (!assay_other_form_of(ctx, c, e, &form)) continue;
+        applies = true;
+        scales |= form.holding == ASSAY_HOLDS_GAUGE;
+    }
+    if (!applies) return ASSAY_OK;
+    show(r, c, "");
+    TRY(assay_form_evaluate(ctx, c, scales ? "f64" : NULL, &one));
+    for (const assay_equivalence *e = first(r); e != NULL; e = next(r, e)) {
+        assay_equivalence_result found;
+        show(r, c, e->name);
+        TRY(assay_equivalence_check(ctx, &one, e, &found));
+        if (!found.applies) continue;
+        assay_progress_end(&r->progress);
+        print_result(r, c, e, &found);
+        r->tally.held += found.holds;
+        r->tally.failed += !found.holds;
     }
 cleanup:
+    assay_form_free(&one);
     return status;
 }
 
-static assay_status unknown_equivalence(assay_context *ctx, const char *name)
+static const char *const colors[] = {[ASSAY_PASS] = "\033[32m",
+                                     [ASSAY_FAIL] = "\033[31m",
+                                     [ASSAY_VACUOUS] = "\033[33m",
+                                     [ASSAY_NOT_COMPARABLE] = "\033[33m"};
+
+/* A backend that failed at it, or gave other bits the second time. */
+static void judge_end(const assay_backend_end *end, assay_report *report)
+{
+    if (end->outcome == ASSAY_OUTCOME_DONE && end->repeats) return;
+    report->verdict = end->outcome == ASSAY_OUTCOME_UNSUPPORTED ? ASSAY_NOT_COMPARABLE : ASSAY_FAIL;
+    snprintf(report->message, sizeof report->message, "%.250s", end->message);
+}
+
+/* `form`: the equivalence, or what else went wrong with the case. */
+static assay_status print_verdict(assay_context *ctx, check_run *r, const assay_case *c, const char *form,
+                                  const assay_backend_end *end, const assay_report *report)
+{
+    assay_status status = ASSAY_OK;
+    char *text = NULL;
+    const assay_options *o = r->options;
+    const bool unsupported = end->outcome == ASSAY_OUTCOME_UNSUPPORTED, passed = report->verdict == ASSAY_PASS;
+    const assay_report_style style = {.color = o->color, .verbosity = o->verbose ? 1 : 0};
+    r->tally.unsupported += unsupported;
+    r->tally.held += passed;
+    r->tally.vacuous += report->verdict == ASSAY_VACUOUS;
+    r->tally.failed += !unsupported && (report->verdict == ASSAY_FAIL || report->verdict == ASSAY_NOT_COMPARABLE);
+    assay_progress_end(&r->progress);
+    printf("%s%-14s%s %-36s %-22s ", o->color ? colors[report->verdict] : "",
+           unsupported ? "UNSUPPORTED" : assay_verdict_name(report->verdict), o->color ? "\033[0m" : "", c->name, form);
+    if (passed) {
+        printf("%s  worst %.2f of its threshold\n", report->profile, assay_report_worst(report));
+    } else {
+        printf("%s\n", report->message);
+    }
+    if (!unsupported && !passed) print_reproduce(r, c, form);
+    if (report->count > 0 && (!passed || o->verbose)) {
+        TRY(assay_report_text(ctx, report, &style, &text));
+        printf("%s\n", text);
+    }
+cleanup:
+    free(text);
+    fflush(stdout);
+    return status;
+}
+
+static assay_status check_other_form(assay_context *ctx, check_run *r, const assay_backend_check_options *options,
+                                     const assay_form *one, const assay_equivalence *e)
+{
+    assay_status status = ASSAY_OK;
+    assay_other_form other;
+    assay_backend_end end = {0};
+    assay_report report = {0};
+    if (!e->of_backends || !assay_other_form_of(ctx, &one->c, e, &other)) return ASSAY_OK;
+    show(r, &one->c, e->name);
+    TRY(assay_backend_other_form(ctx, options, one, e, &other.c, &end, &report));
+    judge_end(&end, &report);
+    TRY(print_verdict(ctx, r, &one->c, e->name, &end, &report));
+cleanup:
+    assay_report_free(&report);
+    return status;
+}
+
+/* The backend's two forms. What it makes of the case as it is serves all equivalences. */
+static assay_status check_backend_case(assay_context *ctx, check_run *r, const assay_case *c)
+{
+    assay_status status = ASSAY_OK;
+    const assay_options *o = r->options;
+    assay_backend_check_options options = {.backend = o->backend,
+                                           .folder = r->folder,
+                                           .false_alarm = o->false_alarm,
+                                           .timeout = o->timeout,
+                                           .quiet = true};
+    assay_form one = {0};
+    assay_other_form other;
+    assay_backend_end end = {0};
+    assay_report report = {0};
+    bool applies = false;
+    for (const assay_equivalence *e = first(r); e != NULL; e = next(r, e))
+        applies |= e->of_backends && assay_other_form_of(ctx, c, e, &other);
+    if (!applies) return ASSAY_OK;
+    show(r, c, "");
+    TRY(assay_command_profile(ctx, o, assay_dtype_name(c->dtype), &options.profile));
+    TRY(assay_backend_first_form(ctx, &options, c, &one, &end));
+    judge_end(&end, &report);
+    if (report.verdict != ASSAY_PASS) {
+        status = print_verdict(ctx, r, c, r->only != NULL ? r->only->name : "all", &end, &report);
+        goto cleanup;
+    }
+    for (const assay_equivalence *e = first(r); e != NULL; e = next(r, e))
+        TRY(check_other_form(ctx, r, &options, &one, e));
+cleanup:
+    assay_form_free(&one);
+    return status;
+}
+
+static assay_status choose(assay_context *ctx, check_run *r)
 {
     char names[512] = "";
-    for (const assay_equivalence *e = assay_equivalences; e->name != NULL; e++) {
-        const size_t used = strlen(names);
-        snprintf(names + used, sizeof names - used, "%s, ", e->name);
+    const char *name = r->options->equivalence;
+    if (name == NULL || strcmp(name, "all") == 0) return ASSAY_OK;
+    r->only = assay_equivalence_by_name(name);
+    if (r->only == NULL) {
+        for (const assay_equivalence *e = assay_equivalences; e->name != NULL; e++) {
+            const size_t used = strlen(names);
+            snprintf(names + used, sizeof names - used, "%s, ", e->name);
+        }
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "--equivalence is \"%s\", expected one of %sor all", name, names);
     }
-    return assay_fail(ctx, ASSAY_BAD_INPUT, "--equivalence is \"%s\", expected one of %sor all", name, names);
+    if (r->options->backend != NULL && !r->only->of_backends) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "--equivalence %s is the oracle's own: no backend has both forms",
+                          name);
+    }
+    return ASSAY_OK;
+}
+
+static assay_status check_options(assay_context *ctx, const assay_options *o)
+{
+    if (o->backend != NULL) return assay_backend_check(ctx, o->backend);
+    if (o->precision != NULL || o->keep != NULL) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "--%s goes with --backend",
+                          o->precision != NULL ? "precision" : "keep");
+    }
+    return ASSAY_OK;
+}
+
+static assay_status conclude(assay_context *ctx, const check_run *r, int count, int *exit_code)
+{
+    const tally *t = &r->tally;
+    const bool backend = r->options->backend != NULL;
+    if (t->held + t->failed + t->vacuous + t->unsupported == 0) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "none of the %d cases has another form by %s", count,
+                          r->only == NULL ? "any equivalence" : r->only->name);
+    }
+    printf("%d cases: %d equivalences held, %d failed", count, t->held, t->failed);
+    if (backend) printf(", %d vacuous, %d unsupported", t->vacuous, t->unsupported);
+    printf("\n");
+    *exit_code = ASSAY_EXIT_PASS;
+    if (t->vacuous > 0 || t->held == 0) *exit_code = ASSAY_EXIT_VACUOUS; /* nothing was shown */
+    if (t->failed > 0) *exit_code = ASSAY_EXIT_FAIL;
+    return ASSAY_OK;
 }
 
 static assay_status run(assay_context *ctx, const assay_options *options, int *exit_code)
 {
     assay_status status;
     assay_case *cases = NULL;
-    const assay_equivalence *only = NULL;
-    const char *name = options->equivalence;
-    tally t = {0};
     int count = 0;
-    *exit_code = ASSAY_EXIT_PASS;
-    if (name != NULL && strcmp(name, "all") != 0) {
-        only = assay_equivalence_by_name(name);
-        if (only == NULL) return unknown_equivalence(ctx, name);
-    }
+    check_run r = {.options = options};
+    TRY(choose(ctx, &r));
+    TRY(check_options(ctx, options));
     TRY(assay_command_cases(ctx, options, &cases, &count));
-    for (int i = 0; i < count; i++) TRY(check_case(ctx, &cases[i], only, &t));
-    if (t.held + t.failed == 0) {
-        status = assay_fail(ctx, ASSAY_BAD_INPUT, "none of the %d cases has another form by %s", count,
-                            name == NULL ? "any equivalence" : name);
-        goto cleanup;
+    if (options->backend != NULL) TRY(assay_backend_make_folder(ctx, options->keep, r.folder, sizeof r.folder));
+    assay_progress_start(&r.progress, options->quiet, "check", count);
+    for (int i = 0; i < count; i++) {
+        TRY(options->backend != NULL ? check_backend_case(ctx, &r, &cases[i]) : check_case(ctx, &r, &cases[i]));
+        assay_progress_add(&r.progress, 1, cases[i].name);
     }
-    printf("%d cases: %d equivalences held, %d failed\n", count, t.held, t.failed);
-    if (t.failed > 0) *exit_code = ASSAY_EXIT_FAIL;
+    assay_progress_end(&r.progress);
+    TRY(conclude(ctx, &r, count, exit_code));
 cleanup:
+    if (r.folder[0] != '\0' && options->keep == NULL) assay_backend_remove_folder(r.folder);
     assay_cases_free(cases, count);
     return status;
 }
@@ -83,9 +264,12 @@ const assay_command assay_command_check = {
     .name = "check",
     .arguments = "CASE...",
     .summary = "two ways of computing the same thing, against each other",
-    .details = "fused-unfused, remat-kept, threads: the same bits; dense-sparse, sparse-fused_moe, capacity-dropless,\n"
-               "mla-absorbed, blas-reference: within 10 error scales of float64.\n",
-    .options = ASSAY_OPT_SET | ASSAY_OPT_EQUIVALENCE,
+    .details = "The same bits: fused-unfused, remat-kept, threads, chunked-whole (of the embedding).\n"
+               "Within 10 error scales of float64: dense-sparse, sparse-fused_moe, capacity-dropless, sharded-whole,\n"
+               "ring-alltoall, chunked-whole (of tokens), mla-absorbed, batchsplit-plain, weight-before-after-wo,\n"
+               "blas-reference. With --backend: its own two forms of each that both are cases, by the rule of the\n"
+               "profile. A case that has no other form is passed over (docs/equivalences.md).\n",
+    .options = ASSAY_OPT_SET | ASSAY_OPT_EQUIVALENCE | ASSAY_OPT_BACKEND | ASSAY_OPT_PRECISION,
     .least = 1,
     .most = -1,
     .run = run,

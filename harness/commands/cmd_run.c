@@ -1,9 +1,6 @@
-#include <errno.h>
-#include <fts.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "harness/backend.h"
@@ -20,18 +17,12 @@ typedef struct tally {
     int passed, failed, vacuous, unsupported;
 } tally;
 
-/* File names in one folder: the case's slashes become dashes. */
 static void name_files(case_run *r, const char *folder, const char *name)
 {
-    char flat[ASSAY_PATH_SIZE];
-    snprintf(flat, sizeof flat, "%s", name);
-    for (char *c = flat; *c != '\0'; c++) {
-        if (*c == '/') *c = '-';
-    }
     snprintf(r->folder, sizeof r->folder, "%s", folder);
-    snprintf(r->golden, sizeof r->golden, "%s/%s.golden.h5", r->folder, flat);
-    snprintf(r->request, sizeof r->request, "%s/%s.request.h5", r->folder, flat);
-    snprintf(r->candidate, sizeof r->candidate, "%s/%s.candidate.h5", r->folder, flat);
+    assay_backend_file(r->golden, sizeof r->golden, folder, name, "golden");
+    assay_backend_file(r->request, sizeof r->request, folder, name, "request");
+    assay_backend_file(r->candidate, sizeof r->candidate, folder, name, "candidate");
 }
 
 static void remove_files(const case_run *r)
@@ -39,17 +30,6 @@ static void remove_files(const case_run *r)
     unlink(r->golden);
     unlink(r->request);
     unlink(r->candidate);
-}
-
-/* With what a backend that was stopped may have left. */
-static void remove_folder(char *folder)
-{
-    FTS *tree = fts_open((char *const[]){folder, NULL}, FTS_PHYSICAL | FTS_NOCHDIR, NULL);
-    if (tree == NULL) return;
-    for (FTSENT *entry = fts_read(tree); entry != NULL; entry = fts_read(tree)) {
-        if (entry->fts_info != FTS_D) remove(entry->fts_accpath); /* a folder comes again after what is in it */
-    }
-    fts_close(tree);
 }
 
 /* Every case is planned and has a profile before the first one runs, so that a bad one costs nothing. */
@@ -119,29 +99,6 @@ static const char *const colors[] = {[ASSAY_PASS] = "\033[32m",
                                      [ASSAY_VACUOUS] = "\033[33m",
                                      [ASSAY_NOT_COMPARABLE] = "\033[33m"};
 
-/* The largest excess over a threshold, over all tensors. */
-static double worst_of(const assay_report *report)
-{
-    double worst = 0.0;
-    for (int i = 0; i < report->count; i++) {
-        const assay_tensor_result *t = &report->tensors[i];
-        if (t->compared && !(t->worst_element <= worst)) worst = t->worst_element;
-        if (t->compared && !(t->worst_row <= worst)) worst = t->worst_row;
-    }
-    return worst;
-}
-
-/* An option and its value, quoted for the shell. */
-static void print_word(const char *option, const char *value)
-{
-    printf("%s '", option);
-    for (; *value != '\0'; value++) {
-        if (*value == '\'') fputs("'\\'", stdout);
-        putchar(*value);
-    }
-    putchar('\'');
-}
-
 static void print_case(const assay_options *options, const assay_case *c, const case_run *r, tally *t)
 {
     bool unsupported = r->end.outcome == ASSAY_OUTCOME_UNSUPPORTED;
@@ -153,16 +110,17 @@ static void print_case(const assay_options *options, const assay_case *c, const 
     t->failed += !unsupported && (verdict == ASSAY_FAIL || verdict == ASSAY_NOT_COMPARABLE);
     printf("%s%-14s%s %-36s ", options->color ? colors[verdict] : "", word, options->color ? "\033[0m" : "", c->name);
     if (!unsupported && verdict == ASSAY_PASS) {
-        printf("%s  worst %.2f of its threshold  %.2f s\n", r->report.profile, worst_of(&r->report), r->end.seconds);
+        printf("%s  worst %.2f of its threshold  %.2f s\n", r->report.profile, assay_report_worst(&r->report),
+               r->end.seconds);
     } else {
         printf("%s\n", r->report.message);
     }
     if (!unsupported && verdict != ASSAY_PASS) {
         printf("    reproduce: assay run");
-        print_word("", c->name);
-        print_word(" --backend", options->backend);
-        if (options->precision != NULL) print_word(" --precision", options->precision);
-        for (int i = 0; i < options->set_count; i++) print_word(" --set", options->sets[i]);
+        assay_print_word("", c->name);
+        assay_print_word(" --backend", options->backend);
+        if (options->precision != NULL) assay_print_word(" --precision", options->precision);
+        for (int i = 0; i < options->set_count; i++) assay_print_word(" --set", options->sets[i]);
         printf(" --keep DIR -v\n");
     }
     fflush(stdout);
@@ -177,37 +135,6 @@ static assay_status print_detail(assay_context *ctx, const assay_options *option
     if (status == ASSAY_OK) printf("%s\n", text);
     free(text);
     return status;
-}
-
-static assay_status make_folder(assay_context *ctx, const assay_options *options, char *folder, size_t size)
-{
-    if (options->keep != NULL) {
-        snprintf(folder, size, "%s/", options->keep);
-        assay_status status = assay_make_parents(ctx, folder);
-        snprintf(folder, size, "%s", options->keep);
-        return status;
-    }
-    const char *temporary = getenv("TMPDIR");
-    snprintf(folder, size, "%s/assay-XXXXXX", temporary != NULL && temporary[0] != '\0' ? temporary : "/tmp");
-    if (mkdtemp(folder) == NULL) return assay_fail(ctx, ASSAY_IO, "%s: %s", folder, strerror(errno));
-    return ASSAY_OK;
-}
-
-static assay_status check_backend(assay_context *ctx, const char *spec)
-{
-    if (spec == NULL || spec[0] == '\0') {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "--backend SPEC is missing: a shared object, or a command with {request} and {candidate}");
-    }
-    if (assay_backend_is_shared_object(spec)) {
-        if (access(spec, R_OK) != 0) return assay_fail(ctx, ASSAY_BAD_INPUT, "--backend %s: %s", spec, strerror(errno));
-    } else if (strstr(spec, "{request}") == NULL || strstr(spec, "{candidate}") == NULL) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "--backend \"%s\" is neither a shared object (.so) nor a command with {request} and "
-                          "{candidate}",
-                          spec);
-    }
-    return ASSAY_OK;
 }
 
 static int exit_code_of(const tally *t)
@@ -225,10 +152,10 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
     char folder[2048] = "";
     int count = 0, done = 0;
     tally t = {0};
-    TRY(check_backend(ctx, options->backend));
+    TRY(assay_backend_check(ctx, options->backend));
     TRY(assay_command_cases(ctx, options, &cases, &count));
     TRY(check_cases(ctx, options, cases, count));
-    TRY(make_folder(ctx, options, folder, sizeof folder));
+    TRY(assay_backend_make_folder(ctx, options->keep, folder, sizeof folder));
     reports = calloc((size_t)count, sizeof *reports);
     if (reports == NULL) {
         status = assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the reports");
@@ -252,7 +179,7 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
            t.unsupported);
     *exit_code = exit_code_of(&t);
 cleanup:
-    if (folder[0] != '\0' && options->keep == NULL) remove_folder(folder);
+    if (folder[0] != '\0' && options->keep == NULL) assay_backend_remove_folder(folder);
     for (int i = 0; i < done; i++) assay_report_free(&reports[i]);
     free(reports);
     assay_cases_free(cases, count);

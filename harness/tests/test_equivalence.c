@@ -1,79 +1,184 @@
 /* Two forms of the same thing agree; with an error planted in one of them they do not. */
+#include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "harness/equivalence.h"
+#include "harness/operations/op_support.h"
 #include "harness/tests/harness_test.h"
-#include "oracle/arithmetic/arithmetic.h"
 
-static void parse(assay_context *ctx, const char *yaml, assay_case **cases)
-{
-    int count = 0;
-    assert_ok(ctx, assay_cases_parse(ctx, "test", yaml, strlen(yaml), cases, &count));
-    assert_int_equal(count, 1);
-}
+#define MOE_MODEL                                                                                                      \
+    "model_name: deepseek3-x, decoder_block: deepseek, base_emb_dim: 12, base_moe_mlp_dim: 7, num_experts: 6, "        \
+    "num_experts_per_tok: 2, routed_score_func: sigmoid, shared_experts: 1"
+#define MLA_MODEL                                                                                                      \
+    "base_num_query_heads: 2, q_lora_rank: 6, kv_lora_rank: 6, qk_nope_head_dim: 4, qk_rope_head_dim: 2, "             \
+    "v_head_dim: 4, rope_type: yarn"
+#define HEAD "batch: 4, sequence: 4, seed: 5, dtype: float32, profiles: none"
 
-static const char moe[] = "{case: moe/x, op: moe, batch: 2, sequence: 4, seed: 5, dtype: float32, profiles: none, model: "
-                          "{model_name: deepseek3-x, decoder_block: deepseek, base_emb_dim: 12, base_moe_mlp_dim: 7, "
-                          "num_experts: 6, num_experts_per_tok: 2, routed_score_func: sigmoid, shared_experts: 1}}";
-static const char mla[] = "{case: mla/x, op: mla, batch: 2, sequence: 5, seed: 5, dtype: float32, profiles: none, "
-                          "positions: {start: 9000}, model: {base_emb_dim: 12, base_num_query_heads: 2, q_lora_rank: 6, "
-                          "kv_lora_rank: 5, qk_nope_head_dim: 4, qk_rope_head_dim: 2, v_head_dim: 3, rope_type: yarn}}";
-static const char stack[] =
-    "{case: deepseek_stack/x, op: deepseek_stack, batch: 2, sequence: 4, seed: 5, dtype: float32, profiles: none, model: "
-    "{model_name: deepseek3-x, decoder_block: deepseek, base_emb_dim: 12, base_mlp_dim: 9, base_moe_mlp_dim: 7, "
-    "num_experts: 6, num_experts_per_tok: 2, routed_score_func: sigmoid, shared_experts: 1, base_num_query_heads: 2, "
-    "q_lora_rank: 6, kv_lora_rank: 5, qk_nope_head_dim: 4, qk_rope_head_dim: 2, v_head_dim: 3, rope_type: yarn, "
-    "base_num_decoder_layers: 2, first_num_dense_layers: 1}}";
+static const char moe[] = "{case: moe/x, op: moe, " HEAD ", model: {" MOE_MODEL "}}";
+static const char mesh[] = "{case: moe/x, op: moe, " HEAD ", mesh: {data: 2, expert: 2}, model: {" MOE_MODEL "}}";
+static const char one_row[] =
+    "{case: moe/x, op: moe, batch: 1, sequence: 5, seed: 6, dtype: float32, profiles: none, mesh: {expert: 3}, model: "
+    "{" MOE_MODEL "}}";
+static const char ring[] =
+    "{case: moe/x, op: moe, " HEAD ", mesh: {fsdp: 2, expert: 2}, model: {" MOE_MODEL ", use_ring_of_experts: true}}";
+static const char emb_chunks[] = "{case: moe/x, op: moe, " HEAD ", mesh: {expert: 2}, model: {" MOE_MODEL
+                                 ", use_ring_of_experts: true, num_moe_emb_chunks: 3}}";
+static const char token_chunks[] = "{case: moe/x, op: moe, " HEAD ", mesh: {expert: 2}, model: {" MOE_MODEL
+                                   ", use_ring_of_experts: true, num_moe_token_chunks: 2}}";
+static const char mla[] =
+    "{case: mla/x, op: mla, " HEAD ", positions: {start: 9000}, model: {base_emb_dim: 12, " MLA_MODEL "}}";
+static const char stack[] = "{case: deepseek_stack/x, op: deepseek_stack, " HEAD ", model: {" MOE_MODEL ", " MLA_MODEL
+                            ", base_mlp_dim: 9, base_num_decoder_layers: 2, first_num_dense_layers: 1}}";
+static const char mesh_stack[] =
+    "{case: deepseek_stack/x, op: deepseek_stack, " HEAD ", mesh: {data: 2, expert: 2}, model: {" MOE_MODEL
+    ", " MLA_MODEL ", base_mlp_dim: 9, base_num_decoder_layers: 2, first_num_dense_layers: 1}}";
+static const char long_stack[] =
+    "{case: deepseek_stack/x, op: deepseek_stack, " HEAD ", model: {" MOE_MODEL ", " MLA_MODEL
+    ", rope_pairwise: true, routed_bias: true, base_mlp_dim: 9, base_num_decoder_layers: 5, "
+    "first_num_dense_layers: 1}}";
+static const char schedule[] =
+    "{case: deepseek_stack/x, op: deepseek_stack, " HEAD ", mesh: {fsdp: 1, expert: 2}, model: {" MOE_MODEL
+    ", " MLA_MODEL ", rope_pairwise: true, routed_bias: true, base_mlp_dim: 9, base_num_decoder_layers: 4, "
+    "use_batch_split_schedule: true, batch_split_factor: 2}}";
 
 /* An error in the other form alone: one key of its configuration is changed as well. */
 static const assay_equivalence *planted_in;
 static const char *planted;
 
-static bool other_with_error(const assay_case *c, assay_other_form *form)
+static bool other_with_key(const assay_case *c, assay_other_form *form)
 {
     assay_context ctx = assay_context_default(1);
     if (!planted_in->other(c, form)) return false;
     return assay_case_set(&ctx, &form->c, planted) == ASSAY_OK;
 }
 
+/* Or one element of one result, in its last places. */
+static assay_status (*right_run)(assay_context *ctx, const assay_case *c, const assay_source *in,
+                                 const assay_sink *out);
+
+static assay_status write_wrong(assay_context *ctx, void *self, const char *path, int64_t count, const double *values)
+{
+    const assay_sink *out = self;
+    if (strcmp(path, planted) != 0 || count == 0) return out->write(ctx, out->self, path, count, values);
+    double *wrong = malloc((size_t)count * sizeof *wrong);
+    assert_non_null(wrong);
+    memcpy(wrong, values, (size_t)count * sizeof *wrong);
+    const double big = fabs(wrong[count / 2]) + 1e-3;
+    wrong[count / 2] += planted_in->holding == ASSAY_HOLDS_BITS ? 0x1p-51 * big : 1e-9 * big;
+    const assay_status status = out->write(ctx, out->self, path, count, wrong);
+    free(wrong);
+    return status;
+}
+
+static bool wants_right(void *self, const char *path)
+{
+    const assay_sink *out = self;
+    return out->wants(out->self, path);
+}
+
+static assay_status write_right_i32(assay_context *ctx, void *self, const char *path, int64_t count,
+                                    const int32_t *values)
+{
+    const assay_sink *out = self;
+    return out->write_i32(ctx, out->self, path, count, values);
+}
+
+static assay_status run_wrong(assay_context *ctx, const assay_case *c, const assay_source *in, const assay_sink *out)
+{
+    assay_sink right = *out;
+    const assay_sink wrong = {.self = &right, .wants = wants_right, .write = write_wrong, .write_i32 = write_right_i32};
+    if (right_run != NULL) return right_run(ctx, c, in, &wrong);
+    return assay_operation_by_name(c->op)->run(ctx, c, in, &wrong, NULL, 0);
+}
+
+static bool other_with_element(const assay_case *c, assay_other_form *form)
+{
+    if (!planted_in->other(c, form)) return false;
+    right_run = form->run;
+    form->run = run_wrong;
+    return true;
+}
+
 static const struct {
     const char *name, *yaml, *error;
 } rows[] = {
     {"fused-unfused", moe, "mlp_activations=gelu"},
+    {"fused-unfused", mesh, "mlp_activations=gelu"},
     {"fused-unfused", stack, "mlp_activations=gelu"},
     {"dense-sparse", moe, "routed_scaling_factor=1.0000001"},
+    {"dense-sparse", mesh, "routed_scaling_factor=1.0000001"},
     {"dense-sparse", stack, "routed_scaling_factor=1.0000001"},
     {"sparse-fused_moe", moe, "mlp_activations=relu"},
+    {"sparse-fused_moe", mesh, "mlp_activations=relu"},
     {"capacity-dropless", moe, "capacity_factor=0.5"},
+    {"capacity-dropless", mesh, "capacity_factor=0.5"},
+    {"sharded-whole", moe, "routed_scaling_factor=1.0000001"},
+    {"sharded-whole", mesh, "routed_scaling_factor=1.0000001"},
+    {"sharded-whole", one_row, "mlp_activations=gelu"},
+    {"sharded-whole", ring, "routed_scaling_factor=1.0000001"},
+    {"sharded-whole", stack, "mscale=1.0000001"},
+    {"sharded-whole", mesh_stack, "mscale=1.0000001"},
+    {"ring-alltoall", mesh, "routed_scaling_factor=1.0000001"},
+    {"ring-alltoall", ring, "routed_scaling_factor=1.0000001"},
+    {"ring-alltoall", mesh_stack, "mscale=1.0000001"},
+    {"chunked-whole", ring, "routed_scaling_factor=1.0000000000000002"},
+    {"chunked-whole", emb_chunks, "routed_scaling_factor=1.0000000000000002"},
+    {"chunked-whole", token_chunks, "routed_scaling_factor=1.0000001"},
     {"mla-absorbed", mla, "mscale=1.000001"},
     {"remat-kept", stack, "normalization_layer_epsilon=1.0000001e-5"},
+    {"remat-kept", mesh_stack, "normalization_layer_epsilon=1.0000001e-5"},
+    {"batchsplit-plain", long_stack, "mscale=1.0000001"},
+    {"batchsplit-plain", schedule, "mscale=1.0000001"},
+    {"weight-before-after-wo", moe, "routed_scaling_factor=1.0000001"},
+    {"weight-before-after-wo", mesh, "routed_scaling_factor=1.0000001"},
     {"blas-reference", mla, "normalization_layer_epsilon=1.00001e-5"},
+    {"blas-reference", mesh, "routed_scaling_factor=1.0000001"},
     {"blas-reference", stack, "mscale=1.0000001"},
     {"threads", moe, "routed_scaling_factor=1.0000000000000002"},
+    {"threads", mesh, "routed_scaling_factor=1.0000000000000002"},
 };
+enum { ROWS = sizeof rows / sizeof *rows };
+
+static void evaluate(assay_context *ctx, const assay_case *c, assay_form *one)
+{
+    *one = (assay_form){0};
+    assert_ok(ctx, assay_form_evaluate(ctx, c, "f64", one));
+}
+
+static void assert_found(assay_context *ctx, const assay_form *one,
+                         bool (*other)(const assay_case *, assay_other_form *))
+{
+    assay_equivalence wrong = *planted_in;
+    assay_equivalence_result result;
+    wrong.other = other;
+    assert_ok(ctx, assay_equivalence_check(ctx, one, &wrong, &result));
+    if (!result.applies || result.holds) fail_msg("%s %s: %s is not seen", wrong.name, one->c.name, planted);
+    assert_true(result.path[0] != '\0' && result.worst > 0);
+}
 
 static void forms_agree_and_errors_are_found(void **state)
 {
     (void)state;
-    bool tried[16] = {false};
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    bool tried[32] = {false};
+    for (size_t i = 0; i < ROWS; i++) {
         assay_context ctx = assay_context_default(1);
-        assay_case *c = NULL;
+        assay_form one;
         assay_equivalence_result result;
-        const assay_equivalence *e = assay_equivalence_by_name(rows[i].name);
-        assert_non_null(e);
-        tried[e - assay_equivalences] = true;
-        parse(&ctx, rows[i].yaml, &c);
-        assert_ok(&ctx, assay_equivalence_check(&ctx, c, e, &result));
-        if (!result.applies || !result.holds) fail_msg("%s %s: %g at %s", e->name, c->name, result.worst, result.path);
+        assay_case *c = case_from(&ctx, rows[i].yaml);
+        planted_in = assay_equivalence_by_name(rows[i].name);
+        assert_non_null(planted_in);
+        tried[planted_in - assay_equivalences] = true;
+        evaluate(&ctx, c, &one);
+        assert_ok(&ctx, assay_equivalence_check(&ctx, &one, planted_in, &result));
+        if (!result.applies || !result.holds) {
+            fail_msg("%s, row %d: %g at %s", rows[i].name, (int)i, result.worst, result.path);
+        }
         assert_true(result.tensors > 0);
-        planted_in = e;
         planted = rows[i].error;
-        const assay_equivalence wrong = {e->name, e->summary, e->holding, other_with_error};
-        assert_ok(&ctx, assay_equivalence_check(&ctx, c, &wrong, &result));
-        if (!result.applies || result.holds) fail_msg("%s %s: %s is not seen", e->name, c->name, rows[i].error);
-        assert_true(result.path[0] != '\0');
+        assert_found(&ctx, &one, other_with_key);
+        assay_form_free(&one);
         assay_cases_free(c, 1);
     }
     for (int e = 0; assay_equivalences[e].name != NULL; e++) {
@@ -81,87 +186,156 @@ static void forms_agree_and_errors_are_found(void **state)
     }
 }
 
-static uint64_t next(uint64_t *seed)
-{
-    *seed = *seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-    return *seed >> 33;
-}
-
-static void set_number(assay_context *ctx, assay_case *c, const char *key, uint64_t value)
-{
-    char text[128];
-    snprintf(text, sizeof text, "%s=%d", key, (int)value);
-    assert_ok(ctx, assay_case_set(ctx, c, text));
-}
-
-static void set_text(assay_context *ctx, assay_case *c, const char *text)
-{
-    assert_ok(ctx, assay_case_set(ctx, c, text));
-}
-
-/* Sizes from 1, variants, seeds. */
-static void draw(assay_context *ctx, assay_case *c, uint64_t *seed)
-{
-    static const char *const activations[] = {"mlp_activations=silu", "mlp_activations=gelu", "mlp_activations=sigmoid"};
-    const uint64_t experts = 1 + next(seed) % 9;
-    set_number(ctx, c, "seed", next(seed) % 1000);
-    set_number(ctx, c, "batch", 1 + next(seed) % 3);
-    set_number(ctx, c, "sequence", 1 + next(seed) % 9);
-    set_number(ctx, c, "base_emb_dim", 1 + next(seed) % 19);
-    set_number(ctx, c, "base_mlp_dim", 1 + next(seed) % 11);
-    set_number(ctx, c, "base_moe_mlp_dim", 1 + next(seed) % 11);
-    set_number(ctx, c, "num_experts", experts);
-    set_number(ctx, c, "num_experts_per_tok", 1 + next(seed) % experts);
-    set_number(ctx, c, "shared_experts", next(seed) % 3);
-    set_number(ctx, c, "q_lora_rank", next(seed) % 7);
-    set_number(ctx, c, "kv_lora_rank", 1 + next(seed) % 7);
-    set_number(ctx, c, "qk_nope_head_dim", 1 + next(seed) % 5);
-    set_number(ctx, c, "qk_rope_head_dim", 2 + 2 * (next(seed) % 3));
-    set_number(ctx, c, "v_head_dim", 1 + next(seed) % 5);
-    set_number(ctx, c, "base_num_query_heads", 1 + next(seed) % 3);
-    set_number(ctx, c, "first_num_dense_layers", next(seed) % 3);
-    set_text(ctx, c, activations[next(seed) % 3]);
-    if (next(seed) % 2 == 0) set_text(ctx, c, "mlp_bias=true");
-    if (next(seed) % 2 == 0) set_text(ctx, c, "rope_interleave=false");
-    if (next(seed) % 3 == 0) set_text(ctx, c, "routed_bias=true");
-}
-
-/* ASSAY_DRAWS asks for more than the usual number. */
-static void drawn_configurations_agree(void **state)
+/* No output and no gradient goes uncompared. */
+static void an_error_in_any_result_is_found(void **state)
 {
     (void)state;
-    static const char *const forms[] = {moe, mla, stack};
-    const char *asked = getenv("ASSAY_DRAWS");
-    const int draws = asked == NULL ? 200 : atoi(asked);
-    uint64_t seed = 1;
-    int checked = 0;
-    for (int i = 0; i < draws; i++) {
+    for (size_t i = 0; i < ROWS; i++) {
         assay_context ctx = assay_context_default(1);
-        assay_case *c = NULL;
-        parse(&ctx, forms[i % 3], &c);
-        draw(&ctx, c, &seed);
-        for (const assay_equivalence *e = assay_equivalences; e->name != NULL; e++) {
-            assay_equivalence_result result;
-            assert_ok(&ctx, assay_equivalence_check(&ctx, c, e, &result));
-            checked += result.applies;
-            if (result.applies && !result.holds) {
-                char *yaml = NULL;
-                assert_ok(&ctx, assay_case_to_yaml(&ctx, c, &yaml));
-                print_error("%s", yaml);
-                fail_msg("%s: %g gauges at %s[%d]: %.17g and %.17g", e->name, result.worst, result.path,
-                         (int)result.index, result.one, result.other);
-            }
+        assay_form one, other = {0};
+        assay_other_form how;
+        int found = 0;
+        assay_case *c = case_from(&ctx, rows[i].yaml);
+        planted_in = assay_equivalence_by_name(rows[i].name);
+        evaluate(&ctx, c, &one);
+        assert_true(assay_other_form_of(&ctx, &one.c, planted_in, &how));
+        assert_ok(&ctx, assay_form_of_other(&ctx, &how.c, &one, &other));
+        for (int s = 0; s < other.plan.spec_count; s++) {
+            planted = other.plan.specs[s].path;
+            if (strncmp(planted, "outputs/", 8) != 0 && strncmp(planted, "gradients/", 10) != 0) continue;
+            if (how.run == assay_mla_run_absorbed && strcmp(planted, "outputs/y") != 0) continue;
+            assert_found(&ctx, &one, other_with_element);
+            found++;
         }
+        assert_true(found > (how.run == assay_mla_run_absorbed ? 0 : 4));
+        assay_form_free(&other);
+        assay_form_free(&one);
         assay_cases_free(c, 1);
     }
-    assert_true(checked >= 4 * draws);
+}
+
+/* Where the two forms are not the same by their definitions, nothing is compared. */
+static void cases_without_another_form_are_passed_over(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name, *yaml, *set;
+    } none[] = {
+        {"sharded-whole", mesh, "ragged_buffer_factor=0.5"},
+        {"sharded-whole", mesh, "load_balance_loss_weight=0.1"},
+        {"sharded-whole", mesh, "sparse_matmul=false"},
+        {"sharded-whole", schedule, "seed=1"},
+        {"sharded-whole", mla, "seed=1"},
+        {"dense-sparse", mesh, "ragged_buffer_factor=0.5"},
+        {"dense-sparse", mesh, "load_balance_loss_weight=0.1"},
+        {"dense-sparse", schedule, "seed=1"},
+        {"capacity-dropless", mesh, "ragged_buffer_factor=0.5"},
+        {"fused-unfused", schedule, "seed=1"},
+        {"ring-alltoall", moe, "seed=1"},
+        {"ring-alltoall", mesh, "ragged_buffer_factor=0.5"},
+        {"ring-alltoall", mesh, "load_balance_loss_weight=0.1"},
+        {"ring-alltoall", emb_chunks, "seed=1"},
+        {"ring-alltoall", schedule, "seed=1"},
+        {"chunked-whole", mesh, "seed=1"},
+        {"chunked-whole", ring, "base_emb_dim=11"},
+        {"chunked-whole", token_chunks, "load_balance_loss_weight=0.1"},
+        {"remat-kept", schedule, "seed=1"},
+        {"batchsplit-plain", stack, "seed=1"}, /* too few layers */
+        {"batchsplit-plain", long_stack, "routed_bias=false"},
+        {"batchsplit-plain", moe, "use_batch_split_schedule=true"},
+        {"weight-before-after-wo", moe, "mlp_bias=true"},
+        {"weight-before-after-wo", moe, "sparse_matmul=false"},
+    };
+    for (size_t i = 0; i < sizeof none / sizeof *none; i++) {
+        assay_context ctx = assay_context_default(1);
+        assay_other_form form;
+        assay_case *c = case_from(&ctx, none[i].yaml);
+        const assay_equivalence *e = assay_equivalence_by_name(none[i].name);
+        assert_ok(&ctx, assay_case_set(&ctx, c, none[i].set));
+        if (assay_other_form_of(&ctx, c, e, &form)) fail_msg("%s, row %d: %s", e->name, (int)i, none[i].set);
+        assay_cases_free(c, 1);
+    }
+}
+
+/* Chunks of the embedding leave every sum as it is; chunks of tokens do not. */
+static void what_must_hold_may_depend_on_the_case(void **state)
+{
+    (void)state;
+    const struct {
+        const char *yaml;
+        assay_holding holding;
+    } cases[] = {{ring, ASSAY_HOLDS_BITS}, {emb_chunks, ASSAY_HOLDS_BITS}, {token_chunks, ASSAY_HOLDS_GAUGE}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        assay_context ctx = assay_context_default(1);
+        assay_other_form form;
+        assay_case *c = case_from(&ctx, cases[i].yaml);
+        assert_true(assay_other_form_of(&ctx, c, assay_equivalence_by_name("chunked-whole"), &form));
+        assert_int_equal(form.holding, cases[i].holding);
+        assay_cases_free(c, 1);
+    }
+}
+
+static assay_status run_nothing(assay_context *ctx, const assay_case *c, const assay_source *in, const assay_sink *out)
+{
+    (void)ctx, (void)c, (void)in, (void)out;
+    return ASSAY_OK;
+}
+
+static bool other_without_results(const assay_case *c, assay_other_form *form)
+{
+    (void)c;
+    form->run = run_nothing;
+    return true;
+}
+
+static void forms_with_nothing_in_common_are_refused(void **state)
+{
+    (void)state;
+    assay_context ctx = assay_context_default(1);
+    assay_form one;
+    assay_equivalence_result result;
+    const assay_equivalence e = {"x", "", ASSAY_HOLDS_GAUGE, false, other_without_results};
+    assay_case *c = case_from(&ctx, mla);
+    evaluate(&ctx, c, &one);
+    assert_int_equal(assay_equivalence_check(&ctx, &one, &e, &result), ASSAY_INTERNAL);
+    assert_non_null(strstr(ctx.message, "no tensor in common"));
+    assay_form_free(&one);
+    assay_cases_free(c, 1);
+}
+
+static void no_memory_is_reported(void **state)
+{
+    (void)state;
+    assay_context ctx = assay_context_default(1);
+    assay_case *c = case_from(&ctx, moe);
+    const assay_equivalence *e = assay_equivalence_by_name("fused-unfused");
+    for (int64_t n = 0;; n++) {
+        assay_form one = {0};
+        assay_equivalence_result result = {0};
+        assay_fail_allocation(n);
+        assay_status status = assay_form_evaluate(&ctx, c, "f64", &one);
+        if (status == ASSAY_OK) status = assay_equivalence_check(&ctx, &one, e, &result);
+        assay_fail_allocation(-1);
+        assay_form_free(&one);
+        if (!assay_allocation_failed()) {
+            assert_ok(&ctx, status);
+            assert_true(result.applies && result.holds);
+            break;
+        }
+        assert_int_equal(status, ASSAY_NO_MEMORY);
+    }
+    assay_cases_free(c, 1);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(forms_agree_and_errors_are_found),
-        cmocka_unit_test(drawn_configurations_agree),
+        cmocka_unit_test(an_error_in_any_result_is_found),
+        cmocka_unit_test(cases_without_another_form_are_passed_over),
+        cmocka_unit_test(what_must_hold_may_depend_on_the_case),
+        cmocka_unit_test(forms_with_nothing_in_common_are_refused),
+        cmocka_unit_test(no_memory_is_reported),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

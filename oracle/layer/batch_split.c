@@ -1,19 +1,145 @@
+/* What a batch-split schedule can be of, its sizes, and the batch in microbatches. */
 #include "oracle/layer/batch_split.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "oracle/layer/batch_split_internal.h"
+#include "oracle/layer/batch_split_mla.h"
+
+enum { SCAN_LAYERS = 4 }; /* the first two and the last two are outside the scan */
+
+static int64_t layers_of(const assay_stack_config *config)
+{
+    return config->layers - config->dense_layers;
+}
+
+static assay_status check_batch(assay_context *ctx, const assay_stack_config *config)
+{
+    const int64_t shards = assay_mesh_shards(&config->sharding.mesh), factor = config->batch_split_factor;
+    if (factor < 1 || factor > ASSAY_MOST_MICROBATCHES) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "batch_split_factor is %" PRId64 ", expected 1 to %d", factor,
+                          ASSAY_MOST_MICROBATCHES);
+    }
+    if (config->mla.batch % (shards * factor) != 0) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "batch is %" PRId64 ", expected a multiple of %" PRId64 " shards (mesh) times %" PRId64
+                          " (batch_split_factor)",
+                          config->mla.batch, shards, factor);
+    }
+    if (!config->single && layers_of(config) < SCAN_LAYERS) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "use_batch_split_schedule needs %d MoE layers or more, found %" PRId64
+                          " (base_num_decoder_layers - first_num_dense_layers)",
+                          SCAN_LAYERS, layers_of(config));
+    }
+    return ASSAY_OK;
+}
+
+static assay_status require_multiple(assay_context *ctx, const char *key, int64_t value, const char *axis,
+                                     int64_t size)
+{
+    if (value % size == 0) return ASSAY_OK;
+    return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is %" PRId64 ", expected a multiple of mesh.%s = %" PRId64, key, value,
+                      axis, size);
+}
+
+static assay_status check_mesh(assay_context *ctx, const assay_stack_config *config)
+{
+    assay_status status;
+    const int64_t *size = config->sharding.mesh.size, fsdp = size[ASSAY_AXIS_FSDP];
+    TRY(require_multiple(ctx, "num_experts", config->moe.routing.num_experts, "expert", size[ASSAY_AXIS_EXPERT]));
+    TRY(require_multiple(ctx, "base_emb_dim", config->mla.emb_dim, "fsdp", fsdp));
+    TRY(require_multiple(ctx, "q_lora_rank", config->mla.q_lora_rank, "fsdp", fsdp));
+    TRY(require_multiple(ctx, "kv_lora_rank", config->mla.kv_lora_rank, "fsdp", fsdp));
+cleanup:
+    return status;
+}
+
+/* What MaxText's file does not have. */
+static const char *lacking(const assay_stack_config *config)
+{
+    const assay_moe_config *moe = &config->moe;
+    const assay_routing_config *r = &moe->routing;
+    const assay_sharding *sharding = &config->sharding;
+    if (config->mla.q_lora_rank < 1) return "q_lora_rank above 0";
+    if (!config->mla.rope.pairwise) return "rope_pairwise=true";
+    if (config->mla.rope.attention_scaling) return "rope_attention_scaling=false";
+    if (r->family != ASSAY_ROUTER_DEEPSEEK3 || r->score_func != ASSAY_SCORE_SIGMOID || r->hash_rows > 0) {
+        return "the routing of deepseek3 with routed_score_func=sigmoid";
+    }
+    if (r->n_routing_groups > 0 && r->group_score != ASSAY_GROUP_TOP2_SUM) return "group_score=top2_sum";
+    if (r->load_balance_loss_weight > 0) return "load_balance_loss_weight=0";
+    if (r->routed_bias_update_rate > 0) return "routed_bias_update_rate=0";
+    if (moe->path != ASSAY_MOE_SPARSE) return "sparse_matmul=true";
+    if (moe->fused_weights) return "experts that are not fused (prefuse_moe_weights, fused_moe_mlp)";
+    if (moe->glu != ASSAY_GLU_PLAIN || moe->activation != ASSAY_SILU) return "mlp_activations=[silu, linear], not clamped";
+    if (moe->shared_mlp_dim < 1) return "shared_experts above 0";
+    if (sharding->ring_of_experts) return "use_ring_of_experts=false";
+    if (sharding->ragged_buffer_factor > 0) return "no ragged_buffer_factor";
+    if (sharding->emb_chunks > 0 || sharding->token_chunks > 1) return "no chunks (num_moe_emb_chunks, num_moe_token_chunks)";
+    if (sharding->tensor_shards > 1) return "mesh.tensor=1";
+    return NULL;
+}
 
 assay_status assay_batch_split_check(assay_context *ctx, const assay_stack_config *config)
 {
-    (void)config;
-    return assay_fail(ctx, ASSAY_INTERNAL, "not there yet");
+    assay_status status;
+    const char *wanted = lacking(config);
+    if (wanted != NULL) return assay_fail(ctx, ASSAY_BAD_INPUT, "use_batch_split_schedule needs %s", wanted);
+    TRY(check_batch(ctx, config));
+    TRY(check_mesh(ctx, config));
+cleanup:
+    return status;
 }
 
 assay_batch_split_sizes assay_batch_split_sizes_of(const assay_stack_config *config)
 {
-    (void)config;
-    return (assay_batch_split_sizes){0};
+    const assay_routing_config *r = &config->moe.routing;
+    const assay_mesh *mesh = &config->sharding.mesh;
+    assay_batch_split_sizes s = {.shards = assay_mesh_shards(mesh), .expert_shards = mesh->size[ASSAY_AXIS_EXPERT]};
+    s.rows = config->mla.batch / (s.shards * config->batch_split_factor);
+    s.tokens = s.rows * config->mla.sequence;
+    s.gathered = s.tokens * s.expert_shards;
+    s.copies = s.gathered * r->num_experts_per_tok;
+    s.capacity = (int64_t)((double)s.copies / (double)s.expert_shards * 2);
+    if (s.capacity > s.copies) s.capacity = s.copies;
+    s.local_experts = r->num_experts / s.expert_shards;
+    return s;
 }
 
-int64_t assay_batch_split_memory(const assay_stack_config *config)
+/* Rows of `size` bytes between the batch, in which microbatches alternate, and microbatch `index`. */
+static void move_rows(char *batch, char *microbatch, const bs_run *run, int64_t index, size_t size, bool to_batch)
 {
-    (void)config;
-    return 0;
+    for (int64_t shard = 0; shard < run->sizes.shards; shard++) {
+        for (int64_t row = 0; row < run->sizes.rows; row++) {
+            char *outside = batch + (size_t)((shard * run->sizes.rows + row) * run->factor + index) * size;
+            char *inside = microbatch + (size_t)(shard * run->sizes.rows + row) * size;
+            memcpy(to_batch ? outside : inside, to_batch ? inside : outside, size);
+        }
+    }
+}
+
+void bs_split(double *const *microbatches, const double *x, const bs_run *run, int64_t width)
+{
+    for (int64_t i = 0; i < run->factor; i++)
+        move_rows((char *)(uintptr_t)x, (char *)microbatches[i], run, i, (size_t)width * sizeof *x, false);
+}
+
+void bs_merge(double *x, const double *const *microbatches, const bs_run *run, int64_t width)
+{
+    for (int64_t i = 0; i < run->factor; i++)
+        move_rows((char *)x, (char *)(uintptr_t)microbatches[i], run, i, (size_t)width * sizeof *x, true);
+}
+
+void bs_split_i32(int32_t *const *microbatches, const int32_t *x, const bs_run *run, int64_t width)
+{
+    for (int64_t i = 0; i < run->factor; i++)
+        move_rows((char *)(uintptr_t)x, (char *)microbatches[i], run, i, (size_t)width * sizeof *x, false);
+}
+
+void bs_merge_i32(int32_t *x, const int32_t *const *microbatches, const bs_run *run, int64_t width)
+{
+    for (int64_t i = 0; i < run->factor; i++)
+        move_rows((char *)x, (char *)(uintptr_t)microbatches[i], run, i, (size_t)width * sizeof *x, true);
 }

@@ -5,14 +5,20 @@
 #include <string.h>
 
 #include "oracle/base/memory.h"
+#include "oracle/layer/batch_split.h"
 #include "oracle/layer/layer_internal.h"
+
+static bool any_moe_layers(const assay_stack_config *config)
+{
+    return config->dense_layers < config->layers;
+}
 
 static assay_status check_sizes(assay_context *ctx, const assay_stack_config *config)
 {
     const assay_mla_config *mla = &config->mla;
     const assay_moe_config *moe = &config->moe;
     const int64_t tokens = mla->batch * mla->sequence;
-    const bool any_dense = config->dense_layers > 0, any_moe = config->dense_layers < config->layers;
+    const bool any_dense = config->dense_layers > 0, any_moe = any_moe_layers(config);
     if (any_dense && (config->mlp.emb_dim != mla->emb_dim || config->mlp.rows != tokens || config->mlp.mlp_dim < 1)) {
         return assay_fail(ctx, ASSAY_BAD_INPUT,
                           "layer: the MLP has %" PRId64 " rows of %" PRId64 " and width %" PRId64
@@ -45,8 +51,10 @@ assay_status assay_stack_check(assay_context *ctx, const assay_stack_config *con
     }
     TRY(assay_mla_check(ctx, &config->mla));
     TRY(check_sizes(ctx, config));
-    if (config->dense_layers < config->layers) TRY(assay_moe_check(ctx, &config->moe));
-    if (assay_is_sharded(&config->moe, &config->sharding) && config->batch_split_factor == 0) {
+    if (any_moe_layers(config)) TRY(assay_moe_check(ctx, &config->moe));
+    if (config->batch_split_factor > 0) {
+        TRY(assay_batch_split_check(ctx, config));
+    } else if (any_moe_layers(config) && assay_is_sharded(&config->moe, &config->sharding)) {
         TRY(assay_sharded_moe_check(ctx, &config->moe, &config->sharding));
     }
 cleanup:
@@ -95,8 +103,20 @@ cleanup:
     return status;
 }
 
+/* Those that are not under the batch-split schedule: the first ones. */
+static int64_t plain_layers(const assay_stack_config *config)
+{
+    return config->batch_split_factor > 0 ? config->dense_layers : config->layers;
+}
+
+/* A residual of each microbatch of each layer. */
+static int64_t items_of(const assay_stack_config *config)
+{
+    return config->layers * (config->batch_split_factor > 0 ? config->batch_split_factor : 1);
+}
+
 /* An output without a cotangent is not differentiated. */
-static assay_status backward(assay_context *ctx, const stack_run *run)
+static assay_status backward(assay_context *ctx, const stack_run *run, assay_batch_split *split)
 {
     assay_status status = ASSAY_OK;
     const assay_source *in = run->in;
@@ -104,7 +124,8 @@ static assay_status backward(assay_context *ctx, const stack_run *run)
     TRY(assay_alloc_f64(ctx, "cotangents/y", run->size, &dy));
     memset(dy, 0, (size_t)run->size * sizeof *dy);
     if (in->has(in->self, "cotangents/y")) TRY(in->read(ctx, in->self, "cotangents/y", 0, run->size, dy));
-    for (int64_t layer = run->config->layers - 1; layer >= 0; layer--) TRY(layer_backward(ctx, run, layer, dy));
+    if (split != NULL) TRY(assay_batch_split_backward(ctx, run, split, dy));
+    for (int64_t layer = plain_layers(run->config) - 1; layer >= 0; layer--) TRY(layer_backward(ctx, run, layer, dy));
     TRY(write_wanted(ctx, run->out, "gradients/inputs/x", run->size, dy));
     TRY(write_report(ctx, run));
 cleanup:
@@ -117,18 +138,25 @@ assay_status assay_stack_run(assay_context *ctx, const assay_stack_config *confi
 {
     assay_status status = ASSAY_OK;
     stack_run run = {.config = config, .in = in, .out = out};
+    assay_batch_split *split = NULL;
     double *x = NULL;
     TRY(assay_stack_check(ctx, config));
     run.tokens = config->mla.batch * config->mla.sequence;
     run.size = run.tokens * config->mla.emb_dim;
     TRY(read_inputs(ctx, &run, &x));
-    if (wants_backward(&run)) TRY(assay_remat_open(ctx, &run.store, &config->policy, config->layers));
-    for (int64_t layer = 0; layer < config->layers; layer++) TRY(layer_forward(ctx, &run, layer, &x));
+    if (run.segment_ids != NULL && config->batch_split_factor > 0) {
+        status = assay_fail(ctx, ASSAY_BAD_INPUT, "inputs/segment_ids: use_batch_split_schedule has none");
+        goto cleanup;
+    }
+    if (wants_backward(&run)) TRY(assay_remat_open(ctx, &run.store, &config->policy, items_of(config)));
+    for (int64_t layer = 0; layer < plain_layers(config); layer++) TRY(layer_forward(ctx, &run, layer, &x));
+    if (config->batch_split_factor > 0) TRY(assay_batch_split_forward(ctx, &run, &split, &x));
     TRY(write_wanted(ctx, out, "outputs/y", run.size, x));
     free(x);
     x = NULL;
-    if (run.store != NULL) TRY(backward(ctx, &run));
+    if (run.store != NULL) TRY(backward(ctx, &run, split));
 cleanup:
+    assay_batch_split_close(split);
     assay_remat_close(run.store);
     free(run.positions);
     free(run.segment_ids);

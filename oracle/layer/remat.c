@@ -210,9 +210,14 @@ static assay_status read_back(assay_context *ctx, const assay_remat_store *store
 assay_status assay_remat_put(assay_context *ctx, assay_remat_store *store, int64_t layer, int slot, int64_t count,
                              double **values)
 {
+    return assay_remat_hold(ctx, store, layer, slot, assay_remat_action_of(&store->policy, slot), count, values);
+}
+
+assay_status assay_remat_hold(assay_context *ctx, assay_remat_store *store, int64_t layer, int slot,
+                              assay_remat_action action, int64_t count, double **values)
+{
     assay_status status = ASSAY_OK;
     held *item = &store->items[layer * ASSAY_REMAT_SLOTS + slot];
-    const assay_remat_action action = assay_remat_action_of(&store->policy, slot);
     if (*values != NULL && action != ASSAY_REMAT) {
         item->count = count;
         if (action == ASSAY_DEVICE) {
@@ -236,6 +241,11 @@ assay_status assay_remat_take(assay_context *ctx, assay_remat_store *store, int6
     if (item->count > 0 && item->values == NULL) status = read_back(ctx, store, item, values);
     *item = (held){0};
     return status;
+}
+
+void assay_remat_kept(assay_remat_store *store, int64_t bytes)
+{
+    store->report.bytes_kept += bytes;
 }
 
 void assay_remat_recomputed(assay_remat_store *store, double operations)

@@ -73,9 +73,14 @@ assay_remat_action assay_remat_action_of(const assay_remat_policy *policy, int s
 /* Takes `count` values over (*values becomes NULL), as the policy says: keeps, writes, or frees them. */
 assay_status assay_remat_put(assay_context *ctx, assay_remat_store *store, int64_t layer, int slot, int64_t count,
                              double **values);
+/* The same with an action that is not the policy's. */
+assay_status assay_remat_hold(assay_context *ctx, assay_remat_store *store, int64_t layer, int slot,
+                              assay_remat_action action, int64_t count, double **values);
 /* Gives them back, once; NULL where nothing is held: it must be computed again. The caller frees them. */
 assay_status assay_remat_take(assay_context *ctx, assay_remat_store *store, int64_t layer, int slot,
                               double **values);
+/* Something else is kept in memory: so many bytes. */
+void assay_remat_kept(assay_remat_store *store, int64_t bytes);
 /* Backward has computed something again. */
 void assay_remat_recomputed(assay_remat_store *store, double operations);
 assay_remat_report assay_remat_report_of(const assay_remat_store *store);

@@ -1,4 +1,5 @@
 /* What a stack costs: operations, memory, and what its remat policy keeps, moves and computes again. */
+#include "oracle/layer/batch_split.h"
 #include "oracle/layer/layer_internal.h"
 
 double layer_mlp_recomputed(const assay_stack_config *config, int64_t layer, const bool kept[ASSAY_REMAT_SLOTS])
@@ -30,8 +31,10 @@ double layer_mlp_recomputed(const assay_stack_config *config, int64_t layer, con
 assay_status assay_stack_remat_model(assay_context *ctx, const assay_stack_config *config, assay_remat_report *report)
 {
     assay_status status = assay_stack_check(ctx, config);
+    const bool split = config->batch_split_factor > 0;
     *report = (assay_remat_report){0};
-    for (int64_t layer = 0; status == ASSAY_OK && layer < config->layers; layer++) {
+    if (status == ASSAY_OK && split) *report = assay_batch_split_model(config);
+    for (int64_t layer = 0; status == ASSAY_OK && layer < (split ? config->dense_layers : config->layers); layer++) {
         bool kept[ASSAY_REMAT_SLOTS];
         for (int slot = 0; slot < ASSAY_REMAT_SLOTS; slot++) {
             const int64_t bytes = layer_checkpoint_count(config, layer, slot) * (int64_t)sizeof(double);
@@ -79,7 +82,11 @@ static double layer_numbers(const assay_stack_config *config, int64_t layer)
     for (int tensor = 0; tensor < ASSAY_MLA_TENSORS; tensor++)
         sum += 2 * (double)assay_mla_tensor_count(&config->mla, (assay_mla_tensor)tensor);
     if (layer_is_dense(config, layer)) return sum + 6 * tokens * (double)config->mlp.mlp_dim + 2 * tokens * dim;
-    return sum + (double)assay_moe_memory(&config->moe) / (double)sizeof(double);
+    const int64_t moe = config->batch_split_factor > 0 ? assay_batch_split_memory(config)
+                        : assay_is_sharded(&config->moe, &config->sharding)
+                            ? assay_sharded_moe_memory(&config->moe, &config->sharding)
+                            : assay_moe_memory(&config->moe);
+    return sum + (double)moe / (double)sizeof(double);
 }
 
 int64_t assay_stack_memory(const assay_stack_config *config)

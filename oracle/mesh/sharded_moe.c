@@ -1,40 +1,212 @@
 #include "oracle/mesh/sharded_moe.h"
 
+#include <inttypes.h>
+#include <math.h>
+
+#include "oracle/base/memory.h"
+#include "oracle/moe/ragged_buffer.h"
+
 bool assay_is_sharded(const assay_moe_config *config, const assay_sharding *sharding)
 {
-    (void)config;
-    (void)sharding;
-    return false;
+    if (config->path == ASSAY_MOE_DENSE || config->path == ASSAY_MOE_DROPPING) return false;
+    for (int axis = 0; axis < ASSAY_MESH_AXES; axis++) {
+        if (sharding->mesh.size[axis] > 1) return true;
+    }
+    return sharding->tensor_shards > 1 || sharding->ring_of_experts || sharding->ragged_buffer_factor > 0 ||
+           sharding->emb_chunks > 0 || sharding->token_chunks > 1 || sharding->weight_before_wo;
 }
 
-assay_status assay_sharded_moe_check(assay_context *ctx, const assay_moe_config *config,
-                                     const assay_sharding *sharding)
+static assay_status check_numbers(assay_context *ctx, const assay_sharding *s)
 {
-    (void)config;
-    (void)sharding;
-    return assay_fail(ctx, ASSAY_INTERNAL, "not there yet");
+    const struct {
+        const char *key;
+        int64_t value, least;
+    } numbers[] = {
+        {"mesh.data", s->mesh.size[ASSAY_AXIS_DATA], 1},
+        {"mesh.fsdp", s->mesh.size[ASSAY_AXIS_FSDP], 1},
+        {"mesh.expert", s->mesh.size[ASSAY_AXIS_EXPERT], 1},
+        {"mesh.tensor", s->tensor_shards, 1},
+        {"num_moe_emb_chunks", s->emb_chunks, 0},
+        {"num_moe_token_chunks", s->token_chunks, 1},
+    };
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        if (numbers[i].value >= numbers[i].least) continue;
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "moe: %s is %" PRId64 ", expected at least %" PRId64, numbers[i].key,
+                          numbers[i].value, numbers[i].least);
+    }
+    if (isfinite(s->ragged_buffer_factor)) return ASSAY_OK;
+    return assay_fail(ctx, ASSAY_BAD_INPUT, "moe: ragged_buffer_factor is %g, expected a finite number",
+                      s->ragged_buffer_factor);
+}
+
+static assay_status check_features(assay_context *ctx, const assay_moe_config *config, const assay_sharding *s)
+{
+    if (config->path == ASSAY_MOE_FUSED) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "moe: fused_moe_func=true computes on one device, found a mesh, chunks or "
+                          "use_ring_of_experts");
+    }
+    if (config->path != ASSAY_MOE_SPARSE) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "moe: expert parallelism needs sparse_matmul=true, found the %s path",
+                          config->path == ASSAY_MOE_DENSE ? "dense" : "dropping");
+    }
+    if (s->weight_before_wo && config->routing.family == ASSAY_ROUTER_LLAMA4) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "moe: decoder_block=llama4 has its weight on x, found it on h (weight_before_wo)");
+    }
+    if (!s->ring_of_experts && (s->emb_chunks > 0 || s->token_chunks > 1)) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "moe: %s is %" PRId64 ", which needs use_ring_of_experts=true, found false",
+                          s->emb_chunks > 0 ? "num_moe_emb_chunks" : "num_moe_token_chunks",
+                          s->emb_chunks > 0 ? s->emb_chunks : s->token_chunks);
+    }
+    if (s->ragged_buffer_factor > 0 && (s->ring_of_experts || s->mesh.size[ASSAY_AXIS_EXPERT] == 1)) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "moe: ragged_buffer_factor is %g, which needs mesh.expert of 2 or more without "
+                          "use_ring_of_experts, found mesh.expert=%" PRId64 " and use_ring_of_experts=%s",
+                          s->ragged_buffer_factor, s->mesh.size[ASSAY_AXIS_EXPERT],
+                          s->ring_of_experts ? "true" : "false");
+    }
+    return ASSAY_OK;
+}
+
+static bool is_divided(int64_t whole, int64_t parts)
+{
+    return parts <= whole && whole % parts == 0;
+}
+
+static assay_status check_divisions(assay_context *ctx, const assay_moe_config *config, const assay_sharding *s)
+{
+    const assay_routing_config *routing = &config->routing;
+    const int64_t dim = config->emb_dim, chunks = s->emb_chunks > 0 ? s->emb_chunks : 1;
+    int64_t shards = 0;
+    assay_status status = assay_checked_count(ctx, "mesh", ASSAY_MESH_AXES, s->mesh.size, &shards);
+    if (status != ASSAY_OK) return status;
+    const bool one_for_all = routing->batch == 1 && shards == s->mesh.size[ASSAY_AXIS_EXPERT] && !s->ring_of_experts;
+    if (!one_for_all && !is_divided(routing->batch, shards)) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "moe: batch is %" PRId64 ", expected a multiple of the mesh's %" PRId64
+                          " shards (or 1 on mesh.expert alone without use_ring_of_experts)",
+                          routing->batch, shards);
+    }
+    if (!is_divided(routing->num_experts, s->mesh.size[ASSAY_AXIS_EXPERT])) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "moe: num_experts is %" PRId64 ", expected a multiple of mesh.expert, which is %" PRId64,
+                          routing->num_experts, s->mesh.size[ASSAY_AXIS_EXPERT]);
+    }
+    if (!is_divided(dim, s->tensor_shards)) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "moe: emb_dim is %" PRId64 ", expected a multiple of mesh.tensor, which is %" PRId64, dim,
+                          s->tensor_shards);
+    }
+    if (!is_divided(dim / s->tensor_shards, chunks)) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "moe: emb_dim is %" PRId64 " (mesh.tensor %" PRId64
+                          "), expected each part to be a multiple of num_moe_emb_chunks, which is %" PRId64,
+                          dim, s->tensor_shards, chunks);
+    }
+    if (!is_divided(routing->sequence, s->token_chunks)) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "moe: sequence is %" PRId64
+                          ", expected a multiple of num_moe_token_chunks, which is %" PRId64,
+                          routing->sequence, s->token_chunks);
+    }
+    return ASSAY_OK;
+}
+
+/* Without `buffer`. */
+static assay_shard_sizes sizes_before_buffer(const assay_moe_config *config, const assay_sharding *sharding)
+{
+    const assay_routing_config *routing = &config->routing;
+    assay_shard_sizes s = {.shards = assay_mesh_shards(&sharding->mesh),
+                           .expert_shards = sharding->mesh.size[ASSAY_AXIS_EXPERT],
+                           .chunks = sharding->token_chunks};
+    s.batch_sharded = routing->batch > 1 || s.expert_shards == 1;
+    s.own_batch = s.batch_sharded ? routing->batch / s.shards : routing->batch;
+    s.batch = sharding->ring_of_experts ? s.own_batch * s.expert_shards : s.own_batch;
+    s.sequence = routing->sequence / s.chunks;
+    s.copies = s.batch * s.sequence * routing->num_experts_per_tok;
+    s.local_experts = routing->num_experts / s.expert_shards;
+    return s;
+}
+
+static assay_status check_buffers(assay_context *ctx, const assay_moe_config *config, const assay_sharding *sharding)
+{
+    assay_status status = ASSAY_OK;
+    int64_t count = 0;
+    assay_shard_sizes s = sizes_before_buffer(config, sharding);
+    const double factor = sharding->ragged_buffer_factor, rows = factor * (double)s.copies;
+    if (factor > 0 && s.batch_sharded && !(rows >= 1 && rows <= INT32_MAX)) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "moe: ragged_buffer_factor is %g, which makes a buffer of %g rows for %" PRId64
+                          " copies of a shard's tokens, expected 1 to %" PRId32,
+                          factor, floor(rows), s.copies, INT32_MAX);
+    }
+    s = assay_shard_sizes_of(config, sharding);
+    if (s.copies > INT32_MAX || s.buffer > INT32_MAX) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "moe: a shard has %" PRId64 " copies of tokens and a buffer of %" PRId64
+                          " rows, expected at most %" PRId32,
+                          s.copies, s.buffer, INT32_MAX);
+    }
+    const int64_t most = s.buffer > s.copies ? s.buffer : s.copies, experts = config->routing.num_experts;
+    const int64_t wide = 2 * config->moe_mlp_dim > config->emb_dim ? 2 * config->moe_mlp_dim : config->emb_dim;
+    TRY(assay_checked_count(ctx, "moe: rows of all shards", 4, (int64_t[]){s.shards, s.chunks, most, wide}, &count));
+    TRY(assay_checked_count(ctx, "moe: logits of all shards", 5,
+                            (int64_t[]){s.shards, s.chunks, s.batch, s.sequence, experts}, &count));
+    TRY(assay_checked_count(ctx, "moe: sizes of groups of all shards", 3,
+                            (int64_t[]){s.shards, s.expert_shards, experts}, &count));
+cleanup:
+    return status;
+}
+
+assay_status assay_sharded_moe_check(assay_context *ctx, const assay_moe_config *config, const assay_sharding *sharding)
+{
+    assay_status status = ASSAY_OK;
+    TRY(assay_moe_check(ctx, config));
+    TRY(check_numbers(ctx, sharding));
+    TRY(check_features(ctx, config, sharding));
+    TRY(check_divisions(ctx, config, sharding));
+    TRY(check_buffers(ctx, config, sharding));
+cleanup:
+    return status;
 }
 
 assay_shard_sizes assay_shard_sizes_of(const assay_moe_config *config, const assay_sharding *sharding)
 {
-    (void)config;
-    (void)sharding;
-    return (assay_shard_sizes){0};
-}
-
-assay_status assay_sharded_moe_run(assay_context *ctx, const assay_moe_config *config, const assay_sharding *sharding,
-                                   const assay_source *in, const assay_sink *out)
-{
-    (void)config;
-    (void)sharding;
-    (void)in;
-    (void)out;
-    return assay_fail(ctx, ASSAY_INTERNAL, "not there yet");
+    const assay_routing_config *routing = &config->routing;
+    assay_shard_sizes s = sizes_before_buffer(config, sharding);
+    const bool receives = s.expert_shards > 1 && !sharding->ring_of_experts && s.batch_sharded;
+    s.buffer = s.copies;
+    if (receives) {
+        s.buffer = assay_ragged_buffer_rows(s.copies, s.expert_shards, routing->num_experts,
+                                            routing->num_experts_per_tok, sharding->ragged_buffer_factor);
+    }
+    return s;
 }
 
 int64_t assay_sharded_moe_memory(const assay_moe_config *config, const assay_sharding *sharding)
 {
-    (void)config;
-    (void)sharding;
-    return 0;
+    const double largest = 0x1p62;
+    const assay_routing_config *routing = &config->routing;
+    const assay_shard_sizes s = assay_shard_sizes_of(config, sharding);
+    const double experts = (double)routing->num_experts, per_token = (double)routing->num_experts_per_tok;
+    const double dim = (double)config->emb_dim, width = (double)config->moe_mlp_dim;
+    const double shared = (double)config->shared_mlp_dim;
+    const double tokens = (double)routing->batch * (double)routing->sequence;
+    const double shards = (double)s.shards, chunks = (double)s.chunks;
+    const double routed = shards * (double)s.batch * (double)s.sequence; /* tokens, of one chunk */
+    const double copies = shards * (double)s.copies, rows = shards * (double)s.buffer, most = (double)s.buffer;
+    const double whole = 7 * tokens * dim + 4 * tokens * experts;
+    const double router = chunks * routed * (3 * experts + 6 * per_token + 8) + 2 * routed * experts +
+                          3 * dim * experts + chunks * shards * (double)s.expert_shards * (experts + 8);
+    const double moved = 2 * routed * dim + copies * dim + rows * dim + chunks * (2 * copies + rows);
+    const double kept = chunks * rows * (4 * dim + 2 * width + 2);
+    const double expert = 9 * dim * (width + 1) + most * (12 * width + 4 * dim) + 4 * width;
+    const double common = 9 * dim * shared + tokens * (12 * shared + 5 * dim);
+    /* Beside numbers: structs of each shard, and what allocations are rounded up by. */
+    const double structs = shards * chunks * 4096 + 65536;
+    const double bytes =
+        (whole + router + moved + kept + (expert > common ? expert : common)) * (double)sizeof(double) + structs;
+    return bytes < largest ? (int64_t)bytes : (int64_t)largest;
 }

@@ -1,0 +1,102 @@
+#!/usr/bin/env bash
+# `assay check`: the command line, and the two forms of a backend. usage: check.sh PROGRAM BACKEND OTHER FOLDER
+# BACKEND and OTHER are the example backend, of which the latter rounds less; FOLDER has the modules odd_NAME.so.
+set -euo pipefail
+assay=$1 backend=$2 other=$3 modules=$4
+here=$(cd "$(dirname "$0")" && pwd)
+. "$here/cli_test.sh"
+export TMPDIR=$work/temporary
+mkdir "$TMPDIR"
+export ASAN_OPTIONS=${ASAN_OPTIONS:+$ASAN_OPTIONS:}handle_segv=0 TSAN_OPTIONS=${TSAN_OPTIONS:+$TSAN_OPTIONS:}handle_segv=0
+export UBSAN_OPTIONS=${UBSAN_OPTIONS:+$UBSAN_OPTIONS:}handle_segv=0
+
+## the oracle's own forms
+expect 0 check moe/small mla/small --quiet
+for name in fused-unfused dense-sparse capacity-dropless sharded-whole weight-before-after-wo blas-reference threads; do
+  prints "^PASS  moe/small +$name +[0-9]+ tensors, "
+done
+prints '^PASS  mla/small +mla-absorbed '
+prints '^2 cases: [0-9]+ equivalences held, 0 failed$'
+expect 0 check moe/small --equivalence fused-unfused --set prefuse_moe_weights=true
+prints '^PASS  moe/small +fused-unfused +[0-9]+ tensors, same bits$'
+[ "$(wc -l <"$work/out")" -eq 2 ] || complain "one equivalence and the sum expected"
+expect 0 check moe/small rms_norm/deepseek --equivalence dense-sparse
+prints '^2 cases: 1 equivalences held, 0 failed$'
+refuses '--equivalence is "fused", expected one of fused-unfused, .*threads, or all' check moe/small --equivalence fused
+refuses 'none of the 1 cases has another form by dense-sparse' check mla/small --equivalence dense-sparse
+refuses '--precision goes with --backend' check moe/small --precision bf16
+refuses '--keep goes with --backend' check moe/small --keep "$work/kept"
+refuses 'moe/smal.*moe/small' check moe/smal
+
+## a backend: refused beforehand
+refuses 'missing\.so: No such file' check moe/small --backend "$work/missing.so"
+refuses 'is neither a shared object' check moe/small --backend 'cat {request}'
+refuses '--precision is "bf17"' check moe/small --backend "$backend" --precision bf17
+refuses '--equivalence threads is the oracle.s own' check moe/small --backend "$backend" --equivalence threads
+refuses 'none of the 1 cases has another form by any' check rms_norm/deepseek --backend "$backend"
+
+## right ones: with one kernel for both forms, and with two that round at other places
+cases=(moe/small moe/deepseek3-groups mlp/silu deepseek_stack/three-layers)
+expect 0 check "${cases[@]}" --backend "$backend" --precision bf16 --quiet
+prints '^PASS +moe/small +fused-unfused +bf16  worst 0\.00 of its threshold$'
+prints '^PASS +moe/small +dense-sparse '
+prints '^PASS +mlp/silu +fused-unfused '
+prints '^UNSUPPORTED +moe/small +capacity-dropless +the example does not support capacity_factor'
+prints '^4 cases: [0-9]+ equivalences held, 0 failed, 0 vacuous, [0-9]+ unsupported$'
+
+# of_two PATTERN WHAT: BACKEND, and where the request has PATTERN the shell's WHAT (one that is BACKEND or OTHER, or a bug).
+of_two() {
+  echo "so='$backend'; if grep -aq '$1' {request}; then $2; fi; '$assay' shared-object \"\$so\" {request} {candidate}"
+}
+expect 0 check "${cases[@]}" --quiet --equivalence fused-unfused \
+  --backend "$(of_two 'prefuse_moe_weights: true\|fused_mlp: true' "so='$other'")"
+if grep -q '^PASS.*worst 0.00' "$work/out"; then complain "the two kernels have the same bits: nothing was tried"; fi
+expect 0 check "${cases[@]}" --quiet --equivalence dense-sparse --backend "$(of_two 'sparse_matmul: true' "so='$other'")" -v
+prints 'outputs/y'
+
+## wrong ones: an error in one form alone, either of them
+for pattern in 'prefuse_moe_weights: true' 'prefuse_moe_weights: false'; do
+  for bug in gate_up_swapped dx_without_up router_gradient_missing scaling_twice; do
+    expect 1 check moe/deepseek3-groups --quiet --equivalence fused-unfused --precision bf16 \
+      --backend "$(of_two "$pattern" "export ASSAY_EXAMPLE_BUG=$bug")"
+    prints '^FAIL +moe/deepseek3-groups +fused-unfused +(outputs|gradients|routing)/.*beyond their threshold'
+    prints "reproduce: assay check 'moe/deepseek3-groups' --equivalence fused-unfused --backend '.* --precision 'bf16' --keep DIR -v$"
+    prints '^1 cases: 0 equivalences held, 1 failed'
+  done
+done
+expect 1 check moe/deepseek3-groups --quiet --equivalence dense-sparse \
+  --backend "$(of_two 'sparse_matmul: false' 'export ASSAY_EXAMPLE_BUG=empty_expert_unwritten')"
+prints '^FAIL +moe/deepseek3-groups +dense-sparse .*NaN or infinite'
+# another choice of experts is said to be that
+expect 1 check moe/deepseek3-groups --quiet --equivalence dense-sparse \
+  --backend "$(of_two 'sparse_matmul: false' 'export ASSAY_EXAMPLE_BUG=group_score_other')"
+prints '^FAIL +moe/deepseek3-groups +dense-sparse +routing/'
+# the same error in both forms is none that two forms show
+ASSAY_EXAMPLE_BUG=scaling_twice expect 0 check moe/deepseek3-groups --quiet --equivalence dense-sparse --backend "$backend"
+
+## those that fail at it, in the first form or in the other
+expect 1 check moe/small --quiet --equivalence dense-sparse --backend "$modules/odd_aborts.so"
+prints '^FAIL +moe/small +dense-sparse +the backend crashed: Aborted'
+expect 1 check moe/small --quiet --equivalence dense-sparse \
+  --backend "$(of_two 'sparse_matmul: false' "so='$modules/odd_aborts.so'")"
+prints '^FAIL +moe/small +dense-sparse +the backend crashed|^FAIL +moe/small +dense-sparse +the backend ended with status'
+expect 1 check moe/small --quiet --equivalence dense-sparse --backend "$modules/odd_does_not_repeat.so"
+prints 'two runs gave different bits'
+expect 1 check moe/small --quiet --equivalence dense-sparse --backend 'echo garbage >{candidate} # {request}'
+expect 1 check moe/small --quiet --equivalence dense-sparse --backend 'cp {request} {candidate}'
+prints 'missing'
+expect 1 check moe/small --quiet --equivalence dense-sparse \
+  --backend "$(of_two 'sparse_matmul: false' 'echo garbage >{candidate}; exit 0')"
+expect 3 check moe/small --quiet --backend "$modules/odd_unsupported.so"
+prints '^UNSUPPORTED +moe/small +all +no such op here'
+expect 3 check moe/small --quiet --equivalence dense-sparse --backend "$modules/odd_zeros.so" # zeros show nothing
+prints '^VACUOUS +moe/small'
+
+## files
+[ -z "$(ls -A "$TMPDIR")" ] || complain "left in TMPDIR: $(ls -A "$TMPDIR")"
+expect 0 check moe/small --quiet --equivalence fused-unfused --backend "$backend" --keep "$work/kept"
+for file in request candidate fused-unfused.{inputs,request,candidate,golden,compared}; do
+  [ -s "$work/kept/moe-small.$file.h5" ] || complain "moe-small.$file.h5 is not kept"
+done
+expect 0 compare "$work/kept/moe-small.fused-unfused.golden.h5" "$work/kept/moe-small.fused-unfused.compared.h5" --precision bf16
+echo "$checks calls"

@@ -1,0 +1,301 @@
+/* The shared expert and the routed ones, on all shards. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "oracle/arithmetic/arithmetic.h"
+#include "oracle/base/memory.h"
+#include "oracle/layer/batch_split_moe_internal.h"
+#include "oracle/ops/glu.h"
+#include "oracle/ops/gmm.h"
+#include "oracle/ops/vector_sums.h"
+
+/* Of one shard. */
+static assay_gated_mlp_config shared_config(const bs_run *run)
+{
+    const assay_moe_config *moe = &run->stack->config->moe;
+    return (assay_gated_mlp_config){.rows = run->sizes.tokens,
+                                    .emb_dim = run->mla.emb_dim,
+                                    .mlp_dim = moe->shared_mlp_dim,
+                                    .activation = {moe->activation, ASSAY_LINEAR}};
+}
+
+static assay_gated_mlp_weights shared_weights(const bs_run *run, const bs_weights *w, int64_t shard)
+{
+    return (assay_gated_mlp_weights){.wi_0 = bs_weight_of(run, w, BS_SHARED_WI_0, shard),
+                                     .wi_1 = bs_weight_of(run, w, BS_SHARED_WI_1, shard),
+                                     .wo = bs_weight_of(run, w, BS_SHARED_WO, shard)};
+}
+
+assay_status bs_shared_expert(assay_context *ctx, const bs_moe_layer *at, double *y, const double *x)
+{
+    assay_status status = ASSAY_OK;
+    const assay_gated_mlp_config config = shared_config(at->run);
+    const int64_t size = config.rows * config.emb_dim;
+    assay_gated_mlp_residuals residuals = {0};
+    TRY(assay_gated_mlp_residuals_alloc(ctx, &residuals, &config));
+    for (int64_t shard = 0; shard < at->run->sizes.shards; shard++) {
+        const assay_gated_mlp_weights w = shared_weights(at->run, at->w, shard);
+        TRY(assay_gated_mlp_forward(ctx, y + shard * size, &residuals, x + shard * size, &w, &config));
+    }
+cleanup:
+    assay_gated_mlp_residuals_free(&residuals);
+    return status;
+}
+
+double bs_shared_expert_flops(const bs_run *run)
+{
+    const assay_gated_mlp_config config = shared_config(run);
+    return 4 * (double)run->sizes.shards * (double)config.rows * (double)config.emb_dim * (double)config.mlp_dim;
+}
+
+assay_status bs_shared_expert_remat(assay_context *ctx, const bs_moe_layer *at, assay_gated_mlp_residuals **shared,
+                                    const double *x)
+{
+    assay_status status = ASSAY_OK;
+    const assay_gated_mlp_config config = shared_config(at->run);
+    const int64_t size = config.rows * config.emb_dim, shards = at->run->sizes.shards;
+    void *room = NULL;
+    TRY(assay_alloc(ctx, "residuals of the shared expert", shards, sizeof **shared, &room));
+    *shared = room;
+    memset(room, 0, (size_t)shards * sizeof **shared);
+    for (int64_t shard = 0; shard < shards; shard++) {
+        const assay_gated_mlp_weights w = shared_weights(at->run, at->w, shard);
+        assay_gated_mlp_residuals *r = *shared + shard;
+        TRY(assay_gated_mlp_residuals_alloc(ctx, r, &config));
+        TRY(assay_gated_mlp_up(ctx, r, ASSAY_BRANCH_BOTH, x + shard * size, &w, &config));
+        assay_gated_mlp_gate(ctx, r, &config);
+    }
+    assay_remat_recomputed(at->run->stack->store, bs_shared_expert_flops(at->run));
+cleanup:
+    return status;
+}
+
+assay_status bs_shared_expert_bwd(assay_context *ctx, const bs_moe_layer *at, double *dx, const double *dy,
+                                  const double *x, const assay_gated_mlp_residuals *shared)
+{
+    assay_status status = ASSAY_OK;
+    const assay_gated_mlp_config config = shared_config(at->run);
+    const int64_t size = config.rows * config.emb_dim;
+    for (int64_t shard = 0; shard < at->run->sizes.shards; shard++) {
+        const assay_gated_mlp_weights w = shared_weights(at->run, at->w, shard);
+        const assay_gated_mlp_gradients gradients = {
+            .dx = dx + shard * size,
+            .dwi_0 = bs_weight_of(at->run, at->g, BS_SHARED_WI_0, shard),
+            .dwi_1 = bs_weight_of(at->run, at->g, BS_SHARED_WI_1, shard),
+            .dwo = bs_weight_of(at->run, at->g, BS_SHARED_WO, shard),
+        };
+        TRY(assay_gated_mlp_backward(ctx, &gradients, dy + shard * size, shared + shard, x + shard * size, &w,
+                                     &config));
+    }
+cleanup:
+    return status;
+}
+
+static assay_gmm_dims gmm_dims(const bs_run *run, const bs_gmm_args *args)
+{
+    return (assay_gmm_dims){run->sizes.copies, args->k, args->n, run->sizes.local_experts};
+}
+
+static assay_status gmm_of(assay_context *ctx, const bs_run *run, double *y, const bs_gmm_args *args, int64_t shard)
+{
+    const assay_gmm_dims dims = gmm_dims(run, args);
+    return assay_gmm_forward(ctx, y + shard * dims.m * dims.n, args->lhs + shard * dims.m * dims.k,
+                             args->rhs + shard * dims.groups * dims.k * dims.n, args->group_sizes + shard * dims.groups,
+                             &dims);
+}
+
+assay_status bs_gmm(assay_context *ctx, const bs_run *run, double *y, const bs_gmm_args *args)
+{
+    assay_status status = ASSAY_OK;
+    for (int64_t shard = 0; shard < run->sizes.shards; shard++) TRY(gmm_of(ctx, run, y, args, shard));
+cleanup:
+    return status;
+}
+
+assay_status bs_gmm_bwd(assay_context *ctx, const bs_run *run, double *dlhs, double *drhs, const double *dy,
+                        const bs_gmm_args *args)
+{
+    assay_status status = ASSAY_OK;
+    const assay_gmm_dims dims = gmm_dims(run, args);
+    for (int64_t shard = 0; shard < run->sizes.shards; shard++) {
+        const int64_t lhs = shard * dims.m * dims.k, rhs = shard * dims.groups * dims.k * dims.n;
+        TRY(assay_gmm_backward(ctx, dlhs == NULL ? NULL : dlhs + lhs, drhs == NULL ? NULL : drhs + rhs,
+                               dy + shard * dims.m * dims.n, args->lhs + lhs, args->rhs + rhs,
+                               args->group_sizes + shard * dims.groups, &dims));
+    }
+cleanup:
+    return status;
+}
+
+assay_status bs_gating_alloc(assay_context *ctx, const bs_run *run, bs_gating *gating)
+{
+    assay_status status = ASSAY_OK;
+    const int64_t hidden = run->stack->config->moe.moe_mlp_dim;
+    TRY(bs_alloc_shards(ctx, run, "mlpwi_0", run->sizes.copies, hidden, &gating->layer_w0));
+    TRY(bs_alloc_shards(ctx, run, "mlpwi_1", run->sizes.copies, hidden, &gating->layer_w1));
+cleanup:
+    return status;
+}
+
+void bs_gating_free(bs_gating *gating)
+{
+    free(gating->layer_w0);
+    free(gating->layer_w1);
+    *gating = (bs_gating){0};
+}
+
+/* The rows of the routed experts times one of their kernels on the way in. */
+static bs_gmm_args gating_args(const bs_moe_layer *at, const bs_routed *routed, int weight)
+{
+    return (bs_gmm_args){.lhs = routed->x,
+                         .rhs = at->w->values[weight],
+                         .group_sizes = routed->group_sizes,
+                         .k = at->run->mla.emb_dim,
+                         .n = at->run->stack->config->moe.moe_mlp_dim};
+}
+
+static bs_gmm_args linear_args(const bs_moe_layer *at, const bs_routed *routed, const double *hidden)
+{
+    return (bs_gmm_args){.lhs = hidden,
+                         .rhs = at->w->values[BS_WO],
+                         .group_sizes = routed->group_sizes,
+                         .k = at->run->stack->config->moe.moe_mlp_dim,
+                         .n = at->run->mla.emb_dim};
+}
+
+assay_status bs_compute_gating_of(assay_context *ctx, const bs_moe_layer *at, bs_gating *gating,
+                                  const bs_routed *routed, int64_t shard)
+{
+    assay_status status = ASSAY_OK;
+    const bs_gmm_args gate = gating_args(at, routed, BS_WI_0), up = gating_args(at, routed, BS_WI_1);
+    const int64_t size = at->run->sizes.copies * gate.n;
+    TRY(gmm_of(ctx, at->run, gating->layer_w0, &gate, shard));
+    TRY(gmm_of(ctx, at->run, gating->layer_w1, &up, shard));
+    assay_round(ctx, ASSAY_ROUND_STORAGE, size, gating->layer_w0 + shard * size);
+    assay_round(ctx, ASSAY_ROUND_STORAGE, size, gating->layer_w1 + shard * size);
+cleanup:
+    return status;
+}
+
+assay_status bs_compute_gating(assay_context *ctx, const bs_moe_layer *at, bs_gating *gating, const bs_routed *routed)
+{
+    assay_status status = ASSAY_OK;
+    for (int64_t shard = 0; shard < at->run->sizes.shards; shard++)
+        TRY(bs_compute_gating_of(ctx, at, gating, routed, shard));
+cleanup:
+    return status;
+}
+
+assay_status bs_compute_gating_bwd(assay_context *ctx, const bs_moe_layer *at, double *dx, const bs_gating *d_gating,
+                                   const bs_routed *routed)
+{
+    assay_status status = ASSAY_OK;
+    const bs_run *run = at->run;
+    const bs_gmm_args gate = gating_args(at, routed, BS_WI_0), up = gating_args(at, routed, BS_WI_1);
+    const int64_t count = run->sizes.shards * run->sizes.copies * run->mla.emb_dim;
+    double *through_up = NULL;
+    TRY(bs_alloc_shards(ctx, run, "gradient through mlpwi_1", run->sizes.copies, run->mla.emb_dim, &through_up));
+    TRY(bs_gmm_bwd(ctx, run, dx, at->g->values[BS_WI_0], d_gating->layer_w0, &gate));
+    TRY(bs_gmm_bwd(ctx, run, through_up, at->g->values[BS_WI_1], d_gating->layer_w1, &up));
+    assay_round(ctx, ASSAY_ROUND_STORAGE, count, dx);
+    assay_round(ctx, ASSAY_ROUND_STORAGE, count, through_up);
+    bs_accumulate(ctx, dx, through_up, count);
+cleanup:
+    free(through_up);
+    return status;
+}
+
+/* One row h [H] of silu(layer_w0) * layer_w1. */
+static void gate_row(const assay_context *ctx, const bs_run *run, double *h, const bs_gating *gating, int64_t row)
+{
+    const assay_moe_config *moe = &run->stack->config->moe;
+    const assay_gated_mlp_config config = {.activation = {moe->activation, ASSAY_LINEAR}};
+    const int64_t at = row * moe->moe_mlp_dim;
+    assay_glu_forward(ctx, h, gating->layer_w0 + at, gating->layer_w1 + at, moe->moe_mlp_dim, &config);
+    assay_round(ctx, ASSAY_ROUND_STORAGE, moe->moe_mlp_dim, h);
+}
+
+static void scale_row(const assay_context *ctx, double *row, double factor, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++) row[i] *= factor;
+    assay_round(ctx, ASSAY_ROUND_STORAGE, count, row);
+}
+
+/* What goes into wo: rows of a shard's experts; what lies beyond stays undefined, and nothing reads it. */
+static void weighted_hidden(const assay_context *ctx, const bs_run *run, double *hidden, const bs_gating *gating,
+                            const bs_routed *routed)
+{
+    const int64_t width = run->stack->config->moe.moe_mlp_dim;
+    for (int64_t shard = 0; shard < run->sizes.shards; shard++) {
+        const int64_t first = shard * run->sizes.copies, end = first + bs_rows_of(run, routed->group_sizes, shard);
+#pragma omp parallel for num_threads(ctx->threads)
+        for (int64_t row = first; row < end; row++) {
+            gate_row(ctx, run, hidden + row * width, gating, row);
+            scale_row(ctx, hidden + row * width, routed->weights[row], width);
+        }
+    }
+}
+
+assay_status bs_compute_linear(assay_context *ctx, const bs_moe_layer *at, double *y, const bs_gating *gating,
+                               const bs_routed *routed)
+{
+    assay_status status = ASSAY_OK;
+    const bs_run *run = at->run;
+    double *hidden = NULL;
+    TRY(bs_alloc_shards(ctx, run, "hidden rows", run->sizes.copies, run->stack->config->moe.moe_mlp_dim, &hidden));
+    weighted_hidden(ctx, run, hidden, gating, routed);
+    const bs_gmm_args args = linear_args(at, routed, hidden);
+    TRY(bs_gmm(ctx, run, y, &args));
+cleanup:
+    free(hidden);
+    return status;
+}
+
+/* From the gradient of one weighted row, which is overwritten, to those of what it came from; h [H] is scratch. */
+static void gate_row_bwd(const assay_context *ctx, const bs_run *run, bs_gating *d_gating, double *d_weight,
+                         double *d_hidden, double *h, const bs_gating *gating, double weight, int64_t row)
+{
+    const assay_moe_config *moe = &run->stack->config->moe;
+    const assay_gated_mlp_config config = {.activation = {moe->activation, ASSAY_LINEAR}};
+    const int64_t width = moe->moe_mlp_dim, at = row * width;
+    gate_row(ctx, run, h, gating, row);
+    *d_weight = assay_dot(ctx, width, h, d_hidden);
+    scale_row(ctx, d_hidden, weight, width);
+    assay_glu_backward(ctx, d_gating->layer_w0 + at, d_gating->layer_w1 + at, d_hidden, gating->layer_w0 + at,
+                       gating->layer_w1 + at, width, &config);
+}
+
+static void zero_rows(double *values, int64_t first, int64_t end, int64_t width)
+{
+    memset(values + first * width, 0, (size_t)((end - first) * width) * sizeof *values);
+}
+
+assay_status bs_compute_linear_bwd(assay_context *ctx, const bs_moe_layer *at, bs_gating *d_gating, double *d_weights,
+                                   const double *dy, const bs_gating *gating, const bs_routed *routed)
+{
+    assay_status status = ASSAY_OK;
+    const bs_run *run = at->run;
+    const int64_t width = run->stack->config->moe.moe_mlp_dim, copies = run->sizes.copies;
+    double *hidden = NULL, *d_hidden = NULL;
+    TRY(bs_alloc_shards(ctx, run, "hidden rows", copies, width, &hidden));
+    TRY(bs_alloc_shards(ctx, run, "gradient of hidden rows", copies, width, &d_hidden));
+    weighted_hidden(ctx, run, hidden, gating, routed);
+    const bs_gmm_args args = linear_args(at, routed, hidden);
+    TRY(bs_gmm_bwd(ctx, run, d_hidden, at->g->values[BS_WO], dy, &args));
+    assay_round(ctx, ASSAY_ROUND_STORAGE, run->sizes.shards * copies * width, d_hidden);
+    for (int64_t shard = 0; shard < run->sizes.shards; shard++) {
+        const int64_t first = shard * copies, end = first + bs_rows_of(run, routed->group_sizes, shard);
+#pragma omp parallel for num_threads(ctx->threads)
+        for (int64_t row = first; row < end; row++) {
+            gate_row_bwd(ctx, run, d_gating, d_weights + row, d_hidden + row * width, hidden + row * width, gating,
+                         routed->weights[row], row);
+        }
+        zero_rows(d_gating->layer_w0, end, first + copies, width);
+        zero_rows(d_gating->layer_w1, end, first + copies, width);
+        zero_rows(d_weights, end, first + copies, 1);
+    }
+cleanup:
+    free(hidden);
+    free(d_hidden);
+    return status;
+}

@@ -1,0 +1,36 @@
+/* What the files of the schedule's MoE half share; batch_split_moe.h is the contract. */
+#ifndef ASSAY_LAYER_BATCH_SPLIT_MOE_INTERNAL_H
+#define ASSAY_LAYER_BATCH_SPLIT_MOE_INTERNAL_H
+
+#include "oracle/layer/batch_split_moe.h"
+
+/* [M,a,b], sizes checked. */
+assay_status bs_alloc_shards(assay_context *ctx, const bs_run *run, const char *what, int64_t a, int64_t b,
+                             double **out);
+assay_status bs_alloc_shards_i32(assay_context *ctx, const bs_run *run, const char *what, int64_t a, int64_t b,
+                                 int32_t **out);
+
+/* A shard's part of a gathered weight or of its gradient; NULL where there is none. */
+double *bs_weight_of(const bs_run *run, const bs_weights *w, int weight, int64_t shard);
+
+/* Rows that a shard's experts compute. */
+int64_t bs_rows_of(const bs_run *run, const int32_t *group_sizes, int64_t shard);
+
+/* sum += term, not rounded. */
+void bs_accumulate(const assay_context *ctx, double *sum, const double *term, int64_t count);
+
+/* The choice that the source fixes, of each microbatch [M,b,S*K]; NULLs where it has none. */
+typedef struct bs_given {
+    int32_t *choices[ASSAY_MOST_MICROBATCHES];
+} bs_given;
+assay_status bs_read_given(assay_context *ctx, const bs_run *run, int64_t layer, bs_given *given);
+void bs_given_free(bs_given *given); /* safe on a zeroed struct */
+
+/* One shard's part of compute_gating. */
+assay_status bs_compute_gating_of(assay_context *ctx, const bs_moe_layer *at, bs_gating *gating,
+                                  const bs_routed *routed, int64_t shard);
+
+/* Operations of the shared expert's _remat on all shards. */
+double bs_shared_expert_flops(const bs_run *run);
+
+#endif

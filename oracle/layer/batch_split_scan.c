@@ -1,0 +1,332 @@
+/* The scan over the layers (MaxText scan_batch_split_layers; of one layer alone batch_split_layer): prologue, middle and
+ * epilogue differ in what is prefetched, deferred and reduced, which the two loops below say in place. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "oracle/base/memory.h"
+#include "oracle/layer/batch_split_moe.h"
+#include "oracle/layer/batch_split_scan.h"
+#include "oracle/layer/batch_split_weights.h"
+
+struct assay_batch_split {
+    bs_run run;
+    int64_t first, layers;             /* of the stack */
+    int32_t **selected_experts;        /* [layers]: of the last microbatch */
+    bs_weights last;                   /* gathered, of the last layer: backward begins with it */
+    double *xs[ASSAY_MOST_MICROBATCHES]; /* activations of each microbatch, or their gradients */
+};
+
+void bs_run_of(bs_run *run, const stack_run *stack)
+{
+    const assay_stack_config *config = stack->config;
+    *run = (bs_run){.stack = stack,
+                    .mesh = &config->sharding.mesh,
+                    .factor = config->batch_split_factor,
+                    .sizes = assay_batch_split_sizes_of(config),
+                    .mla = config->mla,
+                    .routing = config->moe.routing};
+    run->mla.batch = run->sizes.rows;
+    run->routing.batch = run->sizes.rows;
+}
+
+void assay_batch_split_close(assay_batch_split *split)
+{
+    if (split == NULL) return;
+    for (int i = 0; i < ASSAY_MOST_MICROBATCHES; i++) {
+        free(split->xs[i]);
+        free(split->run.positions[i]);
+    }
+    for (int64_t layer = 0; split->selected_experts != NULL && layer < split->layers; layer++)
+        free(split->selected_experts[layer]);
+    free(split->selected_experts);
+    bs_weights_free(&split->last);
+    assay_schedule_free(&split->run.schedule);
+    free(split);
+}
+
+static assay_status open_split(assay_context *ctx, const stack_run *stack, assay_batch_split **split)
+{
+    assay_status status;
+    void *memory = NULL;
+    TRY(assay_alloc(ctx, "batch-split schedule", 1, sizeof **split, &memory));
+    *split = memory;
+    **split = (assay_batch_split){.first = stack->config->dense_layers,
+                                  .layers = stack->config->layers - stack->config->dense_layers};
+    bs_run *run = &(*split)->run;
+    bs_run_of(run, stack);
+    TRY(assay_alloc(ctx, "selected_experts", (*split)->layers, sizeof *(*split)->selected_experts, &memory));
+    (*split)->selected_experts = memory;
+    for (int64_t layer = 0; layer < (*split)->layers; layer++) (*split)->selected_experts[layer] = NULL;
+    for (int64_t m = 0; m < run->factor; m++) {
+        TRY(assay_alloc_f64(ctx, "activations of a microbatch", bs_activation_count(run), &(*split)->xs[m]));
+        TRY(assay_alloc_i32(ctx, "positions of a microbatch", run->sizes.shards * run->sizes.tokens,
+                            &run->positions[m]));
+    }
+    bs_split_i32(run->positions, stack->positions, run, run->mla.sequence);
+cleanup:
+    return status;
+}
+
+/* Layers here count from 0 within the schedule. */
+static assay_status note(assay_context *ctx, assay_batch_split *split, bool backward, assay_stage stage, int64_t layer)
+{
+    return assay_schedule_add(ctx, &split->run.schedule, backward, stage, split->first + layer, -1);
+}
+
+static assay_status gather(assay_context *ctx, assay_batch_split *split, bool backward, int64_t layer, bs_weights *w)
+{
+    assay_status status;
+    bs_weights scattered = {0};
+    TRY(note(ctx, split, backward, ASSAY_STAGE_GATHER_WEIGHTS, layer));
+    TRY(bs_weights_alloc(ctx, &split->run, &scattered, false, NULL));
+    TRY(bs_extract_layer_weights(ctx, &split->run, &scattered, split->first + layer));
+    TRY(bs_weights_alloc(ctx, &split->run, w, true, NULL));
+    bs_gather_weights(ctx, &split->run, w, &scattered);
+cleanup:
+    bs_weights_free(&scattered);
+    return status;
+}
+
+static void pass_on(bs_weights *to, bs_weights *from)
+{
+    bs_weights_free(to);
+    *to = *from;
+    *from = (bs_weights){0};
+}
+
+/* The last microbatch of a layer is put together again. */
+static assay_status unroute_last(assay_context *ctx, assay_batch_split *split, int64_t layer, bs_deferred *last)
+{
+    assay_status status;
+    const int64_t m = split->run.factor - 1;
+    TRY(assay_schedule_add(ctx, &split->run.schedule, false, ASSAY_STAGE_UNROUTE, split->first + layer, m));
+    TRY(bs_unroute_ubatch(ctx, &split->run, split->xs[m], last));
+    bs_deferred_free(last);
+cleanup:
+    return status;
+}
+
+static assay_status layer_forward_split(assay_context *ctx, assay_batch_split *split, int64_t layer, bs_deferred *last,
+                                        const bs_weights *w)
+{
+    assay_status status;
+    bs_residuals residuals = {0};
+    bs_run *run = &split->run;
+    const bool offload = layer < split->layers - 1;
+    TRY(bs_batch_split_schedule(ctx, run, split->first + layer, split->xs, last, &residuals, w));
+    if (run->stack->store != NULL) {
+        split->selected_experts[layer] = residuals.selected_experts;
+        residuals.selected_experts = NULL;
+        if (offload) TRY(note(ctx, split, false, ASSAY_STAGE_OFFLOAD, layer));
+        TRY(bs_keep(ctx, run, split->first + layer, offload, &residuals));
+    }
+cleanup:
+    bs_residuals_free(&residuals);
+    return status;
+}
+
+static assay_status scan_forward(assay_context *ctx, assay_batch_split *split)
+{
+    assay_status status;
+    const int64_t layers = split->layers;
+    bs_weights w = {0}, next = {0};
+    bs_deferred last = {0};
+    TRY(gather(ctx, split, false, 0, &w));
+    if (layers > 1) TRY(gather(ctx, split, false, 1, &next));
+    for (int64_t layer = 0; layer < layers; layer++) {
+        TRY(layer_forward_split(ctx, split, layer, &last, &w));
+        if (layer + 1 < layers) pass_on(&w, &next);
+        /* the weights of the layer after the next one are on their way when this one's last microbatch is combined */
+        if (layer + 2 < layers) TRY(gather(ctx, split, false, layer + 2, &next));
+        TRY(unroute_last(ctx, split, layer, &last));
+    }
+    if (split->run.stack->store != NULL) pass_on(&split->last, &w);
+cleanup:
+    bs_deferred_free(&last);
+    bs_weights_free(&next);
+    bs_weights_free(&w);
+    return status;
+}
+
+/* Gradients of weights on their way: of the layer done last, as its shards have them, and of the one before it, scattered. */
+typedef struct gradients {
+    bs_weights behind, scattered;
+} gradients;
+
+static assay_status scatter(assay_context *ctx, assay_batch_split *split, int64_t layer, bs_weights *scattered,
+                            bs_weights *behind)
+{
+    assay_status status;
+    TRY(note(ctx, split, true, ASSAY_STAGE_REDUCE_SCATTER_WS_GRAD, layer));
+    TRY(bs_weights_alloc(ctx, &split->run, scattered, false, behind));
+    TRY(bs_reduce_scatter_ws_grad(ctx, &split->run, scattered, behind));
+    bs_weights_free(behind);
+cleanup:
+    return status;
+}
+
+static assay_status finish(assay_context *ctx, assay_batch_split *split, int64_t layer, bs_weights *scattered)
+{
+    assay_status status;
+    TRY(note(ctx, split, true, ASSAY_STAGE_ALL_REDUCE_WS_GRAD_DCN, layer));
+    TRY(bs_all_reduce_ws_grad_dcn(ctx, &split->run, scattered));
+    TRY(note(ctx, split, true, ASSAY_STAGE_INSERT_LAYER_WS_GRAD, layer));
+    TRY(bs_insert_layer_ws_grad(ctx, &split->run, scattered, split->first + layer));
+    bs_weights_free(scattered);
+cleanup:
+    return status;
+}
+
+/* The gradients of the layers behind: one further each. */
+static assay_status advance(assay_context *ctx, assay_batch_split *split, int64_t layer, gradients *g)
+{
+    assay_status status = ASSAY_OK;
+    bs_weights scattered = {0};
+    if (layer + 1 < split->layers) TRY(scatter(ctx, split, layer + 1, &scattered, &g->behind));
+    if (layer + 2 < split->layers) TRY(finish(ctx, split, layer + 2, &g->scattered));
+    pass_on(&g->scattered, &scattered);
+cleanup:
+    bs_weights_free(&scattered);
+    return status;
+}
+
+static assay_status unroute_last_bwd(assay_context *ctx, assay_batch_split *split, int64_t layer, bs_deferred *d_last)
+{
+    const int64_t m = split->run.factor - 1;
+    assay_status status =
+        assay_schedule_add(ctx, &split->run.schedule, true, ASSAY_STAGE_UNROUTE_BWD, split->first + layer, m);
+    if (status != ASSAY_OK) return status;
+    return bs_unroute_ubatch_remat_and_bwd(ctx, &split->run, d_last, split->selected_experts[layer], split->xs[m]);
+}
+
+static assay_status layer_backward_split(assay_context *ctx, assay_batch_split *split, int64_t layer,
+                                         const bs_deferred *d_last, const bs_weights *w, bs_weights *g)
+{
+    assay_status status;
+    bs_residuals residuals = {0};
+    bs_run *run = &split->run;
+    TRY(bs_take(ctx, run, split->first + layer, &residuals));
+    residuals.selected_experts = split->selected_experts[layer];
+    split->selected_experts[layer] = NULL;
+    TRY(bs_weights_alloc(ctx, run, g, true, NULL));
+    bs_drop_unwanted(run, g, split->first + layer);
+    TRY(bs_batch_split_schedule_bwd(ctx, run, split->first + layer, split->xs, d_last, &residuals, w, g));
+cleanup:
+    bs_residuals_free(&residuals);
+    return status;
+}
+
+static assay_status scan_backward(assay_context *ctx, assay_batch_split *split)
+{
+    assay_status status = ASSAY_OK;
+    const int64_t layers = split->layers;
+    bs_weights w = {0}, previous = {0};
+    bs_deferred d_last = {0};
+    gradients g = {0};
+    pass_on(&w, &split->last);
+    for (int64_t layer = layers - 1; layer >= 0; layer--) {
+        if (layer > 0) TRY(gather(ctx, split, true, layer - 1, &previous));
+        TRY(advance(ctx, split, layer, &g));
+        if (layer == layers - 1) {
+            TRY(unroute_last_bwd(ctx, split, layer, &d_last));
+        } else {
+            TRY(note(ctx, split, true, ASSAY_STAGE_FETCH, layer));
+        }
+        TRY(layer_backward_split(ctx, split, layer, &d_last, &w, &g.behind));
+        bs_deferred_free(&d_last);
+        pass_on(&w, &previous);
+        if (layer > 0) TRY(unroute_last_bwd(ctx, split, layer - 1, &d_last));
+    }
+    if (layers > 1) TRY(finish(ctx, split, 1, &g.scattered));
+    TRY(scatter(ctx, split, 0, &g.scattered, &g.behind));
+    TRY(finish(ctx, split, 0, &g.scattered));
+cleanup:
+    bs_deferred_free(&d_last);
+    bs_weights_free(&w);
+    bs_weights_free(&previous);
+    bs_weights_free(&g.behind);
+    bs_weights_free(&g.scattered);
+    return status;
+}
+
+/* The events of the run, held against the rules before anybody else is. */
+static assay_status write_events(assay_context *ctx, const assay_batch_split *split, bool backward)
+{
+    assay_status status = ASSAY_OK;
+    const assay_schedule *schedule = &split->run.schedule;
+    const assay_sink *out = split->run.stack->out;
+    const assay_schedule_dims dims = {split->first, split->layers, split->run.factor, backward};
+    char reason[ASSAY_MESSAGE_SIZE];
+    status = assay_schedule_check(ctx, schedule->events, schedule->count, &dims);
+    if (status == ASSAY_BAD_INPUT) {
+        memcpy(reason, ctx->message, sizeof reason);
+        return assay_fail(ctx, ASSAY_INTERNAL, "the run broke a rule: %.900s", reason);
+    }
+    if (status != ASSAY_OK || !out->wants(out->self, "schedule/events")) return status;
+    return out->write_i32(ctx, out->self, "schedule/events", schedule->count * ASSAY_EVENT_FIELDS, schedule->events);
+}
+
+assay_status assay_batch_split_forward(assay_context *ctx, const struct stack_run *stack, assay_batch_split **split,
+                                       double **x)
+{
+    assay_status status;
+    TRY(open_split(ctx, stack, split));
+    const bs_run *run = &(*split)->run;
+    bs_split((*split)->xs, *x, run, run->mla.sequence * run->mla.emb_dim);
+    TRY(scan_forward(ctx, *split));
+    bs_merge(*x, (const double *const *)(*split)->xs, run, run->mla.sequence * run->mla.emb_dim);
+    if (stack->store == NULL) TRY(write_events(ctx, *split, false));
+cleanup:
+    return status;
+}
+
+assay_status assay_batch_split_backward(assay_context *ctx, const struct stack_run *stack, assay_batch_split *split,
+                                        double *dy)
+{
+    assay_status status;
+    bs_run *run = &split->run;
+    run->stack = stack;
+    bs_split(split->xs, dy, run, run->mla.sequence * run->mla.emb_dim);
+    TRY(scan_backward(ctx, split));
+    bs_merge(dy, (const double *const *)split->xs, run, run->mla.sequence * run->mla.emb_dim);
+    TRY(write_events(ctx, split, true));
+cleanup:
+    return status;
+}
+
+assay_remat_report assay_batch_split_model(const assay_stack_config *config)
+{
+    const stack_run stack = {.config = config};
+    const int64_t layers = config->layers - config->dense_layers;
+    assay_remat_report sum = {0};
+    bs_run run;
+    bs_run_of(&run, &stack);
+    for (int64_t layer = 0; layer < layers; layer++) {
+        const assay_remat_report report = bs_layer_model(&run, layer < layers - 1);
+        sum.bytes_kept += report.bytes_kept;
+        sum.bytes_offloaded += report.bytes_offloaded;
+        sum.operations_recomputed += report.operations_recomputed;
+    }
+    return sum;
+}
+
+int64_t assay_batch_split_memory(const assay_stack_config *config)
+{
+    const stack_run stack = {.config = config};
+    const assay_moe_config *moe = &config->moe;
+    double numbers = 0, widest = (double)moe->moe_mlp_dim;
+    bs_run run;
+    bs_run_of(&run, &stack);
+    const double shards = (double)run.sizes.shards, tokens = shards * (double)run.sizes.tokens;
+    const double dim = (double)config->mla.emb_dim, rows = shards * (double)run.sizes.copies;
+    for (int weight = 0; weight < BS_WEIGHTS; weight++)
+        numbers += 6 * shards * (double)bs_weight_count(&run, weight, true); /* two layers, gradients, parts of them */
+    if (dim > widest) widest = dim;
+    for (int tensor = 0; tensor < ASSAY_MLA_TENSORS; tensor++)
+        numbers += 3 * shards * (double)run.factor * (double)assay_mla_tensor_count(&run.mla, (assay_mla_tensor)tensor);
+    numbers += (double)run.factor * (12 * tokens * dim + 6 * tokens * (double)moe->routing.num_experts);
+    numbers += (double)run.factor * (4 * rows * widest + 6 * rows * (double)moe->moe_mlp_dim);
+    numbers += (double)run.factor * 6 * tokens * (double)moe->shared_mlp_dim;
+    const double bytes = numbers * (double)sizeof(double);
+    return bytes < 0x1p61 ? (int64_t)bytes : INT64_C(1) << 61;
+}

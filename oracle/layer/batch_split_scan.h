@@ -1,0 +1,29 @@
+/* What the layers of the schedule share with the scan over them. Private to the schedule. */
+#ifndef ASSAY_LAYER_BATCH_SPLIT_SCAN_H
+#define ASSAY_LAYER_BATCH_SPLIT_SCAN_H
+
+#include "oracle/layer/batch_split_internal.h"
+
+/* staggered_call: a stage for microbatch 0, 1, ..., each recorded as an event of the layer. */
+typedef struct bs_stage {
+    bool backward;
+    assay_stage name;
+    assay_status (*call)(assay_context *ctx, void *self, int64_t microbatch);
+    void *self;
+} bs_stage;
+assay_status bs_staggered_call(assay_context *ctx, bs_run *run, int64_t layer, const bs_stage *stage);
+
+/* Numbers in the activations [M,b,S,D] of one microbatch. */
+int64_t bs_activation_count(const bs_run *run);
+
+/* Residuals to the store, those that are offloaded to its file unless `offload` is false; and back. selected_experts stay
+ * with the caller. */
+assay_status bs_keep(assay_context *ctx, const bs_run *run, int64_t layer, bool offload, bs_residuals *r);
+assay_status bs_take(assay_context *ctx, const bs_run *run, int64_t layer, bs_residuals *r);
+/* What that costs, and what backward computes again of the attention half. */
+assay_remat_report bs_layer_model(const bs_run *run, bool offload);
+
+/* From a configuration; positions are not in it. */
+void bs_run_of(bs_run *run, const stack_run *stack);
+
+#endif

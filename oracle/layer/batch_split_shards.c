@@ -1,0 +1,42 @@
+/* Arrays and weights of all shards, for the schedule's MoE half. */
+#include "oracle/base/memory.h"
+#include "oracle/layer/batch_split_moe_internal.h"
+#include "oracle/ops/vector_sums.h"
+
+assay_status bs_alloc_shards(assay_context *ctx, const bs_run *run, const char *what, int64_t a, int64_t b,
+                             double **out)
+{
+    int64_t count = 0;
+    assay_status status = assay_checked_count(ctx, what, 3, (int64_t[]){run->sizes.shards, a, b}, &count);
+    return status != ASSAY_OK ? status : assay_alloc_f64(ctx, what, count, out);
+}
+
+assay_status bs_alloc_shards_i32(assay_context *ctx, const bs_run *run, const char *what, int64_t a, int64_t b,
+                                 int32_t **out)
+{
+    int64_t count = 0;
+    assay_status status = assay_checked_count(ctx, what, 3, (int64_t[]){run->sizes.shards, a, b}, &count);
+    return status != ASSAY_OK ? status : assay_alloc_i32(ctx, what, count, out);
+}
+
+double *bs_weight_of(const bs_run *run, const bs_weights *w, int weight, int64_t shard)
+{
+    double *values = w->values[weight];
+    return values == NULL ? NULL : values + shard * bs_weight_count(run, weight, true);
+}
+
+int64_t bs_rows_of(const bs_run *run, const int32_t *group_sizes, int64_t shard)
+{
+    const int64_t experts = run->sizes.local_experts;
+    int64_t rows = 0;
+    for (int64_t e = 0; e < experts; e++) rows += group_sizes[shard * experts + e];
+    return rows;
+}
+
+void bs_accumulate(const assay_context *ctx, double *sum, const double *term, int64_t count)
+{
+    enum { PIECE = 4096 };
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t first = 0; first < count; first += PIECE)
+        assay_add_scaled(ctx, count - first < PIECE ? count - first : PIECE, 1, term + first, sum + first);
+}

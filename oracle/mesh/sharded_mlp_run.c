@@ -1,0 +1,229 @@
+/* A gated MLP on the rows of one shard: gmm_up, the sum over tensor shards, the activation, gmm_down, and their
+ * transposes in reverse order. */
+#include <string.h>
+
+#include "oracle/mesh/sharded_moe_internal.h"
+#include "oracle/ops/vector_sums.h"
+
+void sharded_add(const assay_context *ctx, int64_t count, double *total, double *term)
+{
+    assay_round(ctx, ASSAY_ROUND_STORAGE, count, total);
+    assay_round(ctx, ASSAY_ROUND_STORAGE, count, term);
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t i = 0; i < count; i++) total[i] += term[i];
+}
+
+/* The part of a product with w [D,ld] that one tensor shard has the slice of D for, in chunks that continue one chain.
+ */
+static assay_status up_slice(assay_context *ctx, const sharded_mlp *mlp, int64_t slice, double *out, const double *x,
+                             const double *w)
+{
+    assay_status status = ASSAY_OK;
+    const int64_t dim = mlp->config.emb_dim, ld = mlp->residuals.ld, rows = mlp->config.rows;
+    const int64_t width = dim / mlp->tensor_shards / mlp->emb_chunks;
+    for (int64_t chunk = 0; chunk < mlp->emb_chunks; chunk++) {
+        const int64_t first = (slice * mlp->emb_chunks + chunk) * width;
+        const assay_matmul_args args = {.c = out,
+                                        .ldc = ld,
+                                        .a = x + first,
+                                        .lda = dim,
+                                        .b = w + first * ld,
+                                        .ldb = ld,
+                                        .m = rows,
+                                        .n = ld,
+                                        .k = width,
+                                        .accumulate = chunk > 0};
+        if (chunk > 0) assay_round(ctx, ASSAY_ROUND_STORAGE, rows * ld, out);
+        TRY(assay_matmul(ctx, &args));
+    }
+cleanup:
+    return status;
+}
+
+static assay_status up_product(assay_context *ctx, sharded_mlp *mlp, double *out, const double *x, const double *w)
+{
+    assay_status status = ASSAY_OK;
+    for (int64_t slice = 0; slice < mlp->tensor_shards; slice++) {
+        TRY(up_slice(ctx, mlp, slice, slice == 0 ? out : mlp->tensor_partial, x, w));
+        if (slice > 0) sharded_add(ctx, mlp->config.rows * mlp->residuals.ld, out, mlp->tensor_partial);
+    }
+cleanup:
+    return status;
+}
+
+/* Biases come once, after all chunks and tensor shards. */
+static void finish_branch(const assay_context *ctx, const sharded_mlp *mlp, double *branch, const double *bias)
+{
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t row = 0; row < mlp->config.rows; row++) {
+        double *values = branch + row * mlp->residuals.ld;
+        for (int64_t i = 0; bias != NULL && i < mlp->config.mlp_dim; i++) values[i] += bias[i];
+        assay_round(ctx, ASSAY_ROUND_STORAGE, mlp->config.mlp_dim, values);
+    }
+}
+
+static assay_status read_given(assay_context *ctx, const sharded_mlp *mlp, const assay_source *in, int checkpoint,
+                               const sharded_piece *piece, double *values)
+{
+    const int64_t width = sharded_checkpoint_width(mlp, checkpoint);
+    return in->read(ctx, in->self, sharded_checkpoint_path(mlp->routed, checkpoint), piece->first * width,
+                    piece->count * width, values);
+}
+
+/* Both branches, tensor-parallel reduce included; what is given is not computed. */
+static assay_status gmm_up(assay_context *ctx, sharded_mlp *mlp, const assay_source *in, const sharded_piece *piece)
+{
+    assay_status status = ASSAY_OK;
+    double *const *w = mlp->weights, *a = mlp->residuals.a, *b = mlp->residuals.b;
+    const bool fused = mlp->config.fused, both = mlp->given[SHARDED_AB];
+    const bool gate = mlp->given[SHARDED_A] || both, up = mlp->given[SHARDED_B] || both;
+    if (both) TRY(read_given(ctx, mlp, in, SHARDED_AB, piece, a));
+    if (fused && !both) TRY(up_product(ctx, mlp, a, piece->x, w[SHARDED_WI]));
+    if (!fused && gate) TRY(read_given(ctx, mlp, in, SHARDED_A, piece, a));
+    if (!fused && up) TRY(read_given(ctx, mlp, in, SHARDED_B, piece, b));
+    if (!fused && !gate) TRY(up_product(ctx, mlp, a, piece->x, w[SHARDED_WI_0]));
+    if (!fused && !up) TRY(up_product(ctx, mlp, b, piece->x, w[SHARDED_WI_1]));
+    if (!gate) finish_branch(ctx, mlp, a, w[SHARDED_WI_0_BIAS]);
+    if (!up) finish_branch(ctx, mlp, b, w[SHARDED_WI_1_BIAS]);
+cleanup:
+    return status;
+}
+
+static void keep_branch(const sharded_mlp *mlp, double *kept, int64_t kept_ld, const double *branch,
+                        const sharded_piece *piece)
+{
+    for (int64_t row = 0; kept != NULL && row < piece->count; row++) {
+        memcpy(kept + (piece->first + row) * kept_ld, branch + row * mlp->residuals.ld,
+               (size_t)mlp->config.mlp_dim * sizeof *kept);
+    }
+}
+
+static void keep_checkpoints(const sharded_mlp *mlp, const sharded_piece *piece)
+{
+    const int64_t width = mlp->config.mlp_dim;
+    double *both = mlp->kept[SHARDED_AB];
+    keep_branch(mlp, mlp->kept[SHARDED_A], width, mlp->residuals.a, piece);
+    keep_branch(mlp, mlp->kept[SHARDED_B], width, mlp->residuals.b, piece);
+    keep_branch(mlp, both, 2 * width, mlp->residuals.a, piece);
+    keep_branch(mlp, both == NULL ? NULL : both + width, 2 * width, mlp->residuals.b, piece);
+}
+
+static assay_gated_mlp_weights weights_of(const sharded_mlp *mlp)
+{
+    double *const *w = mlp->weights;
+    return (assay_gated_mlp_weights){
+        .wi = w[SHARDED_WI],
+        .wi_0 = w[SHARDED_WI_0],
+        .wi_1 = w[SHARDED_WI_1],
+        .wo = w[SHARDED_WO],
+        .wi_0_bias = w[SHARDED_WI_0_BIAS],
+        .wi_1_bias = w[SHARDED_WI_1_BIAS],
+        .wo_bias = w[SHARDED_WO_BIAS],
+    };
+}
+
+/* out = weights[row] times the rows of [count,width]. */
+static void weigh_rows(const assay_context *ctx, double *out, const double *weights, const double *rows, int64_t count,
+                       int64_t width)
+{
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t row = 0; row < count; row++) {
+        for (int64_t i = row * width; i < (row + 1) * width; i++) out[i] = weights[row] * rows[i];
+        assay_round(ctx, ASSAY_ROUND_STORAGE, width, out + row * width);
+    }
+}
+
+/* h, with the routing weight on it where that comes before wo. */
+static assay_gated_mlp_residuals weighted_residuals(const assay_context *ctx, const sharded_mlp *mlp,
+                                                    const sharded_piece *piece)
+{
+    assay_gated_mlp_residuals r = mlp->residuals;
+    if (piece->weights == NULL) return r;
+    weigh_rows(ctx, mlp->weighted_h, piece->weights, r.h, piece->count, mlp->config.mlp_dim);
+    r.h = mlp->weighted_h;
+    return r;
+}
+
+/* y = h wo + wo_bias, or (weight h) wo + weight wo_bias. */
+static assay_status gmm_down(assay_context *ctx, const sharded_mlp *mlp, const assay_source *in,
+                             const sharded_piece *piece)
+{
+    assay_status status = ASSAY_OK;
+    const int64_t dim = mlp->config.emb_dim;
+    assay_gated_mlp_weights weights = weights_of(mlp);
+    const double *bias = weights.wo_bias;
+    if (mlp->given[SHARDED_Y]) return read_given(ctx, mlp, in, SHARDED_Y, piece, piece->y);
+    const assay_gated_mlp_residuals r = weighted_residuals(ctx, mlp, piece);
+    if (piece->weights != NULL) weights.wo_bias = NULL;
+    TRY(assay_gated_mlp_down(ctx, piece->y, &r, &weights, &mlp->config));
+    for (int64_t row = 0; piece->weights != NULL && bias != NULL && row < piece->count; row++)
+        assay_add_scaled(ctx, dim, piece->weights[row], bias, piece->y + row * dim);
+    assay_round(ctx, ASSAY_ROUND_STORAGE, piece->count * dim, piece->y);
+cleanup:
+    return status;
+}
+
+assay_status sharded_mlp_forward(assay_context *ctx, sharded_mlp *mlp, const assay_source *in,
+                                 const sharded_piece *piece)
+{
+    assay_status status = ASSAY_OK;
+    mlp->config.rows = piece->count;
+    TRY(gmm_up(ctx, mlp, in, piece));
+    keep_checkpoints(mlp, piece);
+    assay_gated_mlp_gate(ctx, &mlp->residuals, &mlp->config);
+    TRY(gmm_down(ctx, mlp, in, piece));
+cleanup:
+    return status;
+}
+
+/* With the weight on h: wo sees the weighted h, d_weight is <h, dy wo^T> + <wo_bias, dy>, and all before it comes from
+ * the weighted dy. What is left for the second step stays in `g`; *dy becomes what that step takes. */
+static assay_status backward_weighted(assay_context *ctx, sharded_mlp *mlp, const sharded_piece *piece,
+                                      assay_gated_mlp_gradients *g, const double **dy)
+{
+    assay_status status = ASSAY_OK;
+    const int64_t dim = mlp->config.emb_dim, width = mlp->config.mlp_dim;
+    const assay_gated_mlp_weights weights = weights_of(mlp);
+    const assay_gated_mlp_residuals r = weighted_residuals(ctx, mlp, piece);
+    const assay_gated_mlp_gradients down = {.dwo = g->dwo, .dh = piece->d_weights == NULL ? NULL : mlp->dh};
+    TRY(assay_gated_mlp_backward(ctx, &down, piece->dy, &r, piece->x, &weights, &mlp->config));
+    for (int64_t row = 0; piece->d_weights != NULL && row < piece->count; row++) {
+        double d_weight = assay_dot(ctx, width, mlp->residuals.h + row * width, mlp->dh + row * width);
+        if (weights.wo_bias != NULL) d_weight += assay_dot(ctx, dim, weights.wo_bias, piece->dy + row * dim);
+        piece->d_weights[row] = d_weight;
+    }
+    weigh_rows(ctx, mlp->weighted_dy, piece->weights, piece->dy, piece->count, dim);
+    g->dwo = NULL;
+    *dy = mlp->weighted_dy;
+cleanup:
+    return status;
+}
+
+assay_status sharded_mlp_backward(assay_context *ctx, sharded_mlp *mlp, const sharded_piece *piece)
+{
+    assay_status status = ASSAY_OK;
+    double *const *to = mlp->summing ? mlp->partials : mlp->gradients;
+    const assay_gated_mlp_weights weights = weights_of(mlp);
+    const double *dy = piece->dy;
+    assay_gated_mlp_gradients g = {
+        .dx = piece->dx,
+        .dwi = to[SHARDED_WI],
+        .dwi_0 = to[SHARDED_WI_0],
+        .dwi_1 = to[SHARDED_WI_1],
+        .dwo = to[SHARDED_WO],
+        .dwi_0_bias = to[SHARDED_WI_0_BIAS],
+        .dwi_1_bias = to[SHARDED_WI_1_BIAS],
+        .dwo_bias = to[SHARDED_WO_BIAS],
+    };
+    mlp->config.rows = piece->count;
+    if (piece->weights != NULL) TRY(backward_weighted(ctx, mlp, piece, &g, &dy));
+    TRY(assay_gated_mlp_backward(ctx, &g, dy, &mlp->residuals, piece->x, &weights, &mlp->config));
+    if (piece->dx != NULL) assay_round(ctx, ASSAY_ROUND_STORAGE, piece->count * mlp->config.emb_dim, piece->dx);
+    for (int weight = 0; mlp->summing && weight < SHARDED_WEIGHTS; weight++) {
+        if (mlp->gradients[weight] == NULL) continue;
+        sharded_add(ctx, mlp->sizes[weight], mlp->gradients[weight], mlp->partials[weight]);
+    }
+    mlp->summing = true;
+cleanup:
+    return status;
+}

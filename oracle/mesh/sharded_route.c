@@ -1,0 +1,213 @@
+/* Every shard routes its tokens: choices, and the order of their copies by expert. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "oracle/base/memory.h"
+#include "oracle/mesh/sharded_moe_internal.h"
+#include "oracle/ops/activation.h"
+
+static assay_status read_f64(assay_context *ctx, const assay_source *in, const char *path, int64_t count, double **out)
+{
+    assay_status status = assay_alloc_f64(ctx, path, count, out);
+    return status != ASSAY_OK ? status : in->read(ctx, in->self, path, 0, count, *out);
+}
+
+static assay_status read_i32(assay_context *ctx, const assay_source *in, const char *path, int64_t count, int32_t **out)
+{
+    assay_status status = assay_alloc_i32(ctx, path, count, out);
+    return status != ASSAY_OK ? status : in->read_i32(ctx, in->self, path, 0, count, *out);
+}
+
+static assay_status read_router(assay_context *ctx, sharded_run *run)
+{
+    assay_status status = ASSAY_OK;
+    const assay_source *in = run->in;
+    const assay_routing_config *config = &run->config->routing;
+    const int64_t experts = config->num_experts, per_token = config->num_experts_per_tok;
+    const int64_t tokens = config->batch * config->sequence, shards = run->sizes.shards;
+    TRY(read_f64(ctx, in, "weights/gate/kernel", run->config->emb_dim * experts, &run->kernel));
+    if (in->has(in->self, "weights/gate/bias")) TRY(read_f64(ctx, in, "weights/gate/bias", experts, &run->bias));
+    if (in->has(in->self, "weights/per_expert_scale")) {
+        TRY(read_f64(ctx, in, "weights/per_expert_scale", experts, &run->per_expert_scale));
+    }
+    if (config->hash_rows > 0) {
+        TRY(read_i32(ctx, in, "weights/tid2eid", config->hash_rows * per_token, &run->tid2eid));
+        TRY(read_i32(ctx, in, "inputs/input_ids", tokens, &run->input_ids));
+    }
+    if (in->has(in->self, "routing/selected_experts")) {
+        TRY(read_i32(ctx, in, "routing/selected_experts", tokens * per_token, &run->given_experts));
+    }
+    TRY(assay_alloc_f64(ctx, "cotangents/lb_loss", shards, &run->d_lb_loss));
+    memset(run->d_lb_loss, 0, (size_t)shards * sizeof *run->d_lb_loss);
+    if (in->has(in->self, "cotangents/lb_loss")) {
+        TRY(in->read(ctx, in->self, "cotangents/lb_loss", 0, shards, run->d_lb_loss));
+    }
+cleanup:
+    return status;
+}
+
+/* The gate is no part of what is sharded by expert: the logits of all tokens are one product. */
+static assay_status make_logits(assay_context *ctx, sharded_run *run)
+{
+    assay_status status = ASSAY_OK;
+    const assay_routing_config *config = &run->config->routing;
+    const int64_t tokens = config->batch * config->sequence, experts = config->num_experts, dim = run->config->emb_dim;
+    TRY(assay_alloc_f64(ctx, "logits", tokens * experts, &run->logits));
+    const assay_matmul_args args = {.c = run->logits,
+                                    .ldc = experts,
+                                    .a = run->x,
+                                    .lda = dim,
+                                    .b = run->kernel,
+                                    .ldb = experts,
+                                    .m = tokens,
+                                    .n = experts,
+                                    .k = dim};
+    TRY(assay_matmul(ctx, &args));
+    assay_round(ctx, ASSAY_ROUND_ROUTER, tokens * experts, run->logits);
+cleanup:
+    return status;
+}
+
+assay_routing_inputs sharded_routing_inputs(const sharded_run *run, const sharded_chunk *chunk, int64_t shard)
+{
+    const int64_t tokens = run->permute.tokens, per_token = run->permute.experts_per_token;
+    return (assay_routing_inputs){
+        .logits = chunk->logits + shard * tokens * run->permute.experts,
+        .bias = run->bias,
+        .per_expert_scale = run->per_expert_scale,
+        .tid2eid = run->tid2eid,
+        .input_ids = chunk->input_ids == NULL ? NULL : chunk->input_ids + shard * tokens,
+        .given_experts = chunk->given_experts == NULL ? NULL : chunk->given_experts + shard * tokens * per_token,
+    };
+}
+
+static assay_status gather_inputs(assay_context *ctx, sharded_run *run, int64_t c)
+{
+    assay_status status = ASSAY_OK;
+    sharded_chunk *chunk = &run->chunks[c];
+    const int64_t routed = run->sizes.shards * run->permute.tokens, experts = run->permute.experts;
+    const int64_t per_token = run->permute.experts_per_token;
+    TRY(assay_alloc_f64(ctx, "logits of shards", routed * experts, &chunk->logits));
+    TRY(sharded_spread(ctx, run, c, experts, chunk->logits, run->logits));
+    if (run->input_ids != NULL) {
+        TRY(assay_alloc_i32(ctx, "input_ids of shards", routed, &chunk->input_ids));
+        TRY(sharded_spread_i32(ctx, run, c, 1, chunk->input_ids, run->input_ids));
+    }
+    if (run->given_experts != NULL) {
+        TRY(assay_alloc_i32(ctx, "selected_experts of shards", routed * per_token, &chunk->given_experts));
+        TRY(sharded_spread_i32(ctx, run, c, per_token, chunk->given_experts, run->given_experts));
+    }
+cleanup:
+    return status;
+}
+
+/* Order of the copies by expert; with the ring ids are rolled so that the shard's own experts come first. */
+static assay_status sort_copies(assay_context *ctx, sharded_run *run, sharded_chunk *chunk, int64_t shard)
+{
+    assay_status status = ASSAY_OK;
+    const assay_shard_sizes *s = &run->sizes;
+    const int64_t experts = run->permute.experts;
+    const int32_t *selected = chunk->routings[shard].selected_experts;
+    const int64_t index = assay_mesh_index(&run->sharding->mesh, shard, ASSAY_AXIS_EXPERT);
+    const int64_t first = run->sharding->ring_of_experts ? index * s->local_experts : 0;
+    int32_t *rolled = NULL;
+    TRY(assay_alloc_i32(ctx, "rolled ids of experts", s->copies, &rolled));
+    for (int64_t i = 0; i < s->copies; i++) rolled[i] = (int32_t)((selected[i] - first + experts) % experts);
+    TRY(assay_permute_order(ctx, chunk->order + shard * s->copies, chunk->group_sizes + shard * experts, rolled,
+                            &run->permute));
+    memcpy(chunk->local_group_sizes + shard * s->local_experts, chunk->group_sizes + shard * experts,
+           (size_t)s->local_experts * sizeof *chunk->local_group_sizes);
+cleanup:
+    free(rolled);
+    return status;
+}
+
+static assay_status route_shards(assay_context *ctx, sharded_run *run, int64_t c)
+{
+    assay_status status = ASSAY_OK;
+    sharded_chunk *chunk = &run->chunks[c];
+    const assay_shard_sizes *s = &run->sizes;
+    void *routings = NULL;
+    TRY(assay_alloc(ctx, "routing of shards", s->shards, sizeof *chunk->routings, &routings));
+    chunk->routings = memset(routings, 0, (size_t)s->shards * sizeof *chunk->routings);
+    TRY(assay_alloc_i32(ctx, "order of copies", s->shards * s->copies, &chunk->order));
+    TRY(assay_alloc_i32(ctx, "group sizes", s->shards * run->permute.experts, &chunk->group_sizes));
+    TRY(assay_alloc_i32(ctx, "local group sizes", s->shards * s->local_experts, &chunk->local_group_sizes));
+    for (int64_t shard = 0; shard < s->shards; shard++) {
+        const assay_routing_inputs inputs = sharded_routing_inputs(run, chunk, shard);
+        assay_routing *routing = &chunk->routings[shard];
+        TRY(assay_routing_alloc(ctx, routing, &run->routing));
+        TRY(assay_routing_forward(ctx, routing, &inputs, &run->routing));
+        assay_round(ctx, ASSAY_ROUND_ROUTER, s->copies, routing->weights);
+        TRY(sort_copies(ctx, run, chunk, shard));
+    }
+cleanup:
+    return status;
+}
+
+static assay_status scale_tokens(assay_context *ctx, sharded_run *run, sharded_chunk *chunk)
+{
+    const int64_t tokens = run->permute.tokens;
+    assay_status status = assay_alloc_f64(ctx, "token scales", run->sizes.shards * tokens, &chunk->gates);
+    if (status != ASSAY_OK) return status;
+    for (int64_t i = 0; i < run->sizes.shards * tokens; i++)
+        chunk->gates[i] = assay_sigmoid(chunk->routings[i / tokens].weights[i % tokens]);
+    assay_round(ctx, ASSAY_ROUND_ELEMENTARY, run->sizes.shards * tokens, chunk->gates);
+    return ASSAY_OK;
+}
+
+assay_status sharded_route(assay_context *ctx, sharded_run *run)
+{
+    assay_status status = ASSAY_OK;
+    void *chunks = NULL;
+    TRY(read_router(ctx, run));
+    TRY(make_logits(ctx, run));
+    TRY(assay_alloc(ctx, "chunks of tokens", run->sizes.chunks, sizeof *run->chunks, &chunks));
+    run->chunks = memset(chunks, 0, (size_t)run->sizes.chunks * sizeof *run->chunks);
+    for (int64_t c = 0; c < run->sizes.chunks; c++) {
+        sharded_chunk *chunk = &run->chunks[c];
+        TRY(gather_inputs(ctx, run, c));
+        TRY(route_shards(ctx, run, c));
+        if (run->llama4) TRY(scale_tokens(ctx, run, chunk));
+        if (run->sizes.expert_shards == 1 || run->sharding->ring_of_experts) continue;
+        TRY(sharded_plan_traffic(ctx, run, chunk));
+    }
+cleanup:
+    return status;
+}
+
+static void free_chunk(sharded_chunk *chunk, int64_t shards)
+{
+    for (int64_t shard = 0; chunk->routings != NULL && shard < shards; shard++)
+        assay_routing_free(&chunk->routings[shard]);
+    void *const memory[] = {chunk->logits,
+                            chunk->input_ids,
+                            chunk->given_experts,
+                            chunk->routings,
+                            chunk->gates,
+                            chunk->order,
+                            chunk->group_sizes,
+                            chunk->local_group_sizes,
+                            chunk->local_sorted_indices,
+                            chunk->reshaped_group_sizes,
+                            chunk->all_shards_group_sizes,
+                            chunk->rows_x,
+                            chunk->rows_y,
+                            chunk->rows_dy,
+                            chunk->rows_dx,
+                            chunk->row_weights,
+                            chunk->row_d_weights,
+                            chunk->d_weights};
+    for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) free(memory[i]);
+    assay_ragged_params_free(&chunk->dispatch);
+    assay_ragged_params_free(&chunk->combine);
+}
+
+void sharded_route_free(sharded_run *run)
+{
+    for (int64_t c = 0; run->chunks != NULL && c < run->sizes.chunks; c++)
+        free_chunk(&run->chunks[c], run->sizes.shards);
+    void *const memory[] = {run->chunks,   run->kernel,  run->bias,      run->per_expert_scale, run->logits,
+                            run->d_logits, run->tid2eid, run->input_ids, run->given_experts,    run->d_lb_loss};
+    for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) free(memory[i]);
+}

@@ -1,0 +1,134 @@
+#include "oracle/mesh/tests/sharded_case.h"
+
+#include <string.h>
+
+#include "tests/support/assay_test.h"
+
+assay_sharding sharded_case_mesh(int64_t data, int64_t fsdp, int64_t expert)
+{
+    return (assay_sharding){
+        .mesh = {{data, fsdp, expert}}, .tensor_shards = 1, .ragged_buffer_factor = -1, .token_chunks = 1};
+}
+
+moe_case sharded_case(int variant, int64_t batch)
+{
+    moe_case c = moe_case_deepseek3(batch, 6, 8, variant == SHARDED_CASE_LLAMA4 ? 1 : 3, 12, 5);
+    assay_routing_config *routing = &c.config.routing;
+    c.expert_bias = variant % 2 == 1;
+    switch (variant) {
+    case 0: /* DeepSeek-V3 with groups and a shared expert */
+        routing->n_routing_groups = 4;
+        routing->topk_routing_group = 3;
+        c.config.shared_mlp_dim = 7;
+        break;
+    case 1: /* GPT-OSS */
+        routing->family = ASSAY_ROUTER_DEFAULT;
+        routing->score_func = ASSAY_SCORE_NONE;
+        c.config.glu = ASSAY_GLU_GPT_OSS;
+        c.config.activation = ASSAY_SIGMOID;
+        c.config.limit = 0.8;
+        break;
+    case SHARDED_CASE_LLAMA4:
+        routing->family = ASSAY_ROUTER_LLAMA4;
+        routing->score_func = ASSAY_SCORE_NONE;
+        c.gate_bias = false;
+        c.config.shared_mlp_dim = 3;
+        break;
+    case 3: /* Gemma 4 */
+        routing->family = ASSAY_ROUTER_GEMMA4;
+        routing->score_func = ASSAY_SCORE_NONE;
+        routing->norm_topk_prob = true;
+        c.config.activation = ASSAY_GELU;
+        c.gate_bias = false;
+        c.per_expert_scale = true;
+        break;
+    case 4: /* hash routing */
+        routing->hash_rows = 11;
+        routing->score_func = ASSAY_SCORE_SQRTSOFTPLUS;
+        c.config.glu = ASSAY_GLU_CLAMPED;
+        c.config.limit = 0.9;
+        break;
+    case 5:
+        c.config.fused_weights = true;
+        c.config.shared_mlp_dim = 2;
+        break;
+    case 6: /* Qwen 3 */
+        routing->family = ASSAY_ROUTER_DEFAULT;
+        routing->score_func = ASSAY_SCORE_NONE;
+        routing->norm_topk_prob = true;
+        break;
+    default:
+        routing->family = ASSAY_ROUTER_DEEPSEEK2;
+        routing->score_func = ASSAY_SCORE_SOFTMAX;
+        break;
+    }
+    c.seed = 17 + (uint64_t)variant;
+    moe_case_fill(&c, false);
+    return c;
+}
+
+void sharded_case_run(assay_context *ctx, moe_case *c, const assay_sharding *sharding, memory_store *out)
+{
+    assay_source source = memory_store_source(&c->in);
+    assay_sink sink = memory_store_sink(out);
+    assert_ok(ctx, assay_sharded_moe_run(ctx, &c->config, sharding, &source, &sink));
+}
+
+void sharded_case_assert_gradients(const memory_store *actual, const memory_store *expected, double relative)
+{
+    int compared = 0;
+    for (int i = 0; i < expected->count; i++) {
+        const char *path = expected->items[i].path;
+        if (strncmp(path, "gradients/", 10) != 0) continue;
+        moe_case_assert_close(actual, expected, path, relative);
+        compared++;
+    }
+    assert_true(compared >= 5);
+}
+
+void sharded_case_assert_bits(const memory_store *actual, const memory_store *expected, const char *path)
+{
+    memory_store one = {.items = memory_store_find(expected, path), .count = 1};
+    if (one.items == NULL) fail_msg("there is no '%s'", path);
+    moe_case_assert_same(actual, &one);
+}
+
+static void copy_part(const moe_case *c, moe_case *part, const char *path, const int64_t place[4])
+{
+    const memory_tensor *tensor = memory_store_find(&c->in, path);
+    const assay_routing_config *own = &part->config.routing, *whole = &c->config.routing;
+    const int64_t first = place[0], chunk = place[2];
+    if (tensor == NULL) return;
+    const int64_t width = tensor->count / (whole->batch * whole->sequence), to = own->sequence * width;
+    double *values = tensor->values == NULL ? NULL : memory_store_add(&part->in, path, own->batch * to);
+    int32_t *indices = tensor->indices == NULL ? NULL : memory_store_add_i32(&part->in, path, own->batch * to);
+    for (int64_t row = 0; row < own->batch; row++) {
+        const int64_t from = ((first + row) * whole->sequence + chunk * own->sequence) * width;
+        if (values != NULL) memcpy(values + row * to, tensor->values + from, (size_t)to * sizeof *values);
+        if (indices != NULL) memcpy(indices + row * to, tensor->indices + from, (size_t)to * sizeof *indices);
+    }
+}
+
+moe_case sharded_case_part(const moe_case *c, int64_t first, int64_t rows, int64_t chunk, int64_t chunks)
+{
+    static const char *const of_tokens[] = {"inputs/x", "inputs/input_ids", "cotangents/y",
+                                            "routing/selected_experts"};
+    const int64_t place[] = {first, rows, chunk, chunks};
+    moe_case part = *c;
+    part.in = (memory_store){0};
+    part.config.routing.batch = rows;
+    part.config.routing.sequence /= chunks;
+    for (int i = 0; i < 4; i++) copy_part(c, &part, of_tokens[i], place);
+    for (int i = 0; i < c->in.count; i++) {
+        const memory_tensor *tensor = &c->in.items[i];
+        if (strncmp(tensor->path, "weights/", 8) != 0) continue;
+        if (tensor->values != NULL) {
+            double *values = memory_store_add(&part.in, tensor->path, tensor->count);
+            memcpy(values, tensor->values, (size_t)tensor->count * sizeof *values);
+        } else {
+            int32_t *indices = memory_store_add_i32(&part.in, tensor->path, tensor->count);
+            memcpy(indices, tensor->indices, (size_t)tensor->count * sizeof *indices);
+        }
+    }
+    return part;
+}

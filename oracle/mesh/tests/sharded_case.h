@@ -1,0 +1,26 @@
+/* MoE blocks over a mesh, for tests. */
+#ifndef ASSAY_MESH_TESTS_SHARDED_CASE_H
+#define ASSAY_MESH_TESTS_SHARDED_CASE_H
+
+#include "oracle/mesh/sharded_moe.h"
+#include "oracle/moe/tests/moe_case.h"
+
+/* No tensor shards, chunks or buffer factor. */
+assay_sharding sharded_case_mesh(int64_t data, int64_t fsdp, int64_t expert);
+
+/* Blocks of every family and form, filled; E is 8, S is 6. */
+enum { SHARDED_CASES = 8, SHARDED_CASE_LLAMA4 = 2 };
+moe_case sharded_case(int variant, int64_t batch);
+
+/* Runs it and asserts success; results go to `out`. */
+void sharded_case_run(assay_context *ctx, moe_case *c, const assay_sharding *sharding, memory_store *out);
+
+/* Every gradient that `expected` has, within `relative` of the tensor's largest value. */
+void sharded_case_assert_gradients(const memory_store *actual, const memory_store *expected, double relative);
+/* One tensor has the same bits in both. */
+void sharded_case_assert_bits(const memory_store *actual, const memory_store *expected, const char *path);
+
+/* The block of `rows` rows of the batch from row `first`, and of one chunk of the sequence. Expert weights are whole. */
+moe_case sharded_case_part(const moe_case *c, int64_t first, int64_t rows, int64_t chunk, int64_t chunks);
+
+#endif

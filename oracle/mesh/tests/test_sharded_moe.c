@@ -1,0 +1,318 @@
+/* The block over a mesh against the block on one device. */
+#include <math.h>
+#include <string.h>
+
+#include "oracle/arithmetic/arithmetic.h"
+#include "oracle/mesh/tests/sharded_case.h"
+#include "tests/support/assay_test.h"
+
+static const char *const compared[] = {"outputs/*", "gradients/*", "routing/selected_experts", "routing/weights",
+                                       "routing/margin", NULL};
+
+/* Sums over few terms in another order. */
+#define ROUNDING 1e-14
+
+static const int64_t meshes[][3] = {{1, 1, 1}, {2, 1, 1}, {1, 4, 1}, {1, 1, 2}, {1, 1, 4},
+                                    {1, 1, 8}, {2, 1, 2}, {1, 2, 4}, {2, 2, 2}, {2, 1, 4}};
+enum { MESHES = sizeof meshes / sizeof *meshes, BATCH = 8 };
+
+static assay_sharding mesh_of(int mesh)
+{
+    return sharded_case_mesh(meshes[mesh][0], meshes[mesh][1], meshes[mesh][2]);
+}
+
+/* One device's results in `whole`, the mesh's in `actual`. */
+static void run_both(assay_context *ctx, moe_case *c, const assay_sharding *sharding, memory_store *whole,
+                     memory_store *actual)
+{
+    *whole = *actual = (memory_store){.wanted = compared};
+    moe_case_run(ctx, c, whole, NULL, 0);
+    sharded_case_run(ctx, c, sharding, actual);
+    assert_int_equal(actual->count, whole->count);
+    sharded_case_assert_bits(actual, whole, "routing/selected_experts");
+    sharded_case_assert_bits(actual, whole, "routing/weights");
+    sharded_case_assert_bits(actual, whole, "routing/margin");
+}
+
+/* A token's rows go elsewhere and come back: y and dx keep their bits. */
+static void test_ragged_all_to_all(void **state)
+{
+    (void)state;
+    assay_context ctx = assay_context_default(2);
+    for (int variant = 0; variant < SHARDED_CASES; variant++) {
+        moe_case c = sharded_case(variant, BATCH);
+        for (int mesh = 0; mesh < MESHES; mesh++) {
+            const assay_sharding sharding = mesh_of(mesh);
+            memory_store whole, actual;
+            run_both(&ctx, &c, &sharding, &whole, &actual);
+            sharded_case_assert_bits(&actual, &whole, "outputs/y");
+            sharded_case_assert_bits(&actual, &whole, "gradients/inputs/x");
+            sharded_case_assert_gradients(&actual, &whole, ROUNDING);
+            if (mesh == 0) moe_case_assert_same(&actual, &whole);
+            memory_store_free(&whole);
+            memory_store_free(&actual);
+        }
+        moe_case_free(&c);
+    }
+}
+
+/* The ring adds partial sums of the shards, in another order where P > 1. */
+static void test_ring_of_experts(void **state)
+{
+    (void)state;
+    assay_context ctx = assay_context_default(2);
+    for (int variant = 0; variant < SHARDED_CASES; variant++) {
+        moe_case c = sharded_case(variant, BATCH);
+        for (int mesh = 0; mesh < MESHES; mesh++) {
+            assay_sharding sharding = mesh_of(mesh);
+            sharding.ring_of_experts = true;
+            memory_store whole, actual;
+            run_both(&ctx, &c, &sharding, &whole, &actual);
+            moe_case_assert_close(&actual, &whole, "outputs/y", ROUNDING);
+            sharded_case_assert_gradients(&actual, &whole, ROUNDING);
+            if (sharding.mesh.size[ASSAY_AXIS_EXPERT] == 1 || variant == SHARDED_CASE_LLAMA4)
+                sharded_case_assert_bits(&actual, &whole, "outputs/y");
+            if (mesh == 0) moe_case_assert_same(&actual, &whole);
+            memory_store_free(&whole);
+            memory_store_free(&actual);
+        }
+        moe_case_free(&c);
+    }
+}
+
+/* A batch of one: every shard has all tokens and computes those of its experts. */
+static void test_batch_of_one(void **state)
+{
+    (void)state;
+    assay_context ctx = assay_context_default(2);
+    for (int variant = 0; variant < SHARDED_CASES; variant++) {
+        moe_case c = sharded_case(variant, 1);
+        for (int64_t shards = 1; shards <= 8; shards *= 2) {
+            assay_sharding sharding = sharded_case_mesh(1, 1, shards);
+            for (int before_wo = 0; before_wo < (variant == SHARDED_CASE_LLAMA4 ? 1 : 2); before_wo++) {
+                memory_store whole, actual;
+                sharding.weight_before_wo = before_wo;
+                run_both(&ctx, &c, &sharding, &whole, &actual);
+                if (!before_wo) sharded_case_assert_bits(&actual, &whole, "outputs/y");
+                moe_case_assert_close(&actual, &whole, "outputs/y", ROUNDING);
+                sharded_case_assert_gradients(&actual, &whole, ROUNDING);
+                if (shards == 1 && !before_wo) moe_case_assert_same(&actual, &whole);
+                memory_store_free(&whole);
+                memory_store_free(&actual);
+            }
+        }
+        moe_case_free(&c);
+    }
+}
+
+/* Chunks of the embedding continue one chain; tensor shards add sums of their own. */
+static void test_chunks_and_tensor_shards(void **state)
+{
+    (void)state;
+    static const struct {
+        int64_t emb, tokens, tensor;
+    } forms[] = {{1, 1, 1}, {3, 1, 1}, {12, 1, 1}, {0, 2, 1}, {4, 3, 1}, {0, 1, 2}, {3, 2, 4}};
+    assay_context ctx = assay_context_default(2);
+    for (int variant = 0; variant < SHARDED_CASES; variant++) {
+        moe_case c = sharded_case(variant, BATCH);
+        for (int mesh = 0; mesh < MESHES; mesh += 3) {
+            memory_store ring = {.wanted = compared};
+            assay_sharding sharding = mesh_of(mesh);
+            sharding.ring_of_experts = true;
+            sharded_case_run(&ctx, &c, &sharding, &ring);
+            for (size_t form = 0; form < sizeof forms / sizeof *forms; form++) {
+                memory_store whole, actual;
+                sharding.emb_chunks = forms[form].emb;
+                sharding.token_chunks = forms[form].tokens;
+                sharding.tensor_shards = forms[form].tensor;
+                run_both(&ctx, &c, &sharding, &whole, &actual);
+                moe_case_assert_close(&actual, &whole, "outputs/y", ROUNDING);
+                sharded_case_assert_gradients(&actual, &whole, ROUNDING);
+                if (forms[form].tensor == 1) {
+                    sharded_case_assert_bits(&actual, &ring, "outputs/y");
+                    sharded_case_assert_bits(&actual, &ring, "gradients/inputs/x");
+                    if (forms[form].tokens == 1) moe_case_assert_same(&actual, &ring);
+                }
+                memory_store_free(&whole);
+                memory_store_free(&actual);
+            }
+            memory_store_free(&ring);
+        }
+        moe_case_free(&c);
+    }
+}
+
+/* Tensor shards: a is (x wi of the first half of D) + (of the second), each a chain of its own. */
+static void test_tensor_shards_add(void **state)
+{
+    (void)state;
+    assay_context ctx = assay_context_default(1);
+    moe_case c = moe_case_deepseek3(1, 1, 1, 1, 8, 3);
+    assay_sharding sharding = sharded_case_mesh(1, 1, 1);
+    memory_store out = {0};
+    double expected[3];
+    sharding.tensor_shards = 2;
+    moe_case_fill(&c, false);
+    sharded_case_run(&ctx, &c, &sharding, &out);
+    const double *x = moe_case_get(&c.in, "inputs/x")->values, *wi = moe_case_get(&c.in, "weights/wi_0")->values;
+    for (int h = 0; h < 3; h++) {
+        double half[2] = {0, 0};
+        for (int d = 0; d < 8; d++) half[d / 4] = fma(x[d], wi[d * 3 + h], half[d / 4]);
+        expected[h] = half[0] + half[1];
+    }
+    assert_same_bits(moe_case_get(&out, "checkpoints/moe_mlpwi_0")->values, expected, 3);
+    memory_store_free(&out);
+    moe_case_free(&c);
+}
+
+/* The routing weight on h, or on h wo + wo_bias: the same result. */
+static void test_weight_before_wo(void **state)
+{
+    (void)state;
+    assay_context ctx = assay_context_default(2);
+    for (int variant = 0; variant < SHARDED_CASES; variant++) {
+        moe_case c = sharded_case(variant, BATCH);
+        for (int mesh = 0; mesh < MESHES && variant != SHARDED_CASE_LLAMA4; mesh++) {
+            for (int ring = 0; ring < 2; ring++) {
+                assay_sharding sharding = mesh_of(mesh);
+                memory_store whole, actual;
+                sharding.weight_before_wo = true;
+                sharding.ring_of_experts = ring;
+                run_both(&ctx, &c, &sharding, &whole, &actual);
+                moe_case_assert_close(&actual, &whole, "outputs/y", ROUNDING);
+                sharded_case_assert_gradients(&actual, &whole, ROUNDING);
+                memory_store_free(&whole);
+                memory_store_free(&actual);
+            }
+        }
+        moe_case_free(&c);
+    }
+}
+
+/* A run on the rows of the batch that a shard routes, by itself. */
+static void run_part(assay_context *ctx, const moe_case *c, const int64_t place[4], const double *d_lb_loss,
+                     memory_store *out)
+{
+    moe_case part = sharded_case_part(c, place[0], place[1], place[2], place[3]);
+    memory_store_add(&part.in, "cotangents/lb_loss", 1)[0] = *d_lb_loss;
+    *out = (memory_store){.wanted = compared};
+    moe_case_run(ctx, &part, out, NULL, 0);
+    moe_case_free(&part);
+}
+
+/* Adds every gradient of a weight of `part` to `sums`. */
+static void add_gradients(memory_store *sums, const memory_store *part)
+{
+    for (int i = 0; i < part->count; i++) {
+        const memory_tensor *tensor = &part->items[i];
+        if (strncmp(tensor->path, "gradients/weights/", 18) != 0) continue;
+        memory_tensor *sum = memory_store_find(sums, tensor->path);
+        double *values = sum == NULL ? memory_store_add(sums, tensor->path, tensor->count) : sum->values;
+        for (int64_t j = 0; j < tensor->count; j++)
+            values[j] = sum == NULL ? tensor->values[j] : values[j] + tensor->values[j];
+    }
+}
+
+static moe_case balanced_case(int variant, int64_t shards)
+{
+    moe_case c = sharded_case(variant, BATCH);
+    c.config.routing.load_balance_loss_weight = 0.5;
+    c.config.routing.routed_bias_update_rate = 0.25;
+    double *d_lb_loss = memory_store_add(&c.in, "cotangents/lb_loss", shards);
+    for (int64_t shard = 0; shard < shards; shard++) d_lb_loss[shard] = 1 + 0.3 * (double)shard;
+    return c;
+}
+
+/* Each shard's loss and updates are those of its own rows alone, and gradients of weights are sums over the shards. */
+static void test_balance_of_each_shard(void **state)
+{
+    (void)state;
+    assay_context ctx = assay_context_default(2);
+    for (int mesh = 0; mesh < MESHES; mesh++) {
+        const assay_sharding sharding = mesh_of(mesh);
+        const int64_t shards = assay_mesh_shards(&sharding.mesh), rows = BATCH / shards;
+        moe_case c = balanced_case(mesh % 2 == 0 ? 0 : 6, shards);
+        memory_store actual = {.wanted = compared}, sums = {0};
+        sharded_case_run(&ctx, &c, &sharding, &actual);
+        assert_int_equal(moe_case_get(&actual, "outputs/lb_loss")->count, shards);
+        assert_int_equal(moe_case_get(&actual, "outputs/bias_updates")->count, shards * 8);
+        for (int64_t shard = 0; shard < shards; shard++) {
+            memory_store part;
+            const int64_t place[] = {shard * rows, rows, 0, 1}, tokens = rows * 6;
+            run_part(&ctx, &c, place, &moe_case_get(&c.in, "cotangents/lb_loss")->values[shard], &part);
+            assert_same_bits(&moe_case_get(&actual, "outputs/lb_loss")->values[shard],
+                             moe_case_get(&part, "outputs/lb_loss")->values, 1);
+            assert_same_bits(moe_case_get(&actual, "outputs/bias_updates")->values + shard * 8,
+                             moe_case_get(&part, "outputs/bias_updates")->values, 8);
+            assert_same_bits(moe_case_get(&actual, "outputs/y")->values + shard * tokens * 12,
+                             moe_case_get(&part, "outputs/y")->values, tokens * 12);
+            assert_same_bits(moe_case_get(&actual, "gradients/inputs/x")->values + shard * tokens * 12,
+                             moe_case_get(&part, "gradients/inputs/x")->values, tokens * 12);
+            add_gradients(&sums, &part);
+            memory_store_free(&part);
+        }
+        sharded_case_assert_gradients(&actual, &sums, ROUNDING);
+        /* Without an expert axis the very sums. */
+        if (sharding.mesh.size[ASSAY_AXIS_EXPERT] == 1) moe_case_assert_same(&actual, &sums);
+        memory_store_free(&actual);
+        memory_store_free(&sums);
+        moe_case_free(&c);
+    }
+}
+
+/* With the ring a shard routes all rows of its expert axis, chunk by chunk; loss and updates are averages. */
+static void test_balance_of_the_ring(void **state)
+{
+    (void)state;
+    enum { CHUNKS = 3 };
+    assay_context ctx = assay_context_default(2);
+    for (int mesh = 0; mesh < MESHES; mesh += 2) {
+        assay_sharding sharding = mesh_of(mesh);
+        sharding.ring_of_experts = true;
+        sharding.token_chunks = CHUNKS;
+        const int64_t shards = assay_mesh_shards(&sharding.mesh), peers = sharding.mesh.size[ASSAY_AXIS_EXPERT];
+        const int64_t groups = shards / peers, rows = BATCH / groups;
+        moe_case c = balanced_case(6, shards);
+        const double *d_lb_loss = moe_case_get(&c.in, "cotangents/lb_loss")->values;
+        memory_store actual = {.wanted = compared}, sums = {0};
+        sharded_case_run(&ctx, &c, &sharding, &actual);
+        for (int64_t group = 0; group < groups; group++) {
+            double loss = 0, updates[8] = {0}, d_loss = 0;
+            for (int64_t i = 0; i < peers; i++) d_loss += d_lb_loss[group * peers + i] / CHUNKS;
+            for (int64_t chunk = 0; chunk < CHUNKS; chunk++) {
+                memory_store part;
+                const int64_t place[] = {group * rows, rows, chunk, CHUNKS};
+                run_part(&ctx, &c, place, &d_loss, &part);
+                loss += moe_case_get(&part, "outputs/lb_loss")->values[0];
+                for (int e = 0; e < 8; e++) updates[e] += moe_case_get(&part, "outputs/bias_updates")->values[e];
+                add_gradients(&sums, &part);
+                memory_store_free(&part);
+            }
+            loss /= CHUNKS;
+            for (int e = 0; e < 8; e++) updates[e] /= CHUNKS;
+            for (int64_t shard = group * peers; shard < (group + 1) * peers; shard++) {
+                assert_same_bits(&moe_case_get(&actual, "outputs/lb_loss")->values[shard], &loss, 1);
+                assert_same_bits(moe_case_get(&actual, "outputs/bias_updates")->values + shard * 8, updates, 8);
+            }
+        }
+        sharded_case_assert_gradients(&actual, &sums, ROUNDING);
+        memory_store_free(&actual);
+        memory_store_free(&sums);
+        moe_case_free(&c);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_ragged_all_to_all),
+        cmocka_unit_test(test_ring_of_experts),
+        cmocka_unit_test(test_batch_of_one),
+        cmocka_unit_test(test_chunks_and_tensor_shards),
+        cmocka_unit_test(test_tensor_shards_add),
+        cmocka_unit_test(test_weight_before_wo),
+        cmocka_unit_test(test_balance_of_each_shard),
+        cmocka_unit_test(test_balance_of_the_ring),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
