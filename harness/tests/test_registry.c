@@ -102,7 +102,7 @@ static void rows_have_pages(void **state)
 static void check_entry(const assay_tensor_entry *entry)
 {
     static const char *const folders[] = {"inputs",    "weights",     "cotangents", "outputs",
-                                          "gradients", "checkpoints", "routing",    "remat"};
+                                          "gradients", "checkpoints", "routing",    "remat",   "schedule"};
     const assay_tensor_spec *spec = &entry->spec;
     bool in_folder = false;
     for (size_t f = 0; f < sizeof folders / sizeof *folders; f++) in_folder |= assay_path_in(spec->path, folders[f]);
