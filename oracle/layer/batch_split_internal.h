@@ -56,6 +56,21 @@ int64_t bs_weight_count(const bs_run *run, int weight, bool gathered);
 assay_status bs_weights_alloc(assay_context *ctx, const bs_run *run, bs_weights *w, bool gathered,
                               const bs_weights *like);
 
+/* [M,a,b], sizes checked. */
+assay_status bs_alloc_shards(assay_context *ctx, const bs_run *run, const char *what, int64_t a, int64_t b,
+                             double **out);
+assay_status bs_alloc_shards_i32(assay_context *ctx, const bs_run *run, const char *what, int64_t a, int64_t b,
+                                 int32_t **out);
+
+/* A shard's part of a gathered weight or of its gradient; NULL where there is none. */
+double *bs_weight_of(const bs_run *run, const bs_weights *w, int weight, int64_t shard);
+
+/* sum += term, not rounded. */
+void bs_accumulate(const assay_context *ctx, double *sum, const double *term, int64_t count);
+
+/* values [M,count] of each shard, or NULL: every shard gets the sum of all, ascending. */
+void bs_sum_over_shards(const assay_context *ctx, const bs_run *run, double *values, int64_t count);
+
 /* What a layer keeps for backward, for each microbatch. Everything is [M,...]. */
 typedef struct bs_residuals {
     double *layer_inputs[ASSAY_MOST_MICROBATCHES]; /* [M,b,S,D]; offloaded */

@@ -59,9 +59,10 @@ typedef struct assay_schedule_dims {
 /* Events of a schedule of that size. */
 int64_t assay_schedule_count(const assay_schedule_dims *dims);
 
-/* The rules: each stage once for each layer and microbatch, in the order of its data flow; weights gathered one layer ahead; the
- * last microbatch of a layer unrouted after the next layer's weights are asked for; gradients reduce-scattered one layer
- * behind and all-reduced two behind, but for the ends. Refuses with the first event that breaks one, and says which. */
+/* The rules: all of forward before backward; each stage once for each layer and microbatch, in the order of its data flow;
+ * weights gathered one layer ahead, residuals fetched no earlier than that; the last microbatch of a layer unrouted after
+ * the weights of the layer after the next are asked for; gradients reduce-scattered one layer behind and all-reduced two
+ * behind, but for the ends. Refuses with the first event that breaks one, and says which. */
 assay_status assay_schedule_check(assay_context *ctx, const int32_t *events, int64_t count,
                                   const assay_schedule_dims *dims);
 

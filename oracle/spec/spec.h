@@ -85,11 +85,11 @@ typedef struct spec_moe_config {
 
 /* The tensors of the op `moe` (moe.h) -> outputs/{y,lb_loss?,bias_updates?}, routing/ as above; dropping:
  * routing/{combine_mask,dispatch_mask}. The path of the configuration changes no other number. */
-assay_status spec_moe(assay_context *ctx, const assay_moe_config *config, const spec_tensors *in, spec_tensors *out);
+assay_status spec_moe(assay_context *ctx, const spec_moe_config *config, const spec_tensors *in, spec_tensors *out);
 
 /* The checkpoints of the same block, laid out as moe.h says: checkpoints/{moe_mlpwi_0,moe_mlpwi_1,moe_mlpwo}, with
  * fused weights moe_mlpwi as well, and of the shared expert checkpoints/{mlpwi_0,mlpwi_1,mlpwo}. */
-assay_status spec_moe_checkpoints(assay_context *ctx, const assay_moe_config *config, const spec_tensors *in,
+assay_status spec_moe_checkpoints(assay_context *ctx, const spec_moe_config *config, const spec_tensors *in,
                                   spec_tensors *out);
 
 /* inputs/x [B,S,N,Dr], inputs/positions [B,S] -> outputs/y [B,S,N,Dr] */
