@@ -235,6 +235,8 @@ void assay_report_free(assay_report *report)
 {
     for (int i = 0; i < report->unknown_count; i++) free(report->unknown[i]);
     free(report->unknown);
+    for (int i = 0; report->pictures != NULL && i < report->count; i++) free(report->pictures[i]);
+    free(report->pictures);
     free(report->tensors);
     *report = (assay_report){0};
 }

@@ -57,6 +57,7 @@ typedef struct assay_report {
     int count;
     char **unknown; /* datasets of the candidate that the golden does not know */
     int unknown_count;
+    struct assay_picture **pictures; /* [count], once they are drawn (pictures.h); else NULL */
 } assay_report;
 
 assay_status assay_compare(assay_context *ctx, assay_fixture_reader *golden, assay_fixture_reader *candidate,

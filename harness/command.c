@@ -111,6 +111,12 @@ assay_status assay_command_write_reports(assay_context *ctx, const assay_options
     if (options->junit_file != NULL) {
         TRY(assay_report_junit(ctx, count, reports, &text));
         TRY(assay_write_text(ctx, options->junit_file, text));
+        free(text);
+        text = NULL;
+    }
+    if (options->html_file != NULL) {
+        TRY(assay_report_html(ctx, count, reports, &text));
+        TRY(assay_write_text(ctx, options->html_file, text));
     }
 cleanup:
     free(text);

@@ -31,6 +31,7 @@ enum {
     FALSE_ALARM,
     JSON_FILE,
     JUNIT_FILE,
+    HTML_FILE,
     BACKEND,
     TIMEOUT,
     KEEP,
@@ -54,6 +55,7 @@ static const option_row rows[] = {
     {"verbose", 'v', false, ASSAY_OPT_PRECISION | ASSAY_OPT_VERIFY, NULL, "every tensor in detail"},
     {"json", JSON_FILE, true, ASSAY_OPT_REPORTS, "FILE", "write the report as JSON"},
     {"junit", JUNIT_FILE, true, ASSAY_OPT_REPORTS, "FILE", "write the report as JUnit XML"},
+    {"html", HTML_FILE, true, ASSAY_OPT_REPORTS, "FILE", "write the report as one HTML page, with pictures"},
     {"backend", BACKEND, true, ASSAY_OPT_BACKEND, "SPEC",
      "a shared object (./libmine.so), or a command with {request} and {candidate}"},
     {"timeout", TIMEOUT, true, ASSAY_OPT_BACKEND, "SECONDS", "time limit of one run of the backend (default 300)"},
@@ -186,6 +188,9 @@ static assay_status take(assay_context *ctx, assay_options *o, int letter, const
         return ASSAY_OK;
     case JUNIT_FILE:
         o->junit_file = value;
+        return ASSAY_OK;
+    case HTML_FILE:
+        o->html_file = value;
         return ASSAY_OK;
     case BACKEND:
         o->backend = value;

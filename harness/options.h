@@ -11,7 +11,7 @@ enum {
     ASSAY_OPT_SET = 1 << 1,       /* --set, --seed */
     ASSAY_OPT_INPUTS = 1 << 2,    /* --inputs */
     ASSAY_OPT_PRECISION = 1 << 3, /* --precision, --false-alarm, -v */
-    ASSAY_OPT_REPORTS = 1 << 4,   /* --json FILE, --junit FILE */
+    ASSAY_OPT_REPORTS = 1 << 4,   /* --json FILE, --junit FILE, --html FILE */
     ASSAY_OPT_BACKEND = 1 << 5,   /* --backend, --timeout, --keep */
     ASSAY_OPT_LIST = 1 << 6,      /* --tag, --json */
     ASSAY_OPT_CERTIFY = 1 << 7,   /* --certify, --budget */
@@ -23,7 +23,7 @@ typedef struct assay_options {
     int threads;
     const char *engine;
     bool quiet, color, json, verbose;
-    const char *equivalence, *output, *inputs, *precision, *json_file, *junit_file, *backend, *keep, *tag;
+    const char *equivalence, *output, *inputs, *precision, *json_file, *junit_file, *html_file, *backend, *keep, *tag;
     double false_alarm, timeout;
     bool certify;
     int64_t budget;    /* harness/certificate.h */

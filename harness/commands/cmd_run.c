@@ -61,6 +61,10 @@ static assay_status compare_files(assay_context *ctx, const assay_options *optio
         goto cleanup;
     }
     TRY(assay_compare(ctx, golden, candidate, profile, options->false_alarm, &r->report));
+    /* of many cases only those that somebody will look at */
+    if (options->html_file != NULL && r->report.verdict != ASSAY_PASS) {
+        TRY(assay_pictures_draw(ctx, golden, candidate, profile, &r->report));
+    }
     snprintf(r->report.golden_path, sizeof r->report.golden_path, "%.500s", r->golden);
     snprintf(r->report.candidate_path, sizeof r->report.candidate_path, "%.500s", r->candidate);
 cleanup:

@@ -203,9 +203,10 @@ expect 1 verify "$work/candidate.h5" # not a file of this program
 prints '^FAIL'
 
 ## comparing
-expect 0 compare "$golden" "$work/candidate.h5" --json "$work/report.json" --junit "$work/report.xml"
+expect 0 compare "$golden" "$work/candidate.h5" --json "$work/report.json" --junit "$work/report.xml" --html "$work/report.html"
 "$python" -m json.tool "$work/report.json" >/dev/null
 "$python" -c 'import sys, xml.dom.minidom as m; m.parse(sys.argv[1])' "$work/report.xml"
+grep -q 'data:image/png;base64' "$work/report.html"
 expect 1 compare "$golden" "$out/request.h5" # nothing that was asked for
 "$python" "$here/copy_outputs.py" "$golden" "$work/wrong.h5" outputs/y
 expect 1 compare "$golden" "$work/wrong.h5"
