@@ -32,6 +32,7 @@ enum {
     JSON_FILE,
     JUNIT_FILE,
     HTML_FILE,
+    KNOWN_FILE,
     BACKEND,
     TIMEOUT,
     KEEP,
@@ -60,6 +61,8 @@ static const option_row rows[] = {
      "a shared object (./libmine.so), or a command with {request} and {candidate}"},
     {"timeout", TIMEOUT, true, ASSAY_OPT_BACKEND, "SECONDS", "time limit of one run of the backend (default 300)"},
     {"keep", KEEP, true, ASSAY_OPT_BACKEND, "DIR", "keep golden, request and candidate files in this folder"},
+    {"known", KNOWN_FILE, true, ASSAY_OPT_KNOWN, "FILE",
+     "known failures, lines of a case and a reason: run, reported apart, an error when one passes"},
     {"tag", TAG, true, ASSAY_OPT_LIST, "TAG", "only cases with this tag"},
     {"json", JSON, false, ASSAY_OPT_LIST, NULL, "as JSON"},
     {"certify", CERTIFY, false, ASSAY_OPT_CERTIFY, NULL, "certify in binary128, and store the certificate"},
@@ -188,6 +191,9 @@ static assay_status take(assay_context *ctx, assay_options *o, int letter, const
         return ASSAY_OK;
     case JUNIT_FILE:
         o->junit_file = value;
+        return ASSAY_OK;
+    case KNOWN_FILE:
+        o->known_file = value;
         return ASSAY_OK;
     case HTML_FILE:
         o->html_file = value;

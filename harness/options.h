@@ -17,13 +17,14 @@ enum {
     ASSAY_OPT_CERTIFY = 1 << 7,   /* --certify, --budget */
     ASSAY_OPT_VERIFY = 1 << 8,    /* --budget, -v */
     ASSAY_OPT_EQUIVALENCE = 1 << 9, /* --equivalence */
+    ASSAY_OPT_KNOWN = 1 << 10,    /* --known */
 };
 
 typedef struct assay_options {
     int threads;
     const char *engine;
     bool quiet, color, json, verbose;
-    const char *equivalence, *output, *inputs, *precision, *json_file, *junit_file, *html_file, *backend, *keep, *tag;
+    const char *equivalence, *output, *inputs, *precision, *json_file, *junit_file, *html_file, *known_file, *backend, *keep, *tag;
     double false_alarm, timeout;
     bool certify;
     int64_t budget;    /* harness/certificate.h */
