@@ -222,7 +222,7 @@ static assay_status run_member(assay_context *ctx, ensemble *e, const assay_prec
     snprintf(stream, sizeof stream, "ensemble/%s", precision->name);
     const assay_emulation emulation = {.precision = *precision,
                                        .storage = profile->storage,
-                                       .multiply = profile->storage,
+                                       .multiply = profile->multiply,
                                        .seed = assay_random_bits(plan->c->seed, stream, (uint64_t)number)};
     assay_context member = *ctx;
     member.arithmetic = &assay_arithmetic_emulated;

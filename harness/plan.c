@@ -32,8 +32,8 @@ static assay_status collect_precisions(assay_context *ctx, assay_plan *plan)
         if (strcmp(profiles->items[i], "none") == 0) continue;
         const assay_profile *profile = assay_profile_by_name(profiles->items[i]);
         if (profile == NULL) {
-            return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: profiles has \"%s\", expected f64, f32, bf16 or f16",
-                              plan->c->name, profiles->items[i]);
+            return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: profiles has \"%s\", expected %s", plan->c->name,
+                              profiles->items[i], assay_profile_names());
         }
         plan->precisions[plan->precision_count++] = profile->precision;
     }

@@ -78,7 +78,7 @@ for command in generate request run show; do
     --set prefuse_moe_weights=true --set sparse_matmul=false
   bad 'multiple of 16' moe/fused-softmax --set sequence=7
   bad 'expert 2, tensor 1, expected 1, 1, 1, 1' mlp/silu --set mesh.expert=2
-  bad 'profiles has "bf17", expected f64, f32, bf16 or f16' moe/small --set profiles=bf17
+  bad 'profiles has "bf17", expected f64, f32, bf16, f16, tf32 or tpu_default' moe/small --set profiles=bf17
   bad 'inputs\.y is no tensor' moe/small --set 'inputs.y={scale: 0}'
   bad 'positions go from 163830 to 163845, expected 0 to 163839' yarn_rope/deepseek --set positions.start=163830
   bad 'positions go from 3 to 262143' mla/small --set positions.step=43690 --set sequence=7 --set positions.start=3
@@ -196,6 +196,15 @@ for file in "$work/cut.h5" "$work/text.h5" "$work/empty.h5" "$work/missing.h5" "
   refuses "$file" compare "$golden" "$file"
   refuses "$file" generate moe/small -o "$out/wrong.h5" --inputs "$file"
 done
+cp "$golden" "$work/calibrated.h5"
+expect 0 calibrate "$work/calibrated.h5" --precision tpu_default
+expect 0 verify "$work/calibrated.h5" --budget 0
+expect 0 compare "$work/calibrated.h5" "$work/calibrated.h5" --precision tpu_default
+cp "$work/calibrated.h5" "$work/kept.h5"
+refuses 'has the profile tpu_default already' calibrate "$work/calibrated.h5" --precision tpu_default
+refuses 'calibrate needs --precision' calibrate "$work/calibrated.h5"
+refuses 'kind is request, expected golden' calibrate "$out/request.h5" --precision tf32
+cmp "$work/calibrated.h5" "$work/kept.h5" || exit 1
 refuses 'kind is request, expected golden' compare "$out/request.h5" "$golden"
 "$python" "$here/copy_outputs.py" "$golden" "$work/candidate.h5"
 refuses 'kind is not given, expected golden' compare "$work/candidate.h5" "$golden"
