@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "compare/diagnosis.h"
 #include "compare/findings.h"
 #include "compare/outliers.h"
 #include "compare/verdict.h"
@@ -225,6 +226,7 @@ assay_status assay_compare(assay_context *ctx, assay_fixture_reader *golden, ass
         TRY(compare_tensor(ctx, &c, &report->tensors[i], &shown));
     }
     assay_conclude(report, &shown);
+    if (report->verdict == ASSAY_FAIL) TRY(assay_diagnose(ctx, golden, candidate, profile, report));
 cleanup:
     free_buffers(&c);
     if (status != ASSAY_OK) assay_report_free(report);

@@ -53,6 +53,7 @@ typedef struct assay_report {
     double false_alarm; /* stated probability for the whole fixture */
     assay_verdict verdict;
     char message[256];            /* why, in one line; names the first wrong tensor */
+    char diagnosis[512];          /* what the first wrong tensor looks like (diagnosis.h); "" where nothing explains it */
     char known[160];              /* why it is known to fail (a ledger); "" when it is not */
     assay_tensor_result *tensors; /* in the order of the data flow: routing, checkpoints, outputs, gradients */
     int count;

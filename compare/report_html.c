@@ -230,6 +230,11 @@ static void write_report(FILE *out, int number, const assay_report *report)
     fprintf(out, "</p><p>");
     write_text(out, report->message);
     fprintf(out, "</p>");
+    if (report->diagnosis[0] != '\0') {
+        fprintf(out, "<p>looks like this: ");
+        write_text(out, report->diagnosis);
+        fprintf(out, "</p>");
+    }
     if (report->known[0] != '\0') {
         fprintf(out, "<p>known failure: ");
         write_text(out, report->known);

@@ -137,6 +137,7 @@ static bool fill_report(cJSON *o, const assay_report *report)
               put_text(o, "profile", report->profile) && put_text(o, "golden", report->golden_path) &&
               put_text(o, "candidate", report->candidate_path) && put_number(o, "false_alarm", report->false_alarm) &&
               put_text(o, "verdict", assay_verdict_name(report->verdict)) && put_text(o, "message", report->message) &&
+              (report->diagnosis[0] == '\0' || put_text(o, "diagnosis", report->diagnosis)) &&
               (report->known[0] == '\0' || put_text(o, "known", report->known));
     ok = ok && (unknown = start(o, "unknown", cJSON_CreateArray())) != NULL;
     for (int i = 0; ok && i < report->unknown_count; i++) {

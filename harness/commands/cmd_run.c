@@ -138,6 +138,7 @@ static void print_case(const assay_options *options, const assay_case *c, const 
     } else {
         printf("%s\n", r->report.message);
     }
+    if (!unsupported && r->report.diagnosis[0] != '\0') printf("    looks like this: %s\n", r->report.diagnosis);
     if (!unsupported && !known && verdict != ASSAY_PASS) {
         printf("    reproduce: assay run");
         assay_print_word("", c->name);
