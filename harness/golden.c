@@ -307,7 +307,8 @@ assay_source assay_golden_given(assay_fixture_reader *golden)
     return source;
 }
 
-static assay_status check_layout(assay_context *ctx, const assay_plan *plan, const assay_fixture_reader *golden)
+assay_status assay_golden_check_layout(assay_context *ctx, const assay_plan *plan,
+                                       const assay_fixture_reader *golden)
 {
     for (int i = 0; i < plan->spec_count; i++) {
         const assay_tensor_spec *found = assay_fixture_find(golden, plan->specs[i].path);
@@ -334,7 +335,7 @@ assay_status assay_golden_recompute(assay_context *ctx, const assay_plan *plan, 
         status = assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of results");
         goto cleanup;
     }
-    TRY(check_layout(ctx, plan, golden));
+    TRY(assay_golden_check_layout(ctx, plan, golden));
     assay_sink out = {.self = &sink, .wants = checking_wants, .write = checking_write, .write_i32 = checking_write_i32};
     TRY(assay_evaluate(ctx, plan, &source, &out));
     for (int i = 0; i < plan->spec_count; i++) {

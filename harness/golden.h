@@ -49,6 +49,9 @@ assay_status assay_request_write(assay_context *ctx, const assay_plan *plan, con
 assay_status assay_golden_recompute(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *golden,
                                     bool quiet);
 
+/* Refuses a golden that lacks a dataset of the plan, or has it in another shape or type. */
+assay_status assay_golden_check_layout(assay_context *ctx, const assay_plan *plan, const assay_fixture_reader *golden);
+
 /* The inputs, weights and cotangents of an open golden. */
 assay_source assay_golden_given(assay_fixture_reader *golden);
 
