@@ -39,7 +39,13 @@ cleanup:
     return status;
 }
 
-/* A reader over the tensors that are there; results of a candidate have the type that its backend stores. */
+static bool is_required(const char *path)
+{
+    return assay_path_in(path, "outputs") || assay_path_in(path, "gradients");
+}
+
+/* A reader over the tensors that are there. A candidate has those that every backend gives, in the type that it stores:
+ * the choice of experts would give away many a mutant, but a backend need not tell it. */
 static assay_status open_reader(assay_context *ctx, const assay_results *results, const char *kind,
                                 const assay_profile *storage, assay_fixture_reader **reader)
 {
@@ -50,8 +56,7 @@ static assay_status open_reader(assay_context *ctx, const assay_results *results
     assay_memory_tensor *tensors = memory;
     for (int i = 0; i < results->plan->spec_count; i++) {
         const assay_kept *kept = &results->items[i];
-        const bool scale = is_scale(kept->spec->path);
-        if (kept->written != kept->count || (storage != NULL && (scale || assay_path_is_given(kept->spec->path)))) continue;
+        if (kept->written != kept->count || (storage != NULL && !is_required(kept->spec->path))) continue;
         tensors[count] = (assay_memory_tensor){.spec = *kept->spec, .numbers = kept->values, .integers = kept->indices};
         if (storage != NULL && kept->values != NULL) tensors[count].spec.type = storage->storage;
         count++;
@@ -79,7 +84,7 @@ static bool take_results(const assay_results *from, assay_results *to)
         assay_kept *wanted = &to->items[i];
         const char *path = wanted->spec->path;
         if (assay_path_is_given(path) || is_scale(path)) continue;
-        const bool required = assay_path_in(path, "outputs") || assay_path_in(path, "gradients");
+        const bool required = is_required(path);
         const assay_kept *found = assay_results_find(from, path);
         const bool fits = found != NULL && assay_shape_equal(&found->spec->shape, &wanted->spec->shape) &&
                           found->written == found->count;
@@ -226,9 +231,21 @@ static double unit_at(double value, assay_dtype type)
     return fmax(ldexp(2 * assay_dtype_unit_roundoff(type), exponent - 1), assay_dtype_least_subnormal(type));
 }
 
-/* Whether a result of the candidate differs from the golden's by more than a unit of the storage type. */
-static bool has_effect(const assay_kept *golden, const assay_kept *candidate, assay_dtype storage)
+/* The error scales of a result at the trial's profile; NULL: it has none. */
+static const double *scales_of(const trial *t, const char *path)
 {
+    char scale[2 * ASSAY_PATH_SIZE];
+    snprintf(scale, sizeof scale, "error_scale/%s/%s", t->profile->precision.name, path);
+    const assay_kept *found = assay_results_find(t->golden, scale);
+    return found == NULL ? NULL : found->values;
+}
+
+/* Whether a result of the candidate differs from the golden's by more than a unit of the storage type, at the value or
+ * at its error scale, whichever is larger: of a value that is all error no unit says anything. */
+static bool has_effect(const trial *t, const assay_kept *golden, const assay_kept *candidate)
+{
+    const assay_dtype storage = t->profile->storage;
+    const double *scales = scales_of(t, golden->spec->path);
     if (candidate->written != candidate->count) return golden->count > 0;
     for (int64_t i = 0; i < golden->count; i++) {
         if (golden->indices != NULL) {
@@ -237,7 +254,8 @@ static bool has_effect(const assay_kept *golden, const assay_kept *candidate, as
         }
         const double expected = golden->values[i], found = candidate->values[i];
         if (expected == found || (isnan(expected) && isnan(found))) continue;
-        if (!isfinite(expected) || !isfinite(found) || fabs(found - expected) > unit_at(expected, storage)) return true;
+        const double size = fmax(fabs(expected), scales == NULL ? 0.0 : scales[i]);
+        if (!isfinite(expected) || !isfinite(found) || fabs(found - expected) > unit_at(size, storage)) return true;
     }
     return false;
 }
@@ -258,8 +276,7 @@ static void conclude(const trial *t, const assay_report *report, const assay_res
         const assay_tensor_result *tensor = &report->tensors[i];
         const assay_kept *golden = assay_results_find(t->golden, tensor->spec.path);
         const bool failed = tensor->verdict == ASSAY_FAIL;
-        if (!failed && !(tensor->compared && has_effect(golden, assay_results_find(candidate, tensor->spec.path),
-                                                        t->profile->storage))) {
+        if (!failed && !(tensor->compared && has_effect(t, golden, assay_results_find(candidate, tensor->spec.path)))) {
             continue;
         }
         const double excess = excess_of(tensor);

@@ -12,7 +12,7 @@
 #define NORMED "rms_norm mla deepseek_layer deepseek_stack"
 #define LAYERS "deepseek_layer deepseek_stack"
 #define WITH_PRODUCTS "gmm mlp moe attention mla deepseek_layer deepseek_stack"
-#define WITH_FUNCTIONS "rms_norm mlp moe yarn_rope attention mla deepseek_layer deepseek_stack"
+#define WITH_FUNCTIONS "rms_norm yarn_rope attention mla deepseek_layer deepseek_stack"
 #define WITH_X "rms_norm routing mlp moe yarn_rope mla permute deepseek_layer deepseek_stack"
 #define WITH_WEIGHTS "rms_norm gmm routing mlp moe mla deepseek_layer deepseek_stack"
 
