@@ -4,6 +4,7 @@
 #ifndef ASSAY_COMPARE_COMPARE_H
 #define ASSAY_COMPARE_COMPARE_H
 
+#include "compare/power.h"
 #include "compare/profile.h"
 #include "fixtures/fixture.h"
 
@@ -53,6 +54,7 @@ typedef struct assay_report {
     double false_alarm; /* stated probability for the whole fixture */
     assay_verdict verdict;
     char message[256];            /* why, in one line; names the first wrong tensor */
+    assay_power power;            /* as the golden states it */
     assay_tensor_result *tensors; /* in the order of the data flow: routing, checkpoints, outputs, gradients */
     int count;
     char **unknown; /* datasets of the candidate that the golden does not know */

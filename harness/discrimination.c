@@ -201,7 +201,9 @@ static assay_status evaluate(assay_context *ctx, const trial *t, const assay_mut
                (mutant->worsen == NULL || mutant->worsen(t->profile, &ignored));
     if (!*applies) return ASSAY_OK;
     /* what the operation refuses, no backend computes either */
-    if (assay_plan_make(ctx, &plan, &c) != ASSAY_OK) goto does_not_apply;
+    status = assay_plan_make(ctx, &plan, &c);
+    if (status == ASSAY_BAD_INPUT) goto does_not_apply;
+    TRY(status);
     TRY(prepare_inputs(ctx, t, mutant, &c, &given, applies));
     if (!*applies || !is_fed(&plan, &given)) goto does_not_apply;
     const assay_source source = assay_results_source(&given);

@@ -31,6 +31,10 @@ assay_status assay_discriminate(assay_context *ctx, const assay_results *golden,
                                 double false_alarm, assay_discrimination *found);
 void assay_discrimination_free(assay_discrimination *found); /* safe on a zeroed struct */
 
+/* assay_evaluate_as_planned for a plan with mutants: the results, then discrimination/PROFILE for each profile. */
+assay_status assay_evaluate_discriminated(assay_context *ctx, const assay_plan *plan, const assay_source *source,
+                                          const assay_sink *out, bool quiet);
+
 /* The tensors of a golden, from its file. */
 assay_status assay_results_load(assay_context *ctx, assay_results *results, const assay_plan *plan,
                                 assay_fixture_reader *golden);
