@@ -19,7 +19,7 @@ typedef struct fixture {
 
 static void open_case(fixture *f, assay_case *c, bool mutants)
 {
-    *f = (fixture){.ctx = assay_context_default(2), .c = c};
+    *f = (fixture){.ctx = assay_context_default(1), .c = c};
     snprintf(f->path, sizeof f->path, "discrimination-%d.h5", (int)getpid());
     snprintf(f->candidate, sizeof f->candidate, "discrimination-candidate-%d.h5", (int)getpid());
     assert_ok(&f->ctx, assay_plan_make(&f->ctx, &f->plan, c));

@@ -145,7 +145,7 @@ static bool applied[MUTANTS][OPERATIONS];
 /* At f32, whose error scales alone are made. A required mutant with an effect is detected wherever it applies. */
 static void try_case(const char *name)
 {
-    assay_context ctx = assay_context_default(2);
+    assay_context ctx = assay_context_default(1);
     assay_case *c = case_named(&ctx, name, "profiles=[f32]");
     assay_plan plan = {0};
     assay_inputs inputs = {0};
