@@ -5,8 +5,7 @@
 
 #include "oracle/base/memory.h"
 
-assay_status assay_power_read(assay_context *ctx, assay_fixture_reader *golden, const char *profile,
-                              assay_power *power)
+assay_status assay_power_read(assay_context *ctx, assay_fixture_reader *golden, const char *profile, assay_power *power)
 {
     assay_status status;
     char path[ASSAY_PATH_SIZE];

@@ -9,8 +9,8 @@
 
 /* What became of a mutant. */
 #define ASSAY_MUTANT_OUTCOME_TABLE(X)                                                                                  \
-    X(NOT_APPLICABLE, "-")       /* the case has nothing that it could change */                                       \
-    X(NO_EFFECT, "no effect")    /* no result changes by more than one unit of the storage type */                     \
+    X(NOT_APPLICABLE, "-")    /* the case has nothing that it could change */                                          \
+    X(NO_EFFECT, "no effect") /* no result changes by more than one unit of the storage type */                        \
     X(DETECTED, "detected")                                                                                            \
     X(PASSES, "passes")
 typedef enum assay_mutant_outcome {

@@ -404,9 +404,8 @@ assay_status assay_results_load(assay_context *ctx, assay_results *results, cons
     for (int i = 0; i < plan->spec_count; i++) {
         assay_kept *kept = &results->items[i];
         if (assay_path_is_given(kept->spec->path)) continue;
-        TRY(kept->indices != NULL
-                ? assay_fixture_read_i32(ctx, golden, kept->spec->path, 0, kept->count, kept->indices)
-                : assay_fixture_read(ctx, golden, kept->spec->path, 0, kept->count, kept->values));
+        TRY(kept->indices != NULL ? assay_fixture_read_i32(ctx, golden, kept->spec->path, 0, kept->count, kept->indices)
+                                  : assay_fixture_read(ctx, golden, kept->spec->path, 0, kept->count, kept->values));
         kept->written = kept->count;
     }
 cleanup:
@@ -415,10 +414,9 @@ cleanup:
 
 assay_status assay_discrimination_spec(assay_context *ctx, const char *profile, assay_tensor_spec *spec)
 {
-    *spec = (assay_tensor_spec){
-        .type = ASSAY_FLOAT64,
-        .shape = assay_shape_of(2, (int64_t)assay_mutant_count, (int64_t)ASSAY_POWER_FIELDS),
-        .labels = {"mutant", "field"}};
+    *spec = (assay_tensor_spec){.type = ASSAY_FLOAT64,
+                                .shape = assay_shape_of(2, (int64_t)assay_mutant_count, (int64_t)ASSAY_POWER_FIELDS),
+                                .labels = {"mutant", "field"}};
     const int length = snprintf(spec->path, sizeof spec->path, "discrimination/%s", profile);
     if (length >= (int)sizeof spec->path) return assay_fail(ctx, ASSAY_INTERNAL, "%s: path too long", profile);
     return ASSAY_OK;

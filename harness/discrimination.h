@@ -1,7 +1,7 @@
 /* The discrimination certificate of a golden: which mutants its verdict tells from correct candidates, and by how much.
  *
- * A mutant's candidate is what a backend of the profile would give if it had that bug: the mutated results rounded to the
- * profile's storage type. The comparer itself judges it. */
+ * A mutant's candidate is what a backend of the profile would give if it had that bug: the mutated results rounded to
+ * the profile's storage type. The comparer itself judges it. */
 #ifndef ASSAY_HARNESS_DISCRIMINATION_H
 #define ASSAY_HARNESS_DISCRIMINATION_H
 
@@ -13,9 +13,9 @@ typedef struct assay_mutant_result {
     const assay_mutant *mutant;
     assay_mutant_outcome outcome;
     bool required;
-    int changed, found;         /* tensors with an effect; of those, the ones that fail by themselves */
-    double excess;              /* the largest error over its threshold; of mutants that are judged tensor by tensor the
-                                   least of these */
+    int changed, found; /* tensors with an effect; of those, the ones that fail by themselves */
+    double excess;      /* the largest error over its threshold; of mutants that are judged tensor by tensor the
+                           least of these */
     char where[ASSAY_PATH_SIZE]; /* that tensor; "" */
 } assay_mutant_result;
 

@@ -349,7 +349,8 @@ assay_status assay_golden_recompute(assay_context *ctx, const assay_plan *plan, 
     }
     TRY(assay_golden_check_layout(ctx, plan, golden));
     assay_sink out = {.self = &sink, .wants = checking_wants, .write = checking_write, .write_i32 = checking_write_i32};
-    TRY(assay_evaluate(ctx, plan, &source, &out));
+    TRY(plan->mutants ? assay_evaluate_discriminated(ctx, plan, &source, &out, quiet)
+                      : assay_evaluate(ctx, plan, &source, &out));
     for (int i = 0; i < plan->spec_count; i++) {
         bool complete =
             assay_path_is_given(plan->specs[i].path) || sink.written[i] == assay_shape_count(&plan->specs[i].shape);

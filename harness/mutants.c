@@ -1,4 +1,5 @@
-/* The table of mutants. Names, texts and bug numbers stand in docs/mutants.md too, and a test holds the two together. */
+/* The table of mutants. Names, texts and bug numbers stand in docs/mutants.md too, and a test holds the two together.
+ */
 #include "harness/mutants.h"
 
 #include <string.h>
@@ -108,8 +109,7 @@ const assay_mutant assay_mutants[] = {
     {"capacity_half", "the buffers of experts hold half of what they should", "", "moe deepseek_layer", "",
      CONFIG(half_capacity)},
     {"contraction_tail", "the last tile of the contracted axis is left out", "28",
-     "gmm mlp moe mla deepseek_layer deepseek_stack", "",
-     INPUTS(zero_last_rows)},
+     "gmm mlp moe mla deepseek_layer deepseek_stack", "", INPUTS(zero_last_rows)},
 
     /* expert MLP and combine */
     {"gate_up_swapped", "gate and up exchanged", "34", GATED, "mlp moe", INPUTS(swap_gate_up)},
@@ -130,8 +130,7 @@ const assay_mutant assay_mutants[] = {
      .golden_choice = true, .worsen = intermediates_in_bf16},
 
     /* MLA, rotary embedding, attention */
-    {"mscale_missing", "the factor of mscale is left out of the softmax scale", "46", LATENT, "mla",
-     CONFIG(no_mscale)},
+    {"mscale_missing", "the factor of mscale is left out of the softmax scale", "46", LATENT, "mla", CONFIG(no_mscale)},
     {"query_scale_missing", "queries without the root of the head size, or with it twice", "48",
      "attention mla deepseek_layer deepseek_stack", "attention mla", INPUTS(scale_query)},
     {"rope_attention_scaling", "cosine and sine are scaled, or not, the other way round", "47", ROTARY, "",
@@ -161,8 +160,8 @@ const assay_mutant assay_mutants[] = {
     {"padding_not_masked", "tokens see padding", "55, 57", ATTENDING, "", CONFIG(padding_unmasked)},
     {"heads_rolled", "queries belong to the head before", "54", ATTENDING, "", INPUTS(roll_heads)},
     {"lse_in_base_2", "the log-sum-exp is in base 2", "53", "attention", "attention", RESULTS(base_2_lse)},
-    {"functions_in_bf16", "exponentials, norms and phases in bfloat16", "51", WITH_FUNCTIONS, "",
-     .golden_choice = true, .worsen = functions_in_bf16},
+    {"functions_in_bf16", "exponentials, norms and phases in bfloat16", "51", WITH_FUNCTIONS, "", .golden_choice = true,
+     .worsen = functions_in_bf16},
     {"previous_token", "inputs of the row before", "21, 60", WITH_X, "rms_norm routing mlp moe mla permute",
      INPUTS(previous_token)},
 
@@ -197,18 +196,17 @@ const assay_mutant assay_mutants[] = {
     {"scaled_1_2^-8", "a factor of 1 + 2^-8", "", "all", "", .each = true, RESULTS(scale_8_bits)},
     {"rows_reversed", "rows in the reverse order", "24", "all", "", .each = true, RESULTS(reverse_rows)},
     {"rows_shifted", "each row is that of the row before", "21, 24", "all", "", .each = true, RESULTS(shift_rows)},
-    {"transposed", "square matrices transposed", "",
-     "rms_norm gmm routing mlp moe deepseek_layer deepseek_stack", "", .each = true, RESULTS(transpose_square)},
+    {"transposed", "square matrices transposed", "", "rms_norm gmm routing mlp moe deepseek_layer deepseek_stack", "",
+     .each = true, RESULTS(transpose_square)},
     {"columns_swapped", "first and last column exchanged", "", "all", "", .each = true, RESULTS(swap_columns)},
-    {"halves_swapped", "the two halves of each row exchanged", "34, 50", "all", "", .each = true,
-     RESULTS(swap_halves)},
+    {"halves_swapped", "the two halves of each row exchanged", "34, 50", "all", "", .each = true, RESULTS(swap_halves)},
     {"last_row_zero", "the last row is zero", "29, 30", "all", "", .each = true, RESULTS(zero_last_row)},
     {"last_row_stale", "the last row is that of the row before", "33", "all", "", .each = true,
      RESULTS(stale_last_row)},
     {"last_tile_zero", "the last tile of 128 columns, or half of them, is zero", "28, 42, 43", "all", "", .each = true,
      RESULTS(zero_last_tile)},
-    {"last_tile_off", "the last tile of 128 columns, or half of them, is off by 2 %", "42, 45", "all", "",
-     .each = true, RESULTS(scale_last_tile)},
+    {"last_tile_off", "the last tile of 128 columns, or half of them, is off by 2 %", "42, 45", "all", "", .each = true,
+     RESULTS(scale_last_tile)},
     {"last_expert_zero", "nothing of the last expert", "25", "gmm routing moe deepseek_layer deepseek_stack", "",
      .each = true, RESULTS(zero_last_expert_rows)},
     {"last_expert_doubled", "the last expert is summed twice", "22, 23",

@@ -57,7 +57,8 @@ static bool as_deepseek2(assay_case *c)
 
 bool assay_mutant_not_divided(assay_case *c)
 {
-    const bool divides = is(&c->config.routed_score_func, "sigmoid") || is(&c->config.routed_score_func, "sqrtsoftplus");
+    const bool divides =
+        is(&c->config.routed_score_func, "sigmoid") || is(&c->config.routed_score_func, "sqrtsoftplus");
     return divides && as_deepseek2(c);
 }
 

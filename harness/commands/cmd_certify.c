@@ -202,7 +202,8 @@ const assay_command assay_command_certify = {
     .summary = "which wrong backends a golden tells from correct ones: its discrimination certificate",
     .details =
         "Makes the candidate that a backend with each of some hundred bugs would give (docs/mutants.md) and has the\n"
-        "comparer judge it. A golden that a required one would pass is VACUOUS: status 3. -v: also the mutants that do\n"
+        "comparer judge it. A golden that a required one would pass is VACUOUS: status 3. -v: also the mutants that "
+        "do\n"
         "not apply, and the tensor that shows it.\n",
     .options = ASSAY_OPT_PRECISION | ASSAY_OPT_JSON,
     .least = 1,

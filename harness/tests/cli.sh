@@ -291,6 +291,7 @@ prints '^power: [0-9]+ of [0-9]+ mutants that have an effect here are detected; 
 "$python" -c 'import json, sys; sys.exit(len(json.load(open(sys.argv[1]))["fixtures"][0]["mutants"]) < 60)' "$out/mutants.json"
 expect 0 generate moe/small --mutants --set routed_scaling_factor=1.01 -o "$out/mutants.h5"
 expect 0 verify "$out/mutants.h5" --budget 0
+prints '^PASS .*recomputed bit for bit'
 expect 3 certify "$out/mutants.h5" "$golden" -v
 prints '^VACUOUS  .*mutants.h5: mutant scaling_missing would pass at profile bf16'
 prints '^PASS '

@@ -79,16 +79,17 @@ static const struct {
      {"biased_weights", "group_score_other", "groups_ignored", "score_function_other", "division_missing",
       "scaling_missing", "scaling_twice", "choice_dropped", "expert_off_by_one", "gate_up_swapped",
       "shared_expert_missing", "shared_expert_scaled", "zero_router_gradient"}},
-    {"yarn_rope/deepseek", {"rope_pairing", "rope_interleave", "rope_timescale", "positions_zero", "positions_shifted"}},
+    {"yarn_rope/deepseek",
+     {"rope_pairing", "rope_interleave", "rope_timescale", "positions_zero", "positions_shifted"}},
     {"attention/deepseek", {"query_scale_missing", "mask_off_by_one", "lse_in_base_2"}},
     {"mla/small", {"mscale_missing", "query_scale_missing", "rope_interleave", "positions_zero", "rope_key_missing"}},
     {"deepseek_layer/moe", {"zero_weight_gradients"}},
     {"deepseek_stack/dense-then-moe", {"zero_weight_gradients"}},
 };
 
-static const char *const everywhere[] = {"zero_results",    "nan_results",    "no_results",       "result_missing",
-                                         "other_seed",      "zero_outputs",   "zero_gradients",   "negated_outputs",
-                                         "negated_gradients", "nan_last_element", "zero_input_gradients"};
+static const char *const everywhere[] = {
+    "zero_results",   "nan_results",     "no_results",        "result_missing",   "other_seed",          "zero_outputs",
+    "zero_gradients", "negated_outputs", "negated_gradients", "nan_last_element", "zero_input_gradients"};
 
 static void check_ordinary(size_t i, const char *profile)
 {
@@ -98,12 +99,14 @@ static void check_ordinary(size_t i, const char *profile)
     assert_string_equal(found.power.vacuous, "");
     assert_true(found.power.detected > 20 && found.power.detected <= found.power.effective);
     for (size_t k = 0; k < sizeof everywhere / sizeof *everywhere; k++) {
-        if (outcome_of(&found, everywhere[k]) != ASSAY_MUTANT_DETECTED) fail_msg("%s: %s", ordinary[i].name, everywhere[k]);
+        if (outcome_of(&found, everywhere[k]) != ASSAY_MUTANT_DETECTED)
+            fail_msg("%s: %s", ordinary[i].name, everywhere[k]);
     }
     for (size_t k = 0; ordinary[i].mutants[k] != NULL; k++) {
         const char *name = ordinary[i].mutants[k];
         assert_true(assay_mutant_is_required(assay_mutant_by_name(name), f.c->op));
-        if (outcome_of(&found, name) != ASSAY_MUTANT_DETECTED) fail_msg("%s: %s at %s", ordinary[i].name, name, profile);
+        if (outcome_of(&found, name) != ASSAY_MUTANT_DETECTED)
+            fail_msg("%s: %s at %s", ordinary[i].name, name, profile);
     }
     assay_discrimination_free(&found);
     end(&f);
@@ -145,8 +148,9 @@ static void zeros_are_vacuous(void **state)
     (void)state;
     fixture f;
     assay_context ctx = assay_context_default(1);
-    open_case(&f, case_from(&ctx, "{case: mlp/zeros, op: mlp, batch: 1, sequence: 3, seed: 1, profiles: [f32], model: "
-                                  "{base_emb_dim: 4, base_mlp_dim: 5}, inputs: {x: {distribution: constant, mean: 0}}}"),
+    open_case(&f,
+              case_from(&ctx, "{case: mlp/zeros, op: mlp, batch: 1, sequence: 3, seed: 1, profiles: [f32], model: "
+                              "{base_emb_dim: 4, base_mlp_dim: 5}, inputs: {x: {distribution: constant, mean: 0}}}"),
               false);
     assay_discrimination found = discriminate(&f, "f32");
     assert_string_equal(found.power.vacuous, "zero_results");
@@ -199,8 +203,7 @@ static assay_report compare(fixture *f, const char *file, const char *profile)
     assay_report report;
     assay_fixture_reader *candidate = NULL;
     assert_ok(&f->ctx, assay_fixture_open(&f->ctx, file, &candidate));
-    assert_ok(&f->ctx,
-              assay_compare(&f->ctx, f->reader, candidate, assay_profile_by_name(profile), 1e-6, &report));
+    assert_ok(&f->ctx, assay_compare(&f->ctx, f->reader, candidate, assay_profile_by_name(profile), 1e-6, &report));
     assay_fixture_close(candidate);
     return report;
 }
@@ -255,7 +258,11 @@ static void stored_is_found_again(void **state)
         assert_same_bits(fields, stored, count);
         assay_discrimination_free(&found);
     }
-    assert_ok(&f.ctx, assay_golden_recompute(&f.ctx, &f.plan, f.reader, true));
+    assay_plan with_mutants = {0};
+    assert_ok(&f.ctx, assay_plan_make(&f.ctx, &with_mutants, f.c));
+    assert_ok(&f.ctx, assay_plan_mutants(&f.ctx, &with_mutants));
+    assert_ok(&f.ctx, assay_golden_recompute(&f.ctx, &with_mutants, f.reader, true));
+    assay_plan_free(&with_mutants);
     free(stored);
     free(fields);
     end(&f);
@@ -286,7 +293,8 @@ static void refusals(void **state)
     fixture f;
     assay_discrimination found;
     start(&f, "rms_norm/one-row", "profiles=[f32]", false);
-    assert_int_equal(assay_discriminate(&f.ctx, &f.results, assay_profile_by_name("bf16"), 1e-6, &found), ASSAY_BAD_INPUT);
+    assert_int_equal(assay_discriminate(&f.ctx, &f.results, assay_profile_by_name("bf16"), 1e-6, &found),
+                     ASSAY_BAD_INPUT);
     assert_non_null(strstr(f.ctx.message, "profiles=bf16"));
     end(&f);
     assay_plan plan = {0};
@@ -306,8 +314,7 @@ static void failing_allocations(void **state)
     for (int64_t n = 0;; n += n < 100 ? 1 : 61) {
         assay_discrimination found = {0};
         assay_fail_allocation(n);
-        const assay_status status =
-            assay_discriminate(&f.ctx, &f.results, assay_profile_by_name("f32"), 1e-6, &found);
+        const assay_status status = assay_discriminate(&f.ctx, &f.results, assay_profile_by_name("f32"), 1e-6, &found);
         assay_fail_allocation(-1);
         assay_discrimination_free(&found);
         if (!assay_allocation_failed()) break;

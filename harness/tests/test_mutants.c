@@ -6,8 +6,9 @@
 #include "harness/ensemble.h"
 #include "harness/tests/harness_test.h"
 
-static const char *const operations[] = {"rms_norm",  "gmm",       "permute", "unpermute",      "routing",       "mlp", "moe",
-                                         "yarn_rope", "attention", "mla",     "deepseek_layer", "deepseek_stack"};
+static const char *const operations[] = {
+    "rms_norm", "gmm",       "permute",   "unpermute", "routing",        "mlp",
+    "moe",      "yarn_rope", "attention", "mla",       "deepseek_layer", "deepseek_stack"};
 enum { OPERATIONS = sizeof operations / sizeof *operations, MUTANTS = 128 };
 
 static int operation_index(const char *op)
@@ -182,7 +183,8 @@ static void each_applies_to_its_operations(void **state)
     for (int i = 0; i < assay_mutant_count; i++) {
         for (int op = 0; op < OPERATIONS; op++) {
             const bool claimed = assay_mutant_is_for(&assay_mutants[i], operations[op]);
-            if (claimed && !applied[i][op]) fail_msg("%s applies to no case of %s", assay_mutants[i].name, operations[op]);
+            if (claimed && !applied[i][op])
+                fail_msg("%s applies to no case of %s", assay_mutants[i].name, operations[op]);
             assert_true(claimed || !applied[i][op]);
         }
     }
