@@ -1,4 +1,5 @@
 /* Mutants that are made by evaluating a changed case. */
+#include <stdio.h>
 #include <string.h>
 
 #include "harness/discrimination_trial.h"
@@ -87,6 +88,44 @@ static assay_status source_read_i32(assay_context *ctx, void *self, const char *
     return ASSAY_OK;
 }
 
+/* The reference arithmetic without the products that take a gradient back through the kernels of a name. */
+typedef struct lossy {
+    assay_emulation emulation; /* first: the context points to it */
+    const assay_results *given;
+    const char *weight;
+} lossy;
+
+/* Whether the product's second operand is such a kernel, or one expert's block of it, by its first row. */
+static bool is_lost(const lossy *l, const assay_matmul_args *args)
+{
+    char kernel[ASSAY_PATH_SIZE];
+    snprintf(kernel, sizeof kernel, "%s/kernel", l->weight);
+    for (int i = 0; args->transpose_b && i < l->given->plan->spec_count; i++) {
+        const assay_kept *kept = &l->given->items[i];
+        const assay_shape *shape = &kept->spec->shape;
+        if (!assay_path_in(kept->spec->path, "weights") || shape->rank < 2) continue;
+        if (!assay_path_ends(kept->spec->path, l->weight) && !assay_path_ends(kept->spec->path, kernel)) continue;
+        const int64_t rows = shape->dims[shape->rank - 2], width = shape->dims[shape->rank - 1];
+        if (args->n != rows || args->k != width || width == 0) continue;
+        for (int64_t at = 0; at < kept->count; at += rows * width) {
+            if (memcmp(args->b, kept->values + at, (size_t)width * sizeof *args->b) == 0) return true;
+        }
+    }
+    return false;
+}
+
+static assay_status lossy_matmul(assay_context *ctx, const assay_matmul_args *args)
+{
+    const lossy *l = (const lossy *)(const void *)ctx->emulation;
+    if (!is_lost(l, args)) return assay_arithmetic_reference.matmul(ctx, args);
+    for (int64_t i = 0; !args->accumulate && i < args->m; i++) {
+        for (int64_t j = 0; j < args->n; j++) args->c[i * args->ldc + j] = 0.0;
+    }
+    return ASSAY_OK;
+}
+
+static const assay_arithmetic lossy_arithmetic = {.name = "lossy", .matmul = lossy_matmul};
+
 static assay_status run_operation(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
                                   const assay_plan *plan, const mutant_source *given, assay_results *results)
 {
@@ -101,6 +140,11 @@ static assay_status run_operation(assay_context *ctx, const assay_trial *t, cons
     if (mutant->worsen != NULL && mutant->worsen(t->profile, &emulation)) {
         own.arithmetic = &assay_arithmetic_emulated;
         own.emulation = &emulation;
+    }
+    const lossy loss = {.given = given->given, .weight = mutant->lost_weight};
+    if (mutant->lost_weight != NULL) {
+        own.arithmetic = &lossy_arithmetic;
+        own.emulation = &loss.emulation;
     }
     assay_status status = plan->operation->run(&own, plan->c, &in, &out, NULL, 0);
     memcpy(ctx->message, own.message, sizeof ctx->message);

@@ -115,6 +115,10 @@ const assay_mutant assay_mutants[] = {
     {"gate_up_swapped", "gate and up exchanged", "34", GATED, "mlp moe", INPUTS(swap_gate_up)},
     {"fused_interleaved", "fused gate and up read as interleaved", "34, 35", "mlp moe deepseek_layer deepseek_stack",
      "mlp", INPUTS(interleave_fused)},
+    {"dx_without_gate", "the input gradient lacks the part of the gate", "41", GATED, "mlp moe", .golden_choice = true,
+     .lost_weight = "wi_0"},
+    {"dx_without_up", "the input gradient lacks the part of up", "41", GATED, "mlp moe", .golden_choice = true,
+     .lost_weight = "wi_1"},
     {"activation_other", "gelu instead of silu, or the reverse", "", GATED, "", CONFIG(other_activation)},
     {"clamp_missing", "the clamp of the gate is dropped", "36", "mlp moe", "", CONFIG(no_clamp)},
     {"biases_missing", "the biases of the experts are dropped", "37", "mlp moe", "mlp moe", INPUTS(zero_biases)},
@@ -235,7 +239,7 @@ const assay_mutant *assay_mutant_by_name(const char *name)
 const char *assay_mutant_way(const assay_mutant *mutant)
 {
     if (mutant->configure != NULL) return "configuration";
-    if (mutant->worsen != NULL) return "arithmetic";
+    if (mutant->worsen != NULL || mutant->lost_weight != NULL) return "arithmetic";
     return mutant->change_inputs != NULL || mutant->other_seed ? "inputs" : "results";
 }
 

@@ -31,6 +31,7 @@ typedef struct assay_mutant {
     bool (*configure)(assay_case *c);
     bool (*change_inputs)(const assay_mutation *m);
     bool (*worsen)(const assay_profile *profile, assay_emulation *emulation);
+    const char *lost_weight; /* what flows back through a kernel of this name is lost; NULL */
     bool (*change_results)(const assay_mutation *m);
 } assay_mutant;
 
@@ -46,23 +47,26 @@ bool assay_mutant_is_required(const assay_mutant *mutant, const char *op);
 /* mutants_config.c */
 #define ASSAY_MUTANT_CONFIGS(X)                                                                                        \
     X(factor_missing)                                                                                                  \
-    X(factor_twice) X(divided_or_not) X(not_divided) X(biased_weights) X(other_score) X(other_group_score)             \
-        X(no_groups) X(other_group_count) X(no_shared_expert) X(no_mscale) X(other_pairing) X(other_interleave)        \
-            X(other_truncation) X(other_attention_scaling) X(other_rope_type) X(other_rope_factor) X(other_timescale)  \
-                X(other_betas) X(other_epsilon) X(other_activation) X(no_clamp) X(half_capacity) X(padding_unmasked)   \
+    X(factor_twice)                                                                                                    \
+    X(divided_or_not) X(not_divided) X(biased_weights) X(other_score) X(other_group_score) X(no_groups)                \
+        X(other_group_count) X(no_shared_expert) X(no_mscale) X(other_pairing) X(other_interleave) X(other_truncation) \
+            X(other_attention_scaling) X(other_rope_type) X(other_rope_factor) X(other_timescale) X(other_betas)       \
+                X(other_epsilon) X(other_activation) X(no_clamp) X(half_capacity) X(padding_unmasked)                  \
                     X(twice_balance_loss) X(one_expert_fewer)
 /* mutants_inputs.c, mutants_inputs_attention.c */
 #define ASSAY_MUTANT_INPUTS(X)                                                                                         \
     X(swap_gate_up)                                                                                                    \
-    X(interleave_fused) X(zero_router_bias) X(roll_router) X(roll_experts) X(zero_last_expert) X(unit_kv_norm)         \
-        X(unit_q_norm) X(unit_norms) X(shift_positions) X(zero_positions) X(round_positions) X(one_segment)            \
-            X(zero_last_rows) X(previous_token) X(scale_shared_expert) X(zero_biases) X(double_down_bias)              \
-                X(unit_expert_scales) X(shift_keys) X(scale_query) X(move_group_row) X(roll_groups) X(runner_up)       \
-                    X(reverse_choices) X(unit_weights) X(roll_heads) X(zero_rope_key) X(first_id) X(zero_router)
+    X(interleave_fused)                                                                                                \
+    X(zero_router_bias) X(roll_router) X(roll_experts) X(zero_last_expert) X(unit_kv_norm) X(unit_q_norm)              \
+        X(unit_norms) X(shift_positions) X(zero_positions) X(round_positions) X(one_segment) X(zero_last_rows)         \
+            X(previous_token) X(scale_shared_expert) X(zero_biases) X(double_down_bias) X(unit_expert_scales)          \
+                X(shift_keys) X(scale_query) X(move_group_row) X(roll_groups) X(runner_up) X(reverse_choices)          \
+                    X(unit_weights) X(roll_heads) X(zero_rope_key) X(first_id) X(zero_router)
 /* mutants_results.c, mutants_parts.c, mutants_types.c */
 #define ASSAY_MUTANT_RESULTS(X)                                                                                        \
     X(zero_all)                                                                                                        \
-    X(nan_all) X(nan_last) X(omit_all) X(omit_last) X(zero_outputs) X(zero_gradients) X(zero_weight_gradients)         \
+    X(nan_all)                                                                                                         \
+    X(nan_last) X(omit_all) X(omit_last) X(zero_outputs) X(zero_gradients) X(zero_weight_gradients)                    \
         X(zero_input_gradients) X(zero_router_gradient) X(negate_outputs) X(negate_gradients) X(double_values)         \
             X(halve_values) X(scale_by_root) X(scale_7_bits) X(scale_8_bits) X(reverse_rows) X(shift_rows)             \
                 X(transpose_square) X(swap_columns) X(swap_halves) X(zero_last_row) X(stale_last_row)                  \

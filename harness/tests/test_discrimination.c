@@ -64,7 +64,7 @@ static assay_mutant_outcome outcome_of(const assay_discrimination *found, const 
 /* The ordinary case of each operation, and required mutants that have an effect on it. */
 static const struct {
     const char *name;
-    const char *mutants[14];
+    const char *mutants[16];
 } ordinary[] = {
     {"rms_norm/deepseek", {"norm_scales_missing", "previous_token", "zero_weight_gradients"}},
     {"gmm/ragged", {"expert_off_by_one", "group_offset", "groups_rolled", "zero_weight_gradients"}},
@@ -74,11 +74,11 @@ static const struct {
      {"biased_weights", "group_score_other", "groups_ignored", "score_function_other", "division_missing",
       "scaling_missing", "scaling_twice", "router_bias_missing", "router_missing", "router_rolled", "runner_up_chosen",
       "zero_router_gradient"}},
-    {"mlp/silu", {"gate_up_swapped", "previous_token", "zero_weight_gradients"}},
+    {"mlp/silu", {"dx_without_gate", "dx_without_up", "gate_up_swapped", "previous_token", "zero_weight_gradients"}},
     {"moe/small",
      {"biased_weights", "group_score_other", "groups_ignored", "score_function_other", "division_missing",
       "scaling_missing", "scaling_twice", "choice_dropped", "expert_off_by_one", "gate_up_swapped",
-      "shared_expert_missing", "shared_expert_scaled", "zero_router_gradient"}},
+      "shared_expert_missing", "shared_expert_scaled", "zero_router_gradient", "dx_without_gate", "dx_without_up"}},
     {"yarn_rope/deepseek",
      {"rope_pairing", "rope_interleave", "rope_timescale", "positions_zero", "positions_shifted"}},
     {"attention/deepseek", {"query_scale_missing", "mask_off_by_one", "lse_in_base_2"}},
