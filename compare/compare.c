@@ -225,6 +225,7 @@ assay_status assay_compare(assay_context *ctx, assay_fixture_reader *golden, ass
         if (r->required && r->spec.type != ASSAY_INT32 && r->elements > 0) shown.floats_required = true;
         TRY(compare_tensor(ctx, &c, &report->tensors[i], &shown));
     }
+    TRY(assay_power_read(ctx, golden, report->profile, &report->power));
     assay_conclude(report, &shown);
     if (report->verdict == ASSAY_FAIL) TRY(assay_diagnose(ctx, golden, candidate, profile, report));
 cleanup:

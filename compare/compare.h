@@ -4,6 +4,7 @@
 #ifndef ASSAY_COMPARE_COMPARE_H
 #define ASSAY_COMPARE_COMPARE_H
 
+#include "compare/power.h"
 #include "compare/profile.h"
 #include "fixtures/fixture.h"
 
@@ -55,6 +56,7 @@ typedef struct assay_report {
     char message[256];            /* why, in one line; names the first wrong tensor */
     char diagnosis[512];          /* what the first wrong tensor looks like (diagnosis.h); "" where nothing explains it */
     char known[160];              /* why it is known to fail (a ledger); "" when it is not */
+    assay_power power;            /* as the golden states it */
     assay_tensor_result *tensors; /* in the order of the data flow: routing, checkpoints, outputs, gradients */
     int count;
     char **unknown; /* datasets of the candidate that the golden does not know */

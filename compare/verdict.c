@@ -54,6 +54,11 @@ void assay_conclude(assay_report *report, const assay_evidence *shown)
         snprintf(message, sizeof report->message, "%s",
                  vacuous != NULL ? vacuous->message
                                  : "nothing but zeros to compare: any backend that does nothing passes");
+    } else if (report->power.vacuous[0] != '\0') {
+        report->verdict = ASSAY_VACUOUS;
+        snprintf(message, sizeof report->message,
+                 "the golden would let mutant %.64s pass at %.32s: correct, but so is a backend with this bug",
+                 report->power.vacuous, report->profile);
     } else {
         report->verdict = ASSAY_PASS;
         say_passed(report);

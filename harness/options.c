@@ -39,6 +39,7 @@ enum {
     TAG,
     JSON,
     CERTIFY,
+    MUTANTS,
     EQUIVALENCE,
     BUDGET
 };
@@ -54,7 +55,7 @@ static const option_row rows[] = {
     {"false-alarm", FALSE_ALARM, true, ASSAY_OPT_PRECISION, "P",
      "probability that a correct backend fails (default 1e-6)"},
     {"verbose", 'v', false, ASSAY_OPT_PRECISION | ASSAY_OPT_VERIFY, NULL, "every tensor in detail"},
-    {"json", JSON_FILE, true, ASSAY_OPT_REPORTS, "FILE", "write the report as JSON"},
+    {"json", JSON_FILE, true, ASSAY_OPT_REPORTS | ASSAY_OPT_JSON, "FILE", "write the report as JSON"},
     {"junit", JUNIT_FILE, true, ASSAY_OPT_REPORTS, "FILE", "write the report as JUnit XML"},
     {"html", HTML_FILE, true, ASSAY_OPT_REPORTS, "FILE", "write the report as one HTML page, with pictures"},
     {"backend", BACKEND, true, ASSAY_OPT_BACKEND, "SPEC",
@@ -66,6 +67,7 @@ static const option_row rows[] = {
     {"tag", TAG, true, ASSAY_OPT_LIST, "TAG", "only cases with this tag"},
     {"json", JSON, false, ASSAY_OPT_LIST, NULL, "as JSON"},
     {"certify", CERTIFY, false, ASSAY_OPT_CERTIFY, NULL, "certify in binary128, and store the certificate"},
+    {"mutants", MUTANTS, false, ASSAY_OPT_CERTIFY, NULL, "store which mutants the golden detects (assay certify)"},
     {"equivalence", EQUIVALENCE, true, ASSAY_OPT_EQUIVALENCE, "NAME", "one of them, or all (default)"},
     {"budget", BUDGET, true, ASSAY_OPT_CERTIFY | ASSAY_OPT_VERIFY, "N",
      "certify N coordinates of each gradient (default 8), or all; 0: outputs alone"},
@@ -171,6 +173,9 @@ static assay_status take(assay_context *ctx, assay_options *o, int letter, const
         return ASSAY_OK;
     case CERTIFY:
         o->certify = true;
+        return ASSAY_OK;
+    case MUTANTS:
+        o->mutants = true;
         return ASSAY_OK;
     case BUDGET:
         return parse_budget(ctx, value, &o->budget);

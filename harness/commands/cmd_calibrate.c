@@ -6,8 +6,13 @@
 #include "harness/command.h"
 #include "oracle/arithmetic/arithmetic.h"
 
-/* The case of a golden, and whether it holds a certificate. */
-static assay_status read_case(assay_context *ctx, const char *path, assay_case **cases, int *count, bool *certified)
+/* What else a golden holds, which the new one is to hold too. */
+typedef struct extras {
+    bool certificate, mutants;
+} extras;
+
+/* The case of a golden, and its extras. */
+static assay_status read_case(assay_context *ctx, const char *path, assay_case **cases, int *count, extras *found)
 {
     assay_status status;
     assay_fixture_reader *reader = NULL;
@@ -24,9 +29,10 @@ static assay_status read_case(assay_context *ctx, const char *path, assay_case *
                             engine == NULL ? "not given" : engine, ctx->arithmetic->name);
         goto cleanup;
     }
-    *certified = false;
+    *found = (extras){false, false};
     for (int i = 0; i < assay_fixture_count(reader); i++) {
-        *certified |= assay_path_in(assay_fixture_spec(reader, i)->path, "certificate");
+        found->certificate |= assay_path_in(assay_fixture_spec(reader, i)->path, "certificate");
+        found->mutants |= assay_path_in(assay_fixture_spec(reader, i)->path, "discrimination");
     }
     TRY(assay_cases_parse(ctx, path, yaml, strlen(yaml), cases, count));
 cleanup:
@@ -55,12 +61,13 @@ static assay_status calibrate(assay_context *ctx, const assay_options *options, 
     assay_status status;
     assay_case *cases = NULL;
     assay_plan plan = {0};
-    bool certified = false;
+    extras also = {false, false};
     int count = 0;
-    TRY(read_case(ctx, path, &cases, &count, &certified));
+    TRY(read_case(ctx, path, &cases, &count, &also));
     TRY(add_profile(ctx, &cases[0], path, options->precision));
     TRY(assay_plan_make(ctx, &plan, &cases[0]));
-    if (certified) TRY(assay_plan_certify(ctx, &plan, ASSAY_BUDGET_UNSAID));
+    if (also.certificate) TRY(assay_plan_certify(ctx, &plan, ASSAY_BUDGET_UNSAID));
+    if (also.mutants) TRY(assay_plan_mutants(ctx, &plan));
     /* its own inputs, whatever they were made from; the new file takes the place of the old one when it is whole */
     TRY(assay_golden_write(ctx, &plan, path, path, options->quiet));
     printf("%s\n", path);

@@ -287,12 +287,32 @@ for name in moe/small moe/gpt-oss-dense routing/balance-even gmm/padded-nan-tail
   expect 0 generate "$work/shown.yml" -o "$work/shown.h5"
   cmp "$work/direct.h5" "$work/shown.h5" || complain "$name: what show prints is another case"
 done
-for command in list show generate request compare run verify; do
+for command in list show generate request compare run verify certify; do
   expect 0 "$command" --help
   prints "^usage: assay $command"
 done
 expect 0 --help
 expect 0 --version
+## mutants
+expect 0 certify "$golden" --precision f32 --json "$out/mutants.json"
+prints '^  zero_outputs +results +yes +detected'
+prints '^PASS  .*every required mutant with an effect is detected at profile f32$'
+prints '^power: [0-9]+ of [0-9]+ mutants that have an effect here are detected; [0-9]+ without effect, [0-9]+ do not apply$'
+"$python" -c 'import json, sys; sys.exit(len(json.load(open(sys.argv[1]))["fixtures"][0]["mutants"]) < 60)' "$out/mutants.json"
+expect 0 generate moe/small --mutants --set routed_scaling_factor=1.01 -o "$out/mutants.h5"
+expect 0 verify "$out/mutants.h5" --budget 0
+prints '^PASS .*recomputed bit for bit'
+expect 3 certify "$out/mutants.h5" "$golden" -v
+prints '^VACUOUS  .*mutants.h5: mutant scaling_missing would pass at profile bf16'
+prints '^PASS '
+expect 0 request moe/small -o "$out/asked.h5"
+refuses 'asked.h5: kind is request, expected golden' certify "$out/asked.h5"
+refuses 'none.h5: ' certify "$out/none.h5"
+refuses 'unknown option --junit' certify "$golden" --junit x
+expect 0 generate moe/small --set 'profiles=[f32]' -o "$out/f32.h5"
+refuses 'f32.h5: its own results, rounded to profile bf16, are NOT COMPARABLE' certify "$out/f32.h5" --precision bf16
+refuses 'moe/small: mutants are judged at a profile' generate moe/small --mutants --set profiles=none -o "$out/wrong.h5"
+[ ! -e "$out/wrong.h5" ] || complain "written without a profile"
 ## certification
 for budget in -1 1.5 two '' 99999999999999999999; do
   refuses '--budget is ".*", expected a whole number from 0 up, or all' verify "$golden" --budget "$budget"
