@@ -9,8 +9,8 @@
 #include "oracle/base/memory.h"
 #include "oracle/base/random.h"
 
-/* The RMS of error / sigma: of a correct implementation about 1 or less; a hypothesis that leaves no more explains the tensor,
- * and there must have been something to explain. */
+/* The RMS of error / sigma: of a correct implementation about 1 or less; a hypothesis that leaves no more explains the
+ * tensor, and there must have been something to explain. */
 #define EXPLAINED 1.5
 #define UNEXPLAINED 3.0
 
@@ -162,8 +162,8 @@ static void mark_slices(const double *values, const axis_view *v, mark *marks)
 }
 
 /* Slices in another order: those of candidate and golden belong together whose marks have the same rank. */
-static assay_status look_permuted(assay_context *ctx, const assay_wrong_tensor *t, int axis, int64_t *from, double before,
-                                  bool *found, char *text, size_t size)
+static assay_status look_permuted(assay_context *ctx, const assay_wrong_tensor *t, int axis, int64_t *from,
+                                  double before, bool *found, char *text, size_t size)
 {
     assay_status status = ASSAY_OK;
     const axis_view v = view_of(&t->shape, axis);
@@ -254,7 +254,8 @@ static assay_status look_in_part(assay_context *ctx, const assay_wrong_tensor *t
         if (wrong[i]) zero &= slice_zero;
         if (!wrong[i]) right.sum += r.sum, right.count += r.count;
     }
-    *found = wrongs > 0 && 2 * wrongs <= v.size && rms(right) <= EXPLAINED && list_slices(wrong, v.size, list, sizeof list);
+    *found =
+        wrongs > 0 && 2 * wrongs <= v.size && rms(right) <= EXPLAINED && list_slices(wrong, v.size, list, sizeof list);
     if (*found) {
         snprintf(text, size, "wrong only at %s of %s%s; right elsewhere", list, axis_name(t, axis, name),
                  zero ? ", where it is zero" : "");
@@ -352,8 +353,7 @@ static assay_status read_sigma(assay_context *ctx, assay_fixture_reader *golden,
                                double *sigma)
 {
     const double unit = assay_dtype_unit_roundoff(profile->storage);
-    const double tiny =
-        0.5 * fmax(assay_dtype_least_subnormal(profile->storage), assay_dtype_least_subnormal(type));
+    const double tiny = 0.5 * fmax(assay_dtype_least_subnormal(profile->storage), assay_dtype_least_subnormal(type));
     assay_status status = assay_fixture_read(ctx, golden, scale, 0, count, sigma);
     for (int64_t i = 0; status == ASSAY_OK && i < count; i++) {
         const double rounding = unit * fabs(values[i]) + tiny;

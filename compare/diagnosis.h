@@ -1,5 +1,5 @@
-/* What a wrong tensor looks like: hypotheses tried one by one, each with what it leaves unexplained. Only one that explains
- * the tensor to within its error scales is said; a wrong guess is worse than none. */
+/* What a wrong tensor looks like: hypotheses tried one by one, each with what it leaves unexplained. Only one that
+ * explains the tensor to within its error scales is said; a wrong guess is worse than none. */
 #ifndef ASSAY_COMPARE_DIAGNOSIS_H
 #define ASSAY_COMPARE_DIAGNOSIS_H
 
@@ -8,7 +8,8 @@
 /* Larger tensors are not diagnosed, so that memory stays bounded. */
 #define ASSAY_DIAGNOSIS_MOST (INT64_C(1) << 22)
 
-/* Fills report->diagnosis for the first wrong tensor of the data flow whose values were compared; "" where nothing fits. */
+/* Fills report->diagnosis for the first wrong tensor of the data flow whose values were compared; "" where nothing
+ * fits. */
 assay_status assay_diagnose(assay_context *ctx, assay_fixture_reader *golden, assay_fixture_reader *candidate,
                             const assay_profile *profile, assay_report *report);
 

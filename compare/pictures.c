@@ -18,7 +18,8 @@ static int least(int64_t a, int b)
     return a < b ? (int)a : b;
 }
 
-/* In standard deviations; infinite where no error is allowed, or a number is no number on the candidate's side alone. */
+/* In standard deviations; infinite where no error is allowed, or a number is no number on the candidate's side alone.
+ */
 static double deviations(double golden, double candidate, double scale, double unit, double tiny)
 {
     const double rounding = unit * fabs(golden) + tiny;
@@ -46,8 +47,8 @@ static assay_status draw(assay_context *ctx, assay_fixture_reader *golden, assay
     assay_status status = ASSAY_OK;
     const int64_t columns = assay_row_length(&r->spec.shape), rows = r->elements / columns;
     const double unit = assay_dtype_unit_roundoff(profile->storage);
-    const double tiny = 0.5 * fmax(assay_dtype_least_subnormal(profile->storage),
-                                   assay_dtype_least_subnormal(r->candidate_type));
+    const double tiny =
+        0.5 * fmax(assay_dtype_least_subnormal(profile->storage), assay_dtype_least_subnormal(r->candidate_type));
     *p = (assay_picture){.rows = least(rows, ASSAY_PICTURE_ROWS), .columns = least(columns, ASSAY_PICTURE_COLUMNS)};
     for (int64_t first = 0; first < r->elements; first += ASSAY_CHUNK) {
         const int64_t count = r->elements - first < ASSAY_CHUNK ? r->elements - first : ASSAY_CHUNK;

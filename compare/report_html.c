@@ -29,7 +29,8 @@ static const char style_sheet[] =
     ".wide{overflow-x:auto}table{border-collapse:collapse;font-size:.9rem;width:100%}"
     "th,td{padding:.2rem .6rem;text-align:left;border-bottom:1px solid var(--line);white-space:nowrap}"
     "td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}"
-    "details{border:1px solid var(--line);border-radius:.4rem;margin:.5rem 0;padding:.3rem .7rem;background:var(--card)}"
+    "details{border:1px solid var(--line);border-radius:.4rem;margin:.5rem 0;padding:.3rem "
+    ".7rem;background:var(--card)}"
     "summary{cursor:pointer;overflow-wrap:anywhere}figure{margin:.6rem 0}figcaption{font-size:.85rem;color:var(--soft)}"
     "img{image-rendering:pixelated;width:100%;max-width:48rem;border:1px solid var(--line)}"
     ".pictures{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(18rem,100%),1fr));gap:1rem}"
@@ -103,7 +104,8 @@ static bool write_png(FILE *out, const assay_picture *p)
     return made;
 }
 
-/* Errors in standard deviations, over the normal curve that independent ones of a correct implementation would follow. */
+/* Errors in standard deviations, over the normal curve that independent ones of a correct implementation would follow.
+ */
 static void write_histogram(FILE *out, const assay_picture *p)
 {
     enum { WIDTH = 480, HEIGHT = 160, BASE = 140 };
@@ -152,8 +154,9 @@ static void write_outliers(FILE *out, const assay_tensor_result *r, bool rows)
     const assay_outlier *worst = rows ? r->rows_worst : r->elements_worst;
     const int count = rows ? r->rows_worst_count : r->elements_worst_count;
     if (count == 0) return;
-    fprintf(out, "<div class=\"wide\"><table><tr><th>worst %s</th><th class=\"n\">golden%s</th>"
-                 "<th class=\"n\">candidate%s</th><th class=\"n\">of its threshold</th></tr>",
+    fprintf(out,
+            "<div class=\"wide\"><table><tr><th>worst %s</th><th class=\"n\">golden%s</th>"
+            "<th class=\"n\">candidate%s</th><th class=\"n\">of its threshold</th></tr>",
             rows ? "rows" : "elements", rows ? " (RMS)" : "", rows ? " (RMS)" : "");
     for (int i = 0; i < count; i++) {
         char place[ASSAY_INDEX_TEXT];
@@ -162,8 +165,9 @@ static void write_outliers(FILE *out, const assay_tensor_result *r, bool rows)
         } else {
             assay_element_text(&r->spec.shape, worst[i].index, place);
         }
-        fprintf(out, "<tr><td><code>%s</code></td><td class=\"n\">%.9g</td><td class=\"n\">%.9g</td>"
-                     "<td class=\"n\">%.3g</td></tr>",
+        fprintf(out,
+                "<tr><td><code>%s</code></td><td class=\"n\">%.9g</td><td class=\"n\">%.9g</td>"
+                "<td class=\"n\">%.3g</td></tr>",
                 place[0] == '\0' ? "[]" : place, worst[i].golden, worst[i].candidate, worst[i].excess);
     }
     fprintf(out, "</table></div>");
@@ -203,9 +207,9 @@ static void write_flow(FILE *out, int number, const assay_report *report)
         const bool failed = r->verdict == ASSAY_FAIL;
         if (!r->compared && r->verdict == ASSAY_PASS) continue;
         fprintf(out, "<li><a href=\"#r%dt%d\" class=\"%s%s\">", number, i,
-                failed                       ? "f"
+                failed                     ? "f"
                 : r->verdict == ASSAY_PASS ? "p"
-                                             : "o",
+                                           : "o",
                 failed && first ? " first" : "");
         write_text(out, r->spec.path);
         fprintf(out, "%s</a></li>", failed && first ? " (first wrong)" : "");
@@ -260,8 +264,9 @@ static void write_index(FILE *out, int count, const assay_report *reports)
 {
     int verdicts[4] = {0};
     for (int i = 0; i < count; i++) verdicts[reports[i].verdict]++;
-    fprintf(out, "<p>%d cases: %d passed, %d failed, %d vacuous, %d not comparable</p><div class=\"wide\"><table>"
-                 "<tr><th>verdict</th><th>case</th><th>why</th></tr>",
+    fprintf(out,
+            "<p>%d cases: %d passed, %d failed, %d vacuous, %d not comparable</p><div class=\"wide\"><table>"
+            "<tr><th>verdict</th><th>case</th><th>why</th></tr>",
             count, verdicts[ASSAY_PASS], verdicts[ASSAY_FAIL], verdicts[ASSAY_VACUOUS], verdicts[ASSAY_NOT_COMPARABLE]);
     for (int i = 0; i < count; i++) {
         fprintf(out, "<tr><td>");

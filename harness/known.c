@@ -41,8 +41,9 @@ static assay_status add(assay_context *ctx, const char *path, int line, char *te
                           line, text);
     }
     if (length >= ASSAY_PATH_SIZE || strlen(reason) >= sizeof known->entries->reason) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s:%d: too long, expected a case below %d and a reason below %zu bytes",
-                          path, line, ASSAY_PATH_SIZE, sizeof known->entries->reason);
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "%s:%d: too long, expected a case below %d and a reason below %zu bytes", path, line,
+                          ASSAY_PATH_SIZE, sizeof known->entries->reason);
     }
     assay_known_entry *more = realloc(known->entries, (size_t)(known->count + 1) * sizeof *more);
     if (more == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for %s", path);

@@ -1,5 +1,5 @@
-/* A ledger of known failures: cases that a backend is known to fail. They are run all the same and reported apart; one that
- * passes is a failure, so that the ledger stays true.
+/* A ledger of known failures: cases that a backend is known to fail. They are run all the same and reported apart; one
+ * that passes is a failure, so that the ledger stays true.
  *
  * A text file. Each line: a case (a name or a glob over names), then the reason in words; '#' begins a comment. */
 #ifndef ASSAY_HARNESS_KNOWN_H

@@ -40,10 +40,22 @@ static int at(int a, int b, int c)
 }
 
 typedef void (*planting)(wrong *w);
-static void nothing(wrong *w) { (void)w; }
-static void doubled(wrong *w) { for (int i = 0; i < COUNT; i++) w->candidate[i] = 2 * correct(w, i); }
-static void negated(wrong *w) { for (int i = 0; i < COUNT; i++) w->candidate[i] = -correct(w, i); }
-static void zeroed(wrong *w) { for (int i = 0; i < COUNT; i++) w->candidate[i] = 0; }
+static void nothing(wrong *w)
+{
+    (void)w;
+}
+static void doubled(wrong *w)
+{
+    for (int i = 0; i < COUNT; i++) w->candidate[i] = 2 * correct(w, i);
+}
+static void negated(wrong *w)
+{
+    for (int i = 0; i < COUNT; i++) w->candidate[i] = -correct(w, i);
+}
+static void zeroed(wrong *w)
+{
+    for (int i = 0; i < COUNT; i++) w->candidate[i] = 0;
+}
 static void transposed(wrong *w)
 {
     for (int a = 0; a < A; a++)
@@ -72,8 +84,14 @@ static void one_expert_off(wrong *w)
 {
     for (int i = 2 * B * C; i < 3 * B * C; i++) w->candidate[i] += 0.5;
 }
-static void random_numbers(wrong *w) { for (int i = 0; i < COUNT; i++) w->candidate[i] = draw(9, "random", i); }
-static void with_nan(wrong *w) { doubled(w), w->candidate[5] = NAN; }
+static void random_numbers(wrong *w)
+{
+    for (int i = 0; i < COUNT; i++) w->candidate[i] = draw(9, "random", i);
+}
+static void with_nan(wrong *w)
+{
+    doubled(w), w->candidate[5] = NAN;
+}
 static void cut_off(wrong *w)
 {
     for (int i = 0; i < COUNT; i++) {

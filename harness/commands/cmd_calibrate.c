@@ -81,8 +81,7 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
 {
     *exit_code = ASSAY_EXIT_PASS;
     if (options->precision == NULL) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "calibrate needs --precision NAME, expected %s",
-                          assay_profile_names());
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "calibrate needs --precision NAME, expected %s", assay_profile_names());
     }
     if (assay_profile_by_name(options->precision) == NULL) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "--precision is \"%s\", expected %s", options->precision,
@@ -99,7 +98,8 @@ const assay_command assay_command_calibrate = {
     .name = "calibrate",
     .arguments = "FIXTURE...",
     .summary = "adds the error scales of a profile to golden fixtures that exist",
-    .details = "The case is evaluated again from the fixture's own inputs; --precision names the profile. The file is replaced\n"
+    .details = "The case is evaluated again from the fixture's own inputs; --precision names the profile. The file is "
+               "replaced\n"
                "when the new one is whole.\n",
     .options = ASSAY_OPT_PRECISION,
     .least = 1,

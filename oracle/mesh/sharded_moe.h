@@ -37,7 +37,7 @@ typedef struct assay_sharding {
     double ragged_buffer_factor; /* above 0: may drop */
     int64_t emb_chunks;          /* num_moe_emb_chunks; 0: none */
     int64_t token_chunks;        /* num_moe_token_chunks; 1: none */
-    bool weight_before_wo;       /* the routing weight on h instead of on y, and so in moe_mlpwo (the batch-split model) */
+    bool weight_before_wo; /* the routing weight on h instead of on y, and so in moe_mlpwo (the batch-split model) */
 } assay_sharding;
 
 /* One device, and none of the rest: assay_moe_run does. Dense and dropping blocks compute as one whatever the mesh. */
