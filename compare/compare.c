@@ -139,6 +139,7 @@ static assay_status alloc_buffers(assay_context *ctx, assay_comparison *c)
     TRY(assay_alloc_f64(ctx, "values of the golden", ASSAY_CHUNK, &c->golden_values));
     TRY(assay_alloc_f64(ctx, "values of the candidate", ASSAY_CHUNK, &c->candidate_values));
     TRY(assay_alloc_f64(ctx, "error scales", ASSAY_CHUNK, &c->scales));
+    TRY(assay_alloc_f64(ctx, "weights of errors", ASSAY_CHUNK, &c->inverse));
     TRY(assay_alloc_i32(ctx, "integers of the golden", ASSAY_CHUNK, &c->golden_integers));
     TRY(assay_alloc_i32(ctx, "integers of the candidate", ASSAY_CHUNK, &c->candidate_integers));
 cleanup:
@@ -150,6 +151,7 @@ static void free_buffers(assay_comparison *c)
     free(c->golden_values);
     free(c->candidate_values);
     free(c->scales);
+    free(c->inverse);
     free(c->golden_integers);
     free(c->candidate_integers);
 }

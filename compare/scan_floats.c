@@ -300,7 +300,8 @@ assay_status assay_scan_floats(assay_context *ctx, const assay_comparison *c, co
             scan_block(&s, &b);
         }
         if (result->statistics_count > 0) {
-            assay_statistics_add(&s.statistics, count, c->golden_values, c->candidate_values, c->scales);
+            assay_statistics_weigh(&s.statistics, count, c->golden_values, c->scales, c->inverse);
+            assay_statistics_add(&s.statistics, count, c->golden_values, c->candidate_values, c->inverse);
         }
     }
     finish(&s);

@@ -11,6 +11,8 @@
 /* The logarithm of an RMS of 0. */
 #define LEAST_RMS 0x1p-60
 
+enum { PIECE = 512 }; /* elements at a time */
+
 int assay_statistics_count(const assay_shape *shape)
 {
     return ASSAY_STATISTIC_AXIS + shape->rank;
@@ -63,27 +65,38 @@ void assay_statistics_restart(assay_statistics_pass *pass)
         pass->index[axis] = 0;
     }
     pass->column = pass->row = 0;
-    pass->row_squares = pass->row_count = 0;
-    pass->all = pass->count = pass->signed_sum = pass->products = pass->weights = 0;
-    pass->positive = pass->negative = 0;
+    for (int lane = 0; lane < ASSAY_LANES; lane++) {
+        pass->row_squares[lane] = pass->row_count[lane] = 0;
+        pass->signed_sum[lane] = pass->products[lane] = pass->weights[lane] = 0;
+        pass->positive[lane] = pass->negative[lane] = 0;
+    }
+    pass->all = pass->count = 0;
     pass->worst_row = 0;
     pass->worst_row_count = 1;
     pass->worst_row_index = 0;
 }
 
+static double add_lanes(const double lanes[ASSAY_LANES])
+{
+    return ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) + ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]));
+}
+
 static void end_row(assay_statistics_pass *pass)
 {
     const int last = pass->shape.rank - 1;
+    const double squares = add_lanes(pass->row_squares), count = add_lanes(pass->row_count);
+    for (int lane = 0; lane < ASSAY_LANES; lane++) pass->row_squares[lane] = pass->row_count[lane] = 0;
     for (int axis = 0; axis < last; axis++) {
-        pass->squares[axis][pass->index[axis]] += pass->row_squares;
-        pass->counts[axis][pass->index[axis]] += pass->row_count;
+        pass->squares[axis][pass->index[axis]] += squares;
+        pass->counts[axis][pass->index[axis]] += count;
     }
-    if (pass->row_squares * pass->worst_row_count > pass->worst_row * pass->row_count) {
-        pass->worst_row = pass->row_squares;
-        pass->worst_row_count = pass->row_count;
+    if (squares * pass->worst_row_count > pass->worst_row * count) {
+        pass->worst_row = squares;
+        pass->worst_row_count = count;
         pass->worst_row_index = pass->row;
     }
-    pass->row_squares = pass->row_count = 0;
+    pass->all += squares;
+    pass->count += count;
     pass->column = 0;
     pass->row++;
     for (int axis = last - 1; axis >= 0; axis--) {
@@ -92,42 +105,75 @@ static void end_row(assay_statistics_pass *pass)
     }
 }
 
-/* Elements of one row. Every sum ascends by element, so that pieces make no difference. */
-static void add_to_row(assay_statistics_pass *pass, int64_t count, const double *golden, const double *candidate,
-                       const double *scale)
+void assay_statistics_weigh(const assay_statistics_pass *pass, int64_t count, const double *golden, const double *scale,
+                            double *inverse)
 {
-    double nowhere[2] = {0};
-    const bool scalar = pass->shape.rank == 0;
-    double *squares = scalar ? &nowhere[0] : pass->squares[pass->shape.rank - 1] + pass->column;
-    double *counts = scalar ? &nowhere[1] : pass->counts[pass->shape.rank - 1] + pass->column;
     for (int64_t i = 0; i < count; i++) {
-        const double error = candidate[i] - golden[i], rounding = pass->unit * fabs(golden[i]) + pass->tiny;
+        const double rounding = pass->unit * fabs(golden[i]) + pass->tiny;
         const double deviation = sqrt(scale[i] * scale[i] + rounding * rounding * (1.0 / 3.0));
-        const bool counted = scale[i] > 0 && fabs(error) <= DBL_MAX && deviation > 0 && deviation <= DBL_MAX;
-        const double r = counted ? error / deviation : 0, size = counted ? golden[i] / deviation : 0;
-        squares[i] += r * r;
-        counts[i] += counted;
-        pass->row_squares += r * r;
-        pass->row_count += counted;
-        pass->all += r * r;
-        pass->count += counted;
-        pass->signed_sum += r;
-        pass->products += r * size;
-        pass->weights += size * size;
-        pass->positive += r > 0;
-        pass->negative += r < 0;
+        const bool counts = (scale[i] > 0) & (deviation > 0) & (deviation <= DBL_MAX);
+        inverse[i] = counts ? 1 / deviation : 0;
     }
+}
+
+/* What an element adds to the sums. */
+typedef struct piece {
+    double r[PIECE], size[PIECE], counts[PIECE];
+} piece;
+
+static void measure(int64_t count, const double *golden, const double *candidate, const double *inverse, piece *p)
+{
+    for (int64_t i = 0; i < count; i++) {
+        const double r = (candidate[i] - golden[i]) * inverse[i];
+        const bool counts = (inverse[i] > 0) & (fabs(r) <= DBL_MAX);
+        p->r[i] = counts ? r : 0;
+        p->size[i] = counts ? golden[i] * inverse[i] : 0;
+        p->counts[i] = counts ? 1 : 0;
+    }
+}
+
+static inline void add_element(assay_statistics_pass *pass, const piece *p, int64_t i, int64_t lane)
+{
+    const double r = p->r[i], size = p->size[i];
+    pass->row_squares[lane] += r * r;
+    pass->row_count[lane] += p->counts[i];
+    pass->signed_sum[lane] += r;
+    pass->products[lane] += r * size;
+    pass->weights[lane] += size * size;
+    pass->positive[lane] += r > 0 ? 1 : 0;
+    pass->negative[lane] += r < 0 ? 1 : 0;
+}
+
+/* Elements of one row. An element's lane is that of its column, so that pieces make no difference. */
+static void add_to_row(assay_statistics_pass *pass, int64_t count, const piece *p)
+{
+    const int64_t to_lane_0 = -pass->column & (ASSAY_LANES - 1), head = to_lane_0 < count ? to_lane_0 : count;
+    const int64_t whole = head + (count - head) / ASSAY_LANES * ASSAY_LANES;
+    if (pass->shape.rank > 0) {
+        double *squares = pass->squares[pass->shape.rank - 1] + pass->column;
+        double *counts = pass->counts[pass->shape.rank - 1] + pass->column;
+        for (int64_t i = 0; i < count; i++) squares[i] += p->r[i] * p->r[i];
+        for (int64_t i = 0; i < count; i++) counts[i] += p->counts[i];
+    }
+    for (int64_t i = 0; i < head; i++) add_element(pass, p, i, (pass->column + i) & (ASSAY_LANES - 1));
+    for (int64_t i = head; i < whole; i += ASSAY_LANES) {
+        for (int64_t lane = 0; lane < ASSAY_LANES; lane++) add_element(pass, p, i + lane, lane);
+    }
+    for (int64_t i = whole; i < count; i++) add_element(pass, p, i, i - whole);
     pass->column += count;
 }
 
 void assay_statistics_add(assay_statistics_pass *pass, int64_t count, const double *golden, const double *candidate,
-                          const double *scale)
+                          const double *inverse)
 {
+    piece p;
     while (count > 0) {
-        const int64_t left = pass->length - pass->column, n = count < left ? count : left;
-        add_to_row(pass, n, golden, candidate, scale);
+        const int64_t left = pass->length - pass->column, fit = left < PIECE ? left : PIECE;
+        const int64_t n = count < fit ? count : fit;
+        measure(n, golden, candidate, inverse, &p);
+        add_to_row(pass, n, &p);
         if (pass->column == pass->length) end_row(pass);
-        golden += n, candidate += n, scale += n;
+        golden += n, candidate += n, inverse += n;
         count -= n;
     }
 }
@@ -170,16 +216,17 @@ void assay_statistics_finish(const assay_statistics_pass *pass, assay_statistics
     const int last = shape->rank - 1;
     *found = (assay_statistics){0};
     if (!(pass->count > 0)) return;
-    const double rms = sqrt(pass->all / pass->count), signs = pass->positive + pass->negative;
+    const double rms = sqrt(pass->all / pass->count), weights = add_lanes(pass->weights);
+    const double positive = add_lanes(pass->positive), signs = positive + add_lanes(pass->negative);
     set_size(found, ASSAY_STATISTIC_SIZE, pass->all, pass->count, 0);
-    found->values[ASSAY_STATISTIC_BIAS] = pass->signed_sum / pass->count;
+    found->values[ASSAY_STATISTIC_BIAS] = add_lanes(pass->signed_sum) / pass->count;
     found->least_spreads[ASSAY_STATISTIC_BIAS] = rms / sqrt(pass->count);
-    if (pass->weights > 0) {
-        found->values[ASSAY_STATISTIC_SLOPE] = pass->products / pass->weights;
-        found->least_spreads[ASSAY_STATISTIC_SLOPE] = rms / sqrt(pass->weights);
+    if (weights > 0) {
+        found->values[ASSAY_STATISTIC_SLOPE] = add_lanes(pass->products) / weights;
+        found->least_spreads[ASSAY_STATISTIC_SLOPE] = rms / sqrt(weights);
     }
     if (signs > 0) {
-        found->values[ASSAY_STATISTIC_SIGN] = pass->positive / signs - 0.5;
+        found->values[ASSAY_STATISTIC_SIGN] = positive / signs - 0.5;
         found->least_spreads[ASSAY_STATISTIC_SIGN] = 0.5 / sqrt(signs);
     }
     set_size(found, ASSAY_STATISTIC_ROW, pass->worst_row, pass->worst_row_count, pass->worst_row_index);

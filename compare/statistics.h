@@ -17,7 +17,7 @@ typedef enum assay_statistic {
     ASSAY_STATISTIC_AXIS   /* and one for each axis: over one of its indices, the one with the largest */
 } assay_statistic;
 
-enum { ASSAY_TILE = 128, ASSAY_STATISTICS = ASSAY_STATISTIC_AXIS + ASSAY_MAX_RANK };
+enum { ASSAY_LANES = 8, ASSAY_TILE = 128, ASSAY_STATISTICS = ASSAY_STATISTIC_AXIS + ASSAY_MAX_RANK };
 
 /* How many a tensor of this rank has. */
 int assay_statistics_count(const assay_shape *shape);
@@ -44,9 +44,10 @@ typedef struct assay_statistics_pass {
     int64_t length;    /* of a row */
     int64_t column, row, index[ASSAY_MAX_RANK];
     double *squares[ASSAY_MAX_RANK], *counts[ASSAY_MAX_RANK]; /* of each index of an axis: sum of r^2, elements */
-    double row_squares, row_count;
-    double all, count, signed_sum, products, weights, positive, negative;
-    double worst_row, worst_row_count;
+    double row_squares[ASSAY_LANES], row_count[ASSAY_LANES]; /* a sum is in lanes: by the last axis' index modulo 8 */
+    double signed_sum[ASSAY_LANES], products[ASSAY_LANES], weights[ASSAY_LANES];
+    double positive[ASSAY_LANES], negative[ASSAY_LANES];
+    double all, count, worst_row, worst_row_count;
     int64_t worst_row_index;
     double *memory;
 } assay_statistics_pass;
@@ -54,8 +55,11 @@ typedef struct assay_statistics_pass {
 assay_status assay_statistics_start(assay_context *ctx, const assay_shape *shape, double unit, double tiny,
                                     assay_statistics_pass *pass);
 void assay_statistics_restart(assay_statistics_pass *pass); /* for another tensor of that shape */
+/* inverse[i] = 1 / deviation, or 0 for what does not count. */
+void assay_statistics_weigh(const assay_statistics_pass *pass, int64_t count, const double *golden, const double *scale,
+                            double *inverse);
 void assay_statistics_add(assay_statistics_pass *pass, int64_t count, const double *golden, const double *candidate,
-                          const double *scale);
+                          const double *inverse);
 void assay_statistics_finish(const assay_statistics_pass *pass, assay_statistics *found);
 void assay_statistics_free(assay_statistics_pass *pass); /* safe on a zeroed struct */
 

@@ -10,8 +10,11 @@
 #include "oracle/arithmetic/emulated.h"
 #include "oracle/base/memory.h"
 
-#define SMALL_WORK 1e8 /* operations of one run */
-#define LARGE_WORK 1e10 /* operations of one run: what propagates its error scales is not run again */
+/* Operations of one run. Below the first two error scales and null distributions come from more members; what propagates
+ * its error scales and is above the last is not run again, and has no null distributions. */
+#define SMALL_WORK 1e8
+#define LITTLE_WORK 1e7
+#define LARGE_WORK 1e10
 
 static assay_tracked *tensor_at(const assay_ensemble *e, const char *path)
 {
@@ -300,9 +303,9 @@ static bool needs_ensemble(const assay_plan *plan)
 
 int assay_null_members(const assay_plan *plan)
 {
-    return assay_case_is_exact(plan->c) || (!needs_ensemble(plan) && plan->operation->flops(plan->c, true) > LARGE_WORK)
-               ? 0
-               : members_of(plan);
+    const double work = plan->operation->flops(plan->c, true);
+    if (assay_case_is_exact(plan->c) || (!needs_ensemble(plan) && work > LARGE_WORK)) return 0;
+    return work < LITTLE_WORK ? ASSAY_MEMBERS_OF_SMALL_WORK : ASSAY_MEMBERS;
 }
 
 static bool wants_null(const assay_ensemble *e)

@@ -13,6 +13,7 @@ typedef struct assay_null_draws {
     assay_statistics_pass pass[2];
     assay_statistics drawn[2][ASSAY_MEMBERS_OF_SMALL_WORK];
     double low[ASSAY_STATISTICS], high[ASSAY_STATISTICS]; /* of implementations that round less than a member */
+    double scale_squares, scale_count; /* of error scale / deviation, where that counts */
 } assay_null_draws;
 
 /* A tensor whose error scale is wanted. */

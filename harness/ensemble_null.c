@@ -6,6 +6,7 @@
 
 #include "harness/ensemble_internal.h"
 #include "harness/operations/op_support.h"
+#include "oracle/arithmetic/elementary.h"
 #include "oracle/base/memory.h"
 
 enum { PIECE = 512, AS_THEY_ARE = 0, STORED = 1 };
@@ -30,15 +31,16 @@ bool assay_null_is_wanted(const assay_ensemble *e, const char *path)
 static void add_results(const assay_ensemble *e, const assay_tracked *t, int64_t first, int64_t count,
                         const double *values)
 {
-    double scale[PIECE], stored[PIECE];
+    double scale[PIECE], inverse[PIECE], stored[PIECE];
     const float *scales = t->scales[e->null_precision];
     for (int64_t i = 0; i < count; i += PIECE) {
         const int64_t n = count - i < PIECE ? count - i : PIECE;
         const double *golden = t->golden + first + i;
         for (int64_t k = 0; k < n; k++) scale[k] = scales[first + i + k];
+        assay_statistics_weigh(&t->null->pass[STORED], n, golden, scale, inverse);
         assay_dtype_round_many(e->null_profile->storage, n, values + i, stored);
-        assay_statistics_add(&t->null->pass[AS_THEY_ARE], n, golden, values + i, scale);
-        assay_statistics_add(&t->null->pass[STORED], n, golden, stored, scale);
+        assay_statistics_add(&t->null->pass[AS_THEY_ARE], n, golden, values + i, inverse);
+        assay_statistics_add(&t->null->pass[STORED], n, golden, stored, inverse);
     }
 }
 
@@ -94,13 +96,28 @@ static void take_in(assay_null_draws *null)
     }
 }
 
-/* No error: the golden values, and those rounded. An RMS of 0 is what nothing else goes below. */
+static void add_scales(const assay_ensemble *e, assay_tracked *t)
+{
+    double scale[PIECE], inverse[PIECE];
+    assay_null_draws *null = t->null;
+    null->scale_squares = null->scale_count = 0;
+    for (int64_t first = 0; first < t->count; first += PIECE) {
+        const int64_t n = t->count - first < PIECE ? t->count - first : PIECE;
+        for (int64_t k = 0; k < n; k++) scale[k] = t->scales[e->null_precision][first + k];
+        assay_statistics_weigh(&null->pass[STORED], n, t->golden + first, scale, inverse);
+        for (int64_t k = 0; k < n; k++) {
+            const double share = inverse[k] > 0 ? scale[k] * inverse[k] : 0;
+            null->scale_squares += share * share;
+            null->scale_count += inverse[k] > 0;
+        }
+    }
+}
+
+/* No error: the golden values, and those rounded. And an error of one deviation, which the error scale allows. */
 static void start_range(const assay_ensemble *e, assay_tracked *t)
 {
-    for (int s = 0; s < ASSAY_STATISTICS; s++) {
-        t->null->low[s] = assay_statistic_is_size(s) ? INFINITY : 0;
-        t->null->high[s] = assay_statistic_is_size(s) ? -INFINITY : 0;
-    }
+    for (int s = 0; s < ASSAY_STATISTICS; s++) t->null->low[s] = t->null->high[s] = 0;
+    add_scales(e, t);
     add_results(e, t, 0, t->count, t->golden);
     take_in(t->null);
 }
@@ -138,6 +155,19 @@ static void moments(const assay_statistics *drawn, int members, int statistic, d
     *spread = fmax(sqrt(squares / (members - 1)), least / members);
 }
 
+/* How much smaller the members' errors are than the error scales allow, the rounding of results aside. Where a scale
+ * allows what no member shows (a difference that cancels exactly in this code), correct implementations may. */
+static double understated(const assay_tracked *t, int members)
+{
+    const assay_null_draws *null = t->null;
+    double squares = 0;
+    for (int m = 0; m < members; m++) {
+        const double rms = assay_exp(null->drawn[AS_THEY_ARE][m].values[ASSAY_STATISTIC_SIZE]);
+        squares += rms * rms;
+    }
+    return fmax(sqrt(null->scale_squares / fmax(null->scale_count, 1) * members / squares), 1);
+}
+
 /* One row of the null distribution. */
 static void summarise(const assay_tracked *t, int members, int statistic, double row[ASSAY_NULL_COLUMNS])
 {
@@ -150,6 +180,7 @@ static void summarise(const assay_tracked *t, int members, int statistic, double
         high = fmax(high, mean);
         spread = fmax(spread, own);
     }
+    if (!assay_statistic_is_size(statistic)) spread *= understated(t, members);
     const bool used = assay_statistic_counts(&t->spec->shape, statistic) && spread > 0 && isfinite(spread);
     row[ASSAY_NULL_LOW] = used ? low : 0;
     row[ASSAY_NULL_HIGH] = used ? high : 0;
