@@ -10,10 +10,9 @@
 #include "oracle/arithmetic/emulated.h"
 #include "oracle/base/memory.h"
 
-/* Operations of one run. Below the first two error scales and null distributions come from more members; what propagates
- * its error scales and is above the last is not run again, and has no null distributions. */
+/* Operations of one run. Below the first there are more members; what propagates its error scales and is above the last
+ * is not run again, and has no null distributions. */
 #define SMALL_WORK 1e8
-#define LITTLE_WORK 1e7
 #define LARGE_WORK 1e10
 
 static assay_tracked *tensor_at(const assay_ensemble *e, const char *path)
@@ -303,9 +302,7 @@ static bool needs_ensemble(const assay_plan *plan)
 
 int assay_null_members(const assay_plan *plan)
 {
-    const double work = plan->operation->flops(plan->c, true);
-    if (assay_case_is_exact(plan->c) || (!needs_ensemble(plan) && work > LARGE_WORK)) return 0;
-    return work < LITTLE_WORK ? ASSAY_MEMBERS_OF_SMALL_WORK : ASSAY_MEMBERS;
+    return needs_ensemble(plan) || plan->operation->flops(plan->c, true) <= LARGE_WORK ? members_of(plan) : 0;
 }
 
 static bool wants_null(const assay_ensemble *e)

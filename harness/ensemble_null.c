@@ -27,6 +27,12 @@ bool assay_null_is_wanted(const assay_ensemble *e, const char *path)
     return wanted;
 }
 
+/* Rounding to float64 makes no other form of a result. */
+static int forms_of(const assay_ensemble *e)
+{
+    return e->null_profile->storage == ASSAY_FLOAT64 ? 1 : 2;
+}
+
 /* Results of a member, or any others: both forms into their passes. */
 static void add_results(const assay_ensemble *e, const assay_tracked *t, int64_t first, int64_t count,
                         const double *values)
@@ -37,9 +43,10 @@ static void add_results(const assay_ensemble *e, const assay_tracked *t, int64_t
         const int64_t n = count - i < PIECE ? count - i : PIECE;
         const double *golden = t->golden + first + i;
         for (int64_t k = 0; k < n; k++) scale[k] = scales[first + i + k];
-        assay_statistics_weigh(&t->null->pass[STORED], n, golden, scale, inverse);
-        assay_dtype_round_many(e->null_profile->storage, n, values + i, stored);
+        assay_statistics_weigh(&t->null->pass[AS_THEY_ARE], n, golden, scale, inverse);
         assay_statistics_add(&t->null->pass[AS_THEY_ARE], n, golden, values + i, inverse);
+        if (forms_of(e) == 1) continue;
+        assay_dtype_round_many(e->null_profile->storage, n, values + i, stored);
         assay_statistics_add(&t->null->pass[STORED], n, golden, stored, inverse);
     }
 }
@@ -84,9 +91,9 @@ static void finish_pass(assay_null_draws *null, int form, assay_statistics *foun
 }
 
 /* Implementations that err less than the members, and in a way of their own, are correct too: [low, high] takes them in. */
-static void take_in(assay_null_draws *null)
+static void take_in(const assay_ensemble *e, assay_null_draws *null)
 {
-    for (int form = 0; form < 2; form++) {
+    for (int form = 0; form < forms_of(e); form++) {
         assay_statistics found;
         finish_pass(null, form, &found);
         for (int s = 0; s < ASSAY_STATISTICS; s++) {
@@ -104,7 +111,7 @@ static void add_scales(const assay_ensemble *e, assay_tracked *t)
     for (int64_t first = 0; first < t->count; first += PIECE) {
         const int64_t n = t->count - first < PIECE ? t->count - first : PIECE;
         for (int64_t k = 0; k < n; k++) scale[k] = t->scales[e->null_precision][first + k];
-        assay_statistics_weigh(&null->pass[STORED], n, t->golden + first, scale, inverse);
+        assay_statistics_weigh(&null->pass[AS_THEY_ARE], n, t->golden + first, scale, inverse);
         for (int64_t k = 0; k < n; k++) {
             const double share = inverse[k] > 0 ? scale[k] * inverse[k] : 0;
             null->scale_squares += share * share;
@@ -119,7 +126,7 @@ static void start_range(const assay_ensemble *e, assay_tracked *t)
     for (int s = 0; s < ASSAY_STATISTICS; s++) t->null->low[s] = t->null->high[s] = 0;
     add_scales(e, t);
     add_results(e, t, 0, t->count, t->golden);
-    take_in(t->null);
+    take_in(e, t->null);
 }
 
 static assay_status draw(assay_context *ctx, assay_ensemble *e, const assay_precision *precision, int number,
@@ -131,9 +138,9 @@ static assay_status draw(assay_context *ctx, assay_ensemble *e, const assay_prec
         assay_null_draws *null = e->tensors[i].null;
         if (null == NULL) continue;
         if (nearest) {
-            take_in(null);
+            take_in(e, null);
         } else {
-            for (int form = 0; form < 2; form++) finish_pass(null, form, &null->drawn[form][number]);
+            for (int form = 0; form < forms_of(e); form++) finish_pass(null, form, &null->drawn[form][number]);
         }
     }
     return status;
@@ -169,11 +176,11 @@ static double understated(const assay_tracked *t, int members)
 }
 
 /* One row of the null distribution. */
-static void summarise(const assay_tracked *t, int members, int statistic, double row[ASSAY_NULL_COLUMNS])
+static void summarise(const assay_ensemble *e, const assay_tracked *t, int members, int statistic, double row[ASSAY_NULL_COLUMNS])
 {
     const assay_null_draws *null = t->null;
     double low = null->low[statistic], high = null->high[statistic], spread = 0;
-    for (int form = 0; form < 2; form++) {
+    for (int form = 0; form < forms_of(e); form++) {
         double mean, own;
         moments(null->drawn[form], members, statistic, &mean, &own);
         low = fmin(low, mean);
@@ -193,7 +200,7 @@ static assay_status write_null(assay_context *ctx, const assay_ensemble *e, cons
     char path[ASSAY_PATH_SIZE];
     double rows[ASSAY_STATISTICS * ASSAY_NULL_COLUMNS];
     const int count = assay_statistics_count(&t->spec->shape);
-    for (int s = 0; s < count; s++) summarise(t, members, s, rows + s * ASSAY_NULL_COLUMNS);
+    for (int s = 0; s < count; s++) summarise(e, t, members, s, rows + s * ASSAY_NULL_COLUMNS);
     null_path(&e->null_profile->precision, t->spec->path, path);
     return assay_write_result(ctx, e->out, path, count * ASSAY_NULL_COLUMNS, rows);
 }
