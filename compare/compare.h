@@ -6,6 +6,7 @@
 
 #include "compare/power.h"
 #include "compare/profile.h"
+#include "compare/statistics.h"
 #include "fixtures/fixture.h"
 
 typedef enum assay_verdict { ASSAY_PASS, ASSAY_FAIL, ASSAY_VACUOUS, ASSAY_NOT_COMPARABLE } assay_verdict;
@@ -30,8 +31,21 @@ typedef enum assay_finding {
     ASSAY_FINDING_INTEGERS,  /* integers or an exact case differ */
     ASSAY_FINDING_ELEMENTS,
     ASSAY_FINDING_ROWS,
+    ASSAY_FINDING_SIZE,  /* errors too large over the tensor, ... */
+    ASSAY_FINDING_SLICE, /* over a row, a tile, an index of an axis */
+    ASSAY_FINDING_BIAS,
+    ASSAY_FINDING_SLOPE,
+    ASSAY_FINDING_SIGN,
     ASSAY_FINDING_NO_SCALE /* the golden has no error scale for this profile: not comparable */
 } assay_finding;
+
+/* A statistic against its null distribution (compare/statistics.h). */
+typedef struct assay_statistic_result {
+    double expected[ASSAY_NULL_COLUMNS]; /* the golden's null distribution; without a spread the statistic is not used */
+    double value, least, most;           /* what was found, and what is allowed */
+    int64_t slice;
+    double excess; /* how far out over how far out it may be: above 1 fails */
+} assay_statistic_result;
 
 typedef struct assay_tensor_result {
     assay_tensor_spec spec;
@@ -46,6 +60,10 @@ typedef struct assay_tensor_result {
     double worst_element, worst_row; /* largest excess */
     assay_outlier elements_worst[ASSAY_WORST_COUNT], rows_worst[ASSAY_WORST_COUNT];
     int elements_worst_count, rows_worst_count;
+    assay_statistic_result statistics[ASSAY_STATISTICS];
+    int statistics_count;        /* 0: the golden has no null distributions */
+    int worst_statistic;         /* the one with the largest excess; -1: none was used */
+    char axis_labels[ASSAY_MAX_RANK][16];
 } assay_tensor_result;
 
 typedef struct assay_report {

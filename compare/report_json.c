@@ -6,6 +6,7 @@
 #include "compare/outliers.h"
 #include "compare/printable.h"
 #include "compare/report.h"
+#include "compare/slices.h"
 
 enum { REPORT_VERSION = 1 };
 
@@ -99,12 +100,35 @@ static bool put_outliers(cJSON *object, const char *key, const assay_shape *shap
     return ok;
 }
 
+/* Those that were used. What is logarithmic inside is shown as it is. */
+static bool put_statistics(cJSON *object, const assay_tensor_result *r)
+{
+    cJSON *array = start(object, "statistics", cJSON_CreateArray());
+    bool ok = array != NULL;
+    for (int i = 0; ok && r->worst_statistic >= 0 && i < r->statistics_count; i++) {
+        const assay_statistic_result *s = &r->statistics[i];
+        const bool size = assay_statistic_is_size(i);
+        char slice[ASSAY_SLICE_TEXT];
+        if (s->expected[ASSAY_NULL_SPREAD] == 0) continue;
+        assay_slice_text(r, i, slice);
+        cJSON *item = start_element(array);
+        ok = item != NULL && put_text(item, "name", assay_statistic_name(i)) && put_text(item, "slice", slice) &&
+             put_number(item, "value", size ? exp(s->value) : s->value) &&
+             put_number(item, "least", size ? 0 : s->least) && put_number(item, "most", size ? exp(s->most) : s->most) &&
+             put_number(item, "excess", s->excess);
+    }
+    return ok;
+}
+
 static const char *finding_name(assay_finding finding)
 {
     static const char *const names[] = {[ASSAY_FINDING_NONE] = "none",           [ASSAY_FINDING_MISSING] = "missing",
                                         [ASSAY_FINDING_SHAPE] = "shape",         [ASSAY_FINDING_TYPE] = "type",
                                         [ASSAY_FINDING_NONFINITE] = "nonfinite", [ASSAY_FINDING_INTEGERS] = "unequal",
                                         [ASSAY_FINDING_ELEMENTS] = "elements",   [ASSAY_FINDING_ROWS] = "rows",
+                                        [ASSAY_FINDING_SIZE] = "size",           [ASSAY_FINDING_SLICE] = "slice",
+                                        [ASSAY_FINDING_BIAS] = "bias",           [ASSAY_FINDING_SLOPE] = "slope",
+                                        [ASSAY_FINDING_SIGN] = "sign",
                                         [ASSAY_FINDING_NO_SCALE] = "no_scale"};
     return names[finding];
 }
@@ -127,7 +151,8 @@ static bool fill_tensor(cJSON *o, const assay_tensor_result *r)
            put_number(o, "worst_row", r->worst_row) &&
            put_outliers(o, "elements_worst", shape, shape->rank, r->elements_worst_count, r->elements_worst) &&
            put_outliers(o, "rows_worst", shape, shape->rank > 0 ? shape->rank - 1 : 0, r->rows_worst_count,
-                        r->rows_worst);
+                        r->rows_worst) &&
+           put_statistics(o, r);
 }
 
 /* null where the golden states none. */
