@@ -367,7 +367,8 @@ assay_status assay_evaluate(assay_context *ctx, const assay_plan *plan, const as
 int64_t assay_ensemble_memory(const assay_plan *plan)
 {
     double bytes = 0;
-    const bool null = assay_null_members(plan) > 0;
+    bool null = false;
+    for (int i = 0; !null && i < plan->spec_count; i++) null = assay_path_in(plan->specs[i].path, "null");
     const size_t scales = null ? (size_t)plan->precision_count * sizeof(float) : 0;
     if (!needs_ensemble(plan) && !null) return 0;
     for (int i = 0; plan->precision_count > 0 && i < plan->spec_count; i++) {
