@@ -44,20 +44,34 @@ static void test_thresholds(void **state)
     (void)state;
     for (int i = 0; i < 4; i++) {
         for (int j = 0; j < 4; j++) {
-            assay_thresholds t = assay_thresholds_of(1e-6, counts[i], counts[j]);
-            double elements = (double)counts[i] * erfc(t.element / sqrt(2.0));
-            double rows = (double)counts[j] * erfc(t.row / sqrt(2.0));
-            double half = 0.5e-6;
-            assert_close(&elements, &half, 1, 1e-9, 0.0);
-            assert_close(&rows, &half, 1, 1e-9, 0.0);
+            for (int64_t statistics = 0; statistics < 9; statistics += 8) {
+                const assay_thresholds t = assay_thresholds_of(1e-6, counts[i], counts[j], statistics);
+                const double elements = (double)counts[i] * erfc(t.element / sqrt(2.0));
+                const double rows = (double)counts[j] * erfc(t.row / sqrt(2.0));
+                const double part = statistics > 0 ? 1e-6 / 3 : 0.5e-6, tails = 2.0 * (double)statistics * t.statistic_tail;
+                assert_close(&elements, &part, 1, 1e-9, 0.0);
+                assert_close(&rows, &part, 1, 1e-9, 0.0);
+                assert_close(&tails, statistics > 0 ? &part : &t.statistic_tail, 1, 1e-9, 0.0);
+            }
         }
     }
-    assert_true(assay_thresholds_of(1e-300, 1000000000, 1).element < 40.0);
-    assert_true(assay_thresholds_of(0.5, 0, 0).element > 1.0);
+    assert_true(assay_thresholds_of(1e-300, 1000000000, 1, 0).element < 40.0);
+    assert_true(assay_thresholds_of(0.5, 0, 0, 0).element > 1.0);
+}
+
+/* Few draws say little: the quantile of a normal one, and far more of a few. */
+static void test_quantiles(void **state)
+{
+    const assay_thresholds t = {.statistic_tail = 1e-9};
+    (void)state;
+    assert_true(assay_statistic_quantile(&t, 1e9) > 5.9 && assay_statistic_quantile(&t, 1e9) < 6.1);
+    assert_true(assay_statistic_quantile(&t, 16) > 1.5 * assay_statistic_quantile(&t, 1e9));
+    assert_true(assay_statistic_quantile(&t, 8) > assay_statistic_quantile(&t, 16));
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_profiles), cmocka_unit_test(test_thresholds)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_profiles), cmocka_unit_test(test_thresholds),
+                                       cmocka_unit_test(test_quantiles)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
