@@ -8,6 +8,7 @@
 typedef struct assay_profile {
     assay_precision precision; /* precision.name is the profile's name */
     assay_dtype storage;       /* type in which results may be stored */
+    bool any_of_tied;          /* of experts whose scores are equal any may be chosen; else the lower index */
     const char *summary;
 } assay_profile;
 

@@ -130,13 +130,27 @@ static bool fill_tensor(cJSON *o, const assay_tensor_result *r)
                         r->rows_worst);
 }
 
+static bool put_routing(cJSON *o, const assay_routing_summary *routing)
+{
+    if (!routing->judged && routing->message[0] == '\0') return put(o, "routing", cJSON_CreateNull());
+    cJSON *object = start(o, "routing", cJSON_CreateObject());
+    return object != NULL && put_bool(object, "judged", routing->judged) &&
+           put_number(object, "tokens", (double)routing->tokens) &&
+           put_number(object, "exact", (double)routing->exact) &&
+           put_number(object, "admissible", (double)routing->admissible) &&
+           put_number(object, "wrong", (double)routing->wrong) &&
+           put_bool(object, "evaluated_again", routing->evaluated_again) &&
+           put_text(object, "message", routing->message);
+}
+
 static bool fill_report(cJSON *o, const assay_report *report)
 {
     cJSON *unknown, *tensors;
     bool ok = put_text(o, "case", report->case_name) && put_text(o, "op", report->op) &&
               put_text(o, "profile", report->profile) && put_text(o, "golden", report->golden_path) &&
               put_text(o, "candidate", report->candidate_path) && put_number(o, "false_alarm", report->false_alarm) &&
-              put_text(o, "verdict", assay_verdict_name(report->verdict)) && put_text(o, "message", report->message);
+              put_text(o, "verdict", assay_verdict_name(report->verdict)) && put_text(o, "message", report->message) &&
+              put_routing(o, &report->routing);
     ok = ok && (unknown = start(o, "unknown", cJSON_CreateArray())) != NULL;
     for (int i = 0; ok && i < report->unknown_count; i++) {
         char shown[ASSAY_PRINTABLE_SIZE];

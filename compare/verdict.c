@@ -1,11 +1,24 @@
 #include "compare/verdict.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 
 const char *assay_verdict_name(assay_verdict verdict)
 {
     static const char *const names[] = {"PASS", "FAIL", "VACUOUS", "NOT COMPARABLE"};
     return names[verdict];
+}
+
+void assay_routing_text(const assay_routing_summary *routing, char text[512])
+{
+    text[0] = '\0';
+    if (!routing->judged) {
+        if (routing->message[0] != '\0') snprintf(text, 512, "routing: %s", routing->message);
+        return;
+    }
+    snprintf(text, 512, "routing: %" PRId64 " tokens: %" PRId64 " exact, %" PRId64 " admissible, %" PRId64 " wrong%s",
+             routing->tokens, routing->exact, routing->admissible, routing->wrong,
+             routing->evaluated_again ? "; compared with the golden evaluated again given the candidate's choice" : "");
 }
 
 static const assay_tensor_result *first_of(const assay_report *report, assay_verdict verdict)

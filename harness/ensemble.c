@@ -7,7 +7,6 @@
 
 #include "compare/profile.h"
 #include "harness/operations/op_support.h"
-#include "oracle/arithmetic/emulated.h"
 #include "oracle/base/memory.h"
 
 enum { MEMBERS = 8, MEMBERS_OF_SMALL_WORK = 16 };
@@ -212,18 +211,24 @@ static assay_status check_complete(assay_context *ctx, const ensemble *e)
     return ASSAY_OK;
 }
 
-static assay_status run_member(assay_context *ctx, ensemble *e, const assay_precision *precision, int number)
+assay_emulation assay_ensemble_member(const assay_plan *plan, const assay_precision *precision, const char *name,
+                                      int number)
 {
     char stream[64];
-    const assay_plan *plan = e->plan;
     const assay_profile *profile = assay_profile_by_name(precision->name);
+    snprintf(stream, sizeof stream, "%s/%s", name, precision->name);
+    return (assay_emulation){.precision = *precision,
+                             .storage = profile->storage,
+                             .multiply = profile->storage,
+                             .seed = assay_random_bits(plan->c->seed, stream, (uint64_t)number)};
+}
+
+static assay_status run_member(assay_context *ctx, ensemble *e, const assay_precision *precision, int number)
+{
+    const assay_plan *plan = e->plan;
     const assay_source in = {.self = e, .has = member_has, .read = member_read, .read_i32 = member_read_i32};
     const assay_sink out = {.self = e, .wants = member_wants, .write = member_write, .write_i32 = member_write_i32};
-    snprintf(stream, sizeof stream, "ensemble/%s", precision->name);
-    const assay_emulation emulation = {.precision = *precision,
-                                       .storage = profile->storage,
-                                       .multiply = profile->storage,
-                                       .seed = assay_random_bits(plan->c->seed, stream, (uint64_t)number)};
+    const assay_emulation emulation = assay_ensemble_member(plan, precision, "ensemble", number);
     assay_context member = *ctx;
     member.arithmetic = &assay_arithmetic_emulated;
     member.emulation = &emulation;
@@ -260,7 +265,7 @@ cleanup:
     return status;
 }
 
-static int members_of(const assay_plan *plan)
+int assay_ensemble_members(const assay_plan *plan)
 {
     if (assay_case_is_exact(plan->c)) return 0;
     return plan->operation->flops(plan->c, true) < SMALL_WORK ? MEMBERS_OF_SMALL_WORK : MEMBERS;
@@ -270,7 +275,7 @@ static assay_status evaluate_with_ensemble(assay_context *ctx, ensemble *e)
 {
     assay_status status;
     const assay_plan *plan = e->plan;
-    const int members = members_of(plan);
+    const int members = assay_ensemble_members(plan);
     const assay_sink golden = {.self = e, .wants = golden_wants, .write = golden_write, .write_i32 = golden_write_i32};
     TRY(collect(ctx, e));
     TRY(plan->operation->run(ctx, plan->c, e->in, &golden, NULL, 0));

@@ -5,6 +5,7 @@
 
 #include "harness/backend.h"
 #include "harness/command.h"
+#include "harness/conditional.h"
 
 /* One case: files, what the backend did, what the comparer says. */
 typedef struct case_run {
@@ -60,7 +61,8 @@ static assay_status compare_files(assay_context *ctx, const assay_options *optio
         snprintf(r->end.message, sizeof r->end.message, "%.500s", ctx->message);
         goto cleanup;
     }
-    TRY(assay_compare(ctx, golden, candidate, profile, options->false_alarm, &r->report));
+    TRY(assay_compare_conditionally(ctx, golden, candidate, profile, options->false_alarm, options->quiet,
+                                    &r->report));
     snprintf(r->report.golden_path, sizeof r->report.golden_path, "%.500s", r->golden);
     snprintf(r->report.candidate_path, sizeof r->report.candidate_path, "%.500s", r->candidate);
 cleanup:
