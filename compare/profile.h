@@ -12,7 +12,7 @@ typedef struct assay_profile {
     const char *summary;
 } assay_profile;
 
-const assay_profile *assay_profiles(int *count);              /* f64, f32, bf16, f16 */
+const assay_profile *assay_profiles(int *count);              /* f64, f32, bf16, bf16_router, f16 */
 const assay_profile *assay_profile_by_name(const char *name); /* also "bfloat16", "float32"...; NULL when none */
 /* The profile that a case of this grid is compared at when none is named. */
 const assay_profile *assay_profile_for_dtype(assay_dtype type);

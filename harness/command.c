@@ -41,7 +41,7 @@ assay_status assay_command_profile(assay_context *ctx, const assay_options *opti
     if (options->precision != NULL) {
         *profile = assay_profile_by_name(options->precision);
         if (*profile == NULL) {
-            return assay_fail(ctx, ASSAY_BAD_INPUT, "--precision is \"%s\", expected f64, f32, bf16 or f16",
+            return assay_fail(ctx, ASSAY_BAD_INPUT, "--precision is \"%s\", expected f64, f32, bf16, bf16_router or f16",
                               options->precision);
         }
         return ASSAY_OK;

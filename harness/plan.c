@@ -32,7 +32,7 @@ static assay_status collect_precisions(assay_context *ctx, assay_plan *plan)
         if (strcmp(profiles->items[i], "none") == 0) continue;
         const assay_profile *profile = assay_profile_by_name(profiles->items[i]);
         if (profile == NULL) {
-            return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: profiles has \"%s\", expected f64, f32, bf16 or f16",
+            return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: profiles has \"%s\", expected f64, f32, bf16, bf16_router or f16",
                               plan->c->name, profiles->items[i]);
         }
         plan->precisions[plan->precision_count++] = profile->precision;
