@@ -8,6 +8,7 @@ pkg_check_modules(YAML REQUIRED IMPORTED_TARGET yaml-0.1)
 pkg_check_modules(CMOCKA REQUIRED IMPORTED_TARGET cmocka)
 pkg_check_modules(CJSON REQUIRED IMPORTED_TARGET libcjson)
 pkg_check_modules(LIBXML REQUIRED IMPORTED_TARGET libxml-2.0)
+pkg_check_modules(PNG REQUIRED IMPORTED_TARGET libpng)
 pkg_check_modules(GSL REQUIRED IMPORTED_TARGET gsl)
 # Without its own CBLAS, which would take the place of OpenBLAS's, and which skips zeros and so loses NaN.
 set_target_properties(PkgConfig::GSL PROPERTIES INTERFACE_LINK_LIBRARIES "${pkgcfg_lib_GSL_gsl};m")

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "compare/diagnosis.h"
 #include "compare/findings.h"
 #include "compare/outliers.h"
 #include "compare/verdict.h"
@@ -224,7 +225,9 @@ assay_status assay_compare(assay_context *ctx, assay_fixture_reader *golden, ass
         if (r->required && r->spec.type != ASSAY_INT32 && r->elements > 0) shown.floats_required = true;
         TRY(compare_tensor(ctx, &c, &report->tensors[i], &shown));
     }
+    TRY(assay_power_read(ctx, golden, report->profile, &report->power));
     assay_conclude(report, &shown);
+    if (report->verdict == ASSAY_FAIL) TRY(assay_diagnose(ctx, golden, candidate, profile, report));
 cleanup:
     free_buffers(&c);
     if (status != ASSAY_OK) assay_report_free(report);
@@ -235,6 +238,8 @@ void assay_report_free(assay_report *report)
 {
     for (int i = 0; i < report->unknown_count; i++) free(report->unknown[i]);
     free(report->unknown);
+    for (int i = 0; report->pictures != NULL && i < report->count; i++) free(report->pictures[i]);
+    free(report->pictures);
     free(report->tensors);
     *report = (assay_report){0};
 }

@@ -4,6 +4,7 @@
 #ifndef ASSAY_COMPARE_COMPARE_H
 #define ASSAY_COMPARE_COMPARE_H
 
+#include "compare/power.h"
 #include "compare/profile.h"
 #include "fixtures/fixture.h"
 
@@ -61,15 +62,21 @@ typedef struct assay_report {
     double false_alarm; /* stated probability for the whole fixture */
     assay_verdict verdict;
     char message[256];            /* why, in one line; names the first wrong tensor */
+    char diagnosis[512];          /* what the first wrong tensor looks like (diagnosis.h); "" where nothing explains it */
+    char known[160];              /* why it is known to fail (a ledger); "" when it is not */
+    assay_power power;            /* as the golden states it */
     assay_tensor_result *tensors; /* in the order of the data flow: routing, checkpoints, outputs, gradients */
     int count;
     char **unknown; /* datasets of the candidate that the golden does not know */
     int unknown_count;
     assay_routing_summary routing;
+    struct assay_picture **pictures; /* [count], once they are drawn (pictures.h); else NULL */
 } assay_report;
 
 assay_status assay_compare(assay_context *ctx, assay_fixture_reader *golden, assay_fixture_reader *candidate,
                            const assay_profile *profile, double false_alarm, assay_report *report);
+/* PASS becomes VACUOUS where report->power says that a required mutant would pass too. */
+void assay_report_weigh(assay_report *report);
 /* "routing: 32 tokens: 30 exact, 2 admissible, 0 wrong; ..."; empty where nothing was judged. */
 void assay_routing_text(const assay_routing_summary *routing, char text[512]);
 void assay_report_free(assay_report *report); /* safe on a zeroed struct */

@@ -14,6 +14,7 @@ static const assay_profile profiles[] = {
                    .router = RMS(0x1p-53),
                    .elementary = 0x1p-51},
      .storage = ASSAY_FLOAT64,
+     .multiply = ASSAY_FLOAT64,
      .summary = "float64 throughout"},
     {.precision = {.name = "f32",
                    .storage = RMS(0x1p-24),
@@ -22,6 +23,7 @@ static const assay_profile profiles[] = {
                    .router = RMS(0x1p-24),
                    .elementary = 0x1p-22},
      .storage = ASSAY_FLOAT32,
+     .multiply = ASSAY_FLOAT32,
      .summary = "float32 throughout"},
     {.precision = {.name = "bf16",
                    .storage = RMS(0x1p-8),
@@ -30,6 +32,7 @@ static const assay_profile profiles[] = {
                    .router = RMS(0x1p-24),
                    .elementary = 0x1p-22},
      .storage = ASSAY_BFLOAT16,
+     .multiply = ASSAY_BFLOAT16,
      .summary = "bfloat16 stored and multiplied, float32 accumulated; router in float32"},
     {.precision = {.name = "bf16_router",
                    .storage = RMS(0x1p-8),
@@ -46,7 +49,26 @@ static const assay_profile profiles[] = {
                    .router = RMS(0x1p-24),
                    .elementary = 0x1p-22},
      .storage = ASSAY_FLOAT16,
+     .multiply = ASSAY_FLOAT16,
      .summary = "float16 stored and multiplied, float32 accumulated; router in float32"},
+    {.precision = {.name = "tf32",
+                   .storage = RMS(0x1p-24),
+                   .multiply = RMS(0x1p-11),
+                   .accumulate = RMS(0x1p-24),
+                   .router = RMS(0x1p-24),
+                   .elementary = 0x1p-22},
+     .storage = ASSAY_FLOAT32,
+     .multiply = ASSAY_TFLOAT32,
+     .summary = "float32 stored, operands of products rounded to TensorFloat-32, float32 accumulated"},
+    {.precision = {.name = "tpu_default",
+                   .storage = RMS(0x1p-24),
+                   .multiply = RMS(0x1p-8),
+                   .accumulate = RMS(0x1p-24),
+                   .router = RMS(0x1p-24),
+                   .elementary = 0x1p-22},
+     .storage = ASSAY_FLOAT32,
+     .multiply = ASSAY_BFLOAT16,
+     .summary = "float32 stored, operands of products rounded to bfloat16, float32 accumulated (jax's default on TPU)"},
 };
 
 enum { PROFILES = sizeof profiles / sizeof *profiles };
@@ -55,6 +77,11 @@ const assay_profile *assay_profiles(int *count)
 {
     *count = PROFILES;
     return profiles;
+}
+
+const char *assay_profile_names(void)
+{
+    return "f64, f32, bf16, f16, tf32 or tpu_default";
 }
 
 const assay_profile *assay_profile_by_name(const char *name)
@@ -71,6 +98,7 @@ const assay_profile *assay_profile_by_name(const char *name)
 
 const assay_profile *assay_profile_for_dtype(assay_dtype type)
 {
+    if (type == ASSAY_TFLOAT32) return assay_profile_by_name("tf32");
     for (int i = 0; i < PROFILES; i++) {
         if (profiles[i].storage == type) return &profiles[i];
     }

@@ -8,11 +8,13 @@
 typedef struct assay_profile {
     assay_precision precision; /* precision.name is the profile's name */
     assay_dtype storage;       /* type in which results may be stored */
+    assay_dtype multiply;      /* type of a product's operands */
     bool any_of_tied;          /* of experts whose scores are equal any may be chosen; else the lower index */
     const char *summary;
 } assay_profile;
 
-const assay_profile *assay_profiles(int *count);              /* f64, f32, bf16, bf16_router, f16 */
+const assay_profile *assay_profiles(int *count);              /* as in assay_profile_names */
+const char *assay_profile_names(void);                        /* "f64, f32, ... or ...", for messages */
 const assay_profile *assay_profile_by_name(const char *name); /* also "bfloat16", "float32"...; NULL when none */
 /* The profile that a case of this grid is compared at when none is named. */
 const assay_profile *assay_profile_for_dtype(assay_dtype type);

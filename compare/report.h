@@ -1,8 +1,8 @@
-/* A report as text for a terminal, as JSON and as JUnit XML. The forms only arrange what compare.h found. */
+/* A report as text for a terminal, as JSON, as JUnit XML and as an HTML page. The forms only arrange what compare.h found. */
 #ifndef ASSAY_COMPARE_REPORT_H
 #define ASSAY_COMPARE_REPORT_H
 
-#include "compare/compare.h"
+#include "compare/pictures.h"
 
 typedef struct assay_report_style {
     bool color;
@@ -15,5 +15,6 @@ assay_status assay_report_text(assay_context *ctx, const assay_report *report, c
                                char **text);
 assay_status assay_report_json(assay_context *ctx, int count, const assay_report *reports, char **text);
 assay_status assay_report_junit(assay_context *ctx, int count, const assay_report *reports, char **text);
+assay_status assay_report_html(assay_context *ctx, int count, const assay_report *reports, char **text);
 
 #endif

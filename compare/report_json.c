@@ -143,6 +143,15 @@ static bool put_routing(cJSON *o, const assay_routing_summary *routing)
            put_text(object, "message", routing->message);
 }
 
+/* null where the golden states none. */
+static bool put_power(cJSON *object, const assay_power *power)
+{
+    if (!power->stated) return put(object, "power", cJSON_CreateNull());
+    cJSON *item = start(object, "power", cJSON_CreateObject());
+    return item != NULL && put_number(item, "mutants", power->effective) && put_number(item, "detected", power->detected) &&
+           put_text(item, "vacuous", power->vacuous);
+}
+
 static bool fill_report(cJSON *o, const assay_report *report)
 {
     cJSON *unknown, *tensors;
@@ -150,7 +159,9 @@ static bool fill_report(cJSON *o, const assay_report *report)
               put_text(o, "profile", report->profile) && put_text(o, "golden", report->golden_path) &&
               put_text(o, "candidate", report->candidate_path) && put_number(o, "false_alarm", report->false_alarm) &&
               put_text(o, "verdict", assay_verdict_name(report->verdict)) && put_text(o, "message", report->message) &&
-              put_routing(o, &report->routing);
+              (report->diagnosis[0] == '\0' || put_text(o, "diagnosis", report->diagnosis)) &&
+              (report->known[0] == '\0' || put_text(o, "known", report->known));
+    ok = ok && put_routing(o, &report->routing) && put_power(o, &report->power);
     ok = ok && (unknown = start(o, "unknown", cJSON_CreateArray())) != NULL;
     for (int i = 0; ok && i < report->unknown_count; i++) {
         char shown[ASSAY_PRINTABLE_SIZE];

@@ -70,5 +70,15 @@ void assay_conclude(assay_report *report, const assay_evidence *shown)
     } else {
         report->verdict = ASSAY_PASS;
         say_passed(report);
+        assay_report_weigh(report);
     }
+}
+
+void assay_report_weigh(assay_report *report)
+{
+    if (report->verdict != ASSAY_PASS || report->power.vacuous[0] == '\0') return;
+    report->verdict = ASSAY_VACUOUS;
+    snprintf(report->message, sizeof report->message,
+             "the golden would let mutant %.64s pass at %.32s: correct, but so is a backend with this bug",
+             report->power.vacuous, report->profile);
 }

@@ -10,7 +10,7 @@ typedef struct assay_evidence {
     bool floats, integers;
 } assay_evidence;
 
-/* FAIL over NOT COMPARABLE over VACUOUS over PASS; sets verdict and message of the report. */
+/* The power of the report must be there. FAIL over NOT COMPARABLE over VACUOUS over PASS; sets verdict and message of the report. */
 void assay_conclude(assay_report *report, const assay_evidence *shown);
 
 #endif

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "harness/ensemble.h"
 #include "harness/progress.h"
 #include "oracle/base/memory.h"
 
@@ -240,4 +241,11 @@ cleanup:
     spec_certificates_free(&certificates);
     assay_evidence_free(&evidence);
     return status;
+}
+
+assay_status assay_evaluate_as_planned(assay_context *ctx, const assay_plan *plan, const assay_source *source,
+                                       const assay_sink *out, bool quiet)
+{
+    return plan->certify ? assay_evaluate_certified(ctx, plan, source, out, quiet)
+                         : assay_evaluate(ctx, plan, source, out);
 }

@@ -84,5 +84,8 @@ assay_status assay_certificates_compare(assay_context *ctx, assay_fixture_reader
  */
 assay_status assay_evaluate_certified(assay_context *ctx, const assay_plan *plan, const assay_source *source,
                                       const assay_sink *out, bool quiet);
+/* That where the plan certifies, else assay_evaluate. */
+assay_status assay_evaluate_as_planned(assay_context *ctx, const assay_plan *plan, const assay_source *source,
+                                       const assay_sink *out, bool quiet);
 
 #endif

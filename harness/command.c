@@ -41,8 +41,8 @@ assay_status assay_command_profile(assay_context *ctx, const assay_options *opti
     if (options->precision != NULL) {
         *profile = assay_profile_by_name(options->precision);
         if (*profile == NULL) {
-            return assay_fail(ctx, ASSAY_BAD_INPUT, "--precision is \"%s\", expected f64, f32, bf16, bf16_router or f16",
-                              options->precision);
+            return assay_fail(ctx, ASSAY_BAD_INPUT, "--precision is \"%s\", expected %s", options->precision,
+                              assay_profile_names());
         }
         return ASSAY_OK;
     }
@@ -111,6 +111,12 @@ assay_status assay_command_write_reports(assay_context *ctx, const assay_options
     if (options->junit_file != NULL) {
         TRY(assay_report_junit(ctx, count, reports, &text));
         TRY(assay_write_text(ctx, options->junit_file, text));
+        free(text);
+        text = NULL;
+    }
+    if (options->html_file != NULL) {
+        TRY(assay_report_html(ctx, count, reports, &text));
+        TRY(assay_write_text(ctx, options->html_file, text));
     }
 cleanup:
     free(text);

@@ -18,8 +18,8 @@ typedef struct assay_command {
 } assay_command;
 
 extern const assay_command assay_command_list, assay_command_show, assay_command_generate, assay_command_request,
-    assay_command_compare, assay_command_run, assay_command_verify, assay_command_check, assay_command_trace,
-    assay_command_shared_object;
+    assay_command_compare, assay_command_run, assay_command_verify, assay_command_certify, assay_command_check,
+    assay_command_trace, assay_command_calibrate, assay_command_shared_object;
 
 /* The cases that the arguments name, with --set and --seed applied. */
 assay_status assay_command_cases(assay_context *ctx, const assay_options *options, assay_case **cases, int *count);
@@ -40,7 +40,7 @@ void assay_print_word(const char *option, const char *value);
 /* Writes the text whole or not at all, through a file beside it. */
 assay_status assay_write_text(assay_context *ctx, const char *path, const char *text);
 
-/* --json and --junit. */
+/* --json, --junit and --html. */
 assay_status assay_command_write_reports(assay_context *ctx, const assay_options *options, int count,
                                          const assay_report *reports);
 

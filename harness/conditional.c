@@ -283,52 +283,54 @@ static void fail_report(const char *path, const char *message, assay_report *rep
     }
     report->verdict = ASSAY_FAIL;
     snprintf(report->message, sizeof report->message, "%s", message);
+    report->diagnosis[0] = '\0'; /* what follows another choice of experts looks like nothing */
 }
 
 static assay_status compare_differing(assay_context *ctx, assay_fixture_reader *golden, assay_fixture_reader *candidate,
                                       const assay_profile *profile, double false_alarm, bool quiet,
-                                      assay_conditional *c, assay_report *report)
+                                      assay_conditional *c, assay_report *report, assay_fixture_reader **against)
 {
     assay_status status;
     again a = {0};
-    assay_fixture_reader *evaluated = NULL;
     assay_routing_summary summary = {0};
     const char *wrong_path = NULL;
     char line[ASSAY_MESSAGE_SIZE];
     c->inputs = assay_golden_given(golden);
     status = open_again(ctx, golden, profile, &a);
     if (status == ASSAY_OK) status = find_verdicts(ctx, c, &a, profile, false_alarm, &summary, &wrong_path);
-    if (status == ASSAY_OK && summary.wrong == 0) status = evaluate_given(ctx, c, &a, quiet, &evaluated);
+    if (status == ASSAY_OK && summary.wrong == 0) status = evaluate_given(ctx, c, &a, quiet, against);
     if (status != ASSAY_OK && status != ASSAY_BAD_INPUT) goto cleanup;
     snprintf(line, sizeof line, "%s", ctx->message);
     const bool refused = status == ASSAY_BAD_INPUT;
     ctx->message[0] = '\0';
-    TRY(assay_compare(ctx, evaluated != NULL ? evaluated : golden, candidate, profile, false_alarm, report));
+    TRY(assay_compare(ctx, *against != NULL ? *against : golden, candidate, profile, false_alarm, report));
     if (refused) {
         summary = (assay_routing_summary){0};
         snprintf(summary.message, sizeof summary.message,
                  "the candidate's choice of experts differs, and the golden cannot be evaluated given it: %.150s", line);
     }
-    summary.evaluated_again = evaluated != NULL;
+    summary.evaluated_again = *against != NULL;
     if (summary.wrong > 0) fail_report(wrong_path, summary.message, report);
     report->routing = summary;
+    TRY(assay_power_read(ctx, golden, report->profile, &report->power)); /* stated by the golden alone */
+    assay_report_weigh(report);
 cleanup:
-    assay_fixture_close(evaluated);
     close_again(&a);
     return status;
 }
 
 assay_status assay_compare_conditionally(assay_context *ctx, assay_fixture_reader *golden,
                                          assay_fixture_reader *candidate, const assay_profile *profile,
-                                         double false_alarm, bool quiet, assay_report *report)
+                                         double false_alarm, bool quiet, assay_report *report, assay_fixture_reader **against)
 {
     assay_status status;
     assay_conditional c = {0};
     assay_routing_summary equal = {0};
     *report = (assay_report){0};
+    *against = NULL;
     TRY(read_choices(ctx, golden, candidate, &c));
     if (any_differs(&c)) {
-        TRY(compare_differing(ctx, golden, candidate, profile, false_alarm, quiet, &c, report));
+        TRY(compare_differing(ctx, golden, candidate, profile, false_alarm, quiet, &c, report, against));
     } else {
         summarize_equal(&c, &equal);
         TRY(assay_compare(ctx, golden, candidate, profile, false_alarm, report));

@@ -219,7 +219,7 @@ assay_emulation assay_ensemble_member(const assay_plan *plan, const assay_precis
     snprintf(stream, sizeof stream, "%s/%s", name, precision->name);
     return (assay_emulation){.precision = *precision,
                              .storage = profile->storage,
-                             .multiply = profile->storage,
+                             .multiply = profile->multiply,
                              .seed = assay_random_bits(plan->c->seed, stream, (uint64_t)number)};
 }
 

@@ -115,6 +115,9 @@ static bool other_fused_moe(const assay_case *c, assay_other_form *form)
     const assay_routing_config *r = &config.routing;
     const bool sigmoid =
         r->family == ASSAY_ROUTER_DEEPSEEK3 && r->score_func == ASSAY_SCORE_SIGMOID && r->routed_scaling_factor == 1;
+    /* The fused path has no 1e-20 beside the sum of the weights: with one expert a token, that is all of their
+     * gradient. */
+    if (sigmoid && r->num_experts_per_tok == 1) return false;
     const bool softmax = r->family == ASSAY_ROUTER_DEFAULT && r->score_func == ASSAY_SCORE_NONE;
     if (!(sigmoid || softmax) || r->n_routing_groups > 0 || r->hash_rows > 0) return false;
     if (r->load_balance_loss_weight > 0 || r->routed_bias_update_rate > 0) return false;
@@ -213,7 +216,9 @@ static bool other_batch_split(const assay_case *c, assay_other_form *form)
 {
     assay_model_config *m = &form->c.config;
     if (!is_layer(c)) return false;
-    if (!m->routed_bias) return false; /* the schedule's router has one */
+    /* The schedule's router has a bias. Its weights lack the 1e-20 beside their sum: with one expert a token, that is
+     * all of their gradient. */
+    if (!m->routed_bias || m->num_experts_per_tok == 1) return false;
     m->use_batch_split_schedule = !is_batch_split(c);
     if (is_batch_split(c)) {
         on_one_device(&form->c);

@@ -250,8 +250,9 @@ static assay_status write_compared(assay_context *ctx, const assay_form *other, 
         TRY(copy_tensor(ctx, writer, reader, spec));
     }
 cleanup:
-    assay_fixture_close(reader);
-    return finish(ctx, writer, status);
+    status = finish(ctx, writer, status);
+    assay_fixture_close(reader); /* whose labels the writer has */
+    return status;
 }
 
 static assay_status compare_files(assay_context *ctx, const assay_backend_check_options *options, const form_files *f,

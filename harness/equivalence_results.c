@@ -149,12 +149,20 @@ static bool find_whole(const assay_results *results, const assay_tensor_spec *sp
     return false;
 }
 
+/* A shape that is the same by chance has other labels. */
+static bool same_axes(const assay_tensor_spec *a, const assay_tensor_spec *b)
+{
+    bool same = assay_shape_equal(&a->shape, &b->shape);
+    for (int i = 0; same && i < a->shape.rank; i++) same = strcmp(a->labels[i], b->labels[i]) == 0;
+    return same;
+}
+
 bool assay_results_counterpart(const assay_results *results, const assay_tensor_spec *spec, assay_counterpart *found)
 {
     const assay_kept *same = assay_results_find(results, spec->path);
     const int64_t width = spec->shape.rank > 0 ? spec->shape.dims[spec->shape.rank - 1] : 1;
     *found = (assay_counterpart){.part = {same, NULL}, .width = width, .piece = width, .pitch = width};
-    if (same != NULL && assay_shape_equal(&same->spec->shape, &spec->shape)) return true;
+    if (same != NULL && same_axes(same->spec, spec)) return true;
     return find_halves(results, spec, found) || find_whole(results, spec, found);
 }
 

@@ -33,7 +33,7 @@ typedef struct assay_counterpart {
     int64_t pitch, offset;     /* of a row of the part, and where in it the piece begins */
 } assay_counterpart;
 
-/* False where the results have no such tensor, or one of another shape. */
+/* False where the results have no such tensor, or one of another shape or with other labels. */
 bool assay_results_counterpart(const assay_results *results, const assay_tensor_spec *spec, assay_counterpart *found);
 /* In which part element `index` lies, and where in it. */
 int assay_counterpart_at(const assay_counterpart *c, int64_t index, int64_t *at);

@@ -10,6 +10,7 @@
 #include <sys/statvfs.h>
 
 #include "harness/certificate.h"
+#include "harness/discrimination.h"
 #include "harness/ensemble.h"
 #include "harness/progress.h"
 #include "oracle/arithmetic/arithmetic.h"
@@ -155,6 +156,16 @@ static assay_status finish(assay_context *ctx, file_sink *sink, assay_status sta
     return status;
 }
 
+static assay_status set_mutant_names(assay_context *ctx, assay_fixture_writer *writer)
+{
+    const char **names = calloc((size_t)assay_mutant_count, sizeof *names);
+    if (names == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the names of mutants");
+    for (int i = 0; i < assay_mutant_count; i++) names[i] = assay_mutants[i].name;
+    const assay_status status = assay_fixture_set_texts(ctx, writer, "mutants", assay_mutant_count, names);
+    free(names);
+    return status;
+}
+
 assay_status assay_golden_write_from(assay_context *ctx, const assay_plan *plan, const char *path,
                                      const assay_source *source, bool quiet)
 {
@@ -166,8 +177,9 @@ assay_status assay_golden_write_from(assay_context *ctx, const assay_plan *plan,
     TRY(assay_require_disk(ctx, path, plan->file_bytes));
     assay_sink out = {.self = &sink, .wants = sink_wants, .write = sink_write, .write_i32 = sink_write_i32};
     TRY(begin(ctx, &sink, source, path, "golden", true));
-    TRY(plan->certify ? assay_evaluate_certified(ctx, plan, source, &out, quiet)
-                      : assay_evaluate(ctx, plan, source, &out));
+    if (plan->mutants) TRY(set_mutant_names(ctx, sink.writer));
+    TRY(plan->mutants ? assay_evaluate_discriminated(ctx, plan, source, &out, quiet)
+                      : assay_evaluate_as_planned(ctx, plan, source, &out, quiet));
 cleanup:
     status = finish(ctx, &sink, status);
     ctx->threads = threads;
@@ -317,7 +329,8 @@ assay_source assay_golden_given(assay_fixture_reader *golden)
     return source;
 }
 
-static assay_status check_layout(assay_context *ctx, const assay_plan *plan, const assay_fixture_reader *golden)
+assay_status assay_golden_check_layout(assay_context *ctx, const assay_plan *plan,
+                                       const assay_fixture_reader *golden)
 {
     for (int i = 0; i < plan->spec_count; i++) {
         const assay_tensor_spec *found = assay_fixture_find(golden, plan->specs[i].path);
@@ -344,9 +357,10 @@ assay_status assay_golden_recompute(assay_context *ctx, const assay_plan *plan, 
         status = assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of results");
         goto cleanup;
     }
-    TRY(check_layout(ctx, plan, golden));
+    TRY(assay_golden_check_layout(ctx, plan, golden));
     assay_sink out = {.self = &sink, .wants = checking_wants, .write = checking_write, .write_i32 = checking_write_i32};
-    TRY(assay_evaluate(ctx, plan, &source, &out));
+    TRY(plan->mutants ? assay_evaluate_discriminated(ctx, plan, &source, &out, quiet)
+                      : assay_evaluate(ctx, plan, &source, &out));
     for (int i = 0; i < plan->spec_count; i++) {
         bool complete =
             assay_path_is_given(plan->specs[i].path) || sink.written[i] == assay_shape_count(&plan->specs[i].shape);

@@ -17,6 +17,7 @@ typedef struct assay_plan {
     int precision_count;
     bool certify;   /* the golden is to hold its certificate (harness/certificate.h) */
     int64_t budget; /* of that: coordinates of each gradient */
+    bool mutants;   /* the golden is to hold its discrimination certificate (harness/discrimination.h) */
 } assay_plan;
 
 /* Prepares the case, chooses datasets by its gradients, checkpoints and profiles, and refuses sizes beyond memory. */
@@ -24,6 +25,8 @@ assay_status assay_plan_make(assay_context *ctx, assay_plan *plan, const assay_c
 /* The golden is to hold its certificate. Refuses what nobody would wait for, unless a budget is given
  * (harness/certificate.h has its values). */
 assay_status assay_plan_certify(assay_context *ctx, assay_plan *plan, int64_t budget);
+/* The golden is to hold which mutants it detects, at each of its profiles. */
+assay_status assay_plan_mutants(assay_context *ctx, assay_plan *plan);
 void assay_plan_free(assay_plan *plan); /* safe on a zeroed struct */
 
 /* Whether goldens hold error scales of such a tensor: floats among outputs, gradients and checkpoints. */
@@ -52,6 +55,9 @@ assay_status assay_request_write(assay_context *ctx, const assay_plan *plan, con
  * for bit. Refuses with the first that differs. */
 assay_status assay_golden_recompute(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *golden,
                                     bool quiet);
+
+/* Refuses a golden that lacks a dataset of the plan, or has it in another shape or type. */
+assay_status assay_golden_check_layout(assay_context *ctx, const assay_plan *plan, const assay_fixture_reader *golden);
 
 /* The inputs, weights and cotangents of an open golden. */
 assay_source assay_golden_given(assay_fixture_reader *golden);

@@ -31,12 +31,15 @@ enum {
     FALSE_ALARM,
     JSON_FILE,
     JUNIT_FILE,
+    HTML_FILE,
+    KNOWN_FILE,
     BACKEND,
     TIMEOUT,
     KEEP,
     TAG,
     JSON,
     CERTIFY,
+    MUTANTS,
     EQUIVALENCE,
     BUDGET
 };
@@ -48,19 +51,23 @@ static const option_row rows[] = {
     {"inputs", INPUTS, true, ASSAY_OPT_INPUTS, "FILE.h5",
      "take inputs, weights and cotangents from this file where it has them"},
     {"precision", PRECISION, true, ASSAY_OPT_PRECISION, "NAME",
-     "profile: f64, f32, bf16, bf16_router, f16 (default: by the case's dtype)"},
+     "profile: f64, f32, bf16, bf16_router, f16, tf32, tpu_default (default: by the case's dtype)"},
     {"false-alarm", FALSE_ALARM, true, ASSAY_OPT_PRECISION, "P",
      "probability that a correct backend fails (default 1e-6)"},
     {"verbose", 'v', false, ASSAY_OPT_PRECISION | ASSAY_OPT_VERIFY, NULL, "every tensor in detail"},
-    {"json", JSON_FILE, true, ASSAY_OPT_REPORTS, "FILE", "write the report as JSON"},
+    {"json", JSON_FILE, true, ASSAY_OPT_REPORTS | ASSAY_OPT_JSON, "FILE", "write the report as JSON"},
     {"junit", JUNIT_FILE, true, ASSAY_OPT_REPORTS, "FILE", "write the report as JUnit XML"},
+    {"html", HTML_FILE, true, ASSAY_OPT_REPORTS, "FILE", "write the report as one HTML page, with pictures"},
     {"backend", BACKEND, true, ASSAY_OPT_BACKEND, "SPEC",
      "a shared object (./libmine.so), or a command with {request} and {candidate}"},
     {"timeout", TIMEOUT, true, ASSAY_OPT_BACKEND, "SECONDS", "time limit of one run of the backend (default 300)"},
     {"keep", KEEP, true, ASSAY_OPT_BACKEND, "DIR", "keep golden, request and candidate files in this folder"},
+    {"known", KNOWN_FILE, true, ASSAY_OPT_KNOWN, "FILE",
+     "known failures, lines of a case and a reason: run, reported apart, an error when one passes"},
     {"tag", TAG, true, ASSAY_OPT_LIST, "TAG", "only cases with this tag"},
     {"json", JSON, false, ASSAY_OPT_LIST, NULL, "as JSON"},
     {"certify", CERTIFY, false, ASSAY_OPT_CERTIFY, NULL, "certify in binary128, and store the certificate"},
+    {"mutants", MUTANTS, false, ASSAY_OPT_CERTIFY, NULL, "store which mutants the golden detects (assay certify)"},
     {"equivalence", EQUIVALENCE, true, ASSAY_OPT_EQUIVALENCE, "NAME", "one of them, or all (default)"},
     {"budget", BUDGET, true, ASSAY_OPT_CERTIFY | ASSAY_OPT_VERIFY, "N",
      "certify N coordinates of each gradient (default 8), or all; 0: outputs alone"},
@@ -167,6 +174,9 @@ static assay_status take(assay_context *ctx, assay_options *o, int letter, const
     case CERTIFY:
         o->certify = true;
         return ASSAY_OK;
+    case MUTANTS:
+        o->mutants = true;
+        return ASSAY_OK;
     case BUDGET:
         return parse_budget(ctx, value, &o->budget);
     case ENGINE:
@@ -186,6 +196,12 @@ static assay_status take(assay_context *ctx, assay_options *o, int letter, const
         return ASSAY_OK;
     case JUNIT_FILE:
         o->junit_file = value;
+        return ASSAY_OK;
+    case KNOWN_FILE:
+        o->known_file = value;
+        return ASSAY_OK;
+    case HTML_FILE:
+        o->html_file = value;
         return ASSAY_OK;
     case BACKEND:
         o->backend = value;

@@ -7,25 +7,28 @@
 
 /* Which options a command takes; the common ones (threads, engine, quiet, color, help) go without saying. */
 enum {
-    ASSAY_OPT_OUTPUT = 1 << 0,    /* -o, --output */
-    ASSAY_OPT_SET = 1 << 1,       /* --set, --seed */
-    ASSAY_OPT_INPUTS = 1 << 2,    /* --inputs */
-    ASSAY_OPT_PRECISION = 1 << 3, /* --precision, --false-alarm, -v */
-    ASSAY_OPT_REPORTS = 1 << 4,   /* --json FILE, --junit FILE */
-    ASSAY_OPT_BACKEND = 1 << 5,   /* --backend, --timeout, --keep */
-    ASSAY_OPT_LIST = 1 << 6,      /* --tag, --json */
-    ASSAY_OPT_CERTIFY = 1 << 7,   /* --certify, --budget */
-    ASSAY_OPT_VERIFY = 1 << 8,    /* --budget, -v */
+    ASSAY_OPT_OUTPUT = 1 << 0,      /* -o, --output */
+    ASSAY_OPT_SET = 1 << 1,         /* --set, --seed */
+    ASSAY_OPT_INPUTS = 1 << 2,      /* --inputs */
+    ASSAY_OPT_PRECISION = 1 << 3,   /* --precision, --false-alarm, -v */
+    ASSAY_OPT_REPORTS = 1 << 4,     /* --json FILE, --junit FILE, --html FILE */
+    ASSAY_OPT_BACKEND = 1 << 5,     /* --backend, --timeout, --keep */
+    ASSAY_OPT_LIST = 1 << 6,        /* --tag, --json */
+    ASSAY_OPT_CERTIFY = 1 << 7,     /* --certify, --budget, --mutants */
+    ASSAY_OPT_VERIFY = 1 << 8,      /* --budget, -v */
     ASSAY_OPT_EQUIVALENCE = 1 << 9, /* --equivalence */
+    ASSAY_OPT_KNOWN = 1 << 10,      /* --known */
+    ASSAY_OPT_JSON = 1 << 11,       /* --json FILE */
 };
 
 typedef struct assay_options {
     int threads;
     const char *engine;
     bool quiet, color, json, verbose;
-    const char *equivalence, *output, *inputs, *precision, *json_file, *junit_file, *backend, *keep, *tag;
+    const char *equivalence, *output, *inputs, *precision, *json_file, *junit_file, *html_file, *known_file, *backend,
+        *keep, *tag;
     double false_alarm, timeout;
-    bool certify;
+    bool certify, mutants;
     int64_t budget;    /* harness/certificate.h */
     const char **sets; /* --set and --seed in their order, as key=value */
     int set_count;

@@ -5,6 +5,7 @@
 
 #include "compare/profile.h"
 #include "harness/certificate.h"
+#include "harness/discrimination.h"
 #include "harness/ensemble.h"
 #include "oracle/base/memory.h"
 
@@ -32,8 +33,8 @@ static assay_status collect_precisions(assay_context *ctx, assay_plan *plan)
         if (strcmp(profiles->items[i], "none") == 0) continue;
         const assay_profile *profile = assay_profile_by_name(profiles->items[i]);
         if (profile == NULL) {
-            return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: profiles has \"%s\", expected f64, f32, bf16, bf16_router or f16",
-                              plan->c->name, profiles->items[i]);
+            return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: profiles has \"%s\", expected %s", plan->c->name,
+                              profiles->items[i], assay_profile_names());
         }
         plan->precisions[plan->precision_count++] = profile->precision;
     }
@@ -128,6 +129,27 @@ assay_status assay_plan_certify(assay_context *ctx, assay_plan *plan, int64_t bu
     }
     plan->certify = true;
     plan->budget = budget;
+cleanup:
+    return status;
+}
+
+assay_status assay_plan_mutants(assay_context *ctx, assay_plan *plan)
+{
+    assay_status status = ASSAY_OK;
+    if (plan->precision_count == 0) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: mutants are judged at a profile, and the case has none",
+                          plan->c->name);
+    }
+    const size_t room = (size_t)plan->spec_count + (size_t)plan->precision_count + 1;
+    assay_tensor_spec *more = realloc(plan->specs, room * sizeof *more);
+    if (more == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of datasets");
+    plan->specs = more;
+    for (int p = 0; p < plan->precision_count; p++) {
+        assay_tensor_spec spec;
+        TRY(assay_discrimination_spec(ctx, plan->precisions[p].name, &spec));
+        TRY(add_spec(ctx, plan, &spec));
+    }
+    plan->mutants = true;
 cleanup:
     return status;
 }

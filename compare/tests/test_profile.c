@@ -7,11 +7,11 @@
 
 static void test_profiles(void **state)
 {
-    static const char *const names[] = {"f64", "f32", "bf16", "bf16_router", "f16"};
+    static const char *const names[] = {"f64", "f32", "bf16", "bf16_router", "f16", "tf32", "tpu_default"};
     int count = 0;
     const assay_profile *profiles = assay_profiles(&count);
     (void)state;
-    assert_int_equal(count, 5);
+    assert_int_equal(count, 7);
     for (int i = 0; i < count; i++) {
         const assay_profile *p = &profiles[i];
         assert_string_equal(p->precision.name, names[i]);
@@ -19,12 +19,18 @@ static void test_profiles(void **state)
         assert_close(&p->precision.storage, &rms, 1, 1e-15, 0.0);
         assert_true(p->precision.accumulate <= p->precision.storage);
         assert_ptr_equal(assay_profile_by_name(names[i]), p);
-        assert_false(p->any_of_tied);
-        const bool first = strcmp(names[i], "bf16_router") != 0; /* of its type */
-        assert_true((assay_profile_by_name(assay_dtype_name(p->storage)) == p) == first);
-        assert_true((assay_profile_for_dtype(p->storage) == p) == first);
         assert_true(strlen(p->summary) > 0);
+        assert_non_null(strstr(assay_profile_names(), names[i]));
+        /* operands that lose something on their way into a product */
+        const double lost = assay_dtype_unit_roundoff(p->multiply) / sqrt(3.0);
+        const double multiply = p->multiply == p->storage ? 0 : lost;
+        assert_close(&p->precision.multiply, &multiply, 1, 1e-15, 0.0);
+        assert_false(p->any_of_tied);
+        if (p->multiply != p->storage || strcmp(names[i], "bf16_router") == 0) continue; /* not the first of its type */
+        assert_ptr_equal(assay_profile_by_name(assay_dtype_name(p->storage)), p);
+        assert_ptr_equal(assay_profile_for_dtype(p->storage), p);
     }
+    assert_ptr_equal(assay_profile_for_dtype(ASSAY_TFLOAT32), assay_profile_by_name("tf32"));
     assert_null(assay_profile_by_name("fp8"));
     assert_null(assay_profile_by_name("int32"));
     assert_null(assay_profile_by_name(""));

@@ -42,8 +42,12 @@ static assay_status check_output(assay_context *ctx, const assay_options *option
 
 static assay_status make_plan(assay_context *ctx, const assay_options *options, assay_plan *plan, const assay_case *c)
 {
-    assay_status status = assay_plan_make(ctx, plan, c);
-    return status == ASSAY_OK && options->certify ? assay_plan_certify(ctx, plan, options->budget) : status;
+    assay_status status;
+    TRY(assay_plan_make(ctx, plan, c));
+    if (options->certify) TRY(assay_plan_certify(ctx, plan, options->budget));
+    if (options->mutants) TRY(assay_plan_mutants(ctx, plan));
+cleanup:
+    return status;
 }
 
 /* Every case is planned, and held against the user's inputs, before the first is written: a bad one costs nothing. */
@@ -110,7 +114,8 @@ const assay_command assay_command_generate = {
     .summary = "golden fixtures: inputs, outputs, gradients, error scales",
     .details =
         "Prints the path of each file when it is in place. With --certify results are held against a second form in\n"
-        "binary128 first, and nothing is written where one of them is wrong.\n",
+        "binary128 first, and nothing is written where one of them is wrong. With --mutants the golden holds which wrong\n"
+        "backends it detects, and its verdicts state their power (docs/mutants.md).\n",
     .options = ASSAY_OPT_OUTPUT | ASSAY_OPT_SET | ASSAY_OPT_INPUTS | ASSAY_OPT_CERTIFY,
     .least = 1,
     .most = -1,

@@ -6,6 +6,7 @@
 #include "harness/backend.h"
 #include "harness/command.h"
 #include "harness/conditional.h"
+#include "harness/known.h"
 
 /* One case: files, what the backend did, what the comparer says. */
 typedef struct case_run {
@@ -15,7 +16,7 @@ typedef struct case_run {
 } case_run;
 
 typedef struct tally {
-    int passed, failed, vacuous, unsupported;
+    int passed, failed, vacuous, unsupported, known;
 } tally;
 
 static void name_files(case_run *r, const char *folder, const char *name)
@@ -51,7 +52,7 @@ cleanup:
 static assay_status compare_files(assay_context *ctx, const assay_options *options, const assay_case *c, case_run *r)
 {
     assay_status status;
-    assay_fixture_reader *golden = NULL, *candidate = NULL;
+    assay_fixture_reader *golden = NULL, *candidate = NULL, *against = NULL;
     const assay_profile *profile = NULL;
     TRY(assay_command_profile(ctx, options, assay_dtype_name(c->dtype), &profile));
     TRY(assay_fixture_open(ctx, r->golden, &golden));
@@ -62,10 +63,15 @@ static assay_status compare_files(assay_context *ctx, const assay_options *optio
         goto cleanup;
     }
     TRY(assay_compare_conditionally(ctx, golden, candidate, profile, options->false_alarm, options->quiet,
-                                    &r->report));
+                                    &r->report, &against));
+    /* of many cases only those that somebody will look at */
+    if (options->html_file != NULL && r->report.verdict != ASSAY_PASS) {
+        TRY(assay_pictures_draw(ctx, against != NULL ? against : golden, candidate, profile, &r->report));
+    }
     snprintf(r->report.golden_path, sizeof r->report.golden_path, "%.500s", r->golden);
     snprintf(r->report.candidate_path, sizeof r->report.candidate_path, "%.500s", r->candidate);
 cleanup:
+    assay_fixture_close(against);
     assay_fixture_close(golden);
     assay_fixture_close(candidate);
     return status;
@@ -101,23 +107,42 @@ static const char *const colors[] = {[ASSAY_PASS] = "\033[32m",
                                      [ASSAY_VACUOUS] = "\033[33m",
                                      [ASSAY_NOT_COMPARABLE] = "\033[33m"};
 
+/* A case of the ledger: its failure is noted as known, and its success is a failure of the ledger. */
+static void apply_ledger(const assay_known *known, const char *path, const assay_case *c, case_run *r)
+{
+    const assay_known_entry *entry = assay_known_find(known, c->name);
+    if (entry == NULL || r->end.outcome == ASSAY_OUTCOME_UNSUPPORTED) return;
+    if (r->report.verdict != ASSAY_PASS) {
+        snprintf(r->report.known, sizeof r->report.known, "%s", entry->reason);
+        return;
+    }
+    r->report.verdict = ASSAY_FAIL;
+    snprintf(r->report.message, sizeof r->report.message, "passes, but is a known failure by %.80s:%d: %.120s", path,
+             entry->line, entry->reason);
+}
+
 static void print_case(const assay_options *options, const assay_case *c, const case_run *r, tally *t)
 {
     bool unsupported = r->end.outcome == ASSAY_OUTCOME_UNSUPPORTED;
     assay_verdict verdict = r->report.verdict;
-    const char *word = unsupported ? "UNSUPPORTED" : assay_verdict_name(verdict);
+    const bool known = r->report.known[0] != '\0';
+    const char *word = unsupported ? "UNSUPPORTED" : known ? "KNOWN" : assay_verdict_name(verdict);
     t->unsupported += unsupported;
+    t->known += known;
     t->passed += !unsupported && verdict == ASSAY_PASS;
-    t->vacuous += !unsupported && verdict == ASSAY_VACUOUS;
-    t->failed += !unsupported && (verdict == ASSAY_FAIL || verdict == ASSAY_NOT_COMPARABLE);
+    t->vacuous += !unsupported && !known && verdict == ASSAY_VACUOUS;
+    t->failed += !unsupported && !known && (verdict == ASSAY_FAIL || verdict == ASSAY_NOT_COMPARABLE);
     printf("%s%-14s%s %-36s ", options->color ? colors[verdict] : "", word, options->color ? "\033[0m" : "", c->name);
     if (!unsupported && verdict == ASSAY_PASS) {
         printf("%s  worst %.2f of its threshold  %.2f s\n", r->report.profile, assay_report_worst(&r->report),
                r->end.seconds);
+    } else if (known) {
+        printf("%s (%s)\n", r->report.known, r->report.message);
     } else {
         printf("%s\n", r->report.message);
     }
-    if (!unsupported && verdict != ASSAY_PASS) {
+    if (!unsupported && r->report.diagnosis[0] != '\0') printf("    looks like this: %s\n", r->report.diagnosis);
+    if (!unsupported && !known && verdict != ASSAY_PASS) {
         printf("    reproduce: assay run");
         assay_print_word("", c->name);
         assay_print_word(" --backend", options->backend);
@@ -142,7 +167,7 @@ static assay_status print_detail(assay_context *ctx, const assay_options *option
 static int exit_code_of(const tally *t)
 {
     if (t->failed > 0) return ASSAY_EXIT_FAIL;
-    if (t->vacuous > 0 || t->passed == 0) return ASSAY_EXIT_VACUOUS; /* nothing was shown */
+    if (t->vacuous > 0 || t->passed + t->known == 0) return ASSAY_EXIT_VACUOUS; /* nothing was shown */
     return ASSAY_EXIT_PASS;
 }
 
@@ -154,6 +179,8 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
     char folder[2048] = "";
     int count = 0, done = 0;
     tally t = {0};
+    assay_known known = {0};
+    if (options->known_file != NULL) TRY(assay_known_read(ctx, options->known_file, &known));
     TRY(assay_backend_check(ctx, options->backend));
     TRY(assay_command_cases(ctx, options, &cases, &count));
     TRY(check_cases(ctx, options, cases, count));
@@ -167,6 +194,7 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
         case_run r = {0};
         name_files(&r, folder, cases[done].name);
         status = run_case(ctx, options, &cases[done], &r);
+        if (status == ASSAY_OK) apply_ledger(&known, options->known_file, &cases[done], &r);
         reports[done] = r.report;
         if (options->keep == NULL) remove_files(&r);
         if (status != ASSAY_OK) {
@@ -177,14 +205,17 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
         TRY(print_detail(ctx, options, &reports[done]));
     }
     TRY(assay_command_write_reports(ctx, options, count, reports));
-    printf("%d cases: %d passed, %d failed, %d vacuous, %d unsupported\n", count, t.passed, t.failed, t.vacuous,
+    printf("%d cases: %d passed, %d failed, %d vacuous, %d unsupported", count, t.passed, t.failed, t.vacuous,
            t.unsupported);
+    if (options->known_file != NULL) printf(", %d known failures", t.known);
+    printf("\n");
     *exit_code = exit_code_of(&t);
 cleanup:
     if (folder[0] != '\0' && options->keep == NULL) assay_backend_remove_folder(folder);
     for (int i = 0; i < done; i++) assay_report_free(&reports[i]);
     free(reports);
     assay_cases_free(cases, count);
+    assay_known_free(&known);
     return status;
 }
 
@@ -196,7 +227,7 @@ const assay_command assay_command_run = {
         "A shared object exports assay_backend_run of <assay/backend.h>. A command gets the paths of the request\n"
         "and of the candidate in place of {request} and {candidate}; exit status 77 says that it does not have\n"
         "the case. Either runs twice, in a process of its own.\n",
-    .options = ASSAY_OPT_BACKEND | ASSAY_OPT_SET | ASSAY_OPT_PRECISION | ASSAY_OPT_REPORTS,
+    .options = ASSAY_OPT_BACKEND | ASSAY_OPT_SET | ASSAY_OPT_PRECISION | ASSAY_OPT_REPORTS | ASSAY_OPT_KNOWN,
     .least = 1,
     .most = -1,
     .run = run,

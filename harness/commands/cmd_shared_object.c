@@ -2,6 +2,7 @@
  * the backend twice, writes the candidate. Started by `assay run`; a crash here is a result there. */
 #include <assay/backend.h>
 #include <dlfcn.h>
+#include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -91,6 +92,12 @@ static void add_setting(host *h, const char *key)
     h->setting_count++;
 }
 
+static void add_number(host *h, const char *key, int64_t value)
+{
+    snprintf(h->values[h->setting_count], ASSAY_KEY_VALUE_SIZE, "%" PRId64, value);
+    add_setting(h, key);
+}
+
 static void fill_settings(host *h)
 {
     const assay_case *c = h->plan->c;
@@ -103,10 +110,12 @@ static void fill_settings(host *h)
     add_setting(h, "op");
     snprintf(h->values[h->setting_count], SIZE, "%s", c->name);
     add_setting(h, "case");
-    snprintf(h->values[h->setting_count], SIZE, "%lld", (long long)c->batch);
-    add_setting(h, "batch");
-    snprintf(h->values[h->setting_count], SIZE, "%lld", (long long)c->sequence);
-    add_setting(h, "sequence");
+    add_number(h, "batch", c->batch);
+    add_number(h, "sequence", c->sequence);
+    add_number(h, "mesh.data", c->mesh_data);
+    add_number(h, "mesh.fsdp", c->mesh_fsdp);
+    add_number(h, "mesh.expert", c->mesh_expert);
+    add_number(h, "mesh.tensor", c->mesh_tensor);
     snprintf(h->values[h->setting_count], SIZE, "%s", assay_dtype_name(c->dtype));
     add_setting(h, "dtype");
 }
@@ -138,7 +147,7 @@ cleanup:
 static assay_status host_make(assay_context *ctx, host *h, const assay_plan *plan, assay_fixture_reader *request)
 {
     assay_status status = ASSAY_OK;
-    size_t settings = (size_t)assay_model_key_count + 5, specs = (size_t)plan->spec_count + 1;
+    size_t settings = (size_t)assay_model_key_count + 9, specs = (size_t)plan->spec_count + 1;
     h->plan = plan;
     h->settings = calloc(settings, sizeof *h->settings);
     h->values = calloc(settings, sizeof *h->values);

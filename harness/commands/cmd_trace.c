@@ -57,7 +57,8 @@ const assay_command assay_command_trace = {
     .name = "trace",
     .arguments = "FIXTURE",
     .summary = "the order of events of a batch-split schedule, as a Chrome trace",
-    .details = "FIXTURE is a golden, or a candidate that has schedule/events. The trace opens in chrome://tracing or Perfetto;\n"
+    .details = "FIXTURE is a golden, or a candidate that has schedule/events. The trace opens in chrome://tracing or "
+               "Perfetto;\n"
                "events take one unit of time each.\n",
     .options = ASSAY_OPT_OUTPUT,
     .least = 1,

@@ -32,6 +32,16 @@ cleanup:
     return status;
 }
 
+/* Whether the golden says which mutants it detects: that is recomputed too. */
+static bool states_mutants(const assay_fixture_reader *golden)
+{
+    bool found = false;
+    for (int i = 0; i < assay_fixture_count(golden); i++) {
+        found |= assay_path_in(assay_fixture_spec(golden, i)->path, "discrimination");
+    }
+    return found;
+}
+
 /* Refusals from here on are verdicts on the fixture, not on the command line. */
 static assay_status verify_golden(assay_context *ctx, assay_fixture_reader *reader, const char *path,
                                   const assay_options *options, finding *found)
@@ -50,6 +60,7 @@ static assay_status verify_golden(assay_context *ctx, assay_fixture_reader *read
     own.arithmetic = arithmetic;
     TRY(assay_cases_parse(ctx, path, yaml, strlen(yaml), &cases, &count));
     TRY(assay_plan_make(ctx, &plan, &cases[0]));
+    if (states_mutants(reader)) TRY(assay_plan_mutants(ctx, &plan));
     status = assay_golden_recompute(&own, &plan, reader, options->quiet);
     if (status == ASSAY_OK) status = certify(&own, &plan, reader, options, found);
     if (status != ASSAY_OK) assay_fail(ctx, status, "%s", own.message);

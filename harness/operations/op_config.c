@@ -298,6 +298,10 @@ assay_status assay_stack_config_of(assay_context *ctx, const assay_case *c, assa
     TRY(assay_sharding_of(ctx, c, &config->sharding));
     if (m->use_batch_split_schedule && config->dense_layers < config->layers) {
         config->batch_split_factor = m->batch_split_factor;
+        if (!m->routed_bias || m->mlp_bias) {
+            return assay_fail(ctx, ASSAY_BAD_INPUT, "use_batch_split_schedule needs %s",
+                              m->mlp_bias ? "mlp_bias=false" : "routed_bias=true");
+        }
     }
     TRY(remat_policy_of(ctx, m, &config->policy));
     TRY(assay_stack_check(ctx, config));

@@ -95,8 +95,8 @@ assay_status assay_describe_balance(const assay_describer *d, const assay_moe_co
         TRY(assay_describe_layer_output(d, "lb_loss", &unit, (assay_dims){sharded ? "m" : "", {shards}}));
     }
     if (r->routed_bias_update_rate > 0.0 && r->hash_rows == 0) {
-        const assay_dims dims = sharded ? (assay_dims){"mE", {shards, r->num_experts}}
-                                        : (assay_dims){"E", {r->num_experts}};
+        const assay_dims dims =
+            sharded ? (assay_dims){"mE", {shards, r->num_experts}} : (assay_dims){"E", {r->num_experts}};
         TRY(assay_describe_layer_output(d, "bias_updates", NULL, dims));
     }
 cleanup:

@@ -96,7 +96,7 @@ assay_status assay_sharding_of(assay_context *ctx, const assay_case *c, assay_sh
     const bool chunks = m->num_moe_emb_chunks > 0 || m->num_moe_token_chunks > 1;
     if ((m->use_ring_of_experts || chunks) && !m->sparse_matmul) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "%s needs sparse_matmul=true, found sparse_matmul=false",
-                          m->use_ring_of_experts ? "use_ring_of_experts"
+                          m->use_ring_of_experts      ? "use_ring_of_experts"
                           : m->num_moe_emb_chunks > 0 ? "num_moe_emb_chunks"
                                                       : "num_moe_token_chunks");
     }

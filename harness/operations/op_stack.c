@@ -62,7 +62,8 @@ static assay_status describe_batch_split_results(const assay_describer *d, const
     const assay_routing_config *r = &config->moe.routing;
     const assay_batch_split_sizes s = assay_batch_split_sizes_of(config);
     const int64_t batch = mla->batch, sequence = mla->sequence, heads = mla->heads, factor = config->batch_split_factor;
-    const assay_dims x = {"BSD", {batch, sequence, mla->emb_dim}}, chosen = {"BSK", {batch, sequence, r->num_experts_per_tok}};
+    const assay_dims x = {"BSD", {batch, sequence, mla->emb_dim}},
+                     chosen = {"BSK", {batch, sequence, r->num_experts_per_tok}};
     const assay_dims rows = {"mjrH", {s.shards, factor, s.copies, config->moe.moe_mlp_dim}};
     const assay_dims sizes = {"mje", {s.shards, factor, s.local_experts}};
     TRY(assay_describe_result(d, "checkpoints", "decoder_layer_input", ASSAY_FLOAT64, x));
@@ -128,7 +129,8 @@ static assay_status describe(assay_context *ctx, const assay_case *c, assay_tens
     for (int64_t layer = 0; layer < config.layers; layer++) {
         const layer_prefix prefix = prefix_of(&config, layer);
         d.layer = prefix.text;
-        if (!is_dense(&config, layer) && config.batch_split_factor == 0) TRY(assay_describe_balance(&d, &config.moe, &config.sharding));
+        if (!is_dense(&config, layer) && config.batch_split_factor == 0)
+            TRY(assay_describe_balance(&d, &config.moe, &config.sharding));
     }
     for (int64_t layer = 0; layer < config.layers; layer++) {
         const layer_prefix prefix = prefix_of(&config, layer);

@@ -12,10 +12,10 @@
 /* Labels are string literals, one for each letter that SPEC.md uses. */
 static const char *label_text(char letter)
 {
-    static const char *const texts[] = {"B",   "S",     "T",  "D",  "E",  "K",   "H",      "F",
-                                        "N",   "M",     "G",  "C",  "V",  "Kd",  "2H",     "2F",
-                                        "T*K", "Dn+Dr", "Dv", "Dr", "Lq", "Lkv", "Lkv+Dr", "Dn+Dv",
-                                        "shard", "chunk", "buffer", "P", "E/P", "microbatch", "event", "field"};
+    static const char *const texts[] = {"B",     "S",     "T",      "D",  "E",   "K",          "H",      "F",
+                                        "N",     "M",     "G",      "C",  "V",   "Kd",         "2H",     "2F",
+                                        "T*K",   "Dn+Dr", "Dv",     "Dr", "Lq",  "Lkv",        "Lkv+Dr", "Dn+Dv",
+                                        "shard", "chunk", "buffer", "P",  "E/P", "microbatch", "event",  "field"};
     static const char letters[] = "BSTDEKHFNMGCVkhfrqvRLlwumcbPejxn";
     const char *found = strchr(letters, letter);
     return found == NULL ? "" : texts[found - letters];

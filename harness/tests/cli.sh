@@ -78,7 +78,7 @@ for command in generate request run show; do
     --set prefuse_moe_weights=true --set sparse_matmul=false
   bad 'multiple of 16' moe/fused-softmax --set sequence=7
   bad 'expert 2, tensor 1, expected 1, 1, 1, 1' mlp/silu --set mesh.expert=2
-  bad 'profiles has "bf17", expected f64, f32, bf16, bf16_router or f16' moe/small --set profiles=bf17
+  bad 'profiles has "bf17", expected f64, f32, bf16, bf16_router, f16, tf32 or tpu_default' moe/small --set profiles=bf17
   bad 'inputs\.y is no tensor' moe/small --set 'inputs.y={scale: 0}'
   bad 'positions go from 163830 to 163845, expected 0 to 163839' yarn_rope/deepseek --set positions.start=163830
   bad 'positions go from 3 to 262143' mla/small --set positions.step=43690 --set sequence=7 --set positions.start=3
@@ -196,6 +196,15 @@ for file in "$work/cut.h5" "$work/text.h5" "$work/empty.h5" "$work/missing.h5" "
   refuses "$file" compare "$golden" "$file"
   refuses "$file" generate moe/small -o "$out/wrong.h5" --inputs "$file"
 done
+cp "$golden" "$work/calibrated.h5"
+expect 0 calibrate "$work/calibrated.h5" --precision tpu_default
+expect 0 verify "$work/calibrated.h5" --budget 0
+expect 0 compare "$work/calibrated.h5" "$work/calibrated.h5" --precision tpu_default
+cp "$work/calibrated.h5" "$work/kept.h5"
+refuses 'has the profile tpu_default already' calibrate "$work/calibrated.h5" --precision tpu_default
+refuses 'calibrate needs --precision' calibrate "$work/calibrated.h5"
+refuses 'kind is request, expected golden' calibrate "$out/request.h5" --precision tf32
+cmp "$work/calibrated.h5" "$work/kept.h5" || exit 1
 refuses 'kind is request, expected golden' compare "$out/request.h5" "$golden"
 "$python" "$here/copy_outputs.py" "$golden" "$work/candidate.h5"
 refuses 'kind is not given, expected golden' compare "$work/candidate.h5" "$golden"
@@ -203,9 +212,10 @@ expect 1 verify "$work/candidate.h5" # not a file of this program
 prints '^FAIL'
 
 ## comparing
-expect 0 compare "$golden" "$work/candidate.h5" --json "$work/report.json" --junit "$work/report.xml"
+expect 0 compare "$golden" "$work/candidate.h5" --json "$work/report.json" --junit "$work/report.xml" --html "$work/report.html"
 "$python" -m json.tool "$work/report.json" >/dev/null
 "$python" -c 'import sys, xml.dom.minidom as m; m.parse(sys.argv[1])' "$work/report.xml"
+grep -q 'data:image/png;base64' "$work/report.html"
 expect 1 compare "$golden" "$out/request.h5" # nothing that was asked for
 "$python" "$here/copy_outputs.py" "$golden" "$work/wrong.h5" outputs/y
 expect 1 compare "$golden" "$work/wrong.h5"
@@ -277,12 +287,32 @@ for name in moe/small moe/gpt-oss-dense routing/balance-even gmm/padded-nan-tail
   expect 0 generate "$work/shown.yml" -o "$work/shown.h5"
   cmp "$work/direct.h5" "$work/shown.h5" || complain "$name: what show prints is another case"
 done
-for command in list show generate request compare run verify; do
+for command in list show generate request compare run verify certify; do
   expect 0 "$command" --help
   prints "^usage: assay $command"
 done
 expect 0 --help
 expect 0 --version
+## mutants
+expect 0 certify "$golden" --precision f32 --json "$out/mutants.json"
+prints '^  zero_outputs +results +yes +detected'
+prints '^PASS  .*every required mutant with an effect is detected at profile f32$'
+prints '^power: [0-9]+ of [0-9]+ mutants that have an effect here are detected; [0-9]+ without effect, [0-9]+ do not apply$'
+"$python" -c 'import json, sys; sys.exit(len(json.load(open(sys.argv[1]))["fixtures"][0]["mutants"]) < 60)' "$out/mutants.json"
+expect 0 generate moe/small --mutants --set routed_scaling_factor=1.01 -o "$out/mutants.h5"
+expect 0 verify "$out/mutants.h5" --budget 0
+prints '^PASS .*recomputed bit for bit'
+expect 3 certify "$out/mutants.h5" "$golden" -v
+prints '^VACUOUS  .*mutants.h5: mutant scaling_missing would pass at profile bf16'
+prints '^PASS '
+expect 0 request moe/small -o "$out/asked.h5"
+refuses 'asked.h5: kind is request, expected golden' certify "$out/asked.h5"
+refuses 'none.h5: ' certify "$out/none.h5"
+refuses 'unknown option --junit' certify "$golden" --junit x
+expect 0 generate moe/small --set 'profiles=[f32]' -o "$out/f32.h5"
+refuses 'f32.h5: its own results, rounded to profile bf16, are NOT COMPARABLE' certify "$out/f32.h5" --precision bf16
+refuses 'moe/small: mutants are judged at a profile' generate moe/small --mutants --set profiles=none -o "$out/wrong.h5"
+[ ! -e "$out/wrong.h5" ] || complain "written without a profile"
 ## certification
 for budget in -1 1.5 two '' 99999999999999999999; do
   refuses '--budget is ".*", expected a whole number from 0 up, or all' verify "$golden" --budget "$budget"

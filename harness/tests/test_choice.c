@@ -52,7 +52,7 @@ static void tau_decides(void **state)
     };
     (void)state;
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
-        double tau[8];
+        double tau[8] = {0};
         fill(tau, table[i].tau);
         const assay_choice c = choice_of(2, table[i].golden, table[i].selected, tau);
         const assay_choice_verdict verdict = assay_choice_judge(&c);
@@ -104,7 +104,7 @@ static void ties(void **state)
 static void a_score_that_is_no_number(void **state)
 {
     static const int32_t golden[] = {2, 5}, selected[] = {2, 0};
-    double tau[8], with_nan[8];
+    double tau[8] = {0}, with_nan[8];
     (void)state;
     fill(tau, 1);
     assay_choice c = choice_of(2, golden, selected, tau);
@@ -163,7 +163,7 @@ static void groups(void **state)
     };
     (void)state;
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
-        double tau[8];
+        double tau[8] = {0};
         fill(tau, table[i].tau);
         assay_choice c = choice_of(2, table[i].golden, table[i].selected, tau);
         c.scores = table[i].scores;
@@ -179,7 +179,7 @@ static void groups(void **state)
 static void all_groups_stay(void **state)
 {
     static const int32_t golden[] = {2, 5}, selected[] = {2, 0};
-    double tau[8];
+    double tau[8] = {0};
     (void)state;
     assay_choice c = choice_of(2, golden, selected, tau);
     c.groups = c.groups_kept = 4;
@@ -197,7 +197,7 @@ static void whatever_a_router_chooses(void **state)
     uint64_t seed = 7;
     int other = 0;
     for (int trial = 0; trial < 3000; trial++) {
-        double true_scores[8], moved[8], tau[8];
+        double true_scores[8] = {0}, moved[8] = {0}, tau[8] = {0};
         for (int e = 0; e < 8; e++) {
             double draws[2];
             for (int d = 0; d < 2; d++) {

@@ -58,13 +58,14 @@ static void write_candidate(trial *t)
 static assay_status try_compare(trial *t, bool conditionally, const assay_profile *profile, assay_report *report)
 {
     assay_status status;
-    assay_fixture_reader *golden = NULL, *candidate = NULL;
+    assay_fixture_reader *golden = NULL, *candidate = NULL, *against = NULL;
     *report = (assay_report){0};
     TRY(assay_fixture_open(&t->ctx, t->golden, &golden));
     TRY(assay_fixture_open(&t->ctx, t->candidate, &candidate));
-    TRY(conditionally ? assay_compare_conditionally(&t->ctx, golden, candidate, profile, 1e-6, true, report)
+    TRY(conditionally ? assay_compare_conditionally(&t->ctx, golden, candidate, profile, 1e-6, true, report, &against)
                       : assay_compare(&t->ctx, golden, candidate, profile, 1e-6, report));
 cleanup:
+    assay_fixture_close(against);
     assay_fixture_close(golden);
     assay_fixture_close(candidate);
     return status;

@@ -92,7 +92,7 @@ static double least_margin(const assay_case *c, const assay_profile *profile)
     double *squares = calloc((size_t)golden.room, sizeof *squares), least = INFINITY;
     assert_non_null(squares);
     assay_emulation emulation = {
-        .precision = profile->precision, .storage = profile->storage, .multiply = profile->storage};
+        .precision = profile->precision, .storage = profile->storage, .multiply = profile->multiply};
     ctx.arithmetic = &assay_arithmetic_emulated;
     ctx.emulation = &emulation;
     for (int m = 0; m < MEMBERS; m++) {

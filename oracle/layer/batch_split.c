@@ -4,8 +4,8 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "oracle/base/memory.h"
 #include "oracle/layer/batch_split_internal.h"
-#include "oracle/layer/batch_split_mla.h"
 
 enum { SCAN_LAYERS = 4 }; /* the first two and the last two are outside the scan */
 
@@ -16,28 +16,35 @@ static int64_t layers_of(const assay_stack_config *config)
 
 static assay_status check_batch(assay_context *ctx, const assay_stack_config *config)
 {
-    const int64_t shards = assay_mesh_shards(&config->sharding.mesh), factor = config->batch_split_factor;
+    assay_status status = ASSAY_OK;
+    const assay_mesh *mesh = &config->sharding.mesh;
+    const int64_t factor = config->batch_split_factor, least = config->single ? 1 : SCAN_LAYERS;
+    int64_t parts = 0;
     if (factor < 1 || factor > ASSAY_MOST_MICROBATCHES) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "batch_split_factor is %" PRId64 ", expected 1 to %d", factor,
                           ASSAY_MOST_MICROBATCHES);
     }
-    if (config->mla.batch % (shards * factor) != 0) {
+    TRY(assay_checked_count(
+        ctx, "mesh and batch_split_factor", 4,
+        (int64_t[]){mesh->size[ASSAY_AXIS_DATA], mesh->size[ASSAY_AXIS_FSDP], mesh->size[ASSAY_AXIS_EXPERT], factor},
+        &parts));
+    if (config->mla.batch % parts != 0) {
         return assay_fail(ctx, ASSAY_BAD_INPUT,
                           "batch is %" PRId64 ", expected a multiple of %" PRId64 " shards (mesh) times %" PRId64
                           " (batch_split_factor)",
-                          config->mla.batch, shards, factor);
+                          config->mla.batch, parts / factor, factor);
     }
-    if (!config->single && layers_of(config) < SCAN_LAYERS) {
+    if (layers_of(config) < least) {
         return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "use_batch_split_schedule needs %d MoE layers or more, found %" PRId64
+                          "use_batch_split_schedule needs %" PRId64 " MoE layers or more, found %" PRId64
                           " (base_num_decoder_layers - first_num_dense_layers)",
-                          SCAN_LAYERS, layers_of(config));
+                          least, layers_of(config));
     }
-    return ASSAY_OK;
+cleanup:
+    return status;
 }
 
-static assay_status require_multiple(assay_context *ctx, const char *key, int64_t value, const char *axis,
-                                     int64_t size)
+static assay_status require_multiple(assay_context *ctx, const char *key, int64_t value, const char *axis, int64_t size)
 {
     if (value % size == 0) return ASSAY_OK;
     return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is %" PRId64 ", expected a multiple of mesh.%s = %" PRId64, key, value,
@@ -46,8 +53,13 @@ static assay_status require_multiple(assay_context *ctx, const char *key, int64_
 
 static assay_status check_mesh(assay_context *ctx, const assay_stack_config *config)
 {
+    static const char *const axes[ASSAY_MESH_AXES] = {"data", "fsdp", "expert"};
     assay_status status;
     const int64_t *size = config->sharding.mesh.size, fsdp = size[ASSAY_AXIS_FSDP];
+    for (int axis = 0; axis < ASSAY_MESH_AXES; axis++) {
+        if (size[axis] >= 1) continue;
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "mesh.%s is %" PRId64 ", expected at least 1", axes[axis], size[axis]);
+    }
     TRY(require_multiple(ctx, "num_experts", config->moe.routing.num_experts, "expert", size[ASSAY_AXIS_EXPERT]));
     TRY(require_multiple(ctx, "base_emb_dim", config->mla.emb_dim, "fsdp", fsdp));
     TRY(require_multiple(ctx, "q_lora_rank", config->mla.q_lora_rank, "fsdp", fsdp));
@@ -73,11 +85,13 @@ static const char *lacking(const assay_stack_config *config)
     if (r->routed_bias_update_rate > 0) return "routed_bias_update_rate=0";
     if (moe->path != ASSAY_MOE_SPARSE) return "sparse_matmul=true";
     if (moe->fused_weights) return "experts that are not fused (prefuse_moe_weights, fused_moe_mlp)";
-    if (moe->glu != ASSAY_GLU_PLAIN || moe->activation != ASSAY_SILU) return "mlp_activations=[silu, linear], not clamped";
+    if (moe->glu != ASSAY_GLU_PLAIN || moe->activation != ASSAY_SILU)
+        return "mlp_activations=[silu, linear], not clamped";
     if (moe->shared_mlp_dim < 1) return "shared_experts above 0";
     if (sharding->ring_of_experts) return "use_ring_of_experts=false";
     if (sharding->ragged_buffer_factor > 0) return "no ragged_buffer_factor";
-    if (sharding->emb_chunks > 0 || sharding->token_chunks > 1) return "no chunks (num_moe_emb_chunks, num_moe_token_chunks)";
+    if (sharding->emb_chunks > 0 || sharding->token_chunks > 1)
+        return "no chunks (num_moe_emb_chunks, num_moe_token_chunks)";
     if (sharding->tensor_shards > 1) return "mesh.tensor=1";
     return NULL;
 }
@@ -87,8 +101,8 @@ assay_status assay_batch_split_check(assay_context *ctx, const assay_stack_confi
     assay_status status;
     const char *wanted = lacking(config);
     if (wanted != NULL) return assay_fail(ctx, ASSAY_BAD_INPUT, "use_batch_split_schedule needs %s", wanted);
-    TRY(check_batch(ctx, config));
     TRY(check_mesh(ctx, config));
+    TRY(check_batch(ctx, config));
 cleanup:
     return status;
 }

@@ -1,5 +1,5 @@
-/* What the files of the batch-split schedule share; batch_split.h is the contract. Arrays are [shards, ...] (mesh.h): M shards,
- * b rows of the batch of one shard's microbatch, P shards of the expert axis, R = copies. */
+/* What the files of the batch-split schedule share; batch_split.h is the contract. Arrays are [shards, ...] (mesh.h): M
+ * shards, b rows of the batch of one shard's microbatch, P shards of the expert axis, R = copies. */
 #ifndef ASSAY_LAYER_BATCH_SPLIT_INTERNAL_H
 #define ASSAY_LAYER_BATCH_SPLIT_INTERNAL_H
 
@@ -11,9 +11,9 @@ typedef struct bs_run {
     const assay_mesh *mesh;
     int64_t factor;
     assay_batch_split_sizes sizes;
-    assay_mla_config mla;                           /* of one shard's microbatch: batch is b */
-    assay_routing_config routing;                   /* of one shard's microbatch */
-    int32_t *positions[ASSAY_MOST_MICROBATCHES];    /* [M,b,S] of each microbatch */
+    assay_mla_config mla;                        /* of one shard's microbatch: batch is b */
+    assay_routing_config routing;                /* of one shard's microbatch */
+    int32_t *positions[ASSAY_MOST_MICROBATCHES]; /* [M,b,S] of each microbatch */
     assay_schedule schedule;
 } bs_run;
 
@@ -24,8 +24,8 @@ void bs_split_i32(int32_t *const *microbatches, const int32_t *x, const bs_run *
 void bs_merge_i32(int32_t *x, const int32_t *const *microbatches, const bs_run *run, int64_t width);
 
 /* Weights of one layer, in the order of MaxText's fetch_weights; also their gradients (NULL: nobody wants it).
- * Scattered, as they lie between uses: split over fsdp (and experts over expert), the same on every shard of data. Gathered: whole
- * but for experts. Shard s's part begins at values[w] + s * bs_weight_count(...). */
+ * Scattered, as they lie between uses: split over fsdp (and experts over expert), the same on every shard of data.
+ * Gathered: whole but for experts. Shard s's part begins at values[w] + s * bs_weight_count(...). */
 enum {
     BS_PRE_NORM,
     BS_WQ_A,
@@ -56,6 +56,21 @@ int64_t bs_weight_count(const bs_run *run, int weight, bool gathered);
 assay_status bs_weights_alloc(assay_context *ctx, const bs_run *run, bs_weights *w, bool gathered,
                               const bs_weights *like);
 
+/* [M,a,b], sizes checked. */
+assay_status bs_alloc_shards(assay_context *ctx, const bs_run *run, const char *what, int64_t a, int64_t b,
+                             double **out);
+assay_status bs_alloc_shards_i32(assay_context *ctx, const bs_run *run, const char *what, int64_t a, int64_t b,
+                                 int32_t **out);
+
+/* A shard's part of a gathered weight or of its gradient; NULL where there is none. */
+double *bs_weight_of(const bs_run *run, const bs_weights *w, int weight, int64_t shard);
+
+/* sum += term, not rounded. */
+void bs_accumulate(const assay_context *ctx, double *sum, const double *term, int64_t count);
+
+/* values [M,count] of each shard, or NULL: every shard gets the sum of all, ascending. */
+void bs_sum_over_shards(const assay_context *ctx, const bs_run *run, double *values, int64_t count);
+
 /* What a layer keeps for backward, for each microbatch. Everything is [M,...]. */
 typedef struct bs_residuals {
     double *layer_inputs[ASSAY_MOST_MICROBATCHES]; /* [M,b,S,D]; offloaded */
@@ -77,13 +92,13 @@ typedef struct bs_deferred {
 } bs_deferred;
 void bs_deferred_free(bs_deferred *deferred); /* safe on a zeroed struct */
 
-/* batch_split_schedule: xs (in: layer inputs of each microbatch) become the outputs of all but the last, which is `last`. The
- * arrays of xs belong to the caller before and after; residuals and `last` are allocated. */
+/* batch_split_schedule: xs (in: layer inputs of each microbatch) become the outputs of all but the last, which is
+ * `last`. The arrays of xs belong to the caller before and after; residuals and `last` are allocated. */
 assay_status bs_batch_split_schedule(assay_context *ctx, bs_run *run, int64_t layer, double *const *xs,
                                      bs_deferred *last, bs_residuals *residuals, const bs_weights *w);
-/* dxs (in: cotangents of the outputs of all but the last, whose is d_last) become those of the layer's inputs; `g` [gathered] the
- * gradients of the weights as each shard has them, norms' scales and the gate's bias summed over all shards. Takes the
- * residuals. */
+/* dxs (in: cotangents of the outputs of all but the last, whose is d_last) become those of the layer's inputs; `g`
+ * [gathered] the gradients of the weights as each shard has them, norms' scales and the gate's bias summed over all
+ * shards. Takes the residuals. */
 assay_status bs_batch_split_schedule_bwd(assay_context *ctx, bs_run *run, int64_t layer, double *const *dxs,
                                          const bs_deferred *d_last, bs_residuals *residuals, const bs_weights *w,
                                          const bs_weights *g);

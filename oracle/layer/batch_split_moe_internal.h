@@ -4,20 +4,8 @@
 
 #include "oracle/layer/batch_split_moe.h"
 
-/* [M,a,b], sizes checked. */
-assay_status bs_alloc_shards(assay_context *ctx, const bs_run *run, const char *what, int64_t a, int64_t b,
-                             double **out);
-assay_status bs_alloc_shards_i32(assay_context *ctx, const bs_run *run, const char *what, int64_t a, int64_t b,
-                                 int32_t **out);
-
-/* A shard's part of a gathered weight or of its gradient; NULL where there is none. */
-double *bs_weight_of(const bs_run *run, const bs_weights *w, int weight, int64_t shard);
-
 /* Rows that a shard's experts compute. */
 int64_t bs_rows_of(const bs_run *run, const int32_t *group_sizes, int64_t shard);
-
-/* sum += term, not rounded. */
-void bs_accumulate(const assay_context *ctx, double *sum, const double *term, int64_t count);
 
 /* The choice that the source fixes, of each microbatch [M,b,S*K]; NULLs where it has none. */
 typedef struct bs_given {

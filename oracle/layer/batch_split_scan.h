@@ -16,8 +16,8 @@ assay_status bs_staggered_call(assay_context *ctx, bs_run *run, int64_t layer, c
 /* Numbers in the activations [M,b,S,D] of one microbatch. */
 int64_t bs_activation_count(const bs_run *run);
 
-/* Residuals to the store, those that are offloaded to its file unless `offload` is false; and back. selected_experts stay
- * with the caller. */
+/* Residuals to the store, those that are offloaded to its file unless `offload` is false; and back. selected_experts
+ * stay with the caller. */
 assay_status bs_keep(assay_context *ctx, const bs_run *run, int64_t layer, bool offload, bs_residuals *r);
 assay_status bs_take(assay_context *ctx, const bs_run *run, int64_t layer, bs_residuals *r);
 /* What that costs, and what backward computes again of the attention half. */

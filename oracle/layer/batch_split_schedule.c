@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/memory.h"
 #include "oracle/layer/batch_split_internal.h"
 #include "oracle/layer/batch_split_mla.h"
@@ -132,7 +133,7 @@ assay_status bs_batch_split_schedule(assay_context *ctx, bs_run *run, int64_t la
     layer_call call = {.run = run, .layer = layer, .w = w, .residuals = residuals, .xs = xs};
     TRY(bs_staggered_call(ctx, run, layer, &(bs_stage){false, ASSAY_STAGE_MLA_WITH_NORMS, attend, &call}));
     TRY(write_checkpoints(ctx, &call));
-    TRY(bs_moe(ctx, run, layer, xs, last, residuals, w));
+    TRY(bs_moe(ctx, run, layer, xs, last, run->stack->store != NULL ? residuals : NULL, w));
 cleanup:
     return status;
 }
@@ -165,9 +166,12 @@ static assay_status add_gradients(assay_context *ctx, const layer_call *call, in
                               call->w));
     for (int i = 0; i < MLA_WEIGHTS; i++) {
         const int weight = mla_weights[i];
-        double *sum = call->g->values[weight];
+        const int64_t count = run->sizes.shards * bs_weight_count(run, weight, true);
+        double *sum = call->g->values[weight], *term = part.values[weight];
         if (sum == NULL) continue;
-        layer_add(ctx, sum, sum, part.values[weight], run->sizes.shards * bs_weight_count(run, weight, true));
+        assay_round(ctx, ASSAY_ROUND_STORAGE, count, sum);
+        assay_round(ctx, ASSAY_ROUND_STORAGE, count, term);
+        bs_accumulate(ctx, sum, term, count);
     }
 cleanup:
     bs_weights_free(&part);

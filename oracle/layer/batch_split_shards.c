@@ -1,4 +1,7 @@
-/* Arrays and weights of all shards, for the schedule's MoE half. */
+/* Arrays and weights of all shards. */
+#include <string.h>
+
+#include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/memory.h"
 #include "oracle/layer/batch_split_moe_internal.h"
 #include "oracle/ops/vector_sums.h"
@@ -39,4 +42,14 @@ void bs_accumulate(const assay_context *ctx, double *sum, const double *term, in
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t first = 0; first < count; first += PIECE)
         assay_add_scaled(ctx, count - first < PIECE ? count - first : PIECE, 1, term + first, sum + first);
+}
+
+void bs_sum_over_shards(const assay_context *ctx, const bs_run *run, double *values, int64_t count)
+{
+    const int64_t shards = run->sizes.shards;
+    if (values == NULL || shards == 1) return;
+    assay_round(ctx, ASSAY_ROUND_STORAGE, shards * count, values);
+    for (int64_t shard = 1; shard < shards; shard++) bs_accumulate(ctx, values, values + shard * count, count);
+    for (int64_t shard = 1; shard < shards; shard++)
+        memcpy(values + shard * count, values, (size_t)count * sizeof *values);
 }

@@ -87,17 +87,6 @@ cleanup:
     return status;
 }
 
-/* values [M,count], of each shard: every shard gets the sum of all. */
-static void sum_over_shards(const assay_context *ctx, const bs_run *run, double *values, int64_t count)
-{
-    const int64_t shards = run->sizes.shards;
-    if (values == NULL || shards == 1) return;
-    assay_round(ctx, ASSAY_ROUND_STORAGE, shards * count, values);
-    for (int64_t shard = 1; shard < shards; shard++) bs_accumulate(ctx, values, values + shard * count, count);
-    for (int64_t shard = 1; shard < shards; shard++)
-        memcpy(values + shard * count, values, (size_t)count * sizeof *values);
-}
-
 /* d_norm: of the normalised input, from its three uses. */
 static assay_status route_and_shared_bwd(assay_context *ctx, const bs_moe_layer *at, double *d_norm,
                                          const bs_routed_gradients *gradients, const double *d_shared_out,
@@ -142,8 +131,8 @@ assay_status bs_shared_expert_and_route_bwd(assay_context *ctx, const bs_moe_lay
                                 d_norm + first * dim, moe_inputs + first * dim,
                                 bs_weight_of(run, at->w, BS_POST_NORM, shard), routed->rstd + first, tokens, dim);
     }
-    sum_over_shards(ctx, run, at->g->values[BS_POST_NORM], dim);
-    sum_over_shards(ctx, run, at->g->values[BS_GATE_BIAS], run->routing.num_experts);
+    bs_sum_over_shards(ctx, run, at->g->values[BS_POST_NORM], dim);
+    bs_sum_over_shards(ctx, run, at->g->values[BS_GATE_BIAS], run->routing.num_experts);
 cleanup:
     free(d_norm);
     return status;

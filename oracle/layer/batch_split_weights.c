@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/memory.h"
 #include "oracle/mesh/collectives.h"
 
@@ -142,24 +143,60 @@ static placement place(const bs_run *run, int weight, int64_t shard)
     return p;
 }
 
+/* What MaxText's file does not have, but the plain stack reads where it is there. */
+static const char *const foreign[] = {"moe/wi_0_bias", "moe/wi_1_bias", "moe/wo_bias", "moe/per_expert_scale"};
+
+static assay_status refuse_foreign(assay_context *ctx, const bs_run *run, int64_t layer)
+{
+    const assay_source *in = run->stack->in;
+    char prefix[LAYER_PREFIX_SIZE], path[ASSAY_PATH_SIZE];
+    layer_prefix(run->stack, layer, prefix);
+    for (size_t i = 0; i < sizeof foreign / sizeof *foreign; i++) {
+        snprintf(path, sizeof path, "weights/%s%s", prefix, foreign[i]);
+        if (in->has(in->self, path))
+            return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: use_batch_split_schedule has none", path);
+    }
+    return ASSAY_OK;
+}
+
+/* The gate's bias may be off, and is 0 then. */
+static bool is_off(const bs_run *run, int64_t layer, int weight)
+{
+    const assay_source *in = run->stack->in;
+    char path[ASSAY_PATH_SIZE];
+    path_of(run, layer, "weights/", weight, path);
+    return weight == BS_GATE_BIAS && !in->has(in->self, path);
+}
+
+/* Between the whole tensor and a shard's part of it. */
+static void move_part(const bs_run *run, int weight, int64_t shard, double *whole, double *part, bool to_whole)
+{
+    const placement p = place(run, weight, shard);
+    for (int64_t i = 0; i < p.runs; i++) {
+        double *outside = whole + p.first + i * p.stride, *inside = part + i * p.length;
+        memcpy(to_whole ? outside : inside, to_whole ? inside : outside, (size_t)p.length * sizeof *part);
+    }
+}
+
 assay_status bs_extract_layer_weights(assay_context *ctx, const bs_run *run, bs_weights *scattered, int64_t layer)
 {
     assay_status status = ASSAY_OK;
     const assay_source *in = run->stack->in;
     double *whole = NULL;
+    TRY(refuse_foreign(ctx, run, layer));
     for (int weight = 0; weight < BS_WEIGHTS; weight++) {
         char path[ASSAY_PATH_SIZE];
         const assay_shape shape = shape_of(run, weight);
         const int64_t count = assay_shape_count(&shape), local = bs_weight_count(run, weight, false);
+        if (is_off(run, layer, weight)) {
+            memset(scattered->values[weight], 0, (size_t)(run->sizes.shards * local) * sizeof(double));
+            continue;
+        }
         path_of(run, layer, "weights/", weight, path);
         TRY(assay_alloc_f64(ctx, path, count, &whole));
         TRY(in->read(ctx, in->self, path, 0, count, whole));
-        for (int64_t shard = 0; shard < run->sizes.shards; shard++) {
-            const placement p = place(run, weight, shard);
-            double *part = scattered->values[weight] + shard * local;
-            for (int64_t i = 0; i < p.runs; i++)
-                memcpy(part + i * p.length, whole + p.first + i * p.stride, (size_t)p.length * sizeof *part);
-        }
+        for (int64_t shard = 0; shard < run->sizes.shards; shard++)
+            move_part(run, weight, shard, whole, scattered->values[weight] + shard * local, false);
         free(whole);
         whole = NULL;
     }
@@ -180,12 +217,8 @@ assay_status bs_insert_layer_ws_grad(assay_context *ctx, const bs_run *run, cons
         if (scattered->values[weight] == NULL) continue;
         path_of(run, layer, "gradients/weights/", weight, path);
         TRY(assay_alloc_f64(ctx, path, count, &whole));
-        for (int64_t shard = 0; shard < run->sizes.shards; shard++) {
-            const placement p = place(run, weight, shard);
-            const double *part = scattered->values[weight] + shard * local;
-            for (int64_t i = 0; i < p.runs; i++)
-                memcpy(whole + p.first + i * p.stride, part + i * p.length, (size_t)p.length * sizeof *part);
-        }
+        for (int64_t shard = 0; shard < run->sizes.shards; shard++)
+            move_part(run, weight, shard, whole, scattered->values[weight] + shard * local, true);
         TRY(out->write(ctx, out->self, path, count, whole));
         free(whole);
         whole = NULL;
@@ -201,7 +234,7 @@ void bs_drop_unwanted(const bs_run *run, bs_weights *w, int64_t layer)
     for (int weight = 0; weight < BS_WEIGHTS; weight++) {
         char path[ASSAY_PATH_SIZE];
         path_of(run, layer, "gradients/weights/", weight, path);
-        if (out->wants(out->self, path)) continue;
+        if (out->wants(out->self, path) && !is_off(run, layer, weight)) continue;
         free(w->values[weight]);
         w->values[weight] = NULL;
     }
@@ -226,13 +259,15 @@ void bs_gather_weights(assay_context *ctx, const bs_run *run, bs_weights *gather
     }
 }
 
-/* values [M,count] become their sums over an axis. */
+/* values [M,count] become their sums over an axis; they may be stored before. */
 static assay_status psum_in_place(assay_context *ctx, const bs_run *run, double *values, int64_t count,
                                   assay_mesh_axis axis)
 {
     double *sum = NULL;
+    if (run->mesh->size[axis] == 1) return ASSAY_OK;
     assay_status status = assay_alloc_f64(ctx, "sum over shards", run->sizes.shards * count, &sum);
     if (status != ASSAY_OK) return status;
+    assay_round(ctx, ASSAY_ROUND_STORAGE, run->sizes.shards * count, values);
     assay_psum(ctx, sum, values, count, run->mesh, axis);
     memcpy(values, sum, (size_t)(run->sizes.shards * count) * sizeof *values);
     free(sum);
@@ -251,11 +286,14 @@ assay_status bs_reduce_scatter_ws_grad(assay_context *ctx, const bs_run *run, bs
             memcpy(scattered->values[weight], gathered->values[weight], bytes_of(run, weight, true));
             continue;
         }
+        if (run->mesh->size[ASSAY_AXIS_FSDP] > 1) {
+            assay_round(ctx, ASSAY_ROUND_STORAGE, run->sizes.shards * assay_shape_count(&whole),
+                        gathered->values[weight]);
+        }
         assay_psum_scatter(ctx, scattered->values[weight], gathered->values[weight], &whole, split, run->mesh,
                            ASSAY_AXIS_FSDP);
         if (layouts[weight].by_expert) continue;
-        TRY(psum_in_place(ctx, run, scattered->values[weight], bs_weight_count(run, weight, false),
-                          ASSAY_AXIS_EXPERT));
+        TRY(psum_in_place(ctx, run, scattered->values[weight], bs_weight_count(run, weight, false), ASSAY_AXIS_EXPERT));
     }
 cleanup:
     return status;

@@ -1,11 +1,11 @@
 /* Rematerialisation (SPEC 10; MaxText remat_policy, configs/base.yml): what becomes of a named intermediate between
- * forward and backward. remat: dropped, and computed again by backward; device: kept in memory; offload: written to a spill
- * file and read back. Policies change memory and work, never a bit of a result.
+ * forward and backward. remat: dropped, and computed again by backward; device: kept in memory; offload: written to a
+ * spill file and read back. Policies change memory and work, never a bit of a result.
  *
  * Presets: full (everything remat), minimal (query_proj, key_proj, value_proj, out_proj, mlpwi, mlpwi_0, mlpwi_1, mlpwo
- * on the device), minimal_offloaded (the same, offloaded), custom (as the names say). A name that is not remat overrides a
- * preset. A moe_ name without a policy of its own follows the plain name. Refused: decoder_layer_input as remat, since
- * backward starts from it; unknown presets and policies.
+ * on the device), minimal_offloaded (the same, offloaded), custom (as the names say). A name that is not remat
+ * overrides a preset. A moe_ name without a policy of its own follows the plain name. Refused: decoder_layer_input as
+ * remat, since backward starts from it; unknown presets and policies.
  *
  * The spill file has no name: nothing is left behind, whatever ends the process. It lies in TMPDIR, or /var/tmp. */
 #ifndef ASSAY_LAYER_REMAT_H
@@ -77,8 +77,7 @@ assay_status assay_remat_put(assay_context *ctx, assay_remat_store *store, int64
 assay_status assay_remat_hold(assay_context *ctx, assay_remat_store *store, int64_t layer, int slot,
                               assay_remat_action action, int64_t count, double **values);
 /* Gives them back, once; NULL where nothing is held: it must be computed again. The caller frees them. */
-assay_status assay_remat_take(assay_context *ctx, assay_remat_store *store, int64_t layer, int slot,
-                              double **values);
+assay_status assay_remat_take(assay_context *ctx, assay_remat_store *store, int64_t layer, int slot, double **values);
 /* Something else is kept in memory: so many bytes. */
 void assay_remat_kept(assay_remat_store *store, int64_t bytes);
 /* Backward has computed something again. */

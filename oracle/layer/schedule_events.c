@@ -96,9 +96,9 @@ static assay_status fill(assay_context *ctx, timetable *t, const int32_t *events
         const int64_t layer = e[LAYER] - dims->first_layer;
         const bool known = e[PASS] >= 0 && e[PASS] <= (dims->backward ? 1 : 0) && e[STAGE] >= 0 &&
                            e[STAGE] < ASSAY_STAGES && layer >= 0 && layer < dims->layers;
-        const bool fits = known && (e[PASS] == 0 ? is_forward(e[STAGE]) : is_backward(e[STAGE])) &&
-                          (is_collective(e[STAGE]) ? e[MICROBATCH] == -1
-                                                   : e[MICROBATCH] >= 0 && e[MICROBATCH] < dims->factor);
+        const bool fits =
+            known && (e[PASS] == 0 ? is_forward(e[STAGE]) : is_backward(e[STAGE])) &&
+            (is_collective(e[STAGE]) ? e[MICROBATCH] == -1 : e[MICROBATCH] >= 0 && e[MICROBATCH] < dims->factor);
         if (!fits) {
             return assay_fail(ctx, ASSAY_BAD_INPUT,
                               "schedule: event %" PRId64 " is {%" PRId32 ", %" PRId32 ", %" PRId32 ", %" PRId32
@@ -107,6 +107,9 @@ static assay_status fill(assay_context *ctx, timetable *t, const int32_t *events
         }
         int64_t *at = slot(t, e[PASS], e[STAGE], layer, e[MICROBATCH]);
         if (*at >= 0) return refuse(ctx, e[PASS], e[STAGE], e[LAYER], e[MICROBATCH], "is there twice");
+        if (i > 0 && e[PASS] < e[PASS - ASSAY_EVENT_FIELDS]) {
+            return refuse(ctx, e[PASS], e[STAGE], e[LAYER], e[MICROBATCH], "comes after the start of backward");
+        }
         *at = i;
     }
     return ASSAY_OK;
@@ -172,8 +175,7 @@ static assay_status check_flow(assay_context *ctx, const timetable *t, int64_t p
                 TRY(require_before(ctx, t, (event){pass, stages[i], layer, m}, (event){pass, stages[i], layer, m + 1}));
             }
             if (i + 1 < stage_count) {
-                TRY(require_before(ctx, t, (event){pass, stages[i], layer, m},
-                                   (event){pass, stages[i + 1], layer, m}));
+                TRY(require_before(ctx, t, (event){pass, stages[i], layer, m}, (event){pass, stages[i + 1], layer, m}));
             }
         }
         /* the stages are staggered: the next one starts when this one is done for all */
@@ -201,7 +203,8 @@ static assay_status check_forward(assay_context *ctx, const timetable *t, int64_
     /* the last microbatch's unroute waits until the next weights are asked for, and is done before the next layer */
     TRY(require_before(ctx, t, (event){0, ASSAY_STAGE_GATHER_WEIGHTS, layer + 2, -1}, unroute));
     TRY(require_before(ctx, t, unroute, (event){0, ASSAY_STAGE_MLA_WITH_NORMS, layer + 1, 0}));
-    TRY(require_before(ctx, t, (event){0, ASSAY_STAGE_COMPUTE, layer, last}, (event){0, ASSAY_STAGE_OFFLOAD, layer, -1}));
+    TRY(require_before(ctx, t, (event){0, ASSAY_STAGE_COMPUTE, layer, last},
+                       (event){0, ASSAY_STAGE_OFFLOAD, layer, -1}));
     TRY(require_before(ctx, t, (event){0, ASSAY_STAGE_OFFLOAD, layer, -1},
                        (event){0, ASSAY_STAGE_MLA_WITH_NORMS, layer + 1, 0}));
 cleanup:
@@ -229,9 +232,9 @@ cleanup:
 
 static assay_status check_backward(assay_context *ctx, const timetable *t, int64_t layer)
 {
-    static const assay_stage moe[] = {ASSAY_STAGE_MLA_WITH_NORMS_REMAT, ASSAY_STAGE_ROUTE_REMAT,
-                                      ASSAY_STAGE_COMPUTE_REMAT, ASSAY_STAGE_COMPUTE_BWD, ASSAY_STAGE_ROUTE_BWD,
-                                      ASSAY_STAGE_MLA_WITH_NORMS_BWD};
+    static const assay_stage moe[] = {
+        ASSAY_STAGE_MLA_WITH_NORMS_REMAT, ASSAY_STAGE_ROUTE_REMAT, ASSAY_STAGE_COMPUTE_REMAT,
+        ASSAY_STAGE_COMPUTE_BWD,          ASSAY_STAGE_ROUTE_BWD,   ASSAY_STAGE_MLA_WITH_NORMS_BWD};
     assay_status status;
     const int64_t factor = t->dims->factor;
     const event start = {1, ASSAY_STAGE_MLA_WITH_NORMS_REMAT, layer, 0};
@@ -241,12 +244,16 @@ static assay_status check_backward(assay_context *ctx, const timetable *t, int64
         TRY(require_before(ctx, t, unroute, (event){1, ASSAY_STAGE_COMPUTE_BWD, layer, m}));
         if (m + 1 < factor) {
             TRY(require_before(ctx, t, (event){1, ASSAY_STAGE_COMPUTE_REMAT, layer, m}, unroute));
+            if (m > 0) TRY(require_before(ctx, t, (event){1, ASSAY_STAGE_UNROUTE_BWD, layer, m - 1}, unroute));
         } else { /* it was deferred */
             TRY(require_before(ctx, t, unroute, start));
             TRY(require_before(ctx, t, (event){1, ASSAY_STAGE_MLA_WITH_NORMS_BWD, layer + 1, m}, unroute));
         }
     }
+    /* residuals and weights come back one layer ahead, and not more */
     TRY(require_before(ctx, t, (event){1, ASSAY_STAGE_FETCH, layer, -1}, start));
+    TRY(require_before(ctx, t, (event){1, ASSAY_STAGE_MLA_WITH_NORMS_BWD, layer + 2, factor - 1},
+                       (event){1, ASSAY_STAGE_FETCH, layer, -1}));
     TRY(require_before(ctx, t, (event){1, ASSAY_STAGE_GATHER_WEIGHTS, layer - 1, -1}, start));
     TRY(require_before(ctx, t, (event){1, ASSAY_STAGE_MLA_WITH_NORMS_BWD, layer + 2, factor - 1},
                        (event){1, ASSAY_STAGE_GATHER_WEIGHTS, layer, -1}));
@@ -282,8 +289,8 @@ void assay_schedule_trace(FILE *file, const int32_t *events, int64_t count)
         const int32_t *e = events + i * ASSAY_EVENT_FIELDS;
         const char *name = e[STAGE] >= 0 && e[STAGE] < ASSAY_STAGES ? assay_stage_names[e[STAGE]] : "unknown";
         fprintf(file,
-                "{\"name\": \"%s\", \"cat\": \"%s\", \"ph\": \"X\", \"ts\": %" PRId64
-                ", \"dur\": 1, \"pid\": %" PRId32 ", \"tid\": %" PRId32 ", \"args\": {\"layer\": %" PRId32 "}}%s\n",
+                "{\"name\": \"%s\", \"cat\": \"%s\", \"ph\": \"X\", \"ts\": %" PRId64 ", \"dur\": 1, \"pid\": %" PRId32
+                ", \"tid\": %" PRId32 ", \"args\": {\"layer\": %" PRId32 "}}%s\n",
                 name, e[PASS] == 0 ? "forward" : "backward", i, e[PASS], e[MICROBATCH] + 1, e[LAYER],
                 i + 1 < count ? "," : "");
     }

@@ -1,8 +1,9 @@
-/* The order of events of the batch-split schedule (SPEC 11): a result of its own, that a backend's trace can be held against.
+/* The order of events of the batch-split schedule (SPEC 11): a result of its own, that a backend's trace can be held
+ * against.
  *
  * Each event is four whole numbers {pass, stage, layer, microbatch}: pass 0 forward, 1 backward; stage a number
- * of assay_stage; the layer that it works for; the microbatch, or -1 where it is for all. Layers count from 0 over the whole
- * stack, those before the schedule included. */
+ * of assay_stage; the layer that it works for; the microbatch, or -1 where it is for all. Layers count from 0 over the
+ * whole stack, those before the schedule included. */
 #ifndef ASSAY_LAYER_SCHEDULE_EVENTS_H
 #define ASSAY_LAYER_SCHEDULE_EVENTS_H
 
@@ -59,14 +60,15 @@ typedef struct assay_schedule_dims {
 /* Events of a schedule of that size. */
 int64_t assay_schedule_count(const assay_schedule_dims *dims);
 
-/* The rules: each stage once for each layer and microbatch, in the order of its data flow; weights gathered one layer ahead; the
- * last microbatch of a layer unrouted after the next layer's weights are asked for; gradients reduce-scattered one layer
- * behind and all-reduced two behind, but for the ends. Refuses with the first event that breaks one, and says which. */
+/* The rules: all of forward before backward; each stage once for each layer and microbatch, in the order of its data
+ * flow; weights gathered one layer ahead, residuals fetched no earlier than that; the last microbatch of a layer
+ * unrouted after the weights of the layer after the next are asked for; gradients reduce-scattered one layer behind and
+ * all-reduced two behind, but for the ends. Refuses with the first event that breaks one, and says which. */
 assay_status assay_schedule_check(assay_context *ctx, const int32_t *events, int64_t count,
                                   const assay_schedule_dims *dims);
 
-/* As Chrome's trace event format (chrome://tracing, Perfetto): one duration event each, in unit steps; pid is the pass, tid the
- * microbatch (or the row of collectives). */
+/* As Chrome's trace event format (chrome://tracing, Perfetto): one duration event each, in unit steps; pid is the pass,
+ * tid the microbatch (or the row of collectives). */
 void assay_schedule_trace(FILE *file, const int32_t *events, int64_t count);
 
 #endif

@@ -1,13 +1,13 @@
 /* Collectives over one axis of a virtual mesh, as jax.lax has them (SPEC 9). Arrays are [shards, local shape] (mesh.h);
- * `in` and `out` do not overlap. Sums run over the shards of the axis in ascending order, so the bits are always the same.
- * Each has its transpose: what the gradient of its result is to its operand. */
+ * `in` and `out` do not overlap. Sums run over the shards of the axis in ascending order, so the bits are always the
+ * same. Each has its transpose: what the gradient of its result is to its operand. */
 #ifndef ASSAY_MESH_COLLECTIVES_H
 #define ASSAY_MESH_COLLECTIVES_H
 
 #include "oracle/mesh/mesh.h"
 
-/* all_gather, tiled: `local` is the shape of a shard of `in`; in `out` its dimension `dimension` is as many times larger as
- * the axis has shards. The transpose is psum_scatter. */
+/* all_gather, tiled: `local` is the shape of a shard of `in`; in `out` its dimension `dimension` is as many times
+ * larger as the axis has shards. The transpose is psum_scatter. */
 void assay_all_gather(const assay_context *ctx, double *out, const double *in, const assay_shape *local, int dimension,
                       const assay_mesh *mesh, assay_mesh_axis axis);
 void assay_all_gather_i32(int32_t *out, const int32_t *in, const assay_shape *local, int dimension,
@@ -19,14 +19,14 @@ void assay_psum(const assay_context *ctx, double *out, const double *in, int64_t
                 assay_mesh_axis axis);
 void assay_psum_i32(int32_t *out, const int32_t *in, int64_t count, const assay_mesh *mesh, assay_mesh_axis axis);
 
-/* psum_scatter, tiled: the sum, of which each shard keeps its part along `dimension`. `local` is the shape of a shard of
- * `in`; that dimension is a multiple of the axis's size. The transpose is all_gather. */
+/* psum_scatter, tiled: the sum, of which each shard keeps its part along `dimension`. `local` is the shape of a shard
+ * of `in`; that dimension is a multiple of the axis's size. The transpose is all_gather. */
 void assay_psum_scatter(const assay_context *ctx, double *out, const double *in, const assay_shape *local,
                         int dimension, const assay_mesh *mesh, assay_mesh_axis axis);
 
-/* Who sends what where, from the view of every shard: [shards, P] each, P the size of the axis. To the j-th shard of the axis
- * go the rows input_offsets[j] to input_offsets[j] + send_sizes[j] - 1, and they land there at row output_offsets[j];
- * recv_sizes[j] come from it. */
+/* Who sends what where, from the view of every shard: [shards, P] each, P the size of the axis. To the j-th shard of
+ * the axis go the rows input_offsets[j] to input_offsets[j] + send_sizes[j] - 1, and they land there at row
+ * output_offsets[j]; recv_sizes[j] come from it. */
 typedef struct assay_ragged_params {
     int32_t *input_offsets, *send_sizes, *output_offsets, *recv_sizes;
 } assay_ragged_params;

@@ -1,7 +1,8 @@
 /* A virtual mesh: many devices in one process (SPEC 9; jax.sharding.Mesh with MaxText's axes).
  *
  * Shards are numbered with `expert` innermost: shard = (data * size[FSDP] + fsdp) * size[EXPERT] + expert. A sharded
- * tensor is one array [shards, local shape], so that a batch that is split over all axes is the whole batch as it lies. */
+ * tensor is one array [shards, local shape], so that a batch that is split over all axes is the whole batch as it lies.
+ */
 #ifndef ASSAY_MESH_MESH_H
 #define ASSAY_MESH_MESH_H
 

@@ -133,17 +133,6 @@ static void weigh_rows(const assay_context *ctx, double *out, const double *weig
     }
 }
 
-/* h, with the routing weight on it where that comes before wo. */
-static assay_gated_mlp_residuals weighted_residuals(const assay_context *ctx, const sharded_mlp *mlp,
-                                                    const sharded_piece *piece)
-{
-    assay_gated_mlp_residuals r = mlp->residuals;
-    if (piece->weights == NULL) return r;
-    weigh_rows(ctx, mlp->weighted_h, piece->weights, r.h, piece->count, mlp->config.mlp_dim);
-    r.h = mlp->weighted_h;
-    return r;
-}
-
 /* y = h wo + wo_bias, or (weight h) wo + weight wo_bias. */
 static assay_status gmm_down(assay_context *ctx, const sharded_mlp *mlp, const assay_source *in,
                              const sharded_piece *piece)
@@ -153,8 +142,12 @@ static assay_status gmm_down(assay_context *ctx, const sharded_mlp *mlp, const a
     assay_gated_mlp_weights weights = weights_of(mlp);
     const double *bias = weights.wo_bias;
     if (mlp->given[SHARDED_Y]) return read_given(ctx, mlp, in, SHARDED_Y, piece, piece->y);
-    const assay_gated_mlp_residuals r = weighted_residuals(ctx, mlp, piece);
-    if (piece->weights != NULL) weights.wo_bias = NULL;
+    assay_gated_mlp_residuals r = mlp->residuals;
+    if (piece->weights != NULL) {
+        weigh_rows(ctx, mlp->weighted_h, piece->weights, r.h, piece->count, mlp->config.mlp_dim);
+        r.h = mlp->weighted_h;
+        weights.wo_bias = NULL;
+    }
     TRY(assay_gated_mlp_down(ctx, piece->y, &r, &weights, &mlp->config));
     for (int64_t row = 0; piece->weights != NULL && bias != NULL && row < piece->count; row++)
         assay_add_scaled(ctx, dim, piece->weights[row], bias, piece->y + row * dim);
@@ -176,25 +169,19 @@ cleanup:
     return status;
 }
 
-/* With the weight on h: wo sees the weighted h, d_weight is <h, dy wo^T> + <wo_bias, dy>, and all before it comes from
- * the weighted dy. What is left for the second step stays in `g`; *dy becomes what that step takes. */
-static assay_status backward_weighted(assay_context *ctx, sharded_mlp *mlp, const sharded_piece *piece,
-                                      assay_gated_mlp_gradients *g, const double **dy)
+/* Of weights on h: d_weight = <h, dy wo^T> + <wo_bias, dy>. */
+static assay_status weight_gradients(assay_context *ctx, const sharded_mlp *mlp, const sharded_piece *piece)
 {
     assay_status status = ASSAY_OK;
     const int64_t dim = mlp->config.emb_dim, width = mlp->config.mlp_dim;
     const assay_gated_mlp_weights weights = weights_of(mlp);
-    const assay_gated_mlp_residuals r = weighted_residuals(ctx, mlp, piece);
-    const assay_gated_mlp_gradients down = {.dwo = g->dwo, .dh = piece->d_weights == NULL ? NULL : mlp->dh};
-    TRY(assay_gated_mlp_backward(ctx, &down, piece->dy, &r, piece->x, &weights, &mlp->config));
-    for (int64_t row = 0; piece->d_weights != NULL && row < piece->count; row++) {
+    const assay_gated_mlp_gradients g = {.dh = mlp->dh};
+    TRY(assay_gated_mlp_backward(ctx, &g, piece->dy, &mlp->residuals, piece->x, &weights, &mlp->config));
+    for (int64_t row = 0; row < piece->count; row++) {
         double d_weight = assay_dot(ctx, width, mlp->residuals.h + row * width, mlp->dh + row * width);
         if (weights.wo_bias != NULL) d_weight += assay_dot(ctx, dim, weights.wo_bias, piece->dy + row * dim);
         piece->d_weights[row] = d_weight;
     }
-    weigh_rows(ctx, mlp->weighted_dy, piece->weights, piece->dy, piece->count, dim);
-    g->dwo = NULL;
-    *dy = mlp->weighted_dy;
 cleanup:
     return status;
 }
@@ -205,7 +192,7 @@ assay_status sharded_mlp_backward(assay_context *ctx, sharded_mlp *mlp, const sh
     double *const *to = mlp->summing ? mlp->partials : mlp->gradients;
     const assay_gated_mlp_weights weights = weights_of(mlp);
     const double *dy = piece->dy;
-    assay_gated_mlp_gradients g = {
+    const assay_gated_mlp_gradients g = {
         .dx = piece->dx,
         .dwi = to[SHARDED_WI],
         .dwi_0 = to[SHARDED_WI_0],
@@ -216,7 +203,12 @@ assay_status sharded_mlp_backward(assay_context *ctx, sharded_mlp *mlp, const sh
         .dwo_bias = to[SHARDED_WO_BIAS],
     };
     mlp->config.rows = piece->count;
-    if (piece->weights != NULL) TRY(backward_weighted(ctx, mlp, piece, &g, &dy));
+    if (piece->d_weights != NULL) TRY(weight_gradients(ctx, mlp, piece));
+    if (piece->weights != NULL) {
+        /* A weight on h is a weight on dy: (weight h)^T dy = h^T (weight dy). */
+        weigh_rows(ctx, mlp->weighted_dy, piece->weights, dy, piece->count, mlp->config.emb_dim);
+        dy = mlp->weighted_dy;
+    }
     TRY(assay_gated_mlp_backward(ctx, &g, dy, &mlp->residuals, piece->x, &weights, &mlp->config));
     if (piece->dx != NULL) assay_round(ctx, ASSAY_ROUND_STORAGE, piece->count * mlp->config.emb_dim, piece->dx);
     for (int weight = 0; mlp->summing && weight < SHARDED_WEIGHTS; weight++) {

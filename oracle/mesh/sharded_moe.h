@@ -3,24 +3,26 @@
  * the batch, experts over the axis `expert`; weights are the same on every shard of `data` and `fsdp`.
  *
  * ragged all-to-all (default): each shard sorts its copies of tokens by expert, sends them to their experts' shards,
- *   which sort again (expert_traffic.h), and gets them back the same way. A batch of 1 is not split: every shard of the expert
- *   axis has all tokens and takes those of its experts (data and fsdp must be 1).
+ *   which sort again (expert_traffic.h), and gets them back the same way. A batch of 1 is not split: every shard of
+ *   the expert axis has all tokens and takes those of its experts (data and fsdp must be 1).
  * ring of experts: every shard gathers the tokens of its expert axis, rolls expert ids so that its own come first,
  *   computes those, and the partial sums are added and scattered (psum_scatter).
  *
- * Tensors, source and sink, given choices and given checkpoints as in moe.h; config->path is ASSAY_MOE_SPARSE. M shards,
- * C token chunks (the axis is there when C > 1), P = mesh expert, sizes from assay_shard_sizes_of. Other than there:
+ * Tensors, source and sink, given choices and given checkpoints as in moe.h; config->path is ASSAY_MOE_SPARSE. M is
+ * the number of shards, C that of token chunks (the axis is there when C > 1), P = mesh expert, sizes are those of
+ * assay_shard_sizes_of. Other than there:
  *   outputs/lb_loss [M] and bias_updates [M,E]: each shard's own, of the tokens that it routes (chunks averaged);
  *     cotangents/lb_loss [M]
  *   routing/selected_experts, weights [B,S,K], margin [B,S]: of every token, as ever
- *   routing/group_sizes [M,(C,)E], sorted_selected_experts [M,(C,)copies]: of the copies that a shard sorts (ring: gathered,
- *     ids rolled)
+ *   routing/group_sizes [M,(C,)E], sorted_selected_experts [M,(C,)copies]: of the copies that a shard sorts (ring:
+ *     gathered, ids rolled)
  *   routing/local_group_sizes [M,(C,)E/P]: rows that its experts compute
  *   with P > 1: routing/expert_shard_id [M]; without the ring routing/local_sorted_indices [M,buffer],
  *     routing/reshaped_group_sizes [M,P], and where the batch is split routing/all_shards_group_sizes [M,P,P]
- *   checkpoints/moe_mlpwi_0, moe_mlpwi_1 (moe_mlpwi), moe_mlpwo: [M,(C,)buffer,...] in the order of the shard's experts,
- *     0 beyond their rows; those of the shared expert as in moe.h
- * Rows that are cut (ragged_buffer_factor) come back as 0. Gradients of weights are sums over shards, ascending.
+ *   checkpoints/moe_mlpwi_0, moe_mlpwi_1 (moe_mlpwi), moe_mlpwo: [M,(C,)buffer,...] in the order of the shard's
+ *     experts, 0 beyond their rows; those of the shared expert as in moe.h
+ * Rows that are cut (ragged_buffer_factor; never of a batch that is not split) come back as 0. Gradients of weights are
+ * sums over chunks and shards, ascending. An output that every shard has alike (a batch of 1) has its cotangent once.
  * There are no error scales here: they come from an ensemble, for which intermediates are rounded (assay_round). */
 #ifndef ASSAY_MESH_SHARDED_MOE_H
 #define ASSAY_MESH_SHARDED_MOE_H
@@ -30,19 +32,20 @@
 
 typedef struct assay_sharding {
     assay_mesh mesh;
-    int64_t tensor_shards;       /* 1: none; else D of gmm_up's products is split, partial sums are added in order of shards */
+    int64_t tensor_shards;       /* 1: none; else D of gmm_up's products is split, partial sums added in this order */
     bool ring_of_experts;        /* use_ring_of_experts */
     double ragged_buffer_factor; /* above 0: may drop */
     int64_t emb_chunks;          /* num_moe_emb_chunks; 0: none */
     int64_t token_chunks;        /* num_moe_token_chunks; 1: none */
-    bool weight_before_wo;       /* the routing weight on h instead of on y (the batch-split model) */
+    bool weight_before_wo; /* the routing weight on h instead of on y, and so in moe_mlpwo (the batch-split model) */
 } assay_sharding;
 
 /* One device, and none of the rest: assay_moe_run does. Dense and dropping blocks compute as one whatever the mesh. */
 bool assay_is_sharded(const assay_moe_config *config, const assay_sharding *sharding);
 
-/* Refused, each with its key: a batch that the mesh does not divide, experts that the expert axis does not, chunks that do not
- * divide D or S, chunks without the ring, a ragged_buffer_factor with the ring or without an expert axis, fused_moe_func. */
+/* Refused, each with its key: a batch that the mesh does not divide, experts that the expert axis does not, chunks that
+ * do not divide D or S, tensor shards that do not divide D, chunks without the ring, a ragged_buffer_factor with the
+ * ring, without an expert axis, or that leaves no row, weight_before_wo with llama4, fused_moe_func. */
 assay_status assay_sharded_moe_check(assay_context *ctx, const assay_moe_config *config,
                                      const assay_sharding *sharding);
 
@@ -53,7 +56,7 @@ typedef struct assay_shard_sizes {
     int64_t batch;                 /* that it routes: with the ring those of its whole expert axis */
     int64_t chunks, sequence;      /* C, and S / C */
     int64_t copies;                /* batch * sequence * K: what it sorts, of one chunk */
-    int64_t buffer;                /* rows that its experts may get, of one chunk; with the ring and with P = 1 `copies` */
+    int64_t buffer;                /* rows that its experts may get, of one chunk; `copies` where nothing is sent */
     int64_t local_experts;         /* E / P */
 } assay_shard_sizes;
 /* Of a configuration that was checked. */

@@ -50,7 +50,7 @@ typedef struct sharded_chunk {
     int32_t *reshaped_group_sizes;   /* [M,P] */
     int32_t *all_shards_group_sizes; /* [M,P,P] */
     assay_ragged_params dispatch, combine;
-    /* Rows in the order of a shard's experts, 0 beyond them: [M,buffer,D] */
+    /* Rows in the order of a shard's experts, [M,buffer,D]. Beyond them y and dx are 0, and x and dy nobody's. */
     double *rows_x, *rows_y, *rows_dy, *rows_dx;
     double *row_weights, *row_d_weights; /* weight_before_wo: [M,buffer] */
     double *d_weights;                   /* [M,Tt,K] */

@@ -152,7 +152,6 @@ assay_status sharded_dispatch(assay_context *ctx, const sharded_run *run, const 
         return ASSAY_OK;
     }
     if (run->sizes.batch_sharded) {
-        memset(run->received, 0, bytes_of(run, run->sizes.buffer, width));
         TRY(assay_ragged_all_to_all(ctx, run->received, sorted, &chunk->dispatch, &dims, &run->sharding->mesh, EXPERT));
         received = run->received;
     }

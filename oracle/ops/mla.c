@@ -40,13 +40,16 @@ assay_rope_rows mla_query_rows(double *query, const mla_sizes *s)
                              .heads = s->heads};
 }
 
-assay_rope_rows mla_key_rows(double *key, const double *kv_wa, const mla_sizes *s)
+assay_rope_rows mla_key_rows(double *key_rope, const double *kv_wa, const mla_sizes *s)
 {
-    return (assay_rope_rows){.y = key + s->nope,
-                             .y_token_stride = s->heads * s->qk,
-                             .x = kv_wa + s->kv_rank,
-                             .x_token_stride = s->kv_wa,
-                             .heads = 1};
+    return (assay_rope_rows){
+        .y = key_rope, .y_token_stride = s->rope, .x = kv_wa + s->kv_rank, .x_token_stride = s->kv_wa, .heads = 1};
+}
+
+assay_rope_rows mla_key_gradient_rows(double *d_kv_wa, const double *d_key_rope, const mla_sizes *s)
+{
+    return (assay_rope_rows){
+        .y = d_kv_wa + s->kv_rank, .y_token_stride = s->kv_wa, .x = d_key_rope, .x_token_stride = s->rope, .heads = 1};
 }
 
 /* The latent's norm: its first `rank` numbers of rows `ld` apart. */
@@ -64,6 +67,14 @@ cleanup:
     return status;
 }
 
+void mla_scale_query(const assay_context *ctx, double *query, const assay_mla_config *config)
+{
+    const int64_t count = assay_mla_tensor_count(config, ASSAY_MLA_QUERY_PROJ);
+    const double scale = assay_mla_softmax_scale(config);
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t i = 0; i < count; i++) query[i] *= scale;
+}
+
 static assay_status query(assay_context *ctx, double *out, const assay_mla_residuals *r, const assay_mla_inputs *in,
                           const assay_mla_weights *w, const assay_mla_config *config)
 {
@@ -71,7 +82,6 @@ static assay_status query(assay_context *ctx, double *out, const assay_mla_resid
     const mla_sizes s = mla_sizes_of(config);
     const int64_t width = s.heads * s.qk, count = s.tokens * width;
     const bool compressed = s.q_rank > 0;
-    const double scale = assay_mla_softmax_scale(config);
     const assay_rope_rows rows = mla_query_rows(out, &s);
     assay_rope_table table = {0};
     TRY(mla_product(ctx, out, compressed ? r->values[ASSAY_MLA_MLA_Q] : in->x, compressed ? w->wq_b : w->query,
@@ -80,8 +90,7 @@ static assay_status query(assay_context *ctx, double *out, const assay_mla_resid
     TRY(assay_rope_table_make(ctx, &table, in->positions, s.tokens, &config->rope));
     assay_rope_forward(ctx, &rows, &table, &config->rope);
     assay_round(ctx, ASSAY_ROUND_STORAGE, count, out);
-#pragma omp parallel for num_threads(ctx->threads)
-    for (int64_t i = 0; i < count; i++) out[i] *= scale;
+    mla_scale_query(ctx, out, config);
 cleanup:
     assay_rope_table_free(&table);
     return status;
@@ -113,25 +122,41 @@ cleanup:
     return status;
 }
 
+assay_status mla_key(assay_context *ctx, double *key, const double *mla_kv, const double *key_rope, const double *wkv_b,
+                     const assay_mla_config *config)
+{
+    const mla_sizes s = mla_sizes_of(config);
+    const head_part nope = {.first = 0, .columns = s.nope, .width = s.qk};
+    assay_status status = expand(ctx, key, nope, mla_kv, wkv_b, &s);
+    if (status != ASSAY_OK) return status;
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t row = 0; row < s.tokens * s.heads; row++)
+        memcpy(key + row * s.qk + s.nope, key_rope + row / s.heads * s.rope, (size_t)s.rope * sizeof *key);
+    return ASSAY_OK;
+}
+
+assay_status mla_value(assay_context *ctx, double *value, const double *mla_kv, const double *wkv_b,
+                       const assay_mla_config *config)
+{
+    const mla_sizes s = mla_sizes_of(config);
+    return expand(ctx, value, (head_part){.first = s.nope, .columns = s.value, .width = s.value}, mla_kv, wkv_b, &s);
+}
+
 static assay_status key(assay_context *ctx, double *out, const assay_mla_residuals *r, const assay_mla_inputs *in,
                         const assay_mla_weights *w, const assay_mla_config *config)
 {
     assay_status status = ASSAY_OK;
     const mla_sizes s = mla_sizes_of(config);
-    const assay_rope_rows rows = mla_key_rows(out, r->values[ASSAY_MLA_KV_WA_PROJ], &s);
     assay_rope_table table = {0};
-    const head_part nope = {.first = 0, .columns = s.nope, .width = s.qk};
-    TRY(expand(ctx, out, nope, r->values[ASSAY_MLA_MLA_KV], w->wkv_b, &s));
+    double *key_rope = NULL;
+    TRY(assay_alloc_f64(ctx, "rotated key", s.tokens * s.rope, &key_rope));
     TRY(assay_rope_table_make(ctx, &table, in->positions, s.tokens, &config->rope));
+    const assay_rope_rows rows = mla_key_rows(key_rope, r->values[ASSAY_MLA_KV_WA_PROJ], &s);
     assay_rope_forward(ctx, &rows, &table, &config->rope);
-#pragma omp parallel for num_threads(ctx->threads)
-    for (int64_t t = 0; t < s.tokens; t++) {
-        const double *first = out + t * s.heads * s.qk + s.nope;
-        for (int64_t head = 1; head < s.heads; head++)
-            memcpy(out + (t * s.heads + head) * s.qk + s.nope, first, (size_t)s.rope * sizeof *out);
-    }
+    TRY(mla_key(ctx, out, r->values[ASSAY_MLA_MLA_KV], key_rope, w->wkv_b, config));
 cleanup:
     assay_rope_table_free(&table);
+    free(key_rope);
     return status;
 }
 
@@ -159,7 +184,6 @@ static assay_status compute(assay_context *ctx, double *out, assay_mla_residuals
                             const assay_mla_inputs *in, const assay_mla_weights *w, const assay_mla_config *config)
 {
     const mla_sizes s = mla_sizes_of(config);
-    const head_part value = {.first = s.nope, .columns = s.value, .width = s.value};
     switch (tensor) {
     case ASSAY_MLA_QUERY_WA_PROJ:
         return mla_product(ctx, out, in->x, w->wq_a, s.tokens, s.q_rank, s.dim);
@@ -174,7 +198,7 @@ static assay_status compute(assay_context *ctx, double *out, assay_mla_residuals
     case ASSAY_MLA_KEY_PROJ:
         return key(ctx, out, r, in, w, config);
     case ASSAY_MLA_VALUE_PROJ:
-        return expand(ctx, out, value, r->values[ASSAY_MLA_MLA_KV], w->wkv_b, &s);
+        return mla_value(ctx, out, r->values[ASSAY_MLA_MLA_KV], w->wkv_b, config);
     case ASSAY_MLA_ATTENTION_OUT:
         return attention(ctx, out, r, in, config);
     default: /* ASSAY_MLA_OUT_PROJ */

@@ -8,16 +8,11 @@
 
 /* What one call works with; gradients of intermediates come and go, since they are as large as those. */
 typedef struct backward {
-    const assay_mla_gradients *g;
-    const assay_mla_residuals *r;
-    const assay_mla_inputs *in;
-    const assay_mla_weights *w;
-    const assay_mla_config *config;
+    mla_call call;
     mla_sizes s;
     assay_rope_table table;
     double *attention_out, *query, *key, *value; /* gradients, [T,N,...] */
-    double *kv;                                  /* [T,N,Dn+Dv]: of k_nope and value */
-    double *mla_q, *query_wa, *mla_kv, *kv_wa;   /* [T,Lq] twice, [T,Lkv], [T,Lkv+Dr] */
+    double *mla_kv, *key_rope, *kv_wa;           /* [T,Lkv], [T,Dr], [T,Lkv+Dr] */
     double *x;                                   /* through key and value */
 } backward;
 
@@ -28,10 +23,8 @@ static void backward_free(backward *b)
     free(b->query);
     free(b->key);
     free(b->value);
-    free(b->kv);
-    free(b->mla_q);
-    free(b->query_wa);
     free(b->mla_kv);
+    free(b->key_rope);
     free(b->kv_wa);
     free(b->x);
 }
@@ -42,9 +35,8 @@ static void drop(double **values)
     *values = NULL;
 }
 
-/* dw [n_x,n_dy] = x^T dy over the tokens. A dw that is NULL is skipped. */
-static assay_status weight_gradient(assay_context *ctx, double *dw, const double *x, int64_t n_x, const double *dy,
-                                    int64_t n_dy, int64_t tokens)
+assay_status mla_weight_gradient(assay_context *ctx, double *dw, const double *x, int64_t n_x, const double *dy,
+                                 int64_t n_dy, int64_t tokens)
 {
     const assay_matmul_args args = {.c = dw,
                                     .ldc = n_dy,
@@ -59,9 +51,8 @@ static assay_status weight_gradient(assay_context *ctx, double *dw, const double
     return dw == NULL ? ASSAY_OK : assay_matmul(ctx, &args);
 }
 
-/* dx [tokens,n_x] = dy w^T, which may be stored. */
-static assay_status input_gradient(assay_context *ctx, double *dx, const double *dy, int64_t n_dy, const double *w,
-                                   int64_t n_x, int64_t tokens)
+assay_status mla_input_gradient(assay_context *ctx, double *dx, const double *dy, int64_t n_dy, const double *w,
+                                int64_t n_x, int64_t tokens)
 {
     const assay_matmul_args args = {.c = dx,
                                     .ldc = n_x,
@@ -79,25 +70,26 @@ static assay_status input_gradient(assay_context *ctx, double *dx, const double 
 }
 
 /* From dy to the gradients of query, key and value. */
-static assay_status through_attention(assay_context *ctx, backward *b, const double *dy)
+static assay_status through_attention(assay_context *ctx, backward *b, const double *dy, const int32_t *segment_ids)
 {
     assay_status status = ASSAY_OK;
     const mla_sizes *s = &b->s;
+    const assay_mla_residuals *r = b->call.r;
     const int64_t wide = s->heads * s->value, qk_count = s->tokens * s->heads * s->qk;
-    const double *out = b->r->values[ASSAY_MLA_ATTENTION_OUT];
-    const assay_attention_config attention = mla_attention_config(b->config);
-    const assay_attention_inputs inputs = {.query = b->r->values[ASSAY_MLA_QUERY_PROJ],
-                                           .key = b->r->values[ASSAY_MLA_KEY_PROJ],
-                                           .value = b->r->values[ASSAY_MLA_VALUE_PROJ],
-                                           .segment_ids = b->in->segment_ids};
-    TRY(weight_gradient(ctx, b->g->dout, out, wide, dy, s->dim, s->tokens));
+    const double *out = r->values[ASSAY_MLA_ATTENTION_OUT];
+    const assay_attention_config attention = mla_attention_config(b->call.config);
+    const assay_attention_inputs inputs = {.query = r->values[ASSAY_MLA_QUERY_PROJ],
+                                           .key = r->values[ASSAY_MLA_KEY_PROJ],
+                                           .value = r->values[ASSAY_MLA_VALUE_PROJ],
+                                           .segment_ids = segment_ids};
+    TRY(mla_weight_gradient(ctx, b->call.g->dout, out, wide, dy, s->dim, s->tokens));
     TRY(assay_alloc_f64(ctx, "gradient of attention_out", s->tokens * wide, &b->attention_out));
-    TRY(input_gradient(ctx, b->attention_out, dy, s->dim, b->w->out, wide, s->tokens));
+    TRY(mla_input_gradient(ctx, b->attention_out, dy, s->dim, b->call.w->out, wide, s->tokens));
     TRY(assay_alloc_f64(ctx, "gradient of query_proj", qk_count, &b->query));
     TRY(assay_alloc_f64(ctx, "gradient of key_proj", qk_count, &b->key));
     TRY(assay_alloc_f64(ctx, "gradient of value_proj", s->tokens * wide, &b->value));
     const assay_attention_gradients gradients = {.dquery = b->query, .dkey = b->key, .dvalue = b->value};
-    TRY(assay_attention_backward(ctx, &gradients, b->attention_out, NULL, out, b->r->lse, &inputs, &attention));
+    TRY(assay_attention_backward(ctx, &gradients, b->attention_out, NULL, out, r->lse, &inputs, &attention));
     assay_round(ctx, ASSAY_ROUND_STORAGE, qk_count, b->query);
     assay_round(ctx, ASSAY_ROUND_STORAGE, qk_count, b->key);
     assay_round(ctx, ASSAY_ROUND_STORAGE, s->tokens * wide, b->value);
@@ -134,58 +126,56 @@ cleanup:
     return status;
 }
 
-/* From the gradient of query_proj to that of the product that the query comes from, in place. */
-static void through_rotation(const assay_context *ctx, backward *b)
+assay_status mla_query_backward(assay_context *ctx, const mla_call *call, double *dx, const double *dquery)
 {
-    const int64_t count = b->s.tokens * b->s.heads * b->s.qk;
-    const assay_rope_rows rows = mla_query_rows(b->query, &b->s);
-    const double scale = assay_mla_softmax_scale(b->config);
-#pragma omp parallel for num_threads(ctx->threads)
-    for (int64_t i = 0; i < count; i++) b->query[i] *= scale;
-    assay_round(ctx, ASSAY_ROUND_STORAGE, count, b->query);
-    assay_rope_backward(ctx, &rows, &b->table, &b->config->rope);
-    assay_round(ctx, ASSAY_ROUND_STORAGE, count, b->query);
+    assay_status status = ASSAY_OK;
+    const mla_sizes s = mla_sizes_of(call->config);
+    const int64_t width = s.heads * s.qk;
+    const latent_norm norm = {
+        .rank = s.q_rank, .width = s.q_rank, .x = call->r->values[ASSAY_MLA_QUERY_WA_PROJ], .scale = call->w->q_norm};
+    double *mla_q = NULL, *query_wa = NULL; /* gradients */
+    if (s.q_rank == 0) {
+        TRY(mla_weight_gradient(ctx, call->g->dquery, call->x, s.dim, dquery, width, s.tokens));
+        if (dx != NULL) TRY(mla_input_gradient(ctx, dx, dquery, width, call->w->query, s.dim, s.tokens));
+        goto cleanup;
+    }
+    TRY(mla_weight_gradient(ctx, call->g->dwq_b, call->r->values[ASSAY_MLA_MLA_Q], s.q_rank, dquery, width, s.tokens));
+    TRY(assay_alloc_f64(ctx, "gradient of mla_q", s.tokens * s.q_rank, &mla_q));
+    TRY(mla_input_gradient(ctx, mla_q, dquery, width, call->w->wq_b, s.q_rank, s.tokens));
+    TRY(assay_alloc_f64(ctx, "gradient of query_wa_proj", s.tokens * s.q_rank, &query_wa));
+    TRY(through_latent(ctx, query_wa, call->g->dq_norm, mla_q, &norm, call->config));
+    TRY(mla_weight_gradient(ctx, call->g->dwq_a, call->x, s.dim, query_wa, s.q_rank, s.tokens));
+    if (dx != NULL) TRY(mla_input_gradient(ctx, dx, query_wa, s.q_rank, call->w->wq_a, s.dim, s.tokens));
+cleanup:
+    free(mla_q);
+    free(query_wa);
+    return status;
 }
 
 /* The query's way to x: the first part of dx. */
 static assay_status through_query(assay_context *ctx, backward *b)
 {
     assay_status status = ASSAY_OK;
-    const mla_sizes *s = &b->s;
-    const int64_t width = s->heads * s->qk;
-    const latent_norm norm = {
-        .rank = s->q_rank, .width = s->q_rank, .x = b->r->values[ASSAY_MLA_QUERY_WA_PROJ], .scale = b->w->q_norm};
-    through_rotation(ctx, b);
-    if (s->q_rank == 0) {
-        TRY(weight_gradient(ctx, b->g->dquery, b->in->x, s->dim, b->query, width, s->tokens));
-        if (b->g->dx != NULL) TRY(input_gradient(ctx, b->g->dx, b->query, width, b->w->query, s->dim, s->tokens));
-        drop(&b->query);
-        goto cleanup;
-    }
-    TRY(weight_gradient(ctx, b->g->dwq_b, b->r->values[ASSAY_MLA_MLA_Q], s->q_rank, b->query, width, s->tokens));
-    TRY(assay_alloc_f64(ctx, "gradient of mla_q", s->tokens * s->q_rank, &b->mla_q));
-    TRY(input_gradient(ctx, b->mla_q, b->query, width, b->w->wq_b, s->q_rank, s->tokens));
+    const int64_t count = b->s.tokens * b->s.heads * b->s.qk;
+    const assay_rope_rows rows = mla_query_rows(b->query, &b->s);
+    mla_scale_query(ctx, b->query, b->call.config);
+    assay_round(ctx, ASSAY_ROUND_STORAGE, count, b->query);
+    assay_rope_backward(ctx, &rows, &b->table, &b->call.config->rope);
+    assay_round(ctx, ASSAY_ROUND_STORAGE, count, b->query);
+    TRY(mla_query_backward(ctx, &b->call, b->call.g->dx, b->query));
     drop(&b->query);
-    TRY(assay_alloc_f64(ctx, "gradient of query_wa_proj", s->tokens * s->q_rank, &b->query_wa));
-    TRY(through_latent(ctx, b->query_wa, b->g->dq_norm, b->mla_q, &norm, b->config));
-    drop(&b->mla_q);
-    TRY(weight_gradient(ctx, b->g->dwq_a, b->in->x, s->dim, b->query_wa, s->q_rank, s->tokens));
-    if (b->g->dx != NULL) TRY(input_gradient(ctx, b->g->dx, b->query_wa, s->q_rank, b->w->wq_a, s->dim, s->tokens));
-    drop(&b->query_wa);
 cleanup:
     return status;
 }
 
-/* k_pe is one for all heads: its gradients add up, heads ascending, and are rotated back into the last columns of
- * kv_wa. */
-static void through_shared_key(const assay_context *ctx, backward *b)
+/* k_pe is one for all heads: its gradients add up, heads ascending. */
+static void sum_heads(const assay_context *ctx, const mla_key_value_gradients *d, const double *dkey,
+                      const mla_sizes *s)
 {
-    const mla_sizes *s = &b->s;
-    double *pe = b->kv_wa + s->kv_rank;
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t t = 0; t < s->tokens; t++) {
-        double *sum = pe + t * s->kv_wa;
-        const double *key = b->key + t * s->heads * s->qk + s->nope;
+        double *sum = d->key_rope + t * s->rope;
+        const double *key = dkey + t * s->heads * s->qk + s->nope;
         memcpy(sum, key, (size_t)s->rope * sizeof *sum);
         for (int64_t head = 1; head < s->heads; head++) {
             for (int64_t i = 0; i < s->rope; i++) sum[i] += key[head * s->qk + i];
@@ -193,56 +183,74 @@ static void through_shared_key(const assay_context *ctx, backward *b)
         }
         assay_round(ctx, ASSAY_ROUND_STORAGE, s->rope, sum);
     }
-    const assay_rope_rows rows = {.y = pe, .y_token_stride = s->kv_wa, .x = pe, .x_token_stride = s->kv_wa, .heads = 1};
-    assay_rope_backward(ctx, &rows, &b->table, &b->config->rope);
-    for (int64_t t = 0; t < s->tokens; t++) assay_round(ctx, ASSAY_ROUND_STORAGE, s->rope, pe + t * s->kv_wa);
 }
 
 /* The gradients of k_nope and value side by side, as wkv_b has them. */
-static void join_kv(const assay_context *ctx, backward *b)
+static void join_kv(const assay_context *ctx, double *kv, const double *dkey, const double *dvalue, const mla_sizes *s)
 {
-    const mla_sizes *s = &b->s;
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t row = 0; row < s->tokens * s->heads; row++) {
-        double *to = b->kv + row * s->kv;
-        memcpy(to, b->key + row * s->qk, (size_t)s->nope * sizeof *to);
-        memcpy(to + s->nope, b->value + row * s->value, (size_t)s->value * sizeof *to);
+        double *to = kv + row * s->kv;
+        memcpy(to, dkey + row * s->qk, (size_t)s->nope * sizeof *to);
+        memcpy(to + s->nope, dvalue + row * s->value, (size_t)s->value * sizeof *to);
     }
 }
 
-/* From the gradients of key and value to that of kv_wa_proj. */
-static assay_status through_key_value(assay_context *ctx, backward *b)
+assay_status mla_key_value_backward(assay_context *ctx, const mla_key_value_gradients *d, const double *dkey,
+                                    const double *dvalue, const double *mla_kv, const double *wkv_b,
+                                    const assay_mla_config *config)
 {
     assay_status status = ASSAY_OK;
-    const mla_sizes *s = &b->s;
-    const int64_t width = s->heads * s->kv;
+    const mla_sizes s = mla_sizes_of(config);
+    const int64_t width = s.heads * s.kv;
+    double *kv = NULL;
+    sum_heads(ctx, d, dkey, &s);
+    TRY(assay_alloc_f64(ctx, "gradient of k_nope and value", s.tokens * width, &kv));
+    join_kv(ctx, kv, dkey, dvalue, &s);
+    TRY(mla_weight_gradient(ctx, d->wkv_b, mla_kv, s.kv_rank, kv, width, s.tokens));
+    TRY(mla_input_gradient(ctx, d->mla_kv, kv, width, wkv_b, s.kv_rank, s.tokens));
+cleanup:
+    free(kv);
+    return status;
+}
+
+assay_status mla_kv_latent_backward(assay_context *ctx, const mla_call *call, double *dx, double *d_kv_wa,
+                                    const double *d_mla_kv)
+{
+    assay_status status = ASSAY_OK;
+    const mla_sizes s = mla_sizes_of(call->config);
     const latent_norm norm = {
-        .rank = s->kv_rank, .width = s->kv_wa, .x = b->r->values[ASSAY_MLA_KV_WA_PROJ], .scale = b->w->kv_norm};
-    TRY(assay_alloc_f64(ctx, "gradient of kv_wa_proj", s->tokens * s->kv_wa, &b->kv_wa));
-    through_shared_key(ctx, b);
-    TRY(assay_alloc_f64(ctx, "gradient of k_nope and value", s->tokens * width, &b->kv));
-    join_kv(ctx, b);
-    drop(&b->key);
-    drop(&b->value);
-    TRY(weight_gradient(ctx, b->g->dwkv_b, b->r->values[ASSAY_MLA_MLA_KV], s->kv_rank, b->kv, width, s->tokens));
-    TRY(assay_alloc_f64(ctx, "gradient of mla_kv", s->tokens * s->kv_rank, &b->mla_kv));
-    TRY(input_gradient(ctx, b->mla_kv, b->kv, width, b->w->wkv_b, s->kv_rank, s->tokens));
-    drop(&b->kv);
-    TRY(through_latent(ctx, b->kv_wa, b->g->dkv_norm, b->mla_kv, &norm, b->config));
-    drop(&b->mla_kv);
-    TRY(weight_gradient(ctx, b->g->dwkv_a, b->in->x, s->dim, b->kv_wa, s->kv_wa, s->tokens));
+        .rank = s.kv_rank, .width = s.kv_wa, .x = call->r->values[ASSAY_MLA_KV_WA_PROJ], .scale = call->w->kv_norm};
+    for (int64_t t = 0; t < s.tokens; t++)
+        assay_round(ctx, ASSAY_ROUND_STORAGE, s.rope, d_kv_wa + t * s.kv_wa + s.kv_rank);
+    TRY(through_latent(ctx, d_kv_wa, call->g->dkv_norm, d_mla_kv, &norm, call->config));
+    TRY(mla_weight_gradient(ctx, call->g->dwkv_a, call->x, s.dim, d_kv_wa, s.kv_wa, s.tokens));
+    if (dx != NULL) TRY(mla_input_gradient(ctx, dx, d_kv_wa, s.kv_wa, call->w->wkv_a, s.dim, s.tokens));
 cleanup:
     return status;
 }
 
-/* dx has what came through the query: plus what comes through key and value. */
-static assay_status add_key_value(assay_context *ctx, backward *b)
+/* The way of key and value to x: the second part of dx. */
+static assay_status through_key_value(assay_context *ctx, backward *b)
 {
     assay_status status = ASSAY_OK;
-    const int64_t count = b->s.tokens * b->s.dim;
-    double *dx = b->g->dx;
-    TRY(assay_alloc_f64(ctx, "gradient through key and value", count, &b->x));
-    TRY(input_gradient(ctx, b->x, b->kv_wa, b->s.kv_wa, b->w->wkv_a, b->s.dim, b->s.tokens));
+    const mla_sizes *s = &b->s;
+    const mla_call *call = &b->call;
+    const int64_t count = s->tokens * s->dim;
+    double *dx = call->g->dx;
+    TRY(assay_alloc_f64(ctx, "gradient of kv_wa_proj", s->tokens * s->kv_wa, &b->kv_wa));
+    TRY(assay_alloc_f64(ctx, "gradient of mla_kv", s->tokens * s->kv_rank, &b->mla_kv));
+    TRY(assay_alloc_f64(ctx, "gradient of the rotated key", s->tokens * s->rope, &b->key_rope));
+    const mla_key_value_gradients d = {b->mla_kv, b->key_rope, call->g->dwkv_b};
+    const assay_rope_rows rows = mla_key_gradient_rows(b->kv_wa, b->key_rope, s);
+    TRY(mla_key_value_backward(ctx, &d, b->key, b->value, call->r->values[ASSAY_MLA_MLA_KV], call->w->wkv_b,
+                               call->config));
+    drop(&b->key);
+    drop(&b->value);
+    assay_rope_backward(ctx, &rows, &b->table, &call->config->rope);
+    if (dx != NULL) TRY(assay_alloc_f64(ctx, "gradient through key and value", count, &b->x));
+    TRY(mla_kv_latent_backward(ctx, call, b->x, b->kv_wa, b->mla_kv));
+    if (dx == NULL) goto cleanup;
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t i = 0; i < count; i++) dx[i] += b->x[i];
 cleanup:
@@ -254,12 +262,11 @@ assay_status assay_mla_backward(assay_context *ctx, const assay_mla_gradients *g
                                 const assay_mla_config *config)
 {
     assay_status status = ASSAY_OK;
-    backward b = {.g = g, .r = r, .in = in, .w = w, .config = config, .s = mla_sizes_of(config)};
+    backward b = {.call = {.g = g, .r = r, .x = in->x, .w = w, .config = config}, .s = mla_sizes_of(config)};
     TRY(assay_rope_table_make(ctx, &b.table, in->positions, b.s.tokens, &config->rope));
-    TRY(through_attention(ctx, &b, dy));
+    TRY(through_attention(ctx, &b, dy, in->segment_ids));
     TRY(through_query(ctx, &b));
     TRY(through_key_value(ctx, &b));
-    if (g->dx != NULL) TRY(add_key_value(ctx, &b));
 cleanup:
     backward_free(&b);
     return status;

@@ -121,34 +121,67 @@ static double reduced_angle(const assay_context *ctx, int32_t position, quad fre
     return (double)angle;
 }
 
-assay_status assay_rope_table_make(assay_context *ctx, assay_rope_table *table, const int32_t *positions,
-                                   int64_t tokens, const assay_rope_config *config)
+void assay_rope_angles(const assay_context *ctx, double *angles, const int32_t *positions, int64_t tokens,
+                       const assay_rope_config *config)
 {
-    assay_status status = ASSAY_OK;
     const int64_t half = config->dim / 2;
-    const double factor = attention_factor(config);
     quad frequencies[ASSAY_ROPE_DIM_MAX / 2];
-    int64_t count = 0;
-    *table = (assay_rope_table){.tokens = tokens, .half = half};
-    TRY(assay_checked_count(ctx, "rotations", 3, (int64_t[]){2, tokens, half}, &count));
-    TRY(assay_alloc_f64(ctx, "rotations", count, &table->cosine));
-    table->sine = table->cosine + tokens * half;
     for (int64_t i = 0; i < half; i++) {
         frequencies[i] = frequency(config, i);
         frequencies[i] += rounding_of(ctx, (double)frequencies[i]);
     }
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t t = 0; t < tokens; t++) {
+        for (int64_t i = 0; i < half; i++) angles[t * half + i] = reduced_angle(ctx, positions[t], frequencies[i]);
+    }
+}
+
+static assay_status alloc_table(assay_context *ctx, assay_rope_table *table, int64_t tokens, int64_t half)
+{
+    assay_status status = ASSAY_OK;
+    int64_t count = 0;
+    *table = (assay_rope_table){.tokens = tokens, .half = half};
+    TRY(assay_checked_count(ctx, "rotations", 3, (int64_t[]){2, tokens, half}, &count));
+    TRY(assay_alloc_f64(ctx, "rotations", count, &table->cosine));
+    table->sine = table->cosine + tokens * half;
+cleanup:
+    return status;
+}
+
+/* The angles may be in the place of the sines. */
+static void fill_table(const assay_context *ctx, assay_rope_table *table, const double *angles,
+                       const assay_rope_config *config)
+{
+    const int64_t half = table->half;
+    const double factor = attention_factor(config);
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t t = 0; t < table->tokens; t++) {
         double *cosine = table->cosine + t * half, *sine = table->sine + t * half;
         for (int64_t i = 0; i < half; i++) {
-            const double angle = reduced_angle(ctx, positions[t], frequencies[i]);
+            const double angle = angles[t * half + i];
             cosine[i] = factor * assay_cos(angle);
             sine[i] = factor * assay_sin(angle);
         }
         assay_round(ctx, ASSAY_ROUND_ELEMENTARY, half, cosine);
         assay_round(ctx, ASSAY_ROUND_ELEMENTARY, half, sine);
     }
-cleanup:
+}
+
+assay_status assay_rope_table_make(assay_context *ctx, assay_rope_table *table, const int32_t *positions,
+                                   int64_t tokens, const assay_rope_config *config)
+{
+    assay_status status = alloc_table(ctx, table, tokens, config->dim / 2);
+    if (status != ASSAY_OK) return status;
+    assay_rope_angles(ctx, table->sine, positions, tokens, config);
+    fill_table(ctx, table, table->sine, config);
+    return ASSAY_OK;
+}
+
+assay_status assay_rope_table_of_angles(assay_context *ctx, assay_rope_table *table, const double *angles,
+                                        int64_t tokens, const assay_rope_config *config)
+{
+    assay_status status = alloc_table(ctx, table, tokens, config->dim / 2);
+    if (status == ASSAY_OK) fill_table(ctx, table, angles, config);
     return status;
 }
 

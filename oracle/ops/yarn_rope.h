@@ -48,6 +48,12 @@ assay_status assay_rope_table_make(assay_context *ctx, assay_rope_table *table, 
                                    int64_t tokens, const assay_rope_config *config);
 void assay_rope_table_free(assay_rope_table *table); /* safe on a zeroed struct */
 
+/* The same in two steps. angles [tokens,half] are in (-pi, pi]. */
+void assay_rope_angles(const assay_context *ctx, double *angles, const int32_t *positions, int64_t tokens,
+                       const assay_rope_config *config);
+assay_status assay_rope_table_of_angles(assay_context *ctx, assay_rope_table *table, const double *angles,
+                                        int64_t tokens, const assay_rope_config *config);
+
 /* Rows of Dr numbers: head h of token t is at x + t * token_stride + h * head_stride. y may be x: each row is read
  * before it is written. */
 typedef struct assay_rope_rows {

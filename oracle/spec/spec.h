@@ -1,5 +1,5 @@
-/* The second form: every operation once more, naively, in binary128, straight from the formulas of SPEC 1 to 8 and
- * 11, forward only. It shares no code with oracle/ops, oracle/moe and oracle/layer (their headers give the
+/* The second form: every operation once more, naively, in binary128, straight from the formulas of SPEC 1 to 9 and
+ * 11, forward only. It shares no code with oracle/ops, oracle/moe, oracle/mesh and oracle/layer (their headers give the
  * configurations), so what both forms get wrong alike can only be the specification. certify.h holds float64 results
  * against it.
  *
@@ -84,12 +84,14 @@ typedef struct spec_moe_config {
 } spec_moe_config;
 
 /* The tensors of the op `moe` (moe.h) -> outputs/{y,lb_loss?,bias_updates?}, routing/ as above; dropping:
- * routing/{combine_mask,dispatch_mask}. The path of the configuration changes no other number. */
-assay_status spec_moe(assay_context *ctx, const assay_moe_config *config, const spec_tensors *in, spec_tensors *out);
+ * routing/{combine_mask,dispatch_mask}. The path of the configuration changes no other number. Over a mesh: what
+ * sharded_moe.h lists; only choices that a shard has no room for change y. */
+assay_status spec_moe(assay_context *ctx, const spec_moe_config *config, const spec_tensors *in, spec_tensors *out);
 
-/* The checkpoints of the same block, laid out as moe.h says: checkpoints/{moe_mlpwi_0,moe_mlpwi_1,moe_mlpwo}, with
- * fused weights moe_mlpwi as well, and of the shared expert checkpoints/{mlpwi_0,mlpwi_1,mlpwo}. */
-assay_status spec_moe_checkpoints(assay_context *ctx, const assay_moe_config *config, const spec_tensors *in,
+/* The checkpoints of the same block, laid out as moe.h (over a mesh: sharded_moe.h) says:
+ * checkpoints/{moe_mlpwi_0,moe_mlpwi_1,moe_mlpwo}, with fused weights moe_mlpwi as well, and of the shared expert
+ * checkpoints/{mlpwi_0,mlpwi_1,mlpwo}. */
+assay_status spec_moe_checkpoints(assay_context *ctx, const spec_moe_config *config, const spec_tensors *in,
                                   spec_tensors *out);
 
 /* inputs/x [B,S,N,Dr], inputs/positions [B,S] -> outputs/y [B,S,N,Dr] */
@@ -108,8 +110,9 @@ assay_status spec_mla(assay_context *ctx, const assay_mla_config *config, const 
 assay_status spec_mla_checkpoints(assay_context *ctx, const assay_mla_config *config, const spec_tensors *in,
                                   spec_tensors *out);
 
-/* The tensors of deepseek_layer and deepseek_stack (deepseek_stack.h) -> outputs/ and routing/ as there.
- * routing/Pselected_experts, where `in` has it, is the choice. */
+/* The tensors of deepseek_layer and deepseek_stack (deepseek_stack.h) -> outputs/ and routing/ as there,
+ * under the batch-split schedule as in batch_split.h, without its events. routing/Pselected_experts, where `in` has it,
+ * is the choice. */
 assay_status spec_stack(assay_context *ctx, const assay_stack_config *config, const spec_tensors *in,
                         spec_tensors *out);
 

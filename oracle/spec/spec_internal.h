@@ -7,6 +7,13 @@
 #include "oracle/base/memory.h"
 #include "oracle/spec/spec.h"
 
+/* The list takes the tensor's pointers over, under another name. Of a lent tensor they stay the lender's: its list is
+ * freed without them. */
+assay_status spec_tensors_list(assay_context *ctx, spec_tensors *tensors, const char *path, const spec_tensor *tensor);
+
+/* The tensor of that path goes from one list to the other. */
+assay_status spec_tensors_move(assay_context *ctx, spec_tensors *from, const char *path, spec_tensors *to);
+
 /* The tensor at `path`, which must have `count` elements; absent: an error, or NULL for the optional forms. */
 assay_status spec_read(assay_context *ctx, const spec_tensors *in, const char *path, int64_t count,
                        const spec_quad **values);
@@ -77,6 +84,40 @@ assay_status spec_attend(assay_context *ctx, const spec_attention_problem *probl
 assay_status spec_mla_parts(assay_context *ctx, const assay_mla_config *config, const spec_tensors *in,
                             spec_tensors *parts);
 
+/* Where the tokens are that a shard works on. */
+typedef enum spec_exchange {
+    SPEC_SEND,   /* its own, each copy of which is sent to the shard of its expert */
+    SPEC_GATHER, /* those of its whole expert axis; expert ids are rolled, so that its own come first */
+    SPEC_SAME    /* all of them, as on every other shard */
+} spec_exchange;
+
+/* Which copies of tokens each shard of a mesh sorts, and which its experts compute, in one part after the other: chunks
+ * of the sequence, or microbatches. Starts zeroed. M shards, C parts. */
+typedef struct spec_spread {
+    spec_exchange exchange;
+    int64_t shards, expert_shards, experts, local_experts, per_token;
+    int64_t chunks, microbatches, parts;
+    bool part_axis;         /* whether tensors have one */
+    int64_t own_rows, rows; /* of the batch: that a shard owns of a part, that it sorts of it */
+    int64_t sequence;       /* of a part */
+    int64_t copies, buffer; /* that a shard sorts of a part; rows that its experts may get */
+    int32_t *sorted;        /* [M,C,copies]: sorted_selected_experts */
+    int32_t *sizes;         /* [M,C,E]: how many of each expert (gathered: rolled) it sorts */
+    int32_t *local_order;   /* [M,C,buffer]: local_sorted_indices */
+    int32_t *local_sizes;   /* [M,C,E/P]: rows of each of its experts */
+    int32_t *choices;       /* [M,C,buffer]: the choice (token * K + k) in each row after that, -1: none */
+    bool *dropped;          /* [T*K]: whether no shard has it */
+} spec_spread;
+
+/* microbatches: of the batch-split schedule; 0: there is none. */
+assay_status spec_spread_make(assay_context *ctx, spec_spread *spread, const spec_moe_config *config,
+                              int64_t microbatches, const int32_t *selected);
+void spec_spread_free(spec_spread *spread); /* safe on a zeroed struct */
+/* The token at a place of what a shard sorts of a part. */
+int64_t spec_spread_token(const spec_spread *spread, int64_t shard, int64_t part, int64_t place);
+/* [M,C,last], or [M,last] without parts. */
+assay_shape spec_spread_shape(const spec_spread *spread, int64_t last);
+
 /* What a MoE block reads, and one expert's scratch. Starts zeroed. */
 typedef struct spec_block {
     const assay_moe_config *config;
@@ -85,6 +126,8 @@ typedef struct spec_block {
     spec_mlp shared;
     const spec_quad *weights;         /* [T,K] */
     const int32_t *selected;          /* [T,K] */
+    const bool *dropped;              /* [T,K], or NULL */
+    bool weight_before_wo;            /* an expert's own y has its weight already */
     spec_quad *token, *a, *b, *h, *y; /* its own */
 } spec_block;
 
@@ -95,9 +138,28 @@ void spec_block_free(spec_block *block);
 void spec_block_expert(const spec_block *block, const spec_quad *x, int64_t e);
 /* Token t as its experts get it: llama4 scales it by the sigmoid of its weight. In block->token. */
 const spec_quad *spec_block_token(const spec_block *block, int64_t t);
+/* The choice's expert of its token, into the block's a, b and y. */
+void spec_block_choice(const spec_block *block, int64_t choice);
+/* y [T,D]: the sum over choices, and the shared expert. */
+void spec_block_combine(const spec_block *block, spec_quad *y);
 /* Dropping: places of an expert in a batch row, and the place of a choice: its rank in (s,k) order among the choices of
  * its expert in its batch row. */
 int64_t spec_capacity(const assay_moe_config *config);
 int64_t spec_block_position(const spec_block *block, int64_t choice);
+
+/* Whether the block is spread over a mesh, or computed in pieces as if it were. */
+bool spec_is_sharded(const spec_moe_config *config);
+assay_status spec_sharded_moe(assay_context *ctx, const spec_moe_config *config, const spec_tensors *in,
+                              spec_tensors *out);
+/* checkpoints/moe_... of the routed experts, in the rows of each shard. */
+assay_status spec_add_spread_checkpoints(assay_context *ctx, const spec_block *block, const spec_spread *spread,
+                                         spec_tensors *out);
+
+/* The MoE half of a layer under the batch-split schedule: the tensors of spec_moe -> outputs/y, routing/ and
+ * checkpoints/ as batch_split.h lists them. */
+assay_status spec_batch_split_moe(assay_context *ctx, const assay_stack_config *config, const spec_tensors *in,
+                                  spec_tensors *out);
+assay_status spec_batch_split_checkpoints(assay_context *ctx, const assay_stack_config *config, const spec_tensors *in,
+                                          spec_tensors *out);
 
 #endif

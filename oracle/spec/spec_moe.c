@@ -81,6 +81,14 @@ void spec_block_expert(const spec_block *block, const spec_quad *x, int64_t e)
     spec_mlp_row(&expert, x, block->a, block->b, block->h, block->y);
 }
 
+void spec_block_choice(const spec_block *block, int64_t choice)
+{
+    const int64_t token = choice / block->config->routing.num_experts_per_tok;
+    spec_block_expert(block, spec_block_token(block, token), block->selected[choice]);
+    if (!block->weight_before_wo) return;
+    for (int64_t d = 0; d < block->config->emb_dim; d++) block->y[d] *= block->weights[choice];
+}
+
 const spec_quad *spec_block_token(const spec_block *block, int64_t t)
 {
     int64_t dim = block->config->emb_dim;
@@ -114,13 +122,21 @@ static void combine_token(const spec_block *block, int64_t t, spec_quad *y)
     for (int64_t d = 0; d < dim; d++) y[d] = 0;
     for (int64_t choice = t * per_token; choice < (t + 1) * per_token; choice++) {
         if (dropping && spec_block_position(block, choice) >= spec_capacity(config)) continue;
-        spec_block_expert(block, spec_block_token(block, t), block->selected[choice]);
-        spec_quad weight = llama4 ? 1 : block->weights[choice];
+        if (block->dropped != NULL && block->dropped[choice]) continue;
+        spec_block_choice(block, choice);
+        spec_quad weight = llama4 || block->weight_before_wo ? 1 : block->weights[choice];
         for (int64_t d = 0; d < dim; d++) y[d] += weight * block->y[d];
     }
     if (config->shared_mlp_dim == 0) return;
     spec_mlp_row(&block->shared, block->x->values + t * dim, block->a, block->b, block->h, block->y);
     for (int64_t d = 0; d < dim; d++) y[d] += block->y[d];
+}
+
+void spec_block_combine(const spec_block *block, spec_quad *y)
+{
+    const assay_moe_config *config = block->config;
+    const int64_t tokens = config->routing.batch * config->routing.sequence;
+    for (int64_t t = 0; t < tokens; t++) combine_token(block, t, y + t * config->emb_dim);
 }
 
 /* combine_mask [B,S,E,C] holds the weight of a choice at its expert and position; dispatch_mask where it is not 0. */
@@ -146,18 +162,19 @@ cleanup:
     return status;
 }
 
-assay_status spec_moe(assay_context *ctx, const assay_moe_config *config, const spec_tensors *in, spec_tensors *out)
+assay_status spec_moe(assay_context *ctx, const spec_moe_config *both, const spec_tensors *in, spec_tensors *out)
 {
     assay_status status = ASSAY_OK;
+    const assay_moe_config *config = &both->moe;
     spec_block block = {0};
     spec_quad *y = NULL;
+    if (spec_is_sharded(both)) return spec_sharded_moe(ctx, both, in, out);
     TRY(spec_route(ctx, &config->routing, in, out));
     TRY(spec_block_read(ctx, config, in, &block));
     TRY(spec_tensors_add(ctx, out, "outputs/y", &block.x->shape, &y));
     block.weights = spec_tensors_find(out, "routing/weights")->values;
     block.selected = spec_tensors_find(out, "routing/selected_experts")->indices;
-    int64_t tokens = config->routing.batch * config->routing.sequence;
-    for (int64_t t = 0; t < tokens; t++) combine_token(&block, t, y + t * config->emb_dim);
+    spec_block_combine(&block, y);
     if (config->path == ASSAY_MOE_DROPPING) TRY(add_masks(ctx, &block, out));
 cleanup:
     spec_block_free(&block);

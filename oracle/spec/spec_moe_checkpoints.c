@@ -55,6 +55,41 @@ static assay_shape routed_rows(const assay_moe_config *config)
     return assay_shape_of(1, r->batch * r->sequence * r->num_experts_per_tok);
 }
 
+static assay_status add_routed(assay_context *ctx, const assay_moe_config *config, const assay_shape *rows,
+                               spec_tensors *out, checkpoints *routed)
+{
+    assay_status status;
+    const int64_t width = config->moe_mlp_dim;
+    TRY(add_checkpoint(ctx, out, "checkpoints/moe_mlpwi_0", rows, width, &routed->a));
+    TRY(add_checkpoint(ctx, out, "checkpoints/moe_mlpwi_1", rows, width, &routed->b));
+    if (config->fused_weights) TRY(add_checkpoint(ctx, out, "checkpoints/moe_mlpwi", rows, 2 * width, &routed->both));
+    TRY(add_checkpoint(ctx, out, "checkpoints/moe_mlpwo", rows, config->emb_dim, &routed->y));
+cleanup:
+    return status;
+}
+
+/* Rows without a choice are 0. */
+assay_status spec_add_spread_checkpoints(assay_context *ctx, const spec_block *block, const spec_spread *spread,
+                                         spec_tensors *out)
+{
+    assay_status status;
+    const int64_t width = block->config->moe_mlp_dim;
+    const assay_shape rows = spec_spread_shape(spread, spread->buffer);
+    checkpoints routed = {0};
+    TRY(add_routed(ctx, block->config, &rows, out, &routed));
+    for (int64_t row = 0; row < assay_shape_count(&rows); row++) {
+        if (spread->choices[row] >= 0) {
+            spec_block_choice(block, spread->choices[row]);
+        } else {
+            for (int64_t j = 0; j < width; j++) block->a[j] = block->b[j] = 0;
+            for (int64_t d = 0; d < block->config->emb_dim; d++) block->y[d] = 0;
+        }
+        keep(block, width, &routed, row);
+    }
+cleanup:
+    return status;
+}
+
 /* Places that no choice has taken hold what an expert makes of a row of zeros. */
 static void keep_dropping(const spec_block *block, const checkpoints *routed)
 {
@@ -87,31 +122,36 @@ static void keep_routed(const spec_block *block, const int32_t *order, const che
     }
 }
 
-assay_status spec_moe_checkpoints(assay_context *ctx, const assay_moe_config *config, const spec_tensors *in,
+assay_status spec_moe_checkpoints(assay_context *ctx, const spec_moe_config *both, const spec_tensors *in,
                                   spec_tensors *out)
 {
     assay_status status = ASSAY_OK;
+    const assay_moe_config *config = &both->moe;
     spec_block block = {0};
     spec_tensors routing = {0};
+    spec_spread spread = {0};
     checkpoints routed = {0};
     const assay_shape rows = routed_rows(config);
-    int64_t width = config->moe_mlp_dim;
     TRY(spec_route(ctx, &config->routing, in, &routing));
     TRY(spec_block_read(ctx, config, in, &block));
     block.weights = spec_tensors_find(&routing, "routing/weights")->values;
     block.selected = spec_tensors_find(&routing, "routing/selected_experts")->indices;
-    TRY(add_checkpoint(ctx, out, "checkpoints/moe_mlpwi_0", &rows, width, &routed.a));
-    TRY(add_checkpoint(ctx, out, "checkpoints/moe_mlpwi_1", &rows, width, &routed.b));
-    if (config->fused_weights) TRY(add_checkpoint(ctx, out, "checkpoints/moe_mlpwi", &rows, 2 * width, &routed.both));
-    TRY(add_checkpoint(ctx, out, "checkpoints/moe_mlpwo", &rows, config->emb_dim, &routed.y));
-    if (config->path == ASSAY_MOE_DROPPING) {
-        keep_dropping(&block, &routed);
+    if (spec_is_sharded(both)) {
+        block.weight_before_wo = both->sharding.weight_before_wo;
+        TRY(spec_spread_make(ctx, &spread, both, 0, block.selected));
+        TRY(spec_add_spread_checkpoints(ctx, &block, &spread, out));
     } else {
-        keep_routed(&block, spec_tensors_find(&routing, "routing/sorted_selected_experts")->indices, &routed);
+        TRY(add_routed(ctx, config, &rows, out, &routed));
+        if (config->path == ASSAY_MOE_DROPPING) {
+            keep_dropping(&block, &routed);
+        } else {
+            keep_routed(&block, spec_tensors_find(&routing, "routing/sorted_selected_experts")->indices, &routed);
+        }
     }
     TRY(add_shared(ctx, &block, out));
 cleanup:
     spec_block_free(&block);
+    spec_spread_free(&spread);
     spec_tensors_free(&routing);
     return status;
 }

@@ -25,19 +25,6 @@ static assay_status join(assay_context *ctx, char path[ASSAY_PATH_SIZE], const c
     return assay_fail(ctx, ASSAY_BAD_INPUT, "the path '%s%s%s' is too long", folder, prefix, name);
 }
 
-/* The list takes the tensor's pointers over, under another name. Of a lent tensor they stay the lender's: its list is
- * freed without them. */
-static assay_status list(assay_context *ctx, spec_tensors *tensors, const char *path, const spec_tensor *tensor)
-{
-    spec_tensor *items = realloc(tensors->items, (size_t)(tensors->count + 1) * sizeof *items);
-    if (items == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of tensors at '%s'", path);
-    tensors->items = items;
-    items[tensors->count] = *tensor;
-    snprintf(items[tensors->count].path, ASSAY_PATH_SIZE, "%s", path);
-    tensors->count++;
-    return ASSAY_OK;
-}
-
 /* Every tensor of the stack that begins with `from`, which becomes `to`. */
 static assay_status lend(assay_context *ctx, const layer_run *run, const char *from, const char *to, spec_tensors *part)
 {
@@ -47,7 +34,7 @@ static assay_status lend(assay_context *ctx, const layer_run *run, const char *f
         const spec_tensor *tensor = &run->in->items[i];
         if (strncmp(tensor->path, from, length) != 0) continue;
         assay_status status = join(ctx, path, to, "", tensor->path + length);
-        if (status == ASSAY_OK) status = list(ctx, part, path, tensor);
+        if (status == ASSAY_OK) status = spec_tensors_list(ctx, part, path, tensor);
         if (status != ASSAY_OK) return status;
     }
     return ASSAY_OK;
@@ -69,7 +56,7 @@ static assay_status hand_over(assay_context *ctx, const layer_run *run, const ch
         spec_tensor *tensor = &part->items[i];
         if (strncmp(tensor->path, folder, length) != 0 || strcmp(tensor->path, "outputs/y") == 0) continue;
         assay_status status = join(ctx, path, folder, run->prefix, tensor->path + length);
-        if (status == ASSAY_OK) status = list(ctx, run->out, path, tensor);
+        if (status == ASSAY_OK) status = spec_tensors_list(ctx, run->out, path, tensor);
         if (status != ASSAY_OK) return status;
         tensor->values = NULL;
         tensor->indices = NULL;
@@ -87,7 +74,7 @@ static assay_status lend_normed(assay_context *ctx, const layer_run *run, const 
     TRY(join(ctx, path, "weights/", run->prefix, norm));
     TRY(spec_read(ctx, run->in, path, dim, &scale));
     spec_rms_norm_rows(rows, dim, run->config->epsilon, run->x, dim, scale, run->x_normed);
-    TRY(list(ctx, part, "inputs/x", &(spec_tensor){.shape = run->shape, .values = run->x_normed}));
+    TRY(spec_tensors_list(ctx, part, "inputs/x", &(spec_tensor){.shape = run->shape, .values = run->x_normed}));
 cleanup:
     return status;
 }
@@ -133,13 +120,17 @@ static assay_status moe_half(assay_context *ctx, const layer_run *run, spec_tens
 {
     assay_status status = ASSAY_OK;
     char choice[ASSAY_PATH_SIZE];
+    const assay_stack_config *stack = run->config;
+    const spec_moe_config config = {.moe = stack->moe, .sharding = stack->sharding};
+    const bool split = stack->batch_split_factor > 0;
     TRY(lend_weights(ctx, run, "moe/", in));
     TRY(join(ctx, choice, "routing/", run->prefix, "selected_experts"));
     TRY(lend(ctx, run, choice, "routing/selected_experts", in));
-    TRY(spec_moe(ctx, &run->config->moe, in, parts));
+    TRY(split ? spec_batch_split_moe(ctx, stack, in, parts) : spec_moe(ctx, &config, in, parts));
     TRY(add_to_stream(ctx, run, parts, "outputs/y"));
     if (run->checkpoints) {
-        TRY(spec_moe_checkpoints(ctx, &run->config->moe, in, parts));
+        TRY(split ? spec_batch_split_checkpoints(ctx, stack, in, parts)
+                  : spec_moe_checkpoints(ctx, &config, in, parts));
         TRY(hand_over(ctx, run, "checkpoints/", parts));
     } else {
         TRY(hand_over(ctx, run, "routing/", parts));
@@ -196,6 +187,8 @@ static assay_status run_stack(assay_context *ctx, const assay_stack_config *conf
         if (!config->single) snprintf(run.prefix, sizeof run.prefix, "layers/%lld/", (long long)run.layer);
         if (checkpoints) TRY(add_stream(ctx, &run, "checkpoints/", run.prefix, "decoder_layer_input"));
         TRY(attention_half(ctx, &run));
+        const bool split = config->batch_split_factor > 0 && run.layer >= config->dense_layers;
+        if (checkpoints && split) TRY(add_stream(ctx, &run, "checkpoints/", run.prefix, "mla_out"));
         TRY(mlp_half(ctx, &run));
     }
     if (!checkpoints) TRY(add_stream(ctx, &run, "outputs/", "", "y"));

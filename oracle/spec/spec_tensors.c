@@ -1,3 +1,4 @@
+#include <stdio.h>
 #include <string.h>
 
 #include "oracle/spec/spec_internal.h"
@@ -100,6 +101,29 @@ static assay_status check_tensor(assay_context *ctx, const spec_tensor *tensor, 
         return assay_fail(ctx, ASSAY_BAD_INPUT, "'%s' has the shape %s, expected %lld elements", path, text,
                           (long long)count);
     }
+    return ASSAY_OK;
+}
+
+assay_status spec_tensors_list(assay_context *ctx, spec_tensors *tensors, const char *path, const spec_tensor *tensor)
+{
+    spec_tensor *items = realloc(tensors->items, (size_t)(tensors->count + 1) * sizeof *items);
+    if (items == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of tensors at '%s'", path);
+    tensors->items = items;
+    items[tensors->count] = *tensor;
+    snprintf(items[tensors->count].path, ASSAY_PATH_SIZE, "%s", path);
+    tensors->count++;
+    return ASSAY_OK;
+}
+
+assay_status spec_tensors_move(assay_context *ctx, spec_tensors *from, const char *path, spec_tensors *to)
+{
+    const spec_tensor *found = spec_tensors_find(from, path);
+    if (found == NULL) return assay_fail(ctx, ASSAY_INTERNAL, "there is no '%s' to take over", path);
+    spec_tensor *tensor = &from->items[found - from->items];
+    assay_status status = spec_tensors_list(ctx, to, path, tensor);
+    if (status != ASSAY_OK) return status;
+    tensor->values = NULL;
+    tensor->indices = NULL;
     return ASSAY_OK;
 }
 

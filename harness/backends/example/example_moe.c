@@ -117,12 +117,16 @@ void moe_forward(example *e, moe *m, const char *weights, const char *results, f
     routing_forward(e, m);
     experts_forward(e, m, y);
     float *updates = take(e, m->experts), loss = routing_balance(m, updates);
+    /* this backend sorts all tokens in one place; over a mesh these two are what each shard sorts */
+    const bool one_device = number(e->request, "mesh.data") <= 1 && number(e->request, "mesh.fsdp") <= 1 &&
+                            number(e->request, "mesh.expert") <= 1 &&
+                            !is(e->request, "use_ring_of_experts", "true");
     store(e, "outputs/", m->results, "lb_loss", false, &loss, 1);
     store(e, "outputs/", m->results, "bias_updates", false, updates, m->experts);
     store(e, "routing/", m->results, "weights", false, m->weights_of, T * K);
     store(e, "routing/", m->results, "selected_experts", false, m->selected, T * K);
-    store(e, "routing/", m->results, "sorted_selected_experts", false, m->order, T * K);
-    store(e, "routing/", m->results, "group_sizes", false, m->sizes, m->experts);
+    store(e, "routing/", m->results, "sorted_selected_experts", false, m->order, one_device ? T * K : 0);
+    store(e, "routing/", m->results, "group_sizes", false, m->sizes, one_device ? m->experts : 0);
 }
 
 void moe_backward(example *e, moe *m, float *d_x, const float *d_y)

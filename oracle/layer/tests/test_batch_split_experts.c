@@ -395,6 +395,48 @@ static void test_route_remat(void **state)
     }
 }
 
+/* A shard's mlpwi_0 and mlpwi_1 come from the residuals and zeros while its rows are no more than were kept, else from
+ * a product. */
+static void test_compute_remat(void **state)
+{
+    (void)state;
+    assay_context ctx = assay_context_default(2);
+    for (int64_t capacity = 0; capacity <= 12; capacity++) {
+        experts_case c;
+        open_case(&ctx, &c, &shapes[2]);
+        assay_batch_split_sizes *z = &c.half.run.sizes;
+        const int64_t held = z->shards * capacity * WIDTH;
+        double expected = 0;
+        bs_gating again = {moe_half_alloc(c.rows * WIDTH), moe_half_alloc(c.rows * WIDTH)};
+        bs_residuals residuals = {.mlpwi_0 = {NULL, moe_half_random(&c.seed, held)},
+                                  .mlpwi_1 = {NULL, moe_half_random(&c.seed, held)}};
+        z->capacity = capacity;
+        assert_ok(&ctx, bs_compute_gating(&ctx, &c.at, &c.gating, &c.routed));
+        assert_ok(&ctx, bs_compute_remat(&ctx, &c.at, &again, &c.routed, &residuals, 1));
+        for (int64_t shard = 0; shard < z->shards; shard++) {
+            int64_t rows = 0;
+            while (rows < z->copies && group_of(&c, shard, rows) >= 0) rows++;
+            const int64_t first = shard * z->copies * WIDTH, kept = capacity * WIDTH, size = z->copies * WIDTH;
+            if (rows > capacity) {
+                assert_same_bits(again.layer_w0 + first, c.gating.layer_w0 + first, size);
+                assert_same_bits(again.layer_w1 + first, c.gating.layer_w1 + first, size);
+                expected += 4.0 * (double)rows * DIM * WIDTH;
+            } else {
+                assert_same_bits(again.layer_w0 + first, residuals.mlpwi_0[1] + shard * kept, kept);
+                assert_same_bits(again.layer_w1 + first, residuals.mlpwi_1[1] + shard * kept, kept);
+                for (int64_t i = first + kept; i < first + size; i++) {
+                    assert_true(again.layer_w0[i] == 0 && again.layer_w1[i] == 0);
+                }
+            }
+        }
+        assert_true(assay_remat_report_of(c.half.stack.store).operations_recomputed == expected);
+        bs_gating_free(&again);
+        free(residuals.mlpwi_0[1]);
+        free(residuals.mlpwi_1[1]);
+        close_case(&c);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -405,6 +447,7 @@ int main(void)
         cmocka_unit_test(test_compute_linear),
         cmocka_unit_test(test_compute_linear_bwd),
         cmocka_unit_test(test_route_remat),
+        cmocka_unit_test(test_compute_remat),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

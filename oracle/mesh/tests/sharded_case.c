@@ -111,8 +111,7 @@ static void copy_part(const moe_case *c, moe_case *part, const char *path, const
 
 moe_case sharded_case_part(const moe_case *c, int64_t first, int64_t rows, int64_t chunk, int64_t chunks)
 {
-    static const char *const of_tokens[] = {"inputs/x", "inputs/input_ids", "cotangents/y",
-                                            "routing/selected_experts"};
+    static const char *const of_tokens[] = {"inputs/x", "inputs/input_ids", "cotangents/y", "routing/selected_experts"};
     const int64_t place[] = {first, rows, chunk, chunks};
     moe_case part = *c;
     part.in = (memory_store){0};
@@ -131,4 +130,40 @@ moe_case sharded_case_part(const moe_case *c, int64_t first, int64_t rows, int64
         }
     }
     return part;
+}
+
+static const struct {
+    int variant;
+    int64_t batch, mesh[3];
+    bool ring;
+    int64_t emb, tokens, tensor;
+    double factor;
+    bool before_wo;
+} forms[] = {
+    {0, 8, {2, 1, 4}, false, 0, 1, 1, -1, false}, {1, 4, {1, 1, 4}, false, 0, 1, 2, 1.2, true},
+    {5, 4, {1, 2, 2}, true, 3, 2, 2, -1, false},  {2, 4, {1, 1, 2}, true, 2, 1, 1, -1, false},
+    {3, 1, {1, 1, 4}, false, 0, 1, 1, -1, true},  {4, 2, {2, 1, 1}, false, 0, 1, 1, -1, false},
+    {5, 1, {1, 1, 2}, false, 0, 1, 1, -1, false}, {0, 2, {1, 1, 2}, true, 4, 3, 3, -1, true},
+};
+_Static_assert(sizeof forms / sizeof *forms == SHARDED_FORMS, "sharded_case.h");
+
+moe_case sharded_case_form(int form, assay_sharding *sharding)
+{
+    moe_case c = sharded_case(forms[form].variant, forms[form].batch);
+    const int64_t *mesh = forms[form].mesh;
+    *sharding = sharded_case_mesh(mesh[0], mesh[1], mesh[2]);
+    sharding->ring_of_experts = forms[form].ring;
+    sharding->emb_chunks = forms[form].emb;
+    sharding->token_chunks = forms[form].tokens;
+    sharding->tensor_shards = forms[form].tensor;
+    sharding->ragged_buffer_factor = forms[form].factor;
+    sharding->weight_before_wo = forms[form].before_wo;
+    if (c.config.routing.hash_rows == 0) {
+        c.config.routing.load_balance_loss_weight = 0.1;
+        c.config.routing.routed_bias_update_rate = 0.01;
+    }
+    const int64_t shards = assay_mesh_shards(&sharding->mesh);
+    double *d_lb_loss = memory_store_add(&c.in, "cotangents/lb_loss", shards);
+    for (int64_t shard = 0; shard < shards; shard++) d_lb_loss[shard] = 0.5 + (double)shard;
+    return c;
 }

@@ -12,6 +12,10 @@ assay_sharding sharded_case_mesh(int64_t data, int64_t fsdp, int64_t expert);
 enum { SHARDED_CASES = 8, SHARDED_CASE_LLAMA4 = 2 };
 moe_case sharded_case(int variant, int64_t batch);
 
+/* Blocks on meshes that between them go through all of the code, with a balance loss and its cotangents. */
+enum { SHARDED_FORMS = 8 };
+moe_case sharded_case_form(int form, assay_sharding *sharding);
+
 /* Runs it and asserts success; results go to `out`. */
 void sharded_case_run(assay_context *ctx, moe_case *c, const assay_sharding *sharding, memory_store *out);
 
@@ -20,7 +24,8 @@ void sharded_case_assert_gradients(const memory_store *actual, const memory_stor
 /* One tensor has the same bits in both. */
 void sharded_case_assert_bits(const memory_store *actual, const memory_store *expected, const char *path);
 
-/* The block of `rows` rows of the batch from row `first`, and of one chunk of the sequence. Expert weights are whole. */
+/* The block of `rows` rows of the batch from row `first`, and of one chunk of the sequence. Expert weights are whole.
+ */
 moe_case sharded_case_part(const moe_case *c, int64_t first, int64_t rows, int64_t chunk, int64_t chunks);
 
 #endif

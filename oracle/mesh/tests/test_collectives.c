@@ -133,7 +133,8 @@ static void psum_scatter_is_the_transpose_of_all_gather(void **state)
     }
 }
 
-/* Three shards of five rows; 0 sends a row to everyone, also to itself; 1 sends one row twice; 2 gets nothing from 1. */
+/* Three shards of five rows; 0 sends a row to everyone, also to itself; 1 sends one row twice; 2 gets nothing from 1.
+ */
 typedef struct ragged {
     int32_t input_offsets[9], send_sizes[9], output_offsets[9], recv_sizes[9];
 } ragged;
@@ -183,7 +184,8 @@ static void the_way_back_is_the_transpose(void **state)
     assay_fill_nan(d_operand, 24);
     memcpy(out, operand, sizeof out);
     assert_ok(&ctx, assay_ragged_all_to_all(&ctx, out, x, &params, &dims, &three, ASSAY_AXIS_EXPERT));
-    assert_ok(&ctx, assay_ragged_all_to_all_transpose(&ctx, dx, d_operand, y, &params, &dims, &three, ASSAY_AXIS_EXPERT));
+    assert_ok(&ctx,
+              assay_ragged_all_to_all_transpose(&ctx, dx, d_operand, y, &params, &dims, &three, ASSAY_AXIS_EXPERT));
     assert_true(dot(out, y, 24) == dot(x, dx, 30) + dot(operand, d_operand, 24));
     assert_ok(&ctx, assay_ragged_all_to_all_transpose(&ctx, x, NULL, y, &params, &dims, &three, ASSAY_AXIS_EXPERT));
     assert_memory_equal(x, dx, sizeof x);
@@ -225,12 +227,9 @@ static void what_does_not_fit_is_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(shards_have_places),
-        cmocka_unit_test(all_gather_puts_shards_side_by_side),
-        cmocka_unit_test(psum_adds_shards_in_order),
-        cmocka_unit_test(psum_scatter_is_the_transpose_of_all_gather),
-        cmocka_unit_test(rows_go_where_they_are_sent),
-        cmocka_unit_test(the_way_back_is_the_transpose),
+        cmocka_unit_test(shards_have_places),           cmocka_unit_test(all_gather_puts_shards_side_by_side),
+        cmocka_unit_test(psum_adds_shards_in_order),    cmocka_unit_test(psum_scatter_is_the_transpose_of_all_gather),
+        cmocka_unit_test(rows_go_where_they_are_sent),  cmocka_unit_test(the_way_back_is_the_transpose),
         cmocka_unit_test(what_does_not_fit_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

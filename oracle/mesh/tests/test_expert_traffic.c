@@ -118,8 +118,12 @@ static void rows_of_one_sender_are_sorted_already(void **state)
     for (int32_t shard = 0; shard < 4; shard++) {
         const int32_t first = sizes[2 * shard], second = sizes[2 * shard + 1], rows = first + second;
         int32_t indices[13], groups[2], ids[13];
-        const assay_local_permute_args args = {
-            .global_group_sizes = sizes, .senders = 1, .num_experts = 8, .local_experts = 2, .shard = shard, .rows = rows};
+        const assay_local_permute_args args = {.global_group_sizes = sizes,
+                                               .senders = 1,
+                                               .num_experts = 8,
+                                               .local_experts = 2,
+                                               .shard = shard,
+                                               .rows = rows};
         memset(ids, 0x7f, sizeof ids);
         assert_ok(&ctx, assay_local_permute(&ctx, indices, groups, ids, &args));
         assert_int_equal(groups[0], first);
@@ -131,7 +135,8 @@ static void rows_of_one_sender_are_sorted_already(void **state)
     }
 }
 
-/* test_local_permute_offset: all tokens are on every shard, sorted by expert; a shard takes those of its two experts. */
+/* test_local_permute_offset: all tokens are on every shard, sorted by expert; a shard takes those of its two experts.
+ */
 static void rows_of_other_shards_come_last(void **state)
 {
     static const int32_t tables[2][8] = {{0, 1, 2, 3, 4, 5, 6, 7}, {0, 0, 1, 1, 2, 0, 2, 2}};
@@ -172,12 +177,8 @@ static void rows_of_two_senders_are_merged(void **state)
     static const int32_t cut_groups[2] = {3, 1};
     assay_context ctx = assay_context_default(1);
     int32_t indices[8], groups[2], ids[8];
-    assay_local_permute_args args = {.global_group_sizes = &sizes[0][0],
-                                     .senders = 2,
-                                     .num_experts = 4,
-                                     .local_experts = 2,
-                                     .shard = 1,
-                                     .rows = 8};
+    assay_local_permute_args args = {
+        .global_group_sizes = &sizes[0][0], .senders = 2, .num_experts = 4, .local_experts = 2, .shard = 1, .rows = 8};
     (void)state;
     assert_ok(&ctx, assay_local_permute(&ctx, indices, groups, ids, &args));
     assert_memory_equal(indices, expected, sizeof expected);

@@ -6,8 +6,8 @@
 #include "oracle/mesh/tests/sharded_case.h"
 #include "tests/support/assay_test.h"
 
-static const char *const compared[] = {"outputs/*", "gradients/*", "routing/selected_experts", "routing/weights",
-                                       "routing/margin", NULL};
+static const char *const compared[] = {"outputs/*",       "gradients/*",    "routing/selected_experts",
+                                       "routing/weights", "routing/margin", NULL};
 
 /* Sums over few terms in another order. */
 #define ROUNDING 1e-14
@@ -38,7 +38,7 @@ static void run_both(assay_context *ctx, moe_case *c, const assay_sharding *shar
 static void test_ragged_all_to_all(void **state)
 {
     (void)state;
-    assay_context ctx = assay_context_default(2);
+    assay_context ctx = assay_context_default(1);
     for (int variant = 0; variant < SHARDED_CASES; variant++) {
         moe_case c = sharded_case(variant, BATCH);
         for (int mesh = 0; mesh < MESHES; mesh++) {
@@ -60,7 +60,7 @@ static void test_ragged_all_to_all(void **state)
 static void test_ring_of_experts(void **state)
 {
     (void)state;
-    assay_context ctx = assay_context_default(2);
+    assay_context ctx = assay_context_default(1);
     for (int variant = 0; variant < SHARDED_CASES; variant++) {
         moe_case c = sharded_case(variant, BATCH);
         for (int mesh = 0; mesh < MESHES; mesh++) {
@@ -84,7 +84,7 @@ static void test_ring_of_experts(void **state)
 static void test_batch_of_one(void **state)
 {
     (void)state;
-    assay_context ctx = assay_context_default(2);
+    assay_context ctx = assay_context_default(1);
     for (int variant = 0; variant < SHARDED_CASES; variant++) {
         moe_case c = sharded_case(variant, 1);
         for (int64_t shards = 1; shards <= 8; shards *= 2) {
@@ -112,7 +112,7 @@ static void test_chunks_and_tensor_shards(void **state)
     static const struct {
         int64_t emb, tokens, tensor;
     } forms[] = {{1, 1, 1}, {3, 1, 1}, {12, 1, 1}, {0, 2, 1}, {4, 3, 1}, {0, 1, 2}, {3, 2, 4}};
-    assay_context ctx = assay_context_default(2);
+    assay_context ctx = assay_context_default(1);
     for (int variant = 0; variant < SHARDED_CASES; variant++) {
         moe_case c = sharded_case(variant, BATCH);
         for (int mesh = 0; mesh < MESHES; mesh += 3) {
@@ -169,7 +169,7 @@ static void test_tensor_shards_add(void **state)
 static void test_weight_before_wo(void **state)
 {
     (void)state;
-    assay_context ctx = assay_context_default(2);
+    assay_context ctx = assay_context_default(1);
     for (int variant = 0; variant < SHARDED_CASES; variant++) {
         moe_case c = sharded_case(variant, BATCH);
         for (int mesh = 0; mesh < MESHES && variant != SHARDED_CASE_LLAMA4; mesh++) {
@@ -227,7 +227,7 @@ static moe_case balanced_case(int variant, int64_t shards)
 static void test_balance_of_each_shard(void **state)
 {
     (void)state;
-    assay_context ctx = assay_context_default(2);
+    assay_context ctx = assay_context_default(1);
     for (int mesh = 0; mesh < MESHES; mesh++) {
         const assay_sharding sharding = mesh_of(mesh);
         const int64_t shards = assay_mesh_shards(&sharding.mesh), rows = BATCH / shards;
@@ -265,7 +265,7 @@ static void test_balance_of_the_ring(void **state)
 {
     (void)state;
     enum { CHUNKS = 3 };
-    assay_context ctx = assay_context_default(2);
+    assay_context ctx = assay_context_default(1);
     for (int mesh = 0; mesh < MESHES; mesh += 2) {
         assay_sharding sharding = mesh_of(mesh);
         sharding.ring_of_experts = true;
@@ -305,14 +305,10 @@ static void test_balance_of_the_ring(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_ragged_all_to_all),
-        cmocka_unit_test(test_ring_of_experts),
-        cmocka_unit_test(test_batch_of_one),
-        cmocka_unit_test(test_chunks_and_tensor_shards),
-        cmocka_unit_test(test_tensor_shards_add),
-        cmocka_unit_test(test_weight_before_wo),
-        cmocka_unit_test(test_balance_of_each_shard),
-        cmocka_unit_test(test_balance_of_the_ring),
+        cmocka_unit_test(test_ragged_all_to_all),     cmocka_unit_test(test_ring_of_experts),
+        cmocka_unit_test(test_batch_of_one),          cmocka_unit_test(test_chunks_and_tensor_shards),
+        cmocka_unit_test(test_tensor_shards_add),     cmocka_unit_test(test_weight_before_wo),
+        cmocka_unit_test(test_balance_of_each_shard), cmocka_unit_test(test_balance_of_the_ring),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

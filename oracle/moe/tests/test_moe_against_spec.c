@@ -73,6 +73,7 @@ static void certify(moe_case *c, const int32_t *experts)
                                          NULL};
     static const char *const numbers[] = {"outputs/*", "gradients/*", "routing/*", NULL};
     const spec_operation *moe = spec_operation_by_name("moe");
+    const spec_moe_config config = {.moe = c->config};
     const spec_budget budget = {.coordinates = 3, .directions = 1, .seed = 5};
     assay_context ctx = assay_context_default(2);
     spec_tensors in = {0}, computed = {0};
@@ -90,14 +91,14 @@ static void certify(moe_case *c, const int32_t *experts)
     memory_store_remove(&out, "routing/dispatch_mask");
     to_spec(&ctx, c, &c->in, &in);
     to_spec(&ctx, c, &out, &computed);
-    assert_ok(&ctx, spec_certify_outputs(&ctx, moe, &c->config, &in, &computed, &outputs));
+    assert_ok(&ctx, spec_certify_outputs(&ctx, moe, &config, &in, &computed, &outputs));
     assert_certificates(&outputs, OUTPUT_LIMIT, 6);
     if (experts == NULL) {
         const memory_tensor *selected = moe_case_get(&out, "routing/selected_experts");
         assay_shape shape = shape_of(c, selected->path, selected->count);
         assert_ok(&ctx, spec_tensors_copy_i32(&ctx, &in, selected->path, &shape, selected->indices));
     }
-    assert_ok(&ctx, spec_certify_gradients(&ctx, moe, &c->config, &in, &computed, &budget, &gradients));
+    assert_ok(&ctx, spec_certify_gradients(&ctx, moe, &config, &in, &computed, &budget, &gradients));
     assert_certificates(&gradients, GRADIENT_LIMIT, 5);
     spec_certificates_free(&outputs);
     spec_certificates_free(&gradients);

@@ -411,6 +411,32 @@ static void test_positions_outside_are_refused(void **state)
     assert_string_equal(ctx.message, "inputs/positions[1] is 50, expected 0 to 49 (max_position_embeddings)");
 }
 
+/* Angles first, then the table of them: the bits of both at once. */
+static void test_table_of_angles(void **state)
+{
+    (void)state;
+    assay_context ctx = assay_context_default(2);
+    assay_rope_config c = deepseek(64);
+    c.attention_scaling = true;
+    double *angles = test_nans(TOKENS * 32);
+    assay_rope_table table, expected;
+    assert_ok(&ctx, assay_rope_table_make(&ctx, &expected, POSITIONS, TOKENS, &c));
+    assay_rope_angles(&ctx, angles, POSITIONS, TOKENS, &c);
+    assay_fail_allocation(0);
+    assert_int_equal(assay_rope_table_of_angles(&ctx, &table, angles, TOKENS, &c), ASSAY_NO_MEMORY);
+    assay_fail_allocation(-1);
+    assay_rope_table_free(&table);
+    assert_ok(&ctx, assay_rope_table_of_angles(&ctx, &table, angles, TOKENS, &c));
+    assert_int_equal(table.tokens, TOKENS);
+    assert_int_equal(table.half, 32);
+    assert_same_bits(table.cosine, expected.cosine, TOKENS * 32);
+    assert_same_bits(table.sine, expected.sine, TOKENS * 32);
+    for (int64_t i = 0; i < TOKENS * 32; i++) assert_true(angles[i] > -M_PI && angles[i] <= M_PI);
+    assay_rope_table_free(&table);
+    assay_rope_table_free(&expected);
+    free(angles);
+}
+
 static void test_every_allocation_may_fail(void **state)
 {
     (void)state;
@@ -444,6 +470,7 @@ int main(void)
         cmocka_unit_test(test_emulated_angles_are_off_as_the_profile_allows),
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_positions_outside_are_refused),
+        cmocka_unit_test(test_table_of_angles),
         cmocka_unit_test(test_every_allocation_may_fail),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

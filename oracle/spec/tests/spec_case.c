@@ -248,12 +248,19 @@ static void assert_tampering_shows(spec_case *c, const char *operation, const vo
     free(wrong.values);
 }
 
+static bool is_zero(const spec_tensor *tensor)
+{
+    bool zero = true;
+    for (int64_t i = 0; i < assay_shape_count(&tensor->shape); i++) zero &= tensor->values[i] == 0;
+    return zero;
+}
+
 int case_assert_tampering_shows(spec_case *c, const char *operation, const void *config)
 {
     int tensors = 0;
     collect(c);
     for (int i = 0; i < c->results.count; i++) {
-        if (c->results.items[i].values == NULL) continue;
+        if (c->results.items[i].values == NULL || is_zero(&c->results.items[i])) continue;
         assert_tampering_shows(c, operation, config, &c->results.items[i]);
         tensors++;
     }
@@ -264,6 +271,24 @@ static bool is_choice(const char *path)
 {
     const char *name = strrchr(path, '/');
     return strncmp(path, "routing/", strlen("routing/")) == 0 && strcmp(name, "/selected_experts") == 0;
+}
+
+int case_assert_off_by_one_shows(spec_case *c, const char *operation, const void *config)
+{
+    int tensors = 0;
+    collect(c);
+    for (int i = 0; i < c->results.count; i++) {
+        spec_tensor *tensor = &c->results.items[i];
+        if (tensor->indices == NULL || is_choice(tensor->path)) continue;
+        for (int64_t at = 0; at < assay_shape_count(&tensor->shape); at++) {
+            tensor->indices[at]++;
+            const double worst = worst_of(c, operation, config, &(spec_tensors){tensor, 1}, false);
+            tensor->indices[at]--;
+            if (!(worst > 0)) fail_msg("%s %s: element %d is off by one", operation, tensor->path, (int)at);
+        }
+        tensors++;
+    }
+    return tensors;
 }
 
 void case_fix_choice(spec_case *c)

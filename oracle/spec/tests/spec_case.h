@@ -49,9 +49,12 @@ void case_certify_outputs(spec_case *c, const char *operation, const void *confi
 void case_certify_gradients(spec_case *c, const char *operation, const void *config, double relative);
 /* The largest error / scale that either of these finds. */
 double case_worst(spec_case *c, const char *operation, const void *config, bool gradients);
-/* Every result of numbers in turn is tampered with in a few ways, down to one part in 10^10 of its largest element, and
- * none of that is certified. Returns their number. */
+/* Every result of numbers that are not all 0 is tampered with in a few ways, down to one part in 10^10 of its largest
+ * element, and none of that is certified. Returns their number. */
 int case_assert_tampering_shows(spec_case *c, const char *operation, const void *config);
+/* Each of the results' whole numbers but the choice is off by one at one place in turn, and that is not certified. Returns
+ * their number. */
+int case_assert_off_by_one_shows(spec_case *c, const char *operation, const void *config);
 /* From here on the choices are those that the operation under test has made. */
 void case_fix_choice(spec_case *c);
 

@@ -2,6 +2,8 @@
 
 #include <stdio.h>
 
+#include "oracle/layer/batch_split.h"
+#include "oracle/spec/tests/spec_sharded_case.h"
 #include "oracle/spec/tests/spec_stream.h"
 
 enum { DIM = 8 };
@@ -47,18 +49,27 @@ layer_variant small_stack(int64_t layers, int64_t dense, int64_t batch, int64_t 
     return v;
 }
 
-/* A layer's tensor at FOLDERPREFIXname. */
-typedef struct layer_path {
-    char text[ASSAY_PATH_SIZE];
-} layer_path;
+typedef struct layer_prefix {
+    char text[32];
+} layer_prefix;
 
-static layer_path path_of(const layer_variant *v, const char *folder, int64_t layer, const char *name)
+static layer_prefix prefix_of(const layer_variant *v, int64_t layer)
 {
-    layer_path path;
-    char prefix[32] = "";
-    if (!v->config.single) snprintf(prefix, sizeof prefix, "layers/%d/", (int)layer);
-    assert_true(snprintf(path.text, sizeof path.text, "%s%s%s", folder, prefix, name) < ASSAY_PATH_SIZE);
-    return path;
+    layer_prefix prefix = {""};
+    if (!v->config.single) snprintf(prefix.text, sizeof prefix.text, "layers/%d/", (int)layer);
+    return prefix;
+}
+
+/* A layer's tensor at FOLDERPREFIXname. */
+static case_path path_of(const layer_variant *v, const char *folder, int64_t layer, const char *name)
+{
+    return case_path_of(folder, prefix_of(v, layer).text, name);
+}
+
+/* Of the schedule (batch_split.h), which keeps less of what a layer computes. */
+static bool is_split(const layer_variant *v, int64_t layer)
+{
+    return v->config.batch_split_factor > 0 && layer >= v->config.dense_layers;
 }
 
 #define WEIGHT(name, ...) case_variable(c, path_of(v, "weights/", layer, name).text, 1, DIMS(__VA_ARGS__))
@@ -74,8 +85,6 @@ static void add_attention(spec_case *c, const layer_variant *v, int64_t layer)
         WEIGHT("self_attention/wq_a/kernel", DIM, lq);
         WEIGHT("self_attention/q_norm/scale", lq);
         WEIGHT("self_attention/wq_b/kernel", lq, n, nope + rope);
-        CHECKPOINT("query_wa_proj", b, s, lq);
-        CHECKPOINT("mla_q", b, s, lq);
     } else {
         WEIGHT("self_attention/query/kernel", DIM, n, nope + rope);
     }
@@ -85,13 +94,21 @@ static void add_attention(spec_case *c, const layer_variant *v, int64_t layer)
     WEIGHT("self_attention/out/kernel", n, value, DIM);
     WEIGHT("post_self_attention_layer_norm/scale", DIM);
     CHECKPOINT("decoder_layer_input", b, s, DIM);
+    CHECKPOINT("attention_out", b, s, n, value);
+    CHECKPOINT("lse", b, n, s);
+    if (is_split(v, layer)) {
+        CHECKPOINT("mla_out", b, s, DIM);
+        return;
+    }
+    if (lq > 0) {
+        CHECKPOINT("query_wa_proj", b, s, lq);
+        CHECKPOINT("mla_q", b, s, lq);
+    }
     CHECKPOINT("kv_wa_proj", b, s, lkv + rope);
     CHECKPOINT("mla_kv", b, s, lkv);
     CHECKPOINT("query_proj", b, s, n, nope + rope);
     CHECKPOINT("key_proj", b, s, n, nope + rope);
     CHECKPOINT("value_proj", b, s, n, value);
-    CHECKPOINT("attention_out", b, s, n, value);
-    CHECKPOINT("lse", b, n, s);
     CHECKPOINT("out_proj", b, s, DIM);
 }
 
@@ -118,36 +135,56 @@ static void add_routing(spec_case *c, const layer_variant *v, int64_t layer)
     WEIGHT("moe/gate/kernel", DIM, e);
     WEIGHT("moe/gate/bias", e);
     case_want_indices(c, path_of(v, "routing/", layer, "selected_experts").text, DIMS(b, s, k));
-    case_want_indices(c, path_of(v, "routing/", layer, "group_sizes").text, DIMS(e));
-    case_want_indices(c, path_of(v, "routing/", layer, "sorted_selected_experts").text, DIMS(b * s * k));
     case_want(c, path_of(v, "routing/", layer, "weights").text, DIMS(b, s, k));
     case_want(c, path_of(v, "routing/", layer, "margin").text, DIMS(b, s));
-    case_want(c, path_of(v, "outputs/", layer, "lb_loss").text, dims(0, NULL));
-    case_want(c, path_of(v, "outputs/", layer, "bias_updates").text, DIMS(e));
-    case_random(c, path_of(v, "cotangents/", layer, "lb_loss").text, 1, dims(0, NULL));
+    if (is_split(v, layer)) {
+        const assay_batch_split_sizes sizes = assay_batch_split_sizes_of(&v->config);
+        case_want_indices(c, path_of(v, "routing/", layer, "group_sizes").text,
+                          DIMS(sizes.shards, v->config.batch_split_factor, sizes.local_experts));
+        return;
+    }
+    want_routing_lists(c, prefix_of(v, layer).text, &v->config.moe, &v->config.sharding);
+    want_balance(c, prefix_of(v, layer).text, &v->config.moe, &v->config.sharding);
+}
+
+static void want_row(spec_case *c, const layer_variant *v, int64_t layer, const char *name, int64_t width)
+{
+    const assay_moe_config *moe = &v->config.moe;
+    const assay_routing_config *r = &moe->routing;
+    assay_shape rows = DIMS(r->batch * r->sequence * r->num_experts_per_tok);
+    if (is_split(v, layer)) {
+        const assay_batch_split_sizes sizes = assay_batch_split_sizes_of(&v->config);
+        rows = DIMS(sizes.shards, v->config.batch_split_factor, sizes.copies);
+    } else if (assay_is_sharded(moe, &v->config.sharding)) {
+        const assay_shard_sizes sizes = assay_shard_sizes_of(moe, &v->config.sharding);
+        rows = sharded_shape(&sizes, sizes.buffer);
+    }
+    rows.dims[rows.rank++] = width;
+    case_want(c, path_of(v, "checkpoints/", layer, name).text, rows);
 }
 
 static void add_moe(spec_case *c, const layer_variant *v, int64_t layer)
 {
     const assay_moe_config *moe = &v->config.moe;
     const int64_t b = moe->routing.batch, s = moe->routing.sequence, e = moe->routing.num_experts;
-    const int64_t h = moe->moe_mlp_dim, f = moe->shared_mlp_dim, rows = b * s * moe->routing.num_experts_per_tok;
+    const int64_t h = moe->moe_mlp_dim, f = moe->shared_mlp_dim;
     add_routing(c, v, layer);
     if (moe->fused_weights) {
         WEIGHT("moe/wi", e, DIM, 2 * h);
-        CHECKPOINT("moe_mlpwi", rows, 2 * h);
+        want_row(c, v, layer, "moe_mlpwi", 2 * h);
     } else {
         WEIGHT("moe/wi_0", e, DIM, h);
         WEIGHT("moe/wi_1", e, DIM, h);
-        CHECKPOINT("moe_mlpwi_0", rows, h);
-        CHECKPOINT("moe_mlpwi_1", rows, h);
+        want_row(c, v, layer, "moe_mlpwi_0", h);
+        want_row(c, v, layer, "moe_mlpwi_1", h);
     }
     WEIGHT("moe/wo", e, h, DIM);
-    CHECKPOINT("moe_mlpwo", rows, DIM);
+    if (!is_split(v, layer)) want_row(c, v, layer, "moe_mlpwo", DIM);
     if (f == 0) return;
     WEIGHT("moe/shared_experts/wi_0/kernel", DIM, f);
     WEIGHT("moe/shared_experts/wi_1/kernel", DIM, f);
     WEIGHT("moe/shared_experts/wo/kernel", f, DIM);
+    if (is_split(v, layer)) return;
     CHECKPOINT("mlpwi_0", b, s, f);
     CHECKPOINT("mlpwi_1", b, s, f);
     CHECKPOINT("mlpwo", b, s, DIM);

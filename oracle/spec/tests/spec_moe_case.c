@@ -55,16 +55,13 @@ static void add_routing(spec_case *c, const moe_variant *v)
         case_indices(c, "routing/selected_experts", (int32_t[]){3, 1, 1, 0, 5, 3, 0, 3, 1, 5, 0, 5}, DIMS(b, s, k));
     }
     case_want_indices(c, "routing/selected_experts", DIMS(b, s, k));
-    case_want_indices(c, "routing/group_sizes", DIMS(e));
-    case_want_indices(c, "routing/sorted_selected_experts", DIMS(b * s * k));
     case_want(c, "routing/weights", DIMS(b, s, k));
     case_want(c, "routing/margin", DIMS(b, s));
-    bool top_k = routing->hash_rows == 0 && routing->family != ASSAY_ROUTER_FUSED;
-    if (top_k && routing->load_balance_loss_weight > 0) {
-        case_want(c, "outputs/lb_loss", dims(0, NULL));
-        case_random(c, "cotangents/lb_loss", 1, dims(0, NULL));
-    }
-    if (top_k && routing->routed_bias_update_rate > 0) case_want(c, "outputs/bias_updates", DIMS(e));
+}
+
+static bool is_sharded(const moe_variant *v)
+{
+    return assay_is_sharded(&v->config, &v->sharding);
 }
 
 static void want_row(spec_case *c, const char *path, assay_shape rows, int64_t width)
@@ -73,8 +70,9 @@ static void want_row(spec_case *c, const char *path, assay_shape rows, int64_t w
     case_want(c, path, rows);
 }
 
-static void want_checkpoints(spec_case *c, const assay_moe_config *config)
+static void want_checkpoints(spec_case *c, const moe_variant *v)
 {
+    const assay_moe_config *config = &v->config;
     const assay_routing_config *routing = &config->routing;
     int64_t b = routing->batch, s = routing->sequence, e = routing->num_experts, h = config->moe_mlp_dim;
     assay_shape rows = DIMS(b * s * routing->num_experts_per_tok);
@@ -84,6 +82,10 @@ static void want_checkpoints(spec_case *c, const assay_moe_config *config)
         rows = DIMS(e, b, room);
         case_want(c, "routing/combine_mask", DIMS(b, s, e, room));
         case_want_indices(c, "routing/dispatch_mask", DIMS(b, s, e, room));
+    }
+    if (is_sharded(v)) {
+        const assay_shard_sizes sizes = assay_shard_sizes_of(config, &v->sharding);
+        rows = sharded_shape(&sizes, sizes.buffer);
     }
     if (config->fused_weights) {
         want_row(c, "checkpoints/moe_mlpwi", rows, 2 * h);
@@ -98,6 +100,26 @@ static void want_checkpoints(spec_case *c, const assay_moe_config *config)
     want_row(c, "checkpoints/mlpwo", DIMS(b, s), config->emb_dim);
 }
 
+spec_moe_config moe_case_config(const moe_variant *v)
+{
+    return (spec_moe_config){.moe = v->config, .sharding = v->sharding};
+}
+
+static void run(spec_case *c, const moe_variant *v)
+{
+    spec_stream stream = {.c = c};
+    const assay_source in = spec_stream_source(&stream);
+    const assay_sink out = spec_stream_sink(&stream);
+    if (is_sharded(v)) {
+        assert_ok(&c->ctx, assay_sharded_moe_check(&c->ctx, &v->config, &v->sharding));
+        assert_ok(&c->ctx, assay_sharded_moe_run(&c->ctx, &v->config, &v->sharding, &in, &out));
+    } else {
+        assert_ok(&c->ctx, assay_moe_check(&c->ctx, &v->config));
+        assert_ok(&c->ctx, assay_moe_run(&c->ctx, &v->config, &in, &out, NULL, 0));
+    }
+    assert_all_written(&stream);
+}
+
 void moe_case_start(spec_case *c, const moe_variant *v, uint64_t seed)
 {
     case_start(c, seed);
@@ -106,16 +128,13 @@ void moe_case_start(spec_case *c, const moe_variant *v, uint64_t seed)
     assay_shape tokens = DIMS(config->routing.batch, config->routing.sequence, config->emb_dim);
     case_variable(c, "inputs/x", 1.5, tokens);
     add_routing(c, v);
+    want_balance(c, "", config, &v->sharding);
+    want_routing_lists(c, "", config, &v->sharding);
     add_experts(c, v);
     if (v->ties) make_whole(c, "inputs/x");
     if (v->ties) make_whole(c, "weights/gate/kernel");
     case_random(c, "cotangents/y", 1, tokens);
     case_want(c, "outputs/y", tokens);
-    want_checkpoints(c, config);
-    spec_stream stream = {.c = c};
-    const assay_source in = spec_stream_source(&stream);
-    const assay_sink out = spec_stream_sink(&stream);
-    assert_ok(&c->ctx, assay_moe_check(&c->ctx, config));
-    assert_ok(&c->ctx, assay_moe_run(&c->ctx, config, &in, &out, NULL, 0));
-    assert_all_written(&stream);
+    want_checkpoints(c, v);
+    run(c, v);
 }

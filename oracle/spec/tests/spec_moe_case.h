@@ -1,16 +1,19 @@
-/* A MoE block with random weights, run by oracle/moe through its source and sink. */
+/* A MoE block with random weights, run by oracle/moe or oracle/mesh through its source and sink. */
 #ifndef ASSAY_SPEC_TESTS_SPEC_MOE_CASE_H
 #define ASSAY_SPEC_TESTS_SPEC_MOE_CASE_H
 
-#include "oracle/spec/tests/spec_case.h"
+#include "oracle/spec/tests/spec_sharded_case.h"
 
 typedef struct moe_variant {
     assay_moe_config config;
+    assay_sharding sharding; /* zeroed: one device */
     bool gate_bias, expert_biases, per_expert_scale;
     bool ties;     /* whole numbers in x and the gate: many equal logits */
     bool two_hot;  /* the gate's bias sends every token to the first two experts: the others are empty */
     bool replayed; /* the choice is given */
 } moe_variant;
+
+spec_moe_config moe_case_config(const moe_variant *v);
 
 /* Makes the inputs, runs the block and leaves all it gives, gradients too, in the case's results. */
 void moe_case_start(spec_case *c, const moe_variant *v, uint64_t seed);

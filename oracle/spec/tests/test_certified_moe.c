@@ -4,10 +4,11 @@
 static void certify_moe(const moe_variant *v, uint64_t seed)
 {
     spec_case c;
+    const spec_moe_config config = moe_case_config(v);
     moe_case_start(&c, v, seed);
-    case_certify_outputs(&c, "moe", &v->config, OUTPUT_LIMIT);
+    case_certify_outputs(&c, "moe", &config, OUTPUT_LIMIT);
     if (!v->replayed) case_fix_choice(&c);
-    case_certify_gradients(&c, "moe", &v->config, GRADIENT_LIMIT);
+    case_certify_gradients(&c, "moe", &config, GRADIENT_LIMIT);
     case_end(&c);
 }
 

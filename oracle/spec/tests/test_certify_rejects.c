@@ -91,6 +91,12 @@ static void drop_checkpoints(spec_case *c)
     c->results.count = kept;
 }
 
+static double worst(spec_case *c, const assay_moe_config *moe, bool gradients)
+{
+    const spec_moe_config config = {.moe = *moe};
+    return case_worst(c, "moe", &config, gradients);
+}
+
 static void test_other_configurations(void **state)
 {
     (void)state;
@@ -109,21 +115,21 @@ static void test_other_configurations(void **state)
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         assay_moe_config config = deepseek.config;
         table[i].change(&config);
-        assert_true(!table[i].outputs || case_worst(&c, "moe", &config, false) > far);
+        assert_true(!table[i].outputs || worst(&c, &config, false) > far);
     }
-    assert_true(case_worst(&c, "moe", &deepseek.config, false) <= OUTPUT_LIMIT);
+    assert_true(worst(&c, &deepseek.config, false) <= OUTPUT_LIMIT);
     case_fix_choice(&c);
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         assay_moe_config config = deepseek.config;
         table[i].change(&config);
-        assert_true(!table[i].gradients || case_worst(&c, "moe", &config, true) > far);
+        assert_true(!table[i].gradients || worst(&c, &config, true) > far);
     }
-    assert_true(case_worst(&c, "moe", &deepseek.config, true) <= GRADIENT_LIMIT);
+    assert_true(worst(&c, &deepseek.config, true) <= GRADIENT_LIMIT);
     /* Without its shared expert the block has no gradient for it: zero where the certificate sees none. */
     assay_moe_config config = deepseek.config;
     no_shared_expert(&config);
-    assert_true(case_worst(&c, "moe", &config, false) > far);
-    assert_true(case_worst(&c, "moe", &config, true) > far);
+    assert_true(worst(&c, &config, false) > far);
+    assert_true(worst(&c, &config, true) > far);
     case_end(&c);
 }
 
@@ -136,7 +142,8 @@ static void test_tampering(void **state)
     drop_checkpoints(&c);
     /* y, lb_loss, bias_updates, weights, margin, and the gradients of x, of the gate's two and the experts' five
      * weights */
-    assert_int_equal(case_assert_tampering_shows(&c, "moe", &deepseek.config), 5 + 8);
+    const spec_moe_config config = {.moe = deepseek.config};
+    assert_int_equal(case_assert_tampering_shows(&c, "moe", &config), 5 + 8);
     case_end(&c);
 }
 

@@ -5,9 +5,9 @@
 #include "oracle/spec/tests/spec_case.h"
 
 /* D = H = 1, linear activation: expert e of x is x^2 times a constant of e. */
-static assay_moe_config small_block(assay_router_family family, int64_t sequence, int64_t k)
+static spec_moe_config small_block(assay_router_family family, int64_t sequence, int64_t k)
 {
-    return (assay_moe_config){.routing = {.batch = 1,
+    return (spec_moe_config){.moe = {.routing = {.batch = 1,
                                           .sequence = sequence,
                                           .num_experts = 3,
                                           .num_experts_per_tok = k,
@@ -18,7 +18,7 @@ static assay_moe_config small_block(assay_router_family family, int64_t sequence
                               .emb_dim = 1,
                               .moe_mlp_dim = 1,
                               .path = ASSAY_MOE_SPARSE,
-                              .activation = ASSAY_LINEAR};
+                              .activation = ASSAY_LINEAR}};
 }
 
 static void add_small_experts(spec_case *c)
@@ -33,8 +33,8 @@ static void test_by_hand(void **state)
     (void)state;
     spec_case c;
     case_start(&c, 1);
-    assay_moe_config config = small_block(ASSAY_ROUTER_DEEPSEEK3, 1, 2);
-    config.shared_mlp_dim = 2;
+    spec_moe_config config = small_block(ASSAY_ROUTER_DEEPSEEK3, 1, 2);
+    config.moe.shared_mlp_dim = 2;
     case_values(&c, "inputs/x", (double[]){2}, DIMS(1, 1, 1));
     case_values(&c, "weights/gate/kernel", (double[]){3, 1, 2}, DIMS(1, 3));
     add_small_experts(&c);
@@ -59,8 +59,8 @@ static void test_biases(void **state)
     (void)state;
     spec_case c;
     case_start(&c, 1);
-    assay_moe_config config = small_block(ASSAY_ROUTER_DEEPSEEK3, 1, 1);
-    config.shared_mlp_dim = 0;
+    spec_moe_config config = small_block(ASSAY_ROUTER_DEEPSEEK3, 1, 1);
+    config.moe.shared_mlp_dim = 0;
     case_values(&c, "inputs/x", (double[]){2}, DIMS(1, 1, 1));
     case_values(&c, "weights/gate/kernel", (double[]){1, 3, 2}, DIMS(1, 3));
     add_small_experts(&c);
@@ -78,10 +78,10 @@ static void test_clamp_is_for_routed_experts(void **state)
     (void)state;
     spec_case c;
     case_start(&c, 1);
-    assay_moe_config config = small_block(ASSAY_ROUTER_DEEPSEEK3, 1, 1);
-    config.glu = ASSAY_GLU_CLAMPED;
-    config.limit = 3;
-    config.shared_mlp_dim = 1;
+    spec_moe_config config = small_block(ASSAY_ROUTER_DEEPSEEK3, 1, 1);
+    config.moe.glu = ASSAY_GLU_CLAMPED;
+    config.moe.limit = 3;
+    config.moe.shared_mlp_dim = 1;
     case_values(&c, "inputs/x", (double[]){2}, DIMS(1, 1, 1));
     case_values(&c, "weights/gate/kernel", (double[]){1, 3, 2}, DIMS(1, 3));
     add_small_experts(&c);
@@ -99,8 +99,8 @@ static void test_llama4(void **state)
     (void)state;
     spec_case c;
     case_start(&c, 1);
-    assay_moe_config config = small_block(ASSAY_ROUTER_LLAMA4, 1, 1);
-    config.shared_mlp_dim = 1;
+    spec_moe_config config = small_block(ASSAY_ROUTER_LLAMA4, 1, 1);
+    config.moe.shared_mlp_dim = 1;
     case_values(&c, "inputs/x", (double[]){2}, DIMS(1, 1, 1));
     case_values(&c, "weights/gate/kernel", (double[]){0, 0.5493061443340548, -1}, DIMS(1, 3));
     add_small_experts(&c);
@@ -123,10 +123,10 @@ static void test_dropping(void **state)
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         spec_case c;
         case_start(&c, 1);
-        assay_moe_config config = small_block(ASSAY_ROUTER_DEEPSEEK3, 5, 1);
-        config.path = ASSAY_MOE_DROPPING;
-        config.routing.batch = 2;
-        config.capacity_factor = table[i].factor;
+        spec_moe_config config = small_block(ASSAY_ROUTER_DEEPSEEK3, 5, 1);
+        config.moe.path = ASSAY_MOE_DROPPING;
+        config.moe.routing.batch = 2;
+        config.moe.capacity_factor = table[i].factor;
         case_values(&c, "inputs/x", (double[]){1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, DIMS(2, 5, 1));
         case_values(&c, "weights/gate/kernel", (double[]){0, 1, 2}, DIMS(1, 3));
         add_small_experts(&c);
@@ -154,10 +154,10 @@ static void test_dropping(void **state)
     }
 }
 
-static assay_moe_config random_block(spec_case *c, bool fused)
+static spec_moe_config random_block(spec_case *c, bool fused)
 {
     const int64_t b = 2, s = 3, d = 3, h = 4, e = 4;
-    assay_moe_config config = {.routing = {.batch = b,
+    spec_moe_config config = {.moe = {.routing = {.batch = b,
                                            .sequence = s,
                                            .num_experts = e,
                                            .num_experts_per_tok = 2,
@@ -169,7 +169,7 @@ static assay_moe_config random_block(spec_case *c, bool fused)
                                .moe_mlp_dim = h,
                                .path = ASSAY_MOE_DENSE,
                                .activation = ASSAY_SILU,
-                               .fused_weights = fused};
+                               .fused_weights = fused}};
     case_random(c, "inputs/x", 2, DIMS(b, s, d));
     case_random(c, "weights/gate/kernel", 1, DIMS(d, e));
     case_random(c, "weights/wo", 1, DIMS(e, h, d));
@@ -195,7 +195,7 @@ static void test_fused_is_unfused(void **state)
     spec_case fused, unfused;
     case_start(&fused, 7);
     case_start(&unfused, 7);
-    assay_moe_config a = random_block(&fused, true), b = random_block(&unfused, false);
+    spec_moe_config a = random_block(&fused, true), b = random_block(&unfused, false);
     assert_ok(&fused.ctx, spec_moe(&fused.ctx, &a, &fused.in, &fused.out));
     assert_ok(&unfused.ctx, spec_moe(&unfused.ctx, &b, &unfused.in, &unfused.out));
     for (int64_t i = 0; i < 18; i++) {
@@ -212,9 +212,9 @@ static void test_much_room_drops_nothing(void **state)
     spec_case dense, dropping;
     case_start(&dense, 9);
     case_start(&dropping, 9);
-    assay_moe_config a = random_block(&dense, false), b = random_block(&dropping, false);
-    b.path = ASSAY_MOE_DROPPING;
-    b.capacity_factor = 4;
+    spec_moe_config a = random_block(&dense, false), b = random_block(&dropping, false);
+    b.moe.path = ASSAY_MOE_DROPPING;
+    b.moe.capacity_factor = 4;
     assert_ok(&dense.ctx, spec_moe(&dense.ctx, &a, &dense.in, &dense.out));
     assert_ok(&dropping.ctx, spec_moe(&dropping.ctx, &b, &dropping.in, &dropping.out));
     for (int64_t i = 0; i < 18; i++) {
@@ -230,8 +230,8 @@ static void test_checkpoints(void **state)
     (void)state;
     spec_case c;
     case_start(&c, 11);
-    assay_moe_config config = random_block(&c, true);
-    config.path = ASSAY_MOE_SPARSE;
+    spec_moe_config config = random_block(&c, true);
+    config.moe.path = ASSAY_MOE_SPARSE;
     assert_ok(&c.ctx, spec_moe(&c.ctx, &config, &c.in, &c.out));
     assert_ok(&c.ctx, spec_moe_checkpoints(&c.ctx, &config, &c.in, &c.out));
     spec_case dense;
@@ -266,14 +266,14 @@ static void test_every_allocation_may_fail(void **state)
     (void)state;
     spec_case c;
     case_start(&c, 5);
-    assay_moe_config config = random_block(&c, true);
-    config.routing.n_routing_groups = 2;
-    config.routing.topk_routing_group = 1;
-    config.routing.load_balance_loss_weight = 1;
-    config.routing.routed_bias_update_rate = 1;
-    config.path = ASSAY_MOE_DROPPING;
-    config.capacity_factor = 1;
-    config.shared_mlp_dim = 1;
+    spec_moe_config config = random_block(&c, true);
+    config.moe.routing.n_routing_groups = 2;
+    config.moe.routing.topk_routing_group = 1;
+    config.moe.routing.load_balance_loss_weight = 1;
+    config.moe.routing.routed_bias_update_rate = 1;
+    config.moe.path = ASSAY_MOE_DROPPING;
+    config.moe.capacity_factor = 1;
+    config.moe.shared_mlp_dim = 1;
     case_random(&c, "weights/shared_experts/wi_0/kernel", 1, DIMS(3, 1));
     case_random(&c, "weights/shared_experts/wi_1/kernel", 1, DIMS(3, 1));
     case_random(&c, "weights/shared_experts/wo/kernel", 1, DIMS(1, 3));
@@ -298,13 +298,13 @@ static void test_refusals(void **state)
     (void)state;
     spec_case c;
     case_start(&c, 5);
-    assay_moe_config config = random_block(&c, true);
-    config.emb_dim = 4;
+    spec_moe_config config = random_block(&c, true);
+    config.moe.emb_dim = 4;
     assert_int_equal(spec_moe(&c.ctx, &config, &c.in, &c.out), ASSAY_BAD_INPUT);
     assert_string_equal(c.ctx.message, "'inputs/x' has 6 rows of 3, expected 6 of 4");
     spec_tensors_free(&c.out);
-    config.emb_dim = 3;
-    config.fused_weights = false;
+    config.moe.emb_dim = 3;
+    config.moe.fused_weights = false;
     assert_int_equal(spec_moe(&c.ctx, &config, &c.in, &c.out), ASSAY_BAD_INPUT);
     assert_string_equal(c.ctx.message, "the tensor 'weights/wi_0' is missing");
     case_end(&c);

@@ -1,0 +1,108 @@
+#include "compare/pictures.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "compare/outliers.h"
+#include "compare/tensor_compare.h"
+#include "oracle/base/memory.h"
+
+typedef struct buffers {
+    double *golden, *candidate, *scale; /* [ASSAY_CHUNK] */
+} buffers;
+
+static int least(int64_t a, int b)
+{
+    return a < b ? (int)a : b;
+}
+
+/* In standard deviations; infinite where no error is allowed, or a number is no number on the candidate's side alone.
+ */
+static double deviations(double golden, double candidate, double scale, double unit, double tiny)
+{
+    const double rounding = unit * fabs(golden) + tiny;
+    const double sigma = sqrt(scale * scale + rounding * rounding / 3);
+    if (golden == candidate || isnan(golden)) return 0;
+    if (!isfinite(candidate) || !isfinite(golden)) return INFINITY;
+    return sigma > 0 ? (candidate - golden) / sigma : INFINITY;
+}
+
+static void put(assay_picture *p, int64_t row, int64_t rows, int64_t column, int64_t columns, double z)
+{
+    const int64_t cell = row * p->rows / rows * p->columns + column * p->columns / columns;
+    const double width = 2 * ASSAY_PICTURE_LIMIT / ASSAY_PICTURE_BINS;
+    if (fabs(z) > p->cells[cell]) p->cells[cell] = (float)fabs(z);
+    if (!isfinite(z)) return;
+    const double bin = floor((z + ASSAY_PICTURE_LIMIT) / width);
+    p->bins[bin < 0 ? 0 : bin >= ASSAY_PICTURE_BINS ? ASSAY_PICTURE_BINS - 1 : (int)bin]++;
+    p->counted++;
+}
+
+static assay_status draw(assay_context *ctx, assay_fixture_reader *golden, assay_fixture_reader *candidate,
+                         const char *scale, const assay_profile *profile, const assay_tensor_result *r,
+                         const buffers *b, assay_picture *p)
+{
+    assay_status status = ASSAY_OK;
+    const int64_t columns = assay_row_length(&r->spec.shape), rows = r->elements / columns;
+    const double unit = assay_dtype_unit_roundoff(profile->storage);
+    const double tiny =
+        0.5 * fmax(assay_dtype_least_subnormal(profile->storage), assay_dtype_least_subnormal(r->candidate_type));
+    *p = (assay_picture){.rows = least(rows, ASSAY_PICTURE_ROWS), .columns = least(columns, ASSAY_PICTURE_COLUMNS)};
+    for (int64_t first = 0; first < r->elements; first += ASSAY_CHUNK) {
+        const int64_t count = r->elements - first < ASSAY_CHUNK ? r->elements - first : ASSAY_CHUNK;
+        TRY(assay_fixture_read(ctx, golden, r->spec.path, first, count, b->golden));
+        TRY(assay_fixture_read(ctx, golden, scale, first, count, b->scale));
+        TRY(assay_fixture_read(ctx, candidate, r->spec.path, first, count, b->candidate));
+        for (int64_t i = 0; i < count; i++) {
+            const int64_t at = first + i;
+            put(p, at / columns, rows, at % columns, columns,
+                deviations(b->golden[i], b->candidate[i], b->scale[i], unit, tiny));
+        }
+    }
+cleanup:
+    return status;
+}
+
+/* Whether a tensor has what a picture is made of. */
+static bool can_be_drawn(assay_fixture_reader *golden, assay_fixture_reader *candidate, const char *scale,
+                         const assay_tensor_result *r)
+{
+    return r->compared && r->spec.type != ASSAY_INT32 && r->elements > 0 && assay_fixture_find(golden, scale) != NULL &&
+           assay_fixture_find(candidate, r->spec.path) != NULL;
+}
+
+assay_status assay_pictures_draw(assay_context *ctx, assay_fixture_reader *golden, assay_fixture_reader *candidate,
+                                 const assay_profile *profile, assay_report *report)
+{
+    assay_status status = ASSAY_OK;
+    buffers b = {0};
+    report->pictures = calloc((size_t)report->count + 1, sizeof *report->pictures);
+    if (report->pictures == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for pictures");
+    TRY(assay_alloc_f64(ctx, "values of the golden", ASSAY_CHUNK, &b.golden));
+    TRY(assay_alloc_f64(ctx, "values of the candidate", ASSAY_CHUNK, &b.candidate));
+    TRY(assay_alloc_f64(ctx, "error scales", ASSAY_CHUNK, &b.scale));
+    for (int i = 0; i < report->count; i++) {
+        const assay_tensor_result *r = &report->tensors[i];
+        char scale[2 * ASSAY_PATH_SIZE];
+        void *memory = NULL;
+        snprintf(scale, sizeof scale, "error_scale/%s/%s", profile->precision.name, r->spec.path);
+        if (!can_be_drawn(golden, candidate, scale, r)) continue;
+        TRY(assay_alloc(ctx, "picture", 1, sizeof **report->pictures, &memory));
+        report->pictures[i] = memory;
+        status = draw(ctx, golden, candidate, scale, profile, r, &b, report->pictures[i]);
+        if (status == ASSAY_BAD_INPUT) { /* the verdict says what cannot be read */
+            free(report->pictures[i]);
+            report->pictures[i] = NULL;
+            ctx->message[0] = '\0';
+            status = ASSAY_OK;
+        }
+        TRY(status);
+    }
+cleanup:
+    free(b.golden);
+    free(b.candidate);
+    free(b.scale);
+    return status;
+}

@@ -1,0 +1,303 @@
+/* The report as one page that needs nothing else: no scripts, no fonts, pictures inside. */
+#include <inttypes.h>
+#include <math.h>
+#include <openssl/evp.h>
+#include <png.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "compare/outliers.h"
+#include "compare/printable.h"
+#include "compare/report.h"
+
+static const char style_sheet[] =
+    ":root{color-scheme:light dark;--ink:#1b1f24;--soft:#5b6570;--page:#fff;--card:#f5f7f9;--line:#d7dde3;"
+    "--pass:#1a7f37;--fail:#c62828;--other:#9a6700}"
+    "@media(prefers-color-scheme:dark){:root{--ink:#e6e9ec;--soft:#9aa5b1;--page:#14181c;--card:#1d2329;--line:#333c45;"
+    "--pass:#4ac26b;--fail:#ff6b6b;--other:#d9a72e}}"
+    "*{box-sizing:border-box}body{margin:0 auto;max-width:72rem;padding:1rem;background:var(--page);color:var(--ink);"
+    "font:16px/1.5 system-ui,sans-serif}h1,h2{line-height:1.25;margin:.6em 0 .3em;overflow-wrap:anywhere}"
+    "h1{font-size:1.5rem}h2{font-size:1.2rem}p{margin:.4em 0;overflow-wrap:anywhere}.soft{color:var(--soft)}"
+    ".badge{display:inline-block;padding:.05em .6em;border-radius:.4em;color:#fff;font-weight:600}"
+    ".PASS{background:var(--pass)}.FAIL{background:var(--fail)}.VACUOUS,.NOT{background:var(--other)}"
+    ".flow{display:flex;flex-wrap:wrap;gap:.3rem;margin:.6rem 0;padding:0;list-style:none}"
+    ".flow a{display:block;padding:.1rem .5rem;border:1px solid var(--line);border-left:.35rem solid var(--line);"
+    "border-radius:.3rem;background:var(--card);color:inherit;text-decoration:none;font-size:.85rem;"
+    "overflow-wrap:anywhere}.flow .p{border-left-color:var(--pass)}.flow .f{border-left-color:var(--fail)}"
+    ".flow .o{border-left-color:var(--other)}.flow .first{outline:2px solid var(--fail);font-weight:600}"
+    ".wide{overflow-x:auto}table{border-collapse:collapse;font-size:.9rem;width:100%}"
+    "th,td{padding:.2rem .6rem;text-align:left;border-bottom:1px solid var(--line);white-space:nowrap}"
+    "td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}"
+    "details{border:1px solid var(--line);border-radius:.4rem;margin:.5rem 0;padding:.3rem "
+    ".7rem;background:var(--card)}"
+    "summary{cursor:pointer;overflow-wrap:anywhere}figure{margin:.6rem 0}figcaption{font-size:.85rem;color:var(--soft)}"
+    "img{image-rendering:pixelated;width:100%;max-width:48rem;border:1px solid var(--line)}"
+    ".pictures{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(18rem,100%),1fr));gap:1rem}"
+    "svg{width:100%;max-width:30rem;height:auto}svg text{font-size:10px;fill:var(--soft)}"
+    "code{font-size:.85em;overflow-wrap:anywhere}";
+
+static void write_text(FILE *out, const char *text)
+{
+    char clean[ASSAY_PRINTABLE_SIZE];
+    for (const char *p = assay_printable(text, clean); *p != '\0'; p++) {
+        switch (*p) {
+        case '&':
+            fputs("&amp;", out);
+            break;
+        case '<':
+            fputs("&lt;", out);
+            break;
+        case '>':
+            fputs("&gt;", out);
+            break;
+        case '"':
+            fputs("&quot;", out);
+            break;
+        default:
+            fputc(*p, out);
+        }
+    }
+}
+
+static void write_badge(FILE *out, assay_verdict verdict)
+{
+    const char *name = assay_verdict_name(verdict);
+    fprintf(out, "<span class=\"badge %.*s\">%s</span>", (int)strcspn(name, " "), name, name);
+}
+
+/* White for nothing, through yellow at 2.5 to red at 5 standard deviations and dark red beyond; black: not finite. */
+static void color_of(float z, png_byte rgb[3])
+{
+    static const double stops[] = {0, 1, 2.5, 5, 20};
+    static const double colors[][3] = {{250, 250, 250}, {190, 215, 235}, {250, 220, 110}, {215, 60, 40}, {90, 0, 20}};
+    enum { STOPS = sizeof stops / sizeof *stops };
+    int i = 1;
+    if (!isfinite(z)) {
+        rgb[0] = rgb[1] = rgb[2] = 0;
+        return;
+    }
+    while (i < STOPS - 1 && (double)z > stops[i]) i++;
+    const double t = fmin(1, ((double)z - stops[i - 1]) / (stops[i] - stops[i - 1]));
+    for (int c = 0; c < 3; c++) rgb[c] = (png_byte)(colors[i - 1][c] + t * (colors[i][c] - colors[i - 1][c]) + 0.5);
+}
+
+/* As a data: address. */
+static bool write_png(FILE *out, const assay_picture *p)
+{
+    png_byte pixels[ASSAY_PICTURE_ROWS * ASSAY_PICTURE_COLUMNS * 3];
+    png_image image = {.version = PNG_IMAGE_VERSION,
+                       .width = (png_uint_32)p->columns,
+                       .height = (png_uint_32)p->rows,
+                       .format = PNG_FORMAT_RGB};
+    png_alloc_size_t size = 0;
+    for (int i = 0; i < p->rows * p->columns; i++) color_of(p->cells[i], pixels + (size_t)i * 3);
+    if (!png_image_write_to_memory(&image, NULL, &size, 0, pixels, 0, NULL)) return false;
+    unsigned char *png = malloc(size), *text = malloc(4 * ((size + 2) / 3) + 1);
+    const bool made = png != NULL && text != NULL && png_image_write_to_memory(&image, png, &size, 0, pixels, 0, NULL);
+    if (made) {
+        EVP_EncodeBlock(text, png, (int)size);
+        fprintf(out, "data:image/png;base64,%s", (const char *)text);
+    }
+    free(png);
+    free(text);
+    return made;
+}
+
+/* Errors in standard deviations, over the normal curve that independent ones of a correct implementation would follow.
+ */
+static void write_histogram(FILE *out, const assay_picture *p)
+{
+    enum { WIDTH = 480, HEIGHT = 160, BASE = 140 };
+    const double width = (double)WIDTH / ASSAY_PICTURE_BINS, step = 2 * ASSAY_PICTURE_LIMIT / ASSAY_PICTURE_BINS;
+    const double expected = (double)p->counted * step / sqrt(2 * 3.14159265358979323846);
+    double most = expected;
+    for (int i = 0; i < ASSAY_PICTURE_BINS; i++) most = fmax(most, (double)p->bins[i]);
+    fprintf(out, "<svg viewBox=\"0 0 %d %d\" role=\"img\" aria-label=\"histogram of errors\">", WIDTH, HEIGHT);
+    for (int i = 0; i < ASSAY_PICTURE_BINS; i++) {
+        const double height = most > 0 ? (BASE - 10) * sqrt((double)p->bins[i] / most) : 0;
+        const bool end = i == 0 || i == ASSAY_PICTURE_BINS - 1;
+        if (p->bins[i] == 0) continue;
+        fprintf(out, "<rect x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\" fill=\"%s\"/>", i * width,
+                BASE - height, width - 1, height, end ? "#c62828" : "#4c8bc0");
+    }
+    fprintf(out, "<path fill=\"none\" stroke=\"currentColor\" d=\"");
+    for (int i = 0; i <= 2 * ASSAY_PICTURE_BINS; i++) {
+        const double z = -ASSAY_PICTURE_LIMIT + i * step / 2;
+        const double share = most > 0 ? sqrt(expected * exp(-z * z / 2) / most) : 0;
+        fprintf(out, "%c%.1f %.1f", i == 0 ? 'M' : 'L', i * width / 2, BASE - (BASE - 10) * share);
+    }
+    fprintf(out, "\"/><line x1=\"0\" y1=\"%d\" x2=\"%d\" y2=\"%d\" stroke=\"currentColor\"/>", BASE, WIDTH, BASE);
+    for (int z = -6; z <= 6; z += 2) {
+        fprintf(out, "<text x=\"%.0f\" y=\"%d\" text-anchor=\"middle\">%d</text>",
+                (z + ASSAY_PICTURE_LIMIT) / (2 * ASSAY_PICTURE_LIMIT) * (WIDTH - 24) + 12, HEIGHT - 6, z);
+    }
+    fprintf(out, "</svg>");
+}
+
+static void write_pictures(FILE *out, const assay_tensor_result *r, const assay_picture *p)
+{
+    const int64_t columns = assay_row_length(&r->spec.shape);
+    fprintf(out, "<div class=\"pictures\"><figure><img alt=\"heat map of errors\" src=\"");
+    write_png(out, p);
+    fprintf(out,
+            "\"><figcaption>largest error in standard deviations: %" PRId64 " rows down, %" PRId64
+            " columns across; white 0, yellow 2.5, red 5 and more, black not finite</figcaption></figure><figure>",
+            columns > 0 ? r->elements / columns : 0, columns);
+    write_histogram(out, p);
+    fprintf(out, "<figcaption>errors in standard deviations (heights as square roots), the ends with all that is "
+                 "beyond; line: normal</figcaption></figure></div>");
+}
+
+static void write_outliers(FILE *out, const assay_tensor_result *r, bool rows)
+{
+    const assay_outlier *worst = rows ? r->rows_worst : r->elements_worst;
+    const int count = rows ? r->rows_worst_count : r->elements_worst_count;
+    if (count == 0) return;
+    fprintf(out,
+            "<div class=\"wide\"><table><tr><th>worst %s</th><th class=\"n\">golden%s</th>"
+            "<th class=\"n\">candidate%s</th><th class=\"n\">of its threshold</th></tr>",
+            rows ? "rows" : "elements", rows ? " (RMS)" : "", rows ? " (RMS)" : "");
+    for (int i = 0; i < count; i++) {
+        char place[ASSAY_INDEX_TEXT];
+        if (rows) {
+            assay_row_text(&r->spec.shape, worst[i].index, place);
+        } else {
+            assay_element_text(&r->spec.shape, worst[i].index, place);
+        }
+        fprintf(out,
+                "<tr><td><code>%s</code></td><td class=\"n\">%.9g</td><td class=\"n\">%.9g</td>"
+                "<td class=\"n\">%.3g</td></tr>",
+                place[0] == '\0' ? "[]" : place, worst[i].golden, worst[i].candidate, worst[i].excess);
+    }
+    fprintf(out, "</table></div>");
+}
+
+static void write_tensor(FILE *out, int number, int i, const assay_tensor_result *r, const assay_picture *p)
+{
+    char shape[160];
+    assay_shape_text(&r->spec.shape, shape, sizeof shape);
+    fprintf(out, "<details id=\"r%dt%d\"%s><summary>", number, i, r->verdict == ASSAY_PASS ? "" : " open");
+    if (r->compared || r->verdict != ASSAY_PASS) write_badge(out, r->verdict);
+    fprintf(out, " <code>");
+    write_text(out, r->spec.path);
+    fprintf(out, "</code> <span class=\"soft\">%s", shape);
+    if (r->compared && r->spec.type != ASSAY_INT32 && !r->exact) {
+        fprintf(out, ", RMS %.3g, element %.3g, row %.3g of its threshold", r->rms_ratio, r->worst_element,
+                r->worst_row);
+    }
+    fprintf(out, "</span></summary>");
+    if (r->message[0] != '\0') {
+        fprintf(out, "<p>");
+        write_text(out, r->message);
+        fprintf(out, "</p>");
+    }
+    if (p != NULL) write_pictures(out, r, p);
+    write_outliers(out, r, false);
+    write_outliers(out, r, true);
+    fprintf(out, "</details>");
+}
+
+static void write_flow(FILE *out, int number, const assay_report *report)
+{
+    bool first = true;
+    fprintf(out, "<ul class=\"flow\">");
+    for (int i = 0; i < report->count; i++) {
+        const assay_tensor_result *r = &report->tensors[i];
+        const bool failed = r->verdict == ASSAY_FAIL;
+        if (!r->compared && r->verdict == ASSAY_PASS) continue;
+        fprintf(out, "<li><a href=\"#r%dt%d\" class=\"%s%s\">", number, i,
+                failed                     ? "f"
+                : r->verdict == ASSAY_PASS ? "p"
+                                           : "o",
+                failed && first ? " first" : "");
+        write_text(out, r->spec.path);
+        fprintf(out, "%s</a></li>", failed && first ? " (first wrong)" : "");
+        first = first && !failed;
+    }
+    fprintf(out, "</ul>");
+}
+
+static void write_report(FILE *out, int number, const assay_report *report)
+{
+    fprintf(out, "<section id=\"r%d\"><h2>", number);
+    write_badge(out, report->verdict);
+    fputc(' ', out);
+    write_text(out, report->case_name);
+    fprintf(out, "</h2><p class=\"soft\">op ");
+    write_text(out, report->op);
+    if (report->profile[0] != '\0') {
+        fprintf(out, ", profile ");
+        write_text(out, report->profile);
+        fprintf(out, ", false alarm %g", report->false_alarm);
+    }
+    fprintf(out, "</p><p>");
+    write_text(out, report->message);
+    fprintf(out, "</p>");
+    if (report->diagnosis[0] != '\0') {
+        fprintf(out, "<p>looks like this: ");
+        write_text(out, report->diagnosis);
+        fprintf(out, "</p>");
+    }
+    if (report->known[0] != '\0') {
+        fprintf(out, "<p>known failure: ");
+        write_text(out, report->known);
+        fprintf(out, "</p>");
+    }
+    if (report->golden_path[0] != '\0') {
+        fprintf(out, "<p class=\"soft\">golden <code>");
+        write_text(out, report->golden_path);
+        fprintf(out, "</code>, candidate <code>");
+        write_text(out, report->candidate_path);
+        fprintf(out, "</code></p>");
+    }
+    write_flow(out, number, report);
+    for (int i = 0; i < report->count; i++) {
+        const assay_tensor_result *r = &report->tensors[i];
+        if (!r->compared && r->verdict == ASSAY_PASS) continue;
+        write_tensor(out, number, i, r, report->pictures == NULL ? NULL : report->pictures[i]);
+    }
+    fprintf(out, "</section>\n");
+}
+
+static void write_index(FILE *out, int count, const assay_report *reports)
+{
+    int verdicts[4] = {0};
+    for (int i = 0; i < count; i++) verdicts[reports[i].verdict]++;
+    fprintf(out,
+            "<p>%d cases: %d passed, %d failed, %d vacuous, %d not comparable</p><div class=\"wide\"><table>"
+            "<tr><th>verdict</th><th>case</th><th>why</th></tr>",
+            count, verdicts[ASSAY_PASS], verdicts[ASSAY_FAIL], verdicts[ASSAY_VACUOUS], verdicts[ASSAY_NOT_COMPARABLE]);
+    for (int i = 0; i < count; i++) {
+        fprintf(out, "<tr><td>");
+        write_badge(out, reports[i].verdict);
+        fprintf(out, "</td><td><a href=\"#r%d\">", i);
+        write_text(out, reports[i].case_name);
+        fprintf(out, "</a></td><td>");
+        write_text(out, reports[i].message);
+        fprintf(out, "</td></tr>");
+    }
+    fprintf(out, "</table></div>");
+}
+
+assay_status assay_report_html(assay_context *ctx, int count, const assay_report *reports, char **text)
+{
+    size_t size = 0;
+    *text = NULL;
+    FILE *out = open_memstream(text, &size);
+    if (out == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the HTML report");
+    fprintf(out, "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" "
+                 "content=\"width=device-width,initial-scale=1\"><title>assay");
+    if (count == 1) {
+        fprintf(out, ": ");
+        write_text(out, reports[0].case_name);
+    }
+    fprintf(out, "</title><style>%s</style></head><body><h1>assay</h1>\n", style_sheet);
+    if (count != 1) write_index(out, count, reports);
+    for (int i = 0; i < count; i++) write_report(out, i, &reports[i]);
+    fprintf(out, "</body></html>\n");
+    if (fclose(out) == 0) return ASSAY_OK;
+    free(*text);
+    *text = NULL;
+    return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the HTML report");
+}

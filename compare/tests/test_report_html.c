@@ -1,0 +1,182 @@
+/* The HTML page: well-formed, self-contained, with what is wrong in it; and the pictures by themselves. */
+#include <libxml/HTMLparser.h>
+#include <libxml/xpath.h>
+
+#include "compare/pictures.h"
+#include "compare/tests/compare_test.h"
+
+typedef struct pair {
+    assay_context ctx;
+    assay_fixture_reader *golden, *candidate;
+    const assay_profile *profile;
+} pair;
+
+static void open_pair(pair *p, const test_fixture *golden, const test_fixture *candidate)
+{
+    char folder[] = "html-test-XXXXXX", golden_path[64], candidate_path[64];
+    *p = (pair){.ctx = {.threads = 1}, .profile = assay_profile_by_name("f64")};
+    assert_non_null(mkdtemp(folder));
+    snprintf(golden_path, sizeof golden_path, "%s/golden.h5", folder);
+    snprintf(candidate_path, sizeof candidate_path, "%s/candidate.h5", folder);
+    write_fixture(&p->ctx, golden, golden_path);
+    write_fixture(&p->ctx, candidate, candidate_path);
+    assert_ok(&p->ctx, assay_fixture_open(&p->ctx, golden_path, &p->golden));
+    assert_ok(&p->ctx, assay_fixture_open(&p->ctx, candidate_path, &p->candidate));
+    remove(golden_path);
+    remove(candidate_path);
+    rmdir(folder);
+}
+
+static void close_pair(pair *p)
+{
+    assay_fixture_close(p->golden);
+    assay_fixture_close(p->candidate);
+}
+
+/* outputs/y [300,200] with an error of 3 sigma at one place, 50 at another, NaN at a third. */
+static void make_pair(pair *p)
+{
+    test_fixture golden = {.kind = "golden", .profile = "f64"};
+    test_tensor *y = add_tensor(&golden, "outputs/y", ASSAY_FLOAT64, 2, DIMS(300, 200), 1e-6);
+    add_tensor(&golden, "outputs/count", ASSAY_INT32, 1, DIMS(4), 0);
+    add_tensor(&golden, "routing/a<b>&\"c", ASSAY_FLOAT64, 1, DIMS(4), 1e-3);
+    test_fixture candidate = candidate_of(&golden);
+    double *values = tensor_at(&candidate, "outputs/y")->values;
+    values[0] += 3 * y->scale[0];
+    values[299 * 200 + 199] -= 50 * y->scale[299 * 200 + 199];
+    values[150 * 200] = NAN;
+    open_pair(p, &golden, &candidate);
+    free_fixture(&candidate);
+    free_fixture(&golden);
+}
+
+static void pictures_show_where(void **state)
+{
+    pair p;
+    assay_report report = {0};
+    (void)state;
+    make_pair(&p);
+    assert_ok(&p.ctx, assay_compare(&p.ctx, p.golden, p.candidate, p.profile, 1e-6, &report));
+    assert_ok(&p.ctx, assay_pictures_draw(&p.ctx, p.golden, p.candidate, p.profile, &report));
+    for (int i = 0; i < report.count; i++) {
+        const assay_picture *picture = report.pictures[i];
+        if (strcmp(report.tensors[i].spec.path, "outputs/count") == 0) assert_null(picture);
+        if (strcmp(report.tensors[i].spec.path, "outputs/y") != 0) continue;
+        assert_non_null(picture);
+        assert_int_equal(picture->rows, ASSAY_PICTURE_ROWS);
+        assert_int_equal(picture->columns, ASSAY_PICTURE_COLUMNS);
+        assert_true(fabs(picture->cells[0] - 3) < 1e-3);
+        assert_true(fabs(picture->cells[ASSAY_PICTURE_ROWS * ASSAY_PICTURE_COLUMNS - 1] - 50) < 1e-2);
+        assert_true(isinf(picture->cells[150 * ASSAY_PICTURE_ROWS / 300 * ASSAY_PICTURE_COLUMNS]));
+        assert_int_equal(picture->counted, 300 * 200 - 1);
+        assert_int_equal(picture->bins[0], 1);
+        assert_int_equal(picture->bins[36], 1); /* 3 sigma, a quarter each */
+        assert_int_equal(picture->bins[24], 300 * 200 - 3);
+    }
+    assay_report_free(&report);
+    close_pair(&p);
+}
+
+static int nodes(xmlDoc *page, const char *path)
+{
+    xmlXPathContext *context = xmlXPathNewContext(page);
+    xmlXPathObject *found = xmlXPathEvalExpression((const xmlChar *)path, context);
+    const int count = found->nodesetval == NULL ? 0 : found->nodesetval->nodeNr;
+    xmlXPathFreeObject(found);
+    xmlXPathFreeContext(context);
+    return count;
+}
+
+/* details, section and svg are newer than libxml2's HTML: it says so, and reads them all the same. */
+static xmlDoc *parse(const char *text)
+{
+    return htmlReadMemory(text, (int)strlen(text), NULL, "utf-8", HTML_PARSE_NOERROR | HTML_PARSE_NOWARNING);
+}
+
+static void the_page_shows_what_is_wrong(void **state)
+{
+    pair p;
+    assay_report report = {0};
+    char *text = NULL;
+    (void)state;
+    make_pair(&p);
+    assert_ok(&p.ctx, assay_compare(&p.ctx, p.golden, p.candidate, p.profile, 1e-6, &report));
+    assert_ok(&p.ctx, assay_pictures_draw(&p.ctx, p.golden, p.candidate, p.profile, &report));
+    snprintf(report.golden_path, sizeof report.golden_path, "golden \x01<&>.h5");
+    assert_ok(&p.ctx, assay_report_html(&p.ctx, 1, &report, &text));
+    xmlDoc *page = parse(text);
+    assert_non_null(page);
+    assert_int_equal(nodes(page, "//details"), 3);
+    assert_int_equal(nodes(page, "//details[@open]"), 1);
+    assert_int_equal(nodes(page, "//a[contains(@class,'first')]"), 1);
+    assert_int_equal(nodes(page, "//img[starts-with(@src,'data:image/png;base64,iVBOR')]"), 2);
+    assert_int_equal(nodes(page, "//svg"), 2);
+    assert_int_equal(nodes(page, "//script|//link|//@href[starts-with(.,'http')]"), 0);
+    assert_contains(text, "routing/a&lt;b&gt;&amp;&quot;c");
+    assert_contains(text, "golden ?&lt;&amp;&gt;.h5");
+    xmlFreeDoc(page);
+    free(text);
+    assay_report_free(&report);
+    close_pair(&p);
+}
+
+/* Several reports: an index, and no pictures where none were drawn; none at all is a page too. */
+static void many_reports_have_an_index(void **state)
+{
+    pair p;
+    assay_report reports[2];
+    char *text = NULL;
+    (void)state;
+    make_pair(&p);
+    for (int i = 0; i < 2; i++) {
+        assert_ok(&p.ctx, assay_compare(&p.ctx, p.golden, p.candidate, p.profile, 1e-6, &reports[i]));
+    }
+    assert_ok(&p.ctx, assay_report_html(&p.ctx, 2, reports, &text));
+    xmlDoc *page = parse(text);
+    assert_int_equal(nodes(page, "//a[@href='#r1']"), 1);
+    assert_int_equal(nodes(page, "//section"), 2);
+    assert_int_equal(nodes(page, "//img"), 0);
+    assert_contains(text, "2 cases: 0 passed, 2 failed");
+    xmlFreeDoc(page);
+    free(text);
+    assert_ok(&p.ctx, assay_report_html(&p.ctx, 0, reports, &text));
+    assert_contains(text, "0 cases");
+    free(text);
+    for (int i = 0; i < 2; i++) assay_report_free(&reports[i]);
+    close_pair(&p);
+}
+
+static void out_of_memory_leaves_nothing_behind(void **state)
+{
+    pair p;
+    int64_t n = 0;
+    (void)state;
+    make_pair(&p);
+    for (;; n++) {
+        assay_report report = {0};
+        assert_ok(&p.ctx, assay_compare(&p.ctx, p.golden, p.candidate, p.profile, 1e-6, &report));
+        assay_fail_allocation(n);
+        const assay_status status = assay_pictures_draw(&p.ctx, p.golden, p.candidate, p.profile, &report);
+        assay_fail_allocation(-1);
+        const bool failed = assay_allocation_failed();
+        assay_report_free(&report);
+        if (!failed) {
+            assert_ok(&p.ctx, status);
+            break;
+        }
+        assert_int_equal(status, ASSAY_NO_MEMORY);
+    }
+    assert_true(n > 3);
+    close_pair(&p);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(pictures_show_where),
+        cmocka_unit_test(the_page_shows_what_is_wrong),
+        cmocka_unit_test(many_reports_have_an_index),
+        cmocka_unit_test(out_of_memory_leaves_nothing_behind),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,212 @@
+#include <cjson/cJSON.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "harness/command.h"
+#include "harness/discrimination.h"
+
+static const char *outcome_name(assay_mutant_outcome outcome)
+{
+    static const char *const names[] = {
+#define X(code, name) name,
+        ASSAY_MUTANT_OUTCOME_TABLE(X)
+#undef X
+    };
+    return names[outcome];
+}
+
+static int count_of(const assay_discrimination *found, assay_mutant_outcome outcome)
+{
+    int count = 0;
+    for (int i = 0; i < assay_mutant_count; i++) count += found->items[i].outcome == outcome;
+    return count;
+}
+
+static bool is_vacuous(const assay_discrimination *found)
+{
+    return found->power.vacuous[0] != '\0';
+}
+
+/* One line for each mutant that applies; all of them when verbose. */
+static void print_table(const assay_discrimination *found, bool verbose)
+{
+    printf("\n  %-24s %-13s %-14s %-8s %-9s %8s %9s  %s\n", "mutant", "changed", "bugs", "required", "outcome",
+           "tensors", "excess", verbose ? "where" : "");
+    for (int i = 0; i < assay_mutant_count; i++) {
+        const assay_mutant_result *r = &found->items[i];
+        char tensors[32] = "";
+        if (r->outcome == ASSAY_MUTANT_NOT_APPLICABLE && !verbose) continue;
+        if (r->changed > 0) snprintf(tensors, sizeof tensors, "%d/%d", r->found, r->changed);
+        printf("  %-24s %-13s %-14s %-8s %-9s %8s", r->mutant->name, assay_mutant_way(r->mutant), r->mutant->bugs,
+               r->required ? "yes" : "", outcome_name(r->outcome), tensors);
+        if (r->changed > 0) printf(" %9.3g  %s", r->excess, verbose ? r->where : "");
+        printf("\n");
+    }
+    printf("  tensors: that fail by themselves, of those with an effect; excess: the error over its threshold, above 1 "
+           "fails\n");
+}
+
+static void print_verdict(const char *path, const assay_discrimination *found)
+{
+    const assay_power *power = &found->power;
+    if (is_vacuous(found)) {
+        printf("\nVACUOUS  %s: mutant %s would pass at profile %s: a backend with this bug is not told from a correct "
+               "one\n",
+               path, power->vacuous, found->profile->precision.name);
+    } else {
+        printf("\nPASS  %s: every required mutant with an effect is detected at profile %s\n", path,
+               found->profile->precision.name);
+    }
+    printf("power: %d of %d mutants that have an effect here are detected; %d without effect, %d do not apply\n",
+           power->detected, power->effective, count_of(found, ASSAY_MUTANT_NO_EFFECT),
+           count_of(found, ASSAY_MUTANT_NOT_APPLICABLE));
+    fflush(stdout);
+}
+
+static bool put_excess(cJSON *object, double excess)
+{
+    return isfinite(excess) ? cJSON_AddNumberToObject(object, "excess", excess) != NULL
+                            : cJSON_AddStringToObject(object, "excess", "inf") != NULL;
+}
+
+static bool put_mutant(cJSON *list, const assay_mutant_result *r)
+{
+    cJSON *item = cJSON_CreateObject();
+    if (item == NULL || !cJSON_AddItemToArray(list, item)) {
+        cJSON_Delete(item);
+        return false;
+    }
+    return cJSON_AddStringToObject(item, "name", r->mutant->name) != NULL &&
+           cJSON_AddStringToObject(item, "models", r->mutant->models) != NULL &&
+           cJSON_AddStringToObject(item, "bugs", r->mutant->bugs) != NULL &&
+           cJSON_AddStringToObject(item, "changed", assay_mutant_way(r->mutant)) != NULL &&
+           cJSON_AddBoolToObject(item, "required", r->required) != NULL &&
+           cJSON_AddStringToObject(item, "outcome", outcome_name(r->outcome)) != NULL &&
+           cJSON_AddNumberToObject(item, "tensors", r->changed) != NULL &&
+           cJSON_AddNumberToObject(item, "tensors_failed", r->found) != NULL && put_excess(item, r->excess) &&
+           cJSON_AddStringToObject(item, "where", r->where) != NULL;
+}
+
+static bool put_fixture(cJSON *list, const char *path, const assay_case *c, const assay_discrimination *found)
+{
+    cJSON *fixture = cJSON_CreateObject();
+    if (fixture == NULL || !cJSON_AddItemToArray(list, fixture)) {
+        cJSON_Delete(fixture);
+        return false;
+    }
+    bool ok = cJSON_AddStringToObject(fixture, "golden", path) != NULL &&
+              cJSON_AddStringToObject(fixture, "case", c->name) != NULL &&
+              cJSON_AddStringToObject(fixture, "op", c->op) != NULL &&
+              cJSON_AddStringToObject(fixture, "profile", found->profile->precision.name) != NULL &&
+              cJSON_AddStringToObject(fixture, "verdict", is_vacuous(found) ? "VACUOUS" : "PASS") != NULL &&
+              cJSON_AddNumberToObject(fixture, "effective", found->power.effective) != NULL &&
+              cJSON_AddNumberToObject(fixture, "detected", found->power.detected) != NULL;
+    cJSON *mutants = ok ? cJSON_AddArrayToObject(fixture, "mutants") : NULL;
+    ok = mutants != NULL;
+    for (int i = 0; ok && i < assay_mutant_count; i++) ok = put_mutant(mutants, &found->items[i]);
+    return ok;
+}
+
+static assay_status golden_case(assay_context *ctx, const assay_fixture_reader *golden, const char *path,
+                                assay_case **cases, int *count)
+{
+    const char *kind = assay_fixture_text(golden, "kind"), *yaml = assay_fixture_text(golden, "case_yaml");
+    if (kind == NULL || strcmp(kind, "golden") != 0) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: kind is %s, expected golden", path,
+                          kind == NULL ? "not given" : kind);
+    }
+    if (yaml == NULL) return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: the attribute case_yaml is missing", path);
+    return assay_cases_parse(ctx, path, yaml, strlen(yaml), cases, count);
+}
+
+/* Whatever is refused of a fixture names it. */
+static assay_status name_file(assay_context *ctx, const char *path, assay_status status)
+{
+    char reason[ASSAY_MESSAGE_SIZE];
+    if (status == ASSAY_OK || strncmp(ctx->message, path, strlen(path)) == 0) return status;
+    snprintf(reason, sizeof reason, "%s", ctx->message);
+    return assay_fail(ctx, status, "%.400s: %.500s", path, reason);
+}
+
+static assay_status certify(assay_context *ctx, const assay_options *options, const char *path, cJSON *fixtures,
+                            bool *vacuous)
+{
+    assay_status status;
+    assay_fixture_reader *golden = NULL;
+    assay_case *cases = NULL;
+    int count = 0, threads = ctx->threads;
+    assay_plan plan = {0};
+    assay_results results = {0};
+    assay_discrimination found = {0};
+    const assay_profile *profile = NULL;
+    TRY(assay_fixture_open(ctx, path, &golden));
+    TRY(golden_case(ctx, golden, path, &cases, &count));
+    TRY(assay_command_profile(ctx, options, assay_dtype_name(cases[0].dtype), &profile));
+    TRY(assay_plan_make(ctx, &plan, &cases[0]));
+    ctx->threads = assay_plan_threads(ctx, &plan);
+    TRY(assay_results_load(ctx, &results, &plan, golden));
+    TRY(assay_discriminate(ctx, &results, profile, options->false_alarm, &found));
+    printf("%s  op %s, profile %s, false alarm %g\n", cases[0].name, cases[0].op, profile->precision.name,
+           options->false_alarm);
+    print_table(&found, options->verbose);
+    print_verdict(path, &found);
+    *vacuous |= is_vacuous(&found);
+    if (!put_fixture(fixtures, path, &cases[0], &found)) {
+        status = assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the report");
+    }
+cleanup:
+    ctx->threads = threads;
+    assay_discrimination_free(&found);
+    assay_results_free(&results);
+    assay_plan_free(&plan);
+    assay_cases_free(cases, count);
+    assay_fixture_close(golden);
+    return name_file(ctx, path, status);
+}
+
+static assay_status write_json(assay_context *ctx, const char *path, const cJSON *root)
+{
+    char *text = cJSON_Print(root);
+    if (text == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the report");
+    assay_status status = assay_write_text(ctx, path, text);
+    free(text);
+    return status;
+}
+
+static assay_status run(assay_context *ctx, const assay_options *options, int *exit_code)
+{
+    assay_status status = ASSAY_OK;
+    bool vacuous = false;
+    cJSON *root = cJSON_CreateObject();
+    cJSON *fixtures = root == NULL ? NULL : cJSON_AddArrayToObject(root, "fixtures");
+    if (fixtures == NULL || cJSON_AddStringToObject(root, "format", "assay-discrimination") == NULL ||
+        cJSON_AddNumberToObject(root, "format_version", 1) == NULL) {
+        status = assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the report");
+        goto cleanup;
+    }
+    for (int i = 0; i < options->argument_count; i++) {
+        TRY(certify(ctx, options, options->arguments[i], fixtures, &vacuous));
+    }
+    if (options->json_file != NULL) TRY(write_json(ctx, options->json_file, root));
+    *exit_code = vacuous ? ASSAY_EXIT_VACUOUS : ASSAY_EXIT_PASS;
+cleanup:
+    cJSON_Delete(root);
+    return status;
+}
+
+const assay_command assay_command_certify = {
+    .name = "certify",
+    .arguments = "FIXTURE...",
+    .summary = "which wrong backends a golden tells from correct ones: its discrimination certificate",
+    .details =
+        "Makes the candidate that a backend with each of some hundred bugs would give (docs/mutants.md) and has the\n"
+        "comparer judge it. A golden that a required one would pass is VACUOUS: status 3. -v: also the mutants that "
+        "do\n"
+        "not apply, and the tensor that shows it.\n",
+    .options = ASSAY_OPT_PRECISION | ASSAY_OPT_JSON,
+    .least = 1,
+    .most = -1,
+    .run = run,
+};

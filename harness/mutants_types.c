@@ -1,0 +1,45 @@
+/* Mutants by results rounded towards zero or to a coarser type. */
+#include <math.h>
+
+#include "harness/mutants_tensors.h"
+
+/* Towards zero. The grid's next number is one relative step of twice the unit roundoff away at most. */
+static bool truncate(const assay_mutation *m, assay_kept *tensor)
+{
+    const assay_dtype type = m->profile->storage;
+    if (type == ASSAY_FLOAT64) return false;
+    const double step = assay_dtype_unit_roundoff(type), least = assay_dtype_least_subnormal(type);
+    for (int64_t i = 0; i < tensor->count; i++) {
+        const double value = tensor->values[i], nearest = assay_dtype_round(type, value, false);
+        if (!isfinite(value) || fabs(nearest) <= fabs(value)) {
+            tensor->values[i] = nearest;
+            continue;
+        }
+        /* rounded away from zero: take off a little more than half of a step, and round again */
+        const double less = fmax(0.0, fabs(nearest) - fmax(1.5 * step * fabs(nearest) / 2, 0.75 * least));
+        tensor->values[i] = copysign(assay_dtype_round(type, less, false), value);
+    }
+    return true;
+}
+
+bool assay_mutant_truncate_values(const assay_mutation *m)
+{
+    return assay_change_floats(m, "", truncate);
+}
+
+/* The next coarser type that is in use. */
+static bool coarser(const assay_mutation *m, assay_kept *tensor)
+{
+    const assay_dtype type = m->profile->storage;
+    const assay_dtype less = type == ASSAY_FLOAT64   ? ASSAY_FLOAT32
+                             : type == ASSAY_FLOAT32 ? ASSAY_BFLOAT16
+                             : type == ASSAY_FLOAT16 ? ASSAY_BFLOAT16
+                                                     : ASSAY_FLOAT8_E4M3FN;
+    assay_dtype_round_many(less, tensor->count, tensor->values, tensor->values);
+    return true;
+}
+
+bool assay_mutant_coarser_values(const assay_mutation *m)
+{
+    return assay_change_floats(m, "", coarser);
+}

@@ -1,0 +1,340 @@
+/* Goldens detect what they must; those that cannot are called vacuous, by certify and by compare. */
+#include <math.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "compare/compare.h"
+#include "harness/discrimination.h"
+#include "harness/tests/harness_test.h"
+
+/* A golden of a case, as a file and in memory. */
+typedef struct fixture {
+    assay_context ctx;
+    char path[64], candidate[64];
+    assay_case *c;
+    assay_plan plan;
+    assay_fixture_reader *reader;
+    assay_results results;
+} fixture;
+
+static void open_case(fixture *f, assay_case *c, bool mutants)
+{
+    *f = (fixture){.ctx = assay_context_default(1), .c = c};
+    snprintf(f->path, sizeof f->path, "discrimination-%d.h5", (int)getpid());
+    snprintf(f->candidate, sizeof f->candidate, "discrimination-candidate-%d.h5", (int)getpid());
+    assert_ok(&f->ctx, assay_plan_make(&f->ctx, &f->plan, c));
+    if (mutants) assert_ok(&f->ctx, assay_plan_mutants(&f->ctx, &f->plan));
+    assert_ok(&f->ctx, assay_golden_write(&f->ctx, &f->plan, f->path, NULL, true));
+    assay_plan_free(&f->plan);
+    assert_ok(&f->ctx, assay_plan_make(&f->ctx, &f->plan, c));
+    assert_ok(&f->ctx, assay_fixture_open(&f->ctx, f->path, &f->reader));
+    assert_ok(&f->ctx, assay_results_load(&f->ctx, &f->results, &f->plan, f->reader));
+}
+
+static void start(fixture *f, const char *name, const char *set, bool mutants)
+{
+    assay_context ctx = assay_context_default(1);
+    open_case(f, case_named(&ctx, name, set), mutants);
+}
+
+static void end(fixture *f)
+{
+    assay_results_free(&f->results);
+    assay_fixture_close(f->reader);
+    assay_plan_free(&f->plan);
+    assay_cases_free(f->c, 1);
+    unlink(f->path);
+    unlink(f->candidate);
+}
+
+static assay_discrimination discriminate(fixture *f, const char *profile)
+{
+    assay_discrimination found;
+    assert_ok(&f->ctx, assay_discriminate(&f->ctx, &f->results, assay_profile_by_name(profile), 1e-6, &found));
+    return found;
+}
+
+static assay_mutant_outcome outcome_of(const assay_discrimination *found, const char *name)
+{
+    const assay_mutant *mutant = assay_mutant_by_name(name);
+    assert_non_null(mutant);
+    return found->items[mutant - assay_mutants].outcome;
+}
+
+/* The ordinary case of each operation, and required mutants that have an effect on it. */
+static const struct {
+    const char *name;
+    const char *mutants[16];
+} ordinary[] = {
+    {"rms_norm/deepseek", {"norm_scales_missing", "previous_token", "zero_weight_gradients"}},
+    {"gmm/ragged", {"expert_off_by_one", "group_offset", "groups_rolled", "zero_weight_gradients"}},
+    {"permute/deepseek3-tiny", {"choices_reversed", "previous_token", "integers_off_by_one", "integers_rolled"}},
+    {"unpermute/deepseek3-tiny", {"choices_reversed", "weights_ignored"}},
+    {"routing/deepseek3-groups",
+     {"biased_weights", "group_score_other", "groups_ignored", "score_function_other", "division_missing",
+      "scaling_missing", "scaling_twice", "router_bias_missing", "router_missing", "router_rolled", "runner_up_chosen",
+      "zero_router_gradient"}},
+    {"mlp/silu", {"dx_without_gate", "dx_without_up", "gate_up_swapped", "previous_token", "zero_weight_gradients"}},
+    {"moe/small",
+     {"biased_weights", "group_score_other", "groups_ignored", "score_function_other", "division_missing",
+      "scaling_missing", "scaling_twice", "choice_dropped", "expert_off_by_one", "gate_up_swapped",
+      "shared_expert_missing", "shared_expert_scaled", "zero_router_gradient", "dx_without_gate", "dx_without_up"}},
+    {"yarn_rope/deepseek",
+     {"rope_pairing", "rope_interleave", "rope_timescale", "positions_zero", "positions_shifted"}},
+    {"attention/deepseek", {"query_scale_missing", "mask_off_by_one", "lse_in_base_2"}},
+    {"mla/small", {"mscale_missing", "query_scale_missing", "rope_interleave", "positions_zero", "rope_key_missing"}},
+    {"deepseek_layer/moe", {"zero_weight_gradients"}},
+    {"deepseek_stack/dense-then-moe", {"zero_weight_gradients"}},
+};
+
+static const char *const everywhere[] = {
+    "zero_results",   "nan_results",     "no_results",        "result_missing",   "other_seed",          "zero_outputs",
+    "zero_gradients", "negated_outputs", "negated_gradients", "nan_last_element", "zero_input_gradients"};
+
+static void check_ordinary(size_t i, const char *profile)
+{
+    fixture f;
+    start(&f, ordinary[i].name, NULL, false);
+    assay_discrimination found = discriminate(&f, profile);
+    assert_string_equal(found.power.vacuous, "");
+    assert_true(found.power.detected > 20 && found.power.detected <= found.power.effective);
+    for (size_t k = 0; k < sizeof everywhere / sizeof *everywhere; k++) {
+        if (outcome_of(&found, everywhere[k]) != ASSAY_MUTANT_DETECTED)
+            fail_msg("%s: %s", ordinary[i].name, everywhere[k]);
+    }
+    for (size_t k = 0; ordinary[i].mutants[k] != NULL; k++) {
+        const char *name = ordinary[i].mutants[k];
+        assert_true(assay_mutant_is_required(assay_mutant_by_name(name), f.c->op));
+        if (outcome_of(&found, name) != ASSAY_MUTANT_DETECTED)
+            fail_msg("%s: %s at %s", ordinary[i].name, name, profile);
+    }
+    assay_discrimination_free(&found);
+    end(&f);
+}
+
+static void ordinary_cases_detect_the_required(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof ordinary / sizeof *ordinary; i++) {
+        check_ordinary(i, "bf16");
+        check_ordinary(i, "f32");
+    }
+}
+
+/* A factor of 1.01 that is left out is lost in bfloat16, and seen in float32. */
+static void nearly_neutral_factor_is_vacuous(void **state)
+{
+    (void)state;
+    fixture f;
+    start(&f, "moe/small", "routed_scaling_factor=1.01", false);
+    assay_discrimination found = discriminate(&f, "bf16");
+    assert_string_equal(found.power.vacuous, "scaling_missing");
+    assert_int_equal(outcome_of(&found, "scaling_missing"), ASSAY_MUTANT_PASSES);
+    assay_discrimination_free(&found);
+    found = discriminate(&f, "f32");
+    assert_string_equal(found.power.vacuous, "");
+    assert_int_equal(outcome_of(&found, "scaling_missing"), ASSAY_MUTANT_DETECTED);
+    assay_discrimination_free(&found);
+    end(&f);
+    start(&f, "moe/small", "routed_scaling_factor=1", false);
+    found = discriminate(&f, "bf16");
+    assert_int_equal(outcome_of(&found, "scaling_missing"), ASSAY_MUTANT_NOT_APPLICABLE);
+    assay_discrimination_free(&found);
+    end(&f);
+}
+
+static void zeros_are_vacuous(void **state)
+{
+    (void)state;
+    fixture f;
+    assay_context ctx = assay_context_default(1);
+    open_case(&f,
+              case_from(&ctx, "{case: mlp/zeros, op: mlp, batch: 1, sequence: 3, seed: 1, profiles: [f32], model: "
+                              "{base_emb_dim: 4, base_mlp_dim: 5}, inputs: {x: {distribution: constant, mean: 0}}}"),
+              false);
+    assay_discrimination found = discriminate(&f, "f32");
+    assert_string_equal(found.power.vacuous, "zero_results");
+    assert_int_equal(outcome_of(&found, "nan_results"), ASSAY_MUTANT_DETECTED);
+    assay_discrimination_free(&found);
+    end(&f);
+}
+
+/* Of a golden whose scales are wide, everything passes. */
+static void wide_scales_are_vacuous(void **state)
+{
+    (void)state;
+    fixture f;
+    start(&f, "mla/small", NULL, false);
+    for (int i = 0; i < f.plan.spec_count; i++) {
+        assay_kept *kept = &f.results.items[i];
+        if (!assay_path_in(kept->spec->path, "error_scale/f32")) continue;
+        for (int64_t k = 0; k < kept->count; k++) kept->values[k] = 1e6;
+    }
+    assay_discrimination found = discriminate(&f, "f32");
+    assert_string_equal(found.power.vacuous, "zero_results");
+    assert_int_equal(outcome_of(&found, "no_results"), ASSAY_MUTANT_DETECTED);
+    assay_discrimination_free(&found);
+    end(&f);
+}
+
+/* A correct candidate: the golden's results in float32. */
+static void write_candidate(fixture *f, double factor)
+{
+    assay_fixture_writer *writer = NULL;
+    assert_ok(&f->ctx, assay_fixture_create(&f->ctx, f->candidate, &writer));
+    assert_ok(&f->ctx, assay_fixture_set_text(&f->ctx, writer, "kind", "candidate"));
+    for (int i = 0; i < f->plan.spec_count; i++) {
+        const assay_kept *kept = &f->results.items[i];
+        assay_tensor_spec spec = *kept->spec;
+        if (!assay_path_in(spec.path, "outputs") && !assay_path_in(spec.path, "gradients")) continue;
+        double *values = calloc((size_t)kept->count + 1, sizeof *values);
+        assert_non_null(values);
+        for (int64_t k = 0; k < kept->count; k++) values[k] = kept->values[k] * factor;
+        spec.type = ASSAY_FLOAT32;
+        assert_ok(&f->ctx, assay_fixture_declare(&f->ctx, writer, &spec));
+        assert_ok(&f->ctx, assay_fixture_append(&f->ctx, writer, spec.path, kept->count, values));
+        free(values);
+    }
+    assert_ok(&f->ctx, assay_fixture_finish(&f->ctx, writer));
+}
+
+static assay_report compare(fixture *f, const char *file, const char *profile)
+{
+    assay_report report;
+    assay_fixture_reader *candidate = NULL;
+    assert_ok(&f->ctx, assay_fixture_open(&f->ctx, file, &candidate));
+    assert_ok(&f->ctx, assay_compare(&f->ctx, f->reader, candidate, assay_profile_by_name(profile), 1e-6, &report));
+    assay_fixture_close(candidate);
+    return report;
+}
+
+static void compare_states_the_power(void **state)
+{
+    (void)state;
+    fixture f;
+    start(&f, "moe/small", "routed_scaling_factor=1.01", true);
+    write_candidate(&f, 1.0);
+    assay_discrimination found = discriminate(&f, "f32");
+    assay_report report = compare(&f, f.candidate, "f32");
+    assert_int_equal(report.verdict, ASSAY_PASS);
+    assert_true(report.power.stated);
+    assert_int_equal(report.power.effective, found.power.effective);
+    assert_int_equal(report.power.detected, found.power.detected);
+    assay_report_free(&report);
+    report = compare(&f, f.candidate, "bf16");
+    assert_int_equal(report.verdict, ASSAY_VACUOUS);
+    assert_non_null(strstr(report.message, "scaling_missing"));
+    assay_report_free(&report);
+    write_candidate(&f, 3.0); /* wrong stays wrong */
+    report = compare(&f, f.candidate, "bf16");
+    assert_int_equal(report.verdict, ASSAY_FAIL);
+    assay_report_free(&report);
+    assay_discrimination_free(&found);
+    end(&f);
+    start(&f, "rms_norm/one-row", NULL, false);
+    write_candidate(&f, 1.0);
+    report = compare(&f, f.candidate, "f32");
+    assert_int_equal(report.verdict, ASSAY_PASS);
+    assert_false(report.power.stated);
+    assay_report_free(&report);
+    end(&f);
+}
+
+/* What generation stores is what certify finds in the file, with any number of threads. */
+static void stored_is_found_again(void **state)
+{
+    (void)state;
+    fixture f;
+    const int64_t count = (int64_t)assay_mutant_count * ASSAY_POWER_FIELDS;
+    double *stored = calloc((size_t)count, sizeof *stored), *fields = calloc((size_t)count, sizeof *fields);
+    assert_true(stored != NULL && fields != NULL);
+    start(&f, "gmm/exact-padded", NULL, true);
+    assert_ok(&f.ctx, assay_fixture_read(&f.ctx, f.reader, "discrimination/f32", 0, count, stored));
+    static const int threads[] = {1, 2, 7};
+    for (int i = 0; i < 3; i++) {
+        f.ctx.threads = threads[i];
+        assay_discrimination found = discriminate(&f, "f32");
+        assay_discrimination_fields(&found, fields);
+        assert_same_bits(fields, stored, count);
+        assay_discrimination_free(&found);
+    }
+    assay_plan with_mutants = {0};
+    assert_ok(&f.ctx, assay_plan_make(&f.ctx, &with_mutants, f.c));
+    assert_ok(&f.ctx, assay_plan_mutants(&f.ctx, &with_mutants));
+    assert_ok(&f.ctx, assay_golden_recompute(&f.ctx, &with_mutants, f.reader, true));
+    assay_plan_free(&with_mutants);
+    free(stored);
+    free(fields);
+    end(&f);
+}
+
+/* Nobody passes with what he was given. */
+static void request_never_passes(void **state)
+{
+    (void)state;
+    fixture f;
+    start(&f, "moe/small", NULL, true);
+    assert_ok(&f.ctx, assay_request_write(&f.ctx, &f.plan, f.candidate, NULL, true));
+    assay_report report = compare(&f, f.candidate, "f32");
+    assert_int_equal(report.verdict, ASSAY_FAIL);
+    assay_report_free(&report);
+    assay_fixture_reader *request = NULL;
+    const char *const *names = NULL;
+    assert_ok(&f.ctx, assay_fixture_open(&f.ctx, f.candidate, &request));
+    assert_null(assay_fixture_find(request, "discrimination/f32"));
+    assert_int_equal(assay_fixture_texts(request, "mutants", &names), 0);
+    assay_fixture_close(request);
+    end(&f);
+}
+
+static void refusals(void **state)
+{
+    (void)state;
+    fixture f;
+    assay_discrimination found;
+    start(&f, "rms_norm/one-row", "profiles=[f32]", false);
+    assert_int_equal(assay_discriminate(&f.ctx, &f.results, assay_profile_by_name("bf16"), 1e-6, &found),
+                     ASSAY_BAD_INPUT);
+    assert_non_null(strstr(f.ctx.message, "profiles=bf16"));
+    end(&f);
+    assay_plan plan = {0};
+    assay_context ctx = assay_context_default(1);
+    assay_case *c = case_named(&ctx, "rms_norm/one-row", "profiles=none");
+    assert_ok(&ctx, assay_plan_make(&ctx, &plan, c));
+    assert_int_equal(assay_plan_mutants(&ctx, &plan), ASSAY_BAD_INPUT);
+    assay_plan_free(&plan);
+    assay_cases_free(c, 1);
+}
+
+static void failing_allocations(void **state)
+{
+    (void)state;
+    fixture f;
+    start(&f, "rms_norm/one-row", "profiles=[f32]", false);
+    for (int64_t n = 0;; n += n < 100 ? 1 : 61) {
+        assay_discrimination found = {0};
+        assay_fail_allocation(n);
+        const assay_status status = assay_discriminate(&f.ctx, &f.results, assay_profile_by_name("f32"), 1e-6, &found);
+        assay_fail_allocation(-1);
+        assay_discrimination_free(&found);
+        if (!assay_allocation_failed()) break;
+        assert_int_equal(status, ASSAY_NO_MEMORY);
+    }
+    end(&f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(ordinary_cases_detect_the_required),
+        cmocka_unit_test(nearly_neutral_factor_is_vacuous),
+        cmocka_unit_test(zeros_are_vacuous),
+        cmocka_unit_test(wide_scales_are_vacuous),
+        cmocka_unit_test(compare_states_the_power),
+        cmocka_unit_test(stored_is_found_again),
+        cmocka_unit_test(request_never_passes),
+        cmocka_unit_test(refusals),
+        cmocka_unit_test(failing_allocations),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,202 @@
+/* The table of mutants: well-formed, as docs/mutants.md has it, and each applies to every operation that it names. */
+#include <stdlib.h>
+
+#include "compare/profile.h"
+#include "harness/discrimination.h"
+#include "harness/ensemble.h"
+#include "harness/tests/harness_test.h"
+
+static const char *const operations[] = {
+    "rms_norm", "gmm",       "permute",   "unpermute", "routing",        "mlp",
+    "moe",      "yarn_rope", "attention", "mla",       "deepseek_layer", "deepseek_stack"};
+enum { OPERATIONS = sizeof operations / sizeof *operations, MUTANTS = 128 };
+
+static int operation_index(const char *op)
+{
+    for (int i = 0; i < OPERATIONS; i++) {
+        if (strcmp(operations[i], op) == 0) return i;
+    }
+    fail_msg("%s is no operation", op);
+    return -1;
+}
+
+/* Every word of a list of operations is one. */
+static void check_words(const char *list)
+{
+    char words[256];
+    char *rest = NULL;
+    snprintf(words, sizeof words, "%s", list);
+    if (strcmp(list, "all") == 0) return;
+    for (char *word = strtok_r(words, " ", &rest); word != NULL; word = strtok_r(NULL, " ", &rest)) {
+        operation_index(word);
+    }
+}
+
+static void check_bugs(const char *bugs)
+{
+    const char *at = bugs;
+    while (*at != '\0') {
+        char *end = NULL;
+        const long number = strtol(at, &end, 10);
+        assert_true(end != at && number >= 1 && number <= 60);
+        at = *end == ',' ? end + 1 : end;
+        assert_true(*end == ',' || *end == '\0');
+    }
+}
+
+static void table_is_well_formed(void **state)
+{
+    (void)state;
+    assert_true(assay_mutant_count >= 60 && assay_mutant_count <= MUTANTS);
+    for (int i = 0; i < assay_mutant_count; i++) {
+        const assay_mutant *m = &assay_mutants[i];
+        assert_ptr_equal(assay_mutant_by_name(m->name), m);
+        check_words(m->operations);
+        check_words(m->required);
+        check_bugs(m->bugs);
+        for (int op = 0; op < OPERATIONS; op++) {
+            const bool required = assay_mutant_is_required(m, operations[op]);
+            if (required && !assay_mutant_is_for(m, operations[op])) fail_msg("%s: required beyond", m->name);
+        }
+        const bool evaluated = m->configure != NULL || m->change_inputs != NULL || m->worsen != NULL || m->other_seed ||
+                               m->lost_weight != NULL;
+        assert_true(evaluated != (m->change_results != NULL));
+    }
+    assert_null(assay_mutant_by_name("no_such"));
+    assert_false(assay_mutant_is_for(assay_mutant_by_name("rope_type"), "rope"));
+}
+
+/* "moe routing" as docs/mutants.md has it: "moe, routing". */
+static void with_commas(const char *list, char text[256])
+{
+    size_t length = 0;
+    for (; *list != '\0' && length + 3 < 256; list++) {
+        if (*list == ' ') text[length++] = ',';
+        text[length++] = *list;
+    }
+    text[length] = '\0';
+}
+
+static void documentation_has_the_same_table(void **state)
+{
+    (void)state;
+    size_t size = 0;
+    int rows = 0;
+    char *text = (char *)bytes_of(ASSAY_ROOT "/docs/mutants.md", &size);
+    text[size] = '\0';
+    for (const char *at = strstr(text, "\n| `"); at != NULL; at = strstr(at + 1, "\n| `")) rows++;
+    assert_int_equal(rows, assay_mutant_count);
+    for (int i = 0; i < assay_mutant_count; i++) {
+        const assay_mutant *m = &assay_mutants[i];
+        char line[1024], operations_text[256], required[256];
+        with_commas(m->operations, operations_text);
+        with_commas(m->required, required);
+        snprintf(line, sizeof line, "\n| `%s` | %s | %s | %s | %s | %s |\n", m->name, m->models, m->bugs,
+                 assay_mutant_way(m), operations_text, required);
+        if (strstr(text, line) == NULL) fail_msg("docs/mutants.md lacks the line:%s", line);
+    }
+    free(text);
+}
+
+/* Small cases that have, between them, what every mutant changes. */
+static const char *const cases[] = {"yarn_rope/two-dimensions",
+                                    "yarn_rope/ten-dimensions",
+                                    "routing/balance-even",
+                                    "routing/odd-sizes",
+                                    "routing/gemma4-without-norm",
+                                    "mla/one-head",
+                                    "mla/packed",
+                                    "mla/late-positions",
+                                    "rms_norm/one-column",
+                                    "rms_norm/small-latents",
+                                    "attention/one-token",
+                                    "attention/padding-nan",
+                                    "attention/segments",
+                                    "permute/one-token",
+                                    "permute/empty-first-last",
+                                    "unpermute/one-token",
+                                    "gmm/exact-padded",
+                                    "gmm/rows-7-8-9",
+                                    "mlp/one-wide",
+                                    "mlp/biases-fused",
+                                    "mlp/gpt-oss",
+                                    "moe/mesh-primes",
+                                    "moe/mesh-ring-gpt-oss-chunks",
+                                    "moe/mesh-gemma4",
+                                    "moe/mesh-groups",
+                                    "moe/mesh-ring-fused-weights-chunks",
+                                    "moe/mesh-hash",
+                                    "moe/mesh-ring-balance",
+                                    "moe/mesh-checkpoints",
+                                    "moe/mixtral-capacity-ample",
+                                    "moe/small",
+                                    "deepseek_layer/dense-fused",
+                                    "deepseek_layer/moe-balance",
+                                    "deepseek_layer/moe-groups",
+                                    "deepseek_layer/dense-padding",
+                                    "deepseek_layer/moe-fused-weights",
+                                    "deepseek_layer/moe-dropping",
+                                    "deepseek_stack/one-layer",
+                                    "deepseek_stack/balance",
+                                    "deepseek_stack/segments",
+                                    "deepseek_stack/five-layers-fused",
+                                    "deepseek_stack/batch-split-groups"};
+
+static bool applied[MUTANTS][OPERATIONS];
+
+/* At f32, whose error scales alone are made. A required mutant with an effect is detected wherever it applies. */
+static void try_case(const char *name)
+{
+    assay_context ctx = assay_context_default(1);
+    assay_case *c = case_named(&ctx, name, "profiles=[f32]");
+    assay_plan plan = {0};
+    assay_inputs inputs = {0};
+    assay_results golden = {0};
+    assay_discrimination found = {0};
+    assert_ok(&ctx, assay_plan_make(&ctx, &plan, c));
+    assert_ok(&ctx, assay_inputs_open(&ctx, &inputs, c, &plan.list, NULL));
+    const assay_source source = assay_inputs_source(&inputs);
+    assert_ok(&ctx, assay_results_open(&ctx, &golden, &plan, &source));
+    const assay_sink sink = assay_results_sink(&golden);
+    assert_ok(&ctx, assay_evaluate(&ctx, &plan, &source, &sink));
+    for (int i = 0; assay_case_is_exact(c) && i < plan.spec_count; i++) {
+        if (!assay_path_in(plan.specs[i].path, "error_scale")) continue;
+        memset(golden.items[i].values, 0, (size_t)golden.items[i].count * sizeof(double));
+    }
+    assert_ok(&ctx, assay_discriminate(&ctx, &golden, assay_profile_by_name("f32"), 1e-6, &found));
+    for (int i = 0; i < assay_mutant_count; i++) {
+        const assay_mutant_result *r = &found.items[i];
+        applied[i][operation_index(c->op)] |= r->outcome != ASSAY_MUTANT_NOT_APPLICABLE;
+        if (r->required && r->outcome == ASSAY_MUTANT_PASSES) fail_msg("%s passes %s", r->mutant->name, name);
+        if (r->mutant->always) assert_int_equal(r->outcome, ASSAY_MUTANT_DETECTED);
+    }
+    assay_discrimination_free(&found);
+    assay_results_free(&golden);
+    assay_inputs_close(&inputs);
+    assay_plan_free(&plan);
+    assay_cases_free(c, 1);
+}
+
+static void each_applies_to_its_operations(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) try_case(cases[i]);
+    for (int i = 0; i < assay_mutant_count; i++) {
+        for (int op = 0; op < OPERATIONS; op++) {
+            const bool claimed = assay_mutant_is_for(&assay_mutants[i], operations[op]);
+            if (claimed && !applied[i][op])
+                fail_msg("%s applies to no case of %s", assay_mutants[i].name, operations[op]);
+            assert_true(claimed || !applied[i][op]);
+        }
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(table_is_well_formed),
+        cmocka_unit_test(documentation_has_the_same_table),
+        cmocka_unit_test(each_applies_to_its_operations),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,134 @@
+#include "oracle/layer/tests/mla_shard_case.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+assay_mla_config mla_shard_config(int64_t batch, int64_t sequence, int64_t rope_dim, int64_t size)
+{
+    return (assay_mla_config){.batch = batch,
+                              .sequence = sequence,
+                              .emb_dim = 2 * size + 1,
+                              .heads = size,
+                              .qk_nope_head_dim = size + 2,
+                              .v_head_dim = size,
+                              .q_lora_rank = size + 1,
+                              .kv_lora_rank = size + 2,
+                              .epsilon = 1e-3, /* large enough to be seen when it is in the wrong place */
+                              .mscale = 0.7,
+                              .mask_padding = true,
+                              .rope = {.dim = rope_dim,
+                                       .yarn = true,
+                                       .rope_max_timescale = 500,
+                                       .rope_factor = 4,
+                                       .beta_fast = 8,
+                                       .beta_slow = 1,
+                                       .max_position_embeddings = 400,
+                                       .original_max_position_embeddings = 100,
+                                       .interleave = true,
+                                       .truncate = true,
+                                       .pairwise = true}};
+}
+
+static quad *quads(int64_t count)
+{
+    quad *values = malloc((size_t)(count + 1) * sizeof *values);
+    assert_non_null(values);
+    return values;
+}
+
+void mla_shard_make_naive(mla_shard_case *c)
+{
+    const mla_problem *p = &c->p;
+    c->naive = (mla_naive){.config = &p->config, .positions = p->positions};
+    for (int i = 0; i < MLA_VARIABLES; i++) {
+        c->values[i] = quads(p->sizes[i]);
+        for (int64_t j = 0; j < p->sizes[i]; j++) c->values[i][j] = p->values[i][j];
+        c->naive.values[i] = c->values[i];
+    }
+    for (int tensor = 0; tensor < ASSAY_MLA_TENSORS; tensor++)
+        c->naive.results[tensor] = quads(assay_mla_tensor_count(&p->config, (assay_mla_tensor)tensor));
+    c->naive.lse = quads(p->tokens * p->config.heads);
+    c->naive.cosine = quads(p->tokens * p->config.rope.dim);
+    c->naive.sine = quads(p->tokens * p->config.rope.dim);
+    mla_naive_rotations(&c->naive);
+    mla_naive_forward(&c->naive);
+}
+
+void mla_shard_open(mla_shard_case *c, const assay_mla_config *config)
+{
+    const assay_context ctx = assay_context_default(1);
+    *c = (mla_shard_case){0};
+    mla_problem_make(&c->p, config, NULL);
+    c->yarn_freqs = test_nans(c->p.tokens * config->rope.dim / 2);
+    bs_initialize_yarn_freqs(&ctx, c->yarn_freqs, c->p.positions, config);
+    c->at = (bs_mla_shard){
+        .config = &c->p.config, .x = c->p.values[MLA_X], .yarn_freqs = c->yarn_freqs, .w = mla_problem_weights(&c->p)};
+}
+
+void mla_shard_close(mla_shard_case *c)
+{
+    for (int i = 0; i < MLA_VARIABLES; i++) free(c->values[i]);
+    for (int tensor = 0; tensor < ASSAY_MLA_TENSORS; tensor++) free(c->naive.results[tensor]);
+    free(c->naive.lse);
+    free(c->naive.cosine);
+    free(c->naive.sine);
+    free(c->yarn_freqs);
+    mla_problem_free(&c->p);
+}
+
+static double largest_of(const double *values, int64_t count)
+{
+    double largest = 0;
+    for (int64_t i = 0; i < count; i++) largest = fmax(largest, fabs(values[i]));
+    return largest;
+}
+
+void mla_shard_assert_near(const double *actual, const quad *expected, int64_t count)
+{
+    double *rounded = test_nans(count);
+    for (int64_t i = 0; i < count; i++) rounded[i] = (double)expected[i];
+    assert_close(actual, rounded, count, 1e-13, 1e-14 * largest_of(rounded, count));
+    free(rounded);
+}
+
+static quad loss(mla_shard_case *c, const double *const cotangents[ASSAY_MLA_TENSORS])
+{
+    quad sum = 0;
+    mla_naive_forward(&c->naive);
+    for (int tensor = 0; tensor < ASSAY_MLA_TENSORS; tensor++) {
+        const int64_t count = assay_mla_tensor_count(&c->p.config, (assay_mla_tensor)tensor);
+        for (int64_t i = 0; cotangents[tensor] != NULL && i < count; i++)
+            sum += cotangents[tensor][i] * c->naive.results[tensor][i];
+    }
+    return sum;
+}
+
+void mla_shard_assert_gradients(mla_shard_case *c, const double *const cotangents[ASSAY_MLA_TENSORS],
+                                double *const gradients[MLA_VARIABLES])
+{
+    const quad step = 1e-9;     /* what it leaves out is its square: below float64 */
+    const double noise = 1e-22; /* of binary128 over the step: gradients may be exactly 0 */
+    for (int i = 0; i < MLA_VARIABLES; i++) {
+        if (gradients[i] == NULL) continue;
+        double *expected = test_nans(c->p.sizes[i]);
+        for (int64_t j = 0; j < c->p.sizes[i]; j++) {
+            const quad value = c->values[i][j];
+            c->values[i][j] = value + step;
+            const quad above = loss(c, cotangents);
+            c->values[i][j] = value - step;
+            expected[j] = (double)((above - loss(c, cotangents)) / (2 * step));
+            c->values[i][j] = value;
+        }
+        const double absolute = 1e-13 * largest_of(expected, c->p.sizes[i]) + noise;
+        assert_close(gradients[i], expected, c->p.sizes[i], 1e-12, absolute);
+        free(expected);
+    }
+}
+
+assay_mla_gradients mla_shard_gradients(mla_shard_case *c)
+{
+    for (int i = 0; i < MLA_VARIABLES; i++) {
+        if (c->p.gradients[i] != NULL) assay_fill_nan(c->p.gradients[i], c->p.sizes[i]);
+    }
+    return mla_problem_gradients(&c->p);
+}

@@ -1,0 +1,337 @@
+/* The attention half of the batch-split schedule on all shards, against the plain layer's half. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "oracle/arithmetic/arithmetic.h"
+#include "oracle/arithmetic/emulated.h"
+#include "oracle/layer/batch_split_mla.h"
+#include "oracle/layer/tests/layer_case.h"
+#include "oracle/ops/tests/ops_test.h"
+
+/* data, fsdp, expert; rows of a shard's microbatch, sequence */
+static const int64_t shapes[][5] = {{1, 1, 1, 1, 1}, {1, 1, 1, 3, 5}, {1, 1, 2, 1, 7}, {1, 2, 1, 3, 1},
+                                    {2, 1, 2, 1, 5}, {1, 2, 2, 3, 7}, {2, 2, 1, 3, 5}, {1, 1, 4, 1, 1}};
+enum { SHAPES = sizeof shapes / sizeof *shapes, MICROBATCH = 1 };
+
+/* Of the schedule, and what the plain half calls them. */
+static const struct {
+    int weight, plain;
+    bool summed;
+} weights[] = {{BS_PRE_NORM, LAYER_PRE_NORM, true}, {BS_WQ_A, LAYER_WQ_A, false},   {BS_WQ_B, LAYER_WQ_B, false},
+               {BS_Q_NORM, LAYER_Q_NORM, true},     {BS_WKV_A, LAYER_WKV_A, false}, {BS_WKV_B, LAYER_WKV_B, false},
+               {BS_KV_NORM, LAYER_KV_NORM, true},   {BS_OUT, LAYER_OUT, false}};
+enum { WEIGHTS = sizeof weights / sizeof *weights };
+
+typedef struct mla_half {
+    layer_case layer;
+    assay_mesh mesh;
+    memory_store sunk;
+    assay_source in;
+    assay_sink sink;
+    stack_run stack; /* of the whole microbatch */
+    bs_run run;
+    int32_t *positions; /* [M,b,S] */
+    int64_t count;      /* numbers of an activation [M,b,S,D] */
+    double *x, *dy;
+    bs_weights w, g;
+    layer_weights plain_w, plain_g;
+    double *out, *attn_out, *lse, *dx; /* results */
+    bs_mla_state state;
+} mla_half;
+
+static double *scales_or_numbers(uint64_t *seed, int64_t count, bool scales)
+{
+    double *values = test_normals(seed, 0.4, ASSAY_FLOAT64, count);
+    for (int64_t i = 0; scales && i < count; i++) values[i] += 1;
+    return values;
+}
+
+/* The same numbers on each shard. */
+static void open_weights(mla_half *h, uint64_t *seed)
+{
+    const int64_t shards = h->run.sizes.shards;
+    for (int i = 0; i < WEIGHTS; i++) {
+        const int64_t each = bs_weight_count(&h->run, weights[i].weight, true);
+        double *whole = scales_or_numbers(seed, each, weights[i].summed), *gathered = test_nans(shards * each);
+        for (int64_t shard = 0; shard < shards; shard++)
+            memcpy(gathered + shard * each, whole, (size_t)each * sizeof *whole);
+        h->plain_w.values[weights[i].plain] = whole;
+        h->plain_g.values[weights[i].plain] = test_nans(each);
+        h->w.values[weights[i].weight] = gathered;
+        h->g.values[weights[i].weight] = test_nans(shards * each);
+    }
+}
+
+static void configure(mla_half *h, const int64_t shape[5])
+{
+    const int64_t shards = shape[0] * shape[1] * shape[2], batch = shards * shape[3];
+    h->layer = layer_case_make(2, 1, batch, shape[4]);
+    h->layer.config.mla.rope.pairwise = true;
+    h->layer.config.mla.rope.dim = 4;
+    h->layer.config.epsilon = 1e-3; /* the first norm's alone: 1e-6 is the latents' */
+    h->in = memory_store_source(&h->layer.in);
+    h->sink = memory_store_sink(&h->sunk);
+    h->mesh = (assay_mesh){{shape[0], shape[1], shape[2]}};
+    h->count = batch * shape[4] * h->layer.config.mla.emb_dim;
+    h->stack = (stack_run){
+        .config = &h->layer.config, .in = &h->in, .out = &h->sink, .tokens = batch * shape[4], .size = h->count};
+    h->run = (bs_run){.stack = &h->stack,
+                      .mesh = &h->mesh,
+                      .factor = 2,
+                      .sizes = {.shards = shards, .rows = shape[3], .tokens = shape[3] * shape[4]},
+                      .mla = h->layer.config.mla};
+    h->run.mla.batch = shape[3];
+}
+
+/* Pointers into itself: it must stay where it is. */
+static void half_open(mla_half *h, const int64_t shape[5])
+{
+    assay_context ctx = assay_context_default(1);
+    uint64_t seed = 5;
+    *h = (mla_half){0};
+    configure(h, shape);
+    const int64_t tokens = h->stack.tokens, heads = h->run.mla.heads;
+    assert_ok(&ctx, assay_remat_open(&ctx, &h->stack.store, &h->layer.config.policy, 2));
+    h->positions = malloc((size_t)tokens * sizeof *h->positions);
+    assert_non_null(h->positions);
+    for (int64_t t = 0; t < tokens; t++) h->positions[t] = (int32_t)(7919 * t + 3) % 163840;
+    h->stack.positions = h->run.positions[MICROBATCH] = h->positions; /* nothing reads another microbatch's */
+    h->x = test_normals(&seed, 1, ASSAY_FLOAT64, h->count);
+    h->dy = test_normals(&seed, 1, ASSAY_FLOAT64, h->count);
+    h->out = test_nans(h->count);
+    h->dx = test_nans(h->count);
+    h->attn_out = test_nans(tokens * heads * h->run.mla.v_head_dim);
+    h->lse = test_nans(tokens * heads);
+    open_weights(h, &seed);
+}
+
+static void half_close(mla_half *h)
+{
+    double *all[] = {h->x, h->dy, h->out, h->dx, h->attn_out, h->lse};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
+    free(h->positions);
+    bs_weights_free(&h->w);
+    bs_weights_free(&h->g);
+    layer_weights_free(&h->plain_w);
+    layer_weights_free(&h->plain_g);
+    bs_mla_state_free(&h->state, &h->run);
+    assay_remat_close(h->stack.store);
+    memory_store_free(&h->sunk);
+    layer_case_free(&h->layer);
+}
+
+static assay_status half_run(assay_context *ctx, mla_half *h)
+{
+    assay_status status;
+    const bs_run *run = &h->run;
+    TRY(bs_mla_with_norms(ctx, run, MICROBATCH, h->out, h->attn_out, h->lse, h->x, &h->w));
+    TRY(bs_mla_with_norms_remat(ctx, run, MICROBATCH, &h->state, h->x, h->attn_out, h->lse, &h->w));
+    TRY(bs_mla_with_norms_bwd(ctx, run, MICROBATCH, h->dx, &h->g, h->dy, h->x, &h->state, &h->w));
+cleanup:
+    return status;
+}
+
+static void assert_sum(const mla_half *h, int i, bool same_bits)
+{
+    const int64_t each = bs_weight_count(&h->run, weights[i].weight, true), shards = h->run.sizes.shards;
+    const double *expected = h->plain_g.values[weights[i].plain], *g = h->g.values[weights[i].weight];
+    double *sum = test_nans(each), largest = 0;
+    memcpy(sum, g, (size_t)each * sizeof *sum);
+    for (int64_t shard = 1; shard < shards; shard++) {
+        if (weights[i].summed) assert_same_bits(g + shard * each, g, each);
+        for (int64_t j = 0; j < each && !weights[i].summed; j++) sum[j] += g[shard * each + j];
+    }
+    for (int64_t j = 0; j < each; j++) largest = fmax(largest, fabs(expected[j]));
+    /* sums of some 80 tokens in another order */
+    if (same_bits) assert_same_bits(sum, expected, each);
+    assert_close(sum, expected, each, 0, 16 * 0x1p-53 * largest);
+    free(sum);
+}
+
+/* What _remat has of each shard is what the plain half has of its rows. */
+static void assert_state(const mla_half *h, const attention_half *half)
+{
+    const int64_t shards = h->run.sizes.shards, tokens = h->run.sizes.tokens;
+    assert_same_bits(h->state.x_norm, half->x_norm, h->count);
+    assert_same_bits(h->state.rstd, half->rstd, shards * tokens);
+    for (int64_t shard = 0; shard < shards; shard++) {
+        const assay_mla_residuals *r = &h->state.shards[shard];
+        for (int tensor = 0; tensor < ASSAY_MLA_ATTENTION_OUT; tensor++) {
+            const int64_t each = assay_mla_tensor_count(&h->run.mla, (assay_mla_tensor)tensor);
+            assert_same_bits(r->values[tensor], half->mla.values[tensor] + shard * each, each);
+        }
+        assert_null(r->values[ASSAY_MLA_ATTENTION_OUT]);
+        assert_null(r->values[ASSAY_MLA_OUT_PROJ]);
+    }
+}
+
+static void assert_plain(assay_context *ctx, mla_half *h, bool same_bits)
+{
+    attention_half half = {0};
+    double *x = test_nans(h->count), *y = NULL, *dy = test_nans(h->count);
+    const int64_t sums = h->stack.tokens * h->run.mla.heads;
+    memcpy(x, h->x, (size_t)h->count * sizeof *x);
+    memcpy(dy, h->dy, (size_t)h->count * sizeof *dy);
+    assert_ok(ctx, half_run(ctx, h));
+    assert_ok(ctx, attention_half_forward(ctx, &h->stack, 1, &h->plain_w, &x, &y));
+    assert_same_bits(h->out, y, h->count);
+    assert_ok(ctx, attention_half_refill(ctx, &h->stack, 1, &h->plain_w, &half));
+    assert_same_bits(h->attn_out, half.mla.values[ASSAY_MLA_ATTENTION_OUT], sums * h->run.mla.v_head_dim);
+    assert_same_bits(h->lse, half.mla.lse, sums);
+    assert_state(h, &half);
+    assert_ok(ctx, attention_half_backward(ctx, &h->stack, &h->plain_w, &h->plain_g, &half, dy));
+    assert_same_bits(h->dx, dy, h->count);
+    for (int i = 0; i < WEIGHTS; i++) assert_sum(h, i, same_bits);
+    attention_half_free(&half);
+    free(y);
+    free(dy);
+}
+
+static void test_against_the_plain_half(void **state)
+{
+    (void)state;
+    for (int shape = 0; shape < SHAPES; shape++) {
+        assay_context ctx = assay_context_default(2);
+        mla_half h;
+        half_open(&h, shapes[shape]);
+        assert_plain(&ctx, &h, h.run.sizes.shards == 1);
+        half_close(&h);
+    }
+}
+
+/* Rounded in the same places. */
+static void test_emulated_on_one_shard(void **state)
+{
+    (void)state;
+    const assay_emulation emulation = {
+        .precision = {"bf16", RMS(0x1p-8), RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), 0x1p-22},
+        .storage = ASSAY_BFLOAT16,
+        .multiply = ASSAY_FLOAT32, /* operands are rounded where they are stored, or nowhere */
+        .seed = 3};
+    for (int shape = 0; shape < 2; shape++) {
+        assay_context ctx = assay_context_default(2);
+        mla_half h;
+        ctx.arithmetic = &assay_arithmetic_emulated;
+        ctx.emulation = &emulation;
+        half_open(&h, shapes[shape]);
+        assert_plain(&ctx, &h, true);
+        half_close(&h);
+    }
+}
+
+static void assert_same_results(const mla_half *h, const mla_half *expected)
+{
+    const int64_t sums = h->stack.tokens * h->run.mla.heads;
+    assert_same_bits(h->out, expected->out, h->count);
+    assert_same_bits(h->dx, expected->dx, h->count);
+    assert_same_bits(h->attn_out, expected->attn_out, sums * h->run.mla.v_head_dim);
+    assert_same_bits(h->lse, expected->lse, sums);
+    for (int i = 0; i < WEIGHTS; i++) {
+        const int weight = weights[i].weight;
+        const int64_t count = h->run.sizes.shards * bs_weight_count(&h->run, weight, true);
+        if (h->g.values[weight] != NULL) assert_same_bits(h->g.values[weight], expected->g.values[weight], count);
+    }
+}
+
+static void test_missing_gradients_are_skipped(void **state)
+{
+    (void)state;
+    assay_context ctx = assay_context_default(1);
+    mla_half all;
+    half_open(&all, shapes[4]);
+    assert_ok(&ctx, half_run(&ctx, &all));
+    for (int wanted = -1; wanted < WEIGHTS; wanted++) {
+        mla_half h;
+        half_open(&h, shapes[4]);
+        for (int i = 0; i < WEIGHTS; i++) {
+            if (i == wanted) continue;
+            free(h.g.values[weights[i].weight]);
+            h.g.values[weights[i].weight] = NULL;
+        }
+        assert_ok(&ctx, half_run(&ctx, &h));
+        assert_same_results(&h, &all);
+        half_close(&h);
+    }
+    half_close(&all);
+}
+
+static void check_same_bits(assay_context *ctx, void *data)
+{
+    mla_half h;
+    half_open(&h, shapes[5]);
+    assert_ok(ctx, half_run(ctx, &h));
+    assert_same_results(&h, data);
+    half_close(&h);
+}
+
+static void test_same_bits_with_any_threads_and_isa(void **state)
+{
+    (void)state;
+    assay_context ctx = assay_context_default(1);
+    mla_half first;
+    half_open(&first, shapes[5]);
+    assert_ok(&ctx, half_run(&ctx, &first));
+    test_each_context(check_same_bits, &first);
+    half_close(&first);
+}
+
+static void test_every_allocation_may_fail(void **state)
+{
+    (void)state;
+    assay_context ctx = assay_context_default(1);
+    mla_half h, expected;
+    half_open(&h, shapes[3]);
+    half_open(&expected, shapes[3]);
+    assert_ok(&ctx, half_run(&ctx, &expected));
+    int64_t n;
+    for (n = 0;; n++) {
+        assay_fail_allocation(n);
+        const assay_status status = half_run(&ctx, &h);
+        assay_fail_allocation(-1);
+        if (!assay_allocation_failed()) break;
+        assert_int_equal(status, ASSAY_NO_MEMORY);
+        bs_mla_state_free(&h.state, &h.run);
+        assert_null(h.state.shards);
+    }
+    assert_true(n > 60);
+    assert_same_results(&h, &expected);
+    half_close(&h);
+    half_close(&expected);
+}
+
+/* The reference, which adds up the operations of its products in `ctx->emulation`, unused there. */
+static assay_status counting_matmul(assay_context *ctx, const assay_matmul_args *args)
+{
+    double *operations = (double *)(uintptr_t)ctx->emulation;
+    *operations += 2 * (double)args->m * (double)args->n * (double)args->k;
+    return assay_arithmetic_reference.matmul(ctx, args);
+}
+
+static void test_operations_are_those_of_remat(void **state)
+{
+    (void)state;
+    static const assay_arithmetic counting = {.name = "counting", .matmul = counting_matmul};
+    for (int shape = 0; shape < SHAPES; shape++) {
+        assay_context ctx = assay_context_default(1);
+        double operations = 0;
+        mla_half h;
+        half_open(&h, shapes[shape]);
+        assert_ok(&ctx, bs_mla_with_norms(&ctx, &h.run, MICROBATCH, h.out, h.attn_out, h.lse, h.x, &h.w));
+        ctx.arithmetic = &counting;
+        ctx.emulation = (const void *)&operations;
+        assert_ok(&ctx, bs_mla_with_norms_remat(&ctx, &h.run, MICROBATCH, &h.state, h.x, h.attn_out, h.lse, &h.w));
+        assert_true(operations > 0 && operations == bs_mla_remat_flops(&h.run));
+        half_close(&h);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_against_the_plain_half),        cmocka_unit_test(test_emulated_on_one_shard),
+        cmocka_unit_test(test_missing_gradients_are_skipped), cmocka_unit_test(test_same_bits_with_any_threads_and_isa),
+        cmocka_unit_test(test_every_allocation_may_fail),     cmocka_unit_test(test_operations_are_those_of_remat),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

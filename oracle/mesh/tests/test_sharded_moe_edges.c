@@ -1,0 +1,192 @@
+/* What is read, given choices, empty experts, missing cotangents, memory and the want of it. */
+#include <malloc.h>
+#include <math.h>
+#include <string.h>
+
+#include "oracle/arithmetic/arithmetic.h"
+#include "oracle/mesh/tests/sharded_case.h"
+#include "tests/support/assay_test.h"
+
+/* Experts' weights are read once, however many shards use them, and not at all where nothing needs them. */
+static void test_reading(void **state)
+{
+    (void)state;
+    static const char *const routing[] = {"routing/*", "outputs/lb_loss", NULL};
+    assay_context ctx = assay_context_default(1);
+    assay_sharding sharding = sharded_case_mesh(2, 1, 2);
+    moe_case c = moe_case_deepseek3(4, 6, 4, 2, 6, 5);
+    memory_store out = {0};
+    moe_case_fill(&c, false);
+    const int64_t kernels = 3 * moe_case_get(&c.in, "weights/wo")->count;
+    c.in.reads = 0;
+    sharded_case_run(&ctx, &c, &sharding, &out);
+    assert_int_equal(c.in.reads, kernels + 2 * 24 * 6 + 6 * 4 + 4);
+    memory_store_free(&out);
+    out.wanted = routing;
+    c.in.reads = 0;
+    sharded_case_run(&ctx, &c, &sharding, &out);
+    assert_int_equal(c.in.reads, 24 * 6 + 6 * 4 + 4);
+    assert_int_equal(out.count, 10);
+    memory_store_free(&out);
+    moe_case_free(&c);
+}
+
+/* A choice of [B,S,K] fixes what every shard routes: experts of the second shard alone, but for the first token. */
+static void test_given_choice_and_empty_experts(void **state)
+{
+    (void)state;
+    static const char *const gradients[] = {"gradients/weights/wi_0", "gradients/weights/wi_1_bias",
+                                            "gradients/weights/wo", "gradients/weights/wo_bias"};
+    assay_context ctx = assay_context_default(1);
+    for (int ring = 0; ring < 2; ring++) {
+        moe_case c = sharded_case(1, 4);
+        assay_sharding sharding = sharded_case_mesh(2, 1, 2);
+        memory_store whole = {0}, out = {0};
+        int32_t *selected = memory_store_add_i32(&c.in, "routing/selected_experts", 4 * 6 * 3);
+        for (int i = 0; i < 4 * 6 * 3; i++) selected[i] = i < 3 ? i : i / 3 % 2 == 0 ? 4 + i % 3 : 7 - i % 3;
+        sharding.ring_of_experts = ring;
+        moe_case_run(&ctx, &c, &whole, NULL, 0);
+        sharded_case_run(&ctx, &c, &sharding, &out);
+        sharded_case_assert_bits(&out, &c.in, "routing/selected_experts");
+        sharded_case_assert_bits(&out, &whole, "routing/margin");
+        moe_case_assert_close(&out, &whole, "outputs/y", 1e-14);
+        sharded_case_assert_gradients(&out, &whole, 1e-14);
+        for (int i = 0; i < 4; i++) {
+            const memory_tensor *tensor = moe_case_get(&out, gradients[i]);
+            const int64_t size = tensor->count / 8;
+            for (int64_t j = 3 * size; j < 4 * size; j++) assert_true(tensor->values[j] == 0);
+            double sizes[8] = {0};
+            for (int64_t j = 0; j < tensor->count; j++) sizes[j / size] += fabs(tensor->values[j]);
+            for (int e = 0; e < 8; e++) assert_true((sizes[e] > 0) == (e != 3));
+        }
+        memory_store_free(&whole);
+        memory_store_free(&out);
+        moe_case_free(&c);
+    }
+}
+
+/* Without cotangents nothing comes back. */
+static void test_without_cotangents(void **state)
+{
+    (void)state;
+    assay_context ctx = assay_context_default(1);
+    assay_sharding sharding;
+    moe_case c = sharded_case_form(0, &sharding);
+    memory_store out = {0};
+    memory_store_remove(&c.in, "cotangents/y");
+    memory_store_remove(&c.in, "cotangents/lb_loss");
+    sharded_case_run(&ctx, &c, &sharding, &out);
+    for (int i = 0; i < out.count; i++) {
+        const memory_tensor *tensor = &out.items[i];
+        if (strncmp(tensor->path, "gradients/", 10) != 0) continue;
+        for (int64_t j = 0; j < tensor->count; j++) assert_true(tensor->values[j] == 0);
+    }
+    assert_true(moe_case_get(&out, "outputs/y")->values[0] != 0);
+    memory_store_free(&out);
+    moe_case_free(&c);
+}
+
+static void test_want_of_memory(void **state)
+{
+    (void)state;
+    for (int form = 0; form < SHARDED_FORMS; form++) {
+        assay_context ctx = assay_context_default(1);
+        assay_sharding sharding;
+        moe_case c = sharded_case_form(form, &sharding);
+        assay_source source = memory_store_source(&c.in);
+        int64_t n = 0;
+        for (;; n++) {
+            memory_store out = {0};
+            assay_sink sink = memory_store_sink(&out);
+            assay_fail_allocation(n);
+            assay_status status = assay_sharded_moe_run(&ctx, &c.config, &sharding, &source, &sink);
+            assay_fail_allocation(-1);
+            memory_store_free(&out);
+            if (!assay_allocation_failed()) {
+                assert_ok(&ctx, status);
+                break;
+            }
+            assert_int_equal(status, ASSAY_NO_MEMORY);
+            assert_true(ctx.message[0] != '\0');
+        }
+        assert_true(n > 60);
+        moe_case_free(&c);
+    }
+}
+
+/* A sink that keeps nothing and looks how much memory is taken. */
+static size_t memory_now(void)
+{
+    const struct mallinfo2 info = mallinfo2();
+    return info.uordblks + info.hblkhd;
+}
+
+static bool wants_all(void *self, const char *path)
+{
+    (void)self;
+    (void)path;
+    return true;
+}
+
+static assay_status look(void *self)
+{
+    size_t *most = self, now = memory_now();
+    if (now > *most) *most = now;
+    return ASSAY_OK;
+}
+
+static assay_status drop_f64(assay_context *ctx, void *self, const char *path, int64_t count, const double *values)
+{
+    (void)ctx;
+    (void)path;
+    (void)count;
+    (void)values;
+    return look(self);
+}
+
+static assay_status drop_i32(assay_context *ctx, void *self, const char *path, int64_t count, const int32_t *values)
+{
+    (void)ctx;
+    (void)path;
+    (void)count;
+    (void)values;
+    return look(self);
+}
+
+static void test_memory(void **state)
+{
+    (void)state;
+    for (int form = 0; form < SHARDED_FORMS; form++) {
+        assay_context ctx = assay_context_default(1);
+        assay_sharding sharding;
+        moe_case c = sharded_case_form(form, &sharding);
+        const assay_source source = memory_store_source(&c.in);
+        const size_t before = memory_now();
+        size_t most = before;
+        const assay_sink sink = {&most, wants_all, drop_f64, drop_i32};
+        assert_ok(&ctx, assay_sharded_moe_run(&ctx, &c.config, &sharding, &source, &sink));
+        const int64_t bound = assay_sharded_moe_memory(&c.config, &sharding);
+        assert_true((int64_t)(most - before) <= bound);
+        moe_case_free(&c);
+    }
+    /* A block of DeepSeek-V3's width on 16 shards: rows of x, y and their gradients are 8 GiB, and it is not far above.
+     */
+    moe_case large = moe_case_deepseek3(16, 256, 256, 8, 7168, 2048);
+    assay_sharding sharding = sharded_case_mesh(2, 1, 8);
+    sharding.ragged_buffer_factor = 1;
+    const int64_t rows = 16 * 256 * 8;
+    assert_true(assay_sharded_moe_memory(&large.config, &sharding) > rows * 4 * 7168 * 8);
+    assert_true(assay_sharded_moe_memory(&large.config, &sharding) < 3 * rows * 4 * 7168 * 8);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_reading),
+        cmocka_unit_test(test_given_choice_and_empty_experts),
+        cmocka_unit_test(test_without_cotangents),
+        cmocka_unit_test(test_want_of_memory),
+        cmocka_unit_test(test_memory),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

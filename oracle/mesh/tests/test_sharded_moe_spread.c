@@ -1,0 +1,110 @@
+/* Low-precision implementations of the block over a mesh: their spread is that which one device's error scales expect.
+ */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "oracle/arithmetic/emulated.h"
+#include "oracle/mesh/tests/sharded_case.h"
+#include "tests/support/assay_test.h"
+
+static const char *const wanted[] = {"outputs/*", "gradients/*", NULL};
+static const char *const wanted_scales[] = {"outputs/*", "gradients/*", "error_scale/*", NULL};
+
+#define RMS(unit) ((unit)*0.57735026918962576451)
+static const assay_precision bf16 = {
+    .name = "bf16", .storage = RMS(0x1p-8), .accumulate = RMS(0x1p-24), .router = RMS(0x1p-24), .elementary = 0x1p-22};
+
+/* The root of the sum of squares of the members' errors, over that of the scales. */
+static double spread_of(const memory_tensor *tensor, memory_store *members, int count, const memory_tensor *exact)
+{
+    double errors = 0, scales = 0;
+    for (int64_t i = 0; i < tensor->count; i++) scales += tensor->values[i] * tensor->values[i];
+    for (int member = 0; member < count; member++) {
+        const memory_tensor *values = moe_case_get(&members[member], exact->path);
+        for (int64_t i = 0; i < exact->count; i++) {
+            const double error = values->values[i] - exact->values[i];
+            assert_true(isfinite(error));
+            errors += error * error / count;
+        }
+    }
+    if (scales == 0) return errors == 0 ? 1 : INFINITY;
+    return sqrt(errors / scales);
+}
+
+/* What is stored where is what it is on one device: with the same seed the same bits, wherever nothing is summed over
+ * shards. (llama4 stores its scaled tokens here.) */
+static void test_stores(void **state)
+{
+    (void)state;
+    for (int variant = 0; variant < SHARDED_CASES; variant++) {
+        for (int64_t shards = 1; shards <= 4 && variant != SHARDED_CASE_LLAMA4; shards *= 2) {
+            const assay_emulation emulation = {
+                .precision = bf16, .storage = ASSAY_BFLOAT16, .multiply = ASSAY_BFLOAT16, .seed = 3};
+            assay_context ctx = assay_context_default(1);
+            assay_sharding sharding = sharded_case_mesh(1, 1, shards);
+            moe_case c = sharded_case(variant, 4);
+            memory_store whole = {.wanted = wanted}, actual = {.wanted = wanted};
+            ctx.arithmetic = &assay_arithmetic_emulated;
+            ctx.emulation = &emulation;
+            sharding.ring_of_experts = shards == 1;
+            moe_case_run(&ctx, &c, &whole, NULL, 0);
+            sharded_case_run(&ctx, &c, &sharding, &actual);
+            sharded_case_assert_bits(&actual, &whole, "outputs/y");
+            sharded_case_assert_bits(&actual, &whole, "gradients/inputs/x");
+            if (shards == 1) moe_case_assert_same(&actual, &whole);
+            memory_store_free(&whole);
+            memory_store_free(&actual);
+            moe_case_free(&c);
+        }
+    }
+}
+
+static void test_spread(void **state)
+{
+    (void)state;
+    enum { MEMBERS = 12 };
+    static const int variants[] = {0, SHARDED_CASE_LLAMA4, 3, 5, 6}; /* no clamps: scales are wider about those */
+    for (int i = 0; i < 5; i++) {
+        for (int form = 0; form < (variants[i] == SHARDED_CASE_LLAMA4 ? 3 : 4); form++) {
+            assay_context ctx = assay_context_default(1);
+            assay_sharding sharding = sharded_case_mesh(2, 1, 2);
+            moe_case c = sharded_case(variants[i], 4);
+            memory_store whole = {.wanted = wanted_scales}, members[MEMBERS];
+            sharding.ring_of_experts = form == 1 || form == 2;
+            sharding.emb_chunks = form == 2 ? 3 : 0;
+            sharding.token_chunks = form == 2 ? 2 : 1;
+            sharding.tensor_shards = form == 2 ? 2 : 1;
+            sharding.weight_before_wo = form == 3;
+            moe_case_run(&ctx, &c, &whole, &bf16, 1);
+            for (int member = 0; member < MEMBERS; member++) {
+                const assay_emulation emulation = {.precision = bf16,
+                                                   .storage = ASSAY_BFLOAT16,
+                                                   .multiply = ASSAY_FLOAT64,
+                                                   .seed = (uint64_t)member + 1};
+                ctx.arithmetic = &assay_arithmetic_emulated;
+                ctx.emulation = &emulation;
+                members[member] = (memory_store){.wanted = wanted};
+                sharded_case_run(&ctx, &c, &sharding, &members[member]);
+            }
+            for (int j = 0; j < whole.count; j++) {
+                char path[2 * ASSAY_PATH_SIZE] = "error_scale/bf16/";
+                const memory_tensor *exact = &whole.items[j];
+                if (strncmp(exact->path, "error_scale/", 12) == 0) continue;
+                const double ratio =
+                    spread_of(moe_case_get(&whole, strcat(path, exact->path)), members, MEMBERS, exact);
+                if (!(ratio > 0.6 && ratio < 2))
+                    fail_msg("variant %d, form %d: '%s' spreads %g", variants[i], form, exact->path, ratio);
+            }
+            for (int member = 0; member < MEMBERS; member++) memory_store_free(&members[member]);
+            memory_store_free(&whole);
+            moe_case_free(&c);
+        }
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_stores), cmocka_unit_test(test_spread)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

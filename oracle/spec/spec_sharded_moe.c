@@ -1,0 +1,164 @@
+/* A MoE block over a virtual mesh (SPEC 9): one device's formula without the choices that no shard has room for, and
+ * what each shard finds out on the way. */
+#include <string.h>
+
+#include "oracle/spec/spec_internal.h"
+
+bool spec_is_sharded(const spec_moe_config *config)
+{
+    const assay_sharding *s = &config->sharding;
+    bool sharded =
+        s->ring_of_experts || s->emb_chunks > 0 || s->token_chunks > 1 || s->tensor_shards > 1 || s->weight_before_wo;
+    for (int axis = 0; axis < ASSAY_MESH_AXES; axis++) sharded |= s->mesh.size[axis] > 1;
+    return sharded && config->moe.path == ASSAY_MOE_SPARSE;
+}
+
+/* One shard's routing of one part, at a choice that is made. */
+typedef struct shard_routing {
+    const spec_moe_config *config;
+    const spec_spread *spread;
+    const spec_tensors *in;
+    const int32_t *selected; /* [T,K] */
+    spec_quad *x;            /* of the part's tokens; selected likewise */
+    int32_t *part_selected;
+} shard_routing;
+
+static assay_status route_part(assay_context *ctx, const shard_routing *r, int64_t shard, int64_t part,
+                               spec_tensors *out)
+{
+    static const char *const gate[] = {"weights/gate/kernel", "weights/gate/bias"};
+    const spec_spread *spread = r->spread;
+    const int64_t dim = r->config->moe.emb_dim, k = spread->per_token, tokens = spread->rows * spread->sequence;
+    const spec_quad *x = spec_tensors_find(r->in, "inputs/x")->values;
+    assay_routing_config config = r->config->moe.routing;
+    config.batch = spread->rows;
+    config.sequence = spread->sequence;
+    for (int64_t i = 0; i < tokens; i++) {
+        const int64_t token = spec_spread_token(spread, shard, part, i);
+        memcpy(r->x + i * dim, x + token * dim, (size_t)dim * sizeof *x);
+        memcpy(r->part_selected + i * k, r->selected + token * k, (size_t)k * sizeof *r->selected);
+    }
+    spec_tensor items[4] = {
+        {.path = "inputs/x", .shape = assay_shape_of(2, tokens, dim), .values = r->x},
+        {.path = "routing/selected_experts", .shape = assay_shape_of(2, tokens, k), .indices = r->part_selected}};
+    spec_tensors in = {.items = items, .count = 2};
+    for (int i = 0; i < 2; i++) {
+        const spec_tensor *weight = spec_tensors_find(r->in, gate[i]);
+        if (weight != NULL) items[in.count++] = *weight;
+    }
+    return spec_route(ctx, &config, &in, out);
+}
+
+/* Each shard's own, of the tokens that it sorts; over parts the mean. */
+static assay_status add_balance(assay_context *ctx, const shard_routing *r, spec_tensors *out)
+{
+    assay_status status = ASSAY_OK;
+    const assay_routing_config *routing = &r->config->moe.routing;
+    const int64_t shards = r->spread->shards, parts = r->spread->parts, experts = routing->num_experts;
+    const assay_shape one_each = assay_shape_of(1, shards), list_each = assay_shape_of(2, shards, experts);
+    const bool has_loss = routing->load_balance_loss_weight > 0, has_updates = routing->routed_bias_update_rate > 0;
+    spec_quad *loss = NULL, *updates = NULL;
+    spec_tensors part = {0};
+    if (routing->hash_rows > 0 || (!has_loss && !has_updates)) return ASSAY_OK;
+    if (has_loss) TRY(spec_tensors_add(ctx, out, "outputs/lb_loss", &one_each, &loss));
+    if (has_updates) TRY(spec_tensors_add(ctx, out, "outputs/bias_updates", &list_each, &updates));
+    for (int64_t i = 0; has_loss && i < shards; i++) loss[i] = 0;
+    for (int64_t i = 0; has_updates && i < shards * experts; i++) updates[i] = 0;
+    for (int64_t i = 0; i < shards * parts; i++) {
+        const int64_t shard = i / parts;
+        TRY(route_part(ctx, r, shard, i % parts, &part));
+        if (has_loss) loss[shard] += spec_tensors_find(&part, "outputs/lb_loss")->values[0] / parts;
+        for (int64_t e = 0; has_updates && e < experts; e++) {
+            updates[shard * experts + e] += spec_tensors_find(&part, "outputs/bias_updates")->values[e] / parts;
+        }
+        spec_tensors_free(&part);
+    }
+cleanup:
+    spec_tensors_free(&part);
+    return status;
+}
+
+/* reshaped_group_sizes: copies that a shard sorts by the shard of their expert; all_shards_group_sizes: those of all
+ * shards of its expert axis. */
+static assay_status add_traffic(assay_context *ctx, const spec_spread *spread, spec_tensors *out)
+{
+    assay_status status;
+    const int64_t p = spread->expert_shards, shards = spread->shards;
+    const assay_shape own = assay_shape_of(2, shards, p), all = assay_shape_of(3, shards, p, p);
+    int32_t *sent = NULL, *traffic = NULL;
+    TRY(spec_tensors_add_indices(ctx, out, "routing/reshaped_group_sizes", &own, &sent));
+    for (int64_t i = 0; i < shards * p; i++) {
+        sent[i] = 0;
+        for (int64_t e = 0; e < spread->local_experts; e++) sent[i] += spread->sizes[i * spread->local_experts + e];
+    }
+    if (spread->exchange == SPEC_SAME) return ASSAY_OK;
+    TRY(spec_tensors_add_indices(ctx, out, "routing/all_shards_group_sizes", &all, &traffic));
+    for (int64_t shard = 0; shard < shards; shard++) {
+        memcpy(traffic + shard * p * p, sent + shard / p * p * p, (size_t)(p * p) * sizeof *sent);
+    }
+cleanup:
+    return status;
+}
+
+static assay_status add_lists(assay_context *ctx, const spec_spread *spread, spec_tensors *out)
+{
+    assay_status status;
+    const assay_shape copies = spec_spread_shape(spread, spread->copies);
+    const assay_shape rows = spec_spread_shape(spread, spread->buffer), each = assay_shape_of(1, spread->shards);
+    const assay_shape experts = spec_spread_shape(spread, spread->experts);
+    const assay_shape local = spec_spread_shape(spread, spread->local_experts);
+    int32_t *id = NULL;
+    TRY(spec_tensors_copy_i32(ctx, out, "routing/group_sizes", &experts, spread->sizes));
+    TRY(spec_tensors_copy_i32(ctx, out, "routing/sorted_selected_experts", &copies, spread->sorted));
+    TRY(spec_tensors_copy_i32(ctx, out, "routing/local_group_sizes", &local, spread->local_sizes));
+    if (spread->expert_shards == 1) return ASSAY_OK;
+    TRY(spec_tensors_add_indices(ctx, out, "routing/expert_shard_id", &each, &id));
+    for (int64_t shard = 0; shard < spread->shards; shard++) id[shard] = (int32_t)(shard % spread->expert_shards);
+    if (spread->exchange == SPEC_GATHER) return ASSAY_OK;
+    TRY(spec_tensors_copy_i32(ctx, out, "routing/local_sorted_indices", &rows, spread->local_order));
+    TRY(add_traffic(ctx, spread, out));
+cleanup:
+    return status;
+}
+
+static assay_status add_y(assay_context *ctx, const spec_moe_config *config, const spec_tensors *in,
+                          const bool *dropped, spec_tensors *out)
+{
+    assay_status status;
+    spec_block block = {.dropped = dropped, .weight_before_wo = config->sharding.weight_before_wo};
+    spec_quad *y = NULL;
+    TRY(spec_block_read(ctx, &config->moe, in, &block));
+    TRY(spec_tensors_add(ctx, out, "outputs/y", &block.x->shape, &y));
+    block.weights = spec_tensors_find(out, "routing/weights")->values;
+    block.selected = spec_tensors_find(out, "routing/selected_experts")->indices;
+    spec_block_combine(&block, y);
+cleanup:
+    spec_block_free(&block);
+    return status;
+}
+
+assay_status spec_sharded_moe(assay_context *ctx, const spec_moe_config *config, const spec_tensors *in,
+                              spec_tensors *out)
+{
+    assay_status status;
+    spec_tensors whole = {0};
+    spec_spread spread = {0};
+    shard_routing r = {.config = config, .spread = &spread, .in = in};
+    TRY(spec_route(ctx, &config->moe.routing, in, &whole));
+    TRY(spec_tensors_move(ctx, &whole, "routing/selected_experts", out));
+    TRY(spec_tensors_move(ctx, &whole, "routing/weights", out));
+    TRY(spec_tensors_move(ctx, &whole, "routing/margin", out));
+    r.selected = spec_tensors_find(out, "routing/selected_experts")->indices;
+    TRY(spec_spread_make(ctx, &spread, config, 0, r.selected));
+    TRY(add_y(ctx, config, in, spread.dropped, out));
+    TRY(spec_alloc(ctx, spread.rows * spread.sequence * config->moe.emb_dim, &r.x));
+    TRY(assay_alloc_i32(ctx, "choices of a shard", spread.copies, &r.part_selected));
+    TRY(add_balance(ctx, &r, out));
+    TRY(add_lists(ctx, &spread, out));
+cleanup:
+    free(r.x);
+    free(r.part_selected);
+    spec_spread_free(&spread);
+    spec_tensors_free(&whole);
+    return status;
+}
