@@ -66,6 +66,14 @@ typedef struct assay_tensor_result {
     char axis_labels[ASSAY_MAX_RANK][16];
 } assay_tensor_result;
 
+/* What whoever knows the operation found out about the candidate's own choice of experts (harness/conditional.h). */
+typedef struct assay_routing_summary {
+    bool judged;
+    int64_t tokens, exact, admissible, wrong; /* of a stack: once for each layer */
+    bool evaluated_again;                     /* the tensors are compared with the golden given the candidate's choice */
+    char message[256];                        /* of a wrong token, or why nothing could be judged */
+} assay_routing_summary;
+
 typedef struct assay_report {
     char case_name[ASSAY_PATH_SIZE], op[64], profile[64];
     char golden_path[512], candidate_path[512];
@@ -79,11 +87,16 @@ typedef struct assay_report {
     int count;
     char **unknown; /* datasets of the candidate that the golden does not know */
     int unknown_count;
+    assay_routing_summary routing;
     struct assay_picture **pictures; /* [count], once they are drawn (pictures.h); else NULL */
 } assay_report;
 
 assay_status assay_compare(assay_context *ctx, assay_fixture_reader *golden, assay_fixture_reader *candidate,
                            const assay_profile *profile, double false_alarm, assay_report *report);
+/* PASS becomes VACUOUS where report->power says that a required mutant would pass too. */
+void assay_report_weigh(assay_report *report);
+/* "routing: 32 tokens: 30 exact, 2 admissible, 0 wrong; ..."; empty where nothing was judged. */
+void assay_routing_text(const assay_routing_summary *routing, char text[512]);
 void assay_report_free(assay_report *report); /* safe on a zeroed struct */
 
 #endif

@@ -155,6 +155,19 @@ static bool fill_tensor(cJSON *o, const assay_tensor_result *r)
            put_statistics(o, r);
 }
 
+static bool put_routing(cJSON *o, const assay_routing_summary *routing)
+{
+    if (!routing->judged && routing->message[0] == '\0') return put(o, "routing", cJSON_CreateNull());
+    cJSON *object = start(o, "routing", cJSON_CreateObject());
+    return object != NULL && put_bool(object, "judged", routing->judged) &&
+           put_number(object, "tokens", (double)routing->tokens) &&
+           put_number(object, "exact", (double)routing->exact) &&
+           put_number(object, "admissible", (double)routing->admissible) &&
+           put_number(object, "wrong", (double)routing->wrong) &&
+           put_bool(object, "evaluated_again", routing->evaluated_again) &&
+           put_text(object, "message", routing->message);
+}
+
 /* null where the golden states none. */
 static bool put_power(cJSON *object, const assay_power *power)
 {
@@ -173,7 +186,7 @@ static bool fill_report(cJSON *o, const assay_report *report)
               put_text(o, "verdict", assay_verdict_name(report->verdict)) && put_text(o, "message", report->message) &&
               (report->diagnosis[0] == '\0' || put_text(o, "diagnosis", report->diagnosis)) &&
               (report->known[0] == '\0' || put_text(o, "known", report->known));
-    ok = ok && put_power(o, &report->power);
+    ok = ok && put_routing(o, &report->routing) && put_power(o, &report->power);
     ok = ok && (unknown = start(o, "unknown", cJSON_CreateArray())) != NULL;
     for (int i = 0; ok && i < report->unknown_count; i++) {
         char shown[ASSAY_PRINTABLE_SIZE];

@@ -50,6 +50,9 @@ static void write_head(FILE *out, const assay_report *report)
             report->false_alarm);
     if (report->golden_path[0] != '\0') fprintf(out, "  golden     %s\n", report->golden_path);
     if (report->candidate_path[0] != '\0') fprintf(out, "  candidate  %s\n", report->candidate_path);
+    char routing[512];
+    assay_routing_text(&report->routing, routing);
+    if (routing[0] != '\0') fprintf(out, "  %s\n", routing);
 }
 
 /* What stands in place of the numbers, or NULL. */

@@ -1,4 +1,5 @@
-/* Thresholds from a stated false-alarm probability (docs/comparing.md). Private to compare/. */
+/* Thresholds from a stated false-alarm probability (docs/comparing.md). For compare/, and for choices of
+ * experts. */
 #ifndef ASSAY_COMPARE_THRESHOLDS_H
 #define ASSAY_COMPARE_THRESHOLDS_H
 

@@ -7,7 +7,6 @@
 
 #include "harness/ensemble_internal.h"
 #include "harness/operations/op_support.h"
-#include "oracle/arithmetic/emulated.h"
 #include "oracle/base/memory.h"
 
 /* Operations of one run. Below the first there are more members; what propagates its error scales and is above the last
@@ -23,7 +22,7 @@ static assay_tracked *tensor_at(const assay_ensemble *e, const char *path)
     return NULL;
 }
 
-static assay_choice *choice_at(const assay_ensemble *e, const char *path)
+static assay_kept_choice *choice_at(const assay_ensemble *e, const char *path)
 {
     for (int i = 0; i < e->choice_count; i++) {
         if (strcmp(e->choices[i].spec->path, path) == 0) return &e->choices[i];
@@ -86,8 +85,8 @@ static assay_status collect(assay_context *ctx, assay_ensemble *e)
         const assay_tensor_spec *spec = &list->entries[i].spec;
         const int64_t count = assay_shape_count(&spec->shape);
         if (is_choice(spec)) {
-            assay_choice *c = &e->choices[e->choice_count++];
-            *c = (assay_choice){.spec = spec, .count = count};
+            assay_kept_choice *c = &e->choices[e->choice_count++];
+            *c = (assay_kept_choice){.spec = spec, .count = count};
             TRY(assay_alloc_i32(ctx, spec->path, count, &c->experts));
         } else if (assay_has_error_scale(spec) && scale_is_wanted(e, spec->path)) {
             assay_tracked *t = &e->tensors[e->tensor_count++];
@@ -167,7 +166,7 @@ static assay_status golden_write_i32(assay_context *ctx, void *self, const char 
                                      const int32_t *values)
 {
     const assay_ensemble *e = self;
-    assay_choice *c = choice_at(e, path);
+    assay_kept_choice *c = choice_at(e, path);
     if (c != NULL) {
         if (count > c->count - c->written) return beyond_the_end(ctx, path);
         memcpy(c->experts + c->written, values, (size_t)count * sizeof *values);
@@ -194,7 +193,7 @@ static assay_status member_read_i32(assay_context *ctx, void *self, const char *
                                     int32_t *out)
 {
     const assay_ensemble *e = self;
-    const assay_choice *c = choice_at(e, path);
+    const assay_kept_choice *c = choice_at(e, path);
     if (c == NULL) return e->in->read_i32(ctx, e->in->self, path, first, count, out);
     memcpy(out, c->experts + first, (size_t)count * sizeof *out);
     return ASSAY_OK;
@@ -239,20 +238,26 @@ static assay_status check_complete(assay_context *ctx, const assay_ensemble *e)
     return ASSAY_OK;
 }
 
-assay_status assay_ensemble_run(assay_context *ctx, assay_ensemble *e, const assay_member *member)
+assay_emulation assay_ensemble_member(const assay_plan *plan, const assay_precision *precision, const char *name,
+                                      int number)
 {
     char stream[64];
+    const assay_profile *profile = assay_profile_by_name(precision->name);
+    snprintf(stream, sizeof stream, "%s/%s", name, precision->name);
+    return (assay_emulation){.precision = *precision,
+                             .storage = profile->storage,
+                             .multiply = profile->multiply,
+                             .seed = assay_random_bits(plan->c->seed, stream, (uint64_t)number)};
+}
+
+assay_status assay_ensemble_run(assay_context *ctx, assay_ensemble *e, const assay_member *member)
+{
     const assay_plan *plan = e->plan;
-    const assay_profile *profile = assay_profile_by_name(member->precision->name);
     const assay_source in = {.self = e, .has = member_has, .read = member_read, .read_i32 = member_read_i32};
     const assay_sink out = {.self = e, .wants = member_wants, .write = member_write, .write_i32 = member_write_i32};
-    snprintf(stream, sizeof stream, "%s/%s", member->stream, member->precision->name);
-    const assay_emulation emulation = {.precision = *member->precision,
-                                       .storage = profile->storage,
-                                       .multiply = profile->multiply,
-                                       .seed = assay_random_bits(plan->c->seed, stream, (uint64_t)member->number),
-                                       .nearest = member->nearest};
+    assay_emulation emulation = assay_ensemble_member(plan, member->precision, member->stream, member->number);
     assay_context emulated = *ctx;
+    emulation.nearest = member->nearest;
     emulated.arithmetic = &assay_arithmetic_emulated;
     emulated.emulation = &emulation;
     for (int i = 0; i < e->tensor_count; i++) e->tensors[i].written = 0;
@@ -289,7 +294,7 @@ cleanup:
     return status;
 }
 
-static int members_of(const assay_plan *plan)
+int assay_ensemble_members(const assay_plan *plan)
 {
     if (assay_case_is_exact(plan->c)) return 0;
     return plan->operation->flops(plan->c, true) < SMALL_WORK ? ASSAY_MEMBERS_OF_SMALL_WORK : ASSAY_MEMBERS;
@@ -302,7 +307,7 @@ static bool needs_ensemble(const assay_plan *plan)
 
 int assay_null_members(const assay_plan *plan)
 {
-    return needs_ensemble(plan) || plan->operation->flops(plan->c, true) <= LARGE_WORK ? members_of(plan) : 0;
+    return needs_ensemble(plan) || plan->operation->flops(plan->c, true) <= LARGE_WORK ? assay_ensemble_members(plan) : 0;
 }
 
 static bool wants_null(const assay_ensemble *e)
@@ -319,7 +324,7 @@ static assay_status evaluate_scales(assay_context *ctx, assay_ensemble *e)
 {
     assay_status status = ASSAY_OK;
     const assay_plan *plan = e->plan;
-    const int members = members_of(plan);
+    const int members = assay_ensemble_members(plan);
     for (int p = 0; e->tensor_count > 0 && p < plan->precision_count; p++) {
         TRY(clear_squares(ctx, e));
         for (int number = 0; number < members; number++) {

@@ -28,11 +28,11 @@ typedef struct assay_tracked {
 } assay_tracked;
 
 /* The experts that the golden run chose, which the members are given. */
-typedef struct assay_choice {
+typedef struct assay_kept_choice {
     const assay_tensor_spec *spec;
     int64_t count, written;
     int32_t *experts;
-} assay_choice;
+} assay_kept_choice;
 
 typedef struct assay_ensemble {
     const assay_plan *plan;
@@ -40,7 +40,7 @@ typedef struct assay_ensemble {
     const assay_sink *out;
     assay_tracked *tensors;
     int tensor_count;
-    assay_choice *choices;
+    assay_kept_choice *choices;
     int choice_count;
     const assay_profile *null_profile; /* its null distributions are being drawn; NULL: error scales are */
     int null_precision;                /* its index among the plan's */

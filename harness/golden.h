@@ -43,6 +43,10 @@ int assay_plan_threads(const assay_context *ctx, const assay_plan *plan);
 assay_status assay_golden_write(assay_context *ctx, const assay_plan *plan, const char *path, const char *inputs_file,
                                 bool quiet);
 
+/* The same from any source; where that has routing/.../selected_experts, given this choice. */
+assay_status assay_golden_write_from(assay_context *ctx, const assay_plan *plan, const char *path,
+                                     const assay_source *source, bool quiet);
+
 /* Writes what a backend may see: inputs, weights, cotangents, and the names of what it is to give. */
 assay_status assay_request_write(assay_context *ctx, const assay_plan *plan, const char *path, const char *inputs_file,
                                  bool quiet);

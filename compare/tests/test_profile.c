@@ -7,11 +7,11 @@
 
 static void test_profiles(void **state)
 {
-    static const char *const names[] = {"f64", "f32", "bf16", "f16", "tf32", "tpu_default"};
+    static const char *const names[] = {"f64", "f32", "bf16", "bf16_router", "f16", "tf32", "tpu_default"};
     int count = 0;
     const assay_profile *profiles = assay_profiles(&count);
     (void)state;
-    assert_int_equal(count, 6);
+    assert_int_equal(count, 7);
     for (int i = 0; i < count; i++) {
         const assay_profile *p = &profiles[i];
         assert_string_equal(p->precision.name, names[i]);
@@ -25,7 +25,8 @@ static void test_profiles(void **state)
         const double lost = assay_dtype_unit_roundoff(p->multiply) / sqrt(3.0);
         const double multiply = p->multiply == p->storage ? 0 : lost;
         assert_close(&p->precision.multiply, &multiply, 1, 1e-15, 0.0);
-        if (p->multiply != p->storage) continue;
+        assert_false(p->any_of_tied);
+        if (p->multiply != p->storage || strcmp(names[i], "bf16_router") == 0) continue; /* not the first of its type */
         assert_ptr_equal(assay_profile_by_name(assay_dtype_name(p->storage)), p);
         assert_ptr_equal(assay_profile_for_dtype(p->storage), p);
     }

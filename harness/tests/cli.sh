@@ -78,7 +78,7 @@ for command in generate request run show; do
     --set prefuse_moe_weights=true --set sparse_matmul=false
   bad 'multiple of 16' moe/fused-softmax --set sequence=7
   bad 'expert 2, tensor 1, expected 1, 1, 1, 1' mlp/silu --set mesh.expert=2
-  bad 'profiles has "bf17", expected f64, f32, bf16, f16, tf32 or tpu_default' moe/small --set profiles=bf17
+  bad 'profiles has "bf17", expected f64, f32, bf16, bf16_router, f16, tf32 or tpu_default' moe/small --set profiles=bf17
   bad 'inputs\.y is no tensor' moe/small --set 'inputs.y={scale: 0}'
   bad 'positions go from 163830 to 163845, expected 0 to 163839' yarn_rope/deepseek --set positions.start=163830
   bad 'positions go from 3 to 262143' mla/small --set positions.step=43690 --set sequence=7 --set positions.start=3
