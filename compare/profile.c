@@ -41,6 +41,7 @@ static const assay_profile profiles[] = {
                    .router = RMS(0x1p-8),
                    .elementary = 0x1p-22},
      .storage = ASSAY_BFLOAT16,
+     .multiply = ASSAY_BFLOAT16,
      .summary = "bf16 with logits, scores and routing weights in bfloat16 too"},
     {.precision = {.name = "f16",
                    .storage = RMS(0x1p-11),
