@@ -22,6 +22,8 @@ typedef struct assay_plan {
 
 /* Prepares the case, chooses datasets by its gradients, checkpoints and profiles, and refuses sizes beyond memory. */
 assay_status assay_plan_make(assay_context *ctx, assay_plan *plan, const assay_case *c);
+/* The golden is to hold no null distributions: those of old goldens do not. */
+void assay_plan_drop_null(assay_plan *plan);
 /* The golden is to hold its certificate. Refuses what nobody would wait for, unless a budget is given
  * (harness/certificate.h has its values). */
 assay_status assay_plan_certify(assay_context *ctx, assay_plan *plan, int64_t budget);

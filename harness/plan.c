@@ -133,6 +133,15 @@ cleanup:
     return status;
 }
 
+void assay_plan_drop_null(assay_plan *plan)
+{
+    int kept = 0;
+    for (int i = 0; i < plan->spec_count; i++) {
+        if (!assay_path_in(plan->specs[i].path, "null")) plan->specs[kept++] = plan->specs[i];
+    }
+    plan->spec_count = kept;
+}
+
 assay_status assay_plan_certify(assay_context *ctx, assay_plan *plan, int64_t budget)
 {
     assay_status status = ASSAY_OK;
