@@ -23,6 +23,12 @@ bool assay_statistic_is_size(int statistic)
     return statistic == ASSAY_STATISTIC_SIZE || statistic >= ASSAY_STATISTIC_ROW;
 }
 
+/* Sums for each index of a longer axis would be no small memory. */
+static bool axis_is_summed(const assay_shape *shape, int axis)
+{
+    return shape->dims[axis] <= ASSAY_LONGEST_AXIS;
+}
+
 static int axes_above_one(const assay_shape *shape)
 {
     int count = 0;
@@ -34,9 +40,10 @@ bool assay_statistic_counts(const assay_shape *shape, int statistic)
 {
     const int last = shape->rank - 1, above_one = axes_above_one(shape);
     if (statistic == ASSAY_STATISTIC_ROW) return last >= 0 && above_one - (shape->dims[last] > 1) > 1;
-    if (statistic == ASSAY_STATISTIC_TILE) return last >= 0 && shape->dims[last] > ASSAY_TILE;
-    if (statistic >= ASSAY_STATISTIC_AXIS) return shape->dims[statistic - ASSAY_STATISTIC_AXIS] > 1;
-    return true;
+    if (statistic == ASSAY_STATISTIC_TILE) return last >= 0 && shape->dims[last] > ASSAY_TILE && axis_is_summed(shape, last);
+    if (statistic < ASSAY_STATISTIC_AXIS) return true;
+    const int axis = statistic - ASSAY_STATISTIC_AXIS;
+    return shape->dims[axis] > 1 && axis_is_summed(shape, axis);
 }
 
 assay_status assay_statistics_start(assay_context *ctx, const assay_shape *shape, double unit, double tiny,
@@ -45,11 +52,12 @@ assay_status assay_statistics_start(assay_context *ctx, const assay_shape *shape
     int64_t total = 0;
     *pass = (assay_statistics_pass){.shape = *shape, .unit = unit, .tiny = tiny};
     pass->length = shape->rank == 0 ? 1 : shape->dims[shape->rank - 1];
-    for (int axis = 0; axis < shape->rank; axis++) total += shape->dims[axis];
+    for (int axis = 0; axis < shape->rank; axis++) total += axis_is_summed(shape, axis) ? shape->dims[axis] : 0;
     assay_status status = assay_alloc_f64(ctx, "statistics of errors", 2 * total + 1, &pass->memory);
     RETURN_IF(status != ASSAY_OK, status);
     double *next = pass->memory;
     for (int axis = 0; axis < shape->rank; axis++) {
+        if (!axis_is_summed(shape, axis)) continue;
         pass->squares[axis] = next;
         pass->counts[axis] = next + shape->dims[axis];
         next += 2 * shape->dims[axis];
@@ -61,8 +69,9 @@ assay_status assay_statistics_start(assay_context *ctx, const assay_shape *shape
 void assay_statistics_restart(assay_statistics_pass *pass)
 {
     for (int axis = 0; axis < pass->shape.rank; axis++) {
-        for (int64_t i = 0; i < pass->shape.dims[axis]; i++) pass->squares[axis][i] = pass->counts[axis][i] = 0;
         pass->index[axis] = 0;
+        if (pass->squares[axis] == NULL) continue;
+        for (int64_t i = 0; i < pass->shape.dims[axis]; i++) pass->squares[axis][i] = pass->counts[axis][i] = 0;
     }
     pass->column = pass->row = 0;
     for (int lane = 0; lane < ASSAY_LANES; lane++) {
@@ -87,6 +96,7 @@ static void end_row(assay_statistics_pass *pass)
     const double squares = add_lanes(pass->row_squares), count = add_lanes(pass->row_count);
     for (int lane = 0; lane < ASSAY_LANES; lane++) pass->row_squares[lane] = pass->row_count[lane] = 0;
     for (int axis = 0; axis < last; axis++) {
+        if (pass->squares[axis] == NULL) continue;
         pass->squares[axis][pass->index[axis]] += squares;
         pass->counts[axis][pass->index[axis]] += count;
     }
@@ -149,7 +159,7 @@ static void add_to_row(assay_statistics_pass *pass, int64_t count, const piece *
 {
     const int64_t to_lane_0 = -pass->column & (ASSAY_LANES - 1), head = to_lane_0 < count ? to_lane_0 : count;
     const int64_t whole = head + (count - head) / ASSAY_LANES * ASSAY_LANES;
-    if (pass->shape.rank > 0) {
+    if (pass->shape.rank > 0 && pass->squares[pass->shape.rank - 1] != NULL) {
         double *squares = pass->squares[pass->shape.rank - 1] + pass->column;
         double *counts = pass->counts[pass->shape.rank - 1] + pass->column;
         for (int64_t i = 0; i < count; i++) squares[i] += p->r[i] * p->r[i];
@@ -230,11 +240,12 @@ void assay_statistics_finish(const assay_statistics_pass *pass, assay_statistics
         found->least_spreads[ASSAY_STATISTIC_SIGN] = 0.5 / sqrt(signs);
     }
     set_size(found, ASSAY_STATISTIC_ROW, pass->worst_row, pass->worst_row_count, pass->worst_row_index);
-    if (last >= 0) {
+    if (last >= 0 && axis_is_summed(shape, last)) {
         set_largest(found, ASSAY_STATISTIC_TILE, pass->squares[last], pass->counts[last], shape->dims[last],
                     ASSAY_TILE);
     }
     for (int axis = 0; axis <= last; axis++) {
+        if (!axis_is_summed(shape, axis)) continue;
         set_largest(found, ASSAY_STATISTIC_AXIS + axis, pass->squares[axis], pass->counts[axis], shape->dims[axis], 1);
     }
 }

@@ -1,5 +1,6 @@
 /* Statistics of the errors of a whole tensor and of its slices, in one pass, and how far out they are against those of
- * correct implementations (docs/comparing.md). Memory grows with the axes' lengths, not with the tensor. */
+ * correct implementations (docs/comparing.md). Memory grows with the axes' lengths up to
+ * ASSAY_LONGEST_AXIS, not with the tensor. */
 #ifndef ASSAY_COMPARE_STATISTICS_H
 #define ASSAY_COMPARE_STATISTICS_H
 
@@ -17,11 +18,12 @@ typedef enum assay_statistic {
     ASSAY_STATISTIC_AXIS   /* and one for each axis: over one of its indices, the one with the largest */
 } assay_statistic;
 
-enum { ASSAY_LANES = 8, ASSAY_TILE = 128, ASSAY_STATISTICS = ASSAY_STATISTIC_AXIS + ASSAY_MAX_RANK };
+enum { ASSAY_LANES = 8, ASSAY_TILE = 128, ASSAY_LONGEST_AXIS = 1 << 20, ASSAY_STATISTICS = ASSAY_STATISTIC_AXIS + ASSAY_MAX_RANK };
 
 /* How many a tensor of this rank has. */
 int assay_statistics_count(const assay_shape *shape);
-/* Whether it says more than another: slices that are the whole tensor, or an axis' indices, do not. */
+/* Whether it says more than another: slices that are the whole tensor, or an axis' indices, do not; indices of an axis
+ * that is too long are not summed. */
 bool assay_statistic_counts(const assay_shape *shape, int statistic);
 /* An RMS fails when it is large, the others on either side. */
 bool assay_statistic_is_size(int statistic);
@@ -43,7 +45,7 @@ typedef struct assay_statistics_pass {
     double unit, tiny; /* rounding of a result: unit * |golden| + tiny */
     int64_t length;    /* of a row */
     int64_t column, row, index[ASSAY_MAX_RANK];
-    double *squares[ASSAY_MAX_RANK], *counts[ASSAY_MAX_RANK]; /* of each index of an axis: sum of r^2, elements */
+    double *squares[ASSAY_MAX_RANK], *counts[ASSAY_MAX_RANK]; /* of each index of an axis: sum of r^2, elements; NULL */
     double row_squares[ASSAY_LANES], row_count[ASSAY_LANES]; /* a sum is in lanes: by the last axis' index modulo 8 */
     double signed_sum[ASSAY_LANES], products[ASSAY_LANES], weights[ASSAY_LANES];
     double positive[ASSAY_LANES], negative[ASSAY_LANES];
