@@ -223,6 +223,7 @@ static void judge_statistics(scan *s)
     assay_tensor_result *r = s->result;
     assay_statistics found;
     assay_statistics_finish(&s->statistics, &found);
+    if (found.least_spreads[ASSAY_STATISTIC_SIZE] == 0) return; /* nothing that is finite */
     for (int i = 0; i < r->statistics_count; i++) {
         assay_statistic_result *to = &r->statistics[i];
         const double *expected = to->expected, spread = expected[ASSAY_NULL_SPREAD];
