@@ -16,6 +16,9 @@
 #include "oracle/base/memory.h"
 #include "oracle/moe/routing_internal.h"
 
+/* Of the probability of a false alarm, where a choice is judged: the rest is for what is compared. */
+#define CHOICE_SHARE 0.25
+
 static bool is_choice(const assay_tensor_spec *spec)
 {
     const char *name = strrchr(spec->path, '/');
@@ -247,7 +250,9 @@ static assay_status find_verdicts(assay_context *ctx, assay_conditional *c, agai
     TRY(judge(&a->ctx, c, a, profile, summary, wrong_path));
     if (summary->exact == summary->tokens || assay_routing_rule_of(&a->config).hash) goto cleanup;
     for (int i = 0; i < c->count; i++) scores += c->routers[i].tokens * a->config.num_experts;
-    TRY(assay_conditional_tau(&a->ctx, c, &a->plan, assay_thresholds_of(false_alarm, scores, 0, 0).element));
+    /* thresholds of elements take half of what they are given */
+    const double deviations = assay_thresholds_of(2 * CHOICE_SHARE * false_alarm, scores, 0, 0).element;
+    TRY(assay_conditional_tau(&a->ctx, c, &a->plan, deviations));
     TRY(judge(&a->ctx, c, a, profile, summary, wrong_path));
 cleanup:
     memcpy(ctx->message, a->ctx.message, sizeof ctx->message);
@@ -303,7 +308,9 @@ static assay_status compare_differing(assay_context *ctx, assay_fixture_reader *
     snprintf(line, sizeof line, "%s", ctx->message);
     const bool refused = status == ASSAY_BAD_INPUT;
     ctx->message[0] = '\0';
-    TRY(assay_compare(ctx, *against != NULL ? *against : golden, candidate, profile, false_alarm, report));
+    TRY(assay_compare(ctx, *against != NULL ? *against : golden, candidate, profile, (1 - CHOICE_SHARE) * false_alarm,
+                      report));
+    report->false_alarm = false_alarm;
     if (refused) {
         summary = (assay_routing_summary){0};
         snprintf(summary.message, sizeof summary.message,
