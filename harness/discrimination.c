@@ -8,8 +8,14 @@
 #include "harness/inputs.h"
 #include "oracle/base/memory.h"
 
-/* A reader over the tensors that are there. A candidate has those that every backend gives, in the type that it stores:
- * the choice of experts would give away many a mutant, but a backend need not tell it. */
+/* A candidate has the tensors that every backend gives: the choice of experts would give away many a mutant, but a
+ * backend need not tell it. */
+static bool is_of_candidate(const assay_kept *kept)
+{
+    return kept->written == kept->count && assay_path_is_required(kept->spec->path);
+}
+
+/* A reader over the tensors that are there; a candidate's are in the type that it stores. */
 static assay_status open_reader(assay_context *ctx, const assay_results *results, const char *kind,
                                 const assay_profile *storage, assay_fixture_reader **reader)
 {
@@ -20,7 +26,7 @@ static assay_status open_reader(assay_context *ctx, const assay_results *results
     assay_memory_tensor *tensors = memory;
     for (int i = 0; i < results->plan->spec_count; i++) {
         const assay_kept *kept = &results->items[i];
-        if (kept->written != kept->count || (storage != NULL && !assay_path_is_required(kept->spec->path))) continue;
+        if (storage != NULL ? !is_of_candidate(kept) : kept->written != kept->count) continue;
         tensors[count] = (assay_memory_tensor){.spec = *kept->spec, .numbers = kept->values, .integers = kept->indices};
         if (storage != NULL && kept->values != NULL) tensors[count].spec.type = storage->storage;
         count++;
@@ -126,6 +132,45 @@ cleanup:
     return status;
 }
 
+static assay_status append_tensor(assay_context *ctx, assay_fixture_writer *writer, const assay_kept *kept,
+                                  assay_dtype storage)
+{
+    assay_status status;
+    assay_tensor_spec spec = *kept->spec;
+    if (kept->values != NULL) spec.type = storage;
+    TRY(assay_fixture_declare(ctx, writer, &spec));
+    TRY(kept->indices != NULL ? assay_fixture_append_i32(ctx, writer, spec.path, kept->count, kept->indices)
+                              : assay_fixture_append(ctx, writer, spec.path, kept->count, kept->values));
+cleanup:
+    return status;
+}
+
+/* The candidate that was judged, as FOLDER/MUTANT.h5. */
+static assay_status write_candidate(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
+                                    const assay_results *candidate)
+{
+    assay_status status;
+    assay_fixture_writer *writer = NULL, *done;
+    char path[4096];
+    const int length = snprintf(path, sizeof path, "%s/%s.h5", t->folder, mutant->name);
+    if (length >= (int)sizeof path) return assay_fail(ctx, ASSAY_BAD_INPUT, "%.64s...: path too long", path);
+    TRY(assay_make_parents(ctx, path));
+    TRY(assay_fixture_create(ctx, path, &writer));
+    TRY(assay_fixture_set_text(ctx, writer, "kind", "candidate"));
+    TRY(assay_fixture_set_text(ctx, writer, "case", t->golden->plan->c->name));
+    TRY(assay_fixture_set_text(ctx, writer, "mutant", mutant->name));
+    for (int i = 0; i < candidate->plan->spec_count; i++) {
+        const assay_kept *kept = &candidate->items[i];
+        if (is_of_candidate(kept)) TRY(append_tensor(ctx, writer, kept, t->profile->storage));
+    }
+    done = writer;
+    writer = NULL;
+    TRY(assay_fixture_finish(ctx, done));
+cleanup:
+    assay_fixture_abandon(writer);
+    return status;
+}
+
 static assay_status try_mutant(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
                                assay_mutant_result *result)
 {
@@ -147,6 +192,8 @@ static assay_status try_mutant(assay_context *ctx, const assay_trial *t, const a
     round_results(&candidate, t->profile->storage);
     TRY(judge(ctx, t, &candidate, &report));
     conclude(t, &report, &candidate, result);
+    if (t->folder != NULL && result->outcome != ASSAY_MUTANT_NO_EFFECT)
+        TRY(write_candidate(ctx, t, mutant, &candidate));
 cleanup:
     assay_report_free(&report);
     assay_results_free(&candidate);
@@ -187,11 +234,11 @@ static void tally(assay_discrimination *found)
 }
 
 assay_status assay_discriminate(assay_context *ctx, const assay_results *golden, const assay_profile *profile,
-                                double false_alarm, assay_discrimination *found)
+                                double false_alarm, const char *folder, assay_discrimination *found)
 {
     assay_status status;
     void *items = NULL;
-    assay_trial t = {.golden = golden, .profile = profile, .false_alarm = false_alarm};
+    assay_trial t = {.golden = golden, .profile = profile, .false_alarm = false_alarm, .folder = folder};
     *found = (assay_discrimination){.profile = profile};
     TRY(open_reader(ctx, golden, "golden", NULL, &t.reader));
     TRY(check_control(ctx, &t));

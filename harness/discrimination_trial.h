@@ -9,6 +9,7 @@ typedef struct assay_trial {
     const assay_results *golden;
     const assay_profile *profile;
     double false_alarm;
+    const char *folder;           /* for candidates; NULL */
     assay_fixture_reader *reader; /* over the golden */
 } assay_trial;
 

@@ -163,7 +163,7 @@ static void try_case(const char *name)
         if (!assay_path_in(plan.specs[i].path, "error_scale")) continue;
         memset(golden.items[i].values, 0, (size_t)golden.items[i].count * sizeof(double));
     }
-    assert_ok(&ctx, assay_discriminate(&ctx, &golden, assay_profile_by_name("f32"), 1e-6, &found));
+    assert_ok(&ctx, assay_discriminate(&ctx, &golden, assay_profile_by_name("f32"), 1e-6, NULL, &found));
     for (int i = 0; i < assay_mutant_count; i++) {
         const assay_mutant_result *r = &found.items[i];
         applied[i][operation_index(c->op)] |= r->outcome != ASSAY_MUTANT_NOT_APPLICABLE;
