@@ -15,8 +15,7 @@ static bool is_of_candidate(const assay_kept *kept)
     return kept->written == kept->count && assay_path_is_required(kept->spec->path);
 }
 
-/* A reader over the tensors that are there; a candidate's are in the type that it stores. */
-static assay_status open_reader(assay_context *ctx, const assay_results *results, const char *kind,
+assay_status assay_trial_reader(assay_context *ctx, const assay_results *results, const char *kind,
                                 const assay_profile *storage, assay_fixture_reader **reader)
 {
     assay_status status;
@@ -125,8 +124,8 @@ static assay_status judge(assay_context *ctx, const assay_trial *t, const assay_
 {
     assay_status status;
     assay_fixture_reader *reader = NULL;
-    TRY(open_reader(ctx, candidate, "candidate", t->profile, &reader));
-    TRY(assay_compare(ctx, t->reader, reader, t->profile, t->false_alarm, report));
+    TRY(assay_trial_reader(ctx, candidate, "candidate", t->profile, &reader));
+    TRY(assay_compare_undiagnosed(ctx, t->reader, reader, t->profile, t->false_alarm, report));
 cleanup:
     assay_fixture_close(reader);
     return status;
@@ -181,13 +180,7 @@ static assay_status try_mutant(assay_context *ctx, const assay_trial *t, const a
     bool applies = assay_mutant_is_for(mutant, plan->c->op);
     *result = (assay_mutant_result){.mutant = mutant, .required = assay_mutant_is_required(mutant, plan->c->op)};
     if (!applies) return ASSAY_OK;
-    TRY(assay_results_copy(ctx, t->golden, true, &candidate));
-    if (mutant->change_results != NULL) {
-        const assay_mutation m = {.c = plan->c, .profile = t->profile, .tensors = &candidate};
-        applies = mutant->change_results(&m);
-    } else {
-        TRY(assay_mutant_evaluate(ctx, t, mutant, &candidate, &applies));
-    }
+    TRY(assay_mutant_make(ctx, t, mutant, &candidate, &applies));
     if (!applies) goto cleanup;
     round_results(&candidate, t->profile->storage);
     TRY(judge(ctx, t, &candidate, &report));
@@ -240,7 +233,7 @@ assay_status assay_discriminate(assay_context *ctx, const assay_results *golden,
     void *items = NULL;
     assay_trial t = {.golden = golden, .profile = profile, .false_alarm = false_alarm, .folder = folder};
     *found = (assay_discrimination){.profile = profile};
-    TRY(open_reader(ctx, golden, "golden", NULL, &t.reader));
+    TRY(assay_trial_reader(ctx, golden, "golden", NULL, &t.reader));
     TRY(check_control(ctx, &t));
     TRY(assay_alloc(ctx, "verdicts on mutants", assay_mutant_count, sizeof *found->items, &items));
     found->items = items;

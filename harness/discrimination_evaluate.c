@@ -1,8 +1,9 @@
-/* Mutants that are made by evaluating a changed case. */
+/* The results of one mutant. */
 #include <stdio.h>
 #include <string.h>
 
 #include "harness/discrimination_trial.h"
+#include "harness/ensemble.h"
 #include "harness/inputs.h"
 
 bool assay_path_is_scale(const char *path)
@@ -26,7 +27,7 @@ assay_status assay_results_copy(assay_context *ctx, const assay_results *golden,
         const size_t count = (size_t)from->count;
         if (from->indices != NULL) memcpy(to->indices, from->indices, count * sizeof *to->indices);
         if (from->values != NULL) memcpy(to->values, from->values, count * sizeof *to->values);
-        to->written = from->count;
+        to->written = from->written;
     }
 cleanup:
     return status;
@@ -39,9 +40,9 @@ static bool take_results(const assay_results *from, assay_results *to)
     for (int i = 0; i < to->plan->spec_count; i++) {
         assay_kept *wanted = &to->items[i];
         const char *path = wanted->spec->path;
-        if (assay_path_is_given(path) || assay_path_is_scale(path)) continue;
-        const bool required = assay_path_is_required(path);
         const assay_kept *found = assay_results_find(from, path);
+        if (assay_path_is_given(path) || (assay_path_is_scale(path) && found == NULL)) continue;
+        const bool required = assay_path_is_required(path);
         const bool fits = found != NULL && assay_shape_equal(&found->spec->shape, &wanted->spec->shape) &&
                           found->written == found->count;
         if (found != NULL && !fits && required) return false;
@@ -126,6 +127,11 @@ static assay_status lossy_matmul(assay_context *ctx, const assay_matmul_args *ar
 
 static const assay_arithmetic lossy_arithmetic = {.name = "lossy", .matmul = lossy_matmul};
 
+static bool has_own_arithmetic(const assay_mutant *mutant)
+{
+    return mutant->worsen != NULL || mutant->lost_weight != NULL;
+}
+
 static assay_status run_operation(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
                                   const assay_plan *plan, const mutant_source *given, assay_results *results)
 {
@@ -133,6 +139,7 @@ static assay_status run_operation(assay_context *ctx, const assay_trial *t, cons
     const assay_source in = {
         .self = (void *)given, .has = source_has, .read = source_read, .read_i32 = source_read_i32};
     const assay_sink out = assay_results_sink(results);
+    if (!has_own_arithmetic(mutant)) return assay_evaluate(ctx, plan, &in, &out);
     assay_emulation emulation = {.precision = t->profile->precision,
                                  .storage = t->profile->storage,
                                  .multiply = t->profile->storage,
@@ -185,15 +192,17 @@ cleanup:
     return status;
 }
 
-assay_status assay_mutant_evaluate(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
-                                   assay_results *candidate, bool *applies)
+/* Evaluates the mutated case into the candidate, a copy of the golden. */
+static assay_status evaluate(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
+                             assay_results *candidate, bool *applies)
 {
     assay_status status = ASSAY_OK;
     assay_case c = *t->golden->plan->c;
     assay_plan plan = {0};
     assay_results given = {0}, results = {0};
     assay_emulation ignored = {0};
-    c.profiles = (assay_text_list){0};
+    char *profile = (char *)t->profile->precision.name;
+    c.profiles = (assay_text_list){.items = &profile, .count = t->scales && !has_own_arithmetic(mutant) ? 1 : 0};
     c.seed += mutant->other_seed ? 1 : 0;
     *applies = (mutant->configure == NULL || mutant->configure(&c)) &&
                (mutant->worsen == NULL || mutant->worsen(t->profile, &ignored));
@@ -220,5 +229,20 @@ cleanup:
     assay_results_free(&results);
     assay_results_free(&given);
     assay_plan_free(&plan);
+    return status;
+}
+
+assay_status assay_mutant_make(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
+                               assay_results *candidate, bool *applies)
+{
+    assay_status status;
+    const assay_mutation m = {.c = t->golden->plan->c, .profile = t->profile, .tensors = candidate};
+    TRY(assay_results_copy(ctx, t->golden, true, candidate));
+    if (mutant->change_results != NULL) {
+        *applies = mutant->change_results(&m);
+    } else {
+        TRY(evaluate(ctx, t, mutant, candidate, applies));
+    }
+cleanup:
     return status;
 }

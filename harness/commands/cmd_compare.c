@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "harness/command.h"
+#include "harness/explain.h"
 
 static assay_status require_kind(assay_context *ctx, const assay_fixture_reader *reader, const char *path,
                                  const char *kind)
@@ -45,6 +46,7 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
     TRY(golden_dtype(ctx, golden, golden_path, &dtype));
     TRY(assay_command_profile(ctx, options, dtype, &profile));
     TRY(assay_compare(ctx, golden, candidate, profile, options->false_alarm, &report));
+    TRY(assay_explain(ctx, golden, candidate, profile, options->quiet, &report));
     snprintf(report.golden_path, sizeof report.golden_path, "%s", golden_path);
     snprintf(report.candidate_path, sizeof report.candidate_path, "%s", candidate_path);
     snprintf(command, sizeof command, "assay compare %s %s --precision %s", golden_path, candidate_path,

@@ -5,6 +5,7 @@
 
 #include "harness/backend.h"
 #include "harness/command.h"
+#include "harness/explain.h"
 #include "harness/known.h"
 
 /* One case: files, what the backend did, what the comparer says. */
@@ -62,6 +63,7 @@ static assay_status compare_files(assay_context *ctx, const assay_options *optio
         goto cleanup;
     }
     TRY(assay_compare(ctx, golden, candidate, profile, options->false_alarm, &r->report));
+    TRY(assay_explain(ctx, golden, candidate, profile, options->quiet, &r->report));
     /* of many cases only those that somebody will look at */
     if (options->html_file != NULL && r->report.verdict != ASSAY_PASS) {
         TRY(assay_pictures_draw(ctx, golden, candidate, profile, &r->report));
@@ -139,6 +141,7 @@ static void print_case(const assay_options *options, const assay_case *c, const 
         printf("%s\n", r->report.message);
     }
     if (!unsupported && r->report.diagnosis[0] != '\0') printf("    looks like this: %s\n", r->report.diagnosis);
+    if (!unsupported && r->report.explanation[0] != '\0') printf("    known bugs: %s\n", r->report.explanation);
     if (!unsupported && !known && verdict != ASSAY_PASS) {
         printf("    reproduce: assay run");
         assay_print_word("", c->name);
