@@ -142,8 +142,8 @@ static assay_status run_operation(assay_context *ctx, const assay_trial *t, cons
     if (!has_own_arithmetic(mutant)) return assay_evaluate(ctx, plan, &in, &out);
     assay_emulation emulation = {.precision = t->profile->precision,
                                  .storage = t->profile->storage,
-                                 .multiply = t->profile->storage,
-                                 .seed = plan->c->seed};
+                                 .multiply = t->profile->multiply,
+                                 .seed = ctx->emulation != NULL ? ctx->emulation->seed : plan->c->seed};
     if (mutant->worsen != NULL && mutant->worsen(t->profile, &emulation)) {
         own.arithmetic = &assay_arithmetic_emulated;
         own.emulation = &emulation;

@@ -21,7 +21,8 @@
 
 typedef struct hypothesis {
     const assay_mutant *mutant;
-    double residual;
+    double residual; /* or, of mutants whose errors are as large, by how much they are */
+    double distance; /* from the candidate: the least comes first */
 } hypothesis;
 
 typedef struct search {
@@ -30,6 +31,7 @@ typedef struct search {
     const assay_report *plain;
     hypothesis *held; /* [assay_mutant_count] */
     int held_count, tried;
+    bool noise;    /* held are mutants whose errors are as large, not the same */
     double before; /* RMS of error / deviation from the golden, over all tensors */
 } search;
 
@@ -70,14 +72,12 @@ static bool is_too_large(const assay_plan *plan)
            (double)applicable * (double)plan->elements > MOST_ELEMENTS;
 }
 
-static void keep(search *s, const assay_mutant *mutant, double residual)
+static void keep(search *s, const assay_mutant *mutant, double residual, double distance)
 {
-    hypothesis *last = s->held_count > 0 ? &s->held[s->held_count - 1] : NULL;
-    if (last != NULL && last->mutant == mutant) {
-        last->residual = fmin(last->residual, residual);
-        return;
-    }
-    s->held[s->held_count++] = (hypothesis){mutant, residual};
+    const bool again = s->held_count > 0 && s->held[s->held_count - 1].mutant == mutant;
+    if (again && s->held[s->held_count - 1].distance <= distance) return;
+    s->held_count -= again;
+    s->held[s->held_count++] = (hypothesis){mutant, residual, distance};
 }
 
 /* One way in which the mutant's gradients may be meant; *residual: the least of all so far. */
@@ -90,7 +90,7 @@ static assay_status try_variant(assay_context *ctx, search *s, const assay_trial
     double left = INFINITY;
     TRY(assay_results_copy(ctx, results, true, &copy));
     TRY(assay_hypothesis_hold(ctx, t, mutant, &s->given, s->plain, &copy, &holds, &left));
-    if (holds) keep(s, mutant, left);
+    if (holds) keep(s, mutant, left, left);
     *residual = fmin(*residual, left);
 cleanup:
     assay_results_free(&copy);
@@ -125,17 +125,28 @@ static assay_status try_twice(assay_context *ctx, search *s, const assay_mutant 
     assay_trial own = s->trial;
     own.scales = true;
     TRY(try_mutant(ctx, s, &s->trial, mutant, &residual));
-    const bool evaluated = mutant->change_results == NULL && mutant->worsen == NULL && mutant->lost_weight == NULL;
+    const bool evaluated = mutant->change_results == NULL && mutant->lost_weight == NULL;
     if (!evaluated || s->held_count > held || !(residual < NEAR && residual < 0.9 * s->before)) return ASSAY_OK;
     TRY(try_mutant(ctx, s, &own, mutant, &residual));
 cleanup:
     return status;
 }
 
-static int by_residual(const void *a, const void *b)
+static assay_status try_noise(assay_context *ctx, search *s, const assay_mutant *mutant)
+{
+    bool holds = false;
+    double ratio = 0.0;
+    const assay_status status = assay_noise_hold(ctx, &s->trial, mutant, &s->given, &holds, &ratio);
+    if (status == ASSAY_OK && holds) keep(s, mutant, ratio, fabs(log(ratio)));
+    s->noise |= holds;
+    s->tried++;
+    return status;
+}
+
+static int by_distance(const void *a, const void *b)
 {
     const hypothesis *x = a, *y = b;
-    if (x->residual != y->residual) return x->residual < y->residual ? -1 : 1;
+    if (x->distance != y->distance) return x->distance < y->distance ? -1 : 1;
     return x->mutant < y->mutant ? -1 : x->mutant > y->mutant;
 }
 
@@ -150,14 +161,16 @@ static void say(const search *s, assay_report *report)
     }
     for (int i = 0; i < s->held_count && i < ASSAY_EXPLAINED_MOST; i++) {
         const hypothesis *h = &s->held[i];
-        if (h->residual > s->held[0].residual + AS_NEAR) break;
+        const char *start = s->noise ? "errors as large as those of mutant " : "equals mutant ";
+        if (h->distance > s->held[0].distance + AS_NEAR) break;
         snprintf(report->explained_by[report->explained_count++], ASSAY_EXPLAINED_NAME, "%s", h->mutant->name);
-        length += (size_t)snprintf(text + length, size - length, "%s%s (%.2g)", i == 0 ? "equals mutant " : " or ",
+        length += (size_t)snprintf(text + length, size - length, "%s%s (%.2g)", i == 0 ? start : " or ",
                                    h->mutant->name, h->residual);
     }
-    snprintf(text + length, size - length, ": %s%.120s; in brackets the standard deviations that are left",
-             report->explained_count > 1 ? "which this case does not tell apart; the first is " : "",
-             s->held[0].mutant->models);
+    snprintf(text + length, size - length, ": %s%.120s; in brackets %s",
+             report->explained_count > 1 ? "this case does not tell them apart; the first is " : "",
+             s->held[0].mutant->models,
+             s->noise ? "how many times as large" : "the standard deviations that are left");
 }
 
 static assay_status search_all(assay_context *ctx, search *s, bool quiet)
@@ -170,10 +183,16 @@ static assay_status search_all(assay_context *ctx, search *s, bool quiet)
     TRY(assay_alloc(ctx, "hypotheses", assay_mutant_count, sizeof *s->held, &held));
     s->held = held;
     for (int i = 0; i < assay_mutant_count; i++) {
-        if (assay_mutant_is_for(&assay_mutants[i], op)) TRY(try_twice(ctx, s, &assay_mutants[i]));
-        assay_progress_add(&progress, 1, assay_mutants[i].name);
+        const assay_mutant *mutant = &assay_mutants[i];
+        if (mutant->worsen == NULL && assay_mutant_is_for(mutant, op)) TRY(try_twice(ctx, s, mutant));
+        assay_progress_add(&progress, 1, mutant->name);
     }
-    qsort(s->held, (size_t)s->held_count, sizeof *s->held, by_residual);
+    /* that errors are as large says less than that they are the same */
+    for (int i = 0; s->held_count == 0 && i < assay_mutant_count; i++) {
+        const assay_mutant *mutant = &assay_mutants[i];
+        if (mutant->worsen != NULL && assay_mutant_is_for(mutant, op)) TRY(try_noise(ctx, s, mutant));
+    }
+    qsort(s->held, (size_t)s->held_count, sizeof *s->held, by_distance);
 cleanup:
     assay_progress_end(&progress);
     return status;

@@ -26,9 +26,19 @@ assay_status assay_hypothesis_hold(assay_context *ctx, const assay_trial *t, con
                                    const assay_given_results *given, const assay_report *plain, assay_results *results,
                                    bool *holds, double *residual);
 
-/* Error scales of the mutant's results from the golden's, in place. */
-assay_status assay_mutant_scales(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
+/* The mutant's results become what is expected of a backend with this bug, and the golden's error scales in `results`
+ * the deviations from that. */
+assay_status assay_mutant_expect(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
                                  assay_results *results);
+
+/* Of a mutant by a worse arithmetic, whose errors are drawn anew by every backend: whether those of the candidate are as
+ * large as the mutant's in every tensor. *ratio: the RMS of the one over that of the other. */
+assay_status assay_noise_hold(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
+                              const assay_given_results *given, bool *holds, double *ratio);
+
+/* The comparer's report on the candidate, of its optional results on those that the expected results have too. */
+assay_status assay_expected_compare(assay_context *ctx, const assay_trial *t, const assay_results *expected,
+                                    const assay_given_results *given, assay_report *report);
 
 /* Gradients by the inputs as the operation read them become those by the inputs that were given, where the mutant
  * changes inputs. *changed: whether it makes a difference. */

@@ -1,4 +1,4 @@
-/* Error scales of a mutant's results: the golden's, moved with what they belong to. */
+/* What a mutant's results are expected to be, and how far from it a backend with this bug may lie. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -67,14 +67,40 @@ static void grow(const assay_trial *t, const assay_kept *golden, const assay_kep
     }
 }
 
-assay_status assay_mutant_scales(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
+/* Truncation depends on the last bit that is left; what it does on average does not: a unit less, give or take one. */
+static void expect_truncated(const assay_trial *t, const assay_kept *golden, const assay_kept *mutated, double *scales)
+{
+    const double unit = assay_dtype_unit_roundoff(t->profile->storage);
+    for (int64_t i = 0; i < golden->count; i++) {
+        mutated->values[i] = golden->values[i] * (1 - unit);
+        scales[i] = assay_dtype_round(ASSAY_FLOAT32, fmax(scales[i], unit / 16 * fabs(golden->values[i])), false);
+    }
+}
+
+/* So does rounding: the golden's value, with the error of the coarser type. That the candidate lies on its grid is
+ * asked elsewhere. */
+static void expect_coarser(const assay_trial *t, const assay_kept *golden, const assay_kept *mutated, double *scales)
+{
+    const assay_dtype type = assay_coarser_type(t->profile->storage);
+    const double unit = assay_dtype_unit_roundoff(type), least = assay_dtype_least_subnormal(type);
+    for (int64_t i = 0; i < golden->count; i++) {
+        const double rounding = fmax(unit * fabs(golden->values[i]), least / 2) / sqrt(3.0);
+        mutated->values[i] = golden->values[i];
+        scales[i] = assay_dtype_round(ASSAY_FLOAT32, hypot(scales[i], rounding), false);
+    }
+}
+
+assay_status assay_mutant_expect(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
                                  assay_results *results)
 {
-    if (mutant->change_results != NULL) return tamper(ctx, t, mutant, results);
+    const bool truncated = mutant->change_results == assay_mutant_truncate_values;
+    const bool coarser = mutant->change_results == assay_mutant_coarser_values;
+    if (mutant->change_results != NULL && !truncated && !coarser) return tamper(ctx, t, mutant, results);
     for (int i = 0; i < results->plan->spec_count; i++) {
-        const assay_kept *mutated = &results->items[i];
+        const assay_kept *golden = &t->golden->items[i], *mutated = &results->items[i];
         double *scales = scales_of(t, results, mutated->spec->path);
-        if (scales != NULL && mutated->written == mutated->count) grow(t, &t->golden->items[i], mutated, scales);
+        if (scales == NULL || mutated->written != mutated->count) continue;
+        (truncated ? expect_truncated : coarser ? expect_coarser : grow)(t, golden, mutated, scales);
     }
     return ASSAY_OK;
 }

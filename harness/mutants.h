@@ -83,6 +83,9 @@ ASSAY_MUTANT_INPUTS(X)
 ASSAY_MUTANT_RESULTS(X)
 #undef X
 
+/* The next coarser type that is in use. */
+assay_dtype assay_coarser_type(assay_dtype type);
+
 /* Whether the path is that name, or ends in it after a slash. */
 bool assay_path_ends(const char *path, const char *name);
 
