@@ -5,6 +5,7 @@
 #include "harness/discrimination_trial.h"
 #include "harness/ensemble.h"
 #include "harness/inputs.h"
+#include "harness/mutants_tensors.h"
 
 bool assay_path_is_scale(const char *path)
 {
@@ -96,21 +97,38 @@ typedef struct lossy {
     const char *weight;
 } lossy;
 
-/* Whether the product's second operand is such a kernel, or one expert's block of it, by its first row. */
-static bool is_lost(const lossy *l, const assay_matmul_args *args)
+/* Whether the product's second operand is such a kernel, or one expert's block of it, by its first row. `offset`: of
+ * the kernel's columns in those of the tensor, which may have as many others. */
+static bool is_part(const assay_kept *kept, const assay_matmul_args *args, int64_t offset)
+{
+    const assay_shape *shape = &kept->spec->shape;
+    if (shape->rank < 2) return false;
+    const int64_t rows = shape->dims[shape->rank - 2], width = shape->dims[shape->rank - 1];
+    if (args->n != rows || args->k == 0 || args->k > width - offset) return false;
+    for (int64_t at = offset; at < kept->count; at += rows * width) {
+        if (memcmp(args->b, kept->values + at, (size_t)args->k * sizeof *args->b) == 0) return true;
+    }
+    return false;
+}
+
+/* The path is that of a kernel, or of the kernels of all experts. */
+static bool is_kernel(const char *path, const char *name)
 {
     char kernel[ASSAY_PATH_SIZE];
-    snprintf(kernel, sizeof kernel, "%s/kernel", l->weight);
+    snprintf(kernel, sizeof kernel, "%s/kernel", name);
+    return assay_path_in(path, "weights") && (assay_path_ends(path, name) || assay_path_ends(path, kernel));
+}
+
+static bool is_lost(const lossy *l, const assay_matmul_args *args)
+{
     for (int i = 0; args->transpose_b && i < l->given->plan->spec_count; i++) {
         const assay_kept *kept = &l->given->items[i];
-        const assay_shape *shape = &kept->spec->shape;
-        if (!assay_path_in(kept->spec->path, "weights") || shape->rank < 2) continue;
-        if (!assay_path_ends(kept->spec->path, l->weight) && !assay_path_ends(kept->spec->path, kernel)) continue;
-        const int64_t rows = shape->dims[shape->rank - 2], width = shape->dims[shape->rank - 1];
-        if (args->n != rows || args->k != width || width == 0) continue;
-        for (int64_t at = 0; at < kept->count; at += rows * width) {
-            if (memcmp(args->b, kept->values + at, (size_t)width * sizeof *args->b) == 0) return true;
-        }
+        const int64_t width = assay_kept_width(kept);
+        if (is_kernel(kept->spec->path, l->weight) && args->k == width && is_part(kept, args, 0)) return true;
+        /* wi is wi_0 and wi_1 side by side */
+        if (!is_kernel(kept->spec->path, "wi") || 2 * args->k != width) continue;
+        if (strcmp(l->weight, "wi_0") == 0 && is_part(kept, args, 0)) return true;
+        if (strcmp(l->weight, "wi_1") == 0 && is_part(kept, args, width / 2)) return true;
     }
     return false;
 }
@@ -238,11 +256,9 @@ assay_status assay_mutant_make(assay_context *ctx, const assay_trial *t, const a
     assay_status status;
     const assay_mutation m = {.c = t->golden->plan->c, .profile = t->profile, .tensors = candidate};
     TRY(assay_results_copy(ctx, t->golden, true, candidate));
-    if (mutant->change_results != NULL) {
-        *applies = mutant->change_results(&m);
-    } else {
-        TRY(evaluate(ctx, t, mutant, candidate, applies));
-    }
+    *applies = true;
+    if (assay_mutant_is_evaluated(mutant)) TRY(evaluate(ctx, t, mutant, candidate, applies));
+    if (*applies && mutant->change_results != NULL) *applies = mutant->change_results(&m);
 cleanup:
     return status;
 }

@@ -13,8 +13,9 @@
 #define MOST_FLOPS 5e10
 #define MOST_ELEMENTS 4e8
 
-/* What a hypothesis may leave to be tried a second time. */
+/* What a hypothesis may leave, or leave of what there was, to be tried a second time. */
 #define NEAR 50.0
+#define NEARER 0.02
 
 /* Of those that hold, the ones that are no further from the candidate than this are not told apart. */
 #define AS_NEAR 0.25
@@ -66,7 +67,7 @@ static bool is_too_large(const assay_plan *plan)
     for (int i = 0; i < assay_mutant_count; i++) {
         const bool is_for = assay_mutant_is_for(&assay_mutants[i], plan->c->op);
         applicable += is_for;
-        evaluated += is_for && assay_mutants[i].change_results == NULL;
+        evaluated += is_for && assay_mutant_is_evaluated(&assay_mutants[i]);
     }
     return evaluated * plan->operation->flops(plan->c, plan->c->gradients.count > 0) > MOST_FLOPS ||
            (double)applicable * (double)plan->elements > MOST_ELEMENTS;
@@ -125,8 +126,9 @@ static assay_status try_twice(assay_context *ctx, search *s, const assay_mutant 
     assay_trial own = s->trial;
     own.scales = true;
     TRY(try_mutant(ctx, s, &s->trial, mutant, &residual));
-    const bool evaluated = mutant->change_results == NULL && mutant->lost_weight == NULL;
-    if (!evaluated || s->held_count > held || !(residual < NEAR && residual < 0.9 * s->before)) return ASSAY_OK;
+    const bool evaluated = assay_mutant_is_evaluated(mutant) && mutant->lost_weight == NULL;
+    const bool near = residual < (residual < NEAR ? 0.9 : NEARER) * s->before;
+    if (!evaluated || s->held_count > held || !near) return ASSAY_OK;
     TRY(try_mutant(ctx, s, &own, mutant, &residual));
 cleanup:
     return status;

@@ -131,9 +131,9 @@ static void make(subject *s, const assay_mutant *mutant, assay_results *results,
     assay_results exact = {0};
     assay_trial trial = s->trial;
     assay_mutant held = *mutant;
-    const bool evaluated = mutant->change_results == NULL && !mutant->other_seed && !mutant->golden_choice &&
+    const bool evaluated = assay_mutant_is_evaluated(mutant) && !mutant->other_seed && !mutant->golden_choice &&
                            mutant->configure != assay_mutant_one_expert_fewer;
-    if (mutant->change_results != NULL) trial.golden = &s->noisy;
+    if (!assay_mutant_is_evaluated(mutant)) trial.golden = &s->noisy;
     if (evaluated && mutant->change_inputs != assay_mutant_runner_up) {
         require(s, assay_mutant_make(&s->ctx, &s->trial, mutant, &exact, applies));
         if (!*applies) goto done;

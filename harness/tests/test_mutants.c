@@ -58,9 +58,7 @@ static void table_is_well_formed(void **state)
             const bool required = assay_mutant_is_required(m, operations[op]);
             if (required && !assay_mutant_is_for(m, operations[op])) fail_msg("%s: required beyond", m->name);
         }
-        const bool evaluated = m->configure != NULL || m->change_inputs != NULL || m->worsen != NULL || m->other_seed ||
-                               m->lost_weight != NULL;
-        assert_true(evaluated != (m->change_results != NULL));
+        assert_true(assay_mutant_is_evaluated(m) || m->change_results != NULL);
     }
     assert_null(assay_mutant_by_name("no_such"));
     assert_false(assay_mutant_is_for(assay_mutant_by_name("rope_type"), "rope"));
