@@ -152,27 +152,40 @@ static int by_distance(const void *a, const void *b)
     return x->mutant < y->mutant ? -1 : x->mutant > y->mutant;
 }
 
-static void say(const search *s, assay_report *report)
+/* "NAME (0.31) or NAME (0.35)" of those that are as near as the first; counts them. */
+static int name_nearest(const search *s, char *text, size_t size)
 {
-    char *text = report->explanation;
-    const size_t size = sizeof report->explanation;
     size_t length = 0;
-    if (s->held_count == 0) {
-        snprintf(text, size, "no known bug explains it (%d mutants tried)", s->tried);
-        return;
-    }
-    for (int i = 0; i < s->held_count && i < ASSAY_EXPLAINED_MOST; i++) {
-        const hypothesis *h = &s->held[i];
-        const char *start = s->noise ? "errors as large as those of mutant " : "equals mutant ";
+    int count = 0;
+    for (; count < s->held_count && count < ASSAY_EXPLAINED_MOST; count++) {
+        const hypothesis *h = &s->held[count];
         if (h->distance > s->held[0].distance + AS_NEAR) break;
-        snprintf(report->explained_by[report->explained_count++], ASSAY_EXPLAINED_NAME, "%s", h->mutant->name);
-        length += (size_t)snprintf(text + length, size - length, "%s%s (%.2g)", i == 0 ? start : " or ",
+        length += (size_t)snprintf(text + length, size - length, "%s%s (%.2g)", count == 0 ? "" : " or ",
                                    h->mutant->name, h->residual);
     }
-    snprintf(text + length, size - length, ": %s%.120s; in brackets %s",
-             report->explained_count > 1 ? "this case does not tell them apart; the first is " : "",
-             s->held[0].mutant->models,
-             s->noise ? "how many times as large" : "the standard deviations that are left");
+    return count;
+}
+
+static void say(const search *s, assay_report *report)
+{
+    char *text = report->explanation, names[ASSAY_EXPLAINED_MOST * (ASSAY_EXPLAINED_NAME + 16)];
+    const size_t size = sizeof report->explanation;
+    const int count = name_nearest(s, names, sizeof names);
+    if (count == 0) {
+        snprintf(text, size, "no known bug explains it (%d mutants tried)", s->tried);
+    } else if (s->noise) {
+        snprintf(text, size,
+                 "no known bug explains it (%d mutants tried); its errors are as large as with %s, in brackets how "
+                 "many times",
+                 s->tried, names);
+    } else {
+        snprintf(text, size, "equals mutant %s: %s%.100s; in brackets the standard deviations that are left", names,
+                 count > 1 ? "this case does not tell them apart; the first is " : "", s->held[0].mutant->models);
+    }
+    for (; !s->noise && report->explained_count < count; report->explained_count++) {
+        snprintf(report->explained_by[report->explained_count], ASSAY_EXPLAINED_NAME, "%s",
+                 s->held[report->explained_count].mutant->name);
+    }
 }
 
 static assay_status search_all(assay_context *ctx, search *s, bool quiet)
@@ -189,7 +202,7 @@ static assay_status search_all(assay_context *ctx, search *s, bool quiet)
         if (mutant->worsen == NULL && assay_mutant_is_for(mutant, op)) TRY(try_twice(ctx, s, mutant));
         assay_progress_add(&progress, 1, mutant->name);
     }
-    /* that errors are as large says less than that they are the same */
+    /* that errors are as large says less than that they are the same: other bugs may make such */
     for (int i = 0; s->held_count == 0 && i < assay_mutant_count; i++) {
         const assay_mutant *mutant = &assay_mutants[i];
         if (mutant->worsen != NULL && assay_mutant_is_for(mutant, op)) TRY(try_noise(ctx, s, mutant));

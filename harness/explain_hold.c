@@ -115,28 +115,48 @@ static bool lies_on_grid(const assay_given_results *given, const char *path, ass
     return true;
 }
 
+/* Squares of error / deviation, and the largest excess over a threshold. */
+typedef struct left_over {
+    double squares, elements, worst;
+} left_over;
+
+static void add(left_over *left, const assay_tensor_result *r)
+{
+    const bool without_values = r->verdict == ASSAY_FAIL && r->wrong_elements + r->wrong_rows == 0;
+    if (without_values || r->finding == ASSAY_FINDING_NONFINITE) left->squares = left->worst = INFINITY;
+    if (!r->compared || r->spec.type == ASSAY_INT32) return;
+    left->squares += r->rms_ratio * r->rms_ratio * (double)r->elements;
+    left->elements += (double)r->elements;
+    left->worst = fmax(left->worst, fmax(r->worst_element, r->worst_row));
+}
+
+/* Where the candidate fails, a hypothesis must leave much less than there was: one that has next to no effect passes
+ * whatever next to passes without it. */
+static bool is_much_less(const left_over *after, const left_over *before)
+{
+    return before->elements == 0.0 || after->squares <= 0.5 * before->squares || after->worst <= 0.5 * before->worst;
+}
+
 /* Of a mutant that may be in some tensors alone, each tensor is the mutant's or the golden's. */
 static bool conclude(const assay_trial *t, const assay_mutant *mutant, const assay_given_results *given,
                      const assay_report *plain, const assay_report *report, double *residual)
 {
-    double squares = 0.0, elements = 0.0;
+    left_over all = {0}, failed_before = {0}, failed_after = {0};
     bool holds = report->unknown_count == 0;
     const bool coarser = mutant->change_results == assay_mutant_coarser_values;
+    const assay_dtype type = assay_coarser_type(t->profile->storage);
     for (int i = 0; i < report->count; i++) {
         const assay_tensor_result *r = &report->tensors[i], *before = result_of(plain, r->spec.path);
-        if (mutant->each && before != NULL && before->verdict != ASSAY_FAIL) {
-            if (!is_explained(r) || before->rms_ratio < r->rms_ratio) r = before;
+        const bool failed = before != NULL && before->verdict == ASSAY_FAIL;
+        if (mutant->each && before != NULL && !failed && (!is_explained(r) || before->rms_ratio < r->rms_ratio)) {
+            r = before;
         }
-        holds &= is_explained(r);
-        if (coarser && r != before) holds &= lies_on_grid(given, r->spec.path, assay_coarser_type(t->profile->storage));
-        const bool without_values = r->verdict == ASSAY_FAIL && r->wrong_elements + r->wrong_rows == 0;
-        if (without_values || r->finding == ASSAY_FINDING_NONFINITE) squares = INFINITY;
-        if (!r->compared || r->spec.type == ASSAY_INT32) continue;
-        squares += r->rms_ratio * r->rms_ratio * (double)r->elements;
-        elements += (double)r->elements;
+        holds &= is_explained(r) && (!coarser || r == before || lies_on_grid(given, r->spec.path, type));
+        add(&all, r);
+        if (failed) add(&failed_before, before), add(&failed_after, r);
     }
-    *residual = elements > 0.0 ? sqrt(squares / elements) : 0.0;
-    return holds && *residual <= EXPLAINED;
+    *residual = all.elements > 0.0 ? sqrt(all.squares / all.elements) : 0.0;
+    return holds && *residual <= EXPLAINED && is_much_less(&failed_after, &failed_before);
 }
 
 assay_status assay_expected_compare(assay_context *ctx, const assay_trial *t, const assay_results *expected,

@@ -10,10 +10,10 @@ enum { DRAWS = 8 };
 
 /* The candidate's RMS error over that of the mutant, in all tensors together and in each, whose errors may have one
  * cause. The emulated arithmetic is an envelope: plain rounding has 0.7 of its error. */
-#define LEAST 0.65
-#define MOST 1.2
-#define LEAST_OF_TENSOR 0.4
-#define MOST_OF_TENSOR 2.5
+#define LEAST 0.5
+#define MOST 1.5
+#define LEAST_OF_TENSOR 0.3
+#define MOST_OF_TENSOR 3.0
 
 static assay_kept *scales_of(const assay_trial *t, const assay_results *results, const char *path)
 {

@@ -1,9 +1,10 @@
-/* The diagnosis tried on mutants: explain_sweep [-v] [-m MUTANT] [-p PROFILE] [-s KEY=VALUE] CASE...
+/* The diagnosis tried on mutants: explain_sweep [-av] [-m MUTANT] [-p PROFILE] [-s KEY=VALUE] CASE...
  *
  * For each case and each mutant that its golden detects, the candidate of a backend that has this bug *and* computes in
  * low precision: the mutated case evaluated in the emulated arithmetic of the profile, as another draw than any that
- * made the error scales. The diagnosis must name the mutant, or say that it does not know. Prints what it does not
- * name; ends with 1 where it names others. */
+ * made the error scales. The diagnosis must name the mutant, or say that it does not know; and it must not know what is
+ * wrong in another way. Prints what it does not name; ends with 1 where it names others, with -a also where a mutant is
+ * named on none of the cases. -p PROFILE and -s KEY=VALUE hold for the cases after them. */
 #include <getopt.h>
 #include <math.h>
 #include <stdio.h>
@@ -19,7 +20,39 @@
 
 typedef struct tally {
     int named, unknown, wrong, passed;
+    bool met[256], seen[256]; /* of each mutant: named once; a structure that the comparer sees by itself, once */
 } tally;
+
+/* What the comparer itself says of the first wrong tensor under these mutants, when it says anything (compare/
+ * diagnosis.h): one of the words between bars. */
+static const struct {
+    const char *mutant, *words;
+} structures[] = {
+    {"zero_results", "zero everywhere"},
+    {"zero_outputs", "zero everywhere"},
+    {"zero_gradients", "zero everywhere"},
+    {"negated_outputs", "negated"},
+    {"negated_gradients", "negated"},
+    {"doubled", "the golden times 2|the golden times 1.9"},
+    {"halved", "the golden times 0.5|the golden times 0.49"},
+    {"scaled_by_root", "the golden times"},
+    {"scaled_1_2^-7", "the golden times 1.0|cut off|wrong only at"},
+    {"rows_shifted", "shifted|order|wrong only at|belongs in"},
+    {"rows_reversed", "shifted|order|transposed|wrong only at|belongs in"},
+    {"transposed", "transposed|order|shifted|wrong only at|belongs in"},
+    {"columns_swapped", "shifted|order|transposed|wrong only at|belongs in"},
+    {"halves_swapped", "shifted|order|transposed|wrong only at|belongs in"},
+    {"experts_exchanged", "shifted|order|transposed|wrong only at|belongs in"},
+    {"last_row_zero", "where it is zero|zero everywhere|wrong only at"},
+    {"last_columns_zero", "where it is zero|zero everywhere|wrong only at"},
+    {"last_tile_zero", "where it is zero|zero everywhere|wrong only at"},
+    {"last_head_zero", "where it is zero|zero everywhere|wrong only at"},
+    {"last_batch_row_zero", "where it is zero|zero everywhere|wrong only at"},
+    {"last_expert_zero", "where it is zero|zero everywhere|wrong only at"},
+    {"truncated", "cut off|wrong only at"},
+    {"lse_in_base_2", "the golden times 1.44"},
+};
+enum { STRUCTURES = sizeof structures / sizeof *structures };
 
 typedef struct subject {
     assay_context ctx;
@@ -71,11 +104,13 @@ static assay_verdict verdict_on(subject *s, const assay_results *results)
 }
 
 /* The golden's case in low precision, with the golden's choice of experts: the arithmetic of no mutant. Where routing
- * alone is asked for, its error scales know nothing of what the emulated arithmetic stores between its parts. */
+ * alone is asked for, its error scales know nothing of what the emulated arithmetic stores between its parts; and of
+ * products that are exact it knows nothing itself. */
 static void make_noisy(subject *s)
 {
     static const assay_mutant none = {.name = "none", .golden_choice = true};
-    for (s->emulated = true;; s->emulated = false) {
+    s->emulated = strcmp(s->c->op, "routing") != 0 && !assay_case_is_exact(s->c);
+    for (;; s->emulated = false) {
         bool applies = false;
         assay_context ctx = in_low_precision(s);
         assay_results rounded = {0};
@@ -113,6 +148,23 @@ static void start(subject *s, const char *name, const assay_profile *profile, co
     make_noisy(s);
 }
 
+/* Mutants that no case named. */
+static int say_missed(const tally *t)
+{
+    int missed = 0;
+    for (int i = 0; i < assay_mutant_count; i++) {
+        if (t->met[i]) continue;
+        printf("never named: %s\n", assay_mutants[i].name);
+        missed++;
+    }
+    for (int i = 0; i < STRUCTURES; i++) {
+        if (t->seen[i]) continue;
+        printf("never seen by the comparer itself: %s\n", structures[i].mutant);
+        missed++;
+    }
+    return missed;
+}
+
 static void end(subject *s)
 {
     assay_results_free(&s->noisy);
@@ -145,6 +197,27 @@ done:
     assay_results_free(&exact);
 }
 
+static bool has_one_of(const char *text, const char *words)
+{
+    char copy[128], *rest = NULL;
+    snprintf(copy, sizeof copy, "%s", words);
+    for (char *word = strtok_r(copy, "|", &rest); word != NULL; word = strtok_r(NULL, "|", &rest)) {
+        if (strstr(text, word) != NULL) return true;
+    }
+    return false;
+}
+
+/* Whether the comparer's own diagnosis is wrong. */
+static bool is_misread(const char *name, const char *diagnosis, tally *t)
+{
+    for (int i = 0; name != NULL && diagnosis[0] != '\0' && i < STRUCTURES; i++) {
+        if (strcmp(name, structures[i].mutant) != 0) continue;
+        if (!has_one_of(diagnosis, structures[i].words)) return true;
+        t->seen[i] = true;
+    }
+    return false;
+}
+
 /* `name`: what the diagnosis is to say; NULL: that it does not know. */
 static void judge(subject *s, const char *what, const char *name, assay_results *results, bool verbose, tally *t)
 {
@@ -157,10 +230,14 @@ static void judge(subject *s, const char *what, const char *name, assay_results 
     require(s, assay_compare(&s->ctx, s->reader, candidate, profile, 1e-6, &report));
     require(s, assay_explain(&s->ctx, s->reader, candidate, profile, true, &report));
     for (int i = 0; name != NULL && i < report.explained_count; i++) named |= strcmp(report.explained_by[i], name) == 0;
-    const bool failed = report.verdict == ASSAY_FAIL, wrong = failed && !named && report.explained_count > 0;
-    const bool unknown = failed && report.explained_count == 0;
+    const assay_mutant *mutant = name == NULL ? NULL : assay_mutant_by_name(name);
+    if (mutant != NULL && mutant->worsen != NULL) named |= strstr(report.explanation, name) != NULL;
+    const bool failed = report.verdict == ASSAY_FAIL;
+    const bool wrong = failed && ((!named && report.explained_count > 0) || is_misread(name, report.diagnosis, t));
+    const bool unknown = failed && !named && report.explained_count == 0;
     t->passed += !failed;
     t->named += named;
+    if (named) t->met[mutant - assay_mutants] = true;
     t->unknown += unknown;
     t->wrong += wrong;
     if (failed && (verbose || wrong || (unknown && name != NULL))) {
@@ -257,18 +334,19 @@ static void try_unknown(subject *s, bool verbose, tally *t)
 int main(int argc, char **argv)
 {
     const char *profile = "bf16", *set = NULL, *only = NULL;
-    bool verbose = false;
+    bool verbose = false, all = false;
     tally t = {0};
-    for (int letter; (letter = getopt(argc, argv, "vm:p:s:")) != -1;) {
+    /* "-": cases come as the value of option 1, in their place between the options */
+    for (int letter; (letter = getopt(argc, argv, "-avm:p:s:")) != -1;) {
+        if (letter == 'a') all = true;
         if (letter == 'v') verbose = true;
-        if (letter == 'p') profile = optarg;
         if (letter == 'm') only = optarg;
-        if (letter == 's') set = optarg;
+        if (letter == 'p') profile = optarg;
+        if (letter == 's') set = optarg[0] == '\0' ? NULL : optarg;
         if (letter == '?' || assay_profile_by_name(profile) == NULL) return 2;
-    }
-    for (int i = optind; i < argc; i++) {
+        if (letter != 1) continue;
         subject s;
-        start(&s, argv[i], assay_profile_by_name(profile), set);
+        start(&s, optarg, assay_profile_by_name(profile), set);
         for (int k = 0; k < assay_mutant_count; k++) {
             if (only == NULL || strcmp(only, assay_mutants[k].name) == 0)
                 try_mutant(&s, &assay_mutants[k], verbose, &t);
@@ -278,5 +356,6 @@ int main(int argc, char **argv)
     }
     printf("%d candidates fail: %d named, %d not known, %d named wrongly; %d pass\n", t.named + t.unknown + t.wrong,
            t.named, t.unknown, t.wrong, t.passed);
-    return t.wrong > 0;
+    const int missed = all ? say_missed(&t) : 0;
+    return t.wrong > 0 || missed > 0;
 }
