@@ -10,8 +10,8 @@
 #include "oracle/base/memory.h"
 
 /* What may be spent on all mutants: operations of their products, and elements that are looked at. Some seconds. */
-#define MOST_FLOPS 5e10
-#define MOST_ELEMENTS 4e8
+#define MOST_FLOPS 2e10
+#define MOST_ELEMENTS 2e8
 
 /* What a hypothesis may leave, or leave of what there was, to be tried a second time. */
 #define NEAR 50.0
@@ -69,7 +69,7 @@ static bool is_too_large(const assay_plan *plan)
         applicable += is_for;
         evaluated += is_for && assay_mutant_is_evaluated(&assay_mutants[i]);
     }
-    return evaluated * plan->operation->flops(plan->c, plan->c->gradients.count > 0) > MOST_FLOPS ||
+    return evaluated * plan->operation->flops(plan->c, true) > MOST_FLOPS ||
            (double)applicable * (double)plan->elements > MOST_ELEMENTS;
 }
 

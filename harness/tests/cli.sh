@@ -330,6 +330,16 @@ refuses '--write takes the mutants of one golden, found 2' certify "$golden" "$g
 [ ! -e "$out/two" ] || complain "--write of two goldens"
 refuses 'mutants.json' certify "$golden" --write "$out/mutants.json"
 refuses 'unknown option --write' compare "$golden" "$golden" --write "$out/two"
+# the diagnosis names the mutant, in each of the four forms
+expect 1 compare "$golden" "$out/wrong/deep/gate_up_swapped.h5" --precision f32 --json "$work/report.json" \
+  --junit "$work/report.xml" --html "$work/report.html"
+prints '^known bugs: equals mutant gate_up_swapped \(.*\): gate and up exchanged; in brackets the standard deviations that are left$'
+"$python" -c 'import json, sys
+report = json.load(open(sys.argv[1]))["reports"][0]
+sys.exit(report["explained_by"] != ["gate_up_swapped"] or "equals mutant gate_up_swapped" not in report["explanation"])' "$work/report.json" ||
+  complain "the mutant is not in the JSON"
+[ "$(grep -c 'known bugs: equals mutant gate_up_swapped' "$work/report.xml")" -eq 1 ] || complain "the mutant is not in the JUnit XML"
+grep -q 'known bugs: equals mutant gate_up_swapped' "$work/report.html" || complain "the mutant is not in the page"
 rm -r "$out/wrong"
 ## certification
 for budget in -1 1.5 two '' 99999999999999999999; do
