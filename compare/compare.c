@@ -246,8 +246,9 @@ static void copy_text(char *to, size_t size, const assay_fixture_reader *reader,
     snprintf(to, size, "%s", text == NULL ? "" : text);
 }
 
-assay_status assay_compare(assay_context *ctx, assay_fixture_reader *golden, assay_fixture_reader *candidate,
-                           const assay_profile *profile, double false_alarm, assay_report *report)
+assay_status assay_compare_undiagnosed(assay_context *ctx, assay_fixture_reader *golden,
+                                       assay_fixture_reader *candidate, const assay_profile *profile,
+                                       double false_alarm, assay_report *report)
 {
     assay_status status;
     assay_evidence shown = {0};
@@ -268,9 +269,19 @@ assay_status assay_compare(assay_context *ctx, assay_fixture_reader *golden, ass
     }
     TRY(assay_power_read(ctx, golden, report->profile, &report->power));
     assay_conclude(report, &shown);
-    if (report->verdict == ASSAY_FAIL) TRY(assay_diagnose(ctx, golden, candidate, profile, report));
 cleanup:
     free_buffers(&c);
+    if (status != ASSAY_OK) assay_report_free(report);
+    return status;
+}
+
+assay_status assay_compare(assay_context *ctx, assay_fixture_reader *golden, assay_fixture_reader *candidate,
+                           const assay_profile *profile, double false_alarm, assay_report *report)
+{
+    assay_status status;
+    TRY(assay_compare_undiagnosed(ctx, golden, candidate, profile, false_alarm, report));
+    if (report->verdict == ASSAY_FAIL) TRY(assay_diagnose(ctx, golden, candidate, profile, report));
+cleanup:
     if (status != ASSAY_OK) assay_report_free(report);
     return status;
 }

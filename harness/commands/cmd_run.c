@@ -6,6 +6,7 @@
 #include "harness/backend.h"
 #include "harness/command.h"
 #include "harness/conditional.h"
+#include "harness/explain.h"
 #include "harness/known.h"
 
 /* One case: files, what the backend did, what the comparer says. */
@@ -52,7 +53,7 @@ cleanup:
 static assay_status compare_files(assay_context *ctx, const assay_options *options, const assay_case *c, case_run *r)
 {
     assay_status status;
-    assay_fixture_reader *golden = NULL, *candidate = NULL, *against = NULL;
+    assay_fixture_reader *golden = NULL, *candidate = NULL, *against = NULL, *held;
     const assay_profile *profile = NULL;
     TRY(assay_command_profile(ctx, options, assay_dtype_name(c->dtype), &profile));
     TRY(assay_fixture_open(ctx, r->golden, &golden));
@@ -64,9 +65,11 @@ static assay_status compare_files(assay_context *ctx, const assay_options *optio
     }
     TRY(assay_compare_conditionally(ctx, golden, candidate, profile, options->false_alarm, options->quiet,
                                     &r->report, &against));
+    held = against != NULL ? against : golden;
+    TRY(assay_explain(ctx, held, candidate, profile, options->quiet, &r->report));
     /* of many cases only those that somebody will look at */
     if (options->html_file != NULL && r->report.verdict != ASSAY_PASS) {
-        TRY(assay_pictures_draw(ctx, against != NULL ? against : golden, candidate, profile, &r->report));
+        TRY(assay_pictures_draw(ctx, held, candidate, profile, &r->report));
     }
     snprintf(r->report.golden_path, sizeof r->report.golden_path, "%.500s", r->golden);
     snprintf(r->report.candidate_path, sizeof r->report.candidate_path, "%.500s", r->candidate);
@@ -142,6 +145,7 @@ static void print_case(const assay_options *options, const assay_case *c, const 
         printf("%s\n", r->report.message);
     }
     if (!unsupported && r->report.diagnosis[0] != '\0') printf("    looks like this: %s\n", r->report.diagnosis);
+    if (!unsupported && r->report.explanation[0] != '\0') printf("    known bugs: %s\n", r->report.explanation);
     if (!unsupported && !known && verdict != ASSAY_PASS) {
         printf("    reproduce: assay run");
         assay_print_word("", c->name);

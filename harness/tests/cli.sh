@@ -331,6 +331,34 @@ expect 0 generate moe/small --set 'profiles=[f32]' -o "$out/f32.h5"
 refuses 'f32.h5: its own results, rounded to profile bf16, are NOT COMPARABLE' certify "$out/f32.h5" --precision bf16
 refuses 'moe/small: mutants are judged at a profile' generate moe/small --mutants --set profiles=none -o "$out/wrong.h5"
 [ ! -e "$out/wrong.h5" ] || complain "written without a profile"
+expect 0 certify "$golden" --precision f32 --write "$out/wrong/deep" --json "$out/mutants.json"
+written=0
+while read -r name outcome; do
+  file=$out/wrong/deep/$name.h5
+  case $outcome in
+  detected) expect 1 compare "$golden" "$file" --precision f32 --quiet ;;
+  passes) expect 0 compare "$golden" "$file" --precision f32 --quiet ;;
+  *) [ ! -e "$file" ] || complain "$name has no effect and was written" ;;
+  esac
+  [ ! -e "$file" ] || written=$((written + 1))
+done < <("$python" -c 'import json, sys
+for m in json.load(open(sys.argv[1]))["fixtures"][0]["mutants"]: print(m["name"], m["outcome"].split()[0])' "$out/mutants.json")
+[ "$written" -gt 20 ] && [ "$written" -eq "$(find "$out/wrong" -type f | wc -l)" ] || complain "$written files of mutants"
+refuses '--write takes the mutants of one golden, found 2' certify "$golden" "$golden" --write "$out/two"
+[ ! -e "$out/two" ] || complain "--write of two goldens"
+refuses 'mutants.json' certify "$golden" --write "$out/mutants.json"
+refuses 'unknown option --write' compare "$golden" "$golden" --write "$out/two"
+# the diagnosis names the mutant, in each of the four forms
+expect 1 compare "$golden" "$out/wrong/deep/gate_up_swapped.h5" --precision f32 --json "$work/report.json" \
+  --junit "$work/report.xml" --html "$work/report.html"
+prints '^known bugs: equals mutant gate_up_swapped \(.*\): gate and up exchanged; in brackets the standard deviations that are left$'
+"$python" -c 'import json, sys
+report = json.load(open(sys.argv[1]))["reports"][0]
+sys.exit(report["explained_by"] != ["gate_up_swapped"] or "equals mutant gate_up_swapped" not in report["explanation"])' "$work/report.json" ||
+  complain "the mutant is not in the JSON"
+[ "$(grep -c 'known bugs: equals mutant gate_up_swapped' "$work/report.xml")" -eq 1 ] || complain "the mutant is not in the JUnit XML"
+grep -q 'known bugs: equals mutant gate_up_swapped' "$work/report.html" || complain "the mutant is not in the page"
+rm -r "$out/wrong"
 ## certification
 for budget in -1 1.5 two '' 99999999999999999999; do
   refuses '--budget is ".*", expected a whole number from 0 up, or all' verify "$golden" --budget "$budget"
