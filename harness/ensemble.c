@@ -216,7 +216,7 @@ static assay_status run_member(assay_context *ctx, ensemble *e, const assay_prec
 {
     char stream[64];
     const assay_plan *plan = e->plan;
-    const assay_profile *profile = assay_profile_by_name(precision->name);
+    const assay_profile *profile = assay_plan_profile(plan, precision->name);
     const assay_source in = {.self = e, .has = member_has, .read = member_read, .read_i32 = member_read_i32};
     const assay_sink out = {.self = e, .wants = member_wants, .write = member_write, .write_i32 = member_write_i32};
     snprintf(stream, sizeof stream, "ensemble/%s", precision->name);
@@ -266,16 +266,56 @@ static int members_of(const assay_plan *plan)
     return plan->operation->flops(plan->c, true) < SMALL_WORK ? MEMBERS_OF_SMALL_WORK : MEMBERS;
 }
 
+static bool needs_ensemble(const assay_plan *plan)
+{
+    return plan->operation->ensemble != NULL && plan->operation->ensemble(plan->c);
+}
+
+/* Whether the operation gives error scales of that precision itself. Propagation takes errors of different places for
+ * independent, which those of truncation are not from one product to the next; and it is of first order, which errors
+ * of fp8 are not. */
+static bool is_propagated(const assay_plan *plan, const assay_precision *p)
+{
+    const bool first_order = p->scaled.block == 0 && (!p->accumulator.truncate || plan->operation->one_product);
+    return first_order && !needs_ensemble(plan);
+}
+
+static bool all_are_propagated(const assay_plan *plan)
+{
+    bool all = !needs_ensemble(plan);
+    for (int p = 0; p < plan->precision_count; p++) all &= is_propagated(plan, &plan->precisions[p]);
+    return all;
+}
+
+/* The golden run, with the error scales that the operation gives itself. */
+static assay_status run_golden(assay_context *ctx, ensemble *e)
+{
+    assay_status status;
+    void *memory = NULL;
+    int count = 0;
+    const assay_plan *plan = e->plan;
+    const assay_sink golden = {.self = e, .wants = golden_wants, .write = golden_write, .write_i32 = golden_write_i32};
+    TRY(assay_alloc(ctx, "precisions", plan->precision_count, sizeof *plan->precisions, &memory));
+    assay_precision *propagated = memory;
+    for (int p = 0; p < plan->precision_count; p++) {
+        if (is_propagated(plan, &plan->precisions[p])) propagated[count++] = plan->precisions[p];
+    }
+    TRY(plan->operation->run(ctx, plan->c, e->in, &golden, propagated, count));
+cleanup:
+    free(memory);
+    return status;
+}
+
 static assay_status evaluate_with_ensemble(assay_context *ctx, ensemble *e)
 {
     assay_status status;
     const assay_plan *plan = e->plan;
     const int members = members_of(plan);
-    const assay_sink golden = {.self = e, .wants = golden_wants, .write = golden_write, .write_i32 = golden_write_i32};
     TRY(collect(ctx, e));
-    TRY(plan->operation->run(ctx, plan->c, e->in, &golden, NULL, 0));
+    TRY(run_golden(ctx, e));
     TRY(check_complete(ctx, e));
     for (int p = 0; e->tensor_count > 0 && p < plan->precision_count; p++) {
+        if (is_propagated(plan, &plan->precisions[p])) continue;
         TRY(clear_squares(ctx, e));
         for (int number = 0; number < members; number++) TRY(run_member(ctx, e, &plan->precisions[p], number));
         TRY(write_scales(ctx, e, &plan->precisions[p], members));
@@ -284,15 +324,10 @@ cleanup:
     return status;
 }
 
-static bool needs_ensemble(const assay_plan *plan)
-{
-    return plan->operation->ensemble != NULL && plan->operation->ensemble(plan->c);
-}
-
 assay_status assay_evaluate(assay_context *ctx, const assay_plan *plan, const assay_source *in, const assay_sink *out)
 {
     ensemble e = {.plan = plan, .in = in, .out = out};
-    if (!needs_ensemble(plan)) {
+    if (all_are_propagated(plan)) {
         return plan->operation->run(ctx, plan->c, in, out, plan->precisions, plan->precision_count);
     }
     assay_status status = evaluate_with_ensemble(ctx, &e);
@@ -303,7 +338,7 @@ assay_status assay_evaluate(assay_context *ctx, const assay_plan *plan, const as
 int64_t assay_ensemble_memory(const assay_plan *plan)
 {
     double bytes = 0;
-    if (!needs_ensemble(plan)) return 0;
+    if (all_are_propagated(plan)) return 0;
     for (int i = 0; plan->precision_count > 0 && i < plan->spec_count; i++) {
         char folder[64];
         snprintf(folder, sizeof folder, "error_scale/%s", plan->precisions[0].name);

@@ -19,6 +19,7 @@ enum {
     ASSAY_OPT_EQUIVALENCE = 1 << 9, /* --equivalence */
     ASSAY_OPT_KNOWN = 1 << 10,      /* --known */
     ASSAY_OPT_JSON = 1 << 11,       /* --json FILE */
+    ASSAY_OPT_PROFILE = 1 << 12,    /* --precision alone */
 };
 
 typedef struct assay_options {

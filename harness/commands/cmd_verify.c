@@ -59,7 +59,7 @@ static assay_status verify_golden(assay_context *ctx, assay_fixture_reader *read
     assay_context own = *ctx;
     own.arithmetic = arithmetic;
     TRY(assay_cases_parse(ctx, path, yaml, strlen(yaml), &cases, &count));
-    TRY(assay_plan_make(ctx, &plan, &cases[0]));
+    TRY(assay_plan_make_with(ctx, &plan, &cases[0], reader, NULL));
     if (states_mutants(reader)) TRY(assay_plan_mutants(ctx, &plan));
     status = assay_golden_recompute(&own, &plan, reader, options->quiet);
     if (status == ASSAY_OK) status = certify(&own, &plan, reader, options, found);
