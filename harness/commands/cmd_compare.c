@@ -48,7 +48,7 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
     snprintf(report.golden_path, sizeof report.golden_path, "%s", golden_path);
     snprintf(report.candidate_path, sizeof report.candidate_path, "%s", candidate_path);
     snprintf(command, sizeof command, "assay compare %s %s --precision %s", golden_path, candidate_path,
-             profile.precision.name);
+             options->precision != NULL ? options->precision : profile.precision.name);
     if (options->html_file != NULL) TRY(assay_pictures_draw(ctx, golden, candidate, &profile, &report));
     assay_report_style style = {.color = options->color, .verbosity = options->verbose ? 1 : 0, .command = command};
     TRY(assay_report_text(ctx, &report, &style, &text));

@@ -1,10 +1,12 @@
 /* The profile fp8_e4m3_block128 against backends with block-scaled fp8: an independent kernel in all its correct forms
- * passes on every case of the catalogue that has the profile, and kernels with a fault fail. */
+ * passes on every case of the catalogue that has the profile, and kernels with a fault fail. Likewise a user's profile
+ * with truncating accumulators. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "compare/compare.h"
+#include "compare/profile_yaml.h"
 #include "harness/discrimination.h"
 #include "harness/ensemble.h"
 #include "harness/tests/harness_test.h"
@@ -15,14 +17,15 @@
 
 typedef struct trial {
     assay_context ctx;
+    const assay_profile *profile;
     assay_case *c;
     assay_plan plan;
     assay_results golden;
     assay_fixture_reader *reader;
 } trial;
 
-/* A reader over what is there; of a candidate the results alone, as the profile stores them. */
-static assay_fixture_reader *reader_of(assay_context *ctx, const assay_results *results, bool candidate)
+/* A reader over what is there; of a candidate (the type that it stores; else NULL) the results alone. */
+static assay_fixture_reader *reader_of(assay_context *ctx, const assay_results *results, const assay_dtype *candidate)
 {
     assay_fixture_reader *reader = NULL;
     assay_memory_tensor *tensors = calloc((size_t)results->plan->spec_count, sizeof *tensors);
@@ -31,35 +34,41 @@ static assay_fixture_reader *reader_of(assay_context *ctx, const assay_results *
     for (int i = 0; i < results->plan->spec_count; i++) {
         const assay_kept *kept = &results->items[i];
         if (kept->written != kept->count) continue;
-        if (candidate && (assay_path_is_given(kept->spec->path) || assay_path_in(kept->spec->path, "routing")))
+        if (candidate != NULL && (assay_path_is_given(kept->spec->path) || assay_path_in(kept->spec->path, "routing")))
             continue;
         tensors[count] = (assay_memory_tensor){.spec = *kept->spec, .numbers = kept->values, .integers = kept->indices};
-        const assay_dtype type = candidate ? ASSAY_BFLOAT16 : kept->spec->type;
+        const assay_dtype type = candidate != NULL ? *candidate : kept->spec->type;
         if (kept->values != NULL) {
             tensors[count].spec.type = type;
             assay_dtype_round_many(type, kept->count, kept->values, kept->values);
         }
         count++;
     }
-    assert_ok(ctx, assay_fixture_of_memory(ctx, candidate ? "candidate" : "golden", count, tensors, &reader));
+    assert_ok(ctx, assay_fixture_of_memory(ctx, candidate != NULL ? "candidate" : "golden", count, tensors, &reader));
     free(tensors);
     return reader;
 }
 
-static void start(trial *t, assay_case *c)
+static void start_at(trial *t, assay_case *c, const assay_profile *profile)
 {
     assay_inputs inputs = {0};
-    *t = (trial){.ctx = assay_context_default(1), .c = c};
-    assert_ok(&t->ctx, assay_case_set(&t->ctx, c, "profiles=" PROFILE));
-    assert_ok(&t->ctx, assay_plan_make(&t->ctx, &t->plan, c));
+    *t = (trial){.ctx = assay_context_default(1), .profile = profile, .c = c};
+    assert_ok(&t->ctx, assay_case_set(&t->ctx, c, "profiles=none"));
+    assert_ok(&t->ctx, assay_case_add_profile(&t->ctx, c, profile->precision.name));
+    assert_ok(&t->ctx, assay_plan_make_with(&t->ctx, &t->plan, c, NULL, profile));
     assert_ok(&t->ctx, assay_inputs_open(&t->ctx, &inputs, c, &t->plan.list, NULL));
     const assay_source drawn = assay_inputs_source(&inputs);
     assert_ok(&t->ctx, assay_results_open(&t->ctx, &t->golden, &t->plan, &drawn));
     const assay_source given = assay_results_source(&t->golden);
     const assay_sink out = assay_results_sink(&t->golden);
     assert_ok(&t->ctx, assay_evaluate(&t->ctx, &t->plan, &given, &out));
-    t->reader = reader_of(&t->ctx, &t->golden, false);
+    t->reader = reader_of(&t->ctx, &t->golden, NULL);
     assay_inputs_close(&inputs);
+}
+
+static void start(trial *t, assay_case *c)
+{
+    start_at(t, c, assay_profile_by_name(PROFILE));
 }
 
 static void end(trial *t)
@@ -102,9 +111,8 @@ static assay_report judged(trial *t, const assay_arithmetic *arithmetic, const a
     given.read_i32 = read_i32;
     const assay_sink out = assay_results_sink(&candidate);
     assert_ok(&own, t->plan.operation->run(&own, t->c, &given, &out, NULL, 0));
-    assay_fixture_reader *reader = reader_of(&t->ctx, &candidate, true);
-    const assay_profile *profile = assay_profile_by_name(PROFILE);
-    assert_ok(&t->ctx, assay_compare(&t->ctx, t->reader, reader, profile, 1e-6, &report));
+    assay_fixture_reader *reader = reader_of(&t->ctx, &candidate, &t->profile->storage);
+    assert_ok(&t->ctx, assay_compare(&t->ctx, t->reader, reader, t->profile, 1e-6, &report));
     assay_fixture_close(reader);
     assay_results_free(&candidate);
     return report;
@@ -187,14 +195,14 @@ static void test_wrong_backends_fail(void **state)
         int way;
     } table[] = {
         {"gmm/ragged", FP8_BLOCK_UNSCALED, 0},
-        {"gmm/k384-n640", FP8_BLOCK_UNSCALED, 2},
+        {"gmm/primes", FP8_BLOCK_UNSCALED, 2},
         {"mlp/k160-n192", FP8_BLOCK_UNSCALED, 1},
         {"moe/k160-n192", FP8_BLOCK_UNSCALED, 0},
         {"mla/deepseek3-tiny", FP8_BLOCK_UNSCALED, 0},
         {"deepseek_layer/moe", FP8_BLOCK_UNSCALED, 0},
-        {"gmm/k384-n640", FP8_POWER_OFF_BY_ONE, 1},
+        {"gmm/ragged", FP8_POWER_OFF_BY_ONE, 1},
         {"mlp/silu", FP8_POWER_OFF_BY_ONE, 3},
-        {"moe/k160-n192", FP8_POWER_OFF_BY_ONE, 1},
+        {"moe/deepseek3-groups", FP8_POWER_OFF_BY_ONE, 1},
         {"mla/small", FP8_POWER_OFF_BY_ONE, 1},
         {"deepseek_layer/dense", FP8_POWER_OFF_BY_ONE, 1},
         {"gmm/deep-positive", FP8_ONE_ACCUMULATOR, 2},
@@ -213,9 +221,32 @@ static void test_wrong_backends_fail(void **state)
     }
 }
 
+/* A user's profile with accumulators that truncate: error scales are propagated through gmm and come from the ensemble
+ * elsewhere. Accumulators of four bits less are told from it. */
+static void test_truncating_accumulators(void **state)
+{
+    (void)state;
+    static const char yaml[] = "name: cut\nlike: f32\naccumulate: {bits: 13, rounding: truncate, block: 128}\n";
+    static const char *const names[] = {"gmm/deep-positive", "gmm/ragged", "mlp/k160-n192", "moe/small", "mla/small"};
+    assay_profile profile;
+    for (int i = 0; i < 5; i++) {
+        assay_context ctx = assay_context_default(1);
+        trial t;
+        assert_ok(&ctx, assay_profile_parse(&ctx, "cut.yml", yaml, strlen(yaml), &profile));
+        start_at(&t, case_named(&ctx, names[i], NULL), &profile);
+        for (int bits = 13; bits >= 9; bits -= 4) {
+            const fp8_kernel kernel = {.types = {.storage = ASSAY_FLOAT32}, .unscaled = true, .bits = bits};
+            assay_report report = judged(&t, &fp8_arithmetic, &kernel.types);
+            expect(&t, "truncated sums", bits == 13 ? ASSAY_PASS : ASSAY_FAIL, &report);
+        }
+        end(&t);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_correct_backends_pass),
-                                       cmocka_unit_test(test_wrong_backends_fail)};
+                                       cmocka_unit_test(test_wrong_backends_fail),
+                                       cmocka_unit_test(test_truncating_accumulators)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -44,27 +44,39 @@ static double scale_of(const blocks *b, double largest)
     return frexp(scale, &exponent) == 0.5 ? scale : ldexp(1, exponent);
 }
 
+static void find_largest(const blocks *b, const emulated_operand *o, int64_t row, double *largest)
+{
+    const double *values = o->values + row * o->ld;
+    for (int64_t first = 0; first < o->columns; first += b->columns, largest++) {
+        const int64_t end = least(first + b->columns, o->columns);
+        for (int64_t i = first; i < end; i++) *largest = fabs(values[i]) > *largest ? fabs(values[i]) : *largest;
+    }
+}
+
+static void scale_row(const assay_emulation *emulation, const blocks *b, const emulated_operand *o, int64_t row,
+                      const double *scales, double *to)
+{
+    const double *values = o->values + row * o->ld;
+    for (int64_t first = 0, j = 0; first < o->columns; first += b->columns, j++) {
+        const int64_t end = least(first + b->columns, o->columns);
+        for (int64_t i = first; i < end; i++) to[i] = values[i] / scales[j];
+    }
+    emulated_to_scaled_grid(emulation, b->type, o->columns, to);
+    for (int64_t first = 0, j = 0; first < o->columns; first += b->columns, j++) {
+        const int64_t end = least(first + b->columns, o->columns);
+        for (int64_t i = first; i < end; i++) to[i] = values[i] + STRETCH * (to[i] * scales[j] - values[i]);
+    }
+}
+
 /* The rows [first, first + b->rows) of the copy onto their grid. `scales`: a number for each block of columns. */
 static void scale_band(const assay_emulation *emulation, const blocks *b, const emulated_operand *o, double *copy,
                        int64_t first, double *scales)
 {
     const int64_t end = least(first + b->rows, o->rows), width = parts(o->columns, b->columns);
     for (int64_t i = 0; i < width; i++) scales[i] = 0;
-    for (int64_t row = first; row < end; row++) {
-        const double *values = o->values + row * o->ld;
-        for (int64_t i = 0; i < o->columns; i++) scales[i / b->columns] = fmax(scales[i / b->columns], fabs(values[i]));
-    }
+    for (int64_t row = first; row < end; row++) find_largest(b, o, row, scales);
     for (int64_t i = 0; i < width; i++) scales[i] = scale_of(b, scales[i]);
-    for (int64_t row = first; row < end; row++) {
-        const double *values = o->values + row * o->ld;
-        double *to = copy + row * o->columns;
-        for (int64_t i = 0; i < o->columns; i++) to[i] = values[i] / scales[i / b->columns];
-        emulated_to_scaled_grid(emulation, b->type, o->columns, to);
-        for (int64_t i = 0; i < o->columns; i++) {
-            const double scale = scales[i / b->columns], error = to[i] * scale - values[i];
-            to[i] = values[i] + STRETCH * error;
-        }
-    }
+    for (int64_t row = first; row < end; row++) scale_row(emulation, b, o, row, scales, copy + row * o->columns);
 }
 
 /* *copy is to be freed; *o becomes the copy. */

@@ -2,6 +2,7 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "oracle/base/memory.h"
 
@@ -17,9 +18,11 @@ static double e4m3(double x)
 
 double fp8_truncated(double x, int bits)
 {
-    int exponent = 0;
-    const double fraction = frexp(x, &exponent);
-    return ldexp(trunc(ldexp(fraction, bits + 1)), exponent - bits - 1);
+    uint64_t code;
+    memcpy(&code, &x, sizeof code);
+    code &= ~UINT64_C(0) << (52 - bits);
+    memcpy(&x, &code, sizeof x);
+    return x;
 }
 
 /* An operand, elements (outer,p) by p of the contraction: fp8 numbers and their scales, one for each element. */
@@ -127,10 +130,29 @@ static void plain_product(const assay_matmul_args *x)
     }
 }
 
+static void truncated_product(const fp8_kernel *kernel, const assay_matmul_args *x)
+{
+    for (int64_t i = 0; i < x->m; i++) {
+        for (int64_t j = 0; j < x->n; j++) {
+            double *c = x->c + i * x->ldc + j, part = 0;
+            float sum = x->accumulate ? (float)*c : 0;
+            for (int64_t p = 0; p < x->k; p++) {
+                part = fp8_truncated(part + element(x, false, i, p) * element(x, true, j, p), kernel->bits);
+                if (p % BLOCK < BLOCK - 1 && p < x->k - 1) continue;
+                sum += (float)part;
+                part = 0;
+            }
+            *c = sum;
+        }
+    }
+}
+
 static assay_status matmul(assay_context *ctx, const assay_matmul_args *x)
 {
     const fp8_kernel *kernel = (const fp8_kernel *)(const void *)ctx->emulation;
-    if (x->kind == ASSAY_PRODUCT_OTHER) {
+    if (kernel->unscaled) {
+        truncated_product(kernel, x);
+    } else if (x->kind == ASSAY_PRODUCT_OTHER) {
         plain_product(x);
     } else {
         scaled_product(kernel, x);

@@ -15,6 +15,7 @@ typedef enum fp8_fault {
 
 typedef struct fp8_kernel {
     assay_emulation types; /* first: the context points to it. Its storage type is used, nothing else */
+    bool unscaled;         /* no product is in fp8; every one has the accumulators of `bits` */
     bool power_of_two;     /* scales */
     int bits;              /* after the point that accumulators keep within a block; 0: float32 */
     fp8_fault fault;
