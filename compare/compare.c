@@ -8,6 +8,7 @@
 #include "compare/diagnosis.h"
 #include "compare/findings.h"
 #include "compare/outliers.h"
+#include "compare/profile_yaml.h"
 #include "compare/verdict.h"
 #include "oracle/base/memory.h"
 
@@ -255,6 +256,7 @@ assay_status assay_compare_undiagnosed(assay_context *ctx, assay_fixture_reader 
     assay_comparison c = {.golden = golden, .candidate = candidate, .profile = profile};
     *report = (assay_report){.false_alarm = false_alarm};
     TRY(check_arguments(ctx, golden, false_alarm));
+    TRY(assay_profile_check_golden(ctx, golden, profile));
     copy_text(report->case_name, sizeof report->case_name, golden, "case");
     copy_text(report->op, sizeof report->op, golden, "op");
     snprintf(report->profile, sizeof report->profile, "%s", profile->precision.name);

@@ -226,7 +226,7 @@ static assay_status evaluate(assay_context *ctx, const assay_trial *t, const ass
                (mutant->worsen == NULL || mutant->worsen(t->profile, &ignored));
     if (!*applies) return ASSAY_OK;
     /* what the operation refuses, no backend computes either */
-    status = assay_plan_make(ctx, &plan, &c);
+    status = assay_plan_make_with(ctx, &plan, &c, NULL, t->profile);
     if (status == ASSAY_BAD_INPUT) goto does_not_apply;
     TRY(status);
     TRY(prepare_inputs(ctx, t, mutant, &c, &given, applies));

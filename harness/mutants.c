@@ -42,7 +42,7 @@ static bool functions_in_bf16(const assay_profile *profile, assay_emulation *e)
 
 static bool operands_in_fp8(const assay_profile *profile, assay_emulation *e)
 {
-    (void)profile;
+    if (profile->precision.scaled.block > 0) return false;
     e->multiply = ASSAY_FLOAT8_E4M3FN;
     e->precision.multiply = 0x1p-4 / 1.7320508075688772;
     return true;

@@ -20,6 +20,7 @@ enum {
     ASSAY_OPT_KNOWN = 1 << 10,      /* --known */
     ASSAY_OPT_JSON = 1 << 11,       /* --json FILE */
     ASSAY_OPT_WRITE = 1 << 12,      /* --write */
+    ASSAY_OPT_PROFILE = 1 << 13,    /* --precision alone */
 };
 
 typedef struct assay_options {

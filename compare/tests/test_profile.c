@@ -7,17 +7,22 @@
 
 static void test_profiles(void **state)
 {
-    static const char *const names[] = {"f64", "f32", "bf16", "bf16_router", "f16", "tf32", "tpu_default"};
+    static const char *const names[] = {"f64", "f32", "bf16", "bf16_router", "f16", "tf32", "tpu_default", "fp8_e4m3_block128"};
     int count = 0;
     const assay_profile *profiles = assay_profiles(&count);
     (void)state;
-    assert_int_equal(count, 7);
+    assert_int_equal(count, 8);
     for (int i = 0; i < count; i++) {
         const assay_profile *p = &profiles[i];
         assert_string_equal(p->precision.name, names[i]);
+        const assay_precision derived = assay_profile_precision(p);
+        assert_true(derived.storage == p->precision.storage && derived.multiply == p->precision.multiply &&
+                    derived.accumulate == p->precision.accumulate && derived.router == p->precision.router &&
+                    derived.elementary == p->precision.elementary);
         double rms = assay_dtype_unit_roundoff(p->storage) / sqrt(3.0); /* of one rounding */
         assert_close(&p->precision.storage, &rms, 1, 1e-15, 0.0);
         assert_true(p->precision.accumulate <= p->precision.storage);
+        assert_true(p->precision.accumulator.block == (i == 6 ? 128 : 0) && p->precision.scaled.block == (i == 6 ? 128 : 0));
         assert_ptr_equal(assay_profile_by_name(names[i]), p);
         assert_true(strlen(p->summary) > 0);
         assert_non_null(strstr(assay_profile_names(), names[i]));
@@ -26,7 +31,7 @@ static void test_profiles(void **state)
         const double multiply = p->multiply == p->storage ? 0 : lost;
         assert_close(&p->precision.multiply, &multiply, 1, 1e-15, 0.0);
         assert_false(p->any_of_tied);
-        if (p->multiply != p->storage || strcmp(names[i], "bf16_router") == 0) continue; /* not the first of its type */
+        if (p->multiply != p->storage || i == 3 || i == 7) continue; /* not the first of its type */
         assert_ptr_equal(assay_profile_by_name(assay_dtype_name(p->storage)), p);
         assert_ptr_equal(assay_profile_for_dtype(p->storage), p);
     }

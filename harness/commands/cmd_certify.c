@@ -140,15 +140,15 @@ static assay_status certify(assay_context *ctx, const assay_options *options, co
     assay_plan plan = {0};
     assay_results results = {0};
     assay_discrimination found = {0};
-    const assay_profile *profile = NULL;
+    assay_profile profile;
     TRY(assay_fixture_open(ctx, path, &golden));
     TRY(golden_case(ctx, golden, path, &cases, &count));
-    TRY(assay_command_profile(ctx, options, assay_dtype_name(cases[0].dtype), &profile));
-    TRY(assay_plan_make(ctx, &plan, &cases[0]));
+    TRY(assay_command_profile(ctx, options, golden, assay_dtype_name(cases[0].dtype), &profile));
+    TRY(assay_plan_make_with(ctx, &plan, &cases[0], golden, NULL));
     ctx->threads = assay_plan_threads(ctx, &plan);
     TRY(assay_results_load(ctx, &results, &plan, golden));
-    TRY(assay_discriminate(ctx, &results, profile, options->false_alarm, options->folder, &found));
-    printf("%s  op %s, profile %s, false alarm %g\n", cases[0].name, cases[0].op, profile->precision.name,
+    TRY(assay_discriminate(ctx, &results, &profile, options->false_alarm, options->folder, &found));
+    printf("%s  op %s, profile %s, false alarm %g\n", cases[0].name, cases[0].op, profile.precision.name,
            options->false_alarm);
     print_table(&found, options->verbose);
     print_verdict(path, &found);
