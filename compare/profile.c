@@ -47,6 +47,19 @@ static const assay_profile profiles[] = {
      .elementary = ASSAY_FLOAT32,
      .elementary_ulps = 2,
      .summary = "bfloat16 stored and multiplied, float32 accumulated; router in float32"},
+    {.precision = {.name = "bf16_router",
+                   .storage = RMS(0x1p-8),
+                   .multiply = 0.0,
+                   .accumulate = RMS(0x1p-24),
+                   .router = RMS(0x1p-8),
+                   .elementary = 0x1p-22},
+     .storage = ASSAY_BFLOAT16,
+     .multiply = ASSAY_BFLOAT16,
+     .accumulate_bits = 23,
+     .router = ASSAY_BFLOAT16,
+     .elementary = ASSAY_FLOAT32,
+     .elementary_ulps = 2,
+     .summary = "bf16 with logits, scores and routing weights in bfloat16 too"},
     {.precision = {.name = "f16",
                    .storage = RMS(0x1p-11),
                    .multiply = 0.0,
@@ -134,7 +147,7 @@ const assay_profile *assay_profiles(int *count)
 
 const char *assay_profile_names(void)
 {
-    return "f64, f32, bf16, f16, tf32, tpu_default or fp8_e4m3_block128";
+    return "f64, f32, bf16, bf16_router, f16, tf32, tpu_default or fp8_e4m3_block128";
 }
 
 const assay_profile *assay_profile_by_name(const char *name)

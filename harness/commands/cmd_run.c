@@ -5,6 +5,8 @@
 
 #include "harness/backend.h"
 #include "harness/command.h"
+#include "harness/conditional.h"
+#include "harness/explain.h"
 #include "harness/known.h"
 
 /* One case: files, what the backend did, what the comparer says. */
@@ -64,7 +66,7 @@ static assay_status compare_files(assay_context *ctx, const assay_options *optio
                                   case_run *r)
 {
     assay_status status;
-    assay_fixture_reader *golden = NULL, *candidate = NULL;
+    assay_fixture_reader *golden = NULL, *candidate = NULL, *against = NULL, *held;
     TRY(assay_fixture_open(ctx, r->golden, &golden));
     if (assay_fixture_open(ctx, r->candidate, &candidate) != ASSAY_OK) {
         /* what a backend wrote is its result, a damaged file too */
@@ -72,14 +74,18 @@ static assay_status compare_files(assay_context *ctx, const assay_options *optio
         snprintf(r->end.message, sizeof r->end.message, "%.500s", ctx->message);
         goto cleanup;
     }
-    TRY(assay_compare(ctx, golden, candidate, profile, options->false_alarm, &r->report));
+    TRY(assay_compare_conditionally(ctx, golden, candidate, profile, options->false_alarm, options->quiet,
+                                    &r->report, &against));
+    held = against != NULL ? against : golden;
+    TRY(assay_explain(ctx, held, candidate, profile, options->quiet, &r->report));
     /* of many cases only those that somebody will look at */
     if (options->html_file != NULL && r->report.verdict != ASSAY_PASS) {
-        TRY(assay_pictures_draw(ctx, golden, candidate, profile, &r->report));
+        TRY(assay_pictures_draw(ctx, held, candidate, profile, &r->report));
     }
     snprintf(r->report.golden_path, sizeof r->report.golden_path, "%.500s", r->golden);
     snprintf(r->report.candidate_path, sizeof r->report.candidate_path, "%.500s", r->candidate);
 cleanup:
+    assay_fixture_close(against);
     assay_fixture_close(golden);
     assay_fixture_close(candidate);
     return status;
@@ -151,6 +157,7 @@ static void print_case(const assay_options *options, const assay_case *c, const 
         printf("%s\n", r->report.message);
     }
     if (!unsupported && r->report.diagnosis[0] != '\0') printf("    looks like this: %s\n", r->report.diagnosis);
+    if (!unsupported && r->report.explanation[0] != '\0') printf("    known bugs: %s\n", r->report.explanation);
     if (!unsupported && !known && verdict != ASSAY_PASS) {
         printf("    reproduce: assay run");
         assay_print_word("", c->name);

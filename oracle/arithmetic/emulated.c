@@ -122,7 +122,9 @@ typedef struct rounder {
 
 static rounder storage_rounder(const assay_emulation *emulation, assay_dtype type)
 {
-    rounder r = {.way = TO_NEIGHBOUR, .key = emulated_key(emulation, ASSAY_ROUND_STORAGE), .dither = 1};
+    rounder r = {.way = emulation->nearest ? NOTHING : TO_NEIGHBOUR,
+                 .key = emulated_key(emulation, ASSAY_ROUND_STORAGE),
+                 .dither = emulation->nearest ? 0 : 1};
     if (type == ASSAY_FLOAT64) return r;
     r.way = TO_GRID;
     r.grid = grid_of(type);
@@ -133,7 +135,7 @@ static rounder unit_rounder(const assay_emulation *emulation, uint64_t stream, d
 {
     rounder r = {.way = RELATIVE, .key = emulated_key(emulation, stream), .largest = unit * SQRT_3};
     if (unit < LEAST_UNIT) r.way = TO_NEIGHBOUR;
-    if (unit == 0) r.way = NOTHING;
+    if (unit == 0 || emulation->nearest) r.way = NOTHING;
     return r;
 }
 
@@ -303,7 +305,8 @@ assay_status emulated_add_sum_errors(assay_context *ctx, const assay_matmul_args
 {
     assay_status status = ASSAY_OK;
     double *squares = NULL;
-    if (args->k == 0 || emulated_accumulator_of(ctx->emulation, args->kind).unit == 0) return ASSAY_OK;
+    if (args->k == 0 || ctx->emulation->nearest) return ASSAY_OK;
+    if (emulated_accumulator_of(ctx->emulation, args->kind).unit == 0) return ASSAY_OK;
     const sum_errors errors = sum_errors_of(ctx->emulation, args);
     const uint64_t key = emulated_key(ctx->emulation, EMULATED_PRODUCTS);
     const emulated_operand a = emulated_a(args), b = emulated_b(args);

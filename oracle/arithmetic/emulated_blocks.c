@@ -56,7 +56,7 @@ static void find_largest(const blocks *b, const emulated_operand *o, int64_t row
 static void scale_row(const assay_emulation *emulation, const blocks *b, const emulated_operand *o, int64_t row,
                       const double *scales, double *to)
 {
-    const double *values = o->values + row * o->ld;
+    const double *values = o->values + row * o->ld, stretch = emulation->nearest ? 1 : STRETCH;
     for (int64_t first = 0, j = 0; first < o->columns; first += b->columns, j++) {
         const int64_t end = least(first + b->columns, o->columns);
         for (int64_t i = first; i < end; i++) to[i] = values[i] / scales[j];
@@ -64,7 +64,7 @@ static void scale_row(const assay_emulation *emulation, const blocks *b, const e
     emulated_to_scaled_grid(emulation, b->type, o->columns, to);
     for (int64_t first = 0, j = 0; first < o->columns; first += b->columns, j++) {
         const int64_t end = least(first + b->columns, o->columns);
-        for (int64_t i = first; i < end; i++) to[i] = values[i] + STRETCH * (to[i] * scales[j] - values[i]);
+        for (int64_t i = first; i < end; i++) to[i] = values[i] + stretch * (to[i] * scales[j] - values[i]);
     }
 }
 
