@@ -12,7 +12,7 @@ typedef struct assay_profile {
     int accumulate_bits;       /* after the point */
     assay_dtype router, elementary;
     double elementary_ulps;
-    bool any_of_tied;          /* of experts whose scores are equal any may be chosen; else the lower index */
+    bool any_of_tied; /* of experts whose scores are equal any may be chosen; else the lower index */
     const char *summary;
 } assay_profile;
 

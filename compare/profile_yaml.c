@@ -113,14 +113,17 @@ static assay_status read_multiply(const assay_yaml *y, const yaml_node_t *node, 
     return ASSAY_OK;
 }
 
-static assay_status read_rounding(const assay_yaml *y, const yaml_node_t *value, assay_profile *p)
+/* One of two words; `second` says which. */
+static assay_status read_word(const assay_yaml *y, const yaml_node_t *value, const char *what, const char *no,
+                              const char *yes, bool *second)
 {
-    char word[16];
-    if (assay_yaml_text(y, value, "accumulate rounding", word, sizeof word) == ASSAY_OK) {
-        p->precision.accumulator.truncate = strcmp(word, "truncate") == 0;
-        if (p->precision.accumulator.truncate || strcmp(word, "nearest") == 0) return ASSAY_OK;
+    char word[16], wanted[64];
+    if (assay_yaml_text(y, value, what, word, sizeof word) == ASSAY_OK) {
+        *second = strcmp(word, yes) == 0;
+        if (*second || strcmp(word, no) == 0) return ASSAY_OK;
     }
-    return assay_yaml_refuse_value(y, value, "accumulate rounding", "nearest or truncate");
+    snprintf(wanted, sizeof wanted, "%s or %s", no, yes);
+    return assay_yaml_refuse_value(y, value, what, wanted);
 }
 
 static assay_status read_accumulate_key(const assay_yaml *y, const char *key, const yaml_node_t *key_node,
@@ -136,7 +139,7 @@ static assay_status read_accumulate_key(const assay_yaml *y, const char *key, co
         TRY(assay_yaml_whole(y, value, "accumulate bits", LEAST_BITS, MOST_BITS, &bits));
         p->accumulate_bits = (int)bits;
     } else if (strcmp(key, "rounding") == 0) {
-        TRY(read_rounding(y, value, p));
+        TRY(read_word(y, value, "accumulate rounding", "nearest", "truncate", &p->precision.accumulator.truncate));
     } else if (strcmp(key, "block") == 0) {
         TRY(assay_yaml_whole(y, value, "accumulate block", 0, LONGEST, &p->precision.accumulator.block));
     } else {
@@ -189,6 +192,7 @@ static assay_status read_key(const assay_yaml *y, const char *key, const yaml_no
     if (strcmp(key, "multiply") == 0) return read_multiply(y, value, p);
     if (strcmp(key, "accumulate") == 0) return read_accumulate(y, value, p);
     if (strcmp(key, "router") == 0) return read_type(y, value, "router", STORED, &p->router);
+    if (strcmp(key, "ties") == 0) return read_word(y, value, "ties", "lower", "any", &p->any_of_tied);
     if (strcmp(key, "elementary") == 0) return read_keys(y, value, "elementary", read_elementary_key, p);
     if (strcmp(key, "ties") == 0) return read_ties(y, value, p);
     return unknown_key(y, key_node, key, KEYS);

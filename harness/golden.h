@@ -25,8 +25,6 @@ typedef struct assay_plan {
 
 /* Prepares the case, chooses datasets by its gradients, checkpoints and profiles, and refuses sizes beyond memory. */
 assay_status assay_plan_make(assay_context *ctx, assay_plan *plan, const assay_case *c);
-/* The golden is to hold no null distributions: those of old goldens do not. */
-void assay_plan_drop_null(assay_plan *plan);
 /* The same where profiles of the case may be a user's own: the golden's, or this one (NULL: none). */
 assay_status assay_plan_make_with(assay_context *ctx, assay_plan *plan, const assay_case *c,
                                   const assay_fixture_reader *golden, const assay_profile *own);
@@ -34,6 +32,8 @@ assay_status assay_plan_make_with(assay_context *ctx, assay_plan *plan, const as
 const assay_profile *assay_plan_profile(const assay_plan *plan, const char *name);
 /* Adds a profile to the case's, where it is not among them. */
 assay_status assay_case_add_profile(assay_context *ctx, assay_case *c, const char *name);
+/* The golden is to hold no null distributions: those of old goldens do not. */
+void assay_plan_drop_null(assay_plan *plan);
 /* The golden is to hold its certificate. Refuses what nobody would wait for, unless a budget is given
  * (harness/certificate.h has its values). */
 assay_status assay_plan_certify(assay_context *ctx, assay_plan *plan, int64_t budget);

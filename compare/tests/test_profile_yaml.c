@@ -48,6 +48,7 @@ static void test_every_key(void **state)
                                       "name: mine_2\n");
     assert_true(mine.any_of_tied);
     const assay_precision *p = &mine.precision;
+    assert_true(mine.any_of_tied && !parsed("name: e\nties: lower\n").any_of_tied);
     assert_true(mine.storage == ASSAY_FLOAT16 && p->storage == 0x1p-11 * ROOT_3RD);
     assert_true(mine.multiply == ASSAY_BFLOAT16 && p->multiply == 0x1p-8 * ROOT_3RD); /* tpu_default's */
     assert_true(p->accumulate == 0x1p-10 * ROOT_3RD && p->accumulator.truncate && p->accumulator.block == 64);
@@ -74,12 +75,14 @@ static void test_written_and_read_again(void **state)
         char text[ASSAY_PROFILE_YAML_SIZE], again[ASSAY_PROFILE_YAML_SIZE];
         assay_profile mine = profiles[i];
         snprintf(mine.precision.name, sizeof mine.precision.name, "a_name_of_thirty_one_characters");
+        mine.any_of_tied = i % 2 == 1;
         mine.elementary_ulps = 1.0 / 3 + 1;
         mine.precision = assay_profile_precision(&mine);
         assay_profile_to_yaml(&mine, text);
         const assay_profile back = parsed(text);
         assay_profile_to_yaml(&back, again);
         assert_string_equal(text, again);
+        assert_true(back.any_of_tied == mine.any_of_tied);
         assert_true(back.precision.elementary == mine.precision.elementary);
         assert_true(back.precision.accumulate == mine.precision.accumulate);
         assert_true(back.precision.multiply == mine.precision.multiply);
@@ -123,7 +126,7 @@ static void test_refusals(void **state)
         {"name: a\nelementary: 2", "elementary: expected a mapping (key: value), found 2"},
         {"name: a\nelementary: {ulps: 0}", "elementary ulps: expected a number from 0.5 to 1048576, found 0"},
         {"name: a\nelementary: {bits: 0}", "unknown key bits, expected type or ulps of elementary"},
-        {"name: a\nties: higher", "ties: expected lower or any, found higher"},
+        {"name: a\nties: upper", "ties: expected lower or any, found upper"},
         {"name: a\nname: b", "name is given twice"},
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {

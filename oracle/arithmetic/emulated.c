@@ -305,7 +305,8 @@ assay_status emulated_add_sum_errors(assay_context *ctx, const assay_matmul_args
 {
     assay_status status = ASSAY_OK;
     double *squares = NULL;
-    if (args->k == 0 || emulated_accumulator_of(ctx->emulation, args->kind).unit == 0) return ASSAY_OK;
+    if (args->k == 0 || ctx->emulation->nearest) return ASSAY_OK;
+    if (emulated_accumulator_of(ctx->emulation, args->kind).unit == 0) return ASSAY_OK;
     const sum_errors errors = sum_errors_of(ctx->emulation, args);
     const uint64_t key = emulated_key(ctx->emulation, EMULATED_PRODUCTS);
     const emulated_operand a = emulated_a(args), b = emulated_b(args);
