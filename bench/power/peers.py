@@ -67,8 +67,9 @@ def calc_diff(tensor):
 
 
 def tosa(tensor):
-    """Products only. Errors in units of |a||b| 2^-(fraction bits + 1): at most K each, 0.4 K on average squared."""
-    if tensor.bound is None:
+    """Products of exact operands only. Errors in units of |a||b| 2^-(fraction bits + 1): at most K each, 0.4 K on average
+    squared."""
+    if tensor.bound is None or tensor.profile.startswith("fp8"):
         return None
     k, absolute = tensor.bound
     unit = np.maximum(absolute * 2.0 ** -(1 + FRACTION_BITS[type_of(tensor.profile)]), LEAST_NORMAL[type_of(tensor.profile)])

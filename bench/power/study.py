@@ -10,7 +10,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "harness/backends/numpy")]
 
-import rounding_test  # noqa: E402
+import self_test  # noqa: E402
 from cases import CASES, FP8, QUICK  # noqa: E402
 from runs import knows, perform, tasks  # noqa: E402
 from table import markdown, run_rejected  # noqa: E402
@@ -23,7 +23,7 @@ def options():
     parser.add_argument("--quick", action="store_true", help="one case of each operation, few runs")
     parser.add_argument("--self-test", action="store_true", help="only: roundings, and kernels in float64 against goldens")
     parser.add_argument("--cases", default="*", metavar="PATTERN", help="only those cases of the study")
-    parser.add_argument("--runs", type=int, metavar="N", help="correct runs of each case and profile (14; quick: 3)")
+    parser.add_argument("--runs", type=int, metavar="N", help="correct runs of each case and profile (28; quick: 3)")
     parser.add_argument("--output", metavar="FOLDER", help="where power.json goes, with every run")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes (all cores)")
     parser.add_argument("--assay", required=True, help=argparse.SUPPRESS)
@@ -57,11 +57,11 @@ def problems(made, mutants):
 
 def main():
     o = options()
-    rounding_test.check()
+    self_test.check()
     names = [c for c in (QUICK if o.quick else CASES) if fnmatch.fnmatch(c, o.cases)]
     if not names:
         sys.exit(f"ci/power: no case of the study matches {o.cases}")
-    runs = o.runs if o.runs is not None else 3 if o.quick else 14
+    runs = o.runs if o.runs is not None else 3 if o.quick else 28
     fp8 = knows(o.assay, "compare", FP8)
     skipped = [] if fp8 else [f"Not run: profile {FP8}, which this assay does not have.", ""]
     if not knows(o.assay, "certify", "--write"):

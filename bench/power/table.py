@@ -1,7 +1,6 @@
 """The study's results as Markdown."""
-from collections import Counter
-
 from peers import RULES
+from runs import BELOW_A_UNIT
 
 NAMES = ["assay", *RULES]
 
@@ -50,17 +49,40 @@ def grouped(records, key):
     return [*groups.items(), ("all", records)] if len(groups) > 1 else list(groups.items())
 
 
-def undetected(mutants):
-    lines, effective, missed = [], Counter(), {}
-    for m in mutants:
-        effective[m["mutant"], m["profile"]] += 1
-        if not mutant_rejected(m):
-            missed.setdefault(m["mutant"], Counter())[m["profile"]] += 1
+def passed_share(records, name):
+    rejected, said = count(records, name, mutant_rejected)
+    return "-" if not said else "" if rejected == said else share(said - rejected, said)
+
+
+def let_pass(mutants):
+    """Mutants of which some rule lets a fifth pass: by rule, and by profile for assay."""
     profiles = list(dict.fromkeys(m["profile"] for m in mutants))
-    lines += ["| mutant | " + " | ".join(profiles) + " |", "| --- |" + " --- |" * len(profiles)]
-    for name in sorted(missed, key=lambda n: (-sum(missed[n].values()), n)):
-        cells = (share(missed[name][p], effective[name, p]) for p in profiles)
+    columns = ["assay at " + p for p in profiles] + NAMES[1:]
+    lines = ["| mutant | " + " | ".join(columns) + " |", "| --- |" + " --- |" * len(columns)]
+    groups = {}
+    for m in mutants:
+        groups.setdefault(m["mutant"], []).append(m)
+    for name, records in groups.items():
+        counts = [count(records, n, mutant_rejected) for n in NAMES]
+        if not any(said and said - rejected >= said / 5 for rejected, said in counts):
+            continue
+        cells = [passed_share([r for r in records if r["profile"] == p], "assay") for p in profiles]
+        cells += [passed_share(records, n) for n in NAMES[1:]]
         lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
+    return lines
+
+
+def usable(mutants, runs):
+    """A rule shows nothing where it rejects a correct run too: such detections taken away."""
+    red = {(n, r["case"], r["profile"]) for r in runs for n in NAMES if rejects(r, n, run_rejected)}
+
+    def form(name, records):
+        said = [(r, v) for r in records if (v := rejects(r, name, mutant_rejected)) is not None]
+        return percent(sum(v and (name, r["case"], r["profile"]) not in red for r, v in said), len(said))
+
+    lines = ["| profile | " + " | ".join(NAMES) + " |", "| --- |" + " --- |" * len(NAMES)]
+    for label, records in grouped(mutants, "profile"):
+        lines.append(f"| {label} | " + " | ".join(form(n, records) for n in NAMES) + " |")
     return lines
 
 
@@ -75,6 +97,8 @@ def failures(runs):
 
 
 def markdown(runs, mutants, skipped):
+    apart = [m for m in mutants if m["mutant"] in BELOW_A_UNIT]
+    mutants = [m for m in mutants if m["mutant"] not in BELOW_A_UNIT]
     cases = len({r["case"] for r in runs})
     lines = [f"{len(runs)} correct runs of {cases} cases; {len(mutants)} mutants with an effect.", "", *skipped]
     lines += ["False alarms: correct runs that a rule rejects.", ""]
@@ -84,12 +108,15 @@ def markdown(runs, mutants, skipped):
     if mutants:
         lines += ["", "Power: mutants that a rule rejects.", ""]
         lines += rows("profile", grouped(mutants, "profile"), mutant_rejected, percent)
-        lines += ["", "The same by operation.", ""]
-        lines += rows("operation", grouped(mutants, "op"), mutant_rejected, percent)
+        lines += ["", "Usable power: the same, where the rule accepts every correct run of the same case and profile.", ""]
+        lines += usable(mutants, runs)
         strict = sum(m["outcome"] == "detected" for m in mutants)
-        lines += ["", f"Held to a stricter count (each tensor that a mutant changes must say so by itself, docs/mutants.md), assay "
-                      f"detects {percent(strict, len(mutants))}."]
-        lines += ["", "What assay lets pass, of the cases where it has an effect:", "", *undetected(mutants)]
+        lines += ["", "Held to a stricter count, by which each tensor that a mutant changes must say so by itself "
+                      f"(docs/mutants.md), assay detects {percent(strict, len(mutants))}."]
+        if tried := [m for m in apart if m["outcome"] != "-"]:
+            lines += ["", "Not counted is `truncated`, which changes less than a unit of the type: assay rejects "
+                          f"{share(sum(map(mutant_rejected, tried)), len(tried))}."]
+        lines += ["", "Mutants of which a rule lets a fifth or more pass; empty: none.", "", *let_pass(mutants)]
     other = sum(not r["same_choice"] for r in runs)
     if other:
         lines += ["", f"{other} correct runs chose other experts than the golden, near ties of their seeds."]

@@ -15,7 +15,7 @@ FP8_BLOCK, FP8_LARGEST = 128, 448.0
 @dataclass(frozen=True)
 class Variant:
     name: str = "plain"
-    block: int = 0  # terms of a sum that are added exactly before float32 rounds; 0: all, 1: a rounding for each term
+    block: int = 8  # terms of a sum that are added exactly before float32 rounds; 0: all, 1: a rounding for each term
     order: str = "forward"  # of these blocks: forward, reversed, pairwise, split (two halves, as split-K does)
     fused: bool = False  # what need not go through memory stays float32
     functions: str = "rounded"  # exp and the like: "rounded" correctly, "ulps" up to two off, "exp2": other formulas
@@ -24,21 +24,24 @@ class Variant:
     backward: str = "delta"  # of softmax and norm; "product" is other algebra for the same
     weigh_early: bool = False  # routing weights go onto the hidden layer, not onto an expert's output
     wide_results: bool = False  # results are written in float32
+    truncates: bool = False  # fp8: the accumulator within a block of 128 cuts off after 13 bits, as Hopper's does
+    power_scales: bool = False  # fp8: scales are powers of two
 
 
 PLAIN = Variant()
 VARIANTS = (
     PLAIN,
-    Variant("fused", block=16, fused=True, softmax="online", keys=64),
-    Variant("sequential", block=1, functions="ulps"),
+    Variant("fused", block=16, fused=True, softmax="online", keys=64, truncates=True),
+    Variant("sequential", block=1, functions="ulps", power_scales=True),
     Variant("reversed", block=64, order="reversed", functions="exp2", backward="product"),
     Variant("pairwise", block=4, order="pairwise", fused=True, softmax="online", keys=16, functions="exp2"),
     Variant("split-k", block=128, order="split", fused=True, weigh_early=True, backward="product"),
-    Variant("wide", block=1, order="reversed", fused=True, functions="ulps", weigh_early=True, wide_results=True),
+    Variant("wide", block=1, order="reversed", fused=True, functions="ulps", weigh_early=True, wide_results=True, truncates=True, power_scales=True),
 )
 CHOICES = {"block": (0, 1, 4, 16, 64, 128), "order": ("forward", "reversed", "pairwise", "split"), "fused": (False, True),
            "functions": ("rounded", "ulps", "exp2"), "softmax": ("plain", "online"), "keys": (4, 16, 64),
-           "backward": ("delta", "product"), "weigh_early": (False, True), "wide_results": (False, True)}
+           "backward": ("delta", "product"), "weigh_early": (False, True), "wide_results": (False, True), "truncates": (False, True),
+           "power_scales": (False, True)}
 assert set(CHOICES) == {field.name for field in fields(Variant)} - {"name"}
 
 
@@ -75,15 +78,25 @@ STORAGE = {"f32": lambda x: np.asarray(x, np.float32), "bf16": to_bfloat16, "f16
            "fp8_e4m3_block128": to_bfloat16}
 
 
-def fp8_blocks(x):
-    """x in e4m3 with a float32 scale for each 128 numbers of the last axis."""
-    parts = []
-    for first in range(0, x.shape[-1], FP8_BLOCK):
-        part = x[..., first : first + FP8_BLOCK].astype(np.float64)
-        scale = (np.abs(part).max(-1, keepdims=True, initial=0) / FP8_LARGEST).astype(np.float32).astype(np.float64)
-        scale[scale == 0] = 1
-        parts.append(to_float8_e4m3(part / scale) * scale)
-    return np.concatenate(parts, -1) if parts else x
+def fp8_tiles(x, rows, powers):
+    """x [..., m, k] in e4m3 with a float32 scale for each tile of rows by 128 numbers."""
+    y = np.empty(x.shape, np.float64)
+    for top in range(0, x.shape[-2], rows):
+        for left in range(0, x.shape[-1], FP8_BLOCK):
+            tile = (..., slice(top, top + rows), slice(left, left + FP8_BLOCK))
+            part = x[tile].astype(np.float64)
+            scale = (np.abs(part).max((-2, -1), keepdims=True) / FP8_LARGEST).astype(np.float32).astype(np.float64)
+            if powers:
+                scale = np.exp2(np.ceil(np.log2(np.where(scale == 0, 1, scale))))
+            scale = np.where(scale == 0, 1, scale)
+            y[tile] = to_float8_e4m3(part / scale) * scale
+    return y
+
+
+def cut_off(x, bits):
+    """Towards 0, to that many bits after the leading one."""
+    mantissa, exponent = np.frexp(x)
+    return np.ldexp(np.trunc(np.ldexp(mantissa, bits + 1)), exponent - bits - 1)
 
 
 class Arithmetic:
@@ -118,13 +131,28 @@ class Arithmetic:
         """[..., m, k] times [..., k, n], operands in the storage type."""
         return self.contract(self.round(a), self.round(b))
 
-    def linear(self, a, b):
-        """The same for the products with weights, which an fp8 profile takes in e4m3."""
-        if not self.fp8:
-            return self.product(a, b)
-        a = fp8_blocks(self.round(a))
-        b = np.swapaxes(fp8_blocks(np.swapaxes(self.round(b), -1, -2)), -1, -2)
-        return self.contract(a, b)
+    def linear(self, x, w):
+        """The product with a weight, which an fp8 profile takes in e4m3: x in tiles of 1 x 128, w of 128 x 128."""
+        return self.scaled_product(x, w, FP8_BLOCK) if self.fp8 else self.product(x, w)
+
+    def weight_gradient(self, x, dy):
+        """x [m, k], dy [m, n] to [k, n]; both in tiles of 1 x 128 along m."""
+        return self.scaled_product(x.T, dy, 1) if self.fp8 else self.product(x.T, dy)
+
+    def scaled_product(self, a, b, rows_of_b):
+        powers = self.variant.power_scales
+        a = fp8_tiles(self.round(a), 1, powers)
+        b = fp8_tiles(self.round(b).T, rows_of_b, powers).T
+        step = min(self.variant.block or FP8_BLOCK, FP8_BLOCK)
+
+        def block(first):
+            end, total = min(first + FP8_BLOCK, a.shape[-1]), 0.0
+            for i in range(first, end, step):
+                total = total + a[:, i : min(i + step, end)] @ b[i : min(i + step, end)]
+                total = cut_off(total, 13) if self.variant.truncates else total
+            return total
+
+        return self.reduce(block, range(0, max(a.shape[-1], 1), FP8_BLOCK))
 
     def contract(self, a, b):
         """Operands as they are; the router's are float32."""
@@ -144,24 +172,17 @@ class Arithmetic:
     def mean(self, x, axis=-1):
         return np.expand_dims(self.sum(x, axis) / self.float(x.shape[axis]), axis)
 
-    def reduce(self, block, starts):
+    def reduce(self, block, starts, order=None):
         """The sum of block(i), rounded to float32 after each addition."""
-        order = self.variant.order
-        if order == "pairwise" and len(starts) > 1 or order == "split" and len(starts) > 1:
-            half = len(starts) // 2
-            parts = (self if order == "pairwise" else self.forward()).reduce
-            return self.value(parts(block, starts[:half]).astype(np.float64) + parts(block, starts[half:]))
+        order = order or self.variant.order
+        if order in ("pairwise", "split") and len(starts) > 1:
+            half, of_parts = len(starts) // 2, "pairwise" if order == "pairwise" else "forward"
+            parts = (self.reduce(block, part, of_parts) for part in (starts[:half], starts[half:]))
+            return self.value(next(parts).astype(np.float64) + next(parts))
         total = None
         for i in reversed(starts) if order == "reversed" else starts:
             total = self.value(block(i) if total is None else total + block(i))
         return total
-
-    def forward(self):
-        return Arithmetic.__new__(Arithmetic)._like(self, replace(self.variant, order="forward"))
-
-    def _like(self, other, variant):
-        self.__dict__.update(other.__dict__, variant=variant)
-        return self
 
     # elementary functions
 

@@ -10,7 +10,7 @@ def dense(ar, x, w):
 
     def back(dy):
         dy = dy.reshape(len(flat_x), -1)
-        return ar.linear(dy, flat_w.T).reshape(x.shape), ar.linear(flat_x.T, dy).reshape(w.shape)
+        return ar.linear(dy, flat_w.T).reshape(x.shape), ar.weight_gradient(flat_x, dy).reshape(w.shape)
 
     return ar.linear(flat_x, flat_w).reshape(x.shape[:-1] + w.shape[1:]), back
 

@@ -30,7 +30,7 @@ def grouped_product(ar, lhs, rhs, group_sizes):
         d_lhs, d_rhs = np.zeros_like(lhs), np.zeros_like(rhs)
         for rows, g in groups:
             d_lhs[rows] = ar.linear(dy[rows], rhs[g].T)
-            d_rhs[g] = ar.linear(lhs[rows].T, dy[rows])
+            d_rhs[g] = ar.weight_gradient(lhs[rows], dy[rows])
         return d_lhs, d_rhs
 
     return y, back
@@ -113,7 +113,7 @@ class GatedMlp:
             dh = ar.keep(d_weighed * weight) if early else d_weighed
             da, db = ar.store(dh * g * df), ar.store(dh * f * dg)
             dx = ar.keep(ar.linear(da, wi_0.T)) + ar.keep(ar.linear(db, wi_1.T))
-            gradients = [ar.linear(x.T, da), ar.linear(x.T, db), ar.linear(weighed.T, d_out)]
+            gradients = [ar.weight_gradient(*pair) for pair in ((x, da), (x, db), (weighed, d_out))]
             gradients += [ar.sum(d, 0) if bias is not None else None for d, bias in ((da, b_0), (db, b_1))]
             d_bias = None if b_o is None else ar.sum(dy * weight if weight is not None else dy, 0)
             d_weight = None
