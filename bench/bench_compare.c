@@ -5,6 +5,7 @@
 
 #include "bench/bench.h"
 #include "compare/compare.h"
+#include "compare/statistics.h"
 #include "oracle/base/memory.h"
 
 enum { ROWS = 4096, COLUMNS = 2048, SLICE = 1 << 18 };
@@ -15,6 +16,28 @@ typedef struct pair {
     char folder[256], golden[300], candidate[300];
     double *values, *scales;
 } pair;
+
+/* Wide enough for anything: what is measured is how long it takes to look. */
+static assay_status append_null(assay_context *ctx, assay_fixture_writer *writer)
+{
+    double rows[ASSAY_STATISTICS * ASSAY_NULL_COLUMNS];
+    const assay_shape shape = assay_shape_of(2, (int64_t)ROWS, (int64_t)COLUMNS);
+    const int count = assay_statistics_count(&shape);
+    assay_tensor_spec spec = {.type = ASSAY_FLOAT32,
+                              .path = "null/bf16/outputs/y",
+                              .shape = assay_shape_of(2, (int64_t)count, (int64_t)ASSAY_NULL_COLUMNS),
+                              .labels = {"statistic", "column"}};
+    for (int s = 0; s < count; s++) {
+        double *row = rows + s * ASSAY_NULL_COLUMNS;
+        row[ASSAY_NULL_LOW] = -100, row[ASSAY_NULL_HIGH] = 100, row[ASSAY_NULL_SPREAD] = 1,
+        row[ASSAY_NULL_MEMBERS] = 16;
+    }
+    assay_status status;
+    TRY(assay_fixture_declare(ctx, writer, &spec));
+    TRY(assay_fixture_append(ctx, writer, spec.path, count * ASSAY_NULL_COLUMNS, rows));
+cleanup:
+    return status;
+}
 
 static assay_status append(assay_context *ctx, assay_fixture_writer *writer, const char *path, assay_dtype type,
                            const double *values)
@@ -40,6 +63,7 @@ static assay_status write_fixture(assay_context *ctx, const char *path, const do
     TRY(assay_fixture_set_text(ctx, writer, "kind", scales == NULL ? "candidate" : "golden"));
     TRY(append(ctx, writer, "outputs/y", scales == NULL ? ASSAY_BFLOAT16 : ASSAY_FLOAT64, values));
     if (scales != NULL) TRY(append(ctx, writer, "error_scale/bf16/outputs/y", ASSAY_FLOAT32, scales));
+    if (scales != NULL) TRY(append_null(ctx, writer));
     status = assay_fixture_finish(ctx, writer);
     writer = NULL;
 cleanup:
@@ -70,6 +94,7 @@ static assay_status read_file(assay_context *ctx, const pair *p, const char *pat
     assay_status status;
     TRY(assay_fixture_open(ctx, path, &reader));
     for (int i = 0; i < assay_fixture_count(reader); i++) {
+        if (assay_shape_count(&assay_fixture_spec(reader, i)->shape) != COUNT) continue; /* the null distributions */
         for (int64_t first = 0; first < COUNT; first += SLICE) {
             TRY(assay_fixture_read(ctx, reader, assay_fixture_spec(reader, i)->path, first, SLICE, p->values));
         }
@@ -107,7 +132,7 @@ assay_status bench_compare(assay_context *ctx, bench_report *report)
     TRY(write_fixture(ctx, p.candidate, p.values, NULL));
     bench_heading("Comparison of a candidate with a golden", "compare", "reading", "GB/s");
     TRY(bench_side_by_side(ctx, (bench_work){run_compare, &p}, (bench_work){run_reading, &p}, &result));
-    bench_line(report, "bf16 [4096,2048] with error scales", ctx->threads, gigabytes, &result, 0);
+    bench_line(report, "bf16 [4096,2048] with error scales and null", ctx->threads, gigabytes, &result, 0);
 cleanup:
     unlink(p.golden);
     unlink(p.candidate);

@@ -66,7 +66,12 @@ static assay_status list_tensors(assay_context *ctx, const assay_fixture_reader 
             assay_tensor_result *result = &report->tensors[report->count++];
             result->spec = *spec;
             /* the golden may be closed while the report lives */
+            for (int axis = 0; axis < spec->shape.rank; axis++) {
+                const char *label = spec->labels[axis] == NULL ? "" : spec->labels[axis];
+                snprintf(result->axis_labels[axis], sizeof result->axis_labels[axis], "%s", label);
+            }
             memset(result->spec.labels, 0, sizeof result->spec.labels);
+            result->worst_statistic = -1;
             int64_t length = assay_row_length(&spec->shape);
             result->required = is_required(spec->path);
             result->elements = assay_shape_count(&spec->shape);
@@ -76,13 +81,45 @@ static assay_status list_tensors(assay_context *ctx, const assay_fixture_reader 
     return ASSAY_OK;
 }
 
+/* The tensor's null distributions, if the golden has them: `used` grows by the statistics that have one. */
+static assay_status read_null(assay_context *ctx, const assay_comparison *c, assay_tensor_result *result, int64_t *used)
+{
+    assay_status status = ASSAY_OK;
+    char path[2 * ASSAY_PATH_SIZE];
+    double rows[ASSAY_STATISTICS * ASSAY_NULL_COLUMNS];
+    const int count = assay_statistics_count(&result->spec.shape);
+    snprintf(path, sizeof path, "null/%s/%s", c->profile->precision.name, result->spec.path);
+    const assay_tensor_spec *null = assay_fixture_find(c->golden, path);
+    if (null == NULL) return ASSAY_OK;
+    const assay_shape expected = assay_shape_of(2, (int64_t)count, (int64_t)ASSAY_NULL_COLUMNS);
+    if (!assay_shape_equal(&null->shape, &expected) || null->type == ASSAY_INT32) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s has another shape or type than null distributions have", path);
+    }
+    TRY(assay_fixture_read(ctx, c->golden, path, 0, count * ASSAY_NULL_COLUMNS, rows));
+    for (int s = 0; s < count; s++) {
+        double *row = result->statistics[s].expected;
+        memcpy(row, rows + s * ASSAY_NULL_COLUMNS, ASSAY_NULL_COLUMNS * sizeof *row);
+        const double spread = row[ASSAY_NULL_SPREAD];
+        if (spread == 0) continue;
+        if (!(spread > 0 && isfinite(spread) && row[ASSAY_NULL_LOW] <= row[ASSAY_NULL_HIGH] &&
+              row[ASSAY_NULL_MEMBERS] >= 2)) {
+            return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: row %d is no null distribution", path, s);
+        }
+        ++*used;
+    }
+    result->statistics_count = count;
+cleanup:
+    return status;
+}
+
 /* Thresholds for everything that this golden can be compared on, whether or not the candidate has it. */
 static assay_status find_thresholds(assay_context *ctx, assay_comparison *c, double false_alarm,
-                                    const assay_report *report)
+                                    assay_report *report)
 {
-    int64_t elements = 0, rows = 0;
+    assay_status status = ASSAY_OK;
+    int64_t elements = 0, rows = 0, statistics = 0;
     for (int i = 0; i < report->count; i++) {
-        const assay_tensor_result *r = &report->tensors[i];
+        assay_tensor_result *r = &report->tensors[i];
         const assay_tensor_spec *scale = scale_of(c, r->spec.path);
         if (scale == NULL) continue;
         if (!assay_shape_equal(&scale->shape, &r->spec.shape) || scale->type == ASSAY_INT32) {
@@ -90,9 +127,11 @@ static assay_status find_thresholds(assay_context *ctx, assay_comparison *c, dou
         }
         elements += r->elements;
         rows += r->rows;
+        TRY(read_null(ctx, c, r, &statistics));
     }
-    c->thresholds = assay_thresholds_of(false_alarm, elements, rows);
-    return ASSAY_OK;
+    c->thresholds = assay_thresholds_of(false_alarm, elements, rows, statistics);
+cleanup:
+    return status;
 }
 
 static assay_status alloc_buffers(assay_context *ctx, assay_comparison *c)
@@ -101,6 +140,7 @@ static assay_status alloc_buffers(assay_context *ctx, assay_comparison *c)
     TRY(assay_alloc_f64(ctx, "values of the golden", ASSAY_CHUNK, &c->golden_values));
     TRY(assay_alloc_f64(ctx, "values of the candidate", ASSAY_CHUNK, &c->candidate_values));
     TRY(assay_alloc_f64(ctx, "error scales", ASSAY_CHUNK, &c->scales));
+    TRY(assay_alloc_f64(ctx, "weights of errors", ASSAY_CHUNK, &c->inverse));
     TRY(assay_alloc_i32(ctx, "integers of the golden", ASSAY_CHUNK, &c->golden_integers));
     TRY(assay_alloc_i32(ctx, "integers of the candidate", ASSAY_CHUNK, &c->candidate_integers));
 cleanup:
@@ -112,6 +152,7 @@ static void free_buffers(assay_comparison *c)
     free(c->golden_values);
     free(c->candidate_values);
     free(c->scales);
+    free(c->inverse);
     free(c->golden_integers);
     free(c->candidate_integers);
 }

@@ -6,6 +6,7 @@
 
 #include "compare/power.h"
 #include "compare/profile.h"
+#include "compare/statistics.h"
 #include "fixtures/fixture.h"
 
 typedef enum assay_verdict { ASSAY_PASS, ASSAY_FAIL, ASSAY_VACUOUS, ASSAY_NOT_COMPARABLE } assay_verdict;
@@ -30,8 +31,21 @@ typedef enum assay_finding {
     ASSAY_FINDING_INTEGERS,  /* integers or an exact case differ */
     ASSAY_FINDING_ELEMENTS,
     ASSAY_FINDING_ROWS,
+    ASSAY_FINDING_SIZE,  /* errors too large over the tensor, ... */
+    ASSAY_FINDING_SLICE, /* over a row, a tile, an index of an axis */
+    ASSAY_FINDING_BIAS,
+    ASSAY_FINDING_SLOPE,
+    ASSAY_FINDING_SIGN,
     ASSAY_FINDING_NO_SCALE /* the golden has no error scale for this profile: not comparable */
 } assay_finding;
+
+/* A statistic against its null distribution (compare/statistics.h). */
+typedef struct assay_statistic_result {
+    double expected[ASSAY_NULL_COLUMNS]; /* the golden's null distribution; without a spread the statistic is not used */
+    double value, least, most;           /* what was found, and what is allowed */
+    int64_t slice;
+    double excess; /* how far out over how far out it may be: above 1 fails */
+} assay_statistic_result;
 
 typedef struct assay_tensor_result {
     assay_tensor_spec spec;
@@ -46,7 +60,19 @@ typedef struct assay_tensor_result {
     double worst_element, worst_row; /* largest excess */
     assay_outlier elements_worst[ASSAY_WORST_COUNT], rows_worst[ASSAY_WORST_COUNT];
     int elements_worst_count, rows_worst_count;
+    assay_statistic_result statistics[ASSAY_STATISTICS];
+    int statistics_count;        /* 0: the golden has no null distributions */
+    int worst_statistic;         /* the one with the largest excess; -1: none was used */
+    char axis_labels[ASSAY_MAX_RANK][16];
 } assay_tensor_result;
+
+/* What whoever knows the operation found out about the candidate's own choice of experts (harness/conditional.h). */
+typedef struct assay_routing_summary {
+    bool judged;
+    int64_t tokens, exact, admissible, wrong; /* of a stack: once for each layer */
+    bool evaluated_again;                     /* the tensors are compared with the golden given the candidate's choice */
+    char message[256];                        /* of a wrong token, or why nothing could be judged */
+} assay_routing_summary;
 
 typedef struct assay_report {
     char case_name[ASSAY_PATH_SIZE], op[64], profile[64];
@@ -61,11 +87,16 @@ typedef struct assay_report {
     int count;
     char **unknown; /* datasets of the candidate that the golden does not know */
     int unknown_count;
+    assay_routing_summary routing;
     struct assay_picture **pictures; /* [count], once they are drawn (pictures.h); else NULL */
 } assay_report;
 
 assay_status assay_compare(assay_context *ctx, assay_fixture_reader *golden, assay_fixture_reader *candidate,
                            const assay_profile *profile, double false_alarm, assay_report *report);
+/* PASS becomes VACUOUS where report->power says that a required mutant would pass too. */
+void assay_report_weigh(assay_report *report);
+/* "routing: 32 tokens: 30 exact, 2 admissible, 0 wrong; ..."; empty where nothing was judged. */
+void assay_routing_text(const assay_routing_summary *routing, char text[512]);
 void assay_report_free(assay_report *report); /* safe on a zeroed struct */
 
 #endif

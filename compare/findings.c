@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "compare/outliers.h"
+#include "compare/slices.h"
 
 static void judge(assay_tensor_result *result, assay_verdict verdict, assay_finding finding, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
@@ -125,6 +126,25 @@ static void judge_rows(assay_tensor_result *result)
           result->wrong_rows, result->rows, place, worst->golden, worst->candidate, worst->excess);
 }
 
+static bool statistic_is_wrong(const assay_tensor_result *result)
+{
+    const int worst = result->worst_statistic;
+    return worst >= 0 && !(result->statistics[worst].excess <= 1);
+}
+
+static void judge_statistic(assay_tensor_result *result)
+{
+    const int s = result->worst_statistic;
+    static const assay_finding findings[] = {ASSAY_FINDING_SIZE, ASSAY_FINDING_BIAS, ASSAY_FINDING_SLOPE,
+                                             ASSAY_FINDING_SIGN};
+    char slice[ASSAY_SLICE_TEXT], text[ASSAY_SLICE_TEXT];
+    assay_slice_text(result, s, slice);
+    assay_statistic_text(result, s, text);
+    judge(result, ASSAY_FAIL, s <= ASSAY_STATISTIC_SIGN ? findings[s] : ASSAY_FINDING_SLICE,
+          "no element or row alone, but %s%s%s, %.3g times as far out as allowed", slice, slice[0] != '\0' ? ": " : "",
+          text, result->statistics[s].excess);
+}
+
 static void judge_unscaled(const assay_profile *profile, const char *scales, assay_tensor_result *result)
 {
     result->compared = false;
@@ -161,6 +181,8 @@ void assay_judge_values(const assay_profile *profile, const assay_facts *facts, 
         judge_elements(result);
     } else if (result->wrong_rows > 0) {
         judge_rows(result);
+    } else if (statistic_is_wrong(result)) {
+        judge_statistic(result);
     } else if (scales != NULL) {
         judge_unscaled(profile, scales, result);
     } else if (facts->golden_nan >= 0 || facts->bad_scale >= 0) {

@@ -34,6 +34,15 @@ static const assay_profile profiles[] = {
      .storage = ASSAY_BFLOAT16,
      .multiply = ASSAY_BFLOAT16,
      .summary = "bfloat16 stored and multiplied, float32 accumulated; router in float32"},
+    {.precision = {.name = "bf16_router",
+                   .storage = RMS(0x1p-8),
+                   .multiply = 0.0,
+                   .accumulate = RMS(0x1p-24),
+                   .router = RMS(0x1p-8),
+                   .elementary = 0x1p-22},
+     .storage = ASSAY_BFLOAT16,
+     .multiply = ASSAY_BFLOAT16,
+     .summary = "bf16 with logits, scores and routing weights in bfloat16 too"},
     {.precision = {.name = "f16",
                    .storage = RMS(0x1p-11),
                    .multiply = 0.0,
@@ -73,7 +82,7 @@ const assay_profile *assay_profiles(int *count)
 
 const char *assay_profile_names(void)
 {
-    return "f64, f32, bf16, f16, tf32 or tpu_default";
+    return "f64, f32, bf16, bf16_router, f16, tf32 or tpu_default";
 }
 
 const assay_profile *assay_profile_by_name(const char *name)

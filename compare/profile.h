@@ -9,6 +9,7 @@ typedef struct assay_profile {
     assay_precision precision; /* precision.name is the profile's name */
     assay_dtype storage;       /* type in which results may be stored */
     assay_dtype multiply;      /* type of a product's operands */
+    bool any_of_tied;          /* of experts whose scores are equal any may be chosen; else the lower index */
     const char *summary;
 } assay_profile;
 

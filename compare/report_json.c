@@ -6,6 +6,7 @@
 #include "compare/outliers.h"
 #include "compare/printable.h"
 #include "compare/report.h"
+#include "compare/slices.h"
 
 enum { REPORT_VERSION = 1 };
 
@@ -99,12 +100,35 @@ static bool put_outliers(cJSON *object, const char *key, const assay_shape *shap
     return ok;
 }
 
+/* Those that were used. What is logarithmic inside is shown as it is. */
+static bool put_statistics(cJSON *object, const assay_tensor_result *r)
+{
+    cJSON *array = start(object, "statistics", cJSON_CreateArray());
+    bool ok = array != NULL;
+    for (int i = 0; ok && r->worst_statistic >= 0 && i < r->statistics_count; i++) {
+        const assay_statistic_result *s = &r->statistics[i];
+        const bool size = assay_statistic_is_size(i);
+        char slice[ASSAY_SLICE_TEXT];
+        if (s->expected[ASSAY_NULL_SPREAD] == 0) continue;
+        assay_slice_text(r, i, slice);
+        cJSON *item = start_element(array);
+        ok = item != NULL && put_text(item, "name", assay_statistic_name(i)) && put_text(item, "slice", slice) &&
+             put_number(item, "value", size ? exp(s->value) : s->value) &&
+             put_number(item, "least", size ? 0 : s->least) && put_number(item, "most", size ? exp(s->most) : s->most) &&
+             put_number(item, "excess", s->excess);
+    }
+    return ok;
+}
+
 static const char *finding_name(assay_finding finding)
 {
     static const char *const names[] = {[ASSAY_FINDING_NONE] = "none",           [ASSAY_FINDING_MISSING] = "missing",
                                         [ASSAY_FINDING_SHAPE] = "shape",         [ASSAY_FINDING_TYPE] = "type",
                                         [ASSAY_FINDING_NONFINITE] = "nonfinite", [ASSAY_FINDING_INTEGERS] = "unequal",
                                         [ASSAY_FINDING_ELEMENTS] = "elements",   [ASSAY_FINDING_ROWS] = "rows",
+                                        [ASSAY_FINDING_SIZE] = "size",           [ASSAY_FINDING_SLICE] = "slice",
+                                        [ASSAY_FINDING_BIAS] = "bias",           [ASSAY_FINDING_SLOPE] = "slope",
+                                        [ASSAY_FINDING_SIGN] = "sign",
                                         [ASSAY_FINDING_NO_SCALE] = "no_scale"};
     return names[finding];
 }
@@ -127,7 +151,21 @@ static bool fill_tensor(cJSON *o, const assay_tensor_result *r)
            put_number(o, "worst_row", r->worst_row) &&
            put_outliers(o, "elements_worst", shape, shape->rank, r->elements_worst_count, r->elements_worst) &&
            put_outliers(o, "rows_worst", shape, shape->rank > 0 ? shape->rank - 1 : 0, r->rows_worst_count,
-                        r->rows_worst);
+                        r->rows_worst) &&
+           put_statistics(o, r);
+}
+
+static bool put_routing(cJSON *o, const assay_routing_summary *routing)
+{
+    if (!routing->judged && routing->message[0] == '\0') return put(o, "routing", cJSON_CreateNull());
+    cJSON *object = start(o, "routing", cJSON_CreateObject());
+    return object != NULL && put_bool(object, "judged", routing->judged) &&
+           put_number(object, "tokens", (double)routing->tokens) &&
+           put_number(object, "exact", (double)routing->exact) &&
+           put_number(object, "admissible", (double)routing->admissible) &&
+           put_number(object, "wrong", (double)routing->wrong) &&
+           put_bool(object, "evaluated_again", routing->evaluated_again) &&
+           put_text(object, "message", routing->message);
 }
 
 /* null where the golden states none. */
@@ -161,7 +199,7 @@ static bool fill_report(cJSON *o, const assay_report *report)
               put_text(o, "verdict", assay_verdict_name(report->verdict)) && put_text(o, "message", report->message) &&
               (report->diagnosis[0] == '\0' || put_text(o, "diagnosis", report->diagnosis)) &&
               (report->known[0] == '\0' || put_text(o, "known", report->known));
-    ok = ok && put_power(o, &report->power);
+    ok = ok && put_routing(o, &report->routing) && put_power(o, &report->power);
     ok = ok && (unknown = start(o, "unknown", cJSON_CreateArray())) != NULL;
     for (int i = 0; ok && i < report->unknown_count; i++) {
         char shown[ASSAY_PRINTABLE_SIZE];

@@ -116,6 +116,15 @@ static bool write_case(xmlTextWriter *out, const assay_report *report, const cha
     return ok && end(out);
 }
 
+static bool write_routing(xmlTextWriter *out, const assay_report *report)
+{
+    char text[512];
+    assay_routing_text(&report->routing, text);
+    if (text[0] == '\0') return true;
+    return begin(out, "properties") && begin(out, "property") && write_attribute(out, "name", "routing") &&
+           write_attribute(out, "value", text + strlen("routing: ")) && end(out) && end(out);
+}
+
 static bool write_suite(xmlTextWriter *out, const assay_report *report)
 {
     char name[ASSAY_PATH_SIZE + 96];
@@ -123,7 +132,7 @@ static bool write_suite(xmlTextWriter *out, const assay_report *report)
     snprintf(name, sizeof name, "%s (%s)", report->case_name, report->profile);
     bool ok = begin(out, "testsuite") &&
               write_attribute(out, "name", report->profile[0] == '\0' ? report->case_name : name) &&
-              write_tally(out, &t);
+              write_tally(out, &t) && write_routing(out, report);
     for (int i = 0; ok && i < report->count; i++) {
         const assay_tensor_result *r = &report->tensors[i];
         ok = write_case(out, report, r->spec.path, unless_known(report, tensor_outcome(r)), r->message, r->verdict);

@@ -7,6 +7,7 @@
 #include "compare/outliers.h"
 #include "compare/printable.h"
 #include "compare/report.h"
+#include "compare/slices.h"
 
 enum { NAME_LIMIT = 48, SHAPE_LIMIT = 24 }; /* columns; longer texts push their line to the right */
 
@@ -49,6 +50,9 @@ static void write_head(FILE *out, const assay_report *report)
             report->false_alarm);
     if (report->golden_path[0] != '\0') fprintf(out, "  golden     %s\n", report->golden_path);
     if (report->candidate_path[0] != '\0') fprintf(out, "  candidate  %s\n", report->candidate_path);
+    char routing[512];
+    assay_routing_text(&report->routing, routing);
+    if (routing[0] != '\0') fprintf(out, "  %s\n", routing);
 }
 
 /* What stands in place of the numbers, or NULL. */
@@ -78,7 +82,12 @@ static void write_tensor(FILE *out, const assay_tensor_result *r, const assay_re
     if (word != NULL) {
         fprintf(out, "%s\n", word);
     } else {
-        fprintf(out, "%9.3g  %9.3g  %9.3g\n", r->rms_ratio, r->worst_element, r->worst_row);
+        fprintf(out, "%9.3g  %9.3g  %9.3g", r->rms_ratio, r->worst_element, r->worst_row);
+        if (r->worst_statistic >= 0) {
+            fprintf(out, "  %9.3g %s", r->statistics[r->worst_statistic].excess,
+                    assay_statistic_name(r->worst_statistic));
+        }
+        fprintf(out, "\n");
     }
 }
 
@@ -86,10 +95,10 @@ static void write_table(FILE *out, const assay_report *report, const assay_repor
 {
     columns c = measure_columns(report);
     if (report->count == 0) return;
-    fprintf(out, "\n  %-*s  %-*s  %-13s  %-14s  %9s  %9s  %9s\n", c.name, "tensor", c.shape, "shape", "type", "verdict",
-            "RMS/scale", "element", "row");
+    fprintf(out, "\n  %-*s  %-*s  %-13s  %-14s  %9s  %9s  %9s  %9s\n", c.name, "tensor", c.shape, "shape", "type", "verdict",
+            "RMS/scale", "element", "row", "statistic");
     for (int i = 0; i < report->count; i++) write_tensor(out, &report->tensors[i], style, c);
-    fprintf(out, "  element, row: the worst error as a multiple of its threshold; above 1 fails\n");
+    fprintf(out, "  element, row, statistic: the worst as a multiple of its threshold; above 1 fails\n");
 }
 
 static void write_excess(FILE *out, double excess)
@@ -119,6 +128,19 @@ static void write_outliers(FILE *out, const assay_tensor_result *r)
     }
 }
 
+/* The worst statistic alone, or all that were used. */
+static void write_statistics(FILE *out, const assay_tensor_result *r, bool all)
+{
+    char slice[ASSAY_SLICE_TEXT], text[ASSAY_SLICE_TEXT];
+    for (int i = 0; r->worst_statistic >= 0 && i < r->statistics_count; i++) {
+        if (r->statistics[i].expected[ASSAY_NULL_SPREAD] == 0 || (!all && i != r->worst_statistic)) continue;
+        assay_slice_text(r, i, slice);
+        assay_statistic_text(r, i, text);
+        fprintf(out, "    %-7s %s%s%s, %.3g times what is allowed\n", assay_statistic_name(i), slice,
+                slice[0] != '\0' ? ": " : "", text, r->statistics[i].excess);
+    }
+}
+
 static void write_details(FILE *out, const assay_report *report, const assay_report_style *style)
 {
     char shown[ASSAY_PRINTABLE_SIZE];
@@ -130,7 +152,10 @@ static void write_details(FILE *out, const assay_report *report, const assay_rep
         if (wrong) first = false;
         if (!detailed && r->verdict == ASSAY_PASS) continue;
         fprintf(out, "\n  %s\n", r->message[0] != '\0' ? r->message : r->spec.path);
-        if (detailed) write_outliers(out, r);
+        if (detailed) {
+            write_outliers(out, r);
+            write_statistics(out, r, style->verbosity > 0);
+        }
     }
     for (int i = 0; i < report->unknown_count; i++) {
         fprintf(out, "%s  %s: unknown path, the golden has no such dataset\n", i == 0 ? "\n" : "",

@@ -24,6 +24,7 @@ typedef struct scan {
     row_sums row;
     double ratio; /* sum of squares over the tensor */
     double max_error[LANES];
+    assay_statistics_pass statistics;
 } scan;
 
 /* One block: the given and what is made of it. */
@@ -216,6 +217,30 @@ static void scan_block(scan *s, block *b)
     add_rows(s, b);
 }
 
+/* Each statistic against its null distribution. */
+static void judge_statistics(scan *s)
+{
+    assay_tensor_result *r = s->result;
+    assay_statistics found;
+    assay_statistics_finish(&s->statistics, &found);
+    if (found.least_spreads[ASSAY_STATISTIC_SIZE] == 0) return; /* nothing that is finite */
+    for (int i = 0; i < r->statistics_count; i++) {
+        assay_statistic_result *to = &r->statistics[i];
+        const double *expected = to->expected, spread = expected[ASSAY_NULL_SPREAD];
+        if (spread == 0) continue;
+        const double quantile = assay_statistic_quantile(&s->c->thresholds, expected[ASSAY_NULL_MEMBERS]);
+        to->value = found.values[i];
+        to->slice = found.slices[i];
+        to->least = expected[ASSAY_NULL_LOW] - quantile * spread;
+        to->most = expected[ASSAY_NULL_HIGH] + quantile * spread;
+        to->excess = assay_statistic_deviation(i, to->value, expected) / quantile;
+        if (r->worst_statistic < 0 || to->excess > r->statistics[r->worst_statistic].excess) r->worst_statistic = i;
+        if (i == ASSAY_STATISTIC_SLOPE && assay_statistic_deviation(i, -1, expected) > quantile) {
+            s->facts->zeros_pass = false; /* zeros have a slope of 0 */
+        }
+    }
+}
+
 static void finish(scan *s)
 {
     assay_tensor_result *r = s->result;
@@ -258,6 +283,9 @@ assay_status assay_scan_floats(assay_context *ctx, const assay_comparison *c, co
     scan s = scan_start(c, result, facts);
     block b;
     *unreadable = false;
+    if (result->statistics_count > 0) {
+        TRY(assay_statistics_start(ctx, &result->spec.shape, s.unit, s.tiny, &s.statistics));
+    }
     for (int64_t first = 0; first < result->elements; first += ASSAY_CHUNK) {
         int64_t count = result->elements - first < ASSAY_CHUNK ? result->elements - first : ASSAY_CHUNK;
         TRY(assay_fixture_read(ctx, c->golden, path, first, count, c->golden_values));
@@ -272,9 +300,15 @@ assay_status assay_scan_floats(assay_context *ctx, const assay_comparison *c, co
             b.count = count - i < BLOCK ? count - i : BLOCK;
             scan_block(&s, &b);
         }
+        if (result->statistics_count > 0) {
+            assay_statistics_weigh(&s.statistics, count, c->golden_values, c->scales, c->inverse);
+            assay_statistics_add(&s.statistics, count, c->golden_values, c->candidate_values, c->inverse);
+        }
     }
     finish(&s);
+    if (result->statistics_count > 0) judge_statistics(&s);
 cleanup:
+    assay_statistics_free(&s.statistics);
     return status;
 }
 

@@ -13,7 +13,7 @@ typedef struct assay_comparison {
     assay_fixture_reader *golden, *candidate;
     const assay_profile *profile;
     assay_thresholds thresholds;
-    double *golden_values, *candidate_values, *scales; /* a chunk of each */
+    double *golden_values, *candidate_values, *scales, *inverse; /* a chunk of each */
     int32_t *golden_integers, *candidate_integers;
 } assay_comparison;
 

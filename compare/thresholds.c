@@ -1,6 +1,7 @@
 #include "compare/thresholds.h"
 
 #include <float.h>
+#include <math.h>
 #include <gsl/gsl_cdf.h>
 
 /* |z| above the result has the probability `false_alarm` over `count` draws at most. */
@@ -10,8 +11,16 @@ static double two_sided(double false_alarm, int64_t count)
     return gsl_cdf_ugaussian_Qinv(tail > DBL_MIN ? tail : DBL_MIN);
 }
 
-assay_thresholds assay_thresholds_of(double false_alarm, int64_t elements, int64_t rows)
+assay_thresholds assay_thresholds_of(double false_alarm, int64_t elements, int64_t rows, int64_t statistics)
 {
-    return (assay_thresholds){.element = two_sided(0.5 * false_alarm, elements),
-                              .row = two_sided(0.5 * false_alarm, rows)};
+    const double part = false_alarm / (statistics > 0 ? 3 : 2);
+    return (assay_thresholds){.element = two_sided(part, elements),
+                              .row = two_sided(part, rows),
+                              .statistic_tail = statistics > 0 ? part / (2.0 * (double)statistics) : 0};
+}
+
+double assay_statistic_quantile(const assay_thresholds *thresholds, double members)
+{
+    const double tail = thresholds->statistic_tail;
+    return gsl_cdf_tdist_Qinv(tail > DBL_MIN ? tail : DBL_MIN, members - 1) * sqrt(1 + 1 / members);
 }

@@ -1,11 +1,24 @@
 #include "compare/verdict.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 
 const char *assay_verdict_name(assay_verdict verdict)
 {
     static const char *const names[] = {"PASS", "FAIL", "VACUOUS", "NOT COMPARABLE"};
     return names[verdict];
+}
+
+void assay_routing_text(const assay_routing_summary *routing, char text[512])
+{
+    text[0] = '\0';
+    if (!routing->judged) {
+        if (routing->message[0] != '\0') snprintf(text, 512, "routing: %s", routing->message);
+        return;
+    }
+    snprintf(text, 512, "routing: %" PRId64 " tokens: %" PRId64 " exact, %" PRId64 " admissible, %" PRId64 " wrong%s",
+             routing->tokens, routing->exact, routing->admissible, routing->wrong,
+             routing->evaluated_again ? "; compared with the golden evaluated again given the candidate's choice" : "");
 }
 
 static const assay_tensor_result *first_of(const assay_report *report, assay_verdict verdict)
@@ -54,13 +67,18 @@ void assay_conclude(assay_report *report, const assay_evidence *shown)
         snprintf(message, sizeof report->message, "%s",
                  vacuous != NULL ? vacuous->message
                                  : "nothing but zeros to compare: any backend that does nothing passes");
-    } else if (report->power.vacuous[0] != '\0') {
-        report->verdict = ASSAY_VACUOUS;
-        snprintf(message, sizeof report->message,
-                 "the golden would let mutant %.64s pass at %.32s: correct, but so is a backend with this bug",
-                 report->power.vacuous, report->profile);
     } else {
         report->verdict = ASSAY_PASS;
         say_passed(report);
+        assay_report_weigh(report);
     }
+}
+
+void assay_report_weigh(assay_report *report)
+{
+    if (report->verdict != ASSAY_PASS || report->power.vacuous[0] == '\0') return;
+    report->verdict = ASSAY_VACUOUS;
+    snprintf(report->message, sizeof report->message,
+             "the golden would let mutant %.64s pass at %.32s: correct, but so is a backend with this bug",
+             report->power.vacuous, report->profile);
 }

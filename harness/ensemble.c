@@ -5,40 +5,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "compare/profile.h"
+#include "harness/ensemble_internal.h"
 #include "harness/operations/op_support.h"
-#include "oracle/arithmetic/emulated.h"
 #include "oracle/base/memory.h"
 
-enum { MEMBERS = 8, MEMBERS_OF_SMALL_WORK = 16 };
-#define SMALL_WORK 1e8 /* operations of one run */
+/* Operations of one run. Below the first there are more members; what propagates its error scales and is above the last
+ * is not run again, and has no null distributions. */
+#define SMALL_WORK 1e8
+#define LARGE_WORK 1e10
 
-/* A tensor whose error scale is wanted. */
-typedef struct tracked {
-    const assay_tensor_spec *spec;
-    int64_t count;
-    int64_t written;          /* elements so far in this run */
-    double *golden, *squares; /* squares: sums over the members of squared errors */
-} tracked;
-
-/* The experts that the golden run chose, which the members are given. */
-typedef struct choice {
-    const assay_tensor_spec *spec;
-    int64_t count, written;
-    int32_t *experts;
-} choice;
-
-typedef struct ensemble {
-    const assay_plan *plan;
-    const assay_source *in;
-    const assay_sink *out;
-    tracked *tensors;
-    int tensor_count;
-    choice *choices;
-    int choice_count;
-} ensemble;
-
-static tracked *tensor_at(const ensemble *e, const char *path)
+static assay_tracked *tensor_at(const assay_ensemble *e, const char *path)
 {
     for (int i = 0; i < e->tensor_count; i++) {
         if (strcmp(e->tensors[i].spec->path, path) == 0) return &e->tensors[i];
@@ -46,7 +22,7 @@ static tracked *tensor_at(const ensemble *e, const char *path)
     return NULL;
 }
 
-static choice *choice_at(const ensemble *e, const char *path)
+static assay_kept_choice *choice_at(const assay_ensemble *e, const char *path)
 {
     for (int i = 0; i < e->choice_count; i++) {
         if (strcmp(e->choices[i].spec->path, path) == 0) return &e->choices[i];
@@ -59,7 +35,7 @@ static void scale_path(const assay_precision *precision, const char *path, char 
     snprintf(scale, ASSAY_PATH_SIZE, "error_scale/%s/%.100s", precision->name, path);
 }
 
-static bool scale_is_wanted(const ensemble *e, const char *path)
+static bool scale_is_wanted(const assay_ensemble *e, const char *path)
 {
     bool wanted = false;
     char scale[ASSAY_PATH_SIZE];
@@ -78,8 +54,25 @@ static bool is_choice(const assay_tensor_spec *spec)
            strcmp(spec->path + length - tail, name) == 0;
 }
 
+static assay_status alloc_scales(assay_context *ctx, int precisions, assay_tracked *t)
+{
+    assay_status status = ASSAY_OK;
+    t->scales_written = calloc((size_t)precisions, sizeof *t->scales_written);
+    t->scales = calloc((size_t)precisions, sizeof *t->scales);
+    if (t->scales_written == NULL || t->scales == NULL) {
+        return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of error scales");
+    }
+    for (int p = 0; p < precisions; p++) {
+        void *memory = NULL;
+        TRY(assay_alloc(ctx, "error scale", t->count, sizeof **t->scales, &memory));
+        t->scales[p] = memory;
+    }
+cleanup:
+    return status;
+}
+
 /* What the golden run is to leave in memory. */
-static assay_status collect(assay_context *ctx, ensemble *e)
+static assay_status collect(assay_context *ctx, assay_ensemble *e)
 {
     assay_status status = ASSAY_OK;
     const assay_tensor_list *list = &e->plan->list;
@@ -92,22 +85,24 @@ static assay_status collect(assay_context *ctx, ensemble *e)
         const assay_tensor_spec *spec = &list->entries[i].spec;
         const int64_t count = assay_shape_count(&spec->shape);
         if (is_choice(spec)) {
-            choice *c = &e->choices[e->choice_count++];
-            *c = (choice){.spec = spec, .count = count};
+            assay_kept_choice *c = &e->choices[e->choice_count++];
+            *c = (assay_kept_choice){.spec = spec, .count = count};
             TRY(assay_alloc_i32(ctx, spec->path, count, &c->experts));
         } else if (assay_has_error_scale(spec) && scale_is_wanted(e, spec->path)) {
-            tracked *t = &e->tensors[e->tensor_count++];
-            *t = (tracked){.spec = spec, .count = count};
+            assay_tracked *t = &e->tensors[e->tensor_count++];
+            *t = (assay_tracked){.spec = spec, .count = count};
             TRY(assay_alloc_f64(ctx, spec->path, count, &t->golden));
+            if (assay_null_members(e->plan) > 0 && assay_null_is_wanted(e, spec->path)) TRY(alloc_scales(ctx, e->plan->precision_count, t));
         }
     }
 cleanup:
     return status;
 }
 
-static void release(ensemble *e)
+static void release(assay_ensemble *e)
 {
     for (int i = 0; i < e->tensor_count; i++) {
+        assay_null_release(&e->tensors[i], e->plan->precision_count);
         free(e->tensors[i].golden);
         free(e->tensors[i].squares);
     }
@@ -121,30 +116,57 @@ static assay_status beyond_the_end(assay_context *ctx, const char *path)
     return assay_fail(ctx, ASSAY_INTERNAL, "%s has more elements than its shape", path);
 }
 
+/* An error scale that null distributions need: on the grid of files. */
+static assay_status keep_scale(assay_context *ctx, assay_tracked *t, int precision, int64_t count, const double *values)
+{
+    int64_t *written = &t->scales_written[precision];
+    float *to = t->scales[precision] + *written;
+    if (count > t->count - *written) return beyond_the_end(ctx, t->spec->path);
+    for (int64_t i = 0; i < count; i++) to[i] = (float)values[i];
+    *written += count;
+    return ASSAY_OK;
+}
+
+/* `path` is that of some precision's error scale of a tensor with a null distribution. */
+static assay_status keep_scale_at(assay_context *ctx, const assay_ensemble *e, const char *path, int64_t count,
+                                  const double *values)
+{
+    for (int p = 0; p < e->plan->precision_count; p++) {
+        char folder[64];
+        snprintf(folder, sizeof folder, "error_scale/%s", e->plan->precisions[p].name);
+        if (!assay_path_in(path, folder)) continue;
+        assay_tracked *t = tensor_at(e, path + strlen(folder) + 1);
+        return t != NULL && t->scales != NULL ? keep_scale(ctx, t, p, count, values) : ASSAY_OK;
+    }
+    return ASSAY_OK;
+}
+
 /* The golden run: to the caller's sink, and into memory. */
 static bool golden_wants(void *self, const char *path)
 {
-    const ensemble *e = self;
+    const assay_ensemble *e = self;
     return tensor_at(e, path) != NULL || choice_at(e, path) != NULL || assay_wants(e->out, path);
 }
 
 static assay_status golden_write(assay_context *ctx, void *self, const char *path, int64_t count, const double *values)
 {
-    const ensemble *e = self;
-    tracked *t = tensor_at(e, path);
+    const assay_ensemble *e = self;
+    assay_tracked *t = tensor_at(e, path);
     if (t != NULL) {
         if (count > t->count - t->written) return beyond_the_end(ctx, path);
         memcpy(t->golden + t->written, values, (size_t)count * sizeof *values);
         t->written += count;
     }
+    assay_status status = keep_scale_at(ctx, e, path, count, values);
+    RETURN_IF(status != ASSAY_OK, status);
     return assay_write_result(ctx, e->out, path, count, values);
 }
 
 static assay_status golden_write_i32(assay_context *ctx, void *self, const char *path, int64_t count,
                                      const int32_t *values)
 {
-    const ensemble *e = self;
-    choice *c = choice_at(e, path);
+    const assay_ensemble *e = self;
+    assay_kept_choice *c = choice_at(e, path);
     if (c != NULL) {
         if (count > c->count - c->written) return beyond_the_end(ctx, path);
         memcpy(c->experts + c->written, values, (size_t)count * sizeof *values);
@@ -156,22 +178,22 @@ static assay_status golden_write_i32(assay_context *ctx, void *self, const char 
 /* A member: its inputs are the golden run's and the golden run's choices; of its results only the errors are kept. */
 static bool member_has(void *self, const char *path)
 {
-    const ensemble *e = self;
+    const assay_ensemble *e = self;
     return choice_at(e, path) != NULL || e->in->has(e->in->self, path);
 }
 
 static assay_status member_read(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
                                 double *out)
 {
-    const ensemble *e = self;
+    const assay_ensemble *e = self;
     return e->in->read(ctx, e->in->self, path, first, count, out);
 }
 
 static assay_status member_read_i32(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
                                     int32_t *out)
 {
-    const ensemble *e = self;
-    const choice *c = choice_at(e, path);
+    const assay_ensemble *e = self;
+    const assay_kept_choice *c = choice_at(e, path);
     if (c == NULL) return e->in->read_i32(ctx, e->in->self, path, first, count, out);
     memcpy(out, c->experts + first, (size_t)count * sizeof *out);
     return ASSAY_OK;
@@ -179,13 +201,17 @@ static assay_status member_read_i32(assay_context *ctx, void *self, const char *
 
 static bool member_wants(void *self, const char *path)
 {
-    return tensor_at(self, path) != NULL;
+    const assay_ensemble *e = self;
+    const assay_tracked *t = tensor_at(e, path);
+    return t != NULL && (e->null_profile == NULL || t->null != NULL);
 }
 
 static assay_status member_write(assay_context *ctx, void *self, const char *path, int64_t count, const double *values)
 {
-    tracked *t = tensor_at(self, path);
+    assay_tracked *t = tensor_at(self, path);
+    const assay_ensemble *e = self;
     if (count > t->count - t->written) return beyond_the_end(ctx, path);
+    if (e->null_profile != NULL) return assay_null_write(ctx, e, t, count, values);
     const double *golden = t->golden + t->written;
     double *squares = t->squares + t->written;
     for (int64_t i = 0; i < count; i++) squares[i] += (values[i] - golden[i]) * (values[i] - golden[i]);
@@ -201,58 +227,66 @@ static assay_status member_write_i32(assay_context *ctx, void *self, const char 
 }
 
 /* After each run, so that no sum of squares lacks a member. */
-static assay_status check_complete(assay_context *ctx, const ensemble *e)
+static assay_status check_complete(assay_context *ctx, const assay_ensemble *e)
 {
     for (int i = 0; i < e->tensor_count; i++) {
-        const tracked *t = &e->tensors[i];
-        if (t->written != t->count) {
+        const assay_tracked *t = &e->tensors[i];
+        if (t->written != t->count && (e->null_profile == NULL || t->null != NULL)) {
             return assay_fail(ctx, ASSAY_INTERNAL, "%s was not written in full", t->spec->path);
         }
     }
     return ASSAY_OK;
 }
 
-static assay_status run_member(assay_context *ctx, ensemble *e, const assay_precision *precision, int number)
+assay_emulation assay_ensemble_member(const assay_plan *plan, const assay_precision *precision, const char *name,
+                                      int number)
 {
     char stream[64];
-    const assay_plan *plan = e->plan;
     const assay_profile *profile = assay_profile_by_name(precision->name);
+    snprintf(stream, sizeof stream, "%s/%s", name, precision->name);
+    return (assay_emulation){.precision = *precision,
+                             .storage = profile->storage,
+                             .multiply = profile->multiply,
+                             .seed = assay_random_bits(plan->c->seed, stream, (uint64_t)number)};
+}
+
+assay_status assay_ensemble_run(assay_context *ctx, assay_ensemble *e, const assay_member *member)
+{
+    const assay_plan *plan = e->plan;
     const assay_source in = {.self = e, .has = member_has, .read = member_read, .read_i32 = member_read_i32};
     const assay_sink out = {.self = e, .wants = member_wants, .write = member_write, .write_i32 = member_write_i32};
-    snprintf(stream, sizeof stream, "ensemble/%s", precision->name);
-    const assay_emulation emulation = {.precision = *precision,
-                                       .storage = profile->storage,
-                                       .multiply = profile->multiply,
-                                       .seed = assay_random_bits(plan->c->seed, stream, (uint64_t)number)};
-    assay_context member = *ctx;
-    member.arithmetic = &assay_arithmetic_emulated;
-    member.emulation = &emulation;
+    assay_emulation emulation = assay_ensemble_member(plan, member->precision, member->stream, member->number);
+    assay_context emulated = *ctx;
+    emulation.nearest = member->nearest;
+    emulated.arithmetic = &assay_arithmetic_emulated;
+    emulated.emulation = &emulation;
     for (int i = 0; i < e->tensor_count; i++) e->tensors[i].written = 0;
-    assay_status status = plan->operation->run(&member, plan->c, &in, &out, NULL, 0);
-    memcpy(ctx->message, member.message, sizeof ctx->message);
+    assay_status status = plan->operation->run(&emulated, plan->c, &in, &out, NULL, 0);
+    memcpy(ctx->message, emulated.message, sizeof ctx->message);
     return status == ASSAY_OK ? check_complete(ctx, e) : status;
 }
 
-static assay_status write_scales(assay_context *ctx, ensemble *e, const assay_precision *precision, int members)
+static assay_status write_scales(assay_context *ctx, assay_ensemble *e, int p, int members)
 {
     assay_status status = ASSAY_OK;
     char scale[ASSAY_PATH_SIZE];
     for (int i = 0; i < e->tensor_count; i++) {
-        tracked *t = &e->tensors[i];
+        assay_tracked *t = &e->tensors[i];
         if (members > 0) TRY(assay_ensemble_smooth(ctx, &t->spec->shape, members, t->squares));
         for (int64_t k = 0; k < t->count; k++) t->squares[k] = isfinite(t->golden[k]) ? t->squares[k] : 0;
-        scale_path(precision, t->spec->path, scale);
+        scale_path(&e->plan->precisions[p], t->spec->path, scale);
+        if (t->scales != NULL) TRY(keep_scale(ctx, t, p, t->count, t->squares));
         TRY(assay_write_result(ctx, e->out, scale, t->count, t->squares));
     }
 cleanup:
     return status;
 }
 
-static assay_status clear_squares(assay_context *ctx, ensemble *e)
+static assay_status clear_squares(assay_context *ctx, assay_ensemble *e)
 {
     assay_status status = ASSAY_OK;
     for (int i = 0; i < e->tensor_count; i++) {
-        tracked *t = &e->tensors[i];
+        assay_tracked *t = &e->tensors[i];
         if (t->squares == NULL) TRY(assay_alloc_f64(ctx, "error scale", t->count, &t->squares));
         memset(t->squares, 0, (size_t)t->count * sizeof *t->squares);
     }
@@ -260,28 +294,10 @@ cleanup:
     return status;
 }
 
-static int members_of(const assay_plan *plan)
+int assay_ensemble_members(const assay_plan *plan)
 {
     if (assay_case_is_exact(plan->c)) return 0;
-    return plan->operation->flops(plan->c, true) < SMALL_WORK ? MEMBERS_OF_SMALL_WORK : MEMBERS;
-}
-
-static assay_status evaluate_with_ensemble(assay_context *ctx, ensemble *e)
-{
-    assay_status status;
-    const assay_plan *plan = e->plan;
-    const int members = members_of(plan);
-    const assay_sink golden = {.self = e, .wants = golden_wants, .write = golden_write, .write_i32 = golden_write_i32};
-    TRY(collect(ctx, e));
-    TRY(plan->operation->run(ctx, plan->c, e->in, &golden, NULL, 0));
-    TRY(check_complete(ctx, e));
-    for (int p = 0; e->tensor_count > 0 && p < plan->precision_count; p++) {
-        TRY(clear_squares(ctx, e));
-        for (int number = 0; number < members; number++) TRY(run_member(ctx, e, &plan->precisions[p], number));
-        TRY(write_scales(ctx, e, &plan->precisions[p], members));
-    }
-cleanup:
-    return status;
+    return plan->operation->flops(plan->c, true) < SMALL_WORK ? ASSAY_MEMBERS_OF_SMALL_WORK : ASSAY_MEMBERS;
 }
 
 static bool needs_ensemble(const assay_plan *plan)
@@ -289,13 +305,66 @@ static bool needs_ensemble(const assay_plan *plan)
     return plan->operation->ensemble != NULL && plan->operation->ensemble(plan->c);
 }
 
+int assay_null_members(const assay_plan *plan)
+{
+    return needs_ensemble(plan) || plan->operation->flops(plan->c, true) <= LARGE_WORK ? assay_ensemble_members(plan) : 0;
+}
+
+static bool wants_null(const assay_ensemble *e)
+{
+    bool wanted = false;
+    const assay_tensor_list *list = &e->plan->list;
+    for (int i = 0; !wanted && i < list->count; i++) {
+        wanted = assay_has_error_scale(&list->entries[i].spec) && assay_null_is_wanted(e, list->entries[i].spec.path);
+    }
+    return wanted && assay_null_members(e->plan) > 0;
+}
+
+static assay_status evaluate_scales(assay_context *ctx, assay_ensemble *e)
+{
+    assay_status status = ASSAY_OK;
+    const assay_plan *plan = e->plan;
+    const int members = assay_ensemble_members(plan);
+    for (int p = 0; e->tensor_count > 0 && p < plan->precision_count; p++) {
+        TRY(clear_squares(ctx, e));
+        for (int number = 0; number < members; number++) {
+            const assay_member member = {
+                .precision = &plan->precisions[p], .stream = "ensemble", .number = number};
+            TRY(assay_ensemble_run(ctx, e, &member));
+        }
+        TRY(write_scales(ctx, e, p, members));
+    }
+    for (int i = 0; i < e->tensor_count; i++) { /* null distributions do not need them */
+        free(e->tensors[i].squares);
+        e->tensors[i].squares = NULL;
+    }
+cleanup:
+    return status;
+}
+
+static assay_status evaluate(assay_context *ctx, assay_ensemble *e)
+{
+    assay_status status;
+    const assay_plan *plan = e->plan;
+    const bool gives_scales = !needs_ensemble(plan);
+    const assay_sink golden = {.self = e, .wants = golden_wants, .write = golden_write, .write_i32 = golden_write_i32};
+    TRY(collect(ctx, e));
+    TRY(plan->operation->run(ctx, plan->c, e->in, &golden, gives_scales ? plan->precisions : NULL,
+                             gives_scales ? plan->precision_count : 0));
+    TRY(check_complete(ctx, e));
+    if (!gives_scales) TRY(evaluate_scales(ctx, e));
+    if (wants_null(e)) TRY(assay_null_evaluate(ctx, e));
+cleanup:
+    return status;
+}
+
 assay_status assay_evaluate(assay_context *ctx, const assay_plan *plan, const assay_source *in, const assay_sink *out)
 {
-    ensemble e = {.plan = plan, .in = in, .out = out};
-    if (!needs_ensemble(plan)) {
+    assay_ensemble e = {.plan = plan, .in = in, .out = out};
+    if (!needs_ensemble(plan) && !wants_null(&e)) {
         return plan->operation->run(ctx, plan->c, in, out, plan->precisions, plan->precision_count);
     }
-    assay_status status = evaluate_with_ensemble(ctx, &e);
+    assay_status status = evaluate(ctx, &e);
     release(&e);
     return status;
 }
@@ -303,12 +372,15 @@ assay_status assay_evaluate(assay_context *ctx, const assay_plan *plan, const as
 int64_t assay_ensemble_memory(const assay_plan *plan)
 {
     double bytes = 0;
-    if (!needs_ensemble(plan)) return 0;
+    bool null = false;
+    for (int i = 0; !null && i < plan->spec_count; i++) null = assay_path_in(plan->specs[i].path, "null");
+    const size_t scales = null ? (size_t)plan->precision_count * sizeof(float) : 0;
+    if (!needs_ensemble(plan) && !null) return 0;
     for (int i = 0; plan->precision_count > 0 && i < plan->spec_count; i++) {
         char folder[64];
         snprintf(folder, sizeof folder, "error_scale/%s", plan->precisions[0].name);
         if (!assay_path_in(plan->specs[i].path, folder)) continue;
-        bytes += 2.0 * (double)sizeof(double) * (double)assay_shape_count(&plan->specs[i].shape);
+        bytes += (double)(2 * sizeof(double) + scales) * (double)assay_shape_count(&plan->specs[i].shape);
     }
     return bytes < 0x1p61 ? (int64_t)bytes : INT64_C(1) << 61; /* whose sum with the operation's own has 64 bits */
 }

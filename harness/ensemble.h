@@ -5,11 +5,22 @@
 #define ASSAY_HARNESS_ENSEMBLE_H
 
 #include "harness/golden.h"
+#include "oracle/arithmetic/emulated.h"
 
 /* Evaluates the plan's case: its results, then the error scales that the sink wants, into the sink. Operations that
  * give error scales themselves are asked for them; for the others there is the ensemble. It has 16 members for small
  * work, else 8, and none for an exact case: its scales are 0. So is that of a golden value that is not finite. */
 assay_status assay_evaluate(assay_context *ctx, const assay_plan *plan, const assay_source *in, const assay_sink *out);
+
+/* Members from which the null distributions of a plan's case come, beside the error scales' own; 0: it has none. */
+int assay_null_members(const assay_plan *plan);
+
+/* How many runs the plan's ensemble has. */
+int assay_ensemble_members(const assay_plan *plan);
+
+/* What member `number` of the stream of that name runs with, beside ctx->arithmetic = &assay_arithmetic_emulated. */
+assay_emulation assay_ensemble_member(const assay_plan *plan, const assay_precision *precision, const char *name,
+                                      int number);
 
 /* Bytes that the ensemble takes beside the operation. */
 int64_t assay_ensemble_memory(const assay_plan *plan);

@@ -62,7 +62,7 @@ assay_kept *assay_results_find(const assay_results *results, const char *path)
 static bool wants(void *self, const char *path)
 {
     const assay_kept *kept = assay_results_find(self, path);
-    return kept != NULL && !assay_path_is_given(path);
+    return kept != NULL && !assay_path_is_given(path) && !assay_path_in(path, "null"); /* two forms are no sample */
 }
 
 static assay_status place(assay_context *ctx, void *self, const char *path, int64_t count, assay_kept **kept)

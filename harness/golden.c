@@ -166,27 +166,37 @@ static assay_status set_mutant_names(assay_context *ctx, assay_fixture_writer *w
     return status;
 }
 
-assay_status assay_golden_write(assay_context *ctx, const assay_plan *plan, const char *path, const char *inputs_file,
-                                bool quiet)
+assay_status assay_golden_write_from(assay_context *ctx, const assay_plan *plan, const char *path,
+                                     const assay_source *source, bool quiet)
 {
     assay_status status;
-    assay_inputs inputs = {0};
     file_sink sink = {.plan = plan};
     int threads = ctx->threads;
     if (!plan->certify) ctx->threads = assay_plan_threads(ctx, plan); /* no work is small in binary128 */
     assay_progress_start(&sink.progress, quiet, plan->c->name, plan->elements);
     TRY(assay_require_disk(ctx, path, plan->file_bytes));
-    TRY(assay_inputs_open(ctx, &inputs, plan->c, &plan->list, inputs_file));
-    assay_source source = assay_inputs_source(&inputs);
     assay_sink out = {.self = &sink, .wants = sink_wants, .write = sink_write, .write_i32 = sink_write_i32};
-    TRY(begin(ctx, &sink, &source, path, "golden", true));
+    TRY(begin(ctx, &sink, source, path, "golden", true));
     if (plan->mutants) TRY(set_mutant_names(ctx, sink.writer));
-    TRY(plan->mutants ? assay_evaluate_discriminated(ctx, plan, &source, &out, quiet)
-                      : assay_evaluate_as_planned(ctx, plan, &source, &out, quiet));
+    TRY(plan->mutants ? assay_evaluate_discriminated(ctx, plan, source, &out, quiet)
+                      : assay_evaluate_as_planned(ctx, plan, source, &out, quiet));
 cleanup:
     status = finish(ctx, &sink, status);
-    assay_inputs_close(&inputs);
     ctx->threads = threads;
+    return status;
+}
+
+assay_status assay_golden_write(assay_context *ctx, const assay_plan *plan, const char *path, const char *inputs_file,
+                                bool quiet)
+{
+    assay_status status;
+    assay_inputs inputs = {0};
+    TRY(assay_require_disk(ctx, path, plan->file_bytes));
+    TRY(assay_inputs_open(ctx, &inputs, plan->c, &plan->list, inputs_file));
+    const assay_source source = assay_inputs_source(&inputs);
+    TRY(assay_golden_write_from(ctx, plan, path, &source, quiet));
+cleanup:
+    assay_inputs_close(&inputs);
     return status;
 }
 

@@ -22,6 +22,8 @@ typedef struct assay_plan {
 
 /* Prepares the case, chooses datasets by its gradients, checkpoints and profiles, and refuses sizes beyond memory. */
 assay_status assay_plan_make(assay_context *ctx, assay_plan *plan, const assay_case *c);
+/* The golden is to hold no null distributions: those of old goldens do not. */
+void assay_plan_drop_null(assay_plan *plan);
 /* The golden is to hold its certificate. Refuses what nobody would wait for, unless a budget is given
  * (harness/certificate.h has its values). */
 assay_status assay_plan_certify(assay_context *ctx, assay_plan *plan, int64_t budget);
@@ -42,6 +44,10 @@ int assay_plan_threads(const assay_context *ctx, const assay_plan *plan);
 /* Writes the golden of the plan's case to `path`; `inputs_file` may be NULL. */
 assay_status assay_golden_write(assay_context *ctx, const assay_plan *plan, const char *path, const char *inputs_file,
                                 bool quiet);
+
+/* The same from any source; where that has routing/.../selected_experts, given this choice. */
+assay_status assay_golden_write_from(assay_context *ctx, const assay_plan *plan, const char *path,
+                                     const assay_source *source, bool quiet);
 
 /* Writes what a backend may see: inputs, weights, cotangents, and the names of what it is to give. */
 assay_status assay_request_write(assay_context *ctx, const assay_plan *plan, const char *path, const char *inputs_file,

@@ -51,7 +51,7 @@ static const option_row rows[] = {
     {"inputs", INPUTS, true, ASSAY_OPT_INPUTS, "FILE.h5",
      "take inputs, weights and cotangents from this file where it has them"},
     {"precision", PRECISION, true, ASSAY_OPT_PRECISION, "NAME",
-     "profile: f64, f32, bf16, f16, tf32, tpu_default (default: by the case's dtype)"},
+     "profile: f64, f32, bf16, bf16_router, f16, tf32, tpu_default (default: by the case's dtype)"},
     {"false-alarm", FALSE_ALARM, true, ASSAY_OPT_PRECISION, "P",
      "probability that a correct backend fails (default 1e-6)"},
     {"verbose", 'v', false, ASSAY_OPT_PRECISION | ASSAY_OPT_VERIFY, NULL, "every tensor in detail"},

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "compare/profile.h"
+#include "compare/statistics.h"
 #include "harness/certificate.h"
 #include "harness/discrimination.h"
 #include "harness/ensemble.h"
@@ -71,6 +72,37 @@ static assay_status add_spec(assay_context *ctx, assay_plan *plan, const assay_t
     return ASSAY_OK;
 }
 
+static assay_status add_named(assay_context *ctx, assay_plan *plan, const char *folder, const assay_tensor_spec *of,
+                              assay_tensor_spec *spec)
+{
+    const int length = snprintf(spec->path, sizeof spec->path, "%s/%.100s", folder, of->path);
+    if (length < 0 || length >= (int)sizeof spec->path) {
+        return assay_fail(ctx, ASSAY_INTERNAL, "%s: path too long", of->path);
+    }
+    return add_spec(ctx, plan, spec);
+}
+
+/* Error scales and null distributions of a tensor at one precision. */
+static assay_status add_scales(assay_context *ctx, assay_plan *plan, const assay_precision *precision,
+                               const assay_tensor_spec *of)
+{
+    assay_status status;
+    char folder[64];
+    assay_tensor_spec scale = *of;
+    scale.type = ASSAY_FLOAT32;
+    snprintf(folder, sizeof folder, "error_scale/%s", precision->name);
+    TRY(add_named(ctx, plan, folder, of, &scale));
+    if (assay_null_members(plan) == 0) goto cleanup;
+    assay_tensor_spec null = {.type = ASSAY_FLOAT32,
+                              .shape = assay_shape_of(2, (int64_t)assay_statistics_count(&of->shape),
+                                                      (int64_t)ASSAY_NULL_COLUMNS),
+                              .labels = {"statistic", "column"}};
+    snprintf(folder, sizeof folder, "null/%s", precision->name);
+    TRY(add_named(ctx, plan, folder, of, &null));
+cleanup:
+    return status;
+}
+
 assay_status assay_plan_make(assay_context *ctx, assay_plan *plan, const assay_case *c)
 {
     assay_status status;
@@ -79,7 +111,7 @@ assay_status assay_plan_make(assay_context *ctx, assay_plan *plan, const assay_c
     TRY(collect_precisions(ctx, plan));
     TRY(check_patterns(ctx, plan, &c->gradients, "gradients", "gradients/"));
     TRY(check_patterns(ctx, plan, &c->checkpoints, "checkpoints", "checkpoints/"));
-    plan->specs = calloc((size_t)plan->list.count * (size_t)(plan->precision_count + 1) + 1, sizeof *plan->specs);
+    plan->specs = calloc((size_t)plan->list.count * (size_t)(2 * plan->precision_count + 1) + 1, sizeof *plan->specs);
     if (plan->specs == NULL) {
         status = assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of datasets");
         goto cleanup;
@@ -89,15 +121,7 @@ assay_status assay_plan_make(assay_context *ctx, assay_plan *plan, const assay_c
         if (!is_held(c, spec->path)) continue;
         TRY(add_spec(ctx, plan, spec));
         for (int p = 0; assay_has_error_scale(spec) && p < plan->precision_count; p++) {
-            assay_tensor_spec scale = *spec;
-            scale.type = ASSAY_FLOAT32;
-            int length =
-                snprintf(scale.path, sizeof scale.path, "error_scale/%s/%.100s", plan->precisions[p].name, spec->path);
-            if (length < 0 || length >= (int)sizeof scale.path) {
-                status = assay_fail(ctx, ASSAY_INTERNAL, "%s: path too long", spec->path);
-                goto cleanup;
-            }
-            TRY(add_spec(ctx, plan, &scale));
+            TRY(add_scales(ctx, plan, &plan->precisions[p], spec));
         }
     }
     plan->memory = plan->operation->memory(c) + assay_ensemble_memory(plan);
@@ -107,6 +131,15 @@ assay_status assay_plan_make(assay_context *ctx, assay_plan *plan, const assay_c
 cleanup:
     if (status != ASSAY_OK) assay_plan_free(plan);
     return status;
+}
+
+void assay_plan_drop_null(assay_plan *plan)
+{
+    int kept = 0;
+    for (int i = 0; i < plan->spec_count; i++) {
+        if (!assay_path_in(plan->specs[i].path, "null")) plan->specs[kept++] = plan->specs[i];
+    }
+    plan->spec_count = kept;
 }
 
 assay_status assay_plan_certify(assay_context *ctx, assay_plan *plan, int64_t budget)

@@ -7,11 +7,11 @@
 
 static void test_profiles(void **state)
 {
-    static const char *const names[] = {"f64", "f32", "bf16", "f16", "tf32", "tpu_default"};
+    static const char *const names[] = {"f64", "f32", "bf16", "bf16_router", "f16", "tf32", "tpu_default"};
     int count = 0;
     const assay_profile *profiles = assay_profiles(&count);
     (void)state;
-    assert_int_equal(count, 6);
+    assert_int_equal(count, 7);
     for (int i = 0; i < count; i++) {
         const assay_profile *p = &profiles[i];
         assert_string_equal(p->precision.name, names[i]);
@@ -25,7 +25,8 @@ static void test_profiles(void **state)
         const double lost = assay_dtype_unit_roundoff(p->multiply) / sqrt(3.0);
         const double multiply = p->multiply == p->storage ? 0 : lost;
         assert_close(&p->precision.multiply, &multiply, 1, 1e-15, 0.0);
-        if (p->multiply != p->storage) continue;
+        assert_false(p->any_of_tied);
+        if (p->multiply != p->storage || strcmp(names[i], "bf16_router") == 0) continue; /* not the first of its type */
         assert_ptr_equal(assay_profile_by_name(assay_dtype_name(p->storage)), p);
         assert_ptr_equal(assay_profile_for_dtype(p->storage), p);
     }
@@ -44,20 +45,34 @@ static void test_thresholds(void **state)
     (void)state;
     for (int i = 0; i < 4; i++) {
         for (int j = 0; j < 4; j++) {
-            assay_thresholds t = assay_thresholds_of(1e-6, counts[i], counts[j]);
-            double elements = (double)counts[i] * erfc(t.element / sqrt(2.0));
-            double rows = (double)counts[j] * erfc(t.row / sqrt(2.0));
-            double half = 0.5e-6;
-            assert_close(&elements, &half, 1, 1e-9, 0.0);
-            assert_close(&rows, &half, 1, 1e-9, 0.0);
+            for (int64_t statistics = 0; statistics < 9; statistics += 8) {
+                const assay_thresholds t = assay_thresholds_of(1e-6, counts[i], counts[j], statistics);
+                const double elements = (double)counts[i] * erfc(t.element / sqrt(2.0));
+                const double rows = (double)counts[j] * erfc(t.row / sqrt(2.0));
+                const double part = statistics > 0 ? 1e-6 / 3 : 0.5e-6, tails = 2.0 * (double)statistics * t.statistic_tail;
+                assert_close(&elements, &part, 1, 1e-9, 0.0);
+                assert_close(&rows, &part, 1, 1e-9, 0.0);
+                assert_close(&tails, statistics > 0 ? &part : &t.statistic_tail, 1, 1e-9, 0.0);
+            }
         }
     }
-    assert_true(assay_thresholds_of(1e-300, 1000000000, 1).element < 40.0);
-    assert_true(assay_thresholds_of(0.5, 0, 0).element > 1.0);
+    assert_true(assay_thresholds_of(1e-300, 1000000000, 1, 0).element < 40.0);
+    assert_true(assay_thresholds_of(0.5, 0, 0, 0).element > 1.0);
+}
+
+/* Few draws say little: the quantile of a normal one, and far more of a few. */
+static void test_quantiles(void **state)
+{
+    const assay_thresholds t = {.statistic_tail = 1e-9};
+    (void)state;
+    assert_true(assay_statistic_quantile(&t, 1e9) > 5.9 && assay_statistic_quantile(&t, 1e9) < 6.1);
+    assert_true(assay_statistic_quantile(&t, 16) > 1.5 * assay_statistic_quantile(&t, 1e9));
+    assert_true(assay_statistic_quantile(&t, 8) > assay_statistic_quantile(&t, 16));
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_profiles), cmocka_unit_test(test_thresholds)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_profiles), cmocka_unit_test(test_thresholds),
+                                       cmocka_unit_test(test_quantiles)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

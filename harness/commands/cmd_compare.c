@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "harness/command.h"
+#include "harness/conditional.h"
 
 static assay_status require_kind(assay_context *ctx, const assay_fixture_reader *reader, const char *path,
                                  const char *kind)
@@ -35,7 +36,7 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
 {
     assay_status status;
     const char *golden_path = options->arguments[0], *candidate_path = options->arguments[1], *dtype = NULL;
-    assay_fixture_reader *golden = NULL, *candidate = NULL;
+    assay_fixture_reader *golden = NULL, *candidate = NULL, *against = NULL;
     const assay_profile *profile = NULL;
     assay_report report = {0};
     char *text = NULL, command[9000];
@@ -44,12 +45,15 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
     TRY(assay_fixture_open(ctx, candidate_path, &candidate));
     TRY(golden_dtype(ctx, golden, golden_path, &dtype));
     TRY(assay_command_profile(ctx, options, dtype, &profile));
-    TRY(assay_compare(ctx, golden, candidate, profile, options->false_alarm, &report));
+    TRY(assay_compare_conditionally(ctx, golden, candidate, profile, options->false_alarm, options->quiet, &report,
+                                    &against));
     snprintf(report.golden_path, sizeof report.golden_path, "%s", golden_path);
     snprintf(report.candidate_path, sizeof report.candidate_path, "%s", candidate_path);
     snprintf(command, sizeof command, "assay compare %s %s --precision %s", golden_path, candidate_path,
              profile->precision.name);
-    if (options->html_file != NULL) TRY(assay_pictures_draw(ctx, golden, candidate, profile, &report));
+    if (options->html_file != NULL) {
+        TRY(assay_pictures_draw(ctx, against != NULL ? against : golden, candidate, profile, &report));
+    }
     assay_report_style style = {.color = options->color, .verbosity = options->verbose ? 1 : 0, .command = command};
     TRY(assay_report_text(ctx, &report, &style, &text));
     TRY(assay_command_write_reports(ctx, options, 1, &report));
@@ -58,6 +62,7 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
 cleanup:
     free(text);
     assay_report_free(&report);
+    assay_fixture_close(against);
     assay_fixture_close(golden);
     assay_fixture_close(candidate);
     return status;

@@ -5,6 +5,7 @@
 
 #include "harness/backend.h"
 #include "harness/command.h"
+#include "harness/conditional.h"
 #include "harness/known.h"
 
 /* One case: files, what the backend did, what the comparer says. */
@@ -51,7 +52,7 @@ cleanup:
 static assay_status compare_files(assay_context *ctx, const assay_options *options, const assay_case *c, case_run *r)
 {
     assay_status status;
-    assay_fixture_reader *golden = NULL, *candidate = NULL;
+    assay_fixture_reader *golden = NULL, *candidate = NULL, *against = NULL;
     const assay_profile *profile = NULL;
     TRY(assay_command_profile(ctx, options, assay_dtype_name(c->dtype), &profile));
     TRY(assay_fixture_open(ctx, r->golden, &golden));
@@ -61,14 +62,16 @@ static assay_status compare_files(assay_context *ctx, const assay_options *optio
         snprintf(r->end.message, sizeof r->end.message, "%.500s", ctx->message);
         goto cleanup;
     }
-    TRY(assay_compare(ctx, golden, candidate, profile, options->false_alarm, &r->report));
+    TRY(assay_compare_conditionally(ctx, golden, candidate, profile, options->false_alarm, options->quiet,
+                                    &r->report, &against));
     /* of many cases only those that somebody will look at */
     if (options->html_file != NULL && r->report.verdict != ASSAY_PASS) {
-        TRY(assay_pictures_draw(ctx, golden, candidate, profile, &r->report));
+        TRY(assay_pictures_draw(ctx, against != NULL ? against : golden, candidate, profile, &r->report));
     }
     snprintf(r->report.golden_path, sizeof r->report.golden_path, "%.500s", r->golden);
     snprintf(r->report.candidate_path, sizeof r->report.candidate_path, "%.500s", r->candidate);
 cleanup:
+    assay_fixture_close(against);
     assay_fixture_close(golden);
     assay_fixture_close(candidate);
     return status;

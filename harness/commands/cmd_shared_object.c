@@ -163,7 +163,7 @@ static assay_status host_make(assay_context *ctx, host *h, const assay_plan *pla
     for (int i = 0; i < plan->spec_count; i++) {
         const assay_tensor_spec *spec = &plan->specs[i];
         void *block = NULL;
-        if (assay_path_in(spec->path, "error_scale")) continue;
+        if (assay_path_in(spec->path, "error_scale") || assay_path_in(spec->path, "null")) continue;
         if (assay_path_is_given(spec->path)) {
             TRY(load_tensor(ctx, h, request, spec));
             continue;

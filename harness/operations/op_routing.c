@@ -208,6 +208,21 @@ cleanup:
     return status;
 }
 
+/* What a backend's own choice is judged by; in no fixture. */
+static assay_status write_selecting(assay_context *ctx, const routing_run *r, const assay_sink *out)
+{
+    assay_status status;
+    double *selecting = NULL;
+    const assay_routing_inputs in = inputs_of(r);
+    if (!assay_wants(out, "routing/biased_scores")) return ASSAY_OK;
+    TRY(assay_alloc_f64(ctx, "biased scores", r->tokens * r->experts, &selecting));
+    TRY(assay_routing_selecting(ctx, selecting, &in, 0, r->tokens, &r->config));
+    TRY(assay_write_result(ctx, out, "routing/biased_scores", r->tokens * r->experts, selecting));
+cleanup:
+    free(selecting);
+    return status;
+}
+
 static assay_status write_results(assay_context *ctx, const routing_run *r, const assay_sink *out)
 {
     assay_status status;
@@ -216,6 +231,7 @@ static assay_status write_results(assay_context *ctx, const routing_run *r, cons
     if (r->routing.bias_updates != NULL) {
         TRY(assay_write_result(ctx, out, "outputs/bias_updates", r->experts, r->routing.bias_updates));
     }
+    TRY(write_selecting(ctx, r, out));
     TRY(write_order(ctx, r, out));
     TRY(assay_write_result(ctx, out, "routing/margin", r->tokens, r->routing.margin));
     TRY(assay_write_result(ctx, out, "gradients/inputs/logits", r->tokens * r->experts, r->d_logits));
@@ -287,6 +303,7 @@ static assay_status run(assay_context *ctx, const assay_case *c, const assay_sou
         assay_matmul_args product = logits_product(&r, r.logits);
         TRY(assay_matmul(ctx, &product));
     }
+    assay_round(ctx, ASSAY_ROUND_ROUTER, r.tokens * r.experts, r.logits);
     assay_routing_inputs inputs = inputs_of(&r);
     TRY(assay_routing_forward(ctx, &r.routing, &inputs, &r.config));
     TRY(assay_routing_backward(ctx, r.d_logits, r.bias == NULL ? NULL : r.d_bias,

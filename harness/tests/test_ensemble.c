@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "compare/profile.h"
+#include "compare/statistics.h"
 #include "harness/operations/op_support.h"
 #include "oracle/arithmetic/emulated.h"
 #include "oracle/base/memory.h"
@@ -22,13 +23,17 @@ static struct {
     int runs, emulated, replayed, precisions;
     double flops;
     bool writes_too_much, leaves_out, fails_when_emulated, computes_nothing;
-    uint64_t seeds[64];
+    uint64_t seeds[128];
+    bool nearest[128];
 } told;
 
 static void tell(const assay_context *ctx, const assay_source *in, int precision_count)
 {
     const bool is_emulated = ctx->arithmetic == &assay_arithmetic_emulated;
-    if (is_emulated) told.seeds[told.emulated] = ctx->emulation->seed;
+    if (is_emulated) {
+        told.seeds[told.emulated] = ctx->emulation->seed;
+        told.nearest[told.emulated] = ctx->emulation->nearest;
+    }
     told.runs++;
     told.emulated += is_emulated;
     told.replayed += in->has(in->self, CHOICE);
@@ -162,6 +167,10 @@ static int64_t memory(const assay_case *c)
     return 1000;
 }
 
+/* Everything but null distributions, whose members come on top. */
+static const char *const without_null[] = {"routing/*", "checkpoints/*", "outputs/*", "gradients/*", "error_scale/*",
+                                           NULL};
+
 /* A plan of it, and its inputs. */
 typedef struct trial {
     assay_case c;
@@ -199,6 +208,7 @@ static int trial_setup(void **state)
     }
     t->in = memory_store_source(&t->given);
     t->out = memory_store_sink(&t->results);
+    t->results.wanted = without_null;
     *state = t;
     return 0;
 }
@@ -359,7 +369,7 @@ static void test_nothing_more_is_run_than_is_wanted(void **state)
     memory_store_free(&t->results);
 
     memset(&told, 0, sizeof told);
-    t->results.wanted = NULL;
+    t->results.wanted = without_null;
     t->c.tags = (assay_text_list){.items = tags, .count = 1};
     assert_ok(&ctx, assay_evaluate(&ctx, &t->plan, &t->in, &t->out));
     assert_int_equal(told.runs, 1);
@@ -374,12 +384,41 @@ static void test_nothing_more_is_run_than_is_wanted(void **state)
     assert_int_equal(told.runs, 1 + 2 * 8);
 }
 
+/* Members of their own and one that rounds to nearest, for either way to error scales. What is stored can be used: a
+ * range, a spread, and the number of members. */
+static void test_null_distributions(void **state)
+{
+    trial *t = *state;
+    assay_context ctx = assay_context_default(2);
+    t->results.wanted = NULL;
+    assert_ok(&ctx, assay_evaluate(&ctx, &t->plan, &t->in, &t->out));
+    assert_int_equal(told.runs, 1 + 2 * (16 + 1 + 16));
+    for (int i = 0; i < told.emulated; i++) {
+        for (int j = 0; j < i; j++) {
+            const bool both_nearest = told.nearest[i] && told.nearest[j];
+            assert_true(both_nearest || told.seeds[i] != told.seeds[j]);
+        }
+    }
+    const int rows = ASSAY_STATISTIC_AXIS + 3;
+    const double *null = result(t, "null/bf16/gradients/weights/w", rows * ASSAY_NULL_COLUMNS);
+    for (int s = 0; s < rows; s++) {
+        const double *row = null + s * ASSAY_NULL_COLUMNS;
+        const bool used = s != ASSAY_STATISTIC_TILE; /* 56 columns are no tile */
+        assert_true(row[ASSAY_NULL_LOW] <= row[ASSAY_NULL_HIGH]);
+        assert_true(used == (row[ASSAY_NULL_SPREAD] > 0));
+        assert_true(row[ASSAY_NULL_MEMBERS] == (used ? 16 : 0));
+    }
+    assert_true(fabs(null[ASSAY_STATISTIC_SIZE * ASSAY_NULL_COLUMNS + ASSAY_NULL_HIGH]) < 0.5);
+    assert_true(null[ASSAY_STATISTIC_SLOPE * ASSAY_NULL_COLUMNS + ASSAY_NULL_SPREAD] < 1e-3);
+}
+
 static void test_threads_and_instruction_sets_give_the_same_bits(void **state)
 {
     trial *t = *state;
     static const assay_isa isas[] = {ASSAY_ISA_SCALAR, ASSAY_ISA_AVX2, ASSAY_ISA_AVX512};
     static const int threads[] = {1, 2, 7};
     memory_store first = {0};
+    t->results.wanted = NULL;
     for (int form = 0; form < 9; form++) {
         assay_context ctx = assay_context_default(threads[form % 3]);
         if (!assay_isa_supported(isas[form / 3])) continue;
@@ -467,6 +506,7 @@ int main(void)
         TRIAL(test_results_and_scales),
         TRIAL(test_correct_candidates_lie_within_the_scales),
         TRIAL(test_nothing_more_is_run_than_is_wanted),
+        TRIAL(test_null_distributions),
         TRIAL(test_threads_and_instruction_sets_give_the_same_bits),
         TRIAL(test_refusals),
         TRIAL(test_memory_is_foreseen),

@@ -51,7 +51,7 @@ static double ratio_of(const assay_tensor_spec *spec, const double *golden, cons
 {
     const int64_t count = assay_shape_count(&spec->shape);
     const double unit = assay_dtype_unit_roundoff(profile->storage);
-    const double quantile = assay_thresholds_of(1e-6, count, 1).element;
+    const double quantile = assay_thresholds_of(1e-6, count, 1, 0).element;
     double squares = 0;
     int64_t scaled = 0;
     for (int64_t i = 0; i < count; i++) {

@@ -58,7 +58,7 @@ static void check(const assay_shape *shape, const double *sigma, int members, do
 {
     uint64_t state = 99;
     const int64_t count = assay_shape_count(shape), width = shape->dims[shape->rank - 1];
-    const double quantile = assay_thresholds_of(1e-6, count, count / width).element;
+    const double quantile = assay_thresholds_of(1e-6, count, count / width, 0).element;
     assay_context ctx = assay_context_default(2);
     double *estimate = squares_of(&state, sigma, count, members), squares = 0;
     assert_ok(&ctx, assay_ensemble_smooth(&ctx, shape, members, estimate));

@@ -80,14 +80,14 @@ static grid grid_of(assay_dtype type)
 
 /* Adding c makes float64's own last bit the grid's spacing, as in oracle/base/dtype_loops.inc; moving the value by up
  * to half of that beforehand makes the rounding stochastic. */
-static inline double to_grid(const grid *g, double x, uint64_t key)
+static inline double to_grid(const grid *g, double x, uint64_t key, double dither)
 {
     double magnitude = fabs(x);
     magnitude = g->limit < magnitude ? g->limit : magnitude; /* NaN stays */
     double spacing = value_of(bits_of(magnitude) & EXPONENT_MASK) * g->spacing;
     spacing = spacing > g->least ? spacing : g->least;
     double c = spacing * 0x1p52;
-    double moved = magnitude + centred(mixed(bits_of(x) ^ key)) * spacing;
+    double moved = magnitude + dither * centred(mixed(bits_of(x) ^ key)) * spacing;
     moved = magnitude > g->max ? magnitude : moved;
     moved = moved < 0 ? 0 : moved; /* below c float64's last bit is half of that */
     double rounded = (moved + c) - c;
@@ -113,12 +113,15 @@ typedef struct rounder {
     enum { TO_GRID, TO_NEIGHBOUR, RELATIVE, NOTHING } way;
     uint64_t key;
     grid grid;
+    double dither;  /* TO_GRID: 1 stochastic, 0 to nearest */
     double largest; /* RELATIVE: the largest error */
 } rounder;
 
 static rounder storage_rounder(const assay_emulation *emulation, assay_dtype type)
 {
-    rounder r = {.way = TO_NEIGHBOUR, .key = key_of(emulation, ASSAY_ROUND_STORAGE)};
+    rounder r = {.way = emulation->nearest ? NOTHING : TO_NEIGHBOUR,
+                 .key = key_of(emulation, ASSAY_ROUND_STORAGE),
+                 .dither = emulation->nearest ? 0 : 1};
     if (type == ASSAY_FLOAT64) return r;
     r.way = TO_GRID;
     r.grid = grid_of(type);
@@ -129,7 +132,7 @@ static rounder unit_rounder(const assay_emulation *emulation, uint64_t stream, d
 {
     rounder r = {.way = RELATIVE, .key = key_of(emulation, stream), .largest = unit * SQRT_3};
     if (unit < LEAST_UNIT) r.way = TO_NEIGHBOUR;
-    if (unit == 0) r.way = NOTHING;
+    if (unit == 0 || emulation->nearest) r.way = NOTHING;
     return r;
 }
 
@@ -153,10 +156,10 @@ static void round_some(const rounder *r, int64_t count, double *values)
 {
     const grid g = r->grid;
     const uint64_t key = r->key;
-    const double largest = r->largest;
+    const double largest = r->largest, dither = r->dither;
     switch (r->way) {
     case TO_GRID:
-        for (int64_t i = 0; i < count; i++) values[i] = to_grid(&g, values[i], key);
+        for (int64_t i = 0; i < count; i++) values[i] = to_grid(&g, values[i], key, dither);
         break;
     case TO_NEIGHBOUR:
         for (int64_t i = 0; i < count; i++) values[i] = to_neighbour(values[i], key);
@@ -311,7 +314,7 @@ static assay_status emulated_matmul(assay_context *ctx, const assay_matmul_args 
         rounded.b = b.values, rounded.ldb = b.ld;
     }
     TRY(assay_arithmetic_reference.matmul(ctx, &rounded));
-    if (args->k > 0 && ctx->emulation->precision.accumulate > 0) TRY(add_sum_errors(ctx, &rounded));
+    if (args->k > 0 && !ctx->emulation->nearest && ctx->emulation->precision.accumulate > 0) TRY(add_sum_errors(ctx, &rounded));
 cleanup:
     free(copy_a);
     free(copy_b);

@@ -30,6 +30,7 @@ typedef struct assay_emulation {
     assay_dtype storage;
     assay_dtype multiply; /* type of a product's operands */
     uint64_t seed;        /* of the member */
+    bool nearest;         /* round to nearest instead; router, elementary and accumulate are exact */
 } assay_emulation;
 
 /* Needs ctx->emulation. Not for assay_arithmetic_by_name: nobody chooses it as an engine. */

@@ -126,6 +126,25 @@ cleanup:
     return status;
 }
 
+/* What experts are chosen by; in no fixture. */
+static assay_status write_biased_scores(assay_context *ctx, const bs_run *run, int64_t layer, const microbatches *m,
+                                        const bs_weights *w)
+{
+    assay_status status = ASSAY_OK;
+    const int64_t experts = run->routing.num_experts;
+    double *parts[ASSAY_MOST_MICROBATCHES] = {NULL};
+    char path[ASSAY_PATH_SIZE];
+    if (!wants(run, layer, "routing", "biased_scores", path)) return ASSAY_OK;
+    for (int64_t i = 0; i < run->factor; i++) {
+        TRY(bs_alloc_shards(ctx, run, path, run->sizes.tokens, experts, &parts[i]));
+        TRY(bs_biased_scores(ctx, run, parts[i], &m->routed[i].selection, w));
+    }
+    TRY(write_merged(ctx, run, layer, "biased_scores", (const double *const *)parts, run->mla.sequence * experts));
+cleanup:
+    for (int i = 0; i < ASSAY_MOST_MICROBATCHES; i++) free(parts[i]);
+    return status;
+}
+
 static assay_status write_routing(assay_context *ctx, const bs_run *run, int64_t layer, const microbatches *m)
 {
     assay_status status = ASSAY_OK;
@@ -260,6 +279,7 @@ assay_status bs_moe(assay_context *ctx, bs_run *run, int64_t layer, double *cons
     microbatches m = {0};
     TRY(route(ctx, run, layer, xs, &m, &at));
     TRY(write_routing(ctx, run, layer, &m));
+    TRY(write_biased_scores(ctx, run, layer, &m, w));
     TRY(compute(ctx, run, layer, &m, residuals, &at));
     for (int64_t i = 0; i < run->factor - 1; i++) {
         const bs_deferred routed = {xs[i], m.routed_out[i], m.routed[i].shared_out, m.routed[i].selected_experts};

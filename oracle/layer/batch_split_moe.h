@@ -41,6 +41,9 @@ void bs_selection_free(bs_selection *selection); /* safe on a zeroed struct */
  * NULL. */
 assay_status bs_expert_indices_and_weights(assay_context *ctx, const bs_run *run, bs_selection *selection,
                                            const bs_weights *w, const int32_t *given);
+/* What experts are chosen by: biased [M,T,E], from the logits of the selection. */
+assay_status bs_biased_scores(assay_context *ctx, const bs_run *run, double *biased, const bs_selection *selection,
+                              const bs_weights *w);
 /* d_logits [M,T,E] from d_weights [M,T,K]; d_bias [M,E], exactly zero, or NULL. */
 assay_status bs_expert_indices_and_weights_bwd(assay_context *ctx, const bs_run *run, double *d_logits, double *d_bias,
                                                const double *d_weights, const bs_selection *selection,

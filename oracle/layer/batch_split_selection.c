@@ -113,6 +113,19 @@ cleanup:
     return status;
 }
 
+assay_status bs_biased_scores(assay_context *ctx, const bs_run *run, double *biased, const bs_selection *selection,
+                              const bs_weights *w)
+{
+    assay_status status = ASSAY_OK;
+    const int64_t tokens = run->sizes.tokens, size = tokens * run->routing.num_experts;
+    for (int64_t shard = 0; shard < run->sizes.shards; shard++) {
+        const assay_routing_inputs inputs = routing_inputs_of(run, selection, w, shard);
+        TRY(assay_routing_selecting(ctx, biased + shard * size, &inputs, 0, tokens, &run->routing));
+    }
+cleanup:
+    return status;
+}
+
 assay_status bs_expert_indices_and_weights_bwd(assay_context *ctx, const bs_run *run, double *d_logits, double *d_bias,
                                                const double *d_weights, const bs_selection *selection,
                                                const bs_weights *w)

@@ -134,6 +134,22 @@ cleanup:
     return status;
 }
 
+/* What the experts of a row of tokens are chosen by. */
+static assay_status write_selecting(assay_context *ctx, const sharded_run *run, int64_t c, int64_t shard, int64_t first)
+{
+    assay_status status = ASSAY_OK;
+    const int64_t count = run->sizes.sequence * run->routing.num_experts;
+    double *selecting = NULL;
+    if (!sharded_wants(run, "routing/biased_scores")) return ASSAY_OK;
+    const assay_routing_inputs inputs = sharded_routing_inputs(run, &run->chunks[c], shard);
+    TRY(assay_alloc_f64(ctx, "biased scores", count, &selecting));
+    TRY(assay_routing_selecting(ctx, selecting, &inputs, first, run->sizes.sequence, &run->routing));
+    TRY(sharded_write(ctx, run, "routing/biased_scores", count, selecting));
+cleanup:
+    free(selecting);
+    return status;
+}
+
 /* What every token got, from the shard that owns it, [B,S,...]. With the ring a shard routes others' tokens as well. */
 static assay_status write_tokens(assay_context *ctx, const sharded_run *run)
 {
@@ -154,6 +170,7 @@ static assay_status write_tokens(assay_context *ctx, const sharded_run *run)
                 TRY(out->write_i32(ctx, out->self, "routing/selected_experts", choices,
                                    routing->selected_experts + first * per_token));
             }
+            TRY(write_selecting(ctx, run, c, shard, first));
             TRY(sharded_write(ctx, run, "routing/weights", choices, routing->weights + first * per_token));
             TRY(sharded_write(ctx, run, "routing/margin", s->sequence, routing->margin + first));
         }

@@ -21,6 +21,7 @@
  *   checkpoints/{moe_mlpwi_0,moe_mlpwi_1,moe_mlpwo} (fused_weights: moe_mlpwi [...,2H] for the first two): rows in sorted
  *   order [T*K,...]; dense [B,S,E,...]; dropping [E,B,C,...], free slots as an expert treats a row of zeros;
  *   checkpoints/{mlpwi_0,mlpwi_1,mlpwo} of the shared expert, [B,S,...];
+ *   routing/biased_scores [T,E], what experts are chosen by: in no fixture;
  *   routing/{selected_experts,weights,margin,group_sizes,sorted_selected_experts}; dropping: routing/combine_mask and
  *   routing/dispatch_mask (int32) [B,S,E,C];
  *   and for each precision error_scale/NAME/<path of an output, gradient or checkpoint>: one standard deviation, without

@@ -98,12 +98,28 @@ static assay_status write_i32(assay_context *ctx, const assay_sink *out, const c
     return out->wants(out->self, path) ? out->write_i32(ctx, out->self, path, count, values) : ASSAY_OK;
 }
 
+/* No result of the block: what a backend's own choice is judged by. */
+static assay_status write_selecting(assay_context *ctx, const moe_block *block)
+{
+    assay_status status = ASSAY_OK;
+    const assay_sink *out = block->results.out;
+    double *selecting = NULL;
+    if (!out->wants(out->self, "routing/biased_scores")) return ASSAY_OK;
+    TRY(assay_alloc_f64(ctx, "biased scores", block->tokens * block->experts, &selecting));
+    TRY(assay_routing_selecting(ctx, selecting, &block->router.inputs, 0, block->tokens, &block->config->routing));
+    TRY(write_f64(ctx, out, "routing/biased_scores", block->tokens * block->experts, selecting));
+cleanup:
+    free(selecting);
+    return status;
+}
+
 static assay_status write_routing(assay_context *ctx, moe_block *block)
 {
     assay_status status = ASSAY_OK;
     const assay_sink *out = block->results.out;
     assay_routing *routing = &block->router.routing;
     int64_t choices = block->tokens * block->per_token;
+    TRY(write_selecting(ctx, block));
     TRY(write_i32(ctx, out, "routing/selected_experts", choices, routing->selected_experts));
     TRY(write_f64(ctx, out, "routing/weights", choices, routing->weights));
     TRY(write_f64(ctx, out, "routing/margin", block->tokens, routing->margin));

@@ -3,6 +3,7 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/memory.h"
 #include "oracle/moe/balance.h"
 #include "oracle/moe/routing_internal.h"
@@ -100,6 +101,24 @@ assay_status assay_routing_forward(assay_context *ctx, assay_routing *r, const a
         TRY(assay_balance_loss(ctx, &r->lb_loss, r->probabilities, r->density, config));
     }
 cleanup:
+    return status;
+}
+
+assay_status assay_routing_selecting(assay_context *ctx, double *selecting, const assay_routing_inputs *in, int64_t first,
+                                     int64_t count, const assay_routing_config *config)
+{
+    assay_status status;
+    const int64_t experts = config->num_experts;
+    const assay_routing_rule rule = assay_routing_rule_of(config);
+    double *scores = NULL;
+    TRY(assay_alloc_f64(ctx, "routing: scores", experts, &scores));
+    for (int64_t t = 0; t < count; t++) {
+        assay_routing_scores(ctx, scores, selecting + t * experts, in->logits + (first + t) * experts, in->bias, experts,
+                             &rule);
+    }
+    assay_round(ctx, ASSAY_ROUND_ROUTER, count * experts, selecting);
+cleanup:
+    free(scores);
     return status;
 }
 

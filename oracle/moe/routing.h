@@ -92,6 +92,10 @@ void assay_routing_free(assay_routing *r); /* safe on a zeroed struct */
 assay_status assay_routing_forward(assay_context *ctx, assay_routing *r, const assay_routing_inputs *in,
                                    const assay_routing_config *config);
 
+/* What the experts of tokens [first, first + count) are chosen by, before groups are masked: selecting [count,E]. */
+assay_status assay_routing_selecting(assay_context *ctx, double *selecting, const assay_routing_inputs *in, int64_t first,
+                                     int64_t count, const assay_routing_config *config);
+
 /* d_weights [T,K] or NULL (zero), d_lb_loss (0 without one) -> d_logits [T,E], d_bias [E] or NULL,
  * d_per_expert_scale [E] or NULL; overwritten. */
 assay_status assay_routing_backward(assay_context *ctx, double *d_logits, double *d_bias, double *d_per_expert_scale,

@@ -197,6 +197,15 @@ static bool find_bug(enum bug *bug, const char *name)
     return *bug != NO_BUG;
 }
 
+static bool find_variant(enum variant *variant, const char *name)
+{
+    *variant = NO_VARIANT;
+    if (name == NULL || name[0] == '\0') return true;
+    if (strcmp(name, "bf16_router") == 0) *variant = BF16_ROUTER;
+    if (strcmp(name, "ascending_slots") == 0) *variant = ASCENDING_SLOTS;
+    return *variant != NO_VARIANT;
+}
+
 static int attempt(example *e, const struct operation *o)
 {
     if (setjmp(e->out_of_memory) != 0) return say(e->request, ASSAY_BACKEND_ERROR, "out of memory");
@@ -216,6 +225,8 @@ int assay_backend_run(const assay_backend_request *request)
     if (!find_bug(&e.bug, getenv("ASSAY_EXAMPLE_BUG")))
         return say(request, ASSAY_BACKEND_ERROR, "ASSAY_EXAMPLE_BUG may be%s", BUG_TABLE(X));
 #undef X
+    if (!find_variant(&e.variant, getenv("ASSAY_EXAMPLE_VARIANT")))
+        return say(request, ASSAY_BACKEND_ERROR, "ASSAY_EXAMPLE_VARIANT may be bf16_router ascending_slots");
     for (int i = 0; i < OPERATION_COUNT; i++)
         if (is(request, "op", OPERATIONS[i].name)) o = &OPERATIONS[i];
     const char *missing = o == NULL ? setting(request, "op") : refusal(request, o);

@@ -39,6 +39,8 @@
     X(DV_NARROW_HEADS, "dv_narrow_heads", 54, "the last columns of dV lost where value heads are the narrower ones")   \
     X(MASKED_ROWS_NAN, "masked_rows_nan", 55, "a row that sees no key divided by its sum, 0")                          \
     X(ROUTER_GRADIENT_MISSING, "router_gradient_missing", 59, "no gradient through the routing weights")               \
+    X(TIES_TO_HIGHER, "ties_to_higher", 0,  "of experts that tie the higher index first")                              \
+    X(WRONG_EXPERT, "wrong_expert", 0, "the last choice passed over for the next best")                                \
     X(MASK_OFF_BY_ONE, "mask_off_by_one", 0, "a query sees the next key as well")                                      \
     X(LAST_KEYS_DROPPED, "last_keys_dropped", 0, "keys cut to a multiple of the tile")                                 \
     X(KV_NORM_OMITTED, "kv_norm_omitted", 0, "the latent of keys and values not normalised")                           \
@@ -52,6 +54,13 @@ enum bug {
         BUG_COUNT
 };
 
+/* ASSAY_EXAMPLE_VARIANT: no errors, but other choices that a backend may make. */
+enum variant {
+    NO_VARIANT,
+    BF16_ROUTER,    /* "bf16_router": logits, scores and weights in bfloat16 (the profile bf16_router) */
+    ASCENDING_SLOTS /* "ascending_slots": a token's experts by ascending id */
+};
+
 /* The names below stay inside the shared object. */
 #pragma GCC visibility push(hidden)
 
@@ -59,6 +68,7 @@ enum bug {
 typedef struct example {
     const assay_backend_request *request;
     enum bug bug;
+    enum variant variant;
     int64_t batch, sequence, tokens; /* B, S, T = B*S */
     void **blocks;                   /* memory of the call */
     int count, room;
@@ -192,6 +202,7 @@ void mlp_backward(example *e, const mlp *m, float *d_x);
 typedef struct moe {
     char weights[96], results[32];
     enum bug bug;
+    enum variant variant;
     int64_t batch, sequence, tokens, emb, hidden, shared_hidden, experts, chosen; /* B, S, T, D, H, F, E, K */
     bool deepseek, weights_from_biased, divide, groups_by_max, sigmoid, softmax;
     int64_t groups, groups_kept;

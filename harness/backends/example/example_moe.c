@@ -108,7 +108,7 @@ static void set_up(example *e, moe *m)
 
 void moe_forward(example *e, moe *m, const char *weights, const char *results, float *x, float *y)
 {
-    *m = (moe){.x = x, .bug = e->bug};
+    *m = (moe){.x = x, .bug = e->bug, .variant = e->variant};
     snprintf(m->weights, sizeof m->weights, "%s", weights);
     snprintf(m->results, sizeof m->results, "%s", results);
     set_up(e, m);

@@ -16,12 +16,22 @@ static float group_score(const float *values, int64_t count, bool by_max)
 }
 
 /* The index of the largest value, the lower one of equals. */
-static int32_t largest(const float *values, int64_t count)
+static int32_t largest(const moe *m, const float *values, int64_t count)
 {
     int32_t best = 0;
     for (int32_t i = 1; i < count; i++)
-        if (values[i] > values[best]) best = i;
+        if (values[i] > values[best] || (m->bug == TIES_TO_HIGHER && values[i] == values[best])) best = i;
     return best;
+}
+
+static void sort_ascending(int32_t *ids, int64_t count)
+{
+    for (int64_t i = 1; i < count; i++) {
+        const int32_t id = ids[i];
+        int64_t place = i;
+        for (; place > 0 && ids[place - 1] > id; place--) ids[place] = ids[place - 1];
+        ids[place] = id;
+    }
 }
 
 static void choose(const moe *m, int32_t *selected, const float *biased, float *candidates, float *group_scores)
@@ -30,14 +40,16 @@ static void choose(const moe *m, int32_t *selected, const float *biased, float *
     for (int64_t e = 0; e < m->experts; e++) candidates[e] = m->bug == GROUP_FILL_ZERO ? 0 : -INFINITY;
     for (int64_t g = 0; g < m->groups; g++) group_scores[g] = group_score(biased + g * size, size, m->groups_by_max);
     for (int64_t i = 0; i < m->groups_kept; i++) {
-        const int64_t g = largest(group_scores, m->groups);
+        const int64_t g = largest(m, group_scores, m->groups);
         memcpy(candidates + g * size, biased + g * size, (size_t)size * sizeof *biased);
         group_scores[g] = -INFINITY;
     }
     for (int64_t k = 0; k < m->chosen; k++) {
-        selected[k] = largest(candidates, m->experts);
+        selected[k] = largest(m, candidates, m->experts);
         candidates[selected[k]] = -INFINITY;
     }
+    if (m->bug == WRONG_EXPERT) selected[m->chosen - 1] = largest(m, candidates, m->experts);
+    if (m->variant == ASCENDING_SLOTS) sort_ascending(selected, m->chosen);
 }
 
 static float divisor(const moe *m, const float *gathered)
@@ -50,15 +62,19 @@ static float divisor(const moe *m, const float *gathered)
 void routing_forward(example *e, moe *m)
 {
     const int64_t E = m->experts, K = m->chosen;
+    const int64_t rounded = m->variant == BF16_ROUTER ? E : 0; /* of a row */
     float *candidates = take(e, E), *group_scores = take(e, m->groups);
     product(m->logits, E, m->tokens, E, m->emb, (matrix){m->x, m->emb, 1}, (matrix){m->gate, E, 1});
     for (int64_t t = 0; t < m->tokens; t++) {
         float *scores = m->scores + t * E, *biased = m->biased + t * E, *gathered = m->gathered + t * K;
         int32_t *selected = m->selected + t * K;
-        const float *logits = m->logits + t * E;
+        float *logits = m->logits + t * E;
+        round_bf16(logits, rounded);
         for (int64_t i = 0; i < E; i++) scores[i] = m->sigmoid ? sigmoid(logits[i]) : logits[i];
         if (m->softmax) softmax(scores, logits, E);
+        round_bf16(scores, rounded);
         for (int64_t i = 0; i < E; i++) biased[i] = scores[i] + m->bias[i];
+        round_bf16(biased, rounded);
         choose(m, selected, biased, candidates, group_scores);
         for (int64_t k = 0; k < K; k++) {
             gathered[k] = m->weights_from_biased ? biased[selected[k]] : scores[selected[k]];
@@ -66,6 +82,7 @@ void routing_forward(example *e, moe *m)
         }
         if (!m->deepseek) softmax(gathered, gathered, K);
         for (int64_t k = 0; k < K; k++) m->weights_of[t * K + k] = gathered[k] / divisor(m, gathered) * m->factor;
+        if (m->variant == BF16_ROUTER) round_bf16(m->weights_of + t * K, K);
     }
     int64_t place = 0;
     for (int32_t expert = 0; expert < E; expert++)

@@ -26,7 +26,7 @@ static void test_reading(void **state)
     c.in.reads = 0;
     sharded_case_run(&ctx, &c, &sharding, &out);
     assert_int_equal(c.in.reads, 24 * 6 + 6 * 4 + 4);
-    assert_int_equal(out.count, 10);
+    assert_int_equal(out.count, 11);
     memory_store_free(&out);
     moe_case_free(&c);
 }

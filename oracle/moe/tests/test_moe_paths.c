@@ -267,7 +267,7 @@ static void test_reading(void **state)
     c.in.reads = 0;
     moe_case_run(&ctx, &c, &out, precisions, 2);
     assert_int_equal(c.in.reads, 8 * 6 + 6 * 4 + 4);
-    assert_int_equal(out.count, 5);
+    assert_int_equal(out.count, 6);
     memory_store_free(&out);
     moe_case_free(&c);
 }

@@ -18,4 +18,28 @@ while read -r bug case where; do
   ASSAY_EXAMPLE_BUG=$bug expect 1 run "$case" --set profiles=bf16 --backend "$backend" --quiet
   prints "^FAIL *$case *$where:"
 done <<<"$table"
+# Other choices than the golden's, which a correct backend may make: the golden is evaluated again given them.
+again="compared with the golden evaluated again given the candidate's choice"
+near='moe/near-ties-bf16 moe/near-ties-bf16-groups'
+ASSAY_EXAMPLE_VARIANT=ascending_slots expect 0 run moe/small moe/near-ties moe/deepseek3-groups deepseek_layer/moe $near \
+  --set profiles=bf16 --precision bf16 --backend "$backend" --quiet -v
+[ "$(grep -c "routing: .* 0 admissible, 0 wrong; $again" "$work/out")" -eq 6 ] || complain "six cases evaluated again"
+ASSAY_EXAMPLE_VARIANT=bf16_router expect 0 run $near --precision bf16_router --backend "$backend" --quiet -v
+[ "$(grep -c "routing: .* exact, [1-9][0-9]* admissible, 0 wrong; $again" "$work/out")" -eq 2 ] || complain "admissible choices"
+# ... which the profile bf16 does not claim
+ASSAY_EXAMPLE_VARIANT=bf16_router expect 1 run $near --precision bf16 --backend "$backend" --quiet
+prints "^FAIL *moe/near-ties-bf16 *routing/selected_experts: token .* times what errors allow"
+ASSAY_EXAMPLE_BUG=ties_to_higher expect 1 run moe/near-ties --backend "$backend" --quiet --keep "$work/kept" \
+  --json "$work/ties.json" --junit "$work/ties.xml"
+prints "^FAIL *moe/near-ties *routing/selected_experts: token .* ties with it exactly: the lower index comes first"
+grep -q '"wrong":[[:space:]]*[1-9]' "$work/ties.json" || complain "wrong tokens expected in JSON"
+grep -q '<property name="routing" value="12 tokens: ' "$work/ties.xml" || complain "routing expected in JUnit"
+# assay compare says the same
+expect 1 compare "$work"/kept/moe-near-ties.golden.h5 "$work"/kept/moe-near-ties.candidate.h5
+prints "ties with it exactly: the lower index comes first"
+ASSAY_EXAMPLE_VARIANT=ascending_slots expect 0 run moe/small --backend "$backend" --quiet --keep "$work/kept"
+expect 0 compare "$work"/kept/moe-small.golden.h5 "$work"/kept/moe-small.candidate.h5
+prints "$again"
+ASSAY_EXAMPLE_VARIANT=other expect 1 run moe/small --backend "$backend" --quiet
+prints "ASSAY_EXAMPLE_VARIANT may be"
 echo "$checks calls"

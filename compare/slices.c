@@ -1,0 +1,72 @@
+#include "compare/slices.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "compare/outliers.h"
+
+const char *assay_statistic_name(int statistic)
+{
+    static const char *const names[] = {"size", "bias", "slope", "sign", "row", "tile"};
+    return statistic < ASSAY_STATISTIC_AXIS ? names[statistic] : "axis";
+}
+
+/* One index of an axis, by the letter that the axis has in fixtures. */
+static void index_text(const assay_tensor_result *result, int axis, int64_t index, char text[ASSAY_SLICE_TEXT])
+{
+    static const char *const words[][2] = {{"B", "batch"},  {"S", "token"}, {"T", "token"},    {"T*K", "copy"},
+                                           {"E", "expert"}, {"N", "head"},  {"E/P", "expert"}, {"shard", "shard"},
+                                           {"G", "group"},  {"K", "choice"}};
+    const char *label = result->axis_labels[axis];
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
+        if (strcmp(words[i][0], label) != 0) continue;
+        snprintf(text, ASSAY_SLICE_TEXT, "%s %" PRId64, words[i][1], index);
+        return;
+    }
+    if (axis == result->spec.shape.rank - 1) {
+        snprintf(text, ASSAY_SLICE_TEXT, "column %" PRId64, index);
+    } else if (label[0] != '\0') {
+        snprintf(text, ASSAY_SLICE_TEXT, "index %" PRId64 " of axis %s", index, label);
+    } else {
+        snprintf(text, ASSAY_SLICE_TEXT, "index %" PRId64 " of axis %d", index, axis);
+    }
+}
+
+void assay_slice_text(const assay_tensor_result *result, int statistic, char text[ASSAY_SLICE_TEXT])
+{
+    const assay_shape *shape = &result->spec.shape;
+    const int64_t slice = result->statistics[statistic].slice;
+    text[0] = '\0';
+    if (statistic >= ASSAY_STATISTIC_AXIS) {
+        index_text(result, statistic - ASSAY_STATISTIC_AXIS, slice, text);
+    } else if (statistic == ASSAY_STATISTIC_TILE) {
+        const int64_t last = shape->dims[shape->rank - 1], end = (slice + 1) * ASSAY_TILE;
+        snprintf(text, ASSAY_SLICE_TEXT, "columns %" PRId64 "-%" PRId64, slice * ASSAY_TILE,
+                 (end < last ? end : last) - 1);
+    } else if (statistic == ASSAY_STATISTIC_ROW) {
+        char row[ASSAY_INDEX_TEXT];
+        assay_row_text(shape, slice, row);
+        snprintf(text, ASSAY_SLICE_TEXT, "row %s", row);
+    }
+}
+
+void assay_statistic_text(const assay_tensor_result *result, int statistic, char text[ASSAY_SLICE_TEXT])
+{
+    const assay_statistic_result *s = &result->statistics[statistic];
+    if (assay_statistic_is_size(statistic)) {
+        snprintf(text, ASSAY_SLICE_TEXT, "RMS of error / deviation %.3g, of a correct implementation up to %.3g",
+                 exp(s->value), exp(s->most));
+    } else if (statistic == ASSAY_STATISTIC_BIAS) {
+        snprintf(text, ASSAY_SLICE_TEXT,
+                 "mean of error / deviation %.3g, of a correct implementation %.3g to %.3g", s->value, s->least,
+                 s->most);
+    } else if (statistic == ASSAY_STATISTIC_SLOPE) {
+        snprintf(text, ASSAY_SLICE_TEXT, "%.6g times the golden, a correct implementation 1%+.3g to 1%+.3g",
+                 1 + s->value, s->least, s->most);
+    } else {
+        snprintf(text, ASSAY_SLICE_TEXT, "%.3g of the errors are positive, of a correct implementation %.3g to %.3g",
+                 0.5 + s->value, fmax(0.5 + s->least, 0), fmin(0.5 + s->most, 1));
+    }
+}

@@ -1,0 +1,265 @@
+#include "compare/statistics.h"
+
+#include <float.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "oracle/arithmetic/elementary.h"
+#include "oracle/base/memory.h"
+
+/* The logarithm of an RMS of 0. */
+#define LEAST_RMS 0x1p-60
+
+enum { PIECE = 512 }; /* elements at a time */
+
+int assay_statistics_count(const assay_shape *shape)
+{
+    return ASSAY_STATISTIC_AXIS + shape->rank;
+}
+
+bool assay_statistic_is_size(int statistic)
+{
+    return statistic == ASSAY_STATISTIC_SIZE || statistic >= ASSAY_STATISTIC_ROW;
+}
+
+/* Sums for each index of a longer axis would be no small memory. */
+static bool axis_is_summed(const assay_shape *shape, int axis)
+{
+    return shape->dims[axis] <= ASSAY_LONGEST_AXIS;
+}
+
+static int axes_above_one(const assay_shape *shape)
+{
+    int count = 0;
+    for (int axis = 0; axis < shape->rank; axis++) count += shape->dims[axis] > 1;
+    return count;
+}
+
+bool assay_statistic_counts(const assay_shape *shape, int statistic)
+{
+    const int last = shape->rank - 1, above_one = axes_above_one(shape);
+    if (statistic == ASSAY_STATISTIC_ROW) return last >= 0 && above_one - (shape->dims[last] > 1) > 1;
+    if (statistic == ASSAY_STATISTIC_TILE) return last >= 0 && shape->dims[last] > ASSAY_TILE && axis_is_summed(shape, last);
+    if (statistic < ASSAY_STATISTIC_AXIS) return true;
+    const int axis = statistic - ASSAY_STATISTIC_AXIS;
+    return shape->dims[axis] > 1 && axis_is_summed(shape, axis);
+}
+
+assay_status assay_statistics_start(assay_context *ctx, const assay_shape *shape, double unit, double tiny,
+                                    assay_statistics_pass *pass)
+{
+    int64_t total = 0;
+    *pass = (assay_statistics_pass){.shape = *shape, .unit = unit, .tiny = tiny};
+    pass->length = shape->rank == 0 ? 1 : shape->dims[shape->rank - 1];
+    for (int axis = 0; axis < shape->rank; axis++) total += axis_is_summed(shape, axis) ? shape->dims[axis] : 0;
+    assay_status status = assay_alloc_f64(ctx, "statistics of errors", 2 * total + 1, &pass->memory);
+    RETURN_IF(status != ASSAY_OK, status);
+    double *next = pass->memory;
+    for (int axis = 0; axis < shape->rank; axis++) {
+        if (!axis_is_summed(shape, axis)) continue;
+        pass->squares[axis] = next;
+        pass->counts[axis] = next + shape->dims[axis];
+        next += 2 * shape->dims[axis];
+    }
+    assay_statistics_restart(pass);
+    return ASSAY_OK;
+}
+
+void assay_statistics_restart(assay_statistics_pass *pass)
+{
+    for (int axis = 0; axis < pass->shape.rank; axis++) {
+        pass->index[axis] = 0;
+        if (pass->squares[axis] == NULL) continue;
+        for (int64_t i = 0; i < pass->shape.dims[axis]; i++) pass->squares[axis][i] = pass->counts[axis][i] = 0;
+    }
+    pass->column = pass->row = 0;
+    for (int lane = 0; lane < ASSAY_LANES; lane++) {
+        pass->row_squares[lane] = pass->row_count[lane] = 0;
+        pass->signed_sum[lane] = pass->products[lane] = pass->weights[lane] = 0;
+        pass->positive[lane] = pass->negative[lane] = 0;
+    }
+    pass->all = pass->count = 0;
+    pass->worst_row = 0;
+    pass->worst_row_count = 1;
+    pass->worst_row_index = 0;
+}
+
+static double add_lanes(const double lanes[ASSAY_LANES])
+{
+    return ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) + ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]));
+}
+
+static void end_row(assay_statistics_pass *pass)
+{
+    const int last = pass->shape.rank - 1;
+    const double squares = add_lanes(pass->row_squares), count = add_lanes(pass->row_count);
+    for (int lane = 0; lane < ASSAY_LANES; lane++) pass->row_squares[lane] = pass->row_count[lane] = 0;
+    for (int axis = 0; axis < last; axis++) {
+        if (pass->squares[axis] == NULL) continue;
+        pass->squares[axis][pass->index[axis]] += squares;
+        pass->counts[axis][pass->index[axis]] += count;
+    }
+    if (squares * pass->worst_row_count > pass->worst_row * count) {
+        pass->worst_row = squares;
+        pass->worst_row_count = count;
+        pass->worst_row_index = pass->row;
+    }
+    pass->all += squares;
+    pass->count += count;
+    pass->column = 0;
+    pass->row++;
+    for (int axis = last - 1; axis >= 0; axis--) {
+        if (++pass->index[axis] < pass->shape.dims[axis]) break;
+        pass->index[axis] = 0;
+    }
+}
+
+void assay_statistics_weigh(const assay_statistics_pass *pass, int64_t count, const double *golden, const double *scale,
+                            double *inverse)
+{
+    for (int64_t i = 0; i < count; i++) {
+        const double rounding = pass->unit * fabs(golden[i]) + pass->tiny;
+        const double deviation = sqrt(scale[i] * scale[i] + rounding * rounding * (1.0 / 3.0));
+        const bool counts = (scale[i] > 0) & (deviation > 0) & (deviation <= DBL_MAX);
+        inverse[i] = counts ? 1 / deviation : 0;
+    }
+}
+
+/* What an element adds to the sums. */
+typedef struct piece {
+    double r[PIECE], size[PIECE], counts[PIECE];
+} piece;
+
+static void measure(int64_t count, const double *golden, const double *candidate, const double *inverse, piece *p)
+{
+    for (int64_t i = 0; i < count; i++) {
+        const double r = (candidate[i] - golden[i]) * inverse[i];
+        const bool counts = (inverse[i] > 0) & (fabs(r) <= DBL_MAX);
+        p->r[i] = counts ? r : 0;
+        p->size[i] = counts ? golden[i] * inverse[i] : 0;
+        p->counts[i] = counts ? 1 : 0;
+    }
+}
+
+static inline void add_element(assay_statistics_pass *pass, const piece *p, int64_t i, int64_t lane)
+{
+    const double r = p->r[i], size = p->size[i];
+    pass->row_squares[lane] += r * r;
+    pass->row_count[lane] += p->counts[i];
+    pass->signed_sum[lane] += r;
+    pass->products[lane] += r * size;
+    pass->weights[lane] += size * size;
+    pass->positive[lane] += r > 0 ? 1 : 0;
+    pass->negative[lane] += r < 0 ? 1 : 0;
+}
+
+/* Elements of one row. An element's lane is that of its column, so that pieces make no difference. */
+static void add_to_row(assay_statistics_pass *pass, int64_t count, const piece *p)
+{
+    const int64_t to_lane_0 = -pass->column & (ASSAY_LANES - 1), head = to_lane_0 < count ? to_lane_0 : count;
+    const int64_t whole = head + (count - head) / ASSAY_LANES * ASSAY_LANES;
+    if (pass->shape.rank > 0 && pass->squares[pass->shape.rank - 1] != NULL) {
+        double *squares = pass->squares[pass->shape.rank - 1] + pass->column;
+        double *counts = pass->counts[pass->shape.rank - 1] + pass->column;
+        for (int64_t i = 0; i < count; i++) squares[i] += p->r[i] * p->r[i];
+        for (int64_t i = 0; i < count; i++) counts[i] += p->counts[i];
+    }
+    for (int64_t i = 0; i < head; i++) add_element(pass, p, i, (pass->column + i) & (ASSAY_LANES - 1));
+    for (int64_t i = head; i < whole; i += ASSAY_LANES) {
+        for (int64_t lane = 0; lane < ASSAY_LANES; lane++) add_element(pass, p, i + lane, lane);
+    }
+    for (int64_t i = whole; i < count; i++) add_element(pass, p, i, i - whole);
+    pass->column += count;
+}
+
+void assay_statistics_add(assay_statistics_pass *pass, int64_t count, const double *golden, const double *candidate,
+                          const double *inverse)
+{
+    piece p;
+    while (count > 0) {
+        const int64_t left = pass->length - pass->column, fit = left < PIECE ? left : PIECE;
+        const int64_t n = count < fit ? count : fit;
+        measure(n, golden, candidate, inverse, &p);
+        add_to_row(pass, n, &p);
+        if (pass->column == pass->length) end_row(pass);
+        golden += n, candidate += n, inverse += n;
+        count -= n;
+    }
+}
+
+static double log_rms(double squares, double count)
+{
+    return assay_log(fmax(sqrt(squares / fmax(count, 1)), LEAST_RMS));
+}
+
+/* The relative spread of an RMS of `count` independent errors. */
+static void set_size(assay_statistics *found, int statistic, double squares, double count, int64_t slice)
+{
+    found->values[statistic] = log_rms(squares, count);
+    found->slices[statistic] = slice;
+    found->least_spreads[statistic] = 1 / sqrt(2 * fmax(count, 1));
+}
+
+/* Of `slices` slices of `step` indices each the one with the largest RMS. */
+static void set_largest(assay_statistics *found, int statistic, const double *squares, const double *counts,
+                        int64_t length, int64_t step)
+{
+    double worst = 0, worst_count = 1;
+    int64_t slice = 0;
+    for (int64_t first = 0; first < length; first += step) {
+        double sum = 0, count = 0;
+        for (int64_t i = first; i < length && i < first + step; i++) {
+            sum += squares[i];
+            count += counts[i];
+        }
+        if (!(sum * worst_count > worst * count)) continue;
+        worst = sum, worst_count = count;
+        slice = first / step;
+    }
+    set_size(found, statistic, worst, worst_count, slice);
+}
+
+void assay_statistics_finish(const assay_statistics_pass *pass, assay_statistics *found)
+{
+    const assay_shape *shape = &pass->shape;
+    const int last = shape->rank - 1;
+    *found = (assay_statistics){0};
+    if (!(pass->count > 0)) return;
+    const double rms = sqrt(pass->all / pass->count), weights = add_lanes(pass->weights);
+    const double positive = add_lanes(pass->positive), signs = positive + add_lanes(pass->negative);
+    set_size(found, ASSAY_STATISTIC_SIZE, pass->all, pass->count, 0);
+    found->values[ASSAY_STATISTIC_BIAS] = add_lanes(pass->signed_sum) / pass->count;
+    found->least_spreads[ASSAY_STATISTIC_BIAS] = rms / sqrt(pass->count);
+    if (weights > 0) {
+        found->values[ASSAY_STATISTIC_SLOPE] = add_lanes(pass->products) / weights;
+        found->least_spreads[ASSAY_STATISTIC_SLOPE] = rms / sqrt(weights);
+    }
+    if (signs > 0) {
+        found->values[ASSAY_STATISTIC_SIGN] = positive / signs - 0.5;
+        found->least_spreads[ASSAY_STATISTIC_SIGN] = 0.5 / sqrt(signs);
+    }
+    set_size(found, ASSAY_STATISTIC_ROW, pass->worst_row, pass->worst_row_count, pass->worst_row_index);
+    if (last >= 0 && axis_is_summed(shape, last)) {
+        set_largest(found, ASSAY_STATISTIC_TILE, pass->squares[last], pass->counts[last], shape->dims[last],
+                    ASSAY_TILE);
+    }
+    for (int axis = 0; axis <= last; axis++) {
+        if (!axis_is_summed(shape, axis)) continue;
+        set_largest(found, ASSAY_STATISTIC_AXIS + axis, pass->squares[axis], pass->counts[axis], shape->dims[axis], 1);
+    }
+}
+
+void assay_statistics_free(assay_statistics_pass *pass)
+{
+    free(pass->memory);
+    *pass = (assay_statistics_pass){0};
+}
+
+double assay_statistic_deviation(int statistic, double value, const double expected[ASSAY_NULL_COLUMNS])
+{
+    const double low = expected[ASSAY_NULL_LOW], high = expected[ASSAY_NULL_HIGH];
+    double distance = value > high ? value - high : 0;
+    if (!assay_statistic_is_size(statistic) && value < low) distance = low - value;
+    return expected[ASSAY_NULL_SPREAD] > 0 ? distance / expected[ASSAY_NULL_SPREAD] : 0;
+}

@@ -1,0 +1,72 @@
+/* Statistics of the errors of a whole tensor and of its slices, in one pass, and how far out they are against those of
+ * correct implementations (docs/comparing.md). Memory grows with the axes' lengths up to
+ * ASSAY_LONGEST_AXIS, not with the tensor. */
+#ifndef ASSAY_COMPARE_STATISTICS_H
+#define ASSAY_COMPARE_STATISTICS_H
+
+#include "oracle/base/tensor.h"
+
+/* In the order of null/PROFILE/<path>. r is the error over its deviation, that of the scale and of the result's own
+ * rounding together; elements with a scale of 0, NaN or infinity do not count. Those of RMS are logarithms. */
+typedef enum assay_statistic {
+    ASSAY_STATISTIC_SIZE,  /* RMS of r */
+    ASSAY_STATISTIC_BIAS,  /* mean of r */
+    ASSAY_STATISTIC_SLOPE, /* of candidate on golden, weighted by 1 / deviation^2, minus 1 */
+    ASSAY_STATISTIC_SIGN,  /* positive errors' share of those that are not 0, minus 1/2 */
+    ASSAY_STATISTIC_ROW,   /* RMS of r over all indices of the last axis, in the row with the largest */
+    ASSAY_STATISTIC_TILE,  /* over 128 indices of the last axis and all of the others, in the tile with the largest */
+    ASSAY_STATISTIC_AXIS   /* and one for each axis: over one of its indices, the one with the largest */
+} assay_statistic;
+
+enum { ASSAY_LANES = 8, ASSAY_TILE = 128, ASSAY_LONGEST_AXIS = 1 << 20, ASSAY_STATISTICS = ASSAY_STATISTIC_AXIS + ASSAY_MAX_RANK };
+
+/* How many a tensor of this rank has. */
+int assay_statistics_count(const assay_shape *shape);
+/* Whether it says more than another: slices that are the whole tensor, or an axis' indices, do not; indices of an axis
+ * that is too long are not summed. */
+bool assay_statistic_counts(const assay_shape *shape, int statistic);
+/* An RMS fails when it is large, the others on either side. */
+bool assay_statistic_is_size(int statistic);
+
+/* Columns of null/PROFILE/<path>. A correct implementation is expected in [low, high], give or take a spread. */
+enum { ASSAY_NULL_LOW, ASSAY_NULL_HIGH, ASSAY_NULL_SPREAD, ASSAY_NULL_MEMBERS, ASSAY_NULL_COLUMNS };
+
+/* What a tensor's errors came to. Where nothing counts, every value is 0 and every least spread too. */
+typedef struct assay_statistics {
+    double values[ASSAY_STATISTICS];
+    int64_t slices[ASSAY_STATISTICS]; /* index of the row, tile or index along the axis with the largest RMS */
+    /* The spread that independent errors would have: no ensemble of a few members may claim a smaller one. */
+    double least_spreads[ASSAY_STATISTICS];
+} assay_statistics;
+
+/* One pass. The elements come in order, in pieces of any size; the result does not depend on the sizes. */
+typedef struct assay_statistics_pass {
+    assay_shape shape;
+    double unit, tiny; /* rounding of a result: unit * |golden| + tiny */
+    int64_t length;    /* of a row */
+    int64_t column, row, index[ASSAY_MAX_RANK];
+    double *squares[ASSAY_MAX_RANK], *counts[ASSAY_MAX_RANK]; /* of each index of an axis: sum of r^2, elements; NULL */
+    double row_squares[ASSAY_LANES], row_count[ASSAY_LANES]; /* a sum is in lanes: by the last axis' index modulo 8 */
+    double signed_sum[ASSAY_LANES], products[ASSAY_LANES], weights[ASSAY_LANES];
+    double positive[ASSAY_LANES], negative[ASSAY_LANES];
+    double all, count, worst_row, worst_row_count;
+    int64_t worst_row_index;
+    double *memory;
+} assay_statistics_pass;
+
+assay_status assay_statistics_start(assay_context *ctx, const assay_shape *shape, double unit, double tiny,
+                                    assay_statistics_pass *pass);
+void assay_statistics_restart(assay_statistics_pass *pass); /* for another tensor of that shape */
+/* inverse[i] = 1 / deviation, or 0 for what does not count. */
+void assay_statistics_weigh(const assay_statistics_pass *pass, int64_t count, const double *golden, const double *scale,
+                            double *inverse);
+void assay_statistics_add(assay_statistics_pass *pass, int64_t count, const double *golden, const double *candidate,
+                          const double *inverse);
+void assay_statistics_finish(const assay_statistics_pass *pass, assay_statistics *found);
+void assay_statistics_free(assay_statistics_pass *pass); /* safe on a zeroed struct */
+
+/* Distance of a value from [low, high], in spreads; for an RMS 0 below. `expected`: a row of the null; one without a
+ * spread is not used (0). */
+double assay_statistic_deviation(int statistic, double value, const double expected[ASSAY_NULL_COLUMNS]);
+
+#endif

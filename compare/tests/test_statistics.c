@@ -1,0 +1,259 @@
+/* Statistics of errors against the plain formulas, and what they are there to see. */
+#include <math.h>
+#include <stdlib.h>
+
+#include "compare/statistics.h"
+#include "compare/tests/compare_test.h"
+#include "compare/thresholds.h"
+
+#define UNIT 0x1p-9
+#define TINY 0x1p-30
+
+typedef struct errors {
+    assay_shape shape;
+    int64_t count;
+    double *golden, *candidate, *scale, *inverse;
+} errors;
+
+static errors errors_of(int rank, const int64_t *dims)
+{
+    errors e = {.shape = {.rank = rank}};
+    for (int axis = 0; axis < rank; axis++) e.shape.dims[axis] = dims[axis];
+    e.count = assay_shape_count(&e.shape);
+    e.golden = calloc((size_t)e.count, sizeof *e.golden);
+    e.candidate = calloc((size_t)e.count, sizeof *e.candidate);
+    e.scale = calloc((size_t)e.count, sizeof *e.scale);
+    e.inverse = calloc((size_t)e.count, sizeof *e.inverse);
+    assert_true(e.golden != NULL && e.candidate != NULL && e.scale != NULL && e.inverse != NULL);
+    for (int64_t i = 0; i < e.count; i++) {
+        e.golden[i] = draw(3, "golden", i);
+        e.scale[i] = 0.01 * (1.5 + draw(3, "scale", i));
+        e.candidate[i] = e.golden[i] + e.scale[i] * draw_normal(3, "error", i);
+    }
+    return e;
+}
+
+static void errors_free(errors *e)
+{
+    free(e->golden);
+    free(e->candidate);
+    free(e->scale);
+    free(e->inverse);
+}
+
+/* In pieces of this size. */
+static assay_statistics measure(const errors *e, int64_t piece)
+{
+    assay_context ctx = {.threads = 1};
+    assay_statistics_pass pass;
+    assay_statistics found;
+    assert_ok(&ctx, assay_statistics_start(&ctx, &e->shape, UNIT, TINY, &pass));
+    for (int64_t first = 0; first < e->count; first += piece) {
+        const int64_t n = e->count - first < piece ? e->count - first : piece;
+        assay_statistics_weigh(&pass, n, e->golden + first, e->scale + first, e->inverse + first);
+        assay_statistics_add(&pass, n, e->golden + first, e->candidate + first, e->inverse + first);
+    }
+    assay_statistics_finish(&pass, &found);
+    assay_statistics_free(&pass);
+    return found;
+}
+
+static double ratio(const errors *e, int64_t i, double *size)
+{
+    const double rounding = UNIT * fabs(e->golden[i]) + TINY;
+    const double deviation = sqrt(e->scale[i] * e->scale[i] + rounding * rounding / 3);
+    const double r = (e->candidate[i] - e->golden[i]) / deviation;
+    const bool counts = e->scale[i] > 0 && isfinite(r);
+    *size = counts ? e->golden[i] / deviation : 0;
+    return counts ? r : NAN;
+}
+
+/* Logarithm of the largest RMS over the slices to which `of` assigns elements. */
+static double largest_of(const errors *e, int64_t slices, int64_t (*of)(const errors *e, int64_t i, int axis), int axis,
+                         int64_t *where)
+{
+    double largest = 0;
+    *where = 0;
+    for (int64_t slice = 0; slice < slices; slice++) {
+        double sum = 0, count = 0, size;
+        for (int64_t i = 0; i < e->count; i++) {
+            const double r = ratio(e, i, &size);
+            if (of(e, i, axis) != slice || isnan(r)) continue;
+            sum += r * r, count++;
+        }
+        if (count == 0 || sum / count <= largest) continue;
+        largest = sum / count;
+        *where = slice;
+    }
+    return log(fmax(sqrt(largest), 0x1p-60));
+}
+
+static int64_t index_on_axis(const errors *e, int64_t i, int axis)
+{
+    for (int a = e->shape.rank - 1; a > axis; a--) i /= e->shape.dims[a];
+    return i % e->shape.dims[axis];
+}
+
+static int64_t row_of(const errors *e, int64_t i, int axis)
+{
+    (void)axis;
+    return i / e->shape.dims[e->shape.rank - 1];
+}
+
+static int64_t tile_of(const errors *e, int64_t i, int axis)
+{
+    return index_on_axis(e, i, axis) / ASSAY_TILE;
+}
+
+static void check_largest(const assay_statistics *found, int statistic, double expected, int64_t slice)
+{
+    assert_close(&found->values[statistic], &expected, 1, 1e-12, 1e-12);
+    assert_int_equal(found->slices[statistic], slice);
+}
+
+static void check(const errors *e)
+{
+    const assay_statistics found = measure(e, e->count);
+    double sum = 0, squares = 0, products = 0, weights = 0, positive = 0, signs = 0, count = 0, size;
+    const int last = e->shape.rank - 1;
+    int64_t slice;
+    for (int64_t i = 0; i < e->count; i++) {
+        const double r = ratio(e, i, &size);
+        if (isnan(r)) continue;
+        count++, sum += r, squares += r * r, products += r * size, weights += size * size;
+        positive += r > 0, signs += r != 0;
+    }
+    const double expected[] = {log(sqrt(squares / count)), sum / count, products / weights, positive / signs - 0.5};
+    assert_close(found.values, expected, 4, 1e-12, 1e-12);
+    const double row = largest_of(e, e->count / e->shape.dims[last], row_of, 0, &slice);
+    check_largest(&found, ASSAY_STATISTIC_ROW, row, slice);
+    const double tile = largest_of(e, (e->shape.dims[last] + ASSAY_TILE - 1) / ASSAY_TILE, tile_of, last, &slice);
+    check_largest(&found, ASSAY_STATISTIC_TILE, tile, slice);
+    for (int axis = 0; axis <= last; axis++) {
+        const double value = largest_of(e, e->shape.dims[axis], index_on_axis, axis, &slice);
+        check_largest(&found, ASSAY_STATISTIC_AXIS + axis, value, slice);
+    }
+}
+
+static void the_plain_formulas(void **state)
+{
+    static const int64_t shapes[][3] = {{1, 1, 1}, {1, 1, 7}, {3, 5, 1}, {2, 3, 131}, {1, 2, 513}, {13, 1, 8}};
+    (void)state;
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        errors e = errors_of(3, shapes[i]);
+        check(&e);
+        errors_free(&e);
+    }
+}
+
+static void what_does_not_count(void **state)
+{
+    errors e = errors_of(2, DIMS(5, 150));
+    (void)state;
+    for (int64_t i = 0; i < e.count; i += 7) e.scale[i] = 0;
+    e.candidate[3] = NAN, e.candidate[400] = INFINITY, e.golden[5] = NAN;
+    check(&e);
+    for (int64_t i = 0; i < e.count; i++) e.scale[i] = 0;
+    const assay_statistics found = measure(&e, e.count);
+    for (int s = 0; s < ASSAY_STATISTICS; s++) assert_true(found.values[s] == 0 && found.least_spreads[s] == 0);
+    errors_free(&e);
+}
+
+static void pieces_make_no_difference(void **state)
+{
+    static const int64_t pieces[] = {1, 3, 8, 511, 512, 513, 1000};
+    errors e = errors_of(3, DIMS(3, 4, 131));
+    const assay_statistics whole = measure(&e, e.count);
+    (void)state;
+    for (size_t i = 0; i < sizeof pieces / sizeof *pieces; i++) {
+        const assay_statistics found = measure(&e, pieces[i]);
+        assert_memory_equal(&found, &whole, sizeof found);
+    }
+    errors_free(&e);
+}
+
+/* A slice that is wrong shows in its own statistic, and in which. */
+static void slices_are_seen(void **state)
+{
+    (void)state;
+    errors e = errors_of(3, DIMS(4, 16, 256));
+    for (int64_t i = 0; i < e.count; i++) {
+        if (index_on_axis(&e, i, 1) == 11) e.candidate[i] += 3 * e.scale[i];
+    }
+    assay_statistics found = measure(&e, e.count);
+    assert_int_equal(found.slices[ASSAY_STATISTIC_AXIS + 1], 11);
+    assert_true(found.values[ASSAY_STATISTIC_AXIS + 1] > log(2.5));
+    assert_true(found.values[ASSAY_STATISTIC_SIZE] < log(1.4));
+    errors_free(&e);
+    e = errors_of(2, DIMS(64, 256));
+    for (int64_t i = 0; i < e.count; i++) e.candidate[i] *= index_on_axis(&e, i, 1) >= 128 ? 1.02 : 1;
+    found = measure(&e, e.count);
+    assert_int_equal(found.slices[ASSAY_STATISTIC_TILE], 1);
+    errors_free(&e);
+}
+
+static void axes_that_are_too_long(void **state)
+{
+    (void)state;
+    const int64_t longest = ASSAY_LONGEST_AXIS;
+    const assay_shape fits = assay_shape_of(2, (int64_t)3, longest),
+                      long_last = assay_shape_of(2, (int64_t)3, longest + 1),
+                      long_first = assay_shape_of(2, longest + 1, (int64_t)129);
+    assert_true(assay_statistic_counts(&fits, ASSAY_STATISTIC_AXIS + 1));
+    assert_true(assay_statistic_counts(&fits, ASSAY_STATISTIC_TILE));
+    assert_false(assay_statistic_counts(&long_last, ASSAY_STATISTIC_AXIS + 1));
+    assert_false(assay_statistic_counts(&long_last, ASSAY_STATISTIC_TILE));
+    assert_true(assay_statistic_counts(&long_last, ASSAY_STATISTIC_AXIS));
+    assert_false(assay_statistic_counts(&long_first, ASSAY_STATISTIC_AXIS));
+    assert_true(assay_statistic_counts(&long_first, ASSAY_STATISTIC_TILE));
+    errors e = errors_of(2, DIMS(2, ASSAY_LONGEST_AXIS + 1));
+    e.candidate[5] += 100;
+    assay_statistics found = measure(&e, 1 << 16);
+    assert_true(found.values[ASSAY_STATISTIC_AXIS] > found.values[ASSAY_STATISTIC_SIZE]);
+    assert_int_equal(found.slices[ASSAY_STATISTIC_AXIS], 0);
+    assert_true(found.values[ASSAY_STATISTIC_AXIS + 1] == 0 && found.values[ASSAY_STATISTIC_TILE] == 0);
+    errors_free(&e);
+    e = errors_of(2, DIMS(ASSAY_LONGEST_AXIS + 1, 2));
+    found = measure(&e, 1 << 16);
+    assert_true(found.values[ASSAY_STATISTIC_AXIS] == 0);
+    errors_free(&e);
+}
+
+/* Ten statistics share a third of 0.06, half of it on either side: Student's t from a table for 3 members, and the
+ * Gaussian quantile for very many. */
+static void quantiles(void **state)
+{
+    (void)state;
+    const assay_thresholds t = assay_thresholds_of(0.06, 10, 10, 10);
+    assert_true(fabs(t.statistic_tail - 0.001) < 1e-15);
+    const double two_freedoms = assay_statistic_quantile(&t, 3) / sqrt(4.0 / 3),
+                 many = assay_statistic_quantile(&t, 1e9);
+    assert_true(fabs(two_freedoms - 22.327) < 1e-3);
+    assert_true(fabs(many - 3.0902) < 1e-4);
+}
+
+static void deviations(void **state)
+{
+    (void)state;
+    const double row[ASSAY_NULL_COLUMNS] = {-1, 2, 0.5, 16}, unused[ASSAY_NULL_COLUMNS] = {0};
+    assert_true(assay_statistic_deviation(ASSAY_STATISTIC_BIAS, 0, row) == 0);
+    assert_true(assay_statistic_deviation(ASSAY_STATISTIC_BIAS, 3, row) == 2);
+    assert_true(assay_statistic_deviation(ASSAY_STATISTIC_BIAS, -2, row) == 2);
+    assert_true(assay_statistic_deviation(ASSAY_STATISTIC_SIZE, 3, row) == 2);
+    assert_true(assay_statistic_deviation(ASSAY_STATISTIC_SIZE, -9, row) == 0);
+    assert_true(assay_statistic_deviation(ASSAY_STATISTIC_BIAS, 9, unused) == 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_plain_formulas),
+        cmocka_unit_test(what_does_not_count),
+        cmocka_unit_test(pieces_make_no_difference),
+        cmocka_unit_test(slices_are_seen),
+        cmocka_unit_test(axes_that_are_too_long),
+        cmocka_unit_test(quantiles),
+        cmocka_unit_test(deviations),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

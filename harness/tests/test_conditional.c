@@ -1,0 +1,410 @@
+/* Candidates that chose other experts than the golden, or the same in another order: which are held against the golden
+ * evaluated again, and which are wrong. The candidates are the oracle's own results given such choices. */
+#include "compare/report.h"
+#include "harness/conditional.h"
+#include "harness/conditional_internal.h"
+#include "harness/tests/harness_test.h"
+
+#define PROFILE "bf16"
+
+/* A golden of the case, and a candidate made by the same oracle given choices that a test may change. */
+typedef struct trial {
+    assay_context ctx;
+    assay_case *c;
+    assay_plan plan;
+    char golden[TEST_PATH_SIZE], candidate[TEST_PATH_SIZE];
+    assay_conditional given;
+} trial;
+
+static trial trial_of(const test_folder *folder, const char *name, const char *set)
+{
+    trial t = {.ctx = assay_context_default(1)};
+    assay_fixture_reader *reader = NULL;
+    t.c = case_named(&t.ctx, name, set);
+    assert_ok(&t.ctx, assay_case_set(&t.ctx, t.c, "profiles=" PROFILE));
+    assert_ok(&t.ctx, assay_plan_make(&t.ctx, &t.plan, t.c));
+    snprintf(t.golden, sizeof t.golden, "%s/golden.h5", folder->path);
+    snprintf(t.candidate, sizeof t.candidate, "%s/candidate.h5", folder->path);
+    assert_ok(&t.ctx, assay_golden_write(&t.ctx, &t.plan, t.golden, NULL, true));
+    assert_ok(&t.ctx, assay_fixture_open(&t.ctx, t.golden, &reader));
+    t.given.routers = calloc((size_t)assay_fixture_count(reader), sizeof *t.given.routers);
+    assert_non_null(t.given.routers);
+    for (int i = 0; i < assay_fixture_count(reader); i++) {
+        const assay_tensor_spec *spec = assay_fixture_spec(reader, i);
+        if (strstr(spec->path, "/selected_experts") == NULL) continue;
+        assay_router_choice *r = &t.given.routers[t.given.count++];
+        *r = (assay_router_choice){.known = true,
+                                   .per_token = spec->shape.dims[2],
+                                   .tokens = spec->shape.dims[0] * spec->shape.dims[1]};
+        snprintf(r->path, sizeof r->path, "%s", spec->path);
+        r->experts = calloc((size_t)(r->tokens * r->per_token), sizeof *r->experts);
+        assert_non_null(r->experts);
+        assert_ok(&t.ctx, assay_fixture_read_i32(&t.ctx, reader, r->path, 0, r->tokens * r->per_token, r->experts));
+    }
+    assay_fixture_close(reader);
+    return t;
+}
+
+static void write_candidate(trial *t)
+{
+    assay_inputs inputs = {0};
+    assert_ok(&t->ctx, assay_inputs_open(&t->ctx, &inputs, t->c, &t->plan.list, NULL));
+    t->given.inputs = assay_inputs_source(&inputs);
+    const assay_source source = assay_conditional_source(&t->given);
+    assert_ok(&t->ctx, assay_golden_write_from(&t->ctx, &t->plan, t->candidate, &source, true));
+    assay_inputs_close(&inputs);
+}
+
+static assay_status try_compare(trial *t, bool conditionally, const assay_profile *profile, assay_report *report)
+{
+    assay_status status;
+    assay_fixture_reader *golden = NULL, *candidate = NULL, *against = NULL;
+    *report = (assay_report){0};
+    TRY(assay_fixture_open(&t->ctx, t->golden, &golden));
+    TRY(assay_fixture_open(&t->ctx, t->candidate, &candidate));
+    TRY(conditionally ? assay_compare_conditionally(&t->ctx, golden, candidate, profile, 1e-6, true, report, &against)
+                      : assay_compare(&t->ctx, golden, candidate, profile, 1e-6, report));
+cleanup:
+    assay_fixture_close(against);
+    assay_fixture_close(golden);
+    assay_fixture_close(candidate);
+    return status;
+}
+
+static assay_report compare(trial *t)
+{
+    assay_report report;
+    assert_ok(&t->ctx, try_compare(t, true, assay_profile_by_name(PROFILE), &report));
+    return report;
+}
+
+static void trial_free(trial *t)
+{
+    for (int i = 0; i < t->given.count; i++) free(t->given.routers[i].experts);
+    free(t->given.routers);
+    assay_plan_free(&t->plan);
+    assay_cases_free(t->c, 1);
+}
+
+static void reverse_slots(trial *t)
+{
+    for (int i = 0; i < t->given.count; i++) {
+        assay_router_choice *r = &t->given.routers[i];
+        for (int64_t token = 0; token < r->tokens; token++) {
+            int32_t *ids = r->experts + token * r->per_token;
+            for (int64_t k = 0; k < r->per_token / 2; k++) {
+                const int32_t first = ids[k];
+                ids[k] = ids[r->per_token - 1 - k];
+                ids[r->per_token - 1 - k] = first;
+            }
+        }
+    }
+}
+
+static void expect_again(const char *name, const assay_report *report, int64_t tokens, int64_t admissible)
+{
+    const assay_routing_summary *s = &report->routing;
+    if (report->verdict == ASSAY_PASS && s->judged && s->evaluated_again && s->tokens == tokens &&
+        s->exact == tokens - admissible && s->admissible == admissible && s->wrong == 0) {
+        return;
+    }
+    char text[512];
+    assay_routing_text(s, text);
+    fail_msg("%s: %s; %s", name, report->message, text);
+}
+
+/* The order of slots, in every operation that routes: weights, capacity, per-shard metadata follow. */
+static void another_order(void **state)
+{
+    static const char *const names[] = {"routing/factor-1",         "routing/saturated",    "moe/small",
+                                        "moe/deepseek3-tiny-dense", "moe/mixtral-capacity-tight",         "moe/mesh-expert2",
+                                        "deepseek_layer/moe",       "deepseek_stack/tiny-4-layers",
+                                        "deepseek_stack/batch-split", "deepseek_layer/mesh-expert4"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        trial t = trial_of(*state, names[i], NULL);
+        int64_t tokens = 0;
+        for (int r = 0; r < t.given.count; r++) tokens += t.given.routers[r].tokens;
+        reverse_slots(&t);
+        write_candidate(&t);
+        assay_report report = compare(&t);
+        expect_again(names[i], &report, tokens, 0);
+        assay_report_free(&report);
+        /* it is no other way of saying the same */
+        assert_ok(&t.ctx, try_compare(&t, false, assay_profile_by_name(PROFILE), &report));
+        assert_int_equal(report.verdict, ASSAY_FAIL);
+        assay_report_free(&report);
+        trial_free(&t);
+    }
+}
+
+/* The same choice costs nothing and is counted. */
+static void the_same_choice(void **state)
+{
+    trial t = trial_of(*state, "moe/small", NULL);
+    write_candidate(&t);
+    assay_report report = compare(&t);
+    assert_int_equal(report.verdict, ASSAY_PASS);
+    assert_true(report.routing.judged && !report.routing.evaluated_again);
+    assert_int_equal(report.routing.exact, 8);
+    assert_int_equal(report.routing.tokens, 8);
+    assay_report_free(&report);
+    trial_free(&t);
+}
+
+/* One expert in place of another, in the first router. */
+static void swap_one(trial *t, int32_t from, int32_t to, int64_t token)
+{
+    assay_router_choice *r = &t->given.routers[0];
+    for (int64_t k = 0; k < r->per_token; k++) {
+        if (r->experts[token * r->per_token + k] == from) r->experts[token * r->per_token + k] = to;
+    }
+}
+
+#define TWO_OF_FOUR                                                                                                     \
+    "case: two-of-four\nop: routing\nmodel: deepseek3-tiny\nconfig: {num_experts: 4, num_experts_per_tok: 2}\n"         \
+    "batch: 1\nsequence: 2\ndtype: float32\nprofiles: [bf16]\ninputs:\n  gate/bias: {distribution: constant, mean: 0}\n"
+
+/* Logits of two tokens given as values: which token may swap its second expert for which. */
+static void the_gap_decides(void **state)
+{
+    static const struct {
+        const char *logits;
+        int32_t from, to;
+        int admissible, wrong;
+        const char *message;
+    } table[] = {
+        /* a float32 router has errors of some 2^-24 of a score near 0.7 */
+        {"[1, 0.99999988, 0.99999976, -1, 2, 1, 0, -1]", 1, 2, 1, 0, ""},
+        {"[1, 0.9999, 0.9998, -1, 2, 1, 0, -1]", 1, 2, 0, 1,
+         "routing/selected_experts: token [0,0]: expert 2 chosen, better is 1: off by "},
+        {"[1, 0.5, 0.5, -1, 2, 1, 0, -1]", 1, 2, 0, 1,
+         "routing/selected_experts: token [0,0]: expert 2 chosen, expert 1 ties with it exactly: the lower index comes first"},
+        {"[1, 0.5, 0.25, -1, 2, 1, 0, -1]", 1, 3, 0, 1,
+         "routing/selected_experts: token [0,0]: expert 3 chosen, better is 1: off by "},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        char yaml[1024];
+        snprintf(yaml, sizeof yaml, TWO_OF_FOUR "  logits: {distribution: values, values: %s}\n", table[i].logits);
+        char file[TEST_PATH_SIZE];
+        snprintf(file, sizeof file, "%s/case.yml", ((test_folder *)*state)->path);
+        FILE *out = fopen(file, "w");
+        assert_non_null(out);
+        fputs(yaml, out);
+        assert_int_equal(fclose(out), 0);
+        trial t = trial_of(*state, file, NULL);
+        swap_one(&t, table[i].from, table[i].to, 0);
+        write_candidate(&t);
+        assay_report report = compare(&t);
+        const assay_routing_summary *s = &report.routing;
+        if (s->admissible != table[i].admissible || s->wrong != table[i].wrong ||
+            strncmp(s->message, table[i].message, strlen(table[i].message)) != 0) {
+            fail_msg("row %zu: %lld admissible, %lld wrong, %s", i, (long long)s->admissible, (long long)s->wrong,
+                     s->message);
+        }
+        assert_int_equal(report.verdict, table[i].wrong > 0 ? ASSAY_FAIL : ASSAY_PASS);
+        assert_true(s->evaluated_again == (table[i].wrong == 0));
+        if (table[i].wrong > 0) assert_string_equal(report.message, s->message);
+        assay_report_free(&report);
+        /* a profile to which all of those that tie are the same */
+        assay_profile any = *assay_profile_by_name(PROFILE);
+        any.any_of_tied = true;
+        assert_ok(&t.ctx, try_compare(&t, true, &any, &report));
+        const bool tie = strstr(table[i].message, "ties") != NULL;
+        assert_int_equal(report.routing.wrong, tie ? 0 : table[i].wrong);
+        assay_report_free(&report);
+        trial_free(&t);
+    }
+}
+
+/* An expert's scores in the second layer are those given the first layer's choice; a wrong one is named with its layer. */
+static void layers_follow_each_other(void **state)
+{
+    trial t = trial_of(*state, "deepseek_stack/tiny-4-layers", NULL);
+    const int last = t.given.count - 1;
+    assay_router_choice *r = &t.given.routers[last];
+    assert_true(last > 0);
+    int32_t other = 0;
+    for (int64_t k = 0; k < r->per_token; k++) {
+        if (r->experts[k] == other) {
+            other++;
+            k = -1;
+        }
+    }
+    r->experts[0] = other;
+    write_candidate(&t);
+    assay_report report = compare(&t);
+    assert_int_equal(report.verdict, ASSAY_FAIL);
+    assert_int_equal(report.routing.wrong, 1);
+    assert_non_null(strstr(report.message, r->path));
+    assert_non_null(strstr(report.message, "token [0,0]: expert "));
+    assay_report_free(&report);
+    trial_free(&t);
+}
+
+/* Opens the candidate's dataset of choices and writes what no oracle would. */
+static void overwrite(const char *file, const char *path, int64_t count, const int32_t *values)
+{
+    hid_t f = H5Fopen(file, H5F_ACC_RDWR, H5P_DEFAULT), d = H5Dopen2(f, path, H5P_DEFAULT);
+    assert_true(f >= 0 && d >= 0);
+    int32_t *all = calloc((size_t)count + 1, sizeof *all);
+    assert_non_null(all);
+    memcpy(all, values, (size_t)count * sizeof *all);
+    assert_true(H5Dwrite(d, H5T_NATIVE_INT32, H5S_ALL, H5S_ALL, H5P_DEFAULT, all) >= 0);
+    free(all);
+    H5Dclose(d);
+    H5Fclose(f);
+}
+
+static void no_choice_at_all(void **state)
+{
+    static const int32_t bad[][2] = {{-1, 0}, {0, 0}, {0, 1000}, {INT32_MAX, 1}};
+    trial t = trial_of(*state, "moe/small", NULL);
+    assay_router_choice *r = &t.given.routers[0];
+    assert_true(r->per_token >= 2);
+    write_candidate(&t);
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        const int64_t count = r->tokens * r->per_token;
+        int32_t *ids = calloc((size_t)count, sizeof *ids);
+        assert_non_null(ids);
+        memcpy(ids, r->experts, (size_t)count * sizeof *ids);
+        memcpy(ids + r->per_token, bad[i], sizeof bad[i]);
+        if (i == 1) ids[r->per_token + 1] = ids[r->per_token];
+        overwrite(t.candidate, r->path, count, ids);
+        free(ids);
+        assay_report report = compare(&t);
+        assert_int_equal(report.verdict, ASSAY_FAIL);
+        assert_int_equal(report.routing.wrong, 1);
+        assert_int_equal(report.routing.exact, r->tokens - 1);
+        assert_non_null(strstr(report.message, "token [0,1]: not "));
+        assert_non_null(strstr(report.message, " different experts of 0 to "));
+        assay_report_free(&report);
+    }
+    trial_free(&t);
+}
+
+/* Outputs that do not belong to the choice fail, though the choice may be made. */
+static void nothing_is_loosened(void **state)
+{
+    trial t = trial_of(*state, "moe/small", NULL);
+    const int64_t count = t.given.routers[0].tokens * t.given.routers[0].per_token;
+    write_candidate(&t); /* weights and rows in the golden's order */
+    reverse_slots(&t);
+    overwrite(t.candidate, t.given.routers[0].path, count, t.given.routers[0].experts);
+    assay_report report = compare(&t);
+    assert_int_equal(report.verdict, ASSAY_FAIL);
+    assert_int_equal(report.routing.wrong, 0);
+    assert_true(report.routing.evaluated_again);
+    assert_non_null(strstr(report.message, "routing/sorted_selected_experts"));
+    assay_report_free(&report);
+    trial_free(&t);
+}
+
+static void reports_say_it(void **state)
+{
+    trial t = trial_of(*state, "moe/small", NULL);
+    char *text = NULL, *json = NULL, *junit = NULL;
+    const assay_report_style style = {0};
+    reverse_slots(&t);
+    write_candidate(&t);
+    assay_report report = compare(&t);
+    assert_ok(&t.ctx, assay_report_text(&t.ctx, &report, &style, &text));
+    assert_ok(&t.ctx, assay_report_json(&t.ctx, 1, &report, &json));
+    assert_ok(&t.ctx, assay_report_junit(&t.ctx, 1, &report, &junit));
+    static const char line[] = "8 tokens: 8 exact, 0 admissible, 0 wrong; compared with the golden evaluated again given";
+    assert_non_null(strstr(text, line));
+    assert_non_null(strstr(json, "\"evaluated_again\":\ttrue"));
+    assert_non_null(strstr(junit, line));
+    free(text);
+    free(json);
+    free(junit);
+    assay_report_free(&report);
+    trial_free(&t);
+}
+
+/* A golden whose case nobody can evaluate: one line, and the verdict of before. */
+static void a_golden_of_another_kind(void **state)
+{
+    static const struct {
+        const char *attribute, *value, *said;
+    } table[] = {
+        {"engine", "abacus", "the attribute engine is missing or unknown"},
+        {"case_yaml", "op: nothing\n", "the golden cannot be evaluated given it: "},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        trial t = trial_of(*state, "moe/small", NULL);
+        reverse_slots(&t);
+        write_candidate(&t);
+        hid_t f = H5Fopen(t.golden, H5F_ACC_RDWR, H5P_DEFAULT), type = H5Tcopy(H5T_C_S1), space = H5Screate(H5S_SCALAR);
+        assert_true(H5Tset_size(type, strlen(table[i].value)) >= 0);
+        assert_true(H5Adelete(f, table[i].attribute) >= 0);
+        hid_t a = H5Acreate2(f, table[i].attribute, type, space, H5P_DEFAULT, H5P_DEFAULT);
+        assert_true(H5Awrite(a, type, table[i].value) >= 0);
+        H5Aclose(a);
+        H5Sclose(space);
+        H5Tclose(type);
+        H5Fclose(f);
+        assay_report report = compare(&t);
+        assert_int_equal(report.verdict, ASSAY_FAIL);
+        assert_false(report.routing.judged || report.routing.evaluated_again);
+        if (strstr(report.routing.message, table[i].said) == NULL) fail_msg("%s", report.routing.message);
+        assay_report_free(&report);
+        trial_free(&t);
+    }
+}
+
+static void threads_change_nothing(void **state)
+{
+    trial t = trial_of(*state, "deepseek_layer/moe", NULL);
+    char *texts[3] = {NULL};
+    reverse_slots(&t);
+    write_candidate(&t);
+    for (int i = 0; i < 3; i++) {
+        static const int threads[] = {1, 2, 7};
+        t.ctx.threads = threads[i];
+        assay_report report = compare(&t);
+        assert_ok(&t.ctx, assay_report_json(&t.ctx, 1, &report, &texts[i]));
+        assert_int_equal(t.ctx.threads, threads[i]);
+        assay_report_free(&report);
+    }
+    assert_string_equal(texts[0], texts[1]);
+    assert_string_equal(texts[0], texts[2]);
+    for (int i = 0; i < 3; i++) free(texts[i]);
+    trial_free(&t);
+}
+
+static void no_memory(void **state)
+{
+    trial t = trial_of(*state, "moe/small", NULL);
+    reverse_slots(&t);
+    swap_one(&t, t.given.routers[0].experts[0], t.given.routers[0].experts[0] == 0 ? 1 : 0, 0);
+    write_candidate(&t);
+    int64_t n = 0, step = 1;
+    for (;; n += step) {
+        assay_report report;
+        assay_fail_allocation(n);
+        const assay_status status = try_compare(&t, true, assay_profile_by_name(PROFILE), &report);
+        assay_fail_allocation(-1);
+        assay_report_free(&report);
+        if (!assay_allocation_failed()) {
+            assert_ok(&t.ctx, status);
+            break;
+        }
+        assert_int_equal(status, ASSAY_NO_MEMORY);
+        if (n > 400) step = 37;
+    }
+    assert_true(n > 100);
+    trial_free(&t);
+}
+
+#define ON_FOLDER(test) cmocka_unit_test_setup_teardown(test, folder_setup, folder_teardown)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        ON_FOLDER(another_order),    ON_FOLDER(the_same_choice),  ON_FOLDER(the_gap_decides),
+        ON_FOLDER(layers_follow_each_other), ON_FOLDER(no_choice_at_all), ON_FOLDER(nothing_is_loosened),
+        ON_FOLDER(reports_say_it),   ON_FOLDER(a_golden_of_another_kind), ON_FOLDER(threads_change_nothing),
+        ON_FOLDER(no_memory),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,257 @@
+/* Null distributions in goldens: correct candidates pass, and wrong ones that no element and no row shows do not. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "compare/compare.h"
+#include "harness/tests/harness_test.h"
+#include "oracle/arithmetic/emulated.h"
+#include "oracle/base/random.h"
+#include "oracle/moe/tests/memory_store.h"
+
+enum { RUNS = 3 };
+
+/* A golden on disk and what a candidate of it needs. */
+typedef struct trial {
+    assay_context ctx;
+    assay_case *c;
+    assay_plan plan;
+    assay_fixture_reader *golden;
+    char candidate[TEST_PATH_SIZE + 32];
+} trial;
+
+static void open_trial(trial *t, const test_folder *folder, assay_case *c)
+{
+    *t = (trial){.ctx = assay_context_default(1), .c = c};
+    snprintf(t->candidate, sizeof t->candidate, "%s/candidate.h5", folder->path);
+    assert_ok(&t->ctx, assay_plan_make(&t->ctx, &t->plan, c));
+    assert_ok(&t->ctx, assay_golden_write(&t->ctx, &t->plan, folder->file, NULL, true));
+    assert_ok(&t->ctx, assay_fixture_open(&t->ctx, folder->file, &t->golden));
+}
+
+static void close_trial(trial *t)
+{
+    assay_fixture_close(t->golden);
+    assay_plan_free(&t->plan);
+    assay_cases_free(t->c, 1);
+}
+
+/* What a candidate's tensor becomes before it is rounded; NULL: a correct one. */
+typedef void change(const assay_tensor_spec *spec, const double *golden, const double *scale, double *values);
+
+static double *read_floats(trial *t, const char *path, int64_t count)
+{
+    double *values = calloc((size_t)count + 1, sizeof *values);
+    assert_non_null(values);
+    assert_ok(&t->ctx, assay_fixture_read(&t->ctx, t->golden, path, 0, count, values));
+    return values;
+}
+
+static void change_tensor(trial *t, const assay_profile *profile, const assay_tensor_spec *spec, change *how,
+                          double *values)
+{
+    char path[ASSAY_PATH_SIZE];
+    const int64_t count = assay_shape_count(&spec->shape);
+    snprintf(path, sizeof path, "error_scale/%s/%.100s", profile->precision.name, spec->path);
+    double *golden = read_floats(t, spec->path, count), *scale = read_floats(t, path, count);
+    how(spec, golden, scale, values);
+    free(golden);
+    free(scale);
+}
+
+/* Outputs, gradients and checkpoints of an emulated run with a seed that no golden uses, in the profile's storage. */
+static void write_candidate(trial *t, const assay_profile *profile, int seed, bool nearest, const char *changed,
+                            change *how)
+{
+    memory_store results = {0};
+    assay_fixture_writer *writer = NULL;
+    const assay_emulation emulation = {.precision = profile->precision,
+                                       .storage = profile->storage,
+                                       .multiply = profile->storage,
+                                       .nearest = nearest,
+                                       .seed = assay_random_bits(99, "test", (uint64_t)seed)};
+    assay_context emulated = t->ctx;
+    emulated.arithmetic = &assay_arithmetic_emulated;
+    emulated.emulation = &emulation;
+    const assay_source given = assay_fixture_source(t->golden); /* the recorded choice of experts too */
+    const assay_sink out = memory_store_sink(&results);
+    assert_ok(&emulated, t->plan.operation->run(&emulated, t->c, &given, &out, NULL, 0));
+    assert_ok(&t->ctx, assay_fixture_create(&t->ctx, t->candidate, &writer));
+    assert_ok(&t->ctx, assay_fixture_set_text(&t->ctx, writer, "kind", "candidate"));
+    for (int i = 0; i < t->plan.spec_count; i++) {
+        assay_tensor_spec spec = t->plan.specs[i];
+        if (!assay_has_error_scale(&spec)) continue;
+        const memory_tensor *found = memory_store_find(&results, spec.path);
+        assert_non_null(found);
+        if (changed != NULL && strcmp(changed, spec.path) == 0) {
+            change_tensor(t, profile, &spec, how, found->values);
+        }
+        spec.type = profile->storage;
+        assert_ok(&t->ctx, assay_fixture_declare(&t->ctx, writer, &spec));
+        assert_ok(&t->ctx, assay_fixture_append(&t->ctx, writer, spec.path, found->count, found->values));
+    }
+    assert_ok(&t->ctx, assay_fixture_finish(&t->ctx, writer));
+    memory_store_free(&results);
+}
+
+static void compare(trial *t, const assay_profile *profile, assay_report *report)
+{
+    assay_fixture_reader *candidate = NULL;
+    assert_ok(&t->ctx, assay_fixture_open(&t->ctx, t->candidate, &candidate));
+    assert_ok(&t->ctx, assay_compare(&t->ctx, t->golden, candidate, profile, 1e-6, report));
+    assay_fixture_close(candidate);
+}
+
+/* A large share of the statistics lies near where the golden expects it, and none far out. */
+static void tally(const assay_report *report, int *used, int *beyond)
+{
+    for (int i = 0; i < report->count; i++) {
+        const assay_tensor_result *r = &report->tensors[i];
+        for (int s = 0; s < r->statistics_count; s++) {
+            const assay_statistic_result *found = &r->statistics[s];
+            if (found->expected[ASSAY_NULL_SPREAD] == 0) continue;
+            *used += 1;
+            *beyond += assay_statistic_deviation(s, found->value, found->expected) > 3;
+        }
+    }
+}
+
+/* A stochastic rounding that goes the unlikely way, once in a thousand numbers, may surprise an error scale of a few
+ * members; not one of its statistics. Rounding to nearest does not go that way. */
+static void check_passes(const assay_report *report, bool nearest)
+{
+    for (int i = 0; i < report->count; i++) {
+        const assay_tensor_result *r = &report->tensors[i];
+        const bool far = r->worst_statistic >= 0 && r->statistics[r->worst_statistic].excess > 1;
+        const bool wrong = r->verdict == ASSAY_FAIL;
+        if (far || (nearest && wrong)) fail_msg("%s %s: %s", report->case_name, report->profile, r->message);
+    }
+}
+
+static const char *const names[] = {"moe/small", "mlp/silu", "gmm/one-group", "rms_norm/prime-width", "mla/small",
+                                    "attention/seven", "deepseek_layer/moe", "yarn_rope/deepseek", "gmm/primes"};
+
+static void correct_candidates_pass(void **state)
+{
+    const test_folder *folder = *state;
+    assay_context ctx = assay_context_default(1);
+    int used = 0, beyond = 0;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        trial t;
+        open_trial(&t, folder, case_named(&ctx, names[i], "profiles=[f32, bf16]"));
+        for (int p = 0; p < t.plan.precision_count; p++) {
+            const assay_profile *profile = assay_profile_by_name(t.plan.precisions[p].name);
+            for (int run = 0; run < RUNS; run++) {
+                assay_report report;
+                write_candidate(&t, profile, run, run == 0, NULL, NULL);
+                compare(&t, profile, &report);
+                check_passes(&report, run == 0);
+                tally(&report, &used, &beyond);
+                assay_report_free(&report);
+            }
+        }
+        close_trial(&t);
+    }
+    assert_true(used > 1000);
+    assert_true(beyond < used / 50);
+}
+
+static void scaled(const assay_tensor_spec *spec, const double *golden, const double *scale, double *values)
+{
+    (void)golden, (void)scale;
+    for (int64_t i = 0; i < assay_shape_count(&spec->shape); i++) values[i] *= 1 + 0x1p-8;
+}
+
+/* Towards 0, on the grid of bfloat16. */
+static void truncated(const assay_tensor_spec *spec, const double *golden, const double *scale, double *values)
+{
+    (void)golden, (void)scale;
+    for (int64_t i = 0; i < assay_shape_count(&spec->shape); i++) {
+        const double nearest = assay_dtype_round(ASSAY_BFLOAT16, values[i], false);
+        const double ulp = ldexp(1, ilogb(values[i] != 0 ? values[i] : 1) - 7);
+        values[i] = fabs(nearest) > fabs(values[i]) ? copysign(fabs(nearest) - ulp, nearest) : nearest;
+    }
+}
+
+/* The first 128 columns off by half a percent. */
+static void tile_off(const assay_tensor_spec *spec, const double *golden, const double *scale, double *values)
+{
+    (void)golden, (void)scale;
+    const int64_t columns = spec->shape.dims[spec->shape.rank - 1];
+    for (int64_t i = 0; i < assay_shape_count(&spec->shape); i++) values[i] *= i % columns < 128 ? 1.005 : 1;
+}
+
+/* Index 1 of the first axis (an expert) or of the last but one (a head): errors of 3 scales in RMS. */
+static void noisy(const assay_tensor_spec *spec, int axis, const double *golden, const double *scale, double *values)
+{
+    int64_t inner = 1;
+    for (int k = axis + 1; k < spec->shape.rank; k++) inner *= spec->shape.dims[k];
+    for (int64_t i = 0; i < assay_shape_count(&spec->shape); i++) {
+        const double uniform = ldexp((double)(assay_random_bits(7, "noise", (uint64_t)i) >> 11), -52) - 1;
+        if (i / inner % spec->shape.dims[axis] == 1) values[i] = golden[i] + 3 * sqrt(3) * uniform * scale[i];
+    }
+}
+
+static void noisy_expert(const assay_tensor_spec *spec, const double *golden, const double *scale, double *values)
+{
+    noisy(spec, 0, golden, scale, values);
+}
+
+static void noisy_head(const assay_tensor_spec *spec, const double *golden, const double *scale, double *values)
+{
+    noisy(spec, spec->shape.rank - 2, golden, scale, values);
+}
+
+static void wrong_ones_are_found(void **state)
+{
+    const test_folder *folder = *state;
+    assay_context ctx = assay_context_default(1);
+    static const struct {
+        const char *name, *set, *path, *says;
+        change *how;
+    } wrongs[] = {
+        {"mlp/silu", "base_emb_dim=256", "outputs/y", "times the golden", scaled},
+        {"mlp/silu", "base_emb_dim=256", "outputs/y", "times the golden", truncated},
+        {"mlp/silu", "base_emb_dim=256", "outputs/y", "times the golden", tile_off},
+        {"moe/small", "sequence=16", "gradients/weights/wi_0", "expert 1", noisy_expert},
+        {"attention/deepseek", "sequence=16", "outputs/attention_out", "head 1", noisy_head},
+    };
+    for (size_t i = 0; i < sizeof wrongs / sizeof *wrongs; i++) {
+        trial t;
+        assay_report report;
+        const assay_profile *profile = assay_profile_by_name("bf16");
+        assay_case *c = case_named(&ctx, wrongs[i].name, wrongs[i].set);
+        assert_ok(&ctx, assay_case_set(&ctx, c, "profiles=bf16"));
+        if (c->sequence == 16) assert_ok(&ctx, assay_case_set(&ctx, c, "sequence=32"));
+        open_trial(&t, folder, c);
+        write_candidate(&t, profile, 0, true, wrongs[i].path, wrongs[i].how);
+        compare(&t, profile, &report);
+        bool found = false;
+        for (int k = 0; k < report.count; k++) {
+            const assay_tensor_result *r = &report.tensors[k];
+            const bool wrong = strcmp(r->spec.path, wrongs[i].path) == 0;
+            found |= wrong;
+            if (!wrong) {
+                assert_int_not_equal(r->verdict, ASSAY_FAIL);
+                continue;
+            }
+            if (r->verdict != ASSAY_FAIL || strstr(r->message, wrongs[i].says) == NULL) {
+                fail_msg("%zu: %s", i, r->message);
+            }
+            assert_int_equal(r->wrong_elements + r->wrong_rows, 0);
+            assert_true(r->finding >= ASSAY_FINDING_SIZE && r->finding <= ASSAY_FINDING_SIGN);
+        }
+        assert_true(found);
+        assay_report_free(&report);
+        close_trial(&t);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(correct_candidates_pass, folder_setup, folder_teardown),
+        cmocka_unit_test_setup_teardown(wrong_ones_are_found, folder_setup, folder_teardown),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
