@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "compare/statistics.h"
 #include "fixtures/fixture.h"
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/memory.h"
@@ -77,6 +78,22 @@ cleanup:
     return status;
 }
 
+/* The tensor's null distributions, wide enough for anything. */
+static assay_status append_null(assay_context *ctx, assay_fixture_writer *writer, const assay_tensor_spec *spec)
+{
+    static const double row[ASSAY_NULL_COLUMNS] = {
+        [ASSAY_NULL_LOW] = -100, [ASSAY_NULL_HIGH] = 100, [ASSAY_NULL_SPREAD] = 1, [ASSAY_NULL_MEMBERS] = 16};
+    const int count = assay_statistics_count(&spec->shape);
+    assay_status status;
+    assay_tensor_spec null = {.type = ASSAY_FLOAT32,
+                              .shape = assay_shape_of(2, (int64_t)count, (int64_t)ASSAY_NULL_COLUMNS)};
+    snprintf(null.path, sizeof null.path, "null/bf16/%.100s", spec->path);
+    TRY(assay_fixture_declare(ctx, writer, &null));
+    for (int i = 0; i < count; i++) TRY(assay_fixture_append(ctx, writer, null.path, ASSAY_NULL_COLUMNS, row));
+cleanup:
+    return status;
+}
+
 static assay_status append_all(assay_context *ctx, assay_fixture_writer *writer, const pair *p)
 {
     assay_status status = ASSAY_OK;
@@ -90,6 +107,7 @@ static assay_status append_all(assay_context *ctx, assay_fixture_writer *writer,
         scale.type = ASSAY_FLOAT32;
         snprintf(scale.path, sizeof scale.path, "error_scale/bf16/%.100s", spec.path);
         TRY(append(ctx, writer, &scale, p->scales, &none));
+        TRY(append_null(ctx, writer, &spec));
     }
 cleanup:
     return status;
