@@ -73,32 +73,48 @@ static bool can_be_drawn(assay_fixture_reader *golden, assay_fixture_reader *can
            assay_fixture_find(candidate, r->spec.path) != NULL;
 }
 
+static assay_status draw_tensor(assay_context *ctx, assay_fixture_reader *golden, assay_fixture_reader *candidate,
+                                const assay_profile *profile, const assay_tensor_result *r, const buffers *b,
+                                assay_picture **picture)
+{
+    char scale[2 * ASSAY_PATH_SIZE];
+    void *memory = NULL;
+    *picture = NULL;
+    snprintf(scale, sizeof scale, "error_scale/%s/%s", profile->precision.name, r->spec.path);
+    if (!can_be_drawn(golden, candidate, scale, r)) return ASSAY_OK;
+    assay_status status = assay_alloc(ctx, "picture", 1, sizeof **picture, &memory);
+    RETURN_IF(status != ASSAY_OK, status);
+    status = draw(ctx, golden, candidate, scale, profile, r, b, memory);
+    if (status == ASSAY_OK) {
+        *picture = memory;
+        return ASSAY_OK;
+    }
+    free(memory);
+    if (status == ASSAY_BAD_INPUT) { /* the verdict says what cannot be read */
+        ctx->message[0] = '\0';
+        status = ASSAY_OK;
+    }
+    return status;
+}
+
 assay_status assay_pictures_draw(assay_context *ctx, assay_fixture_reader *golden, assay_fixture_reader *candidate,
                                  const assay_profile *profile, assay_report *report)
 {
     assay_status status = ASSAY_OK;
     buffers b = {0};
+    int drawn = 0;
     report->pictures = calloc((size_t)report->count + 1, sizeof *report->pictures);
     if (report->pictures == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for pictures");
     TRY(assay_alloc_f64(ctx, "values of the golden", ASSAY_CHUNK, &b.golden));
     TRY(assay_alloc_f64(ctx, "values of the candidate", ASSAY_CHUNK, &b.candidate));
     TRY(assay_alloc_f64(ctx, "error scales", ASSAY_CHUNK, &b.scale));
-    for (int i = 0; i < report->count; i++) {
-        const assay_tensor_result *r = &report->tensors[i];
-        char scale[2 * ASSAY_PATH_SIZE];
-        void *memory = NULL;
-        snprintf(scale, sizeof scale, "error_scale/%s/%s", profile->precision.name, r->spec.path);
-        if (!can_be_drawn(golden, candidate, scale, r)) continue;
-        TRY(assay_alloc(ctx, "picture", 1, sizeof **report->pictures, &memory));
-        report->pictures[i] = memory;
-        status = draw(ctx, golden, candidate, scale, profile, r, &b, report->pictures[i]);
-        if (status == ASSAY_BAD_INPUT) { /* the verdict says what cannot be read */
-            free(report->pictures[i]);
-            report->pictures[i] = NULL;
-            ctx->message[0] = '\0';
-            status = ASSAY_OK;
+    for (int passing = 0; passing < 2; passing++) {
+        for (int i = 0; i < report->count && drawn < ASSAY_PICTURES_MOST; i++) {
+            const assay_tensor_result *r = &report->tensors[i];
+            if ((r->verdict == ASSAY_PASS) != passing) continue;
+            TRY(draw_tensor(ctx, golden, candidate, profile, r, &b, &report->pictures[i]));
+            drawn += report->pictures[i] != NULL;
         }
-        TRY(status);
     }
 cleanup:
     free(b.golden);

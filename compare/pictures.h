@@ -6,6 +6,7 @@
 #include "compare/compare.h"
 
 enum { ASSAY_PICTURE_ROWS = 64, ASSAY_PICTURE_COLUMNS = 128, ASSAY_PICTURE_BINS = 48 };
+enum { ASSAY_PICTURES_MOST = 1000 }; /* of one fixture */
 #define ASSAY_PICTURE_LIMIT 6.0 /* error scales on each side of the histogram */
 
 /* The tensor as a matrix, all axes but the last against the last, in at most ROWS x COLUMNS cells. */
@@ -19,7 +20,7 @@ typedef struct assay_picture {
 } assay_picture;
 
 /* Fills report->pictures: [i] belongs to tensors[i], NULL where there is nothing to draw (integers, no error scale, not
- * given, unreadable). */
+ * given, unreadable). Beyond ASSAY_PICTURES_MOST tensors, those that do not pass come first. */
 assay_status assay_pictures_draw(assay_context *ctx, assay_fixture_reader *golden, assay_fixture_reader *candidate,
                                  const assay_profile *profile, assay_report *report);
 

@@ -174,16 +174,6 @@ static assay_status read_elementary_key(const assay_yaml *y, const char *key, co
     return ASSAY_OK;
 }
 
-static assay_status read_ties(const assay_yaml *y, const yaml_node_t *value, assay_profile *p)
-{
-    char word[16];
-    if (assay_yaml_text(y, value, "ties", word, sizeof word) == ASSAY_OK) {
-        p->any_of_tied = strcmp(word, "any") == 0;
-        if (p->any_of_tied || strcmp(word, "lower") == 0) return ASSAY_OK;
-    }
-    return assay_yaml_refuse_value(y, value, "ties", "lower or any");
-}
-
 static assay_status read_key(const assay_yaml *y, const char *key, const yaml_node_t *key_node,
                              const yaml_node_t *value, assay_profile *p)
 {
@@ -194,7 +184,6 @@ static assay_status read_key(const assay_yaml *y, const char *key, const yaml_no
     if (strcmp(key, "router") == 0) return read_type(y, value, "router", STORED, &p->router);
     if (strcmp(key, "ties") == 0) return read_word(y, value, "ties", "lower", "any", &p->any_of_tied);
     if (strcmp(key, "elementary") == 0) return read_keys(y, value, "elementary", read_elementary_key, p);
-    if (strcmp(key, "ties") == 0) return read_ties(y, value, p);
     return unknown_key(y, key_node, key, KEYS);
 }
 

@@ -190,6 +190,19 @@ static bool put_explanation(cJSON *object, const assay_report *report)
     return ok;
 }
 
+/* As text on one line: a tree takes several times its memory, and there may be ten thousands of tensors. */
+static bool append_tensor(cJSON *array, const assay_tensor_result *r)
+{
+    cJSON *tree = cJSON_CreateObject();
+    char *text = tree != NULL && fill_tensor(tree, r) ? cJSON_PrintUnformatted(tree) : NULL;
+    cJSON *item = text != NULL ? cJSON_CreateRaw(text) : NULL;
+    const bool ok = item != NULL && cJSON_AddItemToArray(array, item);
+    if (!ok) cJSON_Delete(item);
+    cJSON_free(text);
+    cJSON_Delete(tree);
+    return ok;
+}
+
 static bool fill_report(cJSON *o, const assay_report *report)
 {
     cJSON *unknown, *tensors;
@@ -207,10 +220,7 @@ static bool fill_report(cJSON *o, const assay_report *report)
         ok = text != NULL && cJSON_AddItemToArray(unknown, text);
     }
     ok = ok && (tensors = start(o, "tensors", cJSON_CreateArray())) != NULL;
-    for (int i = 0; ok && i < report->count; i++) {
-        cJSON *item = start_element(tensors);
-        ok = item != NULL && fill_tensor(item, &report->tensors[i]);
-    }
+    for (int i = 0; ok && i < report->count; i++) ok = append_tensor(tensors, &report->tensors[i]);
     return ok;
 }
 

@@ -64,9 +64,11 @@ static const double *scales_of(const assay_trial *t, const char *path)
 }
 
 /* Whether a result of the candidate differs from the golden's by more than a unit of the storage type, at the value or
- * at its error scale, whichever is larger: of a value that is all error no unit says anything. */
+ * at its error scale, whichever is larger: of a value that is all error no unit says anything. At float64 by more than
+ * EVALUATION error scales too: golden and mutant are computed in float64, and each has such an error itself. */
 static bool has_effect(const assay_trial *t, const assay_kept *golden, const assay_kept *candidate)
 {
+    enum { EVALUATION = 4 };
     const assay_dtype storage = t->profile->storage;
     const double *scales = scales_of(t, golden->spec->path);
     if (candidate->written != candidate->count) return golden->count > 0;
@@ -77,8 +79,10 @@ static bool has_effect(const assay_trial *t, const assay_kept *golden, const ass
         }
         const double expected = golden->values[i], found = candidate->values[i];
         if (expected == found || (isnan(expected) && isnan(found))) continue;
-        const double size = fmax(fabs(expected), scales == NULL ? 0.0 : scales[i]);
-        if (!isfinite(expected) || !isfinite(found) || fabs(found - expected) > unit_at(size, storage)) return true;
+        const double scale = scales == NULL ? 0.0 : scales[i];
+        const double least = storage == ASSAY_FLOAT64 ? EVALUATION * scale : 0.0;
+        const double unit = unit_at(fmax(fabs(expected), scale), storage);
+        if (!isfinite(expected) || !isfinite(found) || fabs(found - expected) > fmax(unit, least)) return true;
     }
     return false;
 }

@@ -36,11 +36,12 @@ cleanup:
 
 /* What the mutated case gives, in its own shapes, becomes the candidate's. A backend that never computes a result that
  * is wanted leaves zeros; what is not wanted it does not give. False: another shape is wanted. */
-static bool take_results(const assay_results *from, assay_results *to)
+static bool take_results(const assay_mutant *mutant, const assay_results *from, assay_results *to)
 {
     for (int i = 0; i < to->plan->spec_count; i++) {
         assay_kept *wanted = &to->items[i];
         const char *path = wanted->spec->path;
+        if (mutant->takes != NULL && !mutant->takes(path)) continue;
         const assay_kept *found = assay_results_find(from, path);
         if (assay_path_is_given(path) || (assay_path_is_scale(path) && found == NULL)) continue;
         const bool required = assay_path_is_required(path);
@@ -55,6 +56,23 @@ static bool take_results(const assay_results *from, assay_results *to)
         }
     }
     return true;
+}
+
+/* What one shard of several adds to the candidate: its rows of the outputs, and its part of the gradients. */
+static void take_shard(const assay_results *from, int64_t shard, int64_t shards, assay_results *to)
+{
+    for (int i = 0; i < to->plan->spec_count; i++) {
+        assay_kept *wanted = &to->items[i];
+        if (!assay_path_is_required(wanted->spec->path) || wanted->values == NULL) continue;
+        const assay_kept *found = assay_results_find(from, wanted->spec->path);
+        if (assay_path_in(wanted->spec->path, "outputs")) {
+            const int64_t size = wanted->count / shards;
+            memcpy(wanted->values + shard * size, found->values + shard * size, (size_t)size * sizeof *found->values);
+            continue;
+        }
+        for (int64_t k = 0; k < wanted->count; k++)
+            wanted->values[k] = (shard > 0 ? wanted->values[k] : 0.0) + found->values[k];
+    }
 }
 
 /* Given tensors, and the choice of experts where the mutant has one. */
@@ -190,7 +208,7 @@ static bool is_fed(const assay_plan *plan, const assay_results *given)
 
 /* The inputs of the mutant into `given`; false: it changes none and should. */
 static assay_status prepare_inputs(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
-                                   const assay_case *other, assay_results *given, bool *applies)
+                                   const assay_case *other, int64_t shard, assay_results *given, bool *applies)
 {
     assay_status status = ASSAY_OK;
     const assay_plan *plan = t->golden->plan;
@@ -202,50 +220,63 @@ static assay_status prepare_inputs(assay_context *ctx, const assay_trial *t, con
     } else {
         TRY(assay_results_copy(ctx, t->golden, true, given));
     }
-    const assay_mutation m = {.c = plan->c, .profile = t->profile, .tensors = given};
+    const assay_mutation m = {.c = plan->c, .profile = t->profile, .tensors = given, .shard = shard};
     /* beside a changed configuration this is its second half, which may find nothing to do */
     if (mutant->change_inputs != NULL) *applies = mutant->change_inputs(&m) || mutant->configure != NULL;
+    if (mutant->each_shard && *applies) assay_mutation_keep_shard(&m);
 cleanup:
     assay_inputs_close(&inputs);
     return status;
 }
 
-/* Evaluates the mutated case into the candidate, a copy of the golden. */
-static assay_status evaluate(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
-                             assay_results *candidate, bool *applies)
+/* As `shard` sees the mutant. `plan`: of the mutated case. */
+static assay_status evaluate_shard(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
+                                   const assay_plan *plan, int64_t shard, assay_results *candidate, bool *applies)
 {
     assay_status status = ASSAY_OK;
+    assay_results given = {0}, results = {0};
+    TRY(prepare_inputs(ctx, t, mutant, plan->c, shard, &given, applies));
+    *applies = *applies && is_fed(plan, &given);
+    if (!*applies) goto cleanup;
+    const assay_source source = assay_results_source(&given);
+    TRY(assay_results_open(ctx, &results, plan, &source));
+    const mutant_source in = {.given = &given,
+                              .choice = mutant->golden_choice || mutant->change_inputs == assay_mutant_runner_up};
+    TRY(run_operation(ctx, t, mutant, plan, &in, &results));
+    if (mutant->each_shard) {
+        take_shard(&results, shard, assay_case_shards(plan->c), candidate);
+    } else {
+        *applies = take_results(mutant, &results, candidate);
+    }
+cleanup:
+    assay_results_free(&results);
+    assay_results_free(&given);
+    return status;
+}
+
+assay_status assay_mutant_evaluate(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
+                                   assay_results *candidate, bool *applies)
+{
     assay_case c = *t->golden->plan->c;
     assay_plan plan = {0};
-    assay_results given = {0}, results = {0};
     assay_emulation ignored = {0};
     char *profile = (char *)t->profile->precision.name;
-    c.profiles = (assay_text_list){.items = &profile, .count = t->scales && !has_own_arithmetic(mutant) ? 1 : 0};
+    const bool own_scales = t->scales && !has_own_arithmetic(mutant) && !mutant->each_shard;
+    c.profiles = (assay_text_list){.items = &profile, .count = own_scales ? 1 : 0};
     c.seed += mutant->other_seed ? 1 : 0;
     *applies = (mutant->configure == NULL || mutant->configure(&c)) &&
                (mutant->worsen == NULL || mutant->worsen(t->profile, &ignored));
     if (!*applies) return ASSAY_OK;
-    /* what the operation refuses, no backend computes either */
-    status = assay_plan_make_with(ctx, &plan, &c, NULL, t->profile);
-    if (status == ASSAY_BAD_INPUT) goto does_not_apply;
-    TRY(status);
-    TRY(prepare_inputs(ctx, t, mutant, &c, &given, applies));
-    if (!*applies || !is_fed(&plan, &given)) goto does_not_apply;
-    const assay_source source = assay_results_source(&given);
-    TRY(assay_results_open(ctx, &results, &plan, &source));
-    const mutant_source in = {.given = &given,
-                              .choice = mutant->golden_choice || mutant->change_inputs == assay_mutant_runner_up};
-    status = run_operation(ctx, t, mutant, &plan, &in, &results);
-    if (status == ASSAY_BAD_INPUT) goto does_not_apply;
-    if (status == ASSAY_OK && !take_results(&results, candidate)) goto does_not_apply;
-    goto cleanup;
-does_not_apply:
-    *applies = false;
-    ctx->message[0] = '\0';
-    status = ASSAY_OK;
-cleanup:
-    assay_results_free(&results);
-    assay_results_free(&given);
+    assay_status status = assay_plan_make_with(ctx, &plan, &c, NULL, t->profile);
+    const int64_t shards = mutant->each_shard ? assay_case_shards(&c) : 1;
+    for (int64_t shard = 0; status == ASSAY_OK && *applies && shard < shards; shard++) {
+        status = evaluate_shard(ctx, t, mutant, &plan, shard, candidate, applies);
+    }
+    if (status == ASSAY_BAD_INPUT) { /* what the operation refuses, no backend computes either */
+        *applies = false;
+        ctx->message[0] = '\0';
+        status = ASSAY_OK;
+    }
     assay_plan_free(&plan);
     return status;
 }
@@ -257,7 +288,7 @@ assay_status assay_mutant_make(assay_context *ctx, const assay_trial *t, const a
     const assay_mutation m = {.c = t->golden->plan->c, .profile = t->profile, .tensors = candidate};
     TRY(assay_results_copy(ctx, t->golden, true, candidate));
     *applies = true;
-    if (assay_mutant_is_evaluated(mutant)) TRY(evaluate(ctx, t, mutant, candidate, applies));
+    if (assay_mutant_is_evaluated(mutant)) TRY(assay_mutant_evaluate(ctx, t, mutant, candidate, applies));
     if (*applies && mutant->change_results != NULL) *applies = mutant->change_results(&m);
 cleanup:
     return status;

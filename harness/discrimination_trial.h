@@ -24,6 +24,10 @@ assay_status assay_results_copy(assay_context *ctx, const assay_results *golden,
 assay_status assay_mutant_make(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
                                assay_results *candidate, bool *applies);
 
+/* The part of it that runs the operation: the mutated case, into a copy of the golden. */
+assay_status assay_mutant_evaluate(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
+                                   assay_results *candidate, bool *applies);
+
 /* A reader over the tensors that are there; with `storage` over those of a candidate, in that profile's type. */
 assay_status assay_trial_reader(assay_context *ctx, const assay_results *results, const char *kind,
                                 const assay_profile *storage, assay_fixture_reader **reader);

@@ -15,6 +15,7 @@ typedef struct assay_mutation {
     const assay_case *c;
     const assay_profile *profile;
     assay_results *tensors; /* theirs to change; of a result, `written = 0` means: not given */
+    int64_t shard;          /* of the mesh, for mutants that differ from shard to shard */
 } assay_mutation;
 
 /* Each part returns false where it changes nothing: the mutant does not apply to the case. */
@@ -28,6 +29,8 @@ typedef struct assay_mutant {
     bool each;              /* detected: every tensor that it changes says so by itself; else: the candidate fails */
     bool golden_choice;     /* evaluate with the golden's choice of experts */
     bool other_seed;        /* evaluate with what the next seed draws */
+    bool each_shard; /* evaluate once for each shard of the mesh: its rows of the outputs, the gradients of its rows */
+    bool (*takes)(const char *path); /* only these results come from the evaluation; NULL: all */
     bool (*configure)(assay_case *c);
     bool (*change_inputs)(const assay_mutation *m);
     bool (*worsen)(const assay_profile *profile, assay_emulation *emulation);
@@ -53,17 +56,25 @@ bool assay_mutant_is_required(const assay_mutant *mutant, const char *op);
         X(other_group_count) X(no_shared_expert) X(no_mscale) X(other_pairing) X(other_interleave) X(other_truncation) \
             X(other_attention_scaling) X(other_rope_type) X(other_rope_factor) X(other_timescale) X(other_betas)       \
                 X(other_epsilon) X(other_activation) X(no_clamp) X(half_capacity) X(padding_unmasked)                  \
-                    X(twice_balance_loss) X(one_expert_fewer)
+                    X(twice_balance_loss) X(one_expert_fewer) X(half_buffer) X(no_buffer_limit)
 /* mutants_inputs.c, mutants_inputs_attention.c */
 #define ASSAY_MUTANT_INPUTS(X)                                                                                         \
     X(swap_gate_up)                                                                                                    \
     X(interleave_fused)                                                                                                \
-    X(zero_router_bias)                                                                                                \
-    X(roll_router) X(roll_experts) X(zero_last_expert) X(unit_kv_norm) X(unit_q_norm) X(unit_norms) X(shift_positions) \
-        X(zero_positions) X(round_positions) X(one_segment) X(zero_last_rows) X(previous_token) X(scale_shared_expert) \
-            X(zero_biases) X(double_down_bias) X(unit_expert_scales) X(shift_keys) X(scale_query) X(move_group_row)    \
-                X(roll_groups) X(runner_up) X(reverse_choices) X(unit_weights) X(roll_heads) X(zero_rope_key)          \
-                    X(first_id) X(zero_router) X(scale_from_hidden)
+    X(zero_router_bias) X(roll_router) X(roll_experts) X(zero_last_expert) X(unit_kv_norm) X(unit_q_norm)              \
+        X(unit_norms) X(shift_positions) X(zero_positions) X(round_positions) X(one_segment) X(zero_last_rows)         \
+            X(previous_token) X(scale_shared_expert) X(zero_biases) X(double_down_bias) X(unit_expert_scales)          \
+                X(shift_keys) X(scale_query) X(move_group_row) X(roll_groups) X(runner_up) X(reverse_choices)          \
+                    X(unit_weights) X(roll_heads) X(zero_rope_key) X(first_id) X(zero_router) X(scale_from_hidden)
+/* mutants_mesh.c, mutants_shard_rows.c */
+#define ASSAY_MUTANT_MESH(X)                                                                                           \
+    X(global_ids)                                                                                                      \
+    X(roll_expert_shards)                                                                                              \
+    X(first_expert_shard) X(no_last_expert_shard) X(double_expert_shard) X(no_last_ring_step) X(no_last_tensor_shard)  \
+        X(tensor_sum_twice) X(roll_fsdp_shards) X(first_microbatch_choice) X(router_of_first_shard)                    \
+            X(gradients_of_first_replica) X(no_last_microbatch) X(roll_shard_rows) X(roll_shard_gradients)             \
+                X(sum_shard_rows) X(first_shard_losses) X(sum_gradients_twice) X(average_gradients)                    \
+                    X(undivided_experts)
 /* mutants_results.c, mutants_parts.c, mutants_types.c */
 #define ASSAY_MUTANT_RESULTS(X)                                                                                        \
     X(zero_all)                                                                                                        \
@@ -83,11 +94,17 @@ ASSAY_MUTANT_CONFIGS(X)
 #undef X
 #define X(name) bool assay_mutant_##name(const assay_mutation *m);
 ASSAY_MUTANT_INPUTS(X)
+ASSAY_MUTANT_MESH(X)
 ASSAY_MUTANT_RESULTS(X)
 #undef X
 
 /* The next coarser type that is in use. */
 assay_dtype assay_coarser_type(assay_dtype type);
+/* Cotangents of other shards than m->shard become zero. */
+void assay_mutation_keep_shard(const assay_mutation *m);
+/* For `takes`. */
+bool assay_mutant_is_weight_gradient(const char *path);
+bool assay_mutant_is_router_gradient(const char *path);
 
 /* Whether the path is that name, or ends in it after a slash. */
 bool assay_path_ends(const char *path, const char *name);

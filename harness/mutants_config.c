@@ -185,6 +185,21 @@ bool assay_mutant_half_capacity(assay_case *c)
     return applies;
 }
 
+/* Rows that a shard may receive: half of them, or what the balanced case needs where all are kept. */
+bool assay_mutant_half_buffer(assay_case *c)
+{
+    double *factor = &c->config.ragged_buffer_factor;
+    *factor = *factor > 0 ? *factor / 2 : 1.0;
+    return c->mesh_expert > 1 && !c->config.use_ring_of_experts && c->config.sparse_matmul;
+}
+
+bool assay_mutant_no_buffer_limit(assay_case *c)
+{
+    const bool applies = c->config.ragged_buffer_factor > 0;
+    c->config.ragged_buffer_factor = -1.0;
+    return applies;
+}
+
 bool assay_mutant_padding_unmasked(assay_case *c)
 {
     const bool applies = c->config.mask_padding;

@@ -1,4 +1,4 @@
-/* What the functions that change tensors share. Private to harness/mutants_*.c. */
+/* What the functions that change tensors share. Private to harness/mutants_*.c and discrimination_evaluate.c. */
 #ifndef ASSAY_HARNESS_MUTANTS_TENSORS_H
 #define ASSAY_HARNESS_MUTANTS_TENSORS_H
 
@@ -24,5 +24,11 @@ bool assay_roll_axis(assay_kept *tensor, int axis);
 bool assay_change_floats(const assay_mutation *m, const char *folder, assay_tensor_change change);
 bool assay_scale_values(assay_kept *tensor, double factor);
 bool assay_fill_values(assay_kept *tensor, int64_t first, double value);
+
+/* Of the mesh (docs/expert-parallelism.md). */
+int64_t assay_case_shards(const assay_case *c);
+int64_t assay_rows_of_shard(const assay_case *c); /* of the batch; 0: one shard, or all have the same rows */
+bool assay_has_expert_shards(const assay_case *c);
+bool assay_path_names_expert_weight(const char *path);
 
 #endif

@@ -46,7 +46,6 @@ static void test_every_key(void **state)
                                       "storage: float16\n"
                                       "ties: any\n"
                                       "name: mine_2\n");
-    assert_true(mine.any_of_tied);
     const assay_precision *p = &mine.precision;
     assert_true(mine.any_of_tied && !parsed("name: e\nties: lower\n").any_of_tied);
     assert_true(mine.storage == ASSAY_FLOAT16 && p->storage == 0x1p-11 * ROOT_3RD);
@@ -55,7 +54,6 @@ static void test_every_key(void **state)
     assert_true(p->router == 0x1p-8 * ROOT_3RD && p->elementary == 1.5 * 0x1p-7);
     const assay_profile scaled = parsed("name: b\nmultiply: {block: 32, type: float8_e5m2}\naccumulate: tfloat32\n");
     assert_true(scaled.precision.scaled.block == 32 && scaled.precision.scaled.type == ASSAY_FLOAT8_E5M2);
-    assert_false(scaled.any_of_tied);
     assert_true(scaled.multiply == ASSAY_BFLOAT16 && scaled.precision.accumulate == 0x1p-11 * ROOT_3RD);
     const assay_profile plain =
         parsed("name: c\nlike: fp8_e4m3_block128\nmultiply: tfloat32\naccumulate: {type: float64}");

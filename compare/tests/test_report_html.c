@@ -170,10 +170,50 @@ static void out_of_memory_leaves_nothing_behind(void **state)
     close_pair(&p);
 }
 
+/* More tensors than pictures: what is wrong has one all the same. */
+static void pictures_are_limited(void **state)
+{
+    enum { TENSORS = ASSAY_PICTURES_MOST + 3 };
+    const double golden_value = 1, wrong = 2, scale = 1e-3;
+    assay_context ctx = {.threads = 1};
+    assay_fixture_reader *golden = NULL, *candidate = NULL;
+    assay_report report = {0};
+    int drawn = 0;
+    (void)state;
+    assay_memory_tensor *tensors = calloc(2 * TENSORS, sizeof *tensors);
+    assert_non_null(tensors);
+    for (int i = 0; i < TENSORS; i++) {
+        assay_tensor_spec spec = spec_of("", ASSAY_FLOAT64, 1, DIMS(1));
+        snprintf(spec.path, sizeof spec.path, "outputs/%04d", i);
+        tensors[i] = (assay_memory_tensor){.spec = spec, .numbers = i == TENSORS - 1 ? &wrong : &golden_value};
+    }
+    assert_ok(&ctx, assay_fixture_of_memory(&ctx, "candidate", TENSORS, tensors, &candidate));
+    tensors[TENSORS - 1].numbers = &golden_value;
+    for (int i = 0; i < TENSORS; i++) {
+        tensors[TENSORS + i] = (assay_memory_tensor){.spec = tensors[i].spec, .numbers = &scale};
+        snprintf(tensors[TENSORS + i].spec.path, ASSAY_PATH_SIZE, "error_scale/f64/outputs/%04d", i);
+    }
+    assert_ok(&ctx, assay_fixture_of_memory(&ctx, "golden", 2 * TENSORS, tensors, &golden));
+    const assay_profile *profile = assay_profile_by_name("f64");
+    assert_ok(&ctx, assay_compare(&ctx, golden, candidate, profile, 1e-6, &report));
+    assert_ok(&ctx, assay_pictures_draw(&ctx, golden, candidate, profile, &report));
+    assert_int_equal(report.count, TENSORS);
+    for (int i = 0; i < TENSORS; i++) drawn += report.pictures[i] != NULL;
+    assert_int_equal(drawn, ASSAY_PICTURES_MOST);
+    assert_int_equal(report.tensors[TENSORS - 1].verdict, ASSAY_FAIL);
+    assert_non_null(report.pictures[TENSORS - 1]);
+    assert_null(report.pictures[TENSORS - 2]);
+    assay_report_free(&report);
+    assay_fixture_close(golden);
+    assay_fixture_close(candidate);
+    free(tensors);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(pictures_show_where),
+        cmocka_unit_test(pictures_are_limited),
         cmocka_unit_test(the_page_shows_what_is_wrong),
         cmocka_unit_test(many_reports_have_an_index),
         cmocka_unit_test(out_of_memory_leaves_nothing_behind),

@@ -143,6 +143,20 @@ static void nearly_neutral_factor_is_vacuous(void **state)
     end(&f);
 }
 
+/* Weights that already add up to 1 divided by their sum: another rounding, which no comparison may be asked to see. */
+static void roundings_of_float64_are_no_effect(void **state)
+{
+    (void)state;
+    fixture f;
+    start(&f, "moe/mesh-mixtral", NULL, false);
+    assay_discrimination found = discriminate(&f, "f64");
+    assert_int_equal(outcome_of(&found, "division_flag_ignored"), ASSAY_MUTANT_NO_EFFECT);
+    assert_int_equal(outcome_of(&found, "expert_off_by_one"), ASSAY_MUTANT_DETECTED);
+    assert_string_equal(found.power.vacuous, "");
+    assay_discrimination_free(&found);
+    end(&f);
+}
+
 static void zeros_are_vacuous(void **state)
 {
     (void)state;
@@ -329,6 +343,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ordinary_cases_detect_the_required),
         cmocka_unit_test(nearly_neutral_factor_is_vacuous),
+        cmocka_unit_test(roundings_of_float64_are_no_effect),
         cmocka_unit_test(zeros_are_vacuous),
         cmocka_unit_test(wide_scales_are_vacuous),
         cmocka_unit_test(compare_states_the_power),

@@ -9,7 +9,7 @@
 static const char *const operations[] = {
     "rms_norm", "gmm",       "permute",   "unpermute", "routing",        "mlp",
     "moe",      "yarn_rope", "attention", "mla",       "deepseek_layer", "deepseek_stack"};
-enum { OPERATIONS = sizeof operations / sizeof *operations, MUTANTS = 128 };
+enum { OPERATIONS = sizeof operations / sizeof *operations, MUTANTS = 192 };
 
 static int operation_index(const char *op)
 {
@@ -127,6 +127,9 @@ static const char *const cases[] = {"yarn_rope/two-dimensions",
                                     "moe/mesh-hash",
                                     "moe/mesh-ring-balance",
                                     "moe/mesh-checkpoints",
+                                    "moe/mesh-ring-fsdp2-expert2",
+                                    "moe/mesh-tensor4-expert2",
+                                    "moe/mesh-buffer-half",
                                     "moe/mixtral-capacity-ample",
                                     "moe/small",
                                     "deepseek_layer/dense-fused",
@@ -139,7 +142,12 @@ static const char *const cases[] = {"yarn_rope/two-dimensions",
                                     "deepseek_stack/balance",
                                     "deepseek_stack/segments",
                                     "deepseek_stack/five-layers-fused",
-                                    "deepseek_stack/batch-split-groups"};
+                                    "deepseek_layer/mesh-expert4",
+                                    "deepseek_layer/mesh-ring",
+                                    "deepseek_layer/batch-split-mesh",
+                                    "deepseek_stack/batch-split-groups",
+                                    "deepseek_stack/batch-split-fsdp2",
+                                    "deepseek_stack/mesh-remat"};
 
 static bool applied[MUTANTS][OPERATIONS];
 

@@ -331,8 +331,7 @@ static assay_status emulated_matmul(assay_context *ctx, const assay_matmul_args 
 {
     assay_status status = ASSAY_OK;
     assay_matmul_args rounded = *args;
-    const bool nearest = ctx->emulation->nearest;
-    const int64_t block = nearest ? 0 : emulated_accumulator_of(ctx->emulation, args->kind).kind.block;
+    const int64_t block = emulated_accumulator_of(ctx->emulation, args->kind).kind.block;
     double *copy_a = NULL, *copy_b = NULL;
     if (args->k > 0 && emulated_is_scaled(ctx->emulation, args->kind)) {
         TRY(emulated_scale_operands(ctx, &rounded, &copy_a, &copy_b));
@@ -348,7 +347,7 @@ static assay_status emulated_matmul(assay_context *ctx, const assay_matmul_args 
         TRY(emulated_sum_blocks(ctx, &rounded, block));
     } else {
         TRY(assay_arithmetic_reference.matmul(ctx, &rounded));
-        if (!nearest) TRY(emulated_add_sum_errors(ctx, &rounded));
+        TRY(emulated_add_sum_errors(ctx, &rounded));
     }
 cleanup:
     free(copy_a);

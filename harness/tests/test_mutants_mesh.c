@@ -1,0 +1,193 @@
+/* Mutants of shards and microbatches: what they change, and that what shards see adds up to the whole. */
+#include <math.h>
+#include <stdlib.h>
+
+#include "harness/discrimination_trial.h"
+#include "harness/ensemble.h"
+#include "harness/mutants_tensors.h"
+#include "harness/tests/harness_test.h"
+
+/* A golden in memory, and a copy of it to change. */
+typedef struct fixture {
+    assay_context ctx;
+    assay_case *c;
+    assay_plan plan;
+    assay_inputs inputs;
+    assay_results golden, changed;
+} fixture;
+
+static void start(fixture *f, const char *name)
+{
+    *f = (fixture){.ctx = assay_context_default(1)};
+    f->c = case_named(&f->ctx, name, "profiles=none");
+    assert_ok(&f->ctx, assay_plan_make(&f->ctx, &f->plan, f->c));
+    assert_ok(&f->ctx, assay_inputs_open(&f->ctx, &f->inputs, f->c, &f->plan.list, NULL));
+    const assay_source source = assay_inputs_source(&f->inputs);
+    assert_ok(&f->ctx, assay_results_open(&f->ctx, &f->golden, &f->plan, &source));
+    const assay_sink sink = assay_results_sink(&f->golden);
+    assert_ok(&f->ctx, assay_evaluate(&f->ctx, &f->plan, &source, &sink));
+    assert_ok(&f->ctx, assay_results_copy(&f->ctx, &f->golden, true, &f->changed));
+}
+
+static void end(fixture *f)
+{
+    assay_results_free(&f->changed);
+    assay_results_free(&f->golden);
+    assay_inputs_close(&f->inputs);
+    assay_plan_free(&f->plan);
+    assay_cases_free(f->c, 1);
+}
+
+static assay_mutation mutation_of(fixture *f, int64_t shard)
+{
+    return (assay_mutation){.c = f->c, .profile = assay_profile_by_name("f64"), .tensors = &f->changed, .shard = shard};
+}
+
+/* Block `to` of the changed tensor's first axis is block `from` of the golden's times `factor`; of `blocks` in all. */
+static void check_block(const fixture *f, const char *path, int64_t blocks, int64_t to, int64_t from, double factor)
+{
+    const assay_kept *golden = assay_results_find(&f->golden, path), *changed = assay_results_find(&f->changed, path);
+    assert_non_null(golden);
+    const int64_t size = golden->count / blocks;
+    for (int64_t i = 0; i < size; i++) {
+        if (changed->values[to * size + i] != factor * golden->values[from * size + i])
+            fail_msg("%s: block %d is not %g times block %d", path, (int)to, factor, (int)from);
+    }
+}
+
+/* Eight experts on four shards of three rows. */
+static const struct {
+    const char *mutant, *path;
+    int64_t blocks;
+    int64_t from[8];
+    double factor[8];
+} changes[] = {
+    {"expert_ids_global", "weights/wi_0", 8, {0, 1, 3, 3, 5, 5, 7, 7}, {1, 1, 1, 1, 1, 1, 1, 1}},
+    {"expert_shard_off_by_one", "weights/wo", 8, {2, 3, 4, 5, 6, 7, 0, 1}, {1, 1, 1, 1, 1, 1, 1, 1}},
+    {"expert_shard_first_only", "weights/wo", 8, {0, 1, 2, 3, 4, 5, 6, 7}, {1, 1, 0, 0, 0, 0, 0, 0}},
+    {"expert_shard_missing", "weights/wi_1", 8, {0, 1, 2, 3, 4, 5, 6, 7}, {1, 1, 1, 1, 1, 1, 0, 0}},
+    {"expert_shard_twice", "weights/wo", 8, {0, 1, 2, 3, 4, 5, 6, 7}, {1, 1, 1, 1, 1, 1, 2, 2}},
+    {"expert_shard_twice", "weights/wi_0", 8, {0, 1, 2, 3, 4, 5, 6, 7}, {1, 1, 1, 1, 1, 1, 1, 1}},
+    {"shard_rows_rolled", "outputs/y", 4, {1, 2, 3, 0}, {1, 1, 1, 1}},
+    {"shard_rows_rolled", "gradients/inputs/x", 4, {1, 2, 3, 0}, {1, 1, 1, 1}},
+    {"shard_gradients_rolled", "outputs/y", 4, {0, 1, 2, 3}, {1, 1, 1, 1}},
+    {"shard_gradients_rolled", "gradients/inputs/x", 4, {1, 2, 3, 0}, {1, 1, 1, 1}},
+    {"router_gradient_local", "cotangents/y", 4, {0, 1, 2, 3}, {1, 0, 0, 0}},
+    {"expert_gradients_scaled", "gradients/weights/wi_0", 1, {0}, {4}},
+    {"expert_gradients_scaled", "gradients/weights/gate/kernel", 1, {0}, {1}},
+};
+
+static void what_is_changed(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof changes / sizeof *changes; i++) {
+        fixture f;
+        start(&f, "moe/mesh-expert4");
+        const assay_mutant *mutant = assay_mutant_by_name(changes[i].mutant);
+        const assay_mutation m = mutation_of(&f, 0);
+        assert_non_null(mutant);
+        assert_true(mutant->change_inputs != NULL ? mutant->change_inputs(&m) : mutant->change_results(&m));
+        for (int64_t block = 0; block < changes[i].blocks; block++) {
+            check_block(&f, changes[i].path, changes[i].blocks, block, changes[i].from[block],
+                        changes[i].factor[block]);
+        }
+        end(&f);
+    }
+}
+
+/* In the ring shard s lacks the experts of the shard before it; only cotangents of its rows count. */
+static void the_ring_as_a_shard_sees_it(void **state)
+{
+    (void)state;
+    for (int64_t shard = 0; shard < 4; shard++) {
+        fixture f;
+        start(&f, "moe/mesh-ring-hot-shard");
+        const assay_mutation m = mutation_of(&f, shard);
+        assert_int_equal(assay_case_shards(f.c), 4);
+        assert_true(assay_mutant_no_last_ring_step(&m));
+        assay_mutation_keep_shard(&m);
+        for (int64_t s = 0; s < 4; s++) {
+            check_block(&f, "weights/wi_0", 4, s, s, s == (shard + 3) % 4 ? 0 : 1);
+            check_block(&f, "weights/wo", 4, s, s, s == (shard + 3) % 4 ? 0 : 1);
+            check_block(&f, "cotangents/y", 4, s, s, s == shard ? 1 : 0);
+        }
+        end(&f);
+    }
+}
+
+static bool nothing(const assay_mutation *m)
+{
+    (void)m;
+    return true;
+}
+
+/* Without a change the shards' rows and gradients are the golden's, up to the order of sums. */
+static void shards_add_up(void **state)
+{
+    static const char *const names[] = {"moe/mesh-ring-balance", "moe/mesh-data2-fsdp2-expert2",
+                                        "deepseek_layer/mesh-ring", "deepseek_layer/batch-split-mesh"};
+    const assay_mutant none = {.name = "none", .operations = "all", .each_shard = true, .change_inputs = nothing};
+    (void)state;
+    for (size_t n = 0; n < sizeof names / sizeof *names; n++) {
+        fixture f;
+        bool applies = false;
+        start(&f, names[n]);
+        for (int i = 0; i < f.plan.spec_count; i++) {
+            assay_kept *kept = &f.changed.items[i];
+            if (assay_path_is_required(kept->spec->path)) assay_fill_nan(kept->values, kept->count);
+        }
+        const assay_trial t = {.golden = &f.golden, .profile = assay_profile_by_name("f64"), .false_alarm = 1e-6};
+        assert_ok(&f.ctx, assay_mutant_evaluate(&f.ctx, &t, &none, &f.changed, &applies));
+        assert_true(applies);
+        for (int i = 0; i < f.plan.spec_count; i++) {
+            const assay_kept *golden = &f.golden.items[i], *found = &f.changed.items[i];
+            if (!assay_path_is_required(golden->spec->path)) continue;
+            double most = 0;
+            for (int64_t k = 0; k < golden->count; k++) most = fmax(most, fabs(golden->values[k]));
+            for (int64_t k = 0; k < golden->count; k++) {
+                if (!(fabs(found->values[k] - golden->values[k]) <= 1e-13 * most))
+                    fail_msg("%s %s: %.17g, expected %.17g", names[n], golden->spec->path, found->values[k],
+                             golden->values[k]);
+            }
+        }
+        end(&f);
+    }
+}
+
+/* What the first replica's rows give, and what the others' rows give, is the whole gradient; nothing else is taken. */
+static void only_named_gradients_are_taken(void **state)
+{
+    fixture f;
+    bool applies = false;
+    (void)state;
+    start(&f, "moe/mesh-data2-expert2");
+    const assay_trial t = {.golden = &f.golden, .profile = assay_profile_by_name("f64"), .false_alarm = 1e-6};
+    const assay_mutant *mutant = assay_mutant_by_name("gradients_not_summed");
+    assert_ok(&f.ctx, assay_mutant_evaluate(&f.ctx, &t, mutant, &f.changed, &applies));
+    assert_true(applies);
+    check_block(&f, "outputs/y", 1, 0, 0, 1);
+    check_block(&f, "gradients/inputs/x", 1, 0, 0, 1);
+    const assay_kept *golden = assay_results_find(&f.golden, "gradients/weights/wo");
+    const assay_kept *found = assay_results_find(&f.changed, "gradients/weights/wo");
+    assert_true(memcmp(golden->values, found->values, (size_t)golden->count * sizeof(double)) != 0);
+    end(&f);
+    start(&f, "moe/mesh-expert2");
+    const assay_mutation m = mutation_of(&f, 0);
+    assert_false(assay_mutant_gradients_of_first_replica(&m));
+    assert_false(assay_mutant_sum_gradients_twice(&m));
+    assert_false(assay_mutant_no_last_ring_step(&m));
+    assert_false(assay_mutant_tensor_sum_twice(&m));
+    assert_false(assay_mutant_no_last_microbatch(&m));
+    end(&f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(what_is_changed),
+        cmocka_unit_test(the_ring_as_a_shard_sees_it),
+        cmocka_unit_test(shards_add_up),
+        cmocka_unit_test(only_named_gradients_are_taken),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
