@@ -48,10 +48,4 @@ assay_status assay_case_read_input(const assay_yaml *y, assay_case *c, const cha
 /* Whether low and high, or values, mean anything to a distribution. */
 bool assay_distribution_has_range(assay_distribution d);
 
-/* Where ".yml" or ".yaml" begins at the end of a path; NULL when it ends otherwise. */
-const char *assay_yaml_extension(const char *path);
-
-/* A whole file. ASSAY_IO when it cannot be read; *text is allocated. */
-assay_status assay_read_text_file(assay_context *ctx, const char *path, char **text, size_t *size);
-
 #endif

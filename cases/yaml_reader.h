@@ -1,4 +1,4 @@
-/* Inside cases/: documents of YAML (libyaml) and their nodes as values, every refusal with its place.
+/* Documents of YAML (libyaml) and their nodes as values, every refusal with its place.
  * Anchors and aliases work; merge keys (<<) are refused. */
 #ifndef ASSAY_CASES_YAML_READER_H
 #define ASSAY_CASES_YAML_READER_H
@@ -41,5 +41,11 @@ assay_status assay_yaml_bool(const assay_yaml *y, const yaml_node_t *node, const
 assay_status assay_yaml_text(const assay_yaml *y, const yaml_node_t *node, const char *what, char *value, size_t size);
 /* [a, b], or one text: a, or a, b. The list before is released. */
 assay_status assay_yaml_list(const assay_yaml *y, const yaml_node_t *node, const char *what, assay_text_list *list);
+
+/* Where ".yml" or ".yaml" begins at the end of a path; NULL when it ends otherwise. */
+const char *assay_yaml_extension(const char *path);
+
+/* A whole file. ASSAY_IO when it cannot be read; *text is allocated. */
+assay_status assay_read_text_file(assay_context *ctx, const char *path, char **text, size_t *size);
 
 #endif

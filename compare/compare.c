@@ -8,6 +8,7 @@
 #include "compare/diagnosis.h"
 #include "compare/findings.h"
 #include "compare/outliers.h"
+#include "compare/profile_yaml.h"
 #include "compare/verdict.h"
 #include "oracle/base/memory.h"
 
@@ -246,14 +247,16 @@ static void copy_text(char *to, size_t size, const assay_fixture_reader *reader,
     snprintf(to, size, "%s", text == NULL ? "" : text);
 }
 
-assay_status assay_compare(assay_context *ctx, assay_fixture_reader *golden, assay_fixture_reader *candidate,
-                           const assay_profile *profile, double false_alarm, assay_report *report)
+assay_status assay_compare_undiagnosed(assay_context *ctx, assay_fixture_reader *golden,
+                                       assay_fixture_reader *candidate, const assay_profile *profile,
+                                       double false_alarm, assay_report *report)
 {
     assay_status status;
     assay_evidence shown = {0};
     assay_comparison c = {.golden = golden, .candidate = candidate, .profile = profile};
     *report = (assay_report){.false_alarm = false_alarm};
     TRY(check_arguments(ctx, golden, false_alarm));
+    TRY(assay_profile_check_golden(ctx, golden, profile));
     copy_text(report->case_name, sizeof report->case_name, golden, "case");
     copy_text(report->op, sizeof report->op, golden, "op");
     snprintf(report->profile, sizeof report->profile, "%s", profile->precision.name);
@@ -268,9 +271,19 @@ assay_status assay_compare(assay_context *ctx, assay_fixture_reader *golden, ass
     }
     TRY(assay_power_read(ctx, golden, report->profile, &report->power));
     assay_conclude(report, &shown);
-    if (report->verdict == ASSAY_FAIL) TRY(assay_diagnose(ctx, golden, candidate, profile, report));
 cleanup:
     free_buffers(&c);
+    if (status != ASSAY_OK) assay_report_free(report);
+    return status;
+}
+
+assay_status assay_compare(assay_context *ctx, assay_fixture_reader *golden, assay_fixture_reader *candidate,
+                           const assay_profile *profile, double false_alarm, assay_report *report)
+{
+    assay_status status;
+    TRY(assay_compare_undiagnosed(ctx, golden, candidate, profile, false_alarm, report));
+    if (report->verdict == ASSAY_FAIL) TRY(assay_diagnose(ctx, golden, candidate, profile, report));
+cleanup:
     if (status != ASSAY_OK) assay_report_free(report);
     return status;
 }

@@ -13,6 +13,7 @@ typedef enum assay_verdict { ASSAY_PASS, ASSAY_FAIL, ASSAY_VACUOUS, ASSAY_NOT_CO
 const char *assay_verdict_name(assay_verdict verdict); /* "PASS", ... */
 
 #define ASSAY_WORST_COUNT 5
+enum { ASSAY_EXPLAINED_MOST = 8, ASSAY_EXPLAINED_NAME = 40 };
 
 /* One element or row that lies far out. */
 typedef struct assay_outlier {
@@ -81,6 +82,9 @@ typedef struct assay_report {
     assay_verdict verdict;
     char message[256];            /* why, in one line; names the first wrong tensor */
     char diagnosis[512];          /* what the first wrong tensor looks like (diagnosis.h); "" where nothing explains it */
+    char explanation[768];        /* of a failure: which known bugs give this candidate, as far as somebody found out */
+    char explained_by[ASSAY_EXPLAINED_MOST][ASSAY_EXPLAINED_NAME]; /* their names */
+    int explained_count;
     char known[160];              /* why it is known to fail (a ledger); "" when it is not */
     assay_power power;            /* as the golden states it */
     assay_tensor_result *tensors; /* in the order of the data flow: routing, checkpoints, outputs, gradients */
@@ -93,6 +97,10 @@ typedef struct assay_report {
 
 assay_status assay_compare(assay_context *ctx, assay_fixture_reader *golden, assay_fixture_reader *candidate,
                            const assay_profile *profile, double false_alarm, assay_report *report);
+/* The same without the diagnosis, for those who compare a hundred times. */
+assay_status assay_compare_undiagnosed(assay_context *ctx, assay_fixture_reader *golden,
+                                       assay_fixture_reader *candidate, const assay_profile *profile,
+                                       double false_alarm, assay_report *report);
 /* PASS becomes VACUOUS where report->power says that a required mutant would pass too. */
 void assay_report_weigh(assay_report *report);
 /* "routing: 32 tokens: 30 exact, 2 admissible, 0 wrong; ..."; empty where nothing was judged. */

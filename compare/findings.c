@@ -147,9 +147,14 @@ static void judge_statistic(assay_tensor_result *result)
 
 static void judge_unscaled(const assay_profile *profile, const char *scales, assay_tensor_result *result)
 {
+    const bool own = assay_profile_by_name(profile->precision.name) == NULL;
     result->compared = false;
     if (strncmp(result->spec.path, "routing/", 8) == 0) {
         judge(result, ASSAY_PASS, ASSAY_FINDING_NO_SCALE, "not compared: the golden has no error scale for it");
+    } else if (own) {
+        judge(result, ASSAY_NOT_COMPARABLE, ASSAY_FINDING_NO_SCALE,
+              "the golden has error scales for %.48s, not for the profile %s: assay calibrate adds them",
+              scales[0] == '\0' ? "nothing" : scales, profile->precision.name);
     } else if (scales[0] == '\0') {
         judge(result, ASSAY_NOT_COMPARABLE, ASSAY_FINDING_NO_SCALE,
               "the golden has no error scales; generate it again with --set profiles=%s", profile->precision.name);

@@ -1,10 +1,11 @@
 #include "compare/profile.h"
 
+#include <math.h>
 #include <string.h>
 
 /* The RMS of the relative error of one rounding to nearest is at most the unit roundoff over the square root of 3: the
  * error is uniform over half a unit in the last place to either side, and that is largest just above a power of two. */
-#define RMS(unit_roundoff) ((unit_roundoff) * 0.57735026918962576451)
+#define RMS(unit_roundoff) ((unit_roundoff)*0.57735026918962576451)
 
 static const assay_profile profiles[] = {
     {.precision = {.name = "f64",
@@ -15,6 +16,10 @@ static const assay_profile profiles[] = {
                    .elementary = 0x1p-51},
      .storage = ASSAY_FLOAT64,
      .multiply = ASSAY_FLOAT64,
+     .accumulate_bits = 52,
+     .router = ASSAY_FLOAT64,
+     .elementary = ASSAY_FLOAT64,
+     .elementary_ulps = 2,
      .summary = "float64 throughout"},
     {.precision = {.name = "f32",
                    .storage = RMS(0x1p-24),
@@ -24,6 +29,10 @@ static const assay_profile profiles[] = {
                    .elementary = 0x1p-22},
      .storage = ASSAY_FLOAT32,
      .multiply = ASSAY_FLOAT32,
+     .accumulate_bits = 23,
+     .router = ASSAY_FLOAT32,
+     .elementary = ASSAY_FLOAT32,
+     .elementary_ulps = 2,
      .summary = "float32 throughout"},
     {.precision = {.name = "bf16",
                    .storage = RMS(0x1p-8),
@@ -33,6 +42,10 @@ static const assay_profile profiles[] = {
                    .elementary = 0x1p-22},
      .storage = ASSAY_BFLOAT16,
      .multiply = ASSAY_BFLOAT16,
+     .accumulate_bits = 23,
+     .router = ASSAY_FLOAT32,
+     .elementary = ASSAY_FLOAT32,
+     .elementary_ulps = 2,
      .summary = "bfloat16 stored and multiplied, float32 accumulated; router in float32"},
     {.precision = {.name = "bf16_router",
                    .storage = RMS(0x1p-8),
@@ -42,6 +55,10 @@ static const assay_profile profiles[] = {
                    .elementary = 0x1p-22},
      .storage = ASSAY_BFLOAT16,
      .multiply = ASSAY_BFLOAT16,
+     .accumulate_bits = 23,
+     .router = ASSAY_BFLOAT16,
+     .elementary = ASSAY_FLOAT32,
+     .elementary_ulps = 2,
      .summary = "bf16 with logits, scores and routing weights in bfloat16 too"},
     {.precision = {.name = "f16",
                    .storage = RMS(0x1p-11),
@@ -51,6 +68,10 @@ static const assay_profile profiles[] = {
                    .elementary = 0x1p-22},
      .storage = ASSAY_FLOAT16,
      .multiply = ASSAY_FLOAT16,
+     .accumulate_bits = 23,
+     .router = ASSAY_FLOAT32,
+     .elementary = ASSAY_FLOAT32,
+     .elementary_ulps = 2,
      .summary = "float16 stored and multiplied, float32 accumulated; router in float32"},
     {.precision = {.name = "tf32",
                    .storage = RMS(0x1p-24),
@@ -60,6 +81,10 @@ static const assay_profile profiles[] = {
                    .elementary = 0x1p-22},
      .storage = ASSAY_FLOAT32,
      .multiply = ASSAY_TFLOAT32,
+     .accumulate_bits = 23,
+     .router = ASSAY_FLOAT32,
+     .elementary = ASSAY_FLOAT32,
+     .elementary_ulps = 2,
      .summary = "float32 stored, operands of products rounded to TensorFloat-32, float32 accumulated"},
     {.precision = {.name = "tpu_default",
                    .storage = RMS(0x1p-24),
@@ -69,10 +94,50 @@ static const assay_profile profiles[] = {
                    .elementary = 0x1p-22},
      .storage = ASSAY_FLOAT32,
      .multiply = ASSAY_BFLOAT16,
+     .accumulate_bits = 23,
+     .router = ASSAY_FLOAT32,
+     .elementary = ASSAY_FLOAT32,
+     .elementary_ulps = 2,
      .summary = "float32 stored, operands of products rounded to bfloat16, float32 accumulated (jax's default on TPU)"},
+    {.precision = {.name = "fp8_e4m3_block128",
+                   .storage = RMS(0x1p-8),
+                   .multiply = 0.0,
+                   .accumulate = RMS(0x1p-13),
+                   .router = RMS(0x1p-24),
+                   .elementary = 0x1p-22,
+                   .accumulator = {.truncate = true, .block = 128},
+                   .scaled = {ASSAY_FLOAT8_E4M3FN, 128}},
+     .storage = ASSAY_BFLOAT16,
+     .multiply = ASSAY_BFLOAT16,
+     .accumulate_bits = 13,
+     .router = ASSAY_FLOAT32,
+     .elementary = ASSAY_FLOAT32,
+     .elementary_ulps = 2,
+     .summary =
+         "bfloat16 stored, linear layers in block-scaled fp8 with truncated sums of 128 products, added in float32; "
+         "else as bf16"},
 };
 
 enum { PROFILES = sizeof profiles / sizeof *profiles };
+
+/* Of one error: to nearest half a unit in the last place at most, cut off a whole one. */
+static double rms_of(int bits, bool truncate)
+{
+    return RMS(ldexp(1, -bits - (truncate ? 0 : 1)));
+}
+
+assay_precision assay_profile_precision(const assay_profile *given)
+{
+    assay_precision p = given->precision;
+    const double storage = assay_dtype_unit_roundoff(given->storage);
+    const double multiply = assay_dtype_unit_roundoff(given->multiply);
+    p.storage = RMS(storage);
+    p.multiply = multiply > storage ? RMS(multiply) : 0; /* what is stored coarser is not rounded once more */
+    p.accumulate = rms_of(given->accumulate_bits, p.accumulator.truncate);
+    p.router = RMS(assay_dtype_unit_roundoff(given->router));
+    p.elementary = 2 * assay_dtype_unit_roundoff(given->elementary) * given->elementary_ulps;
+    return p;
+}
 
 const assay_profile *assay_profiles(int *count)
 {
@@ -82,7 +147,7 @@ const assay_profile *assay_profiles(int *count)
 
 const char *assay_profile_names(void)
 {
-    return "f64, f32, bf16, bf16_router, f16, tf32 or tpu_default";
+    return "f64, f32, bf16, bf16_router, f16, tf32, tpu_default or fp8_e4m3_block128";
 }
 
 const assay_profile *assay_profile_by_name(const char *name)

@@ -6,12 +6,18 @@
 #include "oracle/base/dtype.h"
 
 typedef struct assay_profile {
-    assay_precision precision; /* precision.name is the profile's name */
+    assay_precision precision; /* precision.name is the profile's name; the rest follows from what stands below */
     assay_dtype storage;       /* type in which results may be stored */
-    assay_dtype multiply;      /* type of a product's operands */
-    bool any_of_tied;          /* of experts whose scores are equal any may be chosen; else the lower index */
+    assay_dtype multiply;      /* type of a product's operands, where they are not block-scaled */
+    int accumulate_bits;       /* after the point */
+    assay_dtype router, elementary;
+    double elementary_ulps;
+    bool any_of_tied; /* of experts whose scores are equal any may be chosen; else the lower index */
     const char *summary;
 } assay_profile;
+
+/* The precision of a profile, which is `given` but for the numbers that follow from types, bits and ulps. */
+assay_precision assay_profile_precision(const assay_profile *given);
 
 const assay_profile *assay_profiles(int *count);              /* as in assay_profile_names */
 const char *assay_profile_names(void);                        /* "f64, f32, ... or ...", for messages */

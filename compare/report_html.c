@@ -239,6 +239,11 @@ static void write_report(FILE *out, int number, const assay_report *report)
         write_text(out, report->diagnosis);
         fprintf(out, "</p>");
     }
+    if (report->explanation[0] != '\0') {
+        fprintf(out, "<p>known bugs: ");
+        write_text(out, report->explanation);
+        fprintf(out, "</p>");
+    }
     if (report->known[0] != '\0') {
         fprintf(out, "<p>known failure: ");
         write_text(out, report->known);

@@ -177,6 +177,19 @@ static bool put_power(cJSON *object, const assay_power *power)
            put_text(item, "vacuous", power->vacuous);
 }
 
+/* Absent where nobody looked. */
+static bool put_explanation(cJSON *object, const assay_report *report)
+{
+    if (report->explanation[0] == '\0') return true;
+    cJSON *names = start(object, "explained_by", cJSON_CreateArray());
+    bool ok = names != NULL && put_text(object, "explanation", report->explanation);
+    for (int i = 0; ok && i < report->explained_count; i++) {
+        cJSON *name = cJSON_CreateString(report->explained_by[i]);
+        ok = name != NULL && cJSON_AddItemToArray(names, name);
+    }
+    return ok;
+}
+
 /* As text on one line: a tree takes several times its memory, and there may be ten thousands of tensors. */
 static bool append_tensor(cJSON *array, const assay_tensor_result *r)
 {
@@ -198,7 +211,7 @@ static bool fill_report(cJSON *o, const assay_report *report)
               put_text(o, "candidate", report->candidate_path) && put_number(o, "false_alarm", report->false_alarm) &&
               put_text(o, "verdict", assay_verdict_name(report->verdict)) && put_text(o, "message", report->message) &&
               (report->diagnosis[0] == '\0' || put_text(o, "diagnosis", report->diagnosis)) &&
-              (report->known[0] == '\0' || put_text(o, "known", report->known));
+              put_explanation(o, report) && (report->known[0] == '\0' || put_text(o, "known", report->known));
     ok = ok && put_routing(o, &report->routing) && put_power(o, &report->power);
     ok = ok && (unknown = start(o, "unknown", cJSON_CreateArray())) != NULL;
     for (int i = 0; ok && i < report->unknown_count; i++) {

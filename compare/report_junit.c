@@ -98,8 +98,24 @@ static bool write_tally(xmlTextWriter *out, const tally *t)
            write_number(out, "errors", t->errors) && write_number(out, "skipped", t->skipped);
 }
 
+/* What is said of the failure as a whole stands with the first that fails. */
+static bool write_explanation(xmlTextWriter *out, const assay_report *report)
+{
+    const struct {
+        const char *head, *text;
+    } lines[] = {{"\nlooks like this: ", report->diagnosis}, {"\nknown bugs: ", report->explanation}};
+    bool ok = true;
+    for (int i = 0; ok && i < 2; i++) {
+        char shown[ASSAY_PRINTABLE_SIZE];
+        if (lines[i].text[0] == '\0') continue;
+        ok = xmlTextWriterWriteString(out, BAD_CAST lines[i].head) >= 0 &&
+             xmlTextWriterWriteString(out, BAD_CAST assay_printable(lines[i].text, shown)) >= 0;
+    }
+    return ok;
+}
+
 static bool write_case(xmlTextWriter *out, const assay_report *report, const char *name, outcome o, const char *message,
-                       assay_verdict verdict)
+                       assay_verdict verdict, bool first_wrong)
 {
     static const char *const elements[] = {[FAILED] = "failure", [ERROR] = "error", [SKIPPED] = "skipped"};
     bool ok = begin(out, "testcase") && write_attribute(out, "classname", report->case_name) &&
@@ -109,7 +125,8 @@ static bool write_case(xmlTextWriter *out, const assay_report *report, const cha
         if (o != SKIPPED) {
             char text[ASSAY_PRINTABLE_SIZE];
             ok = ok && write_attribute(out, "type", assay_verdict_name(verdict)) &&
-                 xmlTextWriterWriteString(out, BAD_CAST assay_printable(message, text)) >= 0;
+                 xmlTextWriterWriteString(out, BAD_CAST assay_printable(message, text)) >= 0 &&
+                 (!first_wrong || write_explanation(out, report));
         }
         ok = ok && end(out);
     }
@@ -133,17 +150,21 @@ static bool write_suite(xmlTextWriter *out, const assay_report *report)
     bool ok = begin(out, "testsuite") &&
               write_attribute(out, "name", report->profile[0] == '\0' ? report->case_name : name) &&
               write_tally(out, &t) && write_routing(out, report);
+    bool wrong = false;
     for (int i = 0; ok && i < report->count; i++) {
         const assay_tensor_result *r = &report->tensors[i];
-        ok = write_case(out, report, r->spec.path, unless_known(report, tensor_outcome(r)), r->message, r->verdict);
+        const bool first = r->verdict == ASSAY_FAIL && !wrong;
+        ok = write_case(out, report, r->spec.path, unless_known(report, tensor_outcome(r)), r->message, r->verdict,
+                        first);
+        wrong |= first;
     }
     for (int i = 0; ok && i < report->unknown_count; i++) {
-        ok = write_case(out, report, report->unknown[i], unless_known(report, FAILED), "unknown path, the golden has no such dataset",
-                        ASSAY_FAIL);
+        ok = write_case(out, report, report->unknown[i], unless_known(report, FAILED),
+                        "unknown path, the golden has no such dataset", ASSAY_FAIL, false);
     }
     if (ok && needs_own_case(report, &raw)) {
         ok = write_case(out, report, "verdict", unless_known(report, report_outcome(report)), report->message,
-                        report->verdict);
+                        report->verdict, false);
     }
     return ok && end(out);
 }

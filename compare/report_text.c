@@ -176,6 +176,7 @@ assay_status assay_report_text(assay_context *ctx, const assay_report *report, c
     fprintf(out, "\n%s%s%s  %s\n", color_of(style, report->verdict), assay_verdict_name(report->verdict),
             color_end(style), report->message);
     if (report->diagnosis[0] != '\0') fprintf(out, "looks like this: %s\n", report->diagnosis);
+    if (report->explanation[0] != '\0') fprintf(out, "known bugs: %s\n", report->explanation);
     if (report->power.stated) {
         fprintf(out, "power: %d of %d mutants that have an effect here are detected\n", report->power.detected,
                 report->power.effective);

@@ -27,9 +27,10 @@ assay_status assay_command_cases(assay_context *ctx, const assay_options *option
 /* The exit status of a verdict. */
 int assay_exit_of(assay_verdict verdict);
 
-/* The profile that --precision names, or the one of the golden's grid. */
-assay_status assay_command_profile(assay_context *ctx, const assay_options *options, const char *dtype_name,
-                                   const assay_profile **profile);
+/* The profile that --precision names, built in, in a YAML file or the golden's own (NULL: none), or the one of the
+ * golden's grid. */
+assay_status assay_command_profile(assay_context *ctx, const assay_options *options, const assay_fixture_reader *golden,
+                                   const char *dtype_name, assay_profile *profile);
 
 /* The largest excess over a threshold, over all tensors. */
 double assay_report_worst(const assay_report *report);

@@ -125,7 +125,7 @@ static assay_status open_again(assay_context *ctx, const assay_fixture_reader *g
     TRY(assay_cases_parse(ctx, "case_yaml", yaml, strlen(yaml), &a->cases, &a->case_count));
     snprintf(set, sizeof set, "profiles=%s", profile->precision.name);
     TRY(assay_case_set(ctx, &a->cases[0], set));
-    TRY(assay_plan_make(ctx, &a->plan, &a->cases[0]));
+    TRY(assay_plan_make_with(ctx, &a->plan, &a->cases[0], golden, profile));
     TRY(assay_routing_config_of(ctx, &a->cases[0], &a->config));
 cleanup:
     return status;

@@ -8,9 +8,14 @@
 #include "harness/inputs.h"
 #include "oracle/base/memory.h"
 
-/* A reader over the tensors that are there. A candidate has those that every backend gives, in the type that it stores:
- * the choice of experts would give away many a mutant, but a backend need not tell it. */
-static assay_status open_reader(assay_context *ctx, const assay_results *results, const char *kind,
+/* A candidate has the tensors that every backend gives: the choice of experts would give away many a mutant, but a
+ * backend need not tell it. */
+static bool is_of_candidate(const assay_kept *kept)
+{
+    return kept->written == kept->count && assay_path_is_required(kept->spec->path);
+}
+
+assay_status assay_trial_reader(assay_context *ctx, const assay_results *results, const char *kind,
                                 const assay_profile *storage, assay_fixture_reader **reader)
 {
     assay_status status;
@@ -20,7 +25,7 @@ static assay_status open_reader(assay_context *ctx, const assay_results *results
     assay_memory_tensor *tensors = memory;
     for (int i = 0; i < results->plan->spec_count; i++) {
         const assay_kept *kept = &results->items[i];
-        if (kept->written != kept->count || (storage != NULL && !assay_path_is_required(kept->spec->path))) continue;
+        if (storage != NULL ? !is_of_candidate(kept) : kept->written != kept->count) continue;
         tensors[count] = (assay_memory_tensor){.spec = *kept->spec, .numbers = kept->values, .integers = kept->indices};
         if (storage != NULL && kept->values != NULL) tensors[count].spec.type = storage->storage;
         count++;
@@ -123,10 +128,49 @@ static assay_status judge(assay_context *ctx, const assay_trial *t, const assay_
 {
     assay_status status;
     assay_fixture_reader *reader = NULL;
-    TRY(open_reader(ctx, candidate, "candidate", t->profile, &reader));
-    TRY(assay_compare(ctx, t->reader, reader, t->profile, t->false_alarm, report));
+    TRY(assay_trial_reader(ctx, candidate, "candidate", t->profile, &reader));
+    TRY(assay_compare_undiagnosed(ctx, t->reader, reader, t->profile, t->false_alarm, report));
 cleanup:
     assay_fixture_close(reader);
+    return status;
+}
+
+static assay_status append_tensor(assay_context *ctx, assay_fixture_writer *writer, const assay_kept *kept,
+                                  assay_dtype storage)
+{
+    assay_status status;
+    assay_tensor_spec spec = *kept->spec;
+    if (kept->values != NULL) spec.type = storage;
+    TRY(assay_fixture_declare(ctx, writer, &spec));
+    TRY(kept->indices != NULL ? assay_fixture_append_i32(ctx, writer, spec.path, kept->count, kept->indices)
+                              : assay_fixture_append(ctx, writer, spec.path, kept->count, kept->values));
+cleanup:
+    return status;
+}
+
+/* The candidate that was judged, as FOLDER/MUTANT.h5. */
+static assay_status write_candidate(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
+                                    const assay_results *candidate)
+{
+    assay_status status;
+    assay_fixture_writer *writer = NULL, *done;
+    char path[4096];
+    const int length = snprintf(path, sizeof path, "%s/%s.h5", t->folder, mutant->name);
+    if (length >= (int)sizeof path) return assay_fail(ctx, ASSAY_BAD_INPUT, "%.64s...: path too long", path);
+    TRY(assay_make_parents(ctx, path));
+    TRY(assay_fixture_create(ctx, path, &writer));
+    TRY(assay_fixture_set_text(ctx, writer, "kind", "candidate"));
+    TRY(assay_fixture_set_text(ctx, writer, "case", t->golden->plan->c->name));
+    TRY(assay_fixture_set_text(ctx, writer, "mutant", mutant->name));
+    for (int i = 0; i < candidate->plan->spec_count; i++) {
+        const assay_kept *kept = &candidate->items[i];
+        if (is_of_candidate(kept)) TRY(append_tensor(ctx, writer, kept, t->profile->storage));
+    }
+    done = writer;
+    writer = NULL;
+    TRY(assay_fixture_finish(ctx, done));
+cleanup:
+    assay_fixture_abandon(writer);
     return status;
 }
 
@@ -140,17 +184,13 @@ static assay_status try_mutant(assay_context *ctx, const assay_trial *t, const a
     bool applies = assay_mutant_is_for(mutant, plan->c->op);
     *result = (assay_mutant_result){.mutant = mutant, .required = assay_mutant_is_required(mutant, plan->c->op)};
     if (!applies) return ASSAY_OK;
-    TRY(assay_results_copy(ctx, t->golden, true, &candidate));
-    if (mutant->change_results != NULL) {
-        const assay_mutation m = {.c = plan->c, .profile = t->profile, .tensors = &candidate};
-        applies = mutant->change_results(&m);
-    } else {
-        TRY(assay_mutant_evaluate(ctx, t, mutant, &candidate, &applies));
-    }
+    TRY(assay_mutant_make(ctx, t, mutant, &candidate, &applies));
     if (!applies) goto cleanup;
     round_results(&candidate, t->profile->storage);
     TRY(judge(ctx, t, &candidate, &report));
     conclude(t, &report, &candidate, result);
+    if (t->folder != NULL && result->outcome != ASSAY_MUTANT_NO_EFFECT)
+        TRY(write_candidate(ctx, t, mutant, &candidate));
 cleanup:
     assay_report_free(&report);
     assay_results_free(&candidate);
@@ -191,13 +231,13 @@ static void tally(assay_discrimination *found)
 }
 
 assay_status assay_discriminate(assay_context *ctx, const assay_results *golden, const assay_profile *profile,
-                                double false_alarm, assay_discrimination *found)
+                                double false_alarm, const char *folder, assay_discrimination *found)
 {
     assay_status status;
     void *items = NULL;
-    assay_trial t = {.golden = golden, .profile = profile, .false_alarm = false_alarm};
+    assay_trial t = {.golden = golden, .profile = profile, .false_alarm = false_alarm, .folder = folder};
     *found = (assay_discrimination){.profile = profile};
-    TRY(open_reader(ctx, golden, "golden", NULL, &t.reader));
+    TRY(assay_trial_reader(ctx, golden, "golden", NULL, &t.reader));
     TRY(check_control(ctx, &t));
     TRY(assay_alloc(ctx, "verdicts on mutants", assay_mutant_count, sizeof *found->items, &items));
     found->items = items;

@@ -1,8 +1,9 @@
-/* Mutants that are made by evaluating a changed case. */
+/* The results of one mutant. */
 #include <stdio.h>
 #include <string.h>
 
 #include "harness/discrimination_trial.h"
+#include "harness/ensemble.h"
 #include "harness/inputs.h"
 #include "harness/mutants_tensors.h"
 
@@ -27,7 +28,7 @@ assay_status assay_results_copy(assay_context *ctx, const assay_results *golden,
         const size_t count = (size_t)from->count;
         if (from->indices != NULL) memcpy(to->indices, from->indices, count * sizeof *to->indices);
         if (from->values != NULL) memcpy(to->values, from->values, count * sizeof *to->values);
-        to->written = from->count;
+        to->written = from->written;
     }
 cleanup:
     return status;
@@ -40,10 +41,10 @@ static bool take_results(const assay_mutant *mutant, const assay_results *from, 
     for (int i = 0; i < to->plan->spec_count; i++) {
         assay_kept *wanted = &to->items[i];
         const char *path = wanted->spec->path;
-        if (assay_path_is_given(path) || assay_path_is_scale(path)) continue;
         if (mutant->takes != NULL && !mutant->takes(path)) continue;
-        const bool required = assay_path_is_required(path);
         const assay_kept *found = assay_results_find(from, path);
+        if (assay_path_is_given(path) || (assay_path_is_scale(path) && found == NULL)) continue;
+        const bool required = assay_path_is_required(path);
         const bool fits = found != NULL && assay_shape_equal(&found->spec->shape, &wanted->spec->shape) &&
                           found->written == found->count;
         if (found != NULL && !fits && required) return false;
@@ -114,21 +115,38 @@ typedef struct lossy {
     const char *weight;
 } lossy;
 
-/* Whether the product's second operand is such a kernel, or one expert's block of it, by its first row. */
-static bool is_lost(const lossy *l, const assay_matmul_args *args)
+/* Whether the product's second operand is such a kernel, or one expert's block of it, by its first row. `offset`: of
+ * the kernel's columns in those of the tensor, which may have as many others. */
+static bool is_part(const assay_kept *kept, const assay_matmul_args *args, int64_t offset)
+{
+    const assay_shape *shape = &kept->spec->shape;
+    if (shape->rank < 2) return false;
+    const int64_t rows = shape->dims[shape->rank - 2], width = shape->dims[shape->rank - 1];
+    if (args->n != rows || args->k == 0 || args->k > width - offset) return false;
+    for (int64_t at = offset; at < kept->count; at += rows * width) {
+        if (memcmp(args->b, kept->values + at, (size_t)args->k * sizeof *args->b) == 0) return true;
+    }
+    return false;
+}
+
+/* The path is that of a kernel, or of the kernels of all experts. */
+static bool is_kernel(const char *path, const char *name)
 {
     char kernel[ASSAY_PATH_SIZE];
-    snprintf(kernel, sizeof kernel, "%s/kernel", l->weight);
+    snprintf(kernel, sizeof kernel, "%s/kernel", name);
+    return assay_path_in(path, "weights") && (assay_path_ends(path, name) || assay_path_ends(path, kernel));
+}
+
+static bool is_lost(const lossy *l, const assay_matmul_args *args)
+{
     for (int i = 0; args->transpose_b && i < l->given->plan->spec_count; i++) {
         const assay_kept *kept = &l->given->items[i];
-        const assay_shape *shape = &kept->spec->shape;
-        if (!assay_path_in(kept->spec->path, "weights") || shape->rank < 2) continue;
-        if (!assay_path_ends(kept->spec->path, l->weight) && !assay_path_ends(kept->spec->path, kernel)) continue;
-        const int64_t rows = shape->dims[shape->rank - 2], width = shape->dims[shape->rank - 1];
-        if (args->n != rows || args->k != width || width == 0) continue;
-        for (int64_t at = 0; at < kept->count; at += rows * width) {
-            if (memcmp(args->b, kept->values + at, (size_t)width * sizeof *args->b) == 0) return true;
-        }
+        const int64_t width = assay_kept_width(kept);
+        if (is_kernel(kept->spec->path, l->weight) && args->k == width && is_part(kept, args, 0)) return true;
+        /* wi is wi_0 and wi_1 side by side */
+        if (!is_kernel(kept->spec->path, "wi") || 2 * args->k != width) continue;
+        if (strcmp(l->weight, "wi_0") == 0 && is_part(kept, args, 0)) return true;
+        if (strcmp(l->weight, "wi_1") == 0 && is_part(kept, args, width / 2)) return true;
     }
     return false;
 }
@@ -145,6 +163,11 @@ static assay_status lossy_matmul(assay_context *ctx, const assay_matmul_args *ar
 
 static const assay_arithmetic lossy_arithmetic = {.name = "lossy", .matmul = lossy_matmul};
 
+static bool has_own_arithmetic(const assay_mutant *mutant)
+{
+    return mutant->worsen != NULL || mutant->lost_weight != NULL;
+}
+
 static assay_status run_operation(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
                                   const assay_plan *plan, const mutant_source *given, assay_results *results)
 {
@@ -152,10 +175,11 @@ static assay_status run_operation(assay_context *ctx, const assay_trial *t, cons
     const assay_source in = {
         .self = (void *)given, .has = source_has, .read = source_read, .read_i32 = source_read_i32};
     const assay_sink out = assay_results_sink(results);
+    if (!has_own_arithmetic(mutant)) return assay_evaluate(ctx, plan, &in, &out);
     assay_emulation emulation = {.precision = t->profile->precision,
                                  .storage = t->profile->storage,
-                                 .multiply = t->profile->storage,
-                                 .seed = plan->c->seed};
+                                 .multiply = t->profile->multiply,
+                                 .seed = ctx->emulation != NULL ? ctx->emulation->seed : plan->c->seed};
     if (mutant->worsen != NULL && mutant->worsen(t->profile, &emulation)) {
         own.arithmetic = &assay_arithmetic_emulated;
         own.emulation = &emulation;
@@ -236,12 +260,14 @@ assay_status assay_mutant_evaluate(assay_context *ctx, const assay_trial *t, con
     assay_case c = *t->golden->plan->c;
     assay_plan plan = {0};
     assay_emulation ignored = {0};
-    c.profiles = (assay_text_list){0};
+    char *profile = (char *)t->profile->precision.name;
+    const bool own_scales = t->scales && !has_own_arithmetic(mutant) && !mutant->each_shard;
+    c.profiles = (assay_text_list){.items = &profile, .count = own_scales ? 1 : 0};
     c.seed += mutant->other_seed ? 1 : 0;
     *applies = (mutant->configure == NULL || mutant->configure(&c)) &&
                (mutant->worsen == NULL || mutant->worsen(t->profile, &ignored));
     if (!*applies) return ASSAY_OK;
-    assay_status status = assay_plan_make(ctx, &plan, &c);
+    assay_status status = assay_plan_make_with(ctx, &plan, &c, NULL, t->profile);
     const int64_t shards = mutant->each_shard ? assay_case_shards(&c) : 1;
     for (int64_t shard = 0; status == ASSAY_OK && *applies && shard < shards; shard++) {
         status = evaluate_shard(ctx, t, mutant, &plan, shard, candidate, applies);
@@ -252,5 +278,18 @@ assay_status assay_mutant_evaluate(assay_context *ctx, const assay_trial *t, con
         status = ASSAY_OK;
     }
     assay_plan_free(&plan);
+    return status;
+}
+
+assay_status assay_mutant_make(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
+                               assay_results *candidate, bool *applies)
+{
+    assay_status status;
+    const assay_mutation m = {.c = t->golden->plan->c, .profile = t->profile, .tensors = candidate};
+    TRY(assay_results_copy(ctx, t->golden, true, candidate));
+    *applies = true;
+    if (assay_mutant_is_evaluated(mutant)) TRY(assay_mutant_evaluate(ctx, t, mutant, candidate, applies));
+    if (*applies && mutant->change_results != NULL) *applies = mutant->change_results(&m);
+cleanup:
     return status;
 }

@@ -80,8 +80,8 @@ assay_status assay_evaluate_discriminated(assay_context *ctx, const assay_plan *
     store(&results);
     for (int p = 0; p < plan->precision_count; p++) {
         assay_discrimination found = {0};
-        const assay_profile *profile = assay_profile_by_name(plan->precisions[p].name);
-        TRY(assay_discriminate(ctx, &results, profile, FALSE_ALARM, &found));
+        const assay_profile *profile = assay_plan_profile(plan, plan->precisions[p].name);
+        TRY(assay_discriminate(ctx, &results, profile, FALSE_ALARM, NULL, &found));
         status = write_fields(ctx, &found, out);
         assay_discrimination_free(&found);
         TRY(status);

@@ -242,7 +242,7 @@ assay_emulation assay_ensemble_member(const assay_plan *plan, const assay_precis
                                       int number)
 {
     char stream[64];
-    const assay_profile *profile = assay_profile_by_name(precision->name);
+    const assay_profile *profile = assay_plan_profile(plan, precision->name);
     snprintf(stream, sizeof stream, "%s/%s", name, precision->name);
     return (assay_emulation){.precision = *precision,
                              .storage = profile->storage,
@@ -305,6 +305,41 @@ static bool needs_ensemble(const assay_plan *plan)
     return plan->operation->ensemble != NULL && plan->operation->ensemble(plan->c);
 }
 
+/* Whether the operation gives error scales of that precision itself. Propagation takes errors of different places for
+ * independent, which those of truncation are not from one product to the next; and it is of first order, which errors
+ * of fp8 are not. */
+static bool is_propagated(const assay_plan *plan, const assay_precision *p)
+{
+    const bool first_order = p->scaled.block == 0 && (!p->accumulator.truncate || plan->operation->one_product);
+    return first_order && !needs_ensemble(plan);
+}
+
+static bool all_are_propagated(const assay_plan *plan)
+{
+    bool all = !needs_ensemble(plan);
+    for (int p = 0; p < plan->precision_count; p++) all &= is_propagated(plan, &plan->precisions[p]);
+    return all;
+}
+
+/* The golden run, with the error scales that the operation gives itself. */
+static assay_status run_golden(assay_context *ctx, assay_ensemble *e)
+{
+    assay_status status;
+    void *memory = NULL;
+    int count = 0;
+    const assay_plan *plan = e->plan;
+    const assay_sink golden = {.self = e, .wants = golden_wants, .write = golden_write, .write_i32 = golden_write_i32};
+    TRY(assay_alloc(ctx, "precisions", plan->precision_count, sizeof *plan->precisions, &memory));
+    assay_precision *propagated = memory;
+    for (int p = 0; p < plan->precision_count; p++) {
+        if (is_propagated(plan, &plan->precisions[p])) propagated[count++] = plan->precisions[p];
+    }
+    TRY(plan->operation->run(ctx, plan->c, e->in, &golden, propagated, count));
+cleanup:
+    free(memory);
+    return status;
+}
+
 int assay_null_members(const assay_plan *plan)
 {
     return needs_ensemble(plan) || plan->operation->flops(plan->c, true) <= LARGE_WORK ? assay_ensemble_members(plan) : 0;
@@ -326,6 +361,7 @@ static assay_status evaluate_scales(assay_context *ctx, assay_ensemble *e)
     const assay_plan *plan = e->plan;
     const int members = assay_ensemble_members(plan);
     for (int p = 0; e->tensor_count > 0 && p < plan->precision_count; p++) {
+        if (is_propagated(plan, &plan->precisions[p])) continue;
         TRY(clear_squares(ctx, e));
         for (int number = 0; number < members; number++) {
             const assay_member member = {
@@ -345,14 +381,10 @@ cleanup:
 static assay_status evaluate(assay_context *ctx, assay_ensemble *e)
 {
     assay_status status;
-    const assay_plan *plan = e->plan;
-    const bool gives_scales = !needs_ensemble(plan);
-    const assay_sink golden = {.self = e, .wants = golden_wants, .write = golden_write, .write_i32 = golden_write_i32};
     TRY(collect(ctx, e));
-    TRY(plan->operation->run(ctx, plan->c, e->in, &golden, gives_scales ? plan->precisions : NULL,
-                             gives_scales ? plan->precision_count : 0));
+    TRY(run_golden(ctx, e));
     TRY(check_complete(ctx, e));
-    if (!gives_scales) TRY(evaluate_scales(ctx, e));
+    TRY(evaluate_scales(ctx, e));
     if (wants_null(e)) TRY(assay_null_evaluate(ctx, e));
 cleanup:
     return status;
@@ -361,7 +393,7 @@ cleanup:
 assay_status assay_evaluate(assay_context *ctx, const assay_plan *plan, const assay_source *in, const assay_sink *out)
 {
     assay_ensemble e = {.plan = plan, .in = in, .out = out};
-    if (!needs_ensemble(plan) && !wants_null(&e)) {
+    if (all_are_propagated(plan) && !wants_null(&e)) {
         return plan->operation->run(ctx, plan->c, in, out, plan->precisions, plan->precision_count);
     }
     assay_status status = evaluate(ctx, &e);
@@ -375,7 +407,7 @@ int64_t assay_ensemble_memory(const assay_plan *plan)
     bool null = false;
     for (int i = 0; !null && i < plan->spec_count; i++) null = assay_path_in(plan->specs[i].path, "null");
     const size_t scales = null ? (size_t)plan->precision_count * sizeof(float) : 0;
-    if (!needs_ensemble(plan) && !null) return 0;
+    if (all_are_propagated(plan) && !null) return 0;
     for (int i = 0; plan->precision_count > 0 && i < plan->spec_count; i++) {
         char folder[64];
         snprintf(folder, sizeof folder, "error_scale/%s", plan->precisions[0].name);

@@ -8,7 +8,8 @@
 #include "oracle/arithmetic/emulated.h"
 
 /* Evaluates the plan's case: its results, then the error scales that the sink wants, into the sink. Operations that
- * give error scales themselves are asked for them; for the others there is the ensemble. It has 16 members for small
+ * give error scales themselves are asked for them; for the others, and for precisions that cannot be propagated (block-
+ * scaled operands, truncation in one product after the other), there is the ensemble. It has 16 members for small
  * work, else 8, and none for an exact case: its scales are 0. So is that of a golden value that is not finite. */
 assay_status assay_evaluate(assay_context *ctx, const assay_plan *plan, const assay_source *in, const assay_sink *out);
 

@@ -233,7 +233,7 @@ assay_status assay_null_evaluate(assay_context *ctx, assay_ensemble *e)
     assay_status status = ASSAY_OK;
     for (int p = 0; p < e->plan->precision_count; p++) {
         e->null_precision = p;
-        e->null_profile = assay_profile_by_name(e->plan->precisions[p].name);
+        e->null_profile = assay_plan_profile(e->plan, e->plan->precisions[p].name);
         TRY(evaluate_precision(ctx, e, p));
     }
 cleanup:

@@ -47,7 +47,8 @@ void assay_form_free(assay_form *form);
 
 /* The case evaluated, with the error scales of the profile, or none where it is NULL. All equivalences of the case
  * share it. */
-assay_status assay_form_evaluate(assay_context *ctx, const assay_case *c, const char *profile, assay_form *form);
+assay_status assay_form_evaluate(assay_context *ctx, const assay_case *c, const assay_profile *profile,
+                                 assay_form *form);
 /* Its other form with the same given numbers, not evaluated. */
 assay_status assay_form_of_other(assay_context *ctx, const assay_case *other, const assay_form *one, assay_form *form);
 

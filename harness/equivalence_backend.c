@@ -122,7 +122,7 @@ assay_status assay_backend_first_form(assay_context *ctx, const assay_backend_ch
     TRY(assay_plan_make(ctx, &plan, c));
     TRY(ask(ctx, options, &plan, NULL, &f, end));
     if (end->outcome != ASSAY_OUTCOME_DONE) goto cleanup;
-    TRY(assay_form_evaluate(ctx, c, options->profile->precision.name, one));
+    TRY(assay_form_evaluate(ctx, c, options->profile, one));
     TRY(take_candidate(ctx, options->profile, f.candidate, one, end));
 cleanup:
     assay_plan_free(&plan);

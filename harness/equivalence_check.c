@@ -40,17 +40,18 @@ static assay_status evaluate(assay_context *ctx, assay_form *form)
     return status;
 }
 
-assay_status assay_form_evaluate(assay_context *ctx, const assay_case *c, const char *profile, assay_form *form)
+assay_status assay_form_evaluate(assay_context *ctx, const assay_case *c, const assay_profile *profile,
+                                 assay_form *form)
 {
-    char name[16];
+    char name[ASSAY_PRECISION_NAME_SIZE];
     char *profiles[] = {name};
     assay_status status;
     assay_inputs inputs = {0};
-    snprintf(name, sizeof name, "%s", profile == NULL ? "none" : profile);
+    snprintf(name, sizeof name, "%s", profile == NULL ? "none" : profile->precision.name);
     form->c = *c;
     TRY(copy_inputs(ctx, c, true, form));
     form->c.profiles = (assay_text_list){profiles, 1};
-    TRY(assay_plan_make(ctx, &form->plan, &form->c));
+    TRY(assay_plan_make_with(ctx, &form->plan, &form->c, NULL, profile));
     TRY(assay_inputs_open(ctx, &inputs, &form->c, &form->plan.list, NULL));
     const assay_source in = assay_inputs_source(&inputs);
     TRY(assay_results_open(ctx, &form->results, &form->plan, &in));

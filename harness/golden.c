@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 
+#include "compare/profile_yaml.h"
 #include "harness/certificate.h"
 #include "harness/discrimination.h"
 #include "harness/ensemble.h"
@@ -156,6 +157,30 @@ static assay_status finish(assay_context *ctx, file_sink *sink, assay_status sta
     return status;
 }
 
+/* Users' own profiles, so that the golden's error scales can be told from those of another one of the name. */
+static assay_status set_profiles(assay_context *ctx, assay_fixture_writer *writer, const assay_plan *plan)
+{
+    assay_status status = ASSAY_OK;
+    char(*texts)[ASSAY_PROFILE_YAML_SIZE] = NULL;
+    const char **list = NULL;
+    if (plan->own_count == 0) return ASSAY_OK;
+    texts = calloc((size_t)plan->own_count, sizeof *texts);
+    list = calloc((size_t)plan->own_count, sizeof *list);
+    if (texts == NULL || list == NULL) {
+        status = assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the profiles");
+        goto cleanup;
+    }
+    for (int i = 0; i < plan->own_count; i++) {
+        assay_profile_to_yaml(&plan->own[i], texts[i]);
+        list[i] = texts[i];
+    }
+    TRY(assay_fixture_set_texts(ctx, writer, "profiles", plan->own_count, list));
+cleanup:
+    free(texts);
+    free(list);
+    return status;
+}
+
 static assay_status set_mutant_names(assay_context *ctx, assay_fixture_writer *writer)
 {
     const char **names = calloc((size_t)assay_mutant_count, sizeof *names);
@@ -177,6 +202,7 @@ assay_status assay_golden_write_from(assay_context *ctx, const assay_plan *plan,
     TRY(assay_require_disk(ctx, path, plan->file_bytes));
     assay_sink out = {.self = &sink, .wants = sink_wants, .write = sink_write, .write_i32 = sink_write_i32};
     TRY(begin(ctx, &sink, source, path, "golden", true));
+    TRY(set_profiles(ctx, sink.writer, plan));
     if (plan->mutants) TRY(set_mutant_names(ctx, sink.writer));
     TRY(plan->mutants ? assay_evaluate_discriminated(ctx, plan, source, &out, quiet)
                       : assay_evaluate_as_planned(ctx, plan, source, &out, quiet));
@@ -329,8 +355,7 @@ assay_source assay_golden_given(assay_fixture_reader *golden)
     return source;
 }
 
-assay_status assay_golden_check_layout(assay_context *ctx, const assay_plan *plan,
-                                       const assay_fixture_reader *golden)
+assay_status assay_golden_check_layout(assay_context *ctx, const assay_plan *plan, const assay_fixture_reader *golden)
 {
     for (int i = 0; i < plan->spec_count; i++) {
         const assay_tensor_spec *found = assay_fixture_find(golden, plan->specs[i].path);

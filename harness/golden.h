@@ -2,6 +2,7 @@
 #ifndef ASSAY_HARNESS_GOLDEN_H
 #define ASSAY_HARNESS_GOLDEN_H
 
+#include "compare/profile.h"
 #include "harness/inputs.h"
 
 /* What a golden of a case will hold and need, all of it checked before anything is written. */
@@ -15,6 +16,8 @@ typedef struct assay_plan {
     int64_t file_bytes, memory; /* on disk; at the peak */
     assay_precision *precisions;
     int precision_count;
+    assay_profile *own; /* profiles of the case that are not built in */
+    int own_count;
     bool certify;   /* the golden is to hold its certificate (harness/certificate.h) */
     int64_t budget; /* of that: coordinates of each gradient */
     bool mutants;   /* the golden is to hold its discrimination certificate (harness/discrimination.h) */
@@ -22,6 +25,13 @@ typedef struct assay_plan {
 
 /* Prepares the case, chooses datasets by its gradients, checkpoints and profiles, and refuses sizes beyond memory. */
 assay_status assay_plan_make(assay_context *ctx, assay_plan *plan, const assay_case *c);
+/* The same where profiles of the case may be a user's own: the golden's, or this one (NULL: none). */
+assay_status assay_plan_make_with(assay_context *ctx, assay_plan *plan, const assay_case *c,
+                                  const assay_fixture_reader *golden, const assay_profile *own);
+/* The profile of a precision of the plan. */
+const assay_profile *assay_plan_profile(const assay_plan *plan, const char *name);
+/* Adds a profile to the case's, where it is not among them. */
+assay_status assay_case_add_profile(assay_context *ctx, assay_case *c, const char *name);
 /* The golden is to hold no null distributions: those of old goldens do not. */
 void assay_plan_drop_null(assay_plan *plan);
 /* The golden is to hold its certificate. Refuses what nobody would wait for, unless a budget is given

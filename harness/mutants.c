@@ -42,7 +42,7 @@ static bool functions_in_bf16(const assay_profile *profile, assay_emulation *e)
 
 static bool operands_in_fp8(const assay_profile *profile, assay_emulation *e)
 {
-    (void)profile;
+    if (profile->precision.scaled.block > 0) return false;
     e->multiply = ASSAY_FLOAT8_E4M3FN;
     e->precision.multiply = 0x1p-4 / 1.7320508075688772;
     return true;
@@ -182,6 +182,8 @@ const assay_mutant assay_mutants[] = {
     {"mscale_missing", "the factor of mscale is left out of the softmax scale", "46", LATENT, "mla", CONFIG(no_mscale)},
     {"query_scale_missing", "queries without the root of the head size, or with it twice", "48",
      "attention mla deepseek_layer deepseek_stack", "attention mla", INPUTS(scale_query)},
+    {"scale_from_hidden", "the softmax scale from the model's width over its heads", "48", "mla", "",
+     INPUTS(scale_from_hidden)},
     {"rope_attention_scaling", "cosine and sine are scaled, or not, the other way round", "47", ROTARY, "",
      CONFIG(other_attention_scaling)},
     {"rope_pairing", "pairs come out side by side instead of in halves, or the reverse", "50", ROTARY, "yarn_rope",
@@ -229,6 +231,8 @@ const assay_mutant assay_mutants[] = {
      RESULTS(zero_input_gradients)},
     {"zero_router_gradient", "nothing flows back into the router", "18, 59", ROUTED, "routing moe",
      RESULTS(zero_router_gradient)},
+    {"router_gradient_lost", "nothing flows back through the routing weights", "18, 59", ROUTED, "",
+     .golden_choice = true, .lost_weight = "gate", RESULTS(zero_router_gradient)},
     {"negated_outputs", "outputs with the wrong sign", "", "all", "all", RESULTS(negate_outputs)},
     {"negated_gradients", "gradients with the wrong sign", "", "all", "all", RESULTS(negate_gradients)},
     {"integers_off_by_one", "indices and counts are one too large", "21", "permute", "permute",
@@ -254,10 +258,14 @@ const assay_mutant assay_mutants[] = {
      RESULTS(stale_last_row)},
     {"last_tile_zero", "the last tile of 128 columns, or half of them, is zero", "28, 42, 43", "all", "", .each = true,
      RESULTS(zero_last_tile)},
+    {"last_columns_zero", "the last 8 columns, or half of them, are zero", "28, 54", "all", "", .each = true,
+     RESULTS(zero_last_columns)},
     {"last_tile_off", "the last tile of 128 columns, or half of them, is off by 2 %", "42, 45", "all", "", .each = true,
      RESULTS(scale_last_tile)},
     {"last_expert_zero", "nothing of the last expert", "25", "gmm routing moe deepseek_layer deepseek_stack", "",
      .each = true, RESULTS(zero_last_expert_rows)},
+    {"empty_expert_unwritten", "gradients of experts without tokens are NaN", "25",
+     "gmm moe deepseek_layer deepseek_stack", "", .each = true, RESULTS(nan_empty_experts)},
     {"last_expert_doubled", "the last expert is summed twice", "22, 23",
      "gmm routing moe deepseek_layer deepseek_stack", "", .each = true, RESULTS(double_last_expert)},
     {"experts_exchanged", "the first two experts' parts exchanged", "20", "gmm moe deepseek_layer deepseek_stack", "",
@@ -286,6 +294,12 @@ const char *assay_mutant_way(const assay_mutant *mutant)
     if (mutant->configure != NULL) return "configuration";
     if (mutant->worsen != NULL || mutant->lost_weight != NULL) return "arithmetic";
     return mutant->change_inputs != NULL || mutant->other_seed ? "inputs" : "results";
+}
+
+bool assay_mutant_is_evaluated(const assay_mutant *mutant)
+{
+    return mutant->configure != NULL || mutant->change_inputs != NULL || mutant->worsen != NULL ||
+           mutant->lost_weight != NULL || mutant->other_seed;
 }
 
 /* Whether the word stands in the list. */

@@ -35,7 +35,7 @@ typedef struct assay_mutant {
     bool (*change_inputs)(const assay_mutation *m);
     bool (*worsen)(const assay_profile *profile, assay_emulation *emulation);
     const char *lost_weight; /* what flows back through a kernel of this name is lost; NULL */
-    bool (*change_results)(const assay_mutation *m);
+    bool (*change_results)(const assay_mutation *m); /* the golden's, or those that the rest gave */
 } assay_mutant;
 
 extern const assay_mutant assay_mutants[];
@@ -44,6 +44,7 @@ const assay_mutant *assay_mutant_by_name(const char *name); /* NULL when there i
 
 /* "configuration", "inputs", "arithmetic" or "results": the first of its parts. */
 const char *assay_mutant_way(const assay_mutant *mutant);
+bool assay_mutant_is_evaluated(const assay_mutant *mutant); /* its case is; else results are changed and no more */
 bool assay_mutant_is_for(const assay_mutant *mutant, const char *op);
 bool assay_mutant_is_required(const assay_mutant *mutant, const char *op);
 
@@ -64,7 +65,7 @@ bool assay_mutant_is_required(const assay_mutant *mutant, const char *op);
         X(unit_norms) X(shift_positions) X(zero_positions) X(round_positions) X(one_segment) X(zero_last_rows)         \
             X(previous_token) X(scale_shared_expert) X(zero_biases) X(double_down_bias) X(unit_expert_scales)          \
                 X(shift_keys) X(scale_query) X(move_group_row) X(roll_groups) X(runner_up) X(reverse_choices)          \
-                    X(unit_weights) X(roll_heads) X(zero_rope_key) X(first_id) X(zero_router)
+                    X(unit_weights) X(roll_heads) X(zero_rope_key) X(first_id) X(zero_router) X(scale_from_hidden)
 /* mutants_mesh.c, mutants_shard_rows.c */
 #define ASSAY_MUTANT_MESH(X)                                                                                           \
     X(global_ids)                                                                                                      \
@@ -78,14 +79,15 @@ bool assay_mutant_is_required(const assay_mutant *mutant, const char *op);
 #define ASSAY_MUTANT_RESULTS(X)                                                                                        \
     X(zero_all)                                                                                                        \
     X(nan_all)                                                                                                         \
-    X(nan_last) X(omit_all) X(omit_last) X(zero_outputs) X(zero_gradients) X(zero_weight_gradients)                    \
-        X(zero_input_gradients) X(zero_router_gradient) X(negate_outputs) X(negate_gradients) X(double_values)         \
-            X(halve_values) X(scale_by_root) X(scale_7_bits) X(scale_8_bits) X(reverse_rows) X(shift_rows)             \
-                X(transpose_square) X(swap_columns) X(swap_halves) X(zero_last_row) X(stale_last_row)                  \
-                    X(zero_last_tile) X(scale_last_tile) X(zero_last_expert_rows) X(double_last_expert)                \
-                        X(zero_last_head) X(zero_last_batch) X(truncate_values) X(coarser_values) X(base_2_lse)        \
-                            X(integers_off_by_one) X(roll_integers) X(zero_balance_loss) X(negate_bias_updates)        \
-                                X(swap_expert_rows)
+    X(nan_last)                                                                                                        \
+    X(omit_all) X(omit_last) X(zero_outputs) X(zero_gradients) X(zero_weight_gradients) X(zero_input_gradients)        \
+        X(zero_router_gradient) X(negate_outputs) X(negate_gradients) X(double_values) X(halve_values)                 \
+            X(scale_by_root) X(scale_7_bits) X(scale_8_bits) X(reverse_rows) X(shift_rows) X(transpose_square)         \
+                X(swap_columns) X(swap_halves) X(zero_last_row) X(stale_last_row) X(zero_last_tile) X(scale_last_tile) \
+                    X(zero_last_expert_rows) X(double_last_expert) X(zero_last_head) X(zero_last_batch)                \
+                        X(truncate_values) X(coarser_values) X(base_2_lse) X(integers_off_by_one) X(roll_integers)     \
+                            X(zero_balance_loss) X(negate_bias_updates) X(swap_expert_rows) X(zero_last_columns)       \
+                                X(nan_empty_experts)
 
 #define X(name) bool assay_mutant_##name(assay_case *c);
 ASSAY_MUTANT_CONFIGS(X)
@@ -96,6 +98,8 @@ ASSAY_MUTANT_MESH(X)
 ASSAY_MUTANT_RESULTS(X)
 #undef X
 
+/* The next coarser type that is in use. */
+assay_dtype assay_coarser_type(assay_dtype type);
 /* Cotangents of other shards than m->shard become zero. */
 void assay_mutation_keep_shard(const assay_mutation *m);
 /* For `takes`. */

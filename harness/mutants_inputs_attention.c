@@ -110,6 +110,22 @@ bool assay_mutant_scale_query(const assay_mutation *m)
            assay_change_given(m, "wq_b/kernel", times_root_of_width);
 }
 
+/* 1 / sqrt(D / N) instead of 1 / sqrt(Dq), the width of what the weight makes. */
+static bool times_hidden(const assay_mutation *m, assay_kept *tensor)
+{
+    const int axis = assay_kept_axis(tensor, "N");
+    if (axis < 0) return false;
+    const int64_t heads = tensor->spec->shape.dims[axis], width = assay_kept_width(tensor);
+    const double factor = sqrt((double)width / (double)(m->c->config.base_emb_dim / heads));
+    for (int64_t i = 0; i < tensor->count; i++) tensor->values[i] *= factor;
+    return factor != 1.0;
+}
+
+bool assay_mutant_scale_from_hidden(const assay_mutation *m)
+{
+    return assay_change_given(m, "wq_b/kernel", times_hidden) || assay_change_given(m, "query/kernel", times_hidden);
+}
+
 static bool roll_heads_of(const assay_mutation *m, assay_kept *tensor)
 {
     (void)m;

@@ -1,4 +1,5 @@
 /* Mutants by results that are wrong in one part. */
+#include <math.h>
 #include <string.h>
 
 #include "harness/mutants_tensors.h"
@@ -39,6 +40,23 @@ static bool scale_tile(assay_kept *tensor, double factor)
         if (i % width >= width - columns) tensor->values[i] *= factor;
     }
     return true;
+}
+
+/* The last 8 columns, or the last half where there are no more than 8. */
+static bool columns_to_zero(const assay_mutation *m, assay_kept *tensor)
+{
+    (void)m;
+    enum { COLUMNS = 8 };
+    const int64_t width = assay_kept_width(tensor), columns = width <= COLUMNS ? width - width / 2 : COLUMNS;
+    for (int64_t i = 0; i < tensor->count; i++) {
+        if (i % width >= width - columns) tensor->values[i] = 0.0;
+    }
+    return true;
+}
+
+bool assay_mutant_zero_last_columns(const assay_mutation *m)
+{
+    return assay_change_floats(m, "", columns_to_zero);
 }
 
 static bool tile_to_zero(const assay_mutation *m, assay_kept *tensor)
@@ -137,4 +155,27 @@ static bool swap_first_experts(const assay_mutation *m, assay_kept *tensor)
 bool assay_mutant_swap_expert_rows(const assay_mutation *m)
 {
     return assay_change_floats(m, "", swap_first_experts);
+}
+
+/* Experts for which the golden has zeros. */
+static bool empty_experts_to_nan(const assay_mutation *m, assay_kept *tensor)
+{
+    (void)m;
+    const assay_shape *shape = &tensor->spec->shape;
+    const char *label = shape->rank > 1 ? tensor->spec->labels[0] : NULL;
+    if (label == NULL || (strcmp(label, "E") != 0 && strcmp(label, "G") != 0)) return false;
+    const int64_t size = tensor->count / shape->dims[0];
+    bool changed = false;
+    for (int64_t first = 0; first < tensor->count; first += size) {
+        bool empty = true;
+        for (int64_t i = first; empty && i < first + size; i++) empty = tensor->values[i] == 0.0;
+        for (int64_t i = first; empty && i < first + size; i++) tensor->values[i] = (double)NAN;
+        changed |= empty;
+    }
+    return changed;
+}
+
+bool assay_mutant_nan_empty_experts(const assay_mutation *m)
+{
+    return assay_change_floats(m, "gradients", empty_experts_to_nan);
 }

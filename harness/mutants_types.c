@@ -27,14 +27,17 @@ bool assay_mutant_truncate_values(const assay_mutation *m)
     return assay_change_floats(m, "", truncate);
 }
 
-/* The next coarser type that is in use. */
+assay_dtype assay_coarser_type(assay_dtype type)
+{
+    return type == ASSAY_FLOAT64   ? ASSAY_FLOAT32
+           : type == ASSAY_FLOAT32 ? ASSAY_BFLOAT16
+           : type == ASSAY_FLOAT16 ? ASSAY_BFLOAT16
+                                   : ASSAY_FLOAT8_E4M3FN;
+}
+
 static bool coarser(const assay_mutation *m, assay_kept *tensor)
 {
-    const assay_dtype type = m->profile->storage;
-    const assay_dtype less = type == ASSAY_FLOAT64   ? ASSAY_FLOAT32
-                             : type == ASSAY_FLOAT32 ? ASSAY_BFLOAT16
-                             : type == ASSAY_FLOAT16 ? ASSAY_BFLOAT16
-                                                     : ASSAY_FLOAT8_E4M3FN;
+    const assay_dtype less = assay_coarser_type(m->profile->storage);
     assay_dtype_round_many(less, tensor->count, tensor->values, tensor->values);
     return true;
 }

@@ -49,7 +49,8 @@ typedef struct assay_operation {
     /* Whether run gives no error scales for such a case, and they come from an ensemble of emulated runs
      * (harness/ensemble.h); NULL: it gives them. */
     bool (*ensemble)(const assay_case *c);
-    bool mesh; /* whether a case may be spread over a mesh */
+    bool one_product; /* no product of it is an operand of another: what truncation does to sums can be propagated */
+    bool mesh;        /* whether a case may be spread over a mesh */
     /* Fills the operation's member. */
     assay_status (*spec_config)(assay_context *ctx, const assay_case *c, assay_spec_config *config);
     /* of its products, forward or forward and backward together; a multiply and an add are 2 */
@@ -60,8 +61,8 @@ typedef struct assay_operation {
 extern const assay_operation *const assay_operations[];           /* ends with NULL */
 const assay_operation *assay_operation_by_name(const char *name); /* NULL when there is none */
 
-/* What holds for every operation (sizes above 0, no mesh where it has none, ...), then the operation's own check, then the tensors.
- * Refuses inputs that the case describes and the operation does not have. */
+/* What holds for every operation (sizes above 0, no mesh where it has none, ...), then the operation's own check, then
+ * the tensors. Refuses inputs that the case describes and the operation does not have. */
 assay_status assay_operation_prepare(assay_context *ctx, const assay_case *c, const assay_operation **operation,
                                      assay_tensor_list *list);
 

@@ -41,7 +41,8 @@ enum {
     CERTIFY,
     MUTANTS,
     EQUIVALENCE,
-    BUDGET
+    BUDGET,
+    WRITE
 };
 
 static const option_row rows[] = {
@@ -50,8 +51,8 @@ static const option_row rows[] = {
     {"seed", SEED, true, ASSAY_OPT_SET, "N", "the seed of inputs, weights and cotangents"},
     {"inputs", INPUTS, true, ASSAY_OPT_INPUTS, "FILE.h5",
      "take inputs, weights and cotangents from this file where it has them"},
-    {"precision", PRECISION, true, ASSAY_OPT_PRECISION, "NAME",
-     "profile: f64, f32, bf16, bf16_router, f16, tf32, tpu_default (default: by the case's dtype)"},
+    {"precision", PRECISION, true, ASSAY_OPT_PRECISION | ASSAY_OPT_PROFILE, "NAME",
+     "profile: f64, f32, bf16, bf16_router, f16, tf32, tpu_default, fp8_e4m3_block128, or a FILE.yml with your own"},
     {"false-alarm", FALSE_ALARM, true, ASSAY_OPT_PRECISION, "P",
      "probability that a correct backend fails (default 1e-6)"},
     {"verbose", 'v', false, ASSAY_OPT_PRECISION | ASSAY_OPT_VERIFY, NULL, "every tensor in detail"},
@@ -71,6 +72,8 @@ static const option_row rows[] = {
     {"equivalence", EQUIVALENCE, true, ASSAY_OPT_EQUIVALENCE, "NAME", "one of them, or all (default)"},
     {"budget", BUDGET, true, ASSAY_OPT_CERTIFY | ASSAY_OPT_VERIFY, "N",
      "certify N coordinates of each gradient (default 8), or all; 0: outputs alone"},
+    {"write", WRITE, true, ASSAY_OPT_WRITE, "FOLDER",
+     "write the candidate of each mutant that has an effect as FOLDER/MUTANT.h5 (one golden)"},
     {"threads", THREADS, true, COMMON, "N", "threads (default: all cores); the same bits for any number"},
     {"engine", ENGINE, true, COMMON, "NAME", "reference (default) or blas"},
     {"quiet", 'q', false, COMMON, NULL, "no progress"},
@@ -208,6 +211,9 @@ static assay_status take(assay_context *ctx, assay_options *o, int letter, const
         return ASSAY_OK;
     case KEEP:
         o->keep = value;
+        return ASSAY_OK;
+    case WRITE:
+        o->folder = value;
         return ASSAY_OK;
     case TAG:
         o->tag = value;

@@ -19,6 +19,8 @@ enum {
     ASSAY_OPT_EQUIVALENCE = 1 << 9, /* --equivalence */
     ASSAY_OPT_KNOWN = 1 << 10,      /* --known */
     ASSAY_OPT_JSON = 1 << 11,       /* --json FILE */
+    ASSAY_OPT_WRITE = 1 << 12,      /* --write */
+    ASSAY_OPT_PROFILE = 1 << 13,    /* --precision alone */
 };
 
 typedef struct assay_options {
@@ -26,7 +28,7 @@ typedef struct assay_options {
     const char *engine;
     bool quiet, color, json, verbose;
     const char *equivalence, *output, *inputs, *precision, *json_file, *junit_file, *html_file, *known_file, *backend,
-        *keep, *tag;
+        *keep, *tag, *folder;
     double false_alarm, timeout;
     bool certify, mutants;
     int64_t budget;    /* harness/certificate.h */

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "compare/profile.h"
+#include "compare/profile_yaml.h"
 #include "compare/statistics.h"
 #include "harness/certificate.h"
 #include "harness/discrimination.h"
@@ -25,6 +25,63 @@ bool assay_has_error_scale(const assay_tensor_spec *spec)
             assay_path_in(spec->path, "checkpoints"));
 }
 
+const assay_profile *assay_plan_profile(const assay_plan *plan, const char *name)
+{
+    for (int i = 0; i < plan->own_count; i++) {
+        if (strcmp(plan->own[i].precision.name, name) == 0) return &plan->own[i];
+    }
+    return assay_profile_by_name(name);
+}
+
+static bool has_profile(const assay_case *c, const char *name)
+{
+    bool found = false;
+    for (int i = 0; i < c->profiles.count; i++) found |= strcmp(c->profiles.items[i], name) == 0;
+    return found;
+}
+
+/* Of the golden's profiles and `own` those that the case names. */
+static assay_status collect_own(assay_context *ctx, assay_plan *plan, const assay_fixture_reader *golden,
+                                const assay_profile *own)
+{
+    assay_status status = ASSAY_OK;
+    assay_profile *stored = NULL;
+    int count = 0;
+    if (golden != NULL) TRY(assay_profiles_of_golden(ctx, golden, &stored, &count));
+    plan->own = calloc((size_t)count + 1, sizeof *plan->own);
+    if (plan->own == NULL) {
+        status = assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the profiles");
+        goto cleanup;
+    }
+    for (int i = 0; i < count; i++) {
+        if (own != NULL && strcmp(own->precision.name, stored[i].precision.name) == 0) continue;
+        if (has_profile(plan->c, stored[i].precision.name)) plan->own[plan->own_count++] = stored[i];
+    }
+    if (own != NULL && assay_profile_by_name(own->precision.name) == NULL &&
+        has_profile(plan->c, own->precision.name)) {
+        plan->own[plan->own_count++] = *own;
+    }
+cleanup:
+    free(stored);
+    return status;
+}
+
+assay_status assay_case_add_profile(assay_context *ctx, assay_case *c, const char *name)
+{
+    char assignment[1024] = "profiles=[";
+    size_t length = strlen(assignment);
+    if (has_profile(c, name)) return ASSAY_OK;
+    for (int i = 0; i < c->profiles.count; i++) {
+        if (strcmp(c->profiles.items[i], "none") == 0) continue;
+        length += (size_t)snprintf(assignment + length, sizeof assignment - length, "%.32s, ", c->profiles.items[i]);
+        if (length > sizeof assignment - 2 * ASSAY_PRECISION_NAME_SIZE) {
+            return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: has too many profiles for another", c->name);
+        }
+    }
+    snprintf(assignment + length, sizeof assignment - length, "%.32s]", name);
+    return assay_case_set(ctx, c, assignment);
+}
+
 static assay_status collect_precisions(assay_context *ctx, assay_plan *plan)
 {
     const assay_text_list *profiles = &plan->c->profiles;
@@ -32,7 +89,7 @@ static assay_status collect_precisions(assay_context *ctx, assay_plan *plan)
     if (plan->precisions == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the profiles");
     for (int i = 0; i < profiles->count; i++) {
         if (strcmp(profiles->items[i], "none") == 0) continue;
-        const assay_profile *profile = assay_profile_by_name(profiles->items[i]);
+        const assay_profile *profile = assay_plan_profile(plan, profiles->items[i]);
         if (profile == NULL) {
             return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: profiles has \"%s\", expected %s", plan->c->name,
                               profiles->items[i], assay_profile_names());
@@ -105,9 +162,16 @@ cleanup:
 
 assay_status assay_plan_make(assay_context *ctx, assay_plan *plan, const assay_case *c)
 {
+    return assay_plan_make_with(ctx, plan, c, NULL, NULL);
+}
+
+assay_status assay_plan_make_with(assay_context *ctx, assay_plan *plan, const assay_case *c,
+                                  const assay_fixture_reader *golden, const assay_profile *own)
+{
     assay_status status;
     *plan = (assay_plan){.c = c};
     TRY(assay_operation_prepare(ctx, c, &plan->operation, &plan->list));
+    TRY(collect_own(ctx, plan, golden, own));
     TRY(collect_precisions(ctx, plan));
     TRY(check_patterns(ctx, plan, &c->gradients, "gradients", "gradients/"));
     TRY(check_patterns(ctx, plan, &c->checkpoints, "checkpoints", "checkpoints/"));
@@ -192,5 +256,6 @@ void assay_plan_free(assay_plan *plan)
     assay_tensor_list_free(&plan->list);
     free(plan->specs);
     free(plan->precisions);
+    free(plan->own);
     *plan = (assay_plan){0};
 }

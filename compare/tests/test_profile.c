@@ -7,17 +7,25 @@
 
 static void test_profiles(void **state)
 {
-    static const char *const names[] = {"f64", "f32", "bf16", "bf16_router", "f16", "tf32", "tpu_default"};
+    static const char *const names[] = {"f64", "f32",  "bf16",        "bf16_router",
+                                        "f16", "tf32", "tpu_default", "fp8_e4m3_block128"};
     int count = 0;
     const assay_profile *profiles = assay_profiles(&count);
     (void)state;
-    assert_int_equal(count, 7);
+    assert_int_equal(count, 8);
     for (int i = 0; i < count; i++) {
         const assay_profile *p = &profiles[i];
         assert_string_equal(p->precision.name, names[i]);
+        const assay_precision derived = assay_profile_precision(p);
+        assert_true(derived.storage == p->precision.storage && derived.multiply == p->precision.multiply &&
+                    derived.accumulate == p->precision.accumulate && derived.router == p->precision.router &&
+                    derived.elementary == p->precision.elementary);
         double rms = assay_dtype_unit_roundoff(p->storage) / sqrt(3.0); /* of one rounding */
         assert_close(&p->precision.storage, &rms, 1, 1e-15, 0.0);
         assert_true(p->precision.accumulate <= p->precision.storage);
+        const bool scaled = strcmp(names[i], "fp8_e4m3_block128") == 0;
+        assert_int_equal(p->precision.accumulator.block, scaled ? 128 : 0);
+        assert_int_equal(p->precision.scaled.block, scaled ? 128 : 0);
         assert_ptr_equal(assay_profile_by_name(names[i]), p);
         assert_true(strlen(p->summary) > 0);
         assert_non_null(strstr(assay_profile_names(), names[i]));
@@ -26,7 +34,8 @@ static void test_profiles(void **state)
         const double multiply = p->multiply == p->storage ? 0 : lost;
         assert_close(&p->precision.multiply, &multiply, 1, 1e-15, 0.0);
         assert_false(p->any_of_tied);
-        if (p->multiply != p->storage || strcmp(names[i], "bf16_router") == 0) continue; /* not the first of its type */
+        if (p->multiply != p->storage || strcmp(names[i], "bf16_router") == 0 || scaled)
+            continue; /* not the first of its type */
         assert_ptr_equal(assay_profile_by_name(assay_dtype_name(p->storage)), p);
         assert_ptr_equal(assay_profile_for_dtype(p->storage), p);
     }
@@ -49,7 +58,8 @@ static void test_thresholds(void **state)
                 const assay_thresholds t = assay_thresholds_of(1e-6, counts[i], counts[j], statistics);
                 const double elements = (double)counts[i] * erfc(t.element / sqrt(2.0));
                 const double rows = (double)counts[j] * erfc(t.row / sqrt(2.0));
-                const double part = statistics > 0 ? 1e-6 / 3 : 0.5e-6, tails = 2.0 * (double)statistics * t.statistic_tail;
+                const double part = statistics > 0 ? 1e-6 / 3 : 0.5e-6,
+                             tails = 2.0 * (double)statistics * t.statistic_tail;
                 assert_close(&elements, &part, 1, 1e-9, 0.0);
                 assert_close(&rows, &part, 1, 1e-9, 0.0);
                 assert_close(&tails, statistics > 0 ? &part : &t.statistic_tail, 1, 1e-9, 0.0);

@@ -12,11 +12,10 @@ typedef struct extras {
 } extras;
 
 /* The case of a golden, and its extras. */
-static assay_status read_case(assay_context *ctx, const char *path, assay_case **cases, int *count, extras *found)
+static assay_status read_case(assay_context *ctx, const assay_fixture_reader *reader, const char *path,
+                              assay_case **cases, int *count, extras *found)
 {
     assay_status status;
-    assay_fixture_reader *reader = NULL;
-    TRY(assay_fixture_open(ctx, path, &reader));
     const char *kind = assay_fixture_text(reader, "kind"), *yaml = assay_fixture_text(reader, "case_yaml");
     const char *engine = assay_fixture_text(reader, "engine");
     if (kind == NULL || strcmp(kind, "golden") != 0 || yaml == NULL) {
@@ -36,42 +35,39 @@ static assay_status read_case(assay_context *ctx, const char *path, assay_case *
     }
     TRY(assay_cases_parse(ctx, path, yaml, strlen(yaml), cases, count));
 cleanup:
-    assay_fixture_close(reader);
     return status;
 }
 
-/* profiles=[those of the case, and the new one] */
-static assay_status add_profile(assay_context *ctx, assay_case *c, const char *path, const char *name)
+static assay_status refuse_profile_there(assay_context *ctx, const assay_case *c, const char *path, const char *name)
 {
-    char assignment[1024] = "profiles=[";
-    size_t length = strlen(assignment);
     for (int i = 0; i < c->profiles.count; i++) {
-        if (strcmp(c->profiles.items[i], name) == 0) {
-            return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: has the profile %s already", path, name);
-        }
-        if (strcmp(c->profiles.items[i], "none") == 0) continue;
-        length += (size_t)snprintf(assignment + length, sizeof assignment - length, "%.32s, ", c->profiles.items[i]);
+        if (strcmp(c->profiles.items[i], name) != 0) continue;
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: has the profile %s already", path, name);
     }
-    snprintf(assignment + length, sizeof assignment - length, "%.32s]", name);
-    return assay_case_set(ctx, c, assignment);
+    return ASSAY_OK;
 }
 
-static assay_status calibrate(assay_context *ctx, const assay_options *options, const char *path)
+static assay_status calibrate(assay_context *ctx, const assay_options *options, const assay_profile *profile,
+                              const char *path)
 {
     assay_status status;
     assay_case *cases = NULL;
     assay_plan plan = {0};
+    assay_fixture_reader *reader = NULL;
     extras also = {false, false};
     int count = 0;
-    TRY(read_case(ctx, path, &cases, &count, &also));
-    TRY(add_profile(ctx, &cases[0], path, options->precision));
-    TRY(assay_plan_make(ctx, &plan, &cases[0]));
+    TRY(assay_fixture_open(ctx, path, &reader));
+    TRY(read_case(ctx, reader, path, &cases, &count, &also));
+    TRY(refuse_profile_there(ctx, &cases[0], path, profile->precision.name));
+    TRY(assay_case_add_profile(ctx, &cases[0], profile->precision.name));
+    TRY(assay_plan_make_with(ctx, &plan, &cases[0], reader, profile));
     if (also.certificate) TRY(assay_plan_certify(ctx, &plan, ASSAY_BUDGET_UNSAID));
     if (also.mutants) TRY(assay_plan_mutants(ctx, &plan));
     /* its own inputs, whatever they were made from; the new file takes the place of the old one when it is whole */
     TRY(assay_golden_write(ctx, &plan, path, path, options->quiet));
     printf("%s\n", path);
 cleanup:
+    assay_fixture_close(reader);
     assay_plan_free(&plan);
     assay_cases_free(cases, count);
     return status;
@@ -81,26 +77,24 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
 {
     *exit_code = ASSAY_EXIT_PASS;
     if (options->precision == NULL) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "calibrate needs --precision NAME, expected %s", assay_profile_names());
-    }
-    if (assay_profile_by_name(options->precision) == NULL) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "--precision is \"%s\", expected %s", options->precision,
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "calibrate needs --precision NAME, expected %s, or a .yml file",
                           assay_profile_names());
     }
-    for (int i = 0; i < options->argument_count; i++) {
-        const assay_status status = calibrate(ctx, options, options->arguments[i]);
-        if (status != ASSAY_OK) return status;
+    assay_profile profile;
+    assay_status status = assay_command_profile(ctx, options, NULL, "", &profile);
+    for (int i = 0; status == ASSAY_OK && i < options->argument_count; i++) {
+        status = calibrate(ctx, options, &profile, options->arguments[i]);
     }
-    return ASSAY_OK;
+    return status;
 }
 
 const assay_command assay_command_calibrate = {
     .name = "calibrate",
     .arguments = "FIXTURE...",
     .summary = "adds the error scales of a profile to golden fixtures that exist",
-    .details = "The case is evaluated again from the fixture's own inputs; --precision names the profile. The file is "
-               "replaced\n"
-               "when the new one is whole.\n",
+    .details = "The case is evaluated again from the fixture's own inputs; --precision names the profile, or a "
+               "YAML\n"
+               "file with one of your own, which the fixture keeps. The file is replaced when the new one is whole.\n",
     .options = ASSAY_OPT_PRECISION,
     .least = 1,
     .most = -1,

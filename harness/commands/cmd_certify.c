@@ -140,15 +140,15 @@ static assay_status certify(assay_context *ctx, const assay_options *options, co
     assay_plan plan = {0};
     assay_results results = {0};
     assay_discrimination found = {0};
-    const assay_profile *profile = NULL;
+    assay_profile profile;
     TRY(assay_fixture_open(ctx, path, &golden));
     TRY(golden_case(ctx, golden, path, &cases, &count));
-    TRY(assay_command_profile(ctx, options, assay_dtype_name(cases[0].dtype), &profile));
-    TRY(assay_plan_make(ctx, &plan, &cases[0]));
+    TRY(assay_command_profile(ctx, options, golden, assay_dtype_name(cases[0].dtype), &profile));
+    TRY(assay_plan_make_with(ctx, &plan, &cases[0], golden, NULL));
     ctx->threads = assay_plan_threads(ctx, &plan);
     TRY(assay_results_load(ctx, &results, &plan, golden));
-    TRY(assay_discriminate(ctx, &results, profile, options->false_alarm, &found));
-    printf("%s  op %s, profile %s, false alarm %g\n", cases[0].name, cases[0].op, profile->precision.name,
+    TRY(assay_discriminate(ctx, &results, &profile, options->false_alarm, options->folder, &found));
+    printf("%s  op %s, profile %s, false alarm %g\n", cases[0].name, cases[0].op, profile.precision.name,
            options->false_alarm);
     print_table(&found, options->verbose);
     print_verdict(path, &found);
@@ -179,6 +179,10 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
 {
     assay_status status = ASSAY_OK;
     bool vacuous = false;
+    if (options->folder != NULL && options->argument_count > 1) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "--write takes the mutants of one golden, found %d",
+                          options->argument_count);
+    }
     cJSON *root = cJSON_CreateObject();
     cJSON *fixtures = root == NULL ? NULL : cJSON_AddArrayToObject(root, "fixtures");
     if (fixtures == NULL || cJSON_AddStringToObject(root, "format", "assay-discrimination") == NULL ||
@@ -204,8 +208,8 @@ const assay_command assay_command_certify = {
         "Makes the candidate that a backend with each of some hundred bugs would give (docs/mutants.md) and has the\n"
         "comparer judge it. A golden that a required one would pass is VACUOUS: status 3. -v: also the mutants that "
         "do\n"
-        "not apply, and the tensor that shows it.\n",
-    .options = ASSAY_OPT_PRECISION | ASSAY_OPT_JSON,
+        "not apply, and the tensor that shows it. --write FOLDER: the candidates that were judged, as files.\n",
+    .options = ASSAY_OPT_PRECISION | ASSAY_OPT_JSON | ASSAY_OPT_WRITE,
     .least = 1,
     .most = -1,
     .run = run,

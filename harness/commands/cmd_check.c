@@ -79,7 +79,7 @@ static assay_status check_case(assay_context *ctx, check_run *r, const assay_cas
     }
     if (!applies) return ASSAY_OK;
     show(r, c, "");
-    TRY(assay_form_evaluate(ctx, c, scales ? "f64" : NULL, &one));
+    TRY(assay_form_evaluate(ctx, c, scales ? assay_profile_by_name("f64") : NULL, &one));
     for (const assay_equivalence *e = first(r); e != NULL; e = next(r, e)) {
         assay_equivalence_result found;
         show(r, c, e->name);
@@ -162,7 +162,9 @@ static assay_status check_backend_case(assay_context *ctx, check_run *r, const a
 {
     assay_status status = ASSAY_OK;
     const assay_options *o = r->options;
+    assay_profile profile;
     assay_backend_check_options options = {.backend = o->backend,
+                                           .profile = &profile,
                                            .folder = r->folder,
                                            .false_alarm = o->false_alarm,
                                            .timeout = o->timeout,
@@ -176,7 +178,7 @@ static assay_status check_backend_case(assay_context *ctx, check_run *r, const a
         applies |= e->of_backends && assay_other_form_of(ctx, c, e, &other);
     if (!applies) return ASSAY_OK;
     show(r, c, "");
-    TRY(assay_command_profile(ctx, o, assay_dtype_name(c->dtype), &options.profile));
+    TRY(assay_command_profile(ctx, o, NULL, assay_dtype_name(c->dtype), &profile));
     TRY(assay_backend_first_form(ctx, &options, c, &one, &end));
     judge_end(&end, &report);
     if (report.verdict != ASSAY_PASS) {

@@ -4,6 +4,7 @@
 
 #include "harness/command.h"
 #include "harness/conditional.h"
+#include "harness/explain.h"
 
 static assay_status require_kind(assay_context *ctx, const assay_fixture_reader *reader, const char *path,
                                  const char *kind)
@@ -36,23 +37,25 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
 {
     assay_status status;
     const char *golden_path = options->arguments[0], *candidate_path = options->arguments[1], *dtype = NULL;
-    assay_fixture_reader *golden = NULL, *candidate = NULL, *against = NULL;
-    const assay_profile *profile = NULL;
+    assay_fixture_reader *golden = NULL, *candidate = NULL, *against = NULL, *held;
+    assay_profile profile;
     assay_report report = {0};
     char *text = NULL, command[9000];
     TRY(assay_fixture_open(ctx, golden_path, &golden));
     TRY(require_kind(ctx, golden, golden_path, "golden"));
     TRY(assay_fixture_open(ctx, candidate_path, &candidate));
     TRY(golden_dtype(ctx, golden, golden_path, &dtype));
-    TRY(assay_command_profile(ctx, options, dtype, &profile));
-    TRY(assay_compare_conditionally(ctx, golden, candidate, profile, options->false_alarm, options->quiet, &report,
+    TRY(assay_command_profile(ctx, options, golden, dtype, &profile));
+    TRY(assay_compare_conditionally(ctx, golden, candidate, &profile, options->false_alarm, options->quiet, &report,
                                     &against));
+    held = against != NULL ? against : golden;
+    TRY(assay_explain(ctx, held, candidate, &profile, options->quiet, &report));
     snprintf(report.golden_path, sizeof report.golden_path, "%s", golden_path);
     snprintf(report.candidate_path, sizeof report.candidate_path, "%s", candidate_path);
     snprintf(command, sizeof command, "assay compare %s %s --precision %s", golden_path, candidate_path,
-             profile->precision.name);
+             options->precision != NULL ? options->precision : profile.precision.name);
     if (options->html_file != NULL) {
-        TRY(assay_pictures_draw(ctx, against != NULL ? against : golden, candidate, profile, &report));
+        TRY(assay_pictures_draw(ctx, held, candidate, &profile, &report));
     }
     assay_report_style style = {.color = options->color, .verbosity = options->verbose ? 1 : 0, .command = command};
     TRY(assay_report_text(ctx, &report, &style, &text));

@@ -40,10 +40,16 @@ static assay_status check_output(assay_context *ctx, const assay_options *option
     return ASSAY_OK;
 }
 
-static assay_status make_plan(assay_context *ctx, const assay_options *options, assay_plan *plan, const assay_case *c)
+static assay_status make_plan(assay_context *ctx, const assay_options *options, assay_plan *plan, assay_case *c)
 {
     assay_status status;
-    TRY(assay_plan_make(ctx, plan, c));
+    assay_profile profile;
+    const bool named = options->precision != NULL;
+    if (named) {
+        TRY(assay_command_profile(ctx, options, NULL, "", &profile));
+        TRY(assay_case_add_profile(ctx, c, profile.precision.name));
+    }
+    TRY(assay_plan_make_with(ctx, plan, c, NULL, named ? &profile : NULL));
     if (options->certify) TRY(assay_plan_certify(ctx, plan, options->budget));
     if (options->mutants) TRY(assay_plan_mutants(ctx, plan));
 cleanup:
@@ -51,7 +57,7 @@ cleanup:
 }
 
 /* Every case is planned, and held against the user's inputs, before the first is written: a bad one costs nothing. */
-static assay_status check_cases(assay_context *ctx, const assay_options *options, const assay_case *cases, int count)
+static assay_status check_cases(assay_context *ctx, const assay_options *options, assay_case *cases, int count)
 {
     assay_status status = ASSAY_OK;
     for (int i = 0; i < count && status == ASSAY_OK; i++) {
@@ -114,9 +120,12 @@ const assay_command assay_command_generate = {
     .summary = "golden fixtures: inputs, outputs, gradients, error scales",
     .details =
         "Prints the path of each file when it is in place. With --certify results are held against a second form in\n"
-        "binary128 first, and nothing is written where one of them is wrong. With --mutants the golden holds which wrong\n"
-        "backends it detects, and its verdicts state their power (docs/mutants.md).\n",
-    .options = ASSAY_OPT_OUTPUT | ASSAY_OPT_SET | ASSAY_OPT_INPUTS | ASSAY_OPT_CERTIFY,
+        "binary128 first, and nothing is written where one of them is wrong. With --mutants the golden holds which "
+        "wrong\n"
+        "backends it detects, and its verdicts state their power (docs/mutants.md). With --precision it has error "
+        "scales of\n"
+        "that profile too, beside those of the case.\n",
+    .options = ASSAY_OPT_OUTPUT | ASSAY_OPT_SET | ASSAY_OPT_INPUTS | ASSAY_OPT_CERTIFY | ASSAY_OPT_PROFILE,
     .least = 1,
     .most = -1,
     .run = run_generate,

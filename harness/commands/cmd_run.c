@@ -6,6 +6,7 @@
 #include "harness/backend.h"
 #include "harness/command.h"
 #include "harness/conditional.h"
+#include "harness/explain.h"
 #include "harness/known.h"
 
 /* One case: files, what the backend did, what the comparer says. */
@@ -34,27 +35,38 @@ static void remove_files(const case_run *r)
     unlink(r->candidate);
 }
 
+/* The case's profile and its plan. No case names a user's own profile: that is added here. */
+static assay_status plan_case(assay_context *ctx, const assay_options *options, assay_case *c, assay_profile *profile,
+                              assay_plan *plan)
+{
+    assay_status status;
+    TRY(assay_command_profile(ctx, options, NULL, assay_dtype_name(c->dtype), profile));
+    const char *name = profile->precision.name;
+    if (assay_profile_by_name(name) == NULL) TRY(assay_case_add_profile(ctx, c, name));
+    TRY(assay_plan_make_with(ctx, plan, c, NULL, profile));
+cleanup:
+    return status;
+}
+
 /* Every case is planned and has a profile before the first one runs, so that a bad one costs nothing. */
-static assay_status check_cases(assay_context *ctx, const assay_options *options, const assay_case *cases, int count)
+static assay_status check_cases(assay_context *ctx, const assay_options *options, assay_case *cases, int count)
 {
     assay_status status = ASSAY_OK;
     for (int i = 0; i < count; i++) {
         assay_plan plan = {0};
-        const assay_profile *profile = NULL;
-        TRY(assay_command_profile(ctx, options, assay_dtype_name(cases[i].dtype), &profile));
-        TRY(assay_plan_make(ctx, &plan, &cases[i]));
+        assay_profile profile;
+        TRY(plan_case(ctx, options, &cases[i], &profile, &plan));
         assay_plan_free(&plan);
     }
 cleanup:
     return status;
 }
 
-static assay_status compare_files(assay_context *ctx, const assay_options *options, const assay_case *c, case_run *r)
+static assay_status compare_files(assay_context *ctx, const assay_options *options, const assay_profile *profile,
+                                  case_run *r)
 {
     assay_status status;
-    assay_fixture_reader *golden = NULL, *candidate = NULL, *against = NULL;
-    const assay_profile *profile = NULL;
-    TRY(assay_command_profile(ctx, options, assay_dtype_name(c->dtype), &profile));
+    assay_fixture_reader *golden = NULL, *candidate = NULL, *against = NULL, *held;
     TRY(assay_fixture_open(ctx, r->golden, &golden));
     if (assay_fixture_open(ctx, r->candidate, &candidate) != ASSAY_OK) {
         /* what a backend wrote is its result, a damaged file too */
@@ -64,9 +76,11 @@ static assay_status compare_files(assay_context *ctx, const assay_options *optio
     }
     TRY(assay_compare_conditionally(ctx, golden, candidate, profile, options->false_alarm, options->quiet,
                                     &r->report, &against));
+    held = against != NULL ? against : golden;
+    TRY(assay_explain(ctx, held, candidate, profile, options->quiet, &r->report));
     /* of many cases only those that somebody will look at */
     if (options->html_file != NULL && r->report.verdict != ASSAY_PASS) {
-        TRY(assay_pictures_draw(ctx, against != NULL ? against : golden, candidate, profile, &r->report));
+        TRY(assay_pictures_draw(ctx, held, candidate, profile, &r->report));
     }
     snprintf(r->report.golden_path, sizeof r->report.golden_path, "%.500s", r->golden);
     snprintf(r->report.candidate_path, sizeof r->report.candidate_path, "%.500s", r->candidate);
@@ -77,16 +91,17 @@ cleanup:
     return status;
 }
 
-static assay_status run_case(assay_context *ctx, const assay_options *options, const assay_case *c, case_run *r)
+static assay_status run_case(assay_context *ctx, const assay_options *options, assay_case *c, case_run *r)
 {
     assay_status status;
     assay_plan plan = {0};
-    TRY(assay_plan_make(ctx, &plan, c));
+    assay_profile profile;
+    TRY(plan_case(ctx, options, c, &profile, &plan));
     TRY(assay_request_write(ctx, &plan, r->request, NULL, options->quiet));
     TRY(assay_backend_execute(ctx, options->backend, r->request, r->candidate, r->folder, options->timeout, &r->end));
     if (r->end.outcome == ASSAY_OUTCOME_DONE) {
         TRY(assay_golden_write(ctx, &plan, r->golden, NULL, options->quiet));
-        TRY(compare_files(ctx, options, c, r));
+        TRY(compare_files(ctx, options, &profile, r));
     }
     snprintf(r->report.case_name, sizeof r->report.case_name, "%s", c->name);
     snprintf(r->report.op, sizeof r->report.op, "%s", c->op);
@@ -142,6 +157,7 @@ static void print_case(const assay_options *options, const assay_case *c, const 
         printf("%s\n", r->report.message);
     }
     if (!unsupported && r->report.diagnosis[0] != '\0') printf("    looks like this: %s\n", r->report.diagnosis);
+    if (!unsupported && r->report.explanation[0] != '\0') printf("    known bugs: %s\n", r->report.explanation);
     if (!unsupported && !known && verdict != ASSAY_PASS) {
         printf("    reproduce: assay run");
         assay_print_word("", c->name);

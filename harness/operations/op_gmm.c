@@ -121,6 +121,7 @@ const assay_operation assay_op_gmm = {.name = "gmm",
                                       .check = check,
                                       .describe = describe,
                                       .run = run,
+                                      .one_product = true,
                                       .spec_config = spec_config,
                                       .flops = flops,
                                       .memory = memory};

@@ -78,7 +78,7 @@ for command in generate request run show; do
     --set prefuse_moe_weights=true --set sparse_matmul=false
   bad 'multiple of 16' moe/fused-softmax --set sequence=7
   bad 'expert 2, tensor 1, expected 1, 1, 1, 1' mlp/silu --set mesh.expert=2
-  bad 'profiles has "bf17", expected f64, f32, bf16, bf16_router, f16, tf32 or tpu_default' moe/small --set profiles=bf17
+  bad 'profiles has "bf17", expected f64, f32, bf16, bf16_router, f16, tf32, tpu_default or fp8_e4m3_block128' moe/small --set profiles=bf17
   bad 'inputs\.y is no tensor' moe/small --set 'inputs.y={scale: 0}'
   bad 'positions go from 163830 to 163845, expected 0 to 163839' yarn_rope/deepseek --set positions.start=163830
   bad 'positions go from 3 to 262143' mla/small --set positions.step=43690 --set sequence=7 --set positions.start=3
@@ -205,6 +205,44 @@ refuses 'has the profile tpu_default already' calibrate "$work/calibrated.h5" --
 refuses 'calibrate needs --precision' calibrate "$work/calibrated.h5"
 refuses 'kind is request, expected golden' calibrate "$out/request.h5" --precision tf32
 cmp "$work/calibrated.h5" "$work/kept.h5" || exit 1
+
+## a profile of one's own
+mine=$work/mine.yml
+printf 'name: mine\nlike: bf16\naccumulate: {bits: 13, rounding: truncate, block: 64}\n' >"$mine"
+expect 1 compare "$golden" "$golden" --precision "$mine"
+prints 'the golden has error scales for bf16, .*not for the profile mine: assay calibrate adds them'
+refuses '--precision is "mine", expected f64, .*, or a profile of your own in a .yml file' compare "$golden" "$golden" --precision mine
+refuses '--precision is "mine", expected' calibrate "$work/calibrated.h5" --precision mine
+expect 0 calibrate "$work/calibrated.h5" --precision "$mine"
+for name in "$mine" mine; do
+  expect 0 compare "$work/calibrated.h5" "$work/calibrated.h5" --precision "$name"
+  prints 'profile mine,'
+  prints "reproduce: assay compare .* --precision $name$"
+done
+expect 0 compare "$work/calibrated.h5" "$work/calibrated.h5" --precision tpu_default # still there
+expect 0 verify "$work/calibrated.h5" --budget 0
+expect 0 certify "$work/calibrated.h5" --precision mine
+cp "$work/calibrated.h5" "$work/kept.h5"
+refuses 'has the profile mine already' calibrate "$work/calibrated.h5" --precision "$mine"
+sed 's/bits: 13/bits: 10/' "$mine" >"$work/other.yml"
+refuses 'error scales are of another profile mine: it has "accumulate: \{bits: 13, .*found "accumulate: \{bits: 10' \
+  compare "$work/calibrated.h5" "$work/calibrated.h5" --precision "$work/other.yml"
+cmp "$work/calibrated.h5" "$work/kept.h5" || exit 1
+sed 's/mine/second/; s/bits: 13/bits: 10/' "$mine" >"$work/second.yml"
+expect 0 calibrate "$work/calibrated.h5" --precision "$work/second.yml"
+expect 0 compare "$work/calibrated.h5" "$work/calibrated.h5" --precision second
+expect 0 compare "$work/calibrated.h5" "$work/calibrated.h5" --precision mine
+expect 0 generate gmm/ragged -o "$out/mine.h5" --precision "$mine"
+expect 0 compare "$out/mine.h5" "$out/mine.h5" --precision mine
+expect 0 compare "$out/mine.h5" "$out/mine.h5"
+"$python" -c 'import h5py, sys; f = h5py.File(sys.argv[1]); p = f.attrs["profiles"]
+assert len(p) == 1 and "name: mine\n" in p[0] and "bits: 13, rounding: truncate, block: 64" in p[0], p
+assert "error_scale/mine/outputs/y" in f' "$out/mine.h5"
+refuses 'profiles has "mine", expected' generate gmm/ragged -o "$out/wrong.h5" --set profiles=mine
+sed 's/block/length/' "$mine" >"$work/wrong.yml"
+refuses 'wrong.yml:3:[0-9]+: unknown key length, expected type, bits, rounding or block of accumulate' \
+  calibrate "$work/calibrated.h5" --precision "$work/wrong.yml"
+refuses 'nowhere.yml: No such file' compare "$golden" "$golden" --precision "$work/nowhere.yml"
 refuses 'kind is request, expected golden' compare "$out/request.h5" "$golden"
 "$python" "$here/copy_outputs.py" "$golden" "$work/candidate.h5"
 refuses 'kind is not given, expected golden' compare "$work/candidate.h5" "$golden"
@@ -331,6 +369,34 @@ expect 0 generate moe/small --set 'profiles=[f32]' -o "$out/f32.h5"
 refuses 'f32.h5: its own results, rounded to profile bf16, are NOT COMPARABLE' certify "$out/f32.h5" --precision bf16
 refuses 'moe/small: mutants are judged at a profile' generate moe/small --mutants --set profiles=none -o "$out/wrong.h5"
 [ ! -e "$out/wrong.h5" ] || complain "written without a profile"
+expect 0 certify "$golden" --precision f32 --write "$out/wrong/deep" --json "$out/mutants.json"
+written=0
+while read -r name outcome; do
+  file=$out/wrong/deep/$name.h5
+  case $outcome in
+  detected) expect 1 compare "$golden" "$file" --precision f32 --quiet ;;
+  passes) expect 0 compare "$golden" "$file" --precision f32 --quiet ;;
+  *) [ ! -e "$file" ] || complain "$name has no effect and was written" ;;
+  esac
+  [ ! -e "$file" ] || written=$((written + 1))
+done < <("$python" -c 'import json, sys
+for m in json.load(open(sys.argv[1]))["fixtures"][0]["mutants"]: print(m["name"], m["outcome"].split()[0])' "$out/mutants.json")
+[ "$written" -gt 20 ] && [ "$written" -eq "$(find "$out/wrong" -type f | wc -l)" ] || complain "$written files of mutants"
+refuses '--write takes the mutants of one golden, found 2' certify "$golden" "$golden" --write "$out/two"
+[ ! -e "$out/two" ] || complain "--write of two goldens"
+refuses 'mutants.json' certify "$golden" --write "$out/mutants.json"
+refuses 'unknown option --write' compare "$golden" "$golden" --write "$out/two"
+# the diagnosis names the mutant, in each of the four forms
+expect 1 compare "$golden" "$out/wrong/deep/gate_up_swapped.h5" --precision f32 --json "$work/report.json" \
+  --junit "$work/report.xml" --html "$work/report.html"
+prints '^known bugs: equals mutant gate_up_swapped \(.*\): gate and up exchanged; in brackets the standard deviations that are left$'
+"$python" -c 'import json, sys
+report = json.load(open(sys.argv[1]))["reports"][0]
+sys.exit(report["explained_by"] != ["gate_up_swapped"] or "equals mutant gate_up_swapped" not in report["explanation"])' "$work/report.json" ||
+  complain "the mutant is not in the JSON"
+[ "$(grep -c 'known bugs: equals mutant gate_up_swapped' "$work/report.xml")" -eq 1 ] || complain "the mutant is not in the JUnit XML"
+grep -q 'known bugs: equals mutant gate_up_swapped' "$work/report.html" || complain "the mutant is not in the page"
+rm -r "$out/wrong"
 ## certification
 for budget in -1 1.5 two '' 99999999999999999999; do
   refuses '--budget is ".*", expected a whole number from 0 up, or all' verify "$golden" --budget "$budget"

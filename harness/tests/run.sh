@@ -47,6 +47,9 @@ expect 0 generate moe/small -o "$work"
 backend 0 PASS 'bf16' ": {request}; $copy {candidate}"
 prints '1 cases: 1 passed, 0 failed, 0 vacuous, 0 unsupported'
 backend 0 PASS 'f32' ": {request}; $copy {candidate}" --precision f32
+printf 'name: mine\naccumulate: {bits: 13, rounding: truncate, block: 64}\n' >"$work/mine.yml"
+backend 0 PASS 'mine' ": {request}; $copy {candidate}" --precision "$work/mine.yml"
+backend 1 FAIL 'outputs/y' ": {request}; $copy {candidate} outputs/y" --precision "$work/mine.yml"
 backend 1 FAIL 'outputs/y' ": {request}; $copy {candidate} outputs/y"
 backend 1 FAIL 'gradients/weights/gate/bias' ": {request}; $copy {candidate} gradients/weights/gate/bias"
 backend 1 FAIL 'routing/' ": {request}; $copy {candidate}" --seed 7 # results of other inputs

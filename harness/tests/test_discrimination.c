@@ -50,7 +50,7 @@ static void end(fixture *f)
 static assay_discrimination discriminate(fixture *f, const char *profile)
 {
     assay_discrimination found;
-    assert_ok(&f->ctx, assay_discriminate(&f->ctx, &f->results, assay_profile_by_name(profile), 1e-6, &found));
+    assert_ok(&f->ctx, assay_discriminate(&f->ctx, &f->results, assay_profile_by_name(profile), 1e-6, NULL, &found));
     return found;
 }
 
@@ -307,7 +307,7 @@ static void refusals(void **state)
     fixture f;
     assay_discrimination found;
     start(&f, "rms_norm/one-row", "profiles=[f32]", false);
-    assert_int_equal(assay_discriminate(&f.ctx, &f.results, assay_profile_by_name("bf16"), 1e-6, &found),
+    assert_int_equal(assay_discriminate(&f.ctx, &f.results, assay_profile_by_name("bf16"), 1e-6, NULL, &found),
                      ASSAY_BAD_INPUT);
     assert_non_null(strstr(f.ctx.message, "profiles=bf16"));
     end(&f);
@@ -328,7 +328,8 @@ static void failing_allocations(void **state)
     for (int64_t n = 0;; n += n < 100 ? 1 : 61) {
         assay_discrimination found = {0};
         assay_fail_allocation(n);
-        const assay_status status = assay_discriminate(&f.ctx, &f.results, assay_profile_by_name("f32"), 1e-6, &found);
+        const assay_status status =
+            assay_discriminate(&f.ctx, &f.results, assay_profile_by_name("f32"), 1e-6, NULL, &found);
         assay_fail_allocation(-1);
         assay_discrimination_free(&found);
         if (!assay_allocation_failed()) break;

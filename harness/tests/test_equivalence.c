@@ -145,7 +145,7 @@ enum { ROWS = sizeof rows / sizeof *rows };
 static void evaluate(assay_context *ctx, const assay_case *c, assay_form *one)
 {
     *one = (assay_form){0};
-    assert_ok(ctx, assay_form_evaluate(ctx, c, "f64", one));
+    assert_ok(ctx, assay_form_evaluate(ctx, c, assay_profile_by_name("f64"), one));
 }
 
 static void assert_found(assay_context *ctx, const assay_form *one,
@@ -315,7 +315,7 @@ static void no_memory_is_reported(void **state)
         assay_form one = {0};
         assay_equivalence_result result = {0};
         assay_fail_allocation(n);
-        assay_status status = assay_form_evaluate(&ctx, c, "f64", &one);
+        assay_status status = assay_form_evaluate(&ctx, c, assay_profile_by_name("f64"), &one);
         if (status == ASSAY_OK) status = assay_equivalence_check(&ctx, &one, e, &result);
         assay_fail_allocation(-1);
         assay_form_free(&one);

@@ -150,7 +150,7 @@ static void scales_are_those_of_a_difference(void **state)
     assay_backend_end end = {0};
     set_up(&f, NULL, NULL);
     assert_ok(&f.ctx, assay_backend_first_form(&f.ctx, &f.options, f.c, &one, &end));
-    assert_ok(&f.ctx, assay_form_evaluate(&f.ctx, f.c, "bf16", &oracle));
+    assert_ok(&f.ctx, assay_form_evaluate(&f.ctx, f.c, assay_profile_by_name("bf16"), &oracle));
     const assay_kept *y = assay_results_find(&one.results, "outputs/y");
     const assay_kept *found = assay_results_find(&one.results, "error_scale/bf16/outputs/y");
     const assay_kept *scale = assay_results_find(&oracle.results, "error_scale/bf16/outputs/y");

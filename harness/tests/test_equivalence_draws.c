@@ -160,7 +160,7 @@ static void draw(drawing *d, int kind)
 static void check(drawing *d, int times[EQUIVALENCES])
 {
     assay_form one = {0};
-    assert_ok(&d->ctx, assay_form_evaluate(&d->ctx, d->c, "f64", &one));
+    assert_ok(&d->ctx, assay_form_evaluate(&d->ctx, d->c, assay_profile_by_name("f64"), &one));
     for (int e = 0; assay_equivalences[e].name != NULL; e++) {
         assay_equivalence_result result;
         assert_ok(&d->ctx, assay_equivalence_check(&d->ctx, &one, &assay_equivalences[e], &result));

@@ -218,7 +218,7 @@ static void bad_cases_are_refused(void **state)
         {"moe/small", "mlp_activations=[swish, linear]", "mlp_activations[0] is \"swish\"", ASSAY_BAD_INPUT},
         {"moe/small", "gradients=[inputs/z]", "gradients has \"inputs/z\", which matches no tensor", ASSAY_BAD_INPUT},
         {"moe/small", "checkpoints=[mlpwi_9]", "checkpoints has \"mlpwi_9\"", ASSAY_BAD_INPUT},
-        {"moe/small", "profiles=[bf17]", "profiles has \"bf17\", expected f64, f32, bf16, bf16_router, f16, tf32 or tpu_default", ASSAY_BAD_INPUT},
+        {"moe/small", "profiles=[bf17]", "profiles has \"bf17\", expected f64, f32, bf16, bf16_router, f16, tf32, tpu_default or fp8_e4m3_block128", ASSAY_BAD_INPUT},
         {"moe/small", "inputs.z={scale: 1}", "inputs.z is no tensor of op moe", ASSAY_BAD_INPUT},
         {"moe/small", "inputs.y={scale: 1}", "inputs.y is no tensor of op moe", ASSAY_BAD_INPUT},
         {"moe/small", "inputs.outputs/y={scale: 1}", "inputs.outputs/y is no tensor", ASSAY_BAD_INPUT},

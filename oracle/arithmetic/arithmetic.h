@@ -10,6 +10,13 @@
 
 #include "oracle/base/status.h"
 
+/* What a product is to an arithmetic that treats linear layers in a way of their own (block-scaled fp8). */
+typedef enum assay_product {
+    ASSAY_PRODUCT_OTHER,          /* attention, router */
+    ASSAY_PRODUCT_LINEAR,         /* of a linear layer: B is its weight */
+    ASSAY_PRODUCT_LINEAR_GRADIENT /* of its weight: neither operand is one */
+} assay_product;
+
 /* C [m,n] = op(A) [m,k] * op(B) [k,n], C overwritten, or continued when `accumulate`: the chain of an element goes on
  * from the value that is there, so that a sum over k can be made in pieces with the bits of one chain. Element (i,p) of
  * op(A) is a[i*lda + p], or a[p*lda + i] when transpose_a; likewise b. A leading dimension is at least a row of what is
@@ -25,6 +32,7 @@ typedef struct assay_matmul_args {
     bool transpose_b;
     int64_t m, n, k;
     bool accumulate;
+    assay_product kind;
 } assay_matmul_args;
 
 /* Where a correct implementation may round, besides in products. */

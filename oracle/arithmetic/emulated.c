@@ -1,4 +1,4 @@
-#include "oracle/arithmetic/emulated.h"
+#include "oracle/arithmetic/emulated_internal.h"
 
 #include <float.h>
 #include <math.h>
@@ -9,8 +9,6 @@
 
 /* Values from which on threads pay, and values that one of them takes at a time. */
 enum { SHARED = 1 << 14, CHUNK = 1 << 10 };
-/* Draws of products are independent of those of every assay_rounding. */
-enum { PRODUCT_STREAM = 16 };
 /* Blocks of k in assay_gauge_matmul. */
 enum { GAUGE_BLOCKS = 8 };
 
@@ -49,7 +47,12 @@ static inline uint64_t mixed(uint64_t x)
     return x ^ (x >> 31);
 }
 
-static uint64_t key_of(const assay_emulation *emulation, uint64_t stream)
+uint64_t emulated_mixed(uint64_t x)
+{
+    return mixed(x);
+}
+
+uint64_t emulated_key(const assay_emulation *emulation, uint64_t stream)
 {
     return mixed(mixed(emulation->seed) + (stream + 1) * UINT64_C(0x9e3779b97f4a7c15));
 }
@@ -120,7 +123,7 @@ typedef struct rounder {
 static rounder storage_rounder(const assay_emulation *emulation, assay_dtype type)
 {
     rounder r = {.way = emulation->nearest ? NOTHING : TO_NEIGHBOUR,
-                 .key = key_of(emulation, ASSAY_ROUND_STORAGE),
+                 .key = emulated_key(emulation, ASSAY_ROUND_STORAGE),
                  .dither = emulation->nearest ? 0 : 1};
     if (type == ASSAY_FLOAT64) return r;
     r.way = TO_GRID;
@@ -130,7 +133,7 @@ static rounder storage_rounder(const assay_emulation *emulation, assay_dtype typ
 
 static rounder unit_rounder(const assay_emulation *emulation, uint64_t stream, double unit)
 {
-    rounder r = {.way = RELATIVE, .key = key_of(emulation, stream), .largest = unit * SQRT_3};
+    rounder r = {.way = RELATIVE, .key = emulated_key(emulation, stream), .largest = unit * SQRT_3};
     if (unit < LEAST_UNIT) r.way = TO_NEIGHBOUR;
     if (unit == 0 || emulation->nearest) r.way = NOTHING;
     return r;
@@ -145,7 +148,7 @@ static rounder rounder_of(const assay_emulation *emulation, assay_rounding round
     case ASSAY_ROUND_ELEMENTARY:
         return unit_rounder(emulation, rounding, p->elementary);
     case ASSAY_ROUND_ACCUMULATE:
-        return unit_rounder(emulation, rounding, p->accumulate);
+        return unit_rounder(emulation, rounding, emulated_accumulator_of(emulation, ASSAY_PRODUCT_OTHER).unit);
     case ASSAY_ROUND_STORAGE:
         break;
     }
@@ -183,30 +186,31 @@ static void emulated_round(const assay_context *ctx, assay_rounding rounding, in
     for (int64_t first = 0; first < count; first += CHUNK) round_some(&r, least(CHUNK, count - first), values + first);
 }
 
-/* An operand as it lies in memory. */
-typedef struct operand {
-    const double *values;
-    int64_t ld, rows, columns;
-} operand;
-
-static operand a_of(const assay_matmul_args *args)
+void emulated_to_scaled_grid(const assay_emulation *emulation, assay_dtype type, int64_t count, double *values)
 {
-    return (operand){.values = args->a,
-                     .ld = args->lda,
-                     .rows = args->transpose_a ? args->k : args->m,
-                     .columns = args->transpose_a ? args->m : args->k};
+    rounder r = storage_rounder(emulation, type);
+    r.dither *= 0.5;
+    round_some(&r, count, values);
 }
 
-static operand b_of(const assay_matmul_args *args)
+emulated_operand emulated_a(const assay_matmul_args *args)
 {
-    return (operand){.values = args->b,
-                     .ld = args->ldb,
-                     .rows = args->transpose_b ? args->n : args->k,
-                     .columns = args->transpose_b ? args->k : args->n};
+    return (emulated_operand){.values = args->a,
+                              .ld = args->lda,
+                              .rows = args->transpose_a ? args->k : args->m,
+                              .columns = args->transpose_a ? args->m : args->k};
+}
+
+emulated_operand emulated_b(const assay_matmul_args *args)
+{
+    return (emulated_operand){.values = args->b,
+                              .ld = args->ldb,
+                              .rows = args->transpose_b ? args->n : args->k,
+                              .columns = args->transpose_b ? args->k : args->n};
 }
 
 /* *copy is to be freed; *o becomes the copy. */
-static assay_status round_operand(assay_context *ctx, const rounder *r, operand *o, double **copy)
+static assay_status round_operand(assay_context *ctx, const rounder *r, emulated_operand *o, double **copy)
 {
     assay_status status = assay_alloc_f64(ctx, "operand of an emulated product", o->rows * o->columns, copy);
     RETURN_IF(status != ASSAY_OK, status);
@@ -222,7 +226,7 @@ static assay_status round_operand(assay_context *ctx, const rounder *r, operand 
 }
 
 /* squares [rows] = factor times the sum of squares of each row. */
-static void square_rows(const assay_context *ctx, const operand *o, double factor, double *squares)
+static void square_rows(const assay_context *ctx, const emulated_operand *o, double factor, double *squares)
 {
 #pragma omp parallel for num_threads(ctx->threads) if (o->rows * o->columns >= SHARED)
     for (int64_t row = 0; row < o->rows; row++) {
@@ -233,7 +237,7 @@ static void square_rows(const assay_context *ctx, const operand *o, double facto
     }
 }
 
-static void square_columns(const assay_context *ctx, const operand *o, double factor, double *squares)
+static void square_columns(const assay_context *ctx, const emulated_operand *o, double factor, double *squares)
 {
 #pragma omp parallel for num_threads(ctx->threads) if (o->rows * o->columns >= SHARED)
     for (int64_t first = 0; first < o->columns; first += CHUNK) {
@@ -246,17 +250,36 @@ static void square_columns(const assay_context *ctx, const operand *o, double fa
     }
 }
 
-/* Variance of the error of an element c: whole c^2 + spread sum a^2 sum b^2. */
+emulated_accumulator emulated_accumulator_of(const assay_emulation *emulation, assay_product product)
+{
+    const assay_precision *p = &emulation->precision;
+    if (p->scaled.block > 0 && !emulated_is_scaled(emulation, product)) {
+        return (emulated_accumulator){.unit = ASSAY_FLOAT32_RMS};
+    }
+    return (emulated_accumulator){.unit = p->accumulate, .kind = p->accumulator};
+}
+
+/* Variance of the error of an element c: whole c^2 + spread sum a^2 sum b^2; its mean is -mean c. */
 typedef struct sum_errors {
-    double whole, spread;
+    double whole, spread, mean;
 } sum_errors;
+
+/* What is cut off of a term is (unit sqrt(3) / 2) times the partial sums that it enters: of k of them, (k + 1) / 2 on
+ * average over the orders of the terms, with a variance of (k^2 - 1) / 12. */
+static void add_truncation(const assay_emulation *emulation, double unit, double k, sum_errors *errors)
+{
+    const double share = SQRT_3 * (centred(emulated_key(emulation, EMULATED_TRUNCATION)) + 0.5);
+    errors->mean = fmin(share * unit * SQRT_3 / 4 * (k + 1), 1);
+    errors->spread += unit * unit * (k + 1) / 16;
+}
 
 /* At the end of a block with a share s of the terms the gauge's partial sum has, on average over the orders of the
  * terms, the square s^2 c^2 + s (1 - s) (k Q - c^2) / (k - 1); and Q is added once. k Q is about sum a^2 sum b^2. */
 static sum_errors sum_errors_of(const assay_emulation *emulation, const assay_matmul_args *args)
 {
     const int64_t length = (args->k + GAUGE_BLOCKS - 1) / GAUGE_BLOCKS;
-    const double unit = emulation->precision.accumulate, block = unit * unit * (double)length, k = (double)args->k;
+    const emulated_accumulator accumulator = emulated_accumulator_of(emulation, args->kind);
+    const double unit = accumulator.unit, block = unit * unit * (double)length, k = (double)args->k;
     sum_errors errors = {.spread = block / k};
     for (int64_t first = 0; first < args->k; first += length) {
         const double share = (double)least(args->k, first + length) / k;
@@ -264,26 +287,29 @@ static sum_errors sum_errors_of(const assay_emulation *emulation, const assay_ma
         errors.whole += args->accumulate ? block : block * (share * share - order);
         errors.spread += block * order;
     }
+    if (accumulator.kind.truncate) add_truncation(emulation, unit, k, &errors);
     return errors;
 }
 
 /* The last part lets float64's own rounding of the sum happen either way. */
-static inline double with_sum_error(double c, double variance, uint64_t key)
+static inline double with_sum_error(double c, double variance, double mean, uint64_t key)
 {
     const uint64_t bits = mixed(bits_of(c) ^ key);
     const double ulp = value_of(bits_of(c) & EXPONENT_MASK) * 0x1p-52;
     const double error = sqrt(variance) * (2 * SQRT_3) * centred(bits >> 40);
-    const double moved = c + (error + ulp * centred(bits));
+    const double moved = (c - mean * c) + (error + ulp * centred(bits));
     return c != 0 && variance <= DBL_MAX ? moved : c;
 }
 
-static assay_status add_sum_errors(assay_context *ctx, const assay_matmul_args *args)
+assay_status emulated_add_sum_errors(assay_context *ctx, const assay_matmul_args *args)
 {
     assay_status status = ASSAY_OK;
     double *squares = NULL;
+    if (args->k == 0 || ctx->emulation->nearest) return ASSAY_OK;
+    if (emulated_accumulator_of(ctx->emulation, args->kind).unit == 0) return ASSAY_OK;
     const sum_errors errors = sum_errors_of(ctx->emulation, args);
-    const uint64_t key = key_of(ctx->emulation, PRODUCT_STREAM);
-    const operand a = a_of(args), b = b_of(args);
+    const uint64_t key = emulated_key(ctx->emulation, EMULATED_PRODUCTS);
+    const emulated_operand a = emulated_a(args), b = emulated_b(args);
     TRY(assay_alloc_f64(ctx, "errors of an emulated product", args->m + args->n, &squares));
     double *of_a = squares, *of_b = squares + args->m;
     (args->transpose_a ? square_columns : square_rows)(ctx, &a, errors.spread, of_a);
@@ -292,7 +318,8 @@ static assay_status add_sum_errors(assay_context *ctx, const assay_matmul_args *
     for (int64_t i = 0; i < args->m; i++) {
         double *c = args->c + i * args->ldc;
         for (int64_t j = 0; j < args->n; j++) {
-            c[j] = with_sum_error(c[j], errors.whole * (c[j] * c[j]) + of_a[i] * of_b[j], key);
+            const double variance = errors.whole * (c[j] * c[j]) + of_a[i] * of_b[j];
+            c[j] = with_sum_error(c[j], variance, errors.mean, key);
         }
     }
 cleanup:
@@ -304,17 +331,24 @@ static assay_status emulated_matmul(assay_context *ctx, const assay_matmul_args 
 {
     assay_status status = ASSAY_OK;
     assay_matmul_args rounded = *args;
+    const int64_t block = emulated_accumulator_of(ctx->emulation, args->kind).kind.block;
     double *copy_a = NULL, *copy_b = NULL;
-    if (args->k > 0 && ctx->emulation->multiply != ASSAY_FLOAT64) {
+    if (args->k > 0 && emulated_is_scaled(ctx->emulation, args->kind)) {
+        TRY(emulated_scale_operands(ctx, &rounded, &copy_a, &copy_b));
+    } else if (args->k > 0 && ctx->emulation->multiply != ASSAY_FLOAT64) {
         const rounder r = storage_rounder(ctx->emulation, ctx->emulation->multiply);
-        operand a = a_of(args), b = b_of(args);
+        emulated_operand a = emulated_a(args), b = emulated_b(args);
         TRY(round_operand(ctx, &r, &a, &copy_a));
         TRY(round_operand(ctx, &r, &b, &copy_b));
         rounded.a = a.values, rounded.lda = a.ld;
         rounded.b = b.values, rounded.ldb = b.ld;
     }
-    TRY(assay_arithmetic_reference.matmul(ctx, &rounded));
-    if (args->k > 0 && !ctx->emulation->nearest && ctx->emulation->precision.accumulate > 0) TRY(add_sum_errors(ctx, &rounded));
+    if (block > 0 && args->k > 0 && (block < args->k || args->accumulate)) {
+        TRY(emulated_sum_blocks(ctx, &rounded, block));
+    } else {
+        TRY(assay_arithmetic_reference.matmul(ctx, &rounded));
+        TRY(emulated_add_sum_errors(ctx, &rounded));
+    }
 cleanup:
     free(copy_a);
     free(copy_b);

@@ -5,19 +5,30 @@
  * within a member (recomputing gives the same bits, whatever the threads and the instruction set), and another seed
  * gives an independent draw.
  *
- * Storage: stochastic rounding onto the grid of the storage type. A value between two numbers of the grid goes to one of
- * them with the probability of its nearness; on average it stays where it is. A number of the grid stays. The variance is
- * on average twice that of rounding to nearest: an envelope. Above the largest finite number it is rounding to nearest.
- * float64: the next number up or down with a probability of 1/6 each (not 0), a variance of ulp^2 / 3.
+ * Storage: stochastic rounding onto the grid of the storage type. A value between two numbers of the grid goes to one
+ * of them with the probability of its nearness; on average it stays where it is. A number of the grid stays. The
+ * variance is on average twice that of rounding to nearest: an envelope. Above the largest finite number it is rounding
+ * to nearest. float64: the next number up or down with a probability of 1/6 each (not 0), a variance of ulp^2 / 3.
  *
- * Router, elementary, accumulate: times 1 + a uniform relative error whose RMS is the profile's unit (precision.h); a unit
- * below what float64 can show is as float64 storage.
+ * Router, elementary, accumulate: times 1 + a uniform relative error whose RMS is the profile's unit (precision.h); a
+ * unit below what float64 can show is as float64 storage.
  *
- * Products: operands by stochastic rounding onto the grid of the multiply type (float64: as they are), then the reference
- * product, then a uniform error on each element. Its variance is what assay_gauge_matmul expects of the k partial sums of
- * a result c whose terms come in random order, from sum a^2 sum b^2 / k in place of sum a^2 b^2: this costs no second
- * product. With `accumulate` the partial sums are all taken to be near c. A result of 0 stays: almost always it is a sum
- * of zeros. Any other gets its error, even where the products are small integers and exact. */
+ * Products: operands by stochastic rounding onto the grid of the multiply type (float64: as they are), then the
+ * reference product, then a uniform error on each element. Its variance is what assay_gauge_matmul expects of the k
+ * partial sums of a result c whose terms come in random order, from sum a^2 sum b^2 / k in place of sum a^2 b^2: this
+ * costs no second product. With `accumulate` the partial sums are all taken to be near c. A result of 0 stays: almost
+ * always it is a sum of zeros. Any other gets its error, even where the products are small integers and exact.
+ *
+ * An accumulator that truncates errs towards 0, by what terms in random order lose on average: a uniform share of it, 0
+ * to sqrt(3), one for the member, since how many products are added before bits are cut off is the hardware's choice.
+ * An accumulator that takes blocks: their sums are added in float32, in an order that the member draws.
+ *
+ * Block-scaled operands (of products of linear layers): tiles of 1 by `block` along the contraction, of a weight
+ * `block` by `block`, counted from the product's own corner. The scale is the tile's largest magnitude over the type's,
+ * in float32, or the next power of two from there up, which is drawn too. Numbers are moved by up to a quarter of the
+ * grid's spacing, rounded to nearest, and the error stretched to the variance of stochastic rounding. That itself takes
+ * a number near the grid to its other neighbour now and then: of so coarse a grid, in a sum of few terms, an error far
+ * beyond those of the other members. */
 #ifndef ASSAY_ARITHMETIC_EMULATED_H
 #define ASSAY_ARITHMETIC_EMULATED_H
 
@@ -28,7 +39,7 @@
 typedef struct assay_emulation {
     assay_precision precision;
     assay_dtype storage;
-    assay_dtype multiply; /* type of a product's operands */
+    assay_dtype multiply; /* type of a product's operands that are not scaled */
     uint64_t seed;        /* of the member */
     bool nearest;         /* round to nearest instead; router, elementary and accumulate are exact */
 } assay_emulation;

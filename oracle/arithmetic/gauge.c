@@ -67,7 +67,9 @@ static void copy_into(const assay_context *ctx, double *out, const operand *o, c
 typedef struct gauge {
     const assay_matmul_args *args;
     const double *variance_a, *variance_b;
+    int64_t length;       /* of a block of k */
     double squares;       /* the factor of Q */
+    double block;         /* of squared sums of blocks */
     double partial, last; /* the factors of squared partial sums, and of the last one once more */
     double *memory, *left, *right, *product, *sum;
 } gauge;
@@ -143,10 +145,10 @@ cleanup:
     return status;
 }
 
-/* out += the squares of the partial sums at the ends of blocks, times their factors. */
+/* out += the squares of the sums of blocks and of the partial sums at their ends, times their factors. */
 static assay_status add_partial_sums(assay_context *ctx, const gauge *g, const tile *t)
 {
-    const int64_t length = block_length(g->args->k);
+    const int64_t length = g->length;
     memset(g->sum, 0, (size_t)(t->m * t->n) * sizeof *g->sum);
     for (int64_t first = 0; first < g->args->k; first += length) {
         const int64_t k = least(length, g->args->k - first);
@@ -160,6 +162,7 @@ static assay_status add_partial_sums(assay_context *ctx, const gauge *g, const t
             for (int64_t j = 0; j < t->n; j++) {
                 sum[j] += product[j];
                 out[j] += factor * (sum[j] * sum[j]);
+                if (g->block > 0) out[j] += g->block * (product[j] * product[j]);
             }
         }
     }
@@ -171,7 +174,7 @@ static assay_status gauge_tile(assay_context *ctx, const gauge *g, const tile *t
     assay_status status = ASSAY_OK;
     for (int64_t i = 0; i < t->m; i++) memset(t->out + i * g->args->ldc, 0, (size_t)t->n * sizeof *t->out);
     if (g->squares > 0 || g->variance_a != NULL || g->variance_b != NULL) TRY(add_variances(ctx, g, t));
-    if (g->partial > 0 || g->last > 0) TRY(add_partial_sums(ctx, g, t));
+    if (g->partial > 0 || g->last > 0 || g->block > 0) TRY(add_partial_sums(ctx, g, t));
 cleanup:
     return status;
 }
@@ -181,15 +184,38 @@ static double summing(const assay_precision *precision, int64_t k)
     return precision->accumulate * precision->accumulate * (double)block_length(k);
 }
 
+/* By how much more errors weigh that have one mean. */
+static double with_one_mean(const assay_accumulator *accumulator, int64_t length)
+{
+    return accumulator->truncate ? (3.0 * (double)length + 1) / 4 : 1;
+}
+
+static void add_accumulator(gauge *g, const assay_precision *precision)
+{
+    const assay_accumulator *accumulator = &precision->accumulator;
+    const double unit = precision->accumulate, length = (double)accumulator->block;
+    if (accumulator->block == 0 || accumulator->block >= g->args->k) {
+        g->length = block_length(g->args->k);
+        g->partial = summing(precision, g->args->k) * with_one_mean(accumulator, g->args->k);
+        g->squares += g->partial;
+        return;
+    }
+    g->length = accumulator->block;
+    g->block = unit * unit * length / 2 * with_one_mean(accumulator, accumulator->block);
+    g->partial = ASSAY_FLOAT32_RMS * ASSAY_FLOAT32_RMS;
+    g->squares += g->block;
+    if (accumulator->truncate) g->last += unit * unit * 3 / 16 * (length + 1) * (length + 1);
+}
+
 static assay_status gauge_product(assay_context *ctx, const assay_precision *precision, double stored,
                                   const assay_matmul_args *args, const double *variance_a, const double *variance_b)
 {
     assay_status status = ASSAY_OK;
     gauge g = {.args = args, .variance_a = variance_a, .variance_b = variance_b};
     const int64_t m = least(args->m, TILE), n = least(args->n, TILE), k = least(args->k, DEPTH);
-    g.partial = summing(precision, args->k);
-    g.squares = 2 * precision->multiply * precision->multiply + g.partial;
+    g.squares = 2 * precision->multiply * precision->multiply;
     g.last = stored * stored;
+    add_accumulator(&g, precision);
     TRY(assay_alloc_f64(ctx, "error scale of a product", (m + n) * k + 2 * m * n, &g.memory));
     g.left = g.memory;
     g.right = g.left + m * k;

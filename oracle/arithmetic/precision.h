@@ -3,16 +3,37 @@
 #ifndef ASSAY_ARITHMETIC_PRECISION_H
 #define ASSAY_ARITHMETIC_PRECISION_H
 
-#include "oracle/base/status.h"
+#include "oracle/base/dtype.h"
+
+#define ASSAY_PRECISION_NAME_SIZE 32
+
+/* The accumulator of products. Of another sum nothing but `accumulate` is taken. */
+typedef struct assay_accumulator {
+    /* Bits are cut off instead of rounded. `accumulate` is still the RMS of one error: the unit in the last place over
+     * sqrt(3). Their mean is sqrt(3)/2 of that, towards 0, and does not average out. */
+    bool truncate;
+    int64_t block; /* products that it takes; the sums of blocks are added in float32. 0: all of them */
+} assay_accumulator;
+
+/* Operands of linear layers in fp8, each block with a scale (emulated.h). Then `accumulate` and
+ * the accumulator are those of these products; others, and other sums, are added up in float32. */
+typedef struct assay_block_scaling {
+    assay_dtype type;
+    int64_t block; /* 0: nothing is scaled */
+} assay_block_scaling;
 
 typedef struct assay_precision {
-    const char *name;  /* the profile's: "bf16" */
-    double storage;    /* tensors that may be stored between kernels: 2^-8 / sqrt(3) for bfloat16 */
-    double multiply;   /* operands as they enter a product */
-    double accumulate; /* partial sums */
-    double router;     /* logits, scores and routing weights */
-    double elementary; /* of exp, tanh and the like, and of norms and softmax */
+    char name[ASSAY_PRECISION_NAME_SIZE]; /* the profile's: "bf16" */
+    double storage;                       /* tensors that may be stored between kernels: 2^-8 / sqrt(3) for bfloat16 */
+    double multiply;                      /* operands as they enter a product */
+    double accumulate;                    /* partial sums */
+    double router;                        /* logits, scores and routing weights */
+    double elementary;                    /* of exp, tanh and the like, and of norms and softmax */
+    assay_accumulator accumulator;
+    assay_block_scaling scaled; /* such a precision is not propagated: fp8 errors are too large for first order */
 } assay_precision;
+
+#define ASSAY_FLOAT32_RMS (0x1p-24 * 0.57735026918962576451)
 
 /* The running gauge. Every tensor carries the variance of its error in a correct implementation, propagated to first
  * order: errors made at different places are taken as independent (Higham and Mary 2019), so variances add; terms that
@@ -25,7 +46,13 @@ typedef struct assay_precision {
  * blocks of ascending k; what they may do between, or in another order, is covered by adding Q = sum a^2 b^2 to the
  * squares: accumulate^2 * block length * (sum over blocks of (partial sum)^2 + Q). a, b as in assay_matmul_args; a NULL
  * variance means an exact operand; variances have the layout of their operands (same leading dimension, same
- * transposition). The rounding of the result itself is not in it: see assay_gauge_store. */
+ * transposition). The rounding of the result itself is not in it: see assay_gauge_store.
+ *
+ * An accumulator that truncates: errors of L partial sums have one mean, and the square of their sum is up to
+ * (3 L + 1) / 4 times the sum of their squares. One that takes blocks of L: partial sums are those within a block,
+ * accumulate^2 * L / 2 * (sum over blocks of (block's sum)^2 + Q), where they grow from 0; then the float32 roundings
+ * of the sum so far after each block; and where it truncates, the square of the mean, accumulate sqrt(3) (L + 1) / 4
+ * of the whole sum, since blocks of one sign err in one direction. */
 struct assay_matmul_args;
 assay_status assay_gauge_matmul(assay_context *ctx, const assay_precision *precision,
                                 const struct assay_matmul_args *args, /* c, ldc: where the variance goes */

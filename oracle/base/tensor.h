@@ -10,7 +10,7 @@
 #include "oracle/base/status.h"
 
 #define ASSAY_MAX_RANK 6
-#define ASSAY_PATH_SIZE 128
+#define ASSAY_PATH_SIZE 160
 
 typedef struct assay_shape {
     int rank;

@@ -32,7 +32,8 @@ static assay_status up_slice(assay_context *ctx, const sharded_mlp *mlp, int64_t
                                         .m = rows,
                                         .n = ld,
                                         .k = width,
-                                        .accumulate = chunk > 0};
+                                        .accumulate = chunk > 0,
+                                        .kind = ASSAY_PRODUCT_LINEAR};
         if (chunk > 0) assay_round(ctx, ASSAY_ROUND_STORAGE, rows * ld, out);
         TRY(assay_matmul(ctx, &args));
     }

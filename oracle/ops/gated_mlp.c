@@ -53,7 +53,8 @@ static assay_status up_product(assay_context *ctx, double *out, const double *x,
                                     .ldb = r->ld,
                                     .m = config->rows,
                                     .n = r->ld,
-                                    .k = config->emb_dim};
+                                    .k = config->emb_dim,
+                                    .kind = ASSAY_PRODUCT_LINEAR};
     return assay_matmul(ctx, &args);
 }
 
@@ -101,8 +102,16 @@ assay_status assay_gated_mlp_down(assay_context *ctx, double *y, const assay_gat
 {
     assay_status status = ASSAY_OK;
     const int64_t rows = config->rows, dim = config->emb_dim, hidden = config->mlp_dim;
-    const assay_matmul_args down = {
-        .c = y, .ldc = dim, .a = r->h, .lda = hidden, .b = w->wo, .ldb = dim, .m = rows, .n = dim, .k = hidden};
+    const assay_matmul_args down = {.c = y,
+                                    .ldc = dim,
+                                    .a = r->h,
+                                    .lda = hidden,
+                                    .b = w->wo,
+                                    .ldb = dim,
+                                    .m = rows,
+                                    .n = dim,
+                                    .k = hidden,
+                                    .kind = ASSAY_PRODUCT_LINEAR};
     TRY(assay_matmul(ctx, &down));
     if (w->wo_bias != NULL) {
 #pragma omp parallel for num_threads(ctx->threads)
@@ -134,7 +143,8 @@ static assay_status weight_gradient(assay_context *ctx, double *out, const doubl
                                     .ldb = ld_dy,
                                     .m = n_x,
                                     .n = n_dy,
-                                    .k = rows};
+                                    .k = rows,
+                                    .kind = ASSAY_PRODUCT_LINEAR_GRADIENT};
     return out == NULL ? ASSAY_OK : assay_matmul(ctx, &args);
 }
 
@@ -151,7 +161,8 @@ static assay_status hidden_gradient(assay_context *ctx, double *dh, int64_t ld, 
                                     .transpose_b = true,
                                     .m = config->rows,
                                     .n = config->mlp_dim,
-                                    .k = config->emb_dim};
+                                    .k = config->emb_dim,
+                                    .kind = ASSAY_PRODUCT_LINEAR};
     return assay_matmul(ctx, &args);
 }
 
@@ -172,7 +183,8 @@ static assay_status input_gradient(assay_context *ctx, double *dx, const double 
                               .transpose_b = true,
                               .m = rows,
                               .n = dim,
-                              .k = hidden};
+                              .k = hidden,
+                              .kind = ASSAY_PRODUCT_LINEAR};
     TRY(assay_alloc_f64(ctx, "scratch of the gated MLP", rows * dim, &through_b));
     TRY(assay_matmul(ctx, &args));
     args.c = through_b;

@@ -38,7 +38,8 @@ static assay_matmul_args y_product(double *y, const double *lhs, const double *r
                                .ldb = dims->n,
                                .m = count,
                                .n = dims->n,
-                               .k = dims->k};
+                               .k = dims->k,
+                               .kind = ASSAY_PRODUCT_LINEAR};
 }
 
 static assay_matmul_args dlhs_product(double *dlhs, const double *dy, const double *rhs, int64_t g, int64_t first,
@@ -53,7 +54,8 @@ static assay_matmul_args dlhs_product(double *dlhs, const double *dy, const doub
                                .transpose_b = true,
                                .m = count,
                                .n = dims->k,
-                               .k = dims->n};
+                               .k = dims->n,
+                               .kind = ASSAY_PRODUCT_LINEAR};
 }
 
 static assay_matmul_args drhs_product(double *drhs, const double *dy, const double *lhs, int64_t g, int64_t first,
@@ -68,7 +70,8 @@ static assay_matmul_args drhs_product(double *drhs, const double *dy, const doub
                                .ldb = dims->n,
                                .m = dims->k,
                                .n = dims->n,
-                               .k = count};
+                               .k = count,
+                               .kind = ASSAY_PRODUCT_LINEAR_GRADIENT};
 }
 
 /* What lies beyond the groups of a result with `columns` columns. */

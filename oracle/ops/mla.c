@@ -25,7 +25,16 @@ void assay_mla_residuals_free(assay_mla_residuals *r)
 assay_status mla_product(assay_context *ctx, double *c, const double *a, const double *b, int64_t m, int64_t n,
                          int64_t k)
 {
-    const assay_matmul_args args = {.c = c, .ldc = n, .a = a, .lda = k, .b = b, .ldb = n, .m = m, .n = n, .k = k};
+    const assay_matmul_args args = {.c = c,
+                                    .ldc = n,
+                                    .a = a,
+                                    .lda = k,
+                                    .b = b,
+                                    .ldb = n,
+                                    .m = m,
+                                    .n = n,
+                                    .k = k,
+                                    .kind = ASSAY_PRODUCT_LINEAR};
     return assay_matmul(ctx, &args);
 }
 
@@ -115,7 +124,8 @@ static assay_status expand(assay_context *ctx, double *out, head_part part, cons
                                         .ldb = s->heads * s->kv,
                                         .m = s->tokens,
                                         .n = part.columns,
-                                        .k = s->kv_rank};
+                                        .k = s->kv_rank,
+                                        .kind = ASSAY_PRODUCT_LINEAR};
         TRY(assay_matmul(ctx, &args));
     }
 cleanup:

@@ -55,7 +55,8 @@ static assay_status one_head(assay_context *ctx, const absorbed *a, int64_t head
                                       .transpose_b = true,
                                       .m = s.tokens,
                                       .n = s.kv_rank,
-                                      .k = s.nope};
+                                      .k = s.nope,
+                                      .kind = ASSAY_PRODUCT_LINEAR};
     const assay_matmul_args release = {.c = a->out + head * s.value,
                                        .ldc = s.heads * s.value,
                                        .a = a->latent,
@@ -64,7 +65,8 @@ static assay_status one_head(assay_context *ctx, const absorbed *a, int64_t head
                                        .ldb = s.heads * s.kv,
                                        .m = s.tokens,
                                        .n = s.value,
-                                       .k = s.kv_rank};
+                                       .k = s.kv_rank,
+                                       .kind = ASSAY_PRODUCT_LINEAR};
     const assay_attention_inputs inputs = {
         .query = a->query, .key = a->key, .value = r->values[ASSAY_MLA_MLA_KV], .segment_ids = in->segment_ids};
     TRY(assay_matmul(ctx, &absorb));

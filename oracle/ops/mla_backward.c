@@ -47,7 +47,8 @@ assay_status mla_weight_gradient(assay_context *ctx, double *dw, const double *x
                                     .ldb = n_dy,
                                     .m = n_x,
                                     .n = n_dy,
-                                    .k = tokens};
+                                    .k = tokens,
+                                    .kind = ASSAY_PRODUCT_LINEAR_GRADIENT};
     return dw == NULL ? ASSAY_OK : assay_matmul(ctx, &args);
 }
 
@@ -63,7 +64,8 @@ assay_status mla_input_gradient(assay_context *ctx, double *dx, const double *dy
                                     .transpose_b = true,
                                     .m = tokens,
                                     .n = n_x,
-                                    .k = n_dy};
+                                    .k = n_dy,
+                                    .kind = ASSAY_PRODUCT_LINEAR};
     assay_status status = assay_matmul(ctx, &args);
     if (status == ASSAY_OK) assay_round(ctx, ASSAY_ROUND_STORAGE, tokens * n_x, dx);
     return status;

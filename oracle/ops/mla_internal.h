@@ -17,7 +17,7 @@ mla_sizes mla_sizes_of(const assay_mla_config *config);
 
 assay_attention_config mla_attention_config(const assay_mla_config *config);
 
-/* c [m,n] = a [m,k] b [k,n], all contiguous. */
+/* c [m,n] = a [m,k] b [k,n], all contiguous; b is a weight. */
 assay_status mla_product(assay_context *ctx, double *c, const double *a, const double *b, int64_t m, int64_t n,
                          int64_t k);
 

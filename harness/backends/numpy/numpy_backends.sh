@@ -1,27 +1,29 @@
 #!/usr/bin/env bash
-# The numpy backends, float32, against goldens of every operation that they have. usage: numpy_backends.sh PROGRAM PYTHON
+# The numpy backend against goldens of every operation, in each profile's arithmetic. usage: numpy_backends.sh PROGRAM PYTHON
 set -euo pipefail
 assay=$1 python=$2
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/../../tests/cli_test.sh"
 export PYTHONDONTWRITEBYTECODE=1 OMP_NUM_THREADS=1
+backend="'$python' '$here/backend.py' {request} {candidate}"
 
-# passes SCRIPT CASE...
+# passes PROFILE VARIANT CASE...
 passes() {
-  local spec="'$python' '$here/$1' {request} {candidate}"
-  shift
-  expect 0 run "$@" --set dtype=float32 --set profiles=f32 --quiet --backend "$spec"
+  local profile=$1 variant=$2
+  shift 2
+  expect 0 run "$@" --precision "$profile" --quiet --backend "$backend --precision $profile --variant $variant"
   prints "^$# cases: $# passed, "
 }
-passes moe_numpy.py moe/small moe/deepseek3-groups
-passes mla_numpy.py yarn_rope/deepseek yarn_rope/half-split attention/padding-nan mla/small mla/no-query-compression \
-  deepseek_layer/dense-fused deepseek_layer/moe-no-query-compression deepseek_stack/three-layers
+passes f32 0 rms_norm/deepseek gmm/padded-nan-tail permute/stable unpermute/primes routing/deepseek3-groups mlp/gelu-fused
+passes f32 1 moe/small moe/deepseek3-groups yarn_rope/deepseek yarn_rope/half-split attention/padding-nan mla/small
+passes bf16 0 mla/no-query-compression deepseek_layer/dense-fused deepseek_layer/moe-no-query-compression
+passes bf16 6 deepseek_stack/three-layers deepseek_stack/balance attention/padding-nan moe/mixtral
+passes f16 2 moe/small attention/seven
 
 # float32 is not float64, and what is not there is said to be so
-expect 1 run mla/small --set dtype=float32 --set profiles=f64 --precision f64 --quiet \
-  --backend "'$python' '$here/mla_numpy.py' {request} {candidate}"
-expect 3 run moe/small --quiet --backend "'$python' '$here/mla_numpy.py' {request} {candidate}"
-prints '^UNSUPPORTED .* no moe'
-expect 3 run deepseek_stack/balance --quiet --backend "'$python' '$here/mla_numpy.py' {request} {candidate}"
-prints '^UNSUPPORTED .* no outputs/layers/1/lb_loss'
+expect 1 run mla/small --precision f64 --quiet --backend "$backend --precision f32"
+expect 3 run moe/llama4 --quiet --backend "$backend"
+prints '^UNSUPPORTED .* not this family of routers'
+expect 3 run moe/mesh-expert2 --quiet --backend "$backend"
+prints '^UNSUPPORTED .* no mesh'
 echo "$checks calls"

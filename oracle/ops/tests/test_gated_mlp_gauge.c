@@ -56,13 +56,13 @@ static const struct profile {
     assay_precision precision;
     mlp_machine machine;
 } PROFILES[] = {
-    {{"bf16", RMS(0x1p-8), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24)}, {ASSAY_BFLOAT16, ASSAY_FLOAT64, false}},
-    {{"bf16", RMS(0x1p-8), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24)}, {ASSAY_BFLOAT16, ASSAY_FLOAT64, true}},
-    {{"f16", RMS(0x1p-11), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24)}, {ASSAY_FLOAT16, ASSAY_FLOAT64, true}},
-    {{"f32", RMS(0x1p-24), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24)}, {ASSAY_FLOAT32, ASSAY_FLOAT64, true}},
-    {{"tf32", RMS(0x1p-24), RMS(0x1p-11), RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24)},
+    {{"bf16", RMS(0x1p-8), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), {0}, {0}}, {ASSAY_BFLOAT16, ASSAY_FLOAT64, false}},
+    {{"bf16", RMS(0x1p-8), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), {0}, {0}}, {ASSAY_BFLOAT16, ASSAY_FLOAT64, true}},
+    {{"f16", RMS(0x1p-11), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), {0}, {0}}, {ASSAY_FLOAT16, ASSAY_FLOAT64, true}},
+    {{"f32", RMS(0x1p-24), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), {0}, {0}}, {ASSAY_FLOAT32, ASSAY_FLOAT64, true}},
+    {{"tf32", RMS(0x1p-24), RMS(0x1p-11), RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), {0}, {0}},
      {ASSAY_FLOAT32, ASSAY_TFLOAT32, false}},
-    {{"tpu", RMS(0x1p-24), RMS(0x1p-8), RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24)},
+    {{"tpu", RMS(0x1p-24), RMS(0x1p-8), RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), {0}, {0}},
      {ASSAY_FLOAT32, ASSAY_BFLOAT16, false}},
 };
 enum { PROFILE_COUNT = sizeof PROFILES / sizeof *PROFILES };

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The example backend through the program: right, it passes every operation; with each of its planted errors it fails on a
-# case made for that. usage: planted_bugs.sh PROGRAM BACKEND
+# case made for that, and the diagnosis names the mutant or says that it does not know. usage: planted_bugs.sh PROGRAM BACKEND
 set -euo pipefail
 assay=$1 backend=$2
 here=$(cd "$(dirname "$0")" && pwd)
@@ -14,9 +14,13 @@ mapfile -t cases < <(awk '{print $2}' <<<"$table" | sort -u)
 expect 0 run "${cases[@]}" rms_norm/deepseek deepseek_layer/moe deepseek_stack/three-layers --set profiles=bf16 --backend "$backend" --quiet
 prints "^$((${#cases[@]} + 3)) cases: $((${#cases[@]} + 3)) passed, "
 
-while read -r bug case where; do
+while read -r bug case where name; do
   ASSAY_EXAMPLE_BUG=$bug expect 1 run "$case" --set profiles=bf16 --backend "$backend" --quiet
   prints "^FAIL *$case *$where:"
+  case $name in
+  unknown) prints '^    known bugs: no known bug explains it' ;;
+  *) prints "^    known bugs: equals mutant (.* or )?$name \\(" ;;
+  esac
 done <<<"$table"
 # Other choices than the golden's, which a correct backend may make: the golden is evaluated again given them.
 again="compared with the golden evaluated again given the candidate's choice"

@@ -1,0 +1,179 @@
+"""The work of the study: goldens, correct runs, mutants."""
+import json
+import re
+import subprocess
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+from arithmetic import Arithmetic, PLAIN, VARIANTS, variant
+from cases import FP8, FP8_CASES, PROFILES
+from operations import run
+from peers import judge, product_bounds
+from request import Request, write_candidate
+
+
+# Less than a unit of the type: `assay certify` says that it has an effect only where it is detected.
+BELOW_A_UNIT = ("truncated",)
+
+
+@dataclass(frozen=True)
+class Task:
+    """One golden: a case and a seed."""
+    assay: str
+    case: str
+    seed: int  # 0: the case's own
+    profiles: tuple
+    variants: tuple  # numbers
+    mutants: bool
+
+
+def call(*words, accept=(0, 1, 3)):
+    done = subprocess.run(words, capture_output=True, text=True)
+    if done.returncode not in accept:
+        raise RuntimeError(" ".join(words) + ": " + done.stderr.strip())
+    return done
+
+
+def knows(assay, command, word):
+    """Whether the help text of a command names something."""
+    return word in call(assay, command, "--help").stdout
+
+
+def read_results(path):
+    """Outputs and gradients of a golden or candidate, bfloat16 bits as numbers."""
+    found = {}
+    with h5py.File(path) as f:
+        def read(name, item):
+            if isinstance(item, h5py.Dataset) and name.startswith(("outputs/", "gradients/", "routing/")):
+                value = item[()]
+                if item.dtype == np.uint16:
+                    value = (np.asarray(value, np.uint32) << 16).view(np.float32)
+                found[name] = np.asarray(value)
+
+        f.visititems(read)
+        yaml = f.attrs.get("case_yaml", "")
+    return found, yaml
+
+
+class Golden:
+    def __init__(self, task, folder):
+        self.task, self.path = task, str(Path(folder) / "golden.h5")
+        words = [task.assay, "generate", task.case, "-o", self.path, "--quiet", "--threads", "1"]
+        if task.seed:
+            words += ["--seed", str(task.seed)]
+        if FP8 in task.profiles:
+            words += ["--set", "profiles=[" + ", ".join(task.profiles) + "]"]
+        call(*words, accept=(0,))
+        results, yaml = read_results(self.path)
+        self.results = {p: v for p, v in results.items() if not p.startswith("routing/")}
+        self.choices = {p: v for p, v in results.items() if p.endswith("selected_experts") and p.startswith("routing/")}
+        has = re.findall(r"\w+", re.search(r"^profiles: (.*)$", yaml, re.M)[1])
+        self.profiles = [p for p in task.profiles if p in has]
+        self.bounds = product_bounds(*self.operation_and_tensors())
+
+    def operation_and_tensors(self):
+        request = Request(self.path, np.float64)
+        return request.op, request.tensors
+
+    def self_test(self):
+        """The kernel without a rounding, against the golden: the worst error over each tensor's largest value."""
+        request = Request(self.path, np.float64)
+        results, worst = run(Arithmetic("f64"), request), 0.0
+        for path, golden in self.results.items():
+            value, finite = np.asarray(results[path]), np.isfinite(golden)
+            if value.shape != golden.shape or not np.array_equal(value[~finite], golden[~finite], equal_nan=True):
+                return np.inf
+            error = np.abs(value[finite] - golden[finite]).max(initial=0)
+            # a gradient that is 0 but for float64's own rounding has no relative error
+            worst = max(worst, error / max(np.abs(golden[finite]).max(initial=0), 1e-6))
+        return float(worst)
+
+
+def compare(golden, candidate, profile, folder):
+    report = str(Path(folder) / "report.json")
+    call(golden.task.assay, "compare", golden.path, candidate, "--precision", profile, "--json", report, "--quiet",
+         "--threads", "1")
+    return json.loads(Path(report).read_text())["reports"][0]
+
+
+def first_failure(report):
+    """The tensor and element of the first wrong tensor."""
+    for tensor in report["tensors"]:
+        if tensor["verdict"] not in ("PASS", "VACUOUS") and tensor["compared"]:
+            worst = (tensor["elements_worst"] or [None])[0]
+            return {"path": tensor["path"], "finding": tensor["finding"], "worst_element": worst,
+                    "worst_row": tensor["worst_row"], "rms_ratio": tensor["rms_ratio"]}
+    return None
+
+
+def correct_run(golden, profile, number, plain, folder):
+    arithmetic = Arithmetic(profile, variant(number))
+    request = Request(golden.path, arithmetic.float)
+    results = run(arithmetic, request)
+    candidate = str(Path(folder) / "candidate.h5")
+    write_candidate(candidate, results, profile)
+    report = compare(golden, candidate, profile, folder)
+    chose = all(np.array_equal(golden.choices[p], results[p]) for p in golden.choices if p in results)
+    plain = plain or results
+    return results, {
+        "case": golden.task.case, "op": request.op, "profile": profile, "seed": golden.task.seed, "number": number,
+        "variant": asdict(arithmetic.variant), "verdict": report["verdict"], "message": report["message"],
+        "failure": first_failure(report), "same_choice": chose,
+        "accepted": judge(golden.results, results, plain, profile, golden.bounds)}
+
+
+def mutants(golden, profile, plain, folder, write):
+    """Each mutant with an effect: what assay says of it, and the peers' rules, where its candidate can be had."""
+    report, candidates = Path(folder) / "mutants.json", Path(folder) / ("mutants-" + profile)
+    words = [golden.task.assay, "certify", golden.path, "--precision", profile, "--json", str(report), "--quiet",
+             "--threads", "1"]
+    call(*words, *(["--write", str(candidates)] if write else []))
+    fixture, found = json.loads(report.read_text())["fixtures"][0], []
+    for mutant in fixture["mutants"]:
+        if mutant["outcome"] not in ("detected", "passes") and mutant["name"] not in BELOW_A_UNIT:
+            continue
+        file, accepted = candidates / (mutant["name"] + ".h5"), None
+        if file.exists():
+            accepted = judge(golden.results, read_results(file)[0], plain, profile, golden.bounds)
+        found.append({"case": golden.task.case, "op": fixture["op"], "profile": profile, "mutant": mutant["name"],
+                      "required": mutant["required"], "outcome": mutant["outcome"], "fixture": fixture["verdict"],
+                      "tensors": mutant["tensors"], "tensors_failed": mutant["tensors_failed"],
+                      "excess": mutant["excess"], "accepted": accepted})
+    return found
+
+
+def perform(task):
+    """All that is done with one golden."""
+    made = {"case": task.case, "seed": task.seed, "runs": [], "mutants": []}
+    with tempfile.TemporaryDirectory(prefix="power-") as folder:
+        golden = Golden(task, folder)
+        made["self_test"] = golden.self_test()
+        for profile in golden.profiles if task.variants else ():
+            plain = None
+            for number in task.variants:
+                results, record = correct_run(golden, profile, number, plain, folder)
+                plain = plain or results
+                made["runs"].append(record)
+            if task.mutants:
+                write = knows(task.assay, "certify", "--write")
+                made["mutants"] += mutants(golden, profile, plain, folder, write)
+    return made
+
+
+def tasks(assay, names, runs, fp8, mutants_too):
+    """`runs` for each case and profile: as many goldens as the fixed variants need, each with the plain variant first."""
+    each, made = len(VARIANTS), []
+    for case in names:
+        profiles = PROFILES + ((FP8,) if fp8 and case in FP8_CASES else ())
+        for index, first in enumerate(range(0, runs, each)):
+            count = min(each, runs - first)
+            numbers = tuple(range(count)) if index == 0 else (0, *range(first + 1, first + count))
+            made.append(Task(assay, case, 1000 + index if index else 0, profiles, numbers, mutants_too and index == 0))
+    return made
+
+
+assert variant(0) == PLAIN

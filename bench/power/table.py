@@ -1,0 +1,125 @@
+"""The study's results as Markdown."""
+from peers import RULES
+from runs import BELOW_A_UNIT
+
+NAMES = ["assay", *RULES]
+
+
+def share(part, whole):
+    return f"{part} of {whole}" if whole else "-"
+
+
+def percent(part, whole):
+    return f"{100 * part / whole:.1f} % ({part} of {whole})" if whole else "-"
+
+
+def rejects(record, name, detected):
+    """Whether a rule rejects; None where it has nothing to say."""
+    if name == "assay":
+        return detected(record)
+    accepted = (record["accepted"] or {}).get(name)
+    return None if accepted is None else not accepted
+
+
+def run_rejected(run):
+    return run["verdict"] not in ("PASS", "VACUOUS")
+
+
+def mutant_rejected(mutant):
+    return mutant["tensors_failed"] > 0
+
+
+def count(records, name, detected):
+    said = [r for r in (rejects(record, name, detected) for record in records) if r is not None]
+    return sum(said), len(said)
+
+
+def rows(first, groups, detected, form):
+    lines = [f"| {first} | " + " | ".join(NAMES) + " |", "| --- |" + " --- |" * len(NAMES)]
+    for label, records in groups:
+        lines.append(f"| {label} | " + " | ".join(form(*count(records, n, detected)) for n in NAMES) + " |")
+    return lines
+
+
+def grouped(records, key):
+    """In the order of first appearance, and all of them."""
+    groups = {}
+    for record in records:
+        groups.setdefault(record[key], []).append(record)
+    return [*groups.items(), ("all", records)] if len(groups) > 1 else list(groups.items())
+
+
+def passed_share(records, name):
+    rejected, said = count(records, name, mutant_rejected)
+    return "-" if not said else "" if rejected == said else share(said - rejected, said)
+
+
+def let_pass(mutants):
+    """Mutants of which some rule lets a fifth pass: by rule, and by profile for assay."""
+    profiles = list(dict.fromkeys(m["profile"] for m in mutants))
+    columns = ["assay at " + p for p in profiles] + NAMES[1:]
+    lines = ["| mutant | " + " | ".join(columns) + " |", "| --- |" + " --- |" * len(columns)]
+    groups = {}
+    for m in mutants:
+        groups.setdefault(m["mutant"], []).append(m)
+    for name, records in groups.items():
+        counts = [count(records, n, mutant_rejected) for n in NAMES]
+        if not any(said and said - rejected >= said / 5 for rejected, said in counts):
+            continue
+        cells = [passed_share([r for r in records if r["profile"] == p], "assay") for p in profiles]
+        cells += [passed_share(records, n) for n in NAMES[1:]]
+        lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
+    return lines
+
+
+def usable(mutants, runs):
+    """A rule shows nothing where it rejects a correct run too: such detections taken away."""
+    red = {(n, r["case"], r["profile"]) for r in runs for n in NAMES if rejects(r, n, run_rejected)}
+
+    def form(name, records):
+        said = [(r, v) for r in records if (v := rejects(r, name, mutant_rejected)) is not None]
+        return percent(sum(v and (name, r["case"], r["profile"]) not in red for r, v in said), len(said))
+
+    lines = ["| profile | " + " | ".join(NAMES) + " |", "| --- |" + " --- |" * len(NAMES)]
+    for label, records in grouped(mutants, "profile"):
+        lines.append(f"| {label} | " + " | ".join(form(n, records) for n in NAMES) + " |")
+    return lines
+
+
+def failures(runs):
+    lines = []
+    for r in runs:
+        if run_rejected(r):
+            seed = f" --seed {r['seed']}" if r["seed"] else ""
+            other = "" if r["same_choice"] else " (other experts chosen)"
+            lines.append(f"- `{r['case']}{seed}`, {r['profile']}, variant {r['number']} ({r['variant']['name']}){other}: {r['message']}")
+    return lines
+
+
+def markdown(runs, mutants, skipped):
+    apart = [m for m in mutants if m["mutant"] in BELOW_A_UNIT]
+    mutants = [m for m in mutants if m["mutant"] not in BELOW_A_UNIT]
+    cases = len({r["case"] for r in runs})
+    lines = [f"{len(runs)} correct runs of {cases} cases; {len(mutants)} mutants with an effect.", "", *skipped]
+    lines += ["False alarms: correct runs that a rule rejects.", ""]
+    lines += rows("profile", grouped(runs, "profile"), run_rejected, share)
+    lines += ["", "The same by operation.", ""]
+    lines += rows("operation", grouped(runs, "op"), run_rejected, share)
+    if mutants:
+        lines += ["", "Power: mutants that a rule rejects.", ""]
+        lines += rows("profile", grouped(mutants, "profile"), mutant_rejected, percent)
+        lines += ["", "Usable power: the same, where the rule accepts every correct run of the same case and profile.", ""]
+        lines += usable(mutants, runs)
+        strict = sum(m["outcome"] == "detected" for m in mutants)
+        lines += ["", "Held to a stricter count, by which each tensor that a mutant changes must say so by itself "
+                      f"(docs/mutants.md), assay detects {percent(strict, len(mutants))}."]
+        if tried := [m for m in apart if m["outcome"] != "-"]:
+            lines += ["", "Not counted is `truncated`, which changes less than a unit of the type: assay rejects "
+                          f"{share(sum(map(mutant_rejected, tried)), len(tried))}."]
+        lines += ["", "Mutants of which a rule lets a fifth or more pass; empty: none.", "", *let_pass(mutants)]
+    other = sum(not r["same_choice"] for r in runs)
+    if other:
+        lines += ["", f"{other} correct runs chose other experts than the golden, near ties of their seeds."]
+    if lost := failures(runs):
+        lines += ["", "False alarms of assay:", "", *lost]
+    return "\n".join(lines)

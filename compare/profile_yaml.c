@@ -1,0 +1,330 @@
+#include "compare/profile_yaml.h"
+
+#include <ctype.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cases/yaml_reader.h"
+
+enum { LEAST_BITS = 2, MOST_BITS = 52, LONGEST = 1 << 30, MOST_ULPS = 1 << 20 };
+
+#define KEYS "name, like, storage, multiply, accumulate, router, elementary or ties"
+
+static assay_status read_type(const assay_yaml *y, const yaml_node_t *node, const char *what, unsigned types,
+                              assay_dtype *type)
+{
+    char name[ASSAY_PATH_SIZE], wanted[128] = "";
+    assay_status status = assay_yaml_text(y, node, what, name, sizeof name);
+    RETURN_IF(status != ASSAY_OK, status);
+    if (assay_dtype_from_name(name, type) && (types >> *type & 1) != 0) return ASSAY_OK;
+    for (int i = 0; i < ASSAY_DTYPE_COUNT; i++) {
+        if ((types >> i & 1) == 0) continue;
+        const bool last = types >> i == 1;
+        const size_t used = strlen(wanted);
+        snprintf(wanted + used, sizeof wanted - used, "%s%s",
+                 used == 0 ? ""
+                 : last    ? " or "
+                           : ", ",
+                 assay_dtype_name((assay_dtype)i));
+    }
+    return assay_yaml_refuse_value(y, node, what, wanted);
+}
+
+/* Sets of types. */
+enum {
+    STORED = 1 << ASSAY_FLOAT64 | 1 << ASSAY_FLOAT32 | 1 << ASSAY_BFLOAT16 | 1 << ASSAY_FLOAT16,
+    MULTIPLIED = STORED | 1 << ASSAY_TFLOAT32,
+    SCALED = 1 << ASSAY_FLOAT8_E4M3FN | 1 << ASSAY_FLOAT8_E5M2
+};
+
+/* The significand's, after the point. */
+static int bits_of(assay_dtype type)
+{
+    int bits = -1;
+    for (double unit = assay_dtype_unit_roundoff(type); unit < 1; unit *= 2) bits++;
+    return bits;
+}
+
+static assay_status read_name(const assay_yaml *y, const yaml_node_t *node, assay_profile *p)
+{
+    char name[ASSAY_PRECISION_NAME_SIZE];
+    assay_dtype type;
+    assay_status status = assay_yaml_text(y, node, "name", name, sizeof name);
+    RETURN_IF(status != ASSAY_OK, status);
+    bool plain = islower((unsigned char)name[0]) != 0;
+    for (const char *c = name; *c != '\0'; c++)
+        plain &= islower((unsigned char)*c) || isdigit((unsigned char)*c) || *c == '_';
+    if (!plain || strcmp(name, "none") == 0 || strcmp(name, "all") == 0) {
+        return assay_yaml_refuse_value(y, node, "name",
+                                       "small letters, digits and _, a letter first, and not all or none");
+    }
+    if (assay_profile_by_name(name) != NULL || assay_dtype_from_name(name, &type)) {
+        return assay_yaml_refuse_value(y, node, "name", "a name that is not built in");
+    }
+    memcpy(p->precision.name, name, sizeof name);
+    return ASSAY_OK;
+}
+
+/* A mapping's keys, one after the other. */
+typedef assay_status (*key_reader)(const assay_yaml *y, const char *key, const yaml_node_t *key_node,
+                                   const yaml_node_t *value, assay_profile *p);
+
+static assay_status read_keys(const assay_yaml *y, const yaml_node_t *node, const char *what, key_reader read,
+                              assay_profile *p)
+{
+    assay_status status;
+    int pairs = 0;
+    TRY(assay_yaml_mapping(y, node, what, &pairs));
+    for (int i = 0; i < pairs; i++) {
+        const char *key = NULL;
+        const yaml_node_t *key_node = NULL, *value = NULL;
+        TRY(assay_yaml_pair(y, node, what, i, &key, &key_node, &value));
+        TRY(read(y, key, key_node, value, p));
+    }
+cleanup:
+    return status;
+}
+
+static assay_status unknown_key(const assay_yaml *y, const yaml_node_t *at, const char *key, const char *wanted)
+{
+    return assay_yaml_refuse(y, at, "unknown key %.60s, expected %s", key, wanted);
+}
+
+static assay_status read_multiply_key(const assay_yaml *y, const char *key, const yaml_node_t *key_node,
+                                      const yaml_node_t *value, assay_profile *p)
+{
+    assay_block_scaling *scaled = &p->precision.scaled;
+    if (strcmp(key, "type") == 0) return read_type(y, value, "multiply type", SCALED, &scaled->type);
+    if (strcmp(key, "block") == 0) return assay_yaml_whole(y, value, "multiply block", 1, LONGEST, &scaled->block);
+    return unknown_key(y, key_node, key, "type or block of multiply");
+}
+
+static assay_status read_multiply(const assay_yaml *y, const yaml_node_t *node, assay_profile *p)
+{
+    assay_block_scaling *scaled = &p->precision.scaled;
+    *scaled = (assay_block_scaling){0};
+    if (node->type != YAML_MAPPING_NODE) return read_type(y, node, "multiply", MULTIPLIED, &p->multiply);
+    scaled->type = ASSAY_FLOAT8_E4M3FN;
+    assay_status status = read_keys(y, node, "multiply", read_multiply_key, p);
+    RETURN_IF(status != ASSAY_OK, status);
+    if (scaled->block == 0) return assay_yaml_refuse(y, node, "multiply: expected type and block, found no block");
+    p->multiply = p->storage;
+    return ASSAY_OK;
+}
+
+/* One of two words; `second` says which. */
+static assay_status read_word(const assay_yaml *y, const yaml_node_t *value, const char *what, const char *no,
+                              const char *yes, bool *second)
+{
+    char word[16], wanted[64];
+    if (assay_yaml_text(y, value, what, word, sizeof word) == ASSAY_OK) {
+        *second = strcmp(word, yes) == 0;
+        if (*second || strcmp(word, no) == 0) return ASSAY_OK;
+    }
+    snprintf(wanted, sizeof wanted, "%s or %s", no, yes);
+    return assay_yaml_refuse_value(y, value, what, wanted);
+}
+
+static assay_status read_accumulate_key(const assay_yaml *y, const char *key, const yaml_node_t *key_node,
+                                        const yaml_node_t *value, assay_profile *p)
+{
+    assay_dtype type = ASSAY_FLOAT32;
+    int64_t bits = 0;
+    assay_status status = ASSAY_OK;
+    if (strcmp(key, "type") == 0) {
+        TRY(read_type(y, value, "accumulate type", MULTIPLIED, &type));
+        p->accumulate_bits = bits_of(type);
+    } else if (strcmp(key, "bits") == 0) {
+        TRY(assay_yaml_whole(y, value, "accumulate bits", LEAST_BITS, MOST_BITS, &bits));
+        p->accumulate_bits = (int)bits;
+    } else if (strcmp(key, "rounding") == 0) {
+        TRY(read_word(y, value, "accumulate rounding", "nearest", "truncate", &p->precision.accumulator.truncate));
+    } else if (strcmp(key, "block") == 0) {
+        TRY(assay_yaml_whole(y, value, "accumulate block", 0, LONGEST, &p->precision.accumulator.block));
+    } else {
+        status = unknown_key(y, key_node, key, "type, bits, rounding or block of accumulate");
+    }
+cleanup:
+    return status;
+}
+
+static assay_status read_accumulate(const assay_yaml *y, const yaml_node_t *node, assay_profile *p)
+{
+    assay_dtype type = ASSAY_FLOAT32;
+    p->precision.accumulator = (assay_accumulator){0};
+    if (node->type == YAML_MAPPING_NODE) return read_keys(y, node, "accumulate", read_accumulate_key, p);
+    assay_status status = read_type(y, node, "accumulate", MULTIPLIED, &type);
+    if (status == ASSAY_OK) p->accumulate_bits = bits_of(type);
+    return status;
+}
+
+static assay_status read_elementary_key(const assay_yaml *y, const char *key, const yaml_node_t *key_node,
+                                        const yaml_node_t *value, assay_profile *p)
+{
+    if (strcmp(key, "type") == 0) return read_type(y, value, "elementary type", STORED, &p->elementary);
+    if (strcmp(key, "ulps") != 0) return unknown_key(y, key_node, key, "type or ulps of elementary");
+    double ulps = 0;
+    assay_status status = assay_yaml_real(y, value, "elementary ulps", &ulps);
+    RETURN_IF(status != ASSAY_OK, status);
+    if (!(ulps >= 0.5 && ulps <= MOST_ULPS)) {
+        return assay_yaml_refuse_value(y, value, "elementary ulps", "a number from 0.5 to 1048576");
+    }
+    p->elementary_ulps = ulps;
+    return ASSAY_OK;
+}
+
+static assay_status read_key(const assay_yaml *y, const char *key, const yaml_node_t *key_node,
+                             const yaml_node_t *value, assay_profile *p)
+{
+    if (strcmp(key, "name") == 0) return read_name(y, value, p);
+    if (strcmp(key, "like") == 0 || strcmp(key, "storage") == 0) return ASSAY_OK; /* read before */
+    if (strcmp(key, "multiply") == 0) return read_multiply(y, value, p);
+    if (strcmp(key, "accumulate") == 0) return read_accumulate(y, value, p);
+    if (strcmp(key, "router") == 0) return read_type(y, value, "router", STORED, &p->router);
+    if (strcmp(key, "ties") == 0) return read_word(y, value, "ties", "lower", "any", &p->any_of_tied);
+    if (strcmp(key, "elementary") == 0) return read_keys(y, value, "elementary", read_elementary_key, p);
+    return unknown_key(y, key_node, key, KEYS);
+}
+
+/* What other keys start from. */
+static assay_status read_first_key(const assay_yaml *y, const char *key, const yaml_node_t *key_node,
+                                   const yaml_node_t *value, assay_profile *p)
+{
+    char name[ASSAY_PATH_SIZE];
+    (void)key_node;
+    if (strcmp(key, "like") != 0) return ASSAY_OK;
+    assay_status status = assay_yaml_text(y, value, "like", name, sizeof name);
+    RETURN_IF(status != ASSAY_OK, status);
+    const assay_profile *like = assay_profile_by_name(name);
+    if (like == NULL) return assay_yaml_refuse_value(y, value, "like", assay_profile_names());
+    *p = *like;
+    return ASSAY_OK;
+}
+
+static assay_status read_storage_key(const assay_yaml *y, const char *key, const yaml_node_t *key_node,
+                                     const yaml_node_t *value, assay_profile *p)
+{
+    (void)key_node;
+    if (strcmp(key, "storage") != 0) return ASSAY_OK;
+    const bool stored = p->multiply == p->storage; /* operands as they are stored stay so */
+    assay_status status = read_type(y, value, "storage", STORED, &p->storage);
+    if (stored) p->multiply = p->storage;
+    return status;
+}
+
+typedef struct parsed {
+    assay_profile profile;
+    int documents;
+} parsed;
+
+static assay_status read_document(const assay_yaml *y, const yaml_node_t *root, void *arg)
+{
+    assay_status status;
+    parsed *out = arg;
+    if (out->documents++ > 0) return assay_yaml_refuse(y, root, "expected one profile, found another document");
+    out->profile = *assay_profile_by_name("bf16");
+    TRY(read_keys(y, root, "", read_first_key, &out->profile));
+    out->profile.precision.name[0] = '\0';
+    out->profile.summary = "a user's own";
+    TRY(read_keys(y, root, "", read_storage_key, &out->profile));
+    TRY(read_keys(y, root, "", read_key, &out->profile));
+    if (out->profile.precision.name[0] == '\0')
+        status = assay_yaml_refuse(y, root, "name: expected the profile's name, found nothing");
+cleanup:
+    return status;
+}
+
+assay_status assay_profile_parse(assay_context *ctx, const char *origin, const char *text, size_t size,
+                                 assay_profile *profile)
+{
+    parsed out = {0};
+    assay_status status = assay_yaml_documents(ctx, origin, true, text, size, read_document, &out);
+    RETURN_IF(status != ASSAY_OK, status);
+    if (out.documents == 0) return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: expected a profile, found nothing", origin);
+    *profile = out.profile;
+    profile->precision = assay_profile_precision(&out.profile);
+    return ASSAY_OK;
+}
+
+assay_status assay_profile_read_file(assay_context *ctx, const char *path, assay_profile *profile)
+{
+    char *text = NULL;
+    size_t size = 0;
+    assay_status status = assay_read_text_file(ctx, path, &text, &size);
+    if (status == ASSAY_OK) status = assay_profile_parse(ctx, path, text, size, profile);
+    free(text);
+    return status;
+}
+
+void assay_profile_to_yaml(const assay_profile *profile, char text[ASSAY_PROFILE_YAML_SIZE])
+{
+    const assay_precision *p = &profile->precision;
+    char multiply[96];
+    if (p->scaled.block > 0) {
+        snprintf(multiply, sizeof multiply, "{type: %s, block: %lld}", assay_dtype_name(p->scaled.type),
+                 (long long)p->scaled.block);
+    } else {
+        snprintf(multiply, sizeof multiply, "%s", assay_dtype_name(profile->multiply));
+    }
+    snprintf(text, ASSAY_PROFILE_YAML_SIZE,
+             "name: %s\nstorage: %s\nmultiply: %s\naccumulate: {bits: %d, rounding: %s, block: %lld}\nrouter: %s\n"
+             "elementary: {type: %s, ulps: %.17g}\nties: %s\n",
+             p->name, assay_dtype_name(profile->storage), multiply, profile->accumulate_bits,
+             p->accumulator.truncate ? "truncate" : "nearest", (long long)p->accumulator.block,
+             assay_dtype_name(profile->router), assay_dtype_name(profile->elementary), profile->elementary_ulps,
+             profile->any_of_tied ? "any" : "lower");
+}
+
+assay_status assay_profiles_of_golden(assay_context *ctx, const assay_fixture_reader *golden, assay_profile **profiles,
+                                      int *count)
+{
+    assay_status status = ASSAY_OK;
+    const char *const *texts = NULL;
+    *profiles = NULL;
+    *count = 0;
+    const int total = assay_fixture_texts(golden, "profiles", &texts);
+    if (total == 0) return ASSAY_OK;
+    *profiles = calloc((size_t)total, sizeof **profiles);
+    if (*profiles == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the golden's profiles");
+    for (int i = 0; i < total; i++) {
+        TRY(assay_profile_parse(ctx, "attribute profiles", texts[i], strlen(texts[i]), &(*profiles)[i]));
+        (*count)++;
+    }
+cleanup:
+    if (status != ASSAY_OK) {
+        free(*profiles);
+        *profiles = NULL;
+        *count = 0;
+    }
+    return status;
+}
+
+/* The lines of two texts that have as many: the first pair that differs. */
+static assay_status refuse_difference(assay_context *ctx, const char *name, const char *golden, const char *given)
+{
+    while (strcspn(golden, "\n") == strcspn(given, "\n") && strncmp(golden, given, strcspn(golden, "\n")) == 0) {
+        golden += strcspn(golden, "\n") + 1;
+        given += strcspn(given, "\n") + 1;
+    }
+    return assay_fail(ctx, ASSAY_BAD_INPUT,
+                      "the golden's error scales are of another profile %s: it has \"%.*s\", found \"%.*s\"", name,
+                      (int)strcspn(golden, "\n"), golden, (int)strcspn(given, "\n"), given);
+}
+
+assay_status assay_profile_check_golden(assay_context *ctx, const assay_fixture_reader *golden,
+                                        const assay_profile *profile)
+{
+    assay_profile *own = NULL;
+    int count = 0;
+    char stored[ASSAY_PROFILE_YAML_SIZE], given[ASSAY_PROFILE_YAML_SIZE];
+    assay_status status = assay_profiles_of_golden(ctx, golden, &own, &count);
+    assay_profile_to_yaml(profile, given);
+    for (int i = 0; i < count; i++) {
+        if (strcmp(own[i].precision.name, profile->precision.name) != 0) continue;
+        assay_profile_to_yaml(&own[i], stored);
+        if (strcmp(stored, given) != 0) status = refuse_difference(ctx, profile->precision.name, stored, given);
+    }
+    free(own);
+    return status;
+}

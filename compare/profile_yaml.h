@@ -1,0 +1,28 @@
+/* Users' own profiles (docs/comparing.md, "A profile of your own"): read from YAML, and kept in the goldens that have
+ * error scales for them. */
+#ifndef ASSAY_COMPARE_PROFILE_YAML_H
+#define ASSAY_COMPARE_PROFILE_YAML_H
+
+#include "compare/profile.h"
+#include "fixtures/fixture.h"
+
+/* Unknown keys, bad values and the names of built-in profiles are refused, with `origin`, line, key, what was expected
+ * and what was found. */
+assay_status assay_profile_parse(assay_context *ctx, const char *origin, const char *text, size_t size,
+                                 assay_profile *profile);
+assay_status assay_profile_read_file(assay_context *ctx, const char *path, assay_profile *profile);
+
+enum { ASSAY_PROFILE_YAML_SIZE = 512 };
+/* Every key, a line each. Two profiles are the same where their texts are. */
+void assay_profile_to_yaml(const assay_profile *profile, char text[ASSAY_PROFILE_YAML_SIZE]);
+
+/* The golden's own profiles: the root attribute `profiles`, a text for each. *profiles is allocated; NULL where there
+ * are none. */
+assay_status assay_profiles_of_golden(assay_context *ctx, const assay_fixture_reader *golden, assay_profile **profiles,
+                                      int *count);
+
+/* Refuses where the golden has another profile of that name, with the first line that differs. */
+assay_status assay_profile_check_golden(assay_context *ctx, const assay_fixture_reader *golden,
+                                        const assay_profile *profile);
+
+#endif

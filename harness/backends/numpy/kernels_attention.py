@@ -1,0 +1,186 @@
+"""Rotary embedding, causal attention and multi-head latent attention."""
+import numpy as np
+
+from kernels_basic import rms_norm
+
+
+def dense(ar, x, w):
+    """x [..., n] times w [n, ...]."""
+    flat_x, flat_w = x.reshape(-1, w.shape[0]), w.reshape(w.shape[0], -1)
+
+    def back(dy):
+        dy = dy.reshape(len(flat_x), -1)
+        return ar.linear(dy, flat_w.T).reshape(x.shape), ar.weight_gradient(flat_x, dy).reshape(w.shape)
+
+    return ar.linear(flat_x, flat_w).reshape(x.shape[:-1] + w.shape[1:]), back
+
+
+def frequencies(s, dim):
+    """rope_type yarn stretches the slow ones by rope_factor."""
+    theta, pair = s.number("rope_max_timescale"), np.arange(dim // 2)
+    base = theta ** (-2.0 * pair / dim)
+    if s["rope_type"] != "yarn":
+        return base
+
+    def corner(turns):
+        length = s.number("original_max_position_embeddings")
+        return dim * np.log(length / (turns * 2 * np.pi)) / (2 * np.log(theta))
+
+    low, high = corner(s.number("beta_fast")), corner(s.number("beta_slow"))
+    if s.true("rope_truncate"):
+        low, high = np.floor(low), np.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    ramp = np.clip((pair - low) / (0.001 if low == high else high - low), 0, 1)
+    return base / s.number("rope_factor") * ramp + base * (1 - ramp)
+
+
+def rope(ar, s, positions, x):
+    """x [B, S, N, Dr], positions [B, S]. Frequencies and phases are float32 numbers, as cos and sin are."""
+    half, factor = x.shape[-1] // 2, s.number("rope_factor")
+    angle = ar.value(ar.value(positions)[..., None] * ar.value(frequencies(s, x.shape[-1])))[:, :, None, :]
+    size = ar.float(0.1 * np.log(factor) + 1 if s.true("rope_attention_scaling") and factor > 1 else 1)
+    cos, sin = ar.function(np.cos, angle) * size, ar.function(np.sin, angle) * size
+    neighbours, halves = (slice(0, None, 2), slice(1, None, 2)), (slice(0, half), slice(half, None))
+    given = neighbours if s.true("rope_interleave") else halves
+    made = neighbours if s.true("rope_pairwise") else halves
+
+    def turn(x, sin, given, made):
+        y = np.empty_like(x)
+        a, b = x[..., given[0]], x[..., given[1]]
+        y[..., made[0]], y[..., made[1]] = a * cos - b * sin, a * sin + b * cos
+        return y
+
+    return turn(x, sin, given, made), lambda dy: turn(dy, -sin, made, given)
+
+
+def plain_softmax(ar, scores, value):
+    """scores [B, N, S, S] with -inf where nothing is seen, value [B, N, S, Dv]: out, log-sum-exp, probabilities."""
+    scores = ar.keep(scores)
+    largest = scores.max(-1, keepdims=True)
+    largest = np.where(np.isinf(largest), ar.float(0), largest)
+    e = ar.exp(scores - largest)
+    total = ar.sum(e)[..., None]
+    p = e / np.where(total == 0, ar.float(1), total)
+    return ar.product(p, value), (largest + ar.log(total))[..., 0], p
+
+
+def online_softmax(ar, scores, value):
+    """Block by block of keys; the probabilities of backward come from the log-sum-exp."""
+    shape = scores.shape[:-1] + (1,)
+    largest, total = np.full(shape, -np.inf, ar.float), np.zeros(shape, ar.float)
+    out = np.zeros(scores.shape[:-1] + value.shape[-1:], ar.float)
+    for first in range(0, scores.shape[-1], ar.variant.keys):
+        keys = slice(first, first + ar.variant.keys)
+        block = scores[..., keys]
+        grown = np.maximum(largest, block.max(-1, keepdims=True))
+        base = np.where(np.isinf(grown), ar.float(0), grown)
+        e, shrink = ar.exp(block - base), ar.exp(np.where(np.isinf(largest), -np.inf, largest - base))
+        total = total * shrink + ar.sum(e)[..., None]
+        out = out * shrink + ar.product(e, value[..., keys, :])
+        largest = grown
+    empty = total == 0
+    lse = np.where(empty, -np.inf, np.where(empty, ar.float(0), largest) + ar.log(total))
+    p = ar.exp(scores - np.where(empty, ar.float(0), lse))
+    return out / np.where(empty, ar.float(1), total), lse[..., 0], p
+
+
+def attention(ar, s, query, key, value, segment_ids, scale=None):
+    """[B, S, N, .] -> out and lse [B, N, S]. `scale` multiplies the scores where the query does not have it."""
+    length = query.shape[1]
+    seen = np.tril(np.ones((length, length), bool))[None]
+    blind = np.zeros(query.shape[:2], bool)
+    if segment_ids is not None:
+        seen = seen & (segment_ids[:, :, None] == segment_ids[:, None, :])
+        if s.true("mask_padding"):
+            blind = segment_ids == 0
+            seen = seen & ~blind[:, :, None]
+    blind = blind[:, None, :, None]
+    turned = lambda x: np.where(blind, ar.float(0), np.moveaxis(x, 2, 1))  # padding may hold NaN
+    query, key, value = turned(query), turned(key), turned(value)
+    across = lambda x: np.swapaxes(x, -1, -2)
+    scores = ar.product(query, across(key))
+    if scale is not None:
+        scores = scores * scale
+    scores = np.where(seen[:, None], scores, ar.float(-np.inf))
+    out, lse, p = (online_softmax if ar.variant.softmax == "online" else plain_softmax)(ar, scores, value)
+    out = ar.store(out)
+
+    def back(d_out, d_lse=None):
+        d_out = turned(d_out)
+        dp = ar.product(d_out, across(value))
+        through = ar.sum(d_out * out) if ar.variant.backward == "delta" else ar.sum(p * dp)
+        if d_lse is not None:
+            through = through - d_lse
+        ds = p * (dp - through[..., None])
+        if scale is not None:
+            ds = ds * scale
+        d = ar.product(ds, key), ar.product(across(ds), query), ar.product(across(p), d_out)
+        return tuple(np.moveaxis(g, 1, 2) for g in d)
+
+    return np.moveaxis(out, 1, 2), lse, back
+
+
+def softmax_scale(ar, s, dim):
+    m = 0.1 * s.number("mscale") * np.log(s.number("rope_factor")) + 1
+    stretched = s.number("max_position_embeddings") > s.number("original_max_position_embeddings")
+    return ar.float(dim**-0.5 * (m * m if stretched else 1))
+
+
+class Queries:
+    """x to q [B, S, N, Dn + Dr], with or without compression."""
+
+    def __init__(self, ar, w, x, epsilon):
+        self.ar, self.compressed = ar, "wq_a/kernel" in w
+        if self.compressed:
+            q_a, self.back_a = dense(ar, x, w["wq_a/kernel"])
+            q_n, self.back_n = rms_norm(ar, ar.keep(q_a), w["q_norm/scale"], epsilon)
+            self.q, self.back_b = dense(ar, q_n, w["wq_b/kernel"])
+        else:
+            self.q, self.back_b = dense(ar, x, w["query/kernel"])
+
+    def back(self, dq, g):
+        if not self.compressed:
+            dx, g["query/kernel"] = self.back_b(dq)
+            return dx
+        d_n, g["wq_b/kernel"] = self.back_b(dq)
+        d_a, g["q_norm/scale"] = self.back_n(self.ar.keep(d_n))
+        dx, g["wq_a/kernel"] = self.back_a(d_a)
+        return dx
+
+
+def mla(ar, s, t, prefix, x):
+    """t holds the weights under `prefix`; back gives dx and the gradients by path."""
+    w = {name[len(prefix):]: value for name, value in t.items() if name.startswith(prefix)}
+    rank, nope, rotated = w["kv_norm/scale"].shape[0], s.count("qk_nope_head_dim"), s.count("qk_rope_head_dim")
+    epsilon, positions = s.number("normalization_layer_epsilon"), t["inputs/positions"]
+    scale, late = softmax_scale(ar, s, nope + rotated), ar.variant.fused
+    queries = Queries(ar, w, x, epsilon)
+    q = ar.keep(queries.q)
+    q_pe, back_q_pe = rope(ar, s, positions, q[..., nope:])
+    query = np.concatenate([q[..., :nope], q_pe], -1)
+    kv_a, back_kv_a = dense(ar, x, w["wkv_a/kernel"])
+    kv_a = ar.keep(kv_a)
+    c_kv, back_c_kv = rms_norm(ar, kv_a[..., :rank], w["kv_norm/scale"], epsilon)
+    kv, back_kv = dense(ar, c_kv, w["wkv_b/kernel"])
+    k_pe, back_k_pe = rope(ar, s, positions, kv_a[:, :, None, rank:])
+    key = np.concatenate([kv[..., :nope], np.repeat(k_pe, kv.shape[2], 2)], -1)
+    segments = t.get("inputs/segment_ids")
+    query = query if late else ar.store(query) * scale
+    out, _, back_attention = attention(ar, s, query, key, kv[..., nope:], segments, scale if late else None)
+    flat = out.reshape(*x.shape[:2], -1)
+    y, back_out = dense(ar, flat, w["out/kernel"].reshape(flat.shape[-1], -1))
+
+    def back(dy):
+        g = {}
+        d_flat, g["out/kernel"] = back_out(dy)
+        d_query, d_key, d_value = (ar.keep(d) for d in back_attention(ar.store(d_flat).reshape(out.shape)))
+        dq = np.concatenate([d_query[..., :nope], back_q_pe(d_query[..., nope:])], -1)
+        dx = ar.keep(queries.back(dq if late else dq * scale, g))
+        d_c_kv, g["wkv_b/kernel"] = back_kv(np.concatenate([d_key[..., :nope], d_value], -1))
+        d_latent, g["kv_norm/scale"] = back_c_kv(ar.keep(d_c_kv))
+        d_k_pe = back_k_pe(ar.sum(d_key[..., nope:], 2)[:, :, None])[:, :, 0]
+        d, g["wkv_a/kernel"] = back_kv_a(np.concatenate([d_latent, d_k_pe], -1))
+        g["out/kernel"] = g["out/kernel"].reshape(w["out/kernel"].shape)
+        return dx + ar.keep(d), {"gradients/" + prefix + name: d for name, d in g.items()}
+
+    return y, back

@@ -1,0 +1,126 @@
+"""RMS norm, grouped product, permutation, gated MLP. Each gives its result and the function that takes the result's
+gradient to those of the inputs."""
+import numpy as np
+
+
+def rms_norm(ar, x, scale, epsilon):
+    r = ar.reciprocal_root(ar.mean(x * x) + ar.float(epsilon))
+    n = ar.keep(x * r)
+
+    def back(dy):
+        g = dy * scale
+        if ar.variant.backward == "delta":
+            dx = r * (g - n * ar.mean(g * n))
+        else:
+            dx = r * g - x * (r * r * r * ar.mean(g * x))
+        return dx, ar.sum((dy * n).reshape(-1, x.shape[-1]), 0)
+
+    return n * scale, back
+
+
+def grouped_product(ar, lhs, rhs, group_sizes):
+    """Rows beyond the last group give 0 and reach nothing."""
+    ends = np.cumsum(group_sizes)
+    groups = [(slice(end - size, end), g) for g, (end, size) in enumerate(zip(ends, group_sizes)) if size]
+    y = np.zeros((len(lhs), rhs.shape[-1]), ar.float)
+    for rows, g in groups:
+        y[rows] = ar.linear(lhs[rows], rhs[g])
+
+    def back(dy):
+        d_lhs, d_rhs = np.zeros_like(lhs), np.zeros_like(rhs)
+        for rows, g in groups:
+            d_lhs[rows] = ar.linear(dy[rows], rhs[g].T)
+            d_rhs[g] = ar.weight_gradient(lhs[rows], dy[rows])
+        return d_lhs, d_rhs
+
+    return y, back
+
+
+def permute(ar, x, experts):
+    """experts [T, K]: copies of the rows of x in the order of their experts."""
+    k = experts.shape[1]
+    order = np.argsort(experts.reshape(-1), kind="stable")
+    place = np.argsort(order, kind="stable")
+
+    def back(dy):
+        return ar.sum(dy[place].reshape(*experts.shape, -1), 1)
+
+    return x[order // k], order, back
+
+
+def unpermute(ar, rows, order, weights):
+    """The weighted sum over each token's K rows, which are not rounded on the way."""
+    place = np.argsort(order, kind="stable")
+    copies = rows[place].reshape(*weights.shape, -1)
+
+    def back(dy):
+        d_copies = weights[..., None] * dy[:, None, :]
+        return d_copies.reshape(rows.shape)[order], ar.sum(copies * dy[:, None, :])
+
+    return ar.sum(weights[..., None] * copies, 1), back
+
+
+def activation(ar, s, name):
+    """x -> act(x) and its derivative."""
+    one = ar.float(1)
+
+    def silu(x):
+        f = ar.activation_sigmoid(x)
+        return x * f, f * (one + x * (one - f))
+
+    def sigmoid(x):
+        f = ar.activation_sigmoid(x)
+        return f, f * (one - f)
+
+    def gelu(x):
+        root, cube, half = (ar.float(v) for v in (np.sqrt(2 / np.pi), 0.044715, 0.5))
+        t = ar.tanh(root * (x + cube * x * x * x))
+        inner = root * (one + ar.float(3) * cube * x * x)
+        return half * x * (one + t), half * (one + t) + half * x * (one - t * t) * inner
+
+    table = {"silu": silu, "sigmoid": sigmoid, "gelu": gelu, "linear": lambda x: (x, np.ones_like(x))}
+    s.need(name in table, "no activation " + name)
+    return table[name]
+
+
+class GatedMlp:
+    """h = act(x wi_0 + b_0) act_1(x wi_1 + b_1), y = h wo + b_o. Biases may be None."""
+
+    def __init__(self, ar, s, both=True):
+        s.need(s["decoder_block"] != "gpt_oss" and s.number("mlp_activations_limit") == 0, "no clamps")
+        names = s.words("mlp_activations")
+        self.ar = ar
+        self.gate, self.up = activation(ar, s, names[0]), activation(ar, s, names[1] if both else "linear")
+
+    def __call__(self, x, wi_0, wi_1, wo, b_0=None, b_1=None, b_o=None, weight=None):
+        """weight [rows, 1]: of each row of y; its gradient is the last of the results of back."""
+        ar, early = self.ar, weight is not None and self.ar.variant.weigh_early
+        a, b = (ar.keep(ar.linear(x, w) if bias is None else ar.linear(x, w) + bias)
+                for w, bias in ((wi_0, b_0), (wi_1, b_1)))
+        (f, df), (g, dg) = self.gate(a), self.up(b)
+        h = ar.store(f * g)
+        weighed = ar.store(h * weight) if early else h
+        y = ar.linear(weighed, wo)
+        if b_o is not None:
+            y = y + (b_o * weight if early else b_o)
+        if weight is not None and not early:
+            out = ar.keep(y)
+            y = out * weight
+
+        def back(dy):
+            d_out = dy if weight is None or early else ar.store(dy * weight)
+            d_weighed = ar.keep(ar.linear(d_out, wo.T))
+            dh = ar.keep(d_weighed * weight) if early else d_weighed
+            da, db = ar.store(dh * g * df), ar.store(dh * f * dg)
+            dx = ar.keep(ar.linear(da, wi_0.T)) + ar.keep(ar.linear(db, wi_1.T))
+            gradients = [ar.weight_gradient(*pair) for pair in ((x, da), (x, db), (weighed, d_out))]
+            gradients += [ar.sum(d, 0) if bias is not None else None for d, bias in ((da, b_0), (db, b_1))]
+            d_bias = None if b_o is None else ar.sum(dy * weight if weight is not None else dy, 0)
+            d_weight = None
+            if weight is not None:
+                d_weight = ar.sum(h * d_weighed) if early else ar.sum(out * dy)
+                if early and b_o is not None:
+                    d_weight = d_weight + ar.sum(b_o * dy)
+            return dx, [*gradients, d_bias], d_weight
+
+        return y, back

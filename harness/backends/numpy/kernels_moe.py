@@ -1,0 +1,142 @@
+"""Routing and the MoE block. The router is float32 whatever the profile."""
+import numpy as np
+
+from kernels_basic import GatedMlp
+
+
+def family_of(s):
+    name, block = s["model_name"], s["decoder_block"]
+    s.need(not s.true("fused_moe_func") and block not in ("llama4", "gemma4"), "not this family of routers")
+    s.need(s.count("first_num_hash_layers") == 0, "no hash routing")
+    if not (block.startswith("deepseek") or block == "" and name.startswith("deepseek")):
+        return "default"
+    if name.startswith(("deepseek3", "deepseek4")):
+        return "deepseek3"
+    plain_softmax = s["routed_score_func"] == "softmax" and not s.true("routed_bias")
+    return "deepseek2" if name.startswith("deepseek2") or plain_softmax else "deepseek3"
+
+
+class Router:
+    """Choice and weights of [T, E] logits, balance loss, and the gradients."""
+
+    def __init__(self, ar, s, logits, bias, batch):
+        self.ar, self.family, self.batch, self.bias = ar, family_of(s), batch, bias
+        self.k, self.experts = s.count("num_experts_per_tok"), logits.shape[-1]
+        deepseek = self.family != "default"
+        self.factor = ar.float(s.number("routed_scaling_factor") if deepseek else 1)
+        self.score = s["routed_score_func"]
+        self.scores, self.derivative = self.score_of(logits)
+        self.biased = self.scores if bias is None else self.scores + bias
+        allowed = self.groups(s) if deepseek and s.count("n_routing_groups") > 0 else self.biased
+        self.chosen = np.argsort(-allowed, axis=-1, kind="stable")[:, : self.k]
+        self.from_scores = self.family == "deepseek3"
+        gathered = np.take_along_axis(self.scores if self.from_scores else self.biased, self.chosen, -1)
+        self.gathered = gathered if deepseek else ar.softmax(gathered)
+        divides = self.score in ("sigmoid", "sqrtsoftplus") if deepseek else s.true("norm_topk_prob")
+        self.total = ar.sum(self.gathered)[:, None] + ar.float(1e-20 if deepseek else 0) if divides else None
+        self.weights = (self.gathered / self.total if divides else self.gathered) * self.factor
+        self.balance(s)
+
+    def score_of(self, x):
+        """f(logits), and the function from its gradient to the logits'."""
+        ar = self.ar
+        if self.score == "sigmoid":
+            f = ar.sigmoid(x)
+            return f, lambda d: d * f * (1 - f)
+        if self.score == "softmax":
+            f = ar.softmax(x)
+            return f, lambda d: f * (d - ar.sum(d * f)[:, None])
+        if self.score == "sqrtsoftplus":
+            f = ar.sqrt(ar.softplus(x))
+            return f, lambda d: d * ar.sigmoid(x) / (2 * f)
+        return x, lambda d: d
+
+    def groups(self, s):
+        grouped = self.biased.reshape(len(self.biased), s.count("n_routing_groups"), -1)
+        top2 = s["group_score"] == "top2_sum" or (s["group_score"] == "" and self.bias is not None)
+        score = np.sort(grouped, -1)[..., -2:].sum(-1) if top2 else grouped.max(-1)
+        kept = np.argsort(-score, axis=-1, kind="stable")[:, : s.count("topk_routing_group")]
+        mask = np.zeros_like(score, bool)
+        np.put_along_axis(mask, kept, True, -1)
+        return np.where(mask[..., None], grouped, -np.inf).reshape(self.biased.shape)
+
+    def balance(self, s):
+        ar, tokens = self.ar, len(self.chosen)
+        counts = np.bincount(self.chosen.reshape(-1), minlength=self.experts)
+        self.loss_weight, rate = s.number("load_balance_loss_weight"), s.number("routed_bias_update_rate")
+        self.updates = ar.value(rate * np.sign(tokens * self.k - counts * self.experts)) if rate > 0 else None
+        self.loss = None
+        if self.loss_weight > 0:
+            rows = self.chosen.reshape(self.batch, -1)
+            chosen = np.stack([np.bincount(row, minlength=self.experts) for row in rows])
+            self.density = ar.value(chosen / (tokens / self.batch))
+            self.p = ar.softmax(self.biased).reshape(self.batch, -1, self.experts)
+            mean = ar.mean(self.p, 1)[:, 0]
+            self.loss = ar.mean(ar.mean(self.density * mean)[:, 0], 0)[0] * ar.float(self.experts**2 * self.loss_weight)
+
+    def back(self, dw, d_loss):
+        """d logits and d bias."""
+        ar = self.ar
+        dw = dw * self.factor
+        if self.total is not None:
+            dw = (dw - ar.sum(dw * self.gathered / self.total)[:, None]) / self.total
+        if self.family == "default":
+            dw = self.gathered * (dw - ar.sum(dw * self.gathered)[:, None])
+        ds, d_biased = np.zeros_like(self.scores), np.zeros_like(self.scores)
+        np.put_along_axis(ds if self.from_scores else d_biased, self.chosen, dw, -1)
+        if self.loss is not None and d_loss is not None:
+            d = d_loss * ar.float(self.loss_weight * self.experts / len(self.chosen)) * self.density[:, None, :]
+            d_biased = d_biased + (self.p * (d - ar.sum(d * self.p)[..., None])).reshape(d_biased.shape)
+        return self.derivative(ds + d_biased), ar.sum(d_biased, 0)
+
+    def outputs(self):
+        named = {"lb_loss": self.loss, "bias_updates": self.updates}
+        return {name: value for name, value in named.items() if value is not None}
+
+
+def moe(ar, s, t, prefix, x):
+    """x [B, S, D] with the weights under `prefix`: y, the router, and back(dy, d_loss) to dx and gradients by path."""
+    s.need(s.number("capacity_factor") < 0 and s.number("ragged_buffer_factor") < 0, "no dropping")
+    w = {name[len(prefix):]: value for name, value in t.items() if name.startswith(prefix)}
+    flat = x.reshape(-1, x.shape[-1])
+    kernel = w["gate/kernel"]
+    router = Router(ar, s, ar.contract(flat, kernel), w.get("gate/bias"), len(x))
+    fused = "wi" in w
+    wi_0, wi_1 = np.split(w["wi"], 2, -1) if fused else (w["wi_0"], w["wi_1"])
+    names = ["wi_0", "wi_1", "wo", "wi_0_bias", "wi_1_bias", "wo_bias"]
+    weights = [wi_0, wi_1, w["wo"], *(w.get(name) for name in names[3:])]
+    expert, backs = GatedMlp(ar, s, both=False), []
+    terms = np.zeros((*router.weights.shape, flat.shape[-1]), ar.float)
+    for e in range(len(wi_0)):
+        token, k = np.nonzero(router.chosen == e)
+        if len(token):
+            own = [None if m is None else m[e] for m in weights]
+            terms[token, k], back = expert(flat[token], *own, weight=router.weights[token, k][:, None])
+            backs.append((e, token, k, back))
+    y, back_shared = ar.keep(ar.sum(terms, 1)), None
+    shared = ["shared_experts/" + n + "/kernel" for n in ("wi_0", "wi_1", "wo")]
+    if shared[0] in w:
+        y_shared, back_shared = expert(flat, *(w[n] for n in shared))
+        y = y + ar.keep(y_shared)
+
+    def back(dy, d_loss):
+        dy = dy.reshape(flat.shape)
+        grads = [None if m is None else np.zeros_like(m) for m in weights]
+        dw, d_copies = np.zeros_like(router.weights), np.zeros_like(terms)
+        for e, token, k, back_expert in backs:
+            d_copies[token, k], of_expert, dw[token, k] = back_expert(dy[token])
+            for total, g in zip(grads, of_expert):
+                if total is not None:
+                    total[e] = g
+        d_logits, d_bias = router.back(dw, d_loss)
+        dx = ar.keep(ar.sum(ar.keep(d_copies), 1)) + ar.keep(ar.contract(d_logits, kernel.T))
+        g = {"gate/kernel": ar.contract(flat.T, d_logits), "gate/bias": d_bias, **dict(zip(names, grads))}
+        if fused:
+            g["wi"] = np.concatenate([g["wi_0"], g["wi_1"]], -1)
+        if back_shared is not None:
+            d, of_shared, _ = back_shared(dy)
+            dx = dx + ar.keep(d)
+            g.update(zip(shared, of_shared))
+        return dx.reshape(x.shape), {"gradients/" + prefix + n: v for n, v in g.items() if n in w}
+
+    return y.reshape(x.shape), router, back

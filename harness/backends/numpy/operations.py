@@ -1,0 +1,177 @@
+"""The operations of docs/operations.md, from tensors by path to results by path."""
+import numpy as np
+
+from kernels_attention import attention, mla, rope
+from kernels_basic import GatedMlp, grouped_product, permute, rms_norm, unpermute
+from kernels_moe import Router, moe
+from request import Unsupported
+
+
+def run_rms_norm(ar, s, t):
+    y, back = rms_norm(ar, t["inputs/x"], t["weights/scale"], s.number("normalization_layer_epsilon"))
+    dx, d_scale = back(t["cotangents/y"])
+    return {"outputs/y": y, "gradients/inputs/x": dx, "gradients/weights/scale": d_scale}
+
+
+def run_gmm(ar, s, t):
+    y, back = grouped_product(ar, t["inputs/lhs"], t["weights/rhs"], t["inputs/group_sizes"])
+    d_lhs, d_rhs = back(t["cotangents/y"])
+    return {"outputs/y": y, "gradients/inputs/lhs": d_lhs, "gradients/weights/rhs": d_rhs}
+
+
+def run_permute(ar, s, t):
+    experts = t["inputs/selected_experts"]
+    rows, order, back = permute(ar, t["inputs/x"], experts)
+    return {"outputs/sorted_inputs": rows, "outputs/sorted_selected_experts": order.astype(np.int32),
+            "outputs/group_sizes": np.bincount(experts.reshape(-1), minlength=s.count("num_experts")).astype(np.int32),
+            "gradients/inputs/x": back(t["cotangents/sorted_inputs"])}
+
+
+def run_unpermute(ar, s, t):
+    y, back = unpermute(ar, t["inputs/sorted"], t["inputs/sorted_selected_experts"], t["inputs/weights"])
+    d_rows, d_weights = back(t["cotangents/y"])
+    return {"outputs/y": y, "gradients/inputs/sorted": d_rows, "gradients/inputs/weights": d_weights}
+
+
+def run_routing(ar, s, t):
+    kernel, x = t.get("weights/gate/kernel"), t.get("inputs/x")
+    given = t["inputs/logits"] if kernel is None else x
+    flat = given.reshape(-1, given.shape[-1])
+    logits = flat if kernel is None else ar.contract(flat, kernel)
+    router = Router(ar, s, logits, t.get("weights/gate/bias"), len(given))
+    d_logits, d_bias = router.back(t["cotangents/weights"].reshape(router.weights.shape), t.get("cotangents/lb_loss"))
+    shape = (*given.shape[:2], -1)
+    r = {"outputs/weights": router.weights.reshape(shape), "gradients/weights/gate/bias": d_bias,
+         "routing/selected_experts": router.chosen.reshape(shape).astype(np.int32)}
+    r |= {"outputs/" + name: value for name, value in router.outputs().items()}
+    if kernel is None:
+        return r | {"gradients/inputs/logits": d_logits.reshape(given.shape)}
+    return r | {"gradients/inputs/x": ar.contract(d_logits, kernel.T).reshape(x.shape),
+                "gradients/weights/gate/kernel": ar.contract(flat.T, d_logits)}
+
+
+def gated_mlp(ar, s, t, prefix, x):
+    """back gives dx and the gradients by path."""
+    halves = ["wi_0", "wi_1"]
+    named = {n: t.get(prefix + n) for w in ("wi_0", "wi_1", "wo") for n in (w + "/kernel", w + "/bias")}
+    for kind in ("/kernel", "/bias"):
+        if prefix + "wi" + kind in t:
+            named["wi_0" + kind], named["wi_1" + kind] = np.split(t[prefix + "wi" + kind], 2, -1)
+    order = [w + kind for kind in ("/kernel", "/bias") for w in (*halves, "wo")]
+    y, back_flat = GatedMlp(ar, s)(x.reshape(-1, x.shape[-1]), *(named[n] for n in order))
+
+    def back(dy):
+        dx, gradients, _ = back_flat(dy.reshape(-1, dy.shape[-1]))
+        g = dict(zip(order, gradients))
+        for kind in ("/kernel", "/bias"):
+            if g["wi_0" + kind] is not None:
+                g["wi" + kind] = np.concatenate([g["wi_0" + kind], g["wi_1" + kind]], -1)
+        return dx.reshape(x.shape), {"gradients/" + prefix + n: v for n, v in g.items() if prefix + n in t}
+
+    return y.reshape(x.shape), back
+
+
+def run_mlp(ar, s, t):
+    y, back = gated_mlp(ar, s, t, "weights/", t["inputs/x"])
+    dx, g = back(t["cotangents/y"])
+    return {"outputs/y": y, "gradients/inputs/x": dx, **g}
+
+
+def routed(router, shape, results=""):
+    """What a MoE block gives beside its output; results: "layers/3/" in a stack."""
+    r = {f"outputs/{results}{name}": value for name, value in router.outputs().items()}
+    return r | {f"routing/{results}selected_experts": router.chosen.reshape(*shape[:2], -1).astype(np.int32)}
+
+
+def run_moe(ar, s, t):
+    x = t["inputs/x"]
+    y, router, back = moe(ar, s, t, "weights/", x)
+    dx, g = back(t["cotangents/y"], t.get("cotangents/lb_loss"))
+    return {"outputs/y": y, "gradients/inputs/x": dx, **g, **routed(router, x.shape)}
+
+
+def run_rope(ar, s, t):
+    y, back = rope(ar, s, t["inputs/positions"], t["inputs/x"])
+    return {"outputs/y": y, "gradients/inputs/x": back(t["cotangents/y"])}
+
+
+def run_attention(ar, s, t):
+    names = ("query", "key", "value")
+    out, lse, back = attention(ar, s, *(t["inputs/" + n] for n in names), t.get("inputs/segment_ids"))
+    gradients = back(t.get("cotangents/attention_out", np.zeros_like(out)), t.get("cotangents/lse"))
+    return {"outputs/attention_out": out, "outputs/lse": lse} | {
+        "gradients/inputs/" + n: g for n, g in zip(names, gradients)}
+
+
+def run_mla(ar, s, t):
+    y, back = mla(ar, s, t, "weights/", t["inputs/x"])
+    dx, g = back(t["cotangents/y"])
+    return {"outputs/y": y, "gradients/inputs/x": dx, **g}
+
+
+def layer(ar, s, t, results, x):
+    """results: "layers/3/", or "" for a layer alone. Gives y, results, and back from dy to dx and gradients."""
+    prefix, epsilon = "weights/" + results, s.number("normalization_layer_epsilon")
+    pre, post = (prefix + n + "_self_attention_layer_norm/scale" for n in ("pre", "post"))
+    x_n, back_pre = rms_norm(ar, x, t[pre], epsilon)
+    y, back_mla = mla(ar, s, t, prefix + "self_attention/", ar.store(x_n))
+    h = ar.keep(x + ar.keep(y))
+    h_n, back_post = rms_norm(ar, h, t[post], epsilon)
+    h_n, beside = ar.store(h_n), {}
+    if prefix + "mlp/wo/kernel" in t:
+        y, back_block = gated_mlp(ar, s, t, prefix + "mlp/", h_n)
+    else:
+        y, router, back_moe = moe(ar, s, t, prefix + "moe/", h_n)
+        beside = routed(router, x.shape, results)
+        back_block = lambda d: back_moe(d, t.get(f"cotangents/{results}lb_loss"))
+
+    def back(dy):
+        d, g = back_block(dy)
+        dh, g["gradients/" + post] = back_post(ar.keep(d))
+        dh = ar.keep(ar.keep(dh) + dy)
+        d, of_mla = back_mla(dh)
+        dx, g["gradients/" + pre] = back_pre(ar.keep(d))
+        return ar.keep(ar.keep(dx) + dh), {**g, **of_mla}
+
+    return ar.keep(h + ar.keep(y)), beside, back
+
+
+def run_stack(ar, s, t):
+    numbers = {int(n.split("/")[2]) for n in t if n.startswith("weights/layers/")}
+    y, backs, results = t["inputs/x"], [], {}
+    for results_of in [f"layers/{i}/" for i in sorted(numbers)] or [""]:
+        y, beside, back = layer(ar, s, t, results_of, y)
+        backs.append(back)
+        results |= beside
+    d = t["cotangents/y"]
+    for back in reversed(backs):
+        d, g = back(d)
+        results |= g
+    return {"outputs/y": y, "gradients/inputs/x": d, **results}
+
+
+OPERATIONS = {"rms_norm": run_rms_norm, "gmm": run_gmm, "permute": run_permute, "unpermute": run_unpermute,
+              "routing": run_routing, "mlp": run_mlp, "moe": run_moe, "yarn_rope": run_rope, "attention": run_attention,
+              "mla": run_mla, "deepseek_layer": run_stack, "deepseek_stack": run_stack}
+
+
+def is_router_or_statistic(op, path):
+    return path.endswith(("/lse", "/lb_loss", "/bias_updates", "/gate/kernel", "/gate/bias")) or op == "routing"
+
+
+def run(ar, request):
+    """The results that the request expects, and the choice of experts."""
+    s = request.settings
+    s.need(request.op in OPERATIONS, "no " + request.op)
+    s.need(s.words("mesh") == ["data", "1", "fsdp", "1", "expert", "1"], "no mesh")
+    s.need(not s.true("use_batch_split_schedule"), "no batch-split schedule")
+    with np.errstate(all="ignore"):
+        made = OPERATIONS[request.op](ar, s, request.tensors)
+    results = {}
+    for path in request.expects + [p for p in made if p.startswith("routing/")]:
+        if path not in made:
+            raise Unsupported("no " + path)
+        value = np.asarray(made[path])
+        wide = value.dtype.kind == "i" or is_router_or_statistic(request.op, path)
+        results[path] = value if wide else ar.result(value)
+    return results

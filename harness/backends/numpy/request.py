@@ -1,0 +1,71 @@
+"""What a case asks for: settings, tensors, and results by their paths."""
+import re
+
+import h5py
+import numpy as np
+
+
+class Unsupported(Exception):
+    pass
+
+
+class Settings:
+    """The keys of case_yaml, which is flat enough for a regular expression."""
+
+    def __init__(self, yaml):
+        self.text = {k: v.strip().strip('"') for k, v in re.findall(r"^ *([a-z_0-9]+):(.*)$", yaml, re.M)}
+
+    def __getitem__(self, key):
+        return self.text[key]
+
+    def number(self, key):
+        return float(self.text[key].replace("_", ""))
+
+    def count(self, key):
+        return int(self.number(key))
+
+    def true(self, key):
+        return self.text[key] == "true"
+
+    def words(self, key):
+        return re.findall(r"\w+", self.text[key])
+
+    def need(self, condition, reason):
+        if not condition:
+            raise Unsupported(reason)
+
+
+class Request:
+    """From a request, or from a golden, which holds the same tensors."""
+
+    def __init__(self, path, float_type):
+        with h5py.File(path) as f:
+            self.settings = Settings(f.attrs["case_yaml"])
+            self.op, self.case = f.attrs["op"], f.attrs["case"]
+            self.tensors, expects = {}, []
+
+            def read(name, item):
+                if not isinstance(item, h5py.Dataset):
+                    return
+                if name.startswith(("inputs/", "weights/", "cotangents/")):
+                    self.tensors[name] = item[()] if item.dtype.kind == "i" else item[()].astype(float_type)
+                elif name.startswith(("outputs/", "gradients/")):
+                    expects.append(name)
+
+            f.visititems(read)
+            self.expects = expects or [p for p in f.attrs["expects"] if p.startswith(("outputs/", "gradients/"))]
+
+
+def write_candidate(path, results, profile):
+    """bfloat16 as its bits where the numbers are such, else the numpy type."""
+    with h5py.File(path, "w", libver=("v110", "v110")) as f:
+        f.attrs["kind"] = "candidate"
+        for name, value in results.items():
+            value = np.array(value, order="C")
+            if value.dtype == np.float32 and profile in ("bf16", "fp8_e4m3_block128"):
+                bits = value.view(np.uint32)
+                if not (bits & 0xFFFF).any():
+                    f[name] = (bits >> 16).astype(np.uint16)
+                    f[name].attrs["float_type"] = "bfloat16"
+                    continue
+            f[name] = value

@@ -1,0 +1,104 @@
+/* Mutants by a worse arithmetic: every backend draws their errors anew, so that not the errors are compared but their
+ * size, in each tensor. */
+#include <math.h>
+#include <stdio.h>
+
+#include "harness/ensemble.h"
+#include "harness/explain_internal.h"
+
+enum { DRAWS = 8 };
+
+/* The candidate's RMS error over that of the mutant, in all tensors together and in each, whose errors may have one
+ * cause. The emulated arithmetic is an envelope: plain rounding has 0.7 of its error. */
+#define LEAST 0.5
+#define MOST 1.5
+#define LEAST_OF_TENSOR 0.3
+#define MOST_OF_TENSOR 3.0
+
+static assay_kept *scales_of(const assay_trial *t, const assay_results *results, const char *path)
+{
+    char scale[2 * ASSAY_PATH_SIZE];
+    snprintf(scale, sizeof scale, "error_scale/%s/%s", t->profile->precision.name, path);
+    return assay_results_find(results, scale);
+}
+
+/* Adds the squares of one draw's errors to what stands in the place of the error scales. */
+static assay_status add_draw(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant, uint64_t seed,
+                             assay_results *sums, bool *applies)
+{
+    assay_status status;
+    assay_results drawn = {0};
+    const assay_emulation emulation = {.seed = seed};
+    assay_context own = *ctx;
+    own.emulation = &emulation;
+    status = assay_mutant_make(&own, t, mutant, &drawn, applies);
+    snprintf(ctx->message, sizeof ctx->message, "%s", own.message);
+    TRY(status);
+    for (int i = 0; *applies && i < sums->plan->spec_count; i++) {
+        const assay_kept *golden = &t->golden->items[i], *found = &drawn.items[i];
+        const assay_kept *squares = scales_of(t, sums, golden->spec->path);
+        for (int64_t k = 0; squares != NULL && k < golden->count; k++) {
+            const double error = found->values[k] - golden->values[k];
+            squares->values[k] = (seed == 1 ? 0.0 : squares->values[k]) + error * error;
+        }
+    }
+cleanup:
+    assay_results_free(&drawn);
+    return status;
+}
+
+static assay_status draw_scales(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
+                                assay_results *expected, bool *applies)
+{
+    assay_status status = ASSAY_OK;
+    *applies = true;
+    for (uint64_t seed = 1; *applies && seed <= DRAWS; seed++) {
+        TRY(add_draw(ctx, t, mutant, seed, expected, applies));
+    }
+    for (int i = 0; *applies && i < expected->plan->spec_count; i++) {
+        const assay_kept *scales = scales_of(t, expected, expected->items[i].spec->path);
+        if (scales == NULL) continue;
+        const double *correct = scales_of(t, t->golden, expected->items[i].spec->path)->values;
+        TRY(assay_ensemble_smooth(ctx, &scales->spec->shape, DRAWS, scales->values));
+        for (int64_t k = 0; k < scales->count; k++) {
+            scales->values[k] = isfinite(scales->values[k]) ? fmax(scales->values[k], correct[k]) : correct[k];
+        }
+        assay_dtype_round_many(ASSAY_FLOAT32, scales->count, scales->values, scales->values);
+    }
+cleanup:
+    return status;
+}
+
+static bool is_as_large(const assay_report *report, double *ratio)
+{
+    double squares = 0.0, elements = 0.0;
+    bool same = report->verdict != ASSAY_FAIL && report->verdict != ASSAY_NOT_COMPARABLE;
+    for (int i = 0; i < report->count; i++) {
+        const assay_tensor_result *r = &report->tensors[i];
+        if (!r->compared || r->spec.type == ASSAY_INT32 || r->exact) continue;
+        same &= r->rms_ratio >= LEAST_OF_TENSOR && r->rms_ratio <= MOST_OF_TENSOR;
+        squares += r->rms_ratio * r->rms_ratio * (double)r->elements;
+        elements += (double)r->elements;
+    }
+    *ratio = elements > 0.0 ? sqrt(squares / elements) : 0.0;
+    return same && *ratio >= LEAST && *ratio <= MOST;
+}
+
+assay_status assay_noise_hold(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
+                              const assay_given_results *given, bool *holds, double *ratio)
+{
+    assay_status status;
+    bool applies = false;
+    assay_results expected = {0};
+    assay_report report = {0};
+    *holds = false;
+    TRY(assay_results_copy(ctx, t->golden, true, &expected));
+    TRY(draw_scales(ctx, t, mutant, &expected, &applies));
+    if (!applies) goto cleanup;
+    TRY(assay_expected_compare(ctx, t, &expected, given, &report));
+    *holds = is_as_large(&report, ratio);
+cleanup:
+    assay_report_free(&report);
+    assay_results_free(&expected);
+    return status;
+}

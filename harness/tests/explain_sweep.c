@@ -1,0 +1,361 @@
+/* The diagnosis tried on mutants: explain_sweep [-av] [-m MUTANT] [-p PROFILE] [-s KEY=VALUE] CASE...
+ *
+ * For each case and each mutant that its golden detects, the candidate of a backend that has this bug *and* computes in
+ * low precision: the mutated case evaluated in the emulated arithmetic of the profile, as another draw than any that
+ * made the error scales. The diagnosis must name the mutant, or say that it does not know; and it must not know what is
+ * wrong in another way. Prints what it does not name; ends with 1 where it names others, with -a also where a mutant is
+ * named on none of the cases. -p PROFILE and -s KEY=VALUE hold for the cases after them. */
+#include <getopt.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "harness/discrimination_trial.h"
+#include "harness/explain.h"
+#include "oracle/arithmetic/arithmetic.h"
+#include "oracle/arithmetic/emulated.h"
+#include "oracle/base/random.h"
+
+typedef struct tally {
+    int named, unknown, wrong, passed;
+    bool met[256], seen[256]; /* of each mutant: named once; a structure that the comparer sees by itself, once */
+} tally;
+
+/* What the comparer itself says of the first wrong tensor under these mutants, when it says anything (compare/
+ * diagnosis.h): one of the words between bars. */
+static const struct {
+    const char *mutant, *words;
+} structures[] = {
+    {"zero_results", "zero everywhere|where it is zero"},
+    {"zero_outputs", "zero everywhere|where it is zero"},
+    {"zero_gradients", "zero everywhere|where it is zero"},
+    {"negated_outputs", "negated"},
+    {"negated_gradients", "negated"},
+    {"doubled", "the golden times 2|the golden times 1.9"},
+    {"halved", "the golden times 0.5|the golden times 0.49"},
+    {"scaled_by_root", "the golden times"},
+    {"scaled_1_2^-7", "the golden times 1.0|cut off|wrong only at"},
+    {"rows_shifted", "shifted|order|wrong only at|belongs in|negated"},
+    {"rows_reversed", "shifted|order|transposed|wrong only at|belongs in|negated"},
+    {"transposed", "transposed|order|shifted|wrong only at|belongs in|negated"},
+    {"columns_swapped", "shifted|order|transposed|wrong only at|belongs in|negated"},
+    {"halves_swapped", "shifted|order|transposed|wrong only at|belongs in|negated"},
+    {"experts_exchanged", "shifted|order|transposed|wrong only at|belongs in|negated"},
+    {"last_row_zero", "where it is zero|zero everywhere|wrong only at"},
+    {"last_columns_zero", "where it is zero|zero everywhere|wrong only at"},
+    {"last_tile_zero", "where it is zero|zero everywhere|wrong only at"},
+    {"last_head_zero", "where it is zero|zero everywhere|wrong only at"},
+    {"last_batch_row_zero", "where it is zero|zero everywhere|wrong only at"},
+    {"last_expert_zero", "where it is zero|zero everywhere|wrong only at"},
+    {"truncated", "cut off|wrong only at"},
+    {"lse_in_base_2", "the golden times 1.44"},
+};
+enum { STRUCTURES = sizeof structures / sizeof *structures };
+
+typedef struct subject {
+    assay_context ctx;
+    assay_case *c;
+    assay_plan plan;
+    char path[64];
+    assay_fixture_reader *reader;
+    assay_results golden, noisy; /* the golden's results; the same by a correct implementation in low precision */
+    bool emulated;               /* low precision is the emulated arithmetic; else only what is stored is rounded */
+    assay_trial trial;
+    assay_emulation emulation;
+} subject;
+
+static void require(const subject *s, assay_status status)
+{
+    if (status == ASSAY_OK) return;
+    fprintf(stderr, "explain_sweep: %s\n", s->ctx.message);
+    exit(2);
+}
+
+static assay_context in_low_precision(const subject *s)
+{
+    assay_context ctx = s->ctx;
+    if (!s->emulated) return ctx;
+    ctx.arithmetic = &assay_arithmetic_emulated;
+    ctx.emulation = &s->emulation;
+    return ctx;
+}
+
+static void round_to_storage(const subject *s, assay_results *results)
+{
+    for (int i = 0; i < results->plan->spec_count; i++) {
+        const assay_kept *kept = &results->items[i];
+        if (kept->values == NULL || assay_path_is_given(kept->spec->path)) continue;
+        assay_dtype_round_many(s->trial.profile->storage, kept->count, kept->values, kept->values);
+    }
+}
+
+static assay_verdict verdict_on(subject *s, const assay_results *results)
+{
+    assay_report report = {0};
+    assay_fixture_reader *candidate = NULL;
+    require(s, assay_trial_reader(&s->ctx, results, "candidate", s->trial.profile, &candidate));
+    require(s, assay_compare_undiagnosed(&s->ctx, s->reader, candidate, s->trial.profile, 1e-6, &report));
+    const assay_verdict verdict = report.verdict;
+    assay_report_free(&report);
+    assay_fixture_close(candidate);
+    return verdict;
+}
+
+/* The golden's case in low precision, with the golden's choice of experts: the arithmetic of no mutant. Where routing
+ * alone is asked for, its error scales know nothing of what the emulated arithmetic stores between its parts; and of
+ * products that are exact it knows nothing itself. */
+static void make_noisy(subject *s)
+{
+    static const assay_mutant none = {.name = "none", .golden_choice = true};
+    s->emulated = strcmp(s->c->op, "routing") != 0 && !assay_case_is_exact(s->c);
+    for (;; s->emulated = false) {
+        bool applies = false;
+        assay_context ctx = in_low_precision(s);
+        assay_results rounded = {0};
+        require(s, assay_mutant_make(&ctx, &s->trial, &none, &s->noisy, &applies));
+        require(s, assay_results_copy(&s->ctx, &s->noisy, true, &rounded));
+        round_to_storage(s, &rounded);
+        const assay_verdict verdict = verdict_on(s, &rounded);
+        assay_results_free(&rounded);
+        if (verdict == ASSAY_PASS || !s->emulated) break;
+        printf("control %s: %s\n", s->c->name, assay_verdict_name(verdict));
+        assay_results_free(&s->noisy);
+    }
+}
+
+static void start(subject *s, const char *name, const assay_profile *profile, const char *set)
+{
+    int count = 0;
+    char *pattern = (char *)name;
+    *s = (subject){.ctx = assay_context_default(1)};
+    require(s, assay_cases_find(&s->ctx, 1, &pattern, &s->c, &count));
+    char profiles[64];
+    snprintf(profiles, sizeof profiles, "profiles=[%s]", profile->precision.name);
+    require(s, assay_case_set(&s->ctx, s->c, profiles));
+    if (set != NULL) require(s, assay_case_set(&s->ctx, s->c, set));
+    snprintf(s->path, sizeof s->path, "explain-sweep-%d.h5", (int)getpid());
+    require(s, assay_plan_make(&s->ctx, &s->plan, s->c));
+    require(s, assay_golden_write(&s->ctx, &s->plan, s->path, NULL, true));
+    require(s, assay_fixture_open(&s->ctx, s->path, &s->reader));
+    require(s, assay_results_load(&s->ctx, &s->golden, &s->plan, s->reader));
+    s->trial = (assay_trial){.golden = &s->golden, .profile = profile, .false_alarm = 1e-6, .reader = s->reader};
+    s->emulation = (assay_emulation){.precision = profile->precision,
+                                     .storage = profile->storage,
+                                     .multiply = profile->multiply,
+                                     .seed = 20240607};
+    make_noisy(s);
+}
+
+/* Mutants that no case named. */
+static int say_missed(const tally *t)
+{
+    int missed = 0;
+    for (int i = 0; i < assay_mutant_count; i++) {
+        if (t->met[i]) continue;
+        printf("never named: %s\n", assay_mutants[i].name);
+        missed++;
+    }
+    for (int i = 0; i < STRUCTURES; i++) {
+        if (t->seen[i]) continue;
+        printf("never seen by the comparer itself: %s\n", structures[i].mutant);
+        missed++;
+    }
+    return missed;
+}
+
+static void end(subject *s)
+{
+    assay_results_free(&s->noisy);
+    assay_results_free(&s->golden);
+    assay_fixture_close(s->reader);
+    assay_plan_free(&s->plan);
+    assay_cases_free(s->c, 1);
+    unlink(s->path);
+}
+
+/* The mutant's results in low precision. Where experts nearly tie, low precision may choose others: they are those of
+ * the mutant in float64, as the error scales have it for the golden. */
+static void make(subject *s, const assay_mutant *mutant, assay_results *results, bool *applies)
+{
+    assay_context ctx = in_low_precision(s);
+    assay_results exact = {0};
+    assay_trial trial = s->trial;
+    assay_mutant held = *mutant;
+    const bool evaluated = assay_mutant_is_evaluated(mutant) && !mutant->other_seed && !mutant->golden_choice &&
+                           mutant->configure != assay_mutant_one_expert_fewer;
+    if (!assay_mutant_is_evaluated(mutant)) trial.golden = &s->noisy;
+    if (evaluated && mutant->change_inputs != assay_mutant_runner_up) {
+        require(s, assay_mutant_make(&s->ctx, &s->trial, mutant, &exact, applies));
+        if (!*applies) goto done;
+        trial.golden = &exact;
+        held.golden_choice = true;
+    }
+    require(s, assay_mutant_make(&ctx, &trial, &held, results, applies));
+done:
+    assay_results_free(&exact);
+}
+
+static bool has_one_of(const char *text, const char *words)
+{
+    char copy[128], *rest = NULL;
+    snprintf(copy, sizeof copy, "%s", words);
+    for (char *word = strtok_r(copy, "|", &rest); word != NULL; word = strtok_r(NULL, "|", &rest)) {
+        if (strstr(text, word) != NULL) return true;
+    }
+    return false;
+}
+
+/* Whether the comparer's own diagnosis is wrong. */
+static bool is_misread(const char *name, const char *diagnosis, tally *t)
+{
+    for (int i = 0; name != NULL && diagnosis[0] != '\0' && i < STRUCTURES; i++) {
+        if (strcmp(name, structures[i].mutant) != 0) continue;
+        if (!has_one_of(diagnosis, structures[i].words)) return true;
+        t->seen[i] = true;
+    }
+    return false;
+}
+
+/* `name`: what the diagnosis is to say; NULL: that it does not know. */
+static void judge(subject *s, const char *what, const char *name, assay_results *results, bool verbose, tally *t)
+{
+    assay_report report = {0};
+    assay_fixture_reader *candidate = NULL;
+    const assay_profile *profile = s->trial.profile;
+    bool named = false;
+    round_to_storage(s, results);
+    require(s, assay_trial_reader(&s->ctx, results, "candidate", profile, &candidate));
+    require(s, assay_compare(&s->ctx, s->reader, candidate, profile, 1e-6, &report));
+    require(s, assay_explain(&s->ctx, s->reader, candidate, profile, true, &report));
+    for (int i = 0; name != NULL && i < report.explained_count; i++) named |= strcmp(report.explained_by[i], name) == 0;
+    const assay_mutant *mutant = name == NULL ? NULL : assay_mutant_by_name(name);
+    if (mutant != NULL && mutant->worsen != NULL) named |= strstr(report.explanation, name) != NULL;
+    const bool failed = report.verdict == ASSAY_FAIL;
+    const bool wrong = failed && ((!named && report.explained_count > 0) || is_misread(name, report.diagnosis, t));
+    const bool unknown = failed && !named && report.explained_count == 0;
+    t->passed += !failed;
+    t->named += named;
+    if (named) t->met[mutant - assay_mutants] = true;
+    t->unknown += unknown;
+    t->wrong += wrong;
+    if (failed && (verbose || wrong || (unknown && name != NULL))) {
+        printf("%s %s %s: %s%s%s\n", wrong ? "WRONG  " : named ? "named  " : "unknown", s->c->name, what,
+               report.explanation, report.diagnosis[0] != '\0' ? " | " : "", report.diagnosis);
+    }
+    assay_report_free(&report);
+    assay_fixture_close(candidate);
+}
+
+static void try_mutant(subject *s, const assay_mutant *mutant, bool verbose, tally *t)
+{
+    assay_results results = {0};
+    bool applies = false;
+    if (!assay_mutant_is_for(mutant, s->c->op)) return;
+    make(s, mutant, &results, &applies);
+    if (applies) judge(s, mutant->name, mutant->name, &results, verbose, t);
+    assay_results_free(&results);
+}
+
+/* --- candidates that are wrong in a way that no mutant is --- */
+
+static bool is_result(const char *path, const char *folder)
+{
+    return assay_path_in(path, folder) && !assay_path_is_given(path);
+}
+
+static void add_noise(subject *s, assay_results *results)
+{
+    for (int i = 0; i < results->plan->spec_count; i++) {
+        const assay_kept *kept = &results->items[i];
+        char path[2 * ASSAY_PATH_SIZE];
+        snprintf(path, sizeof path, "error_scale/%s/%s", s->trial.profile->precision.name, kept->spec->path);
+        const assay_kept *scale = assay_results_find(&s->golden, path);
+        for (int64_t k = 0; scale != NULL && k < kept->count; k++) {
+            const double uniform = ldexp((double)(assay_random_bits(7, path, (uint64_t)k) >> 11), -53) - 0.5;
+            const double unit = assay_dtype_unit_roundoff(s->trial.profile->storage);
+            kept->values[k] += 50 * sqrt(12.0) * uniform * hypot(scale->values[k], unit * kept->values[k]);
+        }
+    }
+}
+
+/* Outputs negated, gradients doubled: each a mutant. */
+static void mix_two(subject *s, assay_results *results)
+{
+    (void)s;
+    for (int i = 0; i < results->plan->spec_count; i++) {
+        const assay_kept *kept = &results->items[i];
+        const double factor = is_result(kept->spec->path, "outputs")     ? -1.0
+                              : is_result(kept->spec->path, "gradients") ? 2.0
+                                                                         : 1.0;
+        for (int64_t k = 0; kept->values != NULL && k < kept->count; k++) kept->values[k] *= factor;
+    }
+}
+
+/* Weights, or where there are none the first input, of another model. */
+static bool other_weights(const assay_mutation *m)
+{
+    bool changed = false;
+    for (int i = 0; i < m->tensors->plan->spec_count; i++) {
+        assay_kept *kept = &m->tensors->items[i];
+        if (!assay_path_in(kept->spec->path, "weights") || kept->values == NULL || kept->count < 8) continue;
+        for (int64_t k = 0; k < kept->count; k++) {
+            const uint64_t bits = assay_random_bits(11, kept->spec->path, (uint64_t)k);
+            kept->values[k] = ldexp(kept->values[(int64_t)(bits % (uint64_t)kept->count)], bits & 64 ? 0 : -1);
+        }
+        changed = true;
+    }
+    return changed;
+}
+
+static void try_unknown(subject *s, bool verbose, tally *t)
+{
+    static const assay_mutant other = {.name = "other_weights", .change_inputs = other_weights};
+    static const struct {
+        const char *name;
+        void (*change)(subject *s, assay_results *results);
+    } changes[] = {{"noise of 50 deviations", add_noise}, {"two mutants at once", mix_two}};
+    for (size_t i = 0; i <= sizeof changes / sizeof *changes; i++) {
+        assay_results results = {0};
+        bool applies = true;
+        if (i == sizeof changes / sizeof *changes) {
+            make(s, &other, &results, &applies);
+        } else {
+            require(s, assay_results_copy(&s->ctx, &s->noisy, true, &results));
+            changes[i].change(s, &results);
+        }
+        if (applies)
+            judge(s, i == sizeof changes / sizeof *changes ? other.name : changes[i].name, NULL, &results, verbose, t);
+        assay_results_free(&results);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    const char *profile = "bf16", *set = NULL, *only = NULL;
+    bool verbose = false, all = false;
+    tally t = {0};
+    /* "-": cases come as the value of option 1, in their place between the options */
+    for (int letter; (letter = getopt(argc, argv, "-avm:p:s:")) != -1;) {
+        if (letter == 'a') all = true;
+        if (letter == 'v') verbose = true;
+        if (letter == 'm') only = optarg;
+        if (letter == 'p') profile = optarg;
+        if (letter == 's') set = optarg[0] == '\0' ? NULL : optarg;
+        if (letter == '?' || assay_profile_by_name(profile) == NULL) return 2;
+        if (letter != 1) continue;
+        subject s;
+        start(&s, optarg, assay_profile_by_name(profile), set);
+        for (int k = 0; k < assay_mutant_count; k++) {
+            if (only == NULL || strcmp(only, assay_mutants[k].name) == 0)
+                try_mutant(&s, &assay_mutants[k], verbose, &t);
+        }
+        if (only == NULL) try_unknown(&s, verbose, &t);
+        end(&s);
+    }
+    printf("%d candidates fail: %d named, %d not known, %d named wrongly; %d pass\n", t.named + t.unknown + t.wrong,
+           t.named, t.unknown, t.wrong, t.passed);
+    const int missed = all ? say_missed(&t) : 0;
+    return t.wrong > 0 || missed > 0;
+}

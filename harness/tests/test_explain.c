@@ -1,0 +1,322 @@
+/* Which known bug a failed candidate has: named where a mutant explains all of it, and not where none does. The sweep
+ * over all mutants is explain_sweep.c. */
+#include <math.h>
+#include <unistd.h>
+
+#include "harness/explain.h"
+#include "harness/explain_internal.h"
+#include "harness/tests/harness_test.h"
+
+typedef struct fixture {
+    assay_context ctx;
+    char path[64];
+    assay_case *c;
+    assay_plan plan;
+    assay_fixture_reader *reader;
+    assay_results results;
+    assay_trial trial;
+} fixture;
+
+static void start(fixture *f, const char *name, const char *set, const char *profile)
+{
+    *f = (fixture){.ctx = assay_context_default(1)};
+    f->c = case_named(&f->ctx, name, set);
+    snprintf(f->path, sizeof f->path, "explain-%d.h5", (int)getpid());
+    assert_ok(&f->ctx, assay_plan_make(&f->ctx, &f->plan, f->c));
+    assert_ok(&f->ctx, assay_golden_write(&f->ctx, &f->plan, f->path, NULL, true));
+    assert_ok(&f->ctx, assay_fixture_open(&f->ctx, f->path, &f->reader));
+    assert_ok(&f->ctx, assay_results_load(&f->ctx, &f->results, &f->plan, f->reader));
+    f->trial = (assay_trial){
+        .golden = &f->results, .profile = assay_profile_by_name(profile), .false_alarm = 1e-6, .reader = f->reader};
+}
+
+static void end(fixture *f)
+{
+    assay_results_free(&f->results);
+    assay_fixture_close(f->reader);
+    assay_plan_free(&f->plan);
+    assay_cases_free(f->c, 1);
+    unlink(f->path);
+}
+
+/* The mutant's results, or with NULL the golden's. */
+static assay_results make(fixture *f, const char *name)
+{
+    assay_results results = {0};
+    bool applies = true;
+    if (name == NULL) {
+        assert_ok(&f->ctx, assay_results_copy(&f->ctx, &f->results, true, &results));
+    } else {
+        assert_ok(&f->ctx, assay_mutant_make(&f->ctx, &f->trial, assay_mutant_by_name(name), &results, &applies));
+    }
+    assert_true(applies);
+    return results;
+}
+
+static assay_status try_explain(fixture *f, assay_results *results, assay_report *report)
+{
+    assay_status status;
+    assay_fixture_reader *candidate = NULL;
+    *report = (assay_report){0};
+    for (int i = 0; i < results->plan->spec_count; i++) {
+        const assay_kept *kept = &results->items[i];
+        if (kept->values == NULL || assay_path_is_given(kept->spec->path)) continue;
+        assay_dtype_round_many(f->trial.profile->storage, kept->count, kept->values, kept->values);
+    }
+    TRY(assay_trial_reader(&f->ctx, results, "candidate", f->trial.profile, &candidate));
+    TRY(assay_compare(&f->ctx, f->reader, candidate, f->trial.profile, 1e-6, report));
+    TRY(assay_explain(&f->ctx, f->reader, candidate, f->trial.profile, true, report));
+cleanup:
+    assay_fixture_close(candidate);
+    return status;
+}
+
+static assay_report explain(fixture *f, assay_results *results)
+{
+    assay_report report;
+    assert_ok(&f->ctx, try_explain(f, results, &report));
+    assay_results_free(results);
+    return report;
+}
+
+static bool is_named(const assay_report *report, const char *name)
+{
+    for (int i = 0; i < report->explained_count; i++) {
+        if (strcmp(report->explained_by[i], name) == 0) return true;
+    }
+    return false;
+}
+
+static void mutants_are_named(void **state)
+{
+    (void)state;
+    static const char *const names[] = {
+        "zero_results",          "nan_results",    "no_results",          "result_missing",  "other_seed",
+        "gate_up_swapped",       "doubled",        "dx_without_up",       "scaling_twice",   "router_rolled",
+        "nan_last_element",      "truncated",      "stored_coarser",      "columns_swapped", "runner_up_chosen",
+        "zero_weight_gradients", "choice_dropped", "router_gradient_lost"};
+    fixture f;
+    start(&f, "moe/small", "profiles=[bf16]", "bf16");
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        assay_results results = make(&f, names[i]);
+        assay_report report = explain(&f, &results);
+        if (report.verdict == ASSAY_FAIL && !is_named(&report, names[i]))
+            fail_msg("%s: %s", names[i], report.explanation);
+        if (report.verdict == ASSAY_FAIL) assert_true(strncmp(report.explanation, "equals mutant ", 14) == 0);
+        if (report.verdict != ASSAY_FAIL) assert_string_equal(report.explanation, "");
+        assay_report_free(&report);
+    }
+    end(&f);
+}
+
+/* A backend may have the bug in one tensor alone. */
+static void one_tensor_is_enough_where_each_counts(void **state)
+{
+    (void)state;
+    fixture f;
+    start(&f, "mlp/silu", "profiles=[bf16]", "bf16");
+    assay_results results = make(&f, NULL);
+    const assay_kept *y = assay_results_find(&results, "outputs/y");
+    for (int64_t i = 0; i < y->count; i++) y->values[i] *= 2;
+    assay_report report = explain(&f, &results);
+    assert_true(is_named(&report, "doubled"));
+    assay_report_free(&report);
+    /* two tensors, two mutants: neither is claimed */
+    results = make(&f, NULL);
+    y = assay_results_find(&results, "outputs/y");
+    const assay_kept *dx = assay_results_find(&results, "gradients/inputs/x");
+    for (int64_t i = 0; i < y->count; i++) y->values[i] *= 2;
+    for (int64_t i = 0; i < dx->count; i++) dx->values[i] *= -1;
+    report = explain(&f, &results);
+    assert_int_equal(report.explained_count, 0);
+    assert_non_null(strstr(report.explanation, "no known bug explains it"));
+    assay_report_free(&report);
+    end(&f);
+}
+
+/* Gradients by the weights that were given, not by those that the operation read in their place. */
+static void gradients_may_be_pulled_back(void **state)
+{
+    (void)state;
+    fixture f;
+    bool changed = false;
+    start(&f, "mlp/silu", "profiles=[bf16]", "bf16");
+    assay_results as_read = make(&f, "gate_up_swapped"), pulled = make(&f, "gate_up_swapped");
+    const assay_mutant *swapped = assay_mutant_by_name("gate_up_swapped");
+    assert_ok(&f.ctx, assay_mutant_pull_back(&f.ctx, &f.trial, swapped, &pulled, &changed));
+    assert_true(changed);
+    const assay_kept *gate = assay_results_find(&as_read, "gradients/weights/wi_0/kernel");
+    const assay_kept *up = assay_results_find(&pulled, "gradients/weights/wi_1/kernel");
+    const assay_kept *x = assay_results_find(&as_read, "gradients/inputs/x");
+    assert_memory_equal(gate->values, up->values, (size_t)gate->count * sizeof(double));
+    assert_memory_equal(x->values, assay_results_find(&pulled, "gradients/inputs/x")->values,
+                        (size_t)x->count * sizeof(double));
+    assay_report report = explain(&f, &as_read);
+    assert_true(is_named(&report, "gate_up_swapped"));
+    assay_report_free(&report);
+    report = explain(&f, &pulled);
+    assert_true(is_named(&report, "gate_up_swapped"));
+    assay_report_free(&report);
+    end(&f);
+}
+
+/* Rows that lag: two rows read the first one, whose gradients add up, and nobody reads the last. */
+static void pull_back_is_the_transpose(void **state)
+{
+    (void)state;
+    fixture f;
+    bool changed = false;
+    start(&f, "rms_norm/deepseek", "profiles=[f32]", "f32");
+    assay_results as_read = make(&f, "previous_token"), pulled = make(&f, "previous_token");
+    const assay_mutant *lags = assay_mutant_by_name("previous_token");
+    assert_ok(&f.ctx, assay_mutant_pull_back(&f.ctx, &f.trial, lags, &pulled, &changed));
+    assert_true(changed);
+    const assay_kept *from = assay_results_find(&as_read, "gradients/inputs/x");
+    const assay_kept *to = assay_results_find(&pulled, "gradients/inputs/x");
+    const int64_t width = from->spec->shape.dims[from->spec->shape.rank - 1];
+    for (int64_t i = 0; i < from->count; i++) {
+        const double next = i + width < from->count ? from->values[i + width] : 0.0;
+        assert_true(to->values[i] == (i < width ? from->values[i] + next : next));
+    }
+    /* constants have no gradients, and what changes no inputs none to pull back */
+    assert_ok(&f.ctx,
+              assay_mutant_pull_back(&f.ctx, &f.trial, assay_mutant_by_name("norm_scales_missing"), &pulled, &changed));
+    assert_true(changed);
+    const assay_kept *scale = assay_results_find(&pulled, "gradients/weights/scale");
+    for (int64_t i = 0; i < scale->count; i++) assert_true(scale->values[i] == 0.0);
+    assert_ok(&f.ctx,
+              assay_mutant_pull_back(&f.ctx, &f.trial, assay_mutant_by_name("epsilon_other"), &pulled, &changed));
+    assert_false(changed);
+    assay_results_free(&as_read);
+    assay_results_free(&pulled);
+    end(&f);
+}
+
+static void one_wrong_element_is_not_known(void **state)
+{
+    (void)state;
+    fixture f;
+    start(&f, "mlp/silu", "profiles=[f32]", "f32");
+    for (int passes = 0; passes < 2; passes++) {
+        assay_results results = make(&f, passes ? NULL : "gate_up_swapped");
+        const assay_kept *y = assay_results_find(&results, "outputs/y");
+        y->values[7] += 1; /* also on top of a mutant */
+        assay_report report = explain(&f, &results);
+        assert_int_equal(report.verdict, ASSAY_FAIL);
+        assert_int_equal(report.explained_count, 0);
+        assert_non_null(strstr(report.explanation, "no known bug explains it"));
+        assay_report_free(&report);
+    }
+    end(&f);
+}
+
+/* Nothing is said of a candidate that passes, nor of shapes and types; a case that is too large is left out. */
+static void where_nothing_is_said(void **state)
+{
+    (void)state;
+    fixture f;
+    start(&f, "rms_norm/deepseek", "profiles=[bf16]", "bf16");
+    assay_results results = make(&f, NULL);
+    assay_report report = explain(&f, &results);
+    assert_int_equal(report.verdict, ASSAY_PASS);
+    assert_string_equal(report.explanation, "");
+    assay_report_free(&report);
+    assay_fixture_reader *candidate = NULL;
+    const double one = 1.0;
+    assay_memory_tensor y = {.spec = {.path = "outputs/y", .type = ASSAY_BFLOAT16, .shape = assay_shape_of(1, 1)},
+                             .numbers = &one};
+    assert_ok(&f.ctx, assay_fixture_of_memory(&f.ctx, "candidate", 1, &y, &candidate));
+    assert_ok(&f.ctx, assay_compare(&f.ctx, f.reader, candidate, f.trial.profile, 1e-6, &report));
+    assert_ok(&f.ctx, assay_explain(&f.ctx, f.reader, candidate, f.trial.profile, true, &report));
+    assert_string_equal(report.explanation, "");
+    assay_report_free(&report);
+    assay_fixture_close(candidate);
+    end(&f);
+    start(&f, "rms_norm/deepseek", "sequence=20000", "bf16");
+    results = make(&f, "doubled");
+    report = explain(&f, &results);
+    assert_non_null(strstr(report.explanation, "not tried, the case is too large"));
+    assert_int_equal(report.explained_count, 0);
+    assay_report_free(&report);
+    end(&f);
+}
+
+/* A golden without its case: the verdict stands, and the reason is said. */
+static void golden_without_its_case(void **state)
+{
+    (void)state;
+    fixture f;
+    assay_fixture_reader *golden = NULL, *candidate = NULL;
+    assay_report report;
+    start(&f, "rms_norm/deepseek", "profiles=[bf16]", "bf16");
+    assay_results results = make(&f, "zero_outputs");
+    assert_ok(&f.ctx, assay_trial_reader(&f.ctx, &f.results, "golden", NULL, &golden));
+    assert_ok(&f.ctx, assay_trial_reader(&f.ctx, &results, "candidate", f.trial.profile, &candidate));
+    assert_ok(&f.ctx, assay_compare(&f.ctx, golden, candidate, f.trial.profile, 1e-6, &report));
+    assert_ok(&f.ctx, assay_explain(&f.ctx, golden, candidate, f.trial.profile, true, &report));
+    assert_int_equal(report.verdict, ASSAY_FAIL);
+    assert_string_equal(report.explanation, "not tried: the golden has no attribute case_yaml");
+    assert_string_equal(f.ctx.message, "");
+    assay_report_free(&report);
+    assay_results_free(&results);
+    assay_fixture_close(golden);
+    assay_fixture_close(candidate);
+    end(&f);
+}
+
+static void same_for_any_number_of_threads(void **state)
+{
+    (void)state;
+    fixture f;
+    char texts[3][sizeof((assay_report *)NULL)->explanation];
+    const int threads[] = {1, 2, 7};
+    start(&f, "mla/small", "profiles=[f32]", "f32");
+    for (int i = 0; i < 3; i++) {
+        assay_results results = make(&f, "mscale_missing");
+        f.ctx.threads = threads[i];
+        assay_report report = explain(&f, &results);
+        assert_int_equal(f.ctx.threads, threads[i]);
+        snprintf(texts[i], sizeof texts[i], "%s", report.explanation);
+        assay_report_free(&report);
+        f.ctx.threads = 1;
+    }
+    assert_non_null(strstr(texts[0], "mscale_missing"));
+    assert_string_equal(texts[0], texts[1]);
+    assert_string_equal(texts[0], texts[2]);
+    end(&f);
+}
+
+static void failing_allocations(void **state)
+{
+    (void)state;
+    fixture f;
+    start(&f, "rms_norm/one-row", "profiles=[f32]", "f32");
+    for (int64_t n = 0;; n += n < 100 ? 1 : 61) {
+        assay_report report;
+        assay_results results = make(&f, "epsilon_other");
+        assay_fail_allocation(n);
+        const assay_status status = try_explain(&f, &results, &report);
+        assay_fail_allocation(-1);
+        assay_report_free(&report);
+        assay_results_free(&results);
+        if (!assay_allocation_failed()) break;
+        assert_int_equal(status, ASSAY_NO_MEMORY);
+    }
+    end(&f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(mutants_are_named),
+        cmocka_unit_test(one_tensor_is_enough_where_each_counts),
+        cmocka_unit_test(gradients_may_be_pulled_back),
+        cmocka_unit_test(pull_back_is_the_transpose),
+        cmocka_unit_test(one_wrong_element_is_not_known),
+        cmocka_unit_test(where_nothing_is_said),
+        cmocka_unit_test(golden_without_its_case),
+        cmocka_unit_test(same_for_any_number_of_threads),
+        cmocka_unit_test(failing_allocations),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
