@@ -10,7 +10,8 @@ static const struct section {
     assay_status (*run)(assay_context *ctx, bench_report *report);
 } sections[] = {
     {"matmul", bench_matmul},       {"streams", bench_streams},   {"moe", bench_moe},
-    {"attention", bench_attention}, {"fixtures", bench_fixtures}, {"compare", bench_compare},
+    {"attention", bench_attention}, {"ensemble", bench_ensemble}, {"fixtures", bench_fixtures},
+    {"compare", bench_compare},
 };
 enum { SECTIONS = sizeof sections / sizeof *sections };
 

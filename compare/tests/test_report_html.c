@@ -170,6 +170,50 @@ static void out_of_memory_leaves_nothing_behind(void **state)
     close_pair(&p);
 }
 
+/* Each element is in the cell that its row and column have, whatever the sizes. */
+static void cells_of_all_sizes(void **state)
+{
+    static const int64_t sizes[][2] = {{1, 1}, {1, 70001}, {70001, 1}, {503, 131}, {3, 129}, {65, 128}, {70, 257}};
+    (void)state;
+    for (size_t n = 0; n < sizeof sizes / sizeof *sizes; n++) {
+        const int64_t rows = sizes[n][0], columns = sizes[n][1], count = rows * columns;
+        assay_context ctx = {.threads = 1};
+        assay_fixture_reader *golden = NULL, *candidate = NULL;
+        assay_report report = {0};
+        double *zeros = calloc((size_t)count, sizeof *zeros), *values = calloc((size_t)count, sizeof *values);
+        double *scales = calloc((size_t)count, sizeof *scales);
+        float expected[ASSAY_PICTURE_ROWS * ASSAY_PICTURE_COLUMNS] = {0};
+        assert_true(zeros != NULL && values != NULL && scales != NULL);
+        assay_memory_tensor tensors[2] = {
+            {.spec = spec_of("outputs/y", ASSAY_FLOAT64, 2, sizes[n]), .numbers = values},
+            {.spec = spec_of("error_scale/f64/outputs/y", ASSAY_FLOAT64, 2, sizes[n]), .numbers = scales}};
+        const int64_t down = rows < ASSAY_PICTURE_ROWS ? rows : ASSAY_PICTURE_ROWS;
+        const int64_t across = columns < ASSAY_PICTURE_COLUMNS ? columns : ASSAY_PICTURE_COLUMNS;
+        for (int64_t i = 0; i < count; i++) {
+            float *cell = &expected[i / columns * down / rows * across + i % columns * across / columns];
+            scales[i] = 1;
+            values[i] = (double)(i % 7919);
+            if (values[i] > *cell) *cell = (float)values[i];
+        }
+        assert_ok(&ctx, assay_fixture_of_memory(&ctx, "candidate", 1, tensors, &candidate));
+        tensors[0].numbers = zeros;
+        assert_ok(&ctx, assay_fixture_of_memory(&ctx, "golden", 2, tensors, &golden));
+        const assay_profile *profile = assay_profile_by_name("f64");
+        assert_ok(&ctx, assay_compare(&ctx, golden, candidate, profile, 1e-6, &report));
+        assert_ok(&ctx, assay_pictures_draw(&ctx, golden, candidate, profile, &report));
+        assert_int_equal(report.pictures[0]->counted, count);
+        for (int64_t cell = 0; cell < down * across; cell++) {
+            assert_true(fabsf(report.pictures[0]->cells[cell] - expected[cell]) <= 1e-3F);
+        }
+        assay_report_free(&report);
+        assay_fixture_close(golden);
+        assay_fixture_close(candidate);
+        free(zeros);
+        free(values);
+        free(scales);
+    }
+}
+
 /* More tensors than pictures: what is wrong has one all the same. */
 static void pictures_are_limited(void **state)
 {
@@ -212,11 +256,9 @@ static void pictures_are_limited(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(pictures_show_where),
-        cmocka_unit_test(pictures_are_limited),
-        cmocka_unit_test(the_page_shows_what_is_wrong),
-        cmocka_unit_test(many_reports_have_an_index),
-        cmocka_unit_test(out_of_memory_leaves_nothing_behind),
+        cmocka_unit_test(pictures_show_where),        cmocka_unit_test(cells_of_all_sizes),
+        cmocka_unit_test(pictures_are_limited),       cmocka_unit_test(the_page_shows_what_is_wrong),
+        cmocka_unit_test(many_reports_have_an_index), cmocka_unit_test(out_of_memory_leaves_nothing_behind),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
