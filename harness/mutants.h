@@ -16,6 +16,7 @@ typedef struct assay_mutation {
     const assay_profile *profile;
     assay_results *tensors; /* theirs to change; of a result, `written = 0` means: not given */
     int64_t shard;          /* of the mesh, for mutants that differ from shard to shard */
+    bool own_scales;        /* error scales among the tensors are those of the mutated case, to be changed alike */
 } assay_mutation;
 
 /* Each part returns false where it changes nothing: the mutant does not apply to the case. */

@@ -90,15 +90,17 @@ bool assay_mutant_outgrow_residual(const assay_mutation *m)
     return dy == NULL || scale_by(dy, -GROWTH * layers);
 }
 
-static bool shrink_gradient(const assay_mutation *m, assay_kept *tensor)
-{
-    (void)m;
-    return scale_by(tensor, exponent_of(tensor->spec->path));
-}
-
+/* What the factors did to the outputs and to the gradients by scaled weights. */
 bool assay_mutant_shrink_back(const assay_mutation *m)
 {
-    assay_kept *y = assay_results_find(m->tensors, "outputs/y");
-    assay_change_floats(m, "gradients/weights", shrink_gradient);
-    return assay_mutant_no_checkpoints(m) && y != NULL && scale_by(y, -GROWTH * count_layers(m));
+    const int layers = count_layers(m);
+    for (int i = 0; i < m->tensors->plan->spec_count; i++) {
+        assay_kept *tensor = &m->tensors->items[i];
+        const char *path = tensor->spec->path;
+        const bool is_scale = assay_path_in(path, "error_scale");
+        if (tensor->values == NULL || (is_scale && !m->own_scales)) continue;
+        if (assay_path_ends(path, "outputs/y")) scale_by(tensor, -GROWTH * layers);
+        if (strstr(path, "gradients/weights/") != NULL) scale_by(tensor, exponent_of(path));
+    }
+    return assay_mutant_no_checkpoints(m);
 }
