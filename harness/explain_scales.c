@@ -67,7 +67,7 @@ static void grow(const assay_trial *t, const assay_kept *golden, const assay_kep
     }
 }
 
-/* Of results that were computed anew, of other terms than the golden's: errors as usual in the tensor, or as were there. */
+/* Of results that were computed anew, of other terms than the golden's: errors as usual in the tensor, or more. */
 static void renew(const assay_trial *t, const assay_kept *golden, const assay_kept *mutated, double *scales)
 {
     const int64_t width = assay_kept_width(golden);

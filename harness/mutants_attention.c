@@ -26,7 +26,7 @@ static bool blind_rows_to_nan(const assay_mutation *m, const char *path)
     return changed;
 }
 
-/* Divided by their sum of 0. Of what follows only the product with the output's weights sees them: masked queries and
+/* What was divided by a sum of 0. Of what follows only the product with the output's weights sees them: masked queries and
  * keys have no other gradient. */
 bool assay_mutant_nan_blind_rows(const assay_mutation *m)
 {
