@@ -113,7 +113,10 @@ assay_status assay_mutant_expect(assay_context *ctx, const assay_trial *t, const
         const assay_kept *golden = &t->golden->items[i], *mutated = &results->items[i];
         double *scales = scales_of(t, results, mutated->spec->path);
         if (scales == NULL || mutated->written != mutated->count) continue;
-        (truncated ? expect_truncated : coarser ? expect_coarser : mutant->anew ? renew : grow)(t, golden, mutated, scales);
+        (truncated      ? expect_truncated
+         : coarser      ? expect_coarser
+         : mutant->anew ? renew
+                        : grow)(t, golden, mutated, scales);
     }
     return ASSAY_OK;
 }
