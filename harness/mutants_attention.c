@@ -26,8 +26,8 @@ static bool blind_rows_to_nan(const assay_mutation *m, const char *path)
     return changed;
 }
 
-/* Divided by their sum of 0. Of what follows only the product with the output's weights sees them: masked queries and
- * keys have no other gradient. */
+/* What was divided by a sum of 0. Of what follows only the product with the output's weights sees them: masked queries
+ * and keys have no other gradient. */
 bool assay_mutant_nan_blind_rows(const assay_mutation *m)
 {
     if (strcmp(m->c->op, "attention") == 0) return blind_rows_to_nan(m, "outputs/attention_out");
