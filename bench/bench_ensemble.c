@@ -105,13 +105,12 @@ assay_status bench_ensemble(assay_context *ctx, bench_report *report)
     assay_status status = ASSAY_OK;
     bench_result result;
     evaluation e = {0};
+    ctx->threads = 1;
     bench_heading("Error scales from an ensemble of 8 in float32, golden included", "ensemble", "7 goldens", "1/s");
     for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
         TRY(start(ctx, &e, lines[i].name, lines[i].settings));
-        for (ctx->threads = 1; ctx->threads <= 2; ctx->threads++) {
-            TRY(bench_side_by_side(ctx, (bench_work){run_ensemble, &e}, (bench_work){run_goldens, &e}, &result));
-            bench_line(report, lines[i].what, ctx->threads, 1, &result, TARGET);
-        }
+        TRY(bench_side_by_side(ctx, (bench_work){run_ensemble, &e}, (bench_work){run_goldens, &e}, &result));
+        bench_line(report, lines[i].what, ctx->threads, 1, &result, TARGET);
         end(&e);
         e = (evaluation){0};
     }

@@ -53,15 +53,15 @@ static void find_largest(const blocks *b, const emulated_operand *o, int64_t row
     }
 }
 
-static void scale_row(const assay_emulation *emulation, const blocks *b, const emulated_operand *o, int64_t row,
+static void scale_row(const assay_context *ctx, const blocks *b, const emulated_operand *o, int64_t row,
                       const double *scales, double *to)
 {
-    const double *values = o->values + row * o->ld, stretch = emulation->nearest ? 1 : STRETCH;
+    const double *values = o->values + row * o->ld, stretch = ctx->emulation->nearest ? 1 : STRETCH;
     for (int64_t first = 0, j = 0; first < o->columns; first += b->columns, j++) {
         const int64_t end = least(first + b->columns, o->columns);
         for (int64_t i = first; i < end; i++) to[i] = values[i] / scales[j];
     }
-    emulated_to_scaled_grid(emulation, b->type, o->columns, to);
+    emulated_to_scaled_grid(ctx, b->type, o->columns, to);
     for (int64_t first = 0, j = 0; first < o->columns; first += b->columns, j++) {
         const int64_t end = least(first + b->columns, o->columns);
         for (int64_t i = first; i < end; i++) to[i] = values[i] + stretch * (to[i] * scales[j] - values[i]);
@@ -69,14 +69,14 @@ static void scale_row(const assay_emulation *emulation, const blocks *b, const e
 }
 
 /* The rows [first, first + b->rows) of the copy onto their grid. `scales`: a number for each block of columns. */
-static void scale_band(const assay_emulation *emulation, const blocks *b, const emulated_operand *o, double *copy,
+static void scale_band(const assay_context *ctx, const blocks *b, const emulated_operand *o, double *copy,
                        int64_t first, double *scales)
 {
     const int64_t end = least(first + b->rows, o->rows), width = parts(o->columns, b->columns);
     for (int64_t i = 0; i < width; i++) scales[i] = 0;
     for (int64_t row = first; row < end; row++) find_largest(b, o, row, scales);
     for (int64_t i = 0; i < width; i++) scales[i] = scale_of(b, scales[i]);
-    for (int64_t row = first; row < end; row++) scale_row(emulation, b, o, row, scales, copy + row * o->columns);
+    for (int64_t row = first; row < end; row++) scale_row(ctx, b, o, row, scales, copy + row * o->columns);
 }
 
 /* *copy is to be freed; *o becomes the copy. */
@@ -89,7 +89,7 @@ static assay_status scale_operand(assay_context *ctx, const blocks *b, emulated_
     TRY(assay_alloc_f64(ctx, "operand of an emulated product", o->rows * o->columns, copy));
 #pragma omp parallel for num_threads(ctx->threads) if (o->rows * o->columns >= SHARED)
     for (int64_t band = 0; band < bands; band++)
-        scale_band(ctx->emulation, b, o, *copy, band * b->rows, scales + band * width);
+        scale_band(ctx, b, o, *copy, band * b->rows, scales + band * width);
     o->values = *copy;
     o->ld = o->columns;
 cleanup:

@@ -10,7 +10,7 @@ uint64_t emulated_key(const assay_emulation *emulation, uint64_t stream);
 uint64_t emulated_mixed(uint64_t x); /* a hash: 64 random bits from 64 bits */
 
 /* Onto the grid of the type, as block-scaled operands are rounded. */
-void emulated_to_scaled_grid(const assay_emulation *emulation, assay_dtype type, int64_t count, double *values);
+void emulated_to_scaled_grid(const assay_context *ctx, assay_dtype type, int64_t count, double *values);
 
 /* An operand as it lies in memory. */
 typedef struct emulated_operand {

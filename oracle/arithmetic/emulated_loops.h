@@ -1,0 +1,79 @@
+/* The inner loops of the emulated arithmetic, once for each instruction set, and what they share with its other files.
+ * Private to emulated*.c. */
+#ifndef ASSAY_ARITHMETIC_EMULATED_LOOPS_H
+#define ASSAY_ARITHMETIC_EMULATED_LOOPS_H
+
+#include <string.h>
+
+#include "oracle/arithmetic/arithmetic.h"
+
+static inline uint64_t emulated_bits_of(double x)
+{
+    uint64_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+static inline double emulated_value_of(uint64_t bits)
+{
+    double x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+/* The finaliser of SplitMix64 (Steele, Lea and Flood 2014): each bit of x changes each of the result with probability
+ * one half. */
+static inline uint64_t emulated_hash(uint64_t x)
+{
+    x = (x ^ (x >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+    x = (x ^ (x >> 27)) * UINT64_C(0x94d049bb133111eb);
+    return x ^ (x >> 31);
+}
+
+/* Uniform in (-1/2, 1/2), from 24 of 64 random bits. Never nearer than 2^-25 to an end: a number of the grid must not
+ * come halfway to the next one. The bits become the top of a mantissa: no conversion from integers, and no rounding. */
+static inline double emulated_centred(uint64_t random_bits)
+{
+    return emulated_value_of(UINT64_C(0x3ff) << 52 | (random_bits & 0xffffff) << 28) - (1.5 - 0x1p-25);
+}
+
+/* What the loop of stochastic rounding needs of a type. */
+typedef struct emulated_grid {
+    double spacing;       /* of the numbers above a power of two, relative to it */
+    double least, max;    /* the least spacing; the largest finite number */
+    double limit, beyond; /* what is above `limit` becomes that first; what is above max becomes `beyond` */
+    double normal;        /* from here on up to max a number of the grid is one without a bit in `below` */
+    uint64_t below;
+} emulated_grid;
+
+/* How values are rounded somewhere, and with which draws. */
+typedef struct emulated_rounder {
+    enum { EMULATED_TO_GRID, EMULATED_TO_NEIGHBOUR, EMULATED_RELATIVE, EMULATED_NOTHING } way;
+    uint64_t key;
+    emulated_grid grid;
+    double dither;  /* to the grid: 1 stochastic, 0 to nearest */
+    double largest; /* relative: the largest error */
+} emulated_rounder;
+
+/* Variance of the error of an element c: whole c^2 + spread sum a^2 sum b^2; its mean is -mean c. */
+typedef struct emulated_sum_error {
+    double whole, spread, mean;
+} emulated_sum_error;
+
+typedef struct emulated_loops {
+    /* to[i]: from[i] rounded. They may be the same. */
+    void (*round)(const emulated_rounder *r, int64_t count, const double *from, double *to);
+    /* Whether all of them are normal numbers of the grid, or zero. */
+    bool (*are_on_grid)(const emulated_grid *g, int64_t count, const double *values);
+    /* A row of a product; of_a: spread times its row's sum of squares; of_b [count]: those of the columns. */
+    void (*add_sum_error)(const emulated_sum_error *e, uint64_t key, int64_t count, double *c, double of_a,
+                          const double *of_b);
+} emulated_loops;
+
+const emulated_loops *emulated_loops_for(assay_isa isa);
+extern const emulated_loops emulated_loops_scalar;
+#ifdef __x86_64__
+extern const emulated_loops emulated_loops_avx2, emulated_loops_avx512;
+#endif
+
+#endif
