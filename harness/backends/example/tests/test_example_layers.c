@@ -278,7 +278,6 @@ static void every_bug_shows(void **state)
         {"rope_phase_bf16", &ROPE_LATE},
         {"latent_epsilon", &small_latents},
         {"lse_base_2", &ATTENTION},
-        {"lse_base_2", &MLA},
         {"dv_narrow_heads", &ATTENTION},
         {"masked_rows_nan", &ATTENTION},
         {"masked_rows_nan", &MLA},
