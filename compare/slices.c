@@ -66,7 +66,8 @@ void assay_statistic_text(const assay_tensor_result *result, int statistic, char
         snprintf(text, ASSAY_SLICE_TEXT, "%.6g times the golden, a correct implementation 1%+.3g to 1%+.3g",
                  1 + s->value, s->least, s->most);
     } else {
-        snprintf(text, ASSAY_SLICE_TEXT, "%.3g of the errors are positive, of a correct implementation %.3g to %.3g",
-                 0.5 + s->value, fmax(0.5 + s->least, 0), fmin(0.5 + s->most, 1));
+        snprintf(text, ASSAY_SLICE_TEXT,
+                 "positive errors are %.3g of all more than negative ones, of a correct implementation %.3g to %.3g",
+                 2 * s->value, fmax(2 * s->least, -1), fmin(2 * s->most, 1));
     }
 }

@@ -11,6 +11,9 @@
 /* The logarithm of an RMS of 0. */
 #define LEAST_RMS 0x1p-60
 
+/* Errors below this share of a deviation have no sign: a backend that rounds less than its profile may err to one side. */
+#define LEAST_SIGNED 0x1p-6
+
 enum { PIECE = 512 }; /* elements at a time */
 
 int assay_statistics_count(const assay_shape *shape)
@@ -150,8 +153,8 @@ static inline void add_element(assay_statistics_pass *pass, const piece *p, int6
     pass->signed_sum[lane] += r;
     pass->products[lane] += r * size;
     pass->weights[lane] += size * size;
-    pass->positive[lane] += r > 0 ? 1 : 0;
-    pass->negative[lane] += r < 0 ? 1 : 0;
+    pass->positive[lane] += r > LEAST_SIGNED ? 1 : 0;
+    pass->negative[lane] += r < -LEAST_SIGNED ? 1 : 0;
 }
 
 /* Elements of one row. An element's lane is that of its column, so that pieces make no difference. */
@@ -235,10 +238,8 @@ void assay_statistics_finish(const assay_statistics_pass *pass, assay_statistics
         found->values[ASSAY_STATISTIC_SLOPE] = add_lanes(pass->products) / weights;
         found->least_spreads[ASSAY_STATISTIC_SLOPE] = rms / sqrt(weights);
     }
-    if (signs > 0) {
-        found->values[ASSAY_STATISTIC_SIGN] = positive / signs - 0.5;
-        found->least_spreads[ASSAY_STATISTIC_SIGN] = 0.5 / sqrt(signs);
-    }
+    found->values[ASSAY_STATISTIC_SIGN] = (positive - 0.5 * signs) / pass->count;
+    found->least_spreads[ASSAY_STATISTIC_SIGN] = 0.5 * sqrt(signs) / pass->count;
     set_size(found, ASSAY_STATISTIC_ROW, pass->worst_row, pass->worst_row_count, pass->worst_row_index);
     if (last >= 0 && axis_is_summed(shape, last)) {
         set_largest(found, ASSAY_STATISTIC_TILE, pass->squares[last], pass->counts[last], shape->dims[last],

@@ -12,7 +12,7 @@ typedef enum assay_statistic {
     ASSAY_STATISTIC_SIZE,  /* RMS of r */
     ASSAY_STATISTIC_BIAS,  /* mean of r */
     ASSAY_STATISTIC_SLOPE, /* of candidate on golden, weighted by 1 / deviation^2, minus 1 */
-    ASSAY_STATISTIC_SIGN,  /* positive errors' share of those that are not 0, minus 1/2 */
+    ASSAY_STATISTIC_SIGN,  /* half of positive errors less negative ones, over all; those below 2^-6 deviations have none */
     ASSAY_STATISTIC_ROW,   /* RMS of r over all indices of the last axis, in the row with the largest */
     ASSAY_STATISTIC_TILE,  /* over 128 indices of the last axis and all of the others, in the tile with the largest */
     ASSAY_STATISTIC_AXIS   /* and one for each axis: over one of its indices, the one with the largest */

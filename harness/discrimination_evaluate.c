@@ -285,7 +285,8 @@ assay_status assay_mutant_make(assay_context *ctx, const assay_trial *t, const a
                                assay_results *candidate, bool *applies)
 {
     assay_status status;
-    const assay_mutation m = {.c = t->golden->plan->c, .profile = t->profile, .tensors = candidate};
+    const assay_mutation m = {
+        .c = t->golden->plan->c, .profile = t->profile, .tensors = candidate, .own_scales = t->scales};
     TRY(assay_results_copy(ctx, t->golden, true, candidate));
     *applies = true;
     if (assay_mutant_is_evaluated(mutant)) TRY(assay_mutant_evaluate(ctx, t, mutant, candidate, applies));

@@ -67,6 +67,19 @@ static void grow(const assay_trial *t, const assay_kept *golden, const assay_kep
     }
 }
 
+/* Of results that were computed anew, of other terms than the golden's: errors as usual in the tensor, or more. */
+static void renew(const assay_trial *t, const assay_kept *golden, const assay_kept *mutated, double *scales)
+{
+    const int64_t width = assay_kept_width(golden);
+    const double size = rms_of(golden->values, golden->count), error = rms_of(scales, golden->count);
+    grow(t, golden, mutated, scales);
+    for (int64_t row = 0; size > 0.0 && row + width <= golden->count; row += width) {
+        const double usual = error / size * rms_of(mutated->values + row, width);
+        for (int64_t i = row; isfinite(usual) && i < row + width; i++)
+            scales[i] = assay_dtype_round(ASSAY_FLOAT32, fmax(scales[i], usual), false);
+    }
+}
+
 /* Truncation depends on the last bit that is left; what it does on average does not: a unit less, give or take one. */
 static void expect_truncated(const assay_trial *t, const assay_kept *golden, const assay_kept *mutated, double *scales)
 {
@@ -100,7 +113,10 @@ assay_status assay_mutant_expect(assay_context *ctx, const assay_trial *t, const
         const assay_kept *golden = &t->golden->items[i], *mutated = &results->items[i];
         double *scales = scales_of(t, results, mutated->spec->path);
         if (scales == NULL || mutated->written != mutated->count) continue;
-        (truncated ? expect_truncated : coarser ? expect_coarser : grow)(t, golden, mutated, scales);
+        (truncated      ? expect_truncated
+         : coarser      ? expect_coarser
+         : mutant->anew ? renew
+                        : grow)(t, golden, mutated, scales);
     }
     return ASSAY_OK;
 }

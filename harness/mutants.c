@@ -202,6 +202,8 @@ const assay_mutant assay_mutants[] = {
     {"rope_key_missing", "the part of the key that is rotated is zero", "50", LATENT, "mla", INPUTS(zero_rope_key)},
     {"kv_norm_scale_missing", "the scale of the latent norm of keys and values is left out", "52", LATENT, "",
      INPUTS(unit_kv_norm)},
+    {"kv_norm_missing", "the latent norm of keys and values is left out", "52", LATENT, "", INPUTS(no_kv_norm),
+     RESULTS(no_checkpoints)},
     {"q_norm_scale_missing", "the scale of the latent norm of queries is left out", "52", LATENT, "",
      INPUTS(unit_q_norm)},
     {"norm_scales_missing", "every norm is without its scale", "52", NORMED, "rms_norm", INPUTS(unit_norms)},
@@ -209,12 +211,18 @@ const assay_mutant assay_mutants[] = {
     {"mask_off_by_one", "keys and values of the token before", "55", "attention", "attention", INPUTS(shift_keys)},
     {"segments_ignored", "tokens see other documents", "55", ATTENDING, "attention", INPUTS(one_segment)},
     {"padding_not_masked", "tokens see padding", "55, 57", ATTENDING, "", CONFIG(padding_unmasked)},
+    {"next_key_seen", "queries see the key after their own", "55", "attention", "attention", .anew = true,
+     RESULTS(see_next_key)},
+    {"blind_rows_nan", "rows that see no key are NaN", "55", "attention mla", "attention mla", RESULTS(nan_blind_rows)},
     {"heads_rolled", "queries belong to the head before", "54", ATTENDING, "", INPUTS(roll_heads)},
     {"lse_in_base_2", "the log-sum-exp is in base 2", "53", "attention", "attention", RESULTS(base_2_lse)},
     {"functions_in_bf16", "exponentials, norms and phases in bfloat16", "51", WITH_FUNCTIONS, "", .golden_choice = true,
      .worsen = functions_in_bf16},
     {"previous_token", "inputs of the row before", "21, 60", WITH_X, "rms_norm routing mlp moe mla permute",
      INPUTS(previous_token)},
+
+    {"residual_missing", "the second addition of a layer is left out", "", LAYERS, LAYERS, INPUTS(outgrow_residual),
+     RESULTS(shrink_back)},
 
     /* training state */
     {"balance_loss_missing", "the balance loss is zero", "57", ROUTED, "routing moe", RESULTS(zero_balance_loss)},
@@ -299,7 +307,7 @@ const char *assay_mutant_way(const assay_mutant *mutant)
 bool assay_mutant_is_evaluated(const assay_mutant *mutant)
 {
     return mutant->configure != NULL || mutant->change_inputs != NULL || mutant->worsen != NULL ||
-           mutant->lost_weight != NULL || mutant->other_seed;
+           mutant->lost_weight != NULL || mutant->other_seed || mutant->anew;
 }
 
 /* Whether the word stands in the list. */

@@ -16,6 +16,7 @@ typedef struct assay_mutation {
     const assay_profile *profile;
     assay_results *tensors; /* theirs to change; of a result, `written = 0` means: not given */
     int64_t shard;          /* of the mesh, for mutants that differ from shard to shard */
+    bool own_scales;        /* error scales among the tensors are those of the mutated case, to be changed alike */
 } assay_mutation;
 
 /* Each part returns false where it changes nothing: the mutant does not apply to the case. */
@@ -35,6 +36,7 @@ typedef struct assay_mutant {
     bool (*change_inputs)(const assay_mutation *m);
     bool (*worsen)(const assay_profile *profile, assay_emulation *emulation);
     const char *lost_weight; /* what flows back through a kernel of this name is lost; NULL */
+    bool anew; /* the case is evaluated though unchanged: change_results computes results, and does not move them */
     bool (*change_results)(const assay_mutation *m); /* the golden's, or those that the rest gave */
 } assay_mutant;
 
@@ -65,7 +67,8 @@ bool assay_mutant_is_required(const assay_mutant *mutant, const char *op);
         X(unit_norms) X(shift_positions) X(zero_positions) X(round_positions) X(one_segment) X(zero_last_rows)         \
             X(previous_token) X(scale_shared_expert) X(zero_biases) X(double_down_bias) X(unit_expert_scales)          \
                 X(shift_keys) X(scale_query) X(move_group_row) X(roll_groups) X(runner_up) X(reverse_choices)          \
-                    X(unit_weights) X(roll_heads) X(zero_rope_key) X(first_id) X(zero_router) X(scale_from_hidden)
+                    X(unit_weights) X(roll_heads) X(zero_rope_key) X(first_id) X(zero_router) X(scale_from_hidden) \
+                        X(no_kv_norm) X(outgrow_residual)
 /* mutants_mesh.c, mutants_shard_rows.c */
 #define ASSAY_MUTANT_MESH(X)                                                                                           \
     X(global_ids)                                                                                                      \
@@ -87,7 +90,8 @@ bool assay_mutant_is_required(const assay_mutant *mutant, const char *op);
                     X(zero_last_expert_rows) X(double_last_expert) X(zero_last_head) X(zero_last_batch)                \
                         X(truncate_values) X(coarser_values) X(base_2_lse) X(integers_off_by_one) X(roll_integers)     \
                             X(zero_balance_loss) X(negate_bias_updates) X(swap_expert_rows) X(zero_last_columns)       \
-                                X(nan_empty_experts)
+                                X(nan_empty_experts) X(no_checkpoints) X(see_next_key) X(nan_blind_rows)               \
+                                    X(shrink_back)
 
 #define X(name) bool assay_mutant_##name(assay_case *c);
 ASSAY_MUTANT_CONFIGS(X)

@@ -6,13 +6,14 @@ import json
 import multiprocessing
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "harness/backends/numpy")]
 
 import self_test  # noqa: E402
 from cases import CASES, FP8, QUICK  # noqa: E402
-from runs import knows, perform, tasks  # noqa: E402
+from runs import catalogue, knows, perform, tasks  # noqa: E402
 from table import markdown, run_rejected  # noqa: E402
 
 SELF_TEST_LIMIT = 1e-9
@@ -21,8 +22,9 @@ SELF_TEST_LIMIT = 1e-9
 def options():
     parser = argparse.ArgumentParser(prog="ci/power", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one case of each operation, few runs")
+    parser.add_argument("--all", action="store_true", help="every case of the catalogue that the kernels have, without mutants")
     parser.add_argument("--self-test", action="store_true", help="only: roundings, and kernels in float64 against goldens")
-    parser.add_argument("--cases", default="*", metavar="PATTERN", help="only those cases of the study")
+    parser.add_argument("--cases", default="*", metavar="PATTERN", help="only those of the cases")
     parser.add_argument("--runs", type=int, metavar="N", help="correct runs of each case and profile (28; quick: 3)")
     parser.add_argument("--output", metavar="FOLDER", help="where power.json goes, with every run")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes (all cores)")
@@ -46,7 +48,7 @@ def problems(made, mutants):
     """What makes the study fail, a line each."""
     for task in made:
         if not task["self_test"] <= SELF_TEST_LIMIT:
-            yield f"{task['case']}: the kernel in float64 is {task['self_test']:.1e} from the golden"
+            yield f"{task['case']} seed {task['seed']}: the kernel in float64 is {task['self_test']:.1e} from the golden"
         for r in task["runs"]:
             if run_rejected(r):
                 yield f"{r['case']} seed {r['seed']} {r['profile']} variant {r['number']}: a correct run is rejected"
@@ -58,7 +60,8 @@ def problems(made, mutants):
 def main():
     o = options()
     self_test.check()
-    names = [c for c in (QUICK if o.quick else CASES) if fnmatch.fnmatch(c, o.cases)]
+    chosen = QUICK if o.quick else catalogue(o.assay) if o.all else CASES
+    names = [c for c in chosen if fnmatch.fnmatch(c, o.cases)]
     if not names:
         sys.exit(f"ci/power: no case of the study matches {o.cases}")
     runs = o.runs if o.runs is not None else 3 if o.quick else 28
@@ -66,10 +69,13 @@ def main():
     skipped = [] if fp8 else [f"Not run: profile {FP8}, which this assay does not have.", ""]
     if not knows(o.assay, "certify", "--write"):
         skipped += ["Not judged by the peers' rules: mutants, which this assay does not write.", ""]
-    work = tasks(o.assay, names, 1 if o.self_test else runs, fp8, not o.self_test)
+    work = tasks(o.assay, names, 1 if o.self_test else runs, fp8, not (o.self_test or o.all))
     if o.self_test:
-        work = [type(t)(**{**vars(t), "variants": ()}) for t in work]
-    made = perform_all(work, o.jobs)
+        work = [replace(t, variants=()) for t in work]
+    done = perform_all(work, o.jobs)
+    made = [t for t in done if "unsupported" not in t]
+    if left := sorted({t["case"] for t in done} - {t["case"] for t in made}):
+        skipped += [f"{len(left)} cases are not among those of the kernels.", ""]
     all_runs, mutants = [r for t in made for r in t["runs"]], [m for t in made for m in t["mutants"]]
     found = list(problems(made, mutants))
     if o.output:

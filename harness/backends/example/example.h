@@ -19,13 +19,13 @@
 
 /*    code, name, number in the list of bugs that real implementations had (0: not in it), what is wrong */
 #define BUG_TABLE(X)                                                                                                   \
-    X(BIASED_WEIGHTS, "biased_weights", 1, "weights gathered from the biased scores")                                  \
+    X(BIASED_WEIGHTS, "biased_weights", 1, "weights from the biased scores and not divided, as V2 has them")           \
     X(GROUP_FILL_ZERO, "group_fill_zero", 3, "experts of masked groups count as 0: more than a negative score")        \
     X(GROUP_SCORE_OTHER, "group_score_other", 4, "groups ranked by their maximum, not their top two, or reversed")     \
     X(NO_RENORMALISATION, "no_renormalisation", 6, "the chosen weights are not divided by their sum")                  \
     X(SCALING_TWICE, "scaling_twice", 8, "routed_scaling_factor applied twice")                                        \
     X(EMPTY_EXPERT_UNWRITTEN, "empty_expert_unwritten", 25, "weight gradients of experts without tokens left alone")   \
-    X(LAST_TILE_DROPPED, "last_tile_dropped", 28, "a product's summed axis cut to a multiple of 16")                   \
+    X(LAST_TILE_DROPPED, "last_tile_dropped", 28, "the down product lacks what is beyond the last whole tile of 16")   \
     X(GATE_UP_SWAPPED, "gate_up_swapped", 34, "the activation applied to the other branch")                            \
     X(DX_WITHOUT_UP, "dx_without_up", 41, "the gradient of x lacks the up branch")                                     \
     X(MSCALE_MISSING, "mscale_missing", 46, "the softmax scale lacks its factor m^2")                                  \

@@ -136,7 +136,7 @@ static void backward_row(const head *h, int64_t tile, int64_t i, const head_grad
     if (!scores_of(p, h, i, tile)) return;
     row_times_tile(ds, d_out, h->values_across, v_dim);
     for (int64_t j = 0; j < TILE; j++) {
-        p[j] = expf(p[j] - lse_of(h)[i]);
+        p[j] = h->bug == LSE_BASE_2 ? exp2f(p[j] * LOG2_E - lse_of(h)[i]) : expf(p[j] - lse_of(h)[i]);
         ds[j] = p[j] * (ds[j] - through);
     }
     round_bf16(p, TILE);

@@ -148,7 +148,9 @@ static void key_value_backward(example *e, mla *m, float *d_x, const float *d_ke
     }
     linear_backward(d_latent, gradient(e, m->weights, "wkv_b/kernel", 0), d_kv, m->c_kv, m->wkv_b, T, m->kv_rank,
                     N * both);
-    norm_backward(d_kv_a, gradient(e, m->weights, "kv_norm/scale", 0), d_latent, &m->kv_norm);
+    float *d_scale = gradient(e, m->weights, "kv_norm/scale", 0);
+    norm_backward(d_kv_a, d_scale, d_latent, &m->kv_norm);
+    if (e->bug == KV_NORM_OMITTED && d_scale != NULL) memset(d_scale, 0, (size_t)m->kv_rank * sizeof *d_scale);
     for (int64_t t = 0; t < T; t++) {
         float *d = d_kv_a + t * latent;
         if (e->bug == KV_NORM_OMITTED) memcpy(d, d_latent + t * m->kv_rank, (size_t)m->kv_rank * sizeof *d);

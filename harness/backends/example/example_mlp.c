@@ -38,16 +38,25 @@ void mlp_take(example *e, mlp *m)
     m->h = take(e, m->rows * m->hidden), m->o = take(e, m->rows * m->emb);
 }
 
+/* LAST_TILE_DROPPED: of h, or of its gradient. */
+static void drop_tile(const mlp *m, float *h)
+{
+    const int64_t H = m->hidden, kept = m->bug == LAST_TILE_DROPPED ? H / 16 * 16 : H;
+    for (int64_t i = 0; i < m->rows * H; i++)
+        if (i % H >= kept) h[i] = 0;
+}
+
 void mlp_forward(const mlp *m)
 {
-    const int64_t D = m->emb, H = m->hidden, tile = m->bug == LAST_TILE_DROPPED ? 16 : 1;
-    product(m->a, H, m->rows, H, D / tile * tile, (matrix){m->x, D, 1}, (matrix){m->wi_0, m->wi_row, 1});
-    product(m->b, H, m->rows, H, D / tile * tile, (matrix){m->x, D, 1}, (matrix){m->wi_1, m->wi_row, 1});
+    const int64_t D = m->emb, H = m->hidden;
+    product(m->a, H, m->rows, H, D, (matrix){m->x, D, 1}, (matrix){m->wi_0, m->wi_row, 1});
+    product(m->b, H, m->rows, H, D, (matrix){m->x, D, 1}, (matrix){m->wi_1, m->wi_row, 1});
     round_bf16(m->a, m->rows * H);
     round_bf16(m->b, m->rows * H);
     for (int64_t i = 0; i < m->rows * H; i++) m->h[i] = m->a[i] * sigmoid(m->a[i]) * m->b[i];
     round_bf16(m->h, m->rows * H);
-    product(m->o, D, m->rows, D, H / tile * tile, (matrix){m->h, H, 1}, (matrix){m->wo, D, 1});
+    drop_tile(m, m->h);
+    product(m->o, D, m->rows, D, H, (matrix){m->h, H, 1}, (matrix){m->wo, D, 1});
     round_bf16(m->o, m->rows * D);
 }
 
@@ -57,6 +66,7 @@ void mlp_backward(example *e, const mlp *m, float *d_x)
     const int64_t D = m->emb, H = m->hidden, rows = m->rows;
     float *d_h = take(e, rows * H), *d_x_up = take(e, rows * D);
     product(d_h, H, rows, H, D, (matrix){m->d_o, D, 1}, (matrix){m->wo, 1, D});
+    drop_tile(m, d_h);
     for (int64_t i = 0; i < rows * H; i++) {
         const float a = m->a[i], s = sigmoid(a);
         m->a[i] = d_h[i] * m->b[i] * s * (1 + a * sigmoid(-a));

@@ -143,10 +143,13 @@ void routing_set_up(example *e, moe *m)
     m->sigmoid = is(request, "routed_score_func", "sigmoid");
     m->softmax = is(request, "routed_score_func", "softmax");
     m->deepseek = is(request, "decoder_block", "deepseek");
-    const bool deepseek2 = is(request, "model_name", "") ? m->softmax && !has_bias
-                                                         : strncmp(setting(request, "model_name"), "deepseek2", 9) == 0;
-    m->weights_from_biased = !m->deepseek || deepseek2 || m->bug == BIASED_WEIGHTS;
-    m->divide = (m->deepseek ? m->sigmoid : is(request, "norm_topk_prob", "true")) && m->bug != NO_RENORMALISATION;
+    const bool named_deepseek2 = is(request, "model_name", "")
+                                     ? m->softmax && !has_bias
+                                     : strncmp(setting(request, "model_name"), "deepseek2", 9) == 0;
+    const bool deepseek2 = named_deepseek2 || m->bug == BIASED_WEIGHTS;
+    m->weights_from_biased = !m->deepseek || deepseek2;
+    m->divide = (m->deepseek ? m->sigmoid && !deepseek2 : is(request, "norm_topk_prob", "true")) &&
+                m->bug != NO_RENORMALISATION;
     m->factor = m->deepseek ? (float)number(request, "routed_scaling_factor") : 1;
     m->factor *= m->bug == SCALING_TWICE ? m->factor : 1;
     const bool grouped = m->deepseek && number(request, "n_routing_groups") > 0;

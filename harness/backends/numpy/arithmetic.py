@@ -51,6 +51,7 @@ def variant(number):
         return VARIANTS[number]
     random = np.random.Generator(np.random.PCG64(number))
     drawn = {name: values[random.integers(len(values))] for name, values in CHOICES.items()}
+    drawn["block"] = CHOICES["block"][number % len(CHOICES["block"])]  # what matters most, in turn
     return replace(PLAIN, name=f"drawn-{number}", **drawn)
 
 

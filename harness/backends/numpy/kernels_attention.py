@@ -108,7 +108,9 @@ def attention(ar, s, query, key, value, segment_ids, scale=None):
     def back(d_out, d_lse=None):
         d_out = turned(d_out)
         dp = ar.product(d_out, across(value))
-        through = ar.sum(d_out * out) if ar.variant.backward == "delta" else ar.sum(p * dp)
+        # probabilities from the log-sum-exp add up to 1 but for its rounding, which only the first form takes out again
+        flash = ar.variant.backward == "delta" or ar.variant.softmax == "online"
+        through = ar.sum(d_out * out) if flash else ar.sum(p * dp)
         if d_lse is not None:
             through = through - d_lse
         ds = p * (dp - through[..., None])
