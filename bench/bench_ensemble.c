@@ -82,7 +82,7 @@ static void end(evaluation *e)
     assay_results_free(&e->given);
     assay_plan_free(&e->ensemble);
     assay_plan_free(&e->golden);
-    assay_cases_free(e->c, 1);
+    assay_cases_free(e->c, e->c != NULL);
 }
 
 static const struct {
