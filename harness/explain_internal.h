@@ -4,10 +4,6 @@
 
 #include "harness/discrimination_trial.h"
 
-/* How a mutant by changed inputs came out: its gradients are by the inputs as the operation read them, or by those that
- * were given, through the change. */
-typedef enum assay_variant { ASSAY_AS_READ, ASSAY_PULLED_BACK } assay_variant;
-
 /* What a candidate gives, in memory. NaN is written as infinity, on both sides: to the comparer a NaN that is expected
  * is no number to compare, here it is one to be found. */
 typedef struct assay_given_results {
@@ -19,9 +15,9 @@ assay_status assay_given_results_load(assay_context *ctx, const assay_results *g
                                       assay_given_results *given);
 void assay_given_results_free(assay_given_results *given); /* safe on a zeroed struct */
 
-/* Whether the candidate is the mutant's: `results` are its, and become what the comparer takes for a golden. `plain`:
- * the report of the comparison with the golden. *residual: the RMS of error / deviation over all tensors. Error scales are those of
- * the results where the trial has such, else carried over from the golden. */
+/* Whether the candidate is the mutant's: `results` are its, and become what the comparer takes for a golden, with their
+ * own error scales where the trial has such, else those of the golden carried over. `plain`: the report of the
+ * comparison with the golden. *residual: the RMS of error / deviation over all tensors. */
 assay_status assay_hypothesis_hold(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
                                    const assay_given_results *given, const assay_report *plain, assay_results *results,
                                    bool *holds, double *residual);
@@ -31,8 +27,8 @@ assay_status assay_hypothesis_hold(assay_context *ctx, const assay_trial *t, con
 assay_status assay_mutant_expect(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
                                  assay_results *results);
 
-/* Of a mutant by a worse arithmetic, whose errors are drawn anew by every backend: whether those of the candidate are as
- * large as the mutant's in every tensor. *ratio: the RMS of the one over that of the other. */
+/* Of a mutant by a worse arithmetic, whose errors are drawn anew by every backend: whether those of the candidate are
+ * as large as the mutant's in every tensor. *ratio: the RMS of the one over that of the other. */
 assay_status assay_noise_hold(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
                               const assay_given_results *given, bool *holds, double *ratio);
 

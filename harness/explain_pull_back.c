@@ -1,6 +1,6 @@
 /* The chain rule through a mutant's change of its inputs. Every such change is a selection: each number that the
- * operation reads is a factor times one number that was given, plus a constant. Three probes tell which: what becomes of
- * zeros, of ones, and of numbers that say where they come from. */
+ * operation reads is a factor times one number that was given, plus a constant. Three probes tell which: what becomes
+ * of zeros, of ones, and of numbers that say where they come from. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -98,6 +98,7 @@ static void expect_coarser(const assay_trial *t, const assay_kept *golden, const
     const double unit = assay_dtype_unit_roundoff(type), least = assay_dtype_least_subnormal(type);
     for (int64_t i = 0; i < golden->count; i++) {
         const double rounding = fmax(unit * fabs(golden->values[i]), least / 2) / sqrt(3.0);
+        if (!isfinite(mutated->values[i])) continue; /* beyond its range */
         mutated->values[i] = golden->values[i];
         scales[i] = assay_dtype_round(ASSAY_FLOAT32, hypot(scales[i], rounding), false);
     }

@@ -3,12 +3,12 @@
 
 #include "harness/mutants_tensors.h"
 
-/* Towards zero. The grid's next number is one relative step of twice the unit roundoff away at most. */
+/* Towards zero. With the unit roundoff u the grid's next number is 2u 2^e away from one of [2^e, 2^(e + 1)). */
 static bool truncate(const assay_mutation *m, assay_kept *tensor)
 {
     const assay_dtype type = m->profile->storage;
     if (type == ASSAY_FLOAT64) return false;
-    const double step = assay_dtype_unit_roundoff(type), least = assay_dtype_least_subnormal(type);
+    const double unit = assay_dtype_unit_roundoff(type), least = assay_dtype_least_subnormal(type);
     for (int64_t i = 0; i < tensor->count; i++) {
         const double value = tensor->values[i], nearest = assay_dtype_round(type, value, false);
         if (!isfinite(value) || fabs(nearest) <= fabs(value)) {
@@ -16,7 +16,7 @@ static bool truncate(const assay_mutation *m, assay_kept *tensor)
             continue;
         }
         /* rounded away from zero: take off a little more than half of a step, and round again */
-        const double less = fmax(0.0, fabs(nearest) - fmax(1.5 * step * fabs(nearest) / 2, 0.75 * least));
+        const double less = fmax(0.0, fabs(nearest) - fmax(1.01 * unit * fabs(nearest), 0.75 * least));
         tensor->values[i] = copysign(assay_dtype_round(type, less, false), value);
     }
     return true;

@@ -185,7 +185,9 @@ static void make(subject *s, const assay_mutant *mutant, assay_results *results,
     assay_mutant held = *mutant;
     const bool evaluated = assay_mutant_is_evaluated(mutant) && !mutant->other_seed && !mutant->golden_choice &&
                            mutant->configure != assay_mutant_one_expert_fewer;
-    if (!assay_mutant_is_evaluated(mutant)) trial.golden = &s->noisy;
+    /* what is stored by the emulated arithmetic lies on the grid already, and nothing would be left to cut off */
+    const bool truncated = mutant->change_results == assay_mutant_truncate_values;
+    if (!assay_mutant_is_evaluated(mutant) && !truncated) trial.golden = &s->noisy;
     if (evaluated && mutant->change_inputs != assay_mutant_runner_up) {
         require(s, assay_mutant_make(&s->ctx, &s->trial, mutant, &exact, applies));
         if (!*applies) goto done;

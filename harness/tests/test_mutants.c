@@ -1,4 +1,5 @@
 /* The table of mutants: well-formed, as docs/mutants.md has it, and each applies to every operation that it names. */
+#include <math.h>
 #include <stdlib.h>
 
 #include "compare/profile.h"
@@ -198,11 +199,44 @@ static void each_applies_to_its_operations(void **state)
     }
 }
 
+/* Cut off: on the grid, not beyond the value, and the next number of the grid is. */
+static void truncated_is_towards_zero(void **state)
+{
+    (void)state;
+    assay_context ctx = assay_context_default(1);
+    const assay_profile *profile = assay_profile_by_name("bf16");
+    const double unit = assay_dtype_unit_roundoff(ASSAY_BFLOAT16);
+    assay_case *c = case_named(&ctx, "rms_norm/deepseek", NULL);
+    assay_plan plan = {0};
+    assay_inputs inputs = {0};
+    assay_results results = {0};
+    assert_ok(&ctx, assay_plan_make(&ctx, &plan, c));
+    assert_ok(&ctx, assay_inputs_open(&ctx, &inputs, c, &plan.list, NULL));
+    const assay_source source = assay_inputs_source(&inputs);
+    assert_ok(&ctx, assay_results_open(&ctx, &results, &plan, &source));
+    const assay_kept *y = assay_results_find(&results, "outputs/y");
+    for (int64_t i = 0; i < y->count; i++) y->values[i] = (i % 2 == 0 ? 1 : -1) * (1 + (double)i / 97) / 64;
+    const assay_mutation m = {.c = c, .profile = profile, .tensors = &results};
+    assert_true(assay_mutant_truncate_values(&m));
+    for (int64_t i = 0; i < y->count; i++) {
+        const double value = (1 + (double)i / 97) / 64, found = (i % 2 == 0 ? 1 : -1) * y->values[i];
+        int exponent = 0;
+        frexp(value, &exponent); /* in [2^(exponent - 1), 2^exponent) */
+        assert_true(assay_dtype_round(ASSAY_BFLOAT16, found, false) == found);
+        assert_true(found <= value && value - found < ldexp(2 * unit, exponent - 1));
+    }
+    assay_results_free(&results);
+    assay_inputs_close(&inputs);
+    assay_plan_free(&plan);
+    assay_cases_free(c, 1);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(table_is_well_formed),
         cmocka_unit_test(documentation_has_the_same_table),
+        cmocka_unit_test(truncated_is_towards_zero),
         cmocka_unit_test(each_applies_to_its_operations),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
