@@ -188,14 +188,16 @@ static void say(const search *s, assay_report *report)
     }
 }
 
-/* `whole`: those of candidates that are nothing as a whole, which need no other explanation; else the rest. */
+/* `whole`: those of candidates that are nothing as a whole; else the rest, of which those that must be evaluated are left
+ * out where one of the former holds. */
 static assay_status try_all(assay_context *ctx, search *s, bool whole, assay_progress *progress)
 {
     assay_status status = ASSAY_OK;
+    const bool nothing = !whole && s->held_count > 0;
     const char *op = s->trial.golden->plan->c->op;
     for (int i = 0; i < assay_mutant_count; i++) {
         const assay_mutant *mutant = &assay_mutants[i];
-        if (mutant->always != whole) continue;
+        if (mutant->always != whole || (nothing && assay_mutant_is_evaluated(mutant))) continue;
         if (mutant->worsen == NULL && assay_mutant_is_for(mutant, op)) TRY(try_twice(ctx, s, mutant));
         assay_progress_add(progress, 1, mutant->name);
     }
@@ -213,7 +215,7 @@ static assay_status search_all(assay_context *ctx, search *s, bool quiet)
     TRY(assay_alloc(ctx, "hypotheses", assay_mutant_count, sizeof *s->held, &held));
     s->held = held;
     TRY(try_all(ctx, s, true, &progress));
-    if (s->held_count == 0) TRY(try_all(ctx, s, false, &progress));
+    TRY(try_all(ctx, s, false, &progress));
     /* that errors are as large says less than that they are the same: other bugs may make such */
     for (int i = 0; s->held_count == 0 && i < assay_mutant_count; i++) {
         const assay_mutant *mutant = &assay_mutants[i];
