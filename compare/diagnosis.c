@@ -14,6 +14,9 @@
 #define EXPLAINED 1.5
 #define UNEXPLAINED 3.0
 
+/* Of slices with fewer elements some other is always near: numbers sorted by size fit any numbers. */
+enum { LEAST_SLICE = 4 };
+
 /* The tensor as [outer, size, inner] along one axis. */
 typedef struct axis_view {
     int64_t outer, size, inner;
@@ -170,6 +173,8 @@ static assay_status look_permuted(assay_context *ctx, const assay_wrong_tensor *
     void *memory = NULL, *more = NULL;
     char name[48];
     int64_t first = -1;
+    *found = false;
+    if (v.outer * v.inner < LEAST_SLICE) return ASSAY_OK;
     TRY(assay_alloc(ctx, "slices", v.size, sizeof(mark), &memory));
     TRY(assay_alloc(ctx, "slices", v.size, sizeof(mark), &more));
     mark *golden = memory, *candidate = more;

@@ -100,6 +100,18 @@ static void cut_off(wrong *w)
     }
 }
 
+/* Numbers as dense as these are the others in another order, nearly. */
+static void one_number_of_a_vector(wrong *w)
+{
+    w->t.shape = (assay_shape){1, {COUNT}};
+    w->t.labels[0] = "D";
+    for (int i = 0; i < COUNT; i++) {
+        w->sigma[i] = 0.02;
+        w->candidate[i] = w->golden[i];
+    }
+    w->candidate[COUNT - 1] += w->golden[COUNT - 1] > 0 ? -0.9 : 0.9;
+}
+
 static void the_truth_is_named(void **state)
 {
     static const struct {
@@ -118,6 +130,7 @@ static void the_truth_is_named(void **state)
         {one_expert_off, "wrong only at 2 of axis 0 (E); right elsewhere"},
         {random_numbers, ""},
         {with_nan, ""},
+        {one_number_of_a_vector, "wrong only at 143 of axis 0 (D); right elsewhere"},
         {cut_off, "cut off instead of rounded"},
     };
     (void)state;
