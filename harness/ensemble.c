@@ -247,7 +247,8 @@ assay_emulation assay_ensemble_member(const assay_plan *plan, const assay_precis
     return (assay_emulation){.precision = *precision,
                              .storage = profile->storage,
                              .multiply = profile->multiply,
-                             .seed = assay_random_bits(plan->c->seed, stream, (uint64_t)number)};
+                             .seed = assay_random_bits(plan->c->seed, stream, (uint64_t)number),
+                             .second_form = number % 2 == 1};
 }
 
 assay_status assay_ensemble_run(assay_context *ctx, assay_ensemble *e, const assay_member *member)

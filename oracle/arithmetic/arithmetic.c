@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+#include "oracle/arithmetic/emulated.h"
+
 static const assay_arithmetic *const arithmetics[] = {&assay_arithmetic_reference, &assay_arithmetic_blas};
 static const char *const isa_names[] = {"scalar", "avx2", "avx512"};
 
@@ -23,6 +25,11 @@ assay_status assay_matmul(assay_context *ctx, const assay_matmul_args *args)
 void assay_round(const assay_context *ctx, assay_rounding rounding, int64_t count, double *values)
 {
     if (ctx->arithmetic->round != NULL) ctx->arithmetic->round(ctx, rounding, count, values);
+}
+
+bool assay_takes_second_form(const assay_context *ctx)
+{
+    return ctx->emulation != NULL && ctx->emulation->second_form;
 }
 
 bool assay_isa_supported(assay_isa isa)

@@ -51,6 +51,10 @@ typedef struct assay_arithmetic {
     void (*round)(const assay_context *ctx, assay_rounding rounding, int64_t count, double *values);
 } assay_arithmetic;
 
+/* Whether this run takes the second of two orders of operations that are equal but for rounding: only some of the
+ * emulated runs do. */
+bool assay_takes_second_form(const assay_context *ctx);
+
 extern const assay_arithmetic assay_arithmetic_reference;
 extern const assay_arithmetic assay_arithmetic_blas;
 

@@ -41,6 +41,7 @@ typedef struct assay_emulation {
     assay_dtype storage;
     assay_dtype multiply; /* type of a product's operands that are not scaled */
     uint64_t seed;        /* of the member */
+    bool second_form;     /* where the code has two orders of operations that are equal but for rounding, the second */
     bool nearest;         /* round to nearest instead; router, elementary and accumulate are exact */
 } assay_emulation;
 

@@ -1,13 +1,11 @@
-/* The shared expert and the routed ones, on all shards. */
+/* The shared expert, and the routed ones up to their activations, on all shards. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/memory.h"
 #include "oracle/layer/batch_split_moe_internal.h"
-#include "oracle/ops/glu.h"
 #include "oracle/ops/gmm.h"
-#include "oracle/ops/vector_sums.h"
 
 /* Of one shard. */
 static assay_gated_mlp_config shared_config(const bs_run *run)
@@ -154,15 +152,6 @@ static bs_gmm_args gating_args(const bs_moe_layer *at, const bs_routed *routed, 
                          .n = at->run->stack->config->moe.moe_mlp_dim};
 }
 
-static bs_gmm_args linear_args(const bs_moe_layer *at, const bs_routed *routed, const double *hidden)
-{
-    return (bs_gmm_args){.lhs = hidden,
-                         .rhs = at->w->values[BS_WO],
-                         .group_sizes = routed->group_sizes,
-                         .k = at->run->stack->config->moe.moe_mlp_dim,
-                         .n = at->run->mla.emb_dim};
-}
-
 assay_status bs_compute_gating_of(assay_context *ctx, const bs_moe_layer *at, bs_gating *gating,
                                   const bs_routed *routed, int64_t shard)
 {
@@ -202,100 +191,5 @@ assay_status bs_compute_gating_bwd(assay_context *ctx, const bs_moe_layer *at, d
     bs_accumulate(ctx, dx, through_up, count);
 cleanup:
     free(through_up);
-    return status;
-}
-
-/* One row h [H] of silu(layer_w0) * layer_w1. */
-static void gate_row(const assay_context *ctx, const bs_run *run, double *h, const bs_gating *gating, int64_t row)
-{
-    const assay_moe_config *moe = &run->stack->config->moe;
-    const assay_gated_mlp_config config = {.activation = {moe->activation, ASSAY_LINEAR}};
-    const int64_t at = row * moe->moe_mlp_dim;
-    assay_glu_forward(ctx, h, gating->layer_w0 + at, gating->layer_w1 + at, moe->moe_mlp_dim, &config);
-    assay_round(ctx, ASSAY_ROUND_STORAGE, moe->moe_mlp_dim, h);
-}
-
-static void scale_row(const assay_context *ctx, double *row, double factor, int64_t count)
-{
-    for (int64_t i = 0; i < count; i++) row[i] *= factor;
-    assay_round(ctx, ASSAY_ROUND_STORAGE, count, row);
-}
-
-/* What goes into wo: rows of a shard's experts; what lies beyond stays undefined, and nothing reads it. */
-static void weighted_hidden(const assay_context *ctx, const bs_run *run, double *hidden, const bs_gating *gating,
-                            const bs_routed *routed)
-{
-    const int64_t width = run->stack->config->moe.moe_mlp_dim;
-    for (int64_t shard = 0; shard < run->sizes.shards; shard++) {
-        const int64_t first = shard * run->sizes.copies, end = first + bs_rows_of(run, routed->group_sizes, shard);
-#pragma omp parallel for num_threads(ctx->threads)
-        for (int64_t row = first; row < end; row++) {
-            gate_row(ctx, run, hidden + row * width, gating, row);
-            scale_row(ctx, hidden + row * width, routed->weights[row], width);
-        }
-    }
-}
-
-assay_status bs_compute_linear(assay_context *ctx, const bs_moe_layer *at, double *y, const bs_gating *gating,
-                               const bs_routed *routed)
-{
-    assay_status status = ASSAY_OK;
-    const bs_run *run = at->run;
-    double *hidden = NULL;
-    TRY(bs_alloc_shards(ctx, run, "hidden rows", run->sizes.copies, run->stack->config->moe.moe_mlp_dim, &hidden));
-    weighted_hidden(ctx, run, hidden, gating, routed);
-    const bs_gmm_args args = linear_args(at, routed, hidden);
-    TRY(bs_gmm(ctx, run, y, &args));
-cleanup:
-    free(hidden);
-    return status;
-}
-
-/* From the gradient of one weighted row, which is overwritten, to those of what it came from; h [H] is scratch. */
-static void gate_row_bwd(const assay_context *ctx, const bs_run *run, bs_gating *d_gating, double *d_weight,
-                         double *d_hidden, double *h, const bs_gating *gating, double weight, int64_t row)
-{
-    const assay_moe_config *moe = &run->stack->config->moe;
-    const assay_gated_mlp_config config = {.activation = {moe->activation, ASSAY_LINEAR}};
-    const int64_t width = moe->moe_mlp_dim, at = row * width;
-    gate_row(ctx, run, h, gating, row);
-    *d_weight = assay_dot(ctx, width, h, d_hidden);
-    scale_row(ctx, d_hidden, weight, width);
-    assay_glu_backward(ctx, d_gating->layer_w0 + at, d_gating->layer_w1 + at, d_hidden, gating->layer_w0 + at,
-                       gating->layer_w1 + at, width, &config);
-}
-
-static void zero_rows(double *values, int64_t first, int64_t end, int64_t width)
-{
-    memset(values + first * width, 0, (size_t)((end - first) * width) * sizeof *values);
-}
-
-assay_status bs_compute_linear_bwd(assay_context *ctx, const bs_moe_layer *at, bs_gating *d_gating, double *d_weights,
-                                   const double *dy, const bs_gating *gating, const bs_routed *routed)
-{
-    assay_status status = ASSAY_OK;
-    const bs_run *run = at->run;
-    const int64_t width = run->stack->config->moe.moe_mlp_dim, copies = run->sizes.copies;
-    double *hidden = NULL, *d_hidden = NULL;
-    TRY(bs_alloc_shards(ctx, run, "hidden rows", copies, width, &hidden));
-    TRY(bs_alloc_shards(ctx, run, "gradient of hidden rows", copies, width, &d_hidden));
-    weighted_hidden(ctx, run, hidden, gating, routed);
-    const bs_gmm_args args = linear_args(at, routed, hidden);
-    TRY(bs_gmm_bwd(ctx, run, d_hidden, at->g->values[BS_WO], dy, &args));
-    assay_round(ctx, ASSAY_ROUND_STORAGE, run->sizes.shards * copies * width, d_hidden);
-    for (int64_t shard = 0; shard < run->sizes.shards; shard++) {
-        const int64_t first = shard * copies, end = first + bs_rows_of(run, routed->group_sizes, shard);
-#pragma omp parallel for num_threads(ctx->threads)
-        for (int64_t row = first; row < end; row++) {
-            gate_row_bwd(ctx, run, d_gating, d_weights + row, d_hidden + row * width, hidden + row * width, gating,
-                         routed->weights[row], row);
-        }
-        zero_rows(d_gating->layer_w0, end, first + copies, width);
-        zero_rows(d_gating->layer_w1, end, first + copies, width);
-        zero_rows(d_weights, end, first + copies, 1);
-    }
-cleanup:
-    free(hidden);
-    free(d_hidden);
     return status;
 }

@@ -130,6 +130,9 @@ assay_status bs_compute_gating(assay_context *ctx, const bs_moe_layer *at, bs_ga
 /* dx [M,R,D], BS_WI_0 and BS_WI_1. */
 assay_status bs_compute_gating_bwd(assay_context *ctx, const bs_moe_layer *at, double *dx, const bs_gating *d_gating,
                                    const bs_routed *routed);
+
+/* --- from the activations on (batch_split_linear.c) --- */
+
 /* y [M,R,D]. */
 assay_status bs_compute_linear(assay_context *ctx, const bs_moe_layer *at, double *y, const bs_gating *gating,
                                const bs_routed *routed);

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "oracle/arithmetic/arithmetic.h"
+#include "oracle/arithmetic/emulated.h"
 #include "oracle/layer/tests/moe_half_case.h"
 #include "tests/support/assay_test.h"
 
@@ -287,9 +288,11 @@ static void test_compute_linear(void **state)
 {
     (void)state;
     assay_context ctx = assay_context_default(2);
-    for (int s = 0; s < SHAPES; s++) {
+    for (int s = 0; s < 2 * SHAPES; s++) {
+        const assay_emulation form = {.second_form = s % 2 == 1};
         experts_case c;
-        open_case(&ctx, &c, &shapes[s]);
+        ctx.emulation = &form; /* the arithmetic stays the reference */
+        open_case(&ctx, &c, &shapes[s / 2]);
         scatter_weights(&c);
         double *y = moe_half_alloc(c.rows * DIM), *expected = moe_half_alloc(c.rows * DIM);
         assert_ok(&ctx, bs_compute(&ctx, &c.at, y, &c.gating, &c.routed));
@@ -335,9 +338,11 @@ static void test_compute_linear_bwd(void **state)
 {
     (void)state;
     assay_context ctx = assay_context_default(2);
-    for (int s = 0; s < SHAPES; s++) {
+    for (int s = 0; s < 2 * SHAPES; s++) {
+        const assay_emulation form = {.second_form = s % 2 == 1};
         experts_case c;
-        open_case(&ctx, &c, &shapes[s]);
+        ctx.emulation = &form; /* the arithmetic stays the reference */
+        open_case(&ctx, &c, &shapes[s / 2]);
         scatter_weights(&c);
         const int64_t kernels = c.half.run.sizes.shards * bs_weight_count(&c.half.run, BS_WO, true);
         double *dy = moe_half_random(&c.seed, c.rows * DIM), *d_weights = moe_half_alloc(c.rows);
