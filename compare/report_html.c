@@ -10,6 +10,7 @@
 #include "compare/outliers.h"
 #include "compare/printable.h"
 #include "compare/report.h"
+#include "compare/slices.h"
 
 static const char style_sheet[] =
     ":root{color-scheme:light dark;--ink:#1b1f24;--soft:#5b6570;--page:#fff;--card:#f5f7f9;--line:#d7dde3;"
@@ -28,11 +29,12 @@ static const char style_sheet[] =
     ".flow .o{border-left-color:var(--other)}.flow .first{outline:2px solid var(--fail);font-weight:600}"
     ".wide{overflow-x:auto}table{border-collapse:collapse;font-size:.9rem;width:100%}"
     "th,td{padding:.2rem .6rem;text-align:left;border-bottom:1px solid var(--line);white-space:nowrap}"
+    "td.why{white-space:normal;overflow-wrap:anywhere;min-width:8rem}"
     "td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}"
     "details{border:1px solid var(--line);border-radius:.4rem;margin:.5rem 0;padding:.3rem "
     ".7rem;background:var(--card)}"
     "summary{cursor:pointer;overflow-wrap:anywhere}figure{margin:.6rem 0}figcaption{font-size:.85rem;color:var(--soft)}"
-    "img{image-rendering:pixelated;width:100%;max-width:48rem;border:1px solid var(--line)}"
+    "img{image-rendering:pixelated;display:block;max-width:100%;border:1px solid var(--line)}"
     ".pictures{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(18rem,100%),1fr));gap:1rem}"
     "svg{width:100%;max-width:30rem;height:auto}svg text{font-size:10px;fill:var(--soft)}"
     "code{font-size:.85em;overflow-wrap:anywhere}";
@@ -135,10 +137,19 @@ static void write_histogram(FILE *out, const assay_picture *p)
     fprintf(out, "</svg>");
 }
 
+/* In rem: cells as squares of one size while the picture stays within 30 by 20 and can still be seen. */
+static void write_size(FILE *out, const assay_picture *p)
+{
+    const double cell = fmin(1.5, fmin(30.0 / p->columns, 20.0 / p->rows));
+    fprintf(out, "style=\"width:%.3grem;height:%.3grem\"", fmax(3, cell * p->columns), fmax(1.5, cell * p->rows));
+}
+
 static void write_pictures(FILE *out, const assay_tensor_result *r, const assay_picture *p)
 {
     const int64_t columns = assay_row_length(&r->spec.shape);
-    fprintf(out, "<div class=\"pictures\"><figure><img alt=\"heat map of errors\" src=\"");
+    fprintf(out, "<div class=\"pictures\"><figure><img alt=\"heat map of errors\" ");
+    write_size(out, p);
+    fprintf(out, " src=\"");
     write_png(out, p);
     fprintf(out,
             "\"><figcaption>largest error in standard deviations: %" PRId64 " rows down, %" PRId64
@@ -173,6 +184,23 @@ static void write_outliers(FILE *out, const assay_tensor_result *r, bool rows)
     fprintf(out, "</table></div>");
 }
 
+/* Those that a null distribution was stored for. */
+static void write_statistics(FILE *out, const assay_tensor_result *r)
+{
+    char slice[ASSAY_SLICE_TEXT], text[ASSAY_SLICE_TEXT];
+    if (r->worst_statistic < 0) return;
+    fprintf(out, "<div class=\"wide\"><table><tr><th>statistic</th><th>where</th><th>found, and expected of correct "
+                 "implementations</th><th class=\"n\">of what is allowed</th></tr>");
+    for (int i = 0; i < r->statistics_count; i++) {
+        if (r->statistics[i].expected[ASSAY_NULL_SPREAD] == 0) continue;
+        assay_slice_text(r, i, slice);
+        assay_statistic_text(r, i, text);
+        fprintf(out, "<tr><td>%s</td><td><code>%s</code></td><td class=\"why\">%s</td><td class=\"n\">%.3g</td></tr>",
+                assay_statistic_name(i), slice, text, r->statistics[i].excess);
+    }
+    fprintf(out, "</table></div>");
+}
+
 static void write_tensor(FILE *out, int number, int i, const assay_tensor_result *r, const assay_picture *p)
 {
     char shape[160];
@@ -195,6 +223,7 @@ static void write_tensor(FILE *out, int number, int i, const assay_tensor_result
     if (p != NULL) write_pictures(out, r, p);
     write_outliers(out, r, false);
     write_outliers(out, r, true);
+    write_statistics(out, r);
     fprintf(out, "</details>");
 }
 
@@ -218,8 +247,17 @@ static void write_flow(FILE *out, int number, const assay_report *report)
     fprintf(out, "</ul>");
 }
 
+static void write_paragraph(FILE *out, const char *what, const char *text)
+{
+    if (text[0] == '\0') return;
+    fprintf(out, "<p>%s", what);
+    write_text(out, text);
+    fprintf(out, "</p>");
+}
+
 static void write_report(FILE *out, int number, const assay_report *report)
 {
+    char routing[512];
     fprintf(out, "<section id=\"r%d\"><h2>", number);
     write_badge(out, report->verdict);
     fputc(' ', out);
@@ -231,23 +269,16 @@ static void write_report(FILE *out, int number, const assay_report *report)
         write_text(out, report->profile);
         fprintf(out, ", false alarm %g", report->false_alarm);
     }
-    fprintf(out, "</p><p>");
-    write_text(out, report->message);
     fprintf(out, "</p>");
-    if (report->diagnosis[0] != '\0') {
-        fprintf(out, "<p>looks like this: ");
-        write_text(out, report->diagnosis);
-        fprintf(out, "</p>");
-    }
-    if (report->explanation[0] != '\0') {
-        fprintf(out, "<p>known bugs: ");
-        write_text(out, report->explanation);
-        fprintf(out, "</p>");
-    }
-    if (report->known[0] != '\0') {
-        fprintf(out, "<p>known failure: ");
-        write_text(out, report->known);
-        fprintf(out, "</p>");
+    assay_routing_text(&report->routing, routing);
+    write_paragraph(out, "", report->message);
+    write_paragraph(out, "", routing);
+    write_paragraph(out, "looks like this: ", report->diagnosis);
+    write_paragraph(out, "known bugs: ", report->explanation);
+    write_paragraph(out, "known failure: ", report->known);
+    if (report->power.stated) {
+        fprintf(out, "<p>power: %d of %d mutants that have an effect here are detected</p>", report->power.detected,
+                report->power.effective);
     }
     if (report->golden_path[0] != '\0') {
         fprintf(out, "<p class=\"soft\">golden <code>");
@@ -276,9 +307,9 @@ static void write_index(FILE *out, int count, const assay_report *reports)
     for (int i = 0; i < count; i++) {
         fprintf(out, "<tr><td>");
         write_badge(out, reports[i].verdict);
-        fprintf(out, "</td><td><a href=\"#r%d\">", i);
+        fprintf(out, "</td><td class=\"why\"><a href=\"#r%d\">", i);
         write_text(out, reports[i].case_name);
-        fprintf(out, "</a></td><td>");
+        fprintf(out, "</a></td><td class=\"why\">");
         write_text(out, reports[i].message);
         fprintf(out, "</td></tr>");
     }

@@ -103,6 +103,12 @@ static void the_page_shows_what_is_wrong(void **state)
     assert_ok(&p.ctx, assay_compare(&p.ctx, p.golden, p.candidate, p.profile, 1e-6, &report));
     assert_ok(&p.ctx, assay_pictures_draw(&p.ctx, p.golden, p.candidate, p.profile, &report));
     snprintf(report.golden_path, sizeof report.golden_path, "golden \x01<&>.h5");
+    report.routing = (assay_routing_summary){.judged = true, .tokens = 7, .exact = 5, .admissible = 2};
+    report.tensors[0].statistics_count = 1;
+    report.tensors[0].worst_statistic = 0;
+    report.tensors[0].statistics[0].expected[ASSAY_NULL_SPREAD] = 0.25;
+    report.tensors[0].statistics[0].excess = 1.625;
+    report.power = (assay_power){.stated = true, .effective = 9, .detected = 8};
     assert_ok(&p.ctx, assay_report_html(&p.ctx, 1, &report, &text));
     xmlDoc *page = parse(text);
     assert_non_null(page);
@@ -114,6 +120,9 @@ static void the_page_shows_what_is_wrong(void **state)
     assert_int_equal(nodes(page, "//script|//link|//@href[starts-with(.,'http')]"), 0);
     assert_contains(text, "routing/a&lt;b&gt;&amp;&quot;c");
     assert_contains(text, "golden ?&lt;&amp;&gt;.h5");
+    assert_contains(text, "routing: 7 tokens: 5 exact, 2 admissible, 0 wrong");
+    assert_int_equal(nodes(page, "//td[text()='1.62']"), 1); /* of what is allowed of its statistic */
+    assert_contains(text, "power: 8 of 9 mutants");
     xmlFreeDoc(page);
     free(text);
     assay_report_free(&report);
