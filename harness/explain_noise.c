@@ -95,6 +95,7 @@ assay_status assay_noise_hold(assay_context *ctx, const assay_trial *t, const as
     TRY(assay_results_copy(ctx, t->golden, true, &expected));
     TRY(draw_scales(ctx, t, mutant, &expected, &applies));
     if (!applies) goto cleanup;
+    assay_results_drop_null(&expected);
     TRY(assay_expected_compare(ctx, t, &expected, given, &report));
     *holds = is_as_large(&report, ratio);
 cleanup:
