@@ -67,7 +67,7 @@ static void grow(const assay_trial *t, const assay_kept *golden, const assay_kep
     }
 }
 
-/* Of results that were computed anew, of other terms than the golden's: errors as usual in the tensor, or more. */
+/* Of results that are sums of other terms than the golden's: errors as usual in the tensor, or more. */
 static void renew(const assay_trial *t, const assay_kept *golden, const assay_kept *mutated, double *scales)
 {
     const int64_t width = assay_kept_width(golden);
@@ -122,10 +122,10 @@ assay_status assay_mutant_expect(assay_context *ctx, const assay_trial *t, const
         const assay_kept *golden = &t->golden->items[i], *mutated = &results->items[i];
         double *scales = scales_of(t, results, mutated->spec->path);
         if (scales == NULL || mutated->written != mutated->count) continue;
-        (truncated      ? expect_truncated
-         : coarser      ? expect_coarser
-         : mutant->anew ? renew
-                        : grow)(t, golden, mutated, scales);
+        (truncated                  ? expect_truncated
+         : coarser                  ? expect_coarser
+         : mutant->exchanges_tokens ? renew
+                                    : grow)(t, golden, mutated, scales);
     }
     return ASSAY_OK;
 }
