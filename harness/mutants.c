@@ -77,6 +77,8 @@ const assay_mutant assay_mutants[] = {
     /* routing */
     {"biased_weights", "combine weights from the biased scores, not divided", "1", ROUTED, "routing moe",
      .golden_choice = true, CONFIG(biased_weights)},
+    {"biased_weights_divided", "combine weights from the biased scores, divided by their sum", "1", ROUTED,
+     "routing moe", .golden_choice = true, CONFIG(biased_weights_divided)},
     {"group_score_other", "groups ranked by their largest instead of the sum of two, or the reverse", "4",
      "routing moe deepseek_layer", "routing moe", CONFIG(other_group_score)},
     {"groups_ignored", "experts are chosen without groups", "3", ROUTED, "routing moe", CONFIG(no_groups)},

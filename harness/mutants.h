@@ -55,7 +55,7 @@ bool assay_mutant_is_required(const assay_mutant *mutant, const char *op);
 #define ASSAY_MUTANT_CONFIGS(X)                                                                                        \
     X(factor_missing)                                                                                                  \
     X(factor_twice)                                                                                                    \
-    X(divided_or_not) X(not_divided) X(biased_weights) X(other_score) X(other_group_score) X(no_groups)                \
+    X(divided_or_not) X(not_divided) X(biased_weights) X(biased_weights_divided) X(other_score) X(other_group_score) X(no_groups)                \
         X(other_group_count) X(no_shared_expert) X(no_mscale) X(other_pairing) X(other_interleave) X(other_truncation) \
             X(other_attention_scaling) X(other_rope_type) X(other_rope_factor) X(other_timescale) X(other_betas)       \
                 X(other_epsilon) X(other_activation) X(no_clamp) X(half_capacity) X(padding_unmasked)                  \
