@@ -336,6 +336,10 @@ static void older_tables_hold(void **state)
         doubled[table[i].field] = before;
         assay_fixture_close(reader);
     }
+    found[(assay_mutant_by_name("doubled") - assay_mutants) * ASSAY_POWER_FIELDS + ASSAY_POWER_EXCESS] = INFINITY;
+    assay_fixture_reader *finite = with_table(&ctx, path, 2, stored);
+    assert_int_equal(assay_discrimination_check(&ctx, finite, "discrimination/f32", found), ASSAY_BAD_INPUT);
+    assay_fixture_close(finite);
     free(found);
     unlink(path);
 }
