@@ -271,7 +271,7 @@ assay_status assay_mutant_evaluate(assay_context *ctx, const assay_trial *t, con
     assay_emulation ignored = {0};
     const assay_mutation golden = {.c = &c, .profile = t->profile, .tensors = (assay_results *)t->golden};
     char *profile = (char *)t->profile->precision.name;
-    const bool own_scales = t->scales && !has_own_arithmetic(mutant) && count_parts(mutant, &c) == 1;
+    const bool own_scales = t->scales && !has_own_arithmetic(mutant) && !mutant->each_shard;
     c.profiles = (assay_text_list){.items = &profile, .count = own_scales ? 1 : 0};
     c.seed += mutant->other_seed ? 1 : 0;
     *applies = (mutant->configure == NULL || mutant->configure(&c)) &&

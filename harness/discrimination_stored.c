@@ -1,5 +1,5 @@
-/* A stored discrimination certificate against one that is made now. The table of mutants grows: a row of the one is held
- * against the row of the same name of the other, and what only one of them knows is left alone. */
+/* A stored discrimination certificate against one that is made now. The table of mutants grows: a row of the one is
+ * held against the row of the same name of the other, and what only one of them knows is left alone. */
 #include <math.h>
 #include <stdlib.h>
 

@@ -117,7 +117,7 @@ assay_status assay_mutant_expect(assay_context *ctx, const assay_trial *t, const
     const bool truncated = mutant->change_results == assay_mutant_truncate_values;
     const bool coarser = mutant->change_results == assay_mutant_coarser_values;
     if (!assay_mutant_is_evaluated(mutant) && !truncated && !coarser) return tamper(ctx, t, mutant, results);
-    if (truncated || coarser || mutant->exchanges_tokens) assay_results_drop_null(results);
+    if (truncated || coarser) assay_results_drop_null(results);
     for (int i = 0; i < results->plan->spec_count; i++) {
         const assay_kept *golden = &t->golden->items[i], *mutated = &results->items[i];
         double *scales = scales_of(t, results, mutated->spec->path);

@@ -33,7 +33,8 @@ static bool route_in_bf16(const assay_mutation *m, assay_emulation *e)
     bool routes = false;
     for (int i = 0; i < m->tensors->plan->spec_count; i++) {
         const char *path = m->tensors->plan->specs[i].path;
-        routes |= assay_path_is_given(path) && (assay_path_ends(path, "gate/kernel") || assay_path_ends(path, "logits"));
+        routes |=
+            assay_path_is_given(path) && (assay_path_ends(path, "gate/kernel") || assay_path_ends(path, "logits"));
     }
     e->precision.router = BF16;
     return routes && assay_dtype_unit_roundoff(m->profile->router) < 0x1p-8;

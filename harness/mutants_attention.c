@@ -41,10 +41,10 @@ bool assay_mutant_nan_blind_rows(const assay_mutation *m)
 
 /* --- the next key --- */
 
-/* Attention minds the order of tokens only where it masks: its keys are a set, and each token has a position of its own.
- * So where tokens t and t + 1 change places, t sees t + 1 and all that it saw, and nothing of its own is different. One
- * evaluation serves every other token: those of the part, even or odd. A token whose next one is in another segment, or
- * does not exist, stays. */
+/* Attention minds the order of tokens only where it masks: its keys are a set, and each token has a position of its
+ * own. So where tokens t and t + 1 change places, t sees t + 1 and all that it saw, and nothing of its own is
+ * different. One evaluation serves every other token: those of the part, even or odd. A token whose next one is in
+ * another segment, or does not exist, stays. */
 typedef struct exchange {
     const assay_kept *segments;
     int64_t sequence, part;
@@ -107,9 +107,8 @@ static void keep_part(const exchange *x, const blocks *b, assay_kept *cotangent)
 
 static exchange exchange_of(const assay_mutation *m)
 {
-    return (exchange){.segments = assay_results_find(m->tensors, "inputs/segment_ids"),
-                      .sequence = m->c->sequence,
-                      .part = m->part};
+    return (exchange){
+        .segments = assay_results_find(m->tensors, "inputs/segment_ids"), .sequence = m->c->sequence, .part = m->part};
 }
 
 /* Results that are sums over tokens are none of this, nor are rows that other tokens push out of a buffer. */
@@ -155,12 +154,23 @@ static void take_rows(const exchange *x, const blocks *b, const assay_kept *from
     }
 }
 
-/* Gradients are sums over the tokens of both parts. */
-static void add_gradient(const exchange *x, assay_kept *from, assay_kept *to)
+/* Gradients are sums over the tokens of both parts, and their error scales roots of sums of squares. */
+static void add_gradient(const exchange *x, assay_kept *from, assay_kept *to, bool scales)
 {
     blocks b;
     if (blocks_of(from, &b)) exchange_rows(x, &b, from);
-    for (int64_t i = 0; i < to->count; i++) to->values[i] = (x->part > 0 ? to->values[i] : 0.0) + from->values[i];
+    for (int64_t i = 0; i < to->count; i++) {
+        const double before = x->part > 0 ? to->values[i] : 0.0;
+        to->values[i] = scales ? hypot(before, from->values[i]) : before + from->values[i];
+    }
+}
+
+/* The path of the result that these are the error scales of; of another tensor its own. */
+static const char *result_of(const char *path)
+{
+    const char *profile = assay_path_in(path, "error_scale") ? strchr(path, '/') : NULL;
+    const char *result = profile != NULL ? strchr(profile + 1, '/') : NULL;
+    return result != NULL ? result + 1 : path;
 }
 
 void assay_take_exchanged(const assay_mutation *m, const assay_results *from, assay_results *to)
@@ -169,9 +179,9 @@ void assay_take_exchanged(const assay_mutation *m, const assay_results *from, as
     blocks b;
     for (int i = 0; i < to->plan->spec_count; i++) {
         assay_kept *wanted = &to->items[i], *found = assay_results_find(from, wanted->spec->path);
-        const char *path = wanted->spec->path;
+        const char *path = result_of(wanted->spec->path);
         if (found == NULL || found->written != found->count) continue;
-        if (assay_path_in(path, "gradients")) add_gradient(&x, found, wanted);
+        if (assay_path_in(path, "gradients")) add_gradient(&x, found, wanted, path != wanted->spec->path);
         if (!assay_path_in(path, "outputs") && !assay_path_in(path, "routing")) continue;
         if (blocks_of(wanted, &b)) take_rows(&x, &b, found, wanted);
     }
