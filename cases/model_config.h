@@ -111,6 +111,7 @@ typedef struct assay_model_config {
     ASSAY_MODEL_KEY_TABLE(X)
 #undef X
     bool rope_interleave_given; /* no key: whether rope_interleave was */
+    bool weigh_biased;          /* no key: what no model does, and a mutant */
 } assay_model_config;
 
 extern const assay_model_config assay_model_defaults;

@@ -45,4 +45,11 @@ assay_status assay_discrimination_spec(assay_context *ctx, const char *profile, 
 /* assay_mutant_count * ASSAY_POWER_FIELDS numbers. */
 void assay_discrimination_fields(const assay_discrimination *found, double *fields);
 
+/* A stored certificate: its shape goes with the names of its mutants; of the mutants that are known still, it says what
+ * `fields` say. */
+assay_status assay_discrimination_check_layout(assay_context *ctx, const assay_fixture_reader *golden,
+                                               const assay_tensor_spec *stored);
+assay_status assay_discrimination_check(assay_context *ctx, assay_fixture_reader *golden, const char *path,
+                                        const double *fields);
+
 #endif

@@ -180,7 +180,8 @@ static assay_status run_operation(assay_context *ctx, const assay_trial *t, cons
                                  .storage = t->profile->storage,
                                  .multiply = t->profile->multiply,
                                  .seed = ctx->emulation != NULL ? ctx->emulation->seed : plan->c->seed};
-    if (mutant->worsen != NULL && mutant->worsen(t->profile, &emulation)) {
+    const assay_mutation m = {.c = plan->c, .profile = t->profile, .tensors = (assay_results *)t->golden};
+    if (mutant->worsen != NULL && mutant->worsen(&m, &emulation)) {
         own.arithmetic = &assay_arithmetic_emulated;
         own.emulation = &emulation;
     }
@@ -208,7 +209,7 @@ static bool is_fed(const assay_plan *plan, const assay_results *given)
 
 /* The inputs of the mutant into `given`; false: it changes none and should. */
 static assay_status prepare_inputs(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
-                                   const assay_case *other, int64_t shard, assay_results *given, bool *applies)
+                                   const assay_case *other, int64_t part, assay_results *given, bool *applies)
 {
     assay_status status = ASSAY_OK;
     const assay_plan *plan = t->golden->plan;
@@ -220,7 +221,7 @@ static assay_status prepare_inputs(assay_context *ctx, const assay_trial *t, con
     } else {
         TRY(assay_results_copy(ctx, t->golden, true, given));
     }
-    const assay_mutation m = {.c = plan->c, .profile = t->profile, .tensors = given, .shard = shard};
+    const assay_mutation m = {.c = plan->c, .profile = t->profile, .tensors = given, .shard = part, .part = part};
     /* beside a changed configuration this is its second half, which may find nothing to do */
     if (mutant->change_inputs != NULL) *applies = mutant->change_inputs(&m) || mutant->configure != NULL;
     if (mutant->each_shard && *applies) assay_mutation_keep_shard(&m);
@@ -229,13 +230,13 @@ cleanup:
     return status;
 }
 
-/* As `shard` sees the mutant. `plan`: of the mutated case. */
-static assay_status evaluate_shard(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
-                                   const assay_plan *plan, int64_t shard, assay_results *candidate, bool *applies)
+/* As a shard sees the mutant, or a part of the tokens. `plan`: of the mutated case. */
+static assay_status evaluate_part(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
+                                  const assay_plan *plan, int64_t part, assay_results *candidate, bool *applies)
 {
     assay_status status = ASSAY_OK;
     assay_results given = {0}, results = {0};
-    TRY(prepare_inputs(ctx, t, mutant, plan->c, shard, &given, applies));
+    TRY(prepare_inputs(ctx, t, mutant, plan->c, part, &given, applies));
     *applies = *applies && is_fed(plan, &given);
     if (!*applies) goto cleanup;
     const assay_source source = assay_results_source(&given);
@@ -244,7 +245,10 @@ static assay_status evaluate_shard(assay_context *ctx, const assay_trial *t, con
                               .choice = mutant->golden_choice || mutant->change_inputs == assay_mutant_runner_up};
     TRY(run_operation(ctx, t, mutant, plan, &in, &results));
     if (mutant->each_shard) {
-        take_shard(&results, shard, assay_case_shards(plan->c), candidate);
+        take_shard(&results, part, assay_case_shards(plan->c), candidate);
+    } else if (mutant->exchanges_tokens) {
+        const assay_mutation m = {.c = plan->c, .profile = t->profile, .tensors = &given, .part = part};
+        assay_take_exchanged(&m, &results, candidate);
     } else {
         *applies = take_results(mutant, &results, candidate);
     }
@@ -254,23 +258,29 @@ cleanup:
     return status;
 }
 
+static int64_t count_parts(const assay_mutant *mutant, const assay_case *c)
+{
+    return mutant->each_shard ? assay_case_shards(c) : mutant->exchanges_tokens ? 2 : 1;
+}
+
 assay_status assay_mutant_evaluate(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
                                    assay_results *candidate, bool *applies)
 {
     assay_case c = *t->golden->plan->c;
     assay_plan plan = {0};
     assay_emulation ignored = {0};
+    const assay_mutation golden = {.c = &c, .profile = t->profile, .tensors = (assay_results *)t->golden};
     char *profile = (char *)t->profile->precision.name;
     const bool own_scales = t->scales && !has_own_arithmetic(mutant) && !mutant->each_shard;
     c.profiles = (assay_text_list){.items = &profile, .count = own_scales ? 1 : 0};
     c.seed += mutant->other_seed ? 1 : 0;
     *applies = (mutant->configure == NULL || mutant->configure(&c)) &&
-               (mutant->worsen == NULL || mutant->worsen(t->profile, &ignored));
+               (mutant->worsen == NULL || mutant->worsen(&golden, &ignored));
     if (!*applies) return ASSAY_OK;
     assay_status status = assay_plan_make_with(ctx, &plan, &c, NULL, t->profile);
-    const int64_t shards = mutant->each_shard ? assay_case_shards(&c) : 1;
-    for (int64_t shard = 0; status == ASSAY_OK && *applies && shard < shards; shard++) {
-        status = evaluate_shard(ctx, t, mutant, &plan, shard, candidate, applies);
+    const int64_t parts = count_parts(mutant, &c);
+    for (int64_t part = 0; status == ASSAY_OK && *applies && part < parts; part++) {
+        status = evaluate_part(ctx, t, mutant, &plan, part, candidate, applies);
     }
     if (status == ASSAY_BAD_INPUT) { /* what the operation refuses, no backend computes either */
         *applies = false;

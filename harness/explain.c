@@ -126,7 +126,7 @@ static assay_status try_twice(assay_context *ctx, search *s, const assay_mutant 
     assay_trial own = s->trial;
     own.scales = true;
     TRY(try_mutant(ctx, s, &s->trial, mutant, &residual));
-    const bool evaluated = assay_mutant_is_evaluated(mutant) && mutant->lost_weight == NULL;
+    const bool evaluated = assay_mutant_is_evaluated(mutant) && mutant->lost_weight == NULL && !mutant->each_shard;
     const bool near = residual < (residual < NEAR ? 0.9 : NEARER) * s->before;
     if (!evaluated || s->held_count > held || !near) return ASSAY_OK;
     TRY(try_mutant(ctx, s, &own, mutant, &residual));
@@ -152,14 +152,14 @@ static int by_distance(const void *a, const void *b)
     return x->mutant < y->mutant ? -1 : x->mutant > y->mutant;
 }
 
-/* "NAME (0.31) or NAME (0.35)" of those that are as near as the first; counts them. */
+/* "NAME (0.31) or NAME (0.35)" of those that are as near as the first, or whose errors are as large; counts them. */
 static int name_nearest(const search *s, char *text, size_t size)
 {
     size_t length = 0;
     int count = 0;
     for (; count < s->held_count && count < ASSAY_EXPLAINED_MOST; count++) {
         const hypothesis *h = &s->held[count];
-        if (h->distance > s->held[0].distance + AS_NEAR) break;
+        if (!s->noise && h->distance > s->held[0].distance + AS_NEAR) break;
         length += (size_t)snprintf(text + length, size - length, "%s%s (%.2g)", count == 0 ? "" : " or ",
                                    h->mutant->name, h->residual);
     }
@@ -217,7 +217,8 @@ static assay_status search_all(assay_context *ctx, search *s, bool quiet)
     TRY(try_all(ctx, s, true, &progress));
     TRY(try_all(ctx, s, false, &progress));
     /* that errors are as large says less than that they are the same: other bugs may make such */
-    for (int i = 0; s->held_count == 0 && i < assay_mutant_count; i++) {
+    const bool unexplained = s->held_count == 0;
+    for (int i = 0; unexplained && i < assay_mutant_count; i++) {
         const assay_mutant *mutant = &assay_mutants[i];
         if (mutant->worsen != NULL && assay_mutant_is_for(mutant, op)) TRY(try_noise(ctx, s, mutant));
     }

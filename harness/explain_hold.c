@@ -182,6 +182,7 @@ assay_status assay_hypothesis_hold(assay_context *ctx, const assay_trial *t, con
     assay_report report = {0};
     *holds = false;
     if (!t->scales) TRY(assay_mutant_expect(ctx, t, mutant, results));
+    if (mutant->exchanges_tokens) assay_results_drop_null(results);
     for (int i = 0; i < results->plan->spec_count; i++) {
         const assay_kept *kept = &results->items[i];
         const bool result = !assay_path_is_given(kept->spec->path) && !assay_path_is_scale(kept->spec->path);

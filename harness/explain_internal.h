@@ -27,6 +27,9 @@ assay_status assay_hypothesis_hold(assay_context *ctx, const assay_trial *t, con
 assay_status assay_mutant_expect(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
                                  assay_results *results);
 
+/* Expected results whose errors are not of the kind that the golden's null distributions were drawn of have none. */
+void assay_results_drop_null(assay_results *results);
+
 /* Of a mutant by a worse arithmetic, whose errors are drawn anew by every backend: whether those of the candidate are
  * as large as the mutant's in every tensor. *ratio: the RMS of the one over that of the other. */
 assay_status assay_noise_hold(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,

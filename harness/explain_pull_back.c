@@ -110,7 +110,7 @@ assay_status assay_mutant_pull_back(assay_context *ctx, const assay_trial *t, co
     void *places = NULL;
     double *sums = NULL;
     *changed = false;
-    if (mutant->change_inputs == NULL) return ASSAY_OK;
+    if (mutant->change_inputs == NULL || mutant->exchanges_tokens) return ASSAY_OK; /* these are put back already */
     snprintf(scale, sizeof scale, "error_scale/%s/", t->profile->precision.name);
     for (int kind = 0; kind < PROBES; kind++) TRY(fill_probe(ctx, t, mutant, (probe)kind, &probed[kind]));
     TRY(assay_alloc(ctx, "places of gradients", count, sizeof(double *), &places));

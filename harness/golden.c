@@ -295,6 +295,10 @@ static assay_status checking_write(assay_context *ctx, void *self, const char *p
     int index = spec_index(sink->plan, path);
     assay_dtype type = sink->plan->specs[index].type;
     double *stored = NULL, *rounded = NULL;
+    if (assay_path_in(path, "discrimination")) {
+        sink->written[index] += count;
+        return assay_discrimination_check(ctx, sink->golden, path, values);
+    }
     TRY(assay_alloc_f64(ctx, path, count < CHUNK ? count : CHUNK, &stored));
     TRY(assay_alloc_f64(ctx, path, count < CHUNK ? count : CHUNK, &rounded));
     for (int64_t first = 0; first < count; first += CHUNK) {
@@ -360,6 +364,11 @@ assay_status assay_golden_check_layout(assay_context *ctx, const assay_plan *pla
     for (int i = 0; i < plan->spec_count; i++) {
         const assay_tensor_spec *found = assay_fixture_find(golden, plan->specs[i].path);
         if (found == NULL) return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is missing", plan->specs[i].path);
+        if (assay_path_in(found->path, "discrimination")) {
+            const assay_status status = assay_discrimination_check_layout(ctx, golden, found);
+            RETURN_IF(status != ASSAY_OK, status);
+            continue;
+        }
         if (!assay_shape_equal(&found->shape, &plan->specs[i].shape) || found->type != plan->specs[i].type) {
             return assay_fail(ctx, ASSAY_BAD_INPUT, "%s has another shape or type than its case gives",
                               plan->specs[i].path);

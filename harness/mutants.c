@@ -13,44 +13,51 @@
 #define NORMED "rms_norm mla deepseek_layer deepseek_stack"
 #define LAYERS "deepseek_layer deepseek_stack"
 #define WITH_PRODUCTS "gmm mlp moe attention mla deepseek_layer deepseek_stack"
+#define WITH_INTERMEDIATES "mlp moe attention mla deepseek_layer deepseek_stack"
 #define WITH_FUNCTIONS "rms_norm yarn_rope attention mla deepseek_layer deepseek_stack"
 #define WITH_X "rms_norm routing mlp moe yarn_rope mla permute deepseek_layer deepseek_stack"
 #define WITH_WEIGHTS "rms_norm gmm routing mlp moe mla deepseek_layer deepseek_stack"
 
 #define BF16 (0x1p-8 / 1.7320508075688772)
 
-static bool accumulate_in_bf16(const assay_profile *profile, assay_emulation *e)
+static bool accumulate_in_bf16(const assay_mutation *m, assay_emulation *e)
 {
-    (void)profile;
+    (void)m;
     e->precision.accumulate = BF16;
     return true;
 }
 
-static bool route_in_bf16(const assay_profile *profile, assay_emulation *e)
+/* Where there is no router, or it is in bfloat16 anyway, other errors would be drawn and no larger ones. */
+static bool route_in_bf16(const assay_mutation *m, assay_emulation *e)
 {
-    (void)profile;
+    bool routes = false;
+    for (int i = 0; i < m->tensors->plan->spec_count; i++) {
+        const char *path = m->tensors->plan->specs[i].path;
+        routes |=
+            assay_path_is_given(path) && (assay_path_ends(path, "gate/kernel") || assay_path_ends(path, "logits"));
+    }
     e->precision.router = BF16;
-    return true;
+    return routes && assay_dtype_unit_roundoff(m->profile->router) < 0x1p-8;
 }
 
-static bool functions_in_bf16(const assay_profile *profile, assay_emulation *e)
+static bool functions_in_bf16(const assay_mutation *m, assay_emulation *e)
 {
-    (void)profile;
+    (void)m;
     e->precision.elementary = BF16;
     return true;
 }
 
-static bool operands_in_fp8(const assay_profile *profile, assay_emulation *e)
+static bool operands_in_fp8(const assay_mutation *m, assay_emulation *e)
 {
-    if (profile->precision.scaled.block > 0) return false;
+    if (m->profile->precision.scaled.block > 0) return false;
     e->multiply = ASSAY_FLOAT8_E4M3FN;
     e->precision.multiply = 0x1p-4 / 1.7320508075688772;
     return true;
 }
 
-static bool intermediates_in_bf16(const assay_profile *profile, assay_emulation *e)
+static bool intermediates_in_bf16(const assay_mutation *m, assay_emulation *e)
 {
-    if (assay_dtype_unit_roundoff(profile->storage) >= 0x1p-8) return false;
+    if (assay_dtype_unit_roundoff(m->profile->storage) >= 0x1p-8) return false;
     e->storage = e->multiply = ASSAY_BFLOAT16;
     e->precision.storage = e->precision.multiply = BF16;
     return true;
@@ -71,6 +78,8 @@ const assay_mutant assay_mutants[] = {
     /* routing */
     {"biased_weights", "combine weights from the biased scores, not divided", "1", ROUTED, "routing moe",
      .golden_choice = true, CONFIG(biased_weights)},
+    {"biased_weights_divided", "combine weights from the biased scores, divided by their sum", "1", ROUTED,
+     "routing moe", .golden_choice = true, CONFIG(biased_weights_divided)},
     {"group_score_other", "groups ranked by their largest instead of the sum of two, or the reverse", "4",
      "routing moe deepseek_layer", "routing moe", CONFIG(other_group_score)},
     {"groups_ignored", "experts are chosen without groups", "3", ROUTED, "routing moe", CONFIG(no_groups)},
@@ -175,7 +184,7 @@ const assay_mutant assay_mutants[] = {
      .worsen = accumulate_in_bf16},
     {"operands_in_fp8", "products of operands rounded to e4m3", "44", WITH_PRODUCTS, "", .golden_choice = true,
      .worsen = operands_in_fp8},
-    {"intermediates_in_bf16", "what is stored between kernels is rounded to bfloat16", "", WITH_PRODUCTS, "",
+    {"intermediates_in_bf16", "what is stored between kernels is rounded to bfloat16", "", WITH_INTERMEDIATES, "",
      .golden_choice = true, .worsen = intermediates_in_bf16},
 
     /* MLA, rotary embedding, attention */
@@ -211,8 +220,8 @@ const assay_mutant assay_mutants[] = {
     {"mask_off_by_one", "keys and values of the token before", "55", "attention", "attention", INPUTS(shift_keys)},
     {"segments_ignored", "tokens see other documents", "55", ATTENDING, "attention", INPUTS(one_segment)},
     {"padding_not_masked", "tokens see padding", "55, 57", ATTENDING, "", CONFIG(padding_unmasked)},
-    {"next_key_seen", "queries see the key after their own", "55", "attention", "attention", .anew = true,
-     RESULTS(see_next_key)},
+    {"next_key_seen", "queries see the key after their own", "55", "attention mla deepseek_layer", "attention mla",
+     .exchanges_tokens = true, INPUTS(exchange_tokens), RESULTS(no_checkpoints)},
     {"blind_rows_nan", "rows that see no key are NaN", "55", "attention mla", "attention mla", RESULTS(nan_blind_rows)},
     {"heads_rolled", "queries belong to the head before", "54", ATTENDING, "", INPUTS(roll_heads)},
     {"lse_in_base_2", "the log-sum-exp is in base 2", "53", "attention", "attention", RESULTS(base_2_lse)},
@@ -307,7 +316,7 @@ const char *assay_mutant_way(const assay_mutant *mutant)
 bool assay_mutant_is_evaluated(const assay_mutant *mutant)
 {
     return mutant->configure != NULL || mutant->change_inputs != NULL || mutant->worsen != NULL ||
-           mutant->lost_weight != NULL || mutant->other_seed || mutant->anew;
+           mutant->lost_weight != NULL || mutant->other_seed;
 }
 
 /* Whether the word stands in the list. */

@@ -16,6 +16,7 @@ typedef struct assay_mutation {
     const assay_profile *profile;
     assay_results *tensors; /* theirs to change; of a result, `written = 0` means: not given */
     int64_t shard;          /* of the mesh, for mutants that differ from shard to shard */
+    int64_t part;           /* of the tokens, for mutants that exchange them: the even ones, or the odd */
     bool own_scales;        /* error scales among the tensors are those of the mutated case, to be changed alike */
 } assay_mutation;
 
@@ -31,12 +32,12 @@ typedef struct assay_mutant {
     bool golden_choice;     /* evaluate with the golden's choice of experts */
     bool other_seed;        /* evaluate with what the next seed draws */
     bool each_shard; /* evaluate once for each shard of the mesh: its rows of the outputs, the gradients of its rows */
+    bool exchanges_tokens; /* evaluate for the even tokens and for the odd: their rows, the gradients of their rows */
     bool (*takes)(const char *path); /* only these results come from the evaluation; NULL: all */
     bool (*configure)(assay_case *c);
     bool (*change_inputs)(const assay_mutation *m);
-    bool (*worsen)(const assay_profile *profile, assay_emulation *emulation);
+    bool (*worsen)(const assay_mutation *m, assay_emulation *emulation);
     const char *lost_weight; /* what flows back through a kernel of this name is lost; NULL */
-    bool anew; /* the case is evaluated though unchanged: change_results computes results, and does not move them */
     bool (*change_results)(const assay_mutation *m); /* the golden's, or those that the rest gave */
 } assay_mutant;
 
@@ -54,7 +55,7 @@ bool assay_mutant_is_required(const assay_mutant *mutant, const char *op);
 #define ASSAY_MUTANT_CONFIGS(X)                                                                                        \
     X(factor_missing)                                                                                                  \
     X(factor_twice)                                                                                                    \
-    X(divided_or_not) X(not_divided) X(biased_weights) X(other_score) X(other_group_score) X(no_groups)                \
+    X(divided_or_not) X(not_divided) X(biased_weights) X(biased_weights_divided) X(other_score) X(other_group_score) X(no_groups)                \
         X(other_group_count) X(no_shared_expert) X(no_mscale) X(other_pairing) X(other_interleave) X(other_truncation) \
             X(other_attention_scaling) X(other_rope_type) X(other_rope_factor) X(other_timescale) X(other_betas)       \
                 X(other_epsilon) X(other_activation) X(no_clamp) X(half_capacity) X(padding_unmasked)                  \
@@ -68,7 +69,7 @@ bool assay_mutant_is_required(const assay_mutant *mutant, const char *op);
             X(previous_token) X(scale_shared_expert) X(zero_biases) X(double_down_bias) X(unit_expert_scales)          \
                 X(shift_keys) X(scale_query) X(move_group_row) X(roll_groups) X(runner_up) X(reverse_choices)          \
                     X(unit_weights) X(roll_heads) X(zero_rope_key) X(first_id) X(zero_router) X(scale_from_hidden) \
-                        X(no_kv_norm) X(outgrow_residual)
+                        X(no_kv_norm) X(outgrow_residual) X(exchange_tokens)
 /* mutants_mesh.c, mutants_shard_rows.c */
 #define ASSAY_MUTANT_MESH(X)                                                                                           \
     X(global_ids)                                                                                                      \
@@ -90,7 +91,7 @@ bool assay_mutant_is_required(const assay_mutant *mutant, const char *op);
                     X(zero_last_expert_rows) X(double_last_expert) X(zero_last_head) X(zero_last_batch)                \
                         X(truncate_values) X(coarser_values) X(base_2_lse) X(integers_off_by_one) X(roll_integers)     \
                             X(zero_balance_loss) X(negate_bias_updates) X(swap_expert_rows) X(zero_last_columns)       \
-                                X(nan_empty_experts) X(no_checkpoints) X(see_next_key) X(nan_blind_rows)               \
+                                X(nan_empty_experts) X(no_checkpoints) X(nan_blind_rows)               \
                                     X(shrink_back)
 
 #define X(name) bool assay_mutant_##name(assay_case *c);
@@ -106,6 +107,8 @@ ASSAY_MUTANT_RESULTS(X)
 assay_dtype assay_coarser_type(assay_dtype type);
 /* Cotangents of other shards than m->shard become zero. */
 void assay_mutation_keep_shard(const assay_mutation *m);
+/* Of mutants that exchange tokens: what the tokens of a part have of results whose tokens are exchanged. */
+void assay_take_exchanged(const assay_mutation *m, const assay_results *from, assay_results *to);
 /* For `takes`. */
 bool assay_mutant_is_weight_gradient(const char *path);
 bool assay_mutant_is_router_gradient(const char *path);

@@ -39,110 +39,150 @@ bool assay_mutant_nan_blind_rows(const assay_mutation *m)
     return changed;
 }
 
-/* Attention of one head of one batch row. A row of a tensor [B,S,N,D] is that of a token. */
-typedef struct next_key {
-    const assay_mutation *m;
-    const assay_kept *query, *key, *value, *segments, *d_out, *d_lse;
-    assay_kept *out, *lse, *d_query, *d_key, *d_value;
-    int64_t batch, head, heads, sequence;
-} next_key;
+/* --- the next key --- */
 
-static double *row_of(const next_key *a, const assay_kept *tensor, int64_t token)
+/* Attention minds the order of tokens only where it masks: its keys are a set, and each token has a position of its
+ * own. So where tokens t and t + 1 change places, t sees t + 1 and all that it saw, and nothing of its own is
+ * different. One evaluation serves every other token: those of the part, even or odd. A token whose next one is in
+ * another segment, or does not exist, stays. */
+typedef struct exchange {
+    const assay_kept *segments;
+    int64_t sequence, part;
+} exchange;
+
+static bool goes_on(const exchange *x, int64_t batch, int64_t token)
 {
-    const int64_t row = (a->batch * a->sequence + token) * a->heads + a->head;
-    return tensor->values + row * assay_kept_width(tensor);
+    if (token % 2 != x->part || token + 1 >= x->sequence) return false;
+    const int64_t at = batch * x->sequence + token;
+    return x->segments == NULL || x->segments->indices[at] == x->segments->indices[at + 1];
 }
 
-static double *lse_of(const next_key *a, const assay_kept *lse, int64_t i)
+/* The row where a token of the batch row goes, and the token that comes from there. */
+static int64_t other_place(const exchange *x, int64_t batch, int64_t token)
 {
-    return lse->values + (a->batch * a->heads + a->head) * a->sequence + i;
+    if (goes_on(x, batch, token)) return token + 1;
+    return token > 0 && goes_on(x, batch, token - 1) ? token - 1 : token;
 }
 
-static bool sees(const next_key *a, int64_t i, int64_t j)
+/* A tensor with an axis of tokens, as blocks of numbers that a token has side by side. */
+typedef struct blocks {
+    int64_t outer, each_batch, inner; /* before the tokens; of those, in a batch row; after the tokens */
+} blocks;
+
+static bool blocks_of(const assay_kept *tensor, blocks *b)
 {
-    const int64_t first = a->batch * a->sequence;
-    if (j > i + 1 || is_blind(a->m, a->segments, first + i)) return false;
-    return a->segments == NULL || a->segments->indices[first + i] == a->segments->indices[first + j];
+    const assay_shape *shape = &tensor->spec->shape;
+    const int axis = assay_kept_axis(tensor, "S");
+    if (axis < 1 || assay_kept_axis(tensor, "B") != 0) return false;
+    *b = (blocks){.outer = assay_axes_product(shape, 0, axis),
+                  .each_batch = assay_axes_product(shape, 1, axis),
+                  .inner = assay_axes_product(shape, axis + 1, shape->rank)};
+    return true;
 }
 
-static double dot(const double *x, const double *y, int64_t count)
+static void exchange_rows(const exchange *x, const blocks *b, assay_kept *tensor)
 {
-    double sum = 0.0;
-    for (int64_t i = 0; i < count; i++) sum = fma(x[i], y[i], sum);
-    return sum;
-}
-
-static double score(const next_key *a, int64_t i, int64_t j)
-{
-    return dot(row_of(a, a->query, i), row_of(a, a->key, j), assay_kept_width(a->key));
-}
-
-static void add_row(double factor, const double *x, double *y, int64_t count)
-{
-    for (int64_t i = 0; i < count; i++) y[i] = fma(factor, x[i], y[i]);
-}
-
-static void forward(const next_key *a, int64_t i)
-{
-    double largest = -INFINITY, sum = 0.0, *out = row_of(a, a->out, i);
-    const int64_t width = assay_kept_width(a->value);
-    for (int64_t j = 0; j < a->sequence; j++) {
-        if (sees(a, i, j)) largest = fmax(largest, score(a, i, j));
-    }
-    if (!isfinite(largest)) return; /* padding: as it was */
-    for (int64_t c = 0; c < width; c++) out[c] = 0.0;
-    for (int64_t j = 0; j < a->sequence; j++) {
-        if (sees(a, i, j)) sum += exp(score(a, i, j) - largest);
-    }
-    *lse_of(a, a->lse, i) = largest + log(sum);
-    for (int64_t j = 0; j < a->sequence; j++) {
-        if (sees(a, i, j)) add_row(exp(score(a, i, j) - largest) / sum, row_of(a, a->value, j), out, width);
-    }
-}
-
-static void backward(const next_key *a, int64_t i)
-{
-    const int64_t qk_width = assay_kept_width(a->key), v_width = assay_kept_width(a->value);
-    const double *d_out = row_of(a, a->d_out, i);
-    double through = dot(d_out, row_of(a, a->out, i), v_width);
-    if (a->d_lse != NULL) through -= *lse_of(a, a->d_lse, i);
-    for (int64_t j = 0; j < a->sequence; j++) {
-        if (!sees(a, i, j)) continue;
-        const double p = exp(score(a, i, j) - *lse_of(a, a->lse, i));
-        const double ds = p * (dot(d_out, row_of(a, a->value, j), v_width) - through);
-        add_row(ds, row_of(a, a->key, j), row_of(a, a->d_query, i), qk_width);
-        add_row(ds, row_of(a, a->query, i), row_of(a, a->d_key, j), qk_width);
-        add_row(p, d_out, row_of(a, a->d_value, j), v_width);
-    }
-}
-
-bool assay_mutant_see_next_key(const assay_mutation *m)
-{
-    next_key a = {.m = m,
-                  .query = assay_results_find(m->tensors, "inputs/query"),
-                  .key = assay_results_find(m->tensors, "inputs/key"),
-                  .value = assay_results_find(m->tensors, "inputs/value"),
-                  .segments = assay_results_find(m->tensors, "inputs/segment_ids"),
-                  .d_out = assay_results_find(m->tensors, "cotangents/attention_out"),
-                  .d_lse = assay_results_find(m->tensors, "cotangents/lse"),
-                  .out = assay_results_find(m->tensors, "outputs/attention_out"),
-                  .lse = assay_results_find(m->tensors, "outputs/lse"),
-                  .d_query = assay_results_find(m->tensors, "gradients/inputs/query"),
-                  .d_key = assay_results_find(m->tensors, "gradients/inputs/key"),
-                  .d_value = assay_results_find(m->tensors, "gradients/inputs/value")};
-    const bool gradients = a.d_out != NULL && a.d_query != NULL && a.d_key != NULL && a.d_value != NULL;
-    a.sequence = a.query->spec->shape.dims[1], a.heads = a.query->spec->shape.dims[2];
-    if (gradients) {
-        assay_fill_values(a.d_query, 0, 0.0);
-        assay_fill_values(a.d_key, 0, 0.0);
-        assay_fill_values(a.d_value, 0, 0.0);
-    }
-    for (int64_t i = 0; i < a.query->spec->shape.dims[0] * a.heads; i++) {
-        a.batch = i / a.heads, a.head = i % a.heads;
-        for (int64_t row = 0; row < a.sequence; row++) {
-            forward(&a, row);
-            if (gradients) backward(&a, row);
+    for (int64_t o = 0; o < b->outer; o++) {
+        for (int64_t token = 0; token < x->sequence; token++) {
+            if (!goes_on(x, o / b->each_batch, token)) continue;
+            const int64_t at = (o * x->sequence + token) * b->inner, next = at + b->inner;
+            for (int64_t k = 0; k < b->inner; k++) {
+                if (tensor->values != NULL) assay_swap_values(tensor->values + at + k, tensor->values + next + k, 1);
+                if (tensor->indices == NULL) continue;
+                const int32_t index = tensor->indices[at + k];
+                tensor->indices[at + k] = tensor->indices[next + k];
+                tensor->indices[next + k] = index;
+            }
         }
     }
-    return a.sequence > 1;
+}
+
+static void keep_part(const exchange *x, const blocks *b, assay_kept *cotangent)
+{
+    for (int64_t i = 0; i < cotangent->count; i++) {
+        const int64_t row = i / b->inner, batch = row / x->sequence / b->each_batch;
+        if (other_place(x, batch, row % x->sequence) % 2 != x->part) cotangent->values[i] = 0.0;
+    }
+}
+
+static exchange exchange_of(const assay_mutation *m)
+{
+    return (exchange){
+        .segments = assay_results_find(m->tensors, "inputs/segment_ids"), .sequence = m->c->sequence, .part = m->part};
+}
+
+/* Results that are sums over tokens are none of this, nor are rows that other tokens push out of a buffer. */
+static bool has_rows_alone(const assay_mutation *m)
+{
+    blocks b;
+    for (int i = 0; i < m->tensors->plan->spec_count; i++) {
+        const assay_kept *tensor = &m->tensors->items[i];
+        if (assay_path_in(tensor->spec->path, "outputs") && !blocks_of(tensor, &b)) return false;
+    }
+    return !(m->c->config.capacity_factor > 0) && !(m->c->config.ragged_buffer_factor > 0);
+}
+
+bool assay_mutant_exchange_tokens(const assay_mutation *m)
+{
+    const exchange x = exchange_of(m);
+    blocks b;
+    bool changed = false;
+    for (int64_t i = 0; i < m->c->batch * (x.sequence - 1); i++) {
+        const int64_t at = i / (x.sequence - 1) * x.sequence + i % (x.sequence - 1);
+        changed |= x.segments == NULL || x.segments->indices[at] == x.segments->indices[at + 1];
+    }
+    if (!changed || !has_rows_alone(m)) return false;
+    for (int i = 0; i < m->tensors->plan->spec_count; i++) {
+        assay_kept *tensor = &m->tensors->items[i];
+        const char *path = tensor->spec->path;
+        if (!blocks_of(tensor, &b) || !(assay_path_is_given(path) || assay_path_in(path, "routing"))) continue;
+        exchange_rows(&x, &b, tensor);
+        if (assay_path_in(path, "cotangents")) keep_part(&x, &b, tensor);
+    }
+    return true;
+}
+
+/* The rows of the part's tokens, from where they went. */
+static void take_rows(const exchange *x, const blocks *b, const assay_kept *from, assay_kept *to)
+{
+    for (int64_t i = 0; i < to->count; i++) {
+        const int64_t row = i / b->inner, token = row % x->sequence, batch = row / x->sequence / b->each_batch;
+        const int64_t at = i + (other_place(x, batch, token) - token) * b->inner;
+        if (token % 2 != x->part) continue;
+        if (to->values != NULL) to->values[i] = from->values[at];
+        if (to->indices != NULL) to->indices[i] = from->indices[at];
+    }
+}
+
+/* Gradients are sums over the tokens of both parts, and their error scales roots of sums of squares. */
+static void add_gradient(const exchange *x, assay_kept *from, assay_kept *to, bool scales)
+{
+    blocks b;
+    if (blocks_of(from, &b)) exchange_rows(x, &b, from);
+    for (int64_t i = 0; i < to->count; i++) {
+        const double before = x->part > 0 ? to->values[i] : 0.0;
+        to->values[i] = scales ? hypot(before, from->values[i]) : before + from->values[i];
+    }
+}
+
+/* The path of the result that these are the error scales of; of another tensor its own. */
+static const char *result_of(const char *path)
+{
+    const char *profile = assay_path_in(path, "error_scale") ? strchr(path, '/') : NULL;
+    const char *result = profile != NULL ? strchr(profile + 1, '/') : NULL;
+    return result != NULL ? result + 1 : path;
+}
+
+void assay_take_exchanged(const assay_mutation *m, const assay_results *from, assay_results *to)
+{
+    const exchange x = exchange_of(m);
+    blocks b;
+    for (int i = 0; i < to->plan->spec_count; i++) {
+        assay_kept *wanted = &to->items[i], *found = assay_results_find(from, wanted->spec->path);
+        const char *path = result_of(wanted->spec->path);
+        if (found == NULL || found->written != found->count) continue;
+        if (assay_path_in(path, "gradients")) add_gradient(&x, found, wanted, path != wanted->spec->path);
+        if (!assay_path_in(path, "outputs") && !assay_path_in(path, "routing")) continue;
+        if (blocks_of(wanted, &b)) take_rows(&x, &b, found, wanted);
+    }
 }

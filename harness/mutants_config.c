@@ -46,25 +46,38 @@ bool assay_mutant_divided_or_not(assay_case *c)
     return flip(&c->config.norm_topk_prob);
 }
 
+static bool is_deepseek3(const assay_model_config *m)
+{
+    return (begins(&m->decoder_block, "deepseek") || begins(&m->model_name, "deepseek")) &&
+           !begins(&m->model_name, "deepseek2") && !m->fused_moe_func && m->first_num_hash_layers == 0;
+}
+
 /* DeepSeek-V3's rule without its division is DeepSeek-V2's. */
 static bool as_deepseek2(assay_case *c)
 {
-    assay_model_config *m = &c->config;
-    const bool applies = (begins(&m->decoder_block, "deepseek") || begins(&m->model_name, "deepseek")) &&
-                         !begins(&m->model_name, "deepseek2") && !m->fused_moe_func && m->first_num_hash_layers == 0;
-    return applies && set_text(&m->model_name, "deepseek2");
+    return is_deepseek3(&c->config) && set_text(&c->config.model_name, "deepseek2");
+}
+
+static bool divides(const assay_model_config *m)
+{
+    return is(&m->routed_score_func, "sigmoid") || is(&m->routed_score_func, "sqrtsoftplus");
 }
 
 bool assay_mutant_not_divided(assay_case *c)
 {
-    const bool divides =
-        is(&c->config.routed_score_func, "sigmoid") || is(&c->config.routed_score_func, "sqrtsoftplus");
-    return divides && as_deepseek2(c);
+    return divides(&c->config) && as_deepseek2(c);
 }
 
 bool assay_mutant_biased_weights(assay_case *c)
 {
     return c->config.routed_bias && as_deepseek2(c);
+}
+
+/* Of the model that divides: no other one's rule is this. */
+bool assay_mutant_biased_weights_divided(assay_case *c)
+{
+    c->config.weigh_biased = true;
+    return c->config.routed_bias && is_deepseek3(&c->config) && divides(&c->config);
 }
 
 bool assay_mutant_other_score(assay_case *c)

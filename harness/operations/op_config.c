@@ -74,6 +74,7 @@ assay_status assay_routing_config_of(assay_context *ctx, const assay_case *c, as
         .routed_scaling_factor = m->routed_scaling_factor,
         .norm_topk_prob = m->norm_topk_prob,
         .renormalize_exactly = m->use_batch_split_schedule,
+        .weigh_biased = m->weigh_biased,
         .load_balance_loss_weight = m->fused_moe_func ? 0.0 : m->load_balance_loss_weight,
         .routed_bias_update_rate = m->fused_moe_func ? 0.0 : m->routed_bias_update_rate,
         .hash_rows = m->first_num_hash_layers > 0 ? m->vocab_size : 0,

@@ -282,6 +282,68 @@ static void stored_is_found_again(void **state)
     end(&f);
 }
 
+/* A file with a table of mutants of its own. */
+static assay_fixture_reader *with_table(assay_context *ctx, const char *path, int rows, const double *fields)
+{
+    static const char *const names[] = {"no_such_any_more", "doubled"};
+    assay_fixture_writer *writer = NULL;
+    assay_fixture_reader *reader = NULL;
+    const assay_tensor_spec spec = {.path = "discrimination/f32",
+                                    .type = ASSAY_FLOAT64,
+                                    .shape = assay_shape_of(2, (int64_t)rows, (int64_t)ASSAY_POWER_FIELDS),
+                                    .labels = {"mutant", "field"}};
+    assert_ok(ctx, assay_fixture_create(ctx, path, &writer));
+    assert_ok(ctx, assay_fixture_set_texts(ctx, writer, "mutants", 2, names));
+    assert_ok(ctx, assay_fixture_declare(ctx, writer, &spec));
+    assert_ok(ctx, assay_fixture_append(ctx, writer, spec.path, (int64_t)rows * ASSAY_POWER_FIELDS, fields));
+    assert_ok(ctx, assay_fixture_finish(ctx, writer));
+    assert_ok(ctx, assay_fixture_open(ctx, path, &reader));
+    return reader;
+}
+
+/* Of a table that has grown or lost a mutant since, what both know is compared, by name. */
+static void older_tables_hold(void **state)
+{
+    (void)state;
+    assay_context ctx = assay_context_default(1);
+    char path[64];
+    snprintf(path, sizeof path, "discrimination-%d.h5", (int)getpid());
+    double *found = calloc((size_t)assay_mutant_count * ASSAY_POWER_FIELDS, sizeof *found);
+    double stored[3 * ASSAY_POWER_FIELDS] = {3, 1, 7, 5, 0.5, 2, 0, 7, 7, 12.0};
+    double *doubled = stored + ASSAY_POWER_FIELDS;
+    assert_non_null(found);
+    memcpy(found + (assay_mutant_by_name("doubled") - assay_mutants) * ASSAY_POWER_FIELDS, doubled,
+           ASSAY_POWER_FIELDS * sizeof *found);
+    static const struct {
+        int rows, field;
+        double value;
+        assay_status layout, fields;
+    } table[] = {{2, ASSAY_POWER_OUTCOME, 2, ASSAY_OK, ASSAY_OK},
+                 {2, ASSAY_POWER_EXCESS, 12.000001, ASSAY_OK, ASSAY_OK},
+                 {2, ASSAY_POWER_EXCESS, 12.0001, ASSAY_OK, ASSAY_BAD_INPUT},
+                 {2, ASSAY_POWER_EXCESS, (double)INFINITY, ASSAY_OK, ASSAY_BAD_INPUT},
+                 {2, ASSAY_POWER_OUTCOME, 3, ASSAY_OK, ASSAY_BAD_INPUT},
+                 {2, ASSAY_POWER_FOUND, 6, ASSAY_OK, ASSAY_BAD_INPUT},
+                 {3, ASSAY_POWER_OUTCOME, 2, ASSAY_BAD_INPUT, ASSAY_OK}};
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        const double before = doubled[table[i].field];
+        doubled[table[i].field] = table[i].value;
+        assay_fixture_reader *reader = with_table(&ctx, path, table[i].rows, stored);
+        const assay_tensor_spec *spec = assay_fixture_find(reader, "discrimination/f32");
+        assert_int_equal(assay_discrimination_check_layout(&ctx, reader, spec), table[i].layout);
+        assert_int_equal(assay_discrimination_check(&ctx, reader, spec->path, found), table[i].fields);
+        if (table[i].fields != ASSAY_OK) assert_non_null(strstr(ctx.message, "mutant doubled"));
+        doubled[table[i].field] = before;
+        assay_fixture_close(reader);
+    }
+    found[(assay_mutant_by_name("doubled") - assay_mutants) * ASSAY_POWER_FIELDS + ASSAY_POWER_EXCESS] = INFINITY;
+    assay_fixture_reader *finite = with_table(&ctx, path, 2, stored);
+    assert_int_equal(assay_discrimination_check(&ctx, finite, "discrimination/f32", found), ASSAY_BAD_INPUT);
+    assay_fixture_close(finite);
+    free(found);
+    unlink(path);
+}
+
 /* Nobody passes with what he was given. */
 static void request_never_passes(void **state)
 {
@@ -348,6 +410,7 @@ int main(void)
         cmocka_unit_test(wide_scales_are_vacuous),
         cmocka_unit_test(compare_states_the_power),
         cmocka_unit_test(stored_is_found_again),
+        cmocka_unit_test(older_tables_hold),
         cmocka_unit_test(request_never_passes),
         cmocka_unit_test(refusals),
         cmocka_unit_test(failing_allocations),

@@ -210,6 +210,33 @@ static void one_wrong_element_is_not_known(void **state)
     end(&f);
 }
 
+/* Errors of a worse arithmetic are compared by their size: a remark, which names all whose errors are as large. At f32
+ * they are a thousand times a correct candidate's, whose null distributions then say nothing. */
+static void arithmetics_are_remarked_on(void **state)
+{
+    (void)state;
+    static const char *const mutants[] = {"sums_in_bf16", "operands_in_fp8", "intermediates_in_bf16"};
+    const assay_emulation draw = {.seed = 20240607};
+    fixture f;
+    start(&f, "mlp/one-wide", "profiles=[f32]", "f32");
+    for (size_t i = 0; i < sizeof mutants / sizeof *mutants; i++) {
+        f.ctx.emulation = &draw;
+        assay_results results = make(&f, mutants[i]);
+        f.ctx.emulation = NULL;
+        assay_report report = explain(&f, &results);
+        assert_int_equal(report.verdict, ASSAY_FAIL);
+        assert_int_equal(report.explained_count, 0);
+        const char *remark = strstr(report.explanation, "; its errors are as large as with ");
+        if (remark == NULL || strstr(remark, mutants[i]) == NULL) fail_msg("%s: %s", mutants[i], report.explanation);
+        assay_report_free(&report);
+    }
+    assay_results coarser = make(&f, "stored_coarser");
+    assay_report report = explain(&f, &coarser);
+    assert_string_equal(report.explained_by[0], "stored_coarser");
+    assay_report_free(&report);
+    end(&f);
+}
+
 /* Nothing is said of a candidate that passes, nor of shapes and types; a case that is too large is left out. */
 static void where_nothing_is_said(void **state)
 {
@@ -315,6 +342,7 @@ int main(void)
         cmocka_unit_test(gradients_may_be_pulled_back),
         cmocka_unit_test(pull_back_is_the_transpose),
         cmocka_unit_test(one_wrong_element_is_not_known),
+        cmocka_unit_test(arithmetics_are_remarked_on),
         cmocka_unit_test(where_nothing_is_said),
         cmocka_unit_test(golden_without_its_case),
         cmocka_unit_test(same_for_any_number_of_threads),

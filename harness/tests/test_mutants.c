@@ -3,7 +3,7 @@
 #include <stdlib.h>
 
 #include "compare/profile.h"
-#include "harness/discrimination.h"
+#include "harness/discrimination_trial.h"
 #include "harness/ensemble.h"
 #include "harness/tests/harness_test.h"
 
@@ -231,12 +231,51 @@ static void truncated_is_towards_zero(void **state)
     assay_cases_free(c, 1);
 }
 
+/* Of one token: the weights of biased_weights over their sum, times what they are scaled by. */
+static void biased_weights_are_divided(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"biased_weights", "biased_weights_divided"};
+    assay_context ctx = assay_context_default(1);
+    assay_case *c = case_named(&ctx, "routing/odd-sizes", "profiles=[f32]");
+    assay_plan plan = {0};
+    assay_inputs inputs = {0};
+    assay_results golden = {0}, results[2] = {{0}};
+    bool applies = false;
+    assert_ok(&ctx, assay_plan_make(&ctx, &plan, c));
+    assert_ok(&ctx, assay_inputs_open(&ctx, &inputs, c, &plan.list, NULL));
+    const assay_source source = assay_inputs_source(&inputs);
+    assert_ok(&ctx, assay_results_open(&ctx, &golden, &plan, &source));
+    const assay_sink sink = assay_results_sink(&golden);
+    assert_ok(&ctx, assay_evaluate(&ctx, &plan, &source, &sink));
+    const assay_trial trial = {.golden = &golden, .profile = assay_profile_by_name("f32")};
+    for (int i = 0; i < 2; i++) {
+        assert_ok(&ctx, assay_mutant_make(&ctx, &trial, assay_mutant_by_name(names[i]), &results[i], &applies));
+        assert_true(applies);
+    }
+    const assay_kept *biased = assay_results_find(&results[0], "outputs/weights");
+    const assay_kept *divided = assay_results_find(&results[1], "outputs/weights");
+    const int64_t chosen = c->config.num_experts_per_tok;
+    for (int64_t token = 0; token < biased->count; token += chosen) {
+        double sum = 0.0;
+        for (int64_t k = 0; k < chosen; k++) sum += biased->values[token + k];
+        for (int64_t k = 0; k < chosen; k++) {
+            const double expected = c->config.routed_scaling_factor * biased->values[token + k] / sum;
+            assert_true(fabs(divided->values[token + k] - expected) < 1e-14 * fabs(expected));
+        }
+    }
+    for (int i = 0; i < 2; i++) assay_results_free(&results[i]);
+    assay_results_free(&golden);
+    assay_inputs_close(&inputs);
+    assay_plan_free(&plan);
+    assay_cases_free(c, 1);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(table_is_well_formed),
-        cmocka_unit_test(documentation_has_the_same_table),
-        cmocka_unit_test(truncated_is_towards_zero),
+        cmocka_unit_test(table_is_well_formed),           cmocka_unit_test(documentation_has_the_same_table),
+        cmocka_unit_test(truncated_is_towards_zero),      cmocka_unit_test(biased_weights_are_divided),
         cmocka_unit_test(each_applies_to_its_operations),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

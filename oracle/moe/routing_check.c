@@ -33,7 +33,7 @@ assay_routing_rule assay_routing_rule_of(const assay_routing_config *config)
                    : gemma4 ? ASSAY_SELECTS_ARGUMENT
                             : ASSAY_SELECTS_BIASED,
         .bias_inside = fused || gemma4,
-        .weighs_scores = fused || gemma4 || family == ASSAY_ROUTER_DEEPSEEK3,
+        .weighs_scores = fused || gemma4 || (family == ASSAY_ROUTER_DEEPSEEK3 && !config->weigh_biased),
         .softmax_chosen = family == ASSAY_ROUTER_DEFAULT,
         .divide = config->norm_topk_prob,
         .epsilon = 0.0,

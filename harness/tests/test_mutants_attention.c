@@ -1,0 +1,243 @@
+/* Queries that see the key after their own, made by exchanging tokens: against attention that is computed so, and
+ * gradients against differences of the mutant's own outputs. */
+#include <math.h>
+#include <stdlib.h>
+
+#include "compare/profile.h"
+#include "harness/discrimination_trial.h"
+#include "harness/ensemble.h"
+#include "harness/tests/harness_test.h"
+
+typedef struct fixture {
+    assay_context ctx;
+    assay_case *c;
+    assay_plan plan;
+    assay_inputs inputs;
+    assay_results golden;
+} fixture;
+
+static void start(fixture *f, const char *name, const char *set)
+{
+    *f = (fixture){.ctx = assay_context_default(1)};
+    f->c = case_named(&f->ctx, name, "profiles=[f64]");
+    if (set != NULL) assert_ok(&f->ctx, assay_case_set(&f->ctx, f->c, set));
+    assert_ok(&f->ctx, assay_plan_make(&f->ctx, &f->plan, f->c));
+    assert_ok(&f->ctx, assay_inputs_open(&f->ctx, &f->inputs, f->c, &f->plan.list, NULL));
+    const assay_source source = assay_inputs_source(&f->inputs);
+    assert_ok(&f->ctx, assay_results_open(&f->ctx, &f->golden, &f->plan, &source));
+    const assay_sink sink = assay_results_sink(&f->golden);
+    assert_ok(&f->ctx, assay_evaluate(&f->ctx, &f->plan, &source, &sink));
+}
+
+static void end(fixture *f)
+{
+    assay_results_free(&f->golden);
+    assay_inputs_close(&f->inputs);
+    assay_plan_free(&f->plan);
+    assay_cases_free(f->c, 1);
+}
+
+static assay_results make(fixture *f, const char *name, bool *applies)
+{
+    assay_results results = {0};
+    const assay_trial trial = {.golden = &f->golden, .profile = assay_profile_by_name("f64"), .false_alarm = 1e-6};
+    assert_ok(&f->ctx, assay_mutant_make(&f->ctx, &trial, assay_mutant_by_name(name), &results, applies));
+    return results;
+}
+
+static assay_results make_next_key_seen(fixture *f)
+{
+    bool applies = false;
+    assay_results results = make(f, "next_key_seen", &applies);
+    assert_true(applies);
+    return results;
+}
+
+typedef struct attention {
+    const assay_kept *query, *key, *value, *segments;
+    int64_t sequence, heads;
+    bool mask_padding;
+} attention;
+
+static bool sees(const attention *a, int64_t batch, int64_t i, int64_t j)
+{
+    const int32_t *ids = a->segments == NULL ? NULL : a->segments->indices + batch * a->sequence;
+    return j <= i + 1 && (ids == NULL || (ids[i] == ids[j] && !(a->mask_padding && ids[i] == 0)));
+}
+
+/* Column `column` of the output of one query, and its log-sum-exp; false: it sees nothing. */
+static bool attend(const attention *a, int64_t batch, int64_t head, int64_t i, int64_t column, double *out, double *lse)
+{
+    const int64_t width = a->key->spec->shape.dims[3], v_width = a->value->spec->shape.dims[3];
+    double sum = 0.0, weighted = 0.0;
+    for (int64_t j = 0; j < a->sequence; j++) {
+        if (!sees(a, batch, i, j)) continue;
+        const int64_t q = ((batch * a->sequence + i) * a->heads + head) * width;
+        const int64_t k = ((batch * a->sequence + j) * a->heads + head) * width;
+        double score = 0.0;
+        for (int64_t d = 0; d < width; d++) score += a->query->values[q + d] * a->key->values[k + d];
+        sum += exp(score);
+        weighted += exp(score) * a->value->values[((batch * a->sequence + j) * a->heads + head) * v_width + column];
+    }
+    *out = weighted / sum, *lse = log(sum);
+    return sum > 0.0;
+}
+
+static void check_attention(const char *name, const char *set)
+{
+    fixture f;
+    start(&f, name, set);
+    assay_results results = make_next_key_seen(&f);
+    const attention a = {.query = assay_results_find(&f.golden, "inputs/query"),
+                         .key = assay_results_find(&f.golden, "inputs/key"),
+                         .value = assay_results_find(&f.golden, "inputs/value"),
+                         .segments = assay_results_find(&f.golden, "inputs/segment_ids"),
+                         .sequence = f.c->sequence,
+                         .heads = f.c->config.base_num_query_heads,
+                         .mask_padding = f.c->config.mask_padding};
+    const assay_kept *out = assay_results_find(&results, "outputs/attention_out");
+    const assay_kept *lse = assay_results_find(&results, "outputs/lse");
+    const int64_t width = a.value->spec->shape.dims[3];
+    for (int64_t n = 0; n < out->count; n++) {
+        const int64_t column = n % width, head = n / width % a.heads, i = n / width / a.heads % a.sequence;
+        const int64_t batch = n / width / a.heads / a.sequence;
+        double expected, expected_lse;
+        if (!attend(&a, batch, head, i, column, &expected, &expected_lse)) continue;
+        assert_true(fabs(out->values[n] - expected) < 1e-12);
+        if (lse != NULL) {
+            assert_true(fabs(lse->values[(batch * a.heads + head) * a.sequence + i] - expected_lse) < 1e-12);
+        }
+    }
+    assay_results_free(&results);
+    end(&f);
+}
+
+static void is_attention_with_the_next_key(void **state)
+{
+    (void)state;
+    check_attention("attention/segments", NULL);
+    check_attention("attention/narrow-values", "sequence=7");
+    check_attention("attention/padding-nan", NULL);
+    check_attention("attention/narrow-values", "sequence=2");
+}
+
+/* Of the outputs by their cotangents. */
+static double loss_of(const assay_results *golden, const assay_results *results)
+{
+    double loss = 0.0;
+    for (int i = 0; i < results->plan->spec_count; i++) {
+        const assay_kept *output = &results->items[i];
+        char path[ASSAY_PATH_SIZE];
+        if (!assay_path_in(output->spec->path, "outputs")) continue;
+        snprintf(path, sizeof path, "cotangents/%.100s", output->spec->path + strlen("outputs/"));
+        const assay_kept *cotangent = assay_results_find(golden, path);
+        assert_non_null(cotangent);
+        for (int64_t k = 0; k < output->count; k++) loss += output->values[k] * cotangent->values[k];
+    }
+    return loss;
+}
+
+static double loss_at(fixture *f, double *number, double value)
+{
+    const double before = *number;
+    *number = value;
+    assay_results results = make_next_key_seen(f);
+    const double loss = loss_of(&f->golden, &results);
+    assay_results_free(&results);
+    *number = before;
+    return loss;
+}
+
+static void check_gradients(const char *name, const char *set)
+{
+    enum { EACH = 3 };
+    const double step = 0x1p-18;
+    fixture f;
+    start(&f, name, set);
+    assay_results results = make_next_key_seen(&f);
+    for (int i = 0; i < f.plan.spec_count; i++) {
+        const assay_kept *gradient = &results.items[i];
+        if (!assay_path_in(gradient->spec->path, "gradients")) continue;
+        const assay_kept *given = assay_results_find(&f.golden, gradient->spec->path + strlen("gradients/"));
+        assert_non_null(given);
+        for (int n = 0; n < EACH; n++) {
+            const int64_t k = (gradient->count - 1) * n / (EACH - 1);
+            double *number = &given->values[k];
+            const double above = loss_at(&f, number, *number + step), below = loss_at(&f, number, *number - step);
+            const double expected = (above - below) / (2 * step);
+            if (!(fabs(gradient->values[k] - expected) < 1e-5 * (1 + fabs(expected))))
+                fail_msg("%s: %s[%lld] is %g, expected %g", name, gradient->spec->path, (long long)k,
+                         gradient->values[k], expected);
+        }
+    }
+    assay_results_free(&results);
+    end(&f);
+}
+
+static void gradients_are_those_of_the_outputs(void **state)
+{
+    (void)state;
+    check_gradients("attention/segments", NULL);
+    check_gradients("mla/one-head", NULL);
+    check_gradients("mla/packed", NULL);
+    check_gradients("deepseek_layer/dense-fused", NULL);
+    check_gradients("deepseek_layer/moe-segments", NULL);
+}
+
+/* Where results are sums over tokens, or tokens push each other out of buffers, or there is no next one. */
+static void does_not_apply(void **state)
+{
+    (void)state;
+    static const char *const cases[][2] = {{"deepseek_layer/moe-balance", NULL},
+                                           {"deepseek_layer/moe-dropping", NULL},
+                                           {"attention/one-token", "sequence=1"},
+                                           {"mla/one-head", "sequence=1"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        fixture f;
+        bool applies = true;
+        start(&f, cases[i][0], cases[i][1]);
+        assay_results results = make(&f, "next_key_seen", &applies);
+        if (applies) fail_msg("next_key_seen applies to %s", cases[i][0]);
+        assay_results_free(&results);
+        end(&f);
+    }
+}
+
+/* A worse arithmetic of a part that the case does not have, or has as bad already, is no mutant. */
+static void arithmetic_needs_its_part(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name, *mutant, *profile;
+        bool applies;
+    } table[] = {{"deepseek_layer/dense-fused", "router_in_bf16", "f32", false},
+                 {"deepseek_layer/moe-segments", "router_in_bf16", "f32", true},
+                 {"routing/balance-even", "router_in_bf16", "f32", true},
+                 {"moe/small", "router_in_bf16", "bf16", true},
+                 {"moe/small", "router_in_bf16", "bf16_router", false},
+                 {"mlp/one-wide", "intermediates_in_bf16", "f32", true},
+                 {"mlp/one-wide", "intermediates_in_bf16", "bf16", false}};
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        fixture f;
+        bool applies = !table[i].applies;
+        start(&f, table[i].name, NULL);
+        const assay_trial trial = {.golden = &f.golden, .profile = assay_profile_by_name(table[i].profile)};
+        assay_results results = {0};
+        assert_ok(&f.ctx, assay_mutant_make(&f.ctx, &trial, assay_mutant_by_name(table[i].mutant), &results, &applies));
+        if (applies != table[i].applies) fail_msg("%s, %s", table[i].name, table[i].mutant);
+        assay_results_free(&results);
+        end(&f);
+    }
+    assert_false(assay_mutant_is_for(assay_mutant_by_name("intermediates_in_bf16"), "gmm"));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(is_attention_with_the_next_key),
+        cmocka_unit_test(gradients_are_those_of_the_outputs),
+        cmocka_unit_test(does_not_apply),
+        cmocka_unit_test(arithmetic_needs_its_part),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
