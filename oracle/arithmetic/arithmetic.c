@@ -1,5 +1,6 @@
 #include "oracle/arithmetic/arithmetic.h"
 
+#include <math.h>
 #include <string.h>
 
 static const assay_arithmetic *const arithmetics[] = {&assay_arithmetic_reference, &assay_arithmetic_blas};
@@ -23,6 +24,14 @@ assay_status assay_matmul(assay_context *ctx, const assay_matmul_args *args)
 void assay_round(const assay_context *ctx, assay_rounding rounding, int64_t count, double *values)
 {
     if (ctx->arithmetic->round != NULL) ctx->arithmetic->round(ctx, rounding, count, values);
+}
+
+double assay_round_sum(const assay_context *ctx, double roundings, double sum)
+{
+    double rounded = sum;
+    if (ctx->arithmetic->round == NULL || !isfinite(sum)) return sum;
+    assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &rounded);
+    return sum + (rounded - sum) * sqrt(roundings);
 }
 
 bool assay_isa_supported(assay_isa isa)

@@ -31,12 +31,7 @@ void assay_balance_density(double *density, const int32_t *selected_experts, con
 /* `terms` numbers were added up, each sum rounded: as many independent errors. */
 static void round_sums(const assay_context *ctx, int64_t terms, int64_t count, double *sums)
 {
-    if (ctx->arithmetic->round == NULL) return;
-    for (int64_t i = 0; i < count; i++) {
-        double rounded = sums[i];
-        assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &rounded);
-        sums[i] += (rounded - sums[i]) * sqrt((double)terms);
-    }
+    for (int64_t i = 0; i < count; i++) sums[i] = assay_round_sum(ctx, (double)terms, sums[i]);
 }
 
 assay_status assay_balance_loss(assay_context *ctx, double *lb_loss, const double *probabilities, const double *density,

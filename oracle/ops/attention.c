@@ -207,11 +207,9 @@ typedef struct forward_job {
  * count / 3 roundings of its final value. */
 static double sum_row(const assay_context *ctx, const double *p, int64_t count)
 {
-    const bool rounds = ctx->arithmetic->round != NULL;
     double sum = 0;
     for (int64_t j = 0; j < count; j++) sum += p[j];
-    for (int64_t j = 0; rounds && j < count; j += 3) assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &sum);
-    return sum;
+    return assay_round_sum(ctx, ceil((double)count / 3), sum);
 }
 
 /* Scores of a row become probabilities; returns its lse. */
