@@ -26,12 +26,21 @@ void assay_round(const assay_context *ctx, assay_rounding rounding, int64_t coun
     if (ctx->arithmetic->round != NULL) ctx->arithmetic->round(ctx, rounding, count, values);
 }
 
-double assay_round_sum(const assay_context *ctx, double roundings, double sum)
+void assay_round_sums(const assay_context *ctx, double roundings, int64_t count, double *sums)
 {
-    double rounded = sum;
-    if (ctx->arithmetic->round == NULL || !isfinite(sum)) return sum;
-    assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &rounded);
-    return sum + (rounded - sum) * sqrt(roundings);
+    double rounded[256];
+    const int64_t most = (int64_t)(sizeof rounded / sizeof *rounded);
+    const double factor = sqrt(roundings);
+    if (ctx->arithmetic->round == NULL) return;
+    for (int64_t first = 0; first < count; first += most) {
+        const int64_t length = count - first < most ? count - first : most;
+        memcpy(rounded, sums + first, (size_t)length * sizeof *rounded);
+        assay_round(ctx, ASSAY_ROUND_ACCUMULATE, length, rounded);
+        for (int64_t i = 0; i < length; i++) {
+            const double error = (rounded[i] - sums[first + i]) * factor;
+            sums[first + i] += isfinite(error) ? error : 0; /* infinity stays */
+        }
+    }
 }
 
 bool assay_isa_supported(assay_isa isa)

@@ -151,7 +151,7 @@ assay_status attention_scores(assay_context *ctx, double *out, int64_t ld, const
     return assay_matmul(ctx, &args);
 }
 
-/* Rounded as a product rounds its partial sums. */
+/* Partial sums are rounded, as those of a product are, and taken to be near the last one. */
 static void add_row_by_row(const assay_context *ctx, const attention_triangle *t, int64_t first, int64_t end)
 {
     for (int64_t row = first; row < end; row++) {
@@ -160,8 +160,8 @@ static void add_row_by_row(const assay_context *ctx, const attention_triangle *t
         for (int64_t i = from; i < to; i++) {
             const double w = t->transpose ? t->w[i * t->ld + row] : t->w[row * t->ld + i];
             assay_add_scaled(ctx, t->width, w, t->x + i * t->width, y);
-            assay_round(ctx, ASSAY_ROUND_ACCUMULATE, t->width, y);
         }
+        assay_round_sums(ctx, (double)(to - from), t->width, y);
     }
 }
 
@@ -209,7 +209,8 @@ static double sum_row(const assay_context *ctx, const double *p, int64_t count)
 {
     double sum = 0;
     for (int64_t j = 0; j < count; j++) sum += p[j];
-    return assay_round_sum(ctx, ceil((double)count / 3), sum);
+    assay_round_sums(ctx, ceil((double)count / 3), 1, &sum);
+    return sum;
 }
 
 /* Scores of a row become probabilities; returns its lse. */
