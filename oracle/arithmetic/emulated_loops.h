@@ -55,7 +55,8 @@ typedef struct emulated_rounder {
     double largest; /* relative: the largest error */
 } emulated_rounder;
 
-/* The error of an element c: -mean c, and two uniform ones with RMS of `whole` |c| and `spread` sqrt(sum a^2 sum b^2). */
+/* The error of an element c: -mean c, and two uniform ones with RMS of `whole` |c| and `spread` sqrt(sum a^2 sum b^2).
+ */
 typedef struct emulated_sum_error {
     double whole, spread, mean;
 } emulated_sum_error;

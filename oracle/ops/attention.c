@@ -244,12 +244,8 @@ static assay_status forward_block(assay_context *ctx, double *out, double *lse, 
                                          .m = end - first,
                                          .n = wide,
                                          .k = first};
-    const attention_triangle triangle = {.w = p + first,
-                                         .ld = ld,
-                                         .x = v + first * wide,
-                                         .y = out + first * wide,
-                                         .size = end - first,
-                                         .width = wide};
+    const attention_triangle triangle = {
+        .w = p + first, .ld = ld, .x = v + first * wide, .y = out + first * wide, .size = end - first, .width = wide};
     assay_status status = ASSAY_OK;
     TRY(attention_scores(ctx, p, ld, q + first * deep, end - first, k, end, deep));
 #pragma omp parallel for num_threads(ctx->threads)
