@@ -118,7 +118,8 @@ static void tally(const assay_report *report, int *used, int *beyond)
 
 /* A stochastic rounding that goes the unlikely way, once in a thousand numbers, may surprise an error scale of a few
  * members; one of its statistics only where it takes a whole row of a small tensor with it, as the one score of
- * attention's first token does (attention/seven, bf16: one candidate in 22). Rounding to nearest does not go that way. */
+ * attention's first token does (attention/seven, bf16: one candidate in 22). Rounding to nearest does not go that way.
+ */
 static void check_passes(const assay_report *report, bool nearest)
 {
     for (int i = 0; i < report->count; i++) {
