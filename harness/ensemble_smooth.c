@@ -1,3 +1,4 @@
+#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 
@@ -10,14 +11,16 @@ enum {
     CHUNK = 512,      /* elements or columns that a thread takes at a time */
     SHARED = 1 << 14, /* elements from which on threads pay */
     ENOUGH = 64,      /* squares in a mean that can stand alone: known to 18 % */
+    LANES = 8,        /* sums side by side, which need not wait for each other */
 };
 
 /* The tensor as `blocks` matrices, of which each has the model of_row times of_column. The columns of every view are
  * whole rows of the last axis. */
 typedef struct view {
     int64_t blocks, rows, columns;
-    double *of_row;    /* [blocks,rows] */
-    double *of_column; /* [blocks,columns], about 1 on average */
+    double *of_row;     /* [blocks,rows] */
+    double *of_column;  /* [blocks,columns], about 1 on average */
+    double *per_column; /* 1 / of_column, 0 where that is 0 */
 } view;
 
 static int64_t product_of(const assay_shape *shape, int first, int end)
@@ -27,17 +30,18 @@ static int64_t product_of(const assay_shape *shape, int first, int end)
     return product;
 }
 
-/* The first view is all axes but the last against the last. */
+/* The first view is all axes but the last against the last. An axis of 1 does not make another one. */
 static int views_of(const assay_shape *shape, view *views)
 {
     const int rank = shape->rank, last = rank > 0 ? rank - 1 : 0;
     int count = 0;
     views[count++] = (view){.blocks = 1, .rows = product_of(shape, 0, last), .columns = product_of(shape, last, rank)};
     for (int cut = 1; cut < last; cut++) {
+        if (shape->dims[cut] == 1) continue;
         views[count++] =
             (view){.blocks = 1, .rows = product_of(shape, 0, cut), .columns = product_of(shape, cut, rank)};
     }
-    if (rank >= 3) {
+    if (rank >= 3 && shape->dims[0] > 1) {
         views[count++] =
             (view){.blocks = shape->dims[0], .rows = product_of(shape, 1, last), .columns = shape->dims[last]};
     }
@@ -61,19 +65,48 @@ static void steady(double *means, int64_t count, int64_t squares)
     for (int64_t i = 0; i < count; i++) means[i] = steadied(means[i], sum / fmax(positive, 1), squares);
 }
 
+static double sum_of(int64_t count, const double *x)
+{
+    double sums[LANES] = {0}, sum = 0;
+    int64_t i = 0;
+    for (; i + LANES <= count; i += LANES) {
+        for (int lane = 0; lane < LANES; lane++) sums[lane] += x[i + lane];
+    }
+    for (; i < count; i++) sum += x[i];
+    for (int lane = 0; lane < LANES; lane++) sum += sums[lane];
+    return sum;
+}
+
+static double mean_of_row(int64_t count, const double *values, const double *per_column)
+{
+    double products[CHUNK], counts[CHUNK], sum = 0, counted = 0;
+    for (int64_t first = 0; first < count; first += CHUNK) {
+        const int64_t length = count - first < CHUNK ? count - first : CHUNK;
+#pragma omp simd
+        for (int64_t i = 0; i < length; i++) {
+            const double value = values[first + i], per_this = per_column[first + i];
+            const double product = value * per_this, one = per_this > 0 ? 1 : 0;
+            products[i] = isfinite(value) ? product : 0;
+            counts[i] = isfinite(value) ? one : 0;
+        }
+        sum += sum_of(length, products);
+        counted += sum_of(length, counts);
+    }
+    return sum / fmax(counted, 1);
+}
+
+/* 1 / x, but finite, and 0 for 0. */
+static double per(double x)
+{
+    return x > 0 ? fmin(1 / x, DBL_MAX) : 0;
+}
+
 /* of_row = the mean of values / of_column, over the columns that are not 0. */
 static void fit_rows(const assay_context *ctx, const view *v, int members, const double *values)
 {
 #pragma omp parallel for num_threads(ctx->threads) if (v->blocks * v->rows * v->columns >= SHARED)
     for (int64_t row = 0; row < v->blocks * v->rows; row++) {
-        const double *from = values + row * v->columns, *columns = v->of_column + row / v->rows * v->columns;
-        double sum = 0, count = 0;
-        for (int64_t i = 0; i < v->columns; i++) {
-            const bool counts = isfinite(from[i]) && columns[i] > 0;
-            sum += counts ? from[i] / columns[i] : 0;
-            count += counts;
-        }
-        v->of_row[row] = sum / fmax(count, 1);
+        v->of_row[row] = mean_of_row(v->columns, values + row * v->columns, v->per_column + row / v->rows * v->columns);
     }
     for (int64_t block = 0; block < v->blocks; block++) {
         steady(v->of_row + block * v->rows, v->rows, v->columns * members);
@@ -91,10 +124,11 @@ static void fit_columns(const assay_context *ctx, const view *v, int members, co
         double counts[CHUNK] = {0}, *means = v->of_column + block * v->columns + first;
         for (int64_t i = 0; i < count; i++) means[i] = 0;
         for (int64_t row = block * v->rows; row < (block + 1) * v->rows; row++) {
-            const double *from = values + row * v->columns + first, of_row = v->of_row[row];
-            for (int64_t i = 0; of_row > 0 && i < count; i++) {
-                means[i] += isfinite(from[i]) ? from[i] / of_row : 0;
-                counts[i] += isfinite(from[i]);
+            const double *from = values + row * v->columns + first, per_row = per(v->of_row[row]);
+            if (per_row == 0) continue;
+            for (int64_t i = 0; i < count; i++) {
+                means[i] += isfinite(from[i]) ? from[i] * per_row : 0;
+                counts[i] += isfinite(from[i]) ? 1 : 0;
             }
         }
         for (int64_t i = 0; i < count; i++) means[i] = steadied(means[i] / fmax(counts[i], 1), 1, v->rows * members);
@@ -105,8 +139,10 @@ static void fit_columns(const assay_context *ctx, const view *v, int members, co
  * for squares that are chi-squared (two rounds come near). */
 static void fit(const assay_context *ctx, const view *v, int members, const double *values)
 {
-    for (int64_t i = 0; i < v->blocks * v->columns; i++) v->of_column[i] = 1;
+    const int64_t columns = v->blocks * v->columns;
+    for (int64_t i = 0; i < columns; i++) v->of_column[i] = 1;
     for (int round = 0; round < 2; round++) {
+        for (int64_t i = 0; i < columns; i++) v->per_column[i] = per(v->of_column[i]);
         fit_rows(ctx, v, members, values);
         fit_columns(ctx, v, members, values);
     }
@@ -157,13 +193,14 @@ static double mean_of(int64_t count, const double *values)
     return sum / (double)count;
 }
 
+/* A view of one row has columns of one element. */
 static bool is_zero_throughout(const view *views, int count, int64_t element)
 {
     bool zero = false;
     for (int i = 0; i < count; i++) {
         const view *v = &views[i];
         const int64_t row = element / v->columns, column = element % v->columns;
-        zero |= v->of_row[row] == 0 || v->of_column[row / v->rows * v->columns + column] == 0;
+        zero |= v->rows == 1 || v->of_row[row] == 0 || v->of_column[row / v->rows * v->columns + column] == 0;
     }
     return zero;
 }
@@ -192,15 +229,16 @@ assay_status assay_ensemble_smooth(assay_context *ctx, const assay_shape *shape,
     const int count = views_of(shape, views);
     const int64_t elements = views[0].rows * views[0].columns;
     if (elements == 0) return ASSAY_OK;
-    for (int i = 0; i < count; i++) factors += views[i].blocks * (views[i].rows + views[i].columns);
+    for (int i = 0; i < count; i++) factors += views[i].blocks * (views[i].rows + 2 * views[i].columns);
     TRY(assay_alloc_f64(ctx, "factors of error scales", factors, &memory));
     const double mean = mean_of(elements, values);
     next = memory;
     for (int i = 0; i < count; i++) {
         views[i].of_row = next;
         views[i].of_column = next + views[i].blocks * views[i].rows;
-        next = views[i].of_column + views[i].blocks * views[i].columns;
-        fit(ctx, &views[i], members, values);
+        views[i].per_column = views[i].of_column + views[i].blocks * views[i].columns;
+        next = views[i].per_column + views[i].blocks * views[i].columns;
+        if (i == 0 || views[i].rows > 1) fit(ctx, &views[i], members, values);
     }
     if (mean > 0) smooth(ctx, views, count, best_of(views, count, members, mean), members, values);
 cleanup:

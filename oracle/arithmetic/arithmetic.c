@@ -1,5 +1,6 @@
 #include "oracle/arithmetic/arithmetic.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "oracle/arithmetic/emulated.h"
@@ -30,6 +31,23 @@ void assay_round(const assay_context *ctx, assay_rounding rounding, int64_t coun
 bool assay_takes_second_form(const assay_context *ctx)
 {
     return ctx->emulation != NULL && ctx->emulation->second_form;
+}
+
+void assay_round_sums(const assay_context *ctx, double roundings, int64_t count, double *sums)
+{
+    double rounded[256];
+    const int64_t most = (int64_t)(sizeof rounded / sizeof *rounded);
+    const double factor = sqrt(roundings);
+    if (ctx->arithmetic->round == NULL) return;
+    for (int64_t first = 0; first < count; first += most) {
+        const int64_t length = count - first < most ? count - first : most;
+        memcpy(rounded, sums + first, (size_t)length * sizeof *rounded);
+        assay_round(ctx, ASSAY_ROUND_ACCUMULATE, length, rounded);
+        for (int64_t i = 0; i < length; i++) {
+            const double error = (rounded[i] - sums[first + i]) * factor;
+            sums[first + i] += isfinite(error) ? error : 0; /* infinity stays */
+        }
+    }
 }
 
 bool assay_isa_supported(assay_isa isa)

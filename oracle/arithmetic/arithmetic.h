@@ -66,6 +66,9 @@ assay_status assay_matmul(assay_context *ctx, const assay_matmul_args *args);
 /* What the context's arithmetic makes of values at such a place: nothing, but in the emulated one. */
 void assay_round(const assay_context *ctx, assay_rounding rounding, int64_t count, double *values);
 
+/* Sums whose partial sums were rounded: errors like those of `roundings` independent ones of the final values. */
+void assay_round_sums(const assay_context *ctx, double roundings, int64_t count, double *sums);
+
 /* The best instruction set of this processor. */
 assay_isa assay_isa_best(void);
 bool assay_isa_supported(assay_isa isa);

@@ -162,28 +162,25 @@ static assay_status round_operand(assay_context *ctx, const emulated_rounder *r,
     return ASSAY_OK;
 }
 
-/* squares [rows] = factor times the sum of squares of each row. */
-static void square_rows(const assay_context *ctx, const emulated_operand *o, double factor, double *squares)
+/* roots [rows]: of the sum of squares of each row. */
+static void row_roots(const assay_context *ctx, const emulated_operand *o, double *roots)
 {
+    const emulated_loops *loops = emulated_loops_for(ctx->isa);
 #pragma omp parallel for num_threads(ctx->threads) if (o->rows * o->columns >= SHARED)
-    for (int64_t row = 0; row < o->rows; row++) {
-        const double *values = o->values + row * o->ld;
-        double sum = 0;
-        for (int64_t i = 0; i < o->columns; i++) sum += values[i] * values[i];
-        squares[row] = factor * sum;
-    }
+    for (int64_t row = 0; row < o->rows; row++)
+        roots[row] = sqrt(loops->sum_of_squares(o->columns, o->values + row * o->ld));
 }
 
-static void square_columns(const assay_context *ctx, const emulated_operand *o, double factor, double *squares)
+static void column_roots(const assay_context *ctx, const emulated_operand *o, double *roots)
 {
+    const emulated_loops *loops = emulated_loops_for(ctx->isa);
 #pragma omp parallel for num_threads(ctx->threads) if (o->rows * o->columns >= SHARED)
     for (int64_t first = 0; first < o->columns; first += CHUNK) {
         const int64_t count = smaller(CHUNK, o->columns - first);
-        for (int64_t i = 0; i < count; i++) squares[first + i] = 0;
-        for (int64_t row = 0; row < o->rows; row++) {
-            const double *values = o->values + row * o->ld + first;
-            for (int64_t i = 0; i < count; i++) squares[first + i] += factor * (values[i] * values[i]);
-        }
+        for (int64_t i = 0; i < count; i++) roots[first + i] = 0;
+        for (int64_t row = 0; row < o->rows; row++)
+            loops->add_squares(count, o->values + row * o->ld + first, roots + first);
+        for (int64_t i = 0; i < count; i++) roots[first + i] = sqrt(roots[first + i]);
     }
 }
 
@@ -220,29 +217,31 @@ static emulated_sum_error sum_errors_of(const assay_emulation *emulation, const 
         errors.spread += block * order;
     }
     if (accumulator.kind.truncate) add_truncation(emulation, unit, k, &errors);
+    errors.whole = sqrt(errors.whole);
+    errors.spread = sqrt(errors.spread);
     return errors;
 }
 
 assay_status emulated_add_sum_errors(assay_context *ctx, const assay_matmul_args *args)
 {
     assay_status status = ASSAY_OK;
-    double *squares = NULL;
+    double *roots = NULL;
     if (args->k == 0 || ctx->emulation->nearest) return ASSAY_OK;
     if (emulated_accumulator_of(ctx->emulation, args->kind).unit == 0) return ASSAY_OK;
     const emulated_sum_error errors = sum_errors_of(ctx->emulation, args);
     const uint64_t key = emulated_key(ctx->emulation, EMULATED_PRODUCTS);
     const emulated_operand a = emulated_a(args), b = emulated_b(args);
     const emulated_loops *loops = emulated_loops_for(ctx->isa);
-    TRY(assay_alloc_f64(ctx, "errors of an emulated product", args->m + args->n, &squares));
-    double *of_a = squares, *of_b = squares + args->m;
-    (args->transpose_a ? square_columns : square_rows)(ctx, &a, errors.spread, of_a);
-    (args->transpose_b ? square_rows : square_columns)(ctx, &b, 1, of_b);
+    TRY(assay_alloc_f64(ctx, "errors of an emulated product", args->m + args->n, &roots));
+    double *of_a = roots, *of_b = roots + args->m;
+    (args->transpose_a ? column_roots : row_roots)(ctx, &a, of_a);
+    (args->transpose_b ? row_roots : column_roots)(ctx, &b, of_b);
 #pragma omp parallel for num_threads(ctx->threads) if (args->m * args->n >= SHARED)
     for (int64_t i = 0; i < args->m; i++) {
         loops->add_sum_error(&errors, key, args->n, args->c + i * args->ldc, of_a[i], of_b);
     }
 cleanup:
-    free(squares);
+    free(roots);
     return status;
 }
 

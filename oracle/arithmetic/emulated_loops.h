@@ -55,7 +55,8 @@ typedef struct emulated_rounder {
     double largest; /* relative: the largest error */
 } emulated_rounder;
 
-/* Variance of the error of an element c: whole c^2 + spread sum a^2 sum b^2; its mean is -mean c. */
+/* The error of an element c: -mean c, and two uniform ones with RMS of `whole` |c| and `spread` sqrt(sum a^2 sum b^2).
+ */
 typedef struct emulated_sum_error {
     double whole, spread, mean;
 } emulated_sum_error;
@@ -65,9 +66,11 @@ typedef struct emulated_loops {
     void (*round)(const emulated_rounder *r, int64_t count, const double *from, double *to);
     /* Whether all of them are normal numbers of the grid, or zero. */
     bool (*are_on_grid)(const emulated_grid *g, int64_t count, const double *values);
-    /* A row of a product; of_a: spread times its row's sum of squares; of_b [count]: those of the columns. */
+    /* A row of a product; of_a: the root of its row's sum of squares; of_b [count]: those of the columns. */
     void (*add_sum_error)(const emulated_sum_error *e, uint64_t key, int64_t count, double *c, double of_a,
                           const double *of_b);
+    double (*sum_of_squares)(int64_t count, const double *values);
+    void (*add_squares)(int64_t count, const double *values, double *squares); /* squares[i] += values[i]^2 */
 } emulated_loops;
 
 const emulated_loops *emulated_loops_for(assay_isa isa);

@@ -28,17 +28,6 @@ void assay_balance_density(double *density, const int32_t *selected_experts, con
     }
 }
 
-/* `terms` numbers were added up, each sum rounded: as many independent errors. */
-static void round_sums(const assay_context *ctx, int64_t terms, int64_t count, double *sums)
-{
-    if (ctx->arithmetic->round == NULL) return;
-    for (int64_t i = 0; i < count; i++) {
-        double rounded = sums[i];
-        assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &rounded);
-        sums[i] += (rounded - sums[i]) * sqrt((double)terms);
-    }
-}
-
 assay_status assay_balance_loss(assay_context *ctx, double *lb_loss, const double *probabilities, const double *density,
                                 const assay_routing_config *config)
 {
@@ -49,12 +38,12 @@ assay_status assay_balance_loss(assay_context *ctx, double *lb_loss, const doubl
     TRY(assay_alloc_f64(ctx, "load balance: mean probabilities", experts, &sums));
     for (int64_t b = 0; b < config->batch; b++) {
         assay_column_sums(ctx, sums, sequence, experts, experts, probabilities + b * sequence * experts);
-        round_sums(ctx, sequence, experts, sums);
+        assay_round_sums(ctx, (double)sequence, experts, sums); /* an error for each term */
         for (int64_t e = 0; e < experts; e++) sums[e] /= (double)sequence;
         assay_round(ctx, ASSAY_ROUND_ROUTER, experts, sums);
         for (int64_t e = 0; e < experts; e++) total = fma(density[b * experts + e], sums[e], total);
     }
-    round_sums(ctx, config->batch * experts, 1, &total);
+    assay_round_sums(ctx, (double)(config->batch * experts), 1, &total);
     double mean = total / (double)(config->batch * experts);
     assay_round(ctx, ASSAY_ROUND_ROUTER, 1, &mean);
     mean *= (double)experts * (double)experts;

@@ -151,10 +151,51 @@ assay_status attention_scores(assay_context *ctx, double *out, int64_t ld, const
     return assay_matmul(ctx, &args);
 }
 
-void attention_add_scaled(const assay_context *ctx, int64_t count, double factor, const double *x, double *y)
+/* Partial sums are rounded, as those of a product are, and taken to be near the last one. */
+static void add_row_by_row(const assay_context *ctx, const attention_triangle *t, int64_t first, int64_t end)
 {
-    assay_add_scaled(ctx, count, factor, x, y);
-    assay_round(ctx, ASSAY_ROUND_ACCUMULATE, count, y);
+    for (int64_t row = first; row < end; row++) {
+        double *y = t->y + row * t->width;
+        const int64_t from = t->transpose ? row : first, to = t->transpose ? end : row + 1;
+        for (int64_t i = from; i < to; i++) {
+            const double w = t->transpose ? t->w[i * t->ld + row] : t->w[row * t->ld + i];
+            assay_add_scaled(ctx, t->width, w, t->x + i * t->width, y);
+        }
+        assay_round_sums(ctx, (double)(to - from), t->width, y);
+    }
+}
+
+/* The part of it that lies in the rows and columns [first, end). */
+static assay_status add_part(assay_context *ctx, const attention_triangle *t, int64_t first, int64_t end)
+{
+    assay_status status;
+    const int64_t middle = first + (end - first) / 2;
+    const int64_t to = t->transpose ? first : middle, from = t->transpose ? middle : first;
+    const assay_matmul_args square = {.c = t->y + to * t->width,
+                                      .ldc = t->width,
+                                      .a = t->w + middle * t->ld + first,
+                                      .lda = t->ld,
+                                      .transpose_a = t->transpose,
+                                      .b = t->x + from * t->width,
+                                      .ldb = t->width,
+                                      .m = t->transpose ? middle - first : end - middle,
+                                      .n = t->width,
+                                      .k = t->transpose ? end - middle : middle - first,
+                                      .accumulate = true};
+    if (end - first <= ATTENTION_TRIANGLE) {
+        add_row_by_row(ctx, t, first, end);
+        return ASSAY_OK;
+    }
+    TRY(add_part(ctx, t, first, middle));
+    TRY(assay_matmul(ctx, &square));
+    TRY(add_part(ctx, t, middle, end));
+cleanup:
+    return status;
+}
+
+assay_status attention_add_triangle(assay_context *ctx, const attention_triangle *triangle)
+{
+    return add_part(ctx, triangle, 0, triangle->size);
 }
 
 typedef struct forward_job {
@@ -166,10 +207,9 @@ typedef struct forward_job {
  * count / 3 roundings of its final value. */
 static double sum_row(const assay_context *ctx, const double *p, int64_t count)
 {
-    const bool rounds = ctx->arithmetic->round != NULL;
     double sum = 0;
     for (int64_t j = 0; j < count; j++) sum += p[j];
-    for (int64_t j = 0; rounds && j < count; j += 3) assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &sum);
+    assay_round_sums(ctx, ceil((double)count / 3), 1, &sum);
     return sum;
 }
 
@@ -204,16 +244,14 @@ static assay_status forward_block(assay_context *ctx, double *out, double *lse, 
                                          .m = end - first,
                                          .n = wide,
                                          .k = first};
+    const attention_triangle triangle = {
+        .w = p + first, .ld = ld, .x = v + first * wide, .y = out + first * wide, .size = end - first, .width = wide};
     assay_status status = ASSAY_OK;
     TRY(attention_scores(ctx, p, ld, q + first * deep, end - first, k, end, deep));
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t i = first; i < end; i++) lse[i] = softmax_row(ctx, p + (i - first) * ld, i + 1);
     TRY(assay_matmul(ctx, &rectangle));
-#pragma omp parallel for num_threads(ctx->threads)
-    for (int64_t i = first; i < end; i++) {
-        for (int64_t j = first; j <= i; j++)
-            attention_add_scaled(ctx, wide, p[(i - first) * ld + j], v + j * wide, out + i * wide);
-    }
+    TRY(attention_add_triangle(ctx, &triangle));
 cleanup:
     return status;
 }

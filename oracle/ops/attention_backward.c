@@ -87,20 +87,25 @@ static assay_status add_to_keys(assay_context *ctx, double *to, const double *w,
     return assay_matmul(ctx, &args);
 }
 
-/* The keys of the block itself: threads split keys, each of which sums over ascending queries. */
-static void add_triangle(const assay_context *ctx, const segment *s, const assay_attention_config *config, int64_t ld,
-                         int64_t first, int64_t end)
+/* The keys of the block itself. */
+static assay_status add_triangles(assay_context *ctx, const segment *s, const assay_attention_config *config,
+                                  int64_t ld, int64_t first, int64_t end)
 {
     const int64_t deep = config->qk_dim, wide = config->v_dim;
-#pragma omp parallel for num_threads(ctx->threads)
-    for (int64_t row = first; row < end; row++) {
-        for (int64_t j = first; j <= row; j++)
-            attention_add_scaled(ctx, deep, s->ds[(row - first) * ld + j], s->k + j * deep, s->dq + row * deep);
-        for (int64_t i = row; i < end; i++) {
-            attention_add_scaled(ctx, deep, s->ds[(i - first) * ld + row], s->q + i * deep, s->dk + row * deep);
-            attention_add_scaled(ctx, wide, s->p[(i - first) * ld + row], s->dout + i * wide, s->dv + row * wide);
-        }
+    const attention_triangle triangles[] = {
+        {.w = s->ds + first, .x = s->k + first * deep, .y = s->dq + first * deep, .width = deep},
+        {.w = s->ds + first, .x = s->q + first * deep, .y = s->dk + first * deep, .width = deep, .transpose = true},
+        {.w = s->p + first, .x = s->dout + first * wide, .y = s->dv + first * wide, .width = wide, .transpose = true},
+    };
+    assay_status status = ASSAY_OK;
+    for (int i = 0; i < 3; i++) {
+        attention_triangle triangle = triangles[i];
+        triangle.ld = ld;
+        triangle.size = end - first;
+        TRY(attention_add_triangle(ctx, &triangle));
     }
+cleanup:
+    return status;
 }
 
 static assay_status backward_block(assay_context *ctx, const segment *s, const attention_rows *rows, int64_t first,
@@ -128,7 +133,7 @@ static assay_status backward_block(assay_context *ctx, const segment *s, const a
     TRY(assay_matmul(ctx, &to_queries));
     TRY(add_to_keys(ctx, s->dk, s->ds, ld, size, first, s->q + first * deep, deep));
     TRY(add_to_keys(ctx, s->dv, s->p, ld, size, first, s->dout + first * wide, wide));
-    add_triangle(ctx, s, config, ld, first, end);
+    TRY(add_triangles(ctx, s, config, ld, first, end));
 cleanup:
     return status;
 }

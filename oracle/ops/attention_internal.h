@@ -2,15 +2,18 @@
  *
  * The tokens of a segment are gathered in ascending order, so that within it only the causal triangle is masked, and
  * what other segments and padding hold is never touched. Rows of queries go in blocks: the keys before a block are a
- * rectangle, which is a product; the keys within it a triangle, which is done row by row and continues the same sums.
- */
+ * rectangle, which is a product; the keys within it a triangle, which continues the same sums: two triangles of half
+ * the size and the square below them, a product again, down to small ones that are done row by row. */
 #ifndef ASSAY_OPS_ATTENTION_INTERNAL_H
 #define ASSAY_OPS_ATTENTION_INTERNAL_H
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/ops/attention.h"
 
-enum { ATTENTION_BLOCK = 128 }; /* rows of queries */
+enum {
+    ATTENTION_BLOCK = 128,  /* rows of queries */
+    ATTENTION_TRIANGLE = 8, /* the largest triangle that is done row by row */
+};
 
 /* For each batch row its tokens by segment, ascending within one; segments begin at `starts`. Padding is left out. */
 typedef struct attention_segments {
@@ -44,8 +47,16 @@ assay_status attention_for_each(assay_context *ctx, const int32_t *segment_ids, 
 assay_status attention_scores(assay_context *ctx, double *out, int64_t ld, const double *a, int64_t rows,
                               const double *b, int64_t columns, int64_t k);
 
-/* One step of the sums of a triangle: y[i] += factor x[i], rounded as a product rounds its partial sums. Not threaded.
- */
-void attention_add_scaled(const assay_context *ctx, int64_t count, double factor, const double *x, double *y);
+/* y [size,width] += W x [size,width], where W is the lower triangle (with its diagonal) of w [size,size], whose rows
+ * are `ld` apart, or the transpose of that. Every element of y continues one chain of ascending index. */
+typedef struct attention_triangle {
+    const double *w;
+    int64_t ld;
+    bool transpose;
+    const double *x;
+    double *y;
+    int64_t size, width;
+} attention_triangle;
+assay_status attention_add_triangle(assay_context *ctx, const attention_triangle *triangle);
 
 #endif

@@ -12,7 +12,7 @@
 static double root(const assay_context *ctx, double squares, int64_t dim, double epsilon)
 {
     const bool rounds = ctx->arithmetic->round != NULL;
-    for (int64_t i = 0; rounds && i < dim; i += 3) assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &squares);
+    assay_round_sums(ctx, ceil((double)dim / 3), 1, &squares);
     double rounded = squares;
     if (rounds) assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &rounded);
     squares += (rounded - squares) * ((double)dim / 48);

@@ -235,6 +235,32 @@ static void test_relative_errors(void **state)
     free(next);
 }
 
+/* The variance of as many roundings, in one; more sums than go at a time. */
+static void test_rounded_sums(void **state)
+{
+    (void)state;
+    assay_emulation e = emulation_of(ASSAY_FLOAT32, 9);
+    assay_context ctx = context_of(&e, 1), plain = assay_context_default(1);
+    double *x = uniforms(4, 1, 2, COUNT), *y = malloc(COUNT * sizeof *y), sum = 0, squares = 0;
+    assert_non_null(y);
+    memcpy(y, x, COUNT * sizeof *y);
+    assay_round_sums(&plain, 50, COUNT, y);
+    assert_same_bits(y, x, COUNT);
+    assay_round_sums(&ctx, 50, COUNT, y);
+    for (int64_t i = 0; i < COUNT; i++) {
+        const double error = (y[i] / x[i] - 1) / (F32_UNIT * sqrt(50));
+        sum += error;
+        squares += error * error;
+    }
+    assert_within(sum / COUNT, 0, 5 / sqrt(COUNT), "mean");
+    assert_within(squares / COUNT, 1, 5 * 0.9 / sqrt(COUNT), "mean square");
+    double kept[] = {0.0, INFINITY, -INFINITY, NAN};
+    assay_round_sums(&ctx, 50, 4, kept);
+    assert_true(kept[0] == 0 && kept[1] == INFINITY && kept[2] == -INFINITY && isnan(kept[3]));
+    free(x);
+    free(y);
+}
+
 static double correlation(const double *x, const double *y, const double *z, int64_t count)
 {
     double xy = 0, xx = 0, yy = 0;
@@ -408,6 +434,31 @@ static void test_spread_of_products_in_pieces(void **state)
     }
 }
 
+/* Errors of other members, and of the element before. */
+static void test_errors_of_products_are_independent(void **state)
+{
+    enum { M = 307, N = 331, ALL = M * N };
+    (void)state;
+    product p = product_of(M, N, 64, 2, 0, 0);
+    double *errors[2], *none = calloc(ALL, sizeof *none);
+    assert_non_null(none);
+    for (uint64_t seed = 0; seed < 2; seed++) {
+        const assay_emulation e = {.precision = {.accumulate = F32_UNIT}, .multiply = ASSAY_FLOAT64, .seed = seed};
+        assay_context ctx = context_of(&e, 1);
+        assert_ok(&ctx, assay_matmul(&ctx, &p.args));
+        errors[seed] = uniforms(0, 0, 1, ALL);
+        for (int64_t i = 0; i < ALL; i++) errors[seed][i] = p.c[i] - p.exact[i];
+    }
+    const double bound = 5 / sqrt(ALL);
+    assert_within(correlation(errors[0], errors[1], none, ALL), 0, bound, "correlation of seeds");
+    assert_within(correlation(errors[0], errors[0] + 1, none, ALL - 1), 0, bound, "correlation of neighbours");
+    assert_within(correlation(errors[0], p.exact, none, ALL), 0, bound, "correlation with the result");
+    free(errors[0]);
+    free(errors[1]);
+    free(none);
+    product_free(&p);
+}
+
 /* In float64 the error is of the size of the result's own rounding, and must not be lost in it. */
 static void test_spread_of_products_in_float64(void **state)
 {
@@ -528,10 +579,12 @@ int main(void)
         cmocka_unit_test(test_probabilities_of_one_value),
         cmocka_unit_test(test_beyond_the_largest_number),
         cmocka_unit_test(test_relative_errors),
+        cmocka_unit_test(test_rounded_sums),
         cmocka_unit_test(test_draws_are_independent),
         cmocka_unit_test(test_rounding_does_not_depend_on_threads),
         cmocka_unit_test(test_spread_of_products),
         cmocka_unit_test(test_spread_of_products_in_pieces),
+        cmocka_unit_test(test_errors_of_products_are_independent),
         cmocka_unit_test(test_spread_of_products_in_float64),
         cmocka_unit_test(test_operands_are_rounded),
         cmocka_unit_test(test_products_do_not_depend_on_threads_or_isa),
