@@ -142,7 +142,7 @@ static void test_dot_and_store(void **state)
     }
     const double values[] = {2, -3, 0}, sums[] = {1.04, 2.09, 3};
     double variance[] = {1, 2, 3};
-    assay_gauge_store(0.1, 3, values, variance);
+    assay_gauge_store(0.1, 0, 3, values, variance);
     assert_close(variance, sums, 3, 1e-15, 0);
 }
 

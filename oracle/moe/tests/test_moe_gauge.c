@@ -10,8 +10,8 @@
 #include "oracle/moe/tests/moe_case.h"
 #include "tests/support/assay_test.h"
 
-static const assay_precision bf16 = {"bf16", 0x1p-8, 0, 0x1p-24, 0x1p-24, 0x1p-22, {0}, {0}};
-static const assay_precision f32 = {"f32", 0x1p-24, 0, 0x1p-24, 0x1p-24, 0x1p-22, {0}, {0}};
+static const assay_precision bf16 = {"bf16", 0x1p-8, 0, 0x1p-24, 0x1p-24, 0x1p-22, {0}, {0}, 0};
+static const assay_precision f32 = {"f32", 0x1p-24, 0, 0x1p-24, 0x1p-24, 0x1p-22, {0}, {0}, 0};
 
 enum { TOKENS = 40, EXPERTS = 6, DIM = 48, HIDDEN = 36, SHARED = 28, MOST = 3, SIZE = 64 };
 

@@ -16,8 +16,8 @@ static void run_gauge(assay_context *ctx, const assay_precision *precision, cons
     const int64_t dim = p->config.emb_dim, hidden = p->config.mlp_dim;
     double *variance_x = calloc((size_t)p->size[MLP_X], sizeof *variance_x);
     double *variance_dy = calloc((size_t)p->size[MLP_X], sizeof *variance_dy);
-    assay_gauge_store(RMS(0x1p-8), p->size[MLP_X], p->part[MLP_X], variance_x);
-    assay_gauge_store(RMS(0x1p-8), p->size[MLP_X], p->dy, variance_dy);
+    assay_gauge_store(RMS(0x1p-8), 0, p->size[MLP_X], p->part[MLP_X], variance_x);
+    assay_gauge_store(RMS(0x1p-8), 0, p->size[MLP_X], p->dy, variance_dy);
     double *dwi = test_nans(2 * dim * hidden);
     const bool fused = p->config.fused;
     const assay_gated_mlp_variances v = {.x = inexact ? variance_x : NULL,
@@ -56,13 +56,13 @@ static const struct profile {
     assay_precision precision;
     mlp_machine machine;
 } PROFILES[] = {
-    {{"bf16", RMS(0x1p-8), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), {0}, {0}}, {ASSAY_BFLOAT16, ASSAY_FLOAT64, false}},
-    {{"bf16", RMS(0x1p-8), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), {0}, {0}}, {ASSAY_BFLOAT16, ASSAY_FLOAT64, true}},
-    {{"f16", RMS(0x1p-11), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), {0}, {0}}, {ASSAY_FLOAT16, ASSAY_FLOAT64, true}},
-    {{"f32", RMS(0x1p-24), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), {0}, {0}}, {ASSAY_FLOAT32, ASSAY_FLOAT64, true}},
-    {{"tf32", RMS(0x1p-24), RMS(0x1p-11), RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), {0}, {0}},
+    {{"bf16", RMS(0x1p-8), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), {0}, {0}, 0}, {ASSAY_BFLOAT16, ASSAY_FLOAT64, false}},
+    {{"bf16", RMS(0x1p-8), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), {0}, {0}, 0}, {ASSAY_BFLOAT16, ASSAY_FLOAT64, true}},
+    {{"f16", RMS(0x1p-11), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), {0}, {0}, 0}, {ASSAY_FLOAT16, ASSAY_FLOAT64, true}},
+    {{"f32", RMS(0x1p-24), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), {0}, {0}, 0}, {ASSAY_FLOAT32, ASSAY_FLOAT64, true}},
+    {{"tf32", RMS(0x1p-24), RMS(0x1p-11), RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), {0}, {0}, 0},
      {ASSAY_FLOAT32, ASSAY_TFLOAT32, false}},
-    {{"tpu", RMS(0x1p-24), RMS(0x1p-8), RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), {0}, {0}},
+    {{"tpu", RMS(0x1p-24), RMS(0x1p-8), RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), {0}, {0}, 0},
      {ASSAY_FLOAT32, ASSAY_BFLOAT16, false}},
 };
 enum { PROFILE_COUNT = sizeof PROFILES / sizeof *PROFILES };

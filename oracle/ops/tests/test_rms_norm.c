@@ -197,11 +197,11 @@ static void test_errors_lie_under_sigma_and_not_far(void **state)
         assay_dtype storage;
         int64_t rows, dim;
     } CASES[] = {
-        {{"bf16", RMS(0x1p-8), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), {0}, {0}}, ASSAY_BFLOAT16, 40, 96},
-        {{"bf16", RMS(0x1p-8), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), {0}, {0}}, ASSAY_BFLOAT16, 8, 1024},
-        {{"f16", RMS(0x1p-11), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), {0}, {0}}, ASSAY_FLOAT16, 64, 64},
-        {{"f32", RMS(0x1p-24), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), {0}, {0}}, ASSAY_FLOAT32, 40, 96},
-        {{"f32", RMS(0x1p-24), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), {0}, {0}}, ASSAY_FLOAT32, 8, 1024},
+        {{"bf16", RMS(0x1p-8), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), {0}, {0}, 0}, ASSAY_BFLOAT16, 40, 96},
+        {{"bf16", RMS(0x1p-8), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), {0}, {0}, 0}, ASSAY_BFLOAT16, 8, 1024},
+        {{"f16", RMS(0x1p-11), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), {0}, {0}, 0}, ASSAY_FLOAT16, 64, 64},
+        {{"f32", RMS(0x1p-24), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), {0}, {0}, 0}, ASSAY_FLOAT32, 40, 96},
+        {{"f32", RMS(0x1p-24), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), {0}, {0}, 0}, ASSAY_FLOAT32, 8, 1024},
     };
     assay_context ctx = assay_context_default(2);
     for (size_t c = 0; c < sizeof CASES / sizeof *CASES; c++) {
@@ -251,9 +251,9 @@ static void test_emulated_spread_and_gauge_agree(void **state)
         assay_precision precision;
         assay_dtype storage;
         int64_t dim;
-    } CASES[] = {{{"bf16", RMS(0x1p-8), 0, RMS(0x1p-24), RMS(0x1p-24), 0x1p-22, {0}, {0}}, ASSAY_BFLOAT16, 48},
-                 {{"f32", RMS(0x1p-24), 0, RMS(0x1p-24), RMS(0x1p-24), 0x1p-22, {0}, {0}}, ASSAY_FLOAT32, 48},
-                 {{"f32", RMS(0x1p-24), 0, RMS(0x1p-24), RMS(0x1p-24), 0, {0}, {0}}, ASSAY_FLOAT32, 2111}};
+    } CASES[] = {{{"bf16", RMS(0x1p-8), 0, RMS(0x1p-24), RMS(0x1p-24), 0x1p-22, {0}, {0}, 0}, ASSAY_BFLOAT16, 48},
+                 {{"f32", RMS(0x1p-24), 0, RMS(0x1p-24), RMS(0x1p-24), 0x1p-22, {0}, {0}, 0}, ASSAY_FLOAT32, 48},
+                 {{"f32", RMS(0x1p-24), 0, RMS(0x1p-24), RMS(0x1p-24), 0, {0}, {0}, 0}, ASSAY_FLOAT32, 2111}};
     enum { ROWS = 16, MEMBERS = 60 };
     for (size_t c = 0; c < sizeof CASES / sizeof *CASES; c++) {
         assay_context ctx = assay_context_default(1), member = ctx;
