@@ -365,7 +365,6 @@ static void test_below_the_normal_numbers_of_float16(void **state)
 {
     (void)state;
     check(ASSAY_MOE_SPARSE, false, false, ASSAY_FLOAT16);
-    check(ASSAY_MOE_SPARSE, false, true, ASSAY_FLOAT16);
     check(ASSAY_MOE_DENSE, false, true, ASSAY_FLOAT16);
 }
 
