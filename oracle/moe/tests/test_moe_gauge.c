@@ -303,7 +303,10 @@ static void check(assay_moe_path path, bool llama4, bool early, assay_dtype stor
         if (llama4) c.config.routing.family = ASSAY_ROUTER_LLAMA4;
         if (llama4) c.config.routing.score_func = ASSAY_SCORE_NONE;
         if (llama4) c.gate_bias = false;
-        if (small) c.weight_scale = 0.25, c.config.routing.routed_scaling_factor = 0x1p-6;
+        if (small) { /* early: h is normal, and its product with a weight is not */
+            c.weight_scale = early ? 1 : 0.25;
+            c.config.routing.routed_scaling_factor = early ? 0x1p-11 : 0x1p-6;
+        }
         moe_case_fill(&c, true);
         if (small) make_small(&c);
         moe_case_run(&ctx, &c, &golden, precision, 1);
