@@ -68,8 +68,8 @@ assay_status assay_gauge_matmul_stored(assay_context *ctx, const assay_precision
 double assay_gauge_dot(const assay_precision *precision, int64_t count, const double *a, const double *b);
 
 /* Variance of one rounding: (unit * value)^2. Below the normal numbers of a type, which are `least` apart there, it is
- * least^2 / 12 whatever the value; near 0 it ends at least * |value|, that of rounding stochastically: to nearest such a
- * value becomes 0 and is off by itself. A 0 stays. least 0: no number is too small. */
+ * least^2 / 12 whatever the value; near 0 it ends at least * |value|, that of rounding stochastically: to nearest such
+ * a value becomes 0 and is off by itself. A 0 stays. least 0: no number is too small. */
 static inline double assay_gauge_rounding(double unit, double least, double value)
 {
     const double size = value < 0 ? -value : value, relative = unit * value;

@@ -169,9 +169,10 @@ typedef struct moe_gauge {
     double *x;        /* llama4, of the rows at hand, [rows,D] */
     double *dy;       /* of the rows at hand, [rows,D] */
     double *products; /* of h wo with exact operands, [rows,D] */
-    /* Weights may go onto h before it is stored, [rows,H] and what comes of that in y, [rows,D]; whether that differs. */
+    /* What h has more where its row's weight goes onto it before it is stored, [rows,H], and what comes of that in y,
+     * [rows,D]. */
     double *weighted_h, *weighted_y;
-    bool weighted;
+    bool weighted; /* there is such */
 } moe_gauge;
 
 struct moe_path;

@@ -122,8 +122,8 @@ static void variances_of_rows(assay_context *ctx, moe_block *block, int precisio
     if (block->need_backward) variances_of_dy(ctx, block, unit);
 }
 
-/* The least subnormal number of what a row holds, which may be stored times the row's weight. The floor keeps it finite:
- * what such a weight leaves is no error. */
+/* The least subnormal number of what a row holds, which may be stored times the row's weight. The floor keeps it
+ * finite: what such a weight leaves is no error. */
 static double least_of_row(const assay_precision *unit, double weight)
 {
     const double size = fabs(weight), floor = 0x1p-500;

@@ -70,8 +70,7 @@ static void store(const gauge *g, int64_t count, const double *value, double *va
 
 static void store_rows(const gauge *g, const double *value, double *variance)
 {
-    for (int64_t row = 0; row < g->rows; row++)
-        store(g, g->hidden, value + row * g->r->ld, variance + row * g->hidden);
+    for (int64_t row = 0; row < g->rows; row++) store(g, g->hidden, value + row * g->r->ld, variance + row * g->hidden);
 }
 
 /* The two factors at element i of [rows,H]. */

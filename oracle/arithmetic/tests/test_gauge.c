@@ -159,7 +159,8 @@ static void test_rounding_to_float16(void **state)
     for (int exponent = -30; exponent <= -10; exponent++) {
         double variance = 0, to_nearest = 0, by_chance = 0;
         for (int i = 0; i < VALUES; i++) {
-            const double value = ldexp(uniform(&seed), exponent), error = value - assay_dtype_round(ASSAY_FLOAT16, value, false);
+            const double value = ldexp(uniform(&seed), exponent),
+                         error = value - assay_dtype_round(ASSAY_FLOAT16, value, false);
             const double spacing = fmax(least, ldexp(1, ilogb(value) - 10)), rest = fabs(remainder(value, spacing));
             variance += assay_gauge_rounding(unit, least, value);
             to_nearest += error * error;

@@ -116,7 +116,9 @@ static void route(emulation *m)
             scores[i] = m->llama4 ? (float)logit : sigmoid(logit);
             total += scores[i];
         }
-        for (int64_t i = 0; i < k; i++) m->weights[t * k + i] = m->llama4 ? scores[i] : scores[i] / total * (float)m->c->config.routing.routed_scaling_factor;
+        for (int64_t i = 0; i < k; i++)
+            m->weights[t * k + i] =
+                m->llama4 ? scores[i] : scores[i] / total * (float)m->c->config.routing.routed_scaling_factor;
         if (m->llama4) m->scale[t] = sigmoid(m->weights[t]);
     }
 }

@@ -57,10 +57,18 @@ static const struct profile {
     mlp_machine machine;
     double small; /* what x is multiplied by, and dy twice */
 } PROFILES[] = {
-    {{"bf16", RMS(0x1p-8), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), {0}, {0}, 0}, {ASSAY_BFLOAT16, ASSAY_FLOAT64, false}, 1},
-    {{"bf16", RMS(0x1p-8), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), {0}, {0}, 0}, {ASSAY_BFLOAT16, ASSAY_FLOAT64, true}, 1},
-    {{"f16", RMS(0x1p-11), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), {0}, {0}, 0}, {ASSAY_FLOAT16, ASSAY_FLOAT64, true}, 1},
-    {{"f32", RMS(0x1p-24), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), {0}, {0}, 0}, {ASSAY_FLOAT32, ASSAY_FLOAT64, true}, 1},
+    {{"bf16", RMS(0x1p-8), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), {0}, {0}, 0},
+     {ASSAY_BFLOAT16, ASSAY_FLOAT64, false},
+     1},
+    {{"bf16", RMS(0x1p-8), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), {0}, {0}, 0},
+     {ASSAY_BFLOAT16, ASSAY_FLOAT64, true},
+     1},
+    {{"f16", RMS(0x1p-11), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), {0}, {0}, 0},
+     {ASSAY_FLOAT16, ASSAY_FLOAT64, true},
+     1},
+    {{"f32", RMS(0x1p-24), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), {0}, {0}, 0},
+     {ASSAY_FLOAT32, ASSAY_FLOAT64, true},
+     1},
     {{"tf32", RMS(0x1p-24), RMS(0x1p-11), RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), {0}, {0}, 0},
      {ASSAY_FLOAT32, ASSAY_TFLOAT32, false},
      1},
