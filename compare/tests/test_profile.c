@@ -19,7 +19,7 @@ static void test_profiles(void **state)
         const assay_precision derived = assay_profile_precision(p);
         assert_true(derived.storage == p->precision.storage && derived.multiply == p->precision.multiply &&
                     derived.accumulate == p->precision.accumulate && derived.router == p->precision.router &&
-                    derived.elementary == p->precision.elementary);
+                    derived.elementary == p->precision.elementary && derived.least == p->precision.least);
         double rms = assay_dtype_unit_roundoff(p->storage) / sqrt(3.0); /* of one rounding */
         assert_close(&p->precision.storage, &rms, 1, 1e-15, 0.0);
         assert_true(p->precision.accumulate <= p->precision.storage);

@@ -263,7 +263,7 @@ static assay_status write_scales(assay_context *ctx, routing_run *r, const assay
         TRY(assay_alloc_f64(ctx, "error scale of routing", size, &variance_logits));
         assay_matmul_args product = logits_product(r, variance_logits);
         TRY(assay_gauge_matmul(ctx, p, &product, NULL, NULL));
-        assay_gauge_store(p->router, size, r->logits, variance_logits);
+        assay_gauge_store(p->router, 0, size, r->logits, variance_logits);
     }
     TRY(assay_routing_gauge(ctx, p, &v, variance_logits, r->d_weights, NULL,
                             r->d_lb_loss == NULL ? 0.0 : r->d_lb_loss[0], &r->routing, &in, &r->config));

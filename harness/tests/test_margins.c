@@ -50,7 +50,7 @@ static void read_router(assay_context *ctx, const assay_case *c, const assay_pre
         assert_ok(ctx, assay_matmul(ctx, &product));
         product.c = r->variance;
         assert_ok(ctx, assay_gauge_matmul(ctx, precision, &product, NULL, NULL));
-        assay_gauge_store(precision->router, r->tokens * r->experts, r->logits, r->variance);
+        assay_gauge_store(precision->router, 0, r->tokens * r->experts, r->logits, r->variance);
     }
     assay_inputs_close(&inputs);
     assay_tensor_list_free(&list);

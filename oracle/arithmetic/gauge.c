@@ -71,6 +71,7 @@ typedef struct gauge {
     double squares;       /* the factor of Q */
     double block;         /* of squared sums of blocks */
     double partial, last; /* the factors of squared partial sums, and of the last one once more */
+    double stored, least; /* where the result is stored: the precision's; else 0 */
     double *memory, *left, *right, *product, *sum;
 } gauge;
 
@@ -153,7 +154,8 @@ static assay_status add_partial_sums(assay_context *ctx, const gauge *g, const t
     for (int64_t first = 0; first < g->args->k; first += length) {
         const int64_t k = least(length, g->args->k - first);
         const operand a = a_block(g, t, first, k), b = b_block(g, t, first, k);
-        const double factor = g->partial + (first + k == g->args->k ? g->last : 0);
+        const bool whole = first + k == g->args->k;
+        const double factor = g->partial + (whole ? g->last : 0);
         assay_status status = multiply(ctx, g, t, a.value, a.ld, b.value, b.ld, k);
         RETURN_IF(status != ASSAY_OK, status);
 #pragma omp parallel for num_threads(ctx->threads) if (t->m * t->n >= SHARED)
@@ -164,6 +166,7 @@ static assay_status add_partial_sums(assay_context *ctx, const gauge *g, const t
                 out[j] += factor * (sum[j] * sum[j]);
                 if (g->block > 0) out[j] += g->block * (product[j] * product[j]);
             }
+            if (whole && g->stored > 0) assay_gauge_store(g->stored, g->least, t->n, sum, out);
         }
     }
     return ASSAY_OK;
@@ -174,7 +177,7 @@ static assay_status gauge_tile(assay_context *ctx, const gauge *g, const tile *t
     assay_status status = ASSAY_OK;
     for (int64_t i = 0; i < t->m; i++) memset(t->out + i * g->args->ldc, 0, (size_t)t->n * sizeof *t->out);
     if (g->squares > 0 || g->variance_a != NULL || g->variance_b != NULL) TRY(add_variances(ctx, g, t));
-    if (g->partial > 0 || g->last > 0 || g->block > 0) TRY(add_partial_sums(ctx, g, t));
+    if (g->partial > 0 || g->last > 0 || g->block > 0 || g->stored > 0) TRY(add_partial_sums(ctx, g, t));
 cleanup:
     return status;
 }
@@ -207,14 +210,14 @@ static void add_accumulator(gauge *g, const assay_precision *precision)
     if (accumulator->truncate) g->last += unit * unit * 3 / 16 * (length + 1) * (length + 1);
 }
 
-static assay_status gauge_product(assay_context *ctx, const assay_precision *precision, double stored,
+static assay_status gauge_product(assay_context *ctx, const assay_precision *precision, bool stored,
                                   const assay_matmul_args *args, const double *variance_a, const double *variance_b)
 {
     assay_status status = ASSAY_OK;
     gauge g = {.args = args, .variance_a = variance_a, .variance_b = variance_b};
     const int64_t m = least(args->m, TILE), n = least(args->n, TILE), k = least(args->k, DEPTH);
     g.squares = 2 * precision->multiply * precision->multiply;
-    g.last = stored * stored;
+    if (stored) g.stored = precision->storage, g.least = precision->least;
     add_accumulator(&g, precision);
     TRY(assay_alloc_f64(ctx, "error scale of a product", (m + n) * k + 2 * m * n, &g.memory));
     g.left = g.memory;
@@ -235,14 +238,14 @@ cleanup:
 assay_status assay_gauge_matmul(assay_context *ctx, const assay_precision *precision, const assay_matmul_args *args,
                                 const double *variance_a, const double *variance_b)
 {
-    return gauge_product(ctx, precision, 0, args, variance_a, variance_b);
+    return gauge_product(ctx, precision, false, args, variance_a, variance_b);
 }
 
 assay_status assay_gauge_matmul_stored(assay_context *ctx, const assay_precision *precision,
                                        const assay_matmul_args *args, const double *variance_a,
                                        const double *variance_b)
 {
-    return gauge_product(ctx, precision, precision->storage, args, variance_a, variance_b);
+    return gauge_product(ctx, precision, true, args, variance_a, variance_b);
 }
 
 double assay_gauge_dot(const assay_precision *precision, int64_t count, const double *a, const double *b)
@@ -260,10 +263,7 @@ double assay_gauge_dot(const assay_precision *precision, int64_t count, const do
     return 2 * precision->multiply * precision->multiply * squares + summing(precision, count) * (partial + squares);
 }
 
-void assay_gauge_store(double unit, int64_t count, const double *value, double *variance)
+void assay_gauge_store(double unit, double least, int64_t count, const double *value, double *variance)
 {
-    for (int64_t i = 0; i < count; i++) {
-        double error = unit * value[i];
-        variance[i] += error * error;
-    }
+    for (int64_t i = 0; i < count; i++) variance[i] += assay_gauge_rounding(unit, least, value[i]);
 }

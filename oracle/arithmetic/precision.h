@@ -31,6 +31,7 @@ typedef struct assay_precision {
     double elementary;                    /* of exp, tanh and the like, and of norms and softmax */
     assay_accumulator accumulator;
     assay_block_scaling scaled; /* such a precision is not propagated: fp8 errors are too large for first order */
+    double least;               /* least subnormal number of the storage type: 2^-24 for float16 */
 } assay_precision;
 
 #define ASSAY_FLOAT32_RMS (0x1p-24 * 0.57735026918962576451)
@@ -58,7 +59,7 @@ assay_status assay_gauge_matmul(assay_context *ctx, const assay_precision *preci
                                 const struct assay_matmul_args *args, /* c, ldc: where the variance goes */
                                 const double *variance_a, const double *variance_b);
 
-/* The same where the product may be stored before it is used: plus (storage * product)^2. */
+/* The same where the product may be stored before it is used: plus assay_gauge_rounding of the product. */
 assay_status assay_gauge_matmul_stored(assay_context *ctx, const assay_precision *precision,
                                        const struct assay_matmul_args *args, const double *variance_a,
                                        const double *variance_b);
@@ -66,7 +67,17 @@ assay_status assay_gauge_matmul_stored(assay_context *ctx, const assay_precision
 /* The variance of one sum of products with exact operands, as above. */
 double assay_gauge_dot(const assay_precision *precision, int64_t count, const double *a, const double *b);
 
-/* The result is stored: variance[i] += (unit * value[i])^2. */
-void assay_gauge_store(double unit, int64_t count, const double *value, double *variance);
+/* Variance of one rounding: (unit * value)^2. Below the normal numbers of a type, which are `least` apart there, it is
+ * least^2 / 12 whatever the value; near 0 it ends at least * |value|, that of rounding stochastically: to nearest such
+ * a value becomes 0 and is off by itself. A 0 stays. least 0: no number is too small. */
+static inline double assay_gauge_rounding(double unit, double least, double value)
+{
+    const double size = value < 0 ? -value : value, relative = unit * value;
+    const double normal = relative * relative, subnormal = least * (size < least / 12 ? size : least / 12);
+    return normal >= subnormal ? normal : subnormal;
+}
+
+/* The result is stored: variance[i] += that. */
+void assay_gauge_store(double unit, double least, int64_t count, const double *value, double *variance);
 
 #endif

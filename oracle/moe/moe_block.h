@@ -113,9 +113,15 @@ bool moe_routed_given(const assay_source *in);
 const char *moe_checkpoint_path(const moe_mlp *mlp, int checkpoint);
 /* dx of the rows where rows->dx is there; writes the gradients of the weights. */
 assay_status moe_mlp_backward(assay_context *ctx, moe_mlp *mlp, const moe_results *r, const moe_rows *rows);
-/* Variances of the rows; writes the scales of the weights' gradients where there is dy. NULL variances: exact. */
+/* What is known of the rows of one precision; NULL: exact. */
+typedef struct moe_row_variances {
+    const double *x, *dy;     /* [rows,D] */
+    const double *weighted_h; /* [rows,H]: what h has more in the gradient of wo */
+} moe_row_variances;
+
+/* Variances of the rows; writes the scales of the weights' gradients where there is dy. */
 assay_status moe_mlp_gauge(assay_context *ctx, moe_mlp *mlp, const moe_results *r, int precision, const moe_rows *rows,
-                           const double *variance_x, const double *variance_dy, const moe_mlp_needs *needs);
+                           const moe_row_variances *given, const moe_mlp_needs *needs);
 /* Of an expert without tokens. */
 assay_status moe_mlp_write_zeros(assay_context *ctx, moe_mlp *mlp, const moe_results *r);
 
@@ -163,6 +169,10 @@ typedef struct moe_gauge {
     double *x;        /* llama4, of the rows at hand, [rows,D] */
     double *dy;       /* of the rows at hand, [rows,D] */
     double *products; /* of h wo with exact operands, [rows,D] */
+    /* What h has more where its row's weight goes onto it before it is stored, [rows,H], and what comes of that in y,
+     * [rows,D]. */
+    double *weighted_h, *weighted_y;
+    bool weighted; /* there is such */
 } moe_gauge;
 
 struct moe_path;
@@ -249,8 +259,14 @@ void moe_gauge_llama4(assay_context *ctx, moe_block *block);
 /* The scales of the gate's gradients; its part joins the variance of dx. */
 assay_status moe_gauge_router(assay_context *ctx, moe_block *block, const double *dx_router);
 /* For sum += part: both are stored before they are added. */
-void moe_gauge_join(const assay_context *ctx, double storage, int64_t count, const double *sum, const double *part,
-                    double *variance_sum, const double *variance_part);
+void moe_gauge_join(const assay_context *ctx, const assay_precision *unit, int64_t count, const double *sum,
+                    const double *part, double *variance_sum, const double *variance_part);
+
+/* Variance of what storing a value between kernels rounds. */
+static inline double moe_stored(const assay_precision *unit, double value)
+{
+    return assay_gauge_rounding(unit->storage, unit->least, value);
+}
 
 moe_mlp_needs moe_gauge_needs(const moe_block *block, int precision);
 assay_status moe_gauge_alloc_rows(assay_context *ctx, moe_block *block, int64_t most);

@@ -5,7 +5,7 @@
  * the scratch of backward and of the gauge. */
 static double mlp_numbers(double rows, double dim, double width)
 {
-    return 3 * 3 * dim * width + 3 * 3 * dim * width + 24 * rows * width + 16 * rows * dim;
+    return 3 * 3 * dim * width + 3 * 3 * dim * width + 25 * rows * width + 17 * rows * dim;
 }
 
 int64_t assay_moe_memory(const assay_moe_config *config)

@@ -110,7 +110,7 @@ assay_status moe_gauge_weights(assay_context *ctx, moe_block *block)
         if (!any_scale(block, precision)) continue;
         assay_matmul_args args = moe_logits_product(block, scale->logits);
         TRY(assay_gauge_matmul(ctx, unit, &args, NULL, NULL));
-        assay_gauge_store(unit->router, block->tokens * block->experts, router->logits, scale->logits);
+        assay_gauge_store(unit->router, 0, block->tokens * block->experts, router->logits, scale->logits);
         assay_routing_variances variances = {.weights = scale->weights, .lb_loss = &lb_loss};
         TRY(assay_routing_gauge(ctx, unit, &variances, scale->logits, NULL, NULL, 0, &router->routing, &router->inputs,
                                 &block->config->routing));
@@ -167,12 +167,12 @@ void moe_gauge_llama4(assay_context *ctx, moe_block *block)
     }
 }
 
-void moe_gauge_join(const assay_context *ctx, double storage, int64_t count, const double *sum, const double *part,
-                    double *variance_sum, const double *variance_part)
+void moe_gauge_join(const assay_context *ctx, const assay_precision *unit, int64_t count, const double *sum,
+                    const double *part, double *variance_sum, const double *variance_part)
 {
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t i = 0; i < count; i++)
-        variance_sum[i] += variance_part[i] + storage * storage * (sum[i] * sum[i] + part[i] * part[i]);
+        variance_sum[i] += variance_part[i] + moe_stored(unit, sum[i]) + moe_stored(unit, part[i]);
 }
 
 typedef struct router_variances {
@@ -201,7 +201,7 @@ static assay_status gauge_router(assay_context *ctx, moe_block *block, int preci
     if (moe_wants(r, precision, MOE_DX)) {
         assay_matmul_args args = moe_dx_product(block, v->dx);
         TRY(assay_gauge_matmul(ctx, unit, &args, v->d_logits, NULL));
-        moe_gauge_join(ctx, unit->storage, block->tokens * block->emb_dim, block->dx, dx_router, scale->dx, v->dx);
+        moe_gauge_join(ctx, unit, block->tokens * block->emb_dim, block->dx, dx_router, scale->dx, v->dx);
     }
 cleanup:
     return status;

@@ -34,6 +34,8 @@ assay_status moe_gauge_alloc_rows(assay_context *ctx, moe_block *block, int64_t 
     TRY(assay_alloc_f64(ctx, "variance of weights", most, &gauge->weights));
     TRY(assay_alloc_f64(ctx, "variance of dy", count, &gauge->dy));
     TRY(assay_alloc_f64(ctx, "variance of products", count, &gauge->products));
+    TRY(assay_alloc_f64(ctx, "variance of weighted h", most * block->expert.config.mlp_dim, &gauge->weighted_h));
+    TRY(assay_alloc_f64(ctx, "variance of weighted y", count, &gauge->weighted_y));
     if (block->llama4) TRY(assay_alloc_f64(ctx, "variance of x", count, &gauge->x));
 cleanup:
     return status;
@@ -45,7 +47,9 @@ void moe_gauge_free_rows(moe_gauge *gauge)
     free(gauge->dy);
     free(gauge->products);
     free(gauge->x);
-    gauge->weights = gauge->dy = gauge->products = gauge->x = NULL;
+    free(gauge->weighted_h);
+    free(gauge->weighted_y);
+    gauge->weights = gauge->dy = gauge->products = gauge->x = gauge->weighted_h = gauge->weighted_y = NULL;
 }
 
 /* One more term of a sum of which squares of partial sums are kept. */
@@ -74,7 +78,7 @@ static void add_sums(assay_context *ctx, moe_block *block)
 }
 
 /* dy = weight * dy[token], which is stored before the expert's backward. */
-static void variances_of_dy(assay_context *ctx, moe_block *block, double storage)
+static void variances_of_dy(assay_context *ctx, moe_block *block, const assay_precision *unit)
 {
     const moe_rows *rows = &block->rows;
     int64_t dim = block->emb_dim;
@@ -82,14 +86,14 @@ static void variances_of_dy(assay_context *ctx, moe_block *block, double storage
     for (int64_t i = 0; i < rows->count; i++) {
         for (int64_t d = 0; d < dim; d++) {
             double dy = rows->tokens[i] < 0 ? 0 : block->dy[rows->tokens[i] * dim + d];
-            double stored = storage * rows->dy[i * dim + d];
-            block->gauge.dy[i * dim + d] = dy * dy * block->gauge.weights[i] + stored * stored;
+            block->gauge.dy[i * dim + d] = dy * dy * block->gauge.weights[i] + moe_stored(unit, rows->dy[i * dim + d]);
         }
     }
 }
 
 /* llama4: x of the rows is x times the token's scale, stored. */
-static void variances_of_x(assay_context *ctx, moe_block *block, double storage, const double *variance_scale)
+static void variances_of_x(assay_context *ctx, moe_block *block, const assay_precision *unit,
+                           const double *variance_scale)
 {
     const moe_rows *rows = &block->rows;
     int64_t dim = block->emb_dim;
@@ -97,8 +101,8 @@ static void variances_of_x(assay_context *ctx, moe_block *block, double storage,
     for (int64_t i = 0; i < rows->count; i++) {
         for (int64_t d = 0; d < dim; d++) {
             int64_t token = rows->tokens[i];
-            double x = block->x[token * dim + d], stored = storage * rows->x[i * dim + d];
-            block->gauge.x[i * dim + d] = x * x * variance_scale[token] + stored * stored;
+            double x = block->x[token * dim + d];
+            block->gauge.x[i * dim + d] = x * x * variance_scale[token] + moe_stored(unit, rows->x[i * dim + d]);
         }
     }
 }
@@ -107,37 +111,83 @@ static void variances_of_rows(assay_context *ctx, moe_block *block, int precisio
 {
     const moe_rows *rows = &block->rows;
     const moe_scale *scale = &block->gauge.scales[precision];
-    double storage = precision_of(block, precision)->storage;
+    const assay_precision *unit = precision_of(block, precision);
     for (int64_t i = 0; i < rows->count; i++) block->gauge.weights[i] = 0;
     if (block->llama4) {
-        variances_of_x(ctx, block, storage, scale->gate);
+        variances_of_x(ctx, block, unit, scale->gate);
         return;
     }
     for (int64_t j = 0; j < rows->size; j++)
         block->gauge.weights[moe_row_of(block, j)] = scale->weights[block->order[rows->first + j]];
-    if (block->need_backward) variances_of_dy(ctx, block, storage);
+    if (block->need_backward) variances_of_dy(ctx, block, unit);
 }
 
-/* y[token] += weight * row, where row is stored; dx[token] += row, stored too. */
+/* The least subnormal number of what a row holds, which may be stored times the row's weight. The floor keeps it
+ * finite: what such a weight leaves is no error. */
+static double least_of_row(const assay_precision *unit, double weight)
+{
+    const double size = fabs(weight), floor = 0x1p-500;
+    if (size == 0 || size >= 1) return unit->least;
+    return unit->least / (size > floor ? size : floor);
+}
+
+/* A weight may go onto h instead of y, and the product is stored then: relative to h as exact as h alone, but where it
+ * falls below the normal numbers. */
+static assay_status variances_of_weighted_h(assay_context *ctx, moe_block *block, int precision)
+{
+    const moe_rows *rows = &block->rows;
+    const moe_mlp *mlp = &block->expert;
+    const assay_precision *unit = precision_of(block, precision), exact = {0};
+    const int64_t width = mlp->config.mlp_dim, dim = block->emb_dim;
+    double *variance = block->gauge.weighted_h;
+    bool any = false;
+#pragma omp parallel for num_threads(ctx->threads) reduction(|| : any)
+    for (int64_t row = 0; row < rows->count; row++) {
+        const double least = least_of_row(unit, rows->weights[row]);
+        for (int64_t i = row * width; i < (row + 1) * width; i++) {
+            const double h = mlp->residuals.h[i], more = assay_gauge_rounding(unit->storage, least, h);
+            variance[i] = more - moe_stored(unit, h);
+            any = any || variance[i] > 0;
+        }
+    }
+    block->gauge.weighted = any;
+    if (!any || !moe_wants(&block->results, precision, MOE_Y)) return ASSAY_OK;
+    const assay_matmul_args args = {.c = block->gauge.weighted_y,
+                                    .ldc = dim,
+                                    .a = mlp->residuals.h,
+                                    .lda = width,
+                                    .b = mlp->weights[MLP_WO],
+                                    .ldb = dim,
+                                    .m = rows->count,
+                                    .n = dim,
+                                    .k = width};
+    return assay_gauge_matmul(ctx, &exact, &args, variance, NULL);
+}
+
+/* y[token] += weight * row, where the row or that product is stored; dx[token] += row, stored too. */
 static void add_terms(assay_context *ctx, moe_block *block, int precision)
 {
     const moe_rows *rows = &block->rows;
     const assay_precision *unit = precision_of(block, precision);
     const moe_scale *scale = &block->gauge.scales[precision];
-    double stored = unit->storage * unit->storage, operands = 2 * unit->multiply * unit->multiply;
+    double operands = 2 * unit->multiply * unit->multiply;
     int64_t dim = block->emb_dim;
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t i = 0; i < rows->count; i++) {
         if (rows->tokens[i] < 0) continue;
         double square = rows->weights[i] * rows->weights[i], variance = block->gauge.weights[i];
+        double least = least_of_row(unit, rows->weights[i]);
         for (int64_t d = 0; d < dim; d++) {
             int64_t from = i * dim + d, to = rows->tokens[i] * dim + d;
             if (scale->y != NULL) {
                 double y = rows->y[from] * rows->y[from];
-                scale->y[to] += square * (block->expert.variance_y[from] + (stored + operands) * y) + y * variance;
+                double stored = assay_gauge_rounding(unit->storage, least, rows->y[from]);
+                double weighted = block->gauge.weighted ? block->gauge.weighted_y[from] : 0;
+                scale->y[to] +=
+                    square * (block->expert.variance_y[from] + weighted + stored + operands * y) + y * variance;
             }
             if (scale->dx != NULL) {
-                scale->dx[to] += block->expert.variance_dx[from] + stored * rows->dx[from] * rows->dx[from];
+                scale->dx[to] += block->expert.variance_dx[from] + moe_stored(unit, rows->dx[from]);
             }
         }
     }
@@ -146,16 +196,16 @@ static void add_terms(assay_context *ctx, moe_block *block, int precision)
 /* Gradient of a row's weight through its hidden values: sum over h of dh_h^2 var(h_h), dh = dy[token] wo^T; h is
  * stored. What backward kept is dh times the weight, which may be 0. */
 static double through_hidden(const assay_context *ctx, const moe_block *block, int64_t row, const double *dy,
-                             double storage)
+                             const assay_precision *unit)
 {
     const moe_mlp *mlp = &block->expert;
     int64_t width = mlp->config.mlp_dim, dim = block->emb_dim;
     double weight = block->rows.weights[row], sum = 0;
     for (int64_t i = 0; i < width; i++) {
-        double stored = storage * mlp->residuals.h[row * width + i];
+        double stored = moe_stored(unit, mlp->residuals.h[row * width + i]);
         double dh =
             weight != 0 ? mlp->dh[row * width + i] / weight : assay_dot(ctx, dim, dy, mlp->weights[MLP_WO] + i * dim);
-        sum += dh * dh * (mlp->variance_h[row * width + i] + stored * stored);
+        sum += dh * dh * (mlp->variance_h[row * width + i] + stored);
     }
     return sum;
 }
@@ -182,14 +232,14 @@ static assay_status gauge_weight_gradients(assay_context *ctx, moe_block *block,
     assay_status status = mlp->weights[MLP_WO_BIAS] != NULL ? assay_gauge_matmul_stored(ctx, unit, &args, NULL, NULL)
                                                             : assay_gauge_matmul(ctx, unit, &args, NULL, NULL);
     if (status != ASSAY_OK) return status;
-    double stored = unit->storage * unit->storage;
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t j = 0; j < rows->size; j++) {
         int64_t row = moe_row_of(block, j), choice = block->order[rows->first + j];
         const double *dy = block->dy + choice / block->per_token * dim, *y = rows->y + row * dim;
         double value = unit->router * block->d_weights[choice];
-        double variance = through_hidden(ctx, block, row, dy, unit->storage) + value * value;
-        for (int64_t d = 0; d < dim; d++) variance += dy[d] * dy[d] * (products[row * dim + d] + stored * y[d] * y[d]);
+        double variance = through_hidden(ctx, block, row, dy, unit) + value * value;
+        for (int64_t d = 0; d < dim; d++)
+            variance += dy[d] * dy[d] * (products[row * dim + d] + moe_stored(unit, y[d]));
         d_weights[choice] = variance + assay_gauge_dot(unit, dim, y, dy);
     }
     return ASSAY_OK;
@@ -208,11 +258,12 @@ assay_status moe_gauge_slots(assay_context *ctx, moe_block *block)
     assay_status status = ASSAY_OK;
     const moe_results *r = &block->results;
     const moe_mlp_needs needs = {0};
+    const moe_row_variances exact = {0};
     moe_rows rows = block->rows;
     rows.dy = NULL;
     for (int precision = 0; precision < r->precision_count; precision++) {
         if (!any_scale(block, precision, MOE_ROUTED, MLP_CHECKPOINTS)) continue;
-        TRY(moe_mlp_gauge(ctx, &block->expert, r, precision, &rows, NULL, NULL, &needs));
+        TRY(moe_mlp_gauge(ctx, &block->expert, r, precision, &rows, &exact, &needs));
         TRY(moe_checkpoints_put(ctx, &block->checkpoints, &block->expert, r, precision, &rows));
     }
 cleanup:
@@ -230,9 +281,12 @@ assay_status moe_gauge_rows(assay_context *ctx, moe_block *block)
         bool any = needs.h || needs.y || needs.dx || any_scale(block, precision, MOE_ROUTED, MLP_RESULTS);
         if (!any) continue;
         variances_of_rows(ctx, block, precision);
+        TRY(variances_of_weighted_h(ctx, block, precision));
         /* llama4 combines with weight 1, and so leaves dy exact. */
-        const double *variance_dy = block->llama4 ? NULL : block->gauge.dy;
-        TRY(moe_mlp_gauge(ctx, &block->expert, r, precision, &block->rows, block->gauge.x, variance_dy, &needs));
+        const moe_row_variances variances = {.x = block->gauge.x,
+                                             .dy = block->llama4 ? NULL : block->gauge.dy,
+                                             .weighted_h = block->gauge.weighted ? block->gauge.weighted_h : NULL};
+        TRY(moe_mlp_gauge(ctx, &block->expert, r, precision, &block->rows, &variances, &needs));
         if (!slots) TRY(moe_checkpoints_put(ctx, &block->checkpoints, &block->expert, r, precision, &block->rows));
         add_terms(ctx, block, precision);
         if (needs.h) TRY(gauge_weight_gradients(ctx, block, precision));

@@ -193,7 +193,7 @@ assay_status moe_mlp_backward(assay_context *ctx, moe_mlp *mlp, const moe_result
 }
 
 assay_status moe_mlp_gauge(assay_context *ctx, moe_mlp *mlp, const moe_results *r, int precision, const moe_rows *rows,
-                           const double *variance_x, const double *variance_dy, const moe_mlp_needs *needs)
+                           const moe_row_variances *given, const moe_mlp_needs *needs)
 {
     int first = mlp->first_result;
     double *buffers[MLP_WEIGHTS];
@@ -205,7 +205,8 @@ assay_status moe_mlp_gauge(assay_context *ctx, moe_mlp *mlp, const moe_results *
     bool both = moe_wants(r, precision, first + MLP_AB);
     assay_gated_mlp_weights weights = weights_of(mlp);
     assay_gated_mlp_variances variances = {
-        .x = variance_x,
+        .x = given->x,
+        .weighted = given->weighted_h,
         .a = both || moe_wants(r, precision, first + MLP_A) ? mlp->variance_a : NULL,
         .b = both || moe_wants(r, precision, first + MLP_B) ? mlp->variance_b : NULL,
         .h = needs->h ? mlp->variance_h : NULL,
@@ -213,7 +214,7 @@ assay_status moe_mlp_gauge(assay_context *ctx, moe_mlp *mlp, const moe_results *
         .gradients = gradients_of(buffers, needs->dx ? mlp->variance_dx : NULL, NULL),
     };
     mlp->config.rows = rows->count;
-    assay_status status = assay_gated_mlp_gauge(ctx, &r->precisions[precision], &variances, dy, variance_dy,
+    assay_status status = assay_gated_mlp_gauge(ctx, &r->precisions[precision], &variances, dy, given->dy,
                                                 &mlp->residuals, rows->x, &weights, &mlp->config);
     for (int weight = 0; weight < MLP_WEIGHTS && status == ASSAY_OK && dy != NULL; weight++) {
         status = moe_write(ctx, r, precision, first + MLP_GRADIENT + weight, mlp->sizes[weight], buffers[weight]);

@@ -9,15 +9,16 @@ static assay_status gauge(assay_context *ctx, moe_block *block, const moe_rows *
     const moe_results *r = &block->results;
     const moe_scale *scale = &block->gauge.scales[precision];
     int64_t count = block->tokens * block->emb_dim;
-    double storage = r->precisions[precision].storage;
+    const assay_precision *unit = &r->precisions[precision];
     bool any = moe_wants(r, precision, MOE_Y) || moe_wants(r, precision, MOE_DX);
     for (int result = MOE_SHARED; result < MOE_SHARED + MLP_RESULTS; result++) any |= moe_wants(r, precision, result);
     if (!any) return ASSAY_OK;
     assay_status status = ASSAY_OK;
+    const moe_row_variances exact = {0};
     moe_mlp_needs needs = {.y = moe_wants(r, precision, MOE_Y), .dx = moe_wants(r, precision, MOE_DX)};
-    TRY(moe_mlp_gauge(ctx, &block->shared, r, precision, rows, NULL, NULL, &needs));
-    if (needs.y) moe_gauge_join(ctx, storage, count, block->y, rows->y, scale->y, block->shared.variance_y);
-    if (needs.dx) moe_gauge_join(ctx, storage, count, block->dx, rows->dx, scale->dx, block->shared.variance_dx);
+    TRY(moe_mlp_gauge(ctx, &block->shared, r, precision, rows, &exact, &needs));
+    if (needs.y) moe_gauge_join(ctx, unit, count, block->y, rows->y, scale->y, block->shared.variance_y);
+    if (needs.dx) moe_gauge_join(ctx, unit, count, block->dx, rows->dx, scale->dx, block->shared.variance_dx);
     TRY(moe_checkpoints_put(ctx, &block->checkpoints, &block->shared, r, precision, rows));
 cleanup:
     return status;

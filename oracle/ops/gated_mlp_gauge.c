@@ -63,10 +63,14 @@ static assay_status project(assay_context *ctx, const gauge *g, double *variance
                 : assay_gauge_matmul(ctx, g->precision, &args, g->v->x, NULL);
 }
 
+static void store(const gauge *g, int64_t count, const double *value, double *variance)
+{
+    assay_gauge_store(g->precision->storage, g->precision->least, count, value, variance);
+}
+
 static void store_rows(const gauge *g, const double *value, double *variance)
 {
-    for (int64_t row = 0; row < g->rows; row++)
-        assay_gauge_store(g->precision->storage, g->hidden, value + row * g->r->ld, variance + row * g->hidden);
+    for (int64_t row = 0; row < g->rows; row++) store(g, g->hidden, value + row * g->r->ld, variance + row * g->hidden);
 }
 
 /* The two factors at element i of [rows,H]. */
@@ -111,7 +115,7 @@ static assay_status forward(assay_context *ctx, const gauge *g)
     store_rows(g, g->r->b, g->vb);
     gate(ctx, g);
     copy_out(g->v->h, g->vh, g->size);
-    assay_gauge_store(g->precision->storage, g->size, g->r->h, g->vh);
+    store(g, g->size, g->r->h, g->vh);
     if (g->v->y != NULL) {
         const assay_matmul_args args = {.c = g->v->y,
                                         .ldc = g->dim,
@@ -146,7 +150,7 @@ static assay_status hidden_gradient(assay_context *ctx, const gauge *g)
     args.c = g->vdh;
     TRY(assay_gauge_matmul(ctx, g->precision, &args, g->variance_dy, NULL));
     copy_out(g->v->gradients.dh, g->vdh, g->size);
-    assay_gauge_store(g->precision->storage, g->size, g->dh, g->vdh);
+    store(g, g->size, g->dh, g->vdh);
 cleanup:
     return status;
 }
@@ -171,8 +175,8 @@ static void gate_gradient(const assay_context *ctx, const gauge *g)
                                   square(v.first) * factor_error(g, &u));
         g->shared[i] = da_dh * db_dh * vdh + da_a * db_a * va + da_b * db_b * vb;
     }
-    assay_gauge_store(g->precision->storage, g->size, g->da, g->vda);
-    assay_gauge_store(g->precision->storage, g->size, g->db, g->vdb);
+    store(g, g->size, g->da, g->vda);
+    store(g, g->size, g->db, g->vdb);
 }
 
 /* Variance of a^T b over the rows, a [rows,m], b [rows,n]; NULL: skipped. */
@@ -289,6 +293,7 @@ static assay_status backward(assay_context *ctx, const gauge *g)
     const int64_t dim = g->dim, hidden = g->hidden;
     TRY(hidden_gradient(ctx, g));
     gate_gradient(ctx, g);
+    for (int64_t i = 0; g->v->weighted != NULL && i < g->size; i++) g->vh[i] += g->v->weighted[i];
     TRY(weight_gradient(ctx, g, out->dwo, dim, g->r->h, g->vh, hidden, g->dy, g->variance_dy, dim));
     TRY(bias_gradient(ctx, g, out->dwo_bias, g->dy, g->variance_dy, dim));
     double *dwi_0 = out->dwi != NULL ? out->dwi : out->dwi_0;

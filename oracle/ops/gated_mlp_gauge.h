@@ -14,6 +14,7 @@
  * as a stored result in it (callers add it: assay_gauge_store). */
 typedef struct assay_gated_mlp_variances {
     const double *x;                     /* [rows,D], taken, not given; NULL: x is exact */
+    const double *weighted;              /* [rows,H], taken: what h has more in dwo; NULL: nothing */
     double *a, *b, *h;                   /* [rows,H], contiguous */
     double *y;                           /* [rows,D] */
     assay_gated_mlp_gradients gradients; /* the variance of each gradient, in the gradient's place */

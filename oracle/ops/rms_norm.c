@@ -97,43 +97,48 @@ static double rstd_variance(const assay_precision *precision, int64_t dim)
            square(precision->accumulate) * ((double)dim / 12 + 1 + square((double)dim / 96));
 }
 
+static double stored(const assay_precision *precision, double value)
+{
+    return assay_gauge_rounding(precision->storage, precision->least, value);
+}
+
 /* dx = rstd g - rstd^3 x m, m = mean(g x). g may be stored; rstd is an error that both terms share. */
 static void gauge_dx(const assay_precision *precision, double *variance, const double *dy, const double *x,
                      const double *scale, double rstd, int64_t dim)
 {
-    double *g = variance, squares = 0, mean = 0;
+    double *g = variance, rounded_g = 0, mean = 0;
     for (int64_t i = 0; i < dim; i++) {
         g[i] = dy[i] * scale[i];
-        squares += square(g[i] * x[i]);
+        rounded_g += stored(precision, g[i]) * square(x[i]);
         mean += g[i] * x[i];
     }
     mean /= (double)dim;
     assay_precision sum = *precision;
     sum.multiply = 0;
-    const double mean_variance =
-        (assay_gauge_dot(&sum, dim, g, x) + square(precision->storage) * squares) / square((double)dim);
+    const double mean_variance = (assay_gauge_dot(&sum, dim, g, x) + rounded_g) / square((double)dim);
     for (int64_t i = 0; i < dim; i++) {
         const double direct = rstd * g[i], through = rstd * rstd * rstd * x[i];
         const double rounded = square(direct) + square(through * mean);
-        variance[i] = square(precision->storage * direct) + square(through) * mean_variance +
+        variance[i] = square(rstd) * stored(precision, g[i]) + square(through) * mean_variance +
                       rstd_variance(precision, dim) * square(direct - 3 * through * mean) +
                       2 * square(precision->accumulate) * rounded;
     }
 }
 
-/* The terms dy * (x rstd) of a column, each of whose two products may be stored, and their sum. */
+/* The terms dy * (x rstd) or (dy * x) rstd of a column, of which both products may be stored, and their sum. */
 static double gauge_dscale(const assay_precision *precision, const double *dy, const double *x, const double *rstd,
                            int64_t rows, int64_t dim, int64_t column)
 {
-    const double relative = 2 * square(precision->storage) + rstd_variance(precision, dim);
-    double sum = 0, partial = 0, squares = 0;
+    double sum = 0, partial = 0, squares = 0, rounded = 0;
     for (int64_t row = 0; row < rows; row++) {
-        const double term = dy[row * dim + column] * x[row * dim + column] * rstd[row];
+        const double d = dy[row * dim + column], value = x[row * dim + column], term = d * value * rstd[row];
+        rounded += square(d) * stored(precision, value * rstd[row]) +
+                   fmax(stored(precision, term), square(rstd[row]) * stored(precision, d * value));
         sum += term;
         partial += sum * sum;
         squares += term * term;
     }
-    return relative * squares + square(precision->accumulate) * (partial + squares);
+    return rounded + rstd_variance(precision, dim) * squares + square(precision->accumulate) * (partial + squares);
 }
 
 assay_status assay_rms_norm_gauge(assay_context *ctx, const assay_precision *precision, double *variance_y,
@@ -141,12 +146,14 @@ assay_status assay_rms_norm_gauge(assay_context *ctx, const assay_precision *pre
                                   const double *scale, const double *rstd, int64_t rows, int64_t dim)
 {
     /* x rstd may be stored before it is scaled. */
-    const double relative = square(precision->storage) + rstd_variance(precision, dim);
+    const double relative = rstd_variance(precision, dim);
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t row = 0; row < rows; row++) {
         const int64_t at = row * dim;
-        for (int64_t i = 0; variance_y != NULL && i < dim; i++)
-            variance_y[at + i] = relative * square(x[at + i] * rstd[row] * scale[i]);
+        for (int64_t i = 0; variance_y != NULL && i < dim; i++) {
+            const double n = x[at + i] * rstd[row];
+            variance_y[at + i] = square(scale[i]) * (relative * square(n) + stored(precision, n));
+        }
         if (variance_dx != NULL) gauge_dx(precision, variance_dx + at, dy + at, x + at, scale, rstd[row], dim);
     }
     if (variance_dscale != NULL) {

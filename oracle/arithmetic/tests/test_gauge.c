@@ -4,6 +4,7 @@
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/arithmetic/precision.h"
+#include "oracle/base/dtype.h"
 #include "tests/support/assay_test.h"
 
 static double uniform(uint64_t *seed) /* in (-1, 1), of splitmix64 */
@@ -27,7 +28,7 @@ static double *numbers(uint64_t *seed, int64_t count, bool positive)
 
 /* The definition in precision.h, element by element. */
 static double expected(const assay_precision *p, const assay_matmul_args *args, const double *va, const double *vb,
-                       double stored, int64_t i, int64_t j)
+                       bool stored, int64_t i, int64_t j)
 {
     const int64_t length = (args->k + 7) / 8;
     double sum = 0, partial = 0, squares = 0, variance = 0;
@@ -42,7 +43,8 @@ static double expected(const assay_precision *p, const assay_matmul_args *args, 
         if ((q + 1) % length == 0 || q + 1 == args->k) partial += sum * sum;
     }
     return variance + 2 * p->multiply * p->multiply * squares +
-           p->accumulate * p->accumulate * (double)length * (partial + squares) + stored * stored * sum * sum;
+           p->accumulate * p->accumulate * (double)length * (partial + squares) +
+           (stored ? assay_gauge_rounding(p->storage, p->least, sum) : 0);
 }
 
 /* Bits: 1 transpose_a, 2 transpose_b, 4 variance of a, 8 variance of b, 16 stored. */
@@ -75,7 +77,7 @@ static void check_against_definition(assay_context *ctx, const assay_precision *
     }
     for (int64_t i = 0; i < m; i++) {
         for (int64_t j = 0; j < n; j++) {
-            double e = expected(p, &args, given_a, given_b, form & 16 ? p->storage : 0, i, j);
+            double e = expected(p, &args, given_a, given_b, form & 16, i, j);
             assert_close(&c[i * ldc + j], &e, 1, 1e-11, 0);
         }
         assert_all_nan(c + i * ldc + n, ldc - n);
@@ -96,11 +98,12 @@ static void test_products_as_defined(void **state)
         {.storage = 0.1, .accumulate = 0.3},
         {.storage = 0.1, .multiply = 0.2},
         {.storage = 0.1},
+        {.storage = 0.1, .accumulate = 0.3, .least = 0.5},
     };
     assay_context ctx = assay_context_default(2);
-    for (int i = 0; i < 7 * 4 * 32; i++) {
+    for (int i = 0; i < 7 * 5 * 32; i++) {
         const int64_t *shape = SHAPES[i % 7];
-        check_against_definition(&ctx, &PRECISIONS[i / 7 % 4], shape[0], shape[1], shape[2], i / 28);
+        check_against_definition(&ctx, &PRECISIONS[i / 7 % 5], shape[0], shape[1], shape[2], i / 35);
     }
 }
 
@@ -135,15 +138,43 @@ static void test_dot_and_store(void **state)
     for (int64_t k = 0; k < 40; k += k < 18 ? 1 : 7) {
         double *a = numbers(&seed, k, false), *b = numbers(&seed, k, false);
         const assay_matmul_args args = {.a = a, .lda = k, .b = b, .ldb = 1, .m = 1, .n = 1, .k = k};
-        double e = expected(&p, &args, NULL, NULL, 0, 0, 0), actual = assay_gauge_dot(&p, k, a, b);
+        double e = expected(&p, &args, NULL, NULL, false, 0, 0), actual = assay_gauge_dot(&p, k, a, b);
         assert_close(&actual, &e, 1, 1e-13, 0);
         free(a);
         free(b);
     }
     const double values[] = {2, -3, 0}, sums[] = {1.04, 2.09, 3};
     double variance[] = {1, 2, 3};
-    assay_gauge_store(0.1, 3, values, variance);
+    assay_gauge_store(0.1, 0, 3, values, variance);
     assert_close(variance, sums, 3, 1e-15, 0);
+}
+
+/* float16 from far below its normal numbers, 2^-14, to above them: to nearest, and up or down by chance. */
+static void test_rounding_to_float16(void **state)
+{
+    (void)state;
+    enum { VALUES = 4000 };
+    const double unit = 0x1p-11 * 0.57735026918962576451, least = 0x1p-24;
+    uint64_t seed = 9;
+    for (int exponent = -30; exponent <= -10; exponent++) {
+        double variance = 0, to_nearest = 0, by_chance = 0;
+        for (int i = 0; i < VALUES; i++) {
+            const double value = ldexp(uniform(&seed), exponent),
+                         error = value - assay_dtype_round(ASSAY_FLOAT16, value, false);
+            const double spacing = fmax(least, ldexp(1, ilogb(value) - 10)), rest = fabs(remainder(value, spacing));
+            variance += assay_gauge_rounding(unit, least, value);
+            to_nearest += error * error;
+            by_chance += rest * (spacing - rest);
+        }
+        assert_true(to_nearest < 1.12 * variance);
+        assert_true(by_chance < 2.25 * variance && by_chance > 0.5 * variance);
+        if (exponent >= -24) assert_true(to_nearest > 0.3 * variance);
+        if (exponent >= -20 && exponent <= -14) assert_true(to_nearest > 0.95 * variance);
+    }
+    assert_true(assay_gauge_rounding(unit, least, 0) == 0);
+    assert_true(assay_gauge_rounding(unit, least, -0x1p-20) == least * least / 12);
+    assert_true(assay_gauge_rounding(unit, least, -3) == assay_gauge_rounding(unit, 0, 3));
+    assert_true(assay_gauge_rounding(unit, 0, 0x1p-20) == 0x1p-40 * unit * unit);
 }
 
 /* Ways of summing in float32, all of them correct. */
@@ -257,6 +288,7 @@ int main(void)
         cmocka_unit_test(test_more_than_one_tile),
         cmocka_unit_test(test_exact_operands_and_nothing_rounded_have_no_error),
         cmocka_unit_test(test_dot_and_store),
+        cmocka_unit_test(test_rounding_to_float16),
         cmocka_unit_test(test_float32_sums_lie_under_sigma_and_not_far),
         cmocka_unit_test(test_failing_allocations),
     };

@@ -16,8 +16,8 @@ static void run_gauge(assay_context *ctx, const assay_precision *precision, cons
     const int64_t dim = p->config.emb_dim, hidden = p->config.mlp_dim;
     double *variance_x = calloc((size_t)p->size[MLP_X], sizeof *variance_x);
     double *variance_dy = calloc((size_t)p->size[MLP_X], sizeof *variance_dy);
-    assay_gauge_store(RMS(0x1p-8), p->size[MLP_X], p->part[MLP_X], variance_x);
-    assay_gauge_store(RMS(0x1p-8), p->size[MLP_X], p->dy, variance_dy);
+    assay_gauge_store(RMS(0x1p-8), 0, p->size[MLP_X], p->part[MLP_X], variance_x);
+    assay_gauge_store(RMS(0x1p-8), 0, p->size[MLP_X], p->dy, variance_dy);
     double *dwi = test_nans(2 * dim * hidden);
     const bool fused = p->config.fused;
     const assay_gated_mlp_variances v = {.x = inexact ? variance_x : NULL,
@@ -55,15 +55,30 @@ static void copy_rows(double *out, const double *values, const mlp_problem *p)
 static const struct profile {
     assay_precision precision;
     mlp_machine machine;
+    double small; /* what x is multiplied by, and dy twice */
 } PROFILES[] = {
-    {{"bf16", RMS(0x1p-8), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), {0}, {0}}, {ASSAY_BFLOAT16, ASSAY_FLOAT64, false}},
-    {{"bf16", RMS(0x1p-8), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), {0}, {0}}, {ASSAY_BFLOAT16, ASSAY_FLOAT64, true}},
-    {{"f16", RMS(0x1p-11), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), {0}, {0}}, {ASSAY_FLOAT16, ASSAY_FLOAT64, true}},
-    {{"f32", RMS(0x1p-24), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), {0}, {0}}, {ASSAY_FLOAT32, ASSAY_FLOAT64, true}},
-    {{"tf32", RMS(0x1p-24), RMS(0x1p-11), RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), {0}, {0}},
-     {ASSAY_FLOAT32, ASSAY_TFLOAT32, false}},
-    {{"tpu", RMS(0x1p-24), RMS(0x1p-8), RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), {0}, {0}},
-     {ASSAY_FLOAT32, ASSAY_BFLOAT16, false}},
+    {{"bf16", RMS(0x1p-8), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), {0}, {0}, 0},
+     {ASSAY_BFLOAT16, ASSAY_FLOAT64, false},
+     1},
+    {{"bf16", RMS(0x1p-8), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), {0}, {0}, 0},
+     {ASSAY_BFLOAT16, ASSAY_FLOAT64, true},
+     1},
+    {{"f16", RMS(0x1p-11), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), {0}, {0}, 0},
+     {ASSAY_FLOAT16, ASSAY_FLOAT64, true},
+     1},
+    {{"f32", RMS(0x1p-24), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), {0}, {0}, 0},
+     {ASSAY_FLOAT32, ASSAY_FLOAT64, true},
+     1},
+    {{"tf32", RMS(0x1p-24), RMS(0x1p-11), RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), {0}, {0}, 0},
+     {ASSAY_FLOAT32, ASSAY_TFLOAT32, false},
+     1},
+    {{"tpu", RMS(0x1p-24), RMS(0x1p-8), RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), {0}, {0}, 0},
+     {ASSAY_FLOAT32, ASSAY_BFLOAT16, false},
+     1},
+    /* most of what is stored lies below the normal numbers */
+    {{"f16", RMS(0x1p-11), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), {0}, {0}, 0x1p-24},
+     {ASSAY_FLOAT16, ASSAY_FLOAT64, true},
+     0x1p-5},
 };
 enum { PROFILE_COUNT = sizeof PROFILES / sizeof *PROFILES };
 
@@ -74,7 +89,12 @@ static void ratios(assay_context *ctx, const mlp_machine *m, const struct profil
     const assay_dtype claimed = profile->machine.storage;
     mlp_problem p;
     mlp_results low, variance, golden;
-    mlp_problem_make(ctx, &p, config, biased, inexact ? ASSAY_FLOAT32 : claimed, 77);
+    const assay_dtype grid = inexact ? ASSAY_FLOAT32 : claimed;
+    mlp_problem_make(ctx, &p, config, biased, grid, 77);
+    for (int64_t i = 0; i < p.size[MLP_X]; i++) {
+        p.part[MLP_X][i] = assay_dtype_round(grid, profile->small * p.part[MLP_X][i], false);
+        p.dy[i] = assay_dtype_round(grid, profile->small * profile->small * p.dy[i], false);
+    }
     mlp_problem_run(ctx, &p);
     mlp_results_make(&low, &p);
     mlp_results_make(&variance, &p);
@@ -125,12 +145,14 @@ static assay_gated_mlp_config shaped(int form, int shape, bool fused)
     return config;
 }
 
-/* Kinks have a wide berth: what is near one may be far under sigma. */
-static void assert_fair(const test_ratio *ratio, const assay_gated_mlp_config *config)
+/* Kinks have a wide berth: what is near one may be far under sigma. Below the normal numbers sigma is no envelope: the
+ * RMS of a few elements scatters around 1. */
+static void assert_fair(const test_ratio *ratio, const struct profile *profile, const assay_gated_mlp_config *config)
 {
+    const double most = profile->small < 1 ? 1.3 : 1.05;
     const bool kinked = config->glu != ASSAY_GLU_PLAIN || config->activation[0] == ASSAY_RELU;
     for (int t = 0; t < TENSORS; t++) {
-        if (!(ratio[t].rms >= (kinked ? 0.2 : 0.4) && ratio[t].rms <= 1.05 && ratio[t].largest <= 5)) {
+        if (!(ratio[t].rms >= (kinked ? 0.2 : 0.4) && ratio[t].rms <= most && ratio[t].largest <= 5)) {
             fail_msg("tensor %d: RMS of error / sigma %.3f, largest %.3f", t, ratio[t].rms, ratio[t].largest);
         }
     }
@@ -145,7 +167,7 @@ static void test_errors_lie_under_sigma_and_not_far(void **state)
         const assay_gated_mlp_config config = shaped(i % FORM_COUNT, i % SHAPE_COUNT, i % 2 == 1);
         test_ratio ratio[TENSORS];
         ratios(&ctx, &profile->machine, profile, &config, i % 3 == 0, false, ratio);
-        assert_fair(ratio, &config);
+        assert_fair(ratio, profile, &config);
     }
 }
 
@@ -158,7 +180,7 @@ static void test_errors_of_x_and_dy_are_carried_through(void **state)
         const assay_gated_mlp_config config = shaped(i, i % SHAPE_COUNT, false);
         test_ratio ratio[TENSORS];
         ratios(&ctx, &profile->machine, profile, &config, true, true, ratio);
-        assert_fair(ratio, &config);
+        assert_fair(ratio, profile, &config);
     }
 }
 
