@@ -106,6 +106,10 @@ static const struct operation {
     {"attention", run_attention, false, false, "inputs/query"},
     {"mla", run_mla, false, false, "inputs/x"},
     {"moe", run_moe, true, true, "inputs/x"},
+    {"routing", routing_run, true, false, "inputs/x"},
+    {"permute", permute_run, false, false, "inputs/x"},
+    {"gmm", gmm_run, false, false, "inputs/lhs"},
+    {"unpermute", unpermute_run, false, false, "inputs/sorted"},
     {"deepseek_layer", stack_run, true, true, "inputs/x"},
     {"deepseek_stack", stack_run, true, true, "inputs/x"},
 };
@@ -119,7 +123,9 @@ static bool makes(const assay_backend_request *request, const char *path)
     static const char *const MADE[] = {
         "outputs/y",           "outputs/attention_out",    "outputs/lse",
         "outputs/lb_loss",     "outputs/bias_updates",     "routing/weights",
-        "routing/group_sizes", "routing/selected_experts", "routing/sorted_selected_experts"};
+        "routing/group_sizes", "routing/selected_experts", "routing/sorted_selected_experts",
+        "outputs/weights",     "outputs/sorted_inputs",    "outputs/sorted_selected_experts",
+        "outputs/group_sizes"};
     const char *folder_end = strchr(path, '/'), *name = strrchr(path, '/');
     bool made = strncmp(path, "gradients/", 10) == 0 && tensor(request, path + 10) != NULL;
     for (size_t i = 0; i < sizeof MADE / sizeof *MADE && name != NULL; i++)
@@ -150,14 +156,22 @@ static const char *refused_setting(const assay_backend_request *request, const s
     return NULL;
 }
 
+/* The input whose first axes are batch and sequence; a router may be given logits for it. */
+static const assay_backend_tensor *first_input(const assay_backend_request *request, const struct operation *o)
+{
+    const assay_backend_tensor *t = tensor(request, o->first);
+    return t == NULL && is(request, "op", "routing") ? tensor(request, "inputs/logits") : t;
+}
+
 /* What this backend does not have, or NULL. */
 static const char *refusal(const assay_backend_request *request, const struct operation *o)
 {
-    static const char *const INTEGERS[] = {"inputs/positions", "inputs/segment_ids"};
+    static const char *const INTEGERS[] = {"inputs/positions", "inputs/segment_ids", "inputs/group_sizes",
+                                           "inputs/selected_experts", "inputs/sorted_selected_experts"};
     static const char *const ENDS[] = {"_bias", "/wi_0/bias", "/wi_1/bias", "/wo/bias", "per_expert_scale"};
     const char *missing = refused_setting(request, o);
     if (missing != NULL) return missing;
-    if (tensor(request, o->first) == NULL) return "a case without x or query";
+    if (first_input(request, o) == NULL) return "a case without x or query";
     if (is(request, "op", "moe") &&
         (tensor(request, "weights/gate/kernel") == NULL || tensor(request, "weights/wo") == NULL))
         return "a case without gate/kernel and wo";
@@ -233,7 +247,7 @@ int assay_backend_run(const assay_backend_request *request)
     if (missing != NULL) return say(request, ASSAY_BACKEND_UNSUPPORTED, "the example does not support %s", missing);
     for (int i = 0; i < request->result_count; i++)
         request->results[i].written = makes(request, request->results[i].path);
-    const int64_t *dims = tensor(request, o->first)->dims;
+    const int64_t *dims = first_input(request, o)->dims;
     e.batch = dims[0], e.sequence = dims[1], e.tokens = dims[0] * dims[1];
     const int code = attempt(&e, o);
     release(&e, 0);

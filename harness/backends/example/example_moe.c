@@ -35,29 +35,30 @@ static void load_expert(example *e, mlp *expert, const moe *m, int64_t number, i
     }
 }
 
-static void experts_forward(example *e, const moe *m, float *y)
+void copies_gather(const moe *m)
 {
-    const int64_t D = m->emb, experts = m->experts + (m->shared_hidden > 0);
+    const int64_t D = m->emb;
     for (int64_t r = 0; r < m->rows.rows; r++)
         memcpy(m->rows.x + r * D, m->x + copy_at(m, r).token * D, (size_t)D * sizeof(float));
-    for (int64_t number = 0, first = 0; number < experts; number++) {
-        const int mark = e->count;
-        mlp expert;
-        load_expert(e, &expert, m, number, first);
-        mlp_forward(&expert);
-        first += expert.rows;
-        release(e, mark);
-    }
+}
+
+void copies_gather_backward(const moe *m, float *d_x, const float *d_rows)
+{
+    for (int64_t r = 0; r < m->rows.rows; r++) add(d_x + copy_at(m, r).token * m->emb, d_rows + r * m->emb, m->emb);
+}
+
+void copies_combine(const moe *m, float *y)
+{
+    const int64_t D = m->emb;
     for (int64_t r = 0; r < m->rows.rows; r++) {
         const copy at = copy_at(m, r);
         for (int64_t i = 0; i < D; i++) y[at.token * D + i] += at.weight * m->rows.o[r * D + i];
     }
 }
 
-static void experts_backward(example *e, moe *m, float *d_x, const float *d_y)
+void copies_combine_backward(const moe *m, const float *d_y)
 {
-    const int64_t D = m->emb, experts = m->experts + (m->shared_hidden > 0);
-    float *d_rows = take(e, m->rows.rows * D);
+    const int64_t D = m->emb;
     for (int64_t r = 0; r < m->rows.rows; r++) {
         const copy at = copy_at(m, r);
         for (int64_t i = 0; i < D; i++) {
@@ -67,6 +68,28 @@ static void experts_backward(example *e, moe *m, float *d_x, const float *d_y)
         }
     }
     round_bf16(m->rows.d_o, m->rows.rows * D);
+}
+
+static void experts_forward(example *e, const moe *m, float *y)
+{
+    const int64_t experts = m->experts + (m->shared_hidden > 0);
+    copies_gather(m);
+    for (int64_t number = 0, first = 0; number < experts; number++) {
+        const int mark = e->count;
+        mlp expert;
+        load_expert(e, &expert, m, number, first);
+        mlp_forward(&expert);
+        first += expert.rows;
+        release(e, mark);
+    }
+    copies_combine(m, y);
+}
+
+static void experts_backward(example *e, moe *m, float *d_x, const float *d_y)
+{
+    const int64_t D = m->emb, experts = m->experts + (m->shared_hidden > 0);
+    float *d_rows = take(e, m->rows.rows * D);
+    copies_combine_backward(m, d_y);
     for (int64_t number = 0, first = 0; number < experts; number++) {
         const int mark = e->count;
         mlp expert;
@@ -75,11 +98,10 @@ static void experts_backward(example *e, moe *m, float *d_x, const float *d_y)
         first += expert.rows;
         release(e, mark);
     }
-    for (int64_t r = 0; r < m->rows.rows; r++) add(d_x + copy_at(m, r).token * D, d_rows + r * D, D);
+    copies_gather_backward(m, d_x, d_rows);
 }
 
-/* What the router's logits give to d_x [T,D] and to its own weights. */
-static void gate_backward(example *e, const moe *m, float *d_x)
+void gate_backward(example *e, const moe *m, float *d_x)
 {
     const int64_t T = m->tokens, D = m->emb, E = m->experts;
     float *through = take(e, T * D), *d_bias = gradient(e, m->weights, "gate/bias", 0);
@@ -106,16 +128,9 @@ static void set_up(example *e, moe *m)
     routing_set_up(e, m);
 }
 
-void moe_forward(example *e, moe *m, const char *weights, const char *results, float *x, float *y)
+void routing_store(example *e, const moe *m)
 {
-    *m = (moe){.x = x, .bug = e->bug, .variant = e->variant};
-    snprintf(m->weights, sizeof m->weights, "%s", weights);
-    snprintf(m->results, sizeof m->results, "%s", results);
-    set_up(e, m);
-    const int64_t T = m->tokens, K = m->chosen;
-    memset(y, 0, (size_t)(T * m->emb) * sizeof *y);
-    routing_forward(e, m);
-    experts_forward(e, m, y);
+    const int64_t choices = m->tokens * m->chosen;
     float *updates = take(e, m->experts), loss = routing_balance(m, updates);
     /* this backend sorts all tokens in one place; over a mesh these two are what each shard sorts */
     const bool one_device = number(e->request, "mesh.data") <= 1 && number(e->request, "mesh.fsdp") <= 1 &&
@@ -123,10 +138,22 @@ void moe_forward(example *e, moe *m, const char *weights, const char *results, f
                             !is(e->request, "use_ring_of_experts", "true");
     store(e, "outputs/", m->results, "lb_loss", false, &loss, 1);
     store(e, "outputs/", m->results, "bias_updates", false, updates, m->experts);
-    store(e, "routing/", m->results, "weights", false, m->weights_of, T * K);
-    store(e, "routing/", m->results, "selected_experts", false, m->selected, T * K);
-    store(e, "routing/", m->results, "sorted_selected_experts", false, m->order, one_device ? T * K : 0);
+    store(e, "routing/", m->results, "weights", false, m->weights_of, choices);
+    store(e, "routing/", m->results, "selected_experts", false, m->selected, choices);
+    store(e, "routing/", m->results, "sorted_selected_experts", false, m->order, one_device ? choices : 0);
     store(e, "routing/", m->results, "group_sizes", false, m->sizes, one_device ? m->experts : 0);
+}
+
+void moe_forward(example *e, moe *m, const char *weights, const char *results, float *x, float *y)
+{
+    *m = (moe){.x = x, .bug = e->bug, .variant = e->variant};
+    snprintf(m->weights, sizeof m->weights, "%s", weights);
+    snprintf(m->results, sizeof m->results, "%s", results);
+    set_up(e, m);
+    memset(y, 0, (size_t)(m->tokens * m->emb) * sizeof *y);
+    routing_forward(e, m);
+    experts_forward(e, m, y);
+    routing_store(e, m);
 }
 
 void moe_backward(example *e, moe *m, float *d_x, const float *d_y)

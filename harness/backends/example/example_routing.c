@@ -52,6 +52,20 @@ static void choose(const moe *m, int32_t *selected, const float *biased, float *
     if (m->variant == ASCENDING_SLOTS) sort_ascending(selected, m->chosen);
 }
 
+void sort_by_expert(const moe *m)
+{
+    const int32_t count = (int32_t)(m->tokens * m->chosen);
+    int64_t place = 0;
+    for (int32_t expert = 0; expert < m->experts; expert++) {
+        const int64_t first = place;
+        for (int32_t i = 0; i < count; i++) {
+            const int32_t choice = m->bug == UNSTABLE_SORT ? count - 1 - i : i;
+            if (m->selected[choice] == expert) m->order[place++] = choice;
+        }
+        m->sizes[expert] = (int32_t)(place - first);
+    }
+}
+
 static float divisor(const moe *m, const float *gathered)
 {
     float sum = m->deepseek ? 1e-20F : 0;
@@ -64,7 +78,7 @@ void routing_forward(example *e, moe *m)
     const int64_t E = m->experts, K = m->chosen;
     const int64_t rounded = m->variant == BF16_ROUTER ? E : 0; /* of a row */
     float *candidates = take(e, E), *group_scores = take(e, m->groups);
-    product(m->logits, E, m->tokens, E, m->emb, (matrix){m->x, m->emb, 1}, (matrix){m->gate, E, 1});
+    if (m->gate != NULL) product(m->logits, E, m->tokens, E, m->emb, (matrix){m->x, m->emb, 1}, (matrix){m->gate, E, 1});
     for (int64_t t = 0; t < m->tokens; t++) {
         float *scores = m->scores + t * E, *biased = m->biased + t * E, *gathered = m->gathered + t * K;
         int32_t *selected = m->selected + t * K;
@@ -76,18 +90,13 @@ void routing_forward(example *e, moe *m)
         for (int64_t i = 0; i < E; i++) biased[i] = scores[i] + m->bias[i];
         round_bf16(biased, rounded);
         choose(m, selected, biased, candidates, group_scores);
-        for (int64_t k = 0; k < K; k++) {
+        for (int64_t k = 0; k < K; k++)
             gathered[k] = m->weights_from_biased ? biased[selected[k]] : scores[selected[k]];
-            m->sizes[selected[k]]++;
-        }
         if (!m->deepseek) softmax(gathered, gathered, K);
         for (int64_t k = 0; k < K; k++) m->weights_of[t * K + k] = gathered[k] / divisor(m, gathered) * m->factor;
         if (m->variant == BF16_ROUTER) round_bf16(m->weights_of + t * K, K);
     }
-    int64_t place = 0;
-    for (int32_t expert = 0; expert < E; expert++)
-        for (int32_t i = 0; i < m->tokens * K; i++)
-            if (m->selected[i] == expert) m->order[place++] = i;
+    sort_by_expert(m);
 }
 
 void routing_backward(const moe *m, float d_loss)
@@ -127,6 +136,7 @@ float routing_balance(const moe *m, float *bias_updates)
     for (int64_t e = 0; e < E; e++) {
         const int64_t missing = m->tokens * K - m->sizes[e] * E;
         bias_updates[e] = missing > 0 ? m->update_rate : missing < 0 ? -m->update_rate : 0;
+        if (m->bug == BIAS_UPDATES_NEGATED) bias_updates[e] = -bias_updates[e];
     }
     return loss * m->loss_weight * (float)E / (float)m->tokens;
 }
@@ -137,7 +147,7 @@ void routing_set_up(example *e, moe *m)
     const int64_t T = m->tokens, E = m->experts, K = m->chosen;
     float *bias = whole(e, m->weights, "gate/bias");
     const bool has_bias = bias != NULL;
-    m->gate = whole(e, m->weights, "gate/kernel"), m->bias = has_bias ? bias : take(e, E);
+    m->gate = whole(e, m->weights, "gate/kernel"), m->bias = has_bias && m->bug != ROUTER_BIAS_DROPPED ? bias : take(e, E);
     m->loss_weight = (float)number(request, "load_balance_loss_weight");
     m->update_rate = (float)number(request, "routed_bias_update_rate");
     m->sigmoid = is(request, "routed_score_func", "sigmoid");
