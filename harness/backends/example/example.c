@@ -171,7 +171,7 @@ static const char *refusal(const assay_backend_request *request, const struct op
     static const char *const ENDS[] = {"_bias", "/wi_0/bias", "/wi_1/bias", "/wo/bias", "per_expert_scale"};
     const char *missing = refused_setting(request, o);
     if (missing != NULL) return missing;
-    if (first_input(request, o) == NULL) return "a case without x or query";
+    if (first_input(request, o) == NULL) return "a case without the input that it reads first";
     if (is(request, "op", "moe") &&
         (tensor(request, "weights/gate/kernel") == NULL || tensor(request, "weights/wo") == NULL))
         return "a case without gate/kernel and wo";

@@ -24,12 +24,12 @@
     X(GROUP_SCORE_OTHER, "group_score_other", 4, "groups ranked by their maximum, not their top two, or reversed")     \
     X(NO_RENORMALISATION, "no_renormalisation", 6, "the chosen weights are not divided by their sum")                  \
     X(SCALING_TWICE, "scaling_twice", 8, "routed_scaling_factor applied twice")                                        \
-    X(ROUTER_BIAS_DROPPED, "router_bias_dropped", 19, "the router without its bias")                                  \
+    X(ROUTER_BIAS_DROPPED, "router_bias_dropped", 19, "the router without its bias")                                   \
     X(EMPTY_EXPERT_UNWRITTEN, "empty_expert_unwritten", 25, "weight gradients of experts without tokens left alone")   \
-    X(PADDING_IN_LAST_GROUP, "padding_in_last_group", 26, "rows behind the last group taken for rows of it")          \
+    X(PADDING_IN_LAST_GROUP, "padding_in_last_group", 26, "rows behind the last group taken for rows of it")           \
     X(LAST_TILE_DROPPED, "last_tile_dropped", 28, "the down product lacks what is beyond the last whole tile of 16")   \
-    X(UNSTABLE_SORT, "unstable_sort", 29, "of copies for the same expert the last token's first")                     \
-    X(SINGLE_WEIGHT_SKIPPED, "single_weight_skipped", 32, "a token's only expert taken to have weight 1")             \
+    X(UNSTABLE_SORT, "unstable_sort", 29, "of copies for the same expert the last token's first")                      \
+    X(SINGLE_WEIGHT_SKIPPED, "single_weight_skipped", 32, "a token's only expert taken to have weight 1")              \
     X(GATE_UP_SWAPPED, "gate_up_swapped", 34, "the activation applied to the other branch")                            \
     X(DX_WITHOUT_UP, "dx_without_up", 41, "the gradient of x lacks the up branch")                                     \
     X(MSCALE_MISSING, "mscale_missing", 46, "the softmax scale lacks its factor m^2")                                  \
@@ -42,14 +42,14 @@
     X(LSE_BASE_2, "lse_base_2", 53, "the log-sum-exp to base 2")                                                       \
     X(DV_NARROW_HEADS, "dv_narrow_heads", 54, "the last columns of dV lost where value heads are the narrower ones")   \
     X(MASKED_ROWS_NAN, "masked_rows_nan", 55, "a row that sees no key divided by its sum, 0")                          \
-    X(BIAS_UPDATES_NEGATED, "bias_updates_negated", 58, "the bias of experts with too many tokens raised")            \
+    X(BIAS_UPDATES_NEGATED, "bias_updates_negated", 58, "the bias of experts with too many tokens raised")             \
     X(ROUTER_GRADIENT_MISSING, "router_gradient_missing", 59, "no gradient through the routing weights")               \
     X(TIES_TO_HIGHER, "ties_to_higher", 0,  "of experts that tie the higher index first")                              \
     X(WRONG_EXPERT, "wrong_expert", 0, "the last choice passed over for the next best")                                \
     X(MASK_OFF_BY_ONE, "mask_off_by_one", 0, "a query sees the next key as well")                                      \
     X(LAST_KEYS_DROPPED, "last_keys_dropped", 0, "keys cut to a multiple of the tile")                                 \
     X(KV_NORM_OMITTED, "kv_norm_omitted", 0, "the latent of keys and values not normalised")                           \
-    X(RESIDUAL_MISSING, "residual_missing", 0, "the layer's second addition left out")                                \
+    X(RESIDUAL_MISSING, "residual_missing", 0, "the layer's second addition left out")                                 \
     X(EMPTY_GROUP_SHIFTS, "empty_group_shifts", 0, "weights counted over groups that have rows alone")
 
 enum bug {
@@ -236,7 +236,7 @@ void routing_forward(example *e, moe *m);
 void routing_backward(const moe *m, float d_loss);
 /* What the logits give to d_x [T,D], and to the weights of the router. */
 void gate_backward(example *e, const moe *m, float *d_x);
-void sort_by_expert(const moe *m); /* order and sizes, from selected */
+void sort_by_expert(const moe *m);            /* order and sizes, from selected */
 void routing_store(example *e, const moe *m); /* every result of routing but its own outputs/weights */
 /* Load balance: the loss, and the step of the bias by which it is kept instead. */
 float routing_balance(const moe *m, float *bias_updates);

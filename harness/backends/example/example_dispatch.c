@@ -45,7 +45,8 @@ void permute_run(example *e)
     m.rows.rows = m.tokens * m.chosen;
     const int64_t size = m.tokens * m.emb, copies = m.rows.rows * m.emb;
     m.x = whole(e, "inputs/", "x"), m.rows.x = take(e, copies), m.weights_of = take(e, m.rows.rows);
-    m.selected = choices(e, &m, "inputs/selected_experts"), m.order = take(e, m.rows.rows), m.sizes = take(e, m.experts);
+    m.selected = choices(e, &m, "inputs/selected_experts"), m.order = take(e, m.rows.rows),
+    m.sizes = take(e, m.experts);
     sort_by_expert(&m);
     copies_gather(&m);
     store(e, "outputs/", "", "sorted_inputs", true, m.rows.x, copies);
@@ -80,23 +81,33 @@ void unpermute_run(example *e)
     store(e, "gradients/", "", "inputs/weights", true, m.d_weights, m.rows.rows);
 }
 
+static const int32_t *group_sizes(example *e, int64_t groups, int64_t rows)
+{
+    const int32_t *given = tensor(e->request, "inputs/group_sizes")->data;
+    int32_t *sizes = take(e, groups);
+    int64_t place = 0, sum = 0;
+    for (int64_t g = 0; g < groups; g++) {
+        sizes[place] = given[g];
+        sum += given[g];
+        place += e->bug != EMPTY_GROUP_SHIFTS || given[g] > 0;
+    }
+    if (e->bug == PADDING_IN_LAST_GROUP) sizes[groups - 1] += (int32_t)(rows - sum);
+    return sizes;
+}
+
 /* Rows of no group are never read, whatever they hold, and stay 0 in what is written. */
 void gmm_run(example *e)
 {
     const assay_backend_tensor *rhs = tensor(e->request, "weights/rhs"), *lhs = tensor(e->request, "inputs/lhs");
-    const int32_t *sizes = tensor(e->request, "inputs/group_sizes")->data;
     const int64_t M = lhs->dims[0], groups = rhs->dims[0], k = rhs->dims[1], n = rhs->dims[2];
+    const int32_t *sizes = group_sizes(e, groups, M);
     float *x = whole(e, "inputs/", "lhs"), *y = take(e, M * n), *w = take(e, k * n);
     float *d_y = whole(e, "cotangents/", "y"), *d_x = take(e, M * k);
-    int64_t first = 0, number_of_w = 0;
-    for (int64_t g = 0; g < groups; g++) {
-        const int64_t rows = e->bug == PADDING_IN_LAST_GROUP && g == groups - 1 ? M - first : sizes[g];
-        float *d_w = gradient(e, "weights/", "rhs", number_of_w * k * n);
-        load(w, rhs, number_of_w * k * n, k * n);
-        linear(y + first * n, x + first * k, w, rows, k, n);
-        if (d_y != NULL) linear_backward(d_x + first * k, d_w, d_y + first * n, x + first * k, w, rows, k, n);
-        first += rows;
-        number_of_w += e->bug != EMPTY_GROUP_SHIFTS || rows > 0;
+    for (int64_t g = 0, first = 0; g < groups; first += sizes[g++]) {
+        float *of_x = x + first * k, *d_w = gradient(e, "weights/", "rhs", g * k * n);
+        load(w, rhs, g * k * n, k * n);
+        linear(y + first * n, of_x, w, sizes[g], k, n);
+        if (d_y != NULL) linear_backward(d_x + first * k, d_w, d_y + first * n, of_x, w, sizes[g], k, n);
     }
     store(e, "outputs/", "", "y", true, y, M * n);
     if (d_y != NULL) store(e, "gradients/", "", "inputs/lhs", true, d_x, M * k);

@@ -134,8 +134,7 @@ void routing_store(example *e, const moe *m)
     float *updates = take(e, m->experts), loss = routing_balance(m, updates);
     /* this backend sorts all tokens in one place; over a mesh these two are what each shard sorts */
     const bool one_device = number(e->request, "mesh.data") <= 1 && number(e->request, "mesh.fsdp") <= 1 &&
-                            number(e->request, "mesh.expert") <= 1 &&
-                            !is(e->request, "use_ring_of_experts", "true");
+                            number(e->request, "mesh.expert") <= 1 && !is(e->request, "use_ring_of_experts", "true");
     store(e, "outputs/", m->results, "lb_loss", false, &loss, 1);
     store(e, "outputs/", m->results, "bias_updates", false, updates, m->experts);
     store(e, "routing/", m->results, "weights", false, m->weights_of, choices);

@@ -78,7 +78,8 @@ void routing_forward(example *e, moe *m)
     const int64_t E = m->experts, K = m->chosen;
     const int64_t rounded = m->variant == BF16_ROUTER ? E : 0; /* of a row */
     float *candidates = take(e, E), *group_scores = take(e, m->groups);
-    if (m->gate != NULL) product(m->logits, E, m->tokens, E, m->emb, (matrix){m->x, m->emb, 1}, (matrix){m->gate, E, 1});
+    if (m->gate != NULL)
+        product(m->logits, E, m->tokens, E, m->emb, (matrix){m->x, m->emb, 1}, (matrix){m->gate, E, 1});
     for (int64_t t = 0; t < m->tokens; t++) {
         float *scores = m->scores + t * E, *biased = m->biased + t * E, *gathered = m->gathered + t * K;
         int32_t *selected = m->selected + t * K;
@@ -147,7 +148,8 @@ void routing_set_up(example *e, moe *m)
     const int64_t T = m->tokens, E = m->experts, K = m->chosen;
     float *bias = whole(e, m->weights, "gate/bias");
     const bool has_bias = bias != NULL;
-    m->gate = whole(e, m->weights, "gate/kernel"), m->bias = has_bias && m->bug != ROUTER_BIAS_DROPPED ? bias : take(e, E);
+    m->gate = whole(e, m->weights, "gate/kernel");
+    m->bias = has_bias && m->bug != ROUTER_BIAS_DROPPED ? bias : take(e, E);
     m->loss_weight = (float)number(request, "load_balance_loss_weight");
     m->update_rate = (float)number(request, "routed_bias_update_rate");
     m->sigmoid = is(request, "routed_score_func", "sigmoid");

@@ -338,7 +338,7 @@ static void what_it_lacks_is_unsupported(void **state)
 {
     (void)state;
     const char *const settings[][3] = {
-        {"op", "routing", "routing"},
+        {"op", "rms_norm_moe", "rms_norm_moe"},
         {"decoder_block", "llama4", "llama4"},
         {"decoder_block", "gpt_oss", "gpt_oss"},
         {"mlp_activations", "gelu,linear", "gelu,linear"},
