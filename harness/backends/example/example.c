@@ -28,6 +28,7 @@ static void run_mlp(example *e)
     mlp m = {.bug = e->bug, .rows = e->tokens, .emb = emb};
     m.hidden = tensor(e->request, "weights/wo/kernel")->dims[0];
     m.x = whole(e, "inputs/", "x"), m.d_o = whole(e, "cotangents/", "y");
+    m.glu = glu_of(e->request, DENSE);
     mlp_take(e, &m);
     mlp_load(e, &m, "weights/", "/kernel", 0);
     mlp_forward(&m);
@@ -136,13 +137,12 @@ static bool ends_with(const char *text, const char *end)
 static const char *refused_setting(const assay_backend_request *request, const struct operation *o)
 {
     static const char *const BLOCKS[] = {"llama4", "gemma4", "gpt_oss", "deepseek4"};
-    static const char *const POSITIVE[] = {"mlp_activations_limit", "capacity_factor", "ragged_buffer_factor"};
+    static const char *const POSITIVE[] = {"capacity_factor", "ragged_buffer_factor"};
     for (size_t i = 0; i < sizeof BLOCKS / sizeof *BLOCKS && o->routes; i++)
         if (is(request, "decoder_block", BLOCKS[i])) return BLOCKS[i];
-    for (size_t i = 0; i < sizeof POSITIVE / sizeof *POSITIVE && o->gates; i++)
+    for (size_t i = 0; i < sizeof POSITIVE / sizeof *POSITIVE && o->routes; i++)
         if (number(request, POSITIVE[i]) > 0) return POSITIVE[i];
-    if (o->gates && strcmp(setting(request, "mlp_activations"), "silu,linear") != 0)
-        return setting(request, "mlp_activations");
+    if (o->gates && !glu_known(request)) return setting(request, "mlp_activations");
     if (!o->routes) return NULL;
     if (is(request, "routed_score_func", "sqrtsoftplus")) return "sqrtsoftplus";
     if (is(request, "fused_moe_func", "true")) return "fused_moe_func";
@@ -154,7 +154,7 @@ static const char *refused_setting(const assay_backend_request *request, const s
 static const char *refusal(const assay_backend_request *request, const struct operation *o)
 {
     static const char *const INTEGERS[] = {"inputs/positions", "inputs/segment_ids"};
-    static const char *const ENDS[] = {"_bias", "/wi_0/bias", "/wi_1/bias", "/wo/bias", "per_expert_scale"};
+    static const char *const ENDS[] = {"per_expert_scale"};
     const char *missing = refused_setting(request, o);
     if (missing != NULL) return missing;
     if (tensor(request, o->first) == NULL) return "a case without x or query";

@@ -180,17 +180,47 @@ typedef struct mla {
 void mla_forward(example *e, mla *m, const char *weights, const char *results, float *x, float *y);
 void mla_backward(example *e, mla *m, float *d_x, const float *d_y);
 
+/* ---- example_glu.c ---- */
+
+enum activation { SILU, GELU, GELU_EXACT, RELU, SIGMOID, LINEAR, ACTIVATION_COUNT };
+
+/* h = gate(a) up(b). With a limit above 0, of min(a, limit) and of b between -limit and limit. GPT-OSS has
+ * a sigmoid(1.702 a) and b + 1 instead of activations. */
+typedef struct glu {
+    enum activation gate, up;
+    float limit;
+    bool gpt_oss;
+} glu;
+bool glu_known(const assay_backend_request *request); /* whether its activations are among these */
+/* A dense layer has an activation of b besides; a shared expert has neither clamps nor GPT-OSS's form. */
+enum mlp_place { DENSE, ROUTED, SHARED };
+glu glu_of(const assay_backend_request *request, enum mlp_place place);
+
+/* h = u v, and the slopes of u by a and of v by b. */
+typedef struct glu_point {
+    float u, v, d_u, d_v;
+} glu_point;
+glu_point glu_at(const glu *g, float a, float b);
+
 /* ---- example_mlp.c ---- */
 
-/* silu(x wi_0) * (x wi_1) wo; a = x wi_0, b = x wi_1, h their product. */
+/* x w + bias: w's rows lie `row` numbers apart; NULL for a bias that is not there and for gradients nobody asks for. */
+typedef struct projection {
+    const float *w, *bias;
+    float *d_w, *d_bias;
+    int64_t row;
+} projection;
+
+/* a = x wi_0, b = x wi_1, h = glu(a, b), o = h wo. */
 typedef struct mlp {
     enum bug bug;
-    int64_t rows, emb, hidden, wi_row; /* wi_row: numbers from a row of wi_0 and wi_1 to the next */
-    const float *wi_0, *wi_1, *wo;     /* [D,H], [D,H], [H,D] */
-    float *d_wi_0, *d_wi_1, *d_wo;     /* NULL where nobody asks */
-    float *x, *a, *b, *h, *o, *d_o;    /* [rows,D], [rows,H] three times, [rows,D] twice */
+    glu glu;
+    int64_t rows, emb, hidden;
+    projection wi_0, wi_1, wo;      /* [D,H], [D,H], [H,D] */
+    float *x, *a, *b, *h, *o, *d_o; /* [rows,D], [rows,H] three times, [rows,D] twice */
 } mlp;
-/* The weights <prefix>{wi_0,wi_1,wo}<suffix>, or wi<suffix>: number `expert` of several. */
+/* The weights <prefix>{wi_0,wi_1,wo}<suffix>, or wi<suffix>: number `expert` of several; biases are wi_0_bias, or
+ * wi_0/bias where the suffix is /kernel. */
 void mlp_load(example *e, mlp *m, const char *prefix, const char *suffix, int64_t expert);
 void mlp_take(example *e, mlp *m); /* a, b, h, o */
 void mlp_forward(const mlp *m);

@@ -28,6 +28,7 @@ static void load_expert(example *e, mlp *expert, const moe *m, int64_t number, i
     expert->x += first * m->emb, expert->o += first * m->emb, expert->d_o += first * m->emb;
     expert->a += first * all->hidden, expert->b += first * all->hidden, expert->h += first * all->hidden;
     snprintf(shared, sizeof shared, "%sshared_experts/", m->weights);
+    expert->glu = glu_of(e->request, number == m->experts ? SHARED : ROUTED);
     if (number == m->experts) {
         mlp_load(e, expert, shared, "/kernel", 0);
     } else {
