@@ -117,10 +117,17 @@ enum { OPERATION_COUNT = sizeof OPERATIONS / sizeof *OPERATIONS };
 /* Whether this backend writes a result of that name: gradients of whatever it was given, and these. */
 static bool makes(const assay_backend_request *request, const char *path)
 {
-    static const char *const MADE[] = {
-        "outputs/y",           "outputs/attention_out",    "outputs/lse",
-        "outputs/lb_loss",     "outputs/bias_updates",     "routing/weights",
-        "routing/group_sizes", "routing/selected_experts", "routing/sorted_selected_experts"};
+    static const char *const MADE[] = {"outputs/y",
+                                       "outputs/attention_out",
+                                       "outputs/lse",
+                                       "outputs/lb_loss",
+                                       "outputs/bias_updates",
+                                       "routing/weights",
+                                       "routing/group_sizes",
+                                       "routing/selected_experts",
+                                       "routing/sorted_selected_experts",
+                                       "routing/combine_mask",
+                                       "routing/dispatch_mask"};
     const char *folder_end = strchr(path, '/'), *name = strrchr(path, '/');
     bool made = strncmp(path, "gradients/", 10) == 0 && tensor(request, path + 10) != NULL;
     for (size_t i = 0; i < sizeof MADE / sizeof *MADE && name != NULL; i++)
@@ -136,25 +143,18 @@ static bool ends_with(const char *text, const char *end)
 
 static const char *refused_setting(const assay_backend_request *request, const struct operation *o)
 {
-    static const char *const BLOCKS[] = {"llama4", "gemma4", "gpt_oss", "deepseek4"};
-    static const char *const POSITIVE[] = {"capacity_factor", "ragged_buffer_factor"};
-    for (size_t i = 0; i < sizeof BLOCKS / sizeof *BLOCKS && o->routes; i++)
-        if (is(request, "decoder_block", BLOCKS[i])) return BLOCKS[i];
-    for (size_t i = 0; i < sizeof POSITIVE / sizeof *POSITIVE && o->routes; i++)
-        if (number(request, POSITIVE[i]) > 0) return POSITIVE[i];
     if (o->gates && !glu_known(request)) return setting(request, "mlp_activations");
-    if (!o->routes) return NULL;
-    if (is(request, "routed_score_func", "sqrtsoftplus")) return "sqrtsoftplus";
-    if (is(request, "fused_moe_func", "true")) return "fused_moe_func";
-    if (number(request, "num_moe_token_chunks") > 1) return "num_moe_token_chunks";
+    if (o->routes && number(request, "ragged_buffer_factor") > 0) return "ragged_buffer_factor";
     return NULL;
 }
 
 /* What this backend does not have, or NULL. */
 static const char *refusal(const assay_backend_request *request, const struct operation *o)
 {
-    static const char *const INTEGERS[] = {"inputs/positions", "inputs/segment_ids"};
-    static const char *const ENDS[] = {"per_expert_scale"};
+    static const char *const INTEGERS[] = {"inputs/positions", "inputs/segment_ids", "inputs/input_ids",
+                                           "weights/tid2eid"};
+    const size_t integers_known =
+        sizeof INTEGERS / sizeof *INTEGERS - (o->routes ? 0 : 2); /* the last are the router's */
     const char *missing = refused_setting(request, o);
     if (missing != NULL) return missing;
     if (tensor(request, o->first) == NULL) return "a case without x or query";
@@ -164,9 +164,7 @@ static const char *refusal(const assay_backend_request *request, const struct op
     for (int i = 0; i < request->tensor_count; i++) {
         const assay_backend_tensor *t = &request->tensors[i];
         bool integers = false;
-        for (size_t n = 0; n < sizeof INTEGERS / sizeof *INTEGERS; n++) integers |= strcmp(t->path, INTEGERS[n]) == 0;
-        for (size_t n = 0; n < sizeof ENDS / sizeof *ENDS; n++)
-            if (ends_with(t->path, ENDS[n])) return t->path;
+        for (size_t n = 0; n < integers_known; n++) integers |= strcmp(t->path, INTEGERS[n]) == 0;
         if (t->type == ASSAY_BACKEND_INT32 && !integers) return t->path;
         if (t->type != ASSAY_BACKEND_BFLOAT16 && !integers) return "operands that are not bfloat16";
     }

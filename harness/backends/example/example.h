@@ -39,7 +39,7 @@
     X(DV_NARROW_HEADS, "dv_narrow_heads", 54, "the last columns of dV lost where value heads are the narrower ones")   \
     X(MASKED_ROWS_NAN, "masked_rows_nan", 55, "a row that sees no key divided by its sum, 0")                          \
     X(ROUTER_GRADIENT_MISSING, "router_gradient_missing", 59, "no gradient through the routing weights")               \
-    X(TIES_TO_HIGHER, "ties_to_higher", 0,  "of experts that tie the higher index first")                              \
+    X(TIES_TO_HIGHER, "ties_to_higher", 0, "of experts that tie the higher index first")                               \
     X(WRONG_EXPERT, "wrong_expert", 0, "the last choice passed over for the next best")                                \
     X(MASK_OFF_BY_ONE, "mask_off_by_one", 0, "a query sees the next key as well")                                      \
     X(LAST_KEYS_DROPPED, "last_keys_dropped", 0, "keys cut to a multiple of the tile")                                 \
@@ -234,15 +234,22 @@ typedef struct moe {
     enum bug bug;
     enum variant variant;
     int64_t batch, sequence, tokens, emb, hidden, shared_hidden, experts, chosen; /* B, S, T, D, H, F, E, K */
-    bool deepseek, weights_from_biased, divide, groups_by_max, sigmoid, softmax;
+    bool sigmoid, softmax, sqrtsoftplus;              /* the scores; else the logits themselves */
+    bool bias_inside, select_scores;                  /* scores of logits + bias; choice by scores alone */
+    bool weights_from_biased, softmax_chosen, divide; /* what becomes of the chosen ones */
+    bool groups_by_max;
+    bool scales_tokens; /* llama4: tokens times sigmoid(weight), weights 1 */
     int64_t groups, groups_kept;
-    float factor, loss_weight, update_rate;
-    const float *x, *gate, *bias;                          /* [T,D], [D,E], [E] (zeros where the case has none) */
-    float *logits, *scores, *biased, *d_logits, *d_biased; /* [T,E] */
-    float *gathered, *weights_of, *d_weights;              /* [T,K] */
-    int32_t *selected, *order, *sizes;                     /* [T,K], [T*K] by expert, [E] */
-    float *probabilities, *density;                        /* [T,E], [B,E] of the balance loss */
-    mlp rows;                                              /* of all copies of tokens, sorted by expert */
+    float epsilon, factor, loss_weight, update_rate;           /* epsilon: added to the sum that divides */
+    const float *x, *gate, *bias, *expert_scale;               /* [T,D], [D,E], [E], [E] (0 and 1 where not there) */
+    const int32_t *token_ids, *expert_table;                   /* hash routing: [T], [V,K]; else NULL */
+    float *logits, *scores, *biased, *d_logits, *d_biased;     /* [T,E]; biased is what experts are chosen by */
+    float *gathered, *weights_of, *d_weights, *d_expert_scale; /* [T,K] three times, [E] or NULL */
+    int32_t *selected, *order, *sizes;                         /* [T,K], [T*K] by expert, [E] */
+    int64_t capacity, dispatched;                              /* places of an expert in a batch row; copies in all */
+    int32_t *place, *dispatch, *dispatch_sizes;                /* [T*K] (-1: dropped), [dispatched] of order, [E] */
+    float *probabilities, *density;                            /* [T,E], [B,E] of the balance loss */
+    mlp rows;                                                  /* of all copies of tokens, sorted by expert */
 } moe;
 /* As those of mla; y is not rounded yet. */
 void moe_forward(example *e, moe *m, const char *weights, const char *results, float *x, float *y);
@@ -250,7 +257,7 @@ void moe_backward(example *e, moe *m, float *d_x, const float *d_y);
 
 void routing_set_up(example *e, moe *m);
 void routing_forward(example *e, moe *m);
-/* d_logits and d_biased from d_weights and the gradient of the balance loss. */
+/* d_logits, d_biased (for the bias) and d_expert_scale from d_weights and the gradient of the balance loss. */
 void routing_backward(const moe *m, float d_loss);
 /* Load balance: the loss, and the step of the bias by which it is kept instead. */
 float routing_balance(const moe *m, float *bias_updates);
