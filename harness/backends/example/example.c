@@ -153,8 +153,6 @@ static const char *refusal(const assay_backend_request *request, const struct op
 {
     static const char *const INTEGERS[] = {"inputs/positions", "inputs/segment_ids", "inputs/input_ids",
                                            "weights/tid2eid"};
-    const size_t integers_known =
-        sizeof INTEGERS / sizeof *INTEGERS - (o->routes ? 0 : 2); /* the last are the router's */
     const char *missing = refused_setting(request, o);
     if (missing != NULL) return missing;
     if (tensor(request, o->first) == NULL) return "a case without x or query";
@@ -164,7 +162,7 @@ static const char *refusal(const assay_backend_request *request, const struct op
     for (int i = 0; i < request->tensor_count; i++) {
         const assay_backend_tensor *t = &request->tensors[i];
         bool integers = false;
-        for (size_t n = 0; n < integers_known; n++) integers |= strcmp(t->path, INTEGERS[n]) == 0;
+        for (size_t n = 0; n < sizeof INTEGERS / sizeof *INTEGERS; n++) integers |= strcmp(t->path, INTEGERS[n]) == 0;
         if (t->type == ASSAY_BACKEND_INT32 && !integers) return t->path;
         if (t->type != ASSAY_BACKEND_BFLOAT16 && !integers) return "operands that are not bfloat16";
     }

@@ -1,5 +1,5 @@
-/* An example backend: the layers of a DeepSeek model, forward and backward, as a kernel for bfloat16 tensors would do
- * them. Copy it.
+/* An example backend: the layers of a DeepSeek model and the MoE blocks of others, forward and backward, as a kernel
+ * for bfloat16 tensors would do them. Copy it.
  *
  *     cc -O3 -shared -fPIC -I include harness/backends/example/example*.c -o libassay_example.so -lm
  *     assay run mla/deepseek3-tiny --backend ./libassay_example.so
@@ -239,6 +239,7 @@ typedef struct moe {
     bool weights_from_biased, softmax_chosen, divide; /* what becomes of the chosen ones */
     bool groups_by_max;
     bool scales_tokens; /* llama4: tokens times sigmoid(weight), weights 1 */
+    bool drops;         /* choices beyond the capacity */
     int64_t groups, groups_kept;
     float epsilon, factor, loss_weight, update_rate;           /* epsilon: added to the sum that divides */
     const float *x, *gate, *bias, *expert_scale;               /* [T,D], [D,E], [E], [E] (0 and 1 where not there) */

@@ -121,12 +121,10 @@ static void gate_backward(example *e, const moe *m, float *d_x)
     for (int64_t t = 0; t < T && d_bias != NULL; t++) add(d_bias, m->d_biased + t * E, E);
 }
 
-static int64_t capacity_of(const assay_backend_request *request, const moe *m)
+static int64_t capacity_of(const moe *m, double factor)
 {
     const int64_t choices = m->sequence * m->chosen, share = (choices + m->experts - 1) / m->experts;
-    const double factor = number(request, "capacity_factor");
-    if (is(request, "sparse_matmul", "true") || !(factor > 0)) return choices;
-    return (int64_t)fmax((double)share * factor, factor);
+    return m->drops ? (int64_t)fmax((double)share * factor, factor) : choices;
 }
 
 static void set_up(example *e, moe *m)
@@ -137,7 +135,8 @@ static void set_up(example *e, moe *m)
     m->experts = wo->dims[0], m->hidden = wo->dims[1], m->emb = wo->dims[2];
     m->shared_hidden = shared == NULL ? 0 : shared->dims[0];
     m->chosen = (int64_t)number(e->request, "num_experts_per_tok");
-    m->capacity = capacity_of(e->request, m);
+    m->drops = is(e->request, "sparse_matmul", "false") && number(e->request, "capacity_factor") > 0;
+    m->capacity = capacity_of(m, number(e->request, "capacity_factor"));
     m->rows.bug = e->bug;
     m->rows.rows = m->tokens * m->chosen + (m->shared_hidden > 0 ? m->tokens : 0); /* at most */
     m->rows.emb = m->emb, m->rows.hidden = m->hidden > m->shared_hidden ? m->hidden : m->shared_hidden;
@@ -181,7 +180,7 @@ void moe_forward(example *e, moe *m, const char *weights, const char *results, f
     /* this backend sorts all tokens in one place; over a mesh these two are what each shard sorts */
     const bool one_device = number(e->request, "mesh.data") <= 1 && number(e->request, "mesh.fsdp") <= 1 &&
                             number(e->request, "mesh.expert") <= 1 && !is(e->request, "use_ring_of_experts", "true");
-    if (!is(e->request, "sparse_matmul", "true") && number(e->request, "capacity_factor") > 0) store_masks(e, m);
+    if (m->drops) store_masks(e, m);
     store(e, "outputs/", m->results, "lb_loss", false, &loss, 1);
     store(e, "outputs/", m->results, "bias_updates", false, updates, m->experts);
     store(e, "routing/", m->results, "weights", false, m->weights_of, T * K);
