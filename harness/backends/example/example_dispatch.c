@@ -48,6 +48,7 @@ void permute_run(example *e)
     m.selected = choices(e, &m, "inputs/selected_experts"), m.order = take(e, m.rows.rows),
     m.sizes = take(e, m.experts);
     sort_by_expert(&m);
+    m.dispatch = m.order, m.dispatched = m.rows.rows;
     copies_gather(&m);
     store(e, "outputs/", "", "sorted_inputs", true, m.rows.x, copies);
     store(e, "outputs/", "", "sorted_selected_experts", false, m.order, m.rows.rows);
@@ -68,7 +69,7 @@ void unpermute_run(example *e)
     const int64_t size = m.tokens * m.emb, copies = m.rows.rows * m.emb;
     float *y = take(e, size);
     m.rows.o = whole(e, "inputs/", "sorted"), m.weights_of = whole(e, "inputs/", "weights");
-    m.order = choices(e, &m, "inputs/sorted_selected_experts");
+    m.dispatch = choices(e, &m, "inputs/sorted_selected_experts"), m.dispatched = m.rows.rows;
     for (int64_t i = 0; i < m.rows.rows && m.chosen == 1 && e->bug == SINGLE_WEIGHT_SKIPPED; i++) m.weights_of[i] = 1;
     copies_combine(&m, y);
     store(e, "outputs/", "", "y", true, y, size);
