@@ -353,12 +353,13 @@ static void what_it_lacks_is_unsupported(void **state)
     assert_string_equal(t->message, "the example does not support operands that are not bfloat16");
     trial_free(t);
     t = new_trial(ROUTING);
-    trial_set(t, "fused_moe_func", "true");
-    assert_int_equal(trial_run(t, assay_backend_run), ASSAY_BACKEND_UNSUPPORTED);
-    assert_string_equal(t->message, "the example does not support fused_moe_func");
-    trial_set(t, "fused_moe_func", "false");
     snprintf(trial_find_input(t, "inputs/x")->path, 96, "inputs/other");
     assert_int_equal(trial_run(t, assay_backend_run), ASSAY_BACKEND_UNSUPPORTED);
+    assert_string_equal(t->message, "the example does not support a case without the input that it reads first");
+    snprintf(trial_find_input(t, "inputs/other")->path, 96, "inputs/x");
+    trial_integers(t, "inputs/shards", 1, (int64_t[]){1}, SIZES);
+    assert_int_equal(trial_run(t, assay_backend_run), ASSAY_BACKEND_UNSUPPORTED);
+    assert_string_equal(t->message, "the example does not support inputs/shards");
     trial_free(t);
 }
 
