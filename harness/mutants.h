@@ -70,6 +70,8 @@ bool assay_mutant_is_required(const assay_mutant *mutant, const char *op);
                 X(shift_keys) X(scale_query) X(move_group_row) X(roll_groups) X(runner_up) X(reverse_choices)          \
                     X(unit_weights) X(roll_heads) X(zero_rope_key) X(first_id) X(zero_router) X(scale_from_hidden) \
                         X(no_kv_norm) X(outgrow_residual) X(exchange_tokens)
+/* mutants_dispatch.c */
+#define ASSAY_MUTANT_DISPATCH(X) X(reverse_copies) X(count_from_front) X(pad_last_group)
 /* mutants_mesh.c, mutants_shard_rows.c */
 #define ASSAY_MUTANT_MESH(X)                                                                                           \
     X(global_ids)                                                                                                      \
@@ -99,6 +101,7 @@ ASSAY_MUTANT_CONFIGS(X)
 #undef X
 #define X(name) bool assay_mutant_##name(const assay_mutation *m);
 ASSAY_MUTANT_INPUTS(X)
+ASSAY_MUTANT_DISPATCH(X)
 ASSAY_MUTANT_MESH(X)
 ASSAY_MUTANT_RESULTS(X)
 #undef X

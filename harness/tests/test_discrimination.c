@@ -68,7 +68,9 @@ static const struct {
 } ordinary[] = {
     {"rms_norm/deepseek", {"norm_scales_missing", "previous_token", "zero_weight_gradients"}},
     {"gmm/ragged", {"expert_off_by_one", "group_offset", "groups_rolled", "zero_weight_gradients"}},
-    {"permute/deepseek3-tiny", {"choices_reversed", "previous_token", "integers_off_by_one", "integers_rolled"}},
+    {"gmm/padded-tail", {"padding_in_last_group"}},
+    {"permute/deepseek3-tiny",
+     {"unstable_sort", "choices_reversed", "previous_token", "integers_off_by_one", "integers_rolled"}},
     {"unpermute/deepseek3-tiny", {"choices_reversed", "weights_ignored"}},
     {"routing/deepseek3-groups",
      {"biased_weights", "group_score_other", "groups_ignored", "score_function_other", "division_missing",

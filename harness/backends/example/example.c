@@ -28,6 +28,7 @@ static void run_mlp(example *e)
     mlp m = {.bug = e->bug, .rows = e->tokens, .emb = emb};
     m.hidden = tensor(e->request, "weights/wo/kernel")->dims[0];
     m.x = whole(e, "inputs/", "x"), m.d_o = whole(e, "cotangents/", "y");
+    m.glu = glu_of(e->request, DENSE);
     mlp_take(e, &m);
     mlp_load(e, &m, "weights/", "/kernel", 0);
     mlp_forward(&m);
@@ -106,6 +107,10 @@ static const struct operation {
     {"attention", run_attention, false, false, "inputs/query"},
     {"mla", run_mla, false, false, "inputs/x"},
     {"moe", run_moe, true, true, "inputs/x"},
+    {"routing", routing_run, true, false, "inputs/x"},
+    {"permute", permute_run, false, false, "inputs/x"},
+    {"gmm", gmm_run, false, false, "inputs/lhs"},
+    {"unpermute", unpermute_run, false, false, "inputs/sorted"},
     {"deepseek_layer", stack_run, true, true, "inputs/x"},
     {"deepseek_stack", stack_run, true, true, "inputs/x"},
 };
@@ -116,10 +121,21 @@ enum { OPERATION_COUNT = sizeof OPERATIONS / sizeof *OPERATIONS };
 /* Whether this backend writes a result of that name: gradients of whatever it was given, and these. */
 static bool makes(const assay_backend_request *request, const char *path)
 {
-    static const char *const MADE[] = {
-        "outputs/y",           "outputs/attention_out",    "outputs/lse",
-        "outputs/lb_loss",     "outputs/bias_updates",     "routing/weights",
-        "routing/group_sizes", "routing/selected_experts", "routing/sorted_selected_experts"};
+    static const char *const MADE[] = {"outputs/y",
+                                       "outputs/attention_out",
+                                       "outputs/lse",
+                                       "outputs/lb_loss",
+                                       "outputs/bias_updates",
+                                       "routing/weights",
+                                       "routing/group_sizes",
+                                       "routing/selected_experts",
+                                       "routing/sorted_selected_experts",
+                                       "routing/combine_mask",
+                                       "routing/dispatch_mask",
+                                       "outputs/weights",
+                                       "outputs/sorted_inputs",
+                                       "outputs/sorted_selected_experts",
+                                       "outputs/group_sizes"};
     const char *folder_end = strchr(path, '/'), *name = strrchr(path, '/');
     bool made = strncmp(path, "gradients/", 10) == 0 && tensor(request, path + 10) != NULL;
     for (size_t i = 0; i < sizeof MADE / sizeof *MADE && name != NULL; i++)
@@ -135,29 +151,28 @@ static bool ends_with(const char *text, const char *end)
 
 static const char *refused_setting(const assay_backend_request *request, const struct operation *o)
 {
-    static const char *const BLOCKS[] = {"llama4", "gemma4", "gpt_oss", "deepseek4"};
-    static const char *const POSITIVE[] = {"mlp_activations_limit", "capacity_factor", "ragged_buffer_factor"};
-    for (size_t i = 0; i < sizeof BLOCKS / sizeof *BLOCKS && o->routes; i++)
-        if (is(request, "decoder_block", BLOCKS[i])) return BLOCKS[i];
-    for (size_t i = 0; i < sizeof POSITIVE / sizeof *POSITIVE && o->gates; i++)
-        if (number(request, POSITIVE[i]) > 0) return POSITIVE[i];
-    if (o->gates && strcmp(setting(request, "mlp_activations"), "silu,linear") != 0)
-        return setting(request, "mlp_activations");
-    if (!o->routes) return NULL;
-    if (is(request, "routed_score_func", "sqrtsoftplus")) return "sqrtsoftplus";
-    if (is(request, "fused_moe_func", "true")) return "fused_moe_func";
-    if (number(request, "num_moe_token_chunks") > 1) return "num_moe_token_chunks";
+    if (o->gates && !glu_known(request)) return setting(request, "mlp_activations");
+    if (o->routes && number(request, "ragged_buffer_factor") > 0) return "ragged_buffer_factor";
     return NULL;
+}
+
+/* The input whose first axes are batch and sequence; a router may be given logits for it. */
+static const assay_backend_tensor *first_input(const assay_backend_request *request, const struct operation *o)
+{
+    const assay_backend_tensor *t = tensor(request, o->first);
+    return t == NULL && is(request, "op", "routing") ? tensor(request, "inputs/logits") : t;
 }
 
 /* What this backend does not have, or NULL. */
 static const char *refusal(const assay_backend_request *request, const struct operation *o)
 {
-    static const char *const INTEGERS[] = {"inputs/positions", "inputs/segment_ids"};
-    static const char *const ENDS[] = {"_bias", "/wi_0/bias", "/wi_1/bias", "/wo/bias", "per_expert_scale"};
+    static const char *const INTEGERS[] = {"inputs/positions",        "inputs/segment_ids",
+                                           "inputs/input_ids",        "weights/tid2eid",
+                                           "inputs/selected_experts", "inputs/sorted_selected_experts",
+                                           "inputs/group_sizes"};
     const char *missing = refused_setting(request, o);
     if (missing != NULL) return missing;
-    if (tensor(request, o->first) == NULL) return "a case without x or query";
+    if (first_input(request, o) == NULL) return "a case without the input that it reads first";
     if (is(request, "op", "moe") &&
         (tensor(request, "weights/gate/kernel") == NULL || tensor(request, "weights/wo") == NULL))
         return "a case without gate/kernel and wo";
@@ -165,8 +180,6 @@ static const char *refusal(const assay_backend_request *request, const struct op
         const assay_backend_tensor *t = &request->tensors[i];
         bool integers = false;
         for (size_t n = 0; n < sizeof INTEGERS / sizeof *INTEGERS; n++) integers |= strcmp(t->path, INTEGERS[n]) == 0;
-        for (size_t n = 0; n < sizeof ENDS / sizeof *ENDS; n++)
-            if (ends_with(t->path, ENDS[n])) return t->path;
         if (t->type == ASSAY_BACKEND_INT32 && !integers) return t->path;
         if (t->type != ASSAY_BACKEND_BFLOAT16 && !integers) return "operands that are not bfloat16";
     }
@@ -233,7 +246,7 @@ int assay_backend_run(const assay_backend_request *request)
     if (missing != NULL) return say(request, ASSAY_BACKEND_UNSUPPORTED, "the example does not support %s", missing);
     for (int i = 0; i < request->result_count; i++)
         request->results[i].written = makes(request, request->results[i].path);
-    const int64_t *dims = tensor(request, o->first)->dims;
+    const int64_t *dims = first_input(request, o)->dims;
     e.batch = dims[0], e.sequence = dims[1], e.tokens = dims[0] * dims[1];
     const int code = attempt(&e, o);
     release(&e, 0);

@@ -1,5 +1,5 @@
-/* An example backend: the layers of a DeepSeek model, forward and backward, as a kernel for bfloat16 tensors would do
- * them. Copy it.
+/* An example backend: the layers of a DeepSeek model and the MoE blocks of others, forward and backward, as a kernel
+ * for bfloat16 tensors would do them. Copy it.
  *
  *     cc -O3 -shared -fPIC -I include harness/backends/example/example*.c -o libassay_example.so -lm
  *     assay run mla/deepseek3-tiny --backend ./libassay_example.so
@@ -24,8 +24,12 @@
     X(GROUP_SCORE_OTHER, "group_score_other", 4, "groups ranked by their maximum, not their top two, or reversed")     \
     X(NO_RENORMALISATION, "no_renormalisation", 6, "the chosen weights are not divided by their sum")                  \
     X(SCALING_TWICE, "scaling_twice", 8, "routed_scaling_factor applied twice")                                        \
+    X(ROUTER_BIAS_DROPPED, "router_bias_dropped", 19, "the router without its bias")                                   \
     X(EMPTY_EXPERT_UNWRITTEN, "empty_expert_unwritten", 25, "weight gradients of experts without tokens left alone")   \
+    X(PADDING_IN_LAST_GROUP, "padding_in_last_group", 26, "rows behind the last group taken for rows of it")           \
     X(LAST_TILE_DROPPED, "last_tile_dropped", 28, "the down product lacks what is beyond the last whole tile of 16")   \
+    X(UNSTABLE_SORT, "unstable_sort", 29, "of copies for the same expert the last token's first")                      \
+    X(SINGLE_WEIGHT_SKIPPED, "single_weight_skipped", 32, "a token's only expert taken to have weight 1")              \
     X(GATE_UP_SWAPPED, "gate_up_swapped", 34, "the activation applied to the other branch")                            \
     X(DX_WITHOUT_UP, "dx_without_up", 41, "the gradient of x lacks the up branch")                                     \
     X(MSCALE_MISSING, "mscale_missing", 46, "the softmax scale lacks its factor m^2")                                  \
@@ -38,13 +42,15 @@
     X(LSE_BASE_2, "lse_base_2", 53, "the log-sum-exp to base 2")                                                       \
     X(DV_NARROW_HEADS, "dv_narrow_heads", 54, "the last columns of dV lost where value heads are the narrower ones")   \
     X(MASKED_ROWS_NAN, "masked_rows_nan", 55, "a row that sees no key divided by its sum, 0")                          \
+    X(BIAS_UPDATES_NEGATED, "bias_updates_negated", 58, "the bias of experts with too many tokens raised")             \
     X(ROUTER_GRADIENT_MISSING, "router_gradient_missing", 59, "no gradient through the routing weights")               \
-    X(TIES_TO_HIGHER, "ties_to_higher", 0,  "of experts that tie the higher index first")                              \
+    X(TIES_TO_HIGHER, "ties_to_higher", 0, "of experts that tie the higher index first")                               \
     X(WRONG_EXPERT, "wrong_expert", 0, "the last choice passed over for the next best")                                \
     X(MASK_OFF_BY_ONE, "mask_off_by_one", 0, "a query sees the next key as well")                                      \
     X(LAST_KEYS_DROPPED, "last_keys_dropped", 0, "keys cut to a multiple of the tile")                                 \
     X(KV_NORM_OMITTED, "kv_norm_omitted", 0, "the latent of keys and values not normalised")                           \
-    X(RESIDUAL_MISSING, "residual_missing", 0, "the layer's second addition left out")
+    X(RESIDUAL_MISSING, "residual_missing", 0, "the layer's second addition left out")                                 \
+    X(EMPTY_GROUP_SHIFTS, "empty_group_shifts", 0, "weights counted over groups that have rows alone")
 
 enum bug {
     NO_BUG,
@@ -180,17 +186,47 @@ typedef struct mla {
 void mla_forward(example *e, mla *m, const char *weights, const char *results, float *x, float *y);
 void mla_backward(example *e, mla *m, float *d_x, const float *d_y);
 
+/* ---- example_glu.c ---- */
+
+enum activation { SILU, GELU, GELU_EXACT, RELU, SIGMOID, LINEAR, ACTIVATION_COUNT };
+
+/* h = gate(a) up(b). With a limit above 0, of min(a, limit) and of b between -limit and limit. GPT-OSS has
+ * a sigmoid(1.702 a) and b + 1 instead of activations. */
+typedef struct glu {
+    enum activation gate, up;
+    float limit;
+    bool gpt_oss;
+} glu;
+bool glu_known(const assay_backend_request *request); /* whether its activations are among these */
+/* A dense layer has an activation of b besides; a shared expert has neither clamps nor GPT-OSS's form. */
+enum mlp_place { DENSE, ROUTED, SHARED };
+glu glu_of(const assay_backend_request *request, enum mlp_place place);
+
+/* h = u v, and the slopes of u by a and of v by b. */
+typedef struct glu_point {
+    float u, v, d_u, d_v;
+} glu_point;
+glu_point glu_at(const glu *g, float a, float b);
+
 /* ---- example_mlp.c ---- */
 
-/* silu(x wi_0) * (x wi_1) wo; a = x wi_0, b = x wi_1, h their product. */
+/* x w + bias: w's rows lie `row` numbers apart; NULL for a bias that is not there and for gradients nobody asks for. */
+typedef struct projection {
+    const float *w, *bias;
+    float *d_w, *d_bias;
+    int64_t row;
+} projection;
+
+/* a = x wi_0, b = x wi_1, h = glu(a, b), o = h wo. */
 typedef struct mlp {
     enum bug bug;
-    int64_t rows, emb, hidden, wi_row; /* wi_row: numbers from a row of wi_0 and wi_1 to the next */
-    const float *wi_0, *wi_1, *wo;     /* [D,H], [D,H], [H,D] */
-    float *d_wi_0, *d_wi_1, *d_wo;     /* NULL where nobody asks */
-    float *x, *a, *b, *h, *o, *d_o;    /* [rows,D], [rows,H] three times, [rows,D] twice */
+    glu glu;
+    int64_t rows, emb, hidden;
+    projection wi_0, wi_1, wo;      /* [D,H], [D,H], [H,D] */
+    float *x, *a, *b, *h, *o, *d_o; /* [rows,D], [rows,H] three times, [rows,D] twice */
 } mlp;
-/* The weights <prefix>{wi_0,wi_1,wo}<suffix>, or wi<suffix>: number `expert` of several. */
+/* The weights <prefix>{wi_0,wi_1,wo}<suffix>, or wi<suffix>: number `expert` of several; biases are wi_0_bias, or
+ * wi_0/bias where the suffix is /kernel. */
 void mlp_load(example *e, mlp *m, const char *prefix, const char *suffix, int64_t expert);
 void mlp_take(example *e, mlp *m); /* a, b, h, o */
 void mlp_forward(const mlp *m);
@@ -204,26 +240,51 @@ typedef struct moe {
     enum bug bug;
     enum variant variant;
     int64_t batch, sequence, tokens, emb, hidden, shared_hidden, experts, chosen; /* B, S, T, D, H, F, E, K */
-    bool deepseek, weights_from_biased, divide, groups_by_max, sigmoid, softmax;
+    bool sigmoid, softmax, sqrtsoftplus;              /* the scores; else the logits themselves */
+    bool bias_inside, select_scores;                  /* scores of logits + bias; choice by scores alone */
+    bool weights_from_biased, softmax_chosen, divide; /* what becomes of the chosen ones */
+    bool groups_by_max;
+    bool scales_tokens; /* llama4: tokens times sigmoid(weight), weights 1 */
+    bool drops;         /* choices beyond the capacity */
     int64_t groups, groups_kept;
-    float factor, loss_weight, update_rate;
-    const float *x, *gate, *bias;                          /* [T,D], [D,E], [E] (zeros where the case has none) */
-    float *logits, *scores, *biased, *d_logits, *d_biased; /* [T,E] */
-    float *gathered, *weights_of, *d_weights;              /* [T,K] */
-    int32_t *selected, *order, *sizes;                     /* [T,K], [T*K] by expert, [E] */
-    float *probabilities, *density;                        /* [T,E], [B,E] of the balance loss */
-    mlp rows;                                              /* of all copies of tokens, sorted by expert */
+    float epsilon, factor, loss_weight, update_rate;           /* epsilon: added to the sum that divides */
+    const float *x, *gate, *bias, *expert_scale;               /* [T,D], [D,E] or NULL, [E], [E] (0 and 1 for NULL) */
+    const int32_t *token_ids, *expert_table;                   /* hash routing: [T], [V,K]; else NULL */
+    float *logits, *scores, *biased, *d_logits, *d_biased;     /* [T,E]; biased is what experts are chosen by */
+    float *gathered, *weights_of, *d_weights, *d_expert_scale; /* [T,K] three times, [E] or NULL */
+    int32_t *selected, *order, *sizes;                         /* [T,K], [T*K] by expert, [E] */
+    int64_t capacity, dispatched;                              /* places of an expert in a batch row; copies in all */
+    int32_t *place, *dispatch, *dispatch_sizes;                /* [T*K] (-1: dropped), [dispatched] of order, [E] */
+    float *probabilities, *density;                            /* [T,E], [B,E] of the balance loss */
+    mlp rows;                                                  /* of all copies of tokens, sorted by expert */
 } moe;
 /* As those of mla; y is not rounded yet. */
 void moe_forward(example *e, moe *m, const char *weights, const char *results, float *x, float *y);
 void moe_backward(example *e, moe *m, float *d_x, const float *d_y);
 
+/* rows.x from x, y (zeros at first) from rows.o; and their gradients, d_x (zeros at first), rows.d_o and d_weights. */
+void copies_gather(const moe *m);
+void copies_gather_backward(const moe *m, float *d_x, const float *d_rows);
+void copies_combine(const moe *m, float *y);
+void copies_combine_backward(const moe *m, const float *d_y);
+
 void routing_set_up(example *e, moe *m);
 void routing_forward(example *e, moe *m);
-/* d_logits and d_biased from d_weights and the gradient of the balance loss. */
+/* d_logits, d_biased (for the bias) and d_expert_scale from d_weights and the gradient of the balance loss. */
 void routing_backward(const moe *m, float d_loss);
+/* What the logits give to d_x [T,D], and to the weights of the router. */
+void gate_backward(example *e, const moe *m, float *d_x);
+void sort_by_expert(const moe *m);            /* order and sizes, from selected */
+void routing_store(example *e, const moe *m); /* every result of routing but its own outputs/weights */
 /* Load balance: the loss, and the step of the bias by which it is kept instead. */
 float routing_balance(const moe *m, float *bias_updates);
+
+/* ---- example_dispatch.c: the steps of a MoE block by themselves ---- */
+
+void routing_run(example *e);
+void permute_run(example *e);
+void gmm_run(example *e);
+void unpermute_run(example *e);
 
 /* ---- example_layer.c ---- */
 

@@ -43,6 +43,7 @@ static void block_forward(example *e, layer *l, float *y)
     }
     const int64_t hidden = tensor_in(e, prefix, "wo/kernel")->dims[0];
     l->mlp = (mlp){.bug = e->bug, .rows = e->tokens, .emb = l->emb, .hidden = hidden, .x = l->h_norm};
+    l->mlp.glu = glu_of(e->request, DENSE);
     mlp_take(e, &l->mlp);
     mlp_load(e, &l->mlp, prefix, "/kernel", 0);
     mlp_forward(&l->mlp);

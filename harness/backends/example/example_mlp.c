@@ -3,6 +3,19 @@
 
 #include <stdio.h>
 
+/* The bias [n] of the projection <name><suffix>, where the case has one. */
+static void load_bias(example *e, projection *p, const char *prefix, const char *name, bool kernel, int64_t n,
+                      int64_t expert)
+{
+    char path[16];
+    snprintf(path, sizeof path, "%s%cbias", name, kernel ? '/' : '_');
+    const assay_backend_tensor *t = tensor_in(e, prefix, path);
+    if (t == NULL) return;
+    float *values = take(e, n);
+    load(values, t, expert * n, n);
+    p->bias = values, p->d_bias = gradient(e, prefix, path, expert * n);
+}
+
 void mlp_load(example *e, mlp *m, const char *prefix, const char *suffix, int64_t expert)
 {
     char wi[16], wi_0[16], wi_1[16], wo[16];
@@ -10,25 +23,28 @@ void mlp_load(example *e, mlp *m, const char *prefix, const char *suffix, int64_
     snprintf(wi_0, sizeof wi_0, "wi_0%s", suffix), snprintf(wi_1, sizeof wi_1, "wi_1%s", suffix);
     const assay_backend_tensor *both = tensor_in(e, prefix, wi);
     const int64_t size = m->emb * m->hidden, up = both != NULL ? m->hidden : size;
+    const int64_t row = both != NULL ? 2 * m->hidden : m->hidden;
     float *values = take(e, 2 * size), *down = take(e, size);
-    m->wi_row = both != NULL ? 2 * m->hidden : m->hidden;
+    m->wi_0 = (projection){.w = values, .row = row}, m->wi_1 = (projection){.w = values + up, .row = row};
+    m->wo = (projection){.w = down, .row = m->emb};
     if (both != NULL) {
         load(values, both, expert * 2 * size, 2 * size);
-        m->d_wi_0 = gradient(e, prefix, wi, expert * 2 * size);
-        m->d_wi_1 = m->d_wi_0 == NULL ? NULL : m->d_wi_0 + up;
+        m->wi_0.d_w = gradient(e, prefix, wi, expert * 2 * size);
+        m->wi_1.d_w = m->wi_0.d_w == NULL ? NULL : m->wi_0.d_w + up;
     } else {
         load(values, tensor_in(e, prefix, wi_0), expert * size, size);
         load(values + size, tensor_in(e, prefix, wi_1), expert * size, size);
-        m->d_wi_0 = gradient(e, prefix, wi_0, expert * size);
-        m->d_wi_1 = gradient(e, prefix, wi_1, expert * size);
+        m->wi_0.d_w = gradient(e, prefix, wi_0, expert * size);
+        m->wi_1.d_w = gradient(e, prefix, wi_1, expert * size);
     }
     load(down, tensor_in(e, prefix, wo), expert * size, size);
-    m->d_wo = gradient(e, prefix, wo, expert * size);
-    m->wi_0 = values, m->wi_1 = values + up, m->wo = down;
+    m->wo.d_w = gradient(e, prefix, wo, expert * size);
+    load_bias(e, &m->wi_0, prefix, "wi_0", suffix[0] == '/', m->hidden, expert);
+    load_bias(e, &m->wi_1, prefix, "wi_1", suffix[0] == '/', m->hidden, expert);
+    load_bias(e, &m->wo, prefix, "wo", suffix[0] == '/', m->emb, expert);
     if (m->bug == GATE_UP_SWAPPED) {
-        float *d_wi = m->d_wi_0;
-        m->wi_0 = m->wi_1, m->wi_1 = values;
-        m->d_wi_0 = m->d_wi_1, m->d_wi_1 = d_wi;
+        const projection gate = m->wi_0;
+        m->wi_0 = m->wi_1, m->wi_1 = gate;
     }
 }
 
@@ -46,18 +62,34 @@ static void drop_tile(const mlp *m, float *h)
         if (i % H >= kept) h[i] = 0;
 }
 
+/* y [rows,m] = x [rows,n] w + bias, in bfloat16. */
+static void project(float *y, const float *x, const projection *p, int64_t rows, int64_t n, int64_t m)
+{
+    product(y, m, rows, m, n, (matrix){x, n, 1}, (matrix){p->w, p->row, 1});
+    for (int64_t i = 0; i < rows && p->bias != NULL; i++) add(y + i * m, p->bias, m);
+    round_bf16(y, rows * m);
+}
+
+/* The gradients of w and bias. */
+static void project_backward(const projection *p, const float *x, const float *d_y, int64_t rows, int64_t n, int64_t m)
+{
+    product(p->d_w, p->row, n, m, rows, (matrix){x, 1, n}, (matrix){d_y, m, 1});
+    for (int64_t i = 0; i < m && p->d_bias != NULL; i++) p->d_bias[i] = 0;
+    for (int64_t i = 0; i < rows && p->d_bias != NULL; i++) add(p->d_bias, d_y + i * m, m);
+}
+
 void mlp_forward(const mlp *m)
 {
     const int64_t D = m->emb, H = m->hidden;
-    product(m->a, H, m->rows, H, D, (matrix){m->x, D, 1}, (matrix){m->wi_0, m->wi_row, 1});
-    product(m->b, H, m->rows, H, D, (matrix){m->x, D, 1}, (matrix){m->wi_1, m->wi_row, 1});
-    round_bf16(m->a, m->rows * H);
-    round_bf16(m->b, m->rows * H);
-    for (int64_t i = 0; i < m->rows * H; i++) m->h[i] = m->a[i] * sigmoid(m->a[i]) * m->b[i];
+    project(m->a, m->x, &m->wi_0, m->rows, D, H);
+    project(m->b, m->x, &m->wi_1, m->rows, D, H);
+    for (int64_t i = 0; i < m->rows * H; i++) {
+        const glu_point at = glu_at(&m->glu, m->a[i], m->b[i]);
+        m->h[i] = at.u * at.v;
+    }
     round_bf16(m->h, m->rows * H);
     drop_tile(m, m->h);
-    product(m->o, D, m->rows, D, H, (matrix){m->h, H, 1}, (matrix){m->wo, D, 1});
-    round_bf16(m->o, m->rows * D);
+    project(m->o, m->h, &m->wo, m->rows, H, D);
 }
 
 void mlp_backward(example *e, const mlp *m, float *d_x)
@@ -65,21 +97,21 @@ void mlp_backward(example *e, const mlp *m, float *d_x)
     const int mark = e->count;
     const int64_t D = m->emb, H = m->hidden, rows = m->rows;
     float *d_h = take(e, rows * H), *d_x_up = take(e, rows * D);
-    product(d_h, H, rows, H, D, (matrix){m->d_o, D, 1}, (matrix){m->wo, 1, D});
+    product(d_h, H, rows, H, D, (matrix){m->d_o, D, 1}, (matrix){m->wo.w, 1, D});
     drop_tile(m, d_h);
     for (int64_t i = 0; i < rows * H; i++) {
-        const float a = m->a[i], s = sigmoid(a);
-        m->a[i] = d_h[i] * m->b[i] * s * (1 + a * sigmoid(-a));
-        m->b[i] = d_h[i] * a * s;
+        const glu_point at = glu_at(&m->glu, m->a[i], m->b[i]);
+        m->a[i] = d_h[i] * at.v * at.d_u;
+        m->b[i] = d_h[i] * at.u * at.d_v;
     }
     round_bf16(m->a, rows * H);
     round_bf16(m->b, rows * H);
-    product(d_x, D, rows, D, H, (matrix){m->a, H, 1}, (matrix){m->wi_0, 1, m->wi_row});
-    product(d_x_up, D, rows, D, H, (matrix){m->b, H, 1}, (matrix){m->wi_1, 1, m->wi_row});
+    product(d_x, D, rows, D, H, (matrix){m->a, H, 1}, (matrix){m->wi_0.w, 1, m->wi_0.row});
+    product(d_x_up, D, rows, D, H, (matrix){m->b, H, 1}, (matrix){m->wi_1.w, 1, m->wi_1.row});
     if (m->bug != DX_WITHOUT_UP) add(d_x, d_x_up, rows * D);
     release(e, mark);
     if (rows == 0 && m->bug == EMPTY_EXPERT_UNWRITTEN) return;
-    product(m->d_wi_0, m->wi_row, D, H, rows, (matrix){m->x, 1, D}, (matrix){m->a, H, 1});
-    product(m->d_wi_1, m->wi_row, D, H, rows, (matrix){m->x, 1, D}, (matrix){m->b, H, 1});
-    product(m->d_wo, D, H, D, rows, (matrix){m->h, 1, H}, (matrix){m->d_o, D, 1});
+    project_backward(&m->wi_0, m->x, m->a, rows, D, H);
+    project_backward(&m->wi_1, m->x, m->b, rows, D, H);
+    project_backward(&m->wo, m->h, m->d_o, rows, H, D);
 }

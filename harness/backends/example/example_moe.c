@@ -1,20 +1,39 @@
 /* The MoE block: copies of tokens sorted by expert, a gated MLP on each expert's rows, their weighted sums. */
 #include "example.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 /* Rows are copies of tokens: those of expert 0, 1, ..., then, for the shared expert (number E), one of every token. */
 typedef struct copy {
     int64_t token, choice; /* choice: place in [T,K], -1 for the shared expert */
-    float weight;
+    float scale, weight;   /* of what goes into the expert, of what comes out */
 } copy;
 
 static copy copy_at(const moe *m, int64_t r)
 {
-    const int64_t routed = m->tokens * m->chosen;
-    if (r >= routed) return (copy){r - routed, -1, 1};
-    return (copy){m->order[r] / m->chosen, m->order[r], m->weights_of[m->order[r]]};
+    if (r >= m->dispatched) return (copy){r - m->dispatched, -1, 1, 1};
+    const int64_t choice = m->dispatch[r], token = choice / m->chosen;
+    const float weight = m->weights_of[choice];
+    return m->scales_tokens ? (copy){token, choice, sigmoid(weight), 1} : (copy){token, choice, 1, weight};
+}
+
+/* Which choices experts compute: of each batch row the first `capacity` of an expert, the rest are dropped. */
+static void dispatch(moe *m)
+{
+    const int64_t choices = m->tokens * m->chosen, row = m->sequence * m->chosen;
+    int64_t place = 0;
+    for (int64_t i = 0; i < choices; i++) {
+        const int32_t choice = m->order[i], before = i > 0 ? m->order[i - 1] : choice;
+        const bool same = m->selected[before] == m->selected[choice] && before / row == choice / row;
+        place = i > 0 && same ? place + 1 : 0;
+        m->place[choice] = place < m->capacity ? (int32_t)place : -1;
+        if (place >= m->capacity) continue;
+        m->dispatch[m->dispatched++] = choice;
+        m->dispatch_sizes[m->selected[choice]]++;
+    }
+    m->rows.rows = m->dispatched + (m->shared_hidden > 0 ? m->tokens : 0);
 }
 
 /* Its weights, and its rows, which begin at `first`. */
@@ -23,11 +42,12 @@ static void load_expert(example *e, mlp *expert, const moe *m, int64_t number, i
     const mlp *all = &m->rows;
     char shared[128];
     *expert = *all;
-    expert->rows = number == m->experts ? m->tokens : m->sizes[number];
+    expert->rows = number == m->experts ? m->tokens : m->dispatch_sizes[number];
     expert->hidden = number == m->experts ? m->shared_hidden : m->hidden;
     expert->x += first * m->emb, expert->o += first * m->emb, expert->d_o += first * m->emb;
     expert->a += first * all->hidden, expert->b += first * all->hidden, expert->h += first * all->hidden;
     snprintf(shared, sizeof shared, "%sshared_experts/", m->weights);
+    expert->glu = glu_of(e->request, number == m->experts ? SHARED : ROUTED);
     if (number == m->experts) {
         mlp_load(e, expert, shared, "/kernel", 0);
     } else {
@@ -35,11 +55,57 @@ static void load_expert(example *e, mlp *expert, const moe *m, int64_t number, i
     }
 }
 
+void copies_gather(const moe *m)
+{
+    const int64_t D = m->emb;
+    for (int64_t r = 0; r < m->rows.rows; r++) {
+        const copy at = copy_at(m, r);
+        for (int64_t i = 0; i < D; i++) m->rows.x[r * D + i] = m->x[at.token * D + i] * at.scale;
+    }
+    round_bf16(m->rows.x, m->rows.rows * D);
+}
+
+void copies_gather_backward(const moe *m, float *d_x, const float *d_rows)
+{
+    const int64_t D = m->emb;
+    for (int64_t r = 0; r < m->rows.rows; r++) {
+        const copy at = copy_at(m, r);
+        const float slope = at.scale * (1 - at.scale); /* of the scale by the weight */
+        for (int64_t i = 0; i < D; i++) {
+            const float d = d_rows[r * D + i];
+            d_x[at.token * D + i] += d * at.scale;
+            if (at.choice >= 0 && m->scales_tokens) m->d_weights[at.choice] += d * m->x[at.token * D + i] * slope;
+        }
+    }
+}
+
+void copies_combine(const moe *m, float *y)
+{
+    const int64_t D = m->emb;
+    for (int64_t r = 0; r < m->rows.rows; r++) {
+        const copy at = copy_at(m, r);
+        for (int64_t i = 0; i < D; i++) y[at.token * D + i] += at.weight * m->rows.o[r * D + i];
+    }
+}
+
+void copies_combine_backward(const moe *m, const float *d_y)
+{
+    const int64_t D = m->emb;
+    for (int64_t r = 0; r < m->rows.rows; r++) {
+        const copy at = copy_at(m, r);
+        for (int64_t i = 0; i < D; i++) {
+            const float d = d_y[at.token * D + i];
+            m->rows.d_o[r * D + i] = at.weight * d;
+            if (at.choice >= 0 && !m->scales_tokens) m->d_weights[at.choice] += m->rows.o[r * D + i] * d;
+        }
+    }
+    round_bf16(m->rows.d_o, m->rows.rows * D);
+}
+
 static void experts_forward(example *e, const moe *m, float *y)
 {
-    const int64_t D = m->emb, experts = m->experts + (m->shared_hidden > 0);
-    for (int64_t r = 0; r < m->rows.rows; r++)
-        memcpy(m->rows.x + r * D, m->x + copy_at(m, r).token * D, (size_t)D * sizeof(float));
+    const int64_t experts = m->experts + (m->shared_hidden > 0);
+    copies_gather(m);
     for (int64_t number = 0, first = 0; number < experts; number++) {
         const int mark = e->count;
         mlp expert;
@@ -48,25 +114,14 @@ static void experts_forward(example *e, const moe *m, float *y)
         first += expert.rows;
         release(e, mark);
     }
-    for (int64_t r = 0; r < m->rows.rows; r++) {
-        const copy at = copy_at(m, r);
-        for (int64_t i = 0; i < D; i++) y[at.token * D + i] += at.weight * m->rows.o[r * D + i];
-    }
+    copies_combine(m, y);
 }
 
 static void experts_backward(example *e, moe *m, float *d_x, const float *d_y)
 {
     const int64_t D = m->emb, experts = m->experts + (m->shared_hidden > 0);
     float *d_rows = take(e, m->rows.rows * D);
-    for (int64_t r = 0; r < m->rows.rows; r++) {
-        const copy at = copy_at(m, r);
-        for (int64_t i = 0; i < D; i++) {
-            const float d = d_y[at.token * D + i];
-            m->rows.d_o[r * D + i] = at.weight * d;
-            if (at.choice >= 0) m->d_weights[at.choice] += m->rows.o[r * D + i] * d;
-        }
-    }
-    round_bf16(m->rows.d_o, m->rows.rows * D);
+    copies_combine_backward(m, d_y);
     for (int64_t number = 0, first = 0; number < experts; number++) {
         const int mark = e->count;
         mlp expert;
@@ -75,11 +130,10 @@ static void experts_backward(example *e, moe *m, float *d_x, const float *d_y)
         first += expert.rows;
         release(e, mark);
     }
-    for (int64_t r = 0; r < m->rows.rows; r++) add(d_x + copy_at(m, r).token * D, d_rows + r * D, D);
+    copies_gather_backward(m, d_x, d_rows);
 }
 
-/* What the router's logits give to d_x [T,D] and to its own weights. */
-static void gate_backward(example *e, const moe *m, float *d_x)
+void gate_backward(example *e, const moe *m, float *d_x)
 {
     const int64_t T = m->tokens, D = m->emb, E = m->experts;
     float *through = take(e, T * D), *d_bias = gradient(e, m->weights, "gate/bias", 0);
@@ -90,6 +144,12 @@ static void gate_backward(example *e, const moe *m, float *d_x)
     for (int64_t t = 0; t < T && d_bias != NULL; t++) add(d_bias, m->d_biased + t * E, E);
 }
 
+static int64_t capacity_of(const moe *m, double factor)
+{
+    const int64_t choices = m->sequence * m->chosen, share = (choices + m->experts - 1) / m->experts;
+    return m->drops ? (int64_t)fmax((double)share * factor, factor) : choices;
+}
+
 static void set_up(example *e, moe *m)
 {
     const assay_backend_tensor *wo = tensor_in(e, m->weights, "wo");
@@ -98,12 +158,50 @@ static void set_up(example *e, moe *m)
     m->experts = wo->dims[0], m->hidden = wo->dims[1], m->emb = wo->dims[2];
     m->shared_hidden = shared == NULL ? 0 : shared->dims[0];
     m->chosen = (int64_t)number(e->request, "num_experts_per_tok");
+    m->drops = is(e->request, "sparse_matmul", "false") && number(e->request, "capacity_factor") > 0;
+    m->capacity = capacity_of(m, number(e->request, "capacity_factor"));
     m->rows.bug = e->bug;
-    m->rows.rows = m->tokens * m->chosen + (m->shared_hidden > 0 ? m->tokens : 0);
+    m->rows.rows = m->tokens * m->chosen + (m->shared_hidden > 0 ? m->tokens : 0); /* at most */
     m->rows.emb = m->emb, m->rows.hidden = m->hidden > m->shared_hidden ? m->hidden : m->shared_hidden;
     m->rows.x = take(e, m->rows.rows * m->emb), m->rows.d_o = take(e, m->rows.rows * m->emb);
     mlp_take(e, &m->rows);
+    m->place = take(e, m->tokens * m->chosen), m->dispatch = take(e, m->tokens * m->chosen);
+    m->dispatch_sizes = take(e, m->experts);
     routing_set_up(e, m);
+}
+
+/* Of dropping: which place of which expert a token takes [T,E,C], with its weight and as 0 or 1. */
+static void store_masks(example *e, const moe *m)
+{
+    const int mark = e->count;
+    const int64_t cells = m->tokens * m->experts * m->capacity;
+    float *combine = take(e, cells);
+    int32_t *taken = take(e, cells);
+    for (int64_t r = 0; r < m->dispatched; r++) {
+        const int32_t choice = m->dispatch[r];
+        const int64_t row = choice / m->chosen * m->experts + m->selected[choice];
+        combine[row * m->capacity + m->place[choice]] = m->weights_of[choice];
+        taken[row * m->capacity + m->place[choice]] = m->weights_of[choice] != 0;
+    }
+    store(e, "routing/", m->results, "combine_mask", false, combine, cells);
+    store(e, "routing/", m->results, "dispatch_mask", false, taken, cells);
+    release(e, mark);
+}
+
+void routing_store(example *e, const moe *m)
+{
+    const int64_t choices = m->tokens * m->chosen;
+    float *updates = take(e, m->experts), loss = routing_balance(m, updates);
+    /* this backend sorts all tokens in one place; over a mesh these two are what each shard sorts */
+    const bool one_device = number(e->request, "mesh.data") <= 1 && number(e->request, "mesh.fsdp") <= 1 &&
+                            number(e->request, "mesh.expert") <= 1 && !is(e->request, "use_ring_of_experts", "true");
+    if (m->drops) store_masks(e, m);
+    store(e, "outputs/", m->results, "lb_loss", false, &loss, 1);
+    store(e, "outputs/", m->results, "bias_updates", false, updates, m->experts);
+    store(e, "routing/", m->results, "weights", false, m->weights_of, choices);
+    store(e, "routing/", m->results, "selected_experts", false, m->selected, choices);
+    store(e, "routing/", m->results, "sorted_selected_experts", false, m->order, one_device ? choices : 0);
+    store(e, "routing/", m->results, "group_sizes", false, m->sizes, one_device ? m->experts : 0);
 }
 
 void moe_forward(example *e, moe *m, const char *weights, const char *results, float *x, float *y)
@@ -112,21 +210,11 @@ void moe_forward(example *e, moe *m, const char *weights, const char *results, f
     snprintf(m->weights, sizeof m->weights, "%s", weights);
     snprintf(m->results, sizeof m->results, "%s", results);
     set_up(e, m);
-    const int64_t T = m->tokens, K = m->chosen;
-    memset(y, 0, (size_t)(T * m->emb) * sizeof *y);
+    memset(y, 0, (size_t)(m->tokens * m->emb) * sizeof *y);
     routing_forward(e, m);
+    dispatch(m);
     experts_forward(e, m, y);
-    float *updates = take(e, m->experts), loss = routing_balance(m, updates);
-    /* this backend sorts all tokens in one place; over a mesh these two are what each shard sorts */
-    const bool one_device = number(e->request, "mesh.data") <= 1 && number(e->request, "mesh.fsdp") <= 1 &&
-                            number(e->request, "mesh.expert") <= 1 &&
-                            !is(e->request, "use_ring_of_experts", "true");
-    store(e, "outputs/", m->results, "lb_loss", false, &loss, 1);
-    store(e, "outputs/", m->results, "bias_updates", false, updates, m->experts);
-    store(e, "routing/", m->results, "weights", false, m->weights_of, T * K);
-    store(e, "routing/", m->results, "selected_experts", false, m->selected, T * K);
-    store(e, "routing/", m->results, "sorted_selected_experts", false, m->order, one_device ? T * K : 0);
-    store(e, "routing/", m->results, "group_sizes", false, m->sizes, one_device ? m->experts : 0);
+    routing_store(e, m);
 }
 
 void moe_backward(example *e, moe *m, float *d_x, const float *d_y)

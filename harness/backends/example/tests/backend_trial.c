@@ -113,7 +113,8 @@ trial_tensor *trial_find_output(trial *t, const char *path)
 
 bool trial_is_index(const char *path)
 {
-    return strstr(path, "group_sizes") != NULL || strstr(path, "selected_experts") != NULL;
+    return strstr(path, "group_sizes") != NULL || strstr(path, "selected_experts") != NULL ||
+           strstr(path, "dispatch_mask") != NULL;
 }
 
 int trial_run(trial *t, int (*run)(const assay_backend_request *))

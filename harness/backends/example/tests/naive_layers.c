@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "harness/backends/example/tests/naive_glu.h"
+
 static const double *values(trial *t, const char *prefix, const char *name)
 {
     char path[128];
@@ -106,14 +108,32 @@ static void naive_mla(trial *t, const naive_config *c, const char *prefix, const
 }
 
 /* y [D] += weight * mlp(x [D]). */
-static void add_mlp(double *y, double weight, const double *x, const double *wi_0, const double *wi_1, const double *wo,
-                    int hidden)
+static void add_expert(double *y, double weight, const double *x, const double *wi_0, const double *wi_1,
+                       const double *wo, int hidden)
 {
     for (int j = 0; j < hidden; j++) {
         double a = 0, b = 0;
         for (int i = 0; i < D; i++) a += x[i] * wi_0[i * hidden + j], b += x[i] * wi_1[i * hidden + j];
         for (int i = 0; i < D; i++) y[i] += weight * (a / (1 + exp(-a)) * b) * wo[j * D + i];
     }
+}
+
+/* The dense MLP <prefix>: y [D] += mlp(x [D]). */
+static void add_mlp(trial *t, const naive_config *c, const char *prefix, const double *x, double *y)
+{
+    const double *wi = values(t, prefix, "wi/kernel"), *wo = values(t, prefix, "wo/kernel");
+    const double *wi_0 = wi != NULL ? wi : values(t, prefix, "wi_0/kernel");
+    const double *wi_1 = wi != NULL ? wi + F : values(t, prefix, "wi_1/kernel");
+    const double *bias_0 = values(t, prefix, "wi_0/bias"), *bias_1 = values(t, prefix, "wi_1/bias");
+    const double *bias_o = values(t, prefix, "wo/bias");
+    const int row = wi != NULL ? 2 * F : F;
+    for (int j = 0; j < F; j++) {
+        double a = bias_0 != NULL ? bias_0[j] : 0, b = bias_1 != NULL ? bias_1[j] : 0;
+        for (int i = 0; i < D; i++) a += x[i] * wi_0[i * row + j], b += x[i] * wi_1[i * row + j];
+        const double h = naive_glu(c->activations, c->limit, c->gpt_oss, a, b);
+        for (int i = 0; i < D; i++) y[i] += h * wo[j * D + i];
+    }
+    for (int i = 0; i < D && bias_o != NULL; i++) y[i] += bias_o[i];
 }
 
 /* DeepSeek-V3's without groups: sigmoid scores, chosen with the bias, weights without it. */
@@ -137,11 +157,11 @@ static void add_moe(trial *t, const naive_config *c, const char *prefix, int32_t
     for (int k = 0; k < K; k++) sum += scores[selected[k]];
     for (int k = 0; k < K; k++) {
         const int e = selected[k];
-        add_mlp(y, scores[e] / sum * c->scaling, x, values(t, prefix, "wi_0") + e * D * H,
-                values(t, prefix, "wi_1") + e * D * H, values(t, prefix, "wo") + e * H * D, H);
+        add_expert(y, scores[e] / sum * c->scaling, x, values(t, prefix, "wi_0") + e * D * H,
+                   values(t, prefix, "wi_1") + e * D * H, values(t, prefix, "wo") + e * H * D, H);
     }
-    add_mlp(y, 1, x, values(t, prefix, "shared_experts/wi_0/kernel"), values(t, prefix, "shared_experts/wi_1/kernel"),
-            values(t, prefix, "shared_experts/wo/kernel"), SHARED);
+    add_expert(y, 1, x, values(t, prefix, "shared_experts/wi_0/kernel"),
+               values(t, prefix, "shared_experts/wi_1/kernel"), values(t, prefix, "shared_experts/wo/kernel"), SHARED);
 }
 
 /* x [T,D] becomes the layer's output. */
@@ -163,8 +183,7 @@ static void naive_layer(trial *t, naive_config *c, int layer, double *x)
         if (!dense) {
             add_moe(t, c, block, c->selected[layer] + token * K, in, x + token * D);
         } else {
-            add_mlp(x + token * D, 1, in, values(t, block, "wi_0/kernel"), values(t, block, "wi_1/kernel"),
-                    values(t, block, "wo/kernel"), F);
+            add_mlp(t, c, block, in, x + token * D);
         }
     }
 }
@@ -176,9 +195,7 @@ void naive_run(trial *t, naive_config *c, naive_results *out)
         normalise(out->y, x, values(t, "weights/", "scale"), D, D, c->epsilon);
     } else if (strcmp(c->op, "mlp") == 0) {
         memset(out->y, 0, sizeof out->y);
-        for (int token = 0; token < T; token++)
-            add_mlp(out->y + token * D, 1, x + token * D, values(t, "weights/", "wi_0/kernel"),
-                    values(t, "weights/", "wi_1/kernel"), values(t, "weights/", "wo/kernel"), F);
+        for (int token = 0; token < T; token++) add_mlp(t, c, "weights/", x + token * D, out->y + token * D);
     } else if (strcmp(c->op, "yarn_rope") == 0) {
         for (int i = 0; i < T * N; i++) rotate(c, out->y + i * ROPE, x + i * ROPE, i / N);
     } else if (strcmp(c->op, "attention") == 0) {

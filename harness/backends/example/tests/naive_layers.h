@@ -28,6 +28,9 @@ typedef struct naive_config {
     const char *op;
     double epsilon, theta, factor, beta_fast, beta_slow, original, longest, mscale, scaling;
     bool yarn, interleave, truncate, attention_scaling, pairwise, compressed, mask_padding, single;
+    const char *activations; /* and the rest of the op mlp's, as naive_glu has them */
+    double limit;
+    bool gpt_oss;
     int32_t positions[T], segment_ids[T];
     bool choose; /* experts anew; else those of the run before */
     int32_t selected[LAYERS][T * K];
