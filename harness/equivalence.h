@@ -51,6 +51,9 @@ assay_status assay_form_evaluate(assay_context *ctx, const assay_case *c, const 
                                  assay_form *form);
 /* Its other form with the same given numbers, not evaluated. */
 assay_status assay_form_of_other(assay_context *ctx, const assay_case *other, const assay_form *one, assay_form *form);
+/* The same, evaluated, with the error scales of the profile. */
+assay_status assay_form_evaluate_other(assay_context *ctx, const assay_case *other, const assay_form *one,
+                                       const assay_profile *profile, assay_form *form);
 
 /* What was found. */
 typedef struct assay_equivalence_result {

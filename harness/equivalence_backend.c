@@ -159,9 +159,10 @@ cleanup:
     return finish(ctx, writer, status);
 }
 
-/* The first form's results as the other form has them, and their scales; kept->written says that there are any. */
+/* The first form's results as the other form has them, and their scales: the other form's (`own`, or NULL) where the
+ * first gets an element exactly. kept->written says that there are any. */
 static assay_status write_counterpart(assay_context *ctx, assay_fixture_writer *writer, const assay_profile *profile,
-                                      const assay_form *one, assay_kept *kept)
+                                      const assay_form *one, const assay_kept *own, assay_kept *kept)
 {
     assay_status status = ASSAY_OK;
     double *scales = NULL;
@@ -180,6 +181,7 @@ static assay_status write_counterpart(assay_context *ctx, assay_fixture_writer *
         if (kept->indices != NULL) kept->indices[i] = found.part[part]->indices[at];
         if (kept->values != NULL) kept->values[i] = found.part[part]->values[at];
         if (scales != NULL) scales[i] = scale[part]->values[at];
+        if (scales != NULL && scales[i] == 0 && own != NULL) scales[i] = own->values[i];
     }
     kept->written = kept->count;
     TRY(append(ctx, writer, kept));
@@ -194,7 +196,7 @@ cleanup:
 }
 
 static assay_status write_golden(assay_context *ctx, const assay_profile *profile, const assay_form *one,
-                                 assay_form *other, const char *name, const char *file)
+                                 assay_form *other, const assay_results *scaled, const char *name, const char *file)
 {
     assay_status status;
     assay_fixture_writer *writer = NULL;
@@ -209,7 +211,8 @@ static assay_status write_golden(assay_context *ctx, const assay_profile *profil
     for (int i = 0; i < other->plan.spec_count; i++) {
         assay_kept *kept = &other->results.items[i];
         if (!is_result(kept->spec->path) || is_margin(kept->spec->path)) continue;
-        TRY(write_counterpart(ctx, writer, profile, one, kept));
+        const assay_kept *own = scaled->plan == NULL ? NULL : scales_of(scaled, profile, kept->spec->path);
+        TRY(write_counterpart(ctx, writer, profile, one, own, kept));
         tensors += kept->written > 0;
     }
     if (tensors == 0) status = assay_fail(ctx, ASSAY_INTERNAL, "%s: the two forms have no tensor in common", name);
@@ -276,7 +279,7 @@ assay_status assay_backend_other_form(assay_context *ctx, const assay_backend_ch
                                       const assay_case *other, assay_backend_end *end, assay_report *report)
 {
     assay_status status;
-    assay_form form = {0};
+    assay_form form = {0}, scaled = {0};
     form_files f;
     char name[2 * ASSAY_PATH_SIZE];
     snprintf(name, sizeof name, "%s %s", one->c.name, equivalence->name);
@@ -285,7 +288,11 @@ assay_status assay_backend_other_form(assay_context *ctx, const assay_backend_ch
     TRY(write_inputs(ctx, &form, f.inputs));
     TRY(ask(ctx, options, &form.plan, f.inputs, &f, end));
     if (end->outcome != ASSAY_OUTCOME_DONE) goto cleanup;
-    TRY(write_golden(ctx, options->profile, one, &form, name, f.golden));
+    /* A softmax over the chosen gives the others a gradient of 0, one over all of them what cancels but for rounding.
+     */
+    if (other->config.fused_moe_func != one->c.config.fused_moe_func && !assay_case_is_exact(&one->c))
+        TRY(assay_form_evaluate_other(ctx, other, one, options->profile, &scaled));
+    TRY(write_golden(ctx, options->profile, one, &form, &scaled.results, name, f.golden));
     status = write_compared(ctx, &form, f.candidate, f.compared);
     if (status == ASSAY_BAD_INPUT) { /* what a backend wrote is its result, a damaged file too */
         status = fails(end, "candidate", ctx->message);
@@ -295,5 +302,6 @@ assay_status assay_backend_other_form(assay_context *ctx, const assay_backend_ch
     TRY(compare_files(ctx, options, &f, report));
 cleanup:
     assay_form_free(&form);
+    assay_form_free(&scaled);
     return status;
 }

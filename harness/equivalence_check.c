@@ -62,11 +62,15 @@ cleanup:
     return status;
 }
 
-assay_status assay_form_of_other(assay_context *ctx, const assay_case *other, const assay_form *one, assay_form *form)
+/* With the error scales of the profile, or none where it is NULL. */
+static assay_status open_other(assay_context *ctx, const assay_case *other, const assay_form *one,
+                               const assay_profile *profile, assay_form *form)
 {
     static char none[] = "none", all[] = "all";
     static char *no[] = {none}, *every[] = {all};
     const assay_text_list nothing = {no, 1}, everything = {every, 1};
+    char name[ASSAY_PRECISION_NAME_SIZE];
+    char *profiles[] = {name};
     assay_status status;
     assay_given_of_other given = {.results = &one->results, .plan = &form->plan};
     form->c = *other;
@@ -74,14 +78,28 @@ assay_status assay_form_of_other(assay_context *ctx, const assay_case *other, co
     const bool checkpoints = other->checkpoints.count > 0 && strcmp(other->checkpoints.items[0], "none") != 0;
     /* How the case fills kernels is of no use to a form that has others: all numbers come from the first form. */
     TRY(copy_inputs(ctx, other, false, form));
-    form->c.profiles = nothing;
+    snprintf(name, sizeof name, "%s", profile == NULL ? none : profile->precision.name);
+    form->c.profiles = (assay_text_list){profiles, 1};
     form->c.gradients = backward ? everything : nothing; /* the one's patterns may name what the other has not */
     form->c.checkpoints = checkpoints ? everything : nothing;
-    TRY(assay_plan_make(ctx, &form->plan, &form->c));
+    TRY(assay_plan_make_with(ctx, &form->plan, &form->c, NULL, profile));
     const assay_source in = assay_given_of_other_source(&given);
     TRY(assay_results_open(ctx, &form->results, &form->plan, &in));
 cleanup:
+    form->c.profiles = nothing; /* the plan has taken what it needs */
     return status;
+}
+
+assay_status assay_form_of_other(assay_context *ctx, const assay_case *other, const assay_form *one, assay_form *form)
+{
+    return open_other(ctx, other, one, NULL, form);
+}
+
+assay_status assay_form_evaluate_other(assay_context *ctx, const assay_case *other, const assay_form *one,
+                                       const assay_profile *profile, assay_form *form)
+{
+    const assay_status status = open_other(ctx, other, one, profile, form);
+    return status == ASSAY_OK ? evaluate(ctx, form) : status;
 }
 
 static assay_status run_other(assay_context *ctx, const assay_other_form *other, assay_form *form)

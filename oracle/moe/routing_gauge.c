@@ -6,7 +6,7 @@
 #include "oracle/base/memory.h"
 #include "oracle/moe/routing_gauge_internal.h"
 
-enum { ARRAYS_OF_EXPERTS = 16, ARRAYS_OF_CHOSEN = 8, SQUARES_OF_CHOSEN = 2 };
+enum { ARRAYS_OF_EXPERTS = 16, ARRAYS_OF_CHOSEN = 9, SQUARES_OF_CHOSEN = 2 };
 
 static int64_t token_size(const assay_routing_config *config)
 {
@@ -24,8 +24,9 @@ static void place_token(assay_gauge_token *token, double *memory, const assay_ro
         &token->bias_sigma,        &token->row,          &token->column,      &token->work,
     };
     double **const of_chosen[ARRAYS_OF_CHOSEN] = {
-        &token->local_value,    &token->normalized,       &token->var_normalized, &token->d_values,
-        &token->local_d_values, &token->var_d_normalized, &token->jacobian_row,   &token->hessian_row,
+        &token->local_value,  &token->normalized,     &token->var_normalized,
+        &token->d_values,     &token->local_d_values, &token->var_d_normalized,
+        &token->jacobian_row, &token->hessian_row,    &token->common_d_values,
     };
     for (int i = 0; i < ARRAYS_OF_EXPERTS; i++, memory += config->num_experts) *of_experts[i] = memory;
     for (int i = 0; i < ARRAYS_OF_CHOSEN; i++, memory += count) *of_chosen[i] = memory;

@@ -24,8 +24,9 @@ static void set_d_values(const assay_gauge_pass *pass, assay_gauge_token *token)
     }
     for (int64_t k = 0; k < count; k++) {
         double outer = rule->softmax_chosen ? n[k] : rule->divide ? 1.0 / divisor : 0.0;
-        if (rule->softmax_chosen && rule->divide) outer *= sqrt(2.0); /* centred twice */
-        token->local_d_values[k] = assay_square(unit * outer) * (2.0 * products + mean * mean) +
+        if (rule->softmax_chosen && rule->divide) outer *= sqrt(2.0);                  /* centred twice */
+        token->common_d_values[k] = unit * outer * sqrt(2.0 * products + mean * mean); /* of the mean, taken from all */
+        token->local_d_values[k] = assay_square(token->common_d_values[k]) +
                                    (rule->softmax_chosen || rule->divide ? 2.0 * assay_square(unit * h[k]) : 0.0);
         token->hessian_row[k] = 0.0;
         for (int64_t i = 0; i < count; i++) {

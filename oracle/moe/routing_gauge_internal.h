@@ -44,7 +44,8 @@ typedef struct assay_gauge_token {
     double *local_value, *normalized, *var_normalized;
     /* [K]: gradient of the weighed values, variance of its own roundings and of its incoming gradient */
     double *d_values, *local_d_values, *var_d_normalized;
-    double *jacobian, *hessian;         /* [K,K] of the normalised values; of <d_normalized, normalised> */
+    double *common_d_values;    /* [K] that part of its roundings, a deviation, which all of a token's values share */
+    double *jacobian, *hessian; /* [K,K] of the normalised values; of <d_normalized, normalised> */
     double *jacobian_row, *hessian_row; /* [K] their rows times the chosen scores */
 } assay_gauge_token;
 

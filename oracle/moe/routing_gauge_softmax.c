@@ -8,7 +8,14 @@ typedef struct softmax_shared {
     const double *centred; /* [E] */
     const double *inner;   /* [E] the derivative of <s,d_values> by argument j, over s[j] */
     double mean;           /* <s,d_values> */
+    double common;         /* <s,common_d_values> */
 } softmax_shared;
+
+/* The variance of value i's own roundings, without what all values have in common. */
+static double own_variance(const assay_gauge_token *token, int64_t i)
+{
+    return fmax(token->local_d_values[i] - assay_square(token->common_d_values[i]), 0.0);
+}
 
 static double chosen_variance(const assay_gauge_pass *pass, assay_gauge_token *token, const softmax_shared *shared,
                               int64_t k)
@@ -32,9 +39,9 @@ static double chosen_variance(const assay_gauge_pass *pass, assay_gauge_token *t
         variance += assay_square(s * (m[i] - token->hessian_row[i])) * token->local_value[i];
         variance +=
             assay_square(s * (token->jacobian[i * count + k] - token->jacobian_row[i])) * token->var_d_normalized[i];
-        variance += assay_square(s * (same - s_i)) * token->local_d_values[i] + assay_square(s * unit * s_i * h);
+        variance += assay_square(s * (same - s_i)) * own_variance(token, i) + assay_square(s * unit * s_i * h);
     }
-    return variance;
+    return variance + assay_square(s * (token->common_d_values[k] - shared->common));
 }
 
 /* The part of the variance that is s[e]^2 times one number for every expert that was not chosen. */
@@ -49,9 +56,9 @@ static double unchosen_variance(const assay_gauge_pass *pass, const assay_gauge_
         variance += assay_square(h + token->hessian_row[i]) * token->local_score[token->selected[i]];
         variance += assay_square(token->hessian_row[i]) * token->local_value[i];
         variance += assay_square(token->jacobian_row[i]) * token->var_d_normalized[i];
-        variance += assay_square(s) * token->local_d_values[i] + assay_square(unit * s * h);
+        variance += assay_square(s) * own_variance(token, i) + assay_square(unit * s * h);
     }
-    return variance;
+    return variance + assay_square(shared->common);
 }
 
 /* Scores that are a softmax over all experts: every logit gets a gradient. */
@@ -59,10 +66,11 @@ void assay_gauge_softmax_part(const assay_gauge_pass *pass, assay_gauge_token *t
 {
     const int64_t count = pass->config->num_experts_per_tok, experts = pass->config->num_experts;
     const double *s = token->scores, *v = token->var_argument;
-    double mean = 0.0, rows = 0.0, total = 0.0;
+    double mean = 0.0, rows = 0.0, total = 0.0, common_mean = 0.0;
     for (int64_t k = 0; k < count; k++) {
         mean = fma(s[token->selected[k]], token->d_values[k], mean);
         rows = fma(s[token->selected[k]], token->hessian_row[k], rows);
+        common_mean = fma(s[token->selected[k]], token->common_d_values[k], common_mean);
     }
     for (int64_t e = 0; e < experts; e++) {
         token->row[e] = -mean;
@@ -72,7 +80,7 @@ void assay_gauge_softmax_part(const assay_gauge_pass *pass, assay_gauge_token *t
         token->row[token->selected[k]] += token->d_values[k];
         token->column[token->selected[k]] += token->d_values[k] + token->hessian_row[k];
     }
-    const softmax_shared shared = {token->row, token->column, mean};
+    const softmax_shared shared = {token->row, token->column, mean, common_mean};
     for (int64_t j = 0; j < experts; j++) total += assay_square(s[j] * (shared.inner[j] - mean)) * v[j];
     const double common = unchosen_variance(pass, token, &shared);
     for (int64_t e = 0; e < experts; e++) {

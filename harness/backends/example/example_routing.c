@@ -133,7 +133,8 @@ static void score_backward(const moe *m, float *d, const float *scores, const fl
 {
     if (m->softmax) softmax_backward(d, scores, m->experts);
     for (int64_t e = 0; e < m->experts && m->sigmoid; e++) d[e] *= scores[e] * sigmoid(-logits[e]);
-    for (int64_t e = 0; e < m->experts && m->sqrtsoftplus; e++) d[e] *= sigmoid(logits[e]) / (2 * scores[e]);
+    for (int64_t e = 0; e < m->experts && m->sqrtsoftplus; e++)
+        d[e] *= scores[e] > 0 ? sigmoid(logits[e]) / (2 * scores[e]) : 0; /* 0: it underflowed */
 }
 
 void routing_backward(const moe *m, float d_loss)
