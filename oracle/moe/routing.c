@@ -104,8 +104,8 @@ cleanup:
     return status;
 }
 
-assay_status assay_routing_selecting(assay_context *ctx, double *selecting, const assay_routing_inputs *in, int64_t first,
-                                     int64_t count, const assay_routing_config *config)
+assay_status assay_routing_selecting(assay_context *ctx, double *selecting, const assay_routing_inputs *in,
+                                     int64_t first, int64_t count, const assay_routing_config *config)
 {
     assay_status status;
     const int64_t experts = config->num_experts;
@@ -113,8 +113,8 @@ assay_status assay_routing_selecting(assay_context *ctx, double *selecting, cons
     double *scores = NULL;
     TRY(assay_alloc_f64(ctx, "routing: scores", experts, &scores));
     for (int64_t t = 0; t < count; t++) {
-        assay_routing_scores(ctx, scores, selecting + t * experts, in->logits + (first + t) * experts, in->bias, experts,
-                             &rule);
+        assay_routing_scores(ctx, scores, selecting + t * experts, in->logits + (first + t) * experts, in->bias,
+                             experts, &rule);
     }
     assay_round(ctx, ASSAY_ROUND_ROUTER, count * experts, selecting);
 cleanup:
@@ -169,6 +169,38 @@ static void start_token(const backward_pass *pass, int64_t t)
     for (int64_t e = 0; e < experts; e++) d[e] *= probabilities[e];
 }
 
+/* The error that a router's arithmetic makes of the terms and partial sums of a sum of a[i] b[i] over `count` places i
+ * (NULL: the first ones). Where the whole cancels it is all that is left. */
+static double sum_error(const assay_context *ctx, int64_t count, const double *a, const double *b,
+                        const int32_t *places)
+{
+    double exact = 0.0, rounded = 0.0;
+    if (ctx->arithmetic->round == NULL) return 0.0;
+    for (int64_t k = 0; k < count; k++) {
+        const int64_t at = places == NULL ? k : places[k];
+        double term = a[at] * b[at];
+        exact += term;
+        assay_round(ctx, ASSAY_ROUND_ROUTER, 1, &term);
+        rounded += term;
+        assay_round(ctx, ASSAY_ROUND_ROUTER, 1, &rounded);
+    }
+    return rounded - exact;
+}
+
+/* Emulated: the errors of the gradient of the weighed values. The mean's is common to all of them. */
+static void round_gathered_backward(const backward_pass *pass, int64_t t, double *d_values)
+{
+    const assay_context *ctx = pass->ctx;
+    const assay_routing_rule *rule = &pass->rule;
+    const int64_t count = pass->config->num_experts_per_tok;
+    const double *gathered = pass->r->gathered + t * count;
+    if (ctx->arithmetic->round == NULL || !(rule->divide || rule->softmax_chosen)) return;
+    const double divisor = rule->divide ? assay_routing_divisor(gathered, count, rule) : 1.0;
+    const double error = sum_error(ctx, count, gathered, pass->d_weights + t * count, NULL) * rule->factor / divisor;
+    for (int64_t k = 0; k < count; k++) d_values[k] -= error * (rule->softmax_chosen ? gathered[k] : 1.0 / divisor);
+    assay_round(ctx, ASSAY_ROUND_ROUTER, count, d_values);
+}
+
 /* The weights' part, added at the chosen experts. */
 static void add_weights(const backward_pass *pass, int64_t t, double *d_values)
 {
@@ -178,6 +210,7 @@ static void add_weights(const backward_pass *pass, int64_t t, double *d_values)
     if (pass->d_weights == NULL) return;
     assay_routing_gathered_backward(d_values, pass->d_weights + t * count, pass->r->gathered + t * count, selected,
                                     pass->in->per_expert_scale, count, &pass->rule);
+    round_gathered_backward(pass, t, d_values);
     for (int64_t k = 0; k < count; k++) d[selected[k]] += d_values[k];
 }
 
@@ -192,8 +225,9 @@ static void through_scores(const backward_pass *pass, int64_t t)
     if (score_func == ASSAY_SCORE_NONE) return;
     if (score_func == ASSAY_SCORE_SOFTMAX) {
         const double *scores = pass->r->scores + t * experts;
+        const double error = sum_error(pass->ctx, count, scores, d, pass->r->selected_experts + t * count);
         assay_center(d, scores, 1.0, 0.0, experts);
-        for (int64_t e = 0; e < experts; e++) d[e] *= scores[e];
+        for (int64_t e = 0; e < experts; e++) d[e] = (d[e] - error) * scores[e];
     } else if (pass->rule.balance) {
         for (int64_t e = 0; e < experts; e++) {
             d[e] *= assay_score_derivative(score_func, logits[e] + (bias != NULL ? bias[e] : 0.0));

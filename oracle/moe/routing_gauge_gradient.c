@@ -10,7 +10,7 @@ static void set_d_values(const assay_gauge_pass *pass, assay_gauge_token *token)
     const double unit = pass->precision->router;
     const double divisor = assay_routing_divisor(pass->r->gathered + first, count, rule);
     const double *h = token->d_values, *n = token->normalized;
-    double products = 0.0, mean = 0.0;
+    double products = 0.0, mean = 0.0, partial;
     assay_routing_gathered_backward(token->d_values, pass->d_weights + first, pass->r->gathered + first,
                                     token->selected, pass->in->per_expert_scale, count, rule);
     for (int64_t k = 0; k < count; k++) {
@@ -22,10 +22,12 @@ static void set_d_values(const assay_gauge_pass *pass, assay_gauge_token *token)
         products += assay_square(n[k] * d);
         mean = fma(n[k], d, mean);
     }
+    /* The rounding of partial sums counts where a softmax sums what it leaves; beside the rest it is small. */
+    partial = rule->score_func == ASSAY_SCORE_SOFTMAX ? assay_partial_squares(count, products, mean) : mean * mean;
     for (int64_t k = 0; k < count; k++) {
         double outer = rule->softmax_chosen ? n[k] : rule->divide ? 1.0 / divisor : 0.0;
-        if (rule->softmax_chosen && rule->divide) outer *= sqrt(2.0);                  /* centred twice */
-        token->common_d_values[k] = unit * outer * sqrt(2.0 * products + mean * mean); /* of the mean, taken from all */
+        if (rule->softmax_chosen && rule->divide) outer *= sqrt(2.0);              /* centred twice */
+        token->common_d_values[k] = unit * outer * sqrt(2.0 * products + partial); /* of the mean, taken from all */
         token->local_d_values[k] = assay_square(token->common_d_values[k]) +
                                    (rule->softmax_chosen || rule->divide ? 2.0 * assay_square(unit * h[k]) : 0.0);
         token->hessian_row[k] = 0.0;

@@ -8,6 +8,8 @@
 #ifndef ASSAY_MOE_ROUTING_GAUGE_INTERNAL_H
 #define ASSAY_MOE_ROUTING_GAUGE_INTERNAL_H
 
+#include <math.h>
+
 #include "oracle/moe/routing_gauge.h"
 #include "oracle/moe/routing_internal.h"
 
@@ -64,6 +66,20 @@ void assay_gauge_softmax_part(const assay_gauge_pass *pass, assay_gauge_token *t
 static inline double assay_square(double x)
 {
     return x * x;
+}
+
+/* Squares of the partial sums of `count` terms that come in random order, added up: what rounding each of them counts
+ * with. squares: of the terms; sum: of all. */
+static inline double assay_partial_squares(int64_t count, double squares, double sum)
+{
+    const double k = (double)count;
+    double total = 0.0;
+    for (int64_t j = 1; j <= count; j++) {
+        const double share = (double)j / k;
+        total += share * share * sum * sum;
+        if (j < count) total += share * (1.0 - share) * fmax(k * squares - sum * sum, 0.0) / (k - 1.0);
+    }
+    return total;
 }
 
 #endif

@@ -8,6 +8,7 @@ typedef struct softmax_shared {
     const double *centred; /* [E] */
     const double *inner;   /* [E] the derivative of <s,d_values> by argument j, over s[j] */
     double mean;           /* <s,d_values> */
+    double partial;        /* squares of its partial sums, added up */
     double common;         /* <s,common_d_values> */
 } softmax_shared;
 
@@ -25,7 +26,7 @@ static double chosen_variance(const assay_gauge_pass *pass, assay_gauge_token *t
     const int32_t e = token->selected[k];
     const double s = token->scores[e], centred = shared->centred[e];
     double *row = token->work; /* coefficients of the errors of the arguments, over s */
-    double variance = assay_square(unit * shared->mean * s);
+    double variance = assay_square(unit * s) * shared->partial;
     for (int64_t j = 0; j < experts; j++) {
         row[j] = -token->scores[j] * (shared->inner[j] + centred + token->hessian_row[k]);
     }
@@ -50,7 +51,7 @@ static double unchosen_variance(const assay_gauge_pass *pass, const assay_gauge_
 {
     const int64_t count = pass->config->num_experts_per_tok;
     const double unit = pass->precision->router;
-    double variance = assay_square(unit * shared->mean);
+    double variance = assay_square(unit) * shared->partial;
     for (int64_t i = 0; i < count; i++) {
         const double h = token->d_values[i], s = token->scores[token->selected[i]];
         variance += assay_square(h + token->hessian_row[i]) * token->local_score[token->selected[i]];
@@ -66,9 +67,10 @@ void assay_gauge_softmax_part(const assay_gauge_pass *pass, assay_gauge_token *t
 {
     const int64_t count = pass->config->num_experts_per_tok, experts = pass->config->num_experts;
     const double *s = token->scores, *v = token->var_argument;
-    double mean = 0.0, rows = 0.0, total = 0.0, common_mean = 0.0;
+    double mean = 0.0, products = 0.0, rows = 0.0, total = 0.0, common_mean = 0.0;
     for (int64_t k = 0; k < count; k++) {
         mean = fma(s[token->selected[k]], token->d_values[k], mean);
+        products += assay_square(s[token->selected[k]] * token->d_values[k]);
         rows = fma(s[token->selected[k]], token->hessian_row[k], rows);
         common_mean = fma(s[token->selected[k]], token->common_d_values[k], common_mean);
     }
@@ -80,7 +82,8 @@ void assay_gauge_softmax_part(const assay_gauge_pass *pass, assay_gauge_token *t
         token->row[token->selected[k]] += token->d_values[k];
         token->column[token->selected[k]] += token->d_values[k] + token->hessian_row[k];
     }
-    const softmax_shared shared = {token->row, token->column, mean, common_mean};
+    const softmax_shared shared = {token->row, token->column, mean, assay_partial_squares(count, products, mean),
+                                   common_mean};
     for (int64_t j = 0; j < experts; j++) total += assay_square(s[j] * (shared.inner[j] - mean)) * v[j];
     const double common = unchosen_variance(pass, token, &shared);
     for (int64_t e = 0; e < experts; e++) {
