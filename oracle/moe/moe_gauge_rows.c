@@ -131,6 +131,22 @@ static double least_of_row(const assay_precision *unit, double weight)
     return unit->least / (size > floor ? size : floor);
 }
 
+/* h wo of the rows at hand. */
+static assay_matmul_args down_product(const moe_block *block, double *out)
+{
+    const moe_mlp *mlp = &block->expert;
+    const int64_t width = mlp->config.mlp_dim, dim = block->emb_dim;
+    return (assay_matmul_args){.c = out,
+                               .ldc = dim,
+                               .a = mlp->residuals.h,
+                               .lda = width,
+                               .b = mlp->weights[MLP_WO],
+                               .ldb = dim,
+                               .m = block->rows.count,
+                               .n = dim,
+                               .k = width};
+}
+
 /* A weight may go onto h instead of y, and the product is stored then: relative to h as exact as h alone, but where it
  * falls below the normal numbers. */
 static assay_status variances_of_weighted_h(assay_context *ctx, moe_block *block, int precision)
@@ -138,7 +154,7 @@ static assay_status variances_of_weighted_h(assay_context *ctx, moe_block *block
     const moe_rows *rows = &block->rows;
     const moe_mlp *mlp = &block->expert;
     const assay_precision *unit = precision_of(block, precision), exact = {0};
-    const int64_t width = mlp->config.mlp_dim, dim = block->emb_dim;
+    const int64_t width = mlp->config.mlp_dim;
     double *variance = block->gauge.weighted_h;
     bool any = false;
 #pragma omp parallel for num_threads(ctx->threads) reduction(|| : any)
@@ -152,15 +168,7 @@ static assay_status variances_of_weighted_h(assay_context *ctx, moe_block *block
     }
     block->gauge.weighted = any;
     if (!any || !moe_wants(&block->results, precision, MOE_Y)) return ASSAY_OK;
-    const assay_matmul_args args = {.c = block->gauge.weighted_y,
-                                    .ldc = dim,
-                                    .a = mlp->residuals.h,
-                                    .lda = width,
-                                    .b = mlp->weights[MLP_WO],
-                                    .ldb = dim,
-                                    .m = rows->count,
-                                    .n = dim,
-                                    .k = width};
+    const assay_matmul_args args = down_product(block, block->gauge.weighted_y);
     return assay_gauge_matmul(ctx, &exact, &args, variance, NULL);
 }
 
@@ -217,17 +225,9 @@ static assay_status gauge_weight_gradients(assay_context *ctx, moe_block *block,
     const moe_rows *rows = &block->rows;
     const moe_mlp *mlp = &block->expert;
     const assay_precision *unit = precision_of(block, precision);
-    int64_t dim = block->emb_dim, width = mlp->config.mlp_dim;
+    int64_t dim = block->emb_dim;
     double *products = block->gauge.products, *d_weights = block->gauge.scales[precision].d_weights;
-    assay_matmul_args args = {.c = products,
-                              .ldc = dim,
-                              .a = mlp->residuals.h,
-                              .lda = width,
-                              .b = mlp->weights[MLP_WO],
-                              .ldb = dim,
-                              .m = rows->count,
-                              .n = dim,
-                              .k = width};
+    const assay_matmul_args args = down_product(block, products);
     /* The product is stored before a bias is added. */
     assay_status status = mlp->weights[MLP_WO_BIAS] != NULL ? assay_gauge_matmul_stored(ctx, unit, &args, NULL, NULL)
                                                             : assay_gauge_matmul(ctx, unit, &args, NULL, NULL);
