@@ -6,16 +6,21 @@
 #include <string.h>
 
 #include "oracle/arithmetic/emulated_loops.h"
+#include "oracle/arithmetic/matmul_float32.h"
 #include "oracle/base/memory.h"
 
 /* Values from which on threads pay, and values that one of them takes at a time. */
 enum { SHARED = 1 << 14, CHUNK = 1 << 10 };
 /* Blocks of k in assay_gauge_matmul. */
 enum { GAUGE_BLOCKS = 8 };
+/* Where chains in float32 may start: at a multiple of this, so that vectors of operands stay whole. */
+enum { START_STEPS = 8 };
 
 static const double SQRT_3 = 1.73205080756887729353;
 /* Relative errors of an RMS below this disappear when the result is rounded to float64. */
 static const double LEAST_UNIT = 0x1p-51;
+/* RMS of the errors that are drawn where the sums are really added up in float32, of that of all errors. */
+static const double SHARE_DRAWN = 0.70710678118654752440;
 
 static int64_t smaller(int64_t a, int64_t b)
 {
@@ -222,26 +227,76 @@ static emulated_sum_error sum_errors_of(const assay_emulation *emulation, const 
     return errors;
 }
 
+/* Errors of a product's sums, ready to be added. */
+typedef struct sum_errors {
+    const emulated_loops *loops;
+    emulated_sum_error errors;
+    uint64_t key;
+    double *c, *of_a, *of_b; /* of_a [m], of_b [n]: the roots of the sums of squares; one block, at of_a */
+    int64_t ldc;
+} sum_errors;
+
+static assay_status start_sum_errors(assay_context *ctx, const assay_matmul_args *args, sum_errors *s)
+{
+    const emulated_operand a = emulated_a(args), b = emulated_b(args);
+    *s = (sum_errors){.loops = emulated_loops_for(ctx->isa),
+                      .errors = sum_errors_of(ctx->emulation, args),
+                      .key = emulated_key(ctx->emulation, EMULATED_PRODUCTS),
+                      .c = args->c,
+                      .ldc = args->ldc};
+    assay_status status = assay_alloc_f64(ctx, "errors of an emulated product", args->m + args->n, &s->of_a);
+    RETURN_IF(status != ASSAY_OK, status);
+    s->of_b = s->of_a + args->m;
+    (args->transpose_a ? column_roots : row_roots)(ctx, &a, s->of_a);
+    (args->transpose_b ? row_roots : column_roots)(ctx, &b, s->of_b);
+    return ASSAY_OK;
+}
+
+/* assay_chains.ended */
+static void add_sum_errors(const void *self, int64_t row, int64_t rows, int64_t column, int64_t columns)
+{
+    const sum_errors *s = self;
+    for (int64_t i = row; i < row + rows; i++) {
+        double *c = s->c + i * s->ldc + column;
+        s->loops->add_sum_error(&s->errors, s->key, columns, c, s->of_a[i], s->of_b + column);
+    }
+}
+
 assay_status emulated_add_sum_errors(assay_context *ctx, const assay_matmul_args *args)
 {
-    assay_status status = ASSAY_OK;
-    double *roots = NULL;
+    sum_errors errors;
     if (args->k == 0 || ctx->emulation->nearest) return ASSAY_OK;
     if (emulated_accumulator_of(ctx->emulation, args->kind).unit == 0) return ASSAY_OK;
-    const emulated_sum_error errors = sum_errors_of(ctx->emulation, args);
-    const uint64_t key = emulated_key(ctx->emulation, EMULATED_PRODUCTS);
-    const emulated_operand a = emulated_a(args), b = emulated_b(args);
-    const emulated_loops *loops = emulated_loops_for(ctx->isa);
-    TRY(assay_alloc_f64(ctx, "errors of an emulated product", args->m + args->n, &roots));
-    double *of_a = roots, *of_b = roots + args->m;
-    (args->transpose_a ? column_roots : row_roots)(ctx, &a, of_a);
-    (args->transpose_b ? row_roots : column_roots)(ctx, &b, of_b);
+    assay_status status = start_sum_errors(ctx, args, &errors);
+    RETURN_IF(status != ASSAY_OK, status);
 #pragma omp parallel for num_threads(ctx->threads) if (args->m * args->n >= SHARED)
-    for (int64_t i = 0; i < args->m; i++) {
-        loops->add_sum_error(&errors, key, args->n, args->c + i * args->ldc, of_a[i], of_b);
-    }
-cleanup:
-    free(roots);
+    for (int64_t i = 0; i < args->m; i++) add_sum_errors(&errors, i, 1, 0, args->n);
+    free(errors.of_a);
+    return ASSAY_OK;
+}
+
+/* Whether the profile's sums of such a product are what chains in float32 make of them. */
+static bool has_float32_sums(const assay_emulation *emulation, const assay_matmul_args *args)
+{
+    const emulated_accumulator accumulator = emulated_accumulator_of(emulation, args->kind);
+    const bool is_plain = !accumulator.kind.truncate && accumulator.kind.block == 0;
+    return args->k > 0 && !emulation->nearest && is_plain && emulation->multiply != ASSAY_FLOAT64 &&
+           !emulated_is_scaled(emulation, args->kind) && accumulator.unit == ASSAY_FLOAT32_RMS;
+}
+
+static assay_status float32_matmul(assay_context *ctx, const assay_matmul_args *args)
+{
+    sum_errors errors;
+    const uint64_t starts = (uint64_t)((args->k + START_STEPS - 1) / START_STEPS);
+    const uint64_t drawn = emulated_hash(emulated_key(ctx->emulation, EMULATED_ORDER) + (uint64_t)args->k);
+    assay_status status = start_sum_errors(ctx, args, &errors);
+    RETURN_IF(status != ASSAY_OK, status);
+    errors.errors.whole *= SHARE_DRAWN;
+    errors.errors.spread *= SHARE_DRAWN;
+    const assay_chains chains = {
+        .start = START_STEPS * (int64_t)(drawn % starts), .ended = add_sum_errors, .self = &errors};
+    status = assay_matmul_float32(ctx, args, &chains);
+    free(errors.of_a);
     return status;
 }
 
@@ -250,10 +305,12 @@ static assay_status emulated_matmul(assay_context *ctx, const assay_matmul_args 
     assay_status status = ASSAY_OK;
     assay_matmul_args rounded = *args;
     const int64_t block = emulated_accumulator_of(ctx->emulation, args->kind).kind.block;
+    const bool in_float32 = has_float32_sums(ctx->emulation, args);
+    const bool rounds_itself = in_float32 && ctx->emulation->multiply == ASSAY_FLOAT32;
     double *copy_a = NULL, *copy_b = NULL;
     if (args->k > 0 && emulated_is_scaled(ctx->emulation, args->kind)) {
         TRY(emulated_scale_operands(ctx, &rounded, &copy_a, &copy_b));
-    } else if (args->k > 0 && ctx->emulation->multiply != ASSAY_FLOAT64) {
+    } else if (args->k > 0 && ctx->emulation->multiply != ASSAY_FLOAT64 && !rounds_itself) {
         const emulated_rounder r = storage_rounder(ctx->emulation, ctx->emulation->multiply);
         emulated_operand a = emulated_a(args), b = emulated_b(args);
         TRY(round_operand(ctx, &r, &a, &copy_a));
@@ -261,7 +318,9 @@ static assay_status emulated_matmul(assay_context *ctx, const assay_matmul_args 
         rounded.a = a.values, rounded.lda = a.ld;
         rounded.b = b.values, rounded.ldb = b.ld;
     }
-    if (block > 0 && args->k > 0 && (block < args->k || args->accumulate)) {
+    if (in_float32) {
+        TRY(float32_matmul(ctx, &rounded));
+    } else if (block > 0 && args->k > 0 && (block < args->k || args->accumulate)) {
         TRY(emulated_sum_blocks(ctx, &rounded, block));
     } else {
         TRY(assay_arithmetic_reference.matmul(ctx, &rounded));

@@ -1,65 +1,54 @@
-/* The product's kernels with AVX-512 (this file alone is compiled for it). */
-#include <immintrin.h>
+/* The product's kernels with AVX-512 (only such files are compiled for it). */
+#include "oracle/arithmetic/matmul_avx512.h"
 
 #include "oracle/arithmetic/matmul_kernels.h"
 
-enum { LANES = 8 };
-typedef __m512d vec;
+typedef double number;
+typedef vec sums;
+enum { SUM_LANES = LANES };
 
-static inline vec vec_load(const double *from)
-{
-    return _mm512_loadu_pd(from);
-}
-
-static inline void vec_store(double *to, vec x)
+static inline void pack_store(double *to, vec x)
 {
     _mm512_storeu_pd(to, x);
 }
 
-static inline vec vec_zero(void)
+static inline sums sums_load(const double *from)
+{
+    return vec_load(from);
+}
+
+static inline void sums_store(double *to, sums x)
+{
+    _mm512_storeu_pd(to, x);
+}
+
+static inline sums sums_zero(void)
 {
     return _mm512_setzero_pd();
 }
 
-static inline vec vec_broadcast(const double *from)
+static inline sums sums_operand(const double *from)
+{
+    return vec_load(from);
+}
+
+static inline sums sums_broadcast(const double *from)
 {
     return _mm512_set1_pd(*from);
 }
 
-static inline vec vec_fma(vec a, vec b, vec c)
+static inline sums sums_fma(sums a, sums b, sums c)
 {
     return _mm512_fmadd_pd(a, b, c);
 }
 
-/* Pairs of rows, then pairs of pairs, then halves: 0x88 takes the even 128-bit lanes of both operands, 0xdd the odd. */
-static inline void vec_transpose(vec x[LANES])
-{
-    vec pair[LANES], quad[LANES];
-#pragma GCC unroll 4
-    for (int i = 0; i < LANES; i += 2) {
-        pair[i] = _mm512_unpacklo_pd(x[i], x[i + 1]);
-        pair[i + 1] = _mm512_unpackhi_pd(x[i], x[i + 1]);
-    }
-    /* quad[4h + o] holds columns o and o + 4 of the rows 4h to 4h + 3. */
-#pragma GCC unroll 2
-    for (int i = 0; i < LANES; i += 4) {
-        quad[i] = _mm512_shuffle_f64x2(pair[i], pair[i + 2], 0x88);
-        quad[i + 1] = _mm512_shuffle_f64x2(pair[i + 1], pair[i + 3], 0x88);
-        quad[i + 2] = _mm512_shuffle_f64x2(pair[i], pair[i + 2], 0xdd);
-        quad[i + 3] = _mm512_shuffle_f64x2(pair[i + 1], pair[i + 3], 0xdd);
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < LANES / 2; i++) {
-        x[i] = _mm512_shuffle_f64x2(quad[i], quad[i + 4], 0x88);
-        x[i + 4] = _mm512_shuffle_f64x2(quad[i], quad[i + 4], 0xdd);
-    }
-}
-
 #include "oracle/arithmetic/matmul_kernels.inc"
+#include "oracle/arithmetic/matmul_stream.inc"
 
 const assay_matmul_kernels assay_matmul_kernels_avx512 = {
     .tile_rows = TILE_ROWS,
     .tile_columns = TILE_COLUMNS,
+    .number = sizeof(number),
     .pack_a = pack_a,
     .pack_b = pack_b,
     .tile = tile,

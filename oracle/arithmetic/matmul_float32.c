@@ -1,0 +1,50 @@
+#include "oracle/arithmetic/matmul_float32.h"
+
+#include <math.h>
+#include <stddef.h>
+
+#include "oracle/arithmetic/matmul_packed.h"
+
+static const assay_matmul_kernels *kernels_for(assay_isa isa)
+{
+#ifdef __x86_64__
+    if (isa == ASSAY_ISA_AVX512) return &assay_matmul_kernels_float32_avx512;
+    if (isa == ASSAY_ISA_AVX2) return &assay_matmul_kernels_float32_avx2;
+#else
+    (void)isa;
+#endif
+    return NULL;
+}
+
+/* One fmaf() a step, nothing else: what the kernels must agree with. */
+static float chain(const assay_matmul_args *args, int64_t start, int64_t i, int64_t j)
+{
+    const int64_t a_row = args->transpose_a ? 1 : args->lda, a_step = args->transpose_a ? args->lda : 1;
+    const int64_t b_step = args->transpose_b ? 1 : args->ldb, b_column = args->transpose_b ? args->ldb : 1;
+    const double *a = args->a + i * a_row, *b = args->b + j * b_column;
+    float sum = args->accumulate ? (float)args->c[i * args->ldc + j] : 0;
+    for (int64_t q = 0; q < args->k; q++) {
+        const int64_t p = q < args->k - start ? q + start : q + start - args->k;
+        sum = fmaf((float)a[p * a_step], (float)b[p * b_step], sum);
+    }
+    return sum;
+}
+
+static void scalar_matmul(const assay_matmul_args *args, const assay_chains *chains, int threads)
+{
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t i = 0; i < args->m; i++) {
+        for (int64_t j = 0; j < args->n; j++) args->c[i * args->ldc + j] = (double)chain(args, chains->start, i, j);
+        if (chains->ended != NULL) chains->ended(chains->self, i, 1, 0, args->n);
+    }
+}
+
+assay_status assay_matmul_float32(assay_context *ctx, const assay_matmul_args *args, const assay_chains *chains)
+{
+    const assay_matmul_kernels *kernels = kernels_for(ctx->isa);
+    const int threads = assay_matmul_threads(ctx, args);
+    if (args->m == 0 || args->n == 0) return ASSAY_OK;
+    if (kernels != NULL) return assay_matmul_packed(ctx, args, kernels, chains, threads);
+    scalar_matmul(args, chains, threads);
+    return ASSAY_OK;
+}
