@@ -65,10 +65,9 @@ static emulated_grid grid_of(assay_dtype type)
 static emulated_rounder storage_rounder(const assay_emulation *emulation, assay_dtype type)
 {
     emulated_rounder r = {.way = emulation->nearest ? EMULATED_NOTHING : EMULATED_TO_NEIGHBOUR,
-                          .key = emulated_key(emulation, ASSAY_ROUND_STORAGE),
-                          .dither = emulation->nearest ? 0 : 1};
+                          .key = emulated_key(emulation, ASSAY_ROUND_STORAGE)};
     if (type == ASSAY_FLOAT64) return r;
-    r.way = EMULATED_TO_GRID;
+    r.way = emulation->nearest ? EMULATED_TO_GRID : EMULATED_BY_CHANCE;
     r.grid = grid_of(type);
     return r;
 }
@@ -118,7 +117,8 @@ static void emulated_round(const assay_context *ctx, assay_rounding rounding, in
 void emulated_to_scaled_grid(const assay_context *ctx, assay_dtype type, int64_t count, double *values)
 {
     emulated_rounder r = storage_rounder(ctx->emulation, type);
-    r.dither *= 0.5;
+    r.way = EMULATED_TO_GRID;
+    r.dither = ctx->emulation->nearest ? 0 : 0.5;
     round_some(ctx, &r, count, values);
 }
 
@@ -183,8 +183,7 @@ static void column_roots(const assay_context *ctx, const emulated_operand *o, do
     for (int64_t first = 0; first < o->columns; first += CHUNK) {
         const int64_t count = smaller(CHUNK, o->columns - first);
         for (int64_t i = 0; i < count; i++) roots[first + i] = 0;
-        for (int64_t row = 0; row < o->rows; row++)
-            loops->add_squares(count, o->values + row * o->ld + first, roots + first);
+        loops->add_squares(o->rows, o->ld, count, o->values + first, roots + first);
         for (int64_t i = 0; i < count; i++) roots[first + i] = sqrt(roots[first + i]);
     }
 }
@@ -252,16 +251,6 @@ static assay_status start_sum_errors(assay_context *ctx, const assay_matmul_args
     return ASSAY_OK;
 }
 
-/* assay_chains.ended */
-static void add_sum_errors(const void *self, int64_t row, int64_t rows, int64_t column, int64_t columns)
-{
-    const sum_errors *s = self;
-    for (int64_t i = row; i < row + rows; i++) {
-        double *c = s->c + i * s->ldc + column;
-        s->loops->add_sum_error(&s->errors, s->key, columns, c, s->of_a[i], s->of_b + column);
-    }
-}
-
 assay_status emulated_add_sum_errors(assay_context *ctx, const assay_matmul_args *args)
 {
     sum_errors errors;
@@ -270,7 +259,10 @@ assay_status emulated_add_sum_errors(assay_context *ctx, const assay_matmul_args
     assay_status status = start_sum_errors(ctx, args, &errors);
     RETURN_IF(status != ASSAY_OK, status);
 #pragma omp parallel for num_threads(ctx->threads) if (args->m * args->n >= SHARED)
-    for (int64_t i = 0; i < args->m; i++) add_sum_errors(&errors, i, 1, 0, args->n);
+    for (int64_t i = 0; i < args->m; i++) {
+        double *c = args->c + i * args->ldc;
+        errors.loops->add_sum_error(&errors.errors, errors.key, args->n, c, errors.of_a[i], errors.of_b);
+    }
     free(errors.of_a);
     return ASSAY_OK;
 }
@@ -284,6 +276,16 @@ static bool has_float32_sums(const assay_emulation *emulation, const assay_matmu
            !emulated_is_scaled(emulation, args->kind) && accumulator.unit == ASSAY_FLOAT32_RMS;
 }
 
+/* assay_chains.ended */
+static void add_float32_errors(const void *self, int64_t row, int64_t rows, int64_t column, int64_t columns)
+{
+    const sum_errors *s = self;
+    for (int64_t i = row; i < row + rows; i++) {
+        double *c = s->c + i * s->ldc + column;
+        s->loops->add_float32_error(&s->errors, (uint32_t)s->key, columns, c, s->of_a[i], s->of_b + column);
+    }
+}
+
 static assay_status float32_matmul(assay_context *ctx, const assay_matmul_args *args)
 {
     sum_errors errors;
@@ -294,7 +296,7 @@ static assay_status float32_matmul(assay_context *ctx, const assay_matmul_args *
     errors.errors.whole *= SHARE_DRAWN;
     errors.errors.spread *= SHARE_DRAWN;
     const assay_chains chains = {
-        .start = START_STEPS * (int64_t)(drawn % starts), .ended = add_sum_errors, .self = &errors};
+        .start = START_STEPS * (int64_t)(drawn % starts), .ended = add_float32_errors, .self = &errors};
     status = assay_matmul_float32(ctx, args, &chains);
     free(errors.of_a);
     return status;

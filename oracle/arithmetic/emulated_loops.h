@@ -30,6 +30,14 @@ static inline uint64_t emulated_hash(uint64_t x)
     return x ^ (x >> 31);
 }
 
+/* The same with 32 bits: the finaliser of MurmurHash3 (Appleby 2011). */
+static inline uint32_t emulated_hash32(uint32_t x)
+{
+    x = (x ^ (x >> 16)) * UINT32_C(0x85ebca6b);
+    x = (x ^ (x >> 13)) * UINT32_C(0xc2b2ae35);
+    return x ^ (x >> 16);
+}
+
 /* Uniform in (-1/2, 1/2), from 24 of 64 random bits. Never nearer than 2^-25 to an end: a number of the grid must not
  * come halfway to the next one. The bits become the top of a mantissa: no conversion from integers, and no rounding. */
 static inline double emulated_centred(uint64_t random_bits)
@@ -48,10 +56,10 @@ typedef struct emulated_grid {
 
 /* How values are rounded somewhere, and with which draws. */
 typedef struct emulated_rounder {
-    enum { EMULATED_TO_GRID, EMULATED_TO_NEIGHBOUR, EMULATED_RELATIVE, EMULATED_NOTHING } way;
+    enum { EMULATED_BY_CHANCE, EMULATED_TO_GRID, EMULATED_TO_NEIGHBOUR, EMULATED_RELATIVE, EMULATED_NOTHING } way;
     uint64_t key;
     emulated_grid grid;
-    double dither;  /* to the grid: 1 stochastic, 0 to nearest */
+    double dither;  /* to the grid: the share of its spacing by which numbers are moved, before they go to the nearest */
     double largest; /* relative: the largest error */
 } emulated_rounder;
 
@@ -69,8 +77,12 @@ typedef struct emulated_loops {
     /* A row of a product; of_a: the root of its row's sum of squares; of_b [count]: those of the columns. */
     void (*add_sum_error)(const emulated_sum_error *e, uint64_t key, int64_t count, double *c, double of_a,
                           const double *of_b);
+    /* The same of a product whose sums are in float32. */
+    void (*add_float32_error)(const emulated_sum_error *e, uint32_t key, int64_t count, double *c, double of_a,
+                              const double *of_b);
     double (*sum_of_squares)(int64_t count, const double *values);
-    void (*add_squares)(int64_t count, const double *values, double *squares); /* squares[i] += values[i]^2 */
+    /* squares [count]: plus those of each column of values [rows,count], whose rows are `ld` apart. */
+    void (*add_squares)(int64_t rows, int64_t ld, int64_t count, const double *values, double *squares);
 } emulated_loops;
 
 const emulated_loops *emulated_loops_for(assay_isa isa);
