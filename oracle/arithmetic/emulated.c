@@ -19,8 +19,9 @@ enum { START_STEPS = 8 };
 static const double SQRT_3 = 1.73205080756887729353;
 /* Relative errors of an RMS below this disappear when the result is rounded to float64. */
 static const double LEAST_UNIT = 0x1p-51;
-/* RMS of the errors that are drawn where the sums are really added up in float32, of that of all errors. */
-static const double SHARE_DRAWN = 0.70710678118654752440;
+/* Of the variance that is expected, what is drawn where sums are really added up in float32: rounding to nearest gives
+ * a quarter to half of it. */
+static const double SHARE_DRAWN = 2.0 / 3;
 
 static int64_t smaller(int64_t a, int64_t b)
 {
@@ -293,8 +294,8 @@ static assay_status float32_matmul(assay_context *ctx, const assay_matmul_args *
     const uint64_t drawn = emulated_hash(emulated_key(ctx->emulation, EMULATED_ORDER) + (uint64_t)args->k);
     assay_status status = start_sum_errors(ctx, args, &errors);
     RETURN_IF(status != ASSAY_OK, status);
-    errors.errors.whole *= SHARE_DRAWN;
-    errors.errors.spread *= SHARE_DRAWN;
+    errors.errors.whole *= sqrt(SHARE_DRAWN);
+    errors.errors.spread *= sqrt(SHARE_DRAWN);
     const assay_chains chains = {
         .start = START_STEPS * (int64_t)(drawn % starts), .ended = add_float32_errors, .self = &errors};
     status = assay_matmul_float32(ctx, args, &chains);

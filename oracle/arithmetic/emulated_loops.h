@@ -59,7 +59,7 @@ typedef struct emulated_rounder {
     enum { EMULATED_BY_CHANCE, EMULATED_TO_GRID, EMULATED_TO_NEIGHBOUR, EMULATED_RELATIVE, EMULATED_NOTHING } way;
     uint64_t key;
     emulated_grid grid;
-    double dither;  /* to the grid: the share of its spacing by which numbers are moved, before they go to the nearest */
+    double dither; /* to the grid: the share of its spacing by which numbers are moved, before they go to the nearest */
     double largest; /* relative: the largest error */
 } emulated_rounder;
 

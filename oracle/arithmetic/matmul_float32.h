@@ -1,6 +1,6 @@
-/* The product with chains of fused multiply-adds in float32, one of which is what a float32 unit makes of a sum: operands
- * are rounded to float32 (to nearest), and so is what C holds when the chains continue from it. Bits do not depend on the
- * number of threads, the instruction set or the blocking. */
+/* The product with chains of fused multiply-adds in float32, one of which is what a float32 unit makes of a sum:
+ * operands are rounded to float32 (to nearest), and so is what C holds when the chains continue from it. Bits do not
+ * depend on the number of threads, the instruction set or the blocking. */
 #ifndef ASSAY_ARITHMETIC_MATMUL_FLOAT32_H
 #define ASSAY_ARITHMETIC_MATMUL_FLOAT32_H
 
@@ -9,7 +9,8 @@
 /* Where the chains of a product begin, and who is told when they have ended. */
 typedef struct assay_chains {
     int64_t start; /* their first step, 0 to k - 1; after step k - 1 comes step 0 */
-    /* For each rectangle of C once, while the processor's cache still has it, by the thread that made it. NULL: nobody. */
+    /* For each rectangle of C once, while the processor's cache still has it, by the thread that made it. NULL: nobody.
+     */
     void (*ended)(const void *self, int64_t row, int64_t rows, int64_t column, int64_t columns);
     const void *self;
 } assay_chains;

@@ -1,8 +1,8 @@
-/* What products are built from: the inner loops, once for each instruction set, for chains in float64 and in float32. In
- * memory A, B and C are float64; C then holds float32 numbers.
+/* What products are built from: the inner loops, once for each instruction set, for chains in float64 and in float32.
+ * In memory A, B and C are float64; C then holds float32 numbers.
  *
- * A panel holds `width` lines (rows of op(A), columns of op(B)) over a range of k, in the chains' type: element (line, p)
- * is at panel[p * width + line]. A tile is the block of C that one panel of A and one of B give. */
+ * A panel holds `width` lines (rows of op(A), columns of op(B)) over a range of k, in the chains' type: element (line,
+ * p) is at panel[p * width + line]. A tile is the block of C that one panel of A and one of B give. */
 #ifndef ASSAY_ARITHMETIC_MATMUL_KERNELS_H
 #define ASSAY_ARITHMETIC_MATMUL_KERNELS_H
 

@@ -216,7 +216,8 @@ assay_status assay_matmul_packed(assay_context *ctx, const assay_matmul_args *ar
     const int64_t block_steps = even_block(args->k, BLOCK_STEPS, LINE);
     const int64_t a_size = block_rows * block_steps, b_size = kernels->tile_columns * block_steps;
     void *panels = NULL;
-    assay_status status = assay_alloc(ctx, "matmul panels", parts * (a_size + b_size), (size_t)kernels->number, &panels);
+    assay_status status =
+        assay_alloc(ctx, "matmul panels", parts * (a_size + b_size), (size_t)kernels->number, &panels);
     RETURN_IF(status != ASSAY_OK, status);
 #pragma omp parallel for num_threads(parts) schedule(static)
     for (int part = 0; part < parts; part++) {

@@ -459,6 +459,55 @@ static void test_errors_of_products_are_independent(void **state)
     product_free(&p);
 }
 
+/* Operands become float32 numbers; exact and variance are those of their product. */
+static product float32_product_of(int64_t k, double mean, int transposed)
+{
+    product p = product_of(151, 149, k, mean, transposed, 0);
+    const assay_precision sums = {.name = "sums", .accumulate = F32_UNIT};
+    assay_context ctx = assay_context_default(1);
+    for (int64_t i = 0; i < p.m * k; i++) p.a[i] = (double)(float)p.a[i];
+    for (int64_t i = 0; i < k * p.n; i++) p.b[i] = (double)(float)p.b[i];
+    p.args.c = p.exact;
+    assert_ok(&ctx, assay_matmul(&ctx, &p.args));
+    p.args.c = p.variance;
+    assert_ok(&ctx, assay_gauge_matmul(&ctx, &sums, &p.args, NULL, NULL));
+    p.args.c = p.c;
+    return p;
+}
+
+/* Sums that are added up in float32: rounding to nearest errs by 0.25 to 0.5 of the gauge, whose units are envelopes,
+ * and two thirds are drawn. Members share the first, in part, and must not share the second. */
+static void test_float32_sums(void **state)
+{
+    (void)state;
+    static const int64_t steps[] = {1, 2, 8, 13, 64, 300, 1100};
+    for (size_t s = 0; s < sizeof steps / sizeof *steps; s++) {
+        for (int form = 0; form < 2; form++) {
+            product p = float32_product_of(steps[s], form == 0 ? 0 : 2, form);
+            const int64_t count = p.m * p.n;
+            double squares = 0, variances = 0, *first = NULL, *none = calloc((size_t)count, sizeof *none);
+            assert_non_null(none);
+            for (uint64_t seed = 0; seed < 4; seed++) {
+                const assay_emulation e = {.precision = f32_precision, .multiply = ASSAY_FLOAT32, .seed = seed};
+                assay_context ctx = context_of(&e, 1);
+                assay_fill_nan(p.c, count);
+                assert_ok(&ctx, assay_matmul(&ctx, &p.args));
+                for (int64_t i = 0; i < count; i++) {
+                    p.c[i] -= p.exact[i];
+                    squares += p.c[i] * p.c[i];
+                    variances += p.variance[i];
+                }
+                if (seed > 0) assert_true(correlation(first, p.c, none, count) < 0.5);
+                if (seed == 0) first = memcpy(uniforms(0, 0, 1, count), p.c, (size_t)count * sizeof *p.c);
+            }
+            assert_within(squares / variances, 1.08, 0.17, "spread of float32 sums over their gauge");
+            free(first);
+            free(none);
+            product_free(&p);
+        }
+    }
+}
+
 /* In float64 the error is of the size of the result's own rounding, and must not be lost in it. */
 static void test_spread_of_products_in_float64(void **state)
 {
@@ -585,6 +634,7 @@ int main(void)
         cmocka_unit_test(test_spread_of_products),
         cmocka_unit_test(test_spread_of_products_in_pieces),
         cmocka_unit_test(test_errors_of_products_are_independent),
+        cmocka_unit_test(test_float32_sums),
         cmocka_unit_test(test_spread_of_products_in_float64),
         cmocka_unit_test(test_operands_are_rounded),
         cmocka_unit_test(test_products_do_not_depend_on_threads_or_isa),

@@ -73,6 +73,10 @@ static void errors_of_sums_do_not_depend_on_isa(void **state)
             emulated_loops_scalar.add_sum_error(&error, 5, count, expected, 0.25, columns);
             emulated_loops_for(isas[n])->add_sum_error(&error, 5, count, found, 0.25, columns);
             assert_same_bits(found, expected, COUNT);
+            for (int64_t i = 0; i < COUNT; i++) expected[i] = found[i] = (double)(float)values[i];
+            emulated_loops_scalar.add_float32_error(&error, 5, count, expected, 0.25, columns);
+            emulated_loops_for(isas[n])->add_float32_error(&error, 5, count, found, 0.25, columns);
+            assert_same_bits(found, expected, COUNT);
         }
     }
 }

@@ -1,0 +1,229 @@
+/* The product with chains in float32 against one fmaf() after another, bit for bit; and who is told of what. */
+#include "oracle/arithmetic/matmul_float32.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+
+#include "tests/support/assay_test.h"
+
+typedef struct product {
+    assay_matmul_args args;
+    double *a, *b, *c, *expected, *before;
+    int64_t size; /* of c */
+} product;
+
+static double next_value(uint64_t *state)
+{
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    return (double)(int64_t)(*state >> 11) * 0x1p-52 - 1.0;
+}
+
+static double *numbers(int64_t rows, int64_t columns, int64_t ld, uint64_t seed)
+{
+    double *x = malloc((size_t)(rows * ld) * sizeof *x + 1);
+    assert_non_null(x);
+    for (int64_t i = 0; i < rows * ld; i++) x[i] = i % ld < columns ? next_value(&seed) : NAN;
+    return x;
+}
+
+/* form: bit 0 a transposed, bit 1 b transposed, bit 2 accumulated. No operand is a float32; between rows lies NaN. */
+static product make(int64_t m, int64_t n, int64_t k, int form, int64_t padding)
+{
+    const bool ta = (form & 1) != 0, tb = (form & 2) != 0;
+    const int64_t lda = (ta ? m : k) + padding, ldb = (tb ? k : n) + padding, ldc = n + padding;
+    product p = {.size = m * ldc};
+    p.a = numbers(ta ? k : m, lda - padding, lda, 1);
+    p.b = numbers(tb ? n : k, ldb - padding, ldb, 2);
+    p.before = numbers(m, n, ldc, 3);
+    p.expected = numbers(m, n, ldc, 3);
+    p.c = numbers(m, n, ldc, 3);
+    p.args = (assay_matmul_args){.c = p.c,
+                                 .ldc = ldc,
+                                 .a = p.a,
+                                 .lda = lda,
+                                 .transpose_a = ta,
+                                 .b = p.b,
+                                 .ldb = ldb,
+                                 .transpose_b = tb,
+                                 .m = m,
+                                 .n = n,
+                                 .k = k,
+                                 .accumulate = (form & 4) != 0};
+    return p;
+}
+
+static void release(product *p)
+{
+    free(p->a);
+    free(p->b);
+    free(p->c);
+    free(p->before);
+    free(p->expected);
+}
+
+/* The definition. */
+static void chains_from(const product *p, int64_t start)
+{
+    const assay_matmul_args *x = &p->args;
+    for (int64_t i = 0; i < x->m; i++) {
+        for (int64_t j = 0; j < x->n; j++) {
+            float sum = x->accumulate ? (float)p->before[i * x->ldc + j] : 0;
+            for (int64_t q = 0; q < x->k; q++) {
+                const int64_t at = (q + start) % x->k;
+                const double a = x->transpose_a ? x->a[at * x->lda + i] : x->a[i * x->lda + at];
+                const double b = x->transpose_b ? x->b[j * x->ldb + at] : x->b[at * x->ldb + j];
+                sum = fmaf((float)a, (float)b, sum);
+            }
+            p->expected[i * x->ldc + j] = (double)sum;
+        }
+    }
+}
+
+/* How often each element was told of. */
+typedef struct tally {
+    const product *product;
+    int *told;
+} tally;
+
+static void count_element(const void *self, int64_t row, int64_t rows, int64_t column, int64_t columns)
+{
+    const tally *t = self;
+    const assay_matmul_args *x = &t->product->args;
+    for (int64_t i = row; i < row + rows; i++) {
+        for (int64_t j = column; j < column + columns; j++) {
+            t->told[i * x->n + j]++;
+            if (x->c[i * x->ldc + j] != t->product->expected[i * x->ldc + j]) t->told[i * x->n + j] += 1000;
+        }
+    }
+}
+
+static const assay_isa isas[] = {ASSAY_ISA_SCALAR, ASSAY_ISA_AVX2, ASSAY_ISA_AVX512};
+static const int thread_counts[] = {1, 2, 7};
+
+static void check_form(const product *p, int64_t start, assay_isa isa, int threads)
+{
+    const int64_t elements = p->args.m * p->args.n;
+    assay_context ctx = assay_context_default(threads);
+    tally t = {.product = p, .told = calloc((size_t)elements + 1, sizeof *t.told)};
+    assert_non_null(t.told);
+    ctx.isa = isa;
+    for (int64_t i = 0; i < p->size; i++) p->c[i] = p->args.accumulate ? p->before[i] : NAN;
+    const assay_chains chains = {.start = start, .ended = count_element, .self = &t};
+    assert_ok(&ctx, assay_matmul_float32(&ctx, &p->args, &chains));
+    for (int64_t i = 0; i < p->args.m; i++)
+        assert_same_bits(p->c + i * p->args.ldc, p->expected + i * p->args.ldc, p->args.n);
+    for (int64_t i = 0; i < elements; i++) assert_int_equal(t.told[i], 1);
+    free(t.told);
+}
+
+static void check(int64_t m, int64_t n, int64_t k, int64_t start, int64_t padding)
+{
+    for (int form = 0; form < 8; form++) {
+        product p = make(m, n, k, form, padding);
+        chains_from(&p, start);
+        for (int i = 0; i < 9; i++) {
+            if (assay_isa_supported(isas[i / 3])) check_form(&p, start, isas[i / 3], thread_counts[i % 3]);
+        }
+        release(&p);
+    }
+}
+
+static void test_small_shapes(void **state)
+{
+    (void)state;
+    static const int64_t rows[] = {1, 3, 4, 7, 8, 9}, columns[] = {1, 7, 23, 24, 25, 47, 48, 49},
+                         steps[] = {1, 2, 8, 17};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        for (size_t j = 0; j < sizeof columns / sizeof *columns; j++) {
+            for (size_t s = 0; s < sizeof steps / sizeof *steps; s++) {
+                check(rows[i], columns[j], steps[s], (int64_t)(i + j) % steps[s], (int64_t)(i + s) % 3);
+            }
+        }
+    }
+}
+
+/* Of rows and steps, with work for threads; chains that begin within a block, at its edge and at the last step. */
+static void test_shapes_beyond_a_block(void **state)
+{
+    (void)state;
+    check(521, 51, 29, 0, 1);
+    check(67, 101, 801, 400, 0);
+    check(19, 97, 797, 796, 2);
+    check(19, 97, 768, 384, 0);
+    check(9, 50, 2111, 8, 1);
+}
+
+static void test_nothing_to_do(void **state)
+{
+    (void)state;
+    assay_context ctx = assay_context_default(2);
+    const assay_chains chains = {.start = 0};
+    double c[6], x[4] = {1, 2, 3, 4};
+    assay_fill_nan(c, 6);
+    const assay_matmul_args no_rows = {.c = c, .ldc = 3, .a = x, .lda = 2, .b = x, .ldb = 3, .n = 3, .k = 2};
+    const assay_matmul_args no_columns = {.c = c, .a = x, .lda = 2, .b = x, .m = 2, .k = 2};
+    assert_ok(&ctx, assay_matmul_float32(&ctx, &no_rows, &chains));
+    assert_ok(&ctx, assay_matmul_float32(&ctx, &no_columns, &chains));
+    assert_all_nan(c, 6);
+}
+
+/* Too large for float32, and 0 times infinity. */
+static void test_what_is_not_finite(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        assay_context ctx = assay_context_default(1);
+        const assay_chains chains = {.start = 1};
+        const double a[] = {1e300, 1, 0, 1, 1e30, 1}, b[] = {1, 1e30, INFINITY, 0, 1, 1};
+        double c[3];
+        if (!assay_isa_supported(isas[i])) continue;
+        ctx.isa = isas[i];
+        for (int form = 0; form < 3; form++) {
+            const assay_matmul_args args = {.c = c + form,
+                                            .ldc = 1,
+                                            .a = a + 2 * form,
+                                            .lda = 2,
+                                            .b = b + 2 * form,
+                                            .ldb = 1,
+                                            .m = 1,
+                                            .n = 1,
+                                            .k = 2};
+            assert_ok(&ctx, assay_matmul_float32(&ctx, &args, &chains));
+        }
+        assert_true(c[0] == INFINITY && isnan(c[1]) && c[2] == (double)1e30f);
+    }
+}
+
+static void test_no_memory(void **state)
+{
+    (void)state;
+    product p = make(37, 51, 29, 0, 0);
+    assay_context ctx = assay_context_default(1);
+    const assay_chains chains = {.start = 3};
+    int64_t n = 0;
+    chains_from(&p, 3);
+    for (;; n++) {
+        assay_fail_allocation(n);
+        assay_status status = assay_matmul_float32(&ctx, &p.args, &chains);
+        assay_fail_allocation(-1);
+        if (!assay_allocation_failed()) {
+            assert_int_equal(status, ASSAY_OK);
+            break;
+        }
+        assert_int_equal(status, ASSAY_NO_MEMORY);
+    }
+    assert_true(n > 0 || ctx.isa == ASSAY_ISA_SCALAR);
+    assert_same_bits(p.c, p.expected, p.size);
+    release(&p);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_small_shapes),  cmocka_unit_test(test_shapes_beyond_a_block),
+        cmocka_unit_test(test_nothing_to_do), cmocka_unit_test(test_what_is_not_finite),
+        cmocka_unit_test(test_no_memory),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
