@@ -63,7 +63,7 @@ static void test_stores(void **state)
 static void test_spread(void **state)
 {
     (void)state;
-    enum { MEMBERS = 12 };
+    enum { MEMBERS = 36 };
     static const int variants[] = {0, SHARDED_CASE_LLAMA4, 3, 5, 6}; /* no clamps: scales are wider about those */
     for (int i = 0; i < 5; i++) {
         for (int form = 0; form < (variants[i] == SHARDED_CASE_LLAMA4 ? 3 : 4); form++) {
