@@ -227,45 +227,27 @@ static emulated_sum_error sum_errors_of(const assay_emulation *emulation, const 
     return errors;
 }
 
-/* Errors of a product's sums, ready to be added. */
-typedef struct sum_errors {
-    const emulated_loops *loops;
-    emulated_sum_error errors;
-    uint64_t key;
-    double *c, *of_a, *of_b; /* of_a [m], of_b [n]: the roots of the sums of squares; one block, at of_a */
-    int64_t ldc;
-} sum_errors;
-
-static assay_status start_sum_errors(assay_context *ctx, const assay_matmul_args *args, sum_errors *s)
-{
-    const emulated_operand a = emulated_a(args), b = emulated_b(args);
-    *s = (sum_errors){.loops = emulated_loops_for(ctx->isa),
-                      .errors = sum_errors_of(ctx->emulation, args),
-                      .key = emulated_key(ctx->emulation, EMULATED_PRODUCTS),
-                      .c = args->c,
-                      .ldc = args->ldc};
-    assay_status status = assay_alloc_f64(ctx, "errors of an emulated product", args->m + args->n, &s->of_a);
-    RETURN_IF(status != ASSAY_OK, status);
-    s->of_b = s->of_a + args->m;
-    (args->transpose_a ? column_roots : row_roots)(ctx, &a, s->of_a);
-    (args->transpose_b ? row_roots : column_roots)(ctx, &b, s->of_b);
-    return ASSAY_OK;
-}
-
 assay_status emulated_add_sum_errors(assay_context *ctx, const assay_matmul_args *args)
 {
-    sum_errors errors;
+    assay_status status = ASSAY_OK;
+    double *roots = NULL;
     if (args->k == 0 || ctx->emulation->nearest) return ASSAY_OK;
     if (emulated_accumulator_of(ctx->emulation, args->kind).unit == 0) return ASSAY_OK;
-    assay_status status = start_sum_errors(ctx, args, &errors);
-    RETURN_IF(status != ASSAY_OK, status);
+    const emulated_sum_error errors = sum_errors_of(ctx->emulation, args);
+    const uint64_t key = emulated_key(ctx->emulation, EMULATED_PRODUCTS);
+    const emulated_operand a = emulated_a(args), b = emulated_b(args);
+    const emulated_loops *loops = emulated_loops_for(ctx->isa);
+    TRY(assay_alloc_f64(ctx, "errors of an emulated product", args->m + args->n, &roots));
+    double *of_a = roots, *of_b = roots + args->m;
+    (args->transpose_a ? column_roots : row_roots)(ctx, &a, of_a);
+    (args->transpose_b ? row_roots : column_roots)(ctx, &b, of_b);
 #pragma omp parallel for num_threads(ctx->threads) if (args->m * args->n >= SHARED)
     for (int64_t i = 0; i < args->m; i++) {
-        double *c = args->c + i * args->ldc;
-        errors.loops->add_sum_error(&errors.errors, errors.key, args->n, c, errors.of_a[i], errors.of_b);
+        loops->add_sum_error(&errors, key, args->n, args->c + i * args->ldc, of_a[i], of_b);
     }
-    free(errors.of_a);
-    return ASSAY_OK;
+cleanup:
+    free(roots);
+    return status;
 }
 
 /* Whether the profile's sums of such a product are what chains in float32 make of them. */
@@ -277,30 +259,37 @@ static bool has_float32_sums(const assay_emulation *emulation, const assay_matmu
            !emulated_is_scaled(emulation, args->kind) && accumulator.unit == ASSAY_FLOAT32_RMS;
 }
 
-/* assay_chains.ended */
-static void add_float32_errors(const void *self, int64_t row, int64_t rows, int64_t column, int64_t columns)
+typedef struct float32_errors {
+    const emulated_loops *loops;
+    emulated_sum_error errors;
+    uint32_t key;
+    double *c;
+    int64_t ldc;
+} float32_errors;
+
+static void add_float32_errors(const void *self, const assay_chains_ended *where)
 {
-    const sum_errors *s = self;
-    for (int64_t i = row; i < row + rows; i++) {
-        double *c = s->c + i * s->ldc + column;
-        s->loops->add_float32_error(&s->errors, (uint32_t)s->key, columns, c, s->of_a[i], s->of_b + column);
+    const float32_errors *e = self;
+    for (int64_t i = 0; i < where->rows; i++) {
+        double *c = e->c + (where->row + i) * e->ldc + where->column;
+        e->loops->add_float32_error(&e->errors, e->key, where->columns, c, where->of_rows[i], where->of_columns);
     }
 }
 
 static assay_status float32_matmul(assay_context *ctx, const assay_matmul_args *args)
 {
-    sum_errors errors;
     const uint64_t starts = (uint64_t)((args->k + START_STEPS - 1) / START_STEPS);
     const uint64_t drawn = emulated_hash(emulated_key(ctx->emulation, EMULATED_ORDER) + (uint64_t)args->k);
-    assay_status status = start_sum_errors(ctx, args, &errors);
-    RETURN_IF(status != ASSAY_OK, status);
+    float32_errors errors = {.loops = emulated_loops_for(ctx->isa),
+                             .errors = sum_errors_of(ctx->emulation, args),
+                             .key = (uint32_t)emulated_key(ctx->emulation, EMULATED_PRODUCTS),
+                             .c = args->c,
+                             .ldc = args->ldc};
     errors.errors.whole *= sqrt(SHARE_DRAWN);
     errors.errors.spread *= sqrt(SHARE_DRAWN);
     const assay_chains chains = {
         .start = START_STEPS * (int64_t)(drawn % starts), .ended = add_float32_errors, .self = &errors};
-    status = assay_matmul_float32(ctx, args, &chains);
-    free(errors.of_a);
-    return status;
+    return assay_matmul_float32(ctx, args, &chains);
 }
 
 static assay_status emulated_matmul(assay_context *ctx, const assay_matmul_args *args)

@@ -78,8 +78,8 @@ typedef struct emulated_loops {
     void (*add_sum_error)(const emulated_sum_error *e, uint64_t key, int64_t count, double *c, double of_a,
                           const double *of_b);
     /* The same of a product whose sums are in float32. */
-    void (*add_float32_error)(const emulated_sum_error *e, uint32_t key, int64_t count, double *c, double of_a,
-                              const double *of_b);
+    void (*add_float32_error)(const emulated_sum_error *e, uint32_t key, int64_t count, double *c, float of_a,
+                              const float *of_b);
     double (*sum_of_squares)(int64_t count, const double *values);
     /* squares [count]: plus those of each column of values [rows,count], whose rows are `ld` apart. */
     void (*add_squares)(int64_t rows, int64_t ld, int64_t count, const double *values, double *squares);

@@ -30,12 +30,36 @@ static float chain(const assay_matmul_args *args, int64_t start, int64_t i, int6
     return sum;
 }
 
+static float root_of_squares(const double *x, int64_t step, int64_t start, int64_t k)
+{
+    float sum = 0;
+    for (int64_t q = 0; q < k; q++) {
+        const float value = (float)x[(q < k - start ? q + start : q + start - k) * step];
+        sum = fmaf(value, value, sum);
+    }
+    return sqrtf(sum);
+}
+
+/* Told element by element. */
+static void end_chain(const assay_matmul_args *args, const assay_chains *chains, int64_t i, int64_t j, float of_row)
+{
+    const double *b = args->b + j * (args->transpose_b ? args->ldb : 1);
+    const float of_column = root_of_squares(b, args->transpose_b ? 1 : args->ldb, chains->start, args->k);
+    const assay_chains_ended where = {
+        .row = i, .rows = 1, .column = j, .columns = 1, .of_rows = &of_row, .of_columns = &of_column};
+    chains->ended(chains->self, &where);
+}
+
 static void scalar_matmul(const assay_matmul_args *args, const assay_chains *chains, int threads)
 {
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t i = 0; i < args->m; i++) {
-        for (int64_t j = 0; j < args->n; j++) args->c[i * args->ldc + j] = (double)chain(args, chains->start, i, j);
-        if (chains->ended != NULL) chains->ended(chains->self, i, 1, 0, args->n);
+        const double *a = args->a + i * (args->transpose_a ? 1 : args->lda);
+        const float of_row = root_of_squares(a, args->transpose_a ? args->lda : 1, chains->start, args->k);
+        for (int64_t j = 0; j < args->n; j++) {
+            args->c[i * args->ldc + j] = (double)chain(args, chains->start, i, j);
+            if (chains->ended != NULL) end_chain(args, chains, i, j, of_row);
+        }
     }
 }
 

@@ -6,12 +6,19 @@
 
 #include "oracle/arithmetic/arithmetic.h"
 
+/* A rectangle of C whose chains have ended. */
+typedef struct assay_chains_ended {
+    int64_t row, rows, column, columns;
+    /* Roots of the sums of squares of the rectangle's rows of op(A) [rows] and columns of op(B) [columns]. */
+    const float *of_rows, *of_columns;
+} assay_chains_ended;
+
 /* Where the chains of a product begin, and who is told when they have ended. */
 typedef struct assay_chains {
     int64_t start; /* their first step, 0 to k - 1; after step k - 1 comes step 0 */
-    /* For each rectangle of C once, while the processor's cache still has it, by the thread that made it. NULL: nobody.
-     */
-    void (*ended)(const void *self, int64_t row, int64_t rows, int64_t column, int64_t columns);
+    /* Called for each element of C once, while the processor's cache still has it, by the thread that made it. NULL:
+     * nobody is told. */
+    void (*ended)(const void *self, const assay_chains_ended *where);
     const void *self;
 } assay_chains;
 

@@ -45,6 +45,7 @@ static inline sums sums_fma(sums a, sums b, sums c)
 }
 
 #include "oracle/arithmetic/matmul_kernels.inc"
+#include "oracle/arithmetic/matmul_squares.inc"
 
 const assay_matmul_kernels assay_matmul_kernels_float32_avx2 = {
     .tile_rows = TILE_ROWS,
@@ -53,4 +54,6 @@ const assay_matmul_kernels assay_matmul_kernels_float32_avx2 = {
     .pack_a = pack_a,
     .pack_b = pack_b,
     .tile = tile,
+    .add_squares_a = add_squares_a,
+    .add_squares_b = add_squares_b,
 };

@@ -47,6 +47,7 @@ static inline sums sums_fma(sums a, sums b, sums c)
 }
 
 #include "oracle/arithmetic/matmul_kernels.inc"
+#include "oracle/arithmetic/matmul_squares.inc"
 
 const assay_matmul_kernels assay_matmul_kernels_float32_avx512 = {
     .tile_rows = TILE_ROWS,
@@ -55,4 +56,6 @@ const assay_matmul_kernels assay_matmul_kernels_float32_avx512 = {
     .pack_a = pack_a,
     .pack_b = pack_b,
     .tile = tile,
+    .add_squares_a = add_squares_a,
+    .add_squares_b = add_squares_b,
 };

@@ -22,6 +22,10 @@ typedef struct assay_matmul_kernels {
     /* A whole tile: c = (first ? 0 : c) followed by k steps of the chain. */
     void (*tile)(double *c, int64_t ldc, const void *a_panel, const void *b_panel, int64_t k, bool first);
 
+    /* sums [the panel's width]: plus the squares of each line. In float32 only. */
+    void (*add_squares_a)(float *sums, const void *panel, int64_t k);
+    void (*add_squares_b)(float *sums, const void *panel, int64_t k);
+
     /* Columns [column, column_end) of a product with at most tile_rows rows (k at least 1): B is read once and as it
      * lies in memory. Heeds args->accumulate. In float64 only. */
     void (*stream)(const assay_matmul_args *args, int64_t column, int64_t column_end);

@@ -2,6 +2,7 @@
  * next one is fetched. */
 #include "oracle/arithmetic/matmul_packed.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 #include "oracle/base/memory.h"
@@ -76,6 +77,7 @@ typedef struct packed_work {
     const assay_chains *chains;
     assay_region region;
     char *a_block, *b_panel;
+    float *of_rows, *of_columns; /* of the region: sums of squares, of whole chains their roots; NULL: nobody asks */
 } packed_work;
 
 /* Steps of the chains, [step, step + k), as they lie in the operands: `count` from `first` on, the rest from 0 on. */
@@ -120,6 +122,25 @@ static void pack_b(const packed_work *w, int64_t column, int64_t columns, const 
         char *panel = w->b_panel + s->count * kernels->tile_columns * kernels->number;
         kernels->pack_b(panel, b_at(args, 0, column), args->ldb, !args->transpose_b, columns, s->rest);
     }
+}
+
+/* Of a panel of `lines` lines that was packed with steps up to step_end of the chains. */
+static void take_squares(const packed_work *w, void (*add_squares)(float *sums, const void *panel, int64_t k),
+                         const char *panel, int64_t k, int64_t step_end, float *sums, int64_t lines)
+{
+    add_squares(sums, panel, k);
+    for (int64_t i = 0; step_end == w->args->k && i < lines; i++) sums[i] = sqrtf(sums[i]);
+}
+
+static void end_tile(const packed_work *w, int64_t row, int64_t rows, int64_t column, int64_t columns)
+{
+    const assay_chains_ended where = {.row = row,
+                                      .rows = rows,
+                                      .column = column,
+                                      .columns = columns,
+                                      .of_rows = w->of_rows + (row - w->region.row),
+                                      .of_columns = w->of_columns + (column - w->region.column)};
+    w->chains->ended(w->chains->self, &where);
 }
 
 /* A tile that C's edge cuts: computed whole aside (what the padding gives is dropped). */
@@ -173,6 +194,10 @@ static void multiply_block(const packed_work *w, int64_t row, int64_t rows, int6
         const int64_t columns = least(kernels->tile_columns, column_end - j);
         const int64_t next = j + kernels->tile_columns, next_columns = least(kernels->tile_columns, column_end - next);
         pack_b(w, j, columns, &s);
+        if (w->of_columns != NULL && row == w->region.row) {
+            float *sums = w->of_columns + (j - w->region.column);
+            take_squares(w, kernels->add_squares_b, w->b_panel, k, step + k, sums, kernels->tile_columns);
+        }
         for (int64_t t = 0; t < tiles; t++) {
             const int64_t i = t * kernels->tile_rows, tile_rows = least(kernels->tile_rows, rows - i);
             const char *a_panel = w->a_block + i * k * kernels->number;
@@ -185,7 +210,7 @@ static void multiply_block(const packed_work *w, int64_t row, int64_t rows, int6
             } else {
                 edge_tile(kernels, c, args->ldc, a_panel, w->b_panel, tile_rows, columns, k, first);
             }
-            if (last && w->chains->ended != NULL) w->chains->ended(w->chains->self, row + i, tile_rows, j, columns);
+            if (last && w->of_rows != NULL) end_tile(w, row + i, tile_rows, j, columns);
         }
     }
 }
@@ -200,6 +225,10 @@ static void multiply_region(const packed_work *w, int64_t block_rows, int64_t bl
             for (int64_t i = 0; i < rows; i += w->kernels->tile_rows) {
                 char *panel = w->a_block + i * k * w->kernels->number;
                 pack_a(w, panel, row + i, least(w->kernels->tile_rows, rows - i), &s);
+                if (w->of_rows != NULL) {
+                    float *sums = w->of_rows + (row + i - w->region.row);
+                    take_squares(w, w->kernels->add_squares_a, panel, k, p + k, sums, w->kernels->tile_rows);
+                }
             }
             multiply_block(w, row, rows, p, k);
         }
@@ -215,18 +244,27 @@ assay_status assay_matmul_packed(assay_context *ctx, const assay_matmul_args *ar
     const int64_t block_rows = even_block(rows, BLOCK_ROWS, kernels->tile_rows);
     const int64_t block_steps = even_block(args->k, BLOCK_STEPS, LINE);
     const int64_t a_size = block_rows * block_steps, b_size = kernels->tile_columns * block_steps;
+    const int64_t columns = parts_of(cut.column_tiles, cut.columns) * kernels->tile_columns;
     void *panels = NULL;
-    assay_status status =
-        assay_alloc(ctx, "matmul panels", parts * (a_size + b_size), (size_t)kernels->number, &panels);
-    RETURN_IF(status != ASSAY_OK, status);
+    float *roots = NULL;
+    assay_status status = ASSAY_OK;
+    TRY(assay_alloc(ctx, "matmul panels", parts * (a_size + b_size), (size_t)kernels->number, &panels));
+    if (chains->ended != NULL) {
+        roots = calloc((size_t)(parts * (rows + columns)), sizeof *roots);
+        if (roots == NULL) TRY(assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for a product's sums of squares"));
+    }
 #pragma omp parallel for num_threads(parts) schedule(static)
     for (int part = 0; part < parts; part++) {
         packed_work work = {.args = args, .kernels = kernels, .chains = chains};
         work.region = assay_region_of(args, kernels, &cut, part);
         work.a_block = (char *)panels + part * (a_size + b_size) * kernels->number;
         work.b_panel = work.a_block + a_size * kernels->number;
+        work.of_rows = roots == NULL ? NULL : roots + part * (rows + columns);
+        work.of_columns = roots == NULL ? NULL : work.of_rows + rows;
         multiply_region(&work, block_rows, block_steps);
     }
+cleanup:
     free(panels);
-    return ASSAY_OK;
+    free(roots);
+    return status;
 }

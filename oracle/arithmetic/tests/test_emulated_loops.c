@@ -62,9 +62,11 @@ static void errors_of_sums_do_not_depend_on_isa(void **state)
     static const assay_isa isas[] = {ASSAY_ISA_AVX2, ASSAY_ISA_AVX512};
     const emulated_sum_error error = {.whole = 1e-14, .spread = 1e-15, .mean = 1e-9};
     double values[COUNT], columns[COUNT], expected[COUNT], found[COUNT];
+    float float32_columns[COUNT];
     (void)state;
     fill(values, COUNT);
     for (int64_t i = 0; i < COUNT; i++) columns[i] = fabs(values[COUNT - 1 - i]);
+    for (int64_t i = 0; i < COUNT; i++) float32_columns[i] = (float)columns[i];
     for (size_t n = 0; n < sizeof isas / sizeof *isas; n++) {
         if (!assay_isa_supported(isas[n])) continue;
         for (int64_t count = 0; count < COUNT; count = 3 * count + 1) {
@@ -74,8 +76,8 @@ static void errors_of_sums_do_not_depend_on_isa(void **state)
             emulated_loops_for(isas[n])->add_sum_error(&error, 5, count, found, 0.25, columns);
             assert_same_bits(found, expected, COUNT);
             for (int64_t i = 0; i < COUNT; i++) expected[i] = found[i] = (double)(float)values[i];
-            emulated_loops_scalar.add_float32_error(&error, 5, count, expected, 0.25, columns);
-            emulated_loops_for(isas[n])->add_float32_error(&error, 5, count, found, 0.25, columns);
+            emulated_loops_scalar.add_float32_error(&error, 5, count, expected, 0.25f, float32_columns);
+            emulated_loops_for(isas[n])->add_float32_error(&error, 5, count, found, 0.25f, float32_columns);
             assert_same_bits(found, expected, COUNT);
         }
     }

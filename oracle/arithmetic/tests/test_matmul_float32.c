@@ -80,20 +80,39 @@ static void chains_from(const product *p, int64_t start)
     }
 }
 
-/* How often each element was told of. */
+/* How often each element was told of; 1000 more where what is said of it is wrong. */
 typedef struct tally {
     const product *product;
+    int64_t start;
     int *told;
 } tally;
 
-static void count_element(const void *self, int64_t row, int64_t rows, int64_t column, int64_t columns)
+static bool is_root(float found, const double *x, int64_t step, int64_t start, int64_t k)
 {
-    const tally *t = self;
+    float sum = 0;
+    for (int64_t q = 0; q < k; q++) {
+        const float value = (float)x[(q + start) % k * step];
+        sum = fmaf(value, value, sum);
+    }
+    return found == sqrtf(sum);
+}
+
+static void count_element(const tally *t, int64_t i, int64_t j, float of_row, float of_column)
+{
     const assay_matmul_args *x = &t->product->args;
-    for (int64_t i = row; i < row + rows; i++) {
-        for (int64_t j = column; j < column + columns; j++) {
-            t->told[i * x->n + j]++;
-            if (x->c[i * x->ldc + j] != t->product->expected[i * x->ldc + j]) t->told[i * x->n + j] += 1000;
+    int *told = &t->told[i * x->n + j];
+    const double *a = x->a + (x->transpose_a ? i : i * x->lda), *b = x->b + (x->transpose_b ? j * x->ldb : j);
+    *told += 1;
+    if (x->c[i * x->ldc + j] != t->product->expected[i * x->ldc + j]) *told += 1000;
+    if (!is_root(of_row, a, x->transpose_a ? x->lda : 1, t->start, x->k)) *told += 1000;
+    if (!is_root(of_column, b, x->transpose_b ? 1 : x->ldb, t->start, x->k)) *told += 1000;
+}
+
+static void count_elements(const void *self, const assay_chains_ended *where)
+{
+    for (int64_t i = 0; i < where->rows; i++) {
+        for (int64_t j = 0; j < where->columns; j++) {
+            count_element(self, where->row + i, where->column + j, where->of_rows[i], where->of_columns[j]);
         }
     }
 }
@@ -105,11 +124,11 @@ static void check_form(const product *p, int64_t start, assay_isa isa, int threa
 {
     const int64_t elements = p->args.m * p->args.n;
     assay_context ctx = assay_context_default(threads);
-    tally t = {.product = p, .told = calloc((size_t)elements + 1, sizeof *t.told)};
+    tally t = {.product = p, .start = start, .told = calloc((size_t)elements + 1, sizeof *t.told)};
     assert_non_null(t.told);
     ctx.isa = isa;
     for (int64_t i = 0; i < p->size; i++) p->c[i] = p->args.accumulate ? p->before[i] : NAN;
-    const assay_chains chains = {.start = start, .ended = count_element, .self = &t};
+    const assay_chains chains = {.start = start, .ended = count_elements, .self = &t};
     assert_ok(&ctx, assay_matmul_float32(&ctx, &p->args, &chains));
     for (int64_t i = 0; i < p->args.m; i++)
         assert_same_bits(p->c + i * p->args.ldc, p->expected + i * p->args.ldc, p->args.n);
@@ -200,8 +219,10 @@ static void test_no_memory(void **state)
     (void)state;
     product p = make(37, 51, 29, 0, 0);
     assay_context ctx = assay_context_default(1);
-    const assay_chains chains = {.start = 3};
+    tally t = {.product = &p, .start = 3, .told = calloc((size_t)p.size, sizeof *t.told)};
+    const assay_chains chains = {.start = 3, .ended = count_elements, .self = &t};
     int64_t n = 0;
+    assert_non_null(t.told);
     chains_from(&p, 3);
     for (;; n++) {
         assay_fail_allocation(n);
@@ -215,6 +236,8 @@ static void test_no_memory(void **state)
     }
     assert_true(n > 0 || ctx.isa == ASSAY_ISA_SCALAR);
     assert_same_bits(p.c, p.expected, p.size);
+    assert_int_equal(t.told[0], 1);
+    free(t.told);
     release(&p);
 }
 
