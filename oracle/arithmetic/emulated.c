@@ -270,10 +270,12 @@ typedef struct float32_errors {
 static void add_float32_errors(const void *self, const assay_chains_ended *where)
 {
     const float32_errors *e = self;
-    for (int64_t i = 0; i < where->rows; i++) {
-        double *c = e->c + (where->row + i) * e->ldc + where->column;
-        e->loops->add_float32_error(&e->errors, e->key, where->columns, c, where->of_rows[i], where->of_columns);
-    }
+    const emulated_block block = {.rows = where->rows,
+                                  .columns = where->columns,
+                                  .ld = e->ldc,
+                                  .of_rows = where->of_rows,
+                                  .of_columns = where->of_columns};
+    e->loops->add_float32_errors(&e->errors, e->key, &block, e->c + where->row * e->ldc + where->column);
 }
 
 static assay_status float32_matmul(assay_context *ctx, const assay_matmul_args *args)

@@ -69,6 +69,13 @@ typedef struct emulated_sum_error {
     double whole, spread, mean;
 } emulated_sum_error;
 
+/* A part of a product, whose rows are `ld` apart; the roots of the sums of squares of its rows of A and columns of B.
+ */
+typedef struct emulated_block {
+    int64_t rows, columns, ld;
+    const float *of_rows, *of_columns;
+} emulated_block;
+
 typedef struct emulated_loops {
     /* to[i]: from[i] rounded. They may be the same. */
     void (*round)(const emulated_rounder *r, int64_t count, const double *from, double *to);
@@ -77,9 +84,8 @@ typedef struct emulated_loops {
     /* A row of a product; of_a: the root of its row's sum of squares; of_b [count]: those of the columns. */
     void (*add_sum_error)(const emulated_sum_error *e, uint64_t key, int64_t count, double *c, double of_a,
                           const double *of_b);
-    /* The same of a product whose sums are in float32. */
-    void (*add_float32_error)(const emulated_sum_error *e, uint32_t key, int64_t count, double *c, float of_a,
-                              const float *of_b);
+    /* The same of a part of a product whose sums are in float32. */
+    void (*add_float32_errors)(const emulated_sum_error *e, uint32_t key, const emulated_block *block, double *c);
     double (*sum_of_squares)(int64_t count, const double *values);
     /* squares [count]: plus those of each column of values [rows,count], whose rows are `ld` apart. */
     void (*add_squares)(int64_t rows, int64_t ld, int64_t count, const double *values, double *squares);

@@ -62,7 +62,7 @@ static void errors_of_sums_do_not_depend_on_isa(void **state)
     static const assay_isa isas[] = {ASSAY_ISA_AVX2, ASSAY_ISA_AVX512};
     const emulated_sum_error error = {.whole = 1e-14, .spread = 1e-15, .mean = 1e-9};
     double values[COUNT], columns[COUNT], expected[COUNT], found[COUNT];
-    float float32_columns[COUNT];
+    float float32_columns[COUNT], rows[2] = {0.25f, 3};
     (void)state;
     fill(values, COUNT);
     for (int64_t i = 0; i < COUNT; i++) columns[i] = fabs(values[COUNT - 1 - i]);
@@ -76,8 +76,10 @@ static void errors_of_sums_do_not_depend_on_isa(void **state)
             emulated_loops_for(isas[n])->add_sum_error(&error, 5, count, found, 0.25, columns);
             assert_same_bits(found, expected, COUNT);
             for (int64_t i = 0; i < COUNT; i++) expected[i] = found[i] = (double)(float)values[i];
-            emulated_loops_scalar.add_float32_error(&error, 5, count, expected, 0.25f, float32_columns);
-            emulated_loops_for(isas[n])->add_float32_error(&error, 5, count, found, 0.25f, float32_columns);
+            const emulated_block block = {
+                .rows = 2, .columns = count / 2, .ld = count / 2, .of_rows = rows, .of_columns = float32_columns};
+            emulated_loops_scalar.add_float32_errors(&error, 5, &block, expected);
+            emulated_loops_for(isas[n])->add_float32_errors(&error, 5, &block, found);
             assert_same_bits(found, expected, COUNT);
         }
     }
