@@ -30,6 +30,14 @@ static assay_kept_choice *choice_at(const assay_ensemble *e, const char *path)
     return NULL;
 }
 
+static const assay_kept_given *given_at(const assay_ensemble *e, const char *path)
+{
+    for (int i = 0; i < e->given_count; i++) {
+        if (strcmp(e->given[i].spec->path, path) == 0) return &e->given[i];
+    }
+    return NULL;
+}
+
 static void scale_path(const assay_precision *precision, const char *path, char scale[ASSAY_PATH_SIZE])
 {
     snprintf(scale, ASSAY_PATH_SIZE, "error_scale/%s/%.100s", precision->name, path);
@@ -92,8 +100,30 @@ static assay_status collect(assay_context *ctx, assay_ensemble *e)
             assay_tracked *t = &e->tensors[e->tensor_count++];
             *t = (assay_tracked){.spec = spec, .count = count};
             TRY(assay_alloc_f64(ctx, spec->path, count, &t->golden));
-            if (assay_null_members(e->plan) > 0 && assay_null_is_wanted(e, spec->path)) TRY(alloc_scales(ctx, e->plan->precision_count, t));
+            if (assay_null_members(e->plan) > 0 && assay_null_is_wanted(e, spec->path))
+                TRY(alloc_scales(ctx, e->plan->precision_count, t));
         }
+    }
+cleanup:
+    return status;
+}
+
+/* For the members. */
+static assay_status keep_given(assay_context *ctx, assay_ensemble *e)
+{
+    assay_status status = ASSAY_OK;
+    const assay_tensor_list *list = &e->plan->list;
+    e->given = calloc((size_t)list->count + 1, sizeof *e->given);
+    if (e->given == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of inputs");
+    for (int i = 0; i < list->count; i++) {
+        const assay_tensor_spec *spec = &list->entries[i].spec;
+        const int64_t count = assay_shape_count(&spec->shape);
+        if (!assay_path_is_given(spec->path) || spec->type == ASSAY_INT32 || !e->in->has(e->in->self, spec->path))
+            continue;
+        assay_kept_given *kept = &e->given[e->given_count++];
+        kept->spec = spec;
+        TRY(assay_alloc_f64(ctx, spec->path, count, &kept->values));
+        TRY(e->in->read(ctx, e->in->self, spec->path, 0, count, kept->values));
     }
 cleanup:
     return status;
@@ -107,8 +137,10 @@ static void release(assay_ensemble *e)
         free(e->tensors[i].squares);
     }
     for (int i = 0; i < e->choice_count; i++) free(e->choices[i].experts);
+    for (int i = 0; i < e->given_count; i++) free(e->given[i].values);
     free(e->tensors);
     free(e->choices);
+    free(e->given);
 }
 
 static assay_status beyond_the_end(assay_context *ctx, const char *path)
@@ -186,7 +218,10 @@ static assay_status member_read(assay_context *ctx, void *self, const char *path
                                 double *out)
 {
     const assay_ensemble *e = self;
-    return e->in->read(ctx, e->in->self, path, first, count, out);
+    const assay_kept_given *given = given_at(e, path);
+    if (given == NULL) return e->in->read(ctx, e->in->self, path, first, count, out);
+    memcpy(out, given->values + first, (size_t)count * sizeof *out);
+    return ASSAY_OK;
 }
 
 static assay_status member_read_i32(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
@@ -343,7 +378,8 @@ cleanup:
 
 int assay_null_members(const assay_plan *plan)
 {
-    return needs_ensemble(plan) || plan->operation->flops(plan->c, true) <= LARGE_WORK ? assay_ensemble_members(plan) : 0;
+    return needs_ensemble(plan) || plan->operation->flops(plan->c, true) <= LARGE_WORK ? assay_ensemble_members(plan)
+                                                                                       : 0;
 }
 
 static bool wants_null(const assay_ensemble *e)
@@ -365,8 +401,7 @@ static assay_status evaluate_scales(assay_context *ctx, assay_ensemble *e)
         if (is_propagated(plan, &plan->precisions[p])) continue;
         TRY(clear_squares(ctx, e));
         for (int number = 0; number < members; number++) {
-            const assay_member member = {
-                .precision = &plan->precisions[p], .stream = "ensemble", .number = number};
+            const assay_member member = {.precision = &plan->precisions[p], .stream = "ensemble", .number = number};
             TRY(assay_ensemble_run(ctx, e, &member));
         }
         TRY(write_scales(ctx, e, p, members));
@@ -385,6 +420,7 @@ static assay_status evaluate(assay_context *ctx, assay_ensemble *e)
     TRY(collect(ctx, e));
     TRY(run_golden(ctx, e));
     TRY(check_complete(ctx, e));
+    TRY(keep_given(ctx, e));
     TRY(evaluate_scales(ctx, e));
     if (wants_null(e)) TRY(assay_null_evaluate(ctx, e));
 cleanup:
@@ -411,6 +447,9 @@ int64_t assay_ensemble_memory(const assay_plan *plan)
     if (all_are_propagated(plan) && !null) return 0;
     for (int i = 0; plan->precision_count > 0 && i < plan->spec_count; i++) {
         char folder[64];
+        if (assay_path_is_given(plan->specs[i].path)) {
+            bytes += (double)sizeof(double) * (double)assay_shape_count(&plan->specs[i].shape);
+        }
         snprintf(folder, sizeof folder, "error_scale/%s", plan->precisions[0].name);
         if (!assay_path_in(plan->specs[i].path, folder)) continue;
         bytes += (double)(2 * sizeof(double) + scales) * (double)assay_shape_count(&plan->specs[i].shape);

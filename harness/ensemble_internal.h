@@ -13,7 +13,7 @@ typedef struct assay_null_draws {
     assay_statistics_pass pass[2];
     assay_statistics drawn[2][ASSAY_MEMBERS_OF_SMALL_WORK];
     double low[ASSAY_STATISTICS], high[ASSAY_STATISTICS]; /* of implementations that round less than a member */
-    double scale_squares, scale_count; /* of error scale / deviation, where that counts */
+    double scale_squares, scale_count;                    /* of error scale / deviation, where that counts */
 } assay_null_draws;
 
 /* A tensor whose error scale is wanted. */
@@ -34,6 +34,12 @@ typedef struct assay_kept_choice {
     int32_t *experts;
 } assay_kept_choice;
 
+/* An input, weight or cotangent, which to draw or to read from a file again would cost each member time. */
+typedef struct assay_kept_given {
+    const assay_tensor_spec *spec;
+    double *values;
+} assay_kept_given;
+
 typedef struct assay_ensemble {
     const assay_plan *plan;
     const assay_source *in;
@@ -42,6 +48,8 @@ typedef struct assay_ensemble {
     int tensor_count;
     assay_kept_choice *choices;
     int choice_count;
+    assay_kept_given *given;
+    int given_count;
     const assay_profile *null_profile; /* its null distributions are being drawn; NULL: error scales are */
     int null_precision;                /* its index among the plan's */
 } assay_ensemble;
@@ -55,7 +63,8 @@ typedef struct assay_member {
 } assay_member;
 assay_status assay_ensemble_run(assay_context *ctx, assay_ensemble *e, const assay_member *member);
 
-/* Null distributions of every tensor for which the sink wants one, from members of their own. Error scales are there. */
+/* Null distributions of every tensor for which the sink wants one, from members of their own. Error scales are there.
+ */
 assay_status assay_null_evaluate(assay_context *ctx, assay_ensemble *e);
 assay_status assay_null_write(assay_context *ctx, const assay_ensemble *e, assay_tracked *t, int64_t count,
                               const double *values);
