@@ -14,135 +14,6 @@
 #define SMALL_WORK 1e8
 #define LARGE_WORK 1e10
 
-static assay_tracked *tensor_at(const assay_ensemble *e, const char *path)
-{
-    for (int i = 0; i < e->tensor_count; i++) {
-        if (strcmp(e->tensors[i].spec->path, path) == 0) return &e->tensors[i];
-    }
-    return NULL;
-}
-
-static assay_kept_choice *choice_at(const assay_ensemble *e, const char *path)
-{
-    for (int i = 0; i < e->choice_count; i++) {
-        if (strcmp(e->choices[i].spec->path, path) == 0) return &e->choices[i];
-    }
-    return NULL;
-}
-
-static const assay_kept_given *given_at(const assay_ensemble *e, const char *path)
-{
-    for (int i = 0; i < e->given_count; i++) {
-        if (strcmp(e->given[i].spec->path, path) == 0) return &e->given[i];
-    }
-    return NULL;
-}
-
-static void scale_path(const assay_precision *precision, const char *path, char scale[ASSAY_PATH_SIZE])
-{
-    snprintf(scale, ASSAY_PATH_SIZE, "error_scale/%s/%.100s", precision->name, path);
-}
-
-static bool scale_is_wanted(const assay_ensemble *e, const char *path)
-{
-    bool wanted = false;
-    char scale[ASSAY_PATH_SIZE];
-    for (int p = 0; !wanted && p < e->plan->precision_count; p++) {
-        scale_path(&e->plan->precisions[p], path, scale);
-        wanted = assay_wants(e->out, scale);
-    }
-    return wanted;
-}
-
-static bool is_choice(const assay_tensor_spec *spec)
-{
-    static const char name[] = "/selected_experts";
-    const size_t length = strlen(spec->path), tail = strlen(name);
-    return spec->type == ASSAY_INT32 && assay_path_in(spec->path, "routing") && length > tail &&
-           strcmp(spec->path + length - tail, name) == 0;
-}
-
-static assay_status alloc_scales(assay_context *ctx, int precisions, assay_tracked *t)
-{
-    assay_status status = ASSAY_OK;
-    t->scales_written = calloc((size_t)precisions, sizeof *t->scales_written);
-    t->scales = calloc((size_t)precisions, sizeof *t->scales);
-    if (t->scales_written == NULL || t->scales == NULL) {
-        return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of error scales");
-    }
-    for (int p = 0; p < precisions; p++) {
-        void *memory = NULL;
-        TRY(assay_alloc(ctx, "error scale", t->count, sizeof **t->scales, &memory));
-        t->scales[p] = memory;
-    }
-cleanup:
-    return status;
-}
-
-/* What the golden run is to leave in memory. */
-static assay_status collect(assay_context *ctx, assay_ensemble *e)
-{
-    assay_status status = ASSAY_OK;
-    const assay_tensor_list *list = &e->plan->list;
-    e->tensors = calloc((size_t)list->count + 1, sizeof *e->tensors);
-    e->choices = calloc((size_t)list->count + 1, sizeof *e->choices);
-    if (e->tensors == NULL || e->choices == NULL) {
-        return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of error scales");
-    }
-    for (int i = 0; i < list->count; i++) {
-        const assay_tensor_spec *spec = &list->entries[i].spec;
-        const int64_t count = assay_shape_count(&spec->shape);
-        if (is_choice(spec)) {
-            assay_kept_choice *c = &e->choices[e->choice_count++];
-            *c = (assay_kept_choice){.spec = spec, .count = count};
-            TRY(assay_alloc_i32(ctx, spec->path, count, &c->experts));
-        } else if (assay_has_error_scale(spec) && scale_is_wanted(e, spec->path)) {
-            assay_tracked *t = &e->tensors[e->tensor_count++];
-            *t = (assay_tracked){.spec = spec, .count = count};
-            TRY(assay_alloc_f64(ctx, spec->path, count, &t->golden));
-            if (assay_null_members(e->plan) > 0 && assay_null_is_wanted(e, spec->path))
-                TRY(alloc_scales(ctx, e->plan->precision_count, t));
-        }
-    }
-cleanup:
-    return status;
-}
-
-/* For the members. */
-static assay_status keep_given(assay_context *ctx, assay_ensemble *e)
-{
-    assay_status status = ASSAY_OK;
-    const assay_tensor_list *list = &e->plan->list;
-    e->given = calloc((size_t)list->count + 1, sizeof *e->given);
-    if (e->given == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of inputs");
-    for (int i = 0; i < list->count; i++) {
-        const assay_tensor_spec *spec = &list->entries[i].spec;
-        const int64_t count = assay_shape_count(&spec->shape);
-        if (!assay_path_is_given(spec->path) || spec->type == ASSAY_INT32 || !e->in->has(e->in->self, spec->path))
-            continue;
-        assay_kept_given *kept = &e->given[e->given_count++];
-        kept->spec = spec;
-        TRY(assay_alloc_f64(ctx, spec->path, count, &kept->values));
-        TRY(e->in->read(ctx, e->in->self, spec->path, 0, count, kept->values));
-    }
-cleanup:
-    return status;
-}
-
-static void release(assay_ensemble *e)
-{
-    for (int i = 0; i < e->tensor_count; i++) {
-        assay_null_release(&e->tensors[i], e->plan->precision_count);
-        free(e->tensors[i].golden);
-        free(e->tensors[i].squares);
-    }
-    for (int i = 0; i < e->choice_count; i++) free(e->choices[i].experts);
-    for (int i = 0; i < e->given_count; i++) free(e->given[i].values);
-    free(e->tensors);
-    free(e->choices);
-    free(e->given);
-}
-
 static assay_status beyond_the_end(assay_context *ctx, const char *path)
 {
     return assay_fail(ctx, ASSAY_INTERNAL, "%s has more elements than its shape", path);
@@ -167,7 +38,7 @@ static assay_status keep_scale_at(assay_context *ctx, const assay_ensemble *e, c
         char folder[64];
         snprintf(folder, sizeof folder, "error_scale/%s", e->plan->precisions[p].name);
         if (!assay_path_in(path, folder)) continue;
-        assay_tracked *t = tensor_at(e, path + strlen(folder) + 1);
+        assay_tracked *t = assay_ensemble_tensor(e, path + strlen(folder) + 1);
         return t != NULL && t->scales != NULL ? keep_scale(ctx, t, p, count, values) : ASSAY_OK;
     }
     return ASSAY_OK;
@@ -177,13 +48,14 @@ static assay_status keep_scale_at(assay_context *ctx, const assay_ensemble *e, c
 static bool golden_wants(void *self, const char *path)
 {
     const assay_ensemble *e = self;
-    return tensor_at(e, path) != NULL || choice_at(e, path) != NULL || assay_wants(e->out, path);
+    return assay_ensemble_tensor(e, path) != NULL || assay_ensemble_choice(e, path) != NULL ||
+           assay_wants(e->out, path);
 }
 
 static assay_status golden_write(assay_context *ctx, void *self, const char *path, int64_t count, const double *values)
 {
     const assay_ensemble *e = self;
-    assay_tracked *t = tensor_at(e, path);
+    assay_tracked *t = assay_ensemble_tensor(e, path);
     if (t != NULL) {
         if (count > t->count - t->written) return beyond_the_end(ctx, path);
         memcpy(t->golden + t->written, values, (size_t)count * sizeof *values);
@@ -198,7 +70,7 @@ static assay_status golden_write_i32(assay_context *ctx, void *self, const char 
                                      const int32_t *values)
 {
     const assay_ensemble *e = self;
-    assay_kept_choice *c = choice_at(e, path);
+    assay_kept_choice *c = assay_ensemble_choice(e, path);
     if (c != NULL) {
         if (count > c->count - c->written) return beyond_the_end(ctx, path);
         memcpy(c->experts + c->written, values, (size_t)count * sizeof *values);
@@ -211,14 +83,14 @@ static assay_status golden_write_i32(assay_context *ctx, void *self, const char 
 static bool member_has(void *self, const char *path)
 {
     const assay_ensemble *e = self;
-    return choice_at(e, path) != NULL || e->in->has(e->in->self, path);
+    return assay_ensemble_choice(e, path) != NULL || e->in->has(e->in->self, path);
 }
 
 static assay_status member_read(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
                                 double *out)
 {
     const assay_ensemble *e = self;
-    const assay_kept_given *given = given_at(e, path);
+    const assay_kept_given *given = assay_ensemble_given(e, path);
     if (given == NULL) return e->in->read(ctx, e->in->self, path, first, count, out);
     memcpy(out, given->values + first, (size_t)count * sizeof *out);
     return ASSAY_OK;
@@ -228,7 +100,7 @@ static assay_status member_read_i32(assay_context *ctx, void *self, const char *
                                     int32_t *out)
 {
     const assay_ensemble *e = self;
-    const assay_kept_choice *c = choice_at(e, path);
+    const assay_kept_choice *c = assay_ensemble_choice(e, path);
     if (c == NULL) return e->in->read_i32(ctx, e->in->self, path, first, count, out);
     memcpy(out, c->experts + first, (size_t)count * sizeof *out);
     return ASSAY_OK;
@@ -237,13 +109,13 @@ static assay_status member_read_i32(assay_context *ctx, void *self, const char *
 static bool member_wants(void *self, const char *path)
 {
     const assay_ensemble *e = self;
-    const assay_tracked *t = tensor_at(e, path);
+    const assay_tracked *t = assay_ensemble_tensor(e, path);
     return t != NULL && (e->null_profile == NULL || t->null != NULL);
 }
 
 static assay_status member_write(assay_context *ctx, void *self, const char *path, int64_t count, const double *values)
 {
-    assay_tracked *t = tensor_at(self, path);
+    assay_tracked *t = assay_ensemble_tensor(self, path);
     const assay_ensemble *e = self;
     if (count > t->count - t->written) return beyond_the_end(ctx, path);
     if (e->null_profile != NULL) return assay_null_write(ctx, e, t, count, values);
@@ -310,7 +182,7 @@ static assay_status write_scales(assay_context *ctx, assay_ensemble *e, int p, i
         assay_tracked *t = &e->tensors[i];
         if (members > 0) TRY(assay_ensemble_smooth(ctx, &t->spec->shape, members, t->squares));
         for (int64_t k = 0; k < t->count; k++) t->squares[k] = isfinite(t->golden[k]) ? t->squares[k] : 0;
-        scale_path(&e->plan->precisions[p], t->spec->path, scale);
+        assay_ensemble_scale_path(&e->plan->precisions[p], t->spec->path, scale);
         if (t->scales != NULL) TRY(keep_scale(ctx, t, p, t->count, t->squares));
         TRY(assay_write_result(ctx, e->out, scale, t->count, t->squares));
     }
@@ -417,10 +289,10 @@ cleanup:
 static assay_status evaluate(assay_context *ctx, assay_ensemble *e)
 {
     assay_status status;
-    TRY(collect(ctx, e));
+    TRY(assay_ensemble_collect(ctx, e));
     TRY(run_golden(ctx, e));
     TRY(check_complete(ctx, e));
-    TRY(keep_given(ctx, e));
+    TRY(assay_ensemble_keep_given(ctx, e));
     TRY(evaluate_scales(ctx, e));
     if (wants_null(e)) TRY(assay_null_evaluate(ctx, e));
 cleanup:
@@ -434,7 +306,7 @@ assay_status assay_evaluate(assay_context *ctx, const assay_plan *plan, const as
         return plan->operation->run(ctx, plan->c, in, out, plan->precisions, plan->precision_count);
     }
     assay_status status = evaluate(ctx, &e);
-    release(&e);
+    assay_ensemble_release(&e);
     return status;
 }
 

@@ -54,6 +54,17 @@ typedef struct assay_ensemble {
     int null_precision;                /* its index among the plan's */
 } assay_ensemble;
 
+/* What of a path is kept; NULL: nothing. */
+assay_tracked *assay_ensemble_tensor(const assay_ensemble *e, const char *path);
+assay_kept_choice *assay_ensemble_choice(const assay_ensemble *e, const char *path);
+const assay_kept_given *assay_ensemble_given(const assay_ensemble *e, const char *path);
+void assay_ensemble_scale_path(const assay_precision *precision, const char *path, char scale[ASSAY_PATH_SIZE]);
+
+/* Room for what the golden run is to leave; and what the members read, from e->in. */
+assay_status assay_ensemble_collect(assay_context *ctx, assay_ensemble *e);
+assay_status assay_ensemble_keep_given(assay_context *ctx, assay_ensemble *e);
+void assay_ensemble_release(assay_ensemble *e);
+
 /* One run in the emulated arithmetic; member_write of its results. */
 typedef struct assay_member {
     const assay_precision *precision;
