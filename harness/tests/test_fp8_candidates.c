@@ -140,7 +140,7 @@ static bool has_the_profile(const assay_case *c)
 
 /* A member errs by the root of 2 more than what rounds to nearest. The scale of a single element may have come out
  * small by half of that, since it is from 16 draws and from a model that knows rows and columns. A small tensor may err
- * as one number. */
+ * as one number, which of some hundred is at times twice its deviation. */
 static void check_member(trial *t)
 {
     const assay_profile *profile = assay_profile_by_name(PROFILE);
@@ -149,7 +149,7 @@ static void check_member(trial *t)
     assay_report report = judged(t, &assay_arithmetic_emulated, &e);
     for (int i = 0; i < report.count; i++) {
         const assay_tensor_result *tensor = &report.tensors[i];
-        if (!(tensor->worst_element < 1.25 && tensor->worst_row < 1 && tensor->rms_ratio < 1.5))
+        if (!(tensor->worst_element < 1.25 && tensor->worst_row < 1 && tensor->rms_ratio < 2.5))
             fail_msg("%s, a member: %s: %g, %g, %g", t->c->name, tensor->spec.path, tensor->worst_element,
                      tensor->worst_row, tensor->rms_ratio);
     }
