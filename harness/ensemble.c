@@ -292,7 +292,7 @@ static assay_status evaluate(assay_context *ctx, assay_ensemble *e)
     TRY(assay_ensemble_collect(ctx, e));
     TRY(run_golden(ctx, e));
     TRY(check_complete(ctx, e));
-    TRY(assay_ensemble_keep_given(ctx, e));
+    if (e->tensor_count > 0) TRY(assay_ensemble_keep_given(ctx, e));
     TRY(evaluate_scales(ctx, e));
     if (wants_null(e)) TRY(assay_null_evaluate(ctx, e));
 cleanup:
