@@ -4,6 +4,7 @@
 
 #include "bench/bench.h"
 #include "oracle/arithmetic/arithmetic.h"
+#include "oracle/base/memory.h"
 
 static const struct section {
     const char *name;
@@ -35,6 +36,7 @@ int main(int argc, char **argv)
 {
     assay_context ctx = assay_context_default(1);
     bench_report report = {0};
+    assay_keep_freed_memory(); /* as the program does */
     for (int i = 1; i < argc; i++) {
         if (section_named(argv[i]) == NULL) return usage(argv[i]);
     }

@@ -11,10 +11,15 @@
 /* The logarithm of an RMS of 0. */
 #define LEAST_RMS 0x1p-60
 
-/* Errors below this share of a deviation have no sign: a backend that rounds less than its profile may err to one side. */
+/* Errors below this share of a deviation have no sign: a backend that rounds less than its profile may err to one side.
+ */
 #define LEAST_SIGNED 0x1p-6
 
-enum { PIECE = 512 }; /* elements at a time */
+enum { PIECE = 512, HALF = ASSAY_LANES / 2 }; /* elements at a time; lanes at a time */
+
+/* Read and written at any double. */
+typedef double half_lanes __attribute__((vector_size(HALF * sizeof(double)), aligned(sizeof(double)), may_alias));
+typedef int64_t lane_bits __attribute__((vector_size(HALF * sizeof(double))));
 
 int assay_statistics_count(const assay_shape *shape)
 {
@@ -43,7 +48,8 @@ bool assay_statistic_counts(const assay_shape *shape, int statistic)
 {
     const int last = shape->rank - 1, above_one = axes_above_one(shape);
     if (statistic == ASSAY_STATISTIC_ROW) return last >= 0 && above_one - (shape->dims[last] > 1) > 1;
-    if (statistic == ASSAY_STATISTIC_TILE) return last >= 0 && shape->dims[last] > ASSAY_TILE && axis_is_summed(shape, last);
+    if (statistic == ASSAY_STATISTIC_TILE)
+        return last >= 0 && shape->dims[last] > ASSAY_TILE && axis_is_summed(shape, last);
     if (statistic < ASSAY_STATISTIC_AXIS) return true;
     const int axis = statistic - ASSAY_STATISTIC_AXIS;
     return shape->dims[axis] > 1 && axis_is_summed(shape, axis);
@@ -53,7 +59,7 @@ assay_status assay_statistics_start(assay_context *ctx, const assay_shape *shape
                                     assay_statistics_pass *pass)
 {
     int64_t total = 0;
-    *pass = (assay_statistics_pass){.shape = *shape, .unit = unit, .tiny = tiny};
+    *pass = (assay_statistics_pass){.shape = *shape, .isa = ctx->isa, .unit = unit, .tiny = tiny};
     pass->length = shape->rank == 0 ? 1 : shape->dims[shape->rank - 1];
     for (int axis = 0; axis < shape->rank; axis++) total += axis_is_summed(shape, axis) ? shape->dims[axis] : 0;
     assay_status status = assay_alloc_f64(ctx, "statistics of errors", 2 * total + 1, &pass->memory);
@@ -77,11 +83,7 @@ void assay_statistics_restart(assay_statistics_pass *pass)
         for (int64_t i = 0; i < pass->shape.dims[axis]; i++) pass->squares[axis][i] = pass->counts[axis][i] = 0;
     }
     pass->column = pass->row = 0;
-    for (int lane = 0; lane < ASSAY_LANES; lane++) {
-        pass->row_squares[lane] = pass->row_count[lane] = 0;
-        pass->signed_sum[lane] = pass->products[lane] = pass->weights[lane] = 0;
-        pass->positive[lane] = pass->negative[lane] = 0;
-    }
+    pass->sums = (assay_statistics_sums){0};
     pass->all = pass->count = 0;
     pass->worst_row = 0;
     pass->worst_row_count = 1;
@@ -96,8 +98,8 @@ static double add_lanes(const double lanes[ASSAY_LANES])
 static void end_row(assay_statistics_pass *pass)
 {
     const int last = pass->shape.rank - 1;
-    const double squares = add_lanes(pass->row_squares), count = add_lanes(pass->row_count);
-    for (int lane = 0; lane < ASSAY_LANES; lane++) pass->row_squares[lane] = pass->row_count[lane] = 0;
+    const double squares = add_lanes(pass->sums.row_squares), count = add_lanes(pass->sums.row_count);
+    for (int lane = 0; lane < ASSAY_LANES; lane++) pass->sums.row_squares[lane] = pass->sums.row_count[lane] = 0;
     for (int axis = 0; axis < last; axis++) {
         if (pass->squares[axis] == NULL) continue;
         pass->squares[axis][pass->index[axis]] += squares;
@@ -118,11 +120,12 @@ static void end_row(assay_statistics_pass *pass)
     }
 }
 
-void assay_statistics_weigh(const assay_statistics_pass *pass, int64_t count, const double *golden, const double *scale,
-                            double *inverse)
+static inline __attribute__((always_inline)) void weigh(const assay_statistics_pass *pass, int64_t count,
+                                                        const double *golden, const double *scale, double *inverse)
 {
+    const double unit = pass->unit, tiny = pass->tiny;
     for (int64_t i = 0; i < count; i++) {
-        const double rounding = pass->unit * fabs(golden[i]) + pass->tiny;
+        const double rounding = unit * fabs(golden[i]) + tiny;
         const double deviation = sqrt(scale[i] * scale[i] + rounding * rounding * (1.0 / 3.0));
         const bool counts = (scale[i] > 0) & (deviation > 0) & (deviation <= DBL_MAX);
         inverse[i] = counts ? 1 / deviation : 0;
@@ -134,7 +137,8 @@ typedef struct piece {
     double r[PIECE], size[PIECE], counts[PIECE];
 } piece;
 
-static void measure(int64_t count, const double *golden, const double *candidate, const double *inverse, piece *p)
+static inline __attribute__((always_inline)) void measure(int64_t count, const double *golden, const double *candidate,
+                                                          const double *inverse, piece *p)
 {
     for (int64_t i = 0; i < count; i++) {
         const double r = (candidate[i] - golden[i]) * inverse[i];
@@ -145,46 +149,118 @@ static void measure(int64_t count, const double *golden, const double *candidate
     }
 }
 
-static inline void add_element(assay_statistics_pass *pass, const piece *p, int64_t i, int64_t lane)
+static inline __attribute__((always_inline)) void add_element(assay_statistics_sums *sums, const piece *p, int64_t i,
+                                                              int64_t lane)
 {
     const double r = p->r[i], size = p->size[i];
-    pass->row_squares[lane] += r * r;
-    pass->row_count[lane] += p->counts[i];
-    pass->signed_sum[lane] += r;
-    pass->products[lane] += r * size;
-    pass->weights[lane] += size * size;
-    pass->positive[lane] += r > LEAST_SIGNED ? 1 : 0;
-    pass->negative[lane] += r < -LEAST_SIGNED ? 1 : 0;
+    sums->row_squares[lane] += r * r;
+    sums->row_count[lane] += p->counts[i];
+    sums->errors[lane] += r;
+    sums->products[lane] += r * size;
+    sums->weights[lane] += size * size;
+    sums->positive[lane] += r > LEAST_SIGNED ? 1 : 0;
+    sums->negative[lane] += r < -LEAST_SIGNED ? 1 : 0;
 }
 
-/* Elements of one row. An element's lane is that of its column, so that pieces make no difference. */
-static void add_to_row(assay_statistics_pass *pass, int64_t count, const piece *p)
+/* add_element of whole sets of lanes, half of them at a time: the sums stay in registers. */
+static inline __attribute__((always_inline)) void add_whole(assay_statistics_sums *sums, const piece *p, int64_t first,
+                                                            int64_t end, int64_t lane)
 {
+    const half_lanes one = {1, 1, 1, 1};
+    half_lanes row_squares = *(half_lanes *)(sums->row_squares + lane),
+               row_count = *(half_lanes *)(sums->row_count + lane);
+    half_lanes errors = *(half_lanes *)(sums->errors + lane), products = *(half_lanes *)(sums->products + lane);
+    half_lanes weights = *(half_lanes *)(sums->weights + lane);
+    half_lanes positive = *(half_lanes *)(sums->positive + lane), negative = *(half_lanes *)(sums->negative + lane);
+    for (int64_t i = first + lane; i < end; i += ASSAY_LANES) {
+        const half_lanes r = *(const half_lanes *)(p->r + i), size = *(const half_lanes *)(p->size + i);
+        row_squares += r * r;
+        row_count += *(const half_lanes *)(p->counts + i);
+        errors += r;
+        products += r * size;
+        weights += size * size;
+        positive += (half_lanes)((lane_bits)(r > LEAST_SIGNED) & (lane_bits)one);
+        negative += (half_lanes)((lane_bits)(r < -LEAST_SIGNED) & (lane_bits)one);
+    }
+    *(half_lanes *)(sums->row_squares + lane) = row_squares;
+    *(half_lanes *)(sums->row_count + lane) = row_count;
+    *(half_lanes *)(sums->errors + lane) = errors;
+    *(half_lanes *)(sums->products + lane) = products;
+    *(half_lanes *)(sums->weights + lane) = weights;
+    *(half_lanes *)(sums->positive + lane) = positive;
+    *(half_lanes *)(sums->negative + lane) = negative;
+}
+
+/* At most PIECE elements of one row. An element's lane is that of its column, so that pieces make no difference. */
+static inline __attribute__((always_inline)) void add_to_row(assay_statistics_pass *pass, int64_t count,
+                                                             const double *golden, const double *candidate,
+                                                             const double *inverse)
+{
+    piece p;
     const int64_t to_lane_0 = -pass->column & (ASSAY_LANES - 1), head = to_lane_0 < count ? to_lane_0 : count;
     const int64_t whole = head + (count - head) / ASSAY_LANES * ASSAY_LANES;
+    assay_statistics_sums sums = pass->sums;
+    measure(count, golden, candidate, inverse, &p);
     if (pass->shape.rank > 0 && pass->squares[pass->shape.rank - 1] != NULL) {
         double *squares = pass->squares[pass->shape.rank - 1] + pass->column;
         double *counts = pass->counts[pass->shape.rank - 1] + pass->column;
-        for (int64_t i = 0; i < count; i++) squares[i] += p->r[i] * p->r[i];
-        for (int64_t i = 0; i < count; i++) counts[i] += p->counts[i];
+        for (int64_t i = 0; i < count; i++) squares[i] += p.r[i] * p.r[i];
+        for (int64_t i = 0; i < count; i++) counts[i] += p.counts[i];
     }
-    for (int64_t i = 0; i < head; i++) add_element(pass, p, i, (pass->column + i) & (ASSAY_LANES - 1));
-    for (int64_t i = head; i < whole; i += ASSAY_LANES) {
-        for (int64_t lane = 0; lane < ASSAY_LANES; lane++) add_element(pass, p, i + lane, lane);
-    }
-    for (int64_t i = whole; i < count; i++) add_element(pass, p, i, i - whole);
+    for (int64_t i = 0; i < head; i++) add_element(&sums, &p, i, (pass->column + i) & (ASSAY_LANES - 1));
+    add_whole(&sums, &p, head, whole, 0);
+    add_whole(&sums, &p, head, whole, HALF);
+    for (int64_t i = whole; i < count; i++) add_element(&sums, &p, i, i - whole);
+    pass->sums = sums;
     pass->column += count;
+}
+
+#ifdef __x86_64__
+__attribute__((target("avx2"))) static void weigh_avx2(const assay_statistics_pass *pass, int64_t count,
+                                                       const double *golden, const double *scale, double *inverse)
+{
+    weigh(pass, count, golden, scale, inverse);
+}
+
+__attribute__((target("avx2"))) static void add_to_row_avx2(assay_statistics_pass *pass, int64_t count,
+                                                            const double *golden, const double *candidate,
+                                                            const double *inverse)
+{
+    add_to_row(pass, count, golden, candidate, inverse);
+}
+#endif
+
+void assay_statistics_weigh(const assay_statistics_pass *pass, int64_t count, const double *golden, const double *scale,
+                            double *inverse)
+{
+#ifdef __x86_64__
+    if (pass->isa != ASSAY_ISA_SCALAR) {
+        weigh_avx2(pass, count, golden, scale, inverse);
+        return;
+    }
+#endif
+    weigh(pass, count, golden, scale, inverse);
+}
+
+static void add_piece(assay_statistics_pass *pass, int64_t count, const double *golden, const double *candidate,
+                      const double *inverse)
+{
+#ifdef __x86_64__
+    if (pass->isa != ASSAY_ISA_SCALAR) {
+        add_to_row_avx2(pass, count, golden, candidate, inverse);
+        return;
+    }
+#endif
+    add_to_row(pass, count, golden, candidate, inverse);
 }
 
 void assay_statistics_add(assay_statistics_pass *pass, int64_t count, const double *golden, const double *candidate,
                           const double *inverse)
 {
-    piece p;
     while (count > 0) {
         const int64_t left = pass->length - pass->column, fit = left < PIECE ? left : PIECE;
         const int64_t n = count < fit ? count : fit;
-        measure(n, golden, candidate, inverse, &p);
-        add_to_row(pass, n, &p);
+        add_piece(pass, n, golden, candidate, inverse);
         if (pass->column == pass->length) end_row(pass);
         golden += n, candidate += n, inverse += n;
         count -= n;
@@ -229,13 +305,13 @@ void assay_statistics_finish(const assay_statistics_pass *pass, assay_statistics
     const int last = shape->rank - 1;
     *found = (assay_statistics){0};
     if (!(pass->count > 0)) return;
-    const double rms = sqrt(pass->all / pass->count), weights = add_lanes(pass->weights);
-    const double positive = add_lanes(pass->positive), signs = positive + add_lanes(pass->negative);
+    const double rms = sqrt(pass->all / pass->count), weights = add_lanes(pass->sums.weights);
+    const double positive = add_lanes(pass->sums.positive), signs = positive + add_lanes(pass->sums.negative);
     set_size(found, ASSAY_STATISTIC_SIZE, pass->all, pass->count, 0);
-    found->values[ASSAY_STATISTIC_BIAS] = add_lanes(pass->signed_sum) / pass->count;
+    found->values[ASSAY_STATISTIC_BIAS] = add_lanes(pass->sums.errors) / pass->count;
     found->least_spreads[ASSAY_STATISTIC_BIAS] = rms / sqrt(pass->count);
     if (weights > 0) {
-        found->values[ASSAY_STATISTIC_SLOPE] = add_lanes(pass->products) / weights;
+        found->values[ASSAY_STATISTIC_SLOPE] = add_lanes(pass->sums.products) / weights;
         found->least_spreads[ASSAY_STATISTIC_SLOPE] = rms / sqrt(weights);
     }
     found->values[ASSAY_STATISTIC_SIGN] = (positive - 0.5 * signs) / pass->count;

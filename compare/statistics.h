@@ -12,13 +12,19 @@ typedef enum assay_statistic {
     ASSAY_STATISTIC_SIZE,  /* RMS of r */
     ASSAY_STATISTIC_BIAS,  /* mean of r */
     ASSAY_STATISTIC_SLOPE, /* of candidate on golden, weighted by 1 / deviation^2, minus 1 */
-    ASSAY_STATISTIC_SIGN,  /* half of positive errors less negative ones, over all; those below 2^-6 deviations have none */
-    ASSAY_STATISTIC_ROW,   /* RMS of r over all indices of the last axis, in the row with the largest */
-    ASSAY_STATISTIC_TILE,  /* over 128 indices of the last axis and all of the others, in the tile with the largest */
-    ASSAY_STATISTIC_AXIS   /* and one for each axis: over one of its indices, the one with the largest */
+    ASSAY_STATISTIC_SIGN, /* half of positive errors less negative ones, over all; those below 2^-6 deviations have none
+                           */
+    ASSAY_STATISTIC_ROW,  /* RMS of r over all indices of the last axis, in the row with the largest */
+    ASSAY_STATISTIC_TILE, /* over 128 indices of the last axis and all of the others, in the tile with the largest */
+    ASSAY_STATISTIC_AXIS  /* and one for each axis: over one of its indices, the one with the largest */
 } assay_statistic;
 
-enum { ASSAY_LANES = 8, ASSAY_TILE = 128, ASSAY_LONGEST_AXIS = 1 << 20, ASSAY_STATISTICS = ASSAY_STATISTIC_AXIS + ASSAY_MAX_RANK };
+enum {
+    ASSAY_LANES = 8,
+    ASSAY_TILE = 128,
+    ASSAY_LONGEST_AXIS = 1 << 20,
+    ASSAY_STATISTICS = ASSAY_STATISTIC_AXIS + ASSAY_MAX_RANK
+};
 
 /* How many a tensor of this rank has. */
 int assay_statistics_count(const assay_shape *shape);
@@ -39,16 +45,22 @@ typedef struct assay_statistics {
     double least_spreads[ASSAY_STATISTICS];
 } assay_statistics;
 
+/* What the elements of a pass add up to, in lanes: by the last axis' index modulo 8. */
+typedef struct assay_statistics_sums {
+    double row_squares[ASSAY_LANES], row_count[ASSAY_LANES];
+    double errors[ASSAY_LANES], products[ASSAY_LANES], weights[ASSAY_LANES];
+    double positive[ASSAY_LANES], negative[ASSAY_LANES];
+} assay_statistics_sums;
+
 /* One pass. The elements come in order, in pieces of any size; the result does not depend on the sizes. */
 typedef struct assay_statistics_pass {
     assay_shape shape;
+    assay_isa isa;
     double unit, tiny; /* rounding of a result: unit * |golden| + tiny */
     int64_t length;    /* of a row */
     int64_t column, row, index[ASSAY_MAX_RANK];
     double *squares[ASSAY_MAX_RANK], *counts[ASSAY_MAX_RANK]; /* of each index of an axis: sum of r^2, elements; NULL */
-    double row_squares[ASSAY_LANES], row_count[ASSAY_LANES]; /* a sum is in lanes: by the last axis' index modulo 8 */
-    double signed_sum[ASSAY_LANES], products[ASSAY_LANES], weights[ASSAY_LANES];
-    double positive[ASSAY_LANES], negative[ASSAY_LANES];
+    assay_statistics_sums sums;
     double all, count, worst_row, worst_row_count;
     int64_t worst_row_index;
     double *memory;

@@ -13,8 +13,8 @@
  * work, else 8, and none for an exact case: its scales are 0. So is that of a golden value that is not finite. */
 assay_status assay_evaluate(assay_context *ctx, const assay_plan *plan, const assay_source *in, const assay_sink *out);
 
-/* Members from which the null distributions of a plan's case come, beside the error scales' own; 0: it has none. */
-int assay_null_members(const assay_plan *plan);
+/* Whether goldens of a plan's case have null distributions. */
+bool assay_ensemble_has_null(const assay_plan *plan);
 
 /* How many runs the plan's ensemble has. */
 int assay_ensemble_members(const assay_plan *plan);

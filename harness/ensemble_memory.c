@@ -55,24 +55,41 @@ static bool is_choice(const assay_tensor_spec *spec)
            strcmp(spec->path + length - tail, name) == 0;
 }
 
-static assay_status alloc_scales(assay_context *ctx, int precisions, assay_tracked *t)
+assay_status assay_ensemble_alloc_scale(assay_context *ctx, assay_tracked *t, int precision)
+{
+    void *memory = NULL;
+    assay_status status = assay_alloc(ctx, "error scale", t->count, sizeof **t->scales, &memory);
+    t->scales[precision] = memory;
+    return status;
+}
+
+/* What a null distribution needs: the error scales that are propagated come with the golden run. */
+static assay_status alloc_null(assay_context *ctx, const assay_plan *plan, assay_tracked *t)
 {
     assay_status status = ASSAY_OK;
-    t->scales_written = calloc((size_t)precisions, sizeof *t->scales_written);
-    t->scales = calloc((size_t)precisions, sizeof *t->scales);
-    if (t->scales_written == NULL || t->scales == NULL) {
-        return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of error scales");
+    t->null = calloc(1, sizeof *t->null);
+    t->scales_written = calloc((size_t)plan->precision_count, sizeof *t->scales_written);
+    t->scales = calloc((size_t)plan->precision_count, sizeof *t->scales);
+    if (t->null == NULL || t->scales_written == NULL || t->scales == NULL) {
+        return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for null distributions");
     }
-    for (int p = 0; p < precisions; p++) {
-        void *memory = NULL;
-        TRY(assay_alloc(ctx, "error scale", t->count, sizeof **t->scales, &memory));
-        t->scales[p] = memory;
+    for (int p = 0; p < plan->precision_count; p++) {
+        if (assay_ensemble_is_propagated(plan, &plan->precisions[p])) TRY(assay_ensemble_alloc_scale(ctx, t, p));
     }
 cleanup:
     return status;
 }
 
-assay_status assay_ensemble_collect(assay_context *ctx, assay_ensemble *e)
+static assay_status alloc_errors(assay_context *ctx, const assay_plan *plan, assay_tracked *t)
+{
+    void *memory = NULL;
+    const size_t members = (size_t)assay_ensemble_members(plan);
+    assay_status status = assay_alloc(ctx, "errors of an ensemble", t->count, members * sizeof *t->errors, &memory);
+    t->errors = memory;
+    return status;
+}
+
+assay_status assay_ensemble_collect(assay_context *ctx, assay_ensemble *e, bool null)
 {
     assay_status status = ASSAY_OK;
     const assay_tensor_list *list = &e->plan->list;
@@ -92,8 +109,8 @@ assay_status assay_ensemble_collect(assay_context *ctx, assay_ensemble *e)
             assay_tracked *t = &e->tensors[e->tensor_count++];
             *t = (assay_tracked){.spec = spec, .count = count};
             TRY(assay_alloc_f64(ctx, spec->path, count, &t->golden));
-            if (assay_null_members(e->plan) > 0 && assay_null_is_wanted(e, spec->path))
-                TRY(alloc_scales(ctx, e->plan->precision_count, t));
+            if (null && assay_null_is_wanted(e, spec->path)) TRY(alloc_null(ctx, e->plan, t));
+            TRY(alloc_errors(ctx, e->plan, t));
         }
     }
 cleanup:
@@ -120,12 +137,20 @@ cleanup:
     return status;
 }
 
+static void release_tensor(assay_tracked *t, int precisions)
+{
+    for (int p = 0; t->scales != NULL && p < precisions; p++) free(t->scales[p]);
+    free(t->scales);
+    free(t->scales_written);
+    free(t->null);
+    free(t->errors);
+    free(t->golden);
+}
+
 void assay_ensemble_release(assay_ensemble *e)
 {
     for (int i = 0; i < e->tensor_count; i++) {
-        assay_null_release(&e->tensors[i], e->plan->precision_count);
-        free(e->tensors[i].golden);
-        free(e->tensors[i].squares);
+        release_tensor(&e->tensors[i], e->plan->precision_count);
     }
     for (int i = 0; i < e->choice_count; i++) free(e->choices[i].experts);
     for (int i = 0; i < e->given_count; i++) free(e->given[i].values);

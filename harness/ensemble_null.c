@@ -1,5 +1,4 @@
-/* Null distributions: what the statistics of a tensor come to in correct implementations. The members are others than
- * those of the error scales: against its own scales a member would look smaller than it is. */
+/* Null distributions: what the statistics of a tensor come to in correct implementations. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,75 +26,67 @@ bool assay_null_is_wanted(const assay_ensemble *e, const char *path)
     return wanted;
 }
 
-/* Rounding to float64 makes no other form of a result. */
-static int forms_of(const assay_ensemble *e)
+/* The profile of a precision, and what results are rounded to. Rounding to float64 makes no other form of a result. */
+typedef struct forms {
+    const assay_profile *profile;
+    int count;
+} forms;
+
+static forms forms_of(const assay_ensemble *e, int p)
 {
-    return e->null_profile->storage == ASSAY_FLOAT64 ? 1 : 2;
+    const assay_profile *profile = assay_plan_profile(e->plan, e->plan->precisions[p].name);
+    return (forms){.profile = profile, .count = profile->storage == ASSAY_FLOAT64 ? 1 : 2};
 }
 
-/* Results of a member, or any others: both forms into their passes. */
-static void add_results(const assay_ensemble *e, const assay_tracked *t, int64_t first, int64_t count,
-                        const double *values)
-{
-    double scale[PIECE], inverse[PIECE], stored[PIECE];
-    const float *scales = t->scales[e->null_precision];
-    for (int64_t i = 0; i < count; i += PIECE) {
-        const int64_t n = count - i < PIECE ? count - i : PIECE;
-        const double *golden = t->golden + first + i;
-        for (int64_t k = 0; k < n; k++) scale[k] = scales[first + i + k];
-        assay_statistics_weigh(&t->null->pass[AS_THEY_ARE], n, golden, scale, inverse);
-        assay_statistics_add(&t->null->pass[AS_THEY_ARE], n, golden, values + i, inverse);
-        if (forms_of(e) == 1) continue;
-        assay_dtype_round_many(e->null_profile->storage, n, values + i, stored);
-        assay_statistics_add(&t->null->pass[STORED], n, golden, stored, inverse);
-    }
-}
+/* Of one run's results, one for each form. */
+typedef struct passes {
+    assay_statistics_pass form[2];
+} passes;
 
-assay_status assay_null_write(assay_context *ctx, const assay_ensemble *e, assay_tracked *t, int64_t count,
-                              const double *values)
-{
-    (void)ctx;
-    add_results(e, t, t->written, count, values);
-    t->written += count;
-    return ASSAY_OK;
-}
-
-void assay_null_release(assay_tracked *t, int precisions)
-{
-    for (int p = 0; t->scales != NULL && p < precisions; p++) free(t->scales[p]);
-    free(t->scales);
-    free(t->scales_written);
-    for (int form = 0; t->null != NULL && form < 2; form++) assay_statistics_free(&t->null->pass[form]);
-    free(t->null);
-}
-
-static assay_status start(assay_context *ctx, const assay_ensemble *e, assay_tracked *t)
+static assay_status start(assay_context *ctx, const assay_tracked *t, const forms *f, passes *pass)
 {
     assay_status status = ASSAY_OK;
-    const assay_dtype storage = e->null_profile->storage;
+    const assay_dtype storage = f->profile->storage;
     const double unit = assay_dtype_unit_roundoff(storage), tiny = 0.5 * assay_dtype_least_subnormal(storage);
-    if (t->null == NULL) t->null = calloc(1, sizeof *t->null);
-    if (t->null == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for null distributions");
-    for (int form = 0; form < 2; form++) {
-        assay_statistics_free(&t->null->pass[form]);
-        TRY(assay_statistics_start(ctx, &t->spec->shape, unit, tiny, &t->null->pass[form]));
+    for (int form = 0; form < f->count; form++) {
+        TRY(assay_statistics_start(ctx, &t->spec->shape, unit, tiny, &pass->form[form]));
     }
 cleanup:
     return status;
 }
 
-static void finish_pass(assay_null_draws *null, int form, assay_statistics *found)
+static void end(passes *pass)
 {
-    assay_statistics_finish(&null->pass[form], found);
-    assay_statistics_restart(&null->pass[form]);
+    for (int form = 0; form < 2; form++) assay_statistics_free(&pass->form[form]);
 }
 
-/* Implementations that err less than the members, and in a way of their own, are correct too: [low, high] takes them in. */
-static void take_in(const assay_ensemble *e, assay_null_draws *null)
+/* `errors`: of a member, NULL: none. `held`: the error scales without that member, NULL: as they are. */
+static void add_results(const assay_tracked *t, const forms *f, int p, const float *errors, const assay_held_out *held,
+                        int member, passes *pass)
 {
-    for (int form = 0; form < forms_of(e); form++) {
+    double scale[PIECE], inverse[PIECE], values[PIECE], stored[PIECE];
+    for (int64_t first = 0; first < t->count; first += PIECE) {
+        const int64_t n = t->count - first < PIECE ? t->count - first : PIECE;
+        const double *golden = t->golden + first;
+        const float *whole = t->scales[p] + first;
+        if (held != NULL) assay_held_out_scales(held, member, first, n, scale);
+        for (int64_t k = 0; k < n; k++) scale[k] = held != NULL && whole[k] > 0 ? scale[k] : whole[k];
+        for (int64_t k = 0; k < n; k++) values[k] = golden[k] + (errors != NULL ? errors[first + k] : 0);
+        assay_statistics_weigh(&pass->form[AS_THEY_ARE], n, golden, scale, inverse);
+        assay_statistics_add(&pass->form[AS_THEY_ARE], n, golden, values, inverse);
+        if (f->count == 1) continue;
+        assay_dtype_round_many(f->profile->storage, n, values, stored);
+        assay_statistics_add(&pass->form[STORED], n, golden, stored, inverse);
+    }
+}
+
+/* Implementations that err less than the members, and in a way of their own, are correct too: [low, high] takes them
+ * in. */
+static void take_in(const forms *f, const passes *pass, assay_null_draws *null)
+{
+    for (int form = 0; form < f->count; form++) {
         assay_statistics found;
-        finish_pass(null, form, &found);
+        assay_statistics_finish(&pass->form[form], &found);
         for (int s = 0; s < ASSAY_STATISTICS; s++) {
             null->low[s] = fmin(null->low[s], found.values[s]);
             null->high[s] = fmax(null->high[s], found.values[s]);
@@ -103,15 +94,15 @@ static void take_in(const assay_ensemble *e, assay_null_draws *null)
     }
 }
 
-static void add_scales(const assay_ensemble *e, assay_tracked *t)
+static void add_scales(const assay_tracked *t, int p, const assay_statistics_pass *pass)
 {
     double scale[PIECE], inverse[PIECE];
     assay_null_draws *null = t->null;
     null->scale_squares = null->scale_count = 0;
     for (int64_t first = 0; first < t->count; first += PIECE) {
         const int64_t n = t->count - first < PIECE ? t->count - first : PIECE;
-        for (int64_t k = 0; k < n; k++) scale[k] = t->scales[e->null_precision][first + k];
-        assay_statistics_weigh(&null->pass[AS_THEY_ARE], n, t->golden + first, scale, inverse);
+        for (int64_t k = 0; k < n; k++) scale[k] = t->scales[p][first + k];
+        assay_statistics_weigh(pass, n, t->golden + first, scale, inverse);
         for (int64_t k = 0; k < n; k++) {
             const double share = inverse[k] > 0 ? scale[k] * inverse[k] : 0;
             null->scale_squares += share * share;
@@ -121,28 +112,37 @@ static void add_scales(const assay_ensemble *e, assay_tracked *t)
 }
 
 /* No error: the golden values, and those rounded. And an error of one deviation, which the error scale allows. */
-static void start_range(const assay_ensemble *e, assay_tracked *t)
+static assay_status start_range(assay_context *ctx, const assay_tracked *t, const forms *f, int p)
 {
+    passes pass = {0};
+    assay_status status;
     for (int s = 0; s < ASSAY_STATISTICS; s++) t->null->low[s] = t->null->high[s] = 0;
-    add_scales(e, t);
-    add_results(e, t, 0, t->count, t->golden);
-    take_in(e, t->null);
+    TRY(start(ctx, t, f, &pass));
+    add_scales(t, p, &pass.form[AS_THEY_ARE]);
+    add_results(t, f, p, NULL, NULL, 0, &pass);
+    take_in(f, &pass, t->null);
+cleanup:
+    end(&pass);
+    return status;
 }
 
-static assay_status draw(assay_context *ctx, assay_ensemble *e, const assay_precision *precision, int number,
-                         bool nearest)
+assay_status assay_null_draw(assay_context *ctx, const assay_ensemble *e, const assay_tracked *t, int p, int members,
+                             const assay_held_out *held)
 {
-    const assay_member member = {.precision = precision, .stream = "null", .number = number, .nearest = nearest};
-    assay_status status = assay_ensemble_run(ctx, e, &member);
-    for (int i = 0; status == ASSAY_OK && i < e->tensor_count; i++) {
-        assay_null_draws *null = e->tensors[i].null;
-        if (null == NULL) continue;
-        if (nearest) {
-            take_in(e, null);
-        } else {
-            for (int form = 0; form < forms_of(e); form++) finish_pass(null, form, &null->drawn[form][number]);
+    assay_status status;
+    passes pass[ASSAY_MEMBERS_OF_SMALL_WORK] = {0};
+    const forms f = forms_of(e, p);
+    TRY(start_range(ctx, t, &f, p));
+    for (int m = 0; m < members; m++) TRY(start(ctx, t, &f, &pass[m]));
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int m = 0; m < members; m++) {
+        add_results(t, &f, p, t->errors + m * t->count, held, m, &pass[m]);
+        for (int form = 0; form < f.count; form++) {
+            assay_statistics_finish(&pass[m].form[form], &t->null->drawn[form][m]);
         }
     }
+cleanup:
+    for (int m = 0; m < members; m++) end(&pass[m]);
     return status;
 }
 
@@ -176,11 +176,12 @@ static double understated(const assay_tracked *t, int members)
 }
 
 /* One row of the null distribution. */
-static void summarise(const assay_ensemble *e, const assay_tracked *t, int members, int statistic, double row[ASSAY_NULL_COLUMNS])
+static void summarise(const assay_tracked *t, const forms *f, int members, int statistic,
+                      double row[ASSAY_NULL_COLUMNS])
 {
     const assay_null_draws *null = t->null;
     double low = null->low[statistic], high = null->high[statistic], spread = 0;
-    for (int form = 0; form < forms_of(e); form++) {
+    for (int form = 0; form < f->count; form++) {
         double mean, own;
         moments(null->drawn[form], members, statistic, &mean, &own);
         low = fmin(low, mean);
@@ -195,47 +196,21 @@ static void summarise(const assay_ensemble *e, const assay_tracked *t, int membe
     row[ASSAY_NULL_MEMBERS] = used ? members : 0;
 }
 
-static assay_status write_null(assay_context *ctx, const assay_ensemble *e, const assay_tracked *t, int members)
+assay_status assay_null_finish(assay_context *ctx, const assay_ensemble *e, const assay_tracked *t, int p, int members)
 {
+    assay_status status;
+    passes pass = {0};
     char path[ASSAY_PATH_SIZE];
     double rows[ASSAY_STATISTICS * ASSAY_NULL_COLUMNS];
+    const forms f = forms_of(e, p);
     const int count = assay_statistics_count(&t->spec->shape);
-    for (int s = 0; s < count; s++) summarise(e, t, members, s, rows + s * ASSAY_NULL_COLUMNS);
-    null_path(&e->null_profile->precision, t->spec->path, path);
-    return assay_write_result(ctx, e->out, path, count * ASSAY_NULL_COLUMNS, rows);
-}
-
-static assay_status evaluate_precision(assay_context *ctx, assay_ensemble *e, int p)
-{
-    assay_status status = ASSAY_OK;
-    const assay_precision *precision = &e->plan->precisions[p];
-    const int members = assay_null_members(e->plan);
-    for (int i = 0; i < e->tensor_count; i++) {
-        assay_tracked *t = &e->tensors[i];
-        if (t->scales == NULL) continue;
-        if (t->scales_written[p] != t->count) {
-            return assay_fail(ctx, ASSAY_INTERNAL, "%s has no error scales for its null distribution", t->spec->path);
-        }
-        TRY(start(ctx, e, t));
-        start_range(e, t);
-    }
-    TRY(draw(ctx, e, precision, members, true));
-    for (int number = 0; number < members; number++) TRY(draw(ctx, e, precision, number, false));
-    for (int i = 0; i < e->tensor_count; i++) {
-        if (e->tensors[i].null != NULL) TRY(write_null(ctx, e, &e->tensors[i], members));
-    }
+    TRY(start(ctx, t, &f, &pass));
+    add_results(t, &f, p, t->errors, NULL, 0, &pass);
+    take_in(&f, &pass, t->null);
+    for (int s = 0; s < count; s++) summarise(t, &f, members, s, rows + s * ASSAY_NULL_COLUMNS);
+    null_path(&f.profile->precision, t->spec->path, path);
+    TRY(assay_write_result(ctx, e->out, path, count * ASSAY_NULL_COLUMNS, rows));
 cleanup:
-    return status;
-}
-
-assay_status assay_null_evaluate(assay_context *ctx, assay_ensemble *e)
-{
-    assay_status status = ASSAY_OK;
-    for (int p = 0; p < e->plan->precision_count; p++) {
-        e->null_precision = p;
-        e->null_profile = assay_plan_profile(e->plan, e->plan->precisions[p].name);
-        TRY(evaluate_precision(ctx, e, p));
-    }
-cleanup:
+    end(&pass);
     return status;
 }

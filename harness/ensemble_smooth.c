@@ -2,26 +2,18 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "harness/ensemble.h"
+#include "harness/ensemble_internal.h"
 #include "oracle/arithmetic/elementary.h"
 #include "oracle/base/memory.h"
 
 enum {
-    VIEWS = ASSAY_MAX_RANK + 1,
     CHUNK = 512,      /* elements or columns that a thread takes at a time */
     SHARED = 1 << 14, /* elements from which on threads pay */
     ENOUGH = 64,      /* squares in a mean that can stand alone: known to 18 % */
     LANES = 8,        /* sums side by side, which need not wait for each other */
 };
 
-/* The tensor as `blocks` matrices, of which each has the model of_row times of_column. The columns of every view are
- * whole rows of the last axis. */
-typedef struct view {
-    int64_t blocks, rows, columns;
-    double *of_row;     /* [blocks,rows] */
-    double *of_column;  /* [blocks,columns], about 1 on average */
-    double *per_column; /* 1 / of_column, 0 where that is 0 */
-} view;
+typedef assay_error_view view;
 
 static int64_t product_of(const assay_shape *shape, int first, int end)
 {
@@ -48,21 +40,20 @@ static int views_of(const assay_shape *shape, view *views)
     return count;
 }
 
-/* A mean of fewer squares than ENOUGH is drawn towards `towards`; 0 stays. */
-static double steadied(double mean, double towards, int64_t squares)
+double assay_steadied(double mean, double towards, int64_t squares)
 {
     const double own = squares >= ENOUGH ? 1 : (double)squares / ENOUGH;
     return mean > 0 ? own * mean + (1 - own) * towards : 0;
 }
 
-static void steady(double *means, int64_t count, int64_t squares)
+void assay_steady(double *means, int64_t count, int64_t squares)
 {
     double sum = 0, positive = 0;
     for (int64_t i = 0; i < count; i++) {
         sum += means[i];
         positive += means[i] > 0;
     }
-    for (int64_t i = 0; i < count; i++) means[i] = steadied(means[i], sum / fmax(positive, 1), squares);
+    for (int64_t i = 0; i < count; i++) means[i] = assay_steadied(means[i], sum / fmax(positive, 1), squares);
 }
 
 static double sum_of(int64_t count, const double *x)
@@ -95,8 +86,7 @@ static double mean_of_row(int64_t count, const double *values, const double *per
     return sum / fmax(counted, 1);
 }
 
-/* 1 / x, but finite, and 0 for 0. */
-static double per(double x)
+double assay_per(double x)
 {
     return x > 0 ? fmin(1 / x, DBL_MAX) : 0;
 }
@@ -109,7 +99,7 @@ static void fit_rows(const assay_context *ctx, const view *v, int members, const
         v->of_row[row] = mean_of_row(v->columns, values + row * v->columns, v->per_column + row / v->rows * v->columns);
     }
     for (int64_t block = 0; block < v->blocks; block++) {
-        steady(v->of_row + block * v->rows, v->rows, v->columns * members);
+        assay_steady(v->of_row + block * v->rows, v->rows, v->columns * members);
     }
 }
 
@@ -124,14 +114,15 @@ static void fit_columns(const assay_context *ctx, const view *v, int members, co
         double counts[CHUNK] = {0}, *means = v->of_column + block * v->columns + first;
         for (int64_t i = 0; i < count; i++) means[i] = 0;
         for (int64_t row = block * v->rows; row < (block + 1) * v->rows; row++) {
-            const double *from = values + row * v->columns + first, per_row = per(v->of_row[row]);
+            const double *from = values + row * v->columns + first, per_row = assay_per(v->of_row[row]);
             if (per_row == 0) continue;
             for (int64_t i = 0; i < count; i++) {
                 means[i] += isfinite(from[i]) ? from[i] * per_row : 0;
                 counts[i] += isfinite(from[i]) ? 1 : 0;
             }
         }
-        for (int64_t i = 0; i < count; i++) means[i] = steadied(means[i] / fmax(counts[i], 1), 1, v->rows * members);
+        for (int64_t i = 0; i < count; i++)
+            means[i] = assay_steadied(means[i] / fmax(counts[i], 1), 1, v->rows * members);
     }
 }
 
@@ -142,7 +133,7 @@ static void fit(const assay_context *ctx, const view *v, int members, const doub
     const int64_t columns = v->blocks * v->columns;
     for (int64_t i = 0; i < columns; i++) v->of_column[i] = 1;
     for (int round = 0; round < 2; round++) {
-        for (int64_t i = 0; i < columns; i++) v->per_column[i] = per(v->of_column[i]);
+        for (int64_t i = 0; i < columns; i++) v->per_column[i] = assay_per(v->of_column[i]);
         fit_rows(ctx, v, members, values);
         fit_columns(ctx, v, members, values);
     }
@@ -171,19 +162,19 @@ static bool can_stand_alone(const view *v, int members)
     return v->rows * members >= ENOUGH && v->columns * members >= ENOUGH;
 }
 
-static const view *best_of(const view *views, int count, int members, double mean)
+static int best_of(const view *views, int count, int members, double mean)
 {
-    const view *best = NULL;
-    double least = 0;
+    int best = 0;
+    double least = INFINITY;
     for (int i = 0; i < count; i++) {
         if (!can_stand_alone(&views[i], members)) continue;
         const double found = misfit(&views[i], members, mean);
-        if (best == NULL || found < least) {
-            best = &views[i];
+        if (found < least) {
+            best = i;
             least = found;
         }
     }
-    return best != NULL ? best : &views[0];
+    return best;
 }
 
 static double mean_of(int64_t count, const double *values)
@@ -205,43 +196,65 @@ static bool is_zero_throughout(const view *views, int count, int64_t element)
     return zero;
 }
 
-static void smooth(const assay_context *ctx, const view *views, int count, const view *best, int members,
-                   double *values)
+static void smooth(const assay_context *ctx, const assay_error_model *model, double *values)
 {
+    const view *best = &model->views[model->best];
     const int64_t rows = best->blocks * best->rows, columns = best->columns;
 #pragma omp parallel for num_threads(ctx->threads) if (rows * columns >= SHARED)
     for (int64_t row = 0; row < rows; row++) {
         const double of_row = best->of_row[row], *of_column = best->of_column + row / best->rows * columns;
         for (int64_t i = 0; i < columns; i++) {
             const int64_t element = row * columns + i;
-            if (values[element] == 0 && is_zero_throughout(views, count, element)) continue;
-            values[element] = sqrt(0.5 * (values[element] + of_row * of_column[i]) / members);
+            if (values[element] == 0 && is_zero_throughout(model->views, model->count, element)) continue;
+            values[element] = sqrt(0.5 * (values[element] + of_row * of_column[i]) / model->members);
         }
     }
 }
 
-assay_status assay_ensemble_smooth(assay_context *ctx, const assay_shape *shape, int members, double *values)
+assay_status assay_error_model_fit(assay_context *ctx, const assay_shape *shape, int members, const double *squares,
+                                   assay_error_model *model)
 {
     assay_status status = ASSAY_OK;
-    view views[VIEWS] = {0};
-    double *memory = NULL, *next;
     int64_t factors = 0;
-    const int count = views_of(shape, views);
-    const int64_t elements = views[0].rows * views[0].columns;
+    *model = (assay_error_model){.members = members};
+    model->count = views_of(shape, model->views);
+    const int64_t elements = model->views[0].rows * model->views[0].columns;
     if (elements == 0) return ASSAY_OK;
-    for (int i = 0; i < count; i++) factors += views[i].blocks * (views[i].rows + 2 * views[i].columns);
-    TRY(assay_alloc_f64(ctx, "factors of error scales", factors, &memory));
-    const double mean = mean_of(elements, values);
-    next = memory;
-    for (int i = 0; i < count; i++) {
-        views[i].of_row = next;
-        views[i].of_column = next + views[i].blocks * views[i].rows;
-        views[i].per_column = views[i].of_column + views[i].blocks * views[i].columns;
-        next = views[i].per_column + views[i].blocks * views[i].columns;
-        if (i == 0 || views[i].rows > 1) fit(ctx, &views[i], members, values);
+    for (int i = 0; i < model->count; i++) {
+        factors += model->views[i].blocks * (model->views[i].rows + 2 * model->views[i].columns);
     }
-    if (mean > 0) smooth(ctx, views, count, best_of(views, count, members, mean), members, values);
+    TRY(assay_alloc_f64(ctx, "factors of error scales", factors, &model->memory));
+    double *next = model->memory;
+    for (int i = 0; i < model->count; i++) {
+        view *v = &model->views[i];
+        v->of_row = next;
+        v->of_column = v->of_row + v->blocks * v->rows;
+        v->per_column = v->of_column + v->blocks * v->columns;
+        next = v->per_column + v->blocks * v->columns;
+        if (i == 0 || v->rows > 1) fit(ctx, v, members, squares);
+    }
+    model->mean = mean_of(elements, squares);
+    if (model->mean > 0) model->best = best_of(model->views, model->count, members, model->mean);
 cleanup:
-    free(memory);
+    return status;
+}
+
+void assay_error_model_scale(const assay_context *ctx, const assay_error_model *model, double *squares)
+{
+    if (model->mean > 0) smooth(ctx, model, squares);
+}
+
+void assay_error_model_free(assay_error_model *model)
+{
+    free(model->memory);
+    model->memory = NULL;
+}
+
+assay_status assay_ensemble_smooth(assay_context *ctx, const assay_shape *shape, int members, double *values)
+{
+    assay_error_model model;
+    assay_status status = assay_error_model_fit(ctx, shape, members, values, &model);
+    if (status == ASSAY_OK) assay_error_model_scale(ctx, &model, values);
+    assay_error_model_free(&model);
     return status;
 }

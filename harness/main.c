@@ -6,6 +6,7 @@
 
 #include "harness/command.h"
 #include "oracle/arithmetic/arithmetic.h"
+#include "oracle/base/memory.h"
 
 static const assay_command *const commands[] = {
     &assay_command_list,    &assay_command_show,  &assay_command_generate,  &assay_command_request,
@@ -89,6 +90,7 @@ int main(int argc, char **argv)
 {
     assay_context ctx = assay_context_default(1);
     int exit_code = ASSAY_EXIT_PASS;
+    assay_keep_freed_memory();
     signal(SIGXFSZ, SIG_IGN); /* a file beyond the limit is an error of write(), with a message */
     if (argc < 2) {
         print_error("", "a command is missing; see assay --help");

@@ -149,7 +149,7 @@ static assay_status add_scales(assay_context *ctx, assay_plan *plan, const assay
     scale.type = ASSAY_FLOAT32;
     snprintf(folder, sizeof folder, "error_scale/%s", precision->name);
     TRY(add_named(ctx, plan, folder, of, &scale));
-    if (assay_null_members(plan) == 0) goto cleanup;
+    if (!assay_ensemble_has_null(plan)) goto cleanup;
     assay_tensor_spec null = {.type = ASSAY_FLOAT32,
                               .shape = assay_shape_of(2, (int64_t)assay_statistics_count(&of->shape),
                                                       (int64_t)ASSAY_NULL_COLUMNS),

@@ -167,9 +167,9 @@ static int64_t memory(const assay_case *c)
     return 1000;
 }
 
-/* Everything but null distributions, whose members come on top. */
-static const char *const without_null[] = {"routing/*", "checkpoints/*", "outputs/*", "gradients/*", "error_scale/*",
-                                           NULL};
+/* Everything but null distributions, for which one run more is needed. */
+static const char *const without_null[] = {"routing/*",   "checkpoints/*", "outputs/*",
+                                           "gradients/*", "error_scale/*", NULL};
 
 /* A plan of it, and its inputs. */
 typedef struct trial {
@@ -384,19 +384,19 @@ static void test_nothing_more_is_run_than_is_wanted(void **state)
     assert_int_equal(told.runs, 1 + 2 * 8);
 }
 
-/* Members of their own and one that rounds to nearest, for either way to error scales. What is stored can be used: a
- * range, a spread, and the number of members. */
+/* The members of the error scales and one that rounds to nearest. What is stored can be used: a range, a spread, and
+ * the number of members. */
 static void test_null_distributions(void **state)
 {
     trial *t = *state;
     assay_context ctx = assay_context_default(2);
     t->results.wanted = NULL;
     assert_ok(&ctx, assay_evaluate(&ctx, &t->plan, &t->in, &t->out));
-    assert_int_equal(told.runs, 1 + 2 * (16 + 1 + 16));
+    assert_int_equal(told.runs, 1 + 2 * (16 + 1));
     for (int i = 0; i < told.emulated; i++) {
         for (int j = 0; j < i; j++) {
-            const bool both_nearest = told.nearest[i] && told.nearest[j];
-            assert_true(both_nearest || told.seeds[i] != told.seeds[j]);
+            const bool nearest = told.nearest[i] || told.nearest[j];
+            assert_true(nearest || told.seeds[i] != told.seeds[j]);
         }
     }
     const int rows = ASSAY_STATISTIC_AXIS + 3;
@@ -466,7 +466,8 @@ static void test_memory_is_foreseen(void **state)
     snprintf(specs[2].path, sizeof specs[2].path, "error_scale/f32/outputs/y");
     t->plan.specs = specs;
     t->plan.spec_count = 3;
-    assert_int_equal(assay_ensemble_memory(&t->plan), 16 * TOKENS * TOKENS);
+    /* golden values, errors of 16 members, squares of the largest tensor */
+    assert_int_equal(assay_ensemble_memory(&t->plan), (8 + 16 * 4 + 8) * TOKENS * TOKENS);
     t->plan.precision_count = 0;
     assert_int_equal(assay_ensemble_memory(&t->plan), 0);
     t->plan.precision_count = 2;

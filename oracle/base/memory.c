@@ -1,6 +1,7 @@
 #include "oracle/base/memory.h"
 
 #include <inttypes.h>
+#include <malloc.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,17 +34,23 @@ assay_status assay_alloc(assay_context *ctx, const char *what, int64_t count, si
     enum { LINE = 64, HUGE_PAGE = 2 << 20 };
     size_t bytes = 0;
     *out = NULL;
-    if (count < 0 || __builtin_mul_overflow((size_t)count, element_size, &bytes) ||
-        bytes > SIZE_MAX / 2 - HUGE_PAGE) {
+    if (count < 0 || __builtin_mul_overflow((size_t)count, element_size, &bytes) || bytes > SIZE_MAX / 2 - HUGE_PAGE) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: %" PRId64 " elements do not fit in memory", what, count);
     }
-    /* Large blocks in huge pages: touching them for the first time, 4 KiB at a time, took a tenth of a MoE block's run. */
+    /* Large blocks in huge pages: touching them for the first time, 4 KiB at a time, took a tenth of a MoE block's run.
+     */
     size_t alignment = bytes >= 2 * HUGE_PAGE ? HUGE_PAGE : LINE;
     bytes = (bytes / alignment + 1) * alignment;
     *out = aligned_alloc(alignment, bytes);
     if (*out == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "%s: no memory for %zu bytes", what, bytes);
     if (alignment == HUGE_PAGE) (void)madvise(*out, bytes, MADV_HUGEPAGE);
     return ASSAY_OK;
+}
+
+void assay_keep_freed_memory(void)
+{
+    (void)mallopt(M_MMAP_THRESHOLD, 32 << 20);
+    (void)mallopt(M_TRIM_THRESHOLD, 256 << 20);
 }
 
 assay_status assay_alloc_f64(assay_context *ctx, const char *what, int64_t count, double **out)
@@ -62,7 +69,8 @@ assay_status assay_alloc_i32(assay_context *ctx, const char *what, int64_t count
     return status;
 }
 
-/* The number that follows `key` in a file, or the file's first number when key is NULL; -1 when there is none ("max"). */
+/* The number that follows `key` in a file, or the file's first number when key is NULL; -1 when there is none ("max").
+ */
 static int64_t number_in_file(const char *path, const char *key)
 {
     char line[256];
@@ -101,7 +109,8 @@ int64_t assay_memory_available(void)
     if (getrlimit(RLIMIT_AS, &address_space) == 0 && address_space.rlim_cur != RLIM_INFINITY &&
         address_space.rlim_cur < (rlim_t)INT64_MAX) {
         int64_t taken = number_in_file("/proc/self/statm", NULL) * 4096;
-        available = least(available, (int64_t)address_space.rlim_cur > taken ? (int64_t)address_space.rlim_cur - taken : 0);
+        available =
+            least(available, (int64_t)address_space.rlim_cur > taken ? (int64_t)address_space.rlim_cur - taken : 0);
     }
     return available;
 }
