@@ -301,7 +301,8 @@ assay_status assay_scan_floats(assay_context *ctx, const assay_comparison *c, co
             scan_block(&s, &b);
         }
         if (result->statistics_count > 0) {
-            assay_statistics_weigh(&s.statistics, count, c->golden_values, c->scales, c->inverse);
+            for (int64_t i = 0; i < count; i++) c->inverse[i] = c->scales[i] * c->scales[i];
+            assay_statistics_weigh(&s.statistics, count, c->golden_values, c->inverse, c->inverse);
             assay_statistics_add(&s.statistics, count, c->golden_values, c->candidate_values, c->inverse);
         }
     }

@@ -121,13 +121,13 @@ static void end_row(assay_statistics_pass *pass)
 }
 
 static inline __attribute__((always_inline)) void weigh(const assay_statistics_pass *pass, int64_t count,
-                                                        const double *golden, const double *scale, double *inverse)
+                                                        const double *golden, const double *variance, double *inverse)
 {
     const double unit = pass->unit, tiny = pass->tiny;
     for (int64_t i = 0; i < count; i++) {
         const double rounding = unit * fabs(golden[i]) + tiny;
-        const double deviation = sqrt(scale[i] * scale[i] + rounding * rounding * (1.0 / 3.0));
-        const bool counts = (scale[i] > 0) & (deviation > 0) & (deviation <= DBL_MAX);
+        const double deviation = sqrt(variance[i] + rounding * rounding * (1.0 / 3.0));
+        const bool counts = (variance[i] > 0) & (deviation > 0) & (deviation <= DBL_MAX);
         inverse[i] = counts ? 1 / deviation : 0;
     }
 }
@@ -217,9 +217,9 @@ static inline __attribute__((always_inline)) void add_to_row(assay_statistics_pa
 
 #ifdef __x86_64__
 __attribute__((target("avx2"))) static void weigh_avx2(const assay_statistics_pass *pass, int64_t count,
-                                                       const double *golden, const double *scale, double *inverse)
+                                                       const double *golden, const double *variance, double *inverse)
 {
-    weigh(pass, count, golden, scale, inverse);
+    weigh(pass, count, golden, variance, inverse);
 }
 
 __attribute__((target("avx2"))) static void add_to_row_avx2(assay_statistics_pass *pass, int64_t count,
@@ -230,16 +230,16 @@ __attribute__((target("avx2"))) static void add_to_row_avx2(assay_statistics_pas
 }
 #endif
 
-void assay_statistics_weigh(const assay_statistics_pass *pass, int64_t count, const double *golden, const double *scale,
-                            double *inverse)
+void assay_statistics_weigh(const assay_statistics_pass *pass, int64_t count, const double *golden,
+                            const double *variance, double *inverse)
 {
 #ifdef __x86_64__
     if (pass->isa != ASSAY_ISA_SCALAR) {
-        weigh_avx2(pass, count, golden, scale, inverse);
+        weigh_avx2(pass, count, golden, variance, inverse);
         return;
     }
 #endif
-    weigh(pass, count, golden, scale, inverse);
+    weigh(pass, count, golden, variance, inverse);
 }
 
 static void add_piece(assay_statistics_pass *pass, int64_t count, const double *golden, const double *candidate,

@@ -69,9 +69,9 @@ typedef struct assay_statistics_pass {
 assay_status assay_statistics_start(assay_context *ctx, const assay_shape *shape, double unit, double tiny,
                                     assay_statistics_pass *pass);
 void assay_statistics_restart(assay_statistics_pass *pass); /* for another tensor of that shape */
-/* inverse[i] = 1 / deviation, or 0 for what does not count. */
-void assay_statistics_weigh(const assay_statistics_pass *pass, int64_t count, const double *golden, const double *scale,
-                            double *inverse);
+/* inverse[i] = 1 / deviation, or 0 for what does not count; `variance`: the error scale squared. */
+void assay_statistics_weigh(const assay_statistics_pass *pass, int64_t count, const double *golden,
+                            const double *variance, double *inverse);
 void assay_statistics_add(assay_statistics_pass *pass, int64_t count, const double *golden, const double *candidate,
                           const double *inverse);
 void assay_statistics_finish(const assay_statistics_pass *pass, assay_statistics *found);

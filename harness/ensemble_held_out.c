@@ -54,21 +54,21 @@ static inline __attribute__((always_inline)) void factors(const assay_error_view
     }
 }
 
-/* Of elements of one row, for one member. */
-static inline __attribute__((always_inline)) void scales(const assay_held_out *held, int member, int64_t first,
-                                                         int64_t count, double *scale)
+static inline __attribute__((always_inline)) void add_squares(int64_t count, const float *errors, double *squares)
 {
-    const assay_error_view *v = held->view;
-    const int64_t row = first / v->columns, column = first % v->columns, blocks = v->blocks;
-    const double of_row = held->of_row[member * blocks * v->rows + row], per_other = 0.5 / (held->members - 1);
-    const double *of_column = held->of_column + (member * blocks + row / v->rows) * v->columns + column;
-    for (int64_t i = 0; i < count; i++) scale[i] = of_row * of_column[i];
-    for (int other = 0; other < held->members; other++) {
-        const float *errors = held->errors + other * held->count + first;
-        if (other == member) continue;
-        for (int64_t i = 0; i < count; i++) scale[i] += (double)errors[i] * errors[i];
+    for (int64_t i = 0; i < count; i++) squares[i] += (double)errors[i] * errors[i];
+}
+
+/* Of elements of one row. What all but one member have is no less than what rounding leaves of it, or nothing. */
+static inline __attribute__((always_inline)) void variances(int64_t count, const float *own, const double *squares,
+                                                            double of_row, const double *of_column, double per_other,
+                                                            double *variance)
+{
+    for (int64_t i = 0; i < count; i++) {
+        const double others = squares[i] - (double)own[i] * own[i];
+        const double left = others > 0x1p-40 * squares[i] ? others : 0;
+        variance[i] = per_other * (left + of_row * of_column[i]);
     }
-    for (int64_t i = 0; i < count; i++) scale[i] = sqrt(per_other * scale[i]);
 }
 
 #ifdef __x86_64__
@@ -78,10 +78,16 @@ __attribute__((target("avx2"))) static void factors_avx2(const assay_error_view 
     factors(v, errors, of_row, of_column);
 }
 
-__attribute__((target("avx2"))) static void scales_avx2(const assay_held_out *held, int member, int64_t first,
-                                                        int64_t count, double *scale)
+__attribute__((target("avx2"))) static void add_squares_avx2(int64_t count, const float *errors, double *squares)
 {
-    scales(held, member, first, count, scale);
+    add_squares(count, errors, squares);
+}
+
+__attribute__((target("avx2"))) static void variances_avx2(int64_t count, const float *own, const double *squares,
+                                                           double of_row, const double *of_column, double per_other,
+                                                           double *variance)
+{
+    variances(count, own, squares, of_row, of_column, per_other, variance);
 }
 #endif
 
@@ -97,15 +103,16 @@ static void own_factors(assay_isa isa, const assay_error_view *v, const float *e
     factors(v, errors, of_row, of_column);
 }
 
-static void scales_of_row(const assay_held_out *held, int member, int64_t first, int64_t count, double *scale)
+static void variances_of_row(assay_isa isa, int64_t count, const float *own, const double *squares, double of_row,
+                             const double *of_column, double per_other, double *variance)
 {
 #ifdef __x86_64__
-    if (held->isa != ASSAY_ISA_SCALAR) {
-        scales_avx2(held, member, first, count, scale);
+    if (isa != ASSAY_ISA_SCALAR) {
+        variances_avx2(count, own, squares, of_row, of_column, per_other, variance);
         return;
     }
 #endif
-    scales(held, member, first, count, scale);
+    variances(count, own, squares, of_row, of_column, per_other, variance);
 }
 
 /* The sum of the others in place of each member's own. (All less one would leave rounding where the others are 0.) */
@@ -157,14 +164,35 @@ assay_status assay_held_out_start(assay_context *ctx, const assay_error_model *m
     return ASSAY_OK;
 }
 
-void assay_held_out_scales(const assay_held_out *held, int member, int64_t first, int64_t count, double *scale)
+void assay_held_out_squares(const assay_held_out *held, int64_t first, int64_t count, double *squares)
 {
+    for (int64_t i = 0; i < count; i++) squares[i] = 0;
+    for (int m = 0; m < held->members; m++) {
+        const float *errors = held->errors + m * held->count + first;
+#ifdef __x86_64__
+        if (held->isa != ASSAY_ISA_SCALAR) {
+            add_squares_avx2(count, errors, squares);
+            continue;
+        }
+#endif
+        add_squares(count, errors, squares);
+    }
+}
+
+void assay_held_out_variances(const assay_held_out *held, int member, int64_t first, int64_t count,
+                              const double *squares, double *variance)
+{
+    const assay_error_view *v = held->view;
+    const double per_other = 0.5 / (held->members - 1);
     while (count > 0) {
-        const int64_t left = held->view->columns - first % held->view->columns, n = count < left ? count : left;
-        scales_of_row(held, member, first, n, scale);
-        first += n;
+        const int64_t row = first / v->columns, column = first % v->columns, left = v->columns - column;
+        const int64_t n = count < left ? count : left;
+        variances_of_row(held->isa, n, held->errors + member * held->count + first, squares,
+                         held->of_row[member * v->blocks * v->rows + row],
+                         held->of_column + (member * v->blocks + row / v->rows) * v->columns + column, per_other,
+                         variance);
+        first += n, squares += n, variance += n;
         count -= n;
-        scale += n;
     }
 }
 

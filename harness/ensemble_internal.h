@@ -108,8 +108,8 @@ double assay_steadied(double mean, double towards, int64_t squares);
 void assay_steady(double *means, int64_t count, int64_t squares);
 double assay_per(double x); /* 1 / x, but finite, and 0 for 0 */
 
-/* Error scales without one of the members, for each in turn: what it is held against, for against scales of its own a
- * member looks smaller than it is. */
+/* Squared error scales without one of the members, for each in turn: what it is held against, for against scales of its
+ * own a member looks smaller than it is. */
 typedef struct assay_held_out {
     const assay_error_view *view;
     assay_isa isa;
@@ -123,8 +123,11 @@ typedef struct assay_held_out {
 /* `model` and `errors` must outlive it. */
 assay_status assay_held_out_start(assay_context *ctx, const assay_error_model *model, int64_t count,
                                   const float *errors, assay_held_out *held);
-/* Of elements first to first + count - 1. */
-void assay_held_out_scales(const assay_held_out *held, int member, int64_t first, int64_t count, double *scale);
+/* Of elements first to first + count - 1: the sums over all members of squared errors, and from these what the others
+ * of a member say. */
+void assay_held_out_squares(const assay_held_out *held, int64_t first, int64_t count, double *squares);
+void assay_held_out_variances(const assay_held_out *held, int member, int64_t first, int64_t count,
+                              const double *squares, double *variance);
 void assay_held_out_free(assay_held_out *held); /* safe on a zeroed struct */
 
 /* Statistics of a tensor's members at plan precision p, whose error scales are there; `held`: NULL where they are not

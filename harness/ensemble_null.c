@@ -60,23 +60,55 @@ static void end(passes *pass)
     for (int form = 0; form < 2; form++) assay_statistics_free(&pass->form[form]);
 }
 
-/* `errors`: of a member, NULL: none. `held`: the error scales without that member, NULL: as they are. */
-static void add_results(const assay_tracked *t, const forms *f, int p, const float *errors, const assay_held_out *held,
-                        int member, passes *pass)
+/* Both forms of a piece of results: golden values and errors. `inverse`: of the deviations squared, on entry. */
+static void add_piece(const assay_tracked *t, const forms *f, int64_t first, int64_t n, const float *errors,
+                      double *inverse, passes *pass)
 {
-    double scale[PIECE], inverse[PIECE], values[PIECE], stored[PIECE];
+    double values[PIECE], stored[PIECE];
+    const double *golden = t->golden + first;
+    for (int64_t k = 0; k < n; k++) values[k] = golden[k] + (errors != NULL ? errors[first + k] : 0);
+    assay_statistics_weigh(&pass->form[AS_THEY_ARE], n, golden, inverse, inverse);
+    assay_statistics_add(&pass->form[AS_THEY_ARE], n, golden, values, inverse);
+    if (f->count == 1) return;
+    assay_dtype_round_many(f->profile->storage, n, values, stored);
+    assay_statistics_add(&pass->form[STORED], n, golden, stored, inverse);
+}
+
+static int64_t piece_at(const assay_tracked *t, int64_t first)
+{
+    return t->count - first < PIECE ? t->count - first : PIECE;
+}
+
+/* `errors` NULL: none. */
+static void add_results(const assay_tracked *t, const forms *f, int p, const float *errors, passes *pass)
+{
+    double variance[PIECE];
     for (int64_t first = 0; first < t->count; first += PIECE) {
-        const int64_t n = t->count - first < PIECE ? t->count - first : PIECE;
-        const double *golden = t->golden + first;
-        const float *whole = t->scales[p] + first;
-        if (held != NULL) assay_held_out_scales(held, member, first, n, scale);
-        for (int64_t k = 0; k < n; k++) scale[k] = held != NULL && whole[k] > 0 ? scale[k] : whole[k];
-        for (int64_t k = 0; k < n; k++) values[k] = golden[k] + (errors != NULL ? errors[first + k] : 0);
-        assay_statistics_weigh(&pass->form[AS_THEY_ARE], n, golden, scale, inverse);
-        assay_statistics_add(&pass->form[AS_THEY_ARE], n, golden, values, inverse);
-        if (f->count == 1) continue;
-        assay_dtype_round_many(f->profile->storage, n, values, stored);
-        assay_statistics_add(&pass->form[STORED], n, golden, stored, inverse);
+        const int64_t n = piece_at(t, first);
+        const float *scale = t->scales[p] + first;
+        for (int64_t k = 0; k < n; k++) variance[k] = (double)scale[k] * scale[k];
+        add_piece(t, f, first, n, errors, variance, pass);
+    }
+}
+
+/* Members first_member, first_member + step ... piece by piece, each against the others (`held`: NULL: against the
+ * scales as they are). What has an error scale of 0 counts for none. */
+static void add_members(const assay_tracked *t, const forms *f, int p, int first_member, int step, int members,
+                        const assay_held_out *held, passes *pass)
+{
+    double squares[PIECE], variance[PIECE];
+    for (int64_t first = 0; first < t->count; first += PIECE) {
+        const int64_t n = piece_at(t, first);
+        const float *scale = t->scales[p] + first;
+        if (held != NULL) assay_held_out_squares(held, first, n, squares);
+        for (int m = first_member; m < members; m += step) {
+            if (held != NULL) assay_held_out_variances(held, m, first, n, squares, variance);
+            for (int64_t k = 0; k < n; k++) {
+                const double whole = (double)scale[k] * scale[k];
+                variance[k] = held != NULL && whole > 0 ? variance[k] : whole;
+            }
+            add_piece(t, f, first, n, t->errors + m * t->count, variance, &pass[m]);
+        }
     }
 }
 
@@ -96,16 +128,15 @@ static void take_in(const forms *f, const passes *pass, assay_null_draws *null)
 
 static void add_scales(const assay_tracked *t, int p, const assay_statistics_pass *pass)
 {
-    double scale[PIECE], inverse[PIECE];
+    double variance[PIECE], inverse[PIECE];
     assay_null_draws *null = t->null;
     null->scale_squares = null->scale_count = 0;
     for (int64_t first = 0; first < t->count; first += PIECE) {
-        const int64_t n = t->count - first < PIECE ? t->count - first : PIECE;
-        for (int64_t k = 0; k < n; k++) scale[k] = t->scales[p][first + k];
-        assay_statistics_weigh(pass, n, t->golden + first, scale, inverse);
+        const int64_t n = piece_at(t, first);
+        for (int64_t k = 0; k < n; k++) variance[k] = (double)t->scales[p][first + k] * t->scales[p][first + k];
+        assay_statistics_weigh(pass, n, t->golden + first, variance, inverse);
         for (int64_t k = 0; k < n; k++) {
-            const double share = inverse[k] > 0 ? scale[k] * inverse[k] : 0;
-            null->scale_squares += share * share;
+            null->scale_squares += variance[k] * inverse[k] * inverse[k];
             null->scale_count += inverse[k] > 0;
         }
     }
@@ -119,7 +150,7 @@ static assay_status start_range(assay_context *ctx, const assay_tracked *t, cons
     for (int s = 0; s < ASSAY_STATISTICS; s++) t->null->low[s] = t->null->high[s] = 0;
     TRY(start(ctx, t, f, &pass));
     add_scales(t, p, &pass.form[AS_THEY_ARE]);
-    add_results(t, f, p, NULL, NULL, 0, &pass);
+    add_results(t, f, p, NULL, &pass);
     take_in(f, &pass, t->null);
 cleanup:
     end(&pass);
@@ -134,9 +165,10 @@ assay_status assay_null_draw(assay_context *ctx, const assay_ensemble *e, const 
     const forms f = forms_of(e, p);
     TRY(start_range(ctx, t, &f, p));
     for (int m = 0; m < members; m++) TRY(start(ctx, t, &f, &pass[m]));
-#pragma omp parallel for num_threads(ctx->threads)
+    const int workers = ctx->threads < members ? ctx->threads : members;
+#pragma omp parallel for num_threads(workers)
+    for (int worker = 0; worker < workers; worker++) add_members(t, &f, p, worker, workers, members, held, pass);
     for (int m = 0; m < members; m++) {
-        add_results(t, &f, p, t->errors + m * t->count, held, m, &pass[m]);
         for (int form = 0; form < f.count; form++) {
             assay_statistics_finish(&pass[m].form[form], &t->null->drawn[form][m]);
         }
@@ -205,7 +237,7 @@ assay_status assay_null_finish(assay_context *ctx, const assay_ensemble *e, cons
     const forms f = forms_of(e, p);
     const int count = assay_statistics_count(&t->spec->shape);
     TRY(start(ctx, t, &f, &pass));
-    add_results(t, &f, p, t->errors, NULL, 0, &pass);
+    add_results(t, &f, p, t->errors, &pass);
     take_in(&f, &pass, t->null);
     for (int s = 0; s < count; s++) summarise(t, &f, members, s, rows + s * ASSAY_NULL_COLUMNS);
     null_path(&f.profile->precision, t->spec->path, path);

@@ -50,7 +50,8 @@ static assay_statistics measure(const errors *e, int64_t piece)
     assert_ok(&ctx, assay_statistics_start(&ctx, &e->shape, UNIT, TINY, &pass));
     for (int64_t first = 0; first < e->count; first += piece) {
         const int64_t n = e->count - first < piece ? e->count - first : piece;
-        assay_statistics_weigh(&pass, n, e->golden + first, e->scale + first, e->inverse + first);
+        for (int64_t i = first; i < first + n; i++) e->inverse[i] = e->scale[i] * e->scale[i];
+        assay_statistics_weigh(&pass, n, e->golden + first, e->inverse + first, e->inverse + first);
         assay_statistics_add(&pass, n, e->golden + first, e->candidate + first, e->inverse + first);
     }
     assay_statistics_finish(&pass, &found);

@@ -53,7 +53,7 @@ static double with_all(int member, int64_t i)
 /* An ensemble's errors, and the scales without `out` in two ways: held out, and of an ensemble of the others. */
 typedef struct trial {
     float errors[MEMBERS][COUNT];
-    double whole[COUNT], held[COUNT], others[COUNT];
+    double whole[COUNT], squares[COUNT], held[COUNT], others[COUNT];
 } trial;
 
 static void add(double *squares, const float *errors)
@@ -75,8 +75,10 @@ static void evaluate(trial *t, int out)
     assert_ok(&ctx, assay_error_model_fit(&ctx, &shape, MEMBERS, t->whole, &model));
     assay_error_model_scale(&ctx, &model, t->whole);
     assert_ok(&ctx, assay_held_out_start(&ctx, &model, COUNT, t->errors[0], &held));
-    assay_held_out_scales(&held, out, 0, 5, t->held); /* in pieces of any size */
-    assay_held_out_scales(&held, out, 5, COUNT - 5, t->held + 5);
+    assay_held_out_squares(&held, 0, COUNT, t->squares);
+    assay_held_out_variances(&held, out, 0, 5, t->squares, t->held); /* in pieces of any size */
+    assay_held_out_variances(&held, out, 5, COUNT - 5, t->squares + 5, t->held + 5);
+    for (int64_t i = 0; i < COUNT; i++) t->held[i] = sqrt(t->held[i]);
     assert_ok(&ctx, assay_ensemble_smooth(&ctx, &shape, MEMBERS - 1, t->others));
     assay_held_out_free(&held);
     assay_error_model_free(&model);
@@ -141,7 +143,8 @@ static void test_nothing(void **state)
     assay_held_out held = {0};
     assert_ok(&ctx, assay_error_model_fit(&ctx, &none, MEMBERS, NULL, &model));
     assert_ok(&ctx, assay_held_out_start(&ctx, &model, 0, NULL, &held));
-    assay_held_out_scales(&held, 0, 0, 0, NULL);
+    assay_held_out_squares(&held, 0, 0, NULL);
+    assay_held_out_variances(&held, 0, 0, 0, NULL, NULL);
     assert_null(held.memory);
     assay_held_out_free(&held);
     assay_error_model_free(&model);
