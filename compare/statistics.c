@@ -11,8 +11,7 @@
 /* The logarithm of an RMS of 0. */
 #define LEAST_RMS 0x1p-60
 
-/* Errors below this share of a deviation have no sign: a backend that rounds less than its profile may err to one side.
- */
+/* Errors below this share of a deviation have no sign: who rounds less than the profile may err to one side. */
 #define LEAST_SIGNED 0x1p-6
 
 enum { PIECE = 512, HALF = ASSAY_LANES / 2 }; /* elements at a time; lanes at a time */
@@ -59,7 +58,7 @@ assay_status assay_statistics_start(assay_context *ctx, const assay_shape *shape
                                     assay_statistics_pass *pass)
 {
     int64_t total = 0;
-    *pass = (assay_statistics_pass){.shape = *shape, .isa = ctx->isa, .unit = unit, .tiny = tiny};
+    *pass = (assay_statistics_pass){.shape = *shape, .isa = ctx->isa, .unit = unit, .tiny = tiny, .worst_row_count = 1};
     pass->length = shape->rank == 0 ? 1 : shape->dims[shape->rank - 1];
     for (int axis = 0; axis < shape->rank; axis++) total += axis_is_summed(shape, axis) ? shape->dims[axis] : 0;
     assay_status status = assay_alloc_f64(ctx, "statistics of errors", 2 * total + 1, &pass->memory);
@@ -71,23 +70,8 @@ assay_status assay_statistics_start(assay_context *ctx, const assay_shape *shape
         pass->counts[axis] = next + shape->dims[axis];
         next += 2 * shape->dims[axis];
     }
-    assay_statistics_restart(pass);
+    memset(pass->memory, 0, (size_t)(2 * total + 1) * sizeof *pass->memory);
     return ASSAY_OK;
-}
-
-void assay_statistics_restart(assay_statistics_pass *pass)
-{
-    for (int axis = 0; axis < pass->shape.rank; axis++) {
-        pass->index[axis] = 0;
-        if (pass->squares[axis] == NULL) continue;
-        for (int64_t i = 0; i < pass->shape.dims[axis]; i++) pass->squares[axis][i] = pass->counts[axis][i] = 0;
-    }
-    pass->column = pass->row = 0;
-    pass->sums = (assay_statistics_sums){0};
-    pass->all = pass->count = 0;
-    pass->worst_row = 0;
-    pass->worst_row_count = 1;
-    pass->worst_row_index = 0;
 }
 
 static double add_lanes(const double lanes[ASSAY_LANES])
@@ -166,12 +150,14 @@ static inline __attribute__((always_inline)) void add_element(assay_statistics_s
 static inline __attribute__((always_inline)) void add_whole(assay_statistics_sums *sums, const piece *p, int64_t first,
                                                             int64_t end, int64_t lane)
 {
-    const half_lanes one = {1, 1, 1, 1};
-    half_lanes row_squares = *(half_lanes *)(sums->row_squares + lane),
-               row_count = *(half_lanes *)(sums->row_count + lane);
-    half_lanes errors = *(half_lanes *)(sums->errors + lane), products = *(half_lanes *)(sums->products + lane);
+    const half_lanes one = (half_lanes){0} + 1;
+    half_lanes row_squares = *(half_lanes *)(sums->row_squares + lane);
+    half_lanes row_count = *(half_lanes *)(sums->row_count + lane);
+    half_lanes errors = *(half_lanes *)(sums->errors + lane);
+    half_lanes products = *(half_lanes *)(sums->products + lane);
     half_lanes weights = *(half_lanes *)(sums->weights + lane);
-    half_lanes positive = *(half_lanes *)(sums->positive + lane), negative = *(half_lanes *)(sums->negative + lane);
+    half_lanes positive = *(half_lanes *)(sums->positive + lane);
+    half_lanes negative = *(half_lanes *)(sums->negative + lane);
     for (int64_t i = first + lane; i < end; i += ASSAY_LANES) {
         const half_lanes r = *(const half_lanes *)(p->r + i), size = *(const half_lanes *)(p->size + i);
         row_squares += r * r;

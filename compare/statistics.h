@@ -12,11 +12,10 @@ typedef enum assay_statistic {
     ASSAY_STATISTIC_SIZE,  /* RMS of r */
     ASSAY_STATISTIC_BIAS,  /* mean of r */
     ASSAY_STATISTIC_SLOPE, /* of candidate on golden, weighted by 1 / deviation^2, minus 1 */
-    ASSAY_STATISTIC_SIGN, /* half of positive errors less negative ones, over all; those below 2^-6 deviations have none
-                           */
-    ASSAY_STATISTIC_ROW,  /* RMS of r over all indices of the last axis, in the row with the largest */
-    ASSAY_STATISTIC_TILE, /* over 128 indices of the last axis and all of the others, in the tile with the largest */
-    ASSAY_STATISTIC_AXIS  /* and one for each axis: over one of its indices, the one with the largest */
+    ASSAY_STATISTIC_SIGN,  /* half of positive errors less negative ones, over all; below 2^-6 deviations neither */
+    ASSAY_STATISTIC_ROW,   /* RMS of r over all indices of the last axis, in the row with the largest */
+    ASSAY_STATISTIC_TILE,  /* over 128 indices of the last axis and all of the others, in the tile with the largest */
+    ASSAY_STATISTIC_AXIS   /* and one for each axis: over one of its indices, the one with the largest */
 } assay_statistic;
 
 enum {
@@ -68,7 +67,6 @@ typedef struct assay_statistics_pass {
 
 assay_status assay_statistics_start(assay_context *ctx, const assay_shape *shape, double unit, double tiny,
                                     assay_statistics_pass *pass);
-void assay_statistics_restart(assay_statistics_pass *pass); /* for another tensor of that shape */
 /* inverse[i] = 1 / deviation, or 0 for what does not count; `variance`: the error scale squared. */
 void assay_statistics_weigh(const assay_statistics_pass *pass, int64_t count, const double *golden,
                             const double *variance, double *inverse);

@@ -59,7 +59,8 @@ static inline __attribute__((always_inline)) void add_squares(int64_t count, con
     for (int64_t i = 0; i < count; i++) squares[i] += (double)errors[i] * errors[i];
 }
 
-/* Of elements of one row. What all but one member have is no less than what rounding leaves of it, or nothing. */
+/* Of elements of one row. What rounding leaves of a difference, where only the member errs, is no error of the others.
+ */
 static inline __attribute__((always_inline)) void variances(int64_t count, const float *own, const double *squares,
                                                             double of_row, const double *of_column, double per_other,
                                                             double *variance)
@@ -116,15 +117,15 @@ static void variances_of_row(assay_isa isa, int64_t count, const float *own, con
 }
 
 /* The sum of the others in place of each member's own. (All less one would leave rounding where the others are 0.) */
-static void sum_others(int members, int64_t count, double *factors)
+static void sum_others(int members, int64_t count, double *sums)
 {
     for (int64_t i = 0; i < count; i++) {
         double own[ASSAY_MEMBERS_OF_SMALL_WORK];
-        for (int m = 0; m < members; m++) own[m] = factors[m * count + i];
+        for (int m = 0; m < members; m++) own[m] = sums[m * count + i];
         for (int m = 0; m < members; m++) {
             double sum = 0;
             for (int other = 0; other < members; other++) sum += other != m ? own[other] : 0;
-            factors[m * count + i] = sum;
+            sums[m * count + i] = sum;
         }
     }
 }

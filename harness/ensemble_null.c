@@ -60,18 +60,19 @@ static void end(passes *pass)
     for (int form = 0; form < 2; form++) assay_statistics_free(&pass->form[form]);
 }
 
-/* Both forms of a piece of results: golden values and errors. `inverse`: of the deviations squared, on entry. */
+/* Both forms of a piece of results, golden values and errors (NULL: none), against error scales whose squares are in
+ * `weights`; they are lost. */
 static void add_piece(const assay_tracked *t, const forms *f, int64_t first, int64_t n, const float *errors,
-                      double *inverse, passes *pass)
+                      double *weights, passes *pass)
 {
     double values[PIECE], stored[PIECE];
     const double *golden = t->golden + first;
     for (int64_t k = 0; k < n; k++) values[k] = golden[k] + (errors != NULL ? errors[first + k] : 0);
-    assay_statistics_weigh(&pass->form[AS_THEY_ARE], n, golden, inverse, inverse);
-    assay_statistics_add(&pass->form[AS_THEY_ARE], n, golden, values, inverse);
+    assay_statistics_weigh(&pass->form[AS_THEY_ARE], n, golden, weights, weights);
+    assay_statistics_add(&pass->form[AS_THEY_ARE], n, golden, values, weights);
     if (f->count == 1) return;
     assay_dtype_round_many(f->profile->storage, n, values, stored);
-    assay_statistics_add(&pass->form[STORED], n, golden, stored, inverse);
+    assay_statistics_add(&pass->form[STORED], n, golden, stored, weights);
 }
 
 static int64_t piece_at(const assay_tracked *t, int64_t first)
@@ -79,7 +80,6 @@ static int64_t piece_at(const assay_tracked *t, int64_t first)
     return t->count - first < PIECE ? t->count - first : PIECE;
 }
 
-/* `errors` NULL: none. */
 static void add_results(const assay_tracked *t, const forms *f, int p, const float *errors, passes *pass)
 {
     double variance[PIECE];
@@ -136,7 +136,7 @@ static void add_scales(const assay_tracked *t, int p, const assay_statistics_pas
         for (int64_t k = 0; k < n; k++) variance[k] = (double)t->scales[p][first + k] * t->scales[p][first + k];
         assay_statistics_weigh(pass, n, t->golden + first, variance, inverse);
         for (int64_t k = 0; k < n; k++) {
-            null->scale_squares += variance[k] * inverse[k] * inverse[k];
+            null->scale_squares += inverse[k] > 0 ? variance[k] * inverse[k] * inverse[k] : 0;
             null->scale_count += inverse[k] > 0;
         }
     }
