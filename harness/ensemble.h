@@ -1,16 +1,18 @@
-/* Error scales from an ensemble (COMPARING.md): the operation run again in the emulated arithmetic, member after
- * member, its routing held at the golden one. The spread of the members around the golden values is one standard
- * deviation of a correct implementation, for every element of every output, gradient and checkpoint. */
+/* Error scales and null distributions from an ensemble (COMPARING.md): the operation run again in the emulated
+ * arithmetic, member after member, its routing held at the golden one. The spread of the members around the golden
+ * values is one standard deviation of a correct implementation, for every element of every output, gradient and
+ * checkpoint; what each member's statistics are against the spread of the others is the null distribution. */
 #ifndef ASSAY_HARNESS_ENSEMBLE_H
 #define ASSAY_HARNESS_ENSEMBLE_H
 
 #include "harness/golden.h"
 #include "oracle/arithmetic/emulated.h"
 
-/* Evaluates the plan's case: its results, then the error scales that the sink wants, into the sink. Operations that
- * give error scales themselves are asked for them; for the others, and for precisions that cannot be propagated (block-
- * scaled operands, truncation in one product after the other), there is the ensemble. It has 16 members for small
- * work, else 8, and none for an exact case: its scales are 0. So is that of a golden value that is not finite. */
+/* Evaluates the plan's case: its results, then the error scales and null distributions that the sink wants, into the
+ * sink. Operations that give error scales themselves are asked for them; for the others, and for precisions that cannot
+ * be propagated (block-scaled operands, truncation in one product after the other), there is the ensemble. It has 16
+ * members for small work, else 8, and none for an exact case: its scales are 0. So is that of a golden value that is
+ * not finite. */
 assay_status assay_evaluate(assay_context *ctx, const assay_plan *plan, const assay_source *in, const assay_sink *out);
 
 /* Whether goldens of a plan's case have null distributions. */
