@@ -49,7 +49,7 @@ assay_status assay_alloc(assay_context *ctx, const char *what, int64_t count, si
 
 void assay_keep_freed_memory(void)
 {
-    (void)mallopt(M_MMAP_THRESHOLD, 32 << 20);
+    (void)mallopt(M_MMAP_THRESHOLD, 4 << 20); /* those from there on are in huge pages, and leave no holes */
     (void)mallopt(M_TRIM_THRESHOLD, 256 << 20);
 }
 

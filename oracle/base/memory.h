@@ -16,8 +16,9 @@ assay_status assay_alloc(assay_context *ctx, const char *what, int64_t count, si
 assay_status assay_alloc_f64(assay_context *ctx, const char *what, int64_t count, double **out);
 assay_status assay_alloc_i32(assay_context *ctx, const char *what, int64_t count, int32_t **out);
 
-/* For programs, at their start: what is freed is kept for the next block (blocks of up to 32 MiB, 256 MiB in all). An
- * ensemble's members need the same memory one after the other, and a fifth of their time went into getting it anew. */
+/* For programs, at their start: what is freed is kept for the next block (blocks of less than 4 MiB, 256 MiB in all).
+ * An ensemble's members need the same memory one after the other, and a fifth of their time went into getting it anew.
+ */
 void assay_keep_freed_memory(void);
 
 /* Bytes that this process can still take without swapping: the least of MemAvailable, what a control group leaves,
