@@ -52,6 +52,10 @@ void assay_case_free(assay_case *c); /* safe on a zeroed struct */
  * text gives several; *cases is allocated. */
 assay_status assay_cases_parse(assay_context *ctx, const char *origin, const char *text, size_t size,
                                assay_case **cases, int *count);
+/* The same of a case_yaml that a program wrote: every key stands there, and none counts as given, so that values which
+ * an earlier program wrote without honouring them are as they were then. */
+assay_status assay_cases_parse_stored(assay_context *ctx, const char *origin, const char *text, size_t size,
+                                      assay_case **cases, int *count);
 void assay_cases_free(assay_case *cases, int count);
 
 /* `key=value`: a configuration key, or case, batch, sequence, seed, dtype, gradients, checkpoints, profiles,

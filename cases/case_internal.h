@@ -37,9 +37,10 @@ void assay_case_offer_fields(assay_nearest *nearest); /* their names */
 assay_status assay_case_read_model(const assay_yaml *y, assay_case *c, const yaml_node_t *node);
 /* config: unknown keys are refused. */
 assay_status assay_case_read_config(const assay_yaml *y, assay_case *c, const yaml_node_t *node);
-assay_status assay_model_read_key(const assay_yaml *y, assay_model_config *config, const assay_model_key *key,
-                                  const yaml_node_t *value);
-void assay_model_offer_keys(assay_nearest *nearest);
+/* The same by its name, and the keys of MaxText that might change something; false for any other. */
+bool assay_model_read_by_name(const assay_yaml *y, assay_model_config *config, const char *name,
+                              const yaml_node_t *value, assay_status *status);
+void assay_model_offer_keys(assay_nearest *nearest); /* both kinds */
 
 /* inputs: all of them, or one (which replaces what was there for that path). */
 assay_status assay_case_read_inputs(const assay_yaml *y, assay_case *c, const yaml_node_t *node);

@@ -16,12 +16,12 @@ static assay_status assign(const assay_yaml *y, const yaml_node_t *value, void *
     char hint[ASSAY_MESSAGE_SIZE / 2];
     bool known = false;
     a->done = true;
-    const assay_model_key *key = assay_model_key_by_name(a->key);
-    if (key != NULL) return assay_model_read_key(y, &a->c->config, key, value);
+    assay_status status = ASSAY_OK;
+    if (assay_model_read_by_name(y, &a->c->config, a->key, value, &status)) return status;
     if (strncmp(a->key, INPUTS, strlen(INPUTS)) == 0) {
         return assay_case_read_input(y, a->c, a->key + strlen(INPUTS), value, value);
     }
-    assay_status status = assay_case_read_field(y, a->c, a->key, value, &known);
+    status = assay_case_read_field(y, a->c, a->key, value, &known);
     if (known) return status;
     assay_nearest nearest = {.word = a->key, .most = 1};
     assay_case_offer_fields(&nearest);

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #include "cases/case_internal.h"
 #include "cases/yaml_text.h"
@@ -26,11 +27,23 @@ static void write_list(FILE *out, const char *key, const assay_text_list *list) 
     fprintf(out, "]\n");
 }
 
+/* Numbers and true as they were given, without the quotes of a text. */
+static void write_maxtext_key(FILE *out, const char *name, const char *value) {
+    const bool plain = value[strspn(value, "0123456789.+-eE")] == '\0' || strcasecmp(value, "true") == 0;
+    fprintf(out, "  %s", name);
+    if (plain) {
+        fprintf(out, ": %s", value);
+    } else {
+        write_text(out, ": ", value);
+    }
+    fprintf(out, "\n");
+}
+
 /* The model under the name it came with, and under config a name that was given over it. */
 static void write_config(FILE *out, const assay_case *c) {
     char value[ASSAY_KEY_VALUE_SIZE];
     fprintf(out, "model:\n");
-    for (int i = 0; i < assay_model_key_count; i++) {
+    for (int i = 0; i < ASSAY_MODEL_KEYS; i++) {
         const assay_model_key *key = &assay_model_keys[i];
         if (strcmp(key->name, "model_name") == 0) {
             write_text(out, "  model_name: ", c->model);
@@ -39,6 +52,10 @@ static void write_config(FILE *out, const assay_case *c) {
         }
         assay_model_key_text(key, &c->config, value, sizeof value);
         fprintf(out, "  %s: %s\n", key->name, value);
+    }
+    for (int i = 0; i < ASSAY_MAXTEXT_KEYS; i++) {
+        if (c->config.maxtext[i].text[0] == '\0') continue;
+        write_maxtext_key(out, assay_maxtext_keys[i].name, c->config.maxtext[i].text);
     }
     if (strcmp(c->model, c->config.model_name.text) == 0) return;
     write_text(out, "config: {model_name: ", c->config.model_name.text);

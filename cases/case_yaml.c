@@ -209,3 +209,14 @@ assay_status assay_cases_parse(assay_context *ctx, const char *origin, const cha
     *count = list.count;
     return ASSAY_OK;
 }
+
+assay_status assay_cases_parse_stored(assay_context *ctx, const char *origin, const char *text, size_t size,
+                                      assay_case **cases, int *count) {
+    assay_status status = assay_cases_parse(ctx, origin, text, size, cases, count);
+    for (int i = 0; i < *count; i++) {
+        const bool interleave = (*cases)[i].config.given[ASSAY_KEY_AT_rope_interleave];
+        memset((*cases)[i].config.given, 0, sizeof (*cases)[i].config.given);
+        (*cases)[i].config.given[ASSAY_KEY_AT_rope_interleave] = interleave; /* settled when it was written */
+    }
+    return status;
+}

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "cases/decoder_block.h"
 #include "cases/yaml_text.h"
 
 #define DEFAULT_I(value) value
@@ -28,15 +29,14 @@ const assay_model_config assay_model_defaults = {
 #define LEAST_S(value) 0
 #define LEAST_A(value) 0
 
-const assay_model_key assay_model_keys[] = {
+const assay_model_key assay_model_keys[ASSAY_MODEL_KEYS] = {
 #define X(type, key, value) {#key, ASSAY_KEY_##type, offsetof(assay_model_config, key), LEAST_##type(value)},
     ASSAY_MODEL_KEY_TABLE(X)
 #undef X
 };
-const int assay_model_key_count = sizeof assay_model_keys / sizeof *assay_model_keys;
 
 const assay_model_key *assay_model_key_by_name(const char *name) {
-    for (int i = 0; i < assay_model_key_count; i++) {
+    for (int i = 0; i < ASSAY_MODEL_KEYS; i++) {
         if (strcmp(name, assay_model_keys[i].name) == 0) return &assay_model_keys[i];
     }
     return NULL;
@@ -52,6 +52,7 @@ const char *const *assay_model_key_choices(const assay_model_key *key) {
         ASSAY_CHECKPOINT_KEY_TABLE(X)
 #undef X
     };
+    if (strcmp(key->name, "decoder_block") == 0) return assay_decoder_block_names;
     if (strcmp(key->name, "routed_score_func") == 0) return SCORE_FUNCS;
     if (strcmp(key->name, "group_score") == 0) return GROUP_SCORES;
     if (strcmp(key->name, "decoder_layer_input") == 0) return POLICIES + 1; /* where recomputation starts from */

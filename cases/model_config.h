@@ -5,6 +5,7 @@
 
 #include <stddef.h>
 
+#include "cases/maxtext_keys.h"
 #include "oracle/base/status.h"
 
 #define ASSAY_TEXT_SIZE 64
@@ -106,12 +107,21 @@ typedef struct assay_text {
 } assay_text;
 #define ASSAY_KEY_TYPE_S assay_text
 
+/* The place of each key in the table. */
+enum {
+#define X(type, key, value) ASSAY_KEY_AT_##key,
+    ASSAY_MODEL_KEY_TABLE(X)
+#undef X
+    ASSAY_MODEL_KEYS
+};
+
 typedef struct assay_model_config {
 #define X(type, key, value) ASSAY_KEY_TYPE_##type key;
     ASSAY_MODEL_KEY_TABLE(X)
 #undef X
-    bool rope_interleave_given; /* no key: whether rope_interleave was */
-    bool weigh_biased;          /* no key: what no model does, and a mutant */
+    bool given[ASSAY_MODEL_KEYS];            /* by a model or over it; what is not given is left open */
+    assay_text maxtext[ASSAY_MAXTEXT_KEYS];  /* of keys that are none of a case, where they might change something */
+    bool weigh_biased;                       /* no key: what no model does, and a mutant */
 } assay_model_config;
 
 extern const assay_model_config assay_model_defaults;
@@ -125,8 +135,7 @@ typedef struct assay_model_key {
     int64_t least; /* of a whole number: -1 and 0 where the default is that, else 1 */
 } assay_model_key;
 
-extern const assay_model_key assay_model_keys[];
-extern const int assay_model_key_count;
+extern const assay_model_key assay_model_keys[ASSAY_MODEL_KEYS];
 const assay_model_key *assay_model_key_by_name(const char *name); /* NULL when there is none */
 
 /* The texts that a key takes, ended by NULL; NULL when it takes any. */

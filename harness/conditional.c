@@ -122,7 +122,7 @@ static assay_status open_again(assay_context *ctx, const assay_fixture_reader *g
         return assay_fail(ctx, ASSAY_BAD_INPUT, "the attribute %s is missing or unknown",
                           yaml == NULL ? "case_yaml" : "engine");
     }
-    TRY(assay_cases_parse(ctx, "case_yaml", yaml, strlen(yaml), &a->cases, &a->case_count));
+    TRY(assay_cases_parse_stored(ctx, "case_yaml", yaml, strlen(yaml), &a->cases, &a->case_count));
     snprintf(set, sizeof set, "profiles=%s", profile->precision.name);
     TRY(assay_case_set(ctx, &a->cases[0], set));
     TRY(assay_plan_make_with(ctx, &a->plan, &a->cases[0], golden, profile));

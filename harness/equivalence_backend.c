@@ -202,7 +202,7 @@ static assay_status write_golden(assay_context *ctx, const assay_profile *profil
     assay_fixture_writer *writer = NULL;
     char *yaml = NULL;
     int tensors = 0;
-    TRY(assay_case_to_yaml(ctx, &other->c, &yaml));
+    TRY(assay_case_yaml(ctx, &other->c, &yaml));
     TRY(assay_fixture_create(ctx, file, &writer));
     TRY(assay_fixture_set_text(ctx, writer, "kind", "golden"));
     TRY(assay_fixture_set_text(ctx, writer, "case_yaml", yaml));

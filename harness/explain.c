@@ -239,7 +239,7 @@ static assay_status explain(assay_context *ctx, assay_fixture_reader *golden, as
     int count = 0;
     const char *yaml = assay_fixture_text(golden, "case_yaml");
     if (yaml == NULL) return assay_fail(ctx, ASSAY_BAD_INPUT, "the golden has no attribute case_yaml");
-    TRY(assay_cases_parse(ctx, "the golden's case", yaml, strlen(yaml), &cases, &count));
+    TRY(assay_cases_parse_stored(ctx, "the golden's case", yaml, strlen(yaml), &cases, &count));
     TRY(assay_plan_make_with(ctx, &plan, &cases[0], golden, profile));
     if (is_too_large(&plan)) {
         snprintf(report->explanation, sizeof report->explanation,

@@ -116,7 +116,7 @@ static assay_status write_attributes(assay_context *ctx, assay_fixture_writer *w
 {
     assay_status status;
     char *yaml = NULL;
-    TRY(assay_case_to_yaml(ctx, plan->c, &yaml));
+    TRY(assay_case_yaml(ctx, plan->c, &yaml));
     TRY(assay_fixture_set_text(ctx, writer, "kind", kind));
     TRY(assay_fixture_set_text(ctx, writer, "case", plan->c->name));
     TRY(assay_fixture_set_text(ctx, writer, "case_yaml", yaml));

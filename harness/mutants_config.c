@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "cases/decoder_block.h"
 #include "harness/mutants.h"
 
 static bool is(const assay_text *text, const char *value)
@@ -14,11 +15,6 @@ static bool set_text(assay_text *text, const char *value)
 {
     snprintf(text->text, sizeof text->text, "%s", value);
     return true;
-}
-
-static bool begins(const assay_text *text, const char *start)
-{
-    return strncmp(text->text, start, strlen(start)) == 0;
 }
 
 static bool flip(bool *flag)
@@ -48,14 +44,14 @@ bool assay_mutant_divided_or_not(assay_case *c)
 
 static bool is_deepseek3(const assay_model_config *m)
 {
-    return (begins(&m->decoder_block, "deepseek") || begins(&m->model_name, "deepseek")) &&
-           !begins(&m->model_name, "deepseek2") && !m->fused_moe_func && m->first_num_hash_layers == 0;
+    return assay_router_family_of(m) == ASSAY_ROUTER_DEEPSEEK3 && m->first_num_hash_layers == 0;
 }
 
 /* DeepSeek-V3's rule without its division is DeepSeek-V2's. */
 static bool as_deepseek2(assay_case *c)
 {
-    return is_deepseek3(&c->config) && set_text(&c->config.model_name, "deepseek2");
+    return is_deepseek3(&c->config) && set_text(&c->config.decoder_block, "deepseek") &&
+           set_text(&c->config.model_name, "deepseek2");
 }
 
 static bool divides(const assay_model_config *m)
@@ -129,7 +125,7 @@ bool assay_mutant_other_pairing(assay_case *c)
 
 bool assay_mutant_other_interleave(assay_case *c)
 {
-    c->config.rope_interleave_given = true;
+    c->config.given[ASSAY_KEY_AT_rope_interleave] = true;
     return flip(&c->config.rope_interleave);
 }
 
@@ -147,7 +143,7 @@ bool assay_mutant_other_attention_scaling(assay_case *c)
 bool assay_mutant_other_rope_type(assay_case *c)
 {
     assay_text *type = &c->config.rope_type;
-    c->config.rope_interleave_given = true;
+    c->config.given[ASSAY_KEY_AT_rope_interleave] = true;
     return set_text(type, is(type, "yarn") ? "default" : "yarn");
 }
 

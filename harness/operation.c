@@ -112,6 +112,7 @@ assay_status assay_operation_prepare(assay_context *ctx, const assay_case *c, co
     if (*operation == NULL) return unknown_operation(ctx, c);
     TRY(check_common(ctx, c, *operation));
     TRY(check_sizes(ctx, c));
+    TRY(assay_model_check(ctx, c, (*operation)->parts));
     TRY((*operation)->check(ctx, c));
     TRY((*operation)->describe(ctx, c, list));
     TRY(check_inputs(ctx, c, list));

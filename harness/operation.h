@@ -38,6 +38,7 @@ typedef union assay_spec_config {
 typedef struct assay_operation {
     const char *name;
     const char *summary; /* one line for people */
+    unsigned parts;      /* ASSAY_PART_...: what of a model changes its numbers */
     /* Refuses configurations that this operation cannot have; says which keys and what was expected. */
     assay_status (*check)(assay_context *ctx, const assay_case *c);
     /* Appends the operation's tensors. Inputs, weights and cotangents have the case's type, results float64, indices
@@ -65,6 +66,9 @@ const assay_operation *assay_operation_by_name(const char *name); /* NULL when t
  * the tensors. Refuses inputs that the case describes and the operation does not have. */
 assay_status assay_operation_prepare(assay_context *ctx, const assay_case *c, const assay_operation **operation,
                                      assay_tensor_list *list);
+
+/* case_yaml: the complete case (assay_case_to_yaml) with what is computed in the place of values that are left open. */
+assay_status assay_case_yaml(assay_context *ctx, const assay_case *c, char **text);
 
 const assay_tensor_entry *assay_tensor_list_find(const assay_tensor_list *list, const char *path);
 void assay_tensor_list_free(assay_tensor_list *list); /* safe on a zeroed struct */

@@ -134,7 +134,7 @@ static void writes_numbers_and_texts_that_any_reader_takes(void **state) {
 static void every_key_has_a_text(void **state) {
     (void)state;
     char text[ASSAY_KEY_VALUE_SIZE];
-    for (int i = 0; i < assay_model_key_count; i++) {
+    for (int i = 0; i < ASSAY_MODEL_KEYS; i++) {
         const assay_model_key *key = &assay_model_keys[i];
         assert_ptr_equal(assay_model_key_by_name(key->name), key);
         assay_model_key_text(key, &assay_model_defaults, text, sizeof text);

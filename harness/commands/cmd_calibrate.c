@@ -33,7 +33,7 @@ static assay_status read_case(assay_context *ctx, const assay_fixture_reader *re
         found->certificate |= assay_path_in(assay_fixture_spec(reader, i)->path, "certificate");
         found->mutants |= assay_path_in(assay_fixture_spec(reader, i)->path, "discrimination");
     }
-    TRY(assay_cases_parse(ctx, path, yaml, strlen(yaml), cases, count));
+    TRY(assay_cases_parse_stored(ctx, path, yaml, strlen(yaml), cases, count));
 cleanup:
     return status;
 }

@@ -118,7 +118,7 @@ static assay_status golden_case(assay_context *ctx, const assay_fixture_reader *
                           kind == NULL ? "not given" : kind);
     }
     if (yaml == NULL) return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: the attribute case_yaml is missing", path);
-    return assay_cases_parse(ctx, path, yaml, strlen(yaml), cases, count);
+    return assay_cases_parse_stored(ctx, path, yaml, strlen(yaml), cases, count);
 }
 
 /* Whatever is refused of a fixture names it. */

@@ -26,7 +26,7 @@ static assay_status golden_dtype(assay_context *ctx, const assay_fixture_reader 
     int count = 0;
     const char *yaml = assay_fixture_text(golden, "case_yaml");
     if (yaml == NULL) return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: the attribute case_yaml is missing", path);
-    TRY(assay_cases_parse(ctx, path, yaml, strlen(yaml), &cases, &count));
+    TRY(assay_cases_parse_stored(ctx, path, yaml, strlen(yaml), &cases, &count));
     *dtype = assay_dtype_name(cases[0].dtype);
 cleanup:
     assay_cases_free(cases, count);

@@ -102,7 +102,7 @@ static void fill_settings(host *h)
 {
     const assay_case *c = h->plan->c;
     enum { SIZE = ASSAY_KEY_VALUE_SIZE };
-    for (int i = 0; i < assay_model_key_count; i++) {
+    for (int i = 0; i < ASSAY_MODEL_KEYS; i++) {
         setting_text(&assay_model_keys[i], &c->config, h->values[h->setting_count], SIZE);
         add_setting(h, assay_model_keys[i].name);
     }
@@ -147,7 +147,7 @@ cleanup:
 static assay_status host_make(assay_context *ctx, host *h, const assay_plan *plan, assay_fixture_reader *request)
 {
     assay_status status = ASSAY_OK;
-    size_t settings = (size_t)assay_model_key_count + 9, specs = (size_t)plan->spec_count + 1;
+    size_t settings = (size_t)ASSAY_MODEL_KEYS + 9, specs = (size_t)plan->spec_count + 1;
     h->plan = plan;
     h->settings = calloc(settings, sizeof *h->settings);
     h->values = calloc(settings, sizeof *h->values);
@@ -329,7 +329,7 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
         status = assay_fail(ctx, ASSAY_BAD_INPUT, "%s: the attribute case_yaml is missing", options->arguments[1]);
         goto cleanup;
     }
-    TRY(assay_cases_parse(ctx, options->arguments[1], yaml, strlen(yaml), &cases, &count));
+    TRY(assay_cases_parse_stored(ctx, options->arguments[1], yaml, strlen(yaml), &cases, &count));
     TRY(assay_plan_make(ctx, &plan, &cases[0]));
     TRY(host_make(ctx, &h, &plan, request));
     /* a bare name would be looked for among the system's libraries */

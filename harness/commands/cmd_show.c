@@ -103,7 +103,7 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
     TRY(assay_command_cases(ctx, options, &cases, &count));
     for (int i = 0; i < count; i++) {
         TRY(assay_plan_make(ctx, &plan, &cases[i]));
-        TRY(assay_case_to_yaml(ctx, &cases[i], &yaml));
+        TRY(assay_case_yaml(ctx, &cases[i], &yaml));
         printf("%s", yaml);
         print_tensors(&plan);
         print_costs(&plan);

@@ -57,7 +57,7 @@ static assay_status verify_golden(assay_context *ctx, assay_fixture_reader *read
     }
     assay_context own = *ctx;
     own.arithmetic = arithmetic;
-    TRY(assay_cases_parse(ctx, path, yaml, strlen(yaml), &cases, &count));
+    TRY(assay_cases_parse_stored(ctx, path, yaml, strlen(yaml), &cases, &count));
     TRY(assay_plan_make_with(ctx, &plan, &cases[0], reader, NULL));
     if (!has_part(reader, "null")) assay_plan_drop_null(&plan);
     if (has_part(reader, "discrimination")) TRY(assay_plan_mutants(ctx, &plan));

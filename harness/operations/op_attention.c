@@ -152,6 +152,7 @@ static int64_t memory(const assay_case *c)
 }
 
 const assay_operation assay_op_attention = {.name = "attention",
+                                            .parts = ASSAY_PART_ATTENTION,
                                             .summary = "causal attention with log-sum-exp and segments",
                                             .check = check,
                                             .describe = describe,

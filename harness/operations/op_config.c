@@ -2,28 +2,9 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "cases/decoder_block.h"
 #include "harness/inputs.h"
 #include "harness/operations/op_support.h"
-
-static bool starts_with(const char *text, const char *prefix)
-{
-    return strncmp(text, prefix, strlen(prefix)) == 0;
-}
-
-/* MaxText goes by model_name for the choice and by decoder_block for the weights. */
-static assay_router_family family_of(const assay_model_config *m, assay_score_func score)
-{
-    const char *name = m->model_name.text, *block = m->decoder_block.text;
-    if (m->fused_moe_func) return ASSAY_ROUTER_FUSED;
-    if (strcmp(block, "llama4") == 0) return ASSAY_ROUTER_LLAMA4;
-    if (strcmp(block, "gemma4") == 0) return ASSAY_ROUTER_GEMMA4;
-    if (!starts_with(block, "deepseek") && !(block[0] == '\0' && starts_with(name, "deepseek"))) {
-        return ASSAY_ROUTER_DEFAULT;
-    }
-    if (starts_with(name, "deepseek3") || starts_with(name, "deepseek4")) return ASSAY_ROUTER_DEEPSEEK3;
-    if (starts_with(name, "deepseek2")) return ASSAY_ROUTER_DEEPSEEK2;
-    return score == ASSAY_SCORE_SOFTMAX && !m->routed_bias ? ASSAY_ROUTER_DEEPSEEK2 : ASSAY_ROUTER_DEEPSEEK3;
-}
 
 static assay_status score_func_of(assay_context *ctx, const char *name, assay_score_func *score)
 {
@@ -83,7 +64,7 @@ assay_status assay_routing_config_of(assay_context *ctx, const assay_case *c, as
     TRY(score_func_of(ctx, m->routed_score_func.text, &config->score_func));
     TRY(group_score_of(ctx, m, &config->group_score));
     if (m->first_num_hash_layers > 0) TRY(assay_require_positive(ctx, "vocab_size", m->vocab_size));
-    config->family = family_of(m, config->score_func);
+    config->family = assay_router_family_of(m);
     if (config->family == ASSAY_ROUTER_FUSED) {
         /* every family divides by the sum but llama4 and gemma4, which do so when norm_topk_prob says so */
         bool own = strcmp(m->decoder_block.text, "llama4") == 0 || strcmp(m->decoder_block.text, "gemma4") == 0;
@@ -118,7 +99,7 @@ static assay_status glu_of(assay_context *ctx, const assay_model_config *m, bool
     *glu = ASSAY_GLU_PLAIN;
     if (strcmp(m->decoder_block.text, "gpt_oss") == 0) {
         *glu = ASSAY_GLU_GPT_OSS;
-    } else if (m->mlp_activations_limit > 0.0 && (asked || starts_with(m->decoder_block.text, "deepseek"))) {
+    } else if (m->mlp_activations_limit > 0.0 && (asked || assay_block_has(m, ASSAY_BLOCK_CLAMPS))) {
         *glu = ASSAY_GLU_CLAMPED;
     }
     if (*glu == ASSAY_GLU_GPT_OSS && !(m->mlp_activations_limit > 0.0)) {

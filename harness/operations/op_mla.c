@@ -275,6 +275,7 @@ static int64_t memory(const assay_case *c)
 }
 
 const assay_operation assay_op_mla = {.name = "mla",
+                                      .parts = ASSAY_PART_ATTENTION | ASSAY_PART_LATENT | ASSAY_PART_ROPE,
                                       .summary = "multi-head latent attention with YaRN",
                                       .check = check,
                                       .describe = describe,

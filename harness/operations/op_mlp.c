@@ -232,6 +232,7 @@ static int64_t memory(const assay_case *c)
 }
 
 const assay_operation assay_op_mlp = {.name = "mlp",
+                                      .parts = ASSAY_PART_MLP,
                                       .summary = "gated MLP of a dense layer, fused or not",
                                       .check = check,
                                       .describe = describe,

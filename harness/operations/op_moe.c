@@ -261,6 +261,7 @@ static int64_t memory(const assay_case *c)
 }
 
 const assay_operation assay_op_moe = {.name = "moe",
+                                      .parts = ASSAY_PART_ROUTER | ASSAY_PART_EXPERTS,
                                       .summary = "mixture of experts: dense, dropping, sparse or fused path",
                                       .check = check,
                                       .describe = describe,

@@ -82,6 +82,7 @@ static int64_t memory(const assay_case *c)
 }
 
 const assay_operation assay_op_rms_norm = {.name = "rms_norm",
+                                           .parts = ASSAY_PART_NORM,
                                            .summary = "RMS normalisation over the last axis",
                                            .check = check,
                                            .describe = describe,

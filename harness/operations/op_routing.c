@@ -337,6 +337,7 @@ static int64_t memory(const assay_case *c)
 }
 
 const assay_operation assay_op_routing = {.name = "routing",
+                                          .parts = ASSAY_PART_ROUTER,
                                           .summary = "which experts a token goes to, and with which weights",
                                           .check = check,
                                           .describe = describe,

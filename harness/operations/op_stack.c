@@ -172,6 +172,7 @@ static int64_t memory(const assay_case *c)
 }
 
 const assay_operation assay_op_deepseek_layer = {.name = "deepseek_layer",
+                                                 .parts = ASSAY_PART_ALL,
                                                  .summary = "one decoder layer: MLA, then a gated MLP or a MoE block",
                                                  .check = check,
                                                  .describe = describe,
@@ -183,6 +184,7 @@ const assay_operation assay_op_deepseek_layer = {.name = "deepseek_layer",
                                                  .memory = memory};
 
 const assay_operation assay_op_deepseek_stack = {.name = "deepseek_stack",
+                                                 .parts = ASSAY_PART_ALL,
                                                  .summary = "decoder layers one after the other, rematerialised",
                                                  .check = check,
                                                  .describe = describe,

@@ -101,6 +101,9 @@ assay_status assay_attention_config_of(assay_context *ctx, const assay_case *c, 
 assay_status assay_mla_config_of(assay_context *ctx, const assay_case *c, assay_mla_config *config);
 assay_status assay_stack_config_of(assay_context *ctx, const assay_case *c, assay_stack_config *config);
 
+/* Refuses, by block and key, what the model says of `parts` (ASSAY_PART_...) and the operation would not honour. */
+assay_status assay_model_check(assay_context *ctx, const assay_case *c, unsigned parts);
+
 /* Gemma 4 scales each expert's weight by a number of its own. */
 bool assay_has_per_expert_scale(const assay_case *c);
 

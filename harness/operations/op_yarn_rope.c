@@ -95,6 +95,7 @@ static int64_t memory(const assay_case *c)
 }
 
 const assay_operation assay_op_yarn_rope = {.name = "yarn_rope",
+                                            .parts = ASSAY_PART_ROPE,
                                             .summary = "rotary position embedding, plain or YaRN, in every layout",
                                             .check = check,
                                             .describe = describe,

@@ -10,7 +10,8 @@
  *   llama4     by biased; biased
  *   gemma4     by logits + bias; scores, / sum if norm_topk_prob, * per_expert_scale
  *   fused      by scores; scores, / sum if norm_topk_prob; no f means the softmax
- * Groups belong to the deepseek families, as the scaling factor does; the others ignore both keys, as MaxText does.
+ * Groups belong to the deepseek families, as the scaling factor does; the others ignore both keys, as MaxText does (a
+ * case that gives them is refused: harness/operations/model_check.c).
  * The fused family has neither lb_loss nor bias_updates, nor has hash routing.
  * lb_loss: P = softmax of what experts are chosen by, density[b,e] = mean over S of the times e is chosen,
  * loss = mean over (b,e) of density * mean_S(P) * E^2 * weight; differentiated through P alone.
@@ -87,6 +88,8 @@ typedef struct assay_routing {
 } assay_routing;
 
 assay_status assay_routing_check(assay_context *ctx, const assay_routing_config *config);
+/* Whether the weights of the chosen experts are divided by their sum. */
+bool assay_routing_divides(const assay_routing_config *config);
 assay_status assay_routing_alloc(assay_context *ctx, assay_routing *r, const assay_routing_config *config);
 void assay_routing_free(assay_routing *r); /* safe on a zeroed struct */
 

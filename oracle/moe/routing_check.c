@@ -54,6 +54,11 @@ assay_routing_rule assay_routing_rule_of(const assay_routing_config *config)
     return rule;
 }
 
+bool assay_routing_divides(const assay_routing_config *config)
+{
+    return assay_routing_rule_of(config).divide;
+}
+
 static assay_status check_sizes(assay_context *ctx, const assay_routing_config *c)
 {
     int64_t count = 0;

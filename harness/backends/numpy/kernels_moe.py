@@ -8,6 +8,8 @@ def family_of(s):
     name, block = s["model_name"], s["decoder_block"]
     s.need(not s.true("fused_moe_func") and block not in ("llama4", "gemma4"), "not this family of routers")
     s.need(s.count("first_num_hash_layers") == 0, "no hash routing")
+    if block in ("glm4_moe", "kimi_k2"):
+        return "deepseek3"
     if not (block.startswith("deepseek") or block == "" and name.startswith("deepseek")):
         return "default"
     if name.startswith(("deepseek3", "deepseek4")):

@@ -1,0 +1,58 @@
+/* The decoder blocks: MaxText's (DecoderBlockType), GLM-4.5's and Kimi-K2's, and what each decides about the formulas.
+ */
+#ifndef ASSAY_CASES_DECODER_BLOCK_H
+#define ASSAY_CASES_DECODER_BLOCK_H
+
+#include "oracle/moe/routing.h"
+
+struct assay_model_config;
+
+enum {
+    ASSAY_BLOCK_LATENT = 1 << 0,       /* its attention is multi-head latent attention */
+    ASSAY_BLOCK_CLAMPS = 1 << 1,       /* its experts clamp where there is a mlp_activations_limit */
+    ASSAY_BLOCK_UNGATED = 1 << 2,      /* its MLP has one projection and no gate */
+    ASSAY_BLOCK_OTHER_NORM = 1 << 3,   /* its norm is no RMS norm with a plain scale */
+    ASSAY_BLOCK_GATED_SHARED = 1 << 4, /* its shared expert is multiplied by a gate of its own */
+};
+
+/* name, router (of DEEPSEEK3 the model's name and score function make DEEPSEEK2), what it has. "": not said. */
+#define ASSAY_DECODER_BLOCK_TABLE(X)                                                                                   \
+    X("", DEFAULT, ASSAY_BLOCK_LATENT)                                                                                 \
+    X("default", DEFAULT, 0)                                                                                           \
+    X("llama2", DEFAULT, 0)                                                                                            \
+    X("mistral", DEFAULT, 0)                                                                                           \
+    X("mixtral", DEFAULT, 0)                                                                                           \
+    X("deepseek", DEEPSEEK3, ASSAY_BLOCK_LATENT | ASSAY_BLOCK_CLAMPS)                                                  \
+    X("deepseek2", DEEPSEEK3, ASSAY_BLOCK_LATENT | ASSAY_BLOCK_CLAMPS)                                                 \
+    X("deepseek3", DEEPSEEK3, ASSAY_BLOCK_LATENT | ASSAY_BLOCK_CLAMPS)                                                 \
+    X("deepseek4", DEEPSEEK3, ASSAY_BLOCK_CLAMPS)                                                                      \
+    X("kimi_k2", DEEPSEEK3, ASSAY_BLOCK_LATENT)                                                                        \
+    X("glm4_moe", DEEPSEEK3, 0)                                                                                        \
+    X("gemma", DEFAULT, 0)                                                                                             \
+    X("gemma2", DEFAULT, 0)                                                                                            \
+    X("gemma3", DEFAULT, 0)                                                                                            \
+    X("gemma4", GEMMA4, 0)                                                                                             \
+    X("gemma4_small", DEFAULT, 0)                                                                                      \
+    X("qwen2", DEFAULT, 0)                                                                                             \
+    X("qwen3", DEFAULT, 0)                                                                                             \
+    X("qwen3_moe", DEFAULT, 0)                                                                                         \
+    X("qwen3_custom_moe", DEFAULT, 0)                                                                                  \
+    X("qwen3_next", DEFAULT, ASSAY_BLOCK_OTHER_NORM | ASSAY_BLOCK_GATED_SHARED)                                        \
+    X("qwen3_5", DEFAULT, ASSAY_BLOCK_OTHER_NORM | ASSAY_BLOCK_GATED_SHARED)                                           \
+    X("gpt3", DEFAULT, ASSAY_BLOCK_UNGATED | ASSAY_BLOCK_OTHER_NORM)                                                   \
+    X("gpt_oss", DEFAULT, ASSAY_BLOCK_CLAMPS)                                                                          \
+    X("llama4", LLAMA4, 0)                                                                                             \
+    X("olmo3", DEFAULT, 0)                                                                                             \
+    X("envy", DEFAULT, 0)                                                                                              \
+    X("simple", DEFAULT, ASSAY_BLOCK_UNGATED)                                                                          \
+    X("simple_mlp", DEFAULT, ASSAY_BLOCK_UNGATED)
+
+extern const char *const assay_decoder_block_names[]; /* ends with NULL */
+
+/* Whether the model's block has ASSAY_BLOCK_... */
+bool assay_block_has(const struct assay_model_config *m, unsigned what);
+
+/* MaxText goes by model_name for the choice of experts and by decoder_block for their weights. */
+assay_router_family assay_router_family_of(const struct assay_model_config *m);
+
+#endif

@@ -1,0 +1,87 @@
+/* The tables of MaxText's keys: what is passed over, what is kept, which values change nothing. */
+#include <string.h>
+
+#include "cases/case.h"
+#include "tests/support/assay_test.h"
+
+static void no_key_stands_twice(void **state)
+{
+    (void)state;
+    for (int i = 0; i < ASSAY_MAXTEXT_KEYS; i++) {
+        const char *name = assay_maxtext_keys[i].name;
+        assert_null(assay_model_key_by_name(name));
+        assert_false(assay_maxtext_key_is_neutral(name));
+        assert_int_equal(assay_maxtext_key_by_name(name), i);
+    }
+    for (int i = 0; i < ASSAY_MODEL_KEYS; i++) {
+        assert_int_equal(assay_maxtext_key_by_name(assay_model_keys[i].name), -1);
+        if (assay_maxtext_key_is_neutral(assay_model_keys[i].name)) fail_msg("%s", assay_model_keys[i].name);
+    }
+}
+
+static void whole_names_alone_are_neutral(void **state)
+{
+    (void)state;
+    static const char *const neutral[] = {"base_config",
+                                          "scan_layers",
+                                          "megablox",
+                                          "mtp_num_layers",
+                                          "gdn_chunk_size",
+                                          "image_size_for_vit",
+                                          "ici_expert_parallelism",
+                                          "sa_block_q",
+                                          "lora"};
+    static const char *const others[] = {"",
+                                         " ",
+                                         "scan",
+                                         "scan_layer",
+                                         "layers",
+                                         "scan_layers ",
+                                         "for_vit",
+                                         "emb_dim",
+                                         "dtype",
+                                         "num_kv_heads",
+                                         "use_indexer",
+                                         "ici_expert",
+                                         "hidden_size",
+                                         "base_config run_name",
+                                         "base_emb_dim"};
+    for (size_t i = 0; i < sizeof neutral / sizeof *neutral; i++) assert_true(assay_maxtext_key_is_neutral(neutral[i]));
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        if (assay_maxtext_key_is_neutral(others[i])) fail_msg("%s", others[i]);
+    }
+}
+
+static void values_that_change_nothing(void **state)
+{
+    (void)state;
+    static const struct {
+        int key;
+        const char *value;
+        bool nothing;
+    } rows[] = {
+        {ASSAY_MAXTEXT_use_indexer, "false", true},          {ASSAY_MAXTEXT_use_indexer, "False", true},
+        {ASSAY_MAXTEXT_use_indexer, "true", false},          {ASSAY_MAXTEXT_use_indexer, "", false},
+        {ASSAY_MAXTEXT_sliding_window_size, "0", true},      {ASSAY_MAXTEXT_sliding_window_size, "0.0", true},
+        {ASSAY_MAXTEXT_sliding_window_size, "128", false},   {ASSAY_MAXTEXT_compress_ratios, "[]", true},
+        {ASSAY_MAXTEXT_compress_ratios, "[...]", false},     {ASSAY_MAXTEXT_quantization, "", true},
+        {ASSAY_MAXTEXT_quantization, "fp8_full", false},     {ASSAY_MAXTEXT_attn_logits_soft_cap, "null", true},
+        {ASSAY_MAXTEXT_attn_logits_soft_cap, "50.0", false}, {ASSAY_MAXTEXT_mhc_expansion_rate, "1", true},
+        {ASSAY_MAXTEXT_mhc_expansion_rate, "4", false},      {ASSAY_MAXTEXT_attention, "flash", true},
+        {ASSAY_MAXTEXT_attention, "vllm_rpa", false},        {ASSAY_MAXTEXT_partial_rotary_factor, "1.0", true},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        const bool found = assay_maxtext_value_changes_nothing(&assay_maxtext_keys[rows[i].key], rows[i].value);
+        if (found != rows[i].nothing) fail_msg("%s: %s", assay_maxtext_keys[rows[i].key].name, rows[i].value);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(no_key_stands_twice),
+        cmocka_unit_test(whole_names_alone_are_neutral),
+        cmocka_unit_test(values_that_change_nothing),
+    };
+    return cmocka_run_group_tests_name("maxtext_keys", tests, NULL, NULL);
+}

@@ -1,0 +1,198 @@
+/* What a model says and an operation would not honour is refused, by key and block; what it leaves open gets said. */
+#include "harness/tests/harness_test.h"
+
+#define MOE                                                                                                            \
+    "base_emb_dim: 8, base_moe_mlp_dim: 8, num_experts: 8, num_experts_per_tok: 2, base_mlp_dim: 8, "                  \
+    "base_num_query_heads: 2, base_num_decoder_layers: 2"
+#define MLA ", q_lora_rank: 8, kv_lora_rank: 8, qk_nope_head_dim: 4, qk_rope_head_dim: 4, v_head_dim: 8"
+
+typedef struct row {
+    const char *op, *model;
+    const char *words; /* of the refusal; NULL: accepted */
+} row;
+
+static const row ROWS[] = {
+    /* values that the family would not honour */
+    {"moe", MOE ", decoder_block: glm4_moe, routed_score_func: sigmoid, routed_bias: true", NULL},
+    {"moe", MOE ", decoder_block: kimi_k2, routed_score_func: sigmoid, routed_scaling_factor: 2.827", NULL},
+    {"routing", MOE ", decoder_block: mixtral, routed_score_func: sigmoid",
+     "routed_score_func is sigmoid, expected \"\": decoder_block mixtral"},
+    {"moe", MOE ", decoder_block: llama4, routed_score_func: sigmoid", "routed_score_func is sigmoid"},
+    {"moe", MOE ", decoder_block: mixtral, routed_score_func: sigmoid, fused_moe_func: true", NULL},
+    {"mla", MOE MLA ", routed_score_func: sigmoid", NULL},
+    {"moe", MOE ", decoder_block: qwen3_moe, routed_scaling_factor: 2.5", "routed_scaling_factor is 2.5, expected 1"},
+    {"moe", MOE ", decoder_block: qwen3_moe, n_routing_groups: 4, topk_routing_group: 2", "n_routing_groups is 4"},
+    {"moe", MOE ", decoder_block: qwen3_moe, topk_routing_group: 2", "topk_routing_group is 2"},
+    {"moe", MOE ", decoder_block: qwen3_moe, group_score: max", "group_score is max"},
+    {"moe", MOE ", decoder_block: deepseek, topk_routing_group: 2", "expected n_routing_groups beside it"},
+    {"moe", MOE ", decoder_block: deepseek, n_routing_groups: -1, topk_routing_group: 2", NULL},
+    {"moe",
+     MOE ", decoder_block: deepseek, routed_score_func: sigmoid, n_routing_groups: 4, topk_routing_group: 2, "
+         "fused_moe_func: true",
+     "n_routing_groups is 4, expected -1: fused_moe_func has no groups"},
+    {"moe", MOE ", decoder_block: deepseek, routed_score_func: sigmoid, norm_topk_prob: false",
+     "norm_topk_prob is false, expected true: decoder_block deepseek divides"},
+    {"moe", MOE ", decoder_block: deepseek, routed_score_func: sigmoid, norm_topk_prob: true", NULL},
+    {"moe", MOE ", decoder_block: deepseek, routed_score_func: softmax, norm_topk_prob: true",
+     "norm_topk_prob is true, expected false"},
+    {"moe", MOE ", decoder_block: mixtral, norm_topk_prob: false", NULL},
+    {"moe", MOE ", decoder_block: mixtral, norm_topk_prob: true", NULL},
+    {"moe", MOE ", decoder_block: mixtral, norm_topk_prob: false, fused_moe_func: true",
+     "norm_topk_prob is false, expected true: fused_moe_func divides"},
+    {"moe", MOE ", decoder_block: mixtral, mlp_activations_limit: 7", "mlp_activations_limit is 7"},
+    {"moe", MOE ", decoder_block: deepseek4, mlp_activations_limit: 7", NULL},
+    {"mlp", MOE ", decoder_block: mixtral, mlp_activations_limit: 7", NULL},
+    {"moe", MOE ", mlp_activations: [silu, sigmoid]", "mlp_activations is [silu, sigmoid]"},
+    {"moe", MOE ", capacity_factor: 1.5", "capacity_factor is 1.5, expected -1: with sparse_matmul"},
+    {"moe", MOE ", capacity_factor: 1.5, sparse_matmul: false", NULL},
+    {"moe", MOE ", decoder_block: qwen3_next, shared_experts: 1", "shared_experts is 1"},
+    {"mlp", MOE ", decoder_block: qwen3_next, shared_experts: 1", NULL},
+    {"mlp", MOE ", decoder_block: gpt3", "decoder_block is gpt3, which has no gated MLP"},
+    {"rms_norm", MOE ", decoder_block: qwen3_5", "which has no RMS norm with a plain scale"},
+    {"mla", MOE MLA ", decoder_block: mixtral", "which has no multi-head latent attention"},
+    {"deepseek_stack", MOE MLA ", decoder_block: gpt_oss", "which has no multi-head latent attention"},
+    {"mla", MOE MLA ", decoder_block: kimi_k2", NULL},
+    /* keys of MaxText that are none of ours */
+    {"mla", MOE MLA ", use_indexer: true, indexer_topk: 2048", "use_indexer is true, expected false: op mla"},
+    {"moe", MOE MLA ", use_indexer: true, indexer_topk: 2048", NULL},
+    {"mla", MOE MLA ", use_indexer: false", NULL},
+    {"mla", MOE MLA ", attention_type: compressed", "attention_type is compressed, expected mla"},
+    {"mla", MOE MLA ", compress_ratios: [0, 4]", "compress_ratios is [...], expected []"},
+    {"mla", MOE MLA ", compress_ratios: []", NULL},
+    {"deepseek_stack", MOE MLA ", mhc_expansion_rate: 4", "mhc_expansion_rate is 4, expected 1"},
+    {"mla", MOE MLA ", mhc_expansion_rate: 4", NULL},
+    {"attention", MOE MLA ", sliding_window_size: 128", "sliding_window_size is 128, expected 0"},
+    {"attention", MOE MLA ", attention_sink: true", "attention_sink is true"},
+    {"attention", MOE MLA ", decoder_block: gpt_oss, base_num_kv_heads: 1", "base_num_kv_heads is 1, expected 2"},
+    {"attention", MOE MLA ", attention_type: mla, base_num_kv_heads: 1", NULL},
+    {"attention", MOE MLA ", decoder_block: mixtral, head_dim: 8", NULL},
+    {"attention", MOE MLA ", decoder_block: mixtral, head_dim: 16", "head_dim is 16, expected 8"},
+    {"yarn_rope", MOE MLA ", decoder_block: mixtral, head_dim: 16", "head_dim is 16, expected 4 (qk_rope_head_dim)"},
+    {"yarn_rope", MOE MLA ", partial_rotary_factor: 0.5", "partial_rotary_factor is 0.5, expected 1"},
+    {"permute", MOE ", global_parameter_scale: 2", "global_parameter_scale is 2, expected 1"},
+    {"permute", MOE ", use_indexer: true, attention_sink: true, mhc_expansion_rate: 4", NULL},
+    {"moe", MOE ", attention: vllm_rpa", "attention is vllm_rpa"},
+    {"moe", MOE ", logits_via_embedding: true, enable_dropout: false, hidden_size_for_vit: 8", NULL},
+};
+
+static void what_would_not_be_honoured_is_refused(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof ROWS / sizeof *ROWS; i++) {
+        assay_context ctx = assay_context_default(1);
+        char yaml[1024];
+        assay_plan plan = {0};
+        snprintf(yaml, sizeof yaml, "{case: t, op: %s, sequence: 8, profiles: none, model: {%s}}", ROWS[i].op,
+                 ROWS[i].model);
+        assay_case *c = case_from(&ctx, yaml);
+        const bool accepted = assay_plan_make(&ctx, &plan, c) == ASSAY_OK;
+        const bool right = ROWS[i].words == NULL ? accepted : !accepted && strstr(ctx.message, ROWS[i].words) != NULL;
+        if (!right) fail_msg("%s: %s", yaml, accepted ? "accepted" : ctx.message);
+        assay_plan_free(&plan);
+        assay_cases_free(c, 1);
+    }
+}
+
+/* config: and --set go over what a model file says. */
+static void a_key_can_be_set_to_what_changes_nothing(void **state)
+{
+    (void)state;
+    assay_context ctx = assay_context_default(1);
+    assay_plan plan = {0};
+    assay_case *c =
+        case_from(&ctx, "{case: t, op: mla, profiles: none, model: {base_emb_dim: 8, base_num_query_heads: 2, "
+                        "use_indexer: true}}");
+    assert_int_equal(assay_plan_make(&ctx, &plan, c), ASSAY_BAD_INPUT);
+    assert_ok(&ctx, assay_case_set(&ctx, c, "use_indexer=false"));
+    assert_ok(&ctx, assay_plan_make(&ctx, &plan, c));
+    assay_plan_free(&plan);
+    assay_cases_free(c, 1);
+}
+
+static void has_line(const char *yaml, const char *line)
+{
+    if (strstr(yaml, line) == NULL) fail_msg("no %s in\n%s", line, yaml);
+}
+
+static void what_is_left_open_is_said(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name, *set, *lines[2];
+    } rows[] = {
+        {"routing/deepseek3-groups", NULL, {"  norm_topk_prob: true\n", "  group_score: top2_sum\n"}},
+        {"routing/deepseek3-groups", "routed_bias=false", {"  norm_topk_prob: true\n", "  group_score: max\n"}},
+        {"moe/deepseek3-tiny-sparse", NULL, {"  norm_topk_prob: true\n", "  group_score: \"\"\n"}},
+        {"moe/deepseek2-16b", NULL, {"  norm_topk_prob: false\n", "  group_score: \"\"\n"}},
+        {"moe/mixtral", NULL, {"  norm_topk_prob: false\n", "  decoder_block: mixtral\n"}},
+        {"moe/mixtral", "fused_moe_func=true", {"  norm_topk_prob: true\n", "  fused_moe_func: true\n"}},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        assay_context ctx = assay_context_default(1);
+        assay_case *c = case_named(&ctx, rows[i].name, rows[i].set);
+        char *yaml = NULL;
+        assert_ok(&ctx, assay_case_yaml(&ctx, c, &yaml));
+        for (int j = 0; j < 2; j++) has_line(yaml, rows[i].lines[j]);
+        free(yaml);
+        assay_cases_free(c, 1);
+    }
+}
+
+/* What `assay show` prints is a case file: it is accepted, and says the same of itself. */
+static void what_is_shown_is_a_case(void **state)
+{
+    (void)state;
+    assay_context ctx = assay_context_default(1);
+    assay_case *cases = NULL;
+    int count = 0;
+    assert_ok(&ctx, assay_catalogue(&ctx, &cases, &count));
+    for (int i = 0; i < count; i++) {
+        char *yaml = NULL, *again = NULL;
+        const assay_operation *operation;
+        assay_tensor_list list;
+        assert_ok(&ctx, assay_case_yaml(&ctx, &cases[i], &yaml));
+        assay_case *c = case_from(&ctx, yaml);
+        assert_ok(&ctx, assay_operation_prepare(&ctx, c, &operation, &list));
+        assert_ok(&ctx, assay_case_yaml(&ctx, c, &again));
+        assert_string_equal(yaml, again);
+        assay_tensor_list_free(&list);
+        assay_cases_free(c, 1);
+        free(yaml);
+        free(again);
+    }
+    assay_cases_free(cases, count);
+}
+
+/* Earlier programs wrote values that nothing honoured; their goldens are as they were. */
+static void stored_cases_are_as_they_were(void **state)
+{
+    (void)state;
+    static const char stored[] = "{case: t, op: routing, sequence: 4, profiles: none, model: {" MOE
+                                 ", decoder_block: deepseek, routed_score_func: sigmoid, norm_topk_prob: false, "
+                                 "topk_routing_group: 2, rope_type: yarn, rope_interleave: false}}";
+    assay_context ctx = assay_context_default(1);
+    assay_case *c = NULL;
+    assay_plan plan = {0};
+    int count = 0;
+    char *yaml = NULL;
+    assert_ok(&ctx, assay_cases_parse_stored(&ctx, "golden", stored, strlen(stored), &c, &count));
+    assert_ok(&ctx, assay_plan_make(&ctx, &plan, c));
+    assert_ok(&ctx, assay_case_yaml(&ctx, c, &yaml));
+    has_line(yaml, "  norm_topk_prob: true\n");
+    has_line(yaml, "  rope_interleave: false\n");
+    free(yaml);
+    assay_plan_free(&plan);
+    assay_cases_free(c, count);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(what_would_not_be_honoured_is_refused),
+        cmocka_unit_test(a_key_can_be_set_to_what_changes_nothing),
+        cmocka_unit_test(what_is_left_open_is_said),
+        cmocka_unit_test(what_is_shown_is_a_case),
+        cmocka_unit_test(stored_cases_are_as_they_were),
+    };
+    return cmocka_run_group_tests_name("model_check", tests, NULL, NULL);
+}
