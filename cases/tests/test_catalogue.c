@@ -66,18 +66,15 @@ static void every_bug_has_a_case(void **state) {
 
 static void models_know_their_names(void **state) {
     (void)state;
-    static const char *const NAMES[] = {"deepseek2-16b",  "deepseek2-236b", "deepseek3-671b",
-                                        "deepseek3-tiny", "gemma4-26b",     "gpt-oss-20b",
-                                        "llama4-scout",   "mixtral-8x7b",   "qwen3-30b-a3b"};
     for (int i = 0; i < assay_embedded_model_count; i++) {
         assay_context ctx = {.threads = 1};
         assay_case *c = NULL;
         char text[128];
         int count = 0;
-        assert_string_equal(assay_embedded_models[i].name, NAMES[i]);
-        snprintf(text, sizeof text, "case: a\nop: moe\nmodel: %s\n", NAMES[i]);
+        const char *name = assay_embedded_models[i].name;
+        snprintf(text, sizeof text, "case: a\nop: moe\nmodel: %s\n", name);
         assert_ok(&ctx, assay_cases_parse(&ctx, "t.yml", text, strlen(text), &c, &count));
-        const char *expected = strcmp(NAMES[i], "llama4-scout") == 0 ? "llama4-17b-16e" : NAMES[i];
+        const char *expected = strcmp(name, "llama4-scout") == 0 ? "llama4-17b-16e" : name;
         assert_string_equal(c->model, expected);
         assert_string_equal(c->config.model_name.text, expected);
         assert_true(c->config.decoder_block.text[0] != '\0');
