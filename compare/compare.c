@@ -14,13 +14,21 @@
 
 #define MARGIN "routing/margin"
 
-/* The data flow. What stands first is blamed first. */
+/* What is compared. */
 static const char *const folders[] = {"schedule/", "routing/", "checkpoints/", "outputs/", "gradients/"};
 enum { FOLDERS = sizeof folders / sizeof *folders };
 
 static bool starts_with(const char *text, const char *start)
 {
     return strncmp(text, start, strlen(start)) == 0;
+}
+
+/* FOLDERS for what is not compared. */
+static int folder_of(const char *path)
+{
+    int folder = 0;
+    while (folder < FOLDERS && !starts_with(path, folders[folder])) folder++;
+    return folder;
 }
 
 static bool is_required(const char *path)
@@ -54,32 +62,59 @@ static void name_scales(const assay_fixture_reader *golden, char *names, size_t 
     }
 }
 
-static assay_status list_tensors(assay_context *ctx, const assay_fixture_reader *golden, assay_report *report)
+/* A tensor that is compared, and where it stands. */
+typedef struct place {
+    const assay_tensor_spec *spec;
+    int64_t rank;
+} place;
+
+static int by_rank(const void *a, const void *b)
 {
-    int total = assay_fixture_count(golden);
-    report->tensors = calloc((size_t)total + 1, sizeof *report->tensors);
-    if (report->tensors == NULL)
-        return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the results of %d tensors", total);
-    for (int folder = 0; folder < FOLDERS; folder++) {
-        for (int i = 0; i < total; i++) {
-            const assay_tensor_spec *spec = assay_fixture_spec(golden, i);
-            if (!starts_with(spec->path, folders[folder])) continue;
-            assay_tensor_result *result = &report->tensors[report->count++];
-            result->spec = *spec;
-            /* the golden may be closed while the report lives */
-            for (int axis = 0; axis < spec->shape.rank; axis++) {
-                const char *label = spec->labels[axis] == NULL ? "" : spec->labels[axis];
-                snprintf(result->axis_labels[axis], sizeof result->axis_labels[axis], "%s", label);
-            }
-            memset(result->spec.labels, 0, sizeof result->spec.labels);
-            result->worst_statistic = -1;
-            int64_t length = assay_row_length(&spec->shape);
-            result->required = is_required(spec->path);
-            result->elements = assay_shape_count(&spec->shape);
-            result->rows = length > 0 ? result->elements / length : 0;
-        }
+    const place *first = a, *second = b;
+    if (first->rank != second->rank) return first->rank < second->rank ? -1 : 1;
+    return strcmp(first->spec->path, second->spec->path);
+}
+
+static void start_result(const assay_tensor_spec *spec, assay_tensor_result *result)
+{
+    const int64_t length = assay_row_length(&spec->shape);
+    result->spec = *spec;
+    /* the golden may be closed while the report lives */
+    for (int axis = 0; axis < spec->shape.rank; axis++) {
+        const char *label = spec->labels[axis] == NULL ? "" : spec->labels[axis];
+        snprintf(result->axis_labels[axis], sizeof result->axis_labels[axis], "%s", label);
     }
-    return ASSAY_OK;
+    memset(result->spec.labels, 0, sizeof result->spec.labels);
+    result->worst_statistic = -1;
+    result->required = is_required(spec->path);
+    result->elements = assay_shape_count(&spec->shape);
+    result->rows = length > 0 ? result->elements / length : 0;
+}
+
+static assay_status list_tensors(assay_context *ctx, const assay_fixture_reader *golden, assay_rank rank,
+                                 assay_report *report)
+{
+    assay_status status = ASSAY_OK;
+    const int total = assay_fixture_count(golden);
+    int count = 0;
+    place *places = calloc((size_t)total + 1, sizeof *places);
+    report->tensors = calloc((size_t)total + 1, sizeof *report->tensors);
+    if (places == NULL || report->tensors == NULL) {
+        status = assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the results of %d tensors", total);
+        goto cleanup;
+    }
+    for (int i = 0; i < total; i++) {
+        const assay_tensor_spec *spec = assay_fixture_spec(golden, i);
+        const int folder = folder_of(spec->path);
+        if (folder == FOLDERS) continue;
+        places[count++] = (place){spec, rank == NULL ? folder : rank(spec->path)};
+    }
+    qsort(places, (size_t)count, sizeof *places, by_rank);
+    for (int i = 0; i < count; i++) start_result(places[i].spec, &report->tensors[i]);
+    report->count = count;
+cleanup:
+    free(places);
+    return status;
 }
 
 /* The tensor's null distributions, if the golden has them: `used` grows by the statistics that have one. */
@@ -249,7 +284,7 @@ static void copy_text(char *to, size_t size, const assay_fixture_reader *reader,
 
 assay_status assay_compare_undiagnosed(assay_context *ctx, assay_fixture_reader *golden,
                                        assay_fixture_reader *candidate, const assay_profile *profile,
-                                       double false_alarm, assay_report *report)
+                                       double false_alarm, assay_rank rank, assay_report *report)
 {
     assay_status status;
     assay_evidence shown = {0};
@@ -260,7 +295,7 @@ assay_status assay_compare_undiagnosed(assay_context *ctx, assay_fixture_reader 
     copy_text(report->case_name, sizeof report->case_name, golden, "case");
     copy_text(report->op, sizeof report->op, golden, "op");
     snprintf(report->profile, sizeof report->profile, "%s", profile->precision.name);
-    TRY(list_tensors(ctx, golden, report));
+    TRY(list_tensors(ctx, golden, rank, report));
     TRY(find_thresholds(ctx, &c, false_alarm, report));
     TRY(find_unknown(ctx, &c, report));
     TRY(alloc_buffers(ctx, &c));
@@ -278,10 +313,10 @@ cleanup:
 }
 
 assay_status assay_compare(assay_context *ctx, assay_fixture_reader *golden, assay_fixture_reader *candidate,
-                           const assay_profile *profile, double false_alarm, assay_report *report)
+                           const assay_profile *profile, double false_alarm, assay_rank rank, assay_report *report)
 {
     assay_status status;
-    TRY(assay_compare_undiagnosed(ctx, golden, candidate, profile, false_alarm, report));
+    TRY(assay_compare_undiagnosed(ctx, golden, candidate, profile, false_alarm, rank, report));
     if (report->verdict == ASSAY_FAIL) TRY(assay_diagnose(ctx, golden, candidate, profile, report));
 cleanup:
     if (status != ASSAY_OK) assay_report_free(report);

@@ -87,7 +87,7 @@ typedef struct assay_report {
     int explained_count;
     char known[160];              /* why it is known to fail (a ledger); "" when it is not */
     assay_power power;            /* as the golden states it */
-    assay_tensor_result *tensors; /* in the order of the data flow: routing, checkpoints, outputs, gradients */
+    assay_tensor_result *tensors; /* in the order of the data flow: what stands first is blamed first */
     int count;
     char **unknown; /* datasets of the candidate that the golden does not know */
     int unknown_count;
@@ -95,12 +95,17 @@ typedef struct assay_report {
     struct assay_picture **pictures; /* [count], once they are drawn (pictures.h); else NULL */
 } assay_report;
 
+/* Where in the data flow the tensor of a path stands: lower comes first; equal ones go by their paths. Whoever knows
+ * the operations has one (harness/data_flow.h). */
+typedef int64_t (*assay_rank)(const char *path);
+
+/* `rank` may be NULL: folder after folder, schedule/, routing/, checkpoints/, outputs/, gradients/. */
 assay_status assay_compare(assay_context *ctx, assay_fixture_reader *golden, assay_fixture_reader *candidate,
-                           const assay_profile *profile, double false_alarm, assay_report *report);
+                           const assay_profile *profile, double false_alarm, assay_rank rank, assay_report *report);
 /* The same without the diagnosis, for those who compare a hundred times. */
 assay_status assay_compare_undiagnosed(assay_context *ctx, assay_fixture_reader *golden,
                                        assay_fixture_reader *candidate, const assay_profile *profile,
-                                       double false_alarm, assay_report *report);
+                                       double false_alarm, assay_rank rank, assay_report *report);
 /* PASS becomes VACUOUS where report->power says that a required mutant would pass too. */
 void assay_report_weigh(assay_report *report);
 /* "routing: 32 tokens: 30 exact, 2 admissible, 0 wrong; ..."; empty where nothing was judged. */

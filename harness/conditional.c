@@ -11,6 +11,7 @@
 #include "harness/backend.h"
 #include "harness/choice.h"
 #include "harness/conditional_internal.h"
+#include "harness/data_flow.h"
 #include "harness/operations/op_support.h"
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/memory.h"
@@ -40,6 +41,14 @@ static assay_status read_candidate(assay_context *ctx, assay_fixture_reader *can
     return ASSAY_OK;
 }
 
+/* So that the first wrong token is that of the first layer. */
+static int by_layer(const void *a, const void *b)
+{
+    const int64_t first = assay_data_flow_rank(((const assay_router_choice *)a)->path);
+    const int64_t second = assay_data_flow_rank(((const assay_router_choice *)b)->path);
+    return first < second ? -1 : first > second;
+}
+
 static assay_status read_choices(assay_context *ctx, assay_fixture_reader *golden, assay_fixture_reader *candidate,
                                  assay_conditional *c)
 {
@@ -61,6 +70,7 @@ static assay_status read_choices(assay_context *ctx, assay_fixture_reader *golde
         TRY(assay_fixture_read_i32(ctx, golden, spec->path, 0, count, router->golden));
         TRY(read_candidate(ctx, candidate, spec, router));
     }
+    qsort(c->routers, (size_t)c->count, sizeof *c->routers, by_layer);
 cleanup:
     return status;
 }
@@ -277,16 +287,29 @@ cleanup:
     return status;
 }
 
-static void fail_report(const char *path, const char *message, assay_report *report)
+static bool is_differing_choice(const assay_conditional *c, const char *path)
 {
+    bool found = false;
+    for (int i = 0; i < c->count; i++) found |= differs(&c->routers[i]) && strcmp(c->routers[i].path, path) == 0;
+    return found;
+}
+
+/* The wrong choice is blamed, also where it follows an admissible one that differs: what lies between was compared with
+ * the golden of another choice. What is wrong before any choice differs stays the first. */
+static void fail_report(const assay_conditional *c, const char *path, const char *message, assay_report *report)
+{
+    bool before = true, blamed = true;
     for (int i = 0; i < report->count; i++) {
         assay_tensor_result *r = &report->tensors[i];
+        before &= !is_differing_choice(c, r->spec.path);
+        blamed &= !before || r->verdict != ASSAY_FAIL;
         if (strcmp(r->spec.path, path) != 0) continue;
         r->verdict = ASSAY_FAIL;
         r->finding = ASSAY_FINDING_INTEGERS;
         snprintf(r->message, sizeof r->message, "%s", message);
     }
     report->verdict = ASSAY_FAIL;
+    if (!blamed) return;
     snprintf(report->message, sizeof report->message, "%s", message);
     report->diagnosis[0] = '\0'; /* what follows another choice of experts looks like nothing */
 }
@@ -309,7 +332,7 @@ static assay_status compare_differing(assay_context *ctx, assay_fixture_reader *
     const bool refused = status == ASSAY_BAD_INPUT;
     ctx->message[0] = '\0';
     TRY(assay_compare(ctx, *against != NULL ? *against : golden, candidate, profile, (1 - CHOICE_SHARE) * false_alarm,
-                      report));
+                      assay_data_flow_rank, report));
     report->false_alarm = false_alarm;
     if (refused) {
         summary = (assay_routing_summary){0};
@@ -317,7 +340,7 @@ static assay_status compare_differing(assay_context *ctx, assay_fixture_reader *
                  "the candidate's choice of experts differs, and the golden cannot be evaluated given it: %.150s", line);
     }
     summary.evaluated_again = *against != NULL;
-    if (summary.wrong > 0) fail_report(wrong_path, summary.message, report);
+    if (summary.wrong > 0) fail_report(c, wrong_path, summary.message, report);
     report->routing = summary;
     TRY(assay_power_read(ctx, golden, report->profile, &report->power)); /* stated by the golden alone */
     assay_report_weigh(report);
@@ -340,7 +363,7 @@ assay_status assay_compare_conditionally(assay_context *ctx, assay_fixture_reade
         TRY(compare_differing(ctx, golden, candidate, profile, false_alarm, quiet, &c, report, against));
     } else {
         summarize_equal(&c, &equal);
-        TRY(assay_compare(ctx, golden, candidate, profile, false_alarm, report));
+        TRY(assay_compare(ctx, golden, candidate, profile, false_alarm, assay_data_flow_rank, report));
         report->routing = equal;
     }
 cleanup:

@@ -1,3 +1,4 @@
+#include "harness/data_flow.h"
 #include "harness/discrimination_trial.h"
 
 #include <math.h>
@@ -129,7 +130,7 @@ static assay_status judge(assay_context *ctx, const assay_trial *t, const assay_
     assay_status status;
     assay_fixture_reader *reader = NULL;
     TRY(assay_trial_reader(ctx, candidate, "candidate", t->profile, &reader));
-    TRY(assay_compare_undiagnosed(ctx, t->reader, reader, t->profile, t->false_alarm, report));
+    TRY(assay_compare_undiagnosed(ctx, t->reader, reader, t->profile, t->false_alarm, assay_data_flow_rank, report));
 cleanup:
     assay_fixture_close(reader);
     return status;

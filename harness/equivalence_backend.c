@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "harness/data_flow.h"
 #include "oracle/base/memory.h"
 
 typedef struct form_files {
@@ -265,7 +266,7 @@ static assay_status compare_files(assay_context *ctx, const assay_backend_check_
     assay_fixture_reader *golden = NULL, *compared = NULL;
     TRY(assay_fixture_open(ctx, f->golden, &golden));
     TRY(assay_fixture_open(ctx, f->compared, &compared));
-    TRY(assay_compare(ctx, golden, compared, options->profile, options->false_alarm, report));
+    TRY(assay_compare(ctx, golden, compared, options->profile, options->false_alarm, assay_data_flow_rank, report));
     snprintf(report->golden_path, sizeof report->golden_path, "%.500s", f->golden);
     snprintf(report->candidate_path, sizeof report->candidate_path, "%.500s", f->compared);
 cleanup:

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "harness/data_flow.h"
 #include "harness/explain_internal.h"
 #include "oracle/base/memory.h"
 
@@ -167,7 +168,7 @@ assay_status assay_expected_compare(assay_context *ctx, const assay_trial *t, co
     assay_fixture_reader *golden = NULL, *candidate = NULL;
     TRY(assay_trial_reader(ctx, expected, "golden", NULL, &golden));
     TRY(candidate_reader(ctx, given, expected, &candidate));
-    TRY(assay_compare_undiagnosed(ctx, golden, candidate, t->profile, t->false_alarm, report));
+    TRY(assay_compare_undiagnosed(ctx, golden, candidate, t->profile, t->false_alarm, assay_data_flow_rank, report));
 cleanup:
     assay_fixture_close(golden);
     assay_fixture_close(candidate);

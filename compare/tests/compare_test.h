@@ -144,8 +144,8 @@ static inline void write_fixture(assay_context *ctx, const test_fixture *f, cons
 }
 
 /* Writes both, compares them and removes the files. */
-static inline void compare_fixtures(assay_context *ctx, const test_fixture *golden, const test_fixture *candidate,
-                                    const char *profile, assay_report *report)
+static inline void compare_ranked(assay_context *ctx, const test_fixture *golden, const test_fixture *candidate,
+                                  const char *profile, assay_rank rank, assay_report *report)
 {
     char folder[] = "compare-test-XXXXXX", golden_path[64], candidate_path[64];
     assay_fixture_reader *g = NULL, *c = NULL;
@@ -159,10 +159,16 @@ static inline void compare_fixtures(assay_context *ctx, const test_fixture *gold
     remove(golden_path);
     remove(candidate_path);
     rmdir(folder);
-    assay_status status = assay_compare(ctx, g, c, assay_profile_by_name(profile), 1e-6, report);
+    assay_status status = assay_compare(ctx, g, c, assay_profile_by_name(profile), 1e-6, rank, report);
     assay_fixture_close(g);
     assay_fixture_close(c);
     assert_ok(ctx, status);
+}
+
+static inline void compare_fixtures(assay_context *ctx, const test_fixture *golden, const test_fixture *candidate,
+                                    const char *profile, assay_report *report)
+{
+    compare_ranked(ctx, golden, candidate, profile, NULL, report);
 }
 
 static inline const assay_tensor_result *result_at(const assay_report *report, const char *path)

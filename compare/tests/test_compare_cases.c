@@ -308,7 +308,7 @@ static assay_status compare_files(assay_context *ctx, const char *golden, const 
     assay_fixture_reader *g = NULL, *c = NULL;
     assert_ok(ctx, assay_fixture_open(ctx, golden, &g));
     assert_ok(ctx, assay_fixture_open(ctx, candidate, &c));
-    assay_status status = assay_compare(ctx, g, c, assay_profile_by_name("bf16"), false_alarm, report);
+    assay_status status = assay_compare(ctx, g, c, assay_profile_by_name("bf16"), false_alarm, NULL, report);
     assay_fixture_close(g);
     assay_fixture_close(c);
     return status;
@@ -404,7 +404,7 @@ static void test_no_memory(void **state)
         assert_ok(&ctx, assay_fixture_open(&ctx, path, &g));
         assert_ok(&ctx, assay_fixture_open(&ctx, other, &c));
         assay_fail_allocation(n);
-        assay_status status = assay_compare(&ctx, g, c, assay_profile_by_name("bf16"), 1e-6, &report);
+        assay_status status = assay_compare(&ctx, g, c, assay_profile_by_name("bf16"), 1e-6, NULL, &report);
         assay_fail_allocation(-1);
         bool failed = assay_allocation_failed();
         assay_fixture_close(g);

@@ -12,6 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "harness/data_flow.h"
 #include "harness/discrimination_trial.h"
 #include "harness/explain.h"
 #include "oracle/arithmetic/arithmetic.h"
@@ -96,7 +97,8 @@ static assay_verdict verdict_on(subject *s, const assay_results *results)
     assay_report report = {0};
     assay_fixture_reader *candidate = NULL;
     require(s, assay_trial_reader(&s->ctx, results, "candidate", s->trial.profile, &candidate));
-    require(s, assay_compare_undiagnosed(&s->ctx, s->reader, candidate, s->trial.profile, 1e-6, &report));
+    require(s, assay_compare_undiagnosed(&s->ctx, s->reader, candidate, s->trial.profile, 1e-6, assay_data_flow_rank,
+                                         &report));
     const assay_verdict verdict = report.verdict;
     assay_report_free(&report);
     assay_fixture_close(candidate);
@@ -237,7 +239,7 @@ static void judge(subject *s, const char *what, const char *name, assay_results 
     bool named = false;
     round_to_storage(s, results);
     require(s, assay_trial_reader(&s->ctx, results, "candidate", profile, &candidate));
-    require(s, assay_compare(&s->ctx, s->reader, candidate, profile, 1e-6, &report));
+    require(s, assay_compare(&s->ctx, s->reader, candidate, profile, 1e-6, assay_data_flow_rank, &report));
     require(s, assay_explain(&s->ctx, s->reader, candidate, profile, true, &report));
     for (int i = 0; name != NULL && i < report.explained_count; i++) named |= strcmp(report.explained_by[i], name) == 0;
     const assay_mutant *mutant = name == NULL ? NULL : assay_mutant_by_name(name);

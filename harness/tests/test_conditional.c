@@ -3,6 +3,7 @@
 #include "compare/report.h"
 #include "harness/conditional.h"
 #include "harness/conditional_internal.h"
+#include "harness/data_flow.h"
 #include "harness/tests/harness_test.h"
 
 #define PROFILE "bf16"
@@ -63,7 +64,7 @@ static assay_status try_compare(trial *t, bool conditionally, const assay_profil
     TRY(assay_fixture_open(&t->ctx, t->golden, &golden));
     TRY(assay_fixture_open(&t->ctx, t->candidate, &candidate));
     TRY(conditionally ? assay_compare_conditionally(&t->ctx, golden, candidate, profile, 1e-6, true, report, &against)
-                      : assay_compare(&t->ctx, golden, candidate, profile, 1e-6, report));
+                      : assay_compare(&t->ctx, golden, candidate, profile, 1e-6, assay_data_flow_rank, report));
 cleanup:
     assay_fixture_close(against);
     assay_fixture_close(golden);

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include "compare/compare.h"
+#include "harness/data_flow.h"
 #include "harness/discrimination.h"
 #include "harness/tests/harness_test.h"
 
@@ -219,7 +220,8 @@ static assay_report compare(fixture *f, const char *file, const char *profile)
     assay_report report;
     assay_fixture_reader *candidate = NULL;
     assert_ok(&f->ctx, assay_fixture_open(&f->ctx, file, &candidate));
-    assert_ok(&f->ctx, assay_compare(&f->ctx, f->reader, candidate, assay_profile_by_name(profile), 1e-6, &report));
+    assert_ok(&f->ctx, assay_compare(&f->ctx, f->reader, candidate, assay_profile_by_name(profile), 1e-6,
+                                     assay_data_flow_rank, &report));
     assay_fixture_close(candidate);
     return report;
 }

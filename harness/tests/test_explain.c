@@ -3,6 +3,7 @@
 #include <math.h>
 #include <unistd.h>
 
+#include "harness/data_flow.h"
 #include "harness/explain.h"
 #include "harness/explain_internal.h"
 #include "harness/tests/harness_test.h"
@@ -64,7 +65,7 @@ static assay_status try_explain(fixture *f, assay_results *results, assay_report
         assay_dtype_round_many(f->trial.profile->storage, kept->count, kept->values, kept->values);
     }
     TRY(assay_trial_reader(&f->ctx, results, "candidate", f->trial.profile, &candidate));
-    TRY(assay_compare(&f->ctx, f->reader, candidate, f->trial.profile, 1e-6, report));
+    TRY(assay_compare(&f->ctx, f->reader, candidate, f->trial.profile, 1e-6, assay_data_flow_rank, report));
     TRY(assay_explain(&f->ctx, f->reader, candidate, f->trial.profile, true, report));
 cleanup:
     assay_fixture_close(candidate);
@@ -253,7 +254,7 @@ static void where_nothing_is_said(void **state)
     assay_memory_tensor y = {.spec = {.path = "outputs/y", .type = ASSAY_BFLOAT16, .shape = assay_shape_of(1, 1)},
                              .numbers = &one};
     assert_ok(&f.ctx, assay_fixture_of_memory(&f.ctx, "candidate", 1, &y, &candidate));
-    assert_ok(&f.ctx, assay_compare(&f.ctx, f.reader, candidate, f.trial.profile, 1e-6, &report));
+    assert_ok(&f.ctx, assay_compare(&f.ctx, f.reader, candidate, f.trial.profile, 1e-6, assay_data_flow_rank, &report));
     assert_ok(&f.ctx, assay_explain(&f.ctx, f.reader, candidate, f.trial.profile, true, &report));
     assert_string_equal(report.explanation, "");
     assay_report_free(&report);
@@ -279,7 +280,7 @@ static void golden_without_its_case(void **state)
     assay_results results = make(&f, "zero_outputs");
     assert_ok(&f.ctx, assay_trial_reader(&f.ctx, &f.results, "golden", NULL, &golden));
     assert_ok(&f.ctx, assay_trial_reader(&f.ctx, &results, "candidate", f.trial.profile, &candidate));
-    assert_ok(&f.ctx, assay_compare(&f.ctx, golden, candidate, f.trial.profile, 1e-6, &report));
+    assert_ok(&f.ctx, assay_compare(&f.ctx, golden, candidate, f.trial.profile, 1e-6, assay_data_flow_rank, &report));
     assert_ok(&f.ctx, assay_explain(&f.ctx, golden, candidate, f.trial.profile, true, &report));
     assert_int_equal(report.verdict, ASSAY_FAIL);
     assert_string_equal(report.explanation, "not tried: the golden has no attribute case_yaml");

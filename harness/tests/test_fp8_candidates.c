@@ -7,6 +7,7 @@
 
 #include "compare/compare.h"
 #include "compare/profile_yaml.h"
+#include "harness/data_flow.h"
 #include "harness/discrimination.h"
 #include "harness/ensemble.h"
 #include "harness/tests/harness_test.h"
@@ -112,7 +113,7 @@ static assay_report judged(trial *t, const assay_arithmetic *arithmetic, const a
     const assay_sink out = assay_results_sink(&candidate);
     assert_ok(&own, t->plan.operation->run(&own, t->c, &given, &out, NULL, 0));
     assay_fixture_reader *reader = reader_of(&t->ctx, &candidate, &t->profile->storage);
-    assert_ok(&t->ctx, assay_compare(&t->ctx, t->reader, reader, t->profile, 1e-6, &report));
+    assert_ok(&t->ctx, assay_compare(&t->ctx, t->reader, reader, t->profile, 1e-6, assay_data_flow_rank, &report));
     assay_fixture_close(reader);
     assay_results_free(&candidate);
     return report;

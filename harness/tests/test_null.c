@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "compare/compare.h"
+#include "harness/data_flow.h"
 #include "harness/tests/harness_test.h"
 #include "oracle/arithmetic/emulated.h"
 #include "oracle/base/random.h"
@@ -98,7 +99,7 @@ static void compare(trial *t, const assay_profile *profile, assay_report *report
 {
     assay_fixture_reader *candidate = NULL;
     assert_ok(&t->ctx, assay_fixture_open(&t->ctx, t->candidate, &candidate));
-    assert_ok(&t->ctx, assay_compare(&t->ctx, t->golden, candidate, profile, 1e-6, report));
+    assert_ok(&t->ctx, assay_compare(&t->ctx, t->golden, candidate, profile, 1e-6, assay_data_flow_rank, report));
     assay_fixture_close(candidate);
 }
 
