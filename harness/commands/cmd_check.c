@@ -9,6 +9,7 @@
 
 typedef struct tally {
     int held, failed, vacuous, unsupported;
+    int same; /* of a backend: held with the same bits, where two kernels would not have them */
 } tally;
 
 /* One call of the command. */
@@ -108,8 +109,15 @@ static void judge_end(const assay_backend_end *end, assay_report *report)
     snprintf(report->message, sizeof report->message, "%.250s", end->message);
 }
 
-/* `form`: the equivalence, or what else went wrong with the case. */
-static assay_status print_verdict(assay_context *ctx, check_run *r, const assay_case *c, const char *form,
+static bool has_no_difference(const assay_report *report)
+{
+    bool none = report->verdict == ASSAY_PASS;
+    for (int i = 0; i < report->count; i++) none &= !report->tensors[i].compared || report->tensors[i].max_error == 0;
+    return none;
+}
+
+/* `form`: the equivalence, or what else went wrong with the case. `same`: the two have the same bits and need not. */
+static assay_status print_verdict(assay_context *ctx, check_run *r, const assay_case *c, const char *form, bool same,
                                   const assay_backend_end *end, const assay_report *report)
 {
     assay_status status = ASSAY_OK;
@@ -118,13 +126,16 @@ static assay_status print_verdict(assay_context *ctx, check_run *r, const assay_
     const bool unsupported = end->outcome == ASSAY_OUTCOME_UNSUPPORTED, passed = report->verdict == ASSAY_PASS;
     const assay_report_style style = {.color = o->color, .verbosity = o->verbose ? 1 : 0};
     r->tally.unsupported += unsupported;
-    r->tally.held += passed;
+    r->tally.held += passed && !same;
+    r->tally.same += same;
     r->tally.vacuous += report->verdict == ASSAY_VACUOUS;
     r->tally.failed += !unsupported && (report->verdict == ASSAY_FAIL || report->verdict == ASSAY_NOT_COMPARABLE);
     assay_progress_end(&r->progress);
     printf("%s%-14s%s %-36s %-22s ", o->color ? colors[report->verdict] : "",
            unsupported ? "UNSUPPORTED" : assay_verdict_name(report->verdict), o->color ? "\033[0m" : "", c->name, form);
-    if (passed) {
+    if (same) {
+        printf("%s  the same bits: one code path?\n", report->profile);
+    } else if (passed) {
         printf("%s  worst %.2f of its threshold\n", report->profile, assay_report_worst(report));
     } else {
         printf("%s\n", report->message);
@@ -151,7 +162,8 @@ static assay_status check_other_form(assay_context *ctx, check_run *r, const ass
     show(r, &one->c, e->name);
     TRY(assay_backend_other_form(ctx, options, one, e, &other.c, &end, &report));
     judge_end(&end, &report);
-    TRY(print_verdict(ctx, r, &one->c, e->name, &end, &report));
+    const bool same = other.holding != ASSAY_HOLDS_BITS && !assay_case_is_exact(&one->c) && has_no_difference(&report);
+    TRY(print_verdict(ctx, r, &one->c, e->name, same, &end, &report));
 cleanup:
     assay_report_free(&report);
     return status;
@@ -182,7 +194,7 @@ static assay_status check_backend_case(assay_context *ctx, check_run *r, const a
     TRY(assay_backend_first_form(ctx, &options, c, &one, &end));
     judge_end(&end, &report);
     if (report.verdict != ASSAY_PASS) {
-        status = print_verdict(ctx, r, c, r->only != NULL ? r->only->name : "all", &end, &report);
+        status = print_verdict(ctx, r, c, r->only != NULL ? r->only->name : "all", false, &end, &report);
         goto cleanup;
     }
     for (const assay_equivalence *e = first(r); e != NULL; e = next(r, e))
@@ -226,15 +238,15 @@ static assay_status conclude(assay_context *ctx, const check_run *r, int count, 
 {
     const tally *t = &r->tally;
     const bool backend = r->options->backend != NULL;
-    if (t->held + t->failed + t->vacuous + t->unsupported == 0) {
+    if (t->held + t->same + t->failed + t->vacuous + t->unsupported == 0) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "none of the %d cases has another form by %s", count,
                           r->only == NULL ? "any equivalence" : r->only->name);
     }
     printf("%d cases: %d equivalences held, %d failed", count, t->held, t->failed);
-    if (backend) printf(", %d vacuous, %d unsupported", t->vacuous, t->unsupported);
+    if (backend) printf(", %d vacuous, %d unsupported, %d the same bits", t->vacuous, t->unsupported, t->same);
     printf("\n");
     *exit_code = ASSAY_EXIT_PASS;
-    if (t->vacuous > 0 || t->held == 0) *exit_code = ASSAY_EXIT_VACUOUS; /* nothing was shown */
+    if (t->vacuous > 0 || t->held + t->same == 0) *exit_code = ASSAY_EXIT_VACUOUS; /* nothing was shown */
     if (t->failed > 0) *exit_code = ASSAY_EXIT_FAIL;
     return ASSAY_OK;
 }

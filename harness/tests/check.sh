@@ -39,10 +39,18 @@ refuses 'none of the 1 cases has another form by any' check rms_norm/deepseek --
 cases=(moe/small moe/deepseek3-groups mlp/silu deepseek_stack/three-layers)
 expect 0 check "${cases[@]}" --backend "$backend" --precision bf16 --quiet
 prints '^PASS +moe/small +fused-unfused +bf16  worst 0\.00 of its threshold$'
-prints '^PASS +moe/small +dense-sparse '
 prints '^PASS +mlp/silu +fused-unfused '
-prints '^PASS +moe/small +capacity-dropless '
-prints '^4 cases: [0-9]+ equivalences held, 0 failed, 0 vacuous, 0 unsupported$'
+# forms whose sums are in another order, with the same bits: said, and counted apart
+prints '^PASS +moe/small +dense-sparse +bf16  the same bits: one code path\?$'
+prints '^PASS +moe/small +capacity-dropless +bf16  the same bits: one code path\?$'
+held=$(grep -c '^PASS.*worst [0-9.]* of its threshold$' "$work/out") same=$(grep -c 'one code path' "$work/out")
+prints "^4 cases: $held equivalences held, 0 failed, 0 vacuous, 0 unsupported, $same the same bits$"
+if grep -Eq '(fused-unfused|remat-kept) .*one code path' "$work/out"; then complain "the same bits are expected of these"; fi
+expect 0 check moe/small --backend "$backend" --equivalence dense-sparse --quiet
+prints '^1 cases: 0 equivalences held, 0 failed, 0 vacuous, 0 unsupported, 1 the same bits$'
+# every correct kernel has these bits
+expect 0 check moe/exact --set dtype=bfloat16 --backend "$backend" --equivalence dense-sparse --quiet
+prints '^1 cases: 1 equivalences held, 0 failed, 0 vacuous, 0 unsupported, 0 the same bits$'
 # experts that no token chose: a router's gradient of 0 in one form, what cancels but for rounding in the other
 expect 0 check moe/qwen3 --backend "$backend" --precision bf16 --equivalence sparse-fused_moe --quiet
 prints '^1 cases: 1 equivalences held, 0 failed'
@@ -56,6 +64,7 @@ expect 0 check "${cases[@]}" --quiet --equivalence fused-unfused \
 if grep -q '^PASS.*worst 0.00' "$work/out"; then complain "the two kernels have the same bits: nothing was tried"; fi
 expect 0 check "${cases[@]}" --quiet --equivalence dense-sparse --backend "$(of_two 'sparse_matmul: true' "so='$other'")" -v
 prints 'outputs/y'
+prints ', 0 the same bits$'
 
 # one that has the first form alone
 expect 0 check moe/small --quiet --backend "$(of_two 'capacity_factor: [0-9]' "so='$modules/odd_unsupported.so'")"
