@@ -1,4 +1,3 @@
-#include "harness/data_flow.h"
 #include "harness/discrimination_trial.h"
 
 #include <math.h>
@@ -6,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "harness/data_flow.h"
 #include "harness/inputs.h"
 #include "oracle/base/memory.h"
 
