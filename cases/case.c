@@ -6,7 +6,8 @@
 
 #include "cases/case_internal.h"
 
-assay_status assay_text_list_append(assay_context *ctx, assay_text_list *list, const char *text, size_t length) {
+assay_status assay_text_list_append(assay_context *ctx, assay_text_list *list, const char *text, size_t length)
+{
     char **items = realloc(list->items, ((size_t)list->count + 1) * sizeof *items);
     if (items == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for a list of %d texts", list->count + 1);
     list->items = items;
@@ -18,14 +19,15 @@ assay_status assay_text_list_append(assay_context *ctx, assay_text_list *list, c
     return ASSAY_OK;
 }
 
-void assay_text_list_free(assay_text_list *list) {
-    for (int i = 0; i < list->count; i++)
-        free(list->items[i]);
+void assay_text_list_free(assay_text_list *list)
+{
+    for (int i = 0; i < list->count; i++) free(list->items[i]);
     free(list->items);
     *list = (assay_text_list){0};
 }
 
-bool assay_text_list_matches(const assay_text_list *list, const char *prefix, const char *path) {
+bool assay_text_list_matches(const assay_text_list *list, const char *prefix, const char *path)
+{
     size_t length = strlen(prefix);
     if (strncmp(path, prefix, length) != 0) return false;
     if (list->count == 1 && strcmp(list->items[0], "all") == 0) return true;
@@ -36,7 +38,8 @@ bool assay_text_list_matches(const assay_text_list *list, const char *prefix, co
     return false;
 }
 
-assay_status assay_case_init(assay_context *ctx, assay_case *c) {
+assay_status assay_case_init(assay_context *ctx, assay_case *c)
+{
     static const char *const PROFILES[] = {"f64", "f32", "bf16", "f16"};
     assay_status status = ASSAY_OK;
     *c = (assay_case){.config = assay_model_defaults,
@@ -58,9 +61,9 @@ cleanup:
     return status;
 }
 
-void assay_case_free(assay_case *c) {
-    for (int i = 0; i < c->input_count; i++)
-        free(c->inputs[i].values);
+void assay_case_free(assay_case *c)
+{
+    for (int i = 0; i < c->input_count; i++) free(c->inputs[i].values);
     free(c->inputs);
     assay_text_list_free(&c->tags);
     assay_text_list_free(&c->gradients);
@@ -69,8 +72,8 @@ void assay_case_free(assay_case *c) {
     *c = (assay_case){0};
 }
 
-void assay_cases_free(assay_case *cases, int count) {
-    for (int i = 0; i < count; i++)
-        assay_case_free(&cases[i]);
+void assay_cases_free(assay_case *cases, int count)
+{
+    for (int i = 0; i < count; i++) assay_case_free(&cases[i]);
     free(cases);
 }

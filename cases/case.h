@@ -59,8 +59,8 @@ assay_status assay_cases_parse_stored(assay_context *ctx, const char *origin, co
 void assay_cases_free(assay_case *cases, int count);
 
 /* `key=value`: a configuration key, or case, batch, sequence, seed, dtype, gradients, checkpoints, profiles,
- * mesh.{data,fsdp,expert,tensor}, positions.{start,step}, inputs.PATH ({distribution: ...} in YAML's flow form). A value that
- * is refused leaves the case as it was. */
+ * mesh.{data,fsdp,expert,tensor}, positions.{start,step}, inputs.PATH ({distribution: ...} in YAML's flow form). A value
+ * that is refused leaves the case as it was. */
 assay_status assay_case_set(assay_context *ctx, assay_case *c, const char *assignment);
 
 /* The complete case as YAML, no model file needed; parsing it gives an equal case. *text is allocated. */

@@ -8,13 +8,15 @@
 
 enum { LARGEST = 64 << 20 };
 
-const char *assay_yaml_extension(const char *path) {
+const char *assay_yaml_extension(const char *path)
+{
     const char *dot = strrchr(path, '.');
     bool yaml = dot != NULL && (strcmp(dot, ".yml") == 0 || strcmp(dot, ".yaml") == 0);
     return yaml ? dot : NULL;
 }
 
-assay_status assay_read_text_file(assay_context *ctx, const char *path, char **text, size_t *size) {
+assay_status assay_read_text_file(assay_context *ctx, const char *path, char **text, size_t *size)
+{
     assay_status status = ASSAY_OK;
     char *read = NULL;
     struct stat about;

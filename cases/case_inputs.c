@@ -8,7 +8,8 @@
 #include "cases/case_internal.h"
 #include "oracle/base/memory.h"
 
-bool assay_distribution_has_range(assay_distribution d) {
+bool assay_distribution_has_range(assay_distribution d)
+{
     switch (d) {
     case ASSAY_UNIFORM:
     case ASSAY_INTEGERS:
@@ -28,7 +29,8 @@ typedef struct given {
     bool distribution, low, high, values;
 } given;
 
-static assay_status read_distribution(const assay_yaml *y, const yaml_node_t *node, assay_distribution *d) {
+static assay_status read_distribution(const assay_yaml *y, const yaml_node_t *node, assay_distribution *d)
+{
     char name[ASSAY_TEXT_SIZE], hint[ASSAY_MESSAGE_SIZE / 2];
     assay_status status = assay_yaml_text(y, node, "distribution", name, sizeof name);
     RETURN_IF(status != ASSAY_OK, status);
@@ -45,7 +47,8 @@ static assay_status read_distribution(const assay_yaml *y, const yaml_node_t *no
     return assay_yaml_refuse(y, node, "unknown distribution %s%s (there are %s)", name, hint, known);
 }
 
-static assay_status read_values(const assay_yaml *y, const yaml_node_t *node, assay_case_input *input) {
+static assay_status read_values(const assay_yaml *y, const yaml_node_t *node, assay_case_input *input)
+{
     if (node->type != YAML_SEQUENCE_NODE || node->data.sequence.items.top == node->data.sequence.items.start) {
         return assay_yaml_refuse_value(y, node, "values", "a list of at least one number");
     }
@@ -60,7 +63,8 @@ static assay_status read_values(const assay_yaml *y, const yaml_node_t *node, as
 }
 
 static assay_status read_fill_key(const assay_yaml *y, const char *key, const yaml_node_t *key_node,
-                                  const yaml_node_t *value, assay_case_input *input, given *has) {
+                                  const yaml_node_t *value, assay_case_input *input, given *has)
+{
     assay_fill *fill = &input->fill;
     if (strcmp(key, "distribution") == 0) {
         has->distribution = true;
@@ -87,7 +91,8 @@ static assay_status read_fill_key(const assay_yaml *y, const char *key, const ya
 
 /* Keys that would be passed over in silence are refused. */
 static assay_status check_fill(const assay_yaml *y, const yaml_node_t *at, const assay_case_input *input,
-                               const given *has) {
+                               const given *has)
+{
     const assay_fill *fill = &input->fill;
     const char *name = assay_distribution_name(fill->distribution);
     if (has->values != (fill->distribution == ASSAY_VALUES)) {
@@ -112,14 +117,16 @@ static assay_status check_fill(const assay_yaml *y, const yaml_node_t *at, const
     return ASSAY_OK;
 }
 
-static bool is_tensor_path(const char *path) {
+static bool is_tensor_path(const char *path)
+{
     for (const char *p = path; *p != '\0'; p++) {
         if (!isalnum((unsigned char)*p) && strchr("_/.-", *p) == NULL) return false;
     }
     return path[0] != '\0' && path[0] != '/' && path[strlen(path) - 1] != '/';
 }
 
-static assay_status read_fill(const assay_yaml *y, const yaml_node_t *node, assay_case_input *input) {
+static assay_status read_fill(const assay_yaml *y, const yaml_node_t *node, assay_case_input *input)
+{
     given has = {0};
     int pairs = 0;
     assay_status status = assay_yaml_mapping(y, node, input->path, &pairs);
@@ -136,7 +143,8 @@ static assay_status read_fill(const assay_yaml *y, const yaml_node_t *node, assa
 }
 
 /* The place for `path`: where it was before, or a new one at the end. */
-static assay_status place_input(assay_context *ctx, assay_case *c, const char *path, assay_case_input **place) {
+static assay_status place_input(assay_context *ctx, assay_case *c, const char *path, assay_case_input **place)
+{
     for (int i = 0; i < c->input_count; i++) {
         *place = &c->inputs[i];
         if (strcmp(c->inputs[i].path, path) == 0) return ASSAY_OK;
@@ -150,7 +158,8 @@ static assay_status place_input(assay_context *ctx, assay_case *c, const char *p
 }
 
 assay_status assay_case_read_input(const assay_yaml *y, assay_case *c, const char *path, const yaml_node_t *key_node,
-                                   const yaml_node_t *value) {
+                                   const yaml_node_t *value)
+{
     assay_case_input input = {.fill = {.distribution = ASSAY_NORMAL, .scale = 1, .high = 1}};
     assay_case_input *place = NULL;
     assay_status status = ASSAY_OK;
@@ -170,7 +179,8 @@ cleanup:
     return status;
 }
 
-assay_status assay_case_read_inputs(const assay_yaml *y, assay_case *c, const yaml_node_t *node) {
+assay_status assay_case_read_inputs(const assay_yaml *y, assay_case *c, const yaml_node_t *node)
+{
     int pairs = 0;
     assay_status status = assay_yaml_mapping(y, node, "inputs", &pairs);
     for (int i = 0; i < pairs && status == ASSAY_OK; i++) {

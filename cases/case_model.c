@@ -6,7 +6,8 @@
 #include "cases/case_internal.h"
 
 static assay_status refuse_choice(const assay_yaml *y, const yaml_node_t *at, const char *what,
-                                  const char *const *choices) {
+                                  const char *const *choices)
+{
     char wanted[ASSAY_MESSAGE_SIZE / 2] = "";
     size_t used = 0;
     for (int i = 0; choices[i] != NULL && used < sizeof wanted; i++) {
@@ -18,14 +19,14 @@ static assay_status refuse_choice(const assay_yaml *y, const yaml_node_t *at, co
 }
 
 static assay_status read_text(const assay_yaml *y, const assay_model_key *key, const yaml_node_t *node,
-                              assay_text *value) {
+                              assay_text *value)
+{
     assay_text read;
     assay_status status = assay_yaml_text(y, node, key->name, read.text, sizeof read.text);
     RETURN_IF(status != ASSAY_OK, status);
     const char *const *choices = assay_model_key_choices(key);
     bool allowed = choices == NULL;
-    for (int i = 0; !allowed && choices[i] != NULL; i++)
-        allowed = strcmp(choices[i], read.text) == 0;
+    for (int i = 0; !allowed && choices[i] != NULL; i++) allowed = strcmp(choices[i], read.text) == 0;
     if (!allowed) return refuse_choice(y, node, key->name, choices);
     *value = read;
     return ASSAY_OK;
@@ -33,7 +34,8 @@ static assay_status read_text(const assay_yaml *y, const assay_model_key *key, c
 
 /* One text or two; the second is linear when not given. */
 static assay_status read_pair(const assay_yaml *y, const assay_model_key *key, const yaml_node_t *node,
-                              assay_text_pair *value) {
+                              assay_text_pair *value)
+{
     assay_text_list list = {0};
     assay_status status = assay_yaml_list(y, node, key->name, &list);
     RETURN_IF(status != ASSAY_OK, status);
@@ -55,7 +57,8 @@ static assay_status read_pair(const assay_yaml *y, const assay_model_key *key, c
 }
 
 static assay_status read_any(const assay_yaml *y, assay_model_config *config, const assay_model_key *key,
-                             const yaml_node_t *value) {
+                             const yaml_node_t *value)
+{
     void *field = (char *)config + key->offset;
     switch (key->type) {
     case ASSAY_KEY_I:
@@ -73,13 +76,15 @@ static assay_status read_any(const assay_yaml *y, assay_model_config *config, co
 }
 
 /* MaxText's rope_interleave is true, and means nothing to its plain RoPE, whose pairs are halves. */
-static void settle_rope(assay_model_config *config) {
+static void settle_rope(assay_model_config *config)
+{
     if (config->given[ASSAY_KEY_AT_rope_interleave]) return;
     config->rope_interleave = strcmp(config->rope_type.text, assay_model_defaults.rope_type.text) != 0;
 }
 
 static assay_status read_key(const assay_yaml *y, assay_model_config *config, const assay_model_key *key,
-                             const yaml_node_t *value) {
+                             const yaml_node_t *value)
+{
     assay_status status = read_any(y, config, key, value);
     RETURN_IF(status != ASSAY_OK, status);
     config->given[key - assay_model_keys] = true;
@@ -88,18 +93,20 @@ static assay_status read_key(const assay_yaml *y, assay_model_config *config, co
 }
 
 /* Kept as text; "" where the value changes nothing. */
-static void keep_maxtext_key(assay_model_config *config, int index, const yaml_node_t *value) {
+static void keep_maxtext_key(assay_model_config *config, int index, const yaml_node_t *value)
+{
     const assay_maxtext_key *key = &assay_maxtext_keys[index];
     const bool scalar = value->type == YAML_SCALAR_NODE;
-    const bool empty = value->type == YAML_SEQUENCE_NODE &&
-                       value->data.sequence.items.top == value->data.sequence.items.start;
+    const bool empty =
+        value->type == YAML_SEQUENCE_NODE && value->data.sequence.items.top == value->data.sequence.items.start;
     const char *text = scalar ? (const char *)value->data.scalar.value : empty ? "[]" : "[...]";
     const bool kept = key->parts == 0 || !assay_maxtext_value_changes_nothing(key, text);
     snprintf(config->maxtext[index].text, sizeof config->maxtext[index].text, "%s", kept ? text : "");
 }
 
 bool assay_model_read_by_name(const assay_yaml *y, assay_model_config *config, const char *name,
-                              const yaml_node_t *value, assay_status *status) {
+                              const yaml_node_t *value, assay_status *status)
+{
     const assay_model_key *key = assay_model_key_by_name(name);
     const int maxtext = assay_maxtext_key_by_name(name);
     *status = ASSAY_OK;
@@ -108,15 +115,15 @@ bool assay_model_read_by_name(const assay_yaml *y, assay_model_config *config, c
     return key != NULL || maxtext >= 0;
 }
 
-void assay_model_offer_keys(assay_nearest *nearest) {
-    for (int i = 0; i < ASSAY_MODEL_KEYS; i++)
-        assay_nearest_offer(nearest, assay_model_keys[i].name);
-    for (int i = 0; i < ASSAY_MAXTEXT_KEYS; i++)
-        assay_nearest_offer(nearest, assay_maxtext_keys[i].name);
+void assay_model_offer_keys(assay_nearest *nearest)
+{
+    for (int i = 0; i < ASSAY_MODEL_KEYS; i++) assay_nearest_offer(nearest, assay_model_keys[i].name);
+    for (int i = 0; i < ASSAY_MAXTEXT_KEYS; i++) assay_nearest_offer(nearest, assay_maxtext_keys[i].name);
 }
 
 /* `where` is config or model. */
-static assay_status refuse_key(const assay_yaml *y, const char *where, const char *key, const yaml_node_t *key_node) {
+static assay_status refuse_key(const assay_yaml *y, const char *where, const char *key, const yaml_node_t *key_node)
+{
     char hint[ASSAY_MESSAGE_SIZE / 2];
     assay_nearest nearest = {.word = key, .most = 1};
     assay_case_offer_fields(&nearest);
@@ -129,7 +136,8 @@ static assay_status refuse_key(const assay_yaml *y, const char *where, const cha
     return assay_yaml_refuse(y, key_node, "unknown key %.100s in %s%s", key, where, hint);
 }
 
-assay_status assay_case_read_config(const assay_yaml *y, assay_case *c, const yaml_node_t *node) {
+assay_status assay_case_read_config(const assay_yaml *y, assay_case *c, const yaml_node_t *node)
+{
     int pairs = 0;
     assay_status status = assay_yaml_mapping(y, node, "config", &pairs);
     for (int i = 0; i < pairs && status == ASSAY_OK; i++) {
@@ -146,7 +154,8 @@ assay_status assay_case_read_config(const assay_yaml *y, assay_case *c, const ya
 
 /* MaxText's model files hold keys that change no number of any operation here: these alone are passed over. A model
  * without any key of ours is something else. */
-static assay_status read_mapping(const assay_yaml *y, const yaml_node_t *node, assay_model_config *config) {
+static assay_status read_mapping(const assay_yaml *y, const yaml_node_t *node, assay_model_config *config)
+{
     int pairs = 0, known = 0;
     assay_status status = assay_yaml_mapping(y, node, "model", &pairs);
     for (int i = 0; i < pairs && status == ASSAY_OK; i++) {
@@ -171,14 +180,16 @@ typedef struct model_file {
     int documents;
 } model_file;
 
-static assay_status visit_model(const assay_yaml *y, const yaml_node_t *root, void *arg) {
+static assay_status visit_model(const assay_yaml *y, const yaml_node_t *root, void *arg)
+{
     model_file *file = arg;
     if (file->documents++ > 0) return assay_yaml_refuse(y, root, "expected one model, found a second document");
     return read_mapping(y, root, &file->config);
 }
 
 /* MaxText's files do not say their own name, which decides the routing family: it is the file's. */
-static void name_after_file(assay_model_config *config, const char *path) {
+static void name_after_file(assay_model_config *config, const char *path)
+{
     if (config->model_name.text[0] != '\0') return;
     const char *slash = strrchr(path, '/');
     const char *name = slash != NULL ? slash + 1 : path;
@@ -188,7 +199,8 @@ static void name_after_file(assay_model_config *config, const char *path) {
 }
 
 static assay_status read_model_text(assay_context *ctx, const char *origin, const char *text, size_t size,
-                                    const char *name, assay_model_config *config) {
+                                    const char *name, assay_model_config *config)
+{
     model_file file = {.config = assay_model_defaults};
     assay_status status = assay_yaml_documents(ctx, origin, true, text, size, visit_model, &file);
     RETURN_IF(status != ASSAY_OK, status);
@@ -200,7 +212,8 @@ static assay_status read_model_text(assay_context *ctx, const char *origin, cons
 
 /* A path is relative to the folder of the file that names it. */
 static assay_status read_model_path(const assay_yaml *y, const yaml_node_t *node, const char *name,
-                                    assay_model_config *config) {
+                                    assay_model_config *config)
+{
     char path[4096], *text = NULL;
     size_t size = 0;
     const char *slash = name[0] == '/' ? NULL : strrchr(y->origin, '/');
@@ -218,7 +231,8 @@ static assay_status read_model_path(const assay_yaml *y, const yaml_node_t *node
     return status;
 }
 
-static assay_status read_model_name(const assay_yaml *y, const yaml_node_t *node, assay_model_config *config) {
+static assay_status read_model_name(const assay_yaml *y, const yaml_node_t *node, assay_model_config *config)
+{
     char name[ASSAY_MESSAGE_SIZE], hint[ASSAY_MESSAGE_SIZE / 2];
     assay_status status = assay_yaml_text(y, node, "model", name, sizeof name);
     RETURN_IF(status != ASSAY_OK, status);
@@ -236,7 +250,8 @@ static assay_status read_model_name(const assay_yaml *y, const yaml_node_t *node
     return assay_yaml_refuse(y, node, "model: no model is called %.100s%s (or give a path to a .yml file)", name, hint);
 }
 
-assay_status assay_case_read_model(const assay_yaml *y, assay_case *c, const yaml_node_t *node) {
+assay_status assay_case_read_model(const assay_yaml *y, assay_case *c, const yaml_node_t *node)
+{
     assay_model_config config = assay_model_defaults;
     assay_status status = ASSAY_OK;
     switch (node->type) {

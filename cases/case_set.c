@@ -10,7 +10,8 @@ typedef struct assignment {
     bool done;
 } assignment;
 
-static assay_status assign(const assay_yaml *y, const yaml_node_t *value, void *arg) {
+static assay_status assign(const assay_yaml *y, const yaml_node_t *value, void *arg)
+{
     static const char INPUTS[] = "inputs.";
     assignment *a = arg;
     char hint[ASSAY_MESSAGE_SIZE / 2];
@@ -30,7 +31,8 @@ static assay_status assign(const assay_yaml *y, const yaml_node_t *value, void *
     return assay_yaml_refuse(y, value, "unknown key%s", hint);
 }
 
-assay_status assay_case_set(assay_context *ctx, assay_case *c, const char *text) {
+assay_status assay_case_set(assay_context *ctx, assay_case *c, const char *text)
+{
     if (strpbrk(text, "\r\n") != NULL) { /* so that there is one document at most */
         return assay_fail(ctx, ASSAY_BAD_INPUT, "--set: expected key=value on one line");
     }

@@ -8,27 +8,30 @@
 #include "cases/case_internal.h"
 #include "cases/yaml_text.h"
 
-static void write_text(FILE *out, const char *before, const char *text) {
+static void write_text(FILE *out, const char *before, const char *text)
+{
     char quoted[4 * ASSAY_MESSAGE_SIZE + 3];
     assay_yaml_quoted_text(text, quoted, sizeof quoted);
     fprintf(out, "%s%s", before, quoted);
 }
 
-static void write_number(FILE *out, const char *before, double x) {
+static void write_number(FILE *out, const char *before, double x)
+{
     char text[48];
     assay_yaml_number_text(x, text, sizeof text);
     fprintf(out, "%s%s", before, text);
 }
 
-static void write_list(FILE *out, const char *key, const assay_text_list *list) {
+static void write_list(FILE *out, const char *key, const assay_text_list *list)
+{
     fprintf(out, "%s: [", key);
-    for (int i = 0; i < list->count; i++)
-        write_text(out, i > 0 ? ", " : "", list->items[i]);
+    for (int i = 0; i < list->count; i++) write_text(out, i > 0 ? ", " : "", list->items[i]);
     fprintf(out, "]\n");
 }
 
 /* Numbers and true as they were given, without the quotes of a text. */
-static void write_maxtext_key(FILE *out, const char *name, const char *value) {
+static void write_maxtext_key(FILE *out, const char *name, const char *value)
+{
     const bool plain = value[strspn(value, "0123456789.+-eE")] == '\0' || strcasecmp(value, "true") == 0;
     fprintf(out, "  %s", name);
     if (plain) {
@@ -40,7 +43,8 @@ static void write_maxtext_key(FILE *out, const char *name, const char *value) {
 }
 
 /* The model under the name it came with, and under config a name that was given over it. */
-static void write_config(FILE *out, const assay_case *c) {
+static void write_config(FILE *out, const assay_case *c)
+{
     char value[ASSAY_KEY_VALUE_SIZE];
     fprintf(out, "model:\n");
     for (int i = 0; i < ASSAY_MODEL_KEYS; i++) {
@@ -62,7 +66,8 @@ static void write_config(FILE *out, const assay_case *c) {
     fprintf(out, "}\n");
 }
 
-static void write_input(FILE *out, const assay_case_input *input) {
+static void write_input(FILE *out, const assay_case_input *input)
+{
     const assay_fill *fill = &input->fill;
     write_text(out, "  ", input->path);
     fprintf(out, ": {distribution: %s", assay_distribution_name(fill->distribution));
@@ -72,12 +77,12 @@ static void write_input(FILE *out, const assay_case_input *input) {
         write_number(out, ", low: ", fill->low);
         write_number(out, ", high: ", fill->high);
     }
-    for (int64_t i = 0; i < fill->value_count; i++)
-        write_number(out, i == 0 ? ", values: [" : ", ", fill->values[i]);
+    for (int64_t i = 0; i < fill->value_count; i++) write_number(out, i == 0 ? ", values: [" : ", ", fill->values[i]);
     fprintf(out, "%s, tail_nan_rows: %" PRId64 "}\n", fill->value_count > 0 ? "]" : "", input->tail_nan_rows);
 }
 
-static void write_case(FILE *out, const assay_case *c) {
+static void write_case(FILE *out, const assay_case *c)
+{
     write_text(out, "case: ", c->name);
     write_text(out, "\ndescription: ", c->description);
     fprintf(out, "\n");
@@ -92,15 +97,15 @@ static void write_case(FILE *out, const assay_case *c) {
     fprintf(out, "}\n");
     fprintf(out, "seed: %" PRIu64 "\ndtype: %s\n", c->seed, assay_dtype_name(c->dtype));
     fprintf(out, c->input_count > 0 ? "inputs:\n" : "inputs: {}\n");
-    for (int i = 0; i < c->input_count; i++)
-        write_input(out, &c->inputs[i]);
+    for (int i = 0; i < c->input_count; i++) write_input(out, &c->inputs[i]);
     fprintf(out, "positions: {start: %" PRId64 ", step: %" PRId64 "}\n", c->position_start, c->position_step);
     write_list(out, "gradients", &c->gradients);
     write_list(out, "checkpoints", &c->checkpoints);
     write_list(out, "profiles", &c->profiles);
 }
 
-assay_status assay_case_to_yaml(assay_context *ctx, const assay_case *c, char **text) {
+assay_status assay_case_to_yaml(assay_context *ctx, const assay_case *c, char **text)
+{
     char *memory = NULL;
     size_t size = 0;
     *text = NULL;

@@ -37,7 +37,8 @@ static const struct {
 enum { LIST_COUNT = sizeof LISTS / sizeof *LISTS };
 
 /* A fixture is stored under the case's name, so it must be a path that stays below a folder, and no glob. */
-static bool is_case_name(const char *name) {
+static bool is_case_name(const char *name)
+{
     for (const char *p = name; *p != '\0'; p++) {
         if (!isalnum((unsigned char)*p) && strchr("_/.-+", *p) == NULL) return false;
         bool starts_part = p == name || p[-1] == '/';
@@ -46,7 +47,8 @@ static bool is_case_name(const char *name) {
     return name[0] != '\0' && name[strlen(name) - 1] != '/';
 }
 
-static assay_status read_name(const assay_yaml *y, const yaml_node_t *node, assay_case *c) {
+static assay_status read_name(const assay_yaml *y, const yaml_node_t *node, assay_case *c)
+{
     char name[ASSAY_PATH_SIZE];
     assay_status status = assay_yaml_text(y, node, "case", name, sizeof name);
     RETURN_IF(status != ASSAY_OK, status);
@@ -59,7 +61,8 @@ static assay_status read_name(const assay_yaml *y, const yaml_node_t *node, assa
     return ASSAY_OK;
 }
 
-static assay_status read_dtype(const assay_yaml *y, const yaml_node_t *node, assay_case *c) {
+static assay_status read_dtype(const assay_yaml *y, const yaml_node_t *node, assay_case *c)
+{
     char name[ASSAY_TEXT_SIZE];
     assay_dtype type;
     assay_status status = assay_yaml_text(y, node, "dtype", name, sizeof name);
@@ -79,7 +82,8 @@ static assay_status read_dtype(const assay_yaml *y, const yaml_node_t *node, ass
 }
 
 assay_status assay_case_read_field(const assay_yaml *y, assay_case *c, const char *key, const yaml_node_t *value,
-                                   bool *known) {
+                                   bool *known)
+{
     *known = true;
     for (int i = 0; i < NUMBER_COUNT; i++) {
         if (strcmp(key, NUMBERS[i].key) != 0) continue;
@@ -100,18 +104,17 @@ assay_status assay_case_read_field(const assay_yaml *y, assay_case *c, const cha
     return ASSAY_OK;
 }
 
-void assay_case_offer_fields(assay_nearest *nearest) {
+void assay_case_offer_fields(assay_nearest *nearest)
+{
     static const char *const OTHERS[] = {"case", "description", "seed", "dtype"};
-    for (int i = 0; i < NUMBER_COUNT; i++)
-        assay_nearest_offer(nearest, NUMBERS[i].key);
-    for (int i = 0; i < LIST_COUNT; i++)
-        assay_nearest_offer(nearest, LISTS[i].key);
-    for (size_t i = 0; i < sizeof OTHERS / sizeof *OTHERS; i++)
-        assay_nearest_offer(nearest, OTHERS[i]);
+    for (int i = 0; i < NUMBER_COUNT; i++) assay_nearest_offer(nearest, NUMBERS[i].key);
+    for (int i = 0; i < LIST_COUNT; i++) assay_nearest_offer(nearest, LISTS[i].key);
+    for (size_t i = 0; i < sizeof OTHERS / sizeof *OTHERS; i++) assay_nearest_offer(nearest, OTHERS[i]);
 }
 
 /* mesh and positions: mappings of whole numbers. */
-static assay_status read_part(const assay_yaml *y, assay_case *c, const char *part, const yaml_node_t *node) {
+static assay_status read_part(const assay_yaml *y, assay_case *c, const char *part, const yaml_node_t *node)
+{
     int pairs = 0;
     assay_status status = assay_yaml_mapping(y, node, part, &pairs);
     for (int i = 0; i < pairs && status == ASSAY_OK; i++) {
@@ -131,22 +134,23 @@ static assay_status read_part(const assay_yaml *y, assay_case *c, const char *pa
     return status;
 }
 
-static assay_status refuse_key(const assay_yaml *y, const char *key, const yaml_node_t *key_node) {
+static assay_status refuse_key(const assay_yaml *y, const char *key, const yaml_node_t *key_node)
+{
     static const char *const OTHERS[] = {"op", "model", "config", "inputs", "mesh", "positions"};
     char hint[ASSAY_MESSAGE_SIZE / 2];
     if (assay_model_key_by_name(key) != NULL) {
         return assay_yaml_refuse(y, key_node, "unknown key %s: keys of the model belong under config", key);
     }
     assay_nearest nearest = {.word = key, .most = 1};
-    for (size_t i = 0; i < sizeof OTHERS / sizeof *OTHERS; i++)
-        assay_nearest_offer(&nearest, OTHERS[i]);
+    for (size_t i = 0; i < sizeof OTHERS / sizeof *OTHERS; i++) assay_nearest_offer(&nearest, OTHERS[i]);
     assay_case_offer_fields(&nearest);
     assay_nearest_text(&nearest, hint, sizeof hint);
     return assay_yaml_refuse(y, key_node, "unknown key %.100s in a case%s", key, hint);
 }
 
 static assay_status read_key(const assay_yaml *y, assay_case *c, const char *key, const yaml_node_t *key_node,
-                             const yaml_node_t *value) {
+                             const yaml_node_t *value)
+{
     bool known = false;
     if (strcmp(key, "op") == 0) return assay_yaml_text(y, value, key, c->op, sizeof c->op);
     if (strcmp(key, "model") == 0) return assay_case_read_model(y, c, value);
@@ -157,7 +161,8 @@ static assay_status read_key(const assay_yaml *y, assay_case *c, const char *key
     return known ? status : refuse_key(y, key, key_node);
 }
 
-static assay_status read_case(const assay_yaml *y, const yaml_node_t *root, assay_case *c) {
+static assay_status read_case(const assay_yaml *y, const yaml_node_t *root, assay_case *c)
+{
     const yaml_node_t *config = NULL;
     int pairs = 0;
     if (root->type != YAML_MAPPING_NODE) return assay_yaml_refuse_value(y, root, "", "a case (case: NAME, op: ...)");
@@ -180,7 +185,8 @@ static assay_status read_case(const assay_yaml *y, const yaml_node_t *root, assa
     return ASSAY_OK;
 }
 
-static assay_status append_case(const assay_yaml *y, const yaml_node_t *root, void *arg) {
+static assay_status append_case(const assay_yaml *y, const yaml_node_t *root, void *arg)
+{
     assay_case_list *list = arg;
     assay_case *cases = realloc(list->cases, ((size_t)list->count + 1) * sizeof *cases);
     if (cases == NULL) return assay_fail(y->ctx, ASSAY_NO_MEMORY, "%s: no memory for its cases", y->origin);
@@ -192,7 +198,8 @@ static assay_status append_case(const assay_yaml *y, const yaml_node_t *root, vo
 }
 
 assay_status assay_cases_parse(assay_context *ctx, const char *origin, const char *text, size_t size,
-                               assay_case **cases, int *count) {
+                               assay_case **cases, int *count)
+{
     assay_case_list list = {0};
     *cases = NULL;
     *count = 0;
@@ -211,11 +218,12 @@ assay_status assay_cases_parse(assay_context *ctx, const char *origin, const cha
 }
 
 assay_status assay_cases_parse_stored(assay_context *ctx, const char *origin, const char *text, size_t size,
-                                      assay_case **cases, int *count) {
+                                      assay_case **cases, int *count)
+{
     assay_status status = assay_cases_parse(ctx, origin, text, size, cases, count);
     for (int i = 0; i < *count; i++) {
         const bool interleave = (*cases)[i].config.given[ASSAY_KEY_AT_rope_interleave];
-        memset((*cases)[i].config.given, 0, sizeof (*cases)[i].config.given);
+        memset((*cases)[i].config.given, 0, sizeof(*cases)[i].config.given);
         (*cases)[i].config.given[ASSAY_KEY_AT_rope_interleave] = interleave; /* settled when it was written */
     }
     return status;

@@ -8,7 +8,8 @@
 #include "cases/case_internal.h"
 
 /* Moves the cases of `more` to the end of `list`. */
-static assay_status append_cases(assay_context *ctx, assay_case_list *list, assay_case *more, int count) {
+static assay_status append_cases(assay_context *ctx, assay_case_list *list, assay_case *more, int count)
+{
     assay_case *cases = realloc(list->cases, (size_t)(list->count + count) * sizeof *cases);
     if (cases == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for %d cases", list->count + count);
     list->cases = cases;
@@ -18,7 +19,8 @@ static assay_status append_cases(assay_context *ctx, assay_case_list *list, assa
     return ASSAY_OK;
 }
 
-assay_status assay_catalogue(assay_context *ctx, assay_case **cases, int *count) {
+assay_status assay_catalogue(assay_context *ctx, assay_case **cases, int *count)
+{
     assay_status status = ASSAY_OK;
     assay_case_list list = {0};
     assay_case *read = NULL;
@@ -44,7 +46,8 @@ cleanup:
 }
 
 /* Cases of the size of a real model fill a disk: nobody shall get one through '*'. */
-static bool glob_matches(const char *pattern, const char *name) {
+static bool glob_matches(const char *pattern, const char *name)
+{
     static const char TRUE_SIZE[] = "true-size/";
     bool huge = strncmp(name, TRUE_SIZE, strlen(TRUE_SIZE)) == 0;
     if (huge && strncmp(pattern, TRUE_SIZE, strlen(TRUE_SIZE)) != 0) return false;
@@ -52,7 +55,8 @@ static bool glob_matches(const char *pattern, const char *name) {
 }
 
 /* Marks what a name or a glob means. */
-static bool mark_matches(const assay_case_list *catalogue, const char *pattern, bool *wanted) {
+static bool mark_matches(const assay_case_list *catalogue, const char *pattern, bool *wanted)
+{
     bool found = false;
     for (int i = 0; i < catalogue->count; i++) {
         if (strcmp(pattern, catalogue->cases[i].name) != 0) continue;
@@ -66,11 +70,11 @@ static bool mark_matches(const assay_case_list *catalogue, const char *pattern, 
     return found;
 }
 
-static assay_status refuse_pattern(assay_context *ctx, const assay_case_list *catalogue, const char *pattern) {
+static assay_status refuse_pattern(assay_context *ctx, const assay_case_list *catalogue, const char *pattern)
+{
     char hint[ASSAY_MESSAGE_SIZE / 2];
     assay_nearest nearest = {.word = pattern, .most = ASSAY_NEAREST_MOST};
-    for (int i = 0; i < catalogue->count; i++)
-        assay_nearest_offer(&nearest, catalogue->cases[i].name);
+    for (int i = 0; i < catalogue->count; i++) assay_nearest_offer(&nearest, catalogue->cases[i].name);
     assay_nearest_text(&nearest, hint, sizeof hint);
     return assay_fail(ctx, ASSAY_BAD_INPUT,
                       "%.200s: expected a case of the catalogue, a glob that matches some, or a YAML file; "
@@ -79,7 +83,8 @@ static assay_status refuse_pattern(assay_context *ctx, const assay_case_list *ca
 }
 
 static assay_status append_file(assay_context *ctx, const assay_case_list *catalogue, const char *path,
-                                assay_case_list *list) {
+                                assay_case_list *list)
+{
     assay_status status = ASSAY_OK;
     struct stat about;
     assay_case *read = NULL;
@@ -97,7 +102,8 @@ cleanup:
     return status;
 }
 
-static bool was_before(int i, char *const *patterns) {
+static bool was_before(int i, char *const *patterns)
+{
     for (int j = 0; j < i; j++) {
         if (strcmp(patterns[i], patterns[j]) == 0) return true;
     }
@@ -105,7 +111,8 @@ static bool was_before(int i, char *const *patterns) {
 }
 
 /* Fixtures are stored under the names of their cases. */
-static assay_status check_names(assay_context *ctx, const assay_case_list *list) {
+static assay_status check_names(assay_context *ctx, const assay_case_list *list)
+{
     for (int i = 0; i < list->count; i++) {
         for (int j = 0; j < i; j++) {
             if (strcmp(list->cases[i].name, list->cases[j].name) != 0) continue;
@@ -116,7 +123,8 @@ static assay_status check_names(assay_context *ctx, const assay_case_list *list)
 }
 
 assay_status assay_cases_find(assay_context *ctx, int pattern_count, char *const *patterns, assay_case **cases,
-                              int *count) {
+                              int *count)
+{
     assay_status status = ASSAY_OK;
     assay_case_list catalogue = {0}, found = {0}, from_files = {0};
     bool *wanted = NULL;

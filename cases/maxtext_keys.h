@@ -1,8 +1,8 @@
 /* Keys of MaxText (configs/types.py) that are no keys of a case.
  *
- * Those that cannot change a number of any operation here are passed over in a model. The others are kept with the model,
- * and an operation whose numbers they would change refuses them unless they have a value that changes nothing. What
- * stands in neither table is refused wherever it is given. */
+ * Those that cannot change a number of any operation here are passed over in a model. The others are kept with the
+ * model, and an operation whose numbers they would change refuses them unless they have a value that changes nothing.
+ * What stands in neither table is refused wherever it is given. */
 #ifndef ASSAY_CASES_MAXTEXT_KEYS_H
 #define ASSAY_CASES_MAXTEXT_KEYS_H
 
@@ -72,7 +72,7 @@ enum {
 #define X(key, unchanging, parts) ASSAY_MAXTEXT_##key,
     ASSAY_MAXTEXT_KEY_TABLE(X)
 #undef X
-    ASSAY_MAXTEXT_KEYS
+        ASSAY_MAXTEXT_KEYS
 };
 
 typedef struct assay_maxtext_key {

@@ -11,10 +11,14 @@
 #define DEFAULT_D(value) value
 #define DEFAULT_B(value) value
 #define DEFAULT_S(value)                                                                                               \
-    { value }
+    {                                                                                                                  \
+        value                                                                                                          \
+    }
 #define DEFAULT_A(value)                                                                                               \
     {                                                                                                                  \
-        { value, "linear" }                                                                                            \
+        {                                                                                                              \
+            value, "linear"                                                                                            \
+        }                                                                                                              \
     }
 const assay_model_config assay_model_defaults = {
 #define X(type, key, value) .key = DEFAULT_##type(value),
@@ -35,14 +39,16 @@ const assay_model_key assay_model_keys[ASSAY_MODEL_KEYS] = {
 #undef X
 };
 
-const assay_model_key *assay_model_key_by_name(const char *name) {
+const assay_model_key *assay_model_key_by_name(const char *name)
+{
     for (int i = 0; i < ASSAY_MODEL_KEYS; i++) {
         if (strcmp(name, assay_model_keys[i].name) == 0) return &assay_model_keys[i];
     }
     return NULL;
 }
 
-const char *const *assay_model_key_choices(const assay_model_key *key) {
+const char *const *assay_model_key_choices(const assay_model_key *key)
+{
     static const char *const SCORE_FUNCS[] = {"", "sigmoid", "softmax", "sqrtsoftplus", NULL};
     static const char *const GROUP_SCORES[] = {"", "top2_sum", "max", NULL};
     static const char *const POLICIES[] = {"remat", "device", "offload", NULL};
@@ -63,7 +69,8 @@ const char *const *assay_model_key_choices(const assay_model_key *key) {
     return NULL;
 }
 
-void assay_model_key_text(const assay_model_key *key, const assay_model_config *config, char *text, size_t size) {
+void assay_model_key_text(const assay_model_key *key, const assay_model_config *config, char *text, size_t size)
+{
     const void *value = (const char *)config + key->offset;
     char first[ASSAY_KEY_VALUE_SIZE], second[ASSAY_KEY_VALUE_SIZE];
     switch (key->type) {

@@ -6,16 +6,17 @@
 
 enum { LONGEST = 128, LEAST_PART = 4 };
 
-static int least(int a, int b) {
+static int least(int a, int b)
+{
     return a < b ? a : b;
 }
 
 /* Insertions, deletions and replacements of letters that turn one into the other (Levenshtein). */
-static int edit_distance(const char *a, const char *b) {
+static int edit_distance(const char *a, const char *b)
+{
     int row[LONGEST + 1];
     int length = (int)strlen(b);
-    for (int j = 0; j <= length; j++)
-        row[j] = j;
+    for (int j = 0; j <= length; j++) row[j] = j;
     for (int i = 1; a[i - 1] != '\0'; i++) {
         int diagonal = row[0];
         row[0] = i;
@@ -28,7 +29,8 @@ static int edit_distance(const char *a, const char *b) {
     return row[length];
 }
 
-void assay_nearest_offer(assay_nearest *nearest, const char *name) {
+void assay_nearest_offer(assay_nearest *nearest, const char *name)
+{
     size_t length = strlen(nearest->word);
     if (length > LONGEST || strlen(name) > LONGEST) return;
     /* Part of a name is near however long the rest: emb_dim for base_emb_dim. */
@@ -37,8 +39,7 @@ void assay_nearest_offer(assay_nearest *nearest, const char *name) {
     if (distance > 1 + (int)length / 4) return;
 
     int place = nearest->count;
-    while (place > 0 && nearest->distances[place - 1] > distance)
-        place--;
+    while (place > 0 && nearest->distances[place - 1] > distance) place--;
     if (place >= nearest->most) return;
     if (nearest->count < nearest->most) nearest->count++;
     for (int i = nearest->count - 1; i > place; i--) {
@@ -49,7 +50,8 @@ void assay_nearest_offer(assay_nearest *nearest, const char *name) {
     nearest->distances[place] = distance;
 }
 
-void assay_nearest_text(const assay_nearest *nearest, char *text, size_t size) {
+void assay_nearest_text(const assay_nearest *nearest, char *text, size_t size)
+{
     size_t used = 0;
     text[0] = '\0';
     for (int i = 0; i < nearest->count && used < size; i++) {

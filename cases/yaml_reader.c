@@ -6,12 +6,14 @@
 
 enum { MOST_PAIRS = 4096, MOST_DEPTH = 5000, SHOWN = 60 };
 
-static assay_status refuse_at(const assay_yaml *y, yaml_mark_t mark, const char *message) {
+static assay_status refuse_at(const assay_yaml *y, yaml_mark_t mark, const char *message)
+{
     if (!y->located) return assay_fail(y->ctx, ASSAY_BAD_INPUT, "%s: %s", y->origin, message);
     return assay_fail(y->ctx, ASSAY_BAD_INPUT, "%s:%zu:%zu: %s", y->origin, mark.line + 1, mark.column + 1, message);
 }
 
-assay_status assay_yaml_refuse(const assay_yaml *y, const yaml_node_t *at, const char *format, ...) {
+assay_status assay_yaml_refuse(const assay_yaml *y, const yaml_node_t *at, const char *format, ...)
+{
     char message[ASSAY_MESSAGE_SIZE];
     va_list arguments;
     va_start(arguments, format);
@@ -20,13 +22,15 @@ assay_status assay_yaml_refuse(const assay_yaml *y, const yaml_node_t *at, const
     return refuse_at(y, at->start_mark, message);
 }
 
-static bool is_null(const yaml_node_t *node) {
+static bool is_null(const yaml_node_t *node)
+{
     const char *text = (const char *)node->data.scalar.value;
     if (node->data.scalar.style != YAML_PLAIN_SCALAR_STYLE) return false;
     return strcmp(text, "") == 0 || strcmp(text, "~") == 0 || strcmp(text, "null") == 0;
 }
 
-assay_status assay_yaml_refuse_value(const assay_yaml *y, const yaml_node_t *at, const char *what, const char *wanted) {
+assay_status assay_yaml_refuse_value(const assay_yaml *y, const yaml_node_t *at, const char *what, const char *wanted)
+{
     const char *colon = what[0] == '\0' ? "" : ": ";
     if (at->type == YAML_MAPPING_NODE) {
         return assay_yaml_refuse(y, at, "%s%sexpected %s, found a mapping", what, colon, wanted);
@@ -43,7 +47,8 @@ assay_status assay_yaml_refuse_value(const assay_yaml *y, const yaml_node_t *at,
 }
 
 /* Where libyaml's reader, which knows only the number of bytes read, stopped. */
-static yaml_mark_t mark_of(const char *text, size_t size, size_t offset) {
+static yaml_mark_t mark_of(const char *text, size_t size, size_t offset)
+{
     yaml_mark_t mark = {0};
     for (size_t i = 0; i < size && i < offset; i++) {
         mark.column++;
@@ -55,7 +60,8 @@ static yaml_mark_t mark_of(const char *text, size_t size, size_t offset) {
     return mark;
 }
 
-static bool is_tab(const char *text, size_t size, yaml_mark_t at) {
+static bool is_tab(const char *text, size_t size, yaml_mark_t at)
+{
     yaml_mark_t mark = {0};
     for (size_t i = 0; i < size; i++) {
         if (mark.line == at.line && mark.column == at.column) return text[i] == '\t';
@@ -68,7 +74,8 @@ static bool is_tab(const char *text, size_t size, yaml_mark_t at) {
     return false;
 }
 
-static assay_status refuse_syntax(const assay_yaml *y, const yaml_parser_t *parser, const char *text, size_t size) {
+static assay_status refuse_syntax(const assay_yaml *y, const yaml_parser_t *parser, const char *text, size_t size)
+{
     const char *problem = parser->problem != NULL ? parser->problem : "not YAML";
     char message[256];
     if (parser->error == YAML_MEMORY_ERROR) {
@@ -86,7 +93,8 @@ static assay_status refuse_syntax(const assay_yaml *y, const yaml_parser_t *pars
 
 /* libyaml's time grows with the square of the depth of brackets. Those in texts and comments count too, so that the
  * limit is far above what anybody writes. */
-static assay_status check_depth(const assay_yaml *y, const char *text, size_t size) {
+static assay_status check_depth(const assay_yaml *y, const char *text, size_t size)
+{
     int depth = 0;
     for (size_t i = 0; i < size; i++) {
         depth += text[i] == '[' || text[i] == '{';
@@ -98,7 +106,8 @@ static assay_status check_depth(const assay_yaml *y, const char *text, size_t si
 }
 
 assay_status assay_yaml_documents(assay_context *ctx, const char *origin, bool located, const char *text, size_t size,
-                                  assay_yaml_visitor visit, void *arg) {
+                                  assay_yaml_visitor visit, void *arg)
+{
     yaml_parser_t parser;
     yaml_document_t document;
     const assay_yaml y = {ctx, origin, located, &document};
@@ -121,7 +130,8 @@ assay_status assay_yaml_documents(assay_context *ctx, const char *origin, bool l
     return status;
 }
 
-assay_status assay_yaml_mapping(const assay_yaml *y, const yaml_node_t *node, const char *what, int *pairs) {
+assay_status assay_yaml_mapping(const assay_yaml *y, const yaml_node_t *node, const char *what, int *pairs)
+{
     *pairs = 0;
     if (node->type != YAML_MAPPING_NODE) return assay_yaml_refuse_value(y, node, what, "a mapping (key: value)");
     ptrdiff_t count = node->data.mapping.pairs.top - node->data.mapping.pairs.start;
@@ -130,12 +140,14 @@ assay_status assay_yaml_mapping(const assay_yaml *y, const yaml_node_t *node, co
     return ASSAY_OK;
 }
 
-static const yaml_node_t *key_of(const assay_yaml *y, const yaml_node_t *node, int i) {
+static const yaml_node_t *key_of(const assay_yaml *y, const yaml_node_t *node, int i)
+{
     return yaml_document_get_node(y->document, node->data.mapping.pairs.start[i].key);
 }
 
 assay_status assay_yaml_pair(const assay_yaml *y, const yaml_node_t *node, const char *what, int i, const char **key,
-                             const yaml_node_t **key_node, const yaml_node_t **value) {
+                             const yaml_node_t **key_node, const yaml_node_t **value)
+{
     *key_node = key_of(y, node, i);
     *value = yaml_document_get_node(y->document, node->data.mapping.pairs.start[i].value);
     if ((*key_node)->type != YAML_SCALAR_NODE) return assay_yaml_refuse_value(y, *key_node, what, "a key");

@@ -7,7 +7,8 @@
 #include <string.h>
 #include <strings.h>
 
-void assay_yaml_number_text(double x, char *text, size_t size) {
+void assay_yaml_number_text(double x, char *text, size_t size)
+{
     char digits[40];
     for (int precision = 15; precision <= 17; precision++) {
         snprintf(digits, sizeof digits, "%.*g", precision, x);
@@ -20,7 +21,8 @@ void assay_yaml_number_text(double x, char *text, size_t size) {
 }
 
 /* Whether no reader of YAML 1.1 or 1.2 takes it for anything but a text. */
-static bool is_plainly_text(const char *value) {
+static bool is_plainly_text(const char *value)
+{
     static const char *const WORDS[] = {"true", "false", "yes", "no", "on", "off", "null", "y", "n"};
     if (!isalpha((unsigned char)value[0])) return false;
     for (const char *p = value; *p != '\0'; p++) {
@@ -32,7 +34,8 @@ static bool is_plainly_text(const char *value) {
     return true;
 }
 
-void assay_yaml_quoted_text(const char *value, char *text, size_t size) {
+void assay_yaml_quoted_text(const char *value, char *text, size_t size)
+{
     if (is_plainly_text(value)) {
         snprintf(text, size, "%s", value);
         return;

@@ -14,7 +14,8 @@
 enum { NUMBER_SIZE = 64 };
 
 /* Digits, which single underscores may part, copied to `out` without these. */
-static const char *take_digits(const char *text, char *out, size_t *length) {
+static const char *take_digits(const char *text, char *out, size_t *length)
+{
     while (isdigit((unsigned char)*text) && *length < NUMBER_SIZE - 1) {
         out[(*length)++] = *text++;
         if (text[0] == '_' && isdigit((unsigned char)text[1])) text++;
@@ -24,7 +25,8 @@ static const char *take_digits(const char *text, char *out, size_t *length) {
 
 /* A decimal number as people write it, ready for strtod: 12, -0.5, .5, 10_000, 1e-6, 1.0e+3. Not: 0x10, 010, inf, "1".
  */
-static bool is_number(const yaml_node_t *node, char digits[NUMBER_SIZE], bool *whole) {
+static bool is_number(const yaml_node_t *node, char digits[NUMBER_SIZE], bool *whole)
+{
     if (node->type != YAML_SCALAR_NODE || node->data.scalar.style != YAML_PLAIN_SCALAR_STYLE) return false;
     const char *p = (const char *)node->data.scalar.value;
     size_t length = 0, start;
@@ -54,7 +56,8 @@ static bool is_number(const yaml_node_t *node, char digits[NUMBER_SIZE], bool *w
     return *p == '\0';
 }
 
-assay_status assay_yaml_real(const assay_yaml *y, const yaml_node_t *node, const char *what, double *value) {
+assay_status assay_yaml_real(const assay_yaml *y, const yaml_node_t *node, const char *what, double *value)
+{
     char digits[NUMBER_SIZE];
     bool whole;
     if (!is_number(node, digits, &whole)) return assay_yaml_refuse_value(y, node, what, "a finite number");
@@ -68,7 +71,8 @@ assay_status assay_yaml_real(const assay_yaml *y, const yaml_node_t *node, const
 }
 
 assay_status assay_yaml_whole(const assay_yaml *y, const yaml_node_t *node, const char *what, int64_t least,
-                              int64_t most, int64_t *value) {
+                              int64_t most, int64_t *value)
+{
     char digits[NUMBER_SIZE], wanted[96];
     bool whole;
     snprintf(wanted, sizeof wanted, "a whole number from %" PRId64 " to %" PRId64, least, most);
@@ -86,7 +90,8 @@ assay_status assay_yaml_whole(const assay_yaml *y, const yaml_node_t *node, cons
     return ASSAY_OK;
 }
 
-assay_status assay_yaml_seed(const assay_yaml *y, const yaml_node_t *node, const char *what, uint64_t *value) {
+assay_status assay_yaml_seed(const assay_yaml *y, const yaml_node_t *node, const char *what, uint64_t *value)
+{
     char digits[NUMBER_SIZE];
     bool whole;
     errno = 0;
@@ -100,7 +105,8 @@ assay_status assay_yaml_seed(const assay_yaml *y, const yaml_node_t *node, const
     return assay_yaml_refuse_value(y, node, what, "a whole number from 0 to 18446744073709551615");
 }
 
-assay_status assay_yaml_bool(const assay_yaml *y, const yaml_node_t *node, const char *what, bool *value) {
+assay_status assay_yaml_bool(const assay_yaml *y, const yaml_node_t *node, const char *what, bool *value)
+{
     static const char *const WORDS[2][3] = {{"false", "no", "off"}, {"true", "yes", "on"}};
     if (node->type == YAML_SCALAR_NODE && node->data.scalar.style == YAML_PLAIN_SCALAR_STYLE) {
         for (int i = 0; i < 6; i++) {
@@ -112,7 +118,8 @@ assay_status assay_yaml_bool(const assay_yaml *y, const yaml_node_t *node, const
     return assay_yaml_refuse_value(y, node, what, "true or false");
 }
 
-assay_status assay_yaml_text(const assay_yaml *y, const yaml_node_t *node, const char *what, char *value, size_t size) {
+assay_status assay_yaml_text(const assay_yaml *y, const yaml_node_t *node, const char *what, char *value, size_t size)
+{
     if (node->type != YAML_SCALAR_NODE) return assay_yaml_refuse_value(y, node, what, "a text");
     const char *text = (const char *)node->data.scalar.value;
     size_t length = node->data.scalar.length;
@@ -133,8 +140,8 @@ assay_status assay_yaml_text(const assay_yaml *y, const yaml_node_t *node, const
 }
 
 /* Appends the items of "a, b". */
-static assay_status append_items(const assay_yaml *y, const yaml_node_t *node, const char *what,
-                                 assay_text_list *list) {
+static assay_status append_items(const assay_yaml *y, const yaml_node_t *node, const char *what, assay_text_list *list)
+{
     char text[ASSAY_MESSAGE_SIZE];
     assay_status status = assay_yaml_text(y, node, what, text, sizeof text);
     RETURN_IF(status != ASSAY_OK, status);
@@ -142,8 +149,7 @@ static assay_status append_items(const assay_yaml *y, const yaml_node_t *node, c
         item += strspn(item, " ");
         end = item + strcspn(item, ",");
         size_t length = (size_t)(end - item);
-        while (length > 0 && item[length - 1] == ' ')
-            length--;
+        while (length > 0 && item[length - 1] == ' ') length--;
         if (length == 0) return assay_yaml_refuse_value(y, node, what, "texts, none of them empty");
         status = assay_text_list_append(y->ctx, list, item, length);
         RETURN_IF(status != ASSAY_OK, status);
@@ -151,7 +157,8 @@ static assay_status append_items(const assay_yaml *y, const yaml_node_t *node, c
     return ASSAY_OK;
 }
 
-assay_status assay_yaml_list(const assay_yaml *y, const yaml_node_t *node, const char *what, assay_text_list *list) {
+assay_status assay_yaml_list(const assay_yaml *y, const yaml_node_t *node, const char *what, assay_text_list *list)
+{
     assay_text_list read = {0};
     assay_status status = ASSAY_OK;
     if (node->type == YAML_SEQUENCE_NODE) {

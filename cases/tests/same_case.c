@@ -2,11 +2,13 @@
 
 #include <string.h>
 
-static bool same_bits(double a, double b) {
+static bool same_bits(double a, double b)
+{
     return memcmp(&a, &b, sizeof a) == 0;
 }
 
-static bool same_list(const assay_text_list *a, const assay_text_list *b) {
+static bool same_list(const assay_text_list *a, const assay_text_list *b)
+{
     if (a->count != b->count) return false;
     for (int i = 0; i < a->count; i++) {
         if (strcmp(a->items[i], b->items[i]) != 0) return false;
@@ -14,7 +16,8 @@ static bool same_list(const assay_text_list *a, const assay_text_list *b) {
     return true;
 }
 
-static bool same_input(const assay_case_input *a, const assay_case_input *b) {
+static bool same_input(const assay_case_input *a, const assay_case_input *b)
+{
     const assay_fill *f = &a->fill, *g = &b->fill;
     if (strcmp(a->path, b->path) != 0 || f->distribution != g->distribution) return false;
     if (!same_bits(f->scale, g->scale) || !same_bits(f->mean, g->mean)) return false;
@@ -29,7 +32,8 @@ static bool same_input(const assay_case_input *a, const assay_case_input *b) {
 #define SAME_S(a, b) (strcmp((a).text, (b).text) == 0)
 #define SAME_A(a, b) (strcmp((a).item[0], (b).item[0]) == 0 && strcmp((a).item[1], (b).item[1]) == 0)
 
-static const char *config_difference(const assay_model_config *a, const assay_model_config *b) {
+static const char *config_difference(const assay_model_config *a, const assay_model_config *b)
+{
 #define X(type, key, value)                                                                                            \
     if (!SAME_##type(a->key, b->key)) return "config." #key;
     ASSAY_MODEL_KEY_TABLE(X)
@@ -37,7 +41,8 @@ static const char *config_difference(const assay_model_config *a, const assay_mo
     return NULL;
 }
 
-const char *assay_case_difference(const assay_case *a, const assay_case *b) {
+const char *assay_case_difference(const assay_case *a, const assay_case *b)
+{
     if (strcmp(a->name, b->name) != 0) return "case";
     if (strcmp(a->description, b->description) != 0) return "description";
     if (strcmp(a->op, b->op) != 0) return "op";

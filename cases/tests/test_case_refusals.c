@@ -95,11 +95,13 @@ static const struct {
      "unknown key rope_factr in model, did you mean rope_factor?"},
     {"case: a\nop: moe\nmodel: {num_experts: 8, use_indexr: true}\n", "3:25", "did you mean use_indexer?"},
     {"case: a\nop: moe\nmodel: {num_experts: 8, emb_dim: 8}\n", "3:25", "did you mean base_emb_dim?"},
-    {"case: a\nop: moe\nmodel: {num_experts: 8, n_routed_experts: 8}\n", "3:25", "unknown key n_routed_experts in model"},
+    {"case: a\nop: moe\nmodel: {num_experts: 8, n_routed_experts: 8}\n", "3:25",
+     "unknown key n_routed_experts in model"},
     {"case: a\nop: moe\nmodel: {num_experts: 8, dtype: float32}\n", "3:25",
      "unknown key dtype in model: it belongs to the case itself"},
     {"case: a\nop: moe\nconfig: {scan_layers: true}\n", "3:10", "unknown key scan_layers in config"},
-    {"case: a\nop: moe\nmodel: {decoder_block: bananas}\n", "3:24", "decoder_block: expected one of \"\", default, llama2"},
+    {"case: a\nop: moe\nmodel: {decoder_block: bananas}\n", "3:24",
+     "decoder_block: expected one of \"\", default, llama2"},
     {"case: a\nop: moe\nconfig: {decoder_block: bananas}\n", "3:25", "found bananas"},
     {"case: a\nop: moe\nmodel: {num_experts: x}\n", "3:22", "num_experts: expected a whole number"},
     {"case: a\nop: moe\nmodel: &m {num_experts: 2}\nconfig: {<<: *m}\n", "4:10", "merge keys (<<) are not read"},
@@ -144,7 +146,8 @@ static const struct {
     {"case: a\nop: moe\n---\ncase: b\n", "4:1", "b has no operation"},
 };
 
-static void refuses_with_place_and_words(void **state) {
+static void refuses_with_place_and_words(void **state)
+{
     (void)state;
     for (size_t i = 0; i < sizeof REFUSED / sizeof *REFUSED; i++) {
         assay_context ctx = {.threads = 1};
@@ -165,7 +168,8 @@ static void refuses_with_place_and_words(void **state) {
     }
 }
 
-int main(void) {
+int main(void)
+{
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(refuses_with_place_and_words),
     };

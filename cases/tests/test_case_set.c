@@ -5,7 +5,8 @@
 #include "cases/case.h"
 #include "tests/support/assay_test.h"
 
-static assay_case *new_case(assay_context *ctx) {
+static assay_case *new_case(assay_context *ctx)
+{
     static const char TEXT[] = "case: a\nop: moe\nmodel: deepseek3-tiny\ninputs: {x: {values: [1, 2]}}\n";
     assay_case *c = NULL;
     int count = 0;
@@ -14,7 +15,8 @@ static assay_case *new_case(assay_context *ctx) {
     return c;
 }
 
-static void sets_what_a_case_has(void **state) {
+static void sets_what_a_case_has(void **state)
+{
     (void)state;
     static const char *const ASSIGNMENTS[] = {
         "case=moe/other",
@@ -73,7 +75,8 @@ static void sets_what_a_case_has(void **state) {
     assay_cases_free(c, 1);
 }
 
-static void refuses_and_changes_nothing(void **state) {
+static void refuses_and_changes_nothing(void **state)
+{
     (void)state;
     static const struct {
         const char *assignment, *words;
@@ -122,7 +125,8 @@ static void refuses_and_changes_nothing(void **state) {
     assay_cases_free(c, 1);
 }
 
-static void reports_every_failed_allocation(void **state) {
+static void reports_every_failed_allocation(void **state)
+{
     (void)state;
     static const char *const ASSIGNMENTS[] = {"profiles=bf16,f32", "inputs.y={values: [1]}", "mlp_activations=relu"};
     for (size_t i = 0; i < sizeof ASSIGNMENTS / sizeof *ASSIGNMENTS; i++) {
@@ -147,7 +151,8 @@ static void reports_every_failed_allocation(void **state) {
     }
 }
 
-int main(void) {
+int main(void)
+{
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sets_what_a_case_has),
         cmocka_unit_test(refuses_and_changes_nothing),

@@ -9,7 +9,8 @@
 #include "tests/support/assay_test.h"
 
 /* Writes, reads, compares, and writes again. */
-static void assert_round_trip(assay_context *ctx, const assay_case *c) {
+static void assert_round_trip(assay_context *ctx, const assay_case *c)
+{
     char *text = NULL, *again = NULL;
     assay_case *read = NULL;
     int count = 0;
@@ -26,19 +27,20 @@ static void assert_round_trip(assay_context *ctx, const assay_case *c) {
     assay_cases_free(read, count);
 }
 
-static void round_trips_the_catalogue(void **state) {
+static void round_trips_the_catalogue(void **state)
+{
     (void)state;
     assay_context ctx = {.threads = 1};
     assay_case *cases = NULL;
     int count = 0;
     assert_ok(&ctx, assay_catalogue(&ctx, &cases, &count));
     assert_true(count > 0);
-    for (int i = 0; i < count; i++)
-        assert_round_trip(&ctx, &cases[i]);
+    for (int i = 0; i < count; i++) assert_round_trip(&ctx, &cases[i]);
     assay_cases_free(cases, count);
 }
 
-static void round_trips_awkward_values(void **state) {
+static void round_trips_awkward_values(void **state)
+{
     (void)state;
     static const char *const CASES[] = {
         "case: a\nop: b\n",
@@ -68,7 +70,8 @@ static void round_trips_awkward_values(void **state) {
 }
 
 /* The comparison above must see a difference in any field. */
-static void differences_are_seen(void **state) {
+static void differences_are_seen(void **state)
+{
     (void)state;
     static const char *const CHANGES[] = {
         "case=z",
@@ -106,7 +109,8 @@ static void differences_are_seen(void **state) {
     assay_cases_free(a, 1);
 }
 
-static void writes_numbers_and_texts_that_any_reader_takes(void **state) {
+static void writes_numbers_and_texts_that_any_reader_takes(void **state)
+{
     (void)state;
     static const struct {
         double value;
@@ -131,7 +135,8 @@ static void writes_numbers_and_texts_that_any_reader_takes(void **state) {
 }
 
 /* `assay show` prints from the same function. */
-static void every_key_has_a_text(void **state) {
+static void every_key_has_a_text(void **state)
+{
     (void)state;
     char text[ASSAY_KEY_VALUE_SIZE];
     for (int i = 0; i < ASSAY_MODEL_KEYS; i++) {
@@ -147,7 +152,8 @@ static void every_key_has_a_text(void **state) {
     assert_string_equal(text, "-1.0");
 }
 
-int main(void) {
+int main(void)
+{
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(round_trips_the_catalogue), cmocka_unit_test(round_trips_awkward_values),
         cmocka_unit_test(differences_are_seen),      cmocka_unit_test(writes_numbers_and_texts_that_any_reader_takes),

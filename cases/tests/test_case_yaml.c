@@ -7,11 +7,13 @@
 #include "cases/case.h"
 #include "tests/support/assay_test.h"
 
-static assay_status parse(assay_context *ctx, const char *text, assay_case **cases, int *count) {
+static assay_status parse(assay_context *ctx, const char *text, assay_case **cases, int *count)
+{
     return assay_cases_parse(ctx, "t.yml", text, strlen(text), cases, count);
 }
 
-static void reads_every_key(void **state) {
+static void reads_every_key(void **state)
+{
     (void)state;
     static const char TEXT[] = "case: moe/mine\n"
                                "description: >\n"
@@ -74,7 +76,8 @@ static void reads_every_key(void **state) {
     assay_cases_free(c, count);
 }
 
-static void defaults_fill_the_rest(void **state) {
+static void defaults_fill_the_rest(void **state)
+{
     (void)state;
     assay_context ctx = {.threads = 1};
     assay_case *c = NULL;
@@ -102,7 +105,8 @@ static void defaults_fill_the_rest(void **state) {
     assay_cases_free(c, count);
 }
 
-static void takes_numbers_as_people_write_them(void **state) {
+static void takes_numbers_as_people_write_them(void **state)
+{
     (void)state;
     static const struct {
         const char *text;
@@ -146,7 +150,8 @@ static void takes_numbers_as_people_write_them(void **state) {
 }
 
 /* A long name, a long list and deep nesting are refused or read, and never slow or fatal. */
-static void survives_sizes(void **state) {
+static void survives_sizes(void **state)
+{
     (void)state;
     enum { LARGE = 200000 };
     static char text[LARGE + 200];
@@ -167,15 +172,13 @@ static void survives_sizes(void **state) {
     assert_non_null(strstr(ctx.message, "t.yml:3:5009: more brackets are open"));
 
     start = (size_t)snprintf(text, sizeof text, "case: a\nop: b\nconfig:\n");
-    for (int i = 0; i < LARGE / 4; i++)
-        start += (size_t)snprintf(text + start, sizeof text - start, "- ");
+    for (int i = 0; i < LARGE / 4; i++) start += (size_t)snprintf(text + start, sizeof text - start, "- ");
     snprintf(text + start, sizeof text - start, "a\n");
     assert_int_equal(parse(&ctx, text, &c, &count), ASSAY_BAD_INPUT);
     assert_non_null(strstr(ctx.message, "t.yml:4:1: config: expected a mapping (key: value), found a list"));
 
     start = (size_t)snprintf(text, sizeof text, "case: a\nop: b\ninputs: {x: {values: [");
-    for (int i = 0; i < 20000; i++)
-        start += (size_t)snprintf(text + start, sizeof text - start, "1,");
+    for (int i = 0; i < 20000; i++) start += (size_t)snprintf(text + start, sizeof text - start, "1,");
     snprintf(text + start, sizeof text - start, "2]}}\n");
     assert_ok(&ctx, parse(&ctx, text, &c, &count));
     assert_int_equal(c->inputs[0].fill.value_count, 20001);
@@ -183,13 +186,13 @@ static void survives_sizes(void **state) {
     assay_cases_free(c, count);
 
     start = (size_t)snprintf(text, sizeof text, "case: a\nop: b\nmodel:\n");
-    for (int i = 0; i < 5000; i++)
-        start += (size_t)snprintf(text + start, sizeof text - start, "  k%d: 1\n", i);
+    for (int i = 0; i < 5000; i++) start += (size_t)snprintf(text + start, sizeof text - start, "  k%d: 1\n", i);
     assert_int_equal(parse(&ctx, text, &c, &count), ASSAY_BAD_INPUT);
     assert_non_null(strstr(ctx.message, "more than 4096 keys"));
 }
 
-static void takes_aliases(void **state) {
+static void takes_aliases(void **state)
+{
     (void)state;
     assay_context ctx = {.threads = 1};
     assay_case *c = NULL;
@@ -205,7 +208,8 @@ static void takes_aliases(void **state) {
 }
 
 /* A file of MaxText's as it is: keys of no interest here, lists, comments; its name decides the routing family. */
-static void reads_a_maxtext_model_file(void **state) {
+static void reads_a_maxtext_model_file(void **state)
+{
     (void)state;
     static const char MODEL[] =
         "# Copyright\nbase_emb_dim: 64\nbase_num_kv_heads: 4\nmlp_activations: [\"gelu\",\"linear\"]\n"
@@ -243,7 +247,8 @@ static void reads_a_maxtext_model_file(void **state) {
 }
 
 /* Plain RoPE has halves for pairs and everything else interleaves, until rope_interleave is given. */
-static void rope_interleave_follows_rope_type(void **state) {
+static void rope_interleave_follows_rope_type(void **state)
+{
     (void)state;
     static const struct {
         const char *rest;
@@ -277,7 +282,8 @@ static void rope_interleave_follows_rope_type(void **state) {
     }
 }
 
-static void reports_every_failed_allocation(void **state) {
+static void reports_every_failed_allocation(void **state)
+{
     (void)state;
     static const char TEXT[] = "case: a\nop: moe\nmodel: deepseek3-tiny\ntags: [a, b]\nprofiles: bf16, f32\n"
                                "inputs: {x: {values: [1, 2]}, y: {scale: 2}}\nconfig: {mlp_activations: relu}\n"
@@ -302,7 +308,8 @@ static void reports_every_failed_allocation(void **state) {
     }
 }
 
-int main(void) {
+int main(void)
+{
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(reads_every_key),
         cmocka_unit_test(defaults_fill_the_rest),

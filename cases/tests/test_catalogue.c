@@ -10,14 +10,16 @@
 
 enum { LEAST_CASES = 275 };
 
-static bool has_tag(const assay_case *c, const char *tag) {
+static bool has_tag(const assay_case *c, const char *tag)
+{
     for (int i = 0; i < c->tags.count; i++) {
         if (strcmp(c->tags.items[i], tag) == 0) return true;
     }
     return false;
 }
 
-static void has_distinct_described_cases(void **state) {
+static void has_distinct_described_cases(void **state)
+{
     (void)state;
     assay_context ctx = {.threads = 1};
     assay_case *cases = NULL;
@@ -26,8 +28,7 @@ static void has_distinct_described_cases(void **state) {
     assert_true(count >= LEAST_CASES);
     for (int i = 0; i < count; i++) {
         const assay_case *c = &cases[i];
-        for (int j = 0; j < i; j++)
-            assert_string_not_equal(c->name, cases[j].name);
+        for (int j = 0; j < i; j++) assert_string_not_equal(c->name, cases[j].name);
         /* A name begins with its operation; one of true size says so instead, lest a glob finds it. */
         size_t folder = strcspn(c->name, "/");
         bool true_size = strncmp(c->name, "true-size/", folder + 1) == 0;
@@ -43,11 +44,12 @@ static void has_distinct_described_cases(void **state) {
 
 /* Each bug of routing, dispatch, grouped products, expert MLPs, combining, rotary embedding and attention that one
  * operation on one device can show. */
-static void every_bug_has_a_case(void **state) {
+static void every_bug_has_a_case(void **state)
+{
     (void)state;
-    static const int BUGS[] = {1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 15, 17, 18, 19, 25, 26,
-                               27, 28, 29, 30, 31, 32, 34, 36, 37, 39, 40, 41, 42, 46, 47, 48, 49,
-                               50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 60};
+    static const int BUGS[] = {1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 15, 17, 18,
+                               19, 25, 26, 27, 28, 29, 30, 31, 32, 34, 36, 37, 39, 40, 41, 42,
+                               46, 47, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 60};
     assay_context ctx = {.threads = 1};
     assay_case *cases = NULL;
     int count = 0;
@@ -56,15 +58,15 @@ static void every_bug_has_a_case(void **state) {
         char tag[16];
         int found = 0;
         snprintf(tag, sizeof tag, "bug-%d", BUGS[b]);
-        for (int i = 0; i < count; i++)
-            found += has_tag(&cases[i], tag);
+        for (int i = 0; i < count; i++) found += has_tag(&cases[i], tag);
         if (found == 0) print_error("no case has the tag %s\n", tag);
         assert_true(found > 0);
     }
     assay_cases_free(cases, count);
 }
 
-static void models_know_their_names(void **state) {
+static void models_know_their_names(void **state)
+{
     (void)state;
     for (int i = 0; i < assay_embedded_model_count; i++) {
         assay_context ctx = {.threads = 1};
@@ -83,7 +85,8 @@ static void models_know_their_names(void **state) {
     }
 }
 
-static void deepseek3_is_as_published(void **state) {
+static void deepseek3_is_as_published(void **state)
+{
     (void)state;
     static const char TEXT[] = "case: a\nop: moe\nmodel: deepseek3-671b\n";
     assay_context ctx = {.threads = 1};
@@ -106,11 +109,13 @@ static void deepseek3_is_as_published(void **state) {
     assay_cases_free(c, count);
 }
 
-static void find(assay_context *ctx, int count, const char *const *patterns, assay_case **cases, int *found) {
+static void find(assay_context *ctx, int count, const char *const *patterns, assay_case **cases, int *found)
+{
     assert_ok(ctx, assay_cases_find(ctx, count, (char *const *)(const void *)patterns, cases, found));
 }
 
-static void finds_names_globs_and_files(void **state) {
+static void finds_names_globs_and_files(void **state)
+{
     (void)state;
     static const char FILE_TEXT[] = "case: mine/one\nop: moe\n---\ncase: mine/two\nop: mlp\n";
     char path[] = "./assay_case_XXXXXX.yml";
@@ -145,8 +150,7 @@ static void finds_names_globs_and_files(void **state) {
     /* Everything, but nothing of true size unless it is asked for. */
     find(&ctx, 1, (const char *const[]){"*"}, &cases, &count);
     int large = 0;
-    for (int i = 0; i < all_count; i++)
-        large += strncmp(all[i].name, "true-size/", 10) == 0;
+    for (int i = 0; i < all_count; i++) large += strncmp(all[i].name, "true-size/", 10) == 0;
     assert_true(large > 0);
     assert_int_equal(count, all_count - large);
     assay_cases_free(cases, count);
@@ -161,7 +165,8 @@ static void finds_names_globs_and_files(void **state) {
     assert_int_equal(remove(path), 0);
 }
 
-static void refuses_what_matches_nothing(void **state) {
+static void refuses_what_matches_nothing(void **state)
+{
     (void)state;
     static const struct {
         const char *pattern, *words;
@@ -186,7 +191,8 @@ static void refuses_what_matches_nothing(void **state) {
     }
 }
 
-static void refuses_two_cases_of_one_name(void **state) {
+static void refuses_two_cases_of_one_name(void **state)
+{
     (void)state;
     static const char TEXT[] = "case: moe/deepseek3-tiny-sparse\nop: moe\n";
     char path[] = "./assay_case_XXXXXX.yml";
@@ -208,7 +214,8 @@ static void refuses_two_cases_of_one_name(void **state) {
     assert_int_equal(remove(path), 0);
 }
 
-static void matches_lists_of_patterns(void **state) {
+static void matches_lists_of_patterns(void **state)
+{
     (void)state;
     static const struct {
         const char *items[2];
@@ -236,7 +243,8 @@ static void matches_lists_of_patterns(void **state) {
     }
 }
 
-static void reports_failed_allocations(void **state) {
+static void reports_failed_allocations(void **state)
+{
     (void)state;
     char *const patterns[] = {(char *)(uintptr_t) "routing/*"};
     int failures = 0;
@@ -259,7 +267,8 @@ static void reports_failed_allocations(void **state) {
     assert_true(failures > 30);
 }
 
-int main(void) {
+int main(void)
+{
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(has_distinct_described_cases),  cmocka_unit_test(every_bug_has_a_case),
         cmocka_unit_test(models_know_their_names),       cmocka_unit_test(deepseek3_is_as_published),

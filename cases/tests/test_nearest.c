@@ -3,17 +3,18 @@
 #include "cases/nearest.h"
 #include "tests/support/assay_test.h"
 
-static const char *hint(const char *word, int most, char *text, size_t size) {
+static const char *hint(const char *word, int most, char *text, size_t size)
+{
     static const char *const NAMES[] = {"num_experts", "num_experts_per_tok", "shared_experts", "base_emb_dim",
                                         "batch"};
     assay_nearest nearest = {.word = word, .most = most};
-    for (size_t i = 0; i < sizeof NAMES / sizeof *NAMES; i++)
-        assay_nearest_offer(&nearest, NAMES[i]);
+    for (size_t i = 0; i < sizeof NAMES / sizeof *NAMES; i++) assay_nearest_offer(&nearest, NAMES[i]);
     assay_nearest_text(&nearest, text, size);
     return text;
 }
 
-static void names_what_is_near(void **state) {
+static void names_what_is_near(void **state)
+{
     (void)state;
     char text[256];
     assert_string_equal(hint("num_expert", 1, text, sizeof text), ", did you mean num_experts?");
@@ -26,7 +27,8 @@ static void names_what_is_near(void **state) {
                         ", did you mean num_experts or num_experts_per_tok?");
 }
 
-static void is_silent_about_what_is_not(void **state) {
+static void is_silent_about_what_is_not(void **state)
+{
     (void)state;
     char text[256], longest[1000];
     memset(longest, 'b', sizeof longest - 1);
@@ -37,7 +39,8 @@ static void is_silent_about_what_is_not(void **state) {
     assert_string_equal(hint("num_expert", 1, text, 10), ", did you"); /* cut, not overrun */
 }
 
-int main(void) {
+int main(void)
+{
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(names_what_is_near),
         cmocka_unit_test(is_silent_about_what_is_not),
