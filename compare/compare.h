@@ -9,8 +9,16 @@
 #include "compare/statistics.h"
 #include "fixtures/fixture.h"
 
-typedef enum assay_verdict { ASSAY_PASS, ASSAY_FAIL, ASSAY_VACUOUS, ASSAY_NOT_COMPARABLE } assay_verdict;
-const char *assay_verdict_name(assay_verdict verdict); /* "PASS", ... */
+typedef enum assay_verdict {
+    ASSAY_PASS,
+    ASSAY_FAIL,
+    ASSAY_VACUOUS,
+    ASSAY_NOT_COMPARABLE,
+    ASSAY_UNSUPPORTED /* of a fixture alone: the backend says that it does not have the case */
+} assay_verdict;
+enum { ASSAY_VERDICTS = ASSAY_UNSUPPORTED + 1 };
+const char *assay_verdict_name(assay_verdict verdict);  /* "PASS", ... */
+const char *assay_verdict_color(assay_verdict verdict); /* what makes a terminal show it in its colour */
 
 #define ASSAY_WORST_COUNT 5
 enum { ASSAY_EXPLAINED_MOST = 8, ASSAY_EXPLAINED_NAME = 40 };

@@ -21,7 +21,7 @@ static const char style_sheet[] =
     "font:16px/1.5 system-ui,sans-serif}h1,h2{line-height:1.25;margin:.6em 0 .3em;overflow-wrap:anywhere}"
     "h1{font-size:1.5rem}h2{font-size:1.2rem}p{margin:.4em 0;overflow-wrap:anywhere}.soft{color:var(--soft)}"
     ".badge{display:inline-block;padding:.05em .6em;border-radius:.4em;color:#fff;font-weight:600}"
-    ".PASS{background:var(--pass)}.FAIL{background:var(--fail)}.VACUOUS,.NOT{background:var(--other)}"
+    ".PASS{background:var(--pass)}.FAIL{background:var(--fail)}.VACUOUS,.NOT,.UNSUPPORTED{background:var(--other)}"
     ".flow{display:flex;flex-wrap:wrap;gap:.3rem;margin:.6rem 0;padding:0;list-style:none}"
     ".flow a{display:block;padding:.1rem .5rem;border:1px solid var(--line);border-left:.35rem solid var(--line);"
     "border-radius:.3rem;background:var(--card);color:inherit;text-decoration:none;font-size:.85rem;"
@@ -298,12 +298,13 @@ static void write_report(FILE *out, int number, const assay_report *report)
 
 static void write_index(FILE *out, int count, const assay_report *reports)
 {
-    int verdicts[4] = {0};
+    int verdicts[ASSAY_VERDICTS] = {0};
     for (int i = 0; i < count; i++) verdicts[reports[i].verdict]++;
     fprintf(out,
-            "<p>%d cases: %d passed, %d failed, %d vacuous, %d not comparable</p><div class=\"wide\"><table>"
+            "<p>%d cases: %d passed, %d failed, %d vacuous, %d not comparable, %d unsupported</p><div class=\"wide\"><table>"
             "<tr><th>verdict</th><th>case</th><th>why</th></tr>",
-            count, verdicts[ASSAY_PASS], verdicts[ASSAY_FAIL], verdicts[ASSAY_VACUOUS], verdicts[ASSAY_NOT_COMPARABLE]);
+            count, verdicts[ASSAY_PASS], verdicts[ASSAY_FAIL], verdicts[ASSAY_VACUOUS], verdicts[ASSAY_NOT_COMPARABLE],
+            verdicts[ASSAY_UNSUPPORTED]);
     for (int i = 0; i < count; i++) {
         fprintf(out, "<tr><td>");
         write_badge(out, reports[i].verdict);

@@ -32,8 +32,8 @@ static outcome tensor_outcome(const assay_tensor_result *r)
 static outcome report_outcome(const assay_report *report)
 {
     if (report->verdict == ASSAY_PASS) return PASSED;
-    /* no tensors at all: the backend does not have the case */
-    if (report->verdict == ASSAY_NOT_COMPARABLE) return report->count == 0 ? SKIPPED : ERROR;
+    if (report->verdict == ASSAY_UNSUPPORTED) return SKIPPED;
+    if (report->verdict == ASSAY_NOT_COMPARABLE) return ERROR;
     return FAILED;
 }
 

@@ -35,8 +35,7 @@ static columns measure_columns(const assay_report *report)
 
 static const char *color_of(const assay_report_style *style, assay_verdict verdict)
 {
-    static const char *const colors[] = {"\033[32m", "\033[31m", "\033[33m", "\033[33m"};
-    return style->color ? colors[verdict] : "";
+    return style->color ? assay_verdict_color(verdict) : "";
 }
 
 static const char *color_end(const assay_report_style *style)

@@ -5,8 +5,13 @@
 
 const char *assay_verdict_name(assay_verdict verdict)
 {
-    static const char *const names[] = {"PASS", "FAIL", "VACUOUS", "NOT COMPARABLE"};
+    static const char *const names[] = {"PASS", "FAIL", "VACUOUS", "NOT COMPARABLE", "UNSUPPORTED"};
     return names[verdict];
+}
+
+const char *assay_verdict_color(assay_verdict verdict)
+{
+    return verdict == ASSAY_PASS ? "\033[32m" : verdict == ASSAY_FAIL ? "\033[31m" : "\033[33m";
 }
 
 void assay_routing_text(const assay_routing_summary *routing, char text[512])

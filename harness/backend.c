@@ -1,16 +1,19 @@
 #include "harness/backend.h"
 
 #include <errno.h>
-#include <fts.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "fixtures/fixture.h"
-#include "harness/golden.h"
+#include "harness/backend_files.h"
+#include "harness/examine_file.h"
 #include "harness/process.h"
 #include "oracle/base/memory.h"
+
+enum { CHUNK = 1 << 16 }; /* elements that are held against each other at a time */
 
 bool assay_backend_is_shared_object(const char *spec)
 {
@@ -33,40 +36,6 @@ assay_status assay_backend_check(assay_context *ctx, const char *spec)
                           spec);
     }
     return ASSAY_OK;
-}
-
-assay_status assay_backend_make_folder(assay_context *ctx, const char *keep, char *folder, size_t size)
-{
-    if (keep != NULL) {
-        snprintf(folder, size, "%s/", keep);
-        assay_status status = assay_make_parents(ctx, folder);
-        snprintf(folder, size, "%s", keep);
-        return status;
-    }
-    const char *temporary = getenv("TMPDIR");
-    snprintf(folder, size, "%s/assay-XXXXXX", temporary != NULL && temporary[0] != '\0' ? temporary : "/tmp");
-    if (mkdtemp(folder) == NULL) return assay_fail(ctx, ASSAY_IO, "%s: %s", folder, strerror(errno));
-    return ASSAY_OK;
-}
-
-void assay_backend_remove_folder(char *folder)
-{
-    FTS *tree = fts_open((char *const[]){folder, NULL}, FTS_PHYSICAL | FTS_NOCHDIR, NULL);
-    if (tree == NULL) return;
-    for (FTSENT *entry = fts_read(tree); entry != NULL; entry = fts_read(tree)) {
-        if (entry->fts_info != FTS_D) remove(entry->fts_accpath); /* a folder comes again after what is in it */
-    }
-    fts_close(tree);
-}
-
-void assay_backend_file(char *path, size_t size, const char *folder, const char *name, const char *what)
-{
-    char flat[2 * ASSAY_PATH_SIZE];
-    snprintf(flat, sizeof flat, "%s", name);
-    for (char *c = flat; *c != '\0'; c++) {
-        if (*c == '/') *c = '-';
-    }
-    snprintf(path, size, "%s/%s.%s.h5", folder, flat, what);
 }
 
 /* Appends `text` as one word of the shell. */
@@ -113,151 +82,237 @@ static assay_status fill_command(assay_context *ctx, const char *spec, const cha
     return ASSAY_OK;
 }
 
-/* The last line that the backend printed and that begins with `prefix`; "" when there is none. */
-static void last_line(const char *log, const char *prefix, char *line, size_t size)
+/* One run: its files lie in a folder of its own. */
+typedef struct one_run {
+    char folder[2304], candidate[2560], log[2560];
+    assay_fixture_reader *reader; /* of the candidate, once it was found sound */
+} one_run;
+
+static assay_status begin_run(assay_context *ctx, const assay_backend_call *call, one_run *run)
 {
-    char buffer[512];
-    line[0] = '\0';
-    FILE *file = fopen(log, "re");
-    if (file == NULL) return;
-    while (fgets(buffer, sizeof buffer, file) != NULL) {
-        buffer[strcspn(buffer, "\n")] = '\0';
-        for (char *c = buffer; *c != '\0'; c++) {
-            if ((unsigned char)*c < ' ') *c = ' '; /* reports take no control characters */
-        }
-        if (buffer[0] != '\0' && strncmp(buffer, prefix, strlen(prefix)) == 0) snprintf(line, size, "%.390s", buffer);
+    const char *name = strrchr(call->candidate, '/');
+    snprintf(run->folder, sizeof run->folder, "%s/run-XXXXXX", call->folder);
+    if (mkdtemp(run->folder) == NULL) {
+        const assay_status status = assay_fail(ctx, ASSAY_IO, "%s: %s", run->folder, strerror(errno));
+        run->folder[0] = '\0';
+        return status;
     }
-    fclose(file);
+    snprintf(run->candidate, sizeof run->candidate, "%s/%.250s", run->folder, name == NULL ? call->candidate : name + 1);
+    snprintf(run->log, sizeof run->log, "%s/log", run->folder);
+    return ASSAY_OK;
 }
 
+static void end_run(one_run *run)
+{
+    assay_fixture_close(run->reader);
+    run->reader = NULL;
+    if (run->folder[0] != '\0') assay_backend_remove_folder(run->folder);
+    run->folder[0] = '\0';
+}
+
+static void fail(assay_backend_end *end, const char *message)
+{
+    end->outcome = ASSAY_OUTCOME_FAILED;
+    snprintf(end->message, sizeof end->message, "%.590s", message);
+}
+
+/* What the end of the process says. */
 static void judge(const assay_process_result *process, const char *log, double timeout, assay_backend_end *end)
 {
-    char line[400];
-    last_line(log, "", line, sizeof line);
+    char message[600];
+    assay_backend_last_lines(log, ASSAY_BACKEND_LINES, end->output, sizeof end->output);
+    const char *line = strrchr(end->output, '\n');
+    line = line == NULL ? end->output : line + 1;
     const char *separator = line[0] == '\0' ? "" : ": ";
     end->seconds = process->seconds;
+    end->outcome = ASSAY_OUTCOME_DONE;
     if (process->end == ASSAY_PROCESS_TIMED_OUT) {
-        end->outcome = ASSAY_OUTCOME_FAILED;
-        snprintf(end->message, sizeof end->message, "the backend took longer than %g s and was stopped", timeout);
+        snprintf(message, sizeof message, "the backend took longer than %g s and was stopped", timeout);
     } else if (process->end == ASSAY_PROCESS_KILLED) {
-        end->outcome = ASSAY_OUTCOME_FAILED;
-        snprintf(end->message, sizeof end->message, "the backend crashed: %s%s%s", strsignal(process->code), separator,
-                 line);
+        snprintf(message, sizeof message, "the backend crashed: %s%s%.390s", strsignal(process->code), separator, line);
     } else if (process->code == ASSAY_BACKEND_EXIT_UNSUPPORTED) {
         end->outcome = ASSAY_OUTCOME_UNSUPPORTED;
-        snprintf(end->message, sizeof end->message, "%s", line);
+        snprintf(end->message, sizeof end->message, "%.390s", line);
+        return;
     } else if (process->code != ASSAY_BACKEND_EXIT_DONE) {
-        end->outcome = ASSAY_OUTCOME_FAILED;
-        snprintf(end->message, sizeof end->message, "the backend ended with status %d%s%s", process->code, separator,
-                 line);
+        snprintf(message, sizeof message, "the backend ended with status %d%s%.390s", process->code, separator, line);
     } else {
-        end->outcome = ASSAY_OUTCOME_DONE;
+        return;
     }
+    fail(end, message);
 }
 
-/* The path of the first dataset whose values differ between two candidates; "" when none does. */
-static assay_status first_difference(assay_context *ctx, const char *a, const char *b, char *path, size_t size)
+/* A shared object is hosted by the program itself, in another process. */
+static assay_status start(assay_context *ctx, const assay_backend_call *call, const one_run *run, int calls,
+                          assay_process_result *process)
 {
-    enum { CHUNK = 1 << 16 };
+    char self[4096], command[8192], times[8];
+    if (!assay_backend_is_shared_object(call->spec)) {
+        const char *const argv[] = {"/bin/sh", "-c", command, NULL};
+        const assay_status status =
+            fill_command(ctx, call->spec, call->request, run->candidate, command, sizeof command);
+        RETURN_IF(status != ASSAY_OK, status);
+        return assay_process_run(ctx, argv, run->log, call->timeout, process);
+    }
+    const ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
+    if (length <= 0) return assay_fail(ctx, ASSAY_IO, "/proc/self/exe cannot be read");
+    self[length] = '\0';
+    snprintf(times, sizeof times, "%d", calls);
+    const char *const argv[] = {self, "shared-object", call->spec, call->request, run->candidate, times, NULL};
+    return assay_process_run(ctx, argv, run->log, call->timeout, process);
+}
+
+/* The run's candidate, opened; else why not. Of a link the second run could change what the first one gave. */
+static assay_status open_candidate(assay_context *ctx, const assay_backend_call *call, one_run *run,
+                                   assay_backend_end *end)
+{
     assay_status status;
-    assay_fixture_reader *first = NULL, *second = NULL;
+    struct stat found;
+    if (lstat(run->candidate, &found) != 0) {
+        fail(end, assay_backend_is_shared_object(call->spec)
+                      ? "the backend wrote no candidate file: it ended the process before it returned"
+                      : "the backend wrote no candidate file");
+        return ASSAY_OK;
+    }
+    if (S_ISLNK(found.st_mode) || (S_ISREG(found.st_mode) && found.st_nlink != 1)) {
+        fail(end, "the candidate file is a link; expected a file of its own");
+        return ASSAY_OK;
+    }
+    status = assay_examine_file(ctx, run->candidate);
+    if (status == ASSAY_OK) status = assay_fixture_open(ctx, run->candidate, &run->reader);
+    if (status != ASSAY_BAD_INPUT) return status;
+    fail(end, ctx->message); /* what a backend wrote is its result, a damaged file too */
+    return ASSAY_OK;
+}
+
+/* On DONE the run's candidate is open. */
+static assay_status run_once(assay_context *ctx, const assay_backend_call *call, int calls, one_run *run,
+                             assay_backend_end *end)
+{
+    assay_status status;
+    assay_process_result process;
+    TRY(begin_run(ctx, call, run));
+    TRY(start(ctx, call, run, calls, &process));
+    judge(&process, run->log, call->timeout, end);
+    if (end->outcome == ASSAY_OUTCOME_DONE) TRY(open_candidate(ctx, call, run, end));
+cleanup:
+    return status;
+}
+
+/* Whether both have the tensor, with the same bits. */
+static assay_status same_tensor(assay_context *ctx, assay_fixture_reader *a, assay_fixture_reader *b, const char *path,
+                                double *x, double *y, bool *same)
+{
+    assay_status status = ASSAY_OK;
+    const assay_tensor_spec *one = assay_fixture_find(a, path), *other = assay_fixture_find(b, path);
+    *same = one != NULL && other != NULL && one->type == other->type && assay_shape_equal(&one->shape, &other->shape);
+    const int64_t total = *same ? assay_shape_count(&one->shape) : 0;
+    for (int64_t at = 0; *same && at < total; at += CHUNK) {
+        const int64_t count = total - at < CHUNK ? total - at : CHUNK;
+        TRY(assay_fixture_read(ctx, a, path, at, count, x));
+        TRY(assay_fixture_read(ctx, b, path, at, count, y));
+        *same = memcmp(x, y, (size_t)count * sizeof *x) == 0;
+    }
+cleanup:
+    return status;
+}
+
+/* The path of the first dataset that two candidates do not have alike; "" when there is none. */
+static assay_status first_difference(assay_context *ctx, assay_fixture_reader *a, assay_fixture_reader *b, char *path,
+                                     size_t size)
+{
+    assay_status status;
     double *x = NULL, *y = NULL;
+    assay_fixture_reader *const either[] = {a, b};
     path[0] = '\0';
-    TRY(assay_fixture_open(ctx, a, &first));
-    TRY(assay_fixture_open(ctx, b, &second));
     TRY(assay_alloc_f64(ctx, "candidate", CHUNK, &x));
     TRY(assay_alloc_f64(ctx, "candidate", CHUNK, &y));
-    for (int i = 0; path[0] == '\0' && i < assay_fixture_count(first); i++) {
-        const assay_tensor_spec *spec = assay_fixture_spec(first, i);
-        const assay_tensor_spec *other = assay_fixture_find(second, spec->path);
-        int64_t total = assay_shape_count(&spec->shape);
-        bool same = other != NULL && assay_shape_equal(&spec->shape, &other->shape);
-        for (int64_t at = 0; same && at < total; at += CHUNK) {
-            int64_t count = total - at < CHUNK ? total - at : CHUNK;
-            TRY(assay_fixture_read(ctx, first, spec->path, at, count, x));
-            TRY(assay_fixture_read(ctx, second, spec->path, at, count, y));
-            same = memcmp(x, y, (size_t)count * sizeof *x) == 0;
+    for (int side = 0; side < 2; side++) {
+        for (int i = 0; i < assay_fixture_count(either[side]); i++) {
+            const char *name = assay_fixture_spec(either[side], i)->path;
+            bool same = true;
+            if (side == 1 && assay_fixture_find(a, name) != NULL) continue; /* has been looked at */
+            TRY(same_tensor(ctx, a, b, name, x, y, &same));
+            if (same) continue;
+            snprintf(path, size, "%s", name);
+            goto cleanup;
         }
-        if (!same) snprintf(path, size, "%s", spec->path);
     }
 cleanup:
     free(x);
     free(y);
-    assay_fixture_close(first);
-    assay_fixture_close(second);
     return status;
 }
 
-static void no_candidate(assay_backend_end *end)
+static assay_status hold_against(assay_context *ctx, const one_run *first, const one_run *second, assay_backend_end *end)
 {
-    end->outcome = ASSAY_OUTCOME_FAILED;
-    snprintf(end->message, sizeof end->message, "the backend wrote no candidate file");
-}
-
-/* The program itself, hosting the shared object in another process. It runs the backend twice and says in a line of its
- * own what did not repeat. */
-static assay_status execute_shared_object(assay_context *ctx, const char *spec, const char *request,
-                                          const char *candidate, const char *log, double timeout,
-                                          assay_backend_end *end)
-{
-    char self[4096], line[400];
-    assay_process_result process;
-    ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
-    if (length <= 0) return assay_fail(ctx, ASSAY_IO, "/proc/self/exe cannot be read");
-    self[length] = '\0';
-    const char *const argv[] = {self, "shared-object", spec, request, candidate, NULL};
-    assay_status status = assay_process_run(ctx, argv, log, timeout, &process);
-    RETURN_IF(status != ASSAY_OK, status);
-    judge(&process, log, timeout, end);
-    if (end->outcome == ASSAY_OUTCOME_DONE && access(candidate, F_OK) != 0) no_candidate(end);
-    last_line(log, "differs: ", line, sizeof line); /* the backend may print as the process ends, behind ours */
-    end->repeats = line[0] == '\0';
-    if (!end->repeats) snprintf(end->message, sizeof end->message, "two runs gave different bits in %.300s", line + 9);
-    return ASSAY_OK;
-}
-
-static assay_status execute_command(assay_context *ctx, const char *spec, const char *request, const char *candidate,
-                                    const char *folder, const char *log, double timeout, assay_backend_end *end)
-{
-    char command[8192], again[4096], path[ASSAY_PATH_SIZE];
-    assay_process_result process;
-    double seconds = 0.0;
-    assay_status status;
-    snprintf(again, sizeof again, "%s/again.h5", folder);
-    unlink(again);
-    for (int run = 0; run < 2; run++) {
-        const char *file = run == 0 ? candidate : again;
-        const char *const argv[] = {"/bin/sh", "-c", command, NULL};
-        TRY(fill_command(ctx, spec, request, file, command, sizeof command));
-        TRY(assay_process_run(ctx, argv, log, timeout, &process));
-        judge(&process, log, timeout, end);
-        if (run == 0) seconds = end->seconds;
-        if (end->outcome == ASSAY_OUTCOME_DONE && access(file, F_OK) != 0) no_candidate(end);
-        if (end->outcome != ASSAY_OUTCOME_DONE) goto cleanup;
+    char path[ASSAY_PATH_SIZE];
+    const assay_status status = first_difference(ctx, first->reader, second->reader, path, sizeof path);
+    if (status == ASSAY_BAD_INPUT) { /* a damaged dataset */
+        fail(end, ctx->message);
+        return ASSAY_OK;
     }
-    if (first_difference(ctx, candidate, again, path, sizeof path) != ASSAY_OK) {
-        end->outcome = ASSAY_OUTCOME_FAILED;
-        snprintf(end->message, sizeof end->message, "%.500s", ctx->message);
+    end->repeats = path[0] == '\0';
+    if (!end->repeats) snprintf(end->message, sizeof end->message, "two runs gave different bits in %s", path);
+    return status;
+}
+
+/* The second run must not be able to find what the first one gave: its folder goes, and the reader holds a file without
+ * a name. A shared object is called twice in it, so that what one call leaves behind shows in the next. */
+static assay_status run_again(assay_context *ctx, const assay_backend_call *call, one_run *first, one_run *second,
+                              assay_backend_end *end)
+{
+    assay_status status;
+    const double seconds = end->seconds;
+    assay_backend_remove_folder(first->folder);
+    if (assay_backend_place_is_taken(first->candidate)) {
+        fail(end, "the first run's candidate cannot be removed");
+        return ASSAY_OK;
+    }
+    first->folder[0] = '\0';
+    TRY(run_once(ctx, call, 2, second, end));
+    end->seconds = seconds;
+    if (end->outcome == ASSAY_OUTCOME_DONE) {
+        status = hold_against(ctx, first, second, end);
     } else {
-        end->repeats = path[0] == '\0';
-        if (!end->repeats) snprintf(end->message, sizeof end->message, "two runs gave different bits in %s", path);
+        char message[600];
+        snprintf(message, sizeof message, "in a second run: %.580s", end->message);
+        fail(end, message);
     }
 cleanup:
-    end->seconds = seconds;
-    unlink(again);
     return status;
 }
 
-assay_status assay_backend_execute(assay_context *ctx, const char *spec, const char *request, const char *candidate,
-                                   const char *folder, double timeout, assay_backend_end *end)
+/* What the last run gave, to where the caller wants it. */
+static assay_status take(assay_context *ctx, const assay_backend_call *call, const one_run *last, assay_backend_end *end)
 {
-    char log[4096];
+    const char *const places[] = {call->golden, call->candidate, call->log};
+    for (int i = 0; i < 3; i++) {
+        if (places[i] == NULL || !assay_backend_place_is_taken(places[i])) continue;
+        char message[600];
+        snprintf(message, sizeof message, "the backend left something at %.500s", places[i]);
+        fail(end, message);
+        return ASSAY_OK;
+    }
+    if (call->log != NULL) rename(last->log, call->log);
+    if (rename(last->candidate, call->candidate) == 0 || end->outcome != ASSAY_OUTCOME_DONE) return ASSAY_OK;
+    return assay_fail(ctx, ASSAY_IO, "%s: cannot be put in place: %s", call->candidate, strerror(errno));
+}
+
+assay_status assay_backend_execute(assay_context *ctx, const assay_backend_call *call, assay_backend_end *end)
+{
+    assay_status status;
+    one_run first = {0}, second = {0};
     *end = (assay_backend_end){.repeats = true};
-    snprintf(log, sizeof log, "%s/backend.log", folder);
-    unlink(candidate); /* what an earlier run left must not be taken for this one's */
-    assay_status status = assay_backend_is_shared_object(spec)
-                              ? execute_shared_object(ctx, spec, request, candidate, log, timeout, end)
-                              : execute_command(ctx, spec, request, candidate, folder, log, timeout, end);
-    unlink(log);
+    /* what an earlier run left must not be taken for this one's, nor be read by it */
+    TRY(assay_backend_clear_place(ctx, call->golden));
+    TRY(assay_backend_clear_place(ctx, call->candidate));
+    if (call->log != NULL) TRY(assay_backend_clear_place(ctx, call->log));
+    TRY(run_once(ctx, call, 1, &first, end));
+    if (end->outcome == ASSAY_OUTCOME_DONE) TRY(run_again(ctx, call, &first, &second, end));
+    TRY(take(ctx, call, second.folder[0] != '\0' ? &second : &first, end));
+cleanup:
+    end_run(&first);
+    end_run(&second);
     return status;
 }

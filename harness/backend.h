@@ -3,8 +3,6 @@
 #ifndef ASSAY_HARNESS_BACKEND_H
 #define ASSAY_HARNESS_BACKEND_H
 
-#include <stddef.h>
-
 #include "oracle/base/status.h"
 
 /* Exit status of a backend command (and of the process that hosts a shared object). */
@@ -16,25 +14,35 @@ typedef enum assay_backend_outcome {
     ASSAY_OUTCOME_FAILED       /* crashed, timed out, gave up, wrote out of bounds or no candidate */
 } assay_backend_outcome;
 
+enum { ASSAY_BACKEND_LINES = 20 }; /* of its output that are kept */
+
 typedef struct assay_backend_end {
     assay_backend_outcome outcome;
     bool repeats;      /* two runs on the same request gave the same bits */
     char message[600]; /* why it failed or is unsupported; what did not repeat */
+    char output[4096]; /* the last lines that the (last) run printed */
     double seconds;    /* wall clock of the (first) run */
 } assay_backend_end;
 
-/* Runs the backend on the request file; on DONE the candidate file is there. `folder` is for logs and second runs. */
-assay_status assay_backend_execute(assay_context *ctx, const char *spec, const char *request, const char *candidate,
-                                   const char *folder, double timeout, assay_backend_end *end);
+typedef struct assay_backend_call {
+    const char *spec;
+    const char *request;   /* the file, which is there */
+    const char *candidate; /* where the second run's result will lie */
+    const char *golden;    /* where the caller will write the golden: nothing lies there while the backend runs */
+    const char *log;       /* where the last run's output will lie; NULL: nowhere */
+    const char *folder;    /* in which each run gets a folder of its own */
+    double timeout;        /* seconds, of a run */
+} assay_backend_call;
+
+/* Runs the backend twice on the request, each time in a process and a folder of its own, and holds the two candidates
+ * against each other, bit for bit. What the first run gave has no name any more when the second begins. A candidate is
+ * read in a process of its own first (examine_file.h). On DONE the candidate is in place.
+ *
+ * The status is what is not the backend's doing: no memory, no disk, a folder that cannot be written. */
+assay_status assay_backend_execute(assay_context *ctx, const assay_backend_call *call, assay_backend_end *end);
 
 /* Refuses what is neither a shared object that is there nor a command with both placeholders; NULL too. */
 assay_status assay_backend_check(assay_context *ctx, const char *spec);
-
-/* The folder for a backend's files: `keep`, or a new temporary one where that is NULL. */
-assay_status assay_backend_make_folder(assay_context *ctx, const char *keep, char *folder, size_t size);
-void assay_backend_remove_folder(char *folder); /* with all that is in it */
-/* FOLDER/NAME.WHAT.h5; the slashes of a case's name become dashes. */
-void assay_backend_file(char *path, size_t size, const char *folder, const char *name, const char *what);
 
 /* A shared object rather than a command. */
 bool assay_backend_is_shared_object(const char *spec);

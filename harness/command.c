@@ -29,6 +29,7 @@ int assay_exit_of(assay_verdict verdict)
     case ASSAY_PASS:
         return ASSAY_EXIT_PASS;
     case ASSAY_VACUOUS:
+    case ASSAY_UNSUPPORTED:
         return ASSAY_EXIT_VACUOUS;
     case ASSAY_FAIL:
     case ASSAY_NOT_COMPARABLE:

@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "compare/thresholds.h"
-#include "harness/backend.h"
+#include "harness/backend_files.h"
 #include "harness/choice.h"
 #include "harness/conditional_internal.h"
 #include "harness/data_flow.h"

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "harness/backend_files.h"
 #include "harness/data_flow.h"
 #include "oracle/base/memory.h"
 
@@ -17,11 +18,11 @@ static void name_files(form_files *f, const assay_backend_check_options *options
 {
     char whole[2 * ASSAY_PATH_SIZE];
     snprintf(whole, sizeof whole, "%s%s%s", name, form[0] == '\0' ? "" : ".", form);
-    assay_backend_file(f->inputs, sizeof f->inputs, options->folder, whole, "inputs");
-    assay_backend_file(f->request, sizeof f->request, options->folder, whole, "request");
-    assay_backend_file(f->candidate, sizeof f->candidate, options->folder, whole, "candidate");
-    assay_backend_file(f->golden, sizeof f->golden, options->folder, whole, "golden");
-    assay_backend_file(f->compared, sizeof f->compared, options->folder, whole, "compared");
+    assay_backend_file(f->inputs, sizeof f->inputs, options->folder, whole, "inputs.h5");
+    assay_backend_file(f->request, sizeof f->request, options->folder, whole, "request.h5");
+    assay_backend_file(f->candidate, sizeof f->candidate, options->folder, whole, "candidate.h5");
+    assay_backend_file(f->golden, sizeof f->golden, options->folder, whole, "golden.h5");
+    assay_backend_file(f->compared, sizeof f->compared, options->folder, whole, "compared.h5");
 }
 
 static assay_status ask(assay_context *ctx, const assay_backend_check_options *options, const assay_plan *plan,
@@ -29,8 +30,13 @@ static assay_status ask(assay_context *ctx, const assay_backend_check_options *o
 {
     const assay_status status = assay_request_write(ctx, plan, f->request, inputs, options->quiet);
     RETURN_IF(status != ASSAY_OK, status);
-    return assay_backend_execute(ctx, options->backend, f->request, f->candidate, options->folder, options->timeout,
-                                 end);
+    const assay_backend_call call = {.spec = options->backend,
+                                     .request = f->request,
+                                     .candidate = f->candidate,
+                                     .golden = f->golden,
+                                     .folder = options->folder,
+                                     .timeout = options->timeout};
+    return assay_backend_execute(ctx, &call, end);
 }
 
 static bool is_result(const char *path)
@@ -97,9 +103,11 @@ static assay_status take_result(assay_context *ctx, assay_fixture_reader *candid
 static assay_status take_candidate(assay_context *ctx, const assay_profile *profile, const char *file, assay_form *one,
                                    assay_backend_end *end)
 {
-    assay_status status = ASSAY_OK;
+    assay_status status;
     assay_fixture_reader *candidate = NULL;
-    if (assay_fixture_open(ctx, file, &candidate) != ASSAY_OK) return fails(end, "candidate", ctx->message);
+    status = assay_fixture_open(ctx, file, &candidate);
+    if (status == ASSAY_BAD_INPUT) return fails(end, "candidate", ctx->message);
+    TRY(status);
     for (int i = 0; i < one->plan.spec_count; i++) {
         assay_kept *kept = &one->results.items[i];
         if (!is_result(kept->spec->path)) continue;

@@ -1,4 +1,4 @@
-/* Runs a command of the user's with a time limit, its output kept in a file. */
+/* Runs a command of the user's, or a function of ours, in a process of its own with a time limit. */
 #ifndef ASSAY_HARNESS_PROCESS_H
 #define ASSAY_HARNESS_PROCESS_H
 
@@ -20,5 +20,10 @@ typedef struct assay_process_result {
  * `timeout` seconds the whole group is killed. Fails only when the command cannot be started. */
 assay_status assay_process_run(assay_context *ctx, const char *const *argv, const char *log, double timeout,
                                assay_process_result *result);
+
+/* Calls `work` in a copy of this process: its result is the exit status, what it prints is thrown away. It may use
+ * everything but threads, of which the copy has none. */
+assay_status assay_process_call(assay_context *ctx, int (*work)(void *), void *data, double timeout,
+                                assay_process_result *result);
 
 #endif

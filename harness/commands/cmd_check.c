@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "harness/backend_files.h"
 #include "harness/command.h"
 #include "harness/equivalence_backend.h"
 #include "harness/progress.h"
@@ -96,16 +97,11 @@ cleanup:
     return status;
 }
 
-static const char *const colors[] = {[ASSAY_PASS] = "\033[32m",
-                                     [ASSAY_FAIL] = "\033[31m",
-                                     [ASSAY_VACUOUS] = "\033[33m",
-                                     [ASSAY_NOT_COMPARABLE] = "\033[33m"};
-
 /* A backend that failed at it, or gave other bits the second time. */
 static void judge_end(const assay_backend_end *end, assay_report *report)
 {
     if (end->outcome == ASSAY_OUTCOME_DONE && end->repeats) return;
-    report->verdict = end->outcome == ASSAY_OUTCOME_UNSUPPORTED ? ASSAY_NOT_COMPARABLE : ASSAY_FAIL;
+    report->verdict = end->outcome == ASSAY_OUTCOME_UNSUPPORTED ? ASSAY_UNSUPPORTED : ASSAY_FAIL;
     snprintf(report->message, sizeof report->message, "%.250s", end->message);
 }
 
@@ -118,21 +114,21 @@ static bool has_no_difference(const assay_report *report)
 
 /* `form`: the equivalence, or what else went wrong with the case. `same`: the two have the same bits and need not. */
 static assay_status print_verdict(assay_context *ctx, check_run *r, const assay_case *c, const char *form, bool same,
-                                  const assay_backend_end *end, const assay_report *report)
+                                  const assay_report *report)
 {
     assay_status status = ASSAY_OK;
     char *text = NULL;
     const assay_options *o = r->options;
-    const bool unsupported = end->outcome == ASSAY_OUTCOME_UNSUPPORTED, passed = report->verdict == ASSAY_PASS;
+    const bool unsupported = report->verdict == ASSAY_UNSUPPORTED, passed = report->verdict == ASSAY_PASS;
     const assay_report_style style = {.color = o->color, .verbosity = o->verbose ? 1 : 0};
     r->tally.unsupported += unsupported;
     r->tally.held += passed && !same;
     r->tally.same += same;
     r->tally.vacuous += report->verdict == ASSAY_VACUOUS;
-    r->tally.failed += !unsupported && (report->verdict == ASSAY_FAIL || report->verdict == ASSAY_NOT_COMPARABLE);
+    r->tally.failed += report->verdict == ASSAY_FAIL || report->verdict == ASSAY_NOT_COMPARABLE;
     assay_progress_end(&r->progress);
-    printf("%s%-14s%s %-36s %-22s ", o->color ? colors[report->verdict] : "",
-           unsupported ? "UNSUPPORTED" : assay_verdict_name(report->verdict), o->color ? "\033[0m" : "", c->name, form);
+    printf("%s%-14s%s %-36s %-22s ", o->color ? assay_verdict_color(report->verdict) : "",
+           assay_verdict_name(report->verdict), o->color ? "\033[0m" : "", c->name, form);
     if (same) {
         printf("%s  the same bits: one code path?\n", report->profile);
     } else if (passed) {
@@ -163,7 +159,7 @@ static assay_status check_other_form(assay_context *ctx, check_run *r, const ass
     TRY(assay_backend_other_form(ctx, options, one, e, &other.c, &end, &report));
     judge_end(&end, &report);
     const bool same = other.holding != ASSAY_HOLDS_BITS && !assay_case_is_exact(&one->c) && has_no_difference(&report);
-    TRY(print_verdict(ctx, r, &one->c, e->name, same, &end, &report));
+    TRY(print_verdict(ctx, r, &one->c, e->name, same, &report));
 cleanup:
     assay_report_free(&report);
     return status;
@@ -194,7 +190,7 @@ static assay_status check_backend_case(assay_context *ctx, check_run *r, const a
     TRY(assay_backend_first_form(ctx, &options, c, &one, &end));
     judge_end(&end, &report);
     if (report.verdict != ASSAY_PASS) {
-        status = print_verdict(ctx, r, c, r->only != NULL ? r->only->name : "all", false, &end, &report);
+        status = print_verdict(ctx, r, c, r->only != NULL ? r->only->name : "all", false, &report);
         goto cleanup;
     }
     for (const assay_equivalence *e = first(r); e != NULL; e = next(r, e))

@@ -4,6 +4,7 @@
 
 #include "harness/command.h"
 #include "harness/conditional.h"
+#include "harness/examine_file.h"
 #include "harness/explain.h"
 
 static assay_status require_kind(assay_context *ctx, const assay_fixture_reader *reader, const char *path,
@@ -43,6 +44,7 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
     char *text = NULL, command[9000];
     TRY(assay_fixture_open(ctx, golden_path, &golden));
     TRY(require_kind(ctx, golden, golden_path, "golden"));
+    TRY(assay_examine_file(ctx, candidate_path));
     TRY(assay_fixture_open(ctx, candidate_path, &candidate));
     TRY(golden_dtype(ctx, golden, golden_path, &dtype));
     TRY(assay_command_profile(ctx, options, golden, dtype, &profile));

@@ -1,9 +1,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "harness/backend.h"
+#include "harness/backend_files.h"
 #include "harness/command.h"
 #include "harness/conditional.h"
 #include "harness/explain.h"
@@ -11,7 +11,7 @@
 
 /* One case: files, what the backend did, what the comparer says. */
 typedef struct case_run {
-    char folder[2048], golden[2304], request[2304], candidate[2304];
+    char folder[2048], golden[2304], request[2304], candidate[2304], log[2304];
     assay_backend_end end;
     assay_report report;
 } case_run;
@@ -20,19 +20,16 @@ typedef struct tally {
     int passed, failed, vacuous, unsupported, known;
 } tally;
 
-static void name_files(case_run *r, const char *folder, const char *name)
+/* Without --keep each case has a folder of its own: no case finds what another left. */
+static assay_status name_files(assay_context *ctx, const assay_options *options, const char *name, case_run *r)
 {
-    snprintf(r->folder, sizeof r->folder, "%s", folder);
-    assay_backend_file(r->golden, sizeof r->golden, folder, name, "golden");
-    assay_backend_file(r->request, sizeof r->request, folder, name, "request");
-    assay_backend_file(r->candidate, sizeof r->candidate, folder, name, "candidate");
-}
-
-static void remove_files(const case_run *r)
-{
-    unlink(r->golden);
-    unlink(r->request);
-    unlink(r->candidate);
+    const assay_status status = assay_backend_make_folder(ctx, options->keep, r->folder, sizeof r->folder);
+    RETURN_IF(status != ASSAY_OK, status);
+    assay_backend_file(r->golden, sizeof r->golden, r->folder, name, "golden.h5");
+    assay_backend_file(r->request, sizeof r->request, r->folder, name, "request.h5");
+    assay_backend_file(r->candidate, sizeof r->candidate, r->folder, name, "candidate.h5");
+    assay_backend_file(r->log, sizeof r->log, r->folder, name, "log");
+    return ASSAY_OK;
 }
 
 /* The case's profile and its plan. No case names a user's own profile: that is added here. */
@@ -68,12 +65,7 @@ static assay_status compare_files(assay_context *ctx, const assay_options *optio
     assay_status status;
     assay_fixture_reader *golden = NULL, *candidate = NULL, *against = NULL, *held;
     TRY(assay_fixture_open(ctx, r->golden, &golden));
-    if (assay_fixture_open(ctx, r->candidate, &candidate) != ASSAY_OK) {
-        /* what a backend wrote is its result, a damaged file too */
-        r->end.outcome = ASSAY_OUTCOME_FAILED;
-        snprintf(r->end.message, sizeof r->end.message, "%.500s", ctx->message);
-        goto cleanup;
-    }
+    TRY(assay_fixture_open(ctx, r->candidate, &candidate));
     TRY(assay_compare_conditionally(ctx, golden, candidate, profile, options->false_alarm, options->quiet,
                                     &r->report, &against));
     held = against != NULL ? against : golden;
@@ -91,22 +83,39 @@ cleanup:
     return status;
 }
 
+/* The status is what is not the backend's doing. */
 static assay_status run_case(assay_context *ctx, const assay_options *options, assay_case *c, case_run *r)
 {
     assay_status status;
     assay_plan plan = {0};
     assay_profile profile;
+    TRY(name_files(ctx, options, c->name, r));
     TRY(plan_case(ctx, options, c, &profile, &plan));
     TRY(assay_request_write(ctx, &plan, r->request, NULL, options->quiet));
-    TRY(assay_backend_execute(ctx, options->backend, r->request, r->candidate, r->folder, options->timeout, &r->end));
+    const assay_backend_call call = {.spec = options->backend,
+                                     .request = r->request,
+                                     .candidate = r->candidate,
+                                     .golden = r->golden,
+                                     .log = options->keep != NULL ? r->log : NULL,
+                                     .folder = r->folder,
+                                     .timeout = options->timeout};
+    TRY(assay_backend_execute(ctx, &call, &r->end));
     if (r->end.outcome == ASSAY_OUTCOME_DONE) {
         TRY(assay_golden_write(ctx, &plan, r->golden, NULL, options->quiet));
-        TRY(compare_files(ctx, options, &profile, r));
+        status = compare_files(ctx, options, &profile, r);
+        if (status == ASSAY_BAD_INPUT) { /* of the two files the candidate is the one that others wrote */
+            assay_report_free(&r->report);
+            r->report = (assay_report){0};
+            r->end.outcome = ASSAY_OUTCOME_FAILED;
+            snprintf(r->end.message, sizeof r->end.message, "%.590s", ctx->message);
+            status = ASSAY_OK;
+        }
+        TRY(status);
     }
     snprintf(r->report.case_name, sizeof r->report.case_name, "%s", c->name);
     snprintf(r->report.op, sizeof r->report.op, "%s", c->op);
     if (r->end.outcome != ASSAY_OUTCOME_DONE) {
-        r->report.verdict = r->end.outcome == ASSAY_OUTCOME_FAILED ? ASSAY_FAIL : ASSAY_NOT_COMPARABLE;
+        r->report.verdict = r->end.outcome == ASSAY_OUTCOME_FAILED ? ASSAY_FAIL : ASSAY_UNSUPPORTED;
         snprintf(r->report.message, sizeof r->report.message, "%.250s", r->end.message);
     } else if (!r->end.repeats) {
         r->report.verdict = ASSAY_FAIL;
@@ -114,19 +123,15 @@ static assay_status run_case(assay_context *ctx, const assay_options *options, a
     }
 cleanup:
     assay_plan_free(&plan);
+    if (options->keep == NULL && r->folder[0] != '\0') assay_backend_remove_folder(r->folder);
     return status;
 }
-
-static const char *const colors[] = {[ASSAY_PASS] = "\033[32m",
-                                     [ASSAY_FAIL] = "\033[31m",
-                                     [ASSAY_VACUOUS] = "\033[33m",
-                                     [ASSAY_NOT_COMPARABLE] = "\033[33m"};
 
 /* A case of the ledger: its failure is noted as known, and its success is a failure of the ledger. */
 static void apply_ledger(const assay_known *known, const char *path, const assay_case *c, case_run *r)
 {
     const assay_known_entry *entry = assay_known_find(known, c->name);
-    if (entry == NULL || r->end.outcome == ASSAY_OUTCOME_UNSUPPORTED) return;
+    if (entry == NULL || r->report.verdict == ASSAY_UNSUPPORTED) return;
     if (r->report.verdict != ASSAY_PASS) {
         snprintf(r->report.known, sizeof r->report.known, "%s", entry->reason);
         return;
@@ -138,17 +143,17 @@ static void apply_ledger(const assay_known *known, const char *path, const assay
 
 static void print_case(const assay_options *options, const assay_case *c, const case_run *r, tally *t)
 {
-    bool unsupported = r->end.outcome == ASSAY_OUTCOME_UNSUPPORTED;
-    assay_verdict verdict = r->report.verdict;
+    const assay_verdict verdict = r->report.verdict;
+    const bool unsupported = verdict == ASSAY_UNSUPPORTED;
     const bool known = r->report.known[0] != '\0';
-    const char *word = unsupported ? "UNSUPPORTED" : known ? "KNOWN" : assay_verdict_name(verdict);
+    const char *word = known ? "KNOWN" : assay_verdict_name(verdict);
     t->unsupported += unsupported;
     t->known += known;
-    t->passed += !unsupported && verdict == ASSAY_PASS;
-    t->vacuous += !unsupported && !known && verdict == ASSAY_VACUOUS;
-    t->failed += !unsupported && !known && (verdict == ASSAY_FAIL || verdict == ASSAY_NOT_COMPARABLE);
-    printf("%s%-14s%s %-36s ", options->color ? colors[verdict] : "", word, options->color ? "\033[0m" : "", c->name);
-    if (!unsupported && verdict == ASSAY_PASS) {
+    t->passed += verdict == ASSAY_PASS;
+    t->vacuous += !known && verdict == ASSAY_VACUOUS;
+    t->failed += !known && (verdict == ASSAY_FAIL || verdict == ASSAY_NOT_COMPARABLE);
+    printf("%s%-14s%s %-36s ", options->color ? assay_verdict_color(verdict) : "", word, options->color ? "\033[0m" : "", c->name);
+    if (verdict == ASSAY_PASS) {
         printf("%s  worst %.2f of its threshold  %.2f s\n", r->report.profile, assay_report_worst(&r->report),
                r->end.seconds);
     } else if (known) {
@@ -156,8 +161,8 @@ static void print_case(const assay_options *options, const assay_case *c, const 
     } else {
         printf("%s\n", r->report.message);
     }
-    if (!unsupported && r->report.diagnosis[0] != '\0') printf("    looks like this: %s\n", r->report.diagnosis);
-    if (!unsupported && r->report.explanation[0] != '\0') printf("    known bugs: %s\n", r->report.explanation);
+    if (r->report.diagnosis[0] != '\0') printf("    looks like this: %s\n", r->report.diagnosis);
+    if (r->report.explanation[0] != '\0') printf("    known bugs: %s\n", r->report.explanation);
     if (!unsupported && !known && verdict != ASSAY_PASS) {
         printf("    reproduce: assay run");
         assay_print_word("", c->name);
@@ -166,13 +171,26 @@ static void print_case(const assay_options *options, const assay_case *c, const 
         for (int i = 0; i < options->set_count; i++) assay_print_word(" --set", options->sets[i]);
         printf(" --keep DIR -v\n");
     }
-    fflush(stdout);
 }
 
-static assay_status print_detail(assay_context *ctx, const assay_options *options, const assay_report *report)
+static void print_output(const char *output)
+{
+    printf("    the backend's last lines:\n");
+    while (*output != '\0') {
+        const int length = (int)strcspn(output, "\n");
+        printf("      %.*s\n", length, output);
+        output += length + (output[length] != '\0');
+    }
+}
+
+/* With -v: every tensor, or what a backend that gave none printed. */
+static assay_status print_detail(assay_context *ctx, const assay_options *options, const case_run *r)
 {
     char *text = NULL;
-    if (!options->verbose || report->count == 0) return ASSAY_OK;
+    const assay_report *report = &r->report;
+    if (!options->verbose) return ASSAY_OK;
+    if (r->end.outcome == ASSAY_OUTCOME_FAILED && r->end.output[0] != '\0') print_output(r->end.output);
+    if (report->count == 0) return ASSAY_OK;
     assay_report_style style = {.color = options->color, .verbosity = 1, .command = NULL};
     assay_status status = assay_report_text(ctx, report, &style, &text);
     if (status == ASSAY_OK) printf("%s\n", text);
@@ -187,12 +205,23 @@ static int exit_code_of(const tally *t)
     return ASSAY_EXIT_PASS;
 }
 
+/* Reports of the cases that ran, whether or not all did; what stopped them comes first. */
+static assay_status write_reports(assay_context *ctx, const assay_options *options, int done,
+                                  const assay_report *reports, assay_status stopped)
+{
+    const assay_context before = *ctx;
+    if (stopped != ASSAY_OK && done == 0) return stopped;
+    const assay_status status = assay_command_write_reports(ctx, options, done, reports);
+    if (stopped == ASSAY_OK) return status;
+    *ctx = before;
+    return stopped;
+}
+
 static assay_status run(assay_context *ctx, const assay_options *options, int *exit_code)
 {
     assay_status status;
     assay_case *cases = NULL;
     assay_report *reports = NULL;
-    char folder[2048] = "";
     int count = 0, done = 0;
     tally t = {0};
     assay_known known = {0};
@@ -200,34 +229,31 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
     TRY(assay_backend_check(ctx, options->backend));
     TRY(assay_command_cases(ctx, options, &cases, &count));
     TRY(check_cases(ctx, options, cases, count));
-    TRY(assay_backend_make_folder(ctx, options->keep, folder, sizeof folder));
     reports = calloc((size_t)count, sizeof *reports);
     if (reports == NULL) {
         status = assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the reports");
         goto cleanup;
     }
-    for (; done < count; done++) {
+    while (status == ASSAY_OK && done < count) {
         case_run r = {0};
-        name_files(&r, folder, cases[done].name);
         status = run_case(ctx, options, &cases[done], &r);
-        if (status == ASSAY_OK) apply_ledger(&known, options->known_file, &cases[done], &r);
-        reports[done] = r.report;
-        if (options->keep == NULL) remove_files(&r);
         if (status != ASSAY_OK) {
-            done++;
-            goto cleanup;
+            assay_report_free(&r.report);
+            break;
         }
-        print_case(options, &cases[done], &r, &t);
-        TRY(print_detail(ctx, options, &reports[done]));
+        apply_ledger(&known, options->known_file, &cases[done], &r);
+        reports[done] = r.report;
+        print_case(options, &cases[done++], &r, &t);
+        status = print_detail(ctx, options, &r);
+        fflush(stdout);
     }
-    TRY(assay_command_write_reports(ctx, options, count, reports));
+    TRY(write_reports(ctx, options, done, reports, status));
     printf("%d cases: %d passed, %d failed, %d vacuous, %d unsupported", count, t.passed, t.failed, t.vacuous,
            t.unsupported);
     if (options->known_file != NULL) printf(", %d known failures", t.known);
     printf("\n");
     *exit_code = exit_code_of(&t);
 cleanup:
-    if (folder[0] != '\0' && options->keep == NULL) assay_backend_remove_folder(folder);
     for (int i = 0; i < done; i++) assay_report_free(&reports[i]);
     free(reports);
     assay_cases_free(cases, count);
@@ -242,7 +268,7 @@ const assay_command assay_command_run = {
     .details =
         "A shared object exports assay_backend_run of <assay/backend.h>. A command gets the paths of the request\n"
         "and of the candidate in place of {request} and {candidate}; exit status 77 says that it does not have\n"
-        "the case. Either runs twice, in a process of its own.\n",
+        "the case. Either runs twice, in two processes and two folders.\n",
     .options = ASSAY_OPT_BACKEND | ASSAY_OPT_SET | ASSAY_OPT_PRECISION | ASSAY_OPT_REPORTS | ASSAY_OPT_KNOWN,
     .least = 1,
     .most = -1,

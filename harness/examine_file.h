@@ -1,0 +1,19 @@
+/* Files that others wrote are read in a process of their own first. A damaged one, of HDF5's older format above all, can
+ * end libhdf5 by a signal, or make it take gigabytes or hours: that must be the file's fault and not the end of a run. */
+#ifndef ASSAY_HARNESS_EXAMINE_FILE_H
+#define ASSAY_HARNESS_EXAMINE_FILE_H
+
+#include "oracle/base/status.h"
+
+/* Opens `path` and reads every attribute and every element, in a copy of this process that may take 1 GiB and three
+ * times the file's size of memory, and 60 s and one more for each MB of the file. ASSAY_OK says that the copy lived:
+ * then this process may open the file. What the reader refuses in good order (no HDF5, a checksum that is wrong) is OK
+ * here, because the caller's own reading meets it again.
+ *
+ * Otherwise ASSAY_BAD_INPUT, and the message says what the file did: "mine.h5 ended its reader by signal 11
+ * (Segmentation fault)". ASSAY_NO_MEMORY where this machine has less than what a reader may take, and that was not
+ * enough. To be called from a program's one thread that uses HDF5. A file that somebody changes afterwards is another
+ * file. */
+assay_status assay_examine_file(assay_context *ctx, const char *path);
+
+#endif
