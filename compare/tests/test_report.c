@@ -73,7 +73,7 @@ static void test_json(void **state)
     char *text = NULL;
     (void)state;
     make_report(&reports[0]);
-    reports[1].verdict = ASSAY_NOT_COMPARABLE; /* a case that the backend does not have: no tensors */
+    reports[1].verdict = ASSAY_UNSUPPORTED;
     assert_ok(&ctx, assay_report_json(&ctx, 2, reports, &text));
     cJSON *root = cJSON_Parse(text);
     assert_non_null(root);
@@ -109,7 +109,7 @@ static void test_json(void **state)
             assert_member(tensor, "finding", "missing");
         }
     }
-    assert_member(cJSON_GetArrayItem(member(root, "reports"), 1), "verdict", "NOT COMPARABLE");
+    assert_member(cJSON_GetArrayItem(member(root, "reports"), 1), "verdict", "UNSUPPORTED");
     cJSON_Delete(root);
     free(text);
     assay_report_free(&reports[0]);
@@ -131,7 +131,7 @@ static void test_junit(void **state)
     char *text = NULL;
     (void)state;
     make_report(&reports[0]);
-    reports[1].verdict = ASSAY_NOT_COMPARABLE;
+    reports[1].verdict = ASSAY_UNSUPPORTED;
     reports[2].verdict = ASSAY_FAIL; /* the backend crashed: no tensors */
     snprintf(reports[2].message, sizeof reports[2].message, "ended by signal 11 \x1b[31m");
     reports[3].verdict = ASSAY_VACUOUS;

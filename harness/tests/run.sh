@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# `assay run` with backends that crash, hang, lie and cheat, and with one that is right. usage: run.sh PROGRAM PYTHON FOLDER
-# FOLDER has the modules odd_NAME.so of odd_backend.c.
+# `assay run` with backends that crash, hang, lie and cheat, and with one that is right. usage: run.sh PROGRAM PYTHON FOLDER EXAMPLE
+# FOLDER has the modules odd_NAME.so of odd_backend.c; EXAMPLE is the example backend.
 set -euo pipefail
-assay=$1 python=$2 modules=$3
+assay=$1 python=$2 modules=$3 example=$4
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/cli_test.sh"
 export TMPDIR=$work/temporary
@@ -34,7 +34,10 @@ backend 1 FAIL 'status 1: *luck' "$modules/odd_gives_up.so"
 backend 1 FAIL 'the backend gave no reason' "$modules/odd_unknown_code.so"
 backend 1 FAIL 'outputs/y: the backend set type 99' "$modules/odd_bad_type.so"
 backend 1 FAIL 'exports no assay_backend_run' "$modules/odd_no_symbol.so"
-backend 1 FAIL 'the backend wrote no candidate file' "$modules/odd_exits.so"
+backend 1 FAIL 'the backend wrote no candidate file: it ended the process' "$modules/odd_exits.so"
+backend 1 FAIL 'in a second run: the backend wrote no candidate file' "$modules/odd_exits_later.so"
+backend 1 FAIL 'two runs gave different bits in outputs/y' "$modules/odd_hides.so"
+backend 1 FAIL 'two runs gave different bits in outputs/y' "$modules/odd_caches.so"
 backend 1 FAIL 'outputs/y' "$modules/odd_zeros.so"
 backend 1 FAIL 'outputs/y' "$modules/odd_not_written.so"
 echo 'no library' >"$work/text.so"
@@ -49,6 +52,7 @@ prints '1 cases: 1 passed, 0 failed, 0 vacuous, 0 unsupported'
 backend 0 PASS 'f32' ": {request}; $copy {candidate}" --precision f32
 printf 'name: mine\naccumulate: {bits: 13, rounding: truncate, block: 64}\n' >"$work/mine.yml"
 backend 0 PASS 'mine' ": {request}; $copy {candidate}" --precision "$work/mine.yml"
+backend 0 PASS 'mine' "$example" --precision "$work/mine.yml"
 backend 1 FAIL 'outputs/y' ": {request}; $copy {candidate} outputs/y" --precision "$work/mine.yml"
 backend 1 FAIL 'outputs/y' ": {request}; $copy {candidate} outputs/y"
 backend 1 FAIL 'gradients/weights/gate/bias' ": {request}; $copy {candidate} gradients/weights/gate/bias"
@@ -66,6 +70,34 @@ backend 1 FAIL 'wrote no candidate file' 'mkdir {candidate}.d; touch {candidate}
 # the second run gives something else
 backend 1 FAIL 'two runs gave different bits in outputs/y' \
   ": {request}; if [ -e '$work/again' ]; then $copy {candidate} outputs/y; else touch '$work/again'; $copy {candidate}; fi"
+# ... and looks for what the first run gave, in every folder that it can think of
+rm "$work/again"
+backend 1 FAIL 'two runs gave different bits in outputs/y' \
+  "first=\$(find \$(dirname {request}) \$(dirname {candidate}) '$TMPDIR' -name '*.h5' ! -name '*request*' | head -1); \
+   if [ -n \"\$first\" ]; then cp \$first {candidate}; \
+   elif [ -e '$work/again' ]; then $copy {candidate} outputs/y; else touch '$work/again'; $copy {candidate}; fi"
+backend 1 FAIL 'the candidate file is a link' ": {request}; $copy '$work/one.h5'; ln -s '$work/one.h5' {candidate}"
+backend 1 FAIL 'the candidate file is a link' ": {request}; $copy '$work/one.h5'; ln '$work/one.h5' {candidate}"
+# done at first, and then not
+rm "$work/again"
+backend 1 FAIL 'in a second run: not now' \
+  ": {request}; if [ -e '$work/again' ]; then echo not now; exit 77; else touch '$work/again'; $copy {candidate}; fi"
+
+## files that end their reader
+for kind in crash memory; do "$python" "$here/damaged_candidate.py" $kind "$work/$kind.h5"; done
+ended='ended its reader (by signal|with exit status)' # the latter under a sanitizer
+backend 1 FAIL "candidate.h5 $ended" ": {request}; cp '$work/crash.h5' {candidate}"
+backend 1 FAIL "candidate.h5(: reading it takes more than 1024 MB of memory| $ended)" ": {request}; cp '$work/memory.h5' {candidate}"
+refuses "crash.h5 $ended" compare "$work/moe/small.h5" "$work/crash.h5"
+# where there is less memory than that, nobody is to blame
+if (ulimit -v 900000 && "$assay" --version) >"$work/out" 2>&1; then
+  status=0
+  (ulimit -v 900000 && "$assay" run moe/small --quiet --backend ": {request}; cp '$work/memory.h5' {candidate}") \
+    >"$work/out" 2>"$work/err" || status=$?
+  [ "$status" -eq 2 ] || complain "status $status, expected 2: no memory"
+  grep -q 'reading it takes more than [0-9]* MB of memory' "$work/err" || complain "one line about memory expected"
+fi
+
 # a name with a quote and a space in it
 mkdir "$work/it's here"
 TMPDIR="$work/it's here" expect 0 run moe/small --quiet --backend ": {request}; $copy {candidate}"
@@ -75,12 +107,61 @@ TMPDIR="$work/it's here" expect 0 run moe/small --quiet --backend ": {request}; 
 kept=$work/kept/deep
 expect 0 run moe/small --quiet --backend ": {request}; $copy {candidate}" --keep "$kept"
 [ "$(find "$kept" -type f | sort | xargs -n1 basename | tr '\n' ' ')" = \
-  'moe-small.candidate.h5 moe-small.golden.h5 moe-small.request.h5 ' ] || complain "kept: $(ls "$kept")"
+  'moe-small.candidate.h5 moe-small.golden.h5 moe-small.log moe-small.request.h5 ' ] || complain "kept: $(ls "$kept")"
 expect 1 run moe/small --quiet --backend ': {request} {candidate}' --keep "$kept"
 prints 'wrote no candidate file'
 expect 0 run moe/small --quiet --backend ": {request}; $copy {candidate}" --keep "$kept"
 expect 1 run moe/small --quiet --backend "$modules/odd_exits.so" --keep "$kept"
 prints 'wrote no candidate file'
+
+# an earlier run's golden is gone before the backend starts
+expect 0 run moe/small --quiet --backend ": {request}; $copy {candidate}" --keep "$kept"
+expect 1 run moe/small --quiet --keep "$kept" --backend \
+  "golden=\$(dirname {request})/moe-small.golden.h5; '$python' '$here/copy_outputs.py' \$golden {candidate}"
+prints 'ended with status 1'
+grep -q 'No such file' "$kept/moe-small.log" || complain "the backend's output was not kept"
+
+## what a backend printed: its last line, the last 20 with -v
+expect 1 run moe/small --quiet --backend 'seq 30; exit 3 # {request} {candidate}'
+[ "$(wc -l <"$work/out")" -eq 3 ] || complain "three lines expected"
+expect 1 run moe/small --quiet -v --backend 'seq 30; exit 3 # {request} {candidate}'
+[ "$(grep -cE '^      [0-9]+$' "$work/out")" -eq 20 ] || complain "20 lines of output expected"
+prints '^      11$'
+
+## one case's trouble is that case's: the other runs, and the reports are written
+for prank in 'cp "$work/crash.h5" {candidate}' 'mkdir {candidate}' \
+  'mkdir $(dirname {request})/mlp-silu.golden.h5; cp "$work/mlp/silu.h5" {candidate}'; do
+  [ -e "$work/mlp" ] || expect 0 generate mlp/silu -o "$work"
+  rm -f "$work"/report.*
+  expect 1 run mlp/silu moe/small --quiet --json "$work/report.json" --junit "$work/report.xml" --html "$work/report.html" \
+    --backend "work='$work'; case {request} in *mlp-silu*) $prank ;; *) $copy {candidate} ;; esac"
+  prints '^FAIL +mlp/silu'
+  prints '^2 cases: 1 passed, 1 failed, 0 vacuous, 0 unsupported$'
+  [ -s "$work/report.json" ] && [ -s "$work/report.xml" ] && [ -s "$work/report.html" ] || complain "no reports: $prank"
+  [ -z "$(ls -A "$TMPDIR")" ] || complain "left in TMPDIR by $prank: $(ls -A "$TMPDIR")"
+done
+prints 'the backend left something at .*golden.h5'
+# trouble that is not a backend's: status 2, and reports of what was done
+mkdir -p "$work/blocked/moe-small.request.h5"
+rm -f "$work"/report.*
+expect 2 run mlp/silu moe/small --quiet --json "$work/report.json" --keep "$work/blocked" \
+  --backend ': {request} {candidate}'
+grep -q 'moe-small.request.h5' "$work/err" || complain "the file that cannot be written is not named"
+"$python" -c '
+import json, sys
+assert [r["case"] for r in json.load(open(sys.argv[1]))["reports"]] == ["mlp/silu"]
+' "$work/report.json"
+
+## unsupported is a verdict of its own
+expect 3 run moe/small --quiet --backend "$modules/odd_unsupported.so" --json "$work/report.json" --junit "$work/report.xml" \
+  --html "$work/report.html"
+"$python" -c '
+import json, sys, xml.etree.ElementTree as tree
+assert json.load(open(sys.argv[1]))["reports"][0]["verdict"] == "UNSUPPORTED"
+root = tree.parse(sys.argv[2]).getroot()
+assert root.get("skipped") == "1" and root.get("errors") == "0" and root.get("failures") == "0"
+assert "<span class=\"badge UNSUPPORTED\">UNSUPPORTED</span>" in open(sys.argv[3]).read()
+' "$work/report.json" "$work/report.xml" "$work/report.html"
 
 ## several cases, reports
 expect 1 run 'rms_norm/one-*' moe/small --quiet --backend "$modules/odd_zeros.so" --json "$work/report.json" --junit "$work/report.xml"

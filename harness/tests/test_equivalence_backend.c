@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "compare/profile.h"
+#include "harness/backend_files.h"
 #include "harness/equivalence_backend.h"
 #include "harness/tests/harness_test.h"
 

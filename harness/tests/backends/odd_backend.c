@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define ABORTS 1
 #define SEGFAULTS 2
@@ -19,6 +20,9 @@
 #define ZEROS 12
 #define NOT_WRITTEN 13
 #define UNKNOWN_CODE 14
+#define EXITS_LATER 15
+#define HIDES 16
+#define CACHES 17
 
 #if ODD_BACKEND != 0
 static int64_t count_of(const assay_backend_result *r)
@@ -82,6 +86,16 @@ int assay_backend_run(const assay_backend_request *request)
         exit(0);
     case NOT_WRITTEN:
         for (int32_t i = 0; i < request->result_count; i++) request->results[i].written = 0;
+        break;
+    case EXITS_LATER: /* when it is called for the second time */
+        if (calls == 2) _exit(0);
+        break;
+    case HIDES: /* that its second call gives something else: nobody can say so on standard error */
+        ((float *)y->data)[0] = (float)calls;
+        close(STDERR_FILENO);
+        break;
+    case CACHES: /* what it gives is of this process; the second call repeats the first's */
+        ((float *)y->data)[0] = (float)getpid();
         break;
     case UNKNOWN_CODE:
         return 42;
