@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -15,12 +16,14 @@
 #define LEAST_SECONDS 60.0
 #define BYTES_PER_SECOND 1e6
 
-enum { CHUNK = 1 << 16 };              /* elements that are read at a time */
-enum { LIVED = 0, OUT_OF_MEMORY = 3 }; /* exit status of the copy */
+enum { CHUNK = 1 << 16 }; /* elements that are read at a time */
 
+/* What the copy of this process is told, and tells: both have it in one memory. */
 typedef struct examination {
     const char *path;
     int64_t memory; /* that the copy may take beyond what this process has */
+    assay_status status;
+    char message[ASSAY_MESSAGE_SIZE];
 } examination;
 
 static void limit_memory(int64_t memory)
@@ -68,10 +71,33 @@ cleanup:
 
 static int examine(void *data)
 {
-    const examination *e = data;
+    examination *e = data;
     assay_context ctx = {.threads = 1};
     limit_memory(e->memory);
-    return read_all(&ctx, e->path) == ASSAY_NO_MEMORY ? OUT_OF_MEMORY : LIVED;
+    e->status = read_all(&ctx, e->path);
+    snprintf(e->message, sizeof e->message, "%s", ctx.message);
+    return 0;
+}
+
+/* Of a copy that lived, what it found; of another, how it ended. */
+static assay_status conclude(assay_context *ctx, const examination *e, const assay_process_result *result,
+                             double seconds)
+{
+    if (result->end == ASSAY_PROCESS_TIMED_OUT) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "%.500s: reading it takes more than %.0f s", e->path, seconds);
+    }
+    if (result->end == ASSAY_PROCESS_KILLED) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "%.500s ended its reader by signal %d (%s)", e->path, result->code,
+                          strsignal(result->code));
+    }
+    if (result->code != 0) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "%.500s ended its reader with exit status %d", e->path, result->code);
+    }
+    if (e->status == ASSAY_NO_MEMORY) {
+        return assay_fail(ctx, ASSAY_NO_MEMORY, "%.500s: reading it takes more than %lld MB of memory", e->path,
+                          (long long)(e->memory >> 20));
+    }
+    return e->status == ASSAY_OK ? ASSAY_OK : assay_fail(ctx, e->status, "%s", e->message);
 }
 
 assay_status assay_examine_file(assay_context *ctx, const char *path)
@@ -81,20 +107,14 @@ assay_status assay_examine_file(assay_context *ctx, const char *path)
     const int64_t size = stat(path, &found) == 0 && S_ISREG(found.st_mode) ? found.st_size : 0;
     const int64_t allowed = LEAST_MEMORY + (size < INT64_MAX / 4 ? 3 * size : 0), left = assay_memory_available();
     const double seconds = LEAST_SECONDS + (double)size / BYTES_PER_SECOND;
-    examination e = {.path = path, .memory = allowed < left ? allowed : left};
-    const assay_status status = assay_process_call(ctx, examine, &e, seconds, &result);
-    RETURN_IF(status != ASSAY_OK, status);
-    if (result.end == ASSAY_PROCESS_TIMED_OUT) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "%.500s: reading it takes more than %.0f s", path, seconds);
+    examination *e = mmap(NULL, sizeof *e, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (e == MAP_FAILED) return assay_fail(ctx, ASSAY_NO_MEMORY, "%.500s: no memory", path);
+    *e = (examination){.path = path, .memory = allowed < left ? allowed : left};
+    assay_status status = assay_process_call(ctx, examine, e, seconds, &result);
+    if (status == ASSAY_OK) {
+        status = conclude(ctx, e, &result, seconds);
+        if (status == ASSAY_NO_MEMORY && allowed <= left) status = ASSAY_BAD_INPUT; /* the file's fault, not ours */
     }
-    if (result.end == ASSAY_PROCESS_KILLED) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "%.500s ended its reader by signal %d (%s)", path, result.code,
-                          strsignal(result.code));
-    }
-    if (result.code == LIVED) return ASSAY_OK;
-    if (result.code != OUT_OF_MEMORY) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "%.500s ended its reader with exit status %d", path, result.code);
-    }
-    return assay_fail(ctx, allowed <= left ? ASSAY_BAD_INPUT : ASSAY_NO_MEMORY,
-                      "%.500s: reading it takes more than %lld MB of memory", path, (long long)(e.memory >> 20));
+    munmap(e, sizeof *e);
+    return status;
 }

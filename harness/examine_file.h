@@ -6,14 +6,13 @@
 #include "oracle/base/status.h"
 
 /* Opens `path` and reads every attribute and every element, in a copy of this process that may take 1 GiB and three
- * times the file's size of memory, and 60 s and one more for each MB of the file. ASSAY_OK says that the copy lived:
- * then this process may open the file. What the reader refuses in good order (no HDF5, a checksum that is wrong) is OK
- * here, because the caller's own reading meets it again.
+ * times the file's size of memory, and 60 s and one more for each MB of the file. ASSAY_OK says that the copy lived and
+ * that assay_fixture_open took the file: then this process may open it, and should do so at once. A dataset whose
+ * elements cannot be read is OK here: comparing says so of that tensor.
  *
- * Otherwise ASSAY_BAD_INPUT, and the message says what the file did: "mine.h5 ended its reader by signal 11
- * (Segmentation fault)". ASSAY_NO_MEMORY where this machine has less than what a reader may take, and that was not
- * enough. To be called from a program's one thread that uses HDF5. A file that somebody changes afterwards is another
- * file. */
+ * Otherwise the file is not to be opened. ASSAY_BAD_INPUT, with assay_fixture_open's own message, or what the file did:
+ * "mine.h5 ended its reader by signal 11 (Segmentation fault)". ASSAY_NO_MEMORY where this machine has less than a reader
+ * may take, and that was not enough. To be called by the one thread that uses HDF5. */
 assay_status assay_examine_file(assay_context *ctx, const char *path);
 
 #endif
