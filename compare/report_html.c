@@ -301,7 +301,8 @@ static void write_index(FILE *out, int count, const assay_report *reports)
     int verdicts[ASSAY_VERDICTS] = {0};
     for (int i = 0; i < count; i++) verdicts[reports[i].verdict]++;
     fprintf(out,
-            "<p>%d cases: %d passed, %d failed, %d vacuous, %d not comparable, %d unsupported</p><div class=\"wide\"><table>"
+            "<p>%d cases: %d passed, %d failed, %d vacuous, %d not comparable, %d unsupported</p><div "
+            "class=\"wide\"><table>"
             "<tr><th>verdict</th><th>case</th><th>why</th></tr>",
             count, verdicts[ASSAY_PASS], verdicts[ASSAY_FAIL], verdicts[ASSAY_VACUOUS], verdicts[ASSAY_NOT_COMPARABLE],
             verdicts[ASSAY_UNSUPPORTED]);

@@ -97,7 +97,8 @@ static assay_status begin_run(assay_context *ctx, const assay_backend_call *call
         run->folder[0] = '\0';
         return status;
     }
-    snprintf(run->candidate, sizeof run->candidate, "%s/%.250s", run->folder, name == NULL ? call->candidate : name + 1);
+    snprintf(run->candidate, sizeof run->candidate, "%s/%.250s", run->folder,
+             name == NULL ? call->candidate : name + 1);
     snprintf(run->log, sizeof run->log, "%s/log", run->folder);
     return ASSAY_OK;
 }
@@ -244,7 +245,8 @@ cleanup:
     return status;
 }
 
-static assay_status hold_against(assay_context *ctx, const one_run *first, const one_run *second, assay_backend_end *end)
+static assay_status hold_against(assay_context *ctx, const one_run *first, const one_run *second,
+                                 assay_backend_end *end)
 {
     char path[ASSAY_PATH_SIZE];
     const assay_status status = first_difference(ctx, first->reader, second->reader, path, sizeof path);
@@ -284,7 +286,8 @@ cleanup:
 }
 
 /* What the last run gave, to where the caller wants it. */
-static assay_status take(assay_context *ctx, const assay_backend_call *call, const one_run *last, assay_backend_end *end)
+static assay_status take(assay_context *ctx, const assay_backend_call *call, const one_run *last,
+                         assay_backend_end *end)
 {
     const char *const places[] = {call->golden, call->candidate, call->log};
     for (int i = 0; i < 3; i++) {

@@ -1,5 +1,6 @@
-/* Files that others wrote are read in a process of their own first. A damaged one, of HDF5's older format above all, can
- * end libhdf5 by a signal, or make it take gigabytes or hours: that must be the file's fault and not the end of a run. */
+/* Files that others wrote are read in a process of their own first. A damaged one, of HDF5's older format above all,
+ * can end libhdf5 by a signal, or make it take gigabytes or hours: that must be the file's fault and not the end of a
+ * run. */
 #ifndef ASSAY_HARNESS_EXAMINE_FILE_H
 #define ASSAY_HARNESS_EXAMINE_FILE_H
 
@@ -11,8 +12,8 @@
  * elements cannot be read is OK here: comparing says so of that tensor.
  *
  * Otherwise the file is not to be opened. ASSAY_BAD_INPUT, with assay_fixture_open's own message, or what the file did:
- * "mine.h5 ended its reader by signal 11 (Segmentation fault)". ASSAY_NO_MEMORY where this machine has less than a reader
- * may take, and that was not enough. To be called by the one thread that uses HDF5. */
+ * "mine.h5 ended its reader by signal 11 (Segmentation fault)". ASSAY_NO_MEMORY where this machine has less than a
+ * reader may take, and that was not enough. To be called by the one thread that uses HDF5. */
 assay_status assay_examine_file(assay_context *ctx, const char *path);
 
 #endif

@@ -152,7 +152,8 @@ static void print_case(const assay_options *options, const assay_case *c, const 
     t->passed += verdict == ASSAY_PASS;
     t->vacuous += !known && verdict == ASSAY_VACUOUS;
     t->failed += !known && (verdict == ASSAY_FAIL || verdict == ASSAY_NOT_COMPARABLE);
-    printf("%s%-14s%s %-36s ", options->color ? assay_verdict_color(verdict) : "", word, options->color ? "\033[0m" : "", c->name);
+    printf("%s%-14s%s %-36s ", options->color ? assay_verdict_color(verdict) : "", word,
+           options->color ? "\033[0m" : "", c->name);
     if (verdict == ASSAY_PASS) {
         printf("%s  worst %.2f of its threshold  %.2f s\n", r->report.profile, assay_report_worst(&r->report),
                r->end.seconds);

@@ -1,5 +1,5 @@
-/* The process that hosts a backend's shared object: loads the request, gives buffers that hold NaN between guards, calls
- * the backend, writes the candidate. Started by `assay run`; a crash here is a result there. */
+/* The process that hosts a backend's shared object: loads the request, gives buffers that hold NaN between guards,
+ * calls the backend, writes the candidate. Started by `assay run`; a crash here is a result there. */
 #include <assay/backend.h>
 #include <dlfcn.h>
 #include <inttypes.h>
@@ -304,7 +304,8 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
         goto cleanup;
     }
     TRY(assay_cases_parse_stored(ctx, options->arguments[1], yaml, strlen(yaml), &cases, &count));
-    TRY(assay_case_set(ctx, &cases[0], "profiles=none")); /* no backend gives error scales, and one may be a user's own */
+    /* no backend gives error scales, and one of the profiles may be a user's own */
+    TRY(assay_case_set(ctx, &cases[0], "profiles=none"));
     TRY(assay_plan_make(ctx, &plan, &cases[0]));
     TRY(host_make(ctx, &h, &plan, request));
     /* a bare name would be looked for among the system's libraries */

@@ -2,8 +2,8 @@
  *
  * The file exports one function, assay_backend_run. It is given the tensors of one case, by the names of the fixture
  * ("inputs/x", "weights/wi_0", "cotangents/y"), and a buffer for every result that is compared ("outputs/y",
- * "gradients/weights/wo"). It computes and writes. It keeps no state between calls: it is called in two processes with the
- * same request, in one of them twice, and the results are held against each other.
+ * "gradients/weights/wo"). It computes and writes. It keeps no state between calls: it is called in two processes with
+ * the same request, in one of them twice, and the results are held against each other.
  *
  * Plain C, no library to link. Data are little-endian, row-major, last axis contiguous. */
 #ifndef ASSAY_BACKEND_H
