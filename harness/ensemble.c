@@ -10,7 +10,7 @@
 #include "oracle/base/memory.h"
 
 /* Operations of one run. Below the first there are more members; what propagates its error scales and is above the last
- * is not run again, and has no null distributions. */
+ * is not run again, and has no null distributions. So it is with what would take more than ASSAY_ENSEMBLE_BYTES. */
 #define SMALL_WORK 1e8
 #define LARGE_WORK 1e10
 
@@ -42,12 +42,6 @@ static int propagated_count(const assay_plan *plan)
     return count;
 }
 
-bool assay_ensemble_has_null(const assay_plan *plan)
-{
-    return assay_ensemble_members(plan) > 0 &&
-           (needs_ensemble(plan) || plan->operation->flops(plan->c, true) <= LARGE_WORK);
-}
-
 static bool wants_null(const assay_ensemble *e)
 {
     bool wanted = false;
@@ -55,7 +49,7 @@ static bool wants_null(const assay_ensemble *e)
     for (int i = 0; !wanted && i < list->count; i++) {
         wanted = assay_has_error_scale(&list->entries[i].spec) && assay_null_is_wanted(e, list->entries[i].spec.path);
     }
-    return wanted && assay_ensemble_has_null(e->plan);
+    return wanted && assay_ensemble_members(e->plan) > 0 && e->plan->null_left_out[0] == '\0';
 }
 
 /* Sums over the members of squared errors. */
@@ -161,30 +155,62 @@ assay_status assay_evaluate(assay_context *ctx, const assay_plan *plan, const as
     return status;
 }
 
-/* Of an element with an error scale: the golden value, the members' errors, and the scales that null distributions
- * need. */
-static double bytes_of_element(const assay_plan *plan, bool null)
+static bool holds_null(const assay_plan *plan)
 {
-    const int propagated = propagated_count(plan), scales = propagated + (propagated < plan->precision_count);
-    return (double)(sizeof(double) + (size_t)assay_ensemble_members(plan) * sizeof(float) +
-                    (null ? (size_t)scales * sizeof(float) : 0));
+    bool null = false;
+    for (int i = 0; !null && i < plan->spec_count; i++) null = assay_path_in(plan->specs[i].path, "null");
+    return null;
+}
+
+/* Bytes that members leave: of an element with an error scale the golden value, their errors, and `scales` that null
+ * distributions need. */
+static double bytes_left(const assay_plan *plan, int scales)
+{
+    char folder[64];
+    double bytes = 0, largest = 0;
+    const int floats = assay_ensemble_members(plan) + scales;
+    snprintf(folder, sizeof folder, "error_scale/%s", plan->precisions[0].name);
+    for (int i = 0; i < plan->spec_count; i++) {
+        if (!assay_path_in(plan->specs[i].path, folder)) continue;
+        const double count = (double)assay_shape_count(&plan->specs[i].shape);
+        bytes += (double)(sizeof(double) + (size_t)floats * sizeof(float)) * count;
+        largest = fmax(largest, (double)sizeof(double) * count); /* squares, of one tensor at a time */
+    }
+    return bytes + largest;
+}
+
+/* Of what assay_ensemble_keep_given keeps. */
+static double bytes_given(const assay_plan *plan)
+{
+    double bytes = 0;
+    for (int i = 0; i < plan->spec_count; i++) {
+        const double more = (double)sizeof(double) * (double)assay_shape_count(&plan->specs[i].shape);
+        if (assay_path_is_given(plan->specs[i].path) && bytes + more <= ASSAY_ENSEMBLE_BYTES) bytes += more;
+    }
+    return bytes;
+}
+
+void assay_ensemble_null_left_out(const assay_plan *plan, char reason[ASSAY_REASON_SIZE])
+{
+    reason[0] = '\0';
+    if (!holds_null(plan) || needs_ensemble(plan)) return;
+    const double work = plan->operation->flops(plan->c, true);
+    const double bytes = bytes_left(plan, 1); /* of any number of profiles: one more takes nothing from the others */
+    if (work > LARGE_WORK) {
+        snprintf(reason, ASSAY_REASON_SIZE, "a run takes %.3g operations, and above %.0e there are none", work,
+                 LARGE_WORK);
+    } else if (bytes > ASSAY_ENSEMBLE_BYTES) {
+        snprintf(reason, ASSAY_REASON_SIZE, "they take %.1f GB of memory, and above %.0f GB there are none",
+                 bytes / 1e9, ASSAY_ENSEMBLE_BYTES / 1e9);
+    }
 }
 
 int64_t assay_ensemble_memory(const assay_plan *plan)
 {
-    double bytes = 0, largest = 0;
-    bool null = false;
-    for (int i = 0; !null && i < plan->spec_count; i++) null = assay_path_in(plan->specs[i].path, "null");
-    if (propagated_count(plan) == plan->precision_count && !null) return 0;
-    for (int i = 0; i < plan->spec_count; i++) {
-        char folder[64];
-        const double count = (double)assay_shape_count(&plan->specs[i].shape);
-        if (assay_path_is_given(plan->specs[i].path)) bytes += (double)sizeof(double) * count;
-        snprintf(folder, sizeof folder, "error_scale/%s", plan->precisions[0].name);
-        if (!assay_path_in(plan->specs[i].path, folder)) continue;
-        bytes += bytes_of_element(plan, null) * count;
-        largest = fmax(largest, (double)sizeof(double) * count); /* squares, of one tensor at a time */
-    }
-    bytes += largest;
+    const int propagated = propagated_count(plan);
+    const bool null = holds_null(plan);
+    if (propagated == plan->precision_count && !null) return 0;
+    const double bytes =
+        bytes_given(plan) + bytes_left(plan, null ? propagated + (propagated < plan->precision_count) : 0);
     return bytes < 0x1p61 ? (int64_t)bytes : INT64_C(1) << 61; /* whose sum with the operation's own has 64 bits */
 }

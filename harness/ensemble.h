@@ -15,8 +15,10 @@
  * not finite. */
 assay_status assay_evaluate(assay_context *ctx, const assay_plan *plan, const assay_source *in, const assay_sink *out);
 
-/* Whether goldens of a plan's case have null distributions. */
-bool assay_ensemble_has_null(const assay_plan *plan);
+/* Why a golden of the plan's case is to have no null distributions though the plan has room for them; "": it has them.
+ * They are left out where the members are run for them alone and would take long, or much memory. The case decides, not
+ * the machine: the same case gives the same file. */
+void assay_ensemble_null_left_out(const assay_plan *plan, char reason[ASSAY_REASON_SIZE]);
 
 /* How many runs the plan's ensemble has. */
 int assay_ensemble_members(const assay_plan *plan);

@@ -8,6 +8,10 @@
 
 enum { ASSAY_MEMBERS = 8, ASSAY_MEMBERS_OF_SMALL_WORK = 16 };
 
+/* Bytes of inputs that are kept for the members, who read the rest again; and of what the members leave where they are
+ * run for null distributions alone. */
+#define ASSAY_ENSEMBLE_BYTES 4e9
+
 /* What the members came to by a tensor's statistics: as they are, and rounded to storage. */
 typedef struct assay_null_draws {
     assay_statistics drawn[2][ASSAY_MEMBERS_OF_SMALL_WORK];
@@ -34,7 +38,8 @@ typedef struct assay_kept_choice {
     int32_t *experts;
 } assay_kept_choice;
 
-/* An input, weight or cotangent, which to draw or to read from a file again would cost each member time. */
+/* An input, weight or cotangent, which to draw or to read from a file again would cost each member time. Those beyond
+ * ASSAY_ENSEMBLE_BYTES are: members ask for the weights of one expert after the other. */
 typedef struct assay_kept_given {
     const assay_tensor_spec *spec;
     double *values;

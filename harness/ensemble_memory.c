@@ -120,6 +120,7 @@ cleanup:
 assay_status assay_ensemble_keep_given(assay_context *ctx, assay_ensemble *e)
 {
     assay_status status = ASSAY_OK;
+    double bytes = 0;
     const assay_tensor_list *list = &e->plan->list;
     e->given = calloc((size_t)list->count + 1, sizeof *e->given);
     if (e->given == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of inputs");
@@ -128,6 +129,9 @@ assay_status assay_ensemble_keep_given(assay_context *ctx, assay_ensemble *e)
         const int64_t count = assay_shape_count(&spec->shape);
         if (!assay_path_is_given(spec->path) || spec->type == ASSAY_INT32 || !e->in->has(e->in->self, spec->path))
             continue;
+        const double more = (double)count * sizeof(double);
+        if (bytes + more > ASSAY_ENSEMBLE_BYTES) continue;
+        bytes += more;
         assay_kept_given *kept = &e->given[e->given_count++];
         kept->spec = spec;
         TRY(assay_alloc_f64(ctx, spec->path, count, &kept->values));

@@ -203,6 +203,9 @@ assay_status assay_golden_write_from(assay_context *ctx, const assay_plan *plan,
     assay_sink out = {.self = &sink, .wants = sink_wants, .write = sink_write, .write_i32 = sink_write_i32};
     TRY(begin(ctx, &sink, source, path, "golden", true));
     TRY(set_profiles(ctx, sink.writer, plan));
+    if (plan->null_left_out[0] != '\0') {
+        TRY(assay_fixture_set_text(ctx, sink.writer, "null_left_out", plan->null_left_out));
+    }
     if (plan->mutants) TRY(set_mutant_names(ctx, sink.writer));
     TRY(plan->mutants ? assay_evaluate_discriminated(ctx, plan, source, &out, quiet)
                       : assay_evaluate_as_planned(ctx, plan, source, &out, quiet));
@@ -357,6 +360,15 @@ assay_source assay_golden_given(assay_fixture_reader *golden)
     source.has = given_has;
     source.self = golden;
     return source;
+}
+
+bool assay_golden_has(const assay_fixture_reader *golden, const char *folder)
+{
+    bool found = false;
+    for (int i = 0; !found && i < assay_fixture_count(golden); i++) {
+        found = assay_path_in(assay_fixture_spec(golden, i)->path, folder);
+    }
+    return found;
 }
 
 assay_status assay_golden_check_layout(assay_context *ctx, const assay_plan *plan, const assay_fixture_reader *golden)

@@ -5,6 +5,8 @@
 #include "compare/profile.h"
 #include "harness/inputs.h"
 
+enum { ASSAY_REASON_SIZE = 128 };
+
 /* What a golden of a case will hold and need, all of it checked before anything is written. */
 typedef struct assay_plan {
     const assay_case *c;
@@ -18,14 +20,18 @@ typedef struct assay_plan {
     int precision_count;
     assay_profile *own; /* profiles of the case that are not built in */
     int own_count;
+    char null_left_out[ASSAY_REASON_SIZE]; /* why it has no null distributions; "": it has, or is exact */
     bool certify;   /* the golden is to hold its certificate (harness/certificate.h) */
     int64_t budget; /* of that: coordinates of each gradient */
     bool mutants;   /* the golden is to hold its discrimination certificate (harness/discrimination.h) */
 } assay_plan;
 
-/* Prepares the case, chooses datasets by its gradients, checkpoints and profiles, and refuses sizes beyond memory. */
+/* Prepares the case and chooses datasets by its gradients, checkpoints and profiles. */
+assay_status assay_plan_describe(assay_context *ctx, assay_plan *plan, const assay_case *c);
+/* The same, and refuses sizes beyond this machine's memory. */
 assay_status assay_plan_make(assay_context *ctx, assay_plan *plan, const assay_case *c);
-/* The same where profiles of the case may be a user's own: the golden's, or this one (NULL: none). */
+/* The same where profiles of the case may be a user's own: the golden's, or this one (NULL: none). A golden that has
+ * null distributions keeps them, however large. */
 assay_status assay_plan_make_with(assay_context *ctx, assay_plan *plan, const assay_case *c,
                                   const assay_fixture_reader *golden, const assay_profile *own);
 /* The profile of a precision of the plan. */
@@ -67,6 +73,9 @@ assay_status assay_request_write(assay_context *ctx, const assay_plan *plan, con
  * for bit. Refuses with the first that differs. */
 assay_status assay_golden_recompute(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *golden,
                                     bool quiet);
+
+/* Whether an open golden has anything in a folder: "null", "certificate", "discrimination". */
+bool assay_golden_has(const assay_fixture_reader *golden, const char *folder);
 
 /* Refuses a golden that lacks a dataset of the plan, or has it in another shape or type. */
 assay_status assay_golden_check_layout(assay_context *ctx, const assay_plan *plan, const assay_fixture_reader *golden);

@@ -149,7 +149,7 @@ static assay_status add_scales(assay_context *ctx, assay_plan *plan, const assay
     scale.type = ASSAY_FLOAT32;
     snprintf(folder, sizeof folder, "error_scale/%s", precision->name);
     TRY(add_named(ctx, plan, folder, of, &scale));
-    if (!assay_ensemble_has_null(plan)) goto cleanup;
+    if (assay_ensemble_members(plan) == 0) goto cleanup;
     assay_tensor_spec null = {.type = ASSAY_FLOAT32,
                               .shape = assay_shape_of(2, (int64_t)assay_statistics_count(&of->shape),
                                                       (int64_t)ASSAY_NULL_COLUMNS),
@@ -160,13 +160,26 @@ cleanup:
     return status;
 }
 
-assay_status assay_plan_make(assay_context *ctx, assay_plan *plan, const assay_case *c)
+/* What a golden holds for each tensor of the case, null distributions included. */
+static assay_status add_specs(assay_context *ctx, assay_plan *plan)
 {
-    return assay_plan_make_with(ctx, plan, c, NULL, NULL);
+    assay_status status = ASSAY_OK;
+    plan->specs = calloc((size_t)plan->list.count * (size_t)(2 * plan->precision_count + 1) + 1, sizeof *plan->specs);
+    if (plan->specs == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of datasets");
+    for (int i = 0; i < plan->list.count; i++) {
+        const assay_tensor_spec *spec = &plan->list.entries[i].spec;
+        if (!is_held(plan->c, spec->path)) continue;
+        TRY(add_spec(ctx, plan, spec));
+        for (int p = 0; assay_has_error_scale(spec) && p < plan->precision_count; p++) {
+            TRY(add_scales(ctx, plan, &plan->precisions[p], spec));
+        }
+    }
+cleanup:
+    return status;
 }
 
-assay_status assay_plan_make_with(assay_context *ctx, assay_plan *plan, const assay_case *c,
-                                  const assay_fixture_reader *golden, const assay_profile *own)
+static assay_status describe(assay_context *ctx, assay_plan *plan, const assay_case *c,
+                             const assay_fixture_reader *golden, const assay_profile *own)
 {
     assay_status status;
     *plan = (assay_plan){.c = c};
@@ -175,24 +188,35 @@ assay_status assay_plan_make_with(assay_context *ctx, assay_plan *plan, const as
     TRY(collect_precisions(ctx, plan));
     TRY(check_patterns(ctx, plan, &c->gradients, "gradients", "gradients/"));
     TRY(check_patterns(ctx, plan, &c->checkpoints, "checkpoints", "checkpoints/"));
-    plan->specs = calloc((size_t)plan->list.count * (size_t)(2 * plan->precision_count + 1) + 1, sizeof *plan->specs);
-    if (plan->specs == NULL) {
-        status = assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of datasets");
-        goto cleanup;
-    }
-    for (int i = 0; i < plan->list.count; i++) {
-        const assay_tensor_spec *spec = &plan->list.entries[i].spec;
-        if (!is_held(c, spec->path)) continue;
-        TRY(add_spec(ctx, plan, spec));
-        for (int p = 0; assay_has_error_scale(spec) && p < plan->precision_count; p++) {
-            TRY(add_scales(ctx, plan, &plan->precisions[p], spec));
-        }
+    TRY(add_specs(ctx, plan));
+    if (golden == NULL || !assay_golden_has(golden, "null")) {
+        assay_ensemble_null_left_out(plan, plan->null_left_out);
+        if (plan->null_left_out[0] != '\0') assay_plan_drop_null(plan);
     }
     plan->memory = plan->operation->memory(c) + assay_ensemble_memory(plan);
-    char what[ASSAY_PATH_SIZE + 16];
-    snprintf(what, sizeof what, "%s", c->name);
-    TRY(assay_require_memory(ctx, what, plan->memory));
 cleanup:
+    if (status != ASSAY_OK) assay_plan_free(plan);
+    return status;
+}
+
+assay_status assay_plan_describe(assay_context *ctx, assay_plan *plan, const assay_case *c)
+{
+    return describe(ctx, plan, c, NULL, NULL);
+}
+
+assay_status assay_plan_make(assay_context *ctx, assay_plan *plan, const assay_case *c)
+{
+    return assay_plan_make_with(ctx, plan, c, NULL, NULL);
+}
+
+assay_status assay_plan_make_with(assay_context *ctx, assay_plan *plan, const assay_case *c,
+                                  const assay_fixture_reader *golden, const assay_profile *own)
+{
+    char what[ASSAY_PATH_SIZE + 16];
+    assay_status status = describe(ctx, plan, c, golden, own);
+    RETURN_IF(status != ASSAY_OK, status);
+    snprintf(what, sizeof what, "%s", c->name);
+    status = assay_require_memory(ctx, what, plan->memory);
     if (status != ASSAY_OK) assay_plan_free(plan);
     return status;
 }
@@ -201,7 +225,14 @@ void assay_plan_drop_null(assay_plan *plan)
 {
     int kept = 0;
     for (int i = 0; i < plan->spec_count; i++) {
-        if (!assay_path_in(plan->specs[i].path, "null")) plan->specs[kept++] = plan->specs[i];
+        const assay_tensor_spec *spec = &plan->specs[i];
+        if (assay_path_in(spec->path, "null")) {
+            const int64_t count = assay_shape_count(&spec->shape);
+            plan->elements -= count;
+            plan->file_bytes -= count * (int64_t)assay_dtype_size(spec->type);
+        } else {
+            plan->specs[kept++] = *spec;
+        }
     }
     plan->spec_count = kept;
 }

@@ -28,11 +28,8 @@ static assay_status read_case(assay_context *ctx, const assay_fixture_reader *re
                             engine == NULL ? "not given" : engine, ctx->arithmetic->name);
         goto cleanup;
     }
-    *found = (extras){false, false};
-    for (int i = 0; i < assay_fixture_count(reader); i++) {
-        found->certificate |= assay_path_in(assay_fixture_spec(reader, i)->path, "certificate");
-        found->mutants |= assay_path_in(assay_fixture_spec(reader, i)->path, "discrimination");
-    }
+    *found = (extras){.certificate = assay_golden_has(reader, "certificate"),
+                      .mutants = assay_golden_has(reader, "discrimination")};
     TRY(assay_cases_parse_stored(ctx, path, yaml, strlen(yaml), cases, count));
 cleanup:
     return status;

@@ -74,6 +74,12 @@ static assay_status check_cases(assay_context *ctx, const assay_options *options
 typedef assay_status (*file_writer)(assay_context *ctx, const assay_plan *plan, const char *path,
                                     const char *inputs_file, bool quiet);
 
+static void say_left_out(const assay_options *options, const assay_plan *plan, file_writer write)
+{
+    if (options->quiet || write != assay_golden_write || plan->null_left_out[0] == '\0') return;
+    fprintf(stderr, "%s: no null distributions: %s\n", plan->c->name, plan->null_left_out);
+}
+
 static assay_status write_files(assay_context *ctx, const assay_options *options, file_writer write)
 {
     assay_status status;
@@ -89,6 +95,7 @@ static assay_status write_files(assay_context *ctx, const assay_options *options
         TRY(output_path(ctx, options, &cases[i], path, sizeof path));
         TRY(assay_make_parents(ctx, path));
         TRY(write(ctx, &plan, path, options->inputs, options->quiet));
+        say_left_out(options, &plan, write);
         printf("%s\n", path);
         fflush(stdout);
         assay_plan_free(&plan);

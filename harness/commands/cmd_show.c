@@ -5,6 +5,7 @@
 
 #include "harness/command.h"
 #include "harness/operations/op_support.h"
+#include "oracle/base/memory.h"
 
 /* 1234567 as "1.2 MB". */
 static void size_text(double bytes, char *text, size_t size)
@@ -63,15 +64,20 @@ static void print_tensors(const assay_plan *plan)
 
 static void print_costs(const assay_plan *plan)
 {
-    char memory[32], disk[32];
+    char memory[32], disk[32], available[32];
+    const int64_t bytes = assay_memory_available();
     size_text((double)plan->memory, memory, sizeof memory);
     size_text((double)plan->file_bytes, disk, sizeof disk);
+    size_text((double)bytes, available, sizeof available);
     printf("\nproducts  %.4g flops forward, %.4g with backward\n", plan->operation->flops(plan->c, false),
            plan->operation->flops(plan->c, true));
-    printf("memory    %s at most\ndisk      %s (%d datasets)\n", memory, disk, plan->spec_count);
+    printf("memory    %s at most", memory);
+    if (plan->memory > bytes) printf("; this machine has %s available", available);
+    printf("\ndisk      %s (%d datasets)\n", disk, plan->spec_count);
     printf("profiles ");
     for (int i = 0; i < plan->precision_count; i++) printf(" %s", plan->precisions[i].name);
     printf(" (error_scale/PROFILE/...)\n");
+    if (plan->null_left_out[0] != '\0') printf("null      no null distributions: %s\n", plan->null_left_out);
 }
 
 /* What a layer's remat policy costs; other operations keep everything. */
@@ -102,7 +108,7 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
     *exit_code = ASSAY_EXIT_PASS;
     TRY(assay_command_cases(ctx, options, &cases, &count));
     for (int i = 0; i < count; i++) {
-        TRY(assay_plan_make(ctx, &plan, &cases[i]));
+        TRY(assay_plan_describe(ctx, &plan, &cases[i]));
         TRY(assay_case_yaml(ctx, &cases[i], &yaml));
         printf("%s", yaml);
         print_tensors(&plan);

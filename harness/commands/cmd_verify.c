@@ -32,15 +32,6 @@ cleanup:
     return status;
 }
 
-static bool has_part(const assay_fixture_reader *golden, const char *folder)
-{
-    bool found = false;
-    for (int i = 0; i < assay_fixture_count(golden); i++) {
-        found |= assay_path_in(assay_fixture_spec(golden, i)->path, folder);
-    }
-    return found;
-}
-
 /* Refusals from here on are verdicts on the fixture, not on the command line. */
 static assay_status verify_golden(assay_context *ctx, assay_fixture_reader *reader, const char *path,
                                   const assay_options *options, finding *found)
@@ -59,8 +50,8 @@ static assay_status verify_golden(assay_context *ctx, assay_fixture_reader *read
     own.arithmetic = arithmetic;
     TRY(assay_cases_parse_stored(ctx, path, yaml, strlen(yaml), &cases, &count));
     TRY(assay_plan_make_with(ctx, &plan, &cases[0], reader, NULL));
-    if (!has_part(reader, "null")) assay_plan_drop_null(&plan);
-    if (has_part(reader, "discrimination")) TRY(assay_plan_mutants(ctx, &plan));
+    if (!assay_golden_has(reader, "null")) assay_plan_drop_null(&plan);
+    if (assay_golden_has(reader, "discrimination")) TRY(assay_plan_mutants(ctx, &plan));
     status = assay_golden_recompute(&own, &plan, reader, options->quiet);
     if (status == ASSAY_OK) status = certify(&own, &plan, reader, options, found);
     if (status != ASSAY_OK) assay_fail(ctx, status, "%s", own.message);

@@ -9,6 +9,7 @@
 
 #include "compare/profile.h"
 #include "compare/statistics.h"
+#include "harness/ensemble_internal.h"
 #include "harness/operations/op_support.h"
 #include "oracle/arithmetic/emulated.h"
 #include "oracle/base/memory.h"
@@ -475,6 +476,77 @@ static void test_memory_is_foreseen(void **state)
     assert_int_equal(assay_ensemble_memory(&t->plan), 0);
 }
 
+/* Whether null distributions of [rows,HIDDEN] results would be left out; the operation gives error scales itself. */
+static bool left_out(trial *t, int64_t rows, int precisions, char reason[ASSAY_REASON_SIZE])
+{
+    assay_tensor_spec specs[3];
+    for (int i = 0; i < 3; i++) {
+        specs[i] = t->plan.list.entries[5].spec;
+        specs[i].shape = assay_shape_of(2, rows, (int64_t)HIDDEN);
+    }
+    snprintf(specs[1].path, sizeof specs[1].path, "error_scale/bf16/outputs/y");
+    snprintf(specs[2].path, sizeof specs[2].path, "null/bf16/outputs/y");
+    t->plan.specs = specs;
+    t->plan.spec_count = 3;
+    t->plan.precision_count = precisions;
+    assay_ensemble_null_left_out(&t->plan, reason);
+    return reason[0] != '\0';
+}
+
+/* The case decides alone, so that it gives the same file on every machine and whatever other profiles there are. */
+static void test_null_distributions_give_way(void **state)
+{
+    trial *t = *state;
+    char reason[ASSAY_REASON_SIZE];
+    t->operation.ensemble = NULL;
+    /* golden values, errors of 16 members, one scale, and squares */
+    const int64_t most = (int64_t)(ASSAY_ENSEMBLE_BYTES / (8 + 16 * 4 + 4 + 8) / HIDDEN);
+    for (int precisions = 1; precisions <= 2; precisions++) {
+        assert_false(left_out(t, most, precisions, reason));
+        assert_true(left_out(t, most + 1, precisions, reason));
+        assert_string_equal(reason, "they take 4.0 GB of memory, and above 4 GB there are none");
+    }
+    told.flops = 1e10; /* 8 members */
+    assert_false(left_out(t, most, 2, reason));
+    assert_true(left_out(t, INT64_C(1) << 50, 2, reason));
+    told.flops = 1.01e10;
+    assert_true(left_out(t, 1, 2, reason));
+    assert_string_equal(reason, "a run takes 1.01e+10 operations, and above 1e+10 there are none");
+    t->operation.ensemble = assay_every_case; /* its members are run anyway */
+    assert_false(left_out(t, INT64_C(1) << 50, 2, reason));
+}
+
+static bool has_all(void *self, const char *path)
+{
+    (void)self, (void)path;
+    return true;
+}
+
+static assay_status read_counted(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
+                                 double *out)
+{
+    (void)ctx, (void)path, (void)first;
+    *(int64_t *)self += count;
+    for (int64_t i = 0; i < count; i++) out[i] = 1;
+    return ASSAY_OK;
+}
+
+/* What would take too much is not kept: members read it again. */
+static void test_large_inputs_are_not_kept(void **state)
+{
+    trial *t = *state;
+    assay_context ctx = assay_context_default(1);
+    int64_t read = 0;
+    const assay_source in = {.self = &read, .has = has_all, .read = read_counted};
+    assay_ensemble e = {.plan = &t->plan, .in = &in, .out = &t->out};
+    t->plan.list.entries[0].spec.shape = assay_shape_of(1, (int64_t)(ASSAY_ENSEMBLE_BYTES / sizeof(double)) + 1);
+    assert_ok(&ctx, assay_ensemble_keep_given(&ctx, &e));
+    assert_int_equal(e.given_count, 1);
+    assert_string_equal(e.given[0].spec->path, "weights/w");
+    assert_int_equal(read, EXPERTS * DIM * HIDDEN);
+    assay_ensemble_release(&e);
+}
+
 static void test_no_memory(void **state)
 {
     trial *t = *state;
@@ -511,6 +583,8 @@ int main(void)
         TRIAL(test_threads_and_instruction_sets_give_the_same_bits),
         TRIAL(test_refusals),
         TRIAL(test_memory_is_foreseen),
+        TRIAL(test_null_distributions_give_way),
+        TRIAL(test_large_inputs_are_not_kept),
         TRIAL(test_no_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
