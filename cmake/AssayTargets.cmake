@@ -1,6 +1,6 @@
 # assay_library(NAME SOURCES ... [DEPENDS ...]): one folder of the tree as a static library.
 # assay_test(NAME SOURCES ... [DEPENDS ...] [LABELS ...]): a cmocka program that ctest runs; its allocation calls go through
-# tests/support, which can make the Nth one fail.
+# tests/support, which can make the Nth one fail, and it has no instruction set above ASSAY_ISA.
 
 set(ASSAY_WARNINGS -Wall -Wextra -Wconversion -Wshadow -Wvla -Wstrict-prototypes -Wmissing-prototypes -Werror)
 # No contraction: a multiply and an add are fused where fma() is written and nowhere else.
@@ -26,7 +26,8 @@ function(assay_test name)
   target_compile_options(${name} PRIVATE ${ASSAY_FLAGS})
   target_link_libraries(${name} PRIVATE ${ARG_DEPENDS} assay_test_support)
   target_link_options(${name} PRIVATE -Wl,--wrap=malloc -Wl,--wrap=calloc -Wl,--wrap=realloc -Wl,--wrap=aligned_alloc
-                                      -Wl,--wrap=strdup)
+                                      -Wl,--wrap=strdup -Wl,--wrap=assay_isa_supported -Wl,--wrap=assay_isa_best
+                                      -Wl,--wrap=assay_context_default)
   add_test(NAME ${name} COMMAND ${name})
   set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT 1200 ENVIRONMENT "${ASSAY_TEST_ENVIRONMENT}")
 endfunction()

@@ -1,0 +1,35 @@
+/* Tests run as on a processor without the instruction sets above ASSAY_ISA (scalar, avx2; not set: with all of this
+ * one's). The linker sends the program's calls here (--wrap); the __real_ names are the library's. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "oracle/arithmetic/arithmetic.h"
+
+bool __real_assay_isa_supported(assay_isa isa);
+assay_isa __real_assay_isa_best(void);
+assay_context __real_assay_context_default(int threads);
+bool __wrap_assay_isa_supported(assay_isa isa);
+assay_isa __wrap_assay_isa_best(void);
+assay_context __wrap_assay_context_default(int threads);
+
+bool __wrap_assay_isa_supported(assay_isa isa)
+{
+    return isa <= __wrap_assay_isa_best();
+}
+
+assay_isa __wrap_assay_isa_best(void)
+{
+    const char *name = getenv("ASSAY_ISA");
+    const assay_isa best = __real_assay_isa_best();
+    assay_isa most = best;
+    if (name != NULL && name[0] != '\0' && !assay_isa_from_name(name, &most))
+        abort(); /* a slip of the pen tests nothing */
+    return most < best ? most : best;
+}
+
+assay_context __wrap_assay_context_default(int threads)
+{
+    assay_context ctx = __real_assay_context_default(threads);
+    ctx.isa = __wrap_assay_isa_best();
+    return ctx;
+}
