@@ -8,11 +8,13 @@ target_link_libraries(
   PRIVATE -Wl,--whole-archive assay_base assay_arithmetic assay_ops assay_moe assay_mesh assay_layer assay_cases assay_fixtures
           -Wl,--no-whole-archive)
 install(TARGETS assay_shared LIBRARY)
+add_dependencies(assay assay_shared) # what builds the program can install it: its library is made of the same objects
 install(DIRECTORY include/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 foreach(folder oracle/base oracle/arithmetic oracle/ops oracle/moe oracle/mesh oracle/layer cases fixtures)
   install(DIRECTORY ${folder}/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/assay/${folder} FILES_MATCHING PATTERN "*.h"
           PATTERN tests EXCLUDE)
 endforeach()
+file(RELATIVE_PATH ASSAY_PREFIX_FROM_PC "/${CMAKE_INSTALL_LIBDIR}/pkgconfig" "/") # so that --prefix may be any folder
 configure_file(cmake/assay.pc.in ${CMAKE_BINARY_DIR}/assay.pc @ONLY)
 install(FILES ${CMAKE_BINARY_DIR}/assay.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 
@@ -20,3 +22,7 @@ install(FILES ${CMAKE_BINARY_DIR}/assay.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/p
 add_executable(test_libassay tests/test_libassay.c)
 target_link_libraries(test_libassay PRIVATE assay_shared PkgConfig::CMOCKA m)
 add_test(NAME test_libassay COMMAND test_libassay)
+
+# The same after an installation, compiled with what pkg-config says.
+separate_arguments(ASSAY_C_FLAGS NATIVE_COMMAND "${CMAKE_C_FLAGS}")
+add_test(NAME install COMMAND ${CMAKE_SOURCE_DIR}/tests/install.sh ${CMAKE_BINARY_DIR} ${CMAKE_C_COMPILER} ${ASSAY_C_FLAGS})
