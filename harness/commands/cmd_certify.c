@@ -205,7 +205,7 @@ const assay_command assay_command_certify = {
     .arguments = "FIXTURE...",
     .summary = "which wrong backends a golden tells from correct ones: its discrimination certificate",
     .details =
-        "Makes the candidate that a backend with each of some hundred bugs would give (docs/mutants.md) and has the\n"
+        "Makes the candidate that a backend with each of more than 130 bugs would give (docs/mutants.md) and has the\n"
         "comparer judge it. A golden that a required one would pass is VACUOUS: status 3. -v: also the mutants that "
         "do\n"
         "not apply, and the tensor that shows it. --write FOLDER: the candidates that were judged, as files.\n",
