@@ -616,7 +616,7 @@ static void test_no_memory(void **state)
         assert_int_equal(status, ASSAY_NO_MEMORY);
         assert_true(ctx.message[0] != '\0');
     }
-    assert_true(n >= 3);
+    assert_true(n >= (ctx.isa == ASSAY_ISA_SCALAR ? 2 : 3)); /* the scalar form packs nothing */
     product_free(&p);
 }
 
