@@ -165,6 +165,26 @@ static assay_choice token_of(const assay_router_choice *router, const again *a, 
                           .selected = router->candidate + t * router->per_token};
 }
 
+/* The golden's own choices become indices, whoever wrote them into it: they must be those of its case. */
+static assay_status check_golden(assay_context *ctx, const assay_conditional *c, const again *a)
+{
+    for (int i = 0; i < c->count; i++) {
+        const assay_router_choice *r = &c->routers[i];
+        const int64_t tokens = a->config.batch * a->config.sequence, count = r->tokens * r->per_token;
+        if (r->tokens != tokens || r->per_token != a->config.num_experts_per_tok) {
+            return assay_fail(ctx, ASSAY_BAD_INPUT,
+                              "%.90s has %" PRId64 " tokens with %" PRId64 " experts, expected %" PRId64 " with %" PRId64,
+                              r->path, r->tokens, r->per_token, tokens, a->config.num_experts_per_tok);
+        }
+        for (int64_t k = 0; k < count; k++) {
+            if (r->golden[k] >= 0 && r->golden[k] < a->config.num_experts) continue;
+            return assay_fail(ctx, ASSAY_BAD_INPUT, "%.90s[%" PRId64 "] is %" PRId32 ", expected 0 to %" PRId64, r->path,
+                              k, r->golden[k], a->config.num_experts - 1);
+        }
+    }
+    return ASSAY_OK;
+}
+
 /* What is no choice at all cannot be evaluated with: there the golden's stands in. */
 static void make_valid(assay_conditional *c, const again *a)
 {
@@ -254,6 +274,7 @@ static assay_status find_verdicts(assay_context *ctx, assay_conditional *c, agai
 {
     assay_status status;
     int64_t scores = 0;
+    TRY(check_golden(&a->ctx, c, a));
     make_valid(c, a);
     a->ctx.threads = assay_plan_threads(ctx, &a->plan);
     TRY(assay_conditional_scores(&a->ctx, c, &a->plan));

@@ -56,9 +56,10 @@ static void flatten(const assay_results *results, const char *scale, double **pl
     }
 }
 
-/* Adds up into `sums` what flows back to each number, or its squares. False where a gradient that is wanted needs one
- * that is not there. */
-static bool flow_back(const assay_results probed[PROBES], double **places, bool squares, double *sums, bool *changed)
+/* Adds up into `sums` what flows back to each of `count` numbers, or its squares. False where a gradient that is wanted
+ * needs one that is not there, and where a change is no selection: its factor is so large that places overflow. */
+static bool flow_back(const assay_results probed[PROBES], double **places, int64_t count, bool squares, double *sums,
+                      bool *changed)
 {
     int64_t place = 0;
     for (int i = 0; i < probed[ZEROS].plan->spec_count; i++) {
@@ -68,7 +69,9 @@ static bool flow_back(const assay_results probed[PROBES], double **places, bool 
             const bool untouched = factor == 1.0 && probed[PLACES].items[i].values[k] == (double)(place + 1);
             *changed |= !untouched;
             if (factor == 0.0) continue;
-            const int64_t from = llround((probed[PLACES].items[i].values[k] - constant) / factor) - 1;
+            const double read = round((probed[PLACES].items[i].values[k] - constant) / factor) - 1;
+            if (!(read >= 0 && read < (double)count)) return false;
+            const int64_t from = (int64_t)read;
             if (places[from] == NULL) continue;
             if (places[place] == NULL) return false;
             const double part = factor * *places[place];
@@ -94,7 +97,7 @@ static void pull_back(const assay_results *results, const char *scale, const ass
     const bool is_scale = scale[0] != '\0';
     for (int64_t i = 0; i < count; i++) sums[i] = 0.0;
     flatten(results, scale, places);
-    if (!flow_back(probed, places, is_scale, sums, changed)) *changed = false;
+    if (!flow_back(probed, places, count, is_scale, sums, changed)) *changed = false;
     for (int64_t i = 0; *changed && i < count; i++) {
         if (places[i] != NULL) *places[i] = is_scale ? assay_dtype_round(ASSAY_FLOAT32, sqrt(sums[i]), false) : sums[i];
     }

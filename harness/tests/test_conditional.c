@@ -353,6 +353,51 @@ static void a_golden_of_another_kind(void **state)
     }
 }
 
+/* The file's choices of one expert for each token, `first` for the first of them. */
+static void choose_one(const char *file, const assay_router_choice *r, int32_t first)
+{
+    const hsize_t dims[3] = {1, (hsize_t)r->tokens, 1};
+    hid_t f = H5Fopen(file, H5F_ACC_RDWR, H5P_DEFAULT), space = H5Screate_simple(3, dims, NULL);
+    int32_t *ids = calloc((size_t)r->tokens, sizeof *ids);
+    assert_non_null(ids);
+    ids[0] = first;
+    assert_true(H5Ldelete(f, r->path, H5P_DEFAULT) >= 0);
+    hid_t d = H5Dcreate2(f, r->path, H5T_STD_I32LE, space, H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT);
+    assert_true(H5Dwrite(d, H5T_NATIVE_INT32, H5S_ALL, H5S_ALL, H5P_DEFAULT, ids) >= 0);
+    free(ids);
+    H5Dclose(d);
+    H5Sclose(space);
+    H5Fclose(f);
+}
+
+static void expect_refused(trial *t, const char *said)
+{
+    assay_report report = compare(t);
+    assert_int_equal(report.verdict, ASSAY_FAIL);
+    if (strstr(report.routing.message, said) == NULL) fail_msg("%s", report.routing.message);
+    assay_report_free(&report);
+    trial_free(t);
+}
+
+/* Choices in a golden that are not those of its case: nothing is looked up by them. */
+static void a_golden_with_other_choices(void **state)
+{
+    static const int32_t bad[][2] = {{2000000000, 2000000001}, {-2000000000, -2}};
+    for (size_t i = 0; i < 2; i++) {
+        char said[64];
+        trial t = trial_of(*state, "moe/deepseek4-hash", NULL);
+        write_candidate(&t);
+        overwrite(t.golden, t.given.routers[0].path, 2, bad[i]);
+        snprintf(said, sizeof said, "selected_experts[0] is %d, expected 0 to ", bad[i][0]);
+        expect_refused(&t, said);
+    }
+    trial t = trial_of(*state, "moe/small", NULL);
+    write_candidate(&t);
+    choose_one(t.golden, &t.given.routers[0], 0);
+    choose_one(t.candidate, &t.given.routers[0], 1);
+    expect_refused(&t, " tokens with 1 experts, expected ");
+}
+
 static void threads_change_nothing(void **state)
 {
     trial t = trial_of(*state, "deepseek_layer/moe", NULL);
@@ -404,7 +449,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         ON_FOLDER(another_order),    ON_FOLDER(the_same_choice),  ON_FOLDER(the_gap_decides),
         ON_FOLDER(layers_follow_each_other), ON_FOLDER(no_choice_at_all), ON_FOLDER(nothing_is_loosened),
-        ON_FOLDER(reports_say_it),   ON_FOLDER(a_golden_of_another_kind), ON_FOLDER(threads_change_nothing),
+        ON_FOLDER(reports_say_it),   ON_FOLDER(a_golden_of_another_kind),
+        ON_FOLDER(a_golden_with_other_choices), ON_FOLDER(threads_change_nothing),
         ON_FOLDER(no_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

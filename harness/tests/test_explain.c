@@ -193,6 +193,28 @@ static void pull_back_is_the_transpose(void **state)
     end(&f);
 }
 
+/* A factor with which places overflow: no index comes of it, and the gradients stay. */
+static void what_is_no_selection_stays(void **state)
+{
+    (void)state;
+    static const double factors[] = {1e308, -1e308, INFINITY, NAN};
+    fixture f;
+    start(&f, "moe/deepseek3-tiny-sparse", "profiles=[bf16]", "bf16");
+    const assay_mutant *scaled = assay_mutant_by_name("shared_expert_scaled");
+    for (size_t i = 0; i < sizeof factors / sizeof *factors; i++) {
+        bool changed = true;
+        assay_results results = make(&f, NULL);
+        f.c->config.routed_scaling_factor = factors[i];
+        assert_ok(&f.ctx, assay_mutant_pull_back(&f.ctx, &f.trial, scaled, &results, &changed));
+        assert_false(changed);
+        const char *path = "gradients/weights/shared_experts/wo/kernel";
+        const assay_kept *before = assay_results_find(&f.results, path), *after = assay_results_find(&results, path);
+        assert_same_bits(after->values, before->values, before->count);
+        assay_results_free(&results);
+    }
+    end(&f);
+}
+
 static void one_wrong_element_is_not_known(void **state)
 {
     (void)state;
@@ -342,6 +364,7 @@ int main(void)
         cmocka_unit_test(one_tensor_is_enough_where_each_counts),
         cmocka_unit_test(gradients_may_be_pulled_back),
         cmocka_unit_test(pull_back_is_the_transpose),
+        cmocka_unit_test(what_is_no_selection_stays),
         cmocka_unit_test(one_wrong_element_is_not_known),
         cmocka_unit_test(arithmetics_are_remarked_on),
         cmocka_unit_test(where_nothing_is_said),
