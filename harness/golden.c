@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <inttypes.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,6 +12,7 @@
 #include "harness/certificate.h"
 #include "harness/discrimination.h"
 #include "harness/ensemble.h"
+#include "harness/golden_finite.h"
 #include "harness/progress.h"
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/memory.h"
@@ -33,15 +33,21 @@ int assay_plan_threads(const assay_context *ctx, const assay_plan *plan)
 typedef struct file_sink {
     const assay_plan *plan;
     assay_fixture_writer *writer;
+    int64_t *written; /* elements so far of each spec */
     assay_progress progress;
 } file_sink;
 
-static bool holds(const assay_plan *plan, const char *path)
+static int spec_index(const assay_plan *plan, const char *path)
 {
     for (int i = 0; i < plan->spec_count; i++) {
-        if (strcmp(plan->specs[i].path, path) == 0) return true;
+        if (strcmp(plan->specs[i].path, path) == 0) return i;
     }
-    return false;
+    return -1;
+}
+
+static bool holds(const assay_plan *plan, const char *path)
+{
+    return spec_index(plan, path) >= 0;
 }
 
 bool assay_case_is_exact(const assay_case *c)
@@ -67,11 +73,16 @@ static assay_status sink_write(assay_context *ctx, void *self, const char *path,
     assay_status status = ASSAY_OK;
     file_sink *sink = self;
     double *zeros = NULL;
+    const int index = spec_index(sink->plan, path);
     if (scale_is_zero(sink->plan, path)) {
         TRY(assay_alloc_f64(ctx, path, count, &zeros));
         for (int64_t i = 0; i < count; i++) zeros[i] = 0.0;
+        values = zeros;
     }
-    TRY(assay_fixture_append(ctx, sink->writer, path, count, zeros != NULL ? zeros : values));
+    TRY(assay_golden_require_finite(ctx, sink->plan->c, &sink->plan->specs[index], sink->written[index], count,
+                                    values));
+    TRY(assay_fixture_append(ctx, sink->writer, path, count, values));
+    sink->written[index] += count;
     assay_progress_add(&sink->progress, count, path);
 cleanup:
     free(zeros);
@@ -134,6 +145,8 @@ static assay_status begin(assay_context *ctx, file_sink *sink, const assay_sourc
 {
     assay_status status;
     const assay_plan *plan = sink->plan;
+    sink->written = calloc((size_t)plan->spec_count + 1, sizeof *sink->written);
+    if (sink->written == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of datasets");
     TRY(assay_fixture_create(ctx, path, &sink->writer));
     TRY(write_attributes(ctx, sink->writer, plan, kind));
     for (int i = 0; i < plan->spec_count; i++) {
@@ -152,6 +165,7 @@ static assay_status finish(assay_context *ctx, file_sink *sink, assay_status sta
 {
     assay_fixture_writer *writer = sink->writer;
     assay_progress_end(&sink->progress);
+    free(sink->written);
     if (status == ASSAY_OK) return assay_fixture_finish(ctx, writer);
     assay_fixture_abandon(writer);
     return status;
@@ -269,14 +283,6 @@ typedef struct checking_sink {
     assay_progress progress;
 } checking_sink;
 
-static int spec_index(const assay_plan *plan, const char *path)
-{
-    for (int i = 0; i < plan->spec_count; i++) {
-        if (strcmp(plan->specs[i].path, path) == 0) return i;
-    }
-    return -1;
-}
-
 static bool checking_wants(void *self, const char *path)
 {
     const checking_sink *sink = self;
@@ -310,8 +316,6 @@ static assay_status checking_write(assay_context *ctx, void *self, const char *p
         assay_dtype_round_many(type, n, values + first, rounded);
         for (int64_t i = 0; i < n && scale_is_zero(sink->plan, path); i++) rounded[i] = 0.0;
         for (int64_t i = 0; i < n; i++) {
-            /* of a NaN, files hold one code; sign and payload of a computed one are the processor's choice */
-            if (isnan(stored[i]) && isnan(rounded[i])) continue;
             if (memcmp(&stored[i], &rounded[i], sizeof *stored) != 0) {
                 status = differs(ctx, path, sink->written[index] + i, stored[i], rounded[i]);
                 goto cleanup;

@@ -185,6 +185,10 @@ expect 0 verify "$out/request.h5"
 ASSAY_ISA=scalar expect 0 generate moe/small -o "$out/scalar.h5" --threads 1
 cmp "$golden" "$out/scalar.h5" || complain "another instruction set, other bytes"
 
+refuses 'tiny-sparse: .*\[[0-9]+\] is -?(inf|nan), expected a finite number: the case overflows' \
+  generate moe/deepseek3-tiny-sparse --set routed_scaling_factor=1e303 -o "$out/wrong.h5"
+[ ! -e "$out/wrong.h5" ] || complain "written though it overflows"
+
 ## inputs from a file
 expect 0 generate moe/small -o "$out/overlaid.h5" --seed 99 --inputs "$golden"
 refuses 'shape' generate moe/small -o "$out/wrong.h5" --set sequence=5 --inputs "$golden"

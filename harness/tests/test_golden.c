@@ -2,6 +2,7 @@
  * left behind when they cannot be written. */
 #include <math.h>
 
+#include "harness/golden_finite.h"
 #include "harness/tests/harness_test.h"
 
 static const char *const names[] = {
@@ -354,29 +355,75 @@ static void a_golden_keeps_its_null_distributions(void **state)
     assay_cases_free(c, 1);
 }
 
-/* A golden whose results overflow: the sign of a NaN is the processor's choice, and the file has its own. */
-static void goldens_with_nan_come_out_again(void **state)
+/* What may stand in a golden, number by number. */
+static void what_is_lawful(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *path;
+        assay_dtype type;
+        double value;
+        bool lawful;
+    } table[] = {
+        {"outputs/y", ASSAY_FLOAT64, 1e300, true},
+        {"outputs/y", ASSAY_FLOAT64, INFINITY, false},
+        {"outputs/y", ASSAY_FLOAT64, NAN, false},
+        {"gradients/weights/wo", ASSAY_FLOAT64, -INFINITY, false},
+        {"routing/weights", ASSAY_FLOAT64, INFINITY, false},
+        {"error_scale/f64/outputs/y", ASSAY_FLOAT32, 3e38, true},
+        {"error_scale/f64/outputs/y", ASSAY_FLOAT32, 1e39, false}, /* a float32 has no such number */
+        {"error_scale/f64/outputs/y", ASSAY_FLOAT32, NAN, false},
+        {"null/f64/outputs/y", ASSAY_FLOAT32, INFINITY, false},
+        {"outputs/lse", ASSAY_FLOAT64, -INFINITY, true},
+        {"checkpoints/layers/1/lse", ASSAY_FLOAT64, -INFINITY, true},
+        {"outputs/lse", ASSAY_FLOAT64, INFINITY, false},
+        {"outputs/lse", ASSAY_FLOAT64, NAN, false},
+        {"outputs/pulse", ASSAY_FLOAT64, -INFINITY, false},
+        {"error_scale/f64/outputs/lse", ASSAY_FLOAT32, -INFINITY, false},
+        {"routing/margin", ASSAY_FLOAT64, INFINITY, true},
+        {"routing/layers/0/margin", ASSAY_FLOAT64, INFINITY, true},
+        {"routing/margin", ASSAY_FLOAT64, -INFINITY, false},
+        {"routing/margin", ASSAY_FLOAT64, NAN, false},
+        {"inputs/key", ASSAY_BFLOAT16, NAN, true}, /* padding */
+        {"discrimination/bf16", ASSAY_FLOAT64, INFINITY, true},
+        {"certificate/outputs/lse", ASSAY_FLOAT64, -INFINITY, true},
+    };
+    const assay_case c = {.name = "some/case"};
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        assay_context ctx = {.threads = 1};
+        const double values[3] = {1.0, table[i].value, -1.0};
+        assay_tensor_spec spec = spec_of(table[i].path, table[i].type, 1, DIMS(100));
+        const assay_status status = assay_golden_require_finite(&ctx, &c, &spec, 50, 3, values);
+        if ((status == ASSAY_OK) != table[i].lawful) fail_msg("row %zu: %s", i, ctx.message);
+        if (table[i].lawful) continue;
+        char where[ASSAY_PATH_SIZE + 32];
+        snprintf(where, sizeof where, "some/case: %s[51] is ", table[i].path);
+        assert_int_equal(status, ASSAY_BAD_INPUT);
+        assert_message(&ctx, where);
+    }
+}
+
+#define WIDE                                                                                                           \
+    "case: a\nop: mlp\nconfig: {base_emb_dim: 8, base_mlp_dim: 4, mlp_activations: [linear, linear]}\nsequence: 3\n"   \
+    "dtype: float64\n"
+
+/* Results that overflow, and results that do not but whose error scales do. */
+static void a_case_that_overflows_gives_no_golden(void **state)
 {
     const test_folder *folder = *state;
-    assay_context ctx = assay_context_default(1);
-    assay_fixture_reader *reader = NULL;
-    assay_plan plan = {0};
-    assay_case *c = case_from(&ctx, "case: a\nop: mlp\nconfig: {base_emb_dim: 8, base_mlp_dim: 4,"
-                                    " mlp_activations: [linear, linear]}\nsequence: 3\ndtype: float64\n"
-                                    "inputs: {x: {scale: 1e300}, weights/wi_0/kernel: {scale: 1e20}}\n");
-    assert_ok(&ctx, assay_plan_make(&ctx, &plan, c));
-    assert_ok(&ctx, assay_golden_write(&ctx, &plan, folder->file, NULL, true));
-    assert_ok(&ctx, assay_fixture_open(&ctx, folder->file, &reader));
-    int64_t count = 0;
-    double *dx = read_all(&ctx, reader, "gradients/inputs/x", &count);
-    bool overflowed = false;
-    for (int64_t i = 0; i < count; i++) overflowed |= isnan(dx[i]);
-    assert_true(overflowed);
-    free(dx);
-    assert_ok(&ctx, assay_golden_recompute(&ctx, &plan, reader, true));
-    assay_fixture_close(reader);
-    assay_plan_free(&plan);
-    assay_cases_free(c, 1);
+    static const char *const table[][2] = {
+        {WIDE "inputs: {x: {scale: 1e300}, weights/wi_0/kernel: {scale: 1e20}}\n", "a: outputs/y[0] is "},
+        {WIDE "inputs: {x: {scale: 1e30}, weights/wi_0/kernel: {scale: 1e20}}\n", "a: error_scale/f64/"},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        assay_context ctx = assay_context_default(1);
+        assay_case *c = case_from(&ctx, table[i][0]);
+        assert_int_equal(try_golden(&ctx, c, folder->file, NULL), ASSAY_BAD_INPUT);
+        assert_message(&ctx, table[i][1]);
+        assert_message(&ctx, "expected a finite number: the case overflows");
+        assert_int_equal(folder_count(folder->path, false), 0);
+        assay_cases_free(c, 1);
+    }
 }
 
 /* Allocations fail one by one, in planning and in writing. */
@@ -425,7 +472,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(altered_goldens_are_refused, folder_setup, folder_teardown),
         cmocka_unit_test_setup_teardown(goldens_say_what_was_left_out, folder_setup, folder_teardown),
         cmocka_unit_test(a_golden_keeps_its_null_distributions),
-        cmocka_unit_test_setup_teardown(goldens_with_nan_come_out_again, folder_setup, folder_teardown),
+        cmocka_unit_test(what_is_lawful),
+        cmocka_unit_test_setup_teardown(a_case_that_overflows_gives_no_golden, folder_setup, folder_teardown),
         cmocka_unit_test_setup_teardown(out_of_memory_leaves_nothing_behind, folder_setup, folder_teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
