@@ -1,4 +1,5 @@
-/* A bfloat16 candidate held against a golden with its error scales, against reading the same files. */
+/* A bfloat16 candidate held against a golden with its error scales, the golden's digests checked first as the command
+ * does, against reading the same files. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -77,7 +78,7 @@ static assay_status run_compare(assay_context *ctx, void *self)
     assay_fixture_reader *golden = NULL, *candidate = NULL;
     assay_report report = {0};
     assay_status status;
-    TRY(assay_fixture_open(ctx, p->golden, &golden));
+    TRY(assay_fixture_open_golden(ctx, p->golden, &golden));
     TRY(assay_fixture_open(ctx, p->candidate, &candidate));
     TRY(assay_compare(ctx, golden, candidate, assay_profile_by_name("bf16"), FALSE_ALARM, NULL, &report));
     if (report.verdict != ASSAY_PASS) status = assay_fail(ctx, ASSAY_INTERNAL, "%s", report.message);

@@ -112,11 +112,7 @@ static bool put_fixture(cJSON *list, const char *path, const assay_case *c, cons
 static assay_status golden_case(assay_context *ctx, const assay_fixture_reader *golden, const char *path,
                                 assay_case **cases, int *count)
 {
-    const char *kind = assay_fixture_text(golden, "kind"), *yaml = assay_fixture_text(golden, "case_yaml");
-    if (kind == NULL || strcmp(kind, "golden") != 0) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: kind is %s, expected golden", path,
-                          kind == NULL ? "not given" : kind);
-    }
+    const char *yaml = assay_fixture_text(golden, "case_yaml");
     if (yaml == NULL) return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: the attribute case_yaml is missing", path);
     return assay_cases_parse_stored(ctx, path, yaml, strlen(yaml), cases, count);
 }
@@ -141,7 +137,7 @@ static assay_status certify(assay_context *ctx, const assay_options *options, co
     assay_results results = {0};
     assay_discrimination found = {0};
     assay_profile profile;
-    TRY(assay_fixture_open(ctx, path, &golden));
+    TRY(assay_fixture_open_golden(ctx, path, &golden));
     TRY(golden_case(ctx, golden, path, &cases, &count));
     TRY(assay_command_profile(ctx, options, golden, assay_dtype_name(cases[0].dtype), &profile));
     TRY(assay_plan_make_with(ctx, &plan, &cases[0], golden, NULL));

@@ -7,17 +7,6 @@
 #include "harness/examine_file.h"
 #include "harness/explain.h"
 
-static assay_status require_kind(assay_context *ctx, const assay_fixture_reader *reader, const char *path,
-                                 const char *kind)
-{
-    const char *found = assay_fixture_text(reader, "kind");
-    if (found == NULL || strcmp(found, kind) != 0) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: kind is %s, expected %s", path,
-                          found == NULL ? "not given" : found, kind);
-    }
-    return ASSAY_OK;
-}
-
 /* The grid of the case that the golden was made from. */
 static assay_status golden_dtype(assay_context *ctx, const assay_fixture_reader *golden, const char *path,
                                  const char **dtype)
@@ -42,8 +31,7 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
     assay_profile profile;
     assay_report report = {0};
     char *text = NULL, command[9000];
-    TRY(assay_fixture_open(ctx, golden_path, &golden));
-    TRY(require_kind(ctx, golden, golden_path, "golden"));
+    TRY(assay_fixture_open_golden(ctx, golden_path, &golden));
     TRY(assay_examine_file(ctx, candidate_path));
     TRY(assay_fixture_open(ctx, candidate_path, &candidate));
     TRY(golden_dtype(ctx, golden, golden_path, &dtype));

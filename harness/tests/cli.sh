@@ -321,6 +321,11 @@ tamper() {
   "$python" -c "$1" "$work/tampered.h5"
   expect 1 verify "$work/tampered.h5"
   prints "^FAIL .*$2"
+  cp "$work/tampered.h5" "$work/kept.h5"
+  refuses "tampered.h5: .*($2)" compare "$work/tampered.h5" "$work/candidate.h5"
+  refuses "tampered.h5: .*($2)" certify "$work/tampered.h5"
+  refuses "tampered.h5: .*($2)" calibrate "$work/tampered.h5" --precision tf32
+  cmp "$work/tampered.h5" "$work/kept.h5" || complain "calibrate replaced what it refused"
 }
 tamper 'import h5py, sys
 with h5py.File(sys.argv[1], "a") as f: f["outputs/y"][0, 0, 0] += 1' 'outputs/y'
@@ -333,6 +338,12 @@ tamper 'import h5py, sys
 with h5py.File(sys.argv[1], "a") as f: f["outputs/z"] = f["outputs/y"][()]' 'outputs/z|digest'
 tamper 'import h5py, sys
 with h5py.File(sys.argv[1], "a") as f: del f["gradients/inputs/x"]' 'gradients/inputs/x|digest'
+
+# results of its own that the golden was made to agree with
+tamper 'import h5py, sys
+with h5py.File(sys.argv[1], "a") as f, h5py.File(sys.argv[1].replace("tampered", "wrong")) as w: f["outputs/y"][...] = w["outputs/y"][()]' \
+  'outputs/y was changed: its digest is [0-9a-f]{64}; expected [0-9a-f]{64}'
+refuses 'outputs/y was changed' compare "$work/tampered.h5" "$work/wrong.h5"
 
 ## list and show
 expect 0 list
