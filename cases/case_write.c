@@ -7,6 +7,7 @@
 
 #include "cases/case_internal.h"
 #include "cases/yaml_text.h"
+#include "oracle/base/memory.h"
 
 static void write_text(FILE *out, const char *before, const char *text)
 {
@@ -112,9 +113,7 @@ assay_status assay_case_to_yaml(assay_context *ctx, const assay_case *c, char **
     FILE *out = open_memstream(&memory, &size);
     if (out == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "%s: no memory to write it as YAML", c->name);
     write_case(out, c);
-    bool failed = ferror(out) != 0;
-    if (fclose(out) != 0 || failed) {
-        free(memory);
+    if (!assay_text_close(out, &memory)) {
         return assay_fail(ctx, ASSAY_NO_MEMORY, "%s: no memory to write it as YAML", c->name);
     }
     *text = memory;

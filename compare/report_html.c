@@ -11,6 +11,7 @@
 #include "compare/printable.h"
 #include "compare/report.h"
 #include "compare/slices.h"
+#include "oracle/base/memory.h"
 
 static const char style_sheet[] =
     ":root{color-scheme:light dark;--ink:#1b1f24;--soft:#5b6570;--page:#fff;--card:#f5f7f9;--line:#d7dde3;"
@@ -84,7 +85,7 @@ static void color_of(float z, png_byte rgb[3])
     for (int c = 0; c < 3; c++) rgb[c] = (png_byte)(colors[i - 1][c] + t * (colors[i][c] - colors[i - 1][c]) + 0.5);
 }
 
-/* As a data: address. */
+/* As a data: address. False, here and where it is called from, when memory ran out. */
 static bool write_png(FILE *out, const assay_picture *p)
 {
     png_byte pixels[ASSAY_PICTURE_ROWS * ASSAY_PICTURE_COLUMNS * 3];
@@ -144,13 +145,13 @@ static void write_size(FILE *out, const assay_picture *p)
     fprintf(out, "style=\"width:%.3grem;height:%.3grem\"", fmax(3, cell * p->columns), fmax(1.5, cell * p->rows));
 }
 
-static void write_pictures(FILE *out, const assay_tensor_result *r, const assay_picture *p)
+static bool write_pictures(FILE *out, const assay_tensor_result *r, const assay_picture *p)
 {
     const int64_t columns = assay_row_length(&r->spec.shape);
     fprintf(out, "<div class=\"pictures\"><figure><img alt=\"heat map of errors\" ");
     write_size(out, p);
     fprintf(out, " src=\"");
-    write_png(out, p);
+    const bool drawn = write_png(out, p);
     fprintf(out,
             "\"><figcaption>largest error in standard deviations: %" PRId64 " rows down, %" PRId64
             " columns across; white 0, yellow 2.5, red 5 and more, black not finite</figcaption></figure><figure>",
@@ -158,6 +159,7 @@ static void write_pictures(FILE *out, const assay_tensor_result *r, const assay_
     write_histogram(out, p);
     fprintf(out, "<figcaption>errors in standard deviations (heights as square roots), the ends with all that is "
                  "beyond; line: normal</figcaption></figure></div>");
+    return drawn;
 }
 
 static void write_outliers(FILE *out, const assay_tensor_result *r, bool rows)
@@ -201,7 +203,7 @@ static void write_statistics(FILE *out, const assay_tensor_result *r)
     fprintf(out, "</table></div>");
 }
 
-static void write_tensor(FILE *out, int number, int i, const assay_tensor_result *r, const assay_picture *p)
+static bool write_tensor(FILE *out, int number, int i, const assay_tensor_result *r, const assay_picture *p)
 {
     char shape[160];
     assay_shape_text(&r->spec.shape, shape, sizeof shape);
@@ -220,11 +222,12 @@ static void write_tensor(FILE *out, int number, int i, const assay_tensor_result
         write_text(out, r->message);
         fprintf(out, "</p>");
     }
-    if (p != NULL) write_pictures(out, r, p);
+    const bool drawn = p == NULL || write_pictures(out, r, p);
     write_outliers(out, r, false);
     write_outliers(out, r, true);
     write_statistics(out, r);
     fprintf(out, "</details>");
+    return drawn;
 }
 
 static void write_flow(FILE *out, int number, const assay_report *report)
@@ -255,9 +258,10 @@ static void write_paragraph(FILE *out, const char *what, const char *text)
     fprintf(out, "</p>");
 }
 
-static void write_report(FILE *out, int number, const assay_report *report)
+static bool write_report(FILE *out, int number, const assay_report *report)
 {
     char routing[512];
+    bool drawn = true;
     fprintf(out, "<section id=\"r%d\"><h2>", number);
     write_badge(out, report->verdict);
     fputc(' ', out);
@@ -291,9 +295,10 @@ static void write_report(FILE *out, int number, const assay_report *report)
     for (int i = 0; i < report->count; i++) {
         const assay_tensor_result *r = &report->tensors[i];
         if (!r->compared && r->verdict == ASSAY_PASS) continue;
-        write_tensor(out, number, i, r, report->pictures == NULL ? NULL : report->pictures[i]);
+        drawn &= write_tensor(out, number, i, r, report->pictures == NULL ? NULL : report->pictures[i]);
     }
     fprintf(out, "</section>\n");
+    return drawn;
 }
 
 static void write_index(FILE *out, int count, const assay_report *reports)
@@ -321,6 +326,7 @@ static void write_index(FILE *out, int count, const assay_report *reports)
 assay_status assay_report_html(assay_context *ctx, int count, const assay_report *reports, char **text)
 {
     size_t size = 0;
+    bool drawn = true;
     *text = NULL;
     FILE *out = open_memstream(text, &size);
     if (out == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the HTML report");
@@ -332,9 +338,9 @@ assay_status assay_report_html(assay_context *ctx, int count, const assay_report
     }
     fprintf(out, "</title><style>%s</style></head><body><h1>assay</h1>\n", style_sheet);
     if (count != 1) write_index(out, count, reports);
-    for (int i = 0; i < count; i++) write_report(out, i, &reports[i]);
+    for (int i = 0; i < count; i++) drawn &= write_report(out, i, &reports[i]);
     fprintf(out, "</body></html>\n");
-    if (fclose(out) == 0) return ASSAY_OK;
+    if (assay_text_close(out, text) && drawn) return ASSAY_OK;
     free(*text);
     *text = NULL;
     return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the HTML report");

@@ -8,6 +8,7 @@
 #include "compare/printable.h"
 #include "compare/report.h"
 #include "compare/slices.h"
+#include "oracle/base/memory.h"
 
 enum { NAME_LIMIT = 48, SHAPE_LIMIT = 24 }; /* columns; longer texts push their line to the right */
 
@@ -181,9 +182,5 @@ assay_status assay_report_text(assay_context *ctx, const assay_report *report, c
                 report->power.effective);
     }
     if (style->command != NULL) fprintf(out, "reproduce: %s\n", style->command);
-    bool failed = ferror(out) != 0;
-    if (fclose(out) == 0 && !failed) return ASSAY_OK;
-    free(*text);
-    *text = NULL;
-    return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the report");
+    return assay_text_close(out, text) ? ASSAY_OK : assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the report");
 }

@@ -1,13 +1,12 @@
 #include "harness/command.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "cases/yaml_reader.h"
 #include "compare/profile_yaml.h"
+#include "oracle/base/whole_file.h"
 
 assay_status assay_command_cases(assay_context *ctx, const assay_options *options, assay_case **cases, int *count)
 {
@@ -106,29 +105,6 @@ void assay_print_word(const char *option, const char *value)
     putchar('\'');
 }
 
-assay_status assay_write_text(assay_context *ctx, const char *path, const char *text)
-{
-    char partial[4096];
-    int length = snprintf(partial, sizeof partial, "%s.partial-XXXXXX", path);
-    if (length < 0 || length >= (int)sizeof partial)
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "%.64s...: path too long", path);
-    int descriptor = mkstemp(partial);
-    if (descriptor < 0) return assay_fail(ctx, ASSAY_IO, "%s: cannot be written: %s", path, strerror(errno));
-    FILE *file = fdopen(descriptor, "w");
-    bool written = file != NULL && fputs(text, file) >= 0;
-    if (file == NULL) {
-        close(descriptor);
-    } else if (fclose(file) != 0) {
-        written = false;
-    }
-    if (!written || rename(partial, path) != 0) {
-        int reason = errno;
-        unlink(partial);
-        return assay_fail(ctx, ASSAY_IO, "%s: cannot be written: %s", path, strerror(reason));
-    }
-    return ASSAY_OK;
-}
-
 assay_status assay_command_write_reports(assay_context *ctx, const assay_options *options, int count,
                                          const assay_report *reports)
 {
@@ -136,19 +112,19 @@ assay_status assay_command_write_reports(assay_context *ctx, const assay_options
     char *text = NULL;
     if (options->json_file != NULL) {
         TRY(assay_report_json(ctx, count, reports, &text));
-        TRY(assay_write_text(ctx, options->json_file, text));
+        TRY(assay_write_whole_file(ctx, options->json_file, text));
         free(text);
         text = NULL;
     }
     if (options->junit_file != NULL) {
         TRY(assay_report_junit(ctx, count, reports, &text));
-        TRY(assay_write_text(ctx, options->junit_file, text));
+        TRY(assay_write_whole_file(ctx, options->junit_file, text));
         free(text);
         text = NULL;
     }
     if (options->html_file != NULL) {
         TRY(assay_report_html(ctx, count, reports, &text));
-        TRY(assay_write_text(ctx, options->html_file, text));
+        TRY(assay_write_whole_file(ctx, options->html_file, text));
     }
 cleanup:
     free(text);

@@ -38,9 +38,6 @@ double assay_report_worst(const assay_report *report);
 /* An option and its value, quoted for the shell, to standard output. */
 void assay_print_word(const char *option, const char *value);
 
-/* Writes the text whole or not at all, through a file beside it. */
-assay_status assay_write_text(assay_context *ctx, const char *path, const char *text);
-
 /* --json, --junit and --html. */
 assay_status assay_command_write_reports(assay_context *ctx, const assay_options *options, int count,
                                          const assay_report *reports);

@@ -179,6 +179,53 @@ static void out_of_memory_leaves_nothing_behind(void **state)
     close_pair(&p);
 }
 
+/* Streams that keep nothing: whether that is said by the writing, unbuffered, or by the closing. */
+static bool streams_are_full, unbuffered;
+FILE *__wrap_open_memstream(char **text, size_t *size);
+FILE *__real_open_memstream(char **text, size_t *size);
+
+FILE *__wrap_open_memstream(char **text, size_t *size)
+{
+    if (!streams_are_full) return __real_open_memstream(text, size);
+    FILE *full = fopen("/dev/full", "w");
+    if (full != NULL && unbuffered) setvbuf(full, NULL, _IONBF, 0);
+    return full;
+}
+
+/* A page is whole, with every picture, or there is none. */
+static void no_page_has_holes(void **state)
+{
+    pair p;
+    assay_report report = {0};
+    const assay_report_style style = {0};
+    char *page = NULL, *text = NULL;
+    int64_t n = 0;
+    (void)state;
+    make_pair(&p);
+    assert_ok(&p.ctx, assay_compare(&p.ctx, p.golden, p.candidate, p.profile, 1e-6, &report));
+    assert_ok(&p.ctx, assay_pictures_draw(&p.ctx, p.golden, p.candidate, p.profile, &report));
+    for (;; n++) {
+        assay_fail_allocation(n);
+        const assay_status status = assay_report_html(&p.ctx, 1, &report, &page);
+        assay_fail_allocation(-1);
+        if (!assay_allocation_failed()) break;
+        assert_int_equal(status, ASSAY_NO_MEMORY);
+        assert_null(page);
+    }
+    assert_true(n > 1);
+    free(page);
+    streams_are_full = true;
+    for (int i = 0; i < 2; i++) {
+        unbuffered = i == 1;
+        assert_int_equal(assay_report_html(&p.ctx, 1, &report, &page), ASSAY_NO_MEMORY);
+        assert_int_equal(assay_report_text(&p.ctx, &report, &style, &text), ASSAY_NO_MEMORY);
+        assert_true(page == NULL && text == NULL);
+    }
+    streams_are_full = false;
+    assay_report_free(&report);
+    close_pair(&p);
+}
+
 /* Each element is in the cell that its row and column have, whatever the sizes. */
 static void cells_of_all_sizes(void **state)
 {
@@ -268,6 +315,7 @@ int main(void)
         cmocka_unit_test(pictures_show_where),        cmocka_unit_test(cells_of_all_sizes),
         cmocka_unit_test(pictures_are_limited),       cmocka_unit_test(the_page_shows_what_is_wrong),
         cmocka_unit_test(many_reports_have_an_index), cmocka_unit_test(out_of_memory_leaves_nothing_behind),
+        cmocka_unit_test(no_page_has_holes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -6,6 +6,7 @@
 
 #include "harness/command.h"
 #include "harness/discrimination.h"
+#include "oracle/base/whole_file.h"
 
 static const char *outcome_name(assay_mutant_outcome outcome)
 {
@@ -166,7 +167,7 @@ static assay_status write_json(assay_context *ctx, const char *path, const cJSON
 {
     char *text = cJSON_Print(root);
     if (text == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the report");
-    assay_status status = assay_write_text(ctx, path, text);
+    assay_status status = assay_write_whole_file(ctx, path, text);
     free(text);
     return status;
 }

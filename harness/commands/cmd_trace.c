@@ -3,6 +3,7 @@
 
 #include "harness/command.h"
 #include "oracle/base/memory.h"
+#include "oracle/base/whole_file.h"
 #include "oracle/layer/schedule_events.h"
 
 #define EVENTS "schedule/events"
@@ -41,11 +42,11 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
     TRY(assay_fixture_read_i32(ctx, reader, EVENTS, 0, count * ASSAY_EVENT_FIELDS, events));
     FILE *memory = open_memstream(&text, &size);
     if (memory != NULL) assay_schedule_trace(memory, events, count);
-    if (memory == NULL || fclose(memory) != 0) {
+    if (memory == NULL || !assay_text_close(memory, &text)) {
         status = assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the trace of %s", path);
         goto cleanup;
     }
-    TRY(assay_write_text(ctx, options->output, text));
+    TRY(assay_write_whole_file(ctx, options->output, text));
 cleanup:
     assay_fixture_close(reader);
     free(events);

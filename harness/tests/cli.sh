@@ -267,6 +267,13 @@ expect 0 compare "$golden" "$work/candidate.h5" --json "$work/report.json" --jun
 "$python" -m json.tool "$work/report.json" >/dev/null
 "$python" -c 'import sys, xml.dom.minidom as m; m.parse(sys.argv[1])' "$work/report.xml"
 grep -q 'data:image/png;base64' "$work/report.html"
+# reports are files like any other: the umask's permissions, names as long as names may be
+long=$work/$(printf 'n%.0s' {1..250}).json
+(umask 0027 && expect 0 compare "$golden" "$work/candidate.h5" --json "$long" --junit "$work/mode.xml" --html "$work/mode.html")
+for file in "$long" "$work/mode.xml" "$work/mode.html"; do
+  [ "$(stat -c %a "$file")" = 640 ] || complain "permissions $(stat -c %a "$file") of ${file##*/}"
+done
+refuses '/dev/null is no ordinary file' compare "$golden" "$work/candidate.h5" --json /dev/null
 expect 1 compare "$golden" "$out/request.h5" # nothing that was asked for
 "$python" "$here/copy_outputs.py" "$golden" "$work/wrong.h5" outputs/y
 expect 1 compare "$golden" "$work/wrong.h5"

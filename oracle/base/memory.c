@@ -47,6 +47,16 @@ assay_status assay_alloc(assay_context *ctx, const char *what, int64_t count, si
     return ASSAY_OK;
 }
 
+bool assay_text_close(FILE *out, char **text)
+{
+    const bool failed = ferror(out) != 0;
+    /* where the last reallocation fails, fclose returns 0 all the same and there is no text */
+    if (fclose(out) == 0 && !failed && *text != NULL) return true;
+    free(*text);
+    *text = NULL;
+    return false;
+}
+
 void assay_keep_freed_memory(void)
 {
     (void)mallopt(M_MMAP_THRESHOLD, 4 << 20); /* those from there on are in huge pages, and leave no holes */

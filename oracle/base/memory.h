@@ -3,6 +3,7 @@
 #define ASSAY_BASE_MEMORY_H
 
 #include <stddef.h>
+#include <stdio.h>
 
 #include "oracle/base/status.h"
 
@@ -15,6 +16,9 @@ assay_status assay_checked_count(assay_context *ctx, const char *what, int rank,
 assay_status assay_alloc(assay_context *ctx, const char *what, int64_t count, size_t element_size, void **out);
 assay_status assay_alloc_f64(assay_context *ctx, const char *what, int64_t count, double **out);
 assay_status assay_alloc_i32(assay_context *ctx, const char *what, int64_t count, int32_t **out);
+
+/* Closes a stream of open_memstream(text, ...). False where memory ran out; then *text is freed and NULL. */
+bool assay_text_close(FILE *out, char **text);
 
 /* For programs, at their start: what is freed is kept for the next block (blocks of less than 4 MiB, 256 MiB in all).
  * An ensemble's members need the same memory one after the other, and a fifth of their time went into getting it anew.

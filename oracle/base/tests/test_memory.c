@@ -106,6 +106,29 @@ static void more_than_there_is_is_refused(void **state) {
     assert_non_null(strstr(ctx.message, "are available"));
 }
 
+static void a_text_is_whole_or_none(void **state) {
+    (void)state;
+    char *text = NULL;
+    size_t size = 0;
+    FILE *out = open_memstream(&text, &size);
+    assert_non_null(out);
+    fputs("whole", out);
+    assert_true(assay_text_close(out, &text));
+    assert_string_equal(text, "whole");
+    for (int unbuffered = 0; unbuffered < 2; unbuffered++) { /* closing fails, or writing did */
+        out = fopen("/dev/full", "w");
+        assert_non_null(out);
+        if (unbuffered) setvbuf(out, NULL, _IONBF, 0);
+        fputs("lost", out);
+        if (text == NULL) text = strdup("cut sho");
+        assert_false(assay_text_close(out, &text));
+        assert_null(text);
+    }
+    out = fopen("/dev/null", "w"); /* all went well, and yet there is no text */
+    assert_non_null(out);
+    assert_false(assay_text_close(out, &text));
+}
+
 static void the_address_space_limit_counts(void **state) {
     (void)state;
     long long pages = 0;
@@ -133,6 +156,7 @@ int main(void) {
         cmocka_unit_test(a_failing_allocation_is_reported),
         cmocka_unit_test(more_than_there_is_is_refused),
         cmocka_unit_test(the_address_space_limit_counts),
+        cmocka_unit_test(a_text_is_whole_or_none),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,197 @@
+/* Files that appear whole or not at all, whatever fails. */
+#define _GNU_SOURCE /* O_TMPFILE */
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "oracle/base/whole_file.h"
+#include "tests/support/assay_test.h"
+
+enum { PATH_SIZE = 512 };
+
+/* What fails, and with what; the linker puts these before the C library's own. */
+static bool nameless_files_refused;
+static int fsync_error, close_error, write_error, interruptions;
+int __real_open(const char *path, int flags, ...);
+int __wrap_open(const char *path, int flags, mode_t mode);
+int __wrap_fsync(int descriptor);
+int __real_fsync(int descriptor);
+int __wrap_close(int descriptor);
+int __real_close(int descriptor);
+ssize_t __wrap_write(int descriptor, const void *bytes, size_t size);
+ssize_t __real_write(int descriptor, const void *bytes, size_t size);
+
+int __wrap_open(const char *path, int flags, mode_t mode)
+{
+    if (!nameless_files_refused || (flags & O_TMPFILE) != O_TMPFILE) return __real_open(path, flags, mode);
+    errno = EOPNOTSUPP;
+    return -1;
+}
+
+int __wrap_fsync(int descriptor)
+{
+    errno = fsync_error;
+    return fsync_error != 0 ? -1 : __real_fsync(descriptor);
+}
+
+int __wrap_close(int descriptor)
+{
+    const int result = __real_close(descriptor);
+    errno = close_error;
+    return close_error != 0 ? -1 : result;
+}
+
+/* Three bytes at a time. */
+ssize_t __wrap_write(int descriptor, const void *bytes, size_t size)
+{
+    if (interruptions > 0) {
+        interruptions--;
+        errno = EINTR;
+        return -1;
+    }
+    errno = write_error;
+    return write_error != 0 ? -1 : __real_write(descriptor, bytes, size < 3 ? size : 3);
+}
+
+static int setup(void **state)
+{
+    static char path[32];
+    strcpy(path, "whole-file-XXXXXX");
+    *state = mkdtemp(path);
+    return *state == NULL ? -1 : 0;
+}
+
+static int teardown(void **state)
+{
+    char command[64];
+    fsync_error = close_error = write_error = 0;
+    snprintf(command, sizeof command, "rm -r '%s'", (const char *)*state);
+    return system(command);
+}
+
+static int files_in(const char *path)
+{
+    int count = 0;
+    DIR *folder = opendir(path);
+    assert_non_null(folder);
+    for (struct dirent *entry = readdir(folder); entry != NULL; entry = readdir(folder)) {
+        count += strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0;
+    }
+    closedir(folder);
+    return count;
+}
+
+static void expect_text(const char *path, const char *expected)
+{
+    char found[64] = "";
+    FILE *file = fopen(path, "r");
+    assert_non_null(file);
+    found[fread(found, 1, sizeof found - 1, file)] = '\0';
+    fclose(file);
+    assert_string_equal(found, expected);
+}
+
+static void text_replaces_text(void **state)
+{
+    char path[PATH_SIZE], name[256];
+    assay_context ctx = {.threads = 1};
+    memset(name, 'n', 255); /* as long as a name may be */
+    name[255] = '\0';
+    snprintf(path, sizeof path, "%s/%s", (const char *)*state, name);
+    assert_ok(&ctx, assay_write_whole_file(&ctx, path, "a longer text"));
+    interruptions = 2;
+    assert_ok(&ctx, assay_write_whole_file(&ctx, path, "short"));
+    expect_text(path, "short");
+    assert_ok(&ctx, assay_write_whole_file(&ctx, path, ""));
+    expect_text(path, "");
+    assert_int_equal(files_in(*state), 1);
+}
+
+static void permissions_follow_the_umask(void **state)
+{
+    static const mode_t masks[] = {0022, 0077, 0002};
+    char path[PATH_SIZE];
+    assay_context ctx = {.threads = 1};
+    struct stat found;
+    snprintf(path, sizeof path, "%s/text", (const char *)*state);
+    for (size_t i = 0; i < sizeof masks / sizeof *masks; i++) {
+        const mode_t before = umask(masks[i]);
+        const assay_status status = assay_write_whole_file(&ctx, path, "text");
+        umask(before);
+        assert_ok(&ctx, status);
+        assert_int_equal(stat(path, &found), 0);
+        assert_int_equal(found.st_mode & 0777, 0666 & ~masks[i]);
+    }
+}
+
+/* What cannot be brought to the disk replaces nothing and leaves nothing. */
+static void failures_keep_what_was_there(void **state)
+{
+    static int *const calls[] = {&write_error, &fsync_error, &close_error};
+    static const int errors[] = {EIO, ENOSPC, EDQUOT};
+    char path[PATH_SIZE], said[PATH_SIZE + 128];
+    assay_context ctx = {.threads = 1};
+    snprintf(path, sizeof path, "%s/text", (const char *)*state);
+    assert_ok(&ctx, assay_write_whole_file(&ctx, path, "old"));
+    for (size_t i = 0; i < 3; i++) {
+        for (size_t j = 0; j < 3; j++) {
+            *calls[i] = errors[j];
+            const assay_status status = assay_write_whole_file(&ctx, path, "new");
+            *calls[i] = 0;
+            assert_int_equal(status, ASSAY_IO);
+            snprintf(said, sizeof said, "%s: cannot be written: %s", path, strerror(errors[j]));
+            assert_string_equal(ctx.message, said);
+            assert_int_equal(files_in(*state), 1);
+            expect_text(path, "old");
+        }
+    }
+}
+
+static void other_targets_are_refused(void **state)
+{
+    char path[PATH_SIZE];
+    assay_context ctx = {.threads = 1};
+    assert_int_equal(assay_write_whole_file(&ctx, "/dev/null", "text"), ASSAY_BAD_INPUT);
+    assert_string_equal(ctx.message, "/dev/null is no ordinary file; expected the name of a file");
+    assert_int_equal(assay_write_whole_file(&ctx, *state, "text"), ASSAY_BAD_INPUT);
+    snprintf(path, sizeof path, "%s/missing/text", (const char *)*state);
+    assert_int_equal(assay_write_whole_file(&ctx, path, "text"), ASSAY_IO);
+    snprintf(path, sizeof path, "%s/", (const char *)*state);
+    assert_int_equal(assay_write_whole_file(&ctx, path, "text"), ASSAY_BAD_INPUT);
+    assert_int_equal(files_in(*state), 0);
+}
+
+static void no_memory(void **state)
+{
+    char path[PATH_SIZE];
+    assay_context ctx = {.threads = 1};
+    snprintf(path, sizeof path, "%s/text", (const char *)*state);
+    for (int64_t n = 0;; n++) {
+        assay_fail_allocation(n);
+        const assay_status status = assay_write_whole_file(&ctx, path, "text");
+        assay_fail_allocation(-1);
+        if (!assay_allocation_failed()) break;
+        assert_int_equal(status, ASSAY_NO_MEMORY);
+        assert_int_equal(files_in(*state), 0);
+    }
+    expect_text(path, "text");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(text_replaces_text, setup, teardown),
+        cmocka_unit_test_setup_teardown(permissions_follow_the_umask, setup, teardown),
+        cmocka_unit_test_setup_teardown(failures_keep_what_was_there, setup, teardown),
+        cmocka_unit_test_setup_teardown(other_targets_are_refused, setup, teardown),
+        cmocka_unit_test_setup_teardown(no_memory, setup, teardown),
+    };
+    int failed = cmocka_run_group_tests_name("this file system", tests, NULL, NULL);
+    nameless_files_refused = true;
+    return failed + cmocka_run_group_tests_name("without nameless files", tests, NULL, NULL);
+}
