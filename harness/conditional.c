@@ -35,7 +35,7 @@ static assay_status read_candidate(assay_context *ctx, assay_fixture_reader *can
     const int64_t count = router->tokens * router->per_token;
     if (found == NULL || found->type != ASSAY_INT32 || !assay_shape_equal(&found->shape, &spec->shape)) return ASSAY_OK;
     assay_status status = assay_fixture_read_i32(ctx, candidate, spec->path, 0, count, router->candidate);
-    if (status == ASSAY_NO_MEMORY || status == ASSAY_INTERNAL) return status;
+    RETURN_IF(status != ASSAY_OK && status != ASSAY_BAD_INPUT, status);
     router->given = status == ASSAY_OK;
     ctx->message[0] = '\0';
     return ASSAY_OK;

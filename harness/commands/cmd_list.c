@@ -13,12 +13,13 @@ static bool has_tag(const assay_case *c, const char *tag)
 }
 
 /* The shape of the first input: what a person tells cases apart by. */
-static void main_shape(assay_context *ctx, const assay_case *c, char *text, size_t size)
+static assay_status main_shape(assay_context *ctx, const assay_case *c, char *text, size_t size)
 {
     const assay_operation *operation;
     assay_tensor_list list;
+    const assay_status status = assay_operation_prepare(ctx, c, &operation, &list);
+    RETURN_IF(status != ASSAY_OK, status);
     snprintf(text, size, "?");
-    if (assay_operation_prepare(ctx, c, &operation, &list) != ASSAY_OK) return;
     for (int i = 0; i < list.count; i++) {
         if (assay_path_in(list.entries[i].spec.path, "inputs")) {
             char shape[96];
@@ -28,6 +29,7 @@ static void main_shape(assay_context *ctx, const assay_case *c, char *text, size
         }
     }
     assay_tensor_list_free(&list);
+    return ASSAY_OK;
 }
 
 static bool add_json(cJSON *array, const assay_case *c, const char *shape)
@@ -52,19 +54,18 @@ static assay_status print_json(assay_context *ctx, const assay_options *options,
 {
     assay_status status = ASSAY_OK;
     cJSON *array = cJSON_CreateArray();
+    char *text = NULL;
     bool ok = array != NULL;
     for (int i = 0; ok && i < count; i++) {
         char shape[128];
         if (!has_tag(&cases[i], options->tag)) continue;
-        main_shape(ctx, &cases[i], shape, sizeof shape);
+        TRY(main_shape(ctx, &cases[i], shape, sizeof shape));
         ok = add_json(array, &cases[i], shape);
     }
-    char *text = ok ? cJSON_Print(array) : NULL;
-    if (text == NULL) {
-        status = assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list as JSON");
-    } else {
-        puts(text);
-    }
+    text = ok ? cJSON_Print(array) : NULL;
+    if (text == NULL) TRY(assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list as JSON"));
+    puts(text);
+cleanup:
     cJSON_free(text);
     cJSON_Delete(array);
     return status;
@@ -89,7 +90,7 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
     for (int i = 0; i < count; i++) {
         char shape[128];
         if (!has_tag(&cases[i], options->tag)) continue;
-        main_shape(ctx, &cases[i], shape, sizeof shape);
+        TRY(main_shape(ctx, &cases[i], shape, sizeof shape));
         printf("%-40s %-10s %-26s %s\n", cases[i].name, cases[i].op, shape, cases[i].description);
     }
     printf("%d cases\n", shown);

@@ -135,7 +135,7 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
         assay_status status = assay_fixture_open(ctx, path, &reader);
         if (status != ASSAY_OK) return status;
         status = verify(ctx, reader, path, options, &found);
-        const bool judged = status != ASSAY_NO_MEMORY && status != ASSAY_INTERNAL;
+        const bool judged = status == ASSAY_OK || status == ASSAY_BAD_INPUT; /* else it is not the fixture's fault */
         if (judged) print_finding(ctx, status, path, assay_fixture_count(reader), &found, options->verbose);
         spec_certificates_free(&found.certificates);
         assay_fixture_close(reader);
