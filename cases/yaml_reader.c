@@ -78,7 +78,8 @@ static assay_status refuse_syntax(const assay_yaml *y, const yaml_parser_t *pars
 {
     const char *problem = parser->problem != NULL ? parser->problem : "not YAML";
     char message[256];
-    if (parser->error == YAML_MEMORY_ERROR || parser->error == YAML_NO_ERROR) { /* libyaml forgets to say so here and there */
+    /* where libyaml fails without an error, memory ran out and it forgot to say so */
+    if (parser->error == YAML_MEMORY_ERROR || parser->error == YAML_NO_ERROR) {
         return assay_fail(y->ctx, ASSAY_NO_MEMORY, "%s: no memory to read it", y->origin);
     }
     if (parser->error == YAML_READER_ERROR) {
