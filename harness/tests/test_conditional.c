@@ -386,8 +386,10 @@ static void a_golden_with_other_choices(void **state)
     for (size_t i = 0; i < 2; i++) {
         char said[64];
         trial t = trial_of(*state, "moe/deepseek4-hash", NULL);
+        const assay_router_choice *r = &t.given.routers[0];
         write_candidate(&t);
-        overwrite(t.golden, t.given.routers[0].path, 2, bad[i]);
+        memcpy(r->experts, bad[i], sizeof bad[i]);
+        overwrite(t.golden, r->path, r->tokens * r->per_token, r->experts);
         snprintf(said, sizeof said, "selected_experts[0] is %d, expected 0 to ", bad[i][0]);
         expect_refused(&t, said);
     }
