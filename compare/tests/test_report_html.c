@@ -202,7 +202,7 @@ static void no_page_has_holes(void **state)
     int64_t n = 0;
     (void)state;
     make_pair(&p);
-    assert_ok(&p.ctx, assay_compare(&p.ctx, p.golden, p.candidate, p.profile, 1e-6, &report));
+    assert_ok(&p.ctx, assay_compare(&p.ctx, p.golden, p.candidate, p.profile, 1e-6, NULL, &report));
     assert_ok(&p.ctx, assay_pictures_draw(&p.ctx, p.golden, p.candidate, p.profile, &report));
     for (;; n++) {
         assay_fail_allocation(n);
