@@ -29,7 +29,9 @@ static assay_status source_read(assay_context *ctx, void *self, const char *path
                                 double *out)
 {
     const assay_conditional *c = self;
-    return c->inputs.read(ctx, c->inputs.self, path, first, count, out);
+    assay_status status = c->inputs.read(ctx, c->inputs.self, path, first, count, out);
+    if (status == ASSAY_OK && ctx->emulation != NULL) assay_ensemble_round_given(ctx, path, count, out);
+    return status;
 }
 
 static assay_status source_read_i32(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,

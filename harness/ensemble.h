@@ -27,6 +27,10 @@ int assay_ensemble_members(const assay_plan *plan);
 assay_emulation assay_ensemble_member(const assay_plan *plan, const assay_precision *precision, const char *name,
                                       int number);
 
+/* What is given, as a run in the emulated arithmetic reads it: an input, weight or cotangent on a finer grid than the
+ * precision's storage is rounded first, each value to the same number wherever it is used. */
+void assay_ensemble_round_given(const assay_context *ctx, const char *path, int64_t count, double *values);
+
 /* Bytes that the ensemble takes beside the operation. */
 int64_t assay_ensemble_memory(const assay_plan *plan);
 

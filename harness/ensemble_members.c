@@ -77,6 +77,15 @@ static bool is_wanted(const assay_ensemble *e, const assay_tracked *t)
     return t->null != NULL || !e->null_only;
 }
 
+/* Logits that are given are a router's, which rounds them itself. */
+void assay_ensemble_round_given(const assay_context *ctx, const char *path, int64_t count, double *values)
+{
+    const assay_precision *precision = &ctx->emulation->precision;
+    const assay_dtype type = assay_path_ends(path, "gate/bias") ? precision->router_bias : precision->given;
+    if (type == ASSAY_FLOAT64 || strcmp(path, "inputs/logits") == 0) return;
+    assay_round(ctx, ASSAY_ROUND_STORAGE, count, values);
+}
+
 /* A member: its inputs are the golden run's and the golden run's choices; of its results only the errors are kept. */
 static bool member_has(void *self, const char *path)
 {
@@ -89,8 +98,13 @@ static assay_status member_read(assay_context *ctx, void *self, const char *path
 {
     const assay_ensemble *e = self;
     const assay_kept_given *given = assay_ensemble_given(e, path);
-    if (given == NULL) return e->in->read(ctx, e->in->self, path, first, count, out);
-    memcpy(out, given->values + first, (size_t)count * sizeof *out);
+    if (given != NULL) {
+        memcpy(out, given->values + first, (size_t)count * sizeof *out);
+    } else {
+        assay_status status = e->in->read(ctx, e->in->self, path, first, count, out);
+        RETURN_IF(status != ASSAY_OK, status);
+    }
+    assay_ensemble_round_given(ctx, path, count, out);
     return ASSAY_OK;
 }
 

@@ -28,6 +28,8 @@ const assay_case_input *assay_case_input_of(const assay_case *c, const char *pat
 
 /* Whether the path lies in the folder. */
 bool assay_path_in(const char *path, const char *folder);
+/* Whether the path is that name, or ends in it after a slash. */
+bool assay_path_ends(const char *path, const char *name);
 /* inputs/, weights/ or cotangents/ */
 bool assay_path_is_given(const char *path);
 

@@ -3,13 +3,6 @@
 
 #include <string.h>
 
-bool assay_path_ends(const char *path, const char *name)
-{
-    const size_t length = strlen(path), tail = strlen(name);
-    return length >= tail && strcmp(path + length - tail, name) == 0 &&
-           (length == tail || path[length - tail - 1] == '/');
-}
-
 int64_t assay_kept_width(const assay_kept *tensor)
 {
     const assay_shape *shape = &tensor->spec->shape;

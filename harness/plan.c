@@ -82,6 +82,12 @@ assay_status assay_case_add_profile(assay_context *ctx, assay_case *c, const cha
     return assay_case_set(ctx, c, assignment);
 }
 
+/* The type, where numbers of the case's grid may be rounded to it. */
+static assay_dtype coarser(const assay_case *c, assay_dtype type)
+{
+    return assay_dtype_unit_roundoff(type) > assay_dtype_unit_roundoff(c->dtype) ? type : ASSAY_FLOAT64;
+}
+
 static assay_status collect_precisions(assay_context *ctx, assay_plan *plan)
 {
     const assay_text_list *profiles = &plan->c->profiles;
@@ -94,7 +100,10 @@ static assay_status collect_precisions(assay_context *ctx, assay_plan *plan)
             return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: profiles has \"%s\", expected %s", plan->c->name,
                               profiles->items[i], assay_profile_names());
         }
-        plan->precisions[plan->precision_count++] = profile->precision;
+        assay_precision *precision = &plan->precisions[plan->precision_count++];
+        *precision = profile->precision;
+        precision->given = coarser(plan->c, profile->storage);
+        precision->router_bias = coarser(plan->c, profile->router);
     }
     return ASSAY_OK;
 }

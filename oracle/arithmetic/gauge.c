@@ -22,7 +22,8 @@ static int64_t block_length(int64_t k)
 
 /* An operand, or its block under consideration: `rows` by `columns` as they lie in memory. */
 typedef struct operand {
-    const double *value, *variance; /* variance NULL: exact */
+    const double *value, *variance; /* variance NULL: it is given */
+    assay_dtype given;              /* what that is rounded to */
     int64_t ld, rows, columns;
 } operand;
 
@@ -43,23 +44,22 @@ static operand block_of(const double *value, const double *variance, int64_t ld,
                      .columns = outer_is_row ? inner : outer};
 }
 
-/* out [rows,columns] = factor * value^2 + variance. */
-static void square_into(const assay_context *ctx, double *out, const operand *o, double factor, const double *variance)
+static bool is_exact(const operand *o)
 {
-#pragma omp parallel for num_threads(ctx->threads) if (o->rows * o->columns >= SHARED)
-    for (int64_t r = 0; r < o->rows; r++) {
-        const double *value = o->value + r * o->ld;
-        double *row = out + r * o->columns;
-        for (int64_t i = 0; i < o->columns; i++) row[i] = factor * (value[i] * value[i]);
-        for (int64_t i = 0; variance != NULL && i < o->columns; i++) row[i] += variance[r * o->ld + i];
-    }
+    return o->variance == NULL && o->given == ASSAY_FLOAT64;
 }
 
-static void copy_into(const assay_context *ctx, double *out, const operand *o, const double *values)
+/* out [rows,columns] = factor * value^2, plus the variance. */
+static void square_into(const assay_context *ctx, double *out, const operand *o, double factor, bool with_variance)
 {
 #pragma omp parallel for num_threads(ctx->threads) if (o->rows * o->columns >= SHARED)
     for (int64_t r = 0; r < o->rows; r++) {
-        for (int64_t i = 0; i < o->columns; i++) out[r * o->columns + i] = values[r * o->ld + i];
+        const double *value = o->value + r * o->ld, *variance = moved(o->variance, r * o->ld);
+        double *row = out + r * o->columns;
+        for (int64_t i = 0; i < o->columns; i++) row[i] = factor * (value[i] * value[i]);
+        if (!with_variance || is_exact(o)) continue;
+        for (int64_t i = 0; i < o->columns; i++)
+            row[i] += variance != NULL ? variance[i] : assay_gauge_given(o->given, value[i]);
     }
 }
 
@@ -72,6 +72,7 @@ typedef struct gauge {
     double block;         /* of squared sums of blocks */
     double partial, last; /* the factors of squared partial sums, and of the last one once more */
     double stored, least; /* where the result is stored: the precision's; else 0 */
+    assay_dtype given;    /* the precision's */
     double *memory, *left, *right, *product, *sum;
 } gauge;
 
@@ -83,12 +84,16 @@ typedef struct tile {
 
 static operand a_block(const gauge *g, const tile *t, int64_t first, int64_t k)
 {
-    return block_of(g->args->a, g->variance_a, g->args->lda, !g->args->transpose_a, t->row, t->m, first, k);
+    operand a = block_of(g->args->a, g->variance_a, g->args->lda, !g->args->transpose_a, t->row, t->m, first, k);
+    a.given = g->given;
+    return a;
 }
 
 static operand b_block(const gauge *g, const tile *t, int64_t first, int64_t k)
 {
-    return block_of(g->args->b, g->variance_b, g->args->ldb, g->args->transpose_b, t->column, t->n, first, k);
+    operand b = block_of(g->args->b, g->variance_b, g->args->ldb, g->args->transpose_b, t->column, t->n, first, k);
+    b.given = g->given;
+    return b;
 }
 
 static assay_status multiply(assay_context *ctx, const gauge *g, const tile *t, const double *a, int64_t lda,
@@ -128,17 +133,17 @@ static assay_status add_variances(assay_context *ctx, const gauge *g, const tile
     for (int64_t first = 0; first < g->args->k; first += DEPTH) {
         const int64_t k = least(DEPTH, g->args->k - first);
         const operand a = a_block(g, t, first, k), b = b_block(g, t, first, k);
-        if (b.variance == NULL) {
-            square_into(ctx, g->left, &a, g->squares, a.variance);
-            square_into(ctx, g->right, &b, 1, NULL);
+        if (is_exact(&b)) {
+            square_into(ctx, g->left, &a, g->squares, true);
+            square_into(ctx, g->right, &b, 1, false);
         } else {
-            square_into(ctx, g->left, &a, 1, NULL);
-            square_into(ctx, g->right, &b, g->squares, b.variance);
+            square_into(ctx, g->left, &a, 1, false);
+            square_into(ctx, g->right, &b, g->squares, true);
         }
         TRY(add_scratch_product(ctx, g, t, &a, &b, k));
-        if (a.variance != NULL && b.variance != NULL) {
-            copy_into(ctx, g->left, &a, a.variance);
-            square_into(ctx, g->right, &b, 1, NULL);
+        if (!is_exact(&a) && !is_exact(&b)) {
+            square_into(ctx, g->left, &a, 0, true);
+            square_into(ctx, g->right, &b, 1, false);
             TRY(add_scratch_product(ctx, g, t, &a, &b, k));
         }
     }
@@ -176,7 +181,8 @@ static assay_status gauge_tile(assay_context *ctx, const gauge *g, const tile *t
 {
     assay_status status = ASSAY_OK;
     for (int64_t i = 0; i < t->m; i++) memset(t->out + i * g->args->ldc, 0, (size_t)t->n * sizeof *t->out);
-    if (g->squares > 0 || g->variance_a != NULL || g->variance_b != NULL) TRY(add_variances(ctx, g, t));
+    if (g->squares > 0 || g->variance_a != NULL || g->variance_b != NULL || g->given != ASSAY_FLOAT64)
+        TRY(add_variances(ctx, g, t));
     if (g->partial > 0 || g->last > 0 || g->block > 0 || g->stored > 0) TRY(add_partial_sums(ctx, g, t));
 cleanup:
     return status;
@@ -214,7 +220,7 @@ static assay_status gauge_product(assay_context *ctx, const assay_precision *pre
                                   const assay_matmul_args *args, const double *variance_a, const double *variance_b)
 {
     assay_status status = ASSAY_OK;
-    gauge g = {.args = args, .variance_a = variance_a, .variance_b = variance_b};
+    gauge g = {.args = args, .variance_a = variance_a, .variance_b = variance_b, .given = precision->given};
     const int64_t m = least(args->m, TILE), n = least(args->n, TILE), k = least(args->k, DEPTH);
     g.squares = 2 * precision->multiply * precision->multiply;
     if (stored) g.stored = precision->storage, g.least = precision->least;
@@ -261,6 +267,13 @@ double assay_gauge_dot(const assay_precision *precision, int64_t count, const do
         partial += sum * sum;
     }
     return 2 * precision->multiply * precision->multiply * squares + summing(precision, count) * (partial + squares);
+}
+
+double assay_gauge_given(assay_dtype type, double value)
+{
+    if (type == ASSAY_FLOAT64 || assay_dtype_round(type, value, false) == value) return 0;
+    return assay_gauge_rounding(ASSAY_ROUNDING_RMS * assay_dtype_unit_roundoff(type), assay_dtype_least_subnormal(type),
+                                value);
 }
 
 void assay_gauge_store(double unit, double least, int64_t count, const double *value, double *variance)

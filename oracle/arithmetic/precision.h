@@ -32,9 +32,15 @@ typedef struct assay_precision {
     assay_accumulator accumulator;
     assay_block_scaling scaled; /* such a precision is not propagated: fp8 errors are too large for first order */
     double least;               /* least subnormal number of the storage type: 2^-24 for float16 */
+    /* Types to which what is given (inputs, weights, cotangents) may be rounded before it is used, where it lies on a
+     * finer grid; float64: it is exact. A router's bias has one of its own: what is added to scores is kept as they
+     * are. */
+    assay_dtype given, router_bias;
 } assay_precision;
 
-#define ASSAY_FLOAT32_RMS (0x1p-24 * 0.57735026918962576451)
+/* The RMS of the error of rounding to nearest, over the unit roundoff. */
+#define ASSAY_ROUNDING_RMS 0.57735026918962576451
+#define ASSAY_FLOAT32_RMS (0x1p-24 * ASSAY_ROUNDING_RMS)
 
 /* The running gauge. Every tensor carries the variance of its error in a correct implementation, propagated to first
  * order: errors made at different places are taken as independent (Higham and Mary 2019), so variances add; terms that
@@ -46,8 +52,9 @@ typedef struct assay_precision {
  * lies above it by a factor of about 2 sqrt(k) where signs are mixed.) Partial sums are taken at the ends of up to 8
  * blocks of ascending k; what they may do between, or in another order, is covered by adding Q = sum a^2 b^2 to the
  * squares: accumulate^2 * block length * (sum over blocks of (partial sum)^2 + Q). a, b as in assay_matmul_args; a NULL
- * variance means an exact operand; variances have the layout of their operands (same leading dimension, same
- * transposition). The rounding of the result itself is not in it: see assay_gauge_store.
+ * variance means an operand that is given, whose variance is that of assay_gauge_given; variances have the layout of
+ * their operands (same leading dimension, same transposition). The rounding of the result itself is not in it: see
+ * assay_gauge_store.
  *
  * An accumulator that truncates: errors of L partial sums have one mean, and the square of their sum is up to
  * (3 L + 1) / 4 times the sum of their squares. One that takes blocks of L: partial sums are those within a block,
@@ -76,6 +83,9 @@ static inline double assay_gauge_rounding(double unit, double least, double valu
     const double normal = relative * relative, subnormal = least * (size < least / 12 ? size : least / 12);
     return normal >= subnormal ? normal : subnormal;
 }
+
+/* That of a number that is given, rounded to the type; of one that the type has, 0. */
+double assay_gauge_given(assay_dtype type, double value);
 
 /* The result is stored: variance[i] += that. */
 void assay_gauge_store(double unit, double least, int64_t count, const double *value, double *variance);

@@ -156,7 +156,7 @@ void moe_gauge_llama4(assay_context *ctx, moe_block *block)
             double gate = block->gate[t], other = assay_sigmoid(-weights[t]), slope = gate * other;
             double value = assay_dot(ctx, dim, x, dx), variance = assay_gauge_dot(unit, dim, x, dx);
             for (int64_t d = 0; d < dim; d++) {
-                variance += x[d] * x[d] * variance_dx[d];
+                variance += x[d] * x[d] * variance_dx[d] + dx[d] * dx[d] * assay_gauge_given(unit->given, x[d]);
                 variance_dx[d] = gate * gate * variance_dx[d] + dx[d] * dx[d] * scale->gate[t];
             }
             if (scale->d_weights == NULL) continue;

@@ -2,6 +2,7 @@
  * to y, dx and d_weights. A token has one row at most with an expert, so threads split rows. */
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/memory.h"
@@ -85,8 +86,9 @@ static void variances_of_dy(assay_context *ctx, moe_block *block, const assay_pr
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t i = 0; i < rows->count; i++) {
         for (int64_t d = 0; d < dim; d++) {
-            double dy = rows->tokens[i] < 0 ? 0 : block->dy[rows->tokens[i] * dim + d];
-            block->gauge.dy[i * dim + d] = dy * dy * block->gauge.weights[i] + moe_stored(unit, rows->dy[i * dim + d]);
+            double dy = rows->tokens[i] < 0 ? 0 : block->dy[rows->tokens[i] * dim + d], weight = rows->weights[i];
+            block->gauge.dy[i * dim + d] = dy * dy * block->gauge.weights[i] + moe_stored(unit, rows->dy[i * dim + d]) +
+                                           weight * weight * assay_gauge_given(unit->given, dy);
         }
     }
 }
@@ -101,8 +103,9 @@ static void variances_of_x(assay_context *ctx, moe_block *block, const assay_pre
     for (int64_t i = 0; i < rows->count; i++) {
         for (int64_t d = 0; d < dim; d++) {
             int64_t token = rows->tokens[i];
-            double x = block->x[token * dim + d];
-            block->gauge.x[i * dim + d] = x * x * variance_scale[token] + moe_stored(unit, rows->x[i * dim + d]);
+            double x = block->x[token * dim + d], gate = block->gate[token];
+            block->gauge.x[i * dim + d] = x * x * variance_scale[token] + moe_stored(unit, rows->x[i * dim + d]) +
+                                          gate * gate * assay_gauge_given(unit->given, x);
         }
     }
 }
@@ -227,10 +230,13 @@ static assay_status gauge_weight_gradients(assay_context *ctx, moe_block *block,
     const assay_precision *unit = precision_of(block, precision);
     int64_t dim = block->emb_dim;
     double *products = block->gauge.products, *d_weights = block->gauge.scales[precision].d_weights;
+    const double *bias = mlp->weights[MLP_WO_BIAS];
+    double *exact = block->gauge.weighted_h; /* free again: the expert's gauge is done */
     const assay_matmul_args args = down_product(block, products);
+    memset(exact, 0, (size_t)(rows->count * mlp->config.mlp_dim) * sizeof *exact);
     /* The product is stored before a bias is added. */
-    assay_status status = mlp->weights[MLP_WO_BIAS] != NULL ? assay_gauge_matmul_stored(ctx, unit, &args, NULL, NULL)
-                                                            : assay_gauge_matmul(ctx, unit, &args, NULL, NULL);
+    assay_status status = bias != NULL ? assay_gauge_matmul_stored(ctx, unit, &args, exact, NULL)
+                                       : assay_gauge_matmul(ctx, unit, &args, exact, NULL);
     if (status != ASSAY_OK) return status;
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t j = 0; j < rows->size; j++) {
@@ -238,8 +244,11 @@ static assay_status gauge_weight_gradients(assay_context *ctx, moe_block *block,
         const double *dy = block->dy + choice / block->per_token * dim, *y = rows->y + row * dim;
         double value = unit->router * block->d_weights[choice];
         double variance = through_hidden(ctx, block, row, dy, unit) + value * value;
-        for (int64_t d = 0; d < dim; d++)
-            variance += dy[d] * dy[d] * (products[row * dim + d] + moe_stored(unit, y[d]));
+        for (int64_t d = 0; d < dim; d++) {
+            const double of_bias = bias != NULL ? assay_gauge_given(unit->given, bias[d]) : 0;
+            variance += dy[d] * dy[d] * (products[row * dim + d] + moe_stored(unit, y[d]) + of_bias) +
+                        y[d] * y[d] * assay_gauge_given(unit->given, dy[d]);
+        }
         d_weights[choice] = variance + assay_gauge_dot(unit, dim, y, dy);
     }
     return ASSAY_OK;

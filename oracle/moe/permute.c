@@ -128,19 +128,27 @@ assay_status assay_unpermute_backward(assay_context *ctx, double *d_sorted, doub
     return ASSAY_OK;
 }
 
+/* Of a product of two numbers that are given. */
+static double given_product(const assay_precision *precision, double a, double b)
+{
+    return a * a * assay_gauge_given(precision->given, b) + b * b * assay_gauge_given(precision->given, a);
+}
+
 /* One element of y: the K products of a token, `weights` and `place` being those of the token. */
 static double gauge_sum(const assay_precision *precision, const double *sorted, const int32_t *place,
                         const double *weights, int64_t per_token, int64_t dim)
 {
-    double sum = 0, partial = 0, squares = 0;
+    double sum = 0, partial = 0, squares = 0, given = 0;
     for (int64_t k = 0; k < per_token; k++) {
-        const double term = sorted[place[k] * dim] * (weights == NULL ? 1 : weights[k]);
+        const double value = sorted[place[k] * dim], weight = weights == NULL ? 1 : weights[k], term = value * weight;
+        given += given_product(precision, value, weight);
         sum += term;
         partial += sum * sum;
         squares += term * term;
     }
     const double multiply = weights == NULL ? 0 : precision->multiply;
-    return 2 * multiply * multiply * squares + precision->accumulate * precision->accumulate * (partial + squares);
+    return 2 * multiply * multiply * squares + precision->accumulate * precision->accumulate * (partial + squares) +
+           given;
 }
 
 assay_status assay_unpermute_gauge(assay_context *ctx, const assay_precision *precision, double *variance_y,
@@ -163,12 +171,14 @@ assay_status assay_unpermute_gauge(assay_context *ctx, const assay_precision *pr
         for (int64_t i = first; i < first + per_token; i++) {
             const int64_t at = place[i] * dim;
             for (int64_t d = 0; variance_d_sorted != NULL && d < dim; d++) {
-                const double value = weights == NULL ? 0 : weights[i] * dy[t * dim + d];
+                const double weight = weights == NULL ? 0 : weights[i], value = weight * dy[t * dim + d];
                 variance_d_sorted[at + d] = 2 * multiply * multiply * value * value;
+                if (weights != NULL) variance_d_sorted[at + d] += given_product(precision, weight, dy[t * dim + d]);
             }
-            if (variance_d_weights != NULL) {
-                variance_d_weights[i] = assay_gauge_dot(precision, dim, sorted + at, dy + t * dim);
-            }
+            if (variance_d_weights == NULL) continue;
+            variance_d_weights[i] = assay_gauge_dot(precision, dim, sorted + at, dy + t * dim);
+            for (int64_t d = 0; d < dim; d++)
+                variance_d_weights[i] += given_product(precision, sorted[at + d], dy[t * dim + d]);
         }
     }
     free(place);

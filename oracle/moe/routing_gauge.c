@@ -44,7 +44,9 @@ static void store_forward(const assay_gauge_pass *pass, const assay_gauge_token 
         if (pass->normalized != NULL) pass->normalized[first + k] = token->var_normalized[k];
         if (pass->weights != NULL) {
             pass->weights[first + k] =
-                scale * scale * token->var_normalized[k] + roundings * assay_square(unit * pass->r->weights[first + k]);
+                scale * scale * token->var_normalized[k] +
+                roundings * assay_square(unit * pass->r->weights[first + k]) +
+                assay_square(token->normalized[k]) * assay_gauge_own_scale(pass, token->selected[k]);
         }
     }
 }
@@ -121,8 +123,7 @@ static void sum_expert_scale(const assay_gauge_pass *pass, double *d_scale, doub
         const double d = pass->d_weights[i] * pass->rule.factor, unit2 = assay_square(pass->precision->router);
         /* d_weights and the product are rounded once each. */
         d_scale[e] += d * d * pass->normalized[i] + 2.0 * unit2 * assay_square(d * value);
-        if (pass->variance_d_weights != NULL)
-            d_scale[e] += assay_square(pass->rule.factor * value) * pass->variance_d_weights[i];
+        d_scale[e] += assay_square(pass->rule.factor * value) * assay_gauge_d_weight(pass, i);
         size[e] += fabs(d * value);
     }
     for (int64_t e = 0; e < experts; e++) {

@@ -30,6 +30,8 @@ static void selecting_gradient(const assay_gauge_pass *pass, assay_gauge_token *
     const double *p = pass->r->probabilities + token->t * experts, *v = token->column;
     const double coefficient = d_lb_loss * assay_balance_coefficient(pass->config);
     const double unit2 = assay_square(pass->precision->router);
+    const double given = assay_gauge_given(pass->precision->given, d_lb_loss);
+    const double cotangent = given > 0.0 ? given / assay_square(d_lb_loss) : 0.0;
     double mean = 0.0, sum = 0.0, sum_centred = 0.0, sum_squared = 0.0, products = 0.0;
     set_probability_errors(pass, token);
     for (int64_t e = 0; e < experts; e++) mean = fma(p[e], coefficient * density[e], mean);
@@ -48,7 +50,7 @@ static void selecting_gradient(const assay_gauge_pass *pass, assay_gauge_token *
         const double own = assay_square(centred - 2.0 * p[e] * centred) * v[e];
         token->row[e] = p[e] * centred;
         token->work[e] = p[e] * p[e] * (others + own + unit2 * (2.0 * products + d * d + mean * mean)) +
-                         2.0 * unit2 * assay_square(token->row[e]);
+                         (2.0 * unit2 + cotangent) * assay_square(token->row[e]);
     }
 }
 

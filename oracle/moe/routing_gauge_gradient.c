@@ -16,9 +16,10 @@ static void set_d_values(const assay_gauge_pass *pass, assay_gauge_token *token)
     for (int64_t k = 0; k < count; k++) {
         const double scale = assay_routing_scale(rule, pass->in->per_expert_scale, token->selected[k]);
         const double d = pass->d_weights[first + k] * scale;
-        const double incoming = pass->variance_d_weights != NULL ? pass->variance_d_weights[first + k] : 0.0;
         const double roundings = scale != 1.0 ? 2.0 : 1.0; /* as it comes in, and the product */
-        token->var_d_normalized[k] = incoming * scale * scale + roundings * assay_square(unit * d);
+        token->var_d_normalized[k] =
+            assay_gauge_d_weight(pass, first + k) * scale * scale + roundings * assay_square(unit * d) +
+            assay_square(pass->d_weights[first + k]) * assay_gauge_own_scale(pass, token->selected[k]);
         products += assay_square(n[k] * d);
         mean = fma(n[k], d, mean);
     }

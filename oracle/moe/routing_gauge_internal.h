@@ -68,6 +68,21 @@ static inline double assay_square(double x)
     return x * x;
 }
 
+/* Variance of d_weights[i]. */
+static inline double assay_gauge_d_weight(const assay_gauge_pass *pass, int64_t i)
+{
+    return pass->variance_d_weights != NULL ? pass->variance_d_weights[i]
+                                            : assay_gauge_given(pass->precision->given, pass->d_weights[i]);
+}
+
+/* What an expert's own scale, which is given, has in the scale of its weight (assay_routing_scale). */
+static inline double assay_gauge_own_scale(const assay_gauge_pass *pass, int32_t expert)
+{
+    const double *scales = pass->in->per_expert_scale;
+    return scales == NULL ? 0.0
+                          : assay_square(pass->rule.factor) * assay_gauge_given(pass->precision->given, scales[expert]);
+}
+
 /* Squares of the partial sums of `count` terms that come in random order, added up: what rounding each of them counts
  * with. squares: of the terms; sum: of all. */
 static inline double assay_partial_squares(int64_t count, double squares, double sum)

@@ -38,6 +38,11 @@ static void set_softmax_errors(const assay_gauge_pass *pass, assay_gauge_token *
     }
 }
 
+static double bias_error(const assay_gauge_pass *pass, int64_t e)
+{
+    return assay_gauge_given(pass->precision->router_bias, pass->in->bias[e]);
+}
+
 static void set_errors(const assay_gauge_pass *pass, assay_gauge_token *token)
 {
     const int64_t experts = pass->config->num_experts;
@@ -49,7 +54,8 @@ static void set_errors(const assay_gauge_pass *pass, assay_gauge_token *token)
     for (int64_t e = 0; e < experts; e++) {
         const double x = inside ? logits[e] + bias[e] : logits[e];
         token->argument[e] = x;
-        token->var_argument[e] = assay_square(unit * logits[e]) + (inside ? assay_square(unit * x) : 0.0);
+        token->var_argument[e] = assay_square(unit * logits[e]);
+        if (inside) token->var_argument[e] += assay_square(unit * x) + bias_error(pass, e);
         if (pass->variance_logits != NULL) token->var_argument[e] += pass->variance_logits[token->t * experts + e];
         set_slope(token, e, pass->rule.score_func);
         token->local_score[e] =
@@ -61,7 +67,7 @@ static void set_errors(const assay_gauge_pass *pass, assay_gauge_token *token)
         const bool added = pass->rule.selects == ASSAY_SELECTS_BIASED && bias != NULL;
         token->selecting[e] = pass->rule.selects == ASSAY_SELECTS_ARGUMENT ? token->argument[e]
                                                                            : token->scores[e] + (added ? bias[e] : 0.0);
-        token->local_biased[e] = added ? assay_square(unit * token->selecting[e]) : 0.0;
+        token->local_biased[e] = added ? assay_square(unit * token->selecting[e]) + bias_error(pass, e) : 0.0;
     }
 }
 

@@ -47,8 +47,27 @@ static void copy_out(double *out, const double *values, int64_t count)
     if (out != NULL) memcpy(out, values, (size_t)count * sizeof *out);
 }
 
-/* Variance of x wi_0 or x wi_1, then of that plus its bias, before which it may be stored. */
-static assay_status project(assay_context *ctx, const gauge *g, double *variance, const double *wi, bool bias)
+/* variance [rows,columns] += that of a bias, which is given. */
+static void add_bias(const gauge *g, double *variance, const double *bias, int64_t columns)
+{
+    for (int64_t column = 0; g->precision->given != ASSAY_FLOAT64 && column < columns; column++) {
+        const double given = assay_gauge_given(g->precision->given, bias[column]);
+        for (int64_t row = 0; row < g->rows; row++) variance[row * columns + column] += given;
+    }
+}
+
+/* Variance of a product, then of that plus its bias (NULL: none), before which it may be stored. */
+static assay_status biased_product(assay_context *ctx, const gauge *g, const assay_matmul_args *args,
+                                   const double *variance_a, const double *bias)
+{
+    if (bias == NULL) return assay_gauge_matmul(ctx, g->precision, args, variance_a, NULL);
+    assay_status status = assay_gauge_matmul_stored(ctx, g->precision, args, variance_a, NULL);
+    if (status == ASSAY_OK) add_bias(g, args->c, bias, args->n);
+    return status;
+}
+
+/* Variance of x wi_0 or x wi_1 and its bias. */
+static assay_status project(assay_context *ctx, const gauge *g, double *variance, const double *wi, const double *bias)
 {
     const assay_matmul_args args = {.c = variance,
                                     .ldc = g->hidden,
@@ -59,8 +78,7 @@ static assay_status project(assay_context *ctx, const gauge *g, double *variance
                                     .m = g->rows,
                                     .n = g->hidden,
                                     .k = g->dim};
-    return bias ? assay_gauge_matmul_stored(ctx, g->precision, &args, g->v->x, NULL)
-                : assay_gauge_matmul(ctx, g->precision, &args, g->v->x, NULL);
+    return biased_product(ctx, g, &args, g->v->x, bias);
 }
 
 static void store(const gauge *g, int64_t count, const double *value, double *variance)
@@ -107,8 +125,8 @@ static assay_status forward(assay_context *ctx, const gauge *g)
 {
     assay_status status = ASSAY_OK;
     const assay_gated_mlp_weights *w = g->w;
-    TRY(project(ctx, g, g->va, g->config->fused ? w->wi : w->wi_0, w->wi_0_bias != NULL));
-    TRY(project(ctx, g, g->vb, g->config->fused ? w->wi + g->hidden : w->wi_1, w->wi_1_bias != NULL));
+    TRY(project(ctx, g, g->va, g->config->fused ? w->wi : w->wi_0, w->wi_0_bias));
+    TRY(project(ctx, g, g->vb, g->config->fused ? w->wi + g->hidden : w->wi_1, w->wi_1_bias));
     copy_out(g->v->a, g->va, g->size);
     copy_out(g->v->b, g->vb, g->size);
     store_rows(g, g->r->a, g->va);
@@ -126,8 +144,7 @@ static assay_status forward(assay_context *ctx, const gauge *g)
                                         .m = g->rows,
                                         .n = g->dim,
                                         .k = g->hidden};
-        TRY(w->wo_bias != NULL ? assay_gauge_matmul_stored(ctx, g->precision, &args, g->vh, NULL)
-                               : assay_gauge_matmul(ctx, g->precision, &args, g->vh, NULL));
+        TRY(biased_product(ctx, g, &args, g->vh, w->wo_bias));
     }
 cleanup:
     return status;

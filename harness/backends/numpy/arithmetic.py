@@ -26,6 +26,7 @@ class Variant:
     wide_results: bool = False  # results are written in float32
     truncates: bool = False  # fp8: the accumulator within a block of 128 cuts off after 13 bits, as Hopper's does
     power_scales: bool = False  # fp8: scales are powers of two
+    wide_inputs: bool = False  # inputs, weights and cotangents stay float32 where no product takes them
 
 
 PLAIN = Variant()
@@ -36,12 +37,13 @@ VARIANTS = (
     Variant("reversed", block=64, order="reversed", functions="exp2", backward="product"),
     Variant("pairwise", block=4, order="pairwise", fused=True, softmax="online", keys=16, functions="exp2"),
     Variant("split-k", block=128, order="split", fused=True, weigh_early=True, backward="product"),
-    Variant("wide", block=1, order="reversed", fused=True, functions="ulps", weigh_early=True, wide_results=True, truncates=True, power_scales=True),
+    Variant("wide", block=1, order="reversed", fused=True, functions="ulps", weigh_early=True, wide_results=True, truncates=True, power_scales=True,
+            wide_inputs=True),
 )
 CHOICES = {"block": (0, 1, 4, 16, 64, 128), "order": ("forward", "reversed", "pairwise", "split"), "fused": (False, True),
            "functions": ("rounded", "ulps", "exp2"), "softmax": ("plain", "online"), "keys": (4, 16, 64),
            "backward": ("delta", "product"), "weigh_early": (False, True), "wide_results": (False, True), "truncates": (False, True),
-           "power_scales": (False, True)}
+           "power_scales": (False, True), "wide_inputs": (False, True)}
 assert set(CHOICES) == {field.name for field in fields(Variant)} - {"name"}
 
 
@@ -110,6 +112,11 @@ class Arithmetic:
         self.round = (lambda x: np.asarray(x, np.float64)) if self.exact else STORAGE[profile]
 
     # what lies in memory
+
+    def given(self, path, x):
+        """An input, weight or cotangent: what a router adds to its scores, or takes them from, is float32."""
+        wide = x.dtype.kind == "i" or self.variant.wide_inputs or path.endswith(("/gate/bias", "/logits"))
+        return x if wide else self.round(x)
 
     def store(self, x):
         """What every implementation writes to memory or feeds to a product."""

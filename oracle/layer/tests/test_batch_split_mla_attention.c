@@ -166,7 +166,7 @@ static void test_mla_is_the_plain_form(void **state)
 {
     (void)state;
     const assay_emulation emulation = {
-        .precision = {"bf16", RMS(0x1p-8), RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), 0x1p-22, {0}, {0}, 0},
+        .precision = {"bf16", RMS(0x1p-8), RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), 0x1p-22, .least = 0},
         .storage = ASSAY_BFLOAT16,
         .multiply = ASSAY_FLOAT32, /* operands are rounded where they are stored, or nowhere */
         .seed = 3};

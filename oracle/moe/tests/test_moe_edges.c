@@ -8,7 +8,7 @@
 #include "oracle/moe/tests/moe_case.h"
 #include "tests/support/assay_test.h"
 
-static const assay_precision bf16 = {"bf16", 0x1p-8, 0, 0x1p-24, 0x1p-24, 0x1p-22, {0}, {0}, 0};
+static const assay_precision bf16 = {"bf16", 0x1p-8, 0, 0x1p-24, 0x1p-24, 0x1p-22, .least = 0};
 
 /* Fixes the choice: [T,K] ids. */
 static void choose(moe_case *c, const int32_t *experts)

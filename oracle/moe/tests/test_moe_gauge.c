@@ -10,12 +10,12 @@
 #include "oracle/moe/tests/moe_case.h"
 #include "tests/support/assay_test.h"
 
-static const assay_precision bf16 = {"bf16", 0x1p-8, 0, 0x1p-24, 0x1p-24, 0x1p-22, {0}, {0}, 0};
-static const assay_precision f32 = {"f32", 0x1p-24, 0, 0x1p-24, 0x1p-24, 0x1p-22, {0}, {0}, 0};
+static const assay_precision bf16 = {"bf16", 0x1p-8, 0, 0x1p-24, 0x1p-24, 0x1p-22, .least = 0};
+static const assay_precision f32 = {"f32", 0x1p-24, 0, 0x1p-24, 0x1p-24, 0x1p-22, .least = 0};
 
 /* Most of what is stored lies below the normal numbers of float16, where roundings count as they are. */
 static const assay_precision f16 = {
-    "f16", 0x1p-11 * 0.57735026918962576451, 0, ASSAY_FLOAT32_RMS, ASSAY_FLOAT32_RMS, 0x1p-23, {0}, {0}, 0x1p-24};
+    "f16", 0x1p-11 * 0.57735026918962576451, 0, ASSAY_FLOAT32_RMS, ASSAY_FLOAT32_RMS, 0x1p-23, .least = 0x1p-24};
 
 enum { TOKENS = 40, EXPERTS = 6, DIM = 48, HIDDEN = 36, SHARED = 28, MOST = 3, SIZE = 64 };
 

@@ -140,7 +140,7 @@ static void test_float32(void **state)
 {
     (void)state;
     enum { TRIALS = 24, PARTS = 5 };
-    static const assay_precision FLOAT32 = {"f32", 0x1p-24, 0x1p-24, 0x1p-24, 0x1p-24, 0x1p-23, {0}, {0}, 0};
+    static const assay_precision FLOAT32 = {"f32", 0x1p-24, 0x1p-24, 0x1p-24, 0x1p-24, 0x1p-23, .least = 0};
     static const int ENDS[PARTS] = {offsetof(outcome, lb_loss) / 8, offsetof(outcome, d_logits) / 8,
                                     offsetof(outcome, d_bias) / 8, offsetof(outcome, d_scale) / 8, OUTCOME_SIZE};
     uint64_t random = 22;
@@ -180,7 +180,7 @@ static void test_float32(void **state)
     }
 }
 
-static const assay_precision BF16 = {"bf16", 0x1p-8, 0x1p-8, 0x1p-24, 0x1p-8, 0x1p-7, {0}, {0}, 0};
+static const assay_precision BF16 = {"bf16", 0x1p-8, 0x1p-8, 0x1p-24, 0x1p-8, 0x1p-7, .least = 0};
 
 static void test_same_bits_for_any_threads(void **state)
 {

@@ -270,10 +270,10 @@ static void test_emulated_spread_is_that_of_a_float32_implementation(void **stat
 {
     (void)state;
     static const assay_emulation PROFILES[] = {
-        {.precision = {"f32", RMS(0x1p-24), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), {0}, {0}, 0},
+        {.precision = {"f32", RMS(0x1p-24), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), .least = 0},
          .storage = ASSAY_FLOAT32,
          .multiply = ASSAY_FLOAT32},
-        {.precision = {"bf16", RMS(0x1p-8), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), {0}, {0}, 0},
+        {.precision = {"bf16", RMS(0x1p-8), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), .least = 0},
          .storage = ASSAY_BFLOAT16,
          .multiply = ASSAY_BFLOAT16},
     };

@@ -130,7 +130,7 @@ static void test_forward_is_the_formula(void **state)
 static void test_errors_in_float64_lie_under_sigma(void **state)
 {
     (void)state;
-    const assay_precision f64 = {"f64", RMS(0x1p-53), 0, RMS(0x1p-53), RMS(0x1p-53), 0x1p-53, {0}, {0}, 0};
+    const assay_precision f64 = {"f64", RMS(0x1p-53), 0, RMS(0x1p-53), RMS(0x1p-53), 0x1p-53, .least = 0};
     assay_context ctx = assay_context_default(1);
     assay_gated_mlp_config config;
     double squares = 0;

@@ -57,26 +57,26 @@ static const struct profile {
     mlp_machine machine;
     double small; /* what x is multiplied by, and dy twice */
 } PROFILES[] = {
-    {{"bf16", RMS(0x1p-8), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), {0}, {0}, 0},
+    {{"bf16", RMS(0x1p-8), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), .least = 0},
      {ASSAY_BFLOAT16, ASSAY_FLOAT64, false},
      1},
-    {{"bf16", RMS(0x1p-8), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), {0}, {0}, 0},
+    {{"bf16", RMS(0x1p-8), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), .least = 0},
      {ASSAY_BFLOAT16, ASSAY_FLOAT64, true},
      1},
-    {{"f16", RMS(0x1p-11), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), {0}, {0}, 0},
+    {{"f16", RMS(0x1p-11), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), .least = 0},
      {ASSAY_FLOAT16, ASSAY_FLOAT64, true},
      1},
-    {{"f32", RMS(0x1p-24), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), {0}, {0}, 0},
+    {{"f32", RMS(0x1p-24), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), .least = 0},
      {ASSAY_FLOAT32, ASSAY_FLOAT64, true},
      1},
-    {{"tf32", RMS(0x1p-24), RMS(0x1p-11), RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), {0}, {0}, 0},
+    {{"tf32", RMS(0x1p-24), RMS(0x1p-11), RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), .least = 0},
      {ASSAY_FLOAT32, ASSAY_TFLOAT32, false},
      1},
-    {{"tpu", RMS(0x1p-24), RMS(0x1p-8), RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), {0}, {0}, 0},
+    {{"tpu", RMS(0x1p-24), RMS(0x1p-8), RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), .least = 0},
      {ASSAY_FLOAT32, ASSAY_BFLOAT16, false},
      1},
     /* most of what is stored lies below the normal numbers */
-    {{"f16", RMS(0x1p-11), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), {0}, {0}, 0x1p-24},
+    {{"f16", RMS(0x1p-11), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), .least = 0x1p-24},
      {ASSAY_FLOAT16, ASSAY_FLOAT64, true},
      0x1p-5},
 };

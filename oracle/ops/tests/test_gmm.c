@@ -147,8 +147,8 @@ static void test_errors_lie_under_sigma_and_not_far(void **state)
 {
     (void)state;
     static const assay_precision PRECISIONS[] = {
-        {"bf16", RMS(0x1p-8), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), {0}, {0}, 0},
-        {"f32", RMS(0x1p-24), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), {0}, {0}, 0}};
+        {"bf16", RMS(0x1p-8), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), .least = 0},
+        {"f32", RMS(0x1p-24), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), .least = 0}};
     static const int32_t SIZES[] = {31, 0, 16, 40};
     const assay_gmm_dims dims = {90, 48, 56, 4};
     assay_context ctx = assay_context_default(2);

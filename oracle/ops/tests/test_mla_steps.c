@@ -36,7 +36,7 @@ static void drop(mla_problem *p, unsigned subset)
 static assay_emulation bfloat16_emulation(void)
 {
     return (assay_emulation){
-        .precision = {"bf16", RMS(0x1p-8), RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), 0x1p-22, {0}, {0}, 0},
+        .precision = {"bf16", RMS(0x1p-8), RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), 0x1p-22, .least = 0},
         .storage = ASSAY_BFLOAT16,
         .multiply = ASSAY_BFLOAT16,
         .seed = 3};

@@ -203,16 +203,16 @@ static void test_errors_lie_under_sigma_and_not_far(void **state)
         int64_t rows, dim;
         double size_of_dy;
     } CASES[] = {
-        {{"bf16", RMS(0x1p-8), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), {0}, {0}, 0}, ASSAY_BFLOAT16, 40, 96, 1},
-        {{"bf16", RMS(0x1p-8), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), {0}, {0}, 0}, ASSAY_BFLOAT16, 8, 1024, 1},
-        {{"f16", RMS(0x1p-11), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), {0}, {0}, 0}, ASSAY_FLOAT16, 64, 64, 1},
-        {{"f16", RMS(0x1p-11), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), {0}, {0}, 0x1p-24},
+        {{"bf16", RMS(0x1p-8), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), .least = 0}, ASSAY_BFLOAT16, 40, 96, 1},
+        {{"bf16", RMS(0x1p-8), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), .least = 0}, ASSAY_BFLOAT16, 8, 1024, 1},
+        {{"f16", RMS(0x1p-11), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), .least = 0}, ASSAY_FLOAT16, 64, 64, 1},
+        {{"f16", RMS(0x1p-11), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), .least = 0x1p-24},
          ASSAY_FLOAT16,
          64,
          64,
          0x1p-15},
-        {{"f32", RMS(0x1p-24), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), {0}, {0}, 0}, ASSAY_FLOAT32, 40, 96, 1},
-        {{"f32", RMS(0x1p-24), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), {0}, {0}, 0}, ASSAY_FLOAT32, 8, 1024, 1},
+        {{"f32", RMS(0x1p-24), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), .least = 0}, ASSAY_FLOAT32, 40, 96, 1},
+        {{"f32", RMS(0x1p-24), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), .least = 0}, ASSAY_FLOAT32, 8, 1024, 1},
     };
     assay_context ctx = assay_context_default(2);
     for (size_t c = 0; c < sizeof CASES / sizeof *CASES; c++) {
@@ -261,7 +261,7 @@ static void test_emulated_spread_and_gauge_agree(void **state)
     (void)state;
 #define F16                                                                                                            \
     {                                                                                                                  \
-        "f16", RMS(0x1p-11), 0, RMS(0x1p-24), RMS(0x1p-24), 0x1p-22, {0}, {0}, 0x1p-24                                 \
+        "f16", RMS(0x1p-11), 0, RMS(0x1p-24), RMS(0x1p-24), 0x1p-22, .least = 0x1p-24                                  \
     }
     static const struct {
         assay_precision precision;
@@ -269,9 +269,9 @@ static void test_emulated_spread_and_gauge_agree(void **state)
         int64_t dim;
         double size_of_x, size_of_dy, most;
     } CASES[] = {
-        {{"bf16", RMS(0x1p-8), 0, RMS(0x1p-24), RMS(0x1p-24), 0x1p-22, {0}, {0}, 0}, ASSAY_BFLOAT16, 48, 1, 1, 1.5},
-        {{"f32", RMS(0x1p-24), 0, RMS(0x1p-24), RMS(0x1p-24), 0x1p-22, {0}, {0}, 0}, ASSAY_FLOAT32, 48, 1, 1, 1.5},
-        {{"f32", RMS(0x1p-24), 0, RMS(0x1p-24), RMS(0x1p-24), 0, {0}, {0}, 0}, ASSAY_FLOAT32, 2111, 1, 1, 1.5},
+        {{"bf16", RMS(0x1p-8), 0, RMS(0x1p-24), RMS(0x1p-24), 0x1p-22, .least = 0}, ASSAY_BFLOAT16, 48, 1, 1, 1.5},
+        {{"f32", RMS(0x1p-24), 0, RMS(0x1p-24), RMS(0x1p-24), 0x1p-22, .least = 0}, ASSAY_FLOAT32, 48, 1, 1, 1.5},
+        {{"f32", RMS(0x1p-24), 0, RMS(0x1p-24), RMS(0x1p-24), 0, .least = 0}, ASSAY_FLOAT32, 2111, 1, 1, 1.5},
         /* below the normal numbers a rounding counts as it is */
         {F16, ASSAY_FLOAT16, 48, 1, 0x1p-15, 2.1},
         {F16, ASSAY_FLOAT16, 48, 0x1p-8, 0x1p-8, 2.1}};
