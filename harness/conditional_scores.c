@@ -30,7 +30,7 @@ static assay_status source_read(assay_context *ctx, void *self, const char *path
 {
     const assay_conditional *c = self;
     assay_status status = c->inputs.read(ctx, c->inputs.self, path, first, count, out);
-    if (status == ASSAY_OK && ctx->emulation != NULL) assay_ensemble_round_given(ctx, path, count, out);
+    if (status == ASSAY_OK) assay_ensemble_round_given(ctx, path, count, out);
     return status;
 }
 

@@ -33,6 +33,12 @@ bool assay_ensemble_is_propagated(const assay_plan *plan, const assay_precision 
     return first_order && !needs_ensemble(plan);
 }
 
+bool assay_ensemble_is_raised(const assay_plan *plan, const assay_precision *p)
+{
+    const bool small = assay_ensemble_members(plan) > 0 && plan->null_left_out[0] == '\0';
+    return p->given != ASSAY_FLOAT64 && assay_ensemble_is_propagated(plan, p) && small;
+}
+
 static int propagated_count(const assay_plan *plan)
 {
     int count = 0;
@@ -40,6 +46,14 @@ static int propagated_count(const assay_plan *plan)
         count += assay_ensemble_is_propagated(plan, &plan->precisions[p]);
     }
     return count;
+}
+
+/* Whether the operation's own run gives all error scales as they are. */
+static bool needs_no_runs(const assay_plan *plan)
+{
+    bool none = propagated_count(plan) == plan->precision_count;
+    for (int p = 0; p < plan->precision_count; p++) none &= !assay_ensemble_is_raised(plan, &plan->precisions[p]);
+    return none;
 }
 
 static bool wants_null(const assay_ensemble *e)
@@ -108,11 +122,21 @@ cleanup:
     return status;
 }
 
+/* Propagated scales, and a run with inputs that are rounded to nearest. */
+static assay_status raise_scales(assay_context *ctx, assay_ensemble *e, int p)
+{
+    const assay_member rounded = {.precision = &e->plan->precisions[p], .nearest = true, .exact = true};
+    e->null_only = false;
+    assay_status status = assay_ensemble_run(ctx, e, &rounded);
+    return status == ASSAY_OK ? assay_ensemble_run_raised(ctx, e, p) : status;
+}
+
 static assay_status evaluate_precision(assay_context *ctx, assay_ensemble *e, int p, bool null)
 {
     assay_status status = ASSAY_OK;
     const int members = assay_ensemble_members(e->plan);
     assay_member member = {.precision = &e->plan->precisions[p]};
+    if (assay_ensemble_is_raised(e->plan, member.precision)) TRY(raise_scales(ctx, e, p));
     e->null_only = assay_ensemble_is_propagated(e->plan, member.precision);
     if (e->null_only && !null) return ASSAY_OK;
     for (; member.number < members; member.number++) TRY(assay_ensemble_run(ctx, e, &member));
@@ -147,7 +171,7 @@ assay_status assay_evaluate(assay_context *ctx, const assay_plan *plan, const as
 {
     assay_ensemble e = {.plan = plan, .in = in, .out = out};
     const bool null = wants_null(&e);
-    if (propagated_count(plan) == plan->precision_count && !null) {
+    if (needs_no_runs(plan) && !null) {
         return plan->operation->run(ctx, plan->c, in, out, plan->precisions, plan->precision_count);
     }
     assay_status status = evaluate(ctx, &e, null);
@@ -209,7 +233,7 @@ int64_t assay_ensemble_memory(const assay_plan *plan)
 {
     const int propagated = propagated_count(plan);
     const bool null = holds_null(plan);
-    if (propagated == plan->precision_count && !null) return 0;
+    if (needs_no_runs(plan) && !null) return 0;
     const double bytes =
         bytes_given(plan) + bytes_left(plan, null ? propagated + (propagated < plan->precision_count) : 0);
     return bytes < 0x1p61 ? (int64_t)bytes : INT64_C(1) << 61; /* whose sum with the operation's own has 64 bits */

@@ -28,7 +28,8 @@ assay_emulation assay_ensemble_member(const assay_plan *plan, const assay_precis
                                       int number);
 
 /* What is given, as a run in the emulated arithmetic reads it: an input, weight or cotangent on a finer grid than the
- * precision's storage is rounded first, each value to the same number wherever it is used. */
+ * precision's storage is rounded first, each value to the same number wherever it is used. Nothing without
+ * ctx->emulation. */
 void assay_ensemble_round_given(const assay_context *ctx, const char *path, int64_t count, double *values);
 
 /* Bytes that the ensemble takes beside the operation. */

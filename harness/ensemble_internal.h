@@ -68,20 +68,30 @@ void assay_ensemble_scale_path(const assay_precision *precision, const char *pat
 /* Whether the operation gives error scales of that precision itself. */
 bool assay_ensemble_is_propagated(const assay_plan *plan, const assay_precision *precision);
 
+/* Whether such scales are raised to what comes of inputs that are rounded to nearest: too large an error for first order
+ * where values cancel, and one that does not average out where a tensor's roundings go one way. Not in cases too large
+ * for null distributions. */
+bool assay_ensemble_is_raised(const assay_plan *plan, const assay_precision *precision);
+
 /* Room for what the golden run and the members are to leave; and what the members read, from e->in. */
 assay_status assay_ensemble_collect(assay_context *ctx, assay_ensemble *e, bool null);
 assay_status assay_ensemble_keep_given(assay_context *ctx, assay_ensemble *e);
 assay_status assay_ensemble_alloc_scale(assay_context *ctx, assay_tracked *t, int precision);
 void assay_ensemble_release(assay_ensemble *e);
 
-/* The golden run: its results to e->out and into memory, with the error scales that the operation gives itself. */
+/* The golden run: its results to e->out and into memory, with the error scales that the operation gives itself and that
+ * are not raised. */
 assay_status assay_ensemble_run_golden(assay_context *ctx, assay_ensemble *e);
 
-/* One run in the emulated arithmetic, whose errors go to slot number % members of each tensor's. */
+/* The operation's error scales of plan precision p, each at least as large as the error in slot 0; 0 stays. */
+assay_status assay_ensemble_run_raised(assay_context *ctx, assay_ensemble *e, int p);
+
+/* One run in the emulated arithmetic, whose errors go to slot `number` of each tensor's, or to slot 0. */
 typedef struct assay_member {
     const assay_precision *precision;
     int number;
     bool nearest; /* every rounding to nearest, and no other errors */
+    bool exact;   /* after what is given was rounded: no errors at all */
 } assay_member;
 assay_status assay_ensemble_run(assay_context *ctx, assay_ensemble *e, const assay_member *member);
 

@@ -1,4 +1,5 @@
 /* The runs of an ensemble: the golden one, and the members' in the emulated arithmetic. */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -80,10 +81,11 @@ static bool is_wanted(const assay_ensemble *e, const assay_tracked *t)
 /* Logits that are given are a router's, which rounds them itself. */
 void assay_ensemble_round_given(const assay_context *ctx, const char *path, int64_t count, double *values)
 {
+    if (ctx->emulation == NULL) return;
     const assay_precision *precision = &ctx->emulation->precision;
     const assay_dtype type = assay_path_ends(path, "gate/bias") ? precision->router_bias : precision->given;
     if (type == ASSAY_FLOAT64 || strcmp(path, "inputs/logits") == 0) return;
-    assay_round(ctx, ASSAY_ROUND_STORAGE, count, values);
+    assay_arithmetic_emulated.round(ctx, ASSAY_ROUND_STORAGE, count, values);
 }
 
 /* A member: its inputs are the golden run's and the golden run's choices; of its results only the errors are kept. */
@@ -166,7 +168,9 @@ assay_status assay_ensemble_run_golden(assay_context *ctx, assay_ensemble *e)
     TRY(assay_alloc(ctx, "precisions", plan->precision_count, sizeof *plan->precisions, &memory));
     assay_precision *propagated = memory;
     for (int p = 0; p < plan->precision_count; p++) {
-        if (assay_ensemble_is_propagated(plan, &plan->precisions[p])) propagated[count++] = plan->precisions[p];
+        const assay_precision *precision = &plan->precisions[p];
+        if (!assay_ensemble_is_propagated(plan, precision) || assay_ensemble_is_raised(plan, precision)) continue;
+        propagated[count++] = *precision;
     }
     TRY(plan->operation->run(ctx, plan->c, e->in, &golden, propagated, count));
     TRY(check_complete(ctx, e, true));
@@ -196,11 +200,55 @@ assay_status assay_ensemble_run(assay_context *ctx, assay_ensemble *e, const ass
     assay_emulation emulation = assay_ensemble_member(plan, member->precision, "ensemble", member->number);
     assay_context emulated = *ctx;
     emulation.nearest = member->nearest;
-    emulated.arithmetic = &assay_arithmetic_emulated;
+    if (!member->exact) emulated.arithmetic = &assay_arithmetic_emulated;
     emulated.emulation = &emulation;
     e->slot = member->nearest ? 0 : member->number;
     for (int i = 0; i < e->tensor_count; i++) e->tensors[i].written = 0;
     assay_status status = plan->operation->run(&emulated, plan->c, &in, &out, NULL, 0);
     memcpy(ctx->message, emulated.message, sizeof ctx->message);
     return status == ASSAY_OK ? check_complete(ctx, e, false) : status;
+}
+
+/* Error scales of one precision, on their way from the operation to where they are wanted. */
+typedef struct raised_scales {
+    assay_ensemble *e;
+    const assay_precision *precision;
+} raised_scales;
+
+static bool raised_wants(void *self, const char *path)
+{
+    const raised_scales *r = self;
+    return assay_path_in(path, "error_scale") && assay_wants(r->e->out, path);
+}
+
+static assay_status raised_write(assay_context *ctx, void *self, const char *path, int64_t count, const double *values)
+{
+    assay_status status;
+    const raised_scales *r = self;
+    const char *of = path + strlen("error_scale/") + strlen(r->precision->name) + 1;
+    assay_tracked *t = assay_ensemble_tensor(r->e, of);
+    double *raised = NULL;
+    if (count > t->count - t->written) return beyond_the_end(ctx, path);
+    TRY(assay_alloc_f64(ctx, "error scale", count, &raised));
+    for (int64_t i = 0; i < count; i++) {
+        const double error = fabs((double)t->errors[t->written + i]);
+        raised[i] = values[i] > 0 && isfinite(error) ? fmax(values[i], error) : values[i];
+    }
+    t->written += count;
+    TRY(keep_scale_at(ctx, r->e, path, count, raised));
+    TRY(assay_write_result(ctx, r->e->out, path, count, raised));
+cleanup:
+    free(raised);
+    return status;
+}
+
+assay_status assay_ensemble_run_raised(assay_context *ctx, assay_ensemble *e, int p)
+{
+    const assay_plan *plan = e->plan;
+    raised_scales r = {.e = e, .precision = &plan->precisions[p]};
+    const assay_source in = {.self = e, .has = member_has, .read = member_read, .read_i32 = member_read_i32};
+    const assay_sink out = {
+        .self = &r, .wants = raised_wants, .write = raised_write, .write_i32 = member_write_i32};
+    for (int i = 0; i < e->tensor_count; i++) e->tensors[i].written = 0;
+    return plan->operation->run(ctx, plan->c, &in, &out, r.precision, 1);
 }

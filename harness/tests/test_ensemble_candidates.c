@@ -1,5 +1,5 @@
 /* Error scales of the operations that take them from an ensemble, against correct implementations in another
- * arithmetic: the same operations with each rounding to nearest, and float32 sums from the last term to the first.
+ * arithmetic: each rounding to nearest, and float32 sums from the last term to the first.
  * Every tensor must pass, and with scales that are not far too large. */
 #include <math.h>
 #include <stdlib.h>
@@ -9,41 +9,8 @@
 #include "compare/thresholds.h"
 #include "harness/ensemble.h"
 #include "harness/tests/harness_test.h"
-#include "oracle/arithmetic/emulated.h"
+#include "harness/tests/nearest_arithmetic.h"
 #include "oracle/moe/tests/memory_store.h"
-
-/* What the candidate's storage type is comes with the context, as for the emulated arithmetic. */
-static double stored(const assay_context *ctx, double x)
-{
-    return assay_dtype_round(ctx->emulation->storage, x, false);
-}
-
-static assay_status nearest_matmul(assay_context *ctx, const assay_matmul_args *x)
-{
-    (void)ctx;
-    for (int64_t i = 0; i < x->m; i++) {
-        for (int64_t j = 0; j < x->n; j++) {
-            double *c = x->c + i * x->ldc + j;
-            float sum = 0;
-            for (int64_t p = x->k - 1; p >= 0; p--) {
-                const double a = x->transpose_a ? x->a[p * x->lda + i] : x->a[i * x->lda + p];
-                const double b = x->transpose_b ? x->b[j * x->ldb + p] : x->b[p * x->ldb + j];
-                sum += (float)a * (float)b;
-            }
-            *c = x->accumulate ? (float)*c + sum : sum;
-        }
-    }
-    return ASSAY_OK;
-}
-
-static void nearest_round(const assay_context *ctx, assay_rounding rounding, int64_t count, double *values)
-{
-    for (int64_t i = 0; i < count; i++) {
-        values[i] = rounding == ASSAY_ROUND_STORAGE ? stored(ctx, values[i]) : (double)(float)values[i];
-    }
-}
-
-static const assay_arithmetic nearest = {.name = "nearest", .matmul = nearest_matmul, .round = nearest_round};
 
 /* The RMS of error over deviation, the rounding of the result included; fails beyond the threshold of an element. */
 static double ratio_of(const assay_tensor_spec *spec, const double *golden, const double *candidate,
@@ -91,7 +58,7 @@ static void check(const char *yaml)
         const assay_profile *profile = assay_profile_by_name(plan.precisions[p].name);
         const assay_emulation types = {.storage = profile->storage};
         assay_context candidate = ctx;
-        candidate.arithmetic = &nearest;
+        candidate.arithmetic = &nearest_arithmetic;
         candidate.emulation = &types;
         const assay_sink out = memory_store_sink(&results);
         assert_ok(&candidate, plan.operation->run(&candidate, c, &source, &out, NULL, 0));

@@ -1,10 +1,10 @@
 /* Grouping token copies by expert, and back (SPEC 6; MaxText moe.py permute, unpermute).
  *
- * selected_experts [T,K] in [0,E). flat = its T*K entries; order = stable argsort(flat) (sorted_selected_experts:
- * positions, not ids); sorted_inputs[j] = x[order[j] / K]; group_sizes = bincount(flat, E). unpermute: y[t] = sum over
- * k ascending of weights[t,k] * sorted[position of (t,k)]. The gradient of permute is unpermute with weights 1, and the
- * other way round; dweights[t,k] = <sorted row, dy[t]>. An id outside [0,E) and an order that is no permutation are
- * refused. */
+ * selected_experts [T,K] in [0,E). flat = its T*K entries; order = stable argsort(flat) (sorted_selected_experts: positions,
+ * not ids); sorted_inputs[j] = x[order[j] / K]; group_sizes = bincount(flat, E).
+ * unpermute: y[t] = sum over k ascending of weights[t,k] * sorted[position of (t,k)].
+ * The gradient of permute is unpermute with weights 1, and the other way round; dweights[t,k] = <sorted row, dy[t]>.
+ * An id outside [0,E) and an order that is no permutation are refused. */
 #ifndef ASSAY_MOE_PERMUTE_H
 #define ASSAY_MOE_PERMUTE_H
 
@@ -32,8 +32,8 @@ assay_status assay_unpermute_backward(assay_context *ctx, double *d_sorted, doub
                                       const double *sorted, const int32_t *order, const double *weights,
                                       const assay_permute_dims *dims);
 
-/* Variances of the errors with operands that are given (sums over K and D); NULL results are skipped. permute itself is
- * exact forward; its dx is an unpermute with weights NULL. */
+/* Variances of the errors with operands that are given (sums over K and D); NULL results are skipped. permute itself is exact
+ * forward; its dx is an unpermute with weights NULL. */
 assay_status assay_unpermute_gauge(assay_context *ctx, const assay_precision *precision, double *variance_y,
                                    double *variance_d_sorted, double *variance_d_weights, const double *dy,
                                    const double *sorted, const int32_t *order, const double *weights,

@@ -1,10 +1,10 @@
 /* Error scales of the gated MLP: the running gauge of precision.h through gated_mlp.h, forward and backward.
  * x, weights and the cotangent's values are those of the golden run; weights are given (precision.h); v->x (NULL: it is
  * given) is the variance of x, which llama4's MoE block scales and stores before the expert; variance_dy (NULL: it is
- * given) is the variance of dy, which inside a MoE block carries the error of the routing weight. A correct
- * implementation may round a, b, h, dh, da, db to storage, and products before a bias or another product is added. Near
- * a clamp or relu's kink (within 8 standard deviations of a or b, with a weight that falls from 1 to 0.02) the jump of
- * the derivative counts as an error of its own. */
+ * given) is the variance of dy, which inside a MoE block carries the error of the routing weight. A correct implementation may round
+ * a, b, h, dh, da, db to storage, and products before a bias or another product is added. Near a clamp or relu's kink
+ * (within 8 standard deviations of a or b, with a weight that falls from 1 to 0.02) the jump of the derivative counts
+ * as an error of its own. */
 #ifndef ASSAY_OPS_GATED_MLP_GAUGE_H
 #define ASSAY_OPS_GATED_MLP_GAUGE_H
 

@@ -1,0 +1,285 @@
+/* Profiles narrower than the grid of a golden's inputs: a kernel of such a profile rounds inputs, weights and
+ * cotangents before it does anything with them. It must pass, and one that rounds them to a coarser type still must
+ * not. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "harness/conditional.h"
+#include "harness/ensemble.h"
+#include "harness/tests/harness_test.h"
+#include "harness/tests/nearest_arithmetic.h"
+#include "oracle/moe/tests/memory_store.h"
+
+/* A golden on disk and a candidate of it. */
+typedef struct trial {
+    assay_context ctx;
+    assay_case *c;
+    assay_plan plan;
+    assay_fixture_reader *golden;
+    char candidate[TEST_PATH_SIZE + 32];
+} trial;
+
+static void open_trial(trial *t, const test_folder *folder, assay_case *c)
+{
+    *t = (trial){.ctx = assay_context_default(1), .c = c};
+    snprintf(t->candidate, sizeof t->candidate, "%s/candidate.h5", folder->path);
+    assert_ok(&t->ctx, assay_plan_make(&t->ctx, &t->plan, c));
+    assert_ok(&t->ctx, assay_golden_write(&t->ctx, &t->plan, folder->file, NULL, true));
+    assert_ok(&t->ctx, assay_fixture_open(&t->ctx, folder->file, &t->golden));
+}
+
+static void close_trial(trial *t)
+{
+    assay_fixture_close(t->golden);
+    assay_plan_free(&t->plan);
+    assay_cases_free(t->c, 1);
+}
+
+/* What a kernel reads: the golden's tensors, rounded to nearest. A router's own numbers stay as they are. */
+typedef struct kernel_source {
+    assay_source golden;
+    assay_dtype type;
+    bool chooses; /* experts by itself; else the golden's are given */
+} kernel_source;
+
+static bool kernel_has(void *self, const char *path)
+{
+    const kernel_source *k = self;
+    if (k->chooses && assay_path_in(path, "routing")) return false;
+    return k->golden.has(k->golden.self, path);
+}
+
+static assay_status kernel_read(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
+                                double *out)
+{
+    const kernel_source *k = self;
+    assay_status status = k->golden.read(ctx, k->golden.self, path, first, count, out);
+    const bool of_router = assay_path_ends(path, "gate/bias") || assay_path_ends(path, "logits");
+    if (status == ASSAY_OK && !of_router) assay_dtype_round_many(k->type, count, out, out);
+    return status;
+}
+
+static assay_status kernel_read_i32(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
+                                    int32_t *out)
+{
+    const kernel_source *k = self;
+    return k->golden.read_i32(ctx, k->golden.self, path, first, count, out);
+}
+
+/* With inputs in `type`. */
+static void write_candidate(trial *t, const assay_profile *profile, assay_dtype type, bool chooses)
+{
+    memory_store results = {0};
+    assay_fixture_writer *writer = NULL;
+    const assay_emulation types = {.storage = profile->storage};
+    kernel_source kernel = {.golden = assay_fixture_source(t->golden), .type = type, .chooses = chooses};
+    const assay_source in = {.self = &kernel, .has = kernel_has, .read = kernel_read, .read_i32 = kernel_read_i32};
+    const assay_sink out = memory_store_sink(&results);
+    assay_context own = t->ctx;
+    own.arithmetic = &nearest_arithmetic;
+    own.emulation = &types;
+    assert_ok(&own, t->plan.operation->run(&own, t->c, &in, &out, NULL, 0));
+    assert_ok(&t->ctx, assay_fixture_create(&t->ctx, t->candidate, &writer));
+    assert_ok(&t->ctx, assay_fixture_set_text(&t->ctx, writer, "kind", "candidate"));
+    for (int i = 0; i < t->plan.spec_count; i++) {
+        assay_tensor_spec spec = t->plan.specs[i];
+        const memory_tensor *found = memory_store_find(&results, spec.path);
+        const bool choice = chooses && assay_path_ends(spec.path, "selected_experts");
+        if (!choice && !assay_path_in(spec.path, "outputs") && !assay_has_error_scale(&spec)) continue;
+        assert_non_null(found);
+        if (spec.type != ASSAY_INT32) spec.type = profile->storage;
+        assert_ok(&t->ctx, assay_fixture_declare(&t->ctx, writer, &spec));
+        if (spec.type == ASSAY_INT32) {
+            assert_ok(&t->ctx, assay_fixture_append_i32(&t->ctx, writer, spec.path, found->count, found->indices));
+        } else {
+            assert_ok(&t->ctx, assay_fixture_append(&t->ctx, writer, spec.path, found->count, found->values));
+        }
+    }
+    assert_ok(&t->ctx, assay_fixture_finish(&t->ctx, writer));
+    memory_store_free(&results);
+}
+
+static void compare(trial *t, const assay_profile *profile, assay_report *report)
+{
+    assay_fixture_reader *candidate = NULL, *against = NULL;
+    assert_ok(&t->ctx, assay_fixture_open(&t->ctx, t->candidate, &candidate));
+    assert_ok(&t->ctx,
+              assay_compare_conditionally(&t->ctx, t->golden, candidate, profile, 1e-6, true, report, &against));
+    assay_fixture_close(against);
+    assay_fixture_close(candidate);
+}
+
+static assay_verdict verdict_of(trial *t, const assay_profile *profile, assay_dtype type)
+{
+    assay_report report;
+    write_candidate(t, profile, type, false);
+    compare(t, profile, &report);
+    const assay_verdict verdict = report.verdict;
+    if (verdict == ASSAY_FAIL && type == profile->storage)
+        fail_msg("%s %s: %s", report.case_name, report.profile, report.message);
+    assay_report_free(&report);
+    return verdict;
+}
+
+static const char *const cases[] = {
+    "rms_norm/prime-width",
+    "rms_norm/mean-offset",
+    "mlp/silu",
+    "mlp/biases",
+    "gmm/primes",
+    "permute/stable",
+    "unpermute/primes",
+    "routing/deepseek3-tiny",
+    "routing/balance",
+    "routing/gpt-oss",
+    "routing/gemma4",
+    "moe/small",
+    "moe/mixtral-capacity",
+    "moe/balance",
+    "moe/down-bias",
+    "moe/llama4",
+    "moe/gemma4",
+    "moe/mesh-expert2",
+    "yarn_rope/deepseek",
+    "attention/seven",
+    "mla/small",
+    "deepseek_layer/moe",
+    "deepseek_stack/three-layers",
+};
+
+static void check_cases(void **state, const char *dtype, const char *profile_name)
+{
+    const test_folder *folder = *state;
+    assay_context ctx = assay_context_default(1);
+    const assay_profile *profile = assay_profile_by_name(profile_name);
+    char profiles[64];
+    snprintf(profiles, sizeof profiles, "profiles=%s", profile_name);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        trial t;
+        assay_case *c = case_named(&ctx, cases[i], dtype);
+        assert_ok(&ctx, assay_case_set(&ctx, c, profiles));
+        open_trial(&t, folder, c);
+        verdict_of(&t, profile, profile->storage);
+        const assay_dtype coarser = profile->storage == ASSAY_FLOAT32 ? ASSAY_BFLOAT16 : ASSAY_FLOAT8_E4M3FN;
+        if (verdict_of(&t, profile, coarser) != ASSAY_FAIL)
+            fail_msg("%s %s: inputs in %s pass", cases[i], profile_name, assay_dtype_name(coarser));
+        close_trial(&t);
+    }
+}
+
+static void float32_at_bf16(void **state)
+{
+    check_cases(state, "dtype=float32", "bf16");
+}
+
+static void float32_at_f16(void **state)
+{
+    check_cases(state, "dtype=float32", "f16");
+}
+
+static void float64_at_f32(void **state)
+{
+    check_cases(state, "dtype=float64", "f32");
+}
+
+/* Roundings of one tensor that all go one way, and inputs whose sums cancel: first order alone does not know them. */
+static void structured_inputs(void **state)
+{
+    static const char *const yaml[] = {
+        "case: a\nop: mlp\ndtype: float32\nprofiles: bf16\nbatch: 1\nsequence: 16\n"
+        "config: {base_emb_dim: 64, base_mlp_dim: 96}\n"
+        "inputs: {weights/wi_0/kernel: {mean: 0.7, scale: 0.1}, weights/wi_1/kernel: {mean: 0.7, scale: 0.1},"
+        " weights/wo/kernel: {mean: 0.7, scale: 0.1}}\n",
+        "case: a\nop: mlp\ndtype: float32\nprofiles: bf16\nbatch: 1\nsequence: 16\n"
+        "config: {base_emb_dim: 64, base_mlp_dim: 96}\n"
+        "inputs: {x: {distribution: cancel, scale: 1}, weights/wi_0/kernel: {distribution: constant, mean: 0.125},"
+        " weights/wi_1/kernel: {distribution: constant, mean: 0.0625}}\n",
+    };
+    const test_folder *folder = *state;
+    assay_context ctx = assay_context_default(1);
+    const assay_profile *profile = assay_profile_by_name("bf16");
+    for (size_t i = 0; i < sizeof yaml / sizeof *yaml; i++) {
+        trial t;
+        open_trial(&t, folder, case_from(&ctx, yaml[i]));
+        verdict_of(&t, profile, ASSAY_BFLOAT16);
+        close_trial(&t);
+    }
+}
+
+static memory_store evaluated(assay_context *ctx, const char *dtype)
+{
+    memory_store results = {0};
+    assay_plan plan = {0};
+    assay_inputs inputs = {0};
+    assay_case *c = case_named(ctx, "mlp/exact", dtype);
+    c->tags.count = 0; /* with error scales */
+    assert_ok(ctx, assay_case_set(ctx, c, "profiles=[bf16]"));
+    assert_ok(ctx, assay_plan_make(ctx, &plan, c));
+    assert_ok(ctx, assay_inputs_open(ctx, &inputs, c, &plan.list, NULL));
+    const assay_source source = assay_inputs_source(&inputs);
+    const assay_sink sink = memory_store_sink(&results);
+    assert_ok(ctx, assay_evaluate(ctx, &plan, &source, &sink));
+    assay_inputs_close(&inputs);
+    assay_plan_free(&plan);
+    assay_cases_free(c, 1);
+    return results;
+}
+
+/* Numbers that the profile's type has lose nothing: the same scales as on its own grid. */
+static void numbers_of_the_type_are_exact(void **state)
+{
+    (void)state;
+    assay_context ctx = assay_context_default(1);
+    memory_store fine = evaluated(&ctx, "dtype=float32"), own = evaluated(&ctx, "dtype=bfloat16");
+    int scales = 0;
+    assert_int_equal(fine.count, own.count);
+    for (int i = 0; i < own.count; i++) {
+        const memory_tensor *theirs = &own.items[i], *mine = memory_store_find(&fine, theirs->path);
+        if (!assay_path_in(theirs->path, "error_scale")) continue;
+        assert_non_null(mine);
+        for (int64_t k = 0; k < theirs->count; k++) assert_true(mine->values[k] == theirs->values[k]);
+        scales++;
+    }
+    assert_true(scales > 0);
+    memory_store_free(&fine);
+    memory_store_free(&own);
+}
+
+/* Experts that only rounded inputs make a kernel choose are admissible. */
+static void other_experts_are_admissible(void **state)
+{
+    const test_folder *folder = *state;
+    assay_context ctx = assay_context_default(1);
+    const assay_profile *profile = assay_profile_by_name("bf16");
+    assay_report report;
+    trial t;
+    assay_case *c = case_named(&ctx, "routing/deepseek3-tiny", "dtype=float32");
+    assert_ok(&ctx, assay_case_set(&ctx, c, "sequence=512"));
+    assert_ok(&ctx, assay_case_set(&ctx, c, "profiles=bf16"));
+    open_trial(&t, folder, c);
+    write_candidate(&t, profile, ASSAY_BFLOAT16, true);
+    compare(&t, profile, &report);
+    if (report.verdict != ASSAY_PASS) fail_msg("%s", report.message);
+    assert_true(report.routing.admissible > 0);
+    assert_int_equal(report.routing.wrong, 0);
+    assay_report_free(&report);
+    write_candidate(&t, profile, ASSAY_FLOAT8_E4M3FN, true);
+    compare(&t, profile, &report);
+    assert_int_equal(report.verdict, ASSAY_FAIL);
+    assert_true(report.routing.wrong > 0);
+    assay_report_free(&report);
+    close_trial(&t);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(float32_at_bf16, folder_setup, folder_teardown),
+        cmocka_unit_test_setup_teardown(float32_at_f16, folder_setup, folder_teardown),
+        cmocka_unit_test_setup_teardown(float64_at_f32, folder_setup, folder_teardown),
+        cmocka_unit_test_setup_teardown(structured_inputs, folder_setup, folder_teardown),
+        cmocka_unit_test(numbers_of_the_type_are_exact),
+        cmocka_unit_test_setup_teardown(other_experts_are_admissible, folder_setup, folder_teardown),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
