@@ -95,6 +95,7 @@ static assay_status source_read(assay_context *ctx, void *self, const char *path
     const assay_kept *kept = assay_results_find(source->given, path);
     if (kept == NULL || kept->values == NULL) return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is not there", path);
     memcpy(out, kept->values + first, (size_t)count * sizeof *out);
+    assay_ensemble_round_given(ctx, path, count, out);
     return ASSAY_OK;
 }
 
@@ -176,7 +177,7 @@ static assay_status run_operation(assay_context *ctx, const assay_trial *t, cons
         .self = (void *)given, .has = source_has, .read = source_read, .read_i32 = source_read_i32};
     const assay_sink out = assay_results_sink(results);
     if (!has_own_arithmetic(mutant)) return assay_evaluate(ctx, plan, &in, &out);
-    assay_emulation emulation = {.precision = t->profile->precision,
+    assay_emulation emulation = {.precision = assay_case_precision(plan->c, t->profile),
                                  .storage = t->profile->storage,
                                  .multiply = t->profile->multiply,
                                  .seed = ctx->emulation != NULL ? ctx->emulation->seed : plan->c->seed};

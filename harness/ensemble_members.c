@@ -185,11 +185,15 @@ assay_emulation assay_ensemble_member(const assay_plan *plan, const assay_precis
     char stream[64];
     const assay_profile *profile = assay_plan_profile(plan, precision->name);
     snprintf(stream, sizeof stream, "%s/%s", name, precision->name);
-    return (assay_emulation){.precision = *precision,
-                             .storage = profile->storage,
-                             .multiply = profile->multiply,
-                             .seed = assay_random_bits(plan->c->seed, stream, (uint64_t)number),
-                             .second_form = number % 2 == 1};
+    assay_emulation member = {.precision = *precision,
+                              .storage = profile->storage,
+                              .multiply = profile->multiply,
+                              .seed = assay_random_bits(plan->c->seed, stream, (uint64_t)number),
+                              .second_form = number % 2 == 1};
+    /* Half of them leave what is given as it is but in products, whose operands they round: what other uses of it have
+     * in common with a product then does not cancel. */
+    if (number / 2 % 2 == 1) member.precision.given = ASSAY_FLOAT64;
+    return member;
 }
 
 assay_status assay_ensemble_run(assay_context *ctx, assay_ensemble *e, const assay_member *member)

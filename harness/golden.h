@@ -36,6 +36,8 @@ assay_status assay_plan_make_with(assay_context *ctx, assay_plan *plan, const as
                                   const assay_fixture_reader *golden, const assay_profile *own);
 /* The profile of a precision of the plan. */
 const assay_profile *assay_plan_profile(const assay_plan *plan, const char *name);
+/* The profile's precision for a case: where its inputs lie on a finer grid, they are rounded. */
+assay_precision assay_case_precision(const assay_case *c, const assay_profile *profile);
 /* Adds a profile to the case's, where it is not among them. */
 assay_status assay_case_add_profile(assay_context *ctx, assay_case *c, const char *name);
 /* The golden is to hold no null distributions: those of old goldens do not. */

@@ -88,6 +88,14 @@ static assay_dtype coarser(const assay_case *c, assay_dtype type)
     return assay_dtype_unit_roundoff(type) > assay_dtype_unit_roundoff(c->dtype) ? type : ASSAY_FLOAT64;
 }
 
+assay_precision assay_case_precision(const assay_case *c, const assay_profile *profile)
+{
+    assay_precision precision = profile->precision;
+    precision.given = coarser(c, profile->storage);
+    precision.router_bias = coarser(c, profile->router);
+    return precision;
+}
+
 static assay_status collect_precisions(assay_context *ctx, assay_plan *plan)
 {
     const assay_text_list *profiles = &plan->c->profiles;
@@ -100,10 +108,7 @@ static assay_status collect_precisions(assay_context *ctx, assay_plan *plan)
             return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: profiles has \"%s\", expected %s", plan->c->name,
                               profiles->items[i], assay_profile_names());
         }
-        assay_precision *precision = &plan->precisions[plan->precision_count++];
-        *precision = profile->precision;
-        precision->given = coarser(plan->c, profile->storage);
-        precision->router_bias = coarser(plan->c, profile->router);
+        plan->precisions[plan->precision_count++] = assay_case_precision(plan->c, profile);
     }
     return ASSAY_OK;
 }

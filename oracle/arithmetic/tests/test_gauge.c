@@ -38,8 +38,8 @@ static double expected(const assay_precision *p, const assay_matmul_args *args, 
         const double a = args->a[at_a], b = args->b[at_b];
         sum += a * b;
         squares += a * a * b * b;
-        if (va != NULL) variance += b * b * va[at_a];
-        if (vb != NULL) variance += a * a * vb[at_b];
+        variance += b * b * (va != NULL ? va[at_a] : assay_gauge_given(p->given, a));
+        variance += a * a * (vb != NULL ? vb[at_b] : assay_gauge_given(p->given, b));
         if ((q + 1) % length == 0 || q + 1 == args->k) partial += sum * sum;
     }
     return variance + 2 * p->multiply * p->multiply * squares +
@@ -99,11 +99,14 @@ static void test_products_as_defined(void **state)
         {.storage = 0.1, .multiply = 0.2},
         {.storage = 0.1},
         {.storage = 0.1, .accumulate = 0.3, .least = 0.5},
+        {.given = ASSAY_BFLOAT16},
+        {.storage = 0.1, .multiply = 0.2, .accumulate = 0.3, .given = ASSAY_FLOAT16},
     };
+    enum { COUNT = sizeof PRECISIONS / sizeof *PRECISIONS };
     assay_context ctx = assay_context_default(2);
-    for (int i = 0; i < 7 * 5 * 32; i++) {
+    for (int i = 0; i < 7 * COUNT * 32; i++) {
         const int64_t *shape = SHAPES[i % 7];
-        check_against_definition(&ctx, &PRECISIONS[i / 7 % 5], shape[0], shape[1], shape[2], i / 35);
+        check_against_definition(&ctx, &PRECISIONS[i / 7 % COUNT], shape[0], shape[1], shape[2], i / (7 * COUNT));
     }
 }
 
@@ -115,6 +118,19 @@ static void test_more_than_one_tile(void **state)
     check_against_definition(&ctx, &p, 515, 3, 4, 12);
     check_against_definition(&ctx, &p, 2, 1030, 9, 3 + 12);
     check_against_definition(&ctx, &p, 513, 514, 2, 4 + 16);
+}
+
+/* What is given loses what rounding to its type loses, and nothing where the type has it. */
+static void test_given_numbers(void **state)
+{
+    (void)state;
+    const double unit = 0x1p-8 * ASSAY_ROUNDING_RMS;
+    assert_true(assay_gauge_given(ASSAY_FLOAT64, 0.1) == 0);
+    assert_true(assay_gauge_given(ASSAY_BFLOAT16, 0) == 0);
+    assert_true(assay_gauge_given(ASSAY_BFLOAT16, -255) == 0);
+    assert_true(assay_gauge_given(ASSAY_BFLOAT16, 257) == unit * 257 * (unit * 257));
+    assert_true(assay_gauge_given(ASSAY_FLOAT16, 0x3p-24) == 0);
+    assert_true(assay_gauge_given(ASSAY_FLOAT16, 0x7p-25) == 0x1p-48 / 12);
 }
 
 static void test_exact_operands_and_nothing_rounded_have_no_error(void **state)
@@ -286,6 +302,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_products_as_defined),
         cmocka_unit_test(test_more_than_one_tile),
+        cmocka_unit_test(test_given_numbers),
         cmocka_unit_test(test_exact_operands_and_nothing_rounded_have_no_error),
         cmocka_unit_test(test_dot_and_store),
         cmocka_unit_test(test_rounding_to_float16),
