@@ -251,8 +251,7 @@ assay_status assay_ensemble_run_raised(assay_context *ctx, assay_ensemble *e, in
     const assay_plan *plan = e->plan;
     raised_scales r = {.e = e, .precision = &plan->precisions[p]};
     const assay_source in = {.self = e, .has = member_has, .read = member_read, .read_i32 = member_read_i32};
-    const assay_sink out = {
-        .self = &r, .wants = raised_wants, .write = raised_write, .write_i32 = member_write_i32};
+    const assay_sink out = {.self = &r, .wants = raised_wants, .write = raised_write, .write_i32 = member_write_i32};
     for (int i = 0; i < e->tensor_count; i++) e->tensors[i].written = 0;
     return plan->operation->run(ctx, plan->c, &in, &out, r.precision, 1);
 }
