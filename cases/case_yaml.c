@@ -221,10 +221,6 @@ assay_status assay_cases_parse_stored(assay_context *ctx, const char *origin, co
                                       assay_case **cases, int *count)
 {
     assay_status status = assay_cases_parse(ctx, origin, text, size, cases, count);
-    for (int i = 0; i < *count; i++) {
-        const bool interleave = (*cases)[i].config.given[ASSAY_KEY_AT_rope_interleave];
-        memset((*cases)[i].config.given, 0, sizeof(*cases)[i].config.given);
-        (*cases)[i].config.given[ASSAY_KEY_AT_rope_interleave] = interleave; /* settled when it was written */
-    }
+    for (int i = 0; i < *count; i++) assay_model_forget_given(&(*cases)[i].config);
     return status;
 }

@@ -47,6 +47,13 @@ const assay_model_key *assay_model_key_by_name(const char *name)
     return NULL;
 }
 
+void assay_model_forget_given(assay_model_config *config)
+{
+    const bool interleave = config->given[ASSAY_KEY_AT_rope_interleave];
+    memset(config->given, 0, sizeof config->given);
+    config->given[ASSAY_KEY_AT_rope_interleave] = interleave;
+}
+
 const char *const *assay_model_key_choices(const assay_model_key *key)
 {
     static const char *const SCORE_FUNCS[] = {"", "sigmoid", "softmax", "sqrtsoftplus", NULL};

@@ -138,6 +138,9 @@ typedef struct assay_model_key {
 extern const assay_model_key assay_model_keys[ASSAY_MODEL_KEYS];
 const assay_model_key *assay_model_key_by_name(const char *name); /* NULL when there is none */
 
+/* No key counts as given any more; rope_interleave stays as it was settled. */
+void assay_model_forget_given(assay_model_config *config);
+
 /* The texts that a key takes, ended by NULL; NULL when it takes any. */
 const char *const *assay_model_key_choices(const assay_model_key *key);
 

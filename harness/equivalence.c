@@ -284,6 +284,7 @@ bool assay_other_form_of(const assay_context *ctx, const assay_case *c, const as
                          assay_other_form *form)
 {
     *form = (assay_other_form){.c = *c, .ctx = *ctx, .holding = equivalence->holding};
+    assay_model_forget_given(&form->c.config); /* what the user said was held against the form that it was said of */
     return equivalence->other(c, form);
 }
 

@@ -1,4 +1,5 @@
 /* What a model says and an operation would not honour is refused, by key and block; what it leaves open gets said. */
+#include "harness/equivalence.h"
 #include "harness/tests/harness_test.h"
 
 #define MOE                                                                                                            \
@@ -185,6 +186,25 @@ static void stored_cases_are_as_they_were(void **state)
     assay_cases_free(c, count);
 }
 
+/* What the user said was held against the form that it was said of. */
+static void other_forms_are_not_refused(void **state)
+{
+    (void)state;
+    assay_context ctx = assay_context_default(1);
+    assay_case *c = case_named(&ctx, "moe/qwen3-without-norm", NULL);
+    int forms = 0;
+    for (const assay_equivalence *e = assay_equivalences; e->name != NULL; e++) {
+        assay_other_form other;
+        assay_plan plan = {0};
+        if (!assay_other_form_of(&ctx, c, e, &other)) continue;
+        assert_ok(&ctx, assay_plan_make(&ctx, &plan, &other.c));
+        assay_plan_free(&plan);
+        forms++;
+    }
+    assert_true(forms > 5);
+    assay_cases_free(c, 1);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -193,6 +213,7 @@ int main(void)
         cmocka_unit_test(what_is_left_open_is_said),
         cmocka_unit_test(what_is_shown_is_a_case),
         cmocka_unit_test(stored_cases_are_as_they_were),
+        cmocka_unit_test(other_forms_are_not_refused),
     };
     return cmocka_run_group_tests_name("model_check", tests, NULL, NULL);
 }
