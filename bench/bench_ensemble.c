@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include "bench/bench.h"
-#include "harness/ensemble.h"
+#include "harness/scales/ensemble.h"
 
 enum { GOLDENS = 7 };
 static const double TARGET = 1.0; /* an ensemble costs no more than 6 goldens */

@@ -75,7 +75,7 @@ typedef struct assay_tensor_result {
     char axis_labels[ASSAY_MAX_RANK][16];
 } assay_tensor_result;
 
-/* What whoever knows the operation found out about the candidate's own choice of experts (harness/conditional.h). */
+/* What whoever knows the operation found out about the candidate's own choice of experts (harness/routing_choice/given_choice.h). */
 typedef struct assay_routing_summary {
     bool judged;
     int64_t tokens, exact, admissible, wrong; /* of a stack: once for each layer */
@@ -104,7 +104,7 @@ typedef struct assay_report {
 } assay_report;
 
 /* Where in the data flow the tensor of a path stands: lower comes first; equal ones go by their paths. Whoever knows
- * the operations has one (harness/data_flow.h). */
+ * the operations has one (harness/operations/data_flow.h). */
 typedef int64_t (*assay_rank)(const char *path);
 
 /* `rank` may be NULL: folder after folder, schedule/, routing/, checkpoints/, outputs/, gradients/. */

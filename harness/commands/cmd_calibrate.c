@@ -2,8 +2,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "harness/certificate.h"
-#include "harness/command.h"
+#include "harness/certify/certificate.h"
+#include "harness/commands/command.h"
 #include "oracle/arithmetic/arithmetic.h"
 
 /* What else a golden holds, which the new one is to hold too. */

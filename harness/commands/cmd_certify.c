@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "harness/command.h"
-#include "harness/discrimination.h"
+#include "harness/commands/command.h"
+#include "harness/power/power_test.h"
 #include "oracle/base/whole_file.h"
 
 static const char *outcome_name(assay_mutant_outcome outcome)

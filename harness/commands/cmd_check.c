@@ -3,10 +3,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "harness/backend_files.h"
-#include "harness/command.h"
-#include "harness/equivalence_backend.h"
-#include "harness/progress.h"
+#include "harness/backends/backend_files.h"
+#include "harness/commands/command.h"
+#include "harness/equivalences/equivalence_backend.h"
+#include "harness/plan/progress.h"
 
 typedef struct tally {
     int held, failed, vacuous, unsupported;

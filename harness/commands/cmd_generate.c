@@ -3,8 +3,8 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "harness/certificate.h"
-#include "harness/command.h"
+#include "harness/certify/certificate.h"
+#include "harness/commands/command.h"
 
 static bool is_file_name(const char *path)
 {

@@ -3,7 +3,7 @@
 
 #include <cjson/cJSON.h>
 
-#include "harness/command.h"
+#include "harness/commands/command.h"
 
 static bool has_tag(const assay_case *c, const char *tag)
 {

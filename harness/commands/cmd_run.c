@@ -2,12 +2,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "harness/backend.h"
-#include "harness/backend_files.h"
-#include "harness/command.h"
-#include "harness/conditional.h"
-#include "harness/explain.h"
-#include "harness/known.h"
+#include "harness/backends/backend.h"
+#include "harness/backends/backend_files.h"
+#include "harness/commands/command.h"
+#include "harness/routing_choice/given_choice.h"
+#include "harness/explain/explain.h"
+#include "harness/commands/expected_failures.h"
 
 /* One case: files, what the backend did, what the comparer says. */
 typedef struct case_run {

@@ -8,8 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "harness/backend.h"
-#include "harness/command.h"
+#include "harness/backends/backend.h"
+#include "harness/commands/command.h"
 #include "oracle/base/memory.h"
 
 enum { GUARD = 4096, GUARD_BYTE = 0xa5, MESSAGE = 512, WIDEST = 8 };

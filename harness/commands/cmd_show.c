@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "harness/command.h"
+#include "harness/commands/command.h"
 #include "harness/operations/op_support.h"
 #include "oracle/base/memory.h"
 

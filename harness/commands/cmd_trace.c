@@ -1,7 +1,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "harness/command.h"
+#include "harness/commands/command.h"
 #include "oracle/base/memory.h"
 #include "oracle/base/whole_file.h"
 #include "oracle/layer/schedule_events.h"

@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "harness/certificate.h"
-#include "harness/command.h"
+#include "harness/certify/certificate.h"
+#include "harness/commands/command.h"
 #include "oracle/arithmetic/arithmetic.h"
 
 /* What was found of a golden. Starts zeroed. */

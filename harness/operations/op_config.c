@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "cases/decoder_block.h"
-#include "harness/inputs.h"
+#include "harness/plan/inputs.h"
 #include "harness/operations/op_support.h"
 
 static assay_status score_func_of(assay_context *ctx, const char *name, assay_score_func *score)

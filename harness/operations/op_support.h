@@ -2,7 +2,7 @@
 #ifndef ASSAY_HARNESS_OP_SUPPORT_H
 #define ASSAY_HARNESS_OP_SUPPORT_H
 
-#include "harness/operation.h"
+#include "harness/operations/operation.h"
 #include "oracle/layer/deepseek_stack.h"
 #include "oracle/moe/moe.h"
 

@@ -12,9 +12,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "harness/data_flow.h"
-#include "harness/discrimination_trial.h"
-#include "harness/explain.h"
+#include "harness/operations/data_flow.h"
+#include "harness/mutants/mutant_run.h"
+#include "harness/explain/explain.h"
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/arithmetic/emulated.h"
 #include "oracle/base/random.h"

@@ -3,7 +3,7 @@
 #define ASSAY_HARNESS_TESTS_HARNESS_TEST_H
 
 #include "fixtures/tests/fixture_test.h"
-#include "harness/golden.h"
+#include "harness/golden/golden.h"
 #include "oracle/arithmetic/arithmetic.h"
 
 /* A case of the catalogue, to be freed with assay_cases_free(c, 1), changed by `set` where that is not NULL. */

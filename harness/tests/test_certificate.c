@@ -1,7 +1,7 @@
 /* The certificate of goldens: what is right gets one, and an oracle that is wrong by 1e-9 anywhere does not. */
 #include <math.h>
 
-#include "harness/certificate.h"
+#include "harness/certify/certificate.h"
 #include "harness/operations/op_support.h"
 #include "harness/tests/harness_test.h"
 

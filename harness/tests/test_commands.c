@@ -3,7 +3,7 @@
 #include <fcntl.h>
 #include <sys/types.h>
 
-#include "harness/command.h"
+#include "harness/commands/command.h"
 #include "harness/tests/harness_test.h"
 
 /* The linker puts this before the C library's own: the read number pread_failure (0: the next one) fails, once. */

@@ -1,9 +1,9 @@
 /* Candidates that chose other experts than the golden, or the same in another order: which are held against the golden
  * evaluated again, and which are wrong. The candidates are the oracle's own results given such choices. */
 #include "compare/report.h"
-#include "harness/conditional.h"
-#include "harness/conditional_internal.h"
-#include "harness/data_flow.h"
+#include "harness/routing_choice/given_choice.h"
+#include "harness/routing_choice/given_choice_internal.h"
+#include "harness/operations/data_flow.h"
 #include "harness/tests/harness_test.h"
 
 #define PROFILE "bf16"

@@ -4,8 +4,8 @@
 #include <unistd.h>
 
 #include "compare/compare.h"
-#include "harness/data_flow.h"
-#include "harness/discrimination.h"
+#include "harness/operations/data_flow.h"
+#include "harness/power/power_test.h"
 #include "harness/tests/harness_test.h"
 
 /* A golden of a case, as a file and in memory. */

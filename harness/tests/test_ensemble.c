@@ -1,6 +1,6 @@
 /* Evaluation with an ensemble, on a small operation of the test's own: two products with a choice of experts between.
  */
-#include "harness/ensemble.h"
+#include "harness/scales/ensemble.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -9,7 +9,7 @@
 
 #include "compare/profile.h"
 #include "compare/statistics.h"
-#include "harness/ensemble_internal.h"
+#include "harness/scales/ensemble_internal.h"
 #include "harness/operations/op_support.h"
 #include "oracle/arithmetic/emulated.h"
 #include "oracle/base/memory.h"

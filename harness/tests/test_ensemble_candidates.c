@@ -7,7 +7,7 @@
 
 #include "compare/profile.h"
 #include "compare/thresholds.h"
-#include "harness/ensemble.h"
+#include "harness/scales/ensemble.h"
 #include "harness/tests/harness_test.h"
 #include "harness/tests/nearest_arithmetic.h"
 #include "oracle/moe/tests/memory_store.h"

@@ -2,7 +2,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "harness/ensemble_internal.h"
+#include "harness/scales/ensemble_internal.h"
 #include "oracle/base/random.h"
 #include "tests/support/assay_test.h"
 

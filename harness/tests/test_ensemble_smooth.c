@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "compare/thresholds.h"
-#include "harness/ensemble.h"
+#include "harness/scales/ensemble.h"
 #include "oracle/arithmetic/arithmetic.h"
 #include "tests/support/assay_test.h"
 

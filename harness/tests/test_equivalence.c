@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "harness/equivalence.h"
+#include "harness/equivalences/equivalence.h"
 #include "harness/operations/op_support.h"
 #include "harness/tests/harness_test.h"
 

@@ -6,8 +6,8 @@
 #include <unistd.h>
 
 #include "compare/profile.h"
-#include "harness/backend_files.h"
-#include "harness/equivalence_backend.h"
+#include "harness/backends/backend_files.h"
+#include "harness/equivalences/equivalence_backend.h"
 #include "harness/tests/harness_test.h"
 
 static const char mlp[] =

@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "harness/equivalence.h"
+#include "harness/equivalences/equivalence.h"
 #include "harness/tests/harness_test.h"
 
 typedef struct drawing {

@@ -7,9 +7,9 @@
 
 #include "compare/compare.h"
 #include "compare/profile_yaml.h"
-#include "harness/data_flow.h"
-#include "harness/discrimination.h"
-#include "harness/ensemble.h"
+#include "harness/operations/data_flow.h"
+#include "harness/power/power_test.h"
+#include "harness/scales/ensemble.h"
 #include "harness/tests/harness_test.h"
 #include "oracle/arithmetic/tests/fp8_kernel.h"
 #include "oracle/base/memory.h"

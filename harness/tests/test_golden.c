@@ -2,7 +2,7 @@
  * left behind when they cannot be written. */
 #include <math.h>
 
-#include "harness/golden_finite.h"
+#include "harness/golden/golden_finite.h"
 #include "harness/tests/harness_test.h"
 
 static const char *const names[] = {

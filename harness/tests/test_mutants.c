@@ -3,8 +3,8 @@
 #include <stdlib.h>
 
 #include "compare/profile.h"
-#include "harness/discrimination_trial.h"
-#include "harness/ensemble.h"
+#include "harness/mutants/mutant_run.h"
+#include "harness/scales/ensemble.h"
 #include "harness/tests/harness_test.h"
 
 static const char *const operations[] = {

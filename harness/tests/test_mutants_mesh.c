@@ -2,9 +2,9 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "harness/discrimination_trial.h"
-#include "harness/ensemble.h"
-#include "harness/mutants_tensors.h"
+#include "harness/mutants/mutant_run.h"
+#include "harness/scales/ensemble.h"
+#include "harness/mutants/mutants_tensors.h"
 #include "harness/tests/harness_test.h"
 
 /* A golden in memory, and a copy of it to change. */

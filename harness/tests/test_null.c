@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "compare/compare.h"
-#include "harness/data_flow.h"
+#include "harness/operations/data_flow.h"
 #include "harness/tests/harness_test.h"
 #include "oracle/arithmetic/emulated.h"
 #include "oracle/base/random.h"

@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
-#include "harness/process.h"
+#include "harness/backends/process.h"
 #include "tests/support/assay_test.h"
 
 static int ends_with(void *data)

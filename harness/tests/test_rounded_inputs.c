@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "harness/conditional.h"
-#include "harness/ensemble.h"
+#include "harness/routing_choice/given_choice.h"
+#include "harness/scales/ensemble.h"
 #include "harness/tests/harness_test.h"
 #include "harness/tests/nearest_arithmetic.h"
 #include "oracle/moe/tests/memory_store.h"

@@ -57,7 +57,7 @@ typedef struct assay_routing_config {
     double routed_scaling_factor; /* deepseek families */
     bool norm_topk_prob;          /* default, gemma4, fused */
     bool renormalize_exactly;     /* deepseek3: divide by the sum itself, not by the sum + 1e-20 (batch-split model) */
-    bool weigh_biased;            /* deepseek3: weights from biased, as no model has it; harness/mutants.h */
+    bool weigh_biased;            /* deepseek3: weights from biased, as no model has it; harness/mutants/mutants.h */
     double load_balance_loss_weight; /* > 0 turns lb_loss on (not with hash routing) */
     double routed_bias_update_rate;  /* > 0 turns bias_updates on (not with hash routing) */
     int64_t hash_rows;               /* rows V of tid2eid; 0: no hash routing */

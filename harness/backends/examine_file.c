@@ -1,0 +1,120 @@
+#include "harness/backends/examine_file.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "fixtures/fixture.h"
+#include "harness/backends/process.h"
+#include "oracle/base/memory.h"
+
+#define LEAST_MEMORY ((int64_t)1 << 30)
+#define LEAST_SECONDS 60.0
+#define BYTES_PER_SECOND 1e6
+
+enum { CHUNK = 1 << 16 }; /* elements that are read at a time */
+
+/* What the copy of this process is told, and tells: both have it in one memory. */
+typedef struct examination {
+    const char *path;
+    int64_t memory; /* that the copy may take beyond what this process has */
+    assay_status status;
+    char message[ASSAY_MESSAGE_SIZE];
+} examination;
+
+static void limit_memory(int64_t memory)
+{
+    long long pages = 0;
+    FILE *file = fopen("/proc/self/statm", "re");
+    if (file == NULL) return;
+    if (fscanf(file, "%lld", &pages) == 1) {
+        const rlim_t most = (rlim_t)(pages * sysconf(_SC_PAGESIZE) + memory);
+        setrlimit(RLIMIT_AS, &(struct rlimit){.rlim_cur = most, .rlim_max = most});
+    }
+    fclose(file);
+    setrlimit(RLIMIT_CORE, &(struct rlimit){0});
+}
+
+static assay_status read_dataset(assay_context *ctx, assay_fixture_reader *reader, const assay_tensor_spec *spec,
+                                 double *values)
+{
+    const int64_t total = assay_shape_count(&spec->shape);
+    for (int64_t first = 0; first < total; first += CHUNK) {
+        const int64_t count = total - first < CHUNK ? total - first : CHUNK;
+        const assay_status status = assay_fixture_read(ctx, reader, spec->path, first, count, values);
+        RETURN_IF(status != ASSAY_OK, status);
+    }
+    return ASSAY_OK;
+}
+
+static assay_status read_all(assay_context *ctx, const char *path)
+{
+    assay_status status;
+    assay_fixture_reader *reader = NULL;
+    double *values = NULL;
+    TRY(assay_fixture_open(ctx, path, &reader));
+    TRY(assay_alloc_f64(ctx, "values of the file", CHUNK, &values));
+    for (int i = 0; i < assay_fixture_count(reader); i++) {
+        status = read_dataset(ctx, reader, assay_fixture_spec(reader, i), values);
+        if (status == ASSAY_NO_MEMORY) goto cleanup;
+    }
+    status = ASSAY_OK; /* a dataset that cannot be read is that dataset's finding */
+cleanup:
+    free(values);
+    assay_fixture_close(reader);
+    return status;
+}
+
+static int examine(void *data)
+{
+    examination *e = data;
+    assay_context ctx = {.threads = 1};
+    limit_memory(e->memory);
+    e->status = read_all(&ctx, e->path);
+    snprintf(e->message, sizeof e->message, "%s", ctx.message);
+    return 0;
+}
+
+/* Of a copy that lived, what it found; of another, how it ended. */
+static assay_status conclude(assay_context *ctx, const examination *e, const assay_process_result *result,
+                             double seconds)
+{
+    if (result->end == ASSAY_PROCESS_TIMED_OUT) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "%.500s: reading it takes more than %.0f s", e->path, seconds);
+    }
+    if (result->end == ASSAY_PROCESS_KILLED) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "%.500s ended its reader by signal %d (%s)", e->path, result->code,
+                          strsignal(result->code));
+    }
+    if (result->code != 0) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "%.500s ended its reader with exit status %d", e->path, result->code);
+    }
+    if (e->status == ASSAY_NO_MEMORY) {
+        return assay_fail(ctx, ASSAY_NO_MEMORY, "%.500s: reading it takes more than %lld MB of memory", e->path,
+                          (long long)(e->memory >> 20));
+    }
+    return e->status == ASSAY_OK ? ASSAY_OK : assay_fail(ctx, e->status, "%s", e->message);
+}
+
+assay_status assay_examine_file(assay_context *ctx, const char *path)
+{
+    struct stat found;
+    assay_process_result result;
+    const int64_t size = stat(path, &found) == 0 && S_ISREG(found.st_mode) ? found.st_size : 0;
+    const int64_t allowed = LEAST_MEMORY + (size < INT64_MAX / 4 ? 3 * size : 0), left = assay_memory_available();
+    const double seconds = LEAST_SECONDS + (double)size / BYTES_PER_SECOND;
+    examination *e = mmap(NULL, sizeof *e, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (e == MAP_FAILED) return assay_fail(ctx, ASSAY_NO_MEMORY, "%.500s: no memory", path);
+    *e = (examination){.path = path, .memory = allowed < left ? allowed : left};
+    assay_status status = assay_process_call(ctx, examine, e, seconds, &result);
+    if (status == ASSAY_OK) {
+        status = conclude(ctx, e, &result, seconds);
+        if (status == ASSAY_NO_MEMORY && allowed <= left) status = ASSAY_BAD_INPUT; /* the file's fault, not ours */
+    }
+    munmap(e, sizeof *e);
+    return status;
+}

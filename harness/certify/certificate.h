@@ -1,0 +1,91 @@
+/* The certificate of a golden (SPEC 12): its results held against oracle/spec's second form in binary128.
+ *
+ *   outputs/, checkpoints/, routing/   the second form's results, element by element, at the golden's choice of
+ * experts; the choice itself against the one that the second form makes gradients/                         central
+ * differences in binary128, at so many coordinates and directions each
+ *
+ * oracle/spec/certify.h says what is allowed. A fixture may store it: certificate/<path of the tensor> [9] holds the
+ * fields below. */
+#ifndef ASSAY_HARNESS_CERTIFICATE_H
+#define ASSAY_HARNESS_CERTIFICATE_H
+
+#include "harness/golden/golden.h"
+#include "oracle/spec/certify.h"
+
+/* The numbers of a stored certificate. */
+#define ASSAY_CERTIFICATE_TABLE(X)                                                                                     \
+    X(CHECKED, "checked")     /* elements, or probes of a gradient */                                                  \
+    X(KINKS, "kinks")         /* probes left out: a kink (a clamp, relu) lies on them */                               \
+    X(WORST, "worst")         /* the worst element, or -1: a random direction */                                       \
+    X(COMPUTED, "computed")   /* there: the golden's value */                                                          \
+    X(REFERENCE, "reference") /* there: the value in binary128, rounded */                                             \
+    X(ERROR, "error")         /* there: their distance */                                                              \
+    X(RELATIVE, "relative")   /* the largest error over the tensor's largest value (a direction: over the norm) */     \
+    X(ULPS, "ulps")           /* the largest error in last places of float64; of a gradient 0 */                       \
+    X(GAUGE, "gauge")         /* the largest error in error scales of the profile f64; of a gradient 0 */
+
+enum {
+#define X(code, name) ASSAY_CERTIFICATE_##code,
+    ASSAY_CERTIFICATE_TABLE(X)
+#undef X
+        ASSAY_CERTIFICATE_FIELDS
+};
+
+/* Whether a result of this path is certified, and so has a certificate. */
+bool assay_is_certified(const char *path);
+/* Whether it is a choice of experts: routing/selected_experts, or that of a layer. */
+bool assay_is_choice(const char *path);
+/* certificate/<path> [9]. */
+assay_status assay_certificate_spec(assay_context *ctx, const char *path, assay_tensor_spec *spec);
+void assay_certificate_fields(const spec_certificate *certificate, double fields[ASSAY_CERTIFICATE_FIELDS]);
+
+/* How much is certified of a plan's case. What does not fit in memory is left out, and, nobody having asked for a
+ * budget, what takes many minutes. */
+typedef struct assay_scope {
+    bool outputs, gradients; /* gradients: false too where the golden has none, or the budget is 0 */
+    spec_budget budget;      /* its seed is the case's */
+    int64_t probes;
+    char left_out[128]; /* why not all: "needs about 12 min; ask with --budget N"; else empty */
+} assay_scope;
+
+#define ASSAY_BUDGET_UNSAID (-1)
+#define ASSAY_BUDGET_ALL INT64_MAX
+/* `budget`: coordinates of each gradient, 0 for outputs alone, or one of the two above. */
+assay_scope assay_scope_of(const assay_context *ctx, const assay_plan *plan, int64_t budget);
+
+/* A golden's numbers in memory. Starts zeroed. */
+typedef struct assay_evidence {
+    const assay_plan *plan;
+    spec_tensors in;      /* what was given, and the golden's choice of experts */
+    spec_tensors results; /* what the plan's golden holds of results, and error_scale/f64/ of them */
+    int64_t *written;     /* elements so far of each result */
+    const assay_sink *next;
+} assay_evidence;
+
+/* Evaluates the plan's case from `source`, keeps the results, and passes on to `next` what it wants; `next` may be
+ * NULL. */
+assay_status assay_evidence_collect(assay_context *ctx, assay_evidence *evidence, const assay_plan *plan,
+                                    const assay_source *source, const assay_sink *next);
+void assay_evidence_free(assay_evidence *evidence); /* safe on a zeroed struct */
+
+/* One certificate for each certified tensor that the scope takes in. Runs on ctx->threads threads, which change
+ * nothing. */
+assay_status assay_certify(assay_context *ctx, const assay_evidence *evidence, const assay_scope *scope, bool quiet,
+                           spec_certificates *certificates);
+
+/* Refuses with the first certificate that is beyond what is allowed. */
+assay_status assay_certificates_check(assay_context *ctx, const spec_certificates *certificates);
+/* Holds the certificates that an open golden stores against those found now. Those of gradients that were made with
+ * another budget need only be within what is allowed. */
+assay_status assay_certificates_compare(assay_context *ctx, assay_fixture_reader *golden,
+                                        const spec_certificates *certificates);
+
+/* assay_evaluate for a plan that certifies: results to the sink, and if all are within what is allowed, certificates.
+ */
+assay_status assay_evaluate_certified(assay_context *ctx, const assay_plan *plan, const assay_source *source,
+                                      const assay_sink *out, bool quiet);
+/* That where the plan certifies, else assay_evaluate. */
+assay_status assay_evaluate_as_planned(assay_context *ctx, const assay_plan *plan, const assay_source *source,
+                                       const assay_sink *out, bool quiet);
+
+#endif

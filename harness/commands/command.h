@@ -1,0 +1,45 @@
+/* The commands of the program: one file each, one row in a table. */
+#ifndef ASSAY_HARNESS_COMMAND_H
+#define ASSAY_HARNESS_COMMAND_H
+
+#include "compare/report.h"
+#include "harness/golden/golden.h"
+#include "harness/commands/options.h"
+
+/* Exit status. */
+enum { ASSAY_EXIT_PASS = 0, ASSAY_EXIT_FAIL = 1, ASSAY_EXIT_BAD_INPUT = 2, ASSAY_EXIT_VACUOUS = 3 };
+
+typedef struct assay_command {
+    const char *name, *arguments, *summary, *details;
+    unsigned options; /* sum of ASSAY_OPT_ values */
+    int least, most;  /* how many arguments; most -1: any number */
+    /* Returns a status; *exit_code is what the program ends with when that is ASSAY_OK. */
+    assay_status (*run)(assay_context *ctx, const assay_options *options, int *exit_code);
+} assay_command;
+
+extern const assay_command assay_command_list, assay_command_show, assay_command_generate, assay_command_request,
+    assay_command_compare, assay_command_run, assay_command_verify, assay_command_certify, assay_command_check,
+    assay_command_trace, assay_command_calibrate, assay_command_shared_object;
+
+/* The cases that the arguments name, with --set and --seed applied. */
+assay_status assay_command_cases(assay_context *ctx, const assay_options *options, assay_case **cases, int *count);
+
+/* The exit status of a verdict. */
+int assay_exit_of(assay_verdict verdict);
+
+/* The profile that --precision names, built in, in a YAML file or the golden's own (NULL: none), or the one of the
+ * golden's grid. */
+assay_status assay_command_profile(assay_context *ctx, const assay_options *options, const assay_fixture_reader *golden,
+                                   const char *dtype_name, assay_profile *profile);
+
+/* The largest excess over a threshold, over all tensors. */
+double assay_report_worst(const assay_report *report);
+
+/* An option and its value, quoted for the shell, to standard output. */
+void assay_print_word(const char *option, const char *value);
+
+/* --json, --junit and --html. */
+assay_status assay_command_write_reports(assay_context *ctx, const assay_options *options, int count,
+                                         const assay_report *reports);
+
+#endif

@@ -1,0 +1,84 @@
+#include "harness/commands/expected_failures.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <fnmatch.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { LINE_SIZE = 1024 };
+
+void assay_known_free(assay_known *known)
+{
+    free(known->entries);
+    *known = (assay_known){0};
+}
+
+const assay_known_entry *assay_known_find(const assay_known *known, const char *case_name)
+{
+    for (int i = 0; i < known->count; i++) {
+        if (fnmatch(known->entries[i].pattern, case_name, 0) == 0) return &known->entries[i];
+    }
+    return NULL;
+}
+
+/* Without white space at both ends. */
+static char *trim(char *text)
+{
+    while (isspace((unsigned char)*text)) text++;
+    size_t length = strlen(text);
+    while (length > 0 && isspace((unsigned char)text[length - 1])) text[--length] = '\0';
+    return text;
+}
+
+static assay_status add(assay_context *ctx, const char *path, int line, char *text, assay_known *known)
+{
+    const size_t length = strcspn(text, " \t");
+    const char *reason = trim(text + length);
+    if (reason[0] == '\0') {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s:%d: '%.60s' has no reason, expected a case and why it fails", path,
+                          line, text);
+    }
+    if (length >= ASSAY_PATH_SIZE || strlen(reason) >= sizeof known->entries->reason) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "%s:%d: too long, expected a case below %d and a reason below %zu bytes", path, line,
+                          ASSAY_PATH_SIZE, sizeof known->entries->reason);
+    }
+    assay_known_entry *more = realloc(known->entries, (size_t)(known->count + 1) * sizeof *more);
+    if (more == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for %s", path);
+    known->entries = more;
+    assay_known_entry *entry = &more[known->count];
+    *entry = (assay_known_entry){.line = line};
+    memcpy(entry->pattern, text, length);
+    snprintf(entry->reason, sizeof entry->reason, "%s", reason);
+    for (int i = 0; i < known->count; i++) {
+        if (strcmp(more[i].pattern, entry->pattern) != 0) continue;
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s:%d: %s is on line %d already", path, line, entry->pattern,
+                          more[i].line);
+    }
+    known->count++;
+    return ASSAY_OK;
+}
+
+assay_status assay_known_read(assay_context *ctx, const char *path, assay_known *known)
+{
+    assay_status status = ASSAY_OK;
+    char line[LINE_SIZE];
+    *known = (assay_known){0};
+    FILE *file = fopen(path, "re");
+    if (file == NULL) return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: %s", path, strerror(errno));
+    for (int number = 1; status == ASSAY_OK && fgets(line, sizeof line, file) != NULL; number++) {
+        if (strchr(line, '\n') == NULL && !feof(file)) {
+            status = assay_fail(ctx, ASSAY_BAD_INPUT, "%s:%d: longer than %d bytes", path, number, LINE_SIZE - 2);
+            break;
+        }
+        line[strcspn(line, "#")] = '\0';
+        char *text = trim(line);
+        if (text[0] != '\0') status = add(ctx, path, number, text, known);
+    }
+    if (status == ASSAY_OK && ferror(file)) status = assay_fail(ctx, ASSAY_IO, "%s: cannot be read", path);
+    fclose(file);
+    if (status != ASSAY_OK) assay_known_free(known);
+    return status;
+}

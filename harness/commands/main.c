@@ -1,0 +1,122 @@
+/* assay: golden fixtures and verdicts for MoE and MLA kernels. */
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "harness/commands/command.h"
+#include "oracle/arithmetic/arithmetic.h"
+#include "oracle/base/memory.h"
+
+static const assay_command *const commands[] = {
+    &assay_command_list,    &assay_command_show,  &assay_command_generate,  &assay_command_request,
+    &assay_command_compare, &assay_command_run,   &assay_command_check,     &assay_command_verify,
+    &assay_command_certify, &assay_command_trace, &assay_command_calibrate, &assay_command_shared_object,
+};
+enum { COMMANDS = sizeof commands / sizeof *commands };
+
+static void print_overview(void)
+{
+    printf("assay %s: the reference that MoE and MLA kernels are tried against\n\nusage: assay COMMAND ...\n\n",
+           ASSAY_VERSION);
+    for (int i = 0; i < COMMANDS; i++) {
+        if (commands[i]->summary != NULL) printf("  %-10s %s\n", commands[i]->name, commands[i]->summary);
+    }
+    printf("\nassay COMMAND --help has the options. CASE is a name of the catalogue (assay list), a glob over the\n"
+           "names ('moe/*'), or a path to a YAML file.\n"
+           "exit status: 0 passed, 1 a comparison failed, 2 bad usage or input, 3 a verdict is vacuous\n");
+}
+
+static void print_help(const assay_command *command)
+{
+    printf("usage: assay %s [options] %s\n\n%s.\n%s", command->name, command->arguments, command->summary,
+           command->details);
+    assay_options_print_help(command->options);
+}
+
+/* The instruction set may be forced: the numbers are the same with each. */
+static assay_status choose_isa(assay_context *ctx)
+{
+    const char *name = getenv("ASSAY_ISA");
+    if (name == NULL || name[0] == '\0') return ASSAY_OK;
+    if (!assay_isa_from_name(name, &ctx->isa)) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "ASSAY_ISA is \"%s\", expected scalar, avx2 or avx512", name);
+    }
+    if (!assay_isa_supported(ctx->isa)) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "ASSAY_ISA is %s, which this processor does not have", name);
+    }
+    return ASSAY_OK;
+}
+
+static assay_status run_command(assay_context *ctx, const assay_command *command, int argc, char **argv, int *exit_code)
+{
+    assay_status status;
+    assay_options options = {0};
+    TRY(assay_options_parse(ctx, argc, argv, command->options, &options));
+    if (options.help) {
+        print_help(command);
+        goto cleanup;
+    }
+    if (options.argument_count < command->least || (command->most >= 0 && options.argument_count > command->most)) {
+        status = assay_fail(ctx, ASSAY_BAD_INPUT, "usage: assay %s [options] %s; found %d arguments", command->name,
+                            command->arguments, options.argument_count);
+        goto cleanup;
+    }
+    ctx->threads = options.threads;
+    TRY(choose_isa(ctx));
+    ctx->arithmetic = assay_arithmetic_by_name(options.engine);
+    if (ctx->arithmetic == NULL) {
+        status = assay_fail(ctx, ASSAY_BAD_INPUT, "--engine is \"%s\", expected reference or blas", options.engine);
+        goto cleanup;
+    }
+    TRY(command->run(ctx, &options, exit_code));
+cleanup:
+    assay_options_free(&options);
+    return status;
+}
+
+/* One line, whatever the names in it hold. */
+static void print_error(const char *command, const char *message)
+{
+    char line[ASSAY_MESSAGE_SIZE + 64];
+    snprintf(line, sizeof line, "assay%s%.40s: %s", command[0] != '\0' ? " " : "", command, message);
+    for (char *c = line; *c != '\0'; c++) {
+        if ((unsigned char)*c < ' ') *c = ' ';
+    }
+    fprintf(stderr, "%s\n", line);
+}
+
+int main(int argc, char **argv)
+{
+    assay_context ctx = assay_context_default(1);
+    int exit_code = ASSAY_EXIT_PASS;
+    assay_keep_freed_memory();
+    signal(SIGXFSZ, SIG_IGN); /* a file beyond the limit is an error of write(), with a message */
+    if (argc < 2) {
+        print_error("", "a command is missing; see assay --help");
+        return ASSAY_EXIT_BAD_INPUT;
+    }
+    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "help") == 0) {
+        print_overview();
+        return ASSAY_EXIT_PASS;
+    }
+    if (strcmp(argv[1], "--version") == 0) {
+        printf("assay %s\n", ASSAY_VERSION);
+        return ASSAY_EXIT_PASS;
+    }
+    for (int i = 0; i < COMMANDS; i++) {
+        if (strcmp(argv[1], commands[i]->name) != 0) continue;
+        if (run_command(&ctx, commands[i], argc - 1, argv + 1, &exit_code) != ASSAY_OK) {
+            print_error(argv[1], ctx.message);
+            return ASSAY_EXIT_BAD_INPUT;
+        }
+        if (fflush(stdout) != 0 || ferror(stdout)) {
+            print_error(argv[1], "standard output cannot be written");
+            return ASSAY_EXIT_BAD_INPUT;
+        }
+        return exit_code;
+    }
+    assay_fail(&ctx, ASSAY_BAD_INPUT, "unknown command \"%.64s\"; see assay --help", argv[1]);
+    print_error("", ctx.message);
+    return ASSAY_EXIT_BAD_INPUT;
+}

@@ -1,0 +1,325 @@
+#include "harness/commands/options.h"
+
+#include <errno.h>
+#include <getopt.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "harness/certify/certificate.h"
+
+enum { COMMON = 1 << 30 };
+
+typedef struct option_row {
+    const char *name;
+    int letter; /* what getopt returns; a short option when printable */
+    bool takes_value;
+    unsigned group;
+    const char *value, *help;
+} option_row;
+
+enum {
+    THREADS = 256,
+    ENGINE,
+    COLOR,
+    SET,
+    SEED,
+    INPUTS,
+    PRECISION,
+    FALSE_ALARM,
+    JSON_FILE,
+    JUNIT_FILE,
+    HTML_FILE,
+    KNOWN_FILE,
+    BACKEND,
+    TIMEOUT,
+    KEEP,
+    TAG,
+    JSON,
+    CERTIFY,
+    MUTANTS,
+    EQUIVALENCE,
+    BUDGET,
+    WRITE
+};
+
+static const option_row rows[] = {
+    {"output", 'o', true, ASSAY_OPT_OUTPUT, "PATH", "a .h5 file for one case, or a folder"},
+    {"set", SET, true, ASSAY_OPT_SET, "KEY=VALUE", "change a key of the case (repeatable)"},
+    {"seed", SEED, true, ASSAY_OPT_SET, "N", "the seed of inputs, weights and cotangents"},
+    {"inputs", INPUTS, true, ASSAY_OPT_INPUTS, "FILE.h5",
+     "take inputs, weights and cotangents from this file where it has them"},
+    {"precision", PRECISION, true, ASSAY_OPT_PRECISION | ASSAY_OPT_PROFILE, "NAME",
+     "profile: f64, f32, bf16, bf16_router, f16, tf32, tpu_default, fp8_e4m3_block128, or a FILE.yml with your own"},
+    {"false-alarm", FALSE_ALARM, true, ASSAY_OPT_PRECISION, "P",
+     "probability that a correct backend fails (default 1e-6)"},
+    {"verbose", 'v', false, ASSAY_OPT_PRECISION | ASSAY_OPT_VERIFY, NULL, "every tensor in detail"},
+    {"json", JSON_FILE, true, ASSAY_OPT_REPORTS | ASSAY_OPT_JSON, "FILE", "write the report as JSON"},
+    {"junit", JUNIT_FILE, true, ASSAY_OPT_REPORTS, "FILE", "write the report as JUnit XML"},
+    {"html", HTML_FILE, true, ASSAY_OPT_REPORTS, "FILE", "write the report as one HTML page, with pictures"},
+    {"backend", BACKEND, true, ASSAY_OPT_BACKEND, "SPEC",
+     "a shared object (./libmine.so), or a command with {request} and {candidate}"},
+    {"timeout", TIMEOUT, true, ASSAY_OPT_BACKEND, "SECONDS", "time limit of one run of the backend (default 300)"},
+    {"keep", KEEP, true, ASSAY_OPT_BACKEND, "DIR", "keep golden, request and candidate files in this folder"},
+    {"known", KNOWN_FILE, true, ASSAY_OPT_KNOWN, "FILE",
+     "known failures, lines of a case and a reason: run, reported apart, an error when one passes"},
+    {"tag", TAG, true, ASSAY_OPT_LIST, "TAG", "only cases with this tag"},
+    {"json", JSON, false, ASSAY_OPT_LIST, NULL, "as JSON"},
+    {"certify", CERTIFY, false, ASSAY_OPT_CERTIFY, NULL, "certify in binary128, and store the certificate"},
+    {"mutants", MUTANTS, false, ASSAY_OPT_CERTIFY, NULL, "store which mutants the golden detects (assay certify)"},
+    {"equivalence", EQUIVALENCE, true, ASSAY_OPT_EQUIVALENCE, "NAME", "one of them, or all (default)"},
+    {"budget", BUDGET, true, ASSAY_OPT_CERTIFY | ASSAY_OPT_VERIFY, "N",
+     "certify N coordinates of each gradient (default 8), or all; 0: outputs alone"},
+    {"write", WRITE, true, ASSAY_OPT_WRITE, "FOLDER",
+     "write the candidate of each mutant that has an effect as FOLDER/MUTANT.h5 (one golden)"},
+    {"threads", THREADS, true, COMMON, "N", "threads (default: all cores); the same bits for any number"},
+    {"engine", ENGINE, true, COMMON, "NAME", "reference (default) or blas"},
+    {"quiet", 'q', false, COMMON, NULL, "no progress"},
+    {"color", COLOR, true, COMMON, "WHEN", "auto (default), always or never"},
+    {"help", 'h', false, COMMON, NULL, "this text"},
+};
+enum { ROWS = sizeof rows / sizeof *rows };
+
+static bool taken(const option_row *row, unsigned allowed)
+{
+    return row->group == COMMON || (row->group & allowed) != 0;
+}
+
+static assay_status parse_number(assay_context *ctx, const char *name, const char *text, double least, double most,
+                                 double *out)
+{
+    char *end = NULL;
+    errno = 0;
+    double value = strtod(text, &end);
+    if (end == text || *end != '\0' || errno != 0 || !(value >= least && value <= most)) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "--%s is \"%s\", expected a number from %g to %g", name, text, least,
+                          most);
+    }
+    *out = value;
+    return ASSAY_OK;
+}
+
+static assay_status parse_threads(assay_context *ctx, const char *text, int *threads)
+{
+    enum { MOST = 1024 };
+    char *end = NULL;
+    long value = strtol(text, &end, 10);
+    if (end == text || *end != '\0' || value < 1 || value > MOST) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "--threads is \"%s\", expected a whole number from 1 to %d", text,
+                          MOST);
+    }
+    *threads = (int)value;
+    return ASSAY_OK;
+}
+
+static assay_status parse_budget(assay_context *ctx, const char *text, int64_t *budget)
+{
+    char *end = NULL;
+    errno = 0;
+    const long long value = strtoll(text, &end, 10);
+    if (strcmp(text, "all") == 0) {
+        *budget = ASSAY_BUDGET_ALL;
+    } else if (end == text || *end != '\0' || errno != 0 || value < 0) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "--budget is \"%s\", expected a whole number from 0 up, or all", text);
+    } else {
+        *budget = value;
+    }
+    return ASSAY_OK;
+}
+
+static assay_status parse_color(assay_context *ctx, const char *text, bool *color)
+{
+    if (strcmp(text, "always") == 0) {
+        *color = true;
+    } else if (strcmp(text, "never") == 0) {
+        *color = false;
+    } else if (strcmp(text, "auto") != 0) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "--color is \"%s\", expected auto, always or never", text);
+    }
+    return ASSAY_OK;
+}
+
+static assay_status add_set(assay_context *ctx, assay_options *options, const char *key, const char *text)
+{
+    size_t size = strlen(key) + strlen(text) + 1;
+    char *assignment = malloc(size);
+    void *more = realloc(options->sets, (size_t)(options->set_count + 1) * sizeof *options->sets);
+    if (more != NULL) options->sets = more;
+    if (assignment == NULL || more == NULL) {
+        free(assignment);
+        return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the options");
+    }
+    snprintf(assignment, size, "%s%s", key, text);
+    options->sets[options->set_count++] = assignment;
+    return ASSAY_OK;
+}
+
+static assay_status take(assay_context *ctx, assay_options *o, int letter, const char *value)
+{
+    switch (letter) {
+    case 'o':
+        o->output = value;
+        return ASSAY_OK;
+    case 'q':
+        o->quiet = true;
+        return ASSAY_OK;
+    case 'h':
+        o->help = true;
+        return ASSAY_OK;
+    case 'v':
+        o->verbose = true;
+        return ASSAY_OK;
+    case JSON:
+        o->json = true;
+        return ASSAY_OK;
+    case CERTIFY:
+        o->certify = true;
+        return ASSAY_OK;
+    case MUTANTS:
+        o->mutants = true;
+        return ASSAY_OK;
+    case BUDGET:
+        return parse_budget(ctx, value, &o->budget);
+    case ENGINE:
+        o->engine = value;
+        return ASSAY_OK;
+    case EQUIVALENCE:
+        o->equivalence = value;
+        return ASSAY_OK;
+    case INPUTS:
+        o->inputs = value;
+        return ASSAY_OK;
+    case PRECISION:
+        o->precision = value;
+        return ASSAY_OK;
+    case JSON_FILE:
+        o->json_file = value;
+        return ASSAY_OK;
+    case JUNIT_FILE:
+        o->junit_file = value;
+        return ASSAY_OK;
+    case KNOWN_FILE:
+        o->known_file = value;
+        return ASSAY_OK;
+    case HTML_FILE:
+        o->html_file = value;
+        return ASSAY_OK;
+    case BACKEND:
+        o->backend = value;
+        return ASSAY_OK;
+    case KEEP:
+        o->keep = value;
+        return ASSAY_OK;
+    case WRITE:
+        o->folder = value;
+        return ASSAY_OK;
+    case TAG:
+        o->tag = value;
+        return ASSAY_OK;
+    case SET:
+        return add_set(ctx, o, "", value);
+    case SEED:
+        return add_set(ctx, o, "seed=", value);
+    case THREADS:
+        return parse_threads(ctx, value, &o->threads);
+    case COLOR:
+        return parse_color(ctx, value, &o->color);
+    case FALSE_ALARM:
+        return parse_number(ctx, "false-alarm", value, 1e-300, 0.5, &o->false_alarm);
+    default:
+        return parse_number(ctx, "timeout", value, 1e-3, 1e9, &o->timeout);
+    }
+}
+
+/* getopt's tables from the rows that the command takes. */
+static void build_tables(unsigned allowed, struct option *longs, char *shorts)
+{
+    int count = 0;
+    *shorts++ = ':'; /* a missing value is told apart from an unknown option */
+    for (int i = 0; i < ROWS; i++) {
+        if (!taken(&rows[i], allowed)) continue;
+        longs[count++] =
+            (struct option){rows[i].name, rows[i].takes_value ? required_argument : no_argument, NULL, rows[i].letter};
+        if (rows[i].letter <= UCHAR_MAX) {
+            *shorts++ = (char)rows[i].letter;
+            if (rows[i].takes_value) *shorts++ = ':';
+        }
+    }
+    longs[count] = (struct option){0};
+    *shorts = '\0';
+}
+
+/* getopt's place: a long option is the word before optind; of short ones, which may share a word, it gives the letter.
+ */
+static assay_status refuse_option(assay_context *ctx, char **argv, bool value_missing)
+{
+    char letter[3] = {'-', (char)optopt, '\0'};
+    bool is_short = optopt > 0 && optopt <= UCHAR_MAX;
+    const char *option = is_short ? letter : argv[optind - 1];
+    if (value_missing) return assay_fail(ctx, ASSAY_BAD_INPUT, "option %s needs a value", option);
+    return assay_fail(ctx, ASSAY_BAD_INPUT, "unknown option %s; see assay %s --help", option, argv[0]);
+}
+
+assay_status assay_options_parse(assay_context *ctx, int argc, char **argv, unsigned allowed, assay_options *options)
+{
+    struct option longs[ROWS + 1];
+    char shorts[2 * ROWS + 2];
+    assay_status status = ASSAY_OK;
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    *options = (assay_options){.threads = cores > 0 ? (int)cores : 1,
+                               .engine = "reference",
+                               .color = isatty(STDOUT_FILENO) != 0,
+                               .false_alarm = 1e-6,
+                               .timeout = 300.0,
+                               .budget = ASSAY_BUDGET_UNSAID,
+                               .argv = argv,
+                               .argc = argc};
+    build_tables(allowed, longs, shorts);
+    opterr = 0;
+    optind = 1;
+    for (;;) {
+        int letter = getopt_long(argc, argv, shorts, longs, NULL);
+        if (letter == -1) break;
+        if (letter == ':' || letter == '?') return refuse_option(ctx, argv, letter == ':');
+        TRY(take(ctx, options, letter, optarg));
+    }
+    options->arguments = argv + optind;
+    options->argument_count = argc - optind;
+cleanup:
+    return status;
+}
+
+void assay_options_free(assay_options *options)
+{
+    for (int i = 0; i < options->set_count; i++) free((char *)options->sets[i]);
+    free(options->sets);
+    options->sets = NULL;
+    options->set_count = 0;
+}
+
+assay_status assay_options_apply(assay_context *ctx, const assay_options *options, assay_case *c)
+{
+    assay_status status = ASSAY_OK;
+    for (int i = 0; i < options->set_count; i++) TRY(assay_case_set(ctx, c, options->sets[i]));
+cleanup:
+    return status;
+}
+
+void assay_options_print_help(unsigned allowed)
+{
+    printf("\noptions:\n");
+    for (int i = 0; i < ROWS; i++) {
+        char left[64];
+        if (!taken(&rows[i], allowed)) continue;
+        if (rows[i].letter <= UCHAR_MAX) {
+            snprintf(left, sizeof left, "-%c, --%s%s%s", rows[i].letter, rows[i].name, rows[i].takes_value ? " " : "",
+                     rows[i].takes_value ? rows[i].value : "");
+        } else {
+            snprintf(left, sizeof left, "    --%s%s%s", rows[i].name, rows[i].takes_value ? " " : "",
+                     rows[i].takes_value ? rows[i].value : "");
+        }
+        printf("  %-26s %s\n", left, rows[i].help);
+    }
+}

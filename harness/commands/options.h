@@ -1,0 +1,54 @@
+/* The command line: one table of options, of which each command takes some. */
+#ifndef ASSAY_HARNESS_OPTIONS_H
+#define ASSAY_HARNESS_OPTIONS_H
+
+#include "cases/case.h"
+#include "oracle/base/status.h"
+
+/* Which options a command takes; the common ones (threads, engine, quiet, color, help) go without saying. */
+enum {
+    ASSAY_OPT_OUTPUT = 1 << 0,      /* -o, --output */
+    ASSAY_OPT_SET = 1 << 1,         /* --set, --seed */
+    ASSAY_OPT_INPUTS = 1 << 2,      /* --inputs */
+    ASSAY_OPT_PRECISION = 1 << 3,   /* --precision, --false-alarm, -v */
+    ASSAY_OPT_REPORTS = 1 << 4,     /* --json FILE, --junit FILE, --html FILE */
+    ASSAY_OPT_BACKEND = 1 << 5,     /* --backend, --timeout, --keep */
+    ASSAY_OPT_LIST = 1 << 6,        /* --tag, --json */
+    ASSAY_OPT_CERTIFY = 1 << 7,     /* --certify, --budget, --mutants */
+    ASSAY_OPT_VERIFY = 1 << 8,      /* --budget, -v */
+    ASSAY_OPT_EQUIVALENCE = 1 << 9, /* --equivalence */
+    ASSAY_OPT_KNOWN = 1 << 10,      /* --known */
+    ASSAY_OPT_JSON = 1 << 11,       /* --json FILE */
+    ASSAY_OPT_WRITE = 1 << 12,      /* --write */
+    ASSAY_OPT_PROFILE = 1 << 13,    /* --precision alone */
+};
+
+typedef struct assay_options {
+    int threads;
+    const char *engine;
+    bool quiet, color, json, verbose;
+    const char *equivalence, *output, *inputs, *precision, *json_file, *junit_file, *html_file, *known_file, *backend,
+        *keep, *tag, *folder;
+    double false_alarm, timeout;
+    bool certify, mutants;
+    int64_t budget;    /* harness/certify/certificate.h */
+    const char **sets; /* --set and --seed in their order, as key=value */
+    int set_count;
+    char **arguments; /* what is not an option */
+    int argument_count;
+    bool help;
+    char **argv; /* the whole command line, for "reproduce with" */
+    int argc;
+} assay_options;
+
+/* `allowed`: the sum of ASSAY_OPT_ values. Refuses what it does not know, a missing or bad value. */
+assay_status assay_options_parse(assay_context *ctx, int argc, char **argv, unsigned allowed, assay_options *options);
+void assay_options_free(assay_options *options);
+
+/* Applies --set and --seed to a case. */
+assay_status assay_options_apply(assay_context *ctx, const assay_options *options, assay_case *c);
+
+/* The help text of the options in `allowed`, to standard output. */
+void assay_options_print_help(unsigned allowed);
+
+#endif

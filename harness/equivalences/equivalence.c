@@ -1,0 +1,297 @@
+#include "harness/equivalences/equivalence.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "harness/operations/op_support.h"
+#include "oracle/arithmetic/arithmetic.h"
+
+static bool is_op(const assay_case *c, const char *name)
+{
+    return strcmp(c->op, name) == 0;
+}
+
+static bool is_layer(const assay_case *c)
+{
+    return is_op(c, "deepseek_layer") || is_op(c, "deepseek_stack");
+}
+
+static bool has_moe(const assay_case *c)
+{
+    const int64_t layers = is_op(c, "deepseek_layer") ? 1 : c->config.base_num_decoder_layers;
+    return is_op(c, "moe") || (is_layer(c) && c->config.first_num_dense_layers < layers);
+}
+
+static bool has_sparse_moe(const assay_case *c)
+{
+    return has_moe(c) && c->config.sparse_matmul && !c->config.fused_moe_func;
+}
+
+/* Rows beyond the buffer of a shard are lost. */
+static bool drops_rows(const assay_case *c)
+{
+    return c->config.ragged_buffer_factor > 0;
+}
+
+/* Layers under the schedule; a block alone only takes its rule of dividing the weights. */
+static bool is_batch_split(const assay_case *c)
+{
+    return is_layer(c) && c->config.use_batch_split_schedule;
+}
+
+static bool is_sharded(const assay_case *c)
+{
+    assay_context ctx = {0};
+    assay_moe_config config;
+    assay_sharding sharding;
+    return has_moe(c) && assay_moe_config_of(&ctx, c, &config) == ASSAY_OK &&
+           assay_sharding_of(&ctx, c, &sharding) == ASSAY_OK && assay_is_sharded(&config, &sharding);
+}
+
+static void on_one_device(assay_case *c)
+{
+    c->mesh_data = c->mesh_fsdp = c->mesh_expert = c->mesh_tensor = 1;
+    c->config.use_ring_of_experts = false;
+    c->config.ragged_buffer_factor = -1;
+    c->config.num_moe_emb_chunks = 0;
+    c->config.num_moe_token_chunks = 1;
+}
+
+/* Whether the MoE blocks are what a block of another kind on one device computes as well: nothing is lost, and no shard
+ * has a loss of its own. */
+static bool is_whole(const assay_case *c)
+{
+    const bool own_loss = is_sharded(c) && c->config.load_balance_loss_weight > 0;
+    return !drops_rows(c) && !is_batch_split(c) && !own_loss;
+}
+
+static bool fuses_experts(const assay_case *c)
+{
+    return c->config.prefuse_moe_weights || c->config.fused_moe_mlp;
+}
+
+static bool other_fused(const assay_case *c, assay_other_form *form)
+{
+    const bool experts = has_sparse_moe(c) && !is_batch_split(c); /* which has no fused experts */
+    const bool dense = is_op(c, "mlp") || (is_layer(c) && c->config.first_num_dense_layers > 0);
+    if (dense) form->c.config.fused_mlp = !c->config.fused_mlp;
+    if (experts) form->c.config.prefuse_moe_weights = !fuses_experts(c);
+    if (experts) form->c.config.fused_moe_mlp = false;
+    return dense || experts;
+}
+
+/* Biases of a fused product are those of its halves, so only the kernels change. */
+static bool other_dense(const assay_case *c, assay_other_form *form)
+{
+    const bool dropping = !c->config.sparse_matmul && c->config.capacity_factor > 0;
+    if (!has_moe(c) || dropping || fuses_experts(c) || c->config.fused_moe_func || !is_whole(c)) return false;
+    on_one_device(&form->c);
+    form->c.config.sparse_matmul = !c->config.sparse_matmul;
+    form->c.config.capacity_factor = -1;
+    return true;
+}
+
+/* Room for every choice: nothing is dropped. */
+static bool other_capacity(const assay_case *c, assay_other_form *form)
+{
+    const bool dropless = c->config.sparse_matmul || !(c->config.capacity_factor > 0);
+    const bool llama4 = strcmp(c->config.decoder_block.text, "llama4") == 0;
+    if (!has_moe(c) || !dropless || fuses_experts(c) || c->config.fused_moe_func || llama4) return false;
+    if (!is_whole(c)) return false;
+    on_one_device(&form->c);
+    form->c.config.sparse_matmul = false;
+    form->c.config.capacity_factor = (double)c->config.num_experts;
+    return true;
+}
+
+/* Where the fused path's own routing rule gives the same weights (SPEC 8). */
+static bool other_fused_moe(const assay_case *c, assay_other_form *form)
+{
+    assay_context ctx = {0};
+    assay_moe_config config;
+    const assay_model_config *m = &c->config;
+    if (!is_op(c, "moe") || !has_sparse_moe(c) || m->routed_bias || m->mlp_bias || !is_whole(c)) return false;
+    if (assay_moe_config_of(&ctx, c, &config) != ASSAY_OK) return false;
+    const assay_routing_config *r = &config.routing;
+    const bool sigmoid =
+        r->family == ASSAY_ROUTER_DEEPSEEK3 && r->score_func == ASSAY_SCORE_SIGMOID && r->routed_scaling_factor == 1;
+    /* The fused path has no 1e-20 beside the sum of the weights: with one expert a token, that is all of their
+     * gradient. */
+    if (sigmoid && r->num_experts_per_tok == 1) return false;
+    const bool softmax = r->family == ASSAY_ROUTER_DEFAULT && r->score_func == ASSAY_SCORE_NONE;
+    if (!(sigmoid || softmax) || r->n_routing_groups > 0 || r->hash_rows > 0) return false;
+    if (r->load_balance_loss_weight > 0 || r->routed_bias_update_rate > 0) return false;
+    if (r->batch * r->sequence * r->num_experts_per_tok % 16 != 0) return false;
+    on_one_device(&form->c);
+    form->c.config.fused_moe_func = true;
+    form->c.config.prefuse_moe_weights = true;
+    form->c.config.fused_moe_mlp = false;
+    return true;
+}
+
+static void set_policies(assay_model_config *m, const char *policy)
+{
+#define X(code, name) snprintf(m->name.text, sizeof m->name.text, "%s", policy);
+    ASSAY_REMAT_TABLE(X)
+#undef X
+    snprintf(m->decoder_layer_input.text, sizeof m->decoder_layer_input.text, "device");
+}
+
+/* Everything kept, or, where that is the case's own policy, nothing. */
+static bool other_remat(const assay_case *c, assay_other_form *form)
+{
+    assay_context ctx = {0};
+    assay_stack_config config;
+    bool kept = true;
+    if (!is_layer(c) || is_batch_split(c)) return false; /* the schedule has a policy of its own */
+    if (assay_stack_config_of(&ctx, c, &config) != ASSAY_OK) return false;
+    for (int name = 0; name < ASSAY_REMAT_NAMES; name++) kept &= config.policy.action[name] == ASSAY_DEVICE;
+    snprintf(form->c.config.remat_policy.text, sizeof form->c.config.remat_policy.text, "custom");
+    set_policies(&form->c.config, kept ? "remat" : "device");
+    return true;
+}
+
+/* Whether a form that was made up here is a case. */
+static bool is_case(const assay_case *c)
+{
+    assay_context ctx = {0};
+    const assay_operation *operation = NULL;
+    assay_tensor_list list = {0};
+    const bool fits = assay_operation_prepare(&ctx, c, &operation, &list) == ASSAY_OK;
+    assay_tensor_list_free(&list);
+    return fits;
+}
+
+/* The most shards of experts that divide, then of the batch; or of the embedding. */
+static bool spread(assay_case *c)
+{
+    for (int64_t experts = 4; experts >= 1; experts /= 2) {
+        const bool whole_batch = c->batch == 1, two = c->batch % (2 * experts) == 0,
+                   four = c->batch % (4 * experts) == 0;
+        c->mesh_expert = experts;
+        c->mesh_data = four || (two && c->seed % 2 == 0) ? 2 : 1;
+        c->mesh_fsdp = four || (two && c->seed % 2 == 1) ? 2 : 1;
+        const bool fits = c->config.num_experts % experts == 0 && (whole_batch || c->batch % experts == 0);
+        if (fits && c->mesh_data * c->mesh_fsdp * experts > 1 && is_case(c)) return true;
+    }
+    c->mesh_expert = c->mesh_data = c->mesh_fsdp = 1;
+    c->mesh_tensor = 2;
+    return is_case(c);
+}
+
+static bool other_sharded(const assay_case *c, assay_other_form *form)
+{
+    if (!has_sparse_moe(c) || !is_whole(c) || c->config.load_balance_loss_weight > 0) return false;
+    if (!is_sharded(c)) return spread(&form->c);
+    on_one_device(&form->c);
+    return true;
+}
+
+/* Shards with the ring see the tokens of their whole expert axis, others their own. */
+static bool other_ring(const assay_case *c, assay_other_form *form)
+{
+    const assay_model_config *m = &c->config;
+    const bool chunks = m->num_moe_emb_chunks > 0 || m->num_moe_token_chunks > 1;
+    if (!has_sparse_moe(c) || !is_whole(c) || chunks || c->mesh_expert == 1) return false;
+    form->c.config.use_ring_of_experts = !m->use_ring_of_experts;
+    form->other_shards = true;
+    return m->load_balance_loss_weight <= 0 && is_case(&form->c);
+}
+
+/* Chunks of the embedding change no sum; a chunk of tokens has loads of its own. */
+static bool other_chunks(const assay_case *c, assay_other_form *form)
+{
+    const assay_model_config *m = &c->config;
+    const bool emb = m->num_moe_emb_chunks > 0, tokens = m->num_moe_token_chunks > 1;
+    if (!has_sparse_moe(c) || is_batch_split(c) || !m->use_ring_of_experts) return false;
+    if (tokens && m->load_balance_loss_weight > 0) return false;
+    form->holding = tokens ? ASSAY_HOLDS_GAUGE : ASSAY_HOLDS_BITS;
+    form->other_shards = tokens;
+    form->c.config.num_moe_emb_chunks = emb || tokens ? 0 : 2;
+    form->c.config.num_moe_token_chunks = 1;
+    return is_case(&form->c);
+}
+
+static bool other_batch_split(const assay_case *c, assay_other_form *form)
+{
+    assay_model_config *m = &form->c.config;
+    if (!is_layer(c)) return false;
+    /* The schedule's router has a bias. Its weights lack the 1e-20 beside their sum: with one expert a token, that is
+     * all of their gradient. */
+    if (!m->routed_bias || m->num_experts_per_tok == 1) return false;
+    m->use_batch_split_schedule = !is_batch_split(c);
+    if (is_batch_split(c)) {
+        on_one_device(&form->c);
+        return true;
+    }
+    for (m->batch_split_factor = 2; m->batch_split_factor >= 1; m->batch_split_factor--) {
+        if (is_case(&form->c)) return true;
+    }
+    return false;
+}
+
+/* (w h) wo is w (h wo) where there is no bias, and where w is not on the expert's input. */
+static bool other_weight(const assay_case *c, assay_other_form *form)
+{
+    const bool llama4 = strcmp(c->config.decoder_block.text, "llama4") == 0;
+    form->run = assay_moe_run_weight_before_wo;
+    form->other_checkpoint = "moe_mlpwo";
+    return is_op(c, "moe") && has_sparse_moe(c) && !c->config.mlp_bias && !llama4;
+}
+
+static bool other_absorbed(const assay_case *c, assay_other_form *form)
+{
+    form->run = assay_mla_run_absorbed;
+    return is_op(c, "mla");
+}
+
+static bool other_blas(const assay_case *c, assay_other_form *form)
+{
+    (void)c;
+    const bool reference = form->ctx.arithmetic == &assay_arithmetic_reference;
+    form->ctx.arithmetic = reference ? &assay_arithmetic_blas : &assay_arithmetic_reference;
+    return !is_op(c, "permute") && !is_op(c, "unpermute") && !is_op(c, "rms_norm") && !is_op(c, "yarn_rope");
+}
+
+static bool other_threads(const assay_case *c, assay_other_form *form)
+{
+    enum { MANY = 7 };
+    (void)c;
+    form->ctx.threads = form->ctx.threads == MANY ? 1 : MANY;
+    return true;
+}
+
+/* clang-format off */
+const assay_equivalence assay_equivalences[] = {
+    {"fused-unfused", "gate and up as one product, or as two", ASSAY_HOLDS_BITS, true, other_fused},
+    {"dense-sparse", "every expert on every token, or copies grouped by expert", ASSAY_HOLDS_GAUGE, true, other_dense},
+    {"sparse-fused_moe", "the fused path of inference, where its routing rule is the same", ASSAY_HOLDS_GAUGE, true, other_fused_moe},
+    {"capacity-dropless", "a capacity that drops nothing, or none", ASSAY_HOLDS_GAUGE, true, other_capacity},
+    {"sharded-whole", "experts and tokens over a mesh, or one device", ASSAY_HOLDS_GAUGE, true, other_sharded},
+    {"ring-alltoall", "a ring of experts, or a ragged all-to-all", ASSAY_HOLDS_GAUGE, true, other_ring},
+    {"chunked-whole", "the embedding or the tokens of a ring in chunks, or whole", ASSAY_HOLDS_GAUGE, true, other_chunks},
+    {"mla-absorbed", "scores from the latents, without key and value", ASSAY_HOLDS_GAUGE, false, other_absorbed},
+    {"remat-kept", "intermediates computed again, or kept", ASSAY_HOLDS_BITS, true, other_remat},
+    {"batchsplit-plain", "the batch-split schedule, or layer after layer", ASSAY_HOLDS_GAUGE, true, other_batch_split},
+    {"weight-before-after-wo", "the routing weight on h, or on y", ASSAY_HOLDS_GAUGE, false, other_weight},
+    {"blas-reference", "products by OpenBLAS, or in fixed order", ASSAY_HOLDS_GAUGE, false, other_blas},
+    {"threads", "7 threads, or 1", ASSAY_HOLDS_BITS, false, other_threads},
+    {NULL, NULL, ASSAY_HOLDS_BITS, false, NULL},
+};
+/* clang-format on */
+
+bool assay_other_form_of(const assay_context *ctx, const assay_case *c, const assay_equivalence *equivalence,
+                         assay_other_form *form)
+{
+    *form = (assay_other_form){.c = *c, .ctx = *ctx, .holding = equivalence->holding};
+    assay_model_forget_given(&form->c.config); /* what the user said was held against the form that it was said of */
+    return equivalence->other(c, form);
+}
+
+const assay_equivalence *assay_equivalence_by_name(const char *name)
+{
+    for (const assay_equivalence *e = assay_equivalences; e->name != NULL; e++) {
+        if (strcmp(e->name, name) == 0) return e;
+    }
+    return NULL;
+}

@@ -1,0 +1,316 @@
+#include "harness/equivalences/equivalence_backend.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "harness/backends/backend_files.h"
+#include "harness/operations/data_flow.h"
+#include "oracle/base/memory.h"
+
+typedef struct form_files {
+    char inputs[2304], request[2304], candidate[2304], golden[2304], compared[2304];
+} form_files;
+
+/* `form`: "" of the case as it is, else the equivalence. */
+static void name_files(form_files *f, const assay_backend_check_options *options, const char *name, const char *form)
+{
+    char whole[2 * ASSAY_PATH_SIZE];
+    snprintf(whole, sizeof whole, "%s%s%s", name, form[0] == '\0' ? "" : ".", form);
+    assay_backend_file(f->inputs, sizeof f->inputs, options->folder, whole, "inputs.h5");
+    assay_backend_file(f->request, sizeof f->request, options->folder, whole, "request.h5");
+    assay_backend_file(f->candidate, sizeof f->candidate, options->folder, whole, "candidate.h5");
+    assay_backend_file(f->golden, sizeof f->golden, options->folder, whole, "golden.h5");
+    assay_backend_file(f->compared, sizeof f->compared, options->folder, whole, "compared.h5");
+}
+
+static assay_status ask(assay_context *ctx, const assay_backend_check_options *options, const assay_plan *plan,
+                        const char *inputs, const form_files *f, assay_backend_end *end)
+{
+    const assay_status status = assay_request_write(ctx, plan, f->request, inputs, options->quiet);
+    RETURN_IF(status != ASSAY_OK, status);
+    const assay_backend_call call = {.spec = options->backend,
+                                     .request = f->request,
+                                     .candidate = f->candidate,
+                                     .golden = f->golden,
+                                     .folder = options->folder,
+                                     .timeout = options->timeout};
+    return assay_backend_execute(ctx, &call, end);
+}
+
+static bool is_result(const char *path)
+{
+    return assay_path_in(path, "outputs") || assay_path_in(path, "gradients") || assay_path_in(path, "routing") ||
+           assay_path_in(path, "checkpoints");
+}
+
+static bool is_required(const char *path)
+{
+    return assay_path_in(path, "outputs") || assay_path_in(path, "gradients");
+}
+
+/* How far a choice is from changing is the oracle's own measure. */
+static bool is_margin(const char *path)
+{
+    const char *name = strrchr(path, '/');
+    return assay_path_in(path, "routing") && name != NULL && strcmp(name, "/margin") == 0;
+}
+
+static assay_kept *scales_of(const assay_results *results, const assay_profile *profile, const char *path)
+{
+    char scale[2 * ASSAY_PATH_SIZE];
+    snprintf(scale, sizeof scale, "error_scale/%s/%s", profile->precision.name, path);
+    return assay_results_find(results, scale);
+}
+
+static void widen_scales(const assay_profile *profile, bool exact, const assay_kept *kept, const assay_kept *scales)
+{
+    const double unit = assay_dtype_unit_roundoff(profile->storage);
+    const double tiny = 0.5 * assay_dtype_least_subnormal(profile->storage);
+    for (int64_t i = 0; scales != NULL && i < kept->count; i++) {
+        const double scale = scales->values[i], rounding = unit * fabs(kept->values[i]) + tiny;
+        if (scale > 0 && isfinite(rounding)) scales->values[i] = sqrt(2 * scale * scale + rounding * rounding / 3);
+        if (exact) scales->values[i] = 0;
+    }
+}
+
+static assay_status fails(assay_backend_end *end, const char *path, const char *what)
+{
+    end->outcome = ASSAY_OUTCOME_FAILED;
+    snprintf(end->message, sizeof end->message, "%.120s: %.400s", path, what);
+    return ASSAY_OK;
+}
+
+static assay_status take_result(assay_context *ctx, assay_fixture_reader *candidate, assay_kept *kept,
+                                assay_backend_end *end)
+{
+    assay_status status;
+    const char *path = kept->spec->path;
+    const assay_tensor_spec *found = assay_fixture_find(candidate, path);
+    kept->written = 0;
+    if (found == NULL) return is_required(path) ? fails(end, path, "missing") : ASSAY_OK;
+    if (!assay_shape_equal(&found->shape, &kept->spec->shape)) return fails(end, path, "has another shape");
+    if ((found->type == ASSAY_INT32) != (kept->indices != NULL)) return fails(end, path, "has another type");
+    status = kept->indices != NULL ? assay_fixture_read_i32(ctx, candidate, path, 0, kept->count, kept->indices)
+                                   : assay_fixture_read(ctx, candidate, path, 0, kept->count, kept->values);
+    if (status == ASSAY_BAD_INPUT) return fails(end, path, ctx->message);
+    if (status == ASSAY_OK) kept->written = kept->count;
+    return status;
+}
+
+/* The backend's results in the place of the oracle's. */
+static assay_status take_candidate(assay_context *ctx, const assay_profile *profile, const char *file, assay_form *one,
+                                   assay_backend_end *end)
+{
+    assay_status status;
+    assay_fixture_reader *candidate = NULL;
+    status = assay_fixture_open(ctx, file, &candidate);
+    if (status == ASSAY_BAD_INPUT) return fails(end, "candidate", ctx->message);
+    TRY(status);
+    for (int i = 0; i < one->plan.spec_count; i++) {
+        assay_kept *kept = &one->results.items[i];
+        if (!is_result(kept->spec->path)) continue;
+        TRY(take_result(ctx, candidate, kept, end));
+        if (end->outcome != ASSAY_OUTCOME_DONE) goto cleanup;
+        if (kept->values == NULL || kept->written == 0) continue;
+        widen_scales(profile, assay_case_is_exact(&one->c), kept, scales_of(&one->results, profile, kept->spec->path));
+    }
+cleanup:
+    assay_fixture_close(candidate);
+    return status;
+}
+
+assay_status assay_backend_first_form(assay_context *ctx, const assay_backend_check_options *options,
+                                      const assay_case *c, assay_form *one, assay_backend_end *end)
+{
+    assay_status status;
+    assay_plan plan = {0};
+    form_files f;
+    name_files(&f, options, c->name, "");
+    TRY(assay_plan_make(ctx, &plan, c));
+    TRY(ask(ctx, options, &plan, NULL, &f, end));
+    if (end->outcome != ASSAY_OUTCOME_DONE) goto cleanup;
+    TRY(assay_form_evaluate(ctx, c, options->profile, one));
+    TRY(take_candidate(ctx, options->profile, f.candidate, one, end));
+cleanup:
+    assay_plan_free(&plan);
+    return status;
+}
+
+static assay_status append(assay_context *ctx, assay_fixture_writer *writer, const assay_kept *kept)
+{
+    const char *path = kept->spec->path;
+    const assay_status status = assay_fixture_declare(ctx, writer, kept->spec);
+    RETURN_IF(status != ASSAY_OK, status);
+    return kept->indices != NULL ? assay_fixture_append_i32(ctx, writer, path, kept->count, kept->indices)
+                                 : assay_fixture_append(ctx, writer, path, kept->count, kept->values);
+}
+
+static assay_status finish(assay_context *ctx, assay_fixture_writer *writer, assay_status status)
+{
+    if (status == ASSAY_OK) return assay_fixture_finish(ctx, writer);
+    assay_fixture_abandon(writer);
+    return status;
+}
+
+/* What was given to the other form, for its request. */
+static assay_status write_inputs(assay_context *ctx, const assay_form *other, const char *file)
+{
+    assay_status status;
+    assay_fixture_writer *writer = NULL;
+    TRY(assay_fixture_create(ctx, file, &writer));
+    for (int i = 0; i < other->plan.spec_count; i++) {
+        const assay_kept *kept = &other->results.items[i];
+        if (assay_path_is_given(kept->spec->path)) TRY(append(ctx, writer, kept));
+    }
+cleanup:
+    return finish(ctx, writer, status);
+}
+
+/* The first form's results as the other form has them, and their scales: the other form's (`own`, or NULL) where the
+ * first gets an element exactly. kept->written says that there are any. */
+static assay_status write_counterpart(assay_context *ctx, assay_fixture_writer *writer, const assay_profile *profile,
+                                      const assay_form *one, const assay_kept *own, assay_kept *kept)
+{
+    assay_status status = ASSAY_OK;
+    double *scales = NULL;
+    assay_counterpart found;
+    const assay_kept *scale[2] = {NULL, NULL};
+    assay_tensor_spec spec = *kept->spec;
+    if (!assay_results_counterpart(&one->results, kept->spec, &found)) return ASSAY_OK;
+    for (int part = 0; part < 2 && found.part[part] != NULL; part++) {
+        if (found.part[part]->written < found.part[part]->count) return ASSAY_OK;
+        scale[part] = scales_of(&one->results, profile, found.part[part]->spec->path);
+    }
+    if (scale[0] != NULL) TRY(assay_alloc_f64(ctx, "error scales", kept->count, &scales));
+    for (int64_t i = 0; i < kept->count; i++) {
+        int64_t at = 0;
+        const int part = assay_counterpart_at(&found, i, &at);
+        if (kept->indices != NULL) kept->indices[i] = found.part[part]->indices[at];
+        if (kept->values != NULL) kept->values[i] = found.part[part]->values[at];
+        if (scales != NULL) scales[i] = scale[part]->values[at];
+        if (scales != NULL && scales[i] == 0 && own != NULL) scales[i] = own->values[i];
+    }
+    kept->written = kept->count;
+    TRY(append(ctx, writer, kept));
+    if (scales == NULL) goto cleanup;
+    spec.type = ASSAY_FLOAT32;
+    snprintf(spec.path, sizeof spec.path, "error_scale/%s/%.100s", profile->precision.name, kept->spec->path);
+    TRY(assay_fixture_declare(ctx, writer, &spec));
+    TRY(assay_fixture_append(ctx, writer, spec.path, kept->count, scales));
+cleanup:
+    free(scales);
+    return status;
+}
+
+static assay_status write_golden(assay_context *ctx, const assay_profile *profile, const assay_form *one,
+                                 assay_form *other, const assay_results *scaled, const char *name, const char *file)
+{
+    assay_status status;
+    assay_fixture_writer *writer = NULL;
+    char *yaml = NULL;
+    int tensors = 0;
+    TRY(assay_case_yaml(ctx, &other->c, &yaml));
+    TRY(assay_fixture_create(ctx, file, &writer));
+    TRY(assay_fixture_set_text(ctx, writer, "kind", "golden"));
+    TRY(assay_fixture_set_text(ctx, writer, "case_yaml", yaml));
+    TRY(assay_fixture_set_text(ctx, writer, "case", name));
+    TRY(assay_fixture_set_text(ctx, writer, "op", other->c.op));
+    for (int i = 0; i < other->plan.spec_count; i++) {
+        assay_kept *kept = &other->results.items[i];
+        if (!is_result(kept->spec->path) || is_margin(kept->spec->path)) continue;
+        const assay_kept *own = scaled->plan == NULL ? NULL : scales_of(scaled, profile, kept->spec->path);
+        TRY(write_counterpart(ctx, writer, profile, one, own, kept));
+        tensors += kept->written > 0;
+    }
+    if (tensors == 0) status = assay_fail(ctx, ASSAY_INTERNAL, "%s: the two forms have no tensor in common", name);
+cleanup:
+    free(yaml);
+    return finish(ctx, writer, status);
+}
+
+static assay_status copy_tensor(assay_context *ctx, assay_fixture_writer *writer, assay_fixture_reader *from,
+                                const assay_tensor_spec *spec)
+{
+    assay_status status;
+    const int64_t count = assay_shape_count(&spec->shape);
+    double *values = NULL; /* which hold integers as well */
+    TRY(assay_alloc_f64(ctx, spec->path, count, &values));
+    TRY(assay_fixture_read(ctx, from, spec->path, 0, count, values));
+    TRY(assay_fixture_declare(ctx, writer, spec));
+    TRY(assay_fixture_append(ctx, writer, spec->path, count, values));
+cleanup:
+    free(values);
+    return status;
+}
+
+/* The candidate without those of its results that the golden has no counterpart of: the comparer knows no tensors
+ * beside the golden's. What the other form does not have at all stays, to be named. */
+static assay_status write_compared(assay_context *ctx, const assay_form *other, const char *candidate, const char *file)
+{
+    assay_status status;
+    assay_fixture_reader *reader = NULL;
+    assay_fixture_writer *writer = NULL;
+    TRY(assay_fixture_open(ctx, candidate, &reader));
+    TRY(assay_fixture_create(ctx, file, &writer));
+    TRY(assay_fixture_set_text(ctx, writer, "kind", "candidate"));
+    for (int i = 0; i < assay_fixture_count(reader); i++) {
+        const assay_tensor_spec *spec = assay_fixture_spec(reader, i);
+        const assay_kept *kept = assay_results_find(&other->results, spec->path);
+        if (assay_path_is_given(spec->path) || (kept != NULL && kept->written == 0)) continue;
+        TRY(copy_tensor(ctx, writer, reader, spec));
+    }
+cleanup:
+    status = finish(ctx, writer, status);
+    assay_fixture_close(reader); /* whose labels the writer has */
+    return status;
+}
+
+static assay_status compare_files(assay_context *ctx, const assay_backend_check_options *options, const form_files *f,
+                                  assay_report *report)
+{
+    assay_status status;
+    assay_fixture_reader *golden = NULL, *compared = NULL;
+    TRY(assay_fixture_open(ctx, f->golden, &golden));
+    TRY(assay_fixture_open(ctx, f->compared, &compared));
+    TRY(assay_compare(ctx, golden, compared, options->profile, options->false_alarm, assay_data_flow_rank, report));
+    snprintf(report->golden_path, sizeof report->golden_path, "%.500s", f->golden);
+    snprintf(report->candidate_path, sizeof report->candidate_path, "%.500s", f->compared);
+cleanup:
+    assay_fixture_close(golden);
+    assay_fixture_close(compared);
+    return status;
+}
+
+assay_status assay_backend_other_form(assay_context *ctx, const assay_backend_check_options *options,
+                                      const assay_form *one, const assay_equivalence *equivalence,
+                                      const assay_case *other, assay_backend_end *end, assay_report *report)
+{
+    assay_status status;
+    assay_form form = {0}, scaled = {0};
+    form_files f;
+    char name[2 * ASSAY_PATH_SIZE];
+    snprintf(name, sizeof name, "%s %s", one->c.name, equivalence->name);
+    name_files(&f, options, one->c.name, equivalence->name);
+    TRY(assay_form_of_other(ctx, other, one, &form));
+    TRY(write_inputs(ctx, &form, f.inputs));
+    TRY(ask(ctx, options, &form.plan, f.inputs, &f, end));
+    if (end->outcome != ASSAY_OUTCOME_DONE) goto cleanup;
+    /* A softmax over the chosen gives the others a gradient of 0, one over all of them what cancels but for rounding.
+     */
+    if (other->config.fused_moe_func != one->c.config.fused_moe_func && !assay_case_is_exact(&one->c))
+        TRY(assay_form_evaluate_other(ctx, other, one, options->profile, &scaled));
+    TRY(write_golden(ctx, options->profile, one, &form, &scaled.results, name, f.golden));
+    status = write_compared(ctx, &form, f.candidate, f.compared);
+    if (status == ASSAY_BAD_INPUT) { /* what a backend wrote is its result, a damaged file too */
+        status = fails(end, "candidate", ctx->message);
+        goto cleanup;
+    }
+    TRY(status);
+    TRY(compare_files(ctx, options, &f, report));
+cleanup:
+    assay_form_free(&form);
+    assay_form_free(&scaled);
+    return status;
+}

@@ -1,0 +1,248 @@
+/* Both forms evaluated from the same numbers, and their results compared. */
+#include <float.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "harness/scales/ensemble.h"
+#include "harness/equivalences/equivalence.h"
+#include "oracle/base/memory.h"
+
+void assay_form_free(assay_form *form)
+{
+    assay_results_free(&form->results);
+    assay_plan_free(&form->plan);
+    free(form->c.inputs);
+    *form = (assay_form){0};
+}
+
+static assay_status copy_inputs(assay_context *ctx, const assay_case *c, bool kernels, assay_form *form)
+{
+    void *copy = NULL;
+    assay_status status = assay_alloc(ctx, "inputs", c->input_count + 1, sizeof *c->inputs, &copy);
+    form->c.inputs = copy;
+    form->c.input_count = 0;
+    for (int i = 0; status == ASSAY_OK && i < c->input_count; i++) {
+        if (kernels || !assay_path_names_half(c->inputs[i].path)) form->c.inputs[form->c.input_count++] = c->inputs[i];
+    }
+    return status;
+}
+
+static assay_status evaluate(assay_context *ctx, assay_form *form)
+{
+    const assay_source given = assay_results_source(&form->results);
+    const assay_sink out = assay_results_sink(&form->results);
+    assay_context own = *ctx;
+    own.threads = assay_plan_threads(ctx, &form->plan);
+    const assay_status status = assay_evaluate(&own, &form->plan, &given, &out);
+    if (status != ASSAY_OK) memcpy(ctx->message, own.message, sizeof ctx->message);
+    return status;
+}
+
+assay_status assay_form_evaluate(assay_context *ctx, const assay_case *c, const assay_profile *profile,
+                                 assay_form *form)
+{
+    char name[ASSAY_PRECISION_NAME_SIZE];
+    char *profiles[] = {name};
+    assay_status status;
+    assay_inputs inputs = {0};
+    snprintf(name, sizeof name, "%s", profile == NULL ? "none" : profile->precision.name);
+    form->c = *c;
+    TRY(copy_inputs(ctx, c, true, form));
+    form->c.profiles = (assay_text_list){profiles, 1};
+    TRY(assay_plan_make_with(ctx, &form->plan, &form->c, NULL, profile));
+    TRY(assay_inputs_open(ctx, &inputs, &form->c, &form->plan.list, NULL));
+    const assay_source in = assay_inputs_source(&inputs);
+    TRY(assay_results_open(ctx, &form->results, &form->plan, &in));
+    TRY(evaluate(ctx, form));
+cleanup:
+    form->c.profiles = c->profiles; /* the plan has taken what it needs */
+    assay_inputs_close(&inputs);
+    return status;
+}
+
+/* With the error scales of the profile, or none where it is NULL. */
+static assay_status open_other(assay_context *ctx, const assay_case *other, const assay_form *one,
+                               const assay_profile *profile, assay_form *form)
+{
+    static char none[] = "none", all[] = "all";
+    static char *no[] = {none}, *every[] = {all};
+    const assay_text_list nothing = {no, 1}, everything = {every, 1};
+    char name[ASSAY_PRECISION_NAME_SIZE];
+    char *profiles[] = {name};
+    assay_status status;
+    assay_given_of_other given = {.results = &one->results, .plan = &form->plan};
+    form->c = *other;
+    const bool backward = other->gradients.count > 0 && strcmp(other->gradients.items[0], "none") != 0;
+    const bool checkpoints = other->checkpoints.count > 0 && strcmp(other->checkpoints.items[0], "none") != 0;
+    /* How the case fills kernels is of no use to a form that has others: all numbers come from the first form. */
+    TRY(copy_inputs(ctx, other, false, form));
+    snprintf(name, sizeof name, "%s", profile == NULL ? none : profile->precision.name);
+    form->c.profiles = (assay_text_list){profiles, 1};
+    form->c.gradients = backward ? everything : nothing; /* the one's patterns may name what the other has not */
+    form->c.checkpoints = checkpoints ? everything : nothing;
+    TRY(assay_plan_make_with(ctx, &form->plan, &form->c, NULL, profile));
+    const assay_source in = assay_given_of_other_source(&given);
+    TRY(assay_results_open(ctx, &form->results, &form->plan, &in));
+cleanup:
+    form->c.profiles = nothing; /* the plan has taken what it needs */
+    return status;
+}
+
+assay_status assay_form_of_other(assay_context *ctx, const assay_case *other, const assay_form *one, assay_form *form)
+{
+    return open_other(ctx, other, one, NULL, form);
+}
+
+assay_status assay_form_evaluate_other(assay_context *ctx, const assay_case *other, const assay_form *one,
+                                       const assay_profile *profile, assay_form *form)
+{
+    const assay_status status = open_other(ctx, other, one, profile, form);
+    return status == ASSAY_OK ? evaluate(ctx, form) : status;
+}
+
+static assay_status run_other(assay_context *ctx, const assay_other_form *other, assay_form *form)
+{
+    const assay_source in = assay_results_source(&form->results);
+    const assay_sink out = assay_results_sink(&form->results);
+    assay_context own = other->ctx;
+    const assay_status status = other->run != NULL ? other->run(&own, &form->c, &in, &out)
+                                                   : form->plan.operation->run(&own, &form->c, &in, &out, NULL, 0);
+    if (status != ASSAY_OK) memcpy(ctx->message, own.message, sizeof ctx->message);
+    return status;
+}
+
+static bool ends_in(const char *path, const char *name)
+{
+    const size_t length = strlen(path), tail = strlen(name);
+    return length > tail && path[length - tail - 1] == '/' && strcmp(path + length - tail, name) == 0;
+}
+
+static bool is_compared(const assay_kept *kept, const assay_other_form *form)
+{
+    const char *path = kept->spec->path;
+    /* how far a choice is from changing depends on the rule that made it */
+    if (form->holding == ASSAY_HOLDS_GAUGE && ends_in(path, "margin")) return false;
+    const char *axis = kept->spec->shape.rank > 0 ? kept->spec->labels[0] : "";
+    if (form->other_shards && strcmp(axis, "shard") == 0) return false;
+    if (form->other_checkpoint != NULL && ends_in(path, form->other_checkpoint)) return false;
+    return kept->written == kept->count && (assay_path_in(path, "outputs") || assay_path_in(path, "gradients") ||
+                                            assay_path_in(path, "routing") || assay_path_in(path, "checkpoints"));
+}
+
+static const double *scales_of(const assay_results *results, const assay_kept *part)
+{
+    char scale[2 * ASSAY_PATH_SIZE];
+    if (part == NULL) return NULL;
+    snprintf(scale, sizeof scale, "error_scale/f64/%s", part->spec->path);
+    const assay_kept *kept = assay_results_find(results, scale);
+    return kept == NULL ? NULL : kept->values;
+}
+
+/* The largest number of a tensor: what has no error scale is held to a share of it. */
+static double largest_of(const assay_kept *kept)
+{
+    double largest = 0;
+    for (int64_t i = 0; i < kept->count; i++)
+        if (isfinite(kept->values[i])) largest = fmax(largest, fabs(kept->values[i]));
+    return largest;
+}
+
+/* How far two numbers lie apart, in gauges; 0 where they are the same, infinite where one is no number. */
+static double apart(double one, double other, double scale)
+{
+    if (one == other || (isnan(one) && isnan(other))) return 0;
+    const double gauge = scale + 0x1p-53 * fmax(fabs(one), fabs(other));
+    const double units = fabs(one - other) / gauge;
+    return isnan(units) ? INFINITY : units;
+}
+
+static bool same_bits(double one, double other)
+{
+    return memcmp(&one, &other, sizeof one) == 0 || (isnan(one) && isnan(other));
+}
+
+static void note(assay_equivalence_result *r, double units, const assay_kept *kept, int64_t index, double one,
+                 double other)
+{
+    if (units <= r->worst) return;
+    r->worst = units;
+    r->index = index;
+    r->one = one;
+    r->other = other;
+    memcpy(r->path, kept->spec->path, sizeof r->path);
+}
+
+static void compare_integers(const assay_kept *other, const assay_counterpart *found, assay_equivalence_result *r)
+{
+    for (int64_t i = 0; i < other->count; i++) {
+        const int32_t one = found->part[0]->indices[i];
+        note(r, other->indices[i] == one ? 0 : INFINITY, other, i, one, other->indices[i]);
+    }
+}
+
+static void compare_floats(const assay_results *one, const assay_kept *other, const assay_counterpart *found,
+                           assay_equivalence_result *r)
+{
+    const double *scales[2] = {scales_of(one, found->part[0]), scales_of(one, found->part[1])};
+    /* What is 0 in one form by its structure may be a cancelled sum in the other; routing's weights have no scale. */
+    const double share = assay_path_in(other->spec->path, "routing") ? 0x1p-44 : 0x1p-50;
+    const double least = share * largest_of(other);
+    for (int64_t i = 0; i < other->count; i++) {
+        int64_t at = 0;
+        const int part = assay_counterpart_at(found, i, &at);
+        const double value = found->part[part]->values[at];
+        const double scale = scales[part] == NULL ? least : fmax(least, scales[part][at]);
+        if (r->holding == ASSAY_HOLDS_GAUGE) {
+            note(r, apart(value, other->values[i], scale), other, i, value, other->values[i]);
+        } else if (!same_bits(value, other->values[i])) {
+            note(r, fmax(DBL_MIN, apart(value, other->values[i], 0)), other, i, value, other->values[i]);
+        }
+    }
+}
+
+static bool is_whole(const assay_kept *part)
+{
+    return part == NULL || part->written == part->count;
+}
+
+static assay_status compare(assay_context *ctx, const assay_form *one, const assay_form *other,
+                            const assay_other_form *how, assay_equivalence_result *r)
+{
+    for (int i = 0; i < other->plan.spec_count; i++) {
+        const assay_kept *kept = &other->results.items[i];
+        assay_counterpart found;
+        if (!is_compared(kept, how) || !assay_results_counterpart(&one->results, kept->spec, &found)) continue;
+        if (!is_whole(found.part[0]) || !is_whole(found.part[1])) continue;
+        r->tensors++;
+        if (kept->indices != NULL) {
+            compare_integers(kept, &found, r);
+        } else {
+            compare_floats(&one->results, kept, &found, r);
+        }
+    }
+    r->holds = r->worst <= (r->holding == ASSAY_HOLDS_BITS ? 0 : ASSAY_EQUIVALENCE_GAUGES);
+    if (r->tensors > 0) return ASSAY_OK;
+    return assay_fail(ctx, ASSAY_INTERNAL, "%s: the two forms have no tensor in common", one->c.name);
+}
+
+assay_status assay_equivalence_check(assay_context *ctx, const assay_form *one, const assay_equivalence *equivalence,
+                                     assay_equivalence_result *r)
+{
+    assay_status status = ASSAY_OK;
+    assay_other_form how;
+    assay_form other = {0};
+    assay_context own = *ctx;
+    own.threads = assay_plan_threads(ctx, &one->plan);
+    *r = (assay_equivalence_result){0};
+    if (!assay_other_form_of(&own, &one->c, equivalence, &how)) return ASSAY_OK;
+    r->applies = true;
+    r->holding = how.holding;
+    TRY(assay_form_of_other(ctx, &how.c, one, &other));
+    TRY(run_other(ctx, &how, &other));
+    TRY(compare(ctx, one, &other, &how, r));
+cleanup:
+    assay_form_free(&other);
+    return status;
+}

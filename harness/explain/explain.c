@@ -1,0 +1,276 @@
+#include "harness/explain/explain.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "harness/explain/explain_internal.h"
+#include "harness/plan/progress.h"
+#include "oracle/base/memory.h"
+
+/* What may be spent on all mutants: operations of their products, and elements that are looked at. Some seconds. */
+#define MOST_FLOPS 2e10
+#define MOST_ELEMENTS 2e8
+
+/* What a hypothesis may leave, or leave of what there was, to be tried a second time. */
+#define NEAR 50.0
+#define NEARER 0.02
+
+/* Of those that hold, the ones that are no further from the candidate than this are not told apart. */
+#define AS_NEAR 0.25
+
+typedef struct hypothesis {
+    const assay_mutant *mutant;
+    double residual; /* or, of mutants whose errors are as large, by how much they are */
+    double distance; /* from the candidate: the least comes first */
+} hypothesis;
+
+typedef struct search {
+    assay_trial trial;
+    assay_given_results given;
+    const assay_report *plain;
+    hypothesis *held; /* [assay_mutant_count] */
+    int held_count, tried;
+    bool noise;    /* held are mutants whose errors are as large, not the same */
+    double before; /* RMS of error / deviation from the golden, over all tensors */
+} search;
+
+/* A failure of values: of shapes and types the message says it all, and no mutant has others. */
+static bool is_worth_it(const assay_report *report)
+{
+    bool worth = false;
+    for (int i = 0; i < report->count; i++) {
+        const assay_tensor_result *r = &report->tensors[i];
+        if (r->verdict != ASSAY_FAIL) continue;
+        if (!r->compared && r->finding != ASSAY_FINDING_MISSING) return false;
+        worth = true;
+    }
+    return worth;
+}
+
+static double residual_of(const assay_report *report)
+{
+    double squares = 0.0, elements = 0.0;
+    for (int i = 0; i < report->count; i++) {
+        const assay_tensor_result *r = &report->tensors[i];
+        if (!r->compared || r->spec.type == ASSAY_INT32) continue;
+        squares += r->rms_ratio * r->rms_ratio * (double)r->elements;
+        elements += (double)r->elements;
+    }
+    return elements > 0.0 ? sqrt(squares / elements) : 0.0;
+}
+
+static bool is_too_large(const assay_plan *plan)
+{
+    int evaluated = 0, applicable = 0;
+    for (int i = 0; i < assay_mutant_count; i++) {
+        const bool is_for = assay_mutant_is_for(&assay_mutants[i], plan->c->op);
+        applicable += is_for;
+        evaluated += is_for && assay_mutant_is_evaluated(&assay_mutants[i]);
+    }
+    return evaluated * plan->operation->flops(plan->c, true) > MOST_FLOPS ||
+           (double)applicable * (double)plan->elements > MOST_ELEMENTS;
+}
+
+static void keep(search *s, const assay_mutant *mutant, double residual, double distance)
+{
+    const bool again = s->held_count > 0 && s->held[s->held_count - 1].mutant == mutant;
+    if (again && s->held[s->held_count - 1].distance <= distance) return;
+    s->held_count -= again;
+    s->held[s->held_count++] = (hypothesis){mutant, residual, distance};
+}
+
+/* One way in which the mutant's gradients may be meant; *residual: the least of all so far. */
+static assay_status try_variant(assay_context *ctx, search *s, const assay_trial *t, const assay_mutant *mutant,
+                                const assay_results *results, double *residual)
+{
+    assay_status status;
+    assay_results copy = {0};
+    bool holds = false;
+    double left = INFINITY;
+    TRY(assay_results_copy(ctx, results, true, &copy));
+    TRY(assay_hypothesis_hold(ctx, t, mutant, &s->given, s->plain, &copy, &holds, &left));
+    if (holds) keep(s, mutant, left, left);
+    *residual = fmin(*residual, left);
+cleanup:
+    assay_results_free(&copy);
+    return status;
+}
+
+static assay_status try_mutant(assay_context *ctx, search *s, const assay_trial *t, const assay_mutant *mutant,
+                               double *residual)
+{
+    assay_status status;
+    bool applies = true, differs = false;
+    assay_results results = {0};
+    *residual = INFINITY;
+    TRY(assay_mutant_make(ctx, t, mutant, &results, &applies));
+    if (!applies) goto cleanup;
+    if (!t->scales) s->tried++;
+    TRY(try_variant(ctx, s, t, mutant, &results, residual));
+    TRY(assay_mutant_pull_back(ctx, t, mutant, &results, &differs));
+    if (differs) TRY(try_variant(ctx, s, t, mutant, &results, residual));
+cleanup:
+    assay_results_free(&results);
+    return status;
+}
+
+/* With the error scales of the golden, which cost nothing; and where that comes near, but not near enough, with those
+ * of the mutated case, whose errors may be larger. */
+static assay_status try_twice(assay_context *ctx, search *s, const assay_mutant *mutant)
+{
+    assay_status status;
+    double residual;
+    const int held = s->held_count;
+    assay_trial own = s->trial;
+    own.scales = true;
+    TRY(try_mutant(ctx, s, &s->trial, mutant, &residual));
+    const bool evaluated = assay_mutant_is_evaluated(mutant) && mutant->lost_weight == NULL && !mutant->each_shard;
+    const bool near = residual < (residual < NEAR ? 0.9 : NEARER) * s->before;
+    if (!evaluated || s->held_count > held || !near) return ASSAY_OK;
+    TRY(try_mutant(ctx, s, &own, mutant, &residual));
+cleanup:
+    return status;
+}
+
+static assay_status try_noise(assay_context *ctx, search *s, const assay_mutant *mutant)
+{
+    bool holds = false;
+    double ratio = 0.0;
+    const assay_status status = assay_noise_hold(ctx, &s->trial, mutant, &s->given, &holds, &ratio);
+    if (status == ASSAY_OK && holds) keep(s, mutant, ratio, fabs(log(ratio)));
+    s->noise |= holds;
+    s->tried++;
+    return status;
+}
+
+static int by_distance(const void *a, const void *b)
+{
+    const hypothesis *x = a, *y = b;
+    if (x->distance != y->distance) return x->distance < y->distance ? -1 : 1;
+    return x->mutant < y->mutant ? -1 : x->mutant > y->mutant;
+}
+
+/* "NAME (0.31) or NAME (0.35)" of those that are as near as the first, or whose errors are as large; counts them. */
+static int name_nearest(const search *s, char *text, size_t size)
+{
+    size_t length = 0;
+    int count = 0;
+    for (; count < s->held_count && count < ASSAY_EXPLAINED_MOST; count++) {
+        const hypothesis *h = &s->held[count];
+        if (!s->noise && h->distance > s->held[0].distance + AS_NEAR) break;
+        length += (size_t)snprintf(text + length, size - length, "%s%s (%.2g)", count == 0 ? "" : " or ",
+                                   h->mutant->name, h->residual);
+    }
+    return count;
+}
+
+static void say(const search *s, assay_report *report)
+{
+    char *text = report->explanation, names[ASSAY_EXPLAINED_MOST * (ASSAY_EXPLAINED_NAME + 16)];
+    const size_t size = sizeof report->explanation;
+    const int count = name_nearest(s, names, sizeof names);
+    if (count == 0) {
+        snprintf(text, size, "no known bug explains it (%d mutants tried)", s->tried);
+    } else if (s->noise) {
+        snprintf(text, size,
+                 "no known bug explains it (%d mutants tried); its errors are as large as with %s, in brackets how "
+                 "many times",
+                 s->tried, names);
+    } else {
+        snprintf(text, size, "equals mutant %s: %s%.100s; in brackets the standard deviations that are left", names,
+                 count > 1 ? "this case does not tell them apart; the first is " : "", s->held[0].mutant->models);
+    }
+    for (; !s->noise && report->explained_count < count; report->explained_count++) {
+        snprintf(report->explained_by[report->explained_count], ASSAY_EXPLAINED_NAME, "%s",
+                 s->held[report->explained_count].mutant->name);
+    }
+}
+
+/* `whole`: those of candidates that are nothing as a whole; else the rest, of which those that must be evaluated are left
+ * out where one of the former holds. */
+static assay_status try_all(assay_context *ctx, search *s, bool whole, assay_progress *progress)
+{
+    assay_status status = ASSAY_OK;
+    const bool nothing = !whole && s->held_count > 0;
+    const char *op = s->trial.golden->plan->c->op;
+    for (int i = 0; i < assay_mutant_count; i++) {
+        const assay_mutant *mutant = &assay_mutants[i];
+        if (mutant->always != whole || (nothing && assay_mutant_is_evaluated(mutant))) continue;
+        if (mutant->worsen == NULL && assay_mutant_is_for(mutant, op)) TRY(try_twice(ctx, s, mutant));
+        assay_progress_add(progress, 1, mutant->name);
+    }
+cleanup:
+    return status;
+}
+
+static assay_status search_all(assay_context *ctx, search *s, bool quiet)
+{
+    assay_status status = ASSAY_OK;
+    void *held = NULL;
+    assay_progress progress;
+    const char *op = s->trial.golden->plan->c->op;
+    assay_progress_start(&progress, quiet, "known bugs", assay_mutant_count);
+    TRY(assay_alloc(ctx, "hypotheses", assay_mutant_count, sizeof *s->held, &held));
+    s->held = held;
+    TRY(try_all(ctx, s, true, &progress));
+    TRY(try_all(ctx, s, false, &progress));
+    /* that errors are as large says less than that they are the same: other bugs may make such */
+    const bool unexplained = s->held_count == 0;
+    for (int i = 0; unexplained && i < assay_mutant_count; i++) {
+        const assay_mutant *mutant = &assay_mutants[i];
+        if (mutant->worsen != NULL && assay_mutant_is_for(mutant, op)) TRY(try_noise(ctx, s, mutant));
+    }
+    qsort(s->held, (size_t)s->held_count, sizeof *s->held, by_distance);
+cleanup:
+    assay_progress_end(&progress);
+    return status;
+}
+
+static assay_status explain(assay_context *ctx, assay_fixture_reader *golden, assay_fixture_reader *candidate,
+                            const assay_profile *profile, bool quiet, assay_report *report)
+{
+    assay_status status;
+    assay_case *cases = NULL;
+    assay_plan plan = {0};
+    assay_results results = {0};
+    search s = {.plain = report, .before = residual_of(report)};
+    int count = 0;
+    const char *yaml = assay_fixture_text(golden, "case_yaml");
+    if (yaml == NULL) return assay_fail(ctx, ASSAY_BAD_INPUT, "the golden has no attribute case_yaml");
+    TRY(assay_cases_parse_stored(ctx, "the golden's case", yaml, strlen(yaml), &cases, &count));
+    TRY(assay_plan_make_with(ctx, &plan, &cases[0], golden, profile));
+    if (is_too_large(&plan)) {
+        snprintf(report->explanation, sizeof report->explanation,
+                 "not tried, the case is too large: a smaller one tells, or the files of assay certify --write");
+        goto cleanup;
+    }
+    ctx->threads = assay_plan_threads(ctx, &plan);
+    TRY(assay_results_load(ctx, &results, &plan, golden));
+    s.trial = (assay_trial){.golden = &results, .profile = profile, .false_alarm = report->false_alarm};
+    TRY(assay_given_results_load(ctx, &results, candidate, &s.given));
+    TRY(search_all(ctx, &s, quiet));
+    say(&s, report);
+cleanup:
+    free(s.held);
+    assay_given_results_free(&s.given);
+    assay_results_free(&results);
+    assay_plan_free(&plan);
+    assay_cases_free(cases, count);
+    return status;
+}
+
+assay_status assay_explain(assay_context *ctx, assay_fixture_reader *golden, assay_fixture_reader *candidate,
+                           const assay_profile *profile, bool quiet, assay_report *report)
+{
+    if (report->verdict != ASSAY_FAIL || !is_worth_it(report)) return ASSAY_OK;
+    const int threads = ctx->threads;
+    const assay_status status = explain(ctx, golden, candidate, profile, quiet, report);
+    ctx->threads = threads;
+    if (status == ASSAY_OK) return ASSAY_OK;
+    /* the verdict stands without it */
+    snprintf(report->explanation, sizeof report->explanation, "not tried: %.400s", ctx->message);
+    ctx->message[0] = '\0';
+    return ASSAY_OK;
+}

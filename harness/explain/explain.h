@@ -1,0 +1,14 @@
+/* Which known bug a failed candidate has. Each mutant (harness/mutants/mutants.h) is a hypothesis: it holds when the comparer,
+ * given the mutant's results in place of the golden's, would let the whole candidate pass, and no more is left than a
+ * correct candidate leaves. One that explains a part is not claimed: a wrong guess is worse than none. */
+#ifndef ASSAY_HARNESS_EXPLAIN_H
+#define ASSAY_HARNESS_EXPLAIN_H
+
+#include "harness/power/power_test.h"
+
+/* Fills explanation and explained_by of the report on a failure; leaves others alone. What keeps it from looking (a
+ * case that is too large, that this program cannot evaluate, or without memory) is said there too and is no error. */
+assay_status assay_explain(assay_context *ctx, assay_fixture_reader *golden, assay_fixture_reader *candidate,
+                           const assay_profile *profile, bool quiet, assay_report *report);
+
+#endif

@@ -1,0 +1,197 @@
+/* Whether a candidate is what a mutant would give. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "harness/operations/data_flow.h"
+#include "harness/explain/explain_internal.h"
+#include "oracle/base/memory.h"
+
+/* The RMS of error / deviation of a correct candidate is some tenths, in one tensor, whose errors may have one cause,
+ * now and then more. A hypothesis that leaves no more than this explains it. */
+#define EXPLAINED 2.0
+#define EXPLAINED_TENSOR 3.0
+
+static void find_nan(int64_t count, double *values)
+{
+    for (int64_t i = 0; i < count; i++) {
+        if (isnan(values[i])) values[i] = INFINITY;
+    }
+}
+
+static assay_status load_tensor(assay_context *ctx, assay_fixture_reader *candidate, const assay_tensor_spec *spec,
+                                assay_given_results *given)
+{
+    assay_status status;
+    const int64_t count = assay_shape_count(&spec->shape);
+    assay_memory_tensor *to = &given->tensors[given->count++];
+    *to = (assay_memory_tensor){.spec = *spec};
+    if (spec->type == ASSAY_INT32) {
+        int32_t *integers = NULL;
+        TRY(assay_alloc_i32(ctx, spec->path, count, &integers));
+        to->integers = integers;
+        TRY(assay_fixture_read_i32(ctx, candidate, spec->path, 0, count, integers));
+    } else {
+        double *numbers = NULL;
+        TRY(assay_alloc_f64(ctx, spec->path, count, &numbers));
+        to->numbers = numbers;
+        TRY(assay_fixture_read(ctx, candidate, spec->path, 0, count, numbers));
+        find_nan(count, numbers);
+    }
+cleanup:
+    return status;
+}
+
+assay_status assay_given_results_load(assay_context *ctx, const assay_results *golden, assay_fixture_reader *candidate,
+                                      assay_given_results *given)
+{
+    assay_status status;
+    void *tensors = NULL;
+    TRY(assay_alloc(ctx, "list of tensors", golden->plan->spec_count, sizeof *given->tensors, &tensors));
+    given->tensors = tensors;
+    for (int i = 0; i < golden->plan->spec_count; i++) {
+        const char *path = golden->plan->specs[i].path;
+        const assay_tensor_spec *found = assay_fixture_find(candidate, path);
+        if (found == NULL || assay_path_is_given(path) || assay_path_is_scale(path)) continue;
+        TRY(load_tensor(ctx, candidate, found, given));
+    }
+cleanup:
+    return status;
+}
+
+void assay_given_results_free(assay_given_results *given)
+{
+    for (int i = 0; i < given->count; i++) {
+        free((void *)given->tensors[i].numbers);
+        free((void *)given->tensors[i].integers);
+    }
+    free(given->tensors);
+    *given = (assay_given_results){0};
+}
+
+/* Of optional results those that the mutant has too. */
+static assay_status candidate_reader(assay_context *ctx, const assay_given_results *given, const assay_results *results,
+                                     assay_fixture_reader **reader)
+{
+    assay_status status;
+    void *memory = NULL;
+    int count = 0;
+    TRY(assay_alloc(ctx, "list of tensors", given->count, sizeof(assay_memory_tensor), &memory));
+    assay_memory_tensor *tensors = memory;
+    for (int i = 0; i < given->count; i++) {
+        const assay_kept *kept = assay_results_find(results, given->tensors[i].spec.path);
+        const bool known = kept != NULL && kept->written == kept->count;
+        if (known || assay_path_is_required(given->tensors[i].spec.path)) tensors[count++] = given->tensors[i];
+    }
+    TRY(assay_fixture_of_memory(ctx, "candidate", count, tensors, reader));
+cleanup:
+    free(memory);
+    return status;
+}
+
+static const assay_tensor_result *result_of(const assay_report *report, const char *path)
+{
+    for (int i = 0; i < report->count; i++) {
+        if (strcmp(report->tensors[i].spec.path, path) == 0) return &report->tensors[i];
+    }
+    return NULL;
+}
+
+static bool is_explained(const assay_tensor_result *r)
+{
+    return r->verdict != ASSAY_FAIL && r->verdict != ASSAY_NOT_COMPARABLE && !(r->rms_ratio > EXPLAINED_TENSOR);
+}
+
+/* Whether all numbers of the candidate's tensor are of that type. */
+static bool lies_on_grid(const assay_given_results *given, const char *path, assay_dtype type)
+{
+    for (int i = 0; i < given->count; i++) {
+        const assay_memory_tensor *tensor = &given->tensors[i];
+        if (strcmp(tensor->spec.path, path) != 0 || tensor->numbers == NULL) continue;
+        const int64_t count = assay_shape_count(&tensor->spec.shape);
+        for (int64_t k = 0; k < count; k++) {
+            const double number = tensor->numbers[k];
+            if (isfinite(number) && assay_dtype_round(type, number, false) != number) return false;
+        }
+    }
+    return true;
+}
+
+/* Squares of error / deviation, and the largest excess over a threshold. */
+typedef struct left_over {
+    double squares, elements, worst;
+} left_over;
+
+static void add(left_over *left, const assay_tensor_result *r)
+{
+    const bool without_values = r->verdict == ASSAY_FAIL && r->wrong_elements + r->wrong_rows == 0;
+    if (without_values || r->finding == ASSAY_FINDING_NONFINITE) left->squares = left->worst = INFINITY;
+    if (!r->compared || r->spec.type == ASSAY_INT32) return;
+    left->squares += r->rms_ratio * r->rms_ratio * (double)r->elements;
+    left->elements += (double)r->elements;
+    left->worst = fmax(left->worst, fmax(r->worst_element, r->worst_row));
+}
+
+/* Where the candidate fails, a hypothesis must leave much less than there was: one that has next to no effect passes
+ * whatever next to passes without it. */
+static bool is_much_less(const left_over *after, const left_over *before)
+{
+    return before->elements == 0.0 || after->squares <= 0.5 * before->squares || after->worst <= 0.5 * before->worst;
+}
+
+/* Of a mutant that may be in some tensors alone, each tensor is the mutant's or the golden's. */
+static bool conclude(const assay_trial *t, const assay_mutant *mutant, const assay_given_results *given,
+                     const assay_report *plain, const assay_report *report, double *residual)
+{
+    left_over all = {0}, failed_before = {0}, failed_after = {0};
+    bool holds = report->unknown_count == 0;
+    const bool coarser = mutant->change_results == assay_mutant_coarser_values;
+    const assay_dtype type = assay_coarser_type(t->profile->storage);
+    for (int i = 0; i < report->count; i++) {
+        const assay_tensor_result *r = &report->tensors[i], *before = result_of(plain, r->spec.path);
+        const bool failed = before != NULL && before->verdict == ASSAY_FAIL;
+        if (mutant->each && before != NULL && !failed && (!is_explained(r) || before->rms_ratio < r->rms_ratio)) {
+            r = before;
+        }
+        holds &= is_explained(r) && (!coarser || r == before || lies_on_grid(given, r->spec.path, type));
+        add(&all, r);
+        if (failed) add(&failed_before, before), add(&failed_after, r);
+    }
+    *residual = all.elements > 0.0 ? sqrt(all.squares / all.elements) : 0.0;
+    return holds && *residual <= EXPLAINED && is_much_less(&failed_after, &failed_before);
+}
+
+assay_status assay_expected_compare(assay_context *ctx, const assay_trial *t, const assay_results *expected,
+                                    const assay_given_results *given, assay_report *report)
+{
+    assay_status status;
+    assay_fixture_reader *golden = NULL, *candidate = NULL;
+    TRY(assay_trial_reader(ctx, expected, "golden", NULL, &golden));
+    TRY(candidate_reader(ctx, given, expected, &candidate));
+    TRY(assay_compare_undiagnosed(ctx, golden, candidate, t->profile, t->false_alarm, assay_data_flow_rank, report));
+cleanup:
+    assay_fixture_close(golden);
+    assay_fixture_close(candidate);
+    return status;
+}
+
+assay_status assay_hypothesis_hold(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
+                                   const assay_given_results *given, const assay_report *plain, assay_results *results,
+                                   bool *holds, double *residual)
+{
+    assay_status status = ASSAY_OK;
+    assay_report report = {0};
+    *holds = false;
+    if (!t->scales) TRY(assay_mutant_expect(ctx, t, mutant, results));
+    if (mutant->exchanges_tokens) assay_results_drop_null(results);
+    for (int i = 0; i < results->plan->spec_count; i++) {
+        const assay_kept *kept = &results->items[i];
+        const bool result = !assay_path_is_given(kept->spec->path) && !assay_path_is_scale(kept->spec->path);
+        if (result && kept->values != NULL) find_nan(kept->count, kept->values);
+    }
+    TRY(assay_expected_compare(ctx, t, results, given, &report));
+    *holds = conclude(t, mutant, given, plain, &report, residual);
+cleanup:
+    assay_report_free(&report);
+    return status;
+}

@@ -1,0 +1,150 @@
+/* Mutants by a worse arithmetic: every backend draws their errors anew, so that not the errors are compared but their
+ * size, in each tensor. */
+#include <math.h>
+#include <stdio.h>
+
+#include "harness/scales/ensemble.h"
+#include "harness/explain/explain_internal.h"
+#include "harness/mutants/mutants_tensors.h"
+
+enum { DRAWS = 8 };
+
+/* The candidate's RMS error over that of the mutant, in all tensors together and in each, whose errors may have one
+ * cause: then the tensor shows a single Gaussian number. The emulated arithmetic is an envelope: plain rounding has 0.7
+ * of its error. */
+#define LEAST 0.5
+#define MOST 1.5
+#define LEAST_OF_TENSOR 0.1
+#define MOST_OF_TENSOR 3.0
+
+/* Of what is usual in a tensor for a row of that size, the least that a row's deviation may be. */
+#define USUAL 0.5
+
+/* The worst element and row over their thresholds, which are as uncertain as deviations of so few draws. */
+#define MOST_EXCESS 2.0
+
+static assay_kept *scales_of(const assay_trial *t, const assay_results *results, const char *path)
+{
+    char scale[2 * ASSAY_PATH_SIZE];
+    snprintf(scale, sizeof scale, "error_scale/%s/%s", t->profile->precision.name, path);
+    return assay_results_find(results, scale);
+}
+
+/* Adds the squares of one draw's errors to what stands in the place of the error scales. */
+static assay_status add_draw(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant, uint64_t seed,
+                             assay_results *sums, bool *applies)
+{
+    assay_status status;
+    assay_results drawn = {0};
+    const assay_emulation emulation = {.seed = seed};
+    assay_context own = *ctx;
+    own.emulation = &emulation;
+    status = assay_mutant_make(&own, t, mutant, &drawn, applies);
+    snprintf(ctx->message, sizeof ctx->message, "%s", own.message);
+    TRY(status);
+    for (int i = 0; *applies && i < sums->plan->spec_count; i++) {
+        const assay_kept *golden = &t->golden->items[i], *found = &drawn.items[i];
+        const assay_kept *squares = scales_of(t, sums, golden->spec->path);
+        for (int64_t k = 0; squares != NULL && k < golden->count; k++) {
+            const double error = found->values[k] - golden->values[k];
+            squares->values[k] = (seed == 1 ? 0.0 : squares->values[k]) + error * error;
+        }
+    }
+cleanup:
+    assay_results_free(&drawn);
+    return status;
+}
+
+static double rms_of(int64_t count, const double *values)
+{
+    double sum = 0.0;
+    for (int64_t i = 0; i < count; i++) sum += values[i] * values[i];
+    return count > 0 ? sqrt(sum / (double)count) : 0.0;
+}
+
+/* A coarse rounding that may go either way goes one way in all draws where it is nearly sure: no row's deviation is far
+ * below what is usual in the tensor for its size. */
+static void raise_to_usual(const assay_kept *golden, double *scales)
+{
+    const int64_t width = assay_kept_width(golden);
+    const double size = rms_of(golden->count, golden->values), error = rms_of(golden->count, scales);
+    for (int64_t row = 0; size > 0.0 && row + width <= golden->count; row += width) {
+        const double usual = error / size * rms_of(width, golden->values + row);
+        for (int64_t i = row; i < row + width; i++) scales[i] = fmax(scales[i], USUAL * usual);
+    }
+}
+
+static assay_status draw_scales(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
+                                assay_results *expected, bool *applies)
+{
+    assay_status status = ASSAY_OK;
+    *applies = true;
+    for (uint64_t seed = 1; *applies && seed <= DRAWS; seed++) {
+        TRY(add_draw(ctx, t, mutant, seed, expected, applies));
+    }
+    for (int i = 0; *applies && i < expected->plan->spec_count; i++) {
+        const assay_kept *scales = scales_of(t, expected, expected->items[i].spec->path);
+        if (scales == NULL) continue;
+        const double *correct = scales_of(t, t->golden, expected->items[i].spec->path)->values;
+        TRY(assay_ensemble_smooth(ctx, &scales->spec->shape, DRAWS, scales->values));
+        for (int64_t k = 0; k < scales->count; k++) {
+            scales->values[k] = isfinite(scales->values[k]) ? fmax(scales->values[k], correct[k]) : correct[k];
+        }
+        raise_to_usual(&t->golden->items[i], scales->values);
+        assay_dtype_round_many(ASSAY_FLOAT32, scales->count, scales->values, scales->values);
+    }
+cleanup:
+    return status;
+}
+
+static bool is_within(const assay_tensor_result *r)
+{
+    const bool by_values = r->finding == ASSAY_FINDING_ELEMENTS || r->finding == ASSAY_FINDING_ROWS;
+    if (r->verdict == ASSAY_NOT_COMPARABLE || (r->verdict == ASSAY_FAIL && !by_values)) return false;
+    return r->worst_element <= MOST_EXCESS && r->worst_row <= MOST_EXCESS;
+}
+
+/* Whether the arithmetic makes the tensor's errors larger at all; where it does not they may be none. */
+static bool is_worse(const assay_trial *t, const assay_results *expected, const char *path)
+{
+    const assay_kept *scales = scales_of(t, expected, path), *correct = scales_of(t, t->golden, path);
+    if (scales == NULL || correct == NULL) return false;
+    return rms_of(scales->count, scales->values) > 2.0 * rms_of(correct->count, correct->values);
+}
+
+static bool is_as_large(const assay_trial *t, const assay_results *expected, const assay_report *report, double *ratio)
+{
+    double squares = 0.0, elements = 0.0;
+    bool same = report->unknown_count == 0;
+    for (int i = 0; i < report->count; i++) {
+        const assay_tensor_result *r = &report->tensors[i];
+        same &= is_within(r);
+        if (!r->compared || r->spec.type == ASSAY_INT32 || r->exact) continue;
+        same &= r->rms_ratio <= MOST_OF_TENSOR;
+        same &= r->rms_ratio >= LEAST_OF_TENSOR || !is_worse(t, expected, r->spec.path);
+        squares += r->rms_ratio * r->rms_ratio * (double)r->elements;
+        elements += (double)r->elements;
+    }
+    *ratio = elements > 0.0 ? sqrt(squares / elements) : 0.0;
+    return same && *ratio >= LEAST && *ratio <= MOST;
+}
+
+assay_status assay_noise_hold(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
+                              const assay_given_results *given, bool *holds, double *ratio)
+{
+    assay_status status;
+    bool applies = false;
+    assay_results expected = {0};
+    assay_report report = {0};
+    *holds = false;
+    TRY(assay_results_copy(ctx, t->golden, true, &expected));
+    TRY(draw_scales(ctx, t, mutant, &expected, &applies));
+    if (!applies) goto cleanup;
+    assay_results_drop_null(&expected);
+    TRY(assay_expected_compare(ctx, t, &expected, given, &report));
+    *holds = is_as_large(t, &expected, &report, ratio);
+cleanup:
+    assay_report_free(&report);
+    assay_results_free(&expected);
+    return status;
+}

@@ -1,0 +1,128 @@
+/* The chain rule through a mutant's change of its inputs. Every such change is a selection: each number that the
+ * operation reads is a factor times one number that was given, plus a constant. Three probes tell which: what becomes
+ * of zeros, of ones, and of numbers that say where they come from. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "harness/explain/explain_internal.h"
+#include "oracle/base/memory.h"
+
+typedef enum probe { ZEROS, ONES, PLACES, PROBES } probe;
+
+static bool is_probed(const assay_kept *kept)
+{
+    return assay_path_is_given(kept->spec->path) && !assay_path_in(kept->spec->path, "cotangents") &&
+           kept->values != NULL;
+}
+
+static assay_status fill_probe(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant, probe kind,
+                               assay_results *probed)
+{
+    assay_status status;
+    double place = 0.0;
+    const assay_mutation m = {.c = t->golden->plan->c, .profile = t->profile, .tensors = probed};
+    TRY(assay_results_copy(ctx, t->golden, true, probed));
+    for (int i = 0; i < probed->plan->spec_count; i++) {
+        const assay_kept *kept = &probed->items[i];
+        for (int64_t k = 0; is_probed(kept) && k < kept->count; k++) {
+            place += 1.0;
+            kept->values[k] = kind == ZEROS ? 0.0 : kind == ONES ? 1.0 : place;
+        }
+    }
+    mutant->change_inputs(&m);
+cleanup:
+    return status;
+}
+
+static assay_kept *gradient_of(const assay_results *results, const char *scale, const assay_kept *given)
+{
+    char path[2 * ASSAY_PATH_SIZE];
+    snprintf(path, sizeof path, "%sgradients/%s", scale, given->spec->path);
+    assay_kept *found = assay_results_find(results, path);
+    return found != NULL && found->written == found->count && found->count == given->count ? found : NULL;
+}
+
+/* The gradients by all numbers that were given, one after the other, or those gradients' error scales. */
+static void flatten(const assay_results *results, const char *scale, double **places)
+{
+    int64_t place = 0;
+    for (int i = 0; i < results->plan->spec_count; i++) {
+        const assay_kept *given = &results->items[i];
+        const assay_kept *gradient = is_probed(given) ? gradient_of(results, scale, given) : NULL;
+        for (int64_t k = 0; is_probed(given) && k < given->count; k++) {
+            places[place++] = gradient == NULL ? NULL : &gradient->values[k];
+        }
+    }
+}
+
+/* Adds up into `sums` what flows back to each of `count` numbers, or its squares. False where a gradient that is wanted
+ * needs one that is not there, and where a change is no selection: its factor is so large that places overflow. */
+static bool flow_back(const assay_results probed[PROBES], double **places, int64_t count, bool squares, double *sums,
+                      bool *changed)
+{
+    int64_t place = 0;
+    for (int i = 0; i < probed[ZEROS].plan->spec_count; i++) {
+        const assay_kept *zeros = &probed[ZEROS].items[i];
+        for (int64_t k = 0; is_probed(zeros) && k < zeros->count; k++, place++) {
+            const double constant = zeros->values[k], factor = probed[ONES].items[i].values[k] - constant;
+            const bool untouched = factor == 1.0 && probed[PLACES].items[i].values[k] == (double)(place + 1);
+            *changed |= !untouched;
+            if (factor == 0.0) continue;
+            const double read = round((probed[PLACES].items[i].values[k] - constant) / factor) - 1;
+            if (!(read >= 0 && read < (double)count)) return false;
+            const int64_t from = (int64_t)read;
+            if (places[from] == NULL) continue;
+            if (places[place] == NULL) return false;
+            const double part = factor * *places[place];
+            sums[from] += squares ? part * part : part;
+        }
+    }
+    return true;
+}
+
+static int64_t count_given(const assay_results *results)
+{
+    int64_t count = 0;
+    for (int i = 0; i < results->plan->spec_count; i++) {
+        if (is_probed(&results->items[i])) count += results->items[i].count;
+    }
+    return count;
+}
+
+/* Of gradients (scale ""), or of their error scales. */
+static void pull_back(const assay_results *results, const char *scale, const assay_results probed[PROBES],
+                      double **places, double *sums, int64_t count, bool *changed)
+{
+    const bool is_scale = scale[0] != '\0';
+    for (int64_t i = 0; i < count; i++) sums[i] = 0.0;
+    flatten(results, scale, places);
+    if (!flow_back(probed, places, count, is_scale, sums, changed)) *changed = false;
+    for (int64_t i = 0; *changed && i < count; i++) {
+        if (places[i] != NULL) *places[i] = is_scale ? assay_dtype_round(ASSAY_FLOAT32, sqrt(sums[i]), false) : sums[i];
+    }
+}
+
+assay_status assay_mutant_pull_back(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
+                                    assay_results *results, bool *changed)
+{
+    assay_status status = ASSAY_OK;
+    assay_results probed[PROBES] = {0};
+    const int64_t count = count_given(results);
+    char scale[64];
+    void *places = NULL;
+    double *sums = NULL;
+    *changed = false;
+    if (mutant->change_inputs == NULL || mutant->exchanges_tokens) return ASSAY_OK; /* these are put back already */
+    snprintf(scale, sizeof scale, "error_scale/%s/", t->profile->precision.name);
+    for (int kind = 0; kind < PROBES; kind++) TRY(fill_probe(ctx, t, mutant, (probe)kind, &probed[kind]));
+    TRY(assay_alloc(ctx, "places of gradients", count, sizeof(double *), &places));
+    TRY(assay_alloc_f64(ctx, "gradients", count, &sums));
+    pull_back(results, "", probed, places, sums, count, changed);
+    if (*changed && t->scales) pull_back(results, scale, probed, places, sums, count, changed);
+cleanup:
+    for (int kind = 0; kind < PROBES; kind++) assay_results_free(&probed[kind]);
+    free(places);
+    free(sums);
+    return status;
+}

@@ -1,0 +1,131 @@
+/* What a mutant's results are expected to be, and how far from it a backend with this bug may lie. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "harness/explain/explain_internal.h"
+#include "harness/mutants/mutants_tensors.h"
+#include "oracle/base/memory.h"
+
+/* The error scales of a result; NULL: it has none. */
+static double *scales_of(const assay_trial *t, const assay_results *results, const char *path)
+{
+    char scale[2 * ASSAY_PATH_SIZE];
+    snprintf(scale, sizeof scale, "error_scale/%s/%s", t->profile->precision.name, path);
+    const assay_kept *found = assay_results_find(results, scale);
+    return found == NULL ? NULL : found->values;
+}
+
+/* What is done to the results is done to their scales: they are moved, multiplied and set to zero alike. */
+static assay_status tamper(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant, assay_results *results)
+{
+    assay_status status;
+    assay_results moved = {0};
+    const assay_mutation m = {.c = t->golden->plan->c, .profile = t->profile, .tensors = &moved};
+    TRY(assay_results_copy(ctx, t->golden, true, &moved));
+    for (int i = 0; i < moved.plan->spec_count; i++) {
+        const double *scales = scales_of(t, t->golden, moved.items[i].spec->path);
+        for (int64_t k = 0; scales != NULL && k < moved.items[i].count; k++) moved.items[i].values[k] = scales[k];
+    }
+    mutant->change_results(&m);
+    for (int i = 0; i < moved.plan->spec_count; i++) {
+        double *scales = scales_of(t, results, moved.items[i].spec->path);
+        for (int64_t k = 0; scales != NULL && k < moved.items[i].count; k++) {
+            const double scale = fabs(moved.items[i].values[k]);
+            if (isfinite(scale)) scales[k] = assay_dtype_round(ASSAY_FLOAT32, scale, false);
+        }
+    }
+cleanup:
+    assay_results_free(&moved);
+    return status;
+}
+
+static double rms_of(const double *values, int64_t count)
+{
+    double sum = 0.0;
+    for (int64_t i = 0; i < count; i++) sum += values[i] * values[i];
+    return count > 0 ? sqrt(sum / (double)count) : 0.0;
+}
+
+/* Of results that were evaluated anew: a row that is larger than the golden's has errors that are as much larger, and
+ * a number that was exact has those that are usual in the tensor. */
+static void grow(const assay_trial *t, const assay_kept *golden, const assay_kept *mutated, double *scales)
+{
+    const int64_t width = assay_kept_width(golden);
+    const double size = rms_of(golden->values, golden->count), error = rms_of(scales, golden->count);
+    const double unit = assay_dtype_unit_roundoff(t->profile->storage);
+    const double relative = size > 0.0 ? error / size : assay_case_is_exact(t->golden->plan->c) ? 0.0 : unit;
+    for (int64_t row = 0; row + width <= golden->count; row += width) {
+        const double before = rms_of(golden->values + row, width), after = rms_of(mutated->values + row, width);
+        const double factor = before > 0.0 && after > before ? after / before : 1.0;
+        if (!isfinite(factor)) continue;
+        for (int64_t i = row; i < row + width; i++) {
+            const bool was_exact = scales[i] == 0.0 && golden->values[i] != mutated->values[i];
+            const double scale = was_exact ? relative * after : factor * scales[i];
+            scales[i] = assay_dtype_round(ASSAY_FLOAT32, scale, false);
+        }
+    }
+}
+
+/* Of results that are sums of other terms than the golden's: errors as usual in the tensor, or more. */
+static void renew(const assay_trial *t, const assay_kept *golden, const assay_kept *mutated, double *scales)
+{
+    const int64_t width = assay_kept_width(golden);
+    const double size = rms_of(golden->values, golden->count), error = rms_of(scales, golden->count);
+    grow(t, golden, mutated, scales);
+    for (int64_t row = 0; size > 0.0 && row + width <= golden->count; row += width) {
+        const double usual = error / size * rms_of(mutated->values + row, width);
+        for (int64_t i = row; isfinite(usual) && i < row + width; i++)
+            scales[i] = assay_dtype_round(ASSAY_FLOAT32, fmax(scales[i], usual), false);
+    }
+}
+
+/* Truncation depends on the last bit that is left; what it does on average does not: a unit less, give or take one. */
+static void expect_truncated(const assay_trial *t, const assay_kept *golden, const assay_kept *mutated, double *scales)
+{
+    const double unit = assay_dtype_unit_roundoff(t->profile->storage);
+    for (int64_t i = 0; i < golden->count; i++) {
+        mutated->values[i] = golden->values[i] * (1 - unit);
+        scales[i] = assay_dtype_round(ASSAY_FLOAT32, fmax(scales[i], unit / 16 * fabs(golden->values[i])), false);
+    }
+}
+
+/* So does rounding: the golden's value, with the error of the coarser type. That the candidate lies on its grid is
+ * asked elsewhere. */
+static void expect_coarser(const assay_trial *t, const assay_kept *golden, const assay_kept *mutated, double *scales)
+{
+    const assay_dtype type = assay_coarser_type(t->profile->storage);
+    const double unit = assay_dtype_unit_roundoff(type), least = assay_dtype_least_subnormal(type);
+    for (int64_t i = 0; i < golden->count; i++) {
+        const double rounding = fmax(unit * fabs(golden->values[i]), least / 2) / sqrt(3.0);
+        if (!isfinite(mutated->values[i])) continue; /* beyond its range */
+        mutated->values[i] = golden->values[i];
+        scales[i] = assay_dtype_round(ASSAY_FLOAT32, hypot(scales[i], rounding), false);
+    }
+}
+
+void assay_results_drop_null(assay_results *results)
+{
+    for (int i = 0; i < results->plan->spec_count; i++) {
+        if (assay_path_in(results->items[i].spec->path, "null")) results->items[i].written = 0;
+    }
+}
+
+assay_status assay_mutant_expect(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
+                                 assay_results *results)
+{
+    const bool truncated = mutant->change_results == assay_mutant_truncate_values;
+    const bool coarser = mutant->change_results == assay_mutant_coarser_values;
+    if (!assay_mutant_is_evaluated(mutant) && !truncated && !coarser) return tamper(ctx, t, mutant, results);
+    if (truncated || coarser) assay_results_drop_null(results);
+    for (int i = 0; i < results->plan->spec_count; i++) {
+        const assay_kept *golden = &t->golden->items[i], *mutated = &results->items[i];
+        double *scales = scales_of(t, results, mutated->spec->path);
+        if (scales == NULL || mutated->written != mutated->count) continue;
+        (truncated                  ? expect_truncated
+         : coarser                  ? expect_coarser
+         : mutant->exchanges_tokens ? renew
+                                    : grow)(t, golden, mutated, scales);
+    }
+    return ASSAY_OK;
+}

@@ -1,0 +1,37 @@
+#include "harness/golden/golden_finite.h"
+
+#include <float.h>
+#include <inttypes.h>
+#include <math.h>
+
+#include "harness/plan/inputs.h"
+#include "harness/mutants/mutants.h"
+
+/* The one infinity that a dataset may hold. 0: none. */
+static double lawful_infinity(const char *path)
+{
+    if (assay_path_in(path, "routing") && assay_path_ends(path, "margin")) return INFINITY;
+    const bool result = assay_path_in(path, "outputs") || assay_path_in(path, "checkpoints");
+    return result && assay_path_ends(path, "lse") ? -INFINITY : 0.0;
+}
+
+static bool must_be_finite(const char *path)
+{
+    return !assay_path_is_given(path) && !assay_path_in(path, "certificate") && !assay_path_in(path, "discrimination");
+}
+
+assay_status assay_golden_require_finite(assay_context *ctx, const assay_case *c, const assay_tensor_spec *spec,
+                                         int64_t first, int64_t count, const double *values)
+{
+    const double lawful = lawful_infinity(spec->path);
+    if (!must_be_finite(spec->path)) return ASSAY_OK;
+    for (int64_t i = 0; i < count; i++) {
+        if (fabs(values[i]) <= FLT_MAX) continue;
+        const double stored = assay_dtype_round(spec->type, values[i], false);
+        if (isfinite(stored) || (lawful != 0.0 && stored == lawful)) continue;
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "%s: %s[%" PRId64 "] is %g, expected a finite number: the case overflows", c->name,
+                          spec->path, first + i, stored);
+    }
+    return ASSAY_OK;
+}

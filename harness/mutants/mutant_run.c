@@ -1,0 +1,307 @@
+/* The results of one mutant. */
+#include <stdio.h>
+#include <string.h>
+
+#include "harness/mutants/mutant_run.h"
+#include "harness/scales/ensemble.h"
+#include "harness/plan/inputs.h"
+#include "harness/mutants/mutants_tensors.h"
+
+bool assay_path_is_scale(const char *path)
+{
+    return assay_path_in(path, "error_scale");
+}
+
+bool assay_path_is_required(const char *path)
+{
+    return assay_path_in(path, "outputs") || assay_path_in(path, "gradients");
+}
+
+assay_status assay_results_copy(assay_context *ctx, const assay_results *golden, bool results, assay_results *copy)
+{
+    assay_status status;
+    const assay_source source = assay_results_source((assay_results *)golden);
+    TRY(assay_results_open(ctx, copy, golden->plan, &source));
+    for (int i = 0; results && i < golden->plan->spec_count; i++) {
+        const assay_kept *from = &golden->items[i];
+        assay_kept *to = &copy->items[i];
+        const size_t count = (size_t)from->count;
+        if (from->indices != NULL) memcpy(to->indices, from->indices, count * sizeof *to->indices);
+        if (from->values != NULL) memcpy(to->values, from->values, count * sizeof *to->values);
+        to->written = from->written;
+    }
+cleanup:
+    return status;
+}
+
+/* What the mutated case gives, in its own shapes, becomes the candidate's. A backend that never computes a result that
+ * is wanted leaves zeros; what is not wanted it does not give. False: another shape is wanted. */
+static bool take_results(const assay_mutant *mutant, const assay_results *from, assay_results *to)
+{
+    for (int i = 0; i < to->plan->spec_count; i++) {
+        assay_kept *wanted = &to->items[i];
+        const char *path = wanted->spec->path;
+        if (mutant->takes != NULL && !mutant->takes(path)) continue;
+        const assay_kept *found = assay_results_find(from, path);
+        if (assay_path_is_given(path) || (assay_path_is_scale(path) && found == NULL)) continue;
+        const bool required = assay_path_is_required(path);
+        const bool fits = found != NULL && assay_shape_equal(&found->spec->shape, &wanted->spec->shape) &&
+                          found->written == found->count;
+        if (found != NULL && !fits && required) return false;
+        wanted->written = fits || required ? wanted->count : 0;
+        if (wanted->values != NULL) {
+            for (int64_t k = 0; k < wanted->count; k++) wanted->values[k] = fits ? found->values[k] : 0.0;
+        } else {
+            for (int64_t k = 0; k < wanted->count; k++) wanted->indices[k] = fits ? found->indices[k] : 0;
+        }
+    }
+    return true;
+}
+
+/* What one shard of several adds to the candidate: its rows of the outputs, and its part of the gradients. */
+static void take_shard(const assay_results *from, int64_t shard, int64_t shards, assay_results *to)
+{
+    for (int i = 0; i < to->plan->spec_count; i++) {
+        assay_kept *wanted = &to->items[i];
+        if (!assay_path_is_required(wanted->spec->path) || wanted->values == NULL) continue;
+        const assay_kept *found = assay_results_find(from, wanted->spec->path);
+        if (assay_path_in(wanted->spec->path, "outputs")) {
+            const int64_t size = wanted->count / shards;
+            memcpy(wanted->values + shard * size, found->values + shard * size, (size_t)size * sizeof *found->values);
+            continue;
+        }
+        for (int64_t k = 0; k < wanted->count; k++)
+            wanted->values[k] = (shard > 0 ? wanted->values[k] : 0.0) + found->values[k];
+    }
+}
+
+/* Given tensors, and the choice of experts where the mutant has one. */
+typedef struct mutant_source {
+    const assay_results *given;
+    bool choice;
+} mutant_source;
+
+static bool source_has(void *self, const char *path)
+{
+    const mutant_source *source = self;
+    const bool choice = assay_path_in(path, "routing") && assay_path_ends(path, "selected_experts");
+    return (assay_path_is_given(path) || (choice && source->choice)) && assay_results_find(source->given, path) != NULL;
+}
+
+static assay_status source_read(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
+                                double *out)
+{
+    const mutant_source *source = self;
+    const assay_kept *kept = assay_results_find(source->given, path);
+    if (kept == NULL || kept->values == NULL) return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is not there", path);
+    memcpy(out, kept->values + first, (size_t)count * sizeof *out);
+    assay_ensemble_round_given(ctx, path, count, out);
+    return ASSAY_OK;
+}
+
+static assay_status source_read_i32(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
+                                    int32_t *out)
+{
+    const mutant_source *source = self;
+    const assay_kept *kept = assay_results_find(source->given, path);
+    if (kept == NULL || kept->indices == NULL) return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is not there", path);
+    memcpy(out, kept->indices + first, (size_t)count * sizeof *out);
+    return ASSAY_OK;
+}
+
+/* The reference arithmetic without the products that take a gradient back through the kernels of a name. */
+typedef struct lossy {
+    assay_emulation emulation; /* first: the context points to it */
+    const assay_results *given;
+    const char *weight;
+} lossy;
+
+/* Whether the product's second operand is such a kernel, or one expert's block of it, by its first row. `offset`: of
+ * the kernel's columns in those of the tensor, which may have as many others. */
+static bool is_part(const assay_kept *kept, const assay_matmul_args *args, int64_t offset)
+{
+    const assay_shape *shape = &kept->spec->shape;
+    if (shape->rank < 2) return false;
+    const int64_t rows = shape->dims[shape->rank - 2], width = shape->dims[shape->rank - 1];
+    if (args->n != rows || args->k == 0 || args->k > width - offset) return false;
+    for (int64_t at = offset; at < kept->count; at += rows * width) {
+        if (memcmp(args->b, kept->values + at, (size_t)args->k * sizeof *args->b) == 0) return true;
+    }
+    return false;
+}
+
+/* The path is that of a kernel, or of the kernels of all experts. */
+static bool is_kernel(const char *path, const char *name)
+{
+    char kernel[ASSAY_PATH_SIZE];
+    snprintf(kernel, sizeof kernel, "%s/kernel", name);
+    return assay_path_in(path, "weights") && (assay_path_ends(path, name) || assay_path_ends(path, kernel));
+}
+
+static bool is_lost(const lossy *l, const assay_matmul_args *args)
+{
+    for (int i = 0; args->transpose_b && i < l->given->plan->spec_count; i++) {
+        const assay_kept *kept = &l->given->items[i];
+        const int64_t width = assay_kept_width(kept);
+        if (is_kernel(kept->spec->path, l->weight) && args->k == width && is_part(kept, args, 0)) return true;
+        /* wi is wi_0 and wi_1 side by side */
+        if (!is_kernel(kept->spec->path, "wi") || 2 * args->k != width) continue;
+        if (strcmp(l->weight, "wi_0") == 0 && is_part(kept, args, 0)) return true;
+        if (strcmp(l->weight, "wi_1") == 0 && is_part(kept, args, width / 2)) return true;
+    }
+    return false;
+}
+
+static assay_status lossy_matmul(assay_context *ctx, const assay_matmul_args *args)
+{
+    const lossy *l = (const lossy *)(const void *)ctx->emulation;
+    if (!is_lost(l, args)) return assay_arithmetic_reference.matmul(ctx, args);
+    for (int64_t i = 0; !args->accumulate && i < args->m; i++) {
+        for (int64_t j = 0; j < args->n; j++) args->c[i * args->ldc + j] = 0.0;
+    }
+    return ASSAY_OK;
+}
+
+static const assay_arithmetic lossy_arithmetic = {.name = "lossy", .matmul = lossy_matmul};
+
+static bool has_own_arithmetic(const assay_mutant *mutant)
+{
+    return mutant->worsen != NULL || mutant->lost_weight != NULL;
+}
+
+static assay_status run_operation(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
+                                  const assay_plan *plan, const mutant_source *given, assay_results *results)
+{
+    assay_context own = *ctx;
+    const assay_source in = {
+        .self = (void *)given, .has = source_has, .read = source_read, .read_i32 = source_read_i32};
+    const assay_sink out = assay_results_sink(results);
+    if (!has_own_arithmetic(mutant)) return assay_evaluate(ctx, plan, &in, &out);
+    assay_emulation emulation = {.precision = assay_case_precision(plan->c, t->profile),
+                                 .storage = t->profile->storage,
+                                 .multiply = t->profile->multiply,
+                                 .seed = ctx->emulation != NULL ? ctx->emulation->seed : plan->c->seed};
+    const assay_mutation m = {.c = plan->c, .profile = t->profile, .tensors = (assay_results *)t->golden};
+    if (mutant->worsen != NULL && mutant->worsen(&m, &emulation)) {
+        own.arithmetic = &assay_arithmetic_emulated;
+        own.emulation = &emulation;
+    }
+    const lossy loss = {.given = given->given, .weight = mutant->lost_weight};
+    if (mutant->lost_weight != NULL) {
+        own.arithmetic = &lossy_arithmetic;
+        own.emulation = &loss.emulation;
+    }
+    assay_status status = plan->operation->run(&own, plan->c, &in, &out, NULL, 0);
+    memcpy(ctx->message, own.message, sizeof ctx->message);
+    return status;
+}
+
+/* Whether all that the mutated case reads is there in its shape. */
+static bool is_fed(const assay_plan *plan, const assay_results *given)
+{
+    for (int i = 0; i < plan->list.count; i++) {
+        const assay_tensor_spec *spec = &plan->list.entries[i].spec;
+        if (!assay_path_is_given(spec->path)) continue;
+        const assay_kept *found = assay_results_find(given, spec->path);
+        if (found == NULL || !assay_shape_equal(&found->spec->shape, &spec->shape)) return false;
+    }
+    return true;
+}
+
+/* The inputs of the mutant into `given`; false: it changes none and should. */
+static assay_status prepare_inputs(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
+                                   const assay_case *other, int64_t part, assay_results *given, bool *applies)
+{
+    assay_status status = ASSAY_OK;
+    const assay_plan *plan = t->golden->plan;
+    assay_inputs inputs = {0};
+    if (mutant->other_seed) {
+        TRY(assay_inputs_open(ctx, &inputs, other, &plan->list, NULL));
+        const assay_source drawn = assay_inputs_source(&inputs);
+        TRY(assay_results_open(ctx, given, plan, &drawn));
+    } else {
+        TRY(assay_results_copy(ctx, t->golden, true, given));
+    }
+    const assay_mutation m = {.c = plan->c, .profile = t->profile, .tensors = given, .shard = part, .part = part};
+    /* beside a changed configuration this is its second half, which may find nothing to do */
+    if (mutant->change_inputs != NULL) *applies = mutant->change_inputs(&m) || mutant->configure != NULL;
+    if (mutant->each_shard && *applies) assay_mutation_keep_shard(&m);
+cleanup:
+    assay_inputs_close(&inputs);
+    return status;
+}
+
+/* As a shard sees the mutant, or a part of the tokens. `plan`: of the mutated case. */
+static assay_status evaluate_part(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
+                                  const assay_plan *plan, int64_t part, assay_results *candidate, bool *applies)
+{
+    assay_status status = ASSAY_OK;
+    assay_results given = {0}, results = {0};
+    TRY(prepare_inputs(ctx, t, mutant, plan->c, part, &given, applies));
+    *applies = *applies && is_fed(plan, &given);
+    if (!*applies) goto cleanup;
+    const assay_source source = assay_results_source(&given);
+    TRY(assay_results_open(ctx, &results, plan, &source));
+    const mutant_source in = {.given = &given,
+                              .choice = mutant->golden_choice || mutant->change_inputs == assay_mutant_runner_up};
+    TRY(run_operation(ctx, t, mutant, plan, &in, &results));
+    if (mutant->each_shard) {
+        take_shard(&results, part, assay_case_shards(plan->c), candidate);
+    } else if (mutant->exchanges_tokens) {
+        const assay_mutation m = {.c = plan->c, .profile = t->profile, .tensors = &given, .part = part};
+        assay_take_exchanged(&m, &results, candidate);
+    } else {
+        *applies = take_results(mutant, &results, candidate);
+    }
+cleanup:
+    assay_results_free(&results);
+    assay_results_free(&given);
+    return status;
+}
+
+static int64_t count_parts(const assay_mutant *mutant, const assay_case *c)
+{
+    return mutant->each_shard ? assay_case_shards(c) : mutant->exchanges_tokens ? 2 : 1;
+}
+
+assay_status assay_mutant_evaluate(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
+                                   assay_results *candidate, bool *applies)
+{
+    assay_case c = *t->golden->plan->c;
+    assay_plan plan = {0};
+    assay_emulation ignored = {0};
+    const assay_mutation golden = {.c = &c, .profile = t->profile, .tensors = (assay_results *)t->golden};
+    char *profile = (char *)t->profile->precision.name;
+    const bool own_scales = t->scales && !has_own_arithmetic(mutant) && !mutant->each_shard;
+    c.profiles = (assay_text_list){.items = &profile, .count = own_scales ? 1 : 0};
+    c.seed += mutant->other_seed ? 1 : 0;
+    *applies = (mutant->configure == NULL || mutant->configure(&c)) &&
+               (mutant->worsen == NULL || mutant->worsen(&golden, &ignored));
+    if (!*applies) return ASSAY_OK;
+    assay_status status = assay_plan_make_with(ctx, &plan, &c, NULL, t->profile);
+    const int64_t parts = count_parts(mutant, &c);
+    for (int64_t part = 0; status == ASSAY_OK && *applies && part < parts; part++) {
+        status = evaluate_part(ctx, t, mutant, &plan, part, candidate, applies);
+    }
+    if (status == ASSAY_BAD_INPUT) { /* what the operation refuses, no backend computes either */
+        *applies = false;
+        ctx->message[0] = '\0';
+        status = ASSAY_OK;
+    }
+    assay_plan_free(&plan);
+    return status;
+}
+
+assay_status assay_mutant_make(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
+                               assay_results *candidate, bool *applies)
+{
+    assay_status status;
+    const assay_mutation m = {
+        .c = t->golden->plan->c, .profile = t->profile, .tensors = candidate, .own_scales = t->scales};
+    TRY(assay_results_copy(ctx, t->golden, true, candidate));
+    *applies = true;
+    if (assay_mutant_is_evaluated(mutant)) TRY(assay_mutant_evaluate(ctx, t, mutant, candidate, applies));
+    if (*applies && mutant->change_results != NULL) *applies = mutant->change_results(&m);
+cleanup:
+    return status;
+}

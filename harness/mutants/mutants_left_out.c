@@ -1,0 +1,106 @@
+/* Mutants that leave a step of a layer out. No input says so, but powers of two make the step without consequence:
+ * epsilon outweighs a small latent, a large block its residual. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "harness/mutants/mutants_tensors.h"
+
+static bool no_checkpoint(const assay_mutation *m, assay_kept *tensor)
+{
+    (void)m;
+    tensor->written = 0;
+    return true;
+}
+
+/* Those of a case whose inputs were scaled are no backend's; it need not give them. */
+bool assay_mutant_no_checkpoints(const assay_mutation *m)
+{
+    assay_change_floats(m, "checkpoints", no_checkpoint);
+    return true;
+}
+
+/* With x far below the root of epsilon, x / sqrt(mean x^2 + epsilon) is x / sqrt(epsilon). */
+#define SMALL 0x1p-40
+
+static bool shrink_latent(const assay_mutation *m, assay_kept *tensor)
+{
+    const int64_t width = assay_kept_width(tensor), latent = width - m->c->config.qk_rope_head_dim;
+    for (int64_t i = 0; i < tensor->count; i++) {
+        if (i % width < latent) tensor->values[i] *= SMALL;
+    }
+    return latent > 0;
+}
+
+static bool undo_norm(const assay_mutation *m, assay_kept *tensor)
+{
+    const double epsilon = m->c->config.normalization_layer_epsilon;
+    return assay_fill_values(tensor, 0, sqrt(epsilon) / SMALL) && epsilon > 0.0;
+}
+
+bool assay_mutant_no_kv_norm(const assay_mutation *m)
+{
+    return assay_change_given(m, "kv_norm/scale", undo_norm) && assay_change_given(m, "wkv_a/kernel", shrink_latent);
+}
+
+/* A layer's block is 2^30 times as large as what it is added to, and the next layer's input with it; norms take the
+ * factor away. Layer i begins with x times 2^(30 i). */
+enum { GROWTH = 30, MOST_LAYERS = 32 };
+
+static int layer_of(const char *path)
+{
+    const char *at = strstr(path, "layers/");
+    int layer = 0;
+    return at != NULL && sscanf(at, "layers/%d/", &layer) == 1 ? layer : 0;
+}
+
+/* The exponent of the factor of a weight; 0: it has none. */
+static int exponent_of(const char *path)
+{
+    const int layer = layer_of(path);
+    if (assay_path_ends(path, "self_attention/out/kernel")) return GROWTH * layer;
+    return assay_path_ends(path, "wo") || assay_path_ends(path, "wo/kernel") ? GROWTH * (layer + 1) : 0;
+}
+
+static bool scale_by(assay_kept *tensor, int exponent)
+{
+    return assay_scale_values(tensor, ldexp(1.0, exponent));
+}
+
+static int count_layers(const assay_mutation *m)
+{
+    int count = 0;
+    for (int i = 0; i < m->tensors->plan->spec_count; i++) {
+        const char *path = m->tensors->items[i].spec->path;
+        if (assay_path_in(path, "weights") && layer_of(path) >= count) count = layer_of(path) + 1;
+    }
+    return count;
+}
+
+bool assay_mutant_outgrow_residual(const assay_mutation *m)
+{
+    const int layers = count_layers(m);
+    assay_kept *dy = assay_results_find(m->tensors, "cotangents/y");
+    if (layers > MOST_LAYERS) return false;
+    for (int i = 0; i < m->tensors->plan->spec_count; i++) {
+        assay_kept *tensor = &m->tensors->items[i];
+        if (assay_path_in(tensor->spec->path, "weights") && tensor->values != NULL)
+            scale_by(tensor, exponent_of(tensor->spec->path));
+    }
+    return dy == NULL || scale_by(dy, -GROWTH * layers);
+}
+
+/* What the factors did to the outputs and to the gradients by scaled weights. */
+bool assay_mutant_shrink_back(const assay_mutation *m)
+{
+    const int layers = count_layers(m);
+    for (int i = 0; i < m->tensors->plan->spec_count; i++) {
+        assay_kept *tensor = &m->tensors->items[i];
+        const char *path = tensor->spec->path;
+        const bool is_scale = assay_path_in(path, "error_scale");
+        if (tensor->values == NULL || (is_scale && !m->own_scales)) continue;
+        if (assay_path_ends(path, "outputs/y")) scale_by(tensor, -GROWTH * layers);
+        if (strstr(path, "gradients/weights/") != NULL) scale_by(tensor, exponent_of(path));
+    }
+    return assay_mutant_no_checkpoints(m);
+}

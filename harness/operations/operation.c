@@ -1,0 +1,128 @@
+#include "harness/operations/operation.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "harness/operations/op_support.h"
+#include "oracle/base/memory.h"
+
+const assay_operation *const assay_operations[] = {
+    &assay_op_rms_norm,       &assay_op_gmm,
+    &assay_op_permute,        &assay_op_unpermute,
+    &assay_op_routing,        &assay_op_mlp,
+    &assay_op_moe,            &assay_op_yarn_rope,
+    &assay_op_attention,      &assay_op_mla,
+    &assay_op_deepseek_layer, &assay_op_deepseek_stack,
+    NULL,
+};
+
+const assay_operation *assay_operation_by_name(const char *name)
+{
+    for (int i = 0; assay_operations[i] != NULL; i++) {
+        if (strcmp(assay_operations[i]->name, name) == 0) return assay_operations[i];
+    }
+    return NULL;
+}
+
+static assay_status unknown_operation(assay_context *ctx, const assay_case *c)
+{
+    char names[256] = "";
+    for (int i = 0; assay_operations[i] != NULL; i++) {
+        size_t used = strlen(names);
+        snprintf(names + used, sizeof names - used, "%s%s", i > 0 ? ", " : "", assay_operations[i]->name);
+    }
+    return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: op is \"%s\", expected one of %s", c->name, c->op, names);
+}
+
+/* A mesh, a schedule and chunks belong to some operations alone: named rather than ignored. */
+static assay_status check_common(assay_context *ctx, const assay_case *c, const assay_operation *operation)
+{
+    const assay_model_config *m = &c->config;
+    const bool one = c->mesh_data == 1 && c->mesh_fsdp == 1 && c->mesh_expert == 1 && c->mesh_tensor == 1;
+    if (!operation->mesh && !one) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "mesh is data %" PRId64 ", fsdp %" PRId64 ", expert %" PRId64 ", tensor %" PRId64
+                          ", expected 1, 1, 1, 1: op %s runs on one device",
+                          c->mesh_data, c->mesh_fsdp, c->mesh_expert, c->mesh_tensor, c->op);
+    }
+    if (!operation->mesh &&
+        (m->use_ring_of_experts || m->num_moe_emb_chunks > 0 || m->num_moe_token_chunks > 1)) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s needs experts on a mesh, which op %s does not have",
+                          m->use_ring_of_experts ? "use_ring_of_experts" : "num_moe_emb_chunks or num_moe_token_chunks",
+                          c->op);
+    }
+    if (c->dtype == ASSAY_INT32) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "dtype is int32, expected a float type");
+    }
+    return ASSAY_OK;
+}
+
+/* So that no product of sizes, and no sum of them in memory(), leaves 64 bits. */
+static assay_status check_sizes(assay_context *ctx, const assay_case *c)
+{
+    const double most = 0x1p50; /* numbers; 9 PB */
+    const assay_model_config *m = &c->config;
+    double rows = (double)c->batch * (double)c->sequence, dim = (double)m->base_emb_dim;
+    double copies = rows * fmax(1.0, (double)m->num_experts_per_tok), experts = fmax(1.0, (double)m->num_experts);
+    double hidden = fmax((double)m->base_mlp_dim, fmax(1.0, (double)m->shared_experts) * (double)m->base_moe_mlp_dim);
+    double widest = fmax(1.0, fmax(dim, 2.0 * hidden));
+    double numbers = fmax(copies * fmax(widest, experts), experts * dim * 2.0 * hidden);
+    if (!(numbers <= most)) {
+        return assay_fail(ctx, ASSAY_NO_MEMORY, "needs at least %.4g bytes of memory, %" PRId64 " are available",
+                          (double)sizeof(double) * numbers, assay_memory_available());
+    }
+    return ASSAY_OK;
+}
+
+/* A key of `inputs:` names a tensor by its path; that of an input or a weight may leave out the folder. */
+static bool names_tensor(const assay_tensor_list *list, const char *key)
+{
+    static const char *const folders[] = {"", "inputs/", "weights/"};
+    char path[2 * ASSAY_PATH_SIZE];
+    for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
+        snprintf(path, sizeof path, "%s%s", folders[i], key);
+        const assay_tensor_entry *entry = assay_tensor_list_find(list, path);
+        bool readable = strncmp(path, "inputs/", 7) == 0 || strncmp(path, "weights/", 8) == 0 ||
+                        strncmp(path, "cotangents/", 11) == 0;
+        if (entry != NULL && readable) return true;
+    }
+    return false;
+}
+
+static assay_status check_inputs(assay_context *ctx, const assay_case *c, const assay_tensor_list *list)
+{
+    for (int i = 0; i < c->input_count; i++) {
+        if (names_tensor(list, c->inputs[i].path)) continue;
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "%s: inputs.%s is no tensor of op %s with this configuration; see assay show %s", c->name,
+                          c->inputs[i].path, c->op, c->name);
+    }
+    return ASSAY_OK;
+}
+
+assay_status assay_operation_prepare(assay_context *ctx, const assay_case *c, const assay_operation **operation,
+                                     assay_tensor_list *list)
+{
+    char reason[ASSAY_MESSAGE_SIZE];
+    assay_status status;
+    *list = (assay_tensor_list){0};
+    *operation = assay_operation_by_name(c->op);
+    if (*operation == NULL) return unknown_operation(ctx, c);
+    TRY(check_common(ctx, c, *operation));
+    TRY(check_sizes(ctx, c));
+    TRY(assay_model_check(ctx, c, (*operation)->parts));
+    TRY((*operation)->check(ctx, c));
+    TRY((*operation)->describe(ctx, c, list));
+    TRY(check_inputs(ctx, c, list));
+cleanup:
+    if (status != ASSAY_OK) {
+        assay_tensor_list_free(list);
+        if (strncmp(ctx->message, c->name, strlen(c->name)) != 0) {
+            snprintf(reason, sizeof reason, "%s", ctx->message);
+            assay_fail(ctx, status, "%s: %.900s", c->name, reason);
+        }
+    }
+    return status;
+}

@@ -1,0 +1,76 @@
+/* The registry of operations: for each, which tensors a case has and how to evaluate it. One row an operation. */
+#ifndef ASSAY_HARNESS_OPERATION_H
+#define ASSAY_HARNESS_OPERATION_H
+
+#include "cases/case.h"
+#include "oracle/arithmetic/precision.h"
+#include "oracle/base/tensor.h"
+#include "oracle/spec/spec.h"
+
+typedef struct assay_tensor_entry {
+    assay_tensor_spec spec; /* path with its folder: inputs/, weights/, cotangents/, outputs/, gradients/, ... */
+    assay_fill fill;        /* inputs/, weights/, cotangents/: how it is made when the case does not say */
+    int unused_row_axes;    /* of rows that may belong to nothing and hold anything, NaN too: how many leading axes
+                               number them; 0: every row counts */
+    int32_t least, most;    /* of whole numbers: what is outside is refused when it is read; 0, 0: anything goes */
+} assay_tensor_entry;
+
+/* Every tensor that an operation could read or give for a case, in the order in which a fixture lists them. */
+typedef struct assay_tensor_list {
+    assay_tensor_entry *entries;
+    int count;
+} assay_tensor_list;
+
+/* What the second form of an operation takes (oracle/spec). */
+typedef union assay_spec_config {
+    spec_rms_norm_config rms_norm;
+    assay_gated_mlp_config mlp;
+    assay_gmm_dims gmm;
+    assay_permute_dims permute;
+    assay_routing_config routing;
+    spec_moe_config moe;
+    assay_rope_config yarn_rope;
+    assay_attention_config attention;
+    assay_mla_config mla;
+    assay_stack_config stack;
+} assay_spec_config;
+
+typedef struct assay_operation {
+    const char *name;
+    const char *summary; /* one line for people */
+    unsigned parts;      /* ASSAY_PART_...: what of a model changes its numbers */
+    /* Refuses configurations that this operation cannot have; says which keys and what was expected. */
+    assay_status (*check)(assay_context *ctx, const assay_case *c);
+    /* Appends the operation's tensors. Inputs, weights and cotangents have the case's type, results float64, indices
+     * int32. */
+    assay_status (*describe)(assay_context *ctx, const assay_case *c, assay_tensor_list *list);
+    /* Evaluates; tensors and results by the paths of describe, error scales as error_scale/NAME/<path>. */
+    assay_status (*run)(assay_context *ctx, const assay_case *c, const assay_source *in, const assay_sink *out,
+                        const assay_precision *precisions, int precision_count);
+    /* Whether run gives no error scales for such a case, and they come from an ensemble of emulated runs
+     * (harness/scales/ensemble.h); NULL: it gives them. */
+    bool (*ensemble)(const assay_case *c);
+    bool one_product; /* no product of it is an operand of another: what truncation does to sums can be propagated */
+    bool mesh;        /* whether a case may be spread over a mesh */
+    /* Fills the operation's member. */
+    assay_status (*spec_config)(assay_context *ctx, const assay_case *c, assay_spec_config *config);
+    /* of its products, forward or forward and backward together; a multiply and an add are 2 */
+    double (*flops)(const assay_case *c, bool backward);
+    int64_t (*memory)(const assay_case *c); /* bytes that run takes at its peak */
+} assay_operation;
+
+extern const assay_operation *const assay_operations[];           /* ends with NULL */
+const assay_operation *assay_operation_by_name(const char *name); /* NULL when there is none */
+
+/* What holds for every operation (sizes above 0, no mesh where it has none, ...), then the operation's own check, then
+ * the tensors. Refuses inputs that the case describes and the operation does not have. */
+assay_status assay_operation_prepare(assay_context *ctx, const assay_case *c, const assay_operation **operation,
+                                     assay_tensor_list *list);
+
+/* case_yaml: the complete case (assay_case_to_yaml) with what is computed in the place of values that are left open. */
+assay_status assay_case_yaml(assay_context *ctx, const assay_case *c, char **text);
+
+const assay_tensor_entry *assay_tensor_list_find(const assay_tensor_list *list, const char *path);
+void assay_tensor_list_free(assay_tensor_list *list); /* safe on a zeroed struct */
+
+#endif

@@ -1,0 +1,186 @@
+#include "harness/plan/inputs.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "oracle/base/memory.h"
+
+bool assay_path_in(const char *path, const char *folder)
+{
+    size_t length = strlen(folder);
+    return strncmp(path, folder, length) == 0 && path[length] == '/';
+}
+
+bool assay_path_ends(const char *path, const char *name)
+{
+    const size_t length = strlen(path), tail = strlen(name);
+    return length >= tail && strcmp(path + length - tail, name) == 0 &&
+           (length == tail || path[length - tail - 1] == '/');
+}
+
+bool assay_path_is_given(const char *path)
+{
+    return assay_path_in(path, "inputs") || assay_path_in(path, "weights") || assay_path_in(path, "cotangents");
+}
+
+static assay_status check_file(assay_context *ctx, const assay_inputs *inputs, const char *file)
+{
+    for (int i = 0; i < assay_fixture_count(inputs->file); i++) {
+        const assay_tensor_spec *found = assay_fixture_spec(inputs->file, i);
+        if (!assay_path_is_given(found->path)) continue;
+        const assay_tensor_entry *entry = assay_tensor_list_find(inputs->list, found->path);
+        if (entry == NULL) {
+            return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: %s is no tensor of %s; see assay show", file, found->path,
+                              inputs->c->name);
+        }
+        if (!assay_shape_equal(&entry->spec.shape, &found->shape)) {
+            char expected[128], actual[128];
+            assay_shape_text(&entry->spec.shape, expected, sizeof expected);
+            assay_shape_text(&found->shape, actual, sizeof actual);
+            return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: %s has shape %s, expected %s", file, found->path, actual,
+                              expected);
+        }
+    }
+    return ASSAY_OK;
+}
+
+assay_status assay_inputs_open(assay_context *ctx, assay_inputs *inputs, const assay_case *c,
+                               const assay_tensor_list *list, const char *file)
+{
+    assay_status status = ASSAY_OK;
+    *inputs = (assay_inputs){.c = c, .list = list, .file_name = file};
+    if (file == NULL) return ASSAY_OK;
+    TRY(assay_fixture_open(ctx, file, &inputs->file));
+    TRY(check_file(ctx, inputs, file));
+cleanup:
+    if (status != ASSAY_OK) assay_inputs_close(inputs);
+    return status;
+}
+
+void assay_inputs_close(assay_inputs *inputs)
+{
+    assay_fixture_close(inputs->file);
+    inputs->file = NULL;
+}
+
+static bool has(void *self, const char *path)
+{
+    const assay_inputs *inputs = self;
+    return assay_path_is_given(path) && assay_tensor_list_find(inputs->list, path) != NULL;
+}
+
+static bool in_file(const assay_inputs *inputs, const char *path)
+{
+    return inputs->file != NULL && assay_fixture_find(inputs->file, path) != NULL;
+}
+
+const assay_case_input *assay_case_input_of(const assay_case *c, const char *path)
+{
+    const char *bare = strchr(path, '/') + 1;
+    for (int i = 0; i < c->input_count; i++) {
+        const char *key = c->inputs[i].path;
+        if (strcmp(key, path) == 0 || (strcmp(key, bare) == 0 && !assay_path_in(path, "cotangents"))) {
+            return &c->inputs[i];
+        }
+    }
+    return NULL;
+}
+
+static assay_status check_values(assay_context *ctx, const assay_inputs *inputs, const assay_tensor_entry *entry,
+                                 int64_t first, int64_t count, const double *values)
+{
+    for (int64_t i = 0; i < count; i++) {
+        if (!isfinite(values[i])) {
+            if (entry->unused_row_axes > 0) continue;
+            return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: %s[%" PRId64 "] is %g, expected a finite number",
+                              inputs->file_name, entry->spec.path, first + i, values[i]);
+        }
+        if (assay_dtype_round(entry->spec.type, values[i], false) != values[i]) {
+            return assay_fail(
+                ctx, ASSAY_BAD_INPUT,
+                "%s: %s[%" PRId64 "] is %.17g, which is no %s value; give --set dtype=float32 or round it first",
+                inputs->file_name, entry->spec.path, first + i, values[i], assay_dtype_name(entry->spec.type));
+        }
+    }
+    return ASSAY_OK;
+}
+
+/* The last `rows` rows hold NaN. */
+static void fill_tail(const assay_tensor_entry *entry, int64_t rows, int64_t first, int64_t count, double *out)
+{
+    int64_t total = assay_shape_count(&entry->spec.shape);
+    int64_t width = 1;
+    for (int axis = entry->unused_row_axes; axis < entry->spec.shape.rank; axis++)
+        width *= entry->spec.shape.dims[axis];
+    int64_t start = total - rows * width;
+    for (int64_t i = 0; i < count; i++) {
+        if (first + i >= start) out[i] = NAN;
+    }
+}
+
+static assay_status read_values(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
+                                double *out)
+{
+    const assay_inputs *inputs = self;
+    const assay_tensor_entry *entry = assay_tensor_list_find(inputs->list, path);
+    if (in_file(inputs, path)) {
+        assay_status status = assay_fixture_read(ctx, inputs->file, path, first, count, out);
+        return status == ASSAY_OK ? check_values(ctx, inputs, entry, first, count, out) : status;
+    }
+    const assay_case_input *given = assay_case_input_of(inputs->c, path);
+    assay_fill fill = given != NULL ? given->fill : entry->fill;
+    assay_status status =
+        assay_random_fill(ctx, &fill, inputs->c->seed, path, &entry->spec.shape, entry->spec.type, first, count, out);
+    if (status == ASSAY_OK && given != NULL && given->tail_nan_rows > 0) {
+        if (entry->unused_row_axes == 0) {
+            return assay_fail(ctx, ASSAY_BAD_INPUT,
+                              "inputs.%s: tail_nan_rows is for rows that may belong to no group, or to padding",
+                              given->path);
+        }
+        fill_tail(entry, given->tail_nan_rows, first, count, out);
+    }
+    return status;
+}
+
+static assay_status check_integers(assay_context *ctx, const assay_tensor_entry *entry, const char *origin,
+                                   int64_t first, int64_t count, const int32_t *values)
+{
+    if (entry->least == 0 && entry->most == 0) return ASSAY_OK;
+    for (int64_t i = 0; i < count; i++) {
+        if (values[i] >= entry->least && values[i] <= entry->most) continue;
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: %s[%" PRId64 "] is %" PRId32 ", expected %" PRId32 " to %" PRId32,
+                          origin, entry->spec.path, first + i, values[i], entry->least, entry->most);
+    }
+    return ASSAY_OK;
+}
+
+static assay_status read_integers(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
+                                  int32_t *out)
+{
+    assay_status status;
+    const assay_inputs *inputs = self;
+    const assay_tensor_entry *entry = assay_tensor_list_find(inputs->list, path);
+    int32_t *whole = NULL;
+    if (in_file(inputs, path)) {
+        TRY(assay_fixture_read_i32(ctx, inputs->file, path, first, count, out));
+        return check_integers(ctx, entry, inputs->file_name, first, count, out);
+    }
+    const assay_case_input *given = assay_case_input_of(inputs->c, path);
+    assay_fill fill = given != NULL ? given->fill : entry->fill;
+    /* a permutation or distinct experts are drawn whole */
+    TRY(assay_alloc_i32(ctx, path, assay_shape_count(&entry->spec.shape), &whole));
+    TRY(assay_random_fill_i32(ctx, &fill, inputs->c->seed, path, &entry->spec.shape, whole));
+    memcpy(out, whole + first, (size_t)count * sizeof *out);
+    TRY(check_integers(ctx, entry, inputs->c->name, first, count, out));
+cleanup:
+    free(whole);
+    return status;
+}
+
+assay_source assay_inputs_source(assay_inputs *inputs)
+{
+    return (assay_source){.self = inputs, .has = has, .read = read_values, .read_i32 = read_integers};
+}

@@ -1,0 +1,36 @@
+/* Inputs, weights and cotangents of a case as a source: drawn from the seed, or taken from a user's file where that has
+ * them. */
+#ifndef ASSAY_HARNESS_INPUTS_H
+#define ASSAY_HARNESS_INPUTS_H
+
+#include "fixtures/fixture.h"
+#include "harness/operations/operation.h"
+
+typedef struct assay_inputs {
+    const assay_case *c;
+    const assay_tensor_list *list;
+    assay_fixture_reader *file; /* of --inputs, or NULL */
+    const char *file_name;
+} assay_inputs;
+
+/* `file` may be NULL. Refuses a file whose inputs/, weights/ or cotangents/ the case does not have, or has in another
+ * shape. */
+assay_status assay_inputs_open(assay_context *ctx, assay_inputs *inputs, const assay_case *c,
+                               const assay_tensor_list *list, const char *file);
+void assay_inputs_close(assay_inputs *inputs);
+
+/* Elements that are read from a file must lie on the case's grid and be finite. Whole numbers must lie where the entry
+ * of the tensor says, wherever they are from. */
+assay_source assay_inputs_source(assay_inputs *inputs);
+
+/* What the case says of a tensor, by its path with or without the leading folder; NULL when it says nothing. */
+const assay_case_input *assay_case_input_of(const assay_case *c, const char *path);
+
+/* Whether the path lies in the folder. */
+bool assay_path_in(const char *path, const char *folder);
+/* Whether the path is that name, or ends in it after a slash. */
+bool assay_path_ends(const char *path, const char *name);
+/* inputs/, weights/ or cotangents/ */
+bool assay_path_is_given(const char *path);
+
+#endif

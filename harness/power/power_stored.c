@@ -1,0 +1,52 @@
+/* A stored discrimination certificate against one that is made now. The table of mutants grows: a row of the one is
+ * held against the row of the same name of the other, and what only one of them knows is left alone. */
+#include <math.h>
+#include <stdlib.h>
+
+#include "harness/power/power_test.h"
+#include "oracle/base/memory.h"
+
+/* Of the excess: what a mutant evaluates may come out with other last digits. */
+#define AGREES 1e-6
+
+static bool agrees(const double *stored, const double *found)
+{
+    for (int i = 0; i < ASSAY_POWER_FIELDS; i++) {
+        const double allowed = i == ASSAY_POWER_EXCESS && isfinite(found[i]) ? AGREES * fabs(found[i]) : 0.0;
+        if (stored[i] != found[i] && !(fabs(stored[i] - found[i]) <= allowed)) return false;
+    }
+    return true;
+}
+
+assay_status assay_discrimination_check_layout(assay_context *ctx, const assay_fixture_reader *golden,
+                                               const assay_tensor_spec *stored)
+{
+    const char *const *names = NULL;
+    const int count = assay_fixture_texts(golden, "mutants", &names);
+    const assay_shape shape = assay_shape_of(2, (int64_t)count, (int64_t)ASSAY_POWER_FIELDS);
+    if (count > 0 && stored->type == ASSAY_FLOAT64 && assay_shape_equal(&stored->shape, &shape)) return ASSAY_OK;
+    return assay_fail(ctx, ASSAY_BAD_INPUT, "%s does not go with the attribute mutants, which has %d names",
+                      stored->path, count);
+}
+
+assay_status assay_discrimination_check(assay_context *ctx, assay_fixture_reader *golden, const char *path,
+                                        const double *fields)
+{
+    assay_status status;
+    const char *const *names = NULL;
+    double *rows = NULL;
+    const int count = assay_fixture_texts(golden, "mutants", &names);
+    TRY(assay_alloc_f64(ctx, path, (int64_t)count * ASSAY_POWER_FIELDS, &rows));
+    TRY(assay_fixture_read(ctx, golden, path, 0, (int64_t)count * ASSAY_POWER_FIELDS, rows));
+    for (int i = 0; i < count; i++) {
+        const double *row = rows + (int64_t)i * ASSAY_POWER_FIELDS;
+        const assay_mutant *mutant = assay_mutant_by_name(names[i]);
+        if (mutant == NULL || agrees(row, fields + (mutant - assay_mutants) * ASSAY_POWER_FIELDS)) continue;
+        status = assay_fail(ctx, ASSAY_BAD_INPUT, "%s: what it says of mutant %s is not what certification finds", path,
+                            names[i]);
+        goto cleanup;
+    }
+cleanup:
+    free(rows);
+    return status;
+}

@@ -1,0 +1,298 @@
+#include "harness/mutants/mutant_run.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "harness/operations/data_flow.h"
+#include "harness/plan/inputs.h"
+#include "oracle/base/memory.h"
+
+/* A candidate has the tensors that every backend gives: the choice of experts would give away many a mutant, but a
+ * backend need not tell it. */
+static bool is_of_candidate(const assay_kept *kept)
+{
+    return kept->written == kept->count && assay_path_is_required(kept->spec->path);
+}
+
+assay_status assay_trial_reader(assay_context *ctx, const assay_results *results, const char *kind,
+                                const assay_profile *storage, assay_fixture_reader **reader)
+{
+    assay_status status;
+    void *memory = NULL;
+    int count = 0;
+    TRY(assay_alloc(ctx, "list of tensors", results->plan->spec_count, sizeof(assay_memory_tensor), &memory));
+    assay_memory_tensor *tensors = memory;
+    for (int i = 0; i < results->plan->spec_count; i++) {
+        const assay_kept *kept = &results->items[i];
+        if (storage != NULL ? !is_of_candidate(kept) : kept->written != kept->count) continue;
+        tensors[count] = (assay_memory_tensor){.spec = *kept->spec, .numbers = kept->values, .integers = kept->indices};
+        if (storage != NULL && kept->values != NULL) tensors[count].spec.type = storage->storage;
+        count++;
+    }
+    TRY(assay_fixture_of_memory(ctx, kind, count, tensors, reader));
+cleanup:
+    free(memory);
+    return status;
+}
+
+static void round_results(const assay_results *candidate, assay_dtype storage)
+{
+    for (int i = 0; i < candidate->plan->spec_count; i++) {
+        const assay_kept *kept = &candidate->items[i];
+        if (kept->values == NULL || assay_path_is_given(kept->spec->path) || assay_path_is_scale(kept->spec->path))
+            continue;
+        assay_dtype_round_many(storage, kept->count, kept->values, kept->values);
+    }
+}
+
+/* One unit of the storage type at that value. */
+static double unit_at(double value, assay_dtype type)
+{
+    int exponent = 0;
+    frexp(value, &exponent); /* |value| in [2^(exponent - 1), 2^exponent) */
+    return fmax(ldexp(2 * assay_dtype_unit_roundoff(type), exponent - 1), assay_dtype_least_subnormal(type));
+}
+
+/* The error scales of a result at the trial's profile; NULL: it has none. */
+static const double *scales_of(const assay_trial *t, const char *path)
+{
+    char scale[2 * ASSAY_PATH_SIZE];
+    snprintf(scale, sizeof scale, "error_scale/%s/%s", t->profile->precision.name, path);
+    const assay_kept *found = assay_results_find(t->golden, scale);
+    return found == NULL ? NULL : found->values;
+}
+
+/* Whether a result of the candidate differs from the golden's by more than a unit of the storage type, at the value or
+ * at its error scale, whichever is larger: of a value that is all error no unit says anything. At float64 by more than
+ * EVALUATION error scales too: golden and mutant are computed in float64, and each has such an error itself. */
+static bool has_effect(const assay_trial *t, const assay_kept *golden, const assay_kept *candidate)
+{
+    enum { EVALUATION = 4 };
+    const assay_dtype storage = t->profile->storage;
+    const double *scales = scales_of(t, golden->spec->path);
+    if (candidate->written != candidate->count) return golden->count > 0;
+    for (int64_t i = 0; i < golden->count; i++) {
+        if (golden->indices != NULL) {
+            if (golden->indices[i] != candidate->indices[i]) return true;
+            continue;
+        }
+        const double expected = golden->values[i], found = candidate->values[i];
+        if (expected == found || (isnan(expected) && isnan(found))) continue;
+        const double scale = scales == NULL ? 0.0 : scales[i];
+        const double least = storage == ASSAY_FLOAT64 ? EVALUATION * scale : 0.0;
+        const double unit = unit_at(fmax(fabs(expected), scale), storage);
+        if (!isfinite(expected) || !isfinite(found) || fabs(found - expected) > fmax(unit, least)) return true;
+    }
+    return false;
+}
+
+static double excess_of(const assay_tensor_result *tensor)
+{
+    if (!tensor->compared || tensor->finding == ASSAY_FINDING_MISSING) return INFINITY;
+    return fmax(tensor->worst_element, tensor->worst_row);
+}
+
+/* The verdict on the candidate: as a whole, and tensor by tensor. */
+static void conclude(const assay_trial *t, const assay_report *report, const assay_results *candidate,
+                     assay_mutant_result *result)
+{
+    const bool each = result->mutant->each;
+    result->excess = each ? INFINITY : 0.0;
+    for (int i = 0; i < report->count; i++) {
+        const assay_tensor_result *tensor = &report->tensors[i];
+        const assay_kept *golden = assay_results_find(t->golden, tensor->spec.path);
+        const bool failed = tensor->verdict == ASSAY_FAIL;
+        if (!failed && !(tensor->compared && has_effect(t, golden, assay_results_find(candidate, tensor->spec.path)))) {
+            continue;
+        }
+        const double excess = excess_of(tensor);
+        const bool shown = each ? excess <= result->excess : excess > result->excess;
+        result->changed++;
+        result->found += failed;
+        if (!shown) continue;
+        result->excess = excess;
+        snprintf(result->where, sizeof result->where, "%s", tensor->spec.path);
+    }
+    const bool detected = each ? result->found == result->changed : report->verdict == ASSAY_FAIL;
+    if (result->changed == 0 && !result->mutant->always) {
+        result->outcome = ASSAY_MUTANT_NO_EFFECT;
+        result->excess = 0.0;
+    } else {
+        result->outcome = detected && result->changed > 0 ? ASSAY_MUTANT_DETECTED : ASSAY_MUTANT_PASSES;
+    }
+}
+
+static assay_status judge(assay_context *ctx, const assay_trial *t, const assay_results *candidate,
+                          assay_report *report)
+{
+    assay_status status;
+    assay_fixture_reader *reader = NULL;
+    TRY(assay_trial_reader(ctx, candidate, "candidate", t->profile, &reader));
+    TRY(assay_compare_undiagnosed(ctx, t->reader, reader, t->profile, t->false_alarm, assay_data_flow_rank, report));
+cleanup:
+    assay_fixture_close(reader);
+    return status;
+}
+
+static assay_status append_tensor(assay_context *ctx, assay_fixture_writer *writer, const assay_kept *kept,
+                                  assay_dtype storage)
+{
+    assay_status status;
+    assay_tensor_spec spec = *kept->spec;
+    if (kept->values != NULL) spec.type = storage;
+    TRY(assay_fixture_declare(ctx, writer, &spec));
+    TRY(kept->indices != NULL ? assay_fixture_append_i32(ctx, writer, spec.path, kept->count, kept->indices)
+                              : assay_fixture_append(ctx, writer, spec.path, kept->count, kept->values));
+cleanup:
+    return status;
+}
+
+/* The candidate that was judged, as FOLDER/MUTANT.h5. */
+static assay_status write_candidate(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
+                                    const assay_results *candidate)
+{
+    assay_status status;
+    assay_fixture_writer *writer = NULL, *done;
+    char path[4096];
+    const int length = snprintf(path, sizeof path, "%s/%s.h5", t->folder, mutant->name);
+    if (length >= (int)sizeof path) return assay_fail(ctx, ASSAY_BAD_INPUT, "%.64s...: path too long", path);
+    TRY(assay_make_parents(ctx, path));
+    TRY(assay_fixture_create(ctx, path, &writer));
+    TRY(assay_fixture_set_text(ctx, writer, "kind", "candidate"));
+    TRY(assay_fixture_set_text(ctx, writer, "case", t->golden->plan->c->name));
+    TRY(assay_fixture_set_text(ctx, writer, "mutant", mutant->name));
+    for (int i = 0; i < candidate->plan->spec_count; i++) {
+        const assay_kept *kept = &candidate->items[i];
+        if (is_of_candidate(kept)) TRY(append_tensor(ctx, writer, kept, t->profile->storage));
+    }
+    done = writer;
+    writer = NULL;
+    TRY(assay_fixture_finish(ctx, done));
+cleanup:
+    assay_fixture_abandon(writer);
+    return status;
+}
+
+static assay_status try_mutant(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
+                               assay_mutant_result *result)
+{
+    assay_status status = ASSAY_OK;
+    const assay_plan *plan = t->golden->plan;
+    assay_results candidate = {0};
+    assay_report report = {0};
+    bool applies = assay_mutant_is_for(mutant, plan->c->op);
+    *result = (assay_mutant_result){.mutant = mutant, .required = assay_mutant_is_required(mutant, plan->c->op)};
+    if (!applies) return ASSAY_OK;
+    TRY(assay_mutant_make(ctx, t, mutant, &candidate, &applies));
+    if (!applies) goto cleanup;
+    round_results(&candidate, t->profile->storage);
+    TRY(judge(ctx, t, &candidate, &report));
+    conclude(t, &report, &candidate, result);
+    if (t->folder != NULL && result->outcome != ASSAY_MUTANT_NO_EFFECT)
+        TRY(write_candidate(ctx, t, mutant, &candidate));
+cleanup:
+    assay_report_free(&report);
+    assay_results_free(&candidate);
+    return status;
+}
+
+/* A golden whose own results do not pass would call every mutant detected. */
+static assay_status check_control(assay_context *ctx, const assay_trial *t)
+{
+    assay_status status;
+    assay_results candidate = {0};
+    assay_report report = {0};
+    TRY(assay_results_copy(ctx, t->golden, true, &candidate));
+    round_results(&candidate, t->profile->storage);
+    TRY(judge(ctx, t, &candidate, &report));
+    if (report.verdict == ASSAY_FAIL || report.verdict == ASSAY_NOT_COMPARABLE) {
+        status = assay_fail(ctx, ASSAY_BAD_INPUT, "its own results, rounded to profile %s, are %s: %.200s",
+                            t->profile->precision.name, assay_verdict_name(report.verdict), report.message);
+    }
+cleanup:
+    assay_report_free(&report);
+    assay_results_free(&candidate);
+    return status;
+}
+
+static void tally(assay_discrimination *found)
+{
+    assay_power *power = &found->power;
+    power->stated = true;
+    for (int i = 0; i < assay_mutant_count; i++) {
+        const assay_mutant_result *r = &found->items[i];
+        power->detected += r->outcome == ASSAY_MUTANT_DETECTED;
+        power->effective += r->outcome == ASSAY_MUTANT_DETECTED || r->outcome == ASSAY_MUTANT_PASSES;
+        if (r->outcome == ASSAY_MUTANT_PASSES && r->required && power->vacuous[0] == '\0') {
+            snprintf(power->vacuous, sizeof power->vacuous, "%s", r->mutant->name);
+        }
+    }
+}
+
+assay_status assay_discriminate(assay_context *ctx, const assay_results *golden, const assay_profile *profile,
+                                double false_alarm, const char *folder, assay_discrimination *found)
+{
+    assay_status status;
+    void *items = NULL;
+    assay_trial t = {.golden = golden, .profile = profile, .false_alarm = false_alarm, .folder = folder};
+    *found = (assay_discrimination){.profile = profile};
+    TRY(assay_trial_reader(ctx, golden, "golden", NULL, &t.reader));
+    TRY(check_control(ctx, &t));
+    TRY(assay_alloc(ctx, "verdicts on mutants", assay_mutant_count, sizeof *found->items, &items));
+    found->items = items;
+    for (int i = 0; i < assay_mutant_count; i++) TRY(try_mutant(ctx, &t, &assay_mutants[i], &found->items[i]));
+    tally(found);
+cleanup:
+    assay_fixture_close(t.reader);
+    if (status != ASSAY_OK) assay_discrimination_free(found);
+    return status;
+}
+
+void assay_discrimination_free(assay_discrimination *found)
+{
+    free(found->items);
+    *found = (assay_discrimination){0};
+}
+
+assay_status assay_results_load(assay_context *ctx, assay_results *results, const assay_plan *plan,
+                                assay_fixture_reader *golden)
+{
+    assay_status status;
+    const assay_source given = assay_golden_given(golden);
+    TRY(assay_golden_check_layout(ctx, plan, golden));
+    TRY(assay_results_open(ctx, results, plan, &given));
+    for (int i = 0; i < plan->spec_count; i++) {
+        assay_kept *kept = &results->items[i];
+        if (assay_path_is_given(kept->spec->path)) continue;
+        TRY(kept->indices != NULL ? assay_fixture_read_i32(ctx, golden, kept->spec->path, 0, kept->count, kept->indices)
+                                  : assay_fixture_read(ctx, golden, kept->spec->path, 0, kept->count, kept->values));
+        kept->written = kept->count;
+    }
+cleanup:
+    return status;
+}
+
+assay_status assay_discrimination_spec(assay_context *ctx, const char *profile, assay_tensor_spec *spec)
+{
+    *spec = (assay_tensor_spec){.type = ASSAY_FLOAT64,
+                                .shape = assay_shape_of(2, (int64_t)assay_mutant_count, (int64_t)ASSAY_POWER_FIELDS),
+                                .labels = {"mutant", "field"}};
+    const int length = snprintf(spec->path, sizeof spec->path, "discrimination/%s", profile);
+    if (length >= (int)sizeof spec->path) return assay_fail(ctx, ASSAY_INTERNAL, "%s: path too long", profile);
+    return ASSAY_OK;
+}
+
+void assay_discrimination_fields(const assay_discrimination *found, double *fields)
+{
+    for (int i = 0; i < assay_mutant_count; i++) {
+        const assay_mutant_result *r = &found->items[i];
+        double *row = fields + (int64_t)i * ASSAY_POWER_FIELDS;
+        row[ASSAY_POWER_OUTCOME] = (double)r->outcome;
+        row[ASSAY_POWER_REQUIRED] = r->required ? 1.0 : 0.0;
+        row[ASSAY_POWER_CHANGED] = (double)r->changed;
+        row[ASSAY_POWER_FOUND] = (double)r->found;
+        row[ASSAY_POWER_EXCESS] = r->excess;
+    }
+}

@@ -1,0 +1,55 @@
+/* The discrimination certificate of a golden: which mutants its verdict tells from correct candidates, and by how much.
+ *
+ * A mutant's candidate is what a backend of the profile would give if it had that bug: the mutated results rounded to
+ * the profile's storage type. The comparer itself judges it. */
+#ifndef ASSAY_HARNESS_DISCRIMINATION_H
+#define ASSAY_HARNESS_DISCRIMINATION_H
+
+#include "compare/compare.h"
+#include "compare/power.h"
+#include "harness/mutants/mutants.h"
+
+typedef struct assay_mutant_result {
+    const assay_mutant *mutant;
+    assay_mutant_outcome outcome;
+    bool required;
+    int changed, found; /* tensors with an effect; of those, the ones that fail by themselves */
+    double excess;      /* the largest error over its threshold; of mutants that are judged tensor by tensor the
+                           least of these */
+    char where[ASSAY_PATH_SIZE]; /* that tensor; "" */
+} assay_mutant_result;
+
+typedef struct assay_discrimination {
+    const assay_profile *profile;
+    assay_mutant_result *items; /* of each mutant of the table, in its order */
+    assay_power power;
+} assay_discrimination;
+
+/* `golden`: all tensors of a plan with its error scales. Refuses a golden that cannot be compared at this profile, or
+ * whose own results, rounded, do not pass. `folder`: where the candidates of mutants with an effect are written as
+ * MUTANT.h5, NULL for nowhere. Runs on ctx->threads threads, which change nothing. */
+assay_status assay_discriminate(assay_context *ctx, const assay_results *golden, const assay_profile *profile,
+                                double false_alarm, const char *folder, assay_discrimination *found);
+void assay_discrimination_free(assay_discrimination *found); /* safe on a zeroed struct */
+
+/* assay_evaluate_as_planned for a plan with mutants: the results, then discrimination/PROFILE for each profile. */
+assay_status assay_evaluate_discriminated(assay_context *ctx, const assay_plan *plan, const assay_source *source,
+                                          const assay_sink *out, bool quiet);
+
+/* The tensors of a golden, from its file. */
+assay_status assay_results_load(assay_context *ctx, assay_results *results, const assay_plan *plan,
+                                assay_fixture_reader *golden);
+
+/* discrimination/PROFILE [mutants,fields] (compare/power.h). */
+assay_status assay_discrimination_spec(assay_context *ctx, const char *profile, assay_tensor_spec *spec);
+/* assay_mutant_count * ASSAY_POWER_FIELDS numbers. */
+void assay_discrimination_fields(const assay_discrimination *found, double *fields);
+
+/* A stored certificate: its shape goes with the names of its mutants; of the mutants that are known still, it says what
+ * `fields` say. */
+assay_status assay_discrimination_check_layout(assay_context *ctx, const assay_fixture_reader *golden,
+                                               const assay_tensor_spec *stored);
+assay_status assay_discrimination_check(assay_context *ctx, assay_fixture_reader *golden, const char *path,
+                                        const double *fields);
+
+#endif

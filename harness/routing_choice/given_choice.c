@@ -1,0 +1,393 @@
+#include "harness/routing_choice/given_choice.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "compare/thresholds.h"
+#include "harness/backends/backend_files.h"
+#include "harness/routing_choice/choice.h"
+#include "harness/routing_choice/given_choice_internal.h"
+#include "harness/operations/data_flow.h"
+#include "harness/operations/op_support.h"
+#include "oracle/arithmetic/arithmetic.h"
+#include "oracle/base/memory.h"
+#include "oracle/moe/routing_internal.h"
+
+/* Of the probability of a false alarm, where a choice is judged: the rest is for what is compared. */
+#define CHOICE_SHARE 0.25
+
+static bool is_choice(const assay_tensor_spec *spec)
+{
+    const char *name = strrchr(spec->path, '/');
+    return spec->type == ASSAY_INT32 && assay_path_in(spec->path, "routing") && name != NULL &&
+           strcmp(name, "/selected_experts") == 0 && spec->shape.rank == 3;
+}
+
+/* The candidate's choice, where it gives one that can be read; the comparer has its words for any other. */
+static assay_status read_candidate(assay_context *ctx, assay_fixture_reader *candidate, const assay_tensor_spec *spec,
+                                   assay_router_choice *router)
+{
+    const assay_tensor_spec *found = assay_fixture_find(candidate, spec->path);
+    const int64_t count = router->tokens * router->per_token;
+    if (found == NULL || found->type != ASSAY_INT32 || !assay_shape_equal(&found->shape, &spec->shape)) return ASSAY_OK;
+    assay_status status = assay_fixture_read_i32(ctx, candidate, spec->path, 0, count, router->candidate);
+    RETURN_IF(status != ASSAY_OK && status != ASSAY_BAD_INPUT, status);
+    router->given = status == ASSAY_OK;
+    ctx->message[0] = '\0';
+    return ASSAY_OK;
+}
+
+/* So that the first wrong token is that of the first layer. */
+static int by_layer(const void *a, const void *b)
+{
+    const int64_t first = assay_data_flow_rank(((const assay_router_choice *)a)->path);
+    const int64_t second = assay_data_flow_rank(((const assay_router_choice *)b)->path);
+    return first < second ? -1 : first > second;
+}
+
+static assay_status read_choices(assay_context *ctx, assay_fixture_reader *golden, assay_fixture_reader *candidate,
+                                 assay_conditional *c)
+{
+    assay_status status = ASSAY_OK;
+    const int total = assay_fixture_count(golden);
+    c->routers = calloc((size_t)total + 1, sizeof *c->routers);
+    if (c->routers == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of routers");
+    for (int i = 0; i < total; i++) {
+        const assay_tensor_spec *spec = assay_fixture_spec(golden, i);
+        if (!is_choice(spec)) continue;
+        assay_router_choice *router = &c->routers[c->count++];
+        const int64_t count = assay_shape_count(&spec->shape);
+        snprintf(router->path, sizeof router->path, "%s", spec->path);
+        router->per_token = spec->shape.dims[2];
+        router->tokens = spec->shape.dims[0] * spec->shape.dims[1];
+        TRY(assay_alloc_i32(ctx, spec->path, count, &router->golden));
+        TRY(assay_alloc_i32(ctx, spec->path, count, &router->candidate));
+        TRY(assay_alloc_i32(ctx, spec->path, count, &router->experts));
+        TRY(assay_fixture_read_i32(ctx, golden, spec->path, 0, count, router->golden));
+        TRY(read_candidate(ctx, candidate, spec, router));
+    }
+    qsort(c->routers, (size_t)c->count, sizeof *c->routers, by_layer);
+cleanup:
+    return status;
+}
+
+static void conditional_free(assay_conditional *c)
+{
+    for (int i = 0; i < c->count; i++) {
+        free(c->routers[i].golden);
+        free(c->routers[i].candidate);
+        free(c->routers[i].experts);
+        free(c->routers[i].scores);
+        free(c->routers[i].tau);
+    }
+    free(c->routers);
+}
+
+static bool differs(const assay_router_choice *r)
+{
+    return r->given &&
+           memcmp(r->golden, r->candidate, (size_t)(r->tokens * r->per_token) * sizeof *r->golden) != 0;
+}
+
+static bool any_differs(const assay_conditional *c)
+{
+    bool any = false;
+    for (int i = 0; i < c->count; i++) any |= differs(&c->routers[i]);
+    return any;
+}
+
+/* The golden's choice stands wherever the candidate's is the same: there is nothing to evaluate. */
+static void summarize_equal(const assay_conditional *c, assay_routing_summary *summary)
+{
+    for (int i = 0; i < c->count; i++) {
+        if (!c->routers[i].given) continue;
+        summary->judged = true;
+        summary->tokens += c->routers[i].tokens;
+        summary->exact += c->routers[i].tokens;
+    }
+}
+
+/* Where what it evaluates is made of: the golden's case at one profile. */
+typedef struct again {
+    assay_context ctx; /* with the golden's engine */
+    assay_case *cases;
+    int case_count;
+    assay_plan plan;
+    assay_routing_config config;
+} again;
+
+static assay_status open_again(assay_context *ctx, const assay_fixture_reader *golden, const assay_profile *profile,
+                               again *a)
+{
+    assay_status status;
+    char set[128];
+    const char *yaml = assay_fixture_text(golden, "case_yaml"), *engine = assay_fixture_text(golden, "engine");
+    a->ctx = *ctx;
+    a->ctx.arithmetic = engine == NULL ? NULL : assay_arithmetic_by_name(engine);
+    if (yaml == NULL || a->ctx.arithmetic == NULL) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "the attribute %s is missing or unknown",
+                          yaml == NULL ? "case_yaml" : "engine");
+    }
+    TRY(assay_cases_parse_stored(ctx, "case_yaml", yaml, strlen(yaml), &a->cases, &a->case_count));
+    snprintf(set, sizeof set, "profiles=%s", profile->precision.name);
+    TRY(assay_case_set(ctx, &a->cases[0], set));
+    TRY(assay_plan_make_with(ctx, &a->plan, &a->cases[0], golden, profile));
+    TRY(assay_routing_config_of(ctx, &a->cases[0], &a->config));
+cleanup:
+    return status;
+}
+
+static void close_again(again *a)
+{
+    assay_plan_free(&a->plan);
+    assay_cases_free(a->cases, a->case_count);
+}
+
+static assay_choice token_of(const assay_router_choice *router, const again *a, const assay_profile *profile,
+                             const double *no_tau, int64_t t)
+{
+    const assay_routing_rule rule = assay_routing_rule_of(&a->config);
+    const int64_t experts = a->config.num_experts;
+    return (assay_choice){.experts = experts,
+                          .per_token = router->per_token,
+                          .groups = rule.groups ? a->config.n_routing_groups : 1,
+                          .groups_kept = rule.groups ? a->config.topk_routing_group : 1,
+                          .group_score = a->config.group_score,
+                          .fixed = rule.hash,
+                          .any_of_tied = profile->any_of_tied,
+                          .scores = router->scores + t * experts,
+                          .tau = router->tau == NULL ? no_tau : router->tau + t * experts,
+                          .golden = router->golden + t * router->per_token,
+                          .selected = router->candidate + t * router->per_token};
+}
+
+/* The golden's own choices become indices, whoever wrote them into it: they must be those of its case. */
+static assay_status check_golden(assay_context *ctx, const assay_conditional *c, const again *a)
+{
+    for (int i = 0; i < c->count; i++) {
+        const assay_router_choice *r = &c->routers[i];
+        const int64_t tokens = a->config.batch * a->config.sequence, count = r->tokens * r->per_token;
+        if (r->tokens != tokens || r->per_token != a->config.num_experts_per_tok) {
+            return assay_fail(ctx, ASSAY_BAD_INPUT,
+                              "%.90s has %" PRId64 " tokens with %" PRId64 " experts, expected %" PRId64 " with %" PRId64,
+                              r->path, r->tokens, r->per_token, tokens, a->config.num_experts_per_tok);
+        }
+        for (int64_t k = 0; k < count; k++) {
+            if (r->golden[k] >= 0 && r->golden[k] < a->config.num_experts) continue;
+            return assay_fail(ctx, ASSAY_BAD_INPUT, "%.90s[%" PRId64 "] is %" PRId32 ", expected 0 to %" PRId64, r->path,
+                              k, r->golden[k], a->config.num_experts - 1);
+        }
+    }
+    return ASSAY_OK;
+}
+
+/* What is no choice at all cannot be evaluated with: there the golden's stands in. */
+static void make_valid(assay_conditional *c, const again *a)
+{
+    const double nothing = 0;
+    for (int i = 0; i < c->count; i++) {
+        assay_router_choice *r = &c->routers[i];
+        r->known = r->given;
+        for (int64_t t = 0; r->given && t < r->tokens; t++) {
+            const int32_t *mine = r->candidate + t * r->per_token, *theirs = r->golden + t * r->per_token;
+            /* ids come first, before any score is looked at */
+            const assay_choice token = {.experts = a->config.num_experts,
+                                        .per_token = r->per_token,
+                                        .groups = 1,
+                                        .groups_kept = 1,
+                                        .fixed = true,
+                                        .scores = &nothing,
+                                        .tau = &nothing,
+                                        .golden = theirs,
+                                        .selected = mine};
+            const bool ok = assay_choice_judge(&token) != ASSAY_CHOICE_INVALID;
+            memcpy(r->experts + t * r->per_token, ok ? mine : theirs, (size_t)r->per_token * sizeof *mine);
+        }
+    }
+}
+
+static void place_of(const assay_router_choice *router, int64_t sequence, int64_t t, char text[160])
+{
+    snprintf(text, 160, "%.90s: token [%" PRId64 ",%" PRId64 "]", router->path, t / sequence, t % sequence);
+}
+
+/* One line on a wrong token. */
+static void describe_wrong(const assay_router_choice *router, const assay_choice *token, assay_choice_verdict verdict,
+                           int64_t sequence, int64_t t, char message[256])
+{
+    char place[160];
+    int32_t chosen, better;
+    place_of(router, sequence, t, place);
+    if (verdict == ASSAY_CHOICE_INVALID) {
+        snprintf(message, 256, "%s: not %" PRId64 " different experts of 0 to %" PRId64, place, token->per_token,
+                 token->experts - 1);
+        return;
+    }
+    assay_choice_swap(token, &chosen, &better);
+    if (token->fixed) {
+        snprintf(message, 256, "%s: expert %d chosen, the table says %d", place, chosen, better);
+    } else if (verdict == ASSAY_CHOICE_TIE) {
+        snprintf(message, 256, "%s: expert %d chosen, expert %d ties with it exactly: the lower index comes first", place,
+                 chosen, better);
+    } else {
+        snprintf(message, 256, "%s: expert %d chosen, better is %d: off by %.3g times what errors allow", place, chosen,
+                 better, assay_choice_excess(token));
+    }
+}
+
+/* Judges all tokens; *wrong_path is the path of the first wrong one, or NULL. */
+static assay_status judge(assay_context *ctx, const assay_conditional *c, const again *a, const assay_profile *profile,
+                          assay_routing_summary *summary, const char **wrong_path)
+{
+    assay_status status;
+    double *no_tau = NULL;
+    *summary = (assay_routing_summary){.judged = true};
+    *wrong_path = NULL;
+    TRY(assay_alloc_f64(ctx, "errors of scores", a->config.num_experts, &no_tau));
+    for (int64_t e = 0; e < a->config.num_experts; e++) no_tau[e] = 0.0;
+    for (int i = 0; i < c->count; i++) {
+        const assay_router_choice *router = &c->routers[i];
+        for (int64_t t = 0; router->given && t < router->tokens; t++) {
+            const assay_choice token = token_of(router, a, profile, no_tau, t);
+            const assay_choice_verdict verdict = assay_choice_judge(&token);
+            summary->tokens++;
+            summary->exact += verdict == ASSAY_CHOICE_EXACT;
+            summary->admissible += verdict == ASSAY_CHOICE_ADMISSIBLE;
+            if (verdict == ASSAY_CHOICE_EXACT || verdict == ASSAY_CHOICE_ADMISSIBLE) continue;
+            if (summary->wrong++ > 0) continue;
+            *wrong_path = router->path;
+            describe_wrong(router, &token, verdict, a->config.sequence, t, summary->message);
+        }
+    }
+cleanup:
+    free(no_tau);
+    return status;
+}
+
+/* Errors of scores are needed only where another set was chosen. */
+static assay_status find_verdicts(assay_context *ctx, assay_conditional *c, again *a, const assay_profile *profile,
+                                  double false_alarm, assay_routing_summary *summary, const char **wrong_path)
+{
+    assay_status status;
+    int64_t scores = 0;
+    TRY(check_golden(&a->ctx, c, a));
+    make_valid(c, a);
+    a->ctx.threads = assay_plan_threads(ctx, &a->plan);
+    TRY(assay_conditional_scores(&a->ctx, c, &a->plan));
+    TRY(judge(&a->ctx, c, a, profile, summary, wrong_path));
+    if (summary->exact == summary->tokens || assay_routing_rule_of(&a->config).hash) goto cleanup;
+    for (int i = 0; i < c->count; i++) scores += c->routers[i].tokens * a->config.num_experts;
+    /* thresholds of elements take half of what they are given */
+    const double deviations = assay_thresholds_of(2 * CHOICE_SHARE * false_alarm, scores, 0, 0).element;
+    TRY(assay_conditional_tau(&a->ctx, c, &a->plan, deviations));
+    TRY(judge(&a->ctx, c, a, profile, summary, wrong_path));
+cleanup:
+    memcpy(ctx->message, a->ctx.message, sizeof ctx->message);
+    return status;
+}
+
+/* The golden once more, given the choices, in a file that nobody else sees; *evaluated is open. */
+static assay_status evaluate_given(assay_context *ctx, assay_conditional *c, again *a, bool quiet,
+                                   assay_fixture_reader **evaluated)
+{
+    assay_status status;
+    char folder[2048] = "", path[2304];
+    const assay_source source = assay_conditional_source(c);
+    a->ctx.threads = ctx->threads;
+    TRY(assay_backend_make_folder(ctx, NULL, folder, sizeof folder));
+    snprintf(path, sizeof path, "%s/golden.h5", folder);
+    status = assay_golden_write_from(&a->ctx, &a->plan, path, &source, quiet);
+    memcpy(ctx->message, a->ctx.message, sizeof ctx->message);
+    if (status == ASSAY_OK) status = assay_fixture_open(ctx, path, evaluated);
+cleanup:
+    if (folder[0] != '\0') assay_backend_remove_folder(folder);
+    return status;
+}
+
+static bool is_differing_choice(const assay_conditional *c, const char *path)
+{
+    bool found = false;
+    for (int i = 0; i < c->count; i++) found |= differs(&c->routers[i]) && strcmp(c->routers[i].path, path) == 0;
+    return found;
+}
+
+/* The wrong choice is blamed, also where it follows an admissible one that differs: what lies between was compared with
+ * the golden of another choice. What is wrong before any choice differs stays the first. */
+static void fail_report(const assay_conditional *c, const char *path, const char *message, assay_report *report)
+{
+    bool before = true, blamed = true;
+    for (int i = 0; i < report->count; i++) {
+        assay_tensor_result *r = &report->tensors[i];
+        before &= !is_differing_choice(c, r->spec.path);
+        blamed &= !before || r->verdict != ASSAY_FAIL;
+        if (strcmp(r->spec.path, path) != 0) continue;
+        r->verdict = ASSAY_FAIL;
+        r->finding = ASSAY_FINDING_INTEGERS;
+        snprintf(r->message, sizeof r->message, "%s", message);
+    }
+    report->verdict = ASSAY_FAIL;
+    if (!blamed) return;
+    snprintf(report->message, sizeof report->message, "%s", message);
+    report->diagnosis[0] = '\0'; /* what follows another choice of experts looks like nothing */
+}
+
+static assay_status compare_differing(assay_context *ctx, assay_fixture_reader *golden, assay_fixture_reader *candidate,
+                                      const assay_profile *profile, double false_alarm, bool quiet,
+                                      assay_conditional *c, assay_report *report, assay_fixture_reader **against)
+{
+    assay_status status;
+    again a = {0};
+    assay_routing_summary summary = {0};
+    const char *wrong_path = NULL;
+    char line[ASSAY_MESSAGE_SIZE];
+    c->inputs = assay_golden_given(golden);
+    status = open_again(ctx, golden, profile, &a);
+    if (status == ASSAY_OK) status = find_verdicts(ctx, c, &a, profile, false_alarm, &summary, &wrong_path);
+    if (status == ASSAY_OK && summary.wrong == 0) status = evaluate_given(ctx, c, &a, quiet, against);
+    if (status != ASSAY_OK && status != ASSAY_BAD_INPUT) goto cleanup;
+    snprintf(line, sizeof line, "%s", ctx->message);
+    const bool refused = status == ASSAY_BAD_INPUT;
+    ctx->message[0] = '\0';
+    TRY(assay_compare(ctx, *against != NULL ? *against : golden, candidate, profile, (1 - CHOICE_SHARE) * false_alarm,
+                      assay_data_flow_rank, report));
+    report->false_alarm = false_alarm;
+    if (refused) {
+        summary = (assay_routing_summary){0};
+        snprintf(summary.message, sizeof summary.message,
+                 "the candidate's choice of experts differs, and the golden cannot be evaluated given it: %.150s", line);
+    }
+    summary.evaluated_again = *against != NULL;
+    if (summary.wrong > 0) fail_report(c, wrong_path, summary.message, report);
+    report->routing = summary;
+    TRY(assay_power_read(ctx, golden, report->profile, &report->power)); /* stated by the golden alone */
+    assay_report_weigh(report);
+cleanup:
+    close_again(&a);
+    return status;
+}
+
+assay_status assay_compare_conditionally(assay_context *ctx, assay_fixture_reader *golden,
+                                         assay_fixture_reader *candidate, const assay_profile *profile,
+                                         double false_alarm, bool quiet, assay_report *report, assay_fixture_reader **against)
+{
+    assay_status status;
+    assay_conditional c = {0};
+    assay_routing_summary equal = {0};
+    *report = (assay_report){0};
+    *against = NULL;
+    TRY(read_choices(ctx, golden, candidate, &c));
+    if (any_differs(&c)) {
+        TRY(compare_differing(ctx, golden, candidate, profile, false_alarm, quiet, &c, report, against));
+    } else {
+        summarize_equal(&c, &equal);
+        TRY(assay_compare(ctx, golden, candidate, profile, false_alarm, assay_data_flow_rank, report));
+        report->routing = equal;
+    }
+cleanup:
+    conditional_free(&c);
+    return status;
+}

@@ -1,0 +1,240 @@
+#include "harness/scales/ensemble.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "harness/scales/ensemble_internal.h"
+#include "harness/operations/op_support.h"
+#include "oracle/base/memory.h"
+
+/* Operations of one run. Below the first there are more members; what propagates its error scales and is above the last
+ * is not run again, and has no null distributions. So it is with what would take more than ASSAY_ENSEMBLE_BYTES. */
+#define SMALL_WORK 1e8
+#define LARGE_WORK 1e10
+
+int assay_ensemble_members(const assay_plan *plan)
+{
+    if (assay_case_is_exact(plan->c)) return 0;
+    return plan->operation->flops(plan->c, true) < SMALL_WORK ? ASSAY_MEMBERS_OF_SMALL_WORK : ASSAY_MEMBERS;
+}
+
+static bool needs_ensemble(const assay_plan *plan)
+{
+    return plan->operation->ensemble != NULL && plan->operation->ensemble(plan->c);
+}
+
+/* Propagation takes errors of different places for independent, which those of truncation are not from one product to
+ * the next; and it is of first order, which errors of fp8 are not. */
+bool assay_ensemble_is_propagated(const assay_plan *plan, const assay_precision *p)
+{
+    const bool first_order = p->scaled.block == 0 && (!p->accumulator.truncate || plan->operation->one_product);
+    return first_order && !needs_ensemble(plan);
+}
+
+bool assay_ensemble_is_raised(const assay_plan *plan, const assay_precision *p)
+{
+    const bool small = assay_ensemble_members(plan) > 0 && plan->null_left_out[0] == '\0';
+    return p->given != ASSAY_FLOAT64 && assay_ensemble_is_propagated(plan, p) && small;
+}
+
+static int propagated_count(const assay_plan *plan)
+{
+    int count = 0;
+    for (int p = 0; p < plan->precision_count; p++) {
+        count += assay_ensemble_is_propagated(plan, &plan->precisions[p]);
+    }
+    return count;
+}
+
+/* Whether the operation's own run gives all error scales as they are. */
+static bool needs_no_runs(const assay_plan *plan)
+{
+    bool none = propagated_count(plan) == plan->precision_count;
+    for (int p = 0; p < plan->precision_count; p++) none &= !assay_ensemble_is_raised(plan, &plan->precisions[p]);
+    return none;
+}
+
+static bool wants_null(const assay_ensemble *e)
+{
+    bool wanted = false;
+    const assay_tensor_list *list = &e->plan->list;
+    for (int i = 0; !wanted && i < list->count; i++) {
+        wanted = assay_has_error_scale(&list->entries[i].spec) && assay_null_is_wanted(e, list->entries[i].spec.path);
+    }
+    return wanted && assay_ensemble_members(e->plan) > 0 && e->plan->null_left_out[0] == '\0';
+}
+
+/* Sums over the members of squared errors. */
+static void add_squares(const assay_context *ctx, const assay_tracked *t, int members, double *squares)
+{
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t first = 0; first < t->count; first += 4096) {
+        const int64_t end = first + 4096 < t->count ? first + 4096 : t->count;
+        for (int64_t i = first; i < end; i++) squares[i] = 0;
+        for (int m = 0; m < members; m++) {
+            const float *errors = t->errors + m * t->count;
+            for (int64_t i = first; i < end; i++) squares[i] += (double)errors[i] * errors[i];
+        }
+    }
+}
+
+/* The model is fitted to the members' squares, and the error scales that follow are written, and kept for null
+ * distributions. */
+static assay_status write_scales(assay_context *ctx, const assay_ensemble *e, assay_tracked *t, int p, int members,
+                                 assay_error_model *model)
+{
+    assay_status status;
+    char path[ASSAY_PATH_SIZE];
+    double *values = NULL;
+    TRY(assay_alloc_f64(ctx, "error scale", t->count, &values));
+    add_squares(ctx, t, members, values);
+    if (members > 0) TRY(assay_error_model_fit(ctx, &t->spec->shape, members, values, model));
+    assay_error_model_scale(ctx, model, values);
+    for (int64_t i = 0; i < t->count; i++) values[i] = isfinite(t->golden[i]) ? values[i] : 0;
+    assay_ensemble_scale_path(&e->plan->precisions[p], t->spec->path, path);
+    TRY(assay_write_result(ctx, e->out, path, t->count, values));
+    if (t->null == NULL) goto cleanup;
+    TRY(assay_ensemble_alloc_scale(ctx, t, p));
+    for (int64_t i = 0; i < t->count; i++) t->scales[p][i] = (float)values[i];
+cleanup:
+    free(values);
+    return status;
+}
+
+/* What the members say of a tensor. */
+static assay_status evaluate_tensor(assay_context *ctx, const assay_ensemble *e, assay_tracked *t, int p, int members)
+{
+    assay_status status = ASSAY_OK;
+    assay_error_model model = {0};
+    assay_held_out held = {0};
+    if (!e->null_only) TRY(write_scales(ctx, e, t, p, members, &model));
+    if (t->null == NULL) goto cleanup;
+    if (e->null_only && t->scales_written[p] != t->count) {
+        return assay_fail(ctx, ASSAY_INTERNAL, "%s has no error scales for its null distribution", t->spec->path);
+    }
+    if (!e->null_only) TRY(assay_held_out_start(ctx, &model, t->count, t->errors, &held));
+    TRY(assay_null_draw(ctx, e, t, p, members, e->null_only ? NULL : &held));
+cleanup:
+    assay_held_out_free(&held);
+    assay_error_model_free(&model);
+    return status;
+}
+
+/* Propagated scales, and a run with inputs that are rounded to nearest. */
+static assay_status raise_scales(assay_context *ctx, assay_ensemble *e, int p)
+{
+    const assay_member rounded = {.precision = &e->plan->precisions[p], .nearest = true, .exact = true};
+    e->null_only = false;
+    assay_status status = assay_ensemble_run(ctx, e, &rounded);
+    return status == ASSAY_OK ? assay_ensemble_run_raised(ctx, e, p) : status;
+}
+
+static assay_status evaluate_precision(assay_context *ctx, assay_ensemble *e, int p, bool null)
+{
+    assay_status status = ASSAY_OK;
+    const int members = assay_ensemble_members(e->plan);
+    assay_member member = {.precision = &e->plan->precisions[p]};
+    if (assay_ensemble_is_raised(e->plan, member.precision)) TRY(raise_scales(ctx, e, p));
+    e->null_only = assay_ensemble_is_propagated(e->plan, member.precision);
+    if (e->null_only && !null) return ASSAY_OK;
+    for (; member.number < members; member.number++) TRY(assay_ensemble_run(ctx, e, &member));
+    for (int i = 0; i < e->tensor_count; i++) TRY(evaluate_tensor(ctx, e, &e->tensors[i], p, members));
+    if (!null) goto cleanup;
+    member = (assay_member){.precision = member.precision, .nearest = true};
+    TRY(assay_ensemble_run(ctx, e, &member));
+    for (int i = 0; i < e->tensor_count; i++) {
+        assay_tracked *t = &e->tensors[i];
+        if (t->null == NULL) continue;
+        TRY(assay_null_finish(ctx, e, t, p, members));
+        free(t->scales[p]);
+        t->scales[p] = NULL;
+    }
+cleanup:
+    return status;
+}
+
+static assay_status evaluate(assay_context *ctx, assay_ensemble *e, bool null)
+{
+    assay_status status;
+    TRY(assay_ensemble_collect(ctx, e, null));
+    TRY(assay_ensemble_run_golden(ctx, e));
+    if (e->tensor_count == 0) goto cleanup;
+    TRY(assay_ensemble_keep_given(ctx, e));
+    for (int p = 0; p < e->plan->precision_count; p++) TRY(evaluate_precision(ctx, e, p, null));
+cleanup:
+    return status;
+}
+
+assay_status assay_evaluate(assay_context *ctx, const assay_plan *plan, const assay_source *in, const assay_sink *out)
+{
+    assay_ensemble e = {.plan = plan, .in = in, .out = out};
+    const bool null = wants_null(&e);
+    if (needs_no_runs(plan) && !null) {
+        return plan->operation->run(ctx, plan->c, in, out, plan->precisions, plan->precision_count);
+    }
+    assay_status status = evaluate(ctx, &e, null);
+    assay_ensemble_release(&e);
+    return status;
+}
+
+static bool holds_null(const assay_plan *plan)
+{
+    bool null = false;
+    for (int i = 0; !null && i < plan->spec_count; i++) null = assay_path_in(plan->specs[i].path, "null");
+    return null;
+}
+
+/* Bytes that members leave: of an element with an error scale the golden value, their errors, and `scales` that null
+ * distributions need. */
+static double bytes_left(const assay_plan *plan, int scales)
+{
+    char folder[64];
+    double bytes = 0, largest = 0;
+    const int floats = assay_ensemble_members(plan) + scales;
+    snprintf(folder, sizeof folder, "error_scale/%s", plan->precisions[0].name);
+    for (int i = 0; i < plan->spec_count; i++) {
+        if (!assay_path_in(plan->specs[i].path, folder)) continue;
+        const double count = (double)assay_shape_count(&plan->specs[i].shape);
+        bytes += (double)(sizeof(double) + (size_t)floats * sizeof(float)) * count;
+        largest = fmax(largest, (double)sizeof(double) * count); /* squares, of one tensor at a time */
+    }
+    return bytes + largest;
+}
+
+/* Of what assay_ensemble_keep_given keeps. */
+static double bytes_given(const assay_plan *plan)
+{
+    double bytes = 0;
+    for (int i = 0; i < plan->spec_count; i++) {
+        const double more = (double)sizeof(double) * (double)assay_shape_count(&plan->specs[i].shape);
+        if (assay_path_is_given(plan->specs[i].path) && bytes + more <= ASSAY_ENSEMBLE_BYTES) bytes += more;
+    }
+    return bytes;
+}
+
+void assay_ensemble_null_left_out(const assay_plan *plan, char reason[ASSAY_REASON_SIZE])
+{
+    reason[0] = '\0';
+    if (!holds_null(plan) || needs_ensemble(plan)) return;
+    const double work = plan->operation->flops(plan->c, true);
+    const double bytes = bytes_left(plan, 1); /* of any number of profiles: one more takes nothing from the others */
+    if (work > LARGE_WORK) {
+        snprintf(reason, ASSAY_REASON_SIZE, "a run takes %.3g operations, and above %.0e there are none", work,
+                 LARGE_WORK);
+    } else if (bytes > ASSAY_ENSEMBLE_BYTES) {
+        snprintf(reason, ASSAY_REASON_SIZE, "they take %.1f GB of memory, and above %.0f GB there are none",
+                 bytes / 1e9, ASSAY_ENSEMBLE_BYTES / 1e9);
+    }
+}
+
+int64_t assay_ensemble_memory(const assay_plan *plan)
+{
+    const int propagated = propagated_count(plan);
+    const bool null = holds_null(plan);
+    if (needs_no_runs(plan) && !null) return 0;
+    const double bytes =
+        bytes_given(plan) + bytes_left(plan, null ? propagated + (propagated < plan->precision_count) : 0);
+    return bytes < 0x1p61 ? (int64_t)bytes : INT64_C(1) << 61; /* whose sum with the operation's own has 64 bits */
+}

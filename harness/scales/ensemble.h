@@ -1,0 +1,48 @@
+/* Error scales and null distributions from an ensemble (COMPARING.md): the operation run again in the emulated
+ * arithmetic, member after member, its routing held at the golden one. The spread of the members around the golden
+ * values is one standard deviation of a correct implementation, for every element of every output, gradient and
+ * checkpoint; what each member's statistics are against the spread of the others is the null distribution. */
+#ifndef ASSAY_HARNESS_ENSEMBLE_H
+#define ASSAY_HARNESS_ENSEMBLE_H
+
+#include "harness/golden/golden.h"
+#include "oracle/arithmetic/emulated.h"
+
+/* Evaluates the plan's case: its results, then the error scales and null distributions that the sink wants, into the
+ * sink. Operations that give error scales themselves are asked for them; for the others, and for precisions that cannot
+ * be propagated (block-scaled operands, truncation in one product after the other), there is the ensemble. It has 16
+ * members for small work, else 8, and none for an exact case: its scales are 0. So is that of a golden value that is
+ * not finite. */
+assay_status assay_evaluate(assay_context *ctx, const assay_plan *plan, const assay_source *in, const assay_sink *out);
+
+/* Why a golden of the plan's case is to have no null distributions though the plan has room for them; "": it has them.
+ * They are left out where the members are run for them alone and would take long, or much memory. The case decides, not
+ * the machine: the same case gives the same file. */
+void assay_ensemble_null_left_out(const assay_plan *plan, char reason[ASSAY_REASON_SIZE]);
+
+/* How many runs the plan's ensemble has. */
+int assay_ensemble_members(const assay_plan *plan);
+
+/* What member `number` of the stream of that name runs with, beside ctx->arithmetic = &assay_arithmetic_emulated. */
+assay_emulation assay_ensemble_member(const assay_plan *plan, const assay_precision *precision, const char *name,
+                                      int number);
+
+/* What is given, as a run in the emulated arithmetic reads it: an input, weight or cotangent on a finer grid than the
+ * precision's storage is rounded first, each value to the same number wherever it is used. Nothing without
+ * ctx->emulation. */
+void assay_ensemble_round_given(const assay_context *ctx, const char *path, int64_t count, double *values);
+
+/* Bytes that the ensemble takes beside the operation. */
+int64_t assay_ensemble_memory(const assay_plan *plan);
+
+/* Sums over the members of squared errors become standard deviations, in place. A few draws are too few for an element
+ * to stand alone: half of its variance is its own mean square, half that of a model.
+ *
+ * The model is a factor for the row times one for the column, for a view of the tensor as a matrix: all axes but the
+ * last against the last; any other place where the axes can be cut in two; or each index of the first axis by itself
+ * (an expert or a batch has columns of its own). The view that fits best is taken. Views with few rows or columns do
+ * not count; if there is no other, their factors are drawn towards the mean. An element without an error in any member
+ * stays 0 where its whole row or column of some view is so. One whose sum is not finite stays so and enters no mean. */
+assay_status assay_ensemble_smooth(assay_context *ctx, const assay_shape *shape, int members, double *values);
+
+#endif

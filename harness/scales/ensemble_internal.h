@@ -1,0 +1,156 @@
+/* What error scales and null distributions of the emulated runs share. Private to harness/ensemble*. */
+#ifndef ASSAY_HARNESS_ENSEMBLE_INTERNAL_H
+#define ASSAY_HARNESS_ENSEMBLE_INTERNAL_H
+
+#include "compare/profile.h"
+#include "compare/statistics.h"
+#include "harness/scales/ensemble.h"
+
+enum { ASSAY_MEMBERS = 8, ASSAY_MEMBERS_OF_SMALL_WORK = 16 };
+
+/* Bytes of inputs that are kept for the members, who read the rest again; and of what the members leave where they are
+ * run for null distributions alone. */
+#define ASSAY_ENSEMBLE_BYTES 4e9
+
+/* What the members came to by a tensor's statistics: as they are, and rounded to storage. */
+typedef struct assay_null_draws {
+    assay_statistics drawn[2][ASSAY_MEMBERS_OF_SMALL_WORK];
+    double low[ASSAY_STATISTICS], high[ASSAY_STATISTICS]; /* of implementations that round less than a member */
+    double scale_squares, scale_count;                    /* of error scale / deviation, where that counts */
+} assay_null_draws;
+
+/* A tensor whose error scale is wanted. */
+typedef struct assay_tracked {
+    const assay_tensor_spec *spec;
+    int64_t count;
+    int64_t written; /* elements so far in this run */
+    double *golden;
+    float *errors;  /* [members, count]; NULL where no member is run */
+    float **scales; /* by precision of the plan, each [count]: propagated ones, and that of the precision at hand */
+    int64_t *scales_written; /* of propagated ones, by precision */
+    assay_null_draws *null;  /* NULL when no null distribution is wanted, and then no scales either */
+} assay_tracked;
+
+/* The experts that the golden run chose, which the members are given. */
+typedef struct assay_kept_choice {
+    const assay_tensor_spec *spec;
+    int64_t count, written;
+    int32_t *experts;
+} assay_kept_choice;
+
+/* An input, weight or cotangent, which to draw or to read from a file again would cost each member time. Those beyond
+ * ASSAY_ENSEMBLE_BYTES are: members ask for the weights of one expert after the other. */
+typedef struct assay_kept_given {
+    const assay_tensor_spec *spec;
+    double *values;
+} assay_kept_given;
+
+typedef struct assay_ensemble {
+    const assay_plan *plan;
+    const assay_source *in;
+    const assay_sink *out;
+    assay_tracked *tensors;
+    int tensor_count;
+    assay_kept_choice *choices;
+    int choice_count;
+    assay_kept_given *given;
+    int given_count;
+    bool null_only; /* the scales of the precision at hand are propagated: members are run for null distributions */
+    int slot;       /* of errors: where those of the member that is running go */
+} assay_ensemble;
+
+/* What of a path is kept; NULL: nothing. */
+assay_tracked *assay_ensemble_tensor(const assay_ensemble *e, const char *path);
+assay_kept_choice *assay_ensemble_choice(const assay_ensemble *e, const char *path);
+const assay_kept_given *assay_ensemble_given(const assay_ensemble *e, const char *path);
+void assay_ensemble_scale_path(const assay_precision *precision, const char *path, char scale[ASSAY_PATH_SIZE]);
+
+/* Whether the operation gives error scales of that precision itself. */
+bool assay_ensemble_is_propagated(const assay_plan *plan, const assay_precision *precision);
+
+/* Whether such scales are raised to what comes of inputs that are rounded to nearest: too large an error for first order
+ * where values cancel, and one that does not average out where a tensor's roundings go one way. Not in cases too large
+ * for null distributions. */
+bool assay_ensemble_is_raised(const assay_plan *plan, const assay_precision *precision);
+
+/* Room for what the golden run and the members are to leave; and what the members read, from e->in. */
+assay_status assay_ensemble_collect(assay_context *ctx, assay_ensemble *e, bool null);
+assay_status assay_ensemble_keep_given(assay_context *ctx, assay_ensemble *e);
+assay_status assay_ensemble_alloc_scale(assay_context *ctx, assay_tracked *t, int precision);
+void assay_ensemble_release(assay_ensemble *e);
+
+/* The golden run: its results to e->out and into memory, with the error scales that the operation gives itself and that
+ * are not raised. */
+assay_status assay_ensemble_run_golden(assay_context *ctx, assay_ensemble *e);
+
+/* The operation's error scales of plan precision p, each at least as large as the error in slot 0; 0 stays. */
+assay_status assay_ensemble_run_raised(assay_context *ctx, assay_ensemble *e, int p);
+
+/* One run in the emulated arithmetic, whose errors go to slot `number` of each tensor's, or to slot 0. */
+typedef struct assay_member {
+    const assay_precision *precision;
+    int number;
+    bool nearest; /* every rounding to nearest, and no other errors */
+    bool exact;   /* after what is given was rounded: no errors at all */
+} assay_member;
+assay_status assay_ensemble_run(assay_context *ctx, assay_ensemble *e, const assay_member *member);
+
+/* A tensor as `blocks` matrices, of which each has the model of_row times of_column. The columns are whole rows of the
+ * last axis. */
+typedef struct assay_error_view {
+    int64_t blocks, rows, columns;
+    double *of_row;     /* [blocks,rows] */
+    double *of_column;  /* [blocks,columns], about 1 on average */
+    double *per_column; /* 1 / of_column, 0 where that is 0 */
+} assay_error_view;
+
+/* Sums over the members of a tensor's squared errors, as factors for rows and columns (assay_ensemble_smooth). */
+typedef struct assay_error_model {
+    assay_error_view views[ASSAY_MAX_RANK + 1];
+    int count, best, members;
+    double mean;
+    double *memory;
+} assay_error_model;
+
+assay_status assay_error_model_fit(assay_context *ctx, const assay_shape *shape, int members, const double *squares,
+                                   assay_error_model *model);
+/* Squares that the model was fitted to become error scales, in place. */
+void assay_error_model_scale(const assay_context *ctx, const assay_error_model *model, double *squares);
+void assay_error_model_free(assay_error_model *model); /* safe on a zeroed struct */
+
+/* A mean of a few squares, drawn towards `towards`; 0 stays. Means, drawn towards the mean of those above 0. */
+double assay_steadied(double mean, double towards, int64_t squares);
+void assay_steady(double *means, int64_t count, int64_t squares);
+double assay_per(double x); /* 1 / x, but finite, and 0 for 0 */
+
+/* Squared error scales without one of the members, for each in turn: what it is held against, for against scales of its
+ * own a member looks smaller than it is. */
+typedef struct assay_held_out {
+    const assay_error_view *view;
+    assay_isa isa;
+    int members;
+    const float *errors; /* [members,count] */
+    int64_t count;
+    double *of_row, *of_column; /* [members,blocks,rows], [members,blocks,columns]: the model of the others */
+    double *memory;
+} assay_held_out;
+
+/* `model` and `errors` must outlive it. */
+assay_status assay_held_out_start(assay_context *ctx, const assay_error_model *model, int64_t count,
+                                  const float *errors, assay_held_out *held);
+/* Of elements first to first + count - 1: the sums over all members of squared errors, and from these what the others
+ * of a member say. */
+void assay_held_out_squares(const assay_held_out *held, int64_t first, int64_t count, double *squares);
+void assay_held_out_variances(const assay_held_out *held, int member, int64_t first, int64_t count,
+                              const double *squares, double *variance);
+void assay_held_out_free(assay_held_out *held); /* safe on a zeroed struct */
+
+/* Statistics of a tensor's members at plan precision p, whose error scales are there; `held`: NULL where they are not
+ * the members' own. */
+assay_status assay_null_draw(assay_context *ctx, const assay_ensemble *e, const assay_tracked *t, int p, int members,
+                             const assay_held_out *held);
+/* After it: the range takes in a run to nearest, whose errors are in slot 0, and the null distribution is written. */
+assay_status assay_null_finish(assay_context *ctx, const assay_ensemble *e, const assay_tracked *t, int p, int members);
+bool assay_null_is_wanted(const assay_ensemble *e, const char *path);
+
+#endif

@@ -1,0 +1,257 @@
+/* The runs of an ensemble: the golden one, and the members' in the emulated arithmetic. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "harness/scales/ensemble_internal.h"
+#include "harness/operations/op_support.h"
+#include "oracle/base/memory.h"
+
+static assay_status beyond_the_end(assay_context *ctx, const char *path)
+{
+    return assay_fail(ctx, ASSAY_INTERNAL, "%s has more elements than its shape", path);
+}
+
+/* An error scale that null distributions need: on the grid of files. */
+static assay_status keep_scale(assay_context *ctx, assay_tracked *t, int precision, int64_t count, const double *values)
+{
+    int64_t *written = &t->scales_written[precision];
+    float *to = t->scales[precision] + *written;
+    if (count > t->count - *written) return beyond_the_end(ctx, t->spec->path);
+    for (int64_t i = 0; i < count; i++) to[i] = (float)values[i];
+    *written += count;
+    return ASSAY_OK;
+}
+
+/* `path` is that of some precision's error scale of a tensor with a null distribution. */
+static assay_status keep_scale_at(assay_context *ctx, const assay_ensemble *e, const char *path, int64_t count,
+                                  const double *values)
+{
+    for (int p = 0; p < e->plan->precision_count; p++) {
+        char folder[64];
+        snprintf(folder, sizeof folder, "error_scale/%s", e->plan->precisions[p].name);
+        if (!assay_path_in(path, folder)) continue;
+        assay_tracked *t = assay_ensemble_tensor(e, path + strlen(folder) + 1);
+        return t != NULL && t->scales != NULL ? keep_scale(ctx, t, p, count, values) : ASSAY_OK;
+    }
+    return ASSAY_OK;
+}
+
+/* The golden run: to the caller's sink, and into memory. */
+static bool golden_wants(void *self, const char *path)
+{
+    const assay_ensemble *e = self;
+    return assay_ensemble_tensor(e, path) != NULL || assay_ensemble_choice(e, path) != NULL ||
+           assay_wants(e->out, path);
+}
+
+static assay_status golden_write(assay_context *ctx, void *self, const char *path, int64_t count, const double *values)
+{
+    const assay_ensemble *e = self;
+    assay_tracked *t = assay_ensemble_tensor(e, path);
+    if (t != NULL) {
+        if (count > t->count - t->written) return beyond_the_end(ctx, path);
+        memcpy(t->golden + t->written, values, (size_t)count * sizeof *values);
+        t->written += count;
+    }
+    assay_status status = keep_scale_at(ctx, e, path, count, values);
+    RETURN_IF(status != ASSAY_OK, status);
+    return assay_write_result(ctx, e->out, path, count, values);
+}
+
+static assay_status golden_write_i32(assay_context *ctx, void *self, const char *path, int64_t count,
+                                     const int32_t *values)
+{
+    const assay_ensemble *e = self;
+    assay_kept_choice *c = assay_ensemble_choice(e, path);
+    if (c != NULL) {
+        if (count > c->count - c->written) return beyond_the_end(ctx, path);
+        memcpy(c->experts + c->written, values, (size_t)count * sizeof *values);
+        c->written += count;
+    }
+    return assay_write_result_i32(ctx, e->out, path, count, values);
+}
+
+static bool is_wanted(const assay_ensemble *e, const assay_tracked *t)
+{
+    return t->null != NULL || !e->null_only;
+}
+
+/* Logits that are given are a router's, which rounds them itself. */
+void assay_ensemble_round_given(const assay_context *ctx, const char *path, int64_t count, double *values)
+{
+    if (ctx->emulation == NULL) return;
+    const assay_precision *precision = &ctx->emulation->precision;
+    const assay_dtype type = assay_path_ends(path, "gate/bias") ? precision->router_bias : precision->given;
+    if (type == ASSAY_FLOAT64 || strcmp(path, "inputs/logits") == 0) return;
+    assay_arithmetic_emulated.round(ctx, ASSAY_ROUND_STORAGE, count, values);
+}
+
+/* A member: its inputs are the golden run's and the golden run's choices; of its results only the errors are kept. */
+static bool member_has(void *self, const char *path)
+{
+    const assay_ensemble *e = self;
+    return assay_ensemble_choice(e, path) != NULL || e->in->has(e->in->self, path);
+}
+
+static assay_status member_read(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
+                                double *out)
+{
+    const assay_ensemble *e = self;
+    const assay_kept_given *given = assay_ensemble_given(e, path);
+    if (given != NULL) {
+        memcpy(out, given->values + first, (size_t)count * sizeof *out);
+    } else {
+        assay_status status = e->in->read(ctx, e->in->self, path, first, count, out);
+        RETURN_IF(status != ASSAY_OK, status);
+    }
+    assay_ensemble_round_given(ctx, path, count, out);
+    return ASSAY_OK;
+}
+
+static assay_status member_read_i32(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
+                                    int32_t *out)
+{
+    const assay_ensemble *e = self;
+    const assay_kept_choice *c = assay_ensemble_choice(e, path);
+    if (c == NULL) return e->in->read_i32(ctx, e->in->self, path, first, count, out);
+    memcpy(out, c->experts + first, (size_t)count * sizeof *out);
+    return ASSAY_OK;
+}
+
+static bool member_wants(void *self, const char *path)
+{
+    const assay_ensemble *e = self;
+    const assay_tracked *t = assay_ensemble_tensor(e, path);
+    return t != NULL && is_wanted(e, t);
+}
+
+static assay_status member_write(assay_context *ctx, void *self, const char *path, int64_t count, const double *values)
+{
+    const assay_ensemble *e = self;
+    assay_tracked *t = assay_ensemble_tensor(e, path);
+    if (count > t->count - t->written) return beyond_the_end(ctx, path);
+    const double *golden = t->golden + t->written;
+    float *errors = t->errors + e->slot * t->count + t->written;
+    for (int64_t i = 0; i < count; i++) errors[i] = (float)(values[i] - golden[i]);
+    t->written += count;
+    return ASSAY_OK;
+}
+
+static assay_status member_write_i32(assay_context *ctx, void *self, const char *path, int64_t count,
+                                     const int32_t *values)
+{
+    (void)ctx, (void)self, (void)path, (void)count, (void)values;
+    return ASSAY_OK; /* not reached: no integers are wanted */
+}
+
+/* After each run, so that no errors are those of another one. */
+static assay_status check_complete(assay_context *ctx, const assay_ensemble *e, bool golden)
+{
+    for (int i = 0; i < e->tensor_count; i++) {
+        const assay_tracked *t = &e->tensors[i];
+        if (t->written != t->count && (golden || is_wanted(e, t))) {
+            return assay_fail(ctx, ASSAY_INTERNAL, "%s was not written in full", t->spec->path);
+        }
+    }
+    return ASSAY_OK;
+}
+
+assay_status assay_ensemble_run_golden(assay_context *ctx, assay_ensemble *e)
+{
+    assay_status status;
+    void *memory = NULL;
+    int count = 0;
+    const assay_plan *plan = e->plan;
+    const assay_sink golden = {.self = e, .wants = golden_wants, .write = golden_write, .write_i32 = golden_write_i32};
+    TRY(assay_alloc(ctx, "precisions", plan->precision_count, sizeof *plan->precisions, &memory));
+    assay_precision *propagated = memory;
+    for (int p = 0; p < plan->precision_count; p++) {
+        const assay_precision *precision = &plan->precisions[p];
+        if (!assay_ensemble_is_propagated(plan, precision) || assay_ensemble_is_raised(plan, precision)) continue;
+        propagated[count++] = *precision;
+    }
+    TRY(plan->operation->run(ctx, plan->c, e->in, &golden, propagated, count));
+    TRY(check_complete(ctx, e, true));
+cleanup:
+    free(memory);
+    return status;
+}
+
+assay_emulation assay_ensemble_member(const assay_plan *plan, const assay_precision *precision, const char *name,
+                                      int number)
+{
+    char stream[64];
+    const assay_profile *profile = assay_plan_profile(plan, precision->name);
+    snprintf(stream, sizeof stream, "%s/%s", name, precision->name);
+    assay_emulation member = {.precision = *precision,
+                              .storage = profile->storage,
+                              .multiply = profile->multiply,
+                              .seed = assay_random_bits(plan->c->seed, stream, (uint64_t)number),
+                              .second_form = number % 2 == 1};
+    /* Half of them leave what is given as it is but in products, whose operands they round: what other uses of it have
+     * in common with a product then does not cancel. */
+    if (number / 2 % 2 == 1) member.precision.given = ASSAY_FLOAT64;
+    return member;
+}
+
+assay_status assay_ensemble_run(assay_context *ctx, assay_ensemble *e, const assay_member *member)
+{
+    const assay_plan *plan = e->plan;
+    const assay_source in = {.self = e, .has = member_has, .read = member_read, .read_i32 = member_read_i32};
+    const assay_sink out = {.self = e, .wants = member_wants, .write = member_write, .write_i32 = member_write_i32};
+    assay_emulation emulation = assay_ensemble_member(plan, member->precision, "ensemble", member->number);
+    assay_context emulated = *ctx;
+    emulation.nearest = member->nearest;
+    if (!member->exact) emulated.arithmetic = &assay_arithmetic_emulated;
+    emulated.emulation = &emulation;
+    e->slot = member->nearest ? 0 : member->number;
+    for (int i = 0; i < e->tensor_count; i++) e->tensors[i].written = 0;
+    assay_status status = plan->operation->run(&emulated, plan->c, &in, &out, NULL, 0);
+    memcpy(ctx->message, emulated.message, sizeof ctx->message);
+    return status == ASSAY_OK ? check_complete(ctx, e, false) : status;
+}
+
+/* Error scales of one precision, on their way from the operation to where they are wanted. */
+typedef struct raised_scales {
+    assay_ensemble *e;
+    const assay_precision *precision;
+} raised_scales;
+
+static bool raised_wants(void *self, const char *path)
+{
+    const raised_scales *r = self;
+    return assay_path_in(path, "error_scale") && assay_wants(r->e->out, path);
+}
+
+static assay_status raised_write(assay_context *ctx, void *self, const char *path, int64_t count, const double *values)
+{
+    assay_status status;
+    const raised_scales *r = self;
+    const char *of = path + strlen("error_scale/") + strlen(r->precision->name) + 1;
+    assay_tracked *t = assay_ensemble_tensor(r->e, of);
+    double *raised = NULL;
+    if (count > t->count - t->written) return beyond_the_end(ctx, path);
+    TRY(assay_alloc_f64(ctx, "error scale", count, &raised));
+    for (int64_t i = 0; i < count; i++) {
+        const double error = fabs((double)t->errors[t->written + i]);
+        raised[i] = values[i] > 0 && isfinite(error) ? fmax(values[i], error) : values[i];
+    }
+    t->written += count;
+    TRY(keep_scale_at(ctx, r->e, path, count, raised));
+    TRY(assay_write_result(ctx, r->e->out, path, count, raised));
+cleanup:
+    free(raised);
+    return status;
+}
+
+assay_status assay_ensemble_run_raised(assay_context *ctx, assay_ensemble *e, int p)
+{
+    const assay_plan *plan = e->plan;
+    raised_scales r = {.e = e, .precision = &plan->precisions[p]};
+    const assay_source in = {.self = e, .has = member_has, .read = member_read, .read_i32 = member_read_i32};
+    const assay_sink out = {.self = &r, .wants = raised_wants, .write = raised_write, .write_i32 = member_write_i32};
+    for (int i = 0; i < e->tensor_count; i++) e->tensors[i].written = 0;
+    return plan->operation->run(ctx, plan->c, &in, &out, r.precision, 1);
+}

@@ -1,0 +1,248 @@
+/* Null distributions: what the statistics of a tensor come to in correct implementations. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "harness/scales/ensemble_internal.h"
+#include "harness/operations/op_support.h"
+#include "oracle/arithmetic/elementary.h"
+#include "oracle/base/memory.h"
+
+enum { PIECE = 512, AS_THEY_ARE = 0, STORED = 1 };
+
+static void null_path(const assay_precision *precision, const char *path, char null[ASSAY_PATH_SIZE])
+{
+    snprintf(null, ASSAY_PATH_SIZE, "null/%s/%.100s", precision->name, path);
+}
+
+bool assay_null_is_wanted(const assay_ensemble *e, const char *path)
+{
+    bool wanted = false;
+    char null[ASSAY_PATH_SIZE];
+    for (int p = 0; !wanted && p < e->plan->precision_count; p++) {
+        null_path(&e->plan->precisions[p], path, null);
+        wanted = assay_wants(e->out, null);
+    }
+    return wanted;
+}
+
+/* The profile of a precision, and what results are rounded to. Rounding to float64 makes no other form of a result. */
+typedef struct forms {
+    const assay_profile *profile;
+    int count;
+} forms;
+
+static forms forms_of(const assay_ensemble *e, int p)
+{
+    const assay_profile *profile = assay_plan_profile(e->plan, e->plan->precisions[p].name);
+    return (forms){.profile = profile, .count = profile->storage == ASSAY_FLOAT64 ? 1 : 2};
+}
+
+/* Of one run's results, one for each form. */
+typedef struct passes {
+    assay_statistics_pass form[2];
+} passes;
+
+static assay_status start(assay_context *ctx, const assay_tracked *t, const forms *f, passes *pass)
+{
+    assay_status status = ASSAY_OK;
+    const assay_dtype storage = f->profile->storage;
+    const double unit = assay_dtype_unit_roundoff(storage), tiny = 0.5 * assay_dtype_least_subnormal(storage);
+    for (int form = 0; form < f->count; form++) {
+        TRY(assay_statistics_start(ctx, &t->spec->shape, unit, tiny, &pass->form[form]));
+    }
+cleanup:
+    return status;
+}
+
+static void end(passes *pass)
+{
+    for (int form = 0; form < 2; form++) assay_statistics_free(&pass->form[form]);
+}
+
+/* Both forms of a piece of results, golden values and errors (NULL: none), against error scales whose squares are in
+ * `weights`; they are lost. */
+static void add_piece(const assay_tracked *t, const forms *f, int64_t first, int64_t n, const float *errors,
+                      double *weights, passes *pass)
+{
+    double values[PIECE], stored[PIECE];
+    const double *golden = t->golden + first;
+    for (int64_t k = 0; k < n; k++) values[k] = golden[k] + (errors != NULL ? errors[first + k] : 0);
+    assay_statistics_weigh(&pass->form[AS_THEY_ARE], n, golden, weights, weights);
+    assay_statistics_add(&pass->form[AS_THEY_ARE], n, golden, values, weights);
+    if (f->count == 1) return;
+    assay_dtype_round_many(f->profile->storage, n, values, stored);
+    assay_statistics_add(&pass->form[STORED], n, golden, stored, weights);
+}
+
+static int64_t piece_at(const assay_tracked *t, int64_t first)
+{
+    return t->count - first < PIECE ? t->count - first : PIECE;
+}
+
+static void add_results(const assay_tracked *t, const forms *f, int p, const float *errors, passes *pass)
+{
+    double variance[PIECE];
+    for (int64_t first = 0; first < t->count; first += PIECE) {
+        const int64_t n = piece_at(t, first);
+        const float *scale = t->scales[p] + first;
+        for (int64_t k = 0; k < n; k++) variance[k] = (double)scale[k] * scale[k];
+        add_piece(t, f, first, n, errors, variance, pass);
+    }
+}
+
+/* Members first_member, first_member + step ... piece by piece, each against the others (`held`: NULL: against the
+ * scales as they are). What has an error scale of 0 counts for none. */
+static void add_members(const assay_tracked *t, const forms *f, int p, int first_member, int step, int members,
+                        const assay_held_out *held, passes *pass)
+{
+    double squares[PIECE], variance[PIECE];
+    for (int64_t first = 0; first < t->count; first += PIECE) {
+        const int64_t n = piece_at(t, first);
+        const float *scale = t->scales[p] + first;
+        if (held != NULL) assay_held_out_squares(held, first, n, squares);
+        for (int m = first_member; m < members; m += step) {
+            if (held != NULL) assay_held_out_variances(held, m, first, n, squares, variance);
+            for (int64_t k = 0; k < n; k++) {
+                const double whole = (double)scale[k] * scale[k];
+                variance[k] = held != NULL && whole > 0 ? variance[k] : whole;
+            }
+            add_piece(t, f, first, n, t->errors + m * t->count, variance, &pass[m]);
+        }
+    }
+}
+
+/* Implementations that err less than the members, and in a way of their own, are correct too: [low, high] takes them
+ * in. */
+static void take_in(const forms *f, const passes *pass, assay_null_draws *null)
+{
+    for (int form = 0; form < f->count; form++) {
+        assay_statistics found;
+        assay_statistics_finish(&pass->form[form], &found);
+        for (int s = 0; s < ASSAY_STATISTICS; s++) {
+            null->low[s] = fmin(null->low[s], found.values[s]);
+            null->high[s] = fmax(null->high[s], found.values[s]);
+        }
+    }
+}
+
+static void add_scales(const assay_tracked *t, int p, const assay_statistics_pass *pass)
+{
+    double variance[PIECE], inverse[PIECE];
+    assay_null_draws *null = t->null;
+    null->scale_squares = null->scale_count = 0;
+    for (int64_t first = 0; first < t->count; first += PIECE) {
+        const int64_t n = piece_at(t, first);
+        for (int64_t k = 0; k < n; k++) variance[k] = (double)t->scales[p][first + k] * t->scales[p][first + k];
+        assay_statistics_weigh(pass, n, t->golden + first, variance, inverse);
+        for (int64_t k = 0; k < n; k++) {
+            null->scale_squares += inverse[k] > 0 ? variance[k] * inverse[k] * inverse[k] : 0;
+            null->scale_count += inverse[k] > 0;
+        }
+    }
+}
+
+/* No error: the golden values, and those rounded. And an error of one deviation, which the error scale allows. */
+static assay_status start_range(assay_context *ctx, const assay_tracked *t, const forms *f, int p)
+{
+    passes pass = {0};
+    assay_status status;
+    for (int s = 0; s < ASSAY_STATISTICS; s++) t->null->low[s] = t->null->high[s] = 0;
+    TRY(start(ctx, t, f, &pass));
+    add_scales(t, p, &pass.form[AS_THEY_ARE]);
+    add_results(t, f, p, NULL, &pass);
+    take_in(f, &pass, t->null);
+cleanup:
+    end(&pass);
+    return status;
+}
+
+assay_status assay_null_draw(assay_context *ctx, const assay_ensemble *e, const assay_tracked *t, int p, int members,
+                             const assay_held_out *held)
+{
+    assay_status status;
+    passes pass[ASSAY_MEMBERS_OF_SMALL_WORK] = {0};
+    const forms f = forms_of(e, p);
+    TRY(start_range(ctx, t, &f, p));
+    for (int m = 0; m < members; m++) TRY(start(ctx, t, &f, &pass[m]));
+    const int workers = ctx->threads < members ? ctx->threads : members;
+#pragma omp parallel for num_threads(workers)
+    for (int worker = 0; worker < workers; worker++) add_members(t, &f, p, worker, workers, members, held, pass);
+    for (int m = 0; m < members; m++) {
+        for (int form = 0; form < f.count; form++) {
+            assay_statistics_finish(&pass[m].form[form], &t->null->drawn[form][m]);
+        }
+    }
+cleanup:
+    for (int m = 0; m < members; m++) end(&pass[m]);
+    return status;
+}
+
+/* Mean, standard deviation with members - 1, and the least one. */
+static void moments(const assay_statistics *drawn, int members, int statistic, double *mean, double *spread)
+{
+    double sum = 0, squares = 0, least = 0;
+    for (int m = 0; m < members; m++) {
+        sum += drawn[m].values[statistic];
+        least += drawn[m].least_spreads[statistic];
+    }
+    *mean = sum / members;
+    for (int m = 0; m < members; m++) {
+        const double off = drawn[m].values[statistic] - *mean;
+        squares += off * off;
+    }
+    *spread = fmax(sqrt(squares / (members - 1)), least / members);
+}
+
+/* How much smaller the members' errors are than the error scales allow, the rounding of results aside. Where a scale
+ * allows what no member shows (a difference that cancels exactly in this code), correct implementations may. */
+static double understated(const assay_tracked *t, int members)
+{
+    const assay_null_draws *null = t->null;
+    double squares = 0;
+    for (int m = 0; m < members; m++) {
+        const double rms = assay_exp(null->drawn[AS_THEY_ARE][m].values[ASSAY_STATISTIC_SIZE]);
+        squares += rms * rms;
+    }
+    return fmax(sqrt(null->scale_squares / fmax(null->scale_count, 1) * members / squares), 1);
+}
+
+/* One row of the null distribution. */
+static void summarise(const assay_tracked *t, const forms *f, int members, int statistic,
+                      double row[ASSAY_NULL_COLUMNS])
+{
+    const assay_null_draws *null = t->null;
+    double low = null->low[statistic], high = null->high[statistic], spread = 0;
+    for (int form = 0; form < f->count; form++) {
+        double mean, own;
+        moments(null->drawn[form], members, statistic, &mean, &own);
+        low = fmin(low, mean);
+        high = fmax(high, mean);
+        spread = fmax(spread, own);
+    }
+    if (!assay_statistic_is_size(statistic)) spread *= understated(t, members);
+    const bool used = assay_statistic_counts(&t->spec->shape, statistic) && spread > 0 && isfinite(spread);
+    row[ASSAY_NULL_LOW] = used ? low : 0;
+    row[ASSAY_NULL_HIGH] = used ? high : 0;
+    row[ASSAY_NULL_SPREAD] = used ? spread : 0;
+    row[ASSAY_NULL_MEMBERS] = used ? members : 0;
+}
+
+assay_status assay_null_finish(assay_context *ctx, const assay_ensemble *e, const assay_tracked *t, int p, int members)
+{
+    assay_status status;
+    passes pass = {0};
+    char path[ASSAY_PATH_SIZE];
+    double rows[ASSAY_STATISTICS * ASSAY_NULL_COLUMNS];
+    const forms f = forms_of(e, p);
+    const int count = assay_statistics_count(&t->spec->shape);
+    TRY(start(ctx, t, &f, &pass));
+    add_results(t, &f, p, t->errors, &pass);
+    take_in(&f, &pass, t->null);
+    for (int s = 0; s < count; s++) summarise(t, &f, members, s, rows + s * ASSAY_NULL_COLUMNS);
+    null_path(&f.profile->precision, t->spec->path, path);
+    TRY(assay_write_result(ctx, e->out, path, count * ASSAY_NULL_COLUMNS, rows));
+cleanup:
+    end(&pass);
+    return status;
+}
