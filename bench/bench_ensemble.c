@@ -6,6 +6,8 @@
 #include <unistd.h>
 
 #include "bench/bench.h"
+#include "harness/golden/golden.h"
+#include "harness/plan/plan_make.h"
 #include "harness/scales/ensemble.h"
 
 enum { GOLDENS = 7 };

@@ -77,3 +77,10 @@ void assay_cases_free(assay_case *cases, int count)
     for (int i = 0; i < count; i++) assay_case_free(&cases[i]);
     free(cases);
 }
+
+bool assay_case_is_exact(const assay_case *c)
+{
+    bool exact = false;
+    for (int i = 0; i < c->tags.count; i++) exact |= strcmp(c->tags.items[i], "exact") == 0;
+    return exact;
+}

@@ -74,6 +74,13 @@ assay_status assay_cases_find(assay_context *ctx, int pattern_count, char *const
                               int *count);
 assay_status assay_catalogue(assay_context *ctx, assay_case **cases, int *count);
 
+/* What the case says of a tensor, by its path with or without the leading folder; NULL when it says nothing. */
+const assay_case_input *assay_case_input_of(const assay_case *c, const char *path);
+
+/* A case with the tag `exact` says that every operation of it is exact in its profiles: its error scales are 0, and a
+ * candidate is held to equality. */
+bool assay_case_is_exact(const assay_case *c);
+
 /* Whether `path` ("gradients/inputs/x") matches the list: "all", "none", or patterns (globs) over the path without
  * `prefix` ("gradients/"). */
 bool assay_text_list_matches(const assay_text_list *list, const char *prefix, const char *path);

@@ -191,3 +191,15 @@ assay_status assay_case_read_inputs(const assay_yaml *y, assay_case *c, const ya
     }
     return status;
 }
+
+const assay_case_input *assay_case_input_of(const assay_case *c, const char *path)
+{
+    const char *bare = strchr(path, '/') + 1;
+    for (int i = 0; i < c->input_count; i++) {
+        const char *key = c->inputs[i].path;
+        if (strcmp(key, path) == 0 || (strcmp(key, bare) == 0 && strncmp(path, "cotangents/", 11) != 0)) {
+            return &c->inputs[i];
+        }
+    }
+    return NULL;
+}

@@ -5,8 +5,6 @@
 
 #include "oracle/moe/routing.h"
 
-struct assay_model_config;
-
 enum {
     ASSAY_BLOCK_LATENT = 1 << 0,       /* its attention is multi-head latent attention */
     ASSAY_BLOCK_CLAMPS = 1 << 1,       /* its experts clamp where there is a mlp_activations_limit */
@@ -49,10 +47,8 @@ enum {
 
 extern const char *const assay_decoder_block_names[]; /* ends with NULL */
 
-/* Whether the model's block has ASSAY_BLOCK_... */
-bool assay_block_has(const struct assay_model_config *m, unsigned what);
-
-/* MaxText goes by model_name for the choice of experts and by decoder_block for their weights. */
-assay_router_family assay_router_family_of(const struct assay_model_config *m);
+/* Whether the block of that name has ASSAY_BLOCK_...; one that is not in the table is as "". */
+bool assay_block_has(const char *block, unsigned what);
+assay_router_family assay_block_router(const char *block);
 
 #endif

@@ -8,7 +8,8 @@
 #include <unistd.h>
 
 #include "harness/backends/backend_files.h"
-#include "harness/golden/golden.h"
+#include "fixtures/files.h"
+#include "oracle/base/tensor.h"
 
 assay_status assay_backend_make_folder(assay_context *ctx, const char *keep, char *folder, size_t size)
 {

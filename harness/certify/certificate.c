@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "harness/operations/paths.h"
 #include "harness/scales/ensemble.h"
 #include "harness/plan/progress.h"
 #include "oracle/base/memory.h"
@@ -248,4 +249,28 @@ assay_status assay_evaluate_as_planned(assay_context *ctx, const assay_plan *pla
 {
     return plan->certify ? assay_evaluate_certified(ctx, plan, source, out, quiet)
                          : assay_evaluate(ctx, plan, source, out);
+}
+
+assay_status assay_plan_certify(assay_context *ctx, assay_plan *plan, int64_t budget)
+{
+    assay_status status = ASSAY_OK;
+    const int results = plan->spec_count;
+    const assay_scope scope = assay_scope_of(ctx, plan, budget);
+    if (scope.left_out[0] != '\0') {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: its certificate %s", plan->c->name, scope.left_out);
+    }
+    assay_tensor_spec *more = realloc(plan->specs, ((size_t)results * 2 + 1) * sizeof *more);
+    if (more == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of datasets");
+    plan->specs = more;
+    for (int i = 0; i < results; i++) {
+        assay_tensor_spec spec;
+        const char *path = plan->specs[i].path;
+        if (!assay_is_certified(path) || (assay_path_in(path, "gradients") && !scope.gradients)) continue;
+        TRY(assay_certificate_spec(ctx, path, &spec));
+        TRY(assay_plan_add_spec(ctx, plan, &spec));
+    }
+    plan->certify = true;
+    plan->budget = budget;
+cleanup:
+    return status;
 }

@@ -9,7 +9,7 @@
 #ifndef ASSAY_HARNESS_CERTIFICATE_H
 #define ASSAY_HARNESS_CERTIFICATE_H
 
-#include "harness/golden/golden.h"
+#include "harness/plan/plan.h"
 #include "oracle/spec/certify.h"
 
 /* The numbers of a stored certificate. */
@@ -52,6 +52,9 @@ typedef struct assay_scope {
 #define ASSAY_BUDGET_ALL INT64_MAX
 /* `budget`: coordinates of each gradient, 0 for outputs alone, or one of the two above. */
 assay_scope assay_scope_of(const assay_context *ctx, const assay_plan *plan, int64_t budget);
+
+/* The golden is to hold its certificate. Refuses what nobody would wait for, unless a budget is given. */
+assay_status assay_plan_certify(assay_context *ctx, assay_plan *plan, int64_t budget);
 
 /* A golden's numbers in memory. Starts zeroed. */
 typedef struct assay_evidence {

@@ -5,6 +5,7 @@
 
 #include "compare/profile.h"
 #include "harness/certify/certificate.h"
+#include "harness/operations/paths.h"
 #include "harness/scales/ensemble.h"
 #include "oracle/base/memory.h"
 

@@ -4,6 +4,9 @@
 
 #include "harness/certify/certificate.h"
 #include "harness/commands/command.h"
+#include "harness/plan/golden_read.h"
+#include "harness/plan/plan_make.h"
+#include "harness/power/power_test.h"
 #include "oracle/arithmetic/arithmetic.h"
 
 /* What else a golden holds, which the new one is to hold too. */
@@ -23,8 +26,8 @@ static assay_status read_case(assay_context *ctx, const assay_fixture_reader *re
                             engine == NULL ? "not given" : engine, ctx->arithmetic->name);
         goto cleanup;
     }
-    *found = (extras){.certificate = assay_golden_has(reader, "certificate"),
-                      .mutants = assay_golden_has(reader, "discrimination")};
+    *found = (extras){.certificate = assay_fixture_has_folder(reader, "certificate"),
+                      .mutants = assay_fixture_has_folder(reader, "discrimination")};
     TRY(assay_cases_parse_stored(ctx, path, yaml, strlen(yaml), cases, count));
 cleanup:
     return status;

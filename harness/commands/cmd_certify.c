@@ -5,6 +5,8 @@
 #include <string.h>
 
 #include "harness/commands/command.h"
+#include "harness/plan/golden_read.h"
+#include "harness/plan/plan_make.h"
 #include "harness/power/power_test.h"
 #include "oracle/base/whole_file.h"
 

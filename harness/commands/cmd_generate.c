@@ -3,8 +3,12 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "fixtures/files.h"
 #include "harness/certify/certificate.h"
 #include "harness/commands/command.h"
+#include "harness/plan/inputs.h"
+#include "harness/plan/plan_make.h"
+#include "harness/power/power_test.h"
 
 static bool is_file_name(const char *path)
 {

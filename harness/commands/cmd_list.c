@@ -4,6 +4,7 @@
 #include <cjson/cJSON.h>
 
 #include "harness/commands/command.h"
+#include "harness/operations/paths.h"
 
 static bool has_tag(const assay_case *c, const char *tag)
 {

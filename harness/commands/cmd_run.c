@@ -5,6 +5,7 @@
 #include "harness/backends/backend.h"
 #include "harness/backends/backend_files.h"
 #include "harness/commands/command.h"
+#include "harness/plan/plan_make.h"
 #include "harness/routing_choice/given_choice.h"
 #include "harness/explain/explain.h"
 #include "harness/commands/expected_failures.h"

@@ -10,6 +10,8 @@
 
 #include "harness/backends/backend.h"
 #include "harness/commands/command.h"
+#include "harness/operations/paths.h"
+#include "harness/plan/plan_make.h"
 #include "oracle/base/memory.h"
 
 enum { GUARD = 4096, GUARD_BYTE = 0xa5, MESSAGE = 512, WIDEST = 8 };

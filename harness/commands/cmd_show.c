@@ -5,6 +5,8 @@
 
 #include "harness/commands/command.h"
 #include "harness/operations/op_support.h"
+#include "harness/operations/paths.h"
+#include "harness/plan/plan_make.h"
 #include "oracle/base/memory.h"
 
 /* 1234567 as "1.2 MB". */

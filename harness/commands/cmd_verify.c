@@ -6,6 +6,10 @@
 
 #include "harness/certify/certificate.h"
 #include "harness/commands/command.h"
+#include "harness/operations/paths.h"
+#include "harness/plan/golden_read.h"
+#include "harness/plan/plan_make.h"
+#include "harness/power/power_test.h"
 #include "oracle/arithmetic/arithmetic.h"
 
 /* What was found of a golden. Starts zeroed. */
@@ -50,8 +54,8 @@ static assay_status verify_golden(assay_context *ctx, assay_fixture_reader *read
     own.arithmetic = arithmetic;
     TRY(assay_cases_parse_stored(ctx, path, yaml, strlen(yaml), &cases, &count));
     TRY(assay_plan_make_with(ctx, &plan, &cases[0], reader, NULL));
-    if (!assay_golden_has(reader, "null")) assay_plan_drop_null(&plan);
-    if (assay_golden_has(reader, "discrimination")) TRY(assay_plan_mutants(ctx, &plan));
+    if (!assay_fixture_has_folder(reader, "null")) assay_plan_drop_null(&plan);
+    if (assay_fixture_has_folder(reader, "discrimination")) TRY(assay_plan_mutants(ctx, &plan));
     status = assay_golden_recompute(&own, &plan, reader, options->quiet);
     if (status == ASSAY_OK) status = certify(&own, &plan, reader, options, found);
     if (status != ASSAY_OK) assay_fail(ctx, status, "%s", own.message);

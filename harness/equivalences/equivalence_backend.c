@@ -6,7 +6,10 @@
 #include <string.h>
 
 #include "harness/backends/backend_files.h"
+#include "harness/golden/golden.h"
 #include "harness/operations/data_flow.h"
+#include "harness/operations/paths.h"
+#include "harness/plan/plan_make.h"
 #include "oracle/base/memory.h"
 
 typedef struct form_files {

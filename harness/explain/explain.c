@@ -6,6 +6,8 @@
 #include <string.h>
 
 #include "harness/explain/explain_internal.h"
+#include "harness/plan/golden_read.h"
+#include "harness/plan/plan_make.h"
 #include "harness/plan/progress.h"
 #include "oracle/base/memory.h"
 

@@ -3,8 +3,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "compare/compare.h"
 #include "harness/operations/data_flow.h"
 #include "harness/explain/explain_internal.h"
+#include "harness/operations/paths.h"
 #include "oracle/base/memory.h"
 
 /* The RMS of error / deviation of a correct candidate is some tenths, in one tensor, whose errors may have one cause,

@@ -2,6 +2,7 @@
 #ifndef ASSAY_HARNESS_EXPLAIN_INTERNAL_H
 #define ASSAY_HARNESS_EXPLAIN_INTERNAL_H
 
+#include "compare/compare.h"
 #include "harness/mutants/mutant_run.h"
 
 /* What a candidate gives, in memory. NaN is written as infinity, on both sides: to the comparer a NaN that is expected

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "harness/explain/explain_internal.h"
+#include "harness/operations/paths.h"
 #include "oracle/base/memory.h"
 
 typedef enum probe { ZEROS, ONES, PLACES, PROBES } probe;

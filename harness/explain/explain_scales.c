@@ -5,6 +5,7 @@
 
 #include "harness/explain/explain_internal.h"
 #include "harness/mutants/mutants_tensors.h"
+#include "harness/operations/paths.h"
 #include "oracle/base/memory.h"
 
 /* The error scales of a result; NULL: it has none. */

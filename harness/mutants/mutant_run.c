@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "harness/mutants/mutant_run.h"
+#include "harness/plan/plan_make.h"
 #include "harness/scales/ensemble.h"
 #include "harness/plan/inputs.h"
 #include "harness/mutants/mutants_tensors.h"

@@ -2,7 +2,7 @@
 #ifndef ASSAY_HARNESS_DISCRIMINATION_TRIAL_H
 #define ASSAY_HARNESS_DISCRIMINATION_TRIAL_H
 
-#include "harness/power/power_test.h"
+#include "harness/mutants/mutants.h"
 
 /* What is the same for all mutants of a golden and a profile. */
 typedef struct assay_trial {

@@ -4,6 +4,8 @@
 
 #include <string.h>
 
+#include "harness/operations/paths.h"
+
 #define ROUTED "routing moe deepseek_layer deepseek_stack"
 #define GATED "mlp moe deepseek_layer deepseek_stack"
 #define WITH_EXPERTS "moe deepseek_layer deepseek_stack"

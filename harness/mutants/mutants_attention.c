@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "harness/mutants/mutants_tensors.h"
+#include "harness/operations/paths.h"
 
 /* Segment 0 is padding where padding is masked. */
 static bool is_blind(const assay_mutation *m, const assay_kept *segments, int64_t token)

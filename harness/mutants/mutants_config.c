@@ -3,8 +3,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "cases/decoder_block.h"
 #include "harness/mutants/mutants.h"
+#include "harness/operations/op_support.h"
 
 static bool is(const assay_text *text, const char *value)
 {

@@ -1,5 +1,6 @@
 /* Mutants of the dispatch of token copies: the order of the sort, rows behind the last group. */
 #include "harness/mutants/mutants_tensors.h"
+#include "harness/operations/paths.h"
 
 static void reverse_rows(assay_kept *tensor)
 {

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "harness/mutants/mutants_tensors.h"
+#include "harness/operations/paths.h"
 
 static bool twice(const assay_mutation *m, assay_kept *tensor)
 {

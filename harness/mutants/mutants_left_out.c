@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "harness/mutants/mutants_tensors.h"
+#include "harness/operations/paths.h"
 
 static bool no_checkpoint(const assay_mutation *m, assay_kept *tensor)
 {

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "harness/mutants/mutants_tensors.h"
+#include "harness/operations/paths.h"
 
 static const char *const up_weights[] = {"wi", "wi_0", "wi_1"};
 static const char *const down_weights[] = {"wo", "wo_bias"};

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "harness/mutants/mutants_tensors.h"
+#include "harness/operations/paths.h"
 
 static bool change_named(const assay_mutation *m, const char *folder, const char *name, assay_tensor_change change)
 {

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "harness/mutants/mutants_tensors.h"
+#include "harness/operations/paths.h"
 
 static int64_t replicas(const assay_case *c)
 {

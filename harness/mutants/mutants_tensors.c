@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "harness/operations/paths.h"
+
 int64_t assay_kept_width(const assay_kept *tensor)
 {
     const assay_shape *shape = &tensor->spec->shape;

@@ -44,7 +44,7 @@ static bool is_latent(const model_check *check)
     const char *type = maxtext_text(check, ASSAY_MAXTEXT_attention_type);
     if (type[0] != '\0') return strcmp(type, "mla") == 0;
     const bool said = check->c->config.given[ASSAY_KEY_AT_decoder_block];
-    return !said || assay_block_has(&check->c->config, ASSAY_BLOCK_LATENT);
+    return !said || assay_block_has(check->c->config.decoder_block.text, ASSAY_BLOCK_LATENT);
 }
 
 static assay_status refuse_block(const model_check *check, const char *why)
@@ -136,14 +136,15 @@ static assay_status check_experts(const model_check *check)
     const assay_model_config *m = &check->c->config;
     const bool *given = m->given;
     if (given[ASSAY_KEY_AT_mlp_activations_limit] && m->mlp_activations_limit > 0.0 &&
-        !assay_block_has(m, ASSAY_BLOCK_CLAMPS)) {
+        !assay_block_has(m->decoder_block.text, ASSAY_BLOCK_CLAMPS)) {
         return refuse(check, ASSAY_KEY_AT_mlp_activations_limit, "0", "does not clamp in its experts");
     }
     if (given[ASSAY_KEY_AT_mlp_activations] && strcmp(m->mlp_activations.item[1], "linear") != 0) {
         return refuse(check, ASSAY_KEY_AT_mlp_activations, "linear as the second",
                       "applies nothing but the first in its experts");
     }
-    if (given[ASSAY_KEY_AT_shared_experts] && m->shared_experts > 0 && assay_block_has(m, ASSAY_BLOCK_GATED_SHARED)) {
+    if (given[ASSAY_KEY_AT_shared_experts] && m->shared_experts > 0 &&
+        assay_block_has(m->decoder_block.text, ASSAY_BLOCK_GATED_SHARED)) {
         return refuse(check, ASSAY_KEY_AT_shared_experts, "0",
                       "multiplies its shared expert by a gate, which no operation here has");
     }
@@ -159,10 +160,11 @@ static assay_status check_block(const model_check *check)
 {
     const assay_model_config *m = &check->c->config;
     const bool said = m->given[ASSAY_KEY_AT_decoder_block];
-    if (said && (check->parts & ASSAY_PART_NORM) != 0 && assay_block_has(m, ASSAY_BLOCK_OTHER_NORM)) {
+    if (said && (check->parts & ASSAY_PART_NORM) != 0 &&
+        assay_block_has(m->decoder_block.text, ASSAY_BLOCK_OTHER_NORM)) {
         return refuse_block(check, "has no RMS norm with a plain scale");
     }
-    if (said && (check->parts & ASSAY_PART_MLP) != 0 && assay_block_has(m, ASSAY_BLOCK_UNGATED)) {
+    if (said && (check->parts & ASSAY_PART_MLP) != 0 && assay_block_has(m->decoder_block.text, ASSAY_BLOCK_UNGATED)) {
         return refuse_block(check, "has no gated MLP");
     }
     return ASSAY_OK;

@@ -3,8 +3,24 @@
 #include <string.h>
 
 #include "cases/decoder_block.h"
-#include "harness/plan/inputs.h"
 #include "harness/operations/op_support.h"
+
+static bool starts_with(const char *text, const char *prefix)
+{
+    return strncmp(text, prefix, strlen(prefix)) == 0;
+}
+
+assay_router_family assay_router_family_of(const assay_model_config *m)
+{
+    const char *name = m->model_name.text, *block = m->decoder_block.text;
+    if (m->fused_moe_func) return ASSAY_ROUTER_FUSED;
+    const bool deepseek = starts_with(block, "deepseek") || (block[0] == '\0' && starts_with(name, "deepseek"));
+    if (!deepseek) return assay_block_router(block);
+    if (starts_with(name, "deepseek3") || starts_with(name, "deepseek4")) return ASSAY_ROUTER_DEEPSEEK3;
+    if (starts_with(name, "deepseek2")) return ASSAY_ROUTER_DEEPSEEK2;
+    const bool softmax = strcmp(m->routed_score_func.text, "softmax") == 0;
+    return softmax && !m->routed_bias ? ASSAY_ROUTER_DEEPSEEK2 : ASSAY_ROUTER_DEEPSEEK3;
+}
 
 static assay_status score_func_of(assay_context *ctx, const char *name, assay_score_func *score)
 {
@@ -99,7 +115,8 @@ static assay_status glu_of(assay_context *ctx, const assay_model_config *m, bool
     *glu = ASSAY_GLU_PLAIN;
     if (strcmp(m->decoder_block.text, "gpt_oss") == 0) {
         *glu = ASSAY_GLU_GPT_OSS;
-    } else if (m->mlp_activations_limit > 0.0 && (asked || assay_block_has(m, ASSAY_BLOCK_CLAMPS))) {
+    } else if (m->mlp_activations_limit > 0.0 &&
+               (asked || assay_block_has(m->decoder_block.text, ASSAY_BLOCK_CLAMPS))) {
         *glu = ASSAY_GLU_CLAMPED;
     }
     if (*glu == ASSAY_GLU_GPT_OSS && !(m->mlp_activations_limit > 0.0)) {

@@ -7,7 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "harness/plan/inputs.h"
 #include "oracle/base/memory.h"
 
 /* Labels are string literals, one for each letter that SPEC.md uses. */

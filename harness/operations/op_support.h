@@ -101,6 +101,9 @@ assay_status assay_attention_config_of(assay_context *ctx, const assay_case *c, 
 assay_status assay_mla_config_of(assay_context *ctx, const assay_case *c, assay_mla_config *config);
 assay_status assay_stack_config_of(assay_context *ctx, const assay_case *c, assay_stack_config *config);
 
+/* MaxText goes by model_name for the choice of experts and by decoder_block for their weights. */
+assay_router_family assay_router_family_of(const assay_model_config *m);
+
 /* Refuses, by block and key, what the model says of `parts` (ASSAY_PART_...) and the operation would not honour. */
 assay_status assay_model_check(assay_context *ctx, const assay_case *c, unsigned parts);
 

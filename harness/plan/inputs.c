@@ -8,24 +8,6 @@
 
 #include "oracle/base/memory.h"
 
-bool assay_path_in(const char *path, const char *folder)
-{
-    size_t length = strlen(folder);
-    return strncmp(path, folder, length) == 0 && path[length] == '/';
-}
-
-bool assay_path_ends(const char *path, const char *name)
-{
-    const size_t length = strlen(path), tail = strlen(name);
-    return length >= tail && strcmp(path + length - tail, name) == 0 &&
-           (length == tail || path[length - tail - 1] == '/');
-}
-
-bool assay_path_is_given(const char *path)
-{
-    return assay_path_in(path, "inputs") || assay_path_in(path, "weights") || assay_path_in(path, "cotangents");
-}
-
 static assay_status check_file(assay_context *ctx, const assay_inputs *inputs, const char *file)
 {
     for (int i = 0; i < assay_fixture_count(inputs->file); i++) {
@@ -75,18 +57,6 @@ static bool has(void *self, const char *path)
 static bool in_file(const assay_inputs *inputs, const char *path)
 {
     return inputs->file != NULL && assay_fixture_find(inputs->file, path) != NULL;
-}
-
-const assay_case_input *assay_case_input_of(const assay_case *c, const char *path)
-{
-    const char *bare = strchr(path, '/') + 1;
-    for (int i = 0; i < c->input_count; i++) {
-        const char *key = c->inputs[i].path;
-        if (strcmp(key, path) == 0 || (strcmp(key, bare) == 0 && !assay_path_in(path, "cotangents"))) {
-            return &c->inputs[i];
-        }
-    }
-    return NULL;
 }
 
 static assay_status check_values(assay_context *ctx, const assay_inputs *inputs, const assay_tensor_entry *entry,

@@ -5,6 +5,7 @@
 
 #include "fixtures/fixture.h"
 #include "harness/operations/operation.h"
+#include "harness/operations/paths.h"
 
 typedef struct assay_inputs {
     const assay_case *c;
@@ -22,15 +23,5 @@ void assay_inputs_close(assay_inputs *inputs);
 /* Elements that are read from a file must lie on the case's grid and be finite. Whole numbers must lie where the entry
  * of the tensor says, wherever they are from. */
 assay_source assay_inputs_source(assay_inputs *inputs);
-
-/* What the case says of a tensor, by its path with or without the leading folder; NULL when it says nothing. */
-const assay_case_input *assay_case_input_of(const assay_case *c, const char *path);
-
-/* Whether the path lies in the folder. */
-bool assay_path_in(const char *path, const char *folder);
-/* Whether the path is that name, or ends in it after a slash. */
-bool assay_path_ends(const char *path, const char *name);
-/* inputs/, weights/ or cotangents/ */
-bool assay_path_is_given(const char *path);
 
 #endif

@@ -1,22 +1,9 @@
-#include <inttypes.h>
-#include <stdio.h>
+#include "harness/plan/plan.h"
+
 #include <stdlib.h>
 #include <string.h>
 
-#include "compare/profile_yaml.h"
-#include "compare/statistics.h"
-#include "harness/certify/certificate.h"
-#include "harness/power/power_test.h"
-#include "harness/scales/ensemble.h"
-#include "oracle/base/memory.h"
-
-/* Whether the golden of this case holds the tensor. */
-static bool is_held(const assay_case *c, const char *path)
-{
-    if (assay_path_in(path, "gradients")) return assay_text_list_matches(&c->gradients, "gradients/", path);
-    if (assay_path_in(path, "checkpoints")) return assay_text_list_matches(&c->checkpoints, "checkpoints/", path);
-    return true;
-}
+#include "harness/operations/paths.h"
 
 bool assay_has_error_scale(const assay_tensor_spec *spec)
 {
@@ -33,55 +20,6 @@ const assay_profile *assay_plan_profile(const assay_plan *plan, const char *name
     return assay_profile_by_name(name);
 }
 
-static bool has_profile(const assay_case *c, const char *name)
-{
-    bool found = false;
-    for (int i = 0; i < c->profiles.count; i++) found |= strcmp(c->profiles.items[i], name) == 0;
-    return found;
-}
-
-/* Of the golden's profiles and `own` those that the case names. */
-static assay_status collect_own(assay_context *ctx, assay_plan *plan, const assay_fixture_reader *golden,
-                                const assay_profile *own)
-{
-    assay_status status = ASSAY_OK;
-    assay_profile *stored = NULL;
-    int count = 0;
-    if (golden != NULL) TRY(assay_profiles_of_golden(ctx, golden, &stored, &count));
-    plan->own = calloc((size_t)count + 1, sizeof *plan->own);
-    if (plan->own == NULL) {
-        status = assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the profiles");
-        goto cleanup;
-    }
-    for (int i = 0; i < count; i++) {
-        if (own != NULL && strcmp(own->precision.name, stored[i].precision.name) == 0) continue;
-        if (has_profile(plan->c, stored[i].precision.name)) plan->own[plan->own_count++] = stored[i];
-    }
-    if (own != NULL && assay_profile_by_name(own->precision.name) == NULL &&
-        has_profile(plan->c, own->precision.name)) {
-        plan->own[plan->own_count++] = *own;
-    }
-cleanup:
-    free(stored);
-    return status;
-}
-
-assay_status assay_case_add_profile(assay_context *ctx, assay_case *c, const char *name)
-{
-    char assignment[1024] = "profiles=[";
-    size_t length = strlen(assignment);
-    if (has_profile(c, name)) return ASSAY_OK;
-    for (int i = 0; i < c->profiles.count; i++) {
-        if (strcmp(c->profiles.items[i], "none") == 0) continue;
-        length += (size_t)snprintf(assignment + length, sizeof assignment - length, "%.32s, ", c->profiles.items[i]);
-        if (length > sizeof assignment - 2 * ASSAY_PRECISION_NAME_SIZE) {
-            return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: has too many profiles for another", c->name);
-        }
-    }
-    snprintf(assignment + length, sizeof assignment - length, "%.32s]", name);
-    return assay_case_set(ctx, c, assignment);
-}
-
 /* The type, where numbers of the case's grid may be rounded to it. */
 static assay_dtype coarser(const assay_case *c, assay_dtype type)
 {
@@ -96,43 +34,7 @@ assay_precision assay_case_precision(const assay_case *c, const assay_profile *p
     return precision;
 }
 
-static assay_status collect_precisions(assay_context *ctx, assay_plan *plan)
-{
-    const assay_text_list *profiles = &plan->c->profiles;
-    plan->precisions = calloc((size_t)profiles->count + 1, sizeof *plan->precisions);
-    if (plan->precisions == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the profiles");
-    for (int i = 0; i < profiles->count; i++) {
-        if (strcmp(profiles->items[i], "none") == 0) continue;
-        const assay_profile *profile = assay_plan_profile(plan, profiles->items[i]);
-        if (profile == NULL) {
-            return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: profiles has \"%s\", expected %s", plan->c->name,
-                              profiles->items[i], assay_profile_names());
-        }
-        plan->precisions[plan->precision_count++] = assay_case_precision(plan->c, profile);
-    }
-    return ASSAY_OK;
-}
-
-/* A pattern of gradients or checkpoints that matches nothing is a slip of the pen. */
-static assay_status check_patterns(assay_context *ctx, const assay_plan *plan, const assay_text_list *patterns,
-                                   const char *key, const char *prefix)
-{
-    for (int i = 0; i < patterns->count; i++) {
-        assay_text_list one = {.items = &patterns->items[i], .count = 1};
-        bool found = strcmp(patterns->items[i], "all") == 0 || strcmp(patterns->items[i], "none") == 0;
-        for (int j = 0; !found && j < plan->list.count; j++) {
-            const char *path = plan->list.entries[j].spec.path;
-            found = strncmp(path, prefix, strlen(prefix)) == 0 && assay_text_list_matches(&one, prefix, path);
-        }
-        if (!found) {
-            return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: %s has \"%s\", which matches no tensor of op %s",
-                              plan->c->name, key, patterns->items[i], plan->c->op);
-        }
-    }
-    return ASSAY_OK;
-}
-
-static assay_status add_spec(assay_context *ctx, assay_plan *plan, const assay_tensor_spec *spec)
+assay_status assay_plan_add_spec(assay_context *ctx, assay_plan *plan, const assay_tensor_spec *spec)
 {
     int64_t count = assay_shape_count(&spec->shape), bytes = count * (int64_t)assay_dtype_size(spec->type);
     plan->specs[plan->spec_count++] = *spec;
@@ -141,98 +43,6 @@ static assay_status add_spec(assay_context *ctx, assay_plan *plan, const assay_t
         return assay_fail(ctx, ASSAY_NO_MEMORY, "%s: its size does not fit in 64 bits", plan->c->name);
     }
     return ASSAY_OK;
-}
-
-static assay_status add_named(assay_context *ctx, assay_plan *plan, const char *folder, const assay_tensor_spec *of,
-                              assay_tensor_spec *spec)
-{
-    const int length = snprintf(spec->path, sizeof spec->path, "%s/%.100s", folder, of->path);
-    if (length < 0 || length >= (int)sizeof spec->path) {
-        return assay_fail(ctx, ASSAY_INTERNAL, "%s: path too long", of->path);
-    }
-    return add_spec(ctx, plan, spec);
-}
-
-/* Error scales and null distributions of a tensor at one precision. */
-static assay_status add_scales(assay_context *ctx, assay_plan *plan, const assay_precision *precision,
-                               const assay_tensor_spec *of)
-{
-    assay_status status;
-    char folder[64];
-    assay_tensor_spec scale = *of;
-    scale.type = ASSAY_FLOAT32;
-    snprintf(folder, sizeof folder, "error_scale/%s", precision->name);
-    TRY(add_named(ctx, plan, folder, of, &scale));
-    if (assay_ensemble_members(plan) == 0) goto cleanup;
-    assay_tensor_spec null = {.type = ASSAY_FLOAT32,
-                              .shape = assay_shape_of(2, (int64_t)assay_statistics_count(&of->shape),
-                                                      (int64_t)ASSAY_NULL_COLUMNS),
-                              .labels = {"statistic", "column"}};
-    snprintf(folder, sizeof folder, "null/%s", precision->name);
-    TRY(add_named(ctx, plan, folder, of, &null));
-cleanup:
-    return status;
-}
-
-/* What a golden holds for each tensor of the case, null distributions included. */
-static assay_status add_specs(assay_context *ctx, assay_plan *plan)
-{
-    assay_status status = ASSAY_OK;
-    plan->specs = calloc((size_t)plan->list.count * (size_t)(2 * plan->precision_count + 1) + 1, sizeof *plan->specs);
-    if (plan->specs == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of datasets");
-    for (int i = 0; i < plan->list.count; i++) {
-        const assay_tensor_spec *spec = &plan->list.entries[i].spec;
-        if (!is_held(plan->c, spec->path)) continue;
-        TRY(add_spec(ctx, plan, spec));
-        for (int p = 0; assay_has_error_scale(spec) && p < plan->precision_count; p++) {
-            TRY(add_scales(ctx, plan, &plan->precisions[p], spec));
-        }
-    }
-cleanup:
-    return status;
-}
-
-static assay_status describe(assay_context *ctx, assay_plan *plan, const assay_case *c,
-                             const assay_fixture_reader *golden, const assay_profile *own)
-{
-    assay_status status;
-    *plan = (assay_plan){.c = c};
-    TRY(assay_operation_prepare(ctx, c, &plan->operation, &plan->list));
-    TRY(collect_own(ctx, plan, golden, own));
-    TRY(collect_precisions(ctx, plan));
-    TRY(check_patterns(ctx, plan, &c->gradients, "gradients", "gradients/"));
-    TRY(check_patterns(ctx, plan, &c->checkpoints, "checkpoints", "checkpoints/"));
-    TRY(add_specs(ctx, plan));
-    if (golden == NULL || !assay_golden_has(golden, "null")) {
-        assay_ensemble_null_left_out(plan, plan->null_left_out);
-        if (plan->null_left_out[0] != '\0') assay_plan_drop_null(plan);
-    }
-    plan->memory = plan->operation->memory(c) + assay_ensemble_memory(plan);
-cleanup:
-    if (status != ASSAY_OK) assay_plan_free(plan);
-    return status;
-}
-
-assay_status assay_plan_describe(assay_context *ctx, assay_plan *plan, const assay_case *c)
-{
-    return describe(ctx, plan, c, NULL, NULL);
-}
-
-assay_status assay_plan_make(assay_context *ctx, assay_plan *plan, const assay_case *c)
-{
-    return assay_plan_make_with(ctx, plan, c, NULL, NULL);
-}
-
-assay_status assay_plan_make_with(assay_context *ctx, assay_plan *plan, const assay_case *c,
-                                  const assay_fixture_reader *golden, const assay_profile *own)
-{
-    char what[ASSAY_PATH_SIZE + 16];
-    assay_status status = describe(ctx, plan, c, golden, own);
-    RETURN_IF(status != ASSAY_OK, status);
-    snprintf(what, sizeof what, "%s", c->name);
-    status = assay_require_memory(ctx, what, plan->memory);
-    if (status != ASSAY_OK) assay_plan_free(plan);
-    return status;
 }
 
 void assay_plan_drop_null(assay_plan *plan)
@@ -251,51 +61,6 @@ void assay_plan_drop_null(assay_plan *plan)
     plan->spec_count = kept;
 }
 
-assay_status assay_plan_certify(assay_context *ctx, assay_plan *plan, int64_t budget)
-{
-    assay_status status = ASSAY_OK;
-    const int results = plan->spec_count;
-    const assay_scope scope = assay_scope_of(ctx, plan, budget);
-    if (scope.left_out[0] != '\0') {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: its certificate %s", plan->c->name, scope.left_out);
-    }
-    assay_tensor_spec *more = realloc(plan->specs, ((size_t)results * 2 + 1) * sizeof *more);
-    if (more == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of datasets");
-    plan->specs = more;
-    for (int i = 0; i < results; i++) {
-        assay_tensor_spec spec;
-        const char *path = plan->specs[i].path;
-        if (!assay_is_certified(path) || (assay_path_in(path, "gradients") && !scope.gradients)) continue;
-        TRY(assay_certificate_spec(ctx, path, &spec));
-        TRY(add_spec(ctx, plan, &spec));
-    }
-    plan->certify = true;
-    plan->budget = budget;
-cleanup:
-    return status;
-}
-
-assay_status assay_plan_mutants(assay_context *ctx, assay_plan *plan)
-{
-    assay_status status = ASSAY_OK;
-    if (plan->precision_count == 0) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: mutants are judged at a profile, and the case has none",
-                          plan->c->name);
-    }
-    const size_t room = (size_t)plan->spec_count + (size_t)plan->precision_count + 1;
-    assay_tensor_spec *more = realloc(plan->specs, room * sizeof *more);
-    if (more == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of datasets");
-    plan->specs = more;
-    for (int p = 0; p < plan->precision_count; p++) {
-        assay_tensor_spec spec;
-        TRY(assay_discrimination_spec(ctx, plan->precisions[p].name, &spec));
-        TRY(add_spec(ctx, plan, &spec));
-    }
-    plan->mutants = true;
-cleanup:
-    return status;
-}
-
 void assay_plan_free(assay_plan *plan)
 {
     assay_tensor_list_free(&plan->list);
@@ -303,4 +68,25 @@ void assay_plan_free(assay_plan *plan)
     free(plan->precisions);
     free(plan->own);
     *plan = (assay_plan){0};
+}
+
+/* Below this many operations a team of threads costs more than it saves; the bits are the same either way. */
+#define WORTH_A_TEAM 3e8
+
+int assay_plan_threads(const assay_context *ctx, const assay_plan *plan)
+{
+    return plan->operation->flops(plan->c, true) * (1 + plan->precision_count) < WORTH_A_TEAM ? 1 : ctx->threads;
+}
+
+int assay_plan_find(const assay_plan *plan, const char *path)
+{
+    for (int i = 0; i < plan->spec_count; i++) {
+        if (strcmp(plan->specs[i].path, path) == 0) return i;
+    }
+    return -1;
+}
+
+bool assay_plan_scale_is_zero(const assay_plan *plan, const char *path)
+{
+    return assay_path_in(path, "error_scale") && assay_case_is_exact(plan->c);
 }

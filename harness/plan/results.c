@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "harness/operations/paths.h"
 #include "oracle/base/memory.h"
 
 static assay_status fill_given(assay_context *ctx, const assay_source *in, assay_kept *kept)

@@ -2,7 +2,7 @@
 #ifndef ASSAY_HARNESS_EQUIVALENCE_RESULTS_H
 #define ASSAY_HARNESS_EQUIVALENCE_RESULTS_H
 
-#include "harness/golden/golden.h"
+#include "harness/plan/plan.h"
 
 typedef struct assay_kept {
     const assay_tensor_spec *spec; /* of the plan */

@@ -18,17 +18,6 @@ static bool agrees(const double *stored, const double *found)
     return true;
 }
 
-assay_status assay_discrimination_check_layout(assay_context *ctx, const assay_fixture_reader *golden,
-                                               const assay_tensor_spec *stored)
-{
-    const char *const *names = NULL;
-    const int count = assay_fixture_texts(golden, "mutants", &names);
-    const assay_shape shape = assay_shape_of(2, (int64_t)count, (int64_t)ASSAY_POWER_FIELDS);
-    if (count > 0 && stored->type == ASSAY_FLOAT64 && assay_shape_equal(&stored->shape, &shape)) return ASSAY_OK;
-    return assay_fail(ctx, ASSAY_BAD_INPUT, "%s does not go with the attribute mutants, which has %d names",
-                      stored->path, count);
-}
-
 assay_status assay_discrimination_check(assay_context *ctx, assay_fixture_reader *golden, const char *path,
                                         const double *fields)
 {

@@ -1,3 +1,5 @@
+#include "compare/compare.h"
+#include "fixtures/files.h"
 #include "harness/mutants/mutant_run.h"
 
 #include <math.h>
@@ -7,6 +9,7 @@
 
 #include "harness/operations/data_flow.h"
 #include "harness/plan/inputs.h"
+#include "harness/power/power_test.h"
 #include "oracle/base/memory.h"
 
 /* A candidate has the tensors that every backend gives: the choice of experts would give away many a mutant, but a
@@ -254,24 +257,6 @@ void assay_discrimination_free(assay_discrimination *found)
 {
     free(found->items);
     *found = (assay_discrimination){0};
-}
-
-assay_status assay_results_load(assay_context *ctx, assay_results *results, const assay_plan *plan,
-                                assay_fixture_reader *golden)
-{
-    assay_status status;
-    const assay_source given = assay_golden_given(golden);
-    TRY(assay_golden_check_layout(ctx, plan, golden));
-    TRY(assay_results_open(ctx, results, plan, &given));
-    for (int i = 0; i < plan->spec_count; i++) {
-        assay_kept *kept = &results->items[i];
-        if (assay_path_is_given(kept->spec->path)) continue;
-        TRY(kept->indices != NULL ? assay_fixture_read_i32(ctx, golden, kept->spec->path, 0, kept->count, kept->indices)
-                                  : assay_fixture_read(ctx, golden, kept->spec->path, 0, kept->count, kept->values));
-        kept->written = kept->count;
-    }
-cleanup:
-    return status;
 }
 
 assay_status assay_discrimination_spec(assay_context *ctx, const char *profile, assay_tensor_spec *spec)

@@ -36,19 +36,15 @@ void assay_discrimination_free(assay_discrimination *found); /* safe on a zeroed
 assay_status assay_evaluate_discriminated(assay_context *ctx, const assay_plan *plan, const assay_source *source,
                                           const assay_sink *out, bool quiet);
 
-/* The tensors of a golden, from its file. */
-assay_status assay_results_load(assay_context *ctx, assay_results *results, const assay_plan *plan,
-                                assay_fixture_reader *golden);
+/* The golden is to hold which mutants it detects, at each of its profiles. */
+assay_status assay_plan_mutants(assay_context *ctx, assay_plan *plan);
 
 /* discrimination/PROFILE [mutants,fields] (compare/power.h). */
 assay_status assay_discrimination_spec(assay_context *ctx, const char *profile, assay_tensor_spec *spec);
 /* assay_mutant_count * ASSAY_POWER_FIELDS numbers. */
 void assay_discrimination_fields(const assay_discrimination *found, double *fields);
 
-/* A stored certificate: its shape goes with the names of its mutants; of the mutants that are known still, it says what
- * `fields` say. */
-assay_status assay_discrimination_check_layout(assay_context *ctx, const assay_fixture_reader *golden,
-                                               const assay_tensor_spec *stored);
+/* A stored certificate: of the mutants that are known still, it says what `fields` say. */
 assay_status assay_discrimination_check(assay_context *ctx, assay_fixture_reader *golden, const char *path,
                                         const double *fields);
 

@@ -4,6 +4,7 @@
 
 #include "compare/profile.h"
 #include "harness/certify/certificate.h"
+#include "harness/operations/paths.h"
 #include "harness/power/power_test.h"
 #include "oracle/base/memory.h"
 
@@ -65,6 +66,27 @@ static assay_status write_fields(assay_context *ctx, const assay_discrimination 
     TRY(out->write(ctx, out->self, spec.path, assay_shape_count(&spec.shape), fields));
 cleanup:
     free(fields);
+    return status;
+}
+
+assay_status assay_plan_mutants(assay_context *ctx, assay_plan *plan)
+{
+    assay_status status = ASSAY_OK;
+    if (plan->precision_count == 0) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: mutants are judged at a profile, and the case has none",
+                          plan->c->name);
+    }
+    const size_t room = (size_t)plan->spec_count + (size_t)plan->precision_count + 1;
+    assay_tensor_spec *more = realloc(plan->specs, room * sizeof *more);
+    if (more == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of datasets");
+    plan->specs = more;
+    for (int p = 0; p < plan->precision_count; p++) {
+        assay_tensor_spec spec;
+        TRY(assay_discrimination_spec(ctx, plan->precisions[p].name, &spec));
+        TRY(assay_plan_add_spec(ctx, plan, &spec));
+    }
+    plan->mutants = true;
+cleanup:
     return status;
 }
 

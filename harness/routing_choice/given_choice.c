@@ -9,6 +9,9 @@
 
 #include "compare/thresholds.h"
 #include "harness/backends/backend_files.h"
+#include "harness/operations/paths.h"
+#include "harness/plan/golden_read.h"
+#include "harness/plan/plan_make.h"
 #include "harness/routing_choice/choice.h"
 #include "harness/routing_choice/given_choice_internal.h"
 #include "harness/operations/data_flow.h"

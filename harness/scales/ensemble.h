@@ -5,7 +5,7 @@
 #ifndef ASSAY_HARNESS_ENSEMBLE_H
 #define ASSAY_HARNESS_ENSEMBLE_H
 
-#include "harness/golden/golden.h"
+#include "harness/plan/sections.h"
 #include "oracle/arithmetic/emulated.h"
 
 /* Evaluates the plan's case: its results, then the error scales and null distributions that the sink wants, into the
@@ -15,14 +15,6 @@
  * not finite. */
 assay_status assay_evaluate(assay_context *ctx, const assay_plan *plan, const assay_source *in, const assay_sink *out);
 
-/* Why a golden of the plan's case is to have no null distributions though the plan has room for them; "": it has them.
- * They are left out where the members are run for them alone and would take long, or much memory. The case decides, not
- * the machine: the same case gives the same file. */
-void assay_ensemble_null_left_out(const assay_plan *plan, char reason[ASSAY_REASON_SIZE]);
-
-/* How many runs the plan's ensemble has. */
-int assay_ensemble_members(const assay_plan *plan);
-
 /* What member `number` of the stream of that name runs with, beside ctx->arithmetic = &assay_arithmetic_emulated. */
 assay_emulation assay_ensemble_member(const assay_plan *plan, const assay_precision *precision, const char *name,
                                       int number);
@@ -31,9 +23,6 @@ assay_emulation assay_ensemble_member(const assay_plan *plan, const assay_precis
  * precision's storage is rounded first, each value to the same number wherever it is used. Nothing without
  * ctx->emulation. */
 void assay_ensemble_round_given(const assay_context *ctx, const char *path, int64_t count, double *values);
-
-/* Bytes that the ensemble takes beside the operation. */
-int64_t assay_ensemble_memory(const assay_plan *plan);
 
 /* Sums over the members of squared errors become standard deviations, in place. A few draws are too few for an element
  * to stand alone: half of its variance is its own mean square, half that of a model.

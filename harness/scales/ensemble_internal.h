@@ -6,12 +6,6 @@
 #include "compare/statistics.h"
 #include "harness/scales/ensemble.h"
 
-enum { ASSAY_MEMBERS = 8, ASSAY_MEMBERS_OF_SMALL_WORK = 16 };
-
-/* Bytes of inputs that are kept for the members, who read the rest again; and of what the members leave where they are
- * run for null distributions alone. */
-#define ASSAY_ENSEMBLE_BYTES 4e9
-
 /* What the members came to by a tensor's statistics: as they are, and rounded to storage. */
 typedef struct assay_null_draws {
     assay_statistics drawn[2][ASSAY_MEMBERS_OF_SMALL_WORK];
@@ -64,14 +58,6 @@ assay_tracked *assay_ensemble_tensor(const assay_ensemble *e, const char *path);
 assay_kept_choice *assay_ensemble_choice(const assay_ensemble *e, const char *path);
 const assay_kept_given *assay_ensemble_given(const assay_ensemble *e, const char *path);
 void assay_ensemble_scale_path(const assay_precision *precision, const char *path, char scale[ASSAY_PATH_SIZE]);
-
-/* Whether the operation gives error scales of that precision itself. */
-bool assay_ensemble_is_propagated(const assay_plan *plan, const assay_precision *precision);
-
-/* Whether such scales are raised to what comes of inputs that are rounded to nearest: too large an error for first order
- * where values cancel, and one that does not average out where a tensor's roundings go one way. Not in cases too large
- * for null distributions. */
-bool assay_ensemble_is_raised(const assay_plan *plan, const assay_precision *precision);
 
 /* Room for what the golden run and the members are to leave; and what the members read, from e->in. */
 assay_status assay_ensemble_collect(assay_context *ctx, assay_ensemble *e, bool null);

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "harness/operations/paths.h"
 #include "harness/scales/ensemble_internal.h"
 #include "harness/operations/op_support.h"
 #include "oracle/base/memory.h"

@@ -12,9 +12,13 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "harness/golden/golden.h"
 #include "harness/operations/data_flow.h"
 #include "harness/mutants/mutant_run.h"
 #include "harness/explain/explain.h"
+#include "harness/operations/paths.h"
+#include "harness/plan/golden_read.h"
+#include "harness/plan/plan_make.h"
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/arithmetic/emulated.h"
 #include "oracle/base/random.h"

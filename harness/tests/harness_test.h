@@ -4,6 +4,7 @@
 
 #include "fixtures/tests/fixture_test.h"
 #include "harness/golden/golden.h"
+#include "harness/plan/plan_make.h"
 #include "oracle/arithmetic/arithmetic.h"
 
 /* A case of the catalogue, to be freed with assay_cases_free(c, 1), changed by `set` where that is not NULL. */

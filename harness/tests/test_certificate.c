@@ -3,6 +3,8 @@
 
 #include "harness/certify/certificate.h"
 #include "harness/operations/op_support.h"
+#include "harness/operations/paths.h"
+#include "harness/plan/inputs.h"
 #include "harness/tests/harness_test.h"
 
 /* A wrong oracle: the operation under test, with one of its results altered on the way out. */

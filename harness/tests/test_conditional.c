@@ -1,6 +1,7 @@
 /* Candidates that chose other experts than the golden, or the same in another order: which are held against the golden
  * evaluated again, and which are wrong. The candidates are the oracle's own results given such choices. */
 #include "compare/report.h"
+#include "harness/plan/inputs.h"
 #include "harness/routing_choice/given_choice.h"
 #include "harness/routing_choice/given_choice_internal.h"
 #include "harness/operations/data_flow.h"

@@ -1,5 +1,6 @@
 /* The order of the data flow: it knows every tensor of the catalogue, and is that of the computation. */
 #include "harness/operations/data_flow.h"
+#include "harness/operations/paths.h"
 #include "harness/tests/harness_test.h"
 
 /* What reports list of a case, in their order. */

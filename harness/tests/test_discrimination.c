@@ -5,6 +5,8 @@
 
 #include "compare/compare.h"
 #include "harness/operations/data_flow.h"
+#include "harness/operations/paths.h"
+#include "harness/plan/golden_read.h"
 #include "harness/power/power_test.h"
 #include "harness/tests/harness_test.h"
 
@@ -334,7 +336,8 @@ static void older_tables_hold(void **state)
         doubled[table[i].field] = table[i].value;
         assay_fixture_reader *reader = with_table(&ctx, path, table[i].rows, stored);
         const assay_tensor_spec *spec = assay_fixture_find(reader, "discrimination/f32");
-        assert_int_equal(assay_discrimination_check_layout(&ctx, reader, spec), table[i].layout);
+        const assay_plan plan = {.specs = (assay_tensor_spec[]){*spec}, .spec_count = 1};
+        assert_int_equal(assay_golden_check_layout(&ctx, &plan, reader), table[i].layout);
         assert_int_equal(assay_discrimination_check(&ctx, reader, spec->path, found), table[i].fields);
         if (table[i].fields != ASSAY_OK) assert_non_null(strstr(ctx.message, "mutant doubled"));
         doubled[table[i].field] = before;

@@ -7,6 +7,7 @@
 
 #include "compare/profile.h"
 #include "compare/thresholds.h"
+#include "harness/plan/inputs.h"
 #include "harness/scales/ensemble.h"
 #include "harness/tests/harness_test.h"
 #include "harness/tests/nearest_arithmetic.h"

@@ -8,6 +8,7 @@
 #include "compare/profile.h"
 #include "harness/backends/backend_files.h"
 #include "harness/equivalences/equivalence_backend.h"
+#include "harness/operations/paths.h"
 #include "harness/tests/harness_test.h"
 
 static const char mlp[] =

@@ -6,6 +6,8 @@
 #include "harness/operations/data_flow.h"
 #include "harness/explain/explain.h"
 #include "harness/explain/explain_internal.h"
+#include "harness/operations/paths.h"
+#include "harness/plan/golden_read.h"
 #include "harness/tests/harness_test.h"
 
 typedef struct fixture {

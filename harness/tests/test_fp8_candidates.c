@@ -8,6 +8,8 @@
 #include "compare/compare.h"
 #include "compare/profile_yaml.h"
 #include "harness/operations/data_flow.h"
+#include "harness/operations/paths.h"
+#include "harness/plan/inputs.h"
 #include "harness/power/power_test.h"
 #include "harness/scales/ensemble.h"
 #include "harness/tests/harness_test.h"

@@ -3,6 +3,8 @@
 #include <math.h>
 
 #include "compare/profile.h"
+#include "harness/operations/paths.h"
+#include "harness/plan/inputs.h"
 #include "harness/tests/harness_test.h"
 #include "oracle/arithmetic/emulated.h"
 

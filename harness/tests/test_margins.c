@@ -4,6 +4,7 @@
 
 #include "compare/profile.h"
 #include "harness/operations/op_support.h"
+#include "harness/plan/inputs.h"
 #include "harness/tests/harness_test.h"
 #include "oracle/moe/routing_internal.h"
 

@@ -4,6 +4,9 @@
 
 #include "compare/profile.h"
 #include "harness/mutants/mutant_run.h"
+#include "harness/operations/paths.h"
+#include "harness/plan/inputs.h"
+#include "harness/power/power_test.h"
 #include "harness/scales/ensemble.h"
 #include "harness/tests/harness_test.h"
 

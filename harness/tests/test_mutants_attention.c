@@ -5,6 +5,8 @@
 
 #include "compare/profile.h"
 #include "harness/mutants/mutant_run.h"
+#include "harness/operations/paths.h"
+#include "harness/plan/inputs.h"
 #include "harness/scales/ensemble.h"
 #include "harness/tests/harness_test.h"
 

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "harness/mutants/mutant_run.h"
+#include "harness/plan/inputs.h"
 #include "harness/scales/ensemble.h"
 #include "harness/mutants/mutants_tensors.h"
 #include "harness/tests/harness_test.h"

@@ -2,6 +2,7 @@
  */
 #include <math.h>
 
+#include "harness/operations/paths.h"
 #include "harness/tests/harness_test.h"
 #include "oracle/spec/spec.h"
 

@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "harness/operations/paths.h"
+#include "harness/plan/inputs.h"
 #include "harness/routing_choice/given_choice.h"
 #include "harness/scales/ensemble.h"
 #include "harness/tests/harness_test.h"

@@ -1,0 +1,123 @@
+/* A golden evaluated again, and held against its file. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "harness/golden/golden.h"
+#include "harness/operations/paths.h"
+#include "harness/plan/golden_read.h"
+#include "harness/plan/progress.h"
+#include "harness/power/power_test.h"
+#include "harness/scales/ensemble.h"
+#include "oracle/base/memory.h"
+
+enum { CHUNK = 1 << 20 }; /* elements that are moved at a time */
+
+/* A sink that holds results against those of a file. */
+typedef struct checking_sink {
+    const assay_plan *plan;
+    assay_fixture_reader *golden;
+    int64_t *written; /* elements so far of each spec */
+    assay_progress progress;
+} checking_sink;
+
+static bool checking_wants(void *self, const char *path)
+{
+    const checking_sink *sink = self;
+    return assay_plan_find(sink->plan, path) >= 0;
+}
+
+static assay_status differs(assay_context *ctx, const char *path, int64_t index, double stored, double found)
+{
+    return assay_fail(ctx, ASSAY_BAD_INPUT,
+                      "%s[%" PRId64 "]: the file has %.17g, recomputing gives %.17g: not the numbers of this oracle",
+                      path, index, stored, found);
+}
+
+static assay_status checking_write(assay_context *ctx, void *self, const char *path, int64_t count,
+                                   const double *values)
+{
+    assay_status status = ASSAY_OK;
+    checking_sink *sink = self;
+    int index = assay_plan_find(sink->plan, path);
+    assay_dtype type = sink->plan->specs[index].type;
+    double *stored = NULL, *rounded = NULL;
+    if (assay_path_in(path, "discrimination")) {
+        sink->written[index] += count;
+        return assay_discrimination_check(ctx, sink->golden, path, values);
+    }
+    TRY(assay_alloc_f64(ctx, path, count < CHUNK ? count : CHUNK, &stored));
+    TRY(assay_alloc_f64(ctx, path, count < CHUNK ? count : CHUNK, &rounded));
+    for (int64_t first = 0; first < count; first += CHUNK) {
+        int64_t n = count - first < CHUNK ? count - first : CHUNK;
+        TRY(assay_fixture_read(ctx, sink->golden, path, sink->written[index], n, stored));
+        assay_dtype_round_many(type, n, values + first, rounded);
+        for (int64_t i = 0; i < n && assay_plan_scale_is_zero(sink->plan, path); i++) rounded[i] = 0.0;
+        for (int64_t i = 0; i < n; i++) {
+            if (memcmp(&stored[i], &rounded[i], sizeof *stored) != 0) {
+                status = differs(ctx, path, sink->written[index] + i, stored[i], rounded[i]);
+                goto cleanup;
+            }
+        }
+        sink->written[index] += n;
+    }
+    assay_progress_add(&sink->progress, count, path);
+cleanup:
+    free(stored);
+    free(rounded);
+    return status;
+}
+
+static assay_status checking_write_i32(assay_context *ctx, void *self, const char *path, int64_t count,
+                                       const int32_t *values)
+{
+    assay_status status = ASSAY_OK;
+    checking_sink *sink = self;
+    int index = assay_plan_find(sink->plan, path);
+    int32_t *stored = NULL;
+    TRY(assay_alloc_i32(ctx, path, count, &stored));
+    TRY(assay_fixture_read_i32(ctx, sink->golden, path, sink->written[index], count, stored));
+    for (int64_t i = 0; i < count; i++) {
+        if (stored[i] != values[i]) {
+            status = differs(ctx, path, sink->written[index] + i, stored[i], values[i]);
+            goto cleanup;
+        }
+    }
+    sink->written[index] += count;
+cleanup:
+    free(stored);
+    return status;
+}
+
+assay_status assay_golden_recompute(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *golden,
+                                    bool quiet)
+{
+    assay_status status;
+    checking_sink sink = {.plan = plan, .golden = golden};
+    int threads = ctx->threads;
+    ctx->threads = assay_plan_threads(ctx, plan);
+    assay_source source = assay_golden_given(golden);
+    assay_progress_start(&sink.progress, quiet, plan->c->name, plan->elements);
+    sink.written = calloc((size_t)plan->spec_count + 1, sizeof *sink.written);
+    if (sink.written == NULL) {
+        status = assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of results");
+        goto cleanup;
+    }
+    TRY(assay_golden_check_layout(ctx, plan, golden));
+    assay_sink out = {.self = &sink, .wants = checking_wants, .write = checking_write, .write_i32 = checking_write_i32};
+    TRY(plan->mutants ? assay_evaluate_discriminated(ctx, plan, &source, &out, quiet)
+                      : assay_evaluate(ctx, plan, &source, &out));
+    for (int i = 0; i < plan->spec_count; i++) {
+        bool complete =
+            assay_path_is_given(plan->specs[i].path) || sink.written[i] == assay_shape_count(&plan->specs[i].shape);
+        if (!complete) {
+            status = assay_fail(ctx, ASSAY_INTERNAL, "%s was not recomputed in full", plan->specs[i].path);
+            goto cleanup;
+        }
+    }
+cleanup:
+    assay_progress_end(&sink.progress);
+    free(sink.written);
+    ctx->threads = threads;
+    return status;
+}

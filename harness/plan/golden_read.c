@@ -1,0 +1,67 @@
+#include "harness/plan/golden_read.h"
+
+#include "compare/power.h"
+#include "harness/operations/paths.h"
+
+/* Only what was given: the recorded routing must be found again, not replayed. */
+static bool given_has(void *self, const char *path)
+{
+    assay_fixture_reader *golden = self;
+    return assay_path_is_given(path) && assay_fixture_find(golden, path) != NULL;
+}
+
+assay_source assay_golden_given(assay_fixture_reader *golden)
+{
+    assay_source source = assay_fixture_source(golden);
+    source.has = given_has;
+    source.self = golden;
+    return source;
+}
+
+/* The shape of a stored certificate of mutants goes with the names that stand in the file. */
+static assay_status check_mutants(assay_context *ctx, const assay_fixture_reader *golden,
+                                  const assay_tensor_spec *stored)
+{
+    const char *const *names = NULL;
+    const int count = assay_fixture_texts(golden, "mutants", &names);
+    const assay_shape shape = assay_shape_of(2, (int64_t)count, (int64_t)ASSAY_POWER_FIELDS);
+    if (count > 0 && stored->type == ASSAY_FLOAT64 && assay_shape_equal(&stored->shape, &shape)) return ASSAY_OK;
+    return assay_fail(ctx, ASSAY_BAD_INPUT, "%s does not go with the attribute mutants, which has %d names",
+                      stored->path, count);
+}
+
+assay_status assay_golden_check_layout(assay_context *ctx, const assay_plan *plan, const assay_fixture_reader *golden)
+{
+    for (int i = 0; i < plan->spec_count; i++) {
+        const assay_tensor_spec *found = assay_fixture_find(golden, plan->specs[i].path);
+        if (found == NULL) return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is missing", plan->specs[i].path);
+        if (assay_path_in(found->path, "discrimination")) {
+            const assay_status status = check_mutants(ctx, golden, found);
+            RETURN_IF(status != ASSAY_OK, status);
+            continue;
+        }
+        if (!assay_shape_equal(&found->shape, &plan->specs[i].shape) || found->type != plan->specs[i].type) {
+            return assay_fail(ctx, ASSAY_BAD_INPUT, "%s has another shape or type than its case gives",
+                              plan->specs[i].path);
+        }
+    }
+    return ASSAY_OK;
+}
+
+assay_status assay_results_load(assay_context *ctx, assay_results *results, const assay_plan *plan,
+                                assay_fixture_reader *golden)
+{
+    assay_status status;
+    const assay_source given = assay_golden_given(golden);
+    TRY(assay_golden_check_layout(ctx, plan, golden));
+    TRY(assay_results_open(ctx, results, plan, &given));
+    for (int i = 0; i < plan->spec_count; i++) {
+        assay_kept *kept = &results->items[i];
+        if (assay_path_is_given(kept->spec->path)) continue;
+        TRY(kept->indices != NULL ? assay_fixture_read_i32(ctx, golden, kept->spec->path, 0, kept->count, kept->indices)
+                                  : assay_fixture_read(ctx, golden, kept->spec->path, 0, kept->count, kept->values));
+        kept->written = kept->count;
+    }
+cleanup:
+    return status;
+}

@@ -1,0 +1,18 @@
+/* Reading a golden. */
+#ifndef ASSAY_HARNESS_PLAN_GOLDEN_READ_H
+#define ASSAY_HARNESS_PLAN_GOLDEN_READ_H
+
+#include "harness/plan/results.h"
+
+/* Refuses a golden that lacks a dataset of the plan, or has it in another shape or type. The mutants of a stored
+ * certificate are those that the file names. */
+assay_status assay_golden_check_layout(assay_context *ctx, const assay_plan *plan, const assay_fixture_reader *golden);
+
+/* The inputs, weights and cotangents of an open golden. */
+assay_source assay_golden_given(assay_fixture_reader *golden);
+
+/* All its tensors, in memory. */
+assay_status assay_results_load(assay_context *ctx, assay_results *results, const assay_plan *plan,
+                                assay_fixture_reader *golden);
+
+#endif

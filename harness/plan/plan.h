@@ -1,0 +1,51 @@
+/* What a golden of a case will hold and need. */
+#ifndef ASSAY_HARNESS_PLAN_PLAN_H
+#define ASSAY_HARNESS_PLAN_PLAN_H
+
+#include "compare/profile.h"
+#include "fixtures/fixture.h"
+#include "harness/operations/operation.h"
+
+enum { ASSAY_REASON_SIZE = 128 };
+
+/* What a golden of a case will hold and need, all of it checked before anything is written. */
+typedef struct assay_plan {
+    const assay_case *c;
+    const assay_operation *operation;
+    assay_tensor_list list;   /* everything that the operation could give */
+    assay_tensor_spec *specs; /* what the file holds, error scales included */
+    int spec_count;
+    int64_t elements;           /* of all specs */
+    int64_t file_bytes, memory; /* on disk; at the peak */
+    assay_precision *precisions;
+    int precision_count;
+    assay_profile *own; /* profiles of the case that are not built in */
+    int own_count;
+    char null_left_out[ASSAY_REASON_SIZE]; /* why it has no null distributions; "": it has, or is exact */
+    bool certify;                          /* the golden is to hold its certificate (harness/certify/certificate.h) */
+    int64_t budget;                        /* of that: coordinates of each gradient */
+    bool mutants; /* the golden is to hold its discrimination certificate (harness/power/power_test.h) */
+} assay_plan;
+
+/* The profile of a precision of the plan. */
+const assay_profile *assay_plan_profile(const assay_plan *plan, const char *name);
+/* The profile's precision for a case: where its inputs lie on a finer grid, they are rounded. */
+assay_precision assay_case_precision(const assay_case *c, const assay_profile *profile);
+/* The golden is to hold no null distributions: those of old goldens do not. */
+void assay_plan_drop_null(assay_plan *plan);
+/* Adds a dataset to the plan, whose list has room for it. */
+assay_status assay_plan_add_spec(assay_context *ctx, assay_plan *plan, const assay_tensor_spec *spec);
+void assay_plan_free(assay_plan *plan); /* safe on a zeroed struct */
+
+/* Whether goldens hold error scales of such a tensor: floats among outputs, gradients and checkpoints. */
+bool assay_has_error_scale(const assay_tensor_spec *spec);
+
+/* The place of a dataset in specs; -1: it has none of that path. */
+int assay_plan_find(const assay_plan *plan, const char *path);
+/* Whether it is an error scale of an exact case. */
+bool assay_plan_scale_is_zero(const assay_plan *plan, const char *path);
+
+/* How many of the context's threads the plan's case is worth. */
+int assay_plan_threads(const assay_context *ctx, const assay_plan *plan);
+
+#endif

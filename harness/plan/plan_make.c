@@ -1,0 +1,196 @@
+#include "harness/plan/plan_make.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "compare/profile_yaml.h"
+#include "compare/statistics.h"
+#include "harness/operations/paths.h"
+#include "harness/plan/sections.h"
+#include "oracle/base/memory.h"
+
+/* Whether the golden of this case holds the tensor. */
+static bool is_held(const assay_case *c, const char *path)
+{
+    if (assay_path_in(path, "gradients")) return assay_text_list_matches(&c->gradients, "gradients/", path);
+    if (assay_path_in(path, "checkpoints")) return assay_text_list_matches(&c->checkpoints, "checkpoints/", path);
+    return true;
+}
+
+static bool has_profile(const assay_case *c, const char *name)
+{
+    bool found = false;
+    for (int i = 0; i < c->profiles.count; i++) found |= strcmp(c->profiles.items[i], name) == 0;
+    return found;
+}
+
+/* Of the golden's profiles and `own` those that the case names. */
+static assay_status collect_own(assay_context *ctx, assay_plan *plan, const assay_fixture_reader *golden,
+                                const assay_profile *own)
+{
+    assay_status status = ASSAY_OK;
+    assay_profile *stored = NULL;
+    int count = 0;
+    if (golden != NULL) TRY(assay_profiles_of_golden(ctx, golden, &stored, &count));
+    plan->own = calloc((size_t)count + 1, sizeof *plan->own);
+    if (plan->own == NULL) {
+        status = assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the profiles");
+        goto cleanup;
+    }
+    for (int i = 0; i < count; i++) {
+        if (own != NULL && strcmp(own->precision.name, stored[i].precision.name) == 0) continue;
+        if (has_profile(plan->c, stored[i].precision.name)) plan->own[plan->own_count++] = stored[i];
+    }
+    if (own != NULL && assay_profile_by_name(own->precision.name) == NULL &&
+        has_profile(plan->c, own->precision.name)) {
+        plan->own[plan->own_count++] = *own;
+    }
+cleanup:
+    free(stored);
+    return status;
+}
+
+assay_status assay_case_add_profile(assay_context *ctx, assay_case *c, const char *name)
+{
+    char assignment[1024] = "profiles=[";
+    size_t length = strlen(assignment);
+    if (has_profile(c, name)) return ASSAY_OK;
+    for (int i = 0; i < c->profiles.count; i++) {
+        if (strcmp(c->profiles.items[i], "none") == 0) continue;
+        length += (size_t)snprintf(assignment + length, sizeof assignment - length, "%.32s, ", c->profiles.items[i]);
+        if (length > sizeof assignment - 2 * ASSAY_PRECISION_NAME_SIZE) {
+            return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: has too many profiles for another", c->name);
+        }
+    }
+    snprintf(assignment + length, sizeof assignment - length, "%.32s]", name);
+    return assay_case_set(ctx, c, assignment);
+}
+
+static assay_status collect_precisions(assay_context *ctx, assay_plan *plan)
+{
+    const assay_text_list *profiles = &plan->c->profiles;
+    plan->precisions = calloc((size_t)profiles->count + 1, sizeof *plan->precisions);
+    if (plan->precisions == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the profiles");
+    for (int i = 0; i < profiles->count; i++) {
+        if (strcmp(profiles->items[i], "none") == 0) continue;
+        const assay_profile *profile = assay_plan_profile(plan, profiles->items[i]);
+        if (profile == NULL) {
+            return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: profiles has \"%s\", expected %s", plan->c->name,
+                              profiles->items[i], assay_profile_names());
+        }
+        plan->precisions[plan->precision_count++] = assay_case_precision(plan->c, profile);
+    }
+    return ASSAY_OK;
+}
+
+/* A pattern of gradients or checkpoints that matches nothing is a slip of the pen. */
+static assay_status check_patterns(assay_context *ctx, const assay_plan *plan, const assay_text_list *patterns,
+                                   const char *key, const char *prefix)
+{
+    for (int i = 0; i < patterns->count; i++) {
+        assay_text_list one = {.items = &patterns->items[i], .count = 1};
+        bool found = strcmp(patterns->items[i], "all") == 0 || strcmp(patterns->items[i], "none") == 0;
+        for (int j = 0; !found && j < plan->list.count; j++) {
+            const char *path = plan->list.entries[j].spec.path;
+            found = strncmp(path, prefix, strlen(prefix)) == 0 && assay_text_list_matches(&one, prefix, path);
+        }
+        if (!found) {
+            return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: %s has \"%s\", which matches no tensor of op %s",
+                              plan->c->name, key, patterns->items[i], plan->c->op);
+        }
+    }
+    return ASSAY_OK;
+}
+
+static assay_status add_named(assay_context *ctx, assay_plan *plan, const char *folder, const assay_tensor_spec *of,
+                              assay_tensor_spec *spec)
+{
+    const int length = snprintf(spec->path, sizeof spec->path, "%s/%.100s", folder, of->path);
+    if (length < 0 || length >= (int)sizeof spec->path) {
+        return assay_fail(ctx, ASSAY_INTERNAL, "%s: path too long", of->path);
+    }
+    return assay_plan_add_spec(ctx, plan, spec);
+}
+
+/* Error scales and null distributions of a tensor at one precision. */
+static assay_status add_scales(assay_context *ctx, assay_plan *plan, const assay_precision *precision,
+                               const assay_tensor_spec *of)
+{
+    assay_status status;
+    char folder[64];
+    assay_tensor_spec scale = *of;
+    scale.type = ASSAY_FLOAT32;
+    snprintf(folder, sizeof folder, "error_scale/%s", precision->name);
+    TRY(add_named(ctx, plan, folder, of, &scale));
+    if (assay_ensemble_members(plan) == 0) goto cleanup;
+    assay_tensor_spec null = {
+        .type = ASSAY_FLOAT32,
+        .shape = assay_shape_of(2, (int64_t)assay_statistics_count(&of->shape), (int64_t)ASSAY_NULL_COLUMNS),
+        .labels = {"statistic", "column"}};
+    snprintf(folder, sizeof folder, "null/%s", precision->name);
+    TRY(add_named(ctx, plan, folder, of, &null));
+cleanup:
+    return status;
+}
+
+/* What a golden holds for each tensor of the case, null distributions included. */
+static assay_status add_specs(assay_context *ctx, assay_plan *plan)
+{
+    assay_status status = ASSAY_OK;
+    plan->specs = calloc((size_t)plan->list.count * (size_t)(2 * plan->precision_count + 1) + 1, sizeof *plan->specs);
+    if (plan->specs == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of datasets");
+    for (int i = 0; i < plan->list.count; i++) {
+        const assay_tensor_spec *spec = &plan->list.entries[i].spec;
+        if (!is_held(plan->c, spec->path)) continue;
+        TRY(assay_plan_add_spec(ctx, plan, spec));
+        for (int p = 0; assay_has_error_scale(spec) && p < plan->precision_count; p++) {
+            TRY(add_scales(ctx, plan, &plan->precisions[p], spec));
+        }
+    }
+cleanup:
+    return status;
+}
+
+static assay_status describe(assay_context *ctx, assay_plan *plan, const assay_case *c,
+                             const assay_fixture_reader *golden, const assay_profile *own)
+{
+    assay_status status;
+    *plan = (assay_plan){.c = c};
+    TRY(assay_operation_prepare(ctx, c, &plan->operation, &plan->list));
+    TRY(collect_own(ctx, plan, golden, own));
+    TRY(collect_precisions(ctx, plan));
+    TRY(check_patterns(ctx, plan, &c->gradients, "gradients", "gradients/"));
+    TRY(check_patterns(ctx, plan, &c->checkpoints, "checkpoints", "checkpoints/"));
+    TRY(add_specs(ctx, plan));
+    if (golden == NULL || !assay_fixture_has_folder(golden, "null")) {
+        assay_ensemble_null_left_out(plan, plan->null_left_out);
+        if (plan->null_left_out[0] != '\0') assay_plan_drop_null(plan);
+    }
+    plan->memory = plan->operation->memory(c) + assay_ensemble_memory(plan);
+cleanup:
+    if (status != ASSAY_OK) assay_plan_free(plan);
+    return status;
+}
+
+assay_status assay_plan_describe(assay_context *ctx, assay_plan *plan, const assay_case *c)
+{
+    return describe(ctx, plan, c, NULL, NULL);
+}
+
+assay_status assay_plan_make(assay_context *ctx, assay_plan *plan, const assay_case *c)
+{
+    return assay_plan_make_with(ctx, plan, c, NULL, NULL);
+}
+
+assay_status assay_plan_make_with(assay_context *ctx, assay_plan *plan, const assay_case *c,
+                                  const assay_fixture_reader *golden, const assay_profile *own)
+{
+    char what[ASSAY_PATH_SIZE + 16];
+    assay_status status = describe(ctx, plan, c, golden, own);
+    RETURN_IF(status != ASSAY_OK, status);
+    snprintf(what, sizeof what, "%s", c->name);
+    status = assay_require_memory(ctx, what, plan->memory);
+    if (status != ASSAY_OK) assay_plan_free(plan);
+    return status;
+}

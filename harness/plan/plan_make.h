@@ -1,0 +1,18 @@
+/* Making a plan of a case. */
+#ifndef ASSAY_HARNESS_PLAN_PLAN_MAKE_H
+#define ASSAY_HARNESS_PLAN_PLAN_MAKE_H
+
+#include "harness/plan/plan.h"
+
+/* Prepares the case and chooses datasets by its gradients, checkpoints and profiles. */
+assay_status assay_plan_describe(assay_context *ctx, assay_plan *plan, const assay_case *c);
+/* The same, and refuses sizes beyond this machine's memory. */
+assay_status assay_plan_make(assay_context *ctx, assay_plan *plan, const assay_case *c);
+/* The same where profiles of the case may be a user's own: the golden's, or this one (NULL: none). A golden that has
+ * null distributions keeps them, however large. */
+assay_status assay_plan_make_with(assay_context *ctx, assay_plan *plan, const assay_case *c,
+                                  const assay_fixture_reader *golden, const assay_profile *own);
+/* Adds a profile to the case's, where it is not among them. */
+assay_status assay_case_add_profile(assay_context *ctx, assay_case *c, const char *name);
+
+#endif

@@ -1,0 +1,112 @@
+#include "harness/plan/sections.h"
+
+#include <math.h>
+#include <stdio.h>
+
+#include "harness/operations/paths.h"
+
+/* Operations of one run. Below the first there are more members; what propagates its error scales and is above the last
+ * is not run again, and has no null distributions. So it is with what would take more than ASSAY_ENSEMBLE_BYTES. */
+#define SMALL_WORK 1e8
+#define LARGE_WORK 1e10
+
+int assay_ensemble_members(const assay_plan *plan)
+{
+    if (assay_case_is_exact(plan->c)) return 0;
+    return plan->operation->flops(plan->c, true) < SMALL_WORK ? ASSAY_MEMBERS_OF_SMALL_WORK : ASSAY_MEMBERS;
+}
+
+static bool needs_ensemble(const assay_plan *plan)
+{
+    return plan->operation->ensemble != NULL && plan->operation->ensemble(plan->c);
+}
+
+/* Propagation takes errors of different places for independent, which those of truncation are not from one product to
+ * the next; and it is of first order, which errors of fp8 are not. */
+bool assay_ensemble_is_propagated(const assay_plan *plan, const assay_precision *p)
+{
+    const bool first_order = p->scaled.block == 0 && (!p->accumulator.truncate || plan->operation->one_product);
+    return first_order && !needs_ensemble(plan);
+}
+
+bool assay_ensemble_is_raised(const assay_plan *plan, const assay_precision *p)
+{
+    const bool small = assay_ensemble_members(plan) > 0 && plan->null_left_out[0] == '\0';
+    return p->given != ASSAY_FLOAT64 && assay_ensemble_is_propagated(plan, p) && small;
+}
+
+static int propagated_count(const assay_plan *plan)
+{
+    int count = 0;
+    for (int p = 0; p < plan->precision_count; p++) {
+        count += assay_ensemble_is_propagated(plan, &plan->precisions[p]);
+    }
+    return count;
+}
+
+bool assay_ensemble_needs_no_runs(const assay_plan *plan)
+{
+    bool none = propagated_count(plan) == plan->precision_count;
+    for (int p = 0; p < plan->precision_count; p++) none &= !assay_ensemble_is_raised(plan, &plan->precisions[p]);
+    return none;
+}
+
+static bool holds_null(const assay_plan *plan)
+{
+    bool null = false;
+    for (int i = 0; !null && i < plan->spec_count; i++) null = assay_path_in(plan->specs[i].path, "null");
+    return null;
+}
+
+/* Bytes that members leave: of an element with an error scale the golden value, their errors, and `scales` that null
+ * distributions need. */
+static double bytes_left(const assay_plan *plan, int scales)
+{
+    char folder[64];
+    double bytes = 0, largest = 0;
+    const int floats = assay_ensemble_members(plan) + scales;
+    snprintf(folder, sizeof folder, "error_scale/%s", plan->precisions[0].name);
+    for (int i = 0; i < plan->spec_count; i++) {
+        if (!assay_path_in(plan->specs[i].path, folder)) continue;
+        const double count = (double)assay_shape_count(&plan->specs[i].shape);
+        bytes += (double)(sizeof(double) + (size_t)floats * sizeof(float)) * count;
+        largest = fmax(largest, (double)sizeof(double) * count); /* squares, of one tensor at a time */
+    }
+    return bytes + largest;
+}
+
+/* Of what assay_ensemble_keep_given keeps. */
+static double bytes_given(const assay_plan *plan)
+{
+    double bytes = 0;
+    for (int i = 0; i < plan->spec_count; i++) {
+        const double more = (double)sizeof(double) * (double)assay_shape_count(&plan->specs[i].shape);
+        if (assay_path_is_given(plan->specs[i].path) && bytes + more <= ASSAY_ENSEMBLE_BYTES) bytes += more;
+    }
+    return bytes;
+}
+
+void assay_ensemble_null_left_out(const assay_plan *plan, char reason[ASSAY_REASON_SIZE])
+{
+    reason[0] = '\0';
+    if (!holds_null(plan) || needs_ensemble(plan)) return;
+    const double work = plan->operation->flops(plan->c, true);
+    const double bytes = bytes_left(plan, 1); /* of any number of profiles: one more takes nothing from the others */
+    if (work > LARGE_WORK) {
+        snprintf(reason, ASSAY_REASON_SIZE, "a run takes %.3g operations, and above %.0e there are none", work,
+                 LARGE_WORK);
+    } else if (bytes > ASSAY_ENSEMBLE_BYTES) {
+        snprintf(reason, ASSAY_REASON_SIZE, "they take %.1f GB of memory, and above %.0f GB there are none",
+                 bytes / 1e9, ASSAY_ENSEMBLE_BYTES / 1e9);
+    }
+}
+
+int64_t assay_ensemble_memory(const assay_plan *plan)
+{
+    const int propagated = propagated_count(plan);
+    const bool null = holds_null(plan);
+    if (assay_ensemble_needs_no_runs(plan) && !null) return 0;
+    const double bytes =
+        bytes_given(plan) + bytes_left(plan, null ? propagated + (propagated < plan->precision_count) : 0);
+    return bytes < 0x1p61 ? (int64_t)bytes : INT64_C(1) << 61; /* whose sum with the operation's own has 64 bits */
+}
