@@ -21,12 +21,6 @@
 
 enum { COORDINATES = 8, DIRECTIONS = 2 };
 
-bool assay_is_choice(const char *path)
-{
-    const char *name = strrchr(path, '/');
-    return assay_path_in(path, "routing") && name != NULL && strcmp(name, "/selected_experts") == 0;
-}
-
 assay_status assay_certificate_spec(assay_context *ctx, const char *path, assay_tensor_spec *spec)
 {
     *spec = (assay_tensor_spec){
@@ -58,7 +52,7 @@ static double seconds_of(const assay_plan *plan)
         const double count = (double)assay_shape_count(&plan->specs[i].shape);
         const bool weight = assay_path_in(path, "weights"), gradient = assay_path_in(path, "gradients");
         if (weight) seconds += count * SECONDS_PER_WEIGHT;
-        if (!weight && !gradient && (assay_path_is_given(path) || assay_is_certified(path))) {
+        if (!weight && !gradient && (assay_path_is_given(path) || assay_path_is_result(path))) {
             seconds += count * SECONDS_PER_NUMBER;
         }
     }
@@ -72,7 +66,7 @@ static double memory_of(const assay_plan *plan, int threads)
     for (int i = 0; i < plan->spec_count; i++) {
         const char *path = plan->specs[i].path;
         const double count = (double)assay_shape_count(&plan->specs[i].shape);
-        const bool given = assay_path_is_given(path), certified = assay_is_certified(path);
+        const bool given = assay_path_is_given(path), certified = assay_path_is_result(path);
         if (given || certified) all += count;
         if (given) largest = fmax(largest, count);
         if (certified && !assay_path_in(path, "gradients")) results += count;
@@ -89,7 +83,7 @@ assay_scope assay_scope_of(const assay_context *ctx, const assay_plan *plan, int
     int choices = 0;
     for (int i = 0; i < plan->spec_count; i++) {
         const assay_tensor_spec *spec = &plan->specs[i];
-        choices += assay_is_choice(spec->path);
+        choices += assay_path_is_choice(spec->path);
         if (!assay_path_in(spec->path, "gradients")) continue;
         scope.probes += spec_probe_count(&scope.budget, assay_shape_count(&spec->shape));
     }
@@ -119,7 +113,7 @@ static assay_status certify_values(assay_context *ctx, const assay_evidence *evi
     TRY(assay_alloc(ctx, "list of tensors", evidence->results.count, sizeof *evidence->results.items, &items));
     spec_tensors values = {.items = items};
     for (int i = 0; i < evidence->results.count; i++) {
-        if (assay_is_choice(evidence->results.items[i].path)) continue;
+        if (assay_path_is_choice(evidence->results.items[i].path)) continue;
         values.items[values.count++] = evidence->results.items[i];
     }
     TRY(spec_certify_outputs(ctx, operation, config, &evidence->in, &values, certificates));
@@ -265,7 +259,7 @@ assay_status assay_plan_certify(assay_context *ctx, assay_plan *plan, int64_t bu
     for (int i = 0; i < results; i++) {
         assay_tensor_spec spec;
         const char *path = plan->specs[i].path;
-        if (!assay_is_certified(path) || (assay_path_in(path, "gradients") && !scope.gradients)) continue;
+        if (!assay_path_is_result(path) || (assay_path_in(path, "gradients") && !scope.gradients)) continue;
         TRY(assay_certificate_spec(ctx, path, &spec));
         TRY(assay_plan_add_spec(ctx, plan, &spec));
     }

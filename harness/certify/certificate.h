@@ -31,10 +31,6 @@ enum {
         ASSAY_CERTIFICATE_FIELDS
 };
 
-/* Whether a result of this path is certified, and so has a certificate. */
-bool assay_is_certified(const char *path);
-/* Whether it is a choice of experts: routing/selected_experts, or that of a layer. */
-bool assay_is_choice(const char *path);
 /* certificate/<path> [9]. */
 assay_status assay_certificate_spec(assay_context *ctx, const char *path, assay_tensor_spec *spec);
 void assay_certificate_fields(const spec_certificate *certificate, double fields[ASSAY_CERTIFICATE_FIELDS]);

@@ -13,12 +13,6 @@ enum { CHUNK = 1 << 16 }; /* elements that are converted at a time */
 
 static const char scales[] = "error_scale/f64/";
 
-bool assay_is_certified(const char *path)
-{
-    return assay_path_in(path, "outputs") || assay_path_in(path, "checkpoints") || assay_path_in(path, "routing") ||
-           assay_path_in(path, "gradients");
-}
-
 void assay_evidence_free(assay_evidence *evidence)
 {
     spec_tensors_free(&evidence->in);
@@ -165,7 +159,7 @@ static assay_status copy_choices(assay_context *ctx, assay_evidence *evidence)
     assay_status status = ASSAY_OK;
     for (int i = 0; i < evidence->results.count; i++) {
         const spec_tensor *tensor = &evidence->results.items[i];
-        if (!assay_is_choice(tensor->path)) continue;
+        if (!assay_path_is_choice(tensor->path)) continue;
         TRY(spec_tensors_copy_i32(ctx, &evidence->in, tensor->path, &tensor->shape, tensor->indices));
     }
 cleanup:
@@ -181,7 +175,7 @@ assay_status assay_evidence_collect(assay_context *ctx, assay_evidence *evidence
     for (int i = 0; i < plan->spec_count; i++) {
         const assay_tensor_spec *spec = &plan->specs[i];
         if (assay_path_is_given(spec->path)) TRY(read_given(ctx, source, spec, &evidence->in));
-        if (assay_is_certified(spec->path)) TRY(add_result(ctx, spec, &evidence->results));
+        if (assay_path_is_result(spec->path)) TRY(add_result(ctx, spec, &evidence->results));
     }
     TRY(assay_alloc(ctx, "list of results", evidence->results.count, sizeof *evidence->written, &written));
     evidence->written = written;

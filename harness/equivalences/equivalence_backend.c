@@ -42,17 +42,6 @@ static assay_status ask(assay_context *ctx, const assay_backend_check_options *o
     return assay_backend_execute(ctx, &call, end);
 }
 
-static bool is_result(const char *path)
-{
-    return assay_path_in(path, "outputs") || assay_path_in(path, "gradients") || assay_path_in(path, "routing") ||
-           assay_path_in(path, "checkpoints");
-}
-
-static bool is_required(const char *path)
-{
-    return assay_path_in(path, "outputs") || assay_path_in(path, "gradients");
-}
-
 /* How far a choice is from changing is the oracle's own measure. */
 static bool is_margin(const char *path)
 {
@@ -92,7 +81,7 @@ static assay_status take_result(assay_context *ctx, assay_fixture_reader *candid
     const char *path = kept->spec->path;
     const assay_tensor_spec *found = assay_fixture_find(candidate, path);
     kept->written = 0;
-    if (found == NULL) return is_required(path) ? fails(end, path, "missing") : ASSAY_OK;
+    if (found == NULL) return assay_path_is_required(path) ? fails(end, path, "missing") : ASSAY_OK;
     if (!assay_shape_equal(&found->shape, &kept->spec->shape)) return fails(end, path, "has another shape");
     if ((found->type == ASSAY_INT32) != (kept->indices != NULL)) return fails(end, path, "has another type");
     status = kept->indices != NULL ? assay_fixture_read_i32(ctx, candidate, path, 0, kept->count, kept->indices)
@@ -113,7 +102,7 @@ static assay_status take_candidate(assay_context *ctx, const assay_profile *prof
     TRY(status);
     for (int i = 0; i < one->plan.spec_count; i++) {
         assay_kept *kept = &one->results.items[i];
-        if (!is_result(kept->spec->path)) continue;
+        if (!assay_path_is_result(kept->spec->path)) continue;
         TRY(take_result(ctx, candidate, kept, end));
         if (end->outcome != ASSAY_OUTCOME_DONE) goto cleanup;
         if (kept->values == NULL || kept->written == 0) continue;
@@ -222,7 +211,7 @@ static assay_status write_golden(assay_context *ctx, const assay_profile *profil
     TRY(assay_fixture_set_text(ctx, writer, "op", other->c.op));
     for (int i = 0; i < other->plan.spec_count; i++) {
         assay_kept *kept = &other->results.items[i];
-        if (!is_result(kept->spec->path) || is_margin(kept->spec->path)) continue;
+        if (!assay_path_is_result(kept->spec->path) || is_margin(kept->spec->path)) continue;
         const assay_kept *own = scaled->plan == NULL ? NULL : scales_of(scaled, profile, kept->spec->path);
         TRY(write_counterpart(ctx, writer, profile, one, own, kept));
         tensors += kept->written > 0;

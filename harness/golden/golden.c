@@ -213,11 +213,6 @@ cleanup:
     return status;
 }
 
-static bool is_expected(const char *path)
-{
-    return assay_is_certified(path); /* what says something about these is the oracle's own */
-}
-
 assay_status assay_request_write(assay_context *ctx, const assay_plan *plan, const char *path, const char *inputs_file,
                                  bool quiet)
 {
@@ -232,7 +227,7 @@ assay_status assay_request_write(assay_context *ctx, const assay_plan *plan, con
         goto cleanup;
     }
     for (int i = 0; i < plan->spec_count; i++) {
-        if (is_expected(plan->specs[i].path)) expects[count++] = plan->specs[i].path;
+        if (assay_path_is_result(plan->specs[i].path)) expects[count++] = plan->specs[i].path;
     }
     TRY(assay_inputs_open(ctx, &inputs, plan->c, &plan->list, inputs_file));
     assay_source source = assay_inputs_source(&inputs);

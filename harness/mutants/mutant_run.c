@@ -13,11 +13,6 @@ bool assay_path_is_scale(const char *path)
     return assay_path_in(path, "error_scale");
 }
 
-bool assay_path_is_required(const char *path)
-{
-    return assay_path_in(path, "outputs") || assay_path_in(path, "gradients");
-}
-
 assay_status assay_results_copy(assay_context *ctx, const assay_results *golden, bool results, assay_results *copy)
 {
     assay_status status;

@@ -209,21 +209,17 @@ cleanup:
     return status;
 }
 
-assay_status assay_case_yaml(assay_context *ctx, const assay_case *c, char **text)
+assay_status assay_model_resolve(assay_context *ctx, const assay_case *c, unsigned parts, assay_model_config *resolved)
 {
-    assay_status status;
-    assay_case said = *c;
+    assay_status status = ASSAY_OK;
     assay_routing_config routing;
-    const assay_operation *operation = assay_operation_by_name(c->op);
-    if (operation != NULL && routes(c, operation->parts)) {
-        TRY(assay_routing_config_of(ctx, c, &routing));
-        said.config.norm_topk_prob = assay_routing_divides(&routing);
-        if (routing.n_routing_groups > 0) {
-            snprintf(said.config.group_score.text, sizeof said.config.group_score.text, "%s",
-                     routing.group_score == ASSAY_GROUP_TOP2_SUM ? "top2_sum" : "max");
-        }
-    }
-    TRY(assay_case_to_yaml(ctx, &said, text));
+    *resolved = c->config;
+    if (!routes(c, parts)) return ASSAY_OK;
+    TRY(assay_routing_config_of(ctx, c, &routing));
+    resolved->norm_topk_prob = assay_routing_divides(&routing);
+    if (routing.n_routing_groups <= 0) goto cleanup;
+    snprintf(resolved->group_score.text, sizeof resolved->group_score.text, "%s",
+             routing.group_score == ASSAY_GROUP_TOP2_SUM ? "top2_sum" : "max");
 cleanup:
     return status;
 }

@@ -106,6 +106,8 @@ assay_router_family assay_router_family_of(const assay_model_config *m);
 
 /* Refuses, by block and key, what the model says of `parts` (ASSAY_PART_...) and the operation would not honour. */
 assay_status assay_model_check(assay_context *ctx, const assay_case *c, unsigned parts);
+/* The case's configuration with what is computed in the place of values that it leaves open. */
+assay_status assay_model_resolve(assay_context *ctx, const assay_case *c, unsigned parts, assay_model_config *resolved);
 
 /* Gemma 4 scales each expert's weight by a number of its own. */
 bool assay_has_per_expert_scale(const assay_case *c);

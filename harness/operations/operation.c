@@ -126,3 +126,14 @@ cleanup:
     }
     return status;
 }
+
+assay_status assay_case_yaml(assay_context *ctx, const assay_case *c, char **text)
+{
+    assay_status status;
+    assay_case resolved = *c;
+    const assay_operation *operation = assay_operation_by_name(c->op);
+    TRY(assay_model_resolve(ctx, c, operation != NULL ? operation->parts : 0, &resolved.config));
+    TRY(assay_case_to_yaml(ctx, &resolved, text));
+cleanup:
+    return status;
+}

@@ -25,9 +25,7 @@
 
 static bool is_choice(const assay_tensor_spec *spec)
 {
-    const char *name = strrchr(spec->path, '/');
-    return spec->type == ASSAY_INT32 && assay_path_in(spec->path, "routing") && name != NULL &&
-           strcmp(name, "/selected_experts") == 0 && spec->shape.rank == 3;
+    return spec->type == ASSAY_INT32 && assay_path_is_choice(spec->path) && spec->shape.rank == 3;
 }
 
 /* The candidate's choice, where it gives one that can be read; the comparer has its words for any other. */

@@ -48,14 +48,6 @@ static bool scale_is_wanted(const assay_ensemble *e, const char *path)
     return wanted;
 }
 
-static bool is_choice(const assay_tensor_spec *spec)
-{
-    static const char name[] = "/selected_experts";
-    const size_t length = strlen(spec->path), tail = strlen(name);
-    return spec->type == ASSAY_INT32 && assay_path_in(spec->path, "routing") && length > tail &&
-           strcmp(spec->path + length - tail, name) == 0;
-}
-
 assay_status assay_ensemble_alloc_scale(assay_context *ctx, assay_tracked *t, int precision)
 {
     void *memory = NULL;
@@ -102,7 +94,7 @@ assay_status assay_ensemble_collect(assay_context *ctx, assay_ensemble *e, bool 
     for (int i = 0; i < list->count; i++) {
         const assay_tensor_spec *spec = &list->entries[i].spec;
         const int64_t count = assay_shape_count(&spec->shape);
-        if (is_choice(spec)) {
+        if (assay_path_is_choice(spec->path)) {
             assay_kept_choice *c = &e->choices[e->choice_count++];
             *c = (assay_kept_choice){.spec = spec, .count = count};
             TRY(assay_alloc_i32(ctx, spec->path, count, &c->experts));
