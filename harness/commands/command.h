@@ -11,6 +11,7 @@ enum { ASSAY_EXIT_PASS = 0, ASSAY_EXIT_FAIL = 1, ASSAY_EXIT_BAD_INPUT = 2, ASSAY
 
 typedef struct assay_command {
     const char *name, *arguments, *summary, *details;
+    const char *alias; /* an older name; NULL */
     unsigned options; /* sum of ASSAY_OPT_ values */
     int least, most;  /* how many arguments; most -1: any number */
     /* Returns a status; *exit_code is what the program ends with when that is ASSAY_OK. */
@@ -18,7 +19,7 @@ typedef struct assay_command {
 } assay_command;
 
 extern const assay_command assay_command_list, assay_command_show, assay_command_generate, assay_command_request,
-    assay_command_compare, assay_command_run, assay_command_verify, assay_command_certify, assay_command_check,
+    assay_command_compare, assay_command_run, assay_command_verify, assay_command_power, assay_command_check,
     assay_command_trace, assay_command_calibrate, assay_command_shared_object;
 
 /* The cases that the arguments name, with --set and --seed applied. */

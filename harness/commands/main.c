@@ -11,7 +11,7 @@
 static const assay_command *const commands[] = {
     &assay_command_list,    &assay_command_show,  &assay_command_generate,  &assay_command_request,
     &assay_command_compare, &assay_command_run,   &assay_command_check,     &assay_command_verify,
-    &assay_command_certify, &assay_command_trace, &assay_command_calibrate, &assay_command_shared_object,
+    &assay_command_power, &assay_command_trace, &assay_command_calibrate, &assay_command_shared_object,
 };
 enum { COMMANDS = sizeof commands / sizeof *commands };
 
@@ -86,6 +86,11 @@ static void print_error(const char *command, const char *message)
     fprintf(stderr, "%s\n", line);
 }
 
+static bool is_named(const assay_command *command, const char *word)
+{
+    return strcmp(word, command->name) == 0 || (command->alias != NULL && strcmp(word, command->alias) == 0);
+}
+
 int main(int argc, char **argv)
 {
     assay_context ctx = assay_context_default(1);
@@ -105,7 +110,7 @@ int main(int argc, char **argv)
         return ASSAY_EXIT_PASS;
     }
     for (int i = 0; i < COMMANDS; i++) {
-        if (strcmp(argv[1], commands[i]->name) != 0) continue;
+        if (!is_named(commands[i], argv[1])) continue;
         if (run_command(&ctx, commands[i], argc - 1, argv + 1, &exit_code) != ASSAY_OK) {
             print_error(argv[1], ctx.message);
             return ASSAY_EXIT_BAD_INPUT;

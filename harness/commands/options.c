@@ -68,7 +68,7 @@ static const option_row rows[] = {
     {"tag", TAG, true, ASSAY_OPT_LIST, "TAG", "only cases with this tag"},
     {"json", JSON, false, ASSAY_OPT_LIST, NULL, "as JSON"},
     {"certify", CERTIFY, false, ASSAY_OPT_CERTIFY, NULL, "certify in binary128, and store the certificate"},
-    {"mutants", MUTANTS, false, ASSAY_OPT_CERTIFY, NULL, "store which mutants the golden detects (assay certify)"},
+    {"mutants", MUTANTS, false, ASSAY_OPT_CERTIFY, NULL, "store which mutants the golden detects (assay power)"},
     {"equivalence", EQUIVALENCE, true, ASSAY_OPT_EQUIVALENCE, "NAME", "one of them, or all (default)"},
     {"budget", BUDGET, true, ASSAY_OPT_CERTIFY | ASSAY_OPT_VERIFY, "N",
      "certify N coordinates of each gradient (default 8), or all; 0: outputs alone"},

@@ -199,8 +199,9 @@ cleanup:
     return status;
 }
 
-const assay_command assay_command_certify = {
-    .name = "certify",
+const assay_command assay_command_power = {
+    .name = "power",
+    .alias = "certify",
     .arguments = "FIXTURE...",
     .summary = "which wrong backends a golden tells from correct ones: its discrimination certificate",
     .details =
