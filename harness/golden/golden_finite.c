@@ -31,7 +31,7 @@ assay_status assay_golden_require_finite(assay_context *ctx, const assay_case *c
         if (isfinite(stored) || (lawful != 0.0 && stored == lawful)) continue;
         return assay_fail(ctx, ASSAY_BAD_INPUT,
                           "%s: %s[%" PRId64 "] is %g, expected a finite number: the case overflows", c->name,
-                          spec->path, first + i, stored);
+                          spec->path, first + i, isnan(stored) ? NAN : stored); /* a NaN's sign says nothing */
     }
     return ASSAY_OK;
 }
