@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+#include "harness/mutants/mutant_run.h"
+
 bool assay_path_in(const char *path, const char *folder)
 {
     size_t length = strlen(folder);

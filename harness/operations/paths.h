@@ -4,6 +4,8 @@
 
 #include <stdbool.h>
 
+#include "harness/mutants/mutant_run.h"
+
 /* Whether the path lies in the folder. */
 bool assay_path_in(const char *path, const char *folder);
 /* Whether the path is that name, or ends in it after a slash. */

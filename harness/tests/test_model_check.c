@@ -1,5 +1,5 @@
 /* What a model says and an operation would not honour is refused, by key and block; what it leaves open gets said. */
-#include "harness/equivalence.h"
+#include "harness/equivalences/equivalence.h"
 #include "harness/tests/harness_test.h"
 
 #define MOE                                                                                                            \
