@@ -7,7 +7,6 @@
 
 #include "harness/backends/backend_files.h"
 #include "harness/golden/golden.h"
-#include "harness/mutants/mutant_run.h"
 #include "harness/operations/data_flow.h"
 #include "harness/operations/paths.h"
 #include "harness/plan/plan_make.h"

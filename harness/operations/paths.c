@@ -2,7 +2,6 @@
 
 #include <string.h>
 
-#include "harness/mutants/mutant_run.h"
 
 bool assay_path_in(const char *path, const char *folder)
 {

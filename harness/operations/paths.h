@@ -4,7 +4,6 @@
 
 #include <stdbool.h>
 
-#include "harness/mutants/mutant_run.h"
 
 /* Whether the path lies in the folder. */
 bool assay_path_in(const char *path, const char *folder);
