@@ -27,10 +27,10 @@ static void print_overview(void)
            "exit status: 0 passed, 1 a comparison failed, 2 bad usage or input, 3 a verdict is vacuous\n");
 }
 
-static void print_help(const assay_command *command)
+/* `name`: as it was typed. */
+static void print_help(const assay_command *command, const char *name)
 {
-    printf("usage: assay %s [options] %s\n\n%s.\n%s", command->name, command->arguments, command->summary,
-           command->details);
+    printf("usage: assay %s [options] %s\n\n%s.\n%s", name, command->arguments, command->summary, command->details);
     assay_options_print_help(command->options);
 }
 
@@ -54,11 +54,11 @@ static assay_status run_command(assay_context *ctx, const assay_command *command
     assay_options options = {0};
     TRY(assay_options_parse(ctx, argc, argv, command->options, &options));
     if (options.help) {
-        print_help(command);
+        print_help(command, argv[0]);
         goto cleanup;
     }
     if (options.argument_count < command->least || (command->most >= 0 && options.argument_count > command->most)) {
-        status = assay_fail(ctx, ASSAY_BAD_INPUT, "usage: assay %s [options] %s; found %d arguments", command->name,
+        status = assay_fail(ctx, ASSAY_BAD_INPUT, "usage: assay %s [options] %s; found %d arguments", argv[0],
                             command->arguments, options.argument_count);
         goto cleanup;
     }
