@@ -189,7 +189,7 @@ static void column_roots(const assay_context *ctx, const emulated_operand *o, do
     }
 }
 
-emulated_accumulator emulated_accumulator_of(const assay_emulation *emulation, assay_product product)
+emulated_accumulator emulated_accumulator_of(const assay_emulation *emulation, assay_product_kind product)
 {
     const assay_precision *p = &emulation->precision;
     if (p->scaled.block > 0 && !emulated_is_scaled(emulation, product)) {

@@ -97,7 +97,7 @@ cleanup:
     return status;
 }
 
-bool emulated_is_scaled(const assay_emulation *emulation, assay_product product)
+bool emulated_is_scaled(const assay_emulation *emulation, assay_product_kind product)
 {
     return product != ASSAY_PRODUCT_OTHER && emulation->precision.scaled.block > 0;
 }

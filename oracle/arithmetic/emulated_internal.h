@@ -25,14 +25,14 @@ typedef struct emulated_accumulator {
     double unit;
     assay_accumulator kind;
 } emulated_accumulator;
-emulated_accumulator emulated_accumulator_of(const assay_emulation *emulation, assay_product product);
+emulated_accumulator emulated_accumulator_of(const assay_emulation *emulation, assay_product_kind product);
 
 /* Errors of the product's partial sums, onto c. */
 assay_status emulated_add_sum_errors(assay_context *ctx, const assay_matmul_args *args);
 
 /* Whether the profile scales the operands of such a product; the operands of the product, scaled. *copy_a and *copy_b
  * are to be freed. */
-bool emulated_is_scaled(const assay_emulation *emulation, assay_product product);
+bool emulated_is_scaled(const assay_emulation *emulation, assay_product_kind product);
 assay_status emulated_scale_operands(assay_context *ctx, assay_matmul_args *args, double **copy_a, double **copy_b);
 
 /* The product from sums of blocks, which are added in float32. */

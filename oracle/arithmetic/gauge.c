@@ -99,17 +99,11 @@ static operand b_block(const gauge *g, const tile *t, int64_t first, int64_t k)
 static assay_status multiply(assay_context *ctx, const gauge *g, const tile *t, const double *a, int64_t lda,
                              const double *b, int64_t ldb, int64_t k)
 {
-    const assay_matmul_args args = {.c = g->product,
-                                    .ldc = t->n,
-                                    .a = a,
-                                    .lda = lda,
-                                    .transpose_a = g->args->transpose_a,
-                                    .b = b,
-                                    .ldb = ldb,
-                                    .transpose_b = g->args->transpose_b,
-                                    .m = t->m,
-                                    .n = t->n,
-                                    .k = k};
+    assay_matmul_args args = assay_product(g->product, a, b, t->m, t->n, k);
+    args.lda = lda;
+    args.ldb = ldb;
+    args.transpose_a = g->args->transpose_a;
+    args.transpose_b = g->args->transpose_b;
     return assay_matmul(ctx, &args);
 }
 

@@ -153,15 +153,9 @@ assay_status bs_expert_selection(assay_context *ctx, const bs_moe_layer *at, bs_
     const int64_t shards = run->sizes.shards;
     TRY(bs_selection_alloc(ctx, run, selection));
     for (int64_t shard = 0; shard < shards; shard++) {
-        const assay_matmul_args args = {.c = selection->logits + shard * tokens * experts,
-                                        .ldc = experts,
-                                        .a = x + shard * tokens * dim,
-                                        .lda = dim,
-                                        .b = bs_weight_of(run, at->w, BS_GATE, shard),
-                                        .ldb = experts,
-                                        .m = tokens,
-                                        .n = experts,
-                                        .k = dim};
+        const assay_matmul_args args =
+            assay_product(selection->logits + shard * tokens * experts, x + shard * tokens * dim,
+                          bs_weight_of(run, at->w, BS_GATE, shard), tokens, experts, dim);
         TRY(assay_matmul(ctx, &args));
     }
     assay_round(ctx, ASSAY_ROUND_ROUTER, shards * tokens * experts, selection->logits);
@@ -176,26 +170,8 @@ static assay_status gate_bwd(assay_context *ctx, const bs_run *run, double *dx, 
 {
     assay_status status = ASSAY_OK;
     const int64_t tokens = run->sizes.tokens, experts = run->routing.num_experts, dim = run->mla.emb_dim;
-    const assay_matmul_args input = {.c = dx,
-                                     .ldc = dim,
-                                     .a = d_logits,
-                                     .lda = experts,
-                                     .b = kernel,
-                                     .ldb = experts,
-                                     .transpose_b = true,
-                                     .m = tokens,
-                                     .n = dim,
-                                     .k = experts};
-    const assay_matmul_args weight = {.c = d_kernel,
-                                      .ldc = experts,
-                                      .a = x,
-                                      .lda = dim,
-                                      .transpose_a = true,
-                                      .b = d_logits,
-                                      .ldb = experts,
-                                      .m = dim,
-                                      .n = experts,
-                                      .k = tokens};
+    const assay_matmul_args input = assay_product_bt(dx, d_logits, kernel, tokens, dim, experts);
+    const assay_matmul_args weight = assay_product_at(d_kernel, x, d_logits, dim, experts, tokens);
     TRY(assay_matmul(ctx, &input));
     if (d_kernel != NULL) TRY(assay_matmul(ctx, &weight));
 cleanup:

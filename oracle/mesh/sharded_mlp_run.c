@@ -23,17 +23,10 @@ static assay_status up_slice(assay_context *ctx, const sharded_mlp *mlp, int64_t
     const int64_t width = dim / mlp->tensor_shards / mlp->emb_chunks;
     for (int64_t chunk = 0; chunk < mlp->emb_chunks; chunk++) {
         const int64_t first = (slice * mlp->emb_chunks + chunk) * width;
-        const assay_matmul_args args = {.c = out,
-                                        .ldc = ld,
-                                        .a = x + first,
-                                        .lda = dim,
-                                        .b = w + first * ld,
-                                        .ldb = ld,
-                                        .m = rows,
-                                        .n = ld,
-                                        .k = width,
-                                        .accumulate = chunk > 0,
-                                        .kind = ASSAY_PRODUCT_LINEAR};
+        assay_matmul_args args = assay_product(out, x + first, w + first * ld, rows, ld, width);
+        args.lda = dim;
+        args.accumulate = chunk > 0;
+        args.kind = ASSAY_PRODUCT_LINEAR;
         if (chunk > 0) assay_round(ctx, ASSAY_ROUND_STORAGE, rows * ld, out);
         TRY(assay_matmul(ctx, &args));
     }

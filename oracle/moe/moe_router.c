@@ -8,43 +8,18 @@
 
 assay_matmul_args moe_logits_product(const moe_block *block, double *logits)
 {
-    return (assay_matmul_args){.c = logits,
-                               .ldc = block->experts,
-                               .a = block->x,
-                               .lda = block->emb_dim,
-                               .b = block->router.kernel,
-                               .ldb = block->experts,
-                               .m = block->tokens,
-                               .n = block->experts,
-                               .k = block->emb_dim};
+    return assay_product(logits, block->x, block->router.kernel, block->tokens, block->experts, block->emb_dim);
 }
 
 assay_matmul_args moe_d_kernel_product(const moe_block *block, double *d_kernel)
 {
-    return (assay_matmul_args){.c = d_kernel,
-                               .ldc = block->experts,
-                               .a = block->x,
-                               .lda = block->emb_dim,
-                               .transpose_a = true,
-                               .b = block->router.d_logits,
-                               .ldb = block->experts,
-                               .m = block->emb_dim,
-                               .n = block->experts,
-                               .k = block->tokens};
+    return assay_product_at(d_kernel, block->x, block->router.d_logits, block->emb_dim, block->experts, block->tokens);
 }
 
 assay_matmul_args moe_dx_product(const moe_block *block, double *dx)
 {
-    return (assay_matmul_args){.c = dx,
-                               .ldc = block->emb_dim,
-                               .a = block->router.d_logits,
-                               .lda = block->experts,
-                               .b = block->router.kernel,
-                               .ldb = block->experts,
-                               .transpose_b = true,
-                               .m = block->tokens,
-                               .n = block->emb_dim,
-                               .k = block->experts};
+    return assay_product_bt(dx, block->router.d_logits, block->router.kernel, block->tokens, block->emb_dim,
+                            block->experts);
 }
 
 static assay_status read_f64(assay_context *ctx, const assay_source *in, const char *path, int64_t count, double **out)

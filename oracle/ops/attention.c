@@ -146,8 +146,8 @@ cleanup:
 assay_status attention_scores(assay_context *ctx, double *out, int64_t ld, const double *a, int64_t rows,
                               const double *b, int64_t columns, int64_t k)
 {
-    const assay_matmul_args args = {
-        .c = out, .ldc = ld, .a = a, .lda = k, .b = b, .ldb = k, .transpose_b = true, .m = rows, .n = columns, .k = k};
+    assay_matmul_args args = assay_product_bt(out, a, b, rows, columns, k);
+    args.ldc = ld;
     return assay_matmul(ctx, &args);
 }
 
@@ -171,17 +171,12 @@ static assay_status add_part(assay_context *ctx, const attention_triangle *t, in
     assay_status status;
     const int64_t middle = first + (end - first) / 2;
     const int64_t to = t->transpose ? first : middle, from = t->transpose ? middle : first;
-    const assay_matmul_args square = {.c = t->y + to * t->width,
-                                      .ldc = t->width,
-                                      .a = t->w + middle * t->ld + first,
-                                      .lda = t->ld,
-                                      .transpose_a = t->transpose,
-                                      .b = t->x + from * t->width,
-                                      .ldb = t->width,
-                                      .m = t->transpose ? middle - first : end - middle,
-                                      .n = t->width,
-                                      .k = t->transpose ? end - middle : middle - first,
-                                      .accumulate = true};
+    const int64_t rows = t->transpose ? middle - first : end - middle, k = end - first - rows;
+    assay_matmul_args square =
+        assay_product(t->y + to * t->width, t->w + middle * t->ld + first, t->x + from * t->width, rows, t->width, k);
+    square.lda = t->ld;
+    square.transpose_a = t->transpose;
+    square.accumulate = true;
     if (end - first <= ATTENTION_TRIANGLE) {
         add_row_by_row(ctx, t, first, end);
         return ASSAY_OK;
@@ -235,15 +230,8 @@ static assay_status forward_block(assay_context *ctx, double *out, double *lse, 
                                   const double *v, double *p, const attention_rows *rows, int64_t first, int64_t end)
 {
     const int64_t ld = rows->count, wide = rows->config->v_dim, deep = rows->config->qk_dim;
-    const assay_matmul_args rectangle = {.c = out + first * wide,
-                                         .ldc = wide,
-                                         .a = p,
-                                         .lda = ld,
-                                         .b = v,
-                                         .ldb = wide,
-                                         .m = end - first,
-                                         .n = wide,
-                                         .k = first};
+    assay_matmul_args rectangle = assay_product(out + first * wide, p, v, end - first, wide, first);
+    rectangle.lda = ld;
     const attention_triangle triangle = {
         .w = p + first, .ld = ld, .x = v + first * wide, .y = out + first * wide, .size = end - first, .width = wide};
     assay_status status = ASSAY_OK;

@@ -73,17 +73,9 @@ static void row_gradient(const assay_context *ctx, double *p, double *ds, double
 static assay_status add_to_keys(assay_context *ctx, double *to, const double *w, int64_t ld, int64_t rows, int64_t keys,
                                 const double *from, int64_t width)
 {
-    const assay_matmul_args args = {.c = to,
-                                    .ldc = width,
-                                    .a = w,
-                                    .lda = ld,
-                                    .transpose_a = true,
-                                    .b = from,
-                                    .ldb = width,
-                                    .m = keys,
-                                    .n = width,
-                                    .k = rows,
-                                    .accumulate = true};
+    assay_matmul_args args = assay_product_at(to, w, from, keys, width, rows);
+    args.lda = ld;
+    args.accumulate = true;
     return assay_matmul(ctx, &args);
 }
 
@@ -113,15 +105,8 @@ static assay_status backward_block(assay_context *ctx, const segment *s, const a
 {
     const assay_attention_config *config = rows->config;
     const int64_t ld = rows->count, deep = config->qk_dim, wide = config->v_dim, size = end - first;
-    const assay_matmul_args to_queries = {.c = s->dq + first * deep,
-                                          .ldc = deep,
-                                          .a = s->ds,
-                                          .lda = ld,
-                                          .b = s->k,
-                                          .ldb = deep,
-                                          .m = size,
-                                          .n = deep,
-                                          .k = first};
+    assay_matmul_args to_queries = assay_product(s->dq + first * deep, s->ds, s->k, size, deep, first);
+    to_queries.lda = ld;
     assay_status status = ASSAY_OK;
     TRY(attention_scores(ctx, s->p, ld, s->q + first * deep, size, s->k, end, deep));
     TRY(attention_scores(ctx, s->ds, ld, s->dout + first * wide, size, s->v, end, wide));

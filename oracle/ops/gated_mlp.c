@@ -45,16 +45,8 @@ static void add_bias(double *values, const double *bias, int64_t count)
 static assay_status up_product(assay_context *ctx, double *out, const double *x, const double *w,
                                const assay_gated_mlp_residuals *r, const assay_gated_mlp_config *config)
 {
-    const assay_matmul_args args = {.c = out,
-                                    .ldc = r->ld,
-                                    .a = x,
-                                    .lda = config->emb_dim,
-                                    .b = w,
-                                    .ldb = r->ld,
-                                    .m = config->rows,
-                                    .n = r->ld,
-                                    .k = config->emb_dim,
-                                    .kind = ASSAY_PRODUCT_LINEAR};
+    assay_matmul_args args = assay_product(out, x, w, config->rows, r->ld, config->emb_dim);
+    args.kind = ASSAY_PRODUCT_LINEAR;
     return assay_matmul(ctx, &args);
 }
 
@@ -102,16 +94,8 @@ assay_status assay_gated_mlp_down(assay_context *ctx, double *y, const assay_gat
 {
     assay_status status = ASSAY_OK;
     const int64_t rows = config->rows, dim = config->emb_dim, hidden = config->mlp_dim;
-    const assay_matmul_args down = {.c = y,
-                                    .ldc = dim,
-                                    .a = r->h,
-                                    .lda = hidden,
-                                    .b = w->wo,
-                                    .ldb = dim,
-                                    .m = rows,
-                                    .n = dim,
-                                    .k = hidden,
-                                    .kind = ASSAY_PRODUCT_LINEAR};
+    assay_matmul_args down = assay_product(y, r->h, w->wo, rows, dim, hidden);
+    down.kind = ASSAY_PRODUCT_LINEAR;
     TRY(assay_matmul(ctx, &down));
     if (w->wo_bias != NULL) {
 #pragma omp parallel for num_threads(ctx->threads)
@@ -134,17 +118,9 @@ assay_status assay_gated_mlp_forward(assay_context *ctx, double *y, assay_gated_
 static assay_status weight_gradient(assay_context *ctx, double *out, const double *x, int64_t n_x, const double *dy,
                                     int64_t n_dy, int64_t ld_dy, int64_t rows)
 {
-    const assay_matmul_args args = {.c = out,
-                                    .ldc = n_dy,
-                                    .a = x,
-                                    .lda = n_x,
-                                    .transpose_a = true,
-                                    .b = dy,
-                                    .ldb = ld_dy,
-                                    .m = n_x,
-                                    .n = n_dy,
-                                    .k = rows,
-                                    .kind = ASSAY_PRODUCT_LINEAR_GRADIENT};
+    assay_matmul_args args = assay_product_at(out, x, dy, n_x, n_dy, rows);
+    args.ldb = ld_dy;
+    args.kind = ASSAY_PRODUCT_LINEAR_GRADIENT;
     return out == NULL ? ASSAY_OK : assay_matmul(ctx, &args);
 }
 
@@ -152,17 +128,9 @@ static assay_status weight_gradient(assay_context *ctx, double *out, const doubl
 static assay_status hidden_gradient(assay_context *ctx, double *dh, int64_t ld, const double *dy,
                                     const assay_gated_mlp_weights *w, const assay_gated_mlp_config *config)
 {
-    const assay_matmul_args args = {.c = dh,
-                                    .ldc = ld,
-                                    .a = dy,
-                                    .lda = config->emb_dim,
-                                    .b = w->wo,
-                                    .ldb = config->emb_dim,
-                                    .transpose_b = true,
-                                    .m = config->rows,
-                                    .n = config->mlp_dim,
-                                    .k = config->emb_dim,
-                                    .kind = ASSAY_PRODUCT_LINEAR};
+    assay_matmul_args args = assay_product_bt(dh, dy, w->wo, config->rows, config->mlp_dim, config->emb_dim);
+    args.ldc = ld;
+    args.kind = ASSAY_PRODUCT_LINEAR;
     return assay_matmul(ctx, &args);
 }
 
@@ -174,17 +142,10 @@ static assay_status input_gradient(assay_context *ctx, double *dx, const double 
     assay_status status = ASSAY_OK;
     const int64_t rows = config->rows, dim = config->emb_dim, hidden = config->mlp_dim;
     double *through_b = NULL;
-    assay_matmul_args args = {.c = dx,
-                              .ldc = dim,
-                              .a = da,
-                              .lda = r->ld,
-                              .b = config->fused ? w->wi : w->wi_0,
-                              .ldb = r->ld,
-                              .transpose_b = true,
-                              .m = rows,
-                              .n = dim,
-                              .k = hidden,
-                              .kind = ASSAY_PRODUCT_LINEAR};
+    assay_matmul_args args = assay_product_bt(dx, da, config->fused ? w->wi : w->wi_0, rows, dim, hidden);
+    args.lda = r->ld;
+    args.ldb = r->ld;
+    args.kind = ASSAY_PRODUCT_LINEAR;
     TRY(assay_alloc_f64(ctx, "scratch of the gated MLP", rows * dim, &through_b));
     TRY(assay_matmul(ctx, &args));
     args.c = through_b;

@@ -30,48 +30,28 @@ static assay_status check_groups(assay_context *ctx, const int32_t *group_sizes,
 static assay_matmul_args y_product(double *y, const double *lhs, const double *rhs, int64_t g, int64_t first,
                                    int64_t count, const assay_gmm_dims *dims)
 {
-    return (assay_matmul_args){.c = y + first * dims->n,
-                               .ldc = dims->n,
-                               .a = lhs + first * dims->k,
-                               .lda = dims->k,
-                               .b = rhs + g * dims->k * dims->n,
-                               .ldb = dims->n,
-                               .m = count,
-                               .n = dims->n,
-                               .k = dims->k,
-                               .kind = ASSAY_PRODUCT_LINEAR};
+    assay_matmul_args args =
+        assay_product(y + first * dims->n, lhs + first * dims->k, rhs + g * dims->k * dims->n, count, dims->n, dims->k);
+    args.kind = ASSAY_PRODUCT_LINEAR;
+    return args;
 }
 
 static assay_matmul_args dlhs_product(double *dlhs, const double *dy, const double *rhs, int64_t g, int64_t first,
                                       int64_t count, const assay_gmm_dims *dims)
 {
-    return (assay_matmul_args){.c = dlhs + first * dims->k,
-                               .ldc = dims->k,
-                               .a = dy + first * dims->n,
-                               .lda = dims->n,
-                               .b = rhs + g * dims->k * dims->n,
-                               .ldb = dims->n,
-                               .transpose_b = true,
-                               .m = count,
-                               .n = dims->k,
-                               .k = dims->n,
-                               .kind = ASSAY_PRODUCT_LINEAR};
+    assay_matmul_args args = assay_product_bt(dlhs + first * dims->k, dy + first * dims->n, rhs + g * dims->k * dims->n,
+                                              count, dims->k, dims->n);
+    args.kind = ASSAY_PRODUCT_LINEAR;
+    return args;
 }
 
 static assay_matmul_args drhs_product(double *drhs, const double *dy, const double *lhs, int64_t g, int64_t first,
                                       int64_t count, const assay_gmm_dims *dims)
 {
-    return (assay_matmul_args){.c = drhs + g * dims->k * dims->n,
-                               .ldc = dims->n,
-                               .a = lhs + first * dims->k,
-                               .lda = dims->k,
-                               .transpose_a = true,
-                               .b = dy + first * dims->n,
-                               .ldb = dims->n,
-                               .m = dims->k,
-                               .n = dims->n,
-                               .k = count,
-                               .kind = ASSAY_PRODUCT_LINEAR_GRADIENT};
+    assay_matmul_args args = assay_product_at(drhs + g * dims->k * dims->n, lhs + first * dims->k, dy + first * dims->n,
+                                              dims->k, dims->n, count);
+    args.kind = ASSAY_PRODUCT_LINEAR_GRADIENT;
+    return args;
 }
 
 /* What lies beyond the groups of a result with `columns` columns. */

@@ -25,16 +25,8 @@ void assay_mla_residuals_free(assay_mla_residuals *r)
 assay_status mla_product(assay_context *ctx, double *c, const double *a, const double *b, int64_t m, int64_t n,
                          int64_t k)
 {
-    const assay_matmul_args args = {.c = c,
-                                    .ldc = n,
-                                    .a = a,
-                                    .lda = k,
-                                    .b = b,
-                                    .ldb = n,
-                                    .m = m,
-                                    .n = n,
-                                    .k = k,
-                                    .kind = ASSAY_PRODUCT_LINEAR};
+    assay_matmul_args args = assay_product(c, a, b, m, n, k);
+    args.kind = ASSAY_PRODUCT_LINEAR;
     return assay_matmul(ctx, &args);
 }
 
@@ -116,16 +108,11 @@ static assay_status expand(assay_context *ctx, double *out, head_part part, cons
 {
     assay_status status = ASSAY_OK;
     for (int64_t head = 0; head < s->heads; head++) {
-        const assay_matmul_args args = {.c = out + head * part.width,
-                                        .ldc = s->heads * part.width,
-                                        .a = mla_kv,
-                                        .lda = s->kv_rank,
-                                        .b = wkv_b + head * s->kv + part.first,
-                                        .ldb = s->heads * s->kv,
-                                        .m = s->tokens,
-                                        .n = part.columns,
-                                        .k = s->kv_rank,
-                                        .kind = ASSAY_PRODUCT_LINEAR};
+        assay_matmul_args args = assay_product(out + head * part.width, mla_kv, wkv_b + head * s->kv + part.first,
+                                               s->tokens, part.columns, s->kv_rank);
+        args.ldc = s->heads * part.width;
+        args.ldb = s->heads * s->kv;
+        args.kind = ASSAY_PRODUCT_LINEAR;
         TRY(assay_matmul(ctx, &args));
     }
 cleanup:

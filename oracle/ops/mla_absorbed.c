@@ -46,27 +46,16 @@ static assay_status one_head(assay_context *ctx, const absorbed *a, int64_t head
     attention.heads = 1;
     attention.qk_dim = s.kv_wa;
     attention.v_dim = s.kv_rank;
-    const assay_matmul_args absorb = {.c = a->query,
-                                      .ldc = s.kv_wa,
-                                      .a = query,
-                                      .lda = s.heads * s.qk,
-                                      .b = up,
-                                      .ldb = s.heads * s.kv,
-                                      .transpose_b = true,
-                                      .m = s.tokens,
-                                      .n = s.kv_rank,
-                                      .k = s.nope,
-                                      .kind = ASSAY_PRODUCT_LINEAR};
-    const assay_matmul_args release = {.c = a->out + head * s.value,
-                                       .ldc = s.heads * s.value,
-                                       .a = a->latent,
-                                       .lda = s.kv_rank,
-                                       .b = up + s.nope,
-                                       .ldb = s.heads * s.kv,
-                                       .m = s.tokens,
-                                       .n = s.value,
-                                       .k = s.kv_rank,
-                                       .kind = ASSAY_PRODUCT_LINEAR};
+    assay_matmul_args absorb = assay_product_bt(a->query, query, up, s.tokens, s.kv_rank, s.nope);
+    absorb.ldc = s.kv_wa;
+    absorb.lda = s.heads * s.qk;
+    absorb.ldb = s.heads * s.kv;
+    absorb.kind = ASSAY_PRODUCT_LINEAR;
+    assay_matmul_args release =
+        assay_product(a->out + head * s.value, a->latent, up + s.nope, s.tokens, s.value, s.kv_rank);
+    release.ldc = s.heads * s.value;
+    release.ldb = s.heads * s.kv;
+    release.kind = ASSAY_PRODUCT_LINEAR;
     const assay_attention_inputs inputs = {
         .query = a->query, .key = a->key, .value = r->values[ASSAY_MLA_MLA_KV], .segment_ids = in->segment_ids};
     TRY(assay_matmul(ctx, &absorb));

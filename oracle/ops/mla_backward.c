@@ -38,34 +38,16 @@ static void drop(double **values)
 assay_status mla_weight_gradient(assay_context *ctx, double *dw, const double *x, int64_t n_x, const double *dy,
                                  int64_t n_dy, int64_t tokens)
 {
-    const assay_matmul_args args = {.c = dw,
-                                    .ldc = n_dy,
-                                    .a = x,
-                                    .lda = n_x,
-                                    .transpose_a = true,
-                                    .b = dy,
-                                    .ldb = n_dy,
-                                    .m = n_x,
-                                    .n = n_dy,
-                                    .k = tokens,
-                                    .kind = ASSAY_PRODUCT_LINEAR_GRADIENT};
+    assay_matmul_args args = assay_product_at(dw, x, dy, n_x, n_dy, tokens);
+    args.kind = ASSAY_PRODUCT_LINEAR_GRADIENT;
     return dw == NULL ? ASSAY_OK : assay_matmul(ctx, &args);
 }
 
 assay_status mla_input_gradient(assay_context *ctx, double *dx, const double *dy, int64_t n_dy, const double *w,
                                 int64_t n_x, int64_t tokens)
 {
-    const assay_matmul_args args = {.c = dx,
-                                    .ldc = n_x,
-                                    .a = dy,
-                                    .lda = n_dy,
-                                    .b = w,
-                                    .ldb = n_dy,
-                                    .transpose_b = true,
-                                    .m = tokens,
-                                    .n = n_x,
-                                    .k = n_dy,
-                                    .kind = ASSAY_PRODUCT_LINEAR};
+    assay_matmul_args args = assay_product_bt(dx, dy, w, tokens, n_x, n_dy);
+    args.kind = ASSAY_PRODUCT_LINEAR;
     assay_status status = assay_matmul(ctx, &args);
     if (status == ASSAY_OK) assay_round(ctx, ASSAY_ROUND_STORAGE, tokens * n_x, dx);
     return status;
