@@ -7,18 +7,10 @@
 #include "oracle/arithmetic/emulated_internal.h"
 #include "oracle/base/memory.h"
 
-/* Elements from which on threads pay. */
-enum { SHARED = 1 << 14 };
-
 /* Of values that a quarter of the spacing at most was added to before they were rounded to nearest, the mean square
  * error is 5/48 of the squared spacing; that of stochastic rounding, which is twice that of rounding to nearest, 1/6.
  */
 static const double STRETCH = 1.26491106406735172800; /* sqrt(8 / 5) */
-
-static int64_t least(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
 
 static int64_t parts(int64_t count, int64_t length)
 {
@@ -40,7 +32,7 @@ static double scale_of(const blocks *b, double largest)
     const double scale = (double)(float)(largest / assay_dtype_max(b->type));
     if (!(scale > 0)) return 1;
     memcpy(&bits, &largest, sizeof bits);
-    if ((emulated_mixed(bits ^ b->key) & 1) == 0 || isinf(scale)) return scale;
+    if ((emulated_hash(bits ^ b->key) & 1) == 0 || isinf(scale)) return scale;
     return frexp(scale, &exponent) == 0.5 ? scale : ldexp(1, exponent);
 }
 
@@ -48,7 +40,7 @@ static void find_largest(const blocks *b, const emulated_operand *o, int64_t row
 {
     const double *values = o->values + row * o->ld;
     for (int64_t first = 0; first < o->columns; first += b->columns, largest++) {
-        const int64_t end = least(first + b->columns, o->columns);
+        const int64_t end = emulated_smaller(first + b->columns, o->columns);
         for (int64_t i = first; i < end; i++) *largest = fabs(values[i]) > *largest ? fabs(values[i]) : *largest;
     }
 }
@@ -58,12 +50,12 @@ static void scale_row(const assay_context *ctx, const blocks *b, const emulated_
 {
     const double *values = o->values + row * o->ld, stretch = ctx->emulation->nearest ? 1 : STRETCH;
     for (int64_t first = 0, j = 0; first < o->columns; first += b->columns, j++) {
-        const int64_t end = least(first + b->columns, o->columns);
+        const int64_t end = emulated_smaller(first + b->columns, o->columns);
         for (int64_t i = first; i < end; i++) to[i] = values[i] / scales[j];
     }
     emulated_to_scaled_grid(ctx, b->type, o->columns, to);
     for (int64_t first = 0, j = 0; first < o->columns; first += b->columns, j++) {
-        const int64_t end = least(first + b->columns, o->columns);
+        const int64_t end = emulated_smaller(first + b->columns, o->columns);
         for (int64_t i = first; i < end; i++) to[i] = values[i] + stretch * (to[i] * scales[j] - values[i]);
     }
 }
@@ -72,7 +64,7 @@ static void scale_row(const assay_context *ctx, const blocks *b, const emulated_
 static void scale_band(const assay_context *ctx, const blocks *b, const emulated_operand *o, double *copy,
                        int64_t first, double *scales)
 {
-    const int64_t end = least(first + b->rows, o->rows), width = parts(o->columns, b->columns);
+    const int64_t end = emulated_smaller(first + b->rows, o->rows), width = parts(o->columns, b->columns);
     for (int64_t i = 0; i < width; i++) scales[i] = 0;
     for (int64_t row = first; row < end; row++) find_largest(b, o, row, scales);
     for (int64_t i = 0; i < width; i++) scales[i] = scale_of(b, scales[i]);
@@ -87,7 +79,7 @@ static assay_status scale_operand(assay_context *ctx, const blocks *b, emulated_
     double *scales = NULL;
     TRY(assay_alloc_f64(ctx, "scales of an emulated product", bands * width, &scales));
     TRY(assay_alloc_f64(ctx, "operand of an emulated product", o->rows * o->columns, copy));
-#pragma omp parallel for num_threads(ctx->threads) if (o->rows * o->columns >= SHARED)
+#pragma omp parallel for num_threads(ctx->threads) if (o->rows * o->columns >= EMULATED_SHARED)
     for (int64_t band = 0; band < bands; band++)
         scale_band(ctx, b, o, *copy, band * b->rows, scales + band * width);
     o->values = *copy;
@@ -95,11 +87,6 @@ static assay_status scale_operand(assay_context *ctx, const blocks *b, emulated_
 cleanup:
     free(scales);
     return status;
-}
-
-bool emulated_is_scaled(const assay_emulation *emulation, assay_product_kind product)
-{
-    return product != ASSAY_PRODUCT_OTHER && emulation->precision.scaled.block > 0;
 }
 
 assay_status emulated_scale_operands(assay_context *ctx, assay_matmul_args *args, double **copy_a, double **copy_b)
@@ -128,7 +115,7 @@ static void draw_order(const assay_emulation *emulation, int64_t count, int32_t 
     const uint64_t key = emulated_key(emulation, EMULATED_ORDER);
     for (int64_t i = 0; i < count; i++) order[i] = (int32_t)i;
     for (int64_t i = count - 1; i > 0; i--) {
-        const int64_t other = (int64_t)(emulated_mixed(key + (uint64_t)i) % (uint64_t)(i + 1));
+        const int64_t other = (int64_t)(emulated_hash(key + (uint64_t)i) % (uint64_t)(i + 1));
         const int32_t kept = order[i];
         order[i] = order[other];
         order[other] = kept;
@@ -137,7 +124,7 @@ static void draw_order(const assay_emulation *emulation, int64_t count, int32_t 
 
 static void add_float32(const assay_context *ctx, const assay_matmul_args *args, const double *sum, bool first)
 {
-#pragma omp parallel for num_threads(ctx->threads) if (args->m * args->n >= SHARED)
+#pragma omp parallel for num_threads(ctx->threads) if (args->m * args->n >= EMULATED_SHARED)
     for (int64_t i = 0; i < args->m; i++) {
         double *c = args->c + i * args->ldc;
         for (int64_t j = 0; j < args->n; j++) c[j] = (double)(float)((first ? 0 : c[j]) + sum[i * args->n + j]);
@@ -159,7 +146,7 @@ assay_status emulated_sum_blocks(assay_context *ctx, const assay_matmul_args *ar
         block.accumulate = false;
         block.c = sum;
         block.ldc = args->n;
-        block.k = least(length, args->k - first);
+        block.k = emulated_smaller(length, args->k - first);
         block.a += args->transpose_a ? first * args->lda : first;
         block.b += args->transpose_b ? first : first * args->ldb;
         TRY(assay_arithmetic_reference.matmul(ctx, &block));

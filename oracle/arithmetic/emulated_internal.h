@@ -1,14 +1,28 @@
-/* What the files of the emulated arithmetic share. */
+/* What the files of the emulated arithmetic share. Lowest first: the loops (emulated_loops.h), emulated_round.c,
+ * emulated_sums.c, emulated_blocks.c, emulated.c. */
 #ifndef ASSAY_ARITHMETIC_EMULATED_INTERNAL_H
 #define ASSAY_ARITHMETIC_EMULATED_INTERNAL_H
 
 #include "oracle/arithmetic/emulated.h"
+#include "oracle/arithmetic/emulated_loops.h"
+
+/* Values from which on threads pay, and values that one of them takes at a time. */
+enum { EMULATED_SHARED = 1 << 14, EMULATED_CHUNK = 1 << 10 };
+
+static inline int64_t emulated_smaller(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* --- rounding (emulated_round.c) --- */
 
 /* Streams of draws, independent of each other and of those of every assay_rounding. */
 enum { EMULATED_PRODUCTS = 16, EMULATED_SCALES, EMULATED_ORDER, EMULATED_TRUNCATION };
 uint64_t emulated_key(const assay_emulation *emulation, uint64_t stream);
-uint64_t emulated_mixed(uint64_t x); /* a hash: 64 random bits from 64 bits */
 
+/* As the arithmetic rounds a tensor somewhere: assay_arithmetic.round. */
+void emulated_round(const assay_context *ctx, assay_rounding rounding, int64_t count, double *values);
+emulated_rounder emulated_storage_rounder(const assay_emulation *emulation, assay_dtype type);
 /* Onto the grid of the type, as block-scaled operands are rounded. */
 void emulated_to_scaled_grid(const assay_context *ctx, assay_dtype type, int64_t count, double *values);
 
@@ -19,6 +33,11 @@ typedef struct emulated_operand {
 } emulated_operand;
 emulated_operand emulated_a(const assay_matmul_args *args);
 emulated_operand emulated_b(const assay_matmul_args *args);
+/* *o becomes a copy where it changes. *copy is to be freed. */
+assay_status emulated_round_operand(assay_context *ctx, const emulated_rounder *r, emulated_operand *o, double **copy);
+
+/* Whether the profile scales the operands of such a product. */
+bool emulated_is_scaled(const assay_emulation *emulation, assay_product_kind product);
 
 /* The profile's accumulator, and its unit, of such a product. */
 typedef struct emulated_accumulator {
@@ -27,14 +46,16 @@ typedef struct emulated_accumulator {
 } emulated_accumulator;
 emulated_accumulator emulated_accumulator_of(const assay_emulation *emulation, assay_product_kind product);
 
-/* Errors of the product's partial sums, onto c. */
+/* --- errors of the product's partial sums (emulated_sums.c) --- */
+
+emulated_sum_error emulated_sum_errors_of(const assay_emulation *emulation, const assay_matmul_args *args);
+/* Onto c. */
 assay_status emulated_add_sum_errors(assay_context *ctx, const assay_matmul_args *args);
 
-/* Whether the profile scales the operands of such a product; the operands of the product, scaled. *copy_a and *copy_b
- * are to be freed. */
-bool emulated_is_scaled(const assay_emulation *emulation, assay_product_kind product);
-assay_status emulated_scale_operands(assay_context *ctx, assay_matmul_args *args, double **copy_a, double **copy_b);
+/* --- blocks (emulated_blocks.c) --- */
 
+/* The operands of the product, scaled. *copy_a and *copy_b are to be freed. */
+assay_status emulated_scale_operands(assay_context *ctx, assay_matmul_args *args, double **copy_a, double **copy_b);
 /* The product from sums of blocks, which are added in float32. */
 assay_status emulated_sum_blocks(assay_context *ctx, const assay_matmul_args *args, int64_t length);
 
