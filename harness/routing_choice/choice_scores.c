@@ -8,7 +8,7 @@
 #include "harness/scales/ensemble.h"
 #include "harness/operations/op_support.h"
 #include "oracle/base/memory.h"
-#include "oracle/moe/routing_internal.h"
+#include "oracle/moe/routing_rule.h"
 
 static assay_router_choice *router_at(const assay_conditional *c, const char *path)
 {

@@ -18,7 +18,7 @@
 #include "harness/operations/op_support.h"
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/memory.h"
-#include "oracle/moe/routing_internal.h"
+#include "oracle/moe/routing_rule.h"
 
 /* Of the probability of a false alarm, where a choice is judged: the rest is for what is compared. */
 #define CHOICE_SHARE 0.25

@@ -9,7 +9,7 @@
 #define ASSAY_LAYER_BATCH_SPLIT_MLA_H
 
 #include "oracle/layer/batch_split_internal.h"
-#include "oracle/ops/mla_internal.h"
+#include "oracle/ops/mla_steps.h"
 
 /* --- rotation of one shard (batch_split_mla_shard.c) --- */
 

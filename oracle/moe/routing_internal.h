@@ -4,28 +4,8 @@
 
 #include <stddef.h>
 
-#include "oracle/moe/routing.h"
+#include "oracle/moe/routing_rule.h"
 #include "oracle/ops/vector_sums.h"
-
-/* What selects experts: scores + bias, the scores themselves, or the argument of the score function. */
-typedef enum assay_selects { ASSAY_SELECTS_BIASED, ASSAY_SELECTS_SCORES, ASSAY_SELECTS_ARGUMENT } assay_selects;
-
-/* A family's rule, so that the computation itself knows no families. */
-typedef struct assay_routing_rule {
-    assay_score_func score_func;
-    assay_selects selects;
-    bool bias_inside;    /* scores = f(logits + bias) */
-    bool weighs_scores;  /* else what selects */
-    bool softmax_chosen; /* softmax over the K chosen */
-    bool divide;         /* by the sum over the K chosen plus epsilon */
-    double epsilon;
-    double factor; /* routed_scaling_factor or 1 */
-    bool expert_scale;
-    bool groups;
-    bool hash;
-    bool balance; /* lb_loss */
-    bool bias_updates;
-} assay_routing_rule;
 
 /* What the normalised weight of an expert is multiplied by. */
 static inline double assay_routing_scale(const assay_routing_rule *rule, const double *per_expert_scale, int32_t expert)
@@ -33,19 +13,10 @@ static inline double assay_routing_scale(const assay_routing_rule *rule, const d
     return per_expert_scale != NULL ? rule->factor * per_expert_scale[expert] : rule->factor;
 }
 
-assay_routing_rule assay_routing_rule_of(const assay_routing_config *config);
 assay_status assay_routing_check_inputs(assay_context *ctx, const assay_routing_inputs *in,
                                         const assay_routing_config *config);
 
-/* Tokens are cut into as many parts as there are threads; each part has scratch memory of its own. */
-typedef struct assay_routing_scratch {
-    double *selecting;   /* [E] */
-    double *group_score; /* [n_routing_groups] */
-    double *top_value;   /* [max(K, topk_routing_group) + 1] */
-    int32_t *top_index;  /* the same */
-    int32_t *group_kept; /* [n_routing_groups] */
-} assay_routing_scratch;
-
+/* The first token of a part: tokens are cut into as many parts as there are threads. */
 static inline int64_t assay_part_begin(const assay_context *ctx, int64_t tokens, int part)
 {
     return tokens / ctx->threads * part + tokens % ctx->threads * part / ctx->threads;
@@ -60,10 +31,6 @@ double assay_score_derivative(assay_score_func score_func, double x);
 void assay_softmax_row(const assay_context *ctx, double *y, const double *x, int64_t count);
 /* d[i] -= sum over j of p[j] / divisor * d[j]; the p[j] / divisor add up to 1 - missing. */
 void assay_center(double *d, const double *p, double divisor, double missing, int64_t count);
-
-/* Picks one token's experts and measures its margin. */
-void assay_routing_select(int32_t *selected, double *margin, const assay_routing_scratch *scratch,
-                          const assay_routing_config *config, const assay_routing_rule *rule);
 
 /* Divisor of the gathered values of one token: their sum in order, plus epsilon; 1 without a division. */
 double assay_routing_divisor(const double *gathered, int64_t count, const assay_routing_rule *rule);

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "oracle/base/memory.h"
-#include "oracle/ops/mla_internal.h"
+#include "oracle/ops/mla_steps.h"
 #include "oracle/ops/rms_norm.h"
 
 const char *const assay_mla_tensor_names[ASSAY_MLA_TENSORS] = {

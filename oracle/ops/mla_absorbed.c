@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "oracle/base/memory.h"
-#include "oracle/ops/mla_internal.h"
+#include "oracle/ops/mla_steps.h"
 
 typedef struct absorbed {
     double *query;  /* [T,Lkv+Dr]: the head's query in latent space, then q_pe */

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "oracle/base/memory.h"
-#include "oracle/ops/mla_internal.h"
+#include "oracle/ops/mla_steps.h"
 #include "oracle/ops/rms_norm.h"
 
 /* What one call works with; gradients of intermediates come and go, since they are as large as those. */

@@ -4,7 +4,7 @@
 
 #include "oracle/arithmetic/elementary.h"
 #include "oracle/base/memory.h"
-#include "oracle/ops/mla_internal.h"
+#include "oracle/ops/mla_steps.h"
 
 mla_sizes mla_sizes_of(const assay_mla_config *config)
 {

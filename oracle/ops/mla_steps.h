@@ -1,6 +1,7 @@
-/* What the files of MLA share; mla.h is the contract. */
-#ifndef ASSAY_OPS_MLA_INTERNAL_H
-#define ASSAY_OPS_MLA_INTERNAL_H
+/* The steps of MLA one by one, as the files of mla.h and the batch-split schedule (oracle/layer) put them together. Sizes
+ * are what assay_mla_check lets through; results are overwritten. */
+#ifndef ASSAY_OPS_MLA_STEPS_H
+#define ASSAY_OPS_MLA_STEPS_H
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/ops/mla.h"
@@ -27,7 +28,7 @@ assay_rope_rows mla_query_rows(double *query, const mla_sizes *s);
 assay_rope_rows mla_key_rows(double *key_rope, const double *kv_wa, const mla_sizes *s);
 assay_rope_rows mla_key_gradient_rows(double *d_kv_wa, const double *d_key_rope, const mla_sizes *s);
 
-/* --- steps around the rotation; the batch-split schedule (oracle/layer) has them one by one --- */
+/* --- around the rotation --- */
 
 /* The query [T,N,Dn+Dr], or its gradient, times the softmax scale. */
 void mla_scale_query(const assay_context *ctx, double *query, const assay_mla_config *config);

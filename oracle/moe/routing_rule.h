@@ -1,0 +1,41 @@
+/* The rule of a router family, and how it picks the experts of one token. */
+#ifndef ASSAY_MOE_ROUTING_RULE_H
+#define ASSAY_MOE_ROUTING_RULE_H
+
+#include "oracle/moe/routing.h"
+
+/* What selects experts: scores + bias, the scores themselves, or the argument of the score function. */
+typedef enum assay_selects { ASSAY_SELECTS_BIASED, ASSAY_SELECTS_SCORES, ASSAY_SELECTS_ARGUMENT } assay_selects;
+
+/* A family's rule, so that the computation itself knows no families. */
+typedef struct assay_routing_rule {
+    assay_score_func score_func;
+    assay_selects selects;
+    bool bias_inside;    /* scores = f(logits + bias) */
+    bool weighs_scores;  /* else what selects */
+    bool softmax_chosen; /* softmax over the K chosen */
+    bool divide;         /* by the sum over the K chosen plus epsilon */
+    double epsilon;
+    double factor; /* routed_scaling_factor or 1 */
+    bool expert_scale;
+    bool groups;
+    bool hash;
+    bool balance; /* lb_loss */
+    bool bias_updates;
+} assay_routing_rule;
+assay_routing_rule assay_routing_rule_of(const assay_routing_config *config);
+
+/* What selects, which stays as it is, and scratch memory for a selection. */
+typedef struct assay_routing_scratch {
+    double *selecting;   /* [E] */
+    double *group_score; /* [n_routing_groups] */
+    double *top_value;   /* [max(K, topk_routing_group) + 1] */
+    int32_t *top_index;  /* the same */
+    int32_t *group_kept; /* [n_routing_groups] */
+} assay_routing_scratch;
+
+/* selected [K]: one token's experts, best first; margin: of that choice, groups included. */
+void assay_routing_select(int32_t *selected, double *margin, const assay_routing_scratch *scratch,
+                          const assay_routing_config *config, const assay_routing_rule *rule);
+
+#endif
