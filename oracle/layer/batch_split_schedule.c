@@ -20,29 +20,6 @@ cleanup:
     return status;
 }
 
-void bs_residuals_free(bs_residuals *r)
-{
-    for (int i = 0; i < ASSAY_MOST_MICROBATCHES; i++) {
-        free(r->layer_inputs[i]);
-        free(r->mla_out[i]);
-        free(r->attn_out[i]);
-        free(r->lse[i]);
-        free(r->mlpwi_0[i]);
-        free(r->mlpwi_1[i]);
-    }
-    free(r->selected_experts);
-    *r = (bs_residuals){0};
-}
-
-void bs_deferred_free(bs_deferred *deferred)
-{
-    free(deferred->moe_inputs);
-    free(deferred->routed_out);
-    free(deferred->shared_out);
-    free(deferred->selected_experts);
-    *deferred = (bs_deferred){0};
-}
-
 int64_t bs_activation_count(const bs_run *run)
 {
     return run->sizes.shards * run->sizes.tokens * run->mla.emb_dim;

@@ -1,4 +1,5 @@
-/* Arrays and weights of all shards. */
+/* Arrays and weights of all shards; what a layer keeps and defers. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "oracle/arithmetic/arithmetic.h"
@@ -52,4 +53,27 @@ void bs_sum_over_shards(const assay_context *ctx, const bs_run *run, double *val
     for (int64_t shard = 1; shard < shards; shard++) bs_accumulate(ctx, values, values + shard * count, count);
     for (int64_t shard = 1; shard < shards; shard++)
         memcpy(values + shard * count, values, (size_t)count * sizeof *values);
+}
+
+void bs_residuals_free(bs_residuals *r)
+{
+    for (int i = 0; i < ASSAY_MOST_MICROBATCHES; i++) {
+        free(r->layer_inputs[i]);
+        free(r->mla_out[i]);
+        free(r->attn_out[i]);
+        free(r->lse[i]);
+        free(r->mlpwi_0[i]);
+        free(r->mlpwi_1[i]);
+    }
+    free(r->selected_experts);
+    *r = (bs_residuals){0};
+}
+
+void bs_deferred_free(bs_deferred *deferred)
+{
+    free(deferred->moe_inputs);
+    free(deferred->routed_out);
+    free(deferred->shared_out);
+    free(deferred->selected_experts);
+    *deferred = (bs_deferred){0};
 }

@@ -96,13 +96,12 @@ assay_status mlp_half_forward(assay_context *ctx, const stack_run *run, int64_t 
 /* dy becomes dh. */
 assay_status mlp_half_backward(assay_context *ctx, const stack_run *run, int64_t layer, const layer_weights *w,
                                const layer_weights *g, const double *h, double *dy);
+/* Operations of what backward computes again of the second half. */
+double layer_mlp_recomputed(const assay_stack_config *config, int64_t layer, const bool kept[ASSAY_REMAT_SLOTS]);
 
 /* *x becomes the layer's output. */
 assay_status layer_forward(assay_context *ctx, const stack_run *run, int64_t layer, double **x);
 /* dy becomes dx. */
 assay_status layer_backward(assay_context *ctx, const stack_run *run, int64_t layer, double *dy);
-
-/* Operations of backward's recomputation. */
-double layer_mlp_recomputed(const assay_stack_config *config, int64_t layer, const bool kept[ASSAY_REMAT_SLOTS]);
 
 #endif

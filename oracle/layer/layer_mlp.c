@@ -75,8 +75,7 @@ static assay_status dense_refill(assay_context *ctx, const stack_run *run, int64
     assay_status status = ASSAY_OK;
     const assay_gated_mlp_config *config = &run->config->mlp;
     const assay_gated_mlp_weights weights = mlp_weights(w);
-    const double branch_flops =
-        2.0 * (double)config->rows * (double)config->emb_dim * (double)config->mlp_dim;
+    const double branch_flops = 2.0 * (double)config->rows * (double)config->emb_dim * (double)config->mlp_dim;
     bool gate = false, up = false;
     TRY(assay_gated_mlp_residuals_alloc(ctx, r, config));
     if (config->fused) {
@@ -204,7 +203,8 @@ static assay_status moe_backward(assay_context *ctx, const stack_run *run, int64
         TRY(assay_remat_take(ctx, run->store, layer, slot, &view.held[i]));
         kept[slot] = view.held[i] != NULL;
         if (!kept[slot] || slot == ASSAY_REMAT_MLPWO) continue;
-        scope_give(&view.scope, moe_checkpoints[i].path, view.held[i], layer_checkpoint_count(run->config, layer, slot));
+        scope_give(&view.scope, moe_checkpoints[i].path, view.held[i],
+                   layer_checkpoint_count(run->config, layer, slot));
     }
     const assay_source in = scope_source(&view.scope);
     const assay_sink out = scope_sink(&view.scope);
@@ -260,4 +260,31 @@ cleanup:
     free(dh_norm);
     free(dh);
     return status;
+}
+
+double layer_mlp_recomputed(const assay_stack_config *config, int64_t layer, const bool kept[ASSAY_REMAT_SLOTS])
+{
+    const assay_moe_config *moe = &config->moe;
+    const double tokens = (double)config->mla.batch * (double)config->mla.sequence;
+    const double dim = (double)config->mla.emb_dim;
+    /* of one branch; a fused product is two */
+    const double plain =
+        2 * tokens * dim * (double)(layer_is_dense(config, layer) ? config->mlp.mlp_dim : moe->shared_mlp_dim);
+    double sum = 0;
+    if (layer_is_dense(config, layer) && config->mlp.fused) return kept[ASSAY_REMAT_MLPWI] ? 0 : 2 * plain;
+    if (!kept[ASSAY_REMAT_MLPWI_0]) sum += plain;
+    if (!kept[ASSAY_REMAT_MLPWI_1]) sum += plain;
+    if (layer_is_dense(config, layer)) return sum;
+    const double rows =
+        tokens * (double)(moe->path == ASSAY_MOE_DENSE ? moe->routing.num_experts : moe->routing.num_experts_per_tok);
+    const double routed = 2 * rows * dim * (double)moe->moe_mlp_dim;
+    sum += 2 * tokens * dim * (double)moe->routing.num_experts; /* the gate, whose logits have no name */
+    if (moe->fused_weights) {
+        if (!kept[ASSAY_REMAT_MOE_MLPWI]) sum += 2 * routed;
+    } else {
+        if (!kept[ASSAY_REMAT_MOE_MLPWI_0]) sum += routed;
+        if (!kept[ASSAY_REMAT_MOE_MLPWI_1]) sum += routed;
+    }
+    if (!kept[ASSAY_REMAT_MOE_MLPWO]) sum += routed; /* the gradient of the routing weights needs it */
+    return sum;
 }

@@ -2,32 +2,6 @@
 #include "oracle/layer/batch_split.h"
 #include "oracle/layer/layer_internal.h"
 
-double layer_mlp_recomputed(const assay_stack_config *config, int64_t layer, const bool kept[ASSAY_REMAT_SLOTS])
-{
-    const assay_moe_config *moe = &config->moe;
-    const double tokens = (double)config->mla.batch * (double)config->mla.sequence;
-    const double dim = (double)config->mla.emb_dim;
-    /* of one branch; a fused product is two */
-    const double plain = 2 * tokens * dim * (double)(layer_is_dense(config, layer) ? config->mlp.mlp_dim : moe->shared_mlp_dim);
-    double sum = 0;
-    if (layer_is_dense(config, layer) && config->mlp.fused) return kept[ASSAY_REMAT_MLPWI] ? 0 : 2 * plain;
-    if (!kept[ASSAY_REMAT_MLPWI_0]) sum += plain;
-    if (!kept[ASSAY_REMAT_MLPWI_1]) sum += plain;
-    if (layer_is_dense(config, layer)) return sum;
-    const double rows = tokens * (double)(moe->path == ASSAY_MOE_DENSE ? moe->routing.num_experts
-                                                                        : moe->routing.num_experts_per_tok);
-    const double routed = 2 * rows * dim * (double)moe->moe_mlp_dim;
-    sum += 2 * tokens * dim * (double)moe->routing.num_experts; /* the gate, whose logits have no name */
-    if (moe->fused_weights) {
-        if (!kept[ASSAY_REMAT_MOE_MLPWI]) sum += 2 * routed;
-    } else {
-        if (!kept[ASSAY_REMAT_MOE_MLPWI_0]) sum += routed;
-        if (!kept[ASSAY_REMAT_MOE_MLPWI_1]) sum += routed;
-    }
-    if (!kept[ASSAY_REMAT_MOE_MLPWO]) sum += routed; /* the gradient of the routing weights needs it */
-    return sum;
-}
-
 assay_status assay_stack_remat_model(assay_context *ctx, const assay_stack_config *config, assay_remat_report *report)
 {
     assay_status status = assay_stack_check(ctx, config);

@@ -227,15 +227,28 @@ void moe_gather(const assay_context *ctx, double *rows, const double *x, const i
                 int64_t count, int64_t dim);
 void moe_accumulate(const assay_context *ctx, double *sum, const double *rows, const double *weights, int64_t count,
                     int64_t dim);
+/* The row of choice order[first + j] among the rows at hand. */
+int64_t moe_row_of(const moe_block *block, int64_t j);
 
 assay_status moe_router_forward(assay_context *ctx, moe_block *block);
 /* The gradients of the gate; its part joins dx. */
 assay_status moe_router_backward(assay_context *ctx, moe_block *block);
 void moe_router_free(moe_router *router);
 /* Its products, to be evaluated or gauged: x kernel, x^T d_logits, d_logits kernel^T. */
-assay_matmul_args moe_logits_product(const moe_block *block, double *logits);
-assay_matmul_args moe_d_kernel_product(const moe_block *block, double *d_kernel);
-assay_matmul_args moe_dx_product(const moe_block *block, double *dx);
+static inline assay_matmul_args moe_logits_product(const moe_block *b, double *logits)
+{
+    return assay_product(logits, b->x, b->router.kernel, b->tokens, b->experts, b->emb_dim);
+}
+
+static inline assay_matmul_args moe_d_kernel_product(const moe_block *b, double *d_kernel)
+{
+    return assay_product_at(d_kernel, b->x, b->router.d_logits, b->emb_dim, b->experts, b->tokens);
+}
+
+static inline assay_matmul_args moe_dx_product(const moe_block *b, double *dx)
+{
+    return assay_product_bt(dx, b->router.d_logits, b->router.kernel, b->tokens, b->emb_dim, b->experts);
+}
 
 assay_status moe_llama4_forward(assay_context *ctx, moe_block *block);
 void moe_llama4_backward(assay_context *ctx, moe_block *block);
@@ -243,8 +256,6 @@ void moe_llama4_backward(assay_context *ctx, moe_block *block);
 assay_status moe_experts_run(assay_context *ctx, moe_block *block);
 /* Forward, backward and gauge; joins y and dx. */
 assay_status moe_shared_run(assay_context *ctx, moe_block *block);
-/* The row of choice order[first + j] among the rows at hand. */
-int64_t moe_row_of(const moe_block *block, int64_t j);
 
 /* Gauge of the block; of the rows at hand (moe_gauge_rows.c). */
 assay_status moe_gauge_alloc(assay_context *ctx, moe_block *block);

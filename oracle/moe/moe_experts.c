@@ -11,11 +11,6 @@ static bool is_dense(const moe_block *block)
     return block->config->path == ASSAY_MOE_DENSE;
 }
 
-int64_t moe_row_of(const moe_block *block, int64_t j)
-{
-    return is_dense(block) ? block->order[block->rows.first + j] / block->per_token : j;
-}
-
 static assay_status alloc_rows(assay_context *ctx, moe_block *block, int64_t most)
 {
     assay_status status = ASSAY_OK;

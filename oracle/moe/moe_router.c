@@ -6,22 +6,6 @@
 #include "oracle/moe/moe_block.h"
 #include "oracle/moe/permute.h"
 
-assay_matmul_args moe_logits_product(const moe_block *block, double *logits)
-{
-    return assay_product(logits, block->x, block->router.kernel, block->tokens, block->experts, block->emb_dim);
-}
-
-assay_matmul_args moe_d_kernel_product(const moe_block *block, double *d_kernel)
-{
-    return assay_product_at(d_kernel, block->x, block->router.d_logits, block->emb_dim, block->experts, block->tokens);
-}
-
-assay_matmul_args moe_dx_product(const moe_block *block, double *dx)
-{
-    return assay_product_bt(dx, block->router.d_logits, block->router.kernel, block->tokens, block->emb_dim,
-                            block->experts);
-}
-
 static assay_status read_f64(assay_context *ctx, const assay_source *in, const char *path, int64_t count, double **out)
 {
     assay_status status = assay_alloc_f64(ctx, path, count, out);

@@ -28,3 +28,8 @@ void moe_accumulate(const assay_context *ctx, double *sum, const double *rows, c
     for (int64_t i = 0; i < count; i++)
         assay_add_scaled(ctx, dim, weights == NULL ? 1.0 : weights[i], rows + i * dim, sum + i * dim);
 }
+
+int64_t moe_row_of(const moe_block *block, int64_t j)
+{
+    return block->config->path == ASSAY_MOE_DENSE ? block->order[block->rows.first + j] / block->per_token : j;
+}

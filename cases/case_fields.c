@@ -1,0 +1,112 @@
+/* The keys of a case but for op, model, config and inputs. */
+#include <ctype.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "cases/case_internal.h"
+
+enum { MOST_SHARDS = 1 << 20 };
+
+/* Keys of whole numbers and of lists. Those of mesh and positions have the mapping before the dot. */
+static const struct {
+    const char *key;
+    size_t offset;
+    int64_t least, most;
+} NUMBERS[] = {
+    {"batch", offsetof(assay_case, batch), 1, INT32_MAX},
+    {"sequence", offsetof(assay_case, sequence), 1, INT32_MAX},
+    {"mesh.data", offsetof(assay_case, mesh_data), 1, MOST_SHARDS},
+    {"mesh.fsdp", offsetof(assay_case, mesh_fsdp), 1, MOST_SHARDS},
+    {"mesh.expert", offsetof(assay_case, mesh_expert), 1, MOST_SHARDS},
+    {"mesh.tensor", offsetof(assay_case, mesh_tensor), 1, MOST_SHARDS},
+    {"positions.start", offsetof(assay_case, position_start), 0, INT32_MAX},
+    {"positions.step", offsetof(assay_case, position_step), 0, INT32_MAX},
+};
+enum { NUMBER_COUNT = sizeof NUMBERS / sizeof *NUMBERS };
+
+static const struct {
+    const char *key;
+    size_t offset;
+} LISTS[] = {
+    {"tags", offsetof(assay_case, tags)},
+    {"gradients", offsetof(assay_case, gradients)},
+    {"checkpoints", offsetof(assay_case, checkpoints)},
+    {"profiles", offsetof(assay_case, profiles)},
+};
+enum { LIST_COUNT = sizeof LISTS / sizeof *LISTS };
+
+/* A fixture is stored under the case's name, so it must be a path that stays below a folder, and no glob. */
+static bool is_case_name(const char *name)
+{
+    for (const char *p = name; *p != '\0'; p++) {
+        if (!isalnum((unsigned char)*p) && strchr("_/.-+", *p) == NULL) return false;
+        bool starts_part = p == name || p[-1] == '/';
+        if (starts_part && !isalnum((unsigned char)*p)) return false;
+    }
+    return name[0] != '\0' && name[strlen(name) - 1] != '/';
+}
+
+static assay_status read_name(const assay_yaml *y, const yaml_node_t *node, assay_case *c)
+{
+    char name[ASSAY_PATH_SIZE];
+    assay_status status = assay_yaml_text(y, node, "case", name, sizeof name);
+    RETURN_IF(status != ASSAY_OK, status);
+    if (!is_case_name(name)) {
+        return assay_yaml_refuse_value(
+            y, node, "case",
+            "a name such as moe/my-case: letters, digits, _ . - +, parts that begin with one of the first two");
+    }
+    memcpy(c->name, name, sizeof name);
+    return ASSAY_OK;
+}
+
+static assay_status read_dtype(const assay_yaml *y, const yaml_node_t *node, assay_case *c)
+{
+    char name[ASSAY_TEXT_SIZE];
+    assay_dtype type;
+    assay_status status = assay_yaml_text(y, node, "dtype", name, sizeof name);
+    RETURN_IF(status != ASSAY_OK, status);
+    if (assay_dtype_from_name(name, &type) && type != ASSAY_INT32) {
+        c->dtype = type;
+        return ASSAY_OK;
+    }
+    char wanted[256] = "";
+    size_t used = 0;
+    for (int i = 0; i < ASSAY_DTYPE_COUNT; i++) {
+        if (i == ASSAY_INT32) continue;
+        const char *comma = used > 0 ? ", " : "one of ";
+        used += (size_t)snprintf(wanted + used, sizeof wanted - used, "%s%s", comma, assay_dtype_name((assay_dtype)i));
+    }
+    return assay_yaml_refuse_value(y, node, "dtype", wanted);
+}
+
+assay_status assay_case_read_field(const assay_yaml *y, assay_case *c, const char *key, const yaml_node_t *value,
+                                   bool *known)
+{
+    *known = true;
+    for (int i = 0; i < NUMBER_COUNT; i++) {
+        if (strcmp(key, NUMBERS[i].key) != 0) continue;
+        int64_t *number = (int64_t *)(void *)((char *)c + NUMBERS[i].offset);
+        return assay_yaml_whole(y, value, key, NUMBERS[i].least, NUMBERS[i].most, number);
+    }
+    for (int i = 0; i < LIST_COUNT; i++) {
+        if (strcmp(key, LISTS[i].key) != 0) continue;
+        return assay_yaml_list(y, value, key, (assay_text_list *)(void *)((char *)c + LISTS[i].offset));
+    }
+    if (strcmp(key, "case") == 0) return read_name(y, value, c);
+    if (strcmp(key, "description") == 0) {
+        return assay_yaml_text(y, value, key, c->description, sizeof c->description);
+    }
+    if (strcmp(key, "seed") == 0) return assay_yaml_seed(y, value, key, &c->seed);
+    if (strcmp(key, "dtype") == 0) return read_dtype(y, value, c);
+    *known = false;
+    return ASSAY_OK;
+}
+
+void assay_case_offer_fields(assay_nearest *nearest)
+{
+    static const char *const OTHERS[] = {"case", "description", "seed", "dtype"};
+    for (int i = 0; i < NUMBER_COUNT; i++) assay_nearest_offer(nearest, NUMBERS[i].key);
+    for (int i = 0; i < LIST_COUNT; i++) assay_nearest_offer(nearest, LISTS[i].key);
+    for (size_t i = 0; i < sizeof OTHERS / sizeof *OTHERS; i++) assay_nearest_offer(nearest, OTHERS[i]);
+}

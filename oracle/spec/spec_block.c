@@ -1,0 +1,141 @@
+/* The experts of a MoE block: y[t] = sum over k of weights[t,k] * expert(selected[t,k])(x[t]), plus the shared expert's
+ * gated MLP of x[t]. */
+#include "oracle/spec/spec_internal.h"
+
+void spec_block_free(spec_block *block)
+{
+    free(block->token);
+    free(block->a);
+    free(block->b);
+    free(block->h);
+    free(block->y);
+}
+
+static assay_status read_shared(assay_context *ctx, const spec_tensors *in, spec_block *block)
+{
+    const assay_moe_config *config = block->config;
+    assay_status status = ASSAY_OK;
+    int64_t dim = config->emb_dim, width = config->shared_mlp_dim;
+    block->shared = (spec_mlp){.emb_dim = dim,
+                               .mlp_dim = width,
+                               .ld = width,
+                               .activation = {config->activation, ASSAY_LINEAR},
+                               .glu = ASSAY_GLU_PLAIN};
+    if (width == 0) return ASSAY_OK;
+    TRY(spec_read(ctx, in, "weights/shared_experts/wi_0/kernel", dim * width, &block->shared.wi_0));
+    TRY(spec_read(ctx, in, "weights/shared_experts/wi_1/kernel", dim * width, &block->shared.wi_1));
+    TRY(spec_read(ctx, in, "weights/shared_experts/wo/kernel", width * dim, &block->shared.wo));
+cleanup:
+    return status;
+}
+
+assay_status spec_block_read(assay_context *ctx, const assay_moe_config *config, const spec_tensors *in,
+                             spec_block *block)
+{
+    assay_status status = ASSAY_OK;
+    int64_t experts = config->routing.num_experts, dim = config->emb_dim, width = config->moe_mlp_dim;
+    int64_t tokens = config->routing.batch * config->routing.sequence, rows = 0, last = 0;
+    int64_t scratch = width > config->shared_mlp_dim ? width : config->shared_mlp_dim;
+    block->config = config;
+    TRY(spec_read_rows(ctx, in, "inputs/x", &block->x, &rows, &last));
+    if (rows != tokens || last != dim) {
+        status = assay_fail(ctx, ASSAY_BAD_INPUT, "'inputs/x' has %lld rows of %lld, expected %lld of %lld",
+                            (long long)rows, (long long)last, (long long)tokens, (long long)dim);
+        goto cleanup;
+    }
+    if (config->fused_weights) {
+        TRY(spec_read(ctx, in, "weights/wi", experts * dim * 2 * width, &block->wi));
+    } else {
+        TRY(spec_read(ctx, in, "weights/wi_0", experts * dim * width, &block->wi_0));
+        TRY(spec_read(ctx, in, "weights/wi_1", experts * dim * width, &block->wi_1));
+    }
+    TRY(spec_read(ctx, in, "weights/wo", experts * width * dim, &block->wo));
+    TRY(spec_read_optional(ctx, in, "weights/wi_0_bias", experts * width, &block->wi_0_bias));
+    TRY(spec_read_optional(ctx, in, "weights/wi_1_bias", experts * width, &block->wi_1_bias));
+    TRY(spec_read_optional(ctx, in, "weights/wo_bias", experts * dim, &block->wo_bias));
+    TRY(read_shared(ctx, in, block));
+    TRY(spec_alloc(ctx, dim, &block->token));
+    TRY(spec_alloc(ctx, scratch, &block->a));
+    TRY(spec_alloc(ctx, scratch, &block->b));
+    TRY(spec_alloc(ctx, scratch, &block->h));
+    TRY(spec_alloc(ctx, dim, &block->y));
+cleanup:
+    return status;
+}
+
+void spec_block_expert(const spec_block *block, const spec_quad *x, int64_t e)
+{
+    const assay_moe_config *config = block->config;
+    int64_t dim = config->emb_dim, width = config->moe_mlp_dim;
+    spec_mlp expert = {.emb_dim = dim,
+                       .mlp_dim = width,
+                       .ld = config->fused_weights ? 2 * width : width,
+                       .wi_0 = config->fused_weights ? block->wi + e * dim * 2 * width : block->wi_0 + e * dim * width,
+                       .wo = block->wo + e * width * dim,
+                       .activation = {config->activation, ASSAY_LINEAR},
+                       .glu = config->glu,
+                       .limit = config->limit};
+    expert.wi_1 = config->fused_weights ? expert.wi_0 + width : block->wi_1 + e * dim * width;
+    if (block->wi_0_bias != NULL) expert.wi_0_bias = block->wi_0_bias + e * width;
+    if (block->wi_1_bias != NULL) expert.wi_1_bias = block->wi_1_bias + e * width;
+    if (block->wo_bias != NULL) expert.wo_bias = block->wo_bias + e * dim;
+    spec_mlp_row(&expert, x, block->a, block->b, block->h, block->y);
+}
+
+void spec_block_choice(const spec_block *block, int64_t choice)
+{
+    const int64_t token = choice / block->config->routing.num_experts_per_tok;
+    spec_block_expert(block, spec_block_token(block, token), block->selected[choice]);
+    if (!block->weight_before_wo) return;
+    for (int64_t d = 0; d < block->config->emb_dim; d++) block->y[d] *= block->weights[choice];
+}
+
+const spec_quad *spec_block_token(const spec_block *block, int64_t t)
+{
+    int64_t dim = block->config->emb_dim;
+    spec_quad factor = block->config->routing.family == ASSAY_ROUTER_LLAMA4 ? spec_sigmoid(block->weights[t]) : 1;
+    for (int64_t d = 0; d < dim; d++) block->token[d] = factor * block->x->values[t * dim + d];
+    return block->token;
+}
+
+int64_t spec_capacity(const assay_moe_config *config)
+{
+    const assay_routing_config *routing = &config->routing;
+    int64_t choices = routing->sequence * routing->num_experts_per_tok;
+    int64_t average = (choices + routing->num_experts - 1) / routing->num_experts;
+    /* In float64, as Python does it: the product of 10 and 0.7 is 7. */
+    double factor = config->capacity_factor, room = (double)average * factor;
+    return (int64_t)(room > factor ? room : factor);
+}
+
+int64_t spec_block_position(const spec_block *block, int64_t choice)
+{
+    int64_t in_row = block->config->routing.sequence * block->config->routing.num_experts_per_tok, rank = 0;
+    for (int64_t i = choice / in_row * in_row; i < choice; i++) rank += block->selected[i] == block->selected[choice];
+    return rank;
+}
+
+static void combine_token(const spec_block *block, int64_t t, spec_quad *y)
+{
+    const assay_moe_config *config = block->config;
+    int64_t dim = config->emb_dim, per_token = config->routing.num_experts_per_tok;
+    bool llama4 = config->routing.family == ASSAY_ROUTER_LLAMA4, dropping = config->path == ASSAY_MOE_DROPPING;
+    for (int64_t d = 0; d < dim; d++) y[d] = 0;
+    for (int64_t choice = t * per_token; choice < (t + 1) * per_token; choice++) {
+        if (dropping && spec_block_position(block, choice) >= spec_capacity(config)) continue;
+        if (block->dropped != NULL && block->dropped[choice]) continue;
+        spec_block_choice(block, choice);
+        spec_quad weight = llama4 || block->weight_before_wo ? 1 : block->weights[choice];
+        for (int64_t d = 0; d < dim; d++) y[d] += weight * block->y[d];
+    }
+    if (config->shared_mlp_dim == 0) return;
+    spec_mlp_row(&block->shared, block->x->values + t * dim, block->a, block->b, block->h, block->y);
+    for (int64_t d = 0; d < dim; d++) y[d] += block->y[d];
+}
+
+void spec_block_combine(const spec_block *block, spec_quad *y)
+{
+    const assay_moe_config *config = block->config;
+    const int64_t tokens = config->routing.batch * config->routing.sequence;
+    for (int64_t t = 0; t < tokens; t++) combine_token(block, t, y + t * config->emb_dim);
+}
