@@ -11,11 +11,11 @@
 #include "oracle/base/status.h"
 
 /* What a product is to an arithmetic that treats linear layers in a way of their own (block-scaled fp8). */
-typedef enum assay_product_kind {
+typedef enum assay_product {
     ASSAY_PRODUCT_OTHER,          /* attention, router */
     ASSAY_PRODUCT_LINEAR,         /* of a linear layer: B is its weight */
     ASSAY_PRODUCT_LINEAR_GRADIENT /* of its weight: neither operand is one */
-} assay_product_kind;
+} assay_product;
 
 /* C [m,n] = op(A) [m,k] * op(B) [k,n], C overwritten, or continued when `accumulate`: the chain of an element goes on
  * from the value that is there, so that a sum over k can be made in pieces with the bits of one chain. Element (i,p) of
@@ -32,32 +32,32 @@ typedef struct assay_matmul_args {
     bool transpose_b;
     int64_t m, n, k;
     bool accumulate;
-    assay_product_kind kind;
+    assay_product kind;
 } assay_matmul_args;
 
-/* Products of matrices whose rows follow each other without a gap. What else a product has (rows further apart, a kind,
- * a sum that is continued) is set on what these return. a [m,k] b [k,n]: */
-static inline assay_matmul_args assay_product(double *c, const double *a, const double *b, int64_t m, int64_t n,
-                                              int64_t k)
+/* a b, of a [m,k] and b [k,n] whose rows follow each other without a gap; c [m,n] likewise. What else a product has (rows
+ * further apart, a kind, a sum that is continued) is set on what this and the next two return. */
+static inline assay_matmul_args assay_product_ab(double *c, const double *a, const double *b, int64_t m, int64_t n,
+                                                 int64_t k)
 {
     return (assay_matmul_args){.c = c, .ldc = n, .a = a, .lda = k, .b = b, .ldb = n, .m = m, .n = n, .k = k};
 }
 
 /* a^T b, of a [k,m] and b [k,n]: a sum over rows, as the gradient of a weight is. */
-static inline assay_matmul_args assay_product_at(double *c, const double *a, const double *b, int64_t m, int64_t n,
-                                                 int64_t k)
+static inline assay_matmul_args assay_product_atb(double *c, const double *a, const double *b, int64_t m, int64_t n,
+                                                  int64_t k)
 {
-    assay_matmul_args args = assay_product(c, a, b, m, n, k);
+    assay_matmul_args args = assay_product_ab(c, a, b, m, n, k);
     args.lda = m;
     args.transpose_a = true;
     return args;
 }
 
 /* a b^T, of a [m,k] and b [n,k], as the gradient of an input is. */
-static inline assay_matmul_args assay_product_bt(double *c, const double *a, const double *b, int64_t m, int64_t n,
-                                                 int64_t k)
+static inline assay_matmul_args assay_product_abt(double *c, const double *a, const double *b, int64_t m, int64_t n,
+                                                  int64_t k)
 {
-    assay_matmul_args args = assay_product(c, a, b, m, n, k);
+    assay_matmul_args args = assay_product_ab(c, a, b, m, n, k);
     args.ldb = k;
     args.transpose_b = true;
     return args;

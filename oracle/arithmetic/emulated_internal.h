@@ -37,14 +37,14 @@ emulated_operand emulated_b(const assay_matmul_args *args);
 assay_status emulated_round_operand(assay_context *ctx, const emulated_rounder *r, emulated_operand *o, double **copy);
 
 /* Whether the profile scales the operands of such a product. */
-bool emulated_is_scaled(const assay_emulation *emulation, assay_product_kind product);
+bool emulated_is_scaled(const assay_emulation *emulation, assay_product product);
 
 /* The profile's accumulator, and its unit, of such a product. */
 typedef struct emulated_accumulator {
     double unit;
     assay_accumulator kind;
 } emulated_accumulator;
-emulated_accumulator emulated_accumulator_of(const assay_emulation *emulation, assay_product_kind product);
+emulated_accumulator emulated_accumulator_of(const assay_emulation *emulation, assay_product product);
 
 /* --- errors of the product's partial sums (emulated_sums.c) --- */
 

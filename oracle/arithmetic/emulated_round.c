@@ -56,12 +56,12 @@ static emulated_rounder unit_rounder(const assay_emulation *emulation, uint64_t 
     return r;
 }
 
-bool emulated_is_scaled(const assay_emulation *emulation, assay_product_kind product)
+bool emulated_is_scaled(const assay_emulation *emulation, assay_product product)
 {
     return product != ASSAY_PRODUCT_OTHER && emulation->precision.scaled.block > 0;
 }
 
-emulated_accumulator emulated_accumulator_of(const assay_emulation *emulation, assay_product_kind product)
+emulated_accumulator emulated_accumulator_of(const assay_emulation *emulation, assay_product product)
 {
     const assay_precision *p = &emulation->precision;
     if (p->scaled.block > 0 && !emulated_is_scaled(emulation, product)) {

@@ -99,7 +99,7 @@ static operand b_block(const gauge *g, const tile *t, int64_t first, int64_t k)
 static assay_status multiply(assay_context *ctx, const gauge *g, const tile *t, const double *a, int64_t lda,
                              const double *b, int64_t ldb, int64_t k)
 {
-    assay_matmul_args args = assay_product(g->product, a, b, t->m, t->n, k);
+    assay_matmul_args args = assay_product_ab(g->product, a, b, t->m, t->n, k);
     args.lda = lda;
     args.ldb = ldb;
     args.transpose_a = g->args->transpose_a;

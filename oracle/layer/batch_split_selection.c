@@ -154,8 +154,8 @@ assay_status bs_expert_selection(assay_context *ctx, const bs_moe_layer *at, bs_
     TRY(bs_selection_alloc(ctx, run, selection));
     for (int64_t shard = 0; shard < shards; shard++) {
         const assay_matmul_args args =
-            assay_product(selection->logits + shard * tokens * experts, x + shard * tokens * dim,
-                          bs_weight_of(run, at->w, BS_GATE, shard), tokens, experts, dim);
+            assay_product_ab(selection->logits + shard * tokens * experts, x + shard * tokens * dim,
+                             bs_weight_of(run, at->w, BS_GATE, shard), tokens, experts, dim);
         TRY(assay_matmul(ctx, &args));
     }
     assay_round(ctx, ASSAY_ROUND_ROUTER, shards * tokens * experts, selection->logits);
@@ -170,8 +170,8 @@ static assay_status gate_bwd(assay_context *ctx, const bs_run *run, double *dx, 
 {
     assay_status status = ASSAY_OK;
     const int64_t tokens = run->sizes.tokens, experts = run->routing.num_experts, dim = run->mla.emb_dim;
-    const assay_matmul_args input = assay_product_bt(dx, d_logits, kernel, tokens, dim, experts);
-    const assay_matmul_args weight = assay_product_at(d_kernel, x, d_logits, dim, experts, tokens);
+    const assay_matmul_args input = assay_product_abt(dx, d_logits, kernel, tokens, dim, experts);
+    const assay_matmul_args weight = assay_product_atb(d_kernel, x, d_logits, dim, experts, tokens);
     TRY(assay_matmul(ctx, &input));
     if (d_kernel != NULL) TRY(assay_matmul(ctx, &weight));
 cleanup:

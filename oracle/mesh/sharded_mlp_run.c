@@ -23,7 +23,7 @@ static assay_status up_slice(assay_context *ctx, const sharded_mlp *mlp, int64_t
     const int64_t width = dim / mlp->tensor_shards / mlp->emb_chunks;
     for (int64_t chunk = 0; chunk < mlp->emb_chunks; chunk++) {
         const int64_t first = (slice * mlp->emb_chunks + chunk) * width;
-        assay_matmul_args args = assay_product(out, x + first, w + first * ld, rows, ld, width);
+        assay_matmul_args args = assay_product_ab(out, x + first, w + first * ld, rows, ld, width);
         args.lda = dim;
         args.accumulate = chunk > 0;
         args.kind = ASSAY_PRODUCT_LINEAR;

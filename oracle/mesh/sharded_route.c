@@ -53,7 +53,7 @@ static assay_status make_logits(assay_context *ctx, sharded_run *run)
     const assay_routing_config *config = &run->config->routing;
     const int64_t tokens = config->batch * config->sequence, experts = config->num_experts, dim = run->config->emb_dim;
     TRY(assay_alloc_f64(ctx, "logits", tokens * experts, &run->logits));
-    const assay_matmul_args args = assay_product(run->logits, run->x, run->kernel, tokens, experts, dim);
+    const assay_matmul_args args = assay_product_ab(run->logits, run->x, run->kernel, tokens, experts, dim);
     TRY(assay_matmul(ctx, &args));
     assay_round(ctx, ASSAY_ROUND_ROUTER, tokens * experts, run->logits);
 cleanup:

@@ -47,8 +47,9 @@ static assay_status kernel_gradient(assay_context *ctx, const sharded_run *run)
     TRY(assay_alloc_f64(ctx, "d_kernel", count, &d_kernel));
     TRY(assay_alloc_f64(ctx, "d_kernel of a shard", count, &part));
     for (int64_t owner = 0; owner < owners; owner++) {
-        const assay_matmul_args args = assay_product_at(owner == 0 ? d_kernel : part, run->x + owner * tokens * dim,
-                                                        run->d_logits + owner * tokens * experts, dim, experts, tokens);
+        const assay_matmul_args args =
+            assay_product_atb(owner == 0 ? d_kernel : part, run->x + owner * tokens * dim,
+                              run->d_logits + owner * tokens * experts, dim, experts, tokens);
         TRY(assay_matmul(ctx, &args));
         if (owner > 0) sharded_add(ctx, count, d_kernel, part);
     }
@@ -67,7 +68,7 @@ static assay_status join_dx(assay_context *ctx, sharded_run *run)
     const int64_t dim = run->config->emb_dim, experts = run->permute.experts;
     double *dx = NULL;
     TRY(assay_alloc_f64(ctx, "dx of the router", tokens * dim, &dx));
-    const assay_matmul_args args = assay_product_bt(dx, run->d_logits, run->kernel, tokens, dim, experts);
+    const assay_matmul_args args = assay_product_abt(dx, run->d_logits, run->kernel, tokens, dim, experts);
     TRY(assay_matmul(ctx, &args));
     sharded_add(ctx, tokens * dim, run->dx, dx);
 cleanup:

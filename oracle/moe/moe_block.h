@@ -237,17 +237,17 @@ void moe_router_free(moe_router *router);
 /* Its products, to be evaluated or gauged: x kernel, x^T d_logits, d_logits kernel^T. */
 static inline assay_matmul_args moe_logits_product(const moe_block *b, double *logits)
 {
-    return assay_product(logits, b->x, b->router.kernel, b->tokens, b->experts, b->emb_dim);
+    return assay_product_ab(logits, b->x, b->router.kernel, b->tokens, b->experts, b->emb_dim);
 }
 
 static inline assay_matmul_args moe_d_kernel_product(const moe_block *b, double *d_kernel)
 {
-    return assay_product_at(d_kernel, b->x, b->router.d_logits, b->emb_dim, b->experts, b->tokens);
+    return assay_product_atb(d_kernel, b->x, b->router.d_logits, b->emb_dim, b->experts, b->tokens);
 }
 
 static inline assay_matmul_args moe_dx_product(const moe_block *b, double *dx)
 {
-    return assay_product_bt(dx, b->router.d_logits, b->router.kernel, b->tokens, b->emb_dim, b->experts);
+    return assay_product_abt(dx, b->router.d_logits, b->router.kernel, b->tokens, b->emb_dim, b->experts);
 }
 
 assay_status moe_llama4_forward(assay_context *ctx, moe_block *block);

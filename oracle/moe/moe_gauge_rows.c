@@ -139,7 +139,7 @@ static assay_matmul_args down_product(const moe_block *block, double *out)
 {
     const moe_mlp *mlp = &block->expert;
     const int64_t width = mlp->config.mlp_dim, dim = block->emb_dim;
-    return assay_product(out, mlp->residuals.h, mlp->weights[MLP_WO], block->rows.count, dim, width);
+    return assay_product_ab(out, mlp->residuals.h, mlp->weights[MLP_WO], block->rows.count, dim, width);
 }
 
 /* A weight may go onto h instead of y, and the product is stored then: relative to h as exact as h alone, but where it

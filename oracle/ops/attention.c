@@ -146,7 +146,7 @@ cleanup:
 assay_status attention_scores(assay_context *ctx, double *out, int64_t ld, const double *a, int64_t rows,
                               const double *b, int64_t columns, int64_t k)
 {
-    assay_matmul_args args = assay_product_bt(out, a, b, rows, columns, k);
+    assay_matmul_args args = assay_product_abt(out, a, b, rows, columns, k);
     args.ldc = ld;
     return assay_matmul(ctx, &args);
 }
@@ -172,8 +172,8 @@ static assay_status add_part(assay_context *ctx, const attention_triangle *t, in
     const int64_t middle = first + (end - first) / 2;
     const int64_t to = t->transpose ? first : middle, from = t->transpose ? middle : first;
     const int64_t rows = t->transpose ? middle - first : end - middle, k = end - first - rows;
-    assay_matmul_args square =
-        assay_product(t->y + to * t->width, t->w + middle * t->ld + first, t->x + from * t->width, rows, t->width, k);
+    assay_matmul_args square = assay_product_ab(t->y + to * t->width, t->w + middle * t->ld + first,
+                                                t->x + from * t->width, rows, t->width, k);
     square.lda = t->ld;
     square.transpose_a = t->transpose;
     square.accumulate = true;
@@ -230,7 +230,7 @@ static assay_status forward_block(assay_context *ctx, double *out, double *lse, 
                                   const double *v, double *p, const attention_rows *rows, int64_t first, int64_t end)
 {
     const int64_t ld = rows->count, wide = rows->config->v_dim, deep = rows->config->qk_dim;
-    assay_matmul_args rectangle = assay_product(out + first * wide, p, v, end - first, wide, first);
+    assay_matmul_args rectangle = assay_product_ab(out + first * wide, p, v, end - first, wide, first);
     rectangle.lda = ld;
     const attention_triangle triangle = {
         .w = p + first, .ld = ld, .x = v + first * wide, .y = out + first * wide, .size = end - first, .width = wide};

@@ -73,7 +73,7 @@ static void row_gradient(const assay_context *ctx, double *p, double *ds, double
 static assay_status add_to_keys(assay_context *ctx, double *to, const double *w, int64_t ld, int64_t rows, int64_t keys,
                                 const double *from, int64_t width)
 {
-    assay_matmul_args args = assay_product_at(to, w, from, keys, width, rows);
+    assay_matmul_args args = assay_product_atb(to, w, from, keys, width, rows);
     args.lda = ld;
     args.accumulate = true;
     return assay_matmul(ctx, &args);
@@ -105,7 +105,7 @@ static assay_status backward_block(assay_context *ctx, const segment *s, const a
 {
     const assay_attention_config *config = rows->config;
     const int64_t ld = rows->count, deep = config->qk_dim, wide = config->v_dim, size = end - first;
-    assay_matmul_args to_queries = assay_product(s->dq + first * deep, s->ds, s->k, size, deep, first);
+    assay_matmul_args to_queries = assay_product_ab(s->dq + first * deep, s->ds, s->k, size, deep, first);
     to_queries.lda = ld;
     assay_status status = ASSAY_OK;
     TRY(attention_scores(ctx, s->p, ld, s->q + first * deep, size, s->k, end, deep));

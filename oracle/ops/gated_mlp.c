@@ -45,7 +45,7 @@ static void add_bias(double *values, const double *bias, int64_t count)
 static assay_status up_product(assay_context *ctx, double *out, const double *x, const double *w,
                                const assay_gated_mlp_residuals *r, const assay_gated_mlp_config *config)
 {
-    assay_matmul_args args = assay_product(out, x, w, config->rows, r->ld, config->emb_dim);
+    assay_matmul_args args = assay_product_ab(out, x, w, config->rows, r->ld, config->emb_dim);
     args.kind = ASSAY_PRODUCT_LINEAR;
     return assay_matmul(ctx, &args);
 }
@@ -94,7 +94,7 @@ assay_status assay_gated_mlp_down(assay_context *ctx, double *y, const assay_gat
 {
     assay_status status = ASSAY_OK;
     const int64_t rows = config->rows, dim = config->emb_dim, hidden = config->mlp_dim;
-    assay_matmul_args down = assay_product(y, r->h, w->wo, rows, dim, hidden);
+    assay_matmul_args down = assay_product_ab(y, r->h, w->wo, rows, dim, hidden);
     down.kind = ASSAY_PRODUCT_LINEAR;
     TRY(assay_matmul(ctx, &down));
     if (w->wo_bias != NULL) {
@@ -118,7 +118,7 @@ assay_status assay_gated_mlp_forward(assay_context *ctx, double *y, assay_gated_
 static assay_status weight_gradient(assay_context *ctx, double *out, const double *x, int64_t n_x, const double *dy,
                                     int64_t n_dy, int64_t ld_dy, int64_t rows)
 {
-    assay_matmul_args args = assay_product_at(out, x, dy, n_x, n_dy, rows);
+    assay_matmul_args args = assay_product_atb(out, x, dy, n_x, n_dy, rows);
     args.ldb = ld_dy;
     args.kind = ASSAY_PRODUCT_LINEAR_GRADIENT;
     return out == NULL ? ASSAY_OK : assay_matmul(ctx, &args);
@@ -128,7 +128,7 @@ static assay_status weight_gradient(assay_context *ctx, double *out, const doubl
 static assay_status hidden_gradient(assay_context *ctx, double *dh, int64_t ld, const double *dy,
                                     const assay_gated_mlp_weights *w, const assay_gated_mlp_config *config)
 {
-    assay_matmul_args args = assay_product_bt(dh, dy, w->wo, config->rows, config->mlp_dim, config->emb_dim);
+    assay_matmul_args args = assay_product_abt(dh, dy, w->wo, config->rows, config->mlp_dim, config->emb_dim);
     args.ldc = ld;
     args.kind = ASSAY_PRODUCT_LINEAR;
     return assay_matmul(ctx, &args);
@@ -142,7 +142,7 @@ static assay_status input_gradient(assay_context *ctx, double *dx, const double 
     assay_status status = ASSAY_OK;
     const int64_t rows = config->rows, dim = config->emb_dim, hidden = config->mlp_dim;
     double *through_b = NULL;
-    assay_matmul_args args = assay_product_bt(dx, da, config->fused ? w->wi : w->wi_0, rows, dim, hidden);
+    assay_matmul_args args = assay_product_abt(dx, da, config->fused ? w->wi : w->wi_0, rows, dim, hidden);
     args.lda = r->ld;
     args.ldb = r->ld;
     args.kind = ASSAY_PRODUCT_LINEAR;

@@ -69,7 +69,7 @@ static assay_status biased_product(assay_context *ctx, const gauge *g, const ass
 /* Variance of x wi_0 or x wi_1 and its bias. */
 static assay_status project(assay_context *ctx, const gauge *g, double *variance, const double *wi, const double *bias)
 {
-    assay_matmul_args args = assay_product(variance, g->x, wi, g->rows, g->hidden, g->dim);
+    assay_matmul_args args = assay_product_ab(variance, g->x, wi, g->rows, g->hidden, g->dim);
     args.ldb = g->r->ld;
     return biased_product(ctx, g, &args, g->v->x, bias);
 }
@@ -128,7 +128,7 @@ static assay_status forward(assay_context *ctx, const gauge *g)
     copy_out(g->v->h, g->vh, g->size);
     store(g, g->size, g->r->h, g->vh);
     if (g->v->y != NULL) {
-        const assay_matmul_args args = assay_product(g->v->y, g->r->h, w->wo, g->rows, g->dim, g->hidden);
+        const assay_matmul_args args = assay_product_ab(g->v->y, g->r->h, w->wo, g->rows, g->dim, g->hidden);
         TRY(biased_product(ctx, g, &args, g->vh, w->wo_bias));
     }
 cleanup:
@@ -138,7 +138,7 @@ cleanup:
 static assay_status hidden_gradient(assay_context *ctx, const gauge *g)
 {
     assay_status status = ASSAY_OK;
-    assay_matmul_args args = assay_product_bt(g->dh, g->dy, g->w->wo, g->rows, g->hidden, g->dim);
+    assay_matmul_args args = assay_product_abt(g->dh, g->dy, g->w->wo, g->rows, g->hidden, g->dim);
     TRY(assay_matmul(ctx, &args));
     args.c = g->vdh;
     TRY(assay_gauge_matmul(ctx, g->precision, &args, g->variance_dy, NULL));
@@ -177,7 +177,7 @@ static assay_status weight_gradient(assay_context *ctx, const gauge *g, double *
                                     const double *variance_a, int64_t m, const double *b, const double *variance_b,
                                     int64_t n)
 {
-    assay_matmul_args args = assay_product_at(variance, a, b, m, n, g->rows);
+    assay_matmul_args args = assay_product_atb(variance, a, b, m, n, g->rows);
     args.ldc = ld;
     return variance == NULL ? ASSAY_OK : assay_gauge_matmul(ctx, g->precision, &args, variance_a, variance_b);
 }
@@ -212,7 +212,7 @@ static assay_status add_shared(assay_context *ctx, const gauge *g, const double 
     double *both = memory, *product = memory + BLOCK * hidden;
     for (int64_t first = 0; first < g->dim; first += BLOCK) {
         const int64_t count = g->dim - first < BLOCK ? g->dim - first : BLOCK;
-        const assay_matmul_args args = assay_product_bt(product, g->shared, both, g->rows, count, hidden);
+        const assay_matmul_args args = assay_product_abt(product, g->shared, both, g->rows, count, hidden);
 #pragma omp parallel for num_threads(ctx->threads)
         for (int64_t d = 0; d < count; d++) {
             for (int64_t i = 0; i < hidden; i++)
@@ -239,7 +239,7 @@ static assay_status input_gradient(assay_context *ctx, const gauge *g)
     const double *wi_0 = g->config->fused ? g->w->wi : g->w->wi_0;
     const double *wi_1 = g->config->fused ? g->w->wi + g->hidden : g->w->wi_1;
     double *through_b = NULL, *dx = g->v->gradients.dx;
-    assay_matmul_args args = assay_product_bt(dx, g->da, wi_0, g->rows, g->dim, g->hidden);
+    assay_matmul_args args = assay_product_abt(dx, g->da, wi_0, g->rows, g->dim, g->hidden);
     args.ldb = g->r->ld;
     TRY(assay_alloc_f64(ctx, "variance of dx", g->rows * g->dim, &through_b));
     TRY(assay_gauge_matmul_stored(ctx, g->precision, &args, g->vda, NULL));

@@ -30,8 +30,8 @@ static assay_status check_groups(assay_context *ctx, const int32_t *group_sizes,
 static assay_matmul_args y_product(double *y, const double *lhs, const double *rhs, int64_t g, int64_t first,
                                    int64_t count, const assay_gmm_dims *dims)
 {
-    assay_matmul_args args =
-        assay_product(y + first * dims->n, lhs + first * dims->k, rhs + g * dims->k * dims->n, count, dims->n, dims->k);
+    assay_matmul_args args = assay_product_ab(y + first * dims->n, lhs + first * dims->k, rhs + g * dims->k * dims->n,
+                                              count, dims->n, dims->k);
     args.kind = ASSAY_PRODUCT_LINEAR;
     return args;
 }
@@ -39,8 +39,8 @@ static assay_matmul_args y_product(double *y, const double *lhs, const double *r
 static assay_matmul_args dlhs_product(double *dlhs, const double *dy, const double *rhs, int64_t g, int64_t first,
                                       int64_t count, const assay_gmm_dims *dims)
 {
-    assay_matmul_args args = assay_product_bt(dlhs + first * dims->k, dy + first * dims->n, rhs + g * dims->k * dims->n,
-                                              count, dims->k, dims->n);
+    assay_matmul_args args = assay_product_abt(dlhs + first * dims->k, dy + first * dims->n,
+                                               rhs + g * dims->k * dims->n, count, dims->k, dims->n);
     args.kind = ASSAY_PRODUCT_LINEAR;
     return args;
 }
@@ -48,8 +48,8 @@ static assay_matmul_args dlhs_product(double *dlhs, const double *dy, const doub
 static assay_matmul_args drhs_product(double *drhs, const double *dy, const double *lhs, int64_t g, int64_t first,
                                       int64_t count, const assay_gmm_dims *dims)
 {
-    assay_matmul_args args = assay_product_at(drhs + g * dims->k * dims->n, lhs + first * dims->k, dy + first * dims->n,
-                                              dims->k, dims->n, count);
+    assay_matmul_args args = assay_product_atb(drhs + g * dims->k * dims->n, lhs + first * dims->k,
+                                               dy + first * dims->n, dims->k, dims->n, count);
     args.kind = ASSAY_PRODUCT_LINEAR_GRADIENT;
     return args;
 }

@@ -25,7 +25,7 @@ void assay_mla_residuals_free(assay_mla_residuals *r)
 assay_status mla_product(assay_context *ctx, double *c, const double *a, const double *b, int64_t m, int64_t n,
                          int64_t k)
 {
-    assay_matmul_args args = assay_product(c, a, b, m, n, k);
+    assay_matmul_args args = assay_product_ab(c, a, b, m, n, k);
     args.kind = ASSAY_PRODUCT_LINEAR;
     return assay_matmul(ctx, &args);
 }
@@ -108,8 +108,8 @@ static assay_status expand(assay_context *ctx, double *out, head_part part, cons
 {
     assay_status status = ASSAY_OK;
     for (int64_t head = 0; head < s->heads; head++) {
-        assay_matmul_args args = assay_product(out + head * part.width, mla_kv, wkv_b + head * s->kv + part.first,
-                                               s->tokens, part.columns, s->kv_rank);
+        assay_matmul_args args = assay_product_ab(out + head * part.width, mla_kv, wkv_b + head * s->kv + part.first,
+                                                  s->tokens, part.columns, s->kv_rank);
         args.ldc = s->heads * part.width;
         args.ldb = s->heads * s->kv;
         args.kind = ASSAY_PRODUCT_LINEAR;

@@ -46,13 +46,13 @@ static assay_status one_head(assay_context *ctx, const absorbed *a, int64_t head
     attention.heads = 1;
     attention.qk_dim = s.kv_wa;
     attention.v_dim = s.kv_rank;
-    assay_matmul_args absorb = assay_product_bt(a->query, query, up, s.tokens, s.kv_rank, s.nope);
+    assay_matmul_args absorb = assay_product_abt(a->query, query, up, s.tokens, s.kv_rank, s.nope);
     absorb.ldc = s.kv_wa;
     absorb.lda = s.heads * s.qk;
     absorb.ldb = s.heads * s.kv;
     absorb.kind = ASSAY_PRODUCT_LINEAR;
     assay_matmul_args release =
-        assay_product(a->out + head * s.value, a->latent, up + s.nope, s.tokens, s.value, s.kv_rank);
+        assay_product_ab(a->out + head * s.value, a->latent, up + s.nope, s.tokens, s.value, s.kv_rank);
     release.ldc = s.heads * s.value;
     release.ldb = s.heads * s.kv;
     release.kind = ASSAY_PRODUCT_LINEAR;

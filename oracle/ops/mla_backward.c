@@ -38,7 +38,7 @@ static void drop(double **values)
 assay_status mla_weight_gradient(assay_context *ctx, double *dw, const double *x, int64_t n_x, const double *dy,
                                  int64_t n_dy, int64_t tokens)
 {
-    assay_matmul_args args = assay_product_at(dw, x, dy, n_x, n_dy, tokens);
+    assay_matmul_args args = assay_product_atb(dw, x, dy, n_x, n_dy, tokens);
     args.kind = ASSAY_PRODUCT_LINEAR_GRADIENT;
     return dw == NULL ? ASSAY_OK : assay_matmul(ctx, &args);
 }
@@ -46,7 +46,7 @@ assay_status mla_weight_gradient(assay_context *ctx, double *dw, const double *x
 assay_status mla_input_gradient(assay_context *ctx, double *dx, const double *dy, int64_t n_dy, const double *w,
                                 int64_t n_x, int64_t tokens)
 {
-    assay_matmul_args args = assay_product_bt(dx, dy, w, tokens, n_x, n_dy);
+    assay_matmul_args args = assay_product_abt(dx, dy, w, tokens, n_x, n_dy);
     args.kind = ASSAY_PRODUCT_LINEAR;
     assay_status status = assay_matmul(ctx, &args);
     if (status == ASSAY_OK) assay_round(ctx, ASSAY_ROUND_STORAGE, tokens * n_x, dx);

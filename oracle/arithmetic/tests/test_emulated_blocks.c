@@ -102,7 +102,7 @@ typedef struct product {
     int64_t size;
 } product;
 
-static product product_of(int64_t m, int64_t n, int64_t k, double mean, int transposed, assay_product_kind kind)
+static product product_of(int64_t m, int64_t n, int64_t k, double mean, int transposed, assay_product kind)
 {
     const bool ta = (transposed & 1) != 0, tb = (transposed & 2) != 0;
     uint64_t seed = 11;
@@ -231,7 +231,7 @@ static void test_scaled_products_against_a_kernel(void **state)
     static const int64_t depths[] = {3, 61, 128, 300, 640};
     for (int d = 0; d < 5; d++) {
         for (int form = 0; form < 16; form++) {
-            const assay_product_kind kind = form & 4 ? ASSAY_PRODUCT_LINEAR : ASSAY_PRODUCT_LINEAR_GRADIENT;
+            const assay_product kind = form & 4 ? ASSAY_PRODUCT_LINEAR : ASSAY_PRODUCT_LINEAR_GRADIENT;
             product p = product_of(37, 41, depths[d], form & 8 ? 2 : 0, form & 3, kind);
             const double spread = spread_of_members(&p, &fp8_precision);
             for (int way = 0; way < 4; way++) {
@@ -285,7 +285,7 @@ static void test_what_fits_is_exact(void **state)
     exact.accumulate = 0;
     exact.accumulator = (assay_accumulator){0};
     for (int kind = ASSAY_PRODUCT_LINEAR; kind <= ASSAY_PRODUCT_LINEAR_GRADIENT; kind++) {
-        product p = product_of(7, 9, 131, 0, 1, (assay_product_kind)kind);
+        product p = product_of(7, 9, 131, 0, 1, (assay_product)kind);
         double *a = (double *)(uintptr_t)p.args.a, *b = (double *)(uintptr_t)p.args.b;
         assay_context ctx = assay_context_default(1);
         for (int64_t i = 0; i < 7 * 131; i++) a[i] = (double)(i % 3 - 1) * 448;
