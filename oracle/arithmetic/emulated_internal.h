@@ -1,5 +1,5 @@
 /* What the files of the emulated arithmetic share. Lowest first: the loops (emulated_loops.h), emulated_round.c,
- * emulated_sums.c, emulated_blocks.c, emulated.c. */
+ * emulated_sums.c, emulated_blocks.c, emulated_matmul.c. */
 #ifndef ASSAY_ARITHMETIC_EMULATED_INTERNAL_H
 #define ASSAY_ARITHMETIC_EMULATED_INTERNAL_H
 
