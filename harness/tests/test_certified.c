@@ -1,0 +1,441 @@
+/* Every operation in float64, forward and backward, held against the second form in binary128: on every case of the
+ * catalogue that is not too large for it, and on the combinations and shapes that no case is made of. */
+#include <math.h>
+
+#include "harness/certificate.h"
+#include "harness/tests/harness_test.h"
+
+/* Above the rounding of a few dozen operations. A margin is a difference, of scores that may be far larger. */
+#define OUTPUT_LIMIT 1e-14
+#define MARGIN_LIMIT 1e-13
+
+/* Operations in binary128 that all probes of a case's gradients may take: about a second. */
+#define MOST_OPERATIONS 1.5e7
+
+/* A case with what the float64 form makes of it. */
+typedef struct subject {
+    assay_context ctx;
+    assay_plan plan;
+    assay_evidence evidence;
+} subject;
+
+/* A case's inputs, and a choice of experts: of token t those from t on. */
+typedef struct chosen_source {
+    assay_inputs inputs;
+    assay_source drawn;
+    int64_t experts, per_token;
+} chosen_source;
+
+static bool chosen_has(void *self, const char *path)
+{
+    chosen_source *chosen = self;
+    return assay_is_choice(path) || chosen->drawn.has(chosen->drawn.self, path);
+}
+
+static assay_status chosen_read(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
+                                double *out)
+{
+    chosen_source *chosen = self;
+    return chosen->drawn.read(ctx, chosen->drawn.self, path, first, count, out);
+}
+
+static assay_status chosen_read_i32(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
+                                    int32_t *out)
+{
+    chosen_source *chosen = self;
+    if (!assay_is_choice(path)) return chosen->drawn.read_i32(ctx, chosen->drawn.self, path, first, count, out);
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t token = (first + i) / chosen->per_token, choice = (first + i) % chosen->per_token;
+        out[i] = (int32_t)((token + choice) % chosen->experts);
+    }
+    return ASSAY_OK;
+}
+
+/* Error scales of float64 alone: of all others nothing is certified. `chosen`: the choice of experts is given. */
+static void subject_start(subject *s, assay_case *c, bool chosen)
+{
+    *s = (subject){.ctx = assay_context_default(1)};
+    chosen_source from = {.experts = c->config.num_experts, .per_token = c->config.num_experts_per_tok};
+    assert_ok(&s->ctx, assay_case_set(&s->ctx, c, "profiles=none"));
+    assert_ok(&s->ctx, assay_case_set(&s->ctx, c, "checkpoints=all"));
+    assert_ok(&s->ctx, assay_plan_make(&s->ctx, &s->plan, c));
+    assert_ok(&s->ctx, assay_inputs_open(&s->ctx, &from.inputs, c, &s->plan.list, NULL));
+    from.drawn = assay_inputs_source(&from.inputs);
+    const assay_source with_choice = {&from, chosen_has, chosen_read, chosen_read_i32};
+    const assay_source source = chosen ? with_choice : from.drawn;
+    assert_ok(&s->ctx, assay_evidence_collect(&s->ctx, &s->evidence, &s->plan, &source, NULL));
+    assay_inputs_close(&from.inputs);
+    s->ctx.threads = 2;
+}
+
+static void subject_end(subject *s)
+{
+    assay_evidence_free(&s->evidence);
+    assay_plan_free(&s->plan);
+}
+
+static const spec_certificate *certificate_at(const spec_certificates *found, const char *path)
+{
+    for (int i = 0; i < found->count; i++) {
+        if (strcmp(found->items[i].path, path) == 0) return &found->items[i];
+    }
+    return NULL;
+}
+
+/* Near a tie the two forms may choose apart, which the certifier counts among the kinks. */
+static void check(subject *s, const spec_certificates *found, bool gradients)
+{
+    const char *name = s->plan.c->name;
+    int expected = 0;
+    for (int i = 0; i < s->plan.spec_count; i++) {
+        const char *path = s->plan.specs[i].path;
+        const bool gradient = assay_path_in(path, "gradients");
+        if (!assay_is_certified(path) || (gradient && !gradients)) continue;
+        const spec_certificate *c = certificate_at(found, path);
+        if (c == NULL) fail_msg("%s: no certificate of %s", name, path);
+        const bool margin = strlen(path) > 6 && strcmp(path + strlen(path) - 6, "margin") == 0;
+        const double limit = margin ? MARGIN_LIMIT : OUTPUT_LIMIT;
+        if (!gradient && !(c->relative <= limit)) fail_msg("%s: %s is off by %g of its size", name, path, c->relative);
+        if (c->checked + c->kinks == 0 && assay_shape_count(&s->plan.specs[i].shape) > 0) {
+            fail_msg("%s: nothing of %s was checked", name, path);
+        }
+        if (c->kinks > 0 && !assay_is_choice(path)) fail_msg("%s: %s has %d kinks", name, path, (int)c->kinks);
+        expected++;
+    }
+    assert_int_equal(found->count, expected);
+    if (assay_certificates_check(&s->ctx, found) != ASSAY_OK) fail_msg("%s: %s", name, s->ctx.message);
+}
+
+/* Whether gradients were within the budget. */
+static bool certify(assay_case *c, int64_t coordinates)
+{
+    subject s;
+    spec_certificates found = {0};
+    subject_start(&s, c, false);
+    assay_scope scope = assay_scope_of(&s.ctx, &s.plan, coordinates);
+    assert_true(scope.outputs);
+    if (2 * (double)scope.probes * s.plan.operation->flops(c, false) > MOST_OPERATIONS) scope.gradients = false;
+    assert_ok(&s.ctx, assay_certify(&s.ctx, &s.evidence, &scope, true, &found));
+    check(&s, &found, scope.gradients);
+    spec_certificates_free(&found);
+    subject_end(&s);
+    return scope.gradients;
+}
+
+static void the_catalogue(void **state)
+{
+    (void)state;
+    assay_context ctx = assay_context_default(1);
+    assay_case *cases = NULL;
+    int count = 0, outputs = 0, gradients = 0;
+    assert_ok(&ctx, assay_catalogue(&ctx, &cases, &count));
+    for (int i = 0; i < count; i++) {
+        if (has_tag(&cases[i], "true-size")) continue;
+        gradients += certify(&cases[i], 1);
+        outputs++;
+    }
+    assert_true(outputs >= 362 && gradients >= 270);
+    assay_cases_free(cases, count);
+}
+
+/* A case that is changed in every way: one setting of each list, whose alternatives lie between bars; an alternative is
+ * settings between semicolons, or nothing. */
+enum { MOST_LISTS = 4 };
+typedef struct variants {
+    const char *name;
+    const char *lists[MOST_LISTS];
+} variants;
+
+#define TINY_MOE "base_emb_dim=5;base_moe_mlp_dim=7;num_experts=6;num_experts_per_tok=2;batch=2;sequence=4"
+#define TINY_LAYER                                                                                                     \
+    "base_emb_dim=8;base_num_query_heads=2;qk_nope_head_dim=3;v_head_dim=2;q_lora_rank=3;kv_lora_rank=4;"              \
+    "base_mlp_dim=7;base_moe_mlp_dim=5;load_balance_loss_weight=0.7;routed_bias_update_rate=0.001;positions.step=900"
+#define PATHS "sparse_matmul=true|sparse_matmul=false|sparse_matmul=false;capacity_factor=1"
+#define BALANCE "load_balance_loss_weight=0.7;routed_bias_update_rate=0.001"
+#define EXCHANGES "ragged_buffer_factor=0.75|use_ring_of_experts=true"
+#define ACTIVATIONS                                                                                                    \
+    "mlp_activations=[silu, linear]|mlp_activations=[gelu, linear]|mlp_activations=[gelu_exact, linear]|"              \
+    "mlp_activations=[relu, linear]|mlp_activations=[sigmoid, linear]|mlp_activations=[linear, linear]|"               \
+    "mlp_activations=[silu, gelu]|mlp_activations=[relu, sigmoid]|mlp_activations=[linear, gelu_exact]|"               \
+    "mlp_activations=[sigmoid, silu]|mlp_activations=[gelu, relu]"
+#define SEGMENTS                                                                                                       \
+    "|inputs.segment_ids={values: [1, 1, 2, 1, 0, 2, 0]}|inputs.segment_ids={values: [1, 1, 1, 2, 2, 0, 0]}|"          \
+    "inputs.segment_ids={values: [0, 0, 0, 0, 0, 0, 0]}"
+
+static const variants tables[] = {
+    {"rms_norm/prime-width",
+     {"base_emb_dim=1|base_emb_dim=13|base_emb_dim=64",
+      "normalization_layer_epsilon=0.5|normalization_layer_epsilon=0"}},
+    {"gmm/empty-run",
+     {"batch=1;sequence=5;num_experts_per_tok=1;num_experts=2;base_emb_dim=7", "base_moe_mlp_dim=1|base_moe_mlp_dim=3",
+      "inputs.group_sizes={values: [0, 0]}|inputs.group_sizes={values: [0, 5]}|inputs.group_sizes={values: [3, 0]}"}},
+    {"permute/stable", {"num_experts_per_tok=1|num_experts_per_tok=3", "base_emb_dim=1|base_emb_dim=5"}},
+    {"mlp/primes",
+     {"base_emb_dim=4;base_mlp_dim=3;sequence=2;batch=1",
+      "fused_mlp=false;mlp_bias=true|fused_mlp=true;inputs.x={scale: 8}|fused_mlp=true;mlp_bias=true",
+      "mlp_activations_limit=0|mlp_activations_limit=0.7", ACTIVATIONS}},
+    {"mlp/gpt-oss", {"base_emb_dim=4;base_mlp_dim=3;mlp_activations_limit=0.7", "fused_mlp=true|", "mlp_bias=true|"}},
+    {"yarn_rope/ten-dimensions",
+     {"qk_rope_head_dim=2|qk_rope_head_dim=6|qk_rope_head_dim=64", "rope_type=default|rope_type=yarn",
+      "rope_interleave=false|rope_interleave=true|rope_interleave=true;rope_pairwise=true",
+      "rope_truncate=true|rope_truncate=false;rope_attention_scaling=true"}},
+    {"yarn_rope/ten-dimensions",
+     {"beta_fast=1|original_max_position_embeddings=4|original_max_position_embeddings=1;beta_slow=4|"
+      "beta_slow=1.0e-9|rope_factor=0.5|rope_factor=1;rope_max_timescale=1.5|rope_max_timescale=5.0e+6",
+      "rope_pairwise=false|rope_pairwise=true;rope_truncate=false"}},
+    {"attention/primes", {"sequence=7", SEGMENTS, "mask_padding=true|mask_padding=false"}},
+    {"attention/one-token", {"inputs.segment_ids={values: [0]}", "mask_padding=true|mask_padding=false"}},
+    {"mla/primes",
+     {"sequence=7;batch=2", SEGMENTS, "mask_padding=true|mask_padding=false", "q_lora_rank=0|rope_pairwise=true"}},
+    {"mla/small",
+     {"sequence=1|sequence=5;base_num_query_heads=1;qk_nope_head_dim=1;qk_rope_head_dim=2;v_head_dim=1;q_lora_rank=1;"
+      "kv_lora_rank=1;normalization_layer_epsilon=0.25"}},
+    {"routing/balance",
+     {"num_experts=6|num_experts=6;n_routing_groups=3;topk_routing_group=2;num_experts_per_tok=3",
+      "group_score=max|group_score=top2_sum",
+      "routed_bias=true|routed_bias=true;inputs.gate/bias={mean: -2}|routed_bias=false",
+      "routed_score_func=|routed_score_func=sigmoid|routed_score_func=softmax|routed_score_func=sqrtsoftplus"}},
+    {"routing/deepseek2-236b", {"routed_bias=true", "group_score=max|group_score=top2_sum"}},
+    {"moe/small",
+     {PATHS "|prefuse_moe_weights=true",
+      "batch=1;sequence=1;num_experts=1;num_experts_per_tok=1;base_emb_dim=1;base_moe_mlp_dim=1|"
+      "batch=1;sequence=1;num_experts=5;num_experts_per_tok=1;base_emb_dim=3;base_moe_mlp_dim=2|"
+      "batch=1;sequence=3;num_experts=4;num_experts_per_tok=4;base_emb_dim=5;base_moe_mlp_dim=3|"
+      "batch=2;sequence=3;num_experts=7;num_experts_per_tok=3;base_emb_dim=11;base_moe_mlp_dim=13|"
+      "batch=2;sequence=1;num_experts=3;num_experts_per_tok=2;base_emb_dim=1;base_moe_mlp_dim=19",
+      "shared_experts=0|shared_experts=2", "n_routing_groups=-1;topk_routing_group=-1"}},
+    {"moe/small",
+     {TINY_MOE, PATHS "|sparse_matmul=false;capacity_factor=0.5",
+      "inputs.gate/bias={values: [0, 4, 0, 5, 0, 0]}|inputs.gate/bias={values: [-4, -4, -4, -4, 0, 0]}|" BALANCE}},
+    {"moe/deepseek2-236b", {TINY_MOE, PATHS, "n_routing_groups=2;topk_routing_group=1"}},
+    {"moe/deepseek4", {TINY_MOE ";mlp_activations_limit=0.4", PATHS}},
+    {"moe/deepseek4-hash", {TINY_MOE, PATHS, "inputs.weights/tid2eid={distribution: experts, high: 5}"}},
+    {"moe/gpt-oss", {TINY_MOE ";mlp_activations_limit=0.5", PATHS, BALANCE "|prefuse_moe_weights=false"}},
+    {"moe/mixtral", {TINY_MOE, PATHS, "mlp_activations=gelu_exact|mlp_activations=relu", "mlp_bias=true|"}},
+    {"moe/qwen3", {TINY_MOE, PATHS}},
+    {"moe/gemma4", {TINY_MOE ";base_mlp_dim=9", PATHS, BALANCE "|norm_topk_prob=false"}},
+    {"moe/near-ties", {TINY_MOE, PATHS}},
+    {"moe/llama4", {TINY_MOE ";num_experts_per_tok=1", "sparse_matmul=true|sparse_matmul=false"}},
+    {"moe/fused-sigmoid", {TINY_MOE ";gradients=all", "shared_experts=0|shared_experts=1"}},
+    {"moe/fused-softmax", {TINY_MOE ";gradients=all"}},
+    {"moe/mesh-primes",
+     {"ragged_buffer_factor=0.17|ragged_buffer_factor=1.25|use_ring_of_experts=true;num_moe_token_chunks=5",
+      "inputs.gate/bias={values: [5, 5, 0, 0, 0, 0]}|" BALANCE}},
+    {"moe/mesh-one-row", {"ragged_buffer_factor=0.5"}},
+    {"moe/mesh-hash", {EXCHANGES}},
+    {"moe/mesh-gpt-oss", {EXCHANGES, BALANCE}},
+    {"moe/mesh-gemma4", {EXCHANGES, BALANCE}},
+    {"moe/mesh-llama4", {EXCHANGES}},
+    {"moe/mesh-mixtral", {EXCHANGES}},
+    {"deepseek_stack/dense-then-moe",
+     {TINY_LAYER, SEGMENTS, "sequence=7",
+      "q_lora_rank=0|fused_mlp=true;prefuse_moe_weights=true|shared_experts=0;rope_pairwise=true|mask_padding=false|"
+      "first_num_dense_layers=0|first_num_dense_layers=2"}},
+    {"deepseek_layer/batch-split",
+     {"sequence=1", "mesh.expert=2|mesh.fsdp=2;mesh.expert=2|mesh.data=2;mesh.fsdp=2",
+      "batch=8;batch_split_factor=1|batch=8;batch_split_factor=2"}},
+};
+
+/* How many alternatives a list has; where the one of this number begins, and how long it is. */
+static int count_alternatives(const char *list)
+{
+    int count = 1;
+    for (; *list != '\0'; list++) count += *list == '|';
+    return count;
+}
+
+static const char *alternative(const char *list, int number, size_t *length)
+{
+    for (; number > 0; number--) list = strchr(list, '|') + 1;
+    *length = strcspn(list, "|");
+    return list;
+}
+
+/* The settings of one alternative; `told` has what was set. */
+static void set_all(assay_case *c, const char *settings, size_t length, char *told, size_t size)
+{
+    assay_context ctx = assay_context_default(1);
+    for (const char *end = settings + length; settings < end;) {
+        char setting[256];
+        size_t one = strcspn(settings, ";|");
+        snprintf(setting, sizeof setting, "%.*s", (int)one, settings);
+        if (assay_case_set(&ctx, c, setting) != ASSAY_OK) fail_msg("%s %s: %s", c->name, setting, ctx.message);
+        snprintf(told + strlen(told), size - strlen(told), " %s", setting);
+        settings += one + 1;
+    }
+}
+
+static void what_no_case_is_made_of(void **state)
+{
+    (void)state;
+    int certified = 0;
+    for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) {
+        int count = 1;
+        for (int j = 0; j < MOST_LISTS && tables[i].lists[j] != NULL; j++) {
+            count *= count_alternatives(tables[i].lists[j]);
+        }
+        for (int number = 0; number < count; number++) {
+            assay_context ctx = assay_context_default(1);
+            assay_case *c = case_named(&ctx, tables[i].name, NULL);
+            char told[1024] = "";
+            for (int j = 0, rest = number; j < MOST_LISTS && tables[i].lists[j] != NULL; j++) {
+                size_t length = 0;
+                const int alternatives = count_alternatives(tables[i].lists[j]);
+                const char *settings = alternative(tables[i].lists[j], rest % alternatives, &length);
+                set_all(c, settings, length, told, sizeof told);
+                rest /= alternatives;
+            }
+            snprintf(c->name, sizeof c->name, "%.40s%.80s", tables[i].name, told);
+            if (!certify(c, 3)) fail_msg("%s%s: too large", tables[i].name, told);
+            certified++;
+            assay_cases_free(c, 1);
+        }
+    }
+    assert_true(certified > 300);
+}
+
+/* Zeros, negated, turned by one place, all of it or the largest element alone a little too large. */
+enum { TAMPERINGS = 5 };
+
+static void tamper(int way, int64_t count, const spec_quad *right, spec_quad *wrong)
+{
+    int64_t largest = 0;
+    for (int64_t i = 0; i < count; i++) {
+        if (fabs((double)right[i]) > fabs((double)right[largest]) && isfinite((double)right[i])) largest = i;
+        wrong[i] = way == 0   ? 0
+                   : way == 1 ? -right[i]
+                   : way == 2 ? right[(i + 1) % count]
+                   : way == 3 ? right[i] * (1 + 0x1p-8)
+                              : right[i];
+    }
+    if (way == 4) wrong[largest] *= 1 + 1e-10;
+}
+
+static bool is_certified(subject *s, const spec_tensor *tensor)
+{
+    const spec_operation *operation = spec_operation_by_name(s->plan.c->op);
+    const spec_tensors one = {(spec_tensor *)tensor, 1};
+    const spec_budget budget = {.coordinates = 1, .directions = 1, .seed = 1};
+    assay_spec_config config;
+    spec_certificates found = {0};
+    assert_ok(&s->ctx, s->plan.operation->spec_config(&s->ctx, s->plan.c, &config));
+    assert_ok(&s->ctx, assay_path_in(tensor->path, "gradients")
+                           ? spec_certify_gradients(&s->ctx, operation, &config, &s->evidence.in, &one, &budget, &found)
+                           : spec_certify_outputs(&s->ctx, operation, &config, &s->evidence.in, &one, &found));
+    const bool certified = assay_certificates_check(&s->ctx, &found) == ASSAY_OK;
+    spec_certificates_free(&found);
+    return certified;
+}
+
+/* What follows from a choice that the scores would not make. */
+static void at_a_given_choice(void **state)
+{
+    (void)state;
+    static const char *const table[][2] = {
+        {"routing/balance", "seed=1"},
+        {"moe/small", "seed=1"},
+        {"moe/small", "sparse_matmul=false"},
+        {"moe/mixtral-capacity-tight", "base_emb_dim=5"},
+        {"moe/gpt-oss", "base_emb_dim=4"},
+        {"moe/gemma4", "base_emb_dim=4"},
+        {"moe/fused-sigmoid", "gradients=all"},
+        {"moe/mesh-primes", "ragged_buffer_factor=0.75"},
+        {"moe/mesh-ring-expert2", "seed=1"},
+        {"deepseek_layer/moe", "seed=1"},
+        {"deepseek_layer/batch-split", "sequence=1"},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        assay_context ctx = assay_context_default(1);
+        subject s;
+        assay_case *c = case_named(&ctx, table[i][0], table[i][1]);
+        subject_start(&s, c, true);
+        for (int j = 0; j < s.evidence.results.count; j++) {
+            const spec_tensor *tensor = &s.evidence.results.items[j];
+            if (assay_is_choice(tensor->path)) assert_int_equal(tensor->indices[c->config.num_experts_per_tok], 1);
+            if (!assay_is_certified(tensor->path) || assay_is_choice(tensor->path)) continue;
+            if (!is_certified(&s, tensor)) fail_msg("%s: %s: %s", c->name, tensor->path, s.ctx.message);
+        }
+        subject_end(&s);
+        assay_cases_free(c, 1);
+    }
+}
+
+static int tampered_numbers(subject *s, const spec_tensor *right)
+{
+    const int64_t count = assay_shape_count(&right->shape);
+    const size_t bytes = (size_t)count * sizeof *right->values;
+    spec_tensor wrong = *right;
+    int changed = 0;
+    wrong.values = malloc(bytes);
+    assert_non_null(wrong.values);
+    for (int way = 0; way < TAMPERINGS; way++) {
+        bool same = true;
+        tamper(way, count, right->values, wrong.values);
+        for (int64_t i = 0; i < count; i++) same &= wrong.values[i] == right->values[i];
+        if (same) continue;
+        if (is_certified(s, &wrong)) fail_msg("%s: %s is certified, tampering %d", s->plan.c->name, right->path, way);
+        changed++;
+    }
+    free(wrong.values);
+    return changed;
+}
+
+static int tampered_indices(subject *s, const spec_tensor *tensor)
+{
+    for (int64_t i = 0; i < assay_shape_count(&tensor->shape); i++) {
+        tensor->indices[i]++;
+        if (is_certified(s, tensor)) fail_msg("%s: %s[%d] is certified", s->plan.c->name, tensor->path, (int)i);
+        tensor->indices[i]--;
+    }
+    return 1;
+}
+
+/* Every result of every kind of case, altered, is refused; the choice of experts has tests of its own. */
+static void what_is_altered_is_not_certified(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name, *set;
+        int results;
+    } table[] = {
+        {"rms_norm/one-column", "seed=1", 3},
+        {"gmm/empty-run", "seed=1", 3},
+        {"permute/one-token", "seed=1", 4},
+        {"unpermute/primes", "seed=1", 3},
+        {"routing/balance", "seed=1", 6},
+        {"mlp/gpt-oss", "base_emb_dim=4", 10},
+        {"yarn_rope/two-dimensions", "seed=1", 2},
+        {"attention/segments", "seed=1", 5},
+        {"mla/small", "sequence=3", 19},
+        {"moe/small", "load_balance_loss_weight=0.7", 20},
+        {"moe/mesh-primes", "ragged_buffer_factor=0.75", 20},
+        {"deepseek_stack/dense-then-moe", "sequence=2", 60},
+        {"deepseek_layer/batch-split", "sequence=1", 24},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        assay_context ctx = assay_context_default(1);
+        subject s;
+        assay_case *c = case_named(&ctx, table[i].name, table[i].set);
+        int altered = 0;
+        subject_start(&s, c, false);
+        for (int j = 0; j < s.evidence.results.count; j++) {
+            const spec_tensor *tensor = &s.evidence.results.items[j];
+            if (!assay_is_certified(tensor->path) || assay_is_choice(tensor->path)) continue;
+            altered += (tensor->indices != NULL ? tampered_indices : tampered_numbers)(&s, tensor) > 0;
+        }
+        if (altered < table[i].results) fail_msg("%s: only %d results were altered", table[i].name, altered);
+        subject_end(&s);
+        assay_cases_free(c, 1);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_catalogue),
+        cmocka_unit_test(what_no_case_is_made_of),
+        cmocka_unit_test(at_a_given_choice),
+        cmocka_unit_test(what_is_altered_is_not_certified),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
