@@ -1,48 +1,11 @@
-/* MLA against its second form in binary128, its gradients against central differences of that, and against itself with
- * other threads, engines and in the absorbed form. */
+/* MLA against itself with other threads, engines and in the absorbed form. harness/tests/test_certified.c has it against
+ * the second form. */
 #include "oracle/ops/mla.h"
 
 #include <math.h>
 #include <stdlib.h>
 
 #include "oracle/ops/tests/mla_problem.h"
-
-typedef struct naive_problem {
-    mla_naive n;
-    quad *values[MLA_VARIABLES];
-} naive_problem;
-
-static quad *quads(int64_t count)
-{
-    quad *values = malloc((size_t)(count + 1) * sizeof *values);
-    assert_non_null(values);
-    return values;
-}
-
-static void naive_make(naive_problem *naive, const mla_problem *p)
-{
-    *naive = (naive_problem){.n = {.config = &p->config, .positions = p->positions, .segment_ids = p->segment_ids}};
-    for (int i = 0; i < MLA_VARIABLES; i++) {
-        naive->values[i] = quads(p->sizes[i]);
-        for (int64_t j = 0; j < p->sizes[i]; j++) naive->values[i][j] = p->values[i][j];
-        naive->n.values[i] = naive->values[i];
-    }
-    for (int tensor = 0; tensor < ASSAY_MLA_TENSORS; tensor++)
-        naive->n.results[tensor] = quads(assay_mla_tensor_count(&p->config, (assay_mla_tensor)tensor));
-    naive->n.lse = quads(p->tokens * p->config.heads);
-    naive->n.cosine = quads(p->tokens * p->config.rope.dim);
-    naive->n.sine = quads(p->tokens * p->config.rope.dim);
-    mla_naive_rotations(&naive->n);
-}
-
-static void naive_free(naive_problem *naive)
-{
-    for (int i = 0; i < MLA_VARIABLES; i++) free(naive->values[i]);
-    for (int tensor = 0; tensor < ASSAY_MLA_TENSORS; tensor++) free(naive->n.results[tensor]);
-    free(naive->n.lse);
-    free(naive->n.cosine);
-    free(naive->n.sine);
-}
 
 static double largest_of(const double *values, int64_t count)
 {
@@ -58,76 +21,6 @@ static void assert_near(const char *sample, const char *tensor, const double *ac
     if (!assay_is_close(actual, expected, count, relative, 0.1 * relative * largest_of(expected, count))) {
         print_error("%s: %s\n", sample, tensor);
         assert_close(actual, expected, count, relative, 0.1 * relative * largest_of(expected, count));
-    }
-}
-
-static void assert_near_quads(const char *sample, const char *tensor, const double *actual, const quad *expected,
-                              int64_t count)
-{
-    double *rounded = test_nans(count);
-    for (int64_t i = 0; i < count; i++) rounded[i] = (double)expected[i];
-    assert_near(sample, tensor, actual, rounded, count, 1e-13);
-    free(rounded);
-}
-
-static void test_every_intermediate_is_the_formula(void **state)
-{
-    (void)state;
-    for (const mla_sample *sample = mla_samples; sample->name != NULL; sample++) {
-        assay_context ctx = assay_context_default(1);
-        mla_problem p;
-        naive_problem naive;
-        mla_problem_make(&p, &sample->config, sample->segment_ids);
-        naive_make(&naive, &p);
-        assert_ok(&ctx, assay_mla_check(&ctx, &p.config));
-        assert_ok(&ctx, mla_problem_forward(&ctx, &p));
-        mla_naive_forward(&naive.n);
-        for (int tensor = 0; tensor < ASSAY_MLA_TENSORS; tensor++) {
-            const int64_t count = assay_mla_tensor_count(&p.config, (assay_mla_tensor)tensor);
-            if (count == 0) assert_null(p.r.values[tensor]);
-            assert_near_quads(sample->name, assay_mla_tensor_names[tensor], p.r.values[tensor], naive.n.results[tensor],
-                              count);
-        }
-        assert_near_quads(sample->name, "lse", p.r.lse, naive.n.lse, p.tokens * p.config.heads);
-        naive_free(&naive);
-        mla_problem_free(&p);
-    }
-}
-
-static quad loss(naive_problem *naive, const mla_problem *p)
-{
-    quad sum = 0;
-    mla_naive_forward(&naive->n);
-    for (int64_t i = 0; i < p->sizes[MLA_X]; i++) sum += p->dy[i] * naive->n.results[ASSAY_MLA_OUT_PROJ][i];
-    return sum;
-}
-
-static void test_gradients_are_central_differences(void **state)
-{
-    (void)state;
-    const quad step = 1e-9; /* what it leaves out is its square: below float64 */
-    for (const mla_sample *sample = mla_samples; sample->name != NULL; sample++) {
-        assay_context ctx = assay_context_default(1);
-        mla_problem p;
-        naive_problem naive;
-        mla_problem_make(&p, &sample->config, sample->segment_ids);
-        naive_make(&naive, &p);
-        mla_problem_run(&ctx, &p);
-        for (int i = 0; i < MLA_VARIABLES; i++) {
-            double *expected = test_nans(p.sizes[i]);
-            for (int64_t j = 0; j < p.sizes[i]; j++) {
-                const quad value = naive.values[i][j];
-                naive.values[i][j] = value + step;
-                const quad above = loss(&naive, &p);
-                naive.values[i][j] = value - step;
-                expected[j] = (double)((above - loss(&naive, &p)) / (2 * step));
-                naive.values[i][j] = value;
-            }
-            assert_near(sample->name, mla_variable_names[i], p.gradients[i], expected, p.sizes[i], 1e-12);
-            free(expected);
-        }
-        naive_free(&naive);
-        mla_problem_free(&p);
     }
 }
 
@@ -249,8 +142,6 @@ static void test_absorbed_form_is_the_same(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_intermediate_is_the_formula),
-        cmocka_unit_test(test_gradients_are_central_differences),
         cmocka_unit_test(test_same_bits_with_any_threads_and_isa),
         cmocka_unit_test(test_blas_agrees),
         cmocka_unit_test(test_absorbed_form_is_the_same),
