@@ -1,6 +1,7 @@
 #include "oracle/layer/tests/mla_shard_case.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 assay_mla_config mla_shard_config(int64_t batch, int64_t sequence, int64_t rope_dim, int64_t size)
@@ -29,29 +30,44 @@ assay_mla_config mla_shard_config(int64_t batch, int64_t sequence, int64_t rope_
                                        .pairwise = true}};
 }
 
-static quad *quads(int64_t count)
+static const char *const paths[MLA_VARIABLES] = {"inputs/x",
+                                                 "weights/wq_a/kernel",
+                                                 "weights/q_norm/scale",
+                                                 "weights/wq_b/kernel",
+                                                 "weights/query/kernel",
+                                                 "weights/wkv_a/kernel",
+                                                 "weights/kv_norm/scale",
+                                                 "weights/wkv_b/kernel",
+                                                 "weights/out/kernel"};
+
+static void evaluate(mla_shard_case *c)
 {
-    quad *values = malloc((size_t)(count + 1) * sizeof *values);
-    assert_non_null(values);
-    return values;
+    assay_context ctx = assay_context_default(1);
+    spec_tensors_free(&c->expected);
+    assert_ok(&ctx, spec_mla_checkpoints(&ctx, &c->p.config, &c->in, &c->expected));
 }
 
-void mla_shard_make_naive(mla_shard_case *c)
+void mla_shard_make_expected(mla_shard_case *c)
 {
+    assay_context ctx = assay_context_default(1);
     const mla_problem *p = &c->p;
-    c->naive = (mla_naive){.config = &p->config, .positions = p->positions};
+    const assay_shape tokens = assay_shape_of(1, p->tokens);
+    assert_ok(&ctx, spec_tensors_copy_i32(&ctx, &c->in, "inputs/positions", &tokens, p->positions));
     for (int i = 0; i < MLA_VARIABLES; i++) {
-        c->values[i] = quads(p->sizes[i]);
-        for (int64_t j = 0; j < p->sizes[i]; j++) c->values[i][j] = p->values[i][j];
-        c->naive.values[i] = c->values[i];
+        const assay_shape shape = assay_shape_of(1, p->sizes[i]);
+        if (p->sizes[i] == 0) continue;
+        assert_ok(&ctx, spec_tensors_copy_f64(&ctx, &c->in, paths[i], &shape, p->values[i]));
     }
-    for (int tensor = 0; tensor < ASSAY_MLA_TENSORS; tensor++)
-        c->naive.results[tensor] = quads(assay_mla_tensor_count(&p->config, (assay_mla_tensor)tensor));
-    c->naive.lse = quads(p->tokens * p->config.heads);
-    c->naive.cosine = quads(p->tokens * p->config.rope.dim);
-    c->naive.sine = quads(p->tokens * p->config.rope.dim);
-    mla_naive_rotations(&c->naive);
-    mla_naive_forward(&c->naive);
+    evaluate(c);
+}
+
+const quad *mla_shard_expected(const mla_shard_case *c, const char *name)
+{
+    char path[ASSAY_PATH_SIZE];
+    snprintf(path, sizeof path, "checkpoints/%s", name);
+    const spec_tensor *tensor = spec_tensors_find(&c->expected, path);
+    assert_non_null(tensor);
+    return tensor->values;
 }
 
 void mla_shard_open(mla_shard_case *c, const assay_mla_config *config)
@@ -67,11 +83,8 @@ void mla_shard_open(mla_shard_case *c, const assay_mla_config *config)
 
 void mla_shard_close(mla_shard_case *c)
 {
-    for (int i = 0; i < MLA_VARIABLES; i++) free(c->values[i]);
-    for (int tensor = 0; tensor < ASSAY_MLA_TENSORS; tensor++) free(c->naive.results[tensor]);
-    free(c->naive.lse);
-    free(c->naive.cosine);
-    free(c->naive.sine);
+    spec_tensors_free(&c->in);
+    spec_tensors_free(&c->expected);
     free(c->yarn_freqs);
     mla_problem_free(&c->p);
 }
@@ -94,11 +107,12 @@ void mla_shard_assert_near(const double *actual, const quad *expected, int64_t c
 static quad loss(mla_shard_case *c, const double *const cotangents[ASSAY_MLA_TENSORS])
 {
     quad sum = 0;
-    mla_naive_forward(&c->naive);
+    evaluate(c);
     for (int tensor = 0; tensor < ASSAY_MLA_TENSORS; tensor++) {
+        if (cotangents[tensor] == NULL) continue;
+        const quad *values = mla_shard_expected(c, assay_mla_tensor_names[tensor]);
         const int64_t count = assay_mla_tensor_count(&c->p.config, (assay_mla_tensor)tensor);
-        for (int64_t i = 0; cotangents[tensor] != NULL && i < count; i++)
-            sum += cotangents[tensor][i] * c->naive.results[tensor][i];
+        for (int64_t i = 0; i < count; i++) sum += cotangents[tensor][i] * values[i];
     }
     return sum;
 }
@@ -110,14 +124,15 @@ void mla_shard_assert_gradients(mla_shard_case *c, const double *const cotangent
     const double noise = 1e-22; /* of binary128 over the step: gradients may be exactly 0 */
     for (int i = 0; i < MLA_VARIABLES; i++) {
         if (gradients[i] == NULL) continue;
+        quad *values = spec_tensors_find(&c->in, paths[i])->values;
         double *expected = test_nans(c->p.sizes[i]);
         for (int64_t j = 0; j < c->p.sizes[i]; j++) {
-            const quad value = c->values[i][j];
-            c->values[i][j] = value + step;
+            const quad value = values[j];
+            values[j] = value + step;
             const quad above = loss(c, cotangents);
-            c->values[i][j] = value - step;
+            values[j] = value - step;
             expected[j] = (double)((above - loss(c, cotangents)) / (2 * step));
-            c->values[i][j] = value;
+            values[j] = value;
         }
         const double absolute = 1e-13 * largest_of(expected, c->p.sizes[i]) + noise;
         assert_close(gradients[i], expected, c->p.sizes[i], 1e-12, absolute);

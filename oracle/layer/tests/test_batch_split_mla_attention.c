@@ -193,13 +193,13 @@ static void test_mla_is_the_formula(void **state)
         mla_shard_case c;
         whole v;
         mla_shard_open(&c, &config);
-        mla_shard_make_naive(&c);
+        mla_shard_make_expected(&c);
         whole_open(&v, &c);
         assert_ok(&ctx, whole_run(&ctx, &c, &v));
-        mla_shard_assert_near(v.out, c.naive.results[ASSAY_MLA_OUT_PROJ], c.p.sizes[MLA_X]);
-        mla_shard_assert_near(v.attn_out, c.naive.results[ASSAY_MLA_ATTENTION_OUT],
+        mla_shard_assert_near(v.out, mla_shard_expected(&c, "out_proj"), c.p.sizes[MLA_X]);
+        mla_shard_assert_near(v.attn_out, mla_shard_expected(&c, "attention_out"),
                               assay_mla_tensor_count(&config, ASSAY_MLA_ATTENTION_OUT));
-        mla_shard_assert_near(v.lse, c.naive.lse, c.p.tokens * config.heads);
+        mla_shard_assert_near(v.lse, mla_shard_expected(&c, "lse"), c.p.tokens * config.heads);
         const double *const cotangents[ASSAY_MLA_TENSORS] = {[ASSAY_MLA_OUT_PROJ] = c.p.dy};
         mla_shard_assert_gradients(&c, cotangents, c.p.gradients);
         whole_close(&v);

@@ -1,4 +1,4 @@
-/* MLA problems for tests: tensors by number, so that a test can loop over them, and a second form in binary128. */
+/* MLA problems for tests: tensors by number, so that a test can loop over them. */
 #ifndef ASSAY_OPS_TESTS_MLA_PROBLEM_H
 #define ASSAY_OPS_TESTS_MLA_PROBLEM_H
 
@@ -40,17 +40,5 @@ typedef struct mla_sample {
     const int32_t *segment_ids;
 } mla_sample;
 extern const mla_sample mla_samples[]; /* ends with a NULL name */
-
-/* The same in binary128, one number after the other as SPEC 4 writes them. */
-typedef struct mla_naive {
-    const assay_mla_config *config;
-    const int32_t *positions, *segment_ids;
-    quad *cosine, *sine; /* [T,Dr/2]: filled once, they take longest */
-    const quad *values[MLA_VARIABLES];
-    quad *results[ASSAY_MLA_TENSORS]; /* of the sizes that mla.h says */
-    quad *lse;
-} mla_naive;
-void mla_naive_rotations(mla_naive *n);
-void mla_naive_forward(mla_naive *n);
 
 #endif
