@@ -4,9 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-const char *const mla_variable_names[MLA_VARIABLES] = {"x",     "wq_a",    "q_norm", "wq_b", "query",
-                                                       "wkv_a", "kv_norm", "wkv_b",  "out"};
-
 static const int32_t TWO_SEGMENTS[] = {1, 1, 2, 0, 2, 1, 2,  /* not adjacent */
                                        0, 3, 3, 3, 0, 0, 0}; /* padding before and after */
 

@@ -6,7 +6,6 @@
 #include "oracle/ops/tests/ops_test.h"
 
 enum { MLA_X, MLA_WQ_A, MLA_Q_NORM, MLA_WQ_B, MLA_QUERY, MLA_WKV_A, MLA_KV_NORM, MLA_WKV_B, MLA_OUT, MLA_VARIABLES };
-extern const char *const mla_variable_names[MLA_VARIABLES];
 
 typedef struct mla_problem {
     assay_mla_config config;
