@@ -231,6 +231,8 @@ static const variants tables[] = {
      {TINY_LAYER, SEGMENTS, "sequence=7",
       "q_lora_rank=0|fused_mlp=true;prefuse_moe_weights=true|shared_experts=0;rope_pairwise=true|mask_padding=false|"
       "first_num_dense_layers=0|first_num_dense_layers=2"}},
+    {"deepseek_stack/batch-split",
+     {TINY_LAYER ";load_balance_loss_weight=0;routed_bias_update_rate=0", "num_experts=4;batch=4;mesh.expert=2"}},
     {"deepseek_layer/batch-split",
      {"sequence=1", "mesh.expert=2|mesh.fsdp=2;mesh.expert=2|mesh.data=2;mesh.fsdp=2",
       "batch=8;batch_split_factor=1|batch=8;batch_split_factor=2"}},
