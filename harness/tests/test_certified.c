@@ -2,7 +2,9 @@
  * catalogue that is not too large for it, and on the combinations and shapes that no case is made of. */
 #include <math.h>
 
-#include "harness/certificate.h"
+#include "harness/certify/certificate.h"
+#include "harness/operations/paths.h"
+#include "harness/plan/inputs.h"
 #include "harness/tests/harness_test.h"
 
 /* Above the rounding of a few dozen operations. A margin is a difference, of scores that may be far larger. */
@@ -29,7 +31,7 @@ typedef struct chosen_source {
 static bool chosen_has(void *self, const char *path)
 {
     chosen_source *chosen = self;
-    return assay_is_choice(path) || chosen->drawn.has(chosen->drawn.self, path);
+    return assay_path_is_choice(path) || chosen->drawn.has(chosen->drawn.self, path);
 }
 
 static assay_status chosen_read(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
@@ -43,7 +45,7 @@ static assay_status chosen_read_i32(assay_context *ctx, void *self, const char *
                                     int32_t *out)
 {
     chosen_source *chosen = self;
-    if (!assay_is_choice(path)) return chosen->drawn.read_i32(ctx, chosen->drawn.self, path, first, count, out);
+    if (!assay_path_is_choice(path)) return chosen->drawn.read_i32(ctx, chosen->drawn.self, path, first, count, out);
     for (int64_t i = 0; i < count; i++) {
         const int64_t token = (first + i) / chosen->per_token, choice = (first + i) % chosen->per_token;
         out[i] = (int32_t)((token + choice) % chosen->experts);
@@ -90,7 +92,7 @@ static void check(subject *s, const spec_certificates *found, bool gradients)
     for (int i = 0; i < s->plan.spec_count; i++) {
         const char *path = s->plan.specs[i].path;
         const bool gradient = assay_path_in(path, "gradients");
-        if (!assay_is_certified(path) || (gradient && !gradients)) continue;
+        if (!assay_path_is_result(path) || (gradient && !gradients)) continue;
         const spec_certificate *c = certificate_at(found, path);
         if (c == NULL) fail_msg("%s: no certificate of %s", name, path);
         const bool margin = strlen(path) > 6 && strcmp(path + strlen(path) - 6, "margin") == 0;
@@ -99,7 +101,7 @@ static void check(subject *s, const spec_certificates *found, bool gradients)
         if (c->checked + c->kinks == 0 && assay_shape_count(&s->plan.specs[i].shape) > 0) {
             fail_msg("%s: nothing of %s was checked", name, path);
         }
-        if (c->kinks > 0 && !assay_is_choice(path)) fail_msg("%s: %s has %d kinks", name, path, (int)c->kinks);
+        if (c->kinks > 0 && !assay_path_is_choice(path)) fail_msg("%s: %s has %d kinks", name, path, (int)c->kinks);
         expected++;
     }
     assert_int_equal(found->count, expected);
@@ -353,8 +355,8 @@ static void at_a_given_choice(void **state)
         subject_start(&s, c, true);
         for (int j = 0; j < s.evidence.results.count; j++) {
             const spec_tensor *tensor = &s.evidence.results.items[j];
-            if (assay_is_choice(tensor->path)) assert_int_equal(tensor->indices[c->config.num_experts_per_tok], 1);
-            if (!assay_is_certified(tensor->path) || assay_is_choice(tensor->path)) continue;
+            if (assay_path_is_choice(tensor->path)) assert_int_equal(tensor->indices[c->config.num_experts_per_tok], 1);
+            if (!assay_path_is_result(tensor->path) || assay_path_is_choice(tensor->path)) continue;
             if (!is_certified(&s, tensor)) fail_msg("%s: %s: %s", c->name, tensor->path, s.ctx.message);
         }
         subject_end(&s);
@@ -422,7 +424,7 @@ static void what_is_altered_is_not_certified(void **state)
         subject_start(&s, c, false);
         for (int j = 0; j < s.evidence.results.count; j++) {
             const spec_tensor *tensor = &s.evidence.results.items[j];
-            if (!assay_is_certified(tensor->path) || assay_is_choice(tensor->path)) continue;
+            if (!assay_path_is_result(tensor->path) || assay_path_is_choice(tensor->path)) continue;
             altered += (tensor->indices != NULL ? tampered_indices : tampered_numbers)(&s, tensor) > 0;
         }
         if (altered < table[i].results) fail_msg("%s: only %d results were altered", table[i].name, altered);
