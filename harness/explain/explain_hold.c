@@ -147,7 +147,7 @@ static bool conclude(const assay_trial *t, const assay_mutant *mutant, const ass
 {
     left_over all = {0}, failed_before = {0}, failed_after = {0};
     bool holds = report->unknown_count == 0;
-    const bool coarser = mutant->change_results == assay_mutant_coarser_values;
+    const bool coarser = mutant->results.edit == assay_edit_coarser;
     const assay_dtype type = assay_coarser_type(t->profile->storage);
     for (int i = 0; i < report->count; i++) {
         const assay_tensor_result *r = &report->tensors[i], *before = result_of(plain, r->spec.path);

@@ -31,7 +31,7 @@ static assay_status fill_probe(assay_context *ctx, const assay_trial *t, const a
             kept->values[k] = kind == ZEROS ? 0.0 : kind == ONES ? 1.0 : place;
         }
     }
-    mutant->change_inputs(&m);
+    assay_mutant_change_inputs(mutant, &m);
 cleanup:
     return status;
 }
@@ -114,7 +114,8 @@ assay_status assay_mutant_pull_back(assay_context *ctx, const assay_trial *t, co
     void *places = NULL;
     double *sums = NULL;
     *changed = false;
-    if (mutant->change_inputs == NULL || mutant->exchanges_tokens) return ASSAY_OK; /* these are put back already */
+    /* exchanged tokens are put back already */
+    if (!assay_mutant_changes_inputs(mutant) || mutant->exchanges_tokens) return ASSAY_OK;
     snprintf(scale, sizeof scale, "error_scale/%s/", t->profile->precision.name);
     for (int kind = 0; kind < PROBES; kind++) TRY(fill_probe(ctx, t, mutant, (probe)kind, &probed[kind]));
     TRY(assay_alloc(ctx, "places of gradients", count, sizeof(double *), &places));

@@ -28,7 +28,7 @@ static assay_status tamper(assay_context *ctx, const assay_trial *t, const assay
         const double *scales = scales_of(t, t->golden, moved.items[i].spec->path);
         for (int64_t k = 0; scales != NULL && k < moved.items[i].count; k++) moved.items[i].values[k] = scales[k];
     }
-    mutant->change_results(&m);
+    assay_mutant_change_results(mutant, &m);
     for (int i = 0; i < moved.plan->spec_count; i++) {
         double *scales = scales_of(t, results, moved.items[i].spec->path);
         for (int64_t k = 0; scales != NULL && k < moved.items[i].count; k++) {
@@ -115,8 +115,8 @@ void assay_results_drop_null(assay_results *results)
 assay_status assay_mutant_expect(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
                                  assay_results *results)
 {
-    const bool truncated = mutant->change_results == assay_mutant_truncate_values;
-    const bool coarser = mutant->change_results == assay_mutant_coarser_values;
+    const bool truncated = mutant->results.edit == assay_edit_truncate;
+    const bool coarser = mutant->results.edit == assay_edit_coarser;
     if (!assay_mutant_is_evaluated(mutant) && !truncated && !coarser) return tamper(ctx, t, mutant, results);
     if (truncated || coarser) assay_results_drop_null(results);
     for (int i = 0; i < results->plan->spec_count; i++) {

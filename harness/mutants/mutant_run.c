@@ -37,7 +37,7 @@ static bool take_results(const assay_mutant *mutant, const assay_results *from, 
     for (int i = 0; i < to->plan->spec_count; i++) {
         assay_kept *wanted = &to->items[i];
         const char *path = wanted->spec->path;
-        if (mutant->takes != NULL && !mutant->takes(path)) continue;
+        if (!assay_mutant_takes(mutant, path)) continue;
         const assay_kept *found = assay_results_find(from, path);
         if (assay_path_is_given(path) || (assay_path_is_scale(path) && found == NULL)) continue;
         const bool required = assay_path_is_required(path);
@@ -219,8 +219,7 @@ static assay_status prepare_inputs(assay_context *ctx, const assay_trial *t, con
         TRY(assay_results_copy(ctx, t->golden, true, given));
     }
     const assay_mutation m = {.c = plan->c, .profile = t->profile, .tensors = given, .shard = part, .part = part};
-    /* beside a changed configuration this is its second half, which may find nothing to do */
-    if (mutant->change_inputs != NULL) *applies = mutant->change_inputs(&m) || mutant->configure != NULL;
+    *applies = assay_mutant_change_inputs(mutant, &m);
     if (mutant->each_shard && *applies) assay_mutation_keep_shard(&m);
 cleanup:
     assay_inputs_close(&inputs);
@@ -238,8 +237,7 @@ static assay_status evaluate_part(assay_context *ctx, const assay_trial *t, cons
     if (!*applies) goto cleanup;
     const assay_source source = assay_results_source(&given);
     TRY(assay_results_open(ctx, &results, plan, &source));
-    const mutant_source in = {.given = &given,
-                              .choice = mutant->golden_choice || mutant->change_inputs == assay_mutant_runner_up};
+    const mutant_source in = {.given = &given, .choice = mutant->golden_choice};
     TRY(run_operation(ctx, t, mutant, plan, &in, &results));
     if (mutant->each_shard) {
         take_shard(&results, part, assay_case_shards(plan->c), candidate);
@@ -271,8 +269,7 @@ assay_status assay_mutant_evaluate(assay_context *ctx, const assay_trial *t, con
     const bool own_scales = t->scales && !has_own_arithmetic(mutant) && !mutant->each_shard;
     c.profiles = (assay_text_list){.items = &profile, .count = own_scales ? 1 : 0};
     c.seed += mutant->other_seed ? 1 : 0;
-    *applies = (mutant->configure == NULL || mutant->configure(&c)) &&
-               (mutant->worsen == NULL || mutant->worsen(&golden, &ignored));
+    *applies = assay_mutant_configure(mutant, &c) && (mutant->worsen == NULL || mutant->worsen(&golden, &ignored));
     if (!*applies) return ASSAY_OK;
     assay_status status = assay_plan_make_with(ctx, &plan, &c, NULL, t->profile);
     const int64_t parts = count_parts(mutant, &c);
@@ -297,7 +294,7 @@ assay_status assay_mutant_make(assay_context *ctx, const assay_trial *t, const a
     TRY(assay_results_copy(ctx, t->golden, true, candidate));
     *applies = true;
     if (assay_mutant_is_evaluated(mutant)) TRY(assay_mutant_evaluate(ctx, t, mutant, candidate, applies));
-    if (*applies && mutant->change_results != NULL) *applies = mutant->change_results(&m);
+    if (*applies) *applies = assay_mutant_change_results(mutant, &m);
 cleanup:
     return status;
 }

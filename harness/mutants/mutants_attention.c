@@ -29,7 +29,7 @@ static bool blind_rows_to_nan(const assay_mutation *m, const char *path)
 
 /* What was divided by a sum of 0. Of what follows only the product with the output's weights sees them: masked queries
  * and keys have no other gradient. */
-bool assay_mutant_nan_blind_rows(const assay_mutation *m)
+bool assay_edit_blind_rows_to_nan(const assay_mutation *m)
 {
     if (strcmp(m->c->op, "attention") == 0) return blind_rows_to_nan(m, "outputs/attention_out");
     const bool changed = blind_rows_to_nan(m, "outputs/y");
@@ -89,10 +89,7 @@ static void exchange_rows(const exchange *x, const blocks *b, assay_kept *tensor
             const int64_t at = (o * x->sequence + token) * b->inner, next = at + b->inner;
             for (int64_t k = 0; k < b->inner; k++) {
                 if (tensor->values != NULL) assay_swap_values(tensor->values + at + k, tensor->values + next + k, 1);
-                if (tensor->indices == NULL) continue;
-                const int32_t index = tensor->indices[at + k];
-                tensor->indices[at + k] = tensor->indices[next + k];
-                tensor->indices[next + k] = index;
+                if (tensor->indices != NULL) assay_swap_indices(&tensor->indices[at + k], &tensor->indices[next + k]);
             }
         }
     }
@@ -123,7 +120,7 @@ static bool has_rows_alone(const assay_mutation *m)
     return !(m->c->config.capacity_factor > 0) && !(m->c->config.ragged_buffer_factor > 0);
 }
 
-bool assay_mutant_exchange_tokens(const assay_mutation *m)
+bool assay_edit_exchange_tokens(const assay_mutation *m)
 {
     const exchange x = exchange_of(m);
     blocks b;

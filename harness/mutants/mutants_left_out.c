@@ -7,17 +7,13 @@
 #include "harness/mutants/mutants_tensors.h"
 #include "harness/operations/paths.h"
 
-static bool no_checkpoint(const assay_mutation *m, assay_kept *tensor)
-{
-    (void)m;
-    tensor->written = 0;
-    return true;
-}
-
 /* Those of a case whose inputs were scaled are no backend's; it need not give them. */
-bool assay_mutant_no_checkpoints(const assay_mutation *m)
+bool assay_edit_omit_checkpoints(const assay_mutation *m)
 {
-    assay_change_floats(m, "checkpoints", no_checkpoint);
+    for (int i = 0; i < m->tensors->plan->spec_count; i++) {
+        assay_kept *tensor = &m->tensors->items[i];
+        if (assay_path_in(tensor->spec->path, "checkpoints")) tensor->written = 0;
+    }
     return true;
 }
 
@@ -39,9 +35,10 @@ static bool undo_norm(const assay_mutation *m, assay_kept *tensor)
     return assay_fill_values(tensor, 0, sqrt(epsilon) / SMALL) && epsilon > 0.0;
 }
 
-bool assay_mutant_no_kv_norm(const assay_mutation *m)
+/* Of the latent's kernel and of the norm's scale. */
+bool assay_edit_leave_norm_out(const assay_mutation *m, assay_kept *tensor)
 {
-    return assay_change_given(m, "kv_norm/scale", undo_norm) && assay_change_given(m, "wkv_a/kernel", shrink_latent);
+    return assay_path_ends(tensor->spec->path, "scale") ? undo_norm(m, tensor) : shrink_latent(m, tensor);
 }
 
 /* A layer's block is 2^30 times as large as what it is added to, and the next layer's input with it; norms take the
@@ -78,7 +75,7 @@ static int count_layers(const assay_mutation *m)
     return count;
 }
 
-bool assay_mutant_outgrow_residual(const assay_mutation *m)
+bool assay_edit_outgrow_residual(const assay_mutation *m)
 {
     const int layers = count_layers(m);
     assay_kept *dy = assay_results_find(m->tensors, "cotangents/y");
@@ -92,7 +89,7 @@ bool assay_mutant_outgrow_residual(const assay_mutation *m)
 }
 
 /* What the factors did to the outputs and to the gradients by scaled weights. */
-bool assay_mutant_shrink_back(const assay_mutation *m)
+bool assay_edit_shrink_back(const assay_mutation *m)
 {
     const int layers = count_layers(m);
     for (int i = 0; i < m->tensors->plan->spec_count; i++) {
@@ -103,5 +100,5 @@ bool assay_mutant_shrink_back(const assay_mutation *m)
         if (assay_path_ends(path, "outputs/y")) scale_by(tensor, -GROWTH * layers);
         if (strstr(path, "gradients/weights/") != NULL) scale_by(tensor, exponent_of(path));
     }
-    return assay_mutant_no_checkpoints(m);
+    return assay_edit_omit_checkpoints(m);
 }

@@ -1,6 +1,7 @@
-/* What the functions that change tensors share. */
+/* The tensors that a row of the table names, and what the functions that change them share. */
 #include "harness/mutants/mutants_tensors.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "harness/operations/paths.h"
@@ -20,27 +21,17 @@ void assay_swap_values(double *a, double *b, int64_t count)
     }
 }
 
-static bool is_result(const assay_kept *tensor)
+void assay_swap_indices(int32_t *a, int32_t *b)
 {
-    return assay_path_in(tensor->spec->path, "outputs") || assay_path_in(tensor->spec->path, "gradients") ||
-           assay_path_in(tensor->spec->path, "checkpoints");
-}
-
-bool assay_change_floats(const assay_mutation *m, const char *folder, assay_tensor_change change)
-{
-    bool changed = false;
-    for (int i = 0; i < m->tensors->plan->spec_count; i++) {
-        assay_kept *tensor = &m->tensors->items[i];
-        if (!is_result(tensor) || tensor->values == NULL || tensor->count == 0) continue;
-        if (folder[0] == '\0' || assay_path_in(tensor->spec->path, folder)) changed |= change(m, tensor);
-    }
-    return changed;
+    const int32_t index = *a;
+    *a = *b;
+    *b = index;
 }
 
 bool assay_scale_values(assay_kept *tensor, double factor)
 {
     for (int64_t i = 0; i < tensor->count; i++) tensor->values[i] *= factor;
-    return true;
+    return factor != 1.0;
 }
 
 bool assay_fill_values(assay_kept *tensor, int64_t first, double value)
@@ -49,15 +40,13 @@ bool assay_fill_values(assay_kept *tensor, int64_t first, double value)
     return true;
 }
 
-bool assay_change_given(const assay_mutation *m, const char *name, assay_tensor_change change)
+bool assay_zero_columns(assay_kept *tensor, int64_t columns)
 {
-    bool changed = false;
-    for (int i = 0; i < m->tensors->plan->spec_count; i++) {
-        assay_kept *tensor = &m->tensors->items[i];
-        if (!assay_path_is_given(tensor->spec->path) || assay_path_in(tensor->spec->path, "cotangents")) continue;
-        if (assay_path_ends(tensor->spec->path, name) && tensor->count > 0) changed |= change(m, tensor);
+    const int64_t width = assay_kept_width(tensor);
+    for (int64_t i = 0; i < tensor->count; i++) {
+        if (i % width >= width - columns) tensor->values[i] = 0.0;
     }
-    return changed;
+    return true;
 }
 
 int64_t assay_axes_product(const assay_shape *shape, int first, int last)
@@ -95,24 +84,82 @@ bool assay_roll_axis(assay_kept *tensor, int axis)
     return true;
 }
 
-static bool replace_values(assay_kept *tensor, double value)
+bool assay_any_word(const char *words, const char *text, bool (*test)(const char *text, const char *word))
 {
+    char word[ASSAY_PATH_SIZE];
+    for (const char *at = words; *at != '\0'; at += strspn(at, " ")) {
+        const size_t length = strcspn(at, " ");
+        snprintf(word, sizeof word, "%.*s", (int)length, at);
+        if (test(text, word)) return true;
+        at += length;
+    }
+    return false;
+}
+
+/* The golden's choice of experts is one. */
+static bool is_input(const assay_tensors_change *change, const assay_kept *tensor)
+{
+    const char *path = tensor->spec->path;
+    const bool is_choice = assay_path_in(path, "routing") && assay_path_ends(path, "selected_experts");
+    const bool is_given = assay_path_is_given(path) && !assay_path_in(path, "cotangents");
+    return (is_given || is_choice) && assay_any_word(change->of, path, assay_path_ends);
+}
+
+static bool is_result(const assay_tensors_change *change, const char *path)
+{
+    return assay_any_word(change->of, path, assay_path_in) &&
+           (change->named == NULL || assay_any_word(change->named, path, assay_path_ends));
+}
+
+static bool is_float_result(const assay_tensors_change *change, const assay_kept *tensor)
+{
+    return tensor->values != NULL && is_result(change, tensor->spec->path);
+}
+
+static bool is_integer_result(const assay_tensors_change *change, const assay_kept *tensor)
+{
+    return tensor->indices != NULL && is_result(change, tensor->spec->path);
+}
+
+static bool change_tensors(const assay_mutation *m, const assay_tensors_change *change,
+                           bool (*is_meant)(const assay_tensors_change *change, const assay_kept *tensor))
+{
+    assay_mutation own = *m;
     bool changed = false;
-    for (int64_t i = 0; i < tensor->count; i++) {
-        changed |= tensor->values[i] != value;
-        tensor->values[i] = value;
+    own.by = change->by;
+    for (int i = 0; change->edit != NULL && i < m->tensors->plan->spec_count; i++) {
+        assay_kept *tensor = &m->tensors->items[i];
+        if (tensor->count > 0 && is_meant(change, tensor)) changed |= change->edit(&own, tensor);
     }
     return changed;
 }
 
-bool assay_values_to_zero(const assay_mutation *m, assay_kept *tensor)
+bool assay_mutant_changes_inputs(const assay_mutant *mutant)
 {
-    (void)m;
-    return replace_values(tensor, 0.0);
+    return mutant->inputs.edit != NULL || mutant->change_inputs != NULL;
 }
 
-bool assay_values_to_one(const assay_mutation *m, assay_kept *tensor)
+/* Beside a changed configuration this is the second half, which may find nothing to do. */
+bool assay_mutant_change_inputs(const assay_mutant *mutant, const assay_mutation *m)
 {
-    (void)m;
-    return replace_values(tensor, 1.0);
+    if (mutant->where != NULL && !mutant->where(m->c)) return false;
+    const bool is_second = mutant->key.how != ASSAY_KEY_STAYS || mutant->configure != NULL;
+    bool changed = change_tensors(m, &mutant->inputs, is_input);
+    if (mutant->change_inputs != NULL) changed |= mutant->change_inputs(m);
+    return changed || is_second || !assay_mutant_changes_inputs(mutant);
+}
+
+bool assay_mutant_change_results(const assay_mutant *mutant, const assay_mutation *m)
+{
+    if (mutant->where != NULL && !mutant->where(m->c)) return false;
+    const bool any = mutant->results.edit != NULL || mutant->integers.edit != NULL || mutant->change_results != NULL;
+    bool changed = change_tensors(m, &mutant->results, is_float_result);
+    changed |= change_tensors(m, &mutant->integers, is_integer_result);
+    if (mutant->change_results != NULL) changed |= mutant->change_results(m);
+    return changed || !any;
+}
+
+bool assay_mutant_takes(const assay_mutant *mutant, const char *path)
+{
+    return mutant->takes.of == NULL || is_result(&mutant->takes, path);
 }

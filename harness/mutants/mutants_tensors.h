@@ -1,34 +1,76 @@
-/* What the functions that change tensors share. Private to harness/mutants_*.c and discrimination_evaluate.c. */
+/* What rows of the table of mutants may name, and what the functions that change tensors share. Private to
+ * harness/mutants*.c, discrimination_evaluate.c and explain*.c. */
 #ifndef ASSAY_HARNESS_MUTANTS_TENSORS_H
 #define ASSAY_HARNESS_MUTANTS_TENSORS_H
 
 #include "harness/mutants/mutants.h"
 
-/* What changes one tensor; true where it did. */
-typedef bool (*assay_tensor_change)(const assay_mutation *m, assay_kept *tensor);
+/* For `where`. Of shards: docs/expert-parallelism.md. */
+bool assay_has_yarn(const assay_case *c);
+bool assay_has_expert_shards(const assay_case *c);
+bool assay_has_ring(const assay_case *c);
+bool assay_has_microbatches(const assay_case *c);
 
-int64_t assay_kept_width(const assay_kept *tensor); /* of a row: the last axis */
-void assay_swap_values(double *a, double *b, int64_t count);
+/* For `configure` (mutants_config.c). */
+assay_case_edit assay_edit_not_divided, assay_edit_biased_weights, assay_edit_biased_weights_divided,
+    assay_edit_other_score, assay_edit_other_group_score, assay_edit_no_groups, assay_edit_other_group_count,
+    assay_edit_one_expert_fewer, assay_edit_half_buffer, assay_edit_other_activation, assay_edit_other_interleave,
+    assay_edit_other_rope_type, assay_edit_other_epsilon;
 
-/* Of inputs and weights, those whose path ends in the name. True where one was changed. */
-bool assay_change_given(const assay_mutation *m, const char *name, assay_tensor_change change);
-bool assay_values_to_zero(const assay_mutation *m, assay_kept *tensor);
-bool assay_values_to_one(const assay_mutation *m, assay_kept *tensor);
+/* For `inputs`, `results` and `integers`, what changes one tensor. Numbers become m->by; where they all are that already
+ * the first takes it for no change. */
+assay_tensor_edit assay_edit_replace, assay_edit_fill;
+/* Times m->by, times the root of the width. */
+assay_tensor_edit assay_edit_scale, assay_edit_scale_by_root;
+/* In another order: `roll` along the first axis, or with a negative m->by along the last (mutants_results.c). */
+assay_tensor_edit assay_edit_roll, assay_edit_reverse_rows, assay_edit_shift_rows, assay_edit_transpose,
+    assay_edit_swap_columns, assay_edit_swap_halves;
+/* Of integers alone. */
+assay_tensor_edit assay_edit_increment, assay_edit_roll_integers;
+/* A part becomes m->by (fill), or is multiplied by it (scale), or what the name says (mutants_parts.c). */
+assay_tensor_edit assay_edit_fill_last, assay_edit_fill_last_row, assay_edit_stale_last_row,
+    assay_edit_zero_last_columns, assay_edit_scale_last_tile, assay_edit_scale_last_expert, assay_edit_scale_last_head,
+    assay_edit_scale_last_batch, assay_edit_swap_first_experts, assay_edit_empty_experts_to_nan;
+/* Of inputs, weights and the choice of experts (mutants_inputs.c). */
+assay_tensor_edit assay_edit_swap_gate_up, assay_edit_interleave, assay_edit_zero_last_of_first_axis,
+    assay_edit_zero_tail_of_rows, assay_edit_times_scaling_factor, assay_edit_move_group_row, assay_edit_pad_last_group,
+    assay_edit_runner_up;
+/* Of positions, attention and norms (mutants_inputs_attention.c, mutants_left_out.c). */
+assay_tensor_edit assay_edit_next_positions, assay_edit_round_positions, assay_edit_one_segment, assay_edit_lag_rows,
+    assay_edit_lag_tokens, assay_edit_scale_from_hidden, assay_edit_roll_heads, assay_edit_zero_rope_columns,
+    assay_edit_leave_norm_out;
+/* Of weights on a mesh (mutants_mesh.c); of rows of the batch there, and of gradients (mutants_shard_rows.c). */
+assay_tensor_edit assay_edit_clamp_ids, assay_edit_roll_expert_shards, assay_edit_zero_last_shard,
+    assay_edit_zero_all_but_first_shard, assay_edit_zero_shard_before, assay_edit_double_last_shard,
+    assay_edit_zero_last_tensor_shard, assay_edit_times_tensor_shards, assay_edit_roll_fsdp_shards;
+assay_tensor_edit assay_edit_roll_shard_rows, assay_edit_sum_shard_rows, assay_edit_first_shard_to_all,
+    assay_edit_times_replicas, assay_edit_by_replicas, assay_edit_times_expert_shards, assay_edit_first_microbatch;
 
+/* For `change_inputs`: the order of tokens, cotangents, several tensors at once. */
+assay_mutation_edit assay_edit_exchange_tokens, assay_edit_outgrow_residual, assay_edit_keep_first_shard,
+    assay_edit_keep_first_replica, assay_edit_drop_last_microbatch;
+/* For `change_results`. */
+assay_mutation_edit assay_edit_omit_all, assay_edit_omit_last, assay_edit_count_from_front, assay_edit_shrink_back,
+    assay_edit_omit_checkpoints, assay_edit_blind_rows_to_nan;
+
+/* For `worsen` (mutants_types.c). */
+assay_arithmetic_edit assay_worsen_sums, assay_worsen_router, assay_worsen_functions, assay_worsen_operands,
+    assay_worsen_intermediates;
+
+/* What they share. */
+/* Whether the test is true of the text and one of the words, which have spaces between them. */
+bool assay_any_word(const char *words, const char *text, bool (*test)(const char *text, const char *word));
+int64_t assay_kept_width(const assay_kept *tensor);                        /* of a row: the last axis */
 int assay_kept_axis(const assay_kept *tensor, const char *label);          /* -1: none has it */
 int64_t assay_axes_product(const assay_shape *shape, int first, int last); /* of axes [first, last) */
+void assay_swap_values(double *a, double *b, int64_t count);
+void assay_swap_indices(int32_t *a, int32_t *b);
 /* Index 0 along the axis becomes what index 1 was. */
 bool assay_roll_axis(assay_kept *tensor, int axis);
-
-/* Of the results that are floats, those in the folder ("": all). True where one was changed. */
-bool assay_change_floats(const assay_mutation *m, const char *folder, assay_tensor_change change);
-bool assay_scale_values(assay_kept *tensor, double factor);
+bool assay_scale_values(assay_kept *tensor, double factor);   /* false: by 1 */
+bool assay_zero_columns(assay_kept *tensor, int64_t columns); /* the last ones */
 bool assay_fill_values(assay_kept *tensor, int64_t first, double value);
-
-/* Of the mesh (docs/expert-parallelism.md). */
 int64_t assay_case_shards(const assay_case *c);
 int64_t assay_rows_of_shard(const assay_case *c); /* of the batch; 0: one shard, or all have the same rows */
-bool assay_has_expert_shards(const assay_case *c);
-bool assay_path_names_expert_weight(const char *path);
 
 #endif

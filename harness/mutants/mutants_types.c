@@ -1,10 +1,10 @@
-/* Mutants by results rounded towards zero or to a coarser type. */
+/* Mutants by coarser types: of results, and of what the emulated arithmetic rounds. */
 #include <math.h>
 
 #include "harness/mutants/mutants_tensors.h"
 
 /* Towards zero. With the unit roundoff u the grid's next number is 2u 2^e away from one of [2^e, 2^(e + 1)). */
-static bool truncate(const assay_mutation *m, assay_kept *tensor)
+bool assay_edit_truncate(const assay_mutation *m, assay_kept *tensor)
 {
     const assay_dtype type = m->profile->storage;
     if (type == ASSAY_FLOAT64) return false;
@@ -22,11 +22,6 @@ static bool truncate(const assay_mutation *m, assay_kept *tensor)
     return true;
 }
 
-bool assay_mutant_truncate_values(const assay_mutation *m)
-{
-    return assay_change_floats(m, "", truncate);
-}
-
 assay_dtype assay_coarser_type(assay_dtype type)
 {
     return type == ASSAY_FLOAT64   ? ASSAY_FLOAT32
@@ -35,14 +30,56 @@ assay_dtype assay_coarser_type(assay_dtype type)
                                    : ASSAY_FLOAT8_E4M3FN;
 }
 
-static bool coarser(const assay_mutation *m, assay_kept *tensor)
+bool assay_edit_coarser(const assay_mutation *m, assay_kept *tensor)
 {
     const assay_dtype less = assay_coarser_type(m->profile->storage);
     assay_dtype_round_many(less, tensor->count, tensor->values, tensor->values);
     return true;
 }
 
-bool assay_mutant_coarser_values(const assay_mutation *m)
+/* --- worse arithmetic --- */
+
+#define BF16 (0x1p-8 / 1.7320508075688772)
+
+bool assay_worsen_sums(const assay_mutation *m, assay_emulation *e)
 {
-    return assay_change_floats(m, "", coarser);
+    (void)m;
+    e->precision.accumulate = BF16;
+    return true;
+}
+
+/* Where there is no router, or it is in bfloat16 anyway, other errors would be drawn and no larger ones. */
+bool assay_worsen_router(const assay_mutation *m, assay_emulation *e)
+{
+    bool routes = false;
+    for (int i = 0; i < m->tensors->plan->spec_count; i++) {
+        const char *path = m->tensors->plan->specs[i].path;
+        routes |=
+            assay_path_is_given(path) && (assay_path_ends(path, "gate/kernel") || assay_path_ends(path, "logits"));
+    }
+    e->precision.router = BF16;
+    return routes && assay_dtype_unit_roundoff(m->profile->router) < 0x1p-8;
+}
+
+bool assay_worsen_functions(const assay_mutation *m, assay_emulation *e)
+{
+    (void)m;
+    e->precision.elementary = BF16;
+    return true;
+}
+
+bool assay_worsen_operands(const assay_mutation *m, assay_emulation *e)
+{
+    if (m->profile->precision.scaled.block > 0) return false;
+    e->multiply = ASSAY_FLOAT8_E4M3FN;
+    e->precision.multiply = 0x1p-4 / 1.7320508075688772;
+    return true;
+}
+
+bool assay_worsen_intermediates(const assay_mutation *m, assay_emulation *e)
+{
+    if (assay_dtype_unit_roundoff(m->profile->storage) >= 0x1p-8) return false;
+    e->storage = e->multiply = ASSAY_BFLOAT16;
+    e->precision.storage = e->precision.multiply = BF16;
+    return true;
 }

@@ -19,6 +19,7 @@
 #include "harness/operations/paths.h"
 #include "harness/plan/golden_read.h"
 #include "harness/plan/plan_make.h"
+#include "harness/mutants/mutants_tensors.h"
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/arithmetic/emulated.h"
 #include "oracle/base/random.h"
@@ -191,11 +192,11 @@ static void make(subject *s, const assay_mutant *mutant, assay_results *results,
     assay_trial trial = s->trial;
     assay_mutant held = *mutant;
     const bool evaluated = assay_mutant_is_evaluated(mutant) && !mutant->other_seed && !mutant->golden_choice &&
-                           mutant->configure != assay_mutant_one_expert_fewer;
+                           mutant->configure != assay_edit_one_expert_fewer;
     /* what is stored by the emulated arithmetic lies on the grid already, and nothing would be left to cut off */
-    const bool truncated = mutant->change_results == assay_mutant_truncate_values;
+    const bool truncated = mutant->results.edit == assay_edit_truncate;
     if (!assay_mutant_is_evaluated(mutant) && !truncated) trial.golden = &s->noisy;
-    if (evaluated && mutant->change_inputs != assay_mutant_runner_up) {
+    if (evaluated) {
         require(s, assay_mutant_make(&s->ctx, &s->trial, mutant, &exact, applies));
         if (!*applies) goto done;
         trial.golden = &exact;

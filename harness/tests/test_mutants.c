@@ -8,6 +8,7 @@
 #include "harness/plan/inputs.h"
 #include "harness/power/power_test.h"
 #include "harness/scales/ensemble.h"
+#include "harness/mutants/mutants_tensors.h"
 #include "harness/tests/harness_test.h"
 
 static const char *const operations[] = {
@@ -62,7 +63,8 @@ static void table_is_well_formed(void **state)
             const bool required = assay_mutant_is_required(m, operations[op]);
             if (required && !assay_mutant_is_for(m, operations[op])) fail_msg("%s: required beyond", m->name);
         }
-        assert_true(assay_mutant_is_evaluated(m) || m->change_results != NULL);
+        assert_true(assay_mutant_is_evaluated(m) || m->results.edit != NULL || m->integers.edit != NULL ||
+                    m->change_results != NULL);
     }
     assert_null(assay_mutant_by_name("no_such"));
     assert_false(assay_mutant_is_for(assay_mutant_by_name("rope_type"), "rope"));
@@ -108,6 +110,7 @@ static const char *const cases[] = {"yarn_rope/two-dimensions",
                                     "routing/gemma4-without-norm",
                                     "mla/one-head",
                                     "mla/packed",
+                                    "mla/no-query-compression",
                                     "mla/late-positions",
                                     "rms_norm/one-column",
                                     "rms_norm/small-latents",
@@ -203,6 +206,54 @@ static void each_applies_to_its_operations(void **state)
     }
 }
 
+/* The first word of the list that ends no path in the plan, or is no folder of it; NULL: there is none. */
+static const char *stray_word(char *list, const assay_plan *plans, int count,
+                              bool (*fits)(const char *path, const char *word))
+{
+    char *rest = NULL;
+    for (char *word = strtok_r(list, " ", &rest); word != NULL; word = strtok_r(NULL, " ", &rest)) {
+        bool found = false;
+        for (int p = 0; p < count; p++) {
+            for (int i = 0; i < plans[p].spec_count; i++) found |= fits(plans[p].specs[i].path, word);
+        }
+        if (!found) return word;
+    }
+    return NULL;
+}
+
+/* Every word of a row's lists is of use in one of the cases: none is misspelt. */
+static void rows_name_tensors(void **state)
+{
+    (void)state;
+    enum { CASES = sizeof cases / sizeof *cases };
+    assay_context ctx = assay_context_default(1);
+    assay_case *c[CASES];
+    assay_plan plans[CASES] = {0};
+    for (int i = 0; i < CASES; i++) {
+        c[i] = case_named(&ctx, cases[i], "profiles=[f32]");
+        assert_ok(&ctx, assay_plan_make(&ctx, &plans[i], c[i]));
+    }
+    for (int i = 0; i < assay_mutant_count; i++) {
+        const assay_mutant *m = &assay_mutants[i];
+        const struct {
+            const char *list;
+            bool (*fits)(const char *path, const char *word);
+        } lists[] = {{m->inputs.of, assay_path_ends},     {m->results.of, assay_path_in},
+                     {m->results.named, assay_path_ends}, {m->integers.of, assay_path_in},
+                     {m->takes.of, assay_path_in},        {m->takes.named, assay_path_ends}};
+        for (size_t k = 0; k < sizeof lists / sizeof *lists; k++) {
+            char list[256];
+            snprintf(list, sizeof list, "%s", lists[k].list != NULL ? lists[k].list : "");
+            const char *stray = stray_word(list, plans, CASES, lists[k].fits);
+            if (stray != NULL) fail_msg("%s: no tensor is named by \"%s\"", m->name, stray);
+        }
+    }
+    for (int i = 0; i < CASES; i++) {
+        assay_plan_free(&plans[i]);
+        assay_cases_free(c[i], 1);
+    }
+}
+
 /* Cut off: on the grid, not beyond the value, and the next number of the grid is. */
 static void truncated_is_towards_zero(void **state)
 {
@@ -221,7 +272,7 @@ static void truncated_is_towards_zero(void **state)
     const assay_kept *y = assay_results_find(&results, "outputs/y");
     for (int64_t i = 0; i < y->count; i++) y->values[i] = (i % 2 == 0 ? 1 : -1) * (1 + (double)i / 97) / 64;
     const assay_mutation m = {.c = c, .profile = profile, .tensors = &results};
-    assert_true(assay_mutant_truncate_values(&m));
+    assert_true(assay_mutant_change_results(assay_mutant_by_name("truncated"), &m));
     for (int64_t i = 0; i < y->count; i++) {
         const double value = (1 + (double)i / 97) / 64, found = (i % 2 == 0 ? 1 : -1) * y->values[i];
         int exponent = 0;
@@ -280,7 +331,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(table_is_well_formed),           cmocka_unit_test(documentation_has_the_same_table),
         cmocka_unit_test(truncated_is_towards_zero),      cmocka_unit_test(biased_weights_are_divided),
-        cmocka_unit_test(each_applies_to_its_operations),
+        cmocka_unit_test(each_applies_to_its_operations), cmocka_unit_test(rows_name_tensors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

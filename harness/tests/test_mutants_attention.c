@@ -1,5 +1,5 @@
 /* Queries that see the key after their own, made by exchanging tokens: against attention that is computed so, and
- * gradients against differences of the mutant's own outputs. */
+ * gradients against differences of the mutant's own outputs. Also what makes no mutant of a key or an arithmetic. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -233,6 +233,44 @@ static void arithmetic_needs_its_part(void **state)
     assert_false(assay_mutant_is_for(assay_mutant_by_name("intermediates_in_bf16"), "gmm"));
 }
 
+/* A number that is off, or that would stay as it is, is no mutant; whether a key was given stays as it was. */
+static void keys_are_changed(void **state)
+{
+    (void)state;
+    static const struct {
+        assay_key_change key;
+        bool changes;
+        const char *set; /* before */
+        double expected;
+    } table[] = {
+        {{ASSAY_KEY_AT_routed_scaling_factor, ASSAY_KEY_SQUARED, 0}, true, "routed_scaling_factor=2.5", 6.25},
+        {{ASSAY_KEY_AT_routed_scaling_factor, ASSAY_KEY_SQUARED, 0}, false, "routed_scaling_factor=1", 1},
+        {{ASSAY_KEY_AT_routed_scaling_factor, ASSAY_KEY_TO, 1}, false, "routed_scaling_factor=1", 1},
+        {{ASSAY_KEY_AT_capacity_factor, ASSAY_KEY_TIMES, 0.5}, true, "capacity_factor=3", 1.5},
+        {{ASSAY_KEY_AT_capacity_factor, ASSAY_KEY_TIMES, 0.5}, false, "capacity_factor=-1", -1},
+        {{ASSAY_KEY_AT_shared_experts, ASSAY_KEY_TO, 0}, true, "shared_experts=2", 0},
+        {{ASSAY_KEY_AT_shared_experts, ASSAY_KEY_TO, 0}, false, "shared_experts=0", 0},
+        {{ASSAY_KEY_AT_mask_padding, ASSAY_KEY_TO, false}, true, "mask_padding=true", 0},
+        {{ASSAY_KEY_AT_mask_padding, ASSAY_KEY_TO, false}, false, "mask_padding=false", 0},
+        {{ASSAY_KEY_AT_norm_topk_prob, ASSAY_KEY_FLIP, 0}, true, "norm_topk_prob=false", 1},
+        {{ASSAY_KEY_AT_norm_topk_prob, ASSAY_KEY_FLIP, 0}, true, "norm_topk_prob=true", 0},
+    };
+    assay_context ctx = assay_context_default(1);
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        assay_case *c = case_named(&ctx, "moe/small", table[i].set);
+        const assay_mutant mutant = {.name = "key", .key = table[i].key};
+        const assay_model_key *key = &assay_model_keys[table[i].key.key];
+        assay_model_config expected = c->config;
+        char *at = (char *)&expected + key->offset;
+        if (key->type == ASSAY_KEY_B) *(bool *)at = table[i].expected != 0;
+        if (key->type == ASSAY_KEY_I) *(int64_t *)(void *)at = (int64_t)table[i].expected;
+        if (key->type == ASSAY_KEY_D) *(double *)(void *)at = table[i].expected;
+        assert_int_equal(assay_mutant_configure(&mutant, c), table[i].changes);
+        assert_memory_equal(&c->config, &expected, sizeof expected);
+        assay_cases_free(c, 1);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -240,6 +278,7 @@ int main(void)
         cmocka_unit_test(gradients_are_those_of_the_outputs),
         cmocka_unit_test(does_not_apply),
         cmocka_unit_test(arithmetic_needs_its_part),
+        cmocka_unit_test(keys_are_changed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
