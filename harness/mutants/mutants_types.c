@@ -2,6 +2,7 @@
 #include <math.h>
 
 #include "harness/mutants/mutants_tensors.h"
+#include "harness/operations/paths.h"
 
 /* Towards zero. With the unit roundoff u the grid's next number is 2u 2^e away from one of [2^e, 2^(e + 1)). */
 bool assay_edit_truncate(const assay_mutation *m, assay_kept *tensor)
