@@ -149,8 +149,7 @@ cleanup:
 }
 
 /* Thresholds for everything that this golden can be compared on, whether or not the candidate has it. */
-static assay_status find_thresholds(assay_context *ctx, assay_comparison *c, double false_alarm,
-                                    assay_report *report)
+static assay_status find_thresholds(assay_context *ctx, assay_comparison *c, double false_alarm, assay_report *report)
 {
     assay_status status = ASSAY_OK;
     int64_t elements = 0, rows = 0, statistics = 0;

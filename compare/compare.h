@@ -50,8 +50,9 @@ typedef enum assay_finding {
 
 /* A statistic against its null distribution (compare/statistics.h). */
 typedef struct assay_statistic_result {
-    double expected[ASSAY_NULL_COLUMNS]; /* the golden's null distribution; without a spread the statistic is not used */
-    double value, least, most;           /* what was found, and what is allowed */
+    double
+        expected[ASSAY_NULL_COLUMNS]; /* the golden's null distribution; without a spread the statistic is not used */
+    double value, least, most;        /* what was found, and what is allowed */
     int64_t slice;
     double excess; /* how far out over how far out it may be: above 1 fails */
 } assay_statistic_result;
@@ -70,8 +71,8 @@ typedef struct assay_tensor_result {
     assay_outlier elements_worst[ASSAY_WORST_COUNT], rows_worst[ASSAY_WORST_COUNT];
     int elements_worst_count, rows_worst_count;
     assay_statistic_result statistics[ASSAY_STATISTICS];
-    int statistics_count;        /* 0: the golden has no null distributions */
-    int worst_statistic;         /* the one with the largest excess; -1: none was used */
+    int statistics_count; /* 0: the golden has no null distributions */
+    int worst_statistic;  /* the one with the largest excess; -1: none was used */
     char axis_labels[ASSAY_MAX_RANK][16];
 } assay_tensor_result;
 
@@ -79,8 +80,8 @@ typedef struct assay_tensor_result {
 typedef struct assay_routing_summary {
     bool judged;
     int64_t tokens, exact, admissible, wrong; /* of a stack: once for each layer */
-    bool evaluated_again;                     /* the tensors are compared with the golden given the candidate's choice */
-    char message[256];                        /* of a wrong token, or why nothing could be judged */
+    bool evaluated_again; /* the tensors are compared with the golden given the candidate's choice */
+    char message[256];    /* of a wrong token, or why nothing could be judged */
 } assay_routing_summary;
 
 typedef struct assay_report {
@@ -88,9 +89,9 @@ typedef struct assay_report {
     char golden_path[512], candidate_path[512];
     double false_alarm; /* stated probability for the whole fixture */
     assay_verdict verdict;
-    char message[256];            /* why, in one line; names the first wrong tensor */
-    char diagnosis[512];          /* what the first wrong tensor looks like (diagnosis.h); "" where nothing explains it */
-    char explanation[768];        /* of a failure: which known bugs give this candidate, as far as somebody found out */
+    char message[256];     /* why, in one line; names the first wrong tensor */
+    char diagnosis[512];   /* what the first wrong tensor looks like (diagnosis.h); "" where nothing explains it */
+    char explanation[768]; /* of a failure: which known bugs give this candidate, as far as somebody found out */
     char explained_by[ASSAY_EXPLAINED_MOST][ASSAY_EXPLAINED_NAME]; /* their names */
     int explained_count;
     char known[160];              /* why it is known to fail (a ledger); "" when it is not */

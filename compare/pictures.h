@@ -7,7 +7,7 @@
 
 enum { ASSAY_PICTURE_ROWS = 64, ASSAY_PICTURE_COLUMNS = 128, ASSAY_PICTURE_BINS = 48 };
 enum { ASSAY_PICTURES_MOST = 1000 }; /* of one fixture */
-#define ASSAY_PICTURE_LIMIT 6.0 /* error scales on each side of the histogram */
+#define ASSAY_PICTURE_LIMIT 6.0      /* error scales on each side of the histogram */
 
 /* The tensor as a matrix, all axes but the last against the last, in at most ROWS x COLUMNS cells. */
 typedef struct assay_picture {

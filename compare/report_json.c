@@ -114,8 +114,8 @@ static bool put_statistics(cJSON *object, const assay_tensor_result *r)
         cJSON *item = start_element(array);
         ok = item != NULL && put_text(item, "name", assay_statistic_name(i)) && put_text(item, "slice", slice) &&
              put_number(item, "value", size ? exp(s->value) : s->value) &&
-             put_number(item, "least", size ? 0 : s->least) && put_number(item, "most", size ? exp(s->most) : s->most) &&
-             put_number(item, "excess", s->excess);
+             put_number(item, "least", size ? 0 : s->least) &&
+             put_number(item, "most", size ? exp(s->most) : s->most) && put_number(item, "excess", s->excess);
     }
     return ok;
 }
@@ -128,8 +128,7 @@ static const char *finding_name(assay_finding finding)
                                         [ASSAY_FINDING_ELEMENTS] = "elements",   [ASSAY_FINDING_ROWS] = "rows",
                                         [ASSAY_FINDING_SIZE] = "size",           [ASSAY_FINDING_SLICE] = "slice",
                                         [ASSAY_FINDING_BIAS] = "bias",           [ASSAY_FINDING_SLOPE] = "slope",
-                                        [ASSAY_FINDING_SIGN] = "sign",
-                                        [ASSAY_FINDING_NO_SCALE] = "no_scale"};
+                                        [ASSAY_FINDING_SIGN] = "sign",           [ASSAY_FINDING_NO_SCALE] = "no_scale"};
     return names[finding];
 }
 
@@ -173,8 +172,8 @@ static bool put_power(cJSON *object, const assay_power *power)
 {
     if (!power->stated) return put(object, "power", cJSON_CreateNull());
     cJSON *item = start(object, "power", cJSON_CreateObject());
-    return item != NULL && put_number(item, "mutants", power->effective) && put_number(item, "detected", power->detected) &&
-           put_text(item, "vacuous", power->vacuous);
+    return item != NULL && put_number(item, "mutants", power->effective) &&
+           put_number(item, "detected", power->detected) && put_text(item, "vacuous", power->vacuous);
 }
 
 /* Absent where nobody looked. */

@@ -95,8 +95,8 @@ static void write_table(FILE *out, const assay_report *report, const assay_repor
 {
     columns c = measure_columns(report);
     if (report->count == 0) return;
-    fprintf(out, "\n  %-*s  %-*s  %-13s  %-14s  %9s  %9s  %9s  %9s\n", c.name, "tensor", c.shape, "shape", "type", "verdict",
-            "RMS/scale", "element", "row", "statistic");
+    fprintf(out, "\n  %-*s  %-*s  %-13s  %-14s  %9s  %9s  %9s  %9s\n", c.name, "tensor", c.shape, "shape", "type",
+            "verdict", "RMS/scale", "element", "row", "statistic");
     for (int i = 0; i < report->count; i++) write_tensor(out, &report->tensors[i], style, c);
     fprintf(out, "  element, row, statistic: the worst as a multiple of its threshold; above 1 fails\n");
 }

@@ -59,9 +59,8 @@ void assay_statistic_text(const assay_tensor_result *result, int statistic, char
         snprintf(text, ASSAY_SLICE_TEXT, "RMS of error / deviation %.3g, of a correct implementation up to %.3g",
                  exp(s->value), exp(s->most));
     } else if (statistic == ASSAY_STATISTIC_BIAS) {
-        snprintf(text, ASSAY_SLICE_TEXT,
-                 "mean of error / deviation %.3g, of a correct implementation %.3g to %.3g", s->value, s->least,
-                 s->most);
+        snprintf(text, ASSAY_SLICE_TEXT, "mean of error / deviation %.3g, of a correct implementation %.3g to %.3g",
+                 s->value, s->least, s->most);
     } else if (statistic == ASSAY_STATISTIC_SLOPE) {
         snprintf(text, ASSAY_SLICE_TEXT, "%.6g times the golden, a correct implementation 1%+.3g to 1%+.3g",
                  1 + s->value, s->least, s->most);

@@ -1,8 +1,8 @@
 #include "compare/thresholds.h"
 
 #include <float.h>
-#include <math.h>
 #include <gsl/gsl_cdf.h>
+#include <math.h>
 
 /* |z| above the result has the probability `false_alarm` over `count` draws at most. */
 static double two_sided(double false_alarm, int64_t count)

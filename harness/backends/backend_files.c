@@ -7,8 +7,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "harness/backends/backend_files.h"
 #include "fixtures/files.h"
+#include "harness/backends/backend_files.h"
 #include "oracle/base/tensor.h"
 
 assay_status assay_backend_make_folder(assay_context *ctx, const char *keep, char *folder, size_t size)

@@ -7,8 +7,8 @@
 #include <string.h>
 
 #include "harness/operations/paths.h"
-#include "harness/scales/ensemble.h"
 #include "harness/plan/progress.h"
+#include "harness/scales/ensemble.h"
 #include "oracle/base/memory.h"
 
 /* What the second form takes on one core: for an operation of a product, for a number that goes through functions and

@@ -2,10 +2,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "harness/commands/command.h"
-#include "harness/routing_choice/given_choice.h"
 #include "harness/backends/examine_file.h"
+#include "harness/commands/command.h"
 #include "harness/explain/explain.h"
+#include "harness/routing_choice/given_choice.h"
 
 /* The grid of the case that the golden was made from. */
 static assay_status golden_dtype(assay_context *ctx, const assay_fixture_reader *golden, const char *path,

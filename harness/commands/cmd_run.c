@@ -5,10 +5,10 @@
 #include "harness/backends/backend.h"
 #include "harness/backends/backend_files.h"
 #include "harness/commands/command.h"
+#include "harness/commands/expected_failures.h"
+#include "harness/explain/explain.h"
 #include "harness/plan/plan_make.h"
 #include "harness/routing_choice/given_choice.h"
-#include "harness/explain/explain.h"
-#include "harness/commands/expected_failures.h"
 
 /* One case: files, what the backend did, what the comparer says. */
 typedef struct case_run {
@@ -67,8 +67,8 @@ static assay_status compare_files(assay_context *ctx, const assay_options *optio
     assay_fixture_reader *golden = NULL, *candidate = NULL, *against = NULL, *held;
     TRY(assay_fixture_open(ctx, r->golden, &golden));
     TRY(assay_fixture_open(ctx, r->candidate, &candidate));
-    TRY(assay_compare_conditionally(ctx, golden, candidate, profile, options->false_alarm, options->quiet,
-                                    &r->report, &against));
+    TRY(assay_compare_conditionally(ctx, golden, candidate, profile, options->false_alarm, options->quiet, &r->report,
+                                    &against));
     held = against != NULL ? against : golden;
     TRY(assay_explain(ctx, held, candidate, profile, options->quiet, &r->report));
     /* of many cases only those that somebody will look at */

@@ -3,8 +3,8 @@
 #define ASSAY_HARNESS_COMMAND_H
 
 #include "compare/report.h"
-#include "harness/golden/golden.h"
 #include "harness/commands/options.h"
+#include "harness/golden/golden.h"
 
 /* Exit status. */
 enum { ASSAY_EXIT_PASS = 0, ASSAY_EXIT_FAIL = 1, ASSAY_EXIT_BAD_INPUT = 2, ASSAY_EXIT_VACUOUS = 3 };
@@ -12,8 +12,8 @@ enum { ASSAY_EXIT_PASS = 0, ASSAY_EXIT_FAIL = 1, ASSAY_EXIT_BAD_INPUT = 2, ASSAY
 typedef struct assay_command {
     const char *name, *arguments, *summary, *details;
     const char *alias; /* an older name; NULL */
-    unsigned options; /* sum of ASSAY_OPT_ values */
-    int least, most;  /* how many arguments; most -1: any number */
+    unsigned options;  /* sum of ASSAY_OPT_ values */
+    int least, most;   /* how many arguments; most -1: any number */
     /* Returns a status; *exit_code is what the program ends with when that is ASSAY_OK. */
     assay_status (*run)(assay_context *ctx, const assay_options *options, int *exit_code);
 } assay_command;

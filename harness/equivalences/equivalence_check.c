@@ -5,11 +5,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "harness/equivalences/equivalence.h"
 #include "harness/operations/paths.h"
 #include "harness/plan/inputs.h"
 #include "harness/plan/plan_make.h"
 #include "harness/scales/ensemble.h"
-#include "harness/equivalences/equivalence.h"
 #include "oracle/base/memory.h"
 
 void assay_form_free(assay_form *form)

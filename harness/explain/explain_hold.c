@@ -4,8 +4,8 @@
 #include <string.h>
 
 #include "compare/compare.h"
-#include "harness/operations/data_flow.h"
 #include "harness/explain/explain_internal.h"
+#include "harness/operations/data_flow.h"
 #include "harness/operations/paths.h"
 #include "oracle/base/memory.h"
 

@@ -3,9 +3,9 @@
 #include <math.h>
 #include <stdio.h>
 
-#include "harness/scales/ensemble.h"
 #include "harness/explain/explain_internal.h"
 #include "harness/mutants/mutants_tensors.h"
+#include "harness/scales/ensemble.h"
 
 enum { DRAWS = 8 };
 

@@ -3,10 +3,10 @@
 #include <string.h>
 
 #include "harness/mutants/mutant_run.h"
+#include "harness/mutants/mutants_tensors.h"
+#include "harness/plan/inputs.h"
 #include "harness/plan/plan_make.h"
 #include "harness/scales/ensemble.h"
-#include "harness/plan/inputs.h"
-#include "harness/mutants/mutants_tensors.h"
 
 bool assay_path_is_scale(const char *path)
 {

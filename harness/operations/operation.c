@@ -9,12 +9,18 @@
 #include "oracle/base/memory.h"
 
 const assay_operation *const assay_operations[] = {
-    &assay_op_rms_norm,       &assay_op_gmm,
-    &assay_op_permute,        &assay_op_unpermute,
-    &assay_op_routing,        &assay_op_mlp,
-    &assay_op_moe,            &assay_op_yarn_rope,
-    &assay_op_attention,      &assay_op_mla,
-    &assay_op_deepseek_layer, &assay_op_deepseek_stack,
+    &assay_op_rms_norm,
+    &assay_op_gmm,
+    &assay_op_permute,
+    &assay_op_unpermute,
+    &assay_op_routing,
+    &assay_op_mlp,
+    &assay_op_moe,
+    &assay_op_yarn_rope,
+    &assay_op_attention,
+    &assay_op_mla,
+    &assay_op_deepseek_layer,
+    &assay_op_deepseek_stack,
     NULL,
 };
 
@@ -47,8 +53,7 @@ static assay_status check_common(assay_context *ctx, const assay_case *c, const 
                           ", expected 1, 1, 1, 1: op %s runs on one device",
                           c->mesh_data, c->mesh_fsdp, c->mesh_expert, c->mesh_tensor, c->op);
     }
-    if (!operation->mesh &&
-        (m->use_ring_of_experts || m->num_moe_emb_chunks > 0 || m->num_moe_token_chunks > 1)) {
+    if (!operation->mesh && (m->use_ring_of_experts || m->num_moe_emb_chunks > 0 || m->num_moe_token_chunks > 1)) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "%s needs experts on a mesh, which op %s does not have",
                           m->use_ring_of_experts ? "use_ring_of_experts" : "num_moe_emb_chunks or num_moe_token_chunks",
                           c->op);

@@ -2,7 +2,6 @@
 
 #include <string.h>
 
-
 bool assay_path_in(const char *path, const char *folder)
 {
     size_t length = strlen(folder);

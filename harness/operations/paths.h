@@ -4,7 +4,6 @@
 
 #include <stdbool.h>
 
-
 /* Whether the path lies in the folder. */
 bool assay_path_in(const char *path, const char *folder);
 /* Whether the path is that name, or ends in it after a slash. */

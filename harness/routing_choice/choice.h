@@ -15,8 +15,8 @@ typedef enum assay_choice_verdict {
 
 /* One token. Arrays of a group limit are over consecutive experts. */
 typedef struct assay_choice {
-    int64_t experts, per_token;       /* E, K */
-    int64_t groups, groups_kept;      /* groups 1: no limit */
+    int64_t experts, per_token;  /* E, K */
+    int64_t groups, groups_kept; /* groups 1: no limit */
     assay_group_score group_score;
     bool fixed;                       /* by a table (hash routing): scores decide nothing */
     bool any_of_tied;                 /* of the profile */

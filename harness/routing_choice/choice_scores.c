@@ -4,9 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "harness/operations/op_support.h"
 #include "harness/routing_choice/given_choice_internal.h"
 #include "harness/scales/ensemble.h"
-#include "harness/operations/op_support.h"
 #include "oracle/base/memory.h"
 #include "oracle/moe/routing_rule.h"
 

@@ -9,13 +9,13 @@
 
 #include "compare/thresholds.h"
 #include "harness/backends/backend_files.h"
+#include "harness/operations/data_flow.h"
+#include "harness/operations/op_support.h"
 #include "harness/operations/paths.h"
 #include "harness/plan/golden_read.h"
 #include "harness/plan/plan_make.h"
 #include "harness/routing_choice/choice.h"
 #include "harness/routing_choice/given_choice_internal.h"
-#include "harness/operations/data_flow.h"
-#include "harness/operations/op_support.h"
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/memory.h"
 #include "oracle/moe/routing_rule.h"
@@ -90,8 +90,7 @@ static void conditional_free(assay_conditional *c)
 
 static bool differs(const assay_router_choice *r)
 {
-    return r->given &&
-           memcmp(r->golden, r->candidate, (size_t)(r->tokens * r->per_token) * sizeof *r->golden) != 0;
+    return r->given && memcmp(r->golden, r->candidate, (size_t)(r->tokens * r->per_token) * sizeof *r->golden) != 0;
 }
 
 static bool any_differs(const assay_conditional *c)
@@ -174,13 +173,14 @@ static assay_status check_golden(assay_context *ctx, const assay_conditional *c,
         const int64_t tokens = a->config.batch * a->config.sequence, count = r->tokens * r->per_token;
         if (r->tokens != tokens || r->per_token != a->config.num_experts_per_tok) {
             return assay_fail(ctx, ASSAY_BAD_INPUT,
-                              "%.90s has %" PRId64 " tokens with %" PRId64 " experts, expected %" PRId64 " with %" PRId64,
+                              "%.90s has %" PRId64 " tokens with %" PRId64 " experts, expected %" PRId64
+                              " with %" PRId64,
                               r->path, r->tokens, r->per_token, tokens, a->config.num_experts_per_tok);
         }
         for (int64_t k = 0; k < count; k++) {
             if (r->golden[k] >= 0 && r->golden[k] < a->config.num_experts) continue;
-            return assay_fail(ctx, ASSAY_BAD_INPUT, "%.90s[%" PRId64 "] is %" PRId32 ", expected 0 to %" PRId64, r->path,
-                              k, r->golden[k], a->config.num_experts - 1);
+            return assay_fail(ctx, ASSAY_BAD_INPUT, "%.90s[%" PRId64 "] is %" PRId32 ", expected 0 to %" PRId64,
+                              r->path, k, r->golden[k], a->config.num_experts - 1);
         }
     }
     return ASSAY_OK;
@@ -232,8 +232,8 @@ static void describe_wrong(const assay_router_choice *router, const assay_choice
     if (token->fixed) {
         snprintf(message, 256, "%s: expert %d chosen, the table says %d", place, chosen, better);
     } else if (verdict == ASSAY_CHOICE_TIE) {
-        snprintf(message, 256, "%s: expert %d chosen, expert %d ties with it exactly: the lower index comes first", place,
-                 chosen, better);
+        snprintf(message, 256, "%s: expert %d chosen, expert %d ties with it exactly: the lower index comes first",
+                 place, chosen, better);
     } else {
         snprintf(message, 256, "%s: expert %d chosen, better is %d: off by %.3g times what errors allow", place, chosen,
                  better, assay_choice_excess(token));
@@ -359,7 +359,8 @@ static assay_status compare_differing(assay_context *ctx, assay_fixture_reader *
     if (refused) {
         summary = (assay_routing_summary){0};
         snprintf(summary.message, sizeof summary.message,
-                 "the candidate's choice of experts differs, and the golden cannot be evaluated given it: %.150s", line);
+                 "the candidate's choice of experts differs, and the golden cannot be evaluated given it: %.150s",
+                 line);
     }
     summary.evaluated_again = *against != NULL;
     if (summary.wrong > 0) fail_report(c, wrong_path, summary.message, report);
@@ -373,7 +374,8 @@ cleanup:
 
 assay_status assay_compare_conditionally(assay_context *ctx, assay_fixture_reader *golden,
                                          assay_fixture_reader *candidate, const assay_profile *profile,
-                                         double false_alarm, bool quiet, assay_report *report, assay_fixture_reader **against)
+                                         double false_alarm, bool quiet, assay_report *report,
+                                         assay_fixture_reader **against)
 {
     assay_status status;
     assay_conditional c = {0};

@@ -11,6 +11,7 @@
  * no token is wrong, everything that is compared. *against is then that golden, to be closed; else NULL. */
 assay_status assay_compare_conditionally(assay_context *ctx, assay_fixture_reader *golden,
                                          assay_fixture_reader *candidate, const assay_profile *profile,
-                                         double false_alarm, bool quiet, assay_report *report, assay_fixture_reader **against);
+                                         double false_alarm, bool quiet, assay_report *report,
+                                         assay_fixture_reader **against);
 
 #endif

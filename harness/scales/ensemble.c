@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "harness/scales/ensemble_internal.h"
 #include "harness/operations/op_support.h"
+#include "harness/scales/ensemble_internal.h"
 #include "oracle/base/memory.h"
 
 static bool wants_null(const assay_ensemble *e)

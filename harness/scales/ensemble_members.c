@@ -4,9 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "harness/operations/op_support.h"
 #include "harness/operations/paths.h"
 #include "harness/scales/ensemble_internal.h"
-#include "harness/operations/op_support.h"
 #include "oracle/base/memory.h"
 
 static assay_status beyond_the_end(assay_context *ctx, const char *path)

@@ -3,9 +3,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "harness/operations/op_support.h"
 #include "harness/operations/paths.h"
 #include "harness/scales/ensemble_internal.h"
-#include "harness/operations/op_support.h"
 #include "oracle/base/memory.h"
 
 assay_tracked *assay_ensemble_tensor(const assay_ensemble *e, const char *path)

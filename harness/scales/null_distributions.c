@@ -3,8 +3,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "harness/scales/ensemble_internal.h"
 #include "harness/operations/op_support.h"
+#include "harness/scales/ensemble_internal.h"
 #include "oracle/arithmetic/elementary.h"
 #include "oracle/base/memory.h"
 

@@ -12,14 +12,14 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "harness/golden/golden.h"
-#include "harness/operations/data_flow.h"
-#include "harness/mutants/mutant_run.h"
 #include "harness/explain/explain.h"
+#include "harness/golden/golden.h"
+#include "harness/mutants/mutant_run.h"
+#include "harness/mutants/mutants_tensors.h"
+#include "harness/operations/data_flow.h"
 #include "harness/operations/paths.h"
 #include "harness/plan/golden_read.h"
 #include "harness/plan/plan_make.h"
-#include "harness/mutants/mutants_tensors.h"
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/arithmetic/emulated.h"
 #include "oracle/base/random.h"

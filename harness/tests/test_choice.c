@@ -143,14 +143,24 @@ static void groups(void **state)
         /* sums 1.9, 1.7, 1.6, 0.2 */
         {{1.0, 0.9, 1.2, 0.5, 0.9, 0.7, 0.1, 0.1}, ASSAY_GROUP_TOP2_SUM, {2, 0}, {0, 2}, 0, ASSAY_CHOICE_EXACT},
         /* from a group that does not stay, just within and beyond its reach: 4 tau >= 0.1; and 4 must not lose to 1 */
-        {{1.0, 0.9, 1.2, 0.5, 0.99, 0.61, 0.1, 0.1}, ASSAY_GROUP_TOP2_SUM, {2, 0}, {0, 4}, 0.0251, ASSAY_CHOICE_ADMISSIBLE},
+        {{1.0, 0.9, 1.2, 0.5, 0.99, 0.61, 0.1, 0.1},
+         ASSAY_GROUP_TOP2_SUM,
+         {2, 0},
+         {0, 4},
+         0.0251,
+         ASSAY_CHOICE_ADMISSIBLE},
         {{1.0, 0.9, 1.2, 0.5, 0.99, 0.61, 0.1, 0.1}, ASSAY_GROUP_TOP2_SUM, {2, 0}, {0, 4}, 0.0249, ASSAY_CHOICE_WRONG},
         /* the group could stay, the expert is too low among its own */
         {{1.0, 0.9, 1.2, 0.5, 0.99, 0.61, 0.1, 0.1}, ASSAY_GROUP_TOP2_SUM, {2, 0}, {0, 5}, 0.03, ASSAY_CHOICE_WRONG},
         /* experts of three groups */
         {{1.0, 0.9, 1.2, 0.5, 0.99, 0.61, 0.1, 0.1}, ASSAY_GROUP_MAX, {2, 0}, {0, 6}, 0.03, ASSAY_CHOICE_WRONG},
         /* both of one group, for another takes the place of the group of 2 and loses */
-        {{1.0, 0.9, 0.95, 0.5, 0.8499, 0.6, 0.1, 0.1}, ASSAY_GROUP_TOP2_SUM, {0, 2}, {0, 1}, 0.0001, ASSAY_CHOICE_ADMISSIBLE},
+        {{1.0, 0.9, 0.95, 0.5, 0.8499, 0.6, 0.1, 0.1},
+         ASSAY_GROUP_TOP2_SUM,
+         {0, 2},
+         {0, 1},
+         0.0001,
+         ASSAY_CHOICE_ADMISSIBLE},
         /* ... which it cannot where it is clearly worse */
         {{1.0, 0.9, 0.95, 0.5, 0.80, 0.6, 0.1, 0.1}, ASSAY_GROUP_TOP2_SUM, {0, 2}, {0, 1}, 0.0001, ASSAY_CHOICE_WRONG},
         /* equal sums of groups: the lower group stays */

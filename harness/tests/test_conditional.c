@@ -1,10 +1,10 @@
 /* Candidates that chose other experts than the golden, or the same in another order: which are held against the golden
  * evaluated again, and which are wrong. The candidates are the oracle's own results given such choices. */
 #include "compare/report.h"
+#include "harness/operations/data_flow.h"
 #include "harness/plan/inputs.h"
 #include "harness/routing_choice/given_choice.h"
 #include "harness/routing_choice/given_choice_internal.h"
-#include "harness/operations/data_flow.h"
 #include "harness/tests/harness_test.h"
 
 #define PROFILE "bf16"
@@ -35,9 +35,8 @@ static trial trial_of(const test_folder *folder, const char *name, const char *s
         const assay_tensor_spec *spec = assay_fixture_spec(reader, i);
         if (strstr(spec->path, "/selected_experts") == NULL) continue;
         assay_router_choice *r = &t.given.routers[t.given.count++];
-        *r = (assay_router_choice){.known = true,
-                                   .per_token = spec->shape.dims[2],
-                                   .tokens = spec->shape.dims[0] * spec->shape.dims[1]};
+        *r = (assay_router_choice){
+            .known = true, .per_token = spec->shape.dims[2], .tokens = spec->shape.dims[0] * spec->shape.dims[1]};
         snprintf(r->path, sizeof r->path, "%s", spec->path);
         r->experts = calloc((size_t)(r->tokens * r->per_token), sizeof *r->experts);
         assert_non_null(r->experts);
@@ -118,10 +117,16 @@ static void expect_again(const char *name, const assay_report *report, int64_t t
 /* The order of slots, in every operation that routes: weights, capacity, per-shard metadata follow. */
 static void another_order(void **state)
 {
-    static const char *const names[] = {"routing/factor-1",         "routing/saturated",    "moe/small",
-                                        "moe/deepseek3-tiny-dense", "moe/mixtral-capacity-tight",         "moe/mesh-expert2",
-                                        "deepseek_layer/moe",       "deepseek_stack/tiny-4-layers",
-                                        "deepseek_stack/batch-split", "deepseek_layer/mesh-expert4"};
+    static const char *const names[] = {"routing/factor-1",
+                                        "routing/saturated",
+                                        "moe/small",
+                                        "moe/deepseek3-tiny-dense",
+                                        "moe/mixtral-capacity-tight",
+                                        "moe/mesh-expert2",
+                                        "deepseek_layer/moe",
+                                        "deepseek_stack/tiny-4-layers",
+                                        "deepseek_stack/batch-split",
+                                        "deepseek_layer/mesh-expert4"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         trial t = trial_of(*state, names[i], NULL);
         int64_t tokens = 0;
@@ -162,9 +167,10 @@ static void swap_one(trial *t, int32_t from, int32_t to, int64_t token)
     }
 }
 
-#define TWO_OF_FOUR                                                                                                     \
-    "case: two-of-four\nop: routing\nmodel: deepseek3-tiny\nconfig: {num_experts: 4, num_experts_per_tok: 2}\n"         \
-    "batch: 1\nsequence: 2\ndtype: float32\nprofiles: [bf16]\ninputs:\n  gate/bias: {distribution: constant, mean: 0}\n"
+#define TWO_OF_FOUR                                                                                                    \
+    "case: two-of-four\nop: routing\nmodel: deepseek3-tiny\nconfig: {num_experts: 4, num_experts_per_tok: 2}\n"        \
+    "batch: 1\nsequence: 2\ndtype: float32\nprofiles: [bf16]\ninputs:\n  gate/bias: {distribution: constant, mean: "   \
+    "0}\n"
 
 /* Logits of two tokens given as values: which token may swap its second expert for which. */
 static void the_gap_decides(void **state)
@@ -180,7 +186,8 @@ static void the_gap_decides(void **state)
         {"[1, 0.9999, 0.9998, -1, 2, 1, 0, -1]", 1, 2, 0, 1,
          "routing/selected_experts: token [0,0]: expert 2 chosen, better is 1: off by "},
         {"[1, 0.5, 0.5, -1, 2, 1, 0, -1]", 1, 2, 0, 1,
-         "routing/selected_experts: token [0,0]: expert 2 chosen, expert 1 ties with it exactly: the lower index comes first"},
+         "routing/selected_experts: token [0,0]: expert 2 chosen, expert 1 ties with it exactly: the lower index comes "
+         "first"},
         {"[1, 0.5, 0.25, -1, 2, 1, 0, -1]", 1, 3, 0, 1,
          "routing/selected_experts: token [0,0]: expert 3 chosen, better is 1: off by "},
     };
@@ -312,7 +319,8 @@ static void reports_say_it(void **state)
     assert_ok(&t.ctx, assay_report_text(&t.ctx, &report, &style, &text));
     assert_ok(&t.ctx, assay_report_json(&t.ctx, 1, &report, &json));
     assert_ok(&t.ctx, assay_report_junit(&t.ctx, 1, &report, &junit));
-    static const char line[] = "8 tokens: 8 exact, 0 admissible, 0 wrong; compared with the golden evaluated again given";
+    static const char line[] =
+        "8 tokens: 8 exact, 0 admissible, 0 wrong; compared with the golden evaluated again given";
     assert_non_null(strstr(text, line));
     assert_non_null(strstr(json, "\"evaluated_again\":\ttrue"));
     assert_non_null(strstr(junit, line));
@@ -450,10 +458,16 @@ static void no_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        ON_FOLDER(another_order),    ON_FOLDER(the_same_choice),  ON_FOLDER(the_gap_decides),
-        ON_FOLDER(layers_follow_each_other), ON_FOLDER(no_choice_at_all), ON_FOLDER(nothing_is_loosened),
-        ON_FOLDER(reports_say_it),   ON_FOLDER(a_golden_of_another_kind),
-        ON_FOLDER(a_golden_with_other_choices), ON_FOLDER(threads_change_nothing),
+        ON_FOLDER(another_order),
+        ON_FOLDER(the_same_choice),
+        ON_FOLDER(the_gap_decides),
+        ON_FOLDER(layers_follow_each_other),
+        ON_FOLDER(no_choice_at_all),
+        ON_FOLDER(nothing_is_loosened),
+        ON_FOLDER(reports_say_it),
+        ON_FOLDER(a_golden_of_another_kind),
+        ON_FOLDER(a_golden_with_other_choices),
+        ON_FOLDER(threads_change_nothing),
         ON_FOLDER(no_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -186,7 +186,8 @@ static void wide_scales_are_vacuous(void **state)
     start(&f, "mla/small", NULL, false);
     for (int i = 0; i < f.plan.spec_count; i++) {
         assay_kept *kept = &f.results.items[i];
-        if (!assay_path_in(kept->spec->path, "error_scale/f32") && !assay_path_in(kept->spec->path, "null/f32")) continue;
+        if (!assay_path_in(kept->spec->path, "error_scale/f32") && !assay_path_in(kept->spec->path, "null/f32"))
+            continue;
         for (int64_t k = 0; k < kept->count; k++) kept->values[k] = 1e6;
     }
     assay_discrimination found = discriminate(&f, "f32");

@@ -9,8 +9,8 @@
 
 #include "compare/profile.h"
 #include "compare/statistics.h"
-#include "harness/scales/ensemble_internal.h"
 #include "harness/operations/op_support.h"
+#include "harness/scales/ensemble_internal.h"
 #include "oracle/arithmetic/emulated.h"
 #include "oracle/base/memory.h"
 #include "oracle/moe/tests/memory_store.h"

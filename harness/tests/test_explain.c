@@ -3,9 +3,9 @@
 #include <math.h>
 #include <unistd.h>
 
-#include "harness/operations/data_flow.h"
 #include "harness/explain/explain.h"
 #include "harness/explain/explain_internal.h"
+#include "harness/operations/data_flow.h"
 #include "harness/operations/paths.h"
 #include "harness/plan/golden_read.h"
 #include "harness/tests/harness_test.h"

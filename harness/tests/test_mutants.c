@@ -4,11 +4,11 @@
 
 #include "compare/profile.h"
 #include "harness/mutants/mutant_run.h"
+#include "harness/mutants/mutants_tensors.h"
 #include "harness/operations/paths.h"
 #include "harness/plan/inputs.h"
 #include "harness/power/power_test.h"
 #include "harness/scales/ensemble.h"
-#include "harness/mutants/mutants_tensors.h"
 #include "harness/tests/harness_test.h"
 
 static const char *const operations[] = {

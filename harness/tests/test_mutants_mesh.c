@@ -3,9 +3,9 @@
 #include <stdlib.h>
 
 #include "harness/mutants/mutant_run.h"
+#include "harness/mutants/mutants_tensors.h"
 #include "harness/plan/inputs.h"
 #include "harness/scales/ensemble.h"
-#include "harness/mutants/mutants_tensors.h"
 #include "harness/tests/harness_test.h"
 
 /* A golden in memory, and a copy of it to change. */

@@ -139,8 +139,9 @@ static void check_passes(const assay_report *report, bool nearest)
     }
 }
 
-static const char *const names[] = {"moe/small", "mlp/silu", "gmm/one-group", "rms_norm/prime-width", "mla/small",
-                                    "attention/seven", "deepseek_layer/moe", "yarn_rope/deepseek", "gmm/primes"};
+static const char *const names[] = {"moe/small", "mlp/silu",        "gmm/one-group",      "rms_norm/prime-width",
+                                    "mla/small", "attention/seven", "deepseek_layer/moe", "yarn_rope/deepseek",
+                                    "gmm/primes"};
 
 static void correct_candidates_pass(void **state)
 {

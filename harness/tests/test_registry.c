@@ -102,8 +102,8 @@ static void rows_have_pages(void **state)
 
 static void check_entry(const assay_tensor_entry *entry)
 {
-    static const char *const folders[] = {"inputs",    "weights",     "cotangents", "outputs",
-                                          "gradients", "checkpoints", "routing",    "remat",   "schedule"};
+    static const char *const folders[] = {"inputs",      "weights", "cotangents", "outputs", "gradients",
+                                          "checkpoints", "routing", "remat",      "schedule"};
     const assay_tensor_spec *spec = &entry->spec;
     bool in_folder = false;
     for (size_t f = 0; f < sizeof folders / sizeof *folders; f++) in_folder |= assay_path_in(spec->path, folders[f]);
@@ -202,7 +202,8 @@ static void bad_cases_are_refused(void **state)
         {"moe/mesh-expert4", "batch=6", "batch is 6", ASSAY_BAD_INPUT},
         {"moe/mesh-expert4", "num_moe_emb_chunks=2", "num_moe_emb_chunks", ASSAY_BAD_INPUT},
         {"moe/mesh-ring-expert4", "ragged_buffer_factor=1.0", "ragged_buffer_factor", ASSAY_BAD_INPUT},
-        {"moe/mesh-ring-expert4", "sparse_matmul=false", "use_ring_of_experts needs sparse_matmul=true", ASSAY_BAD_INPUT},
+        {"moe/mesh-ring-expert4", "sparse_matmul=false", "use_ring_of_experts needs sparse_matmul=true",
+         ASSAY_BAD_INPUT},
         {"moe/mesh-emb-chunks2", "num_moe_emb_chunks=3", "num_moe_emb_chunks", ASSAY_BAD_INPUT},
         {"moe/mesh-token-chunks2", "num_moe_token_chunks=3", "num_moe_token_chunks", ASSAY_BAD_INPUT},
         {"deepseek_stack/batch-split", "batch=3", "batch is 3, expected a multiple of 1 shards (mesh) times 2",
@@ -219,7 +220,9 @@ static void bad_cases_are_refused(void **state)
         {"moe/small", "mlp_activations=[swish, linear]", "mlp_activations[0] is \"swish\"", ASSAY_BAD_INPUT},
         {"moe/small", "gradients=[inputs/z]", "gradients has \"inputs/z\", which matches no tensor", ASSAY_BAD_INPUT},
         {"moe/small", "checkpoints=[mlpwi_9]", "checkpoints has \"mlpwi_9\"", ASSAY_BAD_INPUT},
-        {"moe/small", "profiles=[bf17]", "profiles has \"bf17\", expected f64, f32, bf16, bf16_router, f16, tf32, tpu_default or fp8_e4m3_block128", ASSAY_BAD_INPUT},
+        {"moe/small", "profiles=[bf17]",
+         "profiles has \"bf17\", expected f64, f32, bf16, bf16_router, f16, tf32, tpu_default or fp8_e4m3_block128",
+         ASSAY_BAD_INPUT},
         {"moe/small", "inputs.z={scale: 1}", "inputs.z is no tensor of op moe", ASSAY_BAD_INPUT},
         {"moe/small", "inputs.y={scale: 1}", "inputs.y is no tensor of op moe", ASSAY_BAD_INPUT},
         {"moe/small", "inputs.outputs/y={scale: 1}", "inputs.outputs/y is no tensor", ASSAY_BAD_INPUT},

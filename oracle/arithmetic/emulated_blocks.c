@@ -80,8 +80,7 @@ static assay_status scale_operand(assay_context *ctx, const blocks *b, emulated_
     TRY(assay_alloc_f64(ctx, "scales of an emulated product", bands * width, &scales));
     TRY(assay_alloc_f64(ctx, "operand of an emulated product", o->rows * o->columns, copy));
 #pragma omp parallel for num_threads(ctx->threads) if (o->rows * o->columns >= EMULATED_SHARED)
-    for (int64_t band = 0; band < bands; band++)
-        scale_band(ctx, b, o, *copy, band * b->rows, scales + band * width);
+    for (int64_t band = 0; band < bands; band++) scale_band(ctx, b, o, *copy, band * b->rows, scales + band * width);
     o->values = *copy;
     o->ld = o->columns;
 cleanup:

@@ -11,14 +11,14 @@
 #include "oracle/base/status.h"
 
 /*    enumerator            name            bytes significand bits  least normal exponent  largest exponent */
-#define ASSAY_DTYPE_TABLE(X)                                                                                          \
-    X(ASSAY_FLOAT64, "float64", 8, 53, -1022, 1023)                                                                   \
-    X(ASSAY_FLOAT32, "float32", 4, 24, -126, 127)                                                                     \
-    X(ASSAY_TFLOAT32, "tfloat32", 4, 11, -126, 127) /* stored as float32 */                                           \
-    X(ASSAY_BFLOAT16, "bfloat16", 2, 8, -126, 127)                                                                    \
-    X(ASSAY_FLOAT16, "float16", 2, 11, -14, 15)                                                                       \
-    X(ASSAY_FLOAT8_E4M3FN, "float8_e4m3fn", 1, 4, -6, 8)                                                              \
-    X(ASSAY_FLOAT8_E5M2, "float8_e5m2", 1, 3, -14, 15)                                                                \
+#define ASSAY_DTYPE_TABLE(X)                                                                                           \
+    X(ASSAY_FLOAT64, "float64", 8, 53, -1022, 1023)                                                                    \
+    X(ASSAY_FLOAT32, "float32", 4, 24, -126, 127)                                                                      \
+    X(ASSAY_TFLOAT32, "tfloat32", 4, 11, -126, 127) /* stored as float32 */                                            \
+    X(ASSAY_BFLOAT16, "bfloat16", 2, 8, -126, 127)                                                                     \
+    X(ASSAY_FLOAT16, "float16", 2, 11, -14, 15)                                                                        \
+    X(ASSAY_FLOAT8_E4M3FN, "float8_e4m3fn", 1, 4, -6, 8)                                                               \
+    X(ASSAY_FLOAT8_E5M2, "float8_e5m2", 1, 3, -14, 15)                                                                 \
     X(ASSAY_INT32, "int32", 4, 0, 0, 0) /* indices, counts and masks; not a float type */
 
 typedef enum assay_dtype {
@@ -37,7 +37,8 @@ double assay_dtype_least_subnormal(assay_dtype type);
 
 /* Nearest value of the grid. NaN stays NaN. */
 double assay_dtype_round(assay_dtype type, double x, bool saturate);
-void assay_dtype_round_many(assay_dtype type, int64_t count, const double *x, double *y); /* no saturation; y may be x */
+void assay_dtype_round_many(assay_dtype type, int64_t count, const double *x,
+                            double *y); /* no saturation; y may be x */
 
 /* Between float64 and the stored bytes (little-endian, native). encode rounds; int32 values are converted exactly.
  * NaN is written with one code only, so that files are the same bytes everywhere; every NaN code is read. */

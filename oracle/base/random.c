@@ -16,11 +16,13 @@ static const char *const DISTRIBUTION_NAMES[ASSAY_DISTRIBUTION_COUNT] = {
 #undef X
 };
 
-const char *assay_distribution_name(assay_distribution d) {
+const char *assay_distribution_name(assay_distribution d)
+{
     return DISTRIBUTION_NAMES[d];
 }
 
-bool assay_distribution_from_name(const char *name, assay_distribution *d) {
+bool assay_distribution_from_name(const char *name, assay_distribution *d)
+{
     for (int i = 0; i < ASSAY_DISTRIBUTION_COUNT; i++) {
         if (strcmp(name, DISTRIBUTION_NAMES[i]) == 0) {
             *d = (assay_distribution)i;
@@ -30,32 +32,36 @@ bool assay_distribution_from_name(const char *name, assay_distribution *d) {
     return false;
 }
 
-static uint64_t fnv1a_64(const char *text) {
+static uint64_t fnv1a_64(const char *text)
+{
     uint64_t hash = UINT64_C(0xcbf29ce484222325);
-    for (; *text != '\0'; text++)
-        hash = (hash ^ (unsigned char)*text) * UINT64_C(0x100000001b3);
+    for (; *text != '\0'; text++) hash = (hash ^ (unsigned char)*text) * UINT64_C(0x100000001b3);
     return hash;
 }
 
-static uint64_t splitmix64(uint64_t x) {
+static uint64_t splitmix64(uint64_t x)
+{
     x += UINT64_C(0x9e3779b97f4a7c15);
     x = (x ^ x >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
     x = (x ^ x >> 27) * UINT64_C(0x94d049bb133111eb);
     return x ^ x >> 31;
 }
 
-assay_random_stream assay_random_stream_of(uint64_t seed, const char *path, assay_random_purpose purpose) {
+assay_random_stream assay_random_stream_of(uint64_t seed, const char *path, assay_random_purpose purpose)
+{
     uint64_t key = fnv1a_64(path) ^ splitmix64(seed);
     return (assay_random_stream){{(uint32_t)key, (uint32_t)(key >> 32)}, purpose};
 }
 
-uint32_t assay_random_lane(const assay_random_stream *stream, uint64_t index) {
+uint32_t assay_random_lane(const assay_random_stream *stream, uint64_t index)
+{
     uint32_t lanes[4];
     assay_random_scalar.lanes(lanes, 1, stream, index / 4);
     return lanes[index % 4];
 }
 
-uint64_t assay_random_bits(uint64_t seed, const char *path, uint64_t index) {
+uint64_t assay_random_bits(uint64_t seed, const char *path, uint64_t index)
+{
     assay_random_stream stream = assay_random_stream_of(seed, path, ASSAY_DRAW_BITS);
     uint32_t lanes[4];
     assay_random_scalar.lanes(lanes, 1, &stream, index / 2);
@@ -63,7 +69,8 @@ uint64_t assay_random_bits(uint64_t seed, const char *path, uint64_t index) {
     return pair[0] | (uint64_t)pair[1] << 32;
 }
 
-static const assay_random_kernels *kernels_for(assay_isa isa) {
+static const assay_random_kernels *kernels_for(assay_isa isa)
+{
     switch (isa) {
     case ASSAY_ISA_AVX512:
         return &assay_random_avx512;
@@ -74,16 +81,18 @@ static const assay_random_kernels *kernels_for(assay_isa isa) {
     }
 }
 
-static bool whole_within(double x, double least, double most) {
+static bool whole_within(double x, double least, double most)
+{
     return x >= least && x <= most && x == rint(x);
 }
 
-static int64_t last_axis(const assay_shape *shape) {
+static int64_t last_axis(const assay_shape *shape)
+{
     return shape->rank > 0 ? shape->dims[shape->rank - 1] : 1;
 }
 
-assay_status assay_random_check(assay_context *ctx, const assay_fill *fill, const char *path,
-                                const assay_shape *shape) {
+assay_status assay_random_check(assay_context *ctx, const assay_fill *fill, const char *path, const assay_shape *shape)
+{
     const char *wanted = NULL;
     double low = fill->low, high = fill->high;
     switch (fill->distribution) {
@@ -150,25 +159,26 @@ typedef struct tensor_draw {
     assay_dtype grid;
 } tensor_draw;
 
-static void draw_normals(const tensor_draw *t, int64_t first, double *values) {
+static void draw_normals(const tensor_draw *t, int64_t first, double *values)
+{
     const assay_fill *fill = t->fill;
     uint32_t lanes[WINDOW] __attribute__((aligned(64)));
     t->kernels->lanes(lanes, WINDOW / 4, &t->elements, (uint64_t)first / 4);
     t->kernels->normals(values, WINDOW, lanes);
-    for (int i = 0; i < WINDOW; i++)
-        values[i] = fill->mean + fill->scale * values[i];
+    for (int i = 0; i < WINDOW; i++) values[i] = fill->mean + fill->scale * values[i];
 }
 
-static void draw_uniform(const tensor_draw *t, int64_t first, double *values) {
+static void draw_uniform(const tensor_draw *t, int64_t first, double *values)
+{
     const assay_fill *fill = t->fill;
     uint32_t lanes[WINDOW] __attribute__((aligned(64)));
     t->kernels->lanes(lanes, WINDOW / 4, &t->elements, (uint64_t)first / 4);
-    for (int i = 0; i < WINDOW; i++)
-        values[i] = fill->low + (fill->high - fill->low) * (lanes[i] * 0x1p-32);
+    for (int i = 0; i < WINDOW; i++) values[i] = fill->low + (fill->high - fill->low) * (lanes[i] * 0x1p-32);
 }
 
 /* start + step * a whole number from low to high */
-static void draw_integers(const tensor_draw *t, int64_t first, double start, double step, double *values) {
+static void draw_integers(const tensor_draw *t, int64_t first, double start, double step, double *values)
+{
     const assay_fill *fill = t->fill;
     const uint64_t choices = (uint64_t)(fill->high - fill->low) + 1;
     uint32_t lanes[WINDOW] __attribute__((aligned(64)));
@@ -178,13 +188,15 @@ static void draw_integers(const tensor_draw *t, int64_t first, double start, dou
     }
 }
 
-static void draw_near_ties(const tensor_draw *t, int64_t first, double *values) {
+static void draw_near_ties(const tensor_draw *t, int64_t first, double *values)
+{
     double base = assay_dtype_round(t->grid, t->fill->mean == 0 ? 1 : t->fill->mean, false);
     double ulp = ldexp(2 * assay_dtype_unit_roundoff(t->grid), ilogb(base));
     draw_integers(t, first, base, fmax(ulp, assay_dtype_least_subnormal(t->grid)), values);
 }
 
-static void draw_pattern(const tensor_draw *t, int64_t first, double *values) {
+static void draw_pattern(const tensor_draw *t, int64_t first, double *values)
+{
     const assay_fill *fill = t->fill;
     int64_t place = first % fill->value_count;
     for (int i = 0; i < WINDOW; i++) {
@@ -193,7 +205,8 @@ static void draw_pattern(const tensor_draw *t, int64_t first, double *values) {
     }
 }
 
-static void draw_powers(const tensor_draw *t, int64_t first, int64_t block_size, double *values) {
+static void draw_powers(const tensor_draw *t, int64_t first, int64_t block_size, double *values)
+{
     const assay_fill *fill = t->fill;
     const uint64_t choices = (uint64_t)(fill->high - fill->low) + 1;
     const int64_t blocks_per_row = (t->last_axis + block_size - 1) / block_size;
@@ -212,7 +225,8 @@ static void draw_powers(const tensor_draw *t, int64_t first, int64_t block_size,
     }
 }
 
-static void draw_cancelling(const tensor_draw *t, int64_t first, double *values) {
+static void draw_cancelling(const tensor_draw *t, int64_t first, double *values)
+{
     uint32_t lanes[WINDOW] __attribute__((aligned(64)));
     draw_normals(t, first, values);
     t->kernels->lanes(lanes, WINDOW / 4, &t->extras, (uint64_t)first / 4);
@@ -223,7 +237,8 @@ static void draw_cancelling(const tensor_draw *t, int64_t first, double *values)
 }
 
 /* Elements [first, first + WINDOW), also those beyond the tensor. */
-static void draw_window(const tensor_draw *t, int64_t first, double *values) {
+static void draw_window(const tensor_draw *t, int64_t first, double *values)
+{
     const assay_fill *fill = t->fill;
     switch (fill->distribution) {
     case ASSAY_NORMAL:
@@ -251,14 +266,14 @@ static void draw_window(const tensor_draw *t, int64_t first, double *values) {
         draw_cancelling(t, first, values);
         break;
     default: /* constant: the whole-tensor distributions do not come here */
-        for (int i = 0; i < WINDOW; i++)
-            values[i] = fill->mean;
+        for (int i = 0; i < WINDOW; i++) values[i] = fill->mean;
     }
     assay_dtype_round_many(t->grid, WINDOW, values, values);
 }
 
 assay_status assay_random_fill(assay_context *ctx, const assay_fill *fill, uint64_t seed, const char *path,
-                               const assay_shape *shape, assay_dtype grid, int64_t first, int64_t count, double *out) {
+                               const assay_shape *shape, assay_dtype grid, int64_t first, int64_t count, double *out)
+{
     int64_t total = 0;
     assay_status status = assay_checked_count(ctx, path, shape->rank, shape->dims, &total);
     if (status == ASSAY_OK) status = assay_random_check(ctx, fill, path, shape);

@@ -10,17 +10,17 @@
 #include "oracle/base/dtype.h"
 #include "oracle/base/tensor.h"
 
-#define ASSAY_DISTRIBUTION_TABLE(X)                                                                                   \
-    X(ASSAY_NORMAL, "normal")             /* mean + scale * N(0,1) */                                                 \
-    X(ASSAY_UNIFORM, "uniform")           /* low + (high - low) * U[0,1) */                                           \
-    X(ASSAY_INTEGERS, "integers")         /* scale * a whole number from low to high inclusive, plus mean */          \
-    X(ASSAY_CONSTANT, "constant")         /* mean */                                                                  \
-    X(ASSAY_VALUES, "values")             /* scale * values[index mod count] + mean: a pattern along the last axes */ \
-    X(ASSAY_NEAR_TIES, "near_ties")       /* mean (or 1) plus low..high ulps of the grid at that value */             \
-    X(ASSAY_BLOCK_POWERS, "block_powers") /* normal times 2^(low..high), one power per 128 elements of a row */       \
-    X(ASSAY_ROW_POWERS, "row_powers")     /* normal times 2^(low..high), one power per row (last axis) */             \
+#define ASSAY_DISTRIBUTION_TABLE(X)                                                                                    \
+    X(ASSAY_NORMAL, "normal")             /* mean + scale * N(0,1) */                                                  \
+    X(ASSAY_UNIFORM, "uniform")           /* low + (high - low) * U[0,1) */                                            \
+    X(ASSAY_INTEGERS, "integers")         /* scale * a whole number from low to high inclusive, plus mean */           \
+    X(ASSAY_CONSTANT, "constant")         /* mean */                                                                   \
+    X(ASSAY_VALUES, "values")             /* scale * values[index mod count] + mean: a pattern along the last axes */  \
+    X(ASSAY_NEAR_TIES, "near_ties")       /* mean (or 1) plus low..high ulps of the grid at that value */              \
+    X(ASSAY_BLOCK_POWERS, "block_powers") /* normal times 2^(low..high), one power per 128 elements of a row */        \
+    X(ASSAY_ROW_POWERS, "row_powers")     /* normal times 2^(low..high), one power per row (last axis) */              \
     X(ASSAY_CANCEL, "cancel")             /* odd elements are minus the element before, up to a 2^-10 relative part */ \
-    X(ASSAY_EXPERTS, "experts")           /* int32: each row (last axis) has distinct whole numbers in [0, high] */     \
+    X(ASSAY_EXPERTS, "experts")           /* int32: each row (last axis) has distinct whole numbers in [0, high] */    \
     X(ASSAY_GROUP_SIZES, "group_sizes")   /* int32: random sizes adding up to `high`, at least one 0 (not if alone) */ \
     X(ASSAY_PERMUTATION, "permutation")   /* int32: a random permutation of 0..count-1 */                              \
     X(ASSAY_RAMP, "ramp")                 /* int32: mean + scale * (index along the last axis) */

@@ -7,19 +7,20 @@
 #include "oracle/base/random_kernels.h"
 
 /* The number of rank d among those that the row does not hold yet: the least id with id = d + (held ones up to id). */
-static int32_t unused_of_rank(int64_t rank, const int32_t *row, int64_t held) {
+static int32_t unused_of_rank(int64_t rank, const int32_t *row, int64_t held)
+{
     int64_t id = -1, next = rank;
     while (next != id) {
         id = next;
         next = rank;
-        for (int64_t i = 0; i < held; i++)
-            next += row[i] <= id;
+        for (int64_t i = 0; i < held; i++) next += row[i] <= id;
     }
     return (int32_t)id;
 }
 
 static void draw_experts(const assay_context *ctx, const assay_fill *fill, const assay_random_stream *stream,
-                         int64_t rows, int64_t columns, int32_t *out) {
+                         int64_t rows, int64_t columns, int32_t *out)
+{
     const int64_t experts = (int64_t)fill->high + 1;
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t r = 0; r < rows; r++) {
@@ -31,24 +32,26 @@ static void draw_experts(const assay_context *ctx, const assay_fill *fill, const
     }
 }
 
-static int ascending(const void *a, const void *b) {
+static int ascending(const void *a, const void *b)
+{
     int32_t x = *(const int32_t *)a, y = *(const int32_t *)b;
     return (x > y) - (x < y);
 }
 
 /* One group, drawn, is empty, each other one with probability 1/4, but not all of them. */
-static bool group_is_open(const assay_random_stream *extras, int64_t group, int64_t groups, int64_t *open_anyway) {
+static bool group_is_open(const assay_random_stream *extras, int64_t group, int64_t groups, int64_t *open_anyway)
+{
     int64_t closed = (int64_t)assay_random_below(assay_random_lane(extras, (uint64_t)groups), (uint64_t)groups);
     *open_anyway = (closed + 1) % groups;
     return group != closed && assay_random_lane(extras, (uint64_t)group) >= UINT32_C(1) << 30;
 }
 
 static void draw_group_sizes(const assay_fill *fill, const assay_random_stream *elements,
-                             const assay_random_stream *extras, int64_t groups, int32_t *out) {
+                             const assay_random_stream *extras, int64_t groups, int32_t *out)
+{
     const int64_t total = (int64_t)fill->high;
     int64_t open = 0, open_anyway = 0;
-    for (int64_t g = 0; g < groups; g++)
-        open += group_is_open(extras, g, groups, &open_anyway);
+    for (int64_t g = 0; g < groups; g++) open += group_is_open(extras, g, groups, &open_anyway);
     bool none = open == 0;
     if (none) open = 1;
 
@@ -58,8 +61,7 @@ static void draw_group_sizes(const assay_fill *fill, const assay_random_stream *
     }
     qsort(out, (size_t)(open - 1), sizeof *out, ascending);
     out[open - 1] = (int32_t)total;
-    for (int64_t i = open - 1; i > 0; i--)
-        out[i] -= out[i - 1];
+    for (int64_t i = open - 1; i > 0; i--) out[i] -= out[i - 1];
 
     /* Spread out from the end: group g reads at most from place g. */
     for (int64_t g = groups - 1; g >= 0; g--) {
@@ -68,9 +70,9 @@ static void draw_group_sizes(const assay_fill *fill, const assay_random_stream *
     }
 }
 
-static void draw_permutation(const assay_random_stream *stream, int64_t count, int32_t *out) {
-    for (int64_t i = 0; i < count; i++)
-        out[i] = (int32_t)i;
+static void draw_permutation(const assay_random_stream *stream, int64_t count, int32_t *out)
+{
+    for (int64_t i = 0; i < count; i++) out[i] = (int32_t)i;
     for (int64_t i = count - 1; i > 0; i--) {
         uint64_t j = assay_random_below(assay_random_lane(stream, (uint64_t)i), (uint64_t)i + 1);
         int32_t swapped = out[i];
@@ -81,7 +83,8 @@ static void draw_permutation(const assay_random_stream *stream, int64_t count, i
 
 /* The distributions of single elements, which must come out as whole numbers. */
 static assay_status draw_elements(assay_context *ctx, const assay_fill *fill, uint64_t seed, const char *path,
-                                  const assay_shape *shape, int64_t total, int32_t *out) {
+                                  const assay_shape *shape, int64_t total, int32_t *out)
+{
     enum { CHUNK = 4096 };
     double values[CHUNK];
     for (int64_t first = 0; first < total; first += CHUNK) {
@@ -101,7 +104,8 @@ static assay_status draw_elements(assay_context *ctx, const assay_fill *fill, ui
 }
 
 assay_status assay_random_fill_i32(assay_context *ctx, const assay_fill *fill, uint64_t seed, const char *path,
-                                   const assay_shape *shape, int32_t *out) {
+                                   const assay_shape *shape, int32_t *out)
+{
     int64_t total = 0;
     assay_status status = assay_checked_count(ctx, path, shape->rank, shape->dims, &total);
     if (status == ASSAY_OK) status = assay_random_check(ctx, fill, path, shape);

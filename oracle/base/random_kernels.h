@@ -22,7 +22,8 @@ assay_random_stream assay_random_stream_of(uint64_t seed, const char *path, assa
 uint32_t assay_random_lane(const assay_random_stream *stream, uint64_t index);
 
 /* A whole number in [0, n), n at most 2^32. */
-static inline uint64_t assay_random_below(uint32_t lane, uint64_t n) {
+static inline uint64_t assay_random_below(uint32_t lane, uint64_t n)
+{
     return lane * n >> 32;
 }
 

@@ -5,18 +5,19 @@
 
 #include "oracle/base/random_kernels.h"
 
-static void lanes_scalar(uint32_t *lanes, int64_t blocks, const assay_random_stream *stream, uint64_t first_block) {
+static void lanes_scalar(uint32_t *lanes, int64_t blocks, const assay_random_stream *stream, uint64_t first_block)
+{
     const philox4x32_key_t key = {{stream->key[0], stream->key[1]}};
     for (int64_t i = 0; i < blocks; i++) {
         uint64_t block = first_block + (uint64_t)i;
         philox4x32_ctr_t counter = {{(uint32_t)block, (uint32_t)(block >> 32), stream->purpose, 0}};
         counter = philox4x32(counter, key);
-        for (int lane = 0; lane < 4; lane++)
-            lanes[4 * i + lane] = counter.v[lane];
+        for (int lane = 0; lane < 4; lane++) lanes[4 * i + lane] = counter.v[lane];
     }
 }
 
-static void normals_scalar(double *normals, int64_t count, const uint32_t *lanes) {
+static void normals_scalar(double *normals, int64_t count, const uint32_t *lanes)
+{
     for (int64_t i = 0; i < count; i += 2) {
         double u = ((double)lanes[i] + 1) * 0x1p-32;        /* (0, 1] */
         double half_turns = (double)lanes[i + 1] * 0x1p-31; /* [0, 2) */

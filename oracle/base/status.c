@@ -6,8 +6,8 @@
 const char *assay_status_text(assay_status status)
 {
     switch (status) {
-#define X(code, text)                                                                                                 \
-    case code:                                                                                                        \
+#define X(code, text)                                                                                                  \
+    case code:                                                                                                         \
         return text;
         ASSAY_STATUS_TABLE(X)
 #undef X

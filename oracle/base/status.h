@@ -8,11 +8,11 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define ASSAY_STATUS_TABLE(X)                                                                                         \
-    X(ASSAY_OK, "ok")                                                                                                 \
-    X(ASSAY_BAD_INPUT, "bad input")     /* the caller's data or configuration cannot be used */                       \
-    X(ASSAY_NO_MEMORY, "out of memory") /* refused beforehand, or an allocation failed */                             \
-    X(ASSAY_IO, "input/output error")   /* a file could not be read, written or renamed */                            \
+#define ASSAY_STATUS_TABLE(X)                                                                                          \
+    X(ASSAY_OK, "ok")                                                                                                  \
+    X(ASSAY_BAD_INPUT, "bad input")     /* the caller's data or configuration cannot be used */                        \
+    X(ASSAY_NO_MEMORY, "out of memory") /* refused beforehand, or an allocation failed */                              \
+    X(ASSAY_IO, "input/output error")   /* a file could not be read, written or renamed */                             \
     X(ASSAY_INTERNAL, "internal error") /* a library below us failed in a way that input cannot cause */
 
 typedef enum assay_status {
@@ -44,15 +44,15 @@ assay_status assay_fail(assay_context *ctx, assay_status status, const char *for
     __attribute__((format(printf, 3, 4)));
 
 /* Evaluates a call; when it fails, jumps to the function's one cleanup label. Needs a local `status`. */
-#define TRY(call)                                                                                                     \
-    do {                                                                                                              \
-        status = (call);                                                                                              \
-        if (status != ASSAY_OK) goto cleanup;                                                                         \
+#define TRY(call)                                                                                                      \
+    do {                                                                                                               \
+        status = (call);                                                                                               \
+        if (status != ASSAY_OK) goto cleanup;                                                                          \
     } while (0)
 
-#define RETURN_IF(condition, value)                                                                                   \
-    do {                                                                                                              \
-        if (condition) return (value);                                                                                \
+#define RETURN_IF(condition, value)                                                                                    \
+    do {                                                                                                               \
+        if (condition) return (value);                                                                                 \
     } while (0)
 
 #endif

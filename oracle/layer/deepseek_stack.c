@@ -21,12 +21,12 @@ static assay_status check_sizes(assay_context *ctx, const assay_stack_config *co
     const bool any_dense = config->dense_layers > 0, any_moe = any_moe_layers(config);
     if (any_dense && (config->mlp.emb_dim != mla->emb_dim || config->mlp.rows != tokens || config->mlp.mlp_dim < 1)) {
         return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "layer: the MLP has %" PRId64 " rows of %" PRId64 " and width %" PRId64
-                          ", expected %" PRId64 " of %" PRId64 " and 1 or more (mlp_dim)",
+                          "layer: the MLP has %" PRId64 " rows of %" PRId64 " and width %" PRId64 ", expected %" PRId64
+                          " of %" PRId64 " and 1 or more (mlp_dim)",
                           config->mlp.rows, config->mlp.emb_dim, config->mlp.mlp_dim, tokens, mla->emb_dim);
     }
-    if (any_moe && (moe->emb_dim != mla->emb_dim || moe->routing.batch != mla->batch ||
-                    moe->routing.sequence != mla->sequence)) {
+    if (any_moe &&
+        (moe->emb_dim != mla->emb_dim || moe->routing.batch != mla->batch || moe->routing.sequence != mla->sequence)) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "layer: the MoE block's batch, sequence or emb_dim is not the layer's");
     }
     if (any_moe && moe->routing.hash_rows > 0) {

@@ -77,7 +77,8 @@ static assay_status release_after(assay_context *ctx, const stack_run *run, int6
 {
     assay_status status = ASSAY_OK;
     for (int earlier = 0; earlier < ASSAY_MLA_TENSORS; earlier++) {
-        if (last_use[earlier] == tensor) TRY(layer_release(ctx, run, layer, slot_of(earlier), &half->mla.values[earlier]));
+        if (last_use[earlier] == tensor)
+            TRY(layer_release(ctx, run, layer, slot_of(earlier), &half->mla.values[earlier]));
     }
     if (tensor == ASSAY_MLA_OUT_PROJ) TRY(layer_release(ctx, run, layer, ASSAY_REMAT_LSE, &half->mla.lse));
 cleanup:
@@ -160,8 +161,8 @@ assay_status attention_half_backward(assay_context *ctx, const stack_run *run, c
     assay_mla_residuals_free(&half->mla);
     assay_round(ctx, ASSAY_ROUND_STORAGE, run->size, dx_norm);
     TRY(assay_alloc_f64(ctx, "gradient of the layer's input", run->size, &dx));
-    assay_rms_norm_backward(ctx, dx, g->values[LAYER_PRE_NORM], dx_norm, half->x, w->values[LAYER_PRE_NORM],
-                            half->rstd, run->tokens, run->config->mla.emb_dim);
+    assay_rms_norm_backward(ctx, dx, g->values[LAYER_PRE_NORM], dx_norm, half->x, w->values[LAYER_PRE_NORM], half->rstd,
+                            run->tokens, run->config->mla.emb_dim);
     assay_round(ctx, ASSAY_ROUND_STORAGE, run->size, dx);
     layer_add(ctx, dh, dh, dx, run->size);
 cleanup:

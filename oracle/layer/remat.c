@@ -27,10 +27,8 @@ typedef struct preset {
     assay_remat_action dots; /* of the results of products, without attention's */
 } preset;
 
-static const preset presets[] = {{"full", ASSAY_REMAT},
-                                 {"minimal", ASSAY_DEVICE},
-                                 {"minimal_offloaded", ASSAY_OFFLOAD},
-                                 {"custom", ASSAY_REMAT}};
+static const preset presets[] = {
+    {"full", ASSAY_REMAT}, {"minimal", ASSAY_DEVICE}, {"minimal_offloaded", ASSAY_OFFLOAD}, {"custom", ASSAY_REMAT}};
 
 enum { PRESETS = sizeof presets / sizeof *presets };
 
@@ -53,8 +51,8 @@ static assay_status find_preset(assay_context *ctx, const char *name, const pres
         *found = &presets[i];
         if (strcmp(presets[i].name, name) == 0) return ASSAY_OK;
     }
-    return assay_fail(ctx, ASSAY_BAD_INPUT, "remat_policy is \"%s\", expected full, minimal, minimal_offloaded or custom",
-                      name);
+    return assay_fail(ctx, ASSAY_BAD_INPUT,
+                      "remat_policy is \"%s\", expected full, minimal, minimal_offloaded or custom", name);
 }
 
 static assay_status find_action(assay_context *ctx, const char *name, const char *text, assay_remat_action *action)
@@ -153,8 +151,9 @@ static assay_status open_spill_file(assay_context *ctx, assay_remat_store *store
     int length = snprintf(path, sizeof path, "%s/assay-spill-XXXXXX", folder);
     if (length > 0 && length < (int)sizeof path) store->file = mkstemp(path);
     if (store->file < 0) {
-        return assay_fail(ctx, ASSAY_IO, "%s: no spill file for offloaded checkpoints: %s (TMPDIR names another folder)",
-                          folder, strerror(errno));
+        return assay_fail(ctx, ASSAY_IO,
+                          "%s: no spill file for offloaded checkpoints: %s (TMPDIR names another folder)", folder,
+                          strerror(errno));
     }
     unlink(path);
     return ASSAY_OK;

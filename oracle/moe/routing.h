@@ -75,16 +75,16 @@ typedef struct assay_routing_inputs {
 
 /* Results, which backward also reads. */
 typedef struct assay_routing {
-    int32_t *selected_experts;     /* [T,K] best first; hash routing: in the table's order */
-    double *weights;               /* [T,K] after all scaling: what combines (llama4: the chosen logit) */
-    double *margin;                /* [T]; +inf with hash routing */
-    double *scores;                /* [T,E] f(logits), or f(logits + bias) */
-    double *gathered;              /* [T,K] what is divided and scaled (default family: after its softmax) */
-    double *probabilities;         /* [T,E] softmax of what experts are chosen by, when lb_loss is on, else NULL */
-    double *density;               /* [B,E], when lb_loss is on, else NULL */
-    double lb_loss;                /* 0 when off */
-    double *bias_updates;          /* [E] or NULL when off */
-    int32_t *group_sizes;          /* [E] bincount of selected_experts */
+    int32_t *selected_experts; /* [T,K] best first; hash routing: in the table's order */
+    double *weights;           /* [T,K] after all scaling: what combines (llama4: the chosen logit) */
+    double *margin;            /* [T]; +inf with hash routing */
+    double *scores;            /* [T,E] f(logits), or f(logits + bias) */
+    double *gathered;          /* [T,K] what is divided and scaled (default family: after its softmax) */
+    double *probabilities;     /* [T,E] softmax of what experts are chosen by, when lb_loss is on, else NULL */
+    double *density;           /* [B,E], when lb_loss is on, else NULL */
+    double lb_loss;            /* 0 when off */
+    double *bias_updates;      /* [E] or NULL when off */
+    int32_t *group_sizes;      /* [E] bincount of selected_experts */
 } assay_routing;
 
 assay_status assay_routing_check(assay_context *ctx, const assay_routing_config *config);
@@ -97,8 +97,8 @@ assay_status assay_routing_forward(assay_context *ctx, assay_routing *r, const a
                                    const assay_routing_config *config);
 
 /* What the experts of tokens [first, first + count) are chosen by, before groups are masked: selecting [count,E]. */
-assay_status assay_routing_selecting(assay_context *ctx, double *selecting, const assay_routing_inputs *in, int64_t first,
-                                     int64_t count, const assay_routing_config *config);
+assay_status assay_routing_selecting(assay_context *ctx, double *selecting, const assay_routing_inputs *in,
+                                     int64_t first, int64_t count, const assay_routing_config *config);
 
 /* d_weights [T,K] or NULL (zero), d_lb_loss (0 without one) -> d_logits [T,E], d_bias [E] or NULL,
  * d_per_expert_scale [E] or NULL; overwritten. */
@@ -111,7 +111,7 @@ assay_status assay_routing_backward(assay_context *ctx, double *d_logits, double
 int64_t assay_expert_capacity(const assay_routing_config *config, double capacity_factor);
 /* kept [T,K]: whether the choice fits; position [T,K]: its rank in (s,k) order among the choices of its expert in its
  * batch row, from 0, also for dropped ones. combine_mask [B,S,E,C] = weight at (e, position), 0 elsewhere; may be NULL. */
-void assay_capacity_masks(bool *kept, int32_t *position, double *combine_mask, const assay_routing *r,
-                          int64_t capacity, const assay_routing_config *config);
+void assay_capacity_masks(bool *kept, int32_t *position, double *combine_mask, const assay_routing *r, int64_t capacity,
+                          const assay_routing_config *config);
 
 #endif

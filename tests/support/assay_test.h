@@ -13,10 +13,10 @@
 
 /* |actual - expected| <= absolute + relative * |expected| for every element; both infinite with one sign is equal, NaN
  * never is. Prints the worst element on failure. */
-#define assert_close(actual, expected, count, relative, absolute)                                                     \
+#define assert_close(actual, expected, count, relative, absolute)                                                      \
     assay_assert_close((actual), (expected), (count), (relative), (absolute), #actual, __FILE__, __LINE__)
 /* The same bytes, NaN payloads and signs of zero included. */
-#define assert_same_bits(actual, expected, count)                                                                     \
+#define assert_same_bits(actual, expected, count)                                                                      \
     assay_assert_same_bits((actual), (expected), (count), #actual, __FILE__, __LINE__)
 #define assert_all_nan(actual, count) assay_assert_all_nan((actual), (count), #actual, __FILE__, __LINE__)
 /* A call that must succeed, its message shown when it does not. */

@@ -10,12 +10,14 @@ static void test_is_close_rejects(void **state)
     static const struct {
         double actual, expected, relative, absolute;
     } rejected[] = {
-        {NAN, 1, 1, 1},        {1, NAN, 1, 1},   {NAN, NAN, 1, 1},  {INFINITY, 1, 1, 1}, {1, INFINITY, 1, 1},
-        {-INFINITY, INFINITY, 1, 1}, {NAN, INFINITY, 1, 1}, {1.1, 1, 0.01, 0}, {0, 1e-300, 0, 0},  {-1, 1, 1e-3, 1e-3},
+        {NAN, 1, 1, 1},        {1, NAN, 1, 1},      {NAN, NAN, 1, 1},
+        {INFINITY, 1, 1, 1},   {1, INFINITY, 1, 1}, {-INFINITY, INFINITY, 1, 1},
+        {NAN, INFINITY, 1, 1}, {1.1, 1, 0.01, 0},   {0, 1e-300, 0, 0},
+        {-1, 1, 1e-3, 1e-3},
     };
     for (size_t i = 0; i < sizeof rejected / sizeof *rejected; i++) {
-        assert_false(assay_is_close(&rejected[i].actual, &rejected[i].expected, 1, rejected[i].relative,
-                                    rejected[i].absolute));
+        assert_false(
+            assay_is_close(&rejected[i].actual, &rejected[i].expected, 1, rejected[i].relative, rejected[i].absolute));
     }
 }
 

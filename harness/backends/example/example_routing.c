@@ -185,8 +185,8 @@ static void family_set_up(const example *e, moe *m, bool has_bias)
     const bool llama4 = strcmp(block, "llama4") == 0, gemma4 = strcmp(block, "gemma4") == 0;
     const bool like_deepseek3 = strcmp(block, "glm4_moe") == 0 || strcmp(block, "kimi_k2") == 0;
     const bool deepseek = (like_deepseek3 || strncmp(block, "deepseek", 8) == 0) && !fused;
-    const bool deepseek2 =
-        deepseek && !like_deepseek3 && (name[0] == '\0' ? softmax_named && !has_bias : strncmp(name, "deepseek2", 9) == 0);
+    const bool deepseek2 = deepseek && !like_deepseek3 &&
+                           (name[0] == '\0' ? softmax_named && !has_bias : strncmp(name, "deepseek2", 9) == 0);
     m->sigmoid = is(request, "routed_score_func", "sigmoid");
     m->sqrtsoftplus = is(request, "routed_score_func", "sqrtsoftplus");
     m->softmax = softmax_named || (gemma4 && !fused) || (fused && is(request, "routed_score_func", ""));

@@ -58,7 +58,8 @@ static void multiply(uint16_t *c, int64_t m, int64_t n, int64_t k, const uint16_
     for (int64_t i = 0; i < m; i++) {
         for (int64_t j = 0; j < n; j++) {
             float sum = 0;
-            for (int64_t p = 0; p < k; p++) sum += load(a[i * a_row + p * a_column]) * load(b[p * b_row + j * b_column]);
+            for (int64_t p = 0; p < k; p++)
+                sum += load(a[i * a_row + p * a_column]) * load(b[p * b_row + j * b_column]);
             c[i * n + j] = store(sum);
         }
     }

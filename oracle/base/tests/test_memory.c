@@ -6,7 +6,8 @@
 #include "oracle/base/memory.h"
 #include "tests/support/assay_test.h"
 
-static void counts_are_products(void **state) {
+static void counts_are_products(void **state)
+{
     (void)state;
     assay_context ctx = {.threads = 1};
     int64_t count = -1;
@@ -22,7 +23,8 @@ static void counts_are_products(void **state) {
     assert_true(count == INT64_MAX / 16);
 }
 
-static void impossible_counts_are_refused(void **state) {
+static void impossible_counts_are_refused(void **state)
+{
     (void)state;
     assay_context ctx = {.threads = 1};
     int64_t count = 5;
@@ -41,7 +43,8 @@ static void impossible_counts_are_refused(void **state) {
     }
 }
 
-static void memory_is_aligned_and_may_be_empty(void **state) {
+static void memory_is_aligned_and_may_be_empty(void **state)
+{
     (void)state;
     assay_context ctx = {.threads = 1};
     const int64_t counts[] = {0, 1, 7, 8, 1000};
@@ -65,7 +68,8 @@ static void memory_is_aligned_and_may_be_empty(void **state) {
     }
 }
 
-static void impossible_allocations_are_refused(void **state) {
+static void impossible_allocations_are_refused(void **state)
+{
     (void)state;
     assay_context ctx = {.threads = 1};
     const int64_t counts[] = {-1, INT64_MIN, INT64_MAX, INT64_MAX / 8};
@@ -77,7 +81,8 @@ static void impossible_allocations_are_refused(void **state) {
     }
 }
 
-static void a_failing_allocation_is_reported(void **state) {
+static void a_failing_allocation_is_reported(void **state)
+{
     (void)state;
     assay_context ctx = {.threads = 1};
     double *f64 = (double *)1;
@@ -94,7 +99,8 @@ static void a_failing_allocation_is_reported(void **state) {
     assert_null(i32);
 }
 
-static void more_than_there_is_is_refused(void **state) {
+static void more_than_there_is_is_refused(void **state)
+{
     (void)state;
     assay_context ctx = {.threads = 1};
     int64_t available = assay_memory_available();
@@ -106,7 +112,8 @@ static void more_than_there_is_is_refused(void **state) {
     assert_non_null(strstr(ctx.message, "are available"));
 }
 
-static void a_text_is_whole_or_none(void **state) {
+static void a_text_is_whole_or_none(void **state)
+{
     (void)state;
     char *text = NULL;
     size_t size = 0;
@@ -129,7 +136,8 @@ static void a_text_is_whole_or_none(void **state) {
     assert_false(assay_text_close(out, &text));
 }
 
-static void the_address_space_limit_counts(void **state) {
+static void the_address_space_limit_counts(void **state)
+{
     (void)state;
     long long pages = 0;
     FILE *file = fopen("/proc/self/statm", "re");
@@ -147,7 +155,8 @@ static void the_address_space_limit_counts(void **state) {
     assert_true(available > 0 && available <= room);
 }
 
-int main(void) {
+int main(void)
+{
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(counts_are_products),
         cmocka_unit_test(impossible_counts_are_refused),

@@ -8,13 +8,15 @@
 #include "oracle/base/random_kernels.h"
 #include "tests/support/assay_test.h"
 
-static bool isa_is_here(assay_isa isa) {
+static bool isa_is_here(assay_isa isa)
+{
     if (isa == ASSAY_ISA_AVX512) return __builtin_cpu_supports("avx512f");
     if (isa == ASSAY_ISA_AVX2) return __builtin_cpu_supports("avx2");
     return true;
 }
 
-static assay_context best_context(int threads) {
+static assay_context best_context(int threads)
+{
     assay_context ctx = {.threads = threads, .isa = ASSAY_ISA_SCALAR};
     if (isa_is_here(ASSAY_ISA_AVX2)) ctx.isa = ASSAY_ISA_AVX2;
     if (isa_is_here(ASSAY_ISA_AVX512)) ctx.isa = ASSAY_ISA_AVX512;
@@ -36,14 +38,16 @@ static const assay_fill FILLS[] = {
 };
 enum { FILL_COUNT = sizeof FILLS / sizeof *FILLS };
 
-static double *numbers(int64_t count) {
+static double *numbers(int64_t count)
+{
     double *x = malloc((size_t)(count > 0 ? count : 1) * sizeof *x);
     assert_non_null(x);
     assay_fill_nan(x, count);
     return x;
 }
 
-static void names_of_distributions(void **state) {
+static void names_of_distributions(void **state)
+{
     (void)state;
     for (int i = 0; i < ASSAY_DISTRIBUTION_COUNT; i++) {
         assay_distribution d = ASSAY_DISTRIBUTION_COUNT;
@@ -57,7 +61,8 @@ static void names_of_distributions(void **state) {
 }
 
 /* Random123's known answers, then our kernels against Random123. */
-static void words_are_philox_s(void **state) {
+static void words_are_philox_s(void **state)
+{
     (void)state;
     const struct {
         philox4x32_ctr_t counter;
@@ -97,7 +102,8 @@ static void words_are_philox_s(void **state) {
 }
 
 /* From the Python recipe of docs/numerics.md, whose angle is rounded before the sine is taken: 1e-15 or so. */
-static void first_values_are_the_recipe_s(void **state) {
+static void first_values_are_the_recipe_s(void **state)
+{
     (void)state;
     assay_context ctx = best_context(1);
     const assay_shape shape = assay_shape_of(2, INT64_C(3), INT64_C(5));
@@ -149,7 +155,8 @@ static void first_values_are_the_recipe_s(void **state) {
 }
 
 /* The bits themselves, so that no change of compiler or library passes unseen. */
-static void pinned_bits(void **state) {
+static void pinned_bits(void **state)
+{
     (void)state;
     assay_context ctx = best_context(1);
     const assay_shape shape = assay_shape_of(1, INT64_C(8));
@@ -164,7 +171,8 @@ static void pinned_bits(void **state) {
     assert_same_bits(x, expected_bf16, 4);
 }
 
-static void slices_threads_and_instruction_sets_do_not_matter(void **state) {
+static void slices_threads_and_instruction_sets_do_not_matter(void **state)
+{
     (void)state;
     const assay_shape shape = assay_shape_of(3, INT64_C(3), INT64_C(7), INT64_C(211));
     const int64_t total = assay_shape_count(&shape);
@@ -194,7 +202,8 @@ static void slices_threads_and_instruction_sets_do_not_matter(void **state) {
     free(again);
 }
 
-static void results_lie_on_the_grid(void **state) {
+static void results_lie_on_the_grid(void **state)
+{
     (void)state;
     assay_context ctx = best_context(2);
     const assay_shape shape = assay_shape_of(2, INT64_C(5), INT64_C(150));
@@ -214,7 +223,8 @@ static void results_lie_on_the_grid(void **state) {
     }
 }
 
-static void seeds_and_paths_give_other_streams(void **state) {
+static void seeds_and_paths_give_other_streams(void **state)
+{
     (void)state;
     enum { COUNT = 1000 };
     assay_context ctx = best_context(1);
@@ -245,7 +255,8 @@ static void seeds_and_paths_give_other_streams(void **state) {
 }
 
 /* Bounds are five standard errors. */
-static void normal_moments(void **state) {
+static void normal_moments(void **state)
+{
     (void)state;
     const int64_t count = 1 << 20;
     assay_context ctx = best_context(2);
@@ -255,8 +266,7 @@ static void normal_moments(void **state) {
     assert_ok(&ctx, assay_random_fill(&ctx, &fill, 1, "inputs/x", &shape, ASSAY_FLOAT64, 0, count, x));
     double moments[5] = {0}, neighbours = 0, within_one = 0, beyond_three = 0;
     for (int64_t i = 0; i < count; i++) {
-        for (int p = 1; p <= 4; p++)
-            moments[p] += pow(x[i], p) / (double)count;
+        for (int p = 1; p <= 4; p++) moments[p] += pow(x[i], p) / (double)count;
         if (i > 0) neighbours += x[i] * x[i - 1] / (double)count;
         within_one += (fabs(x[i]) < 1) / (double)count;
         beyond_three += (fabs(x[i]) > 3) / (double)count;
@@ -273,7 +283,8 @@ static void normal_moments(void **state) {
     free(x);
 }
 
-static void uniform_and_integers_are_even(void **state) {
+static void uniform_and_integers_are_even(void **state)
+{
     (void)state;
     const int64_t count = 1 << 18;
     enum { BINS = 64 };
@@ -289,31 +300,30 @@ static void uniform_and_integers_are_even(void **state) {
             assert_true(x[i] >= 0 && x[i] < BINS);
             bins[(int)x[i]]++;
         }
-        for (int b = 0; b < BINS; b++)
-            chi_square += (bins[b] - expected) * (bins[b] - expected) / expected;
+        for (int b = 0; b < BINS; b++) chi_square += (bins[b] - expected) * (bins[b] - expected) / expected;
         assert_true(chi_square > 25 && chi_square < 125); /* 63 degrees of freedom: 10^-5 on either side */
     }
     free(x);
 }
 
-static void patterns_and_constants(void **state) {
+static void patterns_and_constants(void **state)
+{
     (void)state;
     assay_context ctx = best_context(1);
     const assay_shape shape = assay_shape_of(2, INT64_C(40), INT64_C(19));
     double x[760];
     assert_ok(&ctx, assay_random_fill(&ctx, &FILLS[4], 9, "x", &shape, ASSAY_BFLOAT16, 0, 760, x));
-    for (int i = 0; i < 760; i++)
-        assert_true(x[i] == 2 * PATTERN[i % 7] + 1);
+    for (int i = 0; i < 760; i++) assert_true(x[i] == 2 * PATTERN[i % 7] + 1);
     assay_fill constant = {.distribution = ASSAY_CONSTANT, .mean = 0.1};
     assert_ok(&ctx, assay_random_fill(&ctx, &constant, 9, "x", &shape, ASSAY_BFLOAT16, 0, 760, x));
-    for (int i = 0; i < 760; i++)
-        assert_true(x[i] == 0x1.9ap-4);
+    for (int i = 0; i < 760; i++) assert_true(x[i] == 0x1.9ap-4);
     constant.mean = NAN;
     assert_ok(&ctx, assay_random_fill(&ctx, &constant, 9, "x", &shape, ASSAY_BFLOAT16, 0, 760, x));
     assert_all_nan(x, 760);
 }
 
-static void near_ties_are_neighbours_on_the_grid(void **state) {
+static void near_ties_are_neighbours_on_the_grid(void **state)
+{
     (void)state;
     assay_context ctx = best_context(1);
     const assay_shape shape = assay_shape_of(1, INT64_C(500));
@@ -339,7 +349,8 @@ static void near_ties_are_neighbours_on_the_grid(void **state) {
     }
 }
 
-static void powers_belong_to_blocks_and_rows(void **state) {
+static void powers_belong_to_blocks_and_rows(void **state)
+{
     (void)state;
     enum { ROWS = 50, COLUMNS = 300, COUNT = ROWS * COLUMNS };
     assay_context ctx = best_context(1);
@@ -363,13 +374,13 @@ static void powers_belong_to_blocks_and_rows(void **state) {
                 seen[ilogb(power) + 6] = true;
             }
         }
-        for (int p = 0; p < 16; p++)
-            assert_true(by_row || seen[p]);
+        for (int p = 0; p < 16; p++) assert_true(by_row || seen[p]);
     }
 }
 
 /* Powers from the Python recipe: below(word(42, "inputs/x", 1, block), 7) - 3. */
-static void powers_are_the_recipe_s(void **state) {
+static void powers_are_the_recipe_s(void **state)
+{
     (void)state;
     enum { ROWS = 6, COLUMNS = 300 };
     const int powers[6] = {2, 1, 2, 3, 2, 3};
@@ -382,14 +393,14 @@ static void powers_are_the_recipe_s(void **state) {
     const int64_t count = ROWS * COLUMNS;
     assert_ok(&ctx, assay_random_fill(&ctx, &normal, 42, "inputs/x", &shape, ASSAY_FLOAT64, 0, count, plain));
     assert_ok(&ctx, assay_random_fill(&ctx, &by_row, 42, "inputs/x", &shape, ASSAY_FLOAT64, 0, count, x));
-    for (int i = 0; i < count; i++)
-        assert_true(x[i] == ldexp(plain[i], powers[i / COLUMNS]));
+    for (int i = 0; i < count; i++) assert_true(x[i] == ldexp(plain[i], powers[i / COLUMNS]));
     assert_ok(&ctx, assay_random_fill(&ctx, &by_block, 42, "inputs/x", &shape, ASSAY_FLOAT64, 0, count, x));
     for (int i = 0; i < 2 * COLUMNS; i++) /* three blocks a row */
         assert_true(x[i] == ldexp(plain[i], powers[i / COLUMNS * 3 + i % COLUMNS / 128]));
 }
 
-static void odd_elements_cancel_even_ones(void **state) {
+static void odd_elements_cancel_even_ones(void **state)
+{
     (void)state;
     enum { COUNT = 4000 };
     assay_context ctx = best_context(1);
@@ -405,7 +416,8 @@ static void odd_elements_cancel_even_ones(void **state) {
     assert_true(largest > 0x1.fp-11);
 }
 
-static void fills_that_do_not_fit_are_refused(void **state) {
+static void fills_that_do_not_fit_are_refused(void **state)
+{
     (void)state;
     const assay_shape shape = assay_shape_of(2, INT64_C(3), INT64_C(4));
     const assay_fill wrong[] = {
@@ -438,7 +450,8 @@ static void fills_that_do_not_fit_are_refused(void **state) {
     }
 }
 
-static void slices_outside_the_tensor_are_refused(void **state) {
+static void slices_outside_the_tensor_are_refused(void **state)
+{
     (void)state;
     const assay_shape shape = assay_shape_of(2, INT64_C(3), INT64_C(4));
     const assay_shape negative = assay_shape_of(2, INT64_C(3), INT64_C(-4));
@@ -466,7 +479,8 @@ static void slices_outside_the_tensor_are_refused(void **state) {
     assert_all_nan(x + 1, 11);
 }
 
-int main(void) {
+int main(void)
+{
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(names_of_distributions),
         cmocka_unit_test(words_are_philox_s),

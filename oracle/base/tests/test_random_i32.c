@@ -7,13 +7,14 @@
 
 enum { UNWRITTEN = -77777 };
 
-static void fill_unwritten(int32_t *x, int64_t count) {
-    for (int64_t i = 0; i < count; i++)
-        x[i] = UNWRITTEN;
+static void fill_unwritten(int32_t *x, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++) x[i] = UNWRITTEN;
 }
 
 /* From the Python recipe of docs/numerics.md. */
-static void first_values_are_the_recipe_s(void **state) {
+static void first_values_are_the_recipe_s(void **state)
+{
     (void)state;
     assay_context ctx = {.threads = 2};
     const assay_shape rows = assay_shape_of(2, INT64_C(3), INT64_C(4));
@@ -42,7 +43,8 @@ static void first_values_are_the_recipe_s(void **state) {
     assert_int_equal(x[8], UNWRITTEN);
 }
 
-static void experts_are_distinct_in_each_row(void **state) {
+static void experts_are_distinct_in_each_row(void **state)
+{
     (void)state;
     const struct {
         int64_t rows, columns, experts;
@@ -80,7 +82,8 @@ static void experts_are_distinct_in_each_row(void **state) {
     }
 }
 
-static void group_sizes_add_up(void **state) {
+static void group_sizes_add_up(void **state)
+{
     (void)state;
     const int64_t groups[] = {1, 2, 3, 7, 64, 256}, totals[] = {0, 1, 5, 1000, 2147483647};
     assay_context ctx = {.threads = 2};
@@ -107,7 +110,8 @@ static void group_sizes_add_up(void **state) {
     }
 }
 
-static void a_permutation_has_every_number_once(void **state) {
+static void a_permutation_has_every_number_once(void **state)
+{
     (void)state;
     const int64_t counts[] = {0, 1, 2, 97, 1000};
     assay_context ctx = {.threads = 2};
@@ -129,7 +133,8 @@ static void a_permutation_has_every_number_once(void **state) {
     }
 }
 
-static void a_ramp_starts_anew_in_each_row(void **state) {
+static void a_ramp_starts_anew_in_each_row(void **state)
+{
     (void)state;
     assay_context ctx = {.threads = 2};
     const assay_shape shape = assay_shape_of(2, INT64_C(3), INT64_C(5)), empty = assay_shape_of(1, INT64_C(0));
@@ -146,8 +151,7 @@ static void a_ramp_starts_anew_in_each_row(void **state) {
         int32_t x[16];
         fill_unwritten(x, 16);
         assert_ok(&ctx, assay_random_fill_i32(&ctx, &fill, 5, "x", &shape, x));
-        for (int i = 0; i < 15; i++)
-            assert_int_equal(x[i], (int64_t)ramps[r].mean + (int64_t)ramps[r].scale * (i % 5));
+        for (int i = 0; i < 15; i++) assert_int_equal(x[i], (int64_t)ramps[r].mean + (int64_t)ramps[r].scale * (i % 5));
         assert_int_equal(x[15], UNWRITTEN);
     }
     const assay_fill fill = {.distribution = ASSAY_RAMP, .scale = 1};
@@ -156,7 +160,8 @@ static void a_ramp_starts_anew_in_each_row(void **state) {
     assert_int_equal(none, UNWRITTEN);
 }
 
-static void element_wise_fills_are_whole_numbers(void **state) {
+static void element_wise_fills_are_whole_numbers(void **state)
+{
     (void)state;
     enum { COUNT = 10000 };
     assay_context ctx = {.threads = 2};
@@ -168,18 +173,16 @@ static void element_wise_fills_are_whole_numbers(void **state) {
     static int32_t x[COUNT];
     static double same[COUNT];
     assert_ok(&ctx, assay_random_fill_i32(&ctx, &pattern, 5, "x", &shape, x));
-    for (int i = 0; i < COUNT; i++)
-        assert_int_equal(x[i], (int32_t)values[i % 3]);
+    for (int i = 0; i < COUNT; i++) assert_int_equal(x[i], (int32_t)values[i % 3]);
     assert_ok(&ctx, assay_random_fill_i32(&ctx, &constant, 5, "x", &shape, x));
-    for (int i = 0; i < COUNT; i++)
-        assert_int_equal(x[i], -4);
+    for (int i = 0; i < COUNT; i++) assert_int_equal(x[i], -4);
     assert_ok(&ctx, assay_random_fill_i32(&ctx, &scaled, 5, "x", &shape, x));
     assert_ok(&ctx, assay_random_fill(&ctx, &scaled, 5, "x", &shape, ASSAY_FLOAT64, 0, COUNT, same));
-    for (int i = 0; i < COUNT; i++)
-        assert_true(x[i] == same[i] && abs(x[i] - 1) % 3 == 0 && abs(x[i] - 1) <= 6);
+    for (int i = 0; i < COUNT; i++) assert_true(x[i] == same[i] && abs(x[i] - 1) % 3 == 0 && abs(x[i] - 1) <= 6);
 }
 
-static void fills_that_do_not_fit_are_refused(void **state) {
+static void fills_that_do_not_fit_are_refused(void **state)
+{
     (void)state;
     const double half[] = {1, 0.5};
     const assay_shape shape = assay_shape_of(2, INT64_C(3), INT64_C(4)), scalar = assay_shape_of(0);
@@ -221,7 +224,8 @@ static void fills_that_do_not_fit_are_refused(void **state) {
     }
 }
 
-int main(void) {
+int main(void)
+{
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(first_values_are_the_recipe_s),
         cmocka_unit_test(experts_are_distinct_in_each_row),

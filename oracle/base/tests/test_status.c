@@ -3,7 +3,8 @@
 #include "oracle/base/status.h"
 #include "tests/support/assay_test.h"
 
-static void every_status_has_its_text(void **state) {
+static void every_status_has_its_text(void **state)
+{
     (void)state;
     assert_string_equal(assay_status_text(ASSAY_OK), "ok");
     assert_string_equal(assay_status_text(ASSAY_BAD_INPUT), "bad input");
@@ -13,14 +14,16 @@ static void every_status_has_its_text(void **state) {
     assert_string_equal(assay_status_text((assay_status)99), "unknown status");
 }
 
-static void fail_returns_the_status_and_keeps_the_message(void **state) {
+static void fail_returns_the_status_and_keeps_the_message(void **state)
+{
     (void)state;
     assay_context ctx = {.threads = 1};
     assert_int_equal(assay_fail(&ctx, ASSAY_IO, "%s has %d rows, expected %d", "x", 3, 4), ASSAY_IO);
     assert_string_equal(ctx.message, "x has 3 rows, expected 4");
 }
 
-static void a_long_message_is_cut_short(void **state) {
+static void a_long_message_is_cut_short(void **state)
+{
     (void)state;
     assay_context ctx = {.threads = 1};
     char long_text[2 * ASSAY_MESSAGE_SIZE];
@@ -32,7 +35,8 @@ static void a_long_message_is_cut_short(void **state) {
     assert_int_equal(ctx.threads, 7);
 }
 
-static assay_status tried(assay_status first, int *steps) {
+static assay_status tried(assay_status first, int *steps)
+{
     assay_status status = ASSAY_OK;
     TRY(first);
     (*steps)++;
@@ -41,12 +45,14 @@ cleanup:
     return status;
 }
 
-static assay_status returned(bool condition) {
+static assay_status returned(bool condition)
+{
     RETURN_IF(condition, ASSAY_INTERNAL);
     return ASSAY_OK;
 }
 
-static void macros_leave_when_they_should(void **state) {
+static void macros_leave_when_they_should(void **state)
+{
     (void)state;
     int steps = 0;
     assert_int_equal(tried(ASSAY_OK, &steps), ASSAY_OK);
@@ -58,7 +64,8 @@ static void macros_leave_when_they_should(void **state) {
     assert_int_equal(returned(false), ASSAY_OK);
 }
 
-int main(void) {
+int main(void)
+{
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_status_has_its_text),
         cmocka_unit_test(fail_returns_the_status_and_keeps_the_message),

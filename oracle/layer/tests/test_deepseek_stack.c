@@ -258,7 +258,8 @@ static void test_segments(void **state)
     for (int i = 0; i < 8; i++) x[5 * 8 + i] += 1; /* the padding */
     for (int i = 0; i < 8; i++) x[i] *= -2;        /* the first token of segment 1 */
     layer_case_run(&ctx, &c, &after);
-    const double *y = layer_case_get(&before, "outputs/y")->values, *moved = layer_case_get(&after, "outputs/y")->values;
+    const double *y = layer_case_get(&before, "outputs/y")->values,
+                 *moved = layer_case_get(&after, "outputs/y")->values;
     assert_same_bits(moved + 3 * 8, y + 3 * 8, 2 * 8);
     for (int token = 0; token < 3; token++) assert_memory_not_equal(moved + token * 8, y + token * 8, 64);
     memory_store_free(&before);
@@ -328,8 +329,12 @@ static void test_balance(void **state)
 static void test_refusals(void **state)
 {
     (void)state;
-    static const char *const messages[] = {"2 layers, 3 of them dense", "normalization_layer_epsilon",
-                                           "hash routing", "positions", "MoE block", "the MLP has"};
+    static const char *const messages[] = {"2 layers, 3 of them dense",
+                                           "normalization_layer_epsilon",
+                                           "hash routing",
+                                           "positions",
+                                           "MoE block",
+                                           "the MLP has"};
     for (int i = 0; i < 6; i++) {
         assay_context ctx = assay_context_default(1);
         layer_case c = layer_case_make(2, 1, 1, 5);
@@ -381,9 +386,11 @@ static void test_no_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_layers), cmocka_unit_test(test_sizes),  cmocka_unit_test(test_residual), cmocka_unit_test(test_engines),
-        cmocka_unit_test(test_forms_of_the_mlp), cmocka_unit_test(test_segments), cmocka_unit_test(test_wanted),
-        cmocka_unit_test(test_balance),  cmocka_unit_test(test_refusals), cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_layers),           cmocka_unit_test(test_sizes),
+        cmocka_unit_test(test_residual),         cmocka_unit_test(test_engines),
+        cmocka_unit_test(test_forms_of_the_mlp), cmocka_unit_test(test_segments),
+        cmocka_unit_test(test_wanted),           cmocka_unit_test(test_balance),
+        cmocka_unit_test(test_refusals),         cmocka_unit_test(test_no_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -21,12 +21,15 @@ static void default_texts(const char *texts[ASSAY_REMAT_NAMES])
 static void test_presets(void **state)
 {
     (void)state;
-    static const char *const dots[] = {"query_proj", "key_proj", "value_proj", "out_proj",    "mlpwi",       "mlpwi_0",
-                                       "mlpwi_1",    "mlpwo",    "moe_mlpwi",  "moe_mlpwi_0", "moe_mlpwi_1", "moe_mlpwo"};
+    static const char *const dots[] = {"query_proj", "key_proj",    "value_proj",  "out_proj",
+                                       "mlpwi",      "mlpwi_0",     "mlpwi_1",     "mlpwo",
+                                       "moe_mlpwi",  "moe_mlpwi_0", "moe_mlpwi_1", "moe_mlpwo"};
     static const struct {
         const char *preset;
         assay_remat_action dots;
-    } presets[] = {{"full", ASSAY_REMAT}, {"minimal", ASSAY_DEVICE}, {"minimal_offloaded", ASSAY_OFFLOAD},
+    } presets[] = {{"full", ASSAY_REMAT},
+                   {"minimal", ASSAY_DEVICE},
+                   {"minimal_offloaded", ASSAY_OFFLOAD},
                    {"custom", ASSAY_REMAT}};
     assay_context ctx = assay_context_default(1);
     const char *texts[ASSAY_REMAT_NAMES];
@@ -37,7 +40,8 @@ static void test_presets(void **state)
         assert_int_equal(policy.action[ASSAY_REMAT_DECODER_LAYER_INPUT], ASSAY_DEVICE);
         for (int name = 1; name < ASSAY_REMAT_NAMES; name++) {
             bool dot = false;
-            for (size_t d = 0; d < sizeof dots / sizeof *dots; d++) dot |= strcmp(dots[d], assay_remat_names[name]) == 0;
+            for (size_t d = 0; d < sizeof dots / sizeof *dots; d++)
+                dot |= strcmp(dots[d], assay_remat_names[name]) == 0;
             assert_int_equal(policy.action[name], dot ? presets[i].dots : ASSAY_REMAT);
         }
     }
@@ -160,7 +164,8 @@ static int entries(const char *folder)
     int count = 0;
     DIR *open = opendir(folder);
     assert_non_null(open);
-    for (const struct dirent *entry = readdir(open); entry != NULL; entry = readdir(open)) count += entry->d_name[0] != '.';
+    for (const struct dirent *entry = readdir(open); entry != NULL; entry = readdir(open))
+        count += entry->d_name[0] != '.';
     closedir(open);
     return count;
 }
@@ -254,8 +259,8 @@ static void test_no_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_presets),    cmocka_unit_test(test_names),     cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_store),      cmocka_unit_test(test_spill_file), cmocka_unit_test(test_full_disk),
+        cmocka_unit_test(test_presets),   cmocka_unit_test(test_names),      cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_store),     cmocka_unit_test(test_spill_file), cmocka_unit_test(test_full_disk),
         cmocka_unit_test(test_no_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

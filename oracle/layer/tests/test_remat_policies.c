@@ -80,7 +80,8 @@ static void test_forms(void **state)
         layer_case_run(&ctx, &c, &expected);
         for (int action = ASSAY_DEVICE; action <= ASSAY_OFFLOAD; action++) {
             memory_store out = {0};
-            for (int name = 0; name < ASSAY_REMAT_NAMES; name++) c.config.policy.action[name] = (assay_remat_action)action;
+            for (int name = 0; name < ASSAY_REMAT_NAMES; name++)
+                c.config.policy.action[name] = (assay_remat_action)action;
             layer_case_run(&ctx, &c, &out);
             layer_case_assert_same(&out, &expected);
             memory_store_free(&out);

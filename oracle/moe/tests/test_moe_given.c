@@ -33,7 +33,8 @@ static void give(moe_case *c, const memory_tensor *tensor, double factor)
 static const struct {
     assay_moe_path path;
     bool fused;
-} forms[] = {{ASSAY_MOE_SPARSE, false}, {ASSAY_MOE_SPARSE, true}, {ASSAY_MOE_DENSE, false}, {ASSAY_MOE_DROPPING, false}};
+} forms[] = {
+    {ASSAY_MOE_SPARSE, false}, {ASSAY_MOE_SPARSE, true}, {ASSAY_MOE_DENSE, false}, {ASSAY_MOE_DROPPING, false}};
 
 /* Every subset of the checkpoints. */
 static void test_same_bits(void **state)

@@ -8,17 +8,17 @@
 static spec_moe_config small_block(assay_router_family family, int64_t sequence, int64_t k)
 {
     return (spec_moe_config){.moe = {.routing = {.batch = 1,
-                                          .sequence = sequence,
-                                          .num_experts = 3,
-                                          .num_experts_per_tok = k,
-                                          .family = family,
-                                          .score_func = ASSAY_SCORE_NONE,
-                                          .n_routing_groups = -1,
-                                          .routed_scaling_factor = 1},
-                              .emb_dim = 1,
-                              .moe_mlp_dim = 1,
-                              .path = ASSAY_MOE_SPARSE,
-                              .activation = ASSAY_LINEAR}};
+                                                 .sequence = sequence,
+                                                 .num_experts = 3,
+                                                 .num_experts_per_tok = k,
+                                                 .family = family,
+                                                 .score_func = ASSAY_SCORE_NONE,
+                                                 .n_routing_groups = -1,
+                                                 .routed_scaling_factor = 1},
+                                     .emb_dim = 1,
+                                     .moe_mlp_dim = 1,
+                                     .path = ASSAY_MOE_SPARSE,
+                                     .activation = ASSAY_LINEAR}};
 }
 
 static void add_small_experts(spec_case *c)
@@ -158,18 +158,18 @@ static spec_moe_config random_block(spec_case *c, bool fused)
 {
     const int64_t b = 2, s = 3, d = 3, h = 4, e = 4;
     spec_moe_config config = {.moe = {.routing = {.batch = b,
-                                           .sequence = s,
-                                           .num_experts = e,
-                                           .num_experts_per_tok = 2,
-                                           .family = ASSAY_ROUTER_DEEPSEEK3,
-                                           .score_func = ASSAY_SCORE_SIGMOID,
-                                           .n_routing_groups = -1,
-                                           .routed_scaling_factor = 2.5},
-                               .emb_dim = d,
-                               .moe_mlp_dim = h,
-                               .path = ASSAY_MOE_DENSE,
-                               .activation = ASSAY_SILU,
-                               .fused_weights = fused}};
+                                                  .sequence = s,
+                                                  .num_experts = e,
+                                                  .num_experts_per_tok = 2,
+                                                  .family = ASSAY_ROUTER_DEEPSEEK3,
+                                                  .score_func = ASSAY_SCORE_SIGMOID,
+                                                  .n_routing_groups = -1,
+                                                  .routed_scaling_factor = 2.5},
+                                      .emb_dim = d,
+                                      .moe_mlp_dim = h,
+                                      .path = ASSAY_MOE_DENSE,
+                                      .activation = ASSAY_SILU,
+                                      .fused_weights = fused}};
     case_random(c, "inputs/x", 2, DIMS(b, s, d));
     case_random(c, "weights/gate/kernel", 1, DIMS(d, e));
     case_random(c, "weights/wo", 1, DIMS(e, h, d));
