@@ -146,9 +146,8 @@ static const struct {
     {"case: a\nop: moe\n---\ncase: b\n", "4:1", "b has no operation"},
 };
 
-static void refuses_with_place_and_words(void **state)
+TEST(refuses_with_place_and_words)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof REFUSED / sizeof *REFUSED; i++) {
         assay_context ctx = {.threads = 1};
         assay_case *cases = (assay_case *)&ctx;

@@ -15,9 +15,8 @@ static assay_case *new_case(assay_context *ctx)
     return c;
 }
 
-static void sets_what_a_case_has(void **state)
+TEST(sets_what_a_case_has)
 {
-    (void)state;
     static const char *const ASSIGNMENTS[] = {
         "case=moe/other",
         "batch=3",
@@ -75,9 +74,8 @@ static void sets_what_a_case_has(void **state)
     assay_cases_free(c, 1);
 }
 
-static void refuses_and_changes_nothing(void **state)
+TEST(refuses_and_changes_nothing)
 {
-    (void)state;
     static const struct {
         const char *assignment, *words;
     } REFUSED[] = {
@@ -125,9 +123,8 @@ static void refuses_and_changes_nothing(void **state)
     assay_cases_free(c, 1);
 }
 
-static void reports_every_failed_allocation(void **state)
+TEST(reports_every_failed_allocation)
 {
-    (void)state;
     static const char *const ASSIGNMENTS[] = {"profiles=bf16,f32", "inputs.y={values: [1]}", "mlp_activations=relu"};
     for (size_t i = 0; i < sizeof ASSIGNMENTS / sizeof *ASSIGNMENTS; i++) {
         for (int64_t n = 0;; n++) {

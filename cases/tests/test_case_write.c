@@ -27,9 +27,8 @@ static void assert_round_trip(assay_context *ctx, const assay_case *c)
     assay_cases_free(read, count);
 }
 
-static void round_trips_the_catalogue(void **state)
+TEST(round_trips_the_catalogue)
 {
-    (void)state;
     assay_context ctx = {.threads = 1};
     assay_case *cases = NULL;
     int count = 0;
@@ -39,9 +38,8 @@ static void round_trips_the_catalogue(void **state)
     assay_cases_free(cases, count);
 }
 
-static void round_trips_awkward_values(void **state)
+TEST(round_trips_awkward_values)
 {
-    (void)state;
     static const char *const CASES[] = {
         "case: a\nop: b\n",
         "case: a\nop: \"no\"\ndescription: \"say \\\"true\\\": a\\\\b, c # d\"\ntags: ['1', 'null', \"caf\\xe9\", '*', "
@@ -70,9 +68,8 @@ static void round_trips_awkward_values(void **state)
 }
 
 /* The comparison above must see a difference in any field. */
-static void differences_are_seen(void **state)
+TEST(differences_are_seen)
 {
-    (void)state;
     static const char *const CHANGES[] = {
         "case=z",
         "batch=9",
@@ -109,9 +106,8 @@ static void differences_are_seen(void **state)
     assay_cases_free(a, 1);
 }
 
-static void writes_numbers_and_texts_that_any_reader_takes(void **state)
+TEST(writes_numbers_and_texts_that_any_reader_takes)
 {
-    (void)state;
     static const struct {
         double value;
         const char *text;
@@ -135,9 +131,8 @@ static void writes_numbers_and_texts_that_any_reader_takes(void **state)
 }
 
 /* `assay show` prints from the same function. */
-static void every_key_has_a_text(void **state)
+TEST(every_key_has_a_text)
 {
-    (void)state;
     char text[ASSAY_KEY_VALUE_SIZE];
     for (int i = 0; i < ASSAY_MODEL_KEYS; i++) {
         const assay_model_key *key = &assay_model_keys[i];

@@ -12,9 +12,8 @@ static assay_status parse(assay_context *ctx, const char *text, assay_case **cas
     return assay_cases_parse(ctx, "t.yml", text, strlen(text), cases, count);
 }
 
-static void reads_every_key(void **state)
+TEST(reads_every_key)
 {
-    (void)state;
     static const char TEXT[] = "case: moe/mine\n"
                                "description: >\n"
                                "  one line\n"
@@ -76,9 +75,8 @@ static void reads_every_key(void **state)
     assay_cases_free(c, count);
 }
 
-static void defaults_fill_the_rest(void **state)
+TEST(defaults_fill_the_rest)
 {
-    (void)state;
     assay_context ctx = {.threads = 1};
     assay_case *c = NULL;
     int count = 0;
@@ -105,9 +103,8 @@ static void defaults_fill_the_rest(void **state)
     assay_cases_free(c, count);
 }
 
-static void takes_numbers_as_people_write_them(void **state)
+TEST(takes_numbers_as_people_write_them)
 {
-    (void)state;
     static const struct {
         const char *text;
         double value;
@@ -150,9 +147,8 @@ static void takes_numbers_as_people_write_them(void **state)
 }
 
 /* A long name, a long list and deep nesting are refused or read, and never slow or fatal. */
-static void survives_sizes(void **state)
+TEST(survives_sizes)
 {
-    (void)state;
     enum { LARGE = 200000 };
     static char text[LARGE + 200];
     assay_context ctx = {.threads = 1};
@@ -191,9 +187,8 @@ static void survives_sizes(void **state)
     assert_non_null(strstr(ctx.message, "more than 4096 keys"));
 }
 
-static void takes_aliases(void **state)
+TEST(takes_aliases)
 {
-    (void)state;
     assay_context ctx = {.threads = 1};
     assay_case *c = NULL;
     int count = 0;
@@ -208,9 +203,8 @@ static void takes_aliases(void **state)
 }
 
 /* A file of MaxText's as it is: keys of no interest here, lists, comments; its name decides the routing family. */
-static void reads_a_maxtext_model_file(void **state)
+TEST(reads_a_maxtext_model_file)
 {
-    (void)state;
     static const char MODEL[] =
         "# Copyright\nbase_emb_dim: 64\nbase_num_kv_heads: 4\nmlp_activations: [\"gelu\",\"linear\"]\n"
         "compress_ratios: [0, 0, 4]\nmlp_activations_limit: 10\nrope_max_timescale: 10_000 # theta\n"
@@ -247,9 +241,8 @@ static void reads_a_maxtext_model_file(void **state)
 }
 
 /* Plain RoPE has halves for pairs and everything else interleaves, until rope_interleave is given. */
-static void rope_interleave_follows_rope_type(void **state)
+TEST(rope_interleave_follows_rope_type)
 {
-    (void)state;
     static const struct {
         const char *rest;
         bool interleave;
@@ -282,9 +275,8 @@ static void rope_interleave_follows_rope_type(void **state)
     }
 }
 
-static void reports_every_failed_allocation(void **state)
+TEST(reports_every_failed_allocation)
 {
-    (void)state;
     static const char TEXT[] = "case: a\nop: moe\nmodel: deepseek3-tiny\ntags: [a, b]\nprofiles: bf16, f32\n"
                                "inputs: {x: {values: [1, 2]}, y: {scale: 2}}\nconfig: {mlp_activations: relu}\n"
                                "---\ncase: b\nop: mlp\n";

@@ -18,9 +18,8 @@ static bool has_tag(const assay_case *c, const char *tag)
     return false;
 }
 
-static void has_distinct_described_cases(void **state)
+TEST(has_distinct_described_cases)
 {
-    (void)state;
     assay_context ctx = {.threads = 1};
     assay_case *cases = NULL;
     int count = 0;
@@ -44,9 +43,8 @@ static void has_distinct_described_cases(void **state)
 
 /* Each bug of routing, dispatch, grouped products, expert MLPs, combining, rotary embedding and attention that one
  * operation on one device can show. */
-static void every_bug_has_a_case(void **state)
+TEST(every_bug_has_a_case)
 {
-    (void)state;
     static const int BUGS[] = {1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 15, 17, 18,
                                19, 25, 26, 27, 28, 29, 30, 31, 32, 34, 36, 37, 39, 40, 41, 42,
                                46, 47, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 60};
@@ -65,9 +63,8 @@ static void every_bug_has_a_case(void **state)
     assay_cases_free(cases, count);
 }
 
-static void models_know_their_names(void **state)
+TEST(models_know_their_names)
 {
-    (void)state;
     for (int i = 0; i < assay_embedded_model_count; i++) {
         assay_context ctx = {.threads = 1};
         assay_case *c = NULL;
@@ -85,9 +82,8 @@ static void models_know_their_names(void **state)
     }
 }
 
-static void deepseek3_is_as_published(void **state)
+TEST(deepseek3_is_as_published)
 {
-    (void)state;
     static const char TEXT[] = "case: a\nop: moe\nmodel: deepseek3-671b\n";
     assay_context ctx = {.threads = 1};
     assay_case *c = NULL;
@@ -114,9 +110,8 @@ static void find(assay_context *ctx, int count, const char *const *patterns, ass
     assert_ok(ctx, assay_cases_find(ctx, count, (char *const *)(const void *)patterns, cases, found));
 }
 
-static void finds_names_globs_and_files(void **state)
+TEST(finds_names_globs_and_files)
 {
-    (void)state;
     static const char FILE_TEXT[] = "case: mine/one\nop: moe\n---\ncase: mine/two\nop: mlp\n";
     char path[] = "./assay_case_XXXXXX.yml";
     assay_context ctx = {.threads = 1};
@@ -165,9 +160,8 @@ static void finds_names_globs_and_files(void **state)
     assert_int_equal(remove(path), 0);
 }
 
-static void refuses_what_matches_nothing(void **state)
+TEST(refuses_what_matches_nothing)
 {
-    (void)state;
     static const struct {
         const char *pattern, *words;
     } REFUSED[] = {
@@ -191,9 +185,8 @@ static void refuses_what_matches_nothing(void **state)
     }
 }
 
-static void refuses_two_cases_of_one_name(void **state)
+TEST(refuses_two_cases_of_one_name)
 {
-    (void)state;
     static const char TEXT[] = "case: moe/deepseek3-tiny-sparse\nop: moe\n";
     char path[] = "./assay_case_XXXXXX.yml";
     assay_context ctx = {.threads = 1};
@@ -214,9 +207,8 @@ static void refuses_two_cases_of_one_name(void **state)
     assert_int_equal(remove(path), 0);
 }
 
-static void matches_lists_of_patterns(void **state)
+TEST(matches_lists_of_patterns)
 {
-    (void)state;
     static const struct {
         const char *items[2];
         int count;
@@ -243,9 +235,8 @@ static void matches_lists_of_patterns(void **state)
     }
 }
 
-static void reports_failed_allocations(void **state)
+TEST(reports_failed_allocations)
 {
-    (void)state;
     char *const patterns[] = {(char *)(uintptr_t) "routing/*"};
     int failures = 0;
     for (int64_t n = 0;; n += 1 + n / 16) { /* every one at first, then fewer: the catalogue is thousands */

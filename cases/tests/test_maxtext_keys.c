@@ -4,9 +4,8 @@
 #include "cases/case.h"
 #include "tests/support/assay_test.h"
 
-static void no_key_stands_twice(void **state)
+TEST(no_key_stands_twice)
 {
-    (void)state;
     for (int i = 0; i < ASSAY_MAXTEXT_KEYS; i++) {
         const char *name = assay_maxtext_keys[i].name;
         assert_null(assay_model_key_by_name(name));
@@ -19,9 +18,8 @@ static void no_key_stands_twice(void **state)
     }
 }
 
-static void whole_names_alone_are_neutral(void **state)
+TEST(whole_names_alone_are_neutral)
 {
-    (void)state;
     static const char *const neutral[] = {"base_config",
                                           "scan_layers",
                                           "megablox",
@@ -52,9 +50,8 @@ static void whole_names_alone_are_neutral(void **state)
     }
 }
 
-static void values_that_change_nothing(void **state)
+TEST(values_that_change_nothing)
 {
-    (void)state;
     static const struct {
         int key;
         const char *value;

@@ -13,9 +13,8 @@ static const char *hint(const char *word, int most, char *text, size_t size)
     return text;
 }
 
-static void names_what_is_near(void **state)
+TEST(names_what_is_near)
 {
-    (void)state;
     char text[256];
     assert_string_equal(hint("num_expert", 1, text, sizeof text), ", did you mean num_experts?");
     assert_string_equal(hint("nmu_experts", 1, text, sizeof text), ", did you mean num_experts?");
@@ -27,9 +26,8 @@ static void names_what_is_near(void **state)
                         ", did you mean num_experts or num_experts_per_tok?");
 }
 
-static void is_silent_about_what_is_not(void **state)
+TEST(is_silent_about_what_is_not)
 {
-    (void)state;
     char text[256], longest[1000];
     memset(longest, 'b', sizeof longest - 1);
     longest[sizeof longest - 1] = '\0';

@@ -158,10 +158,9 @@ static const struct {
     {"a request", is_request, "outputs/y", ASSAY_FINDING_MISSING, "the file's kind is request"},
 };
 
-static void test_must_fail(void **state)
+TEST(test_must_fail)
 {
     assay_context ctx = {.threads = 1};
-    (void)state;
     for (size_t i = 0; i < sizeof must_fail / sizeof *must_fail; i++) {
         test_fixture golden = ordinary_golden("bf16", 1e-3), candidate = candidate_of(&golden);
         assay_report report = {0};
@@ -181,12 +180,11 @@ static void test_must_fail(void **state)
 }
 
 /* Each element of the row within its threshold of 6.3 standard deviations, the row beyond its own of 5.7. */
-static void test_row_beyond_its_threshold(void **state)
+TEST(test_row_beyond_its_threshold)
 {
     assay_context ctx = {.threads = 1};
     test_fixture golden = ordinary_golden("f32", 1e-3), candidate = candidate_of(&golden);
     assay_report report = {0};
-    (void)state;
     const double *scale = tensor_at(&golden, "outputs/y")->scale;
     for (int64_t i = 3 * 65; i < 4 * 65; i++) values_of(&candidate, "outputs/y")[i] += (i % 2 ? 6.1 : -6.1) * scale[i];
     compare_fixtures(&ctx, &golden, &candidate, "f32", &report);
@@ -202,12 +200,11 @@ static void test_row_beyond_its_threshold(void **state)
     free_fixture(&golden);
 }
 
-static void test_first_wrong_is_blamed(void **state)
+TEST(test_first_wrong_is_blamed)
 {
     assay_context ctx = {.threads = 1};
     test_fixture golden = ordinary_golden("bf16", 1e-3), candidate = candidate_of(&golden);
     assay_report report = {0};
-    (void)state;
     wrong_gradient(&candidate);
     all_nan(&candidate);
     wrong_checkpoint(&candidate);
@@ -230,12 +227,11 @@ static int64_t gradients_first(const char *path)
     return strncmp(path, "outputs/", 8) == 0 ? INT64_MAX : strncmp(path, "routing/", 8) == 0 ? 7 : 6;
 }
 
-static void test_rank_is_the_order(void **state)
+TEST(test_rank_is_the_order)
 {
     assay_context ctx = {.threads = 1};
     test_fixture golden = ordinary_golden("bf16", 1e-3), candidate = candidate_of(&golden);
     assay_report report = {0};
-    (void)state;
     wrong_gradient(&candidate);
     wrong_checkpoint(&candidate);
     compare_ranked(&ctx, &golden, &candidate, "bf16", gradients_first, &report);
@@ -249,7 +245,7 @@ static void test_rank_is_the_order(void **state)
     free_fixture(&golden);
 }
 
-static void test_unknown_paths(void **state)
+TEST(test_unknown_paths)
 {
     assay_context ctx = {.threads = 1};
     static const struct {
@@ -286,7 +282,7 @@ static void test_unknown_paths(void **state)
 }
 
 /* Every type that the profile allows, and every profile for itself. */
-static void test_correct_passes(void **state)
+TEST(test_correct_passes)
 {
     assay_context ctx = {.threads = 1};
     static const struct {
@@ -315,12 +311,11 @@ static void test_correct_passes(void **state)
 }
 
 /* A float32 file may hold results that were rounded to the profile's storage type. */
-static void test_rounded_in_a_wider_file(void **state)
+TEST(test_rounded_in_a_wider_file)
 {
     assay_context ctx = {.threads = 1};
     test_fixture golden = ordinary_golden("bf16", 1e-9), candidate = candidate_of(&golden);
     assay_report report = {0};
-    (void)state;
     for (int j = 0; j < candidate.count; j++) {
         test_tensor *t = &candidate.tensors[j];
         assay_dtype_round_many(ASSAY_BFLOAT16, assay_shape_count(&t->spec.shape), t->values, t->values);
@@ -335,12 +330,11 @@ static void test_rounded_in_a_wider_file(void **state)
     free_fixture(&golden);
 }
 
-static void test_golden_is_its_own_candidate(void **state)
+TEST(test_golden_is_its_own_candidate)
 {
     assay_context ctx = {.threads = 1};
     test_fixture golden = ordinary_golden("f32", 1e-6);
     assay_report report = {0};
-    (void)state;
     compare_fixtures(&ctx, &golden, &golden, "f32", &report);
     assert_int_equal(report.verdict, ASSAY_PASS);
     assert_int_equal(report.unknown_count, 0);
@@ -350,12 +344,11 @@ static void test_golden_is_its_own_candidate(void **state)
     free_fixture(&golden);
 }
 
-static void test_optional_may_be_missing(void **state)
+TEST(test_optional_may_be_missing)
 {
     assay_context ctx = {.threads = 1};
     test_fixture golden = ordinary_golden("bf16", 1e-3), candidate = candidate_of(&golden);
     assay_report report = {0};
-    (void)state;
     drop_tensor(&candidate, "checkpoints/moe_mlpwo");
     drop_tensor(&candidate, "routing/selected_experts");
     candidate.kind = NULL;
@@ -371,11 +364,10 @@ static void test_optional_may_be_missing(void **state)
 }
 
 /* Errors as the scale says, independent ones and ones that a whole row shares: no false alarm in 200 fixtures. */
-static void test_noise_of_the_scale_passes(void **state)
+TEST(test_noise_of_the_scale_passes)
 {
     assay_context ctx = {.threads = 1};
     test_fixture golden = ordinary_golden("bf16", 1e-2);
-    (void)state;
     for (uint64_t seed = 0; seed < 200; seed++) {
         test_fixture candidate = candidate_of(&golden);
         assay_report report = {0};

@@ -28,7 +28,7 @@ static void free_single(single *s)
     free_fixture(&s->golden);
 }
 
-static void test_exact_elements(void **state)
+TEST(test_exact_elements)
 {
     static const struct {
         double golden, candidate;
@@ -72,9 +72,8 @@ static void test_exact_elements(void **state)
 }
 
 /* One exact zero among ordinary elements: anything else there is wrong. */
-static void test_exact_among_others(void **state)
+TEST(test_exact_among_others)
 {
-    (void)state;
     for (int wrong = 0; wrong < 2; wrong++) {
         single s = single_of("bf16", 700, 1e-3);
         s.golden.tensors[0].values[699] = s.golden.tensors[0].scale[699] = 0.0;
@@ -88,7 +87,7 @@ static void test_exact_among_others(void **state)
     }
 }
 
-static void test_infinite_golden(void **state)
+TEST(test_infinite_golden)
 {
     static const struct {
         double golden, candidate, sigma;
@@ -116,12 +115,11 @@ static void test_infinite_golden(void **state)
     }
 }
 
-static void test_no_error_scale(void **state)
+TEST(test_no_error_scale)
 {
     assay_context ctx = {.threads = 1};
     test_fixture golden = ordinary_golden("f32", 1e-6), candidate = candidate_of(&golden);
     assay_report report = {0};
-    (void)state;
     compare_fixtures(&ctx, &golden, &candidate, "bf16", &report);
     assert_int_equal(report.verdict, ASSAY_NOT_COMPARABLE);
     const assay_tensor_result *y = result_at(&report, "outputs/y");
@@ -151,12 +149,11 @@ static void test_no_error_scale(void **state)
     free_fixture(&golden);
 }
 
-static void test_routing_floats_need_no_scale(void **state)
+TEST(test_routing_floats_need_no_scale)
 {
     assay_context ctx = {.threads = 1};
     test_fixture golden = ordinary_golden("f32", 1e-6);
     assay_report report = {0};
-    (void)state;
     test_tensor *weights = add_tensor(&golden, "routing/weights", ASSAY_FLOAT64, 2, DIMS(3, 5), 0.0);
     free(weights->scale);
     weights->scale = NULL;
@@ -175,9 +172,8 @@ static void test_routing_floats_need_no_scale(void **state)
 }
 
 /* Where zeros would pass nothing was shown; whole fixtures of that kind are VACUOUS, single tensors are named. */
-static void test_vacuous(void **state)
+TEST(test_vacuous)
 {
-    (void)state;
     single s = single_of("bf16", 40, 1.0);
     s.candidate = candidate_of(&s.golden);
     assert_int_equal(compare_single(&s)->verdict, ASSAY_VACUOUS);
@@ -195,9 +191,8 @@ static void test_vacuous(void **state)
 }
 
 /* An exact zero is a check like any other, but not when it is all there is. */
-static void test_nothing_but_zeros(void **state)
+TEST(test_nothing_but_zeros)
 {
-    (void)state;
     for (int others = 0; others < 2; others++) {
         single s = single_of("bf16", 40, 0.0);
         for (int i = 0; i < 40; i++) s.golden.tensors[0].values[i] = 0.0;
@@ -209,9 +204,8 @@ static void test_nothing_but_zeros(void **state)
     }
 }
 
-static void test_nothing_to_compare(void **state)
+TEST(test_nothing_to_compare)
 {
-    (void)state;
     single s = single_of("bf16", 0, 1e-3);
     s.candidate = candidate_of(&s.golden);
     assert_int_equal(compare_single(&s)->elements, 0);
@@ -229,12 +223,11 @@ static void test_nothing_to_compare(void **state)
 }
 
 /* Integers alone are evidence when the golden has no floats. */
-static void test_integers_alone(void **state)
+TEST(test_integers_alone)
 {
     assay_context ctx = {.threads = 1};
     test_fixture golden = {.kind = "golden", .profile = "bf16"};
     assay_report report = {0};
-    (void)state;
     add_tensor(&golden, "outputs/group_sizes", ASSAY_INT32, 1, DIMS(70001), 0.0);
     test_fixture candidate = candidate_of(&golden);
     compare_fixtures(&ctx, &golden, &candidate, "bf16", &report);
@@ -251,11 +244,10 @@ static void test_integers_alone(void **state)
 }
 
 /* Rows longer than a chunk, and rows that end within and across blocks. */
-static void test_long_rows(void **state)
+TEST(test_long_rows)
 {
     assay_context ctx = {.threads = 1};
     static const int64_t lengths[] = {1, 2, 511, 513, 65537, 150001};
-    (void)state;
     for (size_t l = 0; l < sizeof lengths / sizeof *lengths; l++) {
         int64_t length = lengths[l], rows = 3;
         test_fixture golden = {.kind = "golden", .profile = "f32"};
@@ -285,9 +277,8 @@ static void test_long_rows(void **state)
 }
 
 /* The worst elements in order, and all wrong ones counted. */
-static void test_worst_elements(void **state)
+TEST(test_worst_elements)
 {
-    (void)state;
     single s = single_of("f32", 3000, 1e-4);
     s.candidate = candidate_of(&s.golden);
     for (int i = 0; i < 3000; i++) s.golden.tensors[0].scale[i] = (double)1e-4F;
@@ -314,13 +305,12 @@ static assay_status compare_files(assay_context *ctx, const char *golden, const 
     return status;
 }
 
-static void test_refused(void **state)
+TEST(test_refused)
 {
     assay_context ctx = {.threads = 1};
     char folder[] = "compare-test-XXXXXX", path[64];
     assay_report report = {0};
     static const char *const kinds[] = {NULL, "request", "candidate"};
-    (void)state;
     assert_non_null(mkdtemp(folder));
     snprintf(path, sizeof path, "%s/golden.h5", folder);
     for (int i = 0; i < 3; i++) {
@@ -349,13 +339,12 @@ static void test_refused(void **state)
 }
 
 /* Numbers that cannot be read are the candidate's failure, not the program's. */
-static void test_damaged_candidate(void **state)
+TEST(test_damaged_candidate)
 {
     assay_context ctx = {.threads = 1};
     char folder[] = "compare-test-XXXXXX", golden_path[64], candidate_path[64];
     assay_report report = {0};
     test_fixture golden = ordinary_golden("bf16", 1e-3);
-    (void)state;
     assert_non_null(mkdtemp(folder));
     snprintf(golden_path, sizeof golden_path, "%s/golden.h5", folder);
     snprintf(candidate_path, sizeof candidate_path, "%s/candidate.h5", folder);
@@ -385,13 +374,12 @@ static void test_damaged_candidate(void **state)
     free_fixture(&golden);
 }
 
-static void test_no_memory(void **state)
+TEST(test_no_memory)
 {
     assay_context ctx = {.threads = 1};
     char folder[] = "compare-test-XXXXXX", path[64], other[64];
     test_fixture golden = ordinary_golden("bf16", 1e-3), candidate = candidate_of(&golden);
     assay_fixture_reader *g = NULL, *c = NULL;
-    (void)state;
     add_tensor(&candidate, "outputs/unknown", ASSAY_INT32, 1, DIMS(3), 0.0);
     assert_non_null(mkdtemp(folder));
     snprintf(path, sizeof path, "%s/golden.h5", folder);

@@ -112,7 +112,7 @@ static void one_number_of_a_vector(wrong *w)
     w->candidate[COUNT - 1] += w->golden[COUNT - 1] > 0 ? -0.9 : 0.9;
 }
 
-static void the_truth_is_named(void **state)
+TEST(the_truth_is_named)
 {
     static const struct {
         planting plant;
@@ -146,12 +146,11 @@ static void the_truth_is_named(void **state)
 }
 
 /* In a comparison it is the first wrong tensor that is looked at, and its number is said in the report. */
-static void reports_have_it(void **state)
+TEST(reports_have_it)
 {
     assay_context ctx = {.threads = 1};
     assay_report report = {0};
     char *text = NULL;
-    (void)state;
     test_fixture golden = ordinary_golden("bf16", 1e-3);
     add_tensor(&golden, "outputs/z", ASSAY_FLOAT64, 3, DIMS(2, 7, 65), 1e-3);
     test_fixture candidate = candidate_of(&golden);
@@ -177,10 +176,9 @@ static void reports_have_it(void **state)
     free_fixture(&golden);
 }
 
-static void out_of_memory_leaves_nothing_behind(void **state)
+TEST(out_of_memory_leaves_nothing_behind)
 {
     int64_t n = 0;
-    (void)state;
     for (;; n++) {
         assay_context ctx = {.threads = 1};
         wrong w;

@@ -5,13 +5,12 @@
 #include "compare/thresholds.h"
 #include "tests/support/assay_test.h"
 
-static void test_profiles(void **state)
+TEST(test_profiles)
 {
     static const char *const names[] = {"f64", "f32",  "bf16",        "bf16_router",
                                         "f16", "tf32", "tpu_default", "fp8_e4m3_block128"};
     int count = 0;
     const assay_profile *profiles = assay_profiles(&count);
-    (void)state;
     assert_int_equal(count, 8);
     for (int i = 0; i < count; i++) {
         const assay_profile *p = &profiles[i];
@@ -48,10 +47,9 @@ static void test_profiles(void **state)
 }
 
 /* The threshold's own tail, from erfc instead of GSL, adds up to the stated probability. */
-static void test_thresholds(void **state)
+TEST(test_thresholds)
 {
     static const int64_t counts[] = {1, 2, 1000, 1000000000};
-    (void)state;
     for (int i = 0; i < 4; i++) {
         for (int j = 0; j < 4; j++) {
             for (int64_t statistics = 0; statistics < 9; statistics += 8) {
@@ -71,10 +69,9 @@ static void test_thresholds(void **state)
 }
 
 /* Few draws say little: the quantile of a normal one, and far more of a few. */
-static void test_quantiles(void **state)
+TEST(test_quantiles)
 {
     const assay_thresholds t = {.statistic_tail = 1e-9};
-    (void)state;
     assert_true(assay_statistic_quantile(&t, 1e9) > 5.9 && assay_statistic_quantile(&t, 1e9) < 6.1);
     assert_true(assay_statistic_quantile(&t, 16) > 1.5 * assay_statistic_quantile(&t, 1e9));
     assert_true(assay_statistic_quantile(&t, 8) > assay_statistic_quantile(&t, 16));

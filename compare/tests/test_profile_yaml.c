@@ -23,9 +23,8 @@ static assay_profile parsed(const char *text)
     return profile;
 }
 
-static void test_a_name_alone_is_bf16(void **state)
+TEST(test_a_name_alone_is_bf16)
 {
-    (void)state;
     const assay_profile mine = parsed("name: mine\n"), *bf16 = assay_profile_by_name("bf16");
     assert_string_equal(mine.precision.name, "mine");
     assert_true(mine.storage == ASSAY_BFLOAT16 && mine.multiply == ASSAY_BFLOAT16);
@@ -36,9 +35,8 @@ static void test_a_name_alone_is_bf16(void **state)
     assert_true(mine.precision.scaled.block == 0 && mine.precision.accumulator.block == 0);
 }
 
-static void test_every_key(void **state)
+TEST(test_every_key)
 {
-    (void)state;
     const assay_profile mine = parsed("like: tpu_default\n"
                                       "accumulate: {bits: 10, rounding: truncate, block: 64}\n"
                                       "router: bfloat16\n"
@@ -64,9 +62,8 @@ static void test_every_key(void **state)
     assert_true(wide.multiply == ASSAY_FLOAT32 && wide.precision.multiply == 0);
 }
 
-static void test_written_and_read_again(void **state)
+TEST(test_written_and_read_again)
 {
-    (void)state;
     int count = 0;
     const assay_profile *profiles = assay_profiles(&count);
     for (int i = 0; i < count; i++) {
@@ -87,9 +84,8 @@ static void test_written_and_read_again(void **state)
     }
 }
 
-static void test_refusals(void **state)
+TEST(test_refusals)
 {
-    (void)state;
     static const struct {
         const char *text, *message;
     } table[] = {
@@ -151,9 +147,8 @@ static assay_fixture_reader *golden_with(assay_context *ctx, const char *path, i
     return reader;
 }
 
-static void test_goldens_keep_profiles(void **state)
+TEST(test_goldens_keep_profiles)
 {
-    (void)state;
     char path[64];
     snprintf(path, sizeof path, "/tmp/assay-profiles-%d.h5", (int)getpid());
     const char *const texts[] = {"name: one\n", "name: two\nlike: f32\naccumulate: {bits: 9}\n"};

@@ -22,12 +22,11 @@ static void make_report(assay_report *report)
     free_fixture(&golden);
 }
 
-static void test_text(void **state)
+TEST(test_text)
 {
     assay_context ctx = {.threads = 1};
     assay_report report = {0};
     char *text = NULL;
-    (void)state;
     make_report(&report);
     assay_report_style style = {.command = "assay compare golden.h5 candidate.h5 --precision bf16"};
     assert_ok(&ctx, assay_report_text(&ctx, &report, &style, &text));
@@ -66,12 +65,11 @@ static void assert_member(const cJSON *object, const char *key, const char *text
     assert_string_equal(item->valuestring, text);
 }
 
-static void test_json(void **state)
+TEST(test_json)
 {
     assay_context ctx = {.threads = 1};
     assay_report reports[2] = {0};
     char *text = NULL;
-    (void)state;
     make_report(&reports[0]);
     reports[1].verdict = ASSAY_UNSUPPORTED;
     assert_ok(&ctx, assay_report_json(&ctx, 2, reports, &text));
@@ -124,12 +122,11 @@ static int count_nodes(xmlXPathContext *context, const char *path)
     return count;
 }
 
-static void test_junit(void **state)
+TEST(test_junit)
 {
     assay_context ctx = {.threads = 1};
     assay_report reports[4] = {0};
     char *text = NULL;
-    (void)state;
     make_report(&reports[0]);
     reports[1].verdict = ASSAY_UNSUPPORTED;
     reports[2].verdict = ASSAY_FAIL; /* the backend crashed: no tensors */
@@ -160,11 +157,10 @@ static void test_junit(void **state)
 }
 
 /* Whichever allocation of ours fails, the status says so and nothing is given. */
-static void test_no_memory(void **state)
+TEST(test_no_memory)
 {
     assay_context ctx = {.threads = 1};
     assay_report report = {0};
-    (void)state;
     make_report(&report);
     for (int64_t n = 0;; n++) {
         char *json = NULL, *junit = NULL;

@@ -50,11 +50,10 @@ static void make_pair(pair *p)
     free_fixture(&golden);
 }
 
-static void pictures_show_where(void **state)
+TEST(pictures_show_where)
 {
     pair p;
     assay_report report = {0};
-    (void)state;
     make_pair(&p);
     assert_ok(&p.ctx, assay_compare(&p.ctx, p.golden, p.candidate, p.profile, 1e-6, NULL, &report));
     assert_ok(&p.ctx, assay_pictures_draw(&p.ctx, p.golden, p.candidate, p.profile, &report));
@@ -93,12 +92,11 @@ static xmlDoc *parse(const char *text)
     return htmlReadMemory(text, (int)strlen(text), NULL, "utf-8", HTML_PARSE_NOERROR | HTML_PARSE_NOWARNING);
 }
 
-static void the_page_shows_what_is_wrong(void **state)
+TEST(the_page_shows_what_is_wrong)
 {
     pair p;
     assay_report report = {0};
     char *text = NULL;
-    (void)state;
     make_pair(&p);
     assert_ok(&p.ctx, assay_compare(&p.ctx, p.golden, p.candidate, p.profile, 1e-6, NULL, &report));
     assert_ok(&p.ctx, assay_pictures_draw(&p.ctx, p.golden, p.candidate, p.profile, &report));
@@ -130,12 +128,11 @@ static void the_page_shows_what_is_wrong(void **state)
 }
 
 /* Several reports: an index, and no pictures where none were drawn; none at all is a page too. */
-static void many_reports_have_an_index(void **state)
+TEST(many_reports_have_an_index)
 {
     pair p;
     assay_report reports[2];
     char *text = NULL;
-    (void)state;
     make_pair(&p);
     for (int i = 0; i < 2; i++) {
         assert_ok(&p.ctx, assay_compare(&p.ctx, p.golden, p.candidate, p.profile, 1e-6, NULL, &reports[i]));
@@ -155,11 +152,10 @@ static void many_reports_have_an_index(void **state)
     close_pair(&p);
 }
 
-static void out_of_memory_leaves_nothing_behind(void **state)
+TEST(out_of_memory_leaves_nothing_behind)
 {
     pair p;
     int64_t n = 0;
-    (void)state;
     make_pair(&p);
     for (;; n++) {
         assay_report report = {0};
@@ -193,7 +189,7 @@ FILE *__wrap_open_memstream(char **text, size_t *size)
 }
 
 /* A page is whole, with every picture, or there is none. */
-static void no_page_has_holes(void **state)
+TEST(no_page_has_holes)
 {
     pair p;
     assay_report report = {0};
@@ -227,10 +223,9 @@ static void no_page_has_holes(void **state)
 }
 
 /* Each element is in the cell that its row and column have, whatever the sizes. */
-static void cells_of_all_sizes(void **state)
+TEST(cells_of_all_sizes)
 {
     static const int64_t sizes[][2] = {{1, 1}, {1, 70001}, {70001, 1}, {503, 131}, {3, 129}, {65, 128}, {70, 257}};
-    (void)state;
     for (size_t n = 0; n < sizeof sizes / sizeof *sizes; n++) {
         const int64_t rows = sizes[n][0], columns = sizes[n][1], count = rows * columns;
         assay_context ctx = {.threads = 1};
@@ -271,7 +266,7 @@ static void cells_of_all_sizes(void **state)
 }
 
 /* More tensors than pictures: what is wrong has one all the same. */
-static void pictures_are_limited(void **state)
+TEST(pictures_are_limited)
 {
     enum { TENSORS = ASSAY_PICTURES_MOST + 3 };
     const double golden_value = 1, wrong = 2, scale = 1e-3;

@@ -137,10 +137,9 @@ static void check(const errors *e)
     }
 }
 
-static void the_plain_formulas(void **state)
+TEST(the_plain_formulas)
 {
     static const int64_t shapes[][3] = {{1, 1, 1}, {1, 1, 7}, {3, 5, 1}, {2, 3, 131}, {1, 2, 513}, {13, 1, 8}};
-    (void)state;
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         errors e = errors_of(3, shapes[i]);
         check(&e);
@@ -148,10 +147,9 @@ static void the_plain_formulas(void **state)
     }
 }
 
-static void what_does_not_count(void **state)
+TEST(what_does_not_count)
 {
     errors e = errors_of(2, DIMS(5, 150));
-    (void)state;
     for (int64_t i = 0; i < e.count; i += 7) e.scale[i] = 0;
     e.candidate[3] = NAN, e.candidate[400] = INFINITY, e.golden[5] = NAN;
     check(&e);
@@ -161,12 +159,11 @@ static void what_does_not_count(void **state)
     errors_free(&e);
 }
 
-static void pieces_make_no_difference(void **state)
+TEST(pieces_make_no_difference)
 {
     static const int64_t pieces[] = {1, 3, 8, 511, 512, 513, 1000};
     errors e = errors_of(3, DIMS(3, 4, 131));
     const assay_statistics whole = measure(&e, e.count);
-    (void)state;
     for (size_t i = 0; i < sizeof pieces / sizeof *pieces; i++) {
         const assay_statistics found = measure(&e, pieces[i]);
         assert_memory_equal(&found, &whole, sizeof found);
@@ -175,9 +172,8 @@ static void pieces_make_no_difference(void **state)
 }
 
 /* A slice that is wrong shows in its own statistic, and in which. */
-static void slices_are_seen(void **state)
+TEST(slices_are_seen)
 {
-    (void)state;
     errors e = errors_of(3, DIMS(4, 16, 256));
     for (int64_t i = 0; i < e.count; i++) {
         if (index_on_axis(&e, i, 1) == 11) e.candidate[i] += 3 * e.scale[i];
@@ -195,9 +191,8 @@ static void slices_are_seen(void **state)
 }
 
 /* Rounding less than the profile: tiny errors, all to one side, are no bias of signs. */
-static void tiny_errors_have_no_sign(void **state)
+TEST(tiny_errors_have_no_sign)
 {
-    (void)state;
     errors e = errors_of(2, DIMS(8, 100));
     for (int64_t i = 0; i < e.count; i++) e.candidate[i] = e.golden[i] + 1e-3 * e.scale[i];
     assay_statistics found = measure(&e, e.count);
@@ -208,9 +203,8 @@ static void tiny_errors_have_no_sign(void **state)
     errors_free(&e);
 }
 
-static void axes_that_are_too_long(void **state)
+TEST(axes_that_are_too_long)
 {
-    (void)state;
     const int64_t longest = ASSAY_LONGEST_AXIS;
     const assay_shape fits = assay_shape_of(2, (int64_t)3, longest),
                       long_last = assay_shape_of(2, (int64_t)3, longest + 1),
@@ -237,9 +231,8 @@ static void axes_that_are_too_long(void **state)
 
 /* Ten statistics share a third of 0.06, half of it on either side: Student's t from a table for 3 members, and the
  * Gaussian quantile for very many. */
-static void quantiles(void **state)
+TEST(quantiles)
 {
-    (void)state;
     const assay_thresholds t = assay_thresholds_of(0.06, 10, 10, 10);
     assert_true(fabs(t.statistic_tail - 0.001) < 1e-15);
     const double two_freedoms = assay_statistic_quantile(&t, 3) / sqrt(4.0 / 3),
@@ -248,9 +241,8 @@ static void quantiles(void **state)
     assert_true(fabs(many - 3.0902) < 1e-4);
 }
 
-static void deviations(void **state)
+TEST(deviations)
 {
-    (void)state;
     const double row[ASSAY_NULL_COLUMNS] = {-1, 2, 0.5, 16}, unused[ASSAY_NULL_COLUMNS] = {0};
     assert_true(assay_statistic_deviation(ASSAY_STATISTIC_BIAS, 0, row) == 0);
     assert_true(assay_statistic_deviation(ASSAY_STATISTIC_BIAS, 3, row) == 2);

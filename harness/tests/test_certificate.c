@@ -133,9 +133,8 @@ static const spec_certificate *certificate_at(const spec_certificates *found, co
 }
 
 /* Whatever is wrong, it is named. */
-static void wrong_results_are_not(void **state)
+TEST(wrong_results_are_not)
 {
-    (void)state;
     static const struct {
         const char *name, *path;
         int64_t element;
@@ -187,9 +186,8 @@ static void wrong_results_are_not(void **state)
 }
 
 /* One element of a gradient, by 1e-9 of the largest, is found where every coordinate is asked for. */
-static void every_coordinate_is_seen(void **state)
+TEST(every_coordinate_is_seen)
 {
-    (void)state;
     static const char path[] = "gradients/weights/wo/kernel";
     for (int64_t element = 0; element < 15; element += 7) {
         problem p;
@@ -209,9 +207,8 @@ static void every_coordinate_is_seen(void **state)
 }
 
 /* An expert that the scores do not choose, consistently with everything that follows from the choice. */
-static void a_wrong_choice_is_found(void **state)
+TEST(a_wrong_choice_is_found)
 {
-    (void)state;
     problem p;
     spec_certificates found = {0};
     assay_evidence evidence = {0};
@@ -236,9 +233,8 @@ static void a_wrong_choice_is_found(void **state)
     problem_end(&p);
 }
 
-static void threads_change_nothing(void **state)
+TEST(threads_change_nothing)
 {
-    (void)state;
     spec_certificates first = {0};
     static const int threads[] = {1, 2, 7};
     for (int i = 0; i < 3; i++) {
@@ -260,9 +256,8 @@ static void threads_change_nothing(void **state)
 }
 
 /* `budget` is what is asked for; `outputs` and `gradients` what is done. */
-static void scopes(void **state)
+TEST(scopes)
 {
-    (void)state;
     static const struct {
         const char *set;
         int64_t budget;
@@ -301,7 +296,7 @@ static assay_status write_certified(problem *p, const char *file)
 }
 
 /* The file has the certificates, beside what it has without. */
-static void goldens_hold_their_certificate(void **state)
+TEST(goldens_hold_their_certificate)
 {
     const test_folder *folder = *state;
     static const char *const some[] = {"routing/balance", "rms_norm/one-column", "attention/segments"};
@@ -361,7 +356,7 @@ static void by_another_libquadmath(spec_certificate *c)
 }
 
 /* What the file says is held against what is found. */
-static void stored_certificates_are_compared(void **state)
+TEST(stored_certificates_are_compared)
 {
     const test_folder *folder = *state;
     static const struct {
@@ -399,7 +394,7 @@ static void stored_certificates_are_compared(void **state)
 }
 
 /* Where the oracle is wrong nothing is written; a request of a case does not speak of certificates. */
-static void nothing_is_written_without(void **state)
+TEST(nothing_is_written_without)
 {
     const test_folder *folder = *state;
     static const char *const paths[] = {"outputs/y", "gradients/weights/wi_1"};
@@ -429,7 +424,7 @@ static void nothing_is_written_without(void **state)
     problem_end(&p);
 }
 
-static void out_of_memory_leaves_nothing_behind(void **state)
+TEST(out_of_memory_leaves_nothing_behind)
 {
     const test_folder *folder = *state;
     int64_t n = 0;

@@ -124,9 +124,8 @@ static bool certify(assay_case *c, int64_t coordinates)
     return scope.gradients;
 }
 
-static void the_catalogue(void **state)
+TEST(the_catalogue)
 {
-    (void)state;
     assay_context ctx = assay_context_default(1);
     assay_case *cases = NULL;
     int count = 0, outputs = 0, gradients = 0;
@@ -269,9 +268,8 @@ static void set_all(assay_case *c, const char *settings, size_t length, char *to
     }
 }
 
-static void what_no_case_is_made_of(void **state)
+TEST(what_no_case_is_made_of)
 {
-    (void)state;
     int certified = 0;
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) {
         int count = 1;
@@ -332,9 +330,8 @@ static bool is_certified(subject *s, const spec_tensor *tensor)
 }
 
 /* What follows from a choice that the scores would not make. */
-static void at_a_given_choice(void **state)
+TEST(at_a_given_choice)
 {
-    (void)state;
     static const char *const table[][2] = {
         {"routing/balance", "seed=1"},
         {"moe/small", "seed=1"},
@@ -395,9 +392,8 @@ static int tampered_indices(subject *s, const spec_tensor *tensor)
 }
 
 /* Every result of every kind of case, altered, is refused; the choice of experts has tests of its own. */
-static void what_is_altered_is_not_certified(void **state)
+TEST(what_is_altered_is_not_certified)
 {
-    (void)state;
     static const struct {
         const char *name, *set;
         int results;

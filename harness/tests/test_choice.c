@@ -25,7 +25,7 @@ static void fill(double tau[8], double value)
     for (int e = 0; e < 8; e++) tau[e] = value;
 }
 
-static void tau_decides(void **state)
+TEST(tau_decides)
 {
     static const struct {
         int32_t golden[2], selected[2];
@@ -66,11 +66,10 @@ static void tau_decides(void **state)
 }
 
 /* Each expert has its own. */
-static void tau_is_of_the_expert(void **state)
+TEST(tau_is_of_the_expert)
 {
     static const int32_t golden[] = {2, 5}, selected[] = {2, 0};
     double tau[8] = {0};
-    (void)state;
     const assay_choice c = choice_of(2, golden, selected, tau);
     tau[0] = 0.1001;
     assert_int_equal(assay_choice_judge(&c), ASSAY_CHOICE_ADMISSIBLE);
@@ -84,11 +83,10 @@ static void tau_is_of_the_expert(void **state)
     assert_int_equal(assay_choice_judge(&c), ASSAY_CHOICE_WRONG);
 }
 
-static void ties(void **state)
+TEST(ties)
 {
     static const int32_t golden[] = {2, 5, 0}, higher[] = {2, 5, 7};
     double tau[8] = {0};
-    (void)state;
     assay_choice c = choice_of(3, golden, higher, tau);
     assert_int_equal(assay_choice_judge(&c), ASSAY_CHOICE_TIE);
     c.any_of_tied = true;
@@ -101,11 +99,10 @@ static void ties(void **state)
     assert_int_equal(assay_choice_judge(&c), ASSAY_CHOICE_EXACT);
 }
 
-static void a_score_that_is_no_number(void **state)
+TEST(a_score_that_is_no_number)
 {
     static const int32_t golden[] = {2, 5}, selected[] = {2, 0};
     double tau[8] = {0}, with_nan[8];
-    (void)state;
     fill(tau, 1);
     assay_choice c = choice_of(2, golden, selected, tau);
     for (int e = 0; e < 8; e++) {
@@ -118,12 +115,11 @@ static void a_score_that_is_no_number(void **state)
     }
 }
 
-static void the_swap_is_named(void **state)
+TEST(the_swap_is_named)
 {
     static const int32_t golden[] = {2, 5, 0}, selected[] = {4, 2, 6};
     double tau[8] = {0};
     int32_t chosen, better;
-    (void)state;
     const assay_choice c = choice_of(3, golden, selected, tau);
     assay_choice_swap(&c, &chosen, &better);
     assert_int_equal(chosen, 4);
@@ -131,7 +127,7 @@ static void the_swap_is_named(void **state)
 }
 
 /* Groups {0,1} {2,3} {4,5} {6,7}; two stay. */
-static void groups(void **state)
+TEST(groups)
 {
     static const struct {
         double scores[8];
@@ -186,11 +182,10 @@ static void groups(void **state)
 }
 
 /* All of them stay: no limit at all. */
-static void all_groups_stay(void **state)
+TEST(all_groups_stay)
 {
     static const int32_t golden[] = {2, 5}, selected[] = {2, 0};
     double tau[8] = {0};
-    (void)state;
     assay_choice c = choice_of(2, golden, selected, tau);
     c.groups = c.groups_kept = 4;
     fill(tau, 0.0501);
@@ -201,9 +196,8 @@ static void all_groups_stay(void **state)
 
 /* The oracle's own choice from scores that were moved by tau at most is admissible, and what tau alone cannot explain is
  * not: of many random tokens. */
-static void whatever_a_router_chooses(void **state)
+TEST(whatever_a_router_chooses)
 {
-    (void)state;
     uint64_t seed = 7;
     int other = 0;
     for (int trial = 0; trial < 3000; trial++) {

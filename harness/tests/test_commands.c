@@ -51,7 +51,7 @@ static assay_options options_of(const test_folder *folder, char **path)
     return (assay_options){.arguments = path, .argument_count = 1, .quiet = true};
 }
 
-static void a_read_that_fails_is_no_verdict(void **state)
+TEST(a_read_that_fails_is_no_verdict)
 {
     char *path;
     int exit_code;
@@ -74,7 +74,7 @@ static void a_read_that_fails_is_no_verdict(void **state)
     assert_true(n > 20);
 }
 
-static void no_memory_is_no_verdict(void **state)
+TEST(no_memory_is_no_verdict)
 {
     char *path;
     int exit_code;
@@ -93,9 +93,8 @@ static void no_memory_is_no_verdict(void **state)
 }
 
 /* Every fourth allocation, and fewer of the later ones. */
-static void a_list_is_whole_or_none(void **state)
+TEST(a_list_is_whole_or_none)
 {
-    (void)state;
     for (int json = 0; json < 2; json++) {
         const assay_options options = {.json = json == 1};
         int exit_code;

@@ -42,9 +42,8 @@ static assay_tensor_list list_of(assay_context *ctx, const assay_case *c)
 }
 
 /* Of every case each tensor has a place of its own, and every step is a tensor of some case. */
-static void every_tensor_has_a_place(void **state)
+TEST(every_tensor_has_a_place)
 {
-    (void)state;
     assay_context ctx = assay_context_default(1);
     assay_case *cases = NULL;
     int count = 0, steps = 0, unused = 0;
@@ -129,9 +128,8 @@ static const struct {
       "checkpoints/moe_mlpwi_0"}},
 };
 
-static void chains_are_in_order(void **state)
+TEST(chains_are_in_order)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof chains / sizeof *chains; i++) {
         assay_context ctx = assay_context_default(1);
         assay_case *c = case_named(&ctx, chains[i].name, NULL);
@@ -148,9 +146,8 @@ static void chains_are_in_order(void **state)
 }
 
 /* Of each pair the first comes before the second. */
-static void layers_are_numbers(void **state)
+TEST(layers_are_numbers)
 {
-    (void)state;
     static const char *const pairs[][2] = {
         {"schedule/events", "checkpoints/layers/0/decoder_layer_input"},
         {"checkpoints/layers/2/query_proj", "checkpoints/layers/2/attention_out"},

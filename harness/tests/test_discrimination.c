@@ -117,9 +117,8 @@ static void check_ordinary(size_t i, const char *profile)
     end(&f);
 }
 
-static void ordinary_cases_detect_the_required(void **state)
+TEST(ordinary_cases_detect_the_required)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof ordinary / sizeof *ordinary; i++) {
         check_ordinary(i, "bf16");
         check_ordinary(i, "f32");
@@ -127,9 +126,8 @@ static void ordinary_cases_detect_the_required(void **state)
 }
 
 /* A factor of 1.001 that is left out is lost in bfloat16, and seen in float32. */
-static void nearly_neutral_factor_is_vacuous(void **state)
+TEST(nearly_neutral_factor_is_vacuous)
 {
-    (void)state;
     fixture f;
     start(&f, "moe/small", "routed_scaling_factor=1.001", false);
     assay_discrimination found = discriminate(&f, "bf16");
@@ -149,9 +147,8 @@ static void nearly_neutral_factor_is_vacuous(void **state)
 }
 
 /* Weights that already add up to 1 divided by their sum: another rounding, which no comparison may be asked to see. */
-static void roundings_of_float64_are_no_effect(void **state)
+TEST(roundings_of_float64_are_no_effect)
 {
-    (void)state;
     fixture f;
     start(&f, "moe/mesh-mixtral", NULL, false);
     assay_discrimination found = discriminate(&f, "f64");
@@ -162,9 +159,8 @@ static void roundings_of_float64_are_no_effect(void **state)
     end(&f);
 }
 
-static void zeros_are_vacuous(void **state)
+TEST(zeros_are_vacuous)
 {
-    (void)state;
     fixture f;
     assay_context ctx = assay_context_default(1);
     open_case(&f,
@@ -179,9 +175,8 @@ static void zeros_are_vacuous(void **state)
 }
 
 /* Of a golden whose scales are wide, everything passes. */
-static void wide_scales_are_vacuous(void **state)
+TEST(wide_scales_are_vacuous)
 {
-    (void)state;
     fixture f;
     start(&f, "mla/small", NULL, false);
     for (int i = 0; i < f.plan.spec_count; i++) {
@@ -229,9 +224,8 @@ static assay_report compare(fixture *f, const char *file, const char *profile)
     return report;
 }
 
-static void compare_states_the_power(void **state)
+TEST(compare_states_the_power)
 {
-    (void)state;
     fixture f;
     start(&f, "moe/small", "routed_scaling_factor=1.001", true);
     write_candidate(&f, 1.0);
@@ -262,9 +256,8 @@ static void compare_states_the_power(void **state)
 }
 
 /* What generation stores is what certify finds in the file, with any number of threads. */
-static void stored_is_found_again(void **state)
+TEST(stored_is_found_again)
 {
-    (void)state;
     fixture f;
     const int64_t count = (int64_t)assay_mutant_count * ASSAY_POWER_FIELDS;
     double *stored = calloc((size_t)count, sizeof *stored), *fields = calloc((size_t)count, sizeof *fields);
@@ -309,9 +302,8 @@ static assay_fixture_reader *with_table(assay_context *ctx, const char *path, in
 }
 
 /* Of a table that has grown or lost a mutant since, what both know is compared, by name. */
-static void older_tables_hold(void **state)
+TEST(older_tables_hold)
 {
-    (void)state;
     assay_context ctx = assay_context_default(1);
     char path[64];
     snprintf(path, sizeof path, "discrimination-%d.h5", (int)getpid());
@@ -353,9 +345,8 @@ static void older_tables_hold(void **state)
 }
 
 /* Nobody passes with what he was given. */
-static void request_never_passes(void **state)
+TEST(request_never_passes)
 {
-    (void)state;
     fixture f;
     start(&f, "moe/small", NULL, true);
     assert_ok(&f.ctx, assay_request_write(&f.ctx, &f.plan, f.candidate, NULL, true));
@@ -371,9 +362,8 @@ static void request_never_passes(void **state)
     end(&f);
 }
 
-static void refusals(void **state)
+TEST(refusals)
 {
-    (void)state;
     fixture f;
     assay_discrimination found;
     start(&f, "rms_norm/one-row", "profiles=[f32]", false);
@@ -390,9 +380,8 @@ static void refusals(void **state)
     assay_cases_free(c, 1);
 }
 
-static void failing_allocations(void **state)
+TEST(failing_allocations)
 {
-    (void)state;
     fixture f;
     start(&f, "rms_norm/one-row", "profiles=[f32]", false);
     for (int64_t n = 0;; n += n < 100 ? 1 : 61) {

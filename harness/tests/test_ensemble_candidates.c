@@ -92,35 +92,30 @@ static void check(const char *yaml)
     " num_experts_per_tok: 2, qk_nope_head_dim: 24, qk_rope_head_dim: 16, v_head_dim: 24,"                             \
     " base_num_decoder_layers: 2, first_num_dense_layers: 1}\nmodel: deepseek3-tiny\nbatch: 2\ncheckpoints: all\n"
 
-static void test_rope(void **state)
+TEST(test_rope)
 {
-    (void)state;
     check("case: a\nop: yarn_rope\nsequence: 8\nprofiles: [bf16, f32]\n" SMALL);
 }
 
 /* Padding too: its lse is -infinity. */
-static void test_attention(void **state)
+TEST(test_attention)
 {
-    (void)state;
     check("case: a\nop: attention\nsequence: 24\nprofiles: [bf16, f16]\n"
           "inputs: {segment_ids: {distribution: integers, low: 0, high: 2}}\n" SMALL);
 }
 
-static void test_mla(void **state)
+TEST(test_mla)
 {
-    (void)state;
     check("case: a\nop: mla\nsequence: 13\nprofiles: [bf16, f32]\n" SMALL);
 }
 
-static void test_layer(void **state)
+TEST(test_layer)
 {
-    (void)state;
     check("case: a\nop: deepseek_layer\nsequence: 8\nprofiles: [f16]\n" SMALL);
 }
 
-static void test_stack(void **state)
+TEST(test_stack)
 {
-    (void)state;
     check("case: a\nop: deepseek_stack\nsequence: 8\nprofiles: [bf16]\n" SMALL);
 }
 

@@ -84,9 +84,8 @@ static void evaluate(trial *t, int out)
     assay_error_model_free(&model);
 }
 
-static void test_like_an_ensemble_of_the_others(void **state)
+TEST(test_like_an_ensemble_of_the_others)
 {
-    (void)state;
     static trial t;
     static draw *const draws[] = {by_itself, with_its_row, with_its_column, with_all};
     for (size_t form = 0; form < sizeof draws / sizeof *draws; form++) {
@@ -114,9 +113,8 @@ static void test_like_an_ensemble_of_the_others(void **state)
 
 /* Of rows and columns without errors nothing follows for others; a row that a member alone has errors in is 0 to the
  * others, exactly; what is not finite counts as no error. */
-static void test_zeros_and_what_is_not_finite(void **state)
+TEST(test_zeros_and_what_is_not_finite)
 {
-    (void)state;
     static trial t;
     for (int m = 0; m < MEMBERS; m++) {
         for (int64_t i = 0; i < COUNT; i++) {
@@ -134,9 +132,8 @@ static void test_zeros_and_what_is_not_finite(void **state)
     for (int64_t i = 7 * COLUMNS; i < 8 * COLUMNS; i++) assert_true(i % COLUMNS == 9 || t.held[i] > 0);
 }
 
-static void test_nothing(void **state)
+TEST(test_nothing)
 {
-    (void)state;
     assay_context ctx = assay_context_default(1);
     const assay_shape none = {2, {0, 3}};
     assay_error_model model = {0};

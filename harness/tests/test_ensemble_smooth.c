@@ -73,9 +73,8 @@ static void check(const assay_shape *shape, const double *sigma, int members, do
     free(estimate);
 }
 
-static void test_rank_one_with_outliers(void **state)
+TEST(test_rank_one_with_outliers)
 {
-    (void)state;
     enum { ROWS = 300, COLUMNS = 400 };
     uint64_t seed = 1;
     double *rows = factors(&seed, ROWS, 1, 100), *columns = factors(&seed, COLUMNS, 0.5, 10);
@@ -91,9 +90,8 @@ static void test_rank_one_with_outliers(void **state)
 }
 
 /* Gradients of experts: each has columns of its own, and some have much less to do than others. */
-static void test_columns_of_each_expert(void **state)
+TEST(test_columns_of_each_expert)
 {
-    (void)state;
     enum { EXPERTS = 8, ROWS = 96, COLUMNS = 130 };
     uint64_t seed = 2;
     double *sigma = numbers(EXPERTS * ROWS * COLUMNS);
@@ -110,9 +108,8 @@ static void test_columns_of_each_expert(void **state)
 }
 
 /* Checkpoints: channels of each head, over tokens of different size. */
-static void test_channels_of_each_head(void **state)
+TEST(test_channels_of_each_head)
 {
-    (void)state;
     enum { TOKENS = 128, HEADS = 16, WIDTH = 48, CHANNELS = HEADS * WIDTH };
     uint64_t seed = 3;
     double *tokens = factors(&seed, TOKENS, 0.7, 1), *channels = factors(&seed, CHANNELS, 0.5, 30);
@@ -125,9 +122,8 @@ static void test_channels_of_each_head(void **state)
 }
 
 /* Of a vector, and of few rows or columns, no mean can stand alone. */
-static void test_vectors(void **state)
+TEST(test_vectors)
 {
-    (void)state;
     enum { COUNT = 7168 };
     uint64_t seed = 4;
     double *sigma = factors(&seed, COUNT, 0.2, 1);
@@ -139,9 +135,8 @@ static void test_vectors(void **state)
     free(sigma);
 }
 
-static void test_zeros_stay(void **state)
+TEST(test_zeros_stay)
 {
-    (void)state;
     enum { EXPERTS = 9, ROWS = 20, COLUMNS = 30, COUNT = EXPERTS * ROWS * COLUMNS };
     uint64_t seed = 5;
     assay_context ctx = assay_context_default(1);
@@ -161,9 +156,8 @@ static void test_zeros_stay(void **state)
 }
 
 /* Rows of padding, in a tensor with tokens and channels of their own, leave the others as they are. */
-static void test_zeros_enter_no_mean(void **state)
+TEST(test_zeros_enter_no_mean)
 {
-    (void)state;
     enum { ROWS = 200, COLUMNS = 100, COUNT = ROWS * COLUMNS };
     uint64_t seed = 7;
     assay_context ctx = assay_context_default(1);
@@ -193,9 +187,8 @@ static void test_zeros_enter_no_mean(void **state)
 }
 
 /* One element alone by chance without an error in any member is not held to be exact. */
-static void test_a_single_zero_does_not_stay(void **state)
+TEST(test_a_single_zero_does_not_stay)
 {
-    (void)state;
     assay_context ctx = assay_context_default(1);
     double values[12];
     for (int i = 0; i < 12; i++) values[i] = i == 5 ? 0 : 8;
@@ -203,9 +196,8 @@ static void test_a_single_zero_does_not_stay(void **state)
     for (int i = 0; i < 12; i++) assert_true(values[i] > 0.3 && values[i] < 1.1);
 }
 
-static void test_what_is_not_finite_stays_alone(void **state)
+TEST(test_what_is_not_finite_stays_alone)
 {
-    (void)state;
     assay_context ctx = assay_context_default(1);
     double values[20];
     for (int i = 0; i < 20; i++) values[i] = 8;
@@ -219,9 +211,8 @@ static void test_what_is_not_finite_stays_alone(void **state)
     }
 }
 
-static void test_scalars_and_nothing(void **state)
+TEST(test_scalars_and_nothing)
 {
-    (void)state;
     assay_context ctx = assay_context_default(1);
     double value = 8 * 9;
     assert_ok(&ctx, assay_ensemble_smooth(&ctx, &(assay_shape){0, {0}}, 8, &value));
@@ -230,9 +221,8 @@ static void test_scalars_and_nothing(void **state)
     assert_ok(&ctx, assay_ensemble_smooth(&ctx, &(assay_shape){3, {2, 3, 0}}, 8, NULL));
 }
 
-static void test_threads_give_the_same_bits(void **state)
+TEST(test_threads_give_the_same_bits)
 {
-    (void)state;
     enum { COUNT = 16 * 24 * 611 };
     uint64_t seed = 6;
     double *sigma = factors(&seed, COUNT, 0.5, 9), *given = squares_of(&seed, sigma, COUNT, 3);
@@ -251,9 +241,8 @@ static void test_threads_give_the_same_bits(void **state)
     free(actual);
 }
 
-static void test_no_memory(void **state)
+TEST(test_no_memory)
 {
-    (void)state;
     assay_context ctx = assay_context_default(1);
     double values[4] = {1, 2, 3, 4};
     assay_fail_allocation(0);

@@ -159,9 +159,8 @@ static void assert_found(assay_context *ctx, const assay_form *one,
     assert_true(result.path[0] != '\0' && result.worst > 0);
 }
 
-static void forms_agree_and_errors_are_found(void **state)
+TEST(forms_agree_and_errors_are_found)
 {
-    (void)state;
     bool tried[32] = {false};
     for (size_t i = 0; i < ROWS; i++) {
         assay_context ctx = assay_context_default(1);
@@ -188,9 +187,8 @@ static void forms_agree_and_errors_are_found(void **state)
 }
 
 /* No output and no gradient goes uncompared. */
-static void an_error_in_any_result_is_found(void **state)
+TEST(an_error_in_any_result_is_found)
 {
-    (void)state;
     for (size_t i = 0; i < ROWS; i++) {
         assay_context ctx = assay_context_default(1);
         assay_form one, other = {0};
@@ -216,9 +214,8 @@ static void an_error_in_any_result_is_found(void **state)
 }
 
 /* Where the two forms are not the same by their definitions, nothing is compared. */
-static void cases_without_another_form_are_passed_over(void **state)
+TEST(cases_without_another_form_are_passed_over)
 {
-    (void)state;
     static const struct {
         const char *name, *yaml, *set;
     } none[] = {
@@ -260,9 +257,8 @@ static void cases_without_another_form_are_passed_over(void **state)
 }
 
 /* Chunks of the embedding leave every sum as it is; chunks of tokens do not. */
-static void what_must_hold_may_depend_on_the_case(void **state)
+TEST(what_must_hold_may_depend_on_the_case)
 {
-    (void)state;
     const struct {
         const char *yaml;
         assay_holding holding;
@@ -290,9 +286,8 @@ static bool other_without_results(const assay_case *c, assay_other_form *form)
     return true;
 }
 
-static void forms_with_nothing_in_common_are_refused(void **state)
+TEST(forms_with_nothing_in_common_are_refused)
 {
-    (void)state;
     assay_context ctx = assay_context_default(1);
     assay_form one;
     assay_equivalence_result result;
@@ -305,9 +300,8 @@ static void forms_with_nothing_in_common_are_refused(void **state)
     assay_cases_free(c, 1);
 }
 
-static void no_memory_is_reported(void **state)
+TEST(no_memory_is_reported)
 {
-    (void)state;
     assay_context ctx = assay_context_default(1);
     assay_case *c = case_from(&ctx, moe);
     const assay_equivalence *e = assay_equivalence_by_name("fused-unfused");

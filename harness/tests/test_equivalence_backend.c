@@ -104,9 +104,8 @@ static assay_verdict verdict_of(fixture *f, assay_report *report)
     return report->verdict;
 }
 
-static void right_forms_pass(void **state)
+TEST(right_forms_pass)
 {
-    (void)state;
     fixture f;
     assay_report report = {0};
     set_up(&f, NULL, NULL);
@@ -119,9 +118,8 @@ static void right_forms_pass(void **state)
     tear_down(&f);
 }
 
-static void an_error_in_either_form_is_named(void **state)
+TEST(an_error_in_either_form_is_named)
 {
-    (void)state;
     static const struct {
         const char *one, *two, *named;
     } rows[] = {
@@ -144,9 +142,8 @@ static void an_error_in_either_form_is_named(void **state)
 }
 
 /* Of two correct results: sqrt(2) times one's error scale, and the rounding of the first. */
-static void scales_are_those_of_a_difference(void **state)
+TEST(scales_are_those_of_a_difference)
 {
-    (void)state;
     fixture f;
     assay_form one = {0}, oracle = {0};
     assay_backend_end end = {0};
@@ -167,9 +164,8 @@ static void scales_are_those_of_a_difference(void **state)
     tear_down(&f);
 }
 
-static void no_memory_is_reported(void **state)
+TEST(no_memory_is_reported)
 {
-    (void)state;
     fixture f;
     set_up(&f, NULL, NULL);
     for (int64_t n = 0;; n += 1 + n / 8) { /* not each: every run starts four processes */

@@ -176,9 +176,8 @@ static void check(drawing *d, int times[EQUIVALENCES])
 }
 
 /* ASSAY_DRAWS asks for more than the usual number. */
-static void drawn_configurations_agree(void **state)
+TEST(drawn_configurations_agree)
 {
-    (void)state;
     const char *asked = getenv("ASSAY_DRAWS");
     const int draws = asked == NULL ? 200 : atoi(asked);
     int times[EQUIVALENCES] = {0};

@@ -90,9 +90,8 @@ static bool is_named(const assay_report *report, const char *name)
     return false;
 }
 
-static void mutants_are_named(void **state)
+TEST(mutants_are_named)
 {
-    (void)state;
     static const char *const names[] = {
         "zero_results",          "nan_results",    "no_results",          "result_missing",  "other_seed",
         "gate_up_swapped",       "doubled",        "dx_without_up",       "scaling_twice",   "router_rolled",
@@ -113,9 +112,8 @@ static void mutants_are_named(void **state)
 }
 
 /* A backend may have the bug in one tensor alone. */
-static void one_tensor_is_enough_where_each_counts(void **state)
+TEST(one_tensor_is_enough_where_each_counts)
 {
-    (void)state;
     fixture f;
     start(&f, "mlp/silu", "profiles=[bf16]", "bf16");
     assay_results results = make(&f, NULL);
@@ -138,9 +136,8 @@ static void one_tensor_is_enough_where_each_counts(void **state)
 }
 
 /* Gradients by the weights that were given, not by those that the operation read in their place. */
-static void gradients_may_be_pulled_back(void **state)
+TEST(gradients_may_be_pulled_back)
 {
-    (void)state;
     fixture f;
     bool changed = false;
     start(&f, "mlp/silu", "profiles=[bf16]", "bf16");
@@ -164,9 +161,8 @@ static void gradients_may_be_pulled_back(void **state)
 }
 
 /* Rows that lag: two rows read the first one, whose gradients add up, and nobody reads the last. */
-static void pull_back_is_the_transpose(void **state)
+TEST(pull_back_is_the_transpose)
 {
-    (void)state;
     fixture f;
     bool changed = false;
     start(&f, "rms_norm/deepseek", "profiles=[f32]", "f32");
@@ -196,9 +192,8 @@ static void pull_back_is_the_transpose(void **state)
 }
 
 /* A factor with which places overflow: no index comes of it, and the gradients stay. */
-static void what_is_no_selection_stays(void **state)
+TEST(what_is_no_selection_stays)
 {
-    (void)state;
     static const double factors[] = {1e308, -1e308, INFINITY, NAN};
     fixture f;
     start(&f, "moe/deepseek3-tiny-sparse", "profiles=[bf16]", "bf16");
@@ -217,9 +212,8 @@ static void what_is_no_selection_stays(void **state)
     end(&f);
 }
 
-static void one_wrong_element_is_not_known(void **state)
+TEST(one_wrong_element_is_not_known)
 {
-    (void)state;
     fixture f;
     start(&f, "mlp/silu", "profiles=[f32]", "f32");
     for (int passes = 0; passes < 2; passes++) {
@@ -237,9 +231,8 @@ static void one_wrong_element_is_not_known(void **state)
 
 /* Errors of a worse arithmetic are compared by their size: a remark, which names all whose errors are as large. At f32
  * they are a thousand times a correct candidate's, whose null distributions then say nothing. */
-static void arithmetics_are_remarked_on(void **state)
+TEST(arithmetics_are_remarked_on)
 {
-    (void)state;
     static const char *const mutants[] = {"sums_in_bf16", "operands_in_fp8", "intermediates_in_bf16"};
     const assay_emulation draw = {.seed = 20240607};
     fixture f;
@@ -263,9 +256,8 @@ static void arithmetics_are_remarked_on(void **state)
 }
 
 /* Nothing is said of a candidate that passes, nor of shapes and types; a case that is too large is left out. */
-static void where_nothing_is_said(void **state)
+TEST(where_nothing_is_said)
 {
-    (void)state;
     fixture f;
     start(&f, "rms_norm/deepseek", "profiles=[bf16]", "bf16");
     assay_results results = make(&f, NULL);
@@ -294,9 +286,8 @@ static void where_nothing_is_said(void **state)
 }
 
 /* A golden without its case: the verdict stands, and the reason is said. */
-static void golden_without_its_case(void **state)
+TEST(golden_without_its_case)
 {
-    (void)state;
     fixture f;
     assay_fixture_reader *golden = NULL, *candidate = NULL;
     assay_report report;
@@ -316,9 +307,8 @@ static void golden_without_its_case(void **state)
     end(&f);
 }
 
-static void same_for_any_number_of_threads(void **state)
+TEST(same_for_any_number_of_threads)
 {
-    (void)state;
     fixture f;
     char texts[3][sizeof((assay_report *)NULL)->explanation];
     const int threads[] = {1, 2, 7};
@@ -338,9 +328,8 @@ static void same_for_any_number_of_threads(void **state)
     end(&f);
 }
 
-static void failing_allocations(void **state)
+TEST(failing_allocations)
 {
-    (void)state;
     fixture f;
     start(&f, "rms_norm/one-row", "profiles=[f32]", "f32");
     for (int64_t n = 0;; n += n < 100 ? 1 : 61) {

@@ -173,9 +173,8 @@ static void check_correct(assay_case *c)
     end(&t);
 }
 
-static void test_correct_backends_pass(void **state)
+TEST(test_correct_backends_pass)
 {
-    (void)state;
     assay_context ctx = assay_context_default(1);
     assay_case *all = NULL;
     int count = 0, checked = 0;
@@ -189,9 +188,8 @@ static void test_correct_backends_pass(void **state)
     assay_cases_free(all, count);
 }
 
-static void test_wrong_backends_fail(void **state)
+TEST(test_wrong_backends_fail)
 {
-    (void)state;
     static const struct {
         const char *name;
         fp8_fault fault;
@@ -226,9 +224,8 @@ static void test_wrong_backends_fail(void **state)
 
 /* A user's profile with accumulators that truncate: error scales are propagated through gmm and come from the ensemble
  * elsewhere. Accumulators of four bits less are told from it. */
-static void test_truncating_accumulators(void **state)
+TEST(test_truncating_accumulators)
 {
-    (void)state;
     static const char yaml[] = "name: cut\nlike: f32\naccumulate: {bits: 13, rounding: truncate, block: 128}\n";
     static const char *const names[] = {"gmm/deep-positive", "gmm/ragged", "mlp/k160-n192", "moe/small", "mla/small"};
     assay_profile profile;

@@ -67,7 +67,7 @@ static void check_golden(assay_context *ctx, const assay_case *c, const char *pa
     assay_plan_free(&plan);
 }
 
-static void goldens_hold_what_was_planned(void **state)
+TEST(goldens_hold_what_was_planned)
 {
     const test_folder *folder = *state;
     assay_context ctx = assay_context_default(2);
@@ -90,7 +90,7 @@ static void assert_same_files(const char *a, const char *b, const char *name)
 }
 
 /* Small cases: one thread does the work whatever is asked for, with each instruction set. */
-static void bytes_do_not_depend_on_threads_or_isa(void **state)
+TEST(bytes_do_not_depend_on_threads_or_isa)
 {
     const test_folder *folder = *state;
     static const int threads[] = {1, 2, 7};
@@ -115,7 +115,7 @@ static void bytes_do_not_depend_on_threads_or_isa(void **state)
 }
 
 /* Large enough for a team of threads. */
-static void a_team_gives_the_same_bytes(void **state)
+TEST(a_team_gives_the_same_bytes)
 {
     const test_folder *folder = *state;
     static const char *const larger[][5] = {
@@ -147,7 +147,7 @@ static int count_below(assay_fixture_reader *reader, const char *folder)
     return count;
 }
 
-static void gradients_and_checkpoints_are_chosen(void **state)
+TEST(gradients_and_checkpoints_are_chosen)
 {
     const test_folder *folder = *state;
     static const struct {
@@ -178,7 +178,7 @@ static void gradients_and_checkpoints_are_chosen(void **state)
 }
 
 /* What is chosen changes which numbers are in the file, never the numbers. */
-static void choosing_changes_no_number(void **state)
+TEST(choosing_changes_no_number)
 {
     const test_folder *folder = *state;
     assay_context ctx = assay_context_default(1);
@@ -206,7 +206,7 @@ static void choosing_changes_no_number(void **state)
 }
 
 /* Scales of coarser profiles are larger: f64 < f32 < bf16 by the ratio of their roundings, roughly. */
-static void scales_follow_the_profile(void **state)
+TEST(scales_follow_the_profile)
 {
     const test_folder *folder = *state;
     static const char *const profiles[] = {"f64", "f32", "f16", "bf16"};
@@ -261,7 +261,7 @@ static void write_altered(assay_context *ctx, const char *from, const char *to, 
     assay_fixture_close(reader);
 }
 
-static void altered_goldens_are_refused(void **state)
+TEST(altered_goldens_are_refused)
 {
     const test_folder *folder = *state;
     static const struct {
@@ -295,7 +295,7 @@ static void altered_goldens_are_refused(void **state)
 }
 
 /* Whatever the reason, the golden says it, and is the same otherwise. */
-static void goldens_say_what_was_left_out(void **state)
+TEST(goldens_say_what_was_left_out)
 {
     const test_folder *folder = *state;
     assay_context ctx = assay_context_default(1);
@@ -334,9 +334,8 @@ static int null_count(const assay_plan *plan)
 }
 
 /* A golden of an earlier rule that has them is verified with them. */
-static void a_golden_keeps_its_null_distributions(void **state)
+TEST(a_golden_keeps_its_null_distributions)
 {
-    (void)state;
     static const double numbers[4] = {0};
     assay_context ctx = assay_context_default(1);
     assay_plan plan = {0};
@@ -358,9 +357,8 @@ static void a_golden_keeps_its_null_distributions(void **state)
 }
 
 /* What may stand in a golden, number by number. */
-static void what_is_lawful(void **state)
+TEST(what_is_lawful)
 {
-    (void)state;
     static const struct {
         const char *path;
         assay_dtype type;
@@ -410,7 +408,7 @@ static void what_is_lawful(void **state)
     "dtype: float64\n"
 
 /* Results that overflow, and results that do not but whose error scales do. */
-static void a_case_that_overflows_gives_no_golden(void **state)
+TEST(a_case_that_overflows_gives_no_golden)
 {
     const test_folder *folder = *state;
     static const char *const table[][2] = {
@@ -429,7 +427,7 @@ static void a_case_that_overflows_gives_no_golden(void **state)
 }
 
 /* Allocations fail one by one, in planning and in writing. */
-static void out_of_memory_leaves_nothing_behind(void **state)
+TEST(out_of_memory_leaves_nothing_behind)
 {
     const test_folder *folder = *state;
     static const char *const tiny[] = {

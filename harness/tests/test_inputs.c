@@ -30,7 +30,7 @@ static bool same_digest(assay_context *ctx, const char *a, const char *b, const 
 }
 
 /* A golden as the inputs of the same case with another seed: all of its numbers are taken. */
-static void all_are_taken(void **state)
+TEST(all_are_taken)
 {
     const test_folder *folder = *state;
     assay_context ctx = assay_context_default(1);
@@ -55,7 +55,7 @@ static void all_are_taken(void **state)
 }
 
 /* One tensor is taken, in another float type too; the rest is generated. */
-static void some_are_taken(void **state)
+TEST(some_are_taken)
 {
     const test_folder *folder = *state;
     static const assay_dtype types[] = {ASSAY_BFLOAT16, ASSAY_FLOAT32, ASSAY_FLOAT64};
@@ -82,7 +82,7 @@ static void some_are_taken(void **state)
     }
 }
 
-static void bad_files_are_refused(void **state)
+TEST(bad_files_are_refused)
 {
     const test_folder *folder = *state;
     static const struct {
@@ -118,7 +118,7 @@ static void bad_files_are_refused(void **state)
 }
 
 /* NaN may stand in rows of no group, and only there. */
-static void nan_only_in_unused_rows(void **state)
+TEST(nan_only_in_unused_rows)
 {
     const test_folder *folder = *state;
     static const struct {
@@ -148,7 +148,7 @@ static void nan_only_in_unused_rows(void **state)
 }
 
 /* tail_nan_rows: the case file's way to the same rows. */
-static void tail_nan_rows_must_be_unused(void **state)
+TEST(tail_nan_rows_must_be_unused)
 {
     const test_folder *folder = *state;
     static const struct {
@@ -177,7 +177,7 @@ static void tail_nan_rows_must_be_unused(void **state)
 }
 
 /* Whole numbers of a file that mean nothing to the operation. */
-static void bad_indices_are_refused(void **state)
+TEST(bad_indices_are_refused)
 {
     const test_folder *folder = *state;
     static const double sizes[][2] = {{-1, 2}, {4, 2}, {5, 1}};
@@ -195,7 +195,7 @@ static void bad_indices_are_refused(void **state)
 }
 
 /* Positions and segments of a file, which is named, and of the case. */
-static void tokens_out_of_range_are_refused(void **state)
+TEST(tokens_out_of_range_are_refused)
 {
     const test_folder *folder = *state;
     static const struct {
@@ -236,7 +236,7 @@ static void tokens_out_of_range_are_refused(void **state)
 }
 
 /* NaN may stand in padding, and only where padding is masked. */
-static void nan_only_in_padding(void **state)
+TEST(nan_only_in_padding)
 {
     const test_folder *folder = *state;
     static const struct {
@@ -267,7 +267,7 @@ static void nan_only_in_padding(void **state)
 }
 
 /* What padding holds reaches nothing: the same results with NaN in it. */
-static void padding_reaches_nothing(void **state)
+TEST(padding_reaches_nothing)
 {
     const test_folder *folder = *state;
     char plain[TEST_PATH_SIZE + 16];

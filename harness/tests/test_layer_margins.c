@@ -123,9 +123,8 @@ static bool has_layer(const assay_case *c)
     return strcmp(c->op, "deepseek_layer") == 0 || strcmp(c->op, "deepseek_stack") == 0;
 }
 
-static void no_decision_hangs_on_a_rounding(void **state)
+TEST(no_decision_hangs_on_a_rounding)
 {
-    (void)state;
     assay_context ctx = assay_context_default(1);
     assay_case *cases = NULL;
     int count = 0, wrong = 0, seen = 0;
@@ -147,9 +146,8 @@ static void no_decision_hangs_on_a_rounding(void **state)
 }
 
 /* The check sees what it is for: some of a few dozen seeds put a token near a tie. */
-static void ties_are_seen(void **state)
+TEST(ties_are_seen)
 {
-    (void)state;
     assay_context ctx = assay_context_default(1);
     int near = 0;
     for (uint64_t seed = 1; seed <= 12; seed++) {

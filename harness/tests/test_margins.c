@@ -133,9 +133,8 @@ static bool has_router(const assay_case *c)
 }
 
 /* At the profile that belongs to the case's grid, and at float32, which the routers of all of them have. */
-static void no_decision_hangs_on_a_rounding(void **state)
+TEST(no_decision_hangs_on_a_rounding)
 {
-    (void)state;
     assay_context ctx = assay_context_default(1);
     assay_case *cases = NULL;
     int count = 0, wrong = 0, seen = 0;
@@ -157,9 +156,8 @@ static void no_decision_hangs_on_a_rounding(void **state)
 }
 
 /* The check sees what it is for. */
-static void ties_are_seen(void **state)
+TEST(ties_are_seen)
 {
-    (void)state;
     static const char *const names[] = {"routing/exact-ties", "routing/exact-ties-groups", "routing/exact-ties-softmax",
                                         "routing/all-equal", "moe/near-ties"};
     assay_context ctx = assay_context_default(1);

@@ -76,9 +76,8 @@ static const row ROWS[] = {
     {"moe", MOE ", logits_via_embedding: true, enable_dropout: false, hidden_size_for_vit: 8", NULL},
 };
 
-static void what_would_not_be_honoured_is_refused(void **state)
+TEST(what_would_not_be_honoured_is_refused)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof ROWS / sizeof *ROWS; i++) {
         assay_context ctx = assay_context_default(1);
         char yaml[1024];
@@ -95,9 +94,8 @@ static void what_would_not_be_honoured_is_refused(void **state)
 }
 
 /* config: and --set go over what a model file says. */
-static void a_key_can_be_set_to_what_changes_nothing(void **state)
+TEST(a_key_can_be_set_to_what_changes_nothing)
 {
-    (void)state;
     assay_context ctx = assay_context_default(1);
     assay_plan plan = {0};
     assay_case *c =
@@ -115,9 +113,8 @@ static void has_line(const char *yaml, const char *line)
     if (strstr(yaml, line) == NULL) fail_msg("no %s in\n%s", line, yaml);
 }
 
-static void what_is_left_open_is_said(void **state)
+TEST(what_is_left_open_is_said)
 {
-    (void)state;
     static const struct {
         const char *name, *set, *lines[2];
     } rows[] = {
@@ -140,9 +137,8 @@ static void what_is_left_open_is_said(void **state)
 }
 
 /* What `assay show` prints is a case file: it is accepted, and says the same of itself. */
-static void what_is_shown_is_a_case(void **state)
+TEST(what_is_shown_is_a_case)
 {
-    (void)state;
     assay_context ctx = assay_context_default(1);
     assay_case *cases = NULL;
     int count = 0;
@@ -165,9 +161,8 @@ static void what_is_shown_is_a_case(void **state)
 }
 
 /* Earlier programs wrote values that nothing honoured; their goldens are as they were. */
-static void stored_cases_are_as_they_were(void **state)
+TEST(stored_cases_are_as_they_were)
 {
-    (void)state;
     static const char stored[] = "{case: t, op: routing, sequence: 4, profiles: none, model: {" MOE
                                  ", decoder_block: deepseek, routed_score_func: sigmoid, norm_topk_prob: false, "
                                  "topk_routing_group: 2, rope_type: yarn, rope_interleave: false}}";
@@ -187,9 +182,8 @@ static void stored_cases_are_as_they_were(void **state)
 }
 
 /* What the user said was held against the form that it was said of. */
-static void other_forms_are_not_refused(void **state)
+TEST(other_forms_are_not_refused)
 {
-    (void)state;
     assay_context ctx = assay_context_default(1);
     assay_case *c = case_named(&ctx, "moe/qwen3-without-norm", NULL);
     int forms = 0;

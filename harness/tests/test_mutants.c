@@ -49,9 +49,8 @@ static void check_bugs(const char *bugs)
     }
 }
 
-static void table_is_well_formed(void **state)
+TEST(table_is_well_formed)
 {
-    (void)state;
     assert_true(assay_mutant_count >= 60 && assay_mutant_count <= MUTANTS);
     for (int i = 0; i < assay_mutant_count; i++) {
         const assay_mutant *m = &assay_mutants[i];
@@ -81,9 +80,8 @@ static void with_commas(const char *list, char text[256])
     text[length] = '\0';
 }
 
-static void documentation_has_the_same_table(void **state)
+TEST(documentation_has_the_same_table)
 {
-    (void)state;
     size_t size = 0;
     int rows = 0;
     char *text = (char *)bytes_of(ASSAY_ROOT "/docs/mutants.md", &size);
@@ -192,9 +190,8 @@ static void try_case(const char *name)
     assay_cases_free(c, 1);
 }
 
-static void each_applies_to_its_operations(void **state)
+TEST(each_applies_to_its_operations)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) try_case(cases[i]);
     for (int i = 0; i < assay_mutant_count; i++) {
         for (int op = 0; op < OPERATIONS; op++) {
@@ -222,9 +219,8 @@ static const char *stray_word(char *list, const assay_plan *plans, int count,
 }
 
 /* Every word of a row's lists is of use in one of the cases: none is misspelt. */
-static void rows_name_tensors(void **state)
+TEST(rows_name_tensors)
 {
-    (void)state;
     enum { CASES = sizeof cases / sizeof *cases };
     assay_context ctx = assay_context_default(1);
     assay_case *c[CASES];
@@ -255,9 +251,8 @@ static void rows_name_tensors(void **state)
 }
 
 /* Cut off: on the grid, not beyond the value, and the next number of the grid is. */
-static void truncated_is_towards_zero(void **state)
+TEST(truncated_is_towards_zero)
 {
-    (void)state;
     assay_context ctx = assay_context_default(1);
     const assay_profile *profile = assay_profile_by_name("bf16");
     const double unit = assay_dtype_unit_roundoff(ASSAY_BFLOAT16);
@@ -287,9 +282,8 @@ static void truncated_is_towards_zero(void **state)
 }
 
 /* Of one token: the weights of biased_weights over their sum, times what they are scaled by. */
-static void biased_weights_are_divided(void **state)
+TEST(biased_weights_are_divided)
 {
-    (void)state;
     static const char *const names[] = {"biased_weights", "biased_weights_divided"};
     assay_context ctx = assay_context_default(1);
     assay_case *c = case_named(&ctx, "routing/odd-sizes", "profiles=[f32]");

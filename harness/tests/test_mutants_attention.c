@@ -114,9 +114,8 @@ static void check_attention(const char *name, const char *set)
     end(&f);
 }
 
-static void is_attention_with_the_next_key(void **state)
+TEST(is_attention_with_the_next_key)
 {
-    (void)state;
     check_attention("attention/segments", NULL);
     check_attention("attention/narrow-values", "sequence=7");
     check_attention("attention/padding-nan", NULL);
@@ -176,9 +175,8 @@ static void check_gradients(const char *name, const char *set)
     end(&f);
 }
 
-static void gradients_are_those_of_the_outputs(void **state)
+TEST(gradients_are_those_of_the_outputs)
 {
-    (void)state;
     check_gradients("attention/segments", NULL);
     check_gradients("mla/one-head", NULL);
     check_gradients("mla/packed", NULL);
@@ -187,9 +185,8 @@ static void gradients_are_those_of_the_outputs(void **state)
 }
 
 /* Where results are sums over tokens, or tokens push each other out of buffers, or there is no next one. */
-static void does_not_apply(void **state)
+TEST(does_not_apply)
 {
-    (void)state;
     static const char *const cases[][2] = {{"deepseek_layer/moe-balance", NULL},
                                            {"deepseek_layer/moe-dropping", NULL},
                                            {"attention/one-token", "sequence=1"},
@@ -206,9 +203,8 @@ static void does_not_apply(void **state)
 }
 
 /* A worse arithmetic of a part that the case does not have, or has as bad already, is no mutant. */
-static void arithmetic_needs_its_part(void **state)
+TEST(arithmetic_needs_its_part)
 {
-    (void)state;
     static const struct {
         const char *name, *mutant, *profile;
         bool applies;
@@ -234,9 +230,8 @@ static void arithmetic_needs_its_part(void **state)
 }
 
 /* A number that is off, or that would stay as it is, is no mutant; whether a key was given stays as it was. */
-static void keys_are_changed(void **state)
+TEST(keys_are_changed)
 {
-    (void)state;
     static const struct {
         assay_key_change key;
         bool changes;

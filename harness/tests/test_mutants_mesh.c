@@ -78,9 +78,8 @@ static const struct {
     {"expert_gradients_scaled", "gradients/weights/gate/kernel", 1, {0}, {1}},
 };
 
-static void what_is_changed(void **state)
+TEST(what_is_changed)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof changes / sizeof *changes; i++) {
         fixture f;
         start(&f, "moe/mesh-expert4");
@@ -98,9 +97,8 @@ static void what_is_changed(void **state)
 }
 
 /* In the ring shard s lacks the experts of the shard before it; only cotangents of its rows count. */
-static void the_ring_as_a_shard_sees_it(void **state)
+TEST(the_ring_as_a_shard_sees_it)
 {
-    (void)state;
     for (int64_t shard = 0; shard < 4; shard++) {
         fixture f;
         start(&f, "moe/mesh-ring-hot-shard");
@@ -124,12 +122,11 @@ static bool nothing(const assay_mutation *m)
 }
 
 /* Without a change the shards' rows and gradients are the golden's, up to the order of sums. */
-static void shards_add_up(void **state)
+TEST(shards_add_up)
 {
     static const char *const names[] = {"moe/mesh-ring-balance", "moe/mesh-data2-fsdp2-expert2",
                                         "deepseek_layer/mesh-ring", "deepseek_layer/batch-split-mesh"};
     const assay_mutant none = {.name = "none", .operations = "all", .each_shard = true, .change_inputs = nothing};
-    (void)state;
     for (size_t n = 0; n < sizeof names / sizeof *names; n++) {
         fixture f;
         bool applies = false;
@@ -157,11 +154,10 @@ static void shards_add_up(void **state)
 }
 
 /* What the first replica's rows give, and what the others' rows give, is the whole gradient; nothing else is taken. */
-static void only_named_gradients_are_taken(void **state)
+TEST(only_named_gradients_are_taken)
 {
     fixture f;
     bool applies = false;
-    (void)state;
     start(&f, "moe/mesh-data2-expert2");
     const assay_trial t = {.golden = &f.golden, .profile = assay_profile_by_name("f64"), .false_alarm = 1e-6};
     const assay_mutant *mutant = assay_mutant_by_name("gradients_not_summed");

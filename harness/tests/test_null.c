@@ -143,7 +143,7 @@ static const char *const names[] = {"moe/small", "mlp/silu",        "gmm/one-gro
                                     "mla/small", "attention/seven", "deepseek_layer/moe", "yarn_rope/deepseek",
                                     "gmm/primes"};
 
-static void correct_candidates_pass(void **state)
+TEST(correct_candidates_pass)
 {
     const test_folder *folder = *state;
     assay_context ctx = assay_context_default(1);
@@ -216,7 +216,7 @@ static void noisy_head(const assay_tensor_spec *spec, const double *golden, cons
     noisy(spec, spec->shape.rank - 2, golden, scale, values);
 }
 
-static void wrong_ones_are_found(void **state)
+TEST(wrong_ones_are_found)
 {
     const test_folder *folder = *state;
     assay_context ctx = assay_context_default(1);

@@ -25,12 +25,11 @@ static int never_ends(void *data)
     return *(int *)data;
 }
 
-static void test_ends(void **state)
+TEST(test_ends)
 {
     assay_context ctx = {.threads = 1};
     assay_process_result result;
     int code = 42;
-    (void)state;
     assert_ok(&ctx, assay_process_call(&ctx, ends_with, &code, 60, &result));
     assert_int_equal(result.end, ASSAY_PROCESS_EXITED);
     assert_int_equal(result.code, 42);

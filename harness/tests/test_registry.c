@@ -6,9 +6,8 @@
 #include "harness/tests/harness_test.h"
 #include "oracle/spec/spec.h"
 
-static void rows_are_whole(void **state)
+TEST(rows_are_whole)
 {
-    (void)state;
     for (int i = 0; assay_operations[i] != NULL; i++) {
         const assay_operation *op = assay_operations[i];
         assert_true(strlen(op->summary) > 10);
@@ -26,9 +25,8 @@ static void rows_are_whole(void **state)
     assert_null(assay_operation_by_name("attention_of_a_kind"));
 }
 
-static void rows_have_cases(void **state)
+TEST(rows_have_cases)
 {
-    (void)state;
     assay_context ctx = assay_context_default(1);
     assay_case *cases = NULL;
     int count = 0;
@@ -68,9 +66,8 @@ static bool section_has(const char *section, const char *tag)
 }
 
 /* docs/operations.md has a section for every row; it names every known bug for which the catalogue has a case. */
-static void rows_have_pages(void **state)
+TEST(rows_have_pages)
 {
-    (void)state;
     size_t size = 0;
     assay_context ctx = assay_context_default(1);
     assay_case *cases = NULL;
@@ -162,9 +159,8 @@ static void check_plan(const assay_plan *plan)
     assert_true(forward >= 0 && both >= 2 * forward && isfinite(both));
 }
 
-static void every_case_can_be_planned(void **state)
+TEST(every_case_can_be_planned)
 {
-    (void)state;
     assay_context ctx = assay_context_default(1);
     assay_case *cases = NULL;
     int count = 0;
@@ -184,9 +180,8 @@ static void every_case_can_be_planned(void **state)
 }
 
 /* What is refused before anything is computed, and what the message must name. */
-static void bad_cases_are_refused(void **state)
+TEST(bad_cases_are_refused)
 {
-    (void)state;
     static const struct {
         const char *name, *set, *part;
         assay_status status;
@@ -290,9 +285,8 @@ static void bad_cases_are_refused(void **state)
     }
 }
 
-static void unknown_operations_are_refused(void **state)
+TEST(unknown_operations_are_refused)
 {
-    (void)state;
     assay_context ctx = assay_context_default(1);
     assay_plan plan = {0};
     assay_case *c = case_from(&ctx, "case: a\nop: moo\n");
@@ -302,9 +296,8 @@ static void unknown_operations_are_refused(void **state)
 }
 
 /* Every product of sizes at its largest: refused, with no overflow on the way. */
-static void largest_sizes_are_refused(void **state)
+TEST(largest_sizes_are_refused)
 {
-    (void)state;
     static const char *const keys[] = {"batch",       "sequence",         "base_emb_dim",   "base_mlp_dim",
                                        "num_experts", "base_moe_mlp_dim", "shared_experts", "num_experts_per_tok",
                                        "vocab_size"};
@@ -331,9 +324,8 @@ static void largest_sizes_are_refused(void **state)
     }
 }
 
-static void largest_attention_sizes_are_refused(void **state)
+TEST(largest_attention_sizes_are_refused)
 {
-    (void)state;
     static const char *const names[] = {"yarn_rope", "attention", "mla", "deepseek_layer", "deepseek_stack"};
     static const char *const keys[] = {"base_emb_dim", "base_num_query_heads", "qk_nope_head_dim", "v_head_dim",
                                        "q_lora_rank",  "kv_lora_rank",         "base_mlp_dim"};

@@ -169,23 +169,23 @@ static void check_cases(void **state, const char *dtype, const char *profile_nam
     }
 }
 
-static void float32_at_bf16(void **state)
+TEST(float32_at_bf16)
 {
     check_cases(state, "dtype=float32", "bf16");
 }
 
-static void float32_at_f16(void **state)
+TEST(float32_at_f16)
 {
     check_cases(state, "dtype=float32", "f16");
 }
 
-static void float64_at_f32(void **state)
+TEST(float64_at_f32)
 {
     check_cases(state, "dtype=float64", "f32");
 }
 
 /* Roundings of one tensor that all go one way, and inputs whose sums cancel: first order alone does not know them. */
-static void structured_inputs(void **state)
+TEST(structured_inputs)
 {
     static const char *const yaml[] = {
         "case: a\nop: mlp\ndtype: float32\nprofiles: bf16\nbatch: 1\nsequence: 16\n"
@@ -228,9 +228,8 @@ static memory_store evaluated(assay_context *ctx, const char *dtype)
 }
 
 /* Numbers that the profile's type has lose nothing: the same scales as on its own grid. */
-static void numbers_of_the_type_are_exact(void **state)
+TEST(numbers_of_the_type_are_exact)
 {
-    (void)state;
     assay_context ctx = assay_context_default(1);
     memory_store fine = evaluated(&ctx, "dtype=float32"), own = evaluated(&ctx, "dtype=bfloat16");
     int scales = 0;
@@ -248,7 +247,7 @@ static void numbers_of_the_type_are_exact(void **state)
 }
 
 /* Experts that only rounded inputs make a kernel choose are admissible. */
-static void other_experts_are_admissible(void **state)
+TEST(other_experts_are_admissible)
 {
     const test_folder *folder = *state;
     assay_context ctx = assay_context_default(1);

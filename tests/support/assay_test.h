@@ -11,6 +11,9 @@
 
 #include <cmocka.h>
 
+/* A test: a function of cmocka's, which may leave its state alone. */
+#define TEST(name) static void name(void **state __attribute__((unused)))
+
 /* |actual - expected| <= absolute + relative * |expected| for every element; both infinite with one sign is equal, NaN
  * never is. Prints the worst element on failure. */
 #define assert_close(actual, expected, count, relative, absolute)                                                      \

@@ -4,9 +4,8 @@
 
 #include "tests/support/assay_test.h"
 
-static void test_is_close_rejects(void **state)
+TEST(test_is_close_rejects)
 {
-    (void)state;
     static const struct {
         double actual, expected, relative, absolute;
     } rejected[] = {
@@ -21,27 +20,24 @@ static void test_is_close_rejects(void **state)
     }
 }
 
-static void test_is_close_accepts(void **state)
+TEST(test_is_close_accepts)
 {
-    (void)state;
     double actual[] = {1.0, INFINITY, -INFINITY, 0.0, 2.002};
     double expected[] = {1.0, INFINITY, -INFINITY, -0.0, 2.0};
     assert_true(assay_is_close(actual, expected, 5, 1e-2, 0));
     assert_close(actual, expected, 5, 1e-2, 0);
 }
 
-static void test_one_bad_element_among_many_is_seen(void **state)
+TEST(test_one_bad_element_among_many_is_seen)
 {
-    (void)state;
     double actual[100] = {0}, expected[100] = {0};
     actual[99] = NAN;
     assert_true(assay_is_close(actual, expected, 99, 0, 0));
     assert_false(assay_is_close(actual, expected, 100, 0, 0));
 }
 
-static void test_allocation_fails_once_and_where_asked(void **state)
+TEST(test_allocation_fails_once_and_where_asked)
 {
-    (void)state;
     assay_fail_allocation(1);
     void *volatile first = malloc(8);
     void *volatile second = malloc(8);

@@ -83,9 +83,8 @@ static void assert_within(double actual, double expected, double bound, const ch
 }
 
 /* Every number of 16 bits and fewer: subnormals, both zeros, infinities, NaN. */
-static void test_numbers_of_the_grid_stay(void **state)
+TEST(test_numbers_of_the_grid_stay)
 {
-    (void)state;
     static const assay_dtype types[] = {ASSAY_BFLOAT16, ASSAY_FLOAT16, ASSAY_FLOAT8_E4M3FN, ASSAY_FLOAT8_E5M2};
     double *x = malloc(65536 * sizeof *x);
     assert_non_null(x);
@@ -113,9 +112,8 @@ static void test_numbers_of_the_grid_stay(void **state)
 }
 
 /* To one of the two neighbours, on average to where it was, with a mean square of 1/6 of the squared spacing. */
-static void test_stochastic_rounding(void **state)
+TEST(test_stochastic_rounding)
 {
-    (void)state;
     static const assay_dtype types[] = {ASSAY_FLOAT32, ASSAY_BFLOAT16, ASSAY_FLOAT16, ASSAY_FLOAT8_E4M3FN};
     for (size_t t = 0; t < sizeof types / sizeof *types; t++) {
         assay_emulation e = emulation_of(types[t], 11);
@@ -147,9 +145,8 @@ static double share_above(assay_dtype type, double x, double above)
 }
 
 /* One value under many seeds; at a power of two, where the spacing changes, and between 0 and the least subnormal. */
-static void test_probabilities_of_one_value(void **state)
+TEST(test_probabilities_of_one_value)
 {
-    (void)state;
     const double bound = 5 * 0.5 / sqrt(COUNT), least = assay_dtype_least_subnormal(ASSAY_BFLOAT16);
     assert_within(share_above(ASSAY_BFLOAT16, 1 + 0.25 * 0x1p-7, 1 + 0x1p-7), 0.25, bound, "share");
     assert_within(share_above(ASSAY_BFLOAT16, 2 - 0.125 * 0x1p-7, 2), 0.875, bound, "share below 2");
@@ -163,9 +160,8 @@ static void test_probabilities_of_one_value(void **state)
     }
 }
 
-static void test_beyond_the_largest_number(void **state)
+TEST(test_beyond_the_largest_number)
 {
-    (void)state;
     static const assay_dtype types[] = {ASSAY_FLOAT32, ASSAY_BFLOAT16, ASSAY_FLOAT16, ASSAY_FLOAT8_E4M3FN,
                                         ASSAY_FLOAT8_E5M2};
     for (size_t t = 0; t < sizeof types / sizeof *types; t++) {
@@ -193,9 +189,8 @@ static void test_beyond_the_largest_number(void **state)
     }
 }
 
-static void test_relative_errors(void **state)
+TEST(test_relative_errors)
 {
-    (void)state;
     static const struct {
         assay_rounding rounding;
         double unit;
@@ -236,9 +231,8 @@ static void test_relative_errors(void **state)
 }
 
 /* The variance of as many roundings, in one; more sums than go at a time. */
-static void test_rounded_sums(void **state)
+TEST(test_rounded_sums)
 {
-    (void)state;
     assay_emulation e = emulation_of(ASSAY_FLOAT32, 9);
     assay_context ctx = context_of(&e, 1), plain = assay_context_default(1);
     double *x = uniforms(4, 1, 2, COUNT), *y = malloc(COUNT * sizeof *y), sum = 0, squares = 0;
@@ -271,9 +265,8 @@ static double correlation(const double *x, const double *y, const double *z, int
     return xy / sqrt(xx * yy);
 }
 
-static void test_draws_are_independent(void **state)
+TEST(test_draws_are_independent)
 {
-    (void)state;
     assay_emulation e = emulation_of(ASSAY_BFLOAT16, 0), other = emulation_of(ASSAY_BFLOAT16, 1);
     double *x = uniforms(5, 1, 2, COUNT);
     double *shifted = malloc(COUNT * sizeof *shifted);
@@ -297,9 +290,8 @@ static void test_draws_are_independent(void **state)
     free(sums);
 }
 
-static void test_rounding_does_not_depend_on_threads(void **state)
+TEST(test_rounding_does_not_depend_on_threads)
 {
-    (void)state;
     static const int threads[] = {2, 7};
     double *x = uniforms(9, -4, 4, COUNT);
     for (int rounding = ASSAY_ROUND_STORAGE; rounding <= ASSAY_ROUND_ACCUMULATE; rounding++) {
@@ -407,9 +399,8 @@ static double spread_over_gauge(product *p, assay_precision precision, int64_t p
 }
 
 /* Signs mixed, and all but a few terms of one sign. */
-static void test_spread_of_products(void **state)
+TEST(test_spread_of_products)
 {
-    (void)state;
     static const int64_t steps[] = {1, 3, 8, 13, 64, 300};
     const assay_precision sums = {.name = "sums", .accumulate = F32_UNIT};
     for (size_t s = 0; s < sizeof steps / sizeof *steps; s++) {
@@ -422,9 +413,8 @@ static void test_spread_of_products(void **state)
 }
 
 /* Where partial sums are all taken to be near the last one, the spread is up to that of rounding after each term. */
-static void test_spread_of_products_in_pieces(void **state)
+TEST(test_spread_of_products_in_pieces)
 {
-    (void)state;
     const assay_precision sums = {.name = "sums", .accumulate = F32_UNIT};
     for (int form = 0; form < 2; form++) {
         product p = product_of(61, 53, 256, form % 2 == 0 ? 0 : 2, 0, 0);
@@ -435,10 +425,9 @@ static void test_spread_of_products_in_pieces(void **state)
 }
 
 /* Errors of other members, and of the element before. */
-static void test_errors_of_products_are_independent(void **state)
+TEST(test_errors_of_products_are_independent)
 {
     enum { M = 307, N = 331, ALL = M * N };
-    (void)state;
     product p = product_of(M, N, 64, 2, 0, 0);
     double *errors[2], *none = calloc(ALL, sizeof *none);
     assert_non_null(none);
@@ -477,9 +466,8 @@ static product float32_product_of(int64_t k, double mean, int transposed)
 
 /* Sums that are added up in float32: rounding to nearest errs by 0.25 to 0.5 of the gauge, whose units are envelopes,
  * and two thirds are drawn. Members share the first, in part, and must not share the second. */
-static void test_float32_sums(void **state)
+TEST(test_float32_sums)
 {
-    (void)state;
     static const int64_t steps[] = {1, 2, 8, 13, 64, 300, 1100};
     for (size_t s = 0; s < sizeof steps / sizeof *steps; s++) {
         for (int form = 0; form < 2; form++) {
@@ -509,9 +497,8 @@ static void test_float32_sums(void **state)
 }
 
 /* In float64 the error is of the size of the result's own rounding, and must not be lost in it. */
-static void test_spread_of_products_in_float64(void **state)
+TEST(test_spread_of_products_in_float64)
 {
-    (void)state;
     static const int64_t steps[] = {1, 8, 200};
     const assay_precision sums = {.name = "sums", .accumulate = F32_UNIT * 0x1p-29};
     for (size_t s = 0; s < sizeof steps / sizeof *steps; s++) {
@@ -527,9 +514,8 @@ static const assay_isa isas[] = {ASSAY_ISA_SCALAR, ASSAY_ISA_AVX2, ASSAY_ISA_AVX
 static const int thread_counts[] = {1, 2, 7};
 
 /* Without errors of sums: the reference product of operands that were rounded as storage rounds them. */
-static void test_operands_are_rounded(void **state)
+TEST(test_operands_are_rounded)
 {
-    (void)state;
     for (int transposed = 0; transposed < 4; transposed++) {
         product p = product_of(37, 41, 29, 0, transposed, 3);
         assay_emulation e = {.storage = ASSAY_FLOAT16, .multiply = ASSAY_BFLOAT16, .seed = 4}, grid = e;
@@ -550,9 +536,8 @@ static void test_operands_are_rounded(void **state)
     }
 }
 
-static void test_products_do_not_depend_on_threads_or_isa(void **state)
+TEST(test_products_do_not_depend_on_threads_or_isa)
 {
-    (void)state;
     for (int transposed = 0; transposed < 4; transposed++) {
         product p = product_of(131, 137, 151, 0, transposed, 2);
         assay_emulation e = emulation_of(ASSAY_BFLOAT16, 6);
@@ -575,9 +560,8 @@ static void test_products_do_not_depend_on_threads_or_isa(void **state)
     }
 }
 
-static void test_zeros_stay_and_nothing_is_possible(void **state)
+TEST(test_zeros_stay_and_nothing_is_possible)
 {
-    (void)state;
     assay_emulation e = emulation_of(ASSAY_FLOAT32, 1);
     assay_context ctx = context_of(&e, 2);
     double a[4] = {1, 0, 0, INFINITY}, b[4] = {0, 0, 0, 1}, c[4], before[4] = {1, 2, 3, 4};
@@ -598,9 +582,8 @@ static void test_zeros_stay_and_nothing_is_possible(void **state)
     assert_ok(&ctx, assay_matmul(&ctx, &args));
 }
 
-static void test_no_memory(void **state)
+TEST(test_no_memory)
 {
-    (void)state;
     product p = product_of(67, 73, 31, 0, 1, 1);
     assay_emulation e = emulation_of(ASSAY_BFLOAT16, 2);
     assay_context ctx = context_of(&e, 1);

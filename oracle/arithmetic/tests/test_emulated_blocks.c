@@ -63,9 +63,8 @@ static double summed(const assay_precision *p, int bits, const double *a, const 
 }
 
 /* The mean of truncation grows with the length of the sum, and sigma with it: it covers and is not far. */
-static void test_truncating_sums_lie_under_sigma_and_not_far(void **state)
+TEST(test_truncating_sums_lie_under_sigma_and_not_far)
 {
-    (void)state;
     enum { TRIALS = 60 };
     static const int64_t blocks[] = {0, 32, 128};
     static double a[LONGEST], b[LONGEST];
@@ -177,9 +176,8 @@ static double lost_share(const product *p)
 
 /* Over many members the mean square is the gauge's; each of them loses a share of its own, up to sqrt(3) times what a
  * sum of one product after the other loses on average. */
-static void test_emulated_truncation(void **state)
+TEST(test_emulated_truncation)
 {
-    (void)state;
     enum { MEMBERS = 64 };
     for (int form = 0; form < 8; form++) {
         assay_precision precision = {.accumulate = 0x1p-13 * ROOT_3RD,
@@ -225,9 +223,8 @@ static double spread_of_members(product *p, const assay_precision *precision)
 /* An independent kernel errs by some tenths of the members' spread, whatever its scales and accumulators. By less where
  * terms are of one sign: truncation is most of that spread, and sums of numbers of 4 bits often have no bits to lose.
  */
-static void test_scaled_products_against_a_kernel(void **state)
+TEST(test_scaled_products_against_a_kernel)
 {
-    (void)state;
     static const int64_t depths[] = {3, 61, 128, 300, 640};
     for (int d = 0; d < 5; d++) {
         for (int form = 0; form < 16; form++) {
@@ -249,9 +246,8 @@ static void test_scaled_products_against_a_kernel(void **state)
 
 /* Tiles of a that shrink and blocks of b that grow by 2^18 contribute alike: with a scale each, errors are as ever,
  * with one for all nothing is left. */
-static void test_each_block_has_its_scale(void **state)
+TEST(test_each_block_has_its_scale)
 {
-    (void)state;
     for (int form = 0; form < 4; form++) {
         product p = product_of(19, 23, 256, 0, form, ASSAY_PRODUCT_LINEAR);
         double *a = (double *)(uintptr_t)p.args.a, *b = (double *)(uintptr_t)p.args.b;
@@ -278,9 +274,8 @@ static void test_each_block_has_its_scale(void **state)
 }
 
 /* Numbers that every block can hold, small whole ones, come through: what is left is the accumulator. */
-static void test_what_fits_is_exact(void **state)
+TEST(test_what_fits_is_exact)
 {
-    (void)state;
     assay_precision exact = fp8_precision;
     exact.accumulate = 0;
     exact.accumulator = (assay_accumulator){0};
@@ -304,9 +299,8 @@ static void test_what_fits_is_exact(void **state)
 }
 
 /* Blocks of zeros have a scale too; NaN and infinity stay with the row that has them. */
-static void test_zeros_and_what_is_no_number(void **state)
+TEST(test_zeros_and_what_is_no_number)
 {
-    (void)state;
     product p = product_of(3, 2, 130, 0, 0, ASSAY_PRODUCT_LINEAR);
     double *a = (double *)(uintptr_t)p.args.a;
     for (int64_t i = 0; i < 130; i++) a[i] = 0;
@@ -319,9 +313,8 @@ static void test_zeros_and_what_is_no_number(void **state)
 }
 
 /* Other products than those of linear layers are in the profile's types, with float32 sums. */
-static void test_other_products_are_not_scaled(void **state)
+TEST(test_other_products_are_not_scaled)
 {
-    (void)state;
     const assay_precision bf16 = {.name = "bf16", .storage = 0x1p-8 * ROOT_3RD, .accumulate = ASSAY_FLOAT32_RMS};
     product p = product_of(17, 19, 256, 0, 2, ASSAY_PRODUCT_OTHER);
     const assay_emulation scaled = member(&fp8_precision, 9), plain = member(&bf16, 9);
@@ -343,9 +336,8 @@ static void test_other_products_are_not_scaled(void **state)
 }
 
 /* A sum that goes on from what is there, in pieces, errs as much as one in blocks. */
-static void test_sums_in_pieces(void **state)
+TEST(test_sums_in_pieces)
 {
-    (void)state;
     product p = product_of(29, 31, 384, 0, 0, ASSAY_PRODUCT_LINEAR);
     const double spread = spread_of_members(&p, &fp8_precision);
     double squares = 0;
@@ -367,9 +359,8 @@ static void test_sums_in_pieces(void **state)
     product_free(&p);
 }
 
-static void test_no_steps_and_no_rows(void **state)
+TEST(test_no_steps_and_no_rows)
 {
-    (void)state;
     static const int64_t sizes[][3] = {{2, 3, 0}, {0, 3, 5}, {2, 0, 5}, {1, 1, 1}};
     for (int i = 0; i < 4; i++) {
         product p = product_of(sizes[i][0], sizes[i][1], sizes[i][2], 0, 0, ASSAY_PRODUCT_LINEAR);
@@ -380,9 +371,8 @@ static void test_no_steps_and_no_rows(void **state)
     }
 }
 
-static void test_threads_and_instruction_sets(void **state)
+TEST(test_threads_and_instruction_sets)
 {
-    (void)state;
     product p = product_of(131, 137, 301, 1, 3, ASSAY_PRODUCT_LINEAR);
     const assay_emulation e = member(&fp8_precision, 21), other = member(&fp8_precision, 22);
     double *expected = calloc((size_t)p.size, sizeof *expected);
@@ -407,9 +397,8 @@ static void test_threads_and_instruction_sets(void **state)
     product_free(&p);
 }
 
-static void test_failing_allocations(void **state)
+TEST(test_failing_allocations)
 {
-    (void)state;
     product p = product_of(3, 5, 257, 0, 0, ASSAY_PRODUCT_LINEAR);
     const assay_emulation e = member(&fp8_precision, 1);
     assay_context ctx = assay_context_default(1);

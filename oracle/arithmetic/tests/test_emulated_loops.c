@@ -31,11 +31,10 @@ static assay_context context_of(assay_isa isa, const assay_emulation *emulation)
     return (assay_context){.arithmetic = &assay_arithmetic_emulated, .emulation = emulation, .isa = isa, .threads = 1};
 }
 
-static void rounding_does_not_depend_on_isa(void **state)
+TEST(rounding_does_not_depend_on_isa)
 {
     static const assay_isa isas[] = {ASSAY_ISA_SCALAR, ASSAY_ISA_AVX2, ASSAY_ISA_AVX512};
     double values[COUNT], expected[COUNT], found[COUNT];
-    (void)state;
     fill(values, COUNT);
     for (int form = 0; form < TYPES * 4 * 3; form++) {
         const assay_emulation emulation = {
@@ -57,13 +56,12 @@ static void rounding_does_not_depend_on_isa(void **state)
     }
 }
 
-static void errors_of_sums_do_not_depend_on_isa(void **state)
+TEST(errors_of_sums_do_not_depend_on_isa)
 {
     static const assay_isa isas[] = {ASSAY_ISA_AVX2, ASSAY_ISA_AVX512};
     const emulated_sum_error error = {.whole = 1e-14, .spread = 1e-15, .mean = 1e-9};
     double values[COUNT], columns[COUNT], expected[COUNT], found[COUNT];
     float float32_columns[COUNT], rows[2] = {0.25f, 3};
-    (void)state;
     fill(values, COUNT);
     for (int64_t i = 0; i < COUNT; i++) columns[i] = fabs(values[COUNT - 1 - i]);
     for (int64_t i = 0; i < COUNT; i++) float32_columns[i] = (float)columns[i];
@@ -86,7 +84,7 @@ static void errors_of_sums_do_not_depend_on_isa(void **state)
 }
 
 /* A product leaves operands on the grid as they are, wherever in a row the one stands that is not. */
-static void one_number_off_the_grid_is_found(void **state)
+TEST(one_number_off_the_grid_is_found)
 {
     static const assay_isa isas[] = {ASSAY_ISA_SCALAR, ASSAY_ISA_AVX2, ASSAY_ISA_AVX512};
     const emulated_grid g = {.normal = 0x1p-126, .max = FLT_MAX, .below = (UINT64_C(1) << 29) - 1};
@@ -114,7 +112,7 @@ static void one_number_off_the_grid_is_found(void **state)
 
 /* C = A B with operands that are rounded, or are on the grid already: the same bits as if they had been rounded before.
  */
-static void operands_on_the_grid_are_used_as_they_are(void **state)
+TEST(operands_on_the_grid_are_used_as_they_are)
 {
     enum { M = 5, K = 37, N = 11 };
     const assay_emulation emulation = {

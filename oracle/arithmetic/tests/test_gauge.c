@@ -89,9 +89,8 @@ static void check_against_definition(assay_context *ctx, const assay_precision *
     free(c);
 }
 
-static void test_products_as_defined(void **state)
+TEST(test_products_as_defined)
 {
-    (void)state;
     static const int64_t SHAPES[][3] = {{1, 1, 1}, {3, 5, 7}, {2, 9, 8}, {7, 1, 17}, {4, 6, 0}, {0, 3, 2}, {3, 0, 2}};
     static const assay_precision PRECISIONS[] = {
         {.storage = 0.1, .multiply = 0.2, .accumulate = 0.3},
@@ -110,9 +109,8 @@ static void test_products_as_defined(void **state)
     }
 }
 
-static void test_more_than_one_tile(void **state)
+TEST(test_more_than_one_tile)
 {
-    (void)state;
     const assay_precision p = {.storage = 0.1, .multiply = 0.2, .accumulate = 0.3};
     assay_context ctx = assay_context_default(2);
     check_against_definition(&ctx, &p, 515, 3, 4, 12);
@@ -121,9 +119,8 @@ static void test_more_than_one_tile(void **state)
 }
 
 /* What is given loses what rounding to its type loses, and nothing where the type has it. */
-static void test_given_numbers(void **state)
+TEST(test_given_numbers)
 {
-    (void)state;
     const double unit = 0x1p-8 * ASSAY_ROUNDING_RMS;
     assert_true(assay_gauge_given(ASSAY_FLOAT64, 0.1) == 0);
     assert_true(assay_gauge_given(ASSAY_BFLOAT16, 0) == 0);
@@ -133,9 +130,8 @@ static void test_given_numbers(void **state)
     assert_true(assay_gauge_given(ASSAY_FLOAT16, 0x7p-25) == 0x1p-48 / 12);
 }
 
-static void test_exact_operands_and_nothing_rounded_have_no_error(void **state)
+TEST(test_exact_operands_and_nothing_rounded_have_no_error)
 {
-    (void)state;
     const assay_precision exact = {.name = "exact"};
     assay_context ctx = assay_context_default(1);
     const double a[] = {1, 2, 3, 4}, zero[4] = {0};
@@ -146,9 +142,8 @@ static void test_exact_operands_and_nothing_rounded_have_no_error(void **state)
     assert_same_bits(c, zero, 4);
 }
 
-static void test_dot_and_store(void **state)
+TEST(test_dot_and_store)
 {
-    (void)state;
     const assay_precision p = {.storage = 0.1, .multiply = 0.2, .accumulate = 0.3};
     uint64_t seed = 3;
     for (int64_t k = 0; k < 40; k += k < 18 ? 1 : 7) {
@@ -166,9 +161,8 @@ static void test_dot_and_store(void **state)
 }
 
 /* float16 from far below its normal numbers, 2^-14, to above them: to nearest, and up or down by chance. */
-static void test_rounding_to_float16(void **state)
+TEST(test_rounding_to_float16)
 {
-    (void)state;
     enum { VALUES = 4000 };
     const double unit = 0x1p-11 * 0.57735026918962576451, least = 0x1p-24;
     uint64_t seed = 9;
@@ -249,9 +243,8 @@ static void fill(int kind, int64_t count, uint64_t *seed, double *a, double *b)
 
 /* Sigma covers every order on every kind of data, and is no more than a few times what the plain order does (but where
  * every second sum is exactly 0, in this order alone). */
-static void test_float32_sums_lie_under_sigma_and_not_far(void **state)
+TEST(test_float32_sums_lie_under_sigma_and_not_far)
 {
-    (void)state;
     enum { TRIALS = 40, LONGEST = 4096 };
     const assay_precision p = {.accumulate = 0x1p-24 * 0.57735026918962576451};
     static double a[LONGEST], b[LONGEST];
@@ -278,9 +271,8 @@ static void test_float32_sums_lie_under_sigma_and_not_far(void **state)
     }
 }
 
-static void test_failing_allocations(void **state)
+TEST(test_failing_allocations)
 {
-    (void)state;
     const assay_precision p = {.multiply = 0.2, .accumulate = 0.3};
     assay_context ctx = assay_context_default(1);
     const double a[] = {1, 2, 3, 4};

@@ -133,9 +133,8 @@ static void check(const problem *p)
     }
 }
 
-static void test_small_shapes(void **state)
+TEST(test_small_shapes)
 {
-    (void)state;
     static const int64_t rows[] = {1, 2, 3, 4, 5, 7, 8, 9, 17}, columns[] = {1, 3, 4, 8, 11, 12, 13, 23, 24, 25, 49},
                          steps[] = {1, 2, 7, 8, 9, 31};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
@@ -148,9 +147,8 @@ static void test_small_shapes(void **state)
 }
 
 /* k and m beyond one block, enough work for threads, and regions that the grid leaves empty (7 threads on one tile). */
-static void test_shapes_beyond_a_block(void **state)
+TEST(test_shapes_beyond_a_block)
 {
-    (void)state;
     static const problem problems[] = {
         {.m = 9, .n = 26, .k = 385, .padding = 1},
         {.m = 67, .n = 73, .k = 131, .padding = 5},
@@ -208,9 +206,8 @@ static void check_pieces_transposed(problem p, int64_t cut)
     }
 }
 
-static void test_pieces_over_k_give_the_bits_of_one_chain(void **state)
+TEST(test_pieces_over_k_give_the_bits_of_one_chain)
 {
-    (void)state;
     static const int64_t rows[] = {1, 3, 5, 8, 9, 17}, columns[] = {1, 4, 13, 24, 49}, steps[] = {2, 7, 19, 31};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         for (size_t j = 0; j < sizeof columns / sizeof *columns; j++) {
@@ -227,9 +224,8 @@ static void test_pieces_over_k_give_the_bits_of_one_chain(void **state)
 }
 
 /* The value that is there is the start of the chain, an infinity too; and what lies between the rows of C stays. */
-static void test_accumulation_starts_from_c(void **state)
+TEST(test_accumulation_starts_from_c)
 {
-    (void)state;
     static const int64_t rows[] = {2, 19};
     for (int form = 0; form < 12; form++) {
         assay_context ctx = assay_context_default(2);
@@ -254,9 +250,8 @@ static void test_accumulation_starts_from_c(void **state)
     }
 }
 
-static void test_accumulating_nothing_leaves_c(void **state)
+TEST(test_accumulating_nothing_leaves_c)
 {
-    (void)state;
     static const double before[6] = {1, -0.0, 3, INFINITY, 5, 6};
     const assay_arithmetic *const arithmetics[] = {&assay_arithmetic_reference, &assay_arithmetic_blas};
     for (int form = 0; form < 6; form++) {
@@ -271,9 +266,8 @@ static void test_accumulating_nothing_leaves_c(void **state)
     }
 }
 
-static void test_empty(void **state)
+TEST(test_empty)
 {
-    (void)state;
     assay_context ctx = assay_context_default(2);
     const assay_arithmetic *const arithmetics[] = {&assay_arithmetic_reference, &assay_arithmetic_blas};
     for (int i = 0; i < 2; i++) {
@@ -315,9 +309,8 @@ static void check_special(double a_value, double b_value)
     }
 }
 
-static void test_nan_and_infinity_reach_their_row_or_column_only(void **state)
+TEST(test_nan_and_infinity_reach_their_row_or_column_only)
 {
-    (void)state;
     check_special(NAN, 0.5);
     check_special(0.5, NAN);
     check_special(INFINITY, -INFINITY);
@@ -325,9 +318,8 @@ static void test_nan_and_infinity_reach_their_row_or_column_only(void **state)
 }
 
 /* 0 * infinity is NaN: no zero may be skipped. */
-static void test_zero_times_infinity(void **state)
+TEST(test_zero_times_infinity)
 {
-    (void)state;
     for (int i = 0; i < 2; i++) {
         assay_context ctx = assay_context_default(1);
         double a[18] = {0}, b[2 * 30], c[9 * 30];
@@ -362,9 +354,8 @@ static bool blas_agrees(const arrays *x, const double *start)
     return agrees;
 }
 
-static void test_blas_agrees_with_the_reference(void **state)
+TEST(test_blas_agrees_with_the_reference)
 {
-    (void)state;
     for (int transposed = 0; transposed < 4; transposed++) {
         problem p = {.m = 37, .n = 61, .k = 301, .padding = 2};
         p.transpose_a = (transposed & 1) != 0;
@@ -392,9 +383,8 @@ static void test_blas_agrees_with_the_reference(void **state)
     }
 }
 
-static void test_blas_refuses_what_its_integers_cannot_hold(void **state)
+TEST(test_blas_refuses_what_its_integers_cannot_hold)
 {
-    (void)state;
     assay_context ctx = assay_context_default(1);
     double x[1] = {3};
     ctx.arithmetic = &assay_arithmetic_blas;
@@ -413,9 +403,8 @@ static void test_blas_refuses_what_its_integers_cannot_hold(void **state)
     assert_true(x[0] == 3);
 }
 
-static void test_no_memory(void **state)
+TEST(test_no_memory)
 {
-    (void)state;
     problem p = {.m = 67, .n = 73, .k = 131};
     arrays x = make(&p);
     assay_context ctx = assay_context_default(2);
@@ -437,9 +426,8 @@ static void test_no_memory(void **state)
     release(&x);
 }
 
-static void test_names(void **state)
+TEST(test_names)
 {
-    (void)state;
     assay_isa isa = ASSAY_ISA_SCALAR;
     assert_ptr_equal(assay_arithmetic_by_name("reference"), &assay_arithmetic_reference);
     assert_ptr_equal(assay_arithmetic_by_name("blas"), &assay_arithmetic_blas);
@@ -458,9 +446,8 @@ static void test_names(void **state)
 }
 
 /* What tests/support makes of ASSAY_ISA: ci/test relies on it. */
-static void test_a_lesser_processor_can_be_pretended(void **state)
+TEST(test_a_lesser_processor_can_be_pretended)
 {
-    (void)state;
     const char *set = getenv("ASSAY_ISA");
     char *before = set != NULL ? strdup(set) : NULL;
     assert_int_equal(setenv("ASSAY_ISA", "scalar", 1), 0);

@@ -148,9 +148,8 @@ static void check(int64_t m, int64_t n, int64_t k, int64_t start, int64_t paddin
     }
 }
 
-static void test_small_shapes(void **state)
+TEST(test_small_shapes)
 {
-    (void)state;
     static const int64_t rows[] = {1, 3, 4, 7, 8, 9}, columns[] = {1, 7, 23, 24, 25, 47, 48, 49},
                          steps[] = {1, 2, 8, 17};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
@@ -163,9 +162,8 @@ static void test_small_shapes(void **state)
 }
 
 /* Of rows and steps, with work for threads; chains that begin within a block, at its edge and at the last step. */
-static void test_shapes_beyond_a_block(void **state)
+TEST(test_shapes_beyond_a_block)
 {
-    (void)state;
     check(521, 51, 29, 0, 1);
     check(67, 101, 801, 400, 0);
     check(19, 97, 797, 796, 2);
@@ -173,9 +171,8 @@ static void test_shapes_beyond_a_block(void **state)
     check(9, 50, 2111, 8, 1);
 }
 
-static void test_nothing_to_do(void **state)
+TEST(test_nothing_to_do)
 {
-    (void)state;
     assay_context ctx = assay_context_default(2);
     const assay_chains chains = {.start = 0};
     double c[6], x[4] = {1, 2, 3, 4};
@@ -188,9 +185,8 @@ static void test_nothing_to_do(void **state)
 }
 
 /* Too large for float32, and 0 times infinity. */
-static void test_what_is_not_finite(void **state)
+TEST(test_what_is_not_finite)
 {
-    (void)state;
     for (int i = 0; i < 3; i++) {
         assay_context ctx = assay_context_default(1);
         const assay_chains chains = {.start = 1};
@@ -214,9 +210,8 @@ static void test_what_is_not_finite(void **state)
     }
 }
 
-static void test_no_memory(void **state)
+TEST(test_no_memory)
 {
-    (void)state;
     product p = make(37, 51, 29, 0, 0);
     assay_context ctx = assay_context_default(1);
     tally t = {.product = &p, .start = 3, .told = calloc((size_t)p.size, sizeof *t.told)};

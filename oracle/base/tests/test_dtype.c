@@ -143,9 +143,8 @@ static void assert_rounds_to(assay_dtype type, double x, double expected)
     }
 }
 
-static void names_and_sizes(void **state)
+TEST(names_and_sizes)
 {
-    (void)state;
     const struct {
         const char *name;
         assay_dtype type;
@@ -170,9 +169,8 @@ static void names_and_sizes(void **state)
     assert_int_equal(untouched, ASSAY_INT32);
 }
 
-static void constants(void **state)
+TEST(constants)
 {
-    (void)state;
     assert_true(assay_dtype_max(ASSAY_FLOAT64) == DBL_MAX);
     assert_true(assay_dtype_max(ASSAY_FLOAT32) == (double)FLT_MAX);
     assert_true(assay_dtype_max(ASSAY_TFLOAT32) == 0x1.ffcp127);
@@ -194,9 +192,8 @@ static void constants(void **state)
     assert_true(assay_dtype_least_subnormal(ASSAY_FLOAT8_E5M2) == 0x1p-16);
 }
 
-static void every_code_decodes_and_encodes_back(void **state)
+TEST(every_code_decodes_and_encodes_back)
 {
-    (void)state;
     static double values[MOST_CODES];
     static uint16_t codes16[MOST_CODES];
     static uint8_t codes8[256];
@@ -222,9 +219,8 @@ static void every_code_decodes_and_encodes_back(void **state)
 
 /* Every midpoint of neighbours, its float64 neighbours, and those of the grid's own values; of both signs. The value
  * after the largest finite one is where the next exponent would begin (e4m3fn: the place of its NaN). */
-static void every_tie_goes_to_even(void **state)
+TEST(every_tie_goes_to_even)
 {
-    (void)state;
     for (int t = 0; t < SMALL_TYPE_COUNT; t++) {
         assay_dtype type = SMALL_TYPES[t];
         layout l = layout_of(type);
@@ -293,9 +289,8 @@ static double random_of_wide_range(uint64_t *state)
     return next_random(state) % 2 == 0 ? x : -x;
 }
 
-static void random_values_round_to_the_nearest(void **state)
+TEST(random_values_round_to_the_nearest)
 {
-    (void)state;
     static double values[MOST_CODES];
     uint64_t random = 1;
     for (int t = 0; t < SMALL_TYPE_COUNT; t++) {
@@ -317,9 +312,8 @@ static void random_values_round_to_the_nearest(void **state)
     }
 }
 
-static void float32_is_the_hardware_s(void **state)
+TEST(float32_is_the_hardware_s)
 {
-    (void)state;
     uint64_t random = 2;
     for (int i = 0; i < 400000; i++) {
         double x = i % 2 == 0 ? random_of_wide_range(&random) : random_bits_as_double(&random);
@@ -349,9 +343,8 @@ static double round_by_scaling(double x, int digits, int least_exponent, double 
     return fabs(rounded) > max ? copysign(INFINITY, x) : copysign(rounded, x);
 }
 
-static void tfloat32_has_eleven_digits(void **state)
+TEST(tfloat32_has_eleven_digits)
 {
-    (void)state;
     uint64_t random = 3;
     for (int i = 0; i < 200000; i++) {
         double x = random_of_wide_range(&random);
@@ -366,9 +359,8 @@ static void tfloat32_has_eleven_digits(void **state)
     assert_true(decode_copies(ASSAY_TFLOAT32, &stored) == (double)stored);
 }
 
-static void overflow_and_saturation(void **state)
+TEST(overflow_and_saturation)
 {
-    (void)state;
     const struct {
         assay_dtype type;
         double largest_that_stays, least_that_overflows, overflowed;
@@ -406,9 +398,8 @@ static void overflow_and_saturation(void **state)
     assert_rounds_to(ASSAY_FLOAT64, NAN, NAN);
 }
 
-static void nan_has_one_code(void **state)
+TEST(nan_has_one_code)
 {
-    (void)state;
     const uint64_t payloads[] = {UINT64_C(0x7ff8000000000000), UINT64_C(0xfff8000000000000),
                                  UINT64_C(0x7ff0000000000001), UINT64_C(0xffffffffffffffff)};
     for (size_t i = 0; i < sizeof payloads / sizeof *payloads; i++) {
@@ -429,9 +420,8 @@ static void nan_has_one_code(void **state)
     assert_int_equal(encode_one(ASSAY_FLOAT8_E5M2, -INFINITY), 0xfc);
 }
 
-static void integers(void **state)
+TEST(integers)
 {
-    (void)state;
     const double x[] = {0, -1, 2147483647, -2147483648.0, 123456789};
     int32_t stored[5] = {0};
     double back[5];
@@ -447,9 +437,8 @@ static void integers(void **state)
     assert_rounds_to(ASSAY_INT32, -1e10, -2147483648.0);
 }
 
-static void lengths_and_places_do_not_matter(void **state)
+TEST(lengths_and_places_do_not_matter)
 {
-    (void)state;
     enum { COUNT = 1537 };
     static double x[COUNT], whole[COUNT], part[COUNT];
     uint64_t random = 4;
@@ -477,9 +466,8 @@ static void lengths_and_places_do_not_matter(void **state)
 }
 
 /* NaN payloads included. */
-static void bits_are_those_of_the_public_functions(void **state)
+TEST(bits_are_those_of_the_public_functions)
 {
-    (void)state;
     enum { COUNT = 20011 };
     static double x[COUNT], values[2][COUNT];
     static unsigned char bytes[2][COUNT * 8];
@@ -509,9 +497,8 @@ static void bits_are_those_of_the_public_functions(void **state)
 #include <xmmintrin.h>
 
 /* A backend built with -ffast-math sets this in the process that loads it. */
-static void flush_to_zero_changes_nothing(void **state)
+TEST(flush_to_zero_changes_nothing)
 {
-    (void)state;
     static double values[MOST_CODES], again[MOST_CODES];
     float float_value = 0;
     double tiny = 0x1.8p-149;

@@ -6,9 +6,8 @@
 #include "oracle/base/memory.h"
 #include "tests/support/assay_test.h"
 
-static void counts_are_products(void **state)
+TEST(counts_are_products)
 {
-    (void)state;
     assay_context ctx = {.threads = 1};
     int64_t count = -1;
     assert_ok(&ctx, assay_checked_count(&ctx, "x", 3, (int64_t[]){2, 3, 5}, &count));
@@ -23,9 +22,8 @@ static void counts_are_products(void **state)
     assert_true(count == INT64_MAX / 16);
 }
 
-static void impossible_counts_are_refused(void **state)
+TEST(impossible_counts_are_refused)
 {
-    (void)state;
     assay_context ctx = {.threads = 1};
     int64_t count = 5;
     assert_int_equal(assay_checked_count(&ctx, "wi_0", 2, (int64_t[]){4, -1}, &count), ASSAY_BAD_INPUT);
@@ -43,9 +41,8 @@ static void impossible_counts_are_refused(void **state)
     }
 }
 
-static void memory_is_aligned_and_may_be_empty(void **state)
+TEST(memory_is_aligned_and_may_be_empty)
 {
-    (void)state;
     assay_context ctx = {.threads = 1};
     const int64_t counts[] = {0, 1, 7, 8, 1000};
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
@@ -68,9 +65,8 @@ static void memory_is_aligned_and_may_be_empty(void **state)
     }
 }
 
-static void impossible_allocations_are_refused(void **state)
+TEST(impossible_allocations_are_refused)
 {
-    (void)state;
     assay_context ctx = {.threads = 1};
     const int64_t counts[] = {-1, INT64_MIN, INT64_MAX, INT64_MAX / 8};
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
@@ -81,9 +77,8 @@ static void impossible_allocations_are_refused(void **state)
     }
 }
 
-static void a_failing_allocation_is_reported(void **state)
+TEST(a_failing_allocation_is_reported)
 {
-    (void)state;
     assay_context ctx = {.threads = 1};
     double *f64 = (double *)1;
     assay_fail_allocation(0);
@@ -99,9 +94,8 @@ static void a_failing_allocation_is_reported(void **state)
     assert_null(i32);
 }
 
-static void more_than_there_is_is_refused(void **state)
+TEST(more_than_there_is_is_refused)
 {
-    (void)state;
     assay_context ctx = {.threads = 1};
     int64_t available = assay_memory_available();
     assert_true(available > 0 && available < INT64_C(1) << 60);
@@ -112,9 +106,8 @@ static void more_than_there_is_is_refused(void **state)
     assert_non_null(strstr(ctx.message, "are available"));
 }
 
-static void a_text_is_whole_or_none(void **state)
+TEST(a_text_is_whole_or_none)
 {
-    (void)state;
     char *text = NULL;
     size_t size = 0;
     FILE *out = open_memstream(&text, &size);
@@ -136,9 +129,8 @@ static void a_text_is_whole_or_none(void **state)
     assert_false(assay_text_close(out, &text));
 }
 
-static void the_address_space_limit_counts(void **state)
+TEST(the_address_space_limit_counts)
 {
-    (void)state;
     long long pages = 0;
     FILE *file = fopen("/proc/self/statm", "re");
     assert_non_null(file);

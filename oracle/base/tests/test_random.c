@@ -46,9 +46,8 @@ static double *numbers(int64_t count)
     return x;
 }
 
-static void names_of_distributions(void **state)
+TEST(names_of_distributions)
 {
-    (void)state;
     for (int i = 0; i < ASSAY_DISTRIBUTION_COUNT; i++) {
         assay_distribution d = ASSAY_DISTRIBUTION_COUNT;
         assert_true(assay_distribution_from_name(assay_distribution_name((assay_distribution)i), &d));
@@ -61,9 +60,8 @@ static void names_of_distributions(void **state)
 }
 
 /* Random123's known answers, then our kernels against Random123. */
-static void words_are_philox_s(void **state)
+TEST(words_are_philox_s)
 {
-    (void)state;
     const struct {
         philox4x32_ctr_t counter;
         philox4x32_key_t key;
@@ -102,9 +100,8 @@ static void words_are_philox_s(void **state)
 }
 
 /* From the Python recipe of docs/numerics.md, whose angle is rounded before the sine is taken: 1e-15 or so. */
-static void first_values_are_the_recipe_s(void **state)
+TEST(first_values_are_the_recipe_s)
 {
-    (void)state;
     assay_context ctx = best_context(1);
     const assay_shape shape = assay_shape_of(2, INT64_C(3), INT64_C(5));
     const struct {
@@ -155,9 +152,8 @@ static void first_values_are_the_recipe_s(void **state)
 }
 
 /* The bits themselves, so that no change of compiler or library passes unseen. */
-static void pinned_bits(void **state)
+TEST(pinned_bits)
 {
-    (void)state;
     assay_context ctx = best_context(1);
     const assay_shape shape = assay_shape_of(1, INT64_C(8));
     const assay_fill fill = {.distribution = ASSAY_NORMAL, .scale = 1};
@@ -171,9 +167,8 @@ static void pinned_bits(void **state)
     assert_same_bits(x, expected_bf16, 4);
 }
 
-static void slices_threads_and_instruction_sets_do_not_matter(void **state)
+TEST(slices_threads_and_instruction_sets_do_not_matter)
 {
-    (void)state;
     const assay_shape shape = assay_shape_of(3, INT64_C(3), INT64_C(7), INT64_C(211));
     const int64_t total = assay_shape_count(&shape);
     double *whole = numbers(total), *again = numbers(total);
@@ -202,9 +197,8 @@ static void slices_threads_and_instruction_sets_do_not_matter(void **state)
     free(again);
 }
 
-static void results_lie_on_the_grid(void **state)
+TEST(results_lie_on_the_grid)
 {
-    (void)state;
     assay_context ctx = best_context(2);
     const assay_shape shape = assay_shape_of(2, INT64_C(5), INT64_C(150));
     double x[750], exact[750];
@@ -223,9 +217,8 @@ static void results_lie_on_the_grid(void **state)
     }
 }
 
-static void seeds_and_paths_give_other_streams(void **state)
+TEST(seeds_and_paths_give_other_streams)
 {
-    (void)state;
     enum { COUNT = 1000 };
     assay_context ctx = best_context(1);
     const assay_shape shape = assay_shape_of(1, (int64_t)COUNT);
@@ -255,9 +248,8 @@ static void seeds_and_paths_give_other_streams(void **state)
 }
 
 /* Bounds are five standard errors. */
-static void normal_moments(void **state)
+TEST(normal_moments)
 {
-    (void)state;
     const int64_t count = 1 << 20;
     assay_context ctx = best_context(2);
     const assay_shape shape = assay_shape_of(1, count);
@@ -283,9 +275,8 @@ static void normal_moments(void **state)
     free(x);
 }
 
-static void uniform_and_integers_are_even(void **state)
+TEST(uniform_and_integers_are_even)
 {
-    (void)state;
     const int64_t count = 1 << 18;
     enum { BINS = 64 };
     assay_context ctx = best_context(2);
@@ -306,9 +297,8 @@ static void uniform_and_integers_are_even(void **state)
     free(x);
 }
 
-static void patterns_and_constants(void **state)
+TEST(patterns_and_constants)
 {
-    (void)state;
     assay_context ctx = best_context(1);
     const assay_shape shape = assay_shape_of(2, INT64_C(40), INT64_C(19));
     double x[760];
@@ -322,9 +312,8 @@ static void patterns_and_constants(void **state)
     assert_all_nan(x, 760);
 }
 
-static void near_ties_are_neighbours_on_the_grid(void **state)
+TEST(near_ties_are_neighbours_on_the_grid)
 {
-    (void)state;
     assay_context ctx = best_context(1);
     const assay_shape shape = assay_shape_of(1, INT64_C(500));
     const struct {
@@ -349,9 +338,8 @@ static void near_ties_are_neighbours_on_the_grid(void **state)
     }
 }
 
-static void powers_belong_to_blocks_and_rows(void **state)
+TEST(powers_belong_to_blocks_and_rows)
 {
-    (void)state;
     enum { ROWS = 50, COLUMNS = 300, COUNT = ROWS * COLUMNS };
     assay_context ctx = best_context(1);
     const assay_shape shape = assay_shape_of(2, (int64_t)ROWS, (int64_t)COLUMNS);
@@ -379,9 +367,8 @@ static void powers_belong_to_blocks_and_rows(void **state)
 }
 
 /* Powers from the Python recipe: below(word(42, "inputs/x", 1, block), 7) - 3. */
-static void powers_are_the_recipe_s(void **state)
+TEST(powers_are_the_recipe_s)
 {
-    (void)state;
     enum { ROWS = 6, COLUMNS = 300 };
     const int powers[6] = {2, 1, 2, 3, 2, 3};
     assay_context ctx = best_context(1);
@@ -399,9 +386,8 @@ static void powers_are_the_recipe_s(void **state)
         assert_true(x[i] == ldexp(plain[i], powers[i / COLUMNS * 3 + i % COLUMNS / 128]));
 }
 
-static void odd_elements_cancel_even_ones(void **state)
+TEST(odd_elements_cancel_even_ones)
 {
-    (void)state;
     enum { COUNT = 4000 };
     assay_context ctx = best_context(1);
     const assay_shape shape = assay_shape_of(1, (int64_t)COUNT);
@@ -416,9 +402,8 @@ static void odd_elements_cancel_even_ones(void **state)
     assert_true(largest > 0x1.fp-11);
 }
 
-static void fills_that_do_not_fit_are_refused(void **state)
+TEST(fills_that_do_not_fit_are_refused)
 {
-    (void)state;
     const assay_shape shape = assay_shape_of(2, INT64_C(3), INT64_C(4));
     const assay_fill wrong[] = {
         {.distribution = ASSAY_UNIFORM, .low = 2, .high = 1},
@@ -450,9 +435,8 @@ static void fills_that_do_not_fit_are_refused(void **state)
     }
 }
 
-static void slices_outside_the_tensor_are_refused(void **state)
+TEST(slices_outside_the_tensor_are_refused)
 {
-    (void)state;
     const assay_shape shape = assay_shape_of(2, INT64_C(3), INT64_C(4));
     const assay_shape negative = assay_shape_of(2, INT64_C(3), INT64_C(-4));
     const assay_shape empty = assay_shape_of(2, INT64_C(3), INT64_C(0));

@@ -13,9 +13,8 @@ static void fill_unwritten(int32_t *x, int64_t count)
 }
 
 /* From the Python recipe of docs/numerics.md. */
-static void first_values_are_the_recipe_s(void **state)
+TEST(first_values_are_the_recipe_s)
 {
-    (void)state;
     assay_context ctx = {.threads = 2};
     const assay_shape rows = assay_shape_of(2, INT64_C(3), INT64_C(4));
     const assay_shape groups = assay_shape_of(1, INT64_C(8)), ten = assay_shape_of(1, INT64_C(10));
@@ -43,9 +42,8 @@ static void first_values_are_the_recipe_s(void **state)
     assert_int_equal(x[8], UNWRITTEN);
 }
 
-static void experts_are_distinct_in_each_row(void **state)
+TEST(experts_are_distinct_in_each_row)
 {
-    (void)state;
     const struct {
         int64_t rows, columns, experts;
     } cases[] = {{200, 8, 256}, {300, 5, 5}, {100, 1, 1}, {100, 1, 7}, {1, 60, 61}, {0, 3, 4}, {3, 0, 4}};
@@ -82,9 +80,8 @@ static void experts_are_distinct_in_each_row(void **state)
     }
 }
 
-static void group_sizes_add_up(void **state)
+TEST(group_sizes_add_up)
 {
-    (void)state;
     const int64_t groups[] = {1, 2, 3, 7, 64, 256}, totals[] = {0, 1, 5, 1000, 2147483647};
     assay_context ctx = {.threads = 2};
     for (int g = 0; g < 6; g++) {
@@ -110,9 +107,8 @@ static void group_sizes_add_up(void **state)
     }
 }
 
-static void a_permutation_has_every_number_once(void **state)
+TEST(a_permutation_has_every_number_once)
 {
-    (void)state;
     const int64_t counts[] = {0, 1, 2, 97, 1000};
     assay_context ctx = {.threads = 2};
     const assay_fill fill = {.distribution = ASSAY_PERMUTATION};
@@ -133,9 +129,8 @@ static void a_permutation_has_every_number_once(void **state)
     }
 }
 
-static void a_ramp_starts_anew_in_each_row(void **state)
+TEST(a_ramp_starts_anew_in_each_row)
 {
-    (void)state;
     assay_context ctx = {.threads = 2};
     const assay_shape shape = assay_shape_of(2, INT64_C(3), INT64_C(5)), empty = assay_shape_of(1, INT64_C(0));
     const struct {
@@ -160,9 +155,8 @@ static void a_ramp_starts_anew_in_each_row(void **state)
     assert_int_equal(none, UNWRITTEN);
 }
 
-static void element_wise_fills_are_whole_numbers(void **state)
+TEST(element_wise_fills_are_whole_numbers)
 {
-    (void)state;
     enum { COUNT = 10000 };
     assay_context ctx = {.threads = 2};
     const assay_shape shape = assay_shape_of(2, INT64_C(2), (int64_t)COUNT / 2);
@@ -181,9 +175,8 @@ static void element_wise_fills_are_whole_numbers(void **state)
     for (int i = 0; i < COUNT; i++) assert_true(x[i] == same[i] && abs(x[i] - 1) % 3 == 0 && abs(x[i] - 1) <= 6);
 }
 
-static void fills_that_do_not_fit_are_refused(void **state)
+TEST(fills_that_do_not_fit_are_refused)
 {
-    (void)state;
     const double half[] = {1, 0.5};
     const assay_shape shape = assay_shape_of(2, INT64_C(3), INT64_C(4)), scalar = assay_shape_of(0);
     const assay_shape empty = assay_shape_of(1, INT64_C(0)), huge = assay_shape_of(1, INT64_C(1) << 31);

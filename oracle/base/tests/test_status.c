@@ -3,9 +3,8 @@
 #include "oracle/base/status.h"
 #include "tests/support/assay_test.h"
 
-static void every_status_has_its_text(void **state)
+TEST(every_status_has_its_text)
 {
-    (void)state;
     assert_string_equal(assay_status_text(ASSAY_OK), "ok");
     assert_string_equal(assay_status_text(ASSAY_BAD_INPUT), "bad input");
     assert_string_equal(assay_status_text(ASSAY_NO_MEMORY), "out of memory");
@@ -14,17 +13,15 @@ static void every_status_has_its_text(void **state)
     assert_string_equal(assay_status_text((assay_status)99), "unknown status");
 }
 
-static void fail_returns_the_status_and_keeps_the_message(void **state)
+TEST(fail_returns_the_status_and_keeps_the_message)
 {
-    (void)state;
     assay_context ctx = {.threads = 1};
     assert_int_equal(assay_fail(&ctx, ASSAY_IO, "%s has %d rows, expected %d", "x", 3, 4), ASSAY_IO);
     assert_string_equal(ctx.message, "x has 3 rows, expected 4");
 }
 
-static void a_long_message_is_cut_short(void **state)
+TEST(a_long_message_is_cut_short)
 {
-    (void)state;
     assay_context ctx = {.threads = 1};
     char long_text[2 * ASSAY_MESSAGE_SIZE];
     memset(long_text, 'a', sizeof long_text);
@@ -51,9 +48,8 @@ static assay_status returned(bool condition)
     return ASSAY_OK;
 }
 
-static void macros_leave_when_they_should(void **state)
+TEST(macros_leave_when_they_should)
 {
-    (void)state;
     int steps = 0;
     assert_int_equal(tried(ASSAY_OK, &steps), ASSAY_OK);
     assert_int_equal(steps, 11);

@@ -3,9 +3,8 @@
 #include "oracle/base/tensor.h"
 #include "tests/support/assay_test.h"
 
-static void shapes_count_their_elements(void **state)
+TEST(shapes_count_their_elements)
 {
-    (void)state;
     assay_shape scalar = assay_shape_of(0);
     assay_shape matrix = assay_shape_of(2, INT64_C(3), INT64_C(5));
     assay_shape empty = assay_shape_of(3, INT64_C(3), INT64_C(0), INT64_C(5));
@@ -17,9 +16,8 @@ static void shapes_count_their_elements(void **state)
     assert_true(assay_shape_count(&large) == INT64_C(3758096384));
 }
 
-static void shapes_are_equal_in_rank_and_every_axis(void **state)
+TEST(shapes_are_equal_in_rank_and_every_axis)
 {
-    (void)state;
     assay_shape a = assay_shape_of(2, INT64_C(3), INT64_C(5));
     assay_shape same = assay_shape_of(2, INT64_C(3), INT64_C(5));
     assay_shape swapped = assay_shape_of(2, INT64_C(5), INT64_C(3));
@@ -34,9 +32,8 @@ static void shapes_are_equal_in_rank_and_every_axis(void **state)
     assert_false(assay_shape_equal(&a, &scalar));
 }
 
-static void shapes_have_a_text(void **state)
+TEST(shapes_have_a_text)
 {
-    (void)state;
     char text[64];
     assay_shape scalar = assay_shape_of(0);
     assay_shape vector = assay_shape_of(1, INT64_C(7));
@@ -49,9 +46,8 @@ static void shapes_have_a_text(void **state)
     assert_string_equal(text, "[2,16,64]");
 }
 
-static void a_short_buffer_is_not_overrun(void **state)
+TEST(a_short_buffer_is_not_overrun)
 {
-    (void)state;
     assay_shape x = assay_shape_of(3, INT64_C(2), INT64_C(16), INT64_C(64));
     for (size_t size = 1; size <= sizeof "[2,16,64]"; size++) {
         char text[16];

@@ -96,7 +96,7 @@ static void expect_text(const char *path, const char *expected)
     assert_string_equal(found, expected);
 }
 
-static void text_replaces_text(void **state)
+TEST(text_replaces_text)
 {
     char path[PATH_SIZE], name[256];
     assay_context ctx = {.threads = 1};
@@ -112,7 +112,7 @@ static void text_replaces_text(void **state)
     assert_int_equal(files_in(*state), 1);
 }
 
-static void permissions_follow_the_umask(void **state)
+TEST(permissions_follow_the_umask)
 {
     static const mode_t masks[] = {0022, 0077, 0002};
     char path[PATH_SIZE];
@@ -130,7 +130,7 @@ static void permissions_follow_the_umask(void **state)
 }
 
 /* What cannot be brought to the disk replaces nothing and leaves nothing. */
-static void failures_keep_what_was_there(void **state)
+TEST(failures_keep_what_was_there)
 {
     static int *const calls[] = {&write_error, &fsync_error, &close_error};
     static const int errors[] = {EIO, ENOSPC, EDQUOT};
@@ -152,7 +152,7 @@ static void failures_keep_what_was_there(void **state)
     }
 }
 
-static void other_targets_are_refused(void **state)
+TEST(other_targets_are_refused)
 {
     char path[PATH_SIZE];
     assay_context ctx = {.threads = 1};
@@ -166,7 +166,7 @@ static void other_targets_are_refused(void **state)
     assert_int_equal(files_in(*state), 0);
 }
 
-static void no_memory(void **state)
+TEST(no_memory)
 {
     char path[PATH_SIZE];
     assay_context ctx = {.threads = 1};

@@ -54,11 +54,10 @@ static void run_both(layer_case *plain, assay_mesh mesh, int64_t factor, int gra
     memory_store_free(&found);
 }
 
-static void the_schedule_is_the_stack(void **state)
+TEST(the_schedule_is_the_stack)
 {
     static const assay_mesh meshes[] = {{{1, 1, 1}}, {{1, 2, 2}}, {{2, 2, 4}}};
     static const int64_t factors[] = {1, 2, 4}, dense[] = {1, 2};
-    (void)state;
     for (int i = 0; i < 3 * 3 * 2; i++) {
         const int64_t factor = factors[i / 3 % 3], first = dense[i / 9], layers = i / 9 == 0 ? 4 : 6;
         layer_case plain = split_case_plain(first + layers, first, assay_mesh_shards(&meshes[i % 3]) * factor, 5);
@@ -68,9 +67,8 @@ static void the_schedule_is_the_stack(void **state)
 }
 
 /* More than one row of a shard in a microbatch, groups of experts, a gate without bias. */
-static void other_forms(void **state)
+TEST(other_forms)
 {
-    (void)state;
     layer_case plain = layer_case_make(4, 0, 12, 3);
     plain.config = split_case_form(plain.config);
     plain.config.moe.routing.num_experts = 6;
@@ -87,9 +85,8 @@ static void other_forms(void **state)
 }
 
 /* One layer alone, as the op deepseek_layer has it. */
-static void one_layer_goes_without_the_scan(void **state)
+TEST(one_layer_goes_without_the_scan)
 {
-    (void)state;
     layer_case plain = layer_case_make(1, 0, 4, 3);
     plain.config = split_case_form(plain.config);
     plain.config.single = true;
@@ -98,7 +95,7 @@ static void one_layer_goes_without_the_scan(void **state)
     layer_case_free(&plain);
 }
 
-static void threads_and_instructions_change_nothing(void **state)
+TEST(threads_and_instructions_change_nothing)
 {
     static const struct {
         int threads;
@@ -132,7 +129,7 @@ static const memory_tensor *checkpoint(const memory_store *store, int layer, con
 }
 
 /* Whole checkpoints out of microbatches: those of the plain stack, and mla_out its first half. */
-static void checkpoints_are_merged(void **state)
+TEST(checkpoints_are_merged)
 {
     static const char *const names[] = {"decoder_layer_input", "attention_out", "lse"};
     assay_context ctx = assay_context_default(1);
@@ -161,10 +158,9 @@ static void checkpoints_are_merged(void **state)
 }
 
 /* The report is what the sizes say; operations too, but for the rows of a shard that are more than are kept. */
-static void the_report_is_the_model(void **state)
+TEST(the_report_is_the_model)
 {
     static const assay_mesh meshes[] = {{{1, 1, 1}}, {{2, 1, 1}}, {{1, 2, 2}}, {{1, 1, 4}}};
-    (void)state;
     for (int i = 0; i < 4; i++) {
         assay_context ctx = assay_context_default(1);
         layer_case plain = split_case_plain(5, 1, 8, 2);
@@ -191,13 +187,12 @@ static bool wants_no_gradient(void *self, const char *path)
 }
 
 /* Without backward nothing is kept, and there are fewer events. */
-static void forward_alone(void **state)
+TEST(forward_alone)
 {
     assay_context ctx = assay_context_default(1);
     layer_case plain = split_case_plain(4, 0, 4, 3);
     layer_case split = split_case_of(&plain, (assay_mesh){{1, 1, 2}}, 2);
     memory_store with = {0}, without = {0};
-    (void)state;
     layer_case_run(&ctx, &split, &with);
     const assay_source in = memory_store_source(&split.in);
     assay_sink out = memory_store_sink(&without);
@@ -213,13 +208,12 @@ static void forward_alone(void **state)
     layer_case_free(&plain);
 }
 
-static void out_of_memory_leaves_nothing_behind(void **state)
+TEST(out_of_memory_leaves_nothing_behind)
 {
     layer_case plain = split_case_plain(4, 0, 2, 1);
     layer_case split = split_case_of(&plain, (assay_mesh){{1, 1, 1}}, 2);
     const assay_source in = memory_store_source(&split.in);
     int64_t n = 0;
-    (void)state;
     for (;; n += 1 + n / 16) { /* every one at first, then fewer */
         assay_context ctx = assay_context_default(1);
         memory_store found = {0};

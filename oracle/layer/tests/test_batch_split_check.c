@@ -8,7 +8,7 @@
 #include "tests/support/assay_test.h"
 
 /* Row r of a shard goes to microbatch r mod f. */
-static void rows_alternate(void **state)
+TEST(rows_alternate)
 {
     enum { SHARDS = 2, FACTOR = 3, ROWS = 2, WIDTH = 2, COUNT = SHARDS * FACTOR * ROWS * WIDTH };
     const bs_run run = {.factor = FACTOR, .sizes = {.shards = SHARDS, .rows = ROWS}};
@@ -35,10 +35,9 @@ static void rows_alternate(void **state)
 }
 
 /* Of a microbatch: 24 rows on 12 shards, of them 4 along expert, 5 tokens a row. */
-static void sizes_of_a_microbatch(void **state)
+TEST(sizes_of_a_microbatch)
 {
     layer_case c = layer_case_make(4, 0, 48, 5);
-    (void)state;
     c.config.moe.routing.num_experts = 8;
     c.config.moe.routing.num_experts_per_tok = 3;
     c.config.batch_split_factor = 2;
@@ -185,7 +184,7 @@ static void tensor(assay_stack_config *c)
     c->sharding.tensor_shards = 2;
 }
 
-static void what_it_lacks_is_refused(void **state)
+TEST(what_it_lacks_is_refused)
 {
     static const struct {
         change apply;
@@ -238,7 +237,7 @@ static void what_it_lacks_is_refused(void **state)
     layer_case_free(&plain);
 }
 
-static void segments_are_refused(void **state)
+TEST(segments_are_refused)
 {
     assay_context ctx = assay_context_default(1);
     layer_case plain = split_case_plain(4, 0, 2, 1);

@@ -104,9 +104,8 @@ static void scatter_weights(experts_case *c)
     }
 }
 
-static void test_shared_expert(void **state)
+TEST(test_shared_expert)
 {
-    (void)state;
     assay_context ctx = assay_context_default(2);
     for (int s = 0; s < SHAPES; s++) {
         experts_case c;
@@ -143,9 +142,8 @@ static void assert_shared_differences(const experts_case *c, double *values, con
     free(y);
 }
 
-static void test_shared_expert_bwd(void **state)
+TEST(test_shared_expert_bwd)
 {
-    (void)state;
     static const int weights[] = {BS_SHARED_WI_0, BS_SHARED_WI_1, BS_SHARED_WO};
     assay_context ctx = assay_context_default(2);
     for (int s = 0; s < SHAPES; s++) {
@@ -187,9 +185,8 @@ static void expected_gmm(const experts_case *c, double *y, const bs_gmm_args *ar
 }
 
 /* What rows beyond the groups hold reaches nothing, and 0 comes out of them. */
-static void test_gmm(void **state)
+TEST(test_gmm)
 {
-    (void)state;
     assay_context ctx = assay_context_default(2);
     for (int s = 0; s < SHAPES; s++) {
         experts_case c;
@@ -240,9 +237,8 @@ static void test_gmm(void **state)
     }
 }
 
-static void test_compute_gating(void **state)
+TEST(test_compute_gating)
 {
-    (void)state;
     assay_context ctx = assay_context_default(2);
     for (int s = 0; s < SHAPES; s++) {
         experts_case c;
@@ -284,9 +280,8 @@ static void expected_linear(const experts_case *c, double *y)
     free(hidden);
 }
 
-static void test_compute_linear(void **state)
+TEST(test_compute_linear)
 {
-    (void)state;
     assay_context ctx = assay_context_default(2);
     for (int s = 0; s < 2 * SHAPES; s++) {
         const assay_emulation form = {.second_form = s % 2 == 1};
@@ -334,9 +329,8 @@ static void assert_linear_differences(const experts_case *c, double *values, con
     free(y);
 }
 
-static void test_compute_linear_bwd(void **state)
+TEST(test_compute_linear_bwd)
 {
-    (void)state;
     assay_context ctx = assay_context_default(2);
     for (int s = 0; s < 2 * SHAPES; s++) {
         const assay_emulation form = {.second_form = s % 2 == 1};
@@ -374,9 +368,8 @@ static void test_compute_linear_bwd(void **state)
 }
 
 /* _remat makes what forward had, but for the shared expert's output, of which it makes the way there. */
-static void test_route_remat(void **state)
+TEST(test_route_remat)
 {
-    (void)state;
     assay_context ctx = assay_context_default(2);
     for (int s = 0; s < SHAPES; s++) {
         moe_half c;
@@ -402,9 +395,8 @@ static void test_route_remat(void **state)
 
 /* A shard's mlpwi_0 and mlpwi_1 come from the residuals and zeros while its rows are no more than were kept, else from
  * a product. */
-static void test_compute_remat(void **state)
+TEST(test_compute_remat)
 {
-    (void)state;
     assay_context ctx = assay_context_default(2);
     for (int64_t capacity = 0; capacity <= 12; capacity++) {
         experts_case c;

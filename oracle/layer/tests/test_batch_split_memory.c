@@ -105,11 +105,10 @@ static size_t peak_of(layer_case *c, bool gradients)
 
 /* Forward: two layers' gathered weights, and those that are on their way; with backward their gradients too. However
  * many layers there are. */
-static void weights_of_two_layers_at_a_time(void **state)
+TEST(weights_of_two_layers_at_a_time)
 {
     const double layer = 3.0 * EXPERTS * 8 * HIDDEN * sizeof(double);
     size_t peaks[2][2];
-    (void)state;
     for (int i = 0; i < 2; i++) {
         layer_case c = wide_case(i == 0 ? 6 : 12, 1);
         for (int backward = 0; backward < 2; backward++) peaks[i][backward] = peak_of(&c, backward == 1);
@@ -127,7 +126,7 @@ static void weights_of_two_layers_at_a_time(void **state)
     assert_true((double)peaks[1][1] < (double)peaks[0][1] + 0.1 * layer);
 }
 
-static void residuals_are_offloaded(void **state)
+TEST(residuals_are_offloaded)
 {
     assay_context ctx = assay_context_default(1);
     layer_case c = wide_case(4, 2);

@@ -188,9 +188,8 @@ static void assert_plain(assay_context *ctx, mla_half *h, bool same_bits)
     free(dy);
 }
 
-static void test_against_the_plain_half(void **state)
+TEST(test_against_the_plain_half)
 {
-    (void)state;
     for (int shape = 0; shape < SHAPES; shape++) {
         assay_context ctx = assay_context_default(2);
         mla_half h;
@@ -201,9 +200,8 @@ static void test_against_the_plain_half(void **state)
 }
 
 /* Rounded in the same places. */
-static void test_emulated_on_one_shard(void **state)
+TEST(test_emulated_on_one_shard)
 {
-    (void)state;
     const assay_emulation emulation = {
         .precision = {"bf16", RMS(0x1p-8), RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), 0x1p-22, .least = 0},
         .storage = ASSAY_BFLOAT16,
@@ -234,9 +232,8 @@ static void assert_same_results(const mla_half *h, const mla_half *expected)
     }
 }
 
-static void test_missing_gradients_are_skipped(void **state)
+TEST(test_missing_gradients_are_skipped)
 {
-    (void)state;
     assay_context ctx = assay_context_default(1);
     mla_half all;
     half_open(&all, shapes[4]);
@@ -265,9 +262,8 @@ static void check_same_bits(assay_context *ctx, void *data)
     half_close(&h);
 }
 
-static void test_same_bits_with_any_threads_and_isa(void **state)
+TEST(test_same_bits_with_any_threads_and_isa)
 {
-    (void)state;
     assay_context ctx = assay_context_default(1);
     mla_half first;
     half_open(&first, shapes[5]);
@@ -276,9 +272,8 @@ static void test_same_bits_with_any_threads_and_isa(void **state)
     half_close(&first);
 }
 
-static void test_every_allocation_may_fail(void **state)
+TEST(test_every_allocation_may_fail)
 {
-    (void)state;
     assay_context ctx = assay_context_default(1);
     mla_half h, expected;
     half_open(&h, shapes[3]);
@@ -308,9 +303,8 @@ static assay_status counting_matmul(assay_context *ctx, const assay_matmul_args 
     return assay_arithmetic_reference.matmul(ctx, args);
 }
 
-static void test_operations_are_those_of_remat(void **state)
+TEST(test_operations_are_those_of_remat)
 {
-    (void)state;
     static const assay_arithmetic counting = {.name = "counting", .matmul = counting_matmul};
     for (int shape = 0; shape < SHAPES; shape++) {
         assay_context ctx = assay_context_default(1);

@@ -71,9 +71,8 @@ static quad *zeros(int64_t count)
     return values;
 }
 
-static void test_flash_attention_is_the_dense_formula(void **state)
+TEST(test_flash_attention_is_the_dense_formula)
 {
-    (void)state;
     assay_context ctx = assay_context_default(2);
     for (int shape = 0; shape < SHAPES; shape++) {
         const assay_mla_config config = config_of(shape);
@@ -162,9 +161,8 @@ static void assert_plain(assay_context *ctx, mla_shard_case *c)
     mla_problem_free(&plain);
 }
 
-static void test_mla_is_the_plain_form(void **state)
+TEST(test_mla_is_the_plain_form)
 {
-    (void)state;
     const assay_emulation emulation = {
         .precision = {"bf16", RMS(0x1p-8), RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), 0x1p-22, .least = 0},
         .storage = ASSAY_BFLOAT16,
@@ -184,9 +182,8 @@ static void test_mla_is_the_plain_form(void **state)
     }
 }
 
-static void test_mla_is_the_formula(void **state)
+TEST(test_mla_is_the_formula)
 {
-    (void)state;
     assay_context ctx = assay_context_default(2);
     for (int shape = 0; shape < SHAPES; shape++) {
         const assay_mla_config config = config_of(shape);
@@ -208,9 +205,8 @@ static void test_mla_is_the_formula(void **state)
 }
 
 /* Each gradient by itself, and none. */
-static void test_missing_gradients_are_skipped(void **state)
+TEST(test_missing_gradients_are_skipped)
 {
-    (void)state;
     const assay_mla_config config = config_of(3);
     assay_context ctx = assay_context_default(1);
     for (int wanted = -1; wanted < MLA_VARIABLES; wanted++) {
@@ -264,9 +260,8 @@ static void check_same_bits(assay_context *ctx, void *data)
     mla_shard_close(&c);
 }
 
-static void test_same_bits_with_any_threads_and_isa(void **state)
+TEST(test_same_bits_with_any_threads_and_isa)
 {
-    (void)state;
     const assay_mla_config config = mla_shard_config(large[0], large[1], large[2], large[3]);
     first_run first = {0};
     mla_shard_open(&first.c, &config);
@@ -276,9 +271,8 @@ static void test_same_bits_with_any_threads_and_isa(void **state)
     mla_shard_close(&first.c);
 }
 
-static void test_every_allocation_may_fail(void **state)
+TEST(test_every_allocation_may_fail)
 {
-    (void)state;
     const assay_mla_config config = config_of(3);
     assay_context ctx = assay_context_default(1);
     mla_shard_case c, expected;

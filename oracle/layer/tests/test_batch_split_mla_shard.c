@@ -21,9 +21,8 @@ static int64_t count_of(const mla_shard_case *c, int tensor)
 
 /* --- rotation --- */
 
-static void test_mask(void **state)
+TEST(test_mask)
 {
-    (void)state;
     static const double two[4] = {0, 1, -1, 0};
     static const double six[36] = {0, 1, 0,  0, 0, 0, -1, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0,  0,
                                    0, 0, -1, 0, 0, 0, 0,  0, 0, 0, 0, 1, 0, 0, 0, 0, -1, 0};
@@ -49,9 +48,8 @@ static double naive_angle(const assay_rope_config *c, int32_t position, int64_t 
     return position * (base / c->rope_factor * ramp + base * (1 - ramp));
 }
 
-static void test_freqs(void **state)
+TEST(test_freqs)
 {
-    (void)state;
     static const int32_t positions[] = {0, 1, 3, 399, 2, 60, 0};
     static const int64_t dims[] = {2, 4, 6, 10, 64};
     assay_context ctx = assay_context_default(2);
@@ -89,9 +87,8 @@ static double rotated(const double *x, const double *freqs, const double *mask, 
     return x[i] * cos(freqs[i / 2]) + sum * sin(freqs[i / 2]);
 }
 
-static void test_yarn_is_the_formula_with_the_mask(void **state)
+TEST(test_yarn_is_the_formula_with_the_mask)
 {
-    (void)state;
     assay_context ctx = assay_context_default(2);
     for (int shape = 0; shape < SHAPES; shape++) {
         const assay_mla_config config = config_of(shape);
@@ -122,9 +119,8 @@ static void test_yarn_is_the_formula_with_the_mask(void **state)
 
 /* --- projections --- */
 
-static void test_projections_are_the_formula_and_the_plain_form(void **state)
+TEST(test_projections_are_the_formula_and_the_plain_form)
 {
-    (void)state;
     assay_context ctx = assay_context_default(2);
     for (int shape = 0; shape < SHAPES; shape++) {
         const assay_mla_config config = config_of(shape);
@@ -162,9 +158,8 @@ static double *cotangent(uint64_t *seed, const mla_shard_case *c, int tensor)
     return test_normals(seed, 1, ASSAY_FLOAT64, count_of(c, tensor));
 }
 
-static void test_query_projection_bwd(void **state)
+TEST(test_query_projection_bwd)
 {
-    (void)state;
     assay_context ctx = assay_context_default(2);
     for (int shape = 0; shape < SHAPES; shape++) {
         const assay_mla_config config = config_of(shape);
@@ -192,9 +187,8 @@ static void test_query_projection_bwd(void **state)
     }
 }
 
-static void test_kv_projection_bwd(void **state)
+TEST(test_kv_projection_bwd)
 {
-    (void)state;
     assay_context ctx = assay_context_default(2);
     for (int shape = 0; shape < SHAPES; shape++) {
         const assay_mla_config config = config_of(shape);
@@ -308,9 +302,8 @@ static void assert_key_value_bwd(const key_value *v, const mla_sizes *s)
     }
 }
 
-static void test_get_key_value(void **state)
+TEST(test_get_key_value)
 {
-    (void)state;
     assay_context ctx = assay_context_default(2);
     for (int shape = 0; shape < SHAPES; shape++) {
         const assay_mla_config config = config_of(shape);

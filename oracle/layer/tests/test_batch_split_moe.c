@@ -110,9 +110,8 @@ static void assert_plain(assay_context *ctx, moe_half *c)
     memory_store_free(&plain);
 }
 
-static void test_against_plain(void **state)
+TEST(test_against_plain)
 {
-    (void)state;
     assay_context ctx = assay_context_default(2);
     for (int i = 0; i < SHAPES; i++) {
         moe_half c;
@@ -125,9 +124,8 @@ static void test_against_plain(void **state)
 
 /* One shard, one microbatch, one expert a token: then the weight's place is all that differs from the plain block, and
  * with a factor of 1 the weight is 1. */
-static void test_same_bits_as_plain(void **state)
+TEST(test_same_bits_as_plain)
 {
-    (void)state;
     assay_context ctx = assay_context_default(1);
     const moe_half_shape shape = {1, 1, 1, 1, 2, 5, 4, 1, 0, 0};
     moe_half c;
@@ -145,9 +143,8 @@ static void test_same_bits_as_plain(void **state)
 
 /* moe_mlpwi_0 [M,f,R,H]: a shard's rows of a microbatch are those of the tokens that chose its experts, expert by
  * expert, then token by token. group_sizes [M,f,E/P] counts them. */
-static void test_checkpoints(void **state)
+TEST(test_checkpoints)
 {
-    (void)state;
     assay_context ctx = assay_context_default(2);
     for (int s = 0; s < SHAPES; s++) {
         moe_half c;
@@ -240,9 +237,8 @@ static void assert_stored(const moe_half *c)
 
 /* A shard with more rows than are kept computes them again, and counts it; the bits are those of a run that keeps all.
  */
-static void test_capacity(void **state)
+TEST(test_capacity)
 {
-    (void)state;
     const moe_half_shape shape = {2, 1, 4, 2, 1, 3, 8, 2, 0, 0};
     static const assay_emulation bfloat16 = {.precision = {.storage = 0x1p-9,
                                                            .multiply = 0x1p-9,
@@ -295,9 +291,8 @@ static void test_capacity(void **state)
 }
 
 /* A shard whose rows are just as many as are kept does not compute again. */
-static void test_capacity_edge(void **state)
+TEST(test_capacity_edge)
 {
-    (void)state;
     assay_context ctx = assay_context_default(1);
     const moe_half_shape shape = {1, 1, 4, 1, 1, 3, 8, 2, 0, 0};
     for (int64_t less = 0; less < 2; less++) {
@@ -314,9 +309,8 @@ static void test_capacity_edge(void **state)
 }
 
 /* The source's choice replaces the router's: the plain block's with the same. */
-static void test_given(void **state)
+TEST(test_given)
 {
-    (void)state;
     assay_context ctx = assay_context_default(2);
     for (int s = 0; s < SHAPES; s++) {
         const moe_half_shape *shape = &shapes[s];
@@ -341,9 +335,8 @@ static void test_given(void **state)
     }
 }
 
-static void test_events(void **state)
+TEST(test_events)
 {
-    (void)state;
     static const int32_t expected[][ASSAY_EVENT_FIELDS] = {
         {0, ASSAY_STAGE_ROUTE, 1, 0},         {0, ASSAY_STAGE_ROUTE, 1, 1},
         {0, ASSAY_STAGE_ROUTE, 1, 2},         {0, ASSAY_STAGE_COMPUTE, 1, 0},
@@ -367,9 +360,8 @@ static void test_events(void **state)
 }
 
 /* A gradient that nobody wants is left out, and the others stay as they are. */
-static void test_unwanted(void **state)
+TEST(test_unwanted)
 {
-    (void)state;
     assay_context ctx = assay_context_default(1);
     for (int left_out = BS_POST_NORM; left_out <= BS_WEIGHTS; left_out++) {
         moe_half all, c;
@@ -388,9 +380,8 @@ static void test_unwanted(void **state)
     }
 }
 
-static void test_same_bits(void **state)
+TEST(test_same_bits)
 {
-    (void)state;
     static const int threads[] = {1, 2, 7};
     static const assay_isa isas[] = {ASSAY_ISA_SCALAR, ASSAY_ISA_AVX2, ASSAY_ISA_AVX512};
     for (int s = 4; s < 6; s++) {
@@ -414,9 +405,8 @@ static void test_same_bits(void **state)
 }
 
 /* Without a backward nothing is kept; without a sink that wants anything, nothing is written. */
-static void test_forward_only(void **state)
+TEST(test_forward_only)
 {
-    (void)state;
     static const char *const nothing[] = {NULL};
     assay_context ctx = assay_context_default(1);
     moe_half c, both;
@@ -439,9 +429,8 @@ static void test_forward_only(void **state)
 }
 
 /* Every allocation fails once: no leak, no crash, and the status says so. */
-static void test_allocation_failures(void **state)
+TEST(test_allocation_failures)
 {
-    (void)state;
     const moe_half_shape shape = {1, 1, 2, 2, 1, 1, 2, 1, 0, 0};
     assay_context ctx = assay_context_default(1);
     bool failed = true;

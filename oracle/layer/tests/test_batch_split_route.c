@@ -24,9 +24,8 @@ static void assert_mask(const double *logits, const double *expected, int64_t to
     free(mask);
 }
 
-static void test_group_mask(void **state)
+TEST(test_group_mask)
 {
-    (void)state;
     /* sums of the two largest of each pair: 5 4 4 6; the first of the equal ones; 2 tokens */
     const double logits[] = {1, 4, 2, 2, 4, 0, 3, 3, -1, -2, -9, 9, 0, 0, -3, -4};
     const double two[] = {1, 1, 0, 0, 0, 0, 1, 1, 0, 0, 1, 1, 1, 1, 0, 0};
@@ -73,9 +72,8 @@ static double sigmoid(double x)
 }
 
 /* Logits, choices, weights and group sizes from their formulas; the choice by way of the mask. */
-static void test_selection(void **state)
+TEST(test_selection)
 {
-    (void)state;
     assay_context ctx = assay_context_default(2);
     for (int s = 0; s < SHAPES; s++) {
         moe_half c;
@@ -145,9 +143,8 @@ static void assert_differences(assay_context *ctx, const bs_moe_layer *at, doubl
     }
 }
 
-static void test_selection_bwd(void **state)
+TEST(test_selection_bwd)
 {
-    (void)state;
     assay_context ctx = assay_context_default(2);
     for (int s = 0; s < SHAPES; s++) {
         moe_half c;
@@ -209,9 +206,8 @@ static void assert_copy(const moe_half *c, const bs_routed *routed, int64_t shar
 }
 
 /* Rolled ids, then for each of them in ascending order the copies in the order of choices. */
-static void test_route(void **state)
+TEST(test_route)
 {
-    (void)state;
     assay_context ctx = assay_context_default(2);
     for (int s = 0; s < SHAPES; s++) {
         moe_half c;
@@ -257,9 +253,8 @@ static double inner(const double *a, const double *b, int64_t count)
 }
 
 /* <route x, y> = <x, route_bwd y>, of rows and of weights, and the other way round for unroute: exactly. */
-static void test_transposes(void **state)
+TEST(test_transposes)
 {
-    (void)state;
     assay_context ctx = assay_context_default(2);
     for (int s = 0; s < SHAPES; s++) {
         moe_half c;
@@ -298,9 +293,8 @@ static void test_transposes(void **state)
 
 /* Rows of ones where a shard's own experts are, and 0 beyond: every token gets K back, whichever shards its experts are
  * on. */
-static void test_unroute(void **state)
+TEST(test_unroute)
 {
-    (void)state;
     assay_context ctx = assay_context_default(2);
     for (int s = 0; s < SHAPES; s++) {
         moe_half c;
@@ -322,9 +316,8 @@ static void test_unroute(void **state)
 }
 
 /* out = inputs + (unroute(routed) + shared); each of the three gets dout, the routed rows a copy for every choice. */
-static void test_unroute_ubatch(void **state)
+TEST(test_unroute_ubatch)
 {
-    (void)state;
     assay_context ctx = assay_context_default(2);
     for (int s = 0; s < SHAPES; s++) {
         moe_half c;

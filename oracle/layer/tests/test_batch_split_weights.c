@@ -141,9 +141,8 @@ static void assert_parts(const weights_case *c, const bs_weights *found, bool ga
 static const assay_mesh meshes[] = {{{1, 1, 1}}, {{3, 1, 1}}, {{1, 2, 1}}, {{1, 1, 3}}, {{2, 2, 2}}, {{1, 2, 3}}};
 enum { MESHES = sizeof meshes / sizeof *meshes };
 
-static void every_shard_has_its_part(void **state)
+TEST(every_shard_has_its_part)
 {
-    (void)state;
     for (int m = 0; m < MESHES; m++) {
         assay_context ctx = assay_context_default(1);
         weights_case c;
@@ -184,9 +183,8 @@ static void reduce(assay_context *ctx, weights_case *c, const bs_weights *gather
     bs_weights_free(&scattered);
 }
 
-static void gradients_are_sums_over_shards(void **state)
+TEST(gradients_are_sums_over_shards)
 {
-    (void)state;
     for (int m = 0; m < MESHES; m++) {
         assay_context ctx = assay_context_default(1);
         weights_case c;
@@ -214,9 +212,8 @@ static void gradients_are_sums_over_shards(void **state)
 }
 
 /* <gather(w), g> = <w, reduce(g)>, exactly: whole numbers. */
-static void gather_and_reduce_are_transposes(void **state)
+TEST(gather_and_reduce_are_transposes)
 {
-    (void)state;
     for (int m = 0; m < MESHES; m++) {
         assay_context ctx = assay_context_default(1);
         weights_case c;
@@ -251,13 +248,12 @@ static void gather_and_reduce_are_transposes(void **state)
 }
 
 /* Gradients that nobody wants are not there on the way, nor written. */
-static void unwanted_gradients_are_left_out(void **state)
+TEST(unwanted_gradients_are_left_out)
 {
     static const char *const wanted[] = {"gradients/weights/layers/2/moe/wo", "gradients/weights/*/q_norm/scale", NULL};
     assay_context ctx = assay_context_default(1);
     weights_case c;
     bs_weights gathered, like;
-    (void)state;
     open_case(&c, (assay_mesh){{1, 2, 1}});
     c.out.wanted = wanted;
     alloc_nan(&ctx, &c, &gathered, true);
@@ -295,12 +291,11 @@ cleanup:
     return status;
 }
 
-static void no_memory(void **state)
+TEST(no_memory)
 {
     assay_context ctx = assay_context_default(1);
     weights_case c;
     int64_t n = 0;
-    (void)state;
     open_case(&c, (assay_mesh){{2, 2, 1}});
     for (;; n++) {
         assay_fail_allocation(n);
@@ -318,12 +313,11 @@ static void no_memory(void **state)
 }
 
 /* A gate without bias has one of 0, whose gradient nobody gets. */
-static void the_gates_bias_may_be_off(void **state)
+TEST(the_gates_bias_may_be_off)
 {
     assay_context ctx = assay_context_default(1);
     weights_case c;
     bs_weights scattered;
-    (void)state;
     open_case(&c, (assay_mesh){{1, 2, 1}});
     memory_store_remove(&c.layers.in, "weights/layers/2/moe/gate/bias");
     alloc_nan(&ctx, &c, &scattered, false);
@@ -335,13 +329,12 @@ static void the_gates_bias_may_be_off(void **state)
     close_case(&c);
 }
 
-static void missing_and_foreign_weights_are_refused(void **state)
+TEST(missing_and_foreign_weights_are_refused)
 {
     static const char *const foreign[] = {"wi_0_bias", "wi_1_bias", "wo_bias", "per_expert_scale"};
     assay_context ctx = assay_context_default(1);
     weights_case c;
     bs_weights scattered;
-    (void)state;
     open_case(&c, (assay_mesh){{1, 2, 1}});
     alloc_nan(&ctx, &c, &scattered, false);
     for (int i = 0; i < 4; i++) {

@@ -56,9 +56,8 @@ static void stack_path(const char *path, int layer, char *to)
 }
 
 /* A stack is its layers, one after the other, forward and back. */
-static void test_layers(void **state)
+TEST(test_layers)
 {
-    (void)state;
     enum { LAYERS = 3 };
     assay_context ctx = assay_context_default(2);
     layer_case stack = layer_case_make(LAYERS, 1, 2, 5), layers[LAYERS];
@@ -101,9 +100,8 @@ static void test_layers(void **state)
 }
 
 /* Every gradient has the size of what it is the gradient of, every output is written once. */
-static void test_sizes(void **state)
+TEST(test_sizes)
 {
-    (void)state;
     assay_context ctx = assay_context_default(1);
     layer_case c = layer_case_make(2, 1, 2, 5);
     memory_store out = {0};
@@ -131,9 +129,8 @@ static void zero(layer_case *c, const char *path)
 }
 
 /* Blocks that give nothing leave the residual stream alone, both ways. */
-static void test_residual(void **state)
+TEST(test_residual)
 {
-    (void)state;
     assay_context ctx = assay_context_default(1);
     layer_case c = layer_case_make(2, 1, 1, 7);
     memory_store out = {0};
@@ -163,9 +160,8 @@ static void assert_near(const memory_store *actual, const memory_store *expected
     }
 }
 
-static void test_engines(void **state)
+TEST(test_engines)
 {
-    (void)state;
     static const int threads[] = {1, 2, 7};
     static const assay_isa isas[] = {ASSAY_ISA_SCALAR, ASSAY_ISA_AVX2, ASSAY_ISA_AVX512};
     assay_context ctx = assay_context_default(1);
@@ -212,9 +208,8 @@ static void fuse(layer_case *c, const char *prefix, const char *suffix, int64_t 
     memory_store_remove(&c->in, path[1]);
 }
 
-static void test_forms_of_the_mlp(void **state)
+TEST(test_forms_of_the_mlp)
 {
-    (void)state;
     assay_context ctx = assay_context_default(2);
     layer_case c = layer_case_make(2, 1, 2, 5);
     memory_store expected = {0}, dense = {0}, fused = {0};
@@ -244,9 +239,8 @@ static void test_forms_of_the_mlp(void **state)
 }
 
 /* A token of segment 0 sees nothing and nobody sees it; other segments do not see each other. */
-static void test_segments(void **state)
+TEST(test_segments)
 {
-    (void)state;
     static const int32_t ids[] = {1, 1, 1, 2, 2, 0};
     assay_context ctx = assay_context_default(1);
     layer_case c = layer_case_make(2, 1, 1, 6);
@@ -268,9 +262,8 @@ static void test_segments(void **state)
 }
 
 /* Less asked for, the same numbers; nothing differentiated, nothing kept. */
-static void test_wanted(void **state)
+TEST(test_wanted)
 {
-    (void)state;
     static const char *const outputs[] = {"outputs/*", "remat/*", NULL};
     static const char *const one[] = {"gradients/weights/layers/1/moe/gate/bias", "remat/*", NULL};
     static const char *const other[] = {"gradients/weights/layers/0/self_attention/q_norm/scale", NULL};
@@ -299,9 +292,8 @@ static void test_wanted(void **state)
 }
 
 /* The load-balance loss of each MoE layer is an output of its own, and has a gradient of its own. */
-static void test_balance(void **state)
+TEST(test_balance)
 {
-    (void)state;
     assay_context ctx = assay_context_default(1);
     layer_case c = layer_case_make(2, 1, 2, 5);
     memory_store without = {0}, with = {0};
@@ -326,9 +318,8 @@ static void test_balance(void **state)
     layer_case_free(&c);
 }
 
-static void test_refusals(void **state)
+TEST(test_refusals)
 {
-    (void)state;
     static const char *const messages[] = {"2 layers, 3 of them dense",
                                            "normalization_layer_epsilon",
                                            "hash routing",
@@ -356,9 +347,8 @@ static void test_refusals(void **state)
     }
 }
 
-static void test_no_memory(void **state)
+TEST(test_no_memory)
 {
-    (void)state;
     layer_case c = layer_case_make(2, 1, 1, 3);
     int64_t n = 0;
     c.config.policy.action[ASSAY_REMAT_ATTENTION_OUT] = ASSAY_OFFLOAD;

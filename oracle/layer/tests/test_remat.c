@@ -18,9 +18,8 @@ static void default_texts(const char *texts[ASSAY_REMAT_NAMES])
     texts[ASSAY_REMAT_DECODER_LAYER_INPUT] = "device";
 }
 
-static void test_presets(void **state)
+TEST(test_presets)
 {
-    (void)state;
     static const char *const dots[] = {"query_proj", "key_proj",    "value_proj",  "out_proj",
                                        "mlpwi",      "mlpwi_0",     "mlpwi_1",     "mlpwo",
                                        "moe_mlpwi",  "moe_mlpwi_0", "moe_mlpwi_1", "moe_mlpwo"};
@@ -48,9 +47,8 @@ static void test_presets(void **state)
 }
 
 /* The routed tensors follow the plain names until they have a policy of their own. */
-static void test_names(void **state)
+TEST(test_names)
 {
-    (void)state;
     assay_context ctx = assay_context_default(1);
     assay_remat_policy policy;
     const char *texts[ASSAY_REMAT_NAMES];
@@ -68,9 +66,8 @@ static void test_names(void **state)
     assert_int_equal(assay_remat_action_of(&policy, ASSAY_REMAT_LSE), policy.action[ASSAY_REMAT_ATTENTION_OUT]);
 }
 
-static void test_refusals(void **state)
+TEST(test_refusals)
 {
-    (void)state;
     static const struct {
         const char *preset;
         int name;
@@ -129,9 +126,8 @@ static void assert_taken(assay_context *ctx, assay_remat_store *store, int64_t l
     free(expected);
 }
 
-static void test_store(void **state)
+TEST(test_store)
 {
-    (void)state;
     assay_context ctx = assay_context_default(1);
     const assay_remat_policy policy = three_policies();
     assay_remat_store *store = NULL;
@@ -171,9 +167,8 @@ static int entries(const char *folder)
 }
 
 /* The spill file has no name at any time, so nothing can be left of it. */
-static void test_spill_file(void **state)
+TEST(test_spill_file)
 {
-    (void)state;
     char folder[] = "/tmp/assay-remat-XXXXXX";
     assay_context ctx = assay_context_default(1);
     const assay_remat_policy policy = three_policies();
@@ -196,9 +191,8 @@ static void test_spill_file(void **state)
 }
 
 /* No room: an error, not a signal and not a short file. */
-static void test_full_disk(void **state)
+TEST(test_full_disk)
 {
-    (void)state;
     assay_context ctx = assay_context_default(1);
     const assay_remat_policy policy = three_policies();
     assay_remat_store *store = NULL;
@@ -237,9 +231,8 @@ cleanup:
     return status;
 }
 
-static void test_no_memory(void **state)
+TEST(test_no_memory)
 {
-    (void)state;
     int failures = 0;
     for (int64_t n = 0;; n++) {
         assay_context ctx = assay_context_default(1);

@@ -37,9 +37,8 @@ static void check_policy(assay_context *ctx, layer_case *c, const assay_remat_po
 }
 
 /* Each name alone, each way; then draws of all names together. */
-static void test_same_bits(void **state)
+TEST(test_same_bits)
 {
-    (void)state;
     enum { DRAWS = 60 };
     assay_context ctx = assay_context_default(2);
     layer_case c = four_layers();
@@ -67,9 +66,8 @@ static void test_same_bits(void **state)
 }
 
 /* The other forms of MoE blocks, each with everything kept and with everything offloaded. */
-static void test_forms(void **state)
+TEST(test_forms)
 {
-    (void)state;
     static const assay_moe_path paths[] = {ASSAY_MOE_DENSE, ASSAY_MOE_DROPPING};
     assay_context ctx = assay_context_default(1);
     for (int path = 0; path < 2; path++) {
@@ -117,9 +115,8 @@ static const struct {
 };
 
 /* What each name alone keeps, and what keeping it spares. Multiply-adds of one layer, times 2. */
-static void test_report(void **state)
+TEST(test_report)
 {
-    (void)state;
     static const struct {
         int name;
         int dense, moe;

@@ -112,12 +112,11 @@ static layer_case split_case(int64_t layers, int64_t dense, int64_t factor)
     return c;
 }
 
-static void a_run_has_these_events(void **state)
+TEST(a_run_has_these_events)
 {
     assay_context ctx = assay_context_default(1);
     layer_case c = split_case(4, 0, 2);
     memory_store out = {0};
-    (void)state;
     layer_case_run(&ctx, &c, &out);
     const memory_tensor *found = layer_case_get(&out, "schedule/events");
     assert_int_equal(found->count, EVENTS * ASSAY_EVENT_FIELDS);
@@ -131,12 +130,11 @@ static void a_run_has_these_events(void **state)
 }
 
 /* Layers count over the whole stack, dense ones before the schedule included. */
-static void runs_of_other_sizes_pass_the_check(void **state)
+TEST(runs_of_other_sizes_pass_the_check)
 {
     static const struct {
         int64_t layers, dense, factor;
     } table[] = {{4, 0, 1}, {4, 0, 3}, {6, 1, 2}, {7, 2, 1}};
-    (void)state;
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         assay_context ctx = assay_context_default(1);
         layer_case c = split_case(table[i].layers, table[i].dense, table[i].factor);
@@ -164,13 +162,12 @@ static void exchange(const memory_tensor *events, int pass, int stage)
 }
 
 /* With three microbatches two are unrouted within the layer, one after the other. */
-static void three_microbatches(void **state)
+TEST(three_microbatches)
 {
     assay_context ctx = assay_context_default(1);
     const assay_schedule_dims dims = {.first_layer = 0, .layers = 4, .factor = 3, .backward = true};
     layer_case c = split_case(4, 0, 3);
     memory_store out = {0};
-    (void)state;
     layer_case_run(&ctx, &c, &out);
     const memory_tensor *found = layer_case_get(&out, "schedule/events");
     for (int backward = 0; backward < 2; backward++) {
@@ -185,10 +182,9 @@ static void three_microbatches(void **state)
     layer_case_free(&c);
 }
 
-static void the_count_is_known_beforehand(void **state)
+TEST(the_count_is_known_beforehand)
 {
     assay_schedule_dims dims = four_dims;
-    (void)state;
     assert_int_equal(assay_schedule_count(&dims), EVENTS);
     dims.backward = false;
     /* all forward ones but the offloads */
@@ -196,12 +192,11 @@ static void the_count_is_known_beforehand(void **state)
 }
 
 /* Without backward there are no offloads, and nothing of backward. */
-static void forward_alone(void **state)
+TEST(forward_alone)
 {
     assay_context ctx = assay_context_default(1);
     assay_schedule_dims dims = four_dims;
     list l = valid();
-    (void)state;
     dims.backward = false;
     while (l.events[l.count - 1].values[0] == 1) take_out(&l, l.count - 1);
     assert_int_equal(check(&ctx, &l, &dims), ASSAY_BAD_INPUT);
@@ -214,10 +209,9 @@ static void forward_alone(void **state)
     assert_ok(&ctx, check(&ctx, &l, &dims));
 }
 
-static void a_missing_or_repeated_event_is_refused(void **state)
+TEST(a_missing_or_repeated_event_is_refused)
 {
     assay_context ctx = assay_context_default(1);
-    (void)state;
     for (int i = 0; i < EVENTS; i++) {
         list l = valid();
         const one_event event = l.events[i];
@@ -232,7 +226,7 @@ static void a_missing_or_repeated_event_is_refused(void **state)
     }
 }
 
-static void an_event_of_no_such_schedule_is_refused(void **state)
+TEST(an_event_of_no_such_schedule_is_refused)
 {
     static const one_event table[] = {
         {{0, ASSAY_STAGE_FETCH, 0, -1}},
@@ -269,7 +263,7 @@ static void an_event_of_no_such_schedule_is_refused(void **state)
 }
 
 /* An event moved right before or behind another: which rule it breaks. */
-static void a_wrong_order_is_refused(void **state)
+TEST(a_wrong_order_is_refused)
 {
     static const struct {
         const char *event, *where, *other, *message;
@@ -346,7 +340,7 @@ static void a_wrong_order_is_refused(void **state)
 }
 
 /* As text: one object a line, whose braces are closed. */
-static void the_trace_is_chromes_format(void **state)
+TEST(the_trace_is_chromes_format)
 {
     static const int32_t events[] = {0, ASSAY_STAGE_GATHER_WEIGHTS, 3, -1, 1, ASSAY_STAGE_ROUTE_BWD, 4, 1};
     static const char expected[] =
@@ -367,11 +361,10 @@ static void the_trace_is_chromes_format(void **state)
     assert_string_equal(found, expected);
 }
 
-static void a_trace_of_nothing_and_of_strangers(void **state)
+TEST(a_trace_of_nothing_and_of_strangers)
 {
     static const int32_t events[] = {0, ASSAY_STAGES, 0, 0};
     char found[1024] = "";
-    (void)state;
     for (int count = 0; count < 2; count++) {
         FILE *file = tmpfile();
         assert_non_null(file);
@@ -383,12 +376,11 @@ static void a_trace_of_nothing_and_of_strangers(void **state)
     }
 }
 
-static void no_memory(void **state)
+TEST(no_memory)
 {
     assay_context ctx = assay_context_default(1);
     assay_schedule schedule = {0};
     const list l = valid();
-    (void)state;
     assay_fail_allocation(0);
     assert_int_equal(check(&ctx, &l, &four_dims), ASSAY_NO_MEMORY);
     assay_fail_allocation(-1);

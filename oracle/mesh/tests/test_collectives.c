@@ -28,10 +28,9 @@ static double dot(const double *a, const double *b, int64_t count)
 }
 
 /* Every shard knows its place, and its peers know it. */
-static void shards_have_places(void **state)
+TEST(shards_have_places)
 {
     const assay_mesh mesh = {{2, 3, 4}};
-    (void)state;
     assert_int_equal(assay_mesh_shards(&mesh), 24);
     assert_int_equal(assay_mesh_index(&mesh, 17, ASSAY_AXIS_DATA), 1);
     assert_int_equal(assay_mesh_index(&mesh, 17, ASSAY_AXIS_FSDP), 1);
@@ -42,13 +41,12 @@ static void shards_have_places(void **state)
 }
 
 /* in [shards,2,3,5], gathered along each dimension. */
-static void all_gather_puts_shards_side_by_side(void **state)
+TEST(all_gather_puts_shards_side_by_side)
 {
     const assay_shape local = assay_shape_of(3, (int64_t)2, (int64_t)3, (int64_t)5);
     const assay_context ctx = assay_context_default(2);
     static double in[MOST], out[MOST];
     static int32_t in_i[MOST], out_i[MOST];
-    (void)state;
     for (int m = 0; m < MESHES; m++) {
         for (int axis = 0; axis < ASSAY_MESH_AXES; axis++) {
             for (int dimension = 0; dimension < 3; dimension++) {
@@ -76,11 +74,10 @@ static void all_gather_puts_shards_side_by_side(void **state)
     }
 }
 
-static void psum_adds_shards_in_order(void **state)
+TEST(psum_adds_shards_in_order)
 {
     static double in[MOST], out[MOST];
     static int32_t in_i[MOST], out_i[MOST];
-    (void)state;
     for (int m = 0; m < MESHES; m++) {
         for (int axis = 0; axis < ASSAY_MESH_AXES; axis++) {
             const assay_context ctx = assay_context_default(1 + axis);
@@ -108,12 +105,11 @@ static void psum_adds_shards_in_order(void **state)
 }
 
 /* <all_gather(x), y> = <x, psum_scatter(y)>, exactly: the numbers are small multiples of 1/16. */
-static void psum_scatter_is_the_transpose_of_all_gather(void **state)
+TEST(psum_scatter_is_the_transpose_of_all_gather)
 {
     const assay_context ctx = assay_context_default(2);
     const assay_shape local = assay_shape_of(3, (int64_t)2, (int64_t)3, (int64_t)5);
     static double x[MOST], y[MOST], gathered[MOST], scattered[MOST];
-    (void)state;
     for (int m = 0; m < MESHES; m++) {
         for (int axis = 0; axis < ASSAY_MESH_AXES; axis++) {
             for (int dimension = 0; dimension < 3; dimension++) {
@@ -152,7 +148,7 @@ static assay_ragged_params params_of(ragged *r)
     return (assay_ragged_params){r->input_offsets, r->send_sizes, r->output_offsets, r->recv_sizes};
 }
 
-static void rows_go_where_they_are_sent(void **state)
+TEST(rows_go_where_they_are_sent)
 {
     /* row of `in` (shard * 5 + row) in each row of out, -1: kept */
     static const int expected[12] = {0, 8, 10, 11, 1, 8, -1, -1, 2, 14, -1, -1};
@@ -170,13 +166,12 @@ static void rows_go_where_they_are_sent(void **state)
 }
 
 /* <exchange(x, o), y> = <x, x'> + <o, o'>, exactly. */
-static void the_way_back_is_the_transpose(void **state)
+TEST(the_way_back_is_the_transpose)
 {
     assay_context ctx = assay_context_default(1);
     ragged r = exchange;
     const assay_ragged_params params = params_of(&r);
     double x[30], operand[24], out[24], y[24], dx[30], d_operand[24];
-    (void)state;
     fill(x, 30, 5);
     fill(operand, 24, 6);
     fill(y, 24, 7);
@@ -191,7 +186,7 @@ static void the_way_back_is_the_transpose(void **state)
     assert_memory_equal(x, dx, sizeof x);
 }
 
-static void what_does_not_fit_is_refused(void **state)
+TEST(what_does_not_fit_is_refused)
 {
     static const struct {
         size_t field; /* of the ragged struct, in rows of nine */

@@ -33,7 +33,7 @@ static void assert_params(const params *found, const int32_t expected[4][P])
 /* test_get_all_to_all_params_sharded_batch */
 static const int32_t split_batch[P][P] = {{1, 2, 0, 3}, {4, 0, 1, 2}, {0, 3, 2, 1}, {2, 1, 4, 0}};
 
-static void params_of_a_split_batch(void **state)
+TEST(params_of_a_split_batch)
 {
     static const int32_t expected[P][4][P] = {
         {{0, 1, 3, 3}, {1, 2, 0, 3}, {0, 0, 0, 0}, {1, 4, 0, 2}},
@@ -50,11 +50,10 @@ static void params_of_a_split_batch(void **state)
 }
 
 /* test_get_all_to_all_params_unsharded_batch */
-static void params_of_a_whole_batch(void **state)
+TEST(params_of_a_whole_batch)
 {
     static const int32_t sizes[P] = {6, 7, 6, 7}, offsets[P] = {0, 6, 13, 19};
     const assay_traffic traffic = {sizes, P, false, -1, ASSAY_COMBINE};
-    (void)state;
     for (int64_t shard = 0; shard < P; shard++) {
         const params found = params_of(shard, &traffic);
         const int32_t size = sizes[shard], offset = offsets[shard];
@@ -65,10 +64,9 @@ static void params_of_a_whole_batch(void **state)
 }
 
 /* What was dispatched comes back to where it was, so the combine is the dispatch of the transposed matrix. */
-static void a_combine_is_the_way_back(void **state)
+TEST(a_combine_is_the_way_back)
 {
     int32_t transposed[P][P];
-    (void)state;
     for (int i = 0; i < P; i++)
         for (int j = 0; j < P; j++) transposed[j][i] = split_batch[i][j];
     const assay_traffic combine = {&split_batch[0][0], P, true, -1, ASSAY_COMBINE};
@@ -80,12 +78,11 @@ static void a_combine_is_the_way_back(void **state)
 }
 
 /* Columns of split_batch add up to 7, 6, 7 and 6; buffers of 5 rows cut the last senders. */
-static void traffic_is_cut_at_the_buffer(void **state)
+TEST(traffic_is_cut_at_the_buffer)
 {
     static const int32_t expected[P][P] = {{1, 2, 0, 3}, {4, 0, 1, 2}, {0, 3, 2, 0}, {0, 0, 2, 0}};
     static const int32_t none[P][P];
     int32_t truncated[P][P];
-    (void)state;
     memset(truncated, 0x7f, sizeof truncated);
     assay_truncate_traffic(&truncated[0][0], &split_batch[0][0], P, 5);
     assert_memory_equal(truncated, expected, sizeof expected);
@@ -96,13 +93,12 @@ static void traffic_is_cut_at_the_buffer(void **state)
 }
 
 /* A dispatch still reads from where the uncut rows lie, and a combine writes to there. */
-static void cut_traffic_keeps_its_places(void **state)
+TEST(cut_traffic_keeps_its_places)
 {
     static const int32_t dispatch_of_2[4][P] = {{0, 0, 3, 5}, {0, 3, 2, 0}, {5, 2, 1, 5}, {0, 1, 2, 2}};
     static const int32_t combine_of_2[4][P] = {{0, 0, 1, 3}, {0, 1, 2, 2}, {3, 4, 3, 3}, {0, 3, 2, 0}};
     const assay_traffic dispatch = {&split_batch[0][0], P, true, 5, ASSAY_DISPATCH};
     const assay_traffic combine = {&split_batch[0][0], P, true, 5, ASSAY_COMBINE};
-    (void)state;
     params found = params_of(2, &dispatch);
     assert_params(&found, dispatch_of_2);
     found = params_of(2, &combine);
@@ -110,11 +106,10 @@ static void cut_traffic_keeps_its_places(void **state)
 }
 
 /* test_local_permute_no_offset: expert e has e tokens, one sender; four shards of two experts. */
-static void rows_of_one_sender_are_sorted_already(void **state)
+TEST(rows_of_one_sender_are_sorted_already)
 {
     static const int32_t sizes[8] = {0, 1, 2, 3, 4, 5, 6, 7};
     assay_context ctx = assay_context_default(1);
-    (void)state;
     for (int32_t shard = 0; shard < 4; shard++) {
         const int32_t first = sizes[2 * shard], second = sizes[2 * shard + 1], rows = first + second;
         int32_t indices[13], groups[2], ids[13];
@@ -137,11 +132,10 @@ static void rows_of_one_sender_are_sorted_already(void **state)
 
 /* test_local_permute_offset: all tokens are on every shard, sorted by expert; a shard takes those of its two experts.
  */
-static void rows_of_other_shards_come_last(void **state)
+TEST(rows_of_other_shards_come_last)
 {
     static const int32_t tables[2][8] = {{0, 1, 2, 3, 4, 5, 6, 7}, {0, 0, 1, 1, 2, 0, 2, 2}};
     assay_context ctx = assay_context_default(1);
-    (void)state;
     for (int t = 0; t < 2; t++) {
         int32_t experts[28], rows = 0, before = 0;
         for (int32_t e = 0; e < 8; e++)
@@ -170,7 +164,7 @@ static void rows_of_other_shards_come_last(void **state)
 }
 
 /* Two senders, each sorted by expert: shard 1 has experts 2 and 3; rows beyond the six tokens are padding. */
-static void rows_of_two_senders_are_merged(void **state)
+TEST(rows_of_two_senders_are_merged)
 {
     static const int32_t sizes[2][4] = {{5, 0, 2, 1}, {0, 1, 1, 2}};
     static const int32_t expected[8] = {0, 1, 3, 2, 4, 5, 6, 7}, labels[8] = {0, 0, 0, 1, 1, 1, 1, 1};
@@ -194,7 +188,7 @@ static void rows_of_two_senders_are_merged(void **state)
 }
 
 /* test_ragged_buffer_balanced, _larger, test_small_ep_worst_case, test_large_ep_worst_case */
-static void buffers_have_room(void **state)
+TEST(buffers_have_room)
 {
     static const struct {
         int64_t expert_shards;

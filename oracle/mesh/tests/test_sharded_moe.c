@@ -35,9 +35,8 @@ static void run_both(assay_context *ctx, moe_case *c, const assay_sharding *shar
 }
 
 /* A token's rows go elsewhere and come back: y and dx keep their bits. */
-static void test_ragged_all_to_all(void **state)
+TEST(test_ragged_all_to_all)
 {
-    (void)state;
     assay_context ctx = assay_context_default(1);
     for (int variant = 0; variant < SHARDED_CASES; variant++) {
         moe_case c = sharded_case(variant, BATCH);
@@ -57,9 +56,8 @@ static void test_ragged_all_to_all(void **state)
 }
 
 /* The ring adds partial sums of the shards, in another order where P > 1. */
-static void test_ring_of_experts(void **state)
+TEST(test_ring_of_experts)
 {
-    (void)state;
     assay_context ctx = assay_context_default(1);
     for (int variant = 0; variant < SHARDED_CASES; variant++) {
         moe_case c = sharded_case(variant, BATCH);
@@ -81,9 +79,8 @@ static void test_ring_of_experts(void **state)
 }
 
 /* A batch of one: every shard has all tokens and computes those of its experts. */
-static void test_batch_of_one(void **state)
+TEST(test_batch_of_one)
 {
-    (void)state;
     assay_context ctx = assay_context_default(1);
     for (int variant = 0; variant < SHARDED_CASES; variant++) {
         moe_case c = sharded_case(variant, 1);
@@ -106,9 +103,8 @@ static void test_batch_of_one(void **state)
 }
 
 /* Chunks of the embedding continue one chain; tensor shards add sums of their own. */
-static void test_chunks_and_tensor_shards(void **state)
+TEST(test_chunks_and_tensor_shards)
 {
-    (void)state;
     static const struct {
         int64_t emb, tokens, tensor;
     } forms[] = {{1, 1, 1}, {3, 1, 1}, {12, 1, 1}, {0, 2, 1}, {4, 3, 1}, {0, 1, 2}, {3, 2, 4}};
@@ -143,9 +139,8 @@ static void test_chunks_and_tensor_shards(void **state)
 }
 
 /* Tensor shards: a is (x wi of the first half of D) + (of the second), each a chain of its own. */
-static void test_tensor_shards_add(void **state)
+TEST(test_tensor_shards_add)
 {
-    (void)state;
     assay_context ctx = assay_context_default(1);
     moe_case c = moe_case_deepseek3(1, 1, 1, 1, 8, 3);
     assay_sharding sharding = sharded_case_mesh(1, 1, 1);
@@ -166,9 +161,8 @@ static void test_tensor_shards_add(void **state)
 }
 
 /* The routing weight on h, or on h wo + wo_bias: the same result. */
-static void test_weight_before_wo(void **state)
+TEST(test_weight_before_wo)
 {
-    (void)state;
     assay_context ctx = assay_context_default(1);
     for (int variant = 0; variant < SHARDED_CASES; variant++) {
         moe_case c = sharded_case(variant, BATCH);
@@ -224,9 +218,8 @@ static moe_case balanced_case(int variant, int64_t shards)
 }
 
 /* Each shard's loss and updates are those of its own rows alone, and gradients of weights are sums over the shards. */
-static void test_balance_of_each_shard(void **state)
+TEST(test_balance_of_each_shard)
 {
-    (void)state;
     assay_context ctx = assay_context_default(1);
     for (int mesh = 0; mesh < MESHES; mesh++) {
         const assay_sharding sharding = mesh_of(mesh);
@@ -261,9 +254,8 @@ static void test_balance_of_each_shard(void **state)
 }
 
 /* With the ring a shard routes all rows of its expert axis, chunk by chunk; loss and updates are averages. */
-static void test_balance_of_the_ring(void **state)
+TEST(test_balance_of_the_ring)
 {
-    (void)state;
     enum { CHUNKS = 3 };
     assay_context ctx = assay_context_default(1);
     for (int mesh = 0; mesh < MESHES; mesh += 2) {

@@ -7,9 +7,8 @@
 #include "oracle/mesh/tests/sharded_case.h"
 #include "tests/support/assay_test.h"
 
-static void test_threads_and_instructions_leave_the_bits(void **state)
+TEST(test_threads_and_instructions_leave_the_bits)
 {
-    (void)state;
     static const int threads[] = {2, 7};
     for (int form = 0; form < SHARDED_FORMS; form++) {
         assay_sharding sharding;
@@ -40,9 +39,8 @@ static void test_threads_and_instructions_leave_the_bits(void **state)
 }
 
 /* Each result alone has the bits that it has among all others; memory that holds rubbish reaches none. */
-static void test_one_result_alone(void **state)
+TEST(test_one_result_alone)
 {
-    (void)state;
     enum { RUBBISH = 0x80 }; /* memory starts as 0x7f7f..., about 1e306 */
     assay_context ctx = assay_context_default(1);
     for (int form = 0; form < SHARDED_FORMS; form++) {
@@ -78,9 +76,8 @@ static const char *const checkpoints[] = {"checkpoints/moe_mlpwi_0", "checkpoint
 enum { CHECKPOINTS = sizeof checkpoints / sizeof *checkpoints };
 
 /* Every subset of the checkpoints, given, leaves every bit. */
-static void test_given_checkpoints(void **state)
+TEST(test_given_checkpoints)
 {
-    (void)state;
     static const char *const wanted[] = {"gradients/*", "outputs/*", NULL};
     assay_context ctx = assay_context_default(1);
     for (int form = 0; form < SHARDED_FORMS; form++) {
@@ -109,9 +106,8 @@ static void test_given_checkpoints(void **state)
 }
 
 /* A wrong one is felt: nothing computes it behind the caller's back. */
-static void test_given_checkpoints_are_used(void **state)
+TEST(test_given_checkpoints_are_used)
 {
-    (void)state;
     assay_context ctx = assay_context_default(1);
     for (int form = 0; form < SHARDED_FORMS; form++) {
         assay_sharding sharding;

@@ -6,9 +6,8 @@
 #include "oracle/mesh/tests/sharded_case.h"
 #include "tests/support/assay_test.h"
 
-static void test_what_is_sharded(void **state)
+TEST(test_what_is_sharded)
 {
-    (void)state;
     moe_case c = moe_case_deepseek3(2, 6, 4, 2, 4, 2);
     assay_sharding s = {0};
     assert_false(assay_is_sharded(&c.config, &s));
@@ -33,9 +32,8 @@ static void test_what_is_sharded(void **state)
     }
 }
 
-static void test_sizes(void **state)
+TEST(test_sizes)
 {
-    (void)state;
     moe_case c = moe_case_deepseek3(8, 6, 16, 4, 4, 2);
     assay_sharding sharding = sharded_case_mesh(2, 1, 2);
     assay_shard_sizes s = assay_shard_sizes_of(&c.config, &sharding);
@@ -82,9 +80,8 @@ static void refuse(moe_case *c, const assay_sharding *sharding, const char *text
 }
 
 /* One of the sharding's keys after the other is wrong. */
-static void test_refused_shardings(void **state)
+TEST(test_refused_shardings)
 {
-    (void)state;
     moe_case c = moe_case_deepseek3(4, 6, 4, 2, 12, 2);
     const assay_sharding ring = {.mesh = {{2, 1, 2}}, .tensor_shards = 1, .ring_of_experts = true, .token_chunks = 1};
     const assay_sharding ragged = {.mesh = {{2, 1, 2}}, .tensor_shards = 1, .token_chunks = 1};
@@ -127,9 +124,8 @@ static void test_refused_shardings(void **state)
 #undef REFUSED
 }
 
-static void test_refused_blocks(void **state)
+TEST(test_refused_blocks)
 {
-    (void)state;
     assay_sharding s = sharded_case_mesh(1, 1, 2);
     moe_case c = moe_case_deepseek3(1, 6, 4, 2, 12, 2);
     s.ring_of_experts = true;

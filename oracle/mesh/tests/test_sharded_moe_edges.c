@@ -8,9 +8,8 @@
 #include "tests/support/assay_test.h"
 
 /* Experts' weights are read once, however many shards use them, and not at all where nothing needs them. */
-static void test_reading(void **state)
+TEST(test_reading)
 {
-    (void)state;
     static const char *const routing[] = {"routing/*", "outputs/lb_loss", NULL};
     assay_context ctx = assay_context_default(1);
     assay_sharding sharding = sharded_case_mesh(2, 1, 2);
@@ -32,9 +31,8 @@ static void test_reading(void **state)
 }
 
 /* A choice of [B,S,K] fixes what every shard routes: experts of the second shard alone, but for the first token. */
-static void test_given_choice_and_empty_experts(void **state)
+TEST(test_given_choice_and_empty_experts)
 {
-    (void)state;
     static const char *const gradients[] = {"gradients/weights/wi_0", "gradients/weights/wi_1_bias",
                                             "gradients/weights/wo", "gradients/weights/wo_bias"};
     assay_context ctx = assay_context_default(1);
@@ -66,9 +64,8 @@ static void test_given_choice_and_empty_experts(void **state)
 }
 
 /* Without cotangents nothing comes back. */
-static void test_without_cotangents(void **state)
+TEST(test_without_cotangents)
 {
-    (void)state;
     assay_context ctx = assay_context_default(1);
     assay_sharding sharding;
     moe_case c = sharded_case_form(0, &sharding);
@@ -86,9 +83,8 @@ static void test_without_cotangents(void **state)
     moe_case_free(&c);
 }
 
-static void test_want_of_memory(void **state)
+TEST(test_want_of_memory)
 {
-    (void)state;
     for (int form = 0; form < SHARDED_FORMS; form++) {
         assay_context ctx = assay_context_default(1);
         assay_sharding sharding;
@@ -153,9 +149,8 @@ static assay_status drop_i32(assay_context *ctx, void *self, const char *path, i
     return look(self);
 }
 
-static void test_memory(void **state)
+TEST(test_memory)
 {
-    (void)state;
     for (int form = 0; form < SHARDED_FORMS; form++) {
         assay_context ctx = assay_context_default(1);
         assay_sharding sharding;

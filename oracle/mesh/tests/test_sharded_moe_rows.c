@@ -239,9 +239,8 @@ static void check_y(const view *v, const bool *kept)
     }
 }
 
-static void test_rows_of_shards(void **state)
+TEST(test_rows_of_shards)
 {
-    (void)state;
     static const int variants[] = {1, 4, 6, 7};
     assay_context ctx = assay_context_default(1);
     for (int form = 0; form < FORMS; form++) {
@@ -266,9 +265,8 @@ static void test_rows_of_shards(void **state)
 }
 
 /* Fused weights have the same rows, gate and up side by side. */
-static void test_rows_with_fused_weights(void **state)
+TEST(test_rows_with_fused_weights)
 {
-    (void)state;
     assay_context ctx = assay_context_default(1);
     view v;
     bool kept[MOST] = {false};
@@ -304,9 +302,8 @@ static void move(memory_tensor *tensor, double step, uint64_t seed)
 }
 
 /* Each gradient against the slope of the loss, also where rows are cut: those have none. */
-static void test_gradients_are_slopes(void **state)
+TEST(test_gradients_are_slopes)
 {
-    (void)state;
     assay_context ctx = assay_context_default(1);
     for (int form = 0; form < FORMS; form++) {
         const int variant = form % SHARDED_CASES;

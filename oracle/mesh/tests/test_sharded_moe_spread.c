@@ -34,9 +34,8 @@ static double spread_of(const memory_tensor *tensor, memory_store *members, int 
 
 /* What is stored where is what it is on one device: with the same seed the same bits, wherever nothing is summed over
  * shards. (llama4 stores its scaled tokens here.) */
-static void test_stores(void **state)
+TEST(test_stores)
 {
-    (void)state;
     for (int variant = 0; variant < SHARDED_CASES; variant++) {
         for (int64_t shards = 1; shards <= 4 && variant != SHARDED_CASE_LLAMA4; shards *= 2) {
             const assay_emulation emulation = {
@@ -60,9 +59,8 @@ static void test_stores(void **state)
     }
 }
 
-static void test_spread(void **state)
+TEST(test_spread)
 {
-    (void)state;
     enum { MEMBERS = 36 };
     static const int variants[] = {0, SHARDED_CASE_LLAMA4, 3, 5, 6}; /* no clamps: scales are wider about those */
     for (int i = 0; i < 5; i++) {

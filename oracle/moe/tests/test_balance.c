@@ -3,9 +3,8 @@
 #include "oracle/arithmetic/arithmetic.h"
 #include "tests/support/assay_test.h"
 
-static void test_maxtext_bias_updates(void **state)
+TEST(test_maxtext_bias_updates)
 {
-    (void)state;
     const assay_routing_config config = {
         .batch = 2, .sequence = 4, .num_experts = 4, .num_experts_per_tok = 2, .routed_bias_update_rate = 0.01};
     const int32_t group_sizes[] = {5, 4, 3, 4};
@@ -17,9 +16,8 @@ static void test_maxtext_bias_updates(void **state)
 }
 
 /* Counts that neither bfloat16 nor float32 can tell from the mean, and a mean that is no whole number. */
-static void test_signs_are_exact(void **state)
+TEST(test_signs_are_exact)
 {
-    (void)state;
     const assay_routing_config large = {
         .batch = 1, .sequence = 3 << 25, .num_experts = 3, .num_experts_per_tok = 1, .routed_bias_update_rate = 1e-3};
     const int32_t near_mean[] = {(1 << 25) + 1, 1 << 25, (1 << 25) - 1};
@@ -36,9 +34,8 @@ static void test_signs_are_exact(void **state)
 }
 
 /* By hand: two sequences of two tokens, two experts of three chosen. */
-static void test_loss_by_hand(void **state)
+TEST(test_loss_by_hand)
 {
-    (void)state;
     assay_context ctx = assay_context_default(1);
     const assay_routing_config config = {
         .batch = 2, .sequence = 2, .num_experts = 3, .num_experts_per_tok = 2, .load_balance_loss_weight = 0.5};
@@ -60,9 +57,8 @@ static void test_loss_by_hand(void **state)
 }
 
 /* A perfectly even load has the loss K * weight, whatever the number of experts. */
-static void test_even_load(void **state)
+TEST(test_even_load)
 {
-    (void)state;
     assay_context ctx = assay_context_default(2);
     const assay_routing_config config = {
         .batch = 1, .sequence = 7, .num_experts = 7, .num_experts_per_tok = 1, .load_balance_loss_weight = 0.25};

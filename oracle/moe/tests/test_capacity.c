@@ -11,9 +11,8 @@ static const double WEIGHTS[] = {0.20, 0.80, 0.68, 0.32, 0.78, 0.22, 0.32, 0.68,
 static const int32_t RANKS[] = {0, 0, 1, 0, 0, 2, 0, 1, 0, 0, 0, 1, 0, 0, 0, 2,
                                 0, 0, 1, 0, 0, 2, 0, 3, 0, 0, 0, 0, 0, 1, 1, 1};
 
-static void test_maxtext_masks(void **state)
+TEST(test_maxtext_masks)
 {
-    (void)state;
     enum { B = 4, S = 4, E = 8, K = 2, C = 2 };
     const assay_routing_config config = {.batch = B, .sequence = S, .num_experts = E, .num_experts_per_tok = K};
     int32_t experts[B * S * K], position[B * S * K];
@@ -48,9 +47,8 @@ static void test_maxtext_masks(void **state)
     for (int i = 0; i < B * S * K; i++) assert_int_equal(kept_alone[i], kept[i]);
 }
 
-static void test_capacity_formula(void **state)
+TEST(test_capacity_formula)
 {
-    (void)state;
     static const struct {
         int64_t sequence, per_token, experts;
         double factor;
@@ -74,9 +72,8 @@ static void test_capacity_formula(void **state)
 }
 
 /* One hot expert past the first stretch of experts, one batch row not disturbing the next. */
-static void test_many_experts(void **state)
+TEST(test_many_experts)
 {
-    (void)state;
     enum { B = 2, S = 5, E = 2500, C = 3 };
     const assay_routing_config config = {.batch = B, .sequence = S, .num_experts = E, .num_experts_per_tok = 1};
     int32_t experts[B * S] = {2499, 2499, 1024, 2499, 2499, 2499, 1023, 2499, 1023, 0}, position[B * S];

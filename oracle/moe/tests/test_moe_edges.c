@@ -21,9 +21,8 @@ static void choose(moe_case *c, const int32_t *experts)
 }
 
 /* Experts 0, 2 and 4 have no token: exact zeros for them, and numbers for the others. */
-static void test_empty_experts(void **state)
+TEST(test_empty_experts)
 {
-    (void)state;
     static const int32_t experts[] = {1, 3, 3, 1, 1, 3, 3, 1};
     static const char *const gradients[] = {"gradients/weights/wi_0",      "gradients/weights/wi_1",
                                             "gradients/weights/wo",        "gradients/weights/wi_0_bias",
@@ -60,9 +59,8 @@ static void test_empty_experts(void **state)
 }
 
 /* Four tokens want expert 0 of capacity 2 in each row; the last two of them have nothing of it. */
-static void test_dropping(void **state)
+TEST(test_dropping)
 {
-    (void)state;
     static const int32_t experts[] = {0, 1, 0, 2, 3, 0, 0, 1, /**/ 1, 0, 2, 3, 0, 3, 1, 0};
     static const int32_t sizes[] = {7, 4, 2, 3};
     static const int32_t sorted[] = {0, 2, 5, 6, 9, 12, 15, 1, 7, 8, 14, 3, 10, 4, 11, 13};
@@ -122,9 +120,8 @@ static void test_dropping(void **state)
 }
 
 /* A capacity of 0: nothing is kept, everything that comes through the experts is 0. */
-static void test_no_room(void **state)
+TEST(test_no_room)
 {
-    (void)state;
     assay_context ctx = assay_context_default(2);
     moe_case c = moe_case_deepseek3(1, 3, 3, 1, 4, 2);
     memory_store out = {0};
@@ -145,9 +142,8 @@ static void test_no_room(void **state)
 }
 
 /* In deepseek3 the bias only selects: its gradient is exactly 0, and reaches it through lb_loss alone. */
-static void test_gate_bias(void **state)
+TEST(test_gate_bias)
 {
-    (void)state;
     assay_context ctx = assay_context_default(1);
     for (int balance = 0; balance < 2; balance++) {
         moe_case c = moe_case_deepseek3(1, 6, 4, 2, 3, 2);
@@ -166,9 +162,8 @@ static void test_gate_bias(void **state)
 }
 
 /* Without cotangents/y nothing comes through y. */
-static void test_output_without_a_cotangent(void **state)
+TEST(test_output_without_a_cotangent)
 {
-    (void)state;
     assay_context ctx = assay_context_default(1);
     moe_case c = moe_case_deepseek3(1, 6, 4, 2, 3, 2);
     memory_store out = {0};
@@ -196,9 +191,8 @@ static void refuse(moe_case *c, const char *text)
     moe_case_free(c);
 }
 
-static void test_refusals(void **state)
+TEST(test_refusals)
 {
-    (void)state;
     moe_case c = moe_case_deepseek3(2, 6, 4, 2, 3, 2);
     c.config.path = ASSAY_MOE_FUSED;
     c.config.fused_weights = true;
@@ -255,9 +249,8 @@ static void test_refusals(void **state)
     refuse(&c, "expert");
 }
 
-static void test_want_of_memory(void **state)
+TEST(test_want_of_memory)
 {
-    (void)state;
     const assay_moe_path paths[] = {ASSAY_MOE_SPARSE, ASSAY_MOE_DENSE, ASSAY_MOE_DROPPING, ASSAY_MOE_SPARSE};
     for (int path = 0; path < 4; path++) {
         assay_context ctx = assay_context_default(1);
@@ -289,9 +282,8 @@ static void test_want_of_memory(void **state)
     }
 }
 
-static void test_cost(void **state)
+TEST(test_cost)
 {
-    (void)state;
     moe_case c = moe_case_deepseek3(2, 3, 5, 2, 7, 11);
     c.config.shared_mlp_dim = 13;
     double products = 6 * 7 * 5 + 3 * 6 * 2 * 7 * 11 + 3 * 6 * 7 * 13;

@@ -342,33 +342,28 @@ static void check(assay_moe_path path, bool llama4, bool early, assay_dtype stor
     }
 }
 
-static void test_sparse_in_bfloat16(void **state)
+TEST(test_sparse_in_bfloat16)
 {
-    (void)state;
     check(ASSAY_MOE_SPARSE, false, false, ASSAY_BFLOAT16);
 }
 
-static void test_dense_in_bfloat16(void **state)
+TEST(test_dense_in_bfloat16)
 {
-    (void)state;
     check(ASSAY_MOE_DENSE, false, false, ASSAY_BFLOAT16);
 }
 
-static void test_llama4_in_bfloat16(void **state)
+TEST(test_llama4_in_bfloat16)
 {
-    (void)state;
     check(ASSAY_MOE_SPARSE, true, false, ASSAY_BFLOAT16);
 }
 
-static void test_sparse_in_float32(void **state)
+TEST(test_sparse_in_float32)
 {
-    (void)state;
     check(ASSAY_MOE_SPARSE, false, false, ASSAY_FLOAT32);
 }
 
-static void test_below_the_normal_numbers_of_float16(void **state)
+TEST(test_below_the_normal_numbers_of_float16)
 {
-    (void)state;
     check(ASSAY_MOE_SPARSE, false, false, ASSAY_FLOAT16);
     check(ASSAY_MOE_DENSE, false, true, ASSAY_FLOAT16);
 }

@@ -103,18 +103,16 @@ static void check(const assay_precision *precision, assay_dtype storage, const s
     moe_case_free(&c);
 }
 
-static void test_bfloat16(void **state)
+TEST(test_bfloat16)
 {
-    (void)state;
     const sizes ordinary = {1, 1};
     check(&bf16, ASSAY_BFLOAT16, &ordinary, false);
     check(&bf16, ASSAY_BFLOAT16, &ordinary, true);
 }
 
 /* The gradients, then hidden values too, below 2^-14. */
-static void test_below_the_normal_numbers_of_float16(void **state)
+TEST(test_below_the_normal_numbers_of_float16)
 {
-    (void)state;
     const sizes gradients = {0x1p-13, 1}, both = {0x1p-6, 0x1p-5};
     for (int llama4 = 0; llama4 < 2; llama4++) {
         check(&f16, ASSAY_FLOAT16, &gradients, llama4 != 0);

@@ -37,9 +37,8 @@ static const struct {
     {ASSAY_MOE_SPARSE, false}, {ASSAY_MOE_SPARSE, true}, {ASSAY_MOE_DENSE, false}, {ASSAY_MOE_DROPPING, false}};
 
 /* Every subset of the checkpoints. */
-static void test_same_bits(void **state)
+TEST(test_same_bits)
 {
-    (void)state;
     static const char *const wanted[] = {"gradients/*", NULL};
     assay_context ctx = assay_context_default(2);
     for (size_t form = 0; form < sizeof forms / sizeof *forms; form++) {
@@ -68,9 +67,8 @@ static void test_same_bits(void **state)
 }
 
 /* A wrong one is felt: nothing computes it behind the caller's back. */
-static void test_used(void **state)
+TEST(test_used)
 {
-    (void)state;
     assay_context ctx = assay_context_default(1);
     for (size_t form = 0; form < sizeof forms / sizeof *forms; form++) {
         moe_case c = block(forms[form].path, forms[form].fused);

@@ -25,9 +25,8 @@ static void compare_gradients(const memory_store *actual, const memory_store *ex
     assert_true(compared >= 5);
 }
 
-static void test_dense_is_sparse(void **state)
+TEST(test_dense_is_sparse)
 {
-    (void)state;
     static const char *const wanted[] = {"outputs/*", "gradients/*", "routing/*", NULL};
     assay_context ctx = assay_context_default(2);
     for (int variant = 0; variant < 4; variant++) {
@@ -59,9 +58,8 @@ static void test_dense_is_sparse(void **state)
     }
 }
 
-static void test_fused_weights_have_the_bits_of_separate_ones(void **state)
+TEST(test_fused_weights_have_the_bits_of_separate_ones)
 {
-    (void)state;
     static const char *const wanted[] = {"outputs/*", "gradients/*", "checkpoints/*", "error_scale/*", NULL};
     assay_context ctx = assay_context_default(2);
     moe_case c = moe_case_deepseek3(1, 9, 4, 2, 7, 5);
@@ -94,9 +92,8 @@ static void test_fused_weights_have_the_bits_of_separate_ones(void **state)
     moe_case_free(&c);
 }
 
-static void test_dropping_with_room_is_sparse(void **state)
+TEST(test_dropping_with_room_is_sparse)
 {
-    (void)state;
     static const char *const wanted[] = {"outputs/*", "gradients/*", "error_scale/*puts/*", "error_scale/*gradients/*",
                                          "routing/*", NULL};
     assay_context ctx = assay_context_default(2);
@@ -116,9 +113,8 @@ static void test_dropping_with_room_is_sparse(void **state)
 }
 
 /* The routing of fused_moe_func, renormalised, where another family has the same weights. */
-static void test_fused_path_is_sparse(void **state)
+TEST(test_fused_path_is_sparse)
 {
-    (void)state;
     static const char *const wanted[] = {"outputs/y", "gradients/*", NULL};
     assay_context ctx = assay_context_default(2);
     for (int sigmoid = 0; sigmoid < 2; sigmoid++) {
@@ -188,9 +184,8 @@ static moe_case full_case(int variant)
 }
 enum { VARIANTS = 6 };
 
-static void test_threads_and_instructions_leave_the_bits(void **state)
+TEST(test_threads_and_instructions_leave_the_bits)
 {
-    (void)state;
     static const int threads[] = {2, 7};
     const assay_precision precisions[] = {bf16, f32};
     for (int variant = 0; variant < VARIANTS; variant++) {
@@ -221,9 +216,8 @@ static void test_threads_and_instructions_leave_the_bits(void **state)
 }
 
 /* Each result alone has the bits that it has among all others. */
-static void test_one_result_alone(void **state)
+TEST(test_one_result_alone)
 {
-    (void)state;
     assay_context ctx = assay_context_default(1);
     for (int variant = 0; variant < VARIANTS; variant++) {
         moe_case c = full_case(variant);
@@ -244,9 +238,8 @@ static void test_one_result_alone(void **state)
 }
 
 /* Weights are read once, and not at all where nothing needs them. */
-static void test_reading(void **state)
+TEST(test_reading)
 {
-    (void)state;
     static const char *const everything[] = {"outputs/*", "gradients/*", "error_scale/*", "routing/*", NULL};
     static const char *const routing[] = {"routing/*", "outputs/lb_loss", NULL};
     assay_context ctx = assay_context_default(1);

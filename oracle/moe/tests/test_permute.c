@@ -85,9 +85,8 @@ static int64_t place_of(const problem *p, int64_t i)
     return place;
 }
 
-static void test_order_is_the_stable_argsort(void **state)
+TEST(test_order_is_the_stable_argsort)
 {
-    (void)state;
     assay_context ctx = assay_context_default(1);
     for (int c = 0; c < CASE_COUNT; c++) {
         problem p;
@@ -139,9 +138,8 @@ static void check_values(assay_context *ctx, const problem *p)
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
 }
 
-static void test_values_with_any_threads_and_instruction_set(void **state)
+TEST(test_values_with_any_threads_and_instruction_set)
 {
-    (void)state;
     static const int THREADS[] = {1, 2, 7};
     for (int c = 0; c < CASE_COUNT; c++) {
         for (int i = 0; i < 3 * 3; i++) {
@@ -157,9 +155,8 @@ static void test_values_with_any_threads_and_instruction_set(void **state)
 }
 
 /* A wrong id, or an order that is none: refused, naming the place. */
-static void test_refused(void **state)
+TEST(test_refused)
 {
-    (void)state;
     const assay_permute_dims dims = {2, 2, 3, 1};
     const int32_t high[] = {0, 1, 3, 2}, low[] = {0, 1, 2, -1};
     const int32_t repeated[] = {0, 1, 1, 2}, outside[] = {0, 4, 1, 2}, negative[] = {-1, 0, 1, 2};
@@ -255,9 +252,8 @@ static void check_gauge(assay_dtype storage, assay_dtype multiply, bool weighted
     problem_free(&p);
 }
 
-static void test_errors_lie_under_sigma_and_not_far(void **state)
+TEST(test_errors_lie_under_sigma_and_not_far)
 {
-    (void)state;
     for (int weighted = 0; weighted < 2; weighted++) {
         check_gauge(ASSAY_BFLOAT16, ASSAY_FLOAT64, weighted);
         check_gauge(ASSAY_FLOAT32, ASSAY_FLOAT64, weighted);
@@ -265,9 +261,8 @@ static void test_errors_lie_under_sigma_and_not_far(void **state)
     }
 }
 
-static void test_failing_allocations(void **state)
+TEST(test_failing_allocations)
 {
-    (void)state;
     assay_context ctx = assay_context_default(1);
     problem p;
     problem_make(&ctx, &p, &CASES[1]);

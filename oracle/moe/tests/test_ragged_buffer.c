@@ -2,7 +2,7 @@
 #include "tests/support/assay_test.h"
 
 /* The first four are the numbers of MaxText's own tests. */
-static void test_buffer_rows(void **state)
+TEST(test_buffer_rows)
 {
     static const struct {
         int64_t rows, shards, experts, per_token;

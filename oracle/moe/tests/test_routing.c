@@ -35,9 +35,8 @@ static void widen(quad *wide, const double *x, int64_t count)
     for (int64_t i = 0; i < count; i++) wide[i] = x[i];
 }
 
-static void test_forward(void **state)
+TEST(test_forward)
 {
-    (void)state;
     for (int c = 0; c < CASE_COUNT; c++) {
         case_data data;
         assay_routing r;
@@ -90,9 +89,8 @@ static void check_gradient(const char *name, const double *actual, const double 
 }
 
 /* Weights alone, the loss alone, both: against central differences in binary128 with the experts held. */
-static void test_backward(void **state)
+TEST(test_backward)
 {
-    (void)state;
     static const double D_LB_LOSS[] = {0.0, 1.3, -0.8};
     for (int c = 0; c < CASE_COUNT; c++) {
         case_data data;
@@ -120,9 +118,8 @@ static void test_backward(void **state)
 }
 
 /* In deepseek3 the bias selects and does nothing else; in the other families it has a gradient. */
-static void test_bias_gradient(void **state)
+TEST(test_bias_gradient)
 {
-    (void)state;
     const double zeros[EXPERTS] = {0};
     for (int c = 0; c < CASE_COUNT; c++) {
         case_data data;
@@ -146,9 +143,8 @@ static void test_bias_gradient(void **state)
     }
 }
 
-static void test_same_bits_for_any_threads(void **state)
+TEST(test_same_bits_for_any_threads)
 {
-    (void)state;
     for (int c = 0; c < CASE_COUNT; c++) {
         static const int THREADS[] = {1, 2, 7};
         assay_routing r[3];
@@ -173,9 +169,8 @@ static void test_same_bits_for_any_threads(void **state)
 }
 
 /* A given choice keeps its order; evaluating with one's own choice changes nothing; the margin stays the free one. */
-static void test_given_choice(void **state)
+TEST(test_given_choice)
 {
-    (void)state;
     for (int c = 0; c < CASE_COUNT; c++) {
         case_data data;
         assay_routing own, again;
@@ -202,9 +197,8 @@ static void test_given_choice(void **state)
 }
 
 /* Hash routing takes the table's rows as they stand and has no margin. */
-static void test_hash(void **state)
+TEST(test_hash)
 {
-    (void)state;
     for (int c = 0; c < CASE_COUNT; c++) {
         if (CASES[c].config.hash_rows == 0) continue;
         case_data data;
@@ -224,9 +218,8 @@ static void test_hash(void **state)
 }
 
 /* Softmax over all, divided by the chosen ones' sum, is a softmax over the chosen; sigmoid likewise is deepseek3's. */
-static void test_fused_equals_sparse(void **state)
+TEST(test_fused_equals_sparse)
 {
-    (void)state;
     static const char *const PAIRS[][2] = {{"fused", "default"}, {"fused sigmoid", "deepseek3 exactly"}};
     for (int p = 0; p < 2; p++) {
         assay_routing r[2];

@@ -20,9 +20,8 @@ static assay_routing_config plain_config(void)
 }
 
 /* Far out on every score function: relative accuracy of weights and gradients, no NaN, no cancellation. */
-static void test_far_logits(void **state)
+TEST(test_far_logits)
 {
-    (void)state;
     static const double LOGITS[][6] = {{-18, -18.5, -17, -19, -40.5, -39.5}, {-300, -301, -299, -302, -310, -298},
                                        {40, 41, 39, 38, 45, 36.5},           {30, -30, 0, 20, -20, 35},
                                        {-39.9, -40.1, -40, -41, -38, -37},   {700, -700, 1, 690, -1, 699},
@@ -58,9 +57,8 @@ static void test_far_logits(void **state)
 }
 
 /* One expert and a division: the weight is the factor, and the router learns nothing but through the 1e-20. */
-static void test_one_expert_divided(void **state)
+TEST(test_one_expert_divided)
 {
-    (void)state;
     const double logits[6] = {-18, -19, -20, -17.5, -18.5, -21}, d_weight = 3.0, factor = 2.5;
     for (int exactly = 0; exactly < 2; exactly++) {
         assay_routing_config config = plain_config();
@@ -101,9 +99,8 @@ static void assert_refused(assay_context *ctx, assay_status status, const char *
 #define BASE SIZES, .n_routing_groups = -1
 #define CHOSEN(k) .num_experts_per_tok = k
 
-static void test_refused_configurations(void **state)
+TEST(test_refused_configurations)
 {
-    (void)state;
     static const struct {
         assay_routing_config config;
         const char *parts[3];
@@ -148,9 +145,8 @@ static void test_refused_configurations(void **state)
     assert_ok(&ctx, assay_routing_check(&ctx, &ignored));
 }
 
-static void test_refused_inputs(void **state)
+TEST(test_refused_inputs)
 {
-    (void)state;
     enum { T = 2, E = 6, K = 3, V = 2 };
     const double zeros[T * E] = {0}, scale[E] = {0};
     const double nan_logit[T * E] = {[9] = NAN}, minus_infinite[T * E] = {[6] = -INFINITY}, huge[T * E] = {[2] = 1e308};
@@ -205,9 +201,8 @@ static assay_status forward_and_backward(assay_context *ctx, const double *logit
     return status;
 }
 
-static void test_failing_allocations(void **state)
+TEST(test_failing_allocations)
 {
-    (void)state;
     const double logits[6] = {0, 1, 2, 3, 4, 5};
     assay_routing_config config = plain_config();
     config.load_balance_loss_weight = config.routed_bias_update_rate = 1.0;
@@ -226,9 +221,8 @@ static void test_failing_allocations(void **state)
 }
 
 /* The same struct serves a second step with other logits: nothing of the first is left in it. */
-static void test_run_twice(void **state)
+TEST(test_run_twice)
 {
-    (void)state;
     const double first[6] = {5, 4, 3, 2, 1, 0}, second[6] = {-1, 0, 1, 2, 3, 4};
     assay_context ctx = assay_context_default(1);
     assay_routing_config config = plain_config();

@@ -94,9 +94,8 @@ static void measure_noise(double *squares, const case_data *data, const double *
 /* Noise on logits and d_weights and nothing else: to first order the variances of the weights and their gradients are
  * then exact, element by element. The load-balance part adds as a standard deviation: too large at places, not too
  * small; a softmax of a softmax takes the scores' errors there for independent, which they are not quite. */
-static void test_noise(void **state)
+TEST(test_noise)
 {
-    (void)state;
     static const assay_precision EXACT = {.name = "exact"};
     const double noise = 1e-7;
     uint64_t random = 21;
@@ -136,9 +135,8 @@ static void test_noise(void **state)
 }
 
 /* A correct float32 implementation lies within what the gauge says of float32, and not far within. */
-static void test_float32(void **state)
+TEST(test_float32)
 {
-    (void)state;
     enum { TRIALS = 24, PARTS = 5 };
     static const assay_precision FLOAT32 = {"f32", 0x1p-24, 0x1p-24, 0x1p-24, 0x1p-24, 0x1p-23, .least = 0};
     static const int ENDS[PARTS] = {offsetof(outcome, lb_loss) / 8, offsetof(outcome, d_logits) / 8,
@@ -182,9 +180,8 @@ static void test_float32(void **state)
 
 static const assay_precision BF16 = {"bf16", 0x1p-8, 0x1p-8, 0x1p-24, 0x1p-8, 0x1p-7, .least = 0};
 
-static void test_same_bits_for_any_threads(void **state)
+TEST(test_same_bits_for_any_threads)
 {
-    (void)state;
     for (int c = 0; c < CASE_COUNT; c++) {
         static case_data data;
         static outcome variance[3];
@@ -201,9 +198,8 @@ static void test_same_bits_for_any_threads(void **state)
 }
 
 /* What is asked for alone is what it is among the others; what is not asked for is not touched. */
-static void test_alone(void **state)
+TEST(test_alone)
 {
-    (void)state;
     for (int c = 0; c < CASE_COUNT; c++) {
         static case_data data;
         static outcome all, one;
@@ -227,9 +223,8 @@ static void test_alone(void **state)
     }
 }
 
-static void test_failing_allocations(void **state)
+TEST(test_failing_allocations)
 {
-    (void)state;
     static case_data data;
     static outcome variance;
     assay_context ctx = assay_context_default(1);

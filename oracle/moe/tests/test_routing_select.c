@@ -106,9 +106,8 @@ static void draw(double *logits, int64_t tokens, int64_t experts, uint64_t *stat
     }
 }
 
-static void test_against_ranks(void **state)
+TEST(test_against_ranks)
 {
-    (void)state;
     uint64_t random = 1;
     for (int s = 0; s < SHAPE_COUNT; s++) {
         const int64_t experts = SHAPES[s].experts, per_token = SHAPES[s].per_token;
@@ -140,9 +139,8 @@ static bool same_set(const int32_t *a, const int32_t *b, int64_t count)
 }
 
 /* No change of what selects by less than the margin alters the set, whatever the signs. */
-static void test_margin_holds(void **state)
+TEST(test_margin_holds)
 {
-    (void)state;
     uint64_t random = 2;
     for (int s = 0; s < SHAPE_COUNT; s++) {
         const int64_t experts = SHAPES[s].experts, per_token = SHAPES[s].per_token;
@@ -171,9 +169,8 @@ static void test_margin_holds(void **state)
 }
 
 /* The worst change just beyond the margin does alter the set: the chosen down, the others up. */
-static void test_margin_is_tight(void **state)
+TEST(test_margin_is_tight)
 {
-    (void)state;
     enum { E = 11, K = 4 };
     uint64_t random = 3;
     const assay_routing_config config = selection_config(TOKENS, E, K, -1, -1, ASSAY_GROUP_MAX);
@@ -196,9 +193,8 @@ static void test_margin_is_tight(void **state)
 }
 
 /* Groups: the change that lowers the two that count of the last kept group and raises those of the first not kept. */
-static void test_group_margin_is_tight(void **state)
+TEST(test_group_margin_is_tight)
 {
-    (void)state;
     enum { E = 8, K = 2 };
     const assay_routing_config config = selection_config(1, E, K, 4, 1, ASSAY_GROUP_TOP2_SUM);
     const double logits[E] = {1.0, 2.0, 8.0, 3.0, 4.0, 6.0, 0.0, 7.0}; /* sums 3, 11, 10, 7 */
@@ -218,9 +214,8 @@ static void test_group_margin_is_tight(void **state)
 }
 
 /* The example of MaxText's own test: 4 groups of 4, 2 kept; weights are those before the bias. */
-static void test_maxtext_groups(void **state)
+TEST(test_maxtext_groups)
 {
-    (void)state;
     const assay_routing_config config = selection_config(2, 16, 4, 4, 2, ASSAY_GROUP_TOP2_SUM);
     const double biased[] = {0.20, 0.10, 0.05, 0.10, 0.10, 0.60, 0.30, 0.10, 0.80, 0.01, 0.01,
                              0.01, 0.05, 0.80, 0.20, 0.10, 0.68, 0.20, 0.06, 0.03, 0.32, 0.10,
@@ -240,9 +235,8 @@ static void test_maxtext_groups(void **state)
 }
 
 /* Inputs on which known bugs show: what stands in for -inf, which rule scores a group, and ties. */
-static void test_known_traps(void **state)
+TEST(test_known_traps)
 {
-    (void)state;
     static const struct {
         const char *what;
         int64_t per_token, groups, kept;
@@ -277,9 +271,8 @@ static void test_known_traps(void **state)
 
 /* Biases with a large offset, sigmoid scores of about 1e-8: the selection is by the sum as float64 has it, the weights
  * are the scores' own digits. */
-static void test_offset_bias(void **state)
+TEST(test_offset_bias)
 {
-    (void)state;
     enum { E = 64, K = 6 };
     assay_routing_config config = selection_config(TOKENS, E, K, -1, -1, ASSAY_GROUP_MAX);
     config.score_func = ASSAY_SCORE_SIGMOID;

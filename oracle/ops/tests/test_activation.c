@@ -78,9 +78,8 @@ static void arguments(double *x)
     memcpy(x, special, sizeof special);
 }
 
-static void test_values_and_derivatives(void **state)
+TEST(test_values_and_derivatives)
 {
-    (void)state;
     assay_context ctx = assay_context_default(1);
     static double x[COUNT], value[COUNT], derivative[COUNT];
     arguments(x);
@@ -104,9 +103,8 @@ static void test_values_and_derivatives(void **state)
     }
 }
 
-static void test_points(void **state)
+TEST(test_points)
 {
-    (void)state;
     for (int which = 0; which <= ASSAY_ACTIVATION_COUNT; which++) {
         for (double x = -30; x < 30; x += 0.37) {
             assay_activation_point point = which == ASSAY_ACTIVATION_COUNT
@@ -130,9 +128,8 @@ static void test_points(void **state)
     }
 }
 
-static void test_sigmoid_at_both_ends(void **state)
+TEST(test_sigmoid_at_both_ends)
 {
-    (void)state;
     assert_true(assay_sigmoid(1e300) == 1);
     assert_true(assay_sigmoid(-1e300) == 0);
     assert_true(assay_sigmoid(0) == 0.5);
@@ -140,9 +137,8 @@ static void test_sigmoid_at_both_ends(void **state)
     for (double x = -740; x < 700; x += 3.3) assert_true(ulps(assay_sigmoid(x), sigmoid(x)) <= 3);
 }
 
-static void test_nan_and_infinity(void **state)
+TEST(test_nan_and_infinity)
 {
-    (void)state;
     assay_context ctx = assay_context_default(1);
     for (int which = 0; which <= ASSAY_ACTIVATION_COUNT; which++) {
         const double x[] = {NAN, 1, INFINITY, -INFINITY};
@@ -178,18 +174,16 @@ static void same_bits(assay_context *ctx, void *data)
     }
 }
 
-static void test_every_instruction_set_gives_the_same_bits(void **state)
+TEST(test_every_instruction_set_gives_the_same_bits)
 {
-    (void)state;
     double *first = test_nans(2 * COUNT * (ASSAY_ACTIVATION_COUNT + 1));
     test_each_context(same_bits, first);
     free(first);
 }
 
 /* In place, one result only, and any number of elements: the same bits; nothing beyond them is touched. */
-static void test_results_may_be_missing_or_in_place(void **state)
+TEST(test_results_may_be_missing_or_in_place)
 {
-    (void)state;
     assay_context ctx = assay_context_default(1);
     static double x[COUNT], value[COUNT], derivative[COUNT], one[COUNT];
     arguments(x);
@@ -212,9 +206,8 @@ static void test_results_may_be_missing_or_in_place(void **state)
     }
 }
 
-static void test_names(void **state)
+TEST(test_names)
 {
-    (void)state;
     for (int f = 0; f < ASSAY_ACTIVATION_COUNT; f++) {
         assay_activation found = ASSAY_ACTIVATION_COUNT;
         assert_true(assay_activation_from_name(assay_activation_name((assay_activation)f), &found));

@@ -45,9 +45,8 @@ static void check_case(const assay_attention_config *config, attention_pattern p
     attention_problem_free(&p);
 }
 
-static void test_formula_of_every_length(void **state)
+TEST(test_formula_of_every_length)
 {
-    (void)state;
     static const int64_t LENGTHS[] = {1, 2, 7, 64, 65, 127, 128, 129, 257};
     static const int64_t WIDTHS[][2] = {{5, 3}, {1, 1}, {192, 128}, {128, 96}, {3, 17}};
     for (size_t i = 0; i < sizeof LENGTHS / sizeof *LENGTHS; i++) {
@@ -63,9 +62,8 @@ static void test_formula_of_every_length(void **state)
     }
 }
 
-static void test_formula_of_every_pattern(void **state)
+TEST(test_formula_of_every_pattern)
 {
-    (void)state;
     static const int64_t LENGTHS[] = {1, 7, 65, 265}; /* the last: segments longer than a block */
     for (int pattern = 0; pattern < ATTENTION_PATTERNS; pattern++) {
         for (size_t i = 0; i < 8; i++) {
@@ -133,9 +131,8 @@ static void check_differences(const attention_problem *p)
     for (int t = 0; t < 3; t++) free(in[t]);
 }
 
-static void test_gradients_are_the_differences(void **state)
+TEST(test_gradients_are_the_differences)
 {
-    (void)state;
     const assay_attention_config config = {
         .batch = 2, .sequence = 7, .heads = 2, .qk_dim = 5, .v_dim = 3, .mask_padding = true};
     for (int pattern = 0; pattern < ATTENTION_PATTERNS; pattern++) {
@@ -148,9 +145,8 @@ static void test_gradients_are_the_differences(void **state)
     }
 }
 
-static void test_no_cotangent_of_lse_is_one_of_zeros(void **state)
+TEST(test_no_cotangent_of_lse_is_one_of_zeros)
 {
-    (void)state;
     const assay_attention_config config = {.batch = 1, .sequence = 130, .heads = 2, .qk_dim = 4, .v_dim = 3};
     assay_context ctx = assay_context_default(2);
     attention_problem p;
@@ -170,9 +166,8 @@ static void test_no_cotangent_of_lse_is_one_of_zeros(void **state)
     attention_problem_free(&p);
 }
 
-static void test_padding_gives_nothing(void **state)
+TEST(test_padding_gives_nothing)
 {
-    (void)state;
     const assay_attention_config config = {
         .batch = 2, .sequence = 9, .heads = 2, .qk_dim = 4, .v_dim = 3, .mask_padding = true};
     assay_context ctx = assay_context_default(2);
@@ -207,9 +202,8 @@ static void assert_nan_from(const attention_problem *p, int result, int64_t firs
 }
 
 /* What a token holds reaches those that see it, and no other. */
-static void test_nan_reaches_later_tokens_only(void **state)
+TEST(test_nan_reaches_later_tokens_only)
 {
-    (void)state;
     static const int64_t PLACES[] = {0, 1, 5, 127, 128, 200};
     const assay_attention_config config = {.batch = 1, .sequence = 201, .heads = 1, .qk_dim = 4, .v_dim = 3};
     assay_context ctx = assay_context_default(2);
@@ -243,9 +237,8 @@ static void test_nan_reaches_later_tokens_only(void **state)
     attention_problem_free(&clean);
 }
 
-static void test_infinite_values_stay_infinite(void **state)
+TEST(test_infinite_values_stay_infinite)
 {
-    (void)state;
     const assay_attention_config config = {.batch = 1, .sequence = 140, .heads = 1, .qk_dim = 4, .v_dim = 2};
     assay_context ctx = assay_context_default(1);
     attention_problem p;
@@ -259,9 +252,8 @@ static void test_infinite_values_stay_infinite(void **state)
     attention_problem_free(&p);
 }
 
-static void test_huge_scores_do_not_overflow(void **state)
+TEST(test_huge_scores_do_not_overflow)
 {
-    (void)state;
     const assay_attention_config config = {.batch = 1, .sequence = 150, .heads = 1, .qk_dim = 6, .v_dim = 3};
     for (int sign = -1; sign <= 1; sign += 2) {
         assay_context ctx = assay_context_default(1);
@@ -279,9 +271,8 @@ static void test_huge_scores_do_not_overflow(void **state)
     }
 }
 
-static void test_segment_ids_below_0_are_refused(void **state)
+TEST(test_segment_ids_below_0_are_refused)
 {
-    (void)state;
     assay_context ctx = assay_context_default(1);
     const int32_t good[] = {0, 3, INT32_MAX}, bad[] = {1, 0, -1};
     assert_ok(&ctx, assay_attention_check_segments(&ctx, good, 3));
@@ -289,9 +280,8 @@ static void test_segment_ids_below_0_are_refused(void **state)
     assert_string_equal(ctx.message, "inputs/segment_ids[2] is -1, expected 0 or more");
 }
 
-static void test_flops(void **state)
+TEST(test_flops)
 {
-    (void)state;
     const assay_attention_config config = {.batch = 2, .sequence = 3, .heads = 5, .qk_dim = 7, .v_dim = 4};
     /* 10 heads of 6 pairs; a pair has a score and a value, then three of the one and two of the other */
     assert_true(assay_attention_flops(&config, false) == 2 * 10 * 6 * (7 + 4));

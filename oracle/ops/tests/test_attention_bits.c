@@ -89,9 +89,8 @@ static void same_bits(assay_context *ctx, void *data)
 }
 
 /* 7 threads are more than there are heads, 1 and 2 are not. */
-static void test_every_context_gives_the_bits_of_the_plain_loop(void **state)
+TEST(test_every_context_gives_the_bits_of_the_plain_loop)
 {
-    (void)state;
     static const struct {
         assay_attention_config config;
         attention_pattern pattern;
@@ -111,9 +110,8 @@ static void test_every_context_gives_the_bits_of_the_plain_loop(void **state)
     }
 }
 
-static void test_blas_agrees(void **state)
+TEST(test_blas_agrees)
 {
-    (void)state;
     const assay_attention_config config = {
         .batch = 2, .sequence = 200, .heads = 2, .qk_dim = 24, .v_dim = 16, .mask_padding = true};
     assay_context ctx = assay_context_default(2), blas = ctx;
@@ -130,9 +128,8 @@ static void test_blas_agrees(void **state)
     attention_problem_free(&other);
 }
 
-static void test_every_allocation_may_fail(void **state)
+TEST(test_every_allocation_may_fail)
 {
-    (void)state;
     const assay_attention_config config = {.batch = 2, .sequence = 140, .heads = 2, .qk_dim = 24, .v_dim = 16};
     attention_problem p;
     attention_problem_make(&p, &config, INTERLEAVED, ASSAY_FLOAT64);
@@ -266,9 +263,8 @@ static void compare_spread(const assay_emulation *profile, int64_t length, doubl
 }
 
 /* The members are an envelope of a sound float32 implementation, and not a wide one. */
-static void test_emulated_spread_is_that_of_a_float32_implementation(void **state)
+TEST(test_emulated_spread_is_that_of_a_float32_implementation)
 {
-    (void)state;
     static const assay_emulation PROFILES[] = {
         {.precision = {"f32", RMS(0x1p-24), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), .least = 0},
          .storage = ASSAY_FLOAT32,

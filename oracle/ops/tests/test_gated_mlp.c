@@ -28,9 +28,8 @@ static assay_gated_mlp_config shaped(int form, int shape)
     return config;
 }
 
-static void test_fused_and_unfused_are_the_same_bits(void **state)
+TEST(test_fused_and_unfused_are_the_same_bits)
 {
-    (void)state;
     assay_context ctx = assay_context_default(2);
     for (int i = 0; i < FORM_COUNT * SHAPE_COUNT; i++) {
         assay_gated_mlp_config config = shaped(i / SHAPE_COUNT, i % SHAPE_COUNT);
@@ -77,9 +76,8 @@ static void same_bits(assay_context *ctx, void *data)
     mlp_problem_free(&p);
 }
 
-static void test_threads_and_instruction_sets_give_the_same_bits(void **state)
+TEST(test_threads_and_instruction_sets_give_the_same_bits)
 {
-    (void)state;
     for (int i = 0; i < FORM_COUNT; i++) {
         expected e = {.config = shaped(i, 3 + i % 3)};
         e.config.fused = i % 2 == 1;
@@ -89,9 +87,8 @@ static void test_threads_and_instruction_sets_give_the_same_bits(void **state)
     }
 }
 
-static void test_each_gradient_alone_and_nothing_else(void **state)
+TEST(test_each_gradient_alone_and_nothing_else)
 {
-    (void)state;
     assay_context ctx = assay_context_default(2);
     for (int fused = 0; fused < 2; fused++) {
         assay_gated_mlp_config config = shaped(0, 3);
@@ -130,9 +127,8 @@ static void test_each_gradient_alone_and_nothing_else(void **state)
     }
 }
 
-static void test_no_rows_have_zero_gradients(void **state)
+TEST(test_no_rows_have_zero_gradients)
 {
-    (void)state;
     assay_context ctx = assay_context_default(2);
     for (int fused = 0; fused < 2; fused++) {
         assay_gated_mlp_config config = shaped(0, 3);
@@ -168,9 +164,8 @@ static void clamp_case(assay_glu glu_form, double a, double b, double *da, doubl
     assay_gated_mlp_residuals_free(&r);
 }
 
-static void test_beyond_a_clamp_nothing_moves(void **state)
+TEST(test_beyond_a_clamp_nothing_moves)
 {
-    (void)state;
     static const struct {
         double a, b;
         bool a_moves, b_moves;
@@ -186,9 +181,8 @@ static void test_beyond_a_clamp_nothing_moves(void **state)
     }
 }
 
-static void test_nan_stays_in_its_row(void **state)
+TEST(test_nan_stays_in_its_row)
 {
-    (void)state;
     assay_context ctx = assay_context_default(2);
     for (int form = 0; form < FORM_COUNT; form++) {
         assay_gated_mlp_config config = shaped(form, 5);
@@ -213,9 +207,8 @@ static void test_nan_stays_in_its_row(void **state)
     }
 }
 
-static void test_failing_allocations(void **state)
+TEST(test_failing_allocations)
 {
-    (void)state;
     assay_context ctx = assay_context_default(1);
     for (int fused = 0; fused < 2; fused++) {
         assay_gated_mlp_config config = shaped(0, 2);
@@ -241,9 +234,8 @@ static void test_failing_allocations(void **state)
     }
 }
 
-static void test_sizes_that_cannot_be(void **state)
+TEST(test_sizes_that_cannot_be)
 {
-    (void)state;
     assay_context ctx = assay_context_default(1);
     assay_gated_mlp_residuals r = {0};
     const assay_gated_mlp_config huge = {.rows = INT64_MAX / 4, .emb_dim = 1, .mlp_dim = INT64_MAX / 4};

@@ -158,9 +158,8 @@ static void assert_fair(const test_ratio *ratio, const struct profile *profile, 
     }
 }
 
-static void test_errors_lie_under_sigma_and_not_far(void **state)
+TEST(test_errors_lie_under_sigma_and_not_far)
 {
-    (void)state;
     assay_context ctx = assay_context_default(1);
     for (int i = 0; i < PROFILE_COUNT * FORM_COUNT; i++) {
         const struct profile *profile = &PROFILES[i / FORM_COUNT];
@@ -171,9 +170,8 @@ static void test_errors_lie_under_sigma_and_not_far(void **state)
     }
 }
 
-static void test_errors_of_x_and_dy_are_carried_through(void **state)
+TEST(test_errors_of_x_and_dy_are_carried_through)
 {
-    (void)state;
     assay_context ctx = assay_context_default(1);
     for (int i = 0; i < FORM_COUNT; i++) {
         const struct profile *profile = &PROFILES[i % 2 == 0 ? 0 : 3];
@@ -185,9 +183,8 @@ static void test_errors_of_x_and_dy_are_carried_through(void **state)
 }
 
 /* What a wrong implementation does must lie far outside: here one that rounds too much. */
-static void test_too_much_rounding_is_far_outside(void **state)
+TEST(test_too_much_rounding_is_far_outside)
 {
-    (void)state;
     assay_context ctx = assay_context_default(1);
     const assay_gated_mlp_config config = shaped(0, 0, false);
     test_ratio ratio[TENSORS];
@@ -204,9 +201,8 @@ static double square(double x)
 }
 
 /* h = a b, with storing alone: the sums written out. Biases, so that products are stored before them. */
-static void test_every_term_where_the_gate_is_a_product(void **state)
+TEST(test_every_term_where_the_gate_is_a_product)
 {
-    (void)state;
     const assay_precision stores = {.storage = 0.01};
     const assay_gated_mlp_config config = {
         .rows = 1, .emb_dim = 3, .mlp_dim = 5, .activation = {ASSAY_LINEAR, ASSAY_LINEAR}};
@@ -255,9 +251,8 @@ static void test_every_term_where_the_gate_is_a_product(void **state)
 }
 
 /* Values of a kink and of exact zeros: finite, not negative, 0 where nothing can go wrong. */
-static void test_exact_zeros_have_no_error(void **state)
+TEST(test_exact_zeros_have_no_error)
 {
-    (void)state;
     assay_context ctx = assay_context_default(2);
     const assay_gated_mlp_config config = {
         .rows = 2, .emb_dim = 2, .mlp_dim = 2, .activation = {ASSAY_RELU, ASSAY_LINEAR}};
@@ -281,9 +276,8 @@ static void test_exact_zeros_have_no_error(void **state)
     mlp_problem_free(&p);
 }
 
-static void test_no_rows(void **state)
+TEST(test_no_rows)
 {
-    (void)state;
     assay_context ctx = assay_context_default(2);
     assay_gated_mlp_config config = shaped(0, 0, true);
     config.rows = 0;
@@ -327,9 +321,8 @@ static void same_bits(assay_context *ctx, void *data)
     mlp_results_free(&variance);
 }
 
-static void test_threads_and_instruction_sets_give_the_same_bits(void **state)
+TEST(test_threads_and_instruction_sets_give_the_same_bits)
 {
-    (void)state;
     first_results first = {0};
     test_each_context(same_bits, &first);
     mlp_results_free(&first.variance);
@@ -337,9 +330,8 @@ static void test_threads_and_instruction_sets_give_the_same_bits(void **state)
 }
 
 /* Only what was asked for: the rest stays untouched, and dy is not needed for forward. */
-static void test_missing_results_are_skipped(void **state)
+TEST(test_missing_results_are_skipped)
 {
-    (void)state;
     assay_context ctx = assay_context_default(1);
     const assay_gated_mlp_config config = shaped(0, 0, false);
     mlp_problem p;
@@ -362,9 +354,8 @@ static void test_missing_results_are_skipped(void **state)
     mlp_problem_free(&p);
 }
 
-static void test_failing_allocations(void **state)
+TEST(test_failing_allocations)
 {
-    (void)state;
     assay_context ctx = assay_context_default(1);
     const assay_gated_mlp_config config = shaped(0, 2, false);
     mlp_problem p;

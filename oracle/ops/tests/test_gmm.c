@@ -105,16 +105,14 @@ static void check_cases(assay_context *ctx, void *data)
     }
 }
 
-static void test_the_formula_bit_for_bit(void **state)
+TEST(test_the_formula_bit_for_bit)
 {
-    (void)state;
     test_each_context(check_cases, NULL);
     assert_int_equal(CASE_COUNT, 8);
 }
 
-static void test_refused_groups(void **state)
+TEST(test_refused_groups)
 {
-    (void)state;
     assay_context ctx = assay_context_default(1);
     const assay_gmm_dims dims = {4, 2, 2, 3};
     const int32_t negative[] = {2, -1, 1}, too_many[] = {2, 2, 1}, overflowing[] = {INT32_MAX, INT32_MAX, INT32_MAX};
@@ -143,9 +141,8 @@ static double low_dot(assay_dtype storage, int64_t count, const double *a, int64
     return assay_dtype_round(storage, sum, false);
 }
 
-static void test_errors_lie_under_sigma_and_not_far(void **state)
+TEST(test_errors_lie_under_sigma_and_not_far)
 {
-    (void)state;
     static const assay_precision PRECISIONS[] = {
         {"bf16", RMS(0x1p-8), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), .least = 0},
         {"f32", RMS(0x1p-24), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), .least = 0}};
@@ -186,9 +183,8 @@ static void test_errors_lie_under_sigma_and_not_far(void **state)
     }
 }
 
-static void test_failing_allocations(void **state)
+TEST(test_failing_allocations)
 {
-    (void)state;
     const assay_precision precision = {.multiply = 1, .accumulate = 1};
     assay_context ctx = assay_context_default(1);
     problem p;

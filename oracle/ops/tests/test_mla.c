@@ -82,9 +82,8 @@ static void check_same_bits(assay_context *ctx, void *data)
     mla_problem_free(&p);
 }
 
-static void test_same_bits_with_any_threads_and_isa(void **state)
+TEST(test_same_bits_with_any_threads_and_isa)
 {
-    (void)state;
     first_run first = {0};
     mla_problem_make(&first.p, &LARGE, NULL);
     test_each_context(check_same_bits, &first);
@@ -92,9 +91,8 @@ static void test_same_bits_with_any_threads_and_isa(void **state)
     mla_problem_free(&first.p);
 }
 
-static void test_blas_agrees(void **state)
+TEST(test_blas_agrees)
 {
-    (void)state;
     assay_context ctx = assay_context_default(2), blas = ctx;
     mla_problem p, other;
     blas.arithmetic = &assay_arithmetic_blas;
@@ -132,9 +130,8 @@ static void assert_absorbed_is_plain(const mla_sample *sample)
     mla_problem_free(&p);
 }
 
-static void test_absorbed_form_is_the_same(void **state)
+TEST(test_absorbed_form_is_the_same)
 {
-    (void)state;
     for (const mla_sample *sample = mla_samples; sample->name != NULL; sample++) assert_absorbed_is_plain(sample);
     assert_absorbed_is_plain(&(mla_sample){.name = "large", .config = LARGE});
 }

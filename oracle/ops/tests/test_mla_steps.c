@@ -63,9 +63,8 @@ static void check_recomputing(assay_context *ctx, const mla_sample *sample)
     mla_problem_free(&p);
 }
 
-static void test_any_subset_can_be_computed_again(void **state)
+TEST(test_any_subset_can_be_computed_again)
 {
-    (void)state;
     const assay_emulation emulation = bfloat16_emulation();
     for (const mla_sample *sample = mla_samples; sample->name != NULL; sample++) {
         assay_context ctx = assay_context_default(1), emulated = ctx;
@@ -76,9 +75,8 @@ static void test_any_subset_can_be_computed_again(void **state)
     }
 }
 
-static void test_what_is_there_is_not_computed(void **state)
+TEST(test_what_is_there_is_not_computed)
 {
-    (void)state;
     assay_context ctx = assay_context_default(1);
     mla_problem p;
     mla_problem_make(&p, &mla_samples[0].config, NULL);
@@ -92,9 +90,8 @@ static void test_what_is_there_is_not_computed(void **state)
     mla_problem_free(&p);
 }
 
-static void test_missing_gradients_are_skipped(void **state)
+TEST(test_missing_gradients_are_skipped)
 {
-    (void)state;
     for (const mla_sample *sample = mla_samples; sample->name != NULL; sample++) {
         assay_context ctx = assay_context_default(1);
         mla_problem all, p;
@@ -125,9 +122,8 @@ static assay_status counting_matmul(assay_context *ctx, const assay_matmul_args 
 
 static const assay_arithmetic counting = {.name = "counting", .matmul = counting_matmul};
 
-static void test_operations_are_those_of_the_products(void **state)
+TEST(test_operations_are_those_of_the_products)
 {
-    (void)state;
     for (const mla_sample *sample = mla_samples; sample->name != NULL; sample++) {
         assay_context ctx = assay_context_default(1);
         const assay_mla_config *c = &sample->config;
@@ -173,9 +169,8 @@ static void test_operations_are_those_of_the_products(void **state)
     }
 }
 
-static void test_allocations_fail(void **state)
+TEST(test_allocations_fail)
 {
-    (void)state;
     for (int sample = 0; sample < 2; sample++) { /* with query compression, and without */
         assay_context ctx = assay_context_default(1);
         mla_problem p, expected;
@@ -207,9 +202,8 @@ static void test_allocations_fail(void **state)
     }
 }
 
-static void test_refusals(void **state)
+TEST(test_refusals)
 {
-    (void)state;
     const int64_t huge = INT64_MAX;
     assay_mla_config good = mla_samples[0].config, bad[23];
     static const char *const messages[] = {
@@ -279,9 +273,8 @@ static void test_refusals(void **state)
     assert_ok(&ctx, assay_mla_check(&ctx, &good));
 }
 
-static void test_softmax_scale(void **state)
+TEST(test_softmax_scale)
 {
-    (void)state;
     assay_mla_config c = {
         .qk_nope_head_dim = 128,
         .mscale = 1,
@@ -300,9 +293,8 @@ static void test_softmax_scale(void **state)
 }
 
 /* What padding holds changes nothing for the others; its own y and dx are 0. */
-static void test_padding_reaches_nobody(void **state)
+TEST(test_padding_reaches_nobody)
 {
-    (void)state;
     const mla_sample *sample = &mla_samples[4];
     const int64_t dim = sample->config.emb_dim;
     const double zeros[16] = {0};
@@ -331,9 +323,8 @@ static void test_padding_reaches_nobody(void **state)
 }
 
 /* What is kept between steps is as it would be stored; y is the caller's to round. */
-static void test_intermediates_lie_on_the_grid(void **state)
+TEST(test_intermediates_lie_on_the_grid)
 {
-    (void)state;
     const assay_emulation emulation = bfloat16_emulation();
     assay_context ctx = assay_context_default(1);
     mla_problem p;

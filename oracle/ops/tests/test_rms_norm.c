@@ -76,9 +76,8 @@ static quad slope(quad *at, const quad *x, const quad *scale, const problem *p)
 static const int64_t SHAPES[][2] = {{1, 1}, {1, 7}, {5, 1}, {3, 13}};
 static const double SIZES[] = {1, 1e-3, 1e3};
 
-static void test_formula_and_its_differences(void **state)
+TEST(test_formula_and_its_differences)
 {
-    (void)state;
     assay_context ctx = assay_context_default(2);
     for (size_t s = 0; s < 12; s++) {
         const double size = SIZES[s % 3];
@@ -117,17 +116,15 @@ static void same_bits(assay_context *ctx, void *data)
     problem_free(&p);
 }
 
-static void test_threads_and_instruction_sets_give_the_same_bits(void **state)
+TEST(test_threads_and_instruction_sets_give_the_same_bits)
 {
-    (void)state;
     problem first = {0};
     test_each_context(same_bits, &first);
     problem_free(&first);
 }
 
-static void test_rows_do_not_meet(void **state)
+TEST(test_rows_do_not_meet)
 {
-    (void)state;
     assay_context ctx = assay_context_default(2);
     problem clean, p;
     problem_make(&clean, 5, 19, 1, ASSAY_FLOAT64);
@@ -145,9 +142,8 @@ static void test_rows_do_not_meet(void **state)
     problem_free(&p);
 }
 
-static void test_no_rows_and_missing_results(void **state)
+TEST(test_no_rows_and_missing_results)
 {
-    (void)state;
     assay_context ctx = assay_context_default(2);
     problem none, p;
     problem_make(&none, 0, 5, 1, ASSAY_FLOAT64);
@@ -194,9 +190,8 @@ static void low_precision(const problem *p, assay_dtype storage, double *y, doub
     for (int64_t i = 0; i < p->dim; i++) dscale[i] = assay_dtype_round(storage, sums[i], false);
 }
 
-static void test_errors_lie_under_sigma_and_not_far(void **state)
+TEST(test_errors_lie_under_sigma_and_not_far)
 {
-    (void)state;
     static const struct {
         assay_precision precision;
         assay_dtype storage;
@@ -256,9 +251,8 @@ static double spread(int64_t count, const double *member, const double *golden, 
 
 /* The gauge counts each rounding as one just above a power of two, and takes the worse of the orders in which a product
  * may be made and stored; stochastic rounding has the variance of two. */
-static void test_emulated_spread_and_gauge_agree(void **state)
+TEST(test_emulated_spread_and_gauge_agree)
 {
-    (void)state;
 #define F16                                                                                                            \
     {                                                                                                                  \
         "f16", RMS(0x1p-11), 0, RMS(0x1p-24), RMS(0x1p-24), 0x1p-22, .least = 0x1p-24                                  \

@@ -29,9 +29,8 @@ static void check(assay_context *ctx, void *data)
     *(int *)data += 1;
 }
 
-static void test_one_fma_a_step_in_ascending_order(void **state)
+TEST(test_one_fma_a_step_in_ascending_order)
 {
-    (void)state;
     int calls = 0;
     test_each_context(check, &calls);
     assert_true(calls >= 3);
@@ -57,9 +56,8 @@ static void columns(assay_context *ctx, void *data)
     }
 }
 
-static void test_column_sums(void **state)
+TEST(test_column_sums)
 {
-    (void)state;
     test_each_context(columns, NULL);
     assay_context ctx = assay_context_default(1);
     const double values[] = {1, NAN, 2, 3};

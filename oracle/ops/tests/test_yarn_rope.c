@@ -148,9 +148,8 @@ static void check_config(const assay_rope_config *c, const char *what)
     free(dx);
 }
 
-static void test_formula_in_every_layout(void **state)
+TEST(test_formula_in_every_layout)
 {
-    (void)state;
     static const int64_t DIMS[] = {2, 6, 64};
     for (int bits = 0; bits < 48; bits++) {
         assay_rope_config c = deepseek(DIMS[bits / 16]);
@@ -167,9 +166,8 @@ static void test_formula_in_every_layout(void **state)
 }
 
 /* Ramps without width, backwards, cut at either end; factors below 1; other bases. */
-static void test_formula_at_the_ends_of_the_ramp(void **state)
+TEST(test_formula_at_the_ends_of_the_ramp)
 {
-    (void)state;
     static const struct {
         double theta, factor, fast, slow;
         int64_t original;
@@ -194,9 +192,8 @@ static void test_formula_at_the_ends_of_the_ramp(void **state)
     }
 }
 
-static void test_frequencies_of_deepseek(void **state)
+TEST(test_frequencies_of_deepseek)
 {
-    (void)state;
     assay_rope_config c = deepseek(64);
     double frequencies[32];
     assay_rope_frequencies(frequencies, &c);
@@ -209,9 +206,8 @@ static void test_frequencies_of_deepseek(void **state)
 }
 
 /* Where the correction lies next to a whole number float64 could cut it to either side. */
-static void test_cut_next_to_whole_numbers(void **state)
+TEST(test_cut_next_to_whole_numbers)
 {
-    (void)state;
     int differ = 0;
     for (int whole = 1; whole < 12; whole++) {
         assay_rope_config c = deepseek(24);
@@ -231,9 +227,8 @@ static void test_cut_next_to_whole_numbers(void **state)
     assert_true(differ > 11 && differ < 44); /* both sides were seen */
 }
 
-static void test_gradient_is_the_transpose(void **state)
+TEST(test_gradient_is_the_transpose)
 {
-    (void)state;
     assay_context ctx = assay_context_default(1);
     assay_rope_config c = deepseek(10);
     double matrix[10][10], transpose[10][10];
@@ -255,9 +250,8 @@ static void test_gradient_is_the_transpose(void **state)
     assay_rope_table_free(&table);
 }
 
-static void test_in_place_and_within_wider_rows(void **state)
+TEST(test_in_place_and_within_wider_rows)
 {
-    (void)state;
     enum { DIM = 6, WIDE = 11, AT = 4 };
     assay_context ctx = assay_context_default(2);
     for (int bits = 0; bits < 4; bits++) {
@@ -306,18 +300,16 @@ static void same_bits(assay_context *ctx, void *data)
     free(y);
 }
 
-static void test_threads_and_instruction_sets_give_the_same_bits(void **state)
+TEST(test_threads_and_instruction_sets_give_the_same_bits)
 {
-    (void)state;
     double *first = test_nans(TOKENS * HEADS * 64);
     test_each_context(same_bits, first);
     free(first);
 }
 
 /* Errors of an angle grow with it; at position 0 there is none. */
-static void test_emulated_angles_are_off_as_the_profile_allows(void **state)
+TEST(test_emulated_angles_are_off_as_the_profile_allows)
 {
-    (void)state;
     enum { MEMBERS = 200 };
     static const double UNIT = 0x1p-22;
     static const int32_t positions[] = {0, 100, 10000};
@@ -347,9 +339,8 @@ static void test_emulated_angles_are_off_as_the_profile_allows(void **state)
     }
 }
 
-static void test_refusals(void **state)
+TEST(test_refusals)
 {
-    (void)state;
     static const struct {
         const char *message;
         assay_rope_config change; /* what is not 0 replaces DeepSeek's; numbers below 0 stand for 0 */
@@ -397,9 +388,8 @@ static void test_refusals(void **state)
     assert_ok(&ctx, assay_rope_check(&ctx, &plain));
 }
 
-static void test_positions_outside_are_refused(void **state)
+TEST(test_positions_outside_are_refused)
 {
-    (void)state;
     assay_context ctx = assay_context_default(1);
     assay_rope_config c = deepseek(64);
     c.max_position_embeddings = 50;
@@ -412,9 +402,8 @@ static void test_positions_outside_are_refused(void **state)
 }
 
 /* Angles first, then the table of them: the bits of both at once. */
-static void test_table_of_angles(void **state)
+TEST(test_table_of_angles)
 {
-    (void)state;
     assay_context ctx = assay_context_default(2);
     assay_rope_config c = deepseek(64);
     c.attention_scaling = true;
@@ -437,9 +426,8 @@ static void test_table_of_angles(void **state)
     free(angles);
 }
 
-static void test_every_allocation_may_fail(void **state)
+TEST(test_every_allocation_may_fail)
 {
-    (void)state;
     const assay_rope_config c = deepseek(64);
     for (int64_t n = 0;; n++) {
         assay_context ctx = assay_context_default(2);

@@ -52,9 +52,8 @@ static void certify(spec_case *c, bool kink, const spec_budget *budget, spec_cer
 
 static const spec_budget all = {.coordinates = COUNT, .directions = 2, .seed = 5};
 
-static void test_right_results(void **state)
+TEST(test_right_results)
 {
-    (void)state;
     spec_case c;
     double y[COUNT], dx[COUNT], dw[COUNT];
     spec_certificates found = {0};
@@ -77,9 +76,8 @@ static void test_right_results(void **state)
     case_end(&c);
 }
 
-static void test_wrong_gradients(void **state)
+TEST(test_wrong_gradients)
 {
-    (void)state;
     /* dw times 1 + factor, all of it or one element; one probe, at the foremost element, must say at least so much. */
     static const struct {
         double factor;
@@ -106,9 +104,8 @@ static void test_wrong_gradients(void **state)
 }
 
 /* A direction sees an element that no coordinate is spent on. */
-static void test_directions(void **state)
+TEST(test_directions)
 {
-    (void)state;
     spec_case c;
     double y[COUNT], dx[COUNT], dw[COUNT];
     spec_certificates found = {0};
@@ -125,9 +122,8 @@ static void test_directions(void **state)
 }
 
 /* Element 2 stands on the kink: it is counted, and all others are certified. */
-static void test_kinks(void **state)
+TEST(test_kinks)
 {
-    (void)state;
     spec_case c;
     double y[COUNT], dx[COUNT], dw[COUNT];
     spec_certificates found = {0};
@@ -143,9 +139,8 @@ static void test_kinks(void **state)
     case_end(&c);
 }
 
-static void test_values(void **state)
+TEST(test_values)
 {
-    (void)state;
     static const struct {
         double computed, reference, ulps, relative; /* of one value beside a 2 that is right */
     } table[] = {
@@ -174,9 +169,8 @@ static void test_values(void **state)
 }
 
 /* A value of 1 beside a 64: what is allowed is ten error scales, or four last places, and not a share of the 64. */
-static void test_error_scales(void **state)
+TEST(test_error_scales)
 {
-    (void)state;
     static const double ulp = 0x1p-52;
     static const struct {
         double error, scale, gauge; /* error and scale in ulps of 1 */
@@ -198,9 +192,8 @@ static void test_error_scales(void **state)
 }
 
 /* The choice of a routing by logits, without a bias; token 1 ties exactly, token 2 to 1e-14, token 3 not quite. */
-static void test_choices(void **state)
+TEST(test_choices)
 {
-    (void)state;
     enum { TOKENS = 4, K = 2, E = 3 };
     static const double logits[TOKENS * E] = {3, 1, 2, 1, 1, 0, 1, 1 + 1e-14, 5, 1, 1 + 1e-9, 5};
     static const struct {
@@ -259,9 +252,8 @@ static void count_probe(void *self, const char *path)
 }
 
 /* The same certificate from any number of threads, and `advance` after each probe. */
-static void test_threads(void **state)
+TEST(test_threads)
 {
-    (void)state;
     spec_certificates found[3] = {{0}};
     static const int threads[] = {1, 2, 7};
     for (int i = 0; i < 3; i++) {
@@ -297,9 +289,8 @@ static assay_status infinite_where_negative(assay_context *ctx, const void *conf
     return ASSAY_OK;
 }
 
-static void test_outputs_that_are_no_number(void **state)
+TEST(test_outputs_that_are_no_number)
 {
-    (void)state;
     const spec_operation operation = {"infinite", infinite_where_negative, NULL};
     for (int wrong = 0; wrong < 2; wrong++) {
         spec_case c;
@@ -332,9 +323,8 @@ static assay_status round_corner(assay_context *ctx, const void *config, const s
     return ASSAY_OK;
 }
 
-static void test_curvature(void **state)
+TEST(test_curvature)
 {
-    (void)state;
     const spec_operation operation = {"corner", round_corner, NULL};
     static const struct {
         double e, off; /* and by how much the gradient is */
@@ -360,9 +350,8 @@ static void test_curvature(void **state)
     }
 }
 
-static void test_refusals(void **state)
+TEST(test_refusals)
 {
-    (void)state;
     const bool kink = false;
     spec_case c;
     double y[COUNT], dx[COUNT], dw[COUNT];
@@ -390,9 +379,8 @@ static void test_refusals(void **state)
     case_end(&c);
 }
 
-static void test_indices(void **state)
+TEST(test_indices)
 {
-    (void)state;
     for (int wrong = 0; wrong < 2; wrong++) {
         spec_case c;
         spec_certificates found = {0};
@@ -413,9 +401,8 @@ static void test_indices(void **state)
 }
 
 /* A row of NaN that belongs to no group has gradient 0, and its NaN cotangent is in nothing. */
-static void test_rows_that_belong_to_nothing(void **state)
+TEST(test_rows_that_belong_to_nothing)
 {
-    (void)state;
     for (int wrong = 0; wrong < 2; wrong++) {
         spec_case c;
         spec_certificates found = {0};
@@ -438,9 +425,8 @@ static void test_rows_that_belong_to_nothing(void **state)
     }
 }
 
-static void test_every_allocation_may_fail(void **state)
+TEST(test_every_allocation_may_fail)
 {
-    (void)state;
     const bool kink = false;
     spec_case c;
     double y[COUNT], dx[COUNT], dw[COUNT];

@@ -38,9 +38,8 @@ static void rotate(spec_case *c, const assay_rope_config *config, int32_t positi
 }
 
 /* Pairs (1,2), (3,4), (5,6) in either layout stay at position 0, and turn by 1 radian and by two small angles at 1. */
-static void test_layouts(void **state)
+TEST(test_layouts)
 {
-    (void)state;
     static const struct {
         bool interleave, pairwise;
         double x[6];
@@ -85,9 +84,8 @@ static void frequencies(const assay_rope_config *config, double *found)
 
 /* DeepSeek-V3: corr(32) = 10.47 and corr(1) = 22.51, so the ramp runs from 10 to 23. base_i = 10^(-i/8). The numbers
  * are from decimal arithmetic with 50 digits. */
-static void test_deepseek_frequencies(void **state)
+TEST(test_deepseek_frequencies)
 {
-    (void)state;
     static const struct {
         int64_t i;
         double frequency;
@@ -109,9 +107,8 @@ static void test_deepseek_frequencies(void **state)
 }
 
 /* base_i = 10^-i at width 8. */
-static void test_ramps(void **state)
+TEST(test_ramps)
 {
-    (void)state;
     static const struct {
         double beta_fast, beta_slow;
         int64_t original;
@@ -146,9 +143,8 @@ static void test_ramps(void **state)
 }
 
 /* A rotation keeps each pair's length, however far the position; attention_scaling multiplies it. */
-static void test_lengths(void **state)
+TEST(test_lengths)
 {
-    (void)state;
     const double x[6] = {3, 4, -5, 12, 8, 15}, lengths[3] = {5, 13, 17};
     for (int scaled = 0; scaled < 2; scaled++) {
         spec_case c;
@@ -164,9 +160,8 @@ static void test_lengths(void **state)
     }
 }
 
-static void test_rope_refusals(void **state)
+TEST(test_rope_refusals)
 {
-    (void)state;
     const assay_rope_config good = yarn(6, 4096);
     assay_rope_config bad[] = {good, good, good, good, good, good, good};
     bad[0].dim = 5;
@@ -190,9 +185,8 @@ static void test_rope_refusals(void **state)
 
 /* Segments 1 0 1 2: token 2 sees tokens 0 and 2, the others that see anything see themselves. What padding holds, and
  * what is to come, is NaN. */
-static void test_attention_by_hand(void **state)
+TEST(test_attention_by_hand)
 {
-    (void)state;
     for (int mask_padding = 0; mask_padding < 2; mask_padding++) {
         spec_case c;
         case_start(&c, 1);
@@ -213,9 +207,8 @@ static void test_attention_by_hand(void **state)
 }
 
 /* Equal scores: the mean of the values so far, and lse grows with the log of their number. Heads and rows are apart. */
-static void test_equal_scores(void **state)
+TEST(test_equal_scores)
 {
-    (void)state;
     enum { B = 2, S = 5, N = 3 };
     spec_case c;
     case_start(&c, 1);
@@ -239,9 +232,8 @@ static void test_equal_scores(void **state)
 }
 
 /* One token at position 0, all sizes 1 but the rotary dimension, which is 2. */
-static void test_mla_by_hand(void **state)
+TEST(test_mla_by_hand)
 {
-    (void)state;
     static const struct {
         double mscale;
         int64_t original;
@@ -317,9 +309,8 @@ static void shifted(spec_case *c, int32_t start, bool interleave, bool pairwise)
 }
 
 /* Scores know positions by their differences alone, and not how the rotated dimensions are laid out. */
-static void test_positions_are_relative(void **state)
+TEST(test_positions_are_relative)
 {
-    (void)state;
     spec_case here, there, pairwise, halves;
     shifted(&here, 0, true, false);
     shifted(&there, 100000, true, false);
@@ -345,9 +336,8 @@ static void test_positions_are_relative(void **state)
     case_end(&halves);
 }
 
-static void test_mla_refusals(void **state)
+TEST(test_mla_refusals)
 {
-    (void)state;
     spec_case c;
     case_start(&c, 1);
     spec_tensors out = {0};

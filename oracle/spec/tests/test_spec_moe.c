@@ -28,9 +28,8 @@ static void add_small_experts(spec_case *c)
     case_values(c, "weights/wo", (double[]){1, 1, .5}, DIMS(3, 1, 1));
 }
 
-static void test_by_hand(void **state)
+TEST(test_by_hand)
 {
-    (void)state;
     spec_case c;
     case_start(&c, 1);
     spec_moe_config config = small_block(ASSAY_ROUTER_DEEPSEEK3, 1, 2);
@@ -54,9 +53,8 @@ static void test_by_hand(void **state)
 }
 
 /* The bias of wo is inside the expert, so the router's weight is on it. */
-static void test_biases(void **state)
+TEST(test_biases)
 {
-    (void)state;
     spec_case c;
     case_start(&c, 1);
     spec_moe_config config = small_block(ASSAY_ROUTER_DEEPSEEK3, 1, 1);
@@ -73,9 +71,8 @@ static void test_biases(void **state)
 }
 
 /* The routed clamp does not touch the shared expert. */
-static void test_clamp_is_for_routed_experts(void **state)
+TEST(test_clamp_is_for_routed_experts)
 {
-    (void)state;
     spec_case c;
     case_start(&c, 1);
     spec_moe_config config = small_block(ASSAY_ROUTER_DEEPSEEK3, 1, 1);
@@ -94,9 +91,8 @@ static void test_clamp_is_for_routed_experts(void **state)
 }
 
 /* Logit ln 3 scales the token by 3/4, for the routed expert alone; the weight of the sum is 1. */
-static void test_llama4(void **state)
+TEST(test_llama4)
 {
-    (void)state;
     spec_case c;
     case_start(&c, 1);
     spec_moe_config config = small_block(ASSAY_ROUTER_LLAMA4, 1, 1);
@@ -113,9 +109,8 @@ static void test_llama4(void **state)
 }
 
 /* In each of two rows five tokens, of weight 2, 4, ..., choose expert 2: ceil(5 / 3) = 2 places times the factor. */
-static void test_dropping(void **state)
+TEST(test_dropping)
 {
-    (void)state;
     static const struct {
         double factor;
         int64_t kept;
@@ -189,9 +184,8 @@ static spec_moe_config random_block(spec_case *c, bool fused)
     return config;
 }
 
-static void test_fused_is_unfused(void **state)
+TEST(test_fused_is_unfused)
 {
-    (void)state;
     spec_case fused, unfused;
     case_start(&fused, 7);
     case_start(&unfused, 7);
@@ -206,9 +200,8 @@ static void test_fused_is_unfused(void **state)
     case_end(&unfused);
 }
 
-static void test_much_room_drops_nothing(void **state)
+TEST(test_much_room_drops_nothing)
 {
-    (void)state;
     spec_case dense, dropping;
     case_start(&dense, 9);
     case_start(&dropping, 9);
@@ -225,9 +218,8 @@ static void test_much_room_drops_nothing(void **state)
 }
 
 /* y is the unpermuted sum of the sparse checkpoint, and the dense checkpoint holds the same rows at [b,s,e]. */
-static void test_checkpoints(void **state)
+TEST(test_checkpoints)
 {
-    (void)state;
     spec_case c;
     case_start(&c, 11);
     spec_moe_config config = random_block(&c, true);
@@ -261,9 +253,8 @@ static void test_checkpoints(void **state)
     case_end(&c);
 }
 
-static void test_every_allocation_may_fail(void **state)
+TEST(test_every_allocation_may_fail)
 {
-    (void)state;
     spec_case c;
     case_start(&c, 5);
     spec_moe_config config = random_block(&c, true);
@@ -293,9 +284,8 @@ static void test_every_allocation_may_fail(void **state)
     case_end(&c);
 }
 
-static void test_refusals(void **state)
+TEST(test_refusals)
 {
-    (void)state;
     spec_case c;
     case_start(&c, 5);
     spec_moe_config config = random_block(&c, true);

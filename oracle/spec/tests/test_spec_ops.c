@@ -4,9 +4,8 @@
 
 #include "oracle/spec/tests/spec_case.h"
 
-static void test_rms_norm(void **state)
+TEST(test_rms_norm)
 {
-    (void)state;
     spec_case c;
     case_start(&c, 1);
     /* Mean squares 25 and 1; with epsilon 24 the roots are 7 and 5. */
@@ -17,9 +16,8 @@ static void test_rms_norm(void **state)
     case_end(&c);
 }
 
-static void test_activations(void **state)
+TEST(test_activations)
 {
-    (void)state;
     static const struct {
         assay_activation f;
         double x, value;
@@ -68,9 +66,8 @@ static void add_mlp(spec_case *c, const double x[2], bool fused)
     case_values(c, "weights/wo/kernel", (double[]){1, 2, 3, 4}, DIMS(2, 2));
 }
 
-static void test_gated_mlp(void **state)
+TEST(test_gated_mlp)
 {
-    (void)state;
     for (int fused = 0; fused < 2; fused++) {
         spec_case c;
         case_start(&c, 1);
@@ -92,9 +89,8 @@ static void test_gated_mlp(void **state)
     }
 }
 
-static void test_clamps(void **state)
+TEST(test_clamps)
 {
-    (void)state;
     static const struct {
         assay_glu glu;
         double x[2], h[2];
@@ -125,9 +121,8 @@ static void test_clamps(void **state)
     }
 }
 
-static void test_gmm(void **state)
+TEST(test_gmm)
 {
-    (void)state;
     spec_case c;
     case_start(&c, 1);
     const assay_gmm_dims sizes = {.m = 4, .k = 2, .n = 1, .groups = 3};
@@ -147,9 +142,8 @@ static void test_gmm(void **state)
     case_end(&c);
 }
 
-static void test_permute(void **state)
+TEST(test_permute)
 {
-    (void)state;
     spec_case c;
     case_start(&c, 1);
     const assay_permute_dims sizes = {.tokens = 3, .experts_per_token = 2, .experts = 4, .emb_dim = 1};
@@ -172,9 +166,8 @@ static void test_permute(void **state)
     case_end(&c);
 }
 
-static void test_refusals(void **state)
+TEST(test_refusals)
 {
-    (void)state;
     spec_case c;
     case_start(&c, 1);
     const assay_permute_dims sizes = {.tokens = 1, .experts_per_token = 2, .experts = 4, .emb_dim = 1};
@@ -194,9 +187,8 @@ static void test_refusals(void **state)
     case_end(&c);
 }
 
-static void test_every_allocation_may_fail(void **state)
+TEST(test_every_allocation_may_fail)
 {
-    (void)state;
     spec_case c;
     case_start(&c, 1);
     const assay_gated_mlp_config config = {.rows = 1, .emb_dim = 2, .mlp_dim = 2, .fused = true};

@@ -25,9 +25,8 @@ static void add_tenths(spec_case *c)
     case_values(c, "inputs/logits", (double[]){0, ln3, ln2, ln4}, DIMS(1, 1, 4));
 }
 
-static void test_families(void **state)
+TEST(test_families)
 {
-    (void)state;
     static const struct {
         assay_router_family family;
         assay_score_func f;
@@ -67,9 +66,8 @@ static void test_families(void **state)
     }
 }
 
-static void test_llama4(void **state)
+TEST(test_llama4)
 {
-    (void)state;
     spec_case c;
     case_start(&c, 1);
     assay_routing_config config = one_token(ASSAY_ROUTER_LLAMA4, ASSAY_SCORE_NONE, 4, 1);
@@ -82,9 +80,8 @@ static void test_llama4(void **state)
     case_end(&c);
 }
 
-static void test_sqrtsoftplus(void **state)
+TEST(test_sqrtsoftplus)
 {
-    (void)state;
     /* ln(1 + e^x) is 4 and 1 where e^x is e^4 - 1 and e - 1. */
     spec_case c;
     case_start(&c, 1);
@@ -97,9 +94,8 @@ static void test_sqrtsoftplus(void **state)
 }
 
 /* The sum of the chosen scores is itself 1e-20 (sigmoid of -46.05170185988091): the extra 1e-20 halves the weight. */
-static void test_division_by_almost_nothing(void **state)
+TEST(test_division_by_almost_nothing)
 {
-    (void)state;
     for (int exactly = 0; exactly < 2; exactly++) {
         spec_case c;
         case_start(&c, 1);
@@ -113,9 +109,8 @@ static void test_division_by_almost_nothing(void **state)
 }
 
 /* A bias selects but does not weigh in DeepSeek 3; elsewhere it does both. */
-static void test_bias(void **state)
+TEST(test_bias)
 {
-    (void)state;
     static const struct {
         assay_router_family family;
         assay_score_func f;
@@ -150,9 +145,8 @@ static void test_bias(void **state)
     case_end(&c);
 }
 
-static void test_groups(void **state)
+TEST(test_groups)
 {
-    (void)state;
     static const struct {
         assay_group_score rule;
         double logits[6];
@@ -186,9 +180,8 @@ static void test_groups(void **state)
     }
 }
 
-static void test_margin_is_infinite_where_all_are_chosen(void **state)
+TEST(test_margin_is_infinite_where_all_are_chosen)
 {
-    (void)state;
     spec_case c;
     case_start(&c, 1);
     assay_routing_config config = one_token(ASSAY_ROUTER_DEFAULT, ASSAY_SCORE_NONE, 4, 4);
@@ -199,9 +192,8 @@ static void test_margin_is_infinite_where_all_are_chosen(void **state)
     case_end(&c);
 }
 
-static void test_ties_take_the_lower_index(void **state)
+TEST(test_ties_take_the_lower_index)
 {
-    (void)state;
     spec_case c;
     case_start(&c, 1);
     assay_routing_config config = one_token(ASSAY_ROUTER_DEFAULT, ASSAY_SCORE_NONE, 5, 3);
@@ -212,9 +204,8 @@ static void test_ties_take_the_lower_index(void **state)
     case_end(&c);
 }
 
-static void test_hash_and_given_choice(void **state)
+TEST(test_hash_and_given_choice)
 {
-    (void)state;
     spec_case c;
     case_start(&c, 1);
     assay_routing_config config = one_token(ASSAY_ROUTER_DEEPSEEK3, ASSAY_SCORE_SOFTMAX, 4, 2);
@@ -246,9 +237,8 @@ static void test_hash_and_given_choice(void **state)
 
 /* Two rows of two tokens over two experts: row 0 chooses 0, 0, row 1 chooses 0, 1. P of a token is (3/4, 1/4) or its
  * mirror image. */
-static void test_balance(void **state)
+TEST(test_balance)
 {
-    (void)state;
     spec_case c;
     case_start(&c, 1);
     assay_routing_config config = one_token(ASSAY_ROUTER_DEFAULT, ASSAY_SCORE_NONE, 2, 1);
@@ -264,9 +254,8 @@ static void test_balance(void **state)
     case_end(&c);
 }
 
-static void test_logits_from_x(void **state)
+TEST(test_logits_from_x)
 {
-    (void)state;
     spec_case c;
     case_start(&c, 1);
     assay_routing_config config = one_token(ASSAY_ROUTER_LLAMA4, ASSAY_SCORE_NONE, 2, 1);
@@ -278,9 +267,8 @@ static void test_logits_from_x(void **state)
     case_end(&c);
 }
 
-static void test_refusals(void **state)
+TEST(test_refusals)
 {
-    (void)state;
     static const struct {
         int64_t k, groups, kept;
         double first;

@@ -60,9 +60,8 @@ static assay_shape shape_of(const spec_case *c, const char *path)
     } while (0)
 
 /* Experts 0 and 1 are on the first shard, 2 and 3 on the second. */
-static void test_ragged_all_to_all(void **state)
+TEST(test_ragged_all_to_all)
 {
-    (void)state;
     spec_case c;
     spec_moe_config config = small_block(&c, 2, 3, chosen);
     config.moe.routing.routed_bias_update_rate = 3;
@@ -90,9 +89,8 @@ static void test_ragged_all_to_all(void **state)
     case_end(&c);
 }
 
-static void test_dropped_copies(void **state)
+TEST(test_dropped_copies)
 {
-    (void)state;
     spec_case c;
     spec_moe_config config = small_block(&c, 2, 3, chosen);
     config.sharding.ragged_buffer_factor = 1;
@@ -110,9 +108,8 @@ static void test_dropped_copies(void **state)
     case_end(&c);
 }
 
-static void test_same_tokens(void **state)
+TEST(test_same_tokens)
 {
-    (void)state;
     spec_case c;
     const spec_moe_config config = small_block(&c, 1, 3, chosen);
     evaluate(&c, &config);
@@ -128,9 +125,8 @@ static void test_same_tokens(void **state)
 }
 
 /* Both shards sort all six copies, the second with its own experts as 0 and 1. */
-static void test_ring_of_experts(void **state)
+TEST(test_ring_of_experts)
 {
-    (void)state;
     spec_case c;
     spec_moe_config config = small_block(&c, 2, 3, chosen);
     config.sharding.ring_of_experts = true;
@@ -150,9 +146,8 @@ static void test_ring_of_experts(void **state)
 }
 
 /* Tokens 0 and 3, then 1 and 4, then 2 and 5. */
-static void test_token_chunks(void **state)
+TEST(test_token_chunks)
 {
-    (void)state;
     spec_case c;
     spec_moe_config config = small_block(&c, 2, 3, chosen);
     config.sharding.ring_of_experts = true;
@@ -172,9 +167,8 @@ static void test_token_chunks(void **state)
 }
 
 /* Each shard's loss is that of a block of its own tokens. */
-static void test_load_balance(void **state)
+TEST(test_load_balance)
 {
-    (void)state;
     spec_case c;
     case_start(&c, 3);
     spec_moe_config config = small_block(&c, 2, 3, chosen);
@@ -245,9 +239,8 @@ static void assert_all_counted(const spec_case *c, const spec_moe_config *config
 }
 
 /* Where nothing is dropped a mesh changes no bit of y, and every copy is sorted and computed once. */
-static void test_any_mesh(void **state)
+TEST(test_any_mesh)
 {
-    (void)state;
     static const int64_t table[][6] = {
         /* data, fsdp, expert, batch, ring, chunks */
         {1, 1, 2, 2, 0, 1}, {2, 1, 1, 2, 0, 1}, {1, 2, 3, 6, 0, 1}, {2, 2, 2, 8, 0, 1}, {1, 1, 12, 1, 0, 1},
@@ -323,9 +316,8 @@ static assay_stack_config small_schedule(spec_case *c)
 }
 
 /* Rows 0 and 1 are the first shard's, 2 and 3 the second's; microbatches are rows 0 and 2, then 1 and 3. */
-static void test_batch_split(void **state)
+TEST(test_batch_split)
 {
-    (void)state;
     spec_case c;
     assay_stack_config config = small_schedule(&c);
     assert_ok(&c.ctx, spec_stack(&c.ctx, &config, &c.in, &c.out));
@@ -351,9 +343,8 @@ static void test_batch_split(void **state)
     case_end(&c);
 }
 
-static void test_refusals(void **state)
+TEST(test_refusals)
 {
-    (void)state;
     static const struct {
         int64_t batch, mesh[3], chunks;
         const char *message;
@@ -387,9 +378,8 @@ static assay_status evaluate_form(spec_case *c, int form, const spec_moe_config 
                      : spec_moe_checkpoints(&c->ctx, block, &c->in, &c->out);
 }
 
-static void test_every_allocation_may_fail(void **state)
+TEST(test_every_allocation_may_fail)
 {
-    (void)state;
     for (int form = 0; form < 4; form++) {
         spec_case c;
         spec_moe_config block = {0};

@@ -84,9 +84,8 @@ static void start(spec_case *c)
     case_indices(c, "inputs/positions", (int32_t[]){0}, DIMS(1, 1));
 }
 
-static void test_dense_layer(void **state)
+TEST(test_dense_layer)
 {
-    (void)state;
     spec_case c;
     const assay_stack_config config = small_stack(1, 1);
     start(&c);
@@ -106,9 +105,8 @@ static void test_dense_layer(void **state)
 }
 
 /* The weight of the one expert is 2.5, whichever it is. */
-static void test_moe_layer(void **state)
+TEST(test_moe_layer)
 {
-    (void)state;
     for (int given = 0; given < 2; given++) {
         spec_case c;
         const assay_stack_config config = small_stack(1, 0);
@@ -130,9 +128,8 @@ static void test_moe_layer(void **state)
 }
 
 /* Twelve layers, of which layers/1/ and layers/10/ are others; the last has experts. */
-static void test_stack(void **state)
+TEST(test_stack)
 {
-    (void)state;
     spec_case c;
     const assay_stack_config config = small_stack(12, 11);
     start(&c);
@@ -155,9 +152,8 @@ static void test_stack(void **state)
     case_end(&c);
 }
 
-static void test_refusals(void **state)
+TEST(test_refusals)
 {
-    (void)state;
     spec_case c;
     const assay_stack_config config = small_stack(2, 2);
     start(&c);
@@ -169,9 +165,8 @@ static void test_refusals(void **state)
     case_end(&c);
 }
 
-static void test_out_of_memory(void **state)
+TEST(test_out_of_memory)
 {
-    (void)state;
     spec_case c;
     const assay_stack_config config = small_stack(2, 1);
     start(&c);
