@@ -260,7 +260,6 @@ TEST(test_unknown_paths)
                 {"inputs/elsewhere", false},
                 {"weights/wo2", false},
                 {"cotangents/y", false}};
-    (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         test_fixture golden = ordinary_golden("bf16", 1e-3), candidate = candidate_of(&golden);
         assay_report report = {0};
@@ -292,7 +291,6 @@ TEST(test_correct_passes)
     } rows[] = {{"bf16", 1e-3, ASSAY_BFLOAT16}, {"bf16", 1e-9, ASSAY_BFLOAT16}, {"bf16", 1e-3, ASSAY_FLOAT16},
                 {"bf16", 1e-9, ASSAY_FLOAT32},  {"bf16", 1e-9, ASSAY_FLOAT64},  {"f16", 1e-9, ASSAY_FLOAT16},
                 {"f16", 1e-9, ASSAY_TFLOAT32},  {"f32", 1e-9, ASSAY_FLOAT32},   {"f64", 1e-17, ASSAY_FLOAT64}};
-    (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         test_fixture golden = ordinary_golden(rows[i].profile, rows[i].sigma), candidate = candidate_of(&golden);
         assay_report report = {0};

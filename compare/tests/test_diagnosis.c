@@ -133,7 +133,6 @@ TEST(the_truth_is_named)
         {one_number_of_a_vector, "wrong only at 143 of axis 0 (D); right elsewhere"},
         {cut_off, "cut off instead of rounded"},
     };
-    (void)state;
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         wrong w;
         char text[256];

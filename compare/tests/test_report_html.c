@@ -196,7 +196,6 @@ TEST(no_page_has_holes)
     const assay_report_style style = {0};
     char *page = NULL, *text = NULL;
     int64_t n = 0;
-    (void)state;
     make_pair(&p);
     assert_ok(&p.ctx, assay_compare(&p.ctx, p.golden, p.candidate, p.profile, 1e-6, NULL, &report));
     assert_ok(&p.ctx, assay_pictures_draw(&p.ctx, p.golden, p.candidate, p.profile, &report));
@@ -274,7 +273,6 @@ TEST(pictures_are_limited)
     assay_fixture_reader *golden = NULL, *candidate = NULL;
     assay_report report = {0};
     int drawn = 0;
-    (void)state;
     assay_memory_tensor *tensors = calloc(2 * TENSORS, sizeof *tensors);
     assert_non_null(tensors);
     for (int i = 0; i < TENSORS; i++) {

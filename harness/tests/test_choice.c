@@ -50,7 +50,6 @@ TEST(tau_decides)
         {{2, 5}, {2, 0}, INFINITY, ASSAY_CHOICE_ADMISSIBLE, 0},
         {{2, 5}, {2, 0}, NAN, ASSAY_CHOICE_WRONG, INFINITY},
     };
-    (void)state;
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         double tau[8] = {0};
         fill(tau, table[i].tau);
@@ -167,7 +166,6 @@ TEST(groups)
         {{1.0, NAN, 0.75, 0.5, 0.8, 0.0, 0.0, 0.0}, ASSAY_GROUP_MAX, {0, 4}, {0, 2}, 1, ASSAY_CHOICE_WRONG},
         {{1.0, 0.5, 0.75, 0.5, 0.8, 0.0, 0.0, 0.0}, ASSAY_GROUP_MAX, {0, 4}, {0, 0}, 1, ASSAY_CHOICE_INVALID},
     };
-    (void)state;
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         double tau[8] = {0};
         fill(tau, table[i].tau);

@@ -91,7 +91,6 @@ TEST(one_number_off_the_grid_is_found)
     static const double off[] = {1 + 0x1p-24, 0x1p-127, 0x1p128, NAN, INFINITY, -(0x1p-126 + 0x1p-150), DBL_MIN};
     static const double on[] = {0.0, -0.0, 1 + 0x1p-23, -0x1p-126, FLT_MAX, -FLT_MAX, 0x1.8p100};
     double values[67];
-    (void)state;
     for (size_t n = 0; n < 3; n++) {
         if (!assay_isa_supported(isas[n])) continue;
         const emulated_loops *loops = emulated_loops_for(isas[n]);
@@ -119,7 +118,6 @@ TEST(operands_on_the_grid_are_used_as_they_are)
         .precision = {.accumulate = 3e-8}, .storage = ASSAY_FLOAT32, .multiply = ASSAY_FLOAT32, .seed = 3};
     const assay_context rounding = context_of(ASSAY_ISA_SCALAR, &emulation);
     double a[M * K], b[K * N], expected[M * N], found[M * N];
-    (void)state;
     for (int i = 0; i < M * K; i++) a[i] = (double)(int64_t)emulated_hash((uint64_t)i) * 0x1p-63;
     for (int i = 0; i < K * N; i++) b[i] = (double)(int64_t)emulated_hash(~(uint64_t)i) * 0x1p-63;
     assay_matmul_args args = {.c = expected, .ldc = N, .a = a, .lda = K, .b = b, .ldb = N, .m = M, .n = N, .k = K};

@@ -105,7 +105,6 @@ TEST(threads_and_instructions_change_nothing)
     layer_case plain = split_case_plain(4, 0, 8, 1);
     layer_case split = split_case_of(&plain, (assay_mesh){{1, 2, 2}}, 2);
     memory_store first = {0};
-    (void)state;
     layer_case_run(&ctx, &split, &first);
     for (int i = 0; i < 3; i++) {
         memory_store found = {0};
@@ -136,7 +135,6 @@ TEST(checkpoints_are_merged)
     layer_case plain = split_case_plain(4, 0, 4, 3);
     layer_case split = split_case_of(&plain, (assay_mesh){{1, 1, 2}}, 2);
     memory_store expected = {0}, found = {0};
-    (void)state;
     layer_case_run(&ctx, &plain, &expected);
     layer_case_run(&ctx, &split, &found);
     for (int layer = 0; layer < 4; layer++) {

@@ -16,7 +16,6 @@ TEST(rows_alternate)
     int32_t y[COUNT], y_back[COUNT], y_parts[FACTOR][SHARDS * ROWS * WIDTH];
     double *const split[FACTOR] = {parts[0], parts[1], parts[2]};
     int32_t *const y_split[FACTOR] = {y_parts[0], y_parts[1], y_parts[2]};
-    (void)state;
     for (int i = 0; i < COUNT; i++) y[i] = i, x[i] = i;
     assay_fill_nan(&parts[0][0], COUNT);
     assay_fill_nan(back, COUNT);
@@ -223,7 +222,6 @@ TEST(what_it_lacks_is_refused)
         {chunks, "no chunks"},
         {tensor, "mesh.tensor=1"},
     };
-    (void)state;
     layer_case plain = split_case_plain(4, 0, 8, 2);
     const layer_case good = split_case_of(&plain, (assay_mesh){{1, 2, 2}}, 2);
     assay_context ctx = assay_context_default(1);
@@ -246,7 +244,6 @@ TEST(segments_are_refused)
     memory_store found = {0};
     const assay_source in = memory_store_source(&split.in);
     const assay_sink out = memory_store_sink(&found);
-    (void)state;
     assert_non_null(segments);
     segments[0] = segments[1] = 1;
     assert_int_equal(assay_stack_run(&ctx, &split.config, &in, &out), ASSAY_BAD_INPUT);

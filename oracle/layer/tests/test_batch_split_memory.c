@@ -133,7 +133,6 @@ TEST(residuals_are_offloaded)
     memory_store out = {0};
     const assay_source in = memory_store_source(&c.in);
     const assay_sink sink = memory_store_sink(&out);
-    (void)state;
     assert_int_equal(setenv("TMPDIR", "/nowhere", 1), 0);
     assert_int_equal(assay_stack_run(&ctx, &c.config, &in, &sink), ASSAY_IO);
     assert_non_null(strstr(ctx.message, "/nowhere: no spill file"));

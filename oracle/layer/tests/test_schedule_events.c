@@ -244,7 +244,6 @@ TEST(an_event_of_no_such_schedule_is_refused)
         {{0, ASSAY_STAGE_GATHER_WEIGHTS, 0, 0}},
     };
     assay_context ctx = assay_context_default(1);
-    (void)state;
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         list l = valid();
         put_in(&l, 5, table[i]);
@@ -327,7 +326,6 @@ TEST(a_wrong_order_is_refused)
         {"f gather_weights 0", "behind", "b insert_layer_ws_grad 0", "comes after the start of backward"},
     };
     assay_context ctx = assay_context_default(1);
-    (void)state;
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         list l = valid();
         take_out(&l, find(&l, table[i].event));
@@ -352,7 +350,6 @@ TEST(the_trace_is_chromes_format)
         "], \"displayTimeUnit\": \"ms\"}\n";
     char found[1024] = "";
     FILE *file = tmpfile();
-    (void)state;
     assert_non_null(file);
     assay_schedule_trace(file, events, 2);
     rewind(file);

@@ -156,7 +156,6 @@ TEST(rows_go_where_they_are_sent)
     ragged r = exchange;
     const assay_ragged_params params = params_of(&r);
     double in[30], out[24];
-    (void)state;
     fill(in, 30, 5);
     for (int i = 0; i < 24; i++) out[i] = -1.5;
     assert_ok(&ctx, assay_ragged_all_to_all(&ctx, out, in, &params, &dims, &three, ASSAY_AXIS_EXPERT));
@@ -202,7 +201,6 @@ TEST(what_does_not_fit_is_refused)
         {3, 2, 1, "shard 0 expects 1 rows from shard 2, which sends 2"},
     };
     double in[30] = {0}, out[24];
-    (void)state;
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         assay_context ctx = assay_context_default(1);
         ragged r = exchange;

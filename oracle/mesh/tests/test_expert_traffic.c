@@ -42,7 +42,6 @@ TEST(params_of_a_split_batch)
         {{0, 2, 3, 7}, {2, 1, 4, 0}, {5, 5, 3, 6}, {3, 2, 1, 0}},
     };
     const assay_traffic traffic = {&split_batch[0][0], P, true, -1, ASSAY_DISPATCH};
-    (void)state;
     for (int64_t shard = 0; shard < P; shard++) {
         const params found = params_of(shard, &traffic);
         assert_params(&found, expected[shard]);
@@ -173,7 +172,6 @@ TEST(rows_of_two_senders_are_merged)
     int32_t indices[8], groups[2], ids[8];
     assay_local_permute_args args = {
         .global_group_sizes = &sizes[0][0], .senders = 2, .num_experts = 4, .local_experts = 2, .shard = 1, .rows = 8};
-    (void)state;
     assert_ok(&ctx, assay_local_permute(&ctx, indices, groups, ids, &args));
     assert_memory_equal(indices, expected, sizeof expected);
     assert_memory_equal(ids, labels, sizeof labels);
@@ -195,7 +193,6 @@ TEST(buffers_have_room)
         double factor;
         int64_t expected;
     } table[] = {{4, 1.0, 32768}, {4, 2.0, 65536}, {4, -1.0, 131072}, {128, -1.0, 1048576}};
-    (void)state;
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         assert_int_equal(assay_ragged_buffer_rows(32768, table[i].expert_shards, 256, 8, table[i].factor),
                          table[i].expected);

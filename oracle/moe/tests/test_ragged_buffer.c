@@ -12,7 +12,6 @@ TEST(test_buffer_rows)
         {32768, 4, 256, 8, 1.0, 32768},      {32768, 4, 256, 8, 2.0, 65536}, {32768, 4, 256, 8, -1.0, 131072},
         {32768, 128, 256, 8, -1.0, 1048576}, {10, 8, 5, 2, 0.0, 25},         {7, 1, 5, 2, 1.5, 10},
     };
-    (void)state;
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         assert_int_equal(assay_ragged_buffer_rows(table[i].rows, table[i].shards, table[i].experts, table[i].per_token,
                                                   table[i].factor),
