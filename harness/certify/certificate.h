@@ -1,8 +1,8 @@
 /* The certificate of a golden (SPEC 12): its results held against oracle/spec's second form in binary128.
  *
- *   outputs/, checkpoints/, routing/   the second form's results, element by element, at the golden's choice of
- * experts; the choice itself against the one that the second form makes gradients/                         central
- * differences in binary128, at so many coordinates and directions each
+ *   outputs/, checkpoints/, routing/   the second form's results, element by element, at the golden's choice of experts;
+ *                                      the choice itself against the one that the second form makes
+ *   gradients/                         central differences in binary128, at so many coordinates and directions each
  *
  * oracle/spec/certify.h says what is allowed. A fixture may store it: certificate/<path of the tensor> [9] holds the
  * fields below. */

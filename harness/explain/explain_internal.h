@@ -1,4 +1,4 @@
-/* One hypothesis after the other. Private to harness/explain*.c. */
+/* One hypothesis after the other. Private to harness/explain. */
 #ifndef ASSAY_HARNESS_EXPLAIN_INTERNAL_H
 #define ASSAY_HARNESS_EXPLAIN_INTERNAL_H
 

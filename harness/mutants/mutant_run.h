@@ -1,4 +1,4 @@
-/* One mutant after the other, of one golden at one profile. Private to harness/discrimination*.c. */
+/* One mutant after the other, of one golden at one profile. Private to the folders that try mutants. */
 #ifndef ASSAY_HARNESS_DISCRIMINATION_TRIAL_H
 #define ASSAY_HARNESS_DISCRIMINATION_TRIAL_H
 

@@ -1,4 +1,4 @@
-/* What error scales and null distributions of the emulated runs share. Private to harness/ensemble*. */
+/* What error scales and null distributions of the emulated runs share. Private to harness/scales. */
 #ifndef ASSAY_HARNESS_ENSEMBLE_INTERNAL_H
 #define ASSAY_HARNESS_ENSEMBLE_INTERNAL_H
 

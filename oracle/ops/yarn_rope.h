@@ -4,10 +4,13 @@
  * x [tokens,heads,Dr], positions [tokens] -> y [tokens,heads,Dr]; half = Dr/2, base_i = rope_max_timescale^(-2i/Dr).
  *   default: freq_i = base_i
  *   yarn:    corr(r) = Dr ln(original_max_position_embeddings / (2 pi r)) / (2 ln rope_max_timescale)
- *            low = max(floor corr(beta_fast), 0), high = min(ceil corr(beta_slow), Dr - 1)  (no floor, ceil: truncate
- * off) ramp_i = clip((i - low) / (high - low), 0, 1), divisor 0.001 where low = high (pairwise, the batch-split model:
- * low >= high) freq_i = base_i / rope_factor * ramp_i + base_i * (1 - ramp_i) angle = position * freq_i; (a, b) -> (a
- * cos - b sin, a sin + b cos), times 0.1 ln(rope_factor) + 1 with attention_scaling (1 where rope_factor <= 1).
+ *            low  = max(floor corr(beta_fast), 0)       (truncate off: no floor, no ceil)
+ *            high = min(ceil corr(beta_slow), Dr - 1)
+ *            ramp_i = clip((i - low) / (high - low), 0, 1); the divisor is 0.001 where low = high (pairwise, the
+ *                     batch-split model: where low >= high)
+ *            freq_i = base_i / rope_factor * ramp_i + base_i * (1 - ramp_i)
+ *   angle = position * freq_i; (a, b) -> (a cos - b sin, a sin + b cos)
+ *   attention_scaling: times 0.1 ln(rope_factor) + 1 (1 where rope_factor <= 1)
  * interleave: pairs are (x[2i], x[2i+1]), else (x[i], x[i+half]). pairwise: y is laid out as x is (interleave only),
  * else first components, then second ones. Gradient: the transposed rotation, from y's layout to x's.
  *
