@@ -1,12 +1,7 @@
 #include "harness/golden/golden.h"
 
-#include <errno.h>
-#include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <sys/statvfs.h>
 
 #include "compare/profile_yaml.h"
 #include "fixtures/files.h"

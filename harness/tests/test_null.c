@@ -5,37 +5,12 @@
 
 #include "compare/compare.h"
 #include "harness/operations/data_flow.h"
-#include "harness/tests/harness_test.h"
+#include "harness/tests/golden_trial.h"
 #include "oracle/arithmetic/emulated.h"
 #include "oracle/base/random.h"
 #include "oracle/moe/tests/memory_store.h"
 
 enum { RUNS = 3 }; /* docs/comparing.md has what 25 give */
-
-/* A golden on disk and what a candidate of it needs. */
-typedef struct trial {
-    assay_context ctx;
-    assay_case *c;
-    assay_plan plan;
-    assay_fixture_reader *golden;
-    char candidate[TEST_PATH_SIZE + 32];
-} trial;
-
-static void open_trial(trial *t, const test_folder *folder, assay_case *c)
-{
-    *t = (trial){.ctx = assay_context_default(1), .c = c};
-    snprintf(t->candidate, sizeof t->candidate, "%s/candidate.h5", folder->path);
-    assert_ok(&t->ctx, assay_plan_make(&t->ctx, &t->plan, c));
-    assert_ok(&t->ctx, assay_golden_write(&t->ctx, &t->plan, folder->file, NULL, true));
-    assert_ok(&t->ctx, assay_fixture_open(&t->ctx, folder->file, &t->golden));
-}
-
-static void close_trial(trial *t)
-{
-    assay_fixture_close(t->golden);
-    assay_plan_free(&t->plan);
-    assay_cases_free(t->c, 1);
-}
 
 /* What a candidate's tensor becomes before it is rounded; NULL: a correct one. */
 typedef void change(const assay_tensor_spec *spec, const double *golden, const double *scale, double *values);

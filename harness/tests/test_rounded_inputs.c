@@ -8,34 +8,9 @@
 #include "harness/plan/inputs.h"
 #include "harness/routing_choice/given_choice.h"
 #include "harness/scales/ensemble.h"
-#include "harness/tests/harness_test.h"
+#include "harness/tests/golden_trial.h"
 #include "harness/tests/nearest_arithmetic.h"
 #include "oracle/moe/tests/memory_store.h"
-
-/* A golden on disk and a candidate of it. */
-typedef struct trial {
-    assay_context ctx;
-    assay_case *c;
-    assay_plan plan;
-    assay_fixture_reader *golden;
-    char candidate[TEST_PATH_SIZE + 32];
-} trial;
-
-static void open_trial(trial *t, const test_folder *folder, assay_case *c)
-{
-    *t = (trial){.ctx = assay_context_default(1), .c = c};
-    snprintf(t->candidate, sizeof t->candidate, "%s/candidate.h5", folder->path);
-    assert_ok(&t->ctx, assay_plan_make(&t->ctx, &t->plan, c));
-    assert_ok(&t->ctx, assay_golden_write(&t->ctx, &t->plan, folder->file, NULL, true));
-    assert_ok(&t->ctx, assay_fixture_open(&t->ctx, folder->file, &t->golden));
-}
-
-static void close_trial(trial *t)
-{
-    assay_fixture_close(t->golden);
-    assay_plan_free(&t->plan);
-    assay_cases_free(t->c, 1);
-}
 
 /* What a kernel reads: the golden's tensors, rounded to nearest. A router's own numbers stay as they are. */
 typedef struct kernel_source {
