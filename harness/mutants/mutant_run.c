@@ -269,6 +269,7 @@ assay_status assay_mutant_evaluate(assay_context *ctx, const assay_trial *t, con
     const bool own_scales = t->scales && !has_own_arithmetic(mutant) && !mutant->each_shard;
     c.profiles = (assay_text_list){.items = &profile, .count = own_scales ? 1 : 0};
     c.seed += mutant->other_seed ? 1 : 0;
+    assay_model_forget_given(&c.config); /* a bug does not ask what the family honours */
     *applies = assay_mutant_configure(mutant, &c) && (mutant->worsen == NULL || mutant->worsen(&golden, &ignored));
     if (!*applies) return ASSAY_OK;
     assay_status status = assay_plan_make_with(ctx, &plan, &c, NULL, t->profile);

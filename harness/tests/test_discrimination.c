@@ -282,6 +282,25 @@ TEST(stored_is_found_again)
     end(&f);
 }
 
+/* A mutant may say what the family would not honour: the golden of a case that gives such keys holds the same as one
+ * whose keys were read back from it. */
+TEST(what_a_case_gives_changes_no_mutant)
+{
+    fixture f;
+    assay_plan again = {0};
+    assay_case *stored = NULL;
+    int count = 0;
+    start(&f, "moe/glm4.5-shape", "profiles=[bf16]", true);
+    const char *yaml = assay_fixture_text(f.reader, "case_yaml");
+    assert_ok(&f.ctx, assay_cases_parse_stored(&f.ctx, "golden", yaml, strlen(yaml), &stored, &count));
+    assert_ok(&f.ctx, assay_plan_make(&f.ctx, &again, stored));
+    assert_ok(&f.ctx, assay_plan_mutants(&f.ctx, &again));
+    assert_ok(&f.ctx, assay_golden_recompute(&f.ctx, &again, f.reader, true));
+    assay_plan_free(&again);
+    assay_cases_free(stored, count);
+    end(&f);
+}
+
 /* A file with a table of mutants of its own. */
 static assay_fixture_reader *with_table(assay_context *ctx, const char *path, int rows, const double *fields)
 {
@@ -407,6 +426,7 @@ int main(void)
         cmocka_unit_test(wide_scales_are_vacuous),
         cmocka_unit_test(compare_states_the_power),
         cmocka_unit_test(stored_is_found_again),
+        cmocka_unit_test(what_a_case_gives_changes_no_mutant),
         cmocka_unit_test(older_tables_hold),
         cmocka_unit_test(request_never_passes),
         cmocka_unit_test(refusals),
