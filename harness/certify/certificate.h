@@ -57,8 +57,6 @@ typedef struct assay_evidence {
     const assay_plan *plan;
     spec_tensors in;      /* what was given, and the golden's choice of experts */
     spec_tensors results; /* what the plan's golden holds of results, and error_scale/f64/ of them */
-    int64_t *written;     /* elements so far of each result */
-    const assay_sink *next;
 } assay_evidence;
 
 /* Evaluates the plan's case from `source`, keeps the results, and passes on to `next` what it wants; `next` may be

@@ -137,7 +137,7 @@ static assay_status certify(assay_context *ctx, const assay_options *options, co
     assay_case *cases = NULL;
     int count = 0, threads = ctx->threads;
     assay_plan plan = {0};
-    assay_results results = {0};
+    assay_tensor_set results = {0};
     assay_discrimination found = {0};
     assay_profile profile;
     TRY(assay_fixture_open_golden(ctx, path, &golden));
@@ -145,8 +145,8 @@ static assay_status certify(assay_context *ctx, const assay_options *options, co
     TRY(assay_command_profile(ctx, options, golden, assay_dtype_name(cases[0].dtype), &profile));
     TRY(assay_plan_make_with(ctx, &plan, &cases[0], golden, NULL));
     ctx->threads = assay_plan_threads(ctx, &plan);
-    TRY(assay_results_load(ctx, &results, &plan, golden));
-    TRY(assay_discriminate(ctx, &results, &profile, options->false_alarm, options->folder, &found));
+    TRY(assay_golden_load(ctx, &results, &plan, golden));
+    TRY(assay_discriminate(ctx, &plan, &results, &profile, options->false_alarm, options->folder, &found));
     printf("%s  op %s, profile %s, false alarm %g\n", cases[0].name, cases[0].op, profile.precision.name,
            options->false_alarm);
     print_table(&found, options->verbose);
@@ -158,7 +158,7 @@ static assay_status certify(assay_context *ctx, const assay_options *options, co
 cleanup:
     ctx->threads = threads;
     assay_discrimination_free(&found);
-    assay_results_free(&results);
+    assay_tensor_set_free(&results);
     assay_plan_free(&plan);
     assay_cases_free(cases, count);
     assay_fixture_close(golden);

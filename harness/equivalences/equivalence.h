@@ -41,7 +41,7 @@ bool assay_other_form_of(const assay_context *ctx, const assay_case *c, const as
 typedef struct assay_form {
     assay_case c; /* lists are another's, but for `inputs` */
     assay_plan plan;
-    assay_results results;
+    assay_tensor_set results;
 } assay_form;
 void assay_form_free(assay_form *form);
 

@@ -6,7 +6,7 @@
 #include "harness/operations/paths.h"
 
 /* Segment 0 is padding where padding is masked. */
-static bool is_blind(const assay_mutation *m, const assay_kept *segments, int64_t token)
+static bool is_blind(const assay_mutation *m, const assay_tensor *segments, int64_t token)
 {
     return m->c->config.mask_padding && segments != NULL && segments->indices[token] == 0;
 }
@@ -14,11 +14,11 @@ static bool is_blind(const assay_mutation *m, const assay_kept *segments, int64_
 /* Rows of padded tokens; a token has as many numbers as the axes after B and S. */
 static bool blind_rows_to_nan(const assay_mutation *m, const char *path)
 {
-    assay_kept *tensor = assay_results_find(m->tensors, path);
-    const assay_kept *segments = assay_results_find(m->tensors, "inputs/segment_ids");
+    assay_tensor *tensor = assay_tensor_set_find(m->tensors, path);
+    const assay_tensor *segments = assay_tensor_set_find(m->tensors, "inputs/segment_ids");
     bool changed = false;
     if (tensor == NULL) return false;
-    const int64_t size = assay_axes_product(&tensor->spec->shape, 2, tensor->spec->shape.rank);
+    const int64_t size = assay_axes_product(&tensor->spec.shape, 2, tensor->spec.shape.rank);
     for (int64_t i = 0; i < tensor->count; i++) {
         if (!is_blind(m, segments, i / size)) continue;
         tensor->values[i] = (double)NAN;
@@ -33,7 +33,7 @@ bool assay_edit_blind_rows_to_nan(const assay_mutation *m)
 {
     if (strcmp(m->c->op, "attention") == 0) return blind_rows_to_nan(m, "outputs/attention_out");
     const bool changed = blind_rows_to_nan(m, "outputs/y");
-    assay_kept *weight = assay_results_find(m->tensors, "gradients/weights/out/kernel");
+    assay_tensor *weight = assay_tensor_set_find(m->tensors, "gradients/weights/out/kernel");
     blind_rows_to_nan(m, "checkpoints/attention_out");
     blind_rows_to_nan(m, "checkpoints/out_proj");
     if (changed && weight != NULL) assay_fill_values(weight, 0, (double)NAN);
@@ -47,7 +47,7 @@ bool assay_edit_blind_rows_to_nan(const assay_mutation *m)
  * different. One evaluation serves every other token: those of the part, even or odd. A token whose next one is in
  * another segment, or does not exist, stays. */
 typedef struct exchange {
-    const assay_kept *segments;
+    const assay_tensor *segments;
     int64_t sequence, part;
 } exchange;
 
@@ -70,18 +70,18 @@ typedef struct blocks {
     int64_t outer, each_batch, inner; /* before the tokens; of those, in a batch row; after the tokens */
 } blocks;
 
-static bool blocks_of(const assay_kept *tensor, blocks *b)
+static bool blocks_of(const assay_tensor *tensor, blocks *b)
 {
-    const assay_shape *shape = &tensor->spec->shape;
-    const int axis = assay_kept_axis(tensor, "S");
-    if (axis < 1 || assay_kept_axis(tensor, "B") != 0) return false;
+    const assay_shape *shape = &tensor->spec.shape;
+    const int axis = assay_tensor_axis(tensor, "S");
+    if (axis < 1 || assay_tensor_axis(tensor, "B") != 0) return false;
     *b = (blocks){.outer = assay_axes_product(shape, 0, axis),
                   .each_batch = assay_axes_product(shape, 1, axis),
                   .inner = assay_axes_product(shape, axis + 1, shape->rank)};
     return true;
 }
 
-static void exchange_rows(const exchange *x, const blocks *b, assay_kept *tensor)
+static void exchange_rows(const exchange *x, const blocks *b, assay_tensor *tensor)
 {
     for (int64_t o = 0; o < b->outer; o++) {
         for (int64_t token = 0; token < x->sequence; token++) {
@@ -95,7 +95,7 @@ static void exchange_rows(const exchange *x, const blocks *b, assay_kept *tensor
     }
 }
 
-static void keep_part(const exchange *x, const blocks *b, assay_kept *cotangent)
+static void keep_part(const exchange *x, const blocks *b, assay_tensor *cotangent)
 {
     for (int64_t i = 0; i < cotangent->count; i++) {
         const int64_t row = i / b->inner, batch = row / x->sequence / b->each_batch;
@@ -105,17 +105,18 @@ static void keep_part(const exchange *x, const blocks *b, assay_kept *cotangent)
 
 static exchange exchange_of(const assay_mutation *m)
 {
-    return (exchange){
-        .segments = assay_results_find(m->tensors, "inputs/segment_ids"), .sequence = m->c->sequence, .part = m->part};
+    return (exchange){.segments = assay_tensor_set_find(m->tensors, "inputs/segment_ids"),
+                      .sequence = m->c->sequence,
+                      .part = m->part};
 }
 
 /* Results that are sums over tokens are none of this, nor are rows that other tokens push out of a buffer. */
 static bool has_rows_alone(const assay_mutation *m)
 {
     blocks b;
-    for (int i = 0; i < m->tensors->plan->spec_count; i++) {
-        const assay_kept *tensor = &m->tensors->items[i];
-        if (assay_path_in(tensor->spec->path, "outputs") && !blocks_of(tensor, &b)) return false;
+    for (int i = 0; i < m->tensors->count; i++) {
+        const assay_tensor *tensor = &m->tensors->items[i];
+        if (assay_path_in(tensor->spec.path, "outputs") && !blocks_of(tensor, &b)) return false;
     }
     return !(m->c->config.capacity_factor > 0) && !(m->c->config.ragged_buffer_factor > 0);
 }
@@ -130,9 +131,9 @@ bool assay_edit_exchange_tokens(const assay_mutation *m)
         changed |= x.segments == NULL || x.segments->indices[at] == x.segments->indices[at + 1];
     }
     if (!changed || !has_rows_alone(m)) return false;
-    for (int i = 0; i < m->tensors->plan->spec_count; i++) {
-        assay_kept *tensor = &m->tensors->items[i];
-        const char *path = tensor->spec->path;
+    for (int i = 0; i < m->tensors->count; i++) {
+        assay_tensor *tensor = &m->tensors->items[i];
+        const char *path = tensor->spec.path;
         if (!blocks_of(tensor, &b) || !(assay_path_is_given(path) || assay_path_in(path, "routing"))) continue;
         exchange_rows(&x, &b, tensor);
         if (assay_path_in(path, "cotangents")) keep_part(&x, &b, tensor);
@@ -141,7 +142,7 @@ bool assay_edit_exchange_tokens(const assay_mutation *m)
 }
 
 /* The rows of the part's tokens, from where they went. */
-static void take_rows(const exchange *x, const blocks *b, const assay_kept *from, assay_kept *to)
+static void take_rows(const exchange *x, const blocks *b, const assay_tensor *from, assay_tensor *to)
 {
     for (int64_t i = 0; i < to->count; i++) {
         const int64_t row = i / b->inner, token = row % x->sequence, batch = row / x->sequence / b->each_batch;
@@ -153,7 +154,7 @@ static void take_rows(const exchange *x, const blocks *b, const assay_kept *from
 }
 
 /* Gradients are sums over the tokens of both parts, and their error scales roots of sums of squares. */
-static void add_gradient(const exchange *x, assay_kept *from, assay_kept *to, bool scales)
+static void add_gradient(const exchange *x, assay_tensor *from, assay_tensor *to, bool scales)
 {
     blocks b;
     if (blocks_of(from, &b)) exchange_rows(x, &b, from);
@@ -171,15 +172,15 @@ static const char *result_of(const char *path)
     return result != NULL ? result + 1 : path;
 }
 
-void assay_take_exchanged(const assay_mutation *m, const assay_results *from, assay_results *to)
+void assay_take_exchanged(const assay_mutation *m, const assay_tensor_set *from, assay_tensor_set *to)
 {
     const exchange x = exchange_of(m);
     blocks b;
-    for (int i = 0; i < to->plan->spec_count; i++) {
-        assay_kept *wanted = &to->items[i], *found = assay_results_find(from, wanted->spec->path);
-        const char *path = result_of(wanted->spec->path);
+    for (int i = 0; i < to->count; i++) {
+        assay_tensor *wanted = &to->items[i], *found = assay_tensor_set_find(from, wanted->spec.path);
+        const char *path = result_of(wanted->spec.path);
         if (found == NULL || found->written != found->count) continue;
-        if (assay_path_in(path, "gradients")) add_gradient(&x, found, wanted, path != wanted->spec->path);
+        if (assay_path_in(path, "gradients")) add_gradient(&x, found, wanted, path != wanted->spec.path);
         if (!assay_path_in(path, "outputs") && !assay_path_in(path, "routing")) continue;
         if (blocks_of(wanted, &b)) take_rows(&x, &b, found, wanted);
     }

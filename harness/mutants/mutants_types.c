@@ -5,7 +5,7 @@
 #include "harness/operations/paths.h"
 
 /* Towards zero. With the unit roundoff u the grid's next number is 2u 2^e away from one of [2^e, 2^(e + 1)). */
-bool assay_edit_truncate(const assay_mutation *m, assay_kept *tensor)
+bool assay_edit_truncate(const assay_mutation *m, assay_tensor *tensor)
 {
     const assay_dtype type = m->profile->storage;
     if (type == ASSAY_FLOAT64) return false;
@@ -31,7 +31,7 @@ assay_dtype assay_coarser_type(assay_dtype type)
                                    : ASSAY_FLOAT8_E4M3FN;
 }
 
-bool assay_edit_coarser(const assay_mutation *m, assay_kept *tensor)
+bool assay_edit_coarser(const assay_mutation *m, assay_tensor *tensor)
 {
     const assay_dtype less = assay_coarser_type(m->profile->storage);
     assay_dtype_round_many(less, tensor->count, tensor->values, tensor->values);
@@ -53,8 +53,8 @@ bool assay_worsen_sums(const assay_mutation *m, assay_emulation *e)
 bool assay_worsen_router(const assay_mutation *m, assay_emulation *e)
 {
     bool routes = false;
-    for (int i = 0; i < m->tensors->plan->spec_count; i++) {
-        const char *path = m->tensors->plan->specs[i].path;
+    for (int i = 0; i < m->tensors->count; i++) {
+        const char *path = m->tensors->items[i].spec.path;
         routes |=
             assay_path_is_given(path) && (assay_path_ends(path, "gate/kernel") || assay_path_ends(path, "logits"));
     }

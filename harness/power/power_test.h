@@ -25,11 +25,12 @@ typedef struct assay_discrimination {
     assay_power power;
 } assay_discrimination;
 
-/* `golden`: all tensors of a plan with its error scales. Refuses a golden that cannot be compared at this profile, or
+/* `golden`: all tensors of the plan with its error scales. Refuses a golden that cannot be compared at this profile, or
  * whose own results, rounded, do not pass. `folder`: where the candidates of mutants with an effect are written as
  * MUTANT.h5, NULL for nowhere. Runs on ctx->threads threads, which change nothing. */
-assay_status assay_discriminate(assay_context *ctx, const assay_results *golden, const assay_profile *profile,
-                                double false_alarm, const char *folder, assay_discrimination *found);
+assay_status assay_discriminate(assay_context *ctx, const assay_plan *plan, const assay_tensor_set *golden,
+                                const assay_profile *profile, double false_alarm, const char *folder,
+                                assay_discrimination *found);
 void assay_discrimination_free(assay_discrimination *found); /* safe on a zeroed struct */
 
 /* assay_evaluate_as_planned for a plan with mutants: the results, then discrimination/PROFILE for each profile. */

@@ -67,7 +67,6 @@ static assay_status read_choices(assay_context *ctx, assay_fixture_reader *golde
         router->tokens = spec->shape.dims[0] * spec->shape.dims[1];
         TRY(assay_alloc_i32(ctx, spec->path, count, &router->golden));
         TRY(assay_alloc_i32(ctx, spec->path, count, &router->candidate));
-        TRY(assay_alloc_i32(ctx, spec->path, count, &router->experts));
         TRY(assay_fixture_read_i32(ctx, golden, spec->path, 0, count, router->golden));
         TRY(read_candidate(ctx, candidate, spec, router));
     }
@@ -81,11 +80,11 @@ static void conditional_free(assay_conditional *c)
     for (int i = 0; i < c->count; i++) {
         free(c->routers[i].golden);
         free(c->routers[i].candidate);
-        free(c->routers[i].experts);
-        free(c->routers[i].scores);
         free(c->routers[i].tau);
     }
     free(c->routers);
+    assay_tensor_set_free(&c->choices);
+    assay_tensor_set_free(&c->results);
 }
 
 static bool differs(const assay_router_choice *r)
@@ -187,13 +186,18 @@ static assay_status check_golden(assay_context *ctx, const assay_conditional *c,
 }
 
 /* What is no choice at all cannot be evaluated with: there the golden's stands in. */
-static void make_valid(assay_conditional *c, const again *a)
+static assay_status make_valid(assay_context *ctx, assay_conditional *c, const again *a)
 {
+    assay_status status = ASSAY_OK;
     const double nothing = 0;
     for (int i = 0; i < c->count; i++) {
-        assay_router_choice *r = &c->routers[i];
-        r->known = r->given;
-        for (int64_t t = 0; r->given && t < r->tokens; t++) {
+        const assay_router_choice *r = &c->routers[i];
+        const assay_tensor_spec spec = assay_choice_spec(r);
+        assay_tensor *valid = NULL;
+        if (!r->given) continue;
+        TRY(assay_tensor_set_add(ctx, &c->choices, &spec, &valid));
+        valid->written = valid->count;
+        for (int64_t t = 0; t < r->tokens; t++) {
             const int32_t *mine = r->candidate + t * r->per_token, *theirs = r->golden + t * r->per_token;
             /* ids come first, before any score is looked at */
             const assay_choice token = {.experts = a->config.num_experts,
@@ -206,9 +210,11 @@ static void make_valid(assay_conditional *c, const again *a)
                                         .golden = theirs,
                                         .selected = mine};
             const bool ok = assay_choice_judge(&token) != ASSAY_CHOICE_INVALID;
-            memcpy(r->experts + t * r->per_token, ok ? mine : theirs, (size_t)r->per_token * sizeof *mine);
+            memcpy(valid->indices + t * r->per_token, ok ? mine : theirs, (size_t)r->per_token * sizeof *mine);
         }
     }
+cleanup:
+    return status;
 }
 
 static void place_of(const assay_router_choice *router, int64_t sequence, int64_t t, char text[160])
@@ -276,7 +282,7 @@ static assay_status find_verdicts(assay_context *ctx, assay_conditional *c, agai
     assay_status status;
     int64_t scores = 0;
     TRY(check_golden(&a->ctx, c, a));
-    make_valid(c, a);
+    TRY(make_valid(&a->ctx, c, a));
     a->ctx.threads = assay_plan_threads(ctx, &a->plan);
     TRY(assay_conditional_scores(&a->ctx, c, &a->plan));
     TRY(judge(&a->ctx, c, a, profile, summary, wrong_path));
@@ -297,7 +303,8 @@ static assay_status evaluate_given(assay_context *ctx, assay_conditional *c, aga
 {
     assay_status status;
     char folder[2048] = "", path[2304];
-    const assay_source source = assay_conditional_source(c);
+    assay_overlay given = {assay_tensor_set_source(&c->choices), c->inputs};
+    const assay_source source = assay_overlay_source(&given);
     a->ctx.threads = ctx->threads;
     TRY(assay_backend_make_folder(ctx, NULL, folder, sizeof folder));
     snprintf(path, sizeof path, "%s/golden.h5", folder);

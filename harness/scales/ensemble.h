@@ -23,6 +23,8 @@ assay_emulation assay_ensemble_member(const assay_plan *plan, const assay_precis
  * precision's storage is rounded first, each value to the same number wherever it is used. Nothing without
  * ctx->emulation. */
 void assay_ensemble_round_given(const assay_context *ctx, const char *path, int64_t count, double *values);
+/* `in`, which must outlive it, as such a run reads it. */
+assay_source assay_ensemble_rounded(const assay_source *in);
 
 /* Sums over the members of squared errors become standard deviations, in place. A few draws are too few for an element
  * to stand alone: half of its variance is its own mean square, half that of a model.

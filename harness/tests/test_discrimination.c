@@ -17,7 +17,7 @@ typedef struct fixture {
     assay_case *c;
     assay_plan plan;
     assay_fixture_reader *reader;
-    assay_results results;
+    assay_tensor_set results;
 } fixture;
 
 static void open_case(fixture *f, assay_case *c, bool mutants)
@@ -31,7 +31,7 @@ static void open_case(fixture *f, assay_case *c, bool mutants)
     assay_plan_free(&f->plan);
     assert_ok(&f->ctx, assay_plan_make(&f->ctx, &f->plan, c));
     assert_ok(&f->ctx, assay_fixture_open(&f->ctx, f->path, &f->reader));
-    assert_ok(&f->ctx, assay_results_load(&f->ctx, &f->results, &f->plan, f->reader));
+    assert_ok(&f->ctx, assay_golden_load(&f->ctx, &f->results, &f->plan, f->reader));
 }
 
 static void start(fixture *f, const char *name, const char *set, bool mutants)
@@ -42,7 +42,7 @@ static void start(fixture *f, const char *name, const char *set, bool mutants)
 
 static void end(fixture *f)
 {
-    assay_results_free(&f->results);
+    assay_tensor_set_free(&f->results);
     assay_fixture_close(f->reader);
     assay_plan_free(&f->plan);
     assay_cases_free(f->c, 1);
@@ -53,7 +53,8 @@ static void end(fixture *f)
 static assay_discrimination discriminate(fixture *f, const char *profile)
 {
     assay_discrimination found;
-    assert_ok(&f->ctx, assay_discriminate(&f->ctx, &f->results, assay_profile_by_name(profile), 1e-6, NULL, &found));
+    assert_ok(&f->ctx,
+              assay_discriminate(&f->ctx, &f->plan, &f->results, assay_profile_by_name(profile), 1e-6, NULL, &found));
     return found;
 }
 
@@ -180,10 +181,10 @@ TEST(wide_scales_are_vacuous)
     fixture f;
     start(&f, "mla/small", NULL, false);
     for (int i = 0; i < f.plan.spec_count; i++) {
-        assay_kept *kept = &f.results.items[i];
-        if (!assay_path_in(kept->spec->path, "error_scale/f32") && !assay_path_in(kept->spec->path, "null/f32"))
+        assay_tensor *tensor = &f.results.items[i];
+        if (!assay_path_in(tensor->spec.path, "error_scale/f32") && !assay_path_in(tensor->spec.path, "null/f32"))
             continue;
-        for (int64_t k = 0; k < kept->count; k++) kept->values[k] = 1e6;
+        for (int64_t k = 0; k < tensor->count; k++) tensor->values[k] = 1e6;
     }
     assay_discrimination found = discriminate(&f, "f32");
     assert_string_equal(found.power.vacuous, "zero_results");
@@ -199,15 +200,15 @@ static void write_candidate(fixture *f, double factor)
     assert_ok(&f->ctx, assay_fixture_create(&f->ctx, f->candidate, &writer));
     assert_ok(&f->ctx, assay_fixture_set_text(&f->ctx, writer, "kind", "candidate"));
     for (int i = 0; i < f->plan.spec_count; i++) {
-        const assay_kept *kept = &f->results.items[i];
-        assay_tensor_spec spec = *kept->spec;
+        const assay_tensor *tensor = &f->results.items[i];
+        assay_tensor_spec spec = tensor->spec;
         if (!assay_path_in(spec.path, "outputs") && !assay_path_in(spec.path, "gradients")) continue;
-        double *values = calloc((size_t)kept->count + 1, sizeof *values);
+        double *values = calloc((size_t)tensor->count + 1, sizeof *values);
         assert_non_null(values);
-        for (int64_t k = 0; k < kept->count; k++) values[k] = kept->values[k] * factor;
+        for (int64_t k = 0; k < tensor->count; k++) values[k] = tensor->values[k] * factor;
         spec.type = ASSAY_FLOAT32;
         assert_ok(&f->ctx, assay_fixture_declare(&f->ctx, writer, &spec));
-        assert_ok(&f->ctx, assay_fixture_append(&f->ctx, writer, spec.path, kept->count, values));
+        assert_ok(&f->ctx, assay_fixture_append(&f->ctx, writer, spec.path, tensor->count, values));
         free(values);
     }
     assert_ok(&f->ctx, assay_fixture_finish(&f->ctx, writer));
@@ -386,7 +387,7 @@ TEST(refusals)
     fixture f;
     assay_discrimination found;
     start(&f, "rms_norm/one-row", "profiles=[f32]", false);
-    assert_int_equal(assay_discriminate(&f.ctx, &f.results, assay_profile_by_name("bf16"), 1e-6, NULL, &found),
+    assert_int_equal(assay_discriminate(&f.ctx, &f.plan, &f.results, assay_profile_by_name("bf16"), 1e-6, NULL, &found),
                      ASSAY_BAD_INPUT);
     assert_non_null(strstr(f.ctx.message, "profiles=bf16"));
     end(&f);
@@ -407,7 +408,7 @@ TEST(failing_allocations)
         assay_discrimination found = {0};
         assay_fail_allocation(n);
         const assay_status status =
-            assay_discriminate(&f.ctx, &f.results, assay_profile_by_name("f32"), 1e-6, NULL, &found);
+            assay_discriminate(&f.ctx, &f.plan, &f.results, assay_profile_by_name("f32"), 1e-6, NULL, &found);
         assay_fail_allocation(-1);
         assay_discrimination_free(&found);
         if (!assay_allocation_failed()) break;

@@ -1,0 +1,45 @@
+#include "harness/plan/results.h"
+
+#include "harness/operations/paths.h"
+#include "oracle/base/memory.h"
+
+assay_status assay_plan_tensors(assay_context *ctx, assay_tensor_set *tensors, const assay_plan *plan,
+                                const assay_source *in)
+{
+    assay_status status;
+    *tensors = (assay_tensor_set){0};
+    TRY(assay_require_memory(ctx, plan->c->name, plan->elements < INT64_MAX / 8 ? 8 * plan->elements : INT64_MAX));
+    for (int i = 0; i < plan->spec_count; i++) {
+        const assay_tensor_spec *spec = &plan->specs[i];
+        TRY(in != NULL && in->has(in->self, spec->path) ? assay_tensor_set_read(ctx, tensors, spec, in)
+                                                        : assay_tensor_set_add(ctx, tensors, spec, NULL));
+    }
+cleanup:
+    if (status != ASSAY_OK) assay_tensor_set_free(tensors);
+    return status;
+}
+
+static bool gives(void *self, const char *path)
+{
+    return assay_path_is_given(path) && assay_tensor_set_find(self, path) != NULL;
+}
+
+assay_source assay_given_source(const assay_tensor_set *tensors)
+{
+    assay_source source = assay_tensor_set_source(tensors);
+    source.has = gives;
+    return source;
+}
+
+static bool wants(void *self, const char *path)
+{
+    /* two forms are no sample */
+    return !assay_path_is_given(path) && !assay_path_in(path, "null") && assay_tensor_set_find(self, path) != NULL;
+}
+
+assay_sink assay_results_sink(assay_tensor_set *tensors)
+{
+    assay_sink sink = assay_tensor_set_sink(tensors);
+    sink.wants = wants;
+    return sink;
+}
