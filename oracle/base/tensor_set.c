@@ -127,14 +127,14 @@ void assay_tensor_set_rewind(assay_tensor_set *set)
     for (int i = 0; i < set->count; i++) set->items[i].written = 0;
 }
 
-/* The tensor of a call that names it and says what it holds. */
+/* The tensor of that path, which must hold what is asked for; `status`: what it is not to have it. */
 static assay_status tensor_of(assay_context *ctx, const assay_tensor_set *set, const char *path, bool integers,
-                              assay_tensor **tensor)
+                              assay_status status, assay_tensor **tensor)
 {
     *tensor = assay_tensor_set_find(set, path);
-    if (*tensor == NULL) return assay_fail(ctx, ASSAY_INTERNAL, "%s is not there", path);
+    if (*tensor == NULL) return assay_fail(ctx, status, "%s is not there", path);
     if (((*tensor)->indices != NULL) == integers) return ASSAY_OK;
-    return assay_fail(ctx, ASSAY_INTERNAL, "%s holds %s, expected %s", path, integers ? "numbers" : "int32",
+    return assay_fail(ctx, status, "%s holds %s, expected %s", path, integers ? "numbers" : "int32",
                       integers ? "int32" : "numbers");
 }
 
@@ -142,7 +142,7 @@ static assay_status tensor_of(assay_context *ctx, const assay_tensor_set *set, c
 static assay_status tensor_to_read(assay_context *ctx, const assay_tensor_set *set, const char *path, bool integers,
                                    int64_t first, int64_t count, assay_tensor **tensor)
 {
-    const assay_status status = tensor_of(ctx, set, path, integers, tensor);
+    const assay_status status = tensor_of(ctx, set, path, integers, ASSAY_BAD_INPUT, tensor);
     RETURN_IF(status != ASSAY_OK, status);
     if (first >= 0 && count >= 0 && count <= (*tensor)->written - first) return ASSAY_OK;
     return assay_fail(ctx, ASSAY_INTERNAL, "%s has fewer elements than are asked for", path);
@@ -152,7 +152,7 @@ static assay_status tensor_to_read(assay_context *ctx, const assay_tensor_set *s
 static assay_status tensor_to_write(assay_context *ctx, const assay_tensor_set *set, const char *path, bool integers,
                                     int64_t count, assay_tensor **tensor, int64_t *first)
 {
-    const assay_status status = tensor_of(ctx, set, path, integers, tensor);
+    const assay_status status = tensor_of(ctx, set, path, integers, ASSAY_INTERNAL, tensor);
     RETURN_IF(status != ASSAY_OK, status);
     if (count > (*tensor)->count - (*tensor)->written) {
         return assay_fail(ctx, ASSAY_INTERNAL, "%s has more elements than its shape", path);

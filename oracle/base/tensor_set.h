@@ -35,7 +35,7 @@ assay_status assay_tensor_set_require_complete(assay_context *ctx, const assay_t
 /* No tensor has elements any more. */
 void assay_tensor_set_rewind(assay_tensor_set *set);
 
-/* Gives the tensors that are complete. */
+/* Gives the tensors that are complete; to read one that is not there is bad input. */
 assay_source assay_tensor_set_source(const assay_tensor_set *set);
 /* Wants every tensor of the set; refuses more elements than its shape has. */
 assay_sink assay_tensor_set_sink(assay_tensor_set *set);

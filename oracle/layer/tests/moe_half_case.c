@@ -47,7 +47,7 @@ double *moe_half_random(uint64_t *seed, int64_t count)
     return values;
 }
 
-static const memory_tensor *weight_of(const moe_half *c, int weight)
+static const assay_tensor *weight_of(const moe_half *c, int weight)
 {
     char path[2 * ASSAY_PATH_SIZE];
     if (weight == BS_POST_NORM) {
@@ -59,7 +59,7 @@ static const memory_tensor *weight_of(const moe_half *c, int weight)
 
 static void load_weight(moe_half *c, int weight)
 {
-    const memory_tensor *from = weight_of(c, weight);
+    const assay_tensor *from = weight_of(c, weight);
     const int64_t shards = c->run.sizes.shards, parts = moe_half_is_routed(weight) ? c->run.sizes.expert_shards : 1;
     const int64_t count = from->count / parts;
     assert_int_equal(count, bs_weight_count(&c->run, weight, true));
@@ -133,8 +133,8 @@ void moe_half_open(moe_half *c, const moe_half_shape *shape)
     *c = (moe_half){0};
     configure(c, shape);
     const assay_stack_config *config = &c->layer.config;
-    c->in = memory_store_source(&c->layer.in);
-    c->sink = memory_store_sink(&c->out);
+    c->in = test_tensors_source(&c->layer.in);
+    c->sink = test_tensors_sink(&c->out);
     c->mesh = config->sharding.mesh;
     c->stack = (stack_run){.config = config, .in = &c->in, .out = &c->sink};
     assert_ok(&ctx, assay_remat_open(&ctx, &c->stack.store, &config->policy, config->layers));
@@ -165,7 +165,7 @@ void moe_half_close(moe_half *c)
     }
     assay_schedule_free(&c->run.schedule);
     assay_remat_close(c->stack.store);
-    memory_store_free(&c->out);
+    assay_tensor_set_free(&c->out.set);
     layer_case_free(&c->layer);
 }
 
@@ -191,43 +191,43 @@ cleanup:
     return status;
 }
 
-static double *add_copy(memory_store *store, const char *path, int64_t count, const double *values)
+static double *add_copy(test_tensors *store, const char *path, int64_t count, const double *values)
 {
-    double *to = memory_store_add(store, path, count);
+    double *to = test_tensors_add(store, path, count);
     assert_non_null(to);
     memcpy(to, values, (size_t)count * sizeof *to);
     return to;
 }
 
-void moe_half_plain(assay_context *ctx, moe_half *c, memory_store *plain)
+void moe_half_plain(assay_context *ctx, moe_half *c, test_tensors *plain)
 {
     const assay_stack_config *config = &c->layer.config;
     const int64_t tokens = config->mla.batch * config->mla.sequence, dim = config->mla.emb_dim;
     const double *h = layer_case_get(&c->layer.in, "inputs/x")->values, *scale = weight_of(c, BS_POST_NORM)->values;
     const double *dy = layer_case_get(&c->layer.in, "cotangents/y")->values;
     double *rstd = moe_half_alloc(tokens), *dh = moe_half_alloc(tokens * dim);
-    memory_store in = {0};
-    const assay_source source = memory_store_source(&in);
-    const assay_sink sink = memory_store_sink(plain);
-    double *x = memory_store_add(&in, "inputs/x", tokens * dim);
+    test_tensors in = {0};
+    const assay_source source = test_tensors_source(&in);
+    const assay_sink sink = test_tensors_sink(plain);
+    double *x = test_tensors_add(&in, "inputs/x", tokens * dim);
     assay_rms_norm_forward(ctx, x, rstd, h, scale, tokens, dim, config->epsilon);
     add_copy(&in, "cotangents/y", tokens * dim, dy);
     for (int weight = BS_GATE; weight < BS_WEIGHTS; weight++) {
         char path[2 * ASSAY_PATH_SIZE];
-        const memory_tensor *from = weight_of(c, weight);
+        const assay_tensor *from = weight_of(c, weight);
         snprintf(path, sizeof path, "weights/%s", names[weight]);
         add_copy(&in, path, from->count, from->values);
     }
-    const memory_tensor *given = memory_store_find(&c->layer.in, "routing/layers/1/selected_experts");
+    const assay_tensor *given = assay_tensor_set_find(&c->layer.in.set, "routing/layers/1/selected_experts");
     if (given != NULL) {
-        int32_t *to = memory_store_add_i32(&in, "routing/selected_experts", given->count);
+        int32_t *to = test_tensors_add_i32(&in, "routing/selected_experts", given->count);
         memcpy(to, given->indices, (size_t)given->count * sizeof *to);
     }
     assert_ok(ctx, assay_moe_run(ctx, &config->moe, &source, &sink, NULL, 0));
-    memory_store_free(&in);
-    double *d_scale = memory_store_add(plain, "gradients/weights/post_norm", dim);
-    double *dx = memory_store_find(plain, "gradients/inputs/x")->values;
-    double *y = memory_store_find(plain, "outputs/y")->values;
+    assay_tensor_set_free(&in.set);
+    double *d_scale = test_tensors_add(plain, "gradients/weights/post_norm", dim);
+    double *dx = assay_tensor_set_find(&plain->set, "gradients/inputs/x")->values;
+    double *y = assay_tensor_set_find(&plain->set, "outputs/y")->values;
     assay_rms_norm_backward(ctx, dh, d_scale, dx, h, scale, rstd, tokens, dim);
     layer_add(ctx, y, h, y, tokens * dim);
     layer_add(ctx, dx, dy, dh, tokens * dim);

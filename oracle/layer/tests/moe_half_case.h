@@ -17,7 +17,7 @@ typedef struct moe_half_shape {
 
 typedef struct moe_half {
     layer_case layer;
-    memory_store out;
+    test_tensors out;
     assay_source in;
     assay_sink sink;
     assay_mesh mesh;
@@ -42,7 +42,7 @@ double *moe_half_random(uint64_t *seed, int64_t count);
 
 /* h + moe(rms_norm(h)) of the plain block on the whole batch: outputs/y, gradients/inputs/x, gradients/weights/ (of the
  * block; and post_norm), routing/ and checkpoints/. */
-void moe_half_plain(assay_context *ctx, moe_half *c, memory_store *plain);
+void moe_half_plain(assay_context *ctx, moe_half *c, test_tensors *plain);
 
 /* Of a bs_weights: its name in the plain block, or "post_norm". */
 const char *moe_half_weight_name(int weight);

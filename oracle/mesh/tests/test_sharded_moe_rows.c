@@ -36,7 +36,7 @@ typedef struct view {
     moe_case c;
     assay_sharding sharding;
     assay_shard_sizes sizes;
-    memory_store whole, actual;
+    test_tensors whole, actual;
     const int32_t *selected; /* [B,S,K] */
     int64_t per_token, sequence;
 } view;
@@ -56,8 +56,8 @@ static void open_view(assay_context *ctx, view *v, int form, int variant)
 
 static void close_view(view *v)
 {
-    memory_store_free(&v->whole);
-    memory_store_free(&v->actual);
+    assay_tensor_set_free(&v->whole.set);
+    assay_tensor_set_free(&v->actual.set);
     moe_case_free(&v->c);
 }
 
@@ -82,7 +82,7 @@ static int64_t roll_of(const view *v, int64_t shard)
 static const int32_t *routing_of(const view *v, const char *name, int64_t shard, int64_t chunk, int64_t count)
 {
     char path[ASSAY_PATH_SIZE] = "routing/";
-    const memory_tensor *tensor = moe_case_get(&v->actual, strcat(path, name));
+    const assay_tensor *tensor = moe_case_get(&v->actual, strcat(path, name));
     assert_int_equal(tensor->count, v->sizes.shards * v->sizes.chunks * count);
     return tensor->indices + (shard * v->sizes.chunks + chunk) * count;
 }
@@ -128,7 +128,7 @@ static int64_t received_by(const view *v, int64_t shard, int64_t chunk, int64_t 
 /* The place of a choice in one device's sorted rows. */
 static int64_t whole_row(const view *v, int64_t choice)
 {
-    const memory_tensor *sorted = moe_case_get(&v->whole, "routing/sorted_selected_experts");
+    const assay_tensor *sorted = moe_case_get(&v->whole, "routing/sorted_selected_experts");
     for (int64_t row = 0; row < sorted->count; row++) {
         if (sorted->indices[row] == choice) return row;
     }
@@ -143,8 +143,8 @@ static void check_row(const view *v, int64_t at, int64_t choice)
     const int64_t rows = v->sizes.shards * v->sizes.chunks * v->sizes.buffer;
     int found = 0;
     for (int i = 0; i < 4; i++) {
-        const memory_tensor *whole = memory_store_find(&v->whole, paths[i]);
-        const memory_tensor *actual = memory_store_find(&v->actual, paths[i]);
+        const assay_tensor *whole = assay_tensor_set_find(&v->whole.set, paths[i]);
+        const assay_tensor *actual = assay_tensor_set_find(&v->actual.set, paths[i]);
         assert_true((whole == NULL) == (actual == NULL));
         if (whole == NULL) continue;
         const int64_t width = actual->count / rows;
@@ -198,7 +198,7 @@ static void check_metadata(const view *v, int64_t shard)
     static const char *const paths[] = {"routing/expert_shard_id", "routing/local_sorted_indices",
                                         "routing/reshaped_group_sizes", "routing/all_shards_group_sizes"};
     const bool there[] = {peers > 1, peers > 1 && !ring, peers > 1 && !ring, peers > 1 && !ring && s->batch_sharded};
-    for (int i = 0; i < 4; i++) assert_true((memory_store_find(&v->actual, paths[i]) != NULL) == there[i]);
+    for (int i = 0; i < 4; i++) assert_true((assay_tensor_set_find(&v->actual.set, paths[i]) != NULL) == there[i]);
     if (there[0]) {
         assert_int_equal(moe_case_get(&v->actual, paths[0])->count, s->shards);
         assert_int_equal(moe_case_get(&v->actual, paths[0])->indices[shard], index);
@@ -220,8 +220,8 @@ static void check_metadata(const view *v, int64_t shard)
 static void check_y(const view *v, const bool *kept)
 {
     const double *rows = moe_case_get(&v->whole, "checkpoints/moe_mlpwo")->values;
-    const memory_tensor *weights = moe_case_get(&v->whole, "routing/weights");
-    const memory_tensor *y = moe_case_get(&v->actual, "outputs/y");
+    const assay_tensor *weights = moe_case_get(&v->whole, "routing/weights");
+    const assay_tensor *y = moe_case_get(&v->actual, "outputs/y");
     const int64_t dim = v->c.config.emb_dim, tokens = weights->count / v->per_token;
     assert_int_equal(y->count, tokens * dim);
     for (int64_t t = 0; t < tokens; t++) {
@@ -272,7 +272,7 @@ TEST(test_rows_with_fused_weights)
     bool kept[MOST] = {false};
     open_view(&ctx, &v, 5, 5);
     for (int64_t shard = 0; shard < v.sizes.shards; shard++) check_local(&v, shard, 0, kept);
-    assert_non_null(memory_store_find(&v.actual, "checkpoints/moe_mlpwi"));
+    assert_non_null(assay_tensor_set_find(&v.actual.set, "checkpoints/moe_mlpwi"));
     close_view(&v);
 }
 
@@ -281,22 +281,22 @@ static double loss_of(assay_context *ctx, moe_case *c, const assay_sharding *sha
 {
     static const char *const wanted[] = {"outputs/*", NULL};
     static const char *const names[] = {"y", "lb_loss"};
-    memory_store out = {.wanted = wanted};
+    test_tensors out = {.wanted = wanted};
     double loss = 0;
     sharded_case_run(ctx, c, sharding, &out);
     for (int i = 0; i < 2; i++) {
         char output[ASSAY_PATH_SIZE] = "outputs/", cotangent[ASSAY_PATH_SIZE] = "cotangents/";
-        const memory_tensor *values = memory_store_find(&out, strcat(output, names[i]));
-        const memory_tensor *by = memory_store_find(&c->in, strcat(cotangent, names[i]));
+        const assay_tensor *values = assay_tensor_set_find(&out.set, strcat(output, names[i]));
+        const assay_tensor *by = assay_tensor_set_find(&c->in.set, strcat(cotangent, names[i]));
         for (int64_t j = 0; values != NULL && by != NULL && j < values->count; j++)
             loss += values->values[j] * by->values[j];
     }
-    memory_store_free(&out);
+    assay_tensor_set_free(&out.set);
     return loss;
 }
 
 /* Moves an input by `step` in a direction of its own. */
-static void move(memory_tensor *tensor, double step, uint64_t seed)
+static void move(assay_tensor *tensor, double step, uint64_t seed)
 {
     for (int64_t i = 0; i < tensor->count; i++) tensor->values[i] += step * moe_case_uniform(&seed);
 }
@@ -309,19 +309,19 @@ TEST(test_gradients_are_slopes)
         const int variant = form % SHARDED_CASES;
         moe_case c = sharded_case(variant, forms[form].batch);
         assay_sharding sharding = sharding_of(form);
-        memory_store out = {0};
+        test_tensors out = {0};
         int compared = 0;
         sharding.weight_before_wo = form % 2 == 1 && variant != SHARDED_CASE_LLAMA4;
         if (variant != 4) c.config.routing.load_balance_loss_weight = 0.2;
         const int64_t shards = assay_mesh_shards(&sharding.mesh);
-        double *d_lb_loss = memory_store_add(&c.in, "cotangents/lb_loss", shards);
+        double *d_lb_loss = test_tensors_add(&c.in, "cotangents/lb_loss", shards);
         for (int64_t shard = 0; shard < shards; shard++) d_lb_loss[shard] = 2 - 0.4 * (double)shard;
         sharded_case_run(&ctx, &c, &sharding, &out);
-        for (int i = 0; i < out.count; i++) {
-            const memory_tensor *gradient = &out.items[i];
-            if (strncmp(gradient->path, "gradients/", 10) != 0) continue;
+        for (int i = 0; i < out.set.count; i++) {
+            const assay_tensor *gradient = &out.set.items[i];
+            if (strncmp(gradient->spec.path, "gradients/", 10) != 0) continue;
             const double step = 1e-5;
-            memory_tensor *input = memory_store_find(&c.in, gradient->path + 10);
+            assay_tensor *input = assay_tensor_set_find(&c.in.set, gradient->spec.path + 10);
             assert_non_null(input);
             double expected = 0, size = 0;
             uint64_t seed = 5;
@@ -342,11 +342,11 @@ TEST(test_gradients_are_slopes)
             memcpy(input->values, kept, bytes);
             free(kept);
             if (!(fabs(slope - expected) <= 1e-7 * size + 1e-9))
-                fail_msg("form %d: '%s' gives %.12g, the slope is %.12g", form, gradient->path, expected, slope);
+                fail_msg("form %d: '%s' gives %.12g, the slope is %.12g", form, gradient->spec.path, expected, slope);
             compared++;
         }
         assert_true(compared >= 5);
-        memory_store_free(&out);
+        assay_tensor_set_free(&out.set);
         moe_case_free(&c);
     }
 }
