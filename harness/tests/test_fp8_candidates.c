@@ -88,20 +88,7 @@ static void end(trial *t)
 /* What was given, and the golden's choice of experts. */
 static bool has(void *self, const char *path)
 {
-    const assay_tensor_set *golden = self;
-    const size_t length = strlen(path), tail = strlen("selected_experts");
-    const bool choice =
-        assay_path_in(path, "routing") && length > tail && strcmp(path + length - tail, "selected_experts") == 0;
-    return (choice || assay_path_is_given(path)) && assay_tensor_set_find(golden, path) != NULL;
-}
-
-static assay_status read_i32(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
-                             int32_t *out)
-{
-    (void)ctx;
-    const assay_tensor *tensor = assay_tensor_set_find(self, path);
-    memcpy(out, tensor->indices + first, (size_t)count * sizeof *out);
-    return ASSAY_OK;
+    return (assay_path_is_choice(path) || assay_path_is_given(path)) && assay_tensor_set_find(self, path) != NULL;
 }
 
 static assay_report judged(trial *t, const assay_arithmetic *arithmetic, const assay_emulation *emulation)
@@ -114,7 +101,6 @@ static assay_report judged(trial *t, const assay_arithmetic *arithmetic, const a
     assay_source given = assay_given_source(&t->golden);
     assert_ok(&t->ctx, assay_plan_tensors(&t->ctx, &candidate, &t->plan, &given));
     given.has = has;
-    given.read_i32 = read_i32;
     const assay_sink out = assay_results_sink(&candidate);
     assert_ok(&own, t->plan.operation->run(&own, t->c, &given, &out, NULL, 0));
     assay_fixture_reader *reader = reader_of(&t->ctx, &candidate, &t->profile->storage);

@@ -3,84 +3,50 @@
 #include <math.h>
 
 #include "compare/profile.h"
+#include "harness/mutants/mutants_tensors.h"
 #include "harness/operations/paths.h"
 #include "harness/plan/inputs.h"
 #include "harness/tests/harness_test.h"
 #include "oracle/arithmetic/emulated.h"
+#include "oracle/base/tensor_set.h"
 
 enum { MEMBERS = 24 };
 
 /* A margin is to be so many of its own standard deviations. */
 #define DEVIATIONS 8.0
 
-/* The routing of one run, every layer's one after the other. */
-typedef struct decisions {
-    double *margins;
-    int32_t *experts;
-    int64_t margin_count, expert_count, room;
-} decisions;
-
-static bool ends_with(const char *path, const char *name)
+/* Room for the routing of one run: margins and choices of every layer. */
+static assay_tensor_set decisions_of(assay_context *ctx, const assay_plan *plan)
 {
-    const size_t length = strlen(path), tail = strlen(name);
-    return assay_path_in(path, "routing") && length > tail && strcmp(path + length - tail, name) == 0;
+    assay_tensor_set decisions = {0};
+    for (int i = 0; i < plan->list.count; i++) {
+        const assay_tensor_spec *spec = &plan->list.entries[i].spec;
+        const bool margin = assay_path_in(spec->path, "routing") && assay_path_ends(spec->path, "margin");
+        if (margin || assay_path_is_choice(spec->path)) {
+            assert_ok(ctx, assay_tensor_set_add(ctx, &decisions, spec, NULL));
+        }
+    }
+    return decisions;
 }
 
-static bool wants(void *self, const char *path)
-{
-    (void)self;
-    return ends_with(path, "/margin") || ends_with(path, "/selected_experts");
-}
-
-static assay_status write_margins(assay_context *ctx, void *self, const char *path, int64_t count, const double *values)
-{
-    decisions *d = self;
-    (void)ctx;
-    (void)path;
-    assert_true(d->margin_count + count <= d->room);
-    memcpy(d->margins + d->margin_count, values, (size_t)count * sizeof *values);
-    d->margin_count += count;
-    return ASSAY_OK;
-}
-
-static assay_status write_experts(assay_context *ctx, void *self, const char *path, int64_t count,
-                                  const int32_t *values)
-{
-    decisions *d = self;
-    (void)ctx;
-    (void)path;
-    assert_true(d->expert_count + count <= d->room);
-    memcpy(d->experts + d->expert_count, values, (size_t)count * sizeof *values);
-    d->expert_count += count;
-    return ASSAY_OK;
-}
-
-static void decide(assay_context *ctx, const assay_plan *plan, decisions *d)
+static void decide(assay_context *ctx, const assay_plan *plan, assay_tensor_set *decisions)
 {
     assay_inputs inputs = {0};
-    const assay_sink out = {.self = d, .wants = wants, .write = write_margins, .write_i32 = write_experts};
-    d->margin_count = d->expert_count = 0;
+    const assay_sink out = assay_tensor_set_sink(decisions);
+    assay_tensor_set_rewind(decisions);
     assert_ok(ctx, assay_inputs_open(ctx, &inputs, plan->c, &plan->list, NULL));
     assay_source in = assay_inputs_source(&inputs);
     assert_ok(ctx, plan->operation->run(ctx, plan->c, &in, &out, NULL, 0));
+    assert_ok(ctx, assay_tensor_set_require_complete(ctx, decisions));
     assay_inputs_close(&inputs);
 }
 
-static decisions decisions_of(const assay_plan *plan)
+static void add_squares(const assay_tensor *golden, const assay_tensor *member, assay_tensor *squares)
 {
-    decisions d = {.room = plan->c->batch * plan->c->sequence * plan->c->config.num_experts_per_tok *
-                           (1 + plan->c->config.base_num_decoder_layers)};
-    d.margins = calloc((size_t)d.room, sizeof *d.margins);
-    d.experts = calloc((size_t)d.room, sizeof *d.experts);
-    assert_non_null(d.margins);
-    assert_non_null(d.experts);
-    return d;
-}
-
-static void decisions_free(decisions *d)
-{
-    free(d->margins);
-    free(d->experts);
+    for (int64_t i = 0; golden->values != NULL && i < golden->count; i++) {
+        const double off = member->values[i] - golden->values[i];
+        squares->values[i] += off * off / MEMBERS;
+    }
 }
 
 /* The least margin in standard deviations of it, over the tokens of all layers; 0 where a member decides otherwise. */
@@ -88,11 +54,14 @@ static double least_margin(const assay_case *c, const assay_profile *profile)
 {
     assay_context ctx = assay_context_default(1);
     assay_plan plan = {0};
+    double least = INFINITY;
     assert_ok(&ctx, assay_plan_make(&ctx, &plan, c));
-    decisions golden = decisions_of(&plan), member = decisions_of(&plan);
+    assay_tensor_set golden = decisions_of(&ctx, &plan), member = decisions_of(&ctx, &plan);
+    assay_tensor_set squares = decisions_of(&ctx, &plan);
+    for (int i = 0; i < squares.count; i++) {
+        if (squares.items[i].values != NULL) assay_fill_values(&squares.items[i], 0, 0.0);
+    }
     decide(&ctx, &plan, &golden);
-    double *squares = calloc((size_t)golden.room, sizeof *squares), least = INFINITY;
-    assert_non_null(squares);
     assay_emulation emulation = {
         .precision = profile->precision, .storage = profile->storage, .multiply = profile->multiply};
     ctx.arithmetic = &assay_arithmetic_emulated;
@@ -100,20 +69,22 @@ static double least_margin(const assay_case *c, const assay_profile *profile)
     for (int m = 0; m < MEMBERS; m++) {
         emulation.seed = (uint64_t)(1000 + m);
         decide(&ctx, &plan, &member);
-        assert_int_equal(member.margin_count, golden.margin_count);
-        assert_int_equal(member.expert_count, golden.expert_count);
-        for (int64_t i = 0; i < golden.expert_count; i++) {
-            if (member.experts[i] != golden.experts[i]) least = 0;
+        for (int i = 0; i < golden.count; i++) {
+            const assay_tensor *g = &golden.items[i], *own = &member.items[i];
+            const size_t size = (size_t)g->count * sizeof *g->indices;
+            if (g->indices != NULL && memcmp(own->indices, g->indices, size) != 0) least = 0;
+            add_squares(g, own, &squares.items[i]);
         }
-        for (int64_t i = 0; i < golden.margin_count; i++)
-            squares[i] += (member.margins[i] - golden.margins[i]) * (member.margins[i] - golden.margins[i]) / MEMBERS;
     }
-    for (int64_t i = 0; i < golden.margin_count; i++) {
-        if (isfinite(golden.margins[i])) least = fmin(least, golden.margins[i] / sqrt(squares[i]));
+    for (int i = 0; i < golden.count; i++) {
+        const assay_tensor *g = &golden.items[i];
+        for (int64_t k = 0; g->values != NULL && k < g->count; k++) {
+            if (isfinite(g->values[k])) least = fmin(least, g->values[k] / sqrt(squares.items[i].values[k]));
+        }
     }
-    free(squares);
-    decisions_free(&golden);
-    decisions_free(&member);
+    assay_tensor_set_free(&golden);
+    assay_tensor_set_free(&member);
+    assay_tensor_set_free(&squares);
     assay_plan_free(&plan);
     return least;
 }
