@@ -10,8 +10,6 @@
 #include "oracle/base/memory.h"
 #include "oracle/base/tensor_set.h"
 
-enum { CHUNK = 1 << 16 }; /* elements that are converted at a time */
-
 void assay_evidence_free(assay_evidence *evidence)
 {
     spec_tensors_free(&evidence->in);
@@ -19,29 +17,23 @@ void assay_evidence_free(assay_evidence *evidence)
     *evidence = (assay_evidence){0};
 }
 
+static assay_status copy(assay_context *ctx, const assay_tensor *from, spec_tensors *to)
+{
+    const char *path = from->spec.path;
+    return from->indices != NULL ? spec_tensors_copy_i32(ctx, to, path, &from->spec.shape, from->indices)
+                                 : spec_tensors_copy_f64(ctx, to, path, &from->spec.shape, from->values);
+}
+
 /* An input, a weight or a cotangent. */
 static assay_status read_given(assay_context *ctx, const assay_source *source, const assay_tensor_spec *spec,
                                spec_tensors *tensors)
 {
     assay_status status;
-    double *chunk = NULL;
-    spec_quad *values = NULL;
-    int32_t *indices = NULL;
-    const int64_t total = assay_shape_count(&spec->shape);
-    if (spec->type == ASSAY_INT32) {
-        TRY(spec_tensors_add_indices(ctx, tensors, spec->path, &spec->shape, &indices));
-        TRY(source->read_i32(ctx, source->self, spec->path, 0, total, indices));
-        goto cleanup;
-    }
-    TRY(assay_alloc_f64(ctx, spec->path, total < CHUNK ? total : CHUNK, &chunk));
-    TRY(spec_tensors_add(ctx, tensors, spec->path, &spec->shape, &values));
-    for (int64_t first = 0; first < total; first += CHUNK) {
-        const int64_t count = total - first < CHUNK ? total - first : CHUNK;
-        TRY(source->read(ctx, source->self, spec->path, first, count, chunk));
-        for (int64_t i = 0; i < count; i++) values[first + i] = chunk[i];
-    }
+    assay_tensor_set given = {0};
+    TRY(assay_tensor_set_read(ctx, &given, spec, source));
+    TRY(copy(ctx, &given.items[0], tensors));
 cleanup:
-    free(chunk);
+    assay_tensor_set_free(&given);
     return status;
 }
 
@@ -89,11 +81,8 @@ cleanup:
 static assay_status convert(assay_context *ctx, assay_tensor *result, assay_evidence *evidence)
 {
     assay_status status;
-    const char *path = result->spec.path;
-    const assay_shape *shape = &result->spec.shape;
-    TRY(result->indices != NULL ? spec_tensors_copy_i32(ctx, &evidence->results, path, shape, result->indices)
-                                : spec_tensors_copy_f64(ctx, &evidence->results, path, shape, result->values));
-    if (assay_path_is_choice(path)) TRY(spec_tensors_copy_i32(ctx, &evidence->in, path, shape, result->indices));
+    TRY(copy(ctx, result, &evidence->results));
+    if (assay_path_is_choice(result->spec.path)) TRY(copy(ctx, result, &evidence->in));
     free(result->values);
     result->values = NULL;
 cleanup:
