@@ -61,7 +61,7 @@ static bool is_wanted(const assay_ensemble *e, const assay_scaled *t)
 }
 
 /* Logits that are given are a router's, which rounds them itself. */
-void assay_ensemble_round_given(const assay_context *ctx, const char *path, int64_t count, double *values)
+static void round_given(const assay_context *ctx, const char *path, int64_t count, double *values)
 {
     if (ctx->emulation == NULL) return;
     const assay_precision *precision = &ctx->emulation->precision;
@@ -81,7 +81,7 @@ static assay_status rounded_read(assay_context *ctx, void *self, const char *pat
 {
     const assay_source *in = self;
     const assay_status status = in->read(ctx, in->self, path, first, count, out);
-    if (status == ASSAY_OK) assay_ensemble_round_given(ctx, path, count, out);
+    if (status == ASSAY_OK) round_given(ctx, path, count, out);
     return status;
 }
 
