@@ -32,7 +32,7 @@ typedef struct test_fixture {
 static inline assay_tensor_spec spec_of(const char *path, assay_dtype type, int rank, const int64_t *dims)
 {
     assay_tensor_spec spec = {.type = type, .shape = {.rank = rank}};
-    snprintf(spec.path, sizeof spec.path, "%s", path);
+    assay_tensor_call(&spec, path);
     for (int axis = 0; axis < rank; axis++) {
         spec.shape.dims[axis] = dims[axis];
         spec.labels[axis] = "D";
@@ -145,7 +145,7 @@ static inline void write_fixture(assay_context *ctx, const test_fixture *f, cons
 
 /* Writes both, compares them and removes the files. */
 static inline void compare_ranked(assay_context *ctx, const test_fixture *golden, const test_fixture *candidate,
-                                  const char *profile, assay_rank rank, assay_report *report)
+                                  const char *profile, assay_order order, assay_report *report)
 {
     char folder[] = "compare-test-XXXXXX", golden_path[64], candidate_path[64];
     assay_fixture_reader *g = NULL, *c = NULL;
@@ -159,7 +159,7 @@ static inline void compare_ranked(assay_context *ctx, const test_fixture *golden
     remove(golden_path);
     remove(candidate_path);
     rmdir(folder);
-    assay_status status = assay_compare(ctx, g, c, assay_profile_by_name(profile), 1e-6, rank, report);
+    assay_status status = assay_compare(ctx, g, c, assay_profile_by_name(profile), 1e-6, order, report);
     assay_fixture_close(g);
     assay_fixture_close(c);
     assert_ok(ctx, status);
@@ -168,7 +168,7 @@ static inline void compare_ranked(assay_context *ctx, const test_fixture *golden
 static inline void compare_fixtures(assay_context *ctx, const test_fixture *golden, const test_fixture *candidate,
                                     const char *profile, assay_report *report)
 {
-    compare_ranked(ctx, golden, candidate, profile, NULL, report);
+    compare_ranked(ctx, golden, candidate, profile, (assay_order){0}, report);
 }
 
 static inline const assay_tensor_result *result_at(const assay_report *report, const char *path)

@@ -297,7 +297,8 @@ static assay_status compare_files(assay_context *ctx, const char *golden, const 
     assay_fixture_reader *g = NULL, *c = NULL;
     assert_ok(ctx, assay_fixture_open(ctx, golden, &g));
     assert_ok(ctx, assay_fixture_open(ctx, candidate, &c));
-    assay_status status = assay_compare(ctx, g, c, assay_profile_by_name("bf16"), false_alarm, NULL, report);
+    assay_status status =
+        assay_compare(ctx, g, c, assay_profile_by_name("bf16"), false_alarm, (assay_order){0}, report);
     assay_fixture_close(g);
     assay_fixture_close(c);
     return status;
@@ -390,7 +391,7 @@ TEST(test_no_memory)
         assert_ok(&ctx, assay_fixture_open(&ctx, path, &g));
         assert_ok(&ctx, assay_fixture_open(&ctx, other, &c));
         assay_fail_allocation(n);
-        assay_status status = assay_compare(&ctx, g, c, assay_profile_by_name("bf16"), 1e-6, NULL, &report);
+        assay_status status = assay_compare(&ctx, g, c, assay_profile_by_name("bf16"), 1e-6, (assay_order){0}, &report);
         assay_fail_allocation(-1);
         bool failed = assay_allocation_failed();
         assay_fixture_close(g);

@@ -55,7 +55,7 @@ TEST(pictures_show_where)
     pair p;
     assay_report report = {0};
     make_pair(&p);
-    assert_ok(&p.ctx, assay_compare(&p.ctx, p.golden, p.candidate, p.profile, 1e-6, NULL, &report));
+    assert_ok(&p.ctx, assay_compare(&p.ctx, p.golden, p.candidate, p.profile, 1e-6, (assay_order){0}, &report));
     assert_ok(&p.ctx, assay_pictures_draw(&p.ctx, p.golden, p.candidate, p.profile, &report));
     for (int i = 0; i < report.count; i++) {
         const assay_picture *picture = report.pictures[i];
@@ -98,7 +98,7 @@ TEST(the_page_shows_what_is_wrong)
     assay_report report = {0};
     char *text = NULL;
     make_pair(&p);
-    assert_ok(&p.ctx, assay_compare(&p.ctx, p.golden, p.candidate, p.profile, 1e-6, NULL, &report));
+    assert_ok(&p.ctx, assay_compare(&p.ctx, p.golden, p.candidate, p.profile, 1e-6, (assay_order){0}, &report));
     assert_ok(&p.ctx, assay_pictures_draw(&p.ctx, p.golden, p.candidate, p.profile, &report));
     snprintf(report.golden_path, sizeof report.golden_path, "golden \x01<&>.h5");
     report.routing = (assay_routing_summary){.judged = true, .tokens = 7, .exact = 5, .admissible = 2};
@@ -135,7 +135,7 @@ TEST(many_reports_have_an_index)
     char *text = NULL;
     make_pair(&p);
     for (int i = 0; i < 2; i++) {
-        assert_ok(&p.ctx, assay_compare(&p.ctx, p.golden, p.candidate, p.profile, 1e-6, NULL, &reports[i]));
+        assert_ok(&p.ctx, assay_compare(&p.ctx, p.golden, p.candidate, p.profile, 1e-6, (assay_order){0}, &reports[i]));
     }
     assert_ok(&p.ctx, assay_report_html(&p.ctx, 2, reports, &text));
     xmlDoc *page = parse(text);
@@ -159,7 +159,7 @@ TEST(out_of_memory_leaves_nothing_behind)
     make_pair(&p);
     for (;; n++) {
         assay_report report = {0};
-        assert_ok(&p.ctx, assay_compare(&p.ctx, p.golden, p.candidate, p.profile, 1e-6, NULL, &report));
+        assert_ok(&p.ctx, assay_compare(&p.ctx, p.golden, p.candidate, p.profile, 1e-6, (assay_order){0}, &report));
         assay_fail_allocation(n);
         const assay_status status = assay_pictures_draw(&p.ctx, p.golden, p.candidate, p.profile, &report);
         assay_fail_allocation(-1);
@@ -197,7 +197,7 @@ TEST(no_page_has_holes)
     char *page = NULL, *text = NULL;
     int64_t n = 0;
     make_pair(&p);
-    assert_ok(&p.ctx, assay_compare(&p.ctx, p.golden, p.candidate, p.profile, 1e-6, NULL, &report));
+    assert_ok(&p.ctx, assay_compare(&p.ctx, p.golden, p.candidate, p.profile, 1e-6, (assay_order){0}, &report));
     assert_ok(&p.ctx, assay_pictures_draw(&p.ctx, p.golden, p.candidate, p.profile, &report));
     for (;; n++) {
         assay_fail_allocation(n);
@@ -249,7 +249,7 @@ TEST(cells_of_all_sizes)
         tensors[0].numbers = zeros;
         assert_ok(&ctx, assay_fixture_of_memory(&ctx, "golden", 2, tensors, &golden));
         const assay_profile *profile = assay_profile_by_name("f64");
-        assert_ok(&ctx, assay_compare(&ctx, golden, candidate, profile, 1e-6, NULL, &report));
+        assert_ok(&ctx, assay_compare(&ctx, golden, candidate, profile, 1e-6, (assay_order){0}, &report));
         assert_ok(&ctx, assay_pictures_draw(&ctx, golden, candidate, profile, &report));
         assert_int_equal(report.pictures[0]->counted, count);
         for (int64_t cell = 0; cell < down * across; cell++) {
@@ -288,7 +288,7 @@ TEST(pictures_are_limited)
     }
     assert_ok(&ctx, assay_fixture_of_memory(&ctx, "golden", 2 * TENSORS, tensors, &golden));
     const assay_profile *profile = assay_profile_by_name("f64");
-    assert_ok(&ctx, assay_compare(&ctx, golden, candidate, profile, 1e-6, NULL, &report));
+    assert_ok(&ctx, assay_compare(&ctx, golden, candidate, profile, 1e-6, (assay_order){0}, &report));
     assert_ok(&ctx, assay_pictures_draw(&ctx, golden, candidate, profile, &report));
     assert_int_equal(report.count, TENSORS);
     for (int i = 0; i < TENSORS; i++) drawn += report.pictures[i] != NULL;

@@ -4,7 +4,6 @@
 #include <cjson/cJSON.h>
 
 #include "harness/commands/command.h"
-#include "harness/operations/paths.h"
 
 static bool has_tag(const assay_case *c, const char *tag)
 {
@@ -22,7 +21,7 @@ static assay_status main_shape(assay_context *ctx, const assay_case *c, char *te
     RETURN_IF(status != ASSAY_OK, status);
     snprintf(text, size, "?");
     for (int i = 0; i < list.count; i++) {
-        if (assay_path_in(list.entries[i].spec.path, "inputs")) {
+        if (list.entries[i].spec.role == ASSAY_ROLE_INPUT) {
             char shape[96];
             assay_shape_text(&list.entries[i].spec.shape, shape, sizeof shape);
             snprintf(text, size, "%s %s", list.entries[i].spec.path + strlen("inputs/"), shape);

@@ -230,26 +230,22 @@ cleanup:
     return status;
 }
 
-static assay_status explain(assay_context *ctx, assay_fixture_reader *golden, assay_fixture_reader *candidate,
+static assay_status explain(assay_context *ctx, assay_golden *golden, assay_fixture_reader *candidate,
                             const assay_profile *profile, bool quiet, assay_report *report)
 {
     assay_status status;
-    assay_case *cases = NULL;
-    assay_plan plan = {0};
     assay_results results = {0};
     search s = {.plain = report, .before = residual_of(report)};
-    int count = 0;
-    const char *yaml = assay_fixture_text(golden, "case_yaml");
-    if (yaml == NULL) return assay_fail(ctx, ASSAY_BAD_INPUT, "the golden has no attribute case_yaml");
-    TRY(assay_cases_parse_stored(ctx, "the golden's case", yaml, strlen(yaml), &cases, &count));
-    TRY(assay_plan_make_with(ctx, &plan, &cases[0], golden, profile));
-    if (is_too_large(&plan)) {
+    const assay_plan *plan = &golden->plan;
+    TRY(assay_golden_plan(ctx, golden, profile));
+    TRY(assay_plan_require_memory(ctx, plan));
+    if (is_too_large(plan)) {
         snprintf(report->explanation, sizeof report->explanation,
                  "not tried, the case is too large: a smaller one tells, or the files of assay certify --write");
         goto cleanup;
     }
-    ctx->threads = assay_plan_threads(ctx, &plan);
-    TRY(assay_results_load(ctx, &results, &plan, golden));
+    ctx->threads = assay_plan_threads(ctx, plan);
+    TRY(assay_results_load(ctx, &results, plan, golden->reader));
     s.trial = (assay_trial){.golden = &results, .profile = profile, .false_alarm = report->false_alarm};
     TRY(assay_given_results_load(ctx, &results, candidate, &s.given));
     TRY(search_all(ctx, &s, quiet));
@@ -258,12 +254,10 @@ cleanup:
     free(s.held);
     assay_given_results_free(&s.given);
     assay_results_free(&results);
-    assay_plan_free(&plan);
-    assay_cases_free(cases, count);
     return status;
 }
 
-assay_status assay_explain(assay_context *ctx, assay_fixture_reader *golden, assay_fixture_reader *candidate,
+assay_status assay_explain(assay_context *ctx, assay_golden *golden, assay_fixture_reader *candidate,
                            const assay_profile *profile, bool quiet, assay_report *report)
 {
     if (report->verdict != ASSAY_FAIL || !is_worth_it(report)) return ASSAY_OK;

@@ -39,9 +39,9 @@ static assay_status describe(assay_context *ctx, const assay_case *c, assay_tens
     TRY(describe_tensor(ctx, c, list, "inputs/key", 1.0, qk));
     TRY(describe_tensor(ctx, c, list, "inputs/value", 1.0, v));
     TRY(assay_describe_segments(ctx, list, c));
+    TRY(assay_describe_output(ctx, list, c, "lse", &one, (assay_dims){"BNS", {batch, heads, sequence}}));
     TRY(assay_describe_output(ctx, list, c, "attention_out", &one, v));
     if (assay_has_padding(c)) list->entries[list->count - 1].unused_row_axes = 2;
-    TRY(assay_describe_output(ctx, list, c, "lse", &one, (assay_dims){"BNS", {batch, heads, sequence}}));
 cleanup:
     return status;
 }

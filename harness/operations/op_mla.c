@@ -25,14 +25,16 @@ assay_status assay_describe_mla_weights(const assay_describer *d, const assay_ml
     if (q_rank > 0) {
         TRY(assay_describe_weight(d, "wq_a/kernel", assay_fill_fan_in(dim), (assay_dims){"DL", {dim, q_rank}}));
         TRY(assay_describe_weight(d, "q_norm/scale", scale, (assay_dims){"L", {q_rank}}));
+    }
+    TRY(assay_describe_weight(d, "wkv_a/kernel", assay_fill_fan_in(dim),
+                              (assay_dims){"Dw", {dim, kv_rank + config->rope.dim}}));
+    TRY(assay_describe_weight(d, "kv_norm/scale", scale, (assay_dims){"l", {kv_rank}}));
+    if (q_rank > 0) {
         TRY(assay_describe_weight(d, "wq_b/kernel", assay_fill_fan_in(q_rank),
                                   (assay_dims){"LNq", {q_rank, heads, qk}}));
     } else {
         TRY(assay_describe_weight(d, "query/kernel", assay_fill_fan_in(dim), (assay_dims){"DNq", {dim, heads, qk}}));
     }
-    TRY(assay_describe_weight(d, "wkv_a/kernel", assay_fill_fan_in(dim),
-                              (assay_dims){"Dw", {dim, kv_rank + config->rope.dim}}));
-    TRY(assay_describe_weight(d, "kv_norm/scale", scale, (assay_dims){"l", {kv_rank}}));
     TRY(assay_describe_weight(d, "wkv_b/kernel", assay_fill_fan_in(kv_rank),
                               (assay_dims){"lNu", {kv_rank, heads, kv}}));
     TRY(assay_describe_weight(d, "out/kernel", assay_fill_fan_in(heads * value),
@@ -60,10 +62,11 @@ assay_status assay_describe_mla_checkpoints(const assay_describer *d, const assa
     };
     for (int tensor = 0; tensor < ASSAY_MLA_TENSORS; tensor++) {
         if (assay_mla_tensor_count(config, (assay_mla_tensor)tensor) == 0) continue;
+        if (tensor == ASSAY_MLA_ATTENTION_OUT) {
+            TRY(assay_describe_result(d, "checkpoints", "lse", ASSAY_FLOAT64,
+                                      (assay_dims){"BNS", {batch, heads, sequence}}));
+        }
         TRY(assay_describe_result(d, "checkpoints", assay_mla_tensor_names[tensor], ASSAY_FLOAT64, dims[tensor]));
-        if (tensor != ASSAY_MLA_ATTENTION_OUT) continue;
-        TRY(assay_describe_result(d, "checkpoints", "lse", ASSAY_FLOAT64,
-                                  (assay_dims){"BNS", {batch, heads, sequence}}));
     }
 cleanup:
     return status;
@@ -81,8 +84,8 @@ static assay_status describe(assay_context *ctx, const assay_case *c, assay_tens
     TRY(assay_describe_positions(ctx, list, c));
     TRY(assay_describe_segments(ctx, list, c));
     TRY(assay_describe_mla_weights(&d, &config));
-    TRY(assay_describe_output(ctx, list, c, "y", &one, x));
     TRY(assay_describe_mla_checkpoints(&d, &config));
+    TRY(assay_describe_output(ctx, list, c, "y", &one, x));
 cleanup:
     return status;
 }

@@ -28,12 +28,12 @@ assay_status assay_describe_mlp_weights(const assay_describer *d, const assay_ga
         TRY(assay_describe_weight(d, "wi_0/kernel", assay_fill_fan_in(dim), up));
         TRY(assay_describe_weight(d, "wi_1/kernel", assay_fill_fan_in(dim), up));
     }
-    TRY(assay_describe_weight(d, "wo/kernel", assay_fill_fan_in(hidden), (assay_dims){"FD", {hidden, dim}}));
     if (d->c->config.mlp_bias) {
         TRY(assay_describe_weight(d, "wi_0/bias", bias_fill, bias));
         TRY(assay_describe_weight(d, "wi_1/bias", bias_fill, bias));
-        TRY(assay_describe_weight(d, "wo/bias", bias_fill, (assay_dims){"D", {dim}}));
     }
+    TRY(assay_describe_weight(d, "wo/kernel", assay_fill_fan_in(hidden), (assay_dims){"FD", {hidden, dim}}));
+    if (d->c->config.mlp_bias) TRY(assay_describe_weight(d, "wo/bias", bias_fill, (assay_dims){"D", {dim}}));
 cleanup:
     return status;
 }
@@ -66,8 +66,8 @@ static assay_status describe(assay_context *ctx, const assay_case *c, assay_tens
     TRY(assay_mlp_config_of(ctx, c, &config));
     TRY(assay_describe_variable(ctx, list, c, "inputs/x", one, x));
     TRY(assay_describe_mlp_weights(&d, &config));
-    TRY(assay_describe_output(ctx, list, c, "y", &one, x));
     TRY(assay_describe_mlp_checkpoints(&d, &config));
+    TRY(assay_describe_output(ctx, list, c, "y", &one, x));
 cleanup:
     return status;
 }

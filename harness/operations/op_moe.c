@@ -59,10 +59,12 @@ static assay_status describe_experts(const assay_describer *d, const assay_moe_c
         TRY(assay_describe_weight(d, "wi_0", assay_fill_fan_in(dim), up));
         TRY(assay_describe_weight(d, "wi_1", assay_fill_fan_in(dim), up));
     }
-    TRY(assay_describe_weight(d, "wo", assay_fill_fan_in(hidden), (assay_dims){"EHD", {experts, hidden, dim}}));
     if (d->c->config.mlp_bias) {
         TRY(assay_describe_weight(d, "wi_0_bias", bias_fill, bias));
         TRY(assay_describe_weight(d, "wi_1_bias", bias_fill, bias));
+    }
+    TRY(assay_describe_weight(d, "wo", assay_fill_fan_in(hidden), (assay_dims){"EHD", {experts, hidden, dim}}));
+    if (d->c->config.mlp_bias) {
         TRY(assay_describe_weight(d, "wo_bias", bias_fill, (assay_dims){"ED", {experts, dim}}));
     }
     if (config->shared_mlp_dim > 0) {
@@ -176,6 +178,7 @@ assay_status assay_describe_moe_routing(const assay_describer *d, const assay_mo
     TRY(assay_describe_result(d, "routing", "weights", ASSAY_FLOAT64, chosen));
     TRY(assay_describe_result(d, "routing", "margin", ASSAY_FLOAT64, (assay_dims){"BS", {r->batch, r->sequence}}));
     TRY(assay_describe_result(d, "routing", "group_sizes", ASSAY_INT32, (assay_dims){"E", {r->num_experts}}));
+    TRY(assay_describe_balance(d, config, sharding));
     TRY(assay_describe_result(d, "routing", "sorted_selected_experts", ASSAY_INT32, copies));
     if (config->path == ASSAY_MOE_DROPPING) {
         int64_t capacity = assay_expert_capacity(r, config->capacity_factor);
@@ -203,10 +206,9 @@ static assay_status describe(assay_context *ctx, const assay_case *c, assay_tens
                            (assay_dims){"BS", {c->batch, c->sequence}}));
     }
     TRY(assay_describe_moe_weights(&d, &config));
-    TRY(assay_describe_output(ctx, list, c, "y", &one, x));
-    TRY(assay_describe_balance(&d, &config, &both.sharding));
-    TRY(assay_describe_moe_checkpoints(&d, &config, &both.sharding));
     TRY(assay_describe_moe_routing(&d, &config, &both.sharding));
+    TRY(assay_describe_moe_checkpoints(&d, &config, &both.sharding));
+    TRY(assay_describe_output(ctx, list, c, "y", &one, x));
 cleanup:
     return status;
 }

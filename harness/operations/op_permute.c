@@ -56,9 +56,9 @@ static assay_status describe_permute(assay_context *ctx, const assay_case *c, as
     TRY(assay_describe_variable(ctx, list, c, "inputs/x", one, (assay_dims){"TD", {d.tokens, d.emb_dim}}));
     TRY(assay_describe(ctx, list, "inputs/selected_experts", ASSAY_INT32, &experts,
                        (assay_dims){"TK", {d.tokens, d.experts_per_token}}));
-    TRY(assay_describe_output(ctx, list, c, "sorted_inputs", &one, (assay_dims){"rD", {copies, d.emb_dim}}));
-    TRY(assay_describe(ctx, list, "outputs/sorted_selected_experts", ASSAY_INT32, NULL, (assay_dims){"r", {copies}}));
     TRY(assay_describe(ctx, list, "outputs/group_sizes", ASSAY_INT32, NULL, (assay_dims){"E", {d.experts}}));
+    TRY(assay_describe(ctx, list, "outputs/sorted_selected_experts", ASSAY_INT32, NULL, (assay_dims){"r", {copies}}));
+    TRY(assay_describe_output(ctx, list, c, "sorted_inputs", &one, (assay_dims){"rD", {copies, d.emb_dim}}));
 cleanup:
     return status;
 }

@@ -47,15 +47,18 @@ assay_status assay_describe_sharded_routing(const assay_describer *d, const assa
     TRY(assay_describe_result(d, "routing", "weights", ASSAY_FLOAT64, chosen));
     TRY(assay_describe_result(d, "routing", "margin", ASSAY_FLOAT64, (assay_dims){"BS", {r->batch, r->sequence}}));
     TRY(describe_integers(d, &s, "group_sizes", "E", r->num_experts, 0));
+    TRY(assay_describe_balance(d, config, sharding));
     TRY(describe_integers(d, &s, "sorted_selected_experts", "r", s.copies, 0));
+    const bool spread = s.expert_shards > 1, exchanged = spread && !sharding->ring_of_experts;
+    if (spread) {
+        TRY(assay_describe_result(d, "routing", "expert_shard_id", ASSAY_INT32, (assay_dims){"m", {s.shards}}));
+    }
+    if (exchanged) TRY(describe_integers(d, &s, "reshaped_group_sizes", "P", s.expert_shards, 0));
+    if (exchanged && s.batch_sharded) {
+        TRY(describe_integers(d, &s, "all_shards_group_sizes", "PP", s.expert_shards, s.expert_shards));
+    }
     TRY(describe_integers(d, &s, "local_group_sizes", "e", s.local_experts, 0));
-    if (s.expert_shards == 1) return ASSAY_OK;
-    TRY(assay_describe_result(d, "routing", "expert_shard_id", ASSAY_INT32, (assay_dims){"m", {s.shards}}));
-    if (sharding->ring_of_experts) return ASSAY_OK;
-    TRY(describe_integers(d, &s, "local_sorted_indices", "b", s.buffer, 0));
-    TRY(describe_integers(d, &s, "reshaped_group_sizes", "P", s.expert_shards, 0));
-    if (!s.batch_sharded) return ASSAY_OK;
-    TRY(describe_integers(d, &s, "all_shards_group_sizes", "PP", s.expert_shards, s.expert_shards));
+    if (exchanged) TRY(describe_integers(d, &s, "local_sorted_indices", "b", s.buffer, 0));
 cleanup:
     return status;
 }

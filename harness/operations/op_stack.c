@@ -67,16 +67,16 @@ static assay_status describe_batch_split_results(const assay_describer *d, const
     const assay_dims rows = {"mjrH", {s.shards, factor, s.copies, config->moe.moe_mlp_dim}};
     const assay_dims sizes = {"mje", {s.shards, factor, s.local_experts}};
     TRY(assay_describe_result(d, "checkpoints", "decoder_layer_input", ASSAY_FLOAT64, x));
+    TRY(assay_describe_result(d, "checkpoints", "lse", ASSAY_FLOAT64, (assay_dims){"BNS", {batch, heads, sequence}}));
     TRY(assay_describe_result(d, "checkpoints", "attention_out", ASSAY_FLOAT64,
                               (assay_dims){"BSNv", {batch, sequence, heads, mla->v_head_dim}}));
-    TRY(assay_describe_result(d, "checkpoints", "lse", ASSAY_FLOAT64, (assay_dims){"BNS", {batch, heads, sequence}}));
     TRY(assay_describe_result(d, "checkpoints", "mla_out", ASSAY_FLOAT64, x));
-    TRY(assay_describe_result(d, "checkpoints", "moe_mlpwi_0", ASSAY_FLOAT64, rows));
-    TRY(assay_describe_result(d, "checkpoints", "moe_mlpwi_1", ASSAY_FLOAT64, rows));
     TRY(assay_describe_result(d, "routing", "selected_experts", ASSAY_INT32, chosen));
     TRY(assay_describe_result(d, "routing", "weights", ASSAY_FLOAT64, chosen));
     TRY(assay_describe_result(d, "routing", "margin", ASSAY_FLOAT64, (assay_dims){"BS", {batch, sequence}}));
     TRY(assay_describe_result(d, "routing", "group_sizes", ASSAY_INT32, sizes));
+    TRY(assay_describe_result(d, "checkpoints", "moe_mlpwi_0", ASSAY_FLOAT64, rows));
+    TRY(assay_describe_result(d, "checkpoints", "moe_mlpwi_1", ASSAY_FLOAT64, rows));
 cleanup:
     return status;
 }
@@ -101,8 +101,8 @@ static assay_status describe_results(const assay_describer *d, const assay_stack
     if (is_dense(config, layer)) {
         TRY(assay_describe_mlp_checkpoints(d, &config->mlp));
     } else {
-        TRY(assay_describe_moe_checkpoints(d, &config->moe, &config->sharding));
         TRY(assay_describe_moe_routing(d, &config->moe, &config->sharding));
+        TRY(assay_describe_moe_checkpoints(d, &config->moe, &config->sharding));
     }
 cleanup:
     return status;
@@ -120,26 +120,16 @@ static assay_status describe(assay_context *ctx, const assay_case *c, assay_tens
     TRY(assay_describe_variable(ctx, list, c, "inputs/x", one, x));
     TRY(assay_describe_positions(ctx, list, c));
     TRY(assay_describe_segments(ctx, list, c));
+    /* without backward nothing is kept */
+    const bool backward = c->gradients.count > 0 && strcmp(c->gradients.items[0], "none") != 0;
+    if (config.batch_split_factor > 0) TRY(describe_schedule(&d, &config, backward));
     for (int64_t layer = 0; layer < config.layers; layer++) {
         const layer_prefix prefix = prefix_of(&config, layer);
         d.layer = prefix.text;
         TRY(describe_weights(d, &config, layer));
-    }
-    TRY(assay_describe_output(ctx, list, c, "y", &one, x));
-    for (int64_t layer = 0; layer < config.layers; layer++) {
-        const layer_prefix prefix = prefix_of(&config, layer);
-        d.layer = prefix.text;
-        if (!is_dense(&config, layer) && config.batch_split_factor == 0)
-            TRY(assay_describe_balance(&d, &config.moe, &config.sharding));
-    }
-    for (int64_t layer = 0; layer < config.layers; layer++) {
-        const layer_prefix prefix = prefix_of(&config, layer);
-        d.layer = prefix.text;
         TRY(describe_results(&d, &config, layer));
     }
-    /* without backward nothing is kept */
-    const bool backward = c->gradients.count > 0 && strcmp(c->gradients.items[0], "none") != 0;
-    if (config.batch_split_factor > 0) TRY(describe_schedule(&d, &config, backward));
+    TRY(assay_describe_output(ctx, list, c, "y", &one, x));
     for (int i = 0; backward && i < 3; i++)
         TRY(assay_describe(ctx, list, report[i], ASSAY_FLOAT64, NULL, (assay_dims){"", {0}}));
 cleanup:

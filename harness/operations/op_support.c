@@ -36,7 +36,7 @@ assay_status assay_describe(assay_context *ctx, assay_tensor_list *list, const c
     int rank = (int)strlen(dims.labels);
     assay_status status = assay_checked_count(ctx, path, rank, dims.dims, &count);
     RETURN_IF(status != ASSAY_OK, status);
-    snprintf(entry->spec.path, sizeof entry->spec.path, "%s", path);
+    assay_tensor_call(&entry->spec, path);
     entry->spec.type = type;
     entry->spec.shape.rank = rank;
     for (int axis = 0; axis < rank; axis++) {
@@ -68,7 +68,7 @@ assay_status assay_describe_variable(assay_context *ctx, assay_tensor_list *list
 {
     char gradient[ASSAY_PATH_SIZE];
     assay_status status;
-    snprintf(gradient, sizeof gradient, "gradients/%s", path);
+    assay_gradient_path(path, gradient);
     TRY(assay_describe(ctx, list, path, c->dtype, &fill, dims));
     TRY(assay_describe(ctx, list, gradient, ASSAY_FLOAT64, NULL, dims));
 cleanup:
@@ -259,7 +259,7 @@ assay_status assay_write_scale(assay_context *ctx, const assay_sink *out, const 
     char scale[ASSAY_PATH_SIZE];
     double deviation[CHUNK];
     assay_status status = ASSAY_OK;
-    snprintf(scale, sizeof scale, "error_scale/%s/%s", precision->name, path);
+    assay_path_at(ASSAY_ROLE_ERROR_SCALE, precision->name, path, scale);
     if (!assay_wants(out, scale)) return ASSAY_OK;
     for (int64_t first = 0; first < count; first += CHUNK) {
         int64_t n = count - first < CHUNK ? count - first : CHUNK;

@@ -56,9 +56,9 @@ assay_status assay_describe_mla_checkpoints(const assay_describer *d, const assa
 assay_status assay_describe_moe_weights(const assay_describer *d, const assay_moe_config *config);
 assay_status assay_describe_moe_checkpoints(const assay_describer *d, const assay_moe_config *config,
                                             const assay_sharding *sharding);
+/* With outputs/LAYER lb_loss and bias_updates where they are on, which come of the choice. */
 assay_status assay_describe_moe_routing(const assay_describer *d, const assay_moe_config *config,
                                         const assay_sharding *sharding);
-/* outputs/LAYER lb_loss and bias_updates, where they are on. */
 assay_status assay_describe_balance(const assay_describer *d, const assay_moe_config *config,
                                     const assay_sharding *sharding);
 /* Of a block over a mesh: routing/, and the checkpoints that are rows of the routed experts. */

@@ -15,7 +15,8 @@ typedef struct assay_tensor_entry {
     int32_t least, most;    /* of whole numbers: what is outside is refused when it is read; 0, 0: anything goes */
 } assay_tensor_entry;
 
-/* Every tensor that an operation could read or give for a case, in the order in which a fixture lists them. */
+/* Every tensor that an operation could read or give for a case, in the order of the data flow: what stands first is
+ * computed first, gradients from the output back. */
 typedef struct assay_tensor_list {
     assay_tensor_entry *entries;
     int count;
@@ -41,8 +42,9 @@ typedef struct assay_operation {
     unsigned parts;      /* ASSAY_PART_...: what of a model changes its numbers */
     /* Refuses configurations that this operation cannot have; says which keys and what was expected. */
     assay_status (*check)(assay_context *ctx, const assay_case *c);
-    /* Appends the operation's tensors. Inputs, weights and cotangents have the case's type, results float64, indices
-     * int32. */
+    /* Appends the operation's tensors: inputs, then weights and results in the order in which they are used and
+     * computed; a gradient beside what it is of. Inputs, weights and cotangents have the case's type, results float64,
+     * indices int32. */
     assay_status (*describe)(assay_context *ctx, const assay_case *c, assay_tensor_list *list);
     /* Evaluates; tensors and results by the paths of describe, error scales as error_scale/NAME/<path>. */
     assay_status (*run)(assay_context *ctx, const assay_case *c, const assay_source *in, const assay_sink *out,

@@ -4,7 +4,6 @@
 
 #include "harness/certify/certificate.h"
 #include "harness/operations/op_support.h"
-#include "harness/operations/paths.h"
 #include "harness/plan/inputs.h"
 #include "harness/tests/harness_test.h"
 
@@ -167,10 +166,10 @@ TEST(wrong_results_are_not)
         problem p;
         spec_certificates found = {0};
         char set[ASSAY_PATH_SIZE + 16] = "gradients=none";
-        const bool gradient = assay_path_in(table[i].path, "gradients");
+        const bool gradient = assay_role_of(table[i].path) == ASSAY_ROLE_GRADIENT;
         const int64_t budget = gradient ? 2 : 0;
         if (gradient) snprintf(set, sizeof set, "gradients=[%s]", table[i].path + strlen("gradients/"));
-        if (assay_path_in(table[i].path, "checkpoints")) snprintf(set, sizeof set, "checkpoints=all");
+        if (assay_role_of(table[i].path) == ASSAY_ROLE_CHECKPOINT) snprintf(set, sizeof set, "checkpoints=all");
         problem_start(&p, table[i].name, set);
         plant(&p,
               &(tampering){
@@ -416,9 +415,9 @@ TEST(nothing_is_written_without)
     assert_ok(&p.ctx, assay_fixture_open(&p.ctx, folder->file, &reader));
     const int count = assay_fixture_texts(reader, "expects", &expects);
     assert_true(count > 0);
-    for (int i = 0; i < count; i++) assert_false(assay_path_in(expects[i], "certificate"));
+    for (int i = 0; i < count; i++) assert_false(assay_role_of(expects[i]) == ASSAY_ROLE_CERTIFICATE);
     for (int i = 0; i < assay_fixture_count(reader); i++) {
-        assert_true(assay_path_is_given(assay_fixture_spec(reader, i)->path));
+        assert_true(assay_role_is_given(assay_fixture_spec(reader, i)->role));
     }
     assay_fixture_close(reader);
     problem_end(&p);

@@ -3,7 +3,6 @@
 #include <math.h>
 
 #include "harness/certify/certificate.h"
-#include "harness/operations/paths.h"
 #include "harness/plan/inputs.h"
 #include "harness/tests/harness_test.h"
 
@@ -91,8 +90,8 @@ static void check(subject *s, const spec_certificates *found, bool gradients)
     int expected = 0;
     for (int i = 0; i < s->plan.spec_count; i++) {
         const char *path = s->plan.specs[i].path;
-        const bool gradient = assay_path_in(path, "gradients");
-        if (!assay_path_is_result(path) || (gradient && !gradients)) continue;
+        const bool gradient = assay_role_of(path) == ASSAY_ROLE_GRADIENT;
+        if (!assay_role_is_result(assay_role_of(path)) || (gradient && !gradients)) continue;
         const spec_certificate *c = certificate_at(found, path);
         if (c == NULL) fail_msg("%s: no certificate of %s", name, path);
         const bool margin = strlen(path) > 6 && strcmp(path + strlen(path) - 6, "margin") == 0;
@@ -321,7 +320,7 @@ static bool is_certified(subject *s, const spec_tensor *tensor)
     assay_spec_config config;
     spec_certificates found = {0};
     assert_ok(&s->ctx, s->plan.operation->spec_config(&s->ctx, s->plan.c, &config));
-    assert_ok(&s->ctx, assay_path_in(tensor->path, "gradients")
+    assert_ok(&s->ctx, assay_role_of(tensor->path) == ASSAY_ROLE_GRADIENT
                            ? spec_certify_gradients(&s->ctx, operation, &config, &s->evidence.in, &one, &budget, &found)
                            : spec_certify_outputs(&s->ctx, operation, &config, &s->evidence.in, &one, &found));
     const bool certified = assay_certificates_check(&s->ctx, &found) == ASSAY_OK;
@@ -353,7 +352,7 @@ TEST(at_a_given_choice)
         for (int j = 0; j < s.evidence.results.count; j++) {
             const spec_tensor *tensor = &s.evidence.results.items[j];
             if (assay_path_is_choice(tensor->path)) assert_int_equal(tensor->indices[c->config.num_experts_per_tok], 1);
-            if (!assay_path_is_result(tensor->path) || assay_path_is_choice(tensor->path)) continue;
+            if (!assay_role_is_result(assay_role_of(tensor->path)) || assay_path_is_choice(tensor->path)) continue;
             if (!is_certified(&s, tensor)) fail_msg("%s: %s: %s", c->name, tensor->path, s.ctx.message);
         }
         subject_end(&s);
@@ -420,7 +419,7 @@ TEST(what_is_altered_is_not_certified)
         subject_start(&s, c, false);
         for (int j = 0; j < s.evidence.results.count; j++) {
             const spec_tensor *tensor = &s.evidence.results.items[j];
-            if (!assay_path_is_result(tensor->path) || assay_path_is_choice(tensor->path)) continue;
+            if (!assay_role_is_result(assay_role_of(tensor->path)) || assay_path_is_choice(tensor->path)) continue;
             altered += (tensor->indices != NULL ? tampered_indices : tampered_numbers)(&s, tensor) > 0;
         }
         if (altered < table[i].results) fail_msg("%s: only %d results were altered", table[i].name, altered);

@@ -4,8 +4,6 @@
 #include <unistd.h>
 
 #include "compare/compare.h"
-#include "harness/operations/data_flow.h"
-#include "harness/operations/paths.h"
 #include "harness/plan/golden_read.h"
 #include "harness/power/power_test.h"
 #include "harness/tests/harness_test.h"
@@ -181,8 +179,8 @@ TEST(wide_scales_are_vacuous)
     start(&f, "mla/small", NULL, false);
     for (int i = 0; i < f.plan.spec_count; i++) {
         assay_kept *kept = &f.results.items[i];
-        if (!assay_path_in(kept->spec->path, "error_scale/f32") && !assay_path_in(kept->spec->path, "null/f32"))
-            continue;
+        if (kept->spec->role != ASSAY_ROLE_ERROR_SCALE && kept->spec->role != ASSAY_ROLE_NULL) continue;
+        if (strstr(kept->spec->path, "/f32/") == NULL) continue;
         for (int64_t k = 0; k < kept->count; k++) kept->values[k] = 1e6;
     }
     assay_discrimination found = discriminate(&f, "f32");
@@ -201,7 +199,7 @@ static void write_candidate(fixture *f, double factor)
     for (int i = 0; i < f->plan.spec_count; i++) {
         const assay_kept *kept = &f->results.items[i];
         assay_tensor_spec spec = *kept->spec;
-        if (!assay_path_in(spec.path, "outputs") && !assay_path_in(spec.path, "gradients")) continue;
+        if (spec.role != ASSAY_ROLE_OUTPUT && spec.role != ASSAY_ROLE_GRADIENT) continue;
         double *values = calloc((size_t)kept->count + 1, sizeof *values);
         assert_non_null(values);
         for (int64_t k = 0; k < kept->count; k++) values[k] = kept->values[k] * factor;
@@ -219,7 +217,7 @@ static assay_report compare(fixture *f, const char *file, const char *profile)
     assay_fixture_reader *candidate = NULL;
     assert_ok(&f->ctx, assay_fixture_open(&f->ctx, file, &candidate));
     assert_ok(&f->ctx, assay_compare(&f->ctx, f->reader, candidate, assay_profile_by_name(profile), 1e-6,
-                                     assay_data_flow_rank, &report));
+                                     assay_plan_order(&f->plan), &report));
     assay_fixture_close(candidate);
     return report;
 }

@@ -463,8 +463,8 @@ static void test_memory_is_foreseen(void **state)
     trial *t = *state;
     assay_tensor_spec specs[3];
     for (int i = 0; i < 3; i++) specs[i] = t->plan.list.entries[5].spec;
-    snprintf(specs[1].path, sizeof specs[1].path, "error_scale/bf16/outputs/y");
-    snprintf(specs[2].path, sizeof specs[2].path, "error_scale/f32/outputs/y");
+    assay_tensor_call(&specs[1], "error_scale/bf16/outputs/y");
+    assay_tensor_call(&specs[2], "error_scale/f32/outputs/y");
     t->plan.specs = specs;
     t->plan.spec_count = 3;
     /* golden values, errors of 16 members, squares of the largest tensor */
@@ -484,8 +484,8 @@ static bool left_out(trial *t, int64_t rows, int precisions, char reason[ASSAY_R
         specs[i] = t->plan.list.entries[5].spec;
         specs[i].shape = assay_shape_of(2, rows, (int64_t)HIDDEN);
     }
-    snprintf(specs[1].path, sizeof specs[1].path, "error_scale/bf16/outputs/y");
-    snprintf(specs[2].path, sizeof specs[2].path, "null/bf16/outputs/y");
+    assay_tensor_call(&specs[1], "error_scale/bf16/outputs/y");
+    assay_tensor_call(&specs[2], "null/bf16/outputs/y");
     t->plan.specs = specs;
     t->plan.spec_count = 3;
     t->plan.precision_count = precisions;

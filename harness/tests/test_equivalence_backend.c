@@ -8,7 +8,6 @@
 #include "compare/profile.h"
 #include "harness/backends/backend_files.h"
 #include "harness/equivalences/equivalence_backend.h"
-#include "harness/operations/paths.h"
 #include "harness/tests/harness_test.h"
 
 static const char mlp[] =
@@ -27,7 +26,7 @@ typedef struct fixture {
 
 static bool is_given(const char *path)
 {
-    return assay_path_is_given(path);
+    return assay_role_is_given(assay_role_of(path));
 }
 
 /* The results of a golden alone; `wrong`, or NULL, is off by a tenth of its largest number in one place. */

@@ -3,7 +3,6 @@
 #include <math.h>
 
 #include "harness/golden/golden_finite.h"
-#include "harness/operations/paths.h"
 #include "harness/plan/golden_read.h"
 #include "harness/tests/harness_test.h"
 
@@ -36,7 +35,7 @@ static void check_numbers(assay_context *ctx, assay_fixture_reader *reader, cons
 {
     int64_t count = 0;
     double *values = read_all(ctx, reader, path, &count);
-    bool scale = assay_path_in(path, "error_scale"), margin = strcmp(path, "routing/margin") == 0;
+    bool scale = assay_role_of(path) == ASSAY_ROLE_ERROR_SCALE, margin = strcmp(path, "routing/margin") == 0;
     for (int64_t i = 0; i < count; i++) {
         bool good = margin ? values[i] >= 0 : isfinite(values[i]) && (!scale || values[i] >= 0);
         if (!good) fail_msg("%s[%lld] is %g", path, (long long)i, values[i]);
@@ -59,7 +58,7 @@ static void check_golden(assay_context *ctx, const assay_case *c, const char *pa
         assert_non_null(found);
         assert_true(assay_shape_equal(&found->shape, &plan.specs[i].shape));
         assert_int_equal(found->type, plan.specs[i].type);
-        if (!assay_path_is_given(plan.specs[i].path)) check_numbers(ctx, reader, plan.specs[i].path);
+        if (!assay_role_is_given(plan.specs[i].role)) check_numbers(ctx, reader, plan.specs[i].path);
     }
     assert_ok(ctx, assay_fixture_check_digests(ctx, reader));
     assert_ok(ctx, assay_golden_recompute(ctx, &plan, reader, true));
@@ -138,12 +137,10 @@ TEST(a_team_gives_the_same_bytes)
     }
 }
 
-static int count_below(assay_fixture_reader *reader, const char *folder)
+static int count_of(assay_fixture_reader *reader, assay_tensor_role role)
 {
     int count = 0;
-    for (int i = 0; i < assay_fixture_count(reader); i++) {
-        count += assay_path_in(assay_fixture_spec(reader, i)->path, folder);
-    }
+    for (int i = 0; i < assay_fixture_count(reader); i++) count += assay_fixture_spec(reader, i)->role == role;
     return count;
 }
 
@@ -170,8 +167,8 @@ TEST(gradients_and_checkpoints_are_chosen)
         assert_ok(&ctx, try_golden(&ctx, c, folder->file, NULL));
         check_golden(&ctx, c, folder->file);
         assert_ok(&ctx, assay_fixture_open(&ctx, folder->file, &reader));
-        assert_int_equal(count_below(reader, "gradients"), table[i].gradients);
-        assert_int_equal(count_below(reader, "checkpoints"), table[i].checkpoints);
+        assert_int_equal(count_of(reader, ASSAY_ROLE_GRADIENT), table[i].gradients);
+        assert_int_equal(count_of(reader, ASSAY_ROLE_CHECKPOINT), table[i].checkpoints);
         assay_fixture_close(reader);
         assay_cases_free(c, 1);
     }
@@ -312,14 +309,14 @@ TEST(goldens_say_what_was_left_out)
     assert_ok(&ctx, assay_golden_write(&ctx, &plan, folder->file, NULL, true));
     assert_ok(&ctx, assay_fixture_open(&ctx, folder->file, &reader));
     assert_string_equal(assay_fixture_text(reader, "null_left_out"), "for a test");
-    assert_false(assay_fixture_has_folder(reader, "null"));
+    assert_false(assay_fixture_has(reader, ASSAY_ROLE_NULL));
     assert_int_equal(assay_fixture_count(reader), plan.spec_count);
     assert_ok(&ctx, assay_golden_recompute(&ctx, &plan, reader, true));
     assay_fixture_close(reader);
     assert_ok(&ctx, assay_golden_write(&ctx, &whole, folder->file, NULL, true));
     assert_ok(&ctx, assay_fixture_open(&ctx, folder->file, &reader));
     assert_null(assay_fixture_text(reader, "null_left_out"));
-    assert_true(assay_fixture_has_folder(reader, "null"));
+    assert_true(assay_fixture_has(reader, ASSAY_ROLE_NULL));
     assay_fixture_close(reader);
     assay_plan_free(&whole);
     assay_plan_free(&plan);
@@ -329,7 +326,7 @@ TEST(goldens_say_what_was_left_out)
 static int null_count(const assay_plan *plan)
 {
     int count = 0;
-    for (int i = 0; i < plan->spec_count; i++) count += assay_path_in(plan->specs[i].path, "null");
+    for (int i = 0; i < plan->spec_count; i++) count += plan->specs[i].role == ASSAY_ROLE_NULL;
     return count;
 }
 

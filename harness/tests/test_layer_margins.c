@@ -3,7 +3,6 @@
 #include <math.h>
 
 #include "compare/profile.h"
-#include "harness/operations/paths.h"
 #include "harness/plan/inputs.h"
 #include "harness/tests/harness_test.h"
 #include "oracle/arithmetic/emulated.h"
@@ -23,7 +22,7 @@ typedef struct decisions {
 static bool ends_with(const char *path, const char *name)
 {
     const size_t length = strlen(path), tail = strlen(name);
-    return assay_path_in(path, "routing") && length > tail && strcmp(path + length - tail, name) == 0;
+    return assay_role_of(path) == ASSAY_ROLE_ROUTING && length > tail && strcmp(path + length - tail, name) == 0;
 }
 
 static bool wants(void *self, const char *path)

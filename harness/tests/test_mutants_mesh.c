@@ -133,14 +133,14 @@ TEST(shards_add_up)
         start(&f, names[n]);
         for (int i = 0; i < f.plan.spec_count; i++) {
             assay_kept *kept = &f.changed.items[i];
-            if (assay_path_is_required(kept->spec->path)) assay_fill_nan(kept->values, kept->count);
+            if (assay_role_is_required(kept->spec->role)) assay_fill_nan(kept->values, kept->count);
         }
         const assay_trial t = {.golden = &f.golden, .profile = assay_profile_by_name("f64"), .false_alarm = 1e-6};
         assert_ok(&f.ctx, assay_mutant_evaluate(&f.ctx, &t, &none, &f.changed, &applies));
         assert_true(applies);
         for (int i = 0; i < f.plan.spec_count; i++) {
             const assay_kept *golden = &f.golden.items[i], *found = &f.changed.items[i];
-            if (!assay_path_is_required(golden->spec->path)) continue;
+            if (!assay_role_is_required(golden->spec->role)) continue;
             double most = 0;
             for (int64_t k = 0; k < golden->count; k++) most = fmax(most, fabs(golden->values[k]));
             for (int64_t k = 0; k < golden->count; k++) {

@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "compare/compare.h"
-#include "harness/operations/data_flow.h"
 #include "harness/tests/golden_trial.h"
 #include "oracle/arithmetic/emulated.h"
 #include "oracle/base/random.h"
@@ -74,7 +73,7 @@ static void compare(trial *t, const assay_profile *profile, assay_report *report
 {
     assay_fixture_reader *candidate = NULL;
     assert_ok(&t->ctx, assay_fixture_open(&t->ctx, t->candidate, &candidate));
-    assert_ok(&t->ctx, assay_compare(&t->ctx, t->golden, candidate, profile, 1e-6, assay_data_flow_rank, report));
+    assert_ok(&t->ctx, assay_compare(&t->ctx, t->golden, candidate, profile, 1e-6, assay_plan_order(&t->plan), report));
     assay_fixture_close(candidate);
 }
 

@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "harness/operations/paths.h"
 #include "harness/plan/inputs.h"
 #include "harness/routing_choice/given_choice.h"
 #include "harness/scales/ensemble.h"
@@ -22,7 +21,7 @@ typedef struct kernel_source {
 static bool kernel_has(void *self, const char *path)
 {
     const kernel_source *k = self;
-    if (k->chooses && assay_path_in(path, "routing")) return false;
+    if (k->chooses && assay_role_of(path) == ASSAY_ROLE_ROUTING) return false;
     return k->golden.has(k->golden.self, path);
 }
 
@@ -62,7 +61,7 @@ static void write_candidate(trial *t, const assay_profile *profile, assay_dtype 
         assay_tensor_spec spec = t->plan.specs[i];
         const memory_tensor *found = memory_store_find(&results, spec.path);
         const bool choice = chooses && assay_path_ends(spec.path, "selected_experts");
-        if (!choice && !assay_path_in(spec.path, "outputs") && !assay_has_error_scale(&spec)) continue;
+        if (!choice && spec.role != ASSAY_ROLE_OUTPUT && !assay_has_error_scale(&spec)) continue;
         assert_non_null(found);
         if (spec.type != ASSAY_INT32) spec.type = profile->storage;
         assert_ok(&t->ctx, assay_fixture_declare(&t->ctx, writer, &spec));
@@ -78,11 +77,12 @@ static void write_candidate(trial *t, const assay_profile *profile, assay_dtype 
 
 static void compare(trial *t, const assay_profile *profile, assay_report *report)
 {
-    assay_fixture_reader *candidate = NULL, *against = NULL;
+    assay_fixture_reader *candidate = NULL;
+    assay_golden golden = {.reader = t->golden, .c = t->c, .plan = t->plan}, against = {0};
     assert_ok(&t->ctx, assay_fixture_open(&t->ctx, t->candidate, &candidate));
     assert_ok(&t->ctx,
-              assay_compare_conditionally(&t->ctx, t->golden, candidate, profile, 1e-6, true, report, &against));
-    assay_fixture_close(against);
+              assay_compare_conditionally(&t->ctx, &golden, candidate, profile, 1e-6, true, report, &against));
+    assay_golden_close(&against);
     assay_fixture_close(candidate);
 }
 
@@ -211,7 +211,7 @@ TEST(numbers_of_the_type_are_exact)
     assert_int_equal(fine.count, own.count);
     for (int i = 0; i < own.count; i++) {
         const memory_tensor *theirs = &own.items[i], *mine = memory_store_find(&fine, theirs->path);
-        if (!assay_path_in(theirs->path, "error_scale")) continue;
+        if (assay_role_of(theirs->path) != ASSAY_ROLE_ERROR_SCALE) continue;
         assert_non_null(mine);
         for (int64_t k = 0; k < theirs->count; k++) assert_true(mine->values[k] == theirs->values[k]);
         scales++;
