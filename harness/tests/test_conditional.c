@@ -70,8 +70,9 @@ static assay_status try_compare(trial *t, bool conditionally, const assay_profil
     *report = (assay_report){0};
     TRY(open_golden(&t->ctx, t->golden, &golden));
     TRY(assay_fixture_open(&t->ctx, t->candidate, &candidate));
-    TRY(conditionally ? assay_compare_conditionally(&t->ctx, &golden, candidate, profile, 1e-6, true, report, &against)
-                      : assay_compare(&t->ctx, golden.reader, candidate, profile, 1e-6, assay_plan_order(&t->plan), report));
+    TRY(conditionally
+            ? assay_compare_conditionally(&t->ctx, &golden, candidate, profile, 1e-6, true, report, &against)
+            : assay_compare(&t->ctx, golden.reader, candidate, profile, 1e-6, assay_plan_order(&t->plan), report));
 cleanup:
     assay_golden_close(&against);
     assay_golden_close(&golden);
