@@ -117,6 +117,7 @@ static int64_t memory(const assay_case *c)
 }
 
 const assay_operation assay_op_gmm = {.name = "gmm",
+                                      .parts = ASSAY_PART_GROUPS,
                                       .summary = "grouped matrix product: the rows of each group times its own matrix",
                                       .check = check,
                                       .describe = describe,

@@ -156,6 +156,7 @@ cleanup:
 }
 
 const assay_operation assay_op_permute = {.name = "permute",
+                                          .parts = ASSAY_PART_SORT,
                                           .summary = "token copies sorted by expert (stable), with group sizes",
                                           .check = check,
                                           .describe = describe_permute,
@@ -165,6 +166,7 @@ const assay_operation assay_op_permute = {.name = "permute",
                                           .memory = memory};
 
 const assay_operation assay_op_unpermute = {.name = "unpermute",
+                                            .parts = ASSAY_PART_COMBINE,
                                             .summary = "sorted copies back to tokens, weighted sum over the experts",
                                             .check = check,
                                             .describe = describe_unpermute,

@@ -109,7 +109,7 @@ static void check_ordinary(size_t i, const char *profile)
     }
     for (size_t k = 0; ordinary[i].mutants[k] != NULL; k++) {
         const char *name = ordinary[i].mutants[k];
-        assert_true(assay_mutant_is_required(assay_mutant_by_name(name), f.c->op));
+        assert_true(assay_mutant_is_required(assay_mutant_by_name(name), &f.plan));
         if (outcome_of(&found, name) != ASSAY_MUTANT_DETECTED)
             fail_msg("%s: %s at %s", ordinary[i].name, name, profile);
     }

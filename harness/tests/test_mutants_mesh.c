@@ -126,7 +126,7 @@ TEST(shards_add_up)
 {
     static const char *const names[] = {"moe/mesh-ring-balance", "moe/mesh-data2-fsdp2-expert2",
                                         "deepseek_layer/mesh-ring", "deepseek_layer/batch-split-mesh"};
-    const assay_mutant none = {.name = "none", .operations = "all", .each_shard = true, .change_inputs = nothing};
+    const assay_mutant none = {.name = "none", .each_shard = true, .change_inputs = nothing};
     for (size_t n = 0; n < sizeof names / sizeof *names; n++) {
         fixture f;
         bool applies = false;
