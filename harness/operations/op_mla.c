@@ -10,9 +10,18 @@ static assay_status check(assay_context *ctx, const assay_case *c)
     return assay_mla_config_of(ctx, c, &config);
 }
 
-static assay_status spec_config(assay_context *ctx, const assay_case *c, assay_spec_config *config)
+static assay_status second_form(assay_context *ctx, const void *c, const spec_tensors *in, spec_tensors *out)
 {
-    return assay_mla_config_of(ctx, c, &config->mla);
+    assay_mla_config config;
+    const assay_status status = assay_mla_config_of(ctx, c, &config);
+    return status == ASSAY_OK ? spec_mla(ctx, &config, in, out) : status;
+}
+
+static assay_status second_checkpoints(assay_context *ctx, const void *c, const spec_tensors *in, spec_tensors *out)
+{
+    assay_mla_config config;
+    const assay_status status = assay_mla_config_of(ctx, c, &config);
+    return status == ASSAY_OK ? spec_mla_checkpoints(ctx, &config, in, out) : status;
 }
 
 assay_status assay_describe_mla_weights(const assay_describer *d, const assay_mla_config *config)
@@ -281,6 +290,6 @@ const assay_operation assay_op_mla = {.name = "mla",
                                       .describe = describe,
                                       .run = run,
                                       .ensemble = assay_every_case,
-                                      .spec_config = spec_config,
+                                      .second_form = {second_form, second_checkpoints},
                                       .flops = flops,
                                       .memory = memory};

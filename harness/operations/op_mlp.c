@@ -11,9 +11,11 @@ static assay_status check(assay_context *ctx, const assay_case *c)
     return assay_mlp_config_of(ctx, c, &config);
 }
 
-static assay_status spec_config(assay_context *ctx, const assay_case *c, assay_spec_config *config)
+static assay_status second_form(assay_context *ctx, const void *c, const spec_tensors *in, spec_tensors *out)
 {
-    return assay_mlp_config_of(ctx, c, &config->mlp);
+    assay_gated_mlp_config config;
+    const assay_status status = assay_mlp_config_of(ctx, c, &config);
+    return status == ASSAY_OK ? spec_gated_mlp(ctx, &config, in, out) : status;
 }
 
 assay_status assay_describe_mlp_weights(const assay_describer *d, const assay_gated_mlp_config *config)
@@ -237,6 +239,6 @@ const assay_operation assay_op_mlp = {.name = "mlp",
                                       .check = check,
                                       .describe = describe,
                                       .run = run,
-                                      .spec_config = spec_config,
+                                      .second_form = {second_form},
                                       .flops = flops,
                                       .memory = memory};

@@ -22,9 +22,18 @@ static assay_status check(assay_context *ctx, const assay_case *c)
     return configs_of(ctx, c, &config);
 }
 
-static assay_status spec_config(assay_context *ctx, const assay_case *c, assay_spec_config *config)
+static assay_status second_form(assay_context *ctx, const void *c, const spec_tensors *in, spec_tensors *out)
 {
-    return configs_of(ctx, c, &config->moe);
+    spec_moe_config config;
+    const assay_status status = configs_of(ctx, c, &config);
+    return status == ASSAY_OK ? spec_moe(ctx, &config, in, out) : status;
+}
+
+static assay_status second_checkpoints(assay_context *ctx, const void *c, const spec_tensors *in, spec_tensors *out)
+{
+    spec_moe_config config;
+    const assay_status status = configs_of(ctx, c, &config);
+    return status == ASSAY_OK ? spec_moe_checkpoints(ctx, &config, in, out) : status;
 }
 
 static assay_status describe_router(const assay_describer *d, const assay_moe_config *config)
@@ -268,6 +277,6 @@ const assay_operation assay_op_moe = {.name = "moe",
                                       .run = run,
                                       .ensemble = ensemble,
                                       .mesh = true,
-                                      .spec_config = spec_config,
+                                      .second_form = {second_form, second_checkpoints},
                                       .flops = flops,
                                       .memory = memory};

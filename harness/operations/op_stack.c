@@ -11,9 +11,18 @@ static assay_status check(assay_context *ctx, const assay_case *c)
     return assay_stack_config_of(ctx, c, &config);
 }
 
-static assay_status spec_config(assay_context *ctx, const assay_case *c, assay_spec_config *config)
+static assay_status second_form(assay_context *ctx, const void *c, const spec_tensors *in, spec_tensors *out)
 {
-    return assay_stack_config_of(ctx, c, &config->stack);
+    assay_stack_config config;
+    const assay_status status = assay_stack_config_of(ctx, c, &config);
+    return status == ASSAY_OK ? spec_stack(ctx, &config, in, out) : status;
+}
+
+static assay_status second_checkpoints(assay_context *ctx, const void *c, const spec_tensors *in, spec_tensors *out)
+{
+    assay_stack_config config;
+    const assay_status status = assay_stack_config_of(ctx, c, &config);
+    return status == ASSAY_OK ? spec_stack_checkpoints(ctx, &config, in, out) : status;
 }
 
 /* "layers/3/", or "" of a single layer. */
@@ -179,7 +188,7 @@ const assay_operation assay_op_deepseek_layer = {.name = "deepseek_layer",
                                                  .run = run,
                                                  .ensemble = assay_every_case,
                                                  .mesh = true,
-                                                 .spec_config = spec_config,
+                                                 .second_form = {second_form, second_checkpoints},
                                                  .flops = flops,
                                                  .memory = memory};
 
@@ -191,6 +200,6 @@ const assay_operation assay_op_deepseek_stack = {.name = "deepseek_stack",
                                                  .run = run,
                                                  .ensemble = assay_every_case,
                                                  .mesh = true,
-                                                 .spec_config = spec_config,
+                                                 .second_form = {second_form, second_checkpoints},
                                                  .flops = flops,
                                                  .memory = memory};

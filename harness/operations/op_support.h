@@ -122,8 +122,4 @@ assay_status assay_mla_run_absorbed(assay_context *ctx, const assay_case *c, con
 /* Refuses a key whose value is below 1: "emb_dim (base_emb_dim) is 0, expected 1 or more". */
 assay_status assay_require_positive(assay_context *ctx, const char *key, int64_t value);
 
-extern const assay_operation assay_op_rms_norm, assay_op_gmm, assay_op_permute, assay_op_unpermute, assay_op_routing,
-    assay_op_mlp, assay_op_moe, assay_op_yarn_rope, assay_op_attention, assay_op_mla, assay_op_deepseek_layer,
-    assay_op_deepseek_stack;
-
 #endif

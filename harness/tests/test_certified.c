@@ -315,15 +315,13 @@ static void tamper(int way, int64_t count, const spec_quad *right, spec_quad *wr
 
 static bool is_certified(subject *s, const spec_tensor *tensor)
 {
-    const spec_operation *operation = spec_operation_by_name(s->plan.c->op);
+    const spec_operation *form = &s->plan.operation->second_form;
     const spec_tensors one = {(spec_tensor *)tensor, 1};
     const spec_budget budget = {.coordinates = 1, .directions = 1, .seed = 1};
-    assay_spec_config config;
     spec_certificates found = {0};
-    assert_ok(&s->ctx, s->plan.operation->spec_config(&s->ctx, s->plan.c, &config));
     assert_ok(&s->ctx, assay_path_in(tensor->path, "gradients")
-                           ? spec_certify_gradients(&s->ctx, operation, &config, &s->evidence.in, &one, &budget, &found)
-                           : spec_certify_outputs(&s->ctx, operation, &config, &s->evidence.in, &one, &found));
+                           ? spec_certify_gradients(&s->ctx, form, s->plan.c, &s->evidence.in, &one, &budget, &found)
+                           : spec_certify_outputs(&s->ctx, form, s->plan.c, &s->evidence.in, &one, &found));
     const bool certified = assay_certificates_check(&s->ctx, &found) == ASSAY_OK;
     spec_certificates_free(&found);
     return certified;

@@ -14,13 +14,11 @@ TEST(rows_are_whole)
         assert_non_null(op->check);
         assert_non_null(op->describe);
         assert_non_null(op->run);
-        assert_non_null(op->spec_config);
         assert_non_null(op->flops);
         assert_non_null(op->memory);
         assert_ptr_equal(assay_operation_by_name(op->name), op);
         for (int j = 0; j < i; j++) assert_string_not_equal(op->name, assay_operations[j]->name);
-        if (spec_operation_by_name(op->name) == NULL) print_error("%s has no second form in oracle/spec\n", op->name);
-        assert_non_null(spec_operation_by_name(op->name));
+        if (op->second_form.evaluate == NULL) fail_msg("%s has no second form", op->name);
     }
     assert_null(assay_operation_by_name("attention_of_a_kind"));
 }
@@ -164,11 +162,9 @@ TEST(every_case_can_be_planned)
     assay_context ctx = assay_context_default(1);
     assay_case *cases = NULL;
     int count = 0;
-    assay_spec_config config;
     assert_ok(&ctx, assay_catalogue(&ctx, &cases, &count));
     for (int i = 0; i < count; i++) {
         assay_plan plan = {0};
-        assert_ok(&ctx, assay_operation_by_name(cases[i].op)->spec_config(&ctx, &cases[i], &config));
         assay_status status = assay_plan_make(&ctx, &plan, &cases[i]);
         /* a case of true size may be larger than this machine, which is said and not tried */
         if (has_tag(&cases[i], "true-size") && status == ASSAY_NO_MEMORY) continue;

@@ -11,7 +11,7 @@ TEST(test_rms_norm)
     /* Mean squares 25 and 1; with epsilon 24 the roots are 7 and 5. */
     case_values(&c, "inputs/x", (double[]){1, 7, 1, -1}, DIMS(1, 2, 2));
     case_values(&c, "weights/scale", (double[]){1, 3}, DIMS(2));
-    assert_ok(&c.ctx, spec_rms_norm(&c.ctx, &(spec_rms_norm_config){24}, &c.in, &c.out));
+    assert_ok(&c.ctx, spec_rms_norm(&c.ctx, 24, &c.in, &c.out));
     assert_result(&c, "outputs/y", 4, (double[]){1. / 7, 3, .2, -.6}, 1e-16);
     case_end(&c);
 }
@@ -183,7 +183,6 @@ TEST(test_refusals)
     assay_shape one = DIMS(1);
     assert_int_equal(spec_tensors_copy_f64(&c.ctx, &c.in, "inputs/x", &one, (double[]){1}), ASSAY_BAD_INPUT);
     assert_string_equal(c.ctx.message, "the tensor 'inputs/x' is there twice");
-    assert_null(spec_operation_by_name("no such operation"));
     case_end(&c);
 }
 
