@@ -160,6 +160,23 @@ TEST(headers_are_public_and_tested)
     free(public);
 }
 
+TEST(second_forms_are_tested)
+{
+    static const char before[] = "\nassay_status ";
+    char *text = text_of("oracle/spec/spec.h");
+    int found = 0;
+    for (const char *at = strstr(text, before); at != NULL; at = strstr(at, before)) {
+        char call[ASSAY_PATH_SIZE];
+        at += strlen(before);
+        snprintf(call, sizeof call, "%.*s(", (int)strcspn(at, "("), at);
+        if (strncmp(call, "spec_tensors_", 13) == 0) continue;
+        if (!tests_have("oracle/spec", call)) fail_msg("oracle/spec/tests has no test of %s", call);
+        found++;
+    }
+    assert_true(found >= 12);
+    free(text);
+}
+
 /* The section of docs/operations.md up to the next one, in place; NULL when there is none. */
 static char *section_of(char *text, const char *name)
 {
@@ -279,6 +296,7 @@ int main(void)
         cmocka_unit_test(rows_have_cases),
         cmocka_unit_test(rows_have_the_parts_of_their_tensors),
         cmocka_unit_test(headers_are_public_and_tested),
+        cmocka_unit_test(second_forms_are_tested),
         cmocka_unit_test(rows_have_pages),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
