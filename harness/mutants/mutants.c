@@ -1,4 +1,4 @@
-/* The table of mutants. Names, texts and bug numbers stand in docs/mutants.md too, and a test holds the two together.
+/* The table of mutants, which `assay list --mutants` prints.
  *
  * A row begins with what the mutant is: its name, what it models, bugs, which traits an operation needs for it, and
  * which operations must detect it. Then it says what it changes, of which most rows need one:

@@ -1,5 +1,4 @@
-/* The mutants: what a backend would give if it had a certain bug. One const table (mutants.c); docs/mutants.md lists
- * it.
+/* The mutants: what a backend would give if it had a certain bug. One const table (mutants.c).
  *
  * A mutant is made outside the operations, from a golden: the case is evaluated again with a changed configuration,
  * changed inputs or in a worse arithmetic, or the golden's own results are tampered with. */

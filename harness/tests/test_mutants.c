@@ -1,4 +1,4 @@
-/* The table of mutants: well-formed, as docs/mutants.md has it, and each applies to every operation that it names. */
+/* The table of mutants: well-formed, and each applies to every operation that it is for. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -45,46 +45,6 @@ TEST(table_is_well_formed)
                     m->change_results != NULL);
     }
     assert_null(assay_mutant_by_name("no_such"));
-}
-
-/* As docs/mutants.md has them. */
-static void traits_text(unsigned traits, char text[128])
-{
-    static const struct {
-        unsigned trait;
-        const char *name;
-    } names[] = {{ASSAY_PART_NORM, "norm"},       {ASSAY_PART_MLP, "MLP"},         {ASSAY_PART_ROUTER, "router"},
-                 {ASSAY_PART_EXPERTS, "experts"}, {ASSAY_PART_ROPE, "rotation"},   {ASSAY_PART_ATTENTION, "attention"},
-                 {ASSAY_PART_LATENT, "latent"},   {ASSAY_PART_LAYER, "layer"},     {ASSAY_PART_GROUPS, "groups"},
-                 {ASSAY_PART_SORT, "sort"},       {ASSAY_PART_COMBINE, "combine"}, {ASSAY_HAS_X, "`x`"},
-                 {ASSAY_HAS_WEIGHTS, "weights"}};
-    text[0] = '\0';
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        if ((traits & names[i].trait) == 0) continue;
-        const size_t used = strlen(text);
-        snprintf(text + used, 128 - used, "%s%s", used > 0 ? ", " : "", names[i].name);
-    }
-    if (traits == 0) snprintf(text, 128, "all");
-}
-
-TEST(documentation_has_the_same_table)
-{
-    size_t size = 0;
-    int rows = 0;
-    char *text = (char *)bytes_of(ASSAY_ROOT "/docs/mutants.md", &size);
-    text[size] = '\0';
-    for (const char *at = strstr(text, "\n| `"); at != NULL; at = strstr(at + 1, "\n| `")) rows++;
-    assert_int_equal(rows, assay_mutant_count);
-    for (int i = 0; i < assay_mutant_count; i++) {
-        const assay_mutant *m = &assay_mutants[i];
-        static const char *const extents[] = {"", "alone", "blocks", "all"};
-        char line[1024], traits[128];
-        traits_text(m->traits, traits);
-        snprintf(line, sizeof line, "\n| `%s` | %s | %s | %s | %s | %s |\n", m->name, m->models, m->bugs,
-                 assay_mutant_way(m), traits, extents[m->required]);
-        if (strstr(text, line) == NULL) fail_msg("docs/mutants.md lacks the line:%s", line);
-    }
-    free(text);
 }
 
 /* Small cases that have, between them, what every mutant changes. */
@@ -361,9 +321,9 @@ TEST(biased_weights_are_divided)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(table_is_well_formed),           cmocka_unit_test(documentation_has_the_same_table),
-        cmocka_unit_test(truncated_is_towards_zero),      cmocka_unit_test(biased_weights_are_divided),
-        cmocka_unit_test(each_applies_to_its_operations), cmocka_unit_test(rows_name_tensors),
+        cmocka_unit_test(table_is_well_formed),       cmocka_unit_test(truncated_is_towards_zero),
+        cmocka_unit_test(biased_weights_are_divided), cmocka_unit_test(each_applies_to_its_operations),
+        cmocka_unit_test(rows_name_tensors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
