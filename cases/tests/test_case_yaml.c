@@ -299,18 +299,3 @@ TEST(reports_every_failed_allocation)
         assert_null(c);
     }
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(reads_every_key),
-        cmocka_unit_test(defaults_fill_the_rest),
-        cmocka_unit_test(takes_numbers_as_people_write_them),
-        cmocka_unit_test(survives_sizes),
-        cmocka_unit_test(takes_aliases),
-        cmocka_unit_test(reads_a_maxtext_model_file),
-        cmocka_unit_test(rope_interleave_follows_rope_type),
-        cmocka_unit_test(reports_every_failed_allocation),
-    };
-    return cmocka_run_group_tests_name("case_yaml", tests, NULL, NULL);
-}

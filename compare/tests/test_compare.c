@@ -387,20 +387,3 @@ TEST(test_noise_of_the_scale_passes)
     }
     free_fixture(&golden);
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_must_fail),
-        cmocka_unit_test(test_row_beyond_its_threshold),
-        cmocka_unit_test(test_first_wrong_is_blamed),
-        cmocka_unit_test(test_rank_is_the_order),
-        cmocka_unit_test(test_unknown_paths),
-        cmocka_unit_test(test_correct_passes),
-        cmocka_unit_test(test_rounded_in_a_wider_file),
-        cmocka_unit_test(test_golden_is_its_own_candidate),
-        cmocka_unit_test(test_optional_may_be_missing),
-        cmocka_unit_test(test_noise_of_the_scale_passes),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

@@ -410,24 +410,3 @@ TEST(test_no_memory)
     free_fixture(&candidate);
     free_fixture(&golden);
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_exact_elements),
-        cmocka_unit_test(test_exact_among_others),
-        cmocka_unit_test(test_infinite_golden),
-        cmocka_unit_test(test_no_error_scale),
-        cmocka_unit_test(test_routing_floats_need_no_scale),
-        cmocka_unit_test(test_vacuous),
-        cmocka_unit_test(test_nothing_but_zeros),
-        cmocka_unit_test(test_nothing_to_compare),
-        cmocka_unit_test(test_integers_alone),
-        cmocka_unit_test(test_long_rows),
-        cmocka_unit_test(test_worst_elements),
-        cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_damaged_candidate),
-        cmocka_unit_test(test_no_memory),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

@@ -195,13 +195,3 @@ TEST(out_of_memory_leaves_nothing_behind)
     }
     assert_true(n > 2);
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_truth_is_named),
-        cmocka_unit_test(reports_have_it),
-        cmocka_unit_test(out_of_memory_leaves_nothing_behind),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

@@ -192,13 +192,3 @@ TEST(test_goldens_keep_profiles)
     assay_fixture_close(golden);
     unlink(path);
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_name_alone_is_bf16),   cmocka_unit_test(test_every_key),
-        cmocka_unit_test(test_written_and_read_again), cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_goldens_keep_profiles),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

@@ -301,14 +301,3 @@ TEST(pictures_are_limited)
     assay_fixture_close(candidate);
     free(tensors);
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(pictures_show_where),        cmocka_unit_test(cells_of_all_sizes),
-        cmocka_unit_test(pictures_are_limited),       cmocka_unit_test(the_page_shows_what_is_wrong),
-        cmocka_unit_test(many_reports_have_an_index), cmocka_unit_test(out_of_memory_leaves_nothing_behind),
-        cmocka_unit_test(no_page_has_holes),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

@@ -428,14 +428,3 @@ TEST(what_is_altered_is_not_certified)
         assay_cases_free(c, 1);
     }
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_catalogue),
-        cmocka_unit_test(what_no_case_is_made_of),
-        cmocka_unit_test(at_a_given_choice),
-        cmocka_unit_test(what_is_altered_is_not_certified),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

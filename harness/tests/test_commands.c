@@ -51,7 +51,7 @@ static assay_options options_of(const test_folder *folder, char **path)
     return (assay_options){.arguments = path, .argument_count = 1, .quiet = true};
 }
 
-TEST(a_read_that_fails_is_no_verdict)
+TEST_WITH(a_read_that_fails_is_no_verdict, folder_setup, folder_teardown)
 {
     char *path;
     int exit_code;
@@ -74,7 +74,7 @@ TEST(a_read_that_fails_is_no_verdict)
     assert_true(n > 20);
 }
 
-TEST(no_memory_is_no_verdict)
+TEST_WITH(no_memory_is_no_verdict, folder_setup, folder_teardown)
 {
     char *path;
     int exit_code;
@@ -109,14 +109,4 @@ TEST(a_list_is_whole_or_none)
         }
         assert_true(n > 1000);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(a_read_that_fails_is_no_verdict, folder_setup, folder_teardown),
-        cmocka_unit_test_setup_teardown(no_memory_is_no_verdict, folder_setup, folder_teardown),
-        cmocka_unit_test(a_list_is_whole_or_none),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -415,22 +415,3 @@ TEST(failing_allocations)
     }
     end(&f);
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(ordinary_cases_detect_the_required),
-        cmocka_unit_test(nearly_neutral_factor_is_vacuous),
-        cmocka_unit_test(roundings_of_float64_are_no_effect),
-        cmocka_unit_test(zeros_are_vacuous),
-        cmocka_unit_test(wide_scales_are_vacuous),
-        cmocka_unit_test(compare_states_the_power),
-        cmocka_unit_test(stored_is_found_again),
-        cmocka_unit_test(what_a_case_gives_changes_no_mutant),
-        cmocka_unit_test(older_tables_hold),
-        cmocka_unit_test(request_never_passes),
-        cmocka_unit_test(refusals),
-        cmocka_unit_test(failing_allocations),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

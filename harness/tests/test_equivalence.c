@@ -322,16 +322,3 @@ TEST(no_memory_is_reported)
     }
     assay_cases_free(c, 1);
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(forms_agree_and_errors_are_found),
-        cmocka_unit_test(an_error_in_any_result_is_found),
-        cmocka_unit_test(cases_without_another_form_are_passed_over),
-        cmocka_unit_test(what_must_hold_may_depend_on_the_case),
-        cmocka_unit_test(forms_with_nothing_in_common_are_refused),
-        cmocka_unit_test(no_memory_is_reported),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

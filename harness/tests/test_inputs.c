@@ -30,7 +30,7 @@ static bool same_digest(assay_context *ctx, const char *a, const char *b, const 
 }
 
 /* A golden as the inputs of the same case with another seed: all of its numbers are taken. */
-TEST(all_are_taken)
+TEST_WITH(all_are_taken, folder_setup, folder_teardown)
 {
     const test_folder *folder = *state;
     assay_context ctx = assay_context_default(1);
@@ -55,7 +55,7 @@ TEST(all_are_taken)
 }
 
 /* One tensor is taken, in another float type too; the rest is generated. */
-TEST(some_are_taken)
+TEST_WITH(some_are_taken, folder_setup, folder_teardown)
 {
     const test_folder *folder = *state;
     static const assay_dtype types[] = {ASSAY_BFLOAT16, ASSAY_FLOAT32, ASSAY_FLOAT64};
@@ -82,7 +82,7 @@ TEST(some_are_taken)
     }
 }
 
-TEST(bad_files_are_refused)
+TEST_WITH(bad_files_are_refused, folder_setup, folder_teardown)
 {
     const test_folder *folder = *state;
     static const struct {
@@ -118,7 +118,7 @@ TEST(bad_files_are_refused)
 }
 
 /* NaN may stand in rows of no group, and only there. */
-TEST(nan_only_in_unused_rows)
+TEST_WITH(nan_only_in_unused_rows, folder_setup, folder_teardown)
 {
     const test_folder *folder = *state;
     static const struct {
@@ -148,7 +148,7 @@ TEST(nan_only_in_unused_rows)
 }
 
 /* tail_nan_rows: the case file's way to the same rows. */
-TEST(tail_nan_rows_must_be_unused)
+TEST_WITH(tail_nan_rows_must_be_unused, folder_setup, folder_teardown)
 {
     const test_folder *folder = *state;
     static const struct {
@@ -177,7 +177,7 @@ TEST(tail_nan_rows_must_be_unused)
 }
 
 /* Whole numbers of a file that mean nothing to the operation. */
-TEST(bad_indices_are_refused)
+TEST_WITH(bad_indices_are_refused, folder_setup, folder_teardown)
 {
     const test_folder *folder = *state;
     static const double sizes[][2] = {{-1, 2}, {4, 2}, {5, 1}};
@@ -195,7 +195,7 @@ TEST(bad_indices_are_refused)
 }
 
 /* Positions and segments of a file, which is named, and of the case. */
-TEST(tokens_out_of_range_are_refused)
+TEST_WITH(tokens_out_of_range_are_refused, folder_setup, folder_teardown)
 {
     const test_folder *folder = *state;
     static const struct {
@@ -236,7 +236,7 @@ TEST(tokens_out_of_range_are_refused)
 }
 
 /* NaN may stand in padding, and only where padding is masked. */
-TEST(nan_only_in_padding)
+TEST_WITH(nan_only_in_padding, folder_setup, folder_teardown)
 {
     const test_folder *folder = *state;
     static const struct {
@@ -267,7 +267,7 @@ TEST(nan_only_in_padding)
 }
 
 /* What padding holds reaches nothing: the same results with NaN in it. */
-TEST(padding_reaches_nothing)
+TEST_WITH(padding_reaches_nothing, folder_setup, folder_teardown)
 {
     const test_folder *folder = *state;
     char plain[TEST_PATH_SIZE + 16];
@@ -284,20 +284,4 @@ TEST(padding_reaches_nothing)
         assert_true(same_digest(&ctx, folder->file, plain, same[i]));
     assay_cases_free(with, 1);
     assay_cases_free(without, 1);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(all_are_taken, folder_setup, folder_teardown),
-        cmocka_unit_test_setup_teardown(some_are_taken, folder_setup, folder_teardown),
-        cmocka_unit_test_setup_teardown(bad_files_are_refused, folder_setup, folder_teardown),
-        cmocka_unit_test_setup_teardown(nan_only_in_unused_rows, folder_setup, folder_teardown),
-        cmocka_unit_test_setup_teardown(tail_nan_rows_must_be_unused, folder_setup, folder_teardown),
-        cmocka_unit_test_setup_teardown(bad_indices_are_refused, folder_setup, folder_teardown),
-        cmocka_unit_test_setup_teardown(tokens_out_of_range_are_refused, folder_setup, folder_teardown),
-        cmocka_unit_test_setup_teardown(nan_only_in_padding, folder_setup, folder_teardown),
-        cmocka_unit_test_setup_teardown(padding_reaches_nothing, folder_setup, folder_teardown),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

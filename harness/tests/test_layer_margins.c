@@ -158,12 +158,3 @@ TEST(ties_are_seen)
     }
     assert_true(near > 0);
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(no_decision_hangs_on_a_rounding),
-        cmocka_unit_test(ties_are_seen),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

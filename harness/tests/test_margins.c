@@ -177,12 +177,3 @@ TEST(ties_are_seen)
         assay_cases_free(c, 1);
     }
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(no_decision_hangs_on_a_rounding),
-        cmocka_unit_test(ties_are_seen),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

@@ -354,18 +354,3 @@ TEST(largest_attention_sizes_are_refused)
         }
     }
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rows_are_whole),
-        cmocka_unit_test(rows_have_cases),
-        cmocka_unit_test(rows_have_pages),
-        cmocka_unit_test(every_case_can_be_planned),
-        cmocka_unit_test(bad_cases_are_refused),
-        cmocka_unit_test(unknown_operations_are_refused),
-        cmocka_unit_test(largest_sizes_are_refused),
-        cmocka_unit_test(largest_attention_sizes_are_refused),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

@@ -205,14 +205,3 @@ TEST(test_limits)
     assert_true(isnan(assay_sin(INFINITY)));
     assert_true(isnan(assay_cos(INFINITY)));
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_exp_many_gives_the_bits_of_exp),
-        cmocka_unit_test(test_errors),
-        cmocka_unit_test(test_the_ulp_check_rejects),
-        cmocka_unit_test(test_limits),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

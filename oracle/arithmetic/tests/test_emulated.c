@@ -602,27 +602,3 @@ TEST(test_no_memory)
     assert_true(n >= (ctx.isa == ASSAY_ISA_SCALAR ? 2 : 3)); /* the scalar form packs nothing */
     product_free(&p);
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_numbers_of_the_grid_stay),
-        cmocka_unit_test(test_stochastic_rounding),
-        cmocka_unit_test(test_probabilities_of_one_value),
-        cmocka_unit_test(test_beyond_the_largest_number),
-        cmocka_unit_test(test_relative_errors),
-        cmocka_unit_test(test_rounded_sums),
-        cmocka_unit_test(test_draws_are_independent),
-        cmocka_unit_test(test_rounding_does_not_depend_on_threads),
-        cmocka_unit_test(test_spread_of_products),
-        cmocka_unit_test(test_spread_of_products_in_pieces),
-        cmocka_unit_test(test_errors_of_products_are_independent),
-        cmocka_unit_test(test_float32_sums),
-        cmocka_unit_test(test_spread_of_products_in_float64),
-        cmocka_unit_test(test_operands_are_rounded),
-        cmocka_unit_test(test_products_do_not_depend_on_threads_or_isa),
-        cmocka_unit_test(test_zeros_stay_and_nothing_is_possible),
-        cmocka_unit_test(test_no_memory),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

@@ -415,21 +415,3 @@ TEST(test_failing_allocations)
     assert_true(failures >= 6);
     product_free(&p);
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_truncating_sums_lie_under_sigma_and_not_far),
-        cmocka_unit_test(test_emulated_truncation),
-        cmocka_unit_test(test_scaled_products_against_a_kernel),
-        cmocka_unit_test(test_each_block_has_its_scale),
-        cmocka_unit_test(test_what_fits_is_exact),
-        cmocka_unit_test(test_zeros_and_what_is_no_number),
-        cmocka_unit_test(test_other_products_are_not_scaled),
-        cmocka_unit_test(test_sums_in_pieces),
-        cmocka_unit_test(test_no_steps_and_no_rows),
-        cmocka_unit_test(test_threads_and_instruction_sets),
-        cmocka_unit_test(test_failing_allocations),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

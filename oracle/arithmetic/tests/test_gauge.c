@@ -288,18 +288,3 @@ TEST(test_failing_allocations)
     }
     assert_true(failures >= 1);
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_products_as_defined),
-        cmocka_unit_test(test_more_than_one_tile),
-        cmocka_unit_test(test_given_numbers),
-        cmocka_unit_test(test_exact_operands_and_nothing_rounded_have_no_error),
-        cmocka_unit_test(test_dot_and_store),
-        cmocka_unit_test(test_rounding_to_float16),
-        cmocka_unit_test(test_float32_sums_lie_under_sigma_and_not_far),
-        cmocka_unit_test(test_failing_allocations),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

@@ -460,23 +460,3 @@ TEST(test_a_lesser_processor_can_be_pretended)
     assert_int_equal(before != NULL ? setenv("ASSAY_ISA", before, 1) : unsetenv("ASSAY_ISA"), 0);
     free(before);
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_small_shapes),
-        cmocka_unit_test(test_shapes_beyond_a_block),
-        cmocka_unit_test(test_pieces_over_k_give_the_bits_of_one_chain),
-        cmocka_unit_test(test_accumulation_starts_from_c),
-        cmocka_unit_test(test_accumulating_nothing_leaves_c),
-        cmocka_unit_test(test_empty),
-        cmocka_unit_test(test_nan_and_infinity_reach_their_row_or_column_only),
-        cmocka_unit_test(test_zero_times_infinity),
-        cmocka_unit_test(test_blas_agrees_with_the_reference),
-        cmocka_unit_test(test_blas_refuses_what_its_integers_cannot_hold),
-        cmocka_unit_test(test_no_memory),
-        cmocka_unit_test(test_names),
-        cmocka_unit_test(test_a_lesser_processor_can_be_pretended),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

@@ -235,13 +235,3 @@ TEST(test_no_memory)
     free(t.told);
     release(&p);
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_small_shapes),  cmocka_unit_test(test_shapes_beyond_a_block),
-        cmocka_unit_test(test_nothing_to_do), cmocka_unit_test(test_what_is_not_finite),
-        cmocka_unit_test(test_no_memory),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

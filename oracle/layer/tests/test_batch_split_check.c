@@ -252,14 +252,3 @@ TEST(segments_are_refused)
     memory_store_free(&found);
     memory_store_free(&split.in);
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rows_alternate),
-        cmocka_unit_test(sizes_of_a_microbatch),
-        cmocka_unit_test(what_it_lacks_is_refused),
-        cmocka_unit_test(segments_are_refused),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

@@ -433,18 +433,3 @@ TEST(test_compute_remat)
         close_case(&c);
     }
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_shared_expert),
-        cmocka_unit_test(test_shared_expert_bwd),
-        cmocka_unit_test(test_gmm),
-        cmocka_unit_test(test_compute_gating),
-        cmocka_unit_test(test_compute_linear),
-        cmocka_unit_test(test_compute_linear_bwd),
-        cmocka_unit_test(test_route_remat),
-        cmocka_unit_test(test_compute_remat),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

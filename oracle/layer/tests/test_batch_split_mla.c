@@ -319,13 +319,3 @@ TEST(test_operations_are_those_of_remat)
         half_close(&h);
     }
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_against_the_plain_half),        cmocka_unit_test(test_emulated_on_one_shard),
-        cmocka_unit_test(test_missing_gradients_are_skipped), cmocka_unit_test(test_same_bits_with_any_threads_and_isa),
-        cmocka_unit_test(test_every_allocation_may_fail),     cmocka_unit_test(test_operations_are_those_of_remat),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

@@ -296,16 +296,3 @@ TEST(test_every_allocation_may_fail)
     mla_shard_close(&c);
     mla_shard_close(&expected);
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_flash_attention_is_the_dense_formula),
-        cmocka_unit_test(test_mla_is_the_plain_form),
-        cmocka_unit_test(test_mla_is_the_formula),
-        cmocka_unit_test(test_missing_gradients_are_skipped),
-        cmocka_unit_test(test_same_bits_with_any_threads_and_isa),
-        cmocka_unit_test(test_every_allocation_may_fail),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

@@ -323,17 +323,3 @@ TEST(test_get_key_value)
         key_value_close(&v);
     }
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_mask),
-        cmocka_unit_test(test_freqs),
-        cmocka_unit_test(test_yarn_is_the_formula_with_the_mask),
-        cmocka_unit_test(test_projections_are_the_formula_and_the_plain_form),
-        cmocka_unit_test(test_query_projection_bwd),
-        cmocka_unit_test(test_kv_projection_bwd),
-        cmocka_unit_test(test_get_key_value),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

@@ -454,21 +454,3 @@ TEST(test_allocation_failures)
         moe_half_close(&c);
     }
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_against_plain),
-        cmocka_unit_test(test_same_bits_as_plain),
-        cmocka_unit_test(test_checkpoints),
-        cmocka_unit_test(test_capacity),
-        cmocka_unit_test(test_capacity_edge),
-        cmocka_unit_test(test_given),
-        cmocka_unit_test(test_events),
-        cmocka_unit_test(test_unwanted),
-        cmocka_unit_test(test_same_bits),
-        cmocka_unit_test(test_forward_only),
-        cmocka_unit_test(test_allocation_failures),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

@@ -351,13 +351,3 @@ TEST(test_unroute_ubatch)
         close_routed(&c, &routed);
     }
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_group_mask),     cmocka_unit_test(test_selection),  cmocka_unit_test(test_selection_bwd),
-        cmocka_unit_test(test_route),          cmocka_unit_test(test_transposes), cmocka_unit_test(test_unroute),
-        cmocka_unit_test(test_unroute_ubatch),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

@@ -351,17 +351,3 @@ TEST(missing_and_foreign_weights_are_refused)
     bs_weights_free(&scattered);
     close_case(&c);
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_shard_has_its_part),
-        cmocka_unit_test(gradients_are_sums_over_shards),
-        cmocka_unit_test(gather_and_reduce_are_transposes),
-        cmocka_unit_test(unwanted_gradients_are_left_out),
-        cmocka_unit_test(no_memory),
-        cmocka_unit_test(the_gates_bias_may_be_off),
-        cmocka_unit_test(missing_and_foreign_weights_are_refused),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

@@ -372,15 +372,3 @@ TEST(test_no_memory)
     assert_true(n > 100);
     layer_case_free(&c);
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_layers),           cmocka_unit_test(test_sizes),
-        cmocka_unit_test(test_residual),         cmocka_unit_test(test_engines),
-        cmocka_unit_test(test_forms_of_the_mlp), cmocka_unit_test(test_segments),
-        cmocka_unit_test(test_wanted),           cmocka_unit_test(test_balance),
-        cmocka_unit_test(test_refusals),         cmocka_unit_test(test_no_memory),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

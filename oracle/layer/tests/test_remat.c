@@ -248,13 +248,3 @@ TEST(test_no_memory)
     }
     assert_int_equal(failures, 5);
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_presets),   cmocka_unit_test(test_names),      cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_store),     cmocka_unit_test(test_spill_file), cmocka_unit_test(test_full_disk),
-        cmocka_unit_test(test_no_memory),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

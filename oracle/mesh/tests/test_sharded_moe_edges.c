@@ -173,15 +173,3 @@ TEST(test_memory)
     assert_true(assay_sharded_moe_memory(&large.config, &sharding) > rows * 4 * 7168 * 8);
     assert_true(assay_sharded_moe_memory(&large.config, &sharding) < 3 * rows * 4 * 7168 * 8);
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_reading),
-        cmocka_unit_test(test_given_choice_and_empty_experts),
-        cmocka_unit_test(test_without_cotangents),
-        cmocka_unit_test(test_want_of_memory),
-        cmocka_unit_test(test_memory),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

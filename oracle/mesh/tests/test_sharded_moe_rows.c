@@ -350,13 +350,3 @@ TEST(test_gradients_are_slopes)
         moe_case_free(&c);
     }
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rows_of_shards),
-        cmocka_unit_test(test_rows_with_fused_weights),
-        cmocka_unit_test(test_gradients_are_slopes),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

@@ -8,12 +8,7 @@
 
 double moe_case_uniform(uint64_t *state)
 {
-    *state += 0x9e3779b97f4a7c15u;
-    uint64_t z = *state;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    z ^= z >> 31;
-    return ((double)(z >> 12) + 0.5) * 0x1p-51 - 1;
+    return ((double)(test_bits(state) >> 12) + 0.5) * 0x1p-51 - 1;
 }
 
 double moe_case_normal(uint64_t *state)

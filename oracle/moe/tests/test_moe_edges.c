@@ -295,18 +295,3 @@ TEST(test_cost)
     assert_true(assay_moe_memory(&large.config) > (int64_t)3 * 7168 * 2048 * 8);
     assert_true(assay_moe_memory(&large.config) < INT64_C(4) << 30);
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_empty_experts),
-        cmocka_unit_test(test_dropping),
-        cmocka_unit_test(test_no_room),
-        cmocka_unit_test(test_gate_bias),
-        cmocka_unit_test(test_output_without_a_cotangent),
-        cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_want_of_memory),
-        cmocka_unit_test(test_cost),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

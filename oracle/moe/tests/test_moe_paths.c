@@ -264,17 +264,3 @@ TEST(test_reading)
     memory_store_free(&out);
     moe_case_free(&c);
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_dense_is_sparse),
-        cmocka_unit_test(test_fused_weights_have_the_bits_of_separate_ones),
-        cmocka_unit_test(test_dropping_with_room_is_sparse),
-        cmocka_unit_test(test_fused_path_is_sparse),
-        cmocka_unit_test(test_threads_and_instructions_leave_the_bits),
-        cmocka_unit_test(test_one_result_alone),
-        cmocka_unit_test(test_reading),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

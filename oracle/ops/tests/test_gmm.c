@@ -206,14 +206,3 @@ TEST(test_failing_allocations)
     assert_true(failures > 10);
     problem_free(&p);
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_the_formula_bit_for_bit),
-        cmocka_unit_test(test_refused_groups),
-        cmocka_unit_test(test_errors_lie_under_sigma_and_not_far),
-        cmocka_unit_test(test_failing_allocations),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

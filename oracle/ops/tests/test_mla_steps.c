@@ -343,19 +343,3 @@ TEST(test_intermediates_lie_on_the_grid)
     }
     mla_problem_free(&p);
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_any_subset_can_be_computed_again),
-        cmocka_unit_test(test_what_is_there_is_not_computed),
-        cmocka_unit_test(test_missing_gradients_are_skipped),
-        cmocka_unit_test(test_operations_are_those_of_the_products),
-        cmocka_unit_test(test_allocations_fail),
-        cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_softmax_scale),
-        cmocka_unit_test(test_padding_reaches_nobody),
-        cmocka_unit_test(test_intermediates_lie_on_the_grid),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

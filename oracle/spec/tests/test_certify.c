@@ -452,24 +452,3 @@ TEST(test_every_allocation_may_fail)
     }
     case_end(&c);
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_right_results),
-        cmocka_unit_test(test_wrong_gradients),
-        cmocka_unit_test(test_directions),
-        cmocka_unit_test(test_kinks),
-        cmocka_unit_test(test_curvature),
-        cmocka_unit_test(test_values),
-        cmocka_unit_test(test_error_scales),
-        cmocka_unit_test(test_choices),
-        cmocka_unit_test(test_threads),
-        cmocka_unit_test(test_outputs_that_are_no_number),
-        cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_indices),
-        cmocka_unit_test(test_rows_that_belong_to_nothing),
-        cmocka_unit_test(test_every_allocation_may_fail),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

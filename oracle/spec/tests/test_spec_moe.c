@@ -299,20 +299,3 @@ TEST(test_refusals)
     assert_string_equal(c.ctx.message, "the tensor 'weights/wi_0' is missing");
     case_end(&c);
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_by_hand),
-        cmocka_unit_test(test_biases),
-        cmocka_unit_test(test_clamp_is_for_routed_experts),
-        cmocka_unit_test(test_llama4),
-        cmocka_unit_test(test_dropping),
-        cmocka_unit_test(test_fused_is_unfused),
-        cmocka_unit_test(test_much_room_drops_nothing),
-        cmocka_unit_test(test_checkpoints),
-        cmocka_unit_test(test_every_allocation_may_fail),
-        cmocka_unit_test(test_refusals),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

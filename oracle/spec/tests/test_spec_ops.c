@@ -207,14 +207,3 @@ TEST(test_every_allocation_may_fail)
     }
     case_end(&c);
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rms_norm),  cmocka_unit_test(test_activations),
-        cmocka_unit_test(test_gated_mlp), cmocka_unit_test(test_clamps),
-        cmocka_unit_test(test_gmm),       cmocka_unit_test(test_permute),
-        cmocka_unit_test(test_refusals),  cmocka_unit_test(test_every_allocation_may_fail),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

@@ -403,15 +403,3 @@ TEST(test_every_allocation_may_fail)
         case_end(&c);
     }
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_ragged_all_to_all), cmocka_unit_test(test_dropped_copies),
-        cmocka_unit_test(test_same_tokens),       cmocka_unit_test(test_ring_of_experts),
-        cmocka_unit_test(test_token_chunks),      cmocka_unit_test(test_load_balance),
-        cmocka_unit_test(test_any_mesh),          cmocka_unit_test(test_batch_split),
-        cmocka_unit_test(test_refusals),          cmocka_unit_test(test_every_allocation_may_fail),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

@@ -185,12 +185,3 @@ TEST(test_out_of_memory)
     }
     case_end(&c);
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_dense_layer), cmocka_unit_test(test_moe_layer),     cmocka_unit_test(test_stack),
-        cmocka_unit_test(test_refusals),    cmocka_unit_test(test_out_of_memory),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
