@@ -245,14 +245,11 @@ TEST(reports_failed_allocations)
         int count = 0;
         assay_fail_allocation(n);
         assay_status status = assay_cases_find(&ctx, 1, patterns, &cases, &count);
-        assay_fail_allocation(-1);
-        if (!assay_allocation_failed()) {
-            assert_ok(&ctx, status);
+        if (had_memory(&ctx, status)) {
             assay_cases_free(cases, count);
             break;
         }
         failures++;
-        assert_int_equal(status, ASSAY_NO_MEMORY);
         assert_null(cases);
     }
     assert_true(failures > 30);

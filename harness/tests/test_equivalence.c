@@ -311,14 +311,11 @@ TEST(no_memory_is_reported)
         assay_fail_allocation(n);
         assay_status status = assay_form_evaluate(&ctx, c, assay_profile_by_name("f64"), &one);
         if (status == ASSAY_OK) status = assay_equivalence_check(&ctx, &one, e, &result);
-        assay_fail_allocation(-1);
         assay_form_free(&one);
-        if (!assay_allocation_failed()) {
-            assert_ok(&ctx, status);
+        if (had_memory(&ctx, status)) {
             assert_true(result.applies && result.holds);
             break;
         }
-        assert_int_equal(status, ASSAY_NO_MEMORY);
     }
     assay_cases_free(c, 1);
 }

@@ -127,6 +127,17 @@ bool assay_allocation_failed(void)
     return atomic_load(&allocation_failed);
 }
 
+bool assay_had_memory(int status, const char *message, const char *file, int line)
+{
+    const bool failed = assay_allocation_failed();
+    assay_fail_allocation(-1);
+    if (status != (failed ? ASSAY_NO_MEMORY : ASSAY_OK) || (failed && message[0] == '\0')) {
+        print_error("status %d where an allocation %s: %s\n", status, failed ? "failed" : "did not fail", message);
+        _fail(file, line);
+    }
+    return !failed;
+}
+
 static bool this_one_fails(void)
 {
     if (atomic_load(&allocations_left) < 0) return false;

@@ -30,15 +30,8 @@ double *test_nans(int64_t count)
 
 void test_each_context(void (*check)(assay_context *ctx, void *data), void *data)
 {
-    static const int THREADS[] = {1, 2, 7};
-    for (int isa = ASSAY_ISA_SCALAR; isa <= ASSAY_ISA_AVX512; isa++) {
-        if (!assay_isa_supported((assay_isa)isa)) continue;
-        for (size_t i = 0; i < sizeof THREADS / sizeof *THREADS; i++) {
-            assay_context ctx = assay_context_default(THREADS[i]);
-            ctx.isa = (assay_isa)isa;
-            check(&ctx, data);
-        }
-    }
+    assay_context ctx = assay_context_default(1);
+    for (int form = 0; test_next_context(&form, &ctx);) check(&ctx, data);
 }
 
 test_ratio test_ratio_of(int64_t count, const double *candidate, const double *golden, const double *variance,

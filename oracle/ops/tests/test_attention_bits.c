@@ -186,13 +186,7 @@ TEST(test_every_allocation_may_fail)
                 i % 2 == 0
                     ? assay_attention_forward(&ctx, p.results[0], p.results[1], &in, &config)
                     : assay_attention_backward(&ctx, &g, p.dout, p.dlse, p.results[0], p.results[1], &in, &config);
-            assay_fail_allocation(-1);
-            if (!assay_allocation_failed()) {
-                assert_ok(&ctx, status);
-                break;
-            }
-            assert_int_equal(status, ASSAY_NO_MEMORY);
-            assert_true(ctx.message[0] != '\0');
+            if (had_memory(&ctx, status)) break;
         }
         /* the scratch, the segments, then products, which the scalar form packs nothing for */
         assert_true(failures >= (assay_isa_best() == ASSAY_ISA_SCALAR ? 3 : 4));

@@ -352,13 +352,10 @@ TEST(test_every_allocation_may_fail)
         assay_rope_table table;
         assay_fail_allocation(n);
         const assay_status status = assay_rope_table_make(&ctx, &table, POSITIONS, TOKENS, &c);
-        assay_fail_allocation(-1);
         assay_rope_table_free(&table);
-        if (!assay_allocation_failed()) {
-            assert_ok(&ctx, status);
+        if (had_memory(&ctx, status)) {
             assert_true(n > 0);
             return;
         }
-        assert_int_equal(status, ASSAY_NO_MEMORY);
     }
 }

@@ -196,14 +196,11 @@ TEST(test_every_allocation_may_fail)
     for (int64_t n = 0;; n++) {
         assay_fail_allocation(n);
         assay_status status = spec_gated_mlp(&c.ctx, &config, &c.in, &c.out);
-        assay_fail_allocation(-1);
         spec_tensors_free(&c.out);
-        if (!assay_allocation_failed()) {
-            assert_int_equal(status, ASSAY_OK);
+        if (had_memory(&c.ctx, status)) {
             assert_true(n > 5);
             break;
         }
-        assert_int_equal(status, ASSAY_NO_MEMORY);
     }
     case_end(&c);
 }

@@ -391,14 +391,11 @@ TEST(test_every_allocation_may_fail)
         for (int64_t n = 0;; n++) {
             assay_fail_allocation(n);
             const assay_status status = evaluate_form(&c, form, &block, &schedule);
-            assay_fail_allocation(-1);
             spec_tensors_free(&c.out);
-            if (!assay_allocation_failed()) {
-                assert_ok(&c.ctx, status);
+            if (had_memory(&c.ctx, status)) {
                 assert_true(n > 20);
                 break;
             }
-            assert_int_equal(status, ASSAY_NO_MEMORY);
         }
         case_end(&c);
     }
