@@ -29,6 +29,20 @@ static bool same_digest(assay_context *ctx, const char *a, const char *b, const 
     return same;
 }
 
+/* The case with these inputs, or none, is written, or refused with the message. */
+static void check_case(const test_folder *folder, assay_context *ctx, const assay_case *c, const char *inputs,
+                       const char *message)
+{
+    const assay_status status = try_golden(ctx, c, folder->file, inputs);
+    if (message == NULL) {
+        assert_ok(ctx, status);
+    } else {
+        assert_int_equal(status, ASSAY_BAD_INPUT);
+        assert_message(ctx, message);
+    }
+    assert_int_equal(folder_count(folder->path, true), (inputs != NULL) + (message == NULL));
+}
+
 /* A golden as the inputs of the same case with another seed: all of its numbers are taken. */
 TEST_WITH(all_are_taken, folder_setup, folder_teardown)
 {
@@ -110,9 +124,7 @@ TEST_WITH(bad_files_are_refused, folder_setup, folder_teardown)
         assay_case *c = case_from(&ctx, "case: a\nop: rms_norm\nconfig: {base_emb_dim: 4}\n");
         const double values[5] = {table[i].value, 1, 1, 1, 1};
         write_one(&ctx, inputs, table[i].path, table[i].type, table[i].rank, table[i].dims, values);
-        assert_int_equal(try_golden(&ctx, c, folder->file, inputs), ASSAY_BAD_INPUT);
-        assert_message(&ctx, table[i].message);
-        assert_int_equal(folder_count(folder->path, false), 1); /* the inputs themselves */
+        check_case(folder, &ctx, c, inputs, table[i].message);
         assay_cases_free(c, 1);
     }
 }
@@ -134,15 +146,7 @@ TEST_WITH(nan_only_in_unused_rows, folder_setup, folder_teardown)
         for (int k = 0; k < 15; k++) values[k] = k;
         values[3 * table[i].row + 1] = NAN;
         write_one(&ctx, inputs, "inputs/lhs", ASSAY_FLOAT32, 2, DIMS(5, 3), values);
-        assay_status status = try_golden(&ctx, c, folder->file, inputs);
-        if (table[i].message == NULL) {
-            assert_ok(&ctx, status);
-            assert_int_equal(folder_count(folder->path, true), 2);
-        } else {
-            assert_int_equal(status, ASSAY_BAD_INPUT);
-            assert_message(&ctx, table[i].message);
-            assert_int_equal(folder_count(folder->path, true), 1);
-        }
+        check_case(folder, &ctx, c, inputs, table[i].message);
         assay_cases_free(c, 1);
     }
 }
@@ -164,14 +168,7 @@ TEST_WITH(tail_nan_rows_must_be_unused, folder_setup, folder_teardown)
         assay_context ctx = assay_context_default(1);
         assay_case *c = case_from(&ctx, gmm_yaml);
         assert_ok(&ctx, assay_case_set(&ctx, c, table[i].set));
-        assay_status status = try_golden(&ctx, c, folder->file, NULL);
-        if (table[i].message == NULL) {
-            assert_ok(&ctx, status);
-        } else {
-            assert_int_equal(status, ASSAY_BAD_INPUT);
-            assert_message(&ctx, table[i].message);
-        }
-        assert_int_equal(folder_count(folder->path, true), table[i].message == NULL);
+        check_case(folder, &ctx, c, NULL, table[i].message);
         assay_cases_free(c, 1);
     }
 }
@@ -187,9 +184,7 @@ TEST_WITH(bad_indices_are_refused, folder_setup, folder_teardown)
         assay_context ctx = assay_context_default(1);
         assay_case *c = case_from(&ctx, gmm_yaml);
         write_one(&ctx, inputs, "inputs/group_sizes", ASSAY_INT32, 1, DIMS(2), sizes[i]);
-        assert_int_equal(try_golden(&ctx, c, folder->file, inputs), ASSAY_BAD_INPUT);
-        assert_message(&ctx, "group_sizes");
-        assert_int_equal(folder_count(folder->path, true), 1);
+        check_case(folder, &ctx, c, inputs, "group_sizes");
         assay_cases_free(c, 1);
     }
 }
@@ -217,20 +212,13 @@ TEST_WITH(tokens_out_of_range_are_refused, folder_setup, folder_teardown)
         assert_ok(&ctx, assay_case_set(&ctx, c, "max_position_embeddings=10"));
         const double values[10] = {1, 1, table[i].value, 1, 1, 1, 1, 1, 1, 1};
         write_one(&ctx, inputs, table[i].path, ASSAY_INT32, 2, DIMS(2, 5), values);
-        assay_status status = try_golden(&ctx, c, folder->file, inputs);
-        if (table[i].message == NULL) {
-            assert_ok(&ctx, status);
-        } else {
-            assert_int_equal(status, ASSAY_BAD_INPUT);
-            assert_message(&ctx, table[i].message);
-            /* the same numbers from the case */
+        check_case(folder, &ctx, c, inputs, table[i].message);
+        if (table[i].message != NULL) { /* the same numbers from the case */
             snprintf(set, sizeof set, "inputs.%s={values: [1, 1, %g, 1, 1]}", strchr(table[i].path, '/') + 1,
                      table[i].value);
             assert_ok(&ctx, assay_case_set(&ctx, c, set));
-            assert_int_equal(try_golden(&ctx, c, folder->file, NULL), ASSAY_BAD_INPUT);
-            assert_message(&ctx, strchr(table[i].message, ' ') + 1);
+            check_case(folder, &ctx, c, NULL, strchr(table[i].message, ' ') + 1);
         }
-        assert_int_equal(folder_count(folder->path, true), table[i].message == NULL ? 2 : 1);
         assay_cases_free(c, 1);
     }
 }
@@ -254,14 +242,7 @@ TEST_WITH(nan_only_in_padding, folder_setup, folder_teardown)
         assay_context ctx = assay_context_default(1);
         assay_case *c = case_named(&ctx, "attention/padding-nan", table[i].first);
         assert_ok(&ctx, assay_case_set(&ctx, c, table[i].second));
-        assay_status status = try_golden(&ctx, c, folder->file, NULL);
-        if (table[i].message == NULL) {
-            assert_ok(&ctx, status);
-        } else {
-            assert_int_equal(status, ASSAY_BAD_INPUT);
-            assert_message(&ctx, table[i].message);
-        }
-        assert_int_equal(folder_count(folder->path, true), table[i].message == NULL);
+        check_case(folder, &ctx, c, NULL, table[i].message);
         assay_cases_free(c, 1);
     }
 }
