@@ -94,18 +94,15 @@ static assay_gmm_dims gmm_dims(const bs_run *run, const bs_gmm_args *args)
     return (assay_gmm_dims){run->sizes.copies, args->k, args->n, run->sizes.local_experts};
 }
 
-static assay_status gmm_of(assay_context *ctx, const bs_run *run, double *y, const bs_gmm_args *args, int64_t shard)
-{
-    const assay_gmm_dims dims = gmm_dims(run, args);
-    return assay_gmm_forward(ctx, y + shard * dims.m * dims.n, args->lhs + shard * dims.m * dims.k,
-                             args->rhs + shard * dims.groups * dims.k * dims.n, args->group_sizes + shard * dims.groups,
-                             &dims);
-}
-
 assay_status bs_gmm(assay_context *ctx, const bs_run *run, double *y, const bs_gmm_args *args)
 {
     assay_status status = ASSAY_OK;
-    for (int64_t shard = 0; shard < run->sizes.shards; shard++) TRY(gmm_of(ctx, run, y, args, shard));
+    const assay_gmm_dims dims = gmm_dims(run, args);
+    for (int64_t shard = 0; shard < run->sizes.shards; shard++) {
+        TRY(assay_gmm_forward(ctx, y + shard * dims.m * dims.n, args->lhs + shard * dims.m * dims.k,
+                              args->rhs + shard * dims.groups * dims.k * dims.n,
+                              args->group_sizes + shard * dims.groups, &dims));
+    }
 cleanup:
     return status;
 }
@@ -152,25 +149,15 @@ static bs_gmm_args gating_args(const bs_moe_layer *at, const bs_routed *routed, 
                          .n = at->run->stack->config->moe.moe_mlp_dim};
 }
 
-assay_status bs_compute_gating_of(assay_context *ctx, const bs_moe_layer *at, bs_gating *gating,
-                                  const bs_routed *routed, int64_t shard)
-{
-    assay_status status = ASSAY_OK;
-    const bs_gmm_args gate = gating_args(at, routed, BS_WI_0), up = gating_args(at, routed, BS_WI_1);
-    const int64_t size = at->run->sizes.copies * gate.n;
-    TRY(gmm_of(ctx, at->run, gating->layer_w0, &gate, shard));
-    TRY(gmm_of(ctx, at->run, gating->layer_w1, &up, shard));
-    assay_round(ctx, ASSAY_ROUND_STORAGE, size, gating->layer_w0 + shard * size);
-    assay_round(ctx, ASSAY_ROUND_STORAGE, size, gating->layer_w1 + shard * size);
-cleanup:
-    return status;
-}
-
 assay_status bs_compute_gating(assay_context *ctx, const bs_moe_layer *at, bs_gating *gating, const bs_routed *routed)
 {
     assay_status status = ASSAY_OK;
-    for (int64_t shard = 0; shard < at->run->sizes.shards; shard++)
-        TRY(bs_compute_gating_of(ctx, at, gating, routed, shard));
+    const bs_gmm_args gate = gating_args(at, routed, BS_WI_0), up = gating_args(at, routed, BS_WI_1);
+    const int64_t count = at->run->sizes.shards * at->run->sizes.copies * gate.n;
+    TRY(bs_gmm(ctx, at->run, gating->layer_w0, &gate));
+    TRY(bs_gmm(ctx, at->run, gating->layer_w1, &up));
+    assay_round(ctx, ASSAY_ROUND_STORAGE, count, gating->layer_w0);
+    assay_round(ctx, ASSAY_ROUND_STORAGE, count, gating->layer_w1);
 cleanup:
     return status;
 }

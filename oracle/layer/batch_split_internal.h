@@ -71,6 +71,29 @@ void bs_accumulate(const assay_context *ctx, double *sum, const double *term, in
 /* values [M,count] of each shard, or NULL: every shard gets the sum of all, ascending. */
 void bs_sum_over_shards(const assay_context *ctx, const bs_run *run, double *values, int64_t count);
 
+/* x_norm [M,b,S,D] and rstd [M,b,S], allocated: rms_norm of x by this weight. */
+assay_status bs_normalise(assay_context *ctx, const bs_run *run, double **x_norm, double **rstd, const double *x,
+                          const bs_weights *w, int weight);
+
+/* sum_grads: gradients are made for each microbatch apart and then added. */
+typedef struct bs_gradient_sums {
+    bs_weights sums; /* the caller's arrays, of some weights */
+    bs_weights each; /* room for those of one microbatch, when there are more */
+} bs_gradient_sums;
+assay_status bs_gradient_sums_open(assay_context *ctx, const bs_run *run, bs_gradient_sums *s, const bs_weights *g,
+                                   const int *weights, int count);
+void bs_gradient_sums_close(bs_gradient_sums *s);
+/* Where microbatch i's go: the first one's where the sum will be. */
+const bs_weights *bs_gradients_of(const bs_gradient_sums *s, int64_t i);
+/* After microbatch i. What is not the sum of all yet may be stored. */
+void bs_add_gradients(const assay_context *ctx, const bs_run *run, const bs_gradient_sums *s, int64_t i);
+
+/* Whether the sink wants FOLDER/layers/i/NAME, whose path it leaves. */
+bool bs_wants(const bs_run *run, int64_t layer, const char *folder, const char *name, char path[ASSAY_PATH_SIZE]);
+/* Writes that of the whole batch, where it is wanted, from its microbatches: `width` numbers for each row. */
+assay_status bs_write_merged(assay_context *ctx, const bs_run *run, int64_t layer, const char *folder, const char *name,
+                             double *const *microbatches, int64_t width);
+
 /* What a layer keeps for backward, for each microbatch. Everything is [M,...]. */
 typedef struct bs_residuals {
     double *layer_inputs[ASSAY_MOST_MICROBATCHES]; /* [M,b,S,D]; offloaded */

@@ -45,22 +45,6 @@ static assay_mla_gradients gradients_of(const bs_run *run, const bs_weights *g, 
                                  .dout = bs_weight_of(run, g, BS_OUT, shard)};
 }
 
-static assay_status normalise(assay_context *ctx, const bs_run *run, double **x_norm, double **rstd, const double *x,
-                              const bs_weights *w)
-{
-    assay_status status;
-    const int64_t rows = row_count(run), tokens = run->sizes.tokens, dim = run->mla.emb_dim;
-    TRY(bs_alloc_shards(ctx, run, "normalised input", tokens, dim, x_norm));
-    TRY(bs_alloc_shards(ctx, run, "normalised input", tokens, 1, rstd));
-    for (int64_t shard = 0; shard < run->sizes.shards; shard++) {
-        assay_rms_norm_forward(ctx, *x_norm + shard * rows, *rstd + shard * tokens, x + shard * rows,
-                               bs_weight_of(run, w, BS_PRE_NORM, shard), tokens, dim, run->stack->config->epsilon);
-    }
-    assay_round(ctx, ASSAY_ROUND_STORAGE, run->sizes.shards * rows, *x_norm);
-cleanup:
-    return status;
-}
-
 /* [M,b,S,Dr/2] */
 static assay_status make_freqs(assay_context *ctx, const bs_run *run, int64_t microbatch, double **yarn_freqs)
 {
@@ -80,7 +64,7 @@ assay_status bs_mla_with_norms(assay_context *ctx, const bs_run *run, int64_t mi
     assay_status status;
     const int64_t rows = row_count(run), sums = run->sizes.tokens * run->mla.heads;
     double *x_norm = NULL, *rstd = NULL, *yarn_freqs = NULL;
-    TRY(normalise(ctx, run, &x_norm, &rstd, x, w));
+    TRY(bs_normalise(ctx, run, &x_norm, &rstd, x, w, BS_PRE_NORM));
     TRY(make_freqs(ctx, run, microbatch, &yarn_freqs));
     for (int64_t shard = 0; shard < run->sizes.shards; shard++) {
         const bs_mla_shard at = shard_of(run, w, shard, x_norm, yarn_freqs);
@@ -117,7 +101,7 @@ assay_status bs_mla_with_norms_remat(assay_context *ctx, const bs_run *run, int6
     TRY(assay_alloc(ctx, "attention of the shards", shards, sizeof *state->shards, &memory));
     state->shards = memory;
     for (int64_t shard = 0; shard < shards; shard++) state->shards[shard] = (assay_mla_residuals){0};
-    TRY(normalise(ctx, run, &state->x_norm, &state->rstd, x, w));
+    TRY(bs_normalise(ctx, run, &state->x_norm, &state->rstd, x, w, BS_PRE_NORM));
     TRY(make_freqs(ctx, run, microbatch, &yarn_freqs));
     for (int64_t shard = 0; shard < shards; shard++) {
         const bs_mla_shard at = shard_of(run, w, shard, state->x_norm, yarn_freqs);

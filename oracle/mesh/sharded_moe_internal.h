@@ -13,8 +13,8 @@
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/mesh/collectives.h"
+#include "oracle/mesh/shard_rows.h"
 #include "oracle/mesh/sharded_moe.h"
-#include "oracle/moe/permute.h"
 
 /* The weights of one gated MLP. */
 enum {
