@@ -7,6 +7,7 @@
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/memory.h"
+#include "oracle/layer/batch_split_scan.h"
 #include "oracle/ops/rms_norm.h"
 #include "tests/support/assay_test.h"
 
@@ -45,6 +46,54 @@ double *moe_half_random(uint64_t *seed, int64_t count)
     double *values = moe_half_alloc(count);
     for (int64_t i = 0; i < count; i++) values[i] = layer_case_uniform(seed);
     return values;
+}
+
+double moe_half_inner(const double *a, const double *b, int64_t count)
+{
+    double sum = 0;
+    for (int64_t i = 0; i < count; i++) sum += a[i] * b[i];
+    return sum;
+}
+
+void moe_half_give(spec_tensors *in, const char *path, int64_t count, int64_t width, const double *values)
+{
+    assay_context ctx = assay_context_default(1);
+    const assay_shape shape = assay_shape_of(3, (int64_t)1, count / width, width);
+    assert_ok(&ctx, spec_tensors_copy_f64(&ctx, in, path, &shape, values));
+}
+
+void moe_half_assert_near(const spec_tensors *out, const char *path, const double *actual, int64_t count)
+{
+    const spec_tensor *tensor = spec_tensors_find(out, path);
+    assert_non_null(tensor);
+    assert_int_equal(assay_shape_count(&tensor->shape), count);
+    for (int64_t i = 0; i < count; i++) {
+        const double expected = (double)tensor->values[i];
+        assert_close(&actual[i], &expected, 1, 1e-13, 1e-14);
+    }
+}
+
+static double loss_of(const moe_half_loss *loss)
+{
+    double *y = moe_half_alloc(loss->count);
+    loss->forward(loss->self, y);
+    const double sum = moe_half_inner(loss->dy, y, loss->count);
+    free(y);
+    return sum;
+}
+
+void moe_half_assert_gradient(const moe_half_loss *loss, double *values, const double *gradient, int64_t count)
+{
+    const double step = 0x1p-17;
+    for (int64_t i = 0; i < count; i++) {
+        const double before = values[i];
+        values[i] = before + step;
+        const double above = loss_of(loss);
+        values[i] = before - step;
+        const double difference = (above - loss_of(loss)) / (2 * step);
+        values[i] = before;
+        assert_close(&gradient[i], &difference, 1, 1e-7, difference == 0 ? 0 : 1e-7);
+    }
 }
 
 static const memory_tensor *weight_of(const moe_half *c, int weight)
@@ -94,21 +143,6 @@ void moe_half_load(moe_half *c)
     load_microbatches(c, c->dxs, "cotangents/y");
 }
 
-static assay_batch_split_sizes sizes_of(const moe_half_shape *shape)
-{
-    const int64_t shards = shape->data * shape->fsdp * shape->expert, tokens = shape->rows * shape->sequence;
-    const int64_t copies = tokens * shape->expert * shape->per_token;
-    const int64_t capacity = 2 * copies / shape->expert;
-    return (assay_batch_split_sizes){.shards = shards,
-                                     .expert_shards = shape->expert,
-                                     .rows = shape->rows,
-                                     .tokens = tokens,
-                                     .gathered = tokens * shape->expert,
-                                     .copies = copies,
-                                     .capacity = capacity < copies ? capacity : copies,
-                                     .local_experts = shape->experts / shape->expert};
-}
-
 static void configure(moe_half *c, const moe_half_shape *shape)
 {
     const int64_t batch = shape->data * shape->fsdp * shape->expert * shape->factor * shape->rows;
@@ -135,16 +169,9 @@ void moe_half_open(moe_half *c, const moe_half_shape *shape)
     const assay_stack_config *config = &c->layer.config;
     c->in = memory_store_source(&c->layer.in);
     c->sink = memory_store_sink(&c->out);
-    c->mesh = config->sharding.mesh;
     c->stack = (stack_run){.config = config, .in = &c->in, .out = &c->sink};
     assert_ok(&ctx, assay_remat_open(&ctx, &c->stack.store, &config->policy, config->layers));
-    c->run = (bs_run){.stack = &c->stack,
-                      .mesh = &c->mesh,
-                      .factor = shape->factor,
-                      .sizes = sizes_of(shape),
-                      .mla = config->mla,
-                      .routing = config->moe.routing};
-    c->run.mla.batch = c->run.routing.batch = shape->rows;
+    bs_run_of(&c->run, &c->stack);
     c->count = c->run.sizes.shards * c->run.sizes.tokens * config->mla.emb_dim;
     for (int64_t i = 0; i < shape->factor; i++) {
         c->xs[i] = moe_half_alloc(c->count);
