@@ -104,15 +104,39 @@ void mla_shard_assert_near(const double *actual, const quad *expected, int64_t c
     free(rounded);
 }
 
-static quad loss(mla_shard_case *c, const double *const cotangents[ASSAY_MLA_TENSORS])
+void mla_shard_assert_differences(quad (*loss)(void *self), void *self, quad *values, const double *gradient,
+                                  int64_t count)
 {
+    const quad step = 1e-9;     /* what it leaves out is its square: below float64 */
+    const double noise = 1e-22; /* of binary128 over the step: gradients may be exactly 0 */
+    double *expected = test_nans(count);
+    for (int64_t i = 0; i < count; i++) {
+        const quad value = values[i];
+        values[i] = value + step;
+        const quad above = loss(self);
+        values[i] = value - step;
+        expected[i] = (double)((above - loss(self)) / (2 * step));
+        values[i] = value;
+    }
+    assert_close(gradient, expected, count, 1e-12, 1e-13 * largest_of(expected, count) + noise);
+    free(expected);
+}
+
+typedef struct checkpoint_loss {
+    mla_shard_case *c;
+    const double *const *cotangents;
+} checkpoint_loss;
+
+static quad loss(void *self)
+{
+    const checkpoint_loss *of = self;
     quad sum = 0;
-    evaluate(c);
+    evaluate(of->c);
     for (int tensor = 0; tensor < ASSAY_MLA_TENSORS; tensor++) {
-        if (cotangents[tensor] == NULL) continue;
-        const quad *values = mla_shard_expected(c, assay_mla_tensor_names[tensor]);
-        const int64_t count = assay_mla_tensor_count(&c->p.config, (assay_mla_tensor)tensor);
-        for (int64_t i = 0; i < count; i++) sum += cotangents[tensor][i] * values[i];
+        if (of->cotangents[tensor] == NULL) continue;
+        const quad *values = mla_shard_expected(of->c, assay_mla_tensor_names[tensor]);
+        const int64_t count = assay_mla_tensor_count(&of->c->p.config, (assay_mla_tensor)tensor);
+        for (int64_t i = 0; i < count; i++) sum += of->cotangents[tensor][i] * values[i];
     }
     return sum;
 }
@@ -120,23 +144,11 @@ static quad loss(mla_shard_case *c, const double *const cotangents[ASSAY_MLA_TEN
 void mla_shard_assert_gradients(mla_shard_case *c, const double *const cotangents[ASSAY_MLA_TENSORS],
                                 double *const gradients[MLA_VARIABLES])
 {
-    const quad step = 1e-9;     /* what it leaves out is its square: below float64 */
-    const double noise = 1e-22; /* of binary128 over the step: gradients may be exactly 0 */
+    checkpoint_loss self = {c, cotangents};
     for (int i = 0; i < MLA_VARIABLES; i++) {
         if (gradients[i] == NULL) continue;
         quad *values = spec_tensors_find(&c->in, paths[i])->values;
-        double *expected = test_nans(c->p.sizes[i]);
-        for (int64_t j = 0; j < c->p.sizes[i]; j++) {
-            const quad value = values[j];
-            values[j] = value + step;
-            const quad above = loss(c, cotangents);
-            values[j] = value - step;
-            expected[j] = (double)((above - loss(c, cotangents)) / (2 * step));
-            values[j] = value;
-        }
-        const double absolute = 1e-13 * largest_of(expected, c->p.sizes[i]) + noise;
-        assert_close(gradients[i], expected, c->p.sizes[i], 1e-12, absolute);
-        free(expected);
+        mla_shard_assert_differences(loss, &self, values, gradients[i], c->p.sizes[i]);
     }
 }
 

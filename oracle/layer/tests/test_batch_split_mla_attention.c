@@ -1,6 +1,5 @@
 /* Attention of the schedule on one shard, and all of its MLA: against the formula, against the plain form, bit by bit.
  */
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -16,93 +15,63 @@ static assay_mla_config config_of(int shape)
     return mla_shard_config(shapes[shape][0], shapes[shape][1], shapes[shape][2], shapes[shape][3]);
 }
 
-/* --- flash attention, dense and in binary128 --- */
+/* --- flash attention --- */
 
-typedef struct dense {
-    const assay_mla_config *config;
-    mla_sizes s;
-    const double *query, *key, *value, *dout;
-    quad *out, *dquery, *dkey, *dvalue;
-    quad *sums; /* [b,N,S]: e^lse */
-} dense;
+typedef struct attention_case {
+    assay_attention_config config;
+    spec_tensors in, out;
+    const double *dout;
+    int64_t count; /* of dout */
+} attention_case;
 
-static quad dot(const double *a, const double *b, int64_t count)
+static quad attention_loss(void *self)
 {
+    attention_case *c = self;
+    assay_context ctx = assay_context_default(1);
     quad sum = 0;
-    for (int64_t i = 0; i < count; i++) sum += (quad)a[i] * b[i];
+    spec_tensors_free(&c->out);
+    assert_ok(&ctx, spec_attention(&ctx, &c->config, &c->in, &c->out));
+    const quad *out = spec_tensors_find(&c->out, "outputs/attention_out")->values;
+    for (int64_t i = 0; i < c->count; i++) sum += c->dout[i] * out[i];
     return sum;
 }
 
-/* One query of one head; `row` and the keys' rows are of [b,S,N]. */
-static void dense_query(dense *d, int64_t batch, int64_t at, int64_t head)
+TEST(test_flash_attention)
 {
-    const int64_t n = d->s.heads, length = d->config->sequence, qk = d->s.qk, wide = d->s.value;
-    const int64_t first = batch * length * n + head, row = first + at * n;
-    quad p[16], dp[16], total = 0, weighted = 0;
-    for (int64_t j = 0; j <= at; j++) {
-        p[j] = expq(dot(d->query + row * qk, d->key + (first + j * n) * qk, qk));
-        dp[j] = dot(d->dout + row * wide, d->value + (first + j * n) * wide, wide);
-        total += p[j];
-    }
-    d->sums[(batch * n + head) * length + at] = total;
-    for (int64_t j = 0; j <= at; j++) {
-        p[j] /= total;
-        weighted += p[j] * dp[j];
-    }
-    for (int64_t j = 0; j <= at; j++) {
-        const int64_t other = first + j * n;
-        const quad ds = p[j] * (dp[j] - weighted);
-        for (int64_t i = 0; i < wide; i++) {
-            d->out[row * wide + i] += p[j] * d->value[other * wide + i];
-            d->dvalue[other * wide + i] += p[j] * d->dout[row * wide + i];
-        }
-        for (int64_t i = 0; i < qk; i++) {
-            d->dquery[row * qk + i] += ds * d->key[other * qk + i];
-            d->dkey[other * qk + i] += ds * d->query[row * qk + i];
-        }
-    }
-}
-
-static quad *zeros(int64_t count)
-{
-    quad *values = malloc((size_t)count * sizeof *values);
-    assert_non_null(values);
-    for (int64_t i = 0; i < count; i++) values[i] = 0;
-    return values;
-}
-
-TEST(test_flash_attention_is_the_dense_formula)
-{
+    static const char *const paths[] = {"inputs/query", "inputs/key", "inputs/value"};
     assay_context ctx = assay_context_default(2);
     for (int shape = 0; shape < SHAPES; shape++) {
         const assay_mla_config config = config_of(shape);
         const mla_sizes s = mla_sizes_of(&config);
-        const int64_t rows = s.tokens * s.heads, qk = rows * s.qk, wide = rows * s.value;
+        const int64_t rows = s.tokens * s.heads, counts[] = {rows * s.qk, rows * s.qk, rows * s.value};
         uint64_t seed = 31;
-        double *query = test_normals(&seed, 0.7, ASSAY_FLOAT64, qk), *key = test_normals(&seed, 0.7, ASSAY_FLOAT64, qk);
-        double *value = test_normals(&seed, 1, ASSAY_FLOAT64, wide),
-               *dout = test_normals(&seed, 1, ASSAY_FLOAT64, wide);
-        double *out = test_nans(wide), *lse = test_nans(rows), *dquery = test_nans(qk), *dkey = test_nans(qk);
-        double *dvalue = test_nans(wide);
-        dense d = {&config, s, query, key, value, dout, zeros(wide), zeros(qk), zeros(qk), zeros(wide), zeros(rows)};
-        const assay_attention_inputs in = {.query = query, .key = key, .value = value};
-        const assay_attention_gradients g = {dquery, dkey, dvalue};
-        for (int64_t t = 0; t < s.tokens; t++) {
-            for (int64_t head = 0; head < s.heads; head++)
-                dense_query(&d, t / config.sequence, t % config.sequence, head);
+        double *values[3], *gradients[3], *out = test_nans(counts[2]), *lse = test_nans(rows);
+        double *dout = test_normals(&seed, 1, ASSAY_FLOAT64, counts[2]);
+        attention_case c = {.config = mla_attention_config(&config), .dout = dout, .count = counts[2]};
+        for (int i = 0; i < 3; i++) {
+            const assay_shape of = assay_shape_of(1, counts[i]);
+            values[i] = test_normals(&seed, i < 2 ? 0.7 : 1, ASSAY_FLOAT64, counts[i]);
+            gradients[i] = test_nans(counts[i]);
+            assert_ok(&ctx, spec_tensors_copy_f64(&ctx, &c.in, paths[i], &of, values[i]));
         }
+        const assay_attention_inputs in = {.query = values[0], .key = values[1], .value = values[2]};
+        const assay_attention_gradients g = {gradients[0], gradients[1], gradients[2]};
         assert_ok(&ctx, bs_flash_attention(&ctx, out, lse, &in, &config));
         assert_ok(&ctx, bs_flash_attention_bwd(&ctx, &g, dout, out, lse, &in, &config));
-        mla_shard_assert_near(out, d.out, wide);
-        for (int64_t i = 0; i < rows; i++) lse[i] = exp(lse[i]);
-        mla_shard_assert_near(lse, d.sums, rows);
-        mla_shard_assert_near(dquery, d.dquery, qk);
-        mla_shard_assert_near(dkey, d.dkey, qk);
-        mla_shard_assert_near(dvalue, d.dvalue, wide);
-        double *doubles[] = {query, key, value, dout, out, lse, dquery, dkey, dvalue};
-        quad *wides[] = {d.out, d.dquery, d.dkey, d.dvalue, d.sums};
-        for (size_t i = 0; i < sizeof doubles / sizeof *doubles; i++) free(doubles[i]);
-        for (size_t i = 0; i < sizeof wides / sizeof *wides; i++) free(wides[i]);
+        attention_loss(&c);
+        mla_shard_assert_near(out, spec_tensors_find(&c.out, "outputs/attention_out")->values, counts[2]);
+        mla_shard_assert_near(lse, spec_tensors_find(&c.out, "outputs/lse")->values, rows);
+        for (int i = 0; i < 3; i++) {
+            quad *of = spec_tensors_find(&c.in, paths[i])->values;
+            mla_shard_assert_differences(attention_loss, &c, of, gradients[i], counts[i]);
+            free(values[i]);
+            free(gradients[i]);
+        }
+        spec_tensors_free(&c.in);
+        spec_tensors_free(&c.out);
+        free(out);
+        free(lse);
+        free(dout);
     }
 }
 
@@ -300,7 +269,7 @@ TEST(test_every_allocation_may_fail)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_flash_attention_is_the_dense_formula),
+        cmocka_unit_test(test_flash_attention),
         cmocka_unit_test(test_mla_is_the_plain_form),
         cmocka_unit_test(test_mla_is_the_formula),
         cmocka_unit_test(test_missing_gradients_are_skipped),
