@@ -8,19 +8,18 @@
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/memory.h"
 #include "oracle/layer/batch_split_scan.h"
-#include "oracle/ops/rms_norm.h"
 #include "tests/support/assay_test.h"
 
 static const char *const names[BS_WEIGHTS] = {
-    [BS_POST_NORM] = "post_norm",
-    [BS_GATE] = "gate/kernel",
-    [BS_GATE_BIAS] = "gate/bias",
-    [BS_WI_0] = "wi_0",
-    [BS_WI_1] = "wi_1",
-    [BS_WO] = "wo",
-    [BS_SHARED_WI_0] = "shared_experts/wi_0/kernel",
-    [BS_SHARED_WI_1] = "shared_experts/wi_1/kernel",
-    [BS_SHARED_WO] = "shared_experts/wo/kernel",
+    [BS_POST_NORM] = "post_self_attention_layer_norm/scale",
+    [BS_GATE] = "moe/gate/kernel",
+    [BS_GATE_BIAS] = "moe/gate/bias",
+    [BS_WI_0] = "moe/wi_0",
+    [BS_WI_1] = "moe/wi_1",
+    [BS_WO] = "moe/wo",
+    [BS_SHARED_WI_0] = "moe/shared_experts/wi_0/kernel",
+    [BS_SHARED_WI_1] = "moe/shared_experts/wi_1/kernel",
+    [BS_SHARED_WO] = "moe/shared_experts/wo/kernel",
 };
 
 const char *moe_half_weight_name(int weight)
@@ -96,19 +95,11 @@ void moe_half_assert_gradient(const moe_half_loss *loss, double *values, const d
     }
 }
 
-static const memory_tensor *weight_of(const moe_half *c, int weight)
-{
-    char path[2 * ASSAY_PATH_SIZE];
-    if (weight == BS_POST_NORM) {
-        return layer_case_get(&c->layer.in, "weights/layers/1/post_self_attention_layer_norm/scale");
-    }
-    snprintf(path, sizeof path, "weights/layers/1/moe/%s", names[weight]);
-    return layer_case_get(&c->layer.in, path);
-}
-
 static void load_weight(moe_half *c, int weight)
 {
-    const memory_tensor *from = weight_of(c, weight);
+    char path[2 * ASSAY_PATH_SIZE];
+    snprintf(path, sizeof path, "weights/layers/1/%s", names[weight]);
+    const memory_tensor *from = layer_case_get(&c->layer.in, path);
     const int64_t shards = c->run.sizes.shards, parts = moe_half_is_routed(weight) ? c->run.sizes.expert_shards : 1;
     const int64_t count = from->count / parts;
     assert_int_equal(count, bs_weight_count(&c->run, weight, true));
@@ -218,46 +209,31 @@ cleanup:
     return status;
 }
 
-static double *add_copy(memory_store *store, const char *path, int64_t count, const double *values)
+static double *add_copy(memory_store *store, const char *path, const memory_tensor *from)
 {
-    double *to = memory_store_add(store, path, count);
+    double *to = memory_store_add(store, path, from->count);
     assert_non_null(to);
-    memcpy(to, values, (size_t)count * sizeof *to);
-    return to;
+    return memcpy(to, from->values, (size_t)from->count * sizeof *to);
 }
 
 void moe_half_plain(assay_context *ctx, moe_half *c, memory_store *plain)
 {
-    const assay_stack_config *config = &c->layer.config;
-    const int64_t tokens = config->mla.batch * config->mla.sequence, dim = config->mla.emb_dim;
-    const double *h = layer_case_get(&c->layer.in, "inputs/x")->values, *scale = weight_of(c, BS_POST_NORM)->values;
-    const double *dy = layer_case_get(&c->layer.in, "cotangents/y")->values;
-    double *rstd = moe_half_alloc(tokens), *dh = moe_half_alloc(tokens * dim);
-    memory_store in = {0};
-    const assay_source source = memory_store_source(&in);
+    assay_stack_config config = c->layer.config;
     const assay_sink sink = memory_store_sink(plain);
-    double *x = memory_store_add(&in, "inputs/x", tokens * dim);
-    assay_rms_norm_forward(ctx, x, rstd, h, scale, tokens, dim, config->epsilon);
-    add_copy(&in, "cotangents/y", tokens * dim, dy);
-    for (int weight = BS_GATE; weight < BS_WEIGHTS; weight++) {
-        char path[2 * ASSAY_PATH_SIZE];
-        const memory_tensor *from = weight_of(c, weight);
-        snprintf(path, sizeof path, "weights/%s", names[weight]);
-        add_copy(&in, path, from->count, from->values);
-    }
-    const memory_tensor *given = memory_store_find(&c->layer.in, "routing/layers/1/selected_experts");
-    if (given != NULL) {
-        int32_t *to = memory_store_add_i32(&in, "routing/selected_experts", given->count);
-        memcpy(to, given->indices, (size_t)given->count * sizeof *to);
-    }
-    assert_ok(ctx, assay_moe_run(ctx, &config->moe, &source, &sink, NULL, 0));
-    memory_store_free(&in);
-    double *d_scale = memory_store_add(plain, "gradients/weights/post_norm", dim);
-    double *dx = memory_store_find(plain, "gradients/inputs/x")->values;
-    double *y = memory_store_find(plain, "outputs/y")->values;
-    assay_rms_norm_backward(ctx, dh, d_scale, dx, h, scale, rstd, tokens, dim);
-    layer_add(ctx, y, h, y, tokens * dim);
-    layer_add(ctx, dx, dy, dh, tokens * dim);
-    free(rstd);
-    free(dh);
+    const memory_tensor *x = layer_case_get(&c->layer.in, "inputs/x");
+    const int64_t tokens = config.mla.batch * config.mla.sequence;
+    stack_run stack = {.config = &config, .in = &c->in, .out = &sink, .tokens = tokens, .size = x->count};
+    layer_weights w, g;
+    config.sharding = (assay_sharding){.mesh = {{1, 1, 1}}, .tensor_shards = 1, .token_chunks = 1};
+    double *y = add_copy(plain, "outputs/y", x);
+    double *dx = add_copy(plain, "gradients/inputs/x", layer_case_get(&c->layer.in, "cotangents/y"));
+    assert_ok(ctx, assay_remat_open(ctx, &stack.store, &config.policy, config.layers));
+    assert_ok(ctx, layer_weights_read(ctx, &stack, MOE_HALF_LAYER, &w));
+    assert_ok(ctx, layer_gradients_alloc(ctx, &stack, MOE_HALF_LAYER, &w, &g));
+    assert_ok(ctx, mlp_half_forward(ctx, &stack, MOE_HALF_LAYER, &w, y));
+    assert_ok(ctx, mlp_half_backward(ctx, &stack, MOE_HALF_LAYER, &w, &g, x->values, dx));
+    assert_ok(ctx, layer_gradients_write(ctx, &stack, MOE_HALF_LAYER, &g));
+    layer_weights_free(&w);
+    layer_weights_free(&g);
+    assay_remat_close(stack.store);
 }

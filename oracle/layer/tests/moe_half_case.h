@@ -55,11 +55,11 @@ typedef struct moe_half_loss {
 /* The gradient is its central difference by each value; exactly 0 where nothing comes of a value. */
 void moe_half_assert_gradient(const moe_half_loss *loss, double *values, const double *gradient, int64_t count);
 
-/* h + moe(rms_norm(h)) of the plain block on the whole batch: outputs/y, gradients/inputs/x, gradients/weights/ (of the
- * block; and post_norm), routing/ and checkpoints/. */
+/* The second half of the plain layer on the whole batch, h + moe(rms_norm(h)): outputs/y, gradients/inputs/x, and what
+ * the stack calls its gradients, routing and checkpoints. */
 void moe_half_plain(assay_context *ctx, moe_half *c, memory_store *plain);
 
-/* Of a bs_weights: its name in the plain block, or "post_norm". */
+/* Of a bs_weights: its name in the layer; NULL in the attention half. */
 const char *moe_half_weight_name(int weight);
 bool moe_half_is_routed(int weight); /* split over the expert axis */
 

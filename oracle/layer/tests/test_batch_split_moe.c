@@ -69,7 +69,7 @@ static void assert_gradients(const moe_half *c, const memory_store *plain, bool 
         char path[2 * ASSAY_PATH_SIZE];
         int64_t count = 0;
         if (moe_half_weight_name(weight) == NULL) continue;
-        snprintf(path, sizeof path, "gradients/weights/%s", moe_half_weight_name(weight));
+        snprintf(path, sizeof path, "gradients/weights/layers/1/%s", moe_half_weight_name(weight));
         double *sum = reduced(c, weight, &count);
         const memory_tensor *expected = layer_case_get(plain, path);
         assert_int_equal(count, expected->count);
@@ -85,7 +85,8 @@ static void assert_gradients(const moe_half *c, const memory_store *plain, bool 
 /* outputs, gradients, choices, weights and margins are the plain block's. */
 static void assert_plain(assay_context *ctx, moe_half *c)
 {
-    static const char *const names[] = {"weights", "margin"};
+    static const char *const same[] = {"routing/layers/1/selected_experts", "routing/layers/1/weights",
+                                       "routing/layers/1/margin"};
     memory_store plain = {0};
     moe_half_plain(ctx, c, &plain);
     const memory_tensor *y = layer_case_get(&plain, "outputs/y"), *dx = layer_case_get(&plain, "gradients/inputs/x");
@@ -93,17 +94,12 @@ static void assert_plain(assay_context *ctx, moe_half *c)
     assert_equivalent(out, y->values, y->count);
     assert_equivalent(d_in, dx->values, dx->count);
     assert_gradients(c, &plain, false);
-    const memory_tensor *chosen = layer_case_get(&c->out, "routing/layers/1/selected_experts");
-    const memory_tensor *expected = layer_case_get(&plain, "routing/selected_experts");
-    assert_int_equal(chosen->count, expected->count);
-    assert_memory_equal(chosen->indices, expected->indices, (size_t)chosen->count * sizeof(int32_t));
-    for (int i = 0; i < 2; i++) {
-        char path[2 * ASSAY_PATH_SIZE];
-        snprintf(path, sizeof path, "routing/layers/1/%s", names[i]);
-        const memory_tensor *found = layer_case_get(&c->out, path);
-        snprintf(path, sizeof path, "routing/%s", names[i]);
-        assert_int_equal(found->count, layer_case_get(&plain, path)->count);
-        assert_same_bits(found->values, layer_case_get(&plain, path)->values, found->count);
+    for (int i = 0; i < 3; i++) {
+        const memory_tensor *found = layer_case_get(&c->out, same[i]), *expected = layer_case_get(&plain, same[i]);
+        const size_t size = i == 0 ? sizeof *found->indices : sizeof *found->values;
+        assert_int_equal(found->count, expected->count);
+        assert_memory_equal(i == 0 ? (void *)found->indices : (void *)found->values,
+                            i == 0 ? (void *)expected->indices : (void *)expected->values, (size_t)found->count * size);
     }
     free(out);
     free(d_in);
@@ -155,8 +151,7 @@ TEST(test_checkpoints)
         const assay_batch_split_sizes *z = &c.run.sizes;
         const int64_t width = c.layer.config.moe.moe_mlp_dim, per_token = shapes[s].per_token;
         const int64_t length = shapes[s].sequence, factor = c.run.factor, tokens = z->shards * factor * z->tokens;
-        const int32_t *order = layer_case_get(&plain, "routing/sorted_selected_experts")->indices;
-        const int32_t *chosen = layer_case_get(&plain, "routing/selected_experts")->indices;
+        const int32_t *chosen = layer_case_get(&plain, "routing/layers/1/selected_experts")->indices;
         const memory_tensor *sizes = layer_case_get(&c.out, "routing/layers/1/group_sizes");
         const memory_tensor *gate = layer_case_get(&c.out, "checkpoints/layers/1/moe_mlpwi_0");
         const memory_tensor *up = layer_case_get(&c.out, "checkpoints/layers/1/moe_mlpwi_1");
@@ -167,13 +162,15 @@ TEST(test_checkpoints)
             for (int64_t i = 0; i < factor; i++) {
                 int64_t row = (shard * factor + i) * z->copies, end = row + z->copies;
                 int32_t counts[8] = {0};
-                for (int64_t j = 0; j < tokens * per_token; j++) {
-                    const int64_t batch_row = order[j] / per_token / length;
-                    const int64_t owner = batch_row / (factor * z->rows), expert = chosen[order[j]];
+                int64_t j = 0; /* of all copies by expert */
+                for (int64_t at = 0; at < shapes[s].experts * tokens * per_token; at++) {
+                    const int64_t expert = at / (tokens * per_token), choice = at % (tokens * per_token);
+                    const int64_t batch_row = choice / per_token / length, owner = batch_row / (factor * z->rows);
+                    if (chosen[choice] != expert) continue;
+                    const double *a = layer_case_get(&plain, "checkpoints/layers/1/moe_mlpwi_0")->values + j * width;
+                    const double *b = layer_case_get(&plain, "checkpoints/layers/1/moe_mlpwi_1")->values + j++ * width;
                     if (batch_row % factor != i || owner / z->expert_shards != shard / z->expert_shards) continue;
                     if (expert / z->local_experts != shard % z->expert_shards) continue;
-                    const double *a = layer_case_get(&plain, "checkpoints/moe_mlpwi_0")->values + j * width;
-                    const double *b = layer_case_get(&plain, "checkpoints/moe_mlpwi_1")->values + j * width;
                     assert_same_bits(gate->values + row * width, a, width);
                     assert_same_bits(up->values + row * width, b, width);
                     counts[expert % z->local_experts]++;
