@@ -113,25 +113,14 @@ static void load_weight(moe_half *c, int weight)
     }
 }
 
-/* Row r of a shard goes to microbatch r mod f. */
-static void load_microbatches(moe_half *c, double *const *to, const char *path)
-{
-    const double *from = layer_case_get(&c->layer.in, path)->values;
-    const int64_t factor = c->run.factor, rows = c->run.sizes.rows;
-    const int64_t width = c->run.mla.sequence * c->run.mla.emb_dim;
-    for (int64_t row = 0; row < c->run.sizes.shards * rows; row++) {
-        for (int64_t i = 0; i < factor; i++)
-            memcpy(to[i] + row * width, from + (row * factor + i) * width, (size_t)width * sizeof *from);
-    }
-}
-
 void moe_half_load(moe_half *c)
 {
+    const int64_t width = c->run.mla.sequence * c->run.mla.emb_dim;
     for (int weight = 0; weight < BS_WEIGHTS; weight++) {
         if (names[weight] != NULL) load_weight(c, weight);
     }
-    load_microbatches(c, c->xs, "inputs/x");
-    load_microbatches(c, c->dxs, "cotangents/y");
+    bs_split(c->xs, layer_case_get(&c->layer.in, "inputs/x")->values, &c->run, width);
+    bs_split(c->dxs, layer_case_get(&c->layer.in, "cotangents/y")->values, &c->run, width);
 }
 
 static void configure(moe_half *c, const moe_half_shape *shape)

@@ -240,32 +240,6 @@ TEST(test_same_bits_with_any_threads_and_isa)
     mla_shard_close(&first.c);
 }
 
-TEST(test_every_allocation_may_fail)
-{
-    const assay_mla_config config = config_of(3);
-    assay_context ctx = assay_context_default(1);
-    mla_shard_case c, expected;
-    whole v;
-    mla_shard_open(&c, &config);
-    mla_shard_open(&expected, &config);
-    whole_open(&v, &c);
-    assert_ok(&ctx, whole_run(&ctx, &expected, &v));
-    int64_t n;
-    for (n = 0;; n++) {
-        assay_mla_residuals_free(&v.r);
-        assay_fail_allocation(n);
-        const assay_status status = whole_run(&ctx, &c, &v);
-        assay_fail_allocation(-1);
-        if (!assay_allocation_failed()) break;
-        assert_int_equal(status, ASSAY_NO_MEMORY);
-    }
-    assert_true(n > 30);
-    for (int i = 0; i < MLA_VARIABLES; i++) assert_same_bits(c.p.gradients[i], expected.p.gradients[i], c.p.sizes[i]);
-    whole_close(&v);
-    mla_shard_close(&c);
-    mla_shard_close(&expected);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -274,7 +248,6 @@ int main(void)
         cmocka_unit_test(test_mla_is_the_formula),
         cmocka_unit_test(test_missing_gradients_are_skipped),
         cmocka_unit_test(test_same_bits_with_any_threads_and_isa),
-        cmocka_unit_test(test_every_allocation_may_fail),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

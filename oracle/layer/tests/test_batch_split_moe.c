@@ -35,12 +35,8 @@ static void assert_equivalent(const double *actual, const double *expected, int6
 /* The whole batch [B,S,D] of what lies in microbatches. */
 static double *merged(const moe_half *c, double *const *microbatches)
 {
-    const int64_t factor = c->run.factor, width = c->run.mla.sequence * c->run.mla.emb_dim;
-    double *whole = moe_half_alloc(factor * c->count);
-    for (int64_t row = 0; row < c->run.sizes.shards * c->run.sizes.rows; row++) {
-        for (int64_t i = 0; i < factor; i++)
-            memcpy(whole + (row * factor + i) * width, microbatches[i] + row * width, (size_t)width * sizeof *whole);
-    }
+    double *whole = moe_half_alloc(c->run.factor * c->count);
+    bs_merge(whole, (const double *const *)microbatches, &c->run, c->run.mla.sequence * c->run.mla.emb_dim);
     return whole;
 }
 
@@ -287,24 +283,6 @@ TEST(test_capacity)
     }
 }
 
-/* A shard whose rows are just as many as are kept does not compute again. */
-TEST(test_capacity_edge)
-{
-    assay_context ctx = assay_context_default(1);
-    const moe_half_shape shape = {1, 1, 4, 1, 1, 3, 8, 2, 0, 0};
-    for (int64_t less = 0; less < 2; less++) {
-        moe_half c;
-        moe_half_open(&c, &shape);
-        heat(&c);
-        c.run.sizes.capacity = c.run.sizes.copies - less;
-        assert_ok(&ctx, moe_half_run(&ctx, &c));
-        const double recomputed = assay_remat_report_of(c.stack.store).operations_recomputed;
-        assert_true(recomputed == bs_moe_remat_flops(&c.run) + (double)less * 4 * 8 * 5 * (double)c.run.sizes.copies);
-        assert_plain(&ctx, &c);
-        moe_half_close(&c);
-    }
-}
-
 /* The source's choice replaces the router's: the plain block's with the same. */
 TEST(test_given)
 {
@@ -455,17 +433,11 @@ TEST(test_allocation_failures)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_against_plain),
-        cmocka_unit_test(test_same_bits_as_plain),
-        cmocka_unit_test(test_checkpoints),
-        cmocka_unit_test(test_capacity),
-        cmocka_unit_test(test_capacity_edge),
-        cmocka_unit_test(test_given),
-        cmocka_unit_test(test_events),
-        cmocka_unit_test(test_unwanted),
-        cmocka_unit_test(test_same_bits),
-        cmocka_unit_test(test_forward_only),
-        cmocka_unit_test(test_allocation_failures),
+        cmocka_unit_test(test_against_plain), cmocka_unit_test(test_same_bits_as_plain),
+        cmocka_unit_test(test_checkpoints),   cmocka_unit_test(test_capacity),
+        cmocka_unit_test(test_given),         cmocka_unit_test(test_events),
+        cmocka_unit_test(test_unwanted),      cmocka_unit_test(test_same_bits),
+        cmocka_unit_test(test_forward_only),  cmocka_unit_test(test_allocation_failures),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

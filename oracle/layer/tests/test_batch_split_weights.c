@@ -211,42 +211,6 @@ TEST(gradients_are_sums_over_shards)
     }
 }
 
-/* <gather(w), g> = <w, reduce(g)>, exactly: whole numbers. */
-TEST(gather_and_reduce_are_transposes)
-{
-    for (int m = 0; m < MESHES; m++) {
-        assay_context ctx = assay_context_default(1);
-        weights_case c;
-        bs_weights scattered, gathered, gradients;
-        open_case(&c, meshes[m]);
-        for (int w = 0; w < BS_WEIGHTS; w++) {
-            double *whole = tensor_of(&c.layers.in, "weights", w)->values;
-            for (int64_t i = 0; i < whole_count(w); i++) whole[i] = (double)((i * 29 + w) % 61 - 30);
-        }
-        alloc_nan(&ctx, &c, &scattered, false);
-        alloc_nan(&ctx, &c, &gathered, true);
-        alloc_nan(&ctx, &c, &gradients, true);
-        fill_gradients(&c, &gradients);
-        assert_ok(&ctx, bs_extract_layer_weights(&ctx, &c.run, &scattered, LAYER));
-        bs_gather_weights(&ctx, &c.run, &gathered, &scattered);
-        reduce(&ctx, &c, &gradients);
-        for (int w = 0; w < BS_WEIGHTS; w++) {
-            const double *weight = tensor_of(&c.layers.in, "weights", w)->values;
-            const double *gradient = tensor_of(&c.out, "gradients/weights", w)->values;
-            double left = 0, right = 0;
-            if (weights[w].fsdp < 0) continue;
-            for (int64_t i = 0; i < c.run.sizes.shards * bs_weight_count(&c.run, w, true); i++)
-                left += gathered.values[w][i] * gradients.values[w][i];
-            for (int64_t i = 0; i < whole_count(w); i++) right += weight[i] * gradient[i];
-            assert_true(left == right);
-        }
-        bs_weights_free(&scattered);
-        bs_weights_free(&gathered);
-        bs_weights_free(&gradients);
-        close_case(&c);
-    }
-}
-
 /* Gradients that nobody wants are not there on the way, nor written. */
 TEST(unwanted_gradients_are_left_out)
 {
@@ -355,13 +319,9 @@ TEST(missing_and_foreign_weights_are_refused)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_shard_has_its_part),
-        cmocka_unit_test(gradients_are_sums_over_shards),
-        cmocka_unit_test(gather_and_reduce_are_transposes),
-        cmocka_unit_test(unwanted_gradients_are_left_out),
-        cmocka_unit_test(no_memory),
-        cmocka_unit_test(the_gates_bias_may_be_off),
-        cmocka_unit_test(missing_and_foreign_weights_are_refused),
+        cmocka_unit_test(every_shard_has_its_part),        cmocka_unit_test(gradients_are_sums_over_shards),
+        cmocka_unit_test(unwanted_gradients_are_left_out), cmocka_unit_test(no_memory),
+        cmocka_unit_test(the_gates_bias_may_be_off),       cmocka_unit_test(missing_and_foreign_weights_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
