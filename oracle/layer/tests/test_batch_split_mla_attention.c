@@ -1,4 +1,4 @@
-/* Attention of the schedule on one shard, and all of its MLA: against the formula, against the plain form, bit by bit.
+/* Attention of the schedule on one shard against the second form, and all of its MLA against the plain form, bit by bit.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -151,28 +151,6 @@ TEST(test_mla_is_the_plain_form)
     }
 }
 
-TEST(test_mla_is_the_formula)
-{
-    assay_context ctx = assay_context_default(2);
-    for (int shape = 0; shape < SHAPES; shape++) {
-        const assay_mla_config config = config_of(shape);
-        mla_shard_case c;
-        whole v;
-        mla_shard_open(&c, &config);
-        mla_shard_make_expected(&c);
-        whole_open(&v, &c);
-        assert_ok(&ctx, whole_run(&ctx, &c, &v));
-        mla_shard_assert_near(v.out, mla_shard_expected(&c, "out_proj"), c.p.sizes[MLA_X]);
-        mla_shard_assert_near(v.attn_out, mla_shard_expected(&c, "attention_out"),
-                              assay_mla_tensor_count(&config, ASSAY_MLA_ATTENTION_OUT));
-        mla_shard_assert_near(v.lse, mla_shard_expected(&c, "lse"), c.p.tokens * config.heads);
-        const double *const cotangents[ASSAY_MLA_TENSORS] = {[ASSAY_MLA_OUT_PROJ] = c.p.dy};
-        mla_shard_assert_gradients(&c, cotangents, c.p.gradients);
-        whole_close(&v);
-        mla_shard_close(&c);
-    }
-}
-
 /* Each gradient by itself, and none. */
 TEST(test_missing_gradients_are_skipped)
 {
@@ -245,7 +223,6 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_flash_attention),
         cmocka_unit_test(test_mla_is_the_plain_form),
-        cmocka_unit_test(test_mla_is_the_formula),
         cmocka_unit_test(test_missing_gradients_are_skipped),
         cmocka_unit_test(test_same_bits_with_any_threads_and_isa),
     };
