@@ -94,29 +94,28 @@ static void weights_bwd(const assay_context *ctx, const bs_run *run, double *d_w
         d_weights[row] = assay_dot(ctx, width, values + row * width, d_values + row * width);
 }
 
-/* d_hidden, d_weights and BS_WO, rows weighed that go into wo; `hidden` has h, and keeps it. */
+/* d_hidden, d_weights and BS_WO, rows weighed that go into wo; `hidden` has h, and in between h weighed. */
 static assay_status weighed_inputs_bwd(assay_context *ctx, const bs_moe_layer *at, double *d_hidden, double *d_weights,
-                                       const double *dy, double *hidden, const bs_routed *routed)
+                                       const double *dy, double *hidden, const bs_gating *gating,
+                                       const bs_routed *routed)
 {
     assay_status status = ASSAY_OK;
     const bs_run *run = at->run;
     const int64_t rows = row_count(run), width = run->stack->config->moe.moe_mlp_dim;
-    double *weighed = NULL;
-    TRY(bs_alloc_shards(ctx, run, "weighed rows", run->sizes.copies, width, &weighed));
-    const bs_gmm_args args = linear_args(at, routed, weighed);
-    assay_weigh_rows(ctx, weighed, routed->weights, hidden, rows, width);
+    const bs_gmm_args args = linear_args(at, routed, hidden);
+    assay_weigh_rows(ctx, hidden, routed->weights, hidden, rows, width);
     TRY(bs_gmm_bwd(ctx, run, d_hidden, at->g->values[BS_WO], dy, &args));
     assay_round(ctx, ASSAY_ROUND_STORAGE, rows * width, d_hidden);
+    gate_rows(ctx, run, hidden, gating);
     weights_bwd(ctx, run, d_weights, hidden, d_hidden, width);
     assay_weigh_rows(ctx, d_hidden, routed->weights, d_hidden, rows, width);
 cleanup:
-    free(weighed);
     return status;
 }
 
 /* The same, rows weighed that come out of it. */
 static assay_status weighed_outputs_bwd(assay_context *ctx, const bs_moe_layer *at, double *d_hidden, double *d_weights,
-                                        const double *dy, double *hidden, const bs_routed *routed)
+                                        const double *dy, const double *hidden, const bs_routed *routed)
 {
     assay_status status = ASSAY_OK;
     const bs_run *run = at->run;
@@ -145,8 +144,11 @@ assay_status bs_compute_linear_bwd(assay_context *ctx, const bs_moe_layer *at, b
     TRY(bs_alloc_shards(ctx, run, "hidden rows", copies, width, &hidden));
     TRY(bs_alloc_shards(ctx, run, "gradient of hidden rows", copies, width, &d_hidden));
     gate_rows(ctx, run, hidden, gating);
-    TRY((weighs_outputs(ctx) ? weighed_outputs_bwd : weighed_inputs_bwd)(ctx, at, d_hidden, d_weights, dy, hidden,
-                                                                         routed));
+    if (weighs_outputs(ctx)) {
+        TRY(weighed_outputs_bwd(ctx, at, d_hidden, d_weights, dy, hidden, routed));
+    } else {
+        TRY(weighed_inputs_bwd(ctx, at, d_hidden, d_weights, dy, hidden, gating, routed));
+    }
     gate_rows_bwd(ctx, run, d_gating, d_hidden, gating);
 cleanup:
     free(hidden);

@@ -147,15 +147,15 @@ assay_status bs_compute_remat(assay_context *ctx, const bs_moe_layer *at, bs_gat
     bs_routed again = {.x = routed->x}; /* the shards with too many rows; elsewhere gating becomes 0 */
     TRY(bs_alloc_shards_i32(ctx, run, "group_sizes", local, 1, &again.group_sizes));
     for (int64_t shard = 0; shard < run->sizes.shards; shard++) {
-        const int64_t rows = bs_rows_of(run, routed->group_sizes, shard);
+        const bool too_many = bs_rows_of(run, routed->group_sizes, shard) > run->sizes.capacity;
         for (int64_t e = shard * local; e < (shard + 1) * local; e++)
-            again.group_sizes[e] = rows > run->sizes.capacity ? routed->group_sizes[e] : 0;
-        if (rows > run->sizes.capacity)
-            assay_remat_recomputed(run->stack->store, 4 * (double)(rows * run->mla.emb_dim * width));
+            again.group_sizes[e] = too_many ? routed->group_sizes[e] : 0;
+        const int64_t rows = bs_rows_of(run, again.group_sizes, shard);
+        assay_remat_recomputed(run->stack->store, 4 * (double)rows * (double)(run->mla.emb_dim * width));
     }
     TRY(bs_compute_gating(ctx, at, gating, &again));
     for (size_t shard = 0; shard < (size_t)run->sizes.shards; shard++) {
-        if (bs_rows_of(run, routed->group_sizes, (int64_t)shard) > run->sizes.capacity) continue;
+        if (bs_rows_of(run, again.group_sizes, (int64_t)shard) > 0) continue;
         memcpy(gating->layer_w0 + shard * size, residuals->mlpwi_0[i] + shard * held, held * sizeof(double));
         memcpy(gating->layer_w1 + shard * size, residuals->mlpwi_1[i] + shard * held, held * sizeof(double));
     }
