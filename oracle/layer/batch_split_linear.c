@@ -7,7 +7,6 @@
 #include <stdlib.h>
 
 #include "oracle/arithmetic/arithmetic.h"
-#include "oracle/base/memory.h"
 #include "oracle/layer/batch_split_moe_internal.h"
 #include "oracle/mesh/shard_rows.h"
 #include "oracle/ops/glu.h"

@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "oracle/arithmetic/arithmetic.h"
-#include "oracle/base/memory.h"
 #include "oracle/layer/batch_split_moe_internal.h"
 
 assay_status bs_read_given(assay_context *ctx, const bs_run *run, int64_t layer, bs_given *given)

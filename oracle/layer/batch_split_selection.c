@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "oracle/arithmetic/arithmetic.h"
-#include "oracle/base/memory.h"
 #include "oracle/layer/batch_split_moe_internal.h"
 
 assay_status bs_expert_group_mask(assay_context *ctx, double *mask, const double *gate_logits, int64_t tokens,

@@ -1,7 +1,6 @@
 /* Attention of the schedule on one shard against the second form, and all of its MLA against the plain form, bit by bit.
  */
 #include <stdlib.h>
-#include <string.h>
 
 #include "oracle/arithmetic/emulated.h"
 #include "oracle/layer/tests/mla_shard_case.h"

@@ -228,19 +228,47 @@ static void assert_stored(const moe_half *c)
     }
 }
 
+static const assay_emulation bfloat16 = {.precision = {.storage = 0x1p-9,
+                                                       .multiply = 0x1p-9,
+                                                       .accumulate = 0x1p-24,
+                                                       .router = 0x1p-24,
+                                                       .elementary = 0x1p-20},
+                                         .storage = ASSAY_BFLOAT16,
+                                         .multiply = ASSAY_BFLOAT16,
+                                         .seed = 3};
+
+/* What is added may have been stored, and so may a sum that is not the last. */
+TEST(test_sums_of_gradients)
+{
+    static const int weights[] = {BS_WO};
+    assay_context ctx = assay_context_default(2);
+    moe_half c;
+    bs_gradient_sums sums;
+    uint64_t seed = 41;
+    ctx.arithmetic = &assay_arithmetic_emulated;
+    ctx.emulation = &bfloat16;
+    moe_half_open(&c, &shapes[2]);
+    const int64_t count = c.run.sizes.shards * bs_weight_count(&c.run, BS_WO, true);
+    double *sum = c.g.values[BS_WO], *before = moe_half_alloc(count);
+    assert_ok(&ctx, bs_gradient_sums_open(&ctx, &c.run, &sums, &c.g, weights, 1));
+    for (int64_t i = 0; i < c.run.factor; i++) {
+        double *each = bs_gradients_of(&sums, i)->values[BS_WO];
+        memcpy(before, sum, (size_t)count * sizeof *sum);
+        for (int64_t j = 0; j < count; j++) each[j] = layer_case_uniform(&seed);
+        bs_add_gradients(&ctx, &c.run, &sums, i);
+        assert_bfloat16(i < c.run.factor - 1 ? sum : each, count);
+        for (int64_t j = 0; i == c.run.factor - 1 && j < count; j++) assert_true(sum[j] == before[j] + each[j]);
+    }
+    bs_gradient_sums_close(&sums);
+    free(before);
+    moe_half_close(&c);
+}
+
 /* A shard with more rows than are kept computes them again, and counts it; the bits are those of a run that keeps all.
  */
 TEST(test_capacity)
 {
     const moe_half_shape shape = {2, 1, 4, 2, 1, 3, 8, 2, 0, 0};
-    static const assay_emulation bfloat16 = {.precision = {.storage = 0x1p-9,
-                                                           .multiply = 0x1p-9,
-                                                           .accumulate = 0x1p-24,
-                                                           .router = 0x1p-24,
-                                                           .elementary = 0x1p-20},
-                                             .storage = ASSAY_BFLOAT16,
-                                             .multiply = ASSAY_BFLOAT16,
-                                             .seed = 3};
     for (int emulated = 0; emulated < 2; emulated++) {
         for (int hot = 0; hot < 2; hot++) {
             assay_context ctx = assay_context_default(2);
@@ -385,10 +413,15 @@ TEST(test_allocation_failures)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_against_plain), cmocka_unit_test(test_same_bits_as_plain),
-        cmocka_unit_test(test_checkpoints),   cmocka_unit_test(test_capacity),
-        cmocka_unit_test(test_given),         cmocka_unit_test(test_unwanted),
-        cmocka_unit_test(test_forward_only),  cmocka_unit_test(test_allocation_failures),
+        cmocka_unit_test(test_against_plain),
+        cmocka_unit_test(test_same_bits_as_plain),
+        cmocka_unit_test(test_checkpoints),
+        cmocka_unit_test(test_sums_of_gradients),
+        cmocka_unit_test(test_capacity),
+        cmocka_unit_test(test_given),
+        cmocka_unit_test(test_unwanted),
+        cmocka_unit_test(test_forward_only),
+        cmocka_unit_test(test_allocation_failures),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
