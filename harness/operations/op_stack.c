@@ -46,7 +46,8 @@ static assay_status describe_weights(assay_describer d, const assay_stack_config
     TRY(assay_describe_weight(&d, "post_self_attention_layer_norm/scale", scale, dim));
     d.block = is_dense(config, layer) ? "mlp/" : "moe/";
     if (is_dense(config, layer)) {
-        TRY(assay_describe_mlp_weights(&d, &config->mlp));
+        const assay_tensor_table mlp = assay_mlp_weight_table(&config->mlp, ASSAY_MLP_DENSE);
+        TRY(assay_describe_weights(&d, &mlp, (assay_dims){"", {0}}));
     } else {
         TRY(assay_describe_moe_weights(&d, &config->moe));
     }
@@ -96,10 +97,11 @@ static assay_status describe_results(const assay_describer *d, const assay_stack
     assay_status status;
     if (config->batch_split_factor > 0 && !is_dense(config, layer)) return describe_batch_split_results(d, config);
     const assay_dims x = {"BSD", {config->mla.batch, config->mla.sequence, config->mla.emb_dim}};
+    const assay_dims tokens = {"BS", {config->mla.batch, config->mla.sequence}};
     TRY(assay_describe_result(d, "checkpoints", "decoder_layer_input", ASSAY_FLOAT64, x));
     TRY(assay_describe_mla_checkpoints(d, &config->mla));
     if (is_dense(config, layer)) {
-        TRY(assay_describe_mlp_checkpoints(d, &config->mlp));
+        TRY(assay_describe_mlp_checkpoints(d, &config->mlp, ASSAY_MLP_DENSE, tokens));
     } else {
         TRY(assay_describe_moe_checkpoints(d, &config->moe, &config->sharding));
         TRY(assay_describe_moe_routing(d, &config->moe, &config->sharding));

@@ -10,18 +10,14 @@
 /* Of one shard. */
 static assay_gated_mlp_config shared_config(const bs_run *run)
 {
-    const assay_moe_config *moe = &run->stack->config->moe;
-    return (assay_gated_mlp_config){.rows = run->sizes.tokens,
-                                    .emb_dim = run->mla.emb_dim,
-                                    .mlp_dim = moe->shared_mlp_dim,
-                                    .activation = {moe->activation, ASSAY_LINEAR}};
+    return assay_moe_shared_config(&run->stack->config->moe, run->sizes.tokens);
 }
 
 static assay_gated_mlp_weights shared_weights(const bs_run *run, const bs_weights *w, int64_t shard)
 {
-    return (assay_gated_mlp_weights){.wi_0 = bs_weight_of(run, w, BS_SHARED_WI_0, shard),
-                                     .wi_1 = bs_weight_of(run, w, BS_SHARED_WI_1, shard),
-                                     .wo = bs_weight_of(run, w, BS_SHARED_WO, shard)};
+    return (assay_gated_mlp_weights){.w = {[ASSAY_MLP_WI_0] = bs_weight_of(run, w, BS_SHARED_WI_0, shard),
+                                           [ASSAY_MLP_WI_1] = bs_weight_of(run, w, BS_SHARED_WI_1, shard),
+                                           [ASSAY_MLP_WO] = bs_weight_of(run, w, BS_SHARED_WO, shard)}};
 }
 
 assay_status bs_shared_expert(assay_context *ctx, const bs_moe_layer *at, double *y, const double *x)
@@ -78,9 +74,9 @@ assay_status bs_shared_expert_bwd(assay_context *ctx, const bs_moe_layer *at, do
         const assay_gated_mlp_weights w = shared_weights(at->run, at->w, shard);
         const assay_gated_mlp_gradients gradients = {
             .dx = dx + shard * size,
-            .dwi_0 = bs_weight_of(at->run, at->g, BS_SHARED_WI_0, shard),
-            .dwi_1 = bs_weight_of(at->run, at->g, BS_SHARED_WI_1, shard),
-            .dwo = bs_weight_of(at->run, at->g, BS_SHARED_WO, shard),
+            .g = {[ASSAY_MLP_WI_0] = bs_weight_of(at->run, at->g, BS_SHARED_WI_0, shard),
+                  [ASSAY_MLP_WI_1] = bs_weight_of(at->run, at->g, BS_SHARED_WI_1, shard),
+                  [ASSAY_MLP_WO] = bs_weight_of(at->run, at->g, BS_SHARED_WO, shard)},
         };
         TRY(assay_gated_mlp_backward(ctx, &gradients, dy + shard * size, shared + shard, x + shard * size, &w,
                                      &config));

@@ -33,14 +33,8 @@ enum {
     LAYER_KV_NORM,
     LAYER_WKV_B,
     LAYER_OUT,
-    LAYER_WI,
-    LAYER_WI_0,
-    LAYER_WI_1,
-    LAYER_WO,
-    LAYER_WI_0_BIAS,
-    LAYER_WI_1_BIAS,
-    LAYER_WO_BIAS,
-    LAYER_WEIGHTS,
+    LAYER_MLP, /* ASSAY_MLP_WI ... of a dense layer */
+    LAYER_WEIGHTS = LAYER_MLP + ASSAY_MLP_WEIGHTS,
 };
 
 /* Weights, or gradients of them. NULL: the layer has no such weight, or nobody wants its gradient. */
@@ -48,8 +42,7 @@ typedef struct layer_weights {
     double *values[LAYER_WEIGHTS];
 } layer_weights;
 
-/* Numbers in one weight of a layer; 0 where it has none. */
-int64_t layer_weight_count(const assay_stack_config *config, int64_t layer, int weight);
+assay_tensor_table layer_weight_table(const assay_stack_config *config, int64_t layer);
 assay_status layer_weights_read(assay_context *ctx, const stack_run *run, int64_t layer, layer_weights *w);
 /* Room for the gradients of these weights that somebody wants. */
 assay_status layer_gradients_alloc(assay_context *ctx, const stack_run *run, int64_t layer, const layer_weights *w,

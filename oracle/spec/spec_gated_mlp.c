@@ -2,41 +2,21 @@
 
 void spec_mlp_row(const spec_mlp *mlp, const spec_quad *x, spec_quad *a, spec_quad *b, spec_quad *h, spec_quad *y)
 {
-    spec_vector_matrix(mlp->emb_dim, mlp->mlp_dim, x, mlp->wi_0, mlp->ld, a);
-    spec_vector_matrix(mlp->emb_dim, mlp->mlp_dim, x, mlp->wi_1, mlp->ld, b);
-    for (int64_t j = 0; j < mlp->mlp_dim; j++) {
-        if (mlp->wi_0_bias != NULL) a[j] += mlp->wi_0_bias[j];
-        if (mlp->wi_1_bias != NULL) b[j] += mlp->wi_1_bias[j];
-        h[j] = spec_glu(mlp->activation, mlp->glu, mlp->limit, a[j], b[j]);
+    const assay_gated_mlp_config *config = &mlp->config;
+    const int64_t dim = config->emb_dim, width = config->mlp_dim, ld = config->fused ? 2 * width : width;
+    const spec_quad *wi_0 = mlp->w[config->fused ? ASSAY_MLP_WI : ASSAY_MLP_WI_0];
+    const spec_quad *wi_1 = config->fused ? wi_0 + width : mlp->w[ASSAY_MLP_WI_1];
+    const spec_quad *wi_0_bias = mlp->w[ASSAY_MLP_WI_0_BIAS], *wi_1_bias = mlp->w[ASSAY_MLP_WI_1_BIAS];
+    const spec_quad *wo_bias = mlp->w[ASSAY_MLP_WO_BIAS];
+    spec_vector_matrix(dim, width, x, wi_0, ld, a);
+    spec_vector_matrix(dim, width, x, wi_1, ld, b);
+    for (int64_t j = 0; j < width; j++) {
+        if (wi_0_bias != NULL) a[j] += wi_0_bias[j];
+        if (wi_1_bias != NULL) b[j] += wi_1_bias[j];
+        h[j] = spec_glu(config->activation, config->glu, config->limit, a[j], b[j]);
     }
-    spec_vector_matrix(mlp->mlp_dim, mlp->emb_dim, h, mlp->wo, mlp->emb_dim, y);
-    for (int64_t d = 0; mlp->wo_bias != NULL && d < mlp->emb_dim; d++) y[d] += mlp->wo_bias[d];
-}
-
-static assay_status read_weights(assay_context *ctx, const assay_gated_mlp_config *config, const spec_tensors *in,
-                                 spec_mlp *mlp)
-{
-    assay_status status = ASSAY_OK;
-    int64_t emb_dim = config->emb_dim, mlp_dim = config->mlp_dim;
-    *mlp = (spec_mlp){.emb_dim = emb_dim,
-                      .mlp_dim = mlp_dim,
-                      .ld = config->fused ? 2 * mlp_dim : mlp_dim,
-                      .activation = {config->activation[0], config->activation[1]},
-                      .glu = config->glu,
-                      .limit = config->limit};
-    if (config->fused) {
-        TRY(spec_read(ctx, in, "weights/wi/kernel", emb_dim * 2 * mlp_dim, &mlp->wi_0));
-        mlp->wi_1 = mlp->wi_0 + mlp_dim;
-    } else {
-        TRY(spec_read(ctx, in, "weights/wi_0/kernel", emb_dim * mlp_dim, &mlp->wi_0));
-        TRY(spec_read(ctx, in, "weights/wi_1/kernel", emb_dim * mlp_dim, &mlp->wi_1));
-    }
-    TRY(spec_read(ctx, in, "weights/wo/kernel", mlp_dim * emb_dim, &mlp->wo));
-    TRY(spec_read_optional(ctx, in, "weights/wi_0/bias", mlp_dim, &mlp->wi_0_bias));
-    TRY(spec_read_optional(ctx, in, "weights/wi_1/bias", mlp_dim, &mlp->wi_1_bias));
-    TRY(spec_read_optional(ctx, in, "weights/wo/bias", emb_dim, &mlp->wo_bias));
-cleanup:
-    return status;
+    spec_vector_matrix(width, dim, h, mlp->w[ASSAY_MLP_WO], dim, y);
+    for (int64_t d = 0; wo_bias != NULL && d < dim; d++) y[d] += wo_bias[d];
 }
 
 assay_status spec_gated_mlp(assay_context *ctx, const assay_gated_mlp_config *config, const spec_tensors *in,
@@ -44,7 +24,8 @@ assay_status spec_gated_mlp(assay_context *ctx, const assay_gated_mlp_config *co
 {
     assay_status status = ASSAY_OK;
     const spec_tensor *x = NULL;
-    spec_mlp mlp;
+    spec_mlp mlp = {.config = *config};
+    const assay_tensor_table weights = assay_mlp_weight_table(config, ASSAY_MLP_DENSE);
     spec_quad *y = NULL, *a = NULL, *b = NULL, *both = NULL, *down = NULL, *h = NULL;
     int64_t rows = 0, emb_dim = 0, mlp_dim = config->mlp_dim;
     TRY(spec_read_rows(ctx, in, "inputs/x", &x, &rows, &emb_dim));
@@ -53,7 +34,7 @@ assay_status spec_gated_mlp(assay_context *ctx, const assay_gated_mlp_config *co
                             (long long)emb_dim, (long long)config->emb_dim);
         goto cleanup;
     }
-    TRY(read_weights(ctx, config, in, &mlp));
+    TRY(spec_read_weights(ctx, &weights, in, 1, mlp.w));
     assay_shape hidden = x->shape, wide = x->shape;
     hidden.dims[hidden.rank - 1] = mlp_dim;
     wide.dims[wide.rank - 1] = 2 * mlp_dim;
