@@ -37,6 +37,8 @@ assay_status assay_describe_weights(const assay_describer *d, const assay_tensor
 /* FOLDER/LAYER name: checkpoints and routing. */
 assay_status assay_describe_result(const assay_describer *d, const char *folder, const char *name, assay_dtype type,
                                    assay_dims dims);
+/* checkpoints/LAYER name of a row, where there is such a tensor. */
+assay_status assay_describe_checkpoint(const assay_describer *d, const assay_tensor_row *row);
 /* outputs/LAYER name, as assay_describe_output. */
 assay_status assay_describe_layer_output(const assay_describer *d, const char *name, const assay_fill *fill,
                                          assay_dims dims);
@@ -53,7 +55,6 @@ assay_status assay_require_finite_tokens(assay_context *ctx, const assay_case *c
 /* The tensors of a block, by kind. */
 assay_status assay_describe_mlp_checkpoints(const assay_describer *d, const assay_gated_mlp_config *config,
                                             assay_mlp_place place, assay_dims rows);
-assay_status assay_describe_mla_weights(const assay_describer *d, const assay_mla_config *config);
 assay_status assay_describe_mla_checkpoints(const assay_describer *d, const assay_mla_config *config);
 assay_status assay_describe_moe_weights(const assay_describer *d, const assay_moe_config *config);
 assay_status assay_describe_moe_checkpoints(const assay_describer *d, const assay_moe_config *config,

@@ -26,7 +26,7 @@ static int64_t row_count(const bs_run *run)
 static bs_gmm_args linear_args(const bs_moe_layer *at, const bs_routed *routed, const double *hidden)
 {
     return (bs_gmm_args){.lhs = hidden,
-                         .rhs = at->w->values[BS_WO],
+                         .rhs = at->w->values[BS_ROUTED + ASSAY_MLP_WO],
                          .group_sizes = routed->group_sizes,
                          .k = at->run->stack->config->moe.moe_mlp_dim,
                          .n = at->run->mla.emb_dim};
@@ -124,7 +124,7 @@ static void weights_bwd(const assay_context *ctx, const bs_run *run, double *d_w
     }
 }
 
-/* d_hidden [M,R,H], d_weights and BS_WO, rows weighed that go into wo. */
+/* d_hidden [M,R,H], d_weights and BS_ROUTED + ASSAY_MLP_WO, rows weighed that go into wo. */
 static assay_status weighed_inputs_bwd(assay_context *ctx, const bs_moe_layer *at, double *d_hidden, double *d_weights,
                                        const double *dy, const bs_gating *gating, const bs_routed *routed)
 {
@@ -136,7 +136,7 @@ static assay_status weighed_inputs_bwd(assay_context *ctx, const bs_moe_layer *a
     const bs_gmm_args args = linear_args(at, routed, hidden);
     gate_rows(ctx, run, hidden, gating, routed);
     weigh_rows(ctx, run, hidden, width, routed);
-    TRY(bs_gmm_bwd(ctx, run, d_hidden, at->g->values[BS_WO], dy, &args));
+    TRY(bs_gmm_bwd(ctx, run, d_hidden, at->g->values[BS_ROUTED + ASSAY_MLP_WO], dy, &args));
     assay_round(ctx, ASSAY_ROUND_STORAGE, row_count(run) * width, d_hidden);
     gate_rows(ctx, run, hidden, gating, routed);
     weights_bwd(ctx, run, d_weights, hidden, d_hidden, width, routed);
@@ -163,7 +163,7 @@ static assay_status weighed_outputs_bwd(assay_context *ctx, const bs_moe_layer *
     weights_bwd(ctx, run, d_weights, y, dy, dim, routed);
     memcpy(y, dy, (size_t)count * sizeof *y);
     weigh_rows(ctx, run, y, dim, routed);
-    TRY(bs_gmm_bwd(ctx, run, d_hidden, at->g->values[BS_WO], y, &args));
+    TRY(bs_gmm_bwd(ctx, run, d_hidden, at->g->values[BS_ROUTED + ASSAY_MLP_WO], y, &args));
     assay_round(ctx, ASSAY_ROUND_STORAGE, row_count(run) * width, d_hidden);
 cleanup:
     free(hidden);

@@ -50,14 +50,10 @@ cleanup:
     return status;
 }
 
-static const int compute_weights[] = {BS_WI_0, BS_WI_1, BS_WO};
-static const int route_weights[] = {BS_POST_NORM, BS_GATE, BS_GATE_BIAS, BS_SHARED_WI_0, BS_SHARED_WI_1, BS_SHARED_WO};
-
-/* A stage's weights, whose gradients are made for each microbatch apart and then added (sum_grads). */
+/* A stage's weights, from the first to before the end, whose gradients are made for each microbatch apart and then added (sum_grads). */
 typedef struct stage_gradients {
     const bs_weights *sums;
-    const int *weights;
-    int count;
+    int first, end;
     bs_weights each; /* room for those of one microbatch */
 } stage_gradients;
 
@@ -65,8 +61,7 @@ typedef struct stage_gradients {
 static assay_status open_gradients(assay_context *ctx, const bs_run *run, stage_gradients *s)
 {
     assay_status status = ASSAY_OK;
-    for (int k = 0; k < s->count && run->factor > 1; k++) {
-        const int weight = s->weights[k];
+    for (int weight = s->first; weight < s->end && run->factor > 1; weight++) {
         if (s->sums->values[weight] == NULL) continue;
         TRY(bs_alloc_shards(ctx, run, "gradient of a microbatch", bs_weight_count(run, weight, true), 1,
                             &s->each.values[weight]));
@@ -78,8 +73,7 @@ cleanup:
 /* After microbatch i. What is not the sum of all yet may be stored. */
 static void add_gradients(const assay_context *ctx, const bs_run *run, const stage_gradients *s, int64_t i)
 {
-    for (int k = 0; k < s->count; k++) {
-        const int weight = s->weights[k];
+    for (int weight = s->first; weight < s->end; weight++) {
         double *sum = s->sums->values[weight], *each = s->each.values[weight];
         if (sum == NULL) continue;
         const int64_t count = run->sizes.shards * bs_weight_count(run, weight, true);
@@ -100,7 +94,7 @@ static const bs_deferred *d_outputs(const backward *b, const bs_deferred *d_last
 static assay_status compute_bwd(assay_context *ctx, backward *b, const bs_deferred *d_last, const bs_weights *g)
 {
     assay_status status = ASSAY_OK;
-    stage_gradients sums = {.sums = g, .weights = compute_weights, .count = sizeof compute_weights / sizeof(int)};
+    stage_gradients sums = {.sums = g, .first = BS_ROUTED, .end = BS_WEIGHTS};
     TRY(open_gradients(ctx, b->run, &sums));
     for (int64_t i = 0; i < b->run->factor; i++) {
         b->at.g = i == 0 ? g : &sums.each;
@@ -122,7 +116,7 @@ static assay_status route_bwd(assay_context *ctx, backward *b, double *const *dx
     assay_status status = ASSAY_OK;
     const bs_run *run = b->run;
     const int64_t count = run->sizes.shards * run->sizes.tokens * run->mla.emb_dim;
-    stage_gradients sums = {.sums = g, .weights = route_weights, .count = sizeof route_weights / sizeof(int)};
+    stage_gradients sums = {.sums = g, .first = BS_POST_NORM, .end = BS_ROUTED};
     double *d_inputs = NULL;
     TRY(open_gradients(ctx, run, &sums));
     TRY(bs_alloc_shards(ctx, run, "gradient of moe_inputs", run->sizes.tokens, run->mla.emb_dim, &d_inputs));

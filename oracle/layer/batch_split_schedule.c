@@ -124,25 +124,20 @@ static assay_status remat(assay_context *ctx, void *self, int64_t m)
                                    call->w);
 }
 
-static const int mla_weights[] = {BS_PRE_NORM, BS_WQ_A, BS_WQ_B, BS_Q_NORM, BS_WKV_A, BS_WKV_B, BS_KV_NORM, BS_OUT};
-enum { MLA_WEIGHTS = sizeof mla_weights / sizeof *mla_weights };
-
 /* Of another microbatch than the first: its own gradients, then added. */
 static assay_status add_gradients(assay_context *ctx, const layer_call *call, int64_t m, double *dx)
 {
     assay_status status = ASSAY_OK;
     const bs_run *run = call->run;
     bs_weights part = {0};
-    for (int i = 0; i < MLA_WEIGHTS; i++) {
-        const int weight = mla_weights[i];
+    for (int weight = BS_PRE_NORM; weight < BS_POST_NORM; weight++) {
         const int64_t count = run->sizes.shards * bs_weight_count(run, weight, true);
         if (call->g->values[weight] == NULL) continue;
         TRY(assay_alloc_f64(ctx, "gradient of a microbatch", count, &part.values[weight]));
     }
     TRY(bs_mla_with_norms_bwd(ctx, run, m, dx, &part, call->xs[m], call->residuals->layer_inputs[m], &call->states[m],
                               call->w));
-    for (int i = 0; i < MLA_WEIGHTS; i++) {
-        const int weight = mla_weights[i];
+    for (int weight = BS_PRE_NORM; weight < BS_POST_NORM; weight++) {
         const int64_t count = run->sizes.shards * bs_weight_count(run, weight, true);
         double *sum = call->g->values[weight], *term = part.values[weight];
         if (sum == NULL) continue;

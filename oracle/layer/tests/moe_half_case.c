@@ -14,12 +14,12 @@ static const char *const names[BS_WEIGHTS] = {
     [BS_POST_NORM] = "post_norm",
     [BS_GATE] = "gate/kernel",
     [BS_GATE_BIAS] = "gate/bias",
-    [BS_WI_0] = "wi_0",
-    [BS_WI_1] = "wi_1",
-    [BS_WO] = "wo",
-    [BS_SHARED_WI_0] = "shared_experts/wi_0/kernel",
-    [BS_SHARED_WI_1] = "shared_experts/wi_1/kernel",
-    [BS_SHARED_WO] = "shared_experts/wo/kernel",
+    [BS_ROUTED + ASSAY_MLP_WI_0] = "wi_0",
+    [BS_ROUTED + ASSAY_MLP_WI_1] = "wi_1",
+    [BS_ROUTED + ASSAY_MLP_WO] = "wo",
+    [BS_SHARED + ASSAY_MLP_WI_0] = "shared_experts/wi_0/kernel",
+    [BS_SHARED + ASSAY_MLP_WI_1] = "shared_experts/wi_1/kernel",
+    [BS_SHARED + ASSAY_MLP_WO] = "shared_experts/wo/kernel",
 };
 
 const char *moe_half_weight_name(int weight)
@@ -29,7 +29,7 @@ const char *moe_half_weight_name(int weight)
 
 bool moe_half_is_routed(int weight)
 {
-    return weight == BS_WI_0 || weight == BS_WI_1 || weight == BS_WO;
+    return weight >= BS_ROUTED;
 }
 
 double *moe_half_alloc(int64_t count)
@@ -214,6 +214,7 @@ void moe_half_plain(assay_context *ctx, moe_half *c, memory_store *plain)
     add_copy(&in, "cotangents/y", tokens * dim, dy);
     for (int weight = BS_GATE; weight < BS_WEIGHTS; weight++) {
         char path[2 * ASSAY_PATH_SIZE];
+        if (names[weight] == NULL) continue;
         const memory_tensor *from = weight_of(c, weight);
         snprintf(path, sizeof path, "weights/%s", names[weight]);
         add_copy(&in, path, from->count, from->values);

@@ -87,11 +87,11 @@ static void expected_shared(const experts_case *c, double *y, const double *x)
         const int64_t kernel = t / run->sizes.tokens * DIM * WIDTH;
         double h[WIDTH];
         for (int64_t f = 0; f < WIDTH; f++) {
-            h[f] = silu(product(x + t * DIM, c->half.w.values[BS_SHARED_WI_0] + kernel, DIM, WIDTH, f)) *
-                   product(x + t * DIM, c->half.w.values[BS_SHARED_WI_1] + kernel, DIM, WIDTH, f);
+            h[f] = silu(product(x + t * DIM, c->half.w.values[BS_SHARED + ASSAY_MLP_WI_0] + kernel, DIM, WIDTH, f)) *
+                   product(x + t * DIM, c->half.w.values[BS_SHARED + ASSAY_MLP_WI_1] + kernel, DIM, WIDTH, f);
         }
         for (int64_t d = 0; d < DIM; d++)
-            y[t * DIM + d] = product(h, c->half.w.values[BS_SHARED_WO] + kernel, WIDTH, DIM, d);
+            y[t * DIM + d] = product(h, c->half.w.values[BS_SHARED + ASSAY_MLP_WO] + kernel, WIDTH, DIM, d);
     }
 }
 
@@ -144,7 +144,7 @@ static void assert_shared_differences(const experts_case *c, double *values, con
 
 TEST(test_shared_expert_bwd)
 {
-    static const int weights[] = {BS_SHARED_WI_0, BS_SHARED_WI_1, BS_SHARED_WO};
+    static const int weights[] = {BS_SHARED + ASSAY_MLP_WI_0, BS_SHARED + ASSAY_MLP_WI_1, BS_SHARED + ASSAY_MLP_WO};
     assay_context ctx = assay_context_default(2);
     for (int s = 0; s < SHAPES; s++) {
         experts_case c;
@@ -244,20 +244,22 @@ TEST(test_compute_gating)
         experts_case c;
         open_case(&ctx, &c, &shapes[s]);
         scatter_weights(&c);
-        const int64_t wide = c.rows * WIDTH,
-                      kernels = c.half.run.sizes.shards * bs_weight_count(&c.half.run, BS_WI_0, true);
+        const int64_t wide = c.rows * WIDTH, kernels = c.half.run.sizes.shards *
+                                                       bs_weight_count(&c.half.run, BS_ROUTED + ASSAY_MLP_WI_0, true);
         double *expected = moe_half_alloc(wide), *dx = moe_half_alloc(c.rows * DIM);
         double *const *w = c.half.w.values, *const *g = c.half.g.values;
         const bs_gating d = {moe_half_random(&c.seed, wide), moe_half_random(&c.seed, wide)};
         assert_ok(&ctx, bs_compute_gating(&ctx, &c.at, &c.gating, &c.routed));
         for (int up = 0; up < 2; up++) {
-            const bs_gmm_args args = {c.routed.x, w[up ? BS_WI_1 : BS_WI_0], c.routed.group_sizes, DIM, WIDTH};
+            const bs_gmm_args args = {c.routed.x, w[up ? BS_ROUTED + ASSAY_MLP_WI_1 : BS_ROUTED + ASSAY_MLP_WI_0],
+                                      c.routed.group_sizes, DIM, WIDTH};
             expected_gmm(&c, expected, &args);
             assert_close(up ? c.gating.layer_w1 : c.gating.layer_w0, expected, wide, 1e-13, 1e-14);
         }
         assert_ok(&ctx, bs_compute_gating_bwd(&ctx, &c.at, dx, &d, &c.routed));
         const double gate = inner(d.layer_w0, c.gating.layer_w0, wide), up = inner(d.layer_w1, c.gating.layer_w1, wide);
-        const double d_gate = inner(g[BS_WI_0], w[BS_WI_0], kernels), d_up = inner(g[BS_WI_1], w[BS_WI_1], kernels);
+        const double d_gate = inner(g[BS_ROUTED + ASSAY_MLP_WI_0], w[BS_ROUTED + ASSAY_MLP_WI_0], kernels),
+                     d_up = inner(g[BS_ROUTED + ASSAY_MLP_WI_1], w[BS_ROUTED + ASSAY_MLP_WI_1], kernels);
         const double through = inner(dx, c.routed.x, c.rows * DIM), both = gate + up;
         assert_close(&d_gate, &gate, 1, 1e-12, 1e-12);
         assert_close(&d_up, &up, 1, 1e-12, 1e-12);
@@ -275,7 +277,7 @@ static void expected_linear(const experts_case *c, double *y)
     double *hidden = moe_half_alloc(c->rows * WIDTH);
     for (int64_t i = 0; i < c->rows * WIDTH; i++)
         hidden[i] = silu(c->gating.layer_w0[i]) * c->gating.layer_w1[i] * c->routed.weights[i / WIDTH];
-    const bs_gmm_args args = {hidden, c->half.w.values[BS_WO], c->routed.group_sizes, WIDTH, DIM};
+    const bs_gmm_args args = {hidden, c->half.w.values[BS_ROUTED + ASSAY_MLP_WO], c->routed.group_sizes, WIDTH, DIM};
     expected_gmm(c, y, &args);
     free(hidden);
 }
@@ -338,7 +340,7 @@ TEST(test_compute_linear_bwd)
         ctx.emulation = &form; /* the arithmetic stays the reference */
         open_case(&ctx, &c, &shapes[s / 2]);
         scatter_weights(&c);
-        const int64_t kernels = c.half.run.sizes.shards * bs_weight_count(&c.half.run, BS_WO, true);
+        const int64_t kernels = c.half.run.sizes.shards * bs_weight_count(&c.half.run, BS_ROUTED + ASSAY_MLP_WO, true);
         double *dy = moe_half_random(&c.seed, c.rows * DIM), *d_weights = moe_half_alloc(c.rows);
         double *y = moe_half_alloc(c.rows * DIM);
         bs_gating d = {moe_half_alloc(c.rows * WIDTH), moe_half_alloc(c.rows * WIDTH)};
@@ -348,7 +350,8 @@ TEST(test_compute_linear_bwd)
         assert_linear_differences(&c, c.gating.layer_w1, d.layer_w1, WIDTH, dy);
         assert_linear_differences(&c, c.routed.weights, d_weights, 1, dy);
         const double forward = inner(dy, y, c.rows * DIM);
-        const double back = inner(c.half.g.values[BS_WO], c.half.w.values[BS_WO], kernels);
+        const double back =
+            inner(c.half.g.values[BS_ROUTED + ASSAY_MLP_WO], c.half.w.values[BS_ROUTED + ASSAY_MLP_WO], kernels);
         assert_close(&back, &forward, 1, 1e-12, 1e-12);
         /* the two steps make the stage */
         bs_routed_gradients g = {moe_half_alloc(c.rows * DIM), moe_half_alloc(c.rows)};

@@ -141,7 +141,9 @@ TEST(test_projections_are_the_formula_and_the_plain_form)
                 assert_null(all.values[tensor]);
                 continue;
             }
-            mla_shard_assert_near(found, mla_shard_expected(&c, assay_mla_tensor_names[tensor]), count_of(&c, tensor));
+            mla_shard_assert_near(
+                found, mla_shard_expected(&c, assay_mla_tensor_row(&c.p.config, (assay_mla_tensor)tensor).name),
+                count_of(&c, tensor));
             assert_same_bits(found, c.p.r.values[tensor], count_of(&c, tensor));
             assert_same_bits(all.values[tensor], found, count_of(&c, tensor));
         }
@@ -175,11 +177,13 @@ TEST(test_query_projection_bwd)
         assert_ok(&ctx, bs_query_projection(&ctx, &c.at, &r));
         const assay_mla_gradients g = mla_shard_gradients(&c);
         assert_ok(&ctx, bs_query_projection_bwd(&ctx, &c.at, &g, used, &r));
-        double *const gradients[MLA_VARIABLES] = {
-            [MLA_X] = g.dx, [MLA_WQ_A] = g.dwq_a, [MLA_Q_NORM] = g.dq_norm, [MLA_WQ_B] = g.dwq_b};
+        double *const gradients[MLA_VARIABLES] = {[MLA_X] = g.dx,
+                                                  [MLA_WQ_A] = g.g[ASSAY_MLA_WQ_A],
+                                                  [MLA_Q_NORM] = g.g[ASSAY_MLA_Q_NORM],
+                                                  [MLA_WQ_B] = g.g[ASSAY_MLA_WQ_B]};
         mla_shard_assert_gradients(&c, cotangents, gradients);
-        assert_all_nan(g.dwkv_a, c.p.sizes[MLA_WKV_A]);
-        assert_all_nan(g.dwkv_b, c.p.sizes[MLA_WKV_B]);
+        assert_all_nan(g.g[ASSAY_MLA_WKV_A], c.p.sizes[MLA_WKV_A]);
+        assert_all_nan(g.g[ASSAY_MLA_WKV_B], c.p.sizes[MLA_WKV_B]);
         free(dquery);
         free(used);
         assay_mla_residuals_free(&r);
@@ -203,11 +207,13 @@ TEST(test_kv_projection_bwd)
         assert_ok(&ctx, bs_kv_projection(&ctx, &c.at, &r));
         const assay_mla_gradients g = mla_shard_gradients(&c);
         assert_ok(&ctx, bs_kv_projection_bwd(&ctx, &c.at, &g, dkey, dvalue, &r));
-        double *const gradients[MLA_VARIABLES] = {
-            [MLA_X] = g.dx, [MLA_WKV_A] = g.dwkv_a, [MLA_KV_NORM] = g.dkv_norm, [MLA_WKV_B] = g.dwkv_b};
+        double *const gradients[MLA_VARIABLES] = {[MLA_X] = g.dx,
+                                                  [MLA_WKV_A] = g.g[ASSAY_MLA_WKV_A],
+                                                  [MLA_KV_NORM] = g.g[ASSAY_MLA_KV_NORM],
+                                                  [MLA_WKV_B] = g.g[ASSAY_MLA_WKV_B]};
         mla_shard_assert_gradients(&c, cotangents, gradients);
-        assert_all_nan(g.dwq_a, c.p.sizes[MLA_WQ_A]);
-        assert_all_nan(g.dout, c.p.sizes[MLA_OUT]);
+        assert_all_nan(g.g[ASSAY_MLA_WQ_A], c.p.sizes[MLA_WQ_A]);
+        assert_all_nan(g.g[ASSAY_MLA_OUT], c.p.sizes[MLA_OUT]);
         free(dkey);
         free(dvalue);
         assay_mla_residuals_free(&r);
