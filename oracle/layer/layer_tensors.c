@@ -114,36 +114,26 @@ static int64_t routed_rows(const assay_stack_config *config)
     return tokens * routing->num_experts_per_tok;
 }
 
+/* Slots stand in the order of the tables. */
 int64_t layer_checkpoint_count(const assay_stack_config *config, int64_t layer, int slot)
 {
     const assay_mla_config *mla = &config->mla;
-    const assay_moe_config *moe = &config->moe;
-    const bool dense = layer_is_dense(config, layer), fused = dense && config->mlp.fused;
-    const int64_t tokens = mla->batch * mla->sequence, routed = dense ? 0 : routed_rows(config);
-    const int64_t width = tokens * (dense ? config->mlp.mlp_dim : moe->shared_mlp_dim);
-    if (slot >= ASSAY_REMAT_QUERY_WA_PROJ && slot <= ASSAY_REMAT_OUT_PROJ) {
+    const int64_t tokens = mla->batch * mla->sequence;
+    const bool dense = layer_is_dense(config, layer);
+    const assay_gated_mlp_config routed = assay_moe_expert_config(&config->moe, 0);
+    const assay_gated_mlp_config plain = dense ? config->mlp : assay_moe_shared_config(&config->moe, 0);
+    assay_tensor_row row;
+    if (slot == ASSAY_REMAT_DECODER_LAYER_INPUT) return tokens * mla->emb_dim;
+    if (slot == ASSAY_REMAT_LSE) return assay_mla_tensor_count(mla, ASSAY_MLA_LSE);
+    if (slot <= ASSAY_REMAT_OUT_PROJ) {
         return assay_mla_tensor_count(mla, (assay_mla_tensor)(slot - ASSAY_REMAT_QUERY_WA_PROJ));
     }
-    switch (slot) {
-    case ASSAY_REMAT_DECODER_LAYER_INPUT:
-        return tokens * mla->emb_dim;
-    case ASSAY_REMAT_LSE:
-        return tokens * mla->heads;
-    case ASSAY_REMAT_MLPWI:
-        return fused ? 2 * width : 0;
-    case ASSAY_REMAT_MLPWI_0:
-    case ASSAY_REMAT_MLPWI_1:
-        return fused ? 0 : width;
-    case ASSAY_REMAT_MLPWO:
-        return width > 0 ? tokens * mla->emb_dim : 0;
-    case ASSAY_REMAT_MOE_MLPWI:
-        return moe->fused_weights ? 2 * routed * moe->moe_mlp_dim : 0;
-    case ASSAY_REMAT_MOE_MLPWI_0:
-    case ASSAY_REMAT_MOE_MLPWI_1:
-        return moe->fused_weights ? 0 : routed * moe->moe_mlp_dim;
-    default: /* ASSAY_REMAT_MOE_MLPWO */
-        return routed * mla->emb_dim;
+    if (slot <= ASSAY_REMAT_MLPWO) {
+        row = assay_mlp_checkpoint_row(&plain, dense ? ASSAY_MLP_DENSE : ASSAY_MLP_SHARED, slot - ASSAY_REMAT_MLPWI);
+        return tokens * assay_tensor_row_count(&row);
     }
+    row = assay_mlp_checkpoint_row(&routed, ASSAY_MLP_ROUTED, slot - ASSAY_REMAT_MOE_MLPWI);
+    return dense ? 0 : routed_rows(config) * assay_tensor_row_count(&row);
 }
 
 assay_status layer_write_checkpoint(assay_context *ctx, const stack_run *run, int64_t layer, int slot,

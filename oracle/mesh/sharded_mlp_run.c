@@ -60,7 +60,7 @@ static assay_status read_given(assay_context *ctx, const sharded_mlp *mlp, const
                                const sharded_piece *piece, double *values)
 {
     char path[ASSAY_PATH_SIZE];
-    const int64_t width = sharded_checkpoint(mlp, checkpoint, path);
+    const int64_t width = assay_mlp_checkpoint_path(&mlp->config, mlp->place, checkpoint, path);
     return in->read(ctx, in->self, path, piece->first * width, piece->count * width, values);
 }
 

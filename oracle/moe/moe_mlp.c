@@ -29,7 +29,7 @@ assay_status moe_mlp_alloc(assay_context *ctx, moe_mlp *mlp, const moe_results *
     for (int checkpoint = 0; checkpoint < ASSAY_MLP_CHECKPOINTS; checkpoint++) {
         char path[ASSAY_PATH_SIZE];
         mlp->given[checkpoint] =
-            moe_checkpoint_path(&mlp->config, mlp->place, checkpoint, path) && in->has(in->self, path);
+            assay_mlp_checkpoint_path(&mlp->config, mlp->place, checkpoint, path) > 0 && in->has(in->self, path);
     }
     TRY(alloc_weights(ctx, mlp, r, in));
     TRY(assay_gated_mlp_residuals_alloc(ctx, &mlp->residuals, &mlp->config));

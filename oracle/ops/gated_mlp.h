@@ -54,6 +54,9 @@ typedef enum assay_mlp_place { ASSAY_MLP_DENSE, ASSAY_MLP_ROUTED, ASSAY_MLP_SHAR
  * one, [H]. Without a name: what the configuration does not have, and everything where mlp_dim is 0. */
 assay_tensor_row assay_mlp_weight_row(const assay_gated_mlp_config *config, assay_mlp_place place, int weight);
 assay_tensor_row assay_mlp_checkpoint_row(const assay_gated_mlp_config *config, assay_mlp_place place, int checkpoint);
+/* "checkpoints/moe_mlpwi_0" and the numbers of a row of it; 0: there is no such checkpoint. */
+int64_t assay_mlp_checkpoint_path(const assay_gated_mlp_config *config, assay_mlp_place place, int checkpoint,
+                                  char path[ASSAY_PATH_SIZE]);
 assay_tensor_table assay_mlp_weight_table(const assay_gated_mlp_config *config, assay_mlp_place place);
 
 typedef struct assay_gated_mlp_weights {

@@ -54,6 +54,14 @@ assay_tensor_row assay_mlp_checkpoint_row(const assay_gated_mlp_config *config, 
     return row_of(&checkpoints[checkpoint], config, place);
 }
 
+int64_t assay_mlp_checkpoint_path(const assay_gated_mlp_config *config, assay_mlp_place place, int checkpoint,
+                                  char path[ASSAY_PATH_SIZE])
+{
+    const assay_tensor_row row = assay_mlp_checkpoint_row(config, place, checkpoint);
+    if (row.name != NULL) assay_tensor_path("checkpoints/", "", &row, path);
+    return assay_tensor_row_count(&row);
+}
+
 assay_tensor_table assay_mlp_weight_table(const assay_gated_mlp_config *config, assay_mlp_place place)
 {
     assay_tensor_table table = {.count = ASSAY_MLP_WEIGHTS};
