@@ -25,7 +25,7 @@ static int64_t row_count(const bs_run *run)
 static bs_gmm_args linear_args(const bs_moe_layer *at, const bs_routed *routed, const double *hidden)
 {
     return (bs_gmm_args){.lhs = hidden,
-                         .rhs = at->w->values[BS_WO],
+                         .rhs = at->w->values[BS_ROUTED + ASSAY_MLP_WO],
                          .group_sizes = routed->group_sizes,
                          .k = at->run->stack->config->moe.moe_mlp_dim,
                          .n = at->run->mla.emb_dim};
@@ -93,7 +93,7 @@ static void weights_bwd(const assay_context *ctx, const bs_run *run, double *d_w
         d_weights[row] = assay_dot(ctx, width, values + row * width, d_values + row * width);
 }
 
-/* d_hidden, d_weights and BS_WO, rows weighed that go into wo; `hidden` has h, and in between h weighed. */
+/* d_hidden, d_weights and BS_ROUTED + ASSAY_MLP_WO, rows weighed that go into wo; `hidden` has h, and in between h weighed. */
 static assay_status weighed_inputs_bwd(assay_context *ctx, const bs_moe_layer *at, double *d_hidden, double *d_weights,
                                        const double *dy, double *hidden, const bs_gating *gating,
                                        const bs_routed *routed)
@@ -103,7 +103,7 @@ static assay_status weighed_inputs_bwd(assay_context *ctx, const bs_moe_layer *a
     const int64_t rows = row_count(run), width = run->stack->config->moe.moe_mlp_dim;
     const bs_gmm_args args = linear_args(at, routed, hidden);
     assay_weigh_rows(ctx, hidden, routed->weights, hidden, rows, width);
-    TRY(bs_gmm_bwd(ctx, run, d_hidden, at->g->values[BS_WO], dy, &args));
+    TRY(bs_gmm_bwd(ctx, run, d_hidden, at->g->values[BS_ROUTED + ASSAY_MLP_WO], dy, &args));
     assay_round(ctx, ASSAY_ROUND_STORAGE, rows * width, d_hidden);
     gate_rows(ctx, run, hidden, gating);
     weights_bwd(ctx, run, d_weights, hidden, d_hidden, width);
@@ -126,7 +126,7 @@ static assay_status weighed_outputs_bwd(assay_context *ctx, const bs_moe_layer *
     assay_round(ctx, ASSAY_ROUND_STORAGE, rows * dim, y);
     weights_bwd(ctx, run, d_weights, y, dy, dim);
     assay_weigh_rows(ctx, y, routed->weights, dy, rows, dim);
-    TRY(bs_gmm_bwd(ctx, run, d_hidden, at->g->values[BS_WO], y, &args));
+    TRY(bs_gmm_bwd(ctx, run, d_hidden, at->g->values[BS_ROUTED + ASSAY_MLP_WO], y, &args));
     assay_round(ctx, ASSAY_ROUND_STORAGE, rows * width, d_hidden);
 cleanup:
     free(y);

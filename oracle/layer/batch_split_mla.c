@@ -21,28 +21,17 @@ static int64_t freq_count(const bs_run *run)
 static bs_mla_shard shard_of(const bs_run *run, const bs_weights *w, int64_t shard, const double *x_norm,
                              const double *yarn_freqs)
 {
-    return (bs_mla_shard){.config = &run->mla,
-                          .x = x_norm + shard * row_count(run),
-                          .yarn_freqs = yarn_freqs + shard * freq_count(run),
-                          .w = {.wq_a = bs_weight_of(run, w, BS_WQ_A, shard),
-                                .q_norm = bs_weight_of(run, w, BS_Q_NORM, shard),
-                                .wq_b = bs_weight_of(run, w, BS_WQ_B, shard),
-                                .wkv_a = bs_weight_of(run, w, BS_WKV_A, shard),
-                                .kv_norm = bs_weight_of(run, w, BS_KV_NORM, shard),
-                                .wkv_b = bs_weight_of(run, w, BS_WKV_B, shard),
-                                .out = bs_weight_of(run, w, BS_OUT, shard)}};
+    bs_mla_shard at = {
+        .config = &run->mla, .x = x_norm + shard * row_count(run), .yarn_freqs = yarn_freqs + shard * freq_count(run)};
+    for (int i = 0; i < ASSAY_MLA_WEIGHTS; i++) at.w.w[i] = bs_weight_of(run, w, BS_MLA + i, shard);
+    return at;
 }
 
 static assay_mla_gradients gradients_of(const bs_run *run, const bs_weights *g, int64_t shard, double *dx)
 {
-    return (assay_mla_gradients){.dx = dx,
-                                 .dwq_a = bs_weight_of(run, g, BS_WQ_A, shard),
-                                 .dq_norm = bs_weight_of(run, g, BS_Q_NORM, shard),
-                                 .dwq_b = bs_weight_of(run, g, BS_WQ_B, shard),
-                                 .dwkv_a = bs_weight_of(run, g, BS_WKV_A, shard),
-                                 .dkv_norm = bs_weight_of(run, g, BS_KV_NORM, shard),
-                                 .dwkv_b = bs_weight_of(run, g, BS_WKV_B, shard),
-                                 .dout = bs_weight_of(run, g, BS_OUT, shard)};
+    assay_mla_gradients gradients = {.dx = dx};
+    for (int i = 0; i < ASSAY_MLA_WEIGHTS; i++) gradients.g[i] = bs_weight_of(run, g, BS_MLA + i, shard);
+    return gradients;
 }
 
 /* [M,b,S,Dr/2] */
@@ -117,7 +106,7 @@ assay_status bs_mla_with_norms_bwd(assay_context *ctx, const bs_run *run, int64_
                                    const bs_weights *g, const double *dout, const double *x, const bs_mla_state *state,
                                    const bs_weights *w)
 {
-    static const int summed[] = {BS_PRE_NORM, BS_Q_NORM, BS_KV_NORM};
+    static const int summed[] = {BS_PRE_NORM, BS_MLA + ASSAY_MLA_Q_NORM, BS_MLA + ASSAY_MLA_KV_NORM};
     assay_status status;
     const int64_t rows = row_count(run), tokens = run->sizes.tokens, sums = tokens * run->mla.heads;
     double *dx_norm = NULL, *yarn_freqs = NULL;

@@ -125,7 +125,7 @@ void bs_gating_free(bs_gating *gating); /* safe on a zeroed struct */
 
 /* As they may be stored. */
 assay_status bs_compute_gating(assay_context *ctx, const bs_moe_layer *at, bs_gating *gating, const bs_routed *routed);
-/* dx [M,R,D], BS_WI_0 and BS_WI_1. */
+/* dx [M,R,D], BS_ROUTED + ASSAY_MLP_WI_0 and BS_ROUTED + ASSAY_MLP_WI_1. */
 assay_status bs_compute_gating_bwd(assay_context *ctx, const bs_moe_layer *at, double *dx, const bs_gating *d_gating,
                                    const bs_routed *routed);
 
@@ -134,7 +134,7 @@ assay_status bs_compute_gating_bwd(assay_context *ctx, const bs_moe_layer *at, d
 /* y [M,R,D]. */
 assay_status bs_compute_linear(assay_context *ctx, const bs_moe_layer *at, double *y, const bs_gating *gating,
                                const bs_routed *routed);
-/* d_gating, d_weights [M,R] and BS_WO from dy. */
+/* d_gating, d_weights [M,R] and BS_ROUTED + ASSAY_MLP_WO from dy. */
 assay_status bs_compute_linear_bwd(assay_context *ctx, const bs_moe_layer *at, bs_gating *d_gating, double *d_weights,
                                    const double *dy, const bs_gating *gating, const bs_routed *routed);
 

@@ -50,9 +50,6 @@ cleanup:
     return status;
 }
 
-static const int compute_weights[] = {BS_WI_0, BS_WI_1, BS_WO};
-static const int route_weights[] = {BS_POST_NORM, BS_GATE, BS_GATE_BIAS, BS_SHARED_WI_0, BS_SHARED_WI_1, BS_SHARED_WO};
-
 /* d_last of the last microbatch, else what unroute_bwd made. */
 static const bs_deferred *d_outputs(const backward *b, const bs_deferred *d_last, int64_t i)
 {
@@ -63,7 +60,7 @@ static assay_status compute_bwd(assay_context *ctx, backward *b, const bs_deferr
 {
     assay_status status = ASSAY_OK;
     bs_gradient_sums sums = {0};
-    TRY(bs_gradient_sums_open(ctx, b->run, &sums, g, compute_weights, sizeof compute_weights / sizeof(int)));
+    TRY(bs_gradient_sums_open(ctx, b->run, &sums, g, BS_ROUTED, BS_WEIGHTS));
     for (int64_t i = 0; i < b->run->factor; i++) {
         b->at.g = bs_gradients_of(&sums, i);
         TRY(bs_routed_gradients_alloc(ctx, b->run, &b->gradients[i]));
@@ -86,7 +83,7 @@ static assay_status route_bwd(assay_context *ctx, backward *b, double *const *dx
     const int64_t count = run->sizes.shards * run->sizes.tokens * run->mla.emb_dim;
     bs_gradient_sums sums = {0};
     double *d_inputs = NULL;
-    TRY(bs_gradient_sums_open(ctx, run, &sums, g, route_weights, sizeof route_weights / sizeof(int)));
+    TRY(bs_gradient_sums_open(ctx, run, &sums, g, BS_POST_NORM, BS_ROUTED));
     TRY(bs_alloc_shards(ctx, run, "gradient of moe_inputs", run->sizes.tokens, run->mla.emb_dim, &d_inputs));
     for (int64_t i = 0; i < run->factor; i++) {
         const bs_deferred *d = d_outputs(b, d_last, i);

@@ -106,8 +106,6 @@ static assay_status remat(assay_context *ctx, void *self, int64_t m)
                                    call->w);
 }
 
-static const int mla_weights[] = {BS_PRE_NORM, BS_WQ_A, BS_WQ_B, BS_Q_NORM, BS_WKV_A, BS_WKV_B, BS_KV_NORM, BS_OUT};
-
 static assay_status attend_bwd(assay_context *ctx, void *self, int64_t m)
 {
     layer_call *call = self;
@@ -134,7 +132,7 @@ assay_status bs_batch_split_schedule_bwd(assay_context *ctx, bs_run *run, int64_
     layer_call call = {.run = run, .layer = layer, .w = w, .residuals = residuals, .xs = dxs};
     TRY(bs_staggered_call(ctx, run, layer, &(bs_stage){true, ASSAY_STAGE_MLA_WITH_NORMS_REMAT, remat, &call}));
     TRY(bs_moe_bwd(ctx, run, layer, dxs, d_last, residuals, w, g));
-    TRY(bs_gradient_sums_open(ctx, run, &call.sums, g, mla_weights, sizeof mla_weights / sizeof *mla_weights));
+    TRY(bs_gradient_sums_open(ctx, run, &call.sums, g, BS_PRE_NORM, BS_POST_NORM));
     TRY(bs_staggered_call(ctx, run, layer, &(bs_stage){true, ASSAY_STAGE_MLA_WITH_NORMS_BWD, attend_bwd, &call}));
 cleanup:
     for (int64_t m = 0; m < run->factor; m++) bs_mla_state_free(&call.states[m], run);

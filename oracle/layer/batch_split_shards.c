@@ -75,10 +75,10 @@ cleanup:
 }
 
 assay_status bs_gradient_sums_open(assay_context *ctx, const bs_run *run, bs_gradient_sums *s, const bs_weights *g,
-                                   const int *weights, int count)
+                                   int first, int end)
 {
     *s = (bs_gradient_sums){0};
-    for (int k = 0; k < count; k++) s->sums.values[weights[k]] = g->values[weights[k]];
+    for (int weight = first; weight < end; weight++) s->sums.values[weight] = g->values[weight];
     return run->factor == 1 ? ASSAY_OK : bs_weights_alloc(ctx, run, &s->each, true, &s->sums);
 }
 

@@ -9,10 +9,9 @@
 
 static void find_needs(sharded_run *run)
 {
-    const bool weights = sharded_wants_any_gradient(run, true), shared = sharded_wants_any_gradient(run, false);
-    bool checkpoints = false;
-    for (int checkpoint = 0; checkpoint < SHARDED_CHECKPOINTS; checkpoint++)
-        checkpoints |= sharded_wants_checkpoint(run, true, checkpoint);
+    const bool weights = sharded_wants_any_gradient(run, ASSAY_MLP_ROUTED);
+    const bool shared = sharded_wants_any_gradient(run, ASSAY_MLP_SHARED);
+    const bool checkpoints = sharded_wants_any_checkpoint(run, ASSAY_MLP_ROUTED);
     run->need_y = sharded_wants(run, "outputs/y");
     run->need_dx = sharded_wants(run, "gradients/inputs/x");
     run->need_router_gradient = run->need_dx || sharded_wants_gradient(run, "weights/gate/kernel") ||

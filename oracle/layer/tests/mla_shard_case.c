@@ -30,15 +30,13 @@ assay_mla_config mla_shard_config(int64_t batch, int64_t sequence, int64_t rope_
                                        .pairwise = true}};
 }
 
-static const char *const paths[MLA_VARIABLES] = {"inputs/x",
-                                                 "weights/wq_a/kernel",
-                                                 "weights/q_norm/scale",
-                                                 "weights/wq_b/kernel",
-                                                 "weights/query/kernel",
-                                                 "weights/wkv_a/kernel",
-                                                 "weights/kv_norm/scale",
-                                                 "weights/wkv_b/kernel",
-                                                 "weights/out/kernel"};
+static const char *path_of(const mla_shard_case *c, int variable, char path[ASSAY_PATH_SIZE])
+{
+    if (variable == MLA_X) return "inputs/x";
+    const assay_tensor_row row = assay_mla_weight_row(&c->p.config, variable - MLA_WQ_A);
+    assay_tensor_path("weights/", "", &row, path);
+    return path;
+}
 
 static void evaluate(mla_shard_case *c)
 {
@@ -54,9 +52,10 @@ void mla_shard_make_expected(mla_shard_case *c)
     const assay_shape tokens = assay_shape_of(1, p->tokens);
     assert_ok(&ctx, spec_tensors_copy_i32(&ctx, &c->in, "inputs/positions", &tokens, p->positions));
     for (int i = 0; i < MLA_VARIABLES; i++) {
+        char path[ASSAY_PATH_SIZE];
         const assay_shape shape = assay_shape_of(1, p->sizes[i]);
         if (p->sizes[i] == 0) continue;
-        assert_ok(&ctx, spec_tensors_copy_f64(&ctx, &c->in, paths[i], &shape, p->values[i]));
+        assert_ok(&ctx, spec_tensors_copy_f64(&ctx, &c->in, path_of(c, i, path), &shape, p->values[i]));
     }
     evaluate(c);
 }
@@ -134,7 +133,8 @@ static quad loss(void *self)
     evaluate(of->c);
     for (int tensor = 0; tensor < ASSAY_MLA_TENSORS; tensor++) {
         if (of->cotangents[tensor] == NULL) continue;
-        const quad *values = mla_shard_expected(of->c, assay_mla_tensor_names[tensor]);
+        const quad *values =
+            mla_shard_expected(of->c, assay_mla_tensor_row(&of->c->p.config, (assay_mla_tensor)tensor).name);
         const int64_t count = assay_mla_tensor_count(&of->c->p.config, (assay_mla_tensor)tensor);
         for (int64_t i = 0; i < count; i++) sum += of->cotangents[tensor][i] * values[i];
     }
@@ -146,8 +146,9 @@ void mla_shard_assert_gradients(mla_shard_case *c, const double *const cotangent
 {
     checkpoint_loss self = {c, cotangents};
     for (int i = 0; i < MLA_VARIABLES; i++) {
+        char path[ASSAY_PATH_SIZE];
         if (gradients[i] == NULL) continue;
-        quad *values = spec_tensors_find(&c->in, paths[i])->values;
+        quad *values = spec_tensors_find(&c->in, path_of(c, i, path))->values;
         mla_shard_assert_differences(loss, &self, values, gradients[i], c->p.sizes[i]);
     }
 }

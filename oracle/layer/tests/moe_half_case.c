@@ -14,12 +14,12 @@ static const char *const names[BS_WEIGHTS] = {
     [BS_POST_NORM] = "post_self_attention_layer_norm/scale",
     [BS_GATE] = "moe/gate/kernel",
     [BS_GATE_BIAS] = "moe/gate/bias",
-    [BS_WI_0] = "moe/wi_0",
-    [BS_WI_1] = "moe/wi_1",
-    [BS_WO] = "moe/wo",
-    [BS_SHARED_WI_0] = "moe/shared_experts/wi_0/kernel",
-    [BS_SHARED_WI_1] = "moe/shared_experts/wi_1/kernel",
-    [BS_SHARED_WO] = "moe/shared_experts/wo/kernel",
+    [BS_ROUTED + ASSAY_MLP_WI_0] = "moe/wi_0",
+    [BS_ROUTED + ASSAY_MLP_WI_1] = "moe/wi_1",
+    [BS_ROUTED + ASSAY_MLP_WO] = "moe/wo",
+    [BS_SHARED + ASSAY_MLP_WI_0] = "moe/shared_experts/wi_0/kernel",
+    [BS_SHARED + ASSAY_MLP_WI_1] = "moe/shared_experts/wi_1/kernel",
+    [BS_SHARED + ASSAY_MLP_WO] = "moe/shared_experts/wo/kernel",
 };
 
 const char *moe_half_weight_name(int weight)
@@ -29,7 +29,7 @@ const char *moe_half_weight_name(int weight)
 
 bool moe_half_is_routed(int weight)
 {
-    return weight == BS_WI_0 || weight == BS_WI_1 || weight == BS_WO;
+    return weight >= BS_ROUTED;
 }
 
 double *moe_half_alloc(int64_t count)
@@ -212,16 +212,16 @@ void moe_half_plain(assay_context *ctx, moe_half *c, memory_store *plain)
     const memory_tensor *x = layer_case_get(&c->layer.in, "inputs/x");
     const int64_t tokens = config.mla.batch * config.mla.sequence;
     stack_run stack = {.config = &config, .in = &c->in, .out = &sink, .tokens = tokens, .size = x->count};
-    layer_weights w, g;
+    layer_weights w, g = {0};
     config.sharding = (assay_sharding){.mesh = {{1, 1, 1}}, .tensor_shards = 1, .token_chunks = 1};
     double *y = add_copy(plain, "outputs/y", x);
     double *dx = add_copy(plain, "gradients/inputs/x", layer_case_get(&c->layer.in, "cotangents/y"));
     assert_ok(ctx, assay_remat_open(ctx, &stack.store, &config.policy, config.layers));
     assert_ok(ctx, layer_weights_read(ctx, &stack, MOE_HALF_LAYER, &w));
-    assert_ok(ctx, layer_gradients_alloc(ctx, &stack, MOE_HALF_LAYER, &w, &g));
+    assert_ok(ctx, assay_gradients_alloc(ctx, &sink, w.prefix, &w.table, w.values, g.values));
     assert_ok(ctx, mlp_half_forward(ctx, &stack, MOE_HALF_LAYER, &w, y));
     assert_ok(ctx, mlp_half_backward(ctx, &stack, MOE_HALF_LAYER, &w, &g, x->values, dx));
-    assert_ok(ctx, layer_gradients_write(ctx, &stack, MOE_HALF_LAYER, &g));
+    assert_ok(ctx, assay_gradients_write(ctx, &sink, w.prefix, &w.table, g.values));
     layer_weights_free(&w);
     layer_weights_free(&g);
     assay_remat_close(stack.store);

@@ -96,7 +96,7 @@ static void shared_forward(void *self, double *y)
 
 TEST(test_shared_expert)
 {
-    static const int weights[] = {BS_SHARED_WI_0, BS_SHARED_WI_1, BS_SHARED_WO};
+    static const int weights[] = {BS_SHARED + ASSAY_MLP_WI_0, BS_SHARED + ASSAY_MLP_WI_1, BS_SHARED + ASSAY_MLP_WO};
     assay_context ctx = assay_context_default(2);
     for (int s = 0; s < SHAPES; s++) {
         experts_case c;
@@ -111,8 +111,8 @@ TEST(test_shared_expert)
         assert_ok(&ctx, bs_shared_expert(&ctx, &c.at, y, x));
         for (int64_t shard = 0; shard < shards; shard++) {
             spec_tensors out = {0};
-            second_form(&out, x + shard * own, own / DIM, w[BS_SHARED_WI_0] + shard * size,
-                        w[BS_SHARED_WI_1] + shard * size, w[BS_SHARED_WO] + shard * size);
+            second_form(&out, x + shard * own, own / DIM, w[BS_SHARED + ASSAY_MLP_WI_0] + shard * size,
+                        w[BS_SHARED + ASSAY_MLP_WI_1] + shard * size, w[BS_SHARED + ASSAY_MLP_WO] + shard * size);
             moe_half_assert_near(&out, "outputs/y", y + shard * own, own);
             spec_tensors_free(&out);
         }
@@ -211,7 +211,8 @@ static void assert_computed(const experts_case *c, const double *y)
         const int64_t kernel = (shard * z->local_experts + group) * DIM * WIDTH, h = row * WIDTH;
         spec_tensors out = {0};
         if (group >= 0) {
-            second_form(&out, c->routed.x + row * DIM, 1, w[BS_WI_0] + kernel, w[BS_WI_1] + kernel, w[BS_WO] + kernel);
+            second_form(&out, c->routed.x + row * DIM, 1, w[BS_ROUTED + ASSAY_MLP_WI_0] + kernel,
+                        w[BS_ROUTED + ASSAY_MLP_WI_1] + kernel, w[BS_ROUTED + ASSAY_MLP_WO] + kernel);
             for (int i = 0; i < DIM; i++) spec_tensors_find(&out, "outputs/y")->values[i] *= c->routed.weights[row];
             moe_half_assert_near(&out, "checkpoints/mlpwi_0", c->gating.layer_w0 + h, WIDTH);
             moe_half_assert_near(&out, "checkpoints/mlpwi_1", c->gating.layer_w1 + h, WIDTH);
@@ -241,7 +242,7 @@ static void linear_forward(void *self, double *y)
 /* Both forms of the weight's place; the arithmetic stays the reference. */
 TEST(test_compute)
 {
-    static const int weights[] = {BS_WI_0, BS_WI_1, BS_WO};
+    static const int weights[] = {BS_ROUTED + ASSAY_MLP_WI_0, BS_ROUTED + ASSAY_MLP_WI_1, BS_ROUTED + ASSAY_MLP_WO};
     for (int s = 0; s < 2 * SHAPES; s++) {
         const assay_emulation form = {.second_form = s % 2 == 1};
         assay_context ctx = assay_context_default(2);

@@ -136,7 +136,9 @@ TEST(test_projections_are_the_formula_and_the_plain_form)
                 assert_null(all.values[tensor]);
                 continue;
             }
-            mla_shard_assert_near(found, mla_shard_expected(&c, assay_mla_tensor_names[tensor]), count_of(&c, tensor));
+            mla_shard_assert_near(
+                found, mla_shard_expected(&c, assay_mla_tensor_row(&c.p.config, (assay_mla_tensor)tensor).name),
+                count_of(&c, tensor));
             assert_same_bits(found, c.p.r.values[tensor], count_of(&c, tensor));
             assert_same_bits(all.values[tensor], found, count_of(&c, tensor));
         }
@@ -214,7 +216,7 @@ TEST(test_get_key_value)
         mla_shard_case c;
         assay_mla_residuals r = {0};
         mla_shard_open(&c, &config);
-        const double *w = c.at.w.wkv_b;
+        const double *w = c.at.w.w[ASSAY_MLA_WKV_B];
         assert_ok(&ctx, bs_kv_projection(&ctx, &c.at, &r));
         const double *low = r.values[ASSAY_MLA_MLA_KV];
         double *rope = test_nans(ropes), *key = test_nans(keys), *value = test_nans(values);

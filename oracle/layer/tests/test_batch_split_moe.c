@@ -240,7 +240,7 @@ static const assay_emulation bfloat16 = {.precision = {.storage = 0x1p-9,
 /* What is added may have been stored, and so may a sum that is not the last. */
 TEST(test_sums_of_gradients)
 {
-    static const int weights[] = {BS_WO};
+    const int weight = BS_ROUTED + ASSAY_MLP_WO;
     assay_context ctx = assay_context_default(2);
     moe_half c;
     bs_gradient_sums sums;
@@ -248,11 +248,11 @@ TEST(test_sums_of_gradients)
     ctx.arithmetic = &assay_arithmetic_emulated;
     ctx.emulation = &bfloat16;
     moe_half_open(&c, &shapes[2]);
-    const int64_t count = c.run.sizes.shards * bs_weight_count(&c.run, BS_WO, true);
-    double *sum = c.g.values[BS_WO], *before = moe_half_alloc(count);
-    assert_ok(&ctx, bs_gradient_sums_open(&ctx, &c.run, &sums, &c.g, weights, 1));
+    const int64_t count = c.run.sizes.shards * bs_weight_count(&c.run, BS_ROUTED + ASSAY_MLP_WO, true);
+    double *sum = c.g.values[BS_ROUTED + ASSAY_MLP_WO], *before = moe_half_alloc(count);
+    assert_ok(&ctx, bs_gradient_sums_open(&ctx, &c.run, &sums, &c.g, weight, weight + 1));
     for (int64_t i = 0; i < c.run.factor; i++) {
-        double *each = bs_gradients_of(&sums, i)->values[BS_WO];
+        double *each = bs_gradients_of(&sums, i)->values[BS_ROUTED + ASSAY_MLP_WO];
         memcpy(before, sum, (size_t)count * sizeof *sum);
         for (int64_t j = 0; j < count; j++) each[j] = layer_case_uniform(&seed);
         bs_add_gradients(&ctx, &c.run, &sums, i);
