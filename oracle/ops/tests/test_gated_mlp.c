@@ -151,7 +151,7 @@ static void clamp_case(assay_glu glu_form, double a, double b, double *da, doubl
     const assay_gated_mlp_config config = {
         .rows = 1, .emb_dim = 2, .mlp_dim = 1, .activation = {ASSAY_SILU, ASSAY_LINEAR}, .glu = glu_form, .limit = 2};
     const double x[] = {a, b}, wi_0[] = {1, 0}, wi_1[] = {0, 1}, wo[] = {1, 0}, dy[] = {1, 0};
-    const assay_gated_mlp_weights w = {.wi_0 = wi_0, .wi_1 = wi_1, .wo = wo};
+    const assay_gated_mlp_weights w = {.w = {[ASSAY_MLP_WI_0] = wi_0, [ASSAY_MLP_WI_1] = wi_1, [ASSAY_MLP_WO] = wo}};
     double y[2], dx[2];
     assay_gated_mlp_residuals r;
     assert_ok(&ctx, assay_gated_mlp_residuals_alloc(&ctx, &r, &config));
