@@ -223,6 +223,10 @@ static const variants tables[] = {
      {"ragged_buffer_factor=0.17|ragged_buffer_factor=1.25|use_ring_of_experts=true;num_moe_token_chunks=5",
       "inputs.gate/bias={values: [5, 5, 0, 0, 0, 0]}|" BALANCE}},
     {"moe/mesh-one-row", {"ragged_buffer_factor=0.5"}},
+    {"moe/mesh-buffer-data2",
+     {"mesh.expert=2|mesh.data=1;mesh.fsdp=2|mesh.data=1;mesh.expert=4;batch=8",
+      "ragged_buffer_factor=0.3|ragged_buffer_factor=0.7|ragged_buffer_factor=2.5"}},
+    {"moe/mesh-token-chunks3-balance", {"mesh.data=1;mesh.fsdp=2|mesh.data=1;mesh.expert=1"}},
     {"moe/mesh-hash", {EXCHANGES}},
     {"moe/mesh-gpt-oss", {EXCHANGES, BALANCE}},
     {"moe/mesh-gemma4", {EXCHANGES, BALANCE}},
@@ -425,15 +429,4 @@ TEST(what_is_altered_is_not_certified)
         subject_end(&s);
         assay_cases_free(c, 1);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_catalogue),
-        cmocka_unit_test(what_no_case_is_made_of),
-        cmocka_unit_test(at_a_given_choice),
-        cmocka_unit_test(what_is_altered_is_not_certified),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -174,13 +174,3 @@ TEST(layers_are_numbers)
         if (by_rank(pairs[i][0], pairs[i][1]) >= 0) fail_msg("%s is not before %s", pairs[i][0], pairs[i][1]);
     }
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_tensor_has_a_place),
-        cmocka_unit_test(chains_are_in_order),
-        cmocka_unit_test(layers_are_numbers),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

@@ -317,13 +317,3 @@ TEST(biased_weights_are_divided)
     assay_plan_free(&plan);
     assay_cases_free(c, 1);
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(table_is_well_formed),       cmocka_unit_test(truncated_is_towards_zero),
-        cmocka_unit_test(biased_weights_are_divided), cmocka_unit_test(each_applies_to_its_operations),
-        cmocka_unit_test(rows_name_tensors),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

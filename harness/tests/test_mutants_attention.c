@@ -264,15 +264,3 @@ TEST(keys_are_changed)
         assay_cases_free(c, 1);
     }
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(is_attention_with_the_next_key),
-        cmocka_unit_test(gradients_are_those_of_the_outputs),
-        cmocka_unit_test(does_not_apply),
-        cmocka_unit_test(arithmetic_needs_its_part),
-        cmocka_unit_test(keys_are_changed),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

@@ -178,14 +178,3 @@ TEST(only_named_gradients_are_taken)
     assert_false(assay_mutant_change_inputs(assay_mutant_by_name("microbatch_gradients_missing"), &m));
     end(&f);
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(what_is_changed),
-        cmocka_unit_test(the_ring_as_a_shard_sees_it),
-        cmocka_unit_test(shards_add_up),
-        cmocka_unit_test(only_named_gradients_are_taken),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

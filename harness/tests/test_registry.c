@@ -285,16 +285,3 @@ TEST(rows_have_pages)
     free(readme);
     assay_cases_free(cases, count);
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rows_are_whole),
-        cmocka_unit_test(rows_have_cases),
-        cmocka_unit_test(rows_have_the_parts_of_their_tensors),
-        cmocka_unit_test(headers_are_public_and_tested),
-        cmocka_unit_test(second_forms_are_tested),
-        cmocka_unit_test(rows_have_pages),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

@@ -6,6 +6,7 @@
 #include "oracle/ops/tests/ops_test.h"
 
 enum { MLA_X, MLA_WQ_A, MLA_Q_NORM, MLA_WQ_B, MLA_QUERY, MLA_WKV_A, MLA_KV_NORM, MLA_WKV_B, MLA_OUT, MLA_VARIABLES };
+_Static_assert(MLA_VARIABLES - MLA_WQ_A == ASSAY_MLA_WEIGHTS, "after x come the weights");
 
 typedef struct mla_problem {
     assay_mla_config config;
