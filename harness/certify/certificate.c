@@ -106,8 +106,7 @@ assay_scope assay_scope_of(const assay_context *ctx, const assay_plan *plan, int
 }
 
 /* Everything but the choices and the gradients. */
-static assay_status certify_values(assay_context *ctx, const assay_evidence *evidence, const spec_operation *operation,
-                                   const void *config, spec_certificates *certificates)
+static assay_status certify_values(assay_context *ctx, const assay_evidence *evidence, spec_certificates *certificates)
 {
     assay_status status = ASSAY_OK;
     void *items = NULL;
@@ -117,7 +116,8 @@ static assay_status certify_values(assay_context *ctx, const assay_evidence *evi
         if (assay_path_is_choice(evidence->results.items[i].path)) continue;
         values.items[values.count++] = evidence->results.items[i];
     }
-    TRY(spec_certify_outputs(ctx, operation, config, &evidence->in, &values, certificates));
+    TRY(spec_certify_outputs(ctx, &evidence->plan->operation->second_form, evidence->plan->c, &evidence->in, &values,
+                             certificates));
 cleanup:
     free(items);
     return status;
@@ -133,8 +133,7 @@ assay_status assay_certify(assay_context *ctx, const assay_evidence *evidence, c
 {
     assay_status status;
     const assay_plan *plan = evidence->plan;
-    const spec_operation *operation = spec_operation_by_name(plan->c->op);
-    assay_spec_config config;
+    const spec_operation *form = &plan->operation->second_form;
     assay_progress progress;
     spec_budget budget = scope->budget;
     char what[ASSAY_PATH_SIZE + 16];
@@ -142,17 +141,12 @@ assay_status assay_certify(assay_context *ctx, const assay_evidence *evidence, c
     assay_progress_start(&progress, quiet, what, scope->probes);
     budget.advance = advance;
     budget.self = &progress;
-    if (operation == NULL) {
-        status = assay_fail(ctx, ASSAY_INTERNAL, "op %s has no second form", plan->c->op);
-        goto cleanup;
-    }
-    TRY(plan->operation->spec_config(ctx, plan->c, &config));
     if (scope->outputs) {
-        TRY(spec_certify_choices(ctx, operation, &config, &evidence->in, &evidence->results, certificates));
-        TRY(certify_values(ctx, evidence, operation, &config, certificates));
+        TRY(spec_certify_choices(ctx, form, plan->c, &evidence->in, &evidence->results, certificates));
+        TRY(certify_values(ctx, evidence, certificates));
     }
     if (scope->gradients) {
-        TRY(spec_certify_gradients(ctx, operation, &config, &evidence->in, &evidence->results, &budget, certificates));
+        TRY(spec_certify_gradients(ctx, form, plan->c, &evidence->in, &evidence->results, &budget, certificates));
     }
 cleanup:
     assay_progress_end(&progress);

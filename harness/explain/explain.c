@@ -67,7 +67,7 @@ static bool is_too_large(const assay_plan *plan)
 {
     int evaluated = 0, applicable = 0;
     for (int i = 0; i < assay_mutant_count; i++) {
-        const bool is_for = assay_mutant_is_for(&assay_mutants[i], plan->c->op);
+        const bool is_for = assay_mutant_is_for(&assay_mutants[i], plan);
         applicable += is_for;
         evaluated += is_for && assay_mutant_is_evaluated(&assay_mutants[i]);
     }
@@ -196,11 +196,11 @@ static assay_status try_all(assay_context *ctx, search *s, bool whole, assay_pro
 {
     assay_status status = ASSAY_OK;
     const bool nothing = !whole && s->held_count > 0;
-    const char *op = s->trial.golden->plan->c->op;
+    const assay_plan *plan = s->trial.golden->plan;
     for (int i = 0; i < assay_mutant_count; i++) {
         const assay_mutant *mutant = &assay_mutants[i];
         if (mutant->always != whole || (nothing && assay_mutant_is_evaluated(mutant))) continue;
-        if (mutant->worsen == NULL && assay_mutant_is_for(mutant, op)) TRY(try_twice(ctx, s, mutant));
+        if (mutant->worsen == NULL && assay_mutant_is_for(mutant, plan)) TRY(try_twice(ctx, s, mutant));
         assay_progress_add(progress, 1, mutant->name);
     }
 cleanup:
@@ -212,7 +212,7 @@ static assay_status search_all(assay_context *ctx, search *s, bool quiet)
     assay_status status = ASSAY_OK;
     void *held = NULL;
     assay_progress progress;
-    const char *op = s->trial.golden->plan->c->op;
+    const assay_plan *plan = s->trial.golden->plan;
     assay_progress_start(&progress, quiet, "known bugs", assay_mutant_count);
     TRY(assay_alloc(ctx, "hypotheses", assay_mutant_count, sizeof *s->held, &held));
     s->held = held;
@@ -222,7 +222,7 @@ static assay_status search_all(assay_context *ctx, search *s, bool quiet)
     const bool unexplained = s->held_count == 0;
     for (int i = 0; unexplained && i < assay_mutant_count; i++) {
         const assay_mutant *mutant = &assay_mutants[i];
-        if (mutant->worsen != NULL && assay_mutant_is_for(mutant, op)) TRY(try_noise(ctx, s, mutant));
+        if (mutant->worsen != NULL && assay_mutant_is_for(mutant, plan)) TRY(try_noise(ctx, s, mutant));
     }
     qsort(s->held, (size_t)s->held_count, sizeof *s->held, by_distance);
 cleanup:

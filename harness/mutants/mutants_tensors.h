@@ -7,6 +7,8 @@
 
 /* For `where`. Of shards: docs/expert-parallelism.md. */
 bool assay_has_yarn(const assay_case *c);
+bool assay_has_one_layer(const assay_case *c); /* or none: no layer reads what another one gave */
+bool assay_is_no_layer(const assay_case *c);
 bool assay_has_expert_shards(const assay_case *c);
 bool assay_has_ring(const assay_case *c);
 bool assay_has_microbatches(const assay_case *c);

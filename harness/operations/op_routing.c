@@ -61,9 +61,11 @@ cleanup:
     return status;
 }
 
-static assay_status spec_config(assay_context *ctx, const assay_case *c, assay_spec_config *config)
+static assay_status second_form(assay_context *ctx, const void *c, const spec_tensors *in, spec_tensors *out)
 {
-    return assay_routing_config_of(ctx, c, &config->routing);
+    assay_routing_config config;
+    const assay_status status = assay_routing_config_of(ctx, c, &config);
+    return status == ASSAY_OK ? spec_routing(ctx, &config, in, out) : status;
 }
 
 static assay_status describe(assay_context *ctx, const assay_case *c, assay_tensor_list *list)
@@ -342,6 +344,6 @@ const assay_operation assay_op_routing = {.name = "routing",
                                           .check = check,
                                           .describe = describe,
                                           .run = run,
-                                          .spec_config = spec_config,
+                                          .second_form = {second_form},
                                           .flops = flops,
                                           .memory = memory};

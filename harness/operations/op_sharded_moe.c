@@ -63,28 +63,11 @@ cleanup:
     return status;
 }
 
-static assay_status describe_rows(const assay_describer *d, const assay_shard_sizes *s, const char *name,
-                                  const char *labels, int64_t width)
+assay_dims assay_sharded_rows(const assay_moe_config *config, const assay_sharding *sharding)
 {
-    per_shard p;
-    per_shard_of(&p, s, labels, s->buffer, width);
-    return assay_describe_result(d, "checkpoints", name, ASSAY_FLOAT64, p.dims);
-}
-
-assay_status assay_describe_sharded_rows(const assay_describer *d, const assay_moe_config *config,
-                                         const assay_sharding *sharding)
-{
-    assay_status status;
     const assay_shard_sizes s = assay_shard_sizes_of(config, sharding);
-    if (config->fused_weights) {
-        TRY(describe_rows(d, &s, "moe_mlpwi", "bh", 2 * config->moe_mlp_dim));
-    } else {
-        TRY(describe_rows(d, &s, "moe_mlpwi_0", "bH", config->moe_mlp_dim));
-        TRY(describe_rows(d, &s, "moe_mlpwi_1", "bH", config->moe_mlp_dim));
-    }
-    TRY(describe_rows(d, &s, "moe_mlpwo", "bD", config->emb_dim));
-cleanup:
-    return status;
+    return s.chunks > 1 ? (assay_dims){"mcb", {s.shards, s.chunks, s.buffer}}
+                        : (assay_dims){"mb", {s.shards, s.buffer}};
 }
 
 assay_status assay_sharding_of(assay_context *ctx, const assay_case *c, assay_sharding *sharding)

@@ -10,19 +10,10 @@
 #include "oracle/base/memory.h"
 
 const assay_operation *const assay_operations[] = {
-    &assay_op_rms_norm,
-    &assay_op_gmm,
-    &assay_op_permute,
-    &assay_op_unpermute,
-    &assay_op_routing,
-    &assay_op_mlp,
-    &assay_op_moe,
-    &assay_op_yarn_rope,
-    &assay_op_attention,
-    &assay_op_mla,
-    &assay_op_deepseek_layer,
-    &assay_op_deepseek_stack,
-    NULL,
+#define X(name) &assay_op_##name,
+    ASSAY_OPERATIONS(X)
+#undef X
+        NULL,
 };
 
 const assay_operation *assay_operation_by_name(const char *name)

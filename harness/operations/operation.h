@@ -22,20 +22,6 @@ typedef struct assay_tensor_list {
     int count;
 } assay_tensor_list;
 
-/* What the second form of an operation takes (oracle/spec). */
-typedef union assay_spec_config {
-    spec_rms_norm_config rms_norm;
-    assay_gated_mlp_config mlp;
-    assay_gmm_dims gmm;
-    assay_permute_dims permute;
-    assay_routing_config routing;
-    spec_moe_config moe;
-    assay_rope_config yarn_rope;
-    assay_attention_config attention;
-    assay_mla_config mla;
-    assay_stack_config stack;
-} assay_spec_config;
-
 typedef struct assay_operation {
     const char *name;
     const char *summary; /* one line for people */
@@ -54,12 +40,30 @@ typedef struct assay_operation {
     bool (*ensemble)(const assay_case *c);
     bool one_product; /* no product of it is an operand of another: what truncation does to sums can be propagated */
     bool mesh;        /* whether a case may be spread over a mesh */
-    /* Fills the operation's member. */
-    assay_status (*spec_config)(assay_context *ctx, const assay_case *c, assay_spec_config *config);
+    spec_operation second_form; /* its functions take the case */
     /* of its products, forward or forward and backward together; a multiply and an add are 2 */
     double (*flops)(const assay_case *c, bool backward);
     int64_t (*memory)(const assay_case *c); /* bytes that run takes at its peak */
 } assay_operation;
+
+/* The operations, in the order in which they are listed; assay_op_NAME is defined in one of the op_*.c. */
+#define ASSAY_OPERATIONS(X)                                                                                            \
+    X(rms_norm)                                                                                                        \
+    X(gmm)                                                                                                             \
+    X(permute)                                                                                                         \
+    X(unpermute)                                                                                                       \
+    X(routing)                                                                                                         \
+    X(mlp)                                                                                                             \
+    X(moe)                                                                                                             \
+    X(yarn_rope)                                                                                                       \
+    X(attention)                                                                                                       \
+    X(mla)                                                                                                             \
+    X(deepseek_layer)                                                                                                  \
+    X(deepseek_stack)
+
+#define X(name) extern const assay_operation assay_op_##name;
+ASSAY_OPERATIONS(X)
+#undef X
 
 extern const assay_operation *const assay_operations[];           /* ends with NULL */
 const assay_operation *assay_operation_by_name(const char *name); /* NULL when there is none */

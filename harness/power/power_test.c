@@ -177,8 +177,8 @@ static assay_status try_mutant(assay_context *ctx, const assay_trial *t, const a
     const assay_plan *plan = t->golden->plan;
     assay_results candidate = {0};
     assay_report report = {0};
-    bool applies = assay_mutant_is_for(mutant, plan->c->op);
-    *result = (assay_mutant_result){.mutant = mutant, .required = assay_mutant_is_required(mutant, plan->c->op)};
+    bool applies = assay_mutant_is_for(mutant, plan);
+    *result = (assay_mutant_result){.mutant = mutant, .required = assay_mutant_is_required(mutant, plan)};
     if (!applies) return ASSAY_OK;
     TRY(assay_mutant_make(ctx, t, mutant, &candidate, &applies));
     if (!applies) goto cleanup;

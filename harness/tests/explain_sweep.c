@@ -275,7 +275,7 @@ static void try_mutant(subject *s, const assay_mutant *mutant, bool verbose, tal
 {
     assay_results results = {0};
     bool applies = false;
-    if (!assay_mutant_is_for(mutant, s->c->op)) return;
+    if (!assay_mutant_is_for(mutant, &s->plan)) return;
     make(s, mutant, &results, &applies);
     if (applies) judge(s, mutant->name, mutant->name, &results, verbose, t);
     assay_results_free(&results);

@@ -295,7 +295,7 @@ static assay_status write_certified(problem *p, const char *file)
 }
 
 /* The file has the certificates, beside what it has without. */
-TEST(goldens_hold_their_certificate)
+TEST_WITH(goldens_hold_their_certificate, folder_setup, folder_teardown)
 {
     const test_folder *folder = *state;
     static const char *const some[] = {"routing/balance", "rms_norm/one-column", "attention/segments"};
@@ -355,7 +355,7 @@ static void by_another_libquadmath(spec_certificate *c)
 }
 
 /* What the file says is held against what is found. */
-TEST(stored_certificates_are_compared)
+TEST_WITH(stored_certificates_are_compared, folder_setup, folder_teardown)
 {
     const test_folder *folder = *state;
     static const struct {
@@ -393,7 +393,7 @@ TEST(stored_certificates_are_compared)
 }
 
 /* Where the oracle is wrong nothing is written; a request of a case does not speak of certificates. */
-TEST(nothing_is_written_without)
+TEST_WITH(nothing_is_written_without, folder_setup, folder_teardown)
 {
     const test_folder *folder = *state;
     static const char *const paths[] = {"outputs/y", "gradients/weights/wi_1"};
@@ -423,7 +423,7 @@ TEST(nothing_is_written_without)
     problem_end(&p);
 }
 
-TEST(out_of_memory_leaves_nothing_behind)
+TEST_WITH(out_of_memory_leaves_nothing_behind, folder_setup, folder_teardown)
 {
     const test_folder *folder = *state;
     int64_t n = 0;
@@ -445,20 +445,4 @@ TEST(out_of_memory_leaves_nothing_behind)
     }
     assert_true(n > 100);
     problem_end(&p);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(wrong_results_are_not),
-        cmocka_unit_test(every_coordinate_is_seen),
-        cmocka_unit_test(a_wrong_choice_is_found),
-        cmocka_unit_test(threads_change_nothing),
-        cmocka_unit_test(scopes),
-        cmocka_unit_test_setup_teardown(goldens_hold_their_certificate, folder_setup, folder_teardown),
-        cmocka_unit_test_setup_teardown(stored_certificates_are_compared, folder_setup, folder_teardown),
-        cmocka_unit_test_setup_teardown(nothing_is_written_without, folder_setup, folder_teardown),
-        cmocka_unit_test_setup_teardown(out_of_memory_leaves_nothing_behind, folder_setup, folder_teardown),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -299,13 +299,3 @@ TEST(chains_are_in_order)
         assay_cases_free(c, 1);
     }
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_case_is_in_order),
-        cmocka_unit_test(disorder_is_named),
-        cmocka_unit_test(chains_are_in_order),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

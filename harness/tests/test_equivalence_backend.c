@@ -188,14 +188,3 @@ TEST(no_memory_is_reported)
     }
     tear_down(&f);
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(right_forms_pass),
-        cmocka_unit_test(an_error_in_either_form_is_named),
-        cmocka_unit_test(scales_are_those_of_a_difference),
-        cmocka_unit_test(no_memory_is_reported),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

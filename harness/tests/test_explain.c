@@ -355,21 +355,3 @@ TEST(failing_allocations)
     }
     end(&f);
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(mutants_are_named),
-        cmocka_unit_test(one_tensor_is_enough_where_each_counts),
-        cmocka_unit_test(gradients_may_be_pulled_back),
-        cmocka_unit_test(pull_back_is_the_transpose),
-        cmocka_unit_test(what_is_no_selection_stays),
-        cmocka_unit_test(one_wrong_element_is_not_known),
-        cmocka_unit_test(arithmetics_are_remarked_on),
-        cmocka_unit_test(where_nothing_is_said),
-        cmocka_unit_test(golden_of_an_unknown_operation),
-        cmocka_unit_test(same_for_any_number_of_threads),
-        cmocka_unit_test(failing_allocations),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

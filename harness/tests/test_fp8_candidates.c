@@ -241,11 +241,3 @@ TEST(test_truncating_accumulators)
         end(&t);
     }
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_correct_backends_pass),
-                                       cmocka_unit_test(test_wrong_backends_fail),
-                                       cmocka_unit_test(test_truncating_accumulators)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

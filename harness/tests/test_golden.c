@@ -66,7 +66,7 @@ static void check_golden(assay_context *ctx, const assay_case *c, const char *pa
     assay_plan_free(&plan);
 }
 
-TEST(goldens_hold_what_was_planned)
+TEST_WITH(goldens_hold_what_was_planned, folder_setup, folder_teardown)
 {
     const test_folder *folder = *state;
     assay_context ctx = assay_context_default(2);
@@ -89,7 +89,7 @@ static void assert_same_files(const char *a, const char *b, const char *name)
 }
 
 /* Small cases: one thread does the work whatever is asked for, with each instruction set. */
-TEST(bytes_do_not_depend_on_threads_or_isa)
+TEST_WITH(bytes_do_not_depend_on_threads_or_isa, folder_setup, folder_teardown)
 {
     const test_folder *folder = *state;
     static const int threads[] = {1, 2, 7};
@@ -114,7 +114,7 @@ TEST(bytes_do_not_depend_on_threads_or_isa)
 }
 
 /* Large enough for a team of threads. */
-TEST(a_team_gives_the_same_bytes)
+TEST_WITH(a_team_gives_the_same_bytes, folder_setup, folder_teardown)
 {
     const test_folder *folder = *state;
     static const char *const larger[][5] = {
@@ -144,7 +144,7 @@ static int count_of(assay_fixture_reader *reader, assay_tensor_role role)
     return count;
 }
 
-TEST(gradients_and_checkpoints_are_chosen)
+TEST_WITH(gradients_and_checkpoints_are_chosen, folder_setup, folder_teardown)
 {
     const test_folder *folder = *state;
     static const struct {
@@ -175,7 +175,7 @@ TEST(gradients_and_checkpoints_are_chosen)
 }
 
 /* What is chosen changes which numbers are in the file, never the numbers. */
-TEST(choosing_changes_no_number)
+TEST_WITH(choosing_changes_no_number, folder_setup, folder_teardown)
 {
     const test_folder *folder = *state;
     assay_context ctx = assay_context_default(1);
@@ -203,7 +203,7 @@ TEST(choosing_changes_no_number)
 }
 
 /* Scales of coarser profiles are larger: f64 < f32 < bf16 by the ratio of their roundings, roughly. */
-TEST(scales_follow_the_profile)
+TEST_WITH(scales_follow_the_profile, folder_setup, folder_teardown)
 {
     const test_folder *folder = *state;
     static const char *const profiles[] = {"f64", "f32", "f16", "bf16"};
@@ -258,7 +258,7 @@ static void write_altered(assay_context *ctx, const char *from, const char *to, 
     assay_fixture_close(reader);
 }
 
-TEST(altered_goldens_are_refused)
+TEST_WITH(altered_goldens_are_refused, folder_setup, folder_teardown)
 {
     const test_folder *folder = *state;
     static const struct {
@@ -292,7 +292,7 @@ TEST(altered_goldens_are_refused)
 }
 
 /* Whatever the reason, the golden says it, and is the same otherwise. */
-TEST(goldens_say_what_was_left_out)
+TEST_WITH(goldens_say_what_was_left_out, folder_setup, folder_teardown)
 {
     const test_folder *folder = *state;
     assay_context ctx = assay_context_default(1);
@@ -405,7 +405,7 @@ TEST(what_is_lawful)
     "dtype: float64\n"
 
 /* Results that overflow, and results that do not but whose error scales do. */
-TEST(a_case_that_overflows_gives_no_golden)
+TEST_WITH(a_case_that_overflows_gives_no_golden, folder_setup, folder_teardown)
 {
     const test_folder *folder = *state;
     static const char *const table[][2] = {
@@ -424,7 +424,7 @@ TEST(a_case_that_overflows_gives_no_golden)
 }
 
 /* Allocations fail one by one, in planning and in writing. */
-TEST(out_of_memory_leaves_nothing_behind)
+TEST_WITH(out_of_memory_leaves_nothing_behind, folder_setup, folder_teardown)
 {
     const test_folder *folder = *state;
     static const char *const tiny[] = {
@@ -455,23 +455,4 @@ TEST(out_of_memory_leaves_nothing_behind)
         assert_int_equal(folder_count(folder->path, true), 1);
         assay_cases_free(c, 1);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(goldens_hold_what_was_planned, folder_setup, folder_teardown),
-        cmocka_unit_test_setup_teardown(bytes_do_not_depend_on_threads_or_isa, folder_setup, folder_teardown),
-        cmocka_unit_test_setup_teardown(a_team_gives_the_same_bytes, folder_setup, folder_teardown),
-        cmocka_unit_test_setup_teardown(gradients_and_checkpoints_are_chosen, folder_setup, folder_teardown),
-        cmocka_unit_test_setup_teardown(choosing_changes_no_number, folder_setup, folder_teardown),
-        cmocka_unit_test_setup_teardown(scales_follow_the_profile, folder_setup, folder_teardown),
-        cmocka_unit_test_setup_teardown(altered_goldens_are_refused, folder_setup, folder_teardown),
-        cmocka_unit_test_setup_teardown(goldens_say_what_was_left_out, folder_setup, folder_teardown),
-        cmocka_unit_test(a_golden_keeps_its_null_distributions),
-        cmocka_unit_test(what_is_lawful),
-        cmocka_unit_test_setup_teardown(a_case_that_overflows_gives_no_golden, folder_setup, folder_teardown),
-        cmocka_unit_test_setup_teardown(out_of_memory_leaves_nothing_behind, folder_setup, folder_teardown),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

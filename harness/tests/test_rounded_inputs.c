@@ -143,23 +143,23 @@ static void check_cases(void **state, const char *dtype, const char *profile_nam
     }
 }
 
-TEST(float32_at_bf16)
+TEST_WITH(float32_at_bf16, folder_setup, folder_teardown)
 {
     check_cases(state, "dtype=float32", "bf16");
 }
 
-TEST(float32_at_f16)
+TEST_WITH(float32_at_f16, folder_setup, folder_teardown)
 {
     check_cases(state, "dtype=float32", "f16");
 }
 
-TEST(float64_at_f32)
+TEST_WITH(float64_at_f32, folder_setup, folder_teardown)
 {
     check_cases(state, "dtype=float64", "f32");
 }
 
 /* Roundings of one tensor that all go one way, and inputs whose sums cancel: first order alone does not know them. */
-TEST(structured_inputs)
+TEST_WITH(structured_inputs, folder_setup, folder_teardown)
 {
     static const char *const yaml[] = {
         "case: a\nop: mlp\ndtype: float32\nprofiles: bf16\nbatch: 1\nsequence: 16\n"
@@ -221,7 +221,7 @@ TEST(numbers_of_the_type_are_exact)
 }
 
 /* Experts that only rounded inputs make a kernel choose are admissible. */
-TEST(other_experts_are_admissible)
+TEST_WITH(other_experts_are_admissible, folder_setup, folder_teardown)
 {
     const test_folder *folder = *state;
     assay_context ctx = assay_context_default(1);
@@ -244,17 +244,4 @@ TEST(other_experts_are_admissible)
     assert_true(report.routing.wrong > 0);
     assay_report_free(&report);
     close_trial(&t);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(float32_at_bf16, folder_setup, folder_teardown),
-        cmocka_unit_test_setup_teardown(float32_at_f16, folder_setup, folder_teardown),
-        cmocka_unit_test_setup_teardown(float64_at_f32, folder_setup, folder_teardown),
-        cmocka_unit_test_setup_teardown(structured_inputs, folder_setup, folder_teardown),
-        cmocka_unit_test(numbers_of_the_type_are_exact),
-        cmocka_unit_test_setup_teardown(other_experts_are_admissible, folder_setup, folder_teardown),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }
