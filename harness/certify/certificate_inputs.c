@@ -1,11 +1,9 @@
 /* What certification needs of a golden, in binary128: what was given, and the results as they are computed. */
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "compare/profile.h"
 #include "harness/certify/certificate.h"
-#include "harness/operations/paths.h"
 #include "harness/scales/ensemble.h"
 #include "oracle/base/memory.h"
 #include "oracle/base/tensor_set.h"
@@ -44,7 +42,8 @@ static assay_status add_result(assay_context *ctx, const assay_tensor_spec *spec
     assay_tensor_spec scale = *spec;
     TRY(assay_tensor_set_add(ctx, results, spec, NULL));
     if (!assay_has_error_scale(spec)) goto cleanup;
-    snprintf(scale.path, sizeof scale.path, "error_scale/f64/%.100s", spec->path);
+    scale.role = ASSAY_ROLE_ERROR_SCALE;
+    assay_path_at(scale.role, "f64", spec->path, scale.path);
     TRY(assay_tensor_set_add(ctx, results, &scale, NULL));
 cleanup:
     return status;
@@ -96,11 +95,12 @@ assay_status assay_evidence_collect(assay_context *ctx, assay_evidence *evidence
     assay_tensor_set results = {0};
     *evidence = (assay_evidence){.plan = plan};
     for (int i = 0; i < plan->spec_count; i++) {
-        if (assay_path_is_result(plan->specs[i].path)) TRY(add_result(ctx, &plan->specs[i], &results));
+        if (assay_role_is_result(plan->specs[i].role)) TRY(add_result(ctx, &plan->specs[i], &results));
     }
     TRY(evaluate(ctx, plan, source, &results, next));
     for (int i = 0; i < plan->spec_count; i++) {
-        if (assay_path_is_given(plan->specs[i].path)) TRY(read_given(ctx, source, &plan->specs[i], &evidence->in));
+        const assay_tensor_spec *spec = &plan->specs[i];
+        if (assay_role_is_given(spec->role)) TRY(read_given(ctx, source, spec, &evidence->in));
     }
     for (int i = 0; i < results.count; i++) TRY(convert(ctx, &results.items[i], evidence));
 cleanup:

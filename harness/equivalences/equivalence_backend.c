@@ -3,13 +3,10 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "harness/backends/backend_files.h"
 #include "harness/equivalences/counterpart.h"
 #include "harness/golden/golden.h"
-#include "harness/operations/data_flow.h"
-#include "harness/operations/paths.h"
 #include "harness/plan/plan_make.h"
 #include "oracle/base/memory.h"
 
@@ -44,17 +41,9 @@ static assay_status ask(assay_context *ctx, const assay_backend_check_options *o
 }
 
 /* How far a choice is from changing is the oracle's own measure. */
-static bool is_margin(const char *path)
+static bool is_margin(const assay_tensor_spec *spec)
 {
-    const char *name = strrchr(path, '/');
-    return assay_path_in(path, "routing") && name != NULL && strcmp(name, "/margin") == 0;
-}
-
-static assay_tensor *scales_of(const assay_tensor_set *results, const assay_profile *profile, const char *path)
-{
-    char scale[2 * ASSAY_PATH_SIZE];
-    snprintf(scale, sizeof scale, "error_scale/%s/%s", profile->precision.name, path);
-    return assay_tensor_set_find(results, scale);
+    return spec->role == ASSAY_ROLE_ROUTING && assay_path_ends(spec->path, "margin");
 }
 
 static void widen_scales(const assay_profile *profile, bool exact, const assay_tensor *tensor,
@@ -83,7 +72,7 @@ static assay_status take_result(assay_context *ctx, assay_fixture_reader *candid
     const char *path = tensor->spec.path;
     const assay_tensor_spec *found = assay_fixture_find(candidate, path);
     tensor->written = 0;
-    if (found == NULL) return assay_path_is_required(path) ? fails(end, path, "missing") : ASSAY_OK;
+    if (found == NULL) return assay_role_is_required(assay_role_of(path)) ? fails(end, path, "missing") : ASSAY_OK;
     if (!assay_shape_equal(&found->shape, &tensor->spec.shape)) return fails(end, path, "has another shape");
     if ((found->type == ASSAY_INT32) != (tensor->indices != NULL)) return fails(end, path, "has another type");
     status = tensor->indices != NULL ? assay_fixture_read_i32(ctx, candidate, path, 0, tensor->count, tensor->indices)
@@ -104,12 +93,12 @@ static assay_status take_candidate(assay_context *ctx, const assay_profile *prof
     TRY(status);
     for (int i = 0; i < one->plan.spec_count; i++) {
         assay_tensor *tensor = &one->results.items[i];
-        if (!assay_path_is_result(tensor->spec.path)) continue;
+        if (!assay_role_is_result(tensor->spec.role)) continue;
         TRY(take_result(ctx, candidate, tensor, end));
         if (end->outcome != ASSAY_OUTCOME_DONE) goto cleanup;
         if (tensor->values == NULL || tensor->written == 0) continue;
         widen_scales(profile, assay_case_is_exact(&one->c), tensor,
-                     scales_of(&one->results, profile, tensor->spec.path));
+                     assay_results_scales(&one->results, profile, tensor->spec.path));
     }
 cleanup:
     assay_fixture_close(candidate);
@@ -157,7 +146,7 @@ static assay_status write_inputs(assay_context *ctx, const assay_form *other, co
     TRY(assay_fixture_create(ctx, file, &writer));
     for (int i = 0; i < other->plan.spec_count; i++) {
         const assay_tensor *tensor = &other->results.items[i];
-        if (assay_path_is_given(tensor->spec.path)) TRY(append(ctx, writer, tensor));
+        if (assay_role_is_given(tensor->spec.role)) TRY(append(ctx, writer, tensor));
     }
 cleanup:
     return finish(ctx, writer, status);
@@ -175,8 +164,8 @@ static assay_status write_counterpart(assay_context *ctx, assay_fixture_writer *
     assay_tensor_spec spec = tensor->spec;
     if (!assay_find_counterpart(&one->results, &tensor->spec, &found)) return ASSAY_OK;
     for (int part = 0; part < 2 && found.part[part] != NULL; part++) {
-        if (found.part[part]->written < found.part[part]->count) return ASSAY_OK;
-        scale[part] = scales_of(&one->results, profile, found.part[part]->spec.path);
+        if (!assay_tensor_is_complete(found.part[part])) return ASSAY_OK;
+        scale[part] = assay_results_scales(&one->results, profile, found.part[part]->spec.path);
     }
     if (scale[0] != NULL) TRY(assay_alloc_f64(ctx, "error scales", tensor->count, &scales));
     for (int64_t i = 0; i < tensor->count; i++) {
@@ -191,7 +180,7 @@ static assay_status write_counterpart(assay_context *ctx, assay_fixture_writer *
     TRY(append(ctx, writer, tensor));
     if (scales == NULL) goto cleanup;
     spec.type = ASSAY_FLOAT32;
-    snprintf(spec.path, sizeof spec.path, "error_scale/%s/%.100s", profile->precision.name, tensor->spec.path);
+    assay_path_at(ASSAY_ROLE_ERROR_SCALE, profile->precision.name, tensor->spec.path, spec.path);
     TRY(assay_fixture_declare(ctx, writer, &spec));
     TRY(assay_fixture_append(ctx, writer, spec.path, tensor->count, scales));
 cleanup:
@@ -214,8 +203,8 @@ static assay_status write_golden(assay_context *ctx, const assay_profile *profil
     TRY(assay_fixture_set_text(ctx, writer, "op", other->c.op));
     for (int i = 0; i < other->plan.spec_count; i++) {
         assay_tensor *tensor = &other->results.items[i];
-        if (!assay_path_is_result(tensor->spec.path) || is_margin(tensor->spec.path)) continue;
-        const assay_tensor *own = scaled->count == 0 ? NULL : scales_of(scaled, profile, tensor->spec.path);
+        if (!assay_role_is_result(tensor->spec.role) || is_margin(&tensor->spec)) continue;
+        const assay_tensor *own = scaled->count == 0 ? NULL : assay_results_scales(scaled, profile, tensor->spec.path);
         TRY(write_counterpart(ctx, writer, profile, one, own, tensor));
         tensors += tensor->written > 0;
     }
@@ -253,7 +242,7 @@ static assay_status write_compared(assay_context *ctx, const assay_form *other, 
     for (int i = 0; i < assay_fixture_count(reader); i++) {
         const assay_tensor_spec *spec = assay_fixture_spec(reader, i);
         const assay_tensor *tensor = assay_tensor_set_find(&other->results, spec->path);
-        if (assay_path_is_given(spec->path) || (tensor != NULL && tensor->written == 0)) continue;
+        if (assay_role_is_given(spec->role) || (tensor != NULL && tensor->written == 0)) continue;
         TRY(copy_tensor(ctx, writer, reader, spec));
     }
 cleanup:
@@ -262,14 +251,14 @@ cleanup:
     return status;
 }
 
-static assay_status compare_files(assay_context *ctx, const assay_backend_check_options *options, const form_files *f,
-                                  assay_report *report)
+static assay_status compare_files(assay_context *ctx, const assay_backend_check_options *options,
+                                  const assay_plan *plan, const form_files *f, assay_report *report)
 {
     assay_status status;
     assay_fixture_reader *golden = NULL, *compared = NULL;
     TRY(assay_fixture_open(ctx, f->golden, &golden));
     TRY(assay_fixture_open(ctx, f->compared, &compared));
-    TRY(assay_compare(ctx, golden, compared, options->profile, options->false_alarm, assay_data_flow_rank, report));
+    TRY(assay_compare(ctx, golden, compared, options->profile, options->false_alarm, assay_plan_order(plan), report));
     snprintf(report->golden_path, sizeof report->golden_path, "%.500s", f->golden);
     snprintf(report->candidate_path, sizeof report->candidate_path, "%.500s", f->compared);
 cleanup:
@@ -303,7 +292,7 @@ assay_status assay_backend_other_form(assay_context *ctx, const assay_backend_ch
         goto cleanup;
     }
     TRY(status);
-    TRY(compare_files(ctx, options, &f, report));
+    TRY(compare_files(ctx, options, &form.plan, &f, report));
 cleanup:
     assay_form_free(&form);
     assay_form_free(&scaled);

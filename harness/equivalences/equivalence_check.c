@@ -7,7 +7,6 @@
 
 #include "harness/equivalences/counterpart.h"
 #include "harness/equivalences/equivalence.h"
-#include "harness/operations/paths.h"
 #include "harness/plan/inputs.h"
 #include "harness/plan/plan_make.h"
 #include "harness/scales/ensemble.h"
@@ -89,7 +88,7 @@ static assay_status open_other(assay_context *ctx, const assay_case *other, cons
     TRY(assay_plan_tensors(ctx, &form->results, &form->plan, NULL));
     for (int i = 0; i < form->results.count; i++) {
         assay_tensor *tensor = &form->results.items[i];
-        if (assay_path_is_given(tensor->spec.path)) TRY(assay_counterpart_read(ctx, &one->results, tensor));
+        if (assay_role_is_given(tensor->spec.role)) TRY(assay_counterpart_read(ctx, &one->results, tensor));
     }
 cleanup:
     form->c.profiles = nothing; /* the plan has taken what it needs */
@@ -119,30 +118,21 @@ static assay_status run_other(assay_context *ctx, const assay_other_form *other,
     return status;
 }
 
-static bool ends_in(const char *path, const char *name)
-{
-    const size_t length = strlen(path), tail = strlen(name);
-    return length > tail && path[length - tail - 1] == '/' && strcmp(path + length - tail, name) == 0;
-}
-
 static bool is_compared(const assay_tensor *tensor, const assay_other_form *form)
 {
     const char *path = tensor->spec.path;
     /* how far a choice is from changing depends on the rule that made it */
-    if (form->holding == ASSAY_HOLDS_GAUGE && ends_in(path, "margin")) return false;
+    if (form->holding == ASSAY_HOLDS_GAUGE && assay_path_ends(path, "margin")) return false;
     const char *axis = tensor->spec.shape.rank > 0 ? tensor->spec.labels[0] : "";
     if (form->other_shards && strcmp(axis, "shard") == 0) return false;
-    if (form->other_checkpoint != NULL && ends_in(path, form->other_checkpoint)) return false;
-    return assay_tensor_is_complete(tensor) && (assay_path_in(path, "outputs") || assay_path_in(path, "gradients") ||
-                                                assay_path_in(path, "routing") || assay_path_in(path, "checkpoints"));
+    if (form->other_checkpoint != NULL && assay_path_ends(path, form->other_checkpoint)) return false;
+    return assay_tensor_is_complete(tensor) && assay_role_is_result(tensor->spec.role);
 }
 
 static const double *scales_of(const assay_tensor_set *results, const assay_tensor *part)
 {
-    char scale[2 * ASSAY_PATH_SIZE];
-    if (part == NULL) return NULL;
-    snprintf(scale, sizeof scale, "error_scale/f64/%s", part->spec.path);
-    const assay_tensor *tensor = assay_tensor_set_find(results, scale);
+    const assay_tensor *tensor =
+        part == NULL ? NULL : assay_results_scales(results, assay_profile_by_name("f64"), part->spec.path);
     return tensor == NULL ? NULL : tensor->values;
 }
 
@@ -193,7 +183,7 @@ static void compare_floats(const assay_tensor_set *one, const assay_tensor *othe
 {
     const double *scales[2] = {scales_of(one, found->part[0]), scales_of(one, found->part[1])};
     /* What is 0 in one form by its structure may be a cancelled sum in the other; routing's weights have no scale. */
-    const double share = assay_path_in(other->spec.path, "routing") ? 0x1p-44 : 0x1p-50;
+    const double share = other->spec.role == ASSAY_ROLE_ROUTING ? 0x1p-44 : 0x1p-50;
     const double least = share * largest_of(other);
     for (int64_t i = 0; i < other->count; i++) {
         int64_t at = 0;

@@ -1,19 +1,13 @@
 /* What a mutant's results are expected to be, and how far from it a backend with this bug may lie. */
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
 
 #include "harness/explain/explain_internal.h"
 #include "harness/mutants/mutants_tensors.h"
-#include "harness/operations/paths.h"
-#include "oracle/base/memory.h"
 
 /* The error scales of a result; NULL: it has none. */
 static double *scales_of(const assay_trial *t, const assay_tensor_set *results, const char *path)
 {
-    char scale[2 * ASSAY_PATH_SIZE];
-    snprintf(scale, sizeof scale, "error_scale/%s/%s", t->profile->precision.name, path);
-    const assay_tensor *found = assay_tensor_set_find(results, scale);
+    const assay_tensor *found = assay_results_scales(results, t->profile, path);
     return found == NULL ? NULL : found->values;
 }
 
@@ -111,7 +105,7 @@ static void expect_coarser(const assay_trial *t, const assay_tensor *golden, con
 void assay_drop_null(assay_tensor_set *results)
 {
     for (int i = 0; i < results->count; i++) {
-        if (assay_path_in(results->items[i].spec.path, "null")) results->items[i].written = 0;
+        if (results->items[i].spec.role == ASSAY_ROLE_NULL) results->items[i].written = 0;
     }
 }
 
@@ -125,7 +119,7 @@ assay_status assay_mutant_expect(assay_context *ctx, const assay_trial *t, const
     for (int i = 0; i < results->count; i++) {
         const assay_tensor *golden = &t->golden->items[i], *mutated = &results->items[i];
         double *scales = scales_of(t, results, mutated->spec.path);
-        if (scales == NULL || mutated->written != mutated->count) continue;
+        if (scales == NULL || !assay_tensor_is_complete(mutated)) continue;
         (truncated                  ? expect_truncated
          : coarser                  ? expect_coarser
          : mutant->exchanges_tokens ? renew

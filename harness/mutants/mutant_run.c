@@ -8,11 +8,6 @@
 #include "harness/plan/plan_make.h"
 #include "harness/scales/ensemble.h"
 
-bool assay_path_is_scale(const char *path)
-{
-    return assay_path_in(path, "error_scale");
-}
-
 /* What the mutated case gives, in its own shapes, becomes the candidate's. A backend that never computes a result that
  * is wanted leaves zeros; what is not wanted it does not give. False: another shape is wanted. */
 static bool take_results(const assay_mutant *mutant, const assay_tensor_set *from, assay_tensor_set *to)
@@ -22,10 +17,11 @@ static bool take_results(const assay_mutant *mutant, const assay_tensor_set *fro
         const char *path = wanted->spec.path;
         if (!assay_mutant_takes(mutant, path)) continue;
         const assay_tensor *found = assay_tensor_set_find(from, path);
-        if (assay_path_is_given(path) || (assay_path_is_scale(path) && found == NULL)) continue;
-        const bool required = assay_path_is_required(path);
+        const assay_tensor_role role = wanted->spec.role;
+        if (assay_role_is_given(role) || (role == ASSAY_ROLE_ERROR_SCALE && found == NULL)) continue;
+        const bool required = assay_role_is_required(role);
         const bool fits = found != NULL && assay_shape_equal(&found->spec.shape, &wanted->spec.shape) &&
-                          found->written == found->count;
+                          assay_tensor_is_complete(found);
         if (found != NULL && !fits && required) return false;
         wanted->written = fits || required ? wanted->count : 0;
         if (wanted->values != NULL) {
@@ -42,9 +38,9 @@ static void take_shard(const assay_tensor_set *from, int64_t shard, int64_t shar
 {
     for (int i = 0; i < to->count; i++) {
         assay_tensor *wanted = &to->items[i];
-        if (!assay_path_is_required(wanted->spec.path) || wanted->values == NULL) continue;
+        if (!assay_role_is_required(wanted->spec.role) || wanted->values == NULL) continue;
         const assay_tensor *found = assay_tensor_set_find(from, wanted->spec.path);
-        if (assay_path_in(wanted->spec.path, "outputs")) {
+        if (wanted->spec.role == ASSAY_ROLE_OUTPUT) {
             const int64_t size = wanted->count / shards;
             memcpy(wanted->values + shard * size, found->values + shard * size, (size_t)size * sizeof *found->values);
             continue;
@@ -57,7 +53,8 @@ static void take_shard(const assay_tensor_set *from, int64_t shard, int64_t shar
 /* Given tensors, and the choice of experts. */
 static bool has_choice_too(void *self, const char *path)
 {
-    return (assay_path_is_given(path) || assay_path_is_choice(path)) && assay_tensor_set_find(self, path) != NULL;
+    const assay_tensor *tensor = assay_tensor_set_find(self, path);
+    return tensor != NULL && (assay_role_is_given(tensor->spec.role) || assay_path_is_choice(path));
 }
 
 /* The reference arithmetic without the products that take a gradient back through the kernels of a name. */
@@ -81,12 +78,13 @@ static bool is_part(const assay_tensor *tensor, const assay_matmul_args *args, i
     return false;
 }
 
-/* The path is that of a kernel, or of the kernels of all experts. */
-static bool is_kernel(const char *path, const char *name)
+/* Whether it is a kernel of that name, or the kernels of all experts. */
+static bool is_kernel(const assay_tensor_spec *spec, const char *name)
 {
     char kernel[ASSAY_PATH_SIZE];
     snprintf(kernel, sizeof kernel, "%s/kernel", name);
-    return assay_path_in(path, "weights") && (assay_path_ends(path, name) || assay_path_ends(path, kernel));
+    return spec->role == ASSAY_ROLE_WEIGHT &&
+           (assay_path_ends(spec->path, name) || assay_path_ends(spec->path, kernel));
 }
 
 static bool is_lost(const lossy *l, const assay_matmul_args *args)
@@ -94,9 +92,9 @@ static bool is_lost(const lossy *l, const assay_matmul_args *args)
     for (int i = 0; args->transpose_b && i < l->given->count; i++) {
         const assay_tensor *tensor = &l->given->items[i];
         const int64_t width = assay_tensor_width(tensor);
-        if (is_kernel(tensor->spec.path, l->weight) && args->k == width && is_part(tensor, args, 0)) return true;
+        if (is_kernel(&tensor->spec, l->weight) && args->k == width && is_part(tensor, args, 0)) return true;
         /* wi is wi_0 and wi_1 side by side */
-        if (!is_kernel(tensor->spec.path, "wi") || 2 * args->k != width) continue;
+        if (!is_kernel(&tensor->spec, "wi") || 2 * args->k != width) continue;
         if (strcmp(l->weight, "wi_0") == 0 && is_part(tensor, args, 0)) return true;
         if (strcmp(l->weight, "wi_1") == 0 && is_part(tensor, args, width / 2)) return true;
     }
@@ -153,7 +151,7 @@ static bool is_fed(const assay_plan *plan, const assay_tensor_set *given)
 {
     for (int i = 0; i < plan->list.count; i++) {
         const assay_tensor_spec *spec = &plan->list.entries[i].spec;
-        if (!assay_path_is_given(spec->path)) continue;
+        if (!assay_role_is_given(spec->role)) continue;
         const assay_tensor *found = assay_tensor_set_find(given, spec->path);
         if (found == NULL || !assay_shape_equal(&found->spec.shape, &spec->shape)) return false;
     }

@@ -15,8 +15,6 @@ typedef struct assay_trial {
     assay_fixture_reader *reader; /* over the golden */
 } assay_trial;
 
-bool assay_path_is_scale(const char *path);
-
 /* A copy of the golden with the mutant's results, not rounded. Not `*applies`: nothing came of it. */
 assay_status assay_mutant_make(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
                                assay_tensor_set *candidate, bool *applies);

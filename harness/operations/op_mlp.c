@@ -11,49 +11,11 @@ static assay_status check(assay_context *ctx, const assay_case *c)
     return assay_mlp_config_of(ctx, c, &config);
 }
 
-static assay_status spec_config(assay_context *ctx, const assay_case *c, assay_spec_config *config)
+static assay_status second_form(assay_context *ctx, const void *c, const spec_tensors *in, spec_tensors *out)
 {
-    return assay_mlp_config_of(ctx, c, &config->mlp);
-}
-
-assay_status assay_describe_mlp_weights(const assay_describer *d, const assay_gated_mlp_config *config)
-{
-    assay_status status;
-    int64_t dim = config->emb_dim, hidden = config->mlp_dim;
-    assay_dims up = {"DF", {dim, hidden}}, bias = {"F", {hidden}};
-    assay_fill bias_fill = assay_fill_normal(0.1, 0.0);
-    if (config->fused) {
-        TRY(assay_describe_weight(d, "wi/kernel", assay_fill_fan_in(dim), (assay_dims){"Df", {dim, 2 * hidden}}));
-    } else {
-        TRY(assay_describe_weight(d, "wi_0/kernel", assay_fill_fan_in(dim), up));
-        TRY(assay_describe_weight(d, "wi_1/kernel", assay_fill_fan_in(dim), up));
-    }
-    TRY(assay_describe_weight(d, "wo/kernel", assay_fill_fan_in(hidden), (assay_dims){"FD", {hidden, dim}}));
-    if (d->c->config.mlp_bias) {
-        TRY(assay_describe_weight(d, "wi_0/bias", bias_fill, bias));
-        TRY(assay_describe_weight(d, "wi_1/bias", bias_fill, bias));
-        TRY(assay_describe_weight(d, "wo/bias", bias_fill, (assay_dims){"D", {dim}}));
-    }
-cleanup:
-    return status;
-}
-
-assay_status assay_describe_mlp_checkpoints(const assay_describer *d, const assay_gated_mlp_config *config)
-{
-    assay_status status;
-    const int64_t batch = d->c->batch, sequence = d->c->sequence, hidden = config->mlp_dim;
-    if (config->fused) {
-        TRY(assay_describe_result(d, "checkpoints", "mlpwi", ASSAY_FLOAT64,
-                                  (assay_dims){"BSf", {batch, sequence, 2 * hidden}}));
-    } else {
-        const assay_dims branch = {"BSF", {batch, sequence, hidden}};
-        TRY(assay_describe_result(d, "checkpoints", "mlpwi_0", ASSAY_FLOAT64, branch));
-        TRY(assay_describe_result(d, "checkpoints", "mlpwi_1", ASSAY_FLOAT64, branch));
-    }
-    TRY(assay_describe_result(d, "checkpoints", "mlpwo", ASSAY_FLOAT64,
-                              (assay_dims){"BSD", {batch, sequence, config->emb_dim}}));
-cleanup:
-    return status;
+    assay_gated_mlp_config config;
+    const assay_status status = assay_mlp_config_of(ctx, c, &config);
+    return status == ASSAY_OK ? spec_gated_mlp(ctx, &config, in, out) : status;
 }
 
 static assay_status describe(assay_context *ctx, const assay_case *c, assay_tensor_list *list)
@@ -65,66 +27,54 @@ static assay_status describe(assay_context *ctx, const assay_case *c, assay_tens
     assay_gated_mlp_config config;
     TRY(assay_mlp_config_of(ctx, c, &config));
     TRY(assay_describe_variable(ctx, list, c, "inputs/x", one, x));
-    TRY(assay_describe_mlp_weights(&d, &config));
+    const assay_tensor_table weights = assay_mlp_weight_table(&config, ASSAY_MLP_DENSE);
+    TRY(assay_describe_weights(&d, &weights, (assay_dims){"", {0}}));
+    TRY(assay_describe_mlp_checkpoints(&d, &config, ASSAY_MLP_DENSE, (assay_dims){"BS", {c->batch, c->sequence}}));
     TRY(assay_describe_output(ctx, list, c, "y", &one, x));
-    TRY(assay_describe_mlp_checkpoints(&d, &config));
 cleanup:
     return status;
 }
 
-/* One tensor of the operation: where it is read from and written to. */
-typedef struct variable {
-    const char *path, *gradient;
-    int64_t size;
-    double *value, *derivative;
-} variable;
+/* What a run reads, and what it makes of that. Gradients are those of everything that is there. */
+typedef struct mlp_run {
+    const assay_sink *out;
+    assay_gated_mlp_config config;
+    assay_tensor_table table;
+    int64_t size; /* of x and y */
+    double *x, *dx, *y, *dy;
+    double *weights[ASSAY_MLP_WEIGHTS], *gradients[ASSAY_MLP_WEIGHTS];
+    assay_gated_mlp_residuals r;
+} mlp_run;
 
-enum { X, WI, WI_0, WI_1, WO, WI_0_BIAS, WI_1_BIAS, WO_BIAS, VARIABLES };
-
-static assay_status read_variables(assay_context *ctx, const assay_source *in, variable *v, const assay_case *c)
+static assay_status open_run(assay_context *ctx, const assay_source *in, mlp_run *m)
 {
     assay_status status;
-    int64_t dim = c->config.base_emb_dim, hidden = c->config.base_mlp_dim;
-    const variable table[VARIABLES] = {
-        [X] = {"inputs/x", "gradients/inputs/x", c->batch * c->sequence * dim, NULL, NULL},
-        [WI] = {"weights/wi/kernel", "gradients/weights/wi/kernel", 2 * dim * hidden, NULL, NULL},
-        [WI_0] = {"weights/wi_0/kernel", "gradients/weights/wi_0/kernel", dim * hidden, NULL, NULL},
-        [WI_1] = {"weights/wi_1/kernel", "gradients/weights/wi_1/kernel", dim * hidden, NULL, NULL},
-        [WO] = {"weights/wo/kernel", "gradients/weights/wo/kernel", dim * hidden, NULL, NULL},
-        [WI_0_BIAS] = {"weights/wi_0/bias", "gradients/weights/wi_0/bias", hidden, NULL, NULL},
-        [WI_1_BIAS] = {"weights/wi_1/bias", "gradients/weights/wi_1/bias", hidden, NULL, NULL},
-        [WO_BIAS] = {"weights/wo/bias", "gradients/weights/wo/bias", dim, NULL, NULL},
-    };
-    for (int i = 0; i < VARIABLES; i++) v[i] = table[i];
-    for (int i = 0; i < VARIABLES; i++) {
-        TRY(assay_read_whole(ctx, in, v[i].path, v[i].size, &v[i].value));
-        if (v[i].value != NULL) TRY(assay_alloc_f64(ctx, v[i].gradient, v[i].size, &v[i].derivative));
+    m->table = assay_mlp_weight_table(&m->config, ASSAY_MLP_DENSE);
+    m->size = m->config.rows * m->config.emb_dim;
+    TRY(assay_read_whole(ctx, in, "inputs/x", m->size, &m->x));
+    TRY(assay_read_whole(ctx, in, "cotangents/y", m->size, &m->dy));
+    TRY(assay_weights_alloc(ctx, in, "", &m->table, m->weights));
+    TRY(assay_weights_read(ctx, in, "", &m->table, 0, m->weights));
+    for (int i = 0; i < ASSAY_MLP_WEIGHTS; i++) {
+        if (m->weights[i] == NULL) continue;
+        TRY(assay_alloc_f64(ctx, "gradients/weights", assay_tensor_row_count(&m->table.rows[i]), &m->gradients[i]));
     }
+    TRY(assay_alloc_f64(ctx, "gradients/inputs/x", m->size, &m->dx));
+    TRY(assay_alloc_f64(ctx, "outputs/y", m->size, &m->y));
+    TRY(assay_gated_mlp_residuals_alloc(ctx, &m->r, &m->config));
 cleanup:
     return status;
 }
 
-static assay_gated_mlp_gradients gradients_of(const variable *v)
+static void close_run(mlp_run *m)
 {
-    return (assay_gated_mlp_gradients){.dx = v[X].derivative,
-                                       .dwi = v[WI].derivative,
-                                       .dwi_0 = v[WI_0].derivative,
-                                       .dwi_1 = v[WI_1].derivative,
-                                       .dwo = v[WO].derivative,
-                                       .dwi_0_bias = v[WI_0_BIAS].derivative,
-                                       .dwi_1_bias = v[WI_1_BIAS].derivative,
-                                       .dwo_bias = v[WO_BIAS].derivative};
-}
-
-static assay_gated_mlp_weights weights_of(const variable *v)
-{
-    return (assay_gated_mlp_weights){.wi = v[WI].value,
-                                     .wi_0 = v[WI_0].value,
-                                     .wi_1 = v[WI_1].value,
-                                     .wo = v[WO].value,
-                                     .wi_0_bias = v[WI_0_BIAS].value,
-                                     .wi_1_bias = v[WI_1_BIAS].value,
-                                     .wo_bias = v[WO_BIAS].value};
+    assay_weights_free(&m->table, m->weights);
+    assay_weights_free(&m->table, m->gradients);
+    free(m->x);
+    free(m->dx);
+    free(m->y);
+    free(m->dy);
+    assay_gated_mlp_residuals_free(&m->r);
 }
 
 /* What the up products gave: one tensor when they are fused, else two. */
@@ -159,25 +109,28 @@ cleanup:
     return status;
 }
 
-static assay_status write_scales(assay_context *ctx, const assay_sink *out, const assay_precision *precision,
-                                 const variable *v, double *y, const double *dy, const assay_gated_mlp_residuals *r,
-                                 const assay_gated_mlp_config *config)
+/* Variances take the place of the results. */
+static assay_status write_scales(assay_context *ctx, const assay_precision *precision, const mlp_run *m)
 {
     assay_status status;
     double *pre = NULL;
-    int64_t block = config->rows * config->mlp_dim;
-    assay_gated_mlp_weights w = weights_of(v);
+    const int64_t block = m->config.rows * m->config.mlp_dim;
+    const assay_gated_mlp_weights w = assay_gated_mlp_weights_of(m->weights);
     TRY(assay_alloc_f64(ctx, "error scale of mlp", 2 * block, &pre));
-    assay_gated_mlp_variances variances = {.a = pre, .b = pre + block, .y = y, .gradients = gradients_of(v)};
-    TRY(assay_gated_mlp_gauge(ctx, precision, &variances, dy, NULL, r, v[X].value, &w, config));
-    for (int i = 0; i < VARIABLES; i++) {
-        if (v[i].value != NULL) {
-            TRY(assay_write_scale(ctx, out, precision, v[i].gradient, v[i].size, v[i].derivative));
-        }
+    const assay_gated_mlp_variances variances = {
+        .a = pre, .b = pre + block, .y = m->y, .gradients = assay_gated_mlp_gradients_of(m->dx, m->gradients)};
+    TRY(assay_gated_mlp_gauge(ctx, precision, &variances, m->dy, NULL, &m->r, m->x, &w, &m->config));
+    TRY(assay_write_scale(ctx, m->out, precision, "gradients/inputs/x", m->size, m->dx));
+    for (int i = 0; i < ASSAY_MLP_WEIGHTS; i++) {
+        char path[ASSAY_PATH_SIZE];
+        if (m->weights[i] == NULL) continue;
+        assay_tensor_path("gradients/weights/", "", &m->table.rows[i], path);
+        TRY(assay_write_scale(ctx, m->out, precision, path, assay_tensor_row_count(&m->table.rows[i]),
+                              m->gradients[i]));
     }
-    TRY(write_up_scales(ctx, out, precision, variances.a, variances.b, config));
-    TRY(assay_write_scale(ctx, out, precision, "outputs/y", v[X].size, y));
-    TRY(assay_write_scale(ctx, out, precision, "checkpoints/mlpwo", v[X].size, y));
+    TRY(write_up_scales(ctx, m->out, precision, variances.a, variances.b, &m->config));
+    TRY(assay_write_scale(ctx, m->out, precision, "outputs/y", m->size, m->y));
+    TRY(assay_write_scale(ctx, m->out, precision, "checkpoints/mlpwo", m->size, m->y));
 cleanup:
     free(pre);
     return status;
@@ -187,34 +140,21 @@ static assay_status run(assay_context *ctx, const assay_case *c, const assay_sou
                         const assay_precision *precisions, int precision_count)
 {
     assay_status status;
-    variable v[VARIABLES] = {0};
-    double *y = NULL, *dy = NULL;
-    assay_gated_mlp_residuals r = {0};
-    assay_gated_mlp_config config;
-    TRY(assay_mlp_config_of(ctx, c, &config));
-    TRY(read_variables(ctx, in, v, c));
-    TRY(assay_read_whole(ctx, in, "cotangents/y", v[X].size, &dy));
-    TRY(assay_alloc_f64(ctx, "outputs/y", v[X].size, &y));
-    TRY(assay_gated_mlp_residuals_alloc(ctx, &r, &config));
-    assay_gated_mlp_weights w = weights_of(v);
-    assay_gated_mlp_gradients g = gradients_of(v);
-    TRY(assay_gated_mlp_forward(ctx, y, &r, v[X].value, &w, &config));
-    TRY(assay_gated_mlp_backward(ctx, &g, dy, &r, v[X].value, &w, &config));
-    TRY(assay_write_result(ctx, out, "outputs/y", v[X].size, y));
-    for (int i = 0; i < VARIABLES; i++) {
-        if (v[i].value != NULL) TRY(assay_write_result(ctx, out, v[i].gradient, v[i].size, v[i].derivative));
-    }
-    TRY(write_up(ctx, out, &r, &config));
-    TRY(assay_write_result(ctx, out, "checkpoints/mlpwo", v[X].size, y));
-    for (int i = 0; i < precision_count; i++) TRY(write_scales(ctx, out, &precisions[i], v, y, dy, &r, &config));
+    mlp_run m = {.out = out};
+    TRY(assay_mlp_config_of(ctx, c, &m.config));
+    TRY(open_run(ctx, in, &m));
+    const assay_gated_mlp_weights w = assay_gated_mlp_weights_of(m.weights);
+    const assay_gated_mlp_gradients g = assay_gated_mlp_gradients_of(m.dx, m.gradients);
+    TRY(assay_gated_mlp_forward(ctx, m.y, &m.r, m.x, &w, &m.config));
+    TRY(assay_gated_mlp_backward(ctx, &g, m.dy, &m.r, m.x, &w, &m.config));
+    TRY(assay_write_result(ctx, out, "outputs/y", m.size, m.y));
+    TRY(assay_write_result(ctx, out, "gradients/inputs/x", m.size, m.dx));
+    TRY(assay_gradients_write(ctx, out, "", &m.table, m.gradients));
+    TRY(write_up(ctx, out, &m.r, &m.config));
+    TRY(assay_write_result(ctx, out, "checkpoints/mlpwo", m.size, m.y));
+    for (int i = 0; i < precision_count; i++) TRY(write_scales(ctx, &precisions[i], &m));
 cleanup:
-    for (int i = 0; i < VARIABLES; i++) {
-        free(v[i].value);
-        free(v[i].derivative);
-    }
-    free(y);
-    free(dy);
-    assay_gated_mlp_residuals_free(&r);
+    close_run(&m);
     return status;
 }
 
@@ -237,6 +177,6 @@ const assay_operation assay_op_mlp = {.name = "mlp",
                                       .check = check,
                                       .describe = describe,
                                       .run = run,
-                                      .spec_config = spec_config,
+                                      .second_form = {second_form},
                                       .flops = flops,
                                       .memory = memory};

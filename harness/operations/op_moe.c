@@ -1,8 +1,5 @@
 #include "harness/operations/op_support.h"
 
-#include <stdio.h>
-#include <string.h>
-
 /* A MoE block, and how it is spread over a mesh. */
 static assay_status configs_of(assay_context *ctx, const assay_case *c, spec_moe_config *config)
 {
@@ -22,9 +19,18 @@ static assay_status check(assay_context *ctx, const assay_case *c)
     return configs_of(ctx, c, &config);
 }
 
-static assay_status spec_config(assay_context *ctx, const assay_case *c, assay_spec_config *config)
+static assay_status second_form(assay_context *ctx, const void *c, const spec_tensors *in, spec_tensors *out)
 {
-    return configs_of(ctx, c, &config->moe);
+    spec_moe_config config;
+    const assay_status status = configs_of(ctx, c, &config);
+    return status == ASSAY_OK ? spec_moe(ctx, &config, in, out) : status;
+}
+
+static assay_status second_checkpoints(assay_context *ctx, const void *c, const spec_tensors *in, spec_tensors *out)
+{
+    spec_moe_config config;
+    const assay_status status = configs_of(ctx, c, &config);
+    return status == ASSAY_OK ? spec_moe_checkpoints(ctx, &config, in, out) : status;
 }
 
 static assay_status describe_router(const assay_describer *d, const assay_moe_config *config)
@@ -50,29 +56,12 @@ cleanup:
 static assay_status describe_experts(const assay_describer *d, const assay_moe_config *config)
 {
     assay_status status;
-    int64_t experts = config->routing.num_experts, dim = config->emb_dim, hidden = config->moe_mlp_dim;
-    assay_dims up = {"EDH", {experts, dim, hidden}}, bias = {"EH", {experts, hidden}};
-    assay_fill bias_fill = assay_fill_normal(0.1, 0.0);
-    if (config->fused_weights) {
-        TRY(assay_describe_weight(d, "wi", assay_fill_fan_in(dim), (assay_dims){"EDh", {experts, dim, 2 * hidden}}));
-    } else {
-        TRY(assay_describe_weight(d, "wi_0", assay_fill_fan_in(dim), up));
-        TRY(assay_describe_weight(d, "wi_1", assay_fill_fan_in(dim), up));
-    }
-    TRY(assay_describe_weight(d, "wo", assay_fill_fan_in(hidden), (assay_dims){"EHD", {experts, hidden, dim}}));
-    if (d->c->config.mlp_bias) {
-        TRY(assay_describe_weight(d, "wi_0_bias", bias_fill, bias));
-        TRY(assay_describe_weight(d, "wi_1_bias", bias_fill, bias));
-        TRY(assay_describe_weight(d, "wo_bias", bias_fill, (assay_dims){"ED", {experts, dim}}));
-    }
-    if (config->shared_mlp_dim > 0) {
-        int64_t width = config->shared_mlp_dim;
-        assay_dims shared = {"DF", {dim, width}};
-        TRY(assay_describe_weight(d, "shared_experts/wi_0/kernel", assay_fill_fan_in(dim), shared));
-        TRY(assay_describe_weight(d, "shared_experts/wi_1/kernel", assay_fill_fan_in(dim), shared));
-        TRY(assay_describe_weight(d, "shared_experts/wo/kernel", assay_fill_fan_in(width),
-                                  (assay_dims){"FD", {width, dim}}));
-    }
+    const assay_gated_mlp_config expert = assay_moe_expert_config(config, 0),
+                                 shared = assay_moe_shared_config(config, 0);
+    const assay_tensor_table routed_table = assay_mlp_weight_table(&expert, ASSAY_MLP_ROUTED);
+    const assay_tensor_table shared_table = assay_mlp_weight_table(&shared, ASSAY_MLP_SHARED);
+    TRY(assay_describe_weights(d, &routed_table, (assay_dims){"E", {config->routing.num_experts}}));
+    TRY(assay_describe_weights(d, &shared_table, (assay_dims){"", {0}}));
 cleanup:
     return status;
 }
@@ -104,62 +93,27 @@ cleanup:
 }
 
 /* Rows of routed intermediates: sorted copies, every expert on every token, or the places of the capacity buffer. */
-static assay_dims routed_rows(const assay_moe_config *config, int64_t width, char letter, char labels[8])
+static assay_dims routed_rows(const assay_moe_config *config)
 {
     const assay_routing_config *r = &config->routing;
-    int64_t copies = r->batch * r->sequence * r->num_experts_per_tok;
-    const char *form = config->path == ASSAY_MOE_DENSE ? "BSE" : config->path == ASSAY_MOE_DROPPING ? "EBC" : "r";
-    snprintf(labels, 8, "%s%c", form, letter);
-    if (config->path == ASSAY_MOE_DENSE) {
-        return (assay_dims){labels, {r->batch, r->sequence, r->num_experts, width}};
-    }
+    if (config->path == ASSAY_MOE_DENSE) return (assay_dims){"BSE", {r->batch, r->sequence, r->num_experts}};
     if (config->path == ASSAY_MOE_DROPPING) {
-        int64_t capacity = assay_expert_capacity(r, config->capacity_factor);
-        return (assay_dims){labels, {r->num_experts, r->batch, capacity, width}};
+        return (assay_dims){"EBC", {r->num_experts, r->batch, assay_expert_capacity(r, config->capacity_factor)}};
     }
-    return (assay_dims){labels, {copies, width}};
-}
-
-static assay_status describe_routed(const assay_describer *d, const char *name, const assay_moe_config *config,
-                                    int64_t width, char letter)
-{
-    char labels[8];
-    const assay_dims dims = routed_rows(config, width, letter, labels);
-    return assay_describe_result(d, "checkpoints", name, ASSAY_FLOAT64, dims);
-}
-
-static assay_status describe_rows(const assay_describer *d, const assay_moe_config *config)
-{
-    assay_status status;
-    const int64_t hidden = config->moe_mlp_dim;
-    if (config->fused_weights) {
-        TRY(describe_routed(d, "moe_mlpwi", config, 2 * hidden, 'h'));
-    } else {
-        TRY(describe_routed(d, "moe_mlpwi_0", config, hidden, 'H'));
-        TRY(describe_routed(d, "moe_mlpwi_1", config, hidden, 'H'));
-    }
-    TRY(describe_routed(d, "moe_mlpwo", config, config->emb_dim, 'D'));
-cleanup:
-    return status;
+    return (assay_dims){"r", {r->batch * r->sequence * r->num_experts_per_tok}};
 }
 
 assay_status assay_describe_moe_checkpoints(const assay_describer *d, const assay_moe_config *config,
                                             const assay_sharding *sharding)
 {
     assay_status status;
-    const int64_t dim = config->emb_dim, batch = d->c->batch, sequence = d->c->sequence;
-    if (assay_is_sharded(config, sharding)) {
-        TRY(assay_describe_sharded_rows(d, config, sharding));
-    } else {
-        TRY(describe_rows(d, config));
-    }
-    if (config->shared_mlp_dim > 0) {
-        assay_dims up = {"BSF", {batch, sequence, config->shared_mlp_dim}};
-        TRY(assay_describe_result(d, "checkpoints", "mlpwi_0", ASSAY_FLOAT64, up));
-        TRY(assay_describe_result(d, "checkpoints", "mlpwi_1", ASSAY_FLOAT64, up));
-        TRY(assay_describe_result(d, "checkpoints", "mlpwo", ASSAY_FLOAT64,
-                                  (assay_dims){"BSD", {batch, sequence, dim}}));
-    }
+    const assay_gated_mlp_config expert = assay_moe_expert_config(config, 0),
+                                 shared = assay_moe_shared_config(config, 0);
+    const assay_dims tokens = {"BS", {config->routing.batch, config->routing.sequence}};
+    TRY(assay_describe_mlp_checkpoints(d, &expert, ASSAY_MLP_ROUTED,
+                                       assay_is_sharded(config, sharding) ? assay_sharded_rows(config, sharding)
+                                                                          : routed_rows(config)));
+    TRY(assay_describe_mlp_checkpoints(d, &shared, ASSAY_MLP_SHARED, tokens));
 cleanup:
     return status;
 }
@@ -176,6 +130,7 @@ assay_status assay_describe_moe_routing(const assay_describer *d, const assay_mo
     TRY(assay_describe_result(d, "routing", "weights", ASSAY_FLOAT64, chosen));
     TRY(assay_describe_result(d, "routing", "margin", ASSAY_FLOAT64, (assay_dims){"BS", {r->batch, r->sequence}}));
     TRY(assay_describe_result(d, "routing", "group_sizes", ASSAY_INT32, (assay_dims){"E", {r->num_experts}}));
+    TRY(assay_describe_balance(d, config, sharding));
     TRY(assay_describe_result(d, "routing", "sorted_selected_experts", ASSAY_INT32, copies));
     if (config->path == ASSAY_MOE_DROPPING) {
         int64_t capacity = assay_expert_capacity(r, config->capacity_factor);
@@ -203,10 +158,9 @@ static assay_status describe(assay_context *ctx, const assay_case *c, assay_tens
                            (assay_dims){"BS", {c->batch, c->sequence}}));
     }
     TRY(assay_describe_moe_weights(&d, &config));
-    TRY(assay_describe_output(ctx, list, c, "y", &one, x));
-    TRY(assay_describe_balance(&d, &config, &both.sharding));
-    TRY(assay_describe_moe_checkpoints(&d, &config, &both.sharding));
     TRY(assay_describe_moe_routing(&d, &config, &both.sharding));
+    TRY(assay_describe_moe_checkpoints(&d, &config, &both.sharding));
+    TRY(assay_describe_output(ctx, list, c, "y", &one, x));
 cleanup:
     return status;
 }
@@ -268,6 +222,6 @@ const assay_operation assay_op_moe = {.name = "moe",
                                       .run = run,
                                       .ensemble = ensemble,
                                       .mesh = true,
-                                      .spec_config = spec_config,
+                                      .second_form = {second_form, second_checkpoints},
                                       .flops = flops,
                                       .memory = memory};

@@ -47,41 +47,27 @@ assay_status assay_describe_sharded_routing(const assay_describer *d, const assa
     TRY(assay_describe_result(d, "routing", "weights", ASSAY_FLOAT64, chosen));
     TRY(assay_describe_result(d, "routing", "margin", ASSAY_FLOAT64, (assay_dims){"BS", {r->batch, r->sequence}}));
     TRY(describe_integers(d, &s, "group_sizes", "E", r->num_experts, 0));
+    TRY(assay_describe_balance(d, config, sharding));
     TRY(describe_integers(d, &s, "sorted_selected_experts", "r", s.copies, 0));
-    TRY(describe_integers(d, &s, "local_group_sizes", "e", s.local_experts, 0));
-    if (s.expert_shards == 1) return ASSAY_OK;
-    TRY(assay_describe_result(d, "routing", "expert_shard_id", ASSAY_INT32, (assay_dims){"m", {s.shards}}));
-    if (sharding->ring_of_experts) return ASSAY_OK;
-    TRY(describe_integers(d, &s, "local_sorted_indices", "b", s.buffer, 0));
-    TRY(describe_integers(d, &s, "reshaped_group_sizes", "P", s.expert_shards, 0));
-    if (!s.batch_sharded) return ASSAY_OK;
-    TRY(describe_integers(d, &s, "all_shards_group_sizes", "PP", s.expert_shards, s.expert_shards));
-cleanup:
-    return status;
-}
-
-static assay_status describe_rows(const assay_describer *d, const assay_shard_sizes *s, const char *name,
-                                  const char *labels, int64_t width)
-{
-    per_shard p;
-    per_shard_of(&p, s, labels, s->buffer, width);
-    return assay_describe_result(d, "checkpoints", name, ASSAY_FLOAT64, p.dims);
-}
-
-assay_status assay_describe_sharded_rows(const assay_describer *d, const assay_moe_config *config,
-                                         const assay_sharding *sharding)
-{
-    assay_status status;
-    const assay_shard_sizes s = assay_shard_sizes_of(config, sharding);
-    if (config->fused_weights) {
-        TRY(describe_rows(d, &s, "moe_mlpwi", "bh", 2 * config->moe_mlp_dim));
-    } else {
-        TRY(describe_rows(d, &s, "moe_mlpwi_0", "bH", config->moe_mlp_dim));
-        TRY(describe_rows(d, &s, "moe_mlpwi_1", "bH", config->moe_mlp_dim));
+    const bool spread = s.expert_shards > 1, exchanged = spread && !sharding->ring_of_experts;
+    if (spread) {
+        TRY(assay_describe_result(d, "routing", "expert_shard_id", ASSAY_INT32, (assay_dims){"m", {s.shards}}));
     }
-    TRY(describe_rows(d, &s, "moe_mlpwo", "bD", config->emb_dim));
+    if (exchanged) TRY(describe_integers(d, &s, "reshaped_group_sizes", "P", s.expert_shards, 0));
+    if (exchanged && s.batch_sharded) {
+        TRY(describe_integers(d, &s, "all_shards_group_sizes", "PP", s.expert_shards, s.expert_shards));
+    }
+    TRY(describe_integers(d, &s, "local_group_sizes", "e", s.local_experts, 0));
+    if (exchanged) TRY(describe_integers(d, &s, "local_sorted_indices", "b", s.buffer, 0));
 cleanup:
     return status;
+}
+
+assay_dims assay_sharded_rows(const assay_moe_config *config, const assay_sharding *sharding)
+{
+    const assay_shard_sizes s = assay_shard_sizes_of(config, sharding);
+    return s.chunks > 1 ? (assay_dims){"mcb", {s.shards, s.chunks, s.buffer}}
+                        : (assay_dims){"mb", {s.shards, s.buffer}};
 }
 
 assay_status assay_sharding_of(assay_context *ctx, const assay_case *c, assay_sharding *sharding)

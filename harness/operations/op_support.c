@@ -9,16 +9,18 @@
 
 #include "oracle/base/memory.h"
 
-/* Labels are string literals, one for each letter that SPEC.md uses. */
-static const char *label_text(char letter)
+/* SPEC.md's letters stand for themselves, others for sums and products of them and for what has no letter. */
+static const char *label_of(char letter)
 {
-    static const char *const texts[] = {"B",     "S",     "T",      "D",  "E",   "K",          "H",      "F",
-                                        "N",     "M",     "G",      "C",  "V",   "Kd",         "2H",     "2F",
-                                        "T*K",   "Dn+Dr", "Dv",     "Dr", "Lq",  "Lkv",        "Lkv+Dr", "Dn+Dv",
-                                        "shard", "chunk", "buffer", "P",  "E/P", "microbatch", "event",  "field"};
-    static const char letters[] = "BSTDEKHFNMGCVkhfrqvRLlwumcbPejxn";
-    const char *found = strchr(letters, letter);
-    return found == NULL ? "" : texts[found - letters];
+    static const char *const labels[] = {
+        ['B'] = "B",     ['S'] = "S",     ['T'] = "T",     ['D'] = "D",      ['E'] = "E",   ['K'] = "K",
+        ['H'] = "H",     ['F'] = "F",     ['N'] = "N",     ['M'] = "M",      ['G'] = "G",   ['C'] = "C",
+        ['V'] = "V",     ['P'] = "P",     ['k'] = "Kd",    ['h'] = "2H",     ['f'] = "2F",  ['r'] = "T*K",
+        ['q'] = "Dn+Dr", ['v'] = "Dv",    ['R'] = "Dr",    ['L'] = "Lq",     ['l'] = "Lkv", ['w'] = "Lkv+Dr",
+        ['u'] = "Dn+Dv", ['m'] = "shard", ['c'] = "chunk", ['b'] = "buffer", ['e'] = "E/P", ['j'] = "microbatch",
+        ['x'] = "event", ['n'] = "field",
+    };
+    return labels[(unsigned char)letter];
 }
 
 assay_status assay_describe(assay_context *ctx, assay_tensor_list *list, const char *path, assay_dtype type,
@@ -36,12 +38,12 @@ assay_status assay_describe(assay_context *ctx, assay_tensor_list *list, const c
     int rank = (int)strlen(dims.labels);
     assay_status status = assay_checked_count(ctx, path, rank, dims.dims, &count);
     RETURN_IF(status != ASSAY_OK, status);
-    snprintf(entry->spec.path, sizeof entry->spec.path, "%s", path);
+    assay_tensor_call(&entry->spec, path);
     entry->spec.type = type;
     entry->spec.shape.rank = rank;
     for (int axis = 0; axis < rank; axis++) {
         entry->spec.shape.dims[axis] = dims.dims[axis];
-        entry->spec.labels[axis] = label_text(dims.labels[axis]);
+        entry->spec.labels[axis] = label_of(dims.labels[axis]);
     }
     if (fill != NULL) entry->fill = *fill;
     list->count++;
@@ -68,7 +70,7 @@ assay_status assay_describe_variable(assay_context *ctx, assay_tensor_list *list
 {
     char gradient[ASSAY_PATH_SIZE];
     assay_status status;
-    snprintf(gradient, sizeof gradient, "gradients/%s", path);
+    assay_gradient_path(path, gradient);
     TRY(assay_describe(ctx, list, path, c->dtype, &fill, dims));
     TRY(assay_describe(ctx, list, gradient, ASSAY_FLOAT64, NULL, dims));
 cleanup:
@@ -90,6 +92,50 @@ assay_status assay_describe_weight(const assay_describer *d, const char *name, a
     char path[ASSAY_PATH_SIZE];
     assay_status status = path_of(d, "weights", d->block, name, path);
     return status == ASSAY_OK ? assay_describe_variable(d->ctx, d->list, d->c, path, fill, dims) : status;
+}
+
+static assay_dims dims_of(const assay_tensor_row *row)
+{
+    assay_dims dims = {.labels = row->axes};
+    memcpy(dims.dims, row->shape.dims, sizeof row->shape.dims);
+    return dims;
+}
+
+assay_status assay_describe_checkpoint(const assay_describer *d, const assay_tensor_row *row)
+{
+    if (row->name == NULL) return ASSAY_OK;
+    return assay_describe_result(d, "checkpoints", row->name, ASSAY_FLOAT64, dims_of(row));
+}
+
+static assay_fill fill_of(const assay_tensor_row *row)
+{
+    if (row->kind == ASSAY_KERNEL) return assay_fill_fan_in(row->fan_in);
+    return assay_fill_normal(0.1, row->kind == ASSAY_NORM_SCALE ? 1.0 : 0.0);
+}
+
+assay_status assay_describe_weights(const assay_describer *d, const assay_tensor_table *table, assay_dims of_each)
+{
+    assay_status status = ASSAY_OK;
+    for (int i = 0; i < table->count; i++) {
+        const assay_tensor_row row = assay_tensor_row_below(of_each.labels, of_each.dims, table->rows[i]);
+        if (row.name == NULL || (row.kind == ASSAY_BIAS && !d->c->config.mlp_bias)) continue;
+        TRY(assay_describe_weight(d, row.name, fill_of(&row), dims_of(&row)));
+    }
+cleanup:
+    return status;
+}
+
+assay_status assay_describe_mlp_checkpoints(const assay_describer *d, const assay_gated_mlp_config *config,
+                                            assay_mlp_place place, assay_dims rows)
+{
+    assay_status status = ASSAY_OK;
+    for (int i = 0; i < ASSAY_MLP_CHECKPOINTS; i++) {
+        const assay_tensor_row own = assay_mlp_checkpoint_row(config, place, i);
+        const assay_tensor_row row = assay_tensor_row_below(rows.labels, rows.dims, own);
+        TRY(assay_describe_checkpoint(d, &row));
+    }
+cleanup:
+    return status;
 }
 
 assay_status assay_describe_integers(const assay_describer *d, const char *name, assay_fill fill, assay_dims dims)
@@ -259,7 +305,7 @@ assay_status assay_write_scale(assay_context *ctx, const assay_sink *out, const 
     char scale[ASSAY_PATH_SIZE];
     double deviation[CHUNK];
     assay_status status = ASSAY_OK;
-    snprintf(scale, sizeof scale, "error_scale/%s/%s", precision->name, path);
+    assay_path_at(ASSAY_ROLE_ERROR_SCALE, precision->name, path, scale);
     if (!assay_wants(out, scale)) return ASSAY_OK;
     for (int64_t first = 0; first < count; first += CHUNK) {
         int64_t n = count - first < CHUNK ? count - first : CHUNK;

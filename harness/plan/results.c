@@ -1,6 +1,5 @@
 #include "harness/plan/results.h"
 
-#include "harness/operations/paths.h"
 #include "oracle/base/memory.h"
 
 assay_status assay_plan_tensors(assay_context *ctx, assay_tensor_set *tensors, const assay_plan *plan,
@@ -19,9 +18,17 @@ cleanup:
     return status;
 }
 
+assay_tensor *assay_results_scales(const assay_tensor_set *tensors, const assay_profile *profile, const char *path)
+{
+    char scale[ASSAY_PATH_SIZE];
+    assay_path_at(ASSAY_ROLE_ERROR_SCALE, profile->precision.name, path, scale);
+    return assay_tensor_set_find(tensors, scale);
+}
+
 static bool gives(void *self, const char *path)
 {
-    return assay_path_is_given(path) && assay_tensor_set_find(self, path) != NULL;
+    const assay_tensor *tensor = assay_tensor_set_find(self, path);
+    return tensor != NULL && assay_role_is_given(tensor->spec.role);
 }
 
 assay_source assay_given_source(const assay_tensor_set *tensors)
@@ -33,8 +40,9 @@ assay_source assay_given_source(const assay_tensor_set *tensors)
 
 static bool wants(void *self, const char *path)
 {
+    const assay_tensor *tensor = assay_tensor_set_find(self, path);
     /* two forms are no sample */
-    return !assay_path_is_given(path) && !assay_path_in(path, "null") && assay_tensor_set_find(self, path) != NULL;
+    return tensor != NULL && !assay_role_is_given(tensor->spec.role) && tensor->spec.role != ASSAY_ROLE_NULL;
 }
 
 assay_sink assay_results_sink(assay_tensor_set *tensors)

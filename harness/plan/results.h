@@ -9,6 +9,8 @@
  * if it fails. */
 assay_status assay_plan_tensors(assay_context *ctx, assay_tensor_set *tensors, const assay_plan *plan,
                                 const assay_source *in);
+/* The error scales of a result at a profile; NULL: it has none. */
+assay_tensor *assay_results_scales(const assay_tensor_set *tensors, const assay_profile *profile, const char *path);
 /* Of what was given alone. */
 assay_source assay_given_source(const assay_tensor_set *tensors);
 /* For what comes out, but for null distributions. */

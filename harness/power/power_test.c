@@ -5,9 +5,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
-#include "harness/operations/data_flow.h"
 #include "harness/plan/inputs.h"
 #include "harness/power/power_test.h"
 #include "oracle/base/memory.h"
@@ -16,7 +14,7 @@
  * backend need not tell it. */
 static bool is_of_candidate(const assay_tensor *tensor)
 {
-    return tensor->written == tensor->count && assay_path_is_required(tensor->spec.path);
+    return assay_tensor_is_complete(tensor) && assay_role_is_required(tensor->spec.role);
 }
 
 assay_status assay_trial_reader(assay_context *ctx, const assay_tensor_set *results, const char *kind,
@@ -29,7 +27,7 @@ assay_status assay_trial_reader(assay_context *ctx, const assay_tensor_set *resu
     assay_memory_tensor *tensors = memory;
     for (int i = 0; i < results->count; i++) {
         const assay_tensor *tensor = &results->items[i];
-        if (storage != NULL ? !is_of_candidate(tensor) : tensor->written != tensor->count) continue;
+        if (storage != NULL ? !is_of_candidate(tensor) : !assay_tensor_is_complete(tensor)) continue;
         tensors[count] =
             (assay_memory_tensor){.spec = tensor->spec, .numbers = tensor->values, .integers = tensor->indices};
         if (storage != NULL && tensor->values != NULL) tensors[count].spec.type = storage->storage;
@@ -45,8 +43,8 @@ static void round_results(const assay_tensor_set *candidate, assay_dtype storage
 {
     for (int i = 0; i < candidate->count; i++) {
         const assay_tensor *tensor = &candidate->items[i];
-        if (tensor->values == NULL || assay_path_is_given(tensor->spec.path) || assay_path_is_scale(tensor->spec.path))
-            continue;
+        const assay_tensor_role role = tensor->spec.role;
+        if (tensor->values == NULL || assay_role_is_given(role) || role == ASSAY_ROLE_ERROR_SCALE) continue;
         assay_dtype_round_many(storage, tensor->count, tensor->values, tensor->values);
     }
 }
@@ -59,15 +57,6 @@ static double unit_at(double value, assay_dtype type)
     return fmax(ldexp(2 * assay_dtype_unit_roundoff(type), exponent - 1), assay_dtype_least_subnormal(type));
 }
 
-/* The error scales of a result at the trial's profile; NULL: it has none. */
-static const double *scales_of(const assay_trial *t, const char *path)
-{
-    char scale[2 * ASSAY_PATH_SIZE];
-    snprintf(scale, sizeof scale, "error_scale/%s/%s", t->profile->precision.name, path);
-    const assay_tensor *found = assay_tensor_set_find(t->golden, scale);
-    return found == NULL ? NULL : found->values;
-}
-
 /* Whether a result of the candidate differs from the golden's by more than a unit of the storage type, at the value or
  * at its error scale, whichever is larger: of a value that is all error no unit says anything. At float64 by more than
  * EVALUATION error scales too: golden and mutant are computed in float64, and each has such an error itself. */
@@ -75,8 +64,9 @@ static bool has_effect(const assay_trial *t, const assay_tensor *golden, const a
 {
     enum { EVALUATION = 4 };
     const assay_dtype storage = t->profile->storage;
-    const double *scales = scales_of(t, golden->spec.path);
-    if (candidate->written != candidate->count) return golden->count > 0;
+    const assay_tensor *error = assay_results_scales(t->golden, t->profile, golden->spec.path);
+    const double *scales = error == NULL ? NULL : error->values;
+    if (!assay_tensor_is_complete(candidate)) return golden->count > 0;
     for (int64_t i = 0; i < golden->count; i++) {
         if (golden->indices != NULL) {
             if (golden->indices[i] != candidate->indices[i]) return true;
@@ -135,7 +125,8 @@ static assay_status judge(assay_context *ctx, const assay_trial *t, const assay_
     assay_status status;
     assay_fixture_reader *reader = NULL;
     TRY(assay_trial_reader(ctx, candidate, "candidate", t->profile, &reader));
-    TRY(assay_compare_undiagnosed(ctx, t->reader, reader, t->profile, t->false_alarm, assay_data_flow_rank, report));
+    TRY(assay_compare_undiagnosed(ctx, t->reader, reader, t->profile, t->false_alarm, assay_plan_order(t->plan),
+                                  report));
 cleanup:
     assay_fixture_close(reader);
     return status;
@@ -187,8 +178,8 @@ static assay_status try_mutant(assay_context *ctx, const assay_trial *t, const a
     const assay_plan *plan = t->plan;
     assay_tensor_set candidate = {0};
     assay_report report = {0};
-    bool applies = assay_mutant_is_for(mutant, plan->c->op);
-    *result = (assay_mutant_result){.mutant = mutant, .required = assay_mutant_is_required(mutant, plan->c->op)};
+    bool applies = assay_mutant_is_for(mutant, plan);
+    *result = (assay_mutant_result){.mutant = mutant, .required = assay_mutant_is_required(mutant, plan)};
     if (!applies) return ASSAY_OK;
     TRY(assay_mutant_make(ctx, t, mutant, &candidate, &applies));
     if (!applies) goto cleanup;
@@ -264,10 +255,11 @@ void assay_discrimination_free(assay_discrimination *found)
 
 assay_status assay_discrimination_spec(assay_context *ctx, const char *profile, assay_tensor_spec *spec)
 {
-    *spec = (assay_tensor_spec){.type = ASSAY_FLOAT64,
+    *spec = (assay_tensor_spec){.role = ASSAY_ROLE_DISCRIMINATION,
+                                .type = ASSAY_FLOAT64,
                                 .shape = assay_shape_of(2, (int64_t)assay_mutant_count, (int64_t)ASSAY_POWER_FIELDS),
                                 .labels = {"mutant", "field"}};
-    const int length = snprintf(spec->path, sizeof spec->path, "discrimination/%s", profile);
+    const int length = snprintf(spec->path, sizeof spec->path, "%s/%s", assay_role_folders[spec->role], profile);
     if (length >= (int)sizeof spec->path) return assay_fail(ctx, ASSAY_INTERNAL, "%s: path too long", profile);
     return ASSAY_OK;
 }

@@ -4,7 +4,6 @@
 
 #include "compare/profile.h"
 #include "harness/certify/certificate.h"
-#include "harness/operations/paths.h"
 #include "harness/power/power_test.h"
 #include "oracle/base/memory.h"
 
@@ -16,9 +15,9 @@ static void store(const assay_plan *plan, const assay_tensor_set *results)
     const bool exact = assay_case_is_exact(plan->c);
     for (int i = 0; i < results->count; i++) {
         const assay_tensor *tensor = &results->items[i];
-        if (tensor->values == NULL || tensor->written != tensor->count) continue;
+        if (tensor->values == NULL || !assay_tensor_is_complete(tensor)) continue;
         assay_dtype_round_many(tensor->spec.type, tensor->count, tensor->values, tensor->values);
-        if (!exact || !assay_path_in(tensor->spec.path, "error_scale")) continue;
+        if (!exact || tensor->spec.role != ASSAY_ROLE_ERROR_SCALE) continue;
         memset(tensor->values, 0, (size_t)tensor->count * sizeof *tensor->values);
     }
 }

@@ -9,6 +9,7 @@
 /* The choice of one router: routing/selected_experts, or that of a layer. */
 typedef struct assay_router_choice {
     char path[ASSAY_PATH_SIZE];
+    int rank; /* in the order of the data flow */
     int64_t tokens, per_token;
     bool given;         /* by the candidate; else the oracle chooses */
     int32_t *golden;    /* [T,K] as stored; then what the oracle would choose, given the choices of the layers before */

@@ -41,7 +41,6 @@ typedef struct assay_ensemble {
 } assay_ensemble;
 
 assay_scaled *assay_ensemble_tensor(const assay_ensemble *e, const char *path); /* NULL: its scale is not wanted */
-void assay_ensemble_scale_path(const assay_precision *precision, const char *path, char scale[ASSAY_PATH_SIZE]);
 
 /* Room for what the golden run and the members are to leave; and what the members read, from e->in. */
 assay_status assay_ensemble_collect(assay_context *ctx, assay_ensemble *e, bool null);

@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "harness/operations/op_support.h"
-#include "harness/operations/paths.h"
 #include "harness/scales/ensemble_internal.h"
 #include "oracle/base/memory.h"
 
@@ -17,13 +16,12 @@ static assay_status beyond_the_end(assay_context *ctx, const char *path)
 /* Whose error scale `path` is, of which null distributions need it, and at which precision; NULL: that of no tensor. */
 static assay_scaled *tensor_of_scale(const assay_ensemble *e, const char *path, int *precision)
 {
-    for (int p = 0; p < e->plan->precision_count; p++) {
-        char folder[64];
-        snprintf(folder, sizeof folder, "error_scale/%s", e->plan->precisions[p].name);
-        if (!assay_path_in(path, folder)) continue;
-        assay_scaled *t = assay_ensemble_tensor(e, path + strlen(folder) + 1);
+    char scale[ASSAY_PATH_SIZE];
+    assay_scaled *t = assay_ensemble_tensor(e, assay_path_of(path));
+    for (int p = 0; t != NULL && t->scales != NULL && p < e->plan->precision_count; p++) {
+        assay_path_at(ASSAY_ROLE_ERROR_SCALE, e->plan->precisions[p].name, t->spec->path, scale);
         *precision = p;
-        return t != NULL && t->scales != NULL ? t : NULL;
+        if (strcmp(path, scale) == 0) return t;
     }
     return NULL;
 }
@@ -197,15 +195,14 @@ typedef struct raised_scales {
 static bool raised_wants(void *self, const char *path)
 {
     const raised_scales *r = self;
-    return assay_path_in(path, "error_scale") && assay_wants(r->e->out, path);
+    return assay_role_of(path) == ASSAY_ROLE_ERROR_SCALE && assay_wants(r->e->out, path);
 }
 
 static assay_status raised_write(assay_context *ctx, void *self, const char *path, int64_t count, const double *values)
 {
     assay_status status;
     const raised_scales *r = self;
-    const char *of = path + strlen("error_scale/") + strlen(r->precision->name) + 1;
-    assay_scaled *t = assay_ensemble_tensor(r->e, of);
+    assay_scaled *t = assay_ensemble_tensor(r->e, assay_path_of(path));
     double *raised = NULL;
     if (count > t->count - t->written) return beyond_the_end(ctx, path);
     TRY(assay_alloc_f64(ctx, "error scale", count, &raised));

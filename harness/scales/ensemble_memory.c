@@ -1,10 +1,7 @@
 /* What an ensemble holds in memory beside its runs. */
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "harness/operations/op_support.h"
-#include "harness/operations/paths.h"
 #include "harness/scales/ensemble_internal.h"
 #include "oracle/base/memory.h"
 
@@ -14,17 +11,12 @@ assay_scaled *assay_ensemble_tensor(const assay_ensemble *e, const char *path)
     return golden == NULL ? NULL : &e->tensors[golden - e->golden.items];
 }
 
-void assay_ensemble_scale_path(const assay_precision *precision, const char *path, char scale[ASSAY_PATH_SIZE])
-{
-    snprintf(scale, ASSAY_PATH_SIZE, "error_scale/%s/%.100s", precision->name, path);
-}
-
 static bool scale_is_wanted(const assay_ensemble *e, const char *path)
 {
     bool wanted = false;
     char scale[ASSAY_PATH_SIZE];
     for (int p = 0; !wanted && p < e->plan->precision_count; p++) {
-        assay_ensemble_scale_path(&e->plan->precisions[p], path, scale);
+        assay_path_at(ASSAY_ROLE_ERROR_SCALE, e->plan->precisions[p].name, path, scale);
         wanted = assay_wants(e->out, scale);
     }
     return wanted;
@@ -92,7 +84,7 @@ assay_status assay_ensemble_read_given(assay_context *ctx, assay_ensemble *e)
     for (int i = 0; i < e->plan->list.count; i++) {
         const assay_tensor_spec *spec = &e->plan->list.entries[i].spec;
         const double more = (double)assay_shape_count(&spec->shape) * sizeof(double);
-        const bool floats = assay_path_is_given(spec->path) && spec->type != ASSAY_INT32;
+        const bool floats = assay_role_is_given(spec->role) && spec->type != ASSAY_INT32;
         if (!floats || !e->in->has(e->in->self, spec->path) || bytes + more > ASSAY_ENSEMBLE_BYTES) continue;
         bytes += more;
         TRY(assay_tensor_set_read(ctx, &e->given, spec, e->in));

@@ -16,8 +16,6 @@
 #include "harness/golden/golden.h"
 #include "harness/mutants/mutant_run.h"
 #include "harness/mutants/mutants_tensors.h"
-#include "harness/operations/data_flow.h"
-#include "harness/operations/paths.h"
 #include "harness/plan/golden_read.h"
 #include "harness/plan/plan_make.h"
 #include "oracle/arithmetic/arithmetic.h"
@@ -92,7 +90,7 @@ static void round_to_storage(const subject *s, assay_tensor_set *results)
 {
     for (int i = 0; i < results->count; i++) {
         const assay_tensor *tensor = &results->items[i];
-        if (tensor->values == NULL || assay_path_is_given(tensor->spec.path)) continue;
+        if (tensor->values == NULL || assay_role_is_given(tensor->spec.role)) continue;
         assay_dtype_round_many(s->trial.profile->storage, tensor->count, tensor->values, tensor->values);
     }
 }
@@ -102,8 +100,8 @@ static assay_verdict verdict_on(subject *s, const assay_tensor_set *results)
     assay_report report = {0};
     assay_fixture_reader *candidate = NULL;
     require(s, assay_trial_reader(&s->ctx, results, "candidate", s->trial.profile, &candidate));
-    require(s, assay_compare_undiagnosed(&s->ctx, s->reader, candidate, s->trial.profile, 1e-6, assay_data_flow_rank,
-                                         &report));
+    require(s, assay_compare_undiagnosed(&s->ctx, s->reader, candidate, s->trial.profile, 1e-6,
+                                         assay_plan_order(&s->plan), &report));
     const assay_verdict verdict = report.verdict;
     assay_report_free(&report);
     assay_fixture_close(candidate);
@@ -243,10 +241,11 @@ static void judge(subject *s, const char *what, const char *name, assay_tensor_s
     assay_fixture_reader *candidate = NULL;
     const assay_profile *profile = s->trial.profile;
     bool named = false;
+    assay_golden golden = {.reader = s->reader, .c = s->c, .plan = s->plan};
     round_to_storage(s, results);
     require(s, assay_trial_reader(&s->ctx, results, "candidate", profile, &candidate));
-    require(s, assay_compare(&s->ctx, s->reader, candidate, profile, 1e-6, assay_data_flow_rank, &report));
-    require(s, assay_explain(&s->ctx, s->reader, candidate, profile, true, &report));
+    require(s, assay_compare(&s->ctx, s->reader, candidate, profile, 1e-6, assay_plan_order(&s->plan), &report));
+    require(s, assay_explain(&s->ctx, &golden, candidate, profile, true, &report));
     for (int i = 0; name != NULL && i < report.explained_count; i++) named |= strcmp(report.explained_by[i], name) == 0;
     const assay_mutant *mutant = name == NULL ? NULL : assay_mutant_by_name(name);
     if (mutant != NULL && mutant->worsen != NULL) named |= strstr(report.explanation, name) != NULL;
@@ -277,7 +276,7 @@ static void try_mutant(subject *s, const assay_mutant *mutant, bool verbose, tal
 {
     assay_tensor_set results = {0};
     bool applies = false;
-    if (!assay_mutant_is_for(mutant, s->c->op)) return;
+    if (!assay_mutant_is_for(mutant, &s->plan)) return;
     make(s, mutant, &results, &applies);
     if (applies) judge(s, mutant->name, mutant->name, &results, verbose, t);
     assay_tensor_set_free(&results);
@@ -285,20 +284,14 @@ static void try_mutant(subject *s, const assay_mutant *mutant, bool verbose, tal
 
 /* --- candidates that are wrong in a way that no mutant is --- */
 
-static bool is_result(const char *path, const char *folder)
-{
-    return assay_path_in(path, folder) && !assay_path_is_given(path);
-}
-
 static void add_noise(subject *s, assay_tensor_set *results)
 {
     for (int i = 0; i < results->count; i++) {
         const assay_tensor *tensor = &results->items[i];
-        char path[2 * ASSAY_PATH_SIZE];
-        snprintf(path, sizeof path, "error_scale/%s/%s", s->trial.profile->precision.name, tensor->spec.path);
-        const assay_tensor *scale = assay_tensor_set_find(&s->golden, path);
+        const assay_tensor *scale = assay_results_scales(&s->golden, s->trial.profile, tensor->spec.path);
         for (int64_t k = 0; scale != NULL && k < tensor->count; k++) {
-            const double uniform = ldexp((double)(assay_random_bits(7, path, (uint64_t)k) >> 11), -53) - 0.5;
+            const double uniform =
+                ldexp((double)(assay_random_bits(7, scale->spec.path, (uint64_t)k) >> 11), -53) - 0.5;
             const double unit = assay_dtype_unit_roundoff(s->trial.profile->storage);
             tensor->values[k] += 50 * sqrt(12.0) * uniform * hypot(scale->values[k], unit * tensor->values[k]);
         }
@@ -311,9 +304,9 @@ static void mix_two(subject *s, assay_tensor_set *results)
     (void)s;
     for (int i = 0; i < results->count; i++) {
         const assay_tensor *tensor = &results->items[i];
-        const double factor = is_result(tensor->spec.path, "outputs")     ? -1.0
-                              : is_result(tensor->spec.path, "gradients") ? 2.0
-                                                                          : 1.0;
+        const double factor = tensor->spec.role == ASSAY_ROLE_OUTPUT     ? -1.0
+                              : tensor->spec.role == ASSAY_ROLE_GRADIENT ? 2.0
+                                                                         : 1.0;
         for (int64_t k = 0; tensor->values != NULL && k < tensor->count; k++) tensor->values[k] *= factor;
     }
 }
@@ -324,7 +317,7 @@ static bool other_weights(const assay_mutation *m)
     bool changed = false;
     for (int i = 0; i < m->tensors->count; i++) {
         assay_tensor *tensor = &m->tensors->items[i];
-        if (!assay_path_in(tensor->spec.path, "weights") || tensor->values == NULL || tensor->count < 8) continue;
+        if (tensor->spec.role != ASSAY_ROLE_WEIGHT || tensor->values == NULL || tensor->count < 8) continue;
         for (int64_t k = 0; k < tensor->count; k++) {
             const uint64_t bits = assay_random_bits(11, tensor->spec.path, (uint64_t)k);
             tensor->values[k] = ldexp(tensor->values[(int64_t)(bits % (uint64_t)tensor->count)], bits & 64 ? 0 : -1);

@@ -2,8 +2,6 @@
  * arithmetic: each rounding to nearest, and float32 sums from the last term to the first.
  * Every tensor must pass, and with scales that are not far too large. */
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "compare/profile.h"
 #include "compare/thresholds.h"
@@ -118,13 +116,4 @@ TEST(test_layer)
 TEST(test_stack)
 {
     check("case: a\nop: deepseek_stack\nsequence: 8\nprofiles: [bf16]\n" SMALL);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rope),  cmocka_unit_test(test_attention), cmocka_unit_test(test_mla),
-        cmocka_unit_test(test_layer), cmocka_unit_test(test_stack),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

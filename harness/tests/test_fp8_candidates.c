@@ -7,8 +7,6 @@
 
 #include "compare/compare.h"
 #include "compare/profile_yaml.h"
-#include "harness/operations/data_flow.h"
-#include "harness/operations/paths.h"
 #include "harness/plan/inputs.h"
 #include "harness/power/power_test.h"
 #include "harness/scales/ensemble.h"
@@ -37,9 +35,8 @@ static assay_fixture_reader *reader_of(assay_context *ctx, const assay_tensor_se
     assert_non_null(tensors);
     for (int i = 0; i < results->count; i++) {
         const assay_tensor *tensor = &results->items[i];
-        if (tensor->written != tensor->count) continue;
-        if (candidate != NULL &&
-            (assay_path_is_given(tensor->spec.path) || assay_path_in(tensor->spec.path, "routing")))
+        if (!assay_tensor_is_complete(tensor)) continue;
+        if (candidate != NULL && (assay_role_is_given(tensor->spec.role) || tensor->spec.role == ASSAY_ROLE_ROUTING))
             continue;
         tensors[count] =
             (assay_memory_tensor){.spec = tensor->spec, .numbers = tensor->values, .integers = tensor->indices};
@@ -88,7 +85,8 @@ static void end(trial *t)
 /* What was given, and the golden's choice of experts. */
 static bool has(void *self, const char *path)
 {
-    return (assay_path_is_choice(path) || assay_path_is_given(path)) && assay_tensor_set_find(self, path) != NULL;
+    const assay_tensor *tensor = assay_tensor_set_find(self, path);
+    return tensor != NULL && (assay_path_is_choice(path) || assay_role_is_given(tensor->spec.role));
 }
 
 static assay_report judged(trial *t, const assay_arithmetic *arithmetic, const assay_emulation *emulation)
@@ -104,7 +102,8 @@ static assay_report judged(trial *t, const assay_arithmetic *arithmetic, const a
     const assay_sink out = assay_results_sink(&candidate);
     assert_ok(&own, t->plan.operation->run(&own, t->c, &given, &out, NULL, 0));
     assay_fixture_reader *reader = reader_of(&t->ctx, &candidate, &t->profile->storage);
-    assert_ok(&t->ctx, assay_compare(&t->ctx, t->reader, reader, t->profile, 1e-6, assay_data_flow_rank, &report));
+    assert_ok(&t->ctx,
+              assay_compare(&t->ctx, t->reader, reader, t->profile, 1e-6, assay_plan_order(&t->plan), &report));
     assay_fixture_close(reader);
     assay_tensor_set_free(&candidate);
     return report;
@@ -230,12 +229,4 @@ TEST(test_truncating_accumulators)
         }
         end(&t);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_correct_backends_pass),
-                                       cmocka_unit_test(test_wrong_backends_fail),
-                                       cmocka_unit_test(test_truncating_accumulators)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -22,25 +22,12 @@ cleanup:
     return status;
 }
 
-static assay_gated_mlp_weights mlp_weights(const layer_weights *w)
-{
-    return (assay_gated_mlp_weights){
-        .wi = w->values[LAYER_WI],
-        .wi_0 = w->values[LAYER_WI_0],
-        .wi_1 = w->values[LAYER_WI_1],
-        .wo = w->values[LAYER_WO],
-        .wi_0_bias = w->values[LAYER_WI_0_BIAS],
-        .wi_1_bias = w->values[LAYER_WI_1_BIAS],
-        .wo_bias = w->values[LAYER_WO_BIAS],
-    };
-}
-
 static assay_status dense_forward(assay_context *ctx, const stack_run *run, int64_t layer, const layer_weights *w,
                                   const double *h_norm, double *y)
 {
     assay_status status = ASSAY_OK;
     const assay_gated_mlp_config *config = &run->config->mlp;
-    const assay_gated_mlp_weights weights = mlp_weights(w);
+    const assay_gated_mlp_weights weights = assay_gated_mlp_weights_of(w->values + LAYER_MLP);
     assay_gated_mlp_residuals r = {0};
     const int up[] = {config->fused ? ASSAY_REMAT_MLPWI : ASSAY_REMAT_MLPWI_0, ASSAY_REMAT_MLPWI_1};
     TRY(assay_gated_mlp_residuals_alloc(ctx, &r, config));
@@ -74,7 +61,7 @@ static assay_status dense_refill(assay_context *ctx, const stack_run *run, int64
 {
     assay_status status = ASSAY_OK;
     const assay_gated_mlp_config *config = &run->config->mlp;
-    const assay_gated_mlp_weights weights = mlp_weights(w);
+    const assay_gated_mlp_weights weights = assay_gated_mlp_weights_of(w->values + LAYER_MLP);
     const double branch_flops = 2.0 * (double)config->rows * (double)config->emb_dim * (double)config->mlp_dim;
     bool gate = false, up = false;
     TRY(assay_gated_mlp_residuals_alloc(ctx, r, config));
@@ -99,17 +86,8 @@ static assay_status dense_backward(assay_context *ctx, const stack_run *run, int
                                    const layer_weights *g, const double *h_norm, const double *dy, double *dh_norm)
 {
     assay_status status = ASSAY_OK;
-    const assay_gated_mlp_weights weights = mlp_weights(w);
-    const assay_gated_mlp_gradients gradients = {
-        .dx = dh_norm,
-        .dwi = g->values[LAYER_WI],
-        .dwi_0 = g->values[LAYER_WI_0],
-        .dwi_1 = g->values[LAYER_WI_1],
-        .dwo = g->values[LAYER_WO],
-        .dwi_0_bias = g->values[LAYER_WI_0_BIAS],
-        .dwi_1_bias = g->values[LAYER_WI_1_BIAS],
-        .dwo_bias = g->values[LAYER_WO_BIAS],
-    };
+    const assay_gated_mlp_weights weights = assay_gated_mlp_weights_of(w->values + LAYER_MLP);
+    const assay_gated_mlp_gradients gradients = assay_gated_mlp_gradients_of(dh_norm, g->values + LAYER_MLP);
     assay_gated_mlp_residuals r = {0};
     TRY(dense_refill(ctx, run, layer, w, h_norm, &r));
     TRY(assay_gated_mlp_backward(ctx, &gradients, dy, &r, h_norm, &weights, &run->config->mlp));

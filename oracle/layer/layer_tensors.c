@@ -8,43 +8,6 @@
 #include "oracle/base/memory.h"
 #include "oracle/layer/layer_internal.h"
 
-static const char *const weight_names[LAYER_WEIGHTS] = {
-    [LAYER_PRE_NORM] = "pre_self_attention_layer_norm/scale",
-    [LAYER_POST_NORM] = "post_self_attention_layer_norm/scale",
-    [LAYER_WQ_A] = "self_attention/wq_a/kernel",
-    [LAYER_Q_NORM] = "self_attention/q_norm/scale",
-    [LAYER_WQ_B] = "self_attention/wq_b/kernel",
-    [LAYER_QUERY] = "self_attention/query/kernel",
-    [LAYER_WKV_A] = "self_attention/wkv_a/kernel",
-    [LAYER_KV_NORM] = "self_attention/kv_norm/scale",
-    [LAYER_WKV_B] = "self_attention/wkv_b/kernel",
-    [LAYER_OUT] = "self_attention/out/kernel",
-    [LAYER_WI] = "mlp/wi/kernel",
-    [LAYER_WI_0] = "mlp/wi_0/kernel",
-    [LAYER_WI_1] = "mlp/wi_1/kernel",
-    [LAYER_WO] = "mlp/wo/kernel",
-    [LAYER_WI_0_BIAS] = "mlp/wi_0/bias",
-    [LAYER_WI_1_BIAS] = "mlp/wi_1/bias",
-    [LAYER_WO_BIAS] = "mlp/wo/bias",
-};
-
-/* Of a MoE block: enough to know whether backward is asked for. */
-static const char *const moe_weight_names[] = {
-    "moe/gate/kernel",
-    "moe/gate/bias",
-    "moe/per_expert_scale",
-    "moe/wi",
-    "moe/wi_0",
-    "moe/wi_1",
-    "moe/wo",
-    "moe/wi_0_bias",
-    "moe/wi_1_bias",
-    "moe/wo_bias",
-    "moe/shared_experts/wi_0/kernel",
-    "moe/shared_experts/wi_1/kernel",
-    "moe/shared_experts/wo/kernel",
-};
-
 void layer_prefix(const stack_run *run, int64_t layer, char prefix[LAYER_PREFIX_SIZE])
 {
     prefix[0] = '\0';
@@ -56,32 +19,29 @@ bool layer_is_dense(const assay_stack_config *config, int64_t layer)
     return layer < config->dense_layers;
 }
 
-int64_t layer_weight_count(const assay_stack_config *config, int64_t layer, int weight)
+assay_tensor_row layer_norm_row(const assay_stack_config *config, int norm)
 {
-    const assay_mla_config *mla = &config->mla;
-    const int64_t dim = mla->emb_dim, heads = mla->heads, rope = mla->rope.dim;
-    const int64_t query = heads * (mla->qk_nope_head_dim + rope), hidden = config->mlp.mlp_dim;
-    const bool dense = layer_is_dense(config, layer), compressed = mla->q_lora_rank > 0;
-    const int64_t counts[LAYER_WEIGHTS] = {
-        [LAYER_PRE_NORM] = dim,
-        [LAYER_POST_NORM] = dim,
-        [LAYER_WQ_A] = dim * mla->q_lora_rank,
-        [LAYER_Q_NORM] = mla->q_lora_rank,
-        [LAYER_WQ_B] = mla->q_lora_rank * query,
-        [LAYER_QUERY] = compressed ? 0 : dim * query,
-        [LAYER_WKV_A] = dim * (mla->kv_lora_rank + rope),
-        [LAYER_KV_NORM] = mla->kv_lora_rank,
-        [LAYER_WKV_B] = mla->kv_lora_rank * heads * (mla->qk_nope_head_dim + mla->v_head_dim),
-        [LAYER_OUT] = heads * mla->v_head_dim * dim,
-        [LAYER_WI] = dense && config->mlp.fused ? dim * 2 * hidden : 0,
-        [LAYER_WI_0] = dense && !config->mlp.fused ? dim * hidden : 0,
-        [LAYER_WI_1] = dense && !config->mlp.fused ? dim * hidden : 0,
-        [LAYER_WO] = dense ? hidden * dim : 0,
-        [LAYER_WI_0_BIAS] = dense ? hidden : 0,
-        [LAYER_WI_1_BIAS] = dense ? hidden : 0,
-        [LAYER_WO_BIAS] = dense ? dim : 0,
-    };
-    return counts[weight];
+    return (assay_tensor_row){.name = norm == LAYER_PRE_NORM ? "pre_self_attention_layer_norm/scale"
+                                                             : "post_self_attention_layer_norm/scale",
+                              .kind = ASSAY_NORM_SCALE,
+                              .axes = "D",
+                              .shape = assay_shape_of(1, config->mla.emb_dim)};
+}
+
+assay_tensor_table layer_weight_table(const assay_stack_config *config, int64_t layer)
+{
+    assay_tensor_table table = {.count = LAYER_WEIGHTS};
+    table.rows[LAYER_PRE_NORM] = layer_norm_row(config, LAYER_PRE_NORM);
+    table.rows[LAYER_POST_NORM] = layer_norm_row(config, LAYER_POST_NORM);
+    for (int weight = 0; weight < ASSAY_MLA_WEIGHTS; weight++) {
+        table.rows[LAYER_MLA + weight] = assay_mla_weight_row(&config->mla, weight);
+        table.rows[LAYER_MLA + weight].folder = "self_attention/";
+    }
+    for (int weight = 0; weight < ASSAY_MLP_WEIGHTS && layer_is_dense(config, layer); weight++) {
+        table.rows[LAYER_MLP + weight] = assay_mlp_weight_row(&config->mlp, ASSAY_MLP_DENSE, weight);
+        table.rows[LAYER_MLP + weight].folder = "mlp/";
+    }
+    return table;
 }
 
 static void path_of(const stack_run *run, int64_t layer, const char *folder, const char *name, char *path)
@@ -93,47 +53,11 @@ static void path_of(const stack_run *run, int64_t layer, const char *folder, con
 
 assay_status layer_weights_read(assay_context *ctx, const stack_run *run, int64_t layer, layer_weights *w)
 {
-    assay_status status = ASSAY_OK;
-    const assay_source *in = run->in;
-    char path[ASSAY_PATH_SIZE];
-    *w = (layer_weights){0};
-    for (int weight = 0; weight < LAYER_WEIGHTS; weight++) {
-        const int64_t count = layer_weight_count(run->config, layer, weight);
-        path_of(run, layer, "weights/", weight_names[weight], path);
-        if (count == 0 || (weight >= LAYER_WI_0_BIAS && !in->has(in->self, path))) continue;
-        TRY(assay_alloc_f64(ctx, path, count, &w->values[weight]));
-        TRY(in->read(ctx, in->self, path, 0, count, w->values[weight]));
-    }
-cleanup:
-    return status;
-}
-
-assay_status layer_gradients_alloc(assay_context *ctx, const stack_run *run, int64_t layer, const layer_weights *w,
-                                   layer_weights *g)
-{
-    assay_status status = ASSAY_OK;
-    char path[ASSAY_PATH_SIZE];
-    *g = (layer_weights){0};
-    for (int weight = 0; weight < LAYER_WEIGHTS; weight++) {
-        const int64_t count = layer_weight_count(run->config, layer, weight);
-        path_of(run, layer, "gradients/weights/", weight_names[weight], path);
-        if (w->values[weight] == NULL || !run->out->wants(run->out->self, path)) continue;
-        TRY(assay_alloc_f64(ctx, path, count, &g->values[weight]));
-    }
-cleanup:
-    return status;
-}
-
-assay_status layer_gradients_write(assay_context *ctx, const stack_run *run, int64_t layer, const layer_weights *g)
-{
-    assay_status status = ASSAY_OK;
-    char path[ASSAY_PATH_SIZE];
-    for (int weight = 0; weight < LAYER_WEIGHTS; weight++) {
-        if (g->values[weight] == NULL) continue;
-        path_of(run, layer, "gradients/weights/", weight_names[weight], path);
-        TRY(run->out->write(ctx, run->out->self, path, layer_weight_count(run->config, layer, weight),
-                            g->values[weight]));
-    }
+    assay_status status;
+    *w = (layer_weights){.table = layer_weight_table(run->config, layer)};
+    layer_prefix(run, layer, w->prefix);
+    TRY(assay_weights_alloc(ctx, run->in, w->prefix, &w->table, w->values));
+    TRY(assay_weights_read(ctx, run->in, w->prefix, &w->table, 0, w->values));
 cleanup:
     return status;
 }
@@ -144,19 +68,33 @@ void layer_weights_free(layer_weights *w)
     *w = (layer_weights){0};
 }
 
-bool layer_wants_gradient(const stack_run *run, int64_t layer)
+/* Of a MoE block: enough to know whether backward is asked for. */
+static bool wants_moe_gradient(const stack_run *run, const char *prefix)
 {
-    char path[ASSAY_PATH_SIZE];
-    bool wants = false;
-    for (int weight = 0; weight < LAYER_WEIGHTS; weight++) {
-        path_of(run, layer, "gradients/weights/", weight_names[weight], path);
-        wants |= run->out->wants(run->out->self, path);
-    }
-    for (size_t i = 0; i < sizeof moe_weight_names / sizeof *moe_weight_names; i++) {
-        path_of(run, layer, "gradients/weights/", moe_weight_names[i], path);
+    static const char *const names[] = {"gate/kernel", "gate/bias", "per_expert_scale"};
+    const assay_moe_config *config = &run->config->moe;
+    const assay_gated_mlp_config expert = assay_moe_expert_config(config, 0),
+                                 shared = assay_moe_shared_config(config, 0);
+    const assay_tensor_table routed_table = assay_mlp_weight_table(&expert, ASSAY_MLP_ROUTED);
+    const assay_tensor_table shared_table = assay_mlp_weight_table(&shared, ASSAY_MLP_SHARED);
+    char block[ASSAY_PATH_SIZE], path[ASSAY_PATH_SIZE];
+    snprintf(block, sizeof block, "%smoe/", prefix);
+    bool wants = assay_wants_any_gradient(run->in, run->out, block, &routed_table) ||
+                 assay_wants_any_gradient(run->in, run->out, block, &shared_table);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        snprintf(path, sizeof path, "gradients/weights/%.100s%s", block, names[i]);
         wants |= run->out->wants(run->out->self, path);
     }
     return wants;
+}
+
+bool layer_wants_gradient(const stack_run *run, int64_t layer)
+{
+    const assay_tensor_table table = layer_weight_table(run->config, layer);
+    char prefix[LAYER_PREFIX_SIZE];
+    layer_prefix(run, layer, prefix);
+    return assay_wants_any_gradient(run->in, run->out, prefix, &table) ||
+           (!layer_is_dense(run->config, layer) && wants_moe_gradient(run, prefix));
 }
 
 /* Rows of the routed experts' tensors, in the layout of the path (moe.h). */
@@ -176,36 +114,26 @@ static int64_t routed_rows(const assay_stack_config *config)
     return tokens * routing->num_experts_per_tok;
 }
 
+/* Slots stand in the order of the tables. */
 int64_t layer_checkpoint_count(const assay_stack_config *config, int64_t layer, int slot)
 {
     const assay_mla_config *mla = &config->mla;
-    const assay_moe_config *moe = &config->moe;
-    const bool dense = layer_is_dense(config, layer), fused = dense && config->mlp.fused;
-    const int64_t tokens = mla->batch * mla->sequence, routed = dense ? 0 : routed_rows(config);
-    const int64_t width = tokens * (dense ? config->mlp.mlp_dim : moe->shared_mlp_dim);
-    if (slot >= ASSAY_REMAT_QUERY_WA_PROJ && slot <= ASSAY_REMAT_OUT_PROJ) {
+    const int64_t tokens = mla->batch * mla->sequence;
+    const bool dense = layer_is_dense(config, layer);
+    const assay_gated_mlp_config routed = assay_moe_expert_config(&config->moe, 0);
+    const assay_gated_mlp_config plain = dense ? config->mlp : assay_moe_shared_config(&config->moe, 0);
+    assay_tensor_row row;
+    if (slot == ASSAY_REMAT_DECODER_LAYER_INPUT) return tokens * mla->emb_dim;
+    if (slot == ASSAY_REMAT_LSE) return assay_mla_tensor_count(mla, ASSAY_MLA_LSE);
+    if (slot <= ASSAY_REMAT_OUT_PROJ) {
         return assay_mla_tensor_count(mla, (assay_mla_tensor)(slot - ASSAY_REMAT_QUERY_WA_PROJ));
     }
-    switch (slot) {
-    case ASSAY_REMAT_DECODER_LAYER_INPUT:
-        return tokens * mla->emb_dim;
-    case ASSAY_REMAT_LSE:
-        return tokens * mla->heads;
-    case ASSAY_REMAT_MLPWI:
-        return fused ? 2 * width : 0;
-    case ASSAY_REMAT_MLPWI_0:
-    case ASSAY_REMAT_MLPWI_1:
-        return fused ? 0 : width;
-    case ASSAY_REMAT_MLPWO:
-        return width > 0 ? tokens * mla->emb_dim : 0;
-    case ASSAY_REMAT_MOE_MLPWI:
-        return moe->fused_weights ? 2 * routed * moe->moe_mlp_dim : 0;
-    case ASSAY_REMAT_MOE_MLPWI_0:
-    case ASSAY_REMAT_MOE_MLPWI_1:
-        return moe->fused_weights ? 0 : routed * moe->moe_mlp_dim;
-    default: /* ASSAY_REMAT_MOE_MLPWO */
-        return routed * mla->emb_dim;
+    if (slot <= ASSAY_REMAT_MLPWO) {
+        row = assay_mlp_checkpoint_row(&plain, dense ? ASSAY_MLP_DENSE : ASSAY_MLP_SHARED, slot - ASSAY_REMAT_MLPWI);
+        return tokens * assay_tensor_row_count(&row);
     }
+    row = assay_mlp_checkpoint_row(&routed, ASSAY_MLP_ROUTED, slot - ASSAY_REMAT_MOE_MLPWI);
+    return dense ? 0 : routed_rows(config) * assay_tensor_row_count(&row);
 }
 
 assay_status layer_write_checkpoint(assay_context *ctx, const stack_run *run, int64_t layer, int slot,

@@ -52,7 +52,8 @@ static double layer_numbers(const assay_stack_config *config, int64_t layer)
     const double tokens = (double)config->mla.batch * (double)config->mla.sequence;
     const double dim = (double)config->mla.emb_dim;
     double sum = 12 * tokens * dim;
-    for (int weight = 0; weight < LAYER_WEIGHTS; weight++) sum += 2 * (double)layer_weight_count(config, layer, weight);
+    const assay_tensor_table weights = layer_weight_table(config, layer);
+    for (int i = 0; i < weights.count; i++) sum += 2 * (double)assay_tensor_row_count(&weights.rows[i]);
     for (int tensor = 0; tensor < ASSAY_MLA_TENSORS; tensor++)
         sum += 2 * (double)assay_mla_tensor_count(&config->mla, (assay_mla_tensor)tensor);
     if (layer_is_dense(config, layer)) return sum + 6 * tokens * (double)config->mlp.mlp_dim + 2 * tokens * dim;

@@ -63,6 +63,20 @@ static int64_t most_rows(const sharded_run *run)
     return most;
 }
 
+/* As a checkpoint. */
+static assay_status write_outputs(assay_context *ctx, const sharded_mlp *mlp, const sharded_run *run)
+{
+    assay_status status = ASSAY_OK;
+    char path[ASSAY_PATH_SIZE];
+    const int64_t count = run->sizes.buffer * assay_mlp_checkpoint_path(&mlp->config, mlp->place, ASSAY_MLPWO, path);
+    for (int64_t shard = 0; shard < run->sizes.shards; shard++) {
+        for (int64_t c = 0; c < run->sizes.chunks; c++)
+            TRY(sharded_write(ctx, run, path, count, run->chunks[c].rows_y + shard * count));
+    }
+cleanup:
+    return status;
+}
+
 assay_status sharded_experts_run(assay_context *ctx, sharded_run *run)
 {
     assay_status status = ASSAY_OK;
@@ -70,25 +84,15 @@ assay_status sharded_experts_run(assay_context *ctx, sharded_run *run)
     const assay_shard_sizes *s = &run->sizes;
     const int64_t rows = s->shards * s->chunks * s->buffer;
     sharded_mlp mlp = {
-        .config = {.rows = most_rows(run),
-                   .emb_dim = config->emb_dim,
-                   .mlp_dim = config->moe_mlp_dim,
-                   .activation = {config->activation, ASSAY_LINEAR},
-                   .glu = config->glu,
-                   .limit = config->limit,
-                   .fused = config->fused_weights},
-        .routed = true,
+        .config = assay_moe_expert_config(config, most_rows(run)),
+        .place = ASSAY_MLP_ROUTED,
         .tensor_shards = run->sharding->tensor_shards,
         .emb_chunks = run->sharding->emb_chunks > 0 ? run->sharding->emb_chunks : 1,
     };
     TRY(sharded_mlp_alloc(ctx, &mlp, run, rows));
     for (int64_t expert = 0; expert < run->permute.experts; expert++) TRY(run_expert(ctx, run, &mlp, expert));
-    for (int checkpoint = 0; checkpoint < SHARDED_Y; checkpoint++) {
-        if (mlp.kept[checkpoint] == NULL) continue;
-        TRY(sharded_write(ctx, run, sharded_checkpoint_path(true, checkpoint),
-                          rows * sharded_checkpoint_width(&mlp, checkpoint), mlp.kept[checkpoint]));
-    }
-    TRY(sharded_write_rows(ctx, run));
+    TRY(sharded_write_kept(ctx, &mlp, run, rows));
+    TRY(write_outputs(ctx, &mlp, run));
 cleanup:
     sharded_mlp_free(&mlp);
     return status;

@@ -59,9 +59,9 @@ static void finish_branch(const assay_context *ctx, const sharded_mlp *mlp, doub
 static assay_status read_given(assay_context *ctx, const sharded_mlp *mlp, const assay_source *in, int checkpoint,
                                const sharded_piece *piece, double *values)
 {
-    const int64_t width = sharded_checkpoint_width(mlp, checkpoint);
-    return in->read(ctx, in->self, sharded_checkpoint_path(mlp->routed, checkpoint), piece->first * width,
-                    piece->count * width, values);
+    char path[ASSAY_PATH_SIZE];
+    const int64_t width = assay_mlp_checkpoint_path(&mlp->config, mlp->place, checkpoint, path);
+    return in->read(ctx, in->self, path, piece->first * width, piece->count * width, values);
 }
 
 /* Both branches, tensor-parallel reduce included; what is given is not computed. */
@@ -69,16 +69,16 @@ static assay_status gmm_up(assay_context *ctx, sharded_mlp *mlp, const assay_sou
 {
     assay_status status = ASSAY_OK;
     double *const *w = mlp->weights, *a = mlp->residuals.a, *b = mlp->residuals.b;
-    const bool fused = mlp->config.fused, both = mlp->given[SHARDED_AB];
-    const bool gate = mlp->given[SHARDED_A] || both, up = mlp->given[SHARDED_B] || both;
-    if (both) TRY(read_given(ctx, mlp, in, SHARDED_AB, piece, a));
-    if (fused && !both) TRY(up_product(ctx, mlp, a, piece->x, w[SHARDED_WI]));
-    if (!fused && gate) TRY(read_given(ctx, mlp, in, SHARDED_A, piece, a));
-    if (!fused && up) TRY(read_given(ctx, mlp, in, SHARDED_B, piece, b));
-    if (!fused && !gate) TRY(up_product(ctx, mlp, a, piece->x, w[SHARDED_WI_0]));
-    if (!fused && !up) TRY(up_product(ctx, mlp, b, piece->x, w[SHARDED_WI_1]));
-    if (!gate) finish_branch(ctx, mlp, a, w[SHARDED_WI_0_BIAS]);
-    if (!up) finish_branch(ctx, mlp, b, w[SHARDED_WI_1_BIAS]);
+    const bool fused = mlp->config.fused, both = mlp->given[ASSAY_MLPWI];
+    const bool gate = mlp->given[ASSAY_MLPWI_0] || both, up = mlp->given[ASSAY_MLPWI_1] || both;
+    if (both) TRY(read_given(ctx, mlp, in, ASSAY_MLPWI, piece, a));
+    if (fused && !both) TRY(up_product(ctx, mlp, a, piece->x, w[ASSAY_MLP_WI]));
+    if (!fused && gate) TRY(read_given(ctx, mlp, in, ASSAY_MLPWI_0, piece, a));
+    if (!fused && up) TRY(read_given(ctx, mlp, in, ASSAY_MLPWI_1, piece, b));
+    if (!fused && !gate) TRY(up_product(ctx, mlp, a, piece->x, w[ASSAY_MLP_WI_0]));
+    if (!fused && !up) TRY(up_product(ctx, mlp, b, piece->x, w[ASSAY_MLP_WI_1]));
+    if (!gate) finish_branch(ctx, mlp, a, w[ASSAY_MLP_WI_0_BIAS]);
+    if (!up) finish_branch(ctx, mlp, b, w[ASSAY_MLP_WI_1_BIAS]);
 cleanup:
     return status;
 }
@@ -95,36 +95,11 @@ static void keep_branch(const sharded_mlp *mlp, double *kept, int64_t kept_ld, c
 static void keep_checkpoints(const sharded_mlp *mlp, const sharded_piece *piece)
 {
     const int64_t width = mlp->config.mlp_dim;
-    double *both = mlp->kept[SHARDED_AB];
-    keep_branch(mlp, mlp->kept[SHARDED_A], width, mlp->residuals.a, piece);
-    keep_branch(mlp, mlp->kept[SHARDED_B], width, mlp->residuals.b, piece);
+    double *both = mlp->kept[ASSAY_MLPWI];
+    keep_branch(mlp, mlp->kept[ASSAY_MLPWI_0], width, mlp->residuals.a, piece);
+    keep_branch(mlp, mlp->kept[ASSAY_MLPWI_1], width, mlp->residuals.b, piece);
     keep_branch(mlp, both, 2 * width, mlp->residuals.a, piece);
     keep_branch(mlp, both == NULL ? NULL : both + width, 2 * width, mlp->residuals.b, piece);
-}
-
-static assay_gated_mlp_weights weights_of(const sharded_mlp *mlp)
-{
-    double *const *w = mlp->weights;
-    return (assay_gated_mlp_weights){
-        .wi = w[SHARDED_WI],
-        .wi_0 = w[SHARDED_WI_0],
-        .wi_1 = w[SHARDED_WI_1],
-        .wo = w[SHARDED_WO],
-        .wi_0_bias = w[SHARDED_WI_0_BIAS],
-        .wi_1_bias = w[SHARDED_WI_1_BIAS],
-        .wo_bias = w[SHARDED_WO_BIAS],
-    };
-}
-
-/* out = weights[row] times the rows of [count,width]. */
-static void weigh_rows(const assay_context *ctx, double *out, const double *weights, const double *rows, int64_t count,
-                       int64_t width)
-{
-#pragma omp parallel for num_threads(ctx->threads)
-    for (int64_t row = 0; row < count; row++) {
-        for (int64_t i = row * width; i < (row + 1) * width; i++) out[i] = weights[row] * rows[i];
-        assay_round(ctx, ASSAY_ROUND_STORAGE, width, out + row * width);
-    }
 }
 
 /* y = h wo + wo_bias, or (weight h) wo + weight wo_bias. */
@@ -133,14 +108,14 @@ static assay_status gmm_down(assay_context *ctx, const sharded_mlp *mlp, const a
 {
     assay_status status = ASSAY_OK;
     const int64_t dim = mlp->config.emb_dim;
-    assay_gated_mlp_weights weights = weights_of(mlp);
-    const double *bias = weights.wo_bias;
-    if (mlp->given[SHARDED_Y]) return read_given(ctx, mlp, in, SHARDED_Y, piece, piece->y);
+    assay_gated_mlp_weights weights = assay_gated_mlp_weights_of(mlp->weights);
+    const double *bias = weights.w[ASSAY_MLP_WO_BIAS];
+    if (mlp->given[ASSAY_MLPWO]) return read_given(ctx, mlp, in, ASSAY_MLPWO, piece, piece->y);
     assay_gated_mlp_residuals r = mlp->residuals;
     if (piece->weights != NULL) {
-        weigh_rows(ctx, mlp->weighted_h, piece->weights, r.h, piece->count, mlp->config.mlp_dim);
+        assay_weigh_rows(ctx, mlp->weighted_h, piece->weights, r.h, piece->count, mlp->config.mlp_dim);
         r.h = mlp->weighted_h;
-        weights.wo_bias = NULL;
+        weights.w[ASSAY_MLP_WO_BIAS] = NULL;
     }
     TRY(assay_gated_mlp_down(ctx, piece->y, &r, &weights, &mlp->config));
     for (int64_t row = 0; piece->weights != NULL && bias != NULL && row < piece->count; row++)
@@ -168,12 +143,13 @@ static assay_status weight_gradients(assay_context *ctx, const sharded_mlp *mlp,
 {
     assay_status status = ASSAY_OK;
     const int64_t dim = mlp->config.emb_dim, width = mlp->config.mlp_dim;
-    const assay_gated_mlp_weights weights = weights_of(mlp);
+    const assay_gated_mlp_weights weights = assay_gated_mlp_weights_of(mlp->weights);
     const assay_gated_mlp_gradients g = {.dh = mlp->dh};
+    const double *bias = weights.w[ASSAY_MLP_WO_BIAS];
     TRY(assay_gated_mlp_backward(ctx, &g, piece->dy, &mlp->residuals, piece->x, &weights, &mlp->config));
     for (int64_t row = 0; row < piece->count; row++) {
         double d_weight = assay_dot(ctx, width, mlp->residuals.h + row * width, mlp->dh + row * width);
-        if (weights.wo_bias != NULL) d_weight += assay_dot(ctx, dim, weights.wo_bias, piece->dy + row * dim);
+        if (bias != NULL) d_weight += assay_dot(ctx, dim, bias, piece->dy + row * dim);
         piece->d_weights[row] = d_weight;
     }
 cleanup:
@@ -183,31 +159,23 @@ cleanup:
 assay_status sharded_mlp_backward(assay_context *ctx, sharded_mlp *mlp, const sharded_piece *piece)
 {
     assay_status status = ASSAY_OK;
-    double *const *to = mlp->summing ? mlp->partials : mlp->gradients;
-    const assay_gated_mlp_weights weights = weights_of(mlp);
+    const assay_gated_mlp_weights weights = assay_gated_mlp_weights_of(mlp->weights);
     const double *dy = piece->dy;
-    const assay_gated_mlp_gradients g = {
-        .dx = piece->dx,
-        .dwi = to[SHARDED_WI],
-        .dwi_0 = to[SHARDED_WI_0],
-        .dwi_1 = to[SHARDED_WI_1],
-        .dwo = to[SHARDED_WO],
-        .dwi_0_bias = to[SHARDED_WI_0_BIAS],
-        .dwi_1_bias = to[SHARDED_WI_1_BIAS],
-        .dwo_bias = to[SHARDED_WO_BIAS],
-    };
+    const assay_gated_mlp_gradients g =
+        assay_gated_mlp_gradients_of(piece->dx, mlp->summing ? mlp->partials : mlp->gradients);
     mlp->config.rows = piece->count;
     if (piece->d_weights != NULL) TRY(weight_gradients(ctx, mlp, piece));
     if (piece->weights != NULL) {
         /* A weight on h is a weight on dy: (weight h)^T dy = h^T (weight dy). */
-        weigh_rows(ctx, mlp->weighted_dy, piece->weights, dy, piece->count, mlp->config.emb_dim);
+        assay_weigh_rows(ctx, mlp->weighted_dy, piece->weights, dy, piece->count, mlp->config.emb_dim);
         dy = mlp->weighted_dy;
     }
     TRY(assay_gated_mlp_backward(ctx, &g, dy, &mlp->residuals, piece->x, &weights, &mlp->config));
     if (piece->dx != NULL) assay_round(ctx, ASSAY_ROUND_STORAGE, piece->count * mlp->config.emb_dim, piece->dx);
-    for (int weight = 0; mlp->summing && weight < SHARDED_WEIGHTS; weight++) {
+    for (int weight = 0; mlp->summing && weight < ASSAY_MLP_WEIGHTS; weight++) {
         if (mlp->gradients[weight] == NULL) continue;
-        sharded_add(ctx, mlp->sizes[weight], mlp->gradients[weight], mlp->partials[weight]);
+        sharded_add(ctx, assay_tensor_row_count(&mlp->table.rows[weight]), mlp->gradients[weight],
+                    mlp->partials[weight]);
     }
     mlp->summing = true;
 cleanup:

@@ -13,28 +13,8 @@
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/mesh/collectives.h"
+#include "oracle/mesh/shard_rows.h"
 #include "oracle/mesh/sharded_moe.h"
-#include "oracle/moe/permute.h"
-
-/* The weights of one gated MLP. */
-enum {
-    SHARDED_WI,
-    SHARDED_WI_0,
-    SHARDED_WI_1,
-    SHARDED_WO,
-    SHARDED_WI_0_BIAS,
-    SHARDED_WI_1_BIAS,
-    SHARDED_WO_BIAS,
-    SHARDED_WEIGHTS,
-};
-/* Its checkpoints. */
-enum {
-    SHARDED_A,  /* mlpwi_0 */
-    SHARDED_B,  /* mlpwi_1 */
-    SHARDED_AB, /* mlpwi: both, with fused weights */
-    SHARDED_Y,  /* mlpwo */
-    SHARDED_CHECKPOINTS,
-};
 
 /* One chunk of the sequence. */
 typedef struct sharded_chunk {
@@ -59,18 +39,18 @@ typedef struct sharded_chunk {
 /* A gated MLP with its buffers: the routed experts in turn, or the shared one. NULL: not wanted. */
 typedef struct sharded_mlp {
     assay_gated_mlp_config config; /* rows: at allocation the most, then those at hand */
-    bool routed;
+    assay_mlp_place place;
     int64_t tensor_shards, emb_chunks; /* of the up products, at least 1 */
-    int64_t sizes[SHARDED_WEIGHTS];
-    double *weights[SHARDED_WEIGHTS];
-    double *gradients[SHARDED_WEIGHTS]; /* sums over shards */
-    double *partials[SHARDED_WEIGHTS];  /* of one shard */
-    bool summing;                       /* gradients hold a sum already */
+    assay_tensor_table table;
+    double *weights[ASSAY_MLP_WEIGHTS];
+    double *gradients[ASSAY_MLP_WEIGHTS]; /* sums over shards */
+    double *partials[ASSAY_MLP_WEIGHTS];  /* of one shard */
+    bool summing;                         /* gradients hold a sum already */
     assay_gated_mlp_residuals residuals;
     double *tensor_partial; /* like one branch, with tensor shards */
     double *weighted_h, *dh, *weighted_dy;
-    bool given[SHARDED_CHECKPOINTS];   /* the source has it */
-    double *kept[SHARDED_CHECKPOINTS]; /* whole, but for SHARDED_Y, which its owner has */
+    bool given[ASSAY_MLP_CHECKPOINTS];   /* the source has it */
+    double *kept[ASSAY_MLP_CHECKPOINTS]; /* whole, but for y, which its owner has */
 } sharded_mlp;
 
 /* Rows of one shard that go through a gated MLP together. */
@@ -108,18 +88,15 @@ typedef struct sharded_run {
 /* sharded_results.c */
 bool sharded_wants(const sharded_run *run, const char *path);
 bool sharded_wants_gradient(const sharded_run *run, const char *path); /* of a tensor that is there */
-bool sharded_wants_any_gradient(const sharded_run *run, bool routed);
-bool sharded_wants_checkpoint(const sharded_run *run, bool routed, int checkpoint);
-const char *sharded_weight_path(bool routed, int weight);
-const char *sharded_checkpoint_path(bool routed, int checkpoint);
+/* Of the routed experts or the shared one. */
+bool sharded_wants_any_gradient(const sharded_run *run, assay_mlp_place place);
+bool sharded_wants_any_checkpoint(const sharded_run *run, assay_mlp_place place);
 /* These write where it is wanted. */
 assay_status sharded_write(assay_context *ctx, const sharded_run *run, const char *path, int64_t count,
                            const double *values);
 assay_status sharded_write_gradient(assay_context *ctx, const sharded_run *run, const char *path, int64_t count,
                                     const double *values);
 assay_status sharded_write_routing(assay_context *ctx, const sharded_run *run);
-/* The routed experts' outputs, as a checkpoint. */
-assay_status sharded_write_rows(assay_context *ctx, const sharded_run *run);
 
 /* sharded_route.c, sharded_route_backward.c */
 assay_status sharded_route(assay_context *ctx, sharded_run *run);
@@ -151,7 +128,8 @@ assay_status sharded_combine_transpose(assay_context *ctx, const sharded_run *ru
 /* sharded_mlp.c, sharded_mlp_run.c */
 assay_status sharded_mlp_alloc(assay_context *ctx, sharded_mlp *mlp, const sharded_run *run, int64_t checkpoint_rows);
 void sharded_mlp_free(sharded_mlp *mlp);
-int64_t sharded_checkpoint_width(const sharded_mlp *mlp, int checkpoint);
+/* What was kept of `rows` rows. */
+assay_status sharded_write_kept(assay_context *ctx, const sharded_mlp *mlp, const sharded_run *run, int64_t rows);
 assay_status sharded_mlp_read(assay_context *ctx, sharded_mlp *mlp, const assay_source *in, int64_t expert);
 assay_status sharded_mlp_forward(assay_context *ctx, sharded_mlp *mlp, const assay_source *in,
                                  const sharded_piece *piece);

@@ -7,40 +7,6 @@
 #include "oracle/base/memory.h"
 #include "oracle/mesh/sharded_moe_internal.h"
 
-static const char *const weight_paths[2][SHARDED_WEIGHTS] = {
-    {
-        [SHARDED_WI_0] = "weights/shared_experts/wi_0/kernel",
-        [SHARDED_WI_1] = "weights/shared_experts/wi_1/kernel",
-        [SHARDED_WO] = "weights/shared_experts/wo/kernel",
-    },
-    {
-        [SHARDED_WI] = "weights/wi",
-        [SHARDED_WI_0] = "weights/wi_0",
-        [SHARDED_WI_1] = "weights/wi_1",
-        [SHARDED_WO] = "weights/wo",
-        [SHARDED_WI_0_BIAS] = "weights/wi_0_bias",
-        [SHARDED_WI_1_BIAS] = "weights/wi_1_bias",
-        [SHARDED_WO_BIAS] = "weights/wo_bias",
-    },
-};
-static const char *const checkpoint_paths[2][SHARDED_CHECKPOINTS] = {
-    {[SHARDED_A] = "checkpoints/mlpwi_0", [SHARDED_B] = "checkpoints/mlpwi_1", [SHARDED_Y] = "checkpoints/mlpwo"},
-    {[SHARDED_A] = "checkpoints/moe_mlpwi_0",
-     [SHARDED_B] = "checkpoints/moe_mlpwi_1",
-     [SHARDED_AB] = "checkpoints/moe_mlpwi",
-     [SHARDED_Y] = "checkpoints/moe_mlpwo"},
-};
-
-const char *sharded_weight_path(bool routed, int weight)
-{
-    return weight_paths[routed][weight];
-}
-
-const char *sharded_checkpoint_path(bool routed, int checkpoint)
-{
-    return checkpoint_paths[routed][checkpoint];
-}
-
 bool sharded_wants(const sharded_run *run, const char *path)
 {
     return run->out->wants(run->out->self, path);
@@ -58,27 +24,27 @@ bool sharded_wants_gradient(const sharded_run *run, const char *path)
     return run->in->has(run->in->self, path) && sharded_wants(run, gradient);
 }
 
-bool sharded_wants_any_gradient(const sharded_run *run, bool routed)
+static assay_gated_mlp_config mlp_config_of(const sharded_run *run, assay_mlp_place place)
 {
-    const bool fused = run->config->fused_weights;
-    bool wants = false;
-    if (!routed && run->config->shared_mlp_dim == 0) return false;
-    for (int weight = 0; weight < SHARDED_WEIGHTS; weight++) {
-        const char *path = sharded_weight_path(routed, weight);
-        if (weight == SHARDED_WI && !fused) continue;
-        if (routed && fused && (weight == SHARDED_WI_0 || weight == SHARDED_WI_1)) continue;
-        if (path != NULL) wants |= sharded_wants_gradient(run, path);
-    }
-    return wants;
+    return place == ASSAY_MLP_ROUTED ? assay_moe_expert_config(run->config, 0)
+                                     : assay_moe_shared_config(run->config, 0);
 }
 
-bool sharded_wants_checkpoint(const sharded_run *run, bool routed, int checkpoint)
+bool sharded_wants_any_gradient(const sharded_run *run, assay_mlp_place place)
 {
-    const char *path = sharded_checkpoint_path(routed, checkpoint);
-    const bool both = routed && run->config->fused_weights;
-    if (path == NULL || (!routed && run->config->shared_mlp_dim == 0)) return false;
-    if (checkpoint != SHARDED_Y && (checkpoint == SHARDED_AB) != both) return false;
-    return sharded_wants(run, path);
+    const assay_gated_mlp_config config = mlp_config_of(run, place);
+    const assay_tensor_table table = assay_mlp_weight_table(&config, place);
+    return assay_wants_any_gradient(run->in, run->out, "", &table);
+}
+
+bool sharded_wants_any_checkpoint(const sharded_run *run, assay_mlp_place place)
+{
+    const assay_gated_mlp_config config = mlp_config_of(run, place);
+    char path[ASSAY_PATH_SIZE];
+    bool wants = false;
+    for (int checkpoint = 0; checkpoint < ASSAY_MLP_CHECKPOINTS; checkpoint++)
+        wants |= assay_mlp_checkpoint_path(&config, place, checkpoint, path) > 0 && sharded_wants(run, path);
+    return wants;
 }
 
 assay_status sharded_write(assay_context *ctx, const sharded_run *run, const char *path, int64_t count,
@@ -220,20 +186,6 @@ assay_status sharded_write_routing(assay_context *ctx, const sharded_run *run)
     TRY(write_integers(ctx, run, "sorted_selected_experts", s->copies, offsetof(sharded_chunk, order)));
     TRY(write_integers(ctx, run, "local_group_sizes", s->local_experts, offsetof(sharded_chunk, local_group_sizes)));
     TRY(write_metadata(ctx, run));
-cleanup:
-    return status;
-}
-
-assay_status sharded_write_rows(assay_context *ctx, const sharded_run *run)
-{
-    assay_status status = ASSAY_OK;
-    const int64_t count = run->sizes.buffer * run->config->emb_dim;
-    for (int64_t shard = 0; shard < run->sizes.shards; shard++) {
-        for (int64_t c = 0; c < run->sizes.chunks; c++) {
-            TRY(sharded_write(ctx, run, sharded_checkpoint_path(true, SHARDED_Y), count,
-                              run->chunks[c].rows_y + shard * count));
-        }
-    }
 cleanup:
     return status;
 }

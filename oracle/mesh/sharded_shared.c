@@ -8,7 +8,7 @@ static assay_status run_owners(assay_context *ctx, sharded_run *run, sharded_mlp
 {
     assay_status status = ASSAY_OK;
     const assay_shard_sizes *s = &run->sizes;
-    const bool backward = run->need_dx || sharded_wants_any_gradient(run, false);
+    const bool backward = run->need_dx || sharded_wants_any_gradient(run, ASSAY_MLP_SHARED);
     const int64_t owners = s->batch_sharded ? s->shards : 1, dim = run->config->emb_dim;
     const int64_t tokens = s->own_batch * run->config->routing.sequence;
     for (int64_t owner = 0; owner < owners; owner++) {
@@ -33,15 +33,13 @@ assay_status sharded_shared_run(assay_context *ctx, sharded_run *run)
     const assay_moe_config *config = run->config;
     const int64_t tokens = config->routing.batch * config->routing.sequence, count = tokens * config->emb_dim;
     double *y = NULL, *dx = NULL;
-    bool any = run->need_y || run->need_dx || sharded_wants_any_gradient(run, false);
-    for (int checkpoint = 0; checkpoint < SHARDED_CHECKPOINTS; checkpoint++)
-        any |= sharded_wants_checkpoint(run, false, checkpoint);
+    char path[ASSAY_PATH_SIZE];
+    const bool any = run->need_y || run->need_dx || sharded_wants_any_gradient(run, ASSAY_MLP_SHARED) ||
+                     sharded_wants_any_checkpoint(run, ASSAY_MLP_SHARED);
     if (config->shared_mlp_dim == 0 || !any) return ASSAY_OK;
     sharded_mlp mlp = {
-        .config = {.rows = run->sizes.own_batch * config->routing.sequence,
-                   .emb_dim = config->emb_dim,
-                   .mlp_dim = config->shared_mlp_dim,
-                   .activation = {config->activation, ASSAY_LINEAR}},
+        .config = assay_moe_shared_config(config, run->sizes.own_batch * config->routing.sequence),
+        .place = ASSAY_MLP_SHARED,
         .tensor_shards = 1,
         .emb_chunks = 1,
     };
@@ -50,12 +48,9 @@ assay_status sharded_shared_run(assay_context *ctx, sharded_run *run)
     if (run->need_dx) TRY(assay_alloc_f64(ctx, "shared dx", count, &dx));
     TRY(sharded_mlp_read(ctx, &mlp, run->in, 0));
     TRY(run_owners(ctx, run, &mlp, y, dx));
-    for (int checkpoint = 0; checkpoint < SHARDED_Y; checkpoint++) {
-        if (mlp.kept[checkpoint] == NULL) continue;
-        TRY(sharded_write(ctx, run, sharded_checkpoint_path(false, checkpoint), tokens * config->shared_mlp_dim,
-                          mlp.kept[checkpoint]));
-    }
-    TRY(sharded_write(ctx, run, sharded_checkpoint_path(false, SHARDED_Y), count, y));
+    TRY(sharded_write_kept(ctx, &mlp, run, tokens));
+    assay_mlp_checkpoint_path(&mlp.config, mlp.place, ASSAY_MLPWO, path);
+    TRY(sharded_write(ctx, run, path, count, y));
     if (run->need_y) sharded_add(ctx, count, run->y, y);
     if (run->need_dx) sharded_add(ctx, count, run->dx, dx);
 cleanup:

@@ -64,7 +64,7 @@ static assay_status plan(assay_context *ctx, moe_block *block)
     const bool *fits = kept;
     for (int64_t i = 0; i < choices; i++) block->combine[i] = fits[i] ? block->router.routing.weights[i] : 0.0;
     order_kept(block, position, kept);
-    if (moe_uses_any(&block->results, MOE_ROUTED, MLP_CHECKPOINTS) || moe_routed_given(block->in)) {
+    if (moe_uses_any(&block->results, MOE_ROUTED, ASSAY_MLP_CHECKPOINTS) || moe_routed_given(block)) {
         moe_checkpoints *c = &block->checkpoints;
         TRY(assay_checked_count(ctx, "dispatched rows", 3, (int64_t[]){config->batch, block->capacity, block->emb_dim},
                                 &cells));

@@ -93,11 +93,11 @@ static void find_needs(moe_block *block)
     block->need_dx = moe_uses(r, MOE_DX);
     block->need_router_gradient = moe_uses_any(r, MOE_DX, MOE_DSCALE + 1 - MOE_DX);
     block->need_row_dx = block->need_dx || (block->llama4 && block->need_router_gradient);
-    bool weights = moe_uses_any(r, MOE_ROUTED + MLP_GRADIENT, MLP_WEIGHTS), hidden = false;
+    bool weights = moe_uses_any(r, MOE_ROUTED + MLP_GRADIENT, ASSAY_MLP_WEIGHTS), hidden = false;
     for (int precision = 0; precision < r->precision_count; precision++) hidden |= moe_gauge_needs(block, precision).h;
     block->need_backward = block->need_row_dx || weights || hidden;
     block->need_forward =
-        block->need_y || block->need_router_gradient || weights || moe_uses_any(r, MOE_ROUTED, MLP_CHECKPOINTS);
+        block->need_y || block->need_router_gradient || weights || moe_uses_any(r, MOE_ROUTED, ASSAY_MLP_CHECKPOINTS);
 }
 
 static assay_status open_block(assay_context *ctx, moe_block *block)
@@ -118,7 +118,7 @@ static assay_status open_block(assay_context *ctx, moe_block *block)
     block->emb_dim = config->emb_dim;
     block->llama4 = config->routing.family == ASSAY_ROUTER_LLAMA4;
     int64_t count = block->tokens * block->emb_dim, choices = block->tokens * block->per_token;
-    TRY(moe_results_open(ctx, &block->results, config, in));
+    TRY(moe_results_open(ctx, &block->results, in));
     find_needs(block);
     TRY(assay_alloc_f64(ctx, "inputs/x", count, &block->x));
     TRY(in->read(ctx, in->self, "inputs/x", 0, count, block->x));
@@ -129,7 +129,7 @@ static assay_status open_block(assay_context *ctx, moe_block *block)
         memset(block->d_weights, 0, (size_t)choices * sizeof *block->d_weights);
     }
     if (block->need_backward || block->need_router_gradient ||
-        moe_uses_any(&block->results, MOE_SHARED + MLP_GRADIENT, MLP_WEIGHTS)) {
+        moe_uses_any(&block->results, MOE_SHARED + MLP_GRADIENT, ASSAY_MLP_WEIGHTS)) {
         /* An output without a cotangent is not differentiated. */
         TRY(assay_alloc_f64(ctx, "cotangents/y", count, &block->dy));
         memset(block->dy, 0, (size_t)count * sizeof *block->dy);
@@ -161,7 +161,7 @@ assay_status assay_moe_run(assay_context *ctx, const assay_moe_config *config, c
                            const assay_sink *out, const assay_precision *precisions, int precision_count)
 {
     assay_status status = ASSAY_OK;
-    moe_block block = {.config = config, .in = in, .results = {out, precisions, precision_count, NULL}};
+    moe_block block = {.config = config, .in = in, .results = {out, config, precisions, precision_count, NULL}};
     TRY(assay_moe_check(ctx, config));
     TRY(open_block(ctx, &block));
     TRY(moe_router_forward(ctx, &block));

@@ -48,6 +48,10 @@ typedef struct assay_moe_config {
     int64_t shared_mlp_dim;      /* 0: no shared expert */
 } assay_moe_config;
 
+/* Of one expert, or of the shared one, on so many rows. */
+assay_gated_mlp_config assay_moe_expert_config(const assay_moe_config *config, int64_t rows);
+assay_gated_mlp_config assay_moe_shared_config(const assay_moe_config *config, int64_t rows);
+
 assay_status assay_moe_check(assay_context *ctx, const assay_moe_config *config);
 
 /* Forward, then backward when the sink wants a gradient, then the error scales when it wants any. Reads from `in`,

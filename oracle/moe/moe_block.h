@@ -11,25 +11,10 @@
 #include "oracle/moe/moe.h"
 #include "oracle/ops/gated_mlp_gauge.h"
 
-/* The weights of one gated MLP, and its results: checkpoints, then the gradient of each weight. */
+/* The results of one gated MLP: checkpoints, then the gradient of each weight. */
 enum {
-    MLP_WI,
-    MLP_WI_0,
-    MLP_WI_1,
-    MLP_WO,
-    MLP_WI_0_BIAS,
-    MLP_WI_1_BIAS,
-    MLP_WO_BIAS,
-    MLP_WEIGHTS,
-};
-enum {
-    MLP_A,  /* moe_mlpwi_0 */
-    MLP_B,  /* moe_mlpwi_1 */
-    MLP_AB, /* moe_mlpwi: both, with fused weights */
-    MLP_Y,  /* moe_mlpwo */
-    MLP_CHECKPOINTS,
-    MLP_GRADIENT = MLP_CHECKPOINTS,
-    MLP_RESULTS = MLP_GRADIENT + MLP_WEIGHTS,
+    MLP_GRADIENT = ASSAY_MLP_CHECKPOINTS,
+    MLP_RESULTS = MLP_GRADIENT + ASSAY_MLP_WEIGHTS,
 };
 /* Everything that a sink may want and that has an error scale. */
 enum {
@@ -47,13 +32,13 @@ enum {
 
 typedef struct moe_results {
     const assay_sink *out;
+    const assay_moe_config *config;
     const assay_precision *precisions;
     int precision_count;
     bool *wanted; /* [1 + precision_count, MOE_RESULTS]: values, then the scales of each precision */
 } moe_results;
 
-assay_status moe_results_open(assay_context *ctx, moe_results *r, const assay_moe_config *config,
-                              const assay_source *in);
+assay_status moe_results_open(assay_context *ctx, moe_results *r, const assay_source *in);
 void moe_results_free(moe_results *r);
 /* `precision` -1: the value itself. */
 bool moe_wants(const moe_results *r, int precision, int result);
@@ -85,12 +70,13 @@ typedef struct moe_block moe_block;
  * one. A pointer is NULL where nobody wants what it would hold. */
 typedef struct moe_mlp {
     assay_gated_mlp_config config;
+    assay_mlp_place place;
     int first_result; /* MOE_ROUTED or MOE_SHARED */
-    int64_t sizes[MLP_WEIGHTS];
-    double *weights[MLP_WEIGHTS], *gradients[MLP_WEIGHTS], *variances[MLP_WEIGHTS];
+    assay_tensor_table table;
+    double *weights[ASSAY_MLP_WEIGHTS], *gradients[ASSAY_MLP_WEIGHTS], *variances[ASSAY_MLP_WEIGHTS];
     assay_gated_mlp_residuals residuals;
-    bool given[MLP_CHECKPOINTS]; /* the source has it */
-    double *dh;                  /* [rows,H] */
+    bool given[ASSAY_MLP_CHECKPOINTS]; /* the source has it */
+    double *dh;                        /* [rows,H] */
     double *variance_a, *variance_b, *variance_h, *variance_y, *variance_dx;
 } moe_mlp;
 
@@ -109,8 +95,7 @@ assay_status moe_mlp_forward(assay_context *ctx, moe_mlp *mlp, const moe_block *
 assay_status moe_read_given(assay_context *ctx, const moe_mlp *mlp, const moe_block *block, int checkpoint,
                             const moe_rows *rows, double *values);
 /* Whether the source gives any of the routed experts' checkpoints. */
-bool moe_routed_given(const assay_source *in);
-const char *moe_checkpoint_path(const moe_mlp *mlp, int checkpoint);
+bool moe_routed_given(const moe_block *block);
 /* dx of the rows where rows->dx is there; writes the gradients of the weights. */
 assay_status moe_mlp_backward(assay_context *ctx, moe_mlp *mlp, const moe_results *r, const moe_rows *rows);
 /* What is known of the rows of one precision; NULL: exact. */
@@ -128,7 +113,7 @@ assay_status moe_mlp_write_zeros(assay_context *ctx, moe_mlp *mlp, const moe_res
 /* Writes checkpoints, expert after expert. The dense layout [T,E,width] is no order of experts, so it is kept whole. */
 typedef struct moe_checkpoints {
     int64_t experts; /* dense: E, else 0 */
-    double **kept;   /* dense: [1 + precision_count, MLP_CHECKPOINTS] */
+    double **kept;   /* dense: [1 + precision_count, ASSAY_MLP_CHECKPOINTS] */
     double *packed;  /* else: one expert's */
     int32_t *slots;  /* dropping, where a checkpoint is wanted: the row of each slot of the expert, [B*C] */
     int64_t slot_count;

@@ -6,38 +6,28 @@
 #include "oracle/base/memory.h"
 #include "oracle/moe/moe_block.h"
 
-static const char *const checkpoint_paths[2][MLP_CHECKPOINTS] = {
-    {[MLP_A] = "checkpoints/moe_mlpwi_0",
-     [MLP_B] = "checkpoints/moe_mlpwi_1",
-     [MLP_AB] = "checkpoints/moe_mlpwi",
-     [MLP_Y] = "checkpoints/moe_mlpwo"},
-    {[MLP_A] = "checkpoints/mlpwi_0", [MLP_B] = "checkpoints/mlpwi_1", [MLP_Y] = "checkpoints/mlpwo"},
-};
-
-const char *moe_checkpoint_path(const moe_mlp *mlp, int checkpoint)
+bool moe_routed_given(const moe_block *block)
 {
-    return checkpoint_paths[mlp->first_result == MOE_SHARED][checkpoint];
-}
-
-bool moe_routed_given(const assay_source *in)
-{
+    const assay_gated_mlp_config config = assay_moe_expert_config(block->config, 0);
+    const assay_source *in = block->in;
+    char path[ASSAY_PATH_SIZE];
     bool given = false;
-    for (int checkpoint = 0; checkpoint < MLP_CHECKPOINTS; checkpoint++)
-        given |= in->has(in->self, checkpoint_paths[0][checkpoint]);
+    for (int i = 0; i < ASSAY_MLP_CHECKPOINTS; i++)
+        given |= assay_mlp_checkpoint_path(&config, ASSAY_MLP_ROUTED, i, path) > 0 && in->has(in->self, path);
     return given;
 }
 
 static int64_t width_of(const moe_mlp *mlp, int checkpoint)
 {
-    if (checkpoint == MLP_Y) return mlp->config.emb_dim;
-    return checkpoint == MLP_AB ? 2 * mlp->config.mlp_dim : mlp->config.mlp_dim;
+    const assay_tensor_row row = assay_mlp_checkpoint_row(&mlp->config, mlp->place, checkpoint);
+    return assay_tensor_row_count(&row);
 }
 
 assay_status moe_checkpoints_alloc(assay_context *ctx, moe_checkpoints *c, const moe_mlp *mlp, const moe_results *r)
 {
     assay_status status = ASSAY_OK;
     int64_t rows = c->slots != NULL ? c->slot_count : mlp->config.rows, widest = 0;
-    int kept_count = (1 + r->precision_count) * MLP_CHECKPOINTS;
+    int kept_count = (1 + r->precision_count) * ASSAY_MLP_CHECKPOINTS;
     void *kept = NULL;
     if (c->experts > 0) {
         TRY(assay_alloc(ctx, "dense checkpoints", kept_count, sizeof *c->kept, &kept));
@@ -45,9 +35,9 @@ assay_status moe_checkpoints_alloc(assay_context *ctx, moe_checkpoints *c, const
         memset(c->kept, 0, (size_t)kept_count * sizeof *c->kept);
     }
     for (int i = 0; i < kept_count; i++) {
-        int checkpoint = i % MLP_CHECKPOINTS;
+        int checkpoint = i % ASSAY_MLP_CHECKPOINTS;
         int64_t width = width_of(mlp, checkpoint);
-        if (!moe_wants(r, i / MLP_CHECKPOINTS - 1, mlp->first_result + checkpoint)) continue;
+        if (!moe_wants(r, i / ASSAY_MLP_CHECKPOINTS - 1, mlp->first_result + checkpoint)) continue;
         if (width > widest) widest = width;
         if (c->kept == NULL) continue;
         TRY(assay_alloc_f64(ctx, "dense checkpoint", rows * c->experts * width, &c->kept[i]));
@@ -59,7 +49,7 @@ cleanup:
 
 void moe_checkpoints_free(moe_checkpoints *c, const moe_results *r)
 {
-    for (int i = 0; c->kept != NULL && i < (1 + r->precision_count) * MLP_CHECKPOINTS; i++) free(c->kept[i]);
+    for (int i = 0; c->kept != NULL && i < (1 + r->precision_count) * ASSAY_MLP_CHECKPOINTS; i++) free(c->kept[i]);
     free(c->kept);
     free(c->packed);
     free(c->slots);
@@ -91,22 +81,22 @@ assay_status moe_checkpoints_put(assay_context *ctx, moe_checkpoints *c, const m
     const double *a = precision < 0 ? mlp->residuals.a : mlp->variance_a;
     const double *b = precision < 0 ? mlp->residuals.b : mlp->variance_b;
     const double *y = precision < 0 ? rows->y : mlp->variance_y;
-    for (int checkpoint = 0; checkpoint < MLP_CHECKPOINTS; checkpoint++) {
+    for (int checkpoint = 0; checkpoint < ASSAY_MLP_CHECKPOINTS; checkpoint++) {
         if (!moe_wants(r, precision, mlp->first_result + checkpoint)) continue;
         int64_t own = width_of(mlp, checkpoint);
         double *to = c->packed;
         int64_t to_ld = own;
         if (c->kept != NULL) {
-            to = c->kept[(precision + 1) * MLP_CHECKPOINTS + checkpoint] + rows->expert * own;
+            to = c->kept[(precision + 1) * ASSAY_MLP_CHECKPOINTS + checkpoint] + rows->expert * own;
             to_ld = c->experts * own;
         }
-        if (checkpoint == MLP_Y) {
+        if (checkpoint == ASSAY_MLPWO) {
             copy_rows(ctx, c, count, &(copy){to, to_ld, y, dim, dim});
-        } else if (checkpoint == MLP_AB) {
+        } else if (checkpoint == ASSAY_MLPWI) {
             copy_rows(ctx, c, count, &(copy){to, to_ld, a, ld, width});
             copy_rows(ctx, c, count, &(copy){to + width, to_ld, b, ld, width});
         } else {
-            copy_rows(ctx, c, count, &(copy){to, to_ld, checkpoint == MLP_A ? a : b, ld, width});
+            copy_rows(ctx, c, count, &(copy){to, to_ld, checkpoint == ASSAY_MLPWI_0 ? a : b, ld, width});
         }
         if (c->kept != NULL) continue;
         assay_status status = moe_write(ctx, r, precision, mlp->first_result + checkpoint, count * own, to);
@@ -118,11 +108,11 @@ assay_status moe_checkpoints_put(assay_context *ctx, moe_checkpoints *c, const m
 assay_status moe_checkpoints_finish(assay_context *ctx, moe_checkpoints *c, const moe_mlp *mlp, const moe_results *r,
                                     int64_t tokens)
 {
-    for (int i = 0; c->kept != NULL && i < (1 + r->precision_count) * MLP_CHECKPOINTS; i++) {
-        int checkpoint = i % MLP_CHECKPOINTS;
+    for (int i = 0; c->kept != NULL && i < (1 + r->precision_count) * ASSAY_MLP_CHECKPOINTS; i++) {
+        int checkpoint = i % ASSAY_MLP_CHECKPOINTS;
         int64_t count = tokens * c->experts * width_of(mlp, checkpoint);
         assay_status status =
-            moe_write(ctx, r, i / MLP_CHECKPOINTS - 1, mlp->first_result + checkpoint, count, c->kept[i]);
+            moe_write(ctx, r, i / ASSAY_MLP_CHECKPOINTS - 1, mlp->first_result + checkpoint, count, c->kept[i]);
         if (status != ASSAY_OK) return status;
     }
     return ASSAY_OK;
@@ -134,8 +124,8 @@ static assay_status read_slots(assay_context *ctx, const moe_mlp *mlp, const moe
 {
     const moe_checkpoints *c = &block->checkpoints;
     const assay_source *in = block->in;
-    const char *path = moe_checkpoint_path(mlp, checkpoint);
-    const int64_t width = width_of(mlp, checkpoint);
+    char path[ASSAY_PATH_SIZE];
+    const int64_t width = assay_mlp_checkpoint_path(&mlp->config, mlp->place, checkpoint, path);
     assay_status status = ASSAY_OK;
     memset(values, 0, (size_t)(rows->count * width) * sizeof *values);
     for (int64_t slot = 0; slot < c->slot_count; slot++) {
@@ -151,9 +141,9 @@ assay_status moe_read_given(assay_context *ctx, const moe_mlp *mlp, const moe_bl
                             const moe_rows *rows, double *values)
 {
     const assay_source *in = block->in;
-    const char *path = moe_checkpoint_path(mlp, checkpoint);
-    const int64_t width = width_of(mlp, checkpoint);
-    const bool routed = mlp->first_result == MOE_ROUTED;
+    char path[ASSAY_PATH_SIZE];
+    const int64_t width = assay_mlp_checkpoint_path(&mlp->config, mlp->place, checkpoint, path);
+    const bool routed = mlp->place == ASSAY_MLP_ROUTED;
     assay_status status = ASSAY_OK;
     if (routed && block->checkpoints.slots != NULL) return read_slots(ctx, mlp, block, checkpoint, rows, values);
     if (!routed || block->config->path != ASSAY_MOE_DENSE) {

@@ -1,5 +1,24 @@
-/* What a block costs: memory at its peak and floating-point operations. */
+/* What a configuration of the block says: its MLPs, memory at its peak and floating-point operations. */
 #include "oracle/moe/moe.h"
+
+assay_gated_mlp_config assay_moe_expert_config(const assay_moe_config *config, int64_t rows)
+{
+    return (assay_gated_mlp_config){.rows = rows,
+                                    .emb_dim = config->emb_dim,
+                                    .mlp_dim = config->moe_mlp_dim,
+                                    .activation = {config->activation, ASSAY_LINEAR},
+                                    .glu = config->glu,
+                                    .limit = config->limit,
+                                    .fused = config->fused_weights};
+}
+
+assay_gated_mlp_config assay_moe_shared_config(const assay_moe_config *config, int64_t rows)
+{
+    return (assay_gated_mlp_config){.rows = rows,
+                                    .emb_dim = config->emb_dim,
+                                    .mlp_dim = config->shared_mlp_dim,
+                                    .activation = {config->activation, ASSAY_LINEAR}};
+}
 
 /* Numbers that one gated MLP of `rows` rows takes: its weights with gradients and variances, what forward keeps, and
  * the scratch of backward and of the gauge. */

@@ -51,13 +51,8 @@ static assay_status alloc_expert(assay_context *ctx, moe_block *block)
         if (count > most) most = count;
     }
     block->expert = (moe_mlp){
-        .config = {.rows = most,
-                   .emb_dim = config->emb_dim,
-                   .mlp_dim = config->moe_mlp_dim,
-                   .activation = {config->activation, ASSAY_LINEAR},
-                   .glu = config->glu,
-                   .limit = config->limit,
-                   .fused = config->fused_weights},
+        .config = assay_moe_expert_config(config, most),
+        .place = ASSAY_MLP_ROUTED,
         .first_result = MOE_ROUTED,
     };
     moe_mlp_needs needs = moe_gauge_needs(block, 0);

@@ -139,7 +139,7 @@ static assay_matmul_args down_product(const moe_block *block, double *out)
 {
     const moe_mlp *mlp = &block->expert;
     const int64_t width = mlp->config.mlp_dim, dim = block->emb_dim;
-    return assay_product_ab(out, mlp->residuals.h, mlp->weights[MLP_WO], block->rows.count, dim, width);
+    return assay_product_ab(out, mlp->residuals.h, mlp->weights[ASSAY_MLP_WO], block->rows.count, dim, width);
 }
 
 /* A weight may go onto h instead of y, and the product is stored then: relative to h as exact as h alone, but where it
@@ -206,8 +206,8 @@ static double through_hidden(const assay_context *ctx, const moe_block *block, i
     double weight = block->rows.weights[row], sum = 0;
     for (int64_t i = 0; i < width; i++) {
         double stored = moe_stored(unit, mlp->residuals.h[row * width + i]);
-        double dh =
-            weight != 0 ? mlp->dh[row * width + i] / weight : assay_dot(ctx, dim, dy, mlp->weights[MLP_WO] + i * dim);
+        double dh = weight != 0 ? mlp->dh[row * width + i] / weight
+                                : assay_dot(ctx, dim, dy, mlp->weights[ASSAY_MLP_WO] + i * dim);
         sum += dh * dh * (mlp->variance_h[row * width + i] + stored);
     }
     return sum;
@@ -222,7 +222,7 @@ static assay_status gauge_weight_gradients(assay_context *ctx, moe_block *block,
     const assay_precision *unit = precision_of(block, precision);
     int64_t dim = block->emb_dim;
     double *products = block->gauge.products, *d_weights = block->gauge.scales[precision].d_weights;
-    const double *bias = mlp->weights[MLP_WO_BIAS];
+    const double *bias = mlp->weights[ASSAY_MLP_WO_BIAS];
     double *exact = block->gauge.weighted_h; /* free again: the expert's gauge is done */
     const assay_matmul_args args = down_product(block, products);
     memset(exact, 0, (size_t)(rows->count * mlp->config.mlp_dim) * sizeof *exact);
@@ -263,7 +263,7 @@ assay_status moe_gauge_slots(assay_context *ctx, moe_block *block)
     moe_rows rows = block->rows;
     rows.dy = NULL;
     for (int precision = 0; precision < r->precision_count; precision++) {
-        if (!any_scale(block, precision, MOE_ROUTED, MLP_CHECKPOINTS)) continue;
+        if (!any_scale(block, precision, MOE_ROUTED, ASSAY_MLP_CHECKPOINTS)) continue;
         TRY(moe_mlp_gauge(ctx, &block->expert, r, precision, &rows, &exact, &needs));
         TRY(moe_checkpoints_put(ctx, &block->checkpoints, &block->expert, r, precision, &rows));
     }

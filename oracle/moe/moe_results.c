@@ -8,7 +8,7 @@
 #include "oracle/base/memory.h"
 #include "oracle/moe/moe_block.h"
 
-static const char *const result_paths[MOE_RESULTS] = {
+static const char *const result_paths[MOE_ROUTED] = {
     [MOE_Y] = "outputs/y",
     [MOE_LB_LOSS] = "outputs/lb_loss",
     [MOE_BIAS_UPDATES] = "outputs/bias_updates",
@@ -16,64 +16,54 @@ static const char *const result_paths[MOE_RESULTS] = {
     [MOE_DKERNEL] = "gradients/weights/gate/kernel",
     [MOE_DBIAS] = "gradients/weights/gate/bias",
     [MOE_DSCALE] = "gradients/weights/per_expert_scale",
-    [MOE_ROUTED + MLP_A] = "checkpoints/moe_mlpwi_0",
-    [MOE_ROUTED + MLP_B] = "checkpoints/moe_mlpwi_1",
-    [MOE_ROUTED + MLP_AB] = "checkpoints/moe_mlpwi",
-    [MOE_ROUTED + MLP_Y] = "checkpoints/moe_mlpwo",
-    [MOE_ROUTED + MLP_GRADIENT + MLP_WI] = "gradients/weights/wi",
-    [MOE_ROUTED + MLP_GRADIENT + MLP_WI_0] = "gradients/weights/wi_0",
-    [MOE_ROUTED + MLP_GRADIENT + MLP_WI_1] = "gradients/weights/wi_1",
-    [MOE_ROUTED + MLP_GRADIENT + MLP_WO] = "gradients/weights/wo",
-    [MOE_ROUTED + MLP_GRADIENT + MLP_WI_0_BIAS] = "gradients/weights/wi_0_bias",
-    [MOE_ROUTED + MLP_GRADIENT + MLP_WI_1_BIAS] = "gradients/weights/wi_1_bias",
-    [MOE_ROUTED + MLP_GRADIENT + MLP_WO_BIAS] = "gradients/weights/wo_bias",
-    [MOE_SHARED + MLP_A] = "checkpoints/mlpwi_0",
-    [MOE_SHARED + MLP_B] = "checkpoints/mlpwi_1",
-    [MOE_SHARED + MLP_Y] = "checkpoints/mlpwo",
-    [MOE_SHARED + MLP_GRADIENT + MLP_WI_0] = "gradients/weights/shared_experts/wi_0/kernel",
-    [MOE_SHARED + MLP_GRADIENT + MLP_WI_1] = "gradients/weights/shared_experts/wi_1/kernel",
-    [MOE_SHARED + MLP_GRADIENT + MLP_WO] = "gradients/weights/shared_experts/wo/kernel",
 };
 
-/* Whether the block has that result at all. */
-static bool is_there(const assay_moe_config *config, const assay_source *in, int result)
+/* Of a result of the routed experts or of the shared one. */
+static bool mlp_path(const assay_moe_config *config, int result, char path[ASSAY_PATH_SIZE])
+{
+    const bool shared = result >= MOE_SHARED;
+    const int own = result - (shared ? MOE_SHARED : MOE_ROUTED);
+    const assay_mlp_place place = shared ? ASSAY_MLP_SHARED : ASSAY_MLP_ROUTED;
+    const assay_gated_mlp_config mlp = shared ? assay_moe_shared_config(config, 0) : assay_moe_expert_config(config, 0);
+    if (own < ASSAY_MLP_CHECKPOINTS) return assay_mlp_checkpoint_path(&mlp, place, own, path) > 0;
+    const assay_tensor_row row = assay_mlp_weight_row(&mlp, place, own - MLP_GRADIENT);
+    if (row.name != NULL) assay_tensor_path("gradients/weights/", "", &row, path);
+    return row.name != NULL;
+}
+
+/* The path of a result; false: the block has no such result. */
+static bool result_path(const assay_moe_config *config, int result, char path[ASSAY_PATH_SIZE])
+{
+    const assay_routing_config *routing = &config->routing;
+    const bool balance = routing->hash_rows == 0 && routing->family != ASSAY_ROUTER_FUSED;
+    if (result >= MOE_ROUTED) return mlp_path(config, result, path);
+    snprintf(path, ASSAY_PATH_SIZE, "%s", result_paths[result]);
+    if (result == MOE_LB_LOSS) return balance && routing->load_balance_loss_weight > 0;
+    return result != MOE_BIAS_UPDATES || (balance && routing->routed_bias_update_rate > 0);
+}
+
+/* Whether the block has that result. Of a tensor that is not there (a bias) there is no gradient. */
+static bool is_there(const moe_results *r, const assay_source *in, int result)
 {
     static const char gradients[] = "gradients/";
-    const char *path = result_paths[result];
-    const assay_routing_config *routing = &config->routing;
-    bool balance = routing->hash_rows == 0 && routing->family != ASSAY_ROUTER_FUSED;
-    if (path == NULL || (result >= MOE_SHARED && config->shared_mlp_dim == 0)) return false;
-    switch (result) {
-    case MOE_LB_LOSS:
-        return balance && routing->load_balance_loss_weight > 0;
-    case MOE_BIAS_UPDATES:
-        return balance && routing->routed_bias_update_rate > 0;
-    case MOE_ROUTED + MLP_AB:
-    case MOE_ROUTED + MLP_GRADIENT + MLP_WI:
-        return config->fused_weights;
-    case MOE_ROUTED + MLP_A:
-    case MOE_ROUTED + MLP_B:
-    case MOE_ROUTED + MLP_GRADIENT + MLP_WI_0:
-    case MOE_ROUTED + MLP_GRADIENT + MLP_WI_1:
-        return !config->fused_weights;
-    default:
-        /* Of a tensor that is not there (a bias) there is no gradient. */
-        return strncmp(path, gradients, sizeof gradients - 1) != 0 || in->has(in->self, path + sizeof gradients - 1);
-    }
+    char path[ASSAY_PATH_SIZE];
+    if (!result_path(r->config, result, path)) return false;
+    return strncmp(path, gradients, sizeof gradients - 1) != 0 || in->has(in->self, path + sizeof gradients - 1);
 }
 
 static assay_status path_of(assay_context *ctx, const moe_results *r, int precision, int result, char *path)
 {
+    char value[ASSAY_PATH_SIZE];
     const char *name = precision < 0 ? "" : r->precisions[precision].name;
-    int length = precision < 0 ? snprintf(path, ASSAY_PATH_SIZE, "%s", result_paths[result])
-                               : snprintf(path, ASSAY_PATH_SIZE, "error_scale/%s/%s", name, result_paths[result]);
+    result_path(r->config, result, value);
+    const int length = precision < 0 ? snprintf(path, ASSAY_PATH_SIZE, "%s", value)
+                                     : snprintf(path, ASSAY_PATH_SIZE, "error_scale/%s/%s", name, value);
     if (length < ASSAY_PATH_SIZE) return ASSAY_OK;
     return assay_fail(ctx, ASSAY_BAD_INPUT, "precision '%s': the name is too long for a path of %d characters", name,
                       ASSAY_PATH_SIZE - 1);
 }
 
-assay_status moe_results_open(assay_context *ctx, moe_results *r, const assay_moe_config *config,
-                              const assay_source *in)
+assay_status moe_results_open(assay_context *ctx, moe_results *r, const assay_source *in)
 {
     assay_status status = ASSAY_OK;
     void *wanted = NULL;
@@ -85,7 +75,7 @@ assay_status moe_results_open(assay_context *ctx, moe_results *r, const assay_mo
         for (int result = 0; result < MOE_RESULTS; result++) {
             bool *wants = &r->wanted[(precision + 1) * MOE_RESULTS + result];
             *wants = false;
-            if (!is_there(config, in, result)) continue;
+            if (!is_there(r, in, result)) continue;
             TRY(path_of(ctx, r, precision, result, path));
             *wants = r->out->wants(r->out->self, path);
         }

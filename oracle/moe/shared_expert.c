@@ -26,14 +26,11 @@ cleanup:
 
 static assay_status alloc_shared(assay_context *ctx, moe_block *block, moe_rows *rows)
 {
-    const assay_moe_config *config = block->config;
     const moe_results *r = &block->results;
     assay_status status = ASSAY_OK;
     block->shared = (moe_mlp){
-        .config = {.rows = block->tokens,
-                   .emb_dim = config->emb_dim,
-                   .mlp_dim = config->shared_mlp_dim,
-                   .activation = {config->activation, ASSAY_LINEAR}},
+        .config = assay_moe_shared_config(block->config, block->tokens),
+        .place = ASSAY_MLP_SHARED,
         .first_result = MOE_SHARED,
     };
     moe_mlp_needs needs = {.y = moe_wants_any_scale(r, MOE_Y), .dx = moe_wants_any_scale(r, MOE_DX)};
@@ -50,12 +47,12 @@ assay_status moe_shared_run(assay_context *ctx, moe_block *block)
     const moe_results *r = &block->results;
     assay_status status = ASSAY_OK;
     moe_rows rows = {.count = block->tokens, .x = block->x, .dy = block->dy};
-    bool gradients = block->need_dx || moe_uses_any(r, MOE_SHARED + MLP_GRADIENT, MLP_WEIGHTS);
-    bool any = block->need_y || gradients || moe_uses_any(r, MOE_SHARED, MLP_CHECKPOINTS);
+    bool gradients = block->need_dx || moe_uses_any(r, MOE_SHARED + MLP_GRADIENT, ASSAY_MLP_WEIGHTS);
+    bool any = block->need_y || gradients || moe_uses_any(r, MOE_SHARED, ASSAY_MLP_CHECKPOINTS);
     if (block->config->shared_mlp_dim == 0 || !any) return ASSAY_OK;
     TRY(alloc_shared(ctx, block, &rows));
     TRY(moe_mlp_read(ctx, &block->shared, block->in, 0));
-    TRY(moe_mlp_forward(ctx, &block->shared, block, &rows, block->need_y || moe_uses(r, MOE_SHARED + MLP_Y)));
+    TRY(moe_mlp_forward(ctx, &block->shared, block, &rows, block->need_y || moe_uses(r, MOE_SHARED + ASSAY_MLPWO)));
     TRY(moe_checkpoints_put(ctx, &block->checkpoints, &block->shared, r, -1, &rows));
     if (gradients) TRY(moe_mlp_backward(ctx, &block->shared, r, &rows));
     for (int precision = 0; precision < r->precision_count; precision++) TRY(gauge(ctx, block, &rows, precision));

@@ -37,6 +37,20 @@ void assay_gated_mlp_residuals_free(assay_gated_mlp_residuals *r)
     *r = (assay_gated_mlp_residuals){0};
 }
 
+assay_gated_mlp_weights assay_gated_mlp_weights_of(double *const weights[ASSAY_MLP_WEIGHTS])
+{
+    assay_gated_mlp_weights w;
+    for (int i = 0; i < ASSAY_MLP_WEIGHTS; i++) w.w[i] = weights[i];
+    return w;
+}
+
+assay_gated_mlp_gradients assay_gated_mlp_gradients_of(double *dx, double *const gradients[ASSAY_MLP_WEIGHTS])
+{
+    assay_gated_mlp_gradients g = {.dx = dx};
+    for (int i = 0; i < ASSAY_MLP_WEIGHTS; i++) g.g[i] = gradients[i];
+    return g;
+}
+
 static void add_bias(double *values, const double *bias, int64_t count)
 {
     for (int64_t i = 0; bias != NULL && i < count; i++) values[i] += bias[i];
@@ -66,11 +80,11 @@ assay_status assay_gated_mlp_up(assay_context *ctx, assay_gated_mlp_residuals *r
 {
     const bool gate = branch != ASSAY_BRANCH_UP, up = branch != ASSAY_BRANCH_GATE;
     assay_status status = ASSAY_OK;
-    if (config->fused) TRY(up_product(ctx, r->a, x, w->wi, r, config));
-    if (!config->fused && gate) TRY(up_product(ctx, r->a, x, w->wi_0, r, config));
-    if (!config->fused && up) TRY(up_product(ctx, r->b, x, w->wi_1, r, config));
-    if (gate) finish_branch(ctx, r->a, w->wi_0_bias, r, config);
-    if (up) finish_branch(ctx, r->b, w->wi_1_bias, r, config);
+    if (config->fused) TRY(up_product(ctx, r->a, x, w->w[ASSAY_MLP_WI], r, config));
+    if (!config->fused && gate) TRY(up_product(ctx, r->a, x, w->w[ASSAY_MLP_WI_0], r, config));
+    if (!config->fused && up) TRY(up_product(ctx, r->b, x, w->w[ASSAY_MLP_WI_1], r, config));
+    if (gate) finish_branch(ctx, r->a, w->w[ASSAY_MLP_WI_0_BIAS], r, config);
+    if (up) finish_branch(ctx, r->b, w->w[ASSAY_MLP_WI_1_BIAS], r, config);
 cleanup:
     return status;
 }
@@ -94,12 +108,12 @@ assay_status assay_gated_mlp_down(assay_context *ctx, double *y, const assay_gat
 {
     assay_status status = ASSAY_OK;
     const int64_t rows = config->rows, dim = config->emb_dim, hidden = config->mlp_dim;
-    assay_matmul_args down = assay_product_ab(y, r->h, w->wo, rows, dim, hidden);
+    assay_matmul_args down = assay_product_ab(y, r->h, w->w[ASSAY_MLP_WO], rows, dim, hidden);
     down.kind = ASSAY_PRODUCT_LINEAR;
     TRY(assay_matmul(ctx, &down));
-    if (w->wo_bias != NULL) {
+    if (w->w[ASSAY_MLP_WO_BIAS] != NULL) {
 #pragma omp parallel for num_threads(ctx->threads)
-        for (int64_t row = 0; row < rows; row++) add_bias(y + row * dim, w->wo_bias, dim);
+        for (int64_t row = 0; row < rows; row++) add_bias(y + row * dim, w->w[ASSAY_MLP_WO_BIAS], dim);
     }
 cleanup:
     return status;
@@ -128,7 +142,8 @@ static assay_status weight_gradient(assay_context *ctx, double *out, const doubl
 static assay_status hidden_gradient(assay_context *ctx, double *dh, int64_t ld, const double *dy,
                                     const assay_gated_mlp_weights *w, const assay_gated_mlp_config *config)
 {
-    assay_matmul_args args = assay_product_abt(dh, dy, w->wo, config->rows, config->mlp_dim, config->emb_dim);
+    assay_matmul_args args =
+        assay_product_abt(dh, dy, w->w[ASSAY_MLP_WO], config->rows, config->mlp_dim, config->emb_dim);
     args.ldc = ld;
     args.kind = ASSAY_PRODUCT_LINEAR;
     return assay_matmul(ctx, &args);
@@ -142,7 +157,8 @@ static assay_status input_gradient(assay_context *ctx, double *dx, const double 
     assay_status status = ASSAY_OK;
     const int64_t rows = config->rows, dim = config->emb_dim, hidden = config->mlp_dim;
     double *through_b = NULL;
-    assay_matmul_args args = assay_product_abt(dx, da, config->fused ? w->wi : w->wi_0, rows, dim, hidden);
+    assay_matmul_args args =
+        assay_product_abt(dx, da, config->fused ? w->w[ASSAY_MLP_WI] : w->w[ASSAY_MLP_WI_0], rows, dim, hidden);
     args.lda = r->ld;
     args.ldb = r->ld;
     args.kind = ASSAY_PRODUCT_LINEAR;
@@ -150,7 +166,7 @@ static assay_status input_gradient(assay_context *ctx, double *dx, const double 
     TRY(assay_matmul(ctx, &args));
     args.c = through_b;
     args.a = db;
-    args.b = config->fused ? w->wi + hidden : w->wi_1;
+    args.b = config->fused ? w->w[ASSAY_MLP_WI] + hidden : w->w[ASSAY_MLP_WI_1];
     TRY(assay_matmul(ctx, &args));
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t row = 0; row < rows; row++) {
@@ -185,8 +201,10 @@ static void round_rows(const assay_context *ctx, double *values, int64_t ld, con
 
 static bool wants_beyond_gate(const assay_gated_mlp_gradients *g)
 {
-    return g->dx != NULL || g->dwi != NULL || g->dwi_0 != NULL || g->dwi_1 != NULL || g->dwi_0_bias != NULL ||
-           g->dwi_1_bias != NULL;
+    bool wants = g->dx != NULL;
+    for (int weight = 0; weight < ASSAY_MLP_WEIGHTS; weight++)
+        wants |= g->g[weight] != NULL && weight != ASSAY_MLP_WO && weight != ASSAY_MLP_WO_BIAS;
+    return wants;
 }
 
 /* Everything that comes from da and db. */
@@ -206,11 +224,11 @@ static assay_status backward_beyond_gate(assay_context *ctx, const assay_gated_m
     gate_gradient(ctx, da, db, g->dh != NULL ? g->dh : da, g->dh != NULL ? hidden : r->ld, r, config);
     round_rows(ctx, da, r->ld, config);
     round_rows(ctx, db, r->ld, config);
-    TRY(weight_gradient(ctx, g->dwi, x, dim, da, 2 * hidden, r->ld, rows));
-    TRY(weight_gradient(ctx, g->dwi_0, x, dim, da, hidden, r->ld, rows));
-    TRY(weight_gradient(ctx, g->dwi_1, x, dim, db, hidden, r->ld, rows));
-    if (g->dwi_0_bias != NULL) assay_column_sums(ctx, g->dwi_0_bias, rows, hidden, r->ld, da);
-    if (g->dwi_1_bias != NULL) assay_column_sums(ctx, g->dwi_1_bias, rows, hidden, r->ld, db);
+    TRY(weight_gradient(ctx, g->g[ASSAY_MLP_WI], x, dim, da, 2 * hidden, r->ld, rows));
+    TRY(weight_gradient(ctx, g->g[ASSAY_MLP_WI_0], x, dim, da, hidden, r->ld, rows));
+    TRY(weight_gradient(ctx, g->g[ASSAY_MLP_WI_1], x, dim, db, hidden, r->ld, rows));
+    if (g->g[ASSAY_MLP_WI_0_BIAS] != NULL) assay_column_sums(ctx, g->g[ASSAY_MLP_WI_0_BIAS], rows, hidden, r->ld, da);
+    if (g->g[ASSAY_MLP_WI_1_BIAS] != NULL) assay_column_sums(ctx, g->g[ASSAY_MLP_WI_1_BIAS], rows, hidden, r->ld, db);
     if (g->dx != NULL) TRY(input_gradient(ctx, g->dx, da, db, r, w, config));
 cleanup:
     free(da);
@@ -223,8 +241,8 @@ assay_status assay_gated_mlp_backward(assay_context *ctx, const assay_gated_mlp_
 {
     assay_status status = ASSAY_OK;
     const int64_t rows = config->rows, dim = config->emb_dim, hidden = config->mlp_dim;
-    TRY(weight_gradient(ctx, g->dwo, r->h, hidden, dy, dim, dim, rows));
-    if (g->dwo_bias != NULL) assay_column_sums(ctx, g->dwo_bias, rows, dim, dim, dy);
+    TRY(weight_gradient(ctx, g->g[ASSAY_MLP_WO], r->h, hidden, dy, dim, dim, rows));
+    if (g->g[ASSAY_MLP_WO_BIAS] != NULL) assay_column_sums(ctx, g->g[ASSAY_MLP_WO_BIAS], rows, dim, dim, dy);
     if (g->dh != NULL) {
         TRY(hidden_gradient(ctx, g->dh, hidden, dy, w, config));
         round_rows(ctx, g->dh, hidden, config);

@@ -1,6 +1,6 @@
 /* Gated MLP (SPEC 7; MaxText layers/linears.py MlpBlock and moe.py apply_ffn_activation).
  *
- * x [rows,D]; wi_0, wi_1 [D,H]; wo [H,D]; biases [H], [H], [D] or NULL -> y [rows,D]; keeps a, b, h [rows,H].
+ * x [rows,D]; weights as in the table below; -> y [rows,D]; keeps a, b, h [rows,H].
  *   a = x wi_0 + wi_0_bias;  b = x wi_1 + wi_1_bias;  h = glu(a, b);  y = h wo + wo_bias
  *   glu plain:    act_0(a) * act_1(b)
  *   glu gpt_oss:  a' = min(a, limit), b' = clip(b, -limit, limit): a' * sigmoid(1.702 a') * (b' + 1)
@@ -13,6 +13,7 @@
 #define ASSAY_OPS_GATED_MLP_H
 
 #include "oracle/arithmetic/precision.h"
+#include "oracle/base/tensor_table.h"
 #include "oracle/ops/activation.h"
 
 typedef enum assay_glu { ASSAY_GLU_PLAIN, ASSAY_GLU_GPT_OSS, ASSAY_GLU_CLAMPED } assay_glu;
@@ -25,12 +26,44 @@ typedef struct assay_gated_mlp_config {
     bool fused;
 } assay_gated_mlp_config;
 
+/* The weights. Not fused: wi_0, wi_1; fused: wi. Biases may be there or not. */
+typedef enum assay_mlp_weight {
+    ASSAY_MLP_WI,        /* [D,2H] */
+    ASSAY_MLP_WI_0,      /* [D,H] */
+    ASSAY_MLP_WI_1,      /* [D,H] */
+    ASSAY_MLP_WI_0_BIAS, /* [H] */
+    ASSAY_MLP_WI_1_BIAS, /* [H] */
+    ASSAY_MLP_WO,        /* [H,D] */
+    ASSAY_MLP_WO_BIAS,   /* [D] */
+    ASSAY_MLP_WEIGHTS
+} assay_mlp_weight;
+
+/* What is worth keeping, by its checkpoint name; likewise. */
+typedef enum assay_mlp_checkpoint {
+    ASSAY_MLPWI,   /* [rows,2H]: a and b */
+    ASSAY_MLPWI_0, /* [rows,H]: a */
+    ASSAY_MLPWI_1, /* [rows,H]: b */
+    ASSAY_MLPWO,   /* [rows,D]: y */
+    ASSAY_MLP_CHECKPOINTS
+} assay_mlp_checkpoint;
+
+/* Which MLP it is; its tensors are called by that. */
+typedef enum assay_mlp_place { ASSAY_MLP_DENSE, ASSAY_MLP_ROUTED, ASSAY_MLP_SHARED, ASSAY_MLP_PLACES } assay_mlp_place;
+
+/* One row each, at the sizes of the configuration: of routed experts those of one. A checkpoint's axes are the last
+ * one, [H]. Without a name: what the configuration does not have, and everything where mlp_dim is 0. */
+assay_tensor_row assay_mlp_weight_row(const assay_gated_mlp_config *config, assay_mlp_place place, int weight);
+assay_tensor_row assay_mlp_checkpoint_row(const assay_gated_mlp_config *config, assay_mlp_place place, int checkpoint);
+/* "checkpoints/moe_mlpwi_0" and the numbers of a row of it; 0: there is no such checkpoint. */
+int64_t assay_mlp_checkpoint_path(const assay_gated_mlp_config *config, assay_mlp_place place, int checkpoint,
+                                  char path[ASSAY_PATH_SIZE]);
+assay_tensor_table assay_mlp_weight_table(const assay_gated_mlp_config *config, assay_mlp_place place);
+
 typedef struct assay_gated_mlp_weights {
-    const double *wi;                              /* [D,2H] when fused, else NULL */
-    const double *wi_0, *wi_1;                     /* [D,H] when not fused, else NULL */
-    const double *wo;                              /* [H,D] */
-    const double *wi_0_bias, *wi_1_bias, *wo_bias; /* or NULL */
+    const double *w[ASSAY_MLP_WEIGHTS]; /* NULL: not there */
 } assay_gated_mlp_weights;
+
+assay_gated_mlp_weights assay_gated_mlp_weights_of(double *const weights[ASSAY_MLP_WEIGHTS]);
 
 /* What forward keeps for backward. a and b are after bias and before the clamp; rows are `ld` apart. In the fused form
  * a and b are the two halves of one [rows,2H] buffer. */
@@ -61,14 +94,12 @@ assay_status assay_gated_mlp_forward(assay_context *ctx, double *y, assay_gated_
 
 /* Results of backward; a NULL one is skipped with the work that only it needs. All are overwritten. */
 typedef struct assay_gated_mlp_gradients {
-    double *dx;                      /* [rows,D] */
-    double *dwi;                     /* [D,2H] when fused */
-    double *dwi_0, *dwi_1;           /* [D,H] when not fused */
-    double *dwo;                     /* [H,D] */
-    double *dwi_0_bias, *dwi_1_bias; /* [H] */
-    double *dwo_bias;                /* [D] */
-    double *dh;                      /* [rows,H]: dy wo^T, for the gradient of a routing weight: see moe */
+    double *dx;                   /* [rows,D] */
+    double *g[ASSAY_MLP_WEIGHTS]; /* of the weights, laid out as these */
+    double *dh;                   /* [rows,H]: dy wo^T, for the gradient of a routing weight: see moe */
 } assay_gated_mlp_gradients;
+
+assay_gated_mlp_gradients assay_gated_mlp_gradients_of(double *dx, double *const gradients[ASSAY_MLP_WEIGHTS]);
 
 assay_status assay_gated_mlp_backward(assay_context *ctx, const assay_gated_mlp_gradients *g, const double *dy,
                                       const assay_gated_mlp_residuals *r, const double *x,

@@ -118,8 +118,10 @@ static assay_status forward(assay_context *ctx, const gauge *g)
 {
     assay_status status = ASSAY_OK;
     const assay_gated_mlp_weights *w = g->w;
-    TRY(project(ctx, g, g->va, g->config->fused ? w->wi : w->wi_0, w->wi_0_bias));
-    TRY(project(ctx, g, g->vb, g->config->fused ? w->wi + g->hidden : w->wi_1, w->wi_1_bias));
+    TRY(project(ctx, g, g->va, g->config->fused ? w->w[ASSAY_MLP_WI] : w->w[ASSAY_MLP_WI_0],
+                w->w[ASSAY_MLP_WI_0_BIAS]));
+    TRY(project(ctx, g, g->vb, g->config->fused ? w->w[ASSAY_MLP_WI] + g->hidden : w->w[ASSAY_MLP_WI_1],
+                w->w[ASSAY_MLP_WI_1_BIAS]));
     copy_out(g->v->a, g->va, g->size);
     copy_out(g->v->b, g->vb, g->size);
     store_rows(g, g->r->a, g->va);
@@ -128,8 +130,9 @@ static assay_status forward(assay_context *ctx, const gauge *g)
     copy_out(g->v->h, g->vh, g->size);
     store(g, g->size, g->r->h, g->vh);
     if (g->v->y != NULL) {
-        const assay_matmul_args args = assay_product_ab(g->v->y, g->r->h, w->wo, g->rows, g->dim, g->hidden);
-        TRY(biased_product(ctx, g, &args, g->vh, w->wo_bias));
+        const assay_matmul_args args =
+            assay_product_ab(g->v->y, g->r->h, w->w[ASSAY_MLP_WO], g->rows, g->dim, g->hidden);
+        TRY(biased_product(ctx, g, &args, g->vh, w->w[ASSAY_MLP_WO_BIAS]));
     }
 cleanup:
     return status;
@@ -138,7 +141,7 @@ cleanup:
 static assay_status hidden_gradient(assay_context *ctx, const gauge *g)
 {
     assay_status status = ASSAY_OK;
-    assay_matmul_args args = assay_product_abt(g->dh, g->dy, g->w->wo, g->rows, g->hidden, g->dim);
+    assay_matmul_args args = assay_product_abt(g->dh, g->dy, g->w->w[ASSAY_MLP_WO], g->rows, g->hidden, g->dim);
     TRY(assay_matmul(ctx, &args));
     args.c = g->vdh;
     TRY(assay_gauge_matmul(ctx, g->precision, &args, g->variance_dy, NULL));
@@ -236,8 +239,8 @@ cleanup:
 static assay_status input_gradient(assay_context *ctx, const gauge *g)
 {
     assay_status status = ASSAY_OK;
-    const double *wi_0 = g->config->fused ? g->w->wi : g->w->wi_0;
-    const double *wi_1 = g->config->fused ? g->w->wi + g->hidden : g->w->wi_1;
+    const double *wi_0 = g->config->fused ? g->w->w[ASSAY_MLP_WI] : g->w->w[ASSAY_MLP_WI_0];
+    const double *wi_1 = g->config->fused ? g->w->w[ASSAY_MLP_WI] + g->hidden : g->w->w[ASSAY_MLP_WI_1];
     double *through_b = NULL, *dx = g->v->gradients.dx;
     assay_matmul_args args = assay_product_abt(dx, g->da, wi_0, g->rows, g->dim, g->hidden);
     args.ldb = g->r->ld;
@@ -262,14 +265,14 @@ static assay_status backward(assay_context *ctx, const gauge *g)
     TRY(hidden_gradient(ctx, g));
     gate_gradient(ctx, g);
     for (int64_t i = 0; g->v->weighted != NULL && i < g->size; i++) g->vh[i] += g->v->weighted[i];
-    TRY(weight_gradient(ctx, g, out->dwo, dim, g->r->h, g->vh, hidden, g->dy, g->variance_dy, dim));
-    TRY(bias_gradient(ctx, g, out->dwo_bias, g->dy, g->variance_dy, dim));
-    double *dwi_0 = out->dwi != NULL ? out->dwi : out->dwi_0;
-    double *dwi_1 = out->dwi != NULL ? out->dwi + hidden : out->dwi_1;
+    TRY(weight_gradient(ctx, g, out->g[ASSAY_MLP_WO], dim, g->r->h, g->vh, hidden, g->dy, g->variance_dy, dim));
+    TRY(bias_gradient(ctx, g, out->g[ASSAY_MLP_WO_BIAS], g->dy, g->variance_dy, dim));
+    double *dwi_0 = out->g[ASSAY_MLP_WI] != NULL ? out->g[ASSAY_MLP_WI] : out->g[ASSAY_MLP_WI_0];
+    double *dwi_1 = out->g[ASSAY_MLP_WI] != NULL ? out->g[ASSAY_MLP_WI] + hidden : out->g[ASSAY_MLP_WI_1];
     TRY(weight_gradient(ctx, g, dwi_0, g->r->ld, g->x, g->v->x, dim, g->da, g->vda, hidden));
     TRY(weight_gradient(ctx, g, dwi_1, g->r->ld, g->x, g->v->x, dim, g->db, g->vdb, hidden));
-    TRY(bias_gradient(ctx, g, out->dwi_0_bias, g->da, g->vda, hidden));
-    TRY(bias_gradient(ctx, g, out->dwi_1_bias, g->db, g->vdb, hidden));
+    TRY(bias_gradient(ctx, g, out->g[ASSAY_MLP_WI_0_BIAS], g->da, g->vda, hidden));
+    TRY(bias_gradient(ctx, g, out->g[ASSAY_MLP_WI_1_BIAS], g->db, g->vdb, hidden));
     if (out->dx != NULL) TRY(input_gradient(ctx, g));
 cleanup:
     return status;

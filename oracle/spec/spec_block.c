@@ -11,24 +11,6 @@ void spec_block_free(spec_block *block)
     free(block->y);
 }
 
-static assay_status read_shared(assay_context *ctx, const spec_tensors *in, spec_block *block)
-{
-    const assay_moe_config *config = block->config;
-    assay_status status = ASSAY_OK;
-    int64_t dim = config->emb_dim, width = config->shared_mlp_dim;
-    block->shared = (spec_mlp){.emb_dim = dim,
-                               .mlp_dim = width,
-                               .ld = width,
-                               .activation = {config->activation, ASSAY_LINEAR},
-                               .glu = ASSAY_GLU_PLAIN};
-    if (width == 0) return ASSAY_OK;
-    TRY(spec_read(ctx, in, "weights/shared_experts/wi_0/kernel", dim * width, &block->shared.wi_0));
-    TRY(spec_read(ctx, in, "weights/shared_experts/wi_1/kernel", dim * width, &block->shared.wi_1));
-    TRY(spec_read(ctx, in, "weights/shared_experts/wo/kernel", width * dim, &block->shared.wo));
-cleanup:
-    return status;
-}
-
 assay_status spec_block_read(assay_context *ctx, const assay_moe_config *config, const spec_tensors *in,
                              spec_block *block)
 {
@@ -43,17 +25,18 @@ assay_status spec_block_read(assay_context *ctx, const assay_moe_config *config,
                             (long long)rows, (long long)last, (long long)tokens, (long long)dim);
         goto cleanup;
     }
-    if (config->fused_weights) {
-        TRY(spec_read(ctx, in, "weights/wi", experts * dim * 2 * width, &block->wi));
-    } else {
-        TRY(spec_read(ctx, in, "weights/wi_0", experts * dim * width, &block->wi_0));
-        TRY(spec_read(ctx, in, "weights/wi_1", experts * dim * width, &block->wi_1));
-    }
-    TRY(spec_read(ctx, in, "weights/wo", experts * width * dim, &block->wo));
-    TRY(spec_read_optional(ctx, in, "weights/wi_0_bias", experts * width, &block->wi_0_bias));
-    TRY(spec_read_optional(ctx, in, "weights/wi_1_bias", experts * width, &block->wi_1_bias));
-    TRY(spec_read_optional(ctx, in, "weights/wo_bias", experts * dim, &block->wo_bias));
-    TRY(read_shared(ctx, in, block));
+    block->experts.config = (assay_gated_mlp_config){.emb_dim = dim,
+                                                     .mlp_dim = width,
+                                                     .activation = {config->activation, ASSAY_LINEAR},
+                                                     .glu = config->glu,
+                                                     .limit = config->limit,
+                                                     .fused = config->fused_weights};
+    block->shared.config = (assay_gated_mlp_config){
+        .emb_dim = dim, .mlp_dim = config->shared_mlp_dim, .activation = {config->activation, ASSAY_LINEAR}};
+    const assay_tensor_table expert_weights = assay_mlp_weight_table(&block->experts.config, ASSAY_MLP_ROUTED);
+    const assay_tensor_table shared_weights = assay_mlp_weight_table(&block->shared.config, ASSAY_MLP_SHARED);
+    TRY(spec_read_weights(ctx, &expert_weights, in, experts, block->experts.w));
+    TRY(spec_read_weights(ctx, &shared_weights, in, 1, block->shared.w));
     TRY(spec_alloc(ctx, dim, &block->token));
     TRY(spec_alloc(ctx, scratch, &block->a));
     TRY(spec_alloc(ctx, scratch, &block->b));
@@ -65,20 +48,11 @@ cleanup:
 
 void spec_block_expert(const spec_block *block, const spec_quad *x, int64_t e)
 {
-    const assay_moe_config *config = block->config;
-    int64_t dim = config->emb_dim, width = config->moe_mlp_dim;
-    spec_mlp expert = {.emb_dim = dim,
-                       .mlp_dim = width,
-                       .ld = config->fused_weights ? 2 * width : width,
-                       .wi_0 = config->fused_weights ? block->wi + e * dim * 2 * width : block->wi_0 + e * dim * width,
-                       .wo = block->wo + e * width * dim,
-                       .activation = {config->activation, ASSAY_LINEAR},
-                       .glu = config->glu,
-                       .limit = config->limit};
-    expert.wi_1 = config->fused_weights ? expert.wi_0 + width : block->wi_1 + e * dim * width;
-    if (block->wi_0_bias != NULL) expert.wi_0_bias = block->wi_0_bias + e * width;
-    if (block->wi_1_bias != NULL) expert.wi_1_bias = block->wi_1_bias + e * width;
-    if (block->wo_bias != NULL) expert.wo_bias = block->wo_bias + e * dim;
+    spec_mlp expert = block->experts;
+    for (int weight = 0; weight < ASSAY_MLP_WEIGHTS; weight++) {
+        const assay_tensor_row row = assay_mlp_weight_row(&expert.config, ASSAY_MLP_ROUTED, weight);
+        if (expert.w[weight] != NULL) expert.w[weight] += e * assay_tensor_row_count(&row);
+    }
     spec_mlp_row(&expert, x, block->a, block->b, block->h, block->y);
 }
 

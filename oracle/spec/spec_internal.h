@@ -37,17 +37,27 @@ void spec_scores(assay_score_func f, int64_t count, const spec_quad *logits, spe
 void spec_vector_matrix(int64_t rows, int64_t columns, const spec_quad *x, const spec_quad *w, int64_t ld,
                         spec_quad *y);
 
-/* The gated MLP of one row. wi_0 and wi_1 have rows `ld` apart: 2H where they are halves of one matrix. */
+/* The weights of a table; NULL: it is not there, which of a bias alone is no error. `experts`: each tensor has so many of
+ * them one after the other. */
+assay_status spec_read_weights(assay_context *ctx, const assay_tensor_table *table, const spec_tensors *in,
+                               int64_t experts, const spec_quad **weights);
+
+/* The gated MLP of one row. */
 typedef struct spec_mlp {
-    int64_t emb_dim, mlp_dim, ld;
-    const spec_quad *wi_0, *wi_1, *wo;
-    const spec_quad *wi_0_bias, *wi_1_bias, *wo_bias; /* or NULL */
-    assay_activation activation[2];
-    assay_glu glu;
-    double limit;
+    assay_gated_mlp_config config; /* rows is nothing to it */
+    const spec_quad *w[ASSAY_MLP_WEIGHTS];
 } spec_mlp;
 /* a, b, h [H] and y [D] are written. */
 void spec_mlp_row(const spec_mlp *mlp, const spec_quad *x, spec_quad *a, spec_quad *b, spec_quad *h, spec_quad *y);
+
+/* checkpoints/ of a gated MLP, [rows,width]: a, b and y, with fused weights also a and b side by side; NULL: none. */
+typedef struct spec_mlp_checkpoints {
+    spec_quad *values[ASSAY_MLP_CHECKPOINTS];
+} spec_mlp_checkpoints;
+assay_status spec_add_mlp_checkpoints(assay_context *ctx, spec_tensors *out, const assay_gated_mlp_config *config,
+                                      assay_mlp_place place, const assay_shape *rows, spec_mlp_checkpoints *added);
+void spec_keep_mlp(const spec_mlp_checkpoints *to, const assay_gated_mlp_config *config, int64_t row,
+                   const spec_quad *a, const spec_quad *b, const spec_quad *y);
 
 /* order [count]: positions of `keys` sorted ascending, equal keys in their order; sizes [groups]: how many of each. */
 void spec_sort_by_expert(int64_t count, const int32_t *keys, int64_t groups, int32_t *order, int32_t *sizes);
@@ -122,8 +132,7 @@ assay_shape spec_spread_shape(const spec_spread *spread, int64_t last);
 typedef struct spec_block {
     const assay_moe_config *config;
     const spec_tensor *x;
-    const spec_quad *wi, *wi_0, *wi_1, *wo, *wi_0_bias, *wi_1_bias, *wo_bias; /* of all experts; NULL where absent */
-    spec_mlp shared;
+    spec_mlp experts, shared;         /* the weights of all experts */
     const spec_quad *weights;         /* [T,K] */
     const int32_t *selected;          /* [T,K] */
     const bool *dropped;              /* [T,K], or NULL */

@@ -143,6 +143,23 @@ assay_status spec_read_optional(assay_context *ctx, const spec_tensors *in, cons
     return spec_tensors_find(in, path) == NULL ? ASSAY_OK : spec_read(ctx, in, path, count, values);
 }
 
+assay_status spec_read_weights(assay_context *ctx, const assay_tensor_table *table, const spec_tensors *in,
+                               int64_t experts, const spec_quad **weights)
+{
+    assay_status status = ASSAY_OK;
+    for (int i = 0; i < table->count; i++) {
+        const assay_tensor_row *row = &table->rows[i];
+        const int64_t count = experts * assay_tensor_row_count(row);
+        char path[ASSAY_PATH_SIZE];
+        weights[i] = NULL;
+        if (row->name == NULL) continue;
+        assay_tensor_path("weights/", "", row, path);
+        TRY((row->kind == ASSAY_BIAS ? spec_read_optional : spec_read)(ctx, in, path, count, &weights[i]));
+    }
+cleanup:
+    return status;
+}
+
 assay_status spec_read_indices(assay_context *ctx, const spec_tensors *in, const char *path, int64_t count,
                                const int32_t **indices)
 {

@@ -1,7 +1,6 @@
 #include "tests/support/test_tensors.h"
 
 #include <fnmatch.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,7 +8,7 @@ static assay_status add(assay_context *ctx, test_tensors *tensors, const char *p
                         assay_tensor **added)
 {
     assay_tensor_spec spec = {.type = type, .shape = assay_shape_of(1, count)};
-    snprintf(spec.path, sizeof spec.path, "%s", path);
+    assay_tensor_call(&spec, path);
     return assay_tensor_set_add(ctx, &tensors->set, &spec, added);
 }
 

@@ -1,6 +1,5 @@
 /* What the batch-split schedule holds in memory, and what it leaves to the spill file. */
 #include <malloc.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -147,13 +146,4 @@ TEST(residuals_are_offloaded)
     assert_true(layer_case_get(&out, "remat/bytes_kept")->values[0] == others);
     assay_tensor_set_free(&out.set);
     layer_case_free(&c);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(weights_of_two_layers_at_a_time),
-        cmocka_unit_test(residuals_are_offloaded),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,5 @@
 /* Rematerialisation over a stack of four layers: whatever the policy, the same bits of every result; and the report is
  * what the sizes say. */
-#include <string.h>
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/layer/tests/layer_case.h"
@@ -155,11 +154,4 @@ TEST(test_report)
         assert_true(none.operations_recomputed - one.operations_recomputed == expected);
     }
     layer_case_free(&c);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_same_bits), cmocka_unit_test(test_forms),
-                                       cmocka_unit_test(test_report)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,7 +1,6 @@
 /* Low-precision implementations of the block over a mesh: their spread is that which one device's error scales expect.
  */
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "oracle/arithmetic/emulated.h"
@@ -99,10 +98,4 @@ TEST(test_spread)
             moe_case_free(&c);
         }
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_stores), cmocka_unit_test(test_spread)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -31,7 +31,4 @@ void moe_case_assert_same(const test_tensors *actual, const test_tensors *expect
 /* Within relative * the largest value of the tensor. */
 void moe_case_assert_close(const test_tensors *actual, const test_tensors *expected, const char *path, double relative);
 
-double moe_case_uniform(uint64_t *state); /* in (-1,1) */
-double moe_case_normal(uint64_t *state);
-
 #endif

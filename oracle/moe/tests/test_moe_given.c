@@ -1,9 +1,7 @@
 /* Checkpoints that the source gives are used in place of the products that make them, and change no bit. */
-#include <stdio.h>
 #include <string.h>
 
 #include "oracle/arithmetic/arithmetic.h"
-#include "oracle/base/memory.h"
 #include "oracle/moe/tests/moe_case.h"
 #include "tests/support/assay_test.h"
 
@@ -93,10 +91,4 @@ TEST(test_used)
         assay_tensor_set_free(&whole.set);
         moe_case_free(&c);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_same_bits), cmocka_unit_test(test_used)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

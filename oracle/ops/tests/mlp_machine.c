@@ -85,14 +85,14 @@ static void run_forward(const mlp_machine *m, const mlp_problem *p, mlp_results 
         for (int64_t j = 0; j < hidden; j++) {
             const int64_t i = row * hidden + j;
             double u, du, v, dv;
-            out->a[i] = with_bias(m, dot(m, dim, x, 1, p->part[MLP_WI_0] + j, hidden), p->w.wi_0_bias, j);
-            out->b[i] = with_bias(m, dot(m, dim, x, 1, p->part[MLP_WI_1] + j, hidden), p->w.wi_1_bias, j);
+            out->a[i] = with_bias(m, dot(m, dim, x, 1, p->part[MLP_WI_0] + j, hidden), p->w.w[ASSAY_MLP_WI_0_BIAS], j);
+            out->b[i] = with_bias(m, dot(m, dim, x, 1, p->part[MLP_WI_1] + j, hidden), p->w.w[ASSAY_MLP_WI_1_BIAS], j);
             factors(&p->config, out->a[i], out->b[i], &u, &du, &v, &dv);
             out->h[i] = store(m, single(u * v));
         }
         for (int64_t d = 0; d < dim; d++) {
             double product = dot(m, hidden, out->h + row * hidden, 1, p->part[MLP_WO] + d, dim);
-            out->y[row * dim + d] = with_bias(m, product, p->w.wo_bias, d);
+            out->y[row * dim + d] = with_bias(m, product, p->w.w[ASSAY_MLP_WO_BIAS], d);
         }
     }
 }

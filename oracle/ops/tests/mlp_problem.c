@@ -9,7 +9,7 @@
 static void place_parts(mlp_problem *p)
 {
     const int64_t rows = p->config.rows, dim = p->config.emb_dim, hidden = p->config.mlp_dim;
-    const int64_t size[MLP_PARTS] = {rows * dim, dim * hidden, dim * hidden, hidden * dim, hidden, hidden, dim};
+    const int64_t size[MLP_PARTS] = {rows * dim, dim * hidden, dim * hidden, hidden, hidden, hidden * dim, dim};
     memcpy(p->size, size, sizeof size);
     for (int i = 0; i < MLP_PARTS; i++) p->count += size[i];
     p->part[0] = test_nans(p->count);
@@ -43,7 +43,7 @@ void mlp_problem_make(assay_context *ctx, mlp_problem *p, const assay_gated_mlp_
     *p = (mlp_problem){.config = *config, .biased = biased};
     place_parts(p);
     const double wi_scale = 1 / sqrt((double)dim), wo_scale = 1 / sqrt((double)hidden);
-    const double scale[MLP_PARTS] = {1, wi_scale, wi_scale, wo_scale, 0.5, 0.5, 0.5};
+    const double scale[MLP_PARTS] = {1, wi_scale, wi_scale, 0.5, 0.5, wo_scale, 0.5};
     for (int i = 0; i < MLP_PARTS; i++) test_fill(&seed, scale[i], grid, p->size[i], p->part[i]);
     p->dy = test_normals(&seed, 1, grid, rows * dim);
     p->y = test_nans(rows * dim);
@@ -51,22 +51,13 @@ void mlp_problem_make(assay_context *ctx, mlp_problem *p, const assay_gated_mlp_
     p->wi = test_nans(2 * dim * hidden);
     p->dwi = test_nans(2 * dim * hidden);
     join(p->wi, p->part[MLP_WI_0], p->part[MLP_WI_1], dim, hidden);
-    p->w = (assay_gated_mlp_weights){.wi = config->fused ? p->wi : NULL,
-                                     .wi_0 = config->fused ? NULL : p->part[MLP_WI_0],
-                                     .wi_1 = config->fused ? NULL : p->part[MLP_WI_1],
-                                     .wo = p->part[MLP_WO],
-                                     .wi_0_bias = biased ? p->part[MLP_WI_0_BIAS] : NULL,
-                                     .wi_1_bias = biased ? p->part[MLP_WI_1_BIAS] : NULL,
-                                     .wo_bias = biased ? p->part[MLP_WO_BIAS] : NULL};
-    p->g = (assay_gated_mlp_gradients){.dx = p->gradient[MLP_X],
-                                       .dwi = config->fused ? p->dwi : NULL,
-                                       .dwi_0 = config->fused ? NULL : p->gradient[MLP_WI_0],
-                                       .dwi_1 = config->fused ? NULL : p->gradient[MLP_WI_1],
-                                       .dwo = p->gradient[MLP_WO],
-                                       .dwi_0_bias = p->gradient[MLP_WI_0_BIAS],
-                                       .dwi_1_bias = p->gradient[MLP_WI_1_BIAS],
-                                       .dwo_bias = p->gradient[MLP_WO_BIAS],
-                                       .dh = p->dh};
+    for (int part = MLP_WI_0; part < MLP_PARTS; part++) {
+        const bool there = part <= MLP_WI_1 ? !config->fused : part == MLP_WO || biased;
+        p->w.w[mlp_weight_of(part)] = there ? p->part[part] : NULL;
+    }
+    if (config->fused) p->w.w[ASSAY_MLP_WI] = p->wi;
+    p->g = mlp_gradients_into(p, p->gradient, p->dwi);
+    p->g.dh = p->dh;
     assert_ok(ctx, assay_gated_mlp_residuals_alloc(ctx, &p->r, config));
     assay_fill_nan(p->r.storage, 3 * rows * hidden);
 }
@@ -91,17 +82,20 @@ void mlp_problem_run(assay_context *ctx, mlp_problem *p)
     mlp_problem_split(p, MLP_WI_0);
 }
 
+assay_gated_mlp_gradients mlp_gradients_into(const mlp_problem *p, double *const gradient[MLP_PARTS], double *dwi)
+{
+    assay_gated_mlp_gradients g = {.dx = gradient[MLP_X]};
+    for (int part = p->config.fused ? MLP_WI_0_BIAS : MLP_WI_0; part < MLP_PARTS; part++)
+        g.g[mlp_weight_of(part)] = gradient[part];
+    if (p->config.fused) g.g[ASSAY_MLP_WI] = dwi;
+    return g;
+}
+
 void mlp_problem_gradients_of(const mlp_problem *p, int part, assay_gated_mlp_gradients *g)
 {
-    *g = (assay_gated_mlp_gradients){.dx = part == MLP_X ? p->g.dx : NULL,
-                                     .dwi = part == MLP_WI_0 ? p->g.dwi : NULL,
-                                     .dwi_0 = part == MLP_WI_0 ? p->g.dwi_0 : NULL,
-                                     .dwi_1 = part == MLP_WI_1 ? p->g.dwi_1 : NULL,
-                                     .dwo = part == MLP_WO ? p->g.dwo : NULL,
-                                     .dwi_0_bias = part == MLP_WI_0_BIAS ? p->g.dwi_0_bias : NULL,
-                                     .dwi_1_bias = part == MLP_WI_1_BIAS ? p->g.dwi_1_bias : NULL,
-                                     .dwo_bias = part == MLP_WO_BIAS ? p->g.dwo_bias : NULL,
-                                     .dh = part < 0 ? p->g.dh : NULL};
+    *g = (assay_gated_mlp_gradients){.dx = part == MLP_X ? p->g.dx : NULL, .dh = part < 0 ? p->g.dh : NULL};
+    if (part > MLP_X) g->g[mlp_weight_of(part)] = p->g.g[mlp_weight_of(part)];
+    if (part == MLP_WI_0) g->g[ASSAY_MLP_WI] = p->g.g[ASSAY_MLP_WI];
 }
 
 void mlp_problem_split(mlp_problem *p, int part)

@@ -7,7 +7,12 @@
 #include "oracle/ops/gated_mlp.h"
 
 /* What is differentiated, in the order in which it lies in memory. */
-enum { MLP_X, MLP_WI_0, MLP_WI_1, MLP_WO, MLP_WI_0_BIAS, MLP_WI_1_BIAS, MLP_WO_BIAS, MLP_PARTS };
+enum { MLP_X, MLP_WI_0, MLP_WI_1, MLP_WI_0_BIAS, MLP_WI_1_BIAS, MLP_WO, MLP_WO_BIAS, MLP_PARTS };
+/* Of each but x the weight that it is; WI has no part of its own. */
+static inline int mlp_weight_of(int part)
+{
+    return part + ASSAY_MLP_WI_0 - MLP_WI_0;
+}
 
 typedef struct mlp_problem {
     assay_gated_mlp_config config;
@@ -30,6 +35,8 @@ void mlp_problem_free(mlp_problem *p);
 
 /* Forward and backward into outputs filled with NaN; dwi is taken apart into gradient[MLP_WI_0] and [MLP_WI_1]. */
 void mlp_problem_run(assay_context *ctx, mlp_problem *p);
+/* Every gradient into the place of its part; fused: dwi in the place of two. */
+assay_gated_mlp_gradients mlp_gradients_into(const mlp_problem *p, double *const gradient[MLP_PARTS], double *dwi);
 /* Only the gradient of `part` (fused: MLP_WI_0 stands for wi; MLP_WI_1 for nothing), or dh for -1. */
 void mlp_problem_gradients_of(const mlp_problem *p, int part, assay_gated_mlp_gradients *g);
 void mlp_problem_split(mlp_problem *p, int part); /* dwi after a run for `part` alone */

@@ -1,0 +1,128 @@
+#include "oracle/base/tensor_table.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "oracle/base/memory.h"
+
+assay_tensor_row assay_tensor_row_of(const assay_tensor_form *form, const void *config,
+                                     int64_t (*axis_size)(const void *config, char axis))
+{
+    assay_tensor_row row = {.name = form->name, .kind = form->kind, .fan_in = 1};
+    snprintf(row.axes, sizeof row.axes, "%s", form->axes);
+    for (const char *axis = row.axes; *axis != '\0'; axis++) {
+        const int64_t size = axis_size(config, *axis);
+        if (row.shape.rank < form->inputs) row.fan_in *= size;
+        row.shape.dims[row.shape.rank++] = size;
+    }
+    return row;
+}
+
+assay_tensor_row assay_tensor_row_below(const char *axes, const int64_t *dims, assay_tensor_row row)
+{
+    assay_tensor_row below = row;
+    const int more = (int)strlen(axes);
+    below.shape.rank = more + row.shape.rank;
+    for (int axis = 0; axis < below.shape.rank; axis++) {
+        below.axes[axis] = axis < more ? axes[axis] : row.axes[axis - more];
+        below.shape.dims[axis] = axis < more ? dims[axis] : row.shape.dims[axis - more];
+    }
+    below.axes[below.shape.rank] = '\0';
+    return below;
+}
+
+int64_t assay_tensor_row_count(const assay_tensor_row *row)
+{
+    return row->name == NULL ? 0 : assay_shape_count(&row->shape);
+}
+
+void assay_tensor_path(const char *root, const char *prefix, const assay_tensor_row *row, char path[ASSAY_PATH_SIZE])
+{
+    snprintf(path, ASSAY_PATH_SIZE, "%s%s%s%s", root, prefix, row->folder == NULL ? "" : row->folder, row->name);
+}
+
+assay_status assay_weights_alloc(assay_context *ctx, const assay_source *in, const char *prefix,
+                                 const assay_tensor_table *table, double **weights)
+{
+    assay_status status = ASSAY_OK;
+    for (int i = 0; i < table->count; i++) {
+        const assay_tensor_row *row = &table->rows[i];
+        char path[ASSAY_PATH_SIZE];
+        if (row->name == NULL) continue;
+        assay_tensor_path("weights/", prefix, row, path);
+        if (row->kind == ASSAY_BIAS && !in->has(in->self, path)) continue;
+        TRY(assay_alloc_f64(ctx, path, assay_tensor_row_count(row), &weights[i]));
+    }
+cleanup:
+    return status;
+}
+
+assay_status assay_weights_read(assay_context *ctx, const assay_source *in, const char *prefix,
+                                const assay_tensor_table *table, int64_t expert, double *const *weights)
+{
+    assay_status status = ASSAY_OK;
+    for (int i = 0; i < table->count; i++) {
+        const int64_t count = assay_tensor_row_count(&table->rows[i]);
+        char path[ASSAY_PATH_SIZE];
+        if (weights[i] == NULL) continue;
+        assay_tensor_path("weights/", prefix, &table->rows[i], path);
+        TRY(in->read(ctx, in->self, path, expert * count, count, weights[i]));
+    }
+cleanup:
+    return status;
+}
+
+static bool wants_gradient(const assay_sink *out, const char *prefix, const assay_tensor_row *row,
+                           char path[ASSAY_PATH_SIZE])
+{
+    assay_tensor_path("gradients/weights/", prefix, row, path);
+    return out->wants(out->self, path);
+}
+
+bool assay_wants_any_gradient(const assay_source *in, const assay_sink *out, const char *prefix,
+                              const assay_tensor_table *table)
+{
+    bool wants = false;
+    for (int i = 0; i < table->count; i++) {
+        char path[ASSAY_PATH_SIZE];
+        if (table->rows[i].name == NULL) continue;
+        assay_tensor_path("weights/", prefix, &table->rows[i], path);
+        wants |= in->has(in->self, path) && wants_gradient(out, prefix, &table->rows[i], path);
+    }
+    return wants;
+}
+
+assay_status assay_gradients_alloc(assay_context *ctx, const assay_sink *out, const char *prefix,
+                                   const assay_tensor_table *table, double *const *weights, double **gradients)
+{
+    assay_status status = ASSAY_OK;
+    for (int i = 0; i < table->count; i++) {
+        char path[ASSAY_PATH_SIZE];
+        if (weights[i] == NULL || !wants_gradient(out, prefix, &table->rows[i], path)) continue;
+        TRY(assay_alloc_f64(ctx, path, assay_tensor_row_count(&table->rows[i]), &gradients[i]));
+    }
+cleanup:
+    return status;
+}
+
+assay_status assay_gradients_write(assay_context *ctx, const assay_sink *out, const char *prefix,
+                                   const assay_tensor_table *table, double *const *gradients)
+{
+    assay_status status = ASSAY_OK;
+    for (int i = 0; i < table->count; i++) {
+        char path[ASSAY_PATH_SIZE];
+        if (gradients[i] == NULL || !wants_gradient(out, prefix, &table->rows[i], path)) continue;
+        TRY(out->write(ctx, out->self, path, assay_tensor_row_count(&table->rows[i]), gradients[i]));
+    }
+cleanup:
+    return status;
+}
+
+void assay_weights_free(const assay_tensor_table *table, double **weights)
+{
+    for (int i = 0; i < table->count; i++) {
+        free(weights[i]);
+        weights[i] = NULL;
+    }
+}
