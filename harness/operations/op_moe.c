@@ -1,4 +1,5 @@
 #include "harness/operations/op_support.h"
+#include "oracle/propagate/propagate_moe.h"
 
 /* A MoE block, and how it is spread over a mesh. */
 static assay_status configs_of(assay_context *ctx, const assay_case *c, spec_moe_config *config)
@@ -164,7 +165,7 @@ static assay_status run(assay_context *ctx, const assay_case *c, const assay_sou
     if (status != ASSAY_OK) return status;
     return assay_is_sharded(&config.moe, &config.sharding)
                ? assay_sharded_moe_run(ctx, &config.moe, &config.sharding, in, out)
-               : assay_moe_run(ctx, &config.moe, in, out, precisions, precision_count);
+               : assay_propagate_moe(ctx, &config.moe, in, out, precisions, precision_count);
 }
 
 assay_status assay_moe_run_weight_before_wo(assay_context *ctx, const assay_case *c, const assay_source *in,

@@ -7,6 +7,7 @@
 #include "harness/plan/inputs.h"
 #include "harness/tests/harness_test.h"
 #include "oracle/moe/routing_internal.h"
+#include "oracle/propagate/rules.h"
 
 /* A correct backend errs by some of these; 8 do not happen. */
 #define DEVIATIONS 8.0
@@ -50,8 +51,8 @@ static void read_router(assay_context *ctx, const assay_case *c, const assay_pre
                                      .k = r->dim};
         assert_ok(ctx, assay_matmul(ctx, &product));
         product.c = r->variance;
-        assert_ok(ctx, assay_gauge_matmul(ctx, precision, &product, NULL, NULL));
-        assay_gauge_store(precision->router, 0, r->tokens * r->experts, r->logits, r->variance);
+        assert_ok(ctx, assay_propagate_product(ctx, precision, false, &product, NULL, NULL));
+        assay_propagate_store(precision->router, 0, r->tokens * r->experts, r->logits, r->variance);
     }
     assay_inputs_close(&inputs);
     assay_tensor_list_free(&list);

@@ -223,7 +223,7 @@ void moe_half_plain(assay_context *ctx, moe_half *c, memory_store *plain)
         int32_t *to = memory_store_add_i32(&in, "routing/selected_experts", given->count);
         memcpy(to, given->indices, (size_t)given->count * sizeof *to);
     }
-    assert_ok(ctx, assay_moe_run(ctx, &config->moe, &source, &sink, NULL, 0));
+    assert_ok(ctx, assay_moe_run(ctx, &config->moe, &source, &sink, NULL));
     memory_store_free(&in);
     double *d_scale = memory_store_add(plain, "gradients/weights/post_norm", dim);
     double *dx = memory_store_find(plain, "gradients/inputs/x")->values;

@@ -121,7 +121,7 @@ void moe_case_run(assay_context *ctx, moe_case *c, memory_store *out, const assa
 {
     assay_source source = memory_store_source(&c->in);
     assay_sink sink = memory_store_sink(out);
-    assert_ok(ctx, assay_moe_run(ctx, &c->config, &source, &sink, precisions, count));
+    assert_ok(ctx, assay_propagate_moe(ctx, &c->config, &source, &sink, precisions, count));
 }
 
 const memory_tensor *moe_case_get(const memory_store *store, const char *path)

@@ -2,8 +2,8 @@
 #ifndef ASSAY_MOE_TESTS_MOE_CASE_H
 #define ASSAY_MOE_TESTS_MOE_CASE_H
 
-#include "oracle/moe/moe.h"
 #include "oracle/moe/tests/memory_store.h"
+#include "oracle/propagate/propagate_moe.h"
 
 typedef struct moe_case {
     assay_moe_config config;
