@@ -95,8 +95,7 @@ static void find_needs(moe_block *block)
     block->need_row_dx = block->need_dx || (block->llama4 && block->need_router_gradient);
     bool weights = moe_wants_any(r, MOE_ROUTED + MLP_GRADIENT, ASSAY_MLP_WEIGHTS);
     /* An observer sees what a gradient of the router comes of. */
-    block->need_backward =
-        block->need_row_dx || weights || (block->observer != NULL && block->need_router_gradient);
+    block->need_backward = block->need_row_dx || weights || (block->observer != NULL && block->need_router_gradient);
     block->need_forward =
         block->need_y || block->need_router_gradient || weights || moe_wants_any(r, MOE_ROUTED, ASSAY_MLP_CHECKPOINTS);
 }

@@ -68,7 +68,7 @@ typedef struct moe_mlp {
     double *weights[ASSAY_MLP_WEIGHTS], *gradients[ASSAY_MLP_WEIGHTS];
     assay_gated_mlp_residuals residuals;
     bool given[ASSAY_MLP_CHECKPOINTS]; /* the source has it */
-    double *dh;                  /* [rows,H], for an observer */
+    double *dh;                        /* [rows,H], for an observer */
 } moe_mlp;
 
 assay_status moe_mlp_alloc(assay_context *ctx, moe_mlp *mlp, const moe_results *r, const assay_source *in,
@@ -98,9 +98,9 @@ typedef struct moe_slots {
 
 /* Writes checkpoints, expert after expert. The dense layout [T,E,width] is no order of experts, so it is kept whole. */
 typedef struct moe_checkpoints {
-    int64_t experts;               /* dense: E, else 0 */
+    int64_t experts;                     /* dense: E, else 0 */
     double *kept[ASSAY_MLP_CHECKPOINTS]; /* dense */
-    double *packed;                /* dropping: one expert's */
+    double *packed;                      /* dropping: one expert's */
 } moe_checkpoints;
 
 /* What a and b are of one gated MLP, laid out as its residuals are, and y: values or what belongs to them. */

@@ -5,8 +5,7 @@
 #include "oracle/base/memory.h"
 #include "oracle/moe/moe_block.h"
 
-assay_status moe_mlp_alloc(assay_context *ctx, moe_mlp *mlp, const moe_results *r, const assay_source *in,
-                           bool keep_dh)
+assay_status moe_mlp_alloc(assay_context *ctx, moe_mlp *mlp, const moe_results *r, const assay_source *in, bool keep_dh)
 {
     assay_status status = ASSAY_OK;
     mlp->most = mlp->config.rows;

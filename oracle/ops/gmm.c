@@ -63,9 +63,8 @@ assay_status assay_gmm_backward(assay_context *ctx, double *dlhs, double *drhs, 
             TRY(assay_matmul(ctx, &args));
         }
         if (drhs != NULL) {
-            assay_matmul_args args =
-                assay_product_atb(drhs + g * dims->k * dims->n, lhs + first * dims->k, dy + first * dims->n, dims->k,
-                                  dims->n, group_sizes[g]);
+            assay_matmul_args args = assay_product_atb(drhs + g * dims->k * dims->n, lhs + first * dims->k,
+                                                       dy + first * dims->n, dims->k, dims->n, group_sizes[g]);
             args.kind = ASSAY_PRODUCT_LINEAR_GRADIENT;
             TRY(assay_matmul(ctx, &args));
         }

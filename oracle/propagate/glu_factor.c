@@ -60,7 +60,8 @@ assay_glu_factor assay_glu_gate(const assay_gated_mlp_config *config, double a, 
 assay_glu_factor assay_glu_up(const assay_gated_mlp_config *config, double b, double sigma)
 {
     if (config->glu == ASSAY_GLU_PLAIN) return activation_factor(config->activation[1], b, sigma);
-    assay_glu_factor factor = activation_factor(ASSAY_LINEAR, fabs(b) > config->limit ? copysign(config->limit, b) : b, sigma);
+    assay_glu_factor factor =
+        activation_factor(ASSAY_LINEAR, fabs(b) > config->limit ? copysign(config->limit, b) : b, sigma);
     if (config->glu == ASSAY_GLU_GPT_OSS) factor.value += 1;
     clamp_factor(&factor, fabs(b) > config->limit, fabs(fabs(b) - config->limit), sigma);
     return factor;

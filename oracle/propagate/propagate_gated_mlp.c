@@ -14,7 +14,7 @@ typedef struct pass {
     const assay_gated_mlp_variances *v;
     const assay_gated_mlp_run *run;
     const assay_gated_mlp_residuals *r;
-    const double *wi_0, *wi_1; /* rows r->ld apart */
+    const double *wi_0, *wi_1;       /* rows r->ld apart */
     int64_t rows, dim, hidden, size; /* size: rows * hidden */
     double *memory;
     double *va, *vb, *vh;
@@ -122,7 +122,8 @@ static assay_status forward(assay_context *ctx, const pass *p)
     copy_out(p, p->v->h, p->hidden, p->vh);
     store(p, p->size, p->r->h, p->vh);
     if (p->v->y != NULL) {
-        const assay_matmul_args args = assay_product_ab(p->v->y, p->r->h, w->w[ASSAY_MLP_WO], p->rows, p->dim, p->hidden);
+        const assay_matmul_args args =
+            assay_product_ab(p->v->y, p->r->h, w->w[ASSAY_MLP_WO], p->rows, p->dim, p->hidden);
         TRY(biased_product(ctx, p, &args, p->vh, w->w[ASSAY_MLP_WO_BIAS]));
     }
 cleanup:
@@ -132,7 +133,8 @@ cleanup:
 static assay_status hidden_gradient(assay_context *ctx, const pass *p)
 {
     assay_status status = ASSAY_OK;
-    assay_matmul_args args = assay_product_abt(p->dh, p->run->dy, p->run->w->w[ASSAY_MLP_WO], p->rows, p->hidden, p->dim);
+    assay_matmul_args args =
+        assay_product_abt(p->dh, p->run->dy, p->run->w->w[ASSAY_MLP_WO], p->rows, p->hidden, p->dim);
     TRY(assay_matmul(ctx, &args));
     args.c = p->vdh;
     TRY(assay_propagate_product(ctx, p->precision, false, &args, p->run->variance_dy, NULL));
@@ -156,10 +158,10 @@ static void gate_gradient(const assay_context *ctx, const pass *p)
         p->db[i] = dh * db_dh;
         p->vda[i] = assay_square(da_dh) * vdh + assay_square(da_a) * va + assay_square(da_b) * vb +
                     assay_square(dh) * (assay_square(v.value) * (slope_error(p, &u) + assay_square(u.jump)) +
-                                  assay_square(u.first) * factor_error(p, &v));
+                                        assay_square(u.first) * factor_error(p, &v));
         p->vdb[i] = assay_square(db_dh) * vdh + assay_square(db_a) * va + assay_square(db_b) * vb +
                     assay_square(dh) * (assay_square(u.value) * (slope_error(p, &v) + assay_square(v.jump)) +
-                                  assay_square(v.first) * factor_error(p, &u));
+                                        assay_square(v.first) * factor_error(p, &u));
         p->shared[i] = da_dh * db_dh * vdh + da_a * db_a * va + da_b * db_b * vb;
     }
     store(p, p->size, p->da, p->vda);

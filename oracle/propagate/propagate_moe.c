@@ -168,15 +168,6 @@ cleanup:
     return status;
 }
 
-void moe_propagate_join(const assay_context *ctx, const assay_precision *precision, int64_t count, const double *sum,
-                        const double *part, double *variance_sum, const double *variance_part)
-{
-#pragma omp parallel for num_threads(ctx->threads)
-    for (int64_t i = 0; i < count; i++)
-        variance_sum[i] += variance_part[i] + assay_propagate_stored(precision, sum[i]) +
-                           assay_propagate_stored(precision, part[i]);
-}
-
 typedef struct router_variances {
     double *d_logits, *d_bias, *d_scale, *d_kernel, *dx;
 } router_variances;
@@ -207,7 +198,7 @@ static assay_status router_one(assay_context *ctx, const moe_scales *scale, cons
     if (moe_wants(&scale->results, MOE_DX)) {
         const assay_matmul_args args = moe_dx_product(block, v->dx);
         TRY(assay_propagate_product(ctx, precision, false, &args, v->d_logits, NULL));
-        moe_propagate_join(ctx, precision, block->tokens * block->emb_dim, block->dx, dx_router, scale->dx, v->dx);
+        moe_propagate_join(precision, block->tokens * block->emb_dim, block->dx, dx_router, scale->dx, v->dx);
     }
 cleanup:
     return status;
@@ -228,8 +219,7 @@ static assay_status router(assay_context *ctx, void *self, const moe_block *bloc
     if (!any) return ASSAY_OK;
     TRY(assay_alloc_f64(ctx, "variance of d_logits", block->tokens * experts, &v.d_logits));
     if (block->router.bias != NULL) TRY(assay_alloc_f64(ctx, "variance of d_bias", experts, &v.d_bias));
-    if (block->router.per_expert_scale != NULL)
-        TRY(assay_alloc_f64(ctx, "variance of d_scale", experts, &v.d_scale));
+    if (block->router.per_expert_scale != NULL) TRY(assay_alloc_f64(ctx, "variance of d_scale", experts, &v.d_scale));
     if (kernel) TRY(assay_alloc_f64(ctx, "variance of d_kernel", dim * experts, &v.d_kernel));
     if (dx_router != NULL) TRY(assay_alloc_f64(ctx, "variance of dx", block->tokens * dim, &v.dx));
     for (int i = 0; i < p->count; i++) {
@@ -280,8 +270,7 @@ assay_status assay_propagate_moe(assay_context *ctx, const assay_moe_config *con
     assay_status status = ASSAY_OK;
     moe_propagation p = {.count = precision_count};
     wide_sink asked = {out, precisions, precision_count};
-    const assay_sink wide = {
-        .self = &asked, .wants = wide_wants, .write = wide_write, .write_i32 = wide_write_i32};
+    const assay_sink wide = {.self = &asked, .wants = wide_wants, .write = wide_write, .write_i32 = wide_write_i32};
     const assay_moe_observer observer = {
         .self = &p, .routed = routed, .rows = moe_propagate_rows, .experts = experts, .router = router};
     const int64_t count = config->routing.batch * config->routing.sequence * config->emb_dim;

@@ -25,15 +25,15 @@ typedef struct moe_scales {
 
 /* Variances of the rows at hand, of one precision after the other. */
 typedef struct moe_row_scratch {
-    const moe_mlp *mlp;  /* whose rows it has room for; NULL: of none yet */
-    double *a, *b;       /* [rows,H], as the residuals are laid out */
-    double *h;           /* [rows,H] */
-    double *y, *dx;      /* [rows,D] */
+    const moe_mlp *mlp; /* whose rows it has room for; NULL: of none yet */
+    double *a, *b;      /* [rows,H], as the residuals are laid out */
+    double *h;          /* [rows,H] */
+    double *y, *dx;     /* [rows,D] */
     double *gradients[ASSAY_MLP_WEIGHTS];
-    double *weights;     /* [rows]: of what multiplies a row's output */
-    double *x, *factor;  /* llama4, [rows,D]; [rows]: the scales of its tokens */
-    double *dy;          /* [rows,D] */
-    double *products;    /* [rows,D]: of h wo with exact operands */
+    double *weights;    /* [rows]: of what multiplies a row's output */
+    double *x, *factor; /* llama4, [rows,D]; [rows]: the scales of its tokens */
+    double *dy;         /* [rows,D] */
+    double *products;   /* [rows,D]: of h wo with exact operands */
     /* What h has more where its row's weight goes onto it before it is stored, [rows,H], and what comes of that in y,
      * [rows,D]. */
     double *weighted_h, *weighted_y;
@@ -55,7 +55,12 @@ assay_status moe_propagate_rows(assay_context *ctx, void *self, const moe_block 
 void moe_row_scratch_free(moe_row_scratch *s);
 
 /* For sum += part: both are stored before they are added. */
-void moe_propagate_join(const assay_context *ctx, const assay_precision *precision, int64_t count, const double *sum,
-                        const double *part, double *variance_sum, const double *variance_part);
+static inline void moe_propagate_join(const assay_precision *precision, int64_t count, const double *sum,
+                                      const double *part, double *variance_sum, const double *variance_part)
+{
+    for (int64_t i = 0; i < count; i++)
+        variance_sum[i] +=
+            variance_part[i] + assay_propagate_stored(precision, sum[i]) + assay_propagate_stored(precision, part[i]);
+}
 
 #endif

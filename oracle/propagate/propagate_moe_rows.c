@@ -20,8 +20,8 @@ typedef struct hand {
 
 void moe_row_scratch_free(moe_row_scratch *s)
 {
-    double *const all[] = {s->a,  s->b,        s->h,          s->y,         s->dx, s->weights, s->x, s->factor,
-                           s->dy, s->products, s->weighted_h, s->weighted_y};
+    double *const all[] = {s->a, s->b,      s->h,  s->y,        s->dx,         s->weights,
+                           s->x, s->factor, s->dy, s->products, s->weighted_h, s->weighted_y};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
     for (int weight = 0; weight < ASSAY_MLP_WEIGHTS; weight++) free(s->gradients[weight]);
     memset(s, 0, sizeof *s);
@@ -56,7 +56,8 @@ static assay_status alloc_scratch(assay_context *ctx, moe_propagation *p, const 
     s->mlp = mlp;
     if (any_wants(p, first + ASSAY_MLPWI_0) || any_wants(p, first + ASSAY_MLPWI))
         TRY(assay_alloc_f64(ctx, "variance of a", (mlp->config.fused ? 2 : 1) * wide, &s->a));
-    if (any_wants(p, first + ASSAY_MLPWI_1) && !mlp->config.fused) TRY(assay_alloc_f64(ctx, "variance of b", wide, &s->b));
+    if (any_wants(p, first + ASSAY_MLPWI_1) && !mlp->config.fused)
+        TRY(assay_alloc_f64(ctx, "variance of b", wide, &s->b));
     if (of_y) TRY(assay_alloc_f64(ctx, "variance of y", count, &s->y));
     if (of_dx) TRY(assay_alloc_f64(ctx, "variance of dx", count, &s->dx));
     for (int weight = 0; weight < ASSAY_MLP_WEIGHTS; weight++) {
@@ -125,8 +126,7 @@ static void factors_of_rows(const assay_context *ctx, const hand *h)
     }
     for (int64_t j = 0; j < rows->size; j++)
         variance[moe_row_of(h->block, j)] = h->scale->weights[h->block->order[rows->first + j]];
-    if (h->block->need_backward)
-        gather_stored(ctx, h, h->s->dy, h->block->dy, rows->dy, rows->weights, variance);
+    if (h->block->need_backward) gather_stored(ctx, h, h->s->dy, h->block->dy, rows->dy, rows->weights, variance);
 }
 
 /* The least subnormal number of what a row holds, which may be stored times the row's weight. The floor keeps it
@@ -271,8 +271,7 @@ static assay_status weight_gradients(assay_context *ctx, const hand *h)
     for (int64_t j = 0; j < rows->size; j++) {
         const int64_t row = moe_row_of(block, j), choice = block->order[rows->first + j];
         const double *dy = block->dy + choice / block->per_token * dim, *y = rows->y + row * dim;
-        double variance =
-            through_hidden(ctx, h, row, dy) + assay_square(precision->router * block->d_weights[choice]);
+        double variance = through_hidden(ctx, h, row, dy) + assay_square(precision->router * block->d_weights[choice]);
         for (int64_t d = 0; d < dim; d++) {
             const double of_bias = bias != NULL ? assay_propagate_given(precision->given, bias[d]) : 0;
             variance +=
@@ -331,9 +330,8 @@ static assay_status shared_rows(assay_context *ctx, const hand *h, moe_checkpoin
     const bool dx = moe_wants(&scale->results, MOE_DX);
     if (scale->y == NULL && !dx && !moe_wants_any(&scale->results, MOE_SHARED, MLP_RESULTS)) return ASSAY_OK;
     TRY(propagate_mlp(ctx, h, h->rows->count, false, &(assay_gated_mlp_run){0}));
-    if (scale->y != NULL)
-        moe_propagate_join(ctx, h->precision, count, block->y, h->rows->y, scale->y, h->s->y);
-    if (dx) moe_propagate_join(ctx, h->precision, count, block->dx, h->rows->dx, scale->dx, h->s->dx);
+    if (scale->y != NULL) moe_propagate_join(h->precision, count, block->y, h->rows->y, scale->y, h->s->y);
+    if (dx) moe_propagate_join(h->precision, count, block->dx, h->rows->dx, scale->dx, h->s->dx);
     TRY(put_checkpoints(ctx, h, checkpoints));
 cleanup:
     return status;
@@ -351,8 +349,7 @@ assay_status moe_propagate_rows(assay_context *ctx, void *self, const moe_block 
         moe_scales *scale = &p->scales[i];
         const hand h = {block, mlp, rows, scale, scale->precision, &p->rows};
         if (!scale->any) continue;
-        TRY(routed ? routed_rows(ctx, &h, &scale->checkpoints)
-                   : shared_rows(ctx, &h, &scale->checkpoints));
+        TRY(routed ? routed_rows(ctx, &h, &scale->checkpoints) : shared_rows(ctx, &h, &scale->checkpoints));
     }
 cleanup:
     return status;

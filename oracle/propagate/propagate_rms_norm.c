@@ -28,28 +28,32 @@ static double rstd_variance_of_x(const assay_precision *precision, const double 
 
 /* x rstd may be stored before it is scaled. */
 static void propagate_y(const assay_precision *precision, double *variance, const double *x, const double *scale,
-                    double rstd, double relative, int64_t dim)
+                        double rstd, double relative, int64_t dim)
 {
     for (int64_t i = 0; i < dim; i++) {
-        const double n = x[i] * rstd, of_n = assay_propagate_stored(precision, n) + assay_square(rstd) * given(precision, x[i]);
-        variance[i] = assay_square(scale[i]) * (relative * assay_square(n) + of_n) + assay_square(n) * given(precision, scale[i]);
+        const double n = x[i] * rstd,
+                     of_n = assay_propagate_stored(precision, n) + assay_square(rstd) * given(precision, x[i]);
+        variance[i] =
+            assay_square(scale[i]) * (relative * assay_square(n) + of_n) + assay_square(n) * given(precision, scale[i]);
     }
 }
 
 /* Of g = dy scale, which may be stored. */
 static double g_variance(const assay_precision *precision, double dy, double scale)
 {
-    return assay_propagate_stored(precision, dy * scale) + assay_square(scale) * given(precision, dy) + assay_square(dy) * given(precision, scale);
+    return assay_propagate_stored(precision, dy * scale) + assay_square(scale) * given(precision, dy) +
+           assay_square(dy) * given(precision, scale);
 }
 
 /* dx = rstd g - rstd^3 x m, m = mean(g x); rstd is an error that both terms share. */
 static void propagate_dx(const assay_precision *precision, double *variance, const double *dy, const double *x,
-                     const double *scale, double rstd, double relative, int64_t dim)
+                         const double *scale, double rstd, double relative, int64_t dim)
 {
     double *g = variance, operands = 0, mean = 0;
     for (int64_t i = 0; i < dim; i++) {
         g[i] = dy[i] * scale[i];
-        operands += g_variance(precision, dy[i], scale[i]) * assay_square(x[i]) + assay_square(g[i]) * given(precision, x[i]);
+        operands +=
+            g_variance(precision, dy[i], scale[i]) * assay_square(x[i]) + assay_square(g[i]) * given(precision, x[i]);
         mean += g[i] * x[i];
     }
     mean /= (double)dim;
@@ -59,8 +63,8 @@ static void propagate_dx(const assay_precision *precision, double *variance, con
     for (int64_t i = 0; i < dim; i++) {
         const double direct = rstd * g[i], through = rstd * rstd * rstd * x[i];
         const double rounded = assay_square(direct) + assay_square(through * mean);
-        variance[i] = assay_square(rstd) * g_variance(precision, dy[i], scale[i]) + assay_square(through) * mean_variance +
-                      relative * assay_square(direct - 3 * through * mean) +
+        variance[i] = assay_square(rstd) * g_variance(precision, dy[i], scale[i]) +
+                      assay_square(through) * mean_variance + relative * assay_square(direct - 3 * through * mean) +
                       assay_square(rstd * rstd * rstd * mean) * given(precision, x[i]) +
                       2 * assay_square(precision->accumulate) * rounded;
     }
@@ -69,20 +73,23 @@ static void propagate_dx(const assay_precision *precision, double *variance, con
 /* The terms dy * (x rstd) or (dy * x) rstd of a column, of which both products may be stored, and their sum.
  * of_x [rows]: what rstd has of the rounding of x. */
 static double propagate_dscale(const assay_precision *precision, const double *dy, const double *x, const double *rstd,
-                           const double *of_x, int64_t rows, int64_t dim, int64_t column)
+                               const double *of_x, int64_t rows, int64_t dim, int64_t column)
 {
     double sum = 0, partial = 0, squares = 0, rounded = 0;
     for (int64_t row = 0; row < rows; row++) {
         const double d = dy[row * dim + column], value = x[row * dim + column], term = d * value * rstd[row];
         rounded += assay_square(d) * assay_propagate_stored(precision, value * rstd[row]) +
-                   fmax(assay_propagate_stored(precision, term), assay_square(rstd[row]) * assay_propagate_stored(precision, d * value)) +
-                   assay_square(rstd[row]) * (assay_square(d) * given(precision, value) + assay_square(value) * given(precision, d)) +
+                   fmax(assay_propagate_stored(precision, term),
+                        assay_square(rstd[row]) * assay_propagate_stored(precision, d * value)) +
+                   assay_square(rstd[row]) *
+                       (assay_square(d) * given(precision, value) + assay_square(value) * given(precision, d)) +
                    of_x[row] * assay_square(term);
         sum += term;
         partial += sum * sum;
         squares += term * term;
     }
-    return rounded + rstd_variance(precision, dim) * squares + assay_square(precision->accumulate) * (partial + squares);
+    return rounded + rstd_variance(precision, dim) * squares +
+           assay_square(precision->accumulate) * (partial + squares);
 }
 
 assay_status assay_propagate_rms_norm(assay_context *ctx, const assay_precision *precision,

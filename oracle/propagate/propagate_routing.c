@@ -38,8 +38,8 @@ static void put_weights(const pass *p, routing_token *token)
         p->weights[first + k] =
             scale * scale * variance + (scale != 1 ? 2 : 1) * assay_square(unit * p->run->r->weights[first + k]);
         if (own != NULL) {
-            p->weights[first + k] += assay_square(n * p->rule.factor) *
-                                     assay_propagate_given(p->precision->given, own[expert]);
+            p->weights[first + k] +=
+                assay_square(n * p->rule.factor) * assay_propagate_given(p->precision->given, own[expert]);
         }
     }
 }
@@ -92,12 +92,8 @@ static assay_status propagate_tokens(assay_context *ctx, const pass *p)
 #pragma omp parallel for num_threads(ctx->threads)
     for (int part = 0; part < ctx->threads; part++) {
         int64_t *expert = (int64_t *)places + part * (n + count);
-        routing_token token = {.precision = p->precision,
-                               .run = p->run,
-                               .rule = p->rule,
-                               .n = n,
-                               .expert = expert,
-                               .place = expert + n};
+        routing_token token = {
+            .precision = p->precision, .run = p->run, .rule = p->rule, .n = n, .expert = expert, .place = expert + n};
         for (int64_t t = tokens * part / ctx->threads; t < tokens * (part + 1) / ctx->threads; t++)
             propagate_token(p, &token, memory + part * size, t);
     }
@@ -123,8 +119,8 @@ static double sum_loss(const pass *p)
             double sum = 0;
             for (int64_t i = 0; i < sequence; i++) sum += column[i * experts];
             /* One mean over the sequence: its partial sums, the mean as it is kept, its product with the density. */
-            variance += assay_square(coefficient * r->density[b * experts + e] * sum) *
-                        ((double)sequence * sum2 + 2 * unit2);
+            variance +=
+                assay_square(coefficient * r->density[b * experts + e] * sum) * ((double)sequence * sum2 + 2 * unit2);
         }
     }
     /* The mean over (b,e) and the factors after it. */

@@ -18,9 +18,9 @@ void routing_token_start(routing_token *token, double *memory, int64_t t)
     const int64_t n = token->n, count = config->num_experts_per_tok;
     const int32_t *selected = token->run->r->selected_experts + t * count;
     assay_uncertain *const vectors[ROUTING_VECTORS] = {
-        &token->argument,    &token->score,        &token->selecting, &token->value,  &token->normalized,
-        &token->probability, &token->balance,      &token->d_bias,    &token->d_value, &token->d_argument,
-        &token->work,        &token->d_normalized,
+        &token->argument,   &token->score,       &token->selecting, &token->value,
+        &token->normalized, &token->probability, &token->balance,   &token->d_bias,
+        &token->d_value,    &token->d_argument,  &token->work,      &token->d_normalized,
     };
     double **const scratch[ROUTING_SCRATCH] = {&token->ones, &token->chosen, &token->scale,   &token->rounding,
                                                &token->a,    &token->b,      &token->variance};
@@ -58,8 +58,7 @@ static void add_exponentials(routing_token *token, assay_uncertain *x, const dou
     const assay_precision *p = token->precision;
     const double largest = largest_of(x, among, token->n);
     for (int64_t i = 0; i < token->n; i++) {
-        token->a[i] =
-            among[i] * (assay_square(p->elementary) + assay_square(p->router * (x->value[i] - largest)));
+        token->a[i] = among[i] * (assay_square(p->elementary) + assay_square(p->router * (x->value[i] - largest)));
     }
     assay_errors_add(&token->space, x, token->a);
 }
@@ -104,7 +103,8 @@ static void set_score(routing_token *token)
     const double *scores = token->run->r->scores + token->t * token->run->config->num_experts;
     const assay_score_func score_func = token->rule.score_func;
     const bool softmax = score_func == ASSAY_SCORE_SOFTMAX;
-    const double unit2 = assay_square(token->precision->router), elementary2 = assay_square(token->precision->elementary);
+    const double unit2 = assay_square(token->precision->router),
+                 elementary2 = assay_square(token->precision->elementary);
     for (int64_t i = 0; i < token->n; i++) {
         token->score.value[i] = scores[token->expert[i]];
         token->a[i] = softmax ? 0 : assay_score_derivative(score_func, token->argument.value[i]);
@@ -253,15 +253,16 @@ static void set_d_value(routing_token *token)
 {
     const assay_routing_rule *rule = &token->rule;
     const int64_t n = token->n, count = token->run->config->num_experts_per_tok;
-    const double *of_n = token->normalized.value, *d = token->d_normalized.value, unit2 = assay_square(token->precision->router);
+    const double *of_n = token->normalized.value, *d = token->d_normalized.value,
+                 unit2 = assay_square(token->precision->router);
     double squares = 0, mean = 0;
     for (int64_t i = 0; i < n; i++) {
         squares += assay_square(of_n[i] * d[i]);
         mean = fma(of_n[i], d[i], mean);
     }
     /* The rounding of partial sums counts where a softmax sums what it leaves; beside the rest it is small. */
-    const double partial = rule->score_func == ASSAY_SCORE_SOFTMAX ? assay_propagate_partial_squares(count, squares, mean)
-                                                                  : mean * mean;
+    const double partial =
+        rule->score_func == ASSAY_SCORE_SOFTMAX ? assay_propagate_partial_squares(count, squares, mean) : mean * mean;
     const double rounding = unit2 * (2 * squares + partial);
     if (rule->softmax_chosen) { /* divided as well: centred twice */
         assay_errors_center(&token->space, &token->d_value, &token->normalized, &token->d_normalized,

@@ -5,8 +5,8 @@
 double assay_propagate_given(assay_dtype type, double value)
 {
     if (type == ASSAY_FLOAT64 || assay_dtype_round(type, value, false) == value) return 0;
-    return assay_propagate_rounding(ASSAY_ROUNDING_RMS * assay_dtype_unit_roundoff(type), assay_dtype_least_subnormal(type),
-                                value);
+    return assay_propagate_rounding(ASSAY_ROUNDING_RMS * assay_dtype_unit_roundoff(type),
+                                    assay_dtype_least_subnormal(type), value);
 }
 
 void assay_propagate_store(double unit, double least, int64_t count, const double *value, double *variance)

@@ -150,8 +150,7 @@ void assay_errors_variance(const assay_errors *space, const assay_uncertain *x, 
             if (!has(x, KINDS + r)) continue;
             for (int s = 0; s < space->sums; s++) {
                 if (!has(x, KINDS + s)) continue;
-                others +=
-                    x->error[(KINDS + r) * n + i] * x->error[(KINDS + s) * n + i] * space->covariance[r][s];
+                others += x->error[(KINDS + r) * n + i] * x->error[(KINDS + s) * n + i] * space->covariance[r][s];
             }
         }
         for (int kind = 0; kind < space->kinds; kind++) {

@@ -17,9 +17,9 @@ enum { ASSAY_ERROR_KINDS = 9, ASSAY_ERROR_SUMS = 7, ASSAY_ERROR_ROWS = ASSAY_ERR
 
 typedef struct assay_errors {
     int64_t n;
-    int kinds, sums;  /* so far */
-    double *variance; /* [KINDS,n] of the sources */
-    double *weight;   /* [SUMS,KINDS,n] of the sources in the sums */
+    int kinds, sums;                                /* so far */
+    double *variance;                               /* [KINDS,n] of the sources */
+    double *weight;                                 /* [SUMS,KINDS,n] of the sources in the sums */
     double own[ASSAY_ERROR_SUMS][ASSAY_ERROR_SUMS]; /* of the sums' own roundings in the sums */
     double covariance[ASSAY_ERROR_SUMS][ASSAY_ERROR_SUMS];
     double rounding[ASSAY_ERROR_SUMS]; /* variance of a sum's own roundings */

@@ -220,7 +220,9 @@ TEST(test_errors_lie_under_sigma_and_not_far)
         double *y = test_nans(size), *dx = test_nans(size), *dscale = test_nans(dim);
         double *vy = test_nans(size), *vdx = test_nans(size), *vdscale = test_nans(dim);
         low_precision(&p, CASES[c].storage, y, dx, dscale);
-        assert_ok(&ctx, assay_propagate_rms_norm(&ctx, &CASES[c].precision, &(assay_rms_norm_variances){vy, vdx, vdscale}, &(assay_rms_norm_run){p.dy, p.x, p.scale, p.rstd, p.rows, dim}));
+        assert_ok(&ctx,
+                  assay_propagate_rms_norm(&ctx, &CASES[c].precision, &(assay_rms_norm_variances){vy, vdx, vdscale},
+                                           &(assay_rms_norm_run){p.dy, p.x, p.scale, p.rstd, p.rows, dim}));
         const assay_dtype storage = CASES[c].storage;
         const test_ratio ratio[] = {test_ratio_of(size, y, p.y, vy, storage),
                                     test_ratio_of(size, dx, p.dx, vdx, storage),
@@ -229,7 +231,9 @@ TEST(test_errors_lie_under_sigma_and_not_far)
             assert_true(ratio[t].rms >= 0.4 && ratio[t].rms <= 1.05 && ratio[t].largest <= 5);
         }
         double *alone = test_nans(dim);
-        assert_ok(&ctx, assay_propagate_rms_norm(&ctx, &CASES[c].precision, &(assay_rms_norm_variances){NULL, NULL, alone}, &(assay_rms_norm_run){p.dy, p.x, p.scale, p.rstd, p.rows, dim}));
+        assert_ok(&ctx,
+                  assay_propagate_rms_norm(&ctx, &CASES[c].precision, &(assay_rms_norm_variances){NULL, NULL, alone},
+                                           &(assay_rms_norm_run){p.dy, p.x, p.scale, p.rstd, p.rows, dim}));
         assert_same_bits(alone, vdscale, dim);
         double *const all[] = {y, dx, dscale, vy, vdx, vdscale, alone};
         for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
@@ -281,7 +285,8 @@ TEST(test_emulated_spread_and_error_scale_agree)
         make_dy_smaller(&drawn, CASES[c].storage, CASES[c].size_of_dy);
         problem_run(&ctx, &p);
         double *y = test_nans(size), *dx = test_nans(size), *dscale = test_nans(dim), sums[3] = {0};
-        assert_ok(&ctx, assay_propagate_rms_norm(&ctx, &CASES[c].precision, &(assay_rms_norm_variances){y, dx, dscale}, &(assay_rms_norm_run){p.dy, p.x, p.scale, p.rstd, ROWS, dim}));
+        assert_ok(&ctx, assay_propagate_rms_norm(&ctx, &CASES[c].precision, &(assay_rms_norm_variances){y, dx, dscale},
+                                                 &(assay_rms_norm_run){p.dy, p.x, p.scale, p.rstd, ROWS, dim}));
         member.arithmetic = &assay_arithmetic_emulated;
         member.emulation = &emulation;
         for (int i = 0; i < MEMBERS; i++) {

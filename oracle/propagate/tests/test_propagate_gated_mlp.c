@@ -28,10 +28,10 @@ static void propagate(assay_context *ctx, const assay_precision *precision, cons
                                      .w = &p->w,
                                      .config = &p->config};
     assay_gated_mlp_variances v = {.a = fused ? ab : out->a,
-                                         .b = fused ? ab + hidden : out->b,
-                                         .h = out->h,
-                                         .y = out->y,
-                                         .gradients = mlp_gradients_into(p, out->gradient, dwi)};
+                                   .b = fused ? ab + hidden : out->b,
+                                   .h = out->h,
+                                   .y = out->y,
+                                   .gradients = mlp_gradients_into(p, out->gradient, dwi)};
     v.gradients.dh = out->dh;
     assert_ok(ctx, assay_propagate_gated_mlp(ctx, precision, &v, &run));
     if (fused) mlp_split(ab, out->a, out->b, p->config.rows, hidden);

@@ -34,8 +34,8 @@ static void compute(outcome *result, const case_data *data, const double *d_weig
 }
 
 static void propagate(outcome *variance, assay_routing *r, const case_data *data, const assay_precision *precision,
-                  const double *variance_logits, const double *d_weights, const double *variance_d_weights,
-                  double d_lb_loss, int threads)
+                      const double *variance_logits, const double *d_weights, const double *variance_d_weights,
+                      double d_lb_loss, int threads)
 {
     assay_context ctx = assay_context_default(threads);
     const assay_routing_variances v = {variance->weights, &variance->lb_loss, variance->d_logits, variance->d_bias,
@@ -48,8 +48,8 @@ static void propagate(outcome *variance, assay_routing *r, const case_data *data
     assay_fill_nan(variance->d_scale, EXPERTS);
     assert_ok(&ctx, assay_routing_alloc(&ctx, r, &data->config));
     assert_ok(&ctx, assay_routing_forward(&ctx, r, &data->in, &data->config));
-    const assay_routing_run run = {variance_logits, d_weights, variance_d_weights, d_lb_loss, r, &data->in,
-                                   &data->config};
+    const assay_routing_run run = {variance_logits, d_weights,    variance_d_weights, d_lb_loss, r,
+                                   &data->in,       &data->config};
     assert_ok(&ctx, assay_propagate_routing(&ctx, precision, &v, &run));
 }
 
@@ -106,7 +106,7 @@ TEST(test_noise)
             for (int i = 0; i < TOKENS * MOST_CHOSEN; i++) variance_d[i] = noise * noise * (1.0 + i % 2);
             const double d_lb_loss = part == 0 ? 0.0 : 5.0;
             propagate(&variance, &r, &data, &EXACT, variance_logits, part == 1 ? NULL : data.d_weights, variance_d,
-                  d_lb_loss, 1);
+                      d_lb_loss, 1);
             measure_noise(squares, &data, variance_logits, variance_d, part != 1, d_lb_loss, r.selected_experts,
                           &random);
             for (int i = 0; i < OUTCOME_SIZE; i++) {
@@ -203,8 +203,8 @@ TEST(test_alone)
             const assay_routing_variances v = {alone == 0 ? one.weights : NULL, alone == 1 ? &one.lb_loss : NULL,
                                                alone == 2 ? one.d_logits : NULL, alone == 3 ? one.d_bias : NULL,
                                                alone == 4 ? one.d_scale : NULL};
-            const assay_routing_run run = {
-                NULL, alone < 2 ? NULL : data.d_weights, NULL, 0.5, &r, &data.in, &data.config};
+            const assay_routing_run run = {NULL,        alone < 2 ? NULL : data.d_weights, NULL, 0.5, &r, &data.in,
+                                           &data.config};
             assert_ok(&ctx, assay_propagate_routing(&ctx, &BF16, &v, &run));
         }
         assert_same_bits(one.weights, all.weights, TOKENS * data.config.num_experts_per_tok);

@@ -95,8 +95,7 @@ TEST(test_every_rule_by_differences)
         compute(above, &m);
         m.of[source] = -step;
         compute(below, &m);
-        for (int i = 0; i < N; i++)
-            expected[i] += pow((above[i] - below[i]) / (2 * step), 2) * variance_of(source);
+        for (int i = 0; i < N; i++) expected[i] += pow((above[i] - below[i]) / (2 * step), 2) * variance_of(source);
     }
     by_rules(found);
     assert_close(found, expected, N, 1e-7, 0);
