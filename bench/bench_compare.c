@@ -80,7 +80,7 @@ static assay_status run_compare(assay_context *ctx, void *self)
     assay_status status;
     TRY(assay_fixture_open_golden(ctx, p->golden, &golden));
     TRY(assay_fixture_open(ctx, p->candidate, &candidate));
-    TRY(assay_compare(ctx, golden, candidate, assay_profile_by_name("bf16"), FALSE_ALARM, NULL, &report));
+    TRY(assay_compare(ctx, golden, candidate, assay_profile_by_name("bf16"), FALSE_ALARM, (assay_order){0}, &report));
     if (report.verdict != ASSAY_PASS) status = assay_fail(ctx, ASSAY_INTERNAL, "%s", report.message);
 cleanup:
     assay_report_free(&report);

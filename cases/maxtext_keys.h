@@ -8,7 +8,8 @@
 
 #include <stdbool.h>
 
-/* What an operation computes: a key changes the operations that have one of its parts. */
+/* What an operation computes: a key changes the operations that have one of its parts, and mutants are for those that
+ * have the part which they concern (harness/mutants/mutants.c). */
 enum {
     ASSAY_PART_NORM = 1 << 0,
     ASSAY_PART_MLP = 1 << 1,
@@ -18,7 +19,10 @@ enum {
     ASSAY_PART_ATTENTION = 1 << 5, /* of queries, keys and values */
     ASSAY_PART_LATENT = 1 << 6,    /* the projections of MLA */
     ASSAY_PART_LAYER = 1 << 7,
-    ASSAY_PART_ALL = (1 << 8) - 1,
+    ASSAY_PART_ALL = (1 << 8) - 1, /* of a layer; what follows is of an operation by itself */
+    ASSAY_PART_GROUPS = 1 << 8,    /* products of groups of rows, each with a matrix of its own */
+    ASSAY_PART_SORT = 1 << 9,      /* copies of tokens by expert */
+    ASSAY_PART_COMBINE = 1 << 10,  /* and back */
 };
 
 /* index, key, values that change nothing ("|" between them; "[]" is an empty list), parts that others would change.

@@ -1,4 +1,6 @@
-# assay_library(NAME SOURCES ... [DEPENDS ...]): one folder of the tree as a static library.
+# assay_library(NAME [SOURCES ...] [DEPENDS ...]): one folder of the tree as a static library; without SOURCES, every .c in it.
+# assay_tests(LABEL [DEPENDS ...]): each tests/test_*.c as a test, and what they share (each .c there with a header of its
+#   name) as the library assay_LABEL_test.
 # assay_test(NAME SOURCES ... [DEPENDS ...] [LABELS ...]): a cmocka program that ctest runs; its allocation calls go through
 # tests/support, which can make the Nth one fail, and it has no instruction set above ASSAY_ISA.
 
@@ -12,6 +14,9 @@ set(ASSAY_TEST_ENVIRONMENT "OMP_WAIT_POLICY=passive;TSAN_OPTIONS=ignore_noninstr
 
 function(assay_library name)
   cmake_parse_arguments(ARG "" "" "SOURCES;DEPENDS" ${ARGN})
+  if(NOT ARG_SOURCES)
+    file(GLOB ARG_SOURCES CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.c)
+  endif()
   add_library(${name} STATIC ${ARG_SOURCES})
   target_include_directories(${name} PUBLIC ${CMAKE_SOURCE_DIR} ${CMAKE_SOURCE_DIR}/include)
   target_compile_options(${name} PRIVATE ${ASSAY_FLAGS})
@@ -30,4 +35,26 @@ function(assay_test name)
                                       -Wl,--wrap=assay_context_default)
   add_test(NAME ${name} COMMAND ${name})
   set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT 1200 ENVIRONMENT "${ASSAY_TEST_ENVIRONMENT}")
+endfunction()
+
+function(assay_tests label)
+  cmake_parse_arguments(ARG "" "" "DEPENDS" ${ARGN})
+  file(GLOB tests CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/tests/test_*.c)
+  file(GLOB headers CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/tests/*.h)
+  foreach(header IN LISTS headers)
+    string(REGEX REPLACE "h$" "c" source ${header})
+    if(EXISTS ${source})
+      list(APPEND shared ${source})
+    endif()
+  endforeach()
+  if(shared)
+    add_library(assay_${label}_test STATIC ${shared})
+    target_compile_options(assay_${label}_test PRIVATE ${ASSAY_FLAGS})
+    target_link_libraries(assay_${label}_test PUBLIC ${ARG_DEPENDS} assay_test_support)
+    list(PREPEND ARG_DEPENDS assay_${label}_test)
+  endif()
+  foreach(test IN LISTS tests)
+    get_filename_component(name ${test} NAME_WE)
+    assay_test(${name} SOURCES ${test} DEPENDS ${ARG_DEPENDS} LABELS ${label})
+  endforeach()
 endfunction()

@@ -14,33 +14,11 @@
 
 #define MARGIN "routing/margin"
 
-/* What is compared. */
-static const char *const folders[] = {"schedule/", "routing/", "checkpoints/", "outputs/", "gradients/"};
-enum { FOLDERS = sizeof folders / sizeof *folders };
-
-static bool starts_with(const char *text, const char *start)
-{
-    return strncmp(text, start, strlen(start)) == 0;
-}
-
-/* FOLDERS for what is not compared. */
-static int folder_of(const char *path)
-{
-    int folder = 0;
-    while (folder < FOLDERS && !starts_with(path, folders[folder])) folder++;
-    return folder;
-}
-
-static bool is_required(const char *path)
-{
-    return starts_with(path, "outputs/") || starts_with(path, "gradients/");
-}
-
 /* "error_scale/bf16/outputs/y"; NULL where the golden has none. */
 static const assay_tensor_spec *scale_of(const assay_comparison *c, const char *path)
 {
-    char scale[2 * ASSAY_PATH_SIZE];
-    snprintf(scale, sizeof scale, "error_scale/%s/%s", c->profile->precision.name, path);
+    char scale[ASSAY_PATH_SIZE];
+    assay_path_at(ASSAY_ROLE_ERROR_SCALE, c->profile->precision.name, path, scale);
     return assay_fixture_find(c->golden, scale);
 }
 
@@ -51,9 +29,9 @@ static void name_scales(const assay_fixture_reader *golden, char *names, size_t 
     char last[ASSAY_PATH_SIZE] = "";
     names[0] = '\0';
     for (int i = 0; i < assay_fixture_count(golden); i++) {
-        const char *path = assay_fixture_spec(golden, i)->path;
-        if (!starts_with(path, "error_scale/")) continue;
-        const char *name = path + strlen("error_scale/");
+        const assay_tensor_spec *spec = assay_fixture_spec(golden, i);
+        if (spec->role != ASSAY_ROLE_ERROR_SCALE) continue;
+        const char *name = strchr(spec->path, '/') + 1;
         int count = (int)strcspn(name, "/");
         if ((size_t)count == strlen(last) && strncmp(name, last, (size_t)count) == 0) continue;
         snprintf(last, sizeof last, "%.*s", count, name);
@@ -65,8 +43,16 @@ static void name_scales(const assay_fixture_reader *golden, char *names, size_t 
 /* A tensor that is compared, and where it stands. */
 typedef struct place {
     const assay_tensor_spec *spec;
-    int64_t rank;
+    int rank;
 } place;
+
+int assay_order_rank(assay_order order, const assay_tensor_spec *spec)
+{
+    for (int i = 0; i < order.count; i++) {
+        if (order.specs[i].role == spec->role && strcmp(order.specs[i].path, spec->path) == 0) return i;
+    }
+    return order.count + (int)spec->role;
+}
 
 static int by_rank(const void *a, const void *b)
 {
@@ -86,12 +72,12 @@ static void start_result(const assay_tensor_spec *spec, assay_tensor_result *res
     }
     memset(result->spec.labels, 0, sizeof result->spec.labels);
     result->worst_statistic = -1;
-    result->required = is_required(spec->path);
+    result->required = assay_role_is_required(spec->role);
     result->elements = assay_shape_count(&spec->shape);
     result->rows = length > 0 ? result->elements / length : 0;
 }
 
-static assay_status list_tensors(assay_context *ctx, const assay_fixture_reader *golden, assay_rank rank,
+static assay_status list_tensors(assay_context *ctx, const assay_fixture_reader *golden, assay_order order,
                                  assay_report *report)
 {
     assay_status status = ASSAY_OK;
@@ -105,9 +91,7 @@ static assay_status list_tensors(assay_context *ctx, const assay_fixture_reader 
     }
     for (int i = 0; i < total; i++) {
         const assay_tensor_spec *spec = assay_fixture_spec(golden, i);
-        const int folder = folder_of(spec->path);
-        if (folder == FOLDERS) continue;
-        places[count++] = (place){spec, rank == NULL ? folder : rank(spec->path)};
+        if (assay_role_is_compared(spec->role)) places[count++] = (place){spec, assay_order_rank(order, spec)};
     }
     qsort(places, (size_t)count, sizeof *places, by_rank);
     for (int i = 0; i < count; i++) start_result(places[i].spec, &report->tensors[i]);
@@ -121,10 +105,10 @@ cleanup:
 static assay_status read_null(assay_context *ctx, const assay_comparison *c, assay_tensor_result *result, int64_t *used)
 {
     assay_status status = ASSAY_OK;
-    char path[2 * ASSAY_PATH_SIZE];
+    char path[ASSAY_PATH_SIZE];
     double rows[ASSAY_STATISTICS * ASSAY_NULL_COLUMNS];
     const int count = assay_statistics_count(&result->spec.shape);
-    snprintf(path, sizeof path, "null/%s/%s", c->profile->precision.name, result->spec.path);
+    assay_path_at(ASSAY_ROLE_NULL, c->profile->precision.name, result->spec.path, path);
     const assay_tensor_spec *null = assay_fixture_find(c->golden, path);
     if (null == NULL) return ASSAY_OK;
     const assay_shape expected = assay_shape_of(2, (int64_t)count, (int64_t)ASSAY_NULL_COLUMNS);
@@ -239,10 +223,9 @@ cleanup:
 }
 
 /* Copies of what the candidate was given are no results of its own. */
-static bool is_unknown(const assay_fixture_reader *golden, const char *path)
+static bool is_unknown(const assay_fixture_reader *golden, const assay_tensor_spec *spec)
 {
-    return assay_fixture_find(golden, path) == NULL && !starts_with(path, "inputs/") &&
-           !starts_with(path, "weights/") && !starts_with(path, "cotangents/");
+    return assay_fixture_find(golden, spec->path) == NULL && !assay_role_is_given(spec->role);
 }
 
 static assay_status find_unknown(assay_context *ctx, const assay_comparison *c, assay_report *report)
@@ -251,9 +234,9 @@ static assay_status find_unknown(assay_context *ctx, const assay_comparison *c, 
     report->unknown = calloc((size_t)total + 1, sizeof *report->unknown);
     if (report->unknown == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of unknown datasets");
     for (int i = 0; i < total; i++) {
-        const char *path = assay_fixture_spec(c->candidate, i)->path;
-        if (!is_unknown(c->golden, path)) continue;
-        report->unknown[report->unknown_count] = strdup(path);
+        const assay_tensor_spec *spec = assay_fixture_spec(c->candidate, i);
+        if (!is_unknown(c->golden, spec)) continue;
+        report->unknown[report->unknown_count] = strdup(spec->path);
         if (report->unknown[report->unknown_count] == NULL) {
             return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of unknown datasets");
         }
@@ -283,7 +266,7 @@ static void copy_text(char *to, size_t size, const assay_fixture_reader *reader,
 
 assay_status assay_compare_undiagnosed(assay_context *ctx, assay_fixture_reader *golden,
                                        assay_fixture_reader *candidate, const assay_profile *profile,
-                                       double false_alarm, assay_rank rank, assay_report *report)
+                                       double false_alarm, assay_order order, assay_report *report)
 {
     assay_status status;
     assay_evidence shown = {0};
@@ -294,7 +277,7 @@ assay_status assay_compare_undiagnosed(assay_context *ctx, assay_fixture_reader 
     copy_text(report->case_name, sizeof report->case_name, golden, "case");
     copy_text(report->op, sizeof report->op, golden, "op");
     snprintf(report->profile, sizeof report->profile, "%s", profile->precision.name);
-    TRY(list_tensors(ctx, golden, rank, report));
+    TRY(list_tensors(ctx, golden, order, report));
     TRY(find_thresholds(ctx, &c, false_alarm, report));
     TRY(find_unknown(ctx, &c, report));
     TRY(alloc_buffers(ctx, &c));
@@ -312,10 +295,10 @@ cleanup:
 }
 
 assay_status assay_compare(assay_context *ctx, assay_fixture_reader *golden, assay_fixture_reader *candidate,
-                           const assay_profile *profile, double false_alarm, assay_rank rank, assay_report *report)
+                           const assay_profile *profile, double false_alarm, assay_order order, assay_report *report)
 {
     assay_status status;
-    TRY(assay_compare_undiagnosed(ctx, golden, candidate, profile, false_alarm, rank, report));
+    TRY(assay_compare_undiagnosed(ctx, golden, candidate, profile, false_alarm, order, report));
     if (report->verdict == ASSAY_FAIL) TRY(assay_diagnose(ctx, golden, candidate, profile, report));
 cleanup:
     if (status != ASSAY_OK) assay_report_free(report);

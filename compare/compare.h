@@ -104,17 +104,22 @@ typedef struct assay_report {
     struct assay_picture **pictures; /* [count], once they are drawn (pictures.h); else NULL */
 } assay_report;
 
-/* Where in the data flow the tensor of a path stands: lower comes first; equal ones go by their paths. Whoever knows
- * the operations has one (harness/operations/data_flow.h). */
-typedef int64_t (*assay_rank)(const char *path);
+/* Tensors in the order of the data flow, as who knows the operations has it (harness/plan/plan.h). Others come behind
+ * these, folder after folder: schedule/, routing/, checkpoints/, outputs/, gradients/; and so do all where it is zeroed. */
+typedef struct assay_order {
+    const assay_tensor_spec *specs;
+    int count;
+} assay_order;
 
-/* `rank` may be NULL: folder after folder, schedule/, routing/, checkpoints/, outputs/, gradients/. */
+/* Where a tensor that is compared stands; what stands lower is computed before. */
+int assay_order_rank(assay_order order, const assay_tensor_spec *spec);
+
 assay_status assay_compare(assay_context *ctx, assay_fixture_reader *golden, assay_fixture_reader *candidate,
-                           const assay_profile *profile, double false_alarm, assay_rank rank, assay_report *report);
+                           const assay_profile *profile, double false_alarm, assay_order order, assay_report *report);
 /* The same without the diagnosis, for those who compare a hundred times. */
 assay_status assay_compare_undiagnosed(assay_context *ctx, assay_fixture_reader *golden,
                                        assay_fixture_reader *candidate, const assay_profile *profile,
-                                       double false_alarm, assay_rank rank, assay_report *report);
+                                       double false_alarm, assay_order order, assay_report *report);
 /* PASS becomes VACUOUS where report->power says that a required mutant would pass too. */
 void assay_report_weigh(assay_report *report);
 /* "routing: 32 tokens: 30 exact, 2 admissible, 0 wrong; ..."; empty where nothing was judged. */

@@ -330,10 +330,8 @@ static assay_status look_exchanged(assay_context *ctx, assay_fixture_reader *gol
     TRY(assay_alloc_f64(ctx, "another tensor", t->count, &other));
     for (int i = 0; text[0] == '\0' && i < assay_fixture_count(golden); i++) {
         const assay_tensor_spec *spec = assay_fixture_spec(golden, i);
-        const bool result = strncmp(spec->path, "outputs/", 8) == 0 || strncmp(spec->path, "gradients/", 10) == 0 ||
-                            strncmp(spec->path, "checkpoints/", 12) == 0;
-        if (!result || strcmp(spec->path, path) == 0 || !assay_shape_equal(&spec->shape, &t->shape)) continue;
-        if (spec->type == ASSAY_INT32) continue;
+        if (!assay_has_error_scale(spec) || strcmp(spec->path, path) == 0) continue;
+        if (!assay_shape_equal(&spec->shape, &t->shape)) continue;
         TRY(assay_fixture_read(ctx, golden, spec->path, 0, t->count, other));
         residual r = {0};
         for (int64_t k = 0; k < t->count; k++) add(&r, other[k], t->candidate[k], t->sigma[k], 1);
@@ -373,12 +371,12 @@ assay_status assay_diagnose(assay_context *ctx, assay_fixture_reader *golden, as
     assay_status status = ASSAY_OK;
     const assay_tensor_result *r = first_wrong(report);
     double *values[3] = {NULL};
-    char scale[2 * ASSAY_PATH_SIZE], text[sizeof report->diagnosis - ASSAY_PATH_SIZE - 8];
+    char scale[ASSAY_PATH_SIZE], text[sizeof report->diagnosis - ASSAY_PATH_SIZE - 8];
     report->diagnosis[0] = '\0';
     if (r == NULL || r->elements < 1 || r->elements > ASSAY_DIAGNOSIS_MOST) return ASSAY_OK;
     if (r->finding != ASSAY_FINDING_ELEMENTS && r->finding != ASSAY_FINDING_ROWS) return ASSAY_OK;
     const assay_tensor_spec *spec = assay_fixture_find(golden, r->spec.path);
-    snprintf(scale, sizeof scale, "error_scale/%s/%s", profile->precision.name, r->spec.path);
+    assay_path_at(ASSAY_ROLE_ERROR_SCALE, profile->precision.name, r->spec.path, scale);
     if (spec == NULL || assay_fixture_find(golden, scale) == NULL) return ASSAY_OK;
     for (int i = 0; i < 3; i++) TRY(assay_alloc_f64(ctx, "values for the diagnosis", r->elements, &values[i]));
     TRY(assay_fixture_read(ctx, golden, r->spec.path, 0, r->elements, values[0]));

@@ -77,10 +77,10 @@ static assay_status draw_tensor(assay_context *ctx, assay_fixture_reader *golden
                                 const assay_profile *profile, const assay_tensor_result *r, const buffers *b,
                                 assay_picture **picture)
 {
-    char scale[2 * ASSAY_PATH_SIZE];
+    char scale[ASSAY_PATH_SIZE];
     void *memory = NULL;
     *picture = NULL;
-    snprintf(scale, sizeof scale, "error_scale/%s/%s", profile->precision.name, r->spec.path);
+    assay_path_at(ASSAY_ROLE_ERROR_SCALE, profile->precision.name, r->spec.path, scale);
     if (!can_be_drawn(golden, candidate, scale, r)) return ASSAY_OK;
     assay_status status = assay_alloc(ctx, "picture", 1, sizeof **picture, &memory);
     RETURN_IF(status != ASSAY_OK, status);

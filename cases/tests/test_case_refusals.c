@@ -166,11 +166,3 @@ TEST(refuses_with_place_and_words)
         assert_int_equal(count, 0);
     }
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(refuses_with_place_and_words),
-    };
-    return cmocka_run_group_tests_name("case_refusals", tests, NULL, NULL);
-}

@@ -147,13 +147,3 @@ TEST(reports_every_failed_allocation)
         }
     }
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(sets_what_a_case_has),
-        cmocka_unit_test(refuses_and_changes_nothing),
-        cmocka_unit_test(reports_every_failed_allocation),
-    };
-    return cmocka_run_group_tests_name("case_set", tests, NULL, NULL);
-}

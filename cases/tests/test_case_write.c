@@ -146,13 +146,3 @@ TEST(every_key_has_a_text)
     assay_model_key_text(assay_model_key_by_name("capacity_factor"), &assay_model_defaults, text, sizeof text);
     assert_string_equal(text, "-1.0");
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(round_trips_the_catalogue), cmocka_unit_test(round_trips_awkward_values),
-        cmocka_unit_test(differences_are_seen),      cmocka_unit_test(writes_numbers_and_texts_that_any_reader_takes),
-        cmocka_unit_test(every_key_has_a_text),
-    };
-    return cmocka_run_group_tests_name("case_write", tests, NULL, NULL);
-}

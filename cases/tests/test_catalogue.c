@@ -245,27 +245,12 @@ TEST(reports_failed_allocations)
         int count = 0;
         assay_fail_allocation(n);
         assay_status status = assay_cases_find(&ctx, 1, patterns, &cases, &count);
-        assay_fail_allocation(-1);
-        if (!assay_allocation_failed()) {
-            assert_ok(&ctx, status);
+        if (had_memory(&ctx, status)) {
             assay_cases_free(cases, count);
             break;
         }
         failures++;
-        assert_int_equal(status, ASSAY_NO_MEMORY);
         assert_null(cases);
     }
     assert_true(failures > 30);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(has_distinct_described_cases),  cmocka_unit_test(every_bug_has_a_case),
-        cmocka_unit_test(models_know_their_names),       cmocka_unit_test(deepseek3_is_as_published),
-        cmocka_unit_test(finds_names_globs_and_files),   cmocka_unit_test(refuses_what_matches_nothing),
-        cmocka_unit_test(refuses_two_cases_of_one_name), cmocka_unit_test(matches_lists_of_patterns),
-        cmocka_unit_test(reports_failed_allocations),
-    };
-    return cmocka_run_group_tests_name("catalogue", tests, NULL, NULL);
 }

@@ -72,13 +72,3 @@ TEST(values_that_change_nothing)
         if (found != rows[i].nothing) fail_msg("%s: %s", assay_maxtext_keys[rows[i].key].name, rows[i].value);
     }
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(no_key_stands_twice),
-        cmocka_unit_test(whole_names_alone_are_neutral),
-        cmocka_unit_test(values_that_change_nothing),
-    };
-    return cmocka_run_group_tests_name("maxtext_keys", tests, NULL, NULL);
-}

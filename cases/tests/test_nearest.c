@@ -36,12 +36,3 @@ TEST(is_silent_about_what_is_not)
     assert_string_equal(hint(longest, 3, text, sizeof text), "");
     assert_string_equal(hint("num_expert", 1, text, 10), ", did you"); /* cut, not overrun */
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(names_what_is_near),
-        cmocka_unit_test(is_silent_about_what_is_not),
-    };
-    return cmocka_run_group_tests_name("nearest", tests, NULL, NULL);
-}

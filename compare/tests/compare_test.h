@@ -32,7 +32,7 @@ typedef struct test_fixture {
 static inline assay_tensor_spec spec_of(const char *path, assay_dtype type, int rank, const int64_t *dims)
 {
     assay_tensor_spec spec = {.type = type, .shape = {.rank = rank}};
-    snprintf(spec.path, sizeof spec.path, "%s", path);
+    assay_tensor_call(&spec, path);
     for (int axis = 0; axis < rank; axis++) {
         spec.shape.dims[axis] = dims[axis];
         spec.labels[axis] = "D";
@@ -143,23 +143,29 @@ static inline void write_fixture(assay_context *ctx, const test_fixture *f, cons
     assert_ok(ctx, assay_fixture_finish(ctx, writer));
 }
 
-/* Writes both, compares them and removes the files. */
-static inline void compare_ranked(assay_context *ctx, const test_fixture *golden, const test_fixture *candidate,
-                                  const char *profile, assay_rank rank, assay_report *report)
+/* Writes both and opens them; the files are gone at once. */
+static inline void open_fixtures(assay_context *ctx, const test_fixture *golden, const test_fixture *candidate,
+                                 assay_fixture_reader **golden_reader, assay_fixture_reader **candidate_reader)
 {
     char folder[] = "compare-test-XXXXXX", golden_path[64], candidate_path[64];
-    assay_fixture_reader *g = NULL, *c = NULL;
     assert_non_null(mkdtemp(folder));
     snprintf(golden_path, sizeof golden_path, "%s/golden.h5", folder);
     snprintf(candidate_path, sizeof candidate_path, "%s/candidate.h5", folder);
     write_fixture(ctx, golden, golden_path);
     write_fixture(ctx, candidate, candidate_path);
-    assert_ok(ctx, assay_fixture_open(ctx, golden_path, &g));
-    assert_ok(ctx, assay_fixture_open(ctx, candidate_path, &c));
+    assert_ok(ctx, assay_fixture_open(ctx, golden_path, golden_reader));
+    assert_ok(ctx, assay_fixture_open(ctx, candidate_path, candidate_reader));
     remove(golden_path);
     remove(candidate_path);
     rmdir(folder);
-    assay_status status = assay_compare(ctx, g, c, assay_profile_by_name(profile), 1e-6, rank, report);
+}
+
+static inline void compare_ranked(assay_context *ctx, const test_fixture *golden, const test_fixture *candidate,
+                                  const char *profile, assay_order order, assay_report *report)
+{
+    assay_fixture_reader *g = NULL, *c = NULL;
+    open_fixtures(ctx, golden, candidate, &g, &c);
+    const assay_status status = assay_compare(ctx, g, c, assay_profile_by_name(profile), 1e-6, order, report);
     assay_fixture_close(g);
     assay_fixture_close(c);
     assert_ok(ctx, status);
@@ -168,7 +174,7 @@ static inline void compare_ranked(assay_context *ctx, const test_fixture *golden
 static inline void compare_fixtures(assay_context *ctx, const test_fixture *golden, const test_fixture *candidate,
                                     const char *profile, assay_report *report)
 {
-    compare_ranked(ctx, golden, candidate, profile, NULL, report);
+    compare_ranked(ctx, golden, candidate, profile, (assay_order){0}, report);
 }
 
 static inline const assay_tensor_result *result_at(const assay_report *report, const char *path)
@@ -196,6 +202,34 @@ static inline test_fixture ordinary_golden(const char *profile, double sigma)
     free(tensor_at(&f, "weights/wo")->scale);
     tensor_at(&f, "weights/wo")->scale = NULL;
     return f;
+}
+
+/* A golden, a candidate, and what is said of it. */
+typedef struct trial {
+    assay_context ctx;
+    test_fixture golden, candidate;
+    assay_report report;
+} trial;
+
+/* An ordinary golden and a candidate that is equal to it. */
+static inline trial trial_of(const char *profile, double sigma)
+{
+    trial t = {.ctx = {.threads = 1}, .golden = ordinary_golden(profile, sigma)};
+    t.candidate = candidate_of(&t.golden);
+    return t;
+}
+
+static inline void trial_compare(trial *t, const char *profile)
+{
+    assay_report_free(&t->report);
+    compare_fixtures(&t->ctx, &t->golden, &t->candidate, profile, &t->report);
+}
+
+static inline void trial_free(trial *t)
+{
+    assay_report_free(&t->report);
+    free_fixture(&t->candidate);
+    free_fixture(&t->golden);
 }
 
 static inline void assert_contains(const char *text, const char *part)

@@ -21,18 +21,6 @@ static void all_nan(test_fixture *c)
 {
     fill_y(c, NAN);
 }
-static void one_nan(test_fixture *c)
-{
-    values_of(c, "outputs/y")[909] = NAN;
-}
-static void one_infinity(test_fixture *c)
-{
-    values_of(c, "outputs/y")[0] = -INFINITY;
-}
-static void scalar_nan(test_fixture *c)
-{
-    values_of(c, "outputs/lb_loss")[0] = NAN;
-}
 static void zeros(test_fixture *c)
 {
     fill_y(c, 0.0);
@@ -50,14 +38,6 @@ static void exchanged_rows(test_fixture *c)
         y[4 * 65 + i] = first;
     }
 }
-static void one_element(test_fixture *c)
-{
-    values_of(c, "outputs/y")[1 * 455 + 3 * 65 + 17] += 0.1;
-}
-static void last_element(test_fixture *c)
-{
-    values_of(c, "outputs/y")[909] += 0.1;
-}
 static void scaled_row(test_fixture *c)
 {
     for (int64_t i = 0; i < 65; i++) values_of(c, "outputs/y")[3 * 65 + i] *= 1.5;
@@ -69,14 +49,6 @@ static void wrong_gradient(test_fixture *c)
 static void wrong_checkpoint(test_fixture *c)
 {
     values_of(c, "checkpoints/moe_mlpwo")[7] = 3.0;
-}
-static void wrong_scalar(test_fixture *c)
-{
-    values_of(c, "outputs/lb_loss")[0] += 0.5;
-}
-static void wrong_integer(test_fixture *c)
-{
-    values_of(c, "routing/selected_experts")[5] += 1.0;
 }
 static void no_output(test_fixture *c)
 {
@@ -126,128 +98,121 @@ static void is_request(test_fixture *c)
 /* Everything that must fail: what is found, where, and a part of what is said. */
 static const struct {
     const char *name;
-    change change;
+    change change; /* NULL: element `index` of the tensor becomes `value` */
     const char *path;
+    int64_t index;
+    double value;
     assay_finding finding;
     const char *message;
 } must_fail[] = {
-    {"all NaN", all_nan, "outputs/y", ASSAY_FINDING_NONFINITE, "910 of 910 elements are NaN"},
-    {"one NaN", one_nan, "outputs/y", ASSAY_FINDING_NONFINITE, "the first [1,6,64]"},
-    {"an infinity", one_infinity, "outputs/y", ASSAY_FINDING_NONFINITE, "candidate -inf"},
-    {"a NaN scalar", scalar_nan, "outputs/lb_loss", ASSAY_FINDING_NONFINITE, "1 of 1"},
-    {"zeros", zeros, "outputs/y", ASSAY_FINDING_ELEMENTS, "candidate 0"},
-    {"negated", negated, "outputs/y", ASSAY_FINDING_ELEMENTS, "times the threshold"},
-    {"exchanged rows", exchanged_rows, "outputs/y", ASSAY_FINDING_ELEMENTS, "of 910 elements"},
-    {"one element", one_element, "outputs/y", ASSAY_FINDING_ELEMENTS,
+    {"all NaN", all_nan, "outputs/y", 0, 0, ASSAY_FINDING_NONFINITE, "910 of 910 elements are NaN"},
+    {"one NaN", NULL, "outputs/y", 909, NAN, ASSAY_FINDING_NONFINITE, "the first [1,6,64]"},
+    {"an infinity", NULL, "outputs/y", 0, -INFINITY, ASSAY_FINDING_NONFINITE, "candidate -inf"},
+    {"a NaN scalar", NULL, "outputs/lb_loss", 0, NAN, ASSAY_FINDING_NONFINITE, "1 of 1"},
+    {"zeros", zeros, "outputs/y", 0, 0, ASSAY_FINDING_ELEMENTS, "candidate 0"},
+    {"negated", negated, "outputs/y", 0, 0, ASSAY_FINDING_ELEMENTS, "times the threshold"},
+    {"exchanged rows", exchanged_rows, "outputs/y", 0, 0, ASSAY_FINDING_ELEMENTS, "of 910 elements"},
+    {"one element", NULL, "outputs/y", 1 * 455 + 3 * 65 + 17, 1.5, ASSAY_FINDING_ELEMENTS,
      "1 of 910 elements beyond their threshold, the worst [1,3,17]"},
-    {"the last element", last_element, "outputs/y", ASSAY_FINDING_ELEMENTS, "1 of 910"},
-    {"a scaled row", scaled_row, "outputs/y", ASSAY_FINDING_ELEMENTS, "[0,3,"},
-    {"a gradient", wrong_gradient, "gradients/inputs/x", ASSAY_FINDING_ELEMENTS, "the worst [0,0,7]"},
-    {"a checkpoint", wrong_checkpoint, "checkpoints/moe_mlpwo", ASSAY_FINDING_ELEMENTS, "the worst [0,7]"},
-    {"a scalar", wrong_scalar, "outputs/lb_loss", ASSAY_FINDING_ELEMENTS, "1 of 1"},
-    {"an integer", wrong_integer, "routing/selected_experts", ASSAY_FINDING_INTEGERS, "the first [0,1,2]"},
-    {"no output", no_output, "outputs/y", ASSAY_FINDING_MISSING, "missing"},
-    {"no gradient", no_gradient, "gradients/inputs/x", ASSAY_FINDING_MISSING, "missing"},
-    {"a shape", wrong_shape, "outputs/y", ASSAY_FINDING_SHAPE, "shape is [7,2,65], expected [2,7,65]"},
-    {"a rank", wrong_rank, "outputs/y", ASSAY_FINDING_SHAPE, "shape is [14,65]"},
-    {"the margin's shape", margin_shape, "routing/margin", ASSAY_FINDING_SHAPE, "shape is [14]"},
-    {"integers for floats", integers_for_floats, "outputs/y", ASSAY_FINDING_TYPE, "int32, expected a float type"},
-    {"floats for integers", floats_for_integers, "routing/selected_experts", ASSAY_FINDING_TYPE, "expected integers"},
-    {"a coarse type", too_coarse, "outputs/y", ASSAY_FINDING_TYPE,
+    {"the last element", NULL, "outputs/y", 909, 1.5, ASSAY_FINDING_ELEMENTS, "1 of 910"},
+    {"a scaled row", scaled_row, "outputs/y", 0, 0, ASSAY_FINDING_ELEMENTS, "[0,3,"},
+    {"a gradient", wrong_gradient, "gradients/inputs/x", 0, 0, ASSAY_FINDING_ELEMENTS, "the worst [0,0,7]"},
+    {"a checkpoint", wrong_checkpoint, "checkpoints/moe_mlpwo", 0, 0, ASSAY_FINDING_ELEMENTS, "the worst [0,7]"},
+    {"a scalar", NULL, "outputs/lb_loss", 0, 1.5, ASSAY_FINDING_ELEMENTS, "1 of 1"},
+    {"an integer", NULL, "routing/selected_experts", 5, 77, ASSAY_FINDING_INTEGERS, "the first [0,1,2]"},
+    {"no output", no_output, "outputs/y", 0, 0, ASSAY_FINDING_MISSING, "missing"},
+    {"no gradient", no_gradient, "gradients/inputs/x", 0, 0, ASSAY_FINDING_MISSING, "missing"},
+    {"a shape", wrong_shape, "outputs/y", 0, 0, ASSAY_FINDING_SHAPE, "shape is [7,2,65], expected [2,7,65]"},
+    {"a rank", wrong_rank, "outputs/y", 0, 0, ASSAY_FINDING_SHAPE, "shape is [14,65]"},
+    {"the margin's shape", margin_shape, "routing/margin", 0, 0, ASSAY_FINDING_SHAPE, "shape is [14]"},
+    {"integers for floats", integers_for_floats, "outputs/y", 0, 0, ASSAY_FINDING_TYPE, "int32, expected a float type"},
+    {"floats for integers", floats_for_integers, "routing/selected_experts", 0, 0, ASSAY_FINDING_TYPE,
+     "expected integers"},
+    {"a coarse type", too_coarse, "outputs/y", 0, 0, ASSAY_FINDING_TYPE,
      "float8_e4m3fn, coarser than profile bf16 allows: bfloat16"},
-    {"a request", is_request, "outputs/y", ASSAY_FINDING_MISSING, "the file's kind is request"},
+    {"a request", is_request, "outputs/y", 0, 0, ASSAY_FINDING_MISSING, "the file's kind is request"},
 };
 
 TEST(test_must_fail)
 {
-    assay_context ctx = {.threads = 1};
     for (size_t i = 0; i < sizeof must_fail / sizeof *must_fail; i++) {
-        test_fixture golden = ordinary_golden("bf16", 1e-3), candidate = candidate_of(&golden);
-        assay_report report = {0};
-        must_fail[i].change(&candidate);
-        compare_fixtures(&ctx, &golden, &candidate, "bf16", &report);
-        const assay_tensor_result *r = result_at(&report, must_fail[i].path);
-        if (report.verdict != ASSAY_FAIL || r->verdict != ASSAY_FAIL || r->finding != must_fail[i].finding) {
-            fail_msg("%s: verdict %s, %s, finding %d", must_fail[i].name, assay_verdict_name(report.verdict),
+        trial t = trial_of("bf16", 1e-3);
+        if (must_fail[i].change != NULL) {
+            must_fail[i].change(&t.candidate);
+        } else {
+            values_of(&t.candidate, must_fail[i].path)[must_fail[i].index] = must_fail[i].value;
+        }
+        trial_compare(&t, "bf16");
+        const assay_tensor_result *r = result_at(&t.report, must_fail[i].path);
+        if (t.report.verdict != ASSAY_FAIL || r->verdict != ASSAY_FAIL || r->finding != must_fail[i].finding) {
+            fail_msg("%s: verdict %s, %s, finding %d", must_fail[i].name, assay_verdict_name(t.report.verdict),
                      r->message, (int)r->finding);
         }
         assert_contains(r->message, must_fail[i].message);
         assert_contains(r->message, must_fail[i].path);
-        assay_report_free(&report);
-        free_fixture(&candidate);
-        free_fixture(&golden);
+        trial_free(&t);
     }
 }
 
 /* Each element of the row within its threshold of 6.3 standard deviations, the row beyond its own of 5.7. */
 TEST(test_row_beyond_its_threshold)
 {
-    assay_context ctx = {.threads = 1};
-    test_fixture golden = ordinary_golden("f32", 1e-3), candidate = candidate_of(&golden);
-    assay_report report = {0};
-    const double *scale = tensor_at(&golden, "outputs/y")->scale;
-    for (int64_t i = 3 * 65; i < 4 * 65; i++) values_of(&candidate, "outputs/y")[i] += (i % 2 ? 6.1 : -6.1) * scale[i];
-    compare_fixtures(&ctx, &golden, &candidate, "f32", &report);
-    const assay_tensor_result *y = result_at(&report, "outputs/y");
+    trial t = trial_of("f32", 1e-3);
+    const double *scale = tensor_at(&t.golden, "outputs/y")->scale;
+    for (int64_t i = 3 * 65; i < 4 * 65; i++)
+        values_of(&t.candidate, "outputs/y")[i] += (i % 2 ? 6.1 : -6.1) * scale[i];
+    trial_compare(&t, "f32");
+    const assay_tensor_result *y = result_at(&t.report, "outputs/y");
     assert_int_equal(y->finding, ASSAY_FINDING_ROWS);
     assert_int_equal(y->wrong_rows, 1);
     assert_int_equal(y->wrong_elements, 0);
     assert_int_equal(y->rows_worst[0].index, 3);
     assert_true(y->worst_row > 1.0 && y->worst_row < 1.2);
-    assert_contains(report.message, "outputs/y: 1 of 14 rows beyond their threshold, the worst row [0,3]: RMS golden");
-    assay_report_free(&report);
-    free_fixture(&candidate);
-    free_fixture(&golden);
+    assert_contains(t.report.message,
+                    "outputs/y: 1 of 14 rows beyond their threshold, the worst row [0,3]: RMS golden");
+    trial_free(&t);
 }
 
 TEST(test_first_wrong_is_blamed)
 {
-    assay_context ctx = {.threads = 1};
-    test_fixture golden = ordinary_golden("bf16", 1e-3), candidate = candidate_of(&golden);
-    assay_report report = {0};
-    wrong_gradient(&candidate);
-    all_nan(&candidate);
-    wrong_checkpoint(&candidate);
-    compare_fixtures(&ctx, &golden, &candidate, "bf16", &report);
-    assert_contains(report.message, "checkpoints/moe_mlpwo: ");
+    trial t = trial_of("bf16", 1e-3);
+    wrong_gradient(&t.candidate);
+    all_nan(&t.candidate);
+    wrong_checkpoint(&t.candidate);
+    trial_compare(&t, "bf16");
+    assert_contains(t.report.message, "checkpoints/moe_mlpwo: ");
     const char *const order[] = {
         "routing/margin", "routing/selected_experts", "checkpoints/moe_mlpwo", "outputs/lb_loss",
         "outputs/y",      "gradients/inputs/x"};
-    assert_int_equal(report.count, 6);
-    for (int i = 0; i < 6; i++) assert_string_equal(report.tensors[i].spec.path, order[i]);
-    assay_report_free(&report);
-    free_fixture(&candidate);
-    free_fixture(&golden);
+    assert_int_equal(t.report.count, 6);
+    for (int i = 0; i < 6; i++) assert_string_equal(t.report.tensors[i].spec.path, order[i]);
+    trial_free(&t);
 }
 
-/* An order that no alphabet has, with two tensors in one place. */
-static int64_t gradients_first(const char *path)
+/* In an order that no alphabet has; what stands nowhere in it comes last, folder after folder. */
+TEST(test_order_is_given)
 {
-    if (strncmp(path, "gradients/", 10) == 0) return -5;
-    return strncmp(path, "outputs/", 8) == 0 ? INT64_MAX : strncmp(path, "routing/", 8) == 0 ? 7 : 6;
-}
-
-TEST(test_rank_is_the_order)
-{
-    assay_context ctx = {.threads = 1};
-    test_fixture golden = ordinary_golden("bf16", 1e-3), candidate = candidate_of(&golden);
-    assay_report report = {0};
-    wrong_gradient(&candidate);
-    wrong_checkpoint(&candidate);
-    compare_ranked(&ctx, &golden, &candidate, "bf16", gradients_first, &report);
-    assert_contains(report.message, "gradients/inputs/x: ");
-    const char *const order[] = {"gradients/inputs/x",       "checkpoints/moe_mlpwo", "routing/margin",
-                                 "routing/selected_experts", "outputs/lb_loss",       "outputs/y"};
-    assert_int_equal(report.count, 6);
-    for (int i = 0; i < 6; i++) assert_string_equal(report.tensors[i].spec.path, order[i]);
-    assay_report_free(&report);
-    free_fixture(&candidate);
-    free_fixture(&golden);
+    static const assay_tensor_spec specs[] = {
+        {.path = "gradients/inputs/x", .role = ASSAY_ROLE_GRADIENT},
+        {.path = "error_scale/bf16/outputs/y", .role = ASSAY_ROLE_ERROR_SCALE},
+        {.path = "checkpoints/moe_mlpwo", .role = ASSAY_ROLE_CHECKPOINT},
+        {.path = "checkpoints/of_another_case", .role = ASSAY_ROLE_CHECKPOINT},
+        {.path = "routing/selected_experts", .role = ASSAY_ROLE_ROUTING},
+    };
+    trial t = trial_of("bf16", 1e-3);
+    wrong_gradient(&t.candidate);
+    wrong_checkpoint(&t.candidate);
+    compare_ranked(&t.ctx, &t.golden, &t.candidate, "bf16", (assay_order){specs, 5}, &t.report);
+    assert_contains(t.report.message, "gradients/inputs/x: ");
+    const char *const order[] = {"gradients/inputs/x", "checkpoints/moe_mlpwo", "routing/selected_experts",
+                                 "routing/margin",     "outputs/lb_loss",       "outputs/y"};
+    assert_int_equal(t.report.count, 6);
+    for (int i = 0; i < 6; i++) assert_string_equal(t.report.tensors[i].spec.path, order[i]);
+    trial_free(&t);
 }
 
 TEST(test_unknown_paths)
 {
-    assay_context ctx = {.threads = 1};
     static const struct {
         const char *path;
         bool fails;
@@ -261,29 +226,25 @@ TEST(test_unknown_paths)
                 {"weights/wo2", false},
                 {"cotangents/y", false}};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        test_fixture golden = ordinary_golden("bf16", 1e-3), candidate = candidate_of(&golden);
-        assay_report report = {0};
-        add_tensor(&candidate, rows[i].path, ASSAY_FLOAT32, 1, DIMS(3), 0.0);
-        free(candidate.tensors[candidate.count - 1].scale);
-        candidate.tensors[candidate.count - 1].scale = NULL;
-        compare_fixtures(&ctx, &golden, &candidate, "bf16", &report);
-        assert_int_equal(report.verdict, rows[i].fails ? ASSAY_FAIL : ASSAY_PASS);
-        assert_int_equal(report.unknown_count, rows[i].fails ? 1 : 0);
+        trial t = trial_of("bf16", 1e-3);
+        add_tensor(&t.candidate, rows[i].path, ASSAY_FLOAT32, 1, DIMS(3), 0.0);
+        free(t.candidate.tensors[t.candidate.count - 1].scale);
+        t.candidate.tensors[t.candidate.count - 1].scale = NULL;
+        trial_compare(&t, "bf16");
+        assert_int_equal(t.report.verdict, rows[i].fails ? ASSAY_FAIL : ASSAY_PASS);
+        assert_int_equal(t.report.unknown_count, rows[i].fails ? 1 : 0);
         if (rows[i].fails) {
-            assert_string_equal(report.unknown[0], rows[i].path);
-            assert_contains(report.message, rows[i].path);
-            assert_contains(report.message, "unknown path");
+            assert_string_equal(t.report.unknown[0], rows[i].path);
+            assert_contains(t.report.message, rows[i].path);
+            assert_contains(t.report.message, "unknown path");
         }
-        assay_report_free(&report);
-        free_fixture(&candidate);
-        free_fixture(&golden);
+        trial_free(&t);
     }
 }
 
 /* Every type that the profile allows, and every profile for itself. */
 TEST(test_correct_passes)
 {
-    assay_context ctx = {.threads = 1};
     static const struct {
         const char *profile;
         double sigma;
@@ -292,40 +253,33 @@ TEST(test_correct_passes)
                 {"bf16", 1e-9, ASSAY_FLOAT32},  {"bf16", 1e-9, ASSAY_FLOAT64},  {"f16", 1e-9, ASSAY_FLOAT16},
                 {"f16", 1e-9, ASSAY_TFLOAT32},  {"f32", 1e-9, ASSAY_FLOAT32},   {"f64", 1e-17, ASSAY_FLOAT64}};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        test_fixture golden = ordinary_golden(rows[i].profile, rows[i].sigma), candidate = candidate_of(&golden);
-        assay_report report = {0};
-        for (int j = 0; j < candidate.count; j++) {
-            if (candidate.tensors[j].spec.type != ASSAY_INT32) candidate.tensors[j].spec.type = rows[i].type;
+        trial t = trial_of(rows[i].profile, rows[i].sigma);
+        for (int j = 0; j < t.candidate.count; j++) {
+            if (t.candidate.tensors[j].spec.type != ASSAY_INT32) t.candidate.tensors[j].spec.type = rows[i].type;
         }
-        compare_fixtures(&ctx, &golden, &candidate, rows[i].profile, &report);
-        if (report.verdict != ASSAY_PASS) fail_msg("row %zu: %s", i, report.message);
-        assert_contains(report.message, "5 tensors correct");
-        assert_false(result_at(&report, "routing/margin")->compared);
-        assert_contains(result_at(&report, "routing/margin")->message, "the oracle's own measure");
-        assay_report_free(&report);
-        free_fixture(&candidate);
-        free_fixture(&golden);
+        trial_compare(&t, rows[i].profile);
+        if (t.report.verdict != ASSAY_PASS) fail_msg("row %zu: %s", i, t.report.message);
+        assert_contains(t.report.message, "5 tensors correct");
+        assert_false(result_at(&t.report, "routing/margin")->compared);
+        assert_contains(result_at(&t.report, "routing/margin")->message, "the oracle's own measure");
+        trial_free(&t);
     }
 }
 
 /* A float32 file may hold results that were rounded to the profile's storage type. */
 TEST(test_rounded_in_a_wider_file)
 {
-    assay_context ctx = {.threads = 1};
-    test_fixture golden = ordinary_golden("bf16", 1e-9), candidate = candidate_of(&golden);
-    assay_report report = {0};
-    for (int j = 0; j < candidate.count; j++) {
-        test_tensor *t = &candidate.tensors[j];
-        assay_dtype_round_many(ASSAY_BFLOAT16, assay_shape_count(&t->spec.shape), t->values, t->values);
+    trial t = trial_of("bf16", 1e-9);
+    for (int j = 0; j < t.candidate.count; j++) {
+        const test_tensor *tensor = &t.candidate.tensors[j];
+        assay_dtype_round_many(ASSAY_BFLOAT16, assay_shape_count(&tensor->spec.shape), tensor->values, tensor->values);
     }
-    compare_fixtures(&ctx, &golden, &candidate, "bf16", &report);
-    assert_int_equal(report.verdict, ASSAY_PASS);
-    const assay_tensor_result *y = result_at(&report, "outputs/y");
+    trial_compare(&t, "bf16");
+    assert_int_equal(t.report.verdict, ASSAY_PASS);
+    const assay_tensor_result *y = result_at(&t.report, "outputs/y");
     assert_true(y->worst_element > 0.5 && y->worst_element <= 1.0);
     assert_true(y->rms_ratio > 0.3 && y->rms_ratio < 1.5);
-    assay_report_free(&report);
-    free_fixture(&candidate);
-    free_fixture(&golden);
+    trial_free(&t);
 }
 
 TEST(test_golden_is_its_own_candidate)
@@ -344,21 +298,17 @@ TEST(test_golden_is_its_own_candidate)
 
 TEST(test_optional_may_be_missing)
 {
-    assay_context ctx = {.threads = 1};
-    test_fixture golden = ordinary_golden("bf16", 1e-3), candidate = candidate_of(&golden);
-    assay_report report = {0};
-    drop_tensor(&candidate, "checkpoints/moe_mlpwo");
-    drop_tensor(&candidate, "routing/selected_experts");
-    candidate.kind = NULL;
-    compare_fixtures(&ctx, &golden, &candidate, "bf16", &report);
-    assert_int_equal(report.verdict, ASSAY_PASS);
-    const assay_tensor_result *r = result_at(&report, "checkpoints/moe_mlpwo");
+    trial t = trial_of("bf16", 1e-3);
+    drop_tensor(&t.candidate, "checkpoints/moe_mlpwo");
+    drop_tensor(&t.candidate, "routing/selected_experts");
+    t.candidate.kind = NULL;
+    trial_compare(&t, "bf16");
+    assert_int_equal(t.report.verdict, ASSAY_PASS);
+    const assay_tensor_result *r = result_at(&t.report, "checkpoints/moe_mlpwo");
     assert_int_equal(r->finding, ASSAY_FINDING_MISSING);
     assert_false(r->required || r->compared);
     assert_contains(r->message, "not given");
-    assay_report_free(&report);
-    free_fixture(&candidate);
-    free_fixture(&golden);
+    trial_free(&t);
 }
 
 /* Errors as the scale says, independent ones and ones that a whole row shares: no false alarm in 200 fixtures. */
@@ -386,21 +336,4 @@ TEST(test_noise_of_the_scale_passes)
         free_fixture(&candidate);
     }
     free_fixture(&golden);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_must_fail),
-        cmocka_unit_test(test_row_beyond_its_threshold),
-        cmocka_unit_test(test_first_wrong_is_blamed),
-        cmocka_unit_test(test_rank_is_the_order),
-        cmocka_unit_test(test_unknown_paths),
-        cmocka_unit_test(test_correct_passes),
-        cmocka_unit_test(test_rounded_in_a_wider_file),
-        cmocka_unit_test(test_golden_is_its_own_candidate),
-        cmocka_unit_test(test_optional_may_be_missing),
-        cmocka_unit_test(test_noise_of_the_scale_passes),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,31 +1,18 @@
 /* Cases that are out of the ordinary: exact ones, infinities, no error scales, nothing shown, damage, no memory. */
 #include "compare/tests/compare_test.h"
 
-/* One required tensor and what the candidate makes of one of its elements. */
-typedef struct single {
-    test_fixture golden, candidate;
-    assay_report report;
-    assay_context ctx;
-} single;
-
-static single single_of(const char *profile, int64_t count, double sigma)
+/* One required tensor. */
+static trial single_of(const char *profile, int64_t count, double sigma)
 {
-    single s = {.golden = {.kind = "golden", .profile = profile}, .ctx = {.threads = 1}};
+    trial s = {.golden = {.kind = "golden", .profile = profile}, .ctx = {.threads = 1}};
     add_tensor(&s.golden, "outputs/y", ASSAY_FLOAT64, 1, &count, sigma);
     return s;
 }
 
-static const assay_tensor_result *compare_single(single *s)
+static const assay_tensor_result *compare_single(trial *s)
 {
-    compare_fixtures(&s->ctx, &s->golden, &s->candidate, s->golden.profile, &s->report);
+    trial_compare(s, s->golden.profile);
     return result_at(&s->report, "outputs/y");
-}
-
-static void free_single(single *s)
-{
-    assay_report_free(&s->report);
-    free_fixture(&s->candidate);
-    free_fixture(&s->golden);
 }
 
 TEST(test_exact_elements)
@@ -50,7 +37,7 @@ TEST(test_exact_elements)
         {0.0, -0x1p-1000, ASSAY_FLOAT64, ASSAY_PASS}, /* below what a float32 error scale can say */
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        single s = single_of("bf16", 7, 0.0);
+        trial s = single_of("bf16", 7, 0.0);
         for (int j = 0; j < 7; j++) s.golden.tensors[0].values[j] = j; /* not all of them 0 */
         s.golden.tensors[0].values[5] = rows[i].golden;
         s.candidate = candidate_of(&s.golden);
@@ -66,7 +53,7 @@ TEST(test_exact_elements)
             assert_int_equal(y->wrong_elements, 1);
             assert_int_equal(y->elements_worst[0].index, 5);
         }
-        free_single(&s);
+        trial_free(&s);
     }
 }
 
@@ -74,7 +61,7 @@ TEST(test_exact_elements)
 TEST(test_exact_among_others)
 {
     for (int wrong = 0; wrong < 2; wrong++) {
-        single s = single_of("bf16", 700, 1e-3);
+        trial s = single_of("bf16", 700, 1e-3);
         s.golden.tensors[0].values[699] = s.golden.tensors[0].scale[699] = 0.0;
         s.candidate = candidate_of(&s.golden);
         s.candidate.tensors[0].values[699] = wrong ? 1e-12 : 0.0;
@@ -82,7 +69,7 @@ TEST(test_exact_among_others)
         assert_int_equal(y->verdict, wrong ? ASSAY_FAIL : ASSAY_PASS);
         assert_false(y->exact);
         if (wrong) assert_contains(y->message, "[699]: golden 0, candidate 1e-12, which must be equal");
-        free_single(&s);
+        trial_free(&s);
     }
 }
 
@@ -99,7 +86,7 @@ TEST(test_infinite_golden)
                 {1.0, 1.0, INFINITY, ASSAY_NOT_COMPARABLE}, {1.0, NAN, INFINITY, ASSAY_FAIL}};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         for (int64_t place = 0; place < 1500; place += 1499) {
-            single s = single_of("f32", 1500, 1e-5);
+            trial s = single_of("f32", 1500, 1e-5);
             s.golden.tensors[0].values[place] = rows[i].golden;
             s.golden.tensors[0].scale[place] = rows[i].sigma;
             s.candidate = candidate_of(&s.golden);
@@ -108,43 +95,37 @@ TEST(test_infinite_golden)
             const assay_tensor_result *y = compare_single(&s);
             if (y->verdict != rows[i].verdict) fail_msg("row %zu: %s", i, s.report.message);
             assert_false(isnan(y->rms_ratio) || isnan(y->worst_row) || isnan(y->max_error));
-            free_single(&s);
+            trial_free(&s);
         }
     }
 }
 
 TEST(test_no_error_scale)
 {
-    assay_context ctx = {.threads = 1};
-    test_fixture golden = ordinary_golden("f32", 1e-6), candidate = candidate_of(&golden);
-    assay_report report = {0};
-    compare_fixtures(&ctx, &golden, &candidate, "bf16", &report);
-    assert_int_equal(report.verdict, ASSAY_NOT_COMPARABLE);
-    const assay_tensor_result *y = result_at(&report, "outputs/y");
+    trial t = trial_of("f32", 1e-6);
+    trial_compare(&t, "bf16");
+    assert_int_equal(t.report.verdict, ASSAY_NOT_COMPARABLE);
+    const assay_tensor_result *y = result_at(&t.report, "outputs/y");
     assert_int_equal(y->verdict, ASSAY_NOT_COMPARABLE);
     assert_int_equal(y->finding, ASSAY_FINDING_NO_SCALE);
     assert_contains(y->message, "the golden has error scales for f32; generate it again with --set profiles=bf16");
-    assert_int_equal(result_at(&report, "checkpoints/moe_mlpwo")->verdict, ASSAY_NOT_COMPARABLE);
-    assert_int_equal(result_at(&report, "routing/selected_experts")->verdict, ASSAY_PASS);
-    assay_report_free(&report);
+    assert_int_equal(result_at(&t.report, "checkpoints/moe_mlpwo")->verdict, ASSAY_NOT_COMPARABLE);
+    assert_int_equal(result_at(&t.report, "routing/selected_experts")->verdict, ASSAY_PASS);
 
-    tensor_at(&candidate, "outputs/y")->values[3] = NAN; /* wrong at every precision */
-    compare_fixtures(&ctx, &golden, &candidate, "bf16", &report);
-    assert_int_equal(report.verdict, ASSAY_FAIL);
-    assert_contains(report.message, "outputs/y: 1 of 910 elements are NaN");
-    assay_report_free(&report);
+    tensor_at(&t.candidate, "outputs/y")->values[3] = NAN; /* wrong at every precision */
+    trial_compare(&t, "bf16");
+    assert_int_equal(t.report.verdict, ASSAY_FAIL);
+    assert_contains(t.report.message, "outputs/y: 1 of 910 elements are NaN");
 
-    for (int i = 0; i < golden.count; i++) {
-        free(golden.tensors[i].scale);
-        golden.tensors[i].scale = NULL;
+    for (int i = 0; i < t.golden.count; i++) {
+        free(t.golden.tensors[i].scale);
+        t.golden.tensors[i].scale = NULL;
     }
-    tensor_at(&candidate, "outputs/y")->values[3] = 1.0;
-    compare_fixtures(&ctx, &golden, &candidate, "bf16", &report);
-    assert_int_equal(report.verdict, ASSAY_NOT_COMPARABLE);
-    assert_contains(report.message, "the golden has no error scales");
-    assay_report_free(&report);
-    free_fixture(&candidate);
-    free_fixture(&golden);
+    tensor_at(&t.candidate, "outputs/y")->values[3] = 1.0;
+    trial_compare(&t, "bf16");
+    assert_int_equal(t.report.verdict, ASSAY_NOT_COMPARABLE);
+    assert_contains(t.report.message, "the golden has no error scales");
+    trial_free(&t);
 }
 
 TEST(test_routing_floats_need_no_scale)
@@ -172,12 +153,11 @@ TEST(test_routing_floats_need_no_scale)
 /* Where zeros would pass nothing was shown; whole fixtures of that kind are VACUOUS, single tensors are named. */
 TEST(test_vacuous)
 {
-    single s = single_of("bf16", 40, 1.0);
+    trial s = single_of("bf16", 40, 1.0);
     s.candidate = candidate_of(&s.golden);
     assert_int_equal(compare_single(&s)->verdict, ASSAY_VACUOUS);
     assert_int_equal(s.report.verdict, ASSAY_VACUOUS);
     assert_contains(s.report.message, "outputs/y: zeros would pass");
-    assay_report_free(&s.report);
 
     add_tensor(&s.golden, "gradients/inputs/x", ASSAY_FLOAT64, 1, DIMS(40), 1e-3);
     free_fixture(&s.candidate);
@@ -185,30 +165,30 @@ TEST(test_vacuous)
     assert_int_equal(compare_single(&s)->verdict, ASSAY_VACUOUS);
     assert_int_equal(s.report.verdict, ASSAY_PASS);
     assert_contains(s.report.message, "zeros would pass in outputs/y");
-    free_single(&s);
+    trial_free(&s);
 }
 
 /* An exact zero is a check like any other, but not when it is all there is. */
 TEST(test_nothing_but_zeros)
 {
     for (int others = 0; others < 2; others++) {
-        single s = single_of("bf16", 40, 0.0);
+        trial s = single_of("bf16", 40, 0.0);
         for (int i = 0; i < 40; i++) s.golden.tensors[0].values[i] = 0.0;
         if (others) add_tensor(&s.golden, "gradients/inputs/x", ASSAY_FLOAT64, 1, DIMS(40), 1e-3);
         s.candidate = candidate_of(&s.golden);
         assert_int_equal(compare_single(&s)->verdict, ASSAY_PASS);
         assert_int_equal(s.report.verdict, others ? ASSAY_PASS : ASSAY_VACUOUS);
-        free_single(&s);
+        trial_free(&s);
     }
 }
 
 TEST(test_nothing_to_compare)
 {
-    single s = single_of("bf16", 0, 1e-3);
+    trial s = single_of("bf16", 0, 1e-3);
     s.candidate = candidate_of(&s.golden);
     assert_int_equal(compare_single(&s)->elements, 0);
     assert_int_equal(s.report.verdict, ASSAY_VACUOUS);
-    free_single(&s);
+    trial_free(&s);
 
     assay_context ctx = {.threads = 1};
     test_fixture golden = {.kind = "golden", .profile = "bf16"}, candidate = {.kind = "candidate"};
@@ -277,7 +257,7 @@ TEST(test_long_rows)
 /* The worst elements in order, and all wrong ones counted. */
 TEST(test_worst_elements)
 {
-    single s = single_of("f32", 3000, 1e-4);
+    trial s = single_of("f32", 3000, 1e-4);
     s.candidate = candidate_of(&s.golden);
     for (int i = 0; i < 3000; i++) s.golden.tensors[0].scale[i] = (double)1e-4F;
     for (int i = 0; i < 8; i++) s.candidate.tensors[0].values[100 + 311 * i] += 0.01 * (1 + (i * 3) % 8);
@@ -288,7 +268,7 @@ TEST(test_worst_elements)
         int64_t place = (y->elements_worst[i].index - 100) / 311;
         assert_int_equal((place * 3) % 8, 7 - i);
     }
-    free_single(&s);
+    trial_free(&s);
 }
 
 static assay_status compare_files(assay_context *ctx, const char *golden, const char *candidate, double false_alarm,
@@ -297,7 +277,8 @@ static assay_status compare_files(assay_context *ctx, const char *golden, const 
     assay_fixture_reader *g = NULL, *c = NULL;
     assert_ok(ctx, assay_fixture_open(ctx, golden, &g));
     assert_ok(ctx, assay_fixture_open(ctx, candidate, &c));
-    assay_status status = assay_compare(ctx, g, c, assay_profile_by_name("bf16"), false_alarm, NULL, report);
+    assay_status status =
+        assay_compare(ctx, g, c, assay_profile_by_name("bf16"), false_alarm, (assay_order){0}, report);
     assay_fixture_close(g);
     assay_fixture_close(c);
     return status;
@@ -374,60 +355,20 @@ TEST(test_damaged_candidate)
 
 TEST(test_no_memory)
 {
-    assay_context ctx = {.threads = 1};
-    char folder[] = "compare-test-XXXXXX", path[64], other[64];
-    test_fixture golden = ordinary_golden("bf16", 1e-3), candidate = candidate_of(&golden);
-    assay_fixture_reader *g = NULL, *c = NULL;
-    add_tensor(&candidate, "outputs/unknown", ASSAY_INT32, 1, DIMS(3), 0.0);
-    assert_non_null(mkdtemp(folder));
-    snprintf(path, sizeof path, "%s/golden.h5", folder);
-    snprintf(other, sizeof other, "%s/candidate.h5", folder);
-    write_fixture(&ctx, &golden, path);
-    write_fixture(&ctx, &candidate, other);
+    trial t = trial_of("bf16", 1e-3);
+    add_tensor(&t.candidate, "outputs/unknown", ASSAY_INT32, 1, DIMS(3), 0.0);
     int64_t n = 0;
-    for (;; n++) {
-        assay_report report = {0};
-        assert_ok(&ctx, assay_fixture_open(&ctx, path, &g));
-        assert_ok(&ctx, assay_fixture_open(&ctx, other, &c));
+    for (bool done = false; !done; n++) {
+        assay_fixture_reader *golden = NULL, *candidate = NULL;
+        open_fixtures(&t.ctx, &t.golden, &t.candidate, &golden, &candidate);
         assay_fail_allocation(n);
-        assay_status status = assay_compare(&ctx, g, c, assay_profile_by_name("bf16"), 1e-6, NULL, &report);
-        assay_fail_allocation(-1);
-        bool failed = assay_allocation_failed();
-        assay_fixture_close(g);
-        assay_fixture_close(c);
-        if (!failed) {
-            assert_int_equal(report.verdict, ASSAY_FAIL);
-            assay_report_free(&report);
-            break;
-        }
-        assert_int_equal(status, ASSAY_NO_MEMORY);
-        assert_null(report.tensors);
+        const assay_status status =
+            assay_compare(&t.ctx, golden, candidate, assay_profile_by_name("bf16"), 1e-6, (assay_order){0}, &t.report);
+        done = had_memory(&t.ctx, status);
+        assert_true(done ? t.report.verdict == ASSAY_FAIL : t.report.tensors == NULL);
+        assay_fixture_close(golden);
+        assay_fixture_close(candidate);
     }
     assert_true(n > 5);
-    remove(path);
-    remove(other);
-    rmdir(folder);
-    free_fixture(&candidate);
-    free_fixture(&golden);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_exact_elements),
-        cmocka_unit_test(test_exact_among_others),
-        cmocka_unit_test(test_infinite_golden),
-        cmocka_unit_test(test_no_error_scale),
-        cmocka_unit_test(test_routing_floats_need_no_scale),
-        cmocka_unit_test(test_vacuous),
-        cmocka_unit_test(test_nothing_but_zeros),
-        cmocka_unit_test(test_nothing_to_compare),
-        cmocka_unit_test(test_integers_alone),
-        cmocka_unit_test(test_long_rows),
-        cmocka_unit_test(test_worst_elements),
-        cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_damaged_candidate),
-        cmocka_unit_test(test_no_memory),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    trial_free(&t);
 }

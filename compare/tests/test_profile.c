@@ -76,10 +76,3 @@ TEST(test_quantiles)
     assert_true(assay_statistic_quantile(&t, 16) > 1.5 * assay_statistic_quantile(&t, 1e9));
     assert_true(assay_statistic_quantile(&t, 8) > assay_statistic_quantile(&t, 16));
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_profiles), cmocka_unit_test(test_thresholds),
-                                       cmocka_unit_test(test_quantiles)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

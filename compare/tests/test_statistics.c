@@ -251,18 +251,3 @@ TEST(deviations)
     assert_true(assay_statistic_deviation(ASSAY_STATISTIC_SIZE, -9, row) == 0);
     assert_true(assay_statistic_deviation(ASSAY_STATISTIC_BIAS, 9, unused) == 0);
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_plain_formulas),
-        cmocka_unit_test(what_does_not_count),
-        cmocka_unit_test(pieces_make_no_difference),
-        cmocka_unit_test(slices_are_seen),
-        cmocka_unit_test(tiny_errors_have_no_sign),
-        cmocka_unit_test(axes_that_are_too_long),
-        cmocka_unit_test(quantiles),
-        cmocka_unit_test(deviations),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

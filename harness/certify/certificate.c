@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "harness/operations/paths.h"
 #include "harness/plan/progress.h"
 #include "harness/scales/ensemble.h"
 #include "oracle/base/memory.h"
@@ -23,9 +22,11 @@ enum { COORDINATES = 8, DIRECTIONS = 2 };
 
 assay_status assay_certificate_spec(assay_context *ctx, const char *path, assay_tensor_spec *spec)
 {
-    *spec = (assay_tensor_spec){
-        .type = ASSAY_FLOAT64, .shape = assay_shape_of(1, (int64_t)ASSAY_CERTIFICATE_FIELDS), .labels = {"field"}};
-    const int length = snprintf(spec->path, sizeof spec->path, "certificate/%s", path);
+    *spec = (assay_tensor_spec){.role = ASSAY_ROLE_CERTIFICATE,
+                                .type = ASSAY_FLOAT64,
+                                .shape = assay_shape_of(1, (int64_t)ASSAY_CERTIFICATE_FIELDS),
+                                .labels = {"field"}};
+    const int length = snprintf(spec->path, sizeof spec->path, "%s/%s", assay_role_folders[spec->role], path);
     if (length >= (int)sizeof spec->path) return assay_fail(ctx, ASSAY_INTERNAL, "%s: path too long", path);
     return ASSAY_OK;
 }
@@ -48,11 +49,11 @@ static double seconds_of(const assay_plan *plan)
 {
     double seconds = plan->operation->flops(plan->c, false) * SECONDS_PER_FLOP;
     for (int i = 0; i < plan->spec_count; i++) {
-        const char *path = plan->specs[i].path;
+        const assay_tensor_role role = plan->specs[i].role;
         const double count = (double)assay_shape_count(&plan->specs[i].shape);
-        const bool weight = assay_path_in(path, "weights"), gradient = assay_path_in(path, "gradients");
-        if (weight) seconds += count * SECONDS_PER_WEIGHT;
-        if (!weight && !gradient && (assay_path_is_given(path) || assay_path_is_result(path))) {
+        if (role == ASSAY_ROLE_WEIGHT) {
+            seconds += count * SECONDS_PER_WEIGHT;
+        } else if (role != ASSAY_ROLE_GRADIENT && (assay_role_is_given(role) || assay_role_is_result(role))) {
             seconds += count * SECONDS_PER_NUMBER;
         }
     }
@@ -64,12 +65,12 @@ static double memory_of(const assay_plan *plan, int threads)
 {
     double all = 0, results = 0, largest = 0;
     for (int i = 0; i < plan->spec_count; i++) {
-        const char *path = plan->specs[i].path;
+        const assay_tensor_role role = plan->specs[i].role;
         const double count = (double)assay_shape_count(&plan->specs[i].shape);
-        const bool given = assay_path_is_given(path), certified = assay_path_is_result(path);
+        const bool given = assay_role_is_given(role), certified = assay_role_is_result(role);
         if (given || certified) all += count;
         if (given) largest = fmax(largest, count);
-        if (certified && !assay_path_in(path, "gradients")) results += count;
+        if (certified && role != ASSAY_ROLE_GRADIENT) results += count;
     }
     return (double)sizeof(spec_quad) * (all + 2 * results + threads * (largest + results));
 }
@@ -84,7 +85,7 @@ assay_scope assay_scope_of(const assay_context *ctx, const assay_plan *plan, int
     for (int i = 0; i < plan->spec_count; i++) {
         const assay_tensor_spec *spec = &plan->specs[i];
         choices += assay_path_is_choice(spec->path);
-        if (!assay_path_in(spec->path, "gradients")) continue;
+        if (spec->role != ASSAY_ROLE_GRADIENT) continue;
         scope.probes += spec_probe_count(&scope.budget, assay_shape_count(&spec->shape));
     }
     const double bytes = memory_of(plan, ctx->threads), once = seconds_of(plan);
@@ -105,8 +106,7 @@ assay_scope assay_scope_of(const assay_context *ctx, const assay_plan *plan, int
 }
 
 /* Everything but the choices and the gradients. */
-static assay_status certify_values(assay_context *ctx, const assay_evidence *evidence, const spec_operation *operation,
-                                   const void *config, spec_certificates *certificates)
+static assay_status certify_values(assay_context *ctx, const assay_evidence *evidence, spec_certificates *certificates)
 {
     assay_status status = ASSAY_OK;
     void *items = NULL;
@@ -116,7 +116,8 @@ static assay_status certify_values(assay_context *ctx, const assay_evidence *evi
         if (assay_path_is_choice(evidence->results.items[i].path)) continue;
         values.items[values.count++] = evidence->results.items[i];
     }
-    TRY(spec_certify_outputs(ctx, operation, config, &evidence->in, &values, certificates));
+    TRY(spec_certify_outputs(ctx, &evidence->plan->operation->second_form, evidence->plan->c, &evidence->in, &values,
+                             certificates));
 cleanup:
     free(items);
     return status;
@@ -132,8 +133,7 @@ assay_status assay_certify(assay_context *ctx, const assay_evidence *evidence, c
 {
     assay_status status;
     const assay_plan *plan = evidence->plan;
-    const spec_operation *operation = spec_operation_by_name(plan->c->op);
-    assay_spec_config config;
+    const spec_operation *form = &plan->operation->second_form;
     assay_progress progress;
     spec_budget budget = scope->budget;
     char what[ASSAY_PATH_SIZE + 16];
@@ -141,17 +141,12 @@ assay_status assay_certify(assay_context *ctx, const assay_evidence *evidence, c
     assay_progress_start(&progress, quiet, what, scope->probes);
     budget.advance = advance;
     budget.self = &progress;
-    if (operation == NULL) {
-        status = assay_fail(ctx, ASSAY_INTERNAL, "op %s has no second form", plan->c->op);
-        goto cleanup;
-    }
-    TRY(plan->operation->spec_config(ctx, plan->c, &config));
     if (scope->outputs) {
-        TRY(spec_certify_choices(ctx, operation, &config, &evidence->in, &evidence->results, certificates));
-        TRY(certify_values(ctx, evidence, operation, &config, certificates));
+        TRY(spec_certify_choices(ctx, form, plan->c, &evidence->in, &evidence->results, certificates));
+        TRY(certify_values(ctx, evidence, certificates));
     }
     if (scope->gradients) {
-        TRY(spec_certify_gradients(ctx, operation, &config, &evidence->in, &evidence->results, &budget, certificates));
+        TRY(spec_certify_gradients(ctx, form, plan->c, &evidence->in, &evidence->results, &budget, certificates));
     }
 cleanup:
     assay_progress_end(&progress);
@@ -180,7 +175,7 @@ static bool agrees(double a, double b, double allowed)
 
 static bool is_as_stored(const spec_certificate *c, const double stored[ASSAY_CERTIFICATE_FIELDS])
 {
-    const bool gradient = assay_path_in(c->path, "gradients");
+    const bool gradient = assay_role_of(c->path) == ASSAY_ROLE_GRADIENT;
     const double probes = stored[ASSAY_CERTIFICATE_CHECKED] + stored[ASSAY_CERTIFICATE_KINKS];
     if (gradient && probes != (double)(c->checked + c->kinks)) {
         return stored[ASSAY_CERTIFICATE_RELATIVE] <= SPEC_ALLOWED_RELATIVE;
@@ -258,9 +253,9 @@ assay_status assay_plan_certify(assay_context *ctx, assay_plan *plan, int64_t bu
     plan->specs = more;
     for (int i = 0; i < results; i++) {
         assay_tensor_spec spec;
-        const char *path = plan->specs[i].path;
-        if (!assay_path_is_result(path) || (assay_path_in(path, "gradients") && !scope.gradients)) continue;
-        TRY(assay_certificate_spec(ctx, path, &spec));
+        const assay_tensor_role role = plan->specs[i].role;
+        if (!assay_role_is_result(role) || (role == ASSAY_ROLE_GRADIENT && !scope.gradients)) continue;
+        TRY(assay_certificate_spec(ctx, plan->specs[i].path, &spec));
         TRY(assay_plan_add_spec(ctx, plan, &spec));
     }
     plan->certify = true;

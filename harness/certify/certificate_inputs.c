@@ -5,13 +5,10 @@
 
 #include "compare/profile.h"
 #include "harness/certify/certificate.h"
-#include "harness/operations/paths.h"
 #include "harness/scales/ensemble.h"
 #include "oracle/base/memory.h"
 
 enum { CHUNK = 1 << 16 }; /* elements that are converted at a time */
-
-static const char scales[] = "error_scale/f64/";
 
 void assay_evidence_free(assay_evidence *evidence)
 {
@@ -53,11 +50,11 @@ static assay_status add_result(assay_context *ctx, const assay_tensor_spec *spec
     assay_status status;
     spec_quad *values = NULL;
     int32_t *indices = NULL;
-    char path[sizeof scales + ASSAY_PATH_SIZE];
+    char path[ASSAY_PATH_SIZE];
     if (spec->type == ASSAY_INT32) return spec_tensors_add_indices(ctx, tensors, spec->path, &spec->shape, &indices);
     TRY(spec_tensors_add(ctx, tensors, spec->path, &spec->shape, &values));
     if (assay_has_error_scale(spec)) {
-        snprintf(path, sizeof path, "%s%s", scales, spec->path);
+        assay_path_at(ASSAY_ROLE_ERROR_SCALE, "f64", spec->path, path);
         TRY(spec_tensors_add(ctx, tensors, path, &spec->shape, &values));
     }
 cleanup:
@@ -174,8 +171,8 @@ assay_status assay_evidence_collect(assay_context *ctx, assay_evidence *evidence
     *evidence = (assay_evidence){.plan = plan, .next = next};
     for (int i = 0; i < plan->spec_count; i++) {
         const assay_tensor_spec *spec = &plan->specs[i];
-        if (assay_path_is_given(spec->path)) TRY(read_given(ctx, source, spec, &evidence->in));
-        if (assay_path_is_result(spec->path)) TRY(add_result(ctx, spec, &evidence->results));
+        if (assay_role_is_given(spec->role)) TRY(read_given(ctx, source, spec, &evidence->in));
+        if (assay_role_is_result(spec->role)) TRY(add_result(ctx, spec, &evidence->results));
     }
     TRY(assay_alloc(ctx, "list of results", evidence->results.count, sizeof *evidence->written, &written));
     evidence->written = written;

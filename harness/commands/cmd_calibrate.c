@@ -4,33 +4,15 @@
 
 #include "harness/certify/certificate.h"
 #include "harness/commands/command.h"
-#include "harness/plan/golden_read.h"
-#include "harness/plan/plan_make.h"
+#include "harness/plan/golden_open.h"
 #include "harness/power/power_test.h"
-#include "oracle/arithmetic/arithmetic.h"
 
-/* What else a golden holds, which the new one is to hold too. */
-typedef struct extras {
-    bool certificate, mutants;
-} extras;
-
-/* The case of a golden, and its extras. */
-static assay_status read_case(assay_context *ctx, const assay_fixture_reader *reader, const char *path,
-                              assay_case **cases, int *count, extras *found)
+static assay_status check_engine(assay_context *ctx, const assay_fixture_reader *reader, const char *path)
 {
-    assay_status status;
-    const char *yaml = assay_fixture_text(reader, "case_yaml"), *engine = assay_fixture_text(reader, "engine");
-    if (yaml == NULL) return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: the attribute case_yaml is missing", path);
-    if (engine == NULL || strcmp(engine, ctx->arithmetic->name) != 0) {
-        status = assay_fail(ctx, ASSAY_BAD_INPUT, "%s: its engine is %s, expected %s (--engine)", path,
-                            engine == NULL ? "not given" : engine, ctx->arithmetic->name);
-        goto cleanup;
-    }
-    *found = (extras){.certificate = assay_fixture_has_folder(reader, "certificate"),
-                      .mutants = assay_fixture_has_folder(reader, "discrimination")};
-    TRY(assay_cases_parse_stored(ctx, path, yaml, strlen(yaml), cases, count));
-cleanup:
-    return status;
+    const char *engine = assay_fixture_text(reader, "engine");
+    if (engine != NULL && strcmp(engine, ctx->arithmetic->name) == 0) return ASSAY_OK;
+    return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: its engine is %s, expected %s (--engine)", path,
+                      engine == NULL ? "not given" : engine, ctx->arithmetic->name);
 }
 
 static assay_status refuse_profile_there(assay_context *ctx, const assay_case *c, const char *path, const char *name)
@@ -46,25 +28,23 @@ static assay_status calibrate(assay_context *ctx, const assay_options *options, 
                               const char *path)
 {
     assay_status status;
-    assay_case *cases = NULL;
-    assay_plan plan = {0};
-    assay_fixture_reader *reader = NULL;
-    extras also = {false, false};
-    int count = 0;
-    TRY(assay_fixture_open_golden(ctx, path, &reader));
-    TRY(read_case(ctx, reader, path, &cases, &count, &also));
-    TRY(refuse_profile_there(ctx, &cases[0], path, profile->precision.name));
-    TRY(assay_case_add_profile(ctx, &cases[0], profile->precision.name));
-    TRY(assay_plan_make_with(ctx, &plan, &cases[0], reader, profile));
-    if (also.certificate) TRY(assay_plan_certify(ctx, &plan, ASSAY_BUDGET_UNSAID));
-    if (also.mutants) TRY(assay_plan_mutants(ctx, &plan));
+    assay_golden golden = {0};
+    assay_plan *plan = &golden.plan;
+    TRY(assay_golden_open(ctx, path, &golden));
+    TRY(check_engine(ctx, golden.reader, path));
+    TRY(refuse_profile_there(ctx, golden.c, path, profile->precision.name));
+    TRY(assay_case_add_profile(ctx, golden.c, profile->precision.name));
+    TRY(assay_golden_plan(ctx, &golden, profile));
+    TRY(assay_plan_require_memory(ctx, plan));
+    /* what the golden holds beside its results, the new one is to hold too */
+    if (assay_fixture_has(golden.reader, ASSAY_ROLE_CERTIFICATE))
+        TRY(assay_plan_certify(ctx, plan, ASSAY_BUDGET_UNSAID));
+    if (assay_fixture_has(golden.reader, ASSAY_ROLE_DISCRIMINATION)) TRY(assay_plan_mutants(ctx, plan));
     /* its own inputs, whatever they were made from; the new file takes the place of the old one when it is whole */
-    TRY(assay_golden_write(ctx, &plan, path, path, options->quiet));
+    TRY(assay_golden_write(ctx, plan, path, path, options->quiet));
     printf("%s\n", path);
 cleanup:
-    assay_fixture_close(reader);
-    assay_plan_free(&plan);
-    assay_cases_free(cases, count);
+    assay_golden_close(&golden);
     return status;
 }
 

@@ -1,51 +1,34 @@
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "harness/backends/examine_file.h"
 #include "harness/commands/command.h"
 #include "harness/explain/explain.h"
 #include "harness/routing_choice/given_choice.h"
 
-/* The grid of the case that the golden was made from. */
-static assay_status golden_dtype(assay_context *ctx, const assay_fixture_reader *golden, const char *path,
-                                 const char **dtype)
-{
-    assay_status status;
-    assay_case *cases = NULL;
-    int count = 0;
-    const char *yaml = assay_fixture_text(golden, "case_yaml");
-    if (yaml == NULL) return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: the attribute case_yaml is missing", path);
-    TRY(assay_cases_parse_stored(ctx, path, yaml, strlen(yaml), &cases, &count));
-    *dtype = assay_dtype_name(cases[0].dtype);
-cleanup:
-    assay_cases_free(cases, count);
-    return status;
-}
-
 static assay_status run(assay_context *ctx, const assay_options *options, int *exit_code)
 {
     assay_status status;
-    const char *golden_path = options->arguments[0], *candidate_path = options->arguments[1], *dtype = NULL;
-    assay_fixture_reader *golden = NULL, *candidate = NULL, *against = NULL, *held;
+    const char *golden_path = options->arguments[0], *candidate_path = options->arguments[1];
+    assay_golden golden = {0}, against = {0}, *held;
+    assay_fixture_reader *candidate = NULL;
     assay_profile profile;
     assay_report report = {0};
     char *text = NULL, command[9000];
-    TRY(assay_fixture_open_golden(ctx, golden_path, &golden));
+    TRY(assay_golden_open(ctx, golden_path, &golden));
     TRY(assay_examine_file(ctx, candidate_path));
     TRY(assay_fixture_open(ctx, candidate_path, &candidate));
-    TRY(golden_dtype(ctx, golden, golden_path, &dtype));
-    TRY(assay_command_profile(ctx, options, golden, dtype, &profile));
-    TRY(assay_compare_conditionally(ctx, golden, candidate, &profile, options->false_alarm, options->quiet, &report,
+    TRY(assay_command_profile(ctx, options, golden.reader, assay_dtype_name(golden.c->dtype), &profile));
+    TRY(assay_compare_conditionally(ctx, &golden, candidate, &profile, options->false_alarm, options->quiet, &report,
                                     &against));
-    held = against != NULL ? against : golden;
+    held = against.reader != NULL ? &against : &golden;
     TRY(assay_explain(ctx, held, candidate, &profile, options->quiet, &report));
     snprintf(report.golden_path, sizeof report.golden_path, "%s", golden_path);
     snprintf(report.candidate_path, sizeof report.candidate_path, "%s", candidate_path);
     snprintf(command, sizeof command, "assay compare %s %s --precision %s", golden_path, candidate_path,
              options->precision != NULL ? options->precision : profile.precision.name);
     if (options->html_file != NULL) {
-        TRY(assay_pictures_draw(ctx, held, candidate, &profile, &report));
+        TRY(assay_pictures_draw(ctx, held->reader, candidate, &profile, &report));
     }
     assay_report_style style = {.color = options->color, .verbosity = options->verbose ? 1 : 0, .command = command};
     TRY(assay_report_text(ctx, &report, &style, &text));
@@ -55,8 +38,8 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
 cleanup:
     free(text);
     assay_report_free(&report);
-    assay_fixture_close(against);
-    assay_fixture_close(golden);
+    assay_golden_close(&against);
+    assay_golden_close(&golden);
     assay_fixture_close(candidate);
     return status;
 }

@@ -4,7 +4,7 @@
 #include <cjson/cJSON.h>
 
 #include "harness/commands/command.h"
-#include "harness/operations/paths.h"
+#include "harness/mutants/mutants.h"
 
 static bool has_tag(const assay_case *c, const char *tag)
 {
@@ -22,7 +22,7 @@ static assay_status main_shape(assay_context *ctx, const assay_case *c, char *te
     RETURN_IF(status != ASSAY_OK, status);
     snprintf(text, size, "?");
     for (int i = 0; i < list.count; i++) {
-        if (assay_path_in(list.entries[i].spec.path, "inputs")) {
+        if (list.entries[i].spec.role == ASSAY_ROLE_INPUT) {
             char shape[96];
             assay_shape_text(&list.entries[i].spec.shape, shape, sizeof shape);
             snprintf(text, size, "%s %s", list.entries[i].spec.path + strlen("inputs/"), shape);
@@ -72,6 +72,33 @@ cleanup:
     return status;
 }
 
+/* The operations that a mutant is for, by the first case of each; those that must detect it have a star. */
+static assay_status print_mutants(assay_context *ctx, const assay_case *cases, int count)
+{
+    assay_status status = ASSAY_OK;
+    assay_plan plans[64] = {0};
+    int operations = 0;
+    for (int i = 0; assay_operations[i] != NULL && operations < 64; i++) {
+        int first = 0;
+        while (first < count && strcmp(cases[first].op, assay_operations[i]->name) != 0) first++;
+        assay_plan *plan = &plans[operations++];
+        if (first < count) TRY(assay_operation_prepare(ctx, &cases[first], &plan->operation, &plan->list));
+    }
+    for (int i = 0; i < assay_mutant_count; i++) {
+        const assay_mutant *mutant = &assay_mutants[i];
+        printf("%-29s %-13s %-10s %s\n%54s", mutant->name, assay_mutant_way(mutant), mutant->bugs, mutant->models, "");
+        for (int k = 0; k < operations; k++) {
+            if (plans[k].operation == NULL || !assay_mutant_is_for(mutant, &plans[k])) continue;
+            printf(" %s%s", plans[k].operation->name, assay_mutant_is_required(mutant, &plans[k]) ? "*" : "");
+        }
+        printf("\n");
+    }
+    printf("%d mutants; * must detect it\n", assay_mutant_count);
+cleanup:
+    for (int k = 0; k < operations; k++) assay_tensor_list_free(&plans[k].list);
+    return status;
+}
+
 static assay_status run(assay_context *ctx, const assay_options *options, int *exit_code)
 {
     assay_case *cases = NULL;
@@ -79,6 +106,11 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
     assay_status status;
     *exit_code = ASSAY_EXIT_PASS;
     TRY(assay_catalogue(ctx, &cases, &count));
+    if (options->mutants) {
+        TRY(options->json || options->tag != NULL ? assay_fail(ctx, ASSAY_BAD_INPUT, "--mutants goes alone")
+                                                  : print_mutants(ctx, cases, count));
+        goto cleanup;
+    }
     for (int i = 0; i < count; i++) shown += has_tag(&cases[i], options->tag);
     if (options->tag != NULL && shown == 0) {
         status = assay_fail(ctx, ASSAY_BAD_INPUT, "no case has the tag \"%s\"", options->tag);
@@ -104,7 +136,9 @@ const assay_command assay_command_list = {
     .name = "list",
     .arguments = "",
     .summary = "the case catalogue",
-    .details = "Each line: name, operation, first input and its shape, what it is for.\n",
+    .details =
+        "Each line: name, operation, first input and its shape, what it is for. With --mutants: what each of them\n"
+        "changes, the bugs of docs/bugs.md, what it models, the operations that it is for.\n",
     .options = ASSAY_OPT_LIST,
     .least = 0,
     .most = 0,

@@ -5,8 +5,8 @@
 #include <string.h>
 
 #include "harness/commands/command.h"
+#include "harness/plan/golden_open.h"
 #include "harness/plan/golden_read.h"
-#include "harness/plan/plan_make.h"
 #include "harness/power/power_test.h"
 #include "oracle/base/whole_file.h"
 
@@ -112,14 +112,6 @@ static bool put_fixture(cJSON *list, const char *path, const assay_case *c, cons
     return ok;
 }
 
-static assay_status golden_case(assay_context *ctx, const assay_fixture_reader *golden, const char *path,
-                                assay_case **cases, int *count)
-{
-    const char *yaml = assay_fixture_text(golden, "case_yaml");
-    if (yaml == NULL) return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: the attribute case_yaml is missing", path);
-    return assay_cases_parse_stored(ctx, path, yaml, strlen(yaml), cases, count);
-}
-
 /* Whatever is refused of a fixture names it. */
 static assay_status name_file(assay_context *ctx, const char *path, assay_status status)
 {
@@ -133,35 +125,31 @@ static assay_status certify(assay_context *ctx, const assay_options *options, co
                             bool *vacuous)
 {
     assay_status status;
-    assay_fixture_reader *golden = NULL;
-    assay_case *cases = NULL;
-    int count = 0, threads = ctx->threads;
-    assay_plan plan = {0};
+    assay_golden golden = {0};
+    const int threads = ctx->threads;
     assay_results results = {0};
     assay_discrimination found = {0};
     assay_profile profile;
-    TRY(assay_fixture_open_golden(ctx, path, &golden));
-    TRY(golden_case(ctx, golden, path, &cases, &count));
-    TRY(assay_command_profile(ctx, options, golden, assay_dtype_name(cases[0].dtype), &profile));
-    TRY(assay_plan_make_with(ctx, &plan, &cases[0], golden, NULL));
-    ctx->threads = assay_plan_threads(ctx, &plan);
-    TRY(assay_results_load(ctx, &results, &plan, golden));
+    TRY(assay_golden_open(ctx, path, &golden));
+    TRY(assay_command_profile(ctx, options, golden.reader, assay_dtype_name(golden.c->dtype), &profile));
+    TRY(assay_golden_plan(ctx, &golden, NULL));
+    TRY(assay_plan_require_memory(ctx, &golden.plan));
+    ctx->threads = assay_plan_threads(ctx, &golden.plan);
+    TRY(assay_results_load(ctx, &results, &golden.plan, golden.reader));
     TRY(assay_discriminate(ctx, &results, &profile, options->false_alarm, options->folder, &found));
-    printf("%s  op %s, profile %s, false alarm %g\n", cases[0].name, cases[0].op, profile.precision.name,
+    printf("%s  op %s, profile %s, false alarm %g\n", golden.c->name, golden.c->op, profile.precision.name,
            options->false_alarm);
     print_table(&found, options->verbose);
     print_verdict(path, &found);
     *vacuous |= is_vacuous(&found);
-    if (!put_fixture(fixtures, path, &cases[0], &found)) {
+    if (!put_fixture(fixtures, path, golden.c, &found)) {
         status = assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the report");
     }
 cleanup:
     ctx->threads = threads;
     assay_discrimination_free(&found);
     assay_results_free(&results);
-    assay_plan_free(&plan);
-    assay_cases_free(cases, count);
-    assay_fixture_close(golden);
+    assay_golden_close(&golden);
     return name_file(ctx, path, status);
 }
 

@@ -64,22 +64,23 @@ static assay_status compare_files(assay_context *ctx, const assay_options *optio
                                   case_run *r)
 {
     assay_status status;
-    assay_fixture_reader *golden = NULL, *candidate = NULL, *against = NULL, *held;
-    TRY(assay_fixture_open(ctx, r->golden, &golden));
+    assay_golden golden = {0}, against = {0}, *held;
+    assay_fixture_reader *candidate = NULL;
+    TRY(assay_golden_open(ctx, r->golden, &golden));
     TRY(assay_fixture_open(ctx, r->candidate, &candidate));
-    TRY(assay_compare_conditionally(ctx, golden, candidate, profile, options->false_alarm, options->quiet, &r->report,
+    TRY(assay_compare_conditionally(ctx, &golden, candidate, profile, options->false_alarm, options->quiet, &r->report,
                                     &against));
-    held = against != NULL ? against : golden;
+    held = against.reader != NULL ? &against : &golden;
     TRY(assay_explain(ctx, held, candidate, profile, options->quiet, &r->report));
     /* of many cases only those that somebody will look at */
     if (options->html_file != NULL && r->report.verdict != ASSAY_PASS) {
-        TRY(assay_pictures_draw(ctx, held, candidate, profile, &r->report));
+        TRY(assay_pictures_draw(ctx, held->reader, candidate, profile, &r->report));
     }
     snprintf(r->report.golden_path, sizeof r->report.golden_path, "%.500s", r->golden);
     snprintf(r->report.candidate_path, sizeof r->report.candidate_path, "%.500s", r->candidate);
 cleanup:
-    assay_fixture_close(against);
-    assay_fixture_close(golden);
+    assay_golden_close(&against);
+    assay_golden_close(&golden);
     assay_fixture_close(candidate);
     return status;
 }

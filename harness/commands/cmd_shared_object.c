@@ -10,8 +10,7 @@
 
 #include "harness/backends/backend.h"
 #include "harness/commands/command.h"
-#include "harness/operations/paths.h"
-#include "harness/plan/plan_make.h"
+#include "harness/plan/golden_open.h"
 #include "oracle/base/memory.h"
 
 enum { GUARD = 4096, GUARD_BYTE = 0xa5, MESSAGE = 512, WIDEST = 8 };
@@ -165,8 +164,8 @@ static assay_status host_make(assay_context *ctx, host *h, const assay_plan *pla
     for (int i = 0; i < plan->spec_count; i++) {
         const assay_tensor_spec *spec = &plan->specs[i];
         void *block = NULL;
-        if (assay_path_in(spec->path, "error_scale") || assay_path_in(spec->path, "null")) continue;
-        if (assay_path_is_given(spec->path)) {
+        if (spec->role == ASSAY_ROLE_ERROR_SCALE || spec->role == ASSAY_ROLE_NULL) continue;
+        if (assay_role_is_given(spec->role)) {
             TRY(load_tensor(ctx, h, request, spec));
             continue;
         }
@@ -187,14 +186,13 @@ static void poison(host *h)
         memset(h->blocks[i], GUARD_BYTE, GUARD);
         memset(h->blocks[i] + GUARD, 0xff, bytes);
         memset(h->blocks[i] + GUARD + bytes, GUARD_BYTE, GUARD);
-        bool required = assay_path_in(spec->path, "outputs") || assay_path_in(spec->path, "gradients");
         h->results[i] =
             (assay_backend_result){.path = spec->path,
                                    .type = spec->type == ASSAY_INT32 ? ASSAY_BACKEND_INT32 : ASSAY_BACKEND_FLOAT32,
                                    .rank = spec->shape.rank,
                                    .dims = spec->shape.dims,
                                    .data = h->blocks[i] + GUARD,
-                                   .required = required,
+                                   .required = assay_role_is_required(spec->role),
                                    .written = 1};
     }
     h->message[0] = '\0';
@@ -292,24 +290,17 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
     assay_status status;
     const char *library = options->arguments[0], *candidate = options->arguments[2];
     const int calls = options->argument_count > 3 ? (int)strtol(options->arguments[3], NULL, 10) : 1;
-    assay_fixture_reader *request = NULL;
-    assay_case *cases = NULL;
-    assay_plan plan = {0};
+    assay_golden request = {0};
     host h = {0};
-    int count = 0;
     char resolved[PATH_MAX];
     *exit_code = ASSAY_EXIT_FAIL;
-    TRY(assay_fixture_open(ctx, options->arguments[1], &request));
-    const char *yaml = assay_fixture_text(request, "case_yaml");
-    if (yaml == NULL) {
-        status = assay_fail(ctx, ASSAY_BAD_INPUT, "%s: the attribute case_yaml is missing", options->arguments[1]);
-        goto cleanup;
-    }
-    TRY(assay_cases_parse_stored(ctx, options->arguments[1], yaml, strlen(yaml), &cases, &count));
+    TRY(assay_fixture_open(ctx, options->arguments[1], &request.reader));
+    TRY(assay_golden_read(ctx, request.reader, options->arguments[1], &request));
     /* no backend gives error scales, and one of the profiles may be a user's own */
-    TRY(assay_case_set(ctx, &cases[0], "profiles=none"));
-    TRY(assay_plan_make(ctx, &plan, &cases[0]));
-    TRY(host_make(ctx, &h, &plan, request));
+    TRY(assay_case_set(ctx, request.c, "profiles=none"));
+    TRY(assay_golden_plan(ctx, &request, NULL));
+    TRY(assay_plan_require_memory(ctx, &request.plan));
+    TRY(host_make(ctx, &h, &request.plan, request.reader));
     /* a bare name would be looked for among the system's libraries */
     void *handle = dlopen(realpath(library, resolved) != NULL ? resolved : library, RTLD_NOW | RTLD_LOCAL);
     if (handle == NULL) {
@@ -325,9 +316,7 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
     TRY(run_calls(ctx, &h, backend, calls, candidate, exit_code));
 cleanup:
     host_free(&h);
-    assay_plan_free(&plan);
-    assay_cases_free(cases, count);
-    assay_fixture_close(request);
+    assay_golden_close(&request);
     return status;
 }
 

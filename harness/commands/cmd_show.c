@@ -5,7 +5,6 @@
 
 #include "harness/commands/command.h"
 #include "harness/operations/op_support.h"
-#include "harness/operations/paths.h"
 #include "harness/plan/plan_make.h"
 #include "oracle/base/memory.h"
 
@@ -50,11 +49,11 @@ static void print_tensors(const assay_plan *plan)
     for (int i = 0; i < plan->spec_count; i++) {
         const assay_tensor_spec *spec = &plan->specs[i];
         char shape[128];
-        if (assay_path_in(spec->path, "error_scale") || assay_path_in(spec->path, "null")) continue;
+        if (spec->role == ASSAY_ROLE_ERROR_SCALE || spec->role == ASSAY_ROLE_NULL) continue;
         assay_shape_text(&spec->shape, shape, sizeof shape);
         printf("%-52s %-10s %-20s ", spec->path, assay_dtype_name(spec->type), shape);
         for (int axis = 0; axis < spec->shape.rank; axis++) printf("%s%s", axis > 0 ? "," : "", spec->labels[axis]);
-        if (assay_path_is_given(spec->path)) {
+        if (assay_role_is_given(spec->role)) {
             const assay_tensor_entry *entry = assay_tensor_list_find(&plan->list, spec->path);
             const assay_case_input *given = assay_case_input_of(plan->c, spec->path);
             printf("  ");
@@ -110,7 +109,7 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
     *exit_code = ASSAY_EXIT_PASS;
     TRY(assay_command_cases(ctx, options, &cases, &count));
     for (int i = 0; i < count; i++) {
-        TRY(assay_plan_describe(ctx, &plan, &cases[i]));
+        TRY(assay_plan_describe(ctx, &plan, &cases[i], NULL, NULL));
         TRY(assay_case_yaml(ctx, &cases[i], &yaml));
         printf("%s", yaml);
         print_tensors(&plan);

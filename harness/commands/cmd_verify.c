@@ -6,11 +6,9 @@
 
 #include "harness/certify/certificate.h"
 #include "harness/commands/command.h"
-#include "harness/operations/paths.h"
+#include "harness/plan/golden_open.h"
 #include "harness/plan/golden_read.h"
-#include "harness/plan/plan_make.h"
 #include "harness/power/power_test.h"
-#include "oracle/arithmetic/arithmetic.h"
 
 /* What was found of a golden. Starts zeroed. */
 typedef struct finding {
@@ -37,42 +35,37 @@ cleanup:
 }
 
 /* Refusals from here on are verdicts on the fixture, not on the command line. */
-static assay_status verify_golden(assay_context *ctx, assay_fixture_reader *reader, const char *path,
+static assay_status verify_golden(assay_context *ctx, assay_golden *golden, const char *path,
                                   const assay_options *options, finding *found)
 {
     assay_status status;
-    assay_case *cases = NULL;
-    assay_plan plan = {0};
-    int count = 0;
-    const char *yaml = assay_fixture_text(reader, "case_yaml"), *engine = assay_fixture_text(reader, "engine");
-    const assay_arithmetic *arithmetic = engine == NULL ? NULL : assay_arithmetic_by_name(engine);
-    if (yaml == NULL || arithmetic == NULL) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: the attribute %s is missing or unknown", path,
-                          yaml == NULL ? "case_yaml" : "engine");
-    }
+    assay_plan *plan = &golden->plan;
+    assay_fixture_reader *reader = golden->reader;
     assay_context own = *ctx;
-    own.arithmetic = arithmetic;
-    TRY(assay_cases_parse_stored(ctx, path, yaml, strlen(yaml), &cases, &count));
-    TRY(assay_plan_make_with(ctx, &plan, &cases[0], reader, NULL));
-    if (!assay_fixture_has_folder(reader, "null")) assay_plan_drop_null(&plan);
-    if (assay_fixture_has_folder(reader, "discrimination")) TRY(assay_plan_mutants(ctx, &plan));
-    status = assay_golden_recompute(&own, &plan, reader, options->quiet);
-    if (status == ASSAY_OK) status = certify(&own, &plan, reader, options, found);
+    TRY(assay_golden_read(ctx, reader, path, golden));
+    own.arithmetic = assay_golden_engine(golden);
+    if (own.arithmetic == NULL) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: the attribute engine is missing or unknown", path);
+    }
+    TRY(assay_golden_plan(ctx, golden, NULL));
+    TRY(assay_plan_require_memory(ctx, plan));
+    if (!assay_fixture_has(reader, ASSAY_ROLE_NULL)) assay_plan_drop_null(plan);
+    if (assay_fixture_has(reader, ASSAY_ROLE_DISCRIMINATION)) TRY(assay_plan_mutants(ctx, plan));
+    status = assay_golden_recompute(&own, plan, reader, options->quiet);
+    if (status == ASSAY_OK) status = certify(&own, plan, reader, options, found);
     if (status != ASSAY_OK) assay_fail(ctx, status, "%s", own.message);
 cleanup:
-    assay_plan_free(&plan);
-    assay_cases_free(cases, count);
     return status;
 }
 
-static assay_status verify(assay_context *ctx, assay_fixture_reader *reader, const char *path,
-                           const assay_options *options, finding *found)
+static assay_status verify(assay_context *ctx, assay_golden *golden, const char *path, const assay_options *options,
+                           finding *found)
 {
-    assay_status status = assay_fixture_check_digests(ctx, reader);
+    assay_status status = assay_fixture_check_digests(ctx, golden->reader);
     if (status != ASSAY_OK) return status;
-    const char *kind = assay_fixture_text(reader, "kind");
+    const char *kind = assay_fixture_text(golden->reader, "kind");
     found->golden = kind != NULL && strcmp(kind, "golden") == 0;
-    return found->golden ? verify_golden(ctx, reader, path, options, found) : ASSAY_OK;
+    return found->golden ? verify_golden(ctx, golden, path, options, found) : ASSAY_OK;
 }
 
 /* ", certified: outputs to 1.5 ulps (0.8 error scales), gradients to 3e-16 (62 probes, 2 left out at kinks)" */
@@ -82,11 +75,12 @@ static void print_certified(const finding *found)
     int64_t probes = 0, kinks = 0;
     for (int i = 0; i < found->certificates.count; i++) {
         const spec_certificate *c = &found->certificates.items[i];
-        if (assay_path_in(c->path, "gradients")) {
+        const assay_tensor_role role = assay_role_of(c->path);
+        if (role == ASSAY_ROLE_GRADIENT) {
             relative = fmax(relative, c->relative);
             probes += c->checked;
             kinks += c->kinks;
-        } else if (assay_path_in(c->path, "outputs") || assay_path_in(c->path, "checkpoints")) {
+        } else if (role == ASSAY_ROLE_OUTPUT || role == ASSAY_ROLE_CHECKPOINT) {
             ulps = fmax(ulps, c->ulps);
             gauge = fmax(gauge, c->gauge);
         }
@@ -133,16 +127,16 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
     *exit_code = ASSAY_EXIT_PASS;
     for (int i = 0; i < options->argument_count; i++) {
         const char *path = options->arguments[i];
-        assay_fixture_reader *reader = NULL;
+        assay_golden golden = {0};
         finding found = {0};
         /* what cannot be opened at all is bad input, and ends the command */
-        assay_status status = assay_fixture_open(ctx, path, &reader);
+        assay_status status = assay_fixture_open(ctx, path, &golden.reader);
         if (status != ASSAY_OK) return status;
-        status = verify(ctx, reader, path, options, &found);
+        status = verify(ctx, &golden, path, options, &found);
         const bool judged = status == ASSAY_OK || status == ASSAY_BAD_INPUT; /* else it is not the fixture's fault */
-        if (judged) print_finding(ctx, status, path, assay_fixture_count(reader), &found, options->verbose);
+        if (judged) print_finding(ctx, status, path, assay_fixture_count(golden.reader), &found, options->verbose);
         spec_certificates_free(&found.certificates);
-        assay_fixture_close(reader);
+        assay_golden_close(&golden);
         if (!judged) return status;
         if (status != ASSAY_OK) failed++;
         ctx->message[0] = '\0';

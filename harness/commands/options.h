@@ -13,7 +13,7 @@ enum {
     ASSAY_OPT_PRECISION = 1 << 3,   /* --precision, --false-alarm, -v */
     ASSAY_OPT_REPORTS = 1 << 4,     /* --json FILE, --junit FILE, --html FILE */
     ASSAY_OPT_BACKEND = 1 << 5,     /* --backend, --timeout, --keep */
-    ASSAY_OPT_LIST = 1 << 6,        /* --tag, --json */
+    ASSAY_OPT_LIST = 1 << 6,        /* --tag, --json, --mutants */
     ASSAY_OPT_CERTIFY = 1 << 7,     /* --certify, --budget, --mutants */
     ASSAY_OPT_VERIFY = 1 << 8,      /* --budget, -v */
     ASSAY_OPT_EQUIVALENCE = 1 << 9, /* --equivalence */

@@ -7,8 +7,6 @@
 
 #include "harness/backends/backend_files.h"
 #include "harness/golden/golden.h"
-#include "harness/operations/data_flow.h"
-#include "harness/operations/paths.h"
 #include "harness/plan/plan_make.h"
 #include "oracle/base/memory.h"
 
@@ -43,17 +41,9 @@ static assay_status ask(assay_context *ctx, const assay_backend_check_options *o
 }
 
 /* How far a choice is from changing is the oracle's own measure. */
-static bool is_margin(const char *path)
+static bool is_margin(const assay_tensor_spec *spec)
 {
-    const char *name = strrchr(path, '/');
-    return assay_path_in(path, "routing") && name != NULL && strcmp(name, "/margin") == 0;
-}
-
-static assay_kept *scales_of(const assay_results *results, const assay_profile *profile, const char *path)
-{
-    char scale[2 * ASSAY_PATH_SIZE];
-    snprintf(scale, sizeof scale, "error_scale/%s/%s", profile->precision.name, path);
-    return assay_results_find(results, scale);
+    return spec->role == ASSAY_ROLE_ROUTING && assay_path_ends(spec->path, "margin");
 }
 
 static void widen_scales(const assay_profile *profile, bool exact, const assay_kept *kept, const assay_kept *scales)
@@ -81,7 +71,7 @@ static assay_status take_result(assay_context *ctx, assay_fixture_reader *candid
     const char *path = kept->spec->path;
     const assay_tensor_spec *found = assay_fixture_find(candidate, path);
     kept->written = 0;
-    if (found == NULL) return assay_path_is_required(path) ? fails(end, path, "missing") : ASSAY_OK;
+    if (found == NULL) return assay_role_is_required(assay_role_of(path)) ? fails(end, path, "missing") : ASSAY_OK;
     if (!assay_shape_equal(&found->shape, &kept->spec->shape)) return fails(end, path, "has another shape");
     if ((found->type == ASSAY_INT32) != (kept->indices != NULL)) return fails(end, path, "has another type");
     status = kept->indices != NULL ? assay_fixture_read_i32(ctx, candidate, path, 0, kept->count, kept->indices)
@@ -102,11 +92,12 @@ static assay_status take_candidate(assay_context *ctx, const assay_profile *prof
     TRY(status);
     for (int i = 0; i < one->plan.spec_count; i++) {
         assay_kept *kept = &one->results.items[i];
-        if (!assay_path_is_result(kept->spec->path)) continue;
+        if (!assay_role_is_result(kept->spec->role)) continue;
         TRY(take_result(ctx, candidate, kept, end));
         if (end->outcome != ASSAY_OUTCOME_DONE) goto cleanup;
         if (kept->values == NULL || kept->written == 0) continue;
-        widen_scales(profile, assay_case_is_exact(&one->c), kept, scales_of(&one->results, profile, kept->spec->path));
+        widen_scales(profile, assay_case_is_exact(&one->c), kept,
+                     assay_results_scales(&one->results, profile, kept->spec->path));
     }
 cleanup:
     assay_fixture_close(candidate);
@@ -154,7 +145,7 @@ static assay_status write_inputs(assay_context *ctx, const assay_form *other, co
     TRY(assay_fixture_create(ctx, file, &writer));
     for (int i = 0; i < other->plan.spec_count; i++) {
         const assay_kept *kept = &other->results.items[i];
-        if (assay_path_is_given(kept->spec->path)) TRY(append(ctx, writer, kept));
+        if (assay_role_is_given(kept->spec->role)) TRY(append(ctx, writer, kept));
     }
 cleanup:
     return finish(ctx, writer, status);
@@ -173,7 +164,7 @@ static assay_status write_counterpart(assay_context *ctx, assay_fixture_writer *
     if (!assay_results_counterpart(&one->results, kept->spec, &found)) return ASSAY_OK;
     for (int part = 0; part < 2 && found.part[part] != NULL; part++) {
         if (found.part[part]->written < found.part[part]->count) return ASSAY_OK;
-        scale[part] = scales_of(&one->results, profile, found.part[part]->spec->path);
+        scale[part] = assay_results_scales(&one->results, profile, found.part[part]->spec->path);
     }
     if (scale[0] != NULL) TRY(assay_alloc_f64(ctx, "error scales", kept->count, &scales));
     for (int64_t i = 0; i < kept->count; i++) {
@@ -188,7 +179,7 @@ static assay_status write_counterpart(assay_context *ctx, assay_fixture_writer *
     TRY(append(ctx, writer, kept));
     if (scales == NULL) goto cleanup;
     spec.type = ASSAY_FLOAT32;
-    snprintf(spec.path, sizeof spec.path, "error_scale/%s/%.100s", profile->precision.name, kept->spec->path);
+    assay_path_at(ASSAY_ROLE_ERROR_SCALE, profile->precision.name, kept->spec->path, spec.path);
     TRY(assay_fixture_declare(ctx, writer, &spec));
     TRY(assay_fixture_append(ctx, writer, spec.path, kept->count, scales));
 cleanup:
@@ -211,8 +202,8 @@ static assay_status write_golden(assay_context *ctx, const assay_profile *profil
     TRY(assay_fixture_set_text(ctx, writer, "op", other->c.op));
     for (int i = 0; i < other->plan.spec_count; i++) {
         assay_kept *kept = &other->results.items[i];
-        if (!assay_path_is_result(kept->spec->path) || is_margin(kept->spec->path)) continue;
-        const assay_kept *own = scaled->plan == NULL ? NULL : scales_of(scaled, profile, kept->spec->path);
+        if (!assay_role_is_result(kept->spec->role) || is_margin(kept->spec)) continue;
+        const assay_kept *own = scaled->plan == NULL ? NULL : assay_results_scales(scaled, profile, kept->spec->path);
         TRY(write_counterpart(ctx, writer, profile, one, own, kept));
         tensors += kept->written > 0;
     }
@@ -250,7 +241,7 @@ static assay_status write_compared(assay_context *ctx, const assay_form *other, 
     for (int i = 0; i < assay_fixture_count(reader); i++) {
         const assay_tensor_spec *spec = assay_fixture_spec(reader, i);
         const assay_kept *kept = assay_results_find(&other->results, spec->path);
-        if (assay_path_is_given(spec->path) || (kept != NULL && kept->written == 0)) continue;
+        if (assay_role_is_given(spec->role) || (kept != NULL && kept->written == 0)) continue;
         TRY(copy_tensor(ctx, writer, reader, spec));
     }
 cleanup:
@@ -259,14 +250,14 @@ cleanup:
     return status;
 }
 
-static assay_status compare_files(assay_context *ctx, const assay_backend_check_options *options, const form_files *f,
-                                  assay_report *report)
+static assay_status compare_files(assay_context *ctx, const assay_backend_check_options *options,
+                                  const assay_plan *plan, const form_files *f, assay_report *report)
 {
     assay_status status;
     assay_fixture_reader *golden = NULL, *compared = NULL;
     TRY(assay_fixture_open(ctx, f->golden, &golden));
     TRY(assay_fixture_open(ctx, f->compared, &compared));
-    TRY(assay_compare(ctx, golden, compared, options->profile, options->false_alarm, assay_data_flow_rank, report));
+    TRY(assay_compare(ctx, golden, compared, options->profile, options->false_alarm, assay_plan_order(plan), report));
     snprintf(report->golden_path, sizeof report->golden_path, "%.500s", f->golden);
     snprintf(report->candidate_path, sizeof report->candidate_path, "%.500s", f->compared);
 cleanup:
@@ -300,7 +291,7 @@ assay_status assay_backend_other_form(assay_context *ctx, const assay_backend_ch
         goto cleanup;
     }
     TRY(status);
-    TRY(compare_files(ctx, options, &f, report));
+    TRY(compare_files(ctx, options, &form.plan, &f, report));
 cleanup:
     assay_form_free(&form);
     assay_form_free(&scaled);

@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "harness/equivalences/equivalence.h"
-#include "harness/operations/paths.h"
 #include "harness/plan/inputs.h"
 #include "harness/plan/plan_make.h"
 #include "harness/scales/ensemble.h"
@@ -130,16 +129,13 @@ static bool is_compared(const assay_kept *kept, const assay_other_form *form)
     const char *axis = kept->spec->shape.rank > 0 ? kept->spec->labels[0] : "";
     if (form->other_shards && strcmp(axis, "shard") == 0) return false;
     if (form->other_checkpoint != NULL && ends_in(path, form->other_checkpoint)) return false;
-    return kept->written == kept->count && (assay_path_in(path, "outputs") || assay_path_in(path, "gradients") ||
-                                            assay_path_in(path, "routing") || assay_path_in(path, "checkpoints"));
+    return kept->written == kept->count && assay_role_is_result(kept->spec->role);
 }
 
 static const double *scales_of(const assay_results *results, const assay_kept *part)
 {
-    char scale[2 * ASSAY_PATH_SIZE];
-    if (part == NULL) return NULL;
-    snprintf(scale, sizeof scale, "error_scale/f64/%s", part->spec->path);
-    const assay_kept *kept = assay_results_find(results, scale);
+    const assay_kept *kept =
+        part == NULL ? NULL : assay_results_scales(results, assay_profile_by_name("f64"), part->spec->path);
     return kept == NULL ? NULL : kept->values;
 }
 
@@ -190,7 +186,7 @@ static void compare_floats(const assay_results *one, const assay_kept *other, co
 {
     const double *scales[2] = {scales_of(one, found->part[0]), scales_of(one, found->part[1])};
     /* What is 0 in one form by its structure may be a cancelled sum in the other; routing's weights have no scale. */
-    const double share = assay_path_in(other->spec->path, "routing") ? 0x1p-44 : 0x1p-50;
+    const double share = other->spec->role == ASSAY_ROLE_ROUTING ? 0x1p-44 : 0x1p-50;
     const double least = share * largest_of(other);
     for (int64_t i = 0; i < other->count; i++) {
         int64_t at = 0;

@@ -67,7 +67,7 @@ static bool is_too_large(const assay_plan *plan)
 {
     int evaluated = 0, applicable = 0;
     for (int i = 0; i < assay_mutant_count; i++) {
-        const bool is_for = assay_mutant_is_for(&assay_mutants[i], plan->c->op);
+        const bool is_for = assay_mutant_is_for(&assay_mutants[i], plan);
         applicable += is_for;
         evaluated += is_for && assay_mutant_is_evaluated(&assay_mutants[i]);
     }
@@ -196,11 +196,11 @@ static assay_status try_all(assay_context *ctx, search *s, bool whole, assay_pro
 {
     assay_status status = ASSAY_OK;
     const bool nothing = !whole && s->held_count > 0;
-    const char *op = s->trial.golden->plan->c->op;
+    const assay_plan *plan = s->trial.golden->plan;
     for (int i = 0; i < assay_mutant_count; i++) {
         const assay_mutant *mutant = &assay_mutants[i];
         if (mutant->always != whole || (nothing && assay_mutant_is_evaluated(mutant))) continue;
-        if (mutant->worsen == NULL && assay_mutant_is_for(mutant, op)) TRY(try_twice(ctx, s, mutant));
+        if (mutant->worsen == NULL && assay_mutant_is_for(mutant, plan)) TRY(try_twice(ctx, s, mutant));
         assay_progress_add(progress, 1, mutant->name);
     }
 cleanup:
@@ -212,7 +212,7 @@ static assay_status search_all(assay_context *ctx, search *s, bool quiet)
     assay_status status = ASSAY_OK;
     void *held = NULL;
     assay_progress progress;
-    const char *op = s->trial.golden->plan->c->op;
+    const assay_plan *plan = s->trial.golden->plan;
     assay_progress_start(&progress, quiet, "known bugs", assay_mutant_count);
     TRY(assay_alloc(ctx, "hypotheses", assay_mutant_count, sizeof *s->held, &held));
     s->held = held;
@@ -222,7 +222,7 @@ static assay_status search_all(assay_context *ctx, search *s, bool quiet)
     const bool unexplained = s->held_count == 0;
     for (int i = 0; unexplained && i < assay_mutant_count; i++) {
         const assay_mutant *mutant = &assay_mutants[i];
-        if (mutant->worsen != NULL && assay_mutant_is_for(mutant, op)) TRY(try_noise(ctx, s, mutant));
+        if (mutant->worsen != NULL && assay_mutant_is_for(mutant, plan)) TRY(try_noise(ctx, s, mutant));
     }
     qsort(s->held, (size_t)s->held_count, sizeof *s->held, by_distance);
 cleanup:
@@ -230,26 +230,22 @@ cleanup:
     return status;
 }
 
-static assay_status explain(assay_context *ctx, assay_fixture_reader *golden, assay_fixture_reader *candidate,
+static assay_status explain(assay_context *ctx, assay_golden *golden, assay_fixture_reader *candidate,
                             const assay_profile *profile, bool quiet, assay_report *report)
 {
     assay_status status;
-    assay_case *cases = NULL;
-    assay_plan plan = {0};
     assay_results results = {0};
     search s = {.plain = report, .before = residual_of(report)};
-    int count = 0;
-    const char *yaml = assay_fixture_text(golden, "case_yaml");
-    if (yaml == NULL) return assay_fail(ctx, ASSAY_BAD_INPUT, "the golden has no attribute case_yaml");
-    TRY(assay_cases_parse_stored(ctx, "the golden's case", yaml, strlen(yaml), &cases, &count));
-    TRY(assay_plan_make_with(ctx, &plan, &cases[0], golden, profile));
-    if (is_too_large(&plan)) {
+    const assay_plan *plan = &golden->plan;
+    TRY(assay_golden_plan(ctx, golden, profile));
+    TRY(assay_plan_require_memory(ctx, plan));
+    if (is_too_large(plan)) {
         snprintf(report->explanation, sizeof report->explanation,
                  "not tried, the case is too large: a smaller one tells, or the files of assay certify --write");
         goto cleanup;
     }
-    ctx->threads = assay_plan_threads(ctx, &plan);
-    TRY(assay_results_load(ctx, &results, &plan, golden));
+    ctx->threads = assay_plan_threads(ctx, plan);
+    TRY(assay_results_load(ctx, &results, plan, golden->reader));
     s.trial = (assay_trial){.golden = &results, .profile = profile, .false_alarm = report->false_alarm};
     TRY(assay_given_results_load(ctx, &results, candidate, &s.given));
     TRY(search_all(ctx, &s, quiet));
@@ -258,12 +254,10 @@ cleanup:
     free(s.held);
     assay_given_results_free(&s.given);
     assay_results_free(&results);
-    assay_plan_free(&plan);
-    assay_cases_free(cases, count);
     return status;
 }
 
-assay_status assay_explain(assay_context *ctx, assay_fixture_reader *golden, assay_fixture_reader *candidate,
+assay_status assay_explain(assay_context *ctx, assay_golden *golden, assay_fixture_reader *candidate,
                            const assay_profile *profile, bool quiet, assay_report *report)
 {
     if (report->verdict != ASSAY_FAIL || !is_worth_it(report)) return ASSAY_OK;

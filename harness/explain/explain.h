@@ -4,11 +4,12 @@
 #ifndef ASSAY_HARNESS_EXPLAIN_H
 #define ASSAY_HARNESS_EXPLAIN_H
 
+#include "harness/plan/golden_open.h"
 #include "harness/power/power_test.h"
 
 /* Fills explanation and explained_by of the report on a failure; leaves others alone. What keeps it from looking (a
  * case that is too large, that this program cannot evaluate, or without memory) is said there too and is no error. */
-assay_status assay_explain(assay_context *ctx, assay_fixture_reader *golden, assay_fixture_reader *candidate,
+assay_status assay_explain(assay_context *ctx, assay_golden *golden, assay_fixture_reader *candidate,
                            const assay_profile *profile, bool quiet, assay_report *report);
 
 #endif

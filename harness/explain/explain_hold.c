@@ -5,8 +5,6 @@
 
 #include "compare/compare.h"
 #include "harness/explain/explain_internal.h"
-#include "harness/operations/data_flow.h"
-#include "harness/operations/paths.h"
 #include "oracle/base/memory.h"
 
 /* The RMS of error / deviation of a correct candidate is some tenths, in one tensor, whose errors may have one cause,
@@ -52,9 +50,8 @@ assay_status assay_given_results_load(assay_context *ctx, const assay_results *g
     TRY(assay_alloc(ctx, "list of tensors", golden->plan->spec_count, sizeof *given->tensors, &tensors));
     given->tensors = tensors;
     for (int i = 0; i < golden->plan->spec_count; i++) {
-        const char *path = golden->plan->specs[i].path;
-        const assay_tensor_spec *found = assay_fixture_find(candidate, path);
-        if (found == NULL || assay_path_is_given(path) || assay_path_is_scale(path)) continue;
+        const assay_tensor_spec *spec = &golden->plan->specs[i], *found = assay_fixture_find(candidate, spec->path);
+        if (found == NULL || assay_role_is_given(spec->role) || spec->role == ASSAY_ROLE_ERROR_SCALE) continue;
         TRY(load_tensor(ctx, candidate, found, given));
     }
 cleanup:
@@ -83,7 +80,7 @@ static assay_status candidate_reader(assay_context *ctx, const assay_given_resul
     for (int i = 0; i < given->count; i++) {
         const assay_kept *kept = assay_results_find(results, given->tensors[i].spec.path);
         const bool known = kept != NULL && kept->written == kept->count;
-        if (known || assay_path_is_required(given->tensors[i].spec.path)) tensors[count++] = given->tensors[i];
+        if (known || assay_role_is_required(given->tensors[i].spec.role)) tensors[count++] = given->tensors[i];
     }
     TRY(assay_fixture_of_memory(ctx, "candidate", count, tensors, reader));
 cleanup:
@@ -170,7 +167,8 @@ assay_status assay_expected_compare(assay_context *ctx, const assay_trial *t, co
     assay_fixture_reader *golden = NULL, *candidate = NULL;
     TRY(assay_trial_reader(ctx, expected, "golden", NULL, &golden));
     TRY(candidate_reader(ctx, given, expected, &candidate));
-    TRY(assay_compare_undiagnosed(ctx, golden, candidate, t->profile, t->false_alarm, assay_data_flow_rank, report));
+    TRY(assay_compare_undiagnosed(ctx, golden, candidate, t->profile, t->false_alarm, assay_plan_order(t->golden->plan),
+                                  report));
 cleanup:
     assay_fixture_close(golden);
     assay_fixture_close(candidate);
@@ -188,7 +186,7 @@ assay_status assay_hypothesis_hold(assay_context *ctx, const assay_trial *t, con
     if (mutant->exchanges_tokens) assay_results_drop_null(results);
     for (int i = 0; i < results->plan->spec_count; i++) {
         const assay_kept *kept = &results->items[i];
-        const bool result = !assay_path_is_given(kept->spec->path) && !assay_path_is_scale(kept->spec->path);
+        const bool result = !assay_role_is_given(kept->spec->role) && kept->spec->role != ASSAY_ROLE_ERROR_SCALE;
         if (result && kept->values != NULL) find_nan(kept->count, kept->values);
     }
     TRY(assay_expected_compare(ctx, t, results, given, &report));

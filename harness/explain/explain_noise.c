@@ -23,13 +23,6 @@ enum { DRAWS = 8 };
 /* The worst element and row over their thresholds, which are as uncertain as deviations of so few draws. */
 #define MOST_EXCESS 2.0
 
-static assay_kept *scales_of(const assay_trial *t, const assay_results *results, const char *path)
-{
-    char scale[2 * ASSAY_PATH_SIZE];
-    snprintf(scale, sizeof scale, "error_scale/%s/%s", t->profile->precision.name, path);
-    return assay_results_find(results, scale);
-}
-
 /* Adds the squares of one draw's errors to what stands in the place of the error scales. */
 static assay_status add_draw(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant, uint64_t seed,
                              assay_results *sums, bool *applies)
@@ -44,7 +37,7 @@ static assay_status add_draw(assay_context *ctx, const assay_trial *t, const ass
     TRY(status);
     for (int i = 0; *applies && i < sums->plan->spec_count; i++) {
         const assay_kept *golden = &t->golden->items[i], *found = &drawn.items[i];
-        const assay_kept *squares = scales_of(t, sums, golden->spec->path);
+        const assay_kept *squares = assay_results_scales(sums, t->profile, golden->spec->path);
         for (int64_t k = 0; squares != NULL && k < golden->count; k++) {
             const double error = found->values[k] - golden->values[k];
             squares->values[k] = (seed == 1 ? 0.0 : squares->values[k]) + error * error;
@@ -83,9 +76,9 @@ static assay_status draw_scales(assay_context *ctx, const assay_trial *t, const 
         TRY(add_draw(ctx, t, mutant, seed, expected, applies));
     }
     for (int i = 0; *applies && i < expected->plan->spec_count; i++) {
-        const assay_kept *scales = scales_of(t, expected, expected->items[i].spec->path);
+        const assay_kept *scales = assay_results_scales(expected, t->profile, expected->items[i].spec->path);
         if (scales == NULL) continue;
-        const double *correct = scales_of(t, t->golden, expected->items[i].spec->path)->values;
+        const double *correct = assay_results_scales(t->golden, t->profile, expected->items[i].spec->path)->values;
         TRY(assay_ensemble_smooth(ctx, &scales->spec->shape, DRAWS, scales->values));
         for (int64_t k = 0; k < scales->count; k++) {
             scales->values[k] = isfinite(scales->values[k]) ? fmax(scales->values[k], correct[k]) : correct[k];
@@ -107,7 +100,8 @@ static bool is_within(const assay_tensor_result *r)
 /* Whether the arithmetic makes the tensor's errors larger at all; where it does not they may be none. */
 static bool is_worse(const assay_trial *t, const assay_results *expected, const char *path)
 {
-    const assay_kept *scales = scales_of(t, expected, path), *correct = scales_of(t, t->golden, path);
+    const assay_kept *scales = assay_results_scales(expected, t->profile, path),
+                     *correct = assay_results_scales(t->golden, t->profile, path);
     if (scales == NULL || correct == NULL) return false;
     return rms_of(scales->count, scales->values) > 2.0 * rms_of(correct->count, correct->values);
 }

@@ -6,15 +6,14 @@
 #include <stdlib.h>
 
 #include "harness/explain/explain_internal.h"
-#include "harness/operations/paths.h"
 #include "oracle/base/memory.h"
 
 typedef enum probe { ZEROS, ONES, PLACES, PROBES } probe;
 
 static bool is_probed(const assay_kept *kept)
 {
-    return assay_path_is_given(kept->spec->path) && !assay_path_in(kept->spec->path, "cotangents") &&
-           kept->values != NULL;
+    const assay_tensor_role role = kept->spec->role;
+    return (role == ASSAY_ROLE_INPUT || role == ASSAY_ROLE_WEIGHT) && kept->values != NULL;
 }
 
 static assay_status fill_probe(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant, probe kind,
@@ -36,21 +35,23 @@ cleanup:
     return status;
 }
 
-static assay_kept *gradient_of(const assay_results *results, const char *scale, const assay_kept *given)
+/* Its error scales where there is a profile. */
+static assay_kept *gradient_of(const assay_results *results, const assay_profile *profile, const assay_kept *given)
 {
-    char path[2 * ASSAY_PATH_SIZE];
-    snprintf(path, sizeof path, "%sgradients/%s", scale, given->spec->path);
-    assay_kept *found = assay_results_find(results, path);
+    char path[ASSAY_PATH_SIZE];
+    assay_gradient_path(given->spec->path, path);
+    assay_kept *found =
+        profile == NULL ? assay_results_find(results, path) : assay_results_scales(results, profile, path);
     return found != NULL && found->written == found->count && found->count == given->count ? found : NULL;
 }
 
 /* The gradients by all numbers that were given, one after the other, or those gradients' error scales. */
-static void flatten(const assay_results *results, const char *scale, double **places)
+static void flatten(const assay_results *results, const assay_profile *profile, double **places)
 {
     int64_t place = 0;
     for (int i = 0; i < results->plan->spec_count; i++) {
         const assay_kept *given = &results->items[i];
-        const assay_kept *gradient = is_probed(given) ? gradient_of(results, scale, given) : NULL;
+        const assay_kept *gradient = is_probed(given) ? gradient_of(results, profile, given) : NULL;
         for (int64_t k = 0; is_probed(given) && k < given->count; k++) {
             places[place++] = gradient == NULL ? NULL : &gradient->values[k];
         }
@@ -91,13 +92,13 @@ static int64_t count_given(const assay_results *results)
     return count;
 }
 
-/* Of gradients (scale ""), or of their error scales. */
-static void pull_back(const assay_results *results, const char *scale, const assay_results probed[PROBES],
+/* Of gradients (profile NULL), or of their error scales. */
+static void pull_back(const assay_results *results, const assay_profile *profile, const assay_results probed[PROBES],
                       double **places, double *sums, int64_t count, bool *changed)
 {
-    const bool is_scale = scale[0] != '\0';
+    const bool is_scale = profile != NULL;
     for (int64_t i = 0; i < count; i++) sums[i] = 0.0;
-    flatten(results, scale, places);
+    flatten(results, profile, places);
     if (!flow_back(probed, places, count, is_scale, sums, changed)) *changed = false;
     for (int64_t i = 0; *changed && i < count; i++) {
         if (places[i] != NULL) *places[i] = is_scale ? assay_dtype_round(ASSAY_FLOAT32, sqrt(sums[i]), false) : sums[i];
@@ -110,18 +111,18 @@ assay_status assay_mutant_pull_back(assay_context *ctx, const assay_trial *t, co
     assay_status status = ASSAY_OK;
     assay_results probed[PROBES] = {0};
     const int64_t count = count_given(results);
-    char scale[64];
     void *places = NULL;
     double *sums = NULL;
     *changed = false;
     /* exchanged tokens are put back already */
     if (!assay_mutant_changes_inputs(mutant) || mutant->exchanges_tokens) return ASSAY_OK;
-    snprintf(scale, sizeof scale, "error_scale/%s/", t->profile->precision.name);
     for (int kind = 0; kind < PROBES; kind++) TRY(fill_probe(ctx, t, mutant, (probe)kind, &probed[kind]));
     TRY(assay_alloc(ctx, "places of gradients", count, sizeof(double *), &places));
     TRY(assay_alloc_f64(ctx, "gradients", count, &sums));
-    pull_back(results, "", probed, places, sums, count, changed);
-    if (*changed && t->scales) pull_back(results, scale, probed, places, sums, count, changed);
+    pull_back(results, NULL, probed, places, sums, count, changed);
+    if (*changed && t->scales) {
+        pull_back(results, t->profile, probed, places, sums, count, changed);
+    }
 cleanup:
     for (int kind = 0; kind < PROBES; kind++) assay_results_free(&probed[kind]);
     free(places);

@@ -5,15 +5,12 @@
 
 #include "harness/explain/explain_internal.h"
 #include "harness/mutants/mutants_tensors.h"
-#include "harness/operations/paths.h"
 #include "oracle/base/memory.h"
 
 /* The error scales of a result; NULL: it has none. */
 static double *scales_of(const assay_trial *t, const assay_results *results, const char *path)
 {
-    char scale[2 * ASSAY_PATH_SIZE];
-    snprintf(scale, sizeof scale, "error_scale/%s/%s", t->profile->precision.name, path);
-    const assay_kept *found = assay_results_find(results, scale);
+    const assay_kept *found = assay_results_scales(results, t->profile, path);
     return found == NULL ? NULL : found->values;
 }
 
@@ -108,7 +105,7 @@ static void expect_coarser(const assay_trial *t, const assay_kept *golden, const
 void assay_results_drop_null(assay_results *results)
 {
     for (int i = 0; i < results->plan->spec_count; i++) {
-        if (assay_path_in(results->items[i].spec->path, "null")) results->items[i].written = 0;
+        if (results->items[i].spec->role == ASSAY_ROLE_NULL) results->items[i].written = 0;
     }
 }
 

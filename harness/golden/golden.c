@@ -7,7 +7,6 @@
 #include "fixtures/files.h"
 #include "harness/certify/certificate.h"
 #include "harness/golden/golden_finite.h"
-#include "harness/operations/paths.h"
 #include "harness/plan/inputs.h"
 #include "harness/plan/progress.h"
 #include "harness/power/power_test.h"
@@ -39,7 +38,7 @@ static assay_status sink_write(assay_context *ctx, void *self, const char *path,
     file_sink *sink = self;
     double *zeros = NULL;
     const int index = assay_plan_find(sink->plan, path);
-    if (assay_plan_scale_is_zero(sink->plan, path)) {
+    if (assay_plan_scale_is_zero(sink->plan, &sink->plan->specs[index])) {
         TRY(assay_alloc_f64(ctx, path, count, &zeros));
         for (int64_t i = 0; i < count; i++) zeros[i] = 0.0;
         values = zeros;
@@ -115,12 +114,12 @@ static assay_status begin(assay_context *ctx, file_sink *sink, const assay_sourc
     TRY(assay_fixture_create(ctx, path, &sink->writer));
     TRY(write_attributes(ctx, sink->writer, plan, kind));
     for (int i = 0; i < plan->spec_count; i++) {
-        if (results || assay_path_is_given(plan->specs[i].path)) {
+        if (results || assay_role_is_given(plan->specs[i].role)) {
             TRY(assay_fixture_declare(ctx, sink->writer, &plan->specs[i]));
         }
     }
     for (int i = 0; i < plan->spec_count; i++) {
-        if (assay_path_is_given(plan->specs[i].path)) TRY(write_given(ctx, sink, source, &plan->specs[i]));
+        if (assay_role_is_given(plan->specs[i].role)) TRY(write_given(ctx, sink, source, &plan->specs[i]));
     }
 cleanup:
     return status;
@@ -222,7 +221,7 @@ assay_status assay_request_write(assay_context *ctx, const assay_plan *plan, con
         goto cleanup;
     }
     for (int i = 0; i < plan->spec_count; i++) {
-        if (assay_path_is_result(plan->specs[i].path)) expects[count++] = plan->specs[i].path;
+        if (assay_role_is_result(plan->specs[i].role)) expects[count++] = plan->specs[i].path;
     }
     TRY(assay_inputs_open(ctx, &inputs, plan->c, &plan->list, inputs_file));
     assay_source source = assay_inputs_source(&inputs);

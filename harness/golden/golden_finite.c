@@ -8,23 +8,23 @@
 #include "harness/plan/inputs.h"
 
 /* The one infinity that a dataset may hold. 0: none. */
-static double lawful_infinity(const char *path)
+static double lawful_infinity(const assay_tensor_spec *spec)
 {
-    if (assay_path_in(path, "routing") && assay_path_ends(path, "margin")) return INFINITY;
-    const bool result = assay_path_in(path, "outputs") || assay_path_in(path, "checkpoints");
-    return result && assay_path_ends(path, "lse") ? -INFINITY : 0.0;
+    if (spec->role == ASSAY_ROLE_ROUTING && assay_path_ends(spec->path, "margin")) return INFINITY;
+    const bool forward = spec->role == ASSAY_ROLE_OUTPUT || spec->role == ASSAY_ROLE_CHECKPOINT;
+    return forward && assay_path_ends(spec->path, "lse") ? -INFINITY : 0.0;
 }
 
-static bool must_be_finite(const char *path)
+static bool must_be_finite(assay_tensor_role role)
 {
-    return !assay_path_is_given(path) && !assay_path_in(path, "certificate") && !assay_path_in(path, "discrimination");
+    return !assay_role_is_given(role) && role != ASSAY_ROLE_CERTIFICATE && role != ASSAY_ROLE_DISCRIMINATION;
 }
 
 assay_status assay_golden_require_finite(assay_context *ctx, const assay_case *c, const assay_tensor_spec *spec,
                                          int64_t first, int64_t count, const double *values)
 {
-    const double lawful = lawful_infinity(spec->path);
-    if (!must_be_finite(spec->path)) return ASSAY_OK;
+    const double lawful = lawful_infinity(spec);
+    if (!must_be_finite(spec->role)) return ASSAY_OK;
     for (int64_t i = 0; i < count; i++) {
         if (fabs(values[i]) <= FLT_MAX) continue;
         const double stored = assay_dtype_round(spec->type, values[i], false);

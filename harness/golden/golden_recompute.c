@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "harness/golden/golden.h"
-#include "harness/operations/paths.h"
 #include "harness/plan/golden_read.h"
 #include "harness/plan/progress.h"
 #include "harness/power/power_test.h"
@@ -42,7 +41,7 @@ static assay_status checking_write(assay_context *ctx, void *self, const char *p
     int index = assay_plan_find(sink->plan, path);
     assay_dtype type = sink->plan->specs[index].type;
     double *stored = NULL, *rounded = NULL;
-    if (assay_path_in(path, "discrimination")) {
+    if (sink->plan->specs[index].role == ASSAY_ROLE_DISCRIMINATION) {
         sink->written[index] += count;
         return assay_discrimination_check(ctx, sink->golden, path, values);
     }
@@ -52,7 +51,8 @@ static assay_status checking_write(assay_context *ctx, void *self, const char *p
         int64_t n = count - first < CHUNK ? count - first : CHUNK;
         TRY(assay_fixture_read(ctx, sink->golden, path, sink->written[index], n, stored));
         assay_dtype_round_many(type, n, values + first, rounded);
-        for (int64_t i = 0; i < n && assay_plan_scale_is_zero(sink->plan, path); i++) rounded[i] = 0.0;
+        for (int64_t i = 0; i < n && assay_plan_scale_is_zero(sink->plan, &sink->plan->specs[index]); i++)
+            rounded[i] = 0.0;
         for (int64_t i = 0; i < n; i++) {
             if (memcmp(&stored[i], &rounded[i], sizeof *stored) != 0) {
                 status = differs(ctx, path, sink->written[index] + i, stored[i], rounded[i]);
@@ -109,7 +109,7 @@ assay_status assay_golden_recompute(assay_context *ctx, const assay_plan *plan, 
                       : assay_evaluate(ctx, plan, &source, &out));
     for (int i = 0; i < plan->spec_count; i++) {
         bool complete =
-            assay_path_is_given(plan->specs[i].path) || sink.written[i] == assay_shape_count(&plan->specs[i].shape);
+            assay_role_is_given(plan->specs[i].role) || sink.written[i] == assay_shape_count(&plan->specs[i].shape);
         if (!complete) {
             status = assay_fail(ctx, ASSAY_INTERNAL, "%s was not recomputed in full", plan->specs[i].path);
             goto cleanup;

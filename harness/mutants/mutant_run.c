@@ -8,11 +8,6 @@
 #include "harness/plan/plan_make.h"
 #include "harness/scales/ensemble.h"
 
-bool assay_path_is_scale(const char *path)
-{
-    return assay_path_in(path, "error_scale");
-}
-
 assay_status assay_results_copy(assay_context *ctx, const assay_results *golden, bool results, assay_results *copy)
 {
     assay_status status;
@@ -39,8 +34,9 @@ static bool take_results(const assay_mutant *mutant, const assay_results *from, 
         const char *path = wanted->spec->path;
         if (!assay_mutant_takes(mutant, path)) continue;
         const assay_kept *found = assay_results_find(from, path);
-        if (assay_path_is_given(path) || (assay_path_is_scale(path) && found == NULL)) continue;
-        const bool required = assay_path_is_required(path);
+        const assay_tensor_role role = wanted->spec->role;
+        if (assay_role_is_given(role) || (role == ASSAY_ROLE_ERROR_SCALE && found == NULL)) continue;
+        const bool required = assay_role_is_required(role);
         const bool fits = found != NULL && assay_shape_equal(&found->spec->shape, &wanted->spec->shape) &&
                           found->written == found->count;
         if (found != NULL && !fits && required) return false;
@@ -59,9 +55,9 @@ static void take_shard(const assay_results *from, int64_t shard, int64_t shards,
 {
     for (int i = 0; i < to->plan->spec_count; i++) {
         assay_kept *wanted = &to->items[i];
-        if (!assay_path_is_required(wanted->spec->path) || wanted->values == NULL) continue;
+        if (!assay_role_is_required(wanted->spec->role) || wanted->values == NULL) continue;
         const assay_kept *found = assay_results_find(from, wanted->spec->path);
-        if (assay_path_in(wanted->spec->path, "outputs")) {
+        if (wanted->spec->role == ASSAY_ROLE_OUTPUT) {
             const int64_t size = wanted->count / shards;
             memcpy(wanted->values + shard * size, found->values + shard * size, (size_t)size * sizeof *found->values);
             continue;
@@ -80,8 +76,9 @@ typedef struct mutant_source {
 static bool source_has(void *self, const char *path)
 {
     const mutant_source *source = self;
-    const bool choice = assay_path_in(path, "routing") && assay_path_ends(path, "selected_experts");
-    return (assay_path_is_given(path) || (choice && source->choice)) && assay_results_find(source->given, path) != NULL;
+    const assay_kept *kept = assay_results_find(source->given, path);
+    return kept != NULL &&
+           (assay_role_is_given(kept->spec->role) || (source->choice && assay_path_is_choice(kept->spec->path)));
 }
 
 static assay_status source_read(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
@@ -126,12 +123,13 @@ static bool is_part(const assay_kept *kept, const assay_matmul_args *args, int64
     return false;
 }
 
-/* The path is that of a kernel, or of the kernels of all experts. */
-static bool is_kernel(const char *path, const char *name)
+/* Whether it is a kernel of that name, or the kernels of all experts. */
+static bool is_kernel(const assay_tensor_spec *spec, const char *name)
 {
     char kernel[ASSAY_PATH_SIZE];
     snprintf(kernel, sizeof kernel, "%s/kernel", name);
-    return assay_path_in(path, "weights") && (assay_path_ends(path, name) || assay_path_ends(path, kernel));
+    return spec->role == ASSAY_ROLE_WEIGHT &&
+           (assay_path_ends(spec->path, name) || assay_path_ends(spec->path, kernel));
 }
 
 static bool is_lost(const lossy *l, const assay_matmul_args *args)
@@ -139,9 +137,9 @@ static bool is_lost(const lossy *l, const assay_matmul_args *args)
     for (int i = 0; args->transpose_b && i < l->given->plan->spec_count; i++) {
         const assay_kept *kept = &l->given->items[i];
         const int64_t width = assay_kept_width(kept);
-        if (is_kernel(kept->spec->path, l->weight) && args->k == width && is_part(kept, args, 0)) return true;
+        if (is_kernel(kept->spec, l->weight) && args->k == width && is_part(kept, args, 0)) return true;
         /* wi is wi_0 and wi_1 side by side */
-        if (!is_kernel(kept->spec->path, "wi") || 2 * args->k != width) continue;
+        if (!is_kernel(kept->spec, "wi") || 2 * args->k != width) continue;
         if (strcmp(l->weight, "wi_0") == 0 && is_part(kept, args, 0)) return true;
         if (strcmp(l->weight, "wi_1") == 0 && is_part(kept, args, width / 2)) return true;
     }
@@ -197,7 +195,7 @@ static bool is_fed(const assay_plan *plan, const assay_results *given)
 {
     for (int i = 0; i < plan->list.count; i++) {
         const assay_tensor_spec *spec = &plan->list.entries[i].spec;
-        if (!assay_path_is_given(spec->path)) continue;
+        if (!assay_role_is_given(spec->role)) continue;
         const assay_kept *found = assay_results_find(given, spec->path);
         if (found == NULL || !assay_shape_equal(&found->spec->shape, &spec->shape)) return false;
     }

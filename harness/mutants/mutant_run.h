@@ -14,8 +14,6 @@ typedef struct assay_trial {
     assay_fixture_reader *reader; /* over the golden */
 } assay_trial;
 
-bool assay_path_is_scale(const char *path);
-
 /* A copy of what was given, and of the golden's results too where `results`. */
 assay_status assay_results_copy(assay_context *ctx, const assay_results *golden, bool results, assay_results *copy);
 

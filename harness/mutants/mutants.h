@@ -1,5 +1,4 @@
-/* The mutants: what a backend would give if it had a certain bug. One const table (mutants.c); docs/mutants.md lists
- * it.
+/* The mutants: what a backend would give if it had a certain bug. One const table (mutants.c).
  *
  * A mutant is made outside the operations, from a golden: the case is evaluated again with a changed configuration,
  * changed inputs or in a worse arithmetic, or the golden's own results are tampered with. */
@@ -42,14 +41,20 @@ typedef struct assay_tensors_change {
     const char *named; /* of results, what paths end in; NULL: anything */
 } assay_tensors_change;
 
+/* Traits of an operation that its tensors show, beside its parts. */
+enum { ASSAY_HAS_X = 1 << 30, ASSAY_HAS_WEIGHTS = 1 << 29 };
+
+/* How much of a model an operation is: one part of it alone, a block of several parts, or layers. */
+typedef enum assay_extent { ASSAY_NOWHERE, ASSAY_ALONE, ASSAY_IN_BLOCKS, ASSAY_EVERYWHERE } assay_extent;
+
 /* A mutant is made by one or more of `key` to `change_results`, in this order. Where the configuration, the inputs, the
  * arithmetic or the results are to be changed and there is nothing to change, it does not apply to the case. */
 typedef struct assay_mutant {
     const char *name;
-    const char *models;     /* in a few words */
-    const char *bugs;       /* numbers of docs/bugs.md: "8, 9"; "" */
-    const char *operations; /* names between spaces; "all" */
-    const char *required;   /* of those, the ones whose fixtures must detect it where it has an effect */
+    const char *models;    /* in a few words */
+    const char *bugs;      /* numbers of docs/bugs.md: "8, 9"; "" */
+    unsigned traits;       /* it is for operations with one of these: ASSAY_PART_..., ASSAY_HAS_...; 0: for all */
+    assay_extent required; /* fixtures of those up to this extent must detect it where it has an effect */
 
     bool (*where)(const assay_case *c); /* it applies to no other cases; NULL: to all */
     assay_key_change key;
@@ -79,8 +84,8 @@ const assay_mutant *assay_mutant_by_name(const char *name); /* NULL when there i
 const char *assay_mutant_way(const assay_mutant *mutant);
 bool assay_mutant_is_evaluated(const assay_mutant *mutant);   /* its case is; else results are changed and no more */
 bool assay_mutant_changes_inputs(const assay_mutant *mutant); /* by more than another seed */
-bool assay_mutant_is_for(const assay_mutant *mutant, const char *op);
-bool assay_mutant_is_required(const assay_mutant *mutant, const char *op);
+bool assay_mutant_is_for(const assay_mutant *mutant, const assay_plan *plan); /* its operation has such a trait */
+bool assay_mutant_is_required(const assay_mutant *mutant, const assay_plan *plan);
 
 /* Its parts. False: the mutant does not apply. One that the row does not have does nothing and is true. */
 bool assay_mutant_configure(const assay_mutant *mutant, assay_case *c);

@@ -3,7 +3,6 @@
 #include <string.h>
 
 #include "harness/mutants/mutants_tensors.h"
-#include "harness/operations/paths.h"
 
 /* Segment 0 is padding where padding is masked. */
 static bool is_blind(const assay_mutation *m, const assay_kept *segments, int64_t token)
@@ -115,7 +114,7 @@ static bool has_rows_alone(const assay_mutation *m)
     blocks b;
     for (int i = 0; i < m->tensors->plan->spec_count; i++) {
         const assay_kept *tensor = &m->tensors->items[i];
-        if (assay_path_in(tensor->spec->path, "outputs") && !blocks_of(tensor, &b)) return false;
+        if (tensor->spec->role == ASSAY_ROLE_OUTPUT && !blocks_of(tensor, &b)) return false;
     }
     return !(m->c->config.capacity_factor > 0) && !(m->c->config.ragged_buffer_factor > 0);
 }
@@ -132,10 +131,10 @@ bool assay_edit_exchange_tokens(const assay_mutation *m)
     if (!changed || !has_rows_alone(m)) return false;
     for (int i = 0; i < m->tensors->plan->spec_count; i++) {
         assay_kept *tensor = &m->tensors->items[i];
-        const char *path = tensor->spec->path;
-        if (!blocks_of(tensor, &b) || !(assay_path_is_given(path) || assay_path_in(path, "routing"))) continue;
+        const assay_tensor_role role = tensor->spec->role;
+        if (!blocks_of(tensor, &b) || !(assay_role_is_given(role) || role == ASSAY_ROLE_ROUTING)) continue;
         exchange_rows(&x, &b, tensor);
-        if (assay_path_in(path, "cotangents")) keep_part(&x, &b, tensor);
+        if (role == ASSAY_ROLE_COTANGENT) keep_part(&x, &b, tensor);
     }
     return true;
 }
@@ -163,24 +162,16 @@ static void add_gradient(const exchange *x, assay_kept *from, assay_kept *to, bo
     }
 }
 
-/* The path of the result that these are the error scales of; of another tensor its own. */
-static const char *result_of(const char *path)
-{
-    const char *profile = assay_path_in(path, "error_scale") ? strchr(path, '/') : NULL;
-    const char *result = profile != NULL ? strchr(profile + 1, '/') : NULL;
-    return result != NULL ? result + 1 : path;
-}
-
 void assay_take_exchanged(const assay_mutation *m, const assay_results *from, assay_results *to)
 {
     const exchange x = exchange_of(m);
     blocks b;
     for (int i = 0; i < to->plan->spec_count; i++) {
         assay_kept *wanted = &to->items[i], *found = assay_results_find(from, wanted->spec->path);
-        const char *path = result_of(wanted->spec->path);
-        if (found == NULL || found->written != found->count) continue;
-        if (assay_path_in(path, "gradients")) add_gradient(&x, found, wanted, path != wanted->spec->path);
-        if (!assay_path_in(path, "outputs") && !assay_path_in(path, "routing")) continue;
+        const assay_tensor_role role = assay_role_of(assay_path_of(wanted->spec->path));
+        if (found == NULL || found->written != found->count || wanted->spec->role == ASSAY_ROLE_NULL) continue;
+        if (role == ASSAY_ROLE_GRADIENT) add_gradient(&x, found, wanted, wanted->spec->role == ASSAY_ROLE_ERROR_SCALE);
+        if (role != ASSAY_ROLE_OUTPUT && role != ASSAY_ROLE_ROUTING) continue;
         if (blocks_of(wanted, &b)) take_rows(&x, &b, found, wanted);
     }
 }

@@ -22,6 +22,16 @@ bool assay_has_yarn(const assay_case *c)
     return is(&c->config.rope_type, "yarn");
 }
 
+bool assay_has_one_layer(const assay_case *c)
+{
+    return strcmp(c->op, "deepseek_stack") != 0;
+}
+
+bool assay_is_no_layer(const assay_case *c)
+{
+    return (assay_operation_by_name(c->op)->parts & ASSAY_PART_LAYER) == 0;
+}
+
 /* Flags and whole numbers are numbers too. */
 static double changed_number(const assay_key_change *change, double value)
 {

@@ -3,7 +3,6 @@
 #include <string.h>
 
 #include "harness/mutants/mutants_tensors.h"
-#include "harness/operations/paths.h"
 
 /* wi_0 of this path against wi_1. */
 static bool swap_with_up(const assay_mutation *m, assay_kept *gate)
@@ -115,7 +114,7 @@ bool assay_edit_count_from_front(const assay_mutation *m)
         order->indices[i] = (int32_t)order->count - 1 - order->indices[i];
     for (int i = 0; i < m->tensors->plan->spec_count; i++) {
         assay_kept *tensor = &m->tensors->items[i];
-        const bool is_scale = assay_path_in(tensor->spec->path, "error_scale");
+        const bool is_scale = tensor->spec->role == ASSAY_ROLE_ERROR_SCALE;
         if (tensor->values == NULL || (is_scale && !m->own_scales)) continue;
         if (assay_path_ends(tensor->spec->path, "gradients/inputs/x")) assay_edit_reverse_rows(m, tensor);
     }

@@ -5,14 +5,13 @@
 #include <string.h>
 
 #include "harness/mutants/mutants_tensors.h"
-#include "harness/operations/paths.h"
 
 /* Those of a case whose inputs were scaled are no backend's; it need not give them. */
 bool assay_edit_omit_checkpoints(const assay_mutation *m)
 {
     for (int i = 0; i < m->tensors->plan->spec_count; i++) {
         assay_kept *tensor = &m->tensors->items[i];
-        if (assay_path_in(tensor->spec->path, "checkpoints")) tensor->written = 0;
+        if (tensor->spec->role == ASSAY_ROLE_CHECKPOINT) tensor->written = 0;
     }
     return true;
 }
@@ -69,8 +68,8 @@ static int count_layers(const assay_mutation *m)
 {
     int count = 0;
     for (int i = 0; i < m->tensors->plan->spec_count; i++) {
-        const char *path = m->tensors->items[i].spec->path;
-        if (assay_path_in(path, "weights") && layer_of(path) >= count) count = layer_of(path) + 1;
+        const assay_tensor_spec *spec = m->tensors->items[i].spec;
+        if (spec->role == ASSAY_ROLE_WEIGHT && layer_of(spec->path) >= count) count = layer_of(spec->path) + 1;
     }
     return count;
 }
@@ -82,7 +81,7 @@ bool assay_edit_outgrow_residual(const assay_mutation *m)
     if (layers > MOST_LAYERS) return false;
     for (int i = 0; i < m->tensors->plan->spec_count; i++) {
         assay_kept *tensor = &m->tensors->items[i];
-        if (assay_path_in(tensor->spec->path, "weights") && tensor->values != NULL)
+        if (tensor->spec->role == ASSAY_ROLE_WEIGHT && tensor->values != NULL)
             scale_by(tensor, exponent_of(tensor->spec->path));
     }
     return dy == NULL || scale_by(dy, -GROWTH * layers);
@@ -95,7 +94,7 @@ bool assay_edit_shrink_back(const assay_mutation *m)
     for (int i = 0; i < m->tensors->plan->spec_count; i++) {
         assay_kept *tensor = &m->tensors->items[i];
         const char *path = tensor->spec->path;
-        const bool is_scale = assay_path_in(path, "error_scale");
+        const bool is_scale = tensor->spec->role == ASSAY_ROLE_ERROR_SCALE;
         if (tensor->values == NULL || (is_scale && !m->own_scales)) continue;
         if (assay_path_ends(path, "outputs/y")) scale_by(tensor, -GROWTH * layers);
         if (strstr(path, "gradients/weights/") != NULL) scale_by(tensor, exponent_of(path));

@@ -3,7 +3,6 @@
 #include <string.h>
 
 #include "harness/mutants/mutants_tensors.h"
-#include "harness/operations/paths.h"
 
 int64_t assay_case_shards(const assay_case *c)
 {

@@ -2,12 +2,11 @@
 #include <math.h>
 
 #include "harness/mutants/mutants_tensors.h"
-#include "harness/operations/paths.h"
 
 bool assay_edit_omit_all(const assay_mutation *m)
 {
     for (int i = 0; i < m->tensors->plan->spec_count; i++) {
-        if (!assay_path_is_given(m->tensors->items[i].spec->path)) m->tensors->items[i].written = 0;
+        if (!assay_role_is_given(m->tensors->items[i].spec->role)) m->tensors->items[i].written = 0;
     }
     return true;
 }
@@ -16,8 +15,7 @@ bool assay_edit_omit_last(const assay_mutation *m)
 {
     for (int i = m->tensors->plan->spec_count - 1; i >= 0; i--) {
         assay_kept *tensor = &m->tensors->items[i];
-        const char *path = tensor->spec->path;
-        if (!assay_path_in(path, "gradients") && !assay_path_in(path, "outputs")) continue;
+        if (!assay_role_is_required(tensor->spec->role)) continue;
         tensor->written = 0;
         return tensor->count > 0;
     }

@@ -3,7 +3,6 @@
 #include <string.h>
 
 #include "harness/mutants/mutants_tensors.h"
-#include "harness/operations/paths.h"
 
 static int64_t replicas(const assay_case *c)
 {
@@ -46,7 +45,7 @@ static void keep_rows(const assay_mutation *m, int64_t first, int64_t end, int64
     for (int i = 0; i < m->tensors->plan->spec_count; i++) {
         const assay_kept *tensor = &m->tensors->items[i];
         const int64_t first_axis = tensor->spec->shape.rank > 0 ? tensor->spec->shape.dims[0] : 0;
-        if (!assay_path_in(tensor->spec->path, "cotangents")) continue;
+        if (tensor->spec->role != ASSAY_ROLE_COTANGENT) continue;
         if (first_axis != m->c->batch && first_axis != shards) continue;
         const int64_t rows = m->c->batch / first_axis, size = tensor->count / first_axis;
         for (int64_t k = 0; k < tensor->count; k++) {

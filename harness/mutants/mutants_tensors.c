@@ -4,8 +4,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "harness/operations/paths.h"
-
 int64_t assay_kept_width(const assay_kept *tensor)
 {
     const assay_shape *shape = &tensor->spec->shape;
@@ -99,10 +97,16 @@ bool assay_any_word(const char *words, const char *text, bool (*test)(const char
 /* The golden's choice of experts is one. */
 static bool is_input(const assay_tensors_change *change, const assay_kept *tensor)
 {
-    const char *path = tensor->spec->path;
-    const bool is_choice = assay_path_in(path, "routing") && assay_path_ends(path, "selected_experts");
-    const bool is_given = assay_path_is_given(path) && !assay_path_in(path, "cotangents");
-    return (is_given || is_choice) && assay_any_word(change->of, path, assay_path_ends);
+    const assay_tensor_role role = tensor->spec->role;
+    const bool is_read =
+        role == ASSAY_ROLE_INPUT || role == ASSAY_ROLE_WEIGHT || assay_path_is_choice(tensor->spec->path);
+    return is_read && assay_any_word(change->of, tensor->spec->path, assay_path_ends);
+}
+
+bool assay_path_in(const char *path, const char *folder)
+{
+    const size_t length = strlen(folder);
+    return strncmp(path, folder, length) == 0 && path[length] == '/';
 }
 
 static bool is_result(const assay_tensors_change *change, const char *path)

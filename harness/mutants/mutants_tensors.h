@@ -7,6 +7,8 @@
 
 /* For `where`. Of shards: docs/expert-parallelism.md. */
 bool assay_has_yarn(const assay_case *c);
+bool assay_has_one_layer(const assay_case *c); /* or none: no layer reads what another one gave */
+bool assay_is_no_layer(const assay_case *c);
 bool assay_has_expert_shards(const assay_case *c);
 bool assay_has_ring(const assay_case *c);
 bool assay_has_microbatches(const assay_case *c);
@@ -59,6 +61,8 @@ assay_arithmetic_edit assay_worsen_sums, assay_worsen_router, assay_worsen_funct
 
 /* What they share. */
 /* Whether the test is true of the text and one of the words, which have spaces between them. */
+/* Whether the path lies in the folder, which may be one in another: "gradients/weights". */
+bool assay_path_in(const char *path, const char *folder);
 bool assay_any_word(const char *words, const char *text, bool (*test)(const char *text, const char *word));
 int64_t assay_kept_width(const assay_kept *tensor);                        /* of a row: the last axis */
 int assay_kept_axis(const assay_kept *tensor, const char *label);          /* -1: none has it */

@@ -2,7 +2,6 @@
 #include <math.h>
 
 #include "harness/mutants/mutants_tensors.h"
-#include "harness/operations/paths.h"
 
 /* Towards zero. With the unit roundoff u the grid's next number is 2u 2^e away from one of [2^e, 2^(e + 1)). */
 bool assay_edit_truncate(const assay_mutation *m, assay_kept *tensor)
@@ -54,9 +53,9 @@ bool assay_worsen_router(const assay_mutation *m, assay_emulation *e)
 {
     bool routes = false;
     for (int i = 0; i < m->tensors->plan->spec_count; i++) {
-        const char *path = m->tensors->plan->specs[i].path;
-        routes |=
-            assay_path_is_given(path) && (assay_path_ends(path, "gate/kernel") || assay_path_ends(path, "logits"));
+        const assay_tensor_spec *spec = &m->tensors->plan->specs[i];
+        routes |= assay_role_is_given(spec->role) &&
+                  (assay_path_ends(spec->path, "gate/kernel") || assay_path_ends(spec->path, "logits"));
     }
     e->precision.router = BF16;
     return routes && assay_dtype_unit_roundoff(m->profile->router) < 0x1p-8;

@@ -10,9 +10,11 @@ static assay_status check(assay_context *ctx, const assay_case *c)
     return assay_attention_config_of(ctx, c, &config);
 }
 
-static assay_status spec_config(assay_context *ctx, const assay_case *c, assay_spec_config *config)
+static assay_status second_form(assay_context *ctx, const void *c, const spec_tensors *in, spec_tensors *out)
 {
-    return assay_attention_config_of(ctx, c, &config->attention);
+    assay_attention_config config;
+    const assay_status status = assay_attention_config_of(ctx, c, &config);
+    return status == ASSAY_OK ? spec_attention(ctx, &config, in, out) : status;
 }
 
 /* Padding at the end of a batch may hold anything. */
@@ -39,9 +41,9 @@ static assay_status describe(assay_context *ctx, const assay_case *c, assay_tens
     TRY(describe_tensor(ctx, c, list, "inputs/key", 1.0, qk));
     TRY(describe_tensor(ctx, c, list, "inputs/value", 1.0, v));
     TRY(assay_describe_segments(ctx, list, c));
+    TRY(assay_describe_output(ctx, list, c, "lse", &one, (assay_dims){"BNS", {batch, heads, sequence}}));
     TRY(assay_describe_output(ctx, list, c, "attention_out", &one, v));
     if (assay_has_padding(c)) list->entries[list->count - 1].unused_row_axes = 2;
-    TRY(assay_describe_output(ctx, list, c, "lse", &one, (assay_dims){"BNS", {batch, heads, sequence}}));
 cleanup:
     return status;
 }
@@ -158,6 +160,6 @@ const assay_operation assay_op_attention = {.name = "attention",
                                             .describe = describe,
                                             .run = run,
                                             .ensemble = assay_every_case,
-                                            .spec_config = spec_config,
+                                            .second_form = {second_form},
                                             .flops = flops,
                                             .memory = memory};

@@ -26,11 +26,10 @@ cleanup:
     return status;
 }
 
-static assay_status spec_config(assay_context *ctx, const assay_case *c, assay_spec_config *config)
+static assay_status second_form(assay_context *ctx, const void *c, const spec_tensors *in, spec_tensors *out)
 {
-    (void)ctx;
-    config->gmm = dims_of(c);
-    return ASSAY_OK;
+    const assay_gmm_dims d = dims_of(c);
+    return spec_gmm(ctx, &d, in, out);
 }
 
 static assay_status describe(assay_context *ctx, const assay_case *c, assay_tensor_list *list)
@@ -119,11 +118,12 @@ static int64_t memory(const assay_case *c)
 }
 
 const assay_operation assay_op_gmm = {.name = "gmm",
+                                      .parts = ASSAY_PART_GROUPS,
                                       .summary = "grouped matrix product: the rows of each group times its own matrix",
                                       .check = check,
                                       .describe = describe,
                                       .run = run,
                                       .one_product = true,
-                                      .spec_config = spec_config,
+                                      .second_form = {second_form},
                                       .flops = flops,
                                       .memory = memory};

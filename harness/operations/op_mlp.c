@@ -11,9 +11,11 @@ static assay_status check(assay_context *ctx, const assay_case *c)
     return assay_mlp_config_of(ctx, c, &config);
 }
 
-static assay_status spec_config(assay_context *ctx, const assay_case *c, assay_spec_config *config)
+static assay_status second_form(assay_context *ctx, const void *c, const spec_tensors *in, spec_tensors *out)
 {
-    return assay_mlp_config_of(ctx, c, &config->mlp);
+    assay_gated_mlp_config config;
+    const assay_status status = assay_mlp_config_of(ctx, c, &config);
+    return status == ASSAY_OK ? spec_gated_mlp(ctx, &config, in, out) : status;
 }
 
 static assay_status describe(assay_context *ctx, const assay_case *c, assay_tensor_list *list)
@@ -27,8 +29,8 @@ static assay_status describe(assay_context *ctx, const assay_case *c, assay_tens
     TRY(assay_describe_variable(ctx, list, c, "inputs/x", one, x));
     const assay_tensor_table weights = assay_mlp_weight_table(&config, ASSAY_MLP_DENSE);
     TRY(assay_describe_weights(&d, &weights, (assay_dims){"", {0}}));
-    TRY(assay_describe_output(ctx, list, c, "y", &one, x));
     TRY(assay_describe_mlp_checkpoints(&d, &config, ASSAY_MLP_DENSE, (assay_dims){"BS", {c->batch, c->sequence}}));
+    TRY(assay_describe_output(ctx, list, c, "y", &one, x));
 cleanup:
     return status;
 }
@@ -164,6 +166,6 @@ const assay_operation assay_op_mlp = {.name = "mlp",
                                       .check = check,
                                       .describe = describe,
                                       .run = run,
-                                      .spec_config = spec_config,
+                                      .second_form = {second_form},
                                       .flops = flops,
                                       .memory = memory};

@@ -20,9 +20,18 @@ static assay_status check(assay_context *ctx, const assay_case *c)
     return configs_of(ctx, c, &config);
 }
 
-static assay_status spec_config(assay_context *ctx, const assay_case *c, assay_spec_config *config)
+static assay_status second_form(assay_context *ctx, const void *c, const spec_tensors *in, spec_tensors *out)
 {
-    return configs_of(ctx, c, &config->moe);
+    spec_moe_config config;
+    const assay_status status = configs_of(ctx, c, &config);
+    return status == ASSAY_OK ? spec_moe(ctx, &config, in, out) : status;
+}
+
+static assay_status second_checkpoints(assay_context *ctx, const void *c, const spec_tensors *in, spec_tensors *out)
+{
+    spec_moe_config config;
+    const assay_status status = configs_of(ctx, c, &config);
+    return status == ASSAY_OK ? spec_moe_checkpoints(ctx, &config, in, out) : status;
 }
 
 static assay_status describe_router(const assay_describer *d, const assay_moe_config *config)
@@ -64,26 +73,6 @@ assay_status assay_describe_moe_weights(const assay_describer *d, const assay_mo
     return status == ASSAY_OK ? describe_experts(d, config) : status;
 }
 
-assay_status assay_describe_balance(const assay_describer *d, const assay_moe_config *config,
-                                    const assay_sharding *sharding)
-{
-    assay_status status = ASSAY_OK;
-    const assay_routing_config *r = &config->routing;
-    const assay_fill unit = {.distribution = ASSAY_CONSTANT, .scale = 1.0, .mean = 1.0};
-    const bool sharded = assay_is_sharded(config, sharding);
-    const int64_t shards = sharded ? assay_mesh_shards(&sharding->mesh) : 1;
-    if (r->load_balance_loss_weight > 0.0 && r->hash_rows == 0) {
-        TRY(assay_describe_layer_output(d, "lb_loss", &unit, (assay_dims){sharded ? "m" : "", {shards}}));
-    }
-    if (r->routed_bias_update_rate > 0.0 && r->hash_rows == 0) {
-        const assay_dims dims =
-            sharded ? (assay_dims){"mE", {shards, r->num_experts}} : (assay_dims){"E", {r->num_experts}};
-        TRY(assay_describe_layer_output(d, "bias_updates", NULL, dims));
-    }
-cleanup:
-    return status;
-}
-
 /* Rows of routed intermediates: sorted copies, every expert on every token, or the places of the capacity buffer. */
 static assay_dims routed_rows(const assay_moe_config *config)
 {
@@ -122,6 +111,7 @@ assay_status assay_describe_moe_routing(const assay_describer *d, const assay_mo
     TRY(assay_describe_result(d, "routing", "weights", ASSAY_FLOAT64, chosen));
     TRY(assay_describe_result(d, "routing", "margin", ASSAY_FLOAT64, (assay_dims){"BS", {r->batch, r->sequence}}));
     TRY(assay_describe_result(d, "routing", "group_sizes", ASSAY_INT32, (assay_dims){"E", {r->num_experts}}));
+    TRY(assay_describe_balance(d, config, sharding));
     TRY(assay_describe_result(d, "routing", "sorted_selected_experts", ASSAY_INT32, copies));
     if (config->path == ASSAY_MOE_DROPPING) {
         int64_t capacity = assay_expert_capacity(r, config->capacity_factor);
@@ -149,10 +139,9 @@ static assay_status describe(assay_context *ctx, const assay_case *c, assay_tens
                            (assay_dims){"BS", {c->batch, c->sequence}}));
     }
     TRY(assay_describe_moe_weights(&d, &config));
-    TRY(assay_describe_output(ctx, list, c, "y", &one, x));
-    TRY(assay_describe_balance(&d, &config, &both.sharding));
-    TRY(assay_describe_moe_checkpoints(&d, &config, &both.sharding));
     TRY(assay_describe_moe_routing(&d, &config, &both.sharding));
+    TRY(assay_describe_moe_checkpoints(&d, &config, &both.sharding));
+    TRY(assay_describe_output(ctx, list, c, "y", &one, x));
 cleanup:
     return status;
 }
@@ -214,6 +203,6 @@ const assay_operation assay_op_moe = {.name = "moe",
                                       .run = run,
                                       .ensemble = ensemble,
                                       .mesh = true,
-                                      .spec_config = spec_config,
+                                      .second_form = {second_form, second_checkpoints},
                                       .flops = flops,
                                       .memory = memory};

@@ -28,11 +28,16 @@ cleanup:
     return status;
 }
 
-static assay_status spec_config(assay_context *ctx, const assay_case *c, assay_spec_config *config)
+static assay_status second_permute(assay_context *ctx, const void *c, const spec_tensors *in, spec_tensors *out)
 {
-    (void)ctx;
-    config->permute = dims_of(c);
-    return ASSAY_OK;
+    const assay_permute_dims d = dims_of(c);
+    return spec_permute(ctx, &d, in, out);
+}
+
+static assay_status second_unpermute(assay_context *ctx, const void *c, const spec_tensors *in, spec_tensors *out)
+{
+    const assay_permute_dims d = dims_of(c);
+    return spec_unpermute(ctx, &d, in, out);
 }
 
 static double moved_flops(const assay_case *c, bool backward)
@@ -57,9 +62,9 @@ static assay_status describe_permute(assay_context *ctx, const assay_case *c, as
     TRY(assay_describe_variable(ctx, list, c, "inputs/x", one, (assay_dims){"TD", {d.tokens, d.emb_dim}}));
     TRY(assay_describe(ctx, list, "inputs/selected_experts", ASSAY_INT32, &experts,
                        (assay_dims){"TK", {d.tokens, d.experts_per_token}}));
-    TRY(assay_describe_output(ctx, list, c, "sorted_inputs", &one, (assay_dims){"rD", {copies, d.emb_dim}}));
-    TRY(assay_describe(ctx, list, "outputs/sorted_selected_experts", ASSAY_INT32, NULL, (assay_dims){"r", {copies}}));
     TRY(assay_describe(ctx, list, "outputs/group_sizes", ASSAY_INT32, NULL, (assay_dims){"E", {d.experts}}));
+    TRY(assay_describe(ctx, list, "outputs/sorted_selected_experts", ASSAY_INT32, NULL, (assay_dims){"r", {copies}}));
+    TRY(assay_describe_output(ctx, list, c, "sorted_inputs", &one, (assay_dims){"rD", {copies, d.emb_dim}}));
 cleanup:
     return status;
 }
@@ -159,19 +164,21 @@ cleanup:
 }
 
 const assay_operation assay_op_permute = {.name = "permute",
+                                          .parts = ASSAY_PART_SORT,
                                           .summary = "token copies sorted by expert (stable), with group sizes",
                                           .check = check,
                                           .describe = describe_permute,
                                           .run = run_permute,
-                                          .spec_config = spec_config,
+                                          .second_form = {second_permute},
                                           .flops = moved_flops,
                                           .memory = memory};
 
 const assay_operation assay_op_unpermute = {.name = "unpermute",
+                                            .parts = ASSAY_PART_COMBINE,
                                             .summary = "sorted copies back to tokens, weighted sum over the experts",
                                             .check = check,
                                             .describe = describe_unpermute,
                                             .run = run_unpermute,
-                                            .spec_config = spec_config,
+                                            .second_form = {second_unpermute},
                                             .flops = moved_flops,
                                             .memory = memory};

@@ -15,11 +15,9 @@ static assay_status check(assay_context *ctx, const assay_case *c)
     return assay_require_positive(ctx, "base_emb_dim", c->config.base_emb_dim);
 }
 
-static assay_status spec_config(assay_context *ctx, const assay_case *c, assay_spec_config *config)
+static assay_status second_form(assay_context *ctx, const void *c, const spec_tensors *in, spec_tensors *out)
 {
-    (void)ctx;
-    config->rms_norm = (spec_rms_norm_config){.epsilon = c->config.normalization_layer_epsilon};
-    return ASSAY_OK;
+    return spec_rms_norm(ctx, ((const assay_case *)c)->config.normalization_layer_epsilon, in, out);
 }
 
 static assay_status describe(assay_context *ctx, const assay_case *c, assay_tensor_list *list)
@@ -90,6 +88,6 @@ const assay_operation assay_op_rms_norm = {.name = "rms_norm",
                                            .check = check,
                                            .describe = describe,
                                            .run = run,
-                                           .spec_config = spec_config,
+                                           .second_form = {second_form},
                                            .flops = flops,
                                            .memory = memory};

@@ -62,9 +62,11 @@ cleanup:
     return status;
 }
 
-static assay_status spec_config(assay_context *ctx, const assay_case *c, assay_spec_config *config)
+static assay_status second_form(assay_context *ctx, const void *c, const spec_tensors *in, spec_tensors *out)
 {
-    return assay_routing_config_of(ctx, c, &config->routing);
+    assay_routing_config config;
+    const assay_status status = assay_routing_config_of(ctx, c, &config);
+    return status == ASSAY_OK ? spec_routing(ctx, &config, in, out) : status;
 }
 
 static assay_status describe(assay_context *ctx, const assay_case *c, assay_tensor_list *list)
@@ -75,16 +77,16 @@ static assay_status describe(assay_context *ctx, const assay_case *c, assay_tens
     assay_dims chosen = {"BSK", {r.batch, r.sequence, r.num_experts_per_tok}}, e = {"E", {r.num_experts}};
     assay_fill one = assay_fill_normal(1.0, 0.0), unit = {.distribution = ASSAY_CONSTANT, .scale = 1.0, .mean = 1.0};
     TRY(describe_inputs(ctx, c, list, &r));
+    TRY(assay_describe(ctx, list, "routing/selected_experts", ASSAY_INT32, NULL, chosen));
     TRY(assay_describe_output(ctx, list, c, "weights", &one, chosen));
+    TRY(assay_describe(ctx, list, "routing/margin", ASSAY_FLOAT64, NULL, (assay_dims){"BS", {r.batch, r.sequence}}));
+    TRY(assay_describe(ctx, list, "routing/group_sizes", ASSAY_INT32, NULL, e));
     if (r.load_balance_loss_weight > 0.0 && r.hash_rows == 0) {
         TRY(assay_describe_output(ctx, list, c, "lb_loss", &unit, (assay_dims){"", {0}}));
     }
     if (r.routed_bias_update_rate > 0.0 && r.hash_rows == 0) {
         TRY(assay_describe_output(ctx, list, c, "bias_updates", NULL, e));
     }
-    TRY(assay_describe(ctx, list, "routing/selected_experts", ASSAY_INT32, NULL, chosen));
-    TRY(assay_describe(ctx, list, "routing/margin", ASSAY_FLOAT64, NULL, (assay_dims){"BS", {r.batch, r.sequence}}));
-    TRY(assay_describe(ctx, list, "routing/group_sizes", ASSAY_INT32, NULL, e));
     TRY(assay_describe(ctx, list, "routing/sorted_selected_experts", ASSAY_INT32, NULL,
                        (assay_dims){"r", {r.batch * r.sequence * r.num_experts_per_tok}}));
 cleanup:
@@ -348,6 +350,6 @@ const assay_operation assay_op_routing = {.name = "routing",
                                           .check = check,
                                           .describe = describe,
                                           .run = run,
-                                          .spec_config = spec_config,
+                                          .second_form = {second_form},
                                           .flops = flops,
                                           .memory = memory};

@@ -36,6 +36,26 @@ static assay_status describe_integers(const assay_describer *d, const assay_shar
     return assay_describe_result(d, "routing", name, ASSAY_INT32, p.dims);
 }
 
+assay_status assay_describe_balance(const assay_describer *d, const assay_moe_config *config,
+                                    const assay_sharding *sharding)
+{
+    assay_status status = ASSAY_OK;
+    const assay_routing_config *r = &config->routing;
+    const assay_fill unit = {.distribution = ASSAY_CONSTANT, .scale = 1.0, .mean = 1.0};
+    const bool sharded = assay_is_sharded(config, sharding);
+    const int64_t shards = sharded ? assay_mesh_shards(&sharding->mesh) : 1;
+    if (r->load_balance_loss_weight > 0.0 && r->hash_rows == 0) {
+        TRY(assay_describe_layer_output(d, "lb_loss", &unit, (assay_dims){sharded ? "m" : "", {shards}}));
+    }
+    if (r->routed_bias_update_rate > 0.0 && r->hash_rows == 0) {
+        const assay_dims dims =
+            sharded ? (assay_dims){"mE", {shards, r->num_experts}} : (assay_dims){"E", {r->num_experts}};
+        TRY(assay_describe_layer_output(d, "bias_updates", NULL, dims));
+    }
+cleanup:
+    return status;
+}
+
 assay_status assay_describe_sharded_routing(const assay_describer *d, const assay_moe_config *config,
                                             const assay_sharding *sharding)
 {
@@ -47,15 +67,18 @@ assay_status assay_describe_sharded_routing(const assay_describer *d, const assa
     TRY(assay_describe_result(d, "routing", "weights", ASSAY_FLOAT64, chosen));
     TRY(assay_describe_result(d, "routing", "margin", ASSAY_FLOAT64, (assay_dims){"BS", {r->batch, r->sequence}}));
     TRY(describe_integers(d, &s, "group_sizes", "E", r->num_experts, 0));
+    TRY(assay_describe_balance(d, config, sharding));
     TRY(describe_integers(d, &s, "sorted_selected_experts", "r", s.copies, 0));
+    const bool spread = s.expert_shards > 1, exchanged = spread && !sharding->ring_of_experts;
+    if (spread) {
+        TRY(assay_describe_result(d, "routing", "expert_shard_id", ASSAY_INT32, (assay_dims){"m", {s.shards}}));
+    }
+    if (exchanged) TRY(describe_integers(d, &s, "reshaped_group_sizes", "P", s.expert_shards, 0));
+    if (exchanged && s.batch_sharded) {
+        TRY(describe_integers(d, &s, "all_shards_group_sizes", "PP", s.expert_shards, s.expert_shards));
+    }
     TRY(describe_integers(d, &s, "local_group_sizes", "e", s.local_experts, 0));
-    if (s.expert_shards == 1) return ASSAY_OK;
-    TRY(assay_describe_result(d, "routing", "expert_shard_id", ASSAY_INT32, (assay_dims){"m", {s.shards}}));
-    if (sharding->ring_of_experts) return ASSAY_OK;
-    TRY(describe_integers(d, &s, "local_sorted_indices", "b", s.buffer, 0));
-    TRY(describe_integers(d, &s, "reshaped_group_sizes", "P", s.expert_shards, 0));
-    if (!s.batch_sharded) return ASSAY_OK;
-    TRY(describe_integers(d, &s, "all_shards_group_sizes", "PP", s.expert_shards, s.expert_shards));
+    if (exchanged) TRY(describe_integers(d, &s, "local_sorted_indices", "b", s.buffer, 0));
 cleanup:
     return status;
 }

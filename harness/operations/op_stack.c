@@ -11,9 +11,18 @@ static assay_status check(assay_context *ctx, const assay_case *c)
     return assay_stack_config_of(ctx, c, &config);
 }
 
-static assay_status spec_config(assay_context *ctx, const assay_case *c, assay_spec_config *config)
+static assay_status second_form(assay_context *ctx, const void *c, const spec_tensors *in, spec_tensors *out)
 {
-    return assay_stack_config_of(ctx, c, &config->stack);
+    assay_stack_config config;
+    const assay_status status = assay_stack_config_of(ctx, c, &config);
+    return status == ASSAY_OK ? spec_stack(ctx, &config, in, out) : status;
+}
+
+static assay_status second_checkpoints(assay_context *ctx, const void *c, const spec_tensors *in, spec_tensors *out)
+{
+    assay_stack_config config;
+    const assay_status status = assay_stack_config_of(ctx, c, &config);
+    return status == ASSAY_OK ? spec_stack_checkpoints(ctx, &config, in, out) : status;
 }
 
 /* "layers/3/", or "" of a single layer. */
@@ -38,10 +47,11 @@ static assay_status describe_weights(assay_describer d, const assay_stack_config
     assay_status status;
     const assay_fill scale = assay_fill_normal(0.1, 1.0);
     const assay_dims dim = {"D", {config->mla.emb_dim}};
+    const assay_tensor_table mla = assay_mla_weight_table(&config->mla);
     d.block = "";
     TRY(assay_describe_weight(&d, "pre_self_attention_layer_norm/scale", scale, dim));
     d.block = "self_attention/";
-    TRY(assay_describe_mla_weights(&d, &config->mla));
+    TRY(assay_describe_weights(&d, &mla, (assay_dims){"", {0}}));
     d.block = "";
     TRY(assay_describe_weight(&d, "post_self_attention_layer_norm/scale", scale, dim));
     d.block = is_dense(config, layer) ? "mlp/" : "moe/";
@@ -62,22 +72,23 @@ static assay_status describe_batch_split_results(const assay_describer *d, const
     const assay_mla_config *mla = &config->mla;
     const assay_routing_config *r = &config->moe.routing;
     const assay_batch_split_sizes s = assay_batch_split_sizes_of(config);
-    const int64_t batch = mla->batch, sequence = mla->sequence, heads = mla->heads, factor = config->batch_split_factor;
+    const int64_t batch = mla->batch, sequence = mla->sequence, factor = config->batch_split_factor;
     const assay_dims x = {"BSD", {batch, sequence, mla->emb_dim}},
                      chosen = {"BSK", {batch, sequence, r->num_experts_per_tok}};
     const assay_dims rows = {"mjrH", {s.shards, factor, s.copies, config->moe.moe_mlp_dim}};
+    const assay_tensor_row attention_out = assay_mla_tensor_row(mla, ASSAY_MLA_ATTENTION_OUT);
+    const assay_tensor_row lse = assay_mla_tensor_row(mla, ASSAY_MLA_LSE);
     const assay_dims sizes = {"mje", {s.shards, factor, s.local_experts}};
     TRY(assay_describe_result(d, "checkpoints", "decoder_layer_input", ASSAY_FLOAT64, x));
-    TRY(assay_describe_result(d, "checkpoints", "attention_out", ASSAY_FLOAT64,
-                              (assay_dims){"BSNv", {batch, sequence, heads, mla->v_head_dim}}));
-    TRY(assay_describe_result(d, "checkpoints", "lse", ASSAY_FLOAT64, (assay_dims){"BNS", {batch, heads, sequence}}));
+    TRY(assay_describe_checkpoint(d, &lse));
+    TRY(assay_describe_checkpoint(d, &attention_out));
     TRY(assay_describe_result(d, "checkpoints", "mla_out", ASSAY_FLOAT64, x));
-    TRY(assay_describe_result(d, "checkpoints", "moe_mlpwi_0", ASSAY_FLOAT64, rows));
-    TRY(assay_describe_result(d, "checkpoints", "moe_mlpwi_1", ASSAY_FLOAT64, rows));
     TRY(assay_describe_result(d, "routing", "selected_experts", ASSAY_INT32, chosen));
     TRY(assay_describe_result(d, "routing", "weights", ASSAY_FLOAT64, chosen));
     TRY(assay_describe_result(d, "routing", "margin", ASSAY_FLOAT64, (assay_dims){"BS", {batch, sequence}}));
     TRY(assay_describe_result(d, "routing", "group_sizes", ASSAY_INT32, sizes));
+    TRY(assay_describe_result(d, "checkpoints", "moe_mlpwi_0", ASSAY_FLOAT64, rows));
+    TRY(assay_describe_result(d, "checkpoints", "moe_mlpwi_1", ASSAY_FLOAT64, rows));
 cleanup:
     return status;
 }
@@ -103,8 +114,8 @@ static assay_status describe_results(const assay_describer *d, const assay_stack
     if (is_dense(config, layer)) {
         TRY(assay_describe_mlp_checkpoints(d, &config->mlp, ASSAY_MLP_DENSE, tokens));
     } else {
-        TRY(assay_describe_moe_checkpoints(d, &config->moe, &config->sharding));
         TRY(assay_describe_moe_routing(d, &config->moe, &config->sharding));
+        TRY(assay_describe_moe_checkpoints(d, &config->moe, &config->sharding));
     }
 cleanup:
     return status;
@@ -122,26 +133,16 @@ static assay_status describe(assay_context *ctx, const assay_case *c, assay_tens
     TRY(assay_describe_variable(ctx, list, c, "inputs/x", one, x));
     TRY(assay_describe_positions(ctx, list, c));
     TRY(assay_describe_segments(ctx, list, c));
+    /* without backward nothing is kept */
+    const bool backward = c->gradients.count > 0 && strcmp(c->gradients.items[0], "none") != 0;
+    if (config.batch_split_factor > 0) TRY(describe_schedule(&d, &config, backward));
     for (int64_t layer = 0; layer < config.layers; layer++) {
         const layer_prefix prefix = prefix_of(&config, layer);
         d.layer = prefix.text;
         TRY(describe_weights(d, &config, layer));
-    }
-    TRY(assay_describe_output(ctx, list, c, "y", &one, x));
-    for (int64_t layer = 0; layer < config.layers; layer++) {
-        const layer_prefix prefix = prefix_of(&config, layer);
-        d.layer = prefix.text;
-        if (!is_dense(&config, layer) && config.batch_split_factor == 0)
-            TRY(assay_describe_balance(&d, &config.moe, &config.sharding));
-    }
-    for (int64_t layer = 0; layer < config.layers; layer++) {
-        const layer_prefix prefix = prefix_of(&config, layer);
-        d.layer = prefix.text;
         TRY(describe_results(&d, &config, layer));
     }
-    /* without backward nothing is kept */
-    const bool backward = c->gradients.count > 0 && strcmp(c->gradients.items[0], "none") != 0;
-    if (config.batch_split_factor > 0) TRY(describe_schedule(&d, &config, backward));
+    TRY(assay_describe_output(ctx, list, c, "y", &one, x));
     for (int i = 0; backward && i < 3; i++)
         TRY(assay_describe(ctx, list, report[i], ASSAY_FLOAT64, NULL, (assay_dims){"", {0}}));
 cleanup:
@@ -181,7 +182,7 @@ const assay_operation assay_op_deepseek_layer = {.name = "deepseek_layer",
                                                  .run = run,
                                                  .ensemble = assay_every_case,
                                                  .mesh = true,
-                                                 .spec_config = spec_config,
+                                                 .second_form = {second_form, second_checkpoints},
                                                  .flops = flops,
                                                  .memory = memory};
 
@@ -193,6 +194,6 @@ const assay_operation assay_op_deepseek_stack = {.name = "deepseek_stack",
                                                  .run = run,
                                                  .ensemble = assay_every_case,
                                                  .mesh = true,
-                                                 .spec_config = spec_config,
+                                                 .second_form = {second_form, second_checkpoints},
                                                  .flops = flops,
                                                  .memory = memory};

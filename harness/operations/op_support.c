@@ -38,7 +38,7 @@ assay_status assay_describe(assay_context *ctx, assay_tensor_list *list, const c
     int rank = (int)strlen(dims.labels);
     assay_status status = assay_checked_count(ctx, path, rank, dims.dims, &count);
     RETURN_IF(status != ASSAY_OK, status);
-    snprintf(entry->spec.path, sizeof entry->spec.path, "%s", path);
+    assay_tensor_call(&entry->spec, path);
     entry->spec.type = type;
     entry->spec.shape.rank = rank;
     for (int axis = 0; axis < rank; axis++) {
@@ -70,7 +70,7 @@ assay_status assay_describe_variable(assay_context *ctx, assay_tensor_list *list
 {
     char gradient[ASSAY_PATH_SIZE];
     assay_status status;
-    snprintf(gradient, sizeof gradient, "gradients/%s", path);
+    assay_gradient_path(path, gradient);
     TRY(assay_describe(ctx, list, path, c->dtype, &fill, dims));
     TRY(assay_describe(ctx, list, gradient, ASSAY_FLOAT64, NULL, dims));
 cleanup:
@@ -94,17 +94,23 @@ assay_status assay_describe_weight(const assay_describer *d, const char *name, a
     return status == ASSAY_OK ? assay_describe_variable(d->ctx, d->list, d->c, path, fill, dims) : status;
 }
 
-static assay_fill fill_of(const assay_tensor_row *row)
-{
-    if (row->kind == ASSAY_KERNEL) return assay_fill_fan_in(row->fan_in);
-    return assay_fill_normal(0.1, row->kind == ASSAY_NORM_SCALE ? 1.0 : 0.0);
-}
-
 static assay_dims dims_of(const assay_tensor_row *row)
 {
     assay_dims dims = {.labels = row->axes};
     memcpy(dims.dims, row->shape.dims, sizeof row->shape.dims);
     return dims;
+}
+
+assay_status assay_describe_checkpoint(const assay_describer *d, const assay_tensor_row *row)
+{
+    if (row->name == NULL) return ASSAY_OK;
+    return assay_describe_result(d, "checkpoints", row->name, ASSAY_FLOAT64, dims_of(row));
+}
+
+static assay_fill fill_of(const assay_tensor_row *row)
+{
+    if (row->kind == ASSAY_KERNEL) return assay_fill_fan_in(row->fan_in);
+    return assay_fill_normal(0.1, row->kind == ASSAY_NORM_SCALE ? 1.0 : 0.0);
 }
 
 assay_status assay_describe_weights(const assay_describer *d, const assay_tensor_table *table, assay_dims of_each)
@@ -126,7 +132,7 @@ assay_status assay_describe_mlp_checkpoints(const assay_describer *d, const assa
     for (int i = 0; i < ASSAY_MLP_CHECKPOINTS; i++) {
         const assay_tensor_row own = assay_mlp_checkpoint_row(config, place, i);
         const assay_tensor_row row = assay_tensor_row_below(rows.labels, rows.dims, own);
-        if (row.name != NULL) TRY(assay_describe_result(d, "checkpoints", row.name, ASSAY_FLOAT64, dims_of(&row)));
+        TRY(assay_describe_checkpoint(d, &row));
     }
 cleanup:
     return status;

@@ -37,6 +37,8 @@ assay_status assay_describe_weights(const assay_describer *d, const assay_tensor
 /* FOLDER/LAYER name: checkpoints and routing. */
 assay_status assay_describe_result(const assay_describer *d, const char *folder, const char *name, assay_dtype type,
                                    assay_dims dims);
+/* checkpoints/LAYER name of a row, where there is such a tensor. */
+assay_status assay_describe_checkpoint(const assay_describer *d, const assay_tensor_row *row);
 /* outputs/LAYER name, as assay_describe_output. */
 assay_status assay_describe_layer_output(const assay_describer *d, const char *name, const assay_fill *fill,
                                          assay_dims dims);
@@ -53,14 +55,13 @@ assay_status assay_require_finite_tokens(assay_context *ctx, const assay_case *c
 /* The tensors of a block, by kind. */
 assay_status assay_describe_mlp_checkpoints(const assay_describer *d, const assay_gated_mlp_config *config,
                                             assay_mlp_place place, assay_dims rows);
-assay_status assay_describe_mla_weights(const assay_describer *d, const assay_mla_config *config);
 assay_status assay_describe_mla_checkpoints(const assay_describer *d, const assay_mla_config *config);
 assay_status assay_describe_moe_weights(const assay_describer *d, const assay_moe_config *config);
 assay_status assay_describe_moe_checkpoints(const assay_describer *d, const assay_moe_config *config,
                                             const assay_sharding *sharding);
+/* With outputs/LAYER lb_loss and bias_updates where they are on, which come of the choice. */
 assay_status assay_describe_moe_routing(const assay_describer *d, const assay_moe_config *config,
                                         const assay_sharding *sharding);
-/* outputs/LAYER lb_loss and bias_updates, where they are on. */
 assay_status assay_describe_balance(const assay_describer *d, const assay_moe_config *config,
                                     const assay_sharding *sharding);
 /* Of a block over a mesh: routing/, and the rows of the routed experts' checkpoints. */
@@ -119,9 +120,5 @@ assay_status assay_mla_run_absorbed(assay_context *ctx, const assay_case *c, con
 
 /* Refuses a key whose value is below 1: "emb_dim (base_emb_dim) is 0, expected 1 or more". */
 assay_status assay_require_positive(assay_context *ctx, const char *key, int64_t value);
-
-extern const assay_operation assay_op_rms_norm, assay_op_gmm, assay_op_permute, assay_op_unpermute, assay_op_routing,
-    assay_op_mlp, assay_op_moe, assay_op_yarn_rope, assay_op_attention, assay_op_mla, assay_op_deepseek_layer,
-    assay_op_deepseek_stack;
 
 #endif

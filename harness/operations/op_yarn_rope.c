@@ -16,9 +16,11 @@ static assay_status check(assay_context *ctx, const assay_case *c)
     return config_of(ctx, c, &config);
 }
 
-static assay_status spec_config(assay_context *ctx, const assay_case *c, assay_spec_config *config)
+static assay_status second_form(assay_context *ctx, const void *c, const spec_tensors *in, spec_tensors *out)
 {
-    return config_of(ctx, c, &config->yarn_rope);
+    assay_rope_config config;
+    const assay_status status = config_of(ctx, c, &config);
+    return status == ASSAY_OK ? spec_yarn_rope(ctx, &config, in, out) : status;
 }
 
 static assay_status describe(assay_context *ctx, const assay_case *c, assay_tensor_list *list)
@@ -101,6 +103,6 @@ const assay_operation assay_op_yarn_rope = {.name = "yarn_rope",
                                             .describe = describe,
                                             .run = run,
                                             .ensemble = assay_every_case,
-                                            .spec_config = spec_config,
+                                            .second_form = {second_form},
                                             .flops = flops,
                                             .memory = memory};

@@ -3,25 +3,17 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "harness/operations/op_support.h"
 #include "oracle/base/memory.h"
 
 const assay_operation *const assay_operations[] = {
-    &assay_op_rms_norm,
-    &assay_op_gmm,
-    &assay_op_permute,
-    &assay_op_unpermute,
-    &assay_op_routing,
-    &assay_op_mlp,
-    &assay_op_moe,
-    &assay_op_yarn_rope,
-    &assay_op_attention,
-    &assay_op_mla,
-    &assay_op_deepseek_layer,
-    &assay_op_deepseek_stack,
-    NULL,
+#define X(name) &assay_op_##name,
+    ASSAY_OPERATIONS(X)
+#undef X
+        NULL,
 };
 
 const assay_operation *assay_operation_by_name(const char *name)
@@ -89,9 +81,7 @@ static bool names_tensor(const assay_tensor_list *list, const char *key)
     for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
         snprintf(path, sizeof path, "%s%s", folders[i], key);
         const assay_tensor_entry *entry = assay_tensor_list_find(list, path);
-        bool readable = strncmp(path, "inputs/", 7) == 0 || strncmp(path, "weights/", 8) == 0 ||
-                        strncmp(path, "cotangents/", 11) == 0;
-        if (entry != NULL && readable) return true;
+        if (entry != NULL && assay_role_is_given(entry->spec.role)) return true;
     }
     return false;
 }
@@ -104,6 +94,21 @@ static assay_status check_inputs(assay_context *ctx, const assay_case *c, const 
                           "%s: inputs.%s is no tensor of op %s with this configuration; see assay show %s", c->name,
                           c->inputs[i].path, c->op, c->name);
     }
+    return ASSAY_OK;
+}
+
+/* Gradients flow the other way: they come behind all that is forward, in the reverse order. */
+static assay_status turn_gradients(assay_context *ctx, assay_tensor_list *list)
+{
+    assay_tensor_entry *entries = calloc((size_t)list->count + 1, sizeof *entries);
+    if (entries == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of tensors");
+    int forward = 0, backward = list->count;
+    for (int i = 0; i < list->count; i++) {
+        const bool gradient = list->entries[i].spec.role == ASSAY_ROLE_GRADIENT;
+        entries[gradient ? --backward : forward++] = list->entries[i];
+    }
+    free(list->entries);
+    list->entries = entries;
     return ASSAY_OK;
 }
 
@@ -120,6 +125,7 @@ assay_status assay_operation_prepare(assay_context *ctx, const assay_case *c, co
     TRY(assay_model_check(ctx, c, (*operation)->parts));
     TRY((*operation)->check(ctx, c));
     TRY((*operation)->describe(ctx, c, list));
+    TRY(turn_gradients(ctx, list));
     TRY(check_inputs(ctx, c, list));
 cleanup:
     if (status != ASSAY_OK) {

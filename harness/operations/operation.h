@@ -15,25 +15,12 @@ typedef struct assay_tensor_entry {
     int32_t least, most;    /* of whole numbers: what is outside is refused when it is read; 0, 0: anything goes */
 } assay_tensor_entry;
 
-/* Every tensor that an operation could read or give for a case, in the order in which a fixture lists them. */
+/* Every tensor that an operation could read or give for a case, in the order of the data flow: what stands first is
+ * computed first, gradients from the output back. */
 typedef struct assay_tensor_list {
     assay_tensor_entry *entries;
     int count;
 } assay_tensor_list;
-
-/* What the second form of an operation takes (oracle/spec). */
-typedef union assay_spec_config {
-    spec_rms_norm_config rms_norm;
-    assay_gated_mlp_config mlp;
-    assay_gmm_dims gmm;
-    assay_permute_dims permute;
-    assay_routing_config routing;
-    spec_moe_config moe;
-    assay_rope_config yarn_rope;
-    assay_attention_config attention;
-    assay_mla_config mla;
-    assay_stack_config stack;
-} assay_spec_config;
 
 typedef struct assay_operation {
     const char *name;
@@ -41,8 +28,9 @@ typedef struct assay_operation {
     unsigned parts;      /* ASSAY_PART_...: what of a model changes its numbers */
     /* Refuses configurations that this operation cannot have; says which keys and what was expected. */
     assay_status (*check)(assay_context *ctx, const assay_case *c);
-    /* Appends the operation's tensors. Inputs, weights and cotangents have the case's type, results float64, indices
-     * int32. */
+    /* Appends the operation's tensors: inputs, then weights and results in the order in which they are used and
+     * computed; a gradient beside what it is of. Inputs, weights and cotangents have the case's type, results float64,
+     * indices int32. */
     assay_status (*describe)(assay_context *ctx, const assay_case *c, assay_tensor_list *list);
     /* Evaluates; tensors and results by the paths of describe, error scales as error_scale/NAME/<path>. */
     assay_status (*run)(assay_context *ctx, const assay_case *c, const assay_source *in, const assay_sink *out,
@@ -52,12 +40,30 @@ typedef struct assay_operation {
     bool (*ensemble)(const assay_case *c);
     bool one_product; /* no product of it is an operand of another: what truncation does to sums can be propagated */
     bool mesh;        /* whether a case may be spread over a mesh */
-    /* Fills the operation's member. */
-    assay_status (*spec_config)(assay_context *ctx, const assay_case *c, assay_spec_config *config);
+    spec_operation second_form; /* its functions take the case */
     /* of its products, forward or forward and backward together; a multiply and an add are 2 */
     double (*flops)(const assay_case *c, bool backward);
     int64_t (*memory)(const assay_case *c); /* bytes that run takes at its peak */
 } assay_operation;
+
+/* The operations, in the order in which they are listed; assay_op_NAME is defined in one of the op_*.c. */
+#define ASSAY_OPERATIONS(X)                                                                                            \
+    X(rms_norm)                                                                                                        \
+    X(gmm)                                                                                                             \
+    X(permute)                                                                                                         \
+    X(unpermute)                                                                                                       \
+    X(routing)                                                                                                         \
+    X(mlp)                                                                                                             \
+    X(moe)                                                                                                             \
+    X(yarn_rope)                                                                                                       \
+    X(attention)                                                                                                       \
+    X(mla)                                                                                                             \
+    X(deepseek_layer)                                                                                                  \
+    X(deepseek_stack)
+
+#define X(name) extern const assay_operation assay_op_##name;
+ASSAY_OPERATIONS(X)
+#undef X
 
 extern const assay_operation *const assay_operations[];           /* ends with NULL */
 const assay_operation *assay_operation_by_name(const char *name); /* NULL when there is none */

@@ -1,13 +1,12 @@
 #include "harness/plan/golden_read.h"
 
 #include "compare/power.h"
-#include "harness/operations/paths.h"
 
 /* Only what was given: the recorded routing must be found again, not replayed. */
 static bool given_has(void *self, const char *path)
 {
     assay_fixture_reader *golden = self;
-    return assay_path_is_given(path) && assay_fixture_find(golden, path) != NULL;
+    return assay_role_is_given(assay_role_of(path)) && assay_fixture_find(golden, path) != NULL;
 }
 
 assay_source assay_golden_given(assay_fixture_reader *golden)
@@ -35,7 +34,7 @@ assay_status assay_golden_check_layout(assay_context *ctx, const assay_plan *pla
     for (int i = 0; i < plan->spec_count; i++) {
         const assay_tensor_spec *found = assay_fixture_find(golden, plan->specs[i].path);
         if (found == NULL) return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is missing", plan->specs[i].path);
-        if (assay_path_in(found->path, "discrimination")) {
+        if (found->role == ASSAY_ROLE_DISCRIMINATION) {
             const assay_status status = check_mutants(ctx, golden, found);
             RETURN_IF(status != ASSAY_OK, status);
             continue;
@@ -57,7 +56,7 @@ assay_status assay_results_load(assay_context *ctx, assay_results *results, cons
     TRY(assay_results_open(ctx, results, plan, &given));
     for (int i = 0; i < plan->spec_count; i++) {
         assay_kept *kept = &results->items[i];
-        if (assay_path_is_given(kept->spec->path)) continue;
+        if (assay_role_is_given(kept->spec->role)) continue;
         TRY(kept->indices != NULL ? assay_fixture_read_i32(ctx, golden, kept->spec->path, 0, kept->count, kept->indices)
                                   : assay_fixture_read(ctx, golden, kept->spec->path, 0, kept->count, kept->values));
         kept->written = kept->count;

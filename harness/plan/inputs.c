@@ -12,7 +12,7 @@ static assay_status check_file(assay_context *ctx, const assay_inputs *inputs, c
 {
     for (int i = 0; i < assay_fixture_count(inputs->file); i++) {
         const assay_tensor_spec *found = assay_fixture_spec(inputs->file, i);
-        if (!assay_path_is_given(found->path)) continue;
+        if (!assay_role_is_given(found->role)) continue;
         const assay_tensor_entry *entry = assay_tensor_list_find(inputs->list, found->path);
         if (entry == NULL) {
             return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: %s is no tensor of %s; see assay show", file, found->path,
@@ -51,7 +51,7 @@ void assay_inputs_close(assay_inputs *inputs)
 static bool has(void *self, const char *path)
 {
     const assay_inputs *inputs = self;
-    return assay_path_is_given(path) && assay_tensor_list_find(inputs->list, path) != NULL;
+    return assay_role_is_given(assay_role_of(path)) && assay_tensor_list_find(inputs->list, path) != NULL;
 }
 
 static bool in_file(const assay_inputs *inputs, const char *path)

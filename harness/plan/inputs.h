@@ -5,7 +5,6 @@
 
 #include "fixtures/fixture.h"
 #include "harness/operations/operation.h"
-#include "harness/operations/paths.h"
 
 typedef struct assay_inputs {
     const assay_case *c;

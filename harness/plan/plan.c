@@ -3,15 +3,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "harness/operations/paths.h"
-
-bool assay_has_error_scale(const assay_tensor_spec *spec)
-{
-    return spec->type != ASSAY_INT32 &&
-           (assay_path_in(spec->path, "outputs") || assay_path_in(spec->path, "gradients") ||
-            assay_path_in(spec->path, "checkpoints"));
-}
-
 const assay_profile *assay_plan_profile(const assay_plan *plan, const char *name)
 {
     for (int i = 0; i < plan->own_count; i++) {
@@ -50,7 +41,7 @@ void assay_plan_drop_null(assay_plan *plan)
     int kept = 0;
     for (int i = 0; i < plan->spec_count; i++) {
         const assay_tensor_spec *spec = &plan->specs[i];
-        if (assay_path_in(spec->path, "null")) {
+        if (spec->role == ASSAY_ROLE_NULL) {
             const int64_t count = assay_shape_count(&spec->shape);
             plan->elements -= count;
             plan->file_bytes -= count * (int64_t)assay_dtype_size(spec->type);
@@ -78,6 +69,11 @@ int assay_plan_threads(const assay_context *ctx, const assay_plan *plan)
     return plan->operation->flops(plan->c, true) * (1 + plan->precision_count) < WORTH_A_TEAM ? 1 : ctx->threads;
 }
 
+assay_order assay_plan_order(const assay_plan *plan)
+{
+    return (assay_order){plan->specs, plan->spec_count};
+}
+
 int assay_plan_find(const assay_plan *plan, const char *path)
 {
     for (int i = 0; i < plan->spec_count; i++) {
@@ -86,7 +82,7 @@ int assay_plan_find(const assay_plan *plan, const char *path)
     return -1;
 }
 
-bool assay_plan_scale_is_zero(const assay_plan *plan, const char *path)
+bool assay_plan_scale_is_zero(const assay_plan *plan, const assay_tensor_spec *spec)
 {
-    return assay_path_in(path, "error_scale") && assay_case_is_exact(plan->c);
+    return spec->role == ASSAY_ROLE_ERROR_SCALE && assay_case_is_exact(plan->c);
 }

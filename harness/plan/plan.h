@@ -2,7 +2,7 @@
 #ifndef ASSAY_HARNESS_PLAN_PLAN_H
 #define ASSAY_HARNESS_PLAN_PLAN_H
 
-#include "compare/profile.h"
+#include "compare/compare.h"
 #include "fixtures/fixture.h"
 #include "harness/operations/operation.h"
 
@@ -13,7 +13,7 @@ typedef struct assay_plan {
     const assay_case *c;
     const assay_operation *operation;
     assay_tensor_list list;   /* everything that the operation could give */
-    assay_tensor_spec *specs; /* what the file holds, error scales included */
+    assay_tensor_spec *specs; /* what the file holds, error scales included; in the order of the list */
     int spec_count;
     int64_t elements;           /* of all specs */
     int64_t file_bytes, memory; /* on disk; at the peak */
@@ -37,13 +37,13 @@ void assay_plan_drop_null(assay_plan *plan);
 assay_status assay_plan_add_spec(assay_context *ctx, assay_plan *plan, const assay_tensor_spec *spec);
 void assay_plan_free(assay_plan *plan); /* safe on a zeroed struct */
 
-/* Whether goldens hold error scales of such a tensor: floats among outputs, gradients and checkpoints. */
-bool assay_has_error_scale(const assay_tensor_spec *spec);
+/* For assay_compare: a plan's datasets lie in the order of the data flow. */
+assay_order assay_plan_order(const assay_plan *plan);
 
 /* The place of a dataset in specs; -1: it has none of that path. */
 int assay_plan_find(const assay_plan *plan, const char *path);
 /* Whether it is an error scale of an exact case. */
-bool assay_plan_scale_is_zero(const assay_plan *plan, const char *path);
+bool assay_plan_scale_is_zero(const assay_plan *plan, const assay_tensor_spec *spec);
 
 /* How many of the context's threads the plan's case is worth. */
 int assay_plan_threads(const assay_context *ctx, const assay_plan *plan);

@@ -6,15 +6,15 @@
 
 #include "compare/profile_yaml.h"
 #include "compare/statistics.h"
-#include "harness/operations/paths.h"
 #include "harness/plan/sections.h"
 #include "oracle/base/memory.h"
 
 /* Whether the golden of this case holds the tensor. */
-static bool is_held(const assay_case *c, const char *path)
+static bool is_held(const assay_case *c, const assay_tensor_spec *spec)
 {
-    if (assay_path_in(path, "gradients")) return assay_text_list_matches(&c->gradients, "gradients/", path);
-    if (assay_path_in(path, "checkpoints")) return assay_text_list_matches(&c->checkpoints, "checkpoints/", path);
+    if (spec->role == ASSAY_ROLE_GRADIENT) return assay_text_list_matches(&c->gradients, "gradients/", spec->path);
+    if (spec->role == ASSAY_ROLE_CHECKPOINT)
+        return assay_text_list_matches(&c->checkpoints, "checkpoints/", spec->path);
     return true;
 }
 
@@ -86,30 +86,31 @@ static assay_status collect_precisions(assay_context *ctx, assay_plan *plan)
 
 /* A pattern of gradients or checkpoints that matches nothing is a slip of the pen. */
 static assay_status check_patterns(assay_context *ctx, const assay_plan *plan, const assay_text_list *patterns,
-                                   const char *key, const char *prefix)
+                                   assay_tensor_role role)
 {
+    char prefix[32];
+    snprintf(prefix, sizeof prefix, "%s/", assay_role_folders[role]);
     for (int i = 0; i < patterns->count; i++) {
         assay_text_list one = {.items = &patterns->items[i], .count = 1};
         bool found = strcmp(patterns->items[i], "all") == 0 || strcmp(patterns->items[i], "none") == 0;
         for (int j = 0; !found && j < plan->list.count; j++) {
-            const char *path = plan->list.entries[j].spec.path;
-            found = strncmp(path, prefix, strlen(prefix)) == 0 && assay_text_list_matches(&one, prefix, path);
+            const assay_tensor_spec *spec = &plan->list.entries[j].spec;
+            found = spec->role == role && assay_text_list_matches(&one, prefix, spec->path);
         }
         if (!found) {
             return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: %s has \"%s\", which matches no tensor of op %s",
-                              plan->c->name, key, patterns->items[i], plan->c->op);
+                              plan->c->name, assay_role_folders[role], patterns->items[i], plan->c->op);
         }
     }
     return ASSAY_OK;
 }
 
-static assay_status add_named(assay_context *ctx, assay_plan *plan, const char *folder, const assay_tensor_spec *of,
-                              assay_tensor_spec *spec)
+static assay_status add_at(assay_context *ctx, assay_plan *plan, assay_tensor_role role,
+                           const assay_precision *precision, const char *of, assay_tensor_spec *spec)
 {
-    const int length = snprintf(spec->path, sizeof spec->path, "%s/%.100s", folder, of->path);
-    if (length < 0 || length >= (int)sizeof spec->path) {
-        return assay_fail(ctx, ASSAY_INTERNAL, "%s: path too long", of->path);
-    }
+    assay_path_at(role, precision->name, of, spec->path);
+    spec->role = role;
+    if (!assay_path_ends(spec->path, of)) return assay_fail(ctx, ASSAY_INTERNAL, "%s: path too long", of);
     return assay_plan_add_spec(ctx, plan, spec);
 }
 
@@ -118,18 +119,15 @@ static assay_status add_scales(assay_context *ctx, assay_plan *plan, const assay
                                const assay_tensor_spec *of)
 {
     assay_status status;
-    char folder[64];
     assay_tensor_spec scale = *of;
     scale.type = ASSAY_FLOAT32;
-    snprintf(folder, sizeof folder, "error_scale/%s", precision->name);
-    TRY(add_named(ctx, plan, folder, of, &scale));
+    TRY(add_at(ctx, plan, ASSAY_ROLE_ERROR_SCALE, precision, of->path, &scale));
     if (assay_ensemble_members(plan) == 0) goto cleanup;
     assay_tensor_spec null = {
         .type = ASSAY_FLOAT32,
         .shape = assay_shape_of(2, (int64_t)assay_statistics_count(&of->shape), (int64_t)ASSAY_NULL_COLUMNS),
         .labels = {"statistic", "column"}};
-    snprintf(folder, sizeof folder, "null/%s", precision->name);
-    TRY(add_named(ctx, plan, folder, of, &null));
+    TRY(add_at(ctx, plan, ASSAY_ROLE_NULL, precision, of->path, &null));
 cleanup:
     return status;
 }
@@ -142,7 +140,7 @@ static assay_status add_specs(assay_context *ctx, assay_plan *plan)
     if (plan->specs == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of datasets");
     for (int i = 0; i < plan->list.count; i++) {
         const assay_tensor_spec *spec = &plan->list.entries[i].spec;
-        if (!is_held(plan->c, spec->path)) continue;
+        if (!is_held(plan->c, spec)) continue;
         TRY(assay_plan_add_spec(ctx, plan, spec));
         for (int p = 0; assay_has_error_scale(spec) && p < plan->precision_count; p++) {
             TRY(add_scales(ctx, plan, &plan->precisions[p], spec));
@@ -152,18 +150,18 @@ cleanup:
     return status;
 }
 
-static assay_status describe(assay_context *ctx, assay_plan *plan, const assay_case *c,
-                             const assay_fixture_reader *golden, const assay_profile *own)
+assay_status assay_plan_describe(assay_context *ctx, assay_plan *plan, const assay_case *c,
+                                 const assay_fixture_reader *golden, const assay_profile *own)
 {
     assay_status status;
     *plan = (assay_plan){.c = c};
     TRY(assay_operation_prepare(ctx, c, &plan->operation, &plan->list));
     TRY(collect_own(ctx, plan, golden, own));
     TRY(collect_precisions(ctx, plan));
-    TRY(check_patterns(ctx, plan, &c->gradients, "gradients", "gradients/"));
-    TRY(check_patterns(ctx, plan, &c->checkpoints, "checkpoints", "checkpoints/"));
+    TRY(check_patterns(ctx, plan, &c->gradients, ASSAY_ROLE_GRADIENT));
+    TRY(check_patterns(ctx, plan, &c->checkpoints, ASSAY_ROLE_CHECKPOINT));
     TRY(add_specs(ctx, plan));
-    if (golden == NULL || !assay_fixture_has_folder(golden, "null")) {
+    if (golden == NULL || !assay_fixture_has(golden, ASSAY_ROLE_NULL)) {
         assay_ensemble_null_left_out(plan, plan->null_left_out);
         if (plan->null_left_out[0] != '\0') assay_plan_drop_null(plan);
     }
@@ -173,9 +171,9 @@ cleanup:
     return status;
 }
 
-assay_status assay_plan_describe(assay_context *ctx, assay_plan *plan, const assay_case *c)
+assay_status assay_plan_require_memory(assay_context *ctx, const assay_plan *plan)
 {
-    return describe(ctx, plan, c, NULL, NULL);
+    return assay_require_memory(ctx, plan->c->name, plan->memory);
 }
 
 assay_status assay_plan_make(assay_context *ctx, assay_plan *plan, const assay_case *c)
@@ -186,11 +184,10 @@ assay_status assay_plan_make(assay_context *ctx, assay_plan *plan, const assay_c
 assay_status assay_plan_make_with(assay_context *ctx, assay_plan *plan, const assay_case *c,
                                   const assay_fixture_reader *golden, const assay_profile *own)
 {
-    char what[ASSAY_PATH_SIZE + 16];
-    assay_status status = describe(ctx, plan, c, golden, own);
-    RETURN_IF(status != ASSAY_OK, status);
-    snprintf(what, sizeof what, "%s", c->name);
-    status = assay_require_memory(ctx, what, plan->memory);
+    assay_status status;
+    TRY(assay_plan_describe(ctx, plan, c, golden, own));
+    TRY(assay_plan_require_memory(ctx, plan));
+cleanup:
     if (status != ASSAY_OK) assay_plan_free(plan);
     return status;
 }

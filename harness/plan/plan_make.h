@@ -4,12 +4,15 @@
 
 #include "harness/plan/plan.h"
 
-/* Prepares the case and chooses datasets by its gradients, checkpoints and profiles. */
-assay_status assay_plan_describe(assay_context *ctx, assay_plan *plan, const assay_case *c);
-/* The same, and refuses sizes beyond this machine's memory. */
+/* Prepares the case and chooses datasets by its gradients, checkpoints and profiles. Of these some may be a user's own:
+ * the golden's, or this one (NULL: none). A golden that has null distributions keeps them, however large. */
+assay_status assay_plan_describe(assay_context *ctx, assay_plan *plan, const assay_case *c,
+                                 const assay_fixture_reader *golden, const assay_profile *own);
+/* Refuses sizes beyond this machine's memory. */
+assay_status assay_plan_require_memory(assay_context *ctx, const assay_plan *plan);
+/* Both, with profiles that are built in. */
 assay_status assay_plan_make(assay_context *ctx, assay_plan *plan, const assay_case *c);
-/* The same where profiles of the case may be a user's own: the golden's, or this one (NULL: none). A golden that has
- * null distributions keeps them, however large. */
+/* Both. */
 assay_status assay_plan_make_with(assay_context *ctx, assay_plan *plan, const assay_case *c,
                                   const assay_fixture_reader *golden, const assay_profile *own);
 /* Adds a profile to the case's, where it is not among them. */

@@ -4,13 +4,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "harness/operations/paths.h"
 #include "oracle/base/memory.h"
 
 static assay_status fill_given(assay_context *ctx, const assay_source *in, assay_kept *kept)
 {
     const char *path = kept->spec->path;
-    if (!assay_path_is_given(path)) return ASSAY_OK;
+    if (!assay_role_is_given(kept->spec->role)) return ASSAY_OK;
     kept->written = kept->count;
     return kept->indices != NULL ? in->read_i32(ctx, in->self, path, 0, kept->count, kept->indices)
                                  : in->read(ctx, in->self, path, 0, kept->count, kept->values);
@@ -60,10 +59,18 @@ assay_kept *assay_results_find(const assay_results *results, const char *path)
     return NULL;
 }
 
+assay_kept *assay_results_scales(const assay_results *results, const assay_profile *profile, const char *path)
+{
+    char scale[ASSAY_PATH_SIZE];
+    assay_path_at(ASSAY_ROLE_ERROR_SCALE, profile->precision.name, path, scale);
+    return assay_results_find(results, scale);
+}
+
 static bool wants(void *self, const char *path)
 {
     const assay_kept *kept = assay_results_find(self, path);
-    return kept != NULL && !assay_path_is_given(path) && !assay_path_in(path, "null"); /* two forms are no sample */
+    /* two forms are no sample */
+    return kept != NULL && !assay_role_is_given(kept->spec->role) && kept->spec->role != ASSAY_ROLE_NULL;
 }
 
 static assay_status place(assay_context *ctx, void *self, const char *path, int64_t count, assay_kept **kept)
@@ -176,7 +183,8 @@ int assay_counterpart_at(const assay_counterpart *c, int64_t index, int64_t *at)
 
 static bool source_has(void *self, const char *path)
 {
-    return assay_path_is_given(path) && assay_results_find(self, path) != NULL;
+    const assay_kept *kept = assay_results_find(self, path);
+    return kept != NULL && assay_role_is_given(kept->spec->role);
 }
 
 static assay_status not_there(assay_context *ctx, const char *path)
@@ -210,7 +218,7 @@ assay_source assay_results_source(assay_results *results)
 static bool other_has(void *self, const char *path)
 {
     const assay_given_of_other *given = self;
-    return assay_path_is_given(path) && assay_tensor_list_find(&given->plan->list, path) != NULL;
+    return assay_role_is_given(assay_role_of(path)) && assay_tensor_list_find(&given->plan->list, path) != NULL;
 }
 
 static assay_status other_read(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,

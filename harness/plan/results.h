@@ -21,6 +21,8 @@ assay_status assay_results_open(assay_context *ctx, assay_results *results, cons
                                 const assay_source *in);
 void assay_results_free(assay_results *results);                                /* safe on a zeroed struct */
 assay_kept *assay_results_find(const assay_results *results, const char *path); /* NULL when there is none */
+/* The error scales of a result at a profile; NULL: it has none. */
+assay_kept *assay_results_scales(const assay_results *results, const assay_profile *profile, const char *path);
 assay_sink assay_results_sink(assay_results *results);
 assay_source assay_results_source(assay_results *results); /* of what was given */
 

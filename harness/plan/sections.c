@@ -3,8 +3,6 @@
 #include <math.h>
 #include <stdio.h>
 
-#include "harness/operations/paths.h"
-
 /* Operations of one run. Below the first there are more members; what propagates its error scales and is above the last
  * is not run again, and has no null distributions. So it is with what would take more than ASSAY_ENSEMBLE_BYTES. */
 #define SMALL_WORK 1e8
@@ -54,7 +52,7 @@ bool assay_ensemble_needs_no_runs(const assay_plan *plan)
 static bool holds_null(const assay_plan *plan)
 {
     bool null = false;
-    for (int i = 0; !null && i < plan->spec_count; i++) null = assay_path_in(plan->specs[i].path, "null");
+    for (int i = 0; !null && i < plan->spec_count; i++) null = plan->specs[i].role == ASSAY_ROLE_NULL;
     return null;
 }
 
@@ -62,12 +60,10 @@ static bool holds_null(const assay_plan *plan)
  * distributions need. */
 static double bytes_left(const assay_plan *plan, int scales)
 {
-    char folder[64];
     double bytes = 0, largest = 0;
     const int floats = assay_ensemble_members(plan) + scales;
-    snprintf(folder, sizeof folder, "error_scale/%s", plan->precisions[0].name);
-    for (int i = 0; i < plan->spec_count; i++) {
-        if (!assay_path_in(plan->specs[i].path, folder)) continue;
+    for (int i = 0; plan->precision_count > 0 && i < plan->spec_count; i++) {
+        if (!assay_has_error_scale(&plan->specs[i])) continue;
         const double count = (double)assay_shape_count(&plan->specs[i].shape);
         bytes += (double)(sizeof(double) + (size_t)floats * sizeof(float)) * count;
         largest = fmax(largest, (double)sizeof(double) * count); /* squares, of one tensor at a time */
@@ -81,7 +77,7 @@ static double bytes_given(const assay_plan *plan)
     double bytes = 0;
     for (int i = 0; i < plan->spec_count; i++) {
         const double more = (double)sizeof(double) * (double)assay_shape_count(&plan->specs[i].shape);
-        if (assay_path_is_given(plan->specs[i].path) && bytes + more <= ASSAY_ENSEMBLE_BYTES) bytes += more;
+        if (assay_role_is_given(plan->specs[i].role) && bytes + more <= ASSAY_ENSEMBLE_BYTES) bytes += more;
     }
     return bytes;
 }

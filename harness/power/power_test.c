@@ -7,7 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "harness/operations/data_flow.h"
 #include "harness/plan/inputs.h"
 #include "harness/power/power_test.h"
 #include "oracle/base/memory.h"
@@ -16,7 +15,7 @@
  * backend need not tell it. */
 static bool is_of_candidate(const assay_kept *kept)
 {
-    return kept->written == kept->count && assay_path_is_required(kept->spec->path);
+    return kept->written == kept->count && assay_role_is_required(kept->spec->role);
 }
 
 assay_status assay_trial_reader(assay_context *ctx, const assay_results *results, const char *kind,
@@ -44,8 +43,8 @@ static void round_results(const assay_results *candidate, assay_dtype storage)
 {
     for (int i = 0; i < candidate->plan->spec_count; i++) {
         const assay_kept *kept = &candidate->items[i];
-        if (kept->values == NULL || assay_path_is_given(kept->spec->path) || assay_path_is_scale(kept->spec->path))
-            continue;
+        const assay_tensor_role role = kept->spec->role;
+        if (kept->values == NULL || assay_role_is_given(role) || role == ASSAY_ROLE_ERROR_SCALE) continue;
         assay_dtype_round_many(storage, kept->count, kept->values, kept->values);
     }
 }
@@ -58,15 +57,6 @@ static double unit_at(double value, assay_dtype type)
     return fmax(ldexp(2 * assay_dtype_unit_roundoff(type), exponent - 1), assay_dtype_least_subnormal(type));
 }
 
-/* The error scales of a result at the trial's profile; NULL: it has none. */
-static const double *scales_of(const assay_trial *t, const char *path)
-{
-    char scale[2 * ASSAY_PATH_SIZE];
-    snprintf(scale, sizeof scale, "error_scale/%s/%s", t->profile->precision.name, path);
-    const assay_kept *found = assay_results_find(t->golden, scale);
-    return found == NULL ? NULL : found->values;
-}
-
 /* Whether a result of the candidate differs from the golden's by more than a unit of the storage type, at the value or
  * at its error scale, whichever is larger: of a value that is all error no unit says anything. At float64 by more than
  * EVALUATION error scales too: golden and mutant are computed in float64, and each has such an error itself. */
@@ -74,7 +64,8 @@ static bool has_effect(const assay_trial *t, const assay_kept *golden, const ass
 {
     enum { EVALUATION = 4 };
     const assay_dtype storage = t->profile->storage;
-    const double *scales = scales_of(t, golden->spec->path);
+    const assay_kept *kept = assay_results_scales(t->golden, t->profile, golden->spec->path);
+    const double *scales = kept == NULL ? NULL : kept->values;
     if (candidate->written != candidate->count) return golden->count > 0;
     for (int64_t i = 0; i < golden->count; i++) {
         if (golden->indices != NULL) {
@@ -133,7 +124,8 @@ static assay_status judge(assay_context *ctx, const assay_trial *t, const assay_
     assay_status status;
     assay_fixture_reader *reader = NULL;
     TRY(assay_trial_reader(ctx, candidate, "candidate", t->profile, &reader));
-    TRY(assay_compare_undiagnosed(ctx, t->reader, reader, t->profile, t->false_alarm, assay_data_flow_rank, report));
+    TRY(assay_compare_undiagnosed(ctx, t->reader, reader, t->profile, t->false_alarm, assay_plan_order(t->golden->plan),
+                                  report));
 cleanup:
     assay_fixture_close(reader);
     return status;
@@ -185,8 +177,8 @@ static assay_status try_mutant(assay_context *ctx, const assay_trial *t, const a
     const assay_plan *plan = t->golden->plan;
     assay_results candidate = {0};
     assay_report report = {0};
-    bool applies = assay_mutant_is_for(mutant, plan->c->op);
-    *result = (assay_mutant_result){.mutant = mutant, .required = assay_mutant_is_required(mutant, plan->c->op)};
+    bool applies = assay_mutant_is_for(mutant, plan);
+    *result = (assay_mutant_result){.mutant = mutant, .required = assay_mutant_is_required(mutant, plan)};
     if (!applies) return ASSAY_OK;
     TRY(assay_mutant_make(ctx, t, mutant, &candidate, &applies));
     if (!applies) goto cleanup;
@@ -261,10 +253,11 @@ void assay_discrimination_free(assay_discrimination *found)
 
 assay_status assay_discrimination_spec(assay_context *ctx, const char *profile, assay_tensor_spec *spec)
 {
-    *spec = (assay_tensor_spec){.type = ASSAY_FLOAT64,
+    *spec = (assay_tensor_spec){.role = ASSAY_ROLE_DISCRIMINATION,
+                                .type = ASSAY_FLOAT64,
                                 .shape = assay_shape_of(2, (int64_t)assay_mutant_count, (int64_t)ASSAY_POWER_FIELDS),
                                 .labels = {"mutant", "field"}};
-    const int length = snprintf(spec->path, sizeof spec->path, "discrimination/%s", profile);
+    const int length = snprintf(spec->path, sizeof spec->path, "%s/%s", assay_role_folders[spec->role], profile);
     if (length >= (int)sizeof spec->path) return assay_fail(ctx, ASSAY_INTERNAL, "%s: path too long", profile);
     return ASSAY_OK;
 }

@@ -4,7 +4,6 @@
 
 #include "compare/profile.h"
 #include "harness/certify/certificate.h"
-#include "harness/operations/paths.h"
 #include "harness/power/power_test.h"
 #include "oracle/base/memory.h"
 
@@ -50,7 +49,7 @@ static void store(const assay_results *results)
         const assay_kept *kept = &results->items[i];
         if (kept->values == NULL || kept->written != kept->count) continue;
         assay_dtype_round_many(kept->spec->type, kept->count, kept->values, kept->values);
-        if (!exact || !assay_path_in(kept->spec->path, "error_scale")) continue;
+        if (!exact || kept->spec->role != ASSAY_ROLE_ERROR_SCALE) continue;
         memset(kept->values, 0, (size_t)kept->count * sizeof *kept->values);
     }
 }

@@ -9,11 +9,8 @@
 
 #include "compare/thresholds.h"
 #include "harness/backends/backend_files.h"
-#include "harness/operations/data_flow.h"
 #include "harness/operations/op_support.h"
-#include "harness/operations/paths.h"
 #include "harness/plan/golden_read.h"
-#include "harness/plan/plan_make.h"
 #include "harness/routing_choice/choice.h"
 #include "harness/routing_choice/given_choice_internal.h"
 #include "oracle/arithmetic/arithmetic.h"
@@ -45,13 +42,11 @@ static assay_status read_candidate(assay_context *ctx, assay_fixture_reader *can
 /* So that the first wrong token is that of the first layer. */
 static int by_layer(const void *a, const void *b)
 {
-    const int64_t first = assay_data_flow_rank(((const assay_router_choice *)a)->path);
-    const int64_t second = assay_data_flow_rank(((const assay_router_choice *)b)->path);
-    return first < second ? -1 : first > second;
+    return ((const assay_router_choice *)a)->rank - ((const assay_router_choice *)b)->rank;
 }
 
-static assay_status read_choices(assay_context *ctx, assay_fixture_reader *golden, assay_fixture_reader *candidate,
-                                 assay_conditional *c)
+static assay_status read_choices(assay_context *ctx, assay_fixture_reader *golden, assay_order order,
+                                 assay_fixture_reader *candidate, assay_conditional *c)
 {
     assay_status status = ASSAY_OK;
     const int total = assay_fixture_count(golden);
@@ -63,6 +58,7 @@ static assay_status read_choices(assay_context *ctx, assay_fixture_reader *golde
         assay_router_choice *router = &c->routers[c->count++];
         const int64_t count = assay_shape_count(&spec->shape);
         snprintf(router->path, sizeof router->path, "%s", spec->path);
+        router->rank = assay_order_rank(order, spec);
         router->per_token = spec->shape.dims[2];
         router->tokens = spec->shape.dims[0] * spec->shape.dims[1];
         TRY(assay_alloc_i32(ctx, spec->path, count, &router->golden));
@@ -113,38 +109,29 @@ static void summarize_equal(const assay_conditional *c, assay_routing_summary *s
 
 /* Where what it evaluates is made of: the golden's case at one profile. */
 typedef struct again {
-    assay_context ctx; /* with the golden's engine */
-    assay_case *cases;
-    int case_count;
-    assay_plan plan;
+    assay_context ctx;   /* with the golden's engine */
+    assay_golden golden; /* what is evaluated, open once it is */
     assay_routing_config config;
 } again;
 
-static assay_status open_again(assay_context *ctx, const assay_fixture_reader *golden, const assay_profile *profile,
-                               again *a)
+static assay_status open_again(assay_context *ctx, const assay_golden *golden, const assay_profile *profile, again *a)
 {
     assay_status status;
     char set[128];
-    const char *yaml = assay_fixture_text(golden, "case_yaml"), *engine = assay_fixture_text(golden, "engine");
     a->ctx = *ctx;
-    a->ctx.arithmetic = engine == NULL ? NULL : assay_arithmetic_by_name(engine);
-    if (yaml == NULL || a->ctx.arithmetic == NULL) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "the attribute %s is missing or unknown",
-                          yaml == NULL ? "case_yaml" : "engine");
+    a->ctx.arithmetic = assay_golden_engine(golden);
+    if (a->ctx.arithmetic == NULL) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "the attribute engine is missing or unknown");
     }
-    TRY(assay_cases_parse_stored(ctx, "case_yaml", yaml, strlen(yaml), &a->cases, &a->case_count));
+    TRY(assay_golden_read(ctx, golden->reader, "case_yaml", &a->golden));
     snprintf(set, sizeof set, "profiles=%s", profile->precision.name);
-    TRY(assay_case_set(ctx, &a->cases[0], set));
-    TRY(assay_plan_make_with(ctx, &a->plan, &a->cases[0], golden, profile));
-    TRY(assay_routing_config_of(ctx, &a->cases[0], &a->config));
+    TRY(assay_case_set(ctx, a->golden.c, set));
+    TRY(assay_golden_plan(ctx, &a->golden, profile));
+    TRY(assay_plan_require_memory(ctx, &a->golden.plan));
+    TRY(assay_routing_config_of(ctx, a->golden.c, &a->config));
 cleanup:
+    a->golden.reader = NULL; /* it stays who judges */
     return status;
-}
-
-static void close_again(again *a)
-{
-    assay_plan_free(&a->plan);
-    assay_cases_free(a->cases, a->case_count);
 }
 
 static assay_choice token_of(const assay_router_choice *router, const again *a, const assay_profile *profile,
@@ -277,23 +264,22 @@ static assay_status find_verdicts(assay_context *ctx, assay_conditional *c, agai
     int64_t scores = 0;
     TRY(check_golden(&a->ctx, c, a));
     make_valid(c, a);
-    a->ctx.threads = assay_plan_threads(ctx, &a->plan);
-    TRY(assay_conditional_scores(&a->ctx, c, &a->plan));
+    a->ctx.threads = assay_plan_threads(ctx, &a->golden.plan);
+    TRY(assay_conditional_scores(&a->ctx, c, &a->golden.plan));
     TRY(judge(&a->ctx, c, a, profile, summary, wrong_path));
     if (summary->exact == summary->tokens || assay_routing_rule_of(&a->config).hash) goto cleanup;
     for (int i = 0; i < c->count; i++) scores += c->routers[i].tokens * a->config.num_experts;
     /* thresholds of elements take half of what they are given */
     const double deviations = assay_thresholds_of(2 * CHOICE_SHARE * false_alarm, scores, 0, 0).element;
-    TRY(assay_conditional_tau(&a->ctx, c, &a->plan, deviations));
+    TRY(assay_conditional_tau(&a->ctx, c, &a->golden.plan, deviations));
     TRY(judge(&a->ctx, c, a, profile, summary, wrong_path));
 cleanup:
     memcpy(ctx->message, a->ctx.message, sizeof ctx->message);
     return status;
 }
 
-/* The golden once more, given the choices, in a file that nobody else sees; *evaluated is open. */
-static assay_status evaluate_given(assay_context *ctx, assay_conditional *c, again *a, bool quiet,
-                                   assay_fixture_reader **evaluated)
+/* The golden once more, given the choices, in a file that nobody else sees. */
+static assay_status evaluate_given(assay_context *ctx, assay_conditional *c, again *a, bool quiet)
 {
     assay_status status;
     char folder[2048] = "", path[2304];
@@ -301,9 +287,9 @@ static assay_status evaluate_given(assay_context *ctx, assay_conditional *c, aga
     a->ctx.threads = ctx->threads;
     TRY(assay_backend_make_folder(ctx, NULL, folder, sizeof folder));
     snprintf(path, sizeof path, "%s/golden.h5", folder);
-    status = assay_golden_write_from(&a->ctx, &a->plan, path, &source, quiet);
+    status = assay_golden_write_from(&a->ctx, &a->golden.plan, path, &source, quiet);
     memcpy(ctx->message, a->ctx.message, sizeof ctx->message);
-    if (status == ASSAY_OK) status = assay_fixture_open(ctx, path, evaluated);
+    if (status == ASSAY_OK) status = assay_fixture_open(ctx, path, &a->golden.reader);
 cleanup:
     if (folder[0] != '\0') assay_backend_remove_folder(folder);
     return status;
@@ -336,25 +322,25 @@ static void fail_report(const assay_conditional *c, const char *path, const char
     report->diagnosis[0] = '\0'; /* what follows another choice of experts looks like nothing */
 }
 
-static assay_status compare_differing(assay_context *ctx, assay_fixture_reader *golden, assay_fixture_reader *candidate,
+static assay_status compare_differing(assay_context *ctx, assay_golden *golden, assay_fixture_reader *candidate,
                                       const assay_profile *profile, double false_alarm, bool quiet,
-                                      assay_conditional *c, assay_report *report, assay_fixture_reader **against)
+                                      assay_conditional *c, assay_report *report, assay_golden *against)
 {
     assay_status status;
     again a = {0};
     assay_routing_summary summary = {0};
     const char *wrong_path = NULL;
     char line[ASSAY_MESSAGE_SIZE];
-    c->inputs = assay_golden_given(golden);
+    c->inputs = assay_golden_given(golden->reader);
     status = open_again(ctx, golden, profile, &a);
     if (status == ASSAY_OK) status = find_verdicts(ctx, c, &a, profile, false_alarm, &summary, &wrong_path);
-    if (status == ASSAY_OK && summary.wrong == 0) status = evaluate_given(ctx, c, &a, quiet, against);
+    if (status == ASSAY_OK && summary.wrong == 0) status = evaluate_given(ctx, c, &a, quiet);
     if (status != ASSAY_OK && status != ASSAY_BAD_INPUT) goto cleanup;
     snprintf(line, sizeof line, "%s", ctx->message);
     const bool refused = status == ASSAY_BAD_INPUT;
     ctx->message[0] = '\0';
-    TRY(assay_compare(ctx, *against != NULL ? *against : golden, candidate, profile, (1 - CHOICE_SHARE) * false_alarm,
-                      assay_data_flow_rank, report));
+    TRY(assay_compare(ctx, a.golden.reader != NULL ? a.golden.reader : golden->reader, candidate, profile,
+                      (1 - CHOICE_SHARE) * false_alarm, assay_plan_order(&golden->plan), report));
     report->false_alarm = false_alarm;
     if (refused) {
         summary = (assay_routing_summary){0};
@@ -362,32 +348,40 @@ static assay_status compare_differing(assay_context *ctx, assay_fixture_reader *
                  "the candidate's choice of experts differs, and the golden cannot be evaluated given it: %.150s",
                  line);
     }
-    summary.evaluated_again = *against != NULL;
+    summary.evaluated_again = a.golden.reader != NULL;
     if (summary.wrong > 0) fail_report(c, wrong_path, summary.message, report);
     report->routing = summary;
-    TRY(assay_power_read(ctx, golden, report->profile, &report->power)); /* stated by the golden alone */
+    TRY(assay_power_read(ctx, golden->reader, report->profile, &report->power)); /* stated by the golden alone */
     assay_report_weigh(report);
+    if (a.golden.reader != NULL) {
+        *against = a.golden;
+        a.golden = (assay_golden){0};
+    }
 cleanup:
-    close_again(&a);
+    assay_golden_close(&a.golden);
     return status;
 }
 
-assay_status assay_compare_conditionally(assay_context *ctx, assay_fixture_reader *golden,
-                                         assay_fixture_reader *candidate, const assay_profile *profile,
-                                         double false_alarm, bool quiet, assay_report *report,
-                                         assay_fixture_reader **against)
+assay_status assay_compare_conditionally(assay_context *ctx, assay_golden *golden, assay_fixture_reader *candidate,
+                                         const assay_profile *profile, double false_alarm, bool quiet,
+                                         assay_report *report, assay_golden *against)
 {
     assay_status status;
     assay_conditional c = {0};
     assay_routing_summary equal = {0};
     *report = (assay_report){0};
-    *against = NULL;
-    TRY(read_choices(ctx, golden, candidate, &c));
+    *against = (assay_golden){0};
+    /* a case that cannot be planned leaves the order of folders */
+    status = assay_golden_plan(ctx, golden, profile);
+    if (status != ASSAY_OK && status != ASSAY_BAD_INPUT) goto cleanup;
+    ctx->message[0] = '\0';
+    const assay_order order = assay_plan_order(&golden->plan);
+    TRY(read_choices(ctx, golden->reader, order, candidate, &c));
     if (any_differs(&c)) {
         TRY(compare_differing(ctx, golden, candidate, profile, false_alarm, quiet, &c, report, against));
     } else {
         summarize_equal(&c, &equal);
-        TRY(assay_compare(ctx, golden, candidate, profile, false_alarm, assay_data_flow_rank, report));
+        TRY(assay_compare(ctx, golden->reader, candidate, profile, false_alarm, order, report));
         report->routing = equal;
     }
 cleanup:

@@ -8,6 +8,7 @@
 /* The choice of one router: routing/selected_experts, or that of a layer. */
 typedef struct assay_router_choice {
     char path[ASSAY_PATH_SIZE];
+    int rank; /* in the order of the data flow */
     int64_t tokens, per_token;
     bool given;         /* by the candidate */
     bool known;         /* `experts` is what to evaluate with; else the oracle chooses */

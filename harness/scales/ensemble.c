@@ -46,7 +46,7 @@ static assay_status write_scales(assay_context *ctx, const assay_ensemble *e, as
     if (members > 0) TRY(assay_error_model_fit(ctx, &t->spec->shape, members, values, model));
     assay_error_model_scale(ctx, model, values);
     for (int64_t i = 0; i < t->count; i++) values[i] = isfinite(t->golden[i]) ? values[i] : 0;
-    assay_ensemble_scale_path(&e->plan->precisions[p], t->spec->path, path);
+    assay_path_at(ASSAY_ROLE_ERROR_SCALE, e->plan->precisions[p].name, t->spec->path, path);
     TRY(assay_write_result(ctx, e->out, path, t->count, values));
     if (t->null == NULL) goto cleanup;
     TRY(assay_ensemble_alloc_scale(ctx, t, p));

@@ -57,7 +57,6 @@ typedef struct assay_ensemble {
 assay_tracked *assay_ensemble_tensor(const assay_ensemble *e, const char *path);
 assay_kept_choice *assay_ensemble_choice(const assay_ensemble *e, const char *path);
 const assay_kept_given *assay_ensemble_given(const assay_ensemble *e, const char *path);
-void assay_ensemble_scale_path(const assay_precision *precision, const char *path, char scale[ASSAY_PATH_SIZE]);
 
 /* Room for what the golden run and the members are to leave; and what the members read, from e->in. */
 assay_status assay_ensemble_collect(assay_context *ctx, assay_ensemble *e, bool null);

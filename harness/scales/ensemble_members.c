@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "harness/operations/op_support.h"
-#include "harness/operations/paths.h"
 #include "harness/scales/ensemble_internal.h"
 #include "oracle/base/memory.h"
 
@@ -30,10 +29,11 @@ static assay_status keep_scale_at(assay_context *ctx, const assay_ensemble *e, c
                                   const double *values)
 {
     for (int p = 0; p < e->plan->precision_count; p++) {
-        char folder[64];
-        snprintf(folder, sizeof folder, "error_scale/%s", e->plan->precisions[p].name);
-        if (!assay_path_in(path, folder)) continue;
-        assay_tracked *t = assay_ensemble_tensor(e, path + strlen(folder) + 1);
+        char scale[ASSAY_PATH_SIZE];
+        const char *of = assay_path_of(path);
+        assay_path_at(ASSAY_ROLE_ERROR_SCALE, e->plan->precisions[p].name, of, scale);
+        if (strcmp(path, scale) != 0) continue;
+        assay_tracked *t = assay_ensemble_tensor(e, of);
         return t != NULL && t->scales != NULL ? keep_scale(ctx, t, p, count, values) : ASSAY_OK;
     }
     return ASSAY_OK;
@@ -223,15 +223,14 @@ typedef struct raised_scales {
 static bool raised_wants(void *self, const char *path)
 {
     const raised_scales *r = self;
-    return assay_path_in(path, "error_scale") && assay_wants(r->e->out, path);
+    return assay_role_of(path) == ASSAY_ROLE_ERROR_SCALE && assay_wants(r->e->out, path);
 }
 
 static assay_status raised_write(assay_context *ctx, void *self, const char *path, int64_t count, const double *values)
 {
     assay_status status;
     const raised_scales *r = self;
-    const char *of = path + strlen("error_scale/") + strlen(r->precision->name) + 1;
-    assay_tracked *t = assay_ensemble_tensor(r->e, of);
+    assay_tracked *t = assay_ensemble_tensor(r->e, assay_path_of(path));
     double *raised = NULL;
     if (count > t->count - t->written) return beyond_the_end(ctx, path);
     TRY(assay_alloc_f64(ctx, "error scale", count, &raised));

@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "harness/operations/op_support.h"
-#include "harness/operations/paths.h"
 #include "harness/scales/ensemble_internal.h"
 #include "oracle/base/memory.h"
 
@@ -32,17 +31,12 @@ const assay_kept_given *assay_ensemble_given(const assay_ensemble *e, const char
     return NULL;
 }
 
-void assay_ensemble_scale_path(const assay_precision *precision, const char *path, char scale[ASSAY_PATH_SIZE])
-{
-    snprintf(scale, ASSAY_PATH_SIZE, "error_scale/%s/%.100s", precision->name, path);
-}
-
 static bool scale_is_wanted(const assay_ensemble *e, const char *path)
 {
     bool wanted = false;
     char scale[ASSAY_PATH_SIZE];
     for (int p = 0; !wanted && p < e->plan->precision_count; p++) {
-        assay_ensemble_scale_path(&e->plan->precisions[p], path, scale);
+        assay_path_at(ASSAY_ROLE_ERROR_SCALE, e->plan->precisions[p].name, path, scale);
         wanted = assay_wants(e->out, scale);
     }
     return wanted;
@@ -120,7 +114,7 @@ assay_status assay_ensemble_keep_given(assay_context *ctx, assay_ensemble *e)
     for (int i = 0; i < list->count; i++) {
         const assay_tensor_spec *spec = &list->entries[i].spec;
         const int64_t count = assay_shape_count(&spec->shape);
-        if (!assay_path_is_given(spec->path) || spec->type == ASSAY_INT32 || !e->in->has(e->in->self, spec->path))
+        if (!assay_role_is_given(spec->role) || spec->type == ASSAY_INT32 || !e->in->has(e->in->self, spec->path))
             continue;
         const double more = (double)count * sizeof(double);
         if (bytes + more > ASSAY_ENSEMBLE_BYTES) continue;

@@ -10,17 +10,12 @@
 
 enum { PIECE = 512, AS_THEY_ARE = 0, STORED = 1 };
 
-static void null_path(const assay_precision *precision, const char *path, char null[ASSAY_PATH_SIZE])
-{
-    snprintf(null, ASSAY_PATH_SIZE, "null/%s/%.100s", precision->name, path);
-}
-
 bool assay_null_is_wanted(const assay_ensemble *e, const char *path)
 {
     bool wanted = false;
     char null[ASSAY_PATH_SIZE];
     for (int p = 0; !wanted && p < e->plan->precision_count; p++) {
-        null_path(&e->plan->precisions[p], path, null);
+        assay_path_at(ASSAY_ROLE_NULL, e->plan->precisions[p].name, path, null);
         wanted = assay_wants(e->out, null);
     }
     return wanted;
@@ -240,7 +235,7 @@ assay_status assay_null_finish(assay_context *ctx, const assay_ensemble *e, cons
     add_results(t, &f, p, t->errors, &pass);
     take_in(&f, &pass, t->null);
     for (int s = 0; s < count; s++) summarise(t, &f, members, s, rows + s * ASSAY_NULL_COLUMNS);
-    null_path(&f.profile->precision, t->spec->path, path);
+    assay_path_at(ASSAY_ROLE_NULL, f.profile->precision.name, t->spec->path, path);
     TRY(assay_write_result(ctx, e->out, path, count * ASSAY_NULL_COLUMNS, rows));
 cleanup:
     end(&pass);

@@ -31,6 +31,7 @@ refuses '--color is "green", expected auto, always or never' list --color green
 refuses '--false-alarm is "2"' compare a b --false-alarm 2
 refuses '--false-alarm is "nan"' compare a b --false-alarm nan
 refuses 'no case has the tag "nothing"' list --tag nothing
+refuses '--mutants goes alone' list --mutants --json
 ASSAY_ISA=sse9 refuses 'ASSAY_ISA is "sse9", expected scalar, avx2 or avx512' generate moe/small -o "$out/a.h5"
 
 ## cases
@@ -356,6 +357,9 @@ refuses 'outputs/y was changed' compare "$work/tampered.h5" "$work/wrong.h5"
 expect 0 list
 prints '^moe/small '
 expect 0 list --tag smoke
+expect 0 list --mutants
+prints '^gate_up_swapped  *inputs  *34  *gate and up exchanged$'
+prints '^ * mlp\* moe\* deepseek_layer deepseek_stack$'
 expect 0 list --json
 "$python" -c '
 import json, sys

@@ -16,8 +16,6 @@
 #include "harness/golden/golden.h"
 #include "harness/mutants/mutant_run.h"
 #include "harness/mutants/mutants_tensors.h"
-#include "harness/operations/data_flow.h"
-#include "harness/operations/paths.h"
 #include "harness/plan/golden_read.h"
 #include "harness/plan/plan_make.h"
 #include "oracle/arithmetic/arithmetic.h"
@@ -92,7 +90,7 @@ static void round_to_storage(const subject *s, assay_results *results)
 {
     for (int i = 0; i < results->plan->spec_count; i++) {
         const assay_kept *kept = &results->items[i];
-        if (kept->values == NULL || assay_path_is_given(kept->spec->path)) continue;
+        if (kept->values == NULL || assay_role_is_given(kept->spec->role)) continue;
         assay_dtype_round_many(s->trial.profile->storage, kept->count, kept->values, kept->values);
     }
 }
@@ -102,8 +100,8 @@ static assay_verdict verdict_on(subject *s, const assay_results *results)
     assay_report report = {0};
     assay_fixture_reader *candidate = NULL;
     require(s, assay_trial_reader(&s->ctx, results, "candidate", s->trial.profile, &candidate));
-    require(s, assay_compare_undiagnosed(&s->ctx, s->reader, candidate, s->trial.profile, 1e-6, assay_data_flow_rank,
-                                         &report));
+    require(s, assay_compare_undiagnosed(&s->ctx, s->reader, candidate, s->trial.profile, 1e-6,
+                                         assay_plan_order(&s->plan), &report));
     const assay_verdict verdict = report.verdict;
     assay_report_free(&report);
     assay_fixture_close(candidate);
@@ -242,10 +240,11 @@ static void judge(subject *s, const char *what, const char *name, assay_results 
     assay_fixture_reader *candidate = NULL;
     const assay_profile *profile = s->trial.profile;
     bool named = false;
+    assay_golden golden = {.reader = s->reader, .c = s->c, .plan = s->plan};
     round_to_storage(s, results);
     require(s, assay_trial_reader(&s->ctx, results, "candidate", profile, &candidate));
-    require(s, assay_compare(&s->ctx, s->reader, candidate, profile, 1e-6, assay_data_flow_rank, &report));
-    require(s, assay_explain(&s->ctx, s->reader, candidate, profile, true, &report));
+    require(s, assay_compare(&s->ctx, s->reader, candidate, profile, 1e-6, assay_plan_order(&s->plan), &report));
+    require(s, assay_explain(&s->ctx, &golden, candidate, profile, true, &report));
     for (int i = 0; name != NULL && i < report.explained_count; i++) named |= strcmp(report.explained_by[i], name) == 0;
     const assay_mutant *mutant = name == NULL ? NULL : assay_mutant_by_name(name);
     if (mutant != NULL && mutant->worsen != NULL) named |= strstr(report.explanation, name) != NULL;
@@ -276,18 +275,13 @@ static void try_mutant(subject *s, const assay_mutant *mutant, bool verbose, tal
 {
     assay_results results = {0};
     bool applies = false;
-    if (!assay_mutant_is_for(mutant, s->c->op)) return;
+    if (!assay_mutant_is_for(mutant, &s->plan)) return;
     make(s, mutant, &results, &applies);
     if (applies) judge(s, mutant->name, mutant->name, &results, verbose, t);
     assay_results_free(&results);
 }
 
 /* --- candidates that are wrong in a way that no mutant is --- */
-
-static bool is_result(const char *path, const char *folder)
-{
-    return assay_path_in(path, folder) && !assay_path_is_given(path);
-}
 
 static void add_noise(subject *s, assay_results *results)
 {
@@ -310,9 +304,9 @@ static void mix_two(subject *s, assay_results *results)
     (void)s;
     for (int i = 0; i < results->plan->spec_count; i++) {
         const assay_kept *kept = &results->items[i];
-        const double factor = is_result(kept->spec->path, "outputs")     ? -1.0
-                              : is_result(kept->spec->path, "gradients") ? 2.0
-                                                                         : 1.0;
+        const double factor = kept->spec->role == ASSAY_ROLE_OUTPUT     ? -1.0
+                              : kept->spec->role == ASSAY_ROLE_GRADIENT ? 2.0
+                                                                        : 1.0;
         for (int64_t k = 0; kept->values != NULL && k < kept->count; k++) kept->values[k] *= factor;
     }
 }
@@ -323,7 +317,7 @@ static bool other_weights(const assay_mutation *m)
     bool changed = false;
     for (int i = 0; i < m->tensors->plan->spec_count; i++) {
         assay_kept *kept = &m->tensors->items[i];
-        if (!assay_path_in(kept->spec->path, "weights") || kept->values == NULL || kept->count < 8) continue;
+        if (kept->spec->role != ASSAY_ROLE_WEIGHT || kept->values == NULL || kept->count < 8) continue;
         for (int64_t k = 0; k < kept->count; k++) {
             const uint64_t bits = assay_random_bits(11, kept->spec->path, (uint64_t)k);
             kept->values[k] = ldexp(kept->values[(int64_t)(bits % (uint64_t)kept->count)], bits & 64 ? 0 : -1);

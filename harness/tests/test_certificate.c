@@ -4,7 +4,6 @@
 
 #include "harness/certify/certificate.h"
 #include "harness/operations/op_support.h"
-#include "harness/operations/paths.h"
 #include "harness/plan/inputs.h"
 #include "harness/tests/harness_test.h"
 
@@ -167,10 +166,10 @@ TEST(wrong_results_are_not)
         problem p;
         spec_certificates found = {0};
         char set[ASSAY_PATH_SIZE + 16] = "gradients=none";
-        const bool gradient = assay_path_in(table[i].path, "gradients");
+        const bool gradient = assay_role_of(table[i].path) == ASSAY_ROLE_GRADIENT;
         const int64_t budget = gradient ? 2 : 0;
         if (gradient) snprintf(set, sizeof set, "gradients=[%s]", table[i].path + strlen("gradients/"));
-        if (assay_path_in(table[i].path, "checkpoints")) snprintf(set, sizeof set, "checkpoints=all");
+        if (assay_role_of(table[i].path) == ASSAY_ROLE_CHECKPOINT) snprintf(set, sizeof set, "checkpoints=all");
         problem_start(&p, table[i].name, set);
         plant(&p,
               &(tampering){
@@ -296,7 +295,7 @@ static assay_status write_certified(problem *p, const char *file)
 }
 
 /* The file has the certificates, beside what it has without. */
-TEST(goldens_hold_their_certificate)
+TEST_WITH(goldens_hold_their_certificate, folder_setup, folder_teardown)
 {
     const test_folder *folder = *state;
     static const char *const some[] = {"routing/balance", "rms_norm/one-column", "attention/segments"};
@@ -356,7 +355,7 @@ static void by_another_libquadmath(spec_certificate *c)
 }
 
 /* What the file says is held against what is found. */
-TEST(stored_certificates_are_compared)
+TEST_WITH(stored_certificates_are_compared, folder_setup, folder_teardown)
 {
     const test_folder *folder = *state;
     static const struct {
@@ -394,7 +393,7 @@ TEST(stored_certificates_are_compared)
 }
 
 /* Where the oracle is wrong nothing is written; a request of a case does not speak of certificates. */
-TEST(nothing_is_written_without)
+TEST_WITH(nothing_is_written_without, folder_setup, folder_teardown)
 {
     const test_folder *folder = *state;
     static const char *const paths[] = {"outputs/y", "gradients/weights/wi_1"};
@@ -416,15 +415,15 @@ TEST(nothing_is_written_without)
     assert_ok(&p.ctx, assay_fixture_open(&p.ctx, folder->file, &reader));
     const int count = assay_fixture_texts(reader, "expects", &expects);
     assert_true(count > 0);
-    for (int i = 0; i < count; i++) assert_false(assay_path_in(expects[i], "certificate"));
+    for (int i = 0; i < count; i++) assert_false(assay_role_of(expects[i]) == ASSAY_ROLE_CERTIFICATE);
     for (int i = 0; i < assay_fixture_count(reader); i++) {
-        assert_true(assay_path_is_given(assay_fixture_spec(reader, i)->path));
+        assert_true(assay_role_is_given(assay_fixture_spec(reader, i)->role));
     }
     assay_fixture_close(reader);
     problem_end(&p);
 }
 
-TEST(out_of_memory_leaves_nothing_behind)
+TEST_WITH(out_of_memory_leaves_nothing_behind, folder_setup, folder_teardown)
 {
     const test_folder *folder = *state;
     int64_t n = 0;
@@ -446,20 +445,4 @@ TEST(out_of_memory_leaves_nothing_behind)
     }
     assert_true(n > 100);
     problem_end(&p);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(wrong_results_are_not),
-        cmocka_unit_test(every_coordinate_is_seen),
-        cmocka_unit_test(a_wrong_choice_is_found),
-        cmocka_unit_test(threads_change_nothing),
-        cmocka_unit_test(scopes),
-        cmocka_unit_test_setup_teardown(goldens_hold_their_certificate, folder_setup, folder_teardown),
-        cmocka_unit_test_setup_teardown(stored_certificates_are_compared, folder_setup, folder_teardown),
-        cmocka_unit_test_setup_teardown(nothing_is_written_without, folder_setup, folder_teardown),
-        cmocka_unit_test_setup_teardown(out_of_memory_leaves_nothing_behind, folder_setup, folder_teardown),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -240,18 +240,3 @@ TEST(whatever_a_router_chooses)
     }
     assert_true(other > 200);
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(tau_decides),
-        cmocka_unit_test(tau_is_of_the_expert),
-        cmocka_unit_test(ties),
-        cmocka_unit_test(a_score_that_is_no_number),
-        cmocka_unit_test(the_swap_is_named),
-        cmocka_unit_test(groups),
-        cmocka_unit_test(all_groups_stay),
-        cmocka_unit_test(whatever_a_router_chooses),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

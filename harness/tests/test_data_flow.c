@@ -1,37 +1,5 @@
-/* The order of the data flow: it knows every tensor of the catalogue, and is that of the computation. */
-#include "harness/operations/data_flow.h"
-#include "harness/operations/paths.h"
+/* The order of the data flow: that in which an operation describes its tensors. */
 #include "harness/tests/harness_test.h"
-
-/* What reports list of a case, in their order. */
-typedef struct flow {
-    char (*paths)[ASSAY_PATH_SIZE];
-    int count;
-} flow;
-
-static int by_rank(const void *a, const void *b)
-{
-    const int64_t first = assay_data_flow_rank(a), second = assay_data_flow_rank(b);
-    return first < second ? -1 : first > second;
-}
-
-static bool is_listed(const char *path)
-{
-    return assay_path_in(path, "schedule") || assay_path_in(path, "routing") || assay_path_in(path, "checkpoints") ||
-           assay_path_in(path, "outputs") || assay_path_in(path, "gradients");
-}
-
-static flow flow_of(const assay_tensor_list *list)
-{
-    flow f = {.paths = calloc((size_t)list->count, sizeof *f.paths)};
-    assert_non_null(f.paths);
-    for (int i = 0; i < list->count; i++) {
-        const char *path = list->entries[i].spec.path;
-        if (is_listed(path)) memcpy(f.paths[f.count++], path, sizeof *f.paths);
-    }
-    qsort(f.paths, (size_t)f.count, sizeof *f.paths, by_rank);
-    return f;
-}
 
 static assay_tensor_list list_of(assay_context *ctx, const assay_case *c)
 {
@@ -41,38 +9,225 @@ static assay_tensor_list list_of(assay_context *ctx, const assay_case *c)
     return list;
 }
 
-/* Of every case each tensor has a place of its own, and every step is a tensor of some case. */
-TEST(every_tensor_has_a_place)
+/* -1: there is none. */
+static int place_of(const assay_tensor_list *list, const char *path)
+{
+    const assay_tensor_entry *found = assay_tensor_list_find(list, path);
+    return found == NULL ? -1 : (int)(found - list->entries);
+}
+
+/* Of each pair the first is used or computed before the second. Paths without layers/N/, and without the block of a
+ * layer's weights. */
+static const char *const pairs[][2] = {
+    {"weights/pre_self_attention_layer_norm/scale", "weights/wq_a/kernel"},
+    {"checkpoints/decoder_layer_input", "checkpoints/query_wa_proj"},
+    {"weights/wq_a/kernel", "checkpoints/query_wa_proj"},
+    {"checkpoints/query_wa_proj", "checkpoints/mla_q"},
+    {"weights/q_norm/scale", "checkpoints/mla_q"},
+    {"weights/wkv_a/kernel", "checkpoints/kv_wa_proj"},
+    {"checkpoints/kv_wa_proj", "checkpoints/mla_kv"},
+    {"weights/kv_norm/scale", "checkpoints/mla_kv"},
+    {"weights/wkv_a/kernel", "weights/kv_norm/scale"},
+    {"weights/kv_norm/scale", "weights/wkv_b/kernel"},
+    {"weights/q_norm/scale", "weights/wq_b/kernel"},
+    {"weights/wq_b/kernel", "checkpoints/query_proj"},
+    {"weights/query/kernel", "checkpoints/query_proj"},
+    {"weights/wkv_b/kernel", "checkpoints/key_proj"},
+    {"weights/wkv_b/kernel", "weights/out/kernel"},
+    {"checkpoints/value_proj", "checkpoints/attention_out"},
+    {"checkpoints/lse", "checkpoints/attention_out"},
+    {"checkpoints/attention_out", "checkpoints/mla_out"},
+    {"checkpoints/attention_out", "checkpoints/out_proj"},
+    {"weights/out/kernel", "checkpoints/out_proj"},
+    {"weights/out/kernel", "weights/post_self_attention_layer_norm/scale"},
+    {"checkpoints/out_proj", "routing/selected_experts"},
+    {"checkpoints/mla_out", "routing/selected_experts"},
+    {"checkpoints/out_proj", "checkpoints/mlpwi_0"},
+    {"weights/post_self_attention_layer_norm/scale", "weights/gate/kernel"},
+    {"weights/post_self_attention_layer_norm/scale", "weights/wi_0/kernel"},
+    {"weights/gate/kernel", "routing/selected_experts"},
+    {"weights/gate/bias", "routing/selected_experts"},
+    {"weights/per_expert_scale", "routing/weights"},
+    {"routing/selected_experts", "routing/weights"},
+    {"routing/selected_experts", "outputs/weights"},
+    {"routing/selected_experts", "routing/group_sizes"},
+    {"routing/group_sizes", "outputs/lb_loss"},
+    {"routing/group_sizes", "routing/sorted_selected_experts"},
+    {"outputs/bias_updates", "routing/sorted_selected_experts"},
+    {"routing/sorted_selected_experts", "routing/combine_mask"},
+    {"routing/combine_mask", "checkpoints/moe_mlpwi_0"},
+    {"routing/sorted_selected_experts", "routing/expert_shard_id"},
+    {"routing/expert_shard_id", "routing/reshaped_group_sizes"},
+    {"routing/reshaped_group_sizes", "routing/local_group_sizes"},
+    {"routing/all_shards_group_sizes", "routing/local_group_sizes"},
+    {"routing/local_group_sizes", "routing/local_sorted_indices"},
+    {"routing/local_sorted_indices", "checkpoints/moe_mlpwi_0"},
+    {"routing/group_sizes", "checkpoints/moe_mlpwi_0"},
+    {"routing/sorted_selected_experts", "checkpoints/moe_mlpwi"},
+    {"weights/gate/kernel", "weights/wi_0"},
+    {"weights/wi_1", "checkpoints/moe_mlpwi_1"},
+    {"weights/wi_1_bias", "weights/wo"},
+    {"weights/wo", "weights/wo_bias"},
+    {"checkpoints/moe_mlpwi", "checkpoints/moe_mlpwo"},
+    {"checkpoints/moe_mlpwi_1", "checkpoints/moe_mlpwo"},
+    {"weights/wo", "weights/shared_experts/wi_0/kernel"},
+    {"checkpoints/moe_mlpwo", "checkpoints/mlpwi_0"},
+    {"weights/wi_1/bias", "weights/wo/kernel"},
+    {"weights/wo/kernel", "weights/wo/bias"},
+    {"weights/wi/kernel", "checkpoints/mlpwi"},
+    {"checkpoints/mlpwi", "checkpoints/mlpwo"},
+    {"checkpoints/mlpwi_1", "checkpoints/mlpwo"},
+    {"outputs/lse", "outputs/attention_out"},
+    {"outputs/group_sizes", "outputs/sorted_selected_experts"},
+    {"outputs/sorted_selected_experts", "outputs/sorted_inputs"},
+};
+enum { PAIRS = sizeof pairs / sizeof *pairs };
+
+/* Of "FOLDER/layers/3/BLOCK/NAME" "FOLDER/NAME"; the layer, or 0. */
+static int plain_path(const char *path, char plain[ASSAY_PATH_SIZE])
+{
+    static const char *const blocks[] = {"self_attention/", "moe/", "mlp/"};
+    int layer = 0, length = 0;
+    const char *name = strchr(path, '/') + 1;
+    const size_t folder = (size_t)(name - path);
+    if (sscanf(name, "layers/%d/%n", &layer, &length) == 1) name += length;
+    for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++) {
+        if (strncmp(name, blocks[i], strlen(blocks[i])) == 0) name += strlen(blocks[i]);
+    }
+    snprintf(plain, ASSAY_PATH_SIZE, "%.*s%s", (int)folder, path, name);
+    return layer;
+}
+
+typedef struct disorder {
+    bool used[PAIRS];               /* the pairs of which an operation has both */
+    char said[3 * ASSAY_PATH_SIZE]; /* what stands out of order first; "": nothing */
+} disorder;
+
+static void note(disorder *d, const char *path, const char *where, const char *of)
+{
+    if (d->said[0] == '\0') snprintf(d->said, sizeof d->said, "%s is %s%s", path, where, of);
+}
+
+/* What is given or forward: in the order of layers, outputs/y last of what is compared, no gradient before. */
+static void check_forward(disorder *d, const assay_tensor_list *list)
+{
+    char plain[ASSAY_PATH_SIZE];
+    int layer = 0;
+    bool gradients = false, y = false;
+    for (int i = 0; i < list->count; i++) {
+        const assay_tensor_spec *spec = &list->entries[i].spec;
+        gradients |= spec->role == ASSAY_ROLE_GRADIENT;
+        if (spec->role == ASSAY_ROLE_GRADIENT) continue;
+        const bool compared = assay_role_is_compared(spec->role);
+        if (gradients) note(d, spec->path, "behind gradients", "");
+        if (compared && y) note(d, spec->path, "behind y", "");
+        y |= strcmp(spec->path, "outputs/y") == 0;
+        if (y || (!compared && spec->role != ASSAY_ROLE_WEIGHT)) continue;
+        const int of_layer = plain_path(spec->path, plain);
+        if (of_layer < layer) note(d, spec->path, "behind a later layer", "");
+        layer = of_layer;
+    }
+}
+
+/* From the output back: the reverse of what they are gradients of. */
+static void check_gradients(disorder *d, const assay_tensor_list *list)
+{
+    int place = list->count;
+    for (int i = 0; i < list->count; i++) {
+        const assay_tensor_spec *spec = &list->entries[i].spec;
+        if (spec->role != ASSAY_ROLE_GRADIENT) continue;
+        const int of = place_of(list, strchr(spec->path, '/') + 1);
+        if (of < 0 || of >= place) note(d, spec->path, "not from the output back", "");
+        place = of;
+    }
+}
+
+static void check_layer_pairs(disorder *d, const assay_tensor_list *list, int layer)
+{
+    char plain[ASSAY_PATH_SIZE];
+    int places[PAIRS][2]; /* -1: there is none */
+    memset(places, -1, sizeof places);
+    for (int i = 0; i < list->count; i++) {
+        if (plain_path(list->entries[i].spec.path, plain) != layer) continue;
+        for (int p = 0; p < PAIRS; p++) {
+            for (int k = 0; k < 2; k++) places[p][k] = strcmp(pairs[p][k], plain) == 0 ? i : places[p][k];
+        }
+    }
+    for (int p = 0; p < PAIRS; p++) {
+        const int first = places[p][0], second = places[p][1];
+        if (first < 0 || second < 0) continue;
+        d->used[p] = true;
+        if (first > second) note(d, list->entries[first].spec.path, "behind ", list->entries[second].spec.path);
+    }
+}
+
+static void check_pairs(disorder *d, const assay_tensor_list *list)
+{
+    char plain[ASSAY_PATH_SIZE];
+    int layers = 1;
+    for (int i = 0; i < list->count; i++) {
+        const int layer = plain_path(list->entries[i].spec.path, plain);
+        if (layer >= layers) layers = layer + 1;
+    }
+    for (int layer = 0; layer < layers; layer++) check_layer_pairs(d, list, layer);
+}
+
+static void find_disorder(disorder *d, const assay_tensor_list *list)
+{
+    check_forward(d, list);
+    check_gradients(d, list);
+    check_pairs(d, list);
+}
+
+TEST(every_case_is_in_order)
 {
     assay_context ctx = assay_context_default(1);
     assay_case *cases = NULL;
-    int count = 0, steps = 0, unused = 0;
-    while (assay_data_flow[steps] != NULL) steps++;
-    bool *used = calloc((size_t)steps, sizeof *used);
-    assert_non_null(used);
+    int count = 0;
+    disorder d = {0};
     assert_ok(&ctx, assay_catalogue(&ctx, &cases, &count));
     for (int i = 0; i < count; i++) {
         assay_tensor_list list = list_of(&ctx, &cases[i]);
-        const flow f = flow_of(&list);
-        for (int k = 0; k < f.count; k++) {
-            const int64_t rank = assay_data_flow_rank(f.paths[k]);
-            if (rank == INT64_MAX) fail_msg("%s: data_flow.c does not have %s", cases[i].name, f.paths[k]);
-            if (k == 0 || assay_data_flow_rank(f.paths[k - 1]) < rank) continue;
-            fail_msg("%s: %s and %s have the same place", cases[i].name, f.paths[k - 1], f.paths[k]);
-        }
-        for (int k = 0; k < list.count; k++) {
-            for (int s = 0; s < steps; s++) used[s] |= strcmp(assay_data_flow[s], list.entries[k].spec.path) == 0;
-        }
-        free(f.paths);
+        find_disorder(&d, &list);
+        if (d.said[0] != '\0') fail_msg("%s (op %s): %s", cases[i].name, cases[i].op, d.said);
         assay_tensor_list_free(&list);
     }
-    for (int s = 0; s < steps; s++) {
-        if (!used[s]) print_error("data_flow.c: no case has %s\n", assay_data_flow[s]);
-        unused += !used[s];
+    for (int p = 0; p < PAIRS; p++) {
+        if (!d.used[p]) fail_msg("no case has %s and %s", pairs[p][0], pairs[p][1]);
     }
-    assert_int_equal(unused, 0);
-    free(used);
     assay_cases_free(cases, count);
+}
+
+/* Two that are exchanged are named. */
+TEST(disorder_is_named)
+{
+    static const struct {
+        const char *name, *one, *other, *said;
+    } table[] = {
+        {"mla/checkpoints", "checkpoints/mla_kv", "checkpoints/kv_wa_proj", "kv_wa_proj is behind checkpoints/mla_kv"},
+        {"mla/checkpoints", "checkpoints/mla_kv", "outputs/y", "is behind y"},
+        {"mla/checkpoints", "outputs/y", "gradients/inputs/x", "is behind gradients"},
+        {"moe/small", "gradients/weights/wo", "gradients/weights/wi_0", "is not from the output back"},
+        {"deepseek_stack/tiny-4-layers", "checkpoints/layers/0/mla_kv", "checkpoints/layers/2/mla_kv",
+         "is behind a later layer"},
+        {"deepseek_layer/moe", "weights/moe/gate/kernel", "routing/selected_experts",
+         "gate/kernel is not from the output back"},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        assay_context ctx = assay_context_default(1);
+        disorder d = {0};
+        assay_case *c = case_named(&ctx, table[i].name, NULL);
+        assay_tensor_list list = list_of(&ctx, c);
+        const int one = place_of(&list, table[i].one), other = place_of(&list, table[i].other);
+        assert_true(one >= 0 && other >= 0);
+        const assay_tensor_entry kept = list.entries[one];
+        list.entries[one] = list.entries[other];
+        list.entries[other] = kept;
+        find_disorder(&d, &list);
+        if (strstr(d.said, table[i].said) == NULL) fail_msg("%s: %s", table[i].name, d.said);
+        assay_tensor_list_free(&list);
+        assay_cases_free(c, 1);
+    }
 }
 
 enum { MOST = 40 };
@@ -134,53 +289,13 @@ TEST(chains_are_in_order)
         assay_context ctx = assay_context_default(1);
         assay_case *c = case_named(&ctx, chains[i].name, NULL);
         assay_tensor_list list = list_of(&ctx, c);
-        const flow f = flow_of(&list);
-        for (int k = 0; k < MOST && chains[i].order[k] != NULL; k++) {
-            assert_true(k < f.count);
-            assert_string_equal(f.paths[k], chains[i].order[k]);
+        int k = 0;
+        for (int at = 0; at < list.count && k < MOST && chains[i].order[k] != NULL; at++) {
+            if (!assay_role_is_compared(list.entries[at].spec.role)) continue;
+            assert_string_equal(list.entries[at].spec.path, chains[i].order[k++]);
         }
-        free(f.paths);
+        assert_true(k == MOST || chains[i].order[k] == NULL);
         assay_tensor_list_free(&list);
         assay_cases_free(c, 1);
     }
-}
-
-/* Of each pair the first comes before the second. */
-TEST(layers_are_numbers)
-{
-    static const char *const pairs[][2] = {
-        {"schedule/events", "checkpoints/layers/0/decoder_layer_input"},
-        {"checkpoints/layers/2/query_proj", "checkpoints/layers/2/attention_out"},
-        {"checkpoints/layers/2/mlpwo", "checkpoints/layers/10/decoder_layer_input"},
-        {"checkpoints/layers/2/moe_mlpwo", "routing/layers/10/selected_experts"},
-        {"routing/layers/2/selected_experts", "checkpoints/layers/2/moe_mlpwi_0"},
-        {"outputs/layers/2/lb_loss", "checkpoints/layers/10/mla_kv"},
-        {"outputs/layers/999/bias_updates", "outputs/y"},
-        {"checkpoints/layers/999/mlpwo", "outputs/y"},
-        {"outputs/y", "gradients/weights/layers/999/mlp/wo/kernel"},
-        {"gradients/weights/layers/10/pre_self_attention_layer_norm/scale", "gradients/weights/layers/2/moe/wo"},
-        {"gradients/weights/layers/2/moe/wo", "gradients/weights/layers/2/moe/gate/kernel"},
-        {"gradients/weights/layers/2/moe/gate/kernel",
-         "gradients/weights/layers/2/post_self_attention_layer_norm/scale"},
-        {"gradients/weights/layers/2/self_attention/out/kernel",
-         "gradients/weights/layers/2/self_attention/wq_a/kernel"},
-        {"gradients/weights/layers/0/pre_self_attention_layer_norm/scale", "gradients/inputs/x"},
-        {"gradients/inputs/x", "checkpoints/of_a_later_program"},
-        {"gradients/inputs/x", "gradients/weights/layers/1000000/mlp/wo/kernel"},
-        {"gradients/inputs/x", "checkpoints/layers/99999999999999999999/mlpwo"},
-        {"gradients/inputs/x", "checkpoints/layers/-1/mlpwo"},
-    };
-    for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
-        if (by_rank(pairs[i][0], pairs[i][1]) >= 0) fail_msg("%s is not before %s", pairs[i][0], pairs[i][1]);
-    }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_tensor_has_a_place),
-        cmocka_unit_test(chains_are_in_order),
-        cmocka_unit_test(layers_are_numbers),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -118,12 +118,3 @@ TEST(test_stack)
 {
     check("case: a\nop: deepseek_stack\nsequence: 8\nprofiles: [bf16]\n" SMALL);
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rope),  cmocka_unit_test(test_attention), cmocka_unit_test(test_mla),
-        cmocka_unit_test(test_layer), cmocka_unit_test(test_stack),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

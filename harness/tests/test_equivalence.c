@@ -311,27 +311,11 @@ TEST(no_memory_is_reported)
         assay_fail_allocation(n);
         assay_status status = assay_form_evaluate(&ctx, c, assay_profile_by_name("f64"), &one);
         if (status == ASSAY_OK) status = assay_equivalence_check(&ctx, &one, e, &result);
-        assay_fail_allocation(-1);
         assay_form_free(&one);
-        if (!assay_allocation_failed()) {
-            assert_ok(&ctx, status);
+        if (had_memory(&ctx, status)) {
             assert_true(result.applies && result.holds);
             break;
         }
-        assert_int_equal(status, ASSAY_NO_MEMORY);
     }
     assay_cases_free(c, 1);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(forms_agree_and_errors_are_found),
-        cmocka_unit_test(an_error_in_any_result_is_found),
-        cmocka_unit_test(cases_without_another_form_are_passed_over),
-        cmocka_unit_test(what_must_hold_may_depend_on_the_case),
-        cmocka_unit_test(forms_with_nothing_in_common_are_refused),
-        cmocka_unit_test(no_memory_is_reported),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -8,7 +8,6 @@
 #include "compare/profile.h"
 #include "harness/backends/backend_files.h"
 #include "harness/equivalences/equivalence_backend.h"
-#include "harness/operations/paths.h"
 #include "harness/tests/harness_test.h"
 
 static const char mlp[] =
@@ -27,7 +26,7 @@ typedef struct fixture {
 
 static bool is_given(const char *path)
 {
-    return assay_path_is_given(path);
+    return assay_role_is_given(assay_role_of(path));
 }
 
 /* The results of a golden alone; `wrong`, or NULL, is off by a tenth of its largest number in one place. */
@@ -188,15 +187,4 @@ TEST(no_memory_is_reported)
         assert_true(status == ASSAY_NO_MEMORY || !done);
     }
     tear_down(&f);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(right_forms_pass),
-        cmocka_unit_test(an_error_in_either_form_is_named),
-        cmocka_unit_test(scales_are_those_of_a_difference),
-        cmocka_unit_test(no_memory_is_reported),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -197,9 +197,3 @@ TEST(drawn_configurations_agree)
         if (times[e] * 50 < draws) fail_msg("%s was hardly tried", assay_equivalences[e].name);
     }
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(drawn_configurations_agree)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

@@ -7,8 +7,6 @@
 
 #include "compare/compare.h"
 #include "compare/profile_yaml.h"
-#include "harness/operations/data_flow.h"
-#include "harness/operations/paths.h"
 #include "harness/plan/inputs.h"
 #include "harness/power/power_test.h"
 #include "harness/scales/ensemble.h"
@@ -37,7 +35,7 @@ static assay_fixture_reader *reader_of(assay_context *ctx, const assay_results *
     for (int i = 0; i < results->plan->spec_count; i++) {
         const assay_kept *kept = &results->items[i];
         if (kept->written != kept->count) continue;
-        if (candidate != NULL && (assay_path_is_given(kept->spec->path) || assay_path_in(kept->spec->path, "routing")))
+        if (candidate != NULL && (assay_role_is_given(kept->spec->role) || kept->spec->role == ASSAY_ROLE_ROUTING))
             continue;
         tensors[count] = (assay_memory_tensor){.spec = *kept->spec, .numbers = kept->values, .integers = kept->indices};
         const assay_dtype type = candidate != NULL ? *candidate : kept->spec->type;
@@ -87,9 +85,9 @@ static bool has(void *self, const char *path)
 {
     const assay_results *golden = self;
     const size_t length = strlen(path), tail = strlen("selected_experts");
-    const bool choice =
-        assay_path_in(path, "routing") && length > tail && strcmp(path + length - tail, "selected_experts") == 0;
-    return (choice || assay_path_is_given(path)) && assay_results_find(golden, path) != NULL;
+    const bool choice = assay_role_of(path) == ASSAY_ROLE_ROUTING && length > tail &&
+                        strcmp(path + length - tail, "selected_experts") == 0;
+    return (choice || assay_role_is_given(assay_role_of(path))) && assay_results_find(golden, path) != NULL;
 }
 
 static assay_status read_i32(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
@@ -115,7 +113,8 @@ static assay_report judged(trial *t, const assay_arithmetic *arithmetic, const a
     const assay_sink out = assay_results_sink(&candidate);
     assert_ok(&own, t->plan.operation->run(&own, t->c, &given, &out, NULL, 0));
     assay_fixture_reader *reader = reader_of(&t->ctx, &candidate, &t->profile->storage);
-    assert_ok(&t->ctx, assay_compare(&t->ctx, t->reader, reader, t->profile, 1e-6, assay_data_flow_rank, &report));
+    assert_ok(&t->ctx,
+              assay_compare(&t->ctx, t->reader, reader, t->profile, 1e-6, assay_plan_order(&t->plan), &report));
     assay_fixture_close(reader);
     assay_results_free(&candidate);
     return report;
@@ -241,12 +240,4 @@ TEST(test_truncating_accumulators)
         }
         end(&t);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_correct_backends_pass),
-                                       cmocka_unit_test(test_wrong_backends_fail),
-                                       cmocka_unit_test(test_truncating_accumulators)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,7 +3,6 @@
 #include <math.h>
 
 #include "harness/golden/golden_finite.h"
-#include "harness/operations/paths.h"
 #include "harness/plan/golden_read.h"
 #include "harness/tests/harness_test.h"
 
@@ -36,7 +35,7 @@ static void check_numbers(assay_context *ctx, assay_fixture_reader *reader, cons
 {
     int64_t count = 0;
     double *values = read_all(ctx, reader, path, &count);
-    bool scale = assay_path_in(path, "error_scale"), margin = strcmp(path, "routing/margin") == 0;
+    bool scale = assay_role_of(path) == ASSAY_ROLE_ERROR_SCALE, margin = strcmp(path, "routing/margin") == 0;
     for (int64_t i = 0; i < count; i++) {
         bool good = margin ? values[i] >= 0 : isfinite(values[i]) && (!scale || values[i] >= 0);
         if (!good) fail_msg("%s[%lld] is %g", path, (long long)i, values[i]);
@@ -59,7 +58,7 @@ static void check_golden(assay_context *ctx, const assay_case *c, const char *pa
         assert_non_null(found);
         assert_true(assay_shape_equal(&found->shape, &plan.specs[i].shape));
         assert_int_equal(found->type, plan.specs[i].type);
-        if (!assay_path_is_given(plan.specs[i].path)) check_numbers(ctx, reader, plan.specs[i].path);
+        if (!assay_role_is_given(plan.specs[i].role)) check_numbers(ctx, reader, plan.specs[i].path);
     }
     assert_ok(ctx, assay_fixture_check_digests(ctx, reader));
     assert_ok(ctx, assay_golden_recompute(ctx, &plan, reader, true));
@@ -67,7 +66,7 @@ static void check_golden(assay_context *ctx, const assay_case *c, const char *pa
     assay_plan_free(&plan);
 }
 
-TEST(goldens_hold_what_was_planned)
+TEST_WITH(goldens_hold_what_was_planned, folder_setup, folder_teardown)
 {
     const test_folder *folder = *state;
     assay_context ctx = assay_context_default(2);
@@ -90,7 +89,7 @@ static void assert_same_files(const char *a, const char *b, const char *name)
 }
 
 /* Small cases: one thread does the work whatever is asked for, with each instruction set. */
-TEST(bytes_do_not_depend_on_threads_or_isa)
+TEST_WITH(bytes_do_not_depend_on_threads_or_isa, folder_setup, folder_teardown)
 {
     const test_folder *folder = *state;
     static const int threads[] = {1, 2, 7};
@@ -115,7 +114,7 @@ TEST(bytes_do_not_depend_on_threads_or_isa)
 }
 
 /* Large enough for a team of threads. */
-TEST(a_team_gives_the_same_bytes)
+TEST_WITH(a_team_gives_the_same_bytes, folder_setup, folder_teardown)
 {
     const test_folder *folder = *state;
     static const char *const larger[][5] = {
@@ -138,16 +137,14 @@ TEST(a_team_gives_the_same_bytes)
     }
 }
 
-static int count_below(assay_fixture_reader *reader, const char *folder)
+static int count_of(assay_fixture_reader *reader, assay_tensor_role role)
 {
     int count = 0;
-    for (int i = 0; i < assay_fixture_count(reader); i++) {
-        count += assay_path_in(assay_fixture_spec(reader, i)->path, folder);
-    }
+    for (int i = 0; i < assay_fixture_count(reader); i++) count += assay_fixture_spec(reader, i)->role == role;
     return count;
 }
 
-TEST(gradients_and_checkpoints_are_chosen)
+TEST_WITH(gradients_and_checkpoints_are_chosen, folder_setup, folder_teardown)
 {
     const test_folder *folder = *state;
     static const struct {
@@ -170,15 +167,15 @@ TEST(gradients_and_checkpoints_are_chosen)
         assert_ok(&ctx, try_golden(&ctx, c, folder->file, NULL));
         check_golden(&ctx, c, folder->file);
         assert_ok(&ctx, assay_fixture_open(&ctx, folder->file, &reader));
-        assert_int_equal(count_below(reader, "gradients"), table[i].gradients);
-        assert_int_equal(count_below(reader, "checkpoints"), table[i].checkpoints);
+        assert_int_equal(count_of(reader, ASSAY_ROLE_GRADIENT), table[i].gradients);
+        assert_int_equal(count_of(reader, ASSAY_ROLE_CHECKPOINT), table[i].checkpoints);
         assay_fixture_close(reader);
         assay_cases_free(c, 1);
     }
 }
 
 /* What is chosen changes which numbers are in the file, never the numbers. */
-TEST(choosing_changes_no_number)
+TEST_WITH(choosing_changes_no_number, folder_setup, folder_teardown)
 {
     const test_folder *folder = *state;
     assay_context ctx = assay_context_default(1);
@@ -206,7 +203,7 @@ TEST(choosing_changes_no_number)
 }
 
 /* Scales of coarser profiles are larger: f64 < f32 < bf16 by the ratio of their roundings, roughly. */
-TEST(scales_follow_the_profile)
+TEST_WITH(scales_follow_the_profile, folder_setup, folder_teardown)
 {
     const test_folder *folder = *state;
     static const char *const profiles[] = {"f64", "f32", "f16", "bf16"};
@@ -261,7 +258,7 @@ static void write_altered(assay_context *ctx, const char *from, const char *to, 
     assay_fixture_close(reader);
 }
 
-TEST(altered_goldens_are_refused)
+TEST_WITH(altered_goldens_are_refused, folder_setup, folder_teardown)
 {
     const test_folder *folder = *state;
     static const struct {
@@ -295,7 +292,7 @@ TEST(altered_goldens_are_refused)
 }
 
 /* Whatever the reason, the golden says it, and is the same otherwise. */
-TEST(goldens_say_what_was_left_out)
+TEST_WITH(goldens_say_what_was_left_out, folder_setup, folder_teardown)
 {
     const test_folder *folder = *state;
     assay_context ctx = assay_context_default(1);
@@ -312,14 +309,14 @@ TEST(goldens_say_what_was_left_out)
     assert_ok(&ctx, assay_golden_write(&ctx, &plan, folder->file, NULL, true));
     assert_ok(&ctx, assay_fixture_open(&ctx, folder->file, &reader));
     assert_string_equal(assay_fixture_text(reader, "null_left_out"), "for a test");
-    assert_false(assay_fixture_has_folder(reader, "null"));
+    assert_false(assay_fixture_has(reader, ASSAY_ROLE_NULL));
     assert_int_equal(assay_fixture_count(reader), plan.spec_count);
     assert_ok(&ctx, assay_golden_recompute(&ctx, &plan, reader, true));
     assay_fixture_close(reader);
     assert_ok(&ctx, assay_golden_write(&ctx, &whole, folder->file, NULL, true));
     assert_ok(&ctx, assay_fixture_open(&ctx, folder->file, &reader));
     assert_null(assay_fixture_text(reader, "null_left_out"));
-    assert_true(assay_fixture_has_folder(reader, "null"));
+    assert_true(assay_fixture_has(reader, ASSAY_ROLE_NULL));
     assay_fixture_close(reader);
     assay_plan_free(&whole);
     assay_plan_free(&plan);
@@ -329,7 +326,7 @@ TEST(goldens_say_what_was_left_out)
 static int null_count(const assay_plan *plan)
 {
     int count = 0;
-    for (int i = 0; i < plan->spec_count; i++) count += assay_path_in(plan->specs[i].path, "null");
+    for (int i = 0; i < plan->spec_count; i++) count += plan->specs[i].role == ASSAY_ROLE_NULL;
     return count;
 }
 
@@ -408,7 +405,7 @@ TEST(what_is_lawful)
     "dtype: float64\n"
 
 /* Results that overflow, and results that do not but whose error scales do. */
-TEST(a_case_that_overflows_gives_no_golden)
+TEST_WITH(a_case_that_overflows_gives_no_golden, folder_setup, folder_teardown)
 {
     const test_folder *folder = *state;
     static const char *const table[][2] = {
@@ -427,7 +424,7 @@ TEST(a_case_that_overflows_gives_no_golden)
 }
 
 /* Allocations fail one by one, in planning and in writing. */
-TEST(out_of_memory_leaves_nothing_behind)
+TEST_WITH(out_of_memory_leaves_nothing_behind, folder_setup, folder_teardown)
 {
     const test_folder *folder = *state;
     static const char *const tiny[] = {
@@ -458,23 +455,4 @@ TEST(out_of_memory_leaves_nothing_behind)
         assert_int_equal(folder_count(folder->path, true), 1);
         assay_cases_free(c, 1);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(goldens_hold_what_was_planned, folder_setup, folder_teardown),
-        cmocka_unit_test_setup_teardown(bytes_do_not_depend_on_threads_or_isa, folder_setup, folder_teardown),
-        cmocka_unit_test_setup_teardown(a_team_gives_the_same_bytes, folder_setup, folder_teardown),
-        cmocka_unit_test_setup_teardown(gradients_and_checkpoints_are_chosen, folder_setup, folder_teardown),
-        cmocka_unit_test_setup_teardown(choosing_changes_no_number, folder_setup, folder_teardown),
-        cmocka_unit_test_setup_teardown(scales_follow_the_profile, folder_setup, folder_teardown),
-        cmocka_unit_test_setup_teardown(altered_goldens_are_refused, folder_setup, folder_teardown),
-        cmocka_unit_test_setup_teardown(goldens_say_what_was_left_out, folder_setup, folder_teardown),
-        cmocka_unit_test(a_golden_keeps_its_null_distributions),
-        cmocka_unit_test(what_is_lawful),
-        cmocka_unit_test_setup_teardown(a_case_that_overflows_gives_no_golden, folder_setup, folder_teardown),
-        cmocka_unit_test_setup_teardown(out_of_memory_leaves_nothing_behind, folder_setup, folder_teardown),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

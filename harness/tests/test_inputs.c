@@ -29,8 +29,22 @@ static bool same_digest(assay_context *ctx, const char *a, const char *b, const 
     return same;
 }
 
+/* The case with these inputs, or none, is written, or refused with the message. */
+static void check_case(const test_folder *folder, assay_context *ctx, const assay_case *c, const char *inputs,
+                       const char *message)
+{
+    const assay_status status = try_golden(ctx, c, folder->file, inputs);
+    if (message == NULL) {
+        assert_ok(ctx, status);
+    } else {
+        assert_int_equal(status, ASSAY_BAD_INPUT);
+        assert_message(ctx, message);
+    }
+    assert_int_equal(folder_count(folder->path, true), (inputs != NULL) + (message == NULL));
+}
+
 /* A golden as the inputs of the same case with another seed: all of its numbers are taken. */
-TEST(all_are_taken)
+TEST_WITH(all_are_taken, folder_setup, folder_teardown)
 {
     const test_folder *folder = *state;
     assay_context ctx = assay_context_default(1);
@@ -55,7 +69,7 @@ TEST(all_are_taken)
 }
 
 /* One tensor is taken, in another float type too; the rest is generated. */
-TEST(some_are_taken)
+TEST_WITH(some_are_taken, folder_setup, folder_teardown)
 {
     const test_folder *folder = *state;
     static const assay_dtype types[] = {ASSAY_BFLOAT16, ASSAY_FLOAT32, ASSAY_FLOAT64};
@@ -82,7 +96,7 @@ TEST(some_are_taken)
     }
 }
 
-TEST(bad_files_are_refused)
+TEST_WITH(bad_files_are_refused, folder_setup, folder_teardown)
 {
     const test_folder *folder = *state;
     static const struct {
@@ -110,15 +124,13 @@ TEST(bad_files_are_refused)
         assay_case *c = case_from(&ctx, "case: a\nop: rms_norm\nconfig: {base_emb_dim: 4}\n");
         const double values[5] = {table[i].value, 1, 1, 1, 1};
         write_one(&ctx, inputs, table[i].path, table[i].type, table[i].rank, table[i].dims, values);
-        assert_int_equal(try_golden(&ctx, c, folder->file, inputs), ASSAY_BAD_INPUT);
-        assert_message(&ctx, table[i].message);
-        assert_int_equal(folder_count(folder->path, false), 1); /* the inputs themselves */
+        check_case(folder, &ctx, c, inputs, table[i].message);
         assay_cases_free(c, 1);
     }
 }
 
 /* NaN may stand in rows of no group, and only there. */
-TEST(nan_only_in_unused_rows)
+TEST_WITH(nan_only_in_unused_rows, folder_setup, folder_teardown)
 {
     const test_folder *folder = *state;
     static const struct {
@@ -134,21 +146,13 @@ TEST(nan_only_in_unused_rows)
         for (int k = 0; k < 15; k++) values[k] = k;
         values[3 * table[i].row + 1] = NAN;
         write_one(&ctx, inputs, "inputs/lhs", ASSAY_FLOAT32, 2, DIMS(5, 3), values);
-        assay_status status = try_golden(&ctx, c, folder->file, inputs);
-        if (table[i].message == NULL) {
-            assert_ok(&ctx, status);
-            assert_int_equal(folder_count(folder->path, true), 2);
-        } else {
-            assert_int_equal(status, ASSAY_BAD_INPUT);
-            assert_message(&ctx, table[i].message);
-            assert_int_equal(folder_count(folder->path, true), 1);
-        }
+        check_case(folder, &ctx, c, inputs, table[i].message);
         assay_cases_free(c, 1);
     }
 }
 
 /* tail_nan_rows: the case file's way to the same rows. */
-TEST(tail_nan_rows_must_be_unused)
+TEST_WITH(tail_nan_rows_must_be_unused, folder_setup, folder_teardown)
 {
     const test_folder *folder = *state;
     static const struct {
@@ -164,20 +168,13 @@ TEST(tail_nan_rows_must_be_unused)
         assay_context ctx = assay_context_default(1);
         assay_case *c = case_from(&ctx, gmm_yaml);
         assert_ok(&ctx, assay_case_set(&ctx, c, table[i].set));
-        assay_status status = try_golden(&ctx, c, folder->file, NULL);
-        if (table[i].message == NULL) {
-            assert_ok(&ctx, status);
-        } else {
-            assert_int_equal(status, ASSAY_BAD_INPUT);
-            assert_message(&ctx, table[i].message);
-        }
-        assert_int_equal(folder_count(folder->path, true), table[i].message == NULL);
+        check_case(folder, &ctx, c, NULL, table[i].message);
         assay_cases_free(c, 1);
     }
 }
 
 /* Whole numbers of a file that mean nothing to the operation. */
-TEST(bad_indices_are_refused)
+TEST_WITH(bad_indices_are_refused, folder_setup, folder_teardown)
 {
     const test_folder *folder = *state;
     static const double sizes[][2] = {{-1, 2}, {4, 2}, {5, 1}};
@@ -187,15 +184,13 @@ TEST(bad_indices_are_refused)
         assay_context ctx = assay_context_default(1);
         assay_case *c = case_from(&ctx, gmm_yaml);
         write_one(&ctx, inputs, "inputs/group_sizes", ASSAY_INT32, 1, DIMS(2), sizes[i]);
-        assert_int_equal(try_golden(&ctx, c, folder->file, inputs), ASSAY_BAD_INPUT);
-        assert_message(&ctx, "group_sizes");
-        assert_int_equal(folder_count(folder->path, true), 1);
+        check_case(folder, &ctx, c, inputs, "group_sizes");
         assay_cases_free(c, 1);
     }
 }
 
 /* Positions and segments of a file, which is named, and of the case. */
-TEST(tokens_out_of_range_are_refused)
+TEST_WITH(tokens_out_of_range_are_refused, folder_setup, folder_teardown)
 {
     const test_folder *folder = *state;
     static const struct {
@@ -217,26 +212,19 @@ TEST(tokens_out_of_range_are_refused)
         assert_ok(&ctx, assay_case_set(&ctx, c, "max_position_embeddings=10"));
         const double values[10] = {1, 1, table[i].value, 1, 1, 1, 1, 1, 1, 1};
         write_one(&ctx, inputs, table[i].path, ASSAY_INT32, 2, DIMS(2, 5), values);
-        assay_status status = try_golden(&ctx, c, folder->file, inputs);
-        if (table[i].message == NULL) {
-            assert_ok(&ctx, status);
-        } else {
-            assert_int_equal(status, ASSAY_BAD_INPUT);
-            assert_message(&ctx, table[i].message);
-            /* the same numbers from the case */
+        check_case(folder, &ctx, c, inputs, table[i].message);
+        if (table[i].message != NULL) { /* the same numbers from the case */
             snprintf(set, sizeof set, "inputs.%s={values: [1, 1, %g, 1, 1]}", strchr(table[i].path, '/') + 1,
                      table[i].value);
             assert_ok(&ctx, assay_case_set(&ctx, c, set));
-            assert_int_equal(try_golden(&ctx, c, folder->file, NULL), ASSAY_BAD_INPUT);
-            assert_message(&ctx, strchr(table[i].message, ' ') + 1);
+            check_case(folder, &ctx, c, NULL, strchr(table[i].message, ' ') + 1);
         }
-        assert_int_equal(folder_count(folder->path, true), table[i].message == NULL ? 2 : 1);
         assay_cases_free(c, 1);
     }
 }
 
 /* NaN may stand in padding, and only where padding is masked. */
-TEST(nan_only_in_padding)
+TEST_WITH(nan_only_in_padding, folder_setup, folder_teardown)
 {
     const test_folder *folder = *state;
     static const struct {
@@ -254,20 +242,13 @@ TEST(nan_only_in_padding)
         assay_context ctx = assay_context_default(1);
         assay_case *c = case_named(&ctx, "attention/padding-nan", table[i].first);
         assert_ok(&ctx, assay_case_set(&ctx, c, table[i].second));
-        assay_status status = try_golden(&ctx, c, folder->file, NULL);
-        if (table[i].message == NULL) {
-            assert_ok(&ctx, status);
-        } else {
-            assert_int_equal(status, ASSAY_BAD_INPUT);
-            assert_message(&ctx, table[i].message);
-        }
-        assert_int_equal(folder_count(folder->path, true), table[i].message == NULL);
+        check_case(folder, &ctx, c, NULL, table[i].message);
         assay_cases_free(c, 1);
     }
 }
 
 /* What padding holds reaches nothing: the same results with NaN in it. */
-TEST(padding_reaches_nothing)
+TEST_WITH(padding_reaches_nothing, folder_setup, folder_teardown)
 {
     const test_folder *folder = *state;
     char plain[TEST_PATH_SIZE + 16];
@@ -284,20 +265,4 @@ TEST(padding_reaches_nothing)
         assert_true(same_digest(&ctx, folder->file, plain, same[i]));
     assay_cases_free(with, 1);
     assay_cases_free(without, 1);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(all_are_taken, folder_setup, folder_teardown),
-        cmocka_unit_test_setup_teardown(some_are_taken, folder_setup, folder_teardown),
-        cmocka_unit_test_setup_teardown(bad_files_are_refused, folder_setup, folder_teardown),
-        cmocka_unit_test_setup_teardown(nan_only_in_unused_rows, folder_setup, folder_teardown),
-        cmocka_unit_test_setup_teardown(tail_nan_rows_must_be_unused, folder_setup, folder_teardown),
-        cmocka_unit_test_setup_teardown(bad_indices_are_refused, folder_setup, folder_teardown),
-        cmocka_unit_test_setup_teardown(tokens_out_of_range_are_refused, folder_setup, folder_teardown),
-        cmocka_unit_test_setup_teardown(nan_only_in_padding, folder_setup, folder_teardown),
-        cmocka_unit_test_setup_teardown(padding_reaches_nothing, folder_setup, folder_teardown),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,139 +1,129 @@
-/* No ordinary case of the catalogue stands or falls with a rounding: the decision of every token lies further from
- * changing than the errors of the scores that it is made by (SPEC 5). Cases that are made of ties say so by a tag. */
+/* No ordinary case of the catalogue stands or falls with a rounding (SPEC 5): in correct implementations of the case's own
+ * type no token comes near another choice of experts, nor another order. Cases that are made of ties say so by a tag. */
 #include <math.h>
 
 #include "compare/profile.h"
-#include "harness/operations/op_support.h"
 #include "harness/plan/inputs.h"
 #include "harness/tests/harness_test.h"
-#include "oracle/moe/routing_internal.h"
-#include "oracle/propagate/rules.h"
+#include "oracle/arithmetic/emulated.h"
 
-/* A correct backend errs by some of these; 8 do not happen. */
+enum { MEMBERS = 24 };
+
+/* A margin is to be so many of its own standard deviations: a correct backend errs by some, and 8 do not happen. */
 #define DEVIATIONS 8.0
 
-/* What a router sees. */
-typedef struct router_inputs {
-    assay_routing_config config;
-    int64_t tokens, experts, dim;
-    double *x, *kernel, *logits, *bias, *variance;
-} router_inputs;
+/* The routing of one run, every layer's one after the other. */
+typedef struct decisions {
+    double *margins;
+    int32_t *experts;
+    int64_t margin_count, expert_count, room;
+} decisions;
 
-static void read_router(assay_context *ctx, const assay_case *c, const assay_precision *precision, router_inputs *r)
+static bool ends_with(const char *path, const char *name)
 {
-    assay_operation const *operation = NULL;
-    assay_tensor_list list = {0};
+    const size_t length = strlen(path), tail = strlen(name);
+    return assay_role_of(path) == ASSAY_ROLE_ROUTING && length > tail && strcmp(path + length - tail, name) == 0;
+}
+
+static bool wants(void *self, const char *path)
+{
+    (void)self;
+    return ends_with(path, "/margin") || ends_with(path, "/selected_experts");
+}
+
+static assay_status write_margins(assay_context *ctx, void *self, const char *path, int64_t count, const double *values)
+{
+    decisions *d = self;
+    (void)ctx;
+    (void)path;
+    assert_true(d->margin_count + count <= d->room);
+    memcpy(d->margins + d->margin_count, values, (size_t)count * sizeof *values);
+    d->margin_count += count;
+    return ASSAY_OK;
+}
+
+static assay_status write_experts(assay_context *ctx, void *self, const char *path, int64_t count,
+                                  const int32_t *values)
+{
+    decisions *d = self;
+    (void)ctx;
+    (void)path;
+    assert_true(d->expert_count + count <= d->room);
+    memcpy(d->experts + d->expert_count, values, (size_t)count * sizeof *values);
+    d->expert_count += count;
+    return ASSAY_OK;
+}
+
+static void decide(assay_context *ctx, const assay_plan *plan, decisions *d)
+{
     assay_inputs inputs = {0};
-    assert_ok(ctx, assay_operation_prepare(ctx, c, &operation, &list));
-    assert_ok(ctx, assay_inputs_open(ctx, &inputs, c, &list, NULL));
+    const assay_sink out = {.self = d, .wants = wants, .write = write_margins, .write_i32 = write_experts};
+    d->margin_count = d->expert_count = 0;
+    assert_ok(ctx, assay_inputs_open(ctx, &inputs, plan->c, &plan->list, NULL));
     assay_source in = assay_inputs_source(&inputs);
-    assert_ok(ctx, assay_routing_config_of(ctx, c, &r->config));
-    r->tokens = c->batch * c->sequence;
-    r->experts = r->config.num_experts;
-    r->dim = c->config.base_emb_dim;
-    assert_ok(ctx, assay_read_whole(ctx, &in, "weights/gate/bias", r->experts, &r->bias));
-    assert_ok(ctx, assay_read_whole(ctx, &in, "inputs/logits", r->tokens * r->experts, &r->logits));
-    r->variance = calloc((size_t)(r->tokens * r->experts), sizeof *r->variance);
-    assert_non_null(r->variance);
-    if (r->logits == NULL) {
-        assert_ok(ctx, assay_read_whole(ctx, &in, "inputs/x", r->tokens * r->dim, &r->x));
-        assert_ok(ctx, assay_read_whole(ctx, &in, "weights/gate/kernel", r->dim * r->experts, &r->kernel));
-        r->logits = calloc((size_t)(r->tokens * r->experts), sizeof *r->logits);
-        assert_non_null(r->logits);
-        assay_matmul_args product = {.c = r->logits,
-                                     .ldc = r->experts,
-                                     .a = r->x,
-                                     .lda = r->dim,
-                                     .b = r->kernel,
-                                     .ldb = r->experts,
-                                     .m = r->tokens,
-                                     .n = r->experts,
-                                     .k = r->dim};
-        assert_ok(ctx, assay_matmul(ctx, &product));
-        product.c = r->variance;
-        assert_ok(ctx, assay_propagate_product(ctx, precision, false, &product, NULL, NULL));
-        assay_propagate_store(precision->router, 0, r->tokens * r->experts, r->logits, r->variance);
-    }
+    assert_ok(ctx, plan->operation->run(ctx, plan->c, &in, &out, NULL, 0));
     assay_inputs_close(&inputs);
-    assay_tensor_list_free(&list);
 }
 
-static void router_free(router_inputs *r)
+static decisions decisions_of(const assay_plan *plan)
 {
-    free(r->x);
-    free(r->kernel);
-    free(r->logits);
-    free(r->bias);
-    free(r->variance);
+    decisions d = {.room = plan->c->batch * plan->c->sequence * plan->c->config.num_experts_per_tok *
+                           (1 + plan->c->config.base_num_decoder_layers)};
+    d.margins = calloc((size_t)d.room, sizeof *d.margins);
+    d.experts = calloc((size_t)d.room, sizeof *d.experts);
+    assert_non_null(d.margins);
+    assert_non_null(d.experts);
+    return d;
 }
 
-static double square(double x)
+static void decisions_free(decisions *d)
 {
-    return x * x;
+    free(d->margins);
+    free(d->experts);
 }
 
-/* The largest standard deviation among the values that token t's experts are chosen by, to first order: the logits'
- * through the score function, and the roundings of argument, score and biased score. */
-static double sigma_of(const assay_context *ctx, const router_inputs *r, const assay_precision *p, int64_t t,
-                       double *scores, double *selecting)
+/* The least margin in standard deviations of it, over the tokens of all layers; 0 where a member decides otherwise. */
+static double least_margin(const assay_case *c, const assay_profile *profile)
 {
-    assay_routing_rule rule = assay_routing_rule_of(&r->config);
-    const double *logits = r->logits + t * r->experts, *variance = r->variance + t * r->experts;
-    double largest = 0.0, shared = 0.0;
-    assay_routing_scores(ctx, scores, selecting, logits, r->bias, r->experts, &rule);
-    bool softmax = rule.score_func == ASSAY_SCORE_SOFTMAX && rule.selects != ASSAY_SELECTS_ARGUMENT;
-    for (int64_t e = 0; e < r->experts; e++) {
-        double argument = logits[e] + (rule.bias_inside && r->bias != NULL ? r->bias[e] : 0.0);
-        double own = variance[e] + square(p->router * argument);
-        if (softmax) shared += square(scores[e]) * own;
-    }
-    for (int64_t e = 0; e < r->experts; e++) {
-        double argument = logits[e] + (rule.bias_inside && r->bias != NULL ? r->bias[e] : 0.0);
-        double slope = 1.0, total = variance[e] + square(p->router * argument);
-        if (softmax) {
-            total = square(scores[e]) * (total + shared);
-        } else if (rule.selects != ASSAY_SELECTS_ARGUMENT && rule.score_func != ASSAY_SCORE_NONE) {
-            slope = assay_score_derivative(rule.score_func, argument);
-            total *= square(slope);
+    assay_context ctx = assay_context_default(1);
+    assay_plan plan = {0};
+    assert_ok(&ctx, assay_plan_make(&ctx, &plan, c));
+    decisions golden = decisions_of(&plan), member = decisions_of(&plan);
+    decide(&ctx, &plan, &golden);
+    double *squares = calloc((size_t)golden.room, sizeof *squares), least = INFINITY;
+    assert_non_null(squares);
+    assay_emulation emulation = {
+        .precision = profile->precision, .storage = profile->storage, .multiply = profile->multiply};
+    ctx.arithmetic = &assay_arithmetic_emulated;
+    ctx.emulation = &emulation;
+    for (int m = 0; m < MEMBERS; m++) {
+        emulation.seed = (uint64_t)(1000 + m);
+        decide(&ctx, &plan, &member);
+        assert_int_equal(member.margin_count, golden.margin_count);
+        assert_int_equal(member.expert_count, golden.expert_count);
+        for (int64_t i = 0; i < golden.expert_count; i++) {
+            if (member.experts[i] != golden.experts[i]) least = 0;
         }
-        if (rule.selects != ASSAY_SELECTS_ARGUMENT && rule.score_func != ASSAY_SCORE_NONE) {
-            total += square(p->elementary * scores[e]) + square(p->router * scores[e]);
-        }
-        total += square(p->router * selecting[e]);
-        largest = fmax(largest, sqrt(total));
+        for (int64_t i = 0; i < golden.margin_count; i++)
+            squares[i] += (member.margins[i] - golden.margins[i]) * (member.margins[i] - golden.margins[i]) / MEMBERS;
     }
-    return largest;
-}
-
-/* The least margin over 8 standard deviations, over the tokens of a case. */
-static double least_ratio(assay_context *ctx, const assay_case *c, const assay_precision *precision)
-{
-    router_inputs r = {0};
-    assay_routing routing = {0};
-    double least = INFINITY;
-    read_router(ctx, c, precision, &r);
-    assert_ok(ctx, assay_routing_alloc(ctx, &routing, &r.config));
-    assay_routing_inputs in = {.logits = r.logits, .bias = r.bias};
-    assert_ok(ctx, assay_routing_forward(ctx, &routing, &in, &r.config));
-    double *scores = calloc((size_t)(2 * r.experts), sizeof *scores);
-    assert_non_null(scores);
-    for (int64_t t = 0; t < r.tokens; t++) {
-        double sigma = sigma_of(ctx, &r, precision, t, scores, scores + r.experts);
-        assert_true(sigma > 0 && isfinite(sigma));
-        least = fmin(least, routing.margin[t] / (DEVIATIONS * sigma));
+    for (int64_t i = 0; i < golden.margin_count; i++) {
+        if (golden.margins[i] == 0) least = 0;
+        if (isfinite(golden.margins[i]) && squares[i] > 0) least = fmin(least, golden.margins[i] / sqrt(squares[i]));
     }
-    free(scores);
-    assay_routing_free(&routing);
-    router_free(&r);
+    free(squares);
+    decisions_free(&golden);
+    decisions_free(&member);
+    assay_plan_free(&plan);
     return least;
 }
 
 static bool has_router(const assay_case *c)
 {
-    return (strcmp(c->op, "routing") == 0 || strcmp(c->op, "moe") == 0) && c->config.first_num_hash_layers == 0;
+    return c->config.num_experts > 1 && c->config.first_num_hash_layers == 0 &&
+           (strcmp(c->op, "routing") == 0 || strcmp(c->op, "moe") == 0 || strncmp(c->op, "deepseek_", 9) == 0);
 }
 
-/* At the profile that belongs to the case's grid, and at float32, which the routers of all of them have. */
 TEST(no_decision_hangs_on_a_rounding)
 {
     assay_context ctx = assay_context_default(1);
@@ -144,46 +134,48 @@ TEST(no_decision_hangs_on_a_rounding)
         if (!has_router(&cases[i]) || has_tag(&cases[i], "near-tie") || has_tag(&cases[i], "true-size")) continue;
         const assay_profile *profile = assay_profile_for_dtype(cases[i].dtype);
         assert_non_null(profile);
-        double ratio = least_ratio(&ctx, &cases[i], &profile->precision);
+        const double least = least_margin(&cases[i], profile);
         seen++;
-        if (ratio > 1) continue;
+        if (least >= DEVIATIONS) continue;
         wrong++;
-        print_error("%s: a margin is %.3g of 8 standard deviations at %s: choose another seed, or tag it near-tie\n",
-                    cases[i].name, ratio, profile->precision.name);
+        print_error("%s: a margin is %.3g standard deviations at %s: choose another seed, or tag it near-tie\n",
+                    cases[i].name, least, profile->precision.name);
     }
-    assert_true(seen > 60);
+    assert_true(seen > 80);
     assert_int_equal(wrong, 0);
     assay_cases_free(cases, count);
 }
 
-/* The check sees what it is for. */
+/* The check sees what it is for: ties, some of a few dozen seeds that put a token near one, and a router in bfloat16
+ * where a case is made against it. */
 TEST(ties_are_seen)
 {
-    static const char *const names[] = {"routing/exact-ties", "routing/exact-ties-groups", "routing/exact-ties-softmax",
-                                        "routing/all-equal", "moe/near-ties"};
-    assay_context ctx = assay_context_default(1);
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        assay_case *c = case_named(&ctx, names[i], NULL);
-        assert_true(has_tag(c, "near-tie"));
-        assert_true(least_ratio(&ctx, c, &assay_profile_by_name("f32")->precision) == 0);
-        assay_cases_free(c, 1);
-    }
-    /* a router in bfloat16 would not do for the cases that are made against it */
-    static const char *const rounded[] = {"routing/bias-offset-30", "routing/logits-offset", "moe/bias-offset-30"};
-    assay_precision coarse = assay_profile_by_name("bf16")->precision;
-    coarse.router = 0x1p-8;
-    for (size_t i = 0; i < sizeof rounded / sizeof *rounded; i++) {
-        assay_case *c = case_named(&ctx, rounded[i], NULL);
-        assert_true(least_ratio(&ctx, c, &coarse) < 0.5);
-        assay_cases_free(c, 1);
-    }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(no_decision_hangs_on_a_rounding),
-        cmocka_unit_test(ties_are_seen),
+    static const struct {
+        const char *name, *profile;
+        double below;
+    } table[] = {
+        {"routing/exact-ties", "f32", 1},
+        {"routing/exact-ties-groups", "f32", 1},
+        {"routing/exact-ties-softmax", "f32", 1},
+        {"routing/all-equal", "f32", 1},
+        {"moe/near-ties", "f32", 1},
+        {"routing/bias-offset-30", "bf16_router", 4},
+        {"routing/logits-offset", "bf16_router", 4},
+        {"moe/bias-offset-30", "bf16_router", 4},
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    assay_context ctx = assay_context_default(1);
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        assay_case *c = case_named(&ctx, table[i].name, NULL);
+        const double least = least_margin(c, assay_profile_by_name(table[i].profile));
+        if (!(least < table[i].below)) fail_msg("%s: %g", c->name, least);
+        assay_cases_free(c, 1);
+    }
+    int near = 0;
+    for (uint64_t seed = 1; seed <= 12; seed++) {
+        assay_case *c = case_named(&ctx, "deepseek_stack/tiny-4-layers", NULL);
+        c->seed = seed;
+        near += least_margin(c, assay_profile_by_name("bf16")) < 1;
+        assay_cases_free(c, 1);
+    }
+    assert_true(near > 0);
 }

@@ -198,16 +198,3 @@ TEST(other_forms_are_not_refused)
     assert_true(forms > 5);
     assay_cases_free(c, 1);
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(what_would_not_be_honoured_is_refused),
-        cmocka_unit_test(a_key_can_be_set_to_what_changes_nothing),
-        cmocka_unit_test(what_is_left_open_is_said),
-        cmocka_unit_test(what_is_shown_is_a_case),
-        cmocka_unit_test(stored_cases_are_as_they_were),
-        cmocka_unit_test(other_forms_are_not_refused),
-    };
-    return cmocka_run_group_tests_name("model_check", tests, NULL, NULL);
-}

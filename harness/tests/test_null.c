@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "compare/compare.h"
-#include "harness/operations/data_flow.h"
 #include "harness/tests/golden_trial.h"
 #include "oracle/arithmetic/emulated.h"
 #include "oracle/base/random.h"
@@ -74,7 +73,7 @@ static void compare(trial *t, const assay_profile *profile, assay_report *report
 {
     assay_fixture_reader *candidate = NULL;
     assert_ok(&t->ctx, assay_fixture_open(&t->ctx, t->candidate, &candidate));
-    assert_ok(&t->ctx, assay_compare(&t->ctx, t->golden, candidate, profile, 1e-6, assay_data_flow_rank, report));
+    assert_ok(&t->ctx, assay_compare(&t->ctx, t->golden, candidate, profile, 1e-6, assay_plan_order(&t->plan), report));
     assay_fixture_close(candidate);
 }
 
@@ -118,7 +117,7 @@ static const char *const names[] = {"moe/small", "mlp/silu",        "gmm/one-gro
                                     "mla/small", "attention/seven", "deepseek_layer/moe", "yarn_rope/deepseek",
                                     "gmm/primes"};
 
-TEST(correct_candidates_pass)
+TEST_WITH(correct_candidates_pass, folder_setup, folder_teardown)
 {
     const test_folder *folder = *state;
     assay_context ctx = assay_context_default(1);
@@ -191,7 +190,7 @@ static void noisy_head(const assay_tensor_spec *spec, const double *golden, cons
     noisy(spec, spec->shape.rank - 2, golden, scale, values);
 }
 
-TEST(wrong_ones_are_found)
+TEST_WITH(wrong_ones_are_found, folder_setup, folder_teardown)
 {
     const test_folder *folder = *state;
     assay_context ctx = assay_context_default(1);
@@ -234,13 +233,4 @@ TEST(wrong_ones_are_found)
         assay_report_free(&report);
         close_trial(&t);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(correct_candidates_pass, folder_setup, folder_teardown),
-        cmocka_unit_test_setup_teardown(wrong_ones_are_found, folder_setup, folder_teardown),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -40,9 +40,3 @@ TEST(test_ends)
     assert_int_equal(result.end, ASSAY_PROCESS_TIMED_OUT);
     assert_true(result.seconds >= 0.1 && result.seconds < 30);
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_ends)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

@@ -1,26 +1,20 @@
-/* The registry of operations: every row is whole, has cases and a page, and every case of the catalogue can be planned.
- */
-#include <math.h>
+/* The registry of operations: every row is whole, says the parts of its tensors, and has cases, tests and a page. What
+ * docs/adding-an-operation.md asks for and somebody left out is named here. */
+#include <glob.h>
 
-#include "harness/operations/paths.h"
+#include "harness/mutants/mutants_tensors.h"
 #include "harness/tests/harness_test.h"
-#include "oracle/spec/spec.h"
 
 TEST(rows_are_whole)
 {
     for (int i = 0; assay_operations[i] != NULL; i++) {
         const assay_operation *op = assay_operations[i];
-        assert_true(strlen(op->summary) > 10);
-        assert_non_null(op->check);
-        assert_non_null(op->describe);
-        assert_non_null(op->run);
-        assert_non_null(op->spec_config);
-        assert_non_null(op->flops);
-        assert_non_null(op->memory);
+        const bool whole = op->check != NULL && op->describe != NULL && op->run != NULL && op->flops != NULL &&
+                           op->memory != NULL && op->summary != NULL && strlen(op->summary) > 10;
+        if (!whole) fail_msg("the row of %s lacks a function, or a summary", op->name);
+        if (op->second_form.evaluate == NULL) fail_msg("%s has no second form", op->name);
         assert_ptr_equal(assay_operation_by_name(op->name), op);
         for (int j = 0; j < i; j++) assert_string_not_equal(op->name, assay_operations[j]->name);
-        if (spec_operation_by_name(op->name) == NULL) print_error("%s has no second form in oracle/spec\n", op->name);
-        assert_non_null(spec_operation_by_name(op->name));
     }
     assert_null(assay_operation_by_name("attention_of_a_kind"));
 }
@@ -32,17 +26,151 @@ TEST(rows_have_cases)
     int count = 0;
     assert_ok(&ctx, assay_catalogue(&ctx, &cases, &count));
     for (int i = 0; assay_operations[i] != NULL; i++) {
+        const char *name = assay_operations[i]->name;
         int found = 0, gradients = 0;
         for (int j = 0; j < count; j++) {
-            bool same = strcmp(cases[j].op, assay_operations[i]->name) == 0;
+            bool same = strcmp(cases[j].op, name) == 0;
             found += same;
             gradients += same && assay_text_list_matches(&cases[j].gradients, "gradients/", "gradients/inputs/x");
         }
-        if (found == 0 || gradients == 0) print_error("%s has %d cases\n", assay_operations[i]->name, found);
-        assert_true(found > 0);
-        assert_true(gradients > 0);
+        if (found == 0) fail_msg("the catalogue has no case of %s", name);
+        if (gradients == 0) fail_msg("no case of %s has gradients", name);
     }
     assay_cases_free(cases, count);
+}
+
+/* Tensors that show a part of a model: an operation has the part exactly where one of its cases has such a tensor. */
+static const struct {
+    unsigned part;
+    const char *name, *paths;
+} evidence[] = {
+    {ASSAY_PART_NORM, "NORM", "weights/scale pre_self_attention_layer_norm/scale"},
+    {ASSAY_PART_MLP, "MLP", "weights/wo/kernel mlp/wo/kernel"},
+    {ASSAY_PART_ROUTER, "ROUTER", "gate/kernel inputs/logits"},
+    {ASSAY_PART_EXPERTS, "EXPERTS", "weights/wo moe/wo"},
+    {ASSAY_PART_ROPE, "ROPE", "inputs/positions"},
+    {ASSAY_PART_ATTENTION, "ATTENTION", "attention_out"},
+    {ASSAY_PART_LATENT, "LATENT", "wkv_a/kernel"},
+    {ASSAY_PART_LAYER, "LAYER", "decoder_layer_input"},
+    {ASSAY_PART_GROUPS, "GROUPS", "inputs/group_sizes"},
+    {ASSAY_PART_SORT, "SORT", "inputs/selected_experts"},
+    {ASSAY_PART_COMBINE, "COMBINE", "inputs/sorted"},
+};
+
+static unsigned parts_shown(const assay_case *c)
+{
+    assay_context ctx = assay_context_default(1);
+    const assay_operation *operation = NULL;
+    assay_tensor_list list = {0};
+    unsigned parts = 0;
+    assert_ok(&ctx, assay_operation_prepare(&ctx, c, &operation, &list));
+    for (int i = 0; i < list.count; i++) {
+        const char *path = list.entries[i].spec.path;
+        for (size_t k = 0; k < sizeof evidence / sizeof *evidence; k++) {
+            const bool shown =
+                !assay_path_in(path, "gradients") && assay_any_word(evidence[k].paths, path, assay_path_ends);
+            parts |= shown ? evidence[k].part : 0;
+        }
+    }
+    assay_tensor_list_free(&list);
+    return parts;
+}
+
+TEST(rows_have_the_parts_of_their_tensors)
+{
+    assay_context ctx = assay_context_default(1);
+    assay_case *cases = NULL;
+    int count = 0;
+    assert_ok(&ctx, assay_catalogue(&ctx, &cases, &count));
+    for (int i = 0; assay_operations[i] != NULL; i++) {
+        const assay_operation *op = assay_operations[i];
+        unsigned parts = 0;
+        for (int j = 0; j < count; j++) parts |= strcmp(cases[j].op, op->name) == 0 ? parts_shown(&cases[j]) : 0;
+        for (size_t k = 0; k < sizeof evidence / sizeof *evidence; k++) {
+            if ((parts & evidence[k].part) == (op->parts & evidence[k].part)) continue;
+            fail_msg("%s: .parts and tensors differ on ASSAY_PART_%s, which \"%s\" shows", op->name, evidence[k].name,
+                     evidence[k].paths);
+        }
+    }
+    assay_cases_free(cases, count);
+}
+
+/* A file of the tree as text, to be freed. */
+static char *text_of(const char *path)
+{
+    char full[ASSAY_PATH_SIZE];
+    size_t size = 0;
+    snprintf(full, sizeof full, "%s/%s", ASSAY_ROOT, path);
+    char *text = (char *)bytes_of(full, &size);
+    text[size] = '\0';
+    return text;
+}
+
+/* Whether a test of the folder, or what its tests share, has the line. */
+static bool tests_have(const char *folder, const char *line)
+{
+    char pattern[2 * ASSAY_PATH_SIZE];
+    glob_t tests;
+    bool found = false;
+    snprintf(pattern, sizeof pattern, "%s/%s/tests/*.[ch]", ASSAY_ROOT, folder);
+    if (glob(pattern, 0, NULL, &tests) != 0) return false;
+    for (size_t i = 0; i < tests.gl_pathc && !found; i++) {
+        char *text = text_of(tests.gl_pathv[i] + strlen(ASSAY_ROOT) + 1);
+        found = strstr(text, line) != NULL;
+        free(text);
+    }
+    globfree(&tests);
+    return found;
+}
+
+/* How many headers of the folder the text includes, which <assay.h> and a test must include too. */
+static int check_headers(const char *text, const char *public, const char *folder)
+{
+    char begin[ASSAY_PATH_SIZE], line[ASSAY_PATH_SIZE];
+    int found = 0;
+    snprintf(begin, sizeof begin, "#include \"%.100s/", folder);
+    for (const char *at = strstr(text, begin); at != NULL; at = strstr(at + 1, begin)) {
+        snprintf(line, sizeof line, "%.*s\n", (int)strcspn(at, "\n"), at);
+        if (strstr(public, line) == NULL) fail_msg("include/assay.h lacks the line %s", line);
+        if (!tests_have(folder, line)) fail_msg("%s/tests has no test with the line %s", folder, line);
+        found++;
+    }
+    return found;
+}
+
+/* What rows of the registry call of the oracle is in <assay.h>, and has tests. */
+TEST(headers_are_public_and_tested)
+{
+    static const char *const folders[] = {"oracle/ops", "oracle/moe"};
+    char *public = text_of("include/assay.h");
+    glob_t rows;
+    int found = 0;
+    assert_int_equal(glob(ASSAY_ROOT "/harness/operations/op_*.c", 0, NULL, &rows), 0);
+    for (size_t i = 0; i < rows.gl_pathc; i++) {
+        char *text = text_of(rows.gl_pathv[i] + strlen(ASSAY_ROOT) + 1);
+        for (size_t k = 0; k < sizeof folders / sizeof *folders; k++) found += check_headers(text, public, folders[k]);
+        free(text);
+    }
+    assert_true(found >= 4);
+    globfree(&rows);
+    free(public);
+}
+
+TEST(second_forms_are_tested)
+{
+    static const char before[] = "\nassay_status ";
+    char *text = text_of("oracle/spec/spec.h");
+    int found = 0;
+    for (const char *at = strstr(text, before); at != NULL; at = strstr(at, before)) {
+        char call[ASSAY_PATH_SIZE];
+        at += strlen(before);
+        snprintf(call, sizeof call, "%.*s(", (int)strcspn(at, "("), at);
+        if (strncmp(call, "spec_tensors_", 13) == 0) continue;
+        if (!tests_have("oracle/spec", call)) fail_msg("oracle/spec/tests has no test of %s", call);
+        found++;
+    }
+    assert_true(found >= 12);
+    free(text);
 }
 
 /* The section of docs/operations.md up to the next one, in place; NULL when there is none. */
@@ -65,23 +193,82 @@ static bool section_has(const char *section, const char *tag)
     return false;
 }
 
-/* docs/operations.md has a section for every row; it names every known bug for which the catalogue has a case. */
+/* Takes "layers/N/" out of a path. */
+static void drop_layer(char *path)
+{
+    char *layer = strstr(path, "layers/"), *rest = layer == NULL ? NULL : strchr(layer + strlen("layers/"), '/');
+    if (rest != NULL) memmove(layer, rest + 1, strlen(rest));
+}
+
+/* Whether a section has the tensor between backquotes: `weights/wo/kernel`, its end `wo/kernel` or `.../kernel`, or a
+ * folder of it, `weights/mlp/...`. */
+static bool section_has_tensor(const char *section, const char *path)
+{
+    const char *end = strstr(section + 1, "\n## ");
+    for (const char *at = strchr(section, '`'); at != NULL && (end == NULL || at < end); at = strchr(at, '`')) {
+        char name[ASSAY_PATH_SIZE];
+        const size_t length = strcspn(++at, "`");
+        snprintf(name, sizeof name, "%.*s", (int)length, at);
+        at += length + 1;
+        const bool folder = length > 4 && strcmp(name + length - 4, "/...") == 0;
+        const bool tail = strncmp(name, ".../", 4) == 0;
+        if (folder) name[length - 4] = '\0';
+        if (folder ? assay_path_in(path, name) : assay_path_ends(path, tail ? name + 4 : name)) return true;
+    }
+    return false;
+}
+
+/* A layer's tensors are those of its parts too. */
+static bool page_has_tensor(char *text, const assay_operation *op, const char *path)
+{
+    static const char *const parts[] = {"deepseek_layer", "mla", "mlp", "moe"};
+    bool found = section_has_tensor(section_of(text, op->name), path);
+    for (size_t i = 0; (op->parts & ASSAY_PART_LAYER) != 0 && !found && i < sizeof parts / sizeof *parts; i++) {
+        found = section_has_tensor(section_of(text, parts[i]), path);
+    }
+    return found;
+}
+
+/* How many tensors that the case reads or gives its section lacks. */
+static int tensors_without_line(char *text, const assay_case *c)
+{
+    assay_context ctx = assay_context_default(1);
+    const assay_operation *operation = NULL;
+    assay_tensor_list list = {0};
+    int missing = 0;
+    assert_ok(&ctx, assay_operation_prepare(&ctx, c, &operation, &list));
+    for (int i = 0; i < list.count; i++) {
+        char path[ASSAY_PATH_SIZE];
+        snprintf(path, sizeof path, "%s", list.entries[i].spec.path);
+        drop_layer(path);
+        if (assay_path_in(path, "cotangents") || assay_path_in(path, "gradients")) continue;
+        if (page_has_tensor(text, operation, path)) continue;
+        missing++;
+        print_error("docs/operations.md: %s does not name %s of %s\n", c->op, path, c->name);
+    }
+    assay_tensor_list_free(&list);
+    return missing;
+}
+
+/* docs/operations.md has a section for every row; it names every tensor, and every known bug for which the catalogue has
+ * a case. README.md names the operation. */
 TEST(rows_have_pages)
 {
-    size_t size = 0;
     assay_context ctx = assay_context_default(1);
     assay_case *cases = NULL;
     int count = 0, tags = 0, missing = 0;
-    char *text = (char *)bytes_of(ASSAY_ROOT "/docs/operations.md", &size);
-    text[size] = '\0';
+    char *text = text_of("docs/operations.md"), *readme = text_of("README.md");
     assert_ok(&ctx, assay_catalogue(&ctx, &cases, &count));
     for (int i = 0; assay_operations[i] != NULL; i++) {
-        if (section_of(text, assay_operations[i]->name) == NULL) {
-            fail_msg("docs/operations.md has no section %s", assay_operations[i]->name);
-        }
+        const char *name = assay_operations[i]->name;
+        char quoted[64];
+        snprintf(quoted, sizeof quoted, "`%s`", name);
+        if (section_of(text, name) == NULL) fail_msg("docs/operations.md has no section %s", name);
+        if (strstr(readme, quoted) == NULL) fail_msg("README.md does not name %s", name);
     }
     for (int i = 0; i < count; i++) {
         const char *section = section_of(text, cases[i].op);
+        missing += tensors_without_line(text, &cases[i]);
         for (int j = 0; j < cases[i].tags.count; j++) {
             const char *tag = cases[i].tags.items[j];
             if (strncmp(tag, "bug-", 4) != 0) continue;
@@ -94,278 +281,6 @@ TEST(rows_have_pages)
     assert_true(tags > 100);
     assert_int_equal(missing, 0);
     free(text);
+    free(readme);
     assay_cases_free(cases, count);
-}
-
-static void check_entry(const assay_tensor_entry *entry)
-{
-    static const char *const folders[] = {"inputs",      "weights", "cotangents", "outputs", "gradients",
-                                          "checkpoints", "routing", "remat",      "schedule"};
-    const assay_tensor_spec *spec = &entry->spec;
-    bool in_folder = false;
-    for (size_t f = 0; f < sizeof folders / sizeof *folders; f++) in_folder |= assay_path_in(spec->path, folders[f]);
-    assert_true(in_folder);
-    assert_true(spec->shape.rank >= 0 && spec->shape.rank <= ASSAY_MAX_RANK);
-    for (int axis = 0; axis < spec->shape.rank; axis++) {
-        if (spec->labels[axis] == NULL || spec->labels[axis][0] == '\0') {
-            print_error("%s: axis %d has no label\n", spec->path, axis);
-        }
-        assert_non_null(spec->labels[axis]);
-        assert_true(spec->labels[axis][0] != '\0');
-        assert_true(spec->shape.dims[axis] > 0);
-    }
-    bool result = !assay_path_is_given(spec->path);
-    if (result) assert_true(spec->type == ASSAY_FLOAT64 || spec->type == ASSAY_INT32);
-}
-
-/* Cotangents and gradients repeat the shape of what they belong to. */
-static void check_partner(const assay_tensor_list *list, const assay_tensor_spec *spec)
-{
-    char partner[ASSAY_PATH_SIZE + 16];
-    if (assay_path_in(spec->path, "cotangents")) {
-        snprintf(partner, sizeof partner, "outputs/%s", strchr(spec->path, '/') + 1);
-    } else if (assay_path_in(spec->path, "gradients")) {
-        snprintf(partner, sizeof partner, "%s", strchr(spec->path, '/') + 1);
-    } else {
-        return;
-    }
-    const assay_tensor_entry *other = assay_tensor_list_find(list, partner);
-    if (other == NULL) print_error("%s without %s\n", spec->path, partner);
-    assert_non_null(other);
-    assert_true(assay_shape_equal(&spec->shape, &other->spec.shape));
-}
-
-static void check_plan(const assay_plan *plan)
-{
-    int scales = 0;
-    for (int i = 0; i < plan->list.count; i++) {
-        check_entry(&plan->list.entries[i]);
-        check_partner(&plan->list, &plan->list.entries[i].spec);
-        for (int j = 0; j < i; j++) {
-            assert_string_not_equal(plan->list.entries[i].spec.path, plan->list.entries[j].spec.path);
-        }
-    }
-    for (int i = 0; i < plan->spec_count; i++) {
-        const assay_tensor_spec *spec = &plan->specs[i];
-        if (!assay_path_in(spec->path, "error_scale")) continue;
-        const char *of = strchr(strchr(spec->path, '/') + 1, '/') + 1; /* behind the profile: the path in full */
-        assert_non_null(assay_tensor_list_find(&plan->list, of));
-        assert_int_equal(spec->type, ASSAY_FLOAT32);
-        scales++;
-    }
-    assert_true(plan->precision_count == 0 || scales >= plan->precision_count);
-    assert_true(plan->memory > 0 && plan->file_bytes > 0 && plan->elements > 0);
-    double forward = plan->operation->flops(plan->c, false), both = plan->operation->flops(plan->c, true);
-    assert_true(forward >= 0 && both >= 2 * forward && isfinite(both));
-}
-
-TEST(every_case_can_be_planned)
-{
-    assay_context ctx = assay_context_default(1);
-    assay_case *cases = NULL;
-    int count = 0;
-    assay_spec_config config;
-    assert_ok(&ctx, assay_catalogue(&ctx, &cases, &count));
-    for (int i = 0; i < count; i++) {
-        assay_plan plan = {0};
-        assert_ok(&ctx, assay_operation_by_name(cases[i].op)->spec_config(&ctx, &cases[i], &config));
-        assay_status status = assay_plan_make(&ctx, &plan, &cases[i]);
-        /* a case of true size may be larger than this machine, which is said and not tried */
-        if (has_tag(&cases[i], "true-size") && status == ASSAY_NO_MEMORY) continue;
-        assert_ok(&ctx, status);
-        check_plan(&plan);
-        assay_plan_free(&plan);
-    }
-    assay_cases_free(cases, count);
-}
-
-/* What is refused before anything is computed, and what the message must name. */
-TEST(bad_cases_are_refused)
-{
-    static const struct {
-        const char *name, *set, *part;
-        assay_status status;
-    } table[] = {
-        {"moe/small", "num_experts_per_tok=7", "num_experts_per_tok", ASSAY_BAD_INPUT},
-        {"moe/small", "num_experts_per_tok=0", "num_experts_per_tok", ASSAY_BAD_INPUT},
-        {"moe/small", "n_routing_groups=4", "n_routing_groups", ASSAY_BAD_INPUT},
-        {"moe/small", "base_emb_dim=0", "base_emb_dim is 0, expected 1 or more", ASSAY_BAD_INPUT},
-        {"moe/small", "base_moe_mlp_dim=0", "base_moe_mlp_dim is 0, expected 1 or more", ASSAY_BAD_INPUT},
-        {"mlp/silu", "mesh.expert=2", "mesh is data 1, fsdp 1, expert 2, tensor 1", ASSAY_BAD_INPUT},
-        {"attention/batch", "use_ring_of_experts=true", "use_ring_of_experts needs experts on a mesh", ASSAY_BAD_INPUT},
-        {"moe/mesh-expert4", "num_experts=6", "num_experts is 6", ASSAY_BAD_INPUT},
-        {"moe/mesh-expert4", "batch=6", "batch is 6", ASSAY_BAD_INPUT},
-        {"moe/mesh-expert4", "num_moe_emb_chunks=2", "num_moe_emb_chunks", ASSAY_BAD_INPUT},
-        {"moe/mesh-ring-expert4", "ragged_buffer_factor=1.0", "ragged_buffer_factor", ASSAY_BAD_INPUT},
-        {"moe/mesh-ring-expert4", "sparse_matmul=false", "use_ring_of_experts needs sparse_matmul=true",
-         ASSAY_BAD_INPUT},
-        {"moe/mesh-emb-chunks2", "num_moe_emb_chunks=3", "num_moe_emb_chunks", ASSAY_BAD_INPUT},
-        {"moe/mesh-token-chunks2", "num_moe_token_chunks=3", "num_moe_token_chunks", ASSAY_BAD_INPUT},
-        {"deepseek_stack/batch-split", "batch=3", "batch is 3, expected a multiple of 1 shards (mesh) times 2",
-         ASSAY_BAD_INPUT},
-        {"deepseek_stack/batch-split", "base_num_decoder_layers=3", "needs 4 MoE layers or more, found 3",
-         ASSAY_BAD_INPUT},
-        {"deepseek_stack/batch-split", "mesh.expert=3", "mesh", ASSAY_BAD_INPUT},
-        {"deepseek_stack/batch-split", "mlp_bias=true", "use_batch_split_schedule needs mlp_bias=false",
-         ASSAY_BAD_INPUT},
-        {"deepseek_stack/batch-split", "routed_bias=false", "use_batch_split_schedule needs routed_bias=true",
-         ASSAY_BAD_INPUT},
-        {"moe/small", "routed_score_func=sigmoidal", "routed_score_func", ASSAY_BAD_INPUT},
-        {"moe/small", "group_score=mean", "group_score", ASSAY_BAD_INPUT},
-        {"moe/small", "mlp_activations=[swish, linear]", "mlp_activations[0] is \"swish\"", ASSAY_BAD_INPUT},
-        {"moe/small", "gradients=[inputs/z]", "gradients has \"inputs/z\", which matches no tensor", ASSAY_BAD_INPUT},
-        {"moe/small", "checkpoints=[mlpwi_9]", "checkpoints has \"mlpwi_9\"", ASSAY_BAD_INPUT},
-        {"moe/small", "profiles=[bf17]",
-         "profiles has \"bf17\", expected f64, f32, bf16, bf16_router, f16, tf32, tpu_default or fp8_e4m3_block128",
-         ASSAY_BAD_INPUT},
-        {"moe/small", "inputs.z={scale: 1}", "inputs.z is no tensor of op moe", ASSAY_BAD_INPUT},
-        {"moe/small", "inputs.y={scale: 1}", "inputs.y is no tensor of op moe", ASSAY_BAD_INPUT},
-        {"moe/small", "inputs.outputs/y={scale: 1}", "inputs.outputs/y is no tensor", ASSAY_BAD_INPUT},
-        {"moe/deepseek3-tiny-fused-weights", "sparse_matmul=false", "prefuse_moe_weights needs sparse_matmul=true",
-         ASSAY_BAD_INPUT},
-        {"moe/fused-softmax", "sequence=7", "multiple of 16", ASSAY_BAD_INPUT},
-        {"moe/gpt-oss", "mlp_activations_limit=0", "mlp_activations_limit is 0", ASSAY_BAD_INPUT},
-        {"moe/small", "sequence=500000000", "bytes of memory", ASSAY_NO_MEMORY},
-        {"moe/mixtral-capacity", "capacity_factor=1e30", "", ASSAY_BAD_INPUT},
-        {"routing/mixtral", "num_experts=2147483647", "bytes of memory", ASSAY_NO_MEMORY},
-        {"rms_norm/deepseek", "base_emb_dim=2147483647", "bytes of memory", ASSAY_NO_MEMORY},
-        {"rms_norm/deepseek", "normalization_layer_epsilon=-1", "normalization_layer_epsilon", ASSAY_BAD_INPUT},
-        {"mlp/silu", "base_mlp_dim=2147483647", "bytes of memory", ASSAY_NO_MEMORY},
-        {"permute/deepseek3-tiny", "num_experts_per_tok=17", "num_experts_per_tok is 17", ASSAY_BAD_INPUT},
-        {"yarn_rope/deepseek", "qk_rope_head_dim=7", "qk_rope_head_dim is 7, expected an even number", ASSAY_BAD_INPUT},
-        {"yarn_rope/deepseek", "rope_type=llama3.1", "rope_type is \"llama3.1\", expected default or yarn",
-         ASSAY_BAD_INPUT},
-        {"yarn_rope/half-split", "rope_pairwise=true", "rope_pairwise needs rope_interleave=true", ASSAY_BAD_INPUT},
-        {"yarn_rope/deepseek", "base_num_query_heads=0", "base_num_query_heads is 0, expected 1 or more",
-         ASSAY_BAD_INPUT},
-        {"yarn_rope/deepseek", "max_position_embeddings=15", "positions go from 0 to 15, expected 0 to 14",
-         ASSAY_BAD_INPUT},
-        {"yarn_rope/deepseek", "positions.step=2147483647", "positions go from 0 to 32212254705", ASSAY_BAD_INPUT},
-        {"yarn_rope/deepseek", "inputs.positions={values: [1, 2]}", "inputs.positions has 2 values, expected 16",
-         ASSAY_BAD_INPUT},
-        {"yarn_rope/deepseek", "inputs.segment_ids={values: [1]}", "inputs.segment_ids is no tensor of op yarn_rope",
-         ASSAY_BAD_INPUT},
-        {"attention/deepseek", "base_num_query_heads=0", "base_num_query_heads is 0, expected 1 or more",
-         ASSAY_BAD_INPUT},
-        {"attention/deepseek", "inputs.inputs/segment_ids={values: [1, 2, 3]}",
-         "inputs.inputs/segment_ids has 3 values, expected 16 (sequence) or 32 (batch * sequence)", ASSAY_BAD_INPUT},
-        {"attention/deepseek", "sequence=500000000", "bytes of memory", ASSAY_NO_MEMORY},
-        {"mla/small", "qk_rope_head_dim=3", "qk_rope_head_dim is 3, expected an even number", ASSAY_BAD_INPUT},
-        {"mla/small", "base_emb_dim=0", "emb_dim", ASSAY_BAD_INPUT},
-        {"mla/small", "rope_factor=0", "rope_factor is 0", ASSAY_BAD_INPUT},
-        {"mla/small", "normalization_layer_epsilon=-1", "normalization_layer_epsilon", ASSAY_BAD_INPUT},
-        {"deepseek_layer/dense", "base_mlp_dim=0", "base_mlp_dim is 0, expected 1 or more", ASSAY_BAD_INPUT},
-        {"deepseek_layer/moe", "num_experts_per_tok=5", "num_experts_per_tok", ASSAY_BAD_INPUT},
-        {"deepseek_layer/moe", "first_num_hash_layers=1", "first_num_hash_layers is 1, expected 0", ASSAY_BAD_INPUT},
-        {"deepseek_layer/moe", "decoder_layer_input=remat", "decoder_layer_input", ASSAY_BAD_INPUT},
-        {"deepseek_layer/moe", "remat_policy=most", "remat_policy is \"most\"", ASSAY_BAD_INPUT},
-        {"deepseek_layer/moe-fused-weights", "sparse_matmul=false", "prefuse_moe_weights needs sparse_matmul=true",
-         ASSAY_BAD_INPUT},
-        {"deepseek_stack/two-dense", "base_num_decoder_layers=0", "base_num_decoder_layers is 0, expected 1 to 1000",
-         ASSAY_BAD_INPUT},
-        {"deepseek_stack/two-dense", "base_num_decoder_layers=1001", "base_num_decoder_layers is 1001, expected 1 to",
-         ASSAY_BAD_INPUT},
-        {"deepseek_stack/two-dense", "checkpoints=[layers/2/mla_q]", "checkpoints has \"layers/2/mla_q\"",
-         ASSAY_BAD_INPUT},
-    };
-    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
-        assay_context ctx = assay_context_default(1);
-        assay_plan plan = {0};
-        assay_case *c = case_named(&ctx, table[i].name, NULL);
-        assay_status status = assay_case_set(&ctx, c, table[i].set);
-        bool set = status == ASSAY_OK;
-        if (set) status = assay_plan_make(&ctx, &plan, c);
-        if (status != table[i].status || strstr(ctx.message, table[i].part) == NULL) {
-            fail_msg("%s with %s: status %d, message \"%s\"", table[i].name, table[i].set, (int)status, ctx.message);
-        }
-        assert_null(strchr(ctx.message, '\n'));
-        assert_int_equal(strncmp(ctx.message, set ? c->name : "--set ", set ? strlen(c->name) : 6), 0);
-        assay_plan_free(&plan);
-        assay_cases_free(c, 1);
-    }
-}
-
-TEST(unknown_operations_are_refused)
-{
-    assay_context ctx = assay_context_default(1);
-    assay_plan plan = {0};
-    assay_case *c = case_from(&ctx, "case: a\nop: moo\n");
-    assert_int_equal(assay_plan_make(&ctx, &plan, c), ASSAY_BAD_INPUT);
-    assert_message(&ctx, "a: op is \"moo\", expected one of rms_norm, gmm, ");
-    assay_cases_free(c, 1);
-}
-
-/* Every product of sizes at its largest: refused, with no overflow on the way. */
-TEST(largest_sizes_are_refused)
-{
-    static const char *const keys[] = {"batch",       "sequence",         "base_emb_dim",   "base_mlp_dim",
-                                       "num_experts", "base_moe_mlp_dim", "shared_experts", "num_experts_per_tok",
-                                       "vocab_size"};
-    enum { KEYS = sizeof keys / sizeof *keys };
-    for (int i = 0; assay_operations[i] != NULL; i++) {
-        for (unsigned large = 1; large < 1u << KEYS; large += 2) { /* the batch among them always */
-            assay_context ctx = assay_context_default(1);
-            assay_plan plan = {0};
-            char yaml[640];
-            int used = snprintf(yaml, sizeof yaml, "case: a\nop: %s\nsequence: 4\nbatch: 2147483647\nconfig: {",
-                                assay_operations[i]->name);
-            for (int k = 2; k < KEYS; k++) {
-                used += snprintf(yaml + used, sizeof yaml - (size_t)used, "%s%s: %d", k > 2 ? ", " : "", keys[k],
-                                 (large >> k & 1) != 0 ? INT32_MAX : 64);
-            }
-            snprintf(yaml + used, sizeof yaml - (size_t)used, "}\n");
-            assay_case *c = case_from(&ctx, yaml);
-            if ((large >> 1 & 1) != 0) c->sequence = INT32_MAX;
-            assay_status status = assay_plan_make(&ctx, &plan, c);
-            assert_true(status == ASSAY_NO_MEMORY || status == ASSAY_BAD_INPUT);
-            assay_plan_free(&plan);
-            assay_cases_free(c, 1);
-        }
-    }
-}
-
-TEST(largest_attention_sizes_are_refused)
-{
-    static const char *const names[] = {"yarn_rope", "attention", "mla", "deepseek_layer", "deepseek_stack"};
-    static const char *const keys[] = {"base_emb_dim", "base_num_query_heads", "qk_nope_head_dim", "v_head_dim",
-                                       "q_lora_rank",  "kv_lora_rank",         "base_mlp_dim"};
-    enum { KEYS = sizeof keys / sizeof *keys };
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        for (unsigned large = 0; large < 1u << (KEYS + 1); large++) {
-            assay_context ctx = assay_context_default(1);
-            assay_plan plan = {0};
-            char yaml[640];
-            int used =
-                snprintf(yaml, sizeof yaml,
-                         "case: a\nop: %s\nsequence: 64\nbatch: 2147483647\nconfig: {base_num_decoder_layers: 2, "
-                         "first_num_dense_layers: 2, max_position_embeddings: 2147483647",
-                         names[i]);
-            for (int k = 0; k < KEYS; k++) {
-                used += snprintf(yaml + used, sizeof yaml - (size_t)used, ", %s: %d", keys[k],
-                                 (large >> k & 1) != 0 ? INT32_MAX : 64);
-            }
-            snprintf(yaml + used, sizeof yaml - (size_t)used, "}\n");
-            assay_case *c = case_from(&ctx, yaml);
-            if ((large >> KEYS) != 0) c->sequence = INT32_MAX;
-            assay_status status = assay_plan_make(&ctx, &plan, c);
-            assert_true(status == ASSAY_NO_MEMORY || status == ASSAY_BAD_INPUT);
-            assay_plan_free(&plan);
-            assay_cases_free(c, 1);
-        }
-    }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rows_are_whole),
-        cmocka_unit_test(rows_have_cases),
-        cmocka_unit_test(rows_have_pages),
-        cmocka_unit_test(every_case_can_be_planned),
-        cmocka_unit_test(bad_cases_are_refused),
-        cmocka_unit_test(unknown_operations_are_refused),
-        cmocka_unit_test(largest_sizes_are_refused),
-        cmocka_unit_test(largest_attention_sizes_are_refused),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "harness/operations/paths.h"
 #include "harness/plan/inputs.h"
 #include "harness/routing_choice/given_choice.h"
 #include "harness/scales/ensemble.h"
@@ -22,7 +21,7 @@ typedef struct kernel_source {
 static bool kernel_has(void *self, const char *path)
 {
     const kernel_source *k = self;
-    if (k->chooses && assay_path_in(path, "routing")) return false;
+    if (k->chooses && assay_role_of(path) == ASSAY_ROLE_ROUTING) return false;
     return k->golden.has(k->golden.self, path);
 }
 
@@ -62,7 +61,7 @@ static void write_candidate(trial *t, const assay_profile *profile, assay_dtype 
         assay_tensor_spec spec = t->plan.specs[i];
         const memory_tensor *found = memory_store_find(&results, spec.path);
         const bool choice = chooses && assay_path_ends(spec.path, "selected_experts");
-        if (!choice && !assay_path_in(spec.path, "outputs") && !assay_has_error_scale(&spec)) continue;
+        if (!choice && spec.role != ASSAY_ROLE_OUTPUT && !assay_has_error_scale(&spec)) continue;
         assert_non_null(found);
         if (spec.type != ASSAY_INT32) spec.type = profile->storage;
         assert_ok(&t->ctx, assay_fixture_declare(&t->ctx, writer, &spec));
@@ -78,11 +77,11 @@ static void write_candidate(trial *t, const assay_profile *profile, assay_dtype 
 
 static void compare(trial *t, const assay_profile *profile, assay_report *report)
 {
-    assay_fixture_reader *candidate = NULL, *against = NULL;
+    assay_fixture_reader *candidate = NULL;
+    assay_golden golden = {.reader = t->golden, .c = t->c, .plan = t->plan}, against = {0};
     assert_ok(&t->ctx, assay_fixture_open(&t->ctx, t->candidate, &candidate));
-    assert_ok(&t->ctx,
-              assay_compare_conditionally(&t->ctx, t->golden, candidate, profile, 1e-6, true, report, &against));
-    assay_fixture_close(against);
+    assert_ok(&t->ctx, assay_compare_conditionally(&t->ctx, &golden, candidate, profile, 1e-6, true, report, &against));
+    assay_golden_close(&against);
     assay_fixture_close(candidate);
 }
 
@@ -144,23 +143,23 @@ static void check_cases(void **state, const char *dtype, const char *profile_nam
     }
 }
 
-TEST(float32_at_bf16)
+TEST_WITH(float32_at_bf16, folder_setup, folder_teardown)
 {
     check_cases(state, "dtype=float32", "bf16");
 }
 
-TEST(float32_at_f16)
+TEST_WITH(float32_at_f16, folder_setup, folder_teardown)
 {
     check_cases(state, "dtype=float32", "f16");
 }
 
-TEST(float64_at_f32)
+TEST_WITH(float64_at_f32, folder_setup, folder_teardown)
 {
     check_cases(state, "dtype=float64", "f32");
 }
 
 /* Roundings of one tensor that all go one way, and inputs whose sums cancel: first order alone does not know them. */
-TEST(structured_inputs)
+TEST_WITH(structured_inputs, folder_setup, folder_teardown)
 {
     static const char *const yaml[] = {
         "case: a\nop: mlp\ndtype: float32\nprofiles: bf16\nbatch: 1\nsequence: 16\n"
@@ -211,7 +210,7 @@ TEST(numbers_of_the_type_are_exact)
     assert_int_equal(fine.count, own.count);
     for (int i = 0; i < own.count; i++) {
         const memory_tensor *theirs = &own.items[i], *mine = memory_store_find(&fine, theirs->path);
-        if (!assay_path_in(theirs->path, "error_scale")) continue;
+        if (assay_role_of(theirs->path) != ASSAY_ROLE_ERROR_SCALE) continue;
         assert_non_null(mine);
         for (int64_t k = 0; k < theirs->count; k++) assert_true(mine->values[k] == theirs->values[k]);
         scales++;
@@ -222,7 +221,7 @@ TEST(numbers_of_the_type_are_exact)
 }
 
 /* Experts that only rounded inputs make a kernel choose are admissible. */
-TEST(other_experts_are_admissible)
+TEST_WITH(other_experts_are_admissible, folder_setup, folder_teardown)
 {
     const test_folder *folder = *state;
     assay_context ctx = assay_context_default(1);
@@ -245,17 +244,4 @@ TEST(other_experts_are_admissible)
     assert_true(report.routing.wrong > 0);
     assay_report_free(&report);
     close_trial(&t);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(float32_at_bf16, folder_setup, folder_teardown),
-        cmocka_unit_test_setup_teardown(float32_at_f16, folder_setup, folder_teardown),
-        cmocka_unit_test_setup_teardown(float64_at_f32, folder_setup, folder_teardown),
-        cmocka_unit_test_setup_teardown(structured_inputs, folder_setup, folder_teardown),
-        cmocka_unit_test(numbers_of_the_type_are_exact),
-        cmocka_unit_test_setup_teardown(other_experts_are_admissible, folder_setup, folder_teardown),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,6 +3,7 @@
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
 assay_shape assay_shape_of(int rank, ...)
 {
@@ -35,4 +36,91 @@ void assay_shape_text(const assay_shape *shape, char *text, size_t size)
         used += (size_t)snprintf(text + used, size - used, axis > 0 ? ",%" PRId64 : "%" PRId64, shape->dims[axis]);
     }
     if (used < size) snprintf(text + used, size - used, "]");
+}
+
+const char *const assay_role_folders[ASSAY_ROLES] = {
+    [ASSAY_ROLE_NONE] = "",
+    [ASSAY_ROLE_INPUT] = "inputs",
+    [ASSAY_ROLE_WEIGHT] = "weights",
+    [ASSAY_ROLE_COTANGENT] = "cotangents",
+    [ASSAY_ROLE_SCHEDULE] = "schedule",
+    [ASSAY_ROLE_ROUTING] = "routing",
+    [ASSAY_ROLE_CHECKPOINT] = "checkpoints",
+    [ASSAY_ROLE_OUTPUT] = "outputs",
+    [ASSAY_ROLE_GRADIENT] = "gradients",
+    [ASSAY_ROLE_REMAT] = "remat",
+    [ASSAY_ROLE_ERROR_SCALE] = "error_scale",
+    [ASSAY_ROLE_NULL] = "null",
+    [ASSAY_ROLE_CERTIFICATE] = "certificate",
+    [ASSAY_ROLE_DISCRIMINATION] = "discrimination",
+};
+
+assay_tensor_role assay_role_of(const char *path)
+{
+    const size_t length = strcspn(path, "/");
+    for (int role = ASSAY_ROLE_NONE + 1; role < ASSAY_ROLES && path[length] == '/'; role++) {
+        const char *folder = assay_role_folders[role];
+        if (strlen(folder) == length && strncmp(path, folder, length) == 0) return (assay_tensor_role)role;
+    }
+    return ASSAY_ROLE_NONE;
+}
+
+bool assay_role_is_given(assay_tensor_role role)
+{
+    return role >= ASSAY_ROLE_INPUT && role <= ASSAY_ROLE_COTANGENT;
+}
+
+bool assay_role_is_compared(assay_tensor_role role)
+{
+    return role == ASSAY_ROLE_SCHEDULE || assay_role_is_result(role);
+}
+
+bool assay_role_is_result(assay_tensor_role role)
+{
+    return role >= ASSAY_ROLE_ROUTING && role <= ASSAY_ROLE_GRADIENT;
+}
+
+bool assay_role_is_required(assay_tensor_role role)
+{
+    return role == ASSAY_ROLE_OUTPUT || role == ASSAY_ROLE_GRADIENT;
+}
+
+void assay_tensor_call(assay_tensor_spec *spec, const char *path)
+{
+    snprintf(spec->path, sizeof spec->path, "%s", path);
+    spec->role = assay_role_of(path);
+}
+
+bool assay_has_error_scale(const assay_tensor_spec *spec)
+{
+    return spec->type != ASSAY_INT32 && (spec->role == ASSAY_ROLE_CHECKPOINT || assay_role_is_required(spec->role));
+}
+
+bool assay_path_is_choice(const char *path)
+{
+    return assay_role_of(path) == ASSAY_ROLE_ROUTING && assay_path_ends(path, "selected_experts");
+}
+
+bool assay_path_ends(const char *path, const char *name)
+{
+    const size_t length = strlen(path), tail = strlen(name);
+    return length >= tail && strcmp(path + length - tail, name) == 0 &&
+           (length == tail || path[length - tail - 1] == '/');
+}
+
+void assay_path_at(assay_tensor_role role, const char *profile, const char *of, char path[ASSAY_PATH_SIZE])
+{
+    snprintf(path, ASSAY_PATH_SIZE, "%s/%s/%s", assay_role_folders[role], profile, of);
+}
+
+void assay_gradient_path(const char *of, char path[ASSAY_PATH_SIZE])
+{
+    snprintf(path, ASSAY_PATH_SIZE, "%s/%s", assay_role_folders[ASSAY_ROLE_GRADIENT], of);
+}
+
+const char *assay_path_of(const char *path)
+{
+    const assay_tensor_role role = assay_role_of(path);
+    const char *profile = strchr(path, '/'), *of = profile == NULL ? NULL : strchr(profile + 1, '/');
+    return of != NULL && (role == ASSAY_ROLE_ERROR_SCALE || role == ASSAY_ROLE_NULL) ? of + 1 : path;
 }

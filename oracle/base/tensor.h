@@ -23,14 +23,58 @@ bool assay_shape_equal(const assay_shape *a, const assay_shape *b);
 /* "[2,16,64]", "[]" for a scalar */
 void assay_shape_text(const assay_shape *shape, char *text, size_t size);
 
+/* What a tensor is to its case: the folder of its path. What is compared stands in the order in which a report lists it
+ * where it does not know the data flow. */
+typedef enum assay_tensor_role {
+    ASSAY_ROLE_NONE, /* a folder that nobody knows */
+    ASSAY_ROLE_INPUT,
+    ASSAY_ROLE_WEIGHT,
+    ASSAY_ROLE_COTANGENT,
+    ASSAY_ROLE_SCHEDULE,
+    ASSAY_ROLE_ROUTING,
+    ASSAY_ROLE_CHECKPOINT,
+    ASSAY_ROLE_OUTPUT,
+    ASSAY_ROLE_GRADIENT,
+    ASSAY_ROLE_REMAT,
+    ASSAY_ROLE_ERROR_SCALE,
+    ASSAY_ROLE_NULL,
+    ASSAY_ROLE_CERTIFICATE,
+    ASSAY_ROLE_DISCRIMINATION,
+    ASSAY_ROLES
+} assay_tensor_role;
+
+extern const char *const assay_role_folders[ASSAY_ROLES]; /* "inputs"; "" of none */
+/* For those who have a path alone. */
+assay_tensor_role assay_role_of(const char *path);
+bool assay_role_is_given(assay_tensor_role role);    /* an input, weight or cotangent */
+bool assay_role_is_compared(assay_tensor_role role); /* the schedule or a result */
+bool assay_role_is_result(assay_tensor_role role);   /* an output, gradient, checkpoint or routing */
+bool assay_role_is_required(assay_tensor_role role); /* an output or gradient: a candidate without one fails */
+
 /* One dataset: path inside the fixture ("inputs/x", "gradients/weights/wo"), stored type, shape, and for each axis its
- * letter as SPEC.md names it ("B", "S", "D"). */
+ * letter as SPEC.md names it ("B", "S", "D"). The role is set where the path is. */
 typedef struct assay_tensor_spec {
     char path[ASSAY_PATH_SIZE];
+    assay_tensor_role role;
     assay_dtype type;
     assay_shape shape;
     const char *labels[ASSAY_MAX_RANK]; /* string literals */
 } assay_tensor_spec;
+
+/* Gives the spec its path, cut where it is too long, and its role. */
+void assay_tensor_call(assay_tensor_spec *spec, const char *path);
+/* Whether goldens hold error scales of such a tensor: floats among outputs, gradients and checkpoints. */
+bool assay_has_error_scale(const assay_tensor_spec *spec);
+/* A choice of experts: routing/selected_experts, or that of a layer. */
+bool assay_path_is_choice(const char *path);
+/* Whether the path is that name, or ends in it after a slash. */
+bool assay_path_ends(const char *path, const char *name);
+/* What belongs to a tensor at a profile: "error_scale/bf16/outputs/y", "null/bf16/outputs/y". Cut where it is too long. */
+void assay_path_at(assay_tensor_role role, const char *profile, const char *of, char path[ASSAY_PATH_SIZE]);
+/* "gradients/weights/wo" */
+void assay_gradient_path(const char *of, char path[ASSAY_PATH_SIZE]);
+/* The tensor that a path of such a role belongs to: "outputs/y". Its own path where it has another role. */
+const char *assay_path_of(const char *path);
 
 /* read: elements [first, first + count) of the tensor at `path` ("inputs/x", "weights/wi_0", "cotangents/y").
  * read_i32 is for the tensors of type int32. has: whether the source has that tensor. */

@@ -15,9 +15,9 @@ static assay_gated_mlp_config shared_config(const bs_run *run)
 
 static assay_gated_mlp_weights shared_weights(const bs_run *run, const bs_weights *w, int64_t shard)
 {
-    return (assay_gated_mlp_weights){.w = {[ASSAY_MLP_WI_0] = bs_weight_of(run, w, BS_SHARED_WI_0, shard),
-                                           [ASSAY_MLP_WI_1] = bs_weight_of(run, w, BS_SHARED_WI_1, shard),
-                                           [ASSAY_MLP_WO] = bs_weight_of(run, w, BS_SHARED_WO, shard)}};
+    assay_gated_mlp_weights weights;
+    for (int i = 0; i < ASSAY_MLP_WEIGHTS; i++) weights.w[i] = bs_weight_of(run, w, BS_SHARED + i, shard);
+    return weights;
 }
 
 assay_status bs_shared_expert(assay_context *ctx, const bs_moe_layer *at, double *y, const double *x)
@@ -72,12 +72,8 @@ assay_status bs_shared_expert_bwd(assay_context *ctx, const bs_moe_layer *at, do
     const int64_t size = config.rows * config.emb_dim;
     for (int64_t shard = 0; shard < at->run->sizes.shards; shard++) {
         const assay_gated_mlp_weights w = shared_weights(at->run, at->w, shard);
-        const assay_gated_mlp_gradients gradients = {
-            .dx = dx + shard * size,
-            .g = {[ASSAY_MLP_WI_0] = bs_weight_of(at->run, at->g, BS_SHARED_WI_0, shard),
-                  [ASSAY_MLP_WI_1] = bs_weight_of(at->run, at->g, BS_SHARED_WI_1, shard),
-                  [ASSAY_MLP_WO] = bs_weight_of(at->run, at->g, BS_SHARED_WO, shard)},
-        };
+        assay_gated_mlp_gradients gradients = {.dx = dx + shard * size};
+        for (int i = 0; i < ASSAY_MLP_WEIGHTS; i++) gradients.g[i] = bs_weight_of(at->run, at->g, BS_SHARED + i, shard);
         TRY(assay_gated_mlp_backward(ctx, &gradients, dy + shard * size, shared + shard, x + shard * size, &w,
                                      &config));
     }
@@ -90,18 +86,15 @@ static assay_gmm_dims gmm_dims(const bs_run *run, const bs_gmm_args *args)
     return (assay_gmm_dims){run->sizes.copies, args->k, args->n, run->sizes.local_experts};
 }
 
-static assay_status gmm_of(assay_context *ctx, const bs_run *run, double *y, const bs_gmm_args *args, int64_t shard)
-{
-    const assay_gmm_dims dims = gmm_dims(run, args);
-    return assay_gmm_forward(ctx, y + shard * dims.m * dims.n, args->lhs + shard * dims.m * dims.k,
-                             args->rhs + shard * dims.groups * dims.k * dims.n, args->group_sizes + shard * dims.groups,
-                             &dims);
-}
-
 assay_status bs_gmm(assay_context *ctx, const bs_run *run, double *y, const bs_gmm_args *args)
 {
     assay_status status = ASSAY_OK;
-    for (int64_t shard = 0; shard < run->sizes.shards; shard++) TRY(gmm_of(ctx, run, y, args, shard));
+    const assay_gmm_dims dims = gmm_dims(run, args);
+    for (int64_t shard = 0; shard < run->sizes.shards; shard++) {
+        TRY(assay_gmm_forward(ctx, y + shard * dims.m * dims.n, args->lhs + shard * dims.m * dims.k,
+                              args->rhs + shard * dims.groups * dims.k * dims.n,
+                              args->group_sizes + shard * dims.groups, &dims));
+    }
 cleanup:
     return status;
 }
@@ -148,25 +141,16 @@ static bs_gmm_args gating_args(const bs_moe_layer *at, const bs_routed *routed, 
                          .n = at->run->stack->config->moe.moe_mlp_dim};
 }
 
-assay_status bs_compute_gating_of(assay_context *ctx, const bs_moe_layer *at, bs_gating *gating,
-                                  const bs_routed *routed, int64_t shard)
-{
-    assay_status status = ASSAY_OK;
-    const bs_gmm_args gate = gating_args(at, routed, BS_WI_0), up = gating_args(at, routed, BS_WI_1);
-    const int64_t size = at->run->sizes.copies * gate.n;
-    TRY(gmm_of(ctx, at->run, gating->layer_w0, &gate, shard));
-    TRY(gmm_of(ctx, at->run, gating->layer_w1, &up, shard));
-    assay_round(ctx, ASSAY_ROUND_STORAGE, size, gating->layer_w0 + shard * size);
-    assay_round(ctx, ASSAY_ROUND_STORAGE, size, gating->layer_w1 + shard * size);
-cleanup:
-    return status;
-}
-
 assay_status bs_compute_gating(assay_context *ctx, const bs_moe_layer *at, bs_gating *gating, const bs_routed *routed)
 {
     assay_status status = ASSAY_OK;
-    for (int64_t shard = 0; shard < at->run->sizes.shards; shard++)
-        TRY(bs_compute_gating_of(ctx, at, gating, routed, shard));
+    const bs_gmm_args gate = gating_args(at, routed, BS_ROUTED + ASSAY_MLP_WI_0),
+                      up = gating_args(at, routed, BS_ROUTED + ASSAY_MLP_WI_1);
+    const int64_t count = at->run->sizes.shards * at->run->sizes.copies * gate.n;
+    TRY(bs_gmm(ctx, at->run, gating->layer_w0, &gate));
+    TRY(bs_gmm(ctx, at->run, gating->layer_w1, &up));
+    assay_round(ctx, ASSAY_ROUND_STORAGE, count, gating->layer_w0);
+    assay_round(ctx, ASSAY_ROUND_STORAGE, count, gating->layer_w1);
 cleanup:
     return status;
 }
@@ -176,12 +160,13 @@ assay_status bs_compute_gating_bwd(assay_context *ctx, const bs_moe_layer *at, d
 {
     assay_status status = ASSAY_OK;
     const bs_run *run = at->run;
-    const bs_gmm_args gate = gating_args(at, routed, BS_WI_0), up = gating_args(at, routed, BS_WI_1);
+    const bs_gmm_args gate = gating_args(at, routed, BS_ROUTED + ASSAY_MLP_WI_0),
+                      up = gating_args(at, routed, BS_ROUTED + ASSAY_MLP_WI_1);
     const int64_t count = run->sizes.shards * run->sizes.copies * run->mla.emb_dim;
     double *through_up = NULL;
     TRY(bs_alloc_shards(ctx, run, "gradient through mlpwi_1", run->sizes.copies, run->mla.emb_dim, &through_up));
-    TRY(bs_gmm_bwd(ctx, run, dx, at->g->values[BS_WI_0], d_gating->layer_w0, &gate));
-    TRY(bs_gmm_bwd(ctx, run, through_up, at->g->values[BS_WI_1], d_gating->layer_w1, &up));
+    TRY(bs_gmm_bwd(ctx, run, dx, at->g->values[BS_ROUTED + ASSAY_MLP_WI_0], d_gating->layer_w0, &gate));
+    TRY(bs_gmm_bwd(ctx, run, through_up, at->g->values[BS_ROUTED + ASSAY_MLP_WI_1], d_gating->layer_w1, &up));
     assay_round(ctx, ASSAY_ROUND_STORAGE, count, dx);
     assay_round(ctx, ASSAY_ROUND_STORAGE, count, through_up);
     bs_accumulate(ctx, dx, through_up, count);

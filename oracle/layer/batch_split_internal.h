@@ -23,34 +23,26 @@ void bs_merge(double *x, const double *const *microbatches, const bs_run *run, i
 void bs_split_i32(int32_t *const *microbatches, const int32_t *x, const bs_run *run, int64_t width);
 void bs_merge_i32(int32_t *x, const int32_t *const *microbatches, const bs_run *run, int64_t width);
 
-/* Weights of one layer, in the order of MaxText's fetch_weights; also their gradients (NULL: nobody wants it).
- * Scattered, as they lie between uses: split over fsdp (and experts over expert), the same on every shard of data.
- * Gathered: whole but for experts. Shard s's part begins at values[w] + s * bs_weight_count(...). */
+/* Weights of one layer; also their gradients (NULL: nobody wants it, or the table has none). Scattered, as they lie
+ * between uses: split over fsdp (and experts over expert), the same on every shard of data. Gathered: whole but for
+ * experts. Shard s's part begins at values[w] + s * bs_weight_count(...). */
 enum {
     BS_PRE_NORM,
-    BS_WQ_A,
-    BS_WQ_B,
-    BS_Q_NORM,
-    BS_WKV_A,
-    BS_WKV_B,
-    BS_KV_NORM,
-    BS_OUT,
-    BS_POST_NORM,
+    BS_MLA, /* ASSAY_MLA_WQ_A ... */
+    BS_POST_NORM = BS_MLA + ASSAY_MLA_WEIGHTS,
     BS_GATE,
     BS_GATE_BIAS,
-    BS_WI_0,
-    BS_WI_1,
-    BS_WO,
-    BS_SHARED_WI_0,
-    BS_SHARED_WI_1,
-    BS_SHARED_WO,
-    BS_WEIGHTS,
+    BS_SHARED,                                 /* ASSAY_MLP_WI_0 ... */
+    BS_ROUTED = BS_SHARED + ASSAY_MLP_WEIGHTS, /* likewise, of all experts */
+    BS_WEIGHTS = BS_ROUTED + ASSAY_MLP_WEIGHTS,
 };
 typedef struct bs_weights {
     double *values[BS_WEIGHTS];
 } bs_weights;
 void bs_weights_free(bs_weights *w); /* safe on a zeroed struct */
-/* Numbers of one shard. */
+/* The whole tensor; without a name: there is none. */
+assay_tensor_row bs_weight_row(const bs_run *run, int weight);
+/* Numbers of one shard; 0: there is no such weight. */
 int64_t bs_weight_count(const bs_run *run, int weight, bool gathered);
 /* Room for all of them; `like` NULL, or only those that `like` has. */
 assay_status bs_weights_alloc(assay_context *ctx, const bs_run *run, bs_weights *w, bool gathered,
@@ -70,6 +62,29 @@ void bs_accumulate(const assay_context *ctx, double *sum, const double *term, in
 
 /* values [M,count] of each shard, or NULL: every shard gets the sum of all, ascending. */
 void bs_sum_over_shards(const assay_context *ctx, const bs_run *run, double *values, int64_t count);
+
+/* x_norm [M,b,S,D] and rstd [M,b,S], allocated: rms_norm of x by this weight. */
+assay_status bs_normalise(assay_context *ctx, const bs_run *run, double **x_norm, double **rstd, const double *x,
+                          const bs_weights *w, int weight);
+
+/* sum_grads: gradients of the weights from `first` to before `end` are made for each microbatch apart and then added. */
+typedef struct bs_gradient_sums {
+    bs_weights sums; /* the caller's arrays, of some weights */
+    bs_weights each; /* room for those of one microbatch, when there are more */
+} bs_gradient_sums;
+assay_status bs_gradient_sums_open(assay_context *ctx, const bs_run *run, bs_gradient_sums *s, const bs_weights *g,
+                                   int first, int end);
+void bs_gradient_sums_close(bs_gradient_sums *s);
+/* Where microbatch i's go: the first one's where the sum will be. */
+const bs_weights *bs_gradients_of(const bs_gradient_sums *s, int64_t i);
+/* After microbatch i. What is not the sum of all yet may be stored. */
+void bs_add_gradients(const assay_context *ctx, const bs_run *run, const bs_gradient_sums *s, int64_t i);
+
+/* Whether the sink wants FOLDER/layers/i/NAME, whose path it leaves. */
+bool bs_wants(const bs_run *run, int64_t layer, const char *folder, const char *name, char path[ASSAY_PATH_SIZE]);
+/* Writes that of the whole batch, where it is wanted, from its microbatches: `width` numbers for each row. */
+assay_status bs_write_merged(assay_context *ctx, const bs_run *run, int64_t layer, const char *folder, const char *name,
+                             double *const *microbatches, int64_t width);
 
 /* What a layer keeps for backward, for each microbatch. Everything is [M,...]. */
 typedef struct bs_residuals {

@@ -21,44 +21,17 @@ static int64_t freq_count(const bs_run *run)
 static bs_mla_shard shard_of(const bs_run *run, const bs_weights *w, int64_t shard, const double *x_norm,
                              const double *yarn_freqs)
 {
-    return (bs_mla_shard){.config = &run->mla,
-                          .x = x_norm + shard * row_count(run),
-                          .yarn_freqs = yarn_freqs + shard * freq_count(run),
-                          .w = {.wq_a = bs_weight_of(run, w, BS_WQ_A, shard),
-                                .q_norm = bs_weight_of(run, w, BS_Q_NORM, shard),
-                                .wq_b = bs_weight_of(run, w, BS_WQ_B, shard),
-                                .wkv_a = bs_weight_of(run, w, BS_WKV_A, shard),
-                                .kv_norm = bs_weight_of(run, w, BS_KV_NORM, shard),
-                                .wkv_b = bs_weight_of(run, w, BS_WKV_B, shard),
-                                .out = bs_weight_of(run, w, BS_OUT, shard)}};
+    bs_mla_shard at = {
+        .config = &run->mla, .x = x_norm + shard * row_count(run), .yarn_freqs = yarn_freqs + shard * freq_count(run)};
+    for (int i = 0; i < ASSAY_MLA_WEIGHTS; i++) at.w.w[i] = bs_weight_of(run, w, BS_MLA + i, shard);
+    return at;
 }
 
 static assay_mla_gradients gradients_of(const bs_run *run, const bs_weights *g, int64_t shard, double *dx)
 {
-    return (assay_mla_gradients){.dx = dx,
-                                 .dwq_a = bs_weight_of(run, g, BS_WQ_A, shard),
-                                 .dq_norm = bs_weight_of(run, g, BS_Q_NORM, shard),
-                                 .dwq_b = bs_weight_of(run, g, BS_WQ_B, shard),
-                                 .dwkv_a = bs_weight_of(run, g, BS_WKV_A, shard),
-                                 .dkv_norm = bs_weight_of(run, g, BS_KV_NORM, shard),
-                                 .dwkv_b = bs_weight_of(run, g, BS_WKV_B, shard),
-                                 .dout = bs_weight_of(run, g, BS_OUT, shard)};
-}
-
-static assay_status normalise(assay_context *ctx, const bs_run *run, double **x_norm, double **rstd, const double *x,
-                              const bs_weights *w)
-{
-    assay_status status;
-    const int64_t rows = row_count(run), tokens = run->sizes.tokens, dim = run->mla.emb_dim;
-    TRY(bs_alloc_shards(ctx, run, "normalised input", tokens, dim, x_norm));
-    TRY(bs_alloc_shards(ctx, run, "normalised input", tokens, 1, rstd));
-    for (int64_t shard = 0; shard < run->sizes.shards; shard++) {
-        assay_rms_norm_forward(ctx, *x_norm + shard * rows, *rstd + shard * tokens, x + shard * rows,
-                               bs_weight_of(run, w, BS_PRE_NORM, shard), tokens, dim, run->stack->config->epsilon);
-    }
-    assay_round(ctx, ASSAY_ROUND_STORAGE, run->sizes.shards * rows, *x_norm);
-cleanup:
-    return status;
+    assay_mla_gradients gradients = {.dx = dx};
+    for (int i = 0; i < ASSAY_MLA_WEIGHTS; i++) gradients.g[i] = bs_weight_of(run, g, BS_MLA + i, shard);
+    return gradients;
 }
 
 /* [M,b,S,Dr/2] */
@@ -80,7 +53,7 @@ assay_status bs_mla_with_norms(assay_context *ctx, const bs_run *run, int64_t mi
     assay_status status;
     const int64_t rows = row_count(run), sums = run->sizes.tokens * run->mla.heads;
     double *x_norm = NULL, *rstd = NULL, *yarn_freqs = NULL;
-    TRY(normalise(ctx, run, &x_norm, &rstd, x, w));
+    TRY(bs_normalise(ctx, run, &x_norm, &rstd, x, w, BS_PRE_NORM));
     TRY(make_freqs(ctx, run, microbatch, &yarn_freqs));
     for (int64_t shard = 0; shard < run->sizes.shards; shard++) {
         const bs_mla_shard at = shard_of(run, w, shard, x_norm, yarn_freqs);
@@ -117,7 +90,7 @@ assay_status bs_mla_with_norms_remat(assay_context *ctx, const bs_run *run, int6
     TRY(assay_alloc(ctx, "attention of the shards", shards, sizeof *state->shards, &memory));
     state->shards = memory;
     for (int64_t shard = 0; shard < shards; shard++) state->shards[shard] = (assay_mla_residuals){0};
-    TRY(normalise(ctx, run, &state->x_norm, &state->rstd, x, w));
+    TRY(bs_normalise(ctx, run, &state->x_norm, &state->rstd, x, w, BS_PRE_NORM));
     TRY(make_freqs(ctx, run, microbatch, &yarn_freqs));
     for (int64_t shard = 0; shard < shards; shard++) {
         const bs_mla_shard at = shard_of(run, w, shard, state->x_norm, yarn_freqs);
@@ -133,7 +106,7 @@ assay_status bs_mla_with_norms_bwd(assay_context *ctx, const bs_run *run, int64_
                                    const bs_weights *g, const double *dout, const double *x, const bs_mla_state *state,
                                    const bs_weights *w)
 {
-    static const int summed[] = {BS_PRE_NORM, BS_Q_NORM, BS_KV_NORM};
+    static const int summed[] = {BS_PRE_NORM, BS_MLA + ASSAY_MLA_Q_NORM, BS_MLA + ASSAY_MLA_KV_NORM};
     assay_status status;
     const int64_t rows = row_count(run), tokens = run->sizes.tokens, sums = tokens * run->mla.heads;
     double *dx_norm = NULL, *yarn_freqs = NULL;

@@ -88,8 +88,8 @@ void bs_mla_state_free(bs_mla_state *state, const bs_run *run); /* safe on a zer
 /* attn_out and lse must stay as long as the state. */
 assay_status bs_mla_with_norms_remat(assay_context *ctx, const bs_run *run, int64_t microbatch, bs_mla_state *state,
                                      const double *x, const double *attn_out, const double *lse, const bs_weights *w);
-/* dx [M,b,S,D] from dout. Of `g` (gathered) the attention's weights as each shard has them, and BS_PRE_NORM, BS_Q_NORM,
- * BS_KV_NORM summed over all shards. */
+/* dx [M,b,S,D] from dout. Of `g` (gathered) the attention's weights as each shard has them, and the norms' scales
+ * summed over all shards. */
 assay_status bs_mla_with_norms_bwd(assay_context *ctx, const bs_run *run, int64_t microbatch, double *dx,
                                    const bs_weights *g, const double *dout, const double *x, const bs_mla_state *state,
                                    const bs_weights *w);

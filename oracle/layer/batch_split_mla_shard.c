@@ -49,8 +49,8 @@ cleanup:
 static assay_status alloc_tensor(assay_context *ctx, assay_mla_residuals *r, assay_mla_tensor tensor,
                                  const assay_mla_config *config)
 {
-    return assay_alloc_f64(ctx, assay_mla_tensor_names[tensor], assay_mla_tensor_count(config, tensor),
-                           &r->values[tensor]);
+    const assay_tensor_row row = assay_mla_tensor_row(config, tensor);
+    return assay_alloc_f64(ctx, row.name, assay_tensor_row_count(&row), &r->values[tensor]);
 }
 
 static void drop(assay_mla_residuals *r, assay_mla_tensor tensor)
@@ -75,7 +75,8 @@ assay_status bs_query_projection(assay_context *ctx, const bs_mla_shard *at, ass
     TRY(alloc_tensor(ctx, r, ASSAY_MLA_QUERY_PROJ, at->config));
     double *query = r->values[ASSAY_MLA_QUERY_PROJ];
     const assay_rope_rows rows = mla_query_rows(query, &s);
-    TRY(mla_product(ctx, query, r->values[ASSAY_MLA_MLA_Q], at->w.wq_b, s.tokens, s.heads * s.qk, s.q_rank));
+    TRY(mla_product(ctx, query, r->values[ASSAY_MLA_MLA_Q], at->w.w[ASSAY_MLA_WQ_B], s.tokens, s.heads * s.qk,
+                    s.q_rank));
     round_tensor(ctx, query, ASSAY_MLA_QUERY_PROJ, at->config);
     TRY(bs_yarn(ctx, &rows, at->yarn_freqs, at->config));
     round_tensor(ctx, query, ASSAY_MLA_QUERY_PROJ, at->config);
@@ -120,7 +121,7 @@ assay_status bs_kv_projection(assay_context *ctx, const bs_mla_shard *at, assay_
     TRY(alloc_tensor(ctx, r, ASSAY_MLA_KEY_PROJ, at->config));
     TRY(alloc_tensor(ctx, r, ASSAY_MLA_VALUE_PROJ, at->config));
     TRY(bs_get_key_value(ctx, r->values[ASSAY_MLA_KEY_PROJ], r->values[ASSAY_MLA_VALUE_PROJ],
-                         r->values[ASSAY_MLA_MLA_KV], key_rope, at->w.wkv_b, at->config));
+                         r->values[ASSAY_MLA_MLA_KV], key_rope, at->w.w[ASSAY_MLA_WKV_B], at->config));
     round_tensor(ctx, r->values[ASSAY_MLA_KEY_PROJ], ASSAY_MLA_KEY_PROJ, at->config);
     round_tensor(ctx, r->values[ASSAY_MLA_VALUE_PROJ], ASSAY_MLA_VALUE_PROJ, at->config);
 cleanup:
@@ -134,12 +135,12 @@ assay_status bs_kv_projection_bwd(assay_context *ctx, const bs_mla_shard *at, co
     assay_status status = ASSAY_OK;
     const mla_sizes s = mla_sizes_of(at->config);
     const mla_call call = call_of(at, g, r);
-    mla_key_value_gradients d = {.wkv_b = g->dwkv_b};
+    mla_key_value_gradients d = {.wkv_b = g->g[ASSAY_MLA_WKV_B]};
     double *kv_wa = NULL; /* gradient */
     TRY(assay_alloc_f64(ctx, "gradient of mla_kv", s.tokens * s.kv_rank, &d.mla_kv));
     TRY(assay_alloc_f64(ctx, "gradient of the rotated key", s.tokens * s.rope, &d.key_rope));
     TRY(assay_alloc_f64(ctx, "gradient of kv_wa_proj", s.tokens * s.kv_wa, &kv_wa));
-    TRY(bs_get_key_value_bwd(ctx, &d, dkey, dvalue, r->values[ASSAY_MLA_MLA_KV], at->w.wkv_b, at->config));
+    TRY(bs_get_key_value_bwd(ctx, &d, dkey, dvalue, r->values[ASSAY_MLA_MLA_KV], at->w.w[ASSAY_MLA_WKV_B], at->config));
     const assay_rope_rows rows = mla_key_gradient_rows(kv_wa, d.key_rope, &s);
     TRY(bs_yarn_bwd(ctx, &rows, at->yarn_freqs, at->config));
     TRY(mla_kv_latent_backward(ctx, &call, g->dx, kv_wa, d.mla_kv));
@@ -201,7 +202,7 @@ assay_status bs_mla(assay_context *ctx, const bs_mla_shard *at, double *out, dou
     TRY(bs_flash_attention(ctx, attn_out, lse, &in, at->config));
     round_tensor(ctx, attn_out, ASSAY_MLA_ATTENTION_OUT, at->config);
     assay_mla_residuals_free(&r);
-    TRY(mla_product(ctx, out, attn_out, at->w.out, s.tokens, s.dim, s.heads * s.value));
+    TRY(mla_product(ctx, out, attn_out, at->w.w[ASSAY_MLA_OUT], s.tokens, s.dim, s.heads * s.value));
 cleanup:
     assay_mla_residuals_free(&r);
     return status;
@@ -213,7 +214,7 @@ assay_status bs_mla_remat(assay_context *ctx, const bs_mla_shard *at, assay_mla_
     return status != ASSAY_OK ? status : bs_kv_projection(ctx, at, r);
 }
 
-/* From dout to the gradients of query, key and value, as they may be stored; and g->dout. */
+/* From dout to the gradients of query, key and value, as they may be stored; and g->g[ASSAY_MLA_OUT]. */
 static assay_status attention_bwd(assay_context *ctx, const bs_mla_shard *at, const assay_mla_gradients *g,
                                   const assay_attention_gradients *d, const double *dout, const assay_mla_residuals *r)
 {
@@ -222,9 +223,9 @@ static assay_status attention_bwd(assay_context *ctx, const bs_mla_shard *at, co
     const int64_t wide = s.heads * s.value;
     const assay_attention_inputs in = attention_inputs(r);
     double *d_attn_out = NULL;
-    TRY(mla_weight_gradient(ctx, g->dout, at->attn_out, wide, dout, s.dim, s.tokens));
+    TRY(mla_weight_gradient(ctx, g->g[ASSAY_MLA_OUT], at->attn_out, wide, dout, s.dim, s.tokens));
     TRY(assay_alloc_f64(ctx, "gradient of attention_out", s.tokens * wide, &d_attn_out));
-    TRY(mla_input_gradient(ctx, d_attn_out, dout, s.dim, at->w.out, wide, s.tokens));
+    TRY(mla_input_gradient(ctx, d_attn_out, dout, s.dim, at->w.w[ASSAY_MLA_OUT], wide, s.tokens));
     TRY(bs_flash_attention_bwd(ctx, d, d_attn_out, at->attn_out, at->lse, &in, at->config));
     round_tensor(ctx, d->dquery, ASSAY_MLA_QUERY_PROJ, at->config);
     round_tensor(ctx, d->dkey, ASSAY_MLA_KEY_PROJ, at->config);

@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "oracle/arithmetic/arithmetic.h"
-#include "oracle/base/memory.h"
 #include "oracle/layer/batch_split_moe_internal.h"
 
 assay_status bs_read_given(assay_context *ctx, const bs_run *run, int64_t layer, bs_given *given)
@@ -37,17 +36,17 @@ void bs_given_free(bs_given *given)
 /* One layer's microbatches between stages. */
 typedef struct microbatches {
     bs_routed routed[ASSAY_MOST_MICROBATCHES];
+    bs_gating gating[ASSAY_MOST_MICROBATCHES]; /* while the sink wants it */
     double *routed_out[ASSAY_MOST_MICROBATCHES];
-    bs_gating checkpoint; /* moe_mlpwi_0 and moe_mlpwi_1 [M,f,R,H], where the sink wants them */
 } microbatches;
 
 static void microbatches_free(microbatches *m, const bs_run *run)
 {
     for (int i = 0; i < ASSAY_MOST_MICROBATCHES; i++) {
         bs_routed_free(&m->routed[i], run);
+        bs_gating_free(&m->gating[i]);
         free(m->routed_out[i]);
     }
-    bs_gating_free(&m->checkpoint);
 }
 
 static assay_status route(assay_context *ctx, bs_run *run, int64_t layer, double *const *xs, microbatches *m,
@@ -67,33 +66,6 @@ cleanup:
     return status;
 }
 
-/* Whether the sink wants FOLDER/layers/i/NAME, whose path it leaves. */
-static bool wants(const bs_run *run, int64_t layer, const char *folder, const char *name, char path[ASSAY_PATH_SIZE])
-{
-    const assay_sink *out = run->stack->out;
-    char prefix[LAYER_PREFIX_SIZE];
-    layer_prefix(run->stack, layer, prefix);
-    snprintf(path, ASSAY_PATH_SIZE, "%s/%s%s", folder, prefix, name);
-    return out->wants(out->self, path);
-}
-
-/* A result of tokens, put together from its microbatches [M,b,width]. */
-static assay_status write_merged(assay_context *ctx, const bs_run *run, int64_t layer, const char *name,
-                                 const double *const *parts, int64_t width)
-{
-    assay_status status = ASSAY_OK;
-    const assay_sink *out = run->stack->out;
-    char path[ASSAY_PATH_SIZE];
-    double *merged = NULL;
-    if (!wants(run, layer, "routing", name, path)) return ASSAY_OK;
-    TRY(bs_alloc_shards(ctx, run, path, run->factor * run->sizes.rows, width, &merged));
-    bs_merge(merged, parts, run, width);
-    TRY(out->write(ctx, out->self, path, run->sizes.shards * run->factor * run->sizes.rows * width, merged));
-cleanup:
-    free(merged);
-    return status;
-}
-
 static assay_status write_choices(assay_context *ctx, const bs_run *run, int64_t layer, const int32_t *const *parts)
 {
     assay_status status = ASSAY_OK;
@@ -101,7 +73,7 @@ static assay_status write_choices(assay_context *ctx, const bs_run *run, int64_t
     const int64_t width = run->mla.sequence * run->routing.num_experts_per_tok;
     char path[ASSAY_PATH_SIZE];
     int32_t *merged = NULL;
-    if (!wants(run, layer, "routing", "selected_experts", path)) return ASSAY_OK;
+    if (!bs_wants(run, layer, "routing", "selected_experts", path)) return ASSAY_OK;
     TRY(bs_alloc_shards_i32(ctx, run, path, run->factor * run->sizes.rows, width, &merged));
     bs_merge_i32(merged, parts, run, width);
     TRY(out->write_i32(ctx, out->self, path, run->sizes.shards * run->factor * run->sizes.rows * width, merged));
@@ -117,7 +89,7 @@ static assay_status write_group_sizes(assay_context *ctx, const bs_run *run, int
     const assay_sink *out = run->stack->out;
     const int64_t experts = run->sizes.local_experts;
     char path[ASSAY_PATH_SIZE];
-    if (!wants(run, layer, "routing", "group_sizes", path)) return ASSAY_OK;
+    if (!bs_wants(run, layer, "routing", "group_sizes", path)) return ASSAY_OK;
     for (int64_t shard = 0; shard < run->sizes.shards; shard++) {
         for (int64_t i = 0; i < run->factor; i++)
             TRY(out->write_i32(ctx, out->self, path, experts, m->routed[i].group_sizes + shard * experts));
@@ -134,12 +106,12 @@ static assay_status write_biased_scores(assay_context *ctx, const bs_run *run, i
     const int64_t experts = run->routing.num_experts;
     double *parts[ASSAY_MOST_MICROBATCHES] = {NULL};
     char path[ASSAY_PATH_SIZE];
-    if (!wants(run, layer, "routing", "biased_scores", path)) return ASSAY_OK;
+    if (!bs_wants(run, layer, "routing", "biased_scores", path)) return ASSAY_OK;
     for (int64_t i = 0; i < run->factor; i++) {
         TRY(bs_alloc_shards(ctx, run, path, run->sizes.tokens, experts, &parts[i]));
         TRY(bs_biased_scores(ctx, run, parts[i], &m->routed[i].selection, w));
     }
-    TRY(write_merged(ctx, run, layer, "biased_scores", (const double *const *)parts, run->mla.sequence * experts));
+    TRY(bs_write_merged(ctx, run, layer, "routing", "biased_scores", parts, run->mla.sequence * experts));
 cleanup:
     for (int i = 0; i < ASSAY_MOST_MICROBATCHES; i++) free(parts[i]);
     return status;
@@ -149,76 +121,52 @@ static assay_status write_routing(assay_context *ctx, const bs_run *run, int64_t
 {
     assay_status status = ASSAY_OK;
     const int64_t tokens = run->mla.sequence, choices = tokens * run->routing.num_experts_per_tok;
-    const double *weights[ASSAY_MOST_MICROBATCHES], *margins[ASSAY_MOST_MICROBATCHES];
+    double *weights[ASSAY_MOST_MICROBATCHES], *margins[ASSAY_MOST_MICROBATCHES];
     const int32_t *chosen[ASSAY_MOST_MICROBATCHES];
     for (int64_t i = 0; i < run->factor; i++) {
-        const bs_selection *selection = &m->routed[i].selection;
-        chosen[i] = selection->selected_experts;
-        weights[i] = selection->weights;
-        margins[i] = selection->margin;
+        const assay_routing *routing = &m->routed[i].selection.routing;
+        chosen[i] = routing->selected_experts;
+        weights[i] = routing->weights;
+        margins[i] = routing->margin;
     }
     TRY(write_choices(ctx, run, layer, chosen));
-    TRY(write_merged(ctx, run, layer, "weights", weights, choices));
-    TRY(write_merged(ctx, run, layer, "margin", margins, tokens));
+    TRY(bs_write_merged(ctx, run, layer, "routing", "weights", weights, choices));
+    TRY(bs_write_merged(ctx, run, layer, "routing", "margin", margins, tokens));
     TRY(write_group_sizes(ctx, run, layer, m));
 cleanup:
     return status;
 }
 
-/* The first `rows` rows of each shard's [R,H], to places `stride` rows apart. */
-static void copy_rows(double *to, const double *from, const bs_run *run, int64_t rows, int64_t stride)
-{
-    const int64_t width = run->stack->config->moe.moe_mlp_dim;
-    for (int64_t shard = 0; shard < run->sizes.shards; shard++) {
-        memcpy(to + shard * stride * width, from + shard * run->sizes.copies * width,
-               (size_t)(rows * width) * sizeof *to);
-    }
-}
-
+/* The rows of each shard that backward has room for. */
 static assay_status keep(assay_context *ctx, const bs_run *run, double **residual, const double *values)
 {
-    const int64_t capacity = run->sizes.capacity;
+    const int64_t width = run->stack->config->moe.moe_mlp_dim, held = run->sizes.capacity * width;
     const assay_status status =
-        bs_alloc_shards(ctx, run, "mlpwi kept for backward", capacity, run->stack->config->moe.moe_mlp_dim, residual);
-    if (status == ASSAY_OK) copy_rows(*residual, values, run, capacity, capacity);
+        bs_alloc_shards(ctx, run, "mlpwi kept for backward", run->sizes.capacity, width, residual);
+    for (int64_t shard = 0; status == ASSAY_OK && shard < run->sizes.shards; shard++) {
+        memcpy(*residual + shard * held, values + shard * run->sizes.copies * width, (size_t)held * sizeof *values);
+    }
     return status;
 }
 
-/* moe_mlpwi_0 and moe_mlpwi_1 of microbatch i, to where backward and the sink want them. */
-static assay_status keep_gating(assay_context *ctx, const bs_run *run, int64_t i, const bs_gating *gating,
-                                microbatches *m, bs_residuals *residuals)
+/* moe_mlpwi_0 and moe_mlpwi_1 [M,f,R,H]. */
+static assay_status write_gating(assay_context *ctx, const bs_run *run, int64_t layer, const microbatches *m)
 {
+    static const char *const names[] = {"moe_mlpwi_0", "moe_mlpwi_1"};
     assay_status status = ASSAY_OK;
-    const int64_t copies = run->sizes.copies, first = i * copies * run->stack->config->moe.moe_mlp_dim;
-    if (residuals != NULL) {
-        TRY(keep(ctx, run, &residuals->mlpwi_0[i], gating->layer_w0));
-        TRY(keep(ctx, run, &residuals->mlpwi_1[i], gating->layer_w1));
+    const assay_sink *out = run->stack->out;
+    const int64_t count = run->sizes.copies * run->stack->config->moe.moe_mlp_dim, parts = run->sizes.shards;
+    for (int up = 0; up < 2; up++) {
+        char path[ASSAY_PATH_SIZE];
+        if (!bs_wants(run, layer, "checkpoints", names[up], path)) continue;
+        for (int64_t part = 0; part < parts * run->factor; part++) {
+            const bs_gating *gating = &m->gating[part % run->factor];
+            const double *values = up ? gating->layer_w1 : gating->layer_w0;
+            TRY(out->write(ctx, out->self, path, count, values + part / run->factor * count));
+        }
     }
-    double *const w0 = m->checkpoint.layer_w0, *const w1 = m->checkpoint.layer_w1;
-    if (w0 != NULL) copy_rows(w0 + first, gating->layer_w0, run, copies, run->factor * copies);
-    if (w1 != NULL) copy_rows(w1 + first, gating->layer_w1, run, copies, run->factor * copies);
 cleanup:
     return status;
-}
-
-static assay_status alloc_checkpoint(assay_context *ctx, const bs_run *run, int64_t layer, const char *name,
-                                     double **values)
-{
-    char path[ASSAY_PATH_SIZE];
-    if (!wants(run, layer, "checkpoints", name, path)) return ASSAY_OK;
-    return bs_alloc_shards(ctx, run, path, run->factor * run->sizes.copies, run->stack->config->moe.moe_mlp_dim,
-                           values);
-}
-
-static assay_status write_checkpoint(assay_context *ctx, const bs_run *run, int64_t layer, const char *name,
-                                     const double *values)
-{
-    const assay_sink *out = run->stack->out;
-    char path[ASSAY_PATH_SIZE];
-    if (!wants(run, layer, "checkpoints", name, path)) return ASSAY_OK;
-    return out->write(ctx, out->self, path,
-                      run->sizes.shards * run->factor * run->sizes.copies * run->stack->config->moe.moe_mlp_dim,
-                      values);
 }
 
 static assay_status compute(assay_context *ctx, bs_run *run, int64_t layer, microbatches *m, bs_residuals *residuals,
@@ -226,24 +174,25 @@ static assay_status compute(assay_context *ctx, bs_run *run, int64_t layer, micr
 {
     assay_status status = ASSAY_OK;
     const int64_t count = run->sizes.shards * run->sizes.copies * run->mla.emb_dim;
-    bs_gating gating = {0};
-    TRY(bs_gating_alloc(ctx, run, &gating));
-    TRY(alloc_checkpoint(ctx, run, layer, "moe_mlpwi_0", &m->checkpoint.layer_w0));
-    TRY(alloc_checkpoint(ctx, run, layer, "moe_mlpwi_1", &m->checkpoint.layer_w1));
+    char path[ASSAY_PATH_SIZE];
+    const bool written = bs_wants(run, layer, "checkpoints", "moe_mlpwi_0", path) ||
+                         bs_wants(run, layer, "checkpoints", "moe_mlpwi_1", path);
     for (int64_t i = 0; i < run->factor; i++) {
+        bs_gating *gating = &m->gating[i];
+        TRY(bs_gating_alloc(ctx, run, gating));
         TRY(bs_alloc_shards(ctx, run, "output of the routed experts", run->sizes.copies, run->mla.emb_dim,
                             &m->routed_out[i]));
-        TRY(bs_compute(ctx, at, m->routed_out[i], &gating, &m->routed[i]));
+        TRY(bs_compute(ctx, at, m->routed_out[i], gating, &m->routed[i]));
         assay_round(ctx, ASSAY_ROUND_STORAGE, count, m->routed_out[i]);
-        TRY(keep_gating(ctx, run, i, &gating, m, residuals));
+        if (residuals != NULL) TRY(keep(ctx, run, &residuals->mlpwi_0[i], gating->layer_w0));
+        if (residuals != NULL) TRY(keep(ctx, run, &residuals->mlpwi_1[i], gating->layer_w1));
+        if (!written) bs_gating_free(gating);
         free(m->routed[i].x);
         m->routed[i].x = NULL;
         TRY(assay_schedule_add(ctx, &run->schedule, false, ASSAY_STAGE_COMPUTE, layer, i));
     }
-    TRY(write_checkpoint(ctx, run, layer, "moe_mlpwi_0", m->checkpoint.layer_w0));
-    TRY(write_checkpoint(ctx, run, layer, "moe_mlpwi_1", m->checkpoint.layer_w1));
+    TRY(write_gating(ctx, run, layer, m));
 cleanup:
-    bs_gating_free(&gating);
     return status;
 }
 

@@ -28,11 +28,9 @@ assay_status bs_expert_group_mask(assay_context *ctx, double *mask, const double
 
 /* Of each shard's own tokens. */
 typedef struct bs_selection {
-    double *logits, *scores;    /* [M,T,E] */
-    int32_t *selected_experts;  /* [M,T,K] */
-    double *weights, *gathered; /* [M,T,K] */
-    double *margin;             /* [M,T] */
-    int32_t *group_sizes;       /* [M,E] */
+    double *logits;        /* [M,T,E] */
+    assay_routing routing; /* of all shards' tokens, [M,T,...] */
+    int32_t *group_sizes;  /* [M,E] */
 } bs_selection;
 assay_status bs_selection_alloc(assay_context *ctx, const bs_run *run, bs_selection *selection);
 void bs_selection_free(bs_selection *selection); /* safe on a zeroed struct */
@@ -44,7 +42,7 @@ assay_status bs_expert_indices_and_weights(assay_context *ctx, const bs_run *run
 /* What experts are chosen by: biased [M,T,E], from the logits of the selection. */
 assay_status bs_biased_scores(assay_context *ctx, const bs_run *run, double *biased, const bs_selection *selection,
                               const bs_weights *w);
-/* d_logits [M,T,E] from d_weights [M,T,K]; d_bias [M,E], exactly zero, or NULL. */
+/* d_logits [M,T,E] from d_weights [M,T,K]; d_bias [E] of all tokens, exactly zero, or NULL. */
 assay_status bs_expert_indices_and_weights_bwd(assay_context *ctx, const bs_run *run, double *d_logits, double *d_bias,
                                                const double *d_weights, const bs_selection *selection,
                                                const bs_weights *w);
@@ -52,7 +50,7 @@ assay_status bs_expert_indices_and_weights_bwd(assay_context *ctx, const bs_run 
 /* The selection of x [M,T,D]. */
 assay_status bs_expert_selection(assay_context *ctx, const bs_moe_layer *at, bs_selection *selection, const double *x,
                                  const int32_t *given);
-/* dx, BS_GATE, and BS_GATE_BIAS as each shard has it. */
+/* dx, BS_GATE, and BS_GATE_BIAS summed over all shards. */
 assay_status bs_expert_selection_bwd(assay_context *ctx, const bs_moe_layer *at, double *dx, const double *d_weights,
                                      const double *x, const bs_selection *selection);
 
@@ -127,7 +125,7 @@ void bs_gating_free(bs_gating *gating); /* safe on a zeroed struct */
 
 /* As they may be stored. */
 assay_status bs_compute_gating(assay_context *ctx, const bs_moe_layer *at, bs_gating *gating, const bs_routed *routed);
-/* dx [M,R,D], BS_WI_0 and BS_WI_1. */
+/* dx [M,R,D], BS_ROUTED + ASSAY_MLP_WI_0 and BS_ROUTED + ASSAY_MLP_WI_1. */
 assay_status bs_compute_gating_bwd(assay_context *ctx, const bs_moe_layer *at, double *dx, const bs_gating *d_gating,
                                    const bs_routed *routed);
 
@@ -136,7 +134,7 @@ assay_status bs_compute_gating_bwd(assay_context *ctx, const bs_moe_layer *at, d
 /* y [M,R,D]. */
 assay_status bs_compute_linear(assay_context *ctx, const bs_moe_layer *at, double *y, const bs_gating *gating,
                                const bs_routed *routed);
-/* d_gating, d_weights [M,R] and BS_WO from dy. */
+/* d_gating, d_weights [M,R] and BS_ROUTED + ASSAY_MLP_WO from dy. */
 assay_status bs_compute_linear_bwd(assay_context *ctx, const bs_moe_layer *at, bs_gating *d_gating, double *d_weights,
                                    const double *dy, const bs_gating *gating, const bs_routed *routed);
 

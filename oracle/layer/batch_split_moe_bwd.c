@@ -50,47 +50,6 @@ cleanup:
     return status;
 }
 
-static const int compute_weights[] = {BS_WI_0, BS_WI_1, BS_WO};
-static const int route_weights[] = {BS_POST_NORM, BS_GATE, BS_GATE_BIAS, BS_SHARED_WI_0, BS_SHARED_WI_1, BS_SHARED_WO};
-
-/* A stage's weights, whose gradients are made for each microbatch apart and then added (sum_grads). */
-typedef struct stage_gradients {
-    const bs_weights *sums;
-    const int *weights;
-    int count;
-    bs_weights each; /* room for those of one microbatch */
-} stage_gradients;
-
-/* The first microbatch's go where the sum will be; more than one need room. */
-static assay_status open_gradients(assay_context *ctx, const bs_run *run, stage_gradients *s)
-{
-    assay_status status = ASSAY_OK;
-    for (int k = 0; k < s->count && run->factor > 1; k++) {
-        const int weight = s->weights[k];
-        if (s->sums->values[weight] == NULL) continue;
-        TRY(bs_alloc_shards(ctx, run, "gradient of a microbatch", bs_weight_count(run, weight, true), 1,
-                            &s->each.values[weight]));
-    }
-cleanup:
-    return status;
-}
-
-/* After microbatch i. What is not the sum of all yet may be stored. */
-static void add_gradients(const assay_context *ctx, const bs_run *run, const stage_gradients *s, int64_t i)
-{
-    for (int k = 0; k < s->count; k++) {
-        const int weight = s->weights[k];
-        double *sum = s->sums->values[weight], *each = s->each.values[weight];
-        if (sum == NULL) continue;
-        const int64_t count = run->sizes.shards * bs_weight_count(run, weight, true);
-        if (i > 0) {
-            assay_round(ctx, ASSAY_ROUND_STORAGE, count, each);
-            bs_accumulate(ctx, sum, each, count);
-        }
-        if (i < run->factor - 1) assay_round(ctx, ASSAY_ROUND_STORAGE, count, sum);
-    }
-}
-
 /* d_last of the last microbatch, else what unroute_bwd made. */
 static const bs_deferred *d_outputs(const backward *b, const bs_deferred *d_last, int64_t i)
 {
@@ -100,19 +59,19 @@ static const bs_deferred *d_outputs(const backward *b, const bs_deferred *d_last
 static assay_status compute_bwd(assay_context *ctx, backward *b, const bs_deferred *d_last, const bs_weights *g)
 {
     assay_status status = ASSAY_OK;
-    stage_gradients sums = {.sums = g, .weights = compute_weights, .count = sizeof compute_weights / sizeof(int)};
-    TRY(open_gradients(ctx, b->run, &sums));
+    bs_gradient_sums sums = {0};
+    TRY(bs_gradient_sums_open(ctx, b->run, &sums, g, BS_ROUTED, BS_WEIGHTS));
     for (int64_t i = 0; i < b->run->factor; i++) {
-        b->at.g = i == 0 ? g : &sums.each;
+        b->at.g = bs_gradients_of(&sums, i);
         TRY(bs_routed_gradients_alloc(ctx, b->run, &b->gradients[i]));
         TRY(bs_compute_bwd(ctx, &b->at, &b->gradients[i], d_outputs(b, d_last, i)->routed_out, &b->gating[i],
                            &b->routed[i]));
-        add_gradients(ctx, b->run, &sums, i);
+        bs_add_gradients(ctx, b->run, &sums, i);
         bs_gating_free(&b->gating[i]);
         TRY(add_event(ctx, b, ASSAY_STAGE_COMPUTE_BWD, i));
     }
 cleanup:
-    bs_weights_free(&sums.each);
+    bs_gradient_sums_close(&sums);
     return status;
 }
 
@@ -122,22 +81,22 @@ static assay_status route_bwd(assay_context *ctx, backward *b, double *const *dx
     assay_status status = ASSAY_OK;
     const bs_run *run = b->run;
     const int64_t count = run->sizes.shards * run->sizes.tokens * run->mla.emb_dim;
-    stage_gradients sums = {.sums = g, .weights = route_weights, .count = sizeof route_weights / sizeof(int)};
+    bs_gradient_sums sums = {0};
     double *d_inputs = NULL;
-    TRY(open_gradients(ctx, run, &sums));
+    TRY(bs_gradient_sums_open(ctx, run, &sums, g, BS_POST_NORM, BS_ROUTED));
     TRY(bs_alloc_shards(ctx, run, "gradient of moe_inputs", run->sizes.tokens, run->mla.emb_dim, &d_inputs));
     for (int64_t i = 0; i < run->factor; i++) {
         const bs_deferred *d = d_outputs(b, d_last, i);
-        b->at.g = i == 0 ? g : &sums.each;
+        b->at.g = bs_gradients_of(&sums, i);
         TRY(bs_shared_expert_and_route_bwd(ctx, &b->at, d_inputs, &b->gradients[i], d->shared_out,
                                            b->residuals->mla_out[i], &b->routed[i]));
-        add_gradients(ctx, run, &sums, i);
+        bs_add_gradients(ctx, run, &sums, i);
         assay_round(ctx, ASSAY_ROUND_STORAGE, count, d_inputs);
         layer_add(ctx, dxs[i], d->moe_inputs, d_inputs, count);
         TRY(add_event(ctx, b, ASSAY_STAGE_ROUTE_BWD, i));
     }
 cleanup:
-    bs_weights_free(&sums.each);
+    bs_gradient_sums_close(&sums);
     free(d_inputs);
     return status;
 }

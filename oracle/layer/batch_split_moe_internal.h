@@ -14,10 +14,6 @@ typedef struct bs_given {
 assay_status bs_read_given(assay_context *ctx, const bs_run *run, int64_t layer, bs_given *given);
 void bs_given_free(bs_given *given); /* safe on a zeroed struct */
 
-/* One shard's part of compute_gating. */
-assay_status bs_compute_gating_of(assay_context *ctx, const bs_moe_layer *at, bs_gating *gating,
-                                  const bs_routed *routed, int64_t shard);
-
 /* Operations of the shared expert's _remat on all shards. */
 double bs_shared_expert_flops(const bs_run *run);
 

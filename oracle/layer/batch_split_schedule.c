@@ -48,7 +48,7 @@ typedef struct layer_call {
     bs_residuals *residuals;
     double *const *xs; /* forward: in and out; backward: cotangents, in and out */
     bs_mla_state states[ASSAY_MOST_MICROBATCHES];
-    const bs_weights *g;
+    bs_gradient_sums sums;
 } layer_call;
 
 static assay_status attend(assay_context *ctx, void *self, int64_t m)
@@ -69,36 +69,18 @@ cleanup:
     return status;
 }
 
-/* checkpoints/P of the whole batch, where it is wanted. `rows`: of the batch; `width` numbers each. */
-static assay_status write_checkpoint(assay_context *ctx, const bs_run *run, int64_t layer, const char *name,
-                                     double *const *microbatches, int64_t width)
-{
-    assay_status status = ASSAY_OK;
-    char prefix[LAYER_PREFIX_SIZE], path[ASSAY_PATH_SIZE];
-    const assay_sink *out = run->stack->out;
-    const int64_t count = run->sizes.shards * run->sizes.rows * run->factor * width;
-    double *whole = NULL;
-    layer_prefix(run->stack, layer, prefix);
-    snprintf(path, sizeof path, "checkpoints/%s%s", prefix, name);
-    if (!out->wants(out->self, path)) return ASSAY_OK;
-    TRY(assay_alloc_f64(ctx, path, count, &whole));
-    bs_merge(whole, (const double *const *)microbatches, run, width);
-    TRY(out->write(ctx, out->self, path, count, whole));
-cleanup:
-    free(whole);
-    return status;
-}
-
 static assay_status write_checkpoints(assay_context *ctx, const layer_call *call)
 {
     assay_status status;
     const bs_run *run = call->run;
     const bs_residuals *r = call->residuals;
     const int64_t tokens = run->mla.sequence, heads = run->mla.heads;
-    TRY(write_checkpoint(ctx, run, call->layer, "decoder_layer_input", r->layer_inputs, tokens * run->mla.emb_dim));
-    TRY(write_checkpoint(ctx, run, call->layer, "attention_out", r->attn_out, tokens * heads * run->mla.v_head_dim));
-    TRY(write_checkpoint(ctx, run, call->layer, "lse", r->lse, tokens * heads));
-    TRY(write_checkpoint(ctx, run, call->layer, "mla_out", r->mla_out, tokens * run->mla.emb_dim));
+    TRY(bs_write_merged(ctx, run, call->layer, "checkpoints", "decoder_layer_input", r->layer_inputs,
+                        tokens * run->mla.emb_dim));
+    TRY(bs_write_merged(ctx, run, call->layer, "checkpoints", "attention_out", r->attn_out,
+                        tokens * heads * run->mla.v_head_dim));
+    TRY(bs_write_merged(ctx, run, call->layer, "checkpoints", "lse", r->lse, tokens * heads));
+    TRY(bs_write_merged(ctx, run, call->layer, "checkpoints", "mla_out", r->mla_out, tokens * run->mla.emb_dim));
 cleanup:
     return status;
 }
@@ -124,37 +106,6 @@ static assay_status remat(assay_context *ctx, void *self, int64_t m)
                                    call->w);
 }
 
-static const int mla_weights[] = {BS_PRE_NORM, BS_WQ_A, BS_WQ_B, BS_Q_NORM, BS_WKV_A, BS_WKV_B, BS_KV_NORM, BS_OUT};
-enum { MLA_WEIGHTS = sizeof mla_weights / sizeof *mla_weights };
-
-/* Of another microbatch than the first: its own gradients, then added. */
-static assay_status add_gradients(assay_context *ctx, const layer_call *call, int64_t m, double *dx)
-{
-    assay_status status = ASSAY_OK;
-    const bs_run *run = call->run;
-    bs_weights part = {0};
-    for (int i = 0; i < MLA_WEIGHTS; i++) {
-        const int weight = mla_weights[i];
-        const int64_t count = run->sizes.shards * bs_weight_count(run, weight, true);
-        if (call->g->values[weight] == NULL) continue;
-        TRY(assay_alloc_f64(ctx, "gradient of a microbatch", count, &part.values[weight]));
-    }
-    TRY(bs_mla_with_norms_bwd(ctx, run, m, dx, &part, call->xs[m], call->residuals->layer_inputs[m], &call->states[m],
-                              call->w));
-    for (int i = 0; i < MLA_WEIGHTS; i++) {
-        const int weight = mla_weights[i];
-        const int64_t count = run->sizes.shards * bs_weight_count(run, weight, true);
-        double *sum = call->g->values[weight], *term = part.values[weight];
-        if (sum == NULL) continue;
-        assay_round(ctx, ASSAY_ROUND_STORAGE, count, sum);
-        assay_round(ctx, ASSAY_ROUND_STORAGE, count, term);
-        bs_accumulate(ctx, sum, term, count);
-    }
-cleanup:
-    bs_weights_free(&part);
-    return status;
-}
-
 static assay_status attend_bwd(assay_context *ctx, void *self, int64_t m)
 {
     layer_call *call = self;
@@ -163,12 +114,9 @@ static assay_status attend_bwd(assay_context *ctx, void *self, int64_t m)
     const int64_t count = bs_activation_count(run);
     double *dx = NULL;
     TRY(assay_alloc_f64(ctx, "gradient of the layer's input", count, &dx));
-    if (m == 0) {
-        TRY(bs_mla_with_norms_bwd(ctx, run, m, dx, call->g, call->xs[m], call->residuals->layer_inputs[m],
-                                  &call->states[m], call->w));
-    } else {
-        TRY(add_gradients(ctx, call, m, dx));
-    }
+    TRY(bs_mla_with_norms_bwd(ctx, run, m, dx, bs_gradients_of(&call->sums, m), call->xs[m],
+                              call->residuals->layer_inputs[m], &call->states[m], call->w));
+    bs_add_gradients(ctx, run, &call->sums, m);
     memcpy(call->xs[m], dx, (size_t)count * sizeof *dx);
     bs_mla_state_free(&call->states[m], run);
 cleanup:
@@ -181,12 +129,14 @@ assay_status bs_batch_split_schedule_bwd(assay_context *ctx, bs_run *run, int64_
                                          const bs_weights *g)
 {
     assay_status status;
-    layer_call call = {.run = run, .layer = layer, .w = w, .residuals = residuals, .xs = dxs, .g = g};
+    layer_call call = {.run = run, .layer = layer, .w = w, .residuals = residuals, .xs = dxs};
     TRY(bs_staggered_call(ctx, run, layer, &(bs_stage){true, ASSAY_STAGE_MLA_WITH_NORMS_REMAT, remat, &call}));
     TRY(bs_moe_bwd(ctx, run, layer, dxs, d_last, residuals, w, g));
+    TRY(bs_gradient_sums_open(ctx, run, &call.sums, g, BS_PRE_NORM, BS_POST_NORM));
     TRY(bs_staggered_call(ctx, run, layer, &(bs_stage){true, ASSAY_STAGE_MLA_WITH_NORMS_BWD, attend_bwd, &call}));
 cleanup:
     for (int64_t m = 0; m < run->factor; m++) bs_mla_state_free(&call.states[m], run);
+    bs_gradient_sums_close(&call.sums);
     bs_residuals_free(residuals);
     return status;
 }

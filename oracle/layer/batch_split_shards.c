@@ -1,10 +1,12 @@
-/* Arrays and weights of all shards; what a layer keeps and defers. */
+/* Arrays and weights of all shards; results of the whole batch; what a layer keeps and defers. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/memory.h"
 #include "oracle/layer/batch_split_moe_internal.h"
+#include "oracle/ops/rms_norm.h"
 #include "oracle/ops/vector_sums.h"
 
 assay_status bs_alloc_shards(assay_context *ctx, const bs_run *run, const char *what, int64_t a, int64_t b,
@@ -53,6 +55,80 @@ void bs_sum_over_shards(const assay_context *ctx, const bs_run *run, double *val
     for (int64_t shard = 1; shard < shards; shard++) bs_accumulate(ctx, values, values + shard * count, count);
     for (int64_t shard = 1; shard < shards; shard++)
         memcpy(values + shard * count, values, (size_t)count * sizeof *values);
+}
+
+assay_status bs_normalise(assay_context *ctx, const bs_run *run, double **x_norm, double **rstd, const double *x,
+                          const bs_weights *w, int weight)
+{
+    assay_status status = ASSAY_OK;
+    const int64_t tokens = run->sizes.tokens, dim = run->mla.emb_dim;
+    TRY(bs_alloc_shards(ctx, run, "normalised input", tokens, dim, x_norm));
+    TRY(bs_alloc_shards(ctx, run, "normalised input", tokens, 1, rstd));
+    for (int64_t shard = 0; shard < run->sizes.shards; shard++) {
+        const int64_t first = shard * tokens;
+        assay_rms_norm_forward(ctx, *x_norm + first * dim, *rstd + first, x + first * dim,
+                               bs_weight_of(run, w, weight, shard), tokens, dim, run->stack->config->epsilon);
+    }
+    assay_round(ctx, ASSAY_ROUND_STORAGE, run->sizes.shards * tokens * dim, *x_norm);
+cleanup:
+    return status;
+}
+
+assay_status bs_gradient_sums_open(assay_context *ctx, const bs_run *run, bs_gradient_sums *s, const bs_weights *g,
+                                   int first, int end)
+{
+    *s = (bs_gradient_sums){0};
+    for (int weight = first; weight < end; weight++) s->sums.values[weight] = g->values[weight];
+    return run->factor == 1 ? ASSAY_OK : bs_weights_alloc(ctx, run, &s->each, true, &s->sums);
+}
+
+void bs_gradient_sums_close(bs_gradient_sums *s)
+{
+    bs_weights_free(&s->each);
+}
+
+const bs_weights *bs_gradients_of(const bs_gradient_sums *s, int64_t i)
+{
+    return i == 0 ? &s->sums : &s->each;
+}
+
+void bs_add_gradients(const assay_context *ctx, const bs_run *run, const bs_gradient_sums *s, int64_t i)
+{
+    for (int weight = 0; weight < BS_WEIGHTS; weight++) {
+        double *sum = s->sums.values[weight], *each = s->each.values[weight];
+        if (sum == NULL) continue;
+        const int64_t count = run->sizes.shards * bs_weight_count(run, weight, true);
+        if (i > 0) {
+            assay_round(ctx, ASSAY_ROUND_STORAGE, count, each);
+            bs_accumulate(ctx, sum, each, count);
+        }
+        if (i < run->factor - 1) assay_round(ctx, ASSAY_ROUND_STORAGE, count, sum);
+    }
+}
+
+bool bs_wants(const bs_run *run, int64_t layer, const char *folder, const char *name, char path[ASSAY_PATH_SIZE])
+{
+    const assay_sink *out = run->stack->out;
+    char prefix[LAYER_PREFIX_SIZE];
+    layer_prefix(run->stack, layer, prefix);
+    snprintf(path, ASSAY_PATH_SIZE, "%s/%s%s", folder, prefix, name);
+    return out->wants(out->self, path);
+}
+
+assay_status bs_write_merged(assay_context *ctx, const bs_run *run, int64_t layer, const char *folder, const char *name,
+                             double *const *microbatches, int64_t width)
+{
+    assay_status status = ASSAY_OK;
+    const assay_sink *out = run->stack->out;
+    char path[ASSAY_PATH_SIZE];
+    double *whole = NULL;
+    if (!bs_wants(run, layer, folder, name, path)) return ASSAY_OK;
+    TRY(bs_alloc_shards(ctx, run, path, run->factor * run->sizes.rows, width, &whole));
+    bs_merge(whole, (const double *const *)microbatches, run, width);
+    TRY(out->write(ctx, out->self, path, run->sizes.shards * run->factor * run->sizes.rows * width, whole));
+cleanup:
+    free(whole);
+    return status;
 }
 
 void bs_residuals_free(bs_residuals *r)

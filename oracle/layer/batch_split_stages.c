@@ -39,17 +39,10 @@ static assay_status normalise_and_route(assay_context *ctx, const bs_moe_layer *
 {
     assay_status status = ASSAY_OK;
     const bs_run *run = at->run;
-    const int64_t tokens = run->sizes.tokens, dim = run->mla.emb_dim, shards = run->sizes.shards;
-    TRY(alloc_activation(ctx, run, "normalised input", &routed->x_norm));
-    TRY(bs_alloc_shards(ctx, run, "normalised input", tokens, 1, &routed->rstd));
-    for (int64_t shard = 0; shard < shards; shard++) {
-        const int64_t first = shard * tokens;
-        assay_rms_norm_forward(ctx, routed->x_norm + first * dim, routed->rstd + first, moe_inputs + first * dim,
-                               bs_weight_of(run, at->w, BS_POST_NORM, shard), tokens, dim, run->stack->config->epsilon);
-    }
-    assay_round(ctx, ASSAY_ROUND_STORAGE, activation_count(run), routed->x_norm);
+    const int64_t choices = run->sizes.shards * run->sizes.tokens * run->routing.num_experts_per_tok;
+    TRY(bs_normalise(ctx, run, &routed->x_norm, &routed->rstd, moe_inputs, at->w, BS_POST_NORM));
     TRY(bs_expert_selection(ctx, at, &routed->selection, routed->x_norm, given));
-    assay_round(ctx, ASSAY_ROUND_ROUTER, shards * tokens * run->routing.num_experts_per_tok, routed->selection.weights);
+    assay_round(ctx, ASSAY_ROUND_ROUTER, choices, routed->selection.routing.weights);
     TRY(bs_route(ctx, run, routed));
 cleanup:
     return status;
@@ -132,7 +125,6 @@ assay_status bs_shared_expert_and_route_bwd(assay_context *ctx, const bs_moe_lay
                                 bs_weight_of(run, at->w, BS_POST_NORM, shard), routed->rstd + first, tokens, dim);
     }
     bs_sum_over_shards(ctx, run, at->g->values[BS_POST_NORM], dim);
-    bs_sum_over_shards(ctx, run, at->g->values[BS_GATE_BIAS], run->routing.num_experts);
 cleanup:
     free(d_norm);
     return status;
@@ -145,33 +137,30 @@ assay_status bs_compute(assay_context *ctx, const bs_moe_layer *at, double *rout
     return status != ASSAY_OK ? status : bs_compute_linear(ctx, at, routed_out, gating, routed);
 }
 
-/* The rows that were kept of one shard, and zeros. */
-static void pad(double *values, const double *kept, const bs_run *run, int64_t shard)
-{
-    const int64_t width = run->stack->config->moe.moe_mlp_dim;
-    const size_t size = (size_t)(run->sizes.copies * width), held = (size_t)(run->sizes.capacity * width);
-    double *to = values + (size_t)shard * size;
-    memcpy(to, kept + (size_t)shard * held, held * sizeof *to);
-    memset(to + held, 0, (size - held) * sizeof *to);
-}
-
 assay_status bs_compute_remat(assay_context *ctx, const bs_moe_layer *at, bs_gating *gating, const bs_routed *routed,
                               const bs_residuals *residuals, int64_t i)
 {
     assay_status status = ASSAY_OK;
     const bs_run *run = at->run;
-    const double row_flops = 4 * (double)run->mla.emb_dim * (double)run->stack->config->moe.moe_mlp_dim;
+    const int64_t width = run->stack->config->moe.moe_mlp_dim, local = run->sizes.local_experts;
+    const size_t size = (size_t)(run->sizes.copies * width), held = (size_t)(run->sizes.capacity * width);
+    bs_routed again = {.x = routed->x}; /* the shards with too many rows; elsewhere gating becomes 0 */
+    TRY(bs_alloc_shards_i32(ctx, run, "group_sizes", local, 1, &again.group_sizes));
     for (int64_t shard = 0; shard < run->sizes.shards; shard++) {
-        const int64_t rows = bs_rows_of(run, routed->group_sizes, shard);
-        if (rows <= run->sizes.capacity) {
-            pad(gating->layer_w0, residuals->mlpwi_0[i], run, shard);
-            pad(gating->layer_w1, residuals->mlpwi_1[i], run, shard);
-        } else {
-            TRY(bs_compute_gating_of(ctx, at, gating, routed, shard));
-            assay_remat_recomputed(run->stack->store, (double)rows * row_flops);
-        }
+        const bool too_many = bs_rows_of(run, routed->group_sizes, shard) > run->sizes.capacity;
+        for (int64_t e = shard * local; e < (shard + 1) * local; e++)
+            again.group_sizes[e] = too_many ? routed->group_sizes[e] : 0;
+        const int64_t rows = bs_rows_of(run, again.group_sizes, shard);
+        assay_remat_recomputed(run->stack->store, 4 * (double)rows * (double)(run->mla.emb_dim * width));
+    }
+    TRY(bs_compute_gating(ctx, at, gating, &again));
+    for (size_t shard = 0; shard < (size_t)run->sizes.shards; shard++) {
+        if (bs_rows_of(run, again.group_sizes, (int64_t)shard) > 0) continue;
+        memcpy(gating->layer_w0 + shard * size, residuals->mlpwi_0[i] + shard * held, held * sizeof(double));
+        memcpy(gating->layer_w1 + shard * size, residuals->mlpwi_1[i] + shard * held, held * sizeof(double));
     }
 cleanup:
+    free(again.group_sizes);
     return status;
 }
 

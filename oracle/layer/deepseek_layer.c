@@ -25,11 +25,11 @@ assay_status layer_backward(assay_context *ctx, const stack_run *run, int64_t la
     layer_weights w = {0}, g = {0};
     attention_half half = {0};
     TRY(layer_weights_read(ctx, run, layer, &w));
-    TRY(layer_gradients_alloc(ctx, run, layer, &w, &g));
+    TRY(assay_gradients_alloc(ctx, run->out, w.prefix, &w.table, w.values, g.values));
     TRY(attention_half_refill(ctx, run, layer, &w, &half));
     TRY(mlp_half_backward(ctx, run, layer, &w, &g, half.h, dy));
     TRY(attention_half_backward(ctx, run, &w, &g, &half, dy));
-    TRY(layer_gradients_write(ctx, run, layer, &g));
+    TRY(assay_gradients_write(ctx, run->out, w.prefix, &w.table, g.values));
 cleanup:
     layer_weights_free(&w);
     layer_weights_free(&g);

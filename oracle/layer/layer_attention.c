@@ -16,20 +16,6 @@ void attention_half_free(attention_half *half)
     *half = (attention_half){0};
 }
 
-static assay_mla_weights mla_weights(const layer_weights *w)
-{
-    return (assay_mla_weights){
-        .wq_a = w->values[LAYER_WQ_A],
-        .q_norm = w->values[LAYER_Q_NORM],
-        .wq_b = w->values[LAYER_WQ_B],
-        .query = w->values[LAYER_QUERY],
-        .wkv_a = w->values[LAYER_WKV_A],
-        .kv_norm = w->values[LAYER_KV_NORM],
-        .wkv_b = w->values[LAYER_WKV_B],
-        .out = w->values[LAYER_OUT],
-    };
-}
-
 static assay_mla_inputs mla_inputs(const stack_run *run, const attention_half *half)
 {
     return (assay_mla_inputs){.x = half->x_norm, .positions = run->positions, .segment_ids = run->segment_ids};
@@ -89,7 +75,7 @@ assay_status attention_half_forward(assay_context *ctx, const stack_run *run, in
                                     double **x, double **h)
 {
     assay_status status = ASSAY_OK;
-    const assay_mla_weights weights = mla_weights(w);
+    const assay_mla_weights weights = assay_mla_weights_of(w->values + LAYER_MLA);
     attention_half half = {.x = *x};
     *x = NULL;
     TRY(layer_write_checkpoint(ctx, run, layer, ASSAY_REMAT_DECODER_LAYER_INPUT, half.x));
@@ -118,7 +104,7 @@ assay_status attention_half_refill(assay_context *ctx, const stack_run *run, int
 {
     assay_status status = ASSAY_OK;
     const assay_mla_config *config = &run->config->mla;
-    const assay_mla_weights weights = mla_weights(w);
+    const assay_mla_weights weights = assay_mla_weights_of(w->values + LAYER_MLA);
     *half = (attention_half){0};
     TRY(assay_remat_take(ctx, run->store, layer, ASSAY_REMAT_DECODER_LAYER_INPUT, &half->x));
     TRY(assay_remat_take(ctx, run->store, layer, ASSAY_REMAT_LSE, &half->mla.lse));
@@ -142,21 +128,11 @@ assay_status attention_half_backward(assay_context *ctx, const stack_run *run, c
                                      const layer_weights *g, attention_half *half, double *dh)
 {
     assay_status status = ASSAY_OK;
-    const assay_mla_weights weights = mla_weights(w);
+    const assay_mla_weights weights = assay_mla_weights_of(w->values + LAYER_MLA);
     const assay_mla_inputs inputs = mla_inputs(run, half);
     double *dx_norm = NULL, *dx = NULL;
     TRY(assay_alloc_f64(ctx, "gradient of the normalised input", run->size, &dx_norm));
-    const assay_mla_gradients gradients = {
-        .dx = dx_norm,
-        .dwq_a = g->values[LAYER_WQ_A],
-        .dq_norm = g->values[LAYER_Q_NORM],
-        .dwq_b = g->values[LAYER_WQ_B],
-        .dquery = g->values[LAYER_QUERY],
-        .dwkv_a = g->values[LAYER_WKV_A],
-        .dkv_norm = g->values[LAYER_KV_NORM],
-        .dwkv_b = g->values[LAYER_WKV_B],
-        .dout = g->values[LAYER_OUT],
-    };
+    const assay_mla_gradients gradients = assay_mla_gradients_of(dx_norm, g->values + LAYER_MLA);
     TRY(assay_mla_backward(ctx, &gradients, dh, &half->mla, &inputs, &weights, &run->config->mla));
     assay_mla_residuals_free(&half->mla);
     assay_round(ctx, ASSAY_ROUND_STORAGE, run->size, dx_norm);

@@ -25,29 +25,22 @@ bool layer_is_dense(const assay_stack_config *config, int64_t layer);
 enum {
     LAYER_PRE_NORM,
     LAYER_POST_NORM,
-    LAYER_WQ_A,
-    LAYER_Q_NORM,
-    LAYER_WQ_B,
-    LAYER_QUERY,
-    LAYER_WKV_A,
-    LAYER_KV_NORM,
-    LAYER_WKV_B,
-    LAYER_OUT,
-    LAYER_MLP, /* ASSAY_MLP_WI ... of a dense layer */
+    LAYER_MLA,                                 /* ASSAY_MLA_WQ_A ... */
+    LAYER_MLP = LAYER_MLA + ASSAY_MLA_WEIGHTS, /* ASSAY_MLP_WI ... of a dense layer */
     LAYER_WEIGHTS = LAYER_MLP + ASSAY_MLP_WEIGHTS,
 };
 
 /* Weights, or gradients of them. NULL: the layer has no such weight, or nobody wants its gradient. */
 typedef struct layer_weights {
+    char prefix[LAYER_PREFIX_SIZE];
+    assay_tensor_table table;
     double *values[LAYER_WEIGHTS];
 } layer_weights;
 
+/* LAYER_PRE_NORM or LAYER_POST_NORM. */
+assay_tensor_row layer_norm_row(const assay_stack_config *config, int norm);
 assay_tensor_table layer_weight_table(const assay_stack_config *config, int64_t layer);
 assay_status layer_weights_read(assay_context *ctx, const stack_run *run, int64_t layer, layer_weights *w);
-/* Room for the gradients of these weights that somebody wants. */
-assay_status layer_gradients_alloc(assay_context *ctx, const stack_run *run, int64_t layer, const layer_weights *w,
-                                   layer_weights *g);
-assay_status layer_gradients_write(assay_context *ctx, const stack_run *run, int64_t layer, const layer_weights *g);
 void layer_weights_free(layer_weights *w);
 /* Whether the sink wants the gradient of any weight of the layer. */
 bool layer_wants_gradient(const stack_run *run, int64_t layer);

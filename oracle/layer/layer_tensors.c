@@ -8,19 +8,6 @@
 #include "oracle/base/memory.h"
 #include "oracle/layer/layer_internal.h"
 
-static const char *const weight_names[LAYER_MLP] = {
-    [LAYER_PRE_NORM] = "pre_self_attention_layer_norm/scale",
-    [LAYER_POST_NORM] = "post_self_attention_layer_norm/scale",
-    [LAYER_WQ_A] = "self_attention/wq_a/kernel",
-    [LAYER_Q_NORM] = "self_attention/q_norm/scale",
-    [LAYER_WQ_B] = "self_attention/wq_b/kernel",
-    [LAYER_QUERY] = "self_attention/query/kernel",
-    [LAYER_WKV_A] = "self_attention/wkv_a/kernel",
-    [LAYER_KV_NORM] = "self_attention/kv_norm/scale",
-    [LAYER_WKV_B] = "self_attention/wkv_b/kernel",
-    [LAYER_OUT] = "self_attention/out/kernel",
-};
-
 void layer_prefix(const stack_run *run, int64_t layer, char prefix[LAYER_PREFIX_SIZE])
 {
     prefix[0] = '\0';
@@ -32,28 +19,24 @@ bool layer_is_dense(const assay_stack_config *config, int64_t layer)
     return layer < config->dense_layers;
 }
 
+assay_tensor_row layer_norm_row(const assay_stack_config *config, int norm)
+{
+    return (assay_tensor_row){.name = norm == LAYER_PRE_NORM ? "pre_self_attention_layer_norm/scale"
+                                                             : "post_self_attention_layer_norm/scale",
+                              .kind = ASSAY_NORM_SCALE,
+                              .axes = "D",
+                              .shape = assay_shape_of(1, config->mla.emb_dim)};
+}
+
 assay_tensor_table layer_weight_table(const assay_stack_config *config, int64_t layer)
 {
-    const assay_mla_config *mla = &config->mla;
-    const int64_t dim = mla->emb_dim, heads = mla->heads, rope = mla->rope.dim;
-    const int64_t query = heads * (mla->qk_nope_head_dim + rope);
-    const int64_t counts[LAYER_MLP] = {
-        [LAYER_PRE_NORM] = dim,
-        [LAYER_POST_NORM] = dim,
-        [LAYER_WQ_A] = dim * mla->q_lora_rank,
-        [LAYER_Q_NORM] = mla->q_lora_rank,
-        [LAYER_WQ_B] = mla->q_lora_rank * query,
-        [LAYER_QUERY] = mla->q_lora_rank > 0 ? 0 : dim * query,
-        [LAYER_WKV_A] = dim * (mla->kv_lora_rank + rope),
-        [LAYER_KV_NORM] = mla->kv_lora_rank,
-        [LAYER_WKV_B] = mla->kv_lora_rank * heads * (mla->qk_nope_head_dim + mla->v_head_dim),
-        [LAYER_OUT] = heads * mla->v_head_dim * dim,
-    };
     assay_tensor_table table = {.count = LAYER_WEIGHTS};
-    for (int weight = 0; weight < LAYER_MLP; weight++)
-        if (counts[weight] > 0)
-            table.rows[weight] =
-                (assay_tensor_row){.name = weight_names[weight], .shape = assay_shape_of(1, counts[weight])};
+    table.rows[LAYER_PRE_NORM] = layer_norm_row(config, LAYER_PRE_NORM);
+    table.rows[LAYER_POST_NORM] = layer_norm_row(config, LAYER_POST_NORM);
+    for (int weight = 0; weight < ASSAY_MLA_WEIGHTS; weight++) {
+        table.rows[LAYER_MLA + weight] = assay_mla_weight_row(&config->mla, weight);
+        table.rows[LAYER_MLA + weight].folder = "self_attention/";
+    }
     for (int weight = 0; weight < ASSAY_MLP_WEIGHTS && layer_is_dense(config, layer); weight++) {
         table.rows[LAYER_MLP + weight] = assay_mlp_weight_row(&config->mlp, ASSAY_MLP_DENSE, weight);
         table.rows[LAYER_MLP + weight].folder = "mlp/";
@@ -71,30 +54,12 @@ static void path_of(const stack_run *run, int64_t layer, const char *folder, con
 assay_status layer_weights_read(assay_context *ctx, const stack_run *run, int64_t layer, layer_weights *w)
 {
     assay_status status;
-    const assay_tensor_table table = layer_weight_table(run->config, layer);
-    char prefix[LAYER_PREFIX_SIZE];
-    layer_prefix(run, layer, prefix);
-    TRY(assay_weights_alloc(ctx, run->in, prefix, &table, w->values));
-    TRY(assay_weights_read(ctx, run->in, prefix, &table, 0, w->values));
+    *w = (layer_weights){.table = layer_weight_table(run->config, layer)};
+    layer_prefix(run, layer, w->prefix);
+    TRY(assay_weights_alloc(ctx, run->in, w->prefix, &w->table, w->values));
+    TRY(assay_weights_read(ctx, run->in, w->prefix, &w->table, 0, w->values));
 cleanup:
     return status;
-}
-
-assay_status layer_gradients_alloc(assay_context *ctx, const stack_run *run, int64_t layer, const layer_weights *w,
-                                   layer_weights *g)
-{
-    const assay_tensor_table table = layer_weight_table(run->config, layer);
-    char prefix[LAYER_PREFIX_SIZE];
-    layer_prefix(run, layer, prefix);
-    return assay_gradients_alloc(ctx, run->out, prefix, &table, w->values, g->values);
-}
-
-assay_status layer_gradients_write(assay_context *ctx, const stack_run *run, int64_t layer, const layer_weights *g)
-{
-    const assay_tensor_table table = layer_weight_table(run->config, layer);
-    char prefix[LAYER_PREFIX_SIZE];
-    layer_prefix(run, layer, prefix);
-    return assay_gradients_write(ctx, run->out, prefix, &table, g->values);
 }
 
 void layer_weights_free(layer_weights *w)
@@ -149,36 +114,26 @@ static int64_t routed_rows(const assay_stack_config *config)
     return tokens * routing->num_experts_per_tok;
 }
 
+/* Slots stand in the order of the tables. */
 int64_t layer_checkpoint_count(const assay_stack_config *config, int64_t layer, int slot)
 {
     const assay_mla_config *mla = &config->mla;
-    const assay_moe_config *moe = &config->moe;
-    const bool dense = layer_is_dense(config, layer), fused = dense && config->mlp.fused;
-    const int64_t tokens = mla->batch * mla->sequence, routed = dense ? 0 : routed_rows(config);
-    const int64_t width = tokens * (dense ? config->mlp.mlp_dim : moe->shared_mlp_dim);
-    if (slot >= ASSAY_REMAT_QUERY_WA_PROJ && slot <= ASSAY_REMAT_OUT_PROJ) {
+    const int64_t tokens = mla->batch * mla->sequence;
+    const bool dense = layer_is_dense(config, layer);
+    const assay_gated_mlp_config routed = assay_moe_expert_config(&config->moe, 0);
+    const assay_gated_mlp_config plain = dense ? config->mlp : assay_moe_shared_config(&config->moe, 0);
+    assay_tensor_row row;
+    if (slot == ASSAY_REMAT_DECODER_LAYER_INPUT) return tokens * mla->emb_dim;
+    if (slot == ASSAY_REMAT_LSE) return assay_mla_tensor_count(mla, ASSAY_MLA_LSE);
+    if (slot <= ASSAY_REMAT_OUT_PROJ) {
         return assay_mla_tensor_count(mla, (assay_mla_tensor)(slot - ASSAY_REMAT_QUERY_WA_PROJ));
     }
-    switch (slot) {
-    case ASSAY_REMAT_DECODER_LAYER_INPUT:
-        return tokens * mla->emb_dim;
-    case ASSAY_REMAT_LSE:
-        return tokens * mla->heads;
-    case ASSAY_REMAT_MLPWI:
-        return fused ? 2 * width : 0;
-    case ASSAY_REMAT_MLPWI_0:
-    case ASSAY_REMAT_MLPWI_1:
-        return fused ? 0 : width;
-    case ASSAY_REMAT_MLPWO:
-        return width > 0 ? tokens * mla->emb_dim : 0;
-    case ASSAY_REMAT_MOE_MLPWI:
-        return moe->fused_weights ? 2 * routed * moe->moe_mlp_dim : 0;
-    case ASSAY_REMAT_MOE_MLPWI_0:
-    case ASSAY_REMAT_MOE_MLPWI_1:
-        return moe->fused_weights ? 0 : routed * moe->moe_mlp_dim;
-    default: /* ASSAY_REMAT_MOE_MLPWO */
-        return routed * mla->emb_dim;
+    if (slot <= ASSAY_REMAT_MLPWO) {
+        row = assay_mlp_checkpoint_row(&plain, dense ? ASSAY_MLP_DENSE : ASSAY_MLP_SHARED, slot - ASSAY_REMAT_MLPWI);
+        return tokens * assay_tensor_row_count(&row);
     }
+    row = assay_mlp_checkpoint_row(&routed, ASSAY_MLP_ROUTED, slot - ASSAY_REMAT_MOE_MLPWI);
+    return dense ? 0 : routed_rows(config) * assay_tensor_row_count(&row);
 }
 
 assay_status layer_write_checkpoint(assay_context *ctx, const stack_run *run, int64_t layer, int slot,

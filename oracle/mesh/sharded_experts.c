@@ -68,7 +68,7 @@ static assay_status write_outputs(assay_context *ctx, const sharded_mlp *mlp, co
 {
     assay_status status = ASSAY_OK;
     char path[ASSAY_PATH_SIZE];
-    const int64_t count = run->sizes.buffer * sharded_checkpoint(mlp, ASSAY_MLPWO, path);
+    const int64_t count = run->sizes.buffer * assay_mlp_checkpoint_path(&mlp->config, mlp->place, ASSAY_MLPWO, path);
     for (int64_t shard = 0; shard < run->sizes.shards; shard++) {
         for (int64_t c = 0; c < run->sizes.chunks; c++)
             TRY(sharded_write(ctx, run, path, count, run->chunks[c].rows_y + shard * count));

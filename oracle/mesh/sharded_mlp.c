@@ -25,7 +25,7 @@ assay_status sharded_mlp_alloc(assay_context *ctx, sharded_mlp *mlp, const shard
     TRY(assay_gated_mlp_residuals_alloc(ctx, &mlp->residuals, &mlp->config));
     for (int checkpoint = 0; checkpoint < ASSAY_MLP_CHECKPOINTS; checkpoint++) {
         char path[ASSAY_PATH_SIZE];
-        const int64_t count = checkpoint_rows * sharded_checkpoint(mlp, checkpoint, path);
+        const int64_t count = checkpoint_rows * assay_mlp_checkpoint_path(&mlp->config, mlp->place, checkpoint, path);
         if (count == 0) continue;
         mlp->given[checkpoint] = run->in->has(run->in->self, path);
         if (checkpoint == ASSAY_MLPWO || !sharded_wants(run, path)) continue;
@@ -79,7 +79,7 @@ assay_status sharded_write_kept(assay_context *ctx, const sharded_mlp *mlp, cons
     for (int checkpoint = 0; checkpoint < ASSAY_MLP_CHECKPOINTS; checkpoint++) {
         char path[ASSAY_PATH_SIZE];
         if (mlp->kept[checkpoint] == NULL) continue;
-        const int64_t count = rows * sharded_checkpoint(mlp, checkpoint, path);
+        const int64_t count = rows * assay_mlp_checkpoint_path(&mlp->config, mlp->place, checkpoint, path);
         TRY(sharded_write(ctx, run, path, count, mlp->kept[checkpoint]));
     }
 cleanup:

@@ -60,7 +60,7 @@ static assay_status read_given(assay_context *ctx, const sharded_mlp *mlp, const
                                const sharded_piece *piece, double *values)
 {
     char path[ASSAY_PATH_SIZE];
-    const int64_t width = sharded_checkpoint(mlp, checkpoint, path);
+    const int64_t width = assay_mlp_checkpoint_path(&mlp->config, mlp->place, checkpoint, path);
     return in->read(ctx, in->self, path, piece->first * width, piece->count * width, values);
 }
 
@@ -102,17 +102,6 @@ static void keep_checkpoints(const sharded_mlp *mlp, const sharded_piece *piece)
     keep_branch(mlp, both == NULL ? NULL : both + width, 2 * width, mlp->residuals.b, piece);
 }
 
-/* out = weights[row] times the rows of [count,width]. */
-static void weigh_rows(const assay_context *ctx, double *out, const double *weights, const double *rows, int64_t count,
-                       int64_t width)
-{
-#pragma omp parallel for num_threads(ctx->threads)
-    for (int64_t row = 0; row < count; row++) {
-        for (int64_t i = row * width; i < (row + 1) * width; i++) out[i] = weights[row] * rows[i];
-        assay_round(ctx, ASSAY_ROUND_STORAGE, width, out + row * width);
-    }
-}
-
 /* y = h wo + wo_bias, or (weight h) wo + weight wo_bias. */
 static assay_status gmm_down(assay_context *ctx, const sharded_mlp *mlp, const assay_source *in,
                              const sharded_piece *piece)
@@ -124,7 +113,7 @@ static assay_status gmm_down(assay_context *ctx, const sharded_mlp *mlp, const a
     if (mlp->given[ASSAY_MLPWO]) return read_given(ctx, mlp, in, ASSAY_MLPWO, piece, piece->y);
     assay_gated_mlp_residuals r = mlp->residuals;
     if (piece->weights != NULL) {
-        weigh_rows(ctx, mlp->weighted_h, piece->weights, r.h, piece->count, mlp->config.mlp_dim);
+        assay_weigh_rows(ctx, mlp->weighted_h, piece->weights, r.h, piece->count, mlp->config.mlp_dim);
         r.h = mlp->weighted_h;
         weights.w[ASSAY_MLP_WO_BIAS] = NULL;
     }
@@ -178,7 +167,7 @@ assay_status sharded_mlp_backward(assay_context *ctx, sharded_mlp *mlp, const sh
     if (piece->d_weights != NULL) TRY(weight_gradients(ctx, mlp, piece));
     if (piece->weights != NULL) {
         /* A weight on h is a weight on dy: (weight h)^T dy = h^T (weight dy). */
-        weigh_rows(ctx, mlp->weighted_dy, piece->weights, dy, piece->count, mlp->config.emb_dim);
+        assay_weigh_rows(ctx, mlp->weighted_dy, piece->weights, dy, piece->count, mlp->config.emb_dim);
         dy = mlp->weighted_dy;
     }
     TRY(assay_gated_mlp_backward(ctx, &g, dy, &mlp->residuals, piece->x, &weights, &mlp->config));

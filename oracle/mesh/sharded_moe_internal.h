@@ -13,8 +13,8 @@
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/mesh/collectives.h"
+#include "oracle/mesh/shard_rows.h"
 #include "oracle/mesh/sharded_moe.h"
-#include "oracle/moe/permute.h"
 
 /* One chunk of the sequence. */
 typedef struct sharded_chunk {
@@ -88,8 +88,6 @@ typedef struct sharded_run {
 /* sharded_results.c */
 bool sharded_wants(const sharded_run *run, const char *path);
 bool sharded_wants_gradient(const sharded_run *run, const char *path); /* of a tensor that is there */
-/* "checkpoints/moe_mlpwi_0" and the numbers of a row of it; 0: the block has no such checkpoint. */
-int64_t sharded_checkpoint(const sharded_mlp *mlp, int checkpoint, char path[ASSAY_PATH_SIZE]);
 /* Of the routed experts or the shared one. */
 bool sharded_wants_any_gradient(const sharded_run *run, assay_mlp_place place);
 bool sharded_wants_any_checkpoint(const sharded_run *run, assay_mlp_place place);

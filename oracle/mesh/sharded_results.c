@@ -24,13 +24,6 @@ bool sharded_wants_gradient(const sharded_run *run, const char *path)
     return run->in->has(run->in->self, path) && sharded_wants(run, gradient);
 }
 
-int64_t sharded_checkpoint(const sharded_mlp *mlp, int checkpoint, char path[ASSAY_PATH_SIZE])
-{
-    const assay_tensor_row row = assay_mlp_checkpoint_row(&mlp->config, mlp->place, checkpoint);
-    if (row.name != NULL) assay_tensor_path("checkpoints/", "", &row, path);
-    return assay_tensor_row_count(&row);
-}
-
 static assay_gated_mlp_config mlp_config_of(const sharded_run *run, assay_mlp_place place)
 {
     return place == ASSAY_MLP_ROUTED ? assay_moe_expert_config(run->config, 0)
@@ -46,11 +39,11 @@ bool sharded_wants_any_gradient(const sharded_run *run, assay_mlp_place place)
 
 bool sharded_wants_any_checkpoint(const sharded_run *run, assay_mlp_place place)
 {
-    const sharded_mlp mlp = {.config = mlp_config_of(run, place), .place = place};
+    const assay_gated_mlp_config config = mlp_config_of(run, place);
     char path[ASSAY_PATH_SIZE];
     bool wants = false;
     for (int checkpoint = 0; checkpoint < ASSAY_MLP_CHECKPOINTS; checkpoint++)
-        wants |= sharded_checkpoint(&mlp, checkpoint, path) > 0 && sharded_wants(run, path);
+        wants |= assay_mlp_checkpoint_path(&config, place, checkpoint, path) > 0 && sharded_wants(run, path);
     return wants;
 }
 

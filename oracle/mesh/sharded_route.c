@@ -104,7 +104,7 @@ static assay_status sort_copies(assay_context *ctx, sharded_run *run, sharded_ch
     const int64_t first = run->sharding->ring_of_experts ? index * s->local_experts : 0;
     int32_t *rolled = NULL;
     TRY(assay_alloc_i32(ctx, "rolled ids of experts", s->copies, &rolled));
-    for (int64_t i = 0; i < s->copies; i++) rolled[i] = (int32_t)((selected[i] - first + experts) % experts);
+    assay_roll_experts(rolled, selected, s->copies, first, experts);
     TRY(assay_permute_order(ctx, chunk->order + shard * s->copies, chunk->group_sizes + shard * experts, rolled,
                             &run->permute));
     memcpy(chunk->local_group_sizes + shard * s->local_experts, chunk->group_sizes + shard * experts,

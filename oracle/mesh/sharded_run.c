@@ -113,13 +113,10 @@ static assay_status send_tokens(assay_context *ctx, sharded_run *run, int64_t c)
     assay_status status = ASSAY_OK;
     sharded_chunk *chunk = &run->chunks[c];
     const assay_shard_sizes *s = &run->sizes;
-    const int64_t dim = run->permute.emb_dim, tokens = run->permute.tokens;
+    const int64_t dim = run->permute.emb_dim;
     TRY(sharded_spread(ctx, run, c, dim, run->routed, run->x));
     if (run->llama4) scale_tokens(ctx, run, chunk->gates, run->routed);
-    for (int64_t shard = 0; shard < s->shards; shard++) {
-        assay_permute_forward(run->sorted + shard * s->copies * dim, run->routed + shard * tokens * dim,
-                              chunk->order + shard * s->copies, &run->permute);
-    }
+    assay_sort_rows(run->sorted, run->routed, chunk->order, s->shards, &run->permute);
     TRY(sharded_dispatch(ctx, run, chunk, dim, chunk->rows_x, run->sorted));
     if (chunk->row_weights == NULL) return ASSAY_OK;
     for (int64_t i = 0; i < s->shards * s->copies; i++)
@@ -223,7 +220,7 @@ static assay_status return_gradients(assay_context *ctx, sharded_run *run, int64
     assay_status status = ASSAY_OK;
     sharded_chunk *chunk = &run->chunks[c];
     const assay_shard_sizes *s = &run->sizes;
-    const int64_t dim = run->permute.emb_dim, tokens = run->permute.tokens;
+    const int64_t dim = run->permute.emb_dim;
     if (chunk->row_d_weights != NULL) {
         TRY(sharded_dispatch_transpose(ctx, run, chunk, 1, run->sorted, chunk->row_d_weights));
         for (int64_t i = 0; i < s->shards * s->copies; i++)
@@ -231,10 +228,7 @@ static assay_status return_gradients(assay_context *ctx, sharded_run *run, int64
     }
     if (!run->need_row_dx) return ASSAY_OK;
     TRY(sharded_dispatch_transpose(ctx, run, chunk, dim, run->sorted, chunk->rows_dx));
-    for (int64_t shard = 0; shard < s->shards; shard++) {
-        TRY(assay_permute_backward(ctx, run->routed + shard * tokens * dim, run->sorted + shard * s->copies * dim,
-                                   chunk->order + shard * s->copies, &run->permute));
-    }
+    TRY(assay_unsort_rows(ctx, run->routed, run->sorted, chunk->order, s->shards, &run->permute));
     if (run->llama4) TRY(unscale_tokens(ctx, run, c, run->routed));
     TRY(sharded_collect(ctx, run, c, dim, ASSAY_ROUND_STORAGE, run->dx, run->routed));
 cleanup:

@@ -49,7 +49,7 @@ assay_status sharded_shared_run(assay_context *ctx, sharded_run *run)
     TRY(sharded_mlp_read(ctx, &mlp, run->in, 0));
     TRY(run_owners(ctx, run, &mlp, y, dx));
     TRY(sharded_write_kept(ctx, &mlp, run, tokens));
-    sharded_checkpoint(&mlp, ASSAY_MLPWO, path);
+    assay_mlp_checkpoint_path(&mlp.config, mlp.place, ASSAY_MLPWO, path);
     TRY(sharded_write(ctx, run, path, count, y));
     if (run->need_y) sharded_add(ctx, count, run->y, y);
     if (run->need_dx) sharded_add(ctx, count, run->dx, dx);

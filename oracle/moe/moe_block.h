@@ -77,9 +77,6 @@ void moe_mlp_free(moe_mlp *mlp);
 assay_status moe_mlp_read(assay_context *ctx, moe_mlp *mlp, const assay_source *in, int64_t expert);
 /* Reads what the source gives and computes the rest; y of the rows only when `down`. */
 assay_status moe_mlp_forward(assay_context *ctx, moe_mlp *mlp, const moe_block *block, const moe_rows *rows, bool down);
-/* "checkpoints/moe_mlpwi_0"; false: the block has none. */
-bool moe_checkpoint_path(const assay_gated_mlp_config *config, assay_mlp_place place, int checkpoint,
-                         char path[ASSAY_PATH_SIZE]);
 /* A checkpoint that the source gives, of the rows at hand; rows beyond them become 0. */
 assay_status moe_read_given(assay_context *ctx, const moe_mlp *mlp, const moe_block *block, int checkpoint,
                             const moe_rows *rows, double *values);

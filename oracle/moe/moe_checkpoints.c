@@ -13,7 +13,7 @@ bool moe_routed_given(const moe_block *block)
     char path[ASSAY_PATH_SIZE];
     bool given = false;
     for (int i = 0; i < ASSAY_MLP_CHECKPOINTS; i++)
-        given |= moe_checkpoint_path(&config, ASSAY_MLP_ROUTED, i, path) && in->has(in->self, path);
+        given |= assay_mlp_checkpoint_path(&config, ASSAY_MLP_ROUTED, i, path) > 0 && in->has(in->self, path);
     return given;
 }
 
@@ -115,9 +115,8 @@ static assay_status read_slots(assay_context *ctx, const moe_mlp *mlp, const moe
     const moe_slots *slots = &block->slots;
     const assay_source *in = block->in;
     char path[ASSAY_PATH_SIZE];
-    const int64_t width = width_of(mlp, checkpoint);
+    const int64_t width = assay_mlp_checkpoint_path(&mlp->config, mlp->place, checkpoint, path);
     assay_status status = ASSAY_OK;
-    moe_checkpoint_path(&mlp->config, mlp->place, checkpoint, path);
     memset(values, 0, (size_t)(rows->count * width) * sizeof *values);
     for (int64_t slot = 0; slot < slots->count; slot++) {
         if (slots->row[slot] >= rows->size) continue;
@@ -133,10 +132,9 @@ assay_status moe_read_given(assay_context *ctx, const moe_mlp *mlp, const moe_bl
 {
     const assay_source *in = block->in;
     char path[ASSAY_PATH_SIZE];
-    const int64_t width = width_of(mlp, checkpoint);
+    const int64_t width = assay_mlp_checkpoint_path(&mlp->config, mlp->place, checkpoint, path);
     const bool routed = mlp->place == ASSAY_MLP_ROUTED;
     assay_status status = ASSAY_OK;
-    moe_checkpoint_path(&mlp->config, mlp->place, checkpoint, path);
     if (slots_of(block, mlp) != NULL) return read_slots(ctx, mlp, block, checkpoint, rows, values);
     if (!routed || block->config->path != ASSAY_MOE_DENSE) {
         return in->read(ctx, in->self, path, rows->first * width, rows->count * width, values);

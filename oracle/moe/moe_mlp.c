@@ -12,7 +12,7 @@ assay_status moe_mlp_alloc(assay_context *ctx, moe_mlp *mlp, const moe_results *
     for (int checkpoint = 0; checkpoint < ASSAY_MLP_CHECKPOINTS; checkpoint++) {
         char path[ASSAY_PATH_SIZE];
         mlp->given[checkpoint] =
-            moe_checkpoint_path(&mlp->config, mlp->place, checkpoint, path) && in->has(in->self, path);
+            assay_mlp_checkpoint_path(&mlp->config, mlp->place, checkpoint, path) > 0 && in->has(in->self, path);
     }
     mlp->table = assay_mlp_weight_table(&mlp->config, mlp->place);
     TRY(assay_weights_alloc(ctx, in, "", &mlp->table, mlp->weights));

@@ -14,14 +14,6 @@ static const char *const result_paths[MOE_ROUTED] = {
     [MOE_DSCALE] = "gradients/weights/per_expert_scale",
 };
 
-bool moe_checkpoint_path(const assay_gated_mlp_config *config, assay_mlp_place place, int checkpoint,
-                         char path[ASSAY_PATH_SIZE])
-{
-    const assay_tensor_row row = assay_mlp_checkpoint_row(config, place, checkpoint);
-    if (row.name != NULL) assay_tensor_path("checkpoints/", "", &row, path);
-    return row.name != NULL;
-}
-
 /* Of a result of the routed experts or of the shared one. */
 static bool mlp_path(const assay_moe_config *config, int result, char path[ASSAY_PATH_SIZE])
 {
@@ -29,7 +21,7 @@ static bool mlp_path(const assay_moe_config *config, int result, char path[ASSAY
     const int own = result - (shared ? MOE_SHARED : MOE_ROUTED);
     const assay_mlp_place place = shared ? ASSAY_MLP_SHARED : ASSAY_MLP_ROUTED;
     const assay_gated_mlp_config mlp = shared ? assay_moe_shared_config(config, 0) : assay_moe_expert_config(config, 0);
-    if (own < ASSAY_MLP_CHECKPOINTS) return moe_checkpoint_path(&mlp, place, own, path);
+    if (own < ASSAY_MLP_CHECKPOINTS) return assay_mlp_checkpoint_path(&mlp, place, own, path) > 0;
     const assay_tensor_row row = assay_mlp_weight_row(&mlp, place, own - MLP_GRADIENT);
     if (row.name != NULL) assay_tensor_path("gradients/weights/", "", &row, path);
     return row.name != NULL;

@@ -100,6 +100,10 @@ assay_status assay_routing_forward(assay_context *ctx, assay_routing *r, const a
 assay_status assay_routing_selecting(assay_context *ctx, double *selecting, const assay_routing_inputs *in,
                                      int64_t first, int64_t count, const assay_routing_config *config);
 
+/* mask [tokens,E]: 1 where an expert's group stays, else 0; all 1 without groups. biased [tokens,E]. */
+assay_status assay_expert_group_mask(assay_context *ctx, double *mask, const double *biased, int64_t tokens,
+                                     const assay_routing_config *config);
+
 /* d_weights [T,K] or NULL (zero), d_lb_loss (0 without one) -> d_logits [T,E], d_bias [E] or NULL,
  * d_per_expert_scale [E] or NULL; overwritten. */
 assay_status assay_routing_backward(assay_context *ctx, double *d_logits, double *d_bias, double *d_per_expert_scale,

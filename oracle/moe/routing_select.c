@@ -1,5 +1,7 @@
 #include <math.h>
+#include <stdlib.h>
 
+#include "oracle/base/memory.h"
 #include "oracle/moe/routing_internal.h"
 
 /* The largest `room` values seen so far in descending order; among equal ones the first seen first. */
@@ -41,18 +43,41 @@ static double group_score(const double *values, int64_t count, assay_group_score
     return how == ASSAY_GROUP_MAX || count == 1 ? first : first + second;
 }
 
-/* Marks the groups that stay and returns the margin of that choice. */
-static double keep_groups(const assay_routing_scratch *scratch, const assay_routing_config *config)
+/* Marks the groups of `selecting` [E] that stay and returns the margin of that choice. */
+static double keep_groups(const double *selecting, const assay_routing_scratch *scratch,
+                          const assay_routing_config *config)
 {
     const int64_t groups = config->n_routing_groups, size = config->num_experts / groups;
     top_list list = {scratch->top_value, scratch->top_index, config->topk_routing_group + 1, 0};
     for (int64_t g = 0; g < groups; g++) {
         scratch->group_kept[g] = 0;
-        offer(&list, group_score(scratch->selecting + g * size, size, config->group_score), (int32_t)g);
+        offer(&list, group_score(selecting + g * size, size, config->group_score), (int32_t)g);
     }
     for (int64_t i = 0; i < config->topk_routing_group; i++) scratch->group_kept[list.index[i]] = 1;
     const bool sum_of_two = config->group_score == ASSAY_GROUP_TOP2_SUM && size > 1;
     return cut_margin(&list, config->topk_routing_group) / (sum_of_two ? 2.0 : 1.0);
+}
+
+assay_status assay_expert_group_mask(assay_context *ctx, double *mask, const double *biased, int64_t tokens,
+                                     const assay_routing_config *config)
+{
+    assay_status status = ASSAY_OK;
+    const int64_t experts = config->num_experts, groups = config->n_routing_groups;
+    assay_routing_scratch scratch = {0};
+    for (int64_t i = 0; groups <= 0 && i < tokens * experts; i++) mask[i] = 1;
+    if (groups <= 0) return ASSAY_OK;
+    TRY(assay_alloc_f64(ctx, "scores of groups", config->topk_routing_group + 1, &scratch.top_value));
+    TRY(assay_alloc_i32(ctx, "groups by score", config->topk_routing_group + 1, &scratch.top_index));
+    TRY(assay_alloc_i32(ctx, "groups that stay", groups, &scratch.group_kept));
+    for (int64_t i = 0; i < tokens * experts; i++) {
+        if (i % experts == 0) keep_groups(biased + i, &scratch, config);
+        mask[i] = scratch.group_kept[i % experts / (experts / groups)];
+    }
+cleanup:
+    free(scratch.top_value);
+    free(scratch.top_index);
+    free(scratch.group_kept);
+    return status;
 }
 
 void assay_routing_select(int32_t *selected, double *margin, const assay_routing_scratch *scratch,
@@ -60,7 +85,7 @@ void assay_routing_select(int32_t *selected, double *margin, const assay_routing
 {
     const int64_t chosen = config->num_experts_per_tok, groups = rule->groups ? config->n_routing_groups : 1;
     const int64_t size = config->num_experts / groups;
-    const double of_groups = rule->groups ? keep_groups(scratch, config) : INFINITY;
+    const double of_groups = rule->groups ? keep_groups(scratch->selecting, scratch, config) : INFINITY;
     top_list list = {scratch->top_value, scratch->top_index, chosen + 1, 0};
     for (int64_t g = 0; g < groups; g++) {
         if (rule->groups && scratch->group_kept[g] == 0) continue;

@@ -30,9 +30,9 @@ typedef enum assay_mlp_weight {
     ASSAY_MLP_WI,        /* [D,2H] */
     ASSAY_MLP_WI_0,      /* [D,H] */
     ASSAY_MLP_WI_1,      /* [D,H] */
-    ASSAY_MLP_WO,        /* [H,D] */
     ASSAY_MLP_WI_0_BIAS, /* [H] */
     ASSAY_MLP_WI_1_BIAS, /* [H] */
+    ASSAY_MLP_WO,        /* [H,D] */
     ASSAY_MLP_WO_BIAS,   /* [D] */
     ASSAY_MLP_WEIGHTS
 } assay_mlp_weight;
@@ -53,6 +53,9 @@ typedef enum assay_mlp_place { ASSAY_MLP_DENSE, ASSAY_MLP_ROUTED, ASSAY_MLP_SHAR
  * one, [H]. Without a name: what the configuration does not have, and everything where mlp_dim is 0. */
 assay_tensor_row assay_mlp_weight_row(const assay_gated_mlp_config *config, assay_mlp_place place, int weight);
 assay_tensor_row assay_mlp_checkpoint_row(const assay_gated_mlp_config *config, assay_mlp_place place, int checkpoint);
+/* "checkpoints/moe_mlpwi_0" and the numbers of a row of it; 0: there is no such checkpoint. */
+int64_t assay_mlp_checkpoint_path(const assay_gated_mlp_config *config, assay_mlp_place place, int checkpoint,
+                                  char path[ASSAY_PATH_SIZE]);
 assay_tensor_table assay_mlp_weight_table(const assay_gated_mlp_config *config, assay_mlp_place place);
 
 typedef struct assay_gated_mlp_weights {

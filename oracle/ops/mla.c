@@ -7,13 +7,19 @@
 #include "oracle/ops/mla_steps.h"
 #include "oracle/ops/rms_norm.h"
 
-const char *const assay_mla_tensor_names[ASSAY_MLA_TENSORS] = {
-    [ASSAY_MLA_QUERY_WA_PROJ] = "query_wa_proj", [ASSAY_MLA_MLA_Q] = "mla_q",
-    [ASSAY_MLA_KV_WA_PROJ] = "kv_wa_proj",       [ASSAY_MLA_MLA_KV] = "mla_kv",
-    [ASSAY_MLA_QUERY_PROJ] = "query_proj",       [ASSAY_MLA_KEY_PROJ] = "key_proj",
-    [ASSAY_MLA_VALUE_PROJ] = "value_proj",       [ASSAY_MLA_ATTENTION_OUT] = "attention_out",
-    [ASSAY_MLA_OUT_PROJ] = "out_proj",
-};
+assay_mla_weights assay_mla_weights_of(double *const weights[ASSAY_MLA_WEIGHTS])
+{
+    assay_mla_weights w;
+    for (int i = 0; i < ASSAY_MLA_WEIGHTS; i++) w.w[i] = weights[i];
+    return w;
+}
+
+assay_mla_gradients assay_mla_gradients_of(double *dx, double *const gradients[ASSAY_MLA_WEIGHTS])
+{
+    assay_mla_gradients g = {.dx = dx};
+    for (int i = 0; i < ASSAY_MLA_WEIGHTS; i++) g.g[i] = gradients[i];
+    return g;
+}
 
 void assay_mla_residuals_free(assay_mla_residuals *r)
 {
@@ -85,8 +91,9 @@ static assay_status query(assay_context *ctx, double *out, const assay_mla_resid
     const bool compressed = s.q_rank > 0;
     const assay_rope_rows rows = mla_query_rows(out, &s);
     assay_rope_table table = {0};
-    TRY(mla_product(ctx, out, compressed ? r->values[ASSAY_MLA_MLA_Q] : in->x, compressed ? w->wq_b : w->query,
-                    s.tokens, width, compressed ? s.q_rank : s.dim));
+    TRY(mla_product(ctx, out, compressed ? r->values[ASSAY_MLA_MLA_Q] : in->x,
+                    compressed ? w->w[ASSAY_MLA_WQ_B] : w->w[ASSAY_MLA_QUERY], s.tokens, width,
+                    compressed ? s.q_rank : s.dim));
     assay_round(ctx, ASSAY_ROUND_STORAGE, count, out);
     TRY(assay_rope_table_make(ctx, &table, in->positions, s.tokens, &config->rope));
     assay_rope_forward(ctx, &rows, &table, &config->rope);
@@ -150,7 +157,7 @@ static assay_status key(assay_context *ctx, double *out, const assay_mla_residua
     TRY(assay_rope_table_make(ctx, &table, in->positions, s.tokens, &config->rope));
     const assay_rope_rows rows = mla_key_rows(key_rope, r->values[ASSAY_MLA_KV_WA_PROJ], &s);
     assay_rope_forward(ctx, &rows, &table, &config->rope);
-    TRY(mla_key(ctx, out, r->values[ASSAY_MLA_MLA_KV], key_rope, w->wkv_b, config));
+    TRY(mla_key(ctx, out, r->values[ASSAY_MLA_MLA_KV], key_rope, w->w[ASSAY_MLA_WKV_B], config));
 cleanup:
     assay_rope_table_free(&table);
     free(key_rope);
@@ -183,23 +190,24 @@ static assay_status compute(assay_context *ctx, double *out, assay_mla_residuals
     const mla_sizes s = mla_sizes_of(config);
     switch (tensor) {
     case ASSAY_MLA_QUERY_WA_PROJ:
-        return mla_product(ctx, out, in->x, w->wq_a, s.tokens, s.q_rank, s.dim);
+        return mla_product(ctx, out, in->x, w->w[ASSAY_MLA_WQ_A], s.tokens, s.q_rank, s.dim);
     case ASSAY_MLA_MLA_Q:
-        return latent(ctx, out, r->values[ASSAY_MLA_QUERY_WA_PROJ], s.q_rank, w->q_norm, s.q_rank, config);
+        return latent(ctx, out, r->values[ASSAY_MLA_QUERY_WA_PROJ], s.q_rank, w->w[ASSAY_MLA_Q_NORM], s.q_rank, config);
     case ASSAY_MLA_KV_WA_PROJ:
-        return mla_product(ctx, out, in->x, w->wkv_a, s.tokens, s.kv_wa, s.dim);
+        return mla_product(ctx, out, in->x, w->w[ASSAY_MLA_WKV_A], s.tokens, s.kv_wa, s.dim);
     case ASSAY_MLA_MLA_KV:
-        return latent(ctx, out, r->values[ASSAY_MLA_KV_WA_PROJ], s.kv_wa, w->kv_norm, s.kv_rank, config);
+        return latent(ctx, out, r->values[ASSAY_MLA_KV_WA_PROJ], s.kv_wa, w->w[ASSAY_MLA_KV_NORM], s.kv_rank, config);
     case ASSAY_MLA_QUERY_PROJ:
         return query(ctx, out, r, in, w, config);
     case ASSAY_MLA_KEY_PROJ:
         return key(ctx, out, r, in, w, config);
     case ASSAY_MLA_VALUE_PROJ:
-        return mla_value(ctx, out, r->values[ASSAY_MLA_MLA_KV], w->wkv_b, config);
+        return mla_value(ctx, out, r->values[ASSAY_MLA_MLA_KV], w->w[ASSAY_MLA_WKV_B], config);
     case ASSAY_MLA_ATTENTION_OUT:
         return attention(ctx, out, r, in, config);
     default: /* ASSAY_MLA_OUT_PROJ */
-        return mla_product(ctx, out, r->values[ASSAY_MLA_ATTENTION_OUT], w->out, s.tokens, s.dim, s.heads * s.value);
+        return mla_product(ctx, out, r->values[ASSAY_MLA_ATTENTION_OUT], w->w[ASSAY_MLA_OUT], s.tokens, s.dim,
+                           s.heads * s.value);
     }
 }
 
@@ -207,10 +215,11 @@ assay_status assay_mla_compute(assay_context *ctx, assay_mla_residuals *r, assay
                                const assay_mla_inputs *in, const assay_mla_weights *w, const assay_mla_config *config)
 {
     assay_status status = ASSAY_OK;
-    const int64_t count = assay_mla_tensor_count(config, tensor);
+    const assay_tensor_row row = assay_mla_tensor_row(config, tensor);
+    const int64_t count = assay_tensor_row_count(&row);
     double *out = NULL;
     if (r->values[tensor] != NULL || count == 0) return ASSAY_OK;
-    TRY(assay_alloc_f64(ctx, assay_mla_tensor_names[tensor], count, &out));
+    TRY(assay_alloc_f64(ctx, row.name, count, &out));
     TRY(compute(ctx, out, r, tensor, in, w, config));
     /* y is the caller's to round. */
     if (tensor != ASSAY_MLA_OUT_PROJ) assay_round(ctx, ASSAY_ROUND_STORAGE, count, out);

@@ -15,6 +15,7 @@
 #ifndef ASSAY_OPS_MLA_H
 #define ASSAY_OPS_MLA_H
 
+#include "oracle/base/tensor_table.h"
 #include "oracle/ops/attention.h"
 #include "oracle/ops/yarn_rope.h"
 
@@ -28,14 +29,24 @@ typedef struct assay_mla_config {
     bool mask_padding;
 } assay_mla_config;
 
+/* Of wq_a, q_norm and wq_b, or query: which there are says q_lora_rank. */
+typedef enum assay_mla_weight {
+    ASSAY_MLA_WQ_A,    /* [D,Lq] */
+    ASSAY_MLA_Q_NORM,  /* [Lq] */
+    ASSAY_MLA_WKV_A,   /* [D,Lkv+Dr] */
+    ASSAY_MLA_KV_NORM, /* [Lkv] */
+    ASSAY_MLA_WQ_B,    /* [Lq,N,Dn+Dr] */
+    ASSAY_MLA_QUERY,   /* [D,N,Dn+Dr] */
+    ASSAY_MLA_WKV_B,   /* [Lkv,N,Dn+Dv] */
+    ASSAY_MLA_OUT,     /* [N,Dv,D] */
+    ASSAY_MLA_WEIGHTS
+} assay_mla_weight;
+
 typedef struct assay_mla_weights {
-    const double *wq_a, *q_norm, *wq_b; /* [D,Lq], [Lq], [Lq,N,Dn+Dr]; NULL without query compression */
-    const double *query;                /* [D,N,Dn+Dr] without query compression, else NULL */
-    const double *wkv_a;                /* [D,Lkv+Dr] */
-    const double *kv_norm;              /* [Lkv] */
-    const double *wkv_b;                /* [Lkv,N,Dn+Dv] */
-    const double *out;                  /* [N,Dv,D] */
+    const double *w[ASSAY_MLA_WEIGHTS]; /* NULL: not there */
 } assay_mla_weights;
+
+assay_mla_weights assay_mla_weights_of(double *const weights[ASSAY_MLA_WEIGHTS]);
 
 typedef struct assay_mla_inputs {
     const double *x;            /* [B,S,D] */
@@ -54,10 +65,15 @@ typedef enum assay_mla_tensor {
     ASSAY_MLA_VALUE_PROJ,
     ASSAY_MLA_ATTENTION_OUT, /* with lse */
     ASSAY_MLA_OUT_PROJ,
-    ASSAY_MLA_TENSORS
+    ASSAY_MLA_TENSORS,
+    ASSAY_MLA_LSE = ASSAY_MLA_TENSORS /* a row of the table alone */
 } assay_mla_tensor;
 
-extern const char *const assay_mla_tensor_names[ASSAY_MLA_TENSORS]; /* "query_wa_proj" ... */
+/* One row each, at the sizes of the configuration; without a name: what it does not have. */
+assay_tensor_row assay_mla_weight_row(const assay_mla_config *config, int weight);
+assay_tensor_table assay_mla_weight_table(const assay_mla_config *config);
+assay_tensor_row assay_mla_tensor_row(const assay_mla_config *config, assay_mla_tensor tensor);
+int64_t assay_mla_tensor_count(const assay_mla_config *config, assay_mla_tensor tensor); /* elements; 0: not there */
 
 /* NULL: not there (dropped, or not computed yet). Each is its own allocation. */
 typedef struct assay_mla_residuals {
@@ -68,8 +84,6 @@ void assay_mla_residuals_free(assay_mla_residuals *r); /* safe on a zeroed struc
 
 assay_status assay_mla_check(assay_context *ctx, const assay_mla_config *config);
 double assay_mla_softmax_scale(const assay_mla_config *config);
-/* Elements; 0 for query_wa_proj and mla_q without query compression. lse [B,N,S] is apart. */
-int64_t assay_mla_tensor_count(const assay_mla_config *config, assay_mla_tensor tensor);
 /* Operations of the products that computing it takes; a multiply and an add are 2. */
 double assay_mla_tensor_flops(const assay_mla_config *config, assay_mla_tensor tensor);
 
@@ -81,8 +95,10 @@ assay_status assay_mla_compute(assay_context *ctx, assay_mla_residuals *r, assay
 /* Results of backward, laid out as what they are gradients of; a NULL one is skipped. All are overwritten. */
 typedef struct assay_mla_gradients {
     double *dx;
-    double *dwq_a, *dq_norm, *dwq_b, *dquery, *dwkv_a, *dkv_norm, *dwkv_b, *dout;
+    double *g[ASSAY_MLA_WEIGHTS];
 } assay_mla_gradients;
+
+assay_mla_gradients assay_mla_gradients_of(double *dx, double *const gradients[ASSAY_MLA_WEIGHTS]);
 
 /* Every intermediate but out_proj must be there. */
 assay_status assay_mla_backward(assay_context *ctx, const assay_mla_gradients *g, const double *dy,

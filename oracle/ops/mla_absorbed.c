@@ -41,7 +41,7 @@ static assay_status one_head(assay_context *ctx, const absorbed *a, int64_t head
     assay_status status = ASSAY_OK;
     const mla_sizes s = mla_sizes_of(config);
     const double *query = r->values[ASSAY_MLA_QUERY_PROJ] + head * s.qk;
-    const double *up = w->wkv_b + head * s.kv; /* [Lkv,Dn+Dv] of this head, rows N (Dn+Dv) apart */
+    const double *up = w->w[ASSAY_MLA_WKV_B] + head * s.kv; /* [Lkv,Dn+Dv] of this head, rows N (Dn+Dv) apart */
     assay_attention_config attention = mla_attention_config(config);
     attention.heads = 1;
     attention.qk_dim = s.kv_wa;
@@ -89,7 +89,7 @@ assay_status assay_mla_absorbed_forward(assay_context *ctx, double *y, const ass
     TRY(make_key(ctx, a.key, &r, in, config));
     for (int64_t head = 0; head < s.heads; head++) TRY(one_head(ctx, &a, head, &r, in, w, config));
     assay_round(ctx, ASSAY_ROUND_STORAGE, s.tokens * s.heads * s.value, a.out);
-    TRY(mla_product(ctx, y, a.out, w->out, s.tokens, s.dim, s.heads * s.value));
+    TRY(mla_product(ctx, y, a.out, w->w[ASSAY_MLA_OUT], s.tokens, s.dim, s.heads * s.value));
 cleanup:
     assay_mla_residuals_free(&r);
     free(a.query);

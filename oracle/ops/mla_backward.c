@@ -66,9 +66,9 @@ static assay_status through_attention(assay_context *ctx, backward *b, const dou
                                            .key = r->values[ASSAY_MLA_KEY_PROJ],
                                            .value = r->values[ASSAY_MLA_VALUE_PROJ],
                                            .segment_ids = segment_ids};
-    TRY(mla_weight_gradient(ctx, b->call.g->dout, out, wide, dy, s->dim, s->tokens));
+    TRY(mla_weight_gradient(ctx, b->call.g->g[ASSAY_MLA_OUT], out, wide, dy, s->dim, s->tokens));
     TRY(assay_alloc_f64(ctx, "gradient of attention_out", s->tokens * wide, &b->attention_out));
-    TRY(mla_input_gradient(ctx, b->attention_out, dy, s->dim, b->call.w->out, wide, s->tokens));
+    TRY(mla_input_gradient(ctx, b->attention_out, dy, s->dim, b->call.w->w[ASSAY_MLA_OUT], wide, s->tokens));
     TRY(assay_alloc_f64(ctx, "gradient of query_proj", qk_count, &b->query));
     TRY(assay_alloc_f64(ctx, "gradient of key_proj", qk_count, &b->key));
     TRY(assay_alloc_f64(ctx, "gradient of value_proj", s->tokens * wide, &b->value));
@@ -115,21 +115,24 @@ assay_status mla_query_backward(assay_context *ctx, const mla_call *call, double
     assay_status status = ASSAY_OK;
     const mla_sizes s = mla_sizes_of(call->config);
     const int64_t width = s.heads * s.qk;
-    const latent_norm norm = {
-        .rank = s.q_rank, .width = s.q_rank, .x = call->r->values[ASSAY_MLA_QUERY_WA_PROJ], .scale = call->w->q_norm};
+    const latent_norm norm = {.rank = s.q_rank,
+                              .width = s.q_rank,
+                              .x = call->r->values[ASSAY_MLA_QUERY_WA_PROJ],
+                              .scale = call->w->w[ASSAY_MLA_Q_NORM]};
     double *mla_q = NULL, *query_wa = NULL; /* gradients */
     if (s.q_rank == 0) {
-        TRY(mla_weight_gradient(ctx, call->g->dquery, call->x, s.dim, dquery, width, s.tokens));
-        if (dx != NULL) TRY(mla_input_gradient(ctx, dx, dquery, width, call->w->query, s.dim, s.tokens));
+        TRY(mla_weight_gradient(ctx, call->g->g[ASSAY_MLA_QUERY], call->x, s.dim, dquery, width, s.tokens));
+        if (dx != NULL) TRY(mla_input_gradient(ctx, dx, dquery, width, call->w->w[ASSAY_MLA_QUERY], s.dim, s.tokens));
         goto cleanup;
     }
-    TRY(mla_weight_gradient(ctx, call->g->dwq_b, call->r->values[ASSAY_MLA_MLA_Q], s.q_rank, dquery, width, s.tokens));
+    TRY(mla_weight_gradient(ctx, call->g->g[ASSAY_MLA_WQ_B], call->r->values[ASSAY_MLA_MLA_Q], s.q_rank, dquery, width,
+                            s.tokens));
     TRY(assay_alloc_f64(ctx, "gradient of mla_q", s.tokens * s.q_rank, &mla_q));
-    TRY(mla_input_gradient(ctx, mla_q, dquery, width, call->w->wq_b, s.q_rank, s.tokens));
+    TRY(mla_input_gradient(ctx, mla_q, dquery, width, call->w->w[ASSAY_MLA_WQ_B], s.q_rank, s.tokens));
     TRY(assay_alloc_f64(ctx, "gradient of query_wa_proj", s.tokens * s.q_rank, &query_wa));
-    TRY(through_latent(ctx, query_wa, call->g->dq_norm, mla_q, &norm, call->config));
-    TRY(mla_weight_gradient(ctx, call->g->dwq_a, call->x, s.dim, query_wa, s.q_rank, s.tokens));
-    if (dx != NULL) TRY(mla_input_gradient(ctx, dx, query_wa, s.q_rank, call->w->wq_a, s.dim, s.tokens));
+    TRY(through_latent(ctx, query_wa, call->g->g[ASSAY_MLA_Q_NORM], mla_q, &norm, call->config));
+    TRY(mla_weight_gradient(ctx, call->g->g[ASSAY_MLA_WQ_A], call->x, s.dim, query_wa, s.q_rank, s.tokens));
+    if (dx != NULL) TRY(mla_input_gradient(ctx, dx, query_wa, s.q_rank, call->w->w[ASSAY_MLA_WQ_A], s.dim, s.tokens));
 cleanup:
     free(mla_q);
     free(query_wa);
@@ -203,13 +206,15 @@ assay_status mla_kv_latent_backward(assay_context *ctx, const mla_call *call, do
 {
     assay_status status = ASSAY_OK;
     const mla_sizes s = mla_sizes_of(call->config);
-    const latent_norm norm = {
-        .rank = s.kv_rank, .width = s.kv_wa, .x = call->r->values[ASSAY_MLA_KV_WA_PROJ], .scale = call->w->kv_norm};
+    const latent_norm norm = {.rank = s.kv_rank,
+                              .width = s.kv_wa,
+                              .x = call->r->values[ASSAY_MLA_KV_WA_PROJ],
+                              .scale = call->w->w[ASSAY_MLA_KV_NORM]};
     for (int64_t t = 0; t < s.tokens; t++)
         assay_round(ctx, ASSAY_ROUND_STORAGE, s.rope, d_kv_wa + t * s.kv_wa + s.kv_rank);
-    TRY(through_latent(ctx, d_kv_wa, call->g->dkv_norm, d_mla_kv, &norm, call->config));
-    TRY(mla_weight_gradient(ctx, call->g->dwkv_a, call->x, s.dim, d_kv_wa, s.kv_wa, s.tokens));
-    if (dx != NULL) TRY(mla_input_gradient(ctx, dx, d_kv_wa, s.kv_wa, call->w->wkv_a, s.dim, s.tokens));
+    TRY(through_latent(ctx, d_kv_wa, call->g->g[ASSAY_MLA_KV_NORM], d_mla_kv, &norm, call->config));
+    TRY(mla_weight_gradient(ctx, call->g->g[ASSAY_MLA_WKV_A], call->x, s.dim, d_kv_wa, s.kv_wa, s.tokens));
+    if (dx != NULL) TRY(mla_input_gradient(ctx, dx, d_kv_wa, s.kv_wa, call->w->w[ASSAY_MLA_WKV_A], s.dim, s.tokens));
 cleanup:
     return status;
 }
@@ -225,10 +230,10 @@ static assay_status through_key_value(assay_context *ctx, backward *b)
     TRY(assay_alloc_f64(ctx, "gradient of kv_wa_proj", s->tokens * s->kv_wa, &b->kv_wa));
     TRY(assay_alloc_f64(ctx, "gradient of mla_kv", s->tokens * s->kv_rank, &b->mla_kv));
     TRY(assay_alloc_f64(ctx, "gradient of the rotated key", s->tokens * s->rope, &b->key_rope));
-    const mla_key_value_gradients d = {b->mla_kv, b->key_rope, call->g->dwkv_b};
+    const mla_key_value_gradients d = {b->mla_kv, b->key_rope, call->g->g[ASSAY_MLA_WKV_B]};
     const assay_rope_rows rows = mla_key_gradient_rows(b->kv_wa, b->key_rope, s);
-    TRY(mla_key_value_backward(ctx, &d, b->key, b->value, call->r->values[ASSAY_MLA_MLA_KV], call->w->wkv_b,
-                               call->config));
+    TRY(mla_key_value_backward(ctx, &d, b->key, b->value, call->r->values[ASSAY_MLA_MLA_KV],
+                               call->w->w[ASSAY_MLA_WKV_B], call->config));
     drop(&b->key);
     drop(&b->value);
     assay_rope_backward(ctx, &rows, &b->table, &call->config->rope);

@@ -106,23 +106,6 @@ double assay_mla_softmax_scale(const assay_mla_config *config)
     return scale * m * m;
 }
 
-int64_t assay_mla_tensor_count(const assay_mla_config *config, assay_mla_tensor tensor)
-{
-    const mla_sizes s = mla_sizes_of(config);
-    const int64_t widths[ASSAY_MLA_TENSORS] = {
-        [ASSAY_MLA_QUERY_WA_PROJ] = s.q_rank,
-        [ASSAY_MLA_MLA_Q] = s.q_rank,
-        [ASSAY_MLA_KV_WA_PROJ] = s.kv_wa,
-        [ASSAY_MLA_MLA_KV] = s.kv_rank,
-        [ASSAY_MLA_QUERY_PROJ] = s.heads * s.qk,
-        [ASSAY_MLA_KEY_PROJ] = s.heads * s.qk,
-        [ASSAY_MLA_VALUE_PROJ] = s.heads * s.value,
-        [ASSAY_MLA_ATTENTION_OUT] = s.heads * s.value,
-        [ASSAY_MLA_OUT_PROJ] = s.dim,
-    };
-    return s.tokens * widths[tensor];
-}
-
 assay_attention_config mla_attention_config(const assay_mla_config *config)
 {
     return (assay_attention_config){.batch = config->batch,

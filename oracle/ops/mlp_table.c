@@ -14,9 +14,9 @@ static const entry weights[ASSAY_MLP_WEIGHTS] = {
     [ASSAY_MLP_WI] = {{"wi/kernel", "wi", NULL}, "Df", "Dh", ASSAY_KERNEL, FUSED},
     [ASSAY_MLP_WI_0] = {{"wi_0/kernel", "wi_0", "shared_experts/wi_0/kernel"}, "DF", "DH", ASSAY_KERNEL, SPLIT},
     [ASSAY_MLP_WI_1] = {{"wi_1/kernel", "wi_1", "shared_experts/wi_1/kernel"}, "DF", "DH", ASSAY_KERNEL, SPLIT},
-    [ASSAY_MLP_WO] = {{"wo/kernel", "wo", "shared_experts/wo/kernel"}, "FD", "HD", ASSAY_KERNEL, ALWAYS},
     [ASSAY_MLP_WI_0_BIAS] = {{"wi_0/bias", "wi_0_bias", NULL}, "F", "H", ASSAY_BIAS, ALWAYS},
     [ASSAY_MLP_WI_1_BIAS] = {{"wi_1/bias", "wi_1_bias", NULL}, "F", "H", ASSAY_BIAS, ALWAYS},
+    [ASSAY_MLP_WO] = {{"wo/kernel", "wo", "shared_experts/wo/kernel"}, "FD", "HD", ASSAY_KERNEL, ALWAYS},
     [ASSAY_MLP_WO_BIAS] = {{"wo/bias", "wo_bias", NULL}, "D", "D", ASSAY_BIAS, ALWAYS},
 };
 
@@ -52,6 +52,14 @@ assay_tensor_row assay_mlp_weight_row(const assay_gated_mlp_config *config, assa
 assay_tensor_row assay_mlp_checkpoint_row(const assay_gated_mlp_config *config, assay_mlp_place place, int checkpoint)
 {
     return row_of(&checkpoints[checkpoint], config, place);
+}
+
+int64_t assay_mlp_checkpoint_path(const assay_gated_mlp_config *config, assay_mlp_place place, int checkpoint,
+                                  char path[ASSAY_PATH_SIZE])
+{
+    const assay_tensor_row row = assay_mlp_checkpoint_row(config, place, checkpoint);
+    if (row.name != NULL) assay_tensor_path("checkpoints/", "", &row, path);
+    return assay_tensor_row_count(&row);
 }
 
 assay_tensor_table assay_mlp_weight_table(const assay_gated_mlp_config *config, assay_mlp_place place)

@@ -46,11 +46,7 @@ assay_status spec_tensors_copy_i32(assay_context *ctx, spec_tensors *tensors, co
                                    const assay_shape *shape, const int32_t *indices);
 
 /* inputs/x [...,D], weights/scale [D] -> outputs/y [...,D] */
-typedef struct spec_rms_norm_config {
-    double epsilon;
-} spec_rms_norm_config;
-assay_status spec_rms_norm(assay_context *ctx, const spec_rms_norm_config *config, const spec_tensors *in,
-                           spec_tensors *out);
+assay_status spec_rms_norm(assay_context *ctx, double epsilon, const spec_tensors *in, spec_tensors *out);
 
 /* inputs/x [...,D], weights/{wi_0,wi_1}/kernel [D,F] (fused: weights/wi/kernel [D,2F]), weights/wo/kernel [F,D],
  * weights/{wi_0,wi_1,wo}/bias? -> outputs/y [...,D], checkpoints/{mlpwi_0,mlpwi_1} [...,F] (fused: mlpwi [...,2F]) and
@@ -120,15 +116,11 @@ assay_status spec_stack(assay_context *ctx, const assay_stack_config *config, co
 assay_status spec_stack_checkpoints(assay_context *ctx, const assay_stack_config *config, const spec_tensors *in,
                                     spec_tensors *out);
 
-/* The operations by name. `config` is what the function above takes. */
+/* An operation as certify.h takes it: `config` is for the functions alone. */
 typedef struct spec_operation {
-    const char *name; /* as in a case: "moe", "mlp" */
     assay_status (*evaluate)(assay_context *ctx, const void *config, const spec_tensors *in, spec_tensors *out);
     /* Adds the checkpoints that evaluate does not give; NULL where there are none. */
     assay_status (*checkpoints)(assay_context *ctx, const void *config, const spec_tensors *in, spec_tensors *out);
 } spec_operation;
-
-extern const spec_operation spec_operations[];                  /* ends with a NULL name */
-const spec_operation *spec_operation_by_name(const char *name); /* NULL when there is none */
 
 #endif

@@ -19,6 +19,41 @@ void spec_mlp_row(const spec_mlp *mlp, const spec_quad *x, spec_quad *a, spec_qu
     for (int64_t d = 0; wo_bias != NULL && d < dim; d++) y[d] += wo_bias[d];
 }
 
+assay_status spec_add_mlp_checkpoints(assay_context *ctx, spec_tensors *out, const assay_gated_mlp_config *config,
+                                      assay_mlp_place place, const assay_shape *rows, spec_mlp_checkpoints *added)
+{
+    assay_status status = ASSAY_OK;
+    assay_gated_mlp_config split = *config;
+    split.fused = false;
+    for (int i = 0; i < ASSAY_MLP_CHECKPOINTS; i++) {
+        const assay_tensor_row row = assay_mlp_checkpoint_row(i == ASSAY_MLPWI ? config : &split, place, i);
+        char path[ASSAY_PATH_SIZE];
+        assay_shape shape = *rows;
+        added->values[i] = NULL;
+        if (row.name == NULL) continue;
+        shape.dims[shape.rank++] = row.shape.dims[0];
+        assay_tensor_path("checkpoints/", "", &row, path);
+        TRY(spec_tensors_add(ctx, out, path, &shape, &added->values[i]));
+    }
+cleanup:
+    return status;
+}
+
+void spec_keep_mlp(const spec_mlp_checkpoints *to, const assay_gated_mlp_config *config, int64_t row,
+                   const spec_quad *a, const spec_quad *b, const spec_quad *y)
+{
+    const int64_t width = config->mlp_dim, dim = config->emb_dim;
+    spec_quad *both = to->values[ASSAY_MLPWI];
+    for (int64_t j = 0; j < width; j++) {
+        to->values[ASSAY_MLPWI_0][row * width + j] = a[j];
+        to->values[ASSAY_MLPWI_1][row * width + j] = b[j];
+        if (both == NULL) continue;
+        both[row * 2 * width + j] = a[j];
+        both[row * 2 * width + width + j] = b[j];
+    }
+    for (int64_t d = 0; d < dim; d++) to->values[ASSAY_MLPWO][row * dim + d] = y[d];
+}
+
 assay_status spec_gated_mlp(assay_context *ctx, const assay_gated_mlp_config *config, const spec_tensors *in,
                             spec_tensors *out)
 {
@@ -26,7 +61,8 @@ assay_status spec_gated_mlp(assay_context *ctx, const assay_gated_mlp_config *co
     const spec_tensor *x = NULL;
     spec_mlp mlp = {.config = *config};
     const assay_tensor_table weights = assay_mlp_weight_table(config, ASSAY_MLP_DENSE);
-    spec_quad *y = NULL, *a = NULL, *b = NULL, *both = NULL, *down = NULL, *h = NULL;
+    spec_mlp_checkpoints kept;
+    spec_quad *y = NULL, *scratch = NULL;
     int64_t rows = 0, emb_dim = 0, mlp_dim = config->mlp_dim;
     TRY(spec_read_rows(ctx, in, "inputs/x", &x, &rows, &emb_dim));
     if (emb_dim != config->emb_dim) {
@@ -35,24 +71,17 @@ assay_status spec_gated_mlp(assay_context *ctx, const assay_gated_mlp_config *co
         goto cleanup;
     }
     TRY(spec_read_weights(ctx, &weights, in, 1, mlp.w));
-    assay_shape hidden = x->shape, wide = x->shape;
-    hidden.dims[hidden.rank - 1] = mlp_dim;
-    wide.dims[wide.rank - 1] = 2 * mlp_dim;
+    assay_shape shape = x->shape;
+    shape.rank--;
     TRY(spec_tensors_add(ctx, out, "outputs/y", &x->shape, &y));
-    TRY(spec_tensors_add(ctx, out, "checkpoints/mlpwi_0", &hidden, &a));
-    TRY(spec_tensors_add(ctx, out, "checkpoints/mlpwi_1", &hidden, &b));
-    if (config->fused) TRY(spec_tensors_add(ctx, out, "checkpoints/mlpwi", &wide, &both));
-    TRY(spec_tensors_add(ctx, out, "checkpoints/mlpwo", &x->shape, &down));
-    TRY(spec_alloc(ctx, mlp_dim, &h));
+    TRY(spec_add_mlp_checkpoints(ctx, out, config, ASSAY_MLP_DENSE, &shape, &kept));
+    TRY(spec_alloc(ctx, 3 * mlp_dim, &scratch));
+    spec_quad *a = scratch, *b = scratch + mlp_dim, *h = scratch + 2 * mlp_dim;
     for (int64_t row = 0; row < rows; row++) {
-        spec_quad *row_a = a + row * mlp_dim, *row_b = b + row * mlp_dim;
-        spec_mlp_row(&mlp, x->values + row * emb_dim, row_a, row_b, h, y + row * emb_dim);
-        for (int64_t d = 0; d < emb_dim; d++) down[row * emb_dim + d] = y[row * emb_dim + d];
-        for (int64_t j = 0; both != NULL && j < 2 * mlp_dim; j++) {
-            both[row * 2 * mlp_dim + j] = j < mlp_dim ? row_a[j] : row_b[j - mlp_dim];
-        }
+        spec_mlp_row(&mlp, x->values + row * emb_dim, a, b, h, y + row * emb_dim);
+        spec_keep_mlp(&kept, config, row, a, b, y + row * emb_dim);
     }
 cleanup:
-    free(h);
+    free(scratch);
     return status;
 }

@@ -14,8 +14,7 @@ void spec_rms_norm_rows(int64_t rows, int64_t dim, double epsilon, const spec_qu
     }
 }
 
-assay_status spec_rms_norm(assay_context *ctx, const spec_rms_norm_config *config, const spec_tensors *in,
-                           spec_tensors *out)
+assay_status spec_rms_norm(assay_context *ctx, double epsilon, const spec_tensors *in, spec_tensors *out)
 {
     assay_status status = ASSAY_OK;
     const spec_tensor *x = NULL;
@@ -25,7 +24,7 @@ assay_status spec_rms_norm(assay_context *ctx, const spec_rms_norm_config *confi
     TRY(spec_read_rows(ctx, in, "inputs/x", &x, &rows, &dim));
     TRY(spec_read(ctx, in, "weights/scale", dim, &scale));
     TRY(spec_tensors_add(ctx, out, "outputs/y", &x->shape, &y));
-    spec_rms_norm_rows(rows, dim, config->epsilon, x->values, dim, scale, y);
+    spec_rms_norm_rows(rows, dim, epsilon, x->values, dim, scale, y);
 cleanup:
     return status;
 }

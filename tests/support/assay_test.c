@@ -6,6 +6,22 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { MOST_TESTS = 64 };
+static struct CMUnitTest tests[MOST_TESTS];
+static size_t test_count;
+
+void assay_add_test(struct CMUnitTest test)
+{
+    if (test_count == MOST_TESTS) abort();
+    tests[test_count++] = test;
+}
+
+int assay_run_tests(const char *group)
+{
+    if (test_count == 0) abort(); /* no test finds nothing */
+    return _cmocka_run_group_tests(group, tests, test_count, NULL, NULL);
+}
+
 static bool element_is_close(double actual, double expected, double relative, double absolute)
 {
     if (isinf(expected)) return actual == expected;
@@ -76,6 +92,26 @@ void assay_fill_nan(double *values, int64_t count)
     for (int64_t i = 0; i < count; i++) values[i] = NAN;
 }
 
+uint64_t test_bits(uint64_t *seed) /* splitmix64 */
+{
+    uint64_t z = *seed += UINT64_C(0x9e3779b97f4a7c15);
+    z = (z ^ z >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
+    z = (z ^ z >> 27) * UINT64_C(0x94d049bb133111eb);
+    return z ^ z >> 31;
+}
+
+double test_uniform(uint64_t *seed)
+{
+    return (double)(test_bits(seed) >> 11) * 0x1p-53;
+}
+
+double test_normal(uint64_t *seed)
+{
+    double sum = -6;
+    for (int i = 0; i < 12; i++) sum += test_uniform(seed);
+    return sum;
+}
+
 /* The countdown to the allocation that fails: shared by all threads of the test. */
 static atomic_llong allocations_left = -1;
 static atomic_bool allocation_failed;
@@ -89,6 +125,17 @@ void assay_fail_allocation(int64_t n)
 bool assay_allocation_failed(void)
 {
     return atomic_load(&allocation_failed);
+}
+
+bool assay_had_memory(int status, const char *message, const char *file, int line)
+{
+    const bool failed = assay_allocation_failed();
+    assay_fail_allocation(-1);
+    if (status != (failed ? ASSAY_NO_MEMORY : ASSAY_OK) || (failed && message[0] == '\0')) {
+        print_error("status %d where an allocation %s: %s\n", status, failed ? "failed" : "did not fail", message);
+        _fail(file, line);
+    }
+    return !failed;
 }
 
 static bool this_one_fails(void)

@@ -11,8 +11,22 @@
 
 #include <cmocka.h>
 
-/* A test: a function of cmocka's, which may leave its state alone. */
-#define TEST(name) static void name(void **state __attribute__((unused)))
+#include "oracle/arithmetic/arithmetic.h"
+
+/* A test: a function of cmocka's, which may leave its state alone. The program's main() runs all of them, in the order in
+ * which they stand. TEST_WITH: setup and teardown run before and after it. */
+#define TEST(name) TEST_WITH(name, NULL, NULL)
+#define TEST_WITH(name, setup, teardown)                                                                               \
+    static void name(void **);                                                                                         \
+    __attribute__((constructor)) static void add_##name(void)                                                          \
+    {                                                                                                                  \
+        assay_add_test((struct CMUnitTest){#name, name, setup, teardown, NULL});                                       \
+    }                                                                                                                  \
+    static void name(void **state __attribute__((unused)))
+
+void assay_add_test(struct CMUnitTest test);
+/* How many failed. For programs with a main() of their own, which run their tests more than once. */
+int assay_run_tests(const char *group);
 
 /* |actual - expected| <= absolute + relative * |expected| for every element; both infinite with one sign is equal, NaN
  * never is. Prints the worst element on failure. */
@@ -38,10 +52,22 @@ bool assay_is_close(const double *actual, const double *expected, int64_t count,
 /* Fills with NaN what a function is to write. */
 void assay_fill_nan(double *values, int64_t count);
 
+/* The next number of a sequence: any 64 bits, in [0,1), or roughly normal with standard deviation 1. */
+uint64_t test_bits(uint64_t *seed);
+double test_uniform(uint64_t *seed);
+double test_normal(uint64_t *seed);
+
+/* Each instruction set of this processor with 1, 2 and 7 threads, the plainest first:
+ *     for (int form = 0; test_next_context(&form, &ctx); )
+ * Everything else of `ctx` stays. */
+bool test_next_context(int *form, assay_context *ctx);
+
 /* The allocation number `n` (0: the next one) of this program's own code fails, once. -1: none fails.
- * Typical loop:  for (n = 0;; n++) { assay_fail_allocation(n); s = f(); assay_fail_allocation(-1);
- *                 if (!assay_allocation_failed()) break; assert s == ASSAY_NO_MEMORY; }                              */
+ * Typical loop:  for (n = 0;; n++) { assay_fail_allocation(n); s = f(&ctx); if (had_memory(&ctx, s)) break; } */
 void assay_fail_allocation(int64_t n);
 bool assay_allocation_failed(void); /* whether the failure asked for last has happened */
+/* Whether it has not, and none will: `status` must be ASSAY_OK then, else ASSAY_NO_MEMORY, of which a message tells. */
+#define had_memory(ctx, status) assay_had_memory((int)(status), (ctx)->message, __FILE__, __LINE__)
+bool assay_had_memory(int status, const char *message, const char *file, int line);
 
 #endif

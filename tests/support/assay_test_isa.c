@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "oracle/arithmetic/arithmetic.h"
+#include "tests/support/assay_test.h"
 
 bool __real_assay_isa_supported(assay_isa isa);
 assay_isa __real_assay_isa_best(void);
@@ -32,4 +32,16 @@ assay_context __wrap_assay_context_default(int threads)
     assay_context ctx = __real_assay_context_default(threads);
     ctx.isa = __wrap_assay_isa_best();
     return ctx;
+}
+
+bool test_next_context(int *form, assay_context *ctx)
+{
+    static const int threads[] = {1, 2, 7};
+    while (*form < 3 * (ASSAY_ISA_AVX512 + 1)) {
+        ctx->isa = (assay_isa)(*form / 3);
+        ctx->threads = threads[*form % 3];
+        *form += 1;
+        if (assay_isa_supported(ctx->isa)) return true;
+    }
+    return false;
 }

@@ -50,14 +50,3 @@ TEST(test_allocation_fails_once_and_where_asked)
     free(first);
     free(third);
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_is_close_rejects),
-        cmocka_unit_test(test_is_close_accepts),
-        cmocka_unit_test(test_one_bad_element_among_many_is_seen),
-        cmocka_unit_test(test_allocation_fails_once_and_where_asked),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

@@ -130,14 +130,3 @@ TEST(operands_on_the_grid_are_used_as_they_are)
     assert_ok(&ctx, assay_matmul(&ctx, &args));
     assert_same_bits(found, expected, M * N);
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rounding_does_not_depend_on_isa),
-        cmocka_unit_test(errors_of_sums_do_not_depend_on_isa),
-        cmocka_unit_test(one_number_off_the_grid_is_found),
-        cmocka_unit_test(operands_on_the_grid_are_used_as_they_are),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

@@ -522,29 +522,12 @@ TEST(flush_to_zero_changes_nothing)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(names_and_sizes),
-        cmocka_unit_test(constants),
-        cmocka_unit_test(every_code_decodes_and_encodes_back),
-        cmocka_unit_test(every_tie_goes_to_even),
-        cmocka_unit_test(random_values_round_to_the_nearest),
-        cmocka_unit_test(float32_is_the_hardware_s),
-        cmocka_unit_test(tfloat32_has_eleven_digits),
-        cmocka_unit_test(overflow_and_saturation),
-        cmocka_unit_test(nan_has_one_code),
-        cmocka_unit_test(integers),
-        cmocka_unit_test(lengths_and_places_do_not_matter),
-        cmocka_unit_test(bits_are_those_of_the_public_functions),
-#if defined(__SSE2__)
-        cmocka_unit_test(flush_to_zero_changes_nothing),
-#endif
-    };
-    int failed = cmocka_run_group_tests_name("public functions", tests, NULL, NULL);
+    int failed = assay_run_tests("public functions");
     body = &assay_dtype_scalar;
-    failed += cmocka_run_group_tests_name("every machine", tests, NULL, NULL);
+    failed += assay_run_tests("every machine");
     if (__builtin_cpu_supports("avx2")) {
         body = &assay_dtype_avx2;
-        failed += cmocka_run_group_tests_name("AVX2", tests, NULL, NULL);
+        failed += assay_run_tests("AVX2");
     }
     return failed;
 }

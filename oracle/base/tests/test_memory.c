@@ -146,18 +146,3 @@ TEST(the_address_space_limit_counts)
     assert_int_equal(setrlimit(RLIMIT_AS, &before), 0);
     assert_true(available > 0 && available <= room);
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(counts_are_products),
-        cmocka_unit_test(impossible_counts_are_refused),
-        cmocka_unit_test(memory_is_aligned_and_may_be_empty),
-        cmocka_unit_test(impossible_allocations_are_refused),
-        cmocka_unit_test(a_failing_allocation_is_reported),
-        cmocka_unit_test(more_than_there_is_is_refused),
-        cmocka_unit_test(the_address_space_limit_counts),
-        cmocka_unit_test(a_text_is_whole_or_none),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

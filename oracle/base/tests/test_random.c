@@ -462,26 +462,3 @@ TEST(slices_outside_the_tensor_are_refused)
     }
     assert_all_nan(x + 1, 11);
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(names_of_distributions),
-        cmocka_unit_test(words_are_philox_s),
-        cmocka_unit_test(first_values_are_the_recipe_s),
-        cmocka_unit_test(pinned_bits),
-        cmocka_unit_test(slices_threads_and_instruction_sets_do_not_matter),
-        cmocka_unit_test(results_lie_on_the_grid),
-        cmocka_unit_test(seeds_and_paths_give_other_streams),
-        cmocka_unit_test(normal_moments),
-        cmocka_unit_test(uniform_and_integers_are_even),
-        cmocka_unit_test(patterns_and_constants),
-        cmocka_unit_test(near_ties_are_neighbours_on_the_grid),
-        cmocka_unit_test(powers_belong_to_blocks_and_rows),
-        cmocka_unit_test(powers_are_the_recipe_s),
-        cmocka_unit_test(odd_elements_cancel_even_ones),
-        cmocka_unit_test(fills_that_do_not_fit_are_refused),
-        cmocka_unit_test(slices_outside_the_tensor_are_refused),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

@@ -216,17 +216,3 @@ TEST(fills_that_do_not_fit_are_refused)
         assert_non_null(strstr(ctx.message, "inputs/ids"));
     }
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(first_values_are_the_recipe_s),
-        cmocka_unit_test(experts_are_distinct_in_each_row),
-        cmocka_unit_test(group_sizes_add_up),
-        cmocka_unit_test(a_permutation_has_every_number_once),
-        cmocka_unit_test(a_ramp_starts_anew_in_each_row),
-        cmocka_unit_test(element_wise_fills_are_whole_numbers),
-        cmocka_unit_test(fills_that_do_not_fit_are_refused),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

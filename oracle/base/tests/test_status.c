@@ -59,14 +59,3 @@ TEST(macros_leave_when_they_should)
     assert_int_equal(returned(true), ASSAY_INTERNAL);
     assert_int_equal(returned(false), ASSAY_OK);
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_status_has_its_text),
-        cmocka_unit_test(fail_returns_the_status_and_keeps_the_message),
-        cmocka_unit_test(a_long_message_is_cut_short),
-        cmocka_unit_test(macros_leave_when_they_should),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

@@ -58,14 +58,3 @@ TEST(a_short_buffer_is_not_overrun)
         assert_int_equal(text[size], '#');
     }
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(shapes_count_their_elements),
-        cmocka_unit_test(shapes_are_equal_in_rank_and_every_axis),
-        cmocka_unit_test(shapes_have_a_text),
-        cmocka_unit_test(a_short_buffer_is_not_overrun),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

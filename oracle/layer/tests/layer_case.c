@@ -9,12 +9,7 @@
 
 double layer_case_uniform(uint64_t *state)
 {
-    *state += 0x9e3779b97f4a7c15u;
-    uint64_t z = *state;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    z ^= z >> 31;
-    return ((double)(z >> 12) + 0.5) * 0x1p-51 - 1;
+    return ((double)(test_bits(state) >> 12) + 0.5) * 0x1p-51 - 1;
 }
 
 layer_case layer_case_make(int64_t layers, int64_t dense, int64_t batch, int64_t sequence)

@@ -30,15 +30,13 @@ assay_mla_config mla_shard_config(int64_t batch, int64_t sequence, int64_t rope_
                                        .pairwise = true}};
 }
 
-static const char *const paths[MLA_VARIABLES] = {"inputs/x",
-                                                 "weights/wq_a/kernel",
-                                                 "weights/q_norm/scale",
-                                                 "weights/wq_b/kernel",
-                                                 "weights/query/kernel",
-                                                 "weights/wkv_a/kernel",
-                                                 "weights/kv_norm/scale",
-                                                 "weights/wkv_b/kernel",
-                                                 "weights/out/kernel"};
+static const char *path_of(const mla_shard_case *c, int variable, char path[ASSAY_PATH_SIZE])
+{
+    if (variable == MLA_X) return "inputs/x";
+    const assay_tensor_row row = assay_mla_weight_row(&c->p.config, variable - MLA_WQ_A);
+    assay_tensor_path("weights/", "", &row, path);
+    return path;
+}
 
 static void evaluate(mla_shard_case *c)
 {
@@ -54,9 +52,10 @@ void mla_shard_make_expected(mla_shard_case *c)
     const assay_shape tokens = assay_shape_of(1, p->tokens);
     assert_ok(&ctx, spec_tensors_copy_i32(&ctx, &c->in, "inputs/positions", &tokens, p->positions));
     for (int i = 0; i < MLA_VARIABLES; i++) {
+        char path[ASSAY_PATH_SIZE];
         const assay_shape shape = assay_shape_of(1, p->sizes[i]);
         if (p->sizes[i] == 0) continue;
-        assert_ok(&ctx, spec_tensors_copy_f64(&ctx, &c->in, paths[i], &shape, p->values[i]));
+        assert_ok(&ctx, spec_tensors_copy_f64(&ctx, &c->in, path_of(c, i, path), &shape, p->values[i]));
     }
     evaluate(c);
 }
@@ -104,15 +103,40 @@ void mla_shard_assert_near(const double *actual, const quad *expected, int64_t c
     free(rounded);
 }
 
-static quad loss(mla_shard_case *c, const double *const cotangents[ASSAY_MLA_TENSORS])
+void mla_shard_assert_differences(quad (*loss)(void *self), void *self, quad *values, const double *gradient,
+                                  int64_t count)
 {
+    const quad step = 1e-9;     /* what it leaves out is its square: below float64 */
+    const double noise = 1e-22; /* of binary128 over the step: gradients may be exactly 0 */
+    double *expected = test_nans(count);
+    for (int64_t i = 0; i < count; i++) {
+        const quad value = values[i];
+        values[i] = value + step;
+        const quad above = loss(self);
+        values[i] = value - step;
+        expected[i] = (double)((above - loss(self)) / (2 * step));
+        values[i] = value;
+    }
+    assert_close(gradient, expected, count, 1e-12, 1e-13 * largest_of(expected, count) + noise);
+    free(expected);
+}
+
+typedef struct checkpoint_loss {
+    mla_shard_case *c;
+    const double *const *cotangents;
+} checkpoint_loss;
+
+static quad loss(void *self)
+{
+    const checkpoint_loss *of = self;
     quad sum = 0;
-    evaluate(c);
+    evaluate(of->c);
     for (int tensor = 0; tensor < ASSAY_MLA_TENSORS; tensor++) {
-        if (cotangents[tensor] == NULL) continue;
-        const quad *values = mla_shard_expected(c, assay_mla_tensor_names[tensor]);
-        const int64_t count = assay_mla_tensor_count(&c->p.config, (assay_mla_tensor)tensor);
-        for (int64_t i = 0; i < count; i++) sum += cotangents[tensor][i] * values[i];
+        if (of->cotangents[tensor] == NULL) continue;
+        const quad *values =
+            mla_shard_expected(of->c, assay_mla_tensor_row(&of->c->p.config, (assay_mla_tensor)tensor).name);
+        const int64_t count = assay_mla_tensor_count(&of->c->p.config, (assay_mla_tensor)tensor);
+        for (int64_t i = 0; i < count; i++) sum += of->cotangents[tensor][i] * values[i];
     }
     return sum;
 }
@@ -120,23 +144,12 @@ static quad loss(mla_shard_case *c, const double *const cotangents[ASSAY_MLA_TEN
 void mla_shard_assert_gradients(mla_shard_case *c, const double *const cotangents[ASSAY_MLA_TENSORS],
                                 double *const gradients[MLA_VARIABLES])
 {
-    const quad step = 1e-9;     /* what it leaves out is its square: below float64 */
-    const double noise = 1e-22; /* of binary128 over the step: gradients may be exactly 0 */
+    checkpoint_loss self = {c, cotangents};
     for (int i = 0; i < MLA_VARIABLES; i++) {
+        char path[ASSAY_PATH_SIZE];
         if (gradients[i] == NULL) continue;
-        quad *values = spec_tensors_find(&c->in, paths[i])->values;
-        double *expected = test_nans(c->p.sizes[i]);
-        for (int64_t j = 0; j < c->p.sizes[i]; j++) {
-            const quad value = values[j];
-            values[j] = value + step;
-            const quad above = loss(c, cotangents);
-            values[j] = value - step;
-            expected[j] = (double)((above - loss(c, cotangents)) / (2 * step));
-            values[j] = value;
-        }
-        const double absolute = 1e-13 * largest_of(expected, c->p.sizes[i]) + noise;
-        assert_close(gradients[i], expected, c->p.sizes[i], 1e-12, absolute);
-        free(expected);
+        quad *values = spec_tensors_find(&c->in, path_of(c, i, path))->values;
+        mla_shard_assert_differences(loss, &self, values, gradients[i], c->p.sizes[i]);
     }
 }
 

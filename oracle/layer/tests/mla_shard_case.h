@@ -27,6 +27,10 @@ const quad *mla_shard_expected(const mla_shard_case *c, const char *name);
 /* Within 1e-13 of the value itself, or a tenth of that of the largest, where terms cancel. */
 void mla_shard_assert_near(const double *actual, const quad *expected, int64_t count);
 
+/* The gradient of a loss is its central difference by each of `values`, which it reads. */
+void mla_shard_assert_differences(quad (*loss)(void *self), void *self, quad *values, const double *gradient,
+                                  int64_t count);
+
 /* After mla_shard_make_expected. For each variable whose gradient is not NULL: it is the central difference of the sum
  * over tensors of <cotangent, tensor>; NULL cotangents count nothing. */
 void mla_shard_assert_gradients(mla_shard_case *c, const double *const cotangents[ASSAY_MLA_TENSORS],

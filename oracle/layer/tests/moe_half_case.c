@@ -7,19 +7,19 @@
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/memory.h"
-#include "oracle/ops/rms_norm.h"
+#include "oracle/layer/batch_split_scan.h"
 #include "tests/support/assay_test.h"
 
 static const char *const names[BS_WEIGHTS] = {
-    [BS_POST_NORM] = "post_norm",
-    [BS_GATE] = "gate/kernel",
-    [BS_GATE_BIAS] = "gate/bias",
-    [BS_WI_0] = "wi_0",
-    [BS_WI_1] = "wi_1",
-    [BS_WO] = "wo",
-    [BS_SHARED_WI_0] = "shared_experts/wi_0/kernel",
-    [BS_SHARED_WI_1] = "shared_experts/wi_1/kernel",
-    [BS_SHARED_WO] = "shared_experts/wo/kernel",
+    [BS_POST_NORM] = "post_self_attention_layer_norm/scale",
+    [BS_GATE] = "moe/gate/kernel",
+    [BS_GATE_BIAS] = "moe/gate/bias",
+    [BS_ROUTED + ASSAY_MLP_WI_0] = "moe/wi_0",
+    [BS_ROUTED + ASSAY_MLP_WI_1] = "moe/wi_1",
+    [BS_ROUTED + ASSAY_MLP_WO] = "moe/wo",
+    [BS_SHARED + ASSAY_MLP_WI_0] = "moe/shared_experts/wi_0/kernel",
+    [BS_SHARED + ASSAY_MLP_WI_1] = "moe/shared_experts/wi_1/kernel",
+    [BS_SHARED + ASSAY_MLP_WO] = "moe/shared_experts/wo/kernel",
 };
 
 const char *moe_half_weight_name(int weight)
@@ -29,7 +29,7 @@ const char *moe_half_weight_name(int weight)
 
 bool moe_half_is_routed(int weight)
 {
-    return weight == BS_WI_0 || weight == BS_WI_1 || weight == BS_WO;
+    return weight >= BS_ROUTED;
 }
 
 double *moe_half_alloc(int64_t count)
@@ -47,19 +47,59 @@ double *moe_half_random(uint64_t *seed, int64_t count)
     return values;
 }
 
-static const memory_tensor *weight_of(const moe_half *c, int weight)
+double moe_half_inner(const double *a, const double *b, int64_t count)
 {
-    char path[2 * ASSAY_PATH_SIZE];
-    if (weight == BS_POST_NORM) {
-        return layer_case_get(&c->layer.in, "weights/layers/1/post_self_attention_layer_norm/scale");
+    double sum = 0;
+    for (int64_t i = 0; i < count; i++) sum += a[i] * b[i];
+    return sum;
+}
+
+void moe_half_give(spec_tensors *in, const char *path, int64_t count, int64_t width, const double *values)
+{
+    assay_context ctx = assay_context_default(1);
+    const assay_shape shape = assay_shape_of(3, (int64_t)1, count / width, width);
+    assert_ok(&ctx, spec_tensors_copy_f64(&ctx, in, path, &shape, values));
+}
+
+void moe_half_assert_near(const spec_tensors *out, const char *path, const double *actual, int64_t count)
+{
+    const spec_tensor *tensor = spec_tensors_find(out, path);
+    assert_non_null(tensor);
+    assert_int_equal(assay_shape_count(&tensor->shape), count);
+    for (int64_t i = 0; i < count; i++) {
+        const double expected = (double)tensor->values[i];
+        assert_close(&actual[i], &expected, 1, 1e-13, 1e-14);
     }
-    snprintf(path, sizeof path, "weights/layers/1/moe/%s", names[weight]);
-    return layer_case_get(&c->layer.in, path);
+}
+
+static double loss_of(const moe_half_loss *loss)
+{
+    double *y = moe_half_alloc(loss->count);
+    loss->forward(loss->self, y);
+    const double sum = moe_half_inner(loss->dy, y, loss->count);
+    free(y);
+    return sum;
+}
+
+void moe_half_assert_gradient(const moe_half_loss *loss, double *values, const double *gradient, int64_t count)
+{
+    const double step = 0x1p-17;
+    for (int64_t i = 0; i < count; i++) {
+        const double before = values[i];
+        values[i] = before + step;
+        const double above = loss_of(loss);
+        values[i] = before - step;
+        const double difference = (above - loss_of(loss)) / (2 * step);
+        values[i] = before;
+        assert_close(&gradient[i], &difference, 1, 1e-7, difference == 0 ? 0 : 1e-7);
+    }
 }
 
 static void load_weight(moe_half *c, int weight)
 {
-    const memory_tensor *from = weight_of(c, weight);
+    char path[2 * ASSAY_PATH_SIZE];
+    snprintf(path, sizeof path, "weights/layers/1/%s", names[weight]);
+    const memory_tensor *from = layer_case_get(&c->layer.in, path);
     const int64_t shards = c->run.sizes.shards, parts = moe_half_is_routed(weight) ? c->run.sizes.expert_shards : 1;
     const int64_t count = from->count / parts;
     assert_int_equal(count, bs_weight_count(&c->run, weight, true));
@@ -73,40 +113,14 @@ static void load_weight(moe_half *c, int weight)
     }
 }
 
-/* Row r of a shard goes to microbatch r mod f. */
-static void load_microbatches(moe_half *c, double *const *to, const char *path)
-{
-    const double *from = layer_case_get(&c->layer.in, path)->values;
-    const int64_t factor = c->run.factor, rows = c->run.sizes.rows;
-    const int64_t width = c->run.mla.sequence * c->run.mla.emb_dim;
-    for (int64_t row = 0; row < c->run.sizes.shards * rows; row++) {
-        for (int64_t i = 0; i < factor; i++)
-            memcpy(to[i] + row * width, from + (row * factor + i) * width, (size_t)width * sizeof *from);
-    }
-}
-
 void moe_half_load(moe_half *c)
 {
+    const int64_t width = c->run.mla.sequence * c->run.mla.emb_dim;
     for (int weight = 0; weight < BS_WEIGHTS; weight++) {
         if (names[weight] != NULL) load_weight(c, weight);
     }
-    load_microbatches(c, c->xs, "inputs/x");
-    load_microbatches(c, c->dxs, "cotangents/y");
-}
-
-static assay_batch_split_sizes sizes_of(const moe_half_shape *shape)
-{
-    const int64_t shards = shape->data * shape->fsdp * shape->expert, tokens = shape->rows * shape->sequence;
-    const int64_t copies = tokens * shape->expert * shape->per_token;
-    const int64_t capacity = 2 * copies / shape->expert;
-    return (assay_batch_split_sizes){.shards = shards,
-                                     .expert_shards = shape->expert,
-                                     .rows = shape->rows,
-                                     .tokens = tokens,
-                                     .gathered = tokens * shape->expert,
-                                     .copies = copies,
-                                     .capacity = capacity < copies ? capacity : copies,
-                                     .local_experts = shape->experts / shape->expert};
+    bs_split(c->xs, layer_case_get(&c->layer.in, "inputs/x")->values, &c->run, width);
+    bs_split(c->dxs, layer_case_get(&c->layer.in, "cotangents/y")->values, &c->run, width);
 }
 
 static void configure(moe_half *c, const moe_half_shape *shape)
@@ -135,16 +149,9 @@ void moe_half_open(moe_half *c, const moe_half_shape *shape)
     const assay_stack_config *config = &c->layer.config;
     c->in = memory_store_source(&c->layer.in);
     c->sink = memory_store_sink(&c->out);
-    c->mesh = config->sharding.mesh;
     c->stack = (stack_run){.config = config, .in = &c->in, .out = &c->sink};
     assert_ok(&ctx, assay_remat_open(&ctx, &c->stack.store, &config->policy, config->layers));
-    c->run = (bs_run){.stack = &c->stack,
-                      .mesh = &c->mesh,
-                      .factor = shape->factor,
-                      .sizes = sizes_of(shape),
-                      .mla = config->mla,
-                      .routing = config->moe.routing};
-    c->run.mla.batch = c->run.routing.batch = shape->rows;
+    bs_run_of(&c->run, &c->stack);
     c->count = c->run.sizes.shards * c->run.sizes.tokens * config->mla.emb_dim;
     for (int64_t i = 0; i < shape->factor; i++) {
         c->xs[i] = moe_half_alloc(c->count);
@@ -191,46 +198,31 @@ cleanup:
     return status;
 }
 
-static double *add_copy(memory_store *store, const char *path, int64_t count, const double *values)
+static double *add_copy(memory_store *store, const char *path, const memory_tensor *from)
 {
-    double *to = memory_store_add(store, path, count);
+    double *to = memory_store_add(store, path, from->count);
     assert_non_null(to);
-    memcpy(to, values, (size_t)count * sizeof *to);
-    return to;
+    return memcpy(to, from->values, (size_t)from->count * sizeof *to);
 }
 
 void moe_half_plain(assay_context *ctx, moe_half *c, memory_store *plain)
 {
-    const assay_stack_config *config = &c->layer.config;
-    const int64_t tokens = config->mla.batch * config->mla.sequence, dim = config->mla.emb_dim;
-    const double *h = layer_case_get(&c->layer.in, "inputs/x")->values, *scale = weight_of(c, BS_POST_NORM)->values;
-    const double *dy = layer_case_get(&c->layer.in, "cotangents/y")->values;
-    double *rstd = moe_half_alloc(tokens), *dh = moe_half_alloc(tokens * dim);
-    memory_store in = {0};
-    const assay_source source = memory_store_source(&in);
+    assay_stack_config config = c->layer.config;
     const assay_sink sink = memory_store_sink(plain);
-    double *x = memory_store_add(&in, "inputs/x", tokens * dim);
-    assay_rms_norm_forward(ctx, x, rstd, h, scale, tokens, dim, config->epsilon);
-    add_copy(&in, "cotangents/y", tokens * dim, dy);
-    for (int weight = BS_GATE; weight < BS_WEIGHTS; weight++) {
-        char path[2 * ASSAY_PATH_SIZE];
-        const memory_tensor *from = weight_of(c, weight);
-        snprintf(path, sizeof path, "weights/%s", names[weight]);
-        add_copy(&in, path, from->count, from->values);
-    }
-    const memory_tensor *given = memory_store_find(&c->layer.in, "routing/layers/1/selected_experts");
-    if (given != NULL) {
-        int32_t *to = memory_store_add_i32(&in, "routing/selected_experts", given->count);
-        memcpy(to, given->indices, (size_t)given->count * sizeof *to);
-    }
-    assert_ok(ctx, assay_moe_run(ctx, &config->moe, &source, &sink, NULL));
-    memory_store_free(&in);
-    double *d_scale = memory_store_add(plain, "gradients/weights/post_norm", dim);
-    double *dx = memory_store_find(plain, "gradients/inputs/x")->values;
-    double *y = memory_store_find(plain, "outputs/y")->values;
-    assay_rms_norm_backward(ctx, dh, d_scale, dx, h, scale, rstd, tokens, dim);
-    layer_add(ctx, y, h, y, tokens * dim);
-    layer_add(ctx, dx, dy, dh, tokens * dim);
-    free(rstd);
-    free(dh);
+    const memory_tensor *x = layer_case_get(&c->layer.in, "inputs/x");
+    const int64_t tokens = config.mla.batch * config.mla.sequence;
+    stack_run stack = {.config = &config, .in = &c->in, .out = &sink, .tokens = tokens, .size = x->count};
+    layer_weights w, g = {0};
+    config.sharding = (assay_sharding){.mesh = {{1, 1, 1}}, .tensor_shards = 1, .token_chunks = 1};
+    double *y = add_copy(plain, "outputs/y", x);
+    double *dx = add_copy(plain, "gradients/inputs/x", layer_case_get(&c->layer.in, "cotangents/y"));
+    assert_ok(ctx, assay_remat_open(ctx, &stack.store, &config.policy, config.layers));
+    assert_ok(ctx, layer_weights_read(ctx, &stack, MOE_HALF_LAYER, &w));
+    assert_ok(ctx, assay_gradients_alloc(ctx, &sink, w.prefix, &w.table, w.values, g.values));
+    assert_ok(ctx, mlp_half_forward(ctx, &stack, MOE_HALF_LAYER, &w, y));
+    assert_ok(ctx, mlp_half_backward(ctx, &stack, MOE_HALF_LAYER, &w, &g, x->values, dx));
+    assert_ok(ctx, assay_gradients_write(ctx, &sink, w.prefix, &w.table, g.values));
+    layer_weights_free(&w);
+    layer_weights_free(&g);
+    assay_remat_close(stack.store);
 }

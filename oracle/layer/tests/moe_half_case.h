@@ -5,6 +5,7 @@
 
 #include "oracle/layer/batch_split_moe.h"
 #include "oracle/layer/tests/layer_case.h"
+#include "oracle/spec/spec.h"
 
 enum { MOE_HALF_LAYER = 1 }; /* of two, the first of which is dense */
 
@@ -20,7 +21,6 @@ typedef struct moe_half {
     memory_store out;
     assay_source in;
     assay_sink sink;
-    assay_mesh mesh;
     stack_run stack;
     bs_run run;
     bs_weights w, g; /* of the MoE half; g is filled with NaN */
@@ -39,12 +39,27 @@ assay_status moe_half_run(assay_context *ctx, moe_half *c);
 
 double *moe_half_alloc(int64_t count); /* filled with NaN */
 double *moe_half_random(uint64_t *seed, int64_t count);
+double moe_half_inner(const double *a, const double *b, int64_t count);
 
-/* h + moe(rms_norm(h)) of the plain block on the whole batch: outputs/y, gradients/inputs/x, gradients/weights/ (of the
- * block; and post_norm), routing/ and checkpoints/. */
+/* The second form as the reference: gives it a tensor [...,width], and holds numbers against a result of it. */
+void moe_half_give(spec_tensors *in, const char *path, int64_t count, int64_t width, const double *values);
+void moe_half_assert_near(const spec_tensors *out, const char *path, const double *actual, int64_t count);
+
+/* The sum of dy [count] times what `forward` fills. */
+typedef struct moe_half_loss {
+    void (*forward)(void *self, double *y);
+    void *self;
+    const double *dy;
+    int64_t count;
+} moe_half_loss;
+/* The gradient is its central difference by each value; exactly 0 where nothing comes of a value. */
+void moe_half_assert_gradient(const moe_half_loss *loss, double *values, const double *gradient, int64_t count);
+
+/* The second half of the plain layer on the whole batch, h + moe(rms_norm(h)): outputs/y, gradients/inputs/x, and what
+ * the stack calls its gradients, routing and checkpoints. */
 void moe_half_plain(assay_context *ctx, moe_half *c, memory_store *plain);
 
-/* Of a bs_weights: its name in the plain block, or "post_norm". */
+/* Of a bs_weights: its name in the layer; NULL in the attention half. */
 const char *moe_half_weight_name(int weight);
 bool moe_half_is_routed(int weight); /* split over the expert axis */
 

@@ -229,18 +229,3 @@ TEST(out_of_memory_leaves_nothing_behind)
     assert_true(n > 100);
     layer_case_free(&plain);
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_schedule_is_the_stack),
-        cmocka_unit_test(one_layer_goes_without_the_scan),
-        cmocka_unit_test(other_forms),
-        cmocka_unit_test(threads_and_instructions_change_nothing),
-        cmocka_unit_test(checkpoints_are_merged),
-        cmocka_unit_test(the_report_is_the_model),
-        cmocka_unit_test(forward_alone),
-        cmocka_unit_test(out_of_memory_leaves_nothing_behind),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

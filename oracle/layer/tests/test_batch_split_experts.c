@@ -1,5 +1,4 @@
-/* The shared and the routed experts of the batch-split schedule on all shards, against their formulas. */
-#include <math.h>
+/* The shared and the routed experts of the batch-split schedule on all shards, against the second form. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,26 +16,6 @@ static const moe_half_shape shapes[] = {
 };
 enum { SHAPES = sizeof shapes / sizeof *shapes, DIM = 8, WIDTH = 5 };
 
-static double silu(double x)
-{
-    return x / (1 + exp(-x));
-}
-
-static double inner(const double *a, const double *b, int64_t count)
-{
-    double sum = 0;
-    for (int64_t i = 0; i < count; i++) sum += a[i] * b[i];
-    return sum;
-}
-
-/* sum over i of x[i] w[i,column], w [k,n] */
-static double product(const double *x, const double *w, int64_t k, int64_t n, int64_t column)
-{
-    double sum = 0;
-    for (int64_t i = 0; i < k; i++) sum += x[i] * w[i * n + column];
-    return sum;
-}
-
 /* A microbatch that was routed, with rows and weights of random numbers. */
 typedef struct experts_case {
     moe_half half;
@@ -45,11 +24,14 @@ typedef struct experts_case {
     bs_gating gating;
     int64_t rows; /* of all shards, those beyond their experts' included */
     uint64_t seed;
+    assay_context ctx; /* for differences: one thread */
 } experts_case;
 
 static void open_case(assay_context *ctx, experts_case *c, const moe_half_shape *shape)
 {
     c->seed = 23;
+    c->ctx = *ctx;
+    c->ctx.threads = 1;
     c->routed = (bs_routed){0};
     c->gating = (bs_gating){0};
     moe_half_open(&c->half, shape);
@@ -80,21 +62,6 @@ static int64_t group_of(const experts_case *c, int64_t shard, int64_t j)
     return -1;
 }
 
-static void expected_shared(const experts_case *c, double *y, const double *x)
-{
-    const bs_run *run = &c->half.run;
-    for (int64_t t = 0; t < run->sizes.shards * run->sizes.tokens; t++) {
-        const int64_t kernel = t / run->sizes.tokens * DIM * WIDTH;
-        double h[WIDTH];
-        for (int64_t f = 0; f < WIDTH; f++) {
-            h[f] = silu(product(x + t * DIM, c->half.w.values[BS_SHARED_WI_0] + kernel, DIM, WIDTH, f)) *
-                   product(x + t * DIM, c->half.w.values[BS_SHARED_WI_1] + kernel, DIM, WIDTH, f);
-        }
-        for (int64_t d = 0; d < DIM; d++)
-            y[t * DIM + d] = product(h, c->half.w.values[BS_SHARED_WO] + kernel, WIDTH, DIM, d);
-    }
-}
-
 /* Each shard has a kernel of its own here. */
 static void scatter_weights(experts_case *c)
 {
@@ -104,84 +71,98 @@ static void scatter_weights(experts_case *c)
     }
 }
 
+/* x [count,DIM] and the kernels of a gated MLP, to the second form. */
+static void second_form(spec_tensors *out, const double *x, int64_t count, const double *wi_0, const double *wi_1,
+                        const double *wo)
+{
+    assay_context ctx = assay_context_default(1);
+    const assay_gated_mlp_config config = {
+        .rows = count, .emb_dim = DIM, .mlp_dim = WIDTH, .activation = {ASSAY_SILU, ASSAY_LINEAR}};
+    spec_tensors in = {0};
+    moe_half_give(&in, "inputs/x", count * DIM, DIM, x);
+    moe_half_give(&in, "weights/wi_0/kernel", DIM * WIDTH, WIDTH, wi_0);
+    moe_half_give(&in, "weights/wi_1/kernel", DIM * WIDTH, WIDTH, wi_1);
+    moe_half_give(&in, "weights/wo/kernel", WIDTH * DIM, DIM, wo);
+    assert_ok(&ctx, spec_gated_mlp(&ctx, &config, &in, out));
+    spec_tensors_free(&in);
+}
+
+static void shared_forward(void *self, double *y)
+{
+    const experts_case *c = self;
+    assay_context ctx = assay_context_default(1);
+    assert_ok(&ctx, bs_shared_expert(&ctx, &c->at, y, c->half.xs[0]));
+}
+
 TEST(test_shared_expert)
 {
+    static const int weights[] = {BS_SHARED + ASSAY_MLP_WI_0, BS_SHARED + ASSAY_MLP_WI_1, BS_SHARED + ASSAY_MLP_WO};
     assay_context ctx = assay_context_default(2);
     for (int s = 0; s < SHAPES; s++) {
         experts_case c;
         open_case(&ctx, &c, &shapes[s]);
         scatter_weights(&c);
-        const int64_t count = c.half.count;
-        double *y = moe_half_alloc(count), *expected = moe_half_alloc(count);
-        assert_ok(&ctx, bs_shared_expert(&ctx, &c.at, y, c.half.xs[0]));
-        expected_shared(&c, expected, c.half.xs[0]);
-        assert_close(y, expected, count, 1e-13, 1e-14);
-        free(y);
-        free(expected);
-        close_case(&c);
-    }
-}
-
-/* <dy, y> by central differences of every value. */
-static void assert_shared_differences(const experts_case *c, double *values, const double *gradient, int64_t count,
-                                      const double *dy)
-{
-    const double step = 0x1p-17;
-    double *y = moe_half_alloc(c->half.count);
-    for (int64_t i = 0; i < count; i++) {
-        const double before = values[i];
-        values[i] = before + step;
-        expected_shared(c, y, c->half.xs[0]);
-        double difference = inner(dy, y, c->half.count);
-        values[i] = before - step;
-        expected_shared(c, y, c->half.xs[0]);
-        difference = (difference - inner(dy, y, c->half.count)) / (2 * step);
-        values[i] = before;
-        assert_close(&gradient[i], &difference, 1, 1e-7, 1e-7);
-    }
-    free(y);
-}
-
-TEST(test_shared_expert_bwd)
-{
-    static const int weights[] = {BS_SHARED_WI_0, BS_SHARED_WI_1, BS_SHARED_WO};
-    assay_context ctx = assay_context_default(2);
-    for (int s = 0; s < SHAPES; s++) {
-        experts_case c;
-        open_case(&ctx, &c, &shapes[s]);
-        scatter_weights(&c);
-        const bs_run *run = &c.half.run;
-        double *dx = moe_half_alloc(c.half.count), *dy = moe_half_random(&c.seed, c.half.count);
+        const int64_t shards = c.half.run.sizes.shards, own = c.half.count / shards, size = DIM * WIDTH;
+        double *const *w = c.half.w.values, *x = c.half.xs[0];
+        double *y = moe_half_alloc(c.half.count), *dx = moe_half_alloc(c.half.count);
+        double *dy = moe_half_random(&c.seed, c.half.count);
+        const moe_half_loss loss = {shared_forward, &c, dy, c.half.count};
         assay_gated_mlp_residuals *shared = NULL;
-        assert_ok(&ctx, bs_shared_expert_remat(&ctx, &c.at, &shared, c.half.xs[0]));
-        assert_true(assay_remat_report_of(c.half.stack.store).operations_recomputed ==
-                    4.0 * (double)(run->sizes.shards * run->sizes.tokens) * DIM * WIDTH);
-        assert_ok(&ctx, bs_shared_expert_bwd(&ctx, &c.at, dx, dy, c.half.xs[0], shared));
-        assert_shared_differences(&c, c.half.xs[0], dx, c.half.count, dy);
-        for (int i = 0; i < 3; i++) {
-            assert_shared_differences(&c, c.half.w.values[weights[i]], c.half.g.values[weights[i]],
-                                      run->sizes.shards * DIM * WIDTH, dy);
+        assert_ok(&ctx, bs_shared_expert(&ctx, &c.at, y, x));
+        for (int64_t shard = 0; shard < shards; shard++) {
+            spec_tensors out = {0};
+            second_form(&out, x + shard * own, own / DIM, w[BS_SHARED + ASSAY_MLP_WI_0] + shard * size,
+                        w[BS_SHARED + ASSAY_MLP_WI_1] + shard * size, w[BS_SHARED + ASSAY_MLP_WO] + shard * size);
+            moe_half_assert_near(&out, "outputs/y", y + shard * own, own);
+            spec_tensors_free(&out);
         }
-        for (int64_t shard = 0; shard < run->sizes.shards; shard++) assay_gated_mlp_residuals_free(&shared[shard]);
+        assert_ok(&ctx, bs_shared_expert_remat(&ctx, &c.at, &shared, x));
+        assert_true(assay_remat_report_of(c.half.stack.store).operations_recomputed ==
+                    4.0 * (double)c.half.count * WIDTH);
+        assert_ok(&ctx, bs_shared_expert_bwd(&ctx, &c.at, dx, dy, x, shared));
+        moe_half_assert_gradient(&loss, x, dx, c.half.count);
+        for (int i = 0; i < 3; i++)
+            moe_half_assert_gradient(&loss, w[weights[i]], c.half.g.values[weights[i]], shards * size);
+        for (int64_t shard = 0; shard < shards; shard++) assay_gated_mlp_residuals_free(&shared[shard]);
         free(shared);
+        free(y);
         free(dx);
         free(dy);
         close_case(&c);
     }
 }
 
-static void expected_gmm(const experts_case *c, double *y, const bs_gmm_args *args)
+static void assert_gmm(const experts_case *c, const double *y, const bs_gmm_args *args)
 {
+    assay_context ctx = assay_context_default(1);
     const assay_batch_split_sizes *z = &c->half.run.sizes;
-    for (int64_t row = 0; row < c->rows; row++) {
-        const int64_t shard = row / z->copies, group = group_of(c, shard, row % z->copies);
-        for (int64_t n = 0; n < args->n; n++) {
-            const double *rhs = args->rhs + shard * z->local_experts * args->k * args->n;
-            y[row * args->n + n] =
-                group < 0 ? 0
-                          : product(args->lhs + row * args->k, rhs + group * args->k * args->n, args->k, args->n, n);
-        }
+    const assay_gmm_dims dims = {z->copies, args->k, args->n, z->local_experts};
+    const assay_shape groups = assay_shape_of(1, dims.groups);
+    const int64_t lhs = dims.m * dims.k, rhs = dims.groups * dims.k * dims.n;
+    for (int64_t shard = 0; shard < z->shards; shard++) {
+        spec_tensors in = {0}, out = {0};
+        moe_half_give(&in, "inputs/lhs", lhs, dims.k, args->lhs + shard * lhs);
+        moe_half_give(&in, "weights/rhs", rhs, dims.n, args->rhs + shard * rhs);
+        assert_ok(&ctx, spec_tensors_copy_i32(&ctx, &in, "inputs/group_sizes", &groups,
+                                              args->group_sizes + shard * dims.groups));
+        assert_ok(&ctx, spec_gmm(&ctx, &dims, &in, &out));
+        moe_half_assert_near(&out, "outputs/y", y + shard * dims.m * dims.n, dims.m * dims.n);
+        spec_tensors_free(&in);
+        spec_tensors_free(&out);
     }
+}
+
+/* Of each of two arrays: 0 where the other row lies beyond the groups, whose NaN reaches nothing. */
+static double inner_of_rows(const experts_case *c, const double *gradient, const double *values, int64_t width)
+{
+    const int64_t copies = c->half.run.sizes.copies;
+    double sum = 0;
+    for (int64_t row = 0; row < c->rows; row++) {
+        const bool own = group_of(c, row / copies, row % copies) >= 0;
+        if (own) sum += moe_half_inner(gradient + row * width, values + row * width, width);
+        for (int64_t i = row * width; !own && i < (row + 1) * width; i++) assert_true(gradient[i] == 0);
+    }
+    return sum;
 }
 
 /* What rows beyond the groups hold reaches nothing, and 0 comes out of them. */
@@ -191,178 +172,110 @@ TEST(test_gmm)
     for (int s = 0; s < SHAPES; s++) {
         experts_case c;
         open_case(&ctx, &c, &shapes[s]);
-        const int64_t k = 3, n = 4, kernels = c.half.run.sizes.shards * c.half.run.sizes.local_experts * k * n;
+        const int64_t k = 3, n = 4, copies = c.half.run.sizes.copies;
+        const int64_t kernels = c.half.run.sizes.shards * c.half.run.sizes.local_experts * k * n;
         double *lhs = moe_half_random(&c.seed, c.rows * k), *rhs = moe_half_random(&c.seed, kernels);
         double *dy = moe_half_random(&c.seed, c.rows * n), *y = moe_half_alloc(c.rows * n);
-        double *expected = moe_half_alloc(c.rows * n), *dlhs = moe_half_alloc(c.rows * k);
-        double *drhs = moe_half_alloc(kernels), *dlhs_alone = moe_half_alloc(c.rows * k);
-        double *drhs_alone = moe_half_alloc(kernels);
+        double *dlhs[] = {moe_half_alloc(c.rows * k), moe_half_alloc(c.rows * k)};
+        double *drhs[] = {moe_half_alloc(kernels), moe_half_alloc(kernels)};
         const bs_gmm_args args = {lhs, rhs, c.routed.group_sizes, k, n};
-        expected_gmm(&c, expected, &args);
         for (int64_t row = 0; row < c.rows; row++) {
-            if (group_of(&c, row / c.half.run.sizes.copies, row % c.half.run.sizes.copies) >= 0) continue;
+            if (group_of(&c, row / copies, row % copies) >= 0) continue;
             assay_fill_nan(lhs + row * k, k);
             assay_fill_nan(dy + row * n, n);
         }
         assert_ok(&ctx, bs_gmm(&ctx, &c.half.run, y, &args));
-        assert_close(y, expected, c.rows * n, 1e-13, 1e-15);
-        assert_ok(&ctx, bs_gmm_bwd(&ctx, &c.half.run, dlhs, drhs, dy, &args));
-        assert_ok(&ctx, bs_gmm_bwd(&ctx, &c.half.run, dlhs_alone, NULL, dy, &args));
-        assert_same_bits(dlhs_alone, dlhs, c.rows * k);
-        assert_ok(&ctx, bs_gmm_bwd(&ctx, &c.half.run, NULL, drhs_alone, dy, &args));
-        assert_same_bits(drhs_alone, drhs, kernels);
-        double forward = 0, left = 0;
-        for (int64_t row = 0; row < c.rows; row++) {
-            if (group_of(&c, row / c.half.run.sizes.copies, row % c.half.run.sizes.copies) < 0) {
-                for (int64_t i = 0; i < n; i++) assert_true(y[row * n + i] == 0);
-                for (int64_t i = 0; i < k; i++) assert_true(dlhs[row * k + i] == 0);
-            } else {
-                forward += inner(dy + row * n, y + row * n, n);
-                left += inner(dlhs + row * k, lhs + row * k, k);
-            }
-        }
-        const double right = inner(drhs, rhs, kernels);
+        assert_gmm(&c, y, &args);
+        assert_ok(&ctx, bs_gmm_bwd(&ctx, &c.half.run, dlhs[0], drhs[0], dy, &args));
+        assert_ok(&ctx, bs_gmm_bwd(&ctx, &c.half.run, dlhs[1], NULL, dy, &args));
+        assert_ok(&ctx, bs_gmm_bwd(&ctx, &c.half.run, NULL, drhs[1], dy, &args));
+        assert_same_bits(dlhs[1], dlhs[0], c.rows * k);
+        assert_same_bits(drhs[1], drhs[0], kernels);
+        const double forward = inner_of_rows(&c, y, dy, n), left = inner_of_rows(&c, dlhs[0], lhs, k);
+        const double right = moe_half_inner(drhs[0], rhs, kernels);
         assert_close(&left, &forward, 1, 1e-12, 1e-13);
         assert_close(&right, &forward, 1, 1e-12, 1e-13);
-        free(lhs);
-        free(rhs);
-        free(dy);
-        free(y);
-        free(expected);
-        free(dlhs);
-        free(drhs);
-        free(dlhs_alone);
-        free(drhs_alone);
+        double *all[] = {lhs, rhs, dy, y, dlhs[0], dlhs[1], drhs[0], drhs[1]};
+        for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
         close_case(&c);
     }
 }
 
-TEST(test_compute_gating)
+/* moe_mlpwi_0, moe_mlpwi_1 and y of each expert's rows are the second form's, y times the weights; all 0 beyond them. */
+static void assert_computed(const experts_case *c, const double *y)
 {
-    assay_context ctx = assay_context_default(2);
-    for (int s = 0; s < SHAPES; s++) {
-        experts_case c;
-        open_case(&ctx, &c, &shapes[s]);
-        scatter_weights(&c);
-        const int64_t wide = c.rows * WIDTH,
-                      kernels = c.half.run.sizes.shards * bs_weight_count(&c.half.run, BS_WI_0, true);
-        double *expected = moe_half_alloc(wide), *dx = moe_half_alloc(c.rows * DIM);
-        double *const *w = c.half.w.values, *const *g = c.half.g.values;
-        const bs_gating d = {moe_half_random(&c.seed, wide), moe_half_random(&c.seed, wide)};
-        assert_ok(&ctx, bs_compute_gating(&ctx, &c.at, &c.gating, &c.routed));
-        for (int up = 0; up < 2; up++) {
-            const bs_gmm_args args = {c.routed.x, w[up ? BS_WI_1 : BS_WI_0], c.routed.group_sizes, DIM, WIDTH};
-            expected_gmm(&c, expected, &args);
-            assert_close(up ? c.gating.layer_w1 : c.gating.layer_w0, expected, wide, 1e-13, 1e-14);
+    const assay_batch_split_sizes *z = &c->half.run.sizes;
+    double *const *w = c->half.w.values;
+    for (int64_t row = 0; row < c->rows; row++) {
+        const int64_t shard = row / z->copies, group = group_of(c, shard, row % z->copies);
+        const int64_t kernel = (shard * z->local_experts + group) * DIM * WIDTH, h = row * WIDTH;
+        spec_tensors out = {0};
+        if (group >= 0) {
+            second_form(&out, c->routed.x + row * DIM, 1, w[BS_ROUTED + ASSAY_MLP_WI_0] + kernel,
+                        w[BS_ROUTED + ASSAY_MLP_WI_1] + kernel, w[BS_ROUTED + ASSAY_MLP_WO] + kernel);
+            for (int i = 0; i < DIM; i++) spec_tensors_find(&out, "outputs/y")->values[i] *= c->routed.weights[row];
+            moe_half_assert_near(&out, "checkpoints/mlpwi_0", c->gating.layer_w0 + h, WIDTH);
+            moe_half_assert_near(&out, "checkpoints/mlpwi_1", c->gating.layer_w1 + h, WIDTH);
+            moe_half_assert_near(&out, "outputs/y", y + row * DIM, DIM);
         }
-        assert_ok(&ctx, bs_compute_gating_bwd(&ctx, &c.at, dx, &d, &c.routed));
-        const double gate = inner(d.layer_w0, c.gating.layer_w0, wide), up = inner(d.layer_w1, c.gating.layer_w1, wide);
-        const double d_gate = inner(g[BS_WI_0], w[BS_WI_0], kernels), d_up = inner(g[BS_WI_1], w[BS_WI_1], kernels);
-        const double through = inner(dx, c.routed.x, c.rows * DIM), both = gate + up;
-        assert_close(&d_gate, &gate, 1, 1e-12, 1e-12);
-        assert_close(&d_up, &up, 1, 1e-12, 1e-12);
-        assert_close(&through, &both, 1, 1e-12, 1e-12);
-        free(expected);
-        free(dx);
-        free(d.layer_w0);
-        free(d.layer_w1);
-        close_case(&c);
+        for (int i = 0; group < 0 && i < WIDTH; i++)
+            assert_true(c->gating.layer_w0[h + i] == 0 && c->gating.layer_w1[h + i] == 0);
+        for (int i = 0; group < 0 && i < DIM; i++) assert_true(y[row * DIM + i] == 0);
+        spec_tensors_free(&out);
     }
 }
 
-static void expected_linear(const experts_case *c, double *y)
+static void compute_forward(void *self, double *y)
 {
-    double *hidden = moe_half_alloc(c->rows * WIDTH);
-    for (int64_t i = 0; i < c->rows * WIDTH; i++)
-        hidden[i] = silu(c->gating.layer_w0[i]) * c->gating.layer_w1[i] * c->routed.weights[i / WIDTH];
-    const bs_gmm_args args = {hidden, c->half.w.values[BS_WO], c->routed.group_sizes, WIDTH, DIM};
-    expected_gmm(c, y, &args);
-    free(hidden);
+    experts_case *c = self;
+    assay_context ctx = c->ctx;
+    assert_ok(&ctx, bs_compute(&ctx, &c->at, y, &c->gating, &c->routed));
 }
 
-TEST(test_compute_linear)
+static void linear_forward(void *self, double *y)
 {
-    assay_context ctx = assay_context_default(2);
+    experts_case *c = self;
+    assay_context ctx = c->ctx;
+    assert_ok(&ctx, bs_compute_linear(&ctx, &c->at, y, &c->gating, &c->routed));
+}
+
+/* Both forms of the weight's place; the arithmetic stays the reference. */
+TEST(test_compute)
+{
+    static const int weights[] = {BS_ROUTED + ASSAY_MLP_WI_0, BS_ROUTED + ASSAY_MLP_WI_1, BS_ROUTED + ASSAY_MLP_WO};
     for (int s = 0; s < 2 * SHAPES; s++) {
         const assay_emulation form = {.second_form = s % 2 == 1};
+        assay_context ctx = assay_context_default(2);
         experts_case c;
-        ctx.emulation = &form; /* the arithmetic stays the reference */
+        ctx.emulation = &form;
         open_case(&ctx, &c, &shapes[s / 2]);
         scatter_weights(&c);
-        double *y = moe_half_alloc(c.rows * DIM), *expected = moe_half_alloc(c.rows * DIM);
+        const int64_t wide = c.rows * WIDTH, count = c.rows * DIM;
+        double *y = moe_half_alloc(count), *dy = moe_half_random(&c.seed, count);
+        double *dx = moe_half_alloc(count), *d_weights = moe_half_alloc(c.rows);
+        bs_gating d = {moe_half_alloc(wide), moe_half_alloc(wide)};
+        bs_routed_gradients g = {moe_half_alloc(count), moe_half_alloc(c.rows)};
+        const moe_half_loss linear = {linear_forward, &c, dy, count}, both = {compute_forward, &c, dy, count};
         assert_ok(&ctx, bs_compute(&ctx, &c.at, y, &c.gating, &c.routed));
-        expected_linear(&c, expected);
-        assert_close(y, expected, c.rows * DIM, 1e-13, 1e-14);
-        for (int64_t i = 0; i < c.rows * WIDTH; i++) c.gating.layer_w0[i] += layer_case_uniform(&c.seed);
-        assert_ok(&ctx, bs_compute_linear(&ctx, &c.at, y, &c.gating, &c.routed));
-        expected_linear(&c, expected);
-        assert_close(y, expected, c.rows * DIM, 1e-13, 1e-14);
-        free(y);
-        free(expected);
-        close_case(&c);
-    }
-}
-
-/* <dy, y> by central differences of every value of rows that count; exactly 0 beyond them. */
-static void assert_linear_differences(const experts_case *c, double *values, const double *gradient, int64_t width,
-                                      const double *dy)
-{
-    const double step = 0x1p-17;
-    const int64_t copies = c->half.run.sizes.copies;
-    double *y = moe_half_alloc(c->rows * DIM);
-    for (int64_t i = 0; i < c->rows * width; i++) {
-        const double before = values[i];
-        const int64_t row = i / width;
-        if (group_of(c, row / copies, row % copies) < 0) {
-            assert_true(gradient[i] == 0);
-            continue;
-        }
-        values[i] = before + step;
-        expected_linear(c, y);
-        double difference = inner(dy, y, c->rows * DIM);
-        values[i] = before - step;
-        expected_linear(c, y);
-        difference = (difference - inner(dy, y, c->rows * DIM)) / (2 * step);
-        values[i] = before;
-        assert_close(&gradient[i], &difference, 1, 1e-7, 1e-7);
-    }
-    free(y);
-}
-
-TEST(test_compute_linear_bwd)
-{
-    assay_context ctx = assay_context_default(2);
-    for (int s = 0; s < 2 * SHAPES; s++) {
-        const assay_emulation form = {.second_form = s % 2 == 1};
-        experts_case c;
-        ctx.emulation = &form; /* the arithmetic stays the reference */
-        open_case(&ctx, &c, &shapes[s / 2]);
-        scatter_weights(&c);
-        const int64_t kernels = c.half.run.sizes.shards * bs_weight_count(&c.half.run, BS_WO, true);
-        double *dy = moe_half_random(&c.seed, c.rows * DIM), *d_weights = moe_half_alloc(c.rows);
-        double *y = moe_half_alloc(c.rows * DIM);
-        bs_gating d = {moe_half_alloc(c.rows * WIDTH), moe_half_alloc(c.rows * WIDTH)};
-        assert_ok(&ctx, bs_compute(&ctx, &c.at, y, &c.gating, &c.routed));
+        assert_computed(&c, y);
         assert_ok(&ctx, bs_compute_linear_bwd(&ctx, &c.at, &d, d_weights, dy, &c.gating, &c.routed));
-        assert_linear_differences(&c, c.gating.layer_w0, d.layer_w0, WIDTH, dy);
-        assert_linear_differences(&c, c.gating.layer_w1, d.layer_w1, WIDTH, dy);
-        assert_linear_differences(&c, c.routed.weights, d_weights, 1, dy);
-        const double forward = inner(dy, y, c.rows * DIM);
-        const double back = inner(c.half.g.values[BS_WO], c.half.w.values[BS_WO], kernels);
-        assert_close(&back, &forward, 1, 1e-12, 1e-12);
-        /* the two steps make the stage */
-        bs_routed_gradients g = {moe_half_alloc(c.rows * DIM), moe_half_alloc(c.rows)};
-        double *dx = moe_half_alloc(c.rows * DIM);
+        moe_half_assert_gradient(&linear, c.gating.layer_w0, d.layer_w0, wide);
+        moe_half_assert_gradient(&linear, c.gating.layer_w1, d.layer_w1, wide);
+        moe_half_assert_gradient(&linear, c.routed.weights, d_weights, c.rows);
         assert_ok(&ctx, bs_compute_gating_bwd(&ctx, &c.at, dx, &d, &c.routed));
+        moe_half_assert_gradient(&both, c.routed.x, dx, count);
+        for (int i = 0; i < 3; i++) {
+            moe_half_assert_gradient(&both, c.half.w.values[weights[i]], c.half.g.values[weights[i]],
+                                     c.half.run.sizes.shards * bs_weight_count(&c.half.run, weights[i], true));
+        }
+        /* the two steps make the stage */
         assert_ok(&ctx, bs_compute_bwd(&ctx, &c.at, &g, dy, &c.gating, &c.routed));
-        assert_same_bits(g.x, dx, c.rows * DIM);
+        assert_same_bits(g.x, dx, count);
         assert_same_bits(g.weights, d_weights, c.rows);
+        double *all[] = {y, dy, dx, d_weights};
+        for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
         bs_routed_gradients_free(&g);
         bs_gating_free(&d);
-        free(dx);
-        free(dy);
-        free(d_weights);
-        free(y);
         close_case(&c);
     }
 }
@@ -432,19 +345,4 @@ TEST(test_compute_remat)
         free(residuals.mlpwi_1[1]);
         close_case(&c);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_shared_expert),
-        cmocka_unit_test(test_shared_expert_bwd),
-        cmocka_unit_test(test_gmm),
-        cmocka_unit_test(test_compute_gating),
-        cmocka_unit_test(test_compute_linear),
-        cmocka_unit_test(test_compute_linear_bwd),
-        cmocka_unit_test(test_route_remat),
-        cmocka_unit_test(test_compute_remat),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -148,12 +148,3 @@ TEST(residuals_are_offloaded)
     memory_store_free(&out);
     layer_case_free(&c);
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(weights_of_two_layers_at_a_time),
-        cmocka_unit_test(residuals_are_offloaded),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

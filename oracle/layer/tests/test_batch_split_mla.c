@@ -14,14 +14,19 @@ static const int64_t shapes[][5] = {{1, 1, 1, 1, 1}, {1, 1, 1, 3, 5}, {1, 1, 2, 
                                     {2, 1, 2, 1, 5}, {1, 2, 2, 3, 7}, {2, 2, 1, 3, 5}, {1, 1, 4, 1, 1}};
 enum { SHAPES = sizeof shapes / sizeof *shapes, MICROBATCH = 1 };
 
-/* Of the schedule, and what the plain half calls them. */
-static const struct {
-    int weight, plain;
-    bool summed;
-} weights[] = {{BS_PRE_NORM, LAYER_PRE_NORM, true}, {BS_WQ_A, LAYER_WQ_A, false},   {BS_WQ_B, LAYER_WQ_B, false},
-               {BS_Q_NORM, LAYER_Q_NORM, true},     {BS_WKV_A, LAYER_WKV_A, false}, {BS_WKV_B, LAYER_WKV_B, false},
-               {BS_KV_NORM, LAYER_KV_NORM, true},   {BS_OUT, LAYER_OUT, false}};
-enum { WEIGHTS = sizeof weights / sizeof *weights };
+/* The norms' are summed over shards. What a half does not have has no numbers. */
+enum { FIRST = BS_PRE_NORM, END = BS_POST_NORM };
+
+static bool is_summed(int weight)
+{
+    return weight == BS_PRE_NORM || weight == BS_MLA + ASSAY_MLA_Q_NORM || weight == BS_MLA + ASSAY_MLA_KV_NORM;
+}
+
+/* What the plain half calls it. */
+static int plain_of(int weight)
+{
+    return weight == BS_PRE_NORM ? (int)LAYER_PRE_NORM : weight - BS_MLA + LAYER_MLA;
+}
 
 typedef struct mla_half {
     layer_case layer;
@@ -51,15 +56,15 @@ static double *scales_or_numbers(uint64_t *seed, int64_t count, bool scales)
 static void open_weights(mla_half *h, uint64_t *seed)
 {
     const int64_t shards = h->run.sizes.shards;
-    for (int i = 0; i < WEIGHTS; i++) {
-        const int64_t each = bs_weight_count(&h->run, weights[i].weight, true);
-        double *whole = scales_or_numbers(seed, each, weights[i].summed), *gathered = test_nans(shards * each);
+    for (int i = FIRST; i < END; i++) {
+        const int64_t each = bs_weight_count(&h->run, i, true);
+        double *whole = scales_or_numbers(seed, each, is_summed(i)), *gathered = test_nans(shards * each);
         for (int64_t shard = 0; shard < shards; shard++)
             memcpy(gathered + shard * each, whole, (size_t)each * sizeof *whole);
-        h->plain_w.values[weights[i].plain] = whole;
-        h->plain_g.values[weights[i].plain] = test_nans(each);
-        h->w.values[weights[i].weight] = gathered;
-        h->g.values[weights[i].weight] = test_nans(shards * each);
+        h->plain_w.values[plain_of(i)] = whole;
+        h->plain_g.values[plain_of(i)] = test_nans(each);
+        h->w.values[i] = gathered;
+        h->g.values[i] = test_nans(shards * each);
     }
 }
 
@@ -134,13 +139,13 @@ cleanup:
 
 static void assert_sum(const mla_half *h, int i, bool same_bits)
 {
-    const int64_t each = bs_weight_count(&h->run, weights[i].weight, true), shards = h->run.sizes.shards;
-    const double *expected = h->plain_g.values[weights[i].plain], *g = h->g.values[weights[i].weight];
+    const int64_t each = bs_weight_count(&h->run, i, true), shards = h->run.sizes.shards;
+    const double *expected = h->plain_g.values[plain_of(i)], *g = h->g.values[i];
     double *sum = test_nans(each), largest = 0;
     memcpy(sum, g, (size_t)each * sizeof *sum);
     for (int64_t shard = 1; shard < shards; shard++) {
-        if (weights[i].summed) assert_same_bits(g + shard * each, g, each);
-        for (int64_t j = 0; j < each && !weights[i].summed; j++) sum[j] += g[shard * each + j];
+        if (is_summed(i)) assert_same_bits(g + shard * each, g, each);
+        for (int64_t j = 0; j < each && !is_summed(i); j++) sum[j] += g[shard * each + j];
     }
     for (int64_t j = 0; j < each; j++) largest = fmax(largest, fabs(expected[j]));
     /* sums of some 80 tokens in another order */
@@ -182,7 +187,7 @@ static void assert_plain(assay_context *ctx, mla_half *h, bool same_bits)
     assert_state(h, &half);
     assert_ok(ctx, attention_half_backward(ctx, &h->stack, &h->plain_w, &h->plain_g, &half, dy));
     assert_same_bits(h->dx, dy, h->count);
-    for (int i = 0; i < WEIGHTS; i++) assert_sum(h, i, same_bits);
+    for (int i = FIRST; i < END; i++) assert_sum(h, i, same_bits);
     attention_half_free(&half);
     free(y);
     free(dy);
@@ -225,8 +230,8 @@ static void assert_same_results(const mla_half *h, const mla_half *expected)
     assert_same_bits(h->dx, expected->dx, h->count);
     assert_same_bits(h->attn_out, expected->attn_out, sums * h->run.mla.v_head_dim);
     assert_same_bits(h->lse, expected->lse, sums);
-    for (int i = 0; i < WEIGHTS; i++) {
-        const int weight = weights[i].weight;
+    for (int i = FIRST; i < END; i++) {
+        const int weight = i;
         const int64_t count = h->run.sizes.shards * bs_weight_count(&h->run, weight, true);
         if (h->g.values[weight] != NULL) assert_same_bits(h->g.values[weight], expected->g.values[weight], count);
     }
@@ -238,38 +243,19 @@ TEST(test_missing_gradients_are_skipped)
     mla_half all;
     half_open(&all, shapes[4]);
     assert_ok(&ctx, half_run(&ctx, &all));
-    for (int wanted = -1; wanted < WEIGHTS; wanted++) {
+    for (int wanted = FIRST - 1; wanted < END; wanted++) {
         mla_half h;
         half_open(&h, shapes[4]);
-        for (int i = 0; i < WEIGHTS; i++) {
+        for (int i = FIRST; i < END; i++) {
             if (i == wanted) continue;
-            free(h.g.values[weights[i].weight]);
-            h.g.values[weights[i].weight] = NULL;
+            free(h.g.values[i]);
+            h.g.values[i] = NULL;
         }
         assert_ok(&ctx, half_run(&ctx, &h));
         assert_same_results(&h, &all);
         half_close(&h);
     }
     half_close(&all);
-}
-
-static void check_same_bits(assay_context *ctx, void *data)
-{
-    mla_half h;
-    half_open(&h, shapes[5]);
-    assert_ok(ctx, half_run(ctx, &h));
-    assert_same_results(&h, data);
-    half_close(&h);
-}
-
-TEST(test_same_bits_with_any_threads_and_isa)
-{
-    assay_context ctx = assay_context_default(1);
-    mla_half first;
-    half_open(&first, shapes[5]);
-    assert_ok(&ctx, half_run(&ctx, &first));
-    test_each_context(check_same_bits, &first);
-    half_close(&first);
 }
 
 TEST(test_every_allocation_may_fail)
@@ -318,14 +304,4 @@ TEST(test_operations_are_those_of_remat)
         assert_true(operations > 0 && operations == bs_mla_remat_flops(&h.run));
         half_close(&h);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_against_the_plain_half),        cmocka_unit_test(test_emulated_on_one_shard),
-        cmocka_unit_test(test_missing_gradients_are_skipped), cmocka_unit_test(test_same_bits_with_any_threads_and_isa),
-        cmocka_unit_test(test_every_allocation_may_fail),     cmocka_unit_test(test_operations_are_those_of_remat),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

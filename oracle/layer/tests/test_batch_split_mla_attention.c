@@ -1,8 +1,6 @@
-/* Attention of the schedule on one shard, and all of its MLA: against the formula, against the plain form, bit by bit.
+/* Attention of the schedule on one shard against the second form, and all of its MLA against the plain form, bit by bit.
  */
-#include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "oracle/arithmetic/emulated.h"
 #include "oracle/layer/tests/mla_shard_case.h"
@@ -16,93 +14,63 @@ static assay_mla_config config_of(int shape)
     return mla_shard_config(shapes[shape][0], shapes[shape][1], shapes[shape][2], shapes[shape][3]);
 }
 
-/* --- flash attention, dense and in binary128 --- */
+/* --- flash attention --- */
 
-typedef struct dense {
-    const assay_mla_config *config;
-    mla_sizes s;
-    const double *query, *key, *value, *dout;
-    quad *out, *dquery, *dkey, *dvalue;
-    quad *sums; /* [b,N,S]: e^lse */
-} dense;
+typedef struct attention_case {
+    assay_attention_config config;
+    spec_tensors in, out;
+    const double *dout;
+    int64_t count; /* of dout */
+} attention_case;
 
-static quad dot(const double *a, const double *b, int64_t count)
+static quad attention_loss(void *self)
 {
+    attention_case *c = self;
+    assay_context ctx = assay_context_default(1);
     quad sum = 0;
-    for (int64_t i = 0; i < count; i++) sum += (quad)a[i] * b[i];
+    spec_tensors_free(&c->out);
+    assert_ok(&ctx, spec_attention(&ctx, &c->config, &c->in, &c->out));
+    const quad *out = spec_tensors_find(&c->out, "outputs/attention_out")->values;
+    for (int64_t i = 0; i < c->count; i++) sum += c->dout[i] * out[i];
     return sum;
 }
 
-/* One query of one head; `row` and the keys' rows are of [b,S,N]. */
-static void dense_query(dense *d, int64_t batch, int64_t at, int64_t head)
+TEST(test_flash_attention)
 {
-    const int64_t n = d->s.heads, length = d->config->sequence, qk = d->s.qk, wide = d->s.value;
-    const int64_t first = batch * length * n + head, row = first + at * n;
-    quad p[16], dp[16], total = 0, weighted = 0;
-    for (int64_t j = 0; j <= at; j++) {
-        p[j] = expq(dot(d->query + row * qk, d->key + (first + j * n) * qk, qk));
-        dp[j] = dot(d->dout + row * wide, d->value + (first + j * n) * wide, wide);
-        total += p[j];
-    }
-    d->sums[(batch * n + head) * length + at] = total;
-    for (int64_t j = 0; j <= at; j++) {
-        p[j] /= total;
-        weighted += p[j] * dp[j];
-    }
-    for (int64_t j = 0; j <= at; j++) {
-        const int64_t other = first + j * n;
-        const quad ds = p[j] * (dp[j] - weighted);
-        for (int64_t i = 0; i < wide; i++) {
-            d->out[row * wide + i] += p[j] * d->value[other * wide + i];
-            d->dvalue[other * wide + i] += p[j] * d->dout[row * wide + i];
-        }
-        for (int64_t i = 0; i < qk; i++) {
-            d->dquery[row * qk + i] += ds * d->key[other * qk + i];
-            d->dkey[other * qk + i] += ds * d->query[row * qk + i];
-        }
-    }
-}
-
-static quad *zeros(int64_t count)
-{
-    quad *values = malloc((size_t)count * sizeof *values);
-    assert_non_null(values);
-    for (int64_t i = 0; i < count; i++) values[i] = 0;
-    return values;
-}
-
-TEST(test_flash_attention_is_the_dense_formula)
-{
+    static const char *const paths[] = {"inputs/query", "inputs/key", "inputs/value"};
     assay_context ctx = assay_context_default(2);
     for (int shape = 0; shape < SHAPES; shape++) {
         const assay_mla_config config = config_of(shape);
         const mla_sizes s = mla_sizes_of(&config);
-        const int64_t rows = s.tokens * s.heads, qk = rows * s.qk, wide = rows * s.value;
+        const int64_t rows = s.tokens * s.heads, counts[] = {rows * s.qk, rows * s.qk, rows * s.value};
         uint64_t seed = 31;
-        double *query = test_normals(&seed, 0.7, ASSAY_FLOAT64, qk), *key = test_normals(&seed, 0.7, ASSAY_FLOAT64, qk);
-        double *value = test_normals(&seed, 1, ASSAY_FLOAT64, wide),
-               *dout = test_normals(&seed, 1, ASSAY_FLOAT64, wide);
-        double *out = test_nans(wide), *lse = test_nans(rows), *dquery = test_nans(qk), *dkey = test_nans(qk);
-        double *dvalue = test_nans(wide);
-        dense d = {&config, s, query, key, value, dout, zeros(wide), zeros(qk), zeros(qk), zeros(wide), zeros(rows)};
-        const assay_attention_inputs in = {.query = query, .key = key, .value = value};
-        const assay_attention_gradients g = {dquery, dkey, dvalue};
-        for (int64_t t = 0; t < s.tokens; t++) {
-            for (int64_t head = 0; head < s.heads; head++)
-                dense_query(&d, t / config.sequence, t % config.sequence, head);
+        double *values[3], *gradients[3], *out = test_nans(counts[2]), *lse = test_nans(rows);
+        double *dout = test_normals(&seed, 1, ASSAY_FLOAT64, counts[2]);
+        attention_case c = {.config = mla_attention_config(&config), .dout = dout, .count = counts[2]};
+        for (int i = 0; i < 3; i++) {
+            const assay_shape of = assay_shape_of(1, counts[i]);
+            values[i] = test_normals(&seed, i < 2 ? 0.7 : 1, ASSAY_FLOAT64, counts[i]);
+            gradients[i] = test_nans(counts[i]);
+            assert_ok(&ctx, spec_tensors_copy_f64(&ctx, &c.in, paths[i], &of, values[i]));
         }
+        const assay_attention_inputs in = {.query = values[0], .key = values[1], .value = values[2]};
+        const assay_attention_gradients g = {gradients[0], gradients[1], gradients[2]};
         assert_ok(&ctx, bs_flash_attention(&ctx, out, lse, &in, &config));
         assert_ok(&ctx, bs_flash_attention_bwd(&ctx, &g, dout, out, lse, &in, &config));
-        mla_shard_assert_near(out, d.out, wide);
-        for (int64_t i = 0; i < rows; i++) lse[i] = exp(lse[i]);
-        mla_shard_assert_near(lse, d.sums, rows);
-        mla_shard_assert_near(dquery, d.dquery, qk);
-        mla_shard_assert_near(dkey, d.dkey, qk);
-        mla_shard_assert_near(dvalue, d.dvalue, wide);
-        double *doubles[] = {query, key, value, dout, out, lse, dquery, dkey, dvalue};
-        quad *wides[] = {d.out, d.dquery, d.dkey, d.dvalue, d.sums};
-        for (size_t i = 0; i < sizeof doubles / sizeof *doubles; i++) free(doubles[i]);
-        for (size_t i = 0; i < sizeof wides / sizeof *wides; i++) free(wides[i]);
+        attention_loss(&c);
+        mla_shard_assert_near(out, spec_tensors_find(&c.out, "outputs/attention_out")->values, counts[2]);
+        mla_shard_assert_near(lse, spec_tensors_find(&c.out, "outputs/lse")->values, rows);
+        for (int i = 0; i < 3; i++) {
+            quad *of = spec_tensors_find(&c.in, paths[i])->values;
+            mla_shard_assert_differences(attention_loss, &c, of, gradients[i], counts[i]);
+            free(values[i]);
+            free(gradients[i]);
+        }
+        spec_tensors_free(&c.in);
+        spec_tensors_free(&c.out);
+        free(out);
+        free(lse);
+        free(dout);
     }
 }
 
@@ -182,28 +150,6 @@ TEST(test_mla_is_the_plain_form)
     }
 }
 
-TEST(test_mla_is_the_formula)
-{
-    assay_context ctx = assay_context_default(2);
-    for (int shape = 0; shape < SHAPES; shape++) {
-        const assay_mla_config config = config_of(shape);
-        mla_shard_case c;
-        whole v;
-        mla_shard_open(&c, &config);
-        mla_shard_make_expected(&c);
-        whole_open(&v, &c);
-        assert_ok(&ctx, whole_run(&ctx, &c, &v));
-        mla_shard_assert_near(v.out, mla_shard_expected(&c, "out_proj"), c.p.sizes[MLA_X]);
-        mla_shard_assert_near(v.attn_out, mla_shard_expected(&c, "attention_out"),
-                              assay_mla_tensor_count(&config, ASSAY_MLA_ATTENTION_OUT));
-        mla_shard_assert_near(v.lse, mla_shard_expected(&c, "lse"), c.p.tokens * config.heads);
-        const double *const cotangents[ASSAY_MLA_TENSORS] = {[ASSAY_MLA_OUT_PROJ] = c.p.dy};
-        mla_shard_assert_gradients(&c, cotangents, c.p.gradients);
-        whole_close(&v);
-        mla_shard_close(&c);
-    }
-}
-
 /* Each gradient by itself, and none. */
 TEST(test_missing_gradients_are_skipped)
 {
@@ -269,43 +215,4 @@ TEST(test_same_bits_with_any_threads_and_isa)
     test_each_context(check_same_bits, &first);
     whole_close(&first.v);
     mla_shard_close(&first.c);
-}
-
-TEST(test_every_allocation_may_fail)
-{
-    const assay_mla_config config = config_of(3);
-    assay_context ctx = assay_context_default(1);
-    mla_shard_case c, expected;
-    whole v;
-    mla_shard_open(&c, &config);
-    mla_shard_open(&expected, &config);
-    whole_open(&v, &c);
-    assert_ok(&ctx, whole_run(&ctx, &expected, &v));
-    int64_t n;
-    for (n = 0;; n++) {
-        assay_mla_residuals_free(&v.r);
-        assay_fail_allocation(n);
-        const assay_status status = whole_run(&ctx, &c, &v);
-        assay_fail_allocation(-1);
-        if (!assay_allocation_failed()) break;
-        assert_int_equal(status, ASSAY_NO_MEMORY);
-    }
-    assert_true(n > 30);
-    for (int i = 0; i < MLA_VARIABLES; i++) assert_same_bits(c.p.gradients[i], expected.p.gradients[i], c.p.sizes[i]);
-    whole_close(&v);
-    mla_shard_close(&c);
-    mla_shard_close(&expected);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_flash_attention_is_the_dense_formula),
-        cmocka_unit_test(test_mla_is_the_plain_form),
-        cmocka_unit_test(test_mla_is_the_formula),
-        cmocka_unit_test(test_missing_gradients_are_skipped),
-        cmocka_unit_test(test_same_bits_with_any_threads_and_isa),
-        cmocka_unit_test(test_every_allocation_may_fail),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,4 @@
-/* The pieces of the schedule's attention on one shard, each against its formula and against the plain form. */
+/* The pieces of the schedule's attention on one shard, each against the second form and against the plain form. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,19 +35,7 @@ TEST(test_mask)
     assert_same_bits(mask, six, 36);
 }
 
-/* SPEC 2 as it stands, for positions whose angles float64 holds well. */
-static double naive_angle(const assay_rope_config *c, int32_t position, int64_t i)
-{
-    const double dim = (double)c->dim, theta = c->rope_max_timescale;
-    const double original = (double)c->original_max_position_embeddings;
-    const double base = 1 / pow(theta, 2 * (double)i / dim);
-    const double from = dim * log(original / (c->beta_fast * 2 * M_PI)) / (2 * log(theta));
-    const double to = dim * log(original / (c->beta_slow * 2 * M_PI)) / (2 * log(theta));
-    const double low = fmax(floor(from), 0), high = fmin(ceil(to), dim - 1);
-    const double ramp = fmin(fmax(((double)i - low) / (low >= high ? 0.001 : high - low), 0), 1);
-    return position * (base / c->rope_factor * ramp + base * (1 - ramp));
-}
-
+/* Their cosines and sines are where the second form turns (1, 0). */
 TEST(test_freqs)
 {
     static const int32_t positions[] = {0, 1, 3, 399, 2, 60, 0};
@@ -55,19 +43,26 @@ TEST(test_freqs)
     assay_context ctx = assay_context_default(2);
     for (size_t d = 0; d < sizeof dims / sizeof *dims; d++) {
         const assay_mla_config config = mla_shard_config(1, 7, dims[d], 1);
-        const int64_t half = dims[d] / 2;
-        double *freqs = test_nans(7 * half + 1);
+        const int64_t count = 7 * dims[d];
+        const assay_shape shape = assay_shape_of(4, (int64_t)1, (int64_t)7, (int64_t)1, dims[d]);
+        const assay_shape tokens = assay_shape_of(1, (int64_t)7);
+        double *freqs = test_nans(count / 2 + 1), *turned = test_nans(count);
+        for (int64_t i = 0; i < count; i++) turned[i] = i % 2 == 0;
+        spec_tensors in = {0}, out = {0};
+        assert_ok(&ctx, spec_tensors_copy_f64(&ctx, &in, "inputs/x", &shape, turned));
+        assert_ok(&ctx, spec_tensors_copy_i32(&ctx, &in, "inputs/positions", &tokens, positions));
+        assert_ok(&ctx, spec_yarn_rope(&ctx, &config.rope, &in, &out));
         bs_initialize_yarn_freqs(&ctx, freqs, positions, &config);
-        for (int64_t t = 0; t < 7; t++) {
-            for (int64_t i = 0; i < half; i++) {
-                const double angle = freqs[t * half + i];
-                const double expected = remainder(naive_angle(&config.rope, positions[t], i), 2 * M_PI);
-                assert_true(fabs(angle) <= M_PI);
-                assert_close(&angle, &expected, 1, 0, 1e-12);
-            }
+        for (int64_t i = 0; i < count; i++) {
+            assert_true(fabs(freqs[i / 2]) <= M_PI);
+            turned[i] = i % 2 == 0 ? cos(freqs[i / 2]) : sin(freqs[i / 2]);
         }
-        assert_all_nan(freqs + 7 * half, 1);
+        mla_shard_assert_near(turned, spec_tensors_find(&out, "outputs/y")->values, count);
+        assert_all_nan(freqs + count / 2, 1);
+        spec_tensors_free(&in);
+        spec_tensors_free(&out);
         free(freqs);
+        free(turned);
     }
 }
 
@@ -141,7 +136,9 @@ TEST(test_projections_are_the_formula_and_the_plain_form)
                 assert_null(all.values[tensor]);
                 continue;
             }
-            mla_shard_assert_near(found, mla_shard_expected(&c, assay_mla_tensor_names[tensor]), count_of(&c, tensor));
+            mla_shard_assert_near(
+                found, mla_shard_expected(&c, assay_mla_tensor_row(&c.p.config, (assay_mla_tensor)tensor).name),
+                count_of(&c, tensor));
             assert_same_bits(found, c.p.r.values[tensor], count_of(&c, tensor));
             assert_same_bits(all.values[tensor], found, count_of(&c, tensor));
         }
@@ -158,11 +155,13 @@ static double *cotangent(uint64_t *seed, const mla_shard_case *c, int tensor)
     return test_normals(seed, 1, ASSAY_FLOAT64, count_of(c, tensor));
 }
 
-TEST(test_query_projection_bwd)
+/* Of the query, or of key and value; what belongs to the other is left alone. */
+TEST(test_projections_bwd)
 {
     assay_context ctx = assay_context_default(2);
-    for (int shape = 0; shape < SHAPES; shape++) {
-        const assay_mla_config config = config_of(shape);
+    for (int i = 0; i < 2 * SHAPES; i++) {
+        const assay_mla_config config = config_of(i / 2);
+        const bool of_query = i % 2 == 0;
         uint64_t seed = 11;
         mla_shard_case c;
         assay_mla_residuals r = {0};
@@ -170,170 +169,78 @@ TEST(test_query_projection_bwd)
         mla_shard_make_expected(&c);
         double *dquery = cotangent(&seed, &c, ASSAY_MLA_QUERY_PROJ),
                *used = test_nans(count_of(&c, ASSAY_MLA_QUERY_PROJ));
-        const double *const cotangents[ASSAY_MLA_TENSORS] = {[ASSAY_MLA_QUERY_PROJ] = dquery};
-        memcpy(used, dquery, (size_t)count_of(&c, ASSAY_MLA_QUERY_PROJ) * sizeof *used);
-        assert_ok(&ctx, bs_query_projection(&ctx, &c.at, &r));
-        const assay_mla_gradients g = mla_shard_gradients(&c);
-        assert_ok(&ctx, bs_query_projection_bwd(&ctx, &c.at, &g, used, &r));
-        double *const gradients[MLA_VARIABLES] = {
-            [MLA_X] = g.dx, [MLA_WQ_A] = g.dwq_a, [MLA_Q_NORM] = g.dq_norm, [MLA_WQ_B] = g.dwq_b};
-        mla_shard_assert_gradients(&c, cotangents, gradients);
-        assert_all_nan(g.dwkv_a, c.p.sizes[MLA_WKV_A]);
-        assert_all_nan(g.dwkv_b, c.p.sizes[MLA_WKV_B]);
-        free(dquery);
-        free(used);
-        assay_mla_residuals_free(&r);
-        mla_shard_close(&c);
-    }
-}
-
-TEST(test_kv_projection_bwd)
-{
-    assay_context ctx = assay_context_default(2);
-    for (int shape = 0; shape < SHAPES; shape++) {
-        const assay_mla_config config = config_of(shape);
-        uint64_t seed = 12;
-        mla_shard_case c;
-        assay_mla_residuals r = {0};
-        mla_shard_open(&c, &config);
-        mla_shard_make_expected(&c);
         double *dkey = cotangent(&seed, &c, ASSAY_MLA_KEY_PROJ), *dvalue = cotangent(&seed, &c, ASSAY_MLA_VALUE_PROJ);
-        const double *const cotangents[ASSAY_MLA_TENSORS] = {
-            [ASSAY_MLA_KEY_PROJ] = dkey, [ASSAY_MLA_VALUE_PROJ] = dvalue};
-        assert_ok(&ctx, bs_kv_projection(&ctx, &c.at, &r));
+        const double *const cotangents[ASSAY_MLA_TENSORS] = {[ASSAY_MLA_QUERY_PROJ] = of_query ? dquery : NULL,
+                                                             [ASSAY_MLA_KEY_PROJ] = of_query ? NULL : dkey,
+                                                             [ASSAY_MLA_VALUE_PROJ] = of_query ? NULL : dvalue};
+        memcpy(used, dquery, (size_t)count_of(&c, ASSAY_MLA_QUERY_PROJ) * sizeof *used);
         const assay_mla_gradients g = mla_shard_gradients(&c);
-        assert_ok(&ctx, bs_kv_projection_bwd(&ctx, &c.at, &g, dkey, dvalue, &r));
-        double *const gradients[MLA_VARIABLES] = {
-            [MLA_X] = g.dx, [MLA_WKV_A] = g.dwkv_a, [MLA_KV_NORM] = g.dkv_norm, [MLA_WKV_B] = g.dwkv_b};
+        assert_ok(&ctx, of_query ? bs_query_projection(&ctx, &c.at, &r) : bs_kv_projection(&ctx, &c.at, &r));
+        assert_ok(&ctx, of_query ? bs_query_projection_bwd(&ctx, &c.at, &g, used, &r)
+                                 : bs_kv_projection_bwd(&ctx, &c.at, &g, dkey, dvalue, &r));
+        double *gradients[MLA_VARIABLES] = {[MLA_X] = c.p.gradients[MLA_X]};
+        for (int v = MLA_WQ_A; v < MLA_VARIABLES; v++) {
+            if (c.p.gradients[v] == NULL) continue;
+            const bool is_query = v == MLA_WQ_A || v == MLA_Q_NORM || v == MLA_WQ_B;
+            if (v != MLA_OUT && of_query == is_query) {
+                gradients[v] = c.p.gradients[v];
+            } else {
+                assert_all_nan(c.p.gradients[v], c.p.sizes[v]);
+            }
+        }
         mla_shard_assert_gradients(&c, cotangents, gradients);
-        assert_all_nan(g.dwq_a, c.p.sizes[MLA_WQ_A]);
-        assert_all_nan(g.dout, c.p.sizes[MLA_OUT]);
-        free(dkey);
-        free(dvalue);
+        double *all[] = {dquery, used, dkey, dvalue};
+        for (size_t k = 0; k < sizeof all / sizeof *all; k++) free(all[k]);
         assay_mla_residuals_free(&r);
         mla_shard_close(&c);
     }
 }
 
-/* --- get_key_value --- */
-
-typedef struct key_value {
-    double *low, *rope, *w; /* inputs */
-    double *key, *value, *dkey, *dvalue;
-    mla_key_value_gradients d;
-    int64_t key_count, value_count, w_count;
-} key_value;
-
-static void key_value_open(key_value *v, const mla_sizes *s)
+static double inner(const double *a, const double *b, int64_t count)
 {
-    uint64_t seed = 21;
-    v->key_count = s->tokens * s->heads * s->qk;
-    v->value_count = s->tokens * s->heads * s->value;
-    v->w_count = s->kv_rank * s->heads * s->kv;
-    v->low = test_normals(&seed, 1, ASSAY_FLOAT64, s->tokens * s->kv_rank);
-    v->rope = test_normals(&seed, 1, ASSAY_FLOAT64, s->tokens * s->rope);
-    v->w = test_normals(&seed, 1, ASSAY_FLOAT64, v->w_count);
-    v->dkey = test_normals(&seed, 1, ASSAY_FLOAT64, v->key_count);
-    v->dvalue = test_normals(&seed, 1, ASSAY_FLOAT64, v->value_count);
-    v->key = test_nans(v->key_count);
-    v->value = test_nans(v->value_count);
-    v->d = (mla_key_value_gradients){test_nans(s->tokens * s->kv_rank), test_nans(s->tokens * s->rope),
-                                     test_nans(v->w_count)};
+    double sum = 0;
+    for (int64_t i = 0; i < count; i++) sum += a[i] * b[i];
+    return sum;
 }
 
-static void key_value_close(key_value *v)
-{
-    double *all[] = {v->low,  v->rope,   v->w,        v->key,        v->value,
-                     v->dkey, v->dvalue, v->d.mla_kv, v->d.key_rope, v->d.wkv_b};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
-}
-
-/* Column `i` of a head of (k_nope, value), or of its gradient. */
-static double of_key_or_value(const double *key, const double *value, const mla_sizes *s, int64_t row, int64_t i)
-{
-    return i < s->nope ? key[row * s->qk + i] : value[row * s->value + i - s->nope];
-}
-
-static void assert_key_value(const key_value *v, const mla_sizes *s)
-{
-    const int64_t width = s->heads * s->kv;
-    for (int64_t row = 0; row < s->tokens * s->heads; row++) {
-        const int64_t t = row / s->heads, head = row % s->heads;
-        for (int64_t i = 0; i < s->kv; i++) {
-            quad sum = 0;
-            for (int64_t l = 0; l < s->kv_rank; l++)
-                sum += (quad)v->low[t * s->kv_rank + l] * v->w[l * width + head * s->kv + i];
-            const double found = of_key_or_value(v->key, v->value, s, row, i), expected = (double)sum;
-            assert_close(&found, &expected, 1, 1e-14, 1e-14);
-        }
-        assert_same_bits(v->key + row * s->qk + s->nope, v->rope + t * s->rope, s->rope);
-    }
-}
-
-static void assert_key_value_bwd(const key_value *v, const mla_sizes *s)
-{
-    const int64_t width = s->heads * s->kv;
-    for (int64_t l = 0; l < s->kv_rank; l++) {
-        for (int64_t column = 0; column < width; column++) {
-            const int64_t head = column / s->kv, i = column % s->kv;
-            quad sum = 0;
-            for (int64_t t = 0; t < s->tokens; t++)
-                sum +=
-                    (quad)v->low[t * s->kv_rank + l] * of_key_or_value(v->dkey, v->dvalue, s, t * s->heads + head, i);
-            const double expected = (double)sum;
-            assert_close(&v->d.wkv_b[l * width + column], &expected, 1, 1e-14, 1e-14);
-        }
-        for (int64_t t = 0; t < s->tokens; t++) {
-            quad sum = 0;
-            for (int64_t column = 0; column < width; column++) {
-                const int64_t row = t * s->heads + column / s->kv;
-                sum += (quad)v->w[l * width + column] * of_key_or_value(v->dkey, v->dvalue, s, row, column % s->kv);
-            }
-            const double expected = (double)sum;
-            assert_close(&v->d.mla_kv[t * s->kv_rank + l], &expected, 1, 1e-14, 1e-13);
-        }
-    }
-    for (int64_t i = 0; i < s->tokens * s->rope; i++) {
-        const int64_t t = i / s->rope;
-        double sum = 0;
-        for (int64_t head = 0; head < s->heads; head++)
-            sum += v->dkey[(t * s->heads + head) * s->qk + s->nope + i % s->rope];
-        assert_close(&v->d.key_rope[i], &sum, 1, 0, 0);
-    }
-}
-
+/* From the latents of kv_projection come its key and value. The cotangents' products with these are those of the
+ * gradients with the latents, and with the kernel. */
 TEST(test_get_key_value)
 {
     assay_context ctx = assay_context_default(2);
     for (int shape = 0; shape < SHAPES; shape++) {
         const assay_mla_config config = config_of(shape);
         const mla_sizes s = mla_sizes_of(&config);
-        key_value v;
-        key_value_open(&v, &s);
-        assert_ok(&ctx, bs_get_key_value(&ctx, v.key, v.value, v.low, v.rope, v.w, &config));
-        assert_key_value(&v, &s);
-        assert_ok(&ctx, bs_get_key_value_bwd(&ctx, &v.d, v.dkey, v.dvalue, v.low, v.w, &config));
-        assert_key_value_bwd(&v, &s);
-        const mla_key_value_gradients d = {test_nans(s.tokens * s.kv_rank), test_nans(s.tokens * s.rope), NULL};
-        assert_ok(&ctx, bs_get_key_value_bwd(&ctx, &d, v.dkey, v.dvalue, v.low, v.w, &config));
-        assert_same_bits(d.mla_kv, v.d.mla_kv, s.tokens * s.kv_rank);
-        assert_same_bits(d.key_rope, v.d.key_rope, s.tokens * s.rope);
-        free(d.mla_kv);
-        free(d.key_rope);
-        key_value_close(&v);
+        const int64_t keys = s.tokens * s.heads * s.qk, values = s.tokens * s.heads * s.value;
+        const int64_t lows = s.tokens * s.kv_rank, ropes = s.tokens * s.rope, kernels = s.kv_rank * s.heads * s.kv;
+        uint64_t seed = 21;
+        mla_shard_case c;
+        assay_mla_residuals r = {0};
+        mla_shard_open(&c, &config);
+        const double *w = c.at.w.w[ASSAY_MLA_WKV_B];
+        assert_ok(&ctx, bs_kv_projection(&ctx, &c.at, &r));
+        const double *low = r.values[ASSAY_MLA_MLA_KV];
+        double *rope = test_nans(ropes), *key = test_nans(keys), *value = test_nans(values);
+        double *dkey = cotangent(&seed, &c, ASSAY_MLA_KEY_PROJ), *dvalue = cotangent(&seed, &c, ASSAY_MLA_VALUE_PROJ);
+        const mla_key_value_gradients d = {test_nans(lows), test_nans(ropes), test_nans(kernels)};
+        const mla_key_value_gradients alone = {test_nans(lows), test_nans(ropes), NULL};
+        for (int64_t i = 0; i < ropes; i++)
+            rope[i] = r.values[ASSAY_MLA_KEY_PROJ][i / s.rope * s.heads * s.qk + s.nope + i % s.rope];
+        assert_ok(&ctx, bs_get_key_value(&ctx, key, value, low, rope, w, &config));
+        assert_same_bits(key, r.values[ASSAY_MLA_KEY_PROJ], keys);
+        assert_same_bits(value, r.values[ASSAY_MLA_VALUE_PROJ], values);
+        assert_ok(&ctx, bs_get_key_value_bwd(&ctx, &d, dkey, dvalue, low, w, &config));
+        const double sum = inner(dkey, key, keys) + inner(dvalue, value, values);
+        const double of_rope = inner(d.key_rope, rope, ropes), of_low = inner(d.mla_kv, low, lows) + of_rope;
+        const double of_kernel = inner(d.wkv_b, w, kernels) + of_rope;
+        assert_close(&of_low, &sum, 1, 1e-13, 1e-12);
+        assert_close(&of_kernel, &sum, 1, 1e-13, 1e-12);
+        assert_ok(&ctx, bs_get_key_value_bwd(&ctx, &alone, dkey, dvalue, low, w, &config));
+        assert_same_bits(alone.mla_kv, d.mla_kv, lows);
+        assert_same_bits(alone.key_rope, d.key_rope, ropes);
+        double *all[] = {rope, key, value, dkey, dvalue, d.mla_kv, d.key_rope, d.wkv_b, alone.mla_kv, alone.key_rope};
+        for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
+        assay_mla_residuals_free(&r);
+        mla_shard_close(&c);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_mask),
-        cmocka_unit_test(test_freqs),
-        cmocka_unit_test(test_yarn_is_the_formula_with_the_mask),
-        cmocka_unit_test(test_projections_are_the_formula_and_the_plain_form),
-        cmocka_unit_test(test_query_projection_bwd),
-        cmocka_unit_test(test_kv_projection_bwd),
-        cmocka_unit_test(test_get_key_value),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

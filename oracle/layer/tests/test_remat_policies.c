@@ -156,10 +156,3 @@ TEST(test_report)
     }
     layer_case_free(&c);
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_same_bits), cmocka_unit_test(test_forms),
-                                       cmocka_unit_test(test_report)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

@@ -397,21 +397,3 @@ TEST(no_memory)
     assay_schedule_free(&schedule);
     assay_schedule_free(&schedule);
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_run_has_these_events),
-        cmocka_unit_test(runs_of_other_sizes_pass_the_check),
-        cmocka_unit_test(three_microbatches),
-        cmocka_unit_test(the_count_is_known_beforehand),
-        cmocka_unit_test(forward_alone),
-        cmocka_unit_test(a_missing_or_repeated_event_is_refused),
-        cmocka_unit_test(an_event_of_no_such_schedule_is_refused),
-        cmocka_unit_test(a_wrong_order_is_refused),
-        cmocka_unit_test(the_trace_is_chromes_format),
-        cmocka_unit_test(a_trace_of_nothing_and_of_strangers),
-        cmocka_unit_test(no_memory),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

@@ -216,14 +216,3 @@ TEST(what_does_not_fit_is_refused)
             ASSAY_BAD_INPUT);
     }
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(shards_have_places),           cmocka_unit_test(all_gather_puts_shards_side_by_side),
-        cmocka_unit_test(psum_adds_shards_in_order),    cmocka_unit_test(psum_scatter_is_the_transpose_of_all_gather),
-        cmocka_unit_test(rows_go_where_they_are_sent),  cmocka_unit_test(the_way_back_is_the_transpose),
-        cmocka_unit_test(what_does_not_fit_is_refused),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

@@ -198,19 +198,3 @@ TEST(buffers_have_room)
                          table[i].expected);
     }
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(params_of_a_split_batch),
-        cmocka_unit_test(params_of_a_whole_batch),
-        cmocka_unit_test(a_combine_is_the_way_back),
-        cmocka_unit_test(traffic_is_cut_at_the_buffer),
-        cmocka_unit_test(cut_traffic_keeps_its_places),
-        cmocka_unit_test(rows_of_one_sender_are_sorted_already),
-        cmocka_unit_test(rows_of_other_shards_come_last),
-        cmocka_unit_test(rows_of_two_senders_are_merged),
-        cmocka_unit_test(buffers_have_room),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

@@ -293,14 +293,3 @@ TEST(test_balance_of_the_ring)
         moe_case_free(&c);
     }
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_ragged_all_to_all),     cmocka_unit_test(test_ring_of_experts),
-        cmocka_unit_test(test_batch_of_one),          cmocka_unit_test(test_chunks_and_tensor_shards),
-        cmocka_unit_test(test_tensor_shards_add),     cmocka_unit_test(test_weight_before_wo),
-        cmocka_unit_test(test_balance_of_each_shard), cmocka_unit_test(test_balance_of_the_ring),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

@@ -130,14 +130,3 @@ TEST(test_given_checkpoints_are_used)
         moe_case_free(&c);
     }
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_threads_and_instructions_leave_the_bits),
-        cmocka_unit_test(test_one_result_alone),
-        cmocka_unit_test(test_given_checkpoints),
-        cmocka_unit_test(test_given_checkpoints_are_used),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

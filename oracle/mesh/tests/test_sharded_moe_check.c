@@ -182,14 +182,3 @@ TEST(test_refused_blocks)
     refuse(&c, &s, "expert");
     moe_case_free(&c);
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_what_is_sharded),
-        cmocka_unit_test(test_sizes),
-        cmocka_unit_test(test_refused_shardings),
-        cmocka_unit_test(test_refused_blocks),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

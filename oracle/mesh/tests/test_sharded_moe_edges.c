@@ -96,14 +96,8 @@ TEST(test_want_of_memory)
             assay_sink sink = memory_store_sink(&out);
             assay_fail_allocation(n);
             assay_status status = assay_sharded_moe_run(&ctx, &c.config, &sharding, &source, &sink);
-            assay_fail_allocation(-1);
             memory_store_free(&out);
-            if (!assay_allocation_failed()) {
-                assert_ok(&ctx, status);
-                break;
-            }
-            assert_int_equal(status, ASSAY_NO_MEMORY);
-            assert_true(ctx.message[0] != '\0');
+            if (had_memory(&ctx, status)) break;
         }
         assert_true(n > 60);
         moe_case_free(&c);
@@ -172,16 +166,4 @@ TEST(test_memory)
     const int64_t rows = 16 * 256 * 8;
     assert_true(assay_sharded_moe_memory(&large.config, &sharding) > rows * 4 * 7168 * 8);
     assert_true(assay_sharded_moe_memory(&large.config, &sharding) < 3 * rows * 4 * 7168 * 8);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_reading),
-        cmocka_unit_test(test_given_choice_and_empty_experts),
-        cmocka_unit_test(test_without_cotangents),
-        cmocka_unit_test(test_want_of_memory),
-        cmocka_unit_test(test_memory),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

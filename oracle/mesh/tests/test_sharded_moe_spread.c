@@ -100,9 +100,3 @@ TEST(test_spread)
         }
     }
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_stores), cmocka_unit_test(test_spread)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

@@ -6,20 +6,16 @@
 #include "oracle/base/dtype.h"
 #include "tests/support/assay_test.h"
 
-double moe_case_uniform(uint64_t *state)
+/* In (-1,1). */
+static double uniform(uint64_t *state)
 {
-    *state += 0x9e3779b97f4a7c15u;
-    uint64_t z = *state;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    z ^= z >> 31;
-    return ((double)(z >> 12) + 0.5) * 0x1p-51 - 1;
+    return ((double)(test_bits(state) >> 12) + 0.5) * 0x1p-51 - 1;
 }
 
-double moe_case_normal(uint64_t *state)
+static double normal(uint64_t *state)
 {
     double sum = 0;
-    for (int i = 0; i < 12; i++) sum += moe_case_uniform(state);
+    for (int i = 0; i < 12; i++) sum += uniform(state);
     return sum / 2;
 }
 
@@ -50,7 +46,7 @@ static void fill(moe_case *c, const char *path, int64_t count, double scale, dou
 {
     double *values = memory_store_add(&c->in, path, count);
     assert_non_null(values);
-    for (int64_t i = 0; i < count; i++) values[i] = mean + scale * moe_case_normal(&c->seed);
+    for (int64_t i = 0; i < count; i++) values[i] = mean + scale * normal(&c->seed);
     if (bf16) assay_dtype_round_many(ASSAY_BFLOAT16, count, values, values);
 }
 

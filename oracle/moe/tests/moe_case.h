@@ -31,7 +31,4 @@ void moe_case_assert_same(const memory_store *actual, const memory_store *expect
 /* Within relative * the largest value of the tensor. */
 void moe_case_assert_close(const memory_store *actual, const memory_store *expected, const char *path, double relative);
 
-double moe_case_uniform(uint64_t *state); /* in (-1,1) */
-double moe_case_normal(uint64_t *state);
-
 #endif

@@ -2,8 +2,6 @@
 
 #include <string.h>
 
-#include "oracle/moe/tests/routing_reference.h"
-
 #define DEEPSEEK3 .family = ASSAY_ROUTER_DEEPSEEK3, .routed_scaling_factor = 2.5
 #define DEEPSEEK2 .family = ASSAY_ROUTER_DEEPSEEK2, .routed_scaling_factor = 16.0
 #define DEFAULT .family = ASSAY_ROUTER_DEFAULT
@@ -92,6 +90,19 @@ const routing_case *case_named(const char *name)
     return NULL;
 }
 
+double case_uniform(uint64_t *state)
+{
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    return (double)(*state >> 11) * 0x1p-53;
+}
+
+double case_normal(uint64_t *state)
+{
+    double sum = -6.0;
+    for (int i = 0; i < 12; i++) sum += case_uniform(state);
+    return sum;
+}
+
 void fill_case(case_data *data, const routing_case *c)
 {
     uint64_t random = 11;
@@ -101,11 +112,10 @@ void fill_case(case_data *data, const routing_case *c)
     data->config.num_experts = EXPERTS;
     if (data->config.n_routing_groups == 0) data->config.n_routing_groups = -1;
     const int64_t count = c->config.num_experts_per_tok;
-    for (int i = 0; i < TOKENS * EXPERTS; i++)
-        data->logits[i] = (i / EXPERTS == 4 ? 8.0 : 1.5) * reference_normal(&random);
-    for (int e = 0; e < EXPERTS; e++) data->bias[e] = reference_normal(&random);
-    for (int e = 0; e < EXPERTS; e++) data->expert_scale[e] = 0.5 + reference_uniform(&random);
-    for (int i = 0; i < TOKENS * MOST_CHOSEN; i++) data->d_weights[i] = reference_normal(&random);
+    for (int i = 0; i < TOKENS * EXPERTS; i++) data->logits[i] = (i / EXPERTS == 4 ? 8.0 : 1.5) * case_normal(&random);
+    for (int e = 0; e < EXPERTS; e++) data->bias[e] = case_normal(&random);
+    for (int e = 0; e < EXPERTS; e++) data->expert_scale[e] = 0.5 + case_uniform(&random);
+    for (int i = 0; i < TOKENS * MOST_CHOSEN; i++) data->d_weights[i] = case_normal(&random);
     for (int i = 0; i < HASH_ROWS * count; i++) data->table[i] = (int32_t)((i * 5 + i / count * 3) % EXPERTS);
     for (int t = 0; t < TOKENS; t++) data->input_ids[t] = (t * 3 + 1) % HASH_ROWS;
     for (int i = 0; i < TOKENS * count; i++) data->given[i] = (int32_t)((i * 3 + i / count * 5) % EXPERTS);

@@ -30,6 +30,10 @@ typedef struct case_data {
     assay_routing_inputs in;
 } case_data;
 
+/* In [0,1), and roughly normal: what the bounds of the gauge's tests were found with. */
+double case_uniform(uint64_t *state);
+double case_normal(uint64_t *state);
+
 /* Inputs from a seed. */
 void fill_case(case_data *data, const routing_case *c);
 /* Whether the case has an lb_loss. */

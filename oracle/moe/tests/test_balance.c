@@ -75,14 +75,3 @@ TEST(test_even_load)
     assay_fail_allocation(-1);
     assert_int_equal(failed, ASSAY_NO_MEMORY);
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_maxtext_bias_updates),
-        cmocka_unit_test(test_signs_are_exact),
-        cmocka_unit_test(test_loss_by_hand),
-        cmocka_unit_test(test_even_load),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

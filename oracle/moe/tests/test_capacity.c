@@ -90,13 +90,3 @@ TEST(test_many_experts)
     assay_capacity_masks(kept, position, NULL, &routing, 0, &config);
     for (int i = 0; i < B * S; i++) assert_false(kept[i]);
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_maxtext_masks),
-        cmocka_unit_test(test_capacity_formula),
-        cmocka_unit_test(test_many_experts),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

@@ -268,14 +268,8 @@ TEST(test_want_of_memory)
             assay_sink sink = memory_store_sink(&out);
             assay_fail_allocation(n);
             assay_status status = assay_propagate_moe(&ctx, &c.config, &source, &sink, &bf16, 1);
-            assay_fail_allocation(-1);
             memory_store_free(&out);
-            if (!assay_allocation_failed()) {
-                assert_ok(&ctx, status);
-                break;
-            }
-            assert_int_equal(status, ASSAY_NO_MEMORY);
-            assert_true(ctx.message[0] != '\0');
+            if (had_memory(&ctx, status)) break;
         }
         assert_true(n > 50);
         moe_case_free(&c);
@@ -294,19 +288,4 @@ TEST(test_cost)
     large.config.shared_mlp_dim = 2048;
     assert_true(assay_moe_memory(&large.config) > (int64_t)3 * 7168 * 2048 * 8);
     assert_true(assay_moe_memory(&large.config) < INT64_C(4) << 30);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_empty_experts),
-        cmocka_unit_test(test_dropping),
-        cmocka_unit_test(test_no_room),
-        cmocka_unit_test(test_gate_bias),
-        cmocka_unit_test(test_output_without_a_cotangent),
-        cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_want_of_memory),
-        cmocka_unit_test(test_cost),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

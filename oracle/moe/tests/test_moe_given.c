@@ -94,9 +94,3 @@ TEST(test_used)
         moe_case_free(&c);
     }
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_same_bits), cmocka_unit_test(test_used)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

@@ -10,54 +10,6 @@
 static const assay_precision bf16 = {"bf16", 0x1p-8, 0, 0x1p-24, 0x1p-24, 0x1p-22, .least = 0};
 static const assay_precision f32 = {"f32", 0x1p-24, 0, 0x1p-24, 0x1p-24, 0x1p-22, .least = 0};
 
-/* Sums over few terms in another order: K or E roundings of partial sums. */
-#define ROUNDING 1e-14
-
-static void compare_gradients(const memory_store *actual, const memory_store *expected, double relative)
-{
-    int compared = 0;
-    for (int i = 0; i < expected->count; i++) {
-        const char *path = expected->items[i].path;
-        if (strncmp(path, "gradients/", 10) != 0) continue;
-        moe_case_assert_close(actual, expected, path, relative);
-        compared++;
-    }
-    assert_true(compared >= 5);
-}
-
-TEST(test_dense_is_sparse)
-{
-    static const char *const wanted[] = {"outputs/*", "gradients/*", "routing/*", NULL};
-    assay_context ctx = assay_context_default(2);
-    for (int variant = 0; variant < 4; variant++) {
-        moe_case c = moe_case_deepseek3(2, 7, 5, variant == 3 ? 1 : 3, 11, 6);
-        c.expert_bias = variant != 1;
-        c.config.shared_mlp_dim = variant == 1 ? 4 : 0;
-        if (variant == 2) {
-            c.config.glu = ASSAY_GLU_GPT_OSS;
-            c.config.activation = ASSAY_SIGMOID;
-            c.config.limit = 0.8;
-            c.config.routing.family = ASSAY_ROUTER_DEFAULT;
-            c.config.routing.score_func = ASSAY_SCORE_NONE;
-        }
-        if (variant == 3) {
-            c.config.routing.family = ASSAY_ROUTER_LLAMA4;
-            c.config.routing.score_func = ASSAY_SCORE_NONE;
-        }
-        moe_case_fill(&c, false);
-        memory_store sparse = {.wanted = wanted}, dense = {.wanted = wanted};
-        moe_case_run(&ctx, &c, &sparse, NULL, 0);
-        c.config.path = ASSAY_MOE_DENSE;
-        moe_case_run(&ctx, &c, &dense, NULL, 0);
-        moe_case_assert_close(&dense, &sparse, "outputs/y", ROUNDING);
-        compare_gradients(&dense, &sparse, ROUNDING);
-        assert_int_equal(dense.count, sparse.count);
-        memory_store_free(&sparse);
-        memory_store_free(&dense);
-        moe_case_free(&c);
-    }
-}
-
 TEST(test_fused_weights_have_the_bits_of_separate_ones)
 {
     static const char *const wanted[] = {"outputs/*", "gradients/*", "checkpoints/*", "error_scale/*", NULL};
@@ -110,35 +62,6 @@ TEST(test_dropping_with_room_is_sparse)
     memory_store_free(&sparse);
     memory_store_free(&dropping);
     moe_case_free(&c);
-}
-
-/* The routing of fused_moe_func, renormalised, where another family has the same weights. */
-TEST(test_fused_path_is_sparse)
-{
-    static const char *const wanted[] = {"outputs/y", "gradients/*", NULL};
-    assay_context ctx = assay_context_default(2);
-    for (int sigmoid = 0; sigmoid < 2; sigmoid++) {
-        moe_case c = moe_case_deepseek3(2, 4, 6, 2, 9, 5);
-        c.gate_bias = false;
-        c.config.routing.routed_scaling_factor = 1;
-        c.config.routing.renormalize_exactly = true;
-        if (!sigmoid) c.config.routing.family = ASSAY_ROUTER_DEFAULT;
-        if (!sigmoid) c.config.routing.score_func = ASSAY_SCORE_NONE;
-        c.config.fused_weights = true;
-        moe_case_fill(&c, false);
-        memory_store sparse = {.wanted = wanted}, fused = {.wanted = wanted};
-        moe_case_run(&ctx, &c, &sparse, NULL, 0);
-        c.config.routing.family = ASSAY_ROUTER_FUSED;
-        c.config.routing.score_func = sigmoid ? ASSAY_SCORE_SIGMOID : ASSAY_SCORE_SOFTMAX;
-        c.config.routing.norm_topk_prob = true;
-        c.config.path = ASSAY_MOE_FUSED;
-        moe_case_run(&ctx, &c, &fused, NULL, 0);
-        moe_case_assert_close(&fused, &sparse, "outputs/y", ROUNDING);
-        for (int i = 0; i < sparse.count; i++) moe_case_assert_close(&fused, &sparse, sparse.items[i].path, ROUNDING);
-        memory_store_free(&sparse);
-        memory_store_free(&fused);
-        moe_case_free(&c);
-    }
 }
 
 /* One block of each path with everything that it can have. */
@@ -263,18 +186,4 @@ TEST(test_reading)
     assert_int_equal(out.count, 6);
     memory_store_free(&out);
     moe_case_free(&c);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_dense_is_sparse),
-        cmocka_unit_test(test_fused_weights_have_the_bits_of_separate_ones),
-        cmocka_unit_test(test_dropping_with_room_is_sparse),
-        cmocka_unit_test(test_fused_path_is_sparse),
-        cmocka_unit_test(test_threads_and_instructions_leave_the_bits),
-        cmocka_unit_test(test_one_result_alone),
-        cmocka_unit_test(test_reading),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

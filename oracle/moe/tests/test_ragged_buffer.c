@@ -18,9 +18,3 @@ TEST(test_buffer_rows)
                          table[i].expected);
     }
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_buffer_rows)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

@@ -4,8 +4,7 @@
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/moe/tests/routing_cases.h"
-#include "oracle/moe/tests/routing_reference.h"
-#include "tests/support/assay_test.h"
+#include "oracle/spec/tests/spec_case.h"
 
 static void poison(assay_routing *r, const assay_routing_config *config)
 {
@@ -30,91 +29,86 @@ static void run_forward(assay_routing *r, const case_data *data, int threads)
     assert_ok(&ctx, assay_routing_forward(&ctx, r, &data->in, &data->config));
 }
 
-static void widen(quad *wide, const double *x, int64_t count)
+static void add(spec_case *c, bool there, const char *path, const double *values, assay_shape shape)
 {
-    for (int64_t i = 0; i < count; i++) wide[i] = x[i];
+    if (there) assert_ok(&c->ctx, spec_tensors_copy_f64(&c->ctx, &c->results, path, &shape, values));
 }
 
-TEST(test_forward)
+/* What the second form reads of the case, at the choice of `r`. */
+static void describe(spec_case *c, const case_data *data, const assay_routing *r, const double *d_weights,
+                     double d_lb_loss)
 {
-    for (int c = 0; c < CASE_COUNT; c++) {
+    const int64_t k = data->config.num_experts_per_tok;
+    case_start(c, 1);
+    case_values(c, "inputs/logits", data->logits, DIMS(BATCH, SEQUENCE, EXPERTS));
+    case_indices(c, "routing/selected_experts", r->selected_experts, DIMS(BATCH, SEQUENCE, k));
+    if (data->in.bias != NULL) case_values(c, "weights/gate/bias", data->bias, DIMS(EXPERTS));
+    if (data->in.per_expert_scale != NULL)
+        case_values(c, "weights/per_expert_scale", data->expert_scale, DIMS(EXPERTS));
+    if (data->in.tid2eid != NULL) case_indices(c, "weights/tid2eid", data->table, DIMS(HASH_ROWS, k));
+    if (data->in.input_ids != NULL) case_indices(c, "inputs/input_ids", data->input_ids, DIMS(BATCH, SEQUENCE));
+    if (d_weights != NULL) case_values(c, "cotangents/weights", d_weights, DIMS(BATCH, SEQUENCE, k));
+    if (has_balance(data)) case_values(c, "cotangents/lb_loss", &d_lb_loss, assay_shape_of(0));
+}
+
+static assay_status second_form(assay_context *ctx, const void *config, const spec_tensors *in, spec_tensors *out)
+{
+    return spec_routing(ctx, config, in, out);
+}
+
+static const spec_operation routing_form = {second_form, NULL};
+
+/* The weights' gradients alone, the loss's alone, both. */
+TEST(test_every_case_against_the_second_form)
+{
+    static const double D_LB_LOSS[] = {0.0, 1.3, -0.8};
+    static const spec_budget budget = {.coordinates = 4, .directions = 1, .seed = 1};
+    for (int part = 0; part < 3 * CASE_COUNT; part++) {
         case_data data;
         assay_routing r;
-        quad logits[TOKENS * EXPERTS], bias[EXPERTS], scale[EXPERTS], weights[MOST_CHOSEN];
-        double expected[TOKENS * MOST_CHOSEN];
-        int32_t sizes[EXPERTS] = {0};
-        fill_case(&data, &CASES[c]);
+        assay_context ctx = assay_context_default(1);
+        spec_case c;
+        spec_certificates found = {0};
+        double d_logits[TOKENS * EXPERTS], d_bias[EXPERTS], d_scale[EXPERTS];
+        fill_case(&data, &CASES[part / 3]);
         run_forward(&r, &data, 1);
-        const int64_t count = data.config.num_experts_per_tok;
-        widen(logits, data.logits, TOKENS * EXPERTS);
-        widen(bias, data.bias, EXPERTS);
-        widen(scale, data.expert_scale, EXPERTS);
-        const reference_inputs wide = {logits, CASES[c].bias ? bias : NULL, CASES[c].expert_scale ? scale : NULL};
-        for (int t = 0; t < TOKENS; t++) {
-            reference_weights(weights, &wide, t, r.selected_experts + t * count, &data.config);
-            for (int64_t k = 0; k < count; k++) {
-                expected[t * count + k] = (double)weights[k];
-                sizes[r.selected_experts[t * count + k]]++;
-            }
-            assert_true(r.margin[t] >= 0.0);
+        const double *d_weights = part % 3 == 1 ? NULL : data.d_weights, d_lb_loss = D_LB_LOSS[part % 3];
+        assay_fill_nan(d_logits, TOKENS * EXPERTS);
+        assay_fill_nan(d_bias, EXPERTS);
+        assay_fill_nan(d_scale, EXPERTS);
+        describe(&c, &data, &r, d_weights, d_lb_loss);
+        assert_ok(&ctx, assay_routing_backward(&ctx, d_logits, d_bias, d_scale, d_weights, d_lb_loss, &r, &data.in,
+                                               &data.config));
+        add(&c, true, "outputs/weights", r.weights, DIMS(BATCH, SEQUENCE, data.config.num_experts_per_tok));
+        add(&c, true, "routing/margin", r.margin, DIMS(BATCH, SEQUENCE));
+        add(&c, has_balance(&data), "outputs/lb_loss", &r.lb_loss, assay_shape_of(0));
+        add(&c, r.bias_updates != NULL, "outputs/bias_updates", r.bias_updates, DIMS(EXPERTS));
+        const assay_shape experts = DIMS(EXPERTS);
+        assert_ok(&c.ctx, spec_tensors_copy_i32(&c.ctx, &c.results, "routing/group_sizes", &experts, r.group_sizes));
+        assert_ok(&c.ctx, spec_certify_outputs(&c.ctx, &routing_form, &data.config, &c.in, &c.results, &found));
+        add(&c, true, "gradients/inputs/logits", d_logits, DIMS(BATCH, SEQUENCE, EXPERTS));
+        add(&c, data.in.bias != NULL, "gradients/weights/gate/bias", d_bias, DIMS(EXPERTS));
+        add(&c, data.in.per_expert_scale != NULL, "gradients/weights/per_expert_scale", d_scale, DIMS(EXPERTS));
+        assert_ok(&c.ctx,
+                  spec_certify_gradients(&c.ctx, &routing_form, &data.config, &c.in, &c.results, &budget, &found));
+        assert_true(found.count >= 4);
+        for (int i = 0; i < found.count; i++) {
+            if (found.items[i].excess <= 1 && found.items[i].relative <= 4e-14) continue;
+            fail_msg("%s, part %d: %s is off by %g", CASES[part / 3].name, part % 3, found.items[i].path,
+                     found.items[i].relative);
         }
-        if (!assay_is_close(r.weights, expected, TOKENS * count, 4e-15, 0.0)) print_error("%s\n", CASES[c].name);
-        assert_close(r.weights, expected, TOKENS * count, 4e-15, 0.0);
-        assert_memory_equal(r.group_sizes, sizes, sizeof sizes);
-        const double lb_loss =
-            has_balance(&data) ? (double)reference_lb_loss(&wide, r.selected_experts, &data.config) : 0.0;
-        assert_close(&r.lb_loss, &lb_loss, 1, 1e-14, 0.0);
-        assert_true((r.bias_updates != NULL) == (has_balance(&data) && data.config.routed_bias_update_rate > 0.0));
-        for (int e = 0; r.bias_updates != NULL && e < EXPERTS; e++) {
-            const double gap = (double)(TOKENS * count) / EXPERTS - sizes[e];
-            assert_true(r.bias_updates[e] == (gap > 0.0 ? 1e-3 : gap < 0.0 ? -1e-3 : 0.0));
-        }
+        spec_certificates_free(&found);
+        case_end(&c);
         assay_routing_free(&r);
     }
 }
 
-/* The largest magnitude: gradients are held to a part of their tensor's scale. */
+/* The largest magnitude. */
 static double scale_of(const double *x, int64_t count)
 {
     double largest = 0.0;
     for (int64_t i = 0; i < count; i++) largest = fmax(largest, fabs(x[i]));
     return largest;
-}
-
-static void check_gradient(const char *name, const double *actual, const double *expected, int64_t count)
-{
-    const double tolerance = 1e-14 * scale_of(expected, count) + 1e-19; /* 1e-19: of the differences themselves */
-    if (!assay_is_close(actual, expected, count, 0.0, tolerance)) print_error("%s\n", name);
-    assert_close(actual, expected, count, 0.0, tolerance);
-}
-
-/* Weights alone, the loss alone, both: against central differences in binary128 with the experts held. */
-TEST(test_backward)
-{
-    static const double D_LB_LOSS[] = {0.0, 1.3, -0.8};
-    for (int c = 0; c < CASE_COUNT; c++) {
-        case_data data;
-        assay_routing r;
-        fill_case(&data, &CASES[c]);
-        run_forward(&r, &data, 1);
-        for (int part = 0; part < 3; part++) {
-            assay_context ctx = assay_context_default(1);
-            const double *d_weights = part == 1 ? NULL : data.d_weights;
-            double d_logits[TOKENS * EXPERTS], d_bias[EXPERTS], d_scale[EXPERTS];
-            double logits[TOKENS * EXPERTS], bias[EXPERTS] = {0}, scale[EXPERTS] = {0};
-            assay_fill_nan(d_logits, TOKENS * EXPERTS);
-            assay_fill_nan(d_bias, EXPERTS);
-            assay_fill_nan(d_scale, EXPERTS);
-            assert_ok(&ctx, assay_routing_backward(&ctx, d_logits, d_bias, d_scale, d_weights, D_LB_LOSS[part], &r,
-                                                   &data.in, &data.config));
-            reference_gradients(logits, CASES[c].bias ? bias : NULL, CASES[c].expert_scale ? scale : NULL, d_weights,
-                                has_balance(&data) ? D_LB_LOSS[part] : 0.0, r.selected_experts, &data.in, &data.config);
-            check_gradient(CASES[c].name, d_logits, logits, TOKENS * EXPERTS);
-            if (CASES[c].bias) check_gradient(CASES[c].name, d_bias, bias, EXPERTS);
-            if (CASES[c].expert_scale) check_gradient(CASES[c].name, d_scale, scale, EXPERTS);
-        }
-        assay_routing_free(&r);
-    }
 }
 
 /* In deepseek3 the bias selects and does nothing else; in the other families it has a gradient. */
@@ -237,18 +231,4 @@ TEST(test_fused_equals_sparse)
         assay_routing_free(&r[0]);
         assay_routing_free(&r[1]);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_forward),
-        cmocka_unit_test(test_backward),
-        cmocka_unit_test(test_bias_gradient),
-        cmocka_unit_test(test_same_bits_for_any_threads),
-        cmocka_unit_test(test_given_choice),
-        cmocka_unit_test(test_hash),
-        cmocka_unit_test(test_fused_equals_sparse),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

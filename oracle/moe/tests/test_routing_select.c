@@ -2,7 +2,8 @@
 #include <stdlib.h>
 
 #include "oracle/arithmetic/arithmetic.h"
-#include "oracle/moe/tests/routing_reference.h"
+#include "oracle/moe/routing.h"
+#include "oracle/spec/spec_internal.h"
 #include "tests/support/assay_test.h"
 
 /* Selection alone: no score function, so that what selects is logits + bias to the bit. */
@@ -28,59 +29,6 @@ static void route(assay_routing *r, const double *logits, const double *bias, co
     assert_ok(&ctx, assay_routing_forward(&ctx, r, &in, config));
 }
 
-/* The place of value i when all are put in descending order, equal ones by index; masked ones (allowed 0) last. */
-static int64_t rank_of(const double *values, const int *allowed, int64_t count, int64_t i)
-{
-    int64_t rank = 0;
-    for (int64_t j = 0; j < count; j++) {
-        const bool first = values[j] > values[i] || (values[j] == values[i] && j < i);
-        rank += allowed[j] != allowed[i] ? allowed[j] : first;
-    }
-    return rank;
-}
-
-/* The value at that place, -INFINITY where a masked one or nothing stands there. */
-static double ranked(const double *values, const int *allowed, int64_t count, int64_t rank)
-{
-    for (int64_t i = 0; i < count; i++) {
-        if (allowed[i] && rank_of(values, allowed, count, i) == rank) return values[i];
-    }
-    return -INFINITY;
-}
-
-/* Selection and margin by ranks, straight from SPEC 5. */
-static double expected_selection(int32_t *selected, const double *values, const assay_routing_config *c)
-{
-    enum { MOST = 512 };
-    const int64_t experts = c->num_experts, groups = c->n_routing_groups, chosen = c->num_experts_per_tok;
-    int allowed[MOST], all[MOST];
-    double margin = INFINITY;
-    for (int64_t e = 0; e < experts; e++) allowed[e] = all[e] = 1;
-    if (groups > 0) {
-        const int64_t size = experts / groups;
-        double scores[MOST];
-        for (int64_t g = 0; g < groups; g++) {
-            const double first = ranked(values + g * size, all, size, 0),
-                         second = ranked(values + g * size, all, size, 1);
-            scores[g] = c->group_score == ASSAY_GROUP_TOP2_SUM && size > 1 ? first + second : first;
-        }
-        for (int64_t e = 0; e < experts; e++)
-            allowed[e] = rank_of(scores, all, groups, e / size) < c->topk_routing_group;
-        if (c->topk_routing_group < groups) {
-            const double gap = ranked(scores, all, groups, c->topk_routing_group - 1) -
-                               ranked(scores, all, groups, c->topk_routing_group);
-            margin = gap / (c->group_score == ASSAY_GROUP_TOP2_SUM && size > 1 ? 4.0 : 2.0);
-        }
-    }
-    for (int64_t e = 0; e < experts; e++) {
-        const int64_t rank = rank_of(values, allowed, experts, e);
-        if (rank < chosen) selected[rank] = (int32_t)e;
-    }
-    const double next = ranked(values, allowed, experts, chosen);
-    if (next > -INFINITY) margin = fmin(margin, (ranked(values, allowed, experts, chosen - 1) - next) / 2.0);
-    return margin;
-}
-
 static const struct {
     int64_t experts, per_token, groups, kept;
     assay_group_score group_score;
@@ -91,22 +39,19 @@ static const struct {
     {12, 5, 3, 3, ASSAY_GROUP_TOP2_SUM}, {12, 4, 1, 1, ASSAY_GROUP_TOP2_SUM}, {300, 8, 10, 4, ASSAY_GROUP_TOP2_SUM},
     {300, 8, -1, -1, ASSAY_GROUP_MAX},   {39, 2, 13, 12, ASSAY_GROUP_MAX},    {8, 4, 4, 2, ASSAY_GROUP_TOP2_SUM},
 };
-enum { SHAPE_COUNT = sizeof SHAPES / sizeof SHAPES[0], TOKENS = 24 };
+enum { SHAPE_COUNT = sizeof SHAPES / sizeof SHAPES[0], TOKENS = 24, MOST_EXPERTS = 300 };
 
 /* Token t: whole numbers from few values (many ties), all negative ones, or anything. */
 static void draw(double *logits, int64_t tokens, int64_t experts, uint64_t *state)
 {
     for (int64_t i = 0; i < tokens * experts; i++) {
         const int64_t kind = i / experts % 4;
-        const double x = reference_normal(state);
-        logits[i] = kind == 0   ? floor(4.0 * reference_uniform(state))
-                    : kind == 1 ? -30.0 + x
-                    : kind == 2 ? x
-                                : floor(x);
+        const double x = test_normal(state);
+        logits[i] = kind == 0 ? floor(4.0 * test_uniform(state)) : kind == 1 ? -30.0 + x : kind == 2 ? x : floor(x);
     }
 }
 
-TEST(test_against_ranks)
+TEST(test_against_the_second_form)
 {
     uint64_t random = 1;
     for (int s = 0; s < SHAPE_COUNT; s++) {
@@ -114,15 +59,19 @@ TEST(test_against_ranks)
         const assay_routing_config config =
             selection_config(TOKENS, experts, per_token, SHAPES[s].groups, SHAPES[s].kept, SHAPES[s].group_score);
         double *logits = calloc((size_t)(TOKENS * experts), sizeof *logits);
-        int32_t expected[512];
+        assay_context ctx = assay_context_default(1);
         assay_routing r = {0};
         draw(logits, TOKENS, experts, &random);
         route(&r, logits, NULL, &config);
         for (int64_t t = 0; t < TOKENS; t++) {
-            const double margin = expected_selection(expected, logits + t * experts, &config);
-            for (int64_t k = 0; k < per_token; k++)
-                assert_int_equal(r.selected_experts[t * per_token + k], expected[k]);
-            assert_same_bits(&r.margin[t], &margin, 1);
+            spec_quad values[MOST_EXPERTS], margin = 0;
+            int32_t expected[MOST_EXPERTS];
+            bool allowed[MOST_EXPERTS];
+            for (int64_t e = 0; e < experts; e++) values[e] = logits[t * experts + e];
+            assert_ok(&ctx, spec_select(&ctx, &config, values, allowed, expected, &margin));
+            assert_memory_equal(r.selected_experts + t * per_token, expected, (size_t)per_token * sizeof *expected);
+            const double half_gap = (double)margin;
+            assert_close(&r.margin[t], &half_gap, 1, 0x1p-52, 0x1p-50); /* sums of groups are rounded */
         }
         assay_routing_free(&r);
         free(logits);
@@ -153,7 +102,7 @@ TEST(test_margin_holds)
         for (int trial = 0; trial < 8; trial++) {
             for (int64_t i = 0; i < TOKENS * experts; i++) {
                 const double most = fmin(before.margin[i / experts], 100.0) * (1.0 - 1e-9);
-                moved[i] = logits[i] + (reference_uniform(&random) < 0.5 ? -most : most);
+                moved[i] = logits[i] + (test_uniform(&random) < 0.5 ? -most : most);
             }
             route(&after, moved, NULL, &config);
             for (int64_t t = 0; t < TOKENS; t++) {
@@ -176,7 +125,7 @@ TEST(test_margin_is_tight)
     const assay_routing_config config = selection_config(TOKENS, E, K, -1, -1, ASSAY_GROUP_MAX);
     double logits[TOKENS * E], moved[TOKENS * E];
     assay_routing before = {0}, after = {0};
-    for (int i = 0; i < TOKENS * E; i++) logits[i] = reference_normal(&random);
+    for (int i = 0; i < TOKENS * E; i++) logits[i] = test_normal(&random);
     route(&before, logits, NULL, &config);
     for (int i = 0; i < TOKENS * E; i++) moved[i] = logits[i] + before.margin[i / E] * (1.0 + 1e-9);
     for (int i = 0; i < TOKENS * K; i++) {
@@ -278,33 +227,22 @@ TEST(test_offset_bias)
     config.score_func = ASSAY_SCORE_SIGMOID;
     uint64_t random = 4;
     double logits[TOKENS * E], bias[E];
-    for (int i = 0; i < TOKENS * E; i++) logits[i] = -18.0 + reference_normal(&random);
-    for (int e = 0; e < E; e++) bias[e] = 34.5 + 0.14 * reference_normal(&random);
+    for (int i = 0; i < TOKENS * E; i++) logits[i] = -18.0 + test_normal(&random);
+    for (int e = 0; e < E; e++) bias[e] = 34.5 + 0.14 * test_normal(&random);
     assay_routing r = {0};
     route(&r, logits, bias, &config);
     for (int t = 0; t < TOKENS; t++) {
-        quad scores[K], sum = 0;
+        spec_quad scores[K], sum = 0;
         double expected[K];
         for (int k = 0; k < K; k++) {
-            scores[k] = reference_score(ASSAY_SCORE_SIGMOID, logits[t * E + r.selected_experts[t * K + k]]);
+            scores[k] = spec_sigmoid(logits[t * E + r.selected_experts[t * K + k]]);
             sum += scores[k];
         }
-        for (int k = 0; k < K; k++) expected[k] = (double)(scores[k] / (sum + (quad)1e-20));
+        for (int k = 0; k < K; k++) expected[k] = (double)(scores[k] / (sum + (spec_quad)1e-20));
         assert_close(r.weights + t * K, expected, K, 2e-15, 0.0);
         for (int k = 1; k < K; k++) {
             assert_true(bias[r.selected_experts[t * K + k - 1]] + 1e-6 > bias[r.selected_experts[t * K + k]]);
         }
     }
     assay_routing_free(&r);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_against_ranks),   cmocka_unit_test(test_margin_holds),
-        cmocka_unit_test(test_margin_is_tight), cmocka_unit_test(test_group_margin_is_tight),
-        cmocka_unit_test(test_maxtext_groups),  cmocka_unit_test(test_known_traps),
-        cmocka_unit_test(test_offset_bias),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,4 @@
-/* Attention with inputs, results and gradients, all allocated, and the formula over its pairs of tokens. */
+/* Attention with inputs, results and gradients, all allocated. */
 #ifndef ASSAY_OPS_TESTS_ATTENTION_PROBLEM_H
 #define ASSAY_OPS_TESTS_ATTENTION_PROBLEM_H
 
@@ -42,8 +42,5 @@ bool attention_is_padding(const attention_problem *p, int64_t batch, int64_t i);
 bool attention_sees(const attention_problem *p, int64_t batch, int64_t i, int64_t j);
 /* Where row i of a head begins in a tensor [B,S,N,dim]. */
 int64_t attention_row(const attention_problem *p, int64_t batch, int64_t head, int64_t i, int64_t dim);
-
-/* The results by the formula: a loop over all pairs, rounded to float64 at the end. */
-void attention_formula(const attention_problem *p, double *results[ATTENTION_RESULTS]);
 
 #endif

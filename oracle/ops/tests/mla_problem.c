@@ -134,27 +134,14 @@ const mla_sample mla_samples[] = {
     {.name = NULL},
 };
 
-static void variable_sizes(int64_t sizes[MLA_VARIABLES], const assay_mla_config *c)
-{
-    const int64_t query = c->heads * (c->qk_nope_head_dim + c->rope.dim);
-    const bool compressed = c->q_lora_rank > 0;
-    sizes[MLA_X] = c->batch * c->sequence * c->emb_dim;
-    sizes[MLA_WQ_A] = c->emb_dim * c->q_lora_rank;
-    sizes[MLA_Q_NORM] = c->q_lora_rank;
-    sizes[MLA_WQ_B] = c->q_lora_rank * query;
-    sizes[MLA_QUERY] = compressed ? 0 : c->emb_dim * query;
-    sizes[MLA_WKV_A] = c->emb_dim * (c->kv_lora_rank + c->rope.dim);
-    sizes[MLA_KV_NORM] = c->kv_lora_rank;
-    sizes[MLA_WKV_B] = c->kv_lora_rank * c->heads * (c->qk_nope_head_dim + c->v_head_dim);
-    sizes[MLA_OUT] = c->heads * c->v_head_dim * c->emb_dim;
-}
-
 void mla_problem_make(mla_problem *p, const assay_mla_config *config, const int32_t *segment_ids)
 {
     uint64_t seed = 7;
     *p = (mla_problem){.config = *config, .tokens = config->batch * config->sequence};
     const size_t bytes = (size_t)p->tokens * sizeof *p->positions;
-    variable_sizes(p->sizes, config);
+    const assay_tensor_table weights = assay_mla_weight_table(config);
+    p->sizes[MLA_X] = p->tokens * config->emb_dim;
+    for (int i = 0; i < ASSAY_MLA_WEIGHTS; i++) p->sizes[MLA_WQ_A + i] = assay_tensor_row_count(&weights.rows[i]);
     for (int i = 0; i < MLA_VARIABLES; i++) {
         if (p->sizes[i] == 0) continue;
         p->values[i] = test_normals(&seed, 0.7, ASSAY_FLOAT64, p->sizes[i]);
@@ -189,27 +176,12 @@ assay_mla_inputs mla_problem_inputs(const mla_problem *p)
 
 assay_mla_weights mla_problem_weights(const mla_problem *p)
 {
-    return (assay_mla_weights){.wq_a = p->values[MLA_WQ_A],
-                               .q_norm = p->values[MLA_Q_NORM],
-                               .wq_b = p->values[MLA_WQ_B],
-                               .query = p->values[MLA_QUERY],
-                               .wkv_a = p->values[MLA_WKV_A],
-                               .kv_norm = p->values[MLA_KV_NORM],
-                               .wkv_b = p->values[MLA_WKV_B],
-                               .out = p->values[MLA_OUT]};
+    return assay_mla_weights_of(p->values + MLA_WQ_A);
 }
 
 assay_mla_gradients mla_problem_gradients(const mla_problem *p)
 {
-    return (assay_mla_gradients){.dx = p->gradients[MLA_X],
-                                 .dwq_a = p->gradients[MLA_WQ_A],
-                                 .dq_norm = p->gradients[MLA_Q_NORM],
-                                 .dwq_b = p->gradients[MLA_WQ_B],
-                                 .dquery = p->gradients[MLA_QUERY],
-                                 .dwkv_a = p->gradients[MLA_WKV_A],
-                                 .dkv_norm = p->gradients[MLA_KV_NORM],
-                                 .dwkv_b = p->gradients[MLA_WKV_B],
-                                 .dout = p->gradients[MLA_OUT]};
+    return assay_mla_gradients_of(p->gradients[MLA_X], p->gradients + MLA_WQ_A);
 }
 
 assay_status mla_problem_forward(assay_context *ctx, mla_problem *p)

@@ -5,7 +5,8 @@
 #include "oracle/ops/mla.h"
 #include "oracle/ops/tests/ops_test.h"
 
-enum { MLA_X, MLA_WQ_A, MLA_Q_NORM, MLA_WQ_B, MLA_QUERY, MLA_WKV_A, MLA_KV_NORM, MLA_WKV_B, MLA_OUT, MLA_VARIABLES };
+enum { MLA_X, MLA_WQ_A, MLA_Q_NORM, MLA_WKV_A, MLA_KV_NORM, MLA_WQ_B, MLA_QUERY, MLA_WKV_B, MLA_OUT, MLA_VARIABLES };
+_Static_assert(MLA_VARIABLES - MLA_WQ_A == ASSAY_MLA_WEIGHTS, "after x come the weights");
 
 typedef struct mla_problem {
     assay_mla_config config;

@@ -9,7 +9,7 @@
 static void place_parts(mlp_problem *p)
 {
     const int64_t rows = p->config.rows, dim = p->config.emb_dim, hidden = p->config.mlp_dim;
-    const int64_t size[MLP_PARTS] = {rows * dim, dim * hidden, dim * hidden, hidden * dim, hidden, hidden, dim};
+    const int64_t size[MLP_PARTS] = {rows * dim, dim * hidden, dim * hidden, hidden, hidden, hidden * dim, dim};
     memcpy(p->size, size, sizeof size);
     for (int i = 0; i < MLP_PARTS; i++) p->count += size[i];
     p->part[0] = test_nans(p->count);
@@ -43,7 +43,7 @@ void mlp_problem_make(assay_context *ctx, mlp_problem *p, const assay_gated_mlp_
     *p = (mlp_problem){.config = *config, .biased = biased};
     place_parts(p);
     const double wi_scale = 1 / sqrt((double)dim), wo_scale = 1 / sqrt((double)hidden);
-    const double scale[MLP_PARTS] = {1, wi_scale, wi_scale, wo_scale, 0.5, 0.5, 0.5};
+    const double scale[MLP_PARTS] = {1, wi_scale, wi_scale, 0.5, 0.5, wo_scale, 0.5};
     for (int i = 0; i < MLP_PARTS; i++) test_fill(&seed, scale[i], grid, p->size[i], p->part[i]);
     p->dy = test_normals(&seed, 1, grid, rows * dim);
     p->y = test_nans(rows * dim);
@@ -85,7 +85,7 @@ void mlp_problem_run(assay_context *ctx, mlp_problem *p)
 assay_gated_mlp_gradients mlp_gradients_into(const mlp_problem *p, double *const gradient[MLP_PARTS], double *dwi)
 {
     assay_gated_mlp_gradients g = {.dx = gradient[MLP_X]};
-    for (int part = p->config.fused ? MLP_WO : MLP_WI_0; part < MLP_PARTS; part++)
+    for (int part = p->config.fused ? MLP_WI_0_BIAS : MLP_WI_0; part < MLP_PARTS; part++)
         g.g[mlp_weight_of(part)] = gradient[part];
     if (p->config.fused) g.g[ASSAY_MLP_WI] = dwi;
     return g;

@@ -7,7 +7,7 @@
 #include "oracle/ops/gated_mlp.h"
 
 /* What is differentiated, in the order in which it lies in memory. */
-enum { MLP_X, MLP_WI_0, MLP_WI_1, MLP_WO, MLP_WI_0_BIAS, MLP_WI_1_BIAS, MLP_WO_BIAS, MLP_PARTS };
+enum { MLP_X, MLP_WI_0, MLP_WI_1, MLP_WI_0_BIAS, MLP_WI_1_BIAS, MLP_WO, MLP_WO_BIAS, MLP_PARTS };
 /* Of each but x the weight that it is; WI has no part of its own. */
 static inline int mlp_weight_of(int part)
 {

@@ -3,21 +3,6 @@
 #include <math.h>
 #include <stdlib.h>
 
-static uint64_t next_bits(uint64_t *seed)
-{ /* splitmix64 */
-    uint64_t z = *seed += UINT64_C(0x9e3779b97f4a7c15);
-    z = (z ^ z >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
-    z = (z ^ z >> 27) * UINT64_C(0x94d049bb133111eb);
-    return z ^ z >> 31;
-}
-
-double test_normal(uint64_t *seed)
-{
-    double sum = -6;
-    for (int i = 0; i < 12; i++) sum += (double)(next_bits(seed) >> 11) * 0x1p-53;
-    return sum;
-}
-
 void test_fill(uint64_t *seed, double scale, assay_dtype grid, int64_t count, double *out)
 {
     for (int64_t i = 0; i < count; i++) {
@@ -45,15 +30,8 @@ double *test_nans(int64_t count)
 
 void test_each_context(void (*check)(assay_context *ctx, void *data), void *data)
 {
-    static const int THREADS[] = {1, 2, 7};
-    for (int isa = ASSAY_ISA_SCALAR; isa <= ASSAY_ISA_AVX512; isa++) {
-        if (!assay_isa_supported((assay_isa)isa)) continue;
-        for (size_t i = 0; i < sizeof THREADS / sizeof *THREADS; i++) {
-            assay_context ctx = assay_context_default(THREADS[i]);
-            ctx.isa = (assay_isa)isa;
-            check(&ctx, data);
-        }
-    }
+    assay_context ctx = assay_context_default(1);
+    for (int form = 0; test_next_context(&form, &ctx);) check(&ctx, data);
 }
 
 test_ratio test_ratio_of(int64_t count, const double *candidate, const double *golden, const double *variance,

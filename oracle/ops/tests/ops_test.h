@@ -17,8 +17,6 @@ quad erfcq(quad x);
 quad sqrtq(quad x);
 quad fabsq(quad x);
 
-/* The next number of a sequence; roughly normal with standard deviation 1. */
-double test_normal(uint64_t *seed);
 /* `count` normal numbers times `scale`, rounded to `grid`; never exactly 0. */
 void test_fill(uint64_t *seed, double scale, assay_dtype grid, int64_t count, double *out);
 /* The same, allocated. */

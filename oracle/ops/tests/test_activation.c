@@ -219,17 +219,3 @@ TEST(test_names)
     assert_false(assay_activation_from_name("", &untouched));
     assert_int_equal(untouched, ASSAY_RELU);
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_values_and_derivatives),
-        cmocka_unit_test(test_points),
-        cmocka_unit_test(test_sigmoid_at_both_ends),
-        cmocka_unit_test(test_nan_and_infinity),
-        cmocka_unit_test(test_every_instruction_set_gives_the_same_bits),
-        cmocka_unit_test(test_results_may_be_missing_or_in_place),
-        cmocka_unit_test(test_names),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

@@ -1,149 +1,12 @@
-/* Attention against the formula, its gradients against differences, and what a row may not see. */
+/* Attention: what a row may not see, and what it leaves alone. test_attention_bits.c has its numbers. */
 #include "oracle/ops/attention.h"
 
 #include <math.h>
-#include <quadmath.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "oracle/ops/tests/attention_problem.h"
 #include "oracle/ops/tests/ops_test.h"
-
-/* What an error is measured against: the largest of a result, and at least 1, the size of the terms that cancel in it.
- */
-static double size_of(int64_t count, const double *values)
-{
-    double largest = 1;
-    for (int64_t i = 0; i < count; i++) {
-        if (isfinite(values[i])) largest = fmax(largest, fabs(values[i]));
-    }
-    return largest;
-}
-
-static void check_formula(const attention_problem *p, double relative, const char *what)
-{
-    double *expected[ATTENTION_RESULTS];
-    for (int r = 0; r < ATTENTION_RESULTS; r++) expected[r] = test_nans(p->count[r]);
-    attention_formula(p, expected);
-    for (int r = 0; r < ATTENTION_RESULTS; r++) {
-        const double absolute = relative * size_of(p->count[r], expected[r]);
-        if (!assay_is_close(p->results[r], expected[r], p->count[r], 0, absolute)) {
-            print_error("%s of %s, S %d\n", attention_result_names[r], what, (int)p->config.sequence);
-        }
-        assert_close(p->results[r], expected[r], p->count[r], 0, absolute);
-        free(expected[r]);
-    }
-}
-
-static void check_case(const assay_attention_config *config, attention_pattern pattern, const char *what)
-{
-    assay_context ctx = assay_context_default(2);
-    attention_problem p;
-    attention_problem_make(&p, config, pattern, ASSAY_FLOAT64);
-    attention_problem_run(&ctx, &p);
-    check_formula(&p, 5e-15, what);
-    attention_problem_free(&p);
-}
-
-TEST(test_formula_of_every_length)
-{
-    static const int64_t LENGTHS[] = {1, 2, 7, 64, 65, 127, 128, 129, 257};
-    static const int64_t WIDTHS[][2] = {{5, 3}, {1, 1}, {192, 128}, {128, 96}, {3, 17}};
-    for (size_t i = 0; i < sizeof LENGTHS / sizeof *LENGTHS; i++) {
-        for (size_t j = 0; j < (LENGTHS[i] < 64 ? 5 : 3); j++) {
-            const assay_attention_config config = {.batch = 1,
-                                                   .sequence = LENGTHS[i],
-                                                   .heads = 1,
-                                                   .qk_dim = WIDTHS[j][0],
-                                                   .v_dim = WIDTHS[j][1],
-                                                   .mask_padding = true};
-            check_case(&config, ONE_SEGMENT, "one segment");
-        }
-    }
-}
-
-TEST(test_formula_of_every_pattern)
-{
-    static const int64_t LENGTHS[] = {1, 7, 65, 265}; /* the last: segments longer than a block */
-    for (int pattern = 0; pattern < ATTENTION_PATTERNS; pattern++) {
-        for (size_t i = 0; i < 8; i++) {
-            const assay_attention_config config = {
-                .batch = 3, .sequence = LENGTHS[i / 2], .heads = 2, .qk_dim = 5, .v_dim = 3, .mask_padding = i % 2};
-            static const char *const names[] = {"one segment",  "adjacent", "interleaved",
-                                                "each its own", "padded",   "scattered padding"};
-            check_case(&config, (attention_pattern)pattern, names[pattern]);
-        }
-    }
-}
-
-/* In binary128: sum of out * dout and lse * dlse of one head. */
-static quad loss_of_head(const attention_problem *p, const quad *const in[3], int64_t batch, int64_t head)
-{
-    const int64_t qk = p->config.qk_dim, v = p->config.v_dim, length = p->config.sequence;
-    quad loss = 0;
-    for (int64_t i = 0; i < length; i++) {
-        const int64_t at = attention_row(p, batch, head, i, 1);
-        quad sum = 0, weighted = 0;
-        if (attention_is_padding(p, batch, i)) continue;
-        for (int64_t j = 0; j <= i; j++) {
-            const int64_t key = attention_row(p, batch, head, j, 1);
-            quad score = 0, value = 0;
-            if (!attention_sees(p, batch, i, j)) continue;
-            for (int64_t k = 0; k < qk; k++) score += in[0][at * qk + k] * in[1][key * qk + k];
-            for (int64_t k = 0; k < v; k++) value += in[2][key * v + k] * p->dout[at * v + k];
-            sum += expq(score);
-            weighted += expq(score) * value;
-        }
-        loss += weighted / sum + logq(sum) * p->dlse[(batch * p->config.heads + head) * length + i];
-    }
-    return loss;
-}
-
-static void check_differences(const attention_problem *p)
-{
-    const double *values[] = {p->query, p->key, p->value};
-    const quad step = (quad)1e-10;
-    quad *in[3];
-    for (int t = 0; t < 3; t++) {
-        in[t] = malloc((size_t)p->count[ATTENTION_DQUERY + t] * sizeof *in[t]);
-        assert_non_null(in[t]);
-        for (int64_t i = 0; i < p->count[ATTENTION_DQUERY + t]; i++) in[t][i] = values[t][i];
-    }
-    const quad *const all[] = {in[0], in[1], in[2]};
-    for (int t = 0; t < 3; t++) {
-        const int64_t width = t == 2 ? p->config.v_dim : p->config.qk_dim;
-        for (int64_t i = 0; i < p->count[ATTENTION_DQUERY + t]; i++) {
-            const int64_t row = i / width, token = row / p->config.heads, head = row % p->config.heads;
-            const double gradient = p->results[ATTENTION_DQUERY + t][i];
-            const quad here = in[t][i];
-            if (attention_is_padding(p, token / p->config.sequence, token % p->config.sequence)) {
-                assert_true(gradient == 0);
-                continue;
-            }
-            in[t][i] = here + step;
-            const quad up = loss_of_head(p, all, token / p->config.sequence, head);
-            in[t][i] = here - step;
-            const quad down = loss_of_head(p, all, token / p->config.sequence, head);
-            in[t][i] = here;
-            assert_true(fabsq(gradient - (up - down) / (2 * step)) <= 1e-14);
-        }
-    }
-    for (int t = 0; t < 3; t++) free(in[t]);
-}
-
-TEST(test_gradients_are_the_differences)
-{
-    const assay_attention_config config = {
-        .batch = 2, .sequence = 7, .heads = 2, .qk_dim = 5, .v_dim = 3, .mask_padding = true};
-    for (int pattern = 0; pattern < ATTENTION_PATTERNS; pattern++) {
-        assay_context ctx = assay_context_default(1);
-        attention_problem p;
-        attention_problem_make(&p, &config, (attention_pattern)pattern, ASSAY_FLOAT64);
-        attention_problem_run(&ctx, &p);
-        check_differences(&p);
-        attention_problem_free(&p);
-    }
-}
 
 TEST(test_no_cotangent_of_lse_is_one_of_zeros)
 {
@@ -252,25 +115,6 @@ TEST(test_infinite_values_stay_infinite)
     attention_problem_free(&p);
 }
 
-TEST(test_huge_scores_do_not_overflow)
-{
-    const assay_attention_config config = {.batch = 1, .sequence = 150, .heads = 1, .qk_dim = 6, .v_dim = 3};
-    for (int sign = -1; sign <= 1; sign += 2) {
-        assay_context ctx = assay_context_default(1);
-        attention_problem p;
-        attention_problem_make(&p, &config, ONE_SEGMENT, ASSAY_FLOAT64);
-        /* all of one sign: -1e4 is no smaller a score than 1e4 to a softmax */
-        for (int64_t i = 0; i < p.count[ATTENTION_DQUERY]; i++) {
-            p.query[i] = 3000 * (1 + 0.1 * p.query[i]);
-            p.key[i] = sign * (1 + 0.1 * p.key[i]);
-        }
-        attention_problem_run(&ctx, &p);
-        assert_true(fabs(p.results[ATTENTION_LSE][0]) > 1e4);
-        check_formula(&p, 1e-11, "huge scores"); /* a score of 2e4 is off by an ulp of 4e-12 */
-        attention_problem_free(&p);
-    }
-}
-
 TEST(test_segment_ids_below_0_are_refused)
 {
     assay_context ctx = assay_context_default(1);
@@ -286,21 +130,4 @@ TEST(test_flops)
     /* 10 heads of 6 pairs; a pair has a score and a value, then three of the one and two of the other */
     assert_true(assay_attention_flops(&config, false) == 2 * 10 * 6 * (7 + 4));
     assert_true(assay_attention_flops(&config, true) == 2 * 10 * 6 * (3 * 7 + 2 * 4));
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_formula_of_every_length),
-        cmocka_unit_test(test_formula_of_every_pattern),
-        cmocka_unit_test(test_gradients_are_the_differences),
-        cmocka_unit_test(test_no_cotangent_of_lse_is_one_of_zeros),
-        cmocka_unit_test(test_padding_gives_nothing),
-        cmocka_unit_test(test_nan_reaches_later_tokens_only),
-        cmocka_unit_test(test_infinite_values_stay_infinite),
-        cmocka_unit_test(test_huge_scores_do_not_overflow),
-        cmocka_unit_test(test_segment_ids_below_0_are_refused),
-        cmocka_unit_test(test_flops),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -223,11 +223,8 @@ TEST(test_failing_allocations)
             if (status == ASSAY_OK) status = assay_gated_mlp_forward(&ctx, p.y, &r, p.part[MLP_X], &p.w, &config);
             if (status == ASSAY_OK)
                 status = assay_gated_mlp_backward(&ctx, &p.g, p.dy, &r, p.part[MLP_X], &p.w, &config);
-            assay_fail_allocation(-1);
             assay_gated_mlp_residuals_free(&r);
-            if (!assay_allocation_failed()) break;
-            assert_int_equal(status, ASSAY_NO_MEMORY);
-            assert_true(ctx.message[0] != '\0');
+            if (had_memory(&ctx, status)) break;
         }
         assert_true(failures >= 3);
         mlp_problem_free(&p);
@@ -244,19 +241,4 @@ TEST(test_sizes_that_cannot_be)
     assert_null(r.storage);
     assert_int_equal(assay_gated_mlp_residuals_alloc(&ctx, &r, &negative), ASSAY_BAD_INPUT);
     assert_null(r.storage);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_fused_and_unfused_are_the_same_bits),
-        cmocka_unit_test(test_threads_and_instruction_sets_give_the_same_bits),
-        cmocka_unit_test(test_each_gradient_alone_and_nothing_else),
-        cmocka_unit_test(test_no_rows_have_zero_gradients),
-        cmocka_unit_test(test_beyond_a_clamp_nothing_moves),
-        cmocka_unit_test(test_nan_stays_in_its_row),
-        cmocka_unit_test(test_failing_allocations),
-        cmocka_unit_test(test_sizes_that_cannot_be),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

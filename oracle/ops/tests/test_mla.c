@@ -135,13 +135,3 @@ TEST(test_absorbed_form_is_the_same)
     for (const mla_sample *sample = mla_samples; sample->name != NULL; sample++) assert_absorbed_is_plain(sample);
     assert_absorbed_is_plain(&(mla_sample){.name = "large", .config = LARGE});
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_same_bits_with_any_threads_and_isa),
-        cmocka_unit_test(test_blas_agrees),
-        cmocka_unit_test(test_absorbed_form_is_the_same),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

@@ -45,62 +45,6 @@ static void make_dy_smaller(problem *p, assay_dtype grid, double size)
     for (int64_t i = 0; i < p->rows * p->dim; i++) p->dy[i] = assay_dtype_round(grid, size * p->dy[i], false);
 }
 
-/* One row by the formula. */
-static void formula(const quad *x, const quad *scale, int64_t dim, quad *y)
-{
-    quad squares = 0;
-    for (int64_t i = 0; i < dim; i++) squares += x[i] * x[i];
-    for (int64_t i = 0; i < dim; i++) y[i] = x[i] / sqrtq(squares / dim + (quad)EPSILON) * scale[i];
-}
-
-static quad loss(const quad *x, const quad *scale, const problem *p)
-{
-    quad y[16], sum = 0;
-    for (int64_t row = 0; row < p->rows; row++) {
-        formula(x + row * p->dim, scale, p->dim, y);
-        for (int64_t i = 0; i < p->dim; i++) sum += y[i] * p->dy[row * p->dim + i];
-    }
-    return sum;
-}
-
-static quad slope(quad *at, const quad *x, const quad *scale, const problem *p)
-{
-    const quad here = *at, step = 1e-10Q;
-    *at = here + step;
-    quad up = loss(x, scale, p);
-    *at = here - step;
-    quad down = loss(x, scale, p);
-    *at = here;
-    return (up - down) / (2 * step);
-}
-
-static const int64_t SHAPES[][2] = {{1, 1}, {1, 7}, {5, 1}, {3, 13}};
-static const double SIZES[] = {1, 1e-3, 1e3};
-
-TEST(test_formula_and_its_differences)
-{
-    assay_context ctx = assay_context_default(2);
-    for (size_t s = 0; s < 12; s++) {
-        const double size = SIZES[s % 3];
-        problem p;
-        problem_make(&p, SHAPES[s / 3][0], SHAPES[s / 3][1], size, ASSAY_FLOAT64);
-        problem_run(&ctx, &p);
-        quad x[64], scale[16], y[16];
-        for (int64_t i = 0; i < p.rows * p.dim; i++) x[i] = p.x[i];
-        for (int64_t i = 0; i < p.dim; i++) scale[i] = p.scale[i];
-        for (int64_t i = 0; i < p.rows * p.dim; i++) {
-            formula(x + i / p.dim * p.dim, scale, p.dim, y);
-            assert_true(fabsq(p.y[i] - y[i % p.dim]) <= 1e-15Q * fabsq(y[i % p.dim]));
-            /* The two terms of dx cancel: its scale is that of one of them. */
-            const double term = fabs(p.rstd[i / p.dim]) * 2;
-            assert_true(fabsq(p.dx[i] - slope(&x[i], x, scale, &p)) <= 1e-14 * (quad)term);
-        }
-        for (int64_t i = 0; i < p.dim; i++)
-            assert_true(fabsq(p.dscale[i] - slope(&scale[i], x, scale, &p)) <= 1e-14Q * (quad)p.rows * 3);
-        problem_free(&p);
-    }
-}
-
 static void same_bits(assay_context *ctx, void *data)
 {
     problem *first = data, p;
@@ -305,17 +249,4 @@ TEST(test_emulated_spread_and_error_scale_agree)
         problem_free(&p);
         problem_free(&drawn);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_formula_and_its_differences),
-        cmocka_unit_test(test_threads_and_instruction_sets_give_the_same_bits),
-        cmocka_unit_test(test_rows_do_not_meet),
-        cmocka_unit_test(test_no_rows_and_missing_results),
-        cmocka_unit_test(test_errors_lie_under_sigma_and_not_far),
-        cmocka_unit_test(test_emulated_spread_and_error_scale_agree),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -65,12 +65,3 @@ TEST(test_column_sums)
     assay_column_sums(&ctx, sums, 2, 2, 2, values);
     assert_true(sums[0] == 3 && isnan(sums[1]));
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_one_fma_a_step_in_ascending_order),
-        cmocka_unit_test(test_column_sums),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

@@ -367,15 +367,3 @@ TEST(test_below_the_normal_numbers_of_float16)
     check(ASSAY_MOE_SPARSE, false, false, ASSAY_FLOAT16);
     check(ASSAY_MOE_DENSE, false, true, ASSAY_FLOAT16);
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_sparse_in_bfloat16),
-        cmocka_unit_test(test_dense_in_bfloat16),
-        cmocka_unit_test(test_llama4_in_bfloat16),
-        cmocka_unit_test(test_sparse_in_float32),
-        cmocka_unit_test(test_below_the_normal_numbers_of_float16),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

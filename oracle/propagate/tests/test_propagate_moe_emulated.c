@@ -119,12 +119,3 @@ TEST(test_below_the_normal_numbers_of_float16)
         check(&f16, ASSAY_FLOAT16, &both, llama4 != 0);
     }
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bfloat16),
-        cmocka_unit_test(test_below_the_normal_numbers_of_float16),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

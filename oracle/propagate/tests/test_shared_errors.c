@@ -120,12 +120,3 @@ TEST(test_what_cancels_is_gone)
     assay_errors_variance(&space, &y, found);
     assert_same_bits(found, zero, N);
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_rule_by_differences),
-        cmocka_unit_test(test_what_cancels_is_gone),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

@@ -21,7 +21,24 @@ static assay_status cube(assay_context *ctx, const void *config, const spec_tens
     return ASSAY_OK;
 }
 
-static const spec_operation cubes = {"cube", cube, NULL};
+static const spec_operation cubes = {cube, NULL};
+
+static assay_status routing(assay_context *ctx, const void *config, const spec_tensors *in, spec_tensors *out)
+{
+    return spec_routing(ctx, config, in, out);
+}
+
+static assay_status permute(assay_context *ctx, const void *config, const spec_tensors *in, spec_tensors *out)
+{
+    return spec_permute(ctx, config, in, out);
+}
+
+static assay_status gmm(assay_context *ctx, const void *config, const spec_tensors *in, spec_tensors *out)
+{
+    return spec_gmm(ctx, config, in, out);
+}
+
+static const spec_operation routing_form = {routing, NULL}, permute_form = {permute, NULL}, gmm_form = {gmm, NULL};
 
 static const double X[] = {1, -3, 2, .5, 1e-3, 40}, W[] = {2, 1, -1, 4, 7, 1e-3}, DY[] = {1, -1, 3, .5, 2, -1};
 enum { COUNT = 6 };
@@ -231,8 +248,7 @@ TEST(test_choices)
         case_values(&c, "inputs/logits", logits, DIMS(1, TOKENS, E));
         case_indices(&c, "routing/selected_experts", table[i].choice, shape);
         assert_ok(&c.ctx, spec_tensors_copy_f64(&c.ctx, &c.results, "outputs/weights", &shape, weights));
-        assert_ok(&c.ctx,
-                  spec_certify_choices(&c.ctx, spec_operation_by_name("routing"), &config, &c.in, &c.results, &found));
+        assert_ok(&c.ctx, spec_certify_choices(&c.ctx, &routing_form, &config, &c.in, &c.results, &found));
         assert_int_equal(found.count, 1);
         assert_string_equal(found.items[0].path, "routing/selected_experts");
         assert_int_equal(found.items[0].excess == 0, table[i].good);
@@ -291,7 +307,7 @@ static assay_status infinite_where_negative(assay_context *ctx, const void *conf
 
 TEST(test_outputs_that_are_no_number)
 {
-    const spec_operation operation = {"infinite", infinite_where_negative, NULL};
+    const spec_operation operation = {infinite_where_negative, NULL};
     for (int wrong = 0; wrong < 2; wrong++) {
         spec_case c;
         spec_certificates found = {0};
@@ -325,7 +341,7 @@ static assay_status round_corner(assay_context *ctx, const void *config, const s
 
 TEST(test_curvature)
 {
-    const spec_operation operation = {"corner", round_corner, NULL};
+    const spec_operation operation = {round_corner, NULL};
     static const struct {
         double e, off; /* and by how much the gradient is */
         int kinks;
@@ -391,8 +407,7 @@ TEST(test_indices)
         assay_shape shape = DIMS(2);
         assert_ok(&c.ctx, spec_tensors_copy_i32(&c.ctx, &c.results, "outputs/sorted_selected_experts", &shape,
                                                 (int32_t[]){1, wrong}));
-        assert_ok(&c.ctx,
-                  spec_certify_outputs(&c.ctx, spec_operation_by_name("permute"), &sizes, &c.in, &c.results, &found));
+        assert_ok(&c.ctx, spec_certify_outputs(&c.ctx, &permute_form, &sizes, &c.in, &c.results, &found));
         assert_int_equal(found.items[0].checked, 2);
         assert_true(wrong ? isinf(found.items[0].relative) : found.items[0].relative == 0);
         spec_certificates_free(&found);
@@ -417,8 +432,7 @@ TEST(test_rows_that_belong_to_nothing)
                                                 (double[]){35, wrong ? 1e-9 : 0}));
         assert_ok(&c.ctx, spec_tensors_copy_f64(&c.ctx, &c.results, "gradients/weights/rhs", &rhs,
                                                 (double[]){wrong ? NAN : 21}));
-        assert_ok(&c.ctx, spec_certify_gradients(&c.ctx, spec_operation_by_name("gmm"), &sizes, &c.in, &c.results, &all,
-                                                 &found));
+        assert_ok(&c.ctx, spec_certify_gradients(&c.ctx, &gmm_form, &sizes, &c.in, &c.results, &all, &found));
         for (int i = 0; i < 2; i++) assert_int_equal(found.items[i].relative < 1e-15, !wrong);
         spec_certificates_free(&found);
         case_end(&c);
@@ -441,35 +455,11 @@ TEST(test_every_allocation_may_fail)
         if (status == ASSAY_OK) {
             status = spec_certify_gradients(&c.ctx, &cubes, &kink, &c.in, &c.results, &all, &found);
         }
-        assay_fail_allocation(-1);
         spec_certificates_free(&found);
-        if (!assay_allocation_failed()) {
-            assert_int_equal(status, ASSAY_OK);
+        if (had_memory(&c.ctx, status)) {
             assert_true(n > 10);
             break;
         }
-        assert_int_equal(status, ASSAY_NO_MEMORY);
     }
     case_end(&c);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_right_results),
-        cmocka_unit_test(test_wrong_gradients),
-        cmocka_unit_test(test_directions),
-        cmocka_unit_test(test_kinks),
-        cmocka_unit_test(test_curvature),
-        cmocka_unit_test(test_values),
-        cmocka_unit_test(test_error_scales),
-        cmocka_unit_test(test_choices),
-        cmocka_unit_test(test_threads),
-        cmocka_unit_test(test_outputs_that_are_no_number),
-        cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_indices),
-        cmocka_unit_test(test_rows_that_belong_to_nothing),
-        cmocka_unit_test(test_every_allocation_may_fail),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -350,20 +350,3 @@ TEST(test_mla_refusals)
     spec_tensors_free(&out);
     case_end(&c);
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_layouts),
-        cmocka_unit_test(test_deepseek_frequencies),
-        cmocka_unit_test(test_ramps),
-        cmocka_unit_test(test_lengths),
-        cmocka_unit_test(test_rope_refusals),
-        cmocka_unit_test(test_attention_by_hand),
-        cmocka_unit_test(test_equal_scores),
-        cmocka_unit_test(test_mla_by_hand),
-        cmocka_unit_test(test_positions_are_relative),
-        cmocka_unit_test(test_mla_refusals),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

@@ -272,14 +272,11 @@ TEST(test_every_allocation_may_fail)
         assay_fail_allocation(n);
         assay_status status = spec_moe(&c.ctx, &config, &c.in, &c.out);
         if (status == ASSAY_OK) status = spec_moe_checkpoints(&c.ctx, &config, &c.in, &c.out);
-        assay_fail_allocation(-1);
         spec_tensors_free(&c.out);
-        if (!assay_allocation_failed()) {
-            assert_int_equal(status, ASSAY_OK);
+        if (had_memory(&c.ctx, status)) {
             assert_true(n > 20);
             break;
         }
-        assert_int_equal(status, ASSAY_NO_MEMORY);
     }
     case_end(&c);
 }
@@ -298,21 +295,4 @@ TEST(test_refusals)
     assert_int_equal(spec_moe(&c.ctx, &config, &c.in, &c.out), ASSAY_BAD_INPUT);
     assert_string_equal(c.ctx.message, "the tensor 'weights/wi_0' is missing");
     case_end(&c);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_by_hand),
-        cmocka_unit_test(test_biases),
-        cmocka_unit_test(test_clamp_is_for_routed_experts),
-        cmocka_unit_test(test_llama4),
-        cmocka_unit_test(test_dropping),
-        cmocka_unit_test(test_fused_is_unfused),
-        cmocka_unit_test(test_much_room_drops_nothing),
-        cmocka_unit_test(test_checkpoints),
-        cmocka_unit_test(test_every_allocation_may_fail),
-        cmocka_unit_test(test_refusals),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -285,22 +285,3 @@ TEST(test_refusals)
         case_end(&c);
     }
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_families),
-        cmocka_unit_test(test_llama4),
-        cmocka_unit_test(test_sqrtsoftplus),
-        cmocka_unit_test(test_division_by_almost_nothing),
-        cmocka_unit_test(test_bias),
-        cmocka_unit_test(test_groups),
-        cmocka_unit_test(test_margin_is_infinite_where_all_are_chosen),
-        cmocka_unit_test(test_ties_take_the_lower_index),
-        cmocka_unit_test(test_hash_and_given_choice),
-        cmocka_unit_test(test_balance),
-        cmocka_unit_test(test_logits_from_x),
-        cmocka_unit_test(test_refusals),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

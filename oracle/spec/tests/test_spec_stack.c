@@ -177,20 +177,9 @@ TEST(test_out_of_memory)
         assay_fail_allocation(n);
         assay_status status = spec_stack(&c.ctx, &config, &c.in, &out);
         if (status == ASSAY_OK) status = spec_stack_checkpoints(&c.ctx, &config, &c.in, &out);
-        assay_fail_allocation(-1);
         spec_tensors_free(&out);
-        if (!assay_allocation_failed()) break;
-        assert_int_equal(status, ASSAY_NO_MEMORY);
+        if (had_memory(&c.ctx, status)) break;
         assert_true(n < 10000);
     }
     case_end(&c);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_dense_layer), cmocka_unit_test(test_moe_layer),     cmocka_unit_test(test_stack),
-        cmocka_unit_test(test_refusals),    cmocka_unit_test(test_out_of_memory),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -146,13 +146,3 @@ TEST(test_nothing)
     assay_held_out_free(&held);
     assay_error_model_free(&model);
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_like_an_ensemble_of_the_others),
-        cmocka_unit_test(test_zeros_and_what_is_not_finite),
-        cmocka_unit_test(test_nothing),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

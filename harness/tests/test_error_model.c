@@ -251,21 +251,3 @@ TEST(test_no_memory)
     assert_true(assay_allocation_failed());
     assert_int_equal(status, ASSAY_NO_MEMORY);
 }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rank_one_with_outliers),
-        cmocka_unit_test(test_columns_of_each_expert),
-        cmocka_unit_test(test_channels_of_each_head),
-        cmocka_unit_test(test_vectors),
-        cmocka_unit_test(test_zeros_stay),
-        cmocka_unit_test(test_zeros_enter_no_mean),
-        cmocka_unit_test(test_a_single_zero_does_not_stay),
-        cmocka_unit_test(test_what_is_not_finite_stays_alone),
-        cmocka_unit_test(test_scalars_and_nothing),
-        cmocka_unit_test(test_threads_give_the_same_bits),
-        cmocka_unit_test(test_no_memory),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

@@ -1,0 +1,28 @@
+/* A golden with the case that it was made from. */
+#ifndef ASSAY_HARNESS_PLAN_GOLDEN_OPEN_H
+#define ASSAY_HARNESS_PLAN_GOLDEN_OPEN_H
+
+#include "harness/plan/plan_make.h"
+#include "oracle/arithmetic/arithmetic.h"
+
+/* Starts zeroed. */
+typedef struct assay_golden {
+    assay_fixture_reader *reader;
+    assay_case *c; /* of case_yaml */
+    int case_count;
+    assay_plan plan; /* of the case, once assay_golden_plan has made it; else zeroed */
+} assay_golden;
+
+/* Opens the file as what is judged by (assay_fixture_open_golden) and reads its case. */
+assay_status assay_golden_open(assay_context *ctx, const char *path, assay_golden *golden);
+/* Reads the case of a file that is open, a request too; closing the golden closes it. `path` is for messages. */
+assay_status assay_golden_read(assay_context *ctx, assay_fixture_reader *reader, const char *path,
+                               assay_golden *golden);
+/* Plans the case, whose profiles may be the golden's own or `own` (NULL: none), unless it is planned. A golden that has
+ * null distributions keeps them, however large. Who evaluates the case asks assay_plan_require_memory too. */
+assay_status assay_golden_plan(assay_context *ctx, assay_golden *golden, const assay_profile *own);
+/* The arithmetic that it was made with; NULL: it does not say, or nobody knows it. */
+const assay_arithmetic *assay_golden_engine(const assay_golden *golden);
+void assay_golden_close(assay_golden *golden); /* safe on a zeroed struct */
+
+#endif

@@ -1,0 +1,217 @@
+/* Plans: every case of the catalogue has one, and what is no case is refused before anything is computed. */
+#include <math.h>
+
+#include "harness/tests/harness_test.h"
+
+static void check_entry(const assay_tensor_entry *entry)
+{
+    const assay_tensor_spec *spec = &entry->spec;
+    assert_true(spec->role > ASSAY_ROLE_NONE && spec->role <= ASSAY_ROLE_REMAT);
+    assert_true(spec->shape.rank >= 0 && spec->shape.rank <= ASSAY_MAX_RANK);
+    for (int axis = 0; axis < spec->shape.rank; axis++) {
+        if (spec->labels[axis] == NULL || spec->labels[axis][0] == '\0') {
+            print_error("%s: axis %d has no label\n", spec->path, axis);
+        }
+        assert_non_null(spec->labels[axis]);
+        assert_true(spec->labels[axis][0] != '\0');
+        assert_true(spec->shape.dims[axis] > 0);
+    }
+    bool result = !assay_role_is_given(spec->role);
+    if (result) assert_true(spec->type == ASSAY_FLOAT64 || spec->type == ASSAY_INT32);
+}
+
+/* Cotangents and gradients repeat the shape of what they belong to. */
+static void check_partner(const assay_tensor_list *list, const assay_tensor_spec *spec)
+{
+    char partner[ASSAY_PATH_SIZE + 16];
+    if (spec->role == ASSAY_ROLE_COTANGENT) {
+        snprintf(partner, sizeof partner, "outputs/%s", strchr(spec->path, '/') + 1);
+    } else if (spec->role == ASSAY_ROLE_GRADIENT) {
+        snprintf(partner, sizeof partner, "%s", strchr(spec->path, '/') + 1);
+    } else {
+        return;
+    }
+    const assay_tensor_entry *other = assay_tensor_list_find(list, partner);
+    if (other == NULL) print_error("%s without %s\n", spec->path, partner);
+    assert_non_null(other);
+    assert_true(assay_shape_equal(&spec->shape, &other->spec.shape));
+}
+
+static void check_plan(const assay_plan *plan)
+{
+    int scales = 0;
+    for (int i = 0; i < plan->list.count; i++) {
+        check_entry(&plan->list.entries[i]);
+        check_partner(&plan->list, &plan->list.entries[i].spec);
+        for (int j = 0; j < i; j++) {
+            assert_string_not_equal(plan->list.entries[i].spec.path, plan->list.entries[j].spec.path);
+        }
+    }
+    for (int i = 0; i < plan->spec_count; i++) {
+        const assay_tensor_spec *spec = &plan->specs[i];
+        if (spec->role != ASSAY_ROLE_ERROR_SCALE) continue;
+        const char *of = strchr(strchr(spec->path, '/') + 1, '/') + 1; /* behind the profile: the path in full */
+        assert_non_null(assay_tensor_list_find(&plan->list, of));
+        assert_int_equal(spec->type, ASSAY_FLOAT32);
+        scales++;
+    }
+    assert_true(plan->precision_count == 0 || scales >= plan->precision_count);
+    assert_true(plan->memory > 0 && plan->file_bytes > 0 && plan->elements > 0);
+    double forward = plan->operation->flops(plan->c, false), both = plan->operation->flops(plan->c, true);
+    assert_true(forward >= 0 && both >= 2 * forward && isfinite(both));
+}
+
+TEST(every_case_can_be_planned)
+{
+    assay_context ctx = assay_context_default(1);
+    assay_case *cases = NULL;
+    int count = 0;
+    assert_ok(&ctx, assay_catalogue(&ctx, &cases, &count));
+    for (int i = 0; i < count; i++) {
+        assay_plan plan = {0};
+        assay_status status = assay_plan_make(&ctx, &plan, &cases[i]);
+        /* a case of true size may be larger than this machine, which is said and not tried */
+        if (has_tag(&cases[i], "true-size") && status == ASSAY_NO_MEMORY) continue;
+        assert_ok(&ctx, status);
+        check_plan(&plan);
+        assay_plan_free(&plan);
+    }
+    assay_cases_free(cases, count);
+}
+
+/* What is refused before anything is computed, and what the message must name. */
+TEST(bad_cases_are_refused)
+{
+    static const struct {
+        const char *name, *set, *part;
+    } table[] = {
+        {"moe/small", "num_experts_per_tok=7", "num_experts_per_tok"},
+        {"moe/small", "num_experts_per_tok=0", "num_experts_per_tok"},
+        {"moe/small", "n_routing_groups=4", "n_routing_groups"},
+        {"moe/small", "base_emb_dim=0", "base_emb_dim is 0, expected 1 or more"},
+        {"moe/small", "base_moe_mlp_dim=0", "base_moe_mlp_dim is 0, expected 1 or more"},
+        {"mlp/silu", "mesh.expert=2", "mesh is data 1, fsdp 1, expert 2, tensor 1"},
+        {"attention/batch", "use_ring_of_experts=true", "use_ring_of_experts needs experts on a mesh"},
+        {"moe/mesh-expert4", "num_experts=6", "num_experts is 6"},
+        {"moe/mesh-expert4", "batch=6", "batch is 6"},
+        {"moe/mesh-expert4", "num_moe_emb_chunks=2", "num_moe_emb_chunks"},
+        {"moe/mesh-ring-expert4", "ragged_buffer_factor=1.0", "ragged_buffer_factor"},
+        {"moe/mesh-ring-expert4", "sparse_matmul=false", "use_ring_of_experts needs sparse_matmul=true"},
+        {"moe/mesh-emb-chunks2", "num_moe_emb_chunks=3", "num_moe_emb_chunks"},
+        {"moe/mesh-token-chunks2", "num_moe_token_chunks=3", "num_moe_token_chunks"},
+        {"deepseek_stack/batch-split", "batch=3", "batch is 3, expected a multiple of 1 shards (mesh) times 2"},
+        {"deepseek_stack/batch-split", "base_num_decoder_layers=3", "needs 4 MoE layers or more, found 3"},
+        {"deepseek_stack/batch-split", "mesh.expert=3", "mesh"},
+        {"deepseek_stack/batch-split", "mlp_bias=true", "use_batch_split_schedule needs mlp_bias=false"},
+        {"deepseek_stack/batch-split", "routed_bias=false", "use_batch_split_schedule needs routed_bias=true"},
+        {"moe/small", "routed_score_func=sigmoidal", "routed_score_func"},
+        {"moe/small", "group_score=mean", "group_score"},
+        {"moe/small", "mlp_activations=[swish, linear]", "mlp_activations[0] is \"swish\""},
+        {"moe/small", "gradients=[inputs/z]", "gradients has \"inputs/z\", which matches no tensor"},
+        {"moe/small", "checkpoints=[mlpwi_9]", "checkpoints has \"mlpwi_9\""},
+        {"moe/small", "profiles=[bf17]",
+         "profiles has \"bf17\", expected f64, f32, bf16, bf16_router, f16, tf32, tpu_default or fp8_e4m3_block128"},
+        {"moe/small", "inputs.z={scale: 1}", "inputs.z is no tensor of op moe"},
+        {"moe/small", "inputs.y={scale: 1}", "inputs.y is no tensor of op moe"},
+        {"moe/small", "inputs.outputs/y={scale: 1}", "inputs.outputs/y is no tensor"},
+        {"moe/deepseek3-tiny-fused-weights", "sparse_matmul=false", "prefuse_moe_weights needs sparse_matmul=true"},
+        {"moe/fused-softmax", "sequence=7", "multiple of 16"},
+        {"moe/gpt-oss", "mlp_activations_limit=0", "mlp_activations_limit is 0"},
+        {"moe/small", "sequence=500000000", "bytes of memory"},
+        {"moe/mixtral-capacity", "capacity_factor=1e30", ""},
+        {"routing/mixtral", "num_experts=2147483647", "bytes of memory"},
+        {"rms_norm/deepseek", "base_emb_dim=2147483647", "bytes of memory"},
+        {"rms_norm/deepseek", "normalization_layer_epsilon=-1", "normalization_layer_epsilon"},
+        {"mlp/silu", "base_mlp_dim=2147483647", "bytes of memory"},
+        {"permute/deepseek3-tiny", "num_experts_per_tok=17", "num_experts_per_tok is 17"},
+        {"yarn_rope/deepseek", "qk_rope_head_dim=7", "qk_rope_head_dim is 7, expected an even number"},
+        {"yarn_rope/deepseek", "rope_type=llama3.1", "rope_type is \"llama3.1\", expected default or yarn"},
+        {"yarn_rope/half-split", "rope_pairwise=true", "rope_pairwise needs rope_interleave=true"},
+        {"yarn_rope/deepseek", "base_num_query_heads=0", "base_num_query_heads is 0, expected 1 or more"},
+        {"yarn_rope/deepseek", "max_position_embeddings=15", "positions go from 0 to 15, expected 0 to 14"},
+        {"yarn_rope/deepseek", "positions.step=2147483647", "positions go from 0 to 32212254705"},
+        {"yarn_rope/deepseek", "inputs.positions={values: [1, 2]}", "inputs.positions has 2 values, expected 16"},
+        {"yarn_rope/deepseek", "inputs.segment_ids={values: [1]}", "inputs.segment_ids is no tensor of op yarn_rope"},
+        {"attention/deepseek", "base_num_query_heads=0", "base_num_query_heads is 0, expected 1 or more"},
+        {"attention/deepseek", "inputs.inputs/segment_ids={values: [1, 2, 3]}",
+         "inputs.inputs/segment_ids has 3 values, expected 16 (sequence) or 32 (batch * sequence)"},
+        {"attention/deepseek", "sequence=500000000", "bytes of memory"},
+        {"mla/small", "qk_rope_head_dim=3", "qk_rope_head_dim is 3, expected an even number"},
+        {"mla/small", "base_emb_dim=0", "emb_dim"},
+        {"mla/small", "rope_factor=0", "rope_factor is 0"},
+        {"mla/small", "normalization_layer_epsilon=-1", "normalization_layer_epsilon"},
+        {"deepseek_layer/dense", "base_mlp_dim=0", "base_mlp_dim is 0, expected 1 or more"},
+        {"deepseek_layer/moe", "num_experts_per_tok=5", "num_experts_per_tok"},
+        {"deepseek_layer/moe", "first_num_hash_layers=1", "first_num_hash_layers is 1, expected 0"},
+        {"deepseek_layer/moe", "decoder_layer_input=remat", "decoder_layer_input"},
+        {"deepseek_layer/moe", "remat_policy=most", "remat_policy is \"most\""},
+        {"deepseek_layer/moe-fused-weights", "sparse_matmul=false", "prefuse_moe_weights needs sparse_matmul=true"},
+        {"deepseek_stack/two-dense", "base_num_decoder_layers=0", "base_num_decoder_layers is 0, expected 1 to 1000"},
+        {"deepseek_stack/two-dense", "base_num_decoder_layers=1001", "base_num_decoder_layers is 1001, expected 1 to"},
+        {"deepseek_stack/two-dense", "checkpoints=[layers/2/mla_q]", "checkpoints has \"layers/2/mla_q\""},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        assay_context ctx = assay_context_default(1);
+        assay_plan plan = {0};
+        assay_case *c = case_named(&ctx, table[i].name, NULL);
+        assay_status status = assay_case_set(&ctx, c, table[i].set);
+        bool set = status == ASSAY_OK;
+        if (set) status = assay_plan_make(&ctx, &plan, c);
+        const assay_status expected = strcmp(table[i].part, "bytes of memory") == 0 ? ASSAY_NO_MEMORY : ASSAY_BAD_INPUT;
+        if (status != expected || strstr(ctx.message, table[i].part) == NULL) {
+            fail_msg("%s with %s: status %d, message \"%s\"", table[i].name, table[i].set, (int)status, ctx.message);
+        }
+        assert_null(strchr(ctx.message, '\n'));
+        assert_int_equal(strncmp(ctx.message, set ? c->name : "--set ", set ? strlen(c->name) : 6), 0);
+        assay_plan_free(&plan);
+        assay_cases_free(c, 1);
+    }
+}
+
+TEST(unknown_operations_are_refused)
+{
+    assay_context ctx = assay_context_default(1);
+    assay_plan plan = {0};
+    assay_case *c = case_from(&ctx, "case: a\nop: moo\n");
+    assert_int_equal(assay_plan_make(&ctx, &plan, c), ASSAY_BAD_INPUT);
+    assert_message(&ctx, "a: op is \"moo\", expected one of rms_norm, gmm, ");
+    assay_cases_free(c, 1);
+}
+
+/* Plans the operation with each combination of the keys at its largest, and the batch and, or not, the sequence. */
+static void refuse_largest(const char *op, const char *const *keys, int count, const char *rest)
+{
+    for (unsigned large = 0; large < 2u << count; large++) {
+        assay_context ctx = assay_context_default(1);
+        assay_plan plan = {0};
+        char yaml[640];
+        int used =
+            snprintf(yaml, sizeof yaml, "case: a\nop: %s\nsequence: 64\nbatch: 2147483647\nconfig: {%s", op, rest);
+        for (int k = 0; k < count; k++) {
+            used += snprintf(yaml + used, sizeof yaml - (size_t)used, "%s: %d, ", keys[k],
+                             (large >> k & 1) != 0 ? INT32_MAX : 64);
+        }
+        snprintf(yaml + used, sizeof yaml - (size_t)used, "}\n");
+        assay_case *c = case_from(&ctx, yaml);
+        if ((large >> count) != 0) c->sequence = INT32_MAX;
+        const assay_status status = assay_plan_make(&ctx, &plan, c);
+        if (status != ASSAY_NO_MEMORY && status != ASSAY_BAD_INPUT) fail_msg("%s: status %d", yaml, (int)status);
+        assay_plan_free(&plan);
+        assay_cases_free(c, 1);
+    }
+}
+
+/* Every product of sizes at its largest: refused, with no overflow on the way. */
+TEST(largest_sizes_are_refused)
+{
+    static const char *const keys[] = {"base_emb_dim",   "base_mlp_dim",        "num_experts", "base_moe_mlp_dim",
+                                       "shared_experts", "num_experts_per_tok", "vocab_size"};
+    static const char *const of_attention[] = {"base_emb_dim", "base_num_query_heads", "qk_nope_head_dim", "v_head_dim",
+                                               "q_lora_rank",  "kv_lora_rank",         "base_mlp_dim"};
+    static const char *const names[] = {"yarn_rope", "attention", "mla", "deepseek_layer", "deepseek_stack"};
+    for (int i = 0; assay_operations[i] != NULL; i++) refuse_largest(assay_operations[i]->name, keys, 7, "");
+    for (int i = 0; i < 5; i++) {
+        refuse_largest(names[i], of_attention, 7,
+                       "base_num_decoder_layers: 2, first_num_dense_layers: 2, max_position_embeddings: 2147483647, ");
+    }
+}

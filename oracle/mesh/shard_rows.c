@@ -1,0 +1,52 @@
+#include "oracle/mesh/shard_rows.h"
+
+#include "oracle/arithmetic/arithmetic.h"
+
+void assay_roll_experts(int32_t *rolled, const int32_t *selected_experts, int64_t count, int64_t first, int64_t experts)
+{
+    for (int64_t i = 0; i < count; i++) rolled[i] = (int32_t)((selected_experts[i] - first + experts) % experts);
+}
+
+/* Numbers of one shard's rows, and of its copies. */
+static int64_t row_numbers(const assay_permute_dims *dims)
+{
+    return dims->tokens * dims->emb_dim;
+}
+
+static int64_t copies_of(const assay_permute_dims *dims)
+{
+    return dims->tokens * dims->experts_per_token;
+}
+
+void assay_sort_rows(double *sorted, const double *rows, const int32_t *order, int64_t shards,
+                     const assay_permute_dims *dims)
+{
+    const int64_t copies = copies_of(dims);
+    for (int64_t shard = 0; shard < shards; shard++) {
+        assay_permute_forward(sorted + shard * copies * dims->emb_dim, rows + shard * row_numbers(dims),
+                              order + shard * copies, dims);
+    }
+}
+
+assay_status assay_unsort_rows(assay_context *ctx, double *rows, const double *sorted, const int32_t *order,
+                               int64_t shards, const assay_permute_dims *dims)
+{
+    assay_status status = ASSAY_OK;
+    const int64_t copies = copies_of(dims);
+    for (int64_t shard = 0; shard < shards; shard++) {
+        TRY(assay_permute_backward(ctx, rows + shard * row_numbers(dims), sorted + shard * copies * dims->emb_dim,
+                                   order + shard * copies, dims));
+    }
+cleanup:
+    return status;
+}
+
+void assay_weigh_rows(const assay_context *ctx, double *out, const double *weights, const double *rows, int64_t count,
+                      int64_t width)
+{
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t row = 0; row < count; row++) {
+        for (int64_t i = row * width; i < (row + 1) * width; i++) out[i] = weights[row] * rows[i];
+        assay_round(ctx, ASSAY_ROUND_STORAGE, width, out + row * width);
+    }
+}
