@@ -107,7 +107,7 @@ static assay_status run_block(assay_context *ctx, void *self)
 {
     const assay_source source = {.self = self, .has = has, .read = read_values, .read_i32 = read_i32};
     const assay_sink sink = {.self = self, .wants = wants, .write = drop_values, .write_i32 = write_i32};
-    return assay_moe_run(ctx, &config, &source, &sink, NULL, 0);
+    return assay_moe_run(ctx, &config, &source, &sink, NULL);
 }
 
 /* y [rows,n] = x [rows,k] w [k,n]; dx = dy w^T; dw = x^T dy. */

@@ -5,6 +5,8 @@
 #include "harness/operations/op_support.h"
 #include "oracle/base/memory.h"
 #include "oracle/ops/gmm.h"
+#include "oracle/propagate/propagate_ops.h"
+#include "oracle/propagate/scales.h"
 
 static assay_gmm_dims dims_of(const assay_case *c)
 {
@@ -86,7 +88,8 @@ static assay_status run(assay_context *ctx, const assay_case *c, const assay_sou
     TRY(assay_write_result(ctx, out, "gradients/inputs/lhs", lhs_size, dlhs));
     TRY(assay_write_result(ctx, out, "gradients/weights/rhs", rhs_size, drhs));
     for (int i = 0; i < precision_count; i++) {
-        TRY(assay_gmm_gauge(ctx, &precisions[i], y, dlhs, drhs, dy, lhs, rhs, group_sizes, &d));
+        TRY(assay_propagate_gmm(ctx, &precisions[i], &(assay_gmm_variances){y, dlhs, drhs},
+                                &(assay_gmm_run){dy, lhs, rhs, group_sizes, d}));
         TRY(assay_write_scale(ctx, out, &precisions[i], "outputs/y", y_size, y));
         TRY(assay_write_scale(ctx, out, &precisions[i], "gradients/inputs/lhs", lhs_size, dlhs));
         TRY(assay_write_scale(ctx, out, &precisions[i], "gradients/weights/rhs", rhs_size, drhs));

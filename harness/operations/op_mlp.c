@@ -3,7 +3,8 @@
 #include "harness/operations/op_support.h"
 #include "oracle/base/memory.h"
 #include "oracle/ops/gated_mlp.h"
-#include "oracle/ops/gated_mlp_gauge.h"
+#include "oracle/propagate/propagate_gated_mlp.h"
+#include "oracle/propagate/scales.h"
 
 static assay_status check(assay_context *ctx, const assay_case *c)
 {
@@ -90,25 +91,6 @@ cleanup:
     return status;
 }
 
-static assay_status write_up_scales(assay_context *ctx, const assay_sink *out, const assay_precision *precision,
-                                    const double *variance_a, const double *variance_b,
-                                    const assay_gated_mlp_config *config)
-{
-    assay_status status = ASSAY_OK;
-    int64_t width = config->mlp_dim, block = config->rows * width;
-    if (!config->fused) {
-        TRY(assay_write_scale(ctx, out, precision, "checkpoints/mlpwi_0", block, variance_a));
-        TRY(assay_write_scale(ctx, out, precision, "checkpoints/mlpwi_1", block, variance_b));
-        goto cleanup;
-    }
-    for (int64_t row = 0; row < config->rows; row++) {
-        TRY(assay_write_scale(ctx, out, precision, "checkpoints/mlpwi", width, variance_a + row * width));
-        TRY(assay_write_scale(ctx, out, precision, "checkpoints/mlpwi", width, variance_b + row * width));
-    }
-cleanup:
-    return status;
-}
-
 /* Variances take the place of the results. */
 static assay_status write_scales(assay_context *ctx, const assay_precision *precision, const mlp_run *m)
 {
@@ -117,9 +99,12 @@ static assay_status write_scales(assay_context *ctx, const assay_precision *prec
     const int64_t block = m->config.rows * m->config.mlp_dim;
     const assay_gated_mlp_weights w = assay_gated_mlp_weights_of(m->weights);
     TRY(assay_alloc_f64(ctx, "error scale of mlp", 2 * block, &pre));
-    const assay_gated_mlp_variances variances = {
-        .a = pre, .b = pre + block, .y = m->y, .gradients = assay_gated_mlp_gradients_of(m->dx, m->gradients)};
-    TRY(assay_gated_mlp_gauge(ctx, precision, &variances, m->dy, NULL, &m->r, m->x, &w, &m->config));
+    const assay_gated_mlp_run taken = {.x = m->x, .dy = m->dy, .r = &m->r, .w = &w, .config = &m->config};
+    const assay_gated_mlp_variances variances = {.a = pre,
+                                                 .b = pre + (m->config.fused ? m->config.mlp_dim : block),
+                                                 .y = m->y,
+                                                 .gradients = assay_gated_mlp_gradients_of(m->dx, m->gradients)};
+    TRY(assay_propagate_gated_mlp(ctx, precision, &variances, &taken));
     TRY(assay_write_scale(ctx, m->out, precision, "gradients/inputs/x", m->size, m->dx));
     for (int i = 0; i < ASSAY_MLP_WEIGHTS; i++) {
         char path[ASSAY_PATH_SIZE];
@@ -128,7 +113,12 @@ static assay_status write_scales(assay_context *ctx, const assay_precision *prec
         TRY(assay_write_scale(ctx, m->out, precision, path, assay_tensor_row_count(&m->table.rows[i]),
                               m->gradients[i]));
     }
-    TRY(write_up_scales(ctx, m->out, precision, variances.a, variances.b, &m->config));
+    if (m->config.fused) {
+        TRY(assay_write_scale(ctx, m->out, precision, "checkpoints/mlpwi", 2 * block, variances.a));
+    } else {
+        TRY(assay_write_scale(ctx, m->out, precision, "checkpoints/mlpwi_0", block, variances.a));
+        TRY(assay_write_scale(ctx, m->out, precision, "checkpoints/mlpwi_1", block, variances.b));
+    }
     TRY(assay_write_scale(ctx, m->out, precision, "outputs/y", m->size, m->y));
     TRY(assay_write_scale(ctx, m->out, precision, "checkpoints/mlpwo", m->size, m->y));
 cleanup:

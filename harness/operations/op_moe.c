@@ -1,4 +1,5 @@
 #include "harness/operations/op_support.h"
+#include "oracle/propagate/propagate_moe.h"
 
 /* A MoE block, and how it is spread over a mesh. */
 static assay_status configs_of(assay_context *ctx, const assay_case *c, spec_moe_config *config)
@@ -70,26 +71,6 @@ assay_status assay_describe_moe_weights(const assay_describer *d, const assay_mo
 {
     assay_status status = describe_router(d, config);
     return status == ASSAY_OK ? describe_experts(d, config) : status;
-}
-
-assay_status assay_describe_balance(const assay_describer *d, const assay_moe_config *config,
-                                    const assay_sharding *sharding)
-{
-    assay_status status = ASSAY_OK;
-    const assay_routing_config *r = &config->routing;
-    const assay_fill unit = {.distribution = ASSAY_CONSTANT, .scale = 1.0, .mean = 1.0};
-    const bool sharded = assay_is_sharded(config, sharding);
-    const int64_t shards = sharded ? assay_mesh_shards(&sharding->mesh) : 1;
-    if (r->load_balance_loss_weight > 0.0 && r->hash_rows == 0) {
-        TRY(assay_describe_layer_output(d, "lb_loss", &unit, (assay_dims){sharded ? "m" : "", {shards}}));
-    }
-    if (r->routed_bias_update_rate > 0.0 && r->hash_rows == 0) {
-        const assay_dims dims =
-            sharded ? (assay_dims){"mE", {shards, r->num_experts}} : (assay_dims){"E", {r->num_experts}};
-        TRY(assay_describe_layer_output(d, "bias_updates", NULL, dims));
-    }
-cleanup:
-    return status;
 }
 
 /* Rows of routed intermediates: sorted copies, every expert on every token, or the places of the capacity buffer. */
@@ -173,7 +154,7 @@ static assay_status run(assay_context *ctx, const assay_case *c, const assay_sou
     if (status != ASSAY_OK) return status;
     return assay_is_sharded(&config.moe, &config.sharding)
                ? assay_sharded_moe_run(ctx, &config.moe, &config.sharding, in, out)
-               : assay_moe_run(ctx, &config.moe, in, out, precisions, precision_count);
+               : assay_propagate_moe(ctx, &config.moe, in, out, precisions, precision_count);
 }
 
 assay_status assay_moe_run_weight_before_wo(assay_context *ctx, const assay_case *c, const assay_source *in,

@@ -4,6 +4,8 @@
 #include "harness/operations/op_support.h"
 #include "oracle/base/memory.h"
 #include "oracle/moe/permute.h"
+#include "oracle/propagate/propagate_ops.h"
+#include "oracle/propagate/scales.h"
 
 static assay_permute_dims dims_of(const assay_case *c)
 {
@@ -92,7 +94,8 @@ static assay_status run_permute(assay_context *ctx, const assay_case *c, const a
     TRY(assay_write_result(ctx, out, "gradients/inputs/x", size, dx));
     for (int i = 0; i < precision_count; i++) {
         for (int64_t j = 0; j < sorted_size; j++) sorted[j] = 0.0; /* copies are exact */
-        TRY(assay_unpermute_gauge(ctx, &precisions[i], dx, NULL, NULL, NULL, dy, order, NULL, &d));
+        TRY(assay_propagate_unpermute(ctx, &precisions[i], &(assay_unpermute_variances){.y = dx},
+                                      &(assay_unpermute_run){.sorted = dy, .order = order, .dims = d}));
         TRY(assay_write_scale(ctx, out, &precisions[i], "outputs/sorted_inputs", sorted_size, sorted));
         TRY(assay_write_scale(ctx, out, &precisions[i], "gradients/inputs/x", size, dx));
     }
@@ -144,7 +147,8 @@ static assay_status run_unpermute(assay_context *ctx, const assay_case *c, const
     TRY(assay_write_result(ctx, out, "gradients/inputs/sorted", sorted_size, d_sorted));
     TRY(assay_write_result(ctx, out, "gradients/inputs/weights", copies, d_weights));
     for (int i = 0; i < precision_count; i++) {
-        TRY(assay_unpermute_gauge(ctx, &precisions[i], y, d_sorted, d_weights, dy, sorted, order, weights, &d));
+        TRY(assay_propagate_unpermute(ctx, &precisions[i], &(assay_unpermute_variances){y, d_sorted, d_weights},
+                                      &(assay_unpermute_run){dy, sorted, weights, order, d}));
         TRY(assay_write_scale(ctx, out, &precisions[i], "outputs/y", size, y));
         TRY(assay_write_scale(ctx, out, &precisions[i], "gradients/inputs/sorted", sorted_size, d_sorted));
         TRY(assay_write_scale(ctx, out, &precisions[i], "gradients/inputs/weights", copies, d_weights));

@@ -3,6 +3,8 @@
 #include "harness/operations/op_support.h"
 #include "oracle/base/memory.h"
 #include "oracle/ops/rms_norm.h"
+#include "oracle/propagate/propagate_ops.h"
+#include "oracle/propagate/scales.h"
 
 static assay_status check(assay_context *ctx, const assay_case *c)
 {
@@ -51,7 +53,8 @@ static assay_status run(assay_context *ctx, const assay_case *c, const assay_sou
     TRY(assay_write_result(ctx, out, "gradients/weights/scale", dim, dscale));
     for (int i = 0; i < precision_count; i++) {
         /* the results are written: their buffers now take the variances */
-        TRY(assay_rms_norm_gauge(ctx, &precisions[i], y, dx, dscale, dy, x, scale, rstd, rows, dim));
+        TRY(assay_propagate_rms_norm(ctx, &precisions[i], &(assay_rms_norm_variances){y, dx, dscale},
+                                     &(assay_rms_norm_run){dy, x, scale, rstd, rows, dim}));
         TRY(assay_write_scale(ctx, out, &precisions[i], "outputs/y", size, y));
         TRY(assay_write_scale(ctx, out, &precisions[i], "gradients/inputs/x", size, dx));
         TRY(assay_write_scale(ctx, out, &precisions[i], "gradients/weights/scale", dim, dscale));

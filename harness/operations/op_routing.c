@@ -7,7 +7,8 @@
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/memory.h"
 #include "oracle/moe/permute.h"
-#include "oracle/moe/routing_gauge.h"
+#include "oracle/propagate/propagate_routing.h"
+#include "oracle/propagate/scales.h"
 
 /* Logits are given directly when the case says how they are filled; else they are x gate.kernel. */
 static bool logits_given(const assay_case *c)
@@ -264,11 +265,16 @@ static assay_status write_scales(assay_context *ctx, routing_run *r, const assay
     if (r->x != NULL) {
         TRY(assay_alloc_f64(ctx, "error scale of routing", size, &variance_logits));
         assay_matmul_args product = logits_product(r, variance_logits);
-        TRY(assay_gauge_matmul(ctx, p, &product, NULL, NULL));
-        assay_gauge_store(p->router, 0, size, r->logits, variance_logits);
+        TRY(assay_propagate_product(ctx, p, false, &product, NULL, NULL));
+        assay_propagate_store(p->router, 0, size, r->logits, variance_logits);
     }
-    TRY(assay_routing_gauge(ctx, p, &v, variance_logits, r->d_weights, NULL,
-                            r->d_lb_loss == NULL ? 0.0 : r->d_lb_loss[0], &r->routing, &in, &r->config));
+    const assay_routing_run run = {.variance_logits = variance_logits,
+                                   .d_weights = r->d_weights,
+                                   .d_lb_loss = r->d_lb_loss == NULL ? 0.0 : r->d_lb_loss[0],
+                                   .r = &r->routing,
+                                   .in = &in,
+                                   .config = &r->config};
+    TRY(assay_propagate_routing(ctx, p, &v, &run));
     TRY(assay_write_scale(ctx, out, p, "outputs/weights", r->chosen, weights));
     TRY(assay_write_scale(ctx, out, p, "outputs/lb_loss", 1, v.lb_loss));
     TRY(assay_write_scale(ctx, out, p, "gradients/inputs/logits", size, d_logits));
@@ -278,8 +284,8 @@ static assay_status write_scales(assay_context *ctx, routing_run *r, const assay
     }
     if (r->x != NULL) {
         assay_matmul_args dx = dx_product(r, r->dx), kernel = kernel_product(r, r->d_kernel);
-        TRY(assay_gauge_matmul(ctx, p, &dx, d_logits, NULL));
-        TRY(assay_gauge_matmul(ctx, p, &kernel, NULL, d_logits));
+        TRY(assay_propagate_product(ctx, p, false, &dx, d_logits, NULL));
+        TRY(assay_propagate_product(ctx, p, false, &kernel, NULL, d_logits));
         TRY(assay_write_scale(ctx, out, p, "gradients/inputs/x", r->tokens * r->dim, r->dx));
         TRY(assay_write_scale(ctx, out, p, "gradients/weights/gate/kernel", r->dim * r->experts, r->d_kernel));
     }

@@ -36,6 +36,26 @@ static assay_status describe_integers(const assay_describer *d, const assay_shar
     return assay_describe_result(d, "routing", name, ASSAY_INT32, p.dims);
 }
 
+assay_status assay_describe_balance(const assay_describer *d, const assay_moe_config *config,
+                                    const assay_sharding *sharding)
+{
+    assay_status status = ASSAY_OK;
+    const assay_routing_config *r = &config->routing;
+    const assay_fill unit = {.distribution = ASSAY_CONSTANT, .scale = 1.0, .mean = 1.0};
+    const bool sharded = assay_is_sharded(config, sharding);
+    const int64_t shards = sharded ? assay_mesh_shards(&sharding->mesh) : 1;
+    if (r->load_balance_loss_weight > 0.0 && r->hash_rows == 0) {
+        TRY(assay_describe_layer_output(d, "lb_loss", &unit, (assay_dims){sharded ? "m" : "", {shards}}));
+    }
+    if (r->routed_bias_update_rate > 0.0 && r->hash_rows == 0) {
+        const assay_dims dims =
+            sharded ? (assay_dims){"mE", {shards, r->num_experts}} : (assay_dims){"E", {r->num_experts}};
+        TRY(assay_describe_layer_output(d, "bias_updates", NULL, dims));
+    }
+cleanup:
+    return status;
+}
+
 assay_status assay_describe_sharded_routing(const assay_describer *d, const assay_moe_config *config,
                                             const assay_sharding *sharding)
 {

@@ -298,24 +298,6 @@ assay_status assay_write_result_i32(assay_context *ctx, const assay_sink *out, c
     return assay_wants(out, path) ? out->write_i32(ctx, out->self, path, count, values) : ASSAY_OK;
 }
 
-assay_status assay_write_scale(assay_context *ctx, const assay_sink *out, const assay_precision *precision,
-                               const char *path, int64_t count, const double *variance)
-{
-    enum { CHUNK = 1024 };
-    char scale[ASSAY_PATH_SIZE];
-    double deviation[CHUNK];
-    assay_status status = ASSAY_OK;
-    assay_path_at(ASSAY_ROLE_ERROR_SCALE, precision->name, path, scale);
-    if (!assay_wants(out, scale)) return ASSAY_OK;
-    for (int64_t first = 0; first < count; first += CHUNK) {
-        int64_t n = count - first < CHUNK ? count - first : CHUNK;
-        for (int64_t i = 0; i < n; i++) deviation[i] = sqrt(variance[first + i]);
-        TRY(out->write(ctx, out->self, scale, n, deviation));
-    }
-cleanup:
-    return status;
-}
-
 assay_status assay_require_positive(assay_context *ctx, const char *key, int64_t value)
 {
     if (value < 1) return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is %" PRId64 ", expected 1 or more", key, value);

@@ -88,9 +88,6 @@ assay_status assay_write_result(assay_context *ctx, const assay_sink *out, const
                                 const double *values);
 assay_status assay_write_result_i32(assay_context *ctx, const assay_sink *out, const char *path, int64_t count,
                                     const int32_t *values);
-/* The standard deviations of variances, as error_scale/<precision>/<path>, if wanted. */
-assay_status assay_write_scale(assay_context *ctx, const assay_sink *out, const assay_precision *precision,
-                               const char *path, int64_t count, const double *variance);
 
 /* Configurations of the operations from the case's keys. */
 assay_status assay_routing_config_of(assay_context *ctx, const assay_case *c, assay_routing_config *config);

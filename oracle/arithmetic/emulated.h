@@ -15,14 +15,14 @@
  *
  * Products: operands by stochastic rounding onto the grid of the multiply type (float64: as they are), then the
  * product, then an error on each element, the sum of two uniform ones: in proportion to the result, and to
- * sqrt(sum a^2 sum b^2). Its variance is what assay_gauge_matmul expects of the k partial sums of a result c whose
+ * sqrt(sum a^2 sum b^2). Its variance is what assay_propagate_product (oracle/propagate) expects of the k partial sums of a result c whose
  * terms come in random order, from sum a^2 sum b^2 / k in place of sum a^2 b^2: this costs no second product. With
  * `accumulate` the partial sums are all taken to be near c. A result of 0 stays: almost always it is a sum of zeros.
  * Any other gets its error, even where the products are small integers and exact.
  *
  * The product is the reference one, but where sums are in float32 and rounded to nearest it is one of chains in float32
  * (matmul_float32.h), at half the cost. They begin at a step that the member draws: another order. Chains of other
- * orders still share a part of their errors, and rounding to nearest errs less than the gauge, which counts every
+ * orders still share a part of their errors, and rounding to nearest errs less than the error scale, which counts every
  * rounding as one where it is largest; so two thirds of the variance are drawn as above. To float32 operands are
  * rounded to nearest.
  *

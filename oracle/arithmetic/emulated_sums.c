@@ -5,8 +5,8 @@
 #include "oracle/arithmetic/emulated_internal.h"
 #include "oracle/base/memory.h"
 
-/* Blocks of k in assay_gauge_matmul. */
-enum { GAUGE_BLOCKS = 8 };
+/* Blocks of k in assay_propagate_product (oracle/propagate). */
+enum { SCALE_BLOCKS = 8 };
 
 static const double SQRT_3 = 1.73205080756887729353;
 
@@ -40,11 +40,11 @@ static void add_truncation(const assay_emulation *emulation, double unit, double
     errors->spread += unit * unit * (k + 1) / 16;
 }
 
-/* At the end of a block with a share s of the terms the gauge's partial sum has, on average over the orders of the
+/* At the end of a block with a share s of the terms the error scale's partial sum has, on average over the orders of the
  * terms, the square s^2 c^2 + s (1 - s) (k Q - c^2) / (k - 1); and Q is added once. k Q is about sum a^2 sum b^2. */
 emulated_sum_error emulated_sum_errors_of(const assay_emulation *emulation, const assay_matmul_args *args)
 {
-    const int64_t length = (args->k + GAUGE_BLOCKS - 1) / GAUGE_BLOCKS;
+    const int64_t length = (args->k + SCALE_BLOCKS - 1) / SCALE_BLOCKS;
     const emulated_accumulator accumulator = emulated_accumulator_of(emulation, args->kind);
     const double unit = accumulator.unit, block = unit * unit * (double)length, k = (double)args->k;
     emulated_sum_error errors = {.spread = block / k};

@@ -136,7 +136,7 @@ static assay_status run_moe(assay_context *ctx, const assay_stack_config *config
 {
     return assay_is_sharded(&config->moe, &config->sharding)
                ? assay_sharded_moe_run(ctx, &config->moe, &config->sharding, in, out)
-               : assay_moe_run(ctx, &config->moe, in, out, NULL, 0);
+               : assay_moe_run(ctx, &config->moe, in, out, NULL);
 }
 
 static assay_status moe_forward(assay_context *ctx, const stack_run *run, int64_t layer, const double *h_norm,

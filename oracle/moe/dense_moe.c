@@ -45,7 +45,7 @@ static void combine(assay_context *ctx, moe_block *block)
 
 static assay_status finish(assay_context *ctx, moe_block *block)
 {
-    return moe_checkpoints_finish(ctx, &block->checkpoints, &block->expert, &block->results, block->tokens);
+    return moe_checkpoints_finish(ctx, &block->checkpoints, block, &block->expert, &block->results);
 }
 
 const moe_path moe_path_dense = {plan, row_count, take_rows, combine, finish};

@@ -64,12 +64,11 @@ static assay_status plan(assay_context *ctx, moe_block *block)
     const bool *fits = kept;
     for (int64_t i = 0; i < choices; i++) block->combine[i] = fits[i] ? block->router.routing.weights[i] : 0.0;
     order_kept(block, position, kept);
-    if (moe_uses_any(&block->results, MOE_ROUTED, ASSAY_MLP_CHECKPOINTS) || moe_routed_given(block)) {
-        moe_checkpoints *c = &block->checkpoints;
+    if (moe_wants_any(&block->results, MOE_ROUTED, ASSAY_MLP_CHECKPOINTS) || moe_routed_given(block)) {
         TRY(assay_checked_count(ctx, "dispatched rows", 3, (int64_t[]){config->batch, block->capacity, block->emb_dim},
                                 &cells));
-        c->slot_count = config->batch * block->capacity;
-        TRY(assay_alloc_i32(ctx, "slots", c->slot_count, &c->slots));
+        block->slots.count = config->batch * block->capacity;
+        TRY(assay_alloc_i32(ctx, "slots", block->slots.count, &block->slots.row));
     }
 cleanup:
     free(kept);
@@ -80,18 +79,18 @@ cleanup:
 
 static int64_t row_count(const moe_block *block, int64_t expert)
 {
-    return block->group_sizes[expert] + (block->checkpoints.slots != NULL);
+    return block->group_sizes[expert] + (block->slots.row != NULL);
 }
 
 static void take_rows(moe_block *block)
 {
     const moe_rows *rows = &block->rows;
     moe_take_sorted_rows(block);
-    if (block->checkpoints.slots == NULL) return;
+    if (block->slots.row == NULL) return;
     for (int64_t b = 0, next = 0; b < block->config->routing.batch; b++) {
         for (int64_t position = 0; position < block->capacity; position++) {
             bool filled = next < rows->size && rows->tokens[next] / block->config->routing.sequence == b;
-            block->checkpoints.slots[b * block->capacity + position] = (int32_t)(filled ? next++ : rows->size);
+            block->slots.row[b * block->capacity + position] = (int32_t)(filled ? next++ : rows->size);
         }
     }
 }

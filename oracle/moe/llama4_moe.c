@@ -25,7 +25,6 @@ void moe_llama4_backward(assay_context *ctx, moe_block *block)
     const double *weights = block->router.routing.weights;
     int64_t dim = block->emb_dim;
     if (!block->need_row_dx) return;
-    moe_gauge_llama4(ctx, block);
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t t = 0; t < block->tokens; t++) {
         double *dx = block->dx + t * dim;

@@ -89,15 +89,15 @@ cleanup:
 static void find_needs(moe_block *block)
 {
     const moe_results *r = &block->results;
-    block->need_y = moe_uses(r, MOE_Y);
-    block->need_dx = moe_uses(r, MOE_DX);
-    block->need_router_gradient = moe_uses_any(r, MOE_DX, MOE_DSCALE + 1 - MOE_DX);
+    block->need_y = moe_wants(r, MOE_Y);
+    block->need_dx = moe_wants(r, MOE_DX);
+    block->need_router_gradient = moe_wants_any(r, MOE_DX, MOE_DSCALE + 1 - MOE_DX);
     block->need_row_dx = block->need_dx || (block->llama4 && block->need_router_gradient);
-    bool weights = moe_uses_any(r, MOE_ROUTED + MLP_GRADIENT, ASSAY_MLP_WEIGHTS), hidden = false;
-    for (int precision = 0; precision < r->precision_count; precision++) hidden |= moe_gauge_needs(block, precision).h;
-    block->need_backward = block->need_row_dx || weights || hidden;
+    bool weights = moe_wants_any(r, MOE_ROUTED + MLP_GRADIENT, ASSAY_MLP_WEIGHTS);
+    /* An observer sees what a gradient of the router comes of. */
+    block->need_backward = block->need_row_dx || weights || (block->observer != NULL && block->need_router_gradient);
     block->need_forward =
-        block->need_y || block->need_router_gradient || weights || moe_uses_any(r, MOE_ROUTED, ASSAY_MLP_CHECKPOINTS);
+        block->need_y || block->need_router_gradient || weights || moe_wants_any(r, MOE_ROUTED, ASSAY_MLP_CHECKPOINTS);
 }
 
 static assay_status open_block(assay_context *ctx, moe_block *block)
@@ -118,7 +118,6 @@ static assay_status open_block(assay_context *ctx, moe_block *block)
     block->emb_dim = config->emb_dim;
     block->llama4 = config->routing.family == ASSAY_ROUTER_LLAMA4;
     int64_t count = block->tokens * block->emb_dim, choices = block->tokens * block->per_token;
-    TRY(moe_results_open(ctx, &block->results, in));
     find_needs(block);
     TRY(assay_alloc_f64(ctx, "inputs/x", count, &block->x));
     TRY(in->read(ctx, in->self, "inputs/x", 0, count, block->x));
@@ -129,22 +128,19 @@ static assay_status open_block(assay_context *ctx, moe_block *block)
         memset(block->d_weights, 0, (size_t)choices * sizeof *block->d_weights);
     }
     if (block->need_backward || block->need_router_gradient ||
-        moe_uses_any(&block->results, MOE_SHARED + MLP_GRADIENT, ASSAY_MLP_WEIGHTS)) {
+        moe_wants_any(&block->results, MOE_SHARED + MLP_GRADIENT, ASSAY_MLP_WEIGHTS)) {
         /* An output without a cotangent is not differentiated. */
         TRY(assay_alloc_f64(ctx, "cotangents/y", count, &block->dy));
         memset(block->dy, 0, (size_t)count * sizeof *block->dy);
         if (in->has(in->self, "cotangents/y")) TRY(in->read(ctx, in->self, "cotangents/y", 0, count, block->dy));
     }
-    TRY(moe_gauge_alloc(ctx, block));
 cleanup:
     return status;
 }
 
 static void close_block(moe_block *block)
 {
-    moe_gauge_free(block);
     moe_router_free(&block->router);
-    moe_results_free(&block->results);
     free(block->x);
     free(block->dy);
     free(block->y);
@@ -155,26 +151,24 @@ static void close_block(moe_block *block)
     free(block->order);
     free(block->group_sizes);
     free(block->combine);
+    free(block->slots.row);
 }
 
 assay_status assay_moe_run(assay_context *ctx, const assay_moe_config *config, const assay_source *in,
-                           const assay_sink *out, const assay_precision *precisions, int precision_count)
+                           const assay_sink *out, const assay_moe_observer *observer)
 {
     assay_status status = ASSAY_OK;
-    moe_block block = {.config = config, .in = in, .results = {out, config, precisions, precision_count, NULL}};
+    moe_block block = {.config = config, .in = in, .observer = observer};
     TRY(assay_moe_check(ctx, config));
+    moe_results_open(&block.results, config, in, out);
     TRY(open_block(ctx, &block));
     TRY(moe_router_forward(ctx, &block));
-    TRY(moe_gauge_weights(ctx, &block));
+    if (observer != NULL) TRY(observer->routed(ctx, observer->self, &block));
     TRY(moe_experts_run(ctx, &block));
     if (block.need_router_gradient) TRY(moe_router_backward(ctx, &block));
     TRY(moe_shared_run(ctx, &block));
-    for (int precision = -1; precision < precision_count; precision++) {
-        int64_t count = block.tokens * block.emb_dim;
-        const moe_scale *scale = precision < 0 ? NULL : &block.gauge.scales[precision];
-        TRY(moe_write(ctx, &block.results, precision, MOE_Y, count, precision < 0 ? block.y : scale->y));
-        TRY(moe_write(ctx, &block.results, precision, MOE_DX, count, precision < 0 ? block.dx : scale->dx));
-    }
+    TRY(moe_write(ctx, &block.results, MOE_Y, block.tokens * block.emb_dim, block.y));
+    TRY(moe_write(ctx, &block.results, MOE_DX, block.tokens * block.emb_dim, block.dx));
 cleanup:
     close_block(&block);
     return status;

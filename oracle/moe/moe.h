@@ -23,9 +23,7 @@
  *   checkpoints/{mlpwi_0,mlpwi_1,mlpwo} of the shared expert, [B,S,...];
  *   routing/biased_scores [T,E], what experts are chosen by: in no fixture;
  *   routing/{selected_experts,weights,margin,group_sizes,sorted_selected_experts}; dropping: routing/combine_mask and
- *   routing/dispatch_mask (int32) [B,S,E,C];
- *   and for each precision error_scale/NAME/<path of an output, gradient or checkpoint>: one standard deviation, without
- *   the rounding of the result itself.
+ *   routing/dispatch_mask (int32) [B,S,E,C].
  * What the sink does not want is not computed. An output without a cotangent is not differentiated. */
 #ifndef ASSAY_MOE_MOE_H
 #define ASSAY_MOE_MOE_H
@@ -54,12 +52,30 @@ assay_gated_mlp_config assay_moe_shared_config(const assay_moe_config *config, i
 
 assay_status assay_moe_check(assay_context *ctx, const assay_moe_config *config);
 
-/* Forward, then backward when the sink wants a gradient, then the error scales when it wants any. Reads from `in`,
- * writes to `out`. */
-assay_status assay_moe_run(assay_context *ctx, const assay_moe_config *config, const assay_source *in,
-                           const assay_sink *out, const assay_precision *precisions, int precision_count);
+/* Somebody who looks at what a block computes while it is in memory (moe_block.h says what lies where). The block knows
+ * nothing of what he does with it; his failure ends the run. In this order: */
+struct moe_block;
+struct moe_mlp;
+struct moe_rows;
+typedef struct assay_moe_observer {
+    void *self;
+    /* The router's forward is done: logits, choices, weights, order of choices. */
+    assay_status (*routed)(assay_context *ctx, void *self, const struct moe_block *block);
+    /* The rows of one gated MLP are done, forward and backward: of each routed expert (it may have none: rows->count 0),
+     * later of the shared one, whose y and dx have not joined those of the block. Its weights and residuals are at hand. */
+    assay_status (*rows)(assay_context *ctx, void *self, const struct moe_block *block, const struct moe_mlp *mlp,
+                         const struct moe_rows *rows);
+    /* All routed experts are done, y and dx are theirs; of llama4 dx is that of the scaled tokens. */
+    assay_status (*experts)(assay_context *ctx, void *self, const struct moe_block *block);
+    /* The router's backward is done; its part of dx (NULL: nobody wants dx) has not joined. */
+    assay_status (*router)(assay_context *ctx, void *self, const struct moe_block *block, const double *dx_router);
+} assay_moe_observer;
 
-/* An upper bound of the bytes of memory that assay_moe_run takes, with every gradient and up to eight precisions; the
+/* Forward, then backward when the sink wants a gradient. Reads from `in`, writes to `out`. observer may be NULL. */
+assay_status assay_moe_run(assay_context *ctx, const assay_moe_config *config, const assay_source *in,
+                           const assay_sink *out, const assay_moe_observer *observer);
+
+/* An upper bound of the bytes of memory that a run takes, with every gradient and the error scales of up to eight precisions; the
  * dense path's checkpoints [B,S,E,H], which are kept whole where they are wanted, are not in it. */
 int64_t assay_moe_memory(const assay_moe_config *config);
 /* Floating-point operations of its products, of forward or of backward alone; a multiply and an add are 2. */

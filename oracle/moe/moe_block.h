@@ -1,22 +1,21 @@
 /* What the files of the MoE block share; moe.h is the contract.
  *
  * A run: the router (moe_router.c) fixes choices and weights; then, expert by expert, the rows of its tokens go
- * forward, backward and through the gauges (moe_experts.c, one reading of the weights for all of it); then the router's
- * backward and the shared expert join in. How rows are taken and combined is the path's business (dense_moe.c,
+ * forward and backward (moe_experts.c) and before the observer, one reading of the weights for all of it; then the
+ * router's backward and the shared expert join in. How rows are taken and combined is the path's business (dense_moe.c,
  * sparse_moe.c, dropping_moe.c). */
 #ifndef ASSAY_MOE_MOE_BLOCK_H
 #define ASSAY_MOE_MOE_BLOCK_H
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/moe/moe.h"
-#include "oracle/ops/gated_mlp_gauge.h"
 
 /* The results of one gated MLP: checkpoints, then the gradient of each weight. */
 enum {
     MLP_GRADIENT = ASSAY_MLP_CHECKPOINTS,
     MLP_RESULTS = MLP_GRADIENT + ASSAY_MLP_WEIGHTS,
 };
-/* Everything that a sink may want and that has an error scale. */
+/* Everything that a sink may want, but the integers and what belongs to routing. */
 enum {
     MOE_Y,
     MOE_LB_LOSS,
@@ -33,22 +32,14 @@ enum {
 typedef struct moe_results {
     const assay_sink *out;
     const assay_moe_config *config;
-    const assay_precision *precisions;
-    int precision_count;
-    bool *wanted; /* [1 + precision_count, MOE_RESULTS]: values, then the scales of each precision */
+    bool wanted[MOE_RESULTS];
 } moe_results;
 
-assay_status moe_results_open(assay_context *ctx, moe_results *r, const assay_source *in);
-void moe_results_free(moe_results *r);
-/* `precision` -1: the value itself. */
-bool moe_wants(const moe_results *r, int precision, int result);
-bool moe_wants_any_scale(const moe_results *r, int result);
-/* The value or a scale. */
-bool moe_uses(const moe_results *r, int result);
-bool moe_uses_any(const moe_results *r, int first, int count);
-/* Writes where it is wanted. Of a scale `values` are variances, and standard deviations afterwards. */
-assay_status moe_write(assay_context *ctx, const moe_results *r, int precision, int result, int64_t count,
-                       double *values);
+void moe_results_open(moe_results *r, const assay_moe_config *config, const assay_source *in, const assay_sink *out);
+bool moe_wants(const moe_results *r, int result);
+bool moe_wants_any(const moe_results *r, int first, int count);
+/* Writes where it is wanted. */
+assay_status moe_write(assay_context *ctx, const moe_results *r, int result, int64_t count, const double *values);
 
 /* Rows of one expert. */
 typedef struct moe_rows {
@@ -66,27 +57,22 @@ typedef struct moe_rows {
 struct moe_block;
 typedef struct moe_block moe_block;
 
-/* One gated MLP with the buffers for its weights, gradients and variances: the routed experts in turn, or the shared
- * one. A pointer is NULL where nobody wants what it would hold. */
+/* One gated MLP with the buffers for its weights and gradients: the routed experts in turn, or the shared one. A pointer is
+ * NULL where nobody wants what it would hold. */
 typedef struct moe_mlp {
     assay_gated_mlp_config config;
     assay_mlp_place place;
     int first_result; /* MOE_ROUTED or MOE_SHARED */
+    int64_t most;     /* rows that the buffers have room for */
     assay_tensor_table table;
-    double *weights[ASSAY_MLP_WEIGHTS], *gradients[ASSAY_MLP_WEIGHTS], *variances[ASSAY_MLP_WEIGHTS];
+    double *weights[ASSAY_MLP_WEIGHTS], *gradients[ASSAY_MLP_WEIGHTS];
     assay_gated_mlp_residuals residuals;
     bool given[ASSAY_MLP_CHECKPOINTS]; /* the source has it */
-    double *dh;                        /* [rows,H] */
-    double *variance_a, *variance_b, *variance_h, *variance_y, *variance_dx;
+    double *dh;                        /* [rows,H], for an observer */
 } moe_mlp;
 
-/* Which variances of rows one precision needs. */
-typedef struct moe_mlp_needs {
-    bool h, y, dx;
-} moe_mlp_needs;
-
 assay_status moe_mlp_alloc(assay_context *ctx, moe_mlp *mlp, const moe_results *r, const assay_source *in,
-                           const moe_mlp_needs *needs);
+                           bool keep_dh);
 void moe_mlp_free(moe_mlp *mlp);
 assay_status moe_mlp_read(assay_context *ctx, moe_mlp *mlp, const assay_source *in, int64_t expert);
 /* Reads what the source gives and computes the rest; y of the rows only when `down`. */
@@ -98,33 +84,34 @@ assay_status moe_read_given(assay_context *ctx, const moe_mlp *mlp, const moe_bl
 bool moe_routed_given(const moe_block *block);
 /* dx of the rows where rows->dx is there; writes the gradients of the weights. */
 assay_status moe_mlp_backward(assay_context *ctx, moe_mlp *mlp, const moe_results *r, const moe_rows *rows);
-/* What is known of the rows of one precision; NULL: exact. */
-typedef struct moe_row_variances {
-    const double *x, *dy;     /* [rows,D] */
-    const double *weighted_h; /* [rows,H]: what h has more in the gradient of wo */
-} moe_row_variances;
+/* The gradients of the weights of an expert without tokens. */
+assay_status moe_mlp_write_zeros(assay_context *ctx, const moe_mlp *mlp, const moe_results *r);
 
-/* Variances of the rows; writes the scales of the weights' gradients where there is dy. */
-assay_status moe_mlp_gauge(assay_context *ctx, moe_mlp *mlp, const moe_results *r, int precision, const moe_rows *rows,
-                           const moe_row_variances *given, const moe_mlp_needs *needs);
-/* Of an expert without tokens. */
-assay_status moe_mlp_write_zeros(assay_context *ctx, moe_mlp *mlp, const moe_results *r);
+/* dropping, where a checkpoint is wanted: the row of each slot of the expert, [B*C]. */
+typedef struct moe_slots {
+    int32_t *row;
+    int64_t count;
+} moe_slots;
 
 /* Writes checkpoints, expert after expert. The dense layout [T,E,width] is no order of experts, so it is kept whole. */
 typedef struct moe_checkpoints {
-    int64_t experts; /* dense: E, else 0 */
-    double **kept;   /* dense: [1 + precision_count, ASSAY_MLP_CHECKPOINTS] */
-    double *packed;  /* else: one expert's */
-    int32_t *slots;  /* dropping, where a checkpoint is wanted: the row of each slot of the expert, [B*C] */
-    int64_t slot_count;
+    int64_t experts;                     /* dense: E, else 0 */
+    double *kept[ASSAY_MLP_CHECKPOINTS]; /* dense */
+    double *packed;                      /* dropping: one expert's */
 } moe_checkpoints;
 
-assay_status moe_checkpoints_alloc(assay_context *ctx, moe_checkpoints *c, const moe_mlp *mlp, const moe_results *r);
-void moe_checkpoints_free(moe_checkpoints *c, const moe_results *r);
-assay_status moe_checkpoints_put(assay_context *ctx, moe_checkpoints *c, const moe_mlp *mlp, const moe_results *r,
-                                 int precision, const moe_rows *rows);
-assay_status moe_checkpoints_finish(assay_context *ctx, moe_checkpoints *c, const moe_mlp *mlp, const moe_results *r,
-                                    int64_t tokens);
+/* What a and b are of one gated MLP, laid out as its residuals are, and y: values or what belongs to them. */
+typedef struct moe_checkpoint_values {
+    const double *a, *b, *y;
+} moe_checkpoint_values;
+
+assay_status moe_checkpoints_alloc(assay_context *ctx, moe_checkpoints *c, const moe_block *block, const moe_mlp *mlp,
+                                   const moe_results *r);
+void moe_checkpoints_free(moe_checkpoints *c);
+assay_status moe_checkpoints_put(assay_context *ctx, moe_checkpoints *c, const moe_block *block, const moe_mlp *mlp,
+                                 const moe_results *r, const moe_rows *rows, const moe_checkpoint_values *values);
+assay_status moe_checkpoints_finish(assay_context *ctx, const moe_checkpoints *c, const moe_block *block,
+                                    const moe_mlp *mlp, const moe_results *r);
 
 /* The gate: its tensors, its choices, and the gradient of its logits. */
 typedef struct moe_router {
@@ -136,35 +123,12 @@ typedef struct moe_router {
     double *d_logits;
 } moe_router;
 
-/* Variances of one precision through the whole block; NULL where not needed. */
-typedef struct moe_scale {
-    double *logits;    /* [T,E] */
-    double *weights;   /* [T,K]: what combines */
-    double *gate;      /* llama4: [T], the scale of a token */
-    double *y, *dx;    /* [T,D] */
-    double *d_weights; /* [T,K] */
-} moe_scale;
-
-typedef struct moe_gauge {
-    moe_scale *scales; /* [precision_count] */
-    /* [T,D]: the sum so far of the terms of y, and the sum of squares of all partial sums and terms, on which the
-     * rounding of the sum depends; likewise of dx. */
-    double *sum_y, *squares_y, *sum_dx, *squares_dx;
-    double *weights;  /* of the rows at hand, [rows] */
-    double *x;        /* llama4, of the rows at hand, [rows,D] */
-    double *dy;       /* of the rows at hand, [rows,D] */
-    double *products; /* of h wo with exact operands, [rows,D] */
-    /* What h has more where its row's weight goes onto it before it is stored, [rows,H], and what comes of that in y,
-     * [rows,D]. */
-    double *weighted_h, *weighted_y;
-    bool weighted; /* there is such */
-} moe_gauge;
-
 struct moe_path;
 
 struct moe_block {
     const assay_moe_config *config;
     const assay_source *in;
+    const assay_moe_observer *observer; /* or NULL */
     const struct moe_path *path;
     moe_results results;
     int64_t tokens, per_token, experts, emb_dim;
@@ -182,10 +146,10 @@ struct moe_block {
     moe_rows rows;
     double *rows_x; /* [rows,D] gathered */
     moe_mlp expert, shared;
+    moe_slots slots;
     moe_checkpoints checkpoints;
     double *expert_y, *expert_dx; /* [T*K,D] in the order of `order`; dense: of one expert, [T,D] */
     double *y, *dx, *d_weights;
-    moe_gauge gauge;
 };
 
 /* How token copies are grouped, and outputs combined. */
@@ -219,7 +183,7 @@ assay_status moe_router_forward(assay_context *ctx, moe_block *block);
 /* The gradients of the gate; its part joins dx. */
 assay_status moe_router_backward(assay_context *ctx, moe_block *block);
 void moe_router_free(moe_router *router);
-/* Its products, to be evaluated or gauged: x kernel, x^T d_logits, d_logits kernel^T. */
+/* Its products, for values or variances: x kernel, x^T d_logits, d_logits kernel^T. */
 static inline assay_matmul_args moe_logits_product(const moe_block *b, double *logits)
 {
     return assay_product_ab(logits, b->x, b->router.kernel, b->tokens, b->experts, b->emb_dim);
@@ -239,37 +203,7 @@ assay_status moe_llama4_forward(assay_context *ctx, moe_block *block);
 void moe_llama4_backward(assay_context *ctx, moe_block *block);
 
 assay_status moe_experts_run(assay_context *ctx, moe_block *block);
-/* Forward, backward and gauge; joins y and dx. */
+/* Forward and backward; joins y and dx. */
 assay_status moe_shared_run(assay_context *ctx, moe_block *block);
-
-/* Gauge of the block; of the rows at hand (moe_gauge_rows.c). */
-assay_status moe_gauge_alloc(assay_context *ctx, moe_block *block);
-void moe_gauge_free(moe_block *block);
-/* Whether a precision wants a scale that the router's gradient is in. */
-bool moe_gauge_router_gradient(const moe_block *block, int precision);
-/* The variances of logits and weights, before the experts; writes the scales of lb_loss and bias_updates. */
-assay_status moe_gauge_weights(assay_context *ctx, moe_block *block);
-/* After the experts: what the sums over K themselves round. */
-void moe_gauge_sums(assay_context *ctx, moe_block *block);
-void moe_gauge_llama4(assay_context *ctx, moe_block *block);
-/* The scales of the gate's gradients; its part joins the variance of dx. */
-assay_status moe_gauge_router(assay_context *ctx, moe_block *block, const double *dx_router);
-/* For sum += part: both are stored before they are added. */
-void moe_gauge_join(const assay_context *ctx, const assay_precision *unit, int64_t count, const double *sum,
-                    const double *part, double *variance_sum, const double *variance_part);
-
-/* Variance of what storing a value between kernels rounds. */
-static inline double moe_stored(const assay_precision *unit, double value)
-{
-    return assay_gauge_rounding(unit->storage, unit->least, value);
-}
-
-moe_mlp_needs moe_gauge_needs(const moe_block *block, int precision);
-assay_status moe_gauge_alloc_rows(assay_context *ctx, moe_block *block, int64_t most);
-void moe_gauge_free_rows(moe_gauge *gauge);
-/* dropping: the scales of the checkpoints, with a row of zeros. */
-assay_status moe_gauge_slots(assay_context *ctx, moe_block *block);
-/* The rows at hand, for every precision: into y, dx, d_weights; writes the scales of the expert's gradients. */
-assay_status moe_gauge_rows(assay_context *ctx, moe_block *block);
 
 #endif

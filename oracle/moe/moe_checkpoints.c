@@ -23,96 +23,86 @@ static int64_t width_of(const moe_mlp *mlp, int checkpoint)
     return assay_tensor_row_count(&row);
 }
 
-assay_status moe_checkpoints_alloc(assay_context *ctx, moe_checkpoints *c, const moe_mlp *mlp, const moe_results *r)
+static bool is_dense(const moe_block *block, const moe_mlp *mlp)
+{
+    return block->config->path == ASSAY_MOE_DENSE && mlp->place == ASSAY_MLP_ROUTED;
+}
+
+/* NULL where the rows are written as they come. */
+static const moe_slots *slots_of(const moe_block *block, const moe_mlp *mlp)
+{
+    return mlp->place == ASSAY_MLP_ROUTED && block->slots.row != NULL ? &block->slots : NULL;
+}
+
+assay_status moe_checkpoints_alloc(assay_context *ctx, moe_checkpoints *c, const moe_block *block, const moe_mlp *mlp,
+                                   const moe_results *r)
 {
     assay_status status = ASSAY_OK;
-    int64_t rows = c->slots != NULL ? c->slot_count : mlp->config.rows, widest = 0;
-    int kept_count = (1 + r->precision_count) * ASSAY_MLP_CHECKPOINTS;
-    void *kept = NULL;
-    if (c->experts > 0) {
-        TRY(assay_alloc(ctx, "dense checkpoints", kept_count, sizeof *c->kept, &kept));
-        c->kept = kept;
-        memset(c->kept, 0, (size_t)kept_count * sizeof *c->kept);
-    }
-    for (int i = 0; i < kept_count; i++) {
-        int checkpoint = i % ASSAY_MLP_CHECKPOINTS;
-        int64_t width = width_of(mlp, checkpoint);
-        if (!moe_wants(r, i / ASSAY_MLP_CHECKPOINTS - 1, mlp->first_result + checkpoint)) continue;
+    const moe_slots *slots = slots_of(block, mlp);
+    int64_t widest = 0;
+    for (int checkpoint = 0; checkpoint < ASSAY_MLP_CHECKPOINTS; checkpoint++) {
+        const int64_t width = width_of(mlp, checkpoint);
+        if (!moe_wants(r, mlp->first_result + checkpoint)) continue;
         if (width > widest) widest = width;
-        if (c->kept == NULL) continue;
-        TRY(assay_alloc_f64(ctx, "dense checkpoint", rows * c->experts * width, &c->kept[i]));
+        if (!is_dense(block, mlp)) continue;
+        TRY(assay_alloc_f64(ctx, "dense checkpoint", block->tokens * block->experts * width, &c->kept[checkpoint]));
     }
-    if (c->kept == NULL && widest > 0) TRY(assay_alloc_f64(ctx, "checkpoint", rows * widest, &c->packed));
+    if (slots != NULL && widest > 0) TRY(assay_alloc_f64(ctx, "checkpoint", slots->count * widest, &c->packed));
 cleanup:
     return status;
 }
 
-void moe_checkpoints_free(moe_checkpoints *c, const moe_results *r)
+void moe_checkpoints_free(moe_checkpoints *c)
 {
-    for (int i = 0; c->kept != NULL && i < (1 + r->precision_count) * ASSAY_MLP_CHECKPOINTS; i++) free(c->kept[i]);
-    free(c->kept);
+    for (int checkpoint = 0; checkpoint < ASSAY_MLP_CHECKPOINTS; checkpoint++) free(c->kept[checkpoint]);
     free(c->packed);
-    free(c->slots);
     memset(c, 0, sizeof *c);
 }
 
-typedef struct copy {
-    double *to;
-    int64_t to_ld;
-    const double *from;
-    int64_t from_ld, width;
-} copy;
-
-static void copy_rows(const assay_context *ctx, const moe_checkpoints *c, int64_t count, const copy *part)
+/* Rows of `from`, those of the slots where there are any, to where they belong among rows `to_ld` apart. */
+static void copy_rows(const assay_context *ctx, const moe_slots *slots, int64_t count, double *to, int64_t to_ld,
+                      const double *from, int64_t width)
 {
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t i = 0; i < count; i++) {
-        int64_t row = c->slots != NULL ? c->slots[i] : i;
-        memcpy(part->to + i * part->to_ld, part->from + row * part->from_ld, (size_t)part->width * sizeof *part->to);
+        const int64_t row = slots != NULL ? slots->row[i] : i;
+        memcpy(to + i * to_ld, from + row * width, (size_t)width * sizeof *to);
     }
 }
 
-assay_status moe_checkpoints_put(assay_context *ctx, moe_checkpoints *c, const moe_mlp *mlp, const moe_results *r,
-                                 int precision, const moe_rows *rows)
+assay_status moe_checkpoints_put(assay_context *ctx, moe_checkpoints *c, const moe_block *block, const moe_mlp *mlp,
+                                 const moe_results *r, const moe_rows *rows, const moe_checkpoint_values *values)
 {
-    int64_t width = mlp->config.mlp_dim, dim = mlp->config.emb_dim;
-    int64_t count = c->slots != NULL ? c->slot_count : rows->count;
-    int64_t ld = precision < 0 ? mlp->residuals.ld : width;
-    const double *a = precision < 0 ? mlp->residuals.a : mlp->variance_a;
-    const double *b = precision < 0 ? mlp->residuals.b : mlp->variance_b;
-    const double *y = precision < 0 ? rows->y : mlp->variance_y;
+    const moe_slots *slots = slots_of(block, mlp);
+    const int64_t count = slots != NULL ? slots->count : rows->count;
+    /* Fused, a and b are the halves of one tensor. */
+    const double *const from[ASSAY_MLP_CHECKPOINTS] = {
+        [ASSAY_MLPWI_0] = values->a, [ASSAY_MLPWI_1] = values->b, [ASSAY_MLPWI] = values->a, [ASSAY_MLPWO] = values->y};
     for (int checkpoint = 0; checkpoint < ASSAY_MLP_CHECKPOINTS; checkpoint++) {
-        if (!moe_wants(r, precision, mlp->first_result + checkpoint)) continue;
-        int64_t own = width_of(mlp, checkpoint);
-        double *to = c->packed;
-        int64_t to_ld = own;
-        if (c->kept != NULL) {
-            to = c->kept[(precision + 1) * ASSAY_MLP_CHECKPOINTS + checkpoint] + rows->expert * own;
-            to_ld = c->experts * own;
+        const int64_t width = width_of(mlp, checkpoint);
+        const double *write = from[checkpoint];
+        if (!moe_wants(r, mlp->first_result + checkpoint)) continue;
+        if (is_dense(block, mlp)) {
+            copy_rows(ctx, NULL, count, c->kept[checkpoint] + rows->expert * width, block->experts * width, write,
+                      width);
+            continue;
         }
-        if (checkpoint == ASSAY_MLPWO) {
-            copy_rows(ctx, c, count, &(copy){to, to_ld, y, dim, dim});
-        } else if (checkpoint == ASSAY_MLPWI) {
-            copy_rows(ctx, c, count, &(copy){to, to_ld, a, ld, width});
-            copy_rows(ctx, c, count, &(copy){to + width, to_ld, b, ld, width});
-        } else {
-            copy_rows(ctx, c, count, &(copy){to, to_ld, checkpoint == ASSAY_MLPWI_0 ? a : b, ld, width});
+        if (slots != NULL) {
+            copy_rows(ctx, slots, count, c->packed, width, write, width);
+            write = c->packed;
         }
-        if (c->kept != NULL) continue;
-        assay_status status = moe_write(ctx, r, precision, mlp->first_result + checkpoint, count * own, to);
+        assay_status status = moe_write(ctx, r, mlp->first_result + checkpoint, count * width, write);
         if (status != ASSAY_OK) return status;
     }
     return ASSAY_OK;
 }
 
-assay_status moe_checkpoints_finish(assay_context *ctx, moe_checkpoints *c, const moe_mlp *mlp, const moe_results *r,
-                                    int64_t tokens)
+assay_status moe_checkpoints_finish(assay_context *ctx, const moe_checkpoints *c, const moe_block *block,
+                                    const moe_mlp *mlp, const moe_results *r)
 {
-    for (int i = 0; c->kept != NULL && i < (1 + r->precision_count) * ASSAY_MLP_CHECKPOINTS; i++) {
-        int checkpoint = i % ASSAY_MLP_CHECKPOINTS;
-        int64_t count = tokens * c->experts * width_of(mlp, checkpoint);
-        assay_status status =
-            moe_write(ctx, r, i / ASSAY_MLP_CHECKPOINTS - 1, mlp->first_result + checkpoint, count, c->kept[i]);
+    for (int checkpoint = 0; is_dense(block, mlp) && checkpoint < ASSAY_MLP_CHECKPOINTS; checkpoint++) {
+        const int64_t count = block->tokens * block->experts * width_of(mlp, checkpoint);
+        assay_status status = moe_write(ctx, r, mlp->first_result + checkpoint, count, c->kept[checkpoint]);
         if (status != ASSAY_OK) return status;
     }
     return ASSAY_OK;
@@ -122,16 +112,16 @@ assay_status moe_checkpoints_finish(assay_context *ctx, moe_checkpoints *c, cons
 static assay_status read_slots(assay_context *ctx, const moe_mlp *mlp, const moe_block *block, int checkpoint,
                                const moe_rows *rows, double *values)
 {
-    const moe_checkpoints *c = &block->checkpoints;
+    const moe_slots *slots = &block->slots;
     const assay_source *in = block->in;
     char path[ASSAY_PATH_SIZE];
     const int64_t width = assay_mlp_checkpoint_path(&mlp->config, mlp->place, checkpoint, path);
     assay_status status = ASSAY_OK;
     memset(values, 0, (size_t)(rows->count * width) * sizeof *values);
-    for (int64_t slot = 0; slot < c->slot_count; slot++) {
-        if (c->slots[slot] >= rows->size) continue;
-        TRY(in->read(ctx, in->self, path, (rows->expert * c->slot_count + slot) * width, width,
-                     values + c->slots[slot] * width));
+    for (int64_t slot = 0; slot < slots->count; slot++) {
+        if (slots->row[slot] >= rows->size) continue;
+        TRY(in->read(ctx, in->self, path, (rows->expert * slots->count + slot) * width, width,
+                     values + slots->row[slot] * width));
     }
 cleanup:
     return status;
@@ -145,7 +135,7 @@ assay_status moe_read_given(assay_context *ctx, const moe_mlp *mlp, const moe_bl
     const int64_t width = assay_mlp_checkpoint_path(&mlp->config, mlp->place, checkpoint, path);
     const bool routed = mlp->place == ASSAY_MLP_ROUTED;
     assay_status status = ASSAY_OK;
-    if (routed && block->checkpoints.slots != NULL) return read_slots(ctx, mlp, block, checkpoint, rows, values);
+    if (slots_of(block, mlp) != NULL) return read_slots(ctx, mlp, block, checkpoint, rows, values);
     if (!routed || block->config->path != ASSAY_MOE_DENSE) {
         return in->read(ctx, in->self, path, rows->first * width, rows->count * width, values);
     }

@@ -21,7 +21,7 @@ assay_gated_mlp_config assay_moe_shared_config(const assay_moe_config *config, i
 }
 
 /* Numbers that one gated MLP of `rows` rows takes: its weights with gradients and variances, what forward keeps, and
- * the scratch of backward and of the gauge. */
+ * the scratch of backward and of error propagation. */
 static double mlp_numbers(double rows, double dim, double width)
 {
     return 3 * 3 * dim * width + 3 * 3 * dim * width + 25 * rows * width + 17 * rows * dim;

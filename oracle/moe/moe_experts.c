@@ -55,16 +55,9 @@ static assay_status alloc_expert(assay_context *ctx, moe_block *block)
         .place = ASSAY_MLP_ROUTED,
         .first_result = MOE_ROUTED,
     };
-    moe_mlp_needs needs = moe_gauge_needs(block, 0);
-    for (int precision = 1; precision < r->precision_count; precision++) {
-        moe_mlp_needs more = moe_gauge_needs(block, precision);
-        needs = (moe_mlp_needs){needs.h || more.h, needs.y || more.y, needs.dx || more.dx};
-    }
     TRY(alloc_rows(ctx, block, most));
-    TRY(moe_mlp_alloc(ctx, &block->expert, r, block->in, &needs));
-    TRY(moe_gauge_alloc_rows(ctx, block, most));
-    block->checkpoints.experts = is_dense(block) ? block->experts : 0;
-    TRY(moe_checkpoints_alloc(ctx, &block->checkpoints, &block->expert, r));
+    TRY(moe_mlp_alloc(ctx, &block->expert, r, block->in, block->observer != NULL && block->need_router_gradient));
+    TRY(moe_checkpoints_alloc(ctx, &block->checkpoints, block, &block->expert, r));
 cleanup:
     return status;
 }
@@ -102,19 +95,16 @@ static assay_status run_expert(assay_context *ctx, moe_block *block)
     if (!is_dense(block)) moe_gather(ctx, block->rows_x, x, rows->tokens, NULL, rows->count, block->emb_dim);
     rows->x = is_dense(block) ? x : block->rows_x;
     TRY(moe_mlp_forward(ctx, &block->expert, block, rows, true));
-    TRY(moe_checkpoints_put(ctx, &block->checkpoints, &block->expert, &block->results, -1, rows));
+    const moe_checkpoint_values values = {block->expert.residuals.a, block->expert.residuals.b, rows->y};
+    TRY(moe_checkpoints_put(ctx, &block->checkpoints, block, &block->expert, &block->results, rows, &values));
     /* The row of zeros is there for the checkpoints alone. */
-    if (block->checkpoints.slots != NULL) {
-        TRY(moe_gauge_slots(ctx, block));
-        rows->count = rows->size;
-    }
+    if (block->slots.row != NULL) rows->count = rows->size;
     if (rows->count == 0) {
         TRY(moe_mlp_write_zeros(ctx, &block->expert, &block->results));
         goto cleanup;
     }
     TRY(backward_expert(ctx, block));
     if (block->path->combine != NULL) block->path->combine(ctx, block);
-    TRY(moe_gauge_rows(ctx, block));
 cleanup:
     return status;
 }
@@ -137,14 +127,15 @@ assay_status moe_experts_run(assay_context *ctx, moe_block *block)
         } else {
             TRY(run_expert(ctx, block));
         }
+        if (block->observer != NULL)
+            TRY(block->observer->rows(ctx, block->observer->self, block, &block->expert, &block->rows));
     }
     TRY(block->path->finish(ctx, block));
-    moe_gauge_sums(ctx, block);
+    if (block->observer != NULL) TRY(block->observer->experts(ctx, block->observer->self, block));
     if (block->llama4) moe_llama4_backward(ctx, block);
 cleanup:
     free_rows(block);
-    moe_gauge_free_rows(&block->gauge);
-    moe_checkpoints_free(&block->checkpoints, &block->results);
+    moe_checkpoints_free(&block->checkpoints);
     moe_mlp_free(&block->expert);
     return status;
 }

@@ -1,11 +1,7 @@
 /* What the sink wants of a block, asked once. */
-#include <inttypes.h>
-#include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
-#include "oracle/base/memory.h"
 #include "oracle/moe/moe_block.h"
 
 static const char *const result_paths[MOE_ROUTED] = {
@@ -43,89 +39,38 @@ static bool result_path(const assay_moe_config *config, int result, char path[AS
 }
 
 /* Whether the block has that result. Of a tensor that is not there (a bias) there is no gradient. */
-static bool is_there(const moe_results *r, const assay_source *in, int result)
+static bool is_there(const assay_moe_config *config, const assay_source *in, int result, char path[ASSAY_PATH_SIZE])
 {
     static const char gradients[] = "gradients/";
-    char path[ASSAY_PATH_SIZE];
-    if (!result_path(r->config, result, path)) return false;
+    if (!result_path(config, result, path)) return false;
     return strncmp(path, gradients, sizeof gradients - 1) != 0 || in->has(in->self, path + sizeof gradients - 1);
 }
 
-static assay_status path_of(assay_context *ctx, const moe_results *r, int precision, int result, char *path)
-{
-    char value[ASSAY_PATH_SIZE];
-    const char *name = precision < 0 ? "" : r->precisions[precision].name;
-    result_path(r->config, result, value);
-    const int length = precision < 0 ? snprintf(path, ASSAY_PATH_SIZE, "%s", value)
-                                     : snprintf(path, ASSAY_PATH_SIZE, "error_scale/%s/%s", name, value);
-    if (length < ASSAY_PATH_SIZE) return ASSAY_OK;
-    return assay_fail(ctx, ASSAY_BAD_INPUT, "precision '%s': the name is too long for a path of %d characters", name,
-                      ASSAY_PATH_SIZE - 1);
-}
-
-assay_status moe_results_open(assay_context *ctx, moe_results *r, const assay_source *in)
-{
-    assay_status status = ASSAY_OK;
-    void *wanted = NULL;
-    char path[ASSAY_PATH_SIZE];
-    TRY(assay_alloc(ctx, "wanted results", (int64_t)(1 + r->precision_count) * MOE_RESULTS, sizeof *r->wanted,
-                    &wanted));
-    r->wanted = wanted;
-    for (int precision = -1; precision < r->precision_count; precision++) {
-        for (int result = 0; result < MOE_RESULTS; result++) {
-            bool *wants = &r->wanted[(precision + 1) * MOE_RESULTS + result];
-            *wants = false;
-            if (!is_there(r, in, result)) continue;
-            TRY(path_of(ctx, r, precision, result, path));
-            *wants = r->out->wants(r->out->self, path);
-        }
-    }
-cleanup:
-    return status;
-}
-
-void moe_results_free(moe_results *r)
-{
-    free(r->wanted);
-    r->wanted = NULL;
-}
-
-bool moe_wants(const moe_results *r, int precision, int result)
-{
-    return r->wanted[(precision + 1) * MOE_RESULTS + result];
-}
-
-bool moe_wants_any_scale(const moe_results *r, int result)
-{
-    for (int precision = 0; precision < r->precision_count; precision++) {
-        if (moe_wants(r, precision, result)) return true;
-    }
-    return false;
-}
-
-bool moe_uses(const moe_results *r, int result)
-{
-    return moe_wants(r, -1, result) || moe_wants_any_scale(r, result);
-}
-
-bool moe_uses_any(const moe_results *r, int first, int count)
-{
-    for (int result = first; result < first + count; result++) {
-        if (moe_uses(r, result)) return true;
-    }
-    return false;
-}
-
-assay_status moe_write(assay_context *ctx, const moe_results *r, int precision, int result, int64_t count,
-                       double *values)
+void moe_results_open(moe_results *r, const assay_moe_config *config, const assay_source *in, const assay_sink *out)
 {
     char path[ASSAY_PATH_SIZE];
-    if (!moe_wants(r, precision, result)) return ASSAY_OK;
-    assay_status status = path_of(ctx, r, precision, result, path);
-    if (status != ASSAY_OK) return status;
-    if (precision >= 0) {
-#pragma omp parallel for num_threads(ctx->threads)
-        for (int64_t i = 0; i < count; i++) values[i] = sqrt(values[i]);
-    }
+    r->out = out;
+    r->config = config;
+    for (int result = 0; result < MOE_RESULTS; result++)
+        r->wanted[result] = is_there(config, in, result, path) && out->wants(out->self, path);
+}
+
+bool moe_wants(const moe_results *r, int result)
+{
+    return r->wanted[result];
+}
+
+bool moe_wants_any(const moe_results *r, int first, int count)
+{
+    bool any = false;
+    for (int result = first; result < first + count; result++) any |= r->wanted[result];
+    return any;
+}
+
+assay_status moe_write(assay_context *ctx, const moe_results *r, int result, int64_t count, const double *values)
+{
+    char path[ASSAY_PATH_SIZE];
+    if (!r->wanted[result]) return ASSAY_OK;
+    result_path(r->config, result, path);
     return r->out->write(ctx, r->out->self, path, count, values);
 }

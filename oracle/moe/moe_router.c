@@ -84,8 +84,8 @@ static assay_status write_routing(assay_context *ctx, moe_block *block)
     TRY(write_f64(ctx, out, "routing/margin", block->tokens, routing->margin));
     TRY(write_i32(ctx, out, "routing/group_sizes", block->experts, block->group_sizes));
     TRY(write_i32(ctx, out, "routing/sorted_selected_experts", choices, block->order));
-    TRY(moe_write(ctx, &block->results, -1, MOE_LB_LOSS, 1, &routing->lb_loss));
-    TRY(moe_write(ctx, &block->results, -1, MOE_BIAS_UPDATES, block->experts, routing->bias_updates));
+    TRY(moe_write(ctx, &block->results, MOE_LB_LOSS, 1, &routing->lb_loss));
+    TRY(moe_write(ctx, &block->results, MOE_BIAS_UPDATES, block->experts, routing->bias_updates));
 cleanup:
     return status;
 }
@@ -121,26 +121,13 @@ cleanup:
     return status;
 }
 
-/* dx is that of the experts so far. */
-static assay_status join_dx(assay_context *ctx, moe_block *block, double *dx_router)
-{
-    assay_status status = ASSAY_OK;
-    assay_matmul_args args = moe_dx_product(block, dx_router);
-    TRY(assay_matmul(ctx, &args));
-    TRY(moe_gauge_router(ctx, block, dx_router));
-    assay_round(ctx, ASSAY_ROUND_STORAGE, block->tokens * block->emb_dim, dx_router);
-    assay_round(ctx, ASSAY_ROUND_STORAGE, block->tokens * block->emb_dim, block->dx);
-    moe_accumulate(ctx, block->dx, dx_router, NULL, block->tokens, block->emb_dim);
-cleanup:
-    return status;
-}
-
 assay_status moe_router_backward(assay_context *ctx, moe_block *block)
 {
     assay_status status = ASSAY_OK;
     moe_router *router = &block->router;
     const moe_results *r = &block->results;
     const assay_routing_config *config = &block->config->routing;
+    const int64_t count = block->tokens * block->emb_dim;
     double *d_kernel = NULL, *d_bias = NULL, *d_scale = NULL, *dx = NULL;
     TRY(assay_alloc_f64(ctx, "d_logits", block->tokens * block->experts, &router->d_logits));
     TRY(assay_alloc_f64(ctx, "d_bias", block->experts, &d_bias));
@@ -150,19 +137,24 @@ assay_status moe_router_backward(assay_context *ctx, moe_block *block)
                                router->per_expert_scale == NULL ? NULL : d_scale, block->d_weights, router->d_lb_loss,
                                &router->routing, &router->inputs, config));
     assay_round(ctx, ASSAY_ROUND_ROUTER, block->tokens * block->experts, router->d_logits);
-    TRY(moe_write(ctx, r, -1, MOE_DBIAS, block->experts, d_bias));
-    TRY(moe_write(ctx, r, -1, MOE_DSCALE, block->experts, d_scale));
-    if (moe_wants(r, -1, MOE_DKERNEL)) {
+    TRY(moe_write(ctx, r, MOE_DBIAS, block->experts, d_bias));
+    TRY(moe_write(ctx, r, MOE_DSCALE, block->experts, d_scale));
+    if (moe_wants(r, MOE_DKERNEL)) {
         TRY(assay_alloc_f64(ctx, "d_kernel", block->emb_dim * block->experts, &d_kernel));
         assay_matmul_args args = moe_d_kernel_product(block, d_kernel);
         TRY(assay_matmul(ctx, &args));
-        TRY(moe_write(ctx, r, -1, MOE_DKERNEL, block->emb_dim * block->experts, d_kernel));
+        TRY(moe_write(ctx, r, MOE_DKERNEL, block->emb_dim * block->experts, d_kernel));
     }
     if (block->need_dx) {
-        TRY(assay_alloc_f64(ctx, "dx of the router", block->tokens * block->emb_dim, &dx));
-        TRY(join_dx(ctx, block, dx));
-    } else {
-        TRY(moe_gauge_router(ctx, block, NULL));
+        TRY(assay_alloc_f64(ctx, "dx of the router", count, &dx));
+        assay_matmul_args args = moe_dx_product(block, dx);
+        TRY(assay_matmul(ctx, &args));
+    }
+    if (block->observer != NULL) TRY(block->observer->router(ctx, block->observer->self, block, dx));
+    if (block->need_dx) { /* block->dx is that of the experts so far */
+        assay_round(ctx, ASSAY_ROUND_STORAGE, count, dx);
+        assay_round(ctx, ASSAY_ROUND_STORAGE, count, block->dx);
+        moe_accumulate(ctx, block->dx, dx, NULL, block->tokens, block->emb_dim);
     }
 cleanup:
     free(d_kernel);

@@ -8,7 +8,7 @@
 #ifndef ASSAY_MOE_PERMUTE_H
 #define ASSAY_MOE_PERMUTE_H
 
-#include "oracle/arithmetic/precision.h"
+#include "oracle/base/status.h"
 
 typedef struct assay_permute_dims {
     int64_t tokens, experts_per_token, experts, emb_dim;
@@ -31,12 +31,5 @@ assay_status assay_unpermute_forward(assay_context *ctx, double *y, const double
 assay_status assay_unpermute_backward(assay_context *ctx, double *d_sorted, double *d_weights, const double *dy,
                                       const double *sorted, const int32_t *order, const double *weights,
                                       const assay_permute_dims *dims);
-
-/* Variances of the errors with operands that are given (sums over K and D); NULL results are skipped. permute itself is exact
- * forward; its dx is an unpermute with weights NULL. */
-assay_status assay_unpermute_gauge(assay_context *ctx, const assay_precision *precision, double *variance_y,
-                                   double *variance_d_sorted, double *variance_d_weights, const double *dy,
-                                   const double *sorted, const int32_t *order, const double *weights,
-                                   const assay_permute_dims *dims);
 
 #endif

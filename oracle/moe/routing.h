@@ -25,7 +25,7 @@
 #ifndef ASSAY_MOE_ROUTING_H
 #define ASSAY_MOE_ROUTING_H
 
-#include "oracle/arithmetic/precision.h"
+#include "oracle/base/status.h"
 
 /* Which rule picks experts and weighs them. */
 typedef enum assay_router_family {

@@ -25,15 +25,11 @@ static inline int64_t assay_part_begin(const assay_context *ctx, int64_t tokens,
 /* scores_t [E] and what selects [E] of one token. */
 void assay_routing_scores(const assay_context *ctx, double *scores, double *selecting, const double *logits,
                           const double *bias, int64_t experts, const assay_routing_rule *rule);
-/* f'(x) of an elementwise score function. */
-double assay_score_derivative(assay_score_func score_func, double x);
 /* y = softmax(x); y may be x. */
 void assay_softmax_row(const assay_context *ctx, double *y, const double *x, int64_t count);
 /* d[i] -= sum over j of p[j] / divisor * d[j]; the p[j] / divisor add up to 1 - missing. */
 void assay_center(double *d, const double *p, double divisor, double missing, int64_t count);
 
-/* Divisor of the gathered values of one token: their sum in order, plus epsilon; 1 without a division. */
-double assay_routing_divisor(const double *gathered, int64_t count, const assay_routing_rule *rule);
 /* d_values [K]: gradient of what was gathered, before the softmax over the chosen, from d_weights [K]. */
 void assay_routing_gathered_backward(double *d_values, const double *d_weights, const double *gathered,
                                      const int32_t *selected, const double *per_expert_scale, int64_t count,

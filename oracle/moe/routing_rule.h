@@ -25,6 +25,11 @@ typedef struct assay_routing_rule {
 } assay_routing_rule;
 assay_routing_rule assay_routing_rule_of(const assay_routing_config *config);
 
+/* f'(x) of an elementwise score function. */
+double assay_score_derivative(assay_score_func score_func, double x);
+/* Divisor of the gathered values of one token: their sum in order, plus epsilon; 1 without a division. */
+double assay_routing_divisor(const double *gathered, int64_t count, const assay_routing_rule *rule);
+
 /* What selects, which stays as it is, and scratch memory for a selection. */
 typedef struct assay_routing_scratch {
     double *selecting;   /* [E] */

@@ -34,11 +34,4 @@ void assay_activation_many(const assay_context *ctx, assay_activation f, int64_t
 /* The same for x sigmoid(1.702 x), the gate of GPT-OSS's experts, which is none of mlp_activations. */
 void assay_quick_gelu_many(const assay_context *ctx, int64_t count, const double *x, double *value, double *derivative);
 
-/* For error propagation: f, f', f'' and the sum of the sizes of the terms of f' at one x. */
-typedef struct assay_activation_point {
-    double value, first, second, first_size;
-} assay_activation_point;
-assay_activation_point assay_activation_at(assay_activation f, double x);
-assay_activation_point assay_quick_gelu_at(double x);
-
 #endif

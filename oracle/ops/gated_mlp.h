@@ -12,7 +12,6 @@
 #ifndef ASSAY_OPS_GATED_MLP_H
 #define ASSAY_OPS_GATED_MLP_H
 
-#include "oracle/arithmetic/precision.h"
 #include "oracle/base/tensor_table.h"
 #include "oracle/ops/activation.h"
 

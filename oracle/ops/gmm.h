@@ -8,7 +8,7 @@
 #ifndef ASSAY_OPS_GMM_H
 #define ASSAY_OPS_GMM_H
 
-#include "oracle/arithmetic/precision.h"
+#include "oracle/base/status.h"
 
 typedef struct assay_gmm_dims {
     int64_t m, k, n, groups;
@@ -18,10 +18,5 @@ assay_status assay_gmm_forward(assay_context *ctx, double *y, const double *lhs,
                                const int32_t *group_sizes, const assay_gmm_dims *dims);
 assay_status assay_gmm_backward(assay_context *ctx, double *dlhs, double *drhs, const double *dy, const double *lhs,
                                 const double *rhs, const int32_t *group_sizes, const assay_gmm_dims *dims);
-
-/* Variances of the errors of a correct implementation with exact operands; NULL results are skipped. */
-assay_status assay_gmm_gauge(assay_context *ctx, const assay_precision *precision, double *variance_y,
-                             double *variance_dlhs, double *variance_drhs, const double *dy, const double *lhs,
-                             const double *rhs, const int32_t *group_sizes, const assay_gmm_dims *dims);
 
 #endif

@@ -8,7 +8,6 @@
 #ifndef ASSAY_OPS_RMS_NORM_H
 #define ASSAY_OPS_RMS_NORM_H
 
-#include "oracle/arithmetic/precision.h"
 #include "oracle/base/status.h"
 
 void assay_rms_norm_forward(const assay_context *ctx, double *y, double *rstd, const double *x, const double *scale,
@@ -16,11 +15,5 @@ void assay_rms_norm_forward(const assay_context *ctx, double *y, double *rstd, c
 
 void assay_rms_norm_backward(const assay_context *ctx, double *dx, double *dscale, const double *dy, const double *x,
                              const double *scale, const double *rstd, int64_t rows, int64_t dim);
-
-/* Variances of the errors of a correct implementation (precision.h), for exact x, scale and dy; the rounding of the
- * results themselves is not in them. A NULL result is skipped. */
-assay_status assay_rms_norm_gauge(assay_context *ctx, const assay_precision *precision, double *variance_y,
-                                  double *variance_dx, double *variance_dscale, const double *dy, const double *x,
-                                  const double *scale, const double *rstd, int64_t rows, int64_t dim);
 
 #endif

@@ -2,6 +2,7 @@
  * other seeds and places are independent, and nothing depends on threads or instruction set. Statistical bounds are
  * five standard deviations of what is measured, for seeds that are fixed. */
 #include "oracle/arithmetic/emulated.h"
+#include "oracle/propagate/rules.h"
 
 #include <float.h>
 #include <math.h>
@@ -322,7 +323,7 @@ static double *padded(double *values, int64_t rows, int64_t columns, int64_t ld)
     return x;
 }
 
-/* transposed: bit 0 a, bit 1 b. exact: the reference product; variance: the gauge's of its partial sums. */
+/* transposed: bit 0 a, bit 1 b. exact: the reference product; variance: that of its partial sums (oracle/propagate). */
 static product product_of(int64_t m, int64_t n, int64_t k, double mean, int transposed, int64_t padding)
 {
     const bool ta = (transposed & 1) != 0, tb = (transposed & 2) != 0;
@@ -348,7 +349,7 @@ static product product_of(int64_t m, int64_t n, int64_t k, double mean, int tran
     assert_ok(&ctx, assay_matmul(&ctx, &p.args));
     p.args.c = p.variance;
     assay_precision sums = {.name = "sums", .accumulate = F32_UNIT};
-    assert_ok(&ctx, assay_gauge_matmul(&ctx, &sums, &p.args, NULL, NULL));
+    assert_ok(&ctx, assay_propagate_product(&ctx, &sums, false, &p.args, NULL, NULL));
     p.args.c = p.c;
     assay_fill_nan(p.c, m * n);
     return p;
@@ -364,7 +365,7 @@ static void product_free(product *p)
 }
 
 /* The sum over seeds and elements of squared errors, over that of variances. */
-static double spread_over_gauge(product *p, assay_precision precision, int64_t piece)
+static double spread_over_scale(product *p, assay_precision precision, int64_t piece)
 {
     double squares = 0, variances = 0;
     for (uint64_t seed = 0; seed < 8; seed++) {
@@ -396,7 +397,7 @@ TEST(test_spread_of_products)
     for (size_t s = 0; s < sizeof steps / sizeof *steps; s++) {
         for (int form = 0; form < 4; form++) {
             product p = product_of(151, 149, steps[s], form % 2 == 0 ? 0 : 2, form, 1);
-            assert_within(spread_over_gauge(&p, sums, p.k), 1, 0.05, "spread of a product over its gauge");
+            assert_within(spread_over_scale(&p, sums, p.k), 1, 0.05, "spread of a product over its error scale");
             product_free(&p);
         }
     }
@@ -408,7 +409,7 @@ TEST(test_spread_of_products_in_pieces)
     const assay_precision sums = {.name = "sums", .accumulate = F32_UNIT};
     for (int form = 0; form < 2; form++) {
         product p = product_of(61, 53, 256, form % 2 == 0 ? 0 : 2, 0, 0);
-        const double ratio = spread_over_gauge(&p, sums, 16);
+        const double ratio = spread_over_scale(&p, sums, 16);
         assert_true(ratio > 0.7 && ratio < 1.4);
         product_free(&p);
     }
@@ -449,12 +450,12 @@ static product float32_product_of(int64_t k, double mean, int transposed)
     p.args.c = p.exact;
     assert_ok(&ctx, assay_matmul(&ctx, &p.args));
     p.args.c = p.variance;
-    assert_ok(&ctx, assay_gauge_matmul(&ctx, &sums, &p.args, NULL, NULL));
+    assert_ok(&ctx, assay_propagate_product(&ctx, &sums, false, &p.args, NULL, NULL));
     p.args.c = p.c;
     return p;
 }
 
-/* Sums that are added up in float32: rounding to nearest errs by 0.25 to 0.5 of the gauge, whose units are envelopes,
+/* Sums that are added up in float32: rounding to nearest errs by 0.25 to 0.5 of the error scale, whose units are envelopes,
  * and two thirds are drawn. Members share the first, in part, and must not share the second. */
 TEST(test_float32_sums)
 {
@@ -478,7 +479,7 @@ TEST(test_float32_sums)
                 if (seed > 0) assert_true(correlation(first, p.c, none, count) < 0.5);
                 if (seed == 0) first = memcpy(uniforms(0, 0, 1, count), p.c, (size_t)count * sizeof *p.c);
             }
-            assert_within(squares / variances, 1.08, 0.17, "spread of float32 sums over their gauge");
+            assert_within(squares / variances, 1.08, 0.17, "spread of float32 sums over their error scale");
             free(first);
             free(none);
             product_free(&p);
@@ -494,7 +495,7 @@ TEST(test_spread_of_products_in_float64)
     for (size_t s = 0; s < sizeof steps / sizeof *steps; s++) {
         product p = product_of(61, 53, steps[s], 0, 0, 0);
         for (int64_t i = 0; i < p.m * p.n; i++) p.variance[i] *= 0x1p-58;
-        const double ratio = spread_over_gauge(&p, sums, p.k);
+        const double ratio = spread_over_scale(&p, sums, p.k);
         assert_true(ratio > 0.95 && ratio < 2.2);
         product_free(&p);
     }

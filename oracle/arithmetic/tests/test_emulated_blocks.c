@@ -1,11 +1,12 @@
 /* Accumulators that truncate or take blocks, and block-scaled operands: the emulated arithmetic and the propagated
- * gauge against an independent kernel (fp8_kernel.h). */
+ * error scale against an independent kernel (fp8_kernel.h). */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "oracle/arithmetic/emulated.h"
 #include "oracle/arithmetic/tests/fp8_kernel.h"
+#include "oracle/propagate/rules.h"
 #include "tests/support/assay_test.h"
 
 #define ROOT_3RD 0.57735026918962576451
@@ -18,7 +19,7 @@ static double *filled(uint64_t *state, double mean, int64_t count)
     return x;
 }
 
-/* --- the gauge of accumulators --- */
+/* --- the error scale of accumulators --- */
 
 enum { MIXED, POSITIVE, RAMP, HALVES, GIANTS, KINDS, LONGEST = 4096 };
 
@@ -68,7 +69,7 @@ TEST(test_truncating_sums_lie_under_sigma_and_not_far)
                     for (int64_t i = 0; i < count; i++) exact = fma(a[i], b[i], exact);
                     const assay_matmul_args args = {
                         .c = &variance, .ldc = 1, .a = a, .lda = count, .b = b, .ldb = 1, .m = 1, .n = 1, .k = count};
-                    assert_ok(&ctx, assay_gauge_matmul(&ctx, &p, &args, NULL, NULL));
+                    assert_ok(&ctx, assay_propagate_product(&ctx, &p, false, &args, NULL, NULL));
                     const double error = summed(&p, 13, a, b, count) - exact;
                     squares += error * error / variance / TRIALS;
                 }
@@ -161,7 +162,7 @@ static double lost_share(const product *p)
     return along / squares;
 }
 
-/* Over many members the mean square is the gauge's; each of them loses a share of its own, up to sqrt(3) times what a
+/* Over many members the mean square is that of the error scale; each of them loses a share of its own, up to sqrt(3) times what a
  * sum of one product after the other loses on average. */
 TEST(test_emulated_truncation)
 {
@@ -182,10 +183,10 @@ TEST(test_emulated_truncation)
             most = fmax(most, lost_share(&p));
         }
         assay_context ctx = assay_context_default(1);
-        assert_ok(&ctx, assay_gauge_matmul(&ctx, &precision, &p.args, NULL, NULL));
+        assert_ok(&ctx, assay_propagate_product(&ctx, &precision, false, &p.args, NULL, NULL));
         for (int64_t i = 0; i < p.size; i++) variances += p.c[i] / (double)p.size;
         if (!(squares / variances > 0.25 && squares / variances < 1.1))
-            fail_msg("form %d: mean square %g of the gauge's", form, squares / variances);
+            fail_msg("form %d: mean square %g of the error scale's", form, squares / variances);
         const double noise = form & 4 ? 0.01 : 0.15;
         if (!(most < (1 + noise) * worst && most > 0.75 * worst && fabs(least) < (0.2 + noise) * worst))
             fail_msg("form %d: share lost from %g to %g, worst %g", form, least, most, worst);

@@ -2,7 +2,7 @@
 #ifndef ASSAY_MOE_TESTS_MOE_CASE_H
 #define ASSAY_MOE_TESTS_MOE_CASE_H
 
-#include "oracle/moe/moe.h"
+#include "oracle/propagate/propagate_moe.h"
 #include "tests/support/test_tensors.h"
 
 typedef struct moe_case {

@@ -1,4 +1,4 @@
-/* Every family with every option, small: the table that the tests of routing and of its gauge walk. */
+/* Every family with every option, small: the table that the tests of routing and of its error scales walk. */
 #ifndef ASSAY_MOE_TESTS_ROUTING_CASES_H
 #define ASSAY_MOE_TESTS_ROUTING_CASES_H
 

@@ -185,7 +185,7 @@ static void refuse(moe_case *c, const char *text)
     test_tensors out = {0};
     assay_source source = test_tensors_source(&c->in);
     assay_sink sink = test_tensors_sink(&out);
-    assert_int_equal(assay_moe_run(&ctx, &c->config, &source, &sink, NULL, 0), ASSAY_BAD_INPUT);
+    assert_int_equal(assay_moe_run(&ctx, &c->config, &source, &sink, NULL), ASSAY_BAD_INPUT);
     if (strstr(ctx.message, text) == NULL) fail_msg("'%s' does not say '%s'", ctx.message, text);
     assay_tensor_set_free(&out.set);
     moe_case_free(c);
@@ -267,7 +267,7 @@ TEST(test_want_of_memory)
             test_tensors out = {0};
             assay_sink sink = test_tensors_sink(&out);
             assay_fail_allocation(n);
-            assay_status status = assay_moe_run(&ctx, &c.config, &source, &sink, &bf16, 1);
+            assay_status status = assay_propagate_moe(&ctx, &c.config, &source, &sink, &bf16, 1);
             assay_tensor_set_free(&out.set);
             if (had_memory(&ctx, status)) break;
         }

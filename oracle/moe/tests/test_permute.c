@@ -6,6 +6,7 @@
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/dtype.h"
+#include "oracle/propagate/propagate_ops.h"
 #include "tests/support/assay_test.h"
 
 static double *numbers(uint64_t *seed, int64_t count)
@@ -151,7 +152,6 @@ TEST(test_refused)
     const int32_t repeated[] = {0, 1, 1, 2}, outside[] = {0, 4, 1, 2}, negative[] = {-1, 0, 1, 2};
     const int32_t *const orders[] = {repeated, outside, negative};
     const char *const words[] = {"[2] is 1", "[1] is 4", "[0] is -1"};
-    const assay_precision precision = {.storage = 1};
     assay_context ctx = assay_context_default(1);
     int32_t order[4], sizes[3];
     double values[4] = {0}, out[4];
@@ -165,9 +165,6 @@ TEST(test_refused)
         assert_int_equal(assay_permute_backward(&ctx, out, values, orders[i], &dims), ASSAY_BAD_INPUT);
         assert_int_equal(assay_unpermute_backward(&ctx, out, out, values, values, orders[i], values, &dims),
                          ASSAY_BAD_INPUT);
-        assert_int_equal(
-            assay_unpermute_gauge(&ctx, &precision, out, NULL, NULL, values, values, orders[i], values, &dims),
-            ASSAY_BAD_INPUT);
     }
     const assay_permute_dims huge = {INT32_MAX, 2, 3, 1};
     assert_int_equal(assay_permute_order(&ctx, order, sizes, high, &huge), ASSAY_BAD_INPUT);
@@ -192,7 +189,7 @@ static double rms_ratio(int64_t count, const double *low, const double *golden, 
 }
 
 /* An implementation that adds in float32, rounds operands to `multiply` and stores as `storage`. */
-static void check_gauge(assay_dtype storage, assay_dtype multiply, bool weighted)
+static void check_error_scale(assay_dtype storage, assay_dtype multiply, bool weighted)
 {
     const assay_permute_dims dims = {40, 6, 9, 70};
     const double rms = 0.57735026918962576451, unit = rms * assay_dtype_unit_roundoff(storage);
@@ -209,8 +206,8 @@ static void check_gauge(assay_dtype storage, assay_dtype multiply, bool weighted
     double *low_y = nans(p.outer), *low_d_rows = nans(p.inner), *low_d_weights = nans(p.copies);
     assert_ok(&ctx, assay_unpermute_forward(&ctx, y, p.rows, p.order, weights, &dims));
     assert_ok(&ctx, assay_unpermute_backward(&ctx, d_rows, d_weights, p.dy, p.rows, p.order, weights, &dims));
-    assert_ok(&ctx,
-              assay_unpermute_gauge(&ctx, &precision, vy, vd_rows, vd_weights, p.dy, p.rows, p.order, weights, &dims));
+    assert_ok(&ctx, assay_propagate_unpermute(&ctx, &precision, &(assay_unpermute_variances){vy, vd_rows, vd_weights},
+                                              &(assay_unpermute_run){p.dy, p.rows, weights, p.order, dims}));
     for (int64_t at = 0; at < p.outer; at++) {
         const int64_t t = at / dims.emb_dim, d = at % dims.emb_dim;
         float sum = 0;
@@ -244,9 +241,9 @@ static void check_gauge(assay_dtype storage, assay_dtype multiply, bool weighted
 TEST(test_errors_lie_under_sigma_and_not_far)
 {
     for (int weighted = 0; weighted < 2; weighted++) {
-        check_gauge(ASSAY_BFLOAT16, ASSAY_FLOAT64, weighted);
-        check_gauge(ASSAY_FLOAT32, ASSAY_FLOAT64, weighted);
-        check_gauge(ASSAY_FLOAT32, ASSAY_TFLOAT32, weighted);
+        check_error_scale(ASSAY_BFLOAT16, ASSAY_FLOAT64, weighted);
+        check_error_scale(ASSAY_FLOAT32, ASSAY_FLOAT64, weighted);
+        check_error_scale(ASSAY_FLOAT32, ASSAY_TFLOAT32, weighted);
     }
 }
 

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "oracle/ops/tests/ops_test.h"
+#include "oracle/propagate/glu_factor.h"
 
 static const quad SQRT_2 = 1.41421356237309504880168872420969807857Q;
 static const quad PI = 3.14159265358979323846264338327950288420Q;

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "oracle/ops/tests/ops_test.h"
+#include "oracle/propagate/propagate_ops.h"
 
 typedef struct problem {
     assay_gmm_dims dims;
@@ -118,7 +119,6 @@ TEST(test_refused_groups)
     const int32_t negative[] = {2, -1, 1}, too_many[] = {2, 2, 1}, overflowing[] = {INT32_MAX, INT32_MAX, INT32_MAX};
     const int32_t *const refused[] = {negative, too_many, overflowing};
     const char *const words[] = {"group_sizes[1] is -1", "add up to 5", "at most the 4 rows"};
-    const assay_precision precision = {.storage = 1};
     double values[12] = {0}, out[12];
     for (int i = 0; i < 3; i++) {
         assert_int_equal(assay_gmm_forward(&ctx, out, values, values, refused[i], &dims), ASSAY_BAD_INPUT);
@@ -127,8 +127,6 @@ TEST(test_refused_groups)
         assert_int_equal(assay_gmm_backward(&ctx, out, out, values, values, values, refused[i], &dims),
                          ASSAY_BAD_INPUT);
         assert_non_null(strstr(ctx.message, words[i]));
-        assert_int_equal(assay_gmm_gauge(&ctx, &precision, out, NULL, NULL, values, values, values, refused[i], &dims),
-                         ASSAY_BAD_INPUT);
     }
 }
 
@@ -170,7 +168,8 @@ TEST(test_errors_lie_under_sigma_and_not_far)
                 drhs[g * k * n + at] = low_dot(storage, SIZES[g], x + at / n, k, dy + at % n, n);
             }
         }
-        assert_ok(&ctx, assay_gmm_gauge(&ctx, &PRECISIONS[i], vy, vdlhs, vdrhs, p.dy, p.lhs, p.rhs, SIZES, &dims));
+        assert_ok(&ctx, assay_propagate_gmm(&ctx, &PRECISIONS[i], &(assay_gmm_variances){vy, vdlhs, vdrhs},
+                                            &(assay_gmm_run){p.dy, p.lhs, p.rhs, SIZES, dims}));
         const test_ratio ratio[] = {test_ratio_of(y_count, y, p.y, vy, storage),
                                     test_ratio_of(dlhs_count, dlhs, p.dlhs, vdlhs, storage),
                                     test_ratio_of(drhs_count, drhs, p.drhs, vdrhs, storage)};
@@ -197,7 +196,8 @@ TEST(test_failing_allocations)
             status = assay_gmm_backward(&ctx, p.dlhs, p.drhs, p.dy, p.lhs, p.rhs, p.sizes, &p.dims);
         }
         if (status == ASSAY_OK) {
-            status = assay_gmm_gauge(&ctx, &precision, p.y, p.dlhs, p.drhs, p.dy, p.lhs, p.rhs, p.sizes, &p.dims);
+            status = assay_propagate_gmm(&ctx, &precision, &(assay_gmm_variances){p.y, p.dlhs, p.drhs},
+                                         &(assay_gmm_run){p.dy, p.lhs, p.rhs, p.sizes, p.dims});
         }
         if (had_memory(&ctx, status)) break;
     }

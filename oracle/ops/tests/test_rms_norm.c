@@ -6,6 +6,7 @@
 
 #include "oracle/arithmetic/emulated.h"
 #include "oracle/ops/tests/ops_test.h"
+#include "oracle/propagate/propagate_ops.h"
 
 static const double EPSILON = 1e-3; /* large enough to be seen when it is in the wrong place */
 
@@ -163,8 +164,9 @@ TEST(test_errors_lie_under_sigma_and_not_far)
         double *y = test_nans(size), *dx = test_nans(size), *dscale = test_nans(dim);
         double *vy = test_nans(size), *vdx = test_nans(size), *vdscale = test_nans(dim);
         low_precision(&p, CASES[c].storage, y, dx, dscale);
-        assert_ok(&ctx, assay_rms_norm_gauge(&ctx, &CASES[c].precision, vy, vdx, vdscale, p.dy, p.x, p.scale, p.rstd,
-                                             p.rows, dim));
+        assert_ok(&ctx,
+                  assay_propagate_rms_norm(&ctx, &CASES[c].precision, &(assay_rms_norm_variances){vy, vdx, vdscale},
+                                           &(assay_rms_norm_run){p.dy, p.x, p.scale, p.rstd, p.rows, dim}));
         const assay_dtype storage = CASES[c].storage;
         const test_ratio ratio[] = {test_ratio_of(size, y, p.y, vy, storage),
                                     test_ratio_of(size, dx, p.dx, vdx, storage),
@@ -173,8 +175,9 @@ TEST(test_errors_lie_under_sigma_and_not_far)
             assert_true(ratio[t].rms >= 0.4 && ratio[t].rms <= 1.05 && ratio[t].largest <= 5);
         }
         double *alone = test_nans(dim);
-        assert_ok(&ctx, assay_rms_norm_gauge(&ctx, &CASES[c].precision, NULL, NULL, alone, p.dy, p.x, p.scale, p.rstd,
-                                             p.rows, dim));
+        assert_ok(&ctx,
+                  assay_propagate_rms_norm(&ctx, &CASES[c].precision, &(assay_rms_norm_variances){NULL, NULL, alone},
+                                           &(assay_rms_norm_run){p.dy, p.x, p.scale, p.rstd, p.rows, dim}));
         assert_same_bits(alone, vdscale, dim);
         double *const all[] = {y, dx, dscale, vy, vdx, vdscale, alone};
         for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
@@ -193,9 +196,9 @@ static double spread(int64_t count, const double *member, const double *golden, 
     return squares / variances;
 }
 
-/* The gauge counts each rounding as one just above a power of two, and takes the worse of the orders in which a product
+/* Propagation counts each rounding as one just above a power of two, and takes the worse of the orders in which a product
  * may be made and stored; stochastic rounding has the variance of two. */
-TEST(test_emulated_spread_and_gauge_agree)
+TEST(test_emulated_spread_and_error_scale_agree)
 {
 #define F16                                                                                                            \
     {                                                                                                                  \
@@ -226,8 +229,8 @@ TEST(test_emulated_spread_and_gauge_agree)
         make_dy_smaller(&drawn, CASES[c].storage, CASES[c].size_of_dy);
         problem_run(&ctx, &p);
         double *y = test_nans(size), *dx = test_nans(size), *dscale = test_nans(dim), sums[3] = {0};
-        assert_ok(&ctx, assay_rms_norm_gauge(&ctx, &CASES[c].precision, y, dx, dscale, p.dy, p.x, p.scale, p.rstd, ROWS,
-                                             dim));
+        assert_ok(&ctx, assay_propagate_rms_norm(&ctx, &CASES[c].precision, &(assay_rms_norm_variances){y, dx, dscale},
+                                                 &(assay_rms_norm_run){p.dy, p.x, p.scale, p.rstd, ROWS, dim}));
         member.arithmetic = &assay_arithmetic_emulated;
         member.emulation = &emulation;
         for (int i = 0; i < MEMBERS; i++) {

@@ -2,7 +2,7 @@
 #include <math.h>
 
 #include "oracle/arithmetic/elementary.h"
-#include "oracle/ops/activation.h"
+#include "oracle/propagate/glu_factor.h"
 
 /* f = x s(z(x)): f' = s + x s' z', f'' = 2 s' z' + x (s'' z'^2 + s' z''), s' = s r, s'' = s r (r - s), r = 1 - s. */
 static assay_activation_point times_sigmoid(double x, double z, double dz, double ddz)

@@ -2,9 +2,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "oracle/arithmetic/arithmetic.h"
-#include "oracle/arithmetic/precision.h"
 #include "oracle/base/dtype.h"
+#include "oracle/propagate/rules.h"
 #include "tests/support/assay_test.h"
 
 static double uniform(uint64_t *seed) /* in (-1, 1), of splitmix64 */
@@ -26,7 +25,7 @@ static double *numbers(uint64_t *seed, int64_t count, bool positive)
     return values;
 }
 
-/* The definition in precision.h, element by element. */
+/* The definition in rules.h, element by element. */
 static double expected(const assay_precision *p, const assay_matmul_args *args, const double *va, const double *vb,
                        bool stored, int64_t i, int64_t j)
 {
@@ -38,13 +37,13 @@ static double expected(const assay_precision *p, const assay_matmul_args *args, 
         const double a = args->a[at_a], b = args->b[at_b];
         sum += a * b;
         squares += a * a * b * b;
-        variance += b * b * (va != NULL ? va[at_a] : assay_gauge_given(p->given, a));
-        variance += a * a * (vb != NULL ? vb[at_b] : assay_gauge_given(p->given, b));
+        variance += b * b * (va != NULL ? va[at_a] : assay_propagate_given(p->given, a));
+        variance += a * a * (vb != NULL ? vb[at_b] : assay_propagate_given(p->given, b));
         if ((q + 1) % length == 0 || q + 1 == args->k) partial += sum * sum;
     }
     return variance + 2 * p->multiply * p->multiply * squares +
            p->accumulate * p->accumulate * (double)length * (partial + squares) +
-           (stored ? assay_gauge_rounding(p->storage, p->least, sum) : 0);
+           (stored ? assay_propagate_rounding(p->storage, p->least, sum) : 0);
 }
 
 /* Bits: 1 transpose_a, 2 transpose_b, 4 variance of a, 8 variance of b, 16 stored. */
@@ -70,11 +69,7 @@ static void check_against_definition(assay_context *ctx, const assay_precision *
                                     .n = n,
                                     .k = k};
     const double *given_a = form & 4 ? va : NULL, *given_b = form & 8 ? vb : NULL;
-    if (form & 16) {
-        assert_ok(ctx, assay_gauge_matmul_stored(ctx, p, &args, given_a, given_b));
-    } else {
-        assert_ok(ctx, assay_gauge_matmul(ctx, p, &args, given_a, given_b));
-    }
+    assert_ok(ctx, assay_propagate_product(ctx, p, form & 16, &args, given_a, given_b));
     for (int64_t i = 0; i < m; i++) {
         for (int64_t j = 0; j < n; j++) {
             double e = expected(p, &args, given_a, given_b, form & 16, i, j);
@@ -122,12 +117,12 @@ TEST(test_more_than_one_tile)
 TEST(test_given_numbers)
 {
     const double unit = 0x1p-8 * ASSAY_ROUNDING_RMS;
-    assert_true(assay_gauge_given(ASSAY_FLOAT64, 0.1) == 0);
-    assert_true(assay_gauge_given(ASSAY_BFLOAT16, 0) == 0);
-    assert_true(assay_gauge_given(ASSAY_BFLOAT16, -255) == 0);
-    assert_true(assay_gauge_given(ASSAY_BFLOAT16, 257) == unit * 257 * (unit * 257));
-    assert_true(assay_gauge_given(ASSAY_FLOAT16, 0x3p-24) == 0);
-    assert_true(assay_gauge_given(ASSAY_FLOAT16, 0x7p-25) == 0x1p-48 / 12);
+    assert_true(assay_propagate_given(ASSAY_FLOAT64, 0.1) == 0);
+    assert_true(assay_propagate_given(ASSAY_BFLOAT16, 0) == 0);
+    assert_true(assay_propagate_given(ASSAY_BFLOAT16, -255) == 0);
+    assert_true(assay_propagate_given(ASSAY_BFLOAT16, 257) == unit * 257 * (unit * 257));
+    assert_true(assay_propagate_given(ASSAY_FLOAT16, 0x3p-24) == 0);
+    assert_true(assay_propagate_given(ASSAY_FLOAT16, 0x7p-25) == 0x1p-48 / 12);
 }
 
 TEST(test_exact_operands_and_nothing_rounded_have_no_error)
@@ -138,7 +133,7 @@ TEST(test_exact_operands_and_nothing_rounded_have_no_error)
     double c[4];
     assay_fill_nan(c, 4);
     const assay_matmul_args args = {.c = c, .ldc = 2, .a = a, .lda = 2, .b = a, .ldb = 2, .m = 2, .n = 2, .k = 2};
-    assert_ok(&ctx, assay_gauge_matmul(&ctx, &exact, &args, NULL, NULL));
+    assert_ok(&ctx, assay_propagate_product(&ctx, &exact, false, &args, NULL, NULL));
     assert_same_bits(c, zero, 4);
 }
 
@@ -149,14 +144,14 @@ TEST(test_dot_and_store)
     for (int64_t k = 0; k < 40; k += k < 18 ? 1 : 7) {
         double *a = numbers(&seed, k, false), *b = numbers(&seed, k, false);
         const assay_matmul_args args = {.a = a, .lda = k, .b = b, .ldb = 1, .m = 1, .n = 1, .k = k};
-        double e = expected(&p, &args, NULL, NULL, false, 0, 0), actual = assay_gauge_dot(&p, k, a, b);
+        double e = expected(&p, &args, NULL, NULL, false, 0, 0), actual = assay_propagate_dot(&p, k, a, b);
         assert_close(&actual, &e, 1, 1e-13, 0);
         free(a);
         free(b);
     }
     const double values[] = {2, -3, 0}, sums[] = {1.04, 2.09, 3};
     double variance[] = {1, 2, 3};
-    assay_gauge_store(0.1, 0, 3, values, variance);
+    assay_propagate_store(0.1, 0, 3, values, variance);
     assert_close(variance, sums, 3, 1e-15, 0);
 }
 
@@ -172,7 +167,7 @@ TEST(test_rounding_to_float16)
             const double value = ldexp(uniform(&seed), exponent),
                          error = value - assay_dtype_round(ASSAY_FLOAT16, value, false);
             const double spacing = fmax(least, ldexp(1, ilogb(value) - 10)), rest = fabs(remainder(value, spacing));
-            variance += assay_gauge_rounding(unit, least, value);
+            variance += assay_propagate_rounding(unit, least, value);
             to_nearest += error * error;
             by_chance += rest * (spacing - rest);
         }
@@ -181,10 +176,10 @@ TEST(test_rounding_to_float16)
         if (exponent >= -24) assert_true(to_nearest > 0.3 * variance);
         if (exponent >= -20 && exponent <= -14) assert_true(to_nearest > 0.95 * variance);
     }
-    assert_true(assay_gauge_rounding(unit, least, 0) == 0);
-    assert_true(assay_gauge_rounding(unit, least, -0x1p-20) == least * least / 12);
-    assert_true(assay_gauge_rounding(unit, least, -3) == assay_gauge_rounding(unit, 0, 3));
-    assert_true(assay_gauge_rounding(unit, 0, 0x1p-20) == 0x1p-40 * unit * unit);
+    assert_true(assay_propagate_rounding(unit, least, 0) == 0);
+    assert_true(assay_propagate_rounding(unit, least, -0x1p-20) == least * least / 12);
+    assert_true(assay_propagate_rounding(unit, least, -3) == assay_propagate_rounding(unit, 0, 3));
+    assert_true(assay_propagate_rounding(unit, 0, 0x1p-20) == 0x1p-40 * unit * unit);
 }
 
 /* Ways of summing in float32, all of them correct. */
@@ -257,7 +252,7 @@ TEST(test_float32_sums_lie_under_sigma_and_not_far)
                 double exact = 0;
                 for (int64_t i = 0; i < count; i++) exact = fma(a[i], b[i], exact);
                 for (int order = 0; order < ORDERS; order++) {
-                    double r = fabs(float_sum(order, a, b, count) - exact) / sqrt(assay_gauge_dot(&p, count, a, b));
+                    double r = fabs(float_sum(order, a, b, count) - exact) / sqrt(assay_propagate_dot(&p, count, a, b));
                     rms[order] += r * r / TRIALS;
                     largest = fmax(largest, r);
                 }
@@ -281,7 +276,7 @@ TEST(test_failing_allocations)
     int failures = 0;
     for (;; failures++) {
         assay_fail_allocation(failures);
-        assay_status status = assay_gauge_matmul(&ctx, &p, &args, a, a);
+        assay_status status = assay_propagate_product(&ctx, &p, false, &args, a, a);
         if (had_memory(&ctx, status)) break;
     }
     assert_true(failures >= 1);

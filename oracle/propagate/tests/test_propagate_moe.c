@@ -264,7 +264,7 @@ static void add_ratios(const emulation *m, const assay_precision *precision, rat
         bool stored = strncmp(actual->spec.path, "checkpoints/", 12) == 0;
         snprintf(ratios[i].path, sizeof ratios[i].path, "%s", actual->spec.path);
         for (int64_t j = 0; j < actual->count; j++) {
-            double rounding = assay_gauge_rounding(precision->storage, precision->least, golden[j]);
+            double rounding = assay_propagate_rounding(precision->storage, precision->least, golden[j]);
             double sigma = stored ? hypot(scale[j], sqrt(rounding)) : scale[j];
             double error = actual->values[j] - golden[j];
             double over = error == 0 && sigma == 0 ? 0 : fabs(error) / sigma;

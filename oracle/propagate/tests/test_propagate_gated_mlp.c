@@ -1,6 +1,6 @@
 /* Error scales held against what correct implementations do: implementations in low precision are run, and their errors
  * must lie under sigma, not far under it. */
-#include "oracle/ops/gated_mlp_gauge.h"
+#include "oracle/propagate/propagate_gated_mlp.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -10,27 +10,34 @@
 #include "oracle/ops/tests/ops_test.h"
 
 /* The error scales of everything in `results`. `inexact`: x and dy will be rounded to bfloat16. */
-static void run_gauge(assay_context *ctx, const assay_precision *precision, const mlp_problem *p, bool inexact,
+static void propagate(assay_context *ctx, const assay_precision *precision, const mlp_problem *p, bool inexact,
                       mlp_results *out)
 {
     const int64_t dim = p->config.emb_dim, hidden = p->config.mlp_dim;
     double *variance_x = calloc((size_t)p->size[MLP_X], sizeof *variance_x);
     double *variance_dy = calloc((size_t)p->size[MLP_X], sizeof *variance_dy);
-    assay_gauge_store(RMS(0x1p-8), 0, p->size[MLP_X], p->part[MLP_X], variance_x);
-    assay_gauge_store(RMS(0x1p-8), 0, p->size[MLP_X], p->dy, variance_dy);
-    double *dwi = test_nans(2 * dim * hidden);
+    assay_propagate_store(RMS(0x1p-8), 0, p->size[MLP_X], p->part[MLP_X], variance_x);
+    assay_propagate_store(RMS(0x1p-8), 0, p->size[MLP_X], p->dy, variance_dy);
+    double *dwi = test_nans(2 * dim * hidden), *ab = test_nans(2 * p->config.rows * hidden);
     const bool fused = p->config.fused;
-    assay_gated_mlp_variances v = {.x = inexact ? variance_x : NULL,
-                                   .a = out->a,
-                                   .b = out->b,
+    const assay_gated_mlp_run run = {.x = p->part[MLP_X],
+                                     .dy = p->dy,
+                                     .variance_x = inexact ? variance_x : NULL,
+                                     .variance_dy = inexact ? variance_dy : NULL,
+                                     .r = &p->r,
+                                     .w = &p->w,
+                                     .config = &p->config};
+    assay_gated_mlp_variances v = {.a = fused ? ab : out->a,
+                                   .b = fused ? ab + hidden : out->b,
                                    .h = out->h,
                                    .y = out->y,
                                    .gradients = mlp_gradients_into(p, out->gradient, dwi)};
     v.gradients.dh = out->dh;
-    assert_ok(ctx, assay_gated_mlp_gauge(ctx, precision, &v, p->dy, inexact ? variance_dy : NULL, &p->r, p->part[MLP_X],
-                                         &p->w, &p->config));
+    assert_ok(ctx, assay_propagate_gated_mlp(ctx, precision, &v, &run));
+    if (fused) mlp_split(ab, out->a, out->b, p->config.rows, hidden);
     if (fused) mlp_split(dwi, out->gradient[MLP_WI_0], out->gradient[MLP_WI_1], dim, hidden);
     free(dwi);
+    free(ab);
     free(variance_x);
     free(variance_dy);
 }
@@ -94,7 +101,7 @@ static void ratios(assay_context *ctx, const mlp_machine *m, const struct profil
     mlp_results_make(&golden, &p);
     copy_rows(golden.a, p.r.a, &p);
     copy_rows(golden.b, p.r.b, &p);
-    run_gauge(ctx, &profile->precision, &p, inexact, &variance);
+    propagate(ctx, &profile->precision, &p, inexact, &variance);
     if (inexact) {
         assay_dtype_round_many(ASSAY_BFLOAT16, p.size[MLP_X], p.part[MLP_X], p.part[MLP_X]);
         assay_dtype_round_many(ASSAY_BFLOAT16, p.size[MLP_X], p.dy, p.dy);
@@ -205,7 +212,7 @@ TEST(test_every_term_where_the_gate_is_a_product)
     mlp_problem_make(&ctx, &p, &config, true, ASSAY_FLOAT64, 4);
     mlp_problem_run(&ctx, &p);
     mlp_results_make(&variance, &p);
-    run_gauge(&ctx, &stores, &p, true, &variance);
+    propagate(&ctx, &stores, &p, true, &variance);
     double of_y[3] = {0}, of_dx[3] = {0}, dx_0[3] = {0}, dx_1[3] = {0};
     for (int j = 0; j < 5; j++) {
         const double a = p.r.a[j], b = p.r.b[j], dh = p.dh[j], h = a * b;
@@ -258,7 +265,7 @@ TEST(test_exact_zeros_have_no_error)
     memcpy(p.part[MLP_WI_0], wi_0, sizeof wi_0);
     mlp_problem_run(&ctx, &p);
     mlp_results_make(&variance, &p);
-    run_gauge(&ctx, &PROFILES[0].precision, &p, false, &variance);
+    propagate(&ctx, &PROFILES[0].precision, &p, false, &variance);
     /* a = 2, -2 in the first row: the second hidden value is off; the second row is 0 throughout. */
     assert_true(variance.h[0] > 0 && variance.h[1] == 0 && variance.h[2] == 0 && variance.h[3] == 0);
     for (int d = 0; d < 2; d++) {
@@ -280,7 +287,7 @@ TEST(test_no_rows)
     mlp_problem_make(&ctx, &p, &config, true, ASSAY_FLOAT64, 1);
     mlp_problem_run(&ctx, &p);
     mlp_results_make(&variance, &p);
-    run_gauge(&ctx, &PROFILES[0].precision, &p, false, &variance);
+    propagate(&ctx, &PROFILES[0].precision, &p, false, &variance);
     for (int part = 1; part < MLP_PARTS; part++) {
         for (int64_t i = 0; i < p.size[part]; i++) assert_true(variance.gradient[part][i] == 0);
     }
@@ -303,11 +310,11 @@ static void same_bits(assay_context *ctx, void *data)
         mlp_problem_make(ctx, &first->p, &config, true, ASSAY_FLOAT32, 8);
         mlp_problem_run(ctx, &first->p);
         mlp_results_make(&first->variance, &first->p);
-        run_gauge(ctx, &PROFILES[4].precision, &first->p, true, &first->variance);
+        propagate(ctx, &PROFILES[4].precision, &first->p, true, &first->variance);
         first->made = true;
     }
     mlp_results_make(&variance, &first->p);
-    run_gauge(ctx, &PROFILES[4].precision, &first->p, true, &variance);
+    propagate(ctx, &PROFILES[4].precision, &first->p, true, &variance);
     assert_same_bits(variance.y, first->variance.y, first->p.size[MLP_X]);
     assert_same_bits(variance.h, first->variance.h, first->p.config.rows * first->p.config.mlp_dim);
     for (int i = 0; i < MLP_PARTS; i++)
@@ -333,14 +340,14 @@ TEST(test_missing_results_are_skipped)
     mlp_problem_make(&ctx, &p, &config, false, ASSAY_FLOAT32, 8);
     mlp_problem_run(&ctx, &p);
     mlp_results_make(&all, &p);
-    run_gauge(&ctx, &PROFILES[0].precision, &p, false, &all);
+    propagate(&ctx, &PROFILES[0].precision, &p, false, &all);
     double *y = test_nans(p.size[MLP_X]), *dwo = test_nans(p.size[MLP_WO]);
     const assay_gated_mlp_variances forward = {.y = y}, backward = {.gradients = {.g = {[ASSAY_MLP_WO] = dwo}}};
-    assert_ok(&ctx, assay_gated_mlp_gauge(&ctx, &PROFILES[0].precision, &forward, NULL, NULL, &p.r, p.part[MLP_X], &p.w,
-                                          &config));
+    assay_gated_mlp_run run = {.x = p.part[MLP_X], .r = &p.r, .w = &p.w, .config = &config};
+    assert_ok(&ctx, assay_propagate_gated_mlp(&ctx, &PROFILES[0].precision, &forward, &run));
     assert_same_bits(y, all.y, p.size[MLP_X]);
-    assert_ok(&ctx, assay_gated_mlp_gauge(&ctx, &PROFILES[0].precision, &backward, p.dy, NULL, &p.r, p.part[MLP_X],
-                                          &p.w, &config));
+    run.dy = p.dy;
+    assert_ok(&ctx, assay_propagate_gated_mlp(&ctx, &PROFILES[0].precision, &backward, &run));
     assert_same_bits(dwo, all.gradient[MLP_WO], p.size[MLP_WO]);
     free(y);
     free(dwo);
@@ -357,11 +364,11 @@ TEST(test_failing_allocations)
     mlp_problem_run(&ctx, &p);
     double *y = test_nans(p.size[MLP_X]);
     const assay_gated_mlp_variances v = {.y = y, .gradients = p.g};
+    const assay_gated_mlp_run run = {.x = p.part[MLP_X], .dy = p.dy, .r = &p.r, .w = &p.w, .config = &config};
     int failures = 0;
     for (;; failures++) {
         assay_fail_allocation(failures);
-        assay_status status =
-            assay_gated_mlp_gauge(&ctx, &PROFILES[0].precision, &v, p.dy, NULL, &p.r, p.part[MLP_X], &p.w, &config);
+        assay_status status = assay_propagate_gated_mlp(&ctx, &PROFILES[0].precision, &v, &run);
         if (had_memory(&ctx, status)) break;
     }
     assert_true(failures > 10);

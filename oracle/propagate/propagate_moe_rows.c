@@ -1,0 +1,356 @@
+/* Error scales of the rows of one gated MLP of the block (docs/comparing.md): of an expert from the weights of its tokens'
+ * choices to y, dx and d_weights. A token has one row at most with an expert, so threads split rows. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "oracle/base/memory.h"
+#include "oracle/ops/vector_sums.h"
+#include "oracle/propagate/propagate_moe_internal.h"
+
+/* One precision and the rows at hand. */
+typedef struct hand {
+    const moe_block *block;
+    const moe_mlp *mlp;
+    const moe_rows *rows;
+    const moe_scales *scale;
+    const assay_precision *precision;
+    moe_row_scratch *s;
+} hand;
+
+void moe_row_scratch_free(moe_row_scratch *s)
+{
+    double *const all[] = {s->a, s->b,      s->h,  s->y,        s->dx,         s->weights,
+                           s->x, s->factor, s->dy, s->products, s->weighted_h, s->weighted_y};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
+    for (int weight = 0; weight < ASSAY_MLP_WEIGHTS; weight++) free(s->gradients[weight]);
+    memset(s, 0, sizeof *s);
+}
+
+static bool any_wants(const moe_propagation *p, int result)
+{
+    bool any = false;
+    for (int i = 0; i < p->count; i++) any |= moe_wants(&p->scales[i].results, result);
+    return any;
+}
+
+static int64_t size_of(const moe_mlp *mlp, int weight)
+{
+    return assay_tensor_row_count(&mlp->table.rows[weight]);
+}
+
+static assay_status alloc_scratch(assay_context *ctx, moe_propagation *p, const moe_block *block, const moe_mlp *mlp)
+{
+    assay_status status = ASSAY_OK;
+    moe_row_scratch *s = &p->rows;
+    const bool routed = mlp->first_result == MOE_ROUTED;
+    const int64_t rows = mlp->most, wide = rows * mlp->config.mlp_dim, count = rows * block->emb_dim;
+    const int first = mlp->first_result;
+    bool router = false, of_y = any_wants(p, first + ASSAY_MLPWO), of_dx = false;
+    for (int i = 0; i < p->count; i++) {
+        router |= p->scales[i].router;
+        of_y |= p->scales[i].y != NULL;
+        of_dx |= p->scales[i].dx != NULL;
+        if (routed) TRY(moe_checkpoints_alloc(ctx, &p->scales[i].checkpoints, block, mlp, &p->scales[i].results));
+    }
+    s->mlp = mlp;
+    if (any_wants(p, first + ASSAY_MLPWI_0) || any_wants(p, first + ASSAY_MLPWI))
+        TRY(assay_alloc_f64(ctx, "variance of a", (mlp->config.fused ? 2 : 1) * wide, &s->a));
+    if (any_wants(p, first + ASSAY_MLPWI_1) && !mlp->config.fused)
+        TRY(assay_alloc_f64(ctx, "variance of b", wide, &s->b));
+    if (of_y) TRY(assay_alloc_f64(ctx, "variance of y", count, &s->y));
+    if (of_dx) TRY(assay_alloc_f64(ctx, "variance of dx", count, &s->dx));
+    for (int weight = 0; weight < ASSAY_MLP_WEIGHTS; weight++) {
+        if (any_wants(p, first + MLP_GRADIENT + weight))
+            TRY(assay_alloc_f64(ctx, "variance of a gradient", size_of(mlp, weight), &s->gradients[weight]));
+    }
+    if (!routed) return ASSAY_OK;
+    if (router && !block->llama4) {
+        TRY(assay_alloc_f64(ctx, "variance of h", wide, &s->h));
+        TRY(assay_alloc_f64(ctx, "variance of products", count, &s->products));
+    }
+    TRY(assay_alloc_f64(ctx, "variance of weights", rows, &s->weights));
+    if (block->llama4) TRY(assay_alloc_f64(ctx, "variance of x", count, &s->x));
+    if (block->llama4) TRY(assay_alloc_f64(ctx, "scales of tokens", rows, &s->factor));
+    if (!block->llama4) TRY(assay_alloc_f64(ctx, "variance of dy", count, &s->dy));
+    TRY(assay_alloc_f64(ctx, "variance of weighted h", wide, &s->weighted_h));
+    TRY(assay_alloc_f64(ctx, "variance of weighted y", count, &s->weighted_y));
+cleanup:
+    return status;
+}
+
+static void add_sums(const assay_context *ctx, const moe_propagation *p, const moe_block *block, const moe_rows *rows)
+{
+    const int64_t dim = block->emb_dim;
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t j = 0; j < rows->size; j++) {
+        const int64_t row = moe_row_of(block, j);
+        for (int64_t d = 0; d < dim; d++) {
+            const int64_t from = row * dim + d, to = rows->tokens[row] * dim + d;
+            if (p->sum_y != NULL)
+                assay_propagate_term(&p->sum_y[to], &p->squares_y[to], rows->weights[row] * rows->y[from]);
+            if (p->sum_dx != NULL) assay_propagate_term(&p->sum_dx[to], &p->squares_dx[to], rows->dx[from]);
+        }
+    }
+}
+
+/* Rows of x that are gathered, times a factor for each, and stored: dy times the weight; llama4's x times its scale. */
+static void gather_stored(const assay_context *ctx, const hand *h, double *variance, const double *x,
+                          const double *stored, const double *factor, const double *variance_factor)
+{
+    const int64_t dim = h->block->emb_dim;
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t i = 0; i < h->rows->count; i++) {
+        for (int64_t d = 0; d < dim; d++) {
+            const double value = x[h->rows->tokens[i] * dim + d];
+            variance[i * dim + d] = value * value * variance_factor[i] +
+                                    assay_propagate_stored(h->precision, stored[i * dim + d]) +
+                                    factor[i] * factor[i] * assay_propagate_given(h->precision->given, value);
+        }
+    }
+}
+
+static void factors_of_rows(const assay_context *ctx, const hand *h)
+{
+    const moe_rows *rows = h->rows;
+    double *variance = h->s->weights, *factor = h->s->factor;
+    for (int64_t i = 0; i < rows->count; i++) variance[i] = 0;
+    if (h->block->llama4) {
+        for (int64_t i = 0; i < rows->count; i++) {
+            factor[i] = h->block->gate[rows->tokens[i]];
+            variance[i] = h->scale->gate[rows->tokens[i]];
+        }
+        gather_stored(ctx, h, h->s->x, h->block->x, rows->x, factor, variance);
+        for (int64_t i = 0; i < rows->count; i++) variance[i] = 0; /* it combines with weight 1 */
+        return;
+    }
+    for (int64_t j = 0; j < rows->size; j++)
+        variance[moe_row_of(h->block, j)] = h->scale->weights[h->block->order[rows->first + j]];
+    if (h->block->need_backward) gather_stored(ctx, h, h->s->dy, h->block->dy, rows->dy, rows->weights, variance);
+}
+
+/* The least subnormal number of what a row holds, which may be stored times the row's weight. The floor keeps it
+ * finite: what such a weight leaves is no error. */
+static double least_of_row(const assay_precision *precision, double weight)
+{
+    const double size = fabs(weight), floor = 0x1p-500;
+    if (size == 0 || size >= 1) return precision->least;
+    return precision->least / (size > floor ? size : floor);
+}
+
+/* h wo of the rows at hand. */
+static assay_matmul_args down_product(const hand *h, double *out)
+{
+    return assay_product_ab(out, h->mlp->residuals.h, h->mlp->weights[ASSAY_MLP_WO], h->rows->count, h->block->emb_dim,
+                            h->mlp->config.mlp_dim);
+}
+
+/* A weight may go onto h instead of y, and the product is stored then: relative to h as exact as h alone, but where it
+ * falls below the normal numbers. */
+static assay_status weighted_h(assay_context *ctx, const hand *h)
+{
+    const assay_precision exact = {0};
+    const int64_t width = h->mlp->config.mlp_dim;
+    double *variance = h->s->weighted_h;
+    bool any = false;
+#pragma omp parallel for num_threads(ctx->threads) reduction(|| : any)
+    for (int64_t row = 0; row < h->rows->count; row++) {
+        const double least = least_of_row(h->precision, h->rows->weights[row]);
+        for (int64_t i = row * width; i < (row + 1) * width; i++) {
+            const double value = h->mlp->residuals.h[i];
+            variance[i] = assay_propagate_rounding(h->precision->storage, least, value) -
+                          assay_propagate_stored(h->precision, value);
+            any = any || variance[i] > 0;
+        }
+    }
+    h->s->weighted = any;
+    if (!any || h->scale->y == NULL) return ASSAY_OK;
+    const assay_matmul_args args = down_product(h, h->s->weighted_y);
+    return assay_propagate_product(ctx, &exact, false, &args, variance, NULL);
+}
+
+/* The first `count` rows of the gated MLP; writes the scales of its weights' gradients. slots: checkpoints alone. */
+static assay_status propagate_mlp(assay_context *ctx, const hand *h, int64_t count, bool slots,
+                                  const assay_gated_mlp_run *given)
+{
+    const moe_results *r = &h->scale->results;
+    const int first = h->mlp->first_result;
+    assay_status status = ASSAY_OK;
+    assay_gated_mlp_config config = h->mlp->config;
+    const assay_gated_mlp_weights weights = assay_gated_mlp_weights_of(h->mlp->weights);
+    assay_gated_mlp_run run = *given;
+    assay_gated_mlp_variances v = {.a = h->s->a, .b = config.fused ? h->s->a + config.mlp_dim : h->s->b, .y = h->s->y};
+    bool backward = false;
+    if (config.fused && h->s->a == NULL) v.b = NULL;
+    for (int weight = 0; !slots && weight < ASSAY_MLP_WEIGHTS; weight++) {
+        if (!moe_wants(r, first + MLP_GRADIENT + weight)) continue;
+        v.gradients.g[weight] = h->s->gradients[weight];
+        backward = true;
+    }
+    if (!slots && h->scale->dx != NULL) v.gradients.dx = h->s->dx;
+    if (!slots && h->scale->router) v.h = h->s->h;
+    config.rows = count;
+    run.x = h->rows->x;
+    run.dy = backward || v.gradients.dx != NULL ? h->rows->dy : NULL;
+    run.r = &h->mlp->residuals;
+    run.w = &weights;
+    run.config = &config;
+    TRY(assay_propagate_gated_mlp(ctx, h->precision, &v, &run));
+    for (int weight = 0; weight < ASSAY_MLP_WEIGHTS; weight++) {
+        if (v.gradients.g[weight] != NULL)
+            TRY(moe_write(ctx, r, first + MLP_GRADIENT + weight, size_of(h->mlp, weight), v.gradients.g[weight]));
+    }
+cleanup:
+    return status;
+}
+
+static assay_status put_checkpoints(assay_context *ctx, const hand *h, moe_checkpoints *c)
+{
+    const moe_checkpoint_values values = {h->s->a, h->s->b, h->s->y};
+    return moe_checkpoints_put(ctx, c, h->block, h->mlp, &h->scale->results, h->rows, &values);
+}
+
+/* y[token] += weight * row, where the row or that product is stored; dx[token] += row, stored too. */
+static void add_terms(const assay_context *ctx, const hand *h)
+{
+    const moe_rows *rows = h->rows;
+    const moe_row_scratch *s = h->s;
+    const double operands = 2 * assay_square(h->precision->multiply);
+    const int64_t dim = h->block->emb_dim;
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t i = 0; i < rows->count; i++) {
+        const double square = assay_square(rows->weights[i]), variance = s->weights[i];
+        const double least = least_of_row(h->precision, rows->weights[i]);
+        for (int64_t d = 0; d < dim; d++) {
+            const int64_t from = i * dim + d, to = rows->tokens[i] * dim + d;
+            if (h->scale->y != NULL) {
+                const double y = assay_square(rows->y[from]);
+                const double stored = assay_propagate_rounding(h->precision->storage, least, rows->y[from]);
+                const double weighted = s->weighted ? s->weighted_y[from] : 0;
+                h->scale->y[to] += square * (s->y[from] + weighted + stored + operands * y) + y * variance;
+            }
+            if (h->scale->dx != NULL)
+                h->scale->dx[to] += s->dx[from] + assay_propagate_stored(h->precision, rows->dx[from]);
+        }
+    }
+}
+
+/* Gradient of a row's weight through its hidden values: sum over h of dh_h^2 var(h_h), dh = dy[token] wo^T; h is
+ * stored. What backward kept is dh times the weight, which may be 0. */
+static double through_hidden(const assay_context *ctx, const hand *h, int64_t row, const double *dy)
+{
+    const moe_mlp *mlp = h->mlp;
+    const int64_t width = mlp->config.mlp_dim, dim = h->block->emb_dim;
+    const double weight = h->rows->weights[row];
+    double sum = 0;
+    for (int64_t i = 0; i < width; i++) {
+        const double stored = assay_propagate_stored(h->precision, mlp->residuals.h[row * width + i]);
+        const double dh = weight != 0 ? mlp->dh[row * width + i] / weight
+                                      : assay_dot(ctx, dim, dy, mlp->weights[ASSAY_MLP_WO] + i * dim);
+        sum += dh * dh * (h->s->h[row * width + i] + stored);
+    }
+    return sum;
+}
+
+/* d_weights = <y, dy>. All of y shares the errors of h, so those are summed before squaring; the products' own errors
+ * and the storage of y are independent. */
+static assay_status weight_gradients(assay_context *ctx, const hand *h)
+{
+    const moe_rows *rows = h->rows;
+    const moe_block *block = h->block;
+    const assay_precision *precision = h->precision;
+    const int64_t dim = block->emb_dim;
+    const double *bias = h->mlp->weights[ASSAY_MLP_WO_BIAS];
+    double *exact = h->s->weighted_h; /* free again: the rows' terms are added */
+    const assay_matmul_args args = down_product(h, h->s->products);
+    memset(exact, 0, (size_t)(rows->count * h->mlp->config.mlp_dim) * sizeof *exact);
+    /* The product is stored before a bias is added. */
+    assay_status status = assay_propagate_product(ctx, precision, bias != NULL, &args, exact, NULL);
+    if (status != ASSAY_OK) return status;
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t j = 0; j < rows->size; j++) {
+        const int64_t row = moe_row_of(block, j), choice = block->order[rows->first + j];
+        const double *dy = block->dy + choice / block->per_token * dim, *y = rows->y + row * dim;
+        double variance = through_hidden(ctx, h, row, dy) + assay_square(precision->router * block->d_weights[choice]);
+        for (int64_t d = 0; d < dim; d++) {
+            const double of_bias = bias != NULL ? assay_propagate_given(precision->given, bias[d]) : 0;
+            variance +=
+                dy[d] * dy[d] * (h->s->products[row * dim + d] + assay_propagate_stored(precision, y[d]) + of_bias) +
+                y[d] * y[d] * assay_propagate_given(precision->given, dy[d]);
+        }
+        h->scale->d_weights[choice] = variance + assay_propagate_dot(precision, dim, y, dy);
+    }
+    return ASSAY_OK;
+}
+
+static assay_status write_zeros(assay_context *ctx, const hand *h)
+{
+    assay_status status = ASSAY_OK;
+    for (int weight = 0; weight < ASSAY_MLP_WEIGHTS; weight++) {
+        const int gradient = h->mlp->first_result + MLP_GRADIENT + weight;
+        double *zeros = h->s->gradients[weight];
+        if (!moe_wants(&h->scale->results, gradient)) continue;
+        memset(zeros, 0, (size_t)size_of(h->mlp, weight) * sizeof *zeros);
+        TRY(moe_write(ctx, &h->scale->results, gradient, size_of(h->mlp, weight), zeros));
+    }
+cleanup:
+    return status;
+}
+
+static assay_status routed_rows(assay_context *ctx, const hand *h, moe_checkpoints *checkpoints)
+{
+    assay_status status = ASSAY_OK;
+    const moe_block *block = h->block;
+    const bool slots = block->slots.row != NULL;
+    assay_gated_mlp_run given = {0};
+    if (slots && moe_wants_any(&h->scale->results, MOE_ROUTED, ASSAY_MLP_CHECKPOINTS)) { /* with the row of zeros */
+        TRY(propagate_mlp(ctx, h, h->rows->size + 1, true, &given));
+        TRY(put_checkpoints(ctx, h, checkpoints));
+    }
+    if (h->rows->count == 0) return write_zeros(ctx, h);
+    factors_of_rows(ctx, h);
+    TRY(weighted_h(ctx, h));
+    given.variance_x = h->s->x;
+    given.variance_dy = h->s->dy; /* of llama4, which combines with weight 1, dy is given */
+    given.weighted = h->s->weighted ? h->s->weighted_h : NULL;
+    TRY(propagate_mlp(ctx, h, h->rows->count, false, &given));
+    if (!slots) TRY(put_checkpoints(ctx, h, checkpoints));
+    add_terms(ctx, h);
+    if (h->scale->router && !block->llama4) TRY(weight_gradients(ctx, h));
+cleanup:
+    return status;
+}
+
+static assay_status shared_rows(assay_context *ctx, const hand *h, moe_checkpoints *checkpoints)
+{
+    assay_status status = ASSAY_OK;
+    const moe_block *block = h->block;
+    const moe_scales *scale = h->scale;
+    const int64_t count = block->tokens * block->emb_dim;
+    const bool dx = moe_wants(&scale->results, MOE_DX);
+    if (scale->y == NULL && !dx && !moe_wants_any(&scale->results, MOE_SHARED, MLP_RESULTS)) return ASSAY_OK;
+    TRY(propagate_mlp(ctx, h, h->rows->count, false, &(assay_gated_mlp_run){0}));
+    if (scale->y != NULL) moe_propagate_join(h->precision, count, block->y, h->rows->y, scale->y, h->s->y);
+    if (dx) moe_propagate_join(h->precision, count, block->dx, h->rows->dx, scale->dx, h->s->dx);
+    TRY(put_checkpoints(ctx, h, checkpoints));
+cleanup:
+    return status;
+}
+
+assay_status moe_propagate_rows(assay_context *ctx, void *self, const moe_block *block, const moe_mlp *mlp,
+                                const moe_rows *rows)
+{
+    assay_status status = ASSAY_OK;
+    moe_propagation *p = self;
+    const bool routed = mlp->first_result == MOE_ROUTED;
+    if (p->rows.mlp != mlp) TRY(alloc_scratch(ctx, p, block, mlp));
+    if (routed && rows->count > 0) add_sums(ctx, p, block, rows);
+    for (int i = 0; i < p->count; i++) {
+        moe_scales *scale = &p->scales[i];
+        const hand h = {block, mlp, rows, scale, scale->precision, &p->rows};
+        if (!scale->any) continue;
+        TRY(routed ? routed_rows(ctx, &h, &scale->checkpoints) : shared_rows(ctx, &h, &scale->checkpoints));
+    }
+cleanup:
+    return status;
+}
