@@ -8,11 +8,11 @@
 #include "oracle/base/memory.h"
 #include "oracle/base/tensor_set.h"
 
-void assay_evidence_free(assay_evidence *evidence)
+void assay_certificate_inputs_free(assay_certificate_inputs *inputs)
 {
-    spec_tensors_free(&evidence->in);
-    spec_tensors_free(&evidence->results);
-    *evidence = (assay_evidence){0};
+    spec_tensors_free(&inputs->in);
+    spec_tensors_free(&inputs->results);
+    *inputs = (assay_certificate_inputs){0};
 }
 
 static assay_status copy(assay_context *ctx, const assay_tensor *from, spec_tensors *to)
@@ -77,34 +77,35 @@ cleanup:
 }
 
 /* In binary128, in the place of float64; a choice is what the second form is given as well. */
-static assay_status convert(assay_context *ctx, assay_tensor *result, assay_evidence *evidence)
+static assay_status convert(assay_context *ctx, assay_tensor *result, assay_certificate_inputs *inputs)
 {
     assay_status status;
-    TRY(copy(ctx, result, &evidence->results));
-    if (assay_path_is_choice(result->spec.path)) TRY(copy(ctx, result, &evidence->in));
+    TRY(copy(ctx, result, &inputs->results));
+    if (assay_path_is_choice(result->spec.path)) TRY(copy(ctx, result, &inputs->in));
     free(result->values);
     result->values = NULL;
 cleanup:
     return status;
 }
 
-assay_status assay_evidence_collect(assay_context *ctx, assay_evidence *evidence, const assay_plan *plan,
-                                    const assay_source *source, const assay_sink *next)
+assay_status assay_certificate_inputs_collect(assay_context *ctx, assay_certificate_inputs *inputs,
+                                              const assay_plan *plan, const assay_source *source,
+                                              const assay_sink *next)
 {
     assay_status status = ASSAY_OK;
     assay_tensor_set results = {0};
-    *evidence = (assay_evidence){.plan = plan};
+    *inputs = (assay_certificate_inputs){.plan = plan};
     for (int i = 0; i < plan->spec_count; i++) {
         if (assay_role_is_result(plan->specs[i].role)) TRY(add_result(ctx, &plan->specs[i], &results));
     }
     TRY(evaluate(ctx, plan, source, &results, next));
     for (int i = 0; i < plan->spec_count; i++) {
         const assay_tensor_spec *spec = &plan->specs[i];
-        if (assay_role_is_given(spec->role)) TRY(read_given(ctx, source, spec, &evidence->in));
+        if (assay_role_is_given(spec->role)) TRY(read_given(ctx, source, spec, &inputs->in));
     }
-    for (int i = 0; i < results.count; i++) TRY(convert(ctx, &results.items[i], evidence));
+    for (int i = 0; i < results.count; i++) TRY(convert(ctx, &results.items[i], inputs));
 cleanup:
     assay_tensor_set_free(&results);
-    if (status != ASSAY_OK) assay_evidence_free(evidence);
+    if (status != ASSAY_OK) assay_certificate_inputs_free(inputs);
     return status;
 }

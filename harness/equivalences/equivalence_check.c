@@ -122,7 +122,7 @@ static bool is_compared(const assay_tensor *tensor, const assay_other_form *form
 {
     const char *path = tensor->spec.path;
     /* how far a choice is from changing depends on the rule that made it */
-    if (form->holding == ASSAY_HOLDS_GAUGE && assay_path_ends(path, "margin")) return false;
+    if (form->holding == ASSAY_HOLDS_SCALES && assay_path_ends(path, "margin")) return false;
     const char *axis = tensor->spec.shape.rank > 0 ? tensor->spec.labels[0] : "";
     if (form->other_shards && strcmp(axis, "shard") == 0) return false;
     if (form->other_checkpoint != NULL && assay_path_ends(path, form->other_checkpoint)) return false;
@@ -145,12 +145,12 @@ static double largest_of(const assay_tensor *tensor)
     return largest;
 }
 
-/* How far two numbers lie apart, in gauges; 0 where they are the same, infinite where one is no number. */
+/* How far two numbers lie apart, in error scales; 0 where they are the same, infinite where one is no number. */
 static double apart(double one, double other, double scale)
 {
     if (one == other || (isnan(one) && isnan(other))) return 0;
-    const double gauge = scale + 0x1p-53 * fmax(fabs(one), fabs(other));
-    const double units = fabs(one - other) / gauge;
+    const double unit = scale + 0x1p-53 * fmax(fabs(one), fabs(other));
+    const double units = fabs(one - other) / unit;
     return isnan(units) ? INFINITY : units;
 }
 
@@ -190,7 +190,7 @@ static void compare_floats(const assay_tensor_set *one, const assay_tensor *othe
         const int part = assay_counterpart_at(found, i, &at);
         const double value = found->part[part]->values[at];
         const double scale = scales[part] == NULL ? least : fmax(least, scales[part][at]);
-        if (r->holding == ASSAY_HOLDS_GAUGE) {
+        if (r->holding == ASSAY_HOLDS_SCALES) {
             note(r, apart(value, other->values[i], scale), other, i, value, other->values[i]);
         } else if (!same_bits(value, other->values[i])) {
             note(r, fmax(DBL_MIN, apart(value, other->values[i], 0)), other, i, value, other->values[i]);
@@ -218,7 +218,7 @@ static assay_status compare(assay_context *ctx, const assay_form *one, const ass
             compare_floats(&one->results, tensor, &found, r);
         }
     }
-    r->holds = r->worst <= (r->holding == ASSAY_HOLDS_BITS ? 0 : ASSAY_EQUIVALENCE_GAUGES);
+    r->holds = r->worst <= (r->holding == ASSAY_HOLDS_BITS ? 0 : ASSAY_EQUIVALENCE_SCALES);
     if (r->tensors > 0) return ASSAY_OK;
     return assay_fail(ctx, ASSAY_INTERNAL, "%s: the two forms have no tensor in common", one->c.name);
 }

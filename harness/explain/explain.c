@@ -199,7 +199,7 @@ static assay_status try_all(assay_context *ctx, search *s, bool whole, assay_pro
     for (int i = 0; i < assay_mutant_count; i++) {
         const assay_mutant *mutant = &assay_mutants[i];
         if (mutant->always != whole || (nothing && assay_mutant_is_evaluated(mutant))) continue;
-        if (mutant->worsen == NULL && assay_mutant_is_for(mutant, plan)) TRY(try_twice(ctx, s, mutant));
+        if (mutant->degrade == NULL && assay_mutant_is_for(mutant, plan)) TRY(try_twice(ctx, s, mutant));
         assay_progress_add(progress, 1, mutant->name);
     }
 cleanup:
@@ -221,7 +221,7 @@ static assay_status search_all(assay_context *ctx, search *s, bool quiet)
     const bool unexplained = s->held_count == 0;
     for (int i = 0; unexplained && i < assay_mutant_count; i++) {
         const assay_mutant *mutant = &assay_mutants[i];
-        if (mutant->worsen != NULL && assay_mutant_is_for(mutant, plan)) TRY(try_noise(ctx, s, mutant));
+        if (mutant->degrade != NULL && assay_mutant_is_for(mutant, plan)) TRY(try_noise(ctx, s, mutant));
     }
     qsort(s->held, (size_t)s->held_count, sizeof *s->held, by_distance);
 cleanup:

@@ -115,7 +115,7 @@ static const assay_arithmetic lossy_arithmetic = {.name = "lossy", .matmul = los
 
 static bool has_own_arithmetic(const assay_mutant *mutant)
 {
-    return mutant->worsen != NULL || mutant->lost_weight != NULL;
+    return mutant->degrade != NULL || mutant->lost_weight != NULL;
 }
 
 static assay_status run_operation(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
@@ -132,7 +132,7 @@ static assay_status run_operation(assay_context *ctx, const assay_trial *t, cons
                                  .multiply = t->profile->multiply,
                                  .seed = ctx->emulation != NULL ? ctx->emulation->seed : plan->c->seed};
     const assay_mutation m = {.c = plan->c, .profile = t->profile, .tensors = (assay_tensor_set *)t->golden};
-    if (mutant->worsen != NULL && mutant->worsen(&m, &emulation)) {
+    if (mutant->degrade != NULL && mutant->degrade(&m, &emulation)) {
         own.arithmetic = &assay_arithmetic_emulated;
         own.emulation = &emulation;
     }
@@ -223,7 +223,7 @@ assay_status assay_mutant_evaluate(assay_context *ctx, const assay_trial *t, con
     c.profiles = (assay_text_list){.items = &profile, .count = own_scales ? 1 : 0};
     c.seed += mutant->other_seed ? 1 : 0;
     assay_model_forget_given(&c.config); /* a bug does not ask what the family honours */
-    *applies = assay_mutant_configure(mutant, &c) && (mutant->worsen == NULL || mutant->worsen(&golden, &ignored));
+    *applies = assay_mutant_configure(mutant, &c) && (mutant->degrade == NULL || mutant->degrade(&golden, &ignored));
     if (!*applies) return ASSAY_OK;
     assay_status status = assay_plan_make_with(ctx, &plan, &c, NULL, t->profile);
     const int64_t parts = count_parts(mutant, &c);

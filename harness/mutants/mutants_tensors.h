@@ -1,5 +1,5 @@
 /* What rows of the table of mutants may name, and what the functions that change tensors share. Private to
- * harness/mutants*.c, discrimination_evaluate.c and explain*.c. */
+ * harness/mutants, harness/power and harness/explain. */
 #ifndef ASSAY_HARNESS_MUTANTS_TENSORS_H
 #define ASSAY_HARNESS_MUTANTS_TENSORS_H
 
@@ -55,9 +55,9 @@ assay_mutation_edit assay_edit_exchange_tokens, assay_edit_outgrow_residual, ass
 assay_mutation_edit assay_edit_omit_all, assay_edit_omit_last, assay_edit_count_from_front, assay_edit_shrink_back,
     assay_edit_omit_checkpoints, assay_edit_blind_rows_to_nan;
 
-/* For `worsen` (mutants_types.c). */
-assay_arithmetic_edit assay_worsen_sums, assay_worsen_router, assay_worsen_functions, assay_worsen_operands,
-    assay_worsen_intermediates;
+/* For `degrade` (mutants_types.c). */
+assay_arithmetic_edit assay_degrade_sums, assay_degrade_router, assay_degrade_functions, assay_degrade_operands,
+    assay_degrade_intermediates;
 
 /* What they share. */
 /* Whether the test is true of the text and one of the words, which have spaces between them. */

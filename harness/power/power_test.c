@@ -213,7 +213,7 @@ cleanup:
     return status;
 }
 
-static void tally(assay_discrimination *found)
+static void tally(assay_power_test *found)
 {
     assay_power *power = &found->power;
     power->stated = true;
@@ -227,14 +227,14 @@ static void tally(assay_discrimination *found)
     }
 }
 
-assay_status assay_discriminate(assay_context *ctx, const assay_plan *plan, const assay_tensor_set *golden,
-                                const assay_profile *profile, double false_alarm, const char *folder,
-                                assay_discrimination *found)
+assay_status assay_power_test_run(assay_context *ctx, const assay_plan *plan, const assay_tensor_set *golden,
+                                  const assay_profile *profile, double false_alarm, const char *folder,
+                                  assay_power_test *found)
 {
     assay_status status;
     void *items = NULL;
     assay_trial t = {.plan = plan, .golden = golden, .profile = profile, .false_alarm = false_alarm, .folder = folder};
-    *found = (assay_discrimination){.profile = profile};
+    *found = (assay_power_test){.profile = profile};
     TRY(assay_trial_reader(ctx, golden, "golden", NULL, &t.reader));
     TRY(check_control(ctx, &t));
     TRY(assay_alloc(ctx, "verdicts on mutants", assay_mutant_count, sizeof *found->items, &items));
@@ -243,17 +243,17 @@ assay_status assay_discriminate(assay_context *ctx, const assay_plan *plan, cons
     tally(found);
 cleanup:
     assay_fixture_close(t.reader);
-    if (status != ASSAY_OK) assay_discrimination_free(found);
+    if (status != ASSAY_OK) assay_power_test_free(found);
     return status;
 }
 
-void assay_discrimination_free(assay_discrimination *found)
+void assay_power_test_free(assay_power_test *found)
 {
     free(found->items);
-    *found = (assay_discrimination){0};
+    *found = (assay_power_test){0};
 }
 
-assay_status assay_discrimination_spec(assay_context *ctx, const char *profile, assay_tensor_spec *spec)
+assay_status assay_power_spec(assay_context *ctx, const char *profile, assay_tensor_spec *spec)
 {
     *spec = (assay_tensor_spec){.role = ASSAY_ROLE_DISCRIMINATION,
                                 .type = ASSAY_FLOAT64,
@@ -264,7 +264,7 @@ assay_status assay_discrimination_spec(assay_context *ctx, const char *profile, 
     return ASSAY_OK;
 }
 
-void assay_discrimination_fields(const assay_discrimination *found, double *fields)
+void assay_power_fields(const assay_power_test *found, double *fields)
 {
     for (int i = 0; i < assay_mutant_count; i++) {
         const assay_mutant_result *r = &found->items[i];

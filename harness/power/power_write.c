@@ -1,4 +1,4 @@
-/* The discrimination certificate of a golden that is being written. */
+/* The power of the verdict of a golden that is being written. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -22,14 +22,14 @@ static void store(const assay_plan *plan, const assay_tensor_set *results)
     }
 }
 
-static assay_status write_fields(assay_context *ctx, const assay_discrimination *found, const assay_sink *out)
+static assay_status write_fields(assay_context *ctx, const assay_power_test *found, const assay_sink *out)
 {
     assay_status status;
     assay_tensor_spec spec;
     double *fields = NULL;
-    TRY(assay_discrimination_spec(ctx, found->profile->precision.name, &spec));
+    TRY(assay_power_spec(ctx, found->profile->precision.name, &spec));
     TRY(assay_alloc_f64(ctx, spec.path, assay_shape_count(&spec.shape), &fields));
-    assay_discrimination_fields(found, fields);
+    assay_power_fields(found, fields);
     TRY(out->write(ctx, out->self, spec.path, assay_shape_count(&spec.shape), fields));
 cleanup:
     free(fields);
@@ -49,7 +49,7 @@ assay_status assay_plan_mutants(assay_context *ctx, assay_plan *plan)
     plan->specs = more;
     for (int p = 0; p < plan->precision_count; p++) {
         assay_tensor_spec spec;
-        TRY(assay_discrimination_spec(ctx, plan->precisions[p].name, &spec));
+        TRY(assay_power_spec(ctx, plan->precisions[p].name, &spec));
         TRY(assay_plan_add_spec(ctx, plan, &spec));
     }
     plan->mutants = true;
@@ -57,8 +57,8 @@ cleanup:
     return status;
 }
 
-assay_status assay_evaluate_discriminated(assay_context *ctx, const assay_plan *plan, const assay_source *source,
-                                          const assay_sink *out, bool quiet)
+assay_status assay_evaluate_with_power(assay_context *ctx, const assay_plan *plan, const assay_source *source,
+                                       const assay_sink *out, bool quiet)
 {
     assay_status status;
     assay_tensor_set results = {0};
@@ -68,11 +68,11 @@ assay_status assay_evaluate_discriminated(assay_context *ctx, const assay_plan *
     TRY(assay_evaluate_as_planned(ctx, plan, source, &sink, quiet));
     store(plan, &results);
     for (int p = 0; p < plan->precision_count; p++) {
-        assay_discrimination found = {0};
+        assay_power_test found = {0};
         const assay_profile *profile = assay_plan_profile(plan, plan->precisions[p].name);
-        TRY(assay_discriminate(ctx, plan, &results, profile, FALSE_ALARM, NULL, &found));
+        TRY(assay_power_test_run(ctx, plan, &results, profile, FALSE_ALARM, NULL, &found));
         status = write_fields(ctx, &found, out);
-        assay_discrimination_free(&found);
+        assay_power_test_free(&found);
         TRY(status);
     }
 cleanup:

@@ -27,7 +27,7 @@ assay_tensor_spec assay_choice_spec(const assay_router_choice *router)
 }
 
 /* One run, whose results are those of the set. */
-static assay_status run_once(assay_context *ctx, const assay_conditional *c, const assay_plan *plan,
+static assay_status run_once(assay_context *ctx, const assay_given_choice *c, const assay_plan *plan,
                              assay_tensor_set *results)
 {
     assay_overlay numbers = {assay_tensor_set_source(&c->choices), c->inputs};
@@ -62,7 +62,7 @@ cleanup:
     return status;
 }
 
-assay_status assay_conditional_scores(assay_context *ctx, assay_conditional *c, const assay_plan *plan)
+assay_status assay_given_choice_scores(assay_context *ctx, assay_given_choice *c, const assay_plan *plan)
 {
     assay_status status = ASSAY_OK;
     for (int i = 0; i < c->count; i++) {
@@ -105,7 +105,8 @@ cleanup:
     return status;
 }
 
-assay_status assay_conditional_tau(assay_context *ctx, assay_conditional *c, const assay_plan *plan, double deviations)
+assay_status assay_given_choice_tau(assay_context *ctx, assay_given_choice *c, const assay_plan *plan,
+                                    double deviations)
 {
     assay_status status = ASSAY_OK;
     const int members = assay_ensemble_members(plan);

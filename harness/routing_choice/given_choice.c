@@ -46,7 +46,7 @@ static int by_layer(const void *a, const void *b)
 }
 
 static assay_status read_choices(assay_context *ctx, assay_fixture_reader *golden, assay_order order,
-                                 assay_fixture_reader *candidate, assay_conditional *c)
+                                 assay_fixture_reader *candidate, assay_given_choice *c)
 {
     assay_status status = ASSAY_OK;
     const int total = assay_fixture_count(golden);
@@ -71,7 +71,7 @@ cleanup:
     return status;
 }
 
-static void conditional_free(assay_conditional *c)
+static void conditional_free(assay_given_choice *c)
 {
     for (int i = 0; i < c->count; i++) {
         free(c->routers[i].golden);
@@ -88,7 +88,7 @@ static bool differs(const assay_router_choice *r)
     return r->given && memcmp(r->golden, r->candidate, (size_t)(r->tokens * r->per_token) * sizeof *r->golden) != 0;
 }
 
-static bool any_differs(const assay_conditional *c)
+static bool any_differs(const assay_given_choice *c)
 {
     bool any = false;
     for (int i = 0; i < c->count; i++) any |= differs(&c->routers[i]);
@@ -96,7 +96,7 @@ static bool any_differs(const assay_conditional *c)
 }
 
 /* The golden's choice stands wherever the candidate's is the same: there is nothing to evaluate. */
-static void summarize_equal(const assay_conditional *c, assay_routing_summary *summary)
+static void summarize_equal(const assay_given_choice *c, assay_routing_summary *summary)
 {
     for (int i = 0; i < c->count; i++) {
         if (!c->routers[i].given) continue;
@@ -152,7 +152,7 @@ static assay_choice token_of(const assay_router_choice *router, const again *a, 
 }
 
 /* The golden's own choices become indices, whoever wrote them into it: they must be those of its case. */
-static assay_status check_golden(assay_context *ctx, const assay_conditional *c, const again *a)
+static assay_status check_golden(assay_context *ctx, const assay_given_choice *c, const again *a)
 {
     for (int i = 0; i < c->count; i++) {
         const assay_router_choice *r = &c->routers[i];
@@ -173,7 +173,7 @@ static assay_status check_golden(assay_context *ctx, const assay_conditional *c,
 }
 
 /* What is no choice at all cannot be evaluated with: there the golden's stands in. */
-static assay_status make_valid(assay_context *ctx, assay_conditional *c, const again *a)
+static assay_status make_valid(assay_context *ctx, assay_given_choice *c, const again *a)
 {
     assay_status status = ASSAY_OK;
     const double nothing = 0;
@@ -234,7 +234,7 @@ static void describe_wrong(const assay_router_choice *router, const assay_choice
 }
 
 /* Judges all tokens; *wrong_path is the path of the first wrong one, or NULL. */
-static assay_status judge(assay_context *ctx, const assay_conditional *c, const again *a, const assay_profile *profile,
+static assay_status judge(assay_context *ctx, const assay_given_choice *c, const again *a, const assay_profile *profile,
                           assay_routing_summary *summary, const char **wrong_path)
 {
     assay_status status;
@@ -263,7 +263,7 @@ cleanup:
 }
 
 /* Errors of scores are needed only where another set was chosen. */
-static assay_status find_verdicts(assay_context *ctx, assay_conditional *c, again *a, const assay_profile *profile,
+static assay_status find_verdicts(assay_context *ctx, assay_given_choice *c, again *a, const assay_profile *profile,
                                   double false_alarm, assay_routing_summary *summary, const char **wrong_path)
 {
     assay_status status;
@@ -271,13 +271,13 @@ static assay_status find_verdicts(assay_context *ctx, assay_conditional *c, agai
     TRY(check_golden(&a->ctx, c, a));
     TRY(make_valid(&a->ctx, c, a));
     a->ctx.threads = assay_plan_threads(ctx, &a->golden.plan);
-    TRY(assay_conditional_scores(&a->ctx, c, &a->golden.plan));
+    TRY(assay_given_choice_scores(&a->ctx, c, &a->golden.plan));
     TRY(judge(&a->ctx, c, a, profile, summary, wrong_path));
     if (summary->exact == summary->tokens || assay_routing_rule_of(&a->config).hash) goto cleanup;
     for (int i = 0; i < c->count; i++) scores += c->routers[i].tokens * a->config.num_experts;
     /* thresholds of elements take half of what they are given */
     const double deviations = assay_thresholds_of(2 * CHOICE_SHARE * false_alarm, scores, 0, 0).element;
-    TRY(assay_conditional_tau(&a->ctx, c, &a->golden.plan, deviations));
+    TRY(assay_given_choice_tau(&a->ctx, c, &a->golden.plan, deviations));
     TRY(judge(&a->ctx, c, a, profile, summary, wrong_path));
 cleanup:
     memcpy(ctx->message, a->ctx.message, sizeof ctx->message);
@@ -285,7 +285,7 @@ cleanup:
 }
 
 /* The golden once more, given the choices, in a file that nobody else sees. */
-static assay_status evaluate_given(assay_context *ctx, assay_conditional *c, again *a, bool quiet)
+static assay_status evaluate_given(assay_context *ctx, assay_given_choice *c, again *a, bool quiet)
 {
     assay_status status;
     char folder[2048] = "", path[2304];
@@ -302,7 +302,7 @@ cleanup:
     return status;
 }
 
-static bool is_differing_choice(const assay_conditional *c, const char *path)
+static bool is_differing_choice(const assay_given_choice *c, const char *path)
 {
     bool found = false;
     for (int i = 0; i < c->count; i++) found |= differs(&c->routers[i]) && strcmp(c->routers[i].path, path) == 0;
@@ -311,7 +311,7 @@ static bool is_differing_choice(const assay_conditional *c, const char *path)
 
 /* The wrong choice is blamed, also where it follows an admissible one that differs: what lies between was compared with
  * the golden of another choice. What is wrong before any choice differs stays the first. */
-static void fail_report(const assay_conditional *c, const char *path, const char *message, assay_report *report)
+static void fail_report(const assay_given_choice *c, const char *path, const char *message, assay_report *report)
 {
     bool before = true, blamed = true;
     for (int i = 0; i < report->count; i++) {
@@ -331,7 +331,7 @@ static void fail_report(const assay_conditional *c, const char *path, const char
 
 static assay_status compare_differing(assay_context *ctx, assay_golden *golden, assay_fixture_reader *candidate,
                                       const assay_profile *profile, double false_alarm, bool quiet,
-                                      assay_conditional *c, assay_report *report, assay_golden *against)
+                                      assay_given_choice *c, assay_report *report, assay_golden *against)
 {
     assay_status status;
     again a = {0};
@@ -369,12 +369,12 @@ cleanup:
     return status;
 }
 
-assay_status assay_compare_conditionally(assay_context *ctx, assay_golden *golden, assay_fixture_reader *candidate,
-                                         const assay_profile *profile, double false_alarm, bool quiet,
-                                         assay_report *report, assay_golden *against)
+assay_status assay_compare_given_choice(assay_context *ctx, assay_golden *golden, assay_fixture_reader *candidate,
+                                        const assay_profile *profile, double false_alarm, bool quiet,
+                                        assay_report *report, assay_golden *against)
 {
     assay_status status;
-    assay_conditional c = {0};
+    assay_given_choice c = {0};
     assay_routing_summary equal = {0};
     *report = (assay_report){0};
     *against = (assay_golden){0};

@@ -1,4 +1,4 @@
-/* What the files of conditional.h share. */
+/* What the files of given_choice.h share. */
 #ifndef ASSAY_HARNESS_CONDITIONAL_INTERNAL_H
 #define ASSAY_HARNESS_CONDITIONAL_INTERNAL_H
 
@@ -18,19 +18,20 @@ typedef struct assay_router_choice {
     double *tau;        /* [T,E] how far a correct implementation's may be off */
 } assay_router_choice;
 
-typedef struct assay_conditional {
+typedef struct assay_given_choice {
     assay_source inputs;      /* of the golden */
     assay_tensor_set choices; /* to evaluate with: the candidate's, the golden's where that is none at all; those of
                                  routers whose choice the candidate does not give come with the scores */
     assay_tensor_set results; /* of the run that gives the scores */
     assay_router_choice *routers;
     int count;
-} assay_conditional;
+} assay_given_choice;
 
 assay_tensor_spec assay_choice_spec(const assay_router_choice *router);
 /* Fills golden and scores of every router from one run of the plan's operation, and the choices that are not given. */
-assay_status assay_conditional_scores(assay_context *ctx, assay_conditional *c, const assay_plan *plan);
+assay_status assay_given_choice_scores(assay_context *ctx, assay_given_choice *c, const assay_plan *plan);
 /* Fills tau: `deviations` times the spread of the scores over an ensemble of the plan's one profile. */
-assay_status assay_conditional_tau(assay_context *ctx, assay_conditional *c, const assay_plan *plan, double deviations);
+assay_status assay_given_choice_tau(assay_context *ctx, assay_given_choice *c, const assay_plan *plan,
+                                    double deviations);
 
 #endif

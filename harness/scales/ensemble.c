@@ -59,16 +59,16 @@ static assay_status evaluate_tensor(assay_context *ctx, const assay_ensemble *e,
 {
     assay_status status = ASSAY_OK;
     assay_error_model model = {0};
-    assay_held_out held = {0};
+    assay_leave_one_out held = {0};
     if (!e->null_only) TRY(write_scales(ctx, e, t, p, members, &model));
     if (t->null == NULL) goto cleanup;
     if (e->null_only && t->scales_written[p] != t->count) {
         return assay_fail(ctx, ASSAY_INTERNAL, "%s has no error scales for its null distribution", t->spec->path);
     }
-    if (!e->null_only) TRY(assay_held_out_start(ctx, &model, t->count, t->errors, &held));
+    if (!e->null_only) TRY(assay_leave_one_out_start(ctx, &model, t->count, t->errors, &held));
     TRY(assay_null_draw(ctx, e, t, p, members, e->null_only ? NULL : &held));
 cleanup:
-    assay_held_out_free(&held);
+    assay_leave_one_out_free(&held);
     assay_error_model_free(&model);
     return status;
 }

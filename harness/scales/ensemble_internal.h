@@ -94,7 +94,7 @@ double assay_per(double x); /* 1 / x, but finite, and 0 for 0 */
 
 /* Squared error scales without one of the members, for each in turn: what it is held against, for against scales of its
  * own a member looks smaller than it is. */
-typedef struct assay_held_out {
+typedef struct assay_leave_one_out {
     const assay_error_view *view;
     assay_isa isa;
     int members;
@@ -102,22 +102,22 @@ typedef struct assay_held_out {
     int64_t count;
     double *of_row, *of_column; /* [members,blocks,rows], [members,blocks,columns]: the model of the others */
     double *memory;
-} assay_held_out;
+} assay_leave_one_out;
 
 /* `model` and `errors` must outlive it. */
-assay_status assay_held_out_start(assay_context *ctx, const assay_error_model *model, int64_t count,
-                                  const float *errors, assay_held_out *held);
+assay_status assay_leave_one_out_start(assay_context *ctx, const assay_error_model *model, int64_t count,
+                                       const float *errors, assay_leave_one_out *held);
 /* Of elements first to first + count - 1: the sums over all members of squared errors, and from these what the others
  * of a member say. */
-void assay_held_out_squares(const assay_held_out *held, int64_t first, int64_t count, double *squares);
-void assay_held_out_variances(const assay_held_out *held, int member, int64_t first, int64_t count,
-                              const double *squares, double *variance);
-void assay_held_out_free(assay_held_out *held); /* safe on a zeroed struct */
+void assay_leave_one_out_squares(const assay_leave_one_out *held, int64_t first, int64_t count, double *squares);
+void assay_leave_one_out_variances(const assay_leave_one_out *held, int member, int64_t first, int64_t count,
+                                   const double *squares, double *variance);
+void assay_leave_one_out_free(assay_leave_one_out *held); /* safe on a zeroed struct */
 
 /* Statistics of a tensor's members at plan precision p, whose error scales are there; `held`: NULL where they are not
  * the members' own. */
 assay_status assay_null_draw(assay_context *ctx, const assay_ensemble *e, const assay_scaled *t, int p, int members,
-                             const assay_held_out *held);
+                             const assay_leave_one_out *held);
 /* After it: the range takes in a run to nearest, whose errors are in slot 0, and the null distribution is written. */
 assay_status assay_null_finish(assay_context *ctx, const assay_ensemble *e, const assay_scaled *t, int p, int members);
 bool assay_null_is_wanted(const assay_ensemble *e, const char *path);

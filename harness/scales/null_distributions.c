@@ -86,15 +86,15 @@ static void add_results(const assay_scaled *t, const forms *f, int p, const floa
 /* Members first_member, first_member + step ... piece by piece, each against the others (`held`: NULL: against the
  * scales as they are). What has an error scale of 0 counts for none. */
 static void add_members(const assay_scaled *t, const forms *f, int p, int first_member, int step, int members,
-                        const assay_held_out *held, passes *pass)
+                        const assay_leave_one_out *held, passes *pass)
 {
     double squares[PIECE], variance[PIECE];
     for (int64_t first = 0; first < t->count; first += PIECE) {
         const int64_t n = piece_at(t, first);
         const float *scale = t->scales[p] + first;
-        if (held != NULL) assay_held_out_squares(held, first, n, squares);
+        if (held != NULL) assay_leave_one_out_squares(held, first, n, squares);
         for (int m = first_member; m < members; m += step) {
-            if (held != NULL) assay_held_out_variances(held, m, first, n, squares, variance);
+            if (held != NULL) assay_leave_one_out_variances(held, m, first, n, squares, variance);
             for (int64_t k = 0; k < n; k++) {
                 const double whole = (double)scale[k] * scale[k];
                 variance[k] = held != NULL && whole > 0 ? variance[k] : whole;
@@ -150,7 +150,7 @@ cleanup:
 }
 
 assay_status assay_null_draw(assay_context *ctx, const assay_ensemble *e, const assay_scaled *t, int p, int members,
-                             const assay_held_out *held)
+                             const assay_leave_one_out *held)
 {
     assay_status status;
     passes pass[ASSAY_MEMBERS_OF_SMALL_WORK] = {0};

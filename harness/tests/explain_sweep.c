@@ -248,7 +248,7 @@ static void judge(subject *s, const char *what, const char *name, assay_tensor_s
     require(s, assay_explain(&s->ctx, &golden, candidate, profile, true, &report));
     for (int i = 0; name != NULL && i < report.explained_count; i++) named |= strcmp(report.explained_by[i], name) == 0;
     const assay_mutant *mutant = name == NULL ? NULL : assay_mutant_by_name(name);
-    if (mutant != NULL && mutant->worsen != NULL) named |= strstr(report.explanation, name) != NULL;
+    if (mutant != NULL && mutant->degrade != NULL) named |= strstr(report.explanation, name) != NULL;
     const bool failed = report.verdict == ASSAY_FAIL;
     /* a remark on the size of errors is wrong where it leaves out the mutant that they are of; of others it is true */
     const bool remarks =

@@ -18,7 +18,7 @@
 typedef struct subject {
     assay_context ctx;
     assay_plan plan;
-    assay_evidence evidence;
+    assay_certificate_inputs inputs;
 } subject;
 
 /* A choice of experts: of token t those from t on. */
@@ -51,7 +51,7 @@ static void subject_start(subject *s, assay_case *c, bool chosen)
     assay_tensor_set choices = choices_of(s, c);
     assay_overlay with_choice = {assay_tensor_set_source(&choices), assay_inputs_source(&inputs)};
     const assay_source source = chosen ? assay_overlay_source(&with_choice) : with_choice.under;
-    assert_ok(&s->ctx, assay_evidence_collect(&s->ctx, &s->evidence, &s->plan, &source, NULL));
+    assert_ok(&s->ctx, assay_certificate_inputs_collect(&s->ctx, &s->inputs, &s->plan, &source, NULL));
     assay_tensor_set_free(&choices);
     assay_inputs_close(&inputs);
     s->ctx.threads = 2;
@@ -59,7 +59,7 @@ static void subject_start(subject *s, assay_case *c, bool chosen)
 
 static void subject_end(subject *s)
 {
-    assay_evidence_free(&s->evidence);
+    assay_certificate_inputs_free(&s->inputs);
     assay_plan_free(&s->plan);
 }
 
@@ -101,10 +101,10 @@ static bool certify(assay_case *c, int64_t coordinates)
     subject s;
     spec_certificates found = {0};
     subject_start(&s, c, false);
-    assay_scope scope = assay_scope_of(&s.ctx, &s.plan, coordinates);
+    assay_certificate_scope scope = assay_certificate_scope_of(&s.ctx, &s.plan, coordinates);
     assert_true(scope.outputs);
     if (2 * (double)scope.probes * s.plan.operation->flops(c, false) > MOST_OPERATIONS) scope.gradients = false;
-    assert_ok(&s.ctx, assay_certify(&s.ctx, &s.evidence, &scope, true, &found));
+    assert_ok(&s.ctx, assay_certify(&s.ctx, &s.inputs, &scope, true, &found));
     check(&s, &found, scope.gradients);
     spec_certificates_free(&found);
     subject_end(&s);
@@ -311,8 +311,8 @@ static bool is_certified(subject *s, const spec_tensor *tensor)
     const spec_budget budget = {.coordinates = 1, .directions = 1, .seed = 1};
     spec_certificates found = {0};
     assert_ok(&s->ctx, assay_role_of(tensor->path) == ASSAY_ROLE_GRADIENT
-                           ? spec_certify_gradients(&s->ctx, form, s->plan.c, &s->evidence.in, &one, &budget, &found)
-                           : spec_certify_outputs(&s->ctx, form, s->plan.c, &s->evidence.in, &one, &found));
+                           ? spec_certify_gradients(&s->ctx, form, s->plan.c, &s->inputs.in, &one, &budget, &found)
+                           : spec_certify_outputs(&s->ctx, form, s->plan.c, &s->inputs.in, &one, &found));
     const bool certified = assay_certificates_check(&s->ctx, &found) == ASSAY_OK;
     spec_certificates_free(&found);
     return certified;
@@ -339,8 +339,8 @@ TEST(at_a_given_choice)
         subject s;
         assay_case *c = case_named(&ctx, table[i][0], table[i][1]);
         subject_start(&s, c, true);
-        for (int j = 0; j < s.evidence.results.count; j++) {
-            const spec_tensor *tensor = &s.evidence.results.items[j];
+        for (int j = 0; j < s.inputs.results.count; j++) {
+            const spec_tensor *tensor = &s.inputs.results.items[j];
             if (assay_path_is_choice(tensor->path)) assert_int_equal(tensor->indices[c->config.num_experts_per_tok], 1);
             if (!assay_role_is_result(assay_role_of(tensor->path)) || assay_path_is_choice(tensor->path)) continue;
             if (!is_certified(&s, tensor)) fail_msg("%s: %s: %s", c->name, tensor->path, s.ctx.message);
@@ -407,8 +407,8 @@ TEST(what_is_altered_is_not_certified)
         assay_case *c = case_named(&ctx, table[i].name, table[i].set);
         int altered = 0;
         subject_start(&s, c, false);
-        for (int j = 0; j < s.evidence.results.count; j++) {
-            const spec_tensor *tensor = &s.evidence.results.items[j];
+        for (int j = 0; j < s.inputs.results.count; j++) {
+            const spec_tensor *tensor = &s.inputs.results.items[j];
             if (!assay_role_is_result(assay_role_of(tensor->path)) || assay_path_is_choice(tensor->path)) continue;
             altered += (tensor->indices != NULL ? tampered_indices : tampered_numbers)(&s, tensor) > 0;
         }

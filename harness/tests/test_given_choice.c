@@ -74,7 +74,7 @@ static assay_status try_compare(trial *t, bool conditionally, const assay_profil
     TRY(open_golden(&t->ctx, t->golden, &golden));
     TRY(assay_fixture_open(&t->ctx, t->candidate, &candidate));
     TRY(conditionally
-            ? assay_compare_conditionally(&t->ctx, &golden, candidate, profile, 1e-6, true, report, &against)
+            ? assay_compare_given_choice(&t->ctx, &golden, candidate, profile, 1e-6, true, report, &against)
             : assay_compare(&t->ctx, golden.reader, candidate, profile, 1e-6, assay_plan_order(&t->plan), report));
 cleanup:
     assay_golden_close(&against);

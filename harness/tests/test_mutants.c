@@ -111,7 +111,7 @@ static void try_case(const char *name)
     assay_plan plan = {0};
     assay_inputs inputs = {0};
     assay_tensor_set golden = {0};
-    assay_discrimination found = {0};
+    assay_power_test found = {0};
     assert_ok(&ctx, assay_plan_make(&ctx, &plan, c));
     assert_ok(&ctx, assay_inputs_open(&ctx, &inputs, c, &plan.list, NULL));
     const assay_source source = assay_inputs_source(&inputs);
@@ -122,7 +122,7 @@ static void try_case(const char *name)
         if (plan.specs[i].role != ASSAY_ROLE_ERROR_SCALE) continue;
         memset(golden.items[i].values, 0, (size_t)golden.items[i].count * sizeof(double));
     }
-    assert_ok(&ctx, assay_discriminate(&ctx, &plan, &golden, assay_profile_by_name("f32"), 1e-6, NULL, &found));
+    assert_ok(&ctx, assay_power_test_run(&ctx, &plan, &golden, assay_profile_by_name("f32"), 1e-6, NULL, &found));
     const int op = operation_index(c->op);
     tried[op] = true;
     for (int i = 0; i < assay_mutant_count; i++) {
@@ -132,7 +132,7 @@ static void try_case(const char *name)
         if (r->required && r->outcome == ASSAY_MUTANT_PASSES) fail_msg("%s passes %s", r->mutant->name, name);
         if (r->mutant->always) assert_int_equal(r->outcome, ASSAY_MUTANT_DETECTED);
     }
-    assay_discrimination_free(&found);
+    assay_power_test_free(&found);
     assay_tensor_set_free(&golden);
     assay_inputs_close(&inputs);
     assay_plan_free(&plan);

@@ -78,7 +78,7 @@ static void compare(trial *t, const assay_profile *profile, assay_report *report
     assay_fixture_reader *candidate = NULL;
     assay_golden golden = {.reader = t->golden, .c = t->c, .plan = t->plan}, against = {0};
     assert_ok(&t->ctx, assay_fixture_open(&t->ctx, t->candidate, &candidate));
-    assert_ok(&t->ctx, assay_compare_conditionally(&t->ctx, &golden, candidate, profile, 1e-6, true, report, &against));
+    assert_ok(&t->ctx, assay_compare_given_choice(&t->ctx, &golden, candidate, profile, 1e-6, true, report, &against));
     assay_golden_close(&against);
     assay_fixture_close(candidate);
 }
