@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "oracle/layer/layer_internal.h"
 #include "tests/support/assay_test.h"
 
 double layer_case_uniform(uint64_t *state)
@@ -15,31 +16,13 @@ double layer_case_uniform(uint64_t *state)
 layer_case layer_case_make(int64_t layers, int64_t dense, int64_t batch, int64_t sequence)
 {
     const int64_t dim = 8;
+    const assay_rope_config rope = {2, true, 10000, 40, 32, 1, 163840, 4096, true, true, false, false};
+    const assay_mla_config mla = {batch, sequence, dim, 2, 4, 3, 6, 5, 1e-6, 1, rope, true};
     layer_case c = {
         .config =
             {.layers = layers,
              .dense_layers = dense,
-             .mla = {.batch = batch,
-                     .sequence = sequence,
-                     .emb_dim = dim,
-                     .heads = 2,
-                     .qk_nope_head_dim = 4,
-                     .v_head_dim = 3,
-                     .q_lora_rank = 6,
-                     .kv_lora_rank = 5,
-                     .epsilon = 1e-6,
-                     .mscale = 1,
-                     .rope = {.dim = 2,
-                              .yarn = true,
-                              .rope_max_timescale = 10000,
-                              .rope_factor = 40,
-                              .beta_fast = 32,
-                              .beta_slow = 1,
-                              .max_position_embeddings = 163840,
-                              .original_max_position_embeddings = 4096,
-                              .interleave = true,
-                              .truncate = true},
-                     .mask_padding = true},
+             .mla = mla,
              .mlp = {.rows = batch * sequence, .emb_dim = dim, .mlp_dim = 7, .activation = {ASSAY_SILU, ASSAY_LINEAR}},
              .moe = {.routing = {.batch = batch,
                                  .sequence = sequence,
@@ -71,68 +54,35 @@ static void fill(layer_case *c, const char *path, int64_t count, double scale, d
     for (int64_t i = 0; i < count; i++) values[i] = mean + scale * layer_case_uniform(&c->seed);
 }
 
-static void fill_weight(layer_case *c, const char *prefix, const char *name, int64_t fan_in, int64_t fan_out)
+/* All weights of a block, each as large as a trained one. */
+static void fill_block(layer_case *c, const char *prefix, const assay_tensor_table *table)
 {
-    char path[ASSAY_PATH_SIZE];
-    snprintf(path, sizeof path, "weights/%s%s", prefix, name);
-    fill(c, path, fan_in * fan_out, 1.5 / sqrt((double)(fan_in > 0 ? fan_in : 1)), 0);
-}
-
-static void fill_scale(layer_case *c, const char *prefix, const char *name, int64_t count)
-{
-    char path[ASSAY_PATH_SIZE];
-    snprintf(path, sizeof path, "weights/%s%s", prefix, name);
-    fill(c, path, count, 0.3, 1);
-}
-
-static void fill_attention(layer_case *c, const char *prefix)
-{
-    const assay_mla_config *m = &c->config.mla;
-    const int64_t query = m->heads * (m->qk_nope_head_dim + m->rope.dim);
-    fill_scale(c, prefix, "pre_self_attention_layer_norm/scale", m->emb_dim);
-    fill_scale(c, prefix, "post_self_attention_layer_norm/scale", m->emb_dim);
-    if (m->q_lora_rank > 0) {
-        fill_weight(c, prefix, "self_attention/wq_a/kernel", m->emb_dim, m->q_lora_rank);
-        fill_scale(c, prefix, "self_attention/q_norm/scale", m->q_lora_rank);
-        fill_weight(c, prefix, "self_attention/wq_b/kernel", m->q_lora_rank, query);
-    } else {
-        fill_weight(c, prefix, "self_attention/query/kernel", m->emb_dim, query);
+    for (int i = 0; i < table->count; i++) {
+        const assay_tensor_row *row = &table->rows[i];
+        char path[ASSAY_PATH_SIZE];
+        const bool scale = row->kind == ASSAY_NORM_SCALE;
+        if (row->name == NULL || row->kind == ASSAY_BIAS) continue;
+        assay_tensor_path("weights/", prefix, row, path);
+        fill(c, path, assay_tensor_row_count(row), scale ? 0.3 : 1.5 / sqrt((double)row->fan_in), scale ? 1 : 0);
     }
-    fill_weight(c, prefix, "self_attention/wkv_a/kernel", m->emb_dim, m->kv_lora_rank + m->rope.dim);
-    fill_scale(c, prefix, "self_attention/kv_norm/scale", m->kv_lora_rank);
-    fill_weight(c, prefix, "self_attention/wkv_b/kernel", m->kv_lora_rank,
-                m->heads * (m->qk_nope_head_dim + m->v_head_dim));
-    fill_weight(c, prefix, "self_attention/out/kernel", m->heads * m->v_head_dim, m->emb_dim);
 }
 
-static void fill_dense(layer_case *c, const char *prefix)
-{
-    const assay_gated_mlp_config *m = &c->config.mlp;
-    if (m->fused) {
-        fill_weight(c, prefix, "mlp/wi/kernel", m->emb_dim, 2 * m->mlp_dim);
-    } else {
-        fill_weight(c, prefix, "mlp/wi_0/kernel", m->emb_dim, m->mlp_dim);
-        fill_weight(c, prefix, "mlp/wi_1/kernel", m->emb_dim, m->mlp_dim);
-    }
-    fill_weight(c, prefix, "mlp/wo/kernel", m->mlp_dim, m->emb_dim);
-}
-
-static void fill_moe(layer_case *c, const char *prefix)
+static void fill_moe(layer_case *c, const char *layer)
 {
     const assay_moe_config *m = &c->config.moe;
-    const int64_t e = m->routing.num_experts, d = m->emb_dim, h = m->moe_mlp_dim, f = m->shared_mlp_dim;
-    fill_weight(c, prefix, "moe/gate/kernel", d, e);
-    fill_weight(c, prefix, "moe/gate/bias", 1, e);
-    if (m->fused_weights) {
-        fill_weight(c, prefix, "moe/wi", d, e * 2 * h);
-    } else {
-        fill_weight(c, prefix, "moe/wi_0", d, e * h);
-        fill_weight(c, prefix, "moe/wi_1", d, e * h);
-    }
-    fill_weight(c, prefix, "moe/wo", h, e * d);
-    fill_weight(c, prefix, "moe/shared_experts/wi_0/kernel", d, f);
-    fill_weight(c, prefix, "moe/shared_experts/wi_1/kernel", d, f);
-    fill_weight(c, prefix, "moe/shared_experts/wo/kernel", f, d);
+    const assay_gated_mlp_config expert = assay_moe_expert_config(m, 0), shared = assay_moe_shared_config(m, 0);
+    const assay_tensor_table shared_table = assay_mlp_weight_table(&shared, ASSAY_MLP_SHARED);
+    assay_tensor_table routed = assay_mlp_weight_table(&expert, ASSAY_MLP_ROUTED);
+    const int64_t e = m->routing.num_experts;
+    char block[48], path[ASSAY_PATH_SIZE];
+    snprintf(block, sizeof block, "%smoe/", layer);
+    for (int i = 0; i < routed.count; i++) routed.rows[i] = assay_tensor_row_below("E", &e, routed.rows[i]);
+    fill_block(c, block, &routed);
+    if (m->shared_mlp_dim > 0) fill_block(c, block, &shared_table);
+    snprintf(path, sizeof path, "weights/%sgate/kernel", block);
+    fill(c, path, m->emb_dim * e, 1.5 / sqrt((double)m->emb_dim), 0);
+    snprintf(path, sizeof path, "weights/%sgate/bias", block);
+    fill(c, path, e, 1.5, 0);
 }
 
 void layer_case_fill(layer_case *c)
@@ -147,12 +97,9 @@ void layer_case_fill(layer_case *c)
     for (int64_t layer = 0; layer < c->config.layers; layer++) {
         char prefix[32] = "";
         if (!c->config.single) snprintf(prefix, sizeof prefix, "layers/%" PRId64 "/", layer);
-        fill_attention(c, prefix);
-        if (layer < c->config.dense_layers) {
-            fill_dense(c, prefix);
-        } else {
-            fill_moe(c, prefix);
-        }
+        const assay_tensor_table table = layer_weight_table(&c->config, layer);
+        fill_block(c, prefix, &table);
+        if (layer >= c->config.dense_layers) fill_moe(c, prefix);
     }
 }
 

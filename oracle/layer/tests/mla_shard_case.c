@@ -6,28 +6,10 @@
 
 assay_mla_config mla_shard_config(int64_t batch, int64_t sequence, int64_t rope_dim, int64_t size)
 {
-    return (assay_mla_config){.batch = batch,
-                              .sequence = sequence,
-                              .emb_dim = 2 * size + 1,
-                              .heads = size,
-                              .qk_nope_head_dim = size + 2,
-                              .v_head_dim = size,
-                              .q_lora_rank = size + 1,
-                              .kv_lora_rank = size + 2,
-                              .epsilon = 1e-3, /* large enough to be seen when it is in the wrong place */
-                              .mscale = 0.7,
-                              .mask_padding = true,
-                              .rope = {.dim = rope_dim,
-                                       .yarn = true,
-                                       .rope_max_timescale = 500,
-                                       .rope_factor = 4,
-                                       .beta_fast = 8,
-                                       .beta_slow = 1,
-                                       .max_position_embeddings = 400,
-                                       .original_max_position_embeddings = 100,
-                                       .interleave = true,
-                                       .truncate = true,
-                                       .pairwise = true}};
+    const int64_t d = 2 * size + 1, rank = size + 2;
+    const double epsilon = 1e-3; /* large enough to be seen when it is in the wrong place */
+    const assay_rope_config rope = {rope_dim, true, 500, 4, 8, 1, 400, 100, true, true, false, true};
+    return (assay_mla_config){batch, sequence, d, size, rank, size, size + 1, rank, epsilon, 0.7, rope, true};
 }
 
 static const char *path_of(const mla_shard_case *c, int variable, char path[ASSAY_PATH_SIZE])

@@ -25,27 +25,8 @@ static void assert_near(const char *sample, const char *tensor, const double *ac
 }
 
 /* Large enough for several blocks of a product and of attention, and of sizes that no block divides. */
-static const assay_mla_config LARGE = {.batch = 1,
-                                       .sequence = 131,
-                                       .emb_dim = 29,
-                                       .heads = 3,
-                                       .qk_nope_head_dim = 11,
-                                       .v_head_dim = 13,
-                                       .q_lora_rank = 17,
-                                       .kv_lora_rank = 19,
-                                       .epsilon = 1e-6,
-                                       .mscale = 1,
-                                       .mask_padding = true,
-                                       .rope = {.dim = 6,
-                                                .yarn = true,
-                                                .rope_max_timescale = 10000,
-                                                .rope_factor = 40,
-                                                .beta_fast = 32,
-                                                .beta_slow = 1,
-                                                .max_position_embeddings = 163840,
-                                                .original_max_position_embeddings = 4096,
-                                                .interleave = true,
-                                                .truncate = true}};
+static const assay_mla_config LARGE = {
+    1, 131, 29, 3, 11, 13, 17, 19, 1e-6, 1, {6, true, 10000, 40, 32, 1, 163840, 4096, true, true, false, false}, true};
 
 static double *absorbed(assay_context *ctx, const mla_problem *p)
 {
