@@ -3,7 +3,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "oracle/spec/tests/spec_case.h"
+#include "oracle/spec/tests/narrow_stack.h"
 
 /* Four experts, of which e makes x^2 10^e of x; the weight is x. Token t is t + 1. */
 static spec_moe_config small_block(spec_case *c, int64_t batch, int64_t sequence, const int32_t *chosen)
@@ -274,45 +274,12 @@ static assay_stack_config small_schedule(spec_case *c)
     case_values(c, "inputs/x", (double[]){2, -2, -2, 2}, DIMS(4, 1, 1));
     case_indices(c, "inputs/positions", (int32_t[]){0, 0, 0, 0}, DIMS(4, 1));
     case_indices(c, "routing/selected_experts", (int32_t[]){1, 0, 1, 1}, DIMS(4, 1, 1));
-    case_values(c, "weights/pre_self_attention_layer_norm/scale", (double[]){3}, DIMS(1));
-    case_values(c, "weights/self_attention/query/kernel", (double[]){1, 2, 3}, DIMS(1, 1, 3));
-    case_values(c, "weights/self_attention/wkv_a/kernel", (double[]){5, 1, 1}, DIMS(1, 3));
-    case_values(c, "weights/self_attention/kv_norm/scale", (double[]){4}, DIMS(1));
-    case_values(c, "weights/self_attention/wkv_b/kernel", (double[]){1, 10}, DIMS(1, 1, 2));
-    case_values(c, "weights/self_attention/out/kernel", (double[]){.125}, DIMS(1, 1, 1));
-    case_values(c, "weights/post_self_attention_layer_norm/scale", (double[]){.5}, DIMS(1));
-    case_values(c, "weights/moe/gate/kernel", (double[]){1, 2}, DIMS(1, 2));
-    case_values(c, "weights/moe/wi_0", (double[]){2, 2}, DIMS(2, 1, 1));
-    case_values(c, "weights/moe/wi_1", (double[]){8, 8}, DIMS(2, 1, 1));
-    case_values(c, "weights/moe/wo", (double[]){3, 5}, DIMS(2, 1, 1));
-    return (assay_stack_config){.layers = 1,
-                                .single = true,
-                                .mla = {.batch = 4,
-                                        .sequence = 1,
-                                        .emb_dim = 1,
-                                        .heads = 1,
-                                        .qk_nope_head_dim = 1,
-                                        .v_head_dim = 1,
-                                        .kv_lora_rank = 1,
-                                        .rope = {.dim = 2,
-                                                 .rope_max_timescale = 10000,
-                                                 .max_position_embeddings = 8,
-                                                 .original_max_position_embeddings = 8}},
-                                .moe = {.routing = {.batch = 4,
-                                                    .sequence = 1,
-                                                    .num_experts = 2,
-                                                    .num_experts_per_tok = 1,
-                                                    .family = ASSAY_ROUTER_DEEPSEEK3,
-                                                    .score_func = ASSAY_SCORE_SIGMOID,
-                                                    .n_routing_groups = -1,
-                                                    .routed_scaling_factor = 2.5,
-                                                    .renormalize_exactly = true},
-                                        .emb_dim = 1,
-                                        .moe_mlp_dim = 1,
-                                        .path = ASSAY_MOE_SPARSE,
-                                        .activation = ASSAY_LINEAR},
-                                .sharding = {.mesh = {{1, 1, 2}}, .tensor_shards = 1, .token_chunks = 1},
-                                .batch_split_factor = 2};
+    narrow_moe(c, "");
+    assay_stack_config config = narrow_stack(4, 1, 0);
+    config.moe.routing.renormalize_exactly = true;
+    config.sharding = (assay_sharding){.mesh = {{1, 1, 2}}, .tensor_shards = 1, .token_chunks = 1};
+    config.batch_split_factor = 2;
+    return config;
 }
 
 /* Rows 0 and 1 are the first shard's, 2 and 3 the second's; microbatches are rows 0 and 2, then 1 and 3. */

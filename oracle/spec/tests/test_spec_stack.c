@@ -2,79 +2,24 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "oracle/spec/tests/spec_case.h"
+#include "oracle/spec/tests/narrow_stack.h"
 
+/* With losses and bias updates. */
 static assay_stack_config small_stack(int64_t layers, int64_t dense)
 {
-    return (assay_stack_config){
-        .layers = layers,
-        .dense_layers = dense,
-        .single = layers == 1,
-        .mla = {.batch = 1,
-                .sequence = 1,
-                .emb_dim = 1,
-                .heads = 1,
-                .qk_nope_head_dim = 1,
-                .v_head_dim = 1,
-                .kv_lora_rank = 1,
-                .rope = {.dim = 2,
-                         .rope_max_timescale = 10000,
-                         .max_position_embeddings = 8,
-                         .original_max_position_embeddings = 8}},
-        .mlp = {.rows = 1, .emb_dim = 1, .mlp_dim = 1, .activation = {ASSAY_LINEAR, ASSAY_LINEAR}},
-        .moe = {.routing = {.batch = 1,
-                            .sequence = 1,
-                            .num_experts = 2,
-                            .num_experts_per_tok = 1,
-                            .family = ASSAY_ROUTER_DEEPSEEK3,
-                            .score_func = ASSAY_SCORE_SIGMOID,
-                            .n_routing_groups = -1,
-                            .routed_scaling_factor = 2.5,
-                            .load_balance_loss_weight = 1,
-                            .routed_bias_update_rate = .5},
-                .emb_dim = 1,
-                .moe_mlp_dim = 1,
-                .path = ASSAY_MOE_SPARSE,
-                .activation = ASSAY_LINEAR},
-    };
-}
-
-static void weight(spec_case *c, const char *prefix, const char *name, const double *values, assay_shape shape)
-{
-    char path[ASSAY_PATH_SIZE];
-    snprintf(path, sizeof path, "weights/%s%s", prefix, name);
-    case_values(c, path, values, shape);
-}
-
-/* Whatever x > 0, the norm gives 3, kv_norm 4 and the value 40, of which 5 is added. */
-static void add_attention(spec_case *c, const char *prefix)
-{
-    weight(c, prefix, "pre_self_attention_layer_norm/scale", (double[]){3}, DIMS(1));
-    weight(c, prefix, "self_attention/query/kernel", (double[]){1, 2, 3}, DIMS(1, 1, 3));
-    weight(c, prefix, "self_attention/wkv_a/kernel", (double[]){5, 1, 1}, DIMS(1, 3));
-    weight(c, prefix, "self_attention/kv_norm/scale", (double[]){4}, DIMS(1));
-    weight(c, prefix, "self_attention/wkv_b/kernel", (double[]){1, 10}, DIMS(1, 1, 2));
-    weight(c, prefix, "self_attention/out/kernel", (double[]){.125}, DIMS(1, 1, 1));
-    weight(c, prefix, "post_self_attention_layer_norm/scale", (double[]){.5}, DIMS(1));
+    assay_stack_config config = narrow_stack(1, layers, dense);
+    config.moe.routing.load_balance_loss_weight = 1;
+    config.moe.routing.routed_bias_update_rate = .5;
+    return config;
 }
 
 /* The norm gives .5; of it 1 times 4 times wo. */
 static void add_dense(spec_case *c, const char *prefix, double wo)
 {
-    add_attention(c, prefix);
-    weight(c, prefix, "mlp/wi_0/kernel", (double[]){2}, DIMS(1, 1));
-    weight(c, prefix, "mlp/wi_1/kernel", (double[]){8}, DIMS(1, 1));
-    weight(c, prefix, "mlp/wo/kernel", &wo, DIMS(1, 1));
-}
-
-/* Expert 1 has the larger score; expert 0 gives 4 times 3, expert 1 4 times 5. */
-static void add_moe(spec_case *c, const char *prefix)
-{
-    add_attention(c, prefix);
-    weight(c, prefix, "moe/gate/kernel", (double[]){1, 2}, DIMS(1, 2));
-    weight(c, prefix, "moe/wi_0", (double[]){2, 2}, DIMS(2, 1, 1));
-    weight(c, prefix, "moe/wi_1", (double[]){8, 8}, DIMS(2, 1, 1));
-    weight(c, prefix, "moe/wo", (double[]){3, 5}, DIMS(2, 1, 1));
+    narrow_attention(c, prefix);
+    narrow_weight(c, prefix, "mlp/wi_0/kernel", (double[]){2}, DIMS(1, 1));
+    narrow_weight(c, prefix, "mlp/wi_1/kernel", (double[]){8}, DIMS(1, 1));
+    narrow_weight(c, prefix, "mlp/wo/kernel", &wo, DIMS(1, 1));
 }
 
 static void start(spec_case *c)
@@ -113,7 +58,7 @@ TEST(test_moe_layer)
         const int32_t expert = given ? 0 : 1;
         const double output = given ? 12 : 20;
         start(&c);
-        add_moe(&c, "");
+        narrow_moe(&c, "");
         if (given) case_indices(&c, "routing/selected_experts", &expert, DIMS(1, 1, 1));
         assert_ok(&c.ctx, spec_stack(&c.ctx, &config, &c.in, &c.out));
         assert_result(&c, "outputs/y", 1, (double[]){2 + 5 + 2.5 * output}, 1e-15);
@@ -138,7 +83,7 @@ TEST(test_stack)
         snprintf(prefix, sizeof prefix, "layers/%d/", layer);
         add_dense(&c, prefix, layer == 1 ? 7 : layer == 10 ? 11 : 3);
     }
-    add_moe(&c, "layers/11/");
+    narrow_moe(&c, "layers/11/");
     assert_ok(&c.ctx, spec_stack(&c.ctx, &config, &c.in, &c.out));
     double last = 2 + 11 * (5 + 12) + 4 * (7 - 3) + 4 * (11 - 3);
     assert_result(&c, "outputs/y", 1, (double[]){last + 5 + 50}, 1e-15);
@@ -171,7 +116,7 @@ TEST(test_out_of_memory)
     const assay_stack_config config = small_stack(2, 1);
     start(&c);
     add_dense(&c, "layers/0/", 3);
-    add_moe(&c, "layers/1/");
+    narrow_moe(&c, "layers/1/");
     for (int64_t n = 0;; n++) {
         spec_tensors out = {0};
         assay_fail_allocation(n);
