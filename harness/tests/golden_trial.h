@@ -1,31 +1,37 @@
-/* A golden on disk, and where a candidate of it goes. */
+/* A case in a test of the harness: its plan, what is drawn for it, its golden in memory or as a file, and a candidate that is
+ * held against that. */
 #ifndef ASSAY_HARNESS_TESTS_GOLDEN_TRIAL_H
 #define ASSAY_HARNESS_TESTS_GOLDEN_TRIAL_H
 
+#include "harness/mutants/mutant_run.h"
+#include "harness/plan/inputs.h"
 #include "harness/tests/harness_test.h"
 
 typedef struct trial {
     assay_context ctx;
     assay_case *c;
     assay_plan plan;
-    assay_fixture_reader *golden;
-    char candidate[TEST_PATH_SIZE + 32];
+    assay_inputs inputs;
+    assay_source source;     /* of what is drawn */
+    assay_tensor_set golden; /* all in memory */
+    char file[TEST_PATH_SIZE + 16], candidate[TEST_PATH_SIZE + 16];
+    assay_fixture_reader *reader; /* of the file */
 } trial;
 
-static inline void open_trial(trial *t, const test_folder *folder, assay_case *c)
-{
-    *t = (trial){.ctx = assay_context_default(1), .c = c};
-    snprintf(t->candidate, sizeof t->candidate, "%s/candidate.h5", folder->path);
-    assert_ok(&t->ctx, assay_plan_make(&t->ctx, &t->plan, c));
-    assert_ok(&t->ctx, assay_golden_write(&t->ctx, &t->plan, folder->file, NULL, true));
-    assert_ok(&t->ctx, assay_fixture_open(&t->ctx, folder->file, &t->golden));
-}
+/* The case is freed with the trial. */
+void trial_plan(trial *t, assay_case *c);     /* and draws */
+void trial_evaluate(trial *t, assay_case *c); /* also computes the golden, in memory */
+/* Also writes it to the folder and opens it; the golden in memory is what the file has. */
+void trial_write(trial *t, const test_folder *folder, assay_case *c);
+void trial_close(trial *t);
 
-static inline void close_trial(trial *t)
-{
-    assay_fixture_close(t->golden);
-    assay_plan_free(&t->plan);
-    assay_cases_free(t->c, 1);
-}
+/* At a profile, for mutants. */
+assay_trial trial_at(const trial *t, const char *profile);
+
+/* A candidate of those results that `is_wanted`, in the profile's type but for integers. */
+void trial_write_candidate(trial *t, const assay_tensor_set *results, const assay_profile *profile,
+                           bool (*is_wanted)(const assay_tensor_spec *spec));
+/* The candidate's file against the golden's, without a look at other choices of experts. */
+assay_report trial_compare(trial *t, const assay_profile *profile);
 
 #endif

@@ -7,7 +7,8 @@
 #include "harness/plan/plan_make.h"
 #include "oracle/arithmetic/arithmetic.h"
 
-/* A case of the catalogue, to be freed with assay_cases_free(c, 1), changed by `set` where that is not NULL. */
+/* A case of the catalogue, to be freed with assay_cases_free(c, 1), changed by `set` where that is not NULL:
+ * settings with semicolons between. */
 static inline assay_case *case_named(assay_context *ctx, const char *name, const char *set)
 {
     char *pattern = (char *)name;
@@ -15,7 +16,12 @@ static inline assay_case *case_named(assay_context *ctx, const char *name, const
     int count = 0;
     assert_ok(ctx, assay_cases_find(ctx, 1, &pattern, &c, &count));
     assert_int_equal(count, 1);
-    if (set != NULL) assert_ok(ctx, assay_case_set(ctx, c, set));
+    for (; set != NULL && *set != '\0'; set += strspn(set, ";")) {
+        char one[TEST_PATH_SIZE];
+        snprintf(one, sizeof one, "%.*s", (int)strcspn(set, ";"), set);
+        assert_ok(ctx, assay_case_set(ctx, c, one));
+        set += strlen(one);
+    }
     return c;
 }
 

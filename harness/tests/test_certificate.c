@@ -4,8 +4,7 @@
 
 #include "harness/certify/certificate.h"
 #include "harness/operations/op_support.h"
-#include "harness/plan/inputs.h"
-#include "harness/tests/harness_test.h"
+#include "harness/tests/golden_trial.h"
 
 /* A wrong oracle: the operation under test, with one of its results altered on the way out. */
 typedef struct tampering {
@@ -19,6 +18,7 @@ typedef struct tampering {
 } tampering;
 
 static tampering planted;
+static assay_operation wrong; /* which is planted */
 
 static bool tampering_wants(void *self, const char *path)
 {
@@ -67,54 +67,31 @@ static assay_status run_wrong(assay_context *ctx, const assay_case *c, const ass
     return planted.right->run(ctx, c, in, &sink, precisions, precision_count);
 }
 
-/* A case, its plan and its drawn inputs. */
-typedef struct problem {
-    assay_context ctx;
-    assay_case *c;
-    assay_plan plan;
-    assay_inputs inputs;
-    assay_source source;
-    assay_operation wrong;
-} problem;
-
-static void problem_open(problem *p, assay_case *c)
-{
-    *p = (problem){.ctx = assay_context_default(2), .c = c};
-    assert_ok(&p->ctx, assay_plan_make(&p->ctx, &p->plan, p->c));
-    assert_ok(&p->ctx, assay_inputs_open(&p->ctx, &p->inputs, p->c, &p->plan.list, NULL));
-    p->source = assay_inputs_source(&p->inputs);
-}
-
-static void problem_start(problem *p, const char *name, const char *set)
+static void problem_start(trial *p, const char *name, const char *set)
 {
     assay_context ctx = assay_context_default(1);
-    problem_open(p, case_named(&ctx, name, set));
+    trial_plan(p, case_named(&ctx, name, set));
+    p->ctx.threads = 2;
 }
 
-static void problem_from(problem *p, const char *yaml)
+static void problem_from(trial *p, const char *yaml)
 {
     assay_context ctx = assay_context_default(1);
-    problem_open(p, case_from(&ctx, yaml));
-}
-
-static void problem_end(problem *p)
-{
-    assay_inputs_close(&p->inputs);
-    assay_plan_free(&p->plan);
-    assay_cases_free(p->c, 1);
+    trial_plan(p, case_from(&ctx, yaml));
+    p->ctx.threads = 2;
 }
 
 /* From here on the problem's operation is the wrong one. */
-static void plant(problem *p, const tampering *t)
+static void plant(trial *p, const tampering *t)
 {
     planted = *t;
     planted.right = p->plan.operation;
-    p->wrong = *p->plan.operation;
-    p->wrong.run = run_wrong;
-    p->plan.operation = &p->wrong;
+    wrong = *p->plan.operation;
+    wrong.run = run_wrong;
+    p->plan.operation = &wrong;
 }
 
-static void certify(problem *p, int64_t budget, spec_certificates *found)
+static void certify(trial *p, int64_t budget, spec_certificates *found)
 {
     assay_certificate_inputs inputs = {0};
     const assay_certificate_scope scope = assay_certificate_scope_of(&p->ctx, &p->plan, budget);
@@ -163,7 +140,7 @@ TEST(wrong_results_are_not)
         {"mla/no-query-compression", "gradients/weights/kv_norm/scale", -1, 1 + 1e-11, 0},
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
-        problem p;
+        trial p;
         spec_certificates found = {0};
         char set[ASSAY_PATH_SIZE + 16] = "gradients=none";
         const bool gradient = assay_role_of(table[i].path) == ASSAY_ROLE_GRADIENT;
@@ -180,7 +157,7 @@ TEST(wrong_results_are_not)
         }
         assert_message(&p.ctx, table[i].path);
         spec_certificates_free(&found);
-        problem_end(&p);
+        trial_close(&p);
     }
 }
 
@@ -189,7 +166,7 @@ TEST(every_coordinate_is_seen)
 {
     static const char path[] = "gradients/weights/wo/kernel";
     for (int64_t element = 0; element < 15; element += 7) {
-        problem p;
+        trial p;
         spec_certificates found = {0};
         problem_from(&p, "case: a\nop: mlp\nconfig: {base_emb_dim: 3, base_mlp_dim: 5}\nsequence: 2\n");
         plant(&p, &(tampering){.path = path, .element = element, .factor = 1, .add = 1e-9});
@@ -201,14 +178,14 @@ TEST(every_coordinate_is_seen)
         assert_int_equal(assay_certificates_check(&p.ctx, &found), ASSAY_BAD_INPUT);
         assert_message(&p.ctx, "times the error that is allowed");
         spec_certificates_free(&found);
-        problem_end(&p);
+        trial_close(&p);
     }
 }
 
 /* An expert that the scores do not choose, consistently with everything that follows from the choice. */
 TEST(a_wrong_choice_is_found)
 {
-    problem p;
+    trial p;
     spec_certificates found = {0};
     assay_certificate_inputs inputs = {0};
     problem_start(&p, "routing/balance", NULL);
@@ -229,7 +206,7 @@ TEST(a_wrong_choice_is_found)
     assert_int_equal(assay_certificates_check(&p.ctx, &found), ASSAY_BAD_INPUT);
     assay_certificate_inputs_free(&inputs);
     spec_certificates_free(&found);
-    problem_end(&p);
+    trial_close(&p);
 }
 
 TEST(threads_change_nothing)
@@ -237,7 +214,7 @@ TEST(threads_change_nothing)
     spec_certificates first = {0};
     static const int threads[] = {1, 2, 7};
     for (int i = 0; i < 3; i++) {
-        problem p;
+        trial p;
         spec_certificates found = {0};
         problem_start(&p, "moe/small", NULL);
         p.ctx.threads = threads[i];
@@ -249,7 +226,7 @@ TEST(threads_change_nothing)
             assert_memory_equal(found.items, first.items, (size_t)first.count * sizeof *first.items);
             spec_certificates_free(&found);
         }
-        problem_end(&p);
+        trial_close(&p);
     }
     spec_certificates_free(&first);
 }
@@ -273,7 +250,7 @@ TEST(scopes)
         {"sequence=100000", 0, true, false, ""},
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
-        problem p;
+        trial p;
         problem_start(&p, "mlp/k160-n192", table[i].set);
         const assay_certificate_scope scope = assay_certificate_scope_of(&p.ctx, &p.plan, table[i].budget);
         assert_int_equal(scope.outputs, table[i].outputs);
@@ -284,11 +261,11 @@ TEST(scopes)
         const assay_status status = assay_plan_certify(&p.ctx, &p.plan, table[i].budget);
         assert_int_equal(status, table[i].left_out[0] == '\0' ? ASSAY_OK : ASSAY_BAD_INPUT);
         if (status != ASSAY_OK) assert_message(&p.ctx, "mlp/k160-n192: its certificate needs about ");
-        problem_end(&p);
+        trial_close(&p);
     }
 }
 
-static assay_status write_certified(problem *p, const char *file)
+static assay_status write_certified(trial *p, const char *file)
 {
     assay_status status = assay_plan_certify(&p->ctx, &p->plan, 2);
     return status == ASSAY_OK ? assay_golden_write(&p->ctx, &p->plan, file, NULL, true) : status;
@@ -300,7 +277,7 @@ TEST_WITH(goldens_hold_their_certificate, folder_setup, folder_teardown)
     const test_folder *folder = *state;
     static const char *const some[] = {"routing/balance", "rms_norm/one-column", "attention/segments"};
     for (size_t i = 0; i < sizeof some / sizeof *some; i++) {
-        problem p, plain;
+        trial p, plain;
         assay_fixture_reader *reader = NULL;
         spec_certificates found = {0};
         problem_start(&p, some[i], "checkpoints=all");
@@ -322,8 +299,8 @@ TEST_WITH(goldens_hold_their_certificate, folder_setup, folder_teardown)
         assert_ok(&p.ctx, assay_certificates_compare(&p.ctx, reader, &found));
         assay_fixture_close(reader);
         spec_certificates_free(&found);
-        problem_end(&plain);
-        problem_end(&p);
+        trial_close(&plain);
+        trial_close(&p);
     }
 }
 
@@ -372,7 +349,7 @@ TEST_WITH(stored_certificates_are_compared, folder_setup, folder_teardown)
         {"gradients/inputs/x", checked_more, true}, /* another budget */
         {"gradients/inputs/x", by_another_libquadmath, true},
     };
-    problem p;
+    trial p;
     spec_certificates found = {0};
     assay_fixture_reader *reader = NULL;
     problem_start(&p, "moe/small", "gradients=[inputs/x]");
@@ -389,7 +366,7 @@ TEST_WITH(stored_certificates_are_compared, folder_setup, folder_teardown)
     }
     assay_fixture_close(reader);
     spec_certificates_free(&found);
-    problem_end(&p);
+    trial_close(&p);
 }
 
 /* Where the oracle is wrong nothing is written; a request of a case does not speak of certificates. */
@@ -398,7 +375,7 @@ TEST_WITH(nothing_is_written_without, folder_setup, folder_teardown)
     const test_folder *folder = *state;
     static const char *const paths[] = {"outputs/y", "gradients/weights/wi_1"};
     const char *const *expects = NULL;
-    problem p;
+    trial p;
     assay_fixture_reader *reader = NULL;
     for (int i = 0; i < 2; i++) {
         problem_start(&p, "moe/small", "gradients=[weights/wi_1]");
@@ -407,7 +384,7 @@ TEST_WITH(nothing_is_written_without, folder_setup, folder_teardown)
         assert_message(&p.ctx, paths[i]);
         assert_message(&p.ctx, "the second form in binary128 has");
         assert_int_equal(folder_count(folder->path, false), 0);
-        problem_end(&p);
+        trial_close(&p);
     }
     problem_start(&p, "moe/small", NULL);
     assert_ok(&p.ctx, assay_plan_certify(&p.ctx, &p.plan, 2));
@@ -420,14 +397,14 @@ TEST_WITH(nothing_is_written_without, folder_setup, folder_teardown)
         assert_true(assay_role_is_given(assay_fixture_spec(reader, i)->role));
     }
     assay_fixture_close(reader);
-    problem_end(&p);
+    trial_close(&p);
 }
 
 TEST_WITH(out_of_memory_leaves_nothing_behind, folder_setup, folder_teardown)
 {
     const test_folder *folder = *state;
     int64_t n = 0;
-    problem p;
+    trial p;
     problem_from(&p, "case: b\nop: moe\nmodel: deepseek3-tiny\nconfig: {base_emb_dim: 3, base_moe_mlp_dim: 2,"
                      " num_experts: 2, num_experts_per_tok: 1}\ngradients: [inputs/x]\nprofiles: none\n");
     p.ctx.threads = 1;
@@ -444,5 +421,5 @@ TEST_WITH(out_of_memory_leaves_nothing_behind, folder_setup, folder_teardown)
         assert_int_equal(folder_count(folder->path, false), 0);
     }
     assert_true(n > 100);
-    problem_end(&p);
+    trial_close(&p);
 }

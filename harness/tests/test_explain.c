@@ -1,46 +1,22 @@
 /* Which known bug a failed candidate has: named where a mutant explains all of it, and not where none does. The sweep
  * over all mutants is explain_sweep.c. */
 #include <math.h>
-#include <unistd.h>
 
 #include "harness/explain/explain.h"
 #include "harness/explain/explain_internal.h"
-#include "harness/plan/golden_read.h"
-#include "harness/tests/harness_test.h"
+#include "harness/tests/golden_trial.h"
 
+/* A golden, and a profile at which it is explained. */
 typedef struct fixture {
-    assay_context ctx;
-    char path[64];
-    assay_case *c;
-    assay_plan plan;
-    assay_fixture_reader *reader;
-    assay_tensor_set results;
-    assay_trial trial;
+    trial t;
+    assay_trial at;
 } fixture;
 
-static void start(fixture *f, const char *name, const char *set, const char *profile)
+static void start(fixture *f, const test_folder *folder, const char *name, const char *set, const char *profile)
 {
-    *f = (fixture){.ctx = assay_context_default(1)};
-    f->c = case_named(&f->ctx, name, set);
-    snprintf(f->path, sizeof f->path, "explain-%d.h5", (int)getpid());
-    assert_ok(&f->ctx, assay_plan_make(&f->ctx, &f->plan, f->c));
-    assert_ok(&f->ctx, assay_golden_write(&f->ctx, &f->plan, f->path, NULL, true));
-    assert_ok(&f->ctx, assay_fixture_open(&f->ctx, f->path, &f->reader));
-    assert_ok(&f->ctx, assay_golden_load(&f->ctx, &f->results, &f->plan, f->reader));
-    f->trial = (assay_trial){.plan = &f->plan,
-                             .golden = &f->results,
-                             .profile = assay_profile_by_name(profile),
-                             .false_alarm = 1e-6,
-                             .reader = f->reader};
-}
-
-static void end(fixture *f)
-{
-    assay_tensor_set_free(&f->results);
-    assay_fixture_close(f->reader);
-    assay_plan_free(&f->plan);
-    assay_cases_free(f->c, 1);
-    unlink(f->path);
+    assay_context ctx = assay_context_default(1);
+    trial_write(&f->t, folder, case_named(&ctx, name, set));
+    f->at = trial_at(&f->t, profile);
 }
 
 /* The mutant's results, or with NULL the golden's. */
@@ -49,9 +25,9 @@ static assay_tensor_set make(fixture *f, const char *name)
     assay_tensor_set results = {0};
     bool applies = true;
     if (name == NULL) {
-        assert_ok(&f->ctx, assay_tensor_set_copy(&f->ctx, &f->results, &results));
+        assert_ok(&f->t.ctx, assay_tensor_set_copy(&f->t.ctx, &f->t.golden, &results));
     } else {
-        assert_ok(&f->ctx, assay_mutant_make(&f->ctx, &f->trial, assay_mutant_by_name(name), &results, &applies));
+        assert_ok(&f->t.ctx, assay_mutant_make(&f->t.ctx, &f->at, assay_mutant_by_name(name), &results, &applies));
     }
     assert_true(applies);
     return results;
@@ -59,7 +35,7 @@ static assay_tensor_set make(fixture *f, const char *name)
 
 static assay_golden golden_of(const fixture *f)
 {
-    return (assay_golden){.reader = f->reader, .c = f->c, .plan = f->plan};
+    return (assay_golden){.reader = f->t.reader, .c = f->t.c, .plan = f->t.plan};
 }
 
 static assay_status try_explain(fixture *f, assay_tensor_set *results, assay_report *report)
@@ -71,11 +47,11 @@ static assay_status try_explain(fixture *f, assay_tensor_set *results, assay_rep
     for (int i = 0; i < results->count; i++) {
         const assay_tensor *tensor = &results->items[i];
         if (tensor->values == NULL || assay_role_is_given(tensor->spec.role)) continue;
-        assay_dtype_round_many(f->trial.profile->storage, tensor->count, tensor->values, tensor->values);
+        assay_dtype_round_many(f->at.profile->storage, tensor->count, tensor->values, tensor->values);
     }
-    TRY(assay_trial_reader(&f->ctx, results, "candidate", f->trial.profile, &candidate));
-    TRY(assay_compare(&f->ctx, f->reader, candidate, f->trial.profile, 1e-6, assay_plan_order(&f->plan), report));
-    TRY(assay_explain(&f->ctx, &golden, candidate, f->trial.profile, true, report));
+    TRY(assay_trial_reader(&f->t.ctx, results, "candidate", f->at.profile, &candidate));
+    TRY(assay_compare(&f->t.ctx, f->t.reader, candidate, f->at.profile, 1e-6, assay_plan_order(&f->t.plan), report));
+    TRY(assay_explain(&f->t.ctx, &golden, candidate, f->at.profile, true, report));
 cleanup:
     assay_fixture_close(candidate);
     return status;
@@ -84,7 +60,7 @@ cleanup:
 static assay_report explain(fixture *f, assay_tensor_set *results)
 {
     assay_report report;
-    assert_ok(&f->ctx, try_explain(f, results, &report));
+    assert_ok(&f->t.ctx, try_explain(f, results, &report));
     assay_tensor_set_free(results);
     return report;
 }
@@ -97,7 +73,7 @@ static bool is_named(const assay_report *report, const char *name)
     return false;
 }
 
-TEST(mutants_are_named)
+TEST_WITH(mutants_are_named, folder_setup, folder_teardown)
 {
     static const char *const names[] = {
         "zero_results",          "nan_results",    "no_results",          "result_missing",  "other_seed",
@@ -105,7 +81,7 @@ TEST(mutants_are_named)
         "nan_last_element",      "truncated",      "stored_coarser",      "columns_swapped", "runner_up_chosen",
         "zero_weight_gradients", "choice_dropped", "router_gradient_lost"};
     fixture f;
-    start(&f, "moe/small", "profiles=[bf16]", "bf16");
+    start(&f, *state, "moe/small", "profiles=[bf16]", "bf16");
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         assay_tensor_set results = make(&f, names[i]);
         assay_report report = explain(&f, &results);
@@ -115,14 +91,14 @@ TEST(mutants_are_named)
         if (report.verdict != ASSAY_FAIL) assert_string_equal(report.explanation, "");
         assay_report_free(&report);
     }
-    end(&f);
+    trial_close(&f.t);
 }
 
 /* A backend may have the bug in one tensor alone. */
-TEST(one_tensor_is_enough_where_each_counts)
+TEST_WITH(one_tensor_is_enough_where_each_counts, folder_setup, folder_teardown)
 {
     fixture f;
-    start(&f, "mlp/silu", "profiles=[bf16]", "bf16");
+    start(&f, *state, "mlp/silu", "profiles=[bf16]", "bf16");
     assay_tensor_set results = make(&f, NULL);
     const assay_tensor *y = assay_tensor_set_find(&results, "outputs/y");
     for (int64_t i = 0; i < y->count; i++) y->values[i] *= 2;
@@ -139,18 +115,18 @@ TEST(one_tensor_is_enough_where_each_counts)
     assert_int_equal(report.explained_count, 0);
     assert_non_null(strstr(report.explanation, "no known bug explains it"));
     assay_report_free(&report);
-    end(&f);
+    trial_close(&f.t);
 }
 
 /* Gradients by the weights that were given, not by those that the operation read in their place. */
-TEST(gradients_may_be_pulled_back)
+TEST_WITH(gradients_may_be_pulled_back, folder_setup, folder_teardown)
 {
     fixture f;
     bool changed = false;
-    start(&f, "mlp/silu", "profiles=[bf16]", "bf16");
+    start(&f, *state, "mlp/silu", "profiles=[bf16]", "bf16");
     assay_tensor_set as_read = make(&f, "gate_up_swapped"), pulled = make(&f, "gate_up_swapped");
     const assay_mutant *swapped = assay_mutant_by_name("gate_up_swapped");
-    assert_ok(&f.ctx, assay_mutant_pull_back(&f.ctx, &f.trial, swapped, &pulled, &changed));
+    assert_ok(&f.t.ctx, assay_mutant_pull_back(&f.t.ctx, &f.at, swapped, &pulled, &changed));
     assert_true(changed);
     const assay_tensor *gate = assay_tensor_set_find(&as_read, "gradients/weights/wi_0/kernel");
     const assay_tensor *up = assay_tensor_set_find(&pulled, "gradients/weights/wi_1/kernel");
@@ -164,18 +140,18 @@ TEST(gradients_may_be_pulled_back)
     report = explain(&f, &pulled);
     assert_true(is_named(&report, "gate_up_swapped"));
     assay_report_free(&report);
-    end(&f);
+    trial_close(&f.t);
 }
 
 /* Rows that lag: two rows read the first one, whose gradients add up, and nobody reads the last. */
-TEST(pull_back_is_the_transpose)
+TEST_WITH(pull_back_is_the_transpose, folder_setup, folder_teardown)
 {
     fixture f;
     bool changed = false;
-    start(&f, "rms_norm/deepseek", "profiles=[f32]", "f32");
+    start(&f, *state, "rms_norm/deepseek", "profiles=[f32]", "f32");
     assay_tensor_set as_read = make(&f, "previous_token"), pulled = make(&f, "previous_token");
     const assay_mutant *lags = assay_mutant_by_name("previous_token");
-    assert_ok(&f.ctx, assay_mutant_pull_back(&f.ctx, &f.trial, lags, &pulled, &changed));
+    assert_ok(&f.t.ctx, assay_mutant_pull_back(&f.t.ctx, &f.at, lags, &pulled, &changed));
     assert_true(changed);
     const assay_tensor *from = assay_tensor_set_find(&as_read, "gradients/inputs/x");
     const assay_tensor *to = assay_tensor_set_find(&pulled, "gradients/inputs/x");
@@ -185,45 +161,45 @@ TEST(pull_back_is_the_transpose)
         assert_true(to->values[i] == (i < width ? from->values[i] + next : next));
     }
     /* constants have no gradients, and what changes no inputs none to pull back */
-    assert_ok(&f.ctx,
-              assay_mutant_pull_back(&f.ctx, &f.trial, assay_mutant_by_name("norm_scales_missing"), &pulled, &changed));
+    assert_ok(&f.t.ctx,
+              assay_mutant_pull_back(&f.t.ctx, &f.at, assay_mutant_by_name("norm_scales_missing"), &pulled, &changed));
     assert_true(changed);
     const assay_tensor *scale = assay_tensor_set_find(&pulled, "gradients/weights/scale");
     for (int64_t i = 0; i < scale->count; i++) assert_true(scale->values[i] == 0.0);
-    assert_ok(&f.ctx,
-              assay_mutant_pull_back(&f.ctx, &f.trial, assay_mutant_by_name("epsilon_other"), &pulled, &changed));
+    assert_ok(&f.t.ctx,
+              assay_mutant_pull_back(&f.t.ctx, &f.at, assay_mutant_by_name("epsilon_other"), &pulled, &changed));
     assert_false(changed);
     assay_tensor_set_free(&as_read);
     assay_tensor_set_free(&pulled);
-    end(&f);
+    trial_close(&f.t);
 }
 
 /* A factor with which places overflow: no index comes of it, and the gradients stay. */
-TEST(what_is_no_selection_stays)
+TEST_WITH(what_is_no_selection_stays, folder_setup, folder_teardown)
 {
     static const double factors[] = {1e308, -1e308, INFINITY, NAN};
     fixture f;
-    start(&f, "moe/deepseek3-tiny-sparse", "profiles=[bf16]", "bf16");
+    start(&f, *state, "moe/deepseek3-tiny-sparse", "profiles=[bf16]", "bf16");
     const assay_mutant *scaled = assay_mutant_by_name("shared_expert_scaled");
     for (size_t i = 0; i < sizeof factors / sizeof *factors; i++) {
         bool changed = true;
         assay_tensor_set results = make(&f, NULL);
-        f.c->config.routed_scaling_factor = factors[i];
-        assert_ok(&f.ctx, assay_mutant_pull_back(&f.ctx, &f.trial, scaled, &results, &changed));
+        f.t.c->config.routed_scaling_factor = factors[i];
+        assert_ok(&f.t.ctx, assay_mutant_pull_back(&f.t.ctx, &f.at, scaled, &results, &changed));
         assert_false(changed);
         const char *path = "gradients/weights/shared_experts/wo/kernel";
-        const assay_tensor *before = assay_tensor_set_find(&f.results, path),
+        const assay_tensor *before = assay_tensor_set_find(&f.t.golden, path),
                            *after = assay_tensor_set_find(&results, path);
         assert_same_bits(after->values, before->values, before->count);
         assay_tensor_set_free(&results);
     }
-    end(&f);
+    trial_close(&f.t);
 }
 
-TEST(one_wrong_element_is_not_known)
+TEST_WITH(one_wrong_element_is_not_known, folder_setup, folder_teardown)
 {
     fixture f;
-    start(&f, "mlp/silu", "profiles=[f32]", "f32");
+    start(&f, *state, "mlp/silu", "profiles=[f32]", "f32");
     for (int passes = 0; passes < 2; passes++) {
         assay_tensor_set results = make(&f, passes ? NULL : "gate_up_swapped");
         const assay_tensor *y = assay_tensor_set_find(&results, "outputs/y");
@@ -234,21 +210,21 @@ TEST(one_wrong_element_is_not_known)
         assert_non_null(strstr(report.explanation, "no known bug explains it"));
         assay_report_free(&report);
     }
-    end(&f);
+    trial_close(&f.t);
 }
 
 /* Errors of a worse arithmetic are compared by their size: a remark, which names all whose errors are as large. At f32
  * they are a thousand times a correct candidate's, whose null distributions then say nothing. */
-TEST(arithmetics_are_remarked_on)
+TEST_WITH(arithmetics_are_remarked_on, folder_setup, folder_teardown)
 {
     static const char *const mutants[] = {"sums_in_bf16", "operands_in_fp8", "intermediates_in_bf16"};
     const assay_emulation draw = {.seed = 20240607};
     fixture f;
-    start(&f, "mlp/one-wide", "profiles=[f32]", "f32");
+    start(&f, *state, "mlp/one-wide", "profiles=[f32]", "f32");
     for (size_t i = 0; i < sizeof mutants / sizeof *mutants; i++) {
-        f.ctx.emulation = &draw;
+        f.t.ctx.emulation = &draw;
         assay_tensor_set results = make(&f, mutants[i]);
-        f.ctx.emulation = NULL;
+        f.t.ctx.emulation = NULL;
         assay_report report = explain(&f, &results);
         assert_int_equal(report.verdict, ASSAY_FAIL);
         assert_int_equal(report.explained_count, 0);
@@ -260,14 +236,14 @@ TEST(arithmetics_are_remarked_on)
     assay_report report = explain(&f, &coarser);
     assert_string_equal(report.explained_by[0], "stored_coarser");
     assay_report_free(&report);
-    end(&f);
+    trial_close(&f.t);
 }
 
 /* Nothing is said of a candidate that passes, nor of shapes and types; a case that is too large is left out. */
-TEST(where_nothing_is_said)
+TEST_WITH(where_nothing_is_said, folder_setup, folder_teardown)
 {
     fixture f;
-    start(&f, "rms_norm/deepseek", "profiles=[bf16]", "bf16");
+    start(&f, *state, "rms_norm/deepseek", "profiles=[bf16]", "bf16");
     assay_tensor_set results = make(&f, NULL);
     assay_report report = explain(&f, &results);
     assert_int_equal(report.verdict, ASSAY_PASS);
@@ -278,72 +254,72 @@ TEST(where_nothing_is_said)
     const double one = 1.0;
     assay_memory_tensor y = {.spec = {.path = "outputs/y", .type = ASSAY_BFLOAT16, .shape = assay_shape_of(1, 1)},
                              .numbers = &one};
-    assert_ok(&f.ctx, assay_fixture_of_memory(&f.ctx, "candidate", 1, &y, &candidate));
-    assert_ok(&f.ctx,
-              assay_compare(&f.ctx, f.reader, candidate, f.trial.profile, 1e-6, assay_plan_order(&f.plan), &report));
-    assert_ok(&f.ctx, assay_explain(&f.ctx, &golden, candidate, f.trial.profile, true, &report));
+    assert_ok(&f.t.ctx, assay_fixture_of_memory(&f.t.ctx, "candidate", 1, &y, &candidate));
+    assert_ok(&f.t.ctx,
+              assay_compare(&f.t.ctx, f.t.reader, candidate, f.at.profile, 1e-6, assay_plan_order(&f.t.plan), &report));
+    assert_ok(&f.t.ctx, assay_explain(&f.t.ctx, &golden, candidate, f.at.profile, true, &report));
     assert_string_equal(report.explanation, "");
     assay_report_free(&report);
     assay_fixture_close(candidate);
-    end(&f);
-    start(&f, "rms_norm/deepseek", "sequence=20000", "bf16");
+    trial_close(&f.t);
+    start(&f, *state, "rms_norm/deepseek", "sequence=20000", "bf16");
     results = make(&f, "doubled");
     report = explain(&f, &results);
     assert_non_null(strstr(report.explanation, "not tried, the case is too large"));
     assert_int_equal(report.explained_count, 0);
     assay_report_free(&report);
-    end(&f);
+    trial_close(&f.t);
 }
 
 /* A golden of a case that nobody can evaluate: the verdict stands, and the reason is said. */
-TEST(golden_of_an_unknown_operation)
+TEST_WITH(golden_of_an_unknown_operation, folder_setup, folder_teardown)
 {
     fixture f;
     assay_fixture_reader *candidate = NULL;
     assay_report report;
-    start(&f, "rms_norm/deepseek", "profiles=[bf16]", "bf16");
+    start(&f, *state, "rms_norm/deepseek", "profiles=[bf16]", "bf16");
     assay_tensor_set results = make(&f, "zero_outputs");
-    assay_case other = *f.c;
-    assay_golden golden = {.reader = f.reader, .c = &other};
+    assay_case other = *f.t.c;
+    assay_golden golden = {.reader = f.t.reader, .c = &other};
     snprintf(other.op, sizeof other.op, "nothing");
-    assert_ok(&f.ctx, assay_trial_reader(&f.ctx, &results, "candidate", f.trial.profile, &candidate));
-    assert_ok(&f.ctx,
-              assay_compare(&f.ctx, f.reader, candidate, f.trial.profile, 1e-6, assay_plan_order(&f.plan), &report));
-    assert_ok(&f.ctx, assay_explain(&f.ctx, &golden, candidate, f.trial.profile, true, &report));
+    assert_ok(&f.t.ctx, assay_trial_reader(&f.t.ctx, &results, "candidate", f.at.profile, &candidate));
+    assert_ok(&f.t.ctx,
+              assay_compare(&f.t.ctx, f.t.reader, candidate, f.at.profile, 1e-6, assay_plan_order(&f.t.plan), &report));
+    assert_ok(&f.t.ctx, assay_explain(&f.t.ctx, &golden, candidate, f.at.profile, true, &report));
     assert_int_equal(report.verdict, ASSAY_FAIL);
     assert_non_null(strstr(report.explanation, "not tried: rms_norm/deepseek: "));
-    assert_string_equal(f.ctx.message, "");
+    assert_string_equal(f.t.ctx.message, "");
     assay_report_free(&report);
     assay_tensor_set_free(&results);
     assay_fixture_close(candidate);
-    end(&f);
+    trial_close(&f.t);
 }
 
-TEST(same_for_any_number_of_threads)
+TEST_WITH(same_for_any_number_of_threads, folder_setup, folder_teardown)
 {
     fixture f;
     char texts[3][sizeof((assay_report *)NULL)->explanation];
     const int threads[] = {1, 2, 7};
-    start(&f, "mla/small", "profiles=[f32]", "f32");
+    start(&f, *state, "mla/small", "profiles=[f32]", "f32");
     for (int i = 0; i < 3; i++) {
         assay_tensor_set results = make(&f, "mscale_missing");
-        f.ctx.threads = threads[i];
+        f.t.ctx.threads = threads[i];
         assay_report report = explain(&f, &results);
-        assert_int_equal(f.ctx.threads, threads[i]);
+        assert_int_equal(f.t.ctx.threads, threads[i]);
         snprintf(texts[i], sizeof texts[i], "%s", report.explanation);
         assay_report_free(&report);
-        f.ctx.threads = 1;
+        f.t.ctx.threads = 1;
     }
     assert_non_null(strstr(texts[0], "mscale_missing"));
     assert_string_equal(texts[0], texts[1]);
     assert_string_equal(texts[0], texts[2]);
-    end(&f);
+    trial_close(&f.t);
 }
 
-TEST(failing_allocations)
+TEST_WITH(failing_allocations, folder_setup, folder_teardown)
 {
     fixture f;
-    start(&f, "rms_norm/one-row", "profiles=[f32]", "f32");
+    start(&f, *state, "rms_norm/one-row", "profiles=[f32]", "f32");
     for (int64_t n = 0;; n += n < 100 ? 1 : 61) {
         assay_report report;
         assay_tensor_set results = make(&f, "epsilon_other");
@@ -357,5 +333,5 @@ TEST(failing_allocations)
         if (!assay_allocation_failed()) break;
         assert_int_equal(status, said ? ASSAY_OK : ASSAY_NO_MEMORY);
     }
-    end(&f);
+    trial_close(&f.t);
 }

@@ -1,21 +1,16 @@
 /* Candidates that chose other experts than the golden, or the same in another order: which are held against the golden
  * evaluated again, and which are wrong. The candidates are the oracle's own results given such choices. */
 #include "compare/report.h"
-#include "harness/plan/inputs.h"
 #include "harness/routing_choice/given_choice.h"
-#include "harness/tests/harness_test.h"
-#include "oracle/base/tensor_set.h"
+#include "harness/tests/golden_trial.h"
 
 #define PROFILE "bf16"
 
-/* A golden of the case, and a candidate made by the same oracle given choices that a test may change. */
-typedef struct trial {
-    assay_context ctx;
-    assay_case *c;
-    assay_plan plan;
-    char golden[TEST_PATH_SIZE], candidate[TEST_PATH_SIZE];
+/* A golden of a case, and a candidate made by the same oracle given choices that a test may change. */
+typedef struct fixture {
+    trial t;
     assay_tensor_set choices;
-} trial;
+} fixture;
 
 static int64_t per_token(const assay_tensor *choice)
 {
@@ -27,34 +22,30 @@ static int64_t tokens_of(const assay_tensor *choice)
     return choice->count / per_token(choice);
 }
 
-static trial trial_of(const test_folder *folder, const char *name, const char *set)
+static fixture fixture_of(const test_folder *folder, const char *name, const char *set)
 {
-    trial t = {.ctx = assay_context_default(1)};
-    assay_fixture_reader *reader = NULL;
-    t.c = case_named(&t.ctx, name, set);
-    assert_ok(&t.ctx, assay_case_set(&t.ctx, t.c, "profiles=" PROFILE));
-    assert_ok(&t.ctx, assay_plan_make(&t.ctx, &t.plan, t.c));
-    snprintf(t.golden, sizeof t.golden, "%s/golden.h5", folder->path);
-    snprintf(t.candidate, sizeof t.candidate, "%s/candidate.h5", folder->path);
-    assert_ok(&t.ctx, assay_golden_write(&t.ctx, &t.plan, t.golden, NULL, true));
-    assert_ok(&t.ctx, assay_fixture_open(&t.ctx, t.golden, &reader));
-    const assay_source stored = assay_fixture_source(reader);
-    for (int i = 0; i < assay_fixture_count(reader); i++) {
-        const assay_tensor_spec *spec = assay_fixture_spec(reader, i);
-        if (!assay_path_is_choice(spec->path)) continue;
-        assert_ok(&t.ctx, assay_tensor_set_read(&t.ctx, &t.choices, spec, &stored));
+    fixture f = {0};
+    assay_context ctx = assay_context_default(1);
+    assay_case *c = case_named(&ctx, name, set);
+    assert_ok(&ctx, assay_case_set(&ctx, c, "profiles=" PROFILE));
+    trial_write(&f.t, folder, c);
+    const assay_source stored = assay_fixture_source(f.t.reader);
+    for (int i = 0; i < f.t.plan.spec_count; i++) {
+        const assay_tensor_spec *spec = &f.t.plan.specs[i];
+        if (assay_path_is_choice(spec->path)) assert_ok(&ctx, assay_tensor_set_read(&ctx, &f.choices, spec, &stored));
     }
-    assay_fixture_close(reader);
-    return t;
+    assay_fixture_close(f.t.reader); /* tests write to it */
+    f.t.reader = NULL;
+    return f;
 }
 
-static void write_candidate(trial *t)
+static void write_candidate(fixture *f)
 {
     assay_inputs inputs = {0};
-    assert_ok(&t->ctx, assay_inputs_open(&t->ctx, &inputs, t->c, &t->plan.list, NULL));
-    assay_overlay given = {assay_tensor_set_source(&t->choices), assay_inputs_source(&inputs)};
+    assert_ok(&f->t.ctx, assay_inputs_open(&f->t.ctx, &inputs, f->t.c, &f->t.plan.list, NULL));
+    assay_overlay given = {assay_tensor_set_source(&f->choices), assay_inputs_source(&inputs)};
     const assay_source source = assay_overlay_source(&given);
-    assert_ok(&t->ctx, assay_golden_write_from(&t->ctx, &t->plan, t->candidate, &source, true));
+    assert_ok(&f->t.ctx, assay_golden_write_from(&f->t.ctx, &f->t.plan, f->t.candidate, &source, true));
     assay_inputs_close(&inputs);
 }
 
@@ -65,17 +56,17 @@ static assay_status open_golden(assay_context *ctx, const char *path, assay_gold
     return status == ASSAY_OK ? assay_golden_read(ctx, golden->reader, path, golden) : status;
 }
 
-static assay_status try_compare(trial *t, bool conditionally, const assay_profile *profile, assay_report *report)
+static assay_status try_compare(fixture *f, bool conditionally, const assay_profile *profile, assay_report *report)
 {
     assay_status status;
     assay_golden golden = {0}, against = {0};
     assay_fixture_reader *candidate = NULL;
     *report = (assay_report){0};
-    TRY(open_golden(&t->ctx, t->golden, &golden));
-    TRY(assay_fixture_open(&t->ctx, t->candidate, &candidate));
+    TRY(open_golden(&f->t.ctx, f->t.file, &golden));
+    TRY(assay_fixture_open(&f->t.ctx, f->t.candidate, &candidate));
     TRY(conditionally
-            ? assay_compare_given_choice(&t->ctx, &golden, candidate, profile, 1e-6, true, report, &against)
-            : assay_compare(&t->ctx, golden.reader, candidate, profile, 1e-6, assay_plan_order(&t->plan), report));
+            ? assay_compare_given_choice(&f->t.ctx, &golden, candidate, profile, 1e-6, true, report, &against)
+            : assay_compare(&f->t.ctx, golden.reader, candidate, profile, 1e-6, assay_plan_order(&f->t.plan), report));
 cleanup:
     assay_golden_close(&against);
     assay_golden_close(&golden);
@@ -83,24 +74,23 @@ cleanup:
     return status;
 }
 
-static assay_report compare(trial *t)
+static assay_report compare(fixture *f)
 {
     assay_report report;
-    assert_ok(&t->ctx, try_compare(t, true, assay_profile_by_name(PROFILE), &report));
+    assert_ok(&f->t.ctx, try_compare(f, true, assay_profile_by_name(PROFILE), &report));
     return report;
 }
 
-static void trial_free(trial *t)
+static void fixture_free(fixture *f)
 {
-    assay_tensor_set_free(&t->choices);
-    assay_plan_free(&t->plan);
-    assay_cases_free(t->c, 1);
+    assay_tensor_set_free(&f->choices);
+    trial_close(&f->t);
 }
 
-static void reverse_slots(trial *t)
+static void reverse_slots(fixture *f)
 {
-    for (int i = 0; i < t->choices.count; i++) {
-        assay_tensor *r = &t->choices.items[i];
+    for (int i = 0; i < f->choices.count; i++) {
+        assay_tensor *r = &f->choices.items[i];
         for (int64_t token = 0; token < tokens_of(r); token++) {
             int32_t *ids = r->indices + token * per_token(r);
             for (int64_t k = 0; k < per_token(r) / 2; k++) {
@@ -138,40 +128,40 @@ TEST_WITH(another_order, folder_setup, folder_teardown)
                                         "deepseek_stack/batch-split",
                                         "deepseek_layer/mesh-expert4"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        trial t = trial_of(*state, names[i], NULL);
+        fixture f = fixture_of(*state, names[i], NULL);
         int64_t tokens = 0;
-        for (int r = 0; r < t.choices.count; r++) tokens += tokens_of(&t.choices.items[r]);
-        reverse_slots(&t);
-        write_candidate(&t);
-        assay_report report = compare(&t);
+        for (int r = 0; r < f.choices.count; r++) tokens += tokens_of(&f.choices.items[r]);
+        reverse_slots(&f);
+        write_candidate(&f);
+        assay_report report = compare(&f);
         expect_again(names[i], &report, tokens, 0);
         assay_report_free(&report);
         /* it is no other way of saying the same */
-        assert_ok(&t.ctx, try_compare(&t, false, assay_profile_by_name(PROFILE), &report));
+        assert_ok(&f.t.ctx, try_compare(&f, false, assay_profile_by_name(PROFILE), &report));
         assert_int_equal(report.verdict, ASSAY_FAIL);
         assay_report_free(&report);
-        trial_free(&t);
+        fixture_free(&f);
     }
 }
 
 /* The same choice costs nothing and is counted. */
 TEST_WITH(the_same_choice, folder_setup, folder_teardown)
 {
-    trial t = trial_of(*state, "moe/small", NULL);
-    write_candidate(&t);
-    assay_report report = compare(&t);
+    fixture f = fixture_of(*state, "moe/small", NULL);
+    write_candidate(&f);
+    assay_report report = compare(&f);
     assert_int_equal(report.verdict, ASSAY_PASS);
     assert_true(report.routing.judged && !report.routing.evaluated_again);
     assert_int_equal(report.routing.exact, 8);
     assert_int_equal(report.routing.tokens, 8);
     assay_report_free(&report);
-    trial_free(&t);
+    fixture_free(&f);
 }
 
 /* One expert in place of another, in the first router. */
-static void swap_one(trial *t, int32_t from, int32_t to, int64_t token)
+static void swap_one(fixture *f, int32_t from, int32_t to, int64_t token)
 {
-    assay_tensor *r = &t->choices.items[0];
+    assay_tensor *r = &f->choices.items[0];
     for (int64_t k = 0; k < per_token(r); k++) {
         if (r->indices[token * per_token(r) + k] == from) r->indices[token * per_token(r) + k] = to;
     }
@@ -210,10 +200,10 @@ TEST_WITH(the_gap_decides, folder_setup, folder_teardown)
         assert_non_null(out);
         fputs(yaml, out);
         assert_int_equal(fclose(out), 0);
-        trial t = trial_of(*state, file, NULL);
-        swap_one(&t, table[i].from, table[i].to, 0);
-        write_candidate(&t);
-        assay_report report = compare(&t);
+        fixture f = fixture_of(*state, file, NULL);
+        swap_one(&f, table[i].from, table[i].to, 0);
+        write_candidate(&f);
+        assay_report report = compare(&f);
         const assay_routing_summary *s = &report.routing;
         if (s->admissible != table[i].admissible || s->wrong != table[i].wrong ||
             strncmp(s->message, table[i].message, strlen(table[i].message)) != 0) {
@@ -227,20 +217,20 @@ TEST_WITH(the_gap_decides, folder_setup, folder_teardown)
         /* a profile to which all of those that tie are the same */
         assay_profile any = *assay_profile_by_name(PROFILE);
         any.any_of_tied = true;
-        assert_ok(&t.ctx, try_compare(&t, true, &any, &report));
+        assert_ok(&f.t.ctx, try_compare(&f, true, &any, &report));
         const bool tie = strstr(table[i].message, "ties") != NULL;
         assert_int_equal(report.routing.wrong, tie ? 0 : table[i].wrong);
         assay_report_free(&report);
-        trial_free(&t);
+        fixture_free(&f);
     }
 }
 
 /* An expert's scores in the second layer are those given the first layer's choice; a wrong one is named with its layer. */
 TEST_WITH(layers_follow_each_other, folder_setup, folder_teardown)
 {
-    trial t = trial_of(*state, "deepseek_stack/tiny-4-layers", NULL);
-    const int last = t.choices.count - 1;
-    assay_tensor *r = &t.choices.items[last];
+    fixture f = fixture_of(*state, "deepseek_stack/tiny-4-layers", NULL);
+    const int last = f.choices.count - 1;
+    assay_tensor *r = &f.choices.items[last];
     assert_true(last > 0);
     int32_t other = 0;
     for (int64_t k = 0; k < per_token(r); k++) {
@@ -250,37 +240,37 @@ TEST_WITH(layers_follow_each_other, folder_setup, folder_teardown)
         }
     }
     r->indices[0] = other;
-    write_candidate(&t);
-    assay_report report = compare(&t);
+    write_candidate(&f);
+    assay_report report = compare(&f);
     assert_int_equal(report.verdict, ASSAY_FAIL);
     assert_int_equal(report.routing.wrong, 1);
     assert_non_null(strstr(report.message, r->spec.path));
     assert_non_null(strstr(report.message, "token [0,0]: expert "));
     assay_report_free(&report);
-    trial_free(&t);
+    fixture_free(&f);
 }
 
 /* Opens the candidate's dataset of choices and writes what no oracle would. */
 static void overwrite(const char *file, const char *path, int64_t count, const int32_t *values)
 {
-    hid_t f = H5Fopen(file, H5F_ACC_RDWR, H5P_DEFAULT), d = H5Dopen2(f, path, H5P_DEFAULT);
-    assert_true(f >= 0 && d >= 0);
+    hid_t h = H5Fopen(file, H5F_ACC_RDWR, H5P_DEFAULT), d = H5Dopen2(h, path, H5P_DEFAULT);
+    assert_true(h >= 0 && d >= 0);
     int32_t *all = calloc((size_t)count + 1, sizeof *all);
     assert_non_null(all);
     memcpy(all, values, (size_t)count * sizeof *all);
     assert_true(H5Dwrite(d, H5T_NATIVE_INT32, H5S_ALL, H5S_ALL, H5P_DEFAULT, all) >= 0);
     free(all);
     H5Dclose(d);
-    H5Fclose(f);
+    H5Fclose(h);
 }
 
 TEST_WITH(no_choice_at_all, folder_setup, folder_teardown)
 {
     static const int32_t bad[][2] = {{-1, 0}, {0, 0}, {0, 1000}, {INT32_MAX, 1}};
-    trial t = trial_of(*state, "moe/small", NULL);
-    assay_tensor *r = &t.choices.items[0];
+    fixture f = fixture_of(*state, "moe/small", NULL);
+    assay_tensor *r = &f.choices.items[0];
     assert_true(per_token(r) >= 2);
-    write_candidate(&t);
+    write_candidate(&f);
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         const int64_t count = r->count;
         int32_t *ids = calloc((size_t)count, sizeof *ids);
@@ -288,9 +278,9 @@ TEST_WITH(no_choice_at_all, folder_setup, folder_teardown)
         memcpy(ids, r->indices, (size_t)count * sizeof *ids);
         memcpy(ids + per_token(r), bad[i], sizeof bad[i]);
         if (i == 1) ids[per_token(r) + 1] = ids[per_token(r)];
-        overwrite(t.candidate, r->spec.path, count, ids);
+        overwrite(f.t.candidate, r->spec.path, count, ids);
         free(ids);
-        assay_report report = compare(&t);
+        assay_report report = compare(&f);
         assert_int_equal(report.verdict, ASSAY_FAIL);
         assert_int_equal(report.routing.wrong, 1);
         assert_int_equal(report.routing.exact, tokens_of(r) - 1);
@@ -298,37 +288,37 @@ TEST_WITH(no_choice_at_all, folder_setup, folder_teardown)
         assert_non_null(strstr(report.message, " different experts of 0 to "));
         assay_report_free(&report);
     }
-    trial_free(&t);
+    fixture_free(&f);
 }
 
 /* Outputs that do not belong to the choice fail, though the choice may be made. */
 TEST_WITH(nothing_is_loosened, folder_setup, folder_teardown)
 {
-    trial t = trial_of(*state, "moe/small", NULL);
-    const int64_t count = t.choices.items[0].count;
-    write_candidate(&t); /* weights and rows in the golden's order */
-    reverse_slots(&t);
-    overwrite(t.candidate, t.choices.items[0].spec.path, count, t.choices.items[0].indices);
-    assay_report report = compare(&t);
+    fixture f = fixture_of(*state, "moe/small", NULL);
+    const int64_t count = f.choices.items[0].count;
+    write_candidate(&f); /* weights and rows in the golden's order */
+    reverse_slots(&f);
+    overwrite(f.t.candidate, f.choices.items[0].spec.path, count, f.choices.items[0].indices);
+    assay_report report = compare(&f);
     assert_int_equal(report.verdict, ASSAY_FAIL);
     assert_int_equal(report.routing.wrong, 0);
     assert_true(report.routing.evaluated_again);
     assert_non_null(strstr(report.message, "routing/sorted_selected_experts"));
     assay_report_free(&report);
-    trial_free(&t);
+    fixture_free(&f);
 }
 
 TEST_WITH(reports_say_it, folder_setup, folder_teardown)
 {
-    trial t = trial_of(*state, "moe/small", NULL);
+    fixture f = fixture_of(*state, "moe/small", NULL);
     char *text = NULL, *json = NULL, *junit = NULL;
     const assay_report_style style = {0};
-    reverse_slots(&t);
-    write_candidate(&t);
-    assay_report report = compare(&t);
-    assert_ok(&t.ctx, assay_report_text(&t.ctx, &report, &style, &text));
-    assert_ok(&t.ctx, assay_report_json(&t.ctx, 1, &report, &json));
-    assert_ok(&t.ctx, assay_report_junit(&t.ctx, 1, &report, &junit));
+    reverse_slots(&f);
+    write_candidate(&f);
+    assay_report report = compare(&f);
+    assert_ok(&f.t.ctx, assay_report_text(&f.t.ctx, &report, &style, &text));
+    assert_ok(&f.t.ctx, assay_report_json(&f.t.ctx, 1, &report, &json));
+    assert_ok(&f.t.ctx, assay_report_junit(&f.t.ctx, 1, &report, &junit));
     static const char line[] =
         "8 tokens: 8 exact, 0 admissible, 0 wrong; compared with the golden evaluated again given";
     assert_non_null(strstr(text, line));
@@ -338,7 +328,7 @@ TEST_WITH(reports_say_it, folder_setup, folder_teardown)
     free(json);
     free(junit);
     assay_report_free(&report);
-    trial_free(&t);
+    fixture_free(&f);
 }
 
 /* A golden whose case nobody can evaluate: one line, and the verdict of before. */
@@ -351,24 +341,24 @@ TEST_WITH(a_golden_of_another_kind, folder_setup, folder_teardown)
         {"case_yaml", "case: moe/small\nop: nothing\n", "the golden cannot be evaluated given it: "},
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
-        trial t = trial_of(*state, "moe/small", NULL);
-        reverse_slots(&t);
-        write_candidate(&t);
-        hid_t f = H5Fopen(t.golden, H5F_ACC_RDWR, H5P_DEFAULT), type = H5Tcopy(H5T_C_S1), space = H5Screate(H5S_SCALAR);
+        fixture f = fixture_of(*state, "moe/small", NULL);
+        reverse_slots(&f);
+        write_candidate(&f);
+        hid_t h = H5Fopen(f.t.file, H5F_ACC_RDWR, H5P_DEFAULT), type = H5Tcopy(H5T_C_S1), space = H5Screate(H5S_SCALAR);
         assert_true(H5Tset_size(type, strlen(table[i].value)) >= 0);
-        assert_true(H5Adelete(f, table[i].attribute) >= 0);
-        hid_t a = H5Acreate2(f, table[i].attribute, type, space, H5P_DEFAULT, H5P_DEFAULT);
+        assert_true(H5Adelete(h, table[i].attribute) >= 0);
+        hid_t a = H5Acreate2(h, table[i].attribute, type, space, H5P_DEFAULT, H5P_DEFAULT);
         assert_true(H5Awrite(a, type, table[i].value) >= 0);
         H5Aclose(a);
         H5Sclose(space);
         H5Tclose(type);
-        H5Fclose(f);
-        assay_report report = compare(&t);
+        H5Fclose(h);
+        assay_report report = compare(&f);
         assert_int_equal(report.verdict, ASSAY_FAIL);
         assert_false(report.routing.judged || report.routing.evaluated_again);
         if (strstr(report.routing.message, table[i].said) == NULL) fail_msg("%s", report.routing.message);
         assay_report_free(&report);
-        trial_free(&t);
+        fixture_free(&f);
     }
 }
 
@@ -376,26 +366,26 @@ TEST_WITH(a_golden_of_another_kind, folder_setup, folder_teardown)
 static void choose_one(const char *file, const assay_tensor *r, int32_t first)
 {
     const hsize_t dims[3] = {1, (hsize_t)tokens_of(r), 1};
-    hid_t f = H5Fopen(file, H5F_ACC_RDWR, H5P_DEFAULT), space = H5Screate_simple(3, dims, NULL);
+    hid_t h = H5Fopen(file, H5F_ACC_RDWR, H5P_DEFAULT), space = H5Screate_simple(3, dims, NULL);
     int32_t *ids = calloc((size_t)tokens_of(r), sizeof *ids);
     assert_non_null(ids);
     ids[0] = first;
-    assert_true(H5Ldelete(f, r->spec.path, H5P_DEFAULT) >= 0);
-    hid_t d = H5Dcreate2(f, r->spec.path, H5T_STD_I32LE, space, H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT);
+    assert_true(H5Ldelete(h, r->spec.path, H5P_DEFAULT) >= 0);
+    hid_t d = H5Dcreate2(h, r->spec.path, H5T_STD_I32LE, space, H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT);
     assert_true(H5Dwrite(d, H5T_NATIVE_INT32, H5S_ALL, H5S_ALL, H5P_DEFAULT, ids) >= 0);
     free(ids);
     H5Dclose(d);
     H5Sclose(space);
-    H5Fclose(f);
+    H5Fclose(h);
 }
 
-static void expect_refused(trial *t, const char *said)
+static void expect_refused(fixture *f, const char *said)
 {
-    assay_report report = compare(t);
+    assay_report report = compare(f);
     assert_int_equal(report.verdict, ASSAY_FAIL);
     if (strstr(report.routing.message, said) == NULL) fail_msg("%s", report.routing.message);
     assay_report_free(&report);
-    trial_free(t);
+    fixture_free(f);
 }
 
 /* Choices in a golden that are not those of its case: nothing is looked up by them. */
@@ -404,56 +394,56 @@ TEST_WITH(a_golden_with_other_choices, folder_setup, folder_teardown)
     static const int32_t bad[][2] = {{2000000000, 2000000001}, {-2000000000, -2}};
     for (size_t i = 0; i < 2; i++) {
         char said[64];
-        trial t = trial_of(*state, "moe/deepseek4-hash", NULL);
-        const assay_tensor *r = &t.choices.items[0];
-        write_candidate(&t);
+        fixture f = fixture_of(*state, "moe/deepseek4-hash", NULL);
+        const assay_tensor *r = &f.choices.items[0];
+        write_candidate(&f);
         memcpy(r->indices, bad[i], sizeof bad[i]);
-        overwrite(t.golden, r->spec.path, r->count, r->indices);
+        overwrite(f.t.file, r->spec.path, r->count, r->indices);
         snprintf(said, sizeof said, "selected_experts[0] is %d, expected 0 to ", bad[i][0]);
-        expect_refused(&t, said);
+        expect_refused(&f, said);
     }
-    trial t = trial_of(*state, "moe/small", NULL);
-    write_candidate(&t);
-    choose_one(t.golden, &t.choices.items[0], 0);
-    choose_one(t.candidate, &t.choices.items[0], 1);
-    expect_refused(&t, " tokens with 1 experts, expected ");
+    fixture f = fixture_of(*state, "moe/small", NULL);
+    write_candidate(&f);
+    choose_one(f.t.file, &f.choices.items[0], 0);
+    choose_one(f.t.candidate, &f.choices.items[0], 1);
+    expect_refused(&f, " tokens with 1 experts, expected ");
 }
 
 TEST_WITH(threads_change_nothing, folder_setup, folder_teardown)
 {
-    trial t = trial_of(*state, "deepseek_layer/moe", NULL);
+    fixture f = fixture_of(*state, "deepseek_layer/moe", NULL);
     char *texts[3] = {NULL};
-    reverse_slots(&t);
-    write_candidate(&t);
+    reverse_slots(&f);
+    write_candidate(&f);
     for (int i = 0; i < 3; i++) {
         static const int threads[] = {1, 2, 7};
-        t.ctx.threads = threads[i];
-        assay_report report = compare(&t);
-        assert_ok(&t.ctx, assay_report_json(&t.ctx, 1, &report, &texts[i]));
-        assert_int_equal(t.ctx.threads, threads[i]);
+        f.t.ctx.threads = threads[i];
+        assay_report report = compare(&f);
+        assert_ok(&f.t.ctx, assay_report_json(&f.t.ctx, 1, &report, &texts[i]));
+        assert_int_equal(f.t.ctx.threads, threads[i]);
         assay_report_free(&report);
     }
     assert_string_equal(texts[0], texts[1]);
     assert_string_equal(texts[0], texts[2]);
     for (int i = 0; i < 3; i++) free(texts[i]);
-    trial_free(&t);
+    fixture_free(&f);
 }
 
 TEST_WITH(no_memory, folder_setup, folder_teardown)
 {
-    trial t = trial_of(*state, "moe/small", NULL);
-    reverse_slots(&t);
-    swap_one(&t, t.choices.items[0].indices[0], t.choices.items[0].indices[0] == 0 ? 1 : 0, 0);
-    write_candidate(&t);
+    fixture f = fixture_of(*state, "moe/small", NULL);
+    reverse_slots(&f);
+    swap_one(&f, f.choices.items[0].indices[0], f.choices.items[0].indices[0] == 0 ? 1 : 0, 0);
+    write_candidate(&f);
     int64_t n = 0, step = 1;
     for (;; n += step) {
         assay_report report;
         assay_fail_allocation(n);
-        const assay_status status = try_compare(&t, true, assay_profile_by_name(PROFILE), &report);
+        const assay_status status = try_compare(&f, true, assay_profile_by_name(PROFILE), &report);
         assay_report_free(&report);
-        if (had_memory(&t.ctx, status)) break;
+        if (had_memory(&f.t.ctx, status)) break;
         if (n > 400) step = 37;
     }
     assert_true(n > 100);
-    trial_free(&t);
+    fixture_free(&f);
 }

@@ -3,12 +3,9 @@
 #include <stdlib.h>
 
 #include "compare/profile.h"
-#include "harness/mutants/mutant_run.h"
 #include "harness/mutants/mutants_tensors.h"
-#include "harness/plan/inputs.h"
 #include "harness/power/power_test.h"
-#include "harness/scales/ensemble.h"
-#include "harness/tests/harness_test.h"
+#include "harness/tests/golden_trial.h"
 
 enum { OPERATIONS = 64, MUTANTS = 192 };
 
@@ -107,36 +104,26 @@ static bool claimed[MUTANTS][OPERATIONS], applied[MUTANTS][OPERATIONS], tried[OP
 static void try_case(const char *name)
 {
     assay_context ctx = assay_context_default(1);
-    assay_case *c = case_named(&ctx, name, "profiles=[f32]");
-    assay_plan plan = {0};
-    assay_inputs inputs = {0};
-    assay_tensor_set golden = {0};
+    trial t;
     assay_power_test found = {0};
-    assert_ok(&ctx, assay_plan_make(&ctx, &plan, c));
-    assert_ok(&ctx, assay_inputs_open(&ctx, &inputs, c, &plan.list, NULL));
-    const assay_source source = assay_inputs_source(&inputs);
-    assert_ok(&ctx, assay_plan_tensors(&ctx, &golden, &plan, &source));
-    const assay_sink sink = assay_results_sink(&golden);
-    assert_ok(&ctx, assay_evaluate(&ctx, &plan, &source, &sink));
-    for (int i = 0; assay_case_is_exact(c) && i < plan.spec_count; i++) {
-        if (plan.specs[i].role != ASSAY_ROLE_ERROR_SCALE) continue;
-        memset(golden.items[i].values, 0, (size_t)golden.items[i].count * sizeof(double));
+    trial_evaluate(&t, case_named(&ctx, name, "profiles=[f32]"));
+    const assay_plan *plan = &t.plan;
+    for (int i = 0; assay_case_is_exact(t.c) && i < plan->spec_count; i++) {
+        if (plan->specs[i].role != ASSAY_ROLE_ERROR_SCALE) continue;
+        memset(t.golden.items[i].values, 0, (size_t)t.golden.items[i].count * sizeof(double));
     }
-    assert_ok(&ctx, assay_power_test_run(&ctx, &plan, &golden, assay_profile_by_name("f32"), 1e-6, NULL, &found));
-    const int op = operation_index(c->op);
+    assert_ok(&ctx, assay_power_test_run(&ctx, plan, &t.golden, assay_profile_by_name("f32"), 1e-6, NULL, &found));
+    const int op = operation_index(t.c->op);
     tried[op] = true;
     for (int i = 0; i < assay_mutant_count; i++) {
         const assay_mutant_result *r = &found.items[i];
-        claimed[i][op] |= assay_mutant_is_for(r->mutant, &plan);
+        claimed[i][op] |= assay_mutant_is_for(r->mutant, plan);
         applied[i][op] |= r->outcome != ASSAY_MUTANT_NOT_APPLICABLE;
         if (r->required && r->outcome == ASSAY_MUTANT_PASSES) fail_msg("%s passes %s", r->mutant->name, name);
         if (r->mutant->always) assert_int_equal(r->outcome, ASSAY_MUTANT_DETECTED);
     }
     assay_power_test_free(&found);
-    assay_tensor_set_free(&golden);
-    assay_inputs_close(&inputs);
-    assay_plan_free(&plan);
-    assay_cases_free(c, 1);
+    trial_close(&t);
 }
 
 /* All cases of operations that no case above has, but for large ones. */
@@ -253,17 +240,11 @@ TEST(truncated_is_towards_zero)
     assay_context ctx = assay_context_default(1);
     const assay_profile *profile = assay_profile_by_name("bf16");
     const double unit = assay_dtype_unit_roundoff(ASSAY_BFLOAT16);
-    assay_case *c = case_named(&ctx, "rms_norm/deepseek", NULL);
-    assay_plan plan = {0};
-    assay_inputs inputs = {0};
-    assay_tensor_set results = {0};
-    assert_ok(&ctx, assay_plan_make(&ctx, &plan, c));
-    assert_ok(&ctx, assay_inputs_open(&ctx, &inputs, c, &plan.list, NULL));
-    const assay_source source = assay_inputs_source(&inputs);
-    assert_ok(&ctx, assay_plan_tensors(&ctx, &results, &plan, &source));
-    const assay_tensor *y = assay_tensor_set_find(&results, "outputs/y");
+    trial t;
+    trial_evaluate(&t, case_named(&ctx, "rms_norm/deepseek", "profiles=none"));
+    const assay_tensor *y = assay_tensor_set_find(&t.golden, "outputs/y");
     for (int64_t i = 0; i < y->count; i++) y->values[i] = (i % 2 == 0 ? 1 : -1) * (1 + (double)i / 97) / 64;
-    const assay_mutation m = {.c = c, .profile = profile, .tensors = &results};
+    const assay_mutation m = {.c = t.c, .profile = profile, .tensors = &t.golden};
     assert_true(assay_mutant_change_results(assay_mutant_by_name("truncated"), &m));
     for (int64_t i = 0; i < y->count; i++) {
         const double value = (1 + (double)i / 97) / 64, found = (i % 2 == 0 ? 1 : -1) * y->values[i];
@@ -272,10 +253,7 @@ TEST(truncated_is_towards_zero)
         assert_true(assay_dtype_round(ASSAY_BFLOAT16, found, false) == found);
         assert_true(found <= value && value - found < ldexp(2 * unit, exponent - 1));
     }
-    assay_tensor_set_free(&results);
-    assay_inputs_close(&inputs);
-    assay_plan_free(&plan);
-    assay_cases_free(c, 1);
+    trial_close(&t);
 }
 
 /* Of one token: the weights of biased_weights over their sum, times what they are scaled by. */
@@ -283,36 +261,26 @@ TEST(biased_weights_are_divided)
 {
     static const char *const names[] = {"biased_weights", "biased_weights_divided"};
     assay_context ctx = assay_context_default(1);
-    assay_case *c = case_named(&ctx, "routing/odd-sizes", "profiles=[f32]");
-    assay_plan plan = {0};
-    assay_inputs inputs = {0};
-    assay_tensor_set golden = {0}, results[2] = {{0}};
+    assay_tensor_set results[2] = {{0}};
     bool applies = false;
-    assert_ok(&ctx, assay_plan_make(&ctx, &plan, c));
-    assert_ok(&ctx, assay_inputs_open(&ctx, &inputs, c, &plan.list, NULL));
-    const assay_source source = assay_inputs_source(&inputs);
-    assert_ok(&ctx, assay_plan_tensors(&ctx, &golden, &plan, &source));
-    const assay_sink sink = assay_results_sink(&golden);
-    assert_ok(&ctx, assay_evaluate(&ctx, &plan, &source, &sink));
-    const assay_trial trial = {.plan = &plan, .golden = &golden, .profile = assay_profile_by_name("f32")};
+    trial t;
+    trial_evaluate(&t, case_named(&ctx, "routing/odd-sizes", "profiles=[f32]"));
+    const assay_trial f32 = trial_at(&t, "f32");
     for (int i = 0; i < 2; i++) {
-        assert_ok(&ctx, assay_mutant_make(&ctx, &trial, assay_mutant_by_name(names[i]), &results[i], &applies));
+        assert_ok(&ctx, assay_mutant_make(&ctx, &f32, assay_mutant_by_name(names[i]), &results[i], &applies));
         assert_true(applies);
     }
     const assay_tensor *biased = assay_tensor_set_find(&results[0], "outputs/weights");
     const assay_tensor *divided = assay_tensor_set_find(&results[1], "outputs/weights");
-    const int64_t chosen = c->config.num_experts_per_tok;
+    const int64_t chosen = t.c->config.num_experts_per_tok;
     for (int64_t token = 0; token < biased->count; token += chosen) {
         double sum = 0.0;
         for (int64_t k = 0; k < chosen; k++) sum += biased->values[token + k];
         for (int64_t k = 0; k < chosen; k++) {
-            const double expected = c->config.routed_scaling_factor * biased->values[token + k] / sum;
+            const double expected = t.c->config.routed_scaling_factor * biased->values[token + k] / sum;
             assert_true(fabs(divided->values[token + k] - expected) < 1e-14 * fabs(expected));
         }
     }
     for (int i = 0; i < 2; i++) assay_tensor_set_free(&results[i]);
-    assay_tensor_set_free(&golden);
-    assay_inputs_close(&inputs);
-    assay_plan_free(&plan);
-    assay_cases_free(c, 1);
+    trial_close(&t);
 }

@@ -3,50 +3,25 @@
 #include <math.h>
 
 #include "compare/profile.h"
-#include "harness/mutants/mutant_run.h"
-#include "harness/plan/inputs.h"
-#include "harness/scales/ensemble.h"
-#include "harness/tests/harness_test.h"
+#include "harness/tests/golden_trial.h"
 
-typedef struct fixture {
-    assay_context ctx;
-    assay_case *c;
-    assay_plan plan;
-    assay_inputs inputs;
-    assay_tensor_set golden;
-} fixture;
-
-static void start(fixture *f, const char *name, const char *set)
+static void start(trial *t, const char *name, const char *set)
 {
-    *f = (fixture){.ctx = assay_context_default(1)};
-    f->c = case_named(&f->ctx, name, "profiles=[f64]");
-    if (set != NULL) assert_ok(&f->ctx, assay_case_set(&f->ctx, f->c, set));
-    assert_ok(&f->ctx, assay_plan_make(&f->ctx, &f->plan, f->c));
-    assert_ok(&f->ctx, assay_inputs_open(&f->ctx, &f->inputs, f->c, &f->plan.list, NULL));
-    const assay_source source = assay_inputs_source(&f->inputs);
-    assert_ok(&f->ctx, assay_plan_tensors(&f->ctx, &f->golden, &f->plan, &source));
-    const assay_sink sink = assay_results_sink(&f->golden);
-    assert_ok(&f->ctx, assay_evaluate(&f->ctx, &f->plan, &source, &sink));
+    assay_context ctx = assay_context_default(1);
+    assay_case *c = case_named(&ctx, name, set);
+    assert_ok(&ctx, assay_case_set(&ctx, c, "profiles=[f64]"));
+    trial_evaluate(t, c);
 }
 
-static void end(fixture *f)
-{
-    assay_tensor_set_free(&f->golden);
-    assay_inputs_close(&f->inputs);
-    assay_plan_free(&f->plan);
-    assay_cases_free(f->c, 1);
-}
-
-static assay_tensor_set make(fixture *f, const char *name, bool *applies)
+static assay_tensor_set make(trial *f, const char *name, bool *applies)
 {
     assay_tensor_set results = {0};
-    const assay_trial trial = {
-        .plan = &f->plan, .golden = &f->golden, .profile = assay_profile_by_name("f64"), .false_alarm = 1e-6};
-    assert_ok(&f->ctx, assay_mutant_make(&f->ctx, &trial, assay_mutant_by_name(name), &results, applies));
+    const assay_trial f64 = trial_at(f, "f64");
+    assert_ok(&f->ctx, assay_mutant_make(&f->ctx, &f64, assay_mutant_by_name(name), &results, applies));
     return results;
 }
 
-static assay_tensor_set make_next_key_seen(fixture *f)
+static assay_tensor_set make_next_key_seen(trial *f)
 {
     bool applies = false;
     assay_tensor_set results = make(f, "next_key_seen", &applies);
@@ -86,7 +61,7 @@ static bool attend(const attention *a, int64_t batch, int64_t head, int64_t i, i
 
 static void check_attention(const char *name, const char *set)
 {
-    fixture f;
+    trial f;
     start(&f, name, set);
     assay_tensor_set results = make_next_key_seen(&f);
     const attention a = {.query = assay_tensor_set_find(&f.golden, "inputs/query"),
@@ -110,7 +85,7 @@ static void check_attention(const char *name, const char *set)
         }
     }
     assay_tensor_set_free(&results);
-    end(&f);
+    trial_close(&f);
 }
 
 TEST(is_attention_with_the_next_key)
@@ -137,7 +112,7 @@ static double loss_of(const assay_tensor_set *golden, const assay_tensor_set *re
     return loss;
 }
 
-static double loss_at(fixture *f, double *number, double value)
+static double loss_at(trial *f, double *number, double value)
 {
     const double before = *number;
     *number = value;
@@ -152,7 +127,7 @@ static void check_gradients(const char *name, const char *set)
 {
     enum { EACH = 3 };
     const double step = 0x1p-18;
-    fixture f;
+    trial f;
     start(&f, name, set);
     assay_tensor_set results = make_next_key_seen(&f);
     for (int i = 0; i < f.plan.spec_count; i++) {
@@ -171,7 +146,7 @@ static void check_gradients(const char *name, const char *set)
         }
     }
     assay_tensor_set_free(&results);
-    end(&f);
+    trial_close(&f);
 }
 
 TEST(gradients_are_those_of_the_outputs)
@@ -191,13 +166,13 @@ TEST(does_not_apply)
                                            {"attention/one-token", "sequence=1"},
                                            {"mla/one-head", "sequence=1"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        fixture f;
+        trial f;
         bool applies = true;
         start(&f, cases[i][0], cases[i][1]);
         assay_tensor_set results = make(&f, "next_key_seen", &applies);
         if (applies) fail_msg("next_key_seen applies to %s", cases[i][0]);
         assay_tensor_set_free(&results);
-        end(&f);
+        trial_close(&f);
     }
 }
 
@@ -215,16 +190,15 @@ TEST(arithmetic_needs_its_part)
                  {"mlp/one-wide", "intermediates_in_bf16", "f32", true},
                  {"mlp/one-wide", "intermediates_in_bf16", "bf16", false}};
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
-        fixture f;
+        trial f;
         bool applies = !table[i].applies;
         start(&f, table[i].name, NULL);
-        const assay_trial trial = {
-            .plan = &f.plan, .golden = &f.golden, .profile = assay_profile_by_name(table[i].profile)};
+        const assay_trial at = trial_at(&f, table[i].profile);
         assay_tensor_set results = {0};
-        assert_ok(&f.ctx, assay_mutant_make(&f.ctx, &trial, assay_mutant_by_name(table[i].mutant), &results, &applies));
+        assert_ok(&f.ctx, assay_mutant_make(&f.ctx, &at, assay_mutant_by_name(table[i].mutant), &results, &applies));
         if (applies != table[i].applies) fail_msg("%s, %s", table[i].name, table[i].mutant);
         assay_tensor_set_free(&results);
-        end(&f);
+        trial_close(&f);
     }
 }
 

@@ -1,52 +1,39 @@
 /* Mutants of shards and microbatches: what they change, and that what shards see adds up to the whole. */
 #include <math.h>
 
-#include "harness/mutants/mutant_run.h"
 #include "harness/mutants/mutants_tensors.h"
-#include "harness/plan/inputs.h"
-#include "harness/scales/ensemble.h"
-#include "harness/tests/harness_test.h"
+#include "harness/tests/golden_trial.h"
 
 /* A golden in memory, and a copy of it to change. */
 typedef struct fixture {
-    assay_context ctx;
-    assay_case *c;
-    assay_plan plan;
-    assay_inputs inputs;
-    assay_tensor_set golden, changed;
+    trial t;
+    assay_tensor_set changed;
 } fixture;
 
 static void start(fixture *f, const char *name)
 {
-    *f = (fixture){.ctx = assay_context_default(1)};
-    f->c = case_named(&f->ctx, name, "profiles=none");
-    assert_ok(&f->ctx, assay_plan_make(&f->ctx, &f->plan, f->c));
-    assert_ok(&f->ctx, assay_inputs_open(&f->ctx, &f->inputs, f->c, &f->plan.list, NULL));
-    const assay_source source = assay_inputs_source(&f->inputs);
-    assert_ok(&f->ctx, assay_plan_tensors(&f->ctx, &f->golden, &f->plan, &source));
-    const assay_sink sink = assay_results_sink(&f->golden);
-    assert_ok(&f->ctx, assay_evaluate(&f->ctx, &f->plan, &source, &sink));
-    assert_ok(&f->ctx, assay_tensor_set_copy(&f->ctx, &f->golden, &f->changed));
+    assay_context ctx = assay_context_default(1);
+    *f = (fixture){0};
+    trial_evaluate(&f->t, case_named(&ctx, name, "profiles=none"));
+    assert_ok(&ctx, assay_tensor_set_copy(&ctx, &f->t.golden, &f->changed));
 }
 
 static void end(fixture *f)
 {
     assay_tensor_set_free(&f->changed);
-    assay_tensor_set_free(&f->golden);
-    assay_inputs_close(&f->inputs);
-    assay_plan_free(&f->plan);
-    assay_cases_free(f->c, 1);
+    trial_close(&f->t);
 }
 
 static assay_mutation mutation_of(fixture *f, int64_t shard)
 {
-    return (assay_mutation){.c = f->c, .profile = assay_profile_by_name("f64"), .tensors = &f->changed, .shard = shard};
+    return (assay_mutation){
+        .c = f->t.c, .profile = assay_profile_by_name("f64"), .tensors = &f->changed, .shard = shard};
 }
 
 /* Block `to` of the changed tensor's first axis is block `from` of the golden's times `factor`; of `blocks` in all. */
 static void check_block(const fixture *f, const char *path, int64_t blocks, int64_t to, int64_t from, double factor)
 {
-    const assay_tensor *golden = assay_tensor_set_find(&f->golden, path),
+    const assay_tensor *golden = assay_tensor_set_find(&f->t.golden, path),
                        *changed = assay_tensor_set_find(&f->changed, path);
     assert_non_null(golden);
     const int64_t size = golden->count / blocks;
@@ -103,7 +90,7 @@ TEST(the_ring_as_a_shard_sees_it)
         fixture f;
         start(&f, "moe/mesh-ring-hot-shard");
         const assay_mutation m = mutation_of(&f, shard);
-        assert_int_equal(assay_case_shards(f.c), 4);
+        assert_int_equal(assay_case_shards(f.t.c), 4);
         assert_true(assay_mutant_change_inputs(assay_mutant_by_name("ring_step_missing"), &m));
         assay_mutation_keep_shard(&m);
         for (int64_t s = 0; s < 4; s++) {
@@ -131,16 +118,15 @@ TEST(shards_add_up)
         fixture f;
         bool applies = false;
         start(&f, names[n]);
-        for (int i = 0; i < f.plan.spec_count; i++) {
+        for (int i = 0; i < f.t.plan.spec_count; i++) {
             assay_tensor *tensor = &f.changed.items[i];
             if (assay_role_is_required(tensor->spec.role)) assay_fill_nan(tensor->values, tensor->count);
         }
-        const assay_trial t = {
-            .plan = &f.plan, .golden = &f.golden, .profile = assay_profile_by_name("f64"), .false_alarm = 1e-6};
-        assert_ok(&f.ctx, assay_mutant_evaluate(&f.ctx, &t, &none, &f.changed, &applies));
+        const assay_trial t = trial_at(&f.t, "f64");
+        assert_ok(&f.t.ctx, assay_mutant_evaluate(&f.t.ctx, &t, &none, &f.changed, &applies));
         assert_true(applies);
-        for (int i = 0; i < f.plan.spec_count; i++) {
-            const assay_tensor *golden = &f.golden.items[i], *found = &f.changed.items[i];
+        for (int i = 0; i < f.t.plan.spec_count; i++) {
+            const assay_tensor *golden = &f.t.golden.items[i], *found = &f.changed.items[i];
             if (!assay_role_is_required(golden->spec.role)) continue;
             double most = 0;
             for (int64_t k = 0; k < golden->count; k++) most = fmax(most, fabs(golden->values[k]));
@@ -160,14 +146,13 @@ TEST(only_named_gradients_are_taken)
     fixture f;
     bool applies = false;
     start(&f, "moe/mesh-data2-expert2");
-    const assay_trial t = {
-        .plan = &f.plan, .golden = &f.golden, .profile = assay_profile_by_name("f64"), .false_alarm = 1e-6};
+    const assay_trial t = trial_at(&f.t, "f64");
     const assay_mutant *mutant = assay_mutant_by_name("gradients_not_summed");
-    assert_ok(&f.ctx, assay_mutant_evaluate(&f.ctx, &t, mutant, &f.changed, &applies));
+    assert_ok(&f.t.ctx, assay_mutant_evaluate(&f.t.ctx, &t, mutant, &f.changed, &applies));
     assert_true(applies);
     check_block(&f, "outputs/y", 1, 0, 0, 1);
     check_block(&f, "gradients/inputs/x", 1, 0, 0, 1);
-    const assay_tensor *golden = assay_tensor_set_find(&f.golden, "gradients/weights/wo");
+    const assay_tensor *golden = assay_tensor_set_find(&f.t.golden, "gradients/weights/wo");
     const assay_tensor *found = assay_tensor_set_find(&f.changed, "gradients/weights/wo");
     assert_true(memcmp(golden->values, found->values, (size_t)golden->count * sizeof(double)) != 0);
     end(&f);

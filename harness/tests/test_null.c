@@ -14,24 +14,11 @@ enum { RUNS = 3 }; /* docs/comparing.md has what 25 give */
 /* What a candidate's tensor becomes before it is rounded; NULL: a correct one. */
 typedef void change(const assay_tensor_spec *spec, const double *golden, const double *scale, double *values);
 
-static double *read_floats(trial *t, const char *path, int64_t count)
-{
-    double *values = calloc((size_t)count + 1, sizeof *values);
-    assert_non_null(values);
-    assert_ok(&t->ctx, assay_fixture_read(&t->ctx, t->golden, path, 0, count, values));
-    return values;
-}
-
 static void change_tensor(trial *t, const assay_profile *profile, const assay_tensor_spec *spec, change *how,
                           double *values)
 {
-    char path[ASSAY_PATH_SIZE];
-    const int64_t count = assay_shape_count(&spec->shape);
-    snprintf(path, sizeof path, "error_scale/%s/%.100s", profile->precision.name, spec->path);
-    double *golden = read_floats(t, spec->path, count), *scale = read_floats(t, path, count);
-    how(spec, golden, scale, values);
-    free(golden);
-    free(scale);
+    how(spec, assay_tensor_set_find(&t->golden, spec->path)->values,
+        assay_results_scales(&t->golden, profile, spec->path)->values, values);
 }
 
 /* Outputs, gradients and checkpoints of an emulated run with a seed that no golden uses, in the profile's storage. */
@@ -39,7 +26,6 @@ static void write_candidate(trial *t, const assay_profile *profile, int seed, bo
                             change *how)
 {
     test_tensors results = {0};
-    assay_fixture_writer *writer = NULL;
     const assay_emulation emulation = {.precision = profile->precision,
                                        .storage = profile->storage,
                                        .multiply = profile->storage,
@@ -48,33 +34,16 @@ static void write_candidate(trial *t, const assay_profile *profile, int seed, bo
     assay_context emulated = t->ctx;
     emulated.arithmetic = &assay_arithmetic_emulated;
     emulated.emulation = &emulation;
-    const assay_source given = assay_fixture_source(t->golden); /* the recorded choice of experts too */
+    const assay_source given = assay_fixture_source(t->reader); /* the recorded choice of experts too */
     const assay_sink out = test_tensors_sink(&results);
     assert_ok(&emulated, t->plan.operation->run(&emulated, t->c, &given, &out, NULL, 0));
-    assert_ok(&t->ctx, assay_fixture_create(&t->ctx, t->candidate, &writer));
-    assert_ok(&t->ctx, assay_fixture_set_text(&t->ctx, writer, "kind", "candidate"));
-    for (int i = 0; i < t->plan.spec_count; i++) {
-        assay_tensor_spec spec = t->plan.specs[i];
-        if (!assay_has_error_scale(&spec)) continue;
-        const assay_tensor *found = assay_tensor_set_find(&results.set, spec.path);
-        assert_non_null(found);
-        if (changed != NULL && strcmp(changed, spec.path) == 0) {
-            change_tensor(t, profile, &spec, how, found->values);
-        }
-        spec.type = profile->storage;
-        assert_ok(&t->ctx, assay_fixture_declare(&t->ctx, writer, &spec));
-        assert_ok(&t->ctx, assay_fixture_append(&t->ctx, writer, spec.path, found->count, found->values));
+    for (int i = 0; changed != NULL && i < t->plan.spec_count; i++) {
+        const assay_tensor_spec *spec = &t->plan.specs[i];
+        if (strcmp(changed, spec->path) != 0) continue;
+        change_tensor(t, profile, spec, how, assay_tensor_set_find(&results.set, changed)->values);
     }
-    assert_ok(&t->ctx, assay_fixture_finish(&t->ctx, writer));
+    trial_write_candidate(t, &results.set, profile, assay_has_error_scale);
     assay_tensor_set_free(&results.set);
-}
-
-static void compare(trial *t, const assay_profile *profile, assay_report *report)
-{
-    assay_fixture_reader *candidate = NULL;
-    assert_ok(&t->ctx, assay_fixture_open(&t->ctx, t->candidate, &candidate));
-    assert_ok(&t->ctx, assay_compare(&t->ctx, t->golden, candidate, profile, 1e-6, assay_plan_order(&t->plan), report));
-    assay_fixture_close(candidate);
 }
 
 /* How far from where the golden expects it a statistic lies, in spreads. */
@@ -124,19 +93,18 @@ TEST_WITH(correct_candidates_pass, folder_setup, folder_teardown)
     tallied all = {0};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         trial t;
-        open_trial(&t, folder, case_named(&ctx, names[i], "profiles=[f32, bf16]"));
+        trial_write(&t, folder, case_named(&ctx, names[i], "profiles=[f32, bf16]"));
         for (int p = 0; p < t.plan.precision_count; p++) {
             const assay_profile *profile = assay_profile_by_name(t.plan.precisions[p].name);
             for (int run = 0; run < RUNS; run++) {
-                assay_report report;
                 write_candidate(&t, profile, run, run == 0, NULL, NULL);
-                compare(&t, profile, &report);
+                assay_report report = trial_compare(&t, profile);
                 check_passes(&report, run == 0);
                 tally(&report, &all);
                 assay_report_free(&report);
             }
         }
-        close_trial(&t);
+        trial_close(&t);
     }
     print_message("%d statistics: %d beyond 2 spreads, %d beyond 3, the farthest %.2g\n", all.used, all.beyond_2,
                   all.beyond_3, all.worst);
@@ -206,14 +174,13 @@ TEST_WITH(wrong_ones_are_found, folder_setup, folder_teardown)
     };
     for (size_t i = 0; i < sizeof wrongs / sizeof *wrongs; i++) {
         trial t;
-        assay_report report;
         const assay_profile *profile = assay_profile_by_name("bf16");
         assay_case *c = case_named(&ctx, wrongs[i].name, wrongs[i].set);
         assert_ok(&ctx, assay_case_set(&ctx, c, "profiles=bf16"));
         if (c->sequence == 16) assert_ok(&ctx, assay_case_set(&ctx, c, "sequence=32"));
-        open_trial(&t, folder, c);
+        trial_write(&t, folder, c);
         write_candidate(&t, profile, 0, true, wrongs[i].path, wrongs[i].how);
-        compare(&t, profile, &report);
+        assay_report report = trial_compare(&t, profile);
         bool found = false;
         for (int k = 0; k < report.count; k++) {
             const assay_tensor_result *r = &report.tensors[k];
@@ -231,6 +198,6 @@ TEST_WITH(wrong_ones_are_found, folder_setup, folder_teardown)
         }
         assert_true(found);
         assay_report_free(&report);
-        close_trial(&t);
+        trial_close(&t);
     }
 }

@@ -1,58 +1,30 @@
 /* Goldens detect what they must; those that cannot are called vacuous, by certify and by compare. */
 #include <math.h>
-#include <stdlib.h>
-#include <unistd.h>
 
-#include "compare/compare.h"
 #include "harness/plan/golden_read.h"
 #include "harness/power/power_test.h"
-#include "harness/tests/harness_test.h"
+#include "harness/tests/golden_trial.h"
 
-/* A golden of a case, as a file and in memory. */
-typedef struct fixture {
-    assay_context ctx;
-    char path[64], candidate[64];
-    assay_case *c;
-    assay_plan plan;
-    assay_fixture_reader *reader;
-    assay_tensor_set results;
-} fixture;
-
-static void open_case(fixture *f, assay_case *c, bool mutants)
-{
-    *f = (fixture){.ctx = assay_context_default(1), .c = c};
-    snprintf(f->path, sizeof f->path, "power-test-%d.h5", (int)getpid());
-    snprintf(f->candidate, sizeof f->candidate, "power-test-candidate-%d.h5", (int)getpid());
-    assert_ok(&f->ctx, assay_plan_make(&f->ctx, &f->plan, c));
-    if (mutants) assert_ok(&f->ctx, assay_plan_mutants(&f->ctx, &f->plan));
-    assert_ok(&f->ctx, assay_golden_write(&f->ctx, &f->plan, f->path, NULL, true));
-    assay_plan_free(&f->plan);
-    assert_ok(&f->ctx, assay_plan_make(&f->ctx, &f->plan, c));
-    assert_ok(&f->ctx, assay_fixture_open(&f->ctx, f->path, &f->reader));
-    assert_ok(&f->ctx, assay_golden_load(&f->ctx, &f->results, &f->plan, f->reader));
-}
-
-static void start(fixture *f, const char *name, const char *set, bool mutants)
+/* A golden of a case; with `mutants` they are in the file, but not in the plan. */
+static void start(trial *f, const test_folder *folder, const char *name, const char *set, bool mutants)
 {
     assay_context ctx = assay_context_default(1);
-    open_case(f, case_named(&ctx, name, set), mutants);
-}
-
-static void end(fixture *f)
-{
-    assay_tensor_set_free(&f->results);
+    trial_write(f, folder, case_named(&ctx, name, set));
+    if (!mutants) return;
+    assay_plan with_mutants = {0};
     assay_fixture_close(f->reader);
-    assay_plan_free(&f->plan);
-    assay_cases_free(f->c, 1);
-    unlink(f->path);
-    unlink(f->candidate);
+    assert_ok(&ctx, assay_plan_make(&ctx, &with_mutants, f->c));
+    assert_ok(&ctx, assay_plan_mutants(&ctx, &with_mutants));
+    assert_ok(&ctx, assay_golden_write(&ctx, &with_mutants, f->file, NULL, true));
+    assert_ok(&ctx, assay_fixture_open(&ctx, f->file, &f->reader));
+    assay_plan_free(&with_mutants);
 }
 
-static assay_power_test discriminate(fixture *f, const char *profile)
+static assay_power_test discriminate(trial *f, const char *profile)
 {
     assay_power_test found;
     assert_ok(&f->ctx,
-              assay_power_test_run(&f->ctx, &f->plan, &f->results, assay_profile_by_name(profile), 1e-6, NULL, &found));
+              assay_power_test_run(&f->ctx, &f->plan, &f->golden, assay_profile_by_name(profile), 1e-6, NULL, &found));
     return found;
 }
 
@@ -95,10 +67,10 @@ static const char *const everywhere[] = {
     "zero_results",   "nan_results",     "no_results",        "result_missing",   "other_seed",          "zero_outputs",
     "zero_gradients", "negated_outputs", "negated_gradients", "nan_last_element", "zero_input_gradients"};
 
-static void check_ordinary(size_t i, const char *profile)
+static void check_ordinary(void **state, size_t i, const char *profile)
 {
-    fixture f;
-    start(&f, ordinary[i].name, NULL, false);
+    trial f;
+    start(&f, *state, ordinary[i].name, NULL, false);
     assay_power_test found = discriminate(&f, profile);
     assert_string_equal(found.power.vacuous, "");
     assert_true(found.power.detected > 20 && found.power.detected <= found.power.effective);
@@ -113,22 +85,22 @@ static void check_ordinary(size_t i, const char *profile)
             fail_msg("%s: %s at %s", ordinary[i].name, name, profile);
     }
     assay_power_test_free(&found);
-    end(&f);
+    trial_close(&f);
 }
 
-TEST(ordinary_cases_detect_the_required)
+TEST_WITH(ordinary_cases_detect_the_required, folder_setup, folder_teardown)
 {
     for (size_t i = 0; i < sizeof ordinary / sizeof *ordinary; i++) {
-        check_ordinary(i, "bf16");
-        check_ordinary(i, "f32");
+        check_ordinary(state, i, "bf16");
+        check_ordinary(state, i, "f32");
     }
 }
 
 /* A factor of 1.001 that is left out is lost in bfloat16, and seen in float32. */
-TEST(nearly_neutral_factor_is_vacuous)
+TEST_WITH(nearly_neutral_factor_is_vacuous, folder_setup, folder_teardown)
 {
-    fixture f;
-    start(&f, "moe/small", "routed_scaling_factor=1.001", false);
+    trial f;
+    start(&f, *state, "moe/small", "routed_scaling_factor=1.001", false);
     assay_power_test found = discriminate(&f, "bf16");
     assert_string_equal(found.power.vacuous, "scaling_missing");
     assert_int_equal(outcome_of(&found, "scaling_missing"), ASSAY_MUTANT_PASSES);
@@ -137,49 +109,48 @@ TEST(nearly_neutral_factor_is_vacuous)
     assert_string_equal(found.power.vacuous, "");
     assert_int_equal(outcome_of(&found, "scaling_missing"), ASSAY_MUTANT_DETECTED);
     assay_power_test_free(&found);
-    end(&f);
-    start(&f, "moe/small", "routed_scaling_factor=1", false);
+    trial_close(&f);
+    start(&f, *state, "moe/small", "routed_scaling_factor=1", false);
     found = discriminate(&f, "bf16");
     assert_int_equal(outcome_of(&found, "scaling_missing"), ASSAY_MUTANT_NOT_APPLICABLE);
     assay_power_test_free(&found);
-    end(&f);
+    trial_close(&f);
 }
 
 /* Weights that already add up to 1 divided by their sum: another rounding, which no comparison may be asked to see. */
-TEST(roundings_of_float64_are_no_effect)
+TEST_WITH(roundings_of_float64_are_no_effect, folder_setup, folder_teardown)
 {
-    fixture f;
-    start(&f, "moe/mesh-mixtral", NULL, false);
+    trial f;
+    start(&f, *state, "moe/mesh-mixtral", NULL, false);
     assay_power_test found = discriminate(&f, "f64");
     assert_int_equal(outcome_of(&found, "division_flag_ignored"), ASSAY_MUTANT_NO_EFFECT);
     assert_int_equal(outcome_of(&found, "expert_off_by_one"), ASSAY_MUTANT_DETECTED);
     assert_string_equal(found.power.vacuous, "");
     assay_power_test_free(&found);
-    end(&f);
+    trial_close(&f);
 }
 
-TEST(zeros_are_vacuous)
+TEST_WITH(zeros_are_vacuous, folder_setup, folder_teardown)
 {
-    fixture f;
+    trial f;
     assay_context ctx = assay_context_default(1);
-    open_case(&f,
-              case_from(&ctx, "{case: mlp/zeros, op: mlp, batch: 1, sequence: 3, seed: 1, profiles: [f32], model: "
-                              "{base_emb_dim: 4, base_mlp_dim: 5}, inputs: {x: {distribution: constant, mean: 0}}}"),
-              false);
+    trial_write(&f, *state,
+                case_from(&ctx, "{case: mlp/zeros, op: mlp, batch: 1, sequence: 3, seed: 1, profiles: [f32], model: "
+                                "{base_emb_dim: 4, base_mlp_dim: 5}, inputs: {x: {distribution: constant, mean: 0}}}"));
     assay_power_test found = discriminate(&f, "f32");
     assert_string_equal(found.power.vacuous, "zero_results");
     assert_int_equal(outcome_of(&found, "nan_results"), ASSAY_MUTANT_DETECTED);
     assay_power_test_free(&found);
-    end(&f);
+    trial_close(&f);
 }
 
 /* Of a golden whose scales are wide, everything passes. */
-TEST(wide_scales_are_vacuous)
+TEST_WITH(wide_scales_are_vacuous, folder_setup, folder_teardown)
 {
-    fixture f;
-    start(&f, "mla/small", NULL, false);
+    trial f;
+    start(&f, *state, "mla/small", NULL, false);
     for (int i = 0; i < f.plan.spec_count; i++) {
-        assay_tensor *tensor = &f.results.items[i];
+        assay_tensor *tensor = &f.golden.items[i];
         if (tensor->spec.role != ASSAY_ROLE_ERROR_SCALE && tensor->spec.role != ASSAY_ROLE_NULL) continue;
         if (strstr(tensor->spec.path, "/f32/") == NULL) continue;
         for (int64_t k = 0; k < tensor->count; k++) tensor->values[k] = 1e6;
@@ -188,80 +159,71 @@ TEST(wide_scales_are_vacuous)
     assert_string_equal(found.power.vacuous, "zero_results");
     assert_int_equal(outcome_of(&found, "no_results"), ASSAY_MUTANT_DETECTED);
     assay_power_test_free(&found);
-    end(&f);
+    trial_close(&f);
 }
 
-/* A correct candidate: the golden's results in float32. */
-static void write_candidate(fixture *f, double factor)
+static bool is_result(const assay_tensor_spec *spec)
 {
-    assay_fixture_writer *writer = NULL;
-    assert_ok(&f->ctx, assay_fixture_create(&f->ctx, f->candidate, &writer));
-    assert_ok(&f->ctx, assay_fixture_set_text(&f->ctx, writer, "kind", "candidate"));
-    for (int i = 0; i < f->plan.spec_count; i++) {
-        const assay_tensor *tensor = &f->results.items[i];
-        assay_tensor_spec spec = tensor->spec;
-        if (spec.role != ASSAY_ROLE_OUTPUT && spec.role != ASSAY_ROLE_GRADIENT) continue;
-        double *values = calloc((size_t)tensor->count + 1, sizeof *values);
-        assert_non_null(values);
-        for (int64_t k = 0; k < tensor->count; k++) values[k] = tensor->values[k] * factor;
-        spec.type = ASSAY_FLOAT32;
-        assert_ok(&f->ctx, assay_fixture_declare(&f->ctx, writer, &spec));
-        assert_ok(&f->ctx, assay_fixture_append(&f->ctx, writer, spec.path, tensor->count, values));
-        free(values);
+    return spec->role == ASSAY_ROLE_OUTPUT || spec->role == ASSAY_ROLE_GRADIENT;
+}
+
+/* The golden's results times a factor, in float32: with 1 a correct candidate. */
+static void write_candidate(trial *f, double factor)
+{
+    assay_tensor_set results = {0};
+    assert_ok(&f->ctx, assay_tensor_set_copy(&f->ctx, &f->golden, &results));
+    for (int i = 0; i < results.count; i++) {
+        const assay_tensor *tensor = &results.items[i];
+        for (int64_t k = 0; is_result(&tensor->spec) && k < tensor->count; k++) tensor->values[k] *= factor;
     }
-    assert_ok(&f->ctx, assay_fixture_finish(&f->ctx, writer));
+    trial_write_candidate(f, &results, assay_profile_by_name("f32"), is_result);
+    assay_tensor_set_free(&results);
 }
 
-static assay_report compare(fixture *f, const char *file, const char *profile)
+static assay_report compare(trial *f, const char *profile)
 {
-    assay_report report;
-    assay_fixture_reader *candidate = NULL;
-    assert_ok(&f->ctx, assay_fixture_open(&f->ctx, file, &candidate));
-    assert_ok(&f->ctx, assay_compare(&f->ctx, f->reader, candidate, assay_profile_by_name(profile), 1e-6,
-                                     assay_plan_order(&f->plan), &report));
-    assay_fixture_close(candidate);
-    return report;
+    return trial_compare(f, assay_profile_by_name(profile));
 }
 
-TEST(compare_states_the_power)
+TEST_WITH(compare_states_the_power, folder_setup, folder_teardown)
 {
-    fixture f;
-    start(&f, "moe/small", "routed_scaling_factor=1.001", true);
+    trial f;
+    start(&f, *state, "moe/small", "routed_scaling_factor=1.001", true);
     write_candidate(&f, 1.0);
     assay_power_test found = discriminate(&f, "f32");
-    assay_report report = compare(&f, f.candidate, "f32");
+    assay_report report = compare(&f, "f32");
     assert_int_equal(report.verdict, ASSAY_PASS);
     assert_true(report.power.stated);
     assert_int_equal(report.power.effective, found.power.effective);
     assert_int_equal(report.power.detected, found.power.detected);
     assay_report_free(&report);
-    report = compare(&f, f.candidate, "bf16");
+    report = compare(&f, "bf16");
     assert_int_equal(report.verdict, ASSAY_VACUOUS);
     assert_non_null(strstr(report.message, "scaling_missing"));
     assay_report_free(&report);
     write_candidate(&f, 3.0); /* wrong stays wrong */
-    report = compare(&f, f.candidate, "bf16");
+    report = compare(&f, "bf16");
     assert_int_equal(report.verdict, ASSAY_FAIL);
     assay_report_free(&report);
     assay_power_test_free(&found);
-    end(&f);
-    start(&f, "rms_norm/one-row", NULL, false);
+    trial_close(&f);
+    start(&f, *state, "rms_norm/one-row", NULL, false);
     write_candidate(&f, 1.0);
-    report = compare(&f, f.candidate, "f32");
+    report = compare(&f, "f32");
     assert_int_equal(report.verdict, ASSAY_PASS);
     assert_false(report.power.stated);
     assay_report_free(&report);
-    end(&f);
+    trial_close(&f);
 }
 
 /* What generation stores is what certify finds in the file, with any number of threads. */
-TEST(stored_is_found_again)
+TEST_WITH(stored_is_found_again, folder_setup, folder_teardown)
 {
-    fixture f;
+    trial f;
     const int64_t count = (int64_t)assay_mutant_count * ASSAY_POWER_FIELDS;
     double *stored = calloc((size_t)count, sizeof *stored), *fields = calloc((size_t)count, sizeof *fields);
     assert_true(stored != NULL && fields != NULL);
-    start(&f, "gmm/exact-padded", NULL, true);
+    start(&f, *state, "gmm/exact-padded", NULL, true);
     assert_ok(&f.ctx, assay_fixture_read(&f.ctx, f.reader, "discrimination/f32", 0, count, stored));
     static const int threads[] = {1, 2, 7};
     for (int i = 0; i < 3; i++) {
@@ -278,18 +240,18 @@ TEST(stored_is_found_again)
     assay_plan_free(&with_mutants);
     free(stored);
     free(fields);
-    end(&f);
+    trial_close(&f);
 }
 
 /* A mutant may say what the family would not honour: the golden of a case that gives such keys holds the same as one
  * whose keys were read back from it. */
-TEST(what_a_case_gives_changes_no_mutant)
+TEST_WITH(what_a_case_gives_changes_no_mutant, folder_setup, folder_teardown)
 {
-    fixture f;
+    trial f;
     assay_plan again = {0};
     assay_case *stored = NULL;
     int count = 0;
-    start(&f, "moe/glm4.5-shape", "profiles=[bf16]", true);
+    start(&f, *state, "moe/glm4.5-shape", "profiles=[bf16]", true);
     const char *yaml = assay_fixture_text(f.reader, "case_yaml");
     assert_ok(&f.ctx, assay_cases_parse_stored(&f.ctx, "golden", yaml, strlen(yaml), &stored, &count));
     assert_ok(&f.ctx, assay_plan_make(&f.ctx, &again, stored));
@@ -297,7 +259,7 @@ TEST(what_a_case_gives_changes_no_mutant)
     assert_ok(&f.ctx, assay_golden_recompute(&f.ctx, &again, f.reader, true));
     assay_plan_free(&again);
     assay_cases_free(stored, count);
-    end(&f);
+    trial_close(&f);
 }
 
 /* A file with a table of mutants of its own. */
@@ -320,11 +282,10 @@ static assay_fixture_reader *with_table(assay_context *ctx, const char *path, in
 }
 
 /* Of a table that has grown or lost a mutant since, what both know is compared, by name. */
-TEST(older_tables_hold)
+TEST_WITH(older_tables_hold, folder_setup, folder_teardown)
 {
     assay_context ctx = assay_context_default(1);
-    char path[64];
-    snprintf(path, sizeof path, "power-test-%d.h5", (int)getpid());
+    const char *path = ((test_folder *)*state)->file;
     double *found = calloc((size_t)assay_mutant_count * ASSAY_POWER_FIELDS, sizeof *found);
     double stored[3 * ASSAY_POWER_FIELDS] = {3, 1, 7, 5, 0.5, 2, 0, 7, 7, 12.0};
     double *doubled = stored + ASSAY_POWER_FIELDS;
@@ -359,16 +320,15 @@ TEST(older_tables_hold)
     assert_int_equal(assay_power_check(&ctx, finite, "discrimination/f32", found), ASSAY_BAD_INPUT);
     assay_fixture_close(finite);
     free(found);
-    unlink(path);
 }
 
 /* Nobody passes with what he was given. */
-TEST(request_never_passes)
+TEST_WITH(request_never_passes, folder_setup, folder_teardown)
 {
-    fixture f;
-    start(&f, "moe/small", NULL, true);
+    trial f;
+    start(&f, *state, "moe/small", NULL, true);
     assert_ok(&f.ctx, assay_request_write(&f.ctx, &f.plan, f.candidate, NULL, true));
-    assay_report report = compare(&f, f.candidate, "f32");
+    assay_report report = compare(&f, "f32");
     assert_int_equal(report.verdict, ASSAY_FAIL);
     assay_report_free(&report);
     assay_fixture_reader *request = NULL;
@@ -377,19 +337,19 @@ TEST(request_never_passes)
     assert_null(assay_fixture_find(request, "discrimination/f32"));
     assert_int_equal(assay_fixture_texts(request, "mutants", &names), 0);
     assay_fixture_close(request);
-    end(&f);
+    trial_close(&f);
 }
 
-TEST(refusals)
+TEST_WITH(refusals, folder_setup, folder_teardown)
 {
-    fixture f;
+    trial f;
     assay_power_test found;
-    start(&f, "rms_norm/one-row", "profiles=[f32]", false);
+    start(&f, *state, "rms_norm/one-row", "profiles=[f32]", false);
     assert_int_equal(
-        assay_power_test_run(&f.ctx, &f.plan, &f.results, assay_profile_by_name("bf16"), 1e-6, NULL, &found),
+        assay_power_test_run(&f.ctx, &f.plan, &f.golden, assay_profile_by_name("bf16"), 1e-6, NULL, &found),
         ASSAY_BAD_INPUT);
     assert_non_null(strstr(f.ctx.message, "profiles=bf16"));
-    end(&f);
+    trial_close(&f);
     assay_plan plan = {0};
     assay_context ctx = assay_context_default(1);
     assay_case *c = case_named(&ctx, "rms_norm/one-row", "profiles=none");
@@ -399,17 +359,17 @@ TEST(refusals)
     assay_cases_free(c, 1);
 }
 
-TEST(failing_allocations)
+TEST_WITH(failing_allocations, folder_setup, folder_teardown)
 {
-    fixture f;
-    start(&f, "rms_norm/one-row", "profiles=[f32]", false);
+    trial f;
+    start(&f, *state, "rms_norm/one-row", "profiles=[f32]", false);
     for (int64_t n = 0;; n += n < 100 ? 1 : 61) {
         assay_power_test found = {0};
         assay_fail_allocation(n);
         const assay_status status =
-            assay_power_test_run(&f.ctx, &f.plan, &f.results, assay_profile_by_name("f32"), 1e-6, NULL, &found);
+            assay_power_test_run(&f.ctx, &f.plan, &f.golden, assay_profile_by_name("f32"), 1e-6, NULL, &found);
         assay_power_test_free(&found);
         if (had_memory(&f.ctx, status)) break;
     }
-    end(&f);
+    trial_close(&f);
 }

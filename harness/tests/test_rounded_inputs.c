@@ -2,9 +2,7 @@
  * cotangents before it does anything with them. It must pass, and one that rounds them to a coarser type still must
  * not. */
 
-#include "harness/plan/inputs.h"
 #include "harness/routing_choice/given_choice.h"
-#include "harness/scales/ensemble.h"
 #include "harness/tests/golden_trial.h"
 #include "harness/tests/nearest_arithmetic.h"
 #include "tests/support/test_tensors.h"
@@ -40,43 +38,36 @@ static assay_status kernel_read_i32(assay_context *ctx, void *self, const char *
     return k->golden.read_i32(ctx, k->golden.self, path, first, count, out);
 }
 
+static bool is_result(const assay_tensor_spec *spec)
+{
+    return spec->role == ASSAY_ROLE_OUTPUT || assay_has_error_scale(spec);
+}
+
+static bool is_result_or_choice(const assay_tensor_spec *spec)
+{
+    return is_result(spec) || assay_path_ends(spec->path, "selected_experts");
+}
+
 /* With inputs in `type`. */
 static void write_candidate(trial *t, const assay_profile *profile, assay_dtype type, bool chooses)
 {
     test_tensors results = {0};
-    assay_fixture_writer *writer = NULL;
     const assay_emulation types = {.storage = profile->storage};
-    kernel_source kernel = {.golden = assay_fixture_source(t->golden), .type = type, .chooses = chooses};
+    kernel_source kernel = {.golden = assay_fixture_source(t->reader), .type = type, .chooses = chooses};
     const assay_source in = {.self = &kernel, .has = kernel_has, .read = kernel_read, .read_i32 = kernel_read_i32};
     const assay_sink out = test_tensors_sink(&results);
     assay_context own = t->ctx;
     own.arithmetic = &nearest_arithmetic;
     own.emulation = &types;
     assert_ok(&own, t->plan.operation->run(&own, t->c, &in, &out, NULL, 0));
-    assert_ok(&t->ctx, assay_fixture_create(&t->ctx, t->candidate, &writer));
-    assert_ok(&t->ctx, assay_fixture_set_text(&t->ctx, writer, "kind", "candidate"));
-    for (int i = 0; i < t->plan.spec_count; i++) {
-        assay_tensor_spec spec = t->plan.specs[i];
-        const assay_tensor *found = assay_tensor_set_find(&results.set, spec.path);
-        const bool choice = chooses && assay_path_ends(spec.path, "selected_experts");
-        if (!choice && spec.role != ASSAY_ROLE_OUTPUT && !assay_has_error_scale(&spec)) continue;
-        assert_non_null(found);
-        if (spec.type != ASSAY_INT32) spec.type = profile->storage;
-        assert_ok(&t->ctx, assay_fixture_declare(&t->ctx, writer, &spec));
-        if (spec.type == ASSAY_INT32) {
-            assert_ok(&t->ctx, assay_fixture_append_i32(&t->ctx, writer, spec.path, found->count, found->indices));
-        } else {
-            assert_ok(&t->ctx, assay_fixture_append(&t->ctx, writer, spec.path, found->count, found->values));
-        }
-    }
-    assert_ok(&t->ctx, assay_fixture_finish(&t->ctx, writer));
+    trial_write_candidate(t, &results.set, profile, chooses ? is_result_or_choice : is_result);
     assay_tensor_set_free(&results.set);
 }
 
 static void compare(trial *t, const assay_profile *profile, assay_report *report)
 {
     assay_fixture_reader *candidate = NULL;
-    assay_golden golden = {.reader = t->golden, .c = t->c, .plan = t->plan}, against = {0};
+    assay_golden golden = {.reader = t->reader, .c = t->c, .plan = t->plan}, against = {0};
     assert_ok(&t->ctx, assay_fixture_open(&t->ctx, t->candidate, &candidate));
     assert_ok(&t->ctx, assay_compare_given_choice(&t->ctx, &golden, candidate, profile, 1e-6, true, report, &against));
     assay_golden_close(&against);
@@ -132,12 +123,12 @@ static void check_cases(void **state, const char *dtype, const char *profile_nam
         trial t;
         assay_case *c = case_named(&ctx, cases[i], dtype);
         assert_ok(&ctx, assay_case_set(&ctx, c, profiles));
-        open_trial(&t, folder, c);
+        trial_write(&t, folder, c);
         verdict_of(&t, profile, profile->storage);
         const assay_dtype coarser = profile->storage == ASSAY_FLOAT32 ? ASSAY_BFLOAT16 : ASSAY_FLOAT8_E4M3FN;
         if (verdict_of(&t, profile, coarser) != ASSAY_FAIL)
             fail_msg("%s %s: inputs in %s pass", cases[i], profile_name, assay_dtype_name(coarser));
-        close_trial(&t);
+        trial_close(&t);
     }
 }
 
@@ -174,48 +165,32 @@ TEST_WITH(structured_inputs, folder_setup, folder_teardown)
     const assay_profile *profile = assay_profile_by_name("bf16");
     for (size_t i = 0; i < sizeof yaml / sizeof *yaml; i++) {
         trial t;
-        open_trial(&t, folder, case_from(&ctx, yaml[i]));
+        trial_write(&t, folder, case_from(&ctx, yaml[i]));
         verdict_of(&t, profile, ASSAY_BFLOAT16);
-        close_trial(&t);
+        trial_close(&t);
     }
-}
-
-static test_tensors evaluated(assay_context *ctx, const char *dtype)
-{
-    test_tensors results = {0};
-    assay_plan plan = {0};
-    assay_inputs inputs = {0};
-    assay_case *c = case_named(ctx, "mlp/exact", dtype);
-    assert_ok(ctx, assay_case_set(ctx, c, "tags=mlp")); /* not exact: with error scales */
-    assert_ok(ctx, assay_case_set(ctx, c, "profiles=[bf16]"));
-    assert_ok(ctx, assay_plan_make(ctx, &plan, c));
-    assert_ok(ctx, assay_inputs_open(ctx, &inputs, c, &plan.list, NULL));
-    const assay_source source = assay_inputs_source(&inputs);
-    const assay_sink sink = test_tensors_sink(&results);
-    assert_ok(ctx, assay_evaluate(ctx, &plan, &source, &sink));
-    assay_inputs_close(&inputs);
-    assay_plan_free(&plan);
-    assay_cases_free(c, 1);
-    return results;
 }
 
 /* Numbers that the profile's type has lose nothing: the same scales as on its own grid. */
 TEST(numbers_of_the_type_are_exact)
 {
     assay_context ctx = assay_context_default(1);
-    test_tensors fine = evaluated(&ctx, "dtype=float32"), own = evaluated(&ctx, "dtype=bfloat16");
+    trial fine, own; /* tagged as not exact: with error scales */
     int scales = 0;
-    assert_int_equal(fine.set.count, own.set.count);
-    for (int i = 0; i < own.set.count; i++) {
-        const assay_tensor *theirs = &own.set.items[i], *mine = assay_tensor_set_find(&fine.set, theirs->spec.path);
+    trial_evaluate(&fine, case_named(&ctx, "mlp/exact", "dtype=float32;tags=mlp;profiles=[bf16]"));
+    trial_evaluate(&own, case_named(&ctx, "mlp/exact", "dtype=bfloat16;tags=mlp;profiles=[bf16]"));
+    assert_int_equal(fine.golden.count, own.golden.count);
+    for (int i = 0; i < own.golden.count; i++) {
+        const assay_tensor *theirs = &own.golden.items[i],
+                           *mine = assay_tensor_set_find(&fine.golden, theirs->spec.path);
         if (theirs->spec.role != ASSAY_ROLE_ERROR_SCALE) continue;
         assert_non_null(mine);
         for (int64_t k = 0; k < theirs->count; k++) assert_true(mine->values[k] == theirs->values[k]);
         scales++;
     }
     assert_true(scales > 0);
-    assay_tensor_set_free(&fine.set);
-    assay_tensor_set_free(&own.set);
+    trial_close(&fine);
+    trial_close(&own);
 }
 
 /* Experts that only rounded inputs make a kernel choose are admissible. */
@@ -229,7 +204,7 @@ TEST_WITH(other_experts_are_admissible, folder_setup, folder_teardown)
     assay_case *c = case_named(&ctx, "routing/deepseek3-tiny", "dtype=float32");
     assert_ok(&ctx, assay_case_set(&ctx, c, "sequence=512"));
     assert_ok(&ctx, assay_case_set(&ctx, c, "profiles=bf16"));
-    open_trial(&t, folder, c);
+    trial_write(&t, folder, c);
     write_candidate(&t, profile, ASSAY_BFLOAT16, true);
     compare(&t, profile, &report);
     if (report.verdict != ASSAY_PASS) fail_msg("%s", report.message);
@@ -241,5 +216,5 @@ TEST_WITH(other_experts_are_admissible, folder_setup, folder_teardown)
     assert_int_equal(report.verdict, ASSAY_FAIL);
     assert_true(report.routing.wrong > 0);
     assay_report_free(&report);
-    close_trial(&t);
+    trial_close(&t);
 }

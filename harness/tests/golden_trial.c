@@ -1,0 +1,80 @@
+#include "harness/tests/golden_trial.h"
+
+#include "harness/plan/golden_read.h"
+#include "harness/plan/results.h"
+#include "harness/scales/ensemble.h"
+
+void trial_plan(trial *t, assay_case *c)
+{
+    *t = (trial){.ctx = assay_context_default(1), .c = c};
+    assert_ok(&t->ctx, assay_plan_make(&t->ctx, &t->plan, c));
+    assert_ok(&t->ctx, assay_inputs_open(&t->ctx, &t->inputs, c, &t->plan.list, NULL));
+    t->source = assay_inputs_source(&t->inputs);
+}
+
+void trial_evaluate(trial *t, assay_case *c)
+{
+    trial_plan(t, c);
+    assert_ok(&t->ctx, assay_plan_tensors(&t->ctx, &t->golden, &t->plan, &t->source));
+    const assay_sink sink = assay_results_sink(&t->golden);
+    assert_ok(&t->ctx, assay_evaluate(&t->ctx, &t->plan, &t->source, &sink));
+}
+
+void trial_write(trial *t, const test_folder *folder, assay_case *c)
+{
+    trial_plan(t, c);
+    snprintf(t->file, sizeof t->file, "%s/golden.h5", folder->path);
+    snprintf(t->candidate, sizeof t->candidate, "%s/candidate.h5", folder->path);
+    assert_ok(&t->ctx, assay_golden_write(&t->ctx, &t->plan, t->file, NULL, true));
+    assert_ok(&t->ctx, assay_fixture_open(&t->ctx, t->file, &t->reader));
+    assert_ok(&t->ctx, assay_golden_load(&t->ctx, &t->golden, &t->plan, t->reader));
+}
+
+void trial_close(trial *t)
+{
+    assay_tensor_set_free(&t->golden);
+    assay_fixture_close(t->reader);
+    assay_inputs_close(&t->inputs);
+    assay_plan_free(&t->plan);
+    assay_cases_free(t->c, 1);
+}
+
+assay_trial trial_at(const trial *t, const char *profile)
+{
+    return (assay_trial){.plan = &t->plan,
+                         .golden = &t->golden,
+                         .profile = assay_profile_by_name(profile),
+                         .false_alarm = 1e-6,
+                         .reader = t->reader};
+}
+
+void trial_write_candidate(trial *t, const assay_tensor_set *results, const assay_profile *profile,
+                           bool (*is_wanted)(const assay_tensor_spec *spec))
+{
+    assay_fixture_writer *writer = NULL;
+    assert_ok(&t->ctx, assay_fixture_create(&t->ctx, t->candidate, &writer));
+    assert_ok(&t->ctx, assay_fixture_set_text(&t->ctx, writer, "kind", "candidate"));
+    for (int i = 0; i < t->plan.spec_count; i++) {
+        assay_tensor_spec spec = t->plan.specs[i];
+        const assay_tensor *found = assay_tensor_set_find(results, spec.path);
+        if (!is_wanted(&spec)) continue;
+        assert_non_null(found);
+        if (spec.type != ASSAY_INT32) spec.type = profile->storage;
+        assert_ok(&t->ctx, assay_fixture_declare(&t->ctx, writer, &spec));
+        assert_ok(&t->ctx, spec.type == ASSAY_INT32
+                               ? assay_fixture_append_i32(&t->ctx, writer, spec.path, found->count, found->indices)
+                               : assay_fixture_append(&t->ctx, writer, spec.path, found->count, found->values));
+    }
+    assert_ok(&t->ctx, assay_fixture_finish(&t->ctx, writer));
+}
+
+assay_report trial_compare(trial *t, const assay_profile *profile)
+{
+    assay_report report;
+    assay_fixture_reader *candidate = NULL;
+    assert_ok(&t->ctx, assay_fixture_open(&t->ctx, t->candidate, &candidate));
+    assert_ok(&t->ctx,
+              assay_compare(&t->ctx, t->reader, candidate, profile, 1e-6, assay_plan_order(&t->plan), &report));
+    assay_fixture_close(candidate);
+    return report;
+}
