@@ -30,9 +30,6 @@ function(assay_test name)
   target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR} ${CMAKE_SOURCE_DIR}/include)
   target_compile_options(${name} PRIVATE ${ASSAY_FLAGS})
   target_link_libraries(${name} PRIVATE ${ARG_DEPENDS} assay_test_support)
-  target_link_options(${name} PRIVATE -Wl,--wrap=malloc -Wl,--wrap=calloc -Wl,--wrap=realloc -Wl,--wrap=aligned_alloc
-                                      -Wl,--wrap=strdup -Wl,--wrap=assay_isa_supported -Wl,--wrap=assay_isa_best
-                                      -Wl,--wrap=assay_context_default)
   add_test(NAME ${name} COMMAND ${name})
   set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT 1200 ENVIRONMENT "${ASSAY_TEST_ENVIRONMENT}")
 endfunction()

@@ -7,18 +7,10 @@
  * named on none of the cases. -p PROFILE and -s KEY=VALUE hold for the cases after them. */
 #include <getopt.h>
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 #include "harness/explain/explain.h"
-#include "harness/golden/golden.h"
-#include "harness/mutants/mutant_run.h"
 #include "harness/mutants/mutants_tensors.h"
-#include "harness/plan/golden_read.h"
-#include "harness/plan/plan_make.h"
-#include "oracle/arithmetic/arithmetic.h"
+#include "harness/tests/golden_trial.h"
 #include "oracle/arithmetic/emulated.h"
 #include "oracle/base/random.h"
 
@@ -59,13 +51,10 @@ static const struct {
 enum { STRUCTURES = sizeof structures / sizeof *structures };
 
 typedef struct subject {
-    assay_context ctx;
-    assay_case *c;
-    assay_plan plan;
-    char path[64];
-    assay_fixture_reader *reader;
-    assay_tensor_set golden, noisy; /* the golden's results; the same by a correct implementation in low precision */
-    bool emulated;                  /* low precision is the emulated arithmetic; else only what is stored is rounded */
+    test_folder *folder;
+    trial t;
+    assay_tensor_set noisy; /* the golden's results by a correct implementation in low precision */
+    bool emulated;          /* low precision is the emulated arithmetic; else only what is stored is rounded */
     assay_trial trial;
     assay_emulation emulation;
 } subject;
@@ -73,35 +62,26 @@ typedef struct subject {
 static void require(const subject *s, assay_status status)
 {
     if (status == ASSAY_OK) return;
-    fprintf(stderr, "explain_sweep: %s\n", s->ctx.message);
+    fprintf(stderr, "explain_sweep: %s\n", s->t.ctx.message);
     exit(2);
 }
 
 static assay_context in_low_precision(const subject *s)
 {
-    assay_context ctx = s->ctx;
+    assay_context ctx = s->t.ctx;
     if (!s->emulated) return ctx;
     ctx.arithmetic = &assay_arithmetic_emulated;
     ctx.emulation = &s->emulation;
     return ctx;
 }
 
-static void round_to_storage(const subject *s, assay_tensor_set *results)
-{
-    for (int i = 0; i < results->count; i++) {
-        const assay_tensor *tensor = &results->items[i];
-        if (tensor->values == NULL || assay_role_is_given(tensor->spec.role)) continue;
-        assay_dtype_round_many(s->trial.profile->storage, tensor->count, tensor->values, tensor->values);
-    }
-}
-
 static assay_verdict verdict_on(subject *s, const assay_tensor_set *results)
 {
     assay_report report = {0};
     assay_fixture_reader *candidate = NULL;
-    require(s, assay_trial_reader(&s->ctx, results, "candidate", s->trial.profile, &candidate));
-    require(s, assay_compare_undiagnosed(&s->ctx, s->reader, candidate, s->trial.profile, 1e-6,
-                                         assay_plan_order(&s->plan), &report));
+    require(s, assay_trial_reader(&s->t.ctx, results, "candidate", s->trial.profile, &candidate));
+    require(s, assay_compare_undiagnosed(&s->t.ctx, s->t.reader, candidate, s->trial.profile, 1e-6,
+                                         assay_plan_order(&s->t.plan), &report));
     const assay_verdict verdict = report.verdict;
     assay_report_free(&report);
     assay_fixture_close(candidate);
@@ -114,42 +94,35 @@ static assay_verdict verdict_on(subject *s, const assay_tensor_set *results)
 static void make_noisy(subject *s)
 {
     static const assay_mutant none = {.name = "none", .golden_choice = true};
-    s->emulated = strcmp(s->c->op, "routing") != 0 && !assay_case_is_exact(s->c);
+    s->emulated = strcmp(s->t.c->op, "routing") != 0 && !assay_case_is_exact(s->t.c);
     for (;; s->emulated = false) {
         bool applies = false;
         assay_context ctx = in_low_precision(s);
         assay_tensor_set rounded = {0};
-        require(s, assay_tensor_set_copy(&s->ctx, &s->golden, &s->noisy));
+        require(s, assay_tensor_set_copy(&s->t.ctx, &s->t.golden, &s->noisy));
         require(s, assay_mutant_evaluate(&ctx, &s->trial, &none, &s->noisy, &applies));
-        require(s, assay_tensor_set_copy(&s->ctx, &s->noisy, &rounded));
-        round_to_storage(s, &rounded);
+        require(s, assay_tensor_set_copy(&s->t.ctx, &s->noisy, &rounded));
+        trial_round(&rounded, s->trial.profile->storage);
         const assay_verdict verdict = verdict_on(s, &rounded);
         assay_tensor_set_free(&rounded);
         if (verdict == ASSAY_PASS || !s->emulated) break;
         /* whole steps of a coarse grid, which rounding to nearest does not take, are at times beyond few members' scale
          */
-        printf("control %s: %s\n", s->c->name, assay_verdict_name(verdict));
+        printf("control %s: %s\n", s->t.c->name, assay_verdict_name(verdict));
         assay_tensor_set_free(&s->noisy);
     }
 }
 
 static void start(subject *s, const char *name, const assay_profile *profile, const char *set)
 {
-    int count = 0;
-    char *pattern = (char *)name;
-    *s = (subject){.ctx = assay_context_default(1)};
-    require(s, assay_cases_find(&s->ctx, 1, &pattern, &s->c, &count));
-    char profiles[64];
-    snprintf(profiles, sizeof profiles, "profiles=[%s]", profile->precision.name);
-    require(s, assay_case_set(&s->ctx, s->c, profiles));
-    if (set != NULL) require(s, assay_case_set(&s->ctx, s->c, set));
-    snprintf(s->path, sizeof s->path, "explain-sweep-%d.h5", (int)getpid());
-    require(s, assay_plan_make(&s->ctx, &s->plan, s->c));
-    require(s, assay_golden_write(&s->ctx, &s->plan, s->path, NULL, true));
-    require(s, assay_fixture_open(&s->ctx, s->path, &s->reader));
-    require(s, assay_golden_load(&s->ctx, &s->golden, &s->plan, s->reader));
-    s->trial = (assay_trial){
-        .plan = &s->plan, .golden = &s->golden, .profile = profile, .false_alarm = 1e-6, .reader = s->reader};
+    char settings[256];
+    void *folder = NULL;
+    *s = (subject){0};
+    if (folder_setup(&folder) != 0) exit(2);
+    s->folder = folder;
+    snprintf(settings, sizeof settings, "profiles=[%s];%s", profile->precision.name, set != NULL ? set : "");
+    trial_write(&s->t, s->folder, case_named(name, settings));
+    s->trial = trial_at(&s->t, profile->precision.name);
     s->emulation = (assay_emulation){
         .precision = profile->precision, .storage = profile->storage, .multiply = profile->multiply, .seed = 20240607};
     make_noisy(s);
@@ -174,12 +147,10 @@ static int say_missed(const tally *t)
 
 static void end(subject *s)
 {
+    void *folder = s->folder;
     assay_tensor_set_free(&s->noisy);
-    assay_tensor_set_free(&s->golden);
-    assay_fixture_close(s->reader);
-    assay_plan_free(&s->plan);
-    assay_cases_free(s->c, 1);
-    unlink(s->path);
+    trial_close(&s->t);
+    if (folder_teardown(&folder) != 0) exit(2);
 }
 
 /* The mutant's results in low precision. Where experts nearly tie, low precision may choose others: they are those of
@@ -188,20 +159,20 @@ static void make(subject *s, const assay_mutant *mutant, assay_tensor_set *resul
 {
     assay_context ctx = in_low_precision(s);
     assay_tensor_set exact = {0};
-    assay_trial trial = s->trial;
+    assay_trial of = s->trial;
     assay_mutant held = *mutant;
     const bool evaluated = assay_mutant_is_evaluated(mutant) && !mutant->other_seed && !mutant->golden_choice &&
                            mutant->configure != assay_edit_one_expert_fewer;
     /* what is stored by the emulated arithmetic lies on the grid already, and nothing would be left to cut off */
     const bool truncated = mutant->results.edit == assay_edit_truncate;
-    if (!assay_mutant_is_evaluated(mutant) && !truncated) trial.golden = &s->noisy;
+    if (!assay_mutant_is_evaluated(mutant) && !truncated) of.golden = &s->noisy;
     if (evaluated) {
-        require(s, assay_mutant_make(&s->ctx, &s->trial, mutant, &exact, applies));
+        require(s, assay_mutant_make(&s->t.ctx, &s->trial, mutant, &exact, applies));
         if (!*applies) goto done;
-        trial.golden = &exact;
+        of.golden = &exact;
         held.golden_choice = true;
     }
-    require(s, assay_mutant_make(&ctx, &trial, &held, results, applies));
+    require(s, assay_mutant_make(&ctx, &of, &held, results, applies));
 done:
     assay_tensor_set_free(&exact);
 }
@@ -241,11 +212,11 @@ static void judge(subject *s, const char *what, const char *name, assay_tensor_s
     assay_fixture_reader *candidate = NULL;
     const assay_profile *profile = s->trial.profile;
     bool named = false;
-    assay_golden golden = {.reader = s->reader, .c = s->c, .plan = s->plan};
-    round_to_storage(s, results);
-    require(s, assay_trial_reader(&s->ctx, results, "candidate", profile, &candidate));
-    require(s, assay_compare(&s->ctx, s->reader, candidate, profile, 1e-6, assay_plan_order(&s->plan), &report));
-    require(s, assay_explain(&s->ctx, &golden, candidate, profile, true, &report));
+    assay_golden golden = {.reader = s->t.reader, .c = s->t.c, .plan = s->t.plan};
+    trial_round(results, s->trial.profile->storage);
+    require(s, assay_trial_reader(&s->t.ctx, results, "candidate", profile, &candidate));
+    require(s, assay_compare(&s->t.ctx, s->t.reader, candidate, profile, 1e-6, assay_plan_order(&s->t.plan), &report));
+    require(s, assay_explain(&s->t.ctx, &golden, candidate, profile, true, &report));
     for (int i = 0; name != NULL && i < report.explained_count; i++) named |= strcmp(report.explained_by[i], name) == 0;
     const assay_mutant *mutant = name == NULL ? NULL : assay_mutant_by_name(name);
     if (mutant != NULL && mutant->degrade != NULL) named |= strstr(report.explanation, name) != NULL;
@@ -266,7 +237,7 @@ static void judge(subject *s, const char *what, const char *name, assay_tensor_s
                wrong   ? "WRONG  "
                : named ? "named  "
                        : "unknown",
-               s->c->name, what, report.explanation, report.diagnosis[0] != '\0' ? " | " : "", report.diagnosis);
+               s->t.c->name, what, report.explanation, report.diagnosis[0] != '\0' ? " | " : "", report.diagnosis);
     }
     assay_report_free(&report);
     assay_fixture_close(candidate);
@@ -276,7 +247,7 @@ static void try_mutant(subject *s, const assay_mutant *mutant, bool verbose, tal
 {
     assay_tensor_set results = {0};
     bool applies = false;
-    if (!assay_mutant_is_for(mutant, &s->plan)) return;
+    if (!assay_mutant_is_for(mutant, &s->t.plan)) return;
     make(s, mutant, &results, &applies);
     if (applies) judge(s, mutant->name, mutant->name, &results, verbose, t);
     assay_tensor_set_free(&results);
@@ -288,7 +259,7 @@ static void add_noise(subject *s, assay_tensor_set *results)
 {
     for (int i = 0; i < results->count; i++) {
         const assay_tensor *tensor = &results->items[i];
-        const assay_tensor *scale = assay_results_scales(&s->golden, s->trial.profile, tensor->spec.path);
+        const assay_tensor *scale = assay_results_scales(&s->t.golden, s->trial.profile, tensor->spec.path);
         for (int64_t k = 0; scale != NULL && k < tensor->count; k++) {
             const double uniform =
                 ldexp((double)(assay_random_bits(7, scale->spec.path, (uint64_t)k) >> 11), -53) - 0.5;
@@ -340,7 +311,7 @@ static void try_unknown(subject *s, bool verbose, tally *t)
         if (i == sizeof changes / sizeof *changes) {
             make(s, &other, &results, &applies);
         } else {
-            require(s, assay_tensor_set_copy(&s->ctx, &s->noisy, &results));
+            require(s, assay_tensor_set_copy(&s->t.ctx, &s->noisy, &results));
             changes[i].change(s, &results);
         }
         if (applies)

@@ -4,17 +4,22 @@
 #include "harness/plan/results.h"
 #include "harness/scales/ensemble.h"
 
-void trial_plan(trial *t, assay_case *c)
+static void plan_with(trial *t, assay_case *c, const assay_profile *own)
 {
     *t = (trial){.ctx = assay_context_default(1), .c = c};
-    assert_ok(&t->ctx, assay_plan_make(&t->ctx, &t->plan, c));
+    assert_ok(&t->ctx, assay_plan_make_with(&t->ctx, &t->plan, c, NULL, own));
     assert_ok(&t->ctx, assay_inputs_open(&t->ctx, &t->inputs, c, &t->plan.list, NULL));
     t->source = assay_inputs_source(&t->inputs);
 }
 
-void trial_evaluate(trial *t, assay_case *c)
+void trial_plan(trial *t, assay_case *c)
 {
-    trial_plan(t, c);
+    plan_with(t, c, NULL);
+}
+
+void trial_evaluate(trial *t, assay_case *c, const assay_profile *own)
+{
+    plan_with(t, c, own);
     assert_ok(&t->ctx, assay_plan_tensors(&t->ctx, &t->golden, &t->plan, &t->source));
     const assay_sink sink = assay_results_sink(&t->golden);
     assert_ok(&t->ctx, assay_evaluate(&t->ctx, &t->plan, &t->source, &sink));
@@ -46,6 +51,15 @@ assay_trial trial_at(const trial *t, const char *profile)
                          .profile = assay_profile_by_name(profile),
                          .false_alarm = 1e-6,
                          .reader = t->reader};
+}
+
+void trial_round(const assay_tensor_set *results, assay_dtype type)
+{
+    for (int i = 0; i < results->count; i++) {
+        const assay_tensor *tensor = &results->items[i];
+        if (tensor->values == NULL || assay_role_is_given(tensor->spec.role)) continue;
+        assay_dtype_round_many(type, tensor->count, tensor->values, tensor->values);
+    }
 }
 
 void trial_write_candidate(trial *t, const assay_tensor_set *results, const assay_profile *profile,

@@ -19,8 +19,9 @@ typedef struct trial {
 } trial;
 
 /* The case is freed with the trial. */
-void trial_plan(trial *t, assay_case *c);     /* and draws */
-void trial_evaluate(trial *t, assay_case *c); /* also computes the golden, in memory */
+void trial_plan(trial *t, assay_case *c); /* and draws */
+/* Also computes the golden, in memory; `own` is a profile that the case names and nobody else knows, or NULL. */
+void trial_evaluate(trial *t, assay_case *c, const assay_profile *own);
 /* Also writes it to the folder and opens it; the golden in memory is what the file has. */
 void trial_write(trial *t, const test_folder *folder, assay_case *c);
 void trial_close(trial *t);
@@ -28,6 +29,8 @@ void trial_close(trial *t);
 /* At a profile, for mutants. */
 assay_trial trial_at(const trial *t, const char *profile);
 
+/* What came out, on the grid of a type. */
+void trial_round(const assay_tensor_set *results, assay_dtype type);
 /* A candidate of those results that `is_wanted`, in the profile's type but for integers. */
 void trial_write_candidate(trial *t, const assay_tensor_set *results, const assay_profile *profile,
                            bool (*is_wanted)(const assay_tensor_spec *spec));

@@ -9,28 +9,30 @@
 
 /* A case of the catalogue, to be freed with assay_cases_free(c, 1), changed by `set` where that is not NULL:
  * settings with semicolons between. */
-static inline assay_case *case_named(assay_context *ctx, const char *name, const char *set)
+static inline assay_case *case_named(const char *name, const char *set)
 {
+    assay_context ctx = assay_context_default(1);
     char *pattern = (char *)name;
     assay_case *c = NULL;
     int count = 0;
-    assert_ok(ctx, assay_cases_find(ctx, 1, &pattern, &c, &count));
+    assert_ok(&ctx, assay_cases_find(&ctx, 1, &pattern, &c, &count));
     assert_int_equal(count, 1);
     for (; set != NULL && *set != '\0'; set += strspn(set, ";")) {
         char one[TEST_PATH_SIZE];
         snprintf(one, sizeof one, "%.*s", (int)strcspn(set, ";"), set);
-        assert_ok(ctx, assay_case_set(ctx, c, one));
+        assert_ok(&ctx, assay_case_set(&ctx, c, one));
         set += strlen(one);
     }
     return c;
 }
 
 /* A case from text. */
-static inline assay_case *case_from(assay_context *ctx, const char *yaml)
+static inline assay_case *case_from(const char *yaml)
 {
+    assay_context ctx = assay_context_default(1);
     assay_case *c = NULL;
     int count = 0;
-    assert_ok(ctx, assay_cases_parse(ctx, "test.yml", yaml, strlen(yaml), &c, &count));
+    assert_ok(&ctx, assay_cases_parse(&ctx, "test.yml", yaml, strlen(yaml), &c, &count));
     assert_int_equal(count, 1);
     return c;
 }

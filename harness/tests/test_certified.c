@@ -3,9 +3,7 @@
 #include <math.h>
 
 #include "harness/certify/certificate.h"
-#include "harness/plan/inputs.h"
-#include "harness/tests/harness_test.h"
-#include "oracle/base/tensor_set.h"
+#include "harness/tests/golden_trial.h"
 
 /* Above the rounding of a few dozen operations. A margin is a difference, of scores that may be far larger. */
 #define OUTPUT_LIMIT 1e-14
@@ -16,8 +14,7 @@
 
 /* A case with what the float64 form makes of it. */
 typedef struct subject {
-    assay_context ctx;
-    assay_plan plan;
+    trial t;
     assay_certificate_inputs inputs;
 } subject;
 
@@ -26,11 +23,11 @@ static assay_tensor_set choices_of(subject *s, const assay_case *c)
 {
     assay_tensor_set choices = {0};
     const int64_t experts = c->config.num_experts, per_token = c->config.num_experts_per_tok;
-    for (int i = 0; i < s->plan.list.count; i++) {
-        const assay_tensor_spec *spec = &s->plan.list.entries[i].spec;
+    for (int i = 0; i < s->t.plan.list.count; i++) {
+        const assay_tensor_spec *spec = &s->t.plan.list.entries[i].spec;
         assay_tensor *choice = NULL;
         if (!assay_path_is_choice(spec->path)) continue;
-        assert_ok(&s->ctx, assay_tensor_set_add(&s->ctx, &choices, spec, &choice));
+        assert_ok(&s->t.ctx, assay_tensor_set_add(&s->t.ctx, &choices, spec, &choice));
         for (; choice->written < choice->count; choice->written++) {
             const int64_t token = choice->written / per_token, k = choice->written % per_token;
             choice->indices[choice->written] = (int32_t)((token + k) % experts);
@@ -42,25 +39,24 @@ static assay_tensor_set choices_of(subject *s, const assay_case *c)
 /* Error scales of float64 alone: of all others nothing is certified. `chosen`: the choice of experts is given. */
 static void subject_start(subject *s, assay_case *c, bool chosen)
 {
-    *s = (subject){.ctx = assay_context_default(1)};
-    assay_inputs inputs = {0};
-    assert_ok(&s->ctx, assay_case_set(&s->ctx, c, "profiles=none"));
-    assert_ok(&s->ctx, assay_case_set(&s->ctx, c, "checkpoints=all"));
-    assert_ok(&s->ctx, assay_plan_make(&s->ctx, &s->plan, c));
-    assert_ok(&s->ctx, assay_inputs_open(&s->ctx, &inputs, c, &s->plan.list, NULL));
+    assay_context ctx = assay_context_default(1);
+    *s = (subject){0};
+    assert_ok(&ctx, assay_case_set(&ctx, c, "profiles=none"));
+    assert_ok(&ctx, assay_case_set(&ctx, c, "checkpoints=all"));
+    trial_plan(&s->t, c);
     assay_tensor_set choices = choices_of(s, c);
-    assay_overlay with_choice = {assay_tensor_set_source(&choices), assay_inputs_source(&inputs)};
+    assay_overlay with_choice = {assay_tensor_set_source(&choices), s->t.source};
     const assay_source source = chosen ? assay_overlay_source(&with_choice) : with_choice.under;
-    assert_ok(&s->ctx, assay_certificate_inputs_collect(&s->ctx, &s->inputs, &s->plan, &source, NULL));
+    assert_ok(&s->t.ctx, assay_certificate_inputs_collect(&s->t.ctx, &s->inputs, &s->t.plan, &source, NULL));
     assay_tensor_set_free(&choices);
-    assay_inputs_close(&inputs);
-    s->ctx.threads = 2;
+    s->t.ctx.threads = 2;
 }
 
 static void subject_end(subject *s)
 {
     assay_certificate_inputs_free(&s->inputs);
-    assay_plan_free(&s->plan);
+    assay_inputs_close(&s->t.inputs); /* the case may be one of a list */
+    assay_plan_free(&s->t.plan);
 }
 
 static const spec_certificate *certificate_at(const spec_certificates *found, const char *path)
@@ -74,10 +70,10 @@ static const spec_certificate *certificate_at(const spec_certificates *found, co
 /* Near a tie the two forms may choose apart, which the certifier counts among the kinks. */
 static void check(subject *s, const spec_certificates *found, bool gradients)
 {
-    const char *name = s->plan.c->name;
+    const char *name = s->t.plan.c->name;
     int expected = 0;
-    for (int i = 0; i < s->plan.spec_count; i++) {
-        const char *path = s->plan.specs[i].path;
+    for (int i = 0; i < s->t.plan.spec_count; i++) {
+        const char *path = s->t.plan.specs[i].path;
         const bool gradient = assay_role_of(path) == ASSAY_ROLE_GRADIENT;
         if (!assay_role_is_result(assay_role_of(path)) || (gradient && !gradients)) continue;
         const spec_certificate *c = certificate_at(found, path);
@@ -85,14 +81,14 @@ static void check(subject *s, const spec_certificates *found, bool gradients)
         const bool margin = strlen(path) > 6 && strcmp(path + strlen(path) - 6, "margin") == 0;
         const double limit = margin ? MARGIN_LIMIT : OUTPUT_LIMIT;
         if (!gradient && !(c->relative <= limit)) fail_msg("%s: %s is off by %g of its size", name, path, c->relative);
-        if (c->checked + c->kinks == 0 && assay_shape_count(&s->plan.specs[i].shape) > 0) {
+        if (c->checked + c->kinks == 0 && assay_shape_count(&s->t.plan.specs[i].shape) > 0) {
             fail_msg("%s: nothing of %s was checked", name, path);
         }
         if (c->kinks > 0 && !assay_path_is_choice(path)) fail_msg("%s: %s has %d kinks", name, path, (int)c->kinks);
         expected++;
     }
     assert_int_equal(found->count, expected);
-    if (assay_certificates_check(&s->ctx, found) != ASSAY_OK) fail_msg("%s: %s", name, s->ctx.message);
+    if (assay_certificates_check(&s->t.ctx, found) != ASSAY_OK) fail_msg("%s: %s", name, s->t.ctx.message);
 }
 
 /* Whether gradients were within the budget. */
@@ -101,10 +97,10 @@ static bool certify(assay_case *c, int64_t coordinates)
     subject s;
     spec_certificates found = {0};
     subject_start(&s, c, false);
-    assay_certificate_scope scope = assay_certificate_scope_of(&s.ctx, &s.plan, coordinates);
+    assay_certificate_scope scope = assay_certificate_scope_of(&s.t.ctx, &s.t.plan, coordinates);
     assert_true(scope.outputs);
-    if (2 * (double)scope.probes * s.plan.operation->flops(c, false) > MOST_OPERATIONS) scope.gradients = false;
-    assert_ok(&s.ctx, assay_certify(&s.ctx, &s.inputs, &scope, true, &found));
+    if (2 * (double)scope.probes * s.t.plan.operation->flops(c, false) > MOST_OPERATIONS) scope.gradients = false;
+    assert_ok(&s.t.ctx, assay_certify(&s.t.ctx, &s.inputs, &scope, true, &found));
     check(&s, &found, scope.gradients);
     spec_certificates_free(&found);
     subject_end(&s);
@@ -268,8 +264,7 @@ TEST(what_no_case_is_made_of)
             count *= count_alternatives(tables[i].lists[j]);
         }
         for (int number = 0; number < count; number++) {
-            assay_context ctx = assay_context_default(1);
-            assay_case *c = case_named(&ctx, tables[i].name, NULL);
+            assay_case *c = case_named(tables[i].name, NULL);
             char told[1024] = "";
             for (int j = 0, rest = number; j < MOST_LISTS && tables[i].lists[j] != NULL; j++) {
                 size_t length = 0;
@@ -306,14 +301,15 @@ static void tamper(int way, int64_t count, const spec_quad *right, spec_quad *wr
 
 static bool is_certified(subject *s, const spec_tensor *tensor)
 {
-    const spec_operation *form = &s->plan.operation->second_form;
+    const spec_operation *form = &s->t.plan.operation->second_form;
     const spec_tensors one = {(spec_tensor *)tensor, 1};
     const spec_budget budget = {.coordinates = 1, .directions = 1, .seed = 1};
     spec_certificates found = {0};
-    assert_ok(&s->ctx, assay_role_of(tensor->path) == ASSAY_ROLE_GRADIENT
-                           ? spec_certify_gradients(&s->ctx, form, s->plan.c, &s->inputs.in, &one, &budget, &found)
-                           : spec_certify_outputs(&s->ctx, form, s->plan.c, &s->inputs.in, &one, &found));
-    const bool certified = assay_certificates_check(&s->ctx, &found) == ASSAY_OK;
+    assert_ok(&s->t.ctx,
+              assay_role_of(tensor->path) == ASSAY_ROLE_GRADIENT
+                  ? spec_certify_gradients(&s->t.ctx, form, s->t.plan.c, &s->inputs.in, &one, &budget, &found)
+                  : spec_certify_outputs(&s->t.ctx, form, s->t.plan.c, &s->inputs.in, &one, &found));
+    const bool certified = assay_certificates_check(&s->t.ctx, &found) == ASSAY_OK;
     spec_certificates_free(&found);
     return certified;
 }
@@ -335,15 +331,14 @@ TEST(at_a_given_choice)
         {"deepseek_layer/batch-split", "sequence=1"},
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
-        assay_context ctx = assay_context_default(1);
         subject s;
-        assay_case *c = case_named(&ctx, table[i][0], table[i][1]);
+        assay_case *c = case_named(table[i][0], table[i][1]);
         subject_start(&s, c, true);
         for (int j = 0; j < s.inputs.results.count; j++) {
             const spec_tensor *tensor = &s.inputs.results.items[j];
             if (assay_path_is_choice(tensor->path)) assert_int_equal(tensor->indices[c->config.num_experts_per_tok], 1);
             if (!assay_role_is_result(assay_role_of(tensor->path)) || assay_path_is_choice(tensor->path)) continue;
-            if (!is_certified(&s, tensor)) fail_msg("%s: %s: %s", c->name, tensor->path, s.ctx.message);
+            if (!is_certified(&s, tensor)) fail_msg("%s: %s: %s", c->name, tensor->path, s.t.ctx.message);
         }
         subject_end(&s);
         assay_cases_free(c, 1);
@@ -363,7 +358,7 @@ static int tampered_numbers(subject *s, const spec_tensor *right)
         tamper(way, count, right->values, wrong.values);
         for (int64_t i = 0; i < count; i++) same &= wrong.values[i] == right->values[i];
         if (same) continue;
-        if (is_certified(s, &wrong)) fail_msg("%s: %s is certified, tampering %d", s->plan.c->name, right->path, way);
+        if (is_certified(s, &wrong)) fail_msg("%s: %s is certified, tampering %d", s->t.plan.c->name, right->path, way);
         changed++;
     }
     free(wrong.values);
@@ -374,7 +369,7 @@ static int tampered_indices(subject *s, const spec_tensor *tensor)
 {
     for (int64_t i = 0; i < assay_shape_count(&tensor->shape); i++) {
         tensor->indices[i]++;
-        if (is_certified(s, tensor)) fail_msg("%s: %s[%d] is certified", s->plan.c->name, tensor->path, (int)i);
+        if (is_certified(s, tensor)) fail_msg("%s: %s[%d] is certified", s->t.plan.c->name, tensor->path, (int)i);
         tensor->indices[i]--;
     }
     return 1;
@@ -402,9 +397,8 @@ TEST(what_is_altered_is_not_certified)
         {"deepseek_layer/batch-split", "sequence=1", 24},
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
-        assay_context ctx = assay_context_default(1);
         subject s;
-        assay_case *c = case_named(&ctx, table[i].name, table[i].set);
+        assay_case *c = case_named(table[i].name, table[i].set);
         int altered = 0;
         subject_start(&s, c, false);
         for (int j = 0; j < s.inputs.results.count; j++) {

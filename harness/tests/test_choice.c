@@ -201,14 +201,9 @@ TEST(whatever_a_router_chooses)
     for (int trial = 0; trial < 3000; trial++) {
         double true_scores[8] = {0}, moved[8] = {0}, tau[8] = {0};
         for (int e = 0; e < 8; e++) {
-            double draws[2];
-            for (int d = 0; d < 2; d++) {
-                seed = seed * 6364136223846793005u + 1442695040888963407u;
-                draws[d] = (double)(seed >> 11) * 0x1p-53;
-            }
-            true_scores[e] = draws[0];
+            true_scores[e] = test_uniform(&seed);
             tau[e] = 0.05;
-            moved[e] = draws[0] + 0.05 * (2 * draws[1] - 1);
+            moved[e] = true_scores[e] + 0.05 * (2 * test_uniform(&seed) - 1);
         }
         int32_t choices[2][2];
         for (int which = 0; which < 2; which++) {

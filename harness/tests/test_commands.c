@@ -44,19 +44,19 @@ static assay_status run(assay_context *ctx, const assay_command *command, const 
 static assay_options options_of(const test_folder *folder, char **path)
 {
     assay_context ctx = assay_context_default(1);
-    assay_case *c = case_named(&ctx, "rms_norm/one-row", "profiles=[f32]");
+    assay_case *c = case_named("rms_norm/one-row", "profiles=[f32]");
     assert_ok(&ctx, try_golden(&ctx, c, folder->file, NULL));
     assay_cases_free(c, 1);
     *path = (char *)folder->file;
     return (assay_options){.arguments = path, .argument_count = 1, .quiet = true};
 }
 
-TEST_WITH(a_read_that_fails_is_no_verdict, folder_setup, folder_teardown)
+TEST_IN_FOLDER(a_read_that_fails_is_no_verdict)
 {
     char *path;
     int exit_code;
     int64_t n = 0;
-    const assay_options options = options_of(*state, &path);
+    const assay_options options = options_of(folder, &path);
     for (;; n++) {
         assay_context ctx = assay_context_default(1);
         pread_failure = n;
@@ -74,12 +74,12 @@ TEST_WITH(a_read_that_fails_is_no_verdict, folder_setup, folder_teardown)
     assert_true(n > 20);
 }
 
-TEST_WITH(no_memory_is_no_verdict, folder_setup, folder_teardown)
+TEST_IN_FOLDER(no_memory_is_no_verdict)
 {
     char *path;
     int exit_code;
     int64_t step = 1, n = 0;
-    const assay_options options = options_of(*state, &path);
+    const assay_options options = options_of(folder, &path);
     for (;; n += step) {
         assay_context ctx = assay_context_default(1);
         assay_fail_allocation(n);

@@ -216,7 +216,7 @@ TEST(disorder_is_named)
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         assay_context ctx = assay_context_default(1);
         disorder d = {0};
-        assay_case *c = case_named(&ctx, table[i].name, NULL);
+        assay_case *c = case_named(table[i].name, NULL);
         assay_tensor_list list = list_of(&ctx, c);
         const int one = place_of(&list, table[i].one), other = place_of(&list, table[i].other);
         assert_true(one >= 0 && other >= 0);
@@ -287,7 +287,7 @@ TEST(chains_are_in_order)
 {
     for (size_t i = 0; i < sizeof chains / sizeof *chains; i++) {
         assay_context ctx = assay_context_default(1);
-        assay_case *c = case_named(&ctx, chains[i].name, NULL);
+        assay_case *c = case_named(chains[i].name, NULL);
         assay_tensor_list list = list_of(&ctx, c);
         int k = 0;
         for (int at = 0; at < list.count && k < MOST && chains[i].order[k] != NULL; at++) {

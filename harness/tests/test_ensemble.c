@@ -76,39 +76,18 @@ static assay_status compute(assay_context *ctx, const double *x, const double *w
                             double *y, double *dw)
 {
     assay_status status = ASSAY_OK;
+    assay_matmul_args product;
     for (int64_t t = 0; t < TOKENS; t++) {
-        TRY(assay_matmul(ctx, &(assay_matmul_args){.c = h + t * HIDDEN,
-                                                   .ldc = HIDDEN,
-                                                   .a = x + t * DIM,
-                                                   .lda = DIM,
-                                                   .b = w + choice[t] * DIM * HIDDEN,
-                                                   .ldb = HIDDEN,
-                                                   .m = 1,
-                                                   .n = HIDDEN,
-                                                   .k = DIM}));
+        product = assay_product_ab(h + t * HIDDEN, x + t * DIM, w + choice[t] * DIM * HIDDEN, 1, HIDDEN, DIM);
+        TRY(assay_matmul(ctx, &product));
     }
     assay_round(ctx, ASSAY_ROUND_STORAGE, TOKENS * HIDDEN, h);
-    TRY(assay_matmul(ctx, &(assay_matmul_args){.c = y,
-                                               .ldc = TOKENS,
-                                               .a = h,
-                                               .lda = HIDDEN,
-                                               .b = h,
-                                               .ldb = HIDDEN,
-                                               .transpose_b = true,
-                                               .m = TOKENS,
-                                               .n = TOKENS,
-                                               .k = HIDDEN}));
+    product = assay_product_abt(y, h, h, TOKENS, TOKENS, HIDDEN);
+    TRY(assay_matmul(ctx, &product));
     for (int64_t t = 0; t < TOKENS; t++) {
-        TRY(assay_matmul(ctx, &(assay_matmul_args){.c = dw + choice[t] * DIM * HIDDEN,
-                                                   .ldc = HIDDEN,
-                                                   .a = x + t * DIM,
-                                                   .lda = 1,
-                                                   .b = h + t * HIDDEN,
-                                                   .ldb = HIDDEN,
-                                                   .m = DIM,
-                                                   .n = HIDDEN,
-                                                   .k = 1,
-                                                   .accumulate = true}));
+        product = assay_product_ab(dw + choice[t] * DIM * HIDDEN, x + t * DIM, h + t * HIDDEN, DIM, HIDDEN, 1);
+        product.accumulate = true;
+        TRY(assay_matmul(ctx, &product));
     }
 cleanup:
     return status;
@@ -232,6 +211,13 @@ static const double *result(const trial *t, const char *path, int64_t count)
     return found->values;
 }
 
+static const double *scales(const trial *t, const char *profile, const char *path, int64_t count)
+{
+    char scale[ASSAY_PATH_SIZE];
+    snprintf(scale, sizeof scale, "error_scale/%s/%s", profile, path);
+    return result(t, scale, count);
+}
+
 TEST_WITH(test_operations_with_scales_of_their_own, trial_setup, trial_teardown)
 {
     trial *t = *state;
@@ -268,13 +254,9 @@ TEST_WITH(test_results_and_scales, trial_setup, trial_teardown)
     assert_memory_equal(assay_tensor_set_find(&t->results.set, CHOICE)->indices,
                         assay_tensor_set_find(&plain.set, CHOICE)->indices, TOKENS * sizeof(int32_t));
     for (int i = 0; i < 3; i++) {
-        char scale[ASSAY_PATH_SIZE];
         assert_same_bits(result(t, paths[i], counts[i]), assay_tensor_set_find(&plain.set, paths[i])->values,
                          counts[i]);
-        snprintf(scale, sizeof scale, "error_scale/bf16/%s", paths[i]);
-        const double *coarse = result(t, scale, counts[i]);
-        snprintf(scale, sizeof scale, "error_scale/f32/%s", paths[i]);
-        const double *fine = result(t, scale, counts[i]);
+        const double *coarse = scales(t, "bf16", paths[i], counts[i]), *fine = scales(t, "f32", paths[i], counts[i]);
         for (int64_t k = 0; k < counts[i]; k++) assert_true(fine[k] >= 0 && coarse[k] >= 1000 * fine[k]);
     }
     assert_ptr_equal(ctx.arithmetic, &assay_arithmetic_reference);
@@ -312,12 +294,9 @@ static void candidate(const trial *t, assay_dtype storage, double *h, double *y,
 
 static double rms_ratio(const trial *t, const char *profile, const char *path, const double *values, int64_t count)
 {
-    char scale[ASSAY_PATH_SIZE];
     double squares = 0;
     int64_t scaled = 0;
-    const double *golden = result(t, path, count);
-    snprintf(scale, sizeof scale, "error_scale/%s/%s", profile, path);
-    const double *sigma = result(t, scale, count);
+    const double *golden = result(t, path, count), *sigma = scales(t, profile, path, count);
     for (int64_t i = 0; i < count; i++) {
         if (sigma[i] == 0) {
             assert_true(values[i] == golden[i]);

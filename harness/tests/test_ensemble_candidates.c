@@ -5,9 +5,8 @@
 
 #include "compare/profile.h"
 #include "compare/thresholds.h"
-#include "harness/plan/inputs.h"
-#include "harness/scales/ensemble.h"
-#include "harness/tests/harness_test.h"
+#include "harness/plan/results.h"
+#include "harness/tests/golden_trial.h"
 #include "harness/tests/nearest_arithmetic.h"
 #include "tests/support/test_tensors.h"
 
@@ -41,37 +40,27 @@ static double ratio_of(const assay_tensor_spec *spec, const double *golden, cons
 
 static void check(const char *yaml)
 {
-    assay_context ctx = assay_context_default(2);
-    assay_case *c = case_from(&ctx, yaml);
-    assay_plan plan = {0};
-    assay_inputs inputs = {0};
-    test_tensors golden = {0};
-    assert_ok(&ctx, assay_plan_make(&ctx, &plan, c));
-    assert_true(plan.operation->ensemble(plan.c));
-    assert_ok(&ctx, assay_inputs_open(&ctx, &inputs, c, &plan.list, NULL));
-    const assay_source source = assay_inputs_source(&inputs);
-    const assay_sink sink = test_tensors_sink(&golden);
-    assert_ok(&ctx, assay_evaluate(&ctx, &plan, &source, &sink));
-    for (int p = 0; p < plan.precision_count; p++) {
+    trial t;
+    trial_evaluate(&t, case_from(yaml), NULL);
+    assert_true(t.plan.operation->ensemble(t.c));
+    for (int p = 0; p < t.plan.precision_count; p++) {
         test_tensors results = {0};
-        const assay_profile *profile = assay_profile_by_name(plan.precisions[p].name);
+        const assay_profile *profile = assay_profile_by_name(t.plan.precisions[p].name);
         const assay_emulation types = {.storage = profile->storage};
-        assay_context candidate = ctx;
+        assay_context candidate = t.ctx;
         candidate.arithmetic = &nearest_arithmetic;
         candidate.emulation = &types;
         const assay_sink out = test_tensors_sink(&results);
-        assert_ok(&candidate, plan.operation->run(&candidate, c, &source, &out, NULL, 0));
+        assert_ok(&candidate, t.plan.operation->run(&candidate, t.c, &t.source, &out, NULL, 0));
         /* In float32 norms and the like need not be as rough as the profile allows. */
         const double least = profile->storage == ASSAY_FLOAT32 ? 0.05 : 0.35;
         int checked = 0;
-        for (int i = 0; i < plan.list.count; i++) {
-            char scale[ASSAY_PATH_SIZE];
-            const assay_tensor_spec *spec = &plan.list.entries[i].spec;
-            snprintf(scale, sizeof scale, "error_scale/%s/%.100s", profile->precision.name, spec->path);
-            const assay_tensor *sigma = assay_tensor_set_find(&golden.set, scale);
+        for (int i = 0; i < t.plan.list.count; i++) {
+            const assay_tensor_spec *spec = &t.plan.list.entries[i].spec;
+            const assay_tensor *sigma = assay_results_scales(&t.golden, profile, spec->path);
             if (sigma == NULL) continue;
             const double ratio =
-                ratio_of(spec, assay_tensor_set_find(&golden.set, spec->path)->values,
+                ratio_of(spec, assay_tensor_set_find(&t.golden, spec->path)->values,
                          assay_tensor_set_find(&results.set, spec->path)->values, sigma->values, profile);
             if (isnan(ratio)) continue; /* nothing of it has an error */
             if (!(ratio > least && ratio < 1.05)) fail_msg("%s %s: %g", profile->precision.name, spec->path, ratio);
@@ -80,10 +69,7 @@ static void check(const char *yaml)
         assert_true(checked > 0);
         assay_tensor_set_free(&results.set);
     }
-    assay_tensor_set_free(&golden.set);
-    assay_inputs_close(&inputs);
-    assay_plan_free(&plan);
-    assay_cases_free(c, 1);
+    trial_close(&t);
 }
 
 #define SMALL                                                                                                          \

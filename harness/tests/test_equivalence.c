@@ -6,6 +6,7 @@
 
 #include "harness/equivalences/equivalence.h"
 #include "harness/operations/op_support.h"
+#include "harness/tests/altering_sink.h"
 #include "harness/tests/harness_test.h"
 
 #define MOE_MODEL                                                                                                      \
@@ -58,38 +59,18 @@ static bool other_with_key(const assay_case *c, assay_other_form *form)
 static assay_status (*right_run)(assay_context *ctx, const assay_case *c, const assay_source *in,
                                  const assay_sink *out);
 
-static assay_status write_wrong(assay_context *ctx, void *self, const char *path, int64_t count, const double *values)
+static void alter(const char *path, int64_t count, double *values, int32_t *indices)
 {
-    const assay_sink *out = self;
-    if (strcmp(path, planted) != 0 || count == 0) return out->write(ctx, out->self, path, count, values);
-    double *wrong = malloc((size_t)count * sizeof *wrong);
-    assert_non_null(wrong);
-    memcpy(wrong, values, (size_t)count * sizeof *wrong);
     double most = 0x1p-500; /* where all is 0 */
+    if (indices != NULL || strcmp(path, planted) != 0 || count == 0) return;
     for (int64_t i = 0; i < count; i++) most = fmax(most, fabs(values[i]));
-    wrong[count / 2] += planted_in->holding == ASSAY_HOLDS_BITS ? 0x1p-52 * most : 1e-7 * most;
-    const assay_status status = out->write(ctx, out->self, path, count, wrong);
-    free(wrong);
-    return status;
-}
-
-static bool wants_right(void *self, const char *path)
-{
-    const assay_sink *out = self;
-    return out->wants(out->self, path);
-}
-
-static assay_status write_right_i32(assay_context *ctx, void *self, const char *path, int64_t count,
-                                    const int32_t *values)
-{
-    const assay_sink *out = self;
-    return out->write_i32(ctx, out->self, path, count, values);
+    values[count / 2] += planted_in->holding == ASSAY_HOLDS_BITS ? 0x1p-52 * most : 1e-7 * most;
 }
 
 static assay_status run_wrong(assay_context *ctx, const assay_case *c, const assay_source *in, const assay_sink *out)
 {
-    assay_sink right = *out;
-    const assay_sink wrong = {.self = &right, .wants = wants_right, .write = write_wrong, .write_i32 = write_right_i32};
+    altering_sink altering = {.out = out, .alter = alter};
+    const assay_sink wrong = altering_sink_of(&altering);
     if (right_run != NULL) return right_run(ctx, c, in, &wrong);
     return assay_operation_by_name(c->op)->run(ctx, c, in, &wrong, NULL, 0);
 }
@@ -166,7 +147,7 @@ TEST(forms_agree_and_errors_are_found)
         assay_context ctx = assay_context_default(1);
         assay_form one;
         assay_equivalence_result result;
-        assay_case *c = case_from(&ctx, rows[i].yaml);
+        assay_case *c = case_from(rows[i].yaml);
         planted_in = assay_equivalence_by_name(rows[i].name);
         assert_non_null(planted_in);
         tried[planted_in - assay_equivalences] = true;
@@ -194,7 +175,7 @@ TEST(an_error_in_any_result_is_found)
         assay_form one, other = {0};
         assay_other_form how;
         int found = 0;
-        assay_case *c = case_from(&ctx, rows[i].yaml);
+        assay_case *c = case_from(rows[i].yaml);
         planted_in = assay_equivalence_by_name(rows[i].name);
         evaluate(&ctx, c, &one);
         assert_true(assay_other_form_of(&ctx, &one.c, planted_in, &how));
@@ -248,7 +229,7 @@ TEST(cases_without_another_form_are_passed_over)
     for (size_t i = 0; i < sizeof none / sizeof *none; i++) {
         assay_context ctx = assay_context_default(1);
         assay_other_form form;
-        assay_case *c = case_from(&ctx, none[i].yaml);
+        assay_case *c = case_from(none[i].yaml);
         const assay_equivalence *e = assay_equivalence_by_name(none[i].name);
         assert_ok(&ctx, assay_case_set(&ctx, c, none[i].set));
         if (assay_other_form_of(&ctx, c, e, &form)) fail_msg("%s, row %d: %s", e->name, (int)i, none[i].set);
@@ -266,7 +247,7 @@ TEST(what_must_hold_may_depend_on_the_case)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         assay_context ctx = assay_context_default(1);
         assay_other_form form;
-        assay_case *c = case_from(&ctx, cases[i].yaml);
+        assay_case *c = case_from(cases[i].yaml);
         assert_true(assay_other_form_of(&ctx, c, assay_equivalence_by_name("chunked-whole"), &form));
         assert_int_equal(form.holding, cases[i].holding);
         assay_cases_free(c, 1);
@@ -292,7 +273,7 @@ TEST(forms_with_nothing_in_common_are_refused)
     assay_form one;
     assay_equivalence_result result;
     const assay_equivalence e = {"x", "", ASSAY_HOLDS_SCALES, false, other_without_results};
-    assay_case *c = case_from(&ctx, mla);
+    assay_case *c = case_from(mla);
     evaluate(&ctx, c, &one);
     assert_int_equal(assay_equivalence_check(&ctx, &one, &e, &result), ASSAY_INTERNAL);
     assert_non_null(strstr(ctx.message, "no tensor in common"));
@@ -303,7 +284,7 @@ TEST(forms_with_nothing_in_common_are_refused)
 TEST(no_memory_is_reported)
 {
     assay_context ctx = assay_context_default(1);
-    assay_case *c = case_from(&ctx, moe);
+    assay_case *c = case_from(moe);
     const assay_equivalence *e = assay_equivalence_by_name("fused-unfused");
     for (int64_t n = 0;; n++) {
         assay_form one = {0};

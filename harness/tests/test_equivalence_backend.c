@@ -56,7 +56,7 @@ static void set_up(fixture *f, const char *wrong_in_one, const char *wrong_in_tw
     assay_form one = {0}, two = {0};
     *f = (fixture){.ctx = assay_context_default(1), .folder = "/tmp/assay-test-XXXXXX"};
     assert_non_null(mkdtemp(f->folder));
-    f->c = case_from(&f->ctx, mlp);
+    f->c = case_from(mlp);
     f->equivalence = assay_equivalence_by_name("fused-unfused");
     assert_true(assay_other_form_of(&f->ctx, f->c, f->equivalence, &f->other));
     snprintf(f->one, sizeof f->one, "%s/one.h5", f->folder);

@@ -14,8 +14,7 @@ typedef struct drawing {
 /* From 0 to below `count`. */
 static int64_t pick(drawing *d, int64_t count)
 {
-    d->state = d->state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-    return (int64_t)((d->state >> 33) % (uint64_t)count);
+    return (int64_t)(test_bits(&d->state) % (uint64_t)count);
 }
 
 static bool chance(drawing *d, int64_t in)
@@ -187,7 +186,7 @@ TEST(drawn_configurations_agree)
         for (int place = i % SHARES; place >= kinds[kind].share; kind++) place -= kinds[kind].share;
         assert_true(kind < KINDS);
         d.ctx = assay_context_default(1);
-        d.c = case_from(&d.ctx, kinds[kind].yaml);
+        d.c = case_from(kinds[kind].yaml);
         draw(&d, kind);
         check(&d, times);
         assay_cases_free(d.c, 1);

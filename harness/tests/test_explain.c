@@ -14,8 +14,7 @@ typedef struct fixture {
 
 static void start(fixture *f, const test_folder *folder, const char *name, const char *set, const char *profile)
 {
-    assay_context ctx = assay_context_default(1);
-    trial_write(&f->t, folder, case_named(&ctx, name, set));
+    trial_write(&f->t, folder, case_named(name, set));
     f->at = trial_at(&f->t, profile);
 }
 
@@ -44,11 +43,7 @@ static assay_status try_explain(fixture *f, assay_tensor_set *results, assay_rep
     assay_fixture_reader *candidate = NULL;
     assay_golden golden = golden_of(f);
     *report = (assay_report){0};
-    for (int i = 0; i < results->count; i++) {
-        const assay_tensor *tensor = &results->items[i];
-        if (tensor->values == NULL || assay_role_is_given(tensor->spec.role)) continue;
-        assay_dtype_round_many(f->at.profile->storage, tensor->count, tensor->values, tensor->values);
-    }
+    trial_round(results, f->at.profile->storage);
     TRY(assay_trial_reader(&f->t.ctx, results, "candidate", f->at.profile, &candidate));
     TRY(assay_compare(&f->t.ctx, f->t.reader, candidate, f->at.profile, 1e-6, assay_plan_order(&f->t.plan), report));
     TRY(assay_explain(&f->t.ctx, &golden, candidate, f->at.profile, true, report));
@@ -73,7 +68,7 @@ static bool is_named(const assay_report *report, const char *name)
     return false;
 }
 
-TEST_WITH(mutants_are_named, folder_setup, folder_teardown)
+TEST_IN_FOLDER(mutants_are_named)
 {
     static const char *const names[] = {
         "zero_results",          "nan_results",    "no_results",          "result_missing",  "other_seed",
@@ -81,7 +76,7 @@ TEST_WITH(mutants_are_named, folder_setup, folder_teardown)
         "nan_last_element",      "truncated",      "stored_coarser",      "columns_swapped", "runner_up_chosen",
         "zero_weight_gradients", "choice_dropped", "router_gradient_lost"};
     fixture f;
-    start(&f, *state, "moe/small", "profiles=[bf16]", "bf16");
+    start(&f, folder, "moe/small", "profiles=[bf16]", "bf16");
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         assay_tensor_set results = make(&f, names[i]);
         assay_report report = explain(&f, &results);
@@ -95,10 +90,10 @@ TEST_WITH(mutants_are_named, folder_setup, folder_teardown)
 }
 
 /* A backend may have the bug in one tensor alone. */
-TEST_WITH(one_tensor_is_enough_where_each_counts, folder_setup, folder_teardown)
+TEST_IN_FOLDER(one_tensor_is_enough_where_each_counts)
 {
     fixture f;
-    start(&f, *state, "mlp/silu", "profiles=[bf16]", "bf16");
+    start(&f, folder, "mlp/silu", "profiles=[bf16]", "bf16");
     assay_tensor_set results = make(&f, NULL);
     const assay_tensor *y = assay_tensor_set_find(&results, "outputs/y");
     for (int64_t i = 0; i < y->count; i++) y->values[i] *= 2;
@@ -119,11 +114,11 @@ TEST_WITH(one_tensor_is_enough_where_each_counts, folder_setup, folder_teardown)
 }
 
 /* Gradients by the weights that were given, not by those that the operation read in their place. */
-TEST_WITH(gradients_may_be_pulled_back, folder_setup, folder_teardown)
+TEST_IN_FOLDER(gradients_may_be_pulled_back)
 {
     fixture f;
     bool changed = false;
-    start(&f, *state, "mlp/silu", "profiles=[bf16]", "bf16");
+    start(&f, folder, "mlp/silu", "profiles=[bf16]", "bf16");
     assay_tensor_set as_read = make(&f, "gate_up_swapped"), pulled = make(&f, "gate_up_swapped");
     const assay_mutant *swapped = assay_mutant_by_name("gate_up_swapped");
     assert_ok(&f.t.ctx, assay_mutant_pull_back(&f.t.ctx, &f.at, swapped, &pulled, &changed));
@@ -144,11 +139,11 @@ TEST_WITH(gradients_may_be_pulled_back, folder_setup, folder_teardown)
 }
 
 /* Rows that lag: two rows read the first one, whose gradients add up, and nobody reads the last. */
-TEST_WITH(pull_back_is_the_transpose, folder_setup, folder_teardown)
+TEST_IN_FOLDER(pull_back_is_the_transpose)
 {
     fixture f;
     bool changed = false;
-    start(&f, *state, "rms_norm/deepseek", "profiles=[f32]", "f32");
+    start(&f, folder, "rms_norm/deepseek", "profiles=[f32]", "f32");
     assay_tensor_set as_read = make(&f, "previous_token"), pulled = make(&f, "previous_token");
     const assay_mutant *lags = assay_mutant_by_name("previous_token");
     assert_ok(&f.t.ctx, assay_mutant_pull_back(&f.t.ctx, &f.at, lags, &pulled, &changed));
@@ -175,11 +170,11 @@ TEST_WITH(pull_back_is_the_transpose, folder_setup, folder_teardown)
 }
 
 /* A factor with which places overflow: no index comes of it, and the gradients stay. */
-TEST_WITH(what_is_no_selection_stays, folder_setup, folder_teardown)
+TEST_IN_FOLDER(what_is_no_selection_stays)
 {
     static const double factors[] = {1e308, -1e308, INFINITY, NAN};
     fixture f;
-    start(&f, *state, "moe/deepseek3-tiny-sparse", "profiles=[bf16]", "bf16");
+    start(&f, folder, "moe/deepseek3-tiny-sparse", "profiles=[bf16]", "bf16");
     const assay_mutant *scaled = assay_mutant_by_name("shared_expert_scaled");
     for (size_t i = 0; i < sizeof factors / sizeof *factors; i++) {
         bool changed = true;
@@ -196,10 +191,10 @@ TEST_WITH(what_is_no_selection_stays, folder_setup, folder_teardown)
     trial_close(&f.t);
 }
 
-TEST_WITH(one_wrong_element_is_not_known, folder_setup, folder_teardown)
+TEST_IN_FOLDER(one_wrong_element_is_not_known)
 {
     fixture f;
-    start(&f, *state, "mlp/silu", "profiles=[f32]", "f32");
+    start(&f, folder, "mlp/silu", "profiles=[f32]", "f32");
     for (int passes = 0; passes < 2; passes++) {
         assay_tensor_set results = make(&f, passes ? NULL : "gate_up_swapped");
         const assay_tensor *y = assay_tensor_set_find(&results, "outputs/y");
@@ -215,12 +210,12 @@ TEST_WITH(one_wrong_element_is_not_known, folder_setup, folder_teardown)
 
 /* Errors of a worse arithmetic are compared by their size: a remark, which names all whose errors are as large. At f32
  * they are a thousand times a correct candidate's, whose null distributions then say nothing. */
-TEST_WITH(arithmetics_are_remarked_on, folder_setup, folder_teardown)
+TEST_IN_FOLDER(arithmetics_are_remarked_on)
 {
     static const char *const mutants[] = {"sums_in_bf16", "operands_in_fp8", "intermediates_in_bf16"};
     const assay_emulation draw = {.seed = 20240607};
     fixture f;
-    start(&f, *state, "mlp/one-wide", "profiles=[f32]", "f32");
+    start(&f, folder, "mlp/one-wide", "profiles=[f32]", "f32");
     for (size_t i = 0; i < sizeof mutants / sizeof *mutants; i++) {
         f.t.ctx.emulation = &draw;
         assay_tensor_set results = make(&f, mutants[i]);
@@ -240,10 +235,10 @@ TEST_WITH(arithmetics_are_remarked_on, folder_setup, folder_teardown)
 }
 
 /* Nothing is said of a candidate that passes, nor of shapes and types; a case that is too large is left out. */
-TEST_WITH(where_nothing_is_said, folder_setup, folder_teardown)
+TEST_IN_FOLDER(where_nothing_is_said)
 {
     fixture f;
-    start(&f, *state, "rms_norm/deepseek", "profiles=[bf16]", "bf16");
+    start(&f, folder, "rms_norm/deepseek", "profiles=[bf16]", "bf16");
     assay_tensor_set results = make(&f, NULL);
     assay_report report = explain(&f, &results);
     assert_int_equal(report.verdict, ASSAY_PASS);
@@ -262,7 +257,7 @@ TEST_WITH(where_nothing_is_said, folder_setup, folder_teardown)
     assay_report_free(&report);
     assay_fixture_close(candidate);
     trial_close(&f.t);
-    start(&f, *state, "rms_norm/deepseek", "sequence=20000", "bf16");
+    start(&f, folder, "rms_norm/deepseek", "sequence=20000", "bf16");
     results = make(&f, "doubled");
     report = explain(&f, &results);
     assert_non_null(strstr(report.explanation, "not tried, the case is too large"));
@@ -272,12 +267,12 @@ TEST_WITH(where_nothing_is_said, folder_setup, folder_teardown)
 }
 
 /* A golden of a case that nobody can evaluate: the verdict stands, and the reason is said. */
-TEST_WITH(golden_of_an_unknown_operation, folder_setup, folder_teardown)
+TEST_IN_FOLDER(golden_of_an_unknown_operation)
 {
     fixture f;
     assay_fixture_reader *candidate = NULL;
     assay_report report;
-    start(&f, *state, "rms_norm/deepseek", "profiles=[bf16]", "bf16");
+    start(&f, folder, "rms_norm/deepseek", "profiles=[bf16]", "bf16");
     assay_tensor_set results = make(&f, "zero_outputs");
     assay_case other = *f.t.c;
     assay_golden golden = {.reader = f.t.reader, .c = &other};
@@ -295,12 +290,12 @@ TEST_WITH(golden_of_an_unknown_operation, folder_setup, folder_teardown)
     trial_close(&f.t);
 }
 
-TEST_WITH(same_for_any_number_of_threads, folder_setup, folder_teardown)
+TEST_IN_FOLDER(same_for_any_number_of_threads)
 {
     fixture f;
     char texts[3][sizeof((assay_report *)NULL)->explanation];
     const int threads[] = {1, 2, 7};
-    start(&f, *state, "mla/small", "profiles=[f32]", "f32");
+    start(&f, folder, "mla/small", "profiles=[f32]", "f32");
     for (int i = 0; i < 3; i++) {
         assay_tensor_set results = make(&f, "mscale_missing");
         f.t.ctx.threads = threads[i];
@@ -316,10 +311,10 @@ TEST_WITH(same_for_any_number_of_threads, folder_setup, folder_teardown)
     trial_close(&f.t);
 }
 
-TEST_WITH(failing_allocations, folder_setup, folder_teardown)
+TEST_IN_FOLDER(failing_allocations)
 {
     fixture f;
-    start(&f, *state, "rms_norm/one-row", "profiles=[f32]", "f32");
+    start(&f, folder, "rms_norm/one-row", "profiles=[f32]", "f32");
     for (int64_t n = 0;; n += n < 100 ? 1 : 61) {
         assay_report report;
         assay_tensor_set results = make(&f, "epsilon_other");

@@ -26,7 +26,7 @@ static fixture fixture_of(const test_folder *folder, const char *name, const cha
 {
     fixture f = {0};
     assay_context ctx = assay_context_default(1);
-    assay_case *c = case_named(&ctx, name, set);
+    assay_case *c = case_named(name, set);
     assert_ok(&ctx, assay_case_set(&ctx, c, "profiles=" PROFILE));
     trial_write(&f.t, folder, c);
     const assay_source stored = assay_fixture_source(f.t.reader);
@@ -115,7 +115,7 @@ static void expect_again(const char *name, const assay_report *report, int64_t t
 }
 
 /* The order of slots, in every operation that routes: weights, capacity, per-shard metadata follow. */
-TEST_WITH(another_order, folder_setup, folder_teardown)
+TEST_IN_FOLDER(another_order)
 {
     static const char *const names[] = {"routing/factor-1",
                                         "routing/saturated",
@@ -128,7 +128,7 @@ TEST_WITH(another_order, folder_setup, folder_teardown)
                                         "deepseek_stack/batch-split",
                                         "deepseek_layer/mesh-expert4"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        fixture f = fixture_of(*state, names[i], NULL);
+        fixture f = fixture_of(folder, names[i], NULL);
         int64_t tokens = 0;
         for (int r = 0; r < f.choices.count; r++) tokens += tokens_of(&f.choices.items[r]);
         reverse_slots(&f);
@@ -145,9 +145,9 @@ TEST_WITH(another_order, folder_setup, folder_teardown)
 }
 
 /* The same choice costs nothing and is counted. */
-TEST_WITH(the_same_choice, folder_setup, folder_teardown)
+TEST_IN_FOLDER(the_same_choice)
 {
-    fixture f = fixture_of(*state, "moe/small", NULL);
+    fixture f = fixture_of(folder, "moe/small", NULL);
     write_candidate(&f);
     assay_report report = compare(&f);
     assert_int_equal(report.verdict, ASSAY_PASS);
@@ -173,7 +173,7 @@ static void swap_one(fixture *f, int32_t from, int32_t to, int64_t token)
     "0}\n"
 
 /* Logits of two tokens given as values: which token may swap its second expert for which. */
-TEST_WITH(the_gap_decides, folder_setup, folder_teardown)
+TEST_IN_FOLDER(the_gap_decides)
 {
     static const struct {
         const char *logits;
@@ -195,12 +195,12 @@ TEST_WITH(the_gap_decides, folder_setup, folder_teardown)
         char yaml[1024];
         snprintf(yaml, sizeof yaml, TWO_OF_FOUR "  logits: {distribution: values, values: %s}\n", table[i].logits);
         char file[TEST_PATH_SIZE];
-        snprintf(file, sizeof file, "%s/case.yml", ((test_folder *)*state)->path);
+        snprintf(file, sizeof file, "%s/case.yml", folder->path);
         FILE *out = fopen(file, "w");
         assert_non_null(out);
         fputs(yaml, out);
         assert_int_equal(fclose(out), 0);
-        fixture f = fixture_of(*state, file, NULL);
+        fixture f = fixture_of(folder, file, NULL);
         swap_one(&f, table[i].from, table[i].to, 0);
         write_candidate(&f);
         assay_report report = compare(&f);
@@ -226,9 +226,9 @@ TEST_WITH(the_gap_decides, folder_setup, folder_teardown)
 }
 
 /* An expert's scores in the second layer are those given the first layer's choice; a wrong one is named with its layer. */
-TEST_WITH(layers_follow_each_other, folder_setup, folder_teardown)
+TEST_IN_FOLDER(layers_follow_each_other)
 {
-    fixture f = fixture_of(*state, "deepseek_stack/tiny-4-layers", NULL);
+    fixture f = fixture_of(folder, "deepseek_stack/tiny-4-layers", NULL);
     const int last = f.choices.count - 1;
     assay_tensor *r = &f.choices.items[last];
     assert_true(last > 0);
@@ -264,10 +264,10 @@ static void overwrite(const char *file, const char *path, int64_t count, const i
     H5Fclose(h);
 }
 
-TEST_WITH(no_choice_at_all, folder_setup, folder_teardown)
+TEST_IN_FOLDER(no_choice_at_all)
 {
     static const int32_t bad[][2] = {{-1, 0}, {0, 0}, {0, 1000}, {INT32_MAX, 1}};
-    fixture f = fixture_of(*state, "moe/small", NULL);
+    fixture f = fixture_of(folder, "moe/small", NULL);
     assay_tensor *r = &f.choices.items[0];
     assert_true(per_token(r) >= 2);
     write_candidate(&f);
@@ -292,9 +292,9 @@ TEST_WITH(no_choice_at_all, folder_setup, folder_teardown)
 }
 
 /* Outputs that do not belong to the choice fail, though the choice may be made. */
-TEST_WITH(nothing_is_loosened, folder_setup, folder_teardown)
+TEST_IN_FOLDER(nothing_is_loosened)
 {
-    fixture f = fixture_of(*state, "moe/small", NULL);
+    fixture f = fixture_of(folder, "moe/small", NULL);
     const int64_t count = f.choices.items[0].count;
     write_candidate(&f); /* weights and rows in the golden's order */
     reverse_slots(&f);
@@ -308,9 +308,9 @@ TEST_WITH(nothing_is_loosened, folder_setup, folder_teardown)
     fixture_free(&f);
 }
 
-TEST_WITH(reports_say_it, folder_setup, folder_teardown)
+TEST_IN_FOLDER(reports_say_it)
 {
-    fixture f = fixture_of(*state, "moe/small", NULL);
+    fixture f = fixture_of(folder, "moe/small", NULL);
     char *text = NULL, *json = NULL, *junit = NULL;
     const assay_report_style style = {0};
     reverse_slots(&f);
@@ -332,7 +332,7 @@ TEST_WITH(reports_say_it, folder_setup, folder_teardown)
 }
 
 /* A golden whose case nobody can evaluate: one line, and the verdict of before. */
-TEST_WITH(a_golden_of_another_kind, folder_setup, folder_teardown)
+TEST_IN_FOLDER(a_golden_of_another_kind)
 {
     static const struct {
         const char *attribute, *value, *said;
@@ -341,7 +341,7 @@ TEST_WITH(a_golden_of_another_kind, folder_setup, folder_teardown)
         {"case_yaml", "case: moe/small\nop: nothing\n", "the golden cannot be evaluated given it: "},
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
-        fixture f = fixture_of(*state, "moe/small", NULL);
+        fixture f = fixture_of(folder, "moe/small", NULL);
         reverse_slots(&f);
         write_candidate(&f);
         hid_t h = H5Fopen(f.t.file, H5F_ACC_RDWR, H5P_DEFAULT), type = H5Tcopy(H5T_C_S1), space = H5Screate(H5S_SCALAR);
@@ -389,12 +389,12 @@ static void expect_refused(fixture *f, const char *said)
 }
 
 /* Choices in a golden that are not those of its case: nothing is looked up by them. */
-TEST_WITH(a_golden_with_other_choices, folder_setup, folder_teardown)
+TEST_IN_FOLDER(a_golden_with_other_choices)
 {
     static const int32_t bad[][2] = {{2000000000, 2000000001}, {-2000000000, -2}};
     for (size_t i = 0; i < 2; i++) {
         char said[64];
-        fixture f = fixture_of(*state, "moe/deepseek4-hash", NULL);
+        fixture f = fixture_of(folder, "moe/deepseek4-hash", NULL);
         const assay_tensor *r = &f.choices.items[0];
         write_candidate(&f);
         memcpy(r->indices, bad[i], sizeof bad[i]);
@@ -402,16 +402,16 @@ TEST_WITH(a_golden_with_other_choices, folder_setup, folder_teardown)
         snprintf(said, sizeof said, "selected_experts[0] is %d, expected 0 to ", bad[i][0]);
         expect_refused(&f, said);
     }
-    fixture f = fixture_of(*state, "moe/small", NULL);
+    fixture f = fixture_of(folder, "moe/small", NULL);
     write_candidate(&f);
     choose_one(f.t.file, &f.choices.items[0], 0);
     choose_one(f.t.candidate, &f.choices.items[0], 1);
     expect_refused(&f, " tokens with 1 experts, expected ");
 }
 
-TEST_WITH(threads_change_nothing, folder_setup, folder_teardown)
+TEST_IN_FOLDER(threads_change_nothing)
 {
-    fixture f = fixture_of(*state, "deepseek_layer/moe", NULL);
+    fixture f = fixture_of(folder, "deepseek_layer/moe", NULL);
     char *texts[3] = {NULL};
     reverse_slots(&f);
     write_candidate(&f);
@@ -429,9 +429,9 @@ TEST_WITH(threads_change_nothing, folder_setup, folder_teardown)
     fixture_free(&f);
 }
 
-TEST_WITH(no_memory, folder_setup, folder_teardown)
+TEST_IN_FOLDER(no_memory)
 {
-    fixture f = fixture_of(*state, "moe/small", NULL);
+    fixture f = fixture_of(folder, "moe/small", NULL);
     reverse_slots(&f);
     swap_one(&f, f.choices.items[0].indices[0], f.choices.items[0].indices[0] == 0 ? 1 : 0, 0);
     write_candidate(&f);

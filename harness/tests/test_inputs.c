@@ -6,16 +6,12 @@
 static const char gmm_yaml[] = "case: a\nop: gmm\nconfig: {base_emb_dim: 3, base_moe_mlp_dim: 2, num_experts: 2}\n"
                                "sequence: 5\ninputs: {group_sizes: {values: [2, 1]}}\n";
 
-/* A file with one dataset. */
-static void write_one(assay_context *ctx, const char *file, const char *path, assay_dtype type, int rank,
-                      const int64_t *dims, const double *values)
+/* Inputs of one dataset. */
+static void write_inputs(assay_context *ctx, const char *file, const char *path, assay_dtype type, int rank,
+                         const int64_t *dims, const double *values)
 {
-    assay_fixture_writer *writer = NULL;
-    assay_tensor_spec spec = spec_of(path, type, rank, dims);
-    assert_ok(ctx, assay_fixture_create(ctx, file, &writer));
-    assert_ok(ctx, assay_fixture_declare(ctx, writer, &spec));
-    assert_ok(ctx, assay_fixture_append(ctx, writer, path, assay_shape_count(&spec.shape), values));
-    assert_ok(ctx, assay_fixture_finish(ctx, writer));
+    const assay_tensor_spec spec = spec_of(path, type, rank, dims);
+    write_one(ctx, file, NULL, &spec, values);
 }
 
 static bool same_digest(assay_context *ctx, const char *a, const char *b, const char *path)
@@ -44,18 +40,15 @@ static void check_case(const test_folder *folder, assay_context *ctx, const assa
 }
 
 /* A golden as the inputs of the same case with another seed: all of its numbers are taken. */
-TEST_WITH(all_are_taken, folder_setup, folder_teardown)
+TEST_IN_FOLDER(all_are_taken)
 {
-    const test_folder *folder = *state;
     assay_context ctx = assay_context_default(1);
-    char other[TEST_PATH_SIZE + 16];
-    snprintf(other, sizeof other, "%s/other.h5", folder->path);
-    assay_case *c = case_named(&ctx, "moe/small", NULL);
+    assay_case *c = case_named("moe/small", NULL);
     assert_ok(&ctx, try_golden(&ctx, c, folder->file, NULL));
     assert_ok(&ctx, assay_case_set(&ctx, c, "seed=99"));
-    assert_ok(&ctx, try_golden(&ctx, c, other, NULL));
-    assert_false(same_digest(&ctx, folder->file, other, "inputs/x"));
-    assert_ok(&ctx, try_golden(&ctx, c, other, folder->file));
+    assert_ok(&ctx, try_golden(&ctx, c, folder->other, NULL));
+    assert_false(same_digest(&ctx, folder->file, folder->other, "inputs/x"));
+    assert_ok(&ctx, try_golden(&ctx, c, folder->other, folder->file));
     static const char *const paths[] = {"inputs/x",
                                         "weights/wi_0",
                                         "cotangents/y",
@@ -63,30 +56,28 @@ TEST_WITH(all_are_taken, folder_setup, folder_teardown)
                                         "gradients/weights/gate/kernel",
                                         "routing/selected_experts"};
     for (size_t i = 0; i < sizeof paths / sizeof *paths; i++) {
-        assert_true(same_digest(&ctx, folder->file, other, paths[i]));
+        assert_true(same_digest(&ctx, folder->file, folder->other, paths[i]));
     }
     assay_cases_free(c, 1);
 }
 
 /* One tensor is taken, in another float type too; the rest is generated. */
-TEST_WITH(some_are_taken, folder_setup, folder_teardown)
+TEST_IN_FOLDER(some_are_taken)
 {
-    const test_folder *folder = *state;
     static const assay_dtype types[] = {ASSAY_BFLOAT16, ASSAY_FLOAT32, ASSAY_FLOAT64};
     const double scale[4] = {0.5, -1.25, 3, 0};
-    char inputs[TEST_PATH_SIZE + 16], plain[TEST_PATH_SIZE + 16];
+    char inputs[TEST_PATH_SIZE + 16];
     snprintf(inputs, sizeof inputs, "%s/inputs.h5", folder->path);
-    snprintf(plain, sizeof plain, "%s/plain.h5", folder->path);
     for (int i = 0; i < 3; i++) {
         assay_context ctx = assay_context_default(1);
         assay_fixture_reader *reader = NULL;
         double found[4];
-        assay_case *c = case_from(&ctx, "case: a\nop: rms_norm\nconfig: {base_emb_dim: 4}\n");
-        write_one(&ctx, inputs, "weights/scale", types[i], 1, DIMS(4), scale);
+        assay_case *c = case_from("case: a\nop: rms_norm\nconfig: {base_emb_dim: 4}\n");
+        write_inputs(&ctx, inputs, "weights/scale", types[i], 1, DIMS(4), scale);
         assert_ok(&ctx, try_golden(&ctx, c, folder->file, inputs));
-        assert_ok(&ctx, try_golden(&ctx, c, plain, NULL));
-        assert_true(same_digest(&ctx, folder->file, plain, "inputs/x"));
-        assert_false(same_digest(&ctx, folder->file, plain, "outputs/y"));
+        assert_ok(&ctx, try_golden(&ctx, c, folder->other, NULL));
+        assert_true(same_digest(&ctx, folder->file, folder->other, "inputs/x"));
+        assert_false(same_digest(&ctx, folder->file, folder->other, "outputs/y"));
         assert_ok(&ctx, assay_fixture_open(&ctx, folder->file, &reader));
         assert_ok(&ctx, assay_fixture_read(&ctx, reader, "weights/scale", 0, 4, found));
         assert_int_equal(assay_fixture_find(reader, "weights/scale")->type, ASSAY_BFLOAT16);
@@ -96,9 +87,8 @@ TEST_WITH(some_are_taken, folder_setup, folder_teardown)
     }
 }
 
-TEST_WITH(bad_files_are_refused, folder_setup, folder_teardown)
+TEST_IN_FOLDER(bad_files_are_refused)
 {
-    const test_folder *folder = *state;
     static const struct {
         const char *path;
         int rank;
@@ -117,44 +107,38 @@ TEST_WITH(bad_files_are_refused, folder_setup, folder_teardown)
         {"inputs/x", 3, {1, 1, 4}, INFINITY, ASSAY_FLOAT32, "inputs/x[0] is inf, expected a finite number"},
         {"cotangents/y", 3, {1, 1, 4}, -INFINITY, ASSAY_FLOAT32, "cotangents/y[0] is -inf"},
     };
-    char inputs[TEST_PATH_SIZE + 16];
-    snprintf(inputs, sizeof inputs, "%s/inputs.h5", folder->path);
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         assay_context ctx = assay_context_default(1);
-        assay_case *c = case_from(&ctx, "case: a\nop: rms_norm\nconfig: {base_emb_dim: 4}\n");
+        assay_case *c = case_from("case: a\nop: rms_norm\nconfig: {base_emb_dim: 4}\n");
         const double values[5] = {table[i].value, 1, 1, 1, 1};
-        write_one(&ctx, inputs, table[i].path, table[i].type, table[i].rank, table[i].dims, values);
-        check_case(folder, &ctx, c, inputs, table[i].message);
+        write_inputs(&ctx, folder->other, table[i].path, table[i].type, table[i].rank, table[i].dims, values);
+        check_case(folder, &ctx, c, folder->other, table[i].message);
         assay_cases_free(c, 1);
     }
 }
 
 /* NaN may stand in rows of no group, and only there. */
-TEST_WITH(nan_only_in_unused_rows, folder_setup, folder_teardown)
+TEST_IN_FOLDER(nan_only_in_unused_rows)
 {
-    const test_folder *folder = *state;
     static const struct {
         int row;
         const char *message;
     } table[] = {{0, "inputs/lhs[0,1] is nan"}, {2, "inputs/lhs[2,1] is nan"}, {3, NULL}, {4, NULL}};
-    char inputs[TEST_PATH_SIZE + 16];
-    snprintf(inputs, sizeof inputs, "%s/inputs.h5", folder->path);
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         assay_context ctx = assay_context_default(1);
-        assay_case *c = case_from(&ctx, gmm_yaml);
+        assay_case *c = case_from(gmm_yaml);
         double values[15];
         for (int k = 0; k < 15; k++) values[k] = k;
         values[3 * table[i].row + 1] = NAN;
-        write_one(&ctx, inputs, "inputs/lhs", ASSAY_FLOAT32, 2, DIMS(5, 3), values);
-        check_case(folder, &ctx, c, inputs, table[i].message);
+        write_inputs(&ctx, folder->other, "inputs/lhs", ASSAY_FLOAT32, 2, DIMS(5, 3), values);
+        check_case(folder, &ctx, c, folder->other, table[i].message);
         assay_cases_free(c, 1);
     }
 }
 
 /* tail_nan_rows: the case file's way to the same rows. */
-TEST_WITH(tail_nan_rows_must_be_unused, folder_setup, folder_teardown)
+TEST_IN_FOLDER(tail_nan_rows_must_be_unused)
 {
-    const test_folder *folder = *state;
     static const struct {
         const char *set, *message;
     } table[] = {
@@ -166,7 +150,7 @@ TEST_WITH(tail_nan_rows_must_be_unused, folder_setup, folder_teardown)
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         assay_context ctx = assay_context_default(1);
-        assay_case *c = case_from(&ctx, gmm_yaml);
+        assay_case *c = case_from(gmm_yaml);
         assert_ok(&ctx, assay_case_set(&ctx, c, table[i].set));
         check_case(folder, &ctx, c, NULL, table[i].message);
         assay_cases_free(c, 1);
@@ -174,45 +158,40 @@ TEST_WITH(tail_nan_rows_must_be_unused, folder_setup, folder_teardown)
 }
 
 /* Whole numbers of a file that mean nothing to the operation. */
-TEST_WITH(bad_indices_are_refused, folder_setup, folder_teardown)
+TEST_IN_FOLDER(bad_indices_are_refused)
 {
-    const test_folder *folder = *state;
     static const double sizes[][2] = {{-1, 2}, {4, 2}, {5, 1}};
-    char inputs[TEST_PATH_SIZE + 16];
-    snprintf(inputs, sizeof inputs, "%s/inputs.h5", folder->path);
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         assay_context ctx = assay_context_default(1);
-        assay_case *c = case_from(&ctx, gmm_yaml);
-        write_one(&ctx, inputs, "inputs/group_sizes", ASSAY_INT32, 1, DIMS(2), sizes[i]);
-        check_case(folder, &ctx, c, inputs, "group_sizes");
+        assay_case *c = case_from(gmm_yaml);
+        write_inputs(&ctx, folder->other, "inputs/group_sizes", ASSAY_INT32, 1, DIMS(2), sizes[i]);
+        check_case(folder, &ctx, c, folder->other, "group_sizes");
         assay_cases_free(c, 1);
     }
 }
 
 /* Positions and segments of a file, which is named, and of the case. */
-TEST_WITH(tokens_out_of_range_are_refused, folder_setup, folder_teardown)
+TEST_IN_FOLDER(tokens_out_of_range_are_refused)
 {
-    const test_folder *folder = *state;
     static const struct {
         const char *path;
         double value;
         const char *message;
     } table[] = {
         {"inputs/positions", 9, NULL},
-        {"inputs/positions", 10, "inputs.h5: inputs/positions[2] is 10, expected 0 to 9"},
-        {"inputs/positions", -1, "inputs.h5: inputs/positions[2] is -1, expected 0 to 9"},
+        {"inputs/positions", 10, "other.h5: inputs/positions[2] is 10, expected 0 to 9"},
+        {"inputs/positions", -1, "other.h5: inputs/positions[2] is -1, expected 0 to 9"},
         {"inputs/segment_ids", 7, NULL},
-        {"inputs/segment_ids", -1, "inputs.h5: inputs/segment_ids[2] is -1, expected 0 to 2147483647"},
+        {"inputs/segment_ids", -1, "other.h5: inputs/segment_ids[2] is -1, expected 0 to 2147483647"},
     };
-    char inputs[TEST_PATH_SIZE + 16], set[64];
-    snprintf(inputs, sizeof inputs, "%s/inputs.h5", folder->path);
+    char set[64];
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         assay_context ctx = assay_context_default(1);
-        assay_case *c = case_named(&ctx, "mla/one-head", "inputs.segment_ids={values: [1, 1, 1, 1, 1]}");
-        assert_ok(&ctx, assay_case_set(&ctx, c, "max_position_embeddings=10"));
+        assay_case *c =
+            case_named("mla/one-head", "inputs.segment_ids={values: [1, 1, 1, 1, 1]};max_position_embeddings=10");
         const double values[10] = {1, 1, table[i].value, 1, 1, 1, 1, 1, 1, 1};
-        write_one(&ctx, inputs, table[i].path, ASSAY_INT32, 2, DIMS(2, 5), values);
-        check_case(folder, &ctx, c, inputs, table[i].message);
+        write_inputs(&ctx, folder->other, table[i].path, ASSAY_INT32, 2, DIMS(2, 5), values);
+        check_case(folder, &ctx, c, folder->other, table[i].message);
         if (table[i].message != NULL) { /* the same numbers from the case */
             snprintf(set, sizeof set, "inputs.%s={values: [1, 1, %g, 1, 1]}", strchr(table[i].path, '/') + 1,
                      table[i].value);
@@ -224,9 +203,8 @@ TEST_WITH(tokens_out_of_range_are_refused, folder_setup, folder_teardown)
 }
 
 /* NaN may stand in padding, and only where padding is masked. */
-TEST_WITH(nan_only_in_padding, folder_setup, folder_teardown)
+TEST_IN_FOLDER(nan_only_in_padding)
 {
-    const test_folder *folder = *state;
     static const struct {
         const char *first, *second, *message;
     } table[] = {
@@ -240,7 +218,7 @@ TEST_WITH(nan_only_in_padding, folder_setup, folder_teardown)
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         assay_context ctx = assay_context_default(1);
-        assay_case *c = case_named(&ctx, "attention/padding-nan", table[i].first);
+        assay_case *c = case_named("attention/padding-nan", table[i].first);
         assert_ok(&ctx, assay_case_set(&ctx, c, table[i].second));
         check_case(folder, &ctx, c, NULL, table[i].message);
         assay_cases_free(c, 1);
@@ -248,21 +226,18 @@ TEST_WITH(nan_only_in_padding, folder_setup, folder_teardown)
 }
 
 /* What padding holds reaches nothing: the same results with NaN in it. */
-TEST_WITH(padding_reaches_nothing, folder_setup, folder_teardown)
+TEST_IN_FOLDER(padding_reaches_nothing)
 {
-    const test_folder *folder = *state;
-    char plain[TEST_PATH_SIZE + 16];
     static const char *const same[] = {"outputs/attention_out", "outputs/lse", "gradients/inputs/query",
                                        "gradients/inputs/key", "gradients/inputs/value"};
     assay_context ctx = assay_context_default(1);
-    assay_case *with = case_named(&ctx, "attention/padding-nan", NULL), *without = case_named(&ctx, with->name, NULL);
-    snprintf(plain, sizeof plain, "%s/plain.h5", folder->path);
+    assay_case *with = case_named("attention/padding-nan", NULL), *without = case_named(with->name, NULL);
     for (int i = 0; i < without->input_count; i++) without->inputs[i].tail_nan_rows = 0;
     assert_ok(&ctx, try_golden(&ctx, with, folder->file, NULL));
-    assert_ok(&ctx, try_golden(&ctx, without, plain, NULL));
-    assert_false(same_digest(&ctx, folder->file, plain, "inputs/key"));
+    assert_ok(&ctx, try_golden(&ctx, without, folder->other, NULL));
+    assert_false(same_digest(&ctx, folder->file, folder->other, "inputs/key"));
     for (size_t i = 0; i < sizeof same / sizeof *same; i++)
-        assert_true(same_digest(&ctx, folder->file, plain, same[i]));
+        assert_true(same_digest(&ctx, folder->file, folder->other, same[i]));
     assay_cases_free(with, 1);
     assay_cases_free(without, 1);
 }

@@ -130,16 +130,15 @@ TEST(ties_are_seen)
         {"routing/logits-offset", "bf16_router", 4},
         {"moe/bias-offset-30", "bf16_router", 4},
     };
-    assay_context ctx = assay_context_default(1);
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
-        assay_case *c = case_named(&ctx, table[i].name, NULL);
+        assay_case *c = case_named(table[i].name, NULL);
         const double least = least_margin(c, assay_profile_by_name(table[i].profile));
         if (!(least < table[i].below)) fail_msg("%s: %g", c->name, least);
         assay_cases_free(c, 1);
     }
     int near = 0;
     for (uint64_t seed = 1; seed <= 12; seed++) {
-        assay_case *c = case_named(&ctx, "deepseek_stack/tiny-4-layers", NULL);
+        assay_case *c = case_named("deepseek_stack/tiny-4-layers", NULL);
         c->seed = seed;
         near += least_margin(c, assay_profile_by_name("bf16")) < 1;
         assay_cases_free(c, 1);

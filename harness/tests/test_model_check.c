@@ -84,7 +84,7 @@ TEST(what_would_not_be_honoured_is_refused)
         assay_plan plan = {0};
         snprintf(yaml, sizeof yaml, "{case: t, op: %s, sequence: 8, profiles: none, model: {%s}}", ROWS[i].op,
                  ROWS[i].model);
-        assay_case *c = case_from(&ctx, yaml);
+        assay_case *c = case_from(yaml);
         const bool accepted = assay_plan_make(&ctx, &plan, c) == ASSAY_OK;
         const bool right = ROWS[i].words == NULL ? accepted : !accepted && strstr(ctx.message, ROWS[i].words) != NULL;
         if (!right) fail_msg("%s: %s", yaml, accepted ? "accepted" : ctx.message);
@@ -98,9 +98,8 @@ TEST(a_key_can_be_set_to_what_changes_nothing)
 {
     assay_context ctx = assay_context_default(1);
     assay_plan plan = {0};
-    assay_case *c =
-        case_from(&ctx, "{case: t, op: mla, profiles: none, model: {base_emb_dim: 8, base_num_query_heads: 2, "
-                        "use_indexer: true}}");
+    assay_case *c = case_from("{case: t, op: mla, profiles: none, model: {base_emb_dim: 8, base_num_query_heads: 2, "
+                              "use_indexer: true}}");
     assert_int_equal(assay_plan_make(&ctx, &plan, c), ASSAY_BAD_INPUT);
     assert_ok(&ctx, assay_case_set(&ctx, c, "use_indexer=false"));
     assert_ok(&ctx, assay_plan_make(&ctx, &plan, c));
@@ -127,7 +126,7 @@ TEST(what_is_left_open_is_said)
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         assay_context ctx = assay_context_default(1);
-        assay_case *c = case_named(&ctx, rows[i].name, rows[i].set);
+        assay_case *c = case_named(rows[i].name, rows[i].set);
         char *yaml = NULL;
         assert_ok(&ctx, assay_case_yaml(&ctx, c, &yaml));
         for (int j = 0; j < 2; j++) has_line(yaml, rows[i].lines[j]);
@@ -148,7 +147,7 @@ TEST(what_is_shown_is_a_case)
         const assay_operation *operation;
         assay_tensor_list list;
         assert_ok(&ctx, assay_case_yaml(&ctx, &cases[i], &yaml));
-        assay_case *c = case_from(&ctx, yaml);
+        assay_case *c = case_from(yaml);
         assert_ok(&ctx, assay_operation_prepare(&ctx, c, &operation, &list));
         assert_ok(&ctx, assay_case_yaml(&ctx, c, &again));
         assert_string_equal(yaml, again);
@@ -185,7 +184,7 @@ TEST(stored_cases_are_as_they_were)
 TEST(other_forms_are_not_refused)
 {
     assay_context ctx = assay_context_default(1);
-    assay_case *c = case_named(&ctx, "moe/qwen3-without-norm", NULL);
+    assay_case *c = case_named("moe/qwen3-without-norm", NULL);
     int forms = 0;
     for (const assay_equivalence *e = assay_equivalences; e->name != NULL; e++) {
         assay_other_form other;

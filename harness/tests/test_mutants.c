@@ -106,7 +106,7 @@ static void try_case(const char *name)
     assay_context ctx = assay_context_default(1);
     trial t;
     assay_power_test found = {0};
-    trial_evaluate(&t, case_named(&ctx, name, "profiles=[f32]"));
+    trial_evaluate(&t, case_named(name, "profiles=[f32]"), NULL);
     const assay_plan *plan = &t.plan;
     for (int i = 0; assay_case_is_exact(t.c) && i < plan->spec_count; i++) {
         if (plan->specs[i].role != ASSAY_ROLE_ERROR_SCALE) continue;
@@ -210,7 +210,7 @@ TEST(rows_name_tensors)
     assay_case *c[CASES];
     assay_plan plans[CASES] = {0};
     for (int i = 0; i < CASES; i++) {
-        c[i] = case_named(&ctx, cases[i], "profiles=[f32]");
+        c[i] = case_named(cases[i], "profiles=[f32]");
         assert_ok(&ctx, assay_plan_make(&ctx, &plans[i], c[i]));
     }
     for (int i = 0; i < assay_mutant_count; i++) {
@@ -237,11 +237,10 @@ TEST(rows_name_tensors)
 /* Cut off: on the grid, not beyond the value, and the next number of the grid is. */
 TEST(truncated_is_towards_zero)
 {
-    assay_context ctx = assay_context_default(1);
     const assay_profile *profile = assay_profile_by_name("bf16");
     const double unit = assay_dtype_unit_roundoff(ASSAY_BFLOAT16);
     trial t;
-    trial_evaluate(&t, case_named(&ctx, "rms_norm/deepseek", "profiles=none"));
+    trial_evaluate(&t, case_named("rms_norm/deepseek", "profiles=none"), NULL);
     const assay_tensor *y = assay_tensor_set_find(&t.golden, "outputs/y");
     for (int64_t i = 0; i < y->count; i++) y->values[i] = (i % 2 == 0 ? 1 : -1) * (1 + (double)i / 97) / 64;
     const assay_mutation m = {.c = t.c, .profile = profile, .tensors = &t.golden};
@@ -264,7 +263,7 @@ TEST(biased_weights_are_divided)
     assay_tensor_set results[2] = {{0}};
     bool applies = false;
     trial t;
-    trial_evaluate(&t, case_named(&ctx, "routing/odd-sizes", "profiles=[f32]"));
+    trial_evaluate(&t, case_named("routing/odd-sizes", "profiles=[f32]"), NULL);
     const assay_trial f32 = trial_at(&t, "f32");
     for (int i = 0; i < 2; i++) {
         assert_ok(&ctx, assay_mutant_make(&ctx, &f32, assay_mutant_by_name(names[i]), &results[i], &applies));

@@ -8,9 +8,9 @@
 static void start(trial *t, const char *name, const char *set)
 {
     assay_context ctx = assay_context_default(1);
-    assay_case *c = case_named(&ctx, name, set);
+    assay_case *c = case_named(name, set);
     assert_ok(&ctx, assay_case_set(&ctx, c, "profiles=[f64]"));
-    trial_evaluate(t, c);
+    trial_evaluate(t, c, NULL);
 }
 
 static assay_tensor_set make(trial *f, const char *name, bool *applies)
@@ -223,9 +223,8 @@ TEST(keys_are_changed)
         {{ASSAY_KEY_AT_norm_topk_prob, ASSAY_KEY_FLIP, 0}, true, "norm_topk_prob=false", 1},
         {{ASSAY_KEY_AT_norm_topk_prob, ASSAY_KEY_FLIP, 0}, true, "norm_topk_prob=true", 0},
     };
-    assay_context ctx = assay_context_default(1);
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
-        assay_case *c = case_named(&ctx, "moe/small", table[i].set);
+        assay_case *c = case_named("moe/small", table[i].set);
         const assay_mutant mutant = {.name = "key", .key = table[i].key};
         const assay_model_key *key = &assay_model_keys[table[i].key.key];
         assay_model_config expected = c->config;

@@ -14,7 +14,7 @@ static void start(fixture *f, const char *name)
 {
     assay_context ctx = assay_context_default(1);
     *f = (fixture){0};
-    trial_evaluate(&f->t, case_named(&ctx, name, "profiles=none"));
+    trial_evaluate(&f->t, case_named(name, "profiles=none"), NULL);
     assert_ok(&ctx, assay_tensor_set_copy(&ctx, &f->t.golden, &f->changed));
 }
 

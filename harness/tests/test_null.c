@@ -86,14 +86,12 @@ static const char *const names[] = {"moe/small", "mlp/silu",        "gmm/one-gro
                                     "mla/small", "attention/seven", "deepseek_layer/moe", "yarn_rope/deepseek",
                                     "gmm/primes"};
 
-TEST_WITH(correct_candidates_pass, folder_setup, folder_teardown)
+TEST_IN_FOLDER(correct_candidates_pass)
 {
-    const test_folder *folder = *state;
-    assay_context ctx = assay_context_default(1);
     tallied all = {0};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         trial t;
-        trial_write(&t, folder, case_named(&ctx, names[i], "profiles=[f32, bf16]"));
+        trial_write(&t, folder, case_named(names[i], "profiles=[f32, bf16]"));
         for (int p = 0; p < t.plan.precision_count; p++) {
             const assay_profile *profile = assay_profile_by_name(t.plan.precisions[p].name);
             for (int run = 0; run < RUNS; run++) {
@@ -158,9 +156,8 @@ static void noisy_head(const assay_tensor_spec *spec, const double *golden, cons
     noisy(spec, spec->shape.rank - 2, golden, scale, values);
 }
 
-TEST_WITH(wrong_ones_are_found, folder_setup, folder_teardown)
+TEST_IN_FOLDER(wrong_ones_are_found)
 {
-    const test_folder *folder = *state;
     assay_context ctx = assay_context_default(1);
     static const struct {
         const char *name, *set, *path, *says;
@@ -175,7 +172,7 @@ TEST_WITH(wrong_ones_are_found, folder_setup, folder_teardown)
     for (size_t i = 0; i < sizeof wrongs / sizeof *wrongs; i++) {
         trial t;
         const assay_profile *profile = assay_profile_by_name("bf16");
-        assay_case *c = case_named(&ctx, wrongs[i].name, wrongs[i].set);
+        assay_case *c = case_named(wrongs[i].name, wrongs[i].set);
         assert_ok(&ctx, assay_case_set(&ctx, c, "profiles=bf16"));
         if (c->sequence == 16) assert_ok(&ctx, assay_case_set(&ctx, c, "sequence=32"));
         trial_write(&t, folder, c);

@@ -153,7 +153,7 @@ TEST(bad_cases_are_refused)
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         assay_context ctx = assay_context_default(1);
         assay_plan plan = {0};
-        assay_case *c = case_named(&ctx, table[i].name, NULL);
+        assay_case *c = case_named(table[i].name, NULL);
         assay_status status = assay_case_set(&ctx, c, table[i].set);
         bool set = status == ASSAY_OK;
         if (set) status = assay_plan_make(&ctx, &plan, c);
@@ -172,7 +172,7 @@ TEST(unknown_operations_are_refused)
 {
     assay_context ctx = assay_context_default(1);
     assay_plan plan = {0};
-    assay_case *c = case_from(&ctx, "case: a\nop: moo\n");
+    assay_case *c = case_from("case: a\nop: moo\n");
     assert_int_equal(assay_plan_make(&ctx, &plan, c), ASSAY_BAD_INPUT);
     assert_message(&ctx, "a: op is \"moo\", expected one of rms_norm, gmm, ");
     assay_cases_free(c, 1);
@@ -192,7 +192,7 @@ static void refuse_largest(const char *op, const char *const *keys, int count, c
                              (large >> k & 1) != 0 ? INT32_MAX : 64);
         }
         snprintf(yaml + used, sizeof yaml - (size_t)used, "}\n");
-        assay_case *c = case_from(&ctx, yaml);
+        assay_case *c = case_from(yaml);
         if ((large >> count) != 0) c->sequence = INT32_MAX;
         const assay_status status = assay_plan_make(&ctx, &plan, c);
         if (status != ASSAY_NO_MEMORY && status != ASSAY_BAD_INPUT) fail_msg("%s: status %d", yaml, (int)status);

@@ -9,7 +9,7 @@
 static void start(trial *f, const test_folder *folder, const char *name, const char *set, bool mutants)
 {
     assay_context ctx = assay_context_default(1);
-    trial_write(f, folder, case_named(&ctx, name, set));
+    trial_write(f, folder, case_named(name, set));
     if (!mutants) return;
     assay_plan with_mutants = {0};
     assay_fixture_close(f->reader);
@@ -67,10 +67,10 @@ static const char *const everywhere[] = {
     "zero_results",   "nan_results",     "no_results",        "result_missing",   "other_seed",          "zero_outputs",
     "zero_gradients", "negated_outputs", "negated_gradients", "nan_last_element", "zero_input_gradients"};
 
-static void check_ordinary(void **state, size_t i, const char *profile)
+static void check_ordinary(const test_folder *folder, size_t i, const char *profile)
 {
     trial f;
-    start(&f, *state, ordinary[i].name, NULL, false);
+    start(&f, folder, ordinary[i].name, NULL, false);
     assay_power_test found = discriminate(&f, profile);
     assert_string_equal(found.power.vacuous, "");
     assert_true(found.power.detected > 20 && found.power.detected <= found.power.effective);
@@ -88,19 +88,19 @@ static void check_ordinary(void **state, size_t i, const char *profile)
     trial_close(&f);
 }
 
-TEST_WITH(ordinary_cases_detect_the_required, folder_setup, folder_teardown)
+TEST_IN_FOLDER(ordinary_cases_detect_the_required)
 {
     for (size_t i = 0; i < sizeof ordinary / sizeof *ordinary; i++) {
-        check_ordinary(state, i, "bf16");
-        check_ordinary(state, i, "f32");
+        check_ordinary(folder, i, "bf16");
+        check_ordinary(folder, i, "f32");
     }
 }
 
 /* A factor of 1.001 that is left out is lost in bfloat16, and seen in float32. */
-TEST_WITH(nearly_neutral_factor_is_vacuous, folder_setup, folder_teardown)
+TEST_IN_FOLDER(nearly_neutral_factor_is_vacuous)
 {
     trial f;
-    start(&f, *state, "moe/small", "routed_scaling_factor=1.001", false);
+    start(&f, folder, "moe/small", "routed_scaling_factor=1.001", false);
     assay_power_test found = discriminate(&f, "bf16");
     assert_string_equal(found.power.vacuous, "scaling_missing");
     assert_int_equal(outcome_of(&found, "scaling_missing"), ASSAY_MUTANT_PASSES);
@@ -110,7 +110,7 @@ TEST_WITH(nearly_neutral_factor_is_vacuous, folder_setup, folder_teardown)
     assert_int_equal(outcome_of(&found, "scaling_missing"), ASSAY_MUTANT_DETECTED);
     assay_power_test_free(&found);
     trial_close(&f);
-    start(&f, *state, "moe/small", "routed_scaling_factor=1", false);
+    start(&f, folder, "moe/small", "routed_scaling_factor=1", false);
     found = discriminate(&f, "bf16");
     assert_int_equal(outcome_of(&found, "scaling_missing"), ASSAY_MUTANT_NOT_APPLICABLE);
     assay_power_test_free(&found);
@@ -118,10 +118,10 @@ TEST_WITH(nearly_neutral_factor_is_vacuous, folder_setup, folder_teardown)
 }
 
 /* Weights that already add up to 1 divided by their sum: another rounding, which no comparison may be asked to see. */
-TEST_WITH(roundings_of_float64_are_no_effect, folder_setup, folder_teardown)
+TEST_IN_FOLDER(roundings_of_float64_are_no_effect)
 {
     trial f;
-    start(&f, *state, "moe/mesh-mixtral", NULL, false);
+    start(&f, folder, "moe/mesh-mixtral", NULL, false);
     assay_power_test found = discriminate(&f, "f64");
     assert_int_equal(outcome_of(&found, "division_flag_ignored"), ASSAY_MUTANT_NO_EFFECT);
     assert_int_equal(outcome_of(&found, "expert_off_by_one"), ASSAY_MUTANT_DETECTED);
@@ -130,13 +130,12 @@ TEST_WITH(roundings_of_float64_are_no_effect, folder_setup, folder_teardown)
     trial_close(&f);
 }
 
-TEST_WITH(zeros_are_vacuous, folder_setup, folder_teardown)
+TEST_IN_FOLDER(zeros_are_vacuous)
 {
     trial f;
-    assay_context ctx = assay_context_default(1);
-    trial_write(&f, *state,
-                case_from(&ctx, "{case: mlp/zeros, op: mlp, batch: 1, sequence: 3, seed: 1, profiles: [f32], model: "
-                                "{base_emb_dim: 4, base_mlp_dim: 5}, inputs: {x: {distribution: constant, mean: 0}}}"));
+    trial_write(&f, folder,
+                case_from("{case: mlp/zeros, op: mlp, batch: 1, sequence: 3, seed: 1, profiles: [f32], model: "
+                          "{base_emb_dim: 4, base_mlp_dim: 5}, inputs: {x: {distribution: constant, mean: 0}}}"));
     assay_power_test found = discriminate(&f, "f32");
     assert_string_equal(found.power.vacuous, "zero_results");
     assert_int_equal(outcome_of(&found, "nan_results"), ASSAY_MUTANT_DETECTED);
@@ -145,10 +144,10 @@ TEST_WITH(zeros_are_vacuous, folder_setup, folder_teardown)
 }
 
 /* Of a golden whose scales are wide, everything passes. */
-TEST_WITH(wide_scales_are_vacuous, folder_setup, folder_teardown)
+TEST_IN_FOLDER(wide_scales_are_vacuous)
 {
     trial f;
-    start(&f, *state, "mla/small", NULL, false);
+    start(&f, folder, "mla/small", NULL, false);
     for (int i = 0; i < f.plan.spec_count; i++) {
         assay_tensor *tensor = &f.golden.items[i];
         if (tensor->spec.role != ASSAY_ROLE_ERROR_SCALE && tensor->spec.role != ASSAY_ROLE_NULL) continue;
@@ -185,10 +184,10 @@ static assay_report compare(trial *f, const char *profile)
     return trial_compare(f, assay_profile_by_name(profile));
 }
 
-TEST_WITH(compare_states_the_power, folder_setup, folder_teardown)
+TEST_IN_FOLDER(compare_states_the_power)
 {
     trial f;
-    start(&f, *state, "moe/small", "routed_scaling_factor=1.001", true);
+    start(&f, folder, "moe/small", "routed_scaling_factor=1.001", true);
     write_candidate(&f, 1.0);
     assay_power_test found = discriminate(&f, "f32");
     assay_report report = compare(&f, "f32");
@@ -207,7 +206,7 @@ TEST_WITH(compare_states_the_power, folder_setup, folder_teardown)
     assay_report_free(&report);
     assay_power_test_free(&found);
     trial_close(&f);
-    start(&f, *state, "rms_norm/one-row", NULL, false);
+    start(&f, folder, "rms_norm/one-row", NULL, false);
     write_candidate(&f, 1.0);
     report = compare(&f, "f32");
     assert_int_equal(report.verdict, ASSAY_PASS);
@@ -217,13 +216,13 @@ TEST_WITH(compare_states_the_power, folder_setup, folder_teardown)
 }
 
 /* What generation stores is what certify finds in the file, with any number of threads. */
-TEST_WITH(stored_is_found_again, folder_setup, folder_teardown)
+TEST_IN_FOLDER(stored_is_found_again)
 {
     trial f;
     const int64_t count = (int64_t)assay_mutant_count * ASSAY_POWER_FIELDS;
     double *stored = calloc((size_t)count, sizeof *stored), *fields = calloc((size_t)count, sizeof *fields);
     assert_true(stored != NULL && fields != NULL);
-    start(&f, *state, "gmm/exact-padded", NULL, true);
+    start(&f, folder, "gmm/exact-padded", NULL, true);
     assert_ok(&f.ctx, assay_fixture_read(&f.ctx, f.reader, "discrimination/f32", 0, count, stored));
     static const int threads[] = {1, 2, 7};
     for (int i = 0; i < 3; i++) {
@@ -245,13 +244,13 @@ TEST_WITH(stored_is_found_again, folder_setup, folder_teardown)
 
 /* A mutant may say what the family would not honour: the golden of a case that gives such keys holds the same as one
  * whose keys were read back from it. */
-TEST_WITH(what_a_case_gives_changes_no_mutant, folder_setup, folder_teardown)
+TEST_IN_FOLDER(what_a_case_gives_changes_no_mutant)
 {
     trial f;
     assay_plan again = {0};
     assay_case *stored = NULL;
     int count = 0;
-    start(&f, *state, "moe/glm4.5-shape", "profiles=[bf16]", true);
+    start(&f, folder, "moe/glm4.5-shape", "profiles=[bf16]", true);
     const char *yaml = assay_fixture_text(f.reader, "case_yaml");
     assert_ok(&f.ctx, assay_cases_parse_stored(&f.ctx, "golden", yaml, strlen(yaml), &stored, &count));
     assert_ok(&f.ctx, assay_plan_make(&f.ctx, &again, stored));
@@ -282,10 +281,10 @@ static assay_fixture_reader *with_table(assay_context *ctx, const char *path, in
 }
 
 /* Of a table that has grown or lost a mutant since, what both know is compared, by name. */
-TEST_WITH(older_tables_hold, folder_setup, folder_teardown)
+TEST_IN_FOLDER(older_tables_hold)
 {
     assay_context ctx = assay_context_default(1);
-    const char *path = ((test_folder *)*state)->file;
+    const char *path = folder->file;
     double *found = calloc((size_t)assay_mutant_count * ASSAY_POWER_FIELDS, sizeof *found);
     double stored[3 * ASSAY_POWER_FIELDS] = {3, 1, 7, 5, 0.5, 2, 0, 7, 7, 12.0};
     double *doubled = stored + ASSAY_POWER_FIELDS;
@@ -323,10 +322,10 @@ TEST_WITH(older_tables_hold, folder_setup, folder_teardown)
 }
 
 /* Nobody passes with what he was given. */
-TEST_WITH(request_never_passes, folder_setup, folder_teardown)
+TEST_IN_FOLDER(request_never_passes)
 {
     trial f;
-    start(&f, *state, "moe/small", NULL, true);
+    start(&f, folder, "moe/small", NULL, true);
     assert_ok(&f.ctx, assay_request_write(&f.ctx, &f.plan, f.candidate, NULL, true));
     assay_report report = compare(&f, "f32");
     assert_int_equal(report.verdict, ASSAY_FAIL);
@@ -340,11 +339,11 @@ TEST_WITH(request_never_passes, folder_setup, folder_teardown)
     trial_close(&f);
 }
 
-TEST_WITH(refusals, folder_setup, folder_teardown)
+TEST_IN_FOLDER(refusals)
 {
     trial f;
     assay_power_test found;
-    start(&f, *state, "rms_norm/one-row", "profiles=[f32]", false);
+    start(&f, folder, "rms_norm/one-row", "profiles=[f32]", false);
     assert_int_equal(
         assay_power_test_run(&f.ctx, &f.plan, &f.golden, assay_profile_by_name("bf16"), 1e-6, NULL, &found),
         ASSAY_BAD_INPUT);
@@ -352,17 +351,17 @@ TEST_WITH(refusals, folder_setup, folder_teardown)
     trial_close(&f);
     assay_plan plan = {0};
     assay_context ctx = assay_context_default(1);
-    assay_case *c = case_named(&ctx, "rms_norm/one-row", "profiles=none");
+    assay_case *c = case_named("rms_norm/one-row", "profiles=none");
     assert_ok(&ctx, assay_plan_make(&ctx, &plan, c));
     assert_int_equal(assay_plan_mutants(&ctx, &plan), ASSAY_BAD_INPUT);
     assay_plan_free(&plan);
     assay_cases_free(c, 1);
 }
 
-TEST_WITH(failing_allocations, folder_setup, folder_teardown)
+TEST_IN_FOLDER(failing_allocations)
 {
     trial f;
-    start(&f, *state, "rms_norm/one-row", "profiles=[f32]", false);
+    start(&f, folder, "rms_norm/one-row", "profiles=[f32]", false);
     for (int64_t n = 0;; n += n < 100 ? 1 : 61) {
         assay_power_test found = {0};
         assay_fail_allocation(n);

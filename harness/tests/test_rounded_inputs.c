@@ -112,16 +112,15 @@ static const char *const cases[] = {
     "deepseek_stack/three-layers",
 };
 
-static void check_cases(void **state, const char *dtype, const char *profile_name)
+static void check_cases(const test_folder *folder, const char *dtype, const char *profile_name)
 {
-    const test_folder *folder = *state;
     assay_context ctx = assay_context_default(1);
     const assay_profile *profile = assay_profile_by_name(profile_name);
     char profiles[64];
     snprintf(profiles, sizeof profiles, "profiles=%s", profile_name);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         trial t;
-        assay_case *c = case_named(&ctx, cases[i], dtype);
+        assay_case *c = case_named(cases[i], dtype);
         assert_ok(&ctx, assay_case_set(&ctx, c, profiles));
         trial_write(&t, folder, c);
         verdict_of(&t, profile, profile->storage);
@@ -132,23 +131,23 @@ static void check_cases(void **state, const char *dtype, const char *profile_nam
     }
 }
 
-TEST_WITH(float32_at_bf16, folder_setup, folder_teardown)
+TEST_IN_FOLDER(float32_at_bf16)
 {
-    check_cases(state, "dtype=float32", "bf16");
+    check_cases(folder, "dtype=float32", "bf16");
 }
 
-TEST_WITH(float32_at_f16, folder_setup, folder_teardown)
+TEST_IN_FOLDER(float32_at_f16)
 {
-    check_cases(state, "dtype=float32", "f16");
+    check_cases(folder, "dtype=float32", "f16");
 }
 
-TEST_WITH(float64_at_f32, folder_setup, folder_teardown)
+TEST_IN_FOLDER(float64_at_f32)
 {
-    check_cases(state, "dtype=float64", "f32");
+    check_cases(folder, "dtype=float64", "f32");
 }
 
 /* Roundings of one tensor that all go one way, and inputs whose sums cancel: first order alone does not know them. */
-TEST_WITH(structured_inputs, folder_setup, folder_teardown)
+TEST_IN_FOLDER(structured_inputs)
 {
     static const char *const yaml[] = {
         "case: a\nop: mlp\ndtype: float32\nprofiles: bf16\nbatch: 1\nsequence: 16\n"
@@ -160,12 +159,10 @@ TEST_WITH(structured_inputs, folder_setup, folder_teardown)
         "inputs: {x: {distribution: cancel, scale: 1}, weights/wi_0/kernel: {distribution: constant, mean: 0.125},"
         " weights/wi_1/kernel: {distribution: constant, mean: 0.0625}}\n",
     };
-    const test_folder *folder = *state;
-    assay_context ctx = assay_context_default(1);
     const assay_profile *profile = assay_profile_by_name("bf16");
     for (size_t i = 0; i < sizeof yaml / sizeof *yaml; i++) {
         trial t;
-        trial_write(&t, folder, case_from(&ctx, yaml[i]));
+        trial_write(&t, folder, case_from(yaml[i]));
         verdict_of(&t, profile, ASSAY_BFLOAT16);
         trial_close(&t);
     }
@@ -174,11 +171,10 @@ TEST_WITH(structured_inputs, folder_setup, folder_teardown)
 /* Numbers that the profile's type has lose nothing: the same scales as on its own grid. */
 TEST(numbers_of_the_type_are_exact)
 {
-    assay_context ctx = assay_context_default(1);
     trial fine, own; /* tagged as not exact: with error scales */
     int scales = 0;
-    trial_evaluate(&fine, case_named(&ctx, "mlp/exact", "dtype=float32;tags=mlp;profiles=[bf16]"));
-    trial_evaluate(&own, case_named(&ctx, "mlp/exact", "dtype=bfloat16;tags=mlp;profiles=[bf16]"));
+    trial_evaluate(&fine, case_named("mlp/exact", "dtype=float32;tags=mlp;profiles=[bf16]"), NULL);
+    trial_evaluate(&own, case_named("mlp/exact", "dtype=bfloat16;tags=mlp;profiles=[bf16]"), NULL);
     assert_int_equal(fine.golden.count, own.golden.count);
     for (int i = 0; i < own.golden.count; i++) {
         const assay_tensor *theirs = &own.golden.items[i],
@@ -194,16 +190,12 @@ TEST(numbers_of_the_type_are_exact)
 }
 
 /* Experts that only rounded inputs make a kernel choose are admissible. */
-TEST_WITH(other_experts_are_admissible, folder_setup, folder_teardown)
+TEST_IN_FOLDER(other_experts_are_admissible)
 {
-    const test_folder *folder = *state;
-    assay_context ctx = assay_context_default(1);
     const assay_profile *profile = assay_profile_by_name("bf16");
     assay_report report;
     trial t;
-    assay_case *c = case_named(&ctx, "routing/deepseek3-tiny", "dtype=float32");
-    assert_ok(&ctx, assay_case_set(&ctx, c, "sequence=512"));
-    assert_ok(&ctx, assay_case_set(&ctx, c, "profiles=bf16"));
+    assay_case *c = case_named("routing/deepseek3-tiny", "dtype=float32;sequence=512;profiles=bf16");
     trial_write(&t, folder, c);
     write_candidate(&t, profile, ASSAY_BFLOAT16, true);
     compare(&t, profile, &report);

@@ -67,8 +67,7 @@ TEST(test_truncating_sums_lie_under_sigma_and_not_far)
                     double exact = 0, variance = NAN;
                     fill(kind, count, &seed, a, b);
                     for (int64_t i = 0; i < count; i++) exact = fma(a[i], b[i], exact);
-                    const assay_matmul_args args = {
-                        .c = &variance, .ldc = 1, .a = a, .lda = count, .b = b, .ldb = 1, .m = 1, .n = 1, .k = count};
+                    const assay_matmul_args args = assay_product_ab(&variance, a, b, 1, 1, count);
                     assert_ok(&ctx, assay_propagate_product(&ctx, &p, false, &args, NULL, NULL));
                     const double error = summed(&p, 13, a, b, count) - exact;
                     squares += error * error / variance / TRIALS;

@@ -319,10 +319,8 @@ TEST(test_zero_times_infinity)
         for (int j = 0; j < 60; j++) b[j] = INFINITY;
         for (int64_t m = 1; m <= 9; m += 8) {
             for (int j = 0; j < 270; j++) c[j] = 1;
-            assert_ok(&ctx,
-                      assay_matmul(
-                          &ctx, &(assay_matmul_args){
-                                    .c = c, .ldc = 30, .a = a, .lda = 2, .b = b, .ldb = 30, .m = m, .n = 30, .k = 2}));
+            const assay_matmul_args args = assay_product_ab(c, a, b, m, 30, 2);
+            assert_ok(&ctx, assay_matmul(&ctx, &args));
             assert_all_nan(c, m * 30);
         }
     }
@@ -380,16 +378,8 @@ TEST(test_blas_refuses_what_its_integers_cannot_hold)
     assay_context ctx = assay_context_default(1);
     double x[1] = {3};
     ctx.arithmetic = &assay_arithmetic_blas;
-    assay_matmul_args args = {.c = x,
-                              .ldc = 1,
-                              .a = x,
-                              .transpose_a = true,
-                              .lda = INT64_C(1) << 40,
-                              .b = x,
-                              .ldb = 1,
-                              .m = 1,
-                              .n = 1,
-                              .k = 2};
+    assay_matmul_args args = assay_product_atb(x, x, x, 1, 1, 2);
+    args.lda = INT64_C(1) << 40;
     assert_int_equal(assay_matmul(&ctx, &args), ASSAY_BAD_INPUT);
     assert_non_null(strstr(ctx.message, "1099511627776"));
     assert_true(x[0] == 3);

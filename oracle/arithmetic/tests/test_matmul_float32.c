@@ -190,15 +190,7 @@ TEST(test_what_is_not_finite)
         if (!assay_isa_supported(isas[i])) continue;
         ctx.isa = isas[i];
         for (int form = 0; form < 3; form++) {
-            const assay_matmul_args args = {.c = c + form,
-                                            .ldc = 1,
-                                            .a = a + 2 * form,
-                                            .lda = 2,
-                                            .b = b + 2 * form,
-                                            .ldb = 1,
-                                            .m = 1,
-                                            .n = 1,
-                                            .k = 2};
+            const assay_matmul_args args = assay_product_ab(c + form, a + 2 * form, b + 2 * form, 1, 1, 2);
             assert_ok(&ctx, assay_matmul_float32(&ctx, &args, &chains));
         }
         assert_true(c[0] == INFINITY && isnan(c[1]) && c[2] == (double)1e30f);

@@ -264,18 +264,9 @@ static double round_slowly(assay_dtype type, const double *values, double x)
     return copysign(values[down ? low : high], x);
 }
 
-static uint64_t next_random(uint64_t *state)
-{
-    *state = *state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-    uint64_t x = *state;
-    x ^= x >> 32;
-    x *= UINT64_C(0xd6e8feb86659fd93);
-    return x ^ x >> 32;
-}
-
 static double random_bits_as_double(uint64_t *state)
 {
-    uint64_t bits = next_random(state);
+    uint64_t bits = test_bits(state);
     double x;
     memcpy(&x, &bits, sizeof x);
     return x;
@@ -284,9 +275,9 @@ static double random_bits_as_double(uint64_t *state)
 /* Magnitudes from far below the least subnormal to beyond the largest value of any type below float64. */
 static double random_of_wide_range(uint64_t *state)
 {
-    int exponent = (int)(next_random(state) % 310) - 170;
-    double x = ldexp(1 + (double)(next_random(state) >> 12) * 0x1p-52, exponent);
-    return next_random(state) % 2 == 0 ? x : -x;
+    int exponent = (int)(test_bits(state) % 310) - 170;
+    double x = ldexp(1 + (double)(test_bits(state) >> 12) * 0x1p-52, exponent);
+    return test_bits(state) % 2 == 0 ? x : -x;
 }
 
 TEST(random_values_round_to_the_nearest)
@@ -299,7 +290,7 @@ TEST(random_values_round_to_the_nearest)
         for (int i = 0; i < 60000; i++) {
             double x = i % 2 == 0 ? random_of_wide_range(&random)
                                   : 100 * (random_of_wide_range(&random) > 0 ? 1 : -1) *
-                                        (double)(next_random(&random) >> 11) * 0x1p-53;
+                                        (double)(test_bits(&random) >> 11) * 0x1p-53;
             double expected = round_slowly(type, values, x);
             assert_rounds_to(type, x, expected);
             double decoded = decode_slowly(type, (int)encode_one(type, x));
@@ -475,7 +466,7 @@ TEST(bits_are_those_of_the_public_functions)
     uint64_t random = 5;
     for (int i = 0; i < COUNT; i++) {
         x[i] = i % 2 == 0 ? random_of_wide_range(&random) : random_bits_as_double(&random);
-        codes[i] = next_random(&random);
+        codes[i] = test_bits(&random);
         if (i % 7 == 0) x[i] = copysign(NAN, x[i]);
         if (i % 11 == 0) codes[i] |= UINT64_C(0x7f8000007f807f80); /* infinities and NaN of four types */
     }

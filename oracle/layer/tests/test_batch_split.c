@@ -218,13 +218,8 @@ TEST(out_of_memory_leaves_nothing_behind)
         const assay_sink out = test_tensors_sink(&found);
         assay_fail_allocation(n);
         const assay_status status = assay_stack_run(&ctx, &split.config, &in, &out);
-        assay_fail_allocation(-1);
         assay_tensor_set_free(&found.set);
-        if (!assay_allocation_failed()) {
-            assert_ok(&ctx, status);
-            break;
-        }
-        assert_int_equal(status, ASSAY_NO_MEMORY);
+        if (had_memory(&ctx, status)) break;
     }
     assert_true(n > 100);
     layer_case_free(&plain);

@@ -273,13 +273,8 @@ TEST(no_memory)
     for (;; n++) {
         assay_fail_allocation(n);
         const assay_status status = there_and_back(&ctx, &c);
-        assay_fail_allocation(-1);
         assay_tensor_set_free(&c.out.set);
-        if (!assay_allocation_failed()) {
-            assert_ok(&ctx, status);
-            break;
-        }
-        assert_int_equal(status, ASSAY_NO_MEMORY);
+        if (had_memory(&ctx, status)) break;
     }
     int64_t there = 0;
     for (int w = 0; w < BS_WEIGHTS; w++) there += is_there(w);

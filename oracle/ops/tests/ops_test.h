@@ -27,6 +27,9 @@ double *test_nans(int64_t count); /* allocated */
  */
 void test_each_context(void (*check)(assay_context *ctx, void *data), void *data);
 
+/* From here on the reference adds the operations of its products to `operations`. */
+void test_count_operations(assay_context *ctx, double *operations);
+
 /* Errors of an implementation against a scale: RMS and largest of |error| / sigma, where sigma^2 = variance + the
  * square of what storing as `storage` may lose. Where sigma is 0 the error must be. */
 typedef struct test_ratio {

@@ -112,16 +112,6 @@ TEST(test_missing_gradients_are_skipped)
     }
 }
 
-/* The reference, which adds up the operations of its products in `ctx->emulation`, unused there. */
-static assay_status counting_matmul(assay_context *ctx, const assay_matmul_args *args)
-{
-    double *operations = (double *)(uintptr_t)ctx->emulation;
-    *operations += 2 * (double)args->m * (double)args->n * (double)args->k;
-    return assay_arithmetic_reference.matmul(ctx, args);
-}
-
-static const assay_arithmetic counting = {.name = "counting", .matmul = counting_matmul};
-
 TEST(test_operations_are_those_of_the_products)
 {
     for (const mla_sample *sample = mla_samples; sample->name != NULL; sample++) {
@@ -138,8 +128,7 @@ TEST(test_operations_are_those_of_the_products)
         const assay_mla_inputs in = mla_problem_inputs(&p);
         const assay_mla_weights w = mla_problem_weights(&p);
         double operations = 0;
-        ctx.arithmetic = &counting;
-        ctx.emulation = (const void *)&operations;
+        test_count_operations(&ctx, &operations);
         for (int tensor = 0; tensor < ASSAY_MLA_TENSORS; tensor++) {
             operations = 0;
             assert_ok(&ctx, assay_mla_compute(&ctx, &p.r, (assay_mla_tensor)tensor, &in, &w, c));
@@ -155,11 +144,11 @@ TEST(test_operations_are_those_of_the_products)
         const int64_t values = assay_mla_tensor_count(c, ASSAY_MLA_VALUE_PROJ);
         double *query = test_nans(keys), *key = test_nans(keys), *value = test_nans(values), inside = 0;
         const assay_attention_gradients g = {.dquery = query, .dkey = key, .dvalue = value};
-        ctx.emulation = (const void *)&inside;
+        test_count_operations(&ctx, &inside);
         assert_ok(&ctx, assay_attention_backward(&ctx, &g, p.r.values[ASSAY_MLA_ATTENTION_OUT], NULL,
                                                  p.r.values[ASSAY_MLA_ATTENTION_OUT], p.r.lse, &inputs, &attention));
         operations = 0;
-        ctx.emulation = (const void *)&operations;
+        test_count_operations(&ctx, &operations);
         assert_ok(&ctx, mla_problem_backward(&ctx, &p));
         assert_true(operations - inside + assay_attention_flops(&attention, true) == assay_mla_backward_flops(c));
         free(query);

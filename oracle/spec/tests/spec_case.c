@@ -25,8 +25,7 @@ assay_shape dims(int rank, const int64_t *sizes)
 
 double case_draw(spec_case *c)
 {
-    c->random = c->random * 6364136223846793005U + 1442695040888963407U;
-    return (double)(int64_t)(c->random >> 33) / 0x1p30 - 1;
+    return 2 * test_uniform(&c->random) - 1;
 }
 
 static void *new_buffer(spec_case *c, size_t bytes)
