@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "oracle/arithmetic/tests/matrices.h"
 #include "tests/support/assay_test.h"
 
 enum { COUNT = 100000 };
@@ -36,15 +37,6 @@ static double *uniforms(uint64_t seed, double low, double high, int64_t count)
     double *x = malloc((size_t)count * sizeof *x + 1);
     assert_non_null(x);
     for (int64_t i = 0; i < count; i++) x[i] = low + (high - low) * test_uniform(&seed);
-    return x;
-}
-
-/* About normal. */
-static double *normals(uint64_t seed, double mean, int64_t count)
-{
-    double *x = malloc((size_t)count * sizeof *x + 1);
-    assert_non_null(x);
-    for (int64_t i = 0; i < count; i++) x[i] = mean + test_normal(&seed);
     return x;
 }
 
@@ -307,45 +299,23 @@ TEST(test_rounding_does_not_depend_on_threads)
 }
 
 typedef struct product {
+    matrices x;
     int64_t m, n, k;
     double *a, *b, *c, *exact, *variance;
     assay_matmul_args args;
 } product;
 
-/* What lies between the rows is NaN. */
-static double *padded(double *values, int64_t rows, int64_t columns, int64_t ld)
-{
-    double *x = malloc((size_t)(rows * ld) * sizeof *x + 1);
-    assert_non_null(x);
-    assay_fill_nan(x, rows * ld);
-    for (int64_t i = 0; i < rows; i++) memcpy(x + i * ld, values + i * columns, (size_t)columns * sizeof *x);
-    free(values);
-    return x;
-}
-
-/* transposed: bit 0 a, bit 1 b. exact: the reference product; variance: that of its partial sums (oracle/propagate). */
+/* exact: the reference product; variance: that of its partial sums (oracle/propagate). Neither has padding, nor has c. */
 static product product_of(int64_t m, int64_t n, int64_t k, double mean, int transposed, int64_t padding)
 {
-    const bool ta = (transposed & 1) != 0, tb = (transposed & 2) != 0;
-    product p = {.m = m, .n = n, .k = k};
+    product p = {.m = m, .n = n, .k = k, .x = matrices_make(m, n, k, transposed, mean, padding)};
     assay_context ctx = assay_context_default(1);
-    int64_t lda = (ta ? m : k) + padding, ldb = (tb ? k : n) + padding;
-    p.a = padded(normals(1, mean, m * k), ta ? k : m, lda - padding, lda);
-    p.b = padded(normals(2, mean, k * n), tb ? n : k, ldb - padding, ldb);
-    p.c = uniforms(0, 0, 1, m * n);
+    p.a = p.x.a, p.b = p.x.b, p.c = p.x.c;
     p.exact = uniforms(0, 0, 1, m * n);
     p.variance = uniforms(0, 0, 1, m * n);
-    p.args = (assay_matmul_args){.c = p.exact,
-                                 .ldc = n,
-                                 .a = p.a,
-                                 .lda = lda,
-                                 .transpose_a = ta,
-                                 .b = p.b,
-                                 .ldb = ldb,
-                                 .transpose_b = tb,
-                                 .m = m,
-                                 .n = n,
-                                 .k = k};
+    p.args = p.x.args;
+    p.args.ldc = n;
+    p.args.c = p.exact;
     assert_ok(&ctx, assay_matmul(&ctx, &p.args));
     p.args.c = p.variance;
     assay_precision sums = {.name = "sums", .accumulate = F32_UNIT};
@@ -357,9 +327,8 @@ static product product_of(int64_t m, int64_t n, int64_t k, double mean, int tran
 
 static void product_free(product *p)
 {
-    free(p->a);
-    free(p->b);
-    free(p->c);
+    p->x.c = p->c; /* which a test may have exchanged */
+    matrices_free(&p->x);
     free(p->exact);
     free(p->variance);
 }

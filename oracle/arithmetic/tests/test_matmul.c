@@ -7,72 +7,17 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "oracle/arithmetic/tests/matrices.h"
 #include "tests/support/assay_test.h"
 
 typedef struct problem {
     int64_t m, n, k;
-    bool transpose_a, transpose_b;
     int64_t padding; /* of every leading dimension */
 } problem;
 
-typedef struct arrays {
-    double *a, *b, *c, *expected;
-    int64_t a_size, b_size, c_size;
-    assay_matmul_args args;
-} arrays;
-
-static double next_value(uint64_t *state)
+static matrices make(const problem *p, int transposed)
 {
-    return 2 * test_uniform(state) - 1;
-}
-
-/* Outputs, and what lies between the rows of C, start as NaN; what lies between the rows of A and B is NaN, too. */
-static arrays make(const problem *p)
-{
-    arrays x = {0};
-    int64_t a_rows = p->transpose_a ? p->k : p->m, a_columns = p->transpose_a ? p->m : p->k;
-    int64_t b_rows = p->transpose_b ? p->n : p->k, b_columns = p->transpose_b ? p->k : p->n;
-    int64_t lda = a_columns + p->padding, ldb = b_columns + p->padding, ldc = p->n + p->padding;
-    uint64_t state = (uint64_t)(p->m * 31 + p->n * 7 + p->k);
-    x.a_size = a_rows * lda, x.b_size = b_rows * ldb, x.c_size = p->m * ldc;
-    x.a = malloc((size_t)x.a_size * sizeof(double) + 1);
-    x.b = malloc((size_t)x.b_size * sizeof(double) + 1);
-    x.c = malloc((size_t)x.c_size * sizeof(double) + 1);
-    x.expected = malloc((size_t)x.c_size * sizeof(double) + 1);
-    for (int64_t i = 0; i < x.a_size; i++) x.a[i] = i % lda < a_columns ? next_value(&state) : NAN;
-    for (int64_t i = 0; i < x.b_size; i++) x.b[i] = i % ldb < b_columns ? next_value(&state) : NAN;
-    assay_fill_nan(x.c, x.c_size);
-    assay_fill_nan(x.expected, x.c_size);
-    x.args = (assay_matmul_args){.c = x.c,
-                                 .ldc = ldc,
-                                 .a = x.a,
-                                 .lda = lda,
-                                 .transpose_a = p->transpose_a,
-                                 .b = x.b,
-                                 .ldb = ldb,
-                                 .transpose_b = p->transpose_b,
-                                 .m = p->m,
-                                 .n = p->n,
-                                 .k = p->k};
-    return x;
-}
-
-static void release(arrays *x)
-{
-    free(x->a);
-    free(x->b);
-    free(x->c);
-    free(x->expected);
-}
-
-static double element_a(const assay_matmul_args *x, int64_t i, int64_t p)
-{
-    return x->transpose_a ? x->a[p * x->lda + i] : x->a[i * x->lda + p];
-}
-
-static double element_b(const assay_matmul_args *x, int64_t p, int64_t j)
-{
-    return x->transpose_b ? x->b[j * x->ldb + p] : x->b[p * x->ldb + j];
+    return matrices_make(p->m, p->n, p->k, transposed, 0, p->padding);
 }
 
 /* The definition; on top of what is in C where the product is accumulated. */
@@ -81,14 +26,14 @@ static void chains(const assay_matmul_args *x, double *c)
     for (int64_t i = 0; i < x->m; i++) {
         for (int64_t j = 0; j < x->n; j++) {
             double sum = x->accumulate ? c[i * x->ldc + j] : 0.0;
-            for (int64_t p = 0; p < x->k; p++) sum = fma(element_a(x, i, p), element_b(x, p, j), sum);
+            for (int64_t p = 0; p < x->k; p++) sum = fma(matrices_a(x, i, p), matrices_b(x, p, j), sum);
             c[i * x->ldc + j] = sum;
         }
     }
 }
 
 /* NaN for NaN (which NaN is not promised), else the same bits. */
-static void assert_same_numbers(const arrays *x, const char *what)
+static void assert_same_numbers(const matrices *x, const char *what)
 {
     for (int64_t i = 0; i < x->c_size; i++) {
         if (isnan(x->c[i]) && isnan(x->expected[i])) continue;
@@ -104,7 +49,7 @@ static void assert_same_numbers(const arrays *x, const char *what)
 static const assay_isa isas[] = {ASSAY_ISA_SCALAR, ASSAY_ISA_AVX2, ASSAY_ISA_AVX512};
 
 /* Every instruction set of this processor and every number of threads against x->expected. */
-static void check_all_forms(arrays *x)
+static void check_all_forms(matrices *x)
 {
     assay_context ctx = assay_context_default(1);
     for (int form = 0; test_next_context(&form, &ctx);) {
@@ -117,13 +62,10 @@ static void check_all_forms(arrays *x)
 static void check(const problem *p)
 {
     for (int transposed = 0; transposed < 4; transposed++) {
-        problem q = *p;
-        q.transpose_a = (transposed & 1) != 0;
-        q.transpose_b = (transposed & 2) != 0;
-        arrays x = make(&q);
+        matrices x = make(p, transposed);
         chains(&x.args, x.expected);
         check_all_forms(&x);
-        release(&x);
+        matrices_free(&x);
     }
 }
 
@@ -170,9 +112,9 @@ static assay_matmul_args piece(const assay_matmul_args *whole, int64_t first, in
 }
 
 /* The product over [0, cut), then, accumulated, [cut, 2 cut) and the rest: the bits of the whole. */
-static void check_pieces(const problem *p, int64_t cut)
+static void check_pieces(const problem *p, int transposed, int64_t cut)
 {
-    arrays x = make(p);
+    matrices x = make(p, transposed);
     chains(&x.args, x.expected);
     assay_context ctx = assay_context_default(1);
     for (int form = 0; test_next_context(&form, &ctx);) {
@@ -186,16 +128,12 @@ static void check_pieces(const problem *p, int64_t cut)
         assert_ok(&ctx, assay_matmul(&ctx, &args));
         assert_same_numbers(&x, assay_isa_name(ctx.isa));
     }
-    release(&x);
+    matrices_free(&x);
 }
 
 static void check_pieces_transposed(problem p, int64_t cut)
 {
-    for (int transposed = 0; transposed < 4; transposed++) {
-        p.transpose_a = (transposed & 1) != 0;
-        p.transpose_b = (transposed & 2) != 0;
-        check_pieces(&p, cut);
-    }
+    for (int transposed = 0; transposed < 4; transposed++) check_pieces(&p, transposed, cut);
 }
 
 TEST(test_pieces_over_k_give_the_bits_of_one_chain)
@@ -221,8 +159,8 @@ TEST(test_accumulation_starts_from_c)
     static const int64_t rows[] = {2, 19};
     for (int form = 0; form < 12; form++) {
         assay_context ctx = assay_context_default(2);
-        problem p = {.m = rows[form % 2], .n = 27, .k = 11, .transpose_b = form / 2 % 2 == 1, .padding = 2};
-        arrays x = make(&p);
+        problem p = {.m = rows[form % 2], .n = 27, .k = 11, .padding = 2};
+        matrices x = make(&p, form / 2 % 2 == 1 ? B_TRANSPOSED : 0);
         if (!assay_isa_supported(isas[form / 4]))
             ctx.isa = ASSAY_ISA_SCALAR;
         else
@@ -232,13 +170,13 @@ TEST(test_accumulation_starts_from_c)
             for (int64_t j = 0; j < p.n; j++) {
                 double sum = i == 1 ? INFINITY : (double)(i - j) / 3;
                 x.c[i * x.args.ldc + j] = sum;
-                for (int64_t q = 0; q < p.k; q++) sum = fma(element_a(&x.args, i, q), element_b(&x.args, q, j), sum);
+                for (int64_t q = 0; q < p.k; q++) sum = fma(matrices_a(&x.args, i, q), matrices_b(&x.args, q, j), sum);
                 x.expected[i * x.args.ldc + j] = sum;
             }
         }
         assert_ok(&ctx, assay_matmul(&ctx, &x.args));
         assert_same_numbers(&x, assay_isa_name(ctx.isa));
-        release(&x);
+        matrices_free(&x);
     }
 }
 
@@ -282,13 +220,11 @@ TEST(test_empty)
 
 static void check_special(double a_value, double b_value)
 {
-    problem p = {.m = 19, .n = 50, .k = 270};
+    const problem p = {.m = 19, .n = 50, .k = 270};
     for (int transposed = 0; transposed < 4; transposed++) {
-        p.transpose_a = (transposed & 1) != 0;
-        p.transpose_b = (transposed & 2) != 0;
-        arrays x = make(&p);
-        x.a[p.transpose_a ? 265 * x.args.lda + 17 : 17 * x.args.lda + 265] = a_value;
-        x.b[p.transpose_b ? 48 * x.args.ldb + 5 : 5 * x.args.ldb + 48] = b_value;
+        matrices x = make(&p, transposed);
+        x.a[x.args.transpose_a ? 265 * x.args.lda + 17 : 17 * x.args.lda + 265] = a_value;
+        x.b[x.args.transpose_b ? 48 * x.args.ldb + 5 : 5 * x.args.ldb + 48] = b_value;
         chains(&x.args, x.expected);
         check_all_forms(&x);
         for (int64_t i = 0; i < p.m; i++) {
@@ -297,7 +233,7 @@ static void check_special(double a_value, double b_value)
                 assert_int_equal(!isfinite(x.c[i * x.args.ldc + j]), from_a || from_b);
             }
         }
-        release(&x);
+        matrices_free(&x);
     }
 }
 
@@ -329,7 +265,7 @@ TEST(test_zero_times_infinity)
 /* Sums of k products and what C held, in whatever order and with or without fused steps, lie within gamma (|c| + sum
  * |a||b|) of the exact value, gamma = n u / (1 - n u) for the n = k + 1 roundings of a term and u = eps / 2 (Higham,
  * Accuracy and Stability, 3.1). Two of them lie within twice that of each other, however the sum cancels. */
-static bool blas_agrees(const arrays *x, const double *start)
+static bool blas_agrees(const matrices *x, const double *start)
 {
     const double n = (double)x->args.k + 1, gamma = n * DBL_EPSILON / 2 / (1 - n * DBL_EPSILON / 2);
     bool agrees = true;
@@ -337,7 +273,8 @@ static bool blas_agrees(const arrays *x, const double *start)
         for (int64_t j = 0; j < x->args.n; j++) {
             const int64_t at = i * x->args.ldc + j;
             double size = start != NULL ? fabs(start[at]) : 0;
-            for (int64_t q = 0; q < x->args.k; q++) size += fabs(element_a(&x->args, i, q) * element_b(&x->args, q, j));
+            for (int64_t q = 0; q < x->args.k; q++)
+                size += fabs(matrices_a(&x->args, i, q) * matrices_b(&x->args, q, j));
             agrees &= fabs(x->c[at] - x->expected[at]) <= 2 * gamma * size;
         }
     }
@@ -347,10 +284,8 @@ static bool blas_agrees(const arrays *x, const double *start)
 TEST(test_blas_agrees_with_the_reference)
 {
     for (int transposed = 0; transposed < 4; transposed++) {
-        problem p = {.m = 37, .n = 61, .k = 301, .padding = 2};
-        p.transpose_a = (transposed & 1) != 0;
-        p.transpose_b = (transposed & 2) != 0;
-        arrays x = make(&p);
+        const problem p = {.m = 37, .n = 61, .k = 301, .padding = 2};
+        matrices x = make(&p, transposed);
         double *start = malloc((size_t)x.c_size * sizeof *start);
         assert_non_null(start);
         assay_context ctx = assay_context_default(2);
@@ -369,7 +304,7 @@ TEST(test_blas_agrees_with_the_reference)
         assert_ok(&ctx, assay_matmul(&ctx, &x.args));
         assert_false(blas_agrees(&x, start));
         free(start);
-        release(&x);
+        matrices_free(&x);
     }
 }
 
@@ -387,8 +322,7 @@ TEST(test_blas_refuses_what_its_integers_cannot_hold)
 
 TEST(test_no_memory)
 {
-    problem p = {.m = 67, .n = 73, .k = 131};
-    arrays x = make(&p);
+    matrices x = matrices_make(67, 73, 131, 0, 0, 0);
     assay_context ctx = assay_context_default(2);
     chains(&x.args, x.expected);
     int64_t n = 0;
@@ -400,7 +334,7 @@ TEST(test_no_memory)
     }
     assert_true(n > 0 || ctx.isa == ASSAY_ISA_SCALAR);
     assert_same_numbers(&x, "after the failures");
-    release(&x);
+    matrices_free(&x);
 }
 
 TEST(test_names)

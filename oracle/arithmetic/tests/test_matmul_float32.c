@@ -4,77 +4,44 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
+#include "oracle/arithmetic/tests/matrices.h"
 #include "tests/support/assay_test.h"
 
 typedef struct product {
-    assay_matmul_args args;
-    double *a, *b, *c, *expected, *before;
-    int64_t size; /* of c */
+    matrices x;
+    double *before; /* what c is at first */
 } product;
 
-static double next_value(uint64_t *state)
-{
-    return 2 * test_uniform(state) - 1;
-}
-
-static double *numbers(int64_t rows, int64_t columns, int64_t ld, uint64_t seed)
-{
-    double *x = malloc((size_t)(rows * ld) * sizeof *x + 1);
-    assert_non_null(x);
-    for (int64_t i = 0; i < rows * ld; i++) x[i] = i % ld < columns ? next_value(&seed) : NAN;
-    return x;
-}
-
-/* form: bit 0 a transposed, bit 1 b transposed, bit 2 accumulated. No operand is a float32; between rows lies NaN. */
+/* No operand is a float32. */
 static product make(int64_t m, int64_t n, int64_t k, int form, int64_t padding)
 {
-    const bool ta = (form & 1) != 0, tb = (form & 2) != 0;
-    const int64_t lda = (ta ? m : k) + padding, ldb = (tb ? k : n) + padding, ldc = n + padding;
-    product p = {.size = m * ldc};
-    p.a = numbers(ta ? k : m, lda - padding, lda, 1);
-    p.b = numbers(tb ? n : k, ldb - padding, ldb, 2);
-    p.before = numbers(m, n, ldc, 3);
-    p.expected = numbers(m, n, ldc, 3);
-    p.c = numbers(m, n, ldc, 3);
-    p.args = (assay_matmul_args){.c = p.c,
-                                 .ldc = ldc,
-                                 .a = p.a,
-                                 .lda = lda,
-                                 .transpose_a = ta,
-                                 .b = p.b,
-                                 .ldb = ldb,
-                                 .transpose_b = tb,
-                                 .m = m,
-                                 .n = n,
-                                 .k = k,
-                                 .accumulate = (form & 4) != 0};
+    product p = {.x = matrices_make(m, n, k, form, 0, padding)};
+    p.before = malloc((size_t)p.x.c_size * sizeof *p.before);
+    assert_non_null(p.before);
+    memcpy(p.before, p.x.c, (size_t)p.x.c_size * sizeof *p.before);
     return p;
 }
 
-static void release(product *p)
+static void product_free(product *p)
 {
-    free(p->a);
-    free(p->b);
-    free(p->c);
+    matrices_free(&p->x);
     free(p->before);
-    free(p->expected);
 }
 
 /* The definition. */
 static void chains_from(const product *p, int64_t start)
 {
-    const assay_matmul_args *x = &p->args;
+    const assay_matmul_args *x = &p->x.args;
     for (int64_t i = 0; i < x->m; i++) {
         for (int64_t j = 0; j < x->n; j++) {
             float sum = x->accumulate ? (float)p->before[i * x->ldc + j] : 0;
             for (int64_t q = 0; q < x->k; q++) {
                 const int64_t at = (q + start) % x->k;
-                const double a = x->transpose_a ? x->a[at * x->lda + i] : x->a[i * x->lda + at];
-                const double b = x->transpose_b ? x->b[j * x->ldb + at] : x->b[at * x->ldb + j];
-                sum = fmaf((float)a, (float)b, sum);
+                sum = fmaf((float)matrices_a(x, i, at), (float)matrices_b(x, at, j), sum);
             }
-            p->expected[i * x->ldc + j] = (double)sum;
+            p->x.expected[i * x->ldc + j] = (double)sum;
         }
     }
 }
@@ -98,11 +65,11 @@ static bool is_root(float found, const double *x, int64_t step, int64_t start, i
 
 static void count_element(const tally *t, int64_t i, int64_t j, float of_row, float of_column)
 {
-    const assay_matmul_args *x = &t->product->args;
+    const assay_matmul_args *x = &t->product->x.args;
     int *told = &t->told[i * x->n + j];
     const double *a = x->a + (x->transpose_a ? i : i * x->lda), *b = x->b + (x->transpose_b ? j * x->ldb : j);
     *told += 1;
-    if (x->c[i * x->ldc + j] != t->product->expected[i * x->ldc + j]) *told += 1000;
+    if (x->c[i * x->ldc + j] != t->product->x.expected[i * x->ldc + j]) *told += 1000;
     if (!is_root(of_row, a, x->transpose_a ? x->lda : 1, t->start, x->k)) *told += 1000;
     if (!is_root(of_column, b, x->transpose_b ? 1 : x->ldb, t->start, x->k)) *told += 1000;
 }
@@ -120,14 +87,14 @@ static const assay_isa isas[] = {ASSAY_ISA_SCALAR, ASSAY_ISA_AVX2, ASSAY_ISA_AVX
 
 static void check_form(assay_context *ctx, const product *p, int64_t start)
 {
-    const int64_t elements = p->args.m * p->args.n;
+    const int64_t elements = p->x.args.m * p->x.args.n;
     tally t = {.product = p, .start = start, .told = calloc((size_t)elements + 1, sizeof *t.told)};
     assert_non_null(t.told);
-    for (int64_t i = 0; i < p->size; i++) p->c[i] = p->args.accumulate ? p->before[i] : NAN;
+    for (int64_t i = 0; i < p->x.c_size; i++) p->x.c[i] = p->before[i];
     const assay_chains chains = {.start = start, .ended = count_elements, .self = &t};
-    assert_ok(ctx, assay_matmul_float32(ctx, &p->args, &chains));
-    for (int64_t i = 0; i < p->args.m; i++)
-        assert_same_bits(p->c + i * p->args.ldc, p->expected + i * p->args.ldc, p->args.n);
+    assert_ok(ctx, assay_matmul_float32(ctx, &p->x.args, &chains));
+    for (int64_t i = 0; i < p->x.args.m; i++)
+        assert_same_bits(p->x.c + i * p->x.args.ldc, p->x.expected + i * p->x.args.ldc, p->x.args.n);
     for (int64_t i = 0; i < elements; i++) assert_int_equal(t.told[i], 1);
     free(t.told);
 }
@@ -139,7 +106,7 @@ static void check(int64_t m, int64_t n, int64_t k, int64_t start, int64_t paddin
         chains_from(&p, start);
         assay_context ctx = assay_context_default(1);
         for (int i = 0; test_next_context(&i, &ctx);) check_form(&ctx, &p, start);
-        release(&p);
+        product_free(&p);
     }
 }
 
@@ -201,19 +168,19 @@ TEST(test_no_memory)
 {
     product p = make(37, 51, 29, 0, 0);
     assay_context ctx = assay_context_default(1);
-    tally t = {.product = &p, .start = 3, .told = calloc((size_t)p.size, sizeof *t.told)};
+    tally t = {.product = &p, .start = 3, .told = calloc((size_t)p.x.c_size, sizeof *t.told)};
     const assay_chains chains = {.start = 3, .ended = count_elements, .self = &t};
     int64_t n = 0;
     assert_non_null(t.told);
     chains_from(&p, 3);
     for (;; n++) {
         assay_fail_allocation(n);
-        assay_status status = assay_matmul_float32(&ctx, &p.args, &chains);
+        assay_status status = assay_matmul_float32(&ctx, &p.x.args, &chains);
         if (had_memory(&ctx, status)) break;
     }
     assert_true(n > 0 || ctx.isa == ASSAY_ISA_SCALAR);
-    assert_same_bits(p.c, p.expected, p.size);
+    assert_same_bits(p.x.c, p.x.expected, p.x.c_size);
     assert_int_equal(t.told[0], 1);
     free(t.told);
-    release(&p);
+    product_free(&p);
 }
