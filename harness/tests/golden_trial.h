@@ -1,5 +1,5 @@
-/* A case in a test of the harness: its plan, what is drawn for it, its golden in memory or as a file, and a candidate that is
- * held against that. */
+/* A case in a test of the harness: its plan, what is drawn for it, its golden in memory or as a file, and a candidate that
+ * is held against that. */
 #ifndef ASSAY_HARNESS_TESTS_GOLDEN_TRIAL_H
 #define ASSAY_HARNESS_TESTS_GOLDEN_TRIAL_H
 
@@ -18,7 +18,7 @@ typedef struct trial {
     assay_fixture_reader *reader; /* of the file */
 } trial;
 
-/* The case is freed with the trial. */
+/* The case is freed with the trial, which has pointers into itself and must stay where it is. */
 void trial_plan(trial *t, assay_case *c); /* and draws */
 /* Also computes the golden, in memory; `own` is a profile that the case names and nobody else knows, or NULL. */
 void trial_evaluate(trial *t, assay_case *c, const assay_profile *own);

@@ -22,31 +22,27 @@ static int64_t tokens_of(const assay_tensor *choice)
     return choice->count / per_token(choice);
 }
 
-static fixture fixture_of(const test_folder *folder, const char *name, const char *set)
+static void fixture_open(fixture *f, const test_folder *folder, const char *name, const char *set)
 {
-    fixture f = {0};
-    assay_context ctx = assay_context_default(1);
     assay_case *c = case_named(name, set);
-    assert_ok(&ctx, assay_case_set(&ctx, c, "profiles=" PROFILE));
-    trial_write(&f.t, folder, c);
-    const assay_source stored = assay_fixture_source(f.t.reader);
-    for (int i = 0; i < f.t.plan.spec_count; i++) {
-        const assay_tensor_spec *spec = &f.t.plan.specs[i];
-        if (assay_path_is_choice(spec->path)) assert_ok(&ctx, assay_tensor_set_read(&ctx, &f.choices, spec, &stored));
+    *f = (fixture){0};
+    assert_ok(&f->t.ctx, assay_case_set(&f->t.ctx, c, "profiles=" PROFILE));
+    trial_write(&f->t, folder, c);
+    const assay_source stored = assay_fixture_source(f->t.reader);
+    for (int i = 0; i < f->t.plan.spec_count; i++) {
+        const assay_tensor_spec *spec = &f->t.plan.specs[i];
+        if (assay_path_is_choice(spec->path))
+            assert_ok(&f->t.ctx, assay_tensor_set_read(&f->t.ctx, &f->choices, spec, &stored));
     }
-    assay_fixture_close(f.t.reader); /* tests write to it */
-    f.t.reader = NULL;
-    return f;
+    assay_fixture_close(f->t.reader); /* tests write to it */
+    f->t.reader = NULL;
 }
 
 static void write_candidate(fixture *f)
 {
-    assay_inputs inputs = {0};
-    assert_ok(&f->t.ctx, assay_inputs_open(&f->t.ctx, &inputs, f->t.c, &f->t.plan.list, NULL));
-    assay_overlay given = {assay_tensor_set_source(&f->choices), assay_inputs_source(&inputs)};
+    assay_overlay given = {assay_tensor_set_source(&f->choices), f->t.source};
     const assay_source source = assay_overlay_source(&given);
     assert_ok(&f->t.ctx, assay_golden_write_from(&f->t.ctx, &f->t.plan, f->t.candidate, &source, true));
-    assay_inputs_close(&inputs);
 }
 
 /* Whatever its digests say: tests tamper with it. */
@@ -128,7 +124,8 @@ TEST_IN_FOLDER(another_order)
                                         "deepseek_stack/batch-split",
                                         "deepseek_layer/mesh-expert4"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        fixture f = fixture_of(folder, names[i], NULL);
+        fixture f;
+        fixture_open(&f, folder, names[i], NULL);
         int64_t tokens = 0;
         for (int r = 0; r < f.choices.count; r++) tokens += tokens_of(&f.choices.items[r]);
         reverse_slots(&f);
@@ -147,7 +144,8 @@ TEST_IN_FOLDER(another_order)
 /* The same choice costs nothing and is counted. */
 TEST_IN_FOLDER(the_same_choice)
 {
-    fixture f = fixture_of(folder, "moe/small", NULL);
+    fixture f;
+    fixture_open(&f, folder, "moe/small", NULL);
     write_candidate(&f);
     assay_report report = compare(&f);
     assert_int_equal(report.verdict, ASSAY_PASS);
@@ -200,7 +198,8 @@ TEST_IN_FOLDER(the_gap_decides)
         assert_non_null(out);
         fputs(yaml, out);
         assert_int_equal(fclose(out), 0);
-        fixture f = fixture_of(folder, file, NULL);
+        fixture f;
+        fixture_open(&f, folder, file, NULL);
         swap_one(&f, table[i].from, table[i].to, 0);
         write_candidate(&f);
         assay_report report = compare(&f);
@@ -228,7 +227,8 @@ TEST_IN_FOLDER(the_gap_decides)
 /* An expert's scores in the second layer are those given the first layer's choice; a wrong one is named with its layer. */
 TEST_IN_FOLDER(layers_follow_each_other)
 {
-    fixture f = fixture_of(folder, "deepseek_stack/tiny-4-layers", NULL);
+    fixture f;
+    fixture_open(&f, folder, "deepseek_stack/tiny-4-layers", NULL);
     const int last = f.choices.count - 1;
     assay_tensor *r = &f.choices.items[last];
     assert_true(last > 0);
@@ -267,7 +267,8 @@ static void overwrite(const char *file, const char *path, int64_t count, const i
 TEST_IN_FOLDER(no_choice_at_all)
 {
     static const int32_t bad[][2] = {{-1, 0}, {0, 0}, {0, 1000}, {INT32_MAX, 1}};
-    fixture f = fixture_of(folder, "moe/small", NULL);
+    fixture f;
+    fixture_open(&f, folder, "moe/small", NULL);
     assay_tensor *r = &f.choices.items[0];
     assert_true(per_token(r) >= 2);
     write_candidate(&f);
@@ -294,7 +295,8 @@ TEST_IN_FOLDER(no_choice_at_all)
 /* Outputs that do not belong to the choice fail, though the choice may be made. */
 TEST_IN_FOLDER(nothing_is_loosened)
 {
-    fixture f = fixture_of(folder, "moe/small", NULL);
+    fixture f;
+    fixture_open(&f, folder, "moe/small", NULL);
     const int64_t count = f.choices.items[0].count;
     write_candidate(&f); /* weights and rows in the golden's order */
     reverse_slots(&f);
@@ -310,7 +312,8 @@ TEST_IN_FOLDER(nothing_is_loosened)
 
 TEST_IN_FOLDER(reports_say_it)
 {
-    fixture f = fixture_of(folder, "moe/small", NULL);
+    fixture f;
+    fixture_open(&f, folder, "moe/small", NULL);
     char *text = NULL, *json = NULL, *junit = NULL;
     const assay_report_style style = {0};
     reverse_slots(&f);
@@ -341,7 +344,8 @@ TEST_IN_FOLDER(a_golden_of_another_kind)
         {"case_yaml", "case: moe/small\nop: nothing\n", "the golden cannot be evaluated given it: "},
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
-        fixture f = fixture_of(folder, "moe/small", NULL);
+        fixture f;
+        fixture_open(&f, folder, "moe/small", NULL);
         reverse_slots(&f);
         write_candidate(&f);
         hid_t h = H5Fopen(f.t.file, H5F_ACC_RDWR, H5P_DEFAULT), type = H5Tcopy(H5T_C_S1), space = H5Screate(H5S_SCALAR);
@@ -394,7 +398,8 @@ TEST_IN_FOLDER(a_golden_with_other_choices)
     static const int32_t bad[][2] = {{2000000000, 2000000001}, {-2000000000, -2}};
     for (size_t i = 0; i < 2; i++) {
         char said[64];
-        fixture f = fixture_of(folder, "moe/deepseek4-hash", NULL);
+        fixture f;
+        fixture_open(&f, folder, "moe/deepseek4-hash", NULL);
         const assay_tensor *r = &f.choices.items[0];
         write_candidate(&f);
         memcpy(r->indices, bad[i], sizeof bad[i]);
@@ -402,7 +407,8 @@ TEST_IN_FOLDER(a_golden_with_other_choices)
         snprintf(said, sizeof said, "selected_experts[0] is %d, expected 0 to ", bad[i][0]);
         expect_refused(&f, said);
     }
-    fixture f = fixture_of(folder, "moe/small", NULL);
+    fixture f;
+    fixture_open(&f, folder, "moe/small", NULL);
     write_candidate(&f);
     choose_one(f.t.file, &f.choices.items[0], 0);
     choose_one(f.t.candidate, &f.choices.items[0], 1);
@@ -411,7 +417,8 @@ TEST_IN_FOLDER(a_golden_with_other_choices)
 
 TEST_IN_FOLDER(threads_change_nothing)
 {
-    fixture f = fixture_of(folder, "deepseek_layer/moe", NULL);
+    fixture f;
+    fixture_open(&f, folder, "deepseek_layer/moe", NULL);
     char *texts[3] = {NULL};
     reverse_slots(&f);
     write_candidate(&f);
@@ -431,7 +438,8 @@ TEST_IN_FOLDER(threads_change_nothing)
 
 TEST_IN_FOLDER(no_memory)
 {
-    fixture f = fixture_of(folder, "moe/small", NULL);
+    fixture f;
+    fixture_open(&f, folder, "moe/small", NULL);
     reverse_slots(&f);
     swap_one(&f, f.choices.items[0].indices[0], f.choices.items[0].indices[0] == 0 ? 1 : 0, 0);
     write_candidate(&f);

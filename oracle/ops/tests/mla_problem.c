@@ -7,9 +7,9 @@
 static const int32_t TWO_SEGMENTS[] = {1, 1, 2, 0, 2, 1, 2,  /* not adjacent */
                                        0, 3, 3, 3, 0, 0, 0}; /* padding before and after */
 
-/* Epsilon is large enough to be seen when it is in the wrong place. In the order of mla.h: B S D heads Dn Dv Lq Lkv, epsilon,
- * mscale, rope (in the order of yarn_rope.h: Dr yarn, timescale factor fast slow, positions now and originally, interleave
- * truncate attention_scaling pairwise), mask_padding. */
+/* Epsilon is large enough to be seen when it is in the wrong place. In the order of mla.h: B S D heads Dn Dv Lq Lkv,
+ * epsilon, mscale, rope, mask_padding; rope in the order of yarn_rope.h: Dr yarn, timescale factor fast slow, positions now
+ * and originally, interleave truncate attention_scaling pairwise. */
 const mla_sample mla_samples[] = {
     {"DeepSeek's form: compressed query, YaRN beyond the original length",
      {2, 5, 7, 3, 5, 3, 3, 5, 1e-3, 0.7, {4, true, 10000, 40, 32, 1, 160, 64, true, true, false, false}, true},
