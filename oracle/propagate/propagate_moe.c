@@ -183,7 +183,7 @@ static assay_status router_one(assay_context *ctx, const moe_scales *scale, cons
     const assay_routing_run run = {.variance_logits = scale->logits,
                                    .d_weights = block->d_weights,
                                    .variance_d_weights = scale->d_weights,
-                                   .d_lb_loss = router->d_lb_loss,
+                                   .d_lb_loss = router->d_lb_loss[0],
                                    .r = &router->routing,
                                    .in = &router->inputs,
                                    .config = &block->config->routing};
@@ -191,7 +191,7 @@ static assay_status router_one(assay_context *ctx, const moe_scales *scale, cons
     TRY(moe_write(ctx, &scale->results, MOE_DBIAS, block->experts, v->d_bias));
     TRY(moe_write(ctx, &scale->results, MOE_DSCALE, block->experts, v->d_scale));
     if (moe_wants(&scale->results, MOE_DKERNEL)) {
-        const assay_matmul_args args = moe_d_kernel_product(block, v->d_kernel);
+        const assay_matmul_args args = moe_d_kernel_product(block, 0, v->d_kernel);
         TRY(assay_propagate_product(ctx, precision, false, &args, NULL, v->d_logits));
         TRY(moe_write(ctx, &scale->results, MOE_DKERNEL, block->emb_dim * block->experts, v->d_kernel));
     }
