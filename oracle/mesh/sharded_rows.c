@@ -12,14 +12,14 @@ static const assay_mesh_axis EXPERT = ASSAY_AXIS_EXPERT;
 static void cut_chunk(const sharded_run *run, int64_t c, size_t bytes, void *part, const void *whole)
 {
     const size_t chunk = (size_t)run->sizes.sequence * bytes, chunks = (size_t)run->sizes.chunks;
-    for (size_t row = 0; row < (size_t)run->config->routing.batch; row++)
+    for (size_t row = 0; row < (size_t)run->block->config->routing.batch; row++)
         memcpy((char *)part + row * chunk, (const char *)whole + (row * chunks + (size_t)c) * chunk, chunk);
 }
 
 static void put_chunk(const sharded_run *run, int64_t c, size_t bytes, void *whole, const void *part)
 {
     const size_t chunk = (size_t)run->sizes.sequence * bytes, chunks = (size_t)run->sizes.chunks;
-    for (size_t row = 0; row < (size_t)run->config->routing.batch; row++)
+    for (size_t row = 0; row < (size_t)run->block->config->routing.batch; row++)
         memcpy((char *)whole + (row * chunks + (size_t)c) * chunk, (const char *)part + row * chunk, chunk);
 }
 
@@ -40,7 +40,7 @@ assay_status sharded_spread(assay_context *ctx, const sharded_run *run, int64_t 
     const int64_t count = assay_shape_count(&own);
     double *part = NULL;
     assay_status status = ASSAY_OK;
-    TRY(assay_alloc_f64(ctx, "a chunk of the tokens", run->config->routing.batch * s->sequence * width, &part));
+    TRY(assay_alloc_f64(ctx, "a chunk of the tokens", run->block->config->routing.batch * s->sequence * width, &part));
     cut_chunk(run, c, (size_t)width * sizeof *part, part, whole);
     if (run->sharding->ring_of_experts) {
         assay_all_gather(ctx, routed, part, &own, 0, &run->sharding->mesh, EXPERT);
@@ -60,7 +60,7 @@ assay_status sharded_spread_i32(assay_context *ctx, const sharded_run *run, int6
     const int64_t count = assay_shape_count(&own);
     int32_t *part = NULL;
     assay_status status = ASSAY_OK;
-    TRY(assay_alloc_i32(ctx, "a chunk of the tokens", run->config->routing.batch * s->sequence * width, &part));
+    TRY(assay_alloc_i32(ctx, "a chunk of the tokens", run->block->config->routing.batch * s->sequence * width, &part));
     cut_chunk(run, c, (size_t)width * sizeof *part, part, whole);
     if (run->sharding->ring_of_experts) {
         assay_all_gather_i32(routed, part, &own, 0, &run->sharding->mesh, EXPERT);
@@ -80,7 +80,7 @@ assay_status sharded_collect(assay_context *ctx, const sharded_run *run, int64_t
     const int64_t count = assay_shape_count(&shape);
     double *part = NULL;
     assay_status status = ASSAY_OK;
-    TRY(assay_alloc_f64(ctx, "a chunk of the tokens", run->config->routing.batch * s->sequence * width, &part));
+    TRY(assay_alloc_f64(ctx, "a chunk of the tokens", run->block->config->routing.batch * s->sequence * width, &part));
     if (s->expert_shards > 1 && (run->sharding->ring_of_experts || !s->batch_sharded))
         assay_round(ctx, rounding, s->shards * count, routed);
     if (run->sharding->ring_of_experts) {

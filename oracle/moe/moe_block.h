@@ -174,18 +174,16 @@ struct moe_block {
     moe_slots slots;
     moe_checkpoints checkpoints;
     double *expert_y, *expert_dx; /* [T*K,D] in the order of `order`; dense: of one expert, [T,D] */
-    double *y, *dx;    /* [T,D] */
-    double *d_weights; /* [T,K] */
+    double *y, *dx;               /* [T,D] */
+    double *d_weights;            /* [T,K] */
 };
 
 /* Where tokens and experts lie. */
 typedef struct moe_placement {
-    /* From the logits to the choices and the order of their copies; writes what belongs to routing. */
+    /* From the logits to the choices, the order of their copies and what rows there are; writes what belongs to routing. */
     assay_status (*route)(assay_context *ctx, moe_block *block);
-    /* Before the experts: what rows there are. */
-    assay_status (*plan)(assay_context *ctx, moe_block *block);
     int64_t (*row_count)(const moe_block *block, int64_t expert, int64_t piece);
-    /* Once it is known how many rows an expert has at most. */
+    /* Room for rows, at most so many at a time; over a mesh they are sent there. */
     assay_status (*alloc_rows)(assay_context *ctx, moe_block *block, int64_t most);
     void (*free_rows)(moe_block *block);
     /* block->rows of an expert, all but dy where give_dy is there. */

@@ -63,7 +63,6 @@ cleanup:
 assay_status moe_experts_run(assay_context *ctx, moe_block *block)
 {
     assay_status status = ASSAY_OK;
-    TRY(block->placement->plan(ctx, block));
     if (!block->need_forward) return ASSAY_OK;
     TRY(alloc_expert(ctx, block));
     for (int64_t e = 0; e < block->experts; e++) TRY(run_expert(ctx, block, e));

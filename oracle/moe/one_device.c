@@ -40,13 +40,9 @@ static assay_status route(assay_context *ctx, moe_block *block)
     TRY(assay_permute_order(ctx, block->order, block->group_sizes, router->routing.selected_experts, &dims));
     TRY(write_routing(ctx, block));
     if (block->llama4) TRY(moe_llama4_forward(ctx, block));
+    TRY(block->path->plan(ctx, block));
 cleanup:
     return status;
-}
-
-static assay_status plan(assay_context *ctx, moe_block *block)
-{
-    return block->path->plan(ctx, block);
 }
 
 static int64_t row_count(const moe_block *block, int64_t expert, int64_t piece)
@@ -159,7 +155,6 @@ static assay_status route_backward(assay_context *ctx, moe_block *block, double 
 }
 
 const moe_placement moe_one_device = {.route = route,
-                                      .plan = plan,
                                       .row_count = row_count,
                                       .alloc_rows = alloc_rows,
                                       .free_rows = free_rows,

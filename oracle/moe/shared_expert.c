@@ -47,13 +47,21 @@ cleanup:
     return status;
 }
 
+/* Its rows are stored already; a mesh stores them once more. */
+static void join(const assay_context *ctx, const moe_block *block, double *total, double *term)
+{
+    const int64_t count = block->tokens * block->emb_dim;
+    if (block->placement != &moe_one_device) assay_round(ctx, ASSAY_ROUND_STORAGE, count, term);
+    assay_round(ctx, ASSAY_ROUND_STORAGE, count, total);
+    moe_accumulate(ctx, total, term, NULL, block->tokens, block->emb_dim);
+}
+
 assay_status moe_shared_run(assay_context *ctx, moe_block *block)
 {
     const moe_results *r = &block->results;
     moe_mlp *mlp = &block->shared;
     assay_status status = ASSAY_OK;
     moe_rows all = {.count = block->tokens, .x = block->x, .dy = block->dy};
-    const int64_t count = block->tokens * block->emb_dim;
     const bool gradients = block->need_dx || moe_wants_any(r, MOE_SHARED + MLP_GRADIENT, ASSAY_MLP_WEIGHTS);
     const bool any = block->need_y || gradients || moe_wants_any(r, MOE_SHARED, ASSAY_MLP_CHECKPOINTS);
     if (block->config->shared_mlp_dim == 0 || !any) return ASSAY_OK;
@@ -61,8 +69,8 @@ assay_status moe_shared_run(assay_context *ctx, moe_block *block)
     TRY(assay_weights_read(ctx, block->in, "", &mlp->table, 0, mlp->weights));
     TRY(run_owners(ctx, block, &all, gradients));
     if (block->observer != NULL) TRY(block->observer->rows(ctx, block->observer->self, block, mlp, &all));
-    if (block->need_y) moe_join(ctx, count, block->y, all.y);
-    if (block->need_dx) moe_join(ctx, count, block->dx, all.dx);
+    if (block->need_y) join(ctx, block, block->y, all.y);
+    if (block->need_dx) join(ctx, block, block->dx, all.dx);
 cleanup:
     free(all.y);
     free(all.dx);
