@@ -61,11 +61,9 @@ void sharded_route_free(sharded_run *run);
 /* sharded_traffic.c: once all shards have routed; P > 1 without the ring. */
 assay_status sharded_plan_traffic(assay_context *ctx, sharded_run *run, sharded_chunk *chunk);
 
-/* sharded_rows.c. Whole tensors are [B,S,width], routed ones [M,Tt,width]: what each shard routes of chunk c. */
-assay_status sharded_spread(assay_context *ctx, const sharded_run *run, int64_t c, int64_t width, double *routed,
-                            const double *whole);
-assay_status sharded_spread_i32(assay_context *ctx, const sharded_run *run, int64_t c, int64_t width, int32_t *routed,
-                                const int32_t *whole);
+/* sharded_rows.c. Whole tensors are [B,S,width], routed ones [M,Tt,width]: what each shard routes of chunk c; `bytes` of a
+ * token. */
+void sharded_spread(const sharded_run *run, int64_t c, size_t bytes, void *routed, const void *whole);
 /* Its transpose; what is summed over shards may be stored before, so `routed` is rounded. */
 assay_status sharded_collect(assay_context *ctx, const sharded_run *run, int64_t c, int64_t width,
                              assay_rounding rounding, double *whole, double *routed);

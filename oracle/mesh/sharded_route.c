@@ -28,14 +28,14 @@ static assay_status gather_inputs(assay_context *ctx, sharded_run *run, int64_t 
     const int64_t routed = run->sizes.shards * run->permute.tokens, experts = run->permute.experts;
     const int64_t per_token = run->permute.experts_per_token;
     TRY(assay_alloc_f64(ctx, "logits of shards", routed * experts, &chunk->logits));
-    TRY(sharded_spread(ctx, run, c, experts, chunk->logits, router->logits));
+    sharded_spread(run, c, (size_t)experts * sizeof(double), chunk->logits, router->logits);
     if (router->input_ids != NULL) {
         TRY(assay_alloc_i32(ctx, "input_ids of shards", routed, &chunk->input_ids));
-        TRY(sharded_spread_i32(ctx, run, c, 1, chunk->input_ids, router->input_ids));
+        sharded_spread(run, c, sizeof(int32_t), chunk->input_ids, router->input_ids);
     }
     if (router->given_experts != NULL) {
         TRY(assay_alloc_i32(ctx, "selected_experts of shards", routed * per_token, &chunk->given_experts));
-        TRY(sharded_spread_i32(ctx, run, c, per_token, chunk->given_experts, router->given_experts));
+        sharded_spread(run, c, (size_t)per_token * sizeof(int32_t), chunk->given_experts, router->given_experts);
     }
 cleanup:
     return status;

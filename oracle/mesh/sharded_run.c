@@ -35,7 +35,7 @@ static assay_status send_tokens(assay_context *ctx, sharded_run *run, int64_t c)
     sharded_chunk *chunk = &run->chunks[c];
     const assay_shard_sizes *s = &run->sizes;
     const int64_t dim = run->permute.emb_dim;
-    TRY(sharded_spread(ctx, run, c, dim, run->routed, run->block->x));
+    sharded_spread(run, c, (size_t)dim * sizeof *run->routed, run->routed, run->block->x);
     if (run->block->llama4) scale_tokens(ctx, run, chunk->gates, run->routed);
     assay_sort_rows(run->sorted, run->routed, chunk->order, s->shards, &run->permute);
     TRY(sharded_dispatch(ctx, run, chunk, dim, chunk->rows_x, run->sorted));
@@ -47,11 +47,10 @@ cleanup:
     return status;
 }
 
-static assay_status spread_cotangents(assay_context *ctx, sharded_run *run, int64_t c)
+static void spread_cotangents(sharded_run *run, int64_t c)
 {
-    const assay_status status = sharded_spread(ctx, run, c, run->permute.emb_dim, run->routed, run->block->dy);
-    if (status == ASSAY_OK) keep_first_shard(run, run->routed);
-    return status;
+    sharded_spread(run, c, (size_t)run->permute.emb_dim * sizeof *run->routed, run->routed, run->block->dy);
+    keep_first_shard(run, run->routed);
 }
 
 /* The cotangents of the experts' outputs depend on the weights alone, so they can be there before the experts are. */
@@ -61,7 +60,7 @@ static assay_status send_cotangents(assay_context *ctx, sharded_run *run, int64_
     sharded_chunk *chunk = &run->chunks[c];
     const assay_shard_sizes *s = &run->sizes;
     const int64_t dim = run->permute.emb_dim, tokens = run->permute.tokens;
-    TRY(spread_cotangents(ctx, run, c));
+    spread_cotangents(run, c);
     for (int64_t shard = 0; shard < s->shards; shard++) {
         TRY(assay_unpermute_backward(ctx, run->sorted + shard * s->copies * dim, NULL,
                                      run->routed + shard * tokens * dim, NULL, chunk->order + shard * s->copies,
@@ -80,7 +79,7 @@ static assay_status combine_weight_gradients(assay_context *ctx, sharded_run *ru
     sharded_chunk *chunk = &run->chunks[c];
     const assay_shard_sizes *s = &run->sizes;
     const int64_t dim = run->permute.emb_dim, tokens = run->permute.tokens;
-    TRY(spread_cotangents(ctx, run, c));
+    spread_cotangents(run, c);
     for (int64_t shard = 0; shard < s->shards; shard++) {
         TRY(assay_unpermute_backward(ctx, NULL, chunk->d_weights + shard * s->copies,
                                      run->routed + shard * tokens * dim, run->sorted + shard * s->copies * dim,
@@ -122,7 +121,7 @@ static assay_status unscale_tokens(assay_context *ctx, const sharded_run *run, i
     const int64_t dim = run->permute.emb_dim, tokens = run->permute.tokens;
     double *x = NULL;
     TRY(assay_alloc_f64(ctx, "routed x", run->sizes.shards * tokens * dim, &x));
-    TRY(sharded_spread(ctx, run, c, dim, x, run->block->x));
+    sharded_spread(run, c, (size_t)dim * sizeof *x, x, run->block->x);
     for (int64_t shard = 0; shard < run->sizes.shards; shard++) {
         const int64_t at = shard * tokens;
         moe_llama4_unscale(ctx, chunk->d_weights + at, d_scaled + at * dim, x + at * dim, chunk->gates + at,
