@@ -1,6 +1,5 @@
 /* The rows of the experts over a mesh: a piece for each chunk and shard, which is there where the shard has the expert. */
 #include <stdlib.h>
-#include <string.h>
 
 #include "oracle/base/memory.h"
 #include "oracle/mesh/sharded_moe_internal.h"
@@ -47,13 +46,6 @@ void sharded_take_rows(assay_context *ctx, moe_block *block, int64_t expert, int
     };
 }
 
-static assay_status alloc_zeros(assay_context *ctx, const char *what, int64_t count, double **out)
-{
-    const assay_status status = assay_alloc_f64(ctx, what, count, out);
-    if (status == ASSAY_OK) memset(*out, 0, (size_t)count * sizeof **out);
-    return status;
-}
-
 assay_status sharded_alloc_rows(assay_context *ctx, sharded_run *run)
 {
     assay_status status = ASSAY_OK;
@@ -69,13 +61,13 @@ assay_status sharded_alloc_rows(assay_context *ctx, sharded_run *run)
     for (int64_t c = 0; c < s->chunks; c++) {
         sharded_chunk *chunk = &run->chunks[c];
         TRY(assay_alloc_f64(ctx, "rows of x", rows * dim, &chunk->rows_x));
-        TRY(alloc_zeros(ctx, "rows of y", rows * dim, &chunk->rows_y));
+        TRY(assay_alloc_zeros(ctx, "rows of y", rows * dim, &chunk->rows_y));
         if (block->need_backward) TRY(assay_alloc_f64(ctx, "rows of dy", rows * dim, &chunk->rows_dy));
-        if (block->need_row_dx) TRY(alloc_zeros(ctx, "rows of dx", rows * dim, &chunk->rows_dx));
+        if (block->need_row_dx) TRY(assay_alloc_zeros(ctx, "rows of dx", rows * dim, &chunk->rows_dx));
         if (weighs_h) TRY(assay_alloc_f64(ctx, "weights of rows", rows, &chunk->row_weights));
         if (!block->need_router_gradient) continue;
-        if (weighs_h) TRY(alloc_zeros(ctx, "d_weights of rows", rows, &chunk->row_d_weights));
-        TRY(alloc_zeros(ctx, "d_weights", copies, &chunk->d_weights));
+        if (weighs_h) TRY(assay_alloc_zeros(ctx, "d_weights of rows", rows, &chunk->row_d_weights));
+        TRY(assay_alloc_zeros(ctx, "d_weights", copies, &chunk->d_weights));
     }
 cleanup:
     return status;

@@ -3,7 +3,6 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "oracle/base/memory.h"
 #include "oracle/moe/moe_block.h"
@@ -120,8 +119,7 @@ static assay_status open_block(assay_context *ctx, moe_block *block)
     if (block->need_backward || block->need_router_gradient ||
         moe_wants_any(&block->results, MOE_SHARED + MLP_GRADIENT, ASSAY_MLP_WEIGHTS)) {
         /* An output without a cotangent is not differentiated. */
-        TRY(assay_alloc_f64(ctx, "cotangents/y", count, &block->dy));
-        memset(block->dy, 0, (size_t)count * sizeof *block->dy);
+        TRY(assay_alloc_zeros(ctx, "cotangents/y", count, &block->dy));
         if (in->has(in->self, "cotangents/y")) TRY(in->read(ctx, in->self, "cotangents/y", 0, count, block->dy));
     }
 cleanup:

@@ -63,8 +63,8 @@ assay_status moe_checkpoints_alloc(assay_context *ctx, moe_checkpoints *c, const
         if (!is_written(block, mlp, r, checkpoint)) continue;
         if (width > widest) widest = width;
         if (count == 0) continue;
-        TRY(assay_alloc_f64(ctx, "whole checkpoint", count, &c->kept[checkpoint]));
-        memset(c->kept[checkpoint], 0, (size_t)count * sizeof(double)); /* a mesh may have room for more rows */
+        /* A mesh may have room for more rows than there are. */
+        TRY(assay_alloc_zeros(ctx, "whole checkpoint", count, &c->kept[checkpoint]));
     }
     if (slots != NULL && widest > 0) TRY(assay_alloc_f64(ctx, "checkpoint", slots->count * widest, &c->packed));
 cleanup:

@@ -37,8 +37,7 @@ static assay_status read_router(assay_context *ctx, moe_block *block)
     if (in->has(in->self, "routing/selected_experts")) {
         TRY(read_i32(ctx, in, "routing/selected_experts", block->tokens * block->per_token, &router->given_experts));
     }
-    TRY(assay_alloc_f64(ctx, "cotangents/lb_loss", shards, &router->d_lb_loss));
-    memset(router->d_lb_loss, 0, (size_t)shards * sizeof *router->d_lb_loss);
+    TRY(assay_alloc_zeros(ctx, "cotangents/lb_loss", shards, &router->d_lb_loss));
     if (in->has(in->self, "cotangents/lb_loss")) {
         TRY(in->read(ctx, in->self, "cotangents/lb_loss", 0, shards, router->d_lb_loss));
     }

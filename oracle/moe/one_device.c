@@ -1,6 +1,5 @@
 /* A block on one device: choices of all tokens at once, and the rows of one expert at a time. */
 #include <stdlib.h>
-#include <string.h>
 
 #include "oracle/base/memory.h"
 #include "oracle/moe/moe_block.h"
@@ -68,9 +67,7 @@ static assay_status alloc_rows(assay_context *ctx, moe_block *block, int64_t mos
     if (!is_dense(block)) TRY(assay_alloc_f64(ctx, "rows of x", most * dim, &block->rows_x));
     if (block->need_backward) TRY(assay_alloc_f64(ctx, "rows of dy", most * dim, &block->rows_dy));
     if (block->need_row_dx) TRY(assay_alloc_f64(ctx, "expert dx", kept * dim, &block->expert_dx));
-    if (!block->need_router_gradient) return ASSAY_OK;
-    TRY(assay_alloc_f64(ctx, "d_weights", choices, &block->d_weights));
-    memset(block->d_weights, 0, (size_t)choices * sizeof *block->d_weights);
+    if (block->need_router_gradient) TRY(assay_alloc_zeros(ctx, "d_weights", choices, &block->d_weights));
 cleanup:
     return status;
 }
