@@ -102,10 +102,6 @@ static assay_status forward_up(assay_context *ctx, moe_mlp *mlp, const moe_block
     if (both) TRY(moe_read_given(ctx, mlp, block, ASSAY_MLPWI, rows, r->a));
     if (both || (gate && up)) return ASSAY_OK;
     const assay_gated_mlp_branch missing = gate ? ASSAY_BRANCH_UP : up ? ASSAY_BRANCH_GATE : ASSAY_BRANCH_BOTH;
-    if (mlp->tensor_shards * mlp->emb_chunks == 1) {
-        TRY(assay_gated_mlp_up(ctx, r, missing, rows->x, &w, &mlp->config));
-        return ASSAY_OK;
-    }
     if (mlp->config.fused) TRY(up_product(ctx, mlp, r->a, rows->x, w.w[ASSAY_MLP_WI]));
     if (!mlp->config.fused && !gate) TRY(up_product(ctx, mlp, r->a, rows->x, w.w[ASSAY_MLP_WI_0]));
     if (!mlp->config.fused && !up) TRY(up_product(ctx, mlp, r->b, rows->x, w.w[ASSAY_MLP_WI_1]));
