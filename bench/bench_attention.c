@@ -34,39 +34,26 @@ cleanup:
 /* c [BLOCK,keys] = a [BLOCK,width] b [keys,width]^T */
 static assay_matmul_args scores(double *c, const double *a, const double *b, int64_t keys, int64_t width)
 {
-    return (assay_matmul_args){.c = c,
-                               .ldc = LENGTH,
-                               .a = a,
-                               .lda = width,
-                               .b = b,
-                               .ldb = width,
-                               .transpose_b = true,
-                               .m = BLOCK,
-                               .n = keys,
-                               .k = width};
+    assay_matmul_args args = assay_product_abt(c, a, b, BLOCK, keys, width);
+    args.ldc = LENGTH;
+    return args;
 }
 
 /* c [BLOCK,width] = weights [BLOCK,keys] b [keys,width] */
 static assay_matmul_args to_queries(double *c, const double *weights, const double *b, int64_t keys, int64_t width)
 {
-    return (assay_matmul_args){
-        .c = c, .ldc = width, .a = weights, .lda = LENGTH, .b = b, .ldb = width, .m = BLOCK, .n = width, .k = keys};
+    assay_matmul_args args = assay_product_ab(c, weights, b, BLOCK, width, keys);
+    args.lda = LENGTH;
+    return args;
 }
 
 /* c [keys,width] += weights [BLOCK,keys]^T b [BLOCK,width] */
 static assay_matmul_args to_keys(double *c, const double *weights, const double *b, int64_t keys, int64_t width)
 {
-    return (assay_matmul_args){.c = c,
-                               .ldc = width,
-                               .a = weights,
-                               .lda = LENGTH,
-                               .transpose_a = true,
-                               .b = b,
-                               .ldb = width,
-                               .m = keys,
-                               .n = width,
-                               .k = BLOCK,
-                               .accumulate = true};
+    assay_matmul_args args = assay_product_atb(c, weights, b, keys, width, BLOCK);
+    args.lda = LENGTH;
+    args.accumulate = true;
+    return args;
 }
 
 /* The two products of forward and the five of backward, for the queries [first, first + BLOCK) of a head. */

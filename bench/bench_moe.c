@@ -110,26 +110,6 @@ static assay_status run_block(assay_context *ctx, void *self)
     return assay_moe_run(ctx, &config, &source, &sink, NULL);
 }
 
-/* y [rows,n] = x [rows,k] w [k,n]; dx = dy w^T; dw = x^T dy. */
-static assay_matmul_args product(double *y, const double *x, const double *w, int64_t rows, int64_t k, int64_t n)
-{
-    return (assay_matmul_args){.c = y, .ldc = n, .a = x, .lda = k, .b = w, .ldb = n, .m = rows, .n = n, .k = k};
-}
-
-static assay_matmul_args input_gradient(double *dx, const double *dy, const double *w, int64_t rows, int64_t k,
-                                        int64_t n)
-{
-    return (assay_matmul_args){
-        .c = dx, .ldc = k, .a = dy, .lda = n, .b = w, .ldb = n, .transpose_b = true, .m = rows, .n = k, .k = n};
-}
-
-static assay_matmul_args weight_gradient(double *dw, const double *dy, const double *x, int64_t rows, int64_t k,
-                                         int64_t n)
-{
-    return (assay_matmul_args){
-        .c = dw, .ldc = n, .a = x, .lda = k, .transpose_a = true, .b = dy, .ldb = n, .m = k, .n = n, .k = rows};
-}
-
 /* The nine products of an expert, with its rows at `first`. */
 static assay_status multiply_expert(assay_context *ctx, const moe *m, int64_t expert, int64_t first)
 {
@@ -139,15 +119,15 @@ static assay_status multiply_expert(assay_context *ctx, const moe *m, int64_t ex
     double *x = m->rows + first * EMB_DIM, *y = m->more_rows + first * EMB_DIM;
     double *a = m->a + first * MLP_DIM, *b = m->b + first * MLP_DIM, *h = m->h + first * MLP_DIM;
     const assay_matmul_args products[] = {
-        product(a, x, wi_0, rows, EMB_DIM, MLP_DIM),
-        product(b, x, wi_1, rows, EMB_DIM, MLP_DIM),
-        product(y, h, wo, rows, MLP_DIM, EMB_DIM),
-        weight_gradient(m->gradient, y, h, rows, MLP_DIM, EMB_DIM),
-        input_gradient(h, y, wo, rows, MLP_DIM, EMB_DIM),
-        weight_gradient(m->gradient, a, x, rows, EMB_DIM, MLP_DIM),
-        weight_gradient(m->gradient, b, x, rows, EMB_DIM, MLP_DIM),
-        input_gradient(y, a, wi_0, rows, EMB_DIM, MLP_DIM),
-        input_gradient(y, b, wi_1, rows, EMB_DIM, MLP_DIM),
+        assay_product_ab(a, x, wi_0, rows, MLP_DIM, EMB_DIM),
+        assay_product_ab(b, x, wi_1, rows, MLP_DIM, EMB_DIM),
+        assay_product_ab(y, h, wo, rows, EMB_DIM, MLP_DIM),
+        assay_product_atb(m->gradient, h, y, MLP_DIM, EMB_DIM, rows),
+        assay_product_abt(h, y, wo, rows, MLP_DIM, EMB_DIM),
+        assay_product_atb(m->gradient, x, a, EMB_DIM, MLP_DIM, rows),
+        assay_product_atb(m->gradient, x, b, EMB_DIM, MLP_DIM, rows),
+        assay_product_abt(y, a, wi_0, rows, EMB_DIM, MLP_DIM),
+        assay_product_abt(y, b, wi_1, rows, EMB_DIM, MLP_DIM),
     };
     for (size_t i = 0; i < sizeof products / sizeof *products; i++) {
         assay_status status = assay_arithmetic_blas.matmul(ctx, &products[i]);
@@ -160,9 +140,9 @@ static assay_status run_products(assay_context *ctx, void *self)
 {
     const moe *m = self;
     const assay_matmul_args gate[] = {
-        product(m->a, m->values[X], m->values[GATE], TOKENS, EMB_DIM, EXPERTS),
-        weight_gradient(m->gradient, m->a, m->values[X], TOKENS, EMB_DIM, EXPERTS),
-        input_gradient(m->more_rows, m->a, m->values[GATE], TOKENS, EMB_DIM, EXPERTS),
+        assay_product_ab(m->a, m->values[X], m->values[GATE], TOKENS, EXPERTS, EMB_DIM),
+        assay_product_atb(m->gradient, m->values[X], m->a, EMB_DIM, EXPERTS, TOKENS),
+        assay_product_abt(m->more_rows, m->a, m->values[GATE], TOKENS, EMB_DIM, EXPERTS),
     };
     assay_status status = ASSAY_OK;
     for (size_t i = 0; i < sizeof gate / sizeof *gate; i++) TRY(assay_arithmetic_blas.matmul(ctx, &gate[i]));

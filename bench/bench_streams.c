@@ -19,8 +19,7 @@ typedef struct expert {
 static assay_status forward(assay_context *ctx, void *self)
 {
     const expert *e = self;
-    assay_matmul_args args = {.c = e->y, .ldc = WIDTH, .a = e->x, .lda = EMBEDDING, .ldb = WIDTH};
-    args.m = ROWS, args.n = WIDTH, args.k = EMBEDDING;
+    assay_matmul_args args = assay_product_ab(e->y, e->x, NULL, ROWS, WIDTH, EMBEDDING);
     for (int64_t i = 0; i < EXPERTS; i++) {
         args.b = e->weights + i * ELEMENTS;
         assay_status status = assay_matmul(ctx, &args);
@@ -33,8 +32,7 @@ static assay_status forward(assay_context *ctx, void *self)
 static assay_status backward_input(assay_context *ctx, void *self)
 {
     const expert *e = self;
-    assay_matmul_args args = {.c = e->y, .ldc = EMBEDDING, .a = e->x, .lda = WIDTH, .ldb = WIDTH, .transpose_b = true};
-    args.m = ROWS, args.n = EMBEDDING, args.k = WIDTH;
+    assay_matmul_args args = assay_product_abt(e->y, e->x, NULL, ROWS, EMBEDDING, WIDTH);
     for (int64_t i = 0; i < EXPERTS; i++) {
         args.b = e->weights + i * ELEMENTS;
         assay_status status = assay_matmul(ctx, &args);
@@ -47,8 +45,7 @@ static assay_status backward_input(assay_context *ctx, void *self)
 static assay_status backward_weights(assay_context *ctx, void *self)
 {
     const expert *e = self;
-    assay_matmul_args args = {.ldc = WIDTH, .a = e->x, .lda = EMBEDDING, .transpose_a = true, .b = e->y, .ldb = WIDTH};
-    args.m = EMBEDDING, args.n = WIDTH, args.k = ROWS;
+    assay_matmul_args args = assay_product_atb(NULL, e->x, e->y, EMBEDDING, WIDTH, ROWS);
     for (int64_t i = 0; i < EXPERTS; i++) {
         args.c = e->weights + i * ELEMENTS;
         assay_status status = assay_matmul(ctx, &args);

@@ -176,7 +176,7 @@ static void free_buffers(assay_comparison *c)
     free(c->candidate_integers);
 }
 
-static void note_evidence(const assay_tensor_result *result, const assay_facts *facts, assay_evidence *shown)
+static void note_evidence(const assay_tensor_result *result, const assay_facts *facts, assay_certificate_inputs *shown)
 {
     bool informs = result->compared && result->verdict == ASSAY_PASS && result->elements > 0 && !facts->all_zero;
     if (!result->required) return;
@@ -188,7 +188,7 @@ static void note_evidence(const assay_tensor_result *result, const assay_facts *
 }
 
 static assay_status compare_tensor(assay_context *ctx, const assay_comparison *c, assay_tensor_result *result,
-                                   assay_evidence *shown)
+                                   assay_certificate_inputs *shown)
 {
     assay_status status = ASSAY_OK;
     assay_facts facts;
@@ -269,7 +269,7 @@ assay_status assay_compare_undiagnosed(assay_context *ctx, assay_fixture_reader 
                                        double false_alarm, assay_order order, assay_report *report)
 {
     assay_status status;
-    assay_evidence shown = {0};
+    assay_certificate_inputs shown = {0};
     assay_comparison c = {.golden = golden, .candidate = candidate, .profile = profile};
     *report = (assay_report){.false_alarm = false_alarm};
     TRY(check_arguments(ctx, golden, false_alarm));

@@ -1,5 +1,5 @@
-/* What a golden's stored discrimination certificate says of the verdict's power: which mutants the comparer tells from
- * correct candidates (docs/mutants.md).
+/* The power of a golden's verdict, as it is stored: which mutants the comparer tells from correct candidates
+ * (docs/mutants.md).
  *
  * discrimination/PROFILE [mutants,fields] has a row for each mutant of the root attribute `mutants`. */
 #ifndef ASSAY_COMPARE_POWER_H

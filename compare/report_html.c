@@ -279,7 +279,7 @@ static bool write_report(FILE *out, int number, const assay_report *report)
     write_paragraph(out, "", routing);
     write_paragraph(out, "looks like this: ", report->diagnosis);
     write_paragraph(out, "known bugs: ", report->explanation);
-    write_paragraph(out, "known failure: ", report->known);
+    write_paragraph(out, "known failure: ", report->expected_failure);
     if (report->power.stated) {
         fprintf(out, "<p>power: %d of %d mutants that have an effect here are detected</p>", report->power.detected,
                 report->power.effective);

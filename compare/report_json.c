@@ -210,7 +210,8 @@ static bool fill_report(cJSON *o, const assay_report *report)
               put_text(o, "candidate", report->candidate_path) && put_number(o, "false_alarm", report->false_alarm) &&
               put_text(o, "verdict", assay_verdict_name(report->verdict)) && put_text(o, "message", report->message) &&
               (report->diagnosis[0] == '\0' || put_text(o, "diagnosis", report->diagnosis)) &&
-              put_explanation(o, report) && (report->known[0] == '\0' || put_text(o, "known", report->known));
+              put_explanation(o, report) &&
+              (report->expected_failure[0] == '\0' || put_text(o, "known", report->expected_failure));
     ok = ok && put_routing(o, &report->routing) && put_power(o, &report->power);
     ok = ok && (unknown = start(o, "unknown", cJSON_CreateArray())) != NULL;
     for (int i = 0; ok && i < report->unknown_count; i++) {

@@ -50,7 +50,7 @@ static void say_passed(assay_report *report)
     }
 }
 
-void assay_conclude(assay_report *report, const assay_evidence *shown)
+void assay_conclude(assay_report *report, const assay_certificate_inputs *shown)
 {
     const assay_tensor_result *wrong = first_of(report, ASSAY_FAIL);
     const assay_tensor_result *not_comparable = first_of(report, ASSAY_NOT_COMPARABLE);

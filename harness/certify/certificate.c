@@ -41,7 +41,7 @@ void assay_certificate_fields(const spec_certificate *certificate, double fields
     fields[ASSAY_CERTIFICATE_ERROR] = certificate->error;
     fields[ASSAY_CERTIFICATE_RELATIVE] = certificate->relative;
     fields[ASSAY_CERTIFICATE_ULPS] = certificate->ulps;
-    fields[ASSAY_CERTIFICATE_GAUGE] = certificate->gauge;
+    fields[ASSAY_CERTIFICATE_SCALES] = certificate->scales;
 }
 
 /* One evaluation of the second form on one core. */
@@ -75,10 +75,10 @@ static double memory_of(const assay_plan *plan, int threads)
     return (double)sizeof(spec_quad) * (all + 2 * results + threads * (largest + results));
 }
 
-assay_scope assay_scope_of(const assay_context *ctx, const assay_plan *plan, int64_t budget)
+assay_certificate_scope assay_certificate_scope_of(const assay_context *ctx, const assay_plan *plan, int64_t budget)
 {
     const int64_t coordinates = budget == ASSAY_BUDGET_UNSAID ? COORDINATES : budget;
-    assay_scope scope = {
+    assay_certificate_scope scope = {
         .outputs = true,
         .budget = {.coordinates = coordinates, .directions = coordinates > 0 ? DIRECTIONS : 0, .seed = plan->c->seed}};
     int choices = 0;
@@ -92,7 +92,7 @@ assay_scope assay_scope_of(const assay_context *ctx, const assay_plan *plan, int
     const double outputs = once * (1 + choices), all = outputs + once * (1 + 2 * (double)scope.probes);
     scope.gradients = scope.probes > 0;
     if (bytes > (double)assay_memory_available()) {
-        scope = (assay_scope){0};
+        scope = (assay_certificate_scope){0};
         snprintf(scope.left_out, sizeof scope.left_out, "needs %.2g GB of memory", bytes * 1e-9);
         return scope;
     }
@@ -106,17 +106,18 @@ assay_scope assay_scope_of(const assay_context *ctx, const assay_plan *plan, int
 }
 
 /* Everything but the choices and the gradients. */
-static assay_status certify_values(assay_context *ctx, const assay_evidence *evidence, spec_certificates *certificates)
+static assay_status certify_values(assay_context *ctx, const assay_certificate_inputs *inputs,
+                                   spec_certificates *certificates)
 {
     assay_status status = ASSAY_OK;
     void *items = NULL;
-    TRY(assay_alloc(ctx, "list of tensors", evidence->results.count, sizeof *evidence->results.items, &items));
+    TRY(assay_alloc(ctx, "list of tensors", inputs->results.count, sizeof *inputs->results.items, &items));
     spec_tensors values = {.items = items};
-    for (int i = 0; i < evidence->results.count; i++) {
-        if (assay_path_is_choice(evidence->results.items[i].path)) continue;
-        values.items[values.count++] = evidence->results.items[i];
+    for (int i = 0; i < inputs->results.count; i++) {
+        if (assay_path_is_choice(inputs->results.items[i].path)) continue;
+        values.items[values.count++] = inputs->results.items[i];
     }
-    TRY(spec_certify_outputs(ctx, &evidence->plan->operation->second_form, evidence->plan->c, &evidence->in, &values,
+    TRY(spec_certify_outputs(ctx, &inputs->plan->operation->second_form, inputs->plan->c, &inputs->in, &values,
                              certificates));
 cleanup:
     free(items);
@@ -128,11 +129,11 @@ static void advance(void *self, const char *path)
     assay_progress_add(self, 1, path);
 }
 
-assay_status assay_certify(assay_context *ctx, const assay_evidence *evidence, const assay_scope *scope, bool quiet,
-                           spec_certificates *certificates)
+assay_status assay_certify(assay_context *ctx, const assay_certificate_inputs *inputs,
+                           const assay_certificate_scope *scope, bool quiet, spec_certificates *certificates)
 {
     assay_status status;
-    const assay_plan *plan = evidence->plan;
+    const assay_plan *plan = inputs->plan;
     const spec_operation *form = &plan->operation->second_form;
     assay_progress progress;
     spec_budget budget = scope->budget;
@@ -142,11 +143,11 @@ assay_status assay_certify(assay_context *ctx, const assay_evidence *evidence, c
     budget.advance = advance;
     budget.self = &progress;
     if (scope->outputs) {
-        TRY(spec_certify_choices(ctx, form, plan->c, &evidence->in, &evidence->results, certificates));
-        TRY(certify_values(ctx, evidence, certificates));
+        TRY(spec_certify_choices(ctx, form, plan->c, &inputs->in, &inputs->results, certificates));
+        TRY(certify_values(ctx, inputs, certificates));
     }
     if (scope->gradients) {
-        TRY(spec_certify_gradients(ctx, form, plan->c, &evidence->in, &evidence->results, &budget, certificates));
+        TRY(spec_certify_gradients(ctx, form, plan->c, &inputs->in, &inputs->results, &budget, certificates));
     }
 cleanup:
     assay_progress_end(&progress);
@@ -183,7 +184,7 @@ static bool is_as_stored(const spec_certificate *c, const double stored[ASSAY_CE
     return stored[ASSAY_CERTIFICATE_CHECKED] == (double)c->checked &&
            agrees(stored[ASSAY_CERTIFICATE_RELATIVE], c->relative, SPEC_ALLOWED_RELATIVE) &&
            agrees(stored[ASSAY_CERTIFICATE_ULPS], c->ulps, 1) &&
-           agrees(stored[ASSAY_CERTIFICATE_GAUGE], c->gauge, SPEC_ALLOWED_GAUGE);
+           agrees(stored[ASSAY_CERTIFICATE_SCALES], c->scales, SPEC_ALLOWED_SCALES);
 }
 
 assay_status assay_certificates_compare(assay_context *ctx, assay_fixture_reader *golden,
@@ -214,11 +215,11 @@ assay_status assay_evaluate_certified(assay_context *ctx, const assay_plan *plan
                                       const assay_sink *out, bool quiet)
 {
     assay_status status;
-    assay_evidence evidence = {0};
+    assay_certificate_inputs inputs = {0};
     spec_certificates certificates = {0};
-    const assay_scope scope = assay_scope_of(ctx, plan, plan->budget);
-    TRY(assay_evidence_collect(ctx, &evidence, plan, source, out));
-    TRY(assay_certify(ctx, &evidence, &scope, quiet, &certificates));
+    const assay_certificate_scope scope = assay_certificate_scope_of(ctx, plan, plan->budget);
+    TRY(assay_certificate_inputs_collect(ctx, &inputs, plan, source, out));
+    TRY(assay_certify(ctx, &inputs, &scope, quiet, &certificates));
     TRY(assay_certificates_check(ctx, &certificates));
     for (int i = 0; i < certificates.count; i++) {
         assay_tensor_spec spec;
@@ -229,7 +230,7 @@ assay_status assay_evaluate_certified(assay_context *ctx, const assay_plan *plan
     }
 cleanup:
     spec_certificates_free(&certificates);
-    assay_evidence_free(&evidence);
+    assay_certificate_inputs_free(&inputs);
     return status;
 }
 
@@ -244,7 +245,7 @@ assay_status assay_plan_certify(assay_context *ctx, assay_plan *plan, int64_t bu
 {
     assay_status status = ASSAY_OK;
     const int results = plan->spec_count;
-    const assay_scope scope = assay_scope_of(ctx, plan, budget);
+    const assay_certificate_scope scope = assay_certificate_scope_of(ctx, plan, budget);
     if (scope.left_out[0] != '\0') {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: its certificate %s", plan->c->name, scope.left_out);
     }

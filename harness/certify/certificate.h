@@ -22,7 +22,7 @@
     X(ERROR, "error")         /* there: their distance */                                                              \
     X(RELATIVE, "relative")   /* the largest error over the tensor's largest value (a direction: over the norm) */     \
     X(ULPS, "ulps")           /* the largest error in last places of float64; of a gradient 0 */                       \
-    X(GAUGE, "gauge")         /* the largest error in error scales of the profile f64; of a gradient 0 */
+    X(SCALES, "gauge")        /* the largest error in error scales of the profile f64; of a gradient 0 */
 
 enum {
 #define X(code, name) ASSAY_CERTIFICATE_##code,
@@ -37,40 +37,39 @@ void assay_certificate_fields(const spec_certificate *certificate, double fields
 
 /* How much is certified of a plan's case. What does not fit in memory is left out, and, nobody having asked for a
  * budget, what takes many minutes. */
-typedef struct assay_scope {
+typedef struct assay_certificate_scope {
     bool outputs, gradients; /* gradients: false too where the golden has none, or the budget is 0 */
     spec_budget budget;      /* its seed is the case's */
     int64_t probes;
     char left_out[128]; /* why not all: "needs about 12 min; ask with --budget N"; else empty */
-} assay_scope;
+} assay_certificate_scope;
 
 #define ASSAY_BUDGET_UNSAID (-1)
 #define ASSAY_BUDGET_ALL INT64_MAX
 /* `budget`: coordinates of each gradient, 0 for outputs alone, or one of the two above. */
-assay_scope assay_scope_of(const assay_context *ctx, const assay_plan *plan, int64_t budget);
+assay_certificate_scope assay_certificate_scope_of(const assay_context *ctx, const assay_plan *plan, int64_t budget);
 
 /* The golden is to hold its certificate. Refuses what nobody would wait for, unless a budget is given. */
 assay_status assay_plan_certify(assay_context *ctx, assay_plan *plan, int64_t budget);
 
 /* A golden's numbers in memory. Starts zeroed. */
-typedef struct assay_evidence {
+typedef struct assay_certificate_inputs {
     const assay_plan *plan;
     spec_tensors in;      /* what was given, and the golden's choice of experts */
     spec_tensors results; /* what the plan's golden holds of results, and error_scale/f64/ of them */
-    int64_t *written;     /* elements so far of each result */
-    const assay_sink *next;
-} assay_evidence;
+} assay_certificate_inputs;
 
 /* Evaluates the plan's case from `source`, keeps the results, and passes on to `next` what it wants; `next` may be
  * NULL. */
-assay_status assay_evidence_collect(assay_context *ctx, assay_evidence *evidence, const assay_plan *plan,
-                                    const assay_source *source, const assay_sink *next);
-void assay_evidence_free(assay_evidence *evidence); /* safe on a zeroed struct */
+assay_status assay_certificate_inputs_collect(assay_context *ctx, assay_certificate_inputs *inputs,
+                                              const assay_plan *plan, const assay_source *source,
+                                              const assay_sink *next);
+void assay_certificate_inputs_free(assay_certificate_inputs *inputs); /* safe on a zeroed struct */
 
 /* One certificate for each certified tensor that the scope takes in. Runs on ctx->threads threads, which change
  * nothing. */
-assay_status assay_certify(assay_context *ctx, const assay_evidence *evidence, const assay_scope *scope, bool quiet,
-                           spec_certificates *certificates);
+assay_status assay_certify(assay_context *ctx, const assay_certificate_inputs *inputs,
+                           const assay_certificate_scope *scope, bool quiet, spec_certificates *certificates);
 
 /* Refuses with the first certificate that is beyond what is allowed. */
 assay_status assay_certificates_check(assay_context *ctx, const spec_certificates *certificates);

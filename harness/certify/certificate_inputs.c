@@ -1,5 +1,4 @@
 /* What certification needs of a golden, in binary128: what was given, and the results as they are computed. */
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -7,15 +6,20 @@
 #include "harness/certify/certificate.h"
 #include "harness/scales/ensemble.h"
 #include "oracle/base/memory.h"
+#include "oracle/base/tensor_set.h"
 
-enum { CHUNK = 1 << 16 }; /* elements that are converted at a time */
-
-void assay_evidence_free(assay_evidence *evidence)
+void assay_certificate_inputs_free(assay_certificate_inputs *inputs)
 {
-    spec_tensors_free(&evidence->in);
-    spec_tensors_free(&evidence->results);
-    free(evidence->written);
-    *evidence = (assay_evidence){0};
+    spec_tensors_free(&inputs->in);
+    spec_tensors_free(&inputs->results);
+    *inputs = (assay_certificate_inputs){0};
+}
+
+static assay_status copy(assay_context *ctx, const assay_tensor *from, spec_tensors *to)
+{
+    const char *path = from->spec.path;
+    return from->indices != NULL ? spec_tensors_copy_i32(ctx, to, path, &from->spec.shape, from->indices)
+                                 : spec_tensors_copy_f64(ctx, to, path, &from->spec.shape, from->values);
 }
 
 /* An input, a weight or a cotangent. */
@@ -23,164 +27,85 @@ static assay_status read_given(assay_context *ctx, const assay_source *source, c
                                spec_tensors *tensors)
 {
     assay_status status;
-    double *chunk = NULL;
-    spec_quad *values = NULL;
-    int32_t *indices = NULL;
-    const int64_t total = assay_shape_count(&spec->shape);
-    if (spec->type == ASSAY_INT32) {
-        TRY(spec_tensors_add_indices(ctx, tensors, spec->path, &spec->shape, &indices));
-        TRY(source->read_i32(ctx, source->self, spec->path, 0, total, indices));
-        goto cleanup;
-    }
-    TRY(assay_alloc_f64(ctx, spec->path, total < CHUNK ? total : CHUNK, &chunk));
-    TRY(spec_tensors_add(ctx, tensors, spec->path, &spec->shape, &values));
-    for (int64_t first = 0; first < total; first += CHUNK) {
-        const int64_t count = total - first < CHUNK ? total - first : CHUNK;
-        TRY(source->read(ctx, source->self, spec->path, first, count, chunk));
-        for (int64_t i = 0; i < count; i++) values[first + i] = chunk[i];
-    }
+    assay_tensor_set given = {0};
+    TRY(assay_tensor_set_read(ctx, &given, spec, source));
+    TRY(copy(ctx, &given.items[0], tensors));
 cleanup:
-    free(chunk);
+    assay_tensor_set_free(&given);
     return status;
 }
 
 /* Room for a result, and for its error scales. */
-static assay_status add_result(assay_context *ctx, const assay_tensor_spec *spec, spec_tensors *tensors)
+static assay_status add_result(assay_context *ctx, const assay_tensor_spec *spec, assay_tensor_set *results)
 {
     assay_status status;
-    spec_quad *values = NULL;
-    int32_t *indices = NULL;
-    char path[ASSAY_PATH_SIZE];
-    if (spec->type == ASSAY_INT32) return spec_tensors_add_indices(ctx, tensors, spec->path, &spec->shape, &indices);
-    TRY(spec_tensors_add(ctx, tensors, spec->path, &spec->shape, &values));
-    if (assay_has_error_scale(spec)) {
-        assay_path_at(ASSAY_ROLE_ERROR_SCALE, "f64", spec->path, path);
-        TRY(spec_tensors_add(ctx, tensors, path, &spec->shape, &values));
-    }
-cleanup:
-    return status;
-}
-
-static bool next_wants(const assay_evidence *evidence, const char *path)
-{
-    return evidence->next != NULL && evidence->next->wants(evidence->next->self, path);
-}
-
-static bool evidence_wants(void *self, const char *path)
-{
-    const assay_evidence *evidence = self;
-    return spec_tensors_find(&evidence->results, path) != NULL || next_wants(evidence, path);
-}
-
-/* Where the next `count` elements of a result go; NULL: it is not kept. */
-static assay_status next_place(assay_context *ctx, assay_evidence *evidence, const char *path, int64_t count,
-                               const spec_tensor **tensor, int64_t *first)
-{
-    *tensor = spec_tensors_find(&evidence->results, path);
-    if (*tensor == NULL) return ASSAY_OK;
-    int64_t *written = &evidence->written[*tensor - evidence->results.items];
-    *first = *written;
-    if (count > assay_shape_count(&(*tensor)->shape) - *written) {
-        return assay_fail(ctx, ASSAY_INTERNAL, "%s has more elements than its shape", path);
-    }
-    *written += count;
-    return ASSAY_OK;
-}
-
-static assay_status evidence_write(assay_context *ctx, void *self, const char *path, int64_t count,
-                                   const double *values)
-{
-    assay_status status;
-    assay_evidence *evidence = self;
-    const spec_tensor *tensor = NULL;
-    int64_t first = 0;
-    TRY(next_place(ctx, evidence, path, count, &tensor, &first));
-    for (int64_t i = 0; tensor != NULL && i < count; i++) tensor->values[first + i] = values[i];
-    if (next_wants(evidence, path)) TRY(evidence->next->write(ctx, evidence->next->self, path, count, values));
-cleanup:
-    return status;
-}
-
-static assay_status evidence_write_i32(assay_context *ctx, void *self, const char *path, int64_t count,
-                                       const int32_t *values)
-{
-    assay_status status;
-    assay_evidence *evidence = self;
-    const spec_tensor *tensor = NULL;
-    int64_t first = 0;
-    TRY(next_place(ctx, evidence, path, count, &tensor, &first));
-    for (int64_t i = 0; tensor != NULL && i < count; i++) tensor->indices[first + i] = values[i];
-    if (next_wants(evidence, path)) TRY(evidence->next->write_i32(ctx, evidence->next->self, path, count, values));
+    assay_tensor_spec scale = *spec;
+    TRY(assay_tensor_set_add(ctx, results, spec, NULL));
+    if (!assay_has_error_scale(spec)) goto cleanup;
+    scale.role = ASSAY_ROLE_ERROR_SCALE;
+    assay_path_at(scale.role, "f64", spec->path, scale.path);
+    TRY(assay_tensor_set_add(ctx, results, &scale, NULL));
 cleanup:
     return status;
 }
 
 /* The evaluation: with the error scales that `next` is to have, and those of f64. */
-static assay_status evaluate(assay_context *ctx, assay_evidence *evidence, const assay_source *source)
+static assay_status evaluate(assay_context *ctx, const assay_plan *plan, const assay_source *source,
+                             assay_tensor_set *results, const assay_sink *next)
 {
     assay_status status;
-    const assay_plan *plan = evidence->plan;
-    const assay_sink sink = {
-        .self = evidence, .wants = evidence_wants, .write = evidence_write, .write_i32 = evidence_write_i32};
     const assay_precision *f64 = &assay_profile_by_name("f64")->precision;
+    assay_tee both = {.first = assay_tensor_set_sink(results)};
+    if (next != NULL) both.second = *next;
+    const assay_sink sink = next != NULL ? assay_tee_sink(&both) : both.first;
     assay_plan with_f64 = *plan;
     void *precisions = NULL;
     bool there = false;
     TRY(assay_alloc(ctx, "precisions", plan->precision_count + 1, sizeof *f64, &precisions));
     with_f64.precisions = precisions;
-    with_f64.precision_count = evidence->next == NULL ? 0 : plan->precision_count;
+    with_f64.precision_count = next == NULL ? 0 : plan->precision_count;
     for (int i = 0; i < with_f64.precision_count; i++) {
         with_f64.precisions[i] = plan->precisions[i];
         there |= strcmp(plan->precisions[i].name, f64->name) == 0;
     }
     if (!there) with_f64.precisions[with_f64.precision_count++] = *f64;
     TRY(assay_evaluate(ctx, &with_f64, source, &sink));
+    TRY(assay_tensor_set_require_complete(ctx, results));
 cleanup:
     free(precisions);
     return status;
 }
 
-static assay_status check_complete(assay_context *ctx, const assay_evidence *evidence)
+/* In binary128, in the place of float64; a choice is what the second form is given as well. */
+static assay_status convert(assay_context *ctx, assay_tensor *result, assay_certificate_inputs *inputs)
 {
-    for (int i = 0; i < evidence->results.count; i++) {
-        const spec_tensor *tensor = &evidence->results.items[i];
-        if (evidence->written[i] != assay_shape_count(&tensor->shape)) {
-            return assay_fail(ctx, ASSAY_INTERNAL, "%s was not written in full", tensor->path);
-        }
-    }
-    return ASSAY_OK;
-}
-
-static assay_status copy_choices(assay_context *ctx, assay_evidence *evidence)
-{
-    assay_status status = ASSAY_OK;
-    for (int i = 0; i < evidence->results.count; i++) {
-        const spec_tensor *tensor = &evidence->results.items[i];
-        if (!assay_path_is_choice(tensor->path)) continue;
-        TRY(spec_tensors_copy_i32(ctx, &evidence->in, tensor->path, &tensor->shape, tensor->indices));
-    }
+    assay_status status;
+    TRY(copy(ctx, result, &inputs->results));
+    if (assay_path_is_choice(result->spec.path)) TRY(copy(ctx, result, &inputs->in));
+    free(result->values);
+    result->values = NULL;
 cleanup:
     return status;
 }
 
-assay_status assay_evidence_collect(assay_context *ctx, assay_evidence *evidence, const assay_plan *plan,
-                                    const assay_source *source, const assay_sink *next)
+assay_status assay_certificate_inputs_collect(assay_context *ctx, assay_certificate_inputs *inputs,
+                                              const assay_plan *plan, const assay_source *source,
+                                              const assay_sink *next)
 {
     assay_status status = ASSAY_OK;
-    void *written = NULL;
-    *evidence = (assay_evidence){.plan = plan, .next = next};
+    assay_tensor_set results = {0};
+    *inputs = (assay_certificate_inputs){.plan = plan};
+    for (int i = 0; i < plan->spec_count; i++) {
+        if (assay_role_is_result(plan->specs[i].role)) TRY(add_result(ctx, &plan->specs[i], &results));
+    }
+    TRY(evaluate(ctx, plan, source, &results, next));
     for (int i = 0; i < plan->spec_count; i++) {
         const assay_tensor_spec *spec = &plan->specs[i];
-        if (assay_role_is_given(spec->role)) TRY(read_given(ctx, source, spec, &evidence->in));
-        if (assay_role_is_result(spec->role)) TRY(add_result(ctx, spec, &evidence->results));
+        if (assay_role_is_given(spec->role)) TRY(read_given(ctx, source, spec, &inputs->in));
     }
-    TRY(assay_alloc(ctx, "list of results", evidence->results.count, sizeof *evidence->written, &written));
-    evidence->written = written;
-    memset(written, 0, (size_t)evidence->results.count * sizeof *evidence->written);
-    TRY(evaluate(ctx, evidence, source));
-    TRY(check_complete(ctx, evidence));
-    TRY(copy_choices(ctx, evidence));
+    for (int i = 0; i < results.count; i++) TRY(convert(ctx, &results.items[i], inputs));
 cleanup:
-    if (status != ASSAY_OK) assay_evidence_free(evidence);
+    assay_tensor_set_free(&results);
+    if (status != ASSAY_OK) assay_certificate_inputs_free(inputs);
     return status;
 }

@@ -77,7 +77,7 @@ static assay_status check_case(assay_context *ctx, check_run *r, const assay_cas
     for (const assay_equivalence *e = first(r); e != NULL; e = next(r, e)) {
         if (!assay_other_form_of(ctx, c, e, &form)) continue;
         applies = true;
-        scales |= form.holding == ASSAY_HOLDS_GAUGE;
+        scales |= form.holding == ASSAY_HOLDS_SCALES;
     }
     if (!applies) return ASSAY_OK;
     show(r, c, "");

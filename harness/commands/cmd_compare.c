@@ -19,8 +19,8 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
     TRY(assay_examine_file(ctx, candidate_path));
     TRY(assay_fixture_open(ctx, candidate_path, &candidate));
     TRY(assay_command_profile(ctx, options, golden.reader, assay_dtype_name(golden.c->dtype), &profile));
-    TRY(assay_compare_conditionally(ctx, &golden, candidate, &profile, options->false_alarm, options->quiet, &report,
-                                    &against));
+    TRY(assay_compare_given_choice(ctx, &golden, candidate, &profile, options->false_alarm, options->quiet, &report,
+                                   &against));
     held = against.reader != NULL ? &against : &golden;
     TRY(assay_explain(ctx, held, candidate, &profile, options->quiet, &report));
     snprintf(report.golden_path, sizeof report.golden_path, "%s", golden_path);

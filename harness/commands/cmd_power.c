@@ -20,20 +20,20 @@ static const char *outcome_name(assay_mutant_outcome outcome)
     return names[outcome];
 }
 
-static int count_of(const assay_discrimination *found, assay_mutant_outcome outcome)
+static int count_of(const assay_power_test *found, assay_mutant_outcome outcome)
 {
     int count = 0;
     for (int i = 0; i < assay_mutant_count; i++) count += found->items[i].outcome == outcome;
     return count;
 }
 
-static bool is_vacuous(const assay_discrimination *found)
+static bool is_vacuous(const assay_power_test *found)
 {
     return found->power.vacuous[0] != '\0';
 }
 
 /* One line for each mutant that applies; all of them when verbose. */
-static void print_table(const assay_discrimination *found, bool verbose)
+static void print_table(const assay_power_test *found, bool verbose)
 {
     printf("\n  %-24s %-13s %-14s %-8s %-9s %8s %9s  %s\n", "mutant", "changed", "bugs", "required", "outcome",
            "tensors", "excess", verbose ? "where" : "");
@@ -51,7 +51,7 @@ static void print_table(const assay_discrimination *found, bool verbose)
            "fails\n");
 }
 
-static void print_verdict(const char *path, const assay_discrimination *found)
+static void print_verdict(const char *path, const assay_power_test *found)
 {
     const assay_power *power = &found->power;
     if (is_vacuous(found)) {
@@ -92,7 +92,7 @@ static bool put_mutant(cJSON *list, const assay_mutant_result *r)
            cJSON_AddStringToObject(item, "where", r->where) != NULL;
 }
 
-static bool put_fixture(cJSON *list, const char *path, const assay_case *c, const assay_discrimination *found)
+static bool put_fixture(cJSON *list, const char *path, const assay_case *c, const assay_power_test *found)
 {
     cJSON *fixture = cJSON_CreateObject();
     if (fixture == NULL || !cJSON_AddItemToArray(list, fixture)) {
@@ -127,16 +127,16 @@ static assay_status certify(assay_context *ctx, const assay_options *options, co
     assay_status status;
     assay_golden golden = {0};
     const int threads = ctx->threads;
-    assay_results results = {0};
-    assay_discrimination found = {0};
+    assay_tensor_set results = {0};
+    assay_power_test found = {0};
     assay_profile profile;
     TRY(assay_golden_open(ctx, path, &golden));
     TRY(assay_command_profile(ctx, options, golden.reader, assay_dtype_name(golden.c->dtype), &profile));
     TRY(assay_golden_plan(ctx, &golden, NULL));
     TRY(assay_plan_require_memory(ctx, &golden.plan));
     ctx->threads = assay_plan_threads(ctx, &golden.plan);
-    TRY(assay_results_load(ctx, &results, &golden.plan, golden.reader));
-    TRY(assay_discriminate(ctx, &results, &profile, options->false_alarm, options->folder, &found));
+    TRY(assay_golden_load(ctx, &results, &golden.plan, golden.reader));
+    TRY(assay_power_test_run(ctx, &golden.plan, &results, &profile, options->false_alarm, options->folder, &found));
     printf("%s  op %s, profile %s, false alarm %g\n", golden.c->name, golden.c->op, profile.precision.name,
            options->false_alarm);
     print_table(&found, options->verbose);
@@ -147,8 +147,8 @@ static assay_status certify(assay_context *ctx, const assay_options *options, co
     }
 cleanup:
     ctx->threads = threads;
-    assay_discrimination_free(&found);
-    assay_results_free(&results);
+    assay_power_test_free(&found);
+    assay_tensor_set_free(&results);
     assay_golden_close(&golden);
     return name_file(ctx, path, status);
 }
@@ -191,7 +191,7 @@ const assay_command assay_command_power = {
     .name = "power",
     .alias = "certify",
     .arguments = "FIXTURE...",
-    .summary = "which wrong backends a golden tells from correct ones: its discrimination certificate",
+    .summary = "which wrong backends a golden tells from correct ones: the power of its verdict",
     .details =
         "Makes the candidate that a backend with each of more than 130 bugs would give (docs/mutants.md) and has the\n"
         "comparer judge it. A golden that a required one would pass is VACUOUS: status 3. -v: also the mutants that "

@@ -68,8 +68,8 @@ static assay_status compare_files(assay_context *ctx, const assay_options *optio
     assay_fixture_reader *candidate = NULL;
     TRY(assay_golden_open(ctx, r->golden, &golden));
     TRY(assay_fixture_open(ctx, r->candidate, &candidate));
-    TRY(assay_compare_conditionally(ctx, &golden, candidate, profile, options->false_alarm, options->quiet, &r->report,
-                                    &against));
+    TRY(assay_compare_given_choice(ctx, &golden, candidate, profile, options->false_alarm, options->quiet, &r->report,
+                                   &against));
     held = against.reader != NULL ? &against : &golden;
     TRY(assay_explain(ctx, held, candidate, profile, options->quiet, &r->report));
     /* of many cases only those that somebody will look at */
@@ -129,13 +129,14 @@ cleanup:
     return status;
 }
 
-/* A case of the ledger: its failure is noted as known, and its success is a failure of the ledger. */
-static void apply_ledger(const assay_known *known, const char *path, const assay_case *c, case_run *r)
+/* An expected failure is noted as known; where the case passes, that is a failure of the list. */
+static void apply_expected_failures(const assay_expected_failures *expected, const char *path, const assay_case *c,
+                                    case_run *r)
 {
-    const assay_known_entry *entry = assay_known_find(known, c->name);
+    const assay_expected_failure *entry = assay_expected_failures_find(expected, c->name);
     if (entry == NULL || r->report.verdict == ASSAY_UNSUPPORTED) return;
     if (r->report.verdict != ASSAY_PASS) {
-        snprintf(r->report.known, sizeof r->report.known, "%s", entry->reason);
+        snprintf(r->report.expected_failure, sizeof r->report.expected_failure, "%s", entry->reason);
         return;
     }
     r->report.verdict = ASSAY_FAIL;
@@ -147,7 +148,7 @@ static void print_case(const assay_options *options, const assay_case *c, const 
 {
     const assay_verdict verdict = r->report.verdict;
     const bool unsupported = verdict == ASSAY_UNSUPPORTED;
-    const bool known = r->report.known[0] != '\0';
+    const bool known = r->report.expected_failure[0] != '\0';
     const char *word = known ? "KNOWN" : assay_verdict_name(verdict);
     t->unsupported += unsupported;
     t->known += known;
@@ -160,7 +161,7 @@ static void print_case(const assay_options *options, const assay_case *c, const 
         printf("%s  worst %.2f of its threshold  %.2f s\n", r->report.profile, assay_report_worst(&r->report),
                r->end.seconds);
     } else if (known) {
-        printf("%s (%s)\n", r->report.known, r->report.message);
+        printf("%s (%s)\n", r->report.expected_failure, r->report.message);
     } else {
         printf("%s\n", r->report.message);
     }
@@ -227,8 +228,8 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
     assay_report *reports = NULL;
     int count = 0, done = 0;
     tally t = {0};
-    assay_known known = {0};
-    if (options->known_file != NULL) TRY(assay_known_read(ctx, options->known_file, &known));
+    assay_expected_failures expected = {0};
+    if (options->known_file != NULL) TRY(assay_expected_failures_read(ctx, options->known_file, &expected));
     TRY(assay_backend_check(ctx, options->backend));
     TRY(assay_command_cases(ctx, options, &cases, &count));
     TRY(check_cases(ctx, options, cases, count));
@@ -244,7 +245,7 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
             assay_report_free(&r.report);
             break;
         }
-        apply_ledger(&known, options->known_file, &cases[done], &r);
+        apply_expected_failures(&expected, options->known_file, &cases[done], &r);
         reports[done] = r.report;
         print_case(options, &cases[done++], &r, &t);
         status = print_detail(ctx, options, &r);
@@ -260,7 +261,7 @@ cleanup:
     for (int i = 0; i < done; i++) assay_report_free(&reports[i]);
     free(reports);
     assay_cases_free(cases, count);
-    assay_known_free(&known);
+    assay_expected_failures_free(&expected);
     return status;
 }
 

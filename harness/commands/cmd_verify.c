@@ -13,7 +13,7 @@
 /* What was found of a golden. Starts zeroed. */
 typedef struct finding {
     bool golden;
-    assay_scope scope;
+    assay_certificate_scope scope;
     spec_certificates certificates;
 } finding;
 
@@ -21,16 +21,16 @@ static assay_status certify(assay_context *ctx, const assay_plan *plan, assay_fi
                             const assay_options *options, finding *found)
 {
     assay_status status = ASSAY_OK;
-    assay_evidence evidence = {0};
+    assay_certificate_inputs inputs = {0};
     const assay_source source = assay_golden_given(reader);
-    found->scope = assay_scope_of(ctx, plan, options->budget);
+    found->scope = assay_certificate_scope_of(ctx, plan, options->budget);
     if (!found->scope.outputs && !found->scope.gradients) return ASSAY_OK;
-    TRY(assay_evidence_collect(ctx, &evidence, plan, &source, NULL));
-    TRY(assay_certify(ctx, &evidence, &found->scope, options->quiet, &found->certificates));
+    TRY(assay_certificate_inputs_collect(ctx, &inputs, plan, &source, NULL));
+    TRY(assay_certify(ctx, &inputs, &found->scope, options->quiet, &found->certificates));
     TRY(assay_certificates_check(ctx, &found->certificates));
     TRY(assay_certificates_compare(ctx, reader, &found->certificates));
 cleanup:
-    assay_evidence_free(&evidence);
+    assay_certificate_inputs_free(&inputs);
     return status;
 }
 
@@ -71,7 +71,7 @@ static assay_status verify(assay_context *ctx, assay_golden *golden, const char 
 /* ", certified: outputs to 1.5 ulps (0.8 error scales), gradients to 3e-16 (62 probes, 2 left out at kinks)" */
 static void print_certified(const finding *found)
 {
-    double ulps = 0, gauge = 0, relative = 0;
+    double ulps = 0, scales = 0, relative = 0;
     int64_t probes = 0, kinks = 0;
     for (int i = 0; i < found->certificates.count; i++) {
         const spec_certificate *c = &found->certificates.items[i];
@@ -82,10 +82,10 @@ static void print_certified(const finding *found)
             kinks += c->kinks;
         } else if (role == ASSAY_ROLE_OUTPUT || role == ASSAY_ROLE_CHECKPOINT) {
             ulps = fmax(ulps, c->ulps);
-            gauge = fmax(gauge, c->gauge);
+            scales = fmax(scales, c->scales);
         }
     }
-    if (found->scope.outputs) printf(", certified: outputs to %.3g ulps (%.2g error scales)", ulps, gauge);
+    if (found->scope.outputs) printf(", certified: outputs to %.3g ulps (%.2g error scales)", ulps, scales);
     if (found->scope.gradients) {
         printf(", gradients to %.2g (%" PRId64 " probes", relative, probes);
         if (kinks > 0) printf(", %" PRId64 " left out at kinks", kinks);
@@ -103,7 +103,7 @@ static void print_table(const finding *found)
     for (int i = 0; i < found->certificates.count; i++) {
         const spec_certificate *c = &found->certificates.items[i];
         printf("      %-48s %9" PRId64 " %6" PRId64 " %9.2g %9.3g %9.2g %8" PRId64 "\n", c->path, c->checked, c->kinks,
-               c->relative, c->ulps, c->gauge, c->worst);
+               c->relative, c->ulps, c->scales, c->worst);
     }
 }
 

@@ -9,16 +9,17 @@
 
 enum { LINE_SIZE = 1024 };
 
-void assay_known_free(assay_known *known)
+void assay_expected_failures_free(assay_expected_failures *failures)
 {
-    free(known->entries);
-    *known = (assay_known){0};
+    free(failures->entries);
+    *failures = (assay_expected_failures){0};
 }
 
-const assay_known_entry *assay_known_find(const assay_known *known, const char *case_name)
+const assay_expected_failure *assay_expected_failures_find(const assay_expected_failures *failures,
+                                                           const char *case_name)
 {
-    for (int i = 0; i < known->count; i++) {
-        if (fnmatch(known->entries[i].pattern, case_name, 0) == 0) return &known->entries[i];
+    for (int i = 0; i < failures->count; i++) {
+        if (fnmatch(failures->entries[i].pattern, case_name, 0) == 0) return &failures->entries[i];
     }
     return NULL;
 }
@@ -32,7 +33,7 @@ static char *trim(char *text)
     return text;
 }
 
-static assay_status add(assay_context *ctx, const char *path, int line, char *text, assay_known *known)
+static assay_status add(assay_context *ctx, const char *path, int line, char *text, assay_expected_failures *failures)
 {
     const size_t length = strcspn(text, " \t");
     const char *reason = trim(text + length);
@@ -40,32 +41,32 @@ static assay_status add(assay_context *ctx, const char *path, int line, char *te
         return assay_fail(ctx, ASSAY_BAD_INPUT, "%s:%d: '%.60s' has no reason, expected a case and why it fails", path,
                           line, text);
     }
-    if (length >= ASSAY_PATH_SIZE || strlen(reason) >= sizeof known->entries->reason) {
+    if (length >= ASSAY_PATH_SIZE || strlen(reason) >= sizeof failures->entries->reason) {
         return assay_fail(ctx, ASSAY_BAD_INPUT,
                           "%s:%d: too long, expected a case below %d and a reason below %zu bytes", path, line,
-                          ASSAY_PATH_SIZE, sizeof known->entries->reason);
+                          ASSAY_PATH_SIZE, sizeof failures->entries->reason);
     }
-    assay_known_entry *more = realloc(known->entries, (size_t)(known->count + 1) * sizeof *more);
+    assay_expected_failure *more = realloc(failures->entries, (size_t)(failures->count + 1) * sizeof *more);
     if (more == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for %s", path);
-    known->entries = more;
-    assay_known_entry *entry = &more[known->count];
-    *entry = (assay_known_entry){.line = line};
+    failures->entries = more;
+    assay_expected_failure *entry = &more[failures->count];
+    *entry = (assay_expected_failure){.line = line};
     memcpy(entry->pattern, text, length);
     snprintf(entry->reason, sizeof entry->reason, "%s", reason);
-    for (int i = 0; i < known->count; i++) {
+    for (int i = 0; i < failures->count; i++) {
         if (strcmp(more[i].pattern, entry->pattern) != 0) continue;
         return assay_fail(ctx, ASSAY_BAD_INPUT, "%s:%d: %s is on line %d already", path, line, entry->pattern,
                           more[i].line);
     }
-    known->count++;
+    failures->count++;
     return ASSAY_OK;
 }
 
-assay_status assay_known_read(assay_context *ctx, const char *path, assay_known *known)
+assay_status assay_expected_failures_read(assay_context *ctx, const char *path, assay_expected_failures *failures)
 {
     assay_status status = ASSAY_OK;
     char line[LINE_SIZE];
-    *known = (assay_known){0};
+    *failures = (assay_expected_failures){0};
     FILE *file = fopen(path, "re");
     if (file == NULL) return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: %s", path, strerror(errno));
     for (int number = 1; status == ASSAY_OK && fgets(line, sizeof line, file) != NULL; number++) {
@@ -75,10 +76,10 @@ assay_status assay_known_read(assay_context *ctx, const char *path, assay_known 
         }
         line[strcspn(line, "#")] = '\0';
         char *text = trim(line);
-        if (text[0] != '\0') status = add(ctx, path, number, text, known);
+        if (text[0] != '\0') status = add(ctx, path, number, text, failures);
     }
     if (status == ASSAY_OK && ferror(file)) status = assay_fail(ctx, ASSAY_IO, "%s: cannot be read", path);
     fclose(file);
-    if (status != ASSAY_OK) assay_known_free(known);
+    if (status != ASSAY_OK) assay_expected_failures_free(failures);
     return status;
 }

@@ -205,7 +205,7 @@ static bool other_chunks(const assay_case *c, assay_other_form *form)
     const bool emb = m->num_moe_emb_chunks > 0, tokens = m->num_moe_token_chunks > 1;
     if (!has_sparse_moe(c) || is_batch_split(c) || !m->use_ring_of_experts) return false;
     if (tokens && m->load_balance_loss_weight > 0) return false;
-    form->holding = tokens ? ASSAY_HOLDS_GAUGE : ASSAY_HOLDS_BITS;
+    form->holding = tokens ? ASSAY_HOLDS_SCALES : ASSAY_HOLDS_BITS;
     form->other_shards = tokens;
     form->c.config.num_moe_emb_chunks = emb || tokens ? 0 : 2;
     form->c.config.num_moe_token_chunks = 1;
@@ -264,17 +264,17 @@ static bool other_threads(const assay_case *c, assay_other_form *form)
 /* clang-format off */
 const assay_equivalence assay_equivalences[] = {
     {"fused-unfused", "gate and up as one product, or as two", ASSAY_HOLDS_BITS, true, other_fused},
-    {"dense-sparse", "every expert on every token, or copies grouped by expert", ASSAY_HOLDS_GAUGE, true, other_dense},
-    {"sparse-fused_moe", "the fused path of inference, where its routing rule is the same", ASSAY_HOLDS_GAUGE, true, other_fused_moe},
-    {"capacity-dropless", "a capacity that drops nothing, or none", ASSAY_HOLDS_GAUGE, true, other_capacity},
-    {"sharded-whole", "experts and tokens over a mesh, or one device", ASSAY_HOLDS_GAUGE, true, other_sharded},
-    {"ring-alltoall", "a ring of experts, or a ragged all-to-all", ASSAY_HOLDS_GAUGE, true, other_ring},
-    {"chunked-whole", "the embedding or the tokens of a ring in chunks, or whole", ASSAY_HOLDS_GAUGE, true, other_chunks},
-    {"mla-absorbed", "scores from the latents, without key and value", ASSAY_HOLDS_GAUGE, false, other_absorbed},
+    {"dense-sparse", "every expert on every token, or copies grouped by expert", ASSAY_HOLDS_SCALES, true, other_dense},
+    {"sparse-fused_moe", "the fused path of inference, where its routing rule is the same", ASSAY_HOLDS_SCALES, true, other_fused_moe},
+    {"capacity-dropless", "a capacity that drops nothing, or none", ASSAY_HOLDS_SCALES, true, other_capacity},
+    {"sharded-whole", "experts and tokens over a mesh, or one device", ASSAY_HOLDS_SCALES, true, other_sharded},
+    {"ring-alltoall", "a ring of experts, or a ragged all-to-all", ASSAY_HOLDS_SCALES, true, other_ring},
+    {"chunked-whole", "the embedding or the tokens of a ring in chunks, or whole", ASSAY_HOLDS_SCALES, true, other_chunks},
+    {"mla-absorbed", "scores from the latents, without key and value", ASSAY_HOLDS_SCALES, false, other_absorbed},
     {"remat-kept", "intermediates computed again, or kept", ASSAY_HOLDS_BITS, true, other_remat},
-    {"batchsplit-plain", "the batch-split schedule, or layer after layer", ASSAY_HOLDS_GAUGE, true, other_batch_split},
-    {"weight-before-after-wo", "the routing weight on h, or on y", ASSAY_HOLDS_GAUGE, false, other_weight},
-    {"blas-reference", "products by OpenBLAS, or in fixed order", ASSAY_HOLDS_GAUGE, false, other_blas},
+    {"batchsplit-plain", "the batch-split schedule, or layer after layer", ASSAY_HOLDS_SCALES, true, other_batch_split},
+    {"weight-before-after-wo", "the routing weight on h, or on y", ASSAY_HOLDS_SCALES, false, other_weight},
+    {"blas-reference", "products by OpenBLAS, or in fixed order", ASSAY_HOLDS_SCALES, false, other_blas},
     {"threads", "7 threads, or 1", ASSAY_HOLDS_BITS, false, other_threads},
     {NULL, NULL, ASSAY_HOLDS_BITS, false, NULL},
 };

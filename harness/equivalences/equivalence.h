@@ -6,11 +6,11 @@
 
 /* What must hold between the two. */
 typedef enum assay_holding {
-    ASSAY_HOLDS_BITS, /* the same bits */
-    ASSAY_HOLDS_GAUGE /* within ASSAY_EQUIVALENCE_GAUGES error scales of float64, the rounding of the result included */
+    ASSAY_HOLDS_BITS,  /* the same bits */
+    ASSAY_HOLDS_SCALES /* within ASSAY_EQUIVALENCE_SCALES error scales of float64, the rounding of the result included */
 } assay_holding;
 
-#define ASSAY_EQUIVALENCE_GAUGES 10.0
+#define ASSAY_EQUIVALENCE_SCALES 10.0
 
 /* The other form of a case: another configuration, another context, or another function altogether. */
 typedef struct assay_other_form {
@@ -41,7 +41,7 @@ bool assay_other_form_of(const assay_context *ctx, const assay_case *c, const as
 typedef struct assay_form {
     assay_case c; /* lists are another's, but for `inputs` */
     assay_plan plan;
-    assay_results results;
+    assay_tensor_set results;
 } assay_form;
 void assay_form_free(assay_form *form);
 
@@ -60,14 +60,14 @@ typedef struct assay_equivalence_result {
     bool applies, holds;
     assay_holding holding;
     int tensors;  /* compared */
-    double worst; /* largest difference in gauges; where bits are to be the same, by 2^-53 of the number */
+    double worst; /* largest difference in error scales; where bits are to be the same, by 2^-53 of the number */
     char path[ASSAY_PATH_SIZE]; /* of the worst, or of the first that differs */
     int64_t index;              /* there */
     double one, other;          /* values there */
 } assay_equivalence_result;
 
 /* Evaluates the other form, where the case has one, and holds its results against the one's, which has the error scales
- * of f64 where the gauge is to hold. */
+ * of f64 where the scales are to hold. */
 assay_status assay_equivalence_check(assay_context *ctx, const assay_form *one, const assay_equivalence *equivalence,
                                      assay_equivalence_result *result);
 

@@ -3,9 +3,9 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "harness/backends/backend_files.h"
+#include "harness/equivalences/counterpart.h"
 #include "harness/golden/golden.h"
 #include "harness/plan/plan_make.h"
 #include "oracle/base/memory.h"
@@ -46,12 +46,13 @@ static bool is_margin(const assay_tensor_spec *spec)
     return spec->role == ASSAY_ROLE_ROUTING && assay_path_ends(spec->path, "margin");
 }
 
-static void widen_scales(const assay_profile *profile, bool exact, const assay_kept *kept, const assay_kept *scales)
+static void widen_scales(const assay_profile *profile, bool exact, const assay_tensor *tensor,
+                         const assay_tensor *scales)
 {
     const double unit = assay_dtype_unit_roundoff(profile->storage);
     const double tiny = 0.5 * assay_dtype_least_subnormal(profile->storage);
-    for (int64_t i = 0; scales != NULL && i < kept->count; i++) {
-        const double scale = scales->values[i], rounding = unit * fabs(kept->values[i]) + tiny;
+    for (int64_t i = 0; scales != NULL && i < tensor->count; i++) {
+        const double scale = scales->values[i], rounding = unit * fabs(tensor->values[i]) + tiny;
         if (scale > 0 && isfinite(rounding)) scales->values[i] = sqrt(2 * scale * scale + rounding * rounding / 3);
         if (exact) scales->values[i] = 0;
     }
@@ -64,20 +65,20 @@ static assay_status fails(assay_backend_end *end, const char *path, const char *
     return ASSAY_OK;
 }
 
-static assay_status take_result(assay_context *ctx, assay_fixture_reader *candidate, assay_kept *kept,
+static assay_status take_result(assay_context *ctx, assay_fixture_reader *candidate, assay_tensor *tensor,
                                 assay_backend_end *end)
 {
     assay_status status;
-    const char *path = kept->spec->path;
+    const char *path = tensor->spec.path;
     const assay_tensor_spec *found = assay_fixture_find(candidate, path);
-    kept->written = 0;
+    tensor->written = 0;
     if (found == NULL) return assay_role_is_required(assay_role_of(path)) ? fails(end, path, "missing") : ASSAY_OK;
-    if (!assay_shape_equal(&found->shape, &kept->spec->shape)) return fails(end, path, "has another shape");
-    if ((found->type == ASSAY_INT32) != (kept->indices != NULL)) return fails(end, path, "has another type");
-    status = kept->indices != NULL ? assay_fixture_read_i32(ctx, candidate, path, 0, kept->count, kept->indices)
-                                   : assay_fixture_read(ctx, candidate, path, 0, kept->count, kept->values);
+    if (!assay_shape_equal(&found->shape, &tensor->spec.shape)) return fails(end, path, "has another shape");
+    if ((found->type == ASSAY_INT32) != (tensor->indices != NULL)) return fails(end, path, "has another type");
+    status = tensor->indices != NULL ? assay_fixture_read_i32(ctx, candidate, path, 0, tensor->count, tensor->indices)
+                                     : assay_fixture_read(ctx, candidate, path, 0, tensor->count, tensor->values);
     if (status == ASSAY_BAD_INPUT) return fails(end, path, ctx->message);
-    if (status == ASSAY_OK) kept->written = kept->count;
+    if (status == ASSAY_OK) tensor->written = tensor->count;
     return status;
 }
 
@@ -91,13 +92,13 @@ static assay_status take_candidate(assay_context *ctx, const assay_profile *prof
     if (status == ASSAY_BAD_INPUT) return fails(end, "candidate", ctx->message);
     TRY(status);
     for (int i = 0; i < one->plan.spec_count; i++) {
-        assay_kept *kept = &one->results.items[i];
-        if (!assay_role_is_result(kept->spec->role)) continue;
-        TRY(take_result(ctx, candidate, kept, end));
+        assay_tensor *tensor = &one->results.items[i];
+        if (!assay_role_is_result(tensor->spec.role)) continue;
+        TRY(take_result(ctx, candidate, tensor, end));
         if (end->outcome != ASSAY_OUTCOME_DONE) goto cleanup;
-        if (kept->values == NULL || kept->written == 0) continue;
-        widen_scales(profile, assay_case_is_exact(&one->c), kept,
-                     assay_results_scales(&one->results, profile, kept->spec->path));
+        if (tensor->values == NULL || tensor->written == 0) continue;
+        widen_scales(profile, assay_case_is_exact(&one->c), tensor,
+                     assay_results_scales(&one->results, profile, tensor->spec.path));
     }
 cleanup:
     assay_fixture_close(candidate);
@@ -121,13 +122,13 @@ cleanup:
     return status;
 }
 
-static assay_status append(assay_context *ctx, assay_fixture_writer *writer, const assay_kept *kept)
+static assay_status append(assay_context *ctx, assay_fixture_writer *writer, const assay_tensor *tensor)
 {
-    const char *path = kept->spec->path;
-    const assay_status status = assay_fixture_declare(ctx, writer, kept->spec);
+    const char *path = tensor->spec.path;
+    const assay_status status = assay_fixture_declare(ctx, writer, &tensor->spec);
     RETURN_IF(status != ASSAY_OK, status);
-    return kept->indices != NULL ? assay_fixture_append_i32(ctx, writer, path, kept->count, kept->indices)
-                                 : assay_fixture_append(ctx, writer, path, kept->count, kept->values);
+    return tensor->indices != NULL ? assay_fixture_append_i32(ctx, writer, path, tensor->count, tensor->indices)
+                                   : assay_fixture_append(ctx, writer, path, tensor->count, tensor->values);
 }
 
 static assay_status finish(assay_context *ctx, assay_fixture_writer *writer, assay_status status)
@@ -144,51 +145,51 @@ static assay_status write_inputs(assay_context *ctx, const assay_form *other, co
     assay_fixture_writer *writer = NULL;
     TRY(assay_fixture_create(ctx, file, &writer));
     for (int i = 0; i < other->plan.spec_count; i++) {
-        const assay_kept *kept = &other->results.items[i];
-        if (assay_role_is_given(kept->spec->role)) TRY(append(ctx, writer, kept));
+        const assay_tensor *tensor = &other->results.items[i];
+        if (assay_role_is_given(tensor->spec.role)) TRY(append(ctx, writer, tensor));
     }
 cleanup:
     return finish(ctx, writer, status);
 }
 
 /* The first form's results as the other form has them, and their scales: the other form's (`own`, or NULL) where the
- * first gets an element exactly. kept->written says that there are any. */
+ * first gets an element exactly. tensor->written says that there are any. */
 static assay_status write_counterpart(assay_context *ctx, assay_fixture_writer *writer, const assay_profile *profile,
-                                      const assay_form *one, const assay_kept *own, assay_kept *kept)
+                                      const assay_form *one, const assay_tensor *own, assay_tensor *tensor)
 {
     assay_status status = ASSAY_OK;
     double *scales = NULL;
     assay_counterpart found;
-    const assay_kept *scale[2] = {NULL, NULL};
-    assay_tensor_spec spec = *kept->spec;
-    if (!assay_results_counterpart(&one->results, kept->spec, &found)) return ASSAY_OK;
+    const assay_tensor *scale[2] = {NULL, NULL};
+    assay_tensor_spec spec = tensor->spec;
+    if (!assay_find_counterpart(&one->results, &tensor->spec, &found)) return ASSAY_OK;
     for (int part = 0; part < 2 && found.part[part] != NULL; part++) {
-        if (found.part[part]->written < found.part[part]->count) return ASSAY_OK;
-        scale[part] = assay_results_scales(&one->results, profile, found.part[part]->spec->path);
+        if (!assay_tensor_is_complete(found.part[part])) return ASSAY_OK;
+        scale[part] = assay_results_scales(&one->results, profile, found.part[part]->spec.path);
     }
-    if (scale[0] != NULL) TRY(assay_alloc_f64(ctx, "error scales", kept->count, &scales));
-    for (int64_t i = 0; i < kept->count; i++) {
+    if (scale[0] != NULL) TRY(assay_alloc_f64(ctx, "error scales", tensor->count, &scales));
+    for (int64_t i = 0; i < tensor->count; i++) {
         int64_t at = 0;
         const int part = assay_counterpart_at(&found, i, &at);
-        if (kept->indices != NULL) kept->indices[i] = found.part[part]->indices[at];
-        if (kept->values != NULL) kept->values[i] = found.part[part]->values[at];
+        if (tensor->indices != NULL) tensor->indices[i] = found.part[part]->indices[at];
+        if (tensor->values != NULL) tensor->values[i] = found.part[part]->values[at];
         if (scales != NULL) scales[i] = scale[part]->values[at];
         if (scales != NULL && scales[i] == 0 && own != NULL) scales[i] = own->values[i];
     }
-    kept->written = kept->count;
-    TRY(append(ctx, writer, kept));
+    tensor->written = tensor->count;
+    TRY(append(ctx, writer, tensor));
     if (scales == NULL) goto cleanup;
     spec.type = ASSAY_FLOAT32;
-    assay_path_at(ASSAY_ROLE_ERROR_SCALE, profile->precision.name, kept->spec->path, spec.path);
+    assay_path_at(ASSAY_ROLE_ERROR_SCALE, profile->precision.name, tensor->spec.path, spec.path);
     TRY(assay_fixture_declare(ctx, writer, &spec));
-    TRY(assay_fixture_append(ctx, writer, spec.path, kept->count, scales));
+    TRY(assay_fixture_append(ctx, writer, spec.path, tensor->count, scales));
 cleanup:
     free(scales);
     return status;
 }
 
 static assay_status write_golden(assay_context *ctx, const assay_profile *profile, const assay_form *one,
-                                 assay_form *other, const assay_results *scaled, const char *name, const char *file)
+                                 assay_form *other, const assay_tensor_set *scaled, const char *name, const char *file)
 {
     assay_status status;
     assay_fixture_writer *writer = NULL;
@@ -201,11 +202,11 @@ static assay_status write_golden(assay_context *ctx, const assay_profile *profil
     TRY(assay_fixture_set_text(ctx, writer, "case", name));
     TRY(assay_fixture_set_text(ctx, writer, "op", other->c.op));
     for (int i = 0; i < other->plan.spec_count; i++) {
-        assay_kept *kept = &other->results.items[i];
-        if (!assay_role_is_result(kept->spec->role) || is_margin(kept->spec)) continue;
-        const assay_kept *own = scaled->plan == NULL ? NULL : assay_results_scales(scaled, profile, kept->spec->path);
-        TRY(write_counterpart(ctx, writer, profile, one, own, kept));
-        tensors += kept->written > 0;
+        assay_tensor *tensor = &other->results.items[i];
+        if (!assay_role_is_result(tensor->spec.role) || is_margin(&tensor->spec)) continue;
+        const assay_tensor *own = scaled->count == 0 ? NULL : assay_results_scales(scaled, profile, tensor->spec.path);
+        TRY(write_counterpart(ctx, writer, profile, one, own, tensor));
+        tensors += tensor->written > 0;
     }
     if (tensors == 0) status = assay_fail(ctx, ASSAY_INTERNAL, "%s: the two forms have no tensor in common", name);
 cleanup:
@@ -240,8 +241,8 @@ static assay_status write_compared(assay_context *ctx, const assay_form *other, 
     TRY(assay_fixture_set_text(ctx, writer, "kind", "candidate"));
     for (int i = 0; i < assay_fixture_count(reader); i++) {
         const assay_tensor_spec *spec = assay_fixture_spec(reader, i);
-        const assay_kept *kept = assay_results_find(&other->results, spec->path);
-        if (assay_role_is_given(spec->role) || (kept != NULL && kept->written == 0)) continue;
+        const assay_tensor *tensor = assay_tensor_set_find(&other->results, spec->path);
+        if (assay_role_is_given(spec->role) || (tensor != NULL && tensor->written == 0)) continue;
         TRY(copy_tensor(ctx, writer, reader, spec));
     }
 cleanup:

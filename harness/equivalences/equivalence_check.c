@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "harness/equivalences/counterpart.h"
 #include "harness/equivalences/equivalence.h"
 #include "harness/plan/inputs.h"
 #include "harness/plan/plan_make.h"
@@ -13,7 +14,7 @@
 
 void assay_form_free(assay_form *form)
 {
-    assay_results_free(&form->results);
+    assay_tensor_set_free(&form->results);
     assay_plan_free(&form->plan);
     free(form->c.inputs);
     *form = (assay_form){0};
@@ -33,7 +34,7 @@ static assay_status copy_inputs(assay_context *ctx, const assay_case *c, bool ke
 
 static assay_status evaluate(assay_context *ctx, assay_form *form)
 {
-    const assay_source given = assay_results_source(&form->results);
+    const assay_source given = assay_given_source(&form->results);
     const assay_sink out = assay_results_sink(&form->results);
     assay_context own = *ctx;
     own.threads = assay_plan_threads(ctx, &form->plan);
@@ -56,7 +57,7 @@ assay_status assay_form_evaluate(assay_context *ctx, const assay_case *c, const 
     TRY(assay_plan_make_with(ctx, &form->plan, &form->c, NULL, profile));
     TRY(assay_inputs_open(ctx, &inputs, &form->c, &form->plan.list, NULL));
     const assay_source in = assay_inputs_source(&inputs);
-    TRY(assay_results_open(ctx, &form->results, &form->plan, &in));
+    TRY(assay_plan_tensors(ctx, &form->results, &form->plan, &in));
     TRY(evaluate(ctx, form));
 cleanup:
     form->c.profiles = c->profiles; /* the plan has taken what it needs */
@@ -74,7 +75,6 @@ static assay_status open_other(assay_context *ctx, const assay_case *other, cons
     char name[ASSAY_PRECISION_NAME_SIZE];
     char *profiles[] = {name};
     assay_status status;
-    assay_given_of_other given = {.results = &one->results, .plan = &form->plan};
     form->c = *other;
     const bool backward = other->gradients.count > 0 && strcmp(other->gradients.items[0], "none") != 0;
     const bool checkpoints = other->checkpoints.count > 0 && strcmp(other->checkpoints.items[0], "none") != 0;
@@ -85,8 +85,11 @@ static assay_status open_other(assay_context *ctx, const assay_case *other, cons
     form->c.gradients = backward ? everything : nothing; /* the one's patterns may name what the other has not */
     form->c.checkpoints = checkpoints ? everything : nothing;
     TRY(assay_plan_make_with(ctx, &form->plan, &form->c, NULL, profile));
-    const assay_source in = assay_given_of_other_source(&given);
-    TRY(assay_results_open(ctx, &form->results, &form->plan, &in));
+    TRY(assay_plan_tensors(ctx, &form->results, &form->plan, NULL));
+    for (int i = 0; i < form->results.count; i++) {
+        assay_tensor *tensor = &form->results.items[i];
+        if (assay_role_is_given(tensor->spec.role)) TRY(assay_counterpart_read(ctx, &one->results, tensor));
+    }
 cleanup:
     form->c.profiles = nothing; /* the plan has taken what it needs */
     return status;
@@ -106,7 +109,7 @@ assay_status assay_form_evaluate_other(assay_context *ctx, const assay_case *oth
 
 static assay_status run_other(assay_context *ctx, const assay_other_form *other, assay_form *form)
 {
-    const assay_source in = assay_results_source(&form->results);
+    const assay_source in = assay_given_source(&form->results);
     const assay_sink out = assay_results_sink(&form->results);
     assay_context own = other->ctx;
     const assay_status status = other->run != NULL ? other->run(&own, &form->c, &in, &out)
@@ -115,45 +118,39 @@ static assay_status run_other(assay_context *ctx, const assay_other_form *other,
     return status;
 }
 
-static bool ends_in(const char *path, const char *name)
+static bool is_compared(const assay_tensor *tensor, const assay_other_form *form)
 {
-    const size_t length = strlen(path), tail = strlen(name);
-    return length > tail && path[length - tail - 1] == '/' && strcmp(path + length - tail, name) == 0;
-}
-
-static bool is_compared(const assay_kept *kept, const assay_other_form *form)
-{
-    const char *path = kept->spec->path;
+    const char *path = tensor->spec.path;
     /* how far a choice is from changing depends on the rule that made it */
-    if (form->holding == ASSAY_HOLDS_GAUGE && ends_in(path, "margin")) return false;
-    const char *axis = kept->spec->shape.rank > 0 ? kept->spec->labels[0] : "";
+    if (form->holding == ASSAY_HOLDS_SCALES && assay_path_ends(path, "margin")) return false;
+    const char *axis = tensor->spec.shape.rank > 0 ? tensor->spec.labels[0] : "";
     if (form->other_shards && strcmp(axis, "shard") == 0) return false;
-    if (form->other_checkpoint != NULL && ends_in(path, form->other_checkpoint)) return false;
-    return kept->written == kept->count && assay_role_is_result(kept->spec->role);
+    if (form->other_checkpoint != NULL && assay_path_ends(path, form->other_checkpoint)) return false;
+    return assay_tensor_is_complete(tensor) && assay_role_is_result(tensor->spec.role);
 }
 
-static const double *scales_of(const assay_results *results, const assay_kept *part)
+static const double *scales_of(const assay_tensor_set *results, const assay_tensor *part)
 {
-    const assay_kept *kept =
-        part == NULL ? NULL : assay_results_scales(results, assay_profile_by_name("f64"), part->spec->path);
-    return kept == NULL ? NULL : kept->values;
+    const assay_tensor *tensor =
+        part == NULL ? NULL : assay_results_scales(results, assay_profile_by_name("f64"), part->spec.path);
+    return tensor == NULL ? NULL : tensor->values;
 }
 
 /* The largest number of a tensor: what has no error scale is held to a share of it. */
-static double largest_of(const assay_kept *kept)
+static double largest_of(const assay_tensor *tensor)
 {
     double largest = 0;
-    for (int64_t i = 0; i < kept->count; i++)
-        if (isfinite(kept->values[i])) largest = fmax(largest, fabs(kept->values[i]));
+    for (int64_t i = 0; i < tensor->count; i++)
+        if (isfinite(tensor->values[i])) largest = fmax(largest, fabs(tensor->values[i]));
     return largest;
 }
 
-/* How far two numbers lie apart, in gauges; 0 where they are the same, infinite where one is no number. */
+/* How far two numbers lie apart, in error scales; 0 where they are the same, infinite where one is no number. */
 static double apart(double one, double other, double scale)
 {
     if (one == other || (isnan(one) && isnan(other))) return 0;
-    const double gauge = scale + 0x1p-53 * fmax(fabs(one), fabs(other));
-    const double units = fabs(one - other) / gauge;
+    const double unit = scale + 0x1p-53 * fmax(fabs(one), fabs(other));
+    const double units = fabs(one - other) / unit;
     return isnan(units) ? INFINITY : units;
 }
 
@@ -162,7 +159,7 @@ static bool same_bits(double one, double other)
     return memcmp(&one, &other, sizeof one) == 0 || (isnan(one) && isnan(other));
 }
 
-static void note(assay_equivalence_result *r, double units, const assay_kept *kept, int64_t index, double one,
+static void note(assay_equivalence_result *r, double units, const assay_tensor *tensor, int64_t index, double one,
                  double other)
 {
     if (units <= r->worst) return;
@@ -170,10 +167,10 @@ static void note(assay_equivalence_result *r, double units, const assay_kept *ke
     r->index = index;
     r->one = one;
     r->other = other;
-    memcpy(r->path, kept->spec->path, sizeof r->path);
+    memcpy(r->path, tensor->spec.path, sizeof r->path);
 }
 
-static void compare_integers(const assay_kept *other, const assay_counterpart *found, assay_equivalence_result *r)
+static void compare_integers(const assay_tensor *other, const assay_counterpart *found, assay_equivalence_result *r)
 {
     for (int64_t i = 0; i < other->count; i++) {
         const int32_t one = found->part[0]->indices[i];
@@ -181,19 +178,19 @@ static void compare_integers(const assay_kept *other, const assay_counterpart *f
     }
 }
 
-static void compare_floats(const assay_results *one, const assay_kept *other, const assay_counterpart *found,
+static void compare_floats(const assay_tensor_set *one, const assay_tensor *other, const assay_counterpart *found,
                            assay_equivalence_result *r)
 {
     const double *scales[2] = {scales_of(one, found->part[0]), scales_of(one, found->part[1])};
     /* What is 0 in one form by its structure may be a cancelled sum in the other; routing's weights have no scale. */
-    const double share = other->spec->role == ASSAY_ROLE_ROUTING ? 0x1p-44 : 0x1p-50;
+    const double share = other->spec.role == ASSAY_ROLE_ROUTING ? 0x1p-44 : 0x1p-50;
     const double least = share * largest_of(other);
     for (int64_t i = 0; i < other->count; i++) {
         int64_t at = 0;
         const int part = assay_counterpart_at(found, i, &at);
         const double value = found->part[part]->values[at];
         const double scale = scales[part] == NULL ? least : fmax(least, scales[part][at]);
-        if (r->holding == ASSAY_HOLDS_GAUGE) {
+        if (r->holding == ASSAY_HOLDS_SCALES) {
             note(r, apart(value, other->values[i], scale), other, i, value, other->values[i]);
         } else if (!same_bits(value, other->values[i])) {
             note(r, fmax(DBL_MIN, apart(value, other->values[i], 0)), other, i, value, other->values[i]);
@@ -201,27 +198,27 @@ static void compare_floats(const assay_results *one, const assay_kept *other, co
     }
 }
 
-static bool is_whole(const assay_kept *part)
+static bool is_whole(const assay_tensor *part)
 {
-    return part == NULL || part->written == part->count;
+    return part == NULL || assay_tensor_is_complete(part);
 }
 
 static assay_status compare(assay_context *ctx, const assay_form *one, const assay_form *other,
                             const assay_other_form *how, assay_equivalence_result *r)
 {
     for (int i = 0; i < other->plan.spec_count; i++) {
-        const assay_kept *kept = &other->results.items[i];
+        const assay_tensor *tensor = &other->results.items[i];
         assay_counterpart found;
-        if (!is_compared(kept, how) || !assay_results_counterpart(&one->results, kept->spec, &found)) continue;
+        if (!is_compared(tensor, how) || !assay_find_counterpart(&one->results, &tensor->spec, &found)) continue;
         if (!is_whole(found.part[0]) || !is_whole(found.part[1])) continue;
         r->tensors++;
-        if (kept->indices != NULL) {
-            compare_integers(kept, &found, r);
+        if (tensor->indices != NULL) {
+            compare_integers(tensor, &found, r);
         } else {
-            compare_floats(&one->results, kept, &found, r);
+            compare_floats(&one->results, tensor, &found, r);
         }
     }
-    r->holds = r->worst <= (r->holding == ASSAY_HOLDS_BITS ? 0 : ASSAY_EQUIVALENCE_GAUGES);
+    r->holds = r->worst <= (r->holding == ASSAY_HOLDS_BITS ? 0 : ASSAY_EQUIVALENCE_SCALES);
     if (r->tensors > 0) return ASSAY_OK;
     return assay_fail(ctx, ASSAY_INTERNAL, "%s: the two forms have no tensor in common", one->c.name);
 }

@@ -3,7 +3,6 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "harness/explain/explain_internal.h"
 #include "harness/plan/golden_read.h"
@@ -85,18 +84,18 @@ static void keep(search *s, const assay_mutant *mutant, double residual, double 
 
 /* One way in which the mutant's gradients may be meant; *residual: the least of all so far. */
 static assay_status try_variant(assay_context *ctx, search *s, const assay_trial *t, const assay_mutant *mutant,
-                                const assay_results *results, double *residual)
+                                const assay_tensor_set *results, double *residual)
 {
     assay_status status;
-    assay_results copy = {0};
+    assay_tensor_set copy = {0};
     bool holds = false;
     double left = INFINITY;
-    TRY(assay_results_copy(ctx, results, true, &copy));
+    TRY(assay_tensor_set_copy(ctx, results, &copy));
     TRY(assay_hypothesis_hold(ctx, t, mutant, &s->given, s->plain, &copy, &holds, &left));
     if (holds) keep(s, mutant, left, left);
     *residual = fmin(*residual, left);
 cleanup:
-    assay_results_free(&copy);
+    assay_tensor_set_free(&copy);
     return status;
 }
 
@@ -105,7 +104,7 @@ static assay_status try_mutant(assay_context *ctx, search *s, const assay_trial 
 {
     assay_status status;
     bool applies = true, differs = false;
-    assay_results results = {0};
+    assay_tensor_set results = {0};
     *residual = INFINITY;
     TRY(assay_mutant_make(ctx, t, mutant, &results, &applies));
     if (!applies) goto cleanup;
@@ -114,7 +113,7 @@ static assay_status try_mutant(assay_context *ctx, search *s, const assay_trial 
     TRY(assay_mutant_pull_back(ctx, t, mutant, &results, &differs));
     if (differs) TRY(try_variant(ctx, s, t, mutant, &results, residual));
 cleanup:
-    assay_results_free(&results);
+    assay_tensor_set_free(&results);
     return status;
 }
 
@@ -196,11 +195,11 @@ static assay_status try_all(assay_context *ctx, search *s, bool whole, assay_pro
 {
     assay_status status = ASSAY_OK;
     const bool nothing = !whole && s->held_count > 0;
-    const assay_plan *plan = s->trial.golden->plan;
+    const assay_plan *plan = s->trial.plan;
     for (int i = 0; i < assay_mutant_count; i++) {
         const assay_mutant *mutant = &assay_mutants[i];
         if (mutant->always != whole || (nothing && assay_mutant_is_evaluated(mutant))) continue;
-        if (mutant->worsen == NULL && assay_mutant_is_for(mutant, plan)) TRY(try_twice(ctx, s, mutant));
+        if (mutant->degrade == NULL && assay_mutant_is_for(mutant, plan)) TRY(try_twice(ctx, s, mutant));
         assay_progress_add(progress, 1, mutant->name);
     }
 cleanup:
@@ -212,7 +211,7 @@ static assay_status search_all(assay_context *ctx, search *s, bool quiet)
     assay_status status = ASSAY_OK;
     void *held = NULL;
     assay_progress progress;
-    const assay_plan *plan = s->trial.golden->plan;
+    const assay_plan *plan = s->trial.plan;
     assay_progress_start(&progress, quiet, "known bugs", assay_mutant_count);
     TRY(assay_alloc(ctx, "hypotheses", assay_mutant_count, sizeof *s->held, &held));
     s->held = held;
@@ -222,7 +221,7 @@ static assay_status search_all(assay_context *ctx, search *s, bool quiet)
     const bool unexplained = s->held_count == 0;
     for (int i = 0; unexplained && i < assay_mutant_count; i++) {
         const assay_mutant *mutant = &assay_mutants[i];
-        if (mutant->worsen != NULL && assay_mutant_is_for(mutant, plan)) TRY(try_noise(ctx, s, mutant));
+        if (mutant->degrade != NULL && assay_mutant_is_for(mutant, plan)) TRY(try_noise(ctx, s, mutant));
     }
     qsort(s->held, (size_t)s->held_count, sizeof *s->held, by_distance);
 cleanup:
@@ -234,7 +233,7 @@ static assay_status explain(assay_context *ctx, assay_golden *golden, assay_fixt
                             const assay_profile *profile, bool quiet, assay_report *report)
 {
     assay_status status;
-    assay_results results = {0};
+    assay_tensor_set results = {0};
     search s = {.plain = report, .before = residual_of(report)};
     const assay_plan *plan = &golden->plan;
     TRY(assay_golden_plan(ctx, golden, profile));
@@ -245,15 +244,15 @@ static assay_status explain(assay_context *ctx, assay_golden *golden, assay_fixt
         goto cleanup;
     }
     ctx->threads = assay_plan_threads(ctx, plan);
-    TRY(assay_results_load(ctx, &results, plan, golden->reader));
-    s.trial = (assay_trial){.golden = &results, .profile = profile, .false_alarm = report->false_alarm};
+    TRY(assay_golden_load(ctx, &results, plan, golden->reader));
+    s.trial = (assay_trial){.plan = plan, .golden = &results, .profile = profile, .false_alarm = report->false_alarm};
     TRY(assay_given_results_load(ctx, &results, candidate, &s.given));
     TRY(search_all(ctx, &s, quiet));
     say(&s, report);
 cleanup:
     free(s.held);
     assay_given_results_free(&s.given);
-    assay_results_free(&results);
+    assay_tensor_set_free(&results);
     return status;
 }
 

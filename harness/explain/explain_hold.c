@@ -42,15 +42,15 @@ cleanup:
     return status;
 }
 
-assay_status assay_given_results_load(assay_context *ctx, const assay_results *golden, assay_fixture_reader *candidate,
-                                      assay_given_results *given)
+assay_status assay_given_results_load(assay_context *ctx, const assay_tensor_set *golden,
+                                      assay_fixture_reader *candidate, assay_given_results *given)
 {
     assay_status status;
     void *tensors = NULL;
-    TRY(assay_alloc(ctx, "list of tensors", golden->plan->spec_count, sizeof *given->tensors, &tensors));
+    TRY(assay_alloc(ctx, "list of tensors", golden->count, sizeof *given->tensors, &tensors));
     given->tensors = tensors;
-    for (int i = 0; i < golden->plan->spec_count; i++) {
-        const assay_tensor_spec *spec = &golden->plan->specs[i], *found = assay_fixture_find(candidate, spec->path);
+    for (int i = 0; i < golden->count; i++) {
+        const assay_tensor_spec *spec = &golden->items[i].spec, *found = assay_fixture_find(candidate, spec->path);
         if (found == NULL || assay_role_is_given(spec->role) || spec->role == ASSAY_ROLE_ERROR_SCALE) continue;
         TRY(load_tensor(ctx, candidate, found, given));
     }
@@ -69,8 +69,8 @@ void assay_given_results_free(assay_given_results *given)
 }
 
 /* Of optional results those that the mutant has too. */
-static assay_status candidate_reader(assay_context *ctx, const assay_given_results *given, const assay_results *results,
-                                     assay_fixture_reader **reader)
+static assay_status candidate_reader(assay_context *ctx, const assay_given_results *given,
+                                     const assay_tensor_set *results, assay_fixture_reader **reader)
 {
     assay_status status;
     void *memory = NULL;
@@ -78,8 +78,8 @@ static assay_status candidate_reader(assay_context *ctx, const assay_given_resul
     TRY(assay_alloc(ctx, "list of tensors", given->count, sizeof(assay_memory_tensor), &memory));
     assay_memory_tensor *tensors = memory;
     for (int i = 0; i < given->count; i++) {
-        const assay_kept *kept = assay_results_find(results, given->tensors[i].spec.path);
-        const bool known = kept != NULL && kept->written == kept->count;
+        const assay_tensor *tensor = assay_tensor_set_find(results, given->tensors[i].spec.path);
+        const bool known = tensor != NULL && assay_tensor_is_complete(tensor);
         if (known || assay_role_is_required(given->tensors[i].spec.role)) tensors[count++] = given->tensors[i];
     }
     TRY(assay_fixture_of_memory(ctx, "candidate", count, tensors, reader));
@@ -160,14 +160,14 @@ static bool conclude(const assay_trial *t, const assay_mutant *mutant, const ass
     return holds && *residual <= EXPLAINED && is_much_less(&failed_after, &failed_before);
 }
 
-assay_status assay_expected_compare(assay_context *ctx, const assay_trial *t, const assay_results *expected,
+assay_status assay_expected_compare(assay_context *ctx, const assay_trial *t, const assay_tensor_set *expected,
                                     const assay_given_results *given, assay_report *report)
 {
     assay_status status;
     assay_fixture_reader *golden = NULL, *candidate = NULL;
     TRY(assay_trial_reader(ctx, expected, "golden", NULL, &golden));
     TRY(candidate_reader(ctx, given, expected, &candidate));
-    TRY(assay_compare_undiagnosed(ctx, golden, candidate, t->profile, t->false_alarm, assay_plan_order(t->golden->plan),
+    TRY(assay_compare_undiagnosed(ctx, golden, candidate, t->profile, t->false_alarm, assay_plan_order(t->plan),
                                   report));
 cleanup:
     assay_fixture_close(golden);
@@ -176,18 +176,18 @@ cleanup:
 }
 
 assay_status assay_hypothesis_hold(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
-                                   const assay_given_results *given, const assay_report *plain, assay_results *results,
-                                   bool *holds, double *residual)
+                                   const assay_given_results *given, const assay_report *plain,
+                                   assay_tensor_set *results, bool *holds, double *residual)
 {
     assay_status status = ASSAY_OK;
     assay_report report = {0};
     *holds = false;
     if (!t->scales) TRY(assay_mutant_expect(ctx, t, mutant, results));
-    if (mutant->exchanges_tokens) assay_results_drop_null(results);
-    for (int i = 0; i < results->plan->spec_count; i++) {
-        const assay_kept *kept = &results->items[i];
-        const bool result = !assay_role_is_given(kept->spec->role) && kept->spec->role != ASSAY_ROLE_ERROR_SCALE;
-        if (result && kept->values != NULL) find_nan(kept->count, kept->values);
+    if (mutant->exchanges_tokens) assay_drop_null(results);
+    for (int i = 0; i < results->count; i++) {
+        const assay_tensor *tensor = &results->items[i];
+        const bool result = !assay_role_is_given(tensor->spec.role) && tensor->spec.role != ASSAY_ROLE_ERROR_SCALE;
+        if (result && tensor->values != NULL) find_nan(tensor->count, tensor->values);
     }
     TRY(assay_expected_compare(ctx, t, results, given, &report));
     *holds = conclude(t, mutant, given, plain, &report, residual);

@@ -12,24 +12,24 @@ typedef struct assay_given_results {
     int count;
 } assay_given_results;
 
-assay_status assay_given_results_load(assay_context *ctx, const assay_results *golden, assay_fixture_reader *candidate,
-                                      assay_given_results *given);
+assay_status assay_given_results_load(assay_context *ctx, const assay_tensor_set *golden,
+                                      assay_fixture_reader *candidate, assay_given_results *given);
 void assay_given_results_free(assay_given_results *given); /* safe on a zeroed struct */
 
 /* Whether the candidate is the mutant's: `results` are its, and become what the comparer takes for a golden, with their
  * own error scales where the trial has such, else those of the golden carried over. `plain`: the report of the
  * comparison with the golden. *residual: the RMS of error / deviation over all tensors. */
 assay_status assay_hypothesis_hold(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
-                                   const assay_given_results *given, const assay_report *plain, assay_results *results,
-                                   bool *holds, double *residual);
+                                   const assay_given_results *given, const assay_report *plain,
+                                   assay_tensor_set *results, bool *holds, double *residual);
 
 /* The mutant's results become what is expected of a backend with this bug, and the golden's error scales in `results`
  * the deviations from that. */
 assay_status assay_mutant_expect(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
-                                 assay_results *results);
+                                 assay_tensor_set *results);
 
 /* Expected results whose errors are not of the kind that the golden's null distributions were drawn of have none. */
-void assay_results_drop_null(assay_results *results);
+void assay_drop_null(assay_tensor_set *results);
 
 /* Of a mutant by a worse arithmetic, whose errors are drawn anew by every backend: whether those of the candidate are
  * as large as the mutant's in every tensor. *ratio: the RMS of the one over that of the other. */
@@ -37,12 +37,12 @@ assay_status assay_noise_hold(assay_context *ctx, const assay_trial *t, const as
                               const assay_given_results *given, bool *holds, double *ratio);
 
 /* The comparer's report on the candidate, of its optional results on those that the expected results have too. */
-assay_status assay_expected_compare(assay_context *ctx, const assay_trial *t, const assay_results *expected,
+assay_status assay_expected_compare(assay_context *ctx, const assay_trial *t, const assay_tensor_set *expected,
                                     const assay_given_results *given, assay_report *report);
 
 /* Gradients by the inputs as the operation read them become those by the inputs that were given, where the mutant
  * changes inputs. *changed: whether it makes a difference. */
 assay_status assay_mutant_pull_back(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
-                                    assay_results *results, bool *changed);
+                                    assay_tensor_set *results, bool *changed);
 
 #endif

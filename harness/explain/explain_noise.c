@@ -25,26 +25,26 @@ enum { DRAWS = 8 };
 
 /* Adds the squares of one draw's errors to what stands in the place of the error scales. */
 static assay_status add_draw(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant, uint64_t seed,
-                             assay_results *sums, bool *applies)
+                             assay_tensor_set *sums, bool *applies)
 {
     assay_status status;
-    assay_results drawn = {0};
+    assay_tensor_set drawn = {0};
     const assay_emulation emulation = {.seed = seed};
     assay_context own = *ctx;
     own.emulation = &emulation;
     status = assay_mutant_make(&own, t, mutant, &drawn, applies);
     snprintf(ctx->message, sizeof ctx->message, "%s", own.message);
     TRY(status);
-    for (int i = 0; *applies && i < sums->plan->spec_count; i++) {
-        const assay_kept *golden = &t->golden->items[i], *found = &drawn.items[i];
-        const assay_kept *squares = assay_results_scales(sums, t->profile, golden->spec->path);
+    for (int i = 0; *applies && i < sums->count; i++) {
+        const assay_tensor *golden = &t->golden->items[i], *found = &drawn.items[i];
+        const assay_tensor *squares = assay_results_scales(sums, t->profile, golden->spec.path);
         for (int64_t k = 0; squares != NULL && k < golden->count; k++) {
             const double error = found->values[k] - golden->values[k];
             squares->values[k] = (seed == 1 ? 0.0 : squares->values[k]) + error * error;
         }
     }
 cleanup:
-    assay_results_free(&drawn);
+    assay_tensor_set_free(&drawn);
     return status;
 }
 
@@ -57,9 +57,9 @@ static double rms_of(int64_t count, const double *values)
 
 /* A coarse rounding that may go either way goes one way in all draws where it is nearly sure: no row's deviation is far
  * below what is usual in the tensor for its size. */
-static void raise_to_usual(const assay_kept *golden, double *scales)
+static void raise_to_usual(const assay_tensor *golden, double *scales)
 {
-    const int64_t width = assay_kept_width(golden);
+    const int64_t width = assay_tensor_width(golden);
     const double size = rms_of(golden->count, golden->values), error = rms_of(golden->count, scales);
     for (int64_t row = 0; size > 0.0 && row + width <= golden->count; row += width) {
         const double usual = error / size * rms_of(width, golden->values + row);
@@ -68,18 +68,18 @@ static void raise_to_usual(const assay_kept *golden, double *scales)
 }
 
 static assay_status draw_scales(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
-                                assay_results *expected, bool *applies)
+                                assay_tensor_set *expected, bool *applies)
 {
     assay_status status = ASSAY_OK;
     *applies = true;
     for (uint64_t seed = 1; *applies && seed <= DRAWS; seed++) {
         TRY(add_draw(ctx, t, mutant, seed, expected, applies));
     }
-    for (int i = 0; *applies && i < expected->plan->spec_count; i++) {
-        const assay_kept *scales = assay_results_scales(expected, t->profile, expected->items[i].spec->path);
+    for (int i = 0; *applies && i < expected->count; i++) {
+        const assay_tensor *scales = assay_results_scales(expected, t->profile, expected->items[i].spec.path);
         if (scales == NULL) continue;
-        const double *correct = assay_results_scales(t->golden, t->profile, expected->items[i].spec->path)->values;
-        TRY(assay_ensemble_smooth(ctx, &scales->spec->shape, DRAWS, scales->values));
+        const double *correct = assay_results_scales(t->golden, t->profile, expected->items[i].spec.path)->values;
+        TRY(assay_ensemble_smooth(ctx, &scales->spec.shape, DRAWS, scales->values));
         for (int64_t k = 0; k < scales->count; k++) {
             scales->values[k] = isfinite(scales->values[k]) ? fmax(scales->values[k], correct[k]) : correct[k];
         }
@@ -98,15 +98,16 @@ static bool is_within(const assay_tensor_result *r)
 }
 
 /* Whether the arithmetic makes the tensor's errors larger at all; where it does not they may be none. */
-static bool is_worse(const assay_trial *t, const assay_results *expected, const char *path)
+static bool is_worse(const assay_trial *t, const assay_tensor_set *expected, const char *path)
 {
-    const assay_kept *scales = assay_results_scales(expected, t->profile, path),
-                     *correct = assay_results_scales(t->golden, t->profile, path);
+    const assay_tensor *scales = assay_results_scales(expected, t->profile, path),
+                       *correct = assay_results_scales(t->golden, t->profile, path);
     if (scales == NULL || correct == NULL) return false;
     return rms_of(scales->count, scales->values) > 2.0 * rms_of(correct->count, correct->values);
 }
 
-static bool is_as_large(const assay_trial *t, const assay_results *expected, const assay_report *report, double *ratio)
+static bool is_as_large(const assay_trial *t, const assay_tensor_set *expected, const assay_report *report,
+                        double *ratio)
 {
     double squares = 0.0, elements = 0.0;
     bool same = report->unknown_count == 0;
@@ -128,17 +129,17 @@ assay_status assay_noise_hold(assay_context *ctx, const assay_trial *t, const as
 {
     assay_status status;
     bool applies = false;
-    assay_results expected = {0};
+    assay_tensor_set expected = {0};
     assay_report report = {0};
     *holds = false;
-    TRY(assay_results_copy(ctx, t->golden, true, &expected));
+    TRY(assay_tensor_set_copy(ctx, t->golden, &expected));
     TRY(draw_scales(ctx, t, mutant, &expected, &applies));
     if (!applies) goto cleanup;
-    assay_results_drop_null(&expected);
+    assay_drop_null(&expected);
     TRY(assay_expected_compare(ctx, t, &expected, given, &report));
     *holds = is_as_large(t, &expected, &report, ratio);
 cleanup:
     assay_report_free(&report);
-    assay_results_free(&expected);
+    assay_tensor_set_free(&expected);
     return status;
 }

@@ -2,7 +2,6 @@
  * operation reads is a factor times one number that was given, plus a constant. Three probes tell which: what becomes
  * of zeros, of ones, and of numbers that say where they come from. */
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 
 #include "harness/explain/explain_internal.h"
@@ -10,24 +9,24 @@
 
 typedef enum probe { ZEROS, ONES, PLACES, PROBES } probe;
 
-static bool is_probed(const assay_kept *kept)
+static bool is_probed(const assay_tensor *tensor)
 {
-    const assay_tensor_role role = kept->spec->role;
-    return (role == ASSAY_ROLE_INPUT || role == ASSAY_ROLE_WEIGHT) && kept->values != NULL;
+    const assay_tensor_role role = tensor->spec.role;
+    return (role == ASSAY_ROLE_INPUT || role == ASSAY_ROLE_WEIGHT) && tensor->values != NULL;
 }
 
 static assay_status fill_probe(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant, probe kind,
-                               assay_results *probed)
+                               assay_tensor_set *probed)
 {
     assay_status status;
     double place = 0.0;
-    const assay_mutation m = {.c = t->golden->plan->c, .profile = t->profile, .tensors = probed};
-    TRY(assay_results_copy(ctx, t->golden, true, probed));
-    for (int i = 0; i < probed->plan->spec_count; i++) {
-        const assay_kept *kept = &probed->items[i];
-        for (int64_t k = 0; is_probed(kept) && k < kept->count; k++) {
+    const assay_mutation m = {.c = t->plan->c, .profile = t->profile, .tensors = probed};
+    TRY(assay_tensor_set_copy(ctx, t->golden, probed));
+    for (int i = 0; i < probed->count; i++) {
+        const assay_tensor *tensor = &probed->items[i];
+        for (int64_t k = 0; is_probed(tensor) && k < tensor->count; k++) {
             place += 1.0;
-            kept->values[k] = kind == ZEROS ? 0.0 : kind == ONES ? 1.0 : place;
+            tensor->values[k] = kind == ZEROS ? 0.0 : kind == ONES ? 1.0 : place;
         }
     }
     assay_mutant_change_inputs(mutant, &m);
@@ -36,22 +35,23 @@ cleanup:
 }
 
 /* Its error scales where there is a profile. */
-static assay_kept *gradient_of(const assay_results *results, const assay_profile *profile, const assay_kept *given)
+static assay_tensor *gradient_of(const assay_tensor_set *results, const assay_profile *profile,
+                                 const assay_tensor *given)
 {
     char path[ASSAY_PATH_SIZE];
-    assay_gradient_path(given->spec->path, path);
-    assay_kept *found =
-        profile == NULL ? assay_results_find(results, path) : assay_results_scales(results, profile, path);
-    return found != NULL && found->written == found->count && found->count == given->count ? found : NULL;
+    assay_gradient_path(given->spec.path, path);
+    assay_tensor *found =
+        profile == NULL ? assay_tensor_set_find(results, path) : assay_results_scales(results, profile, path);
+    return found != NULL && assay_tensor_is_complete(found) && found->count == given->count ? found : NULL;
 }
 
 /* The gradients by all numbers that were given, one after the other, or those gradients' error scales. */
-static void flatten(const assay_results *results, const assay_profile *profile, double **places)
+static void flatten(const assay_tensor_set *results, const assay_profile *profile, double **places)
 {
     int64_t place = 0;
-    for (int i = 0; i < results->plan->spec_count; i++) {
-        const assay_kept *given = &results->items[i];
-        const assay_kept *gradient = is_probed(given) ? gradient_of(results, profile, given) : NULL;
+    for (int i = 0; i < results->count; i++) {
+        const assay_tensor *given = &results->items[i];
+        const assay_tensor *gradient = is_probed(given) ? gradient_of(results, profile, given) : NULL;
         for (int64_t k = 0; is_probed(given) && k < given->count; k++) {
             places[place++] = gradient == NULL ? NULL : &gradient->values[k];
         }
@@ -60,12 +60,12 @@ static void flatten(const assay_results *results, const assay_profile *profile, 
 
 /* Adds up into `sums` what flows back to each of `count` numbers, or its squares. False where a gradient that is wanted
  * needs one that is not there, and where a change is no selection: its factor is so large that places overflow. */
-static bool flow_back(const assay_results probed[PROBES], double **places, int64_t count, bool squares, double *sums,
+static bool flow_back(const assay_tensor_set probed[PROBES], double **places, int64_t count, bool squares, double *sums,
                       bool *changed)
 {
     int64_t place = 0;
-    for (int i = 0; i < probed[ZEROS].plan->spec_count; i++) {
-        const assay_kept *zeros = &probed[ZEROS].items[i];
+    for (int i = 0; i < probed[ZEROS].count; i++) {
+        const assay_tensor *zeros = &probed[ZEROS].items[i];
         for (int64_t k = 0; is_probed(zeros) && k < zeros->count; k++, place++) {
             const double constant = zeros->values[k], factor = probed[ONES].items[i].values[k] - constant;
             const bool untouched = factor == 1.0 && probed[PLACES].items[i].values[k] == (double)(place + 1);
@@ -83,18 +83,19 @@ static bool flow_back(const assay_results probed[PROBES], double **places, int64
     return true;
 }
 
-static int64_t count_given(const assay_results *results)
+static int64_t count_given(const assay_tensor_set *results)
 {
     int64_t count = 0;
-    for (int i = 0; i < results->plan->spec_count; i++) {
+    for (int i = 0; i < results->count; i++) {
         if (is_probed(&results->items[i])) count += results->items[i].count;
     }
     return count;
 }
 
 /* Of gradients (profile NULL), or of their error scales. */
-static void pull_back(const assay_results *results, const assay_profile *profile, const assay_results probed[PROBES],
-                      double **places, double *sums, int64_t count, bool *changed)
+static void pull_back(const assay_tensor_set *results, const assay_profile *profile,
+                      const assay_tensor_set probed[PROBES], double **places, double *sums, int64_t count,
+                      bool *changed)
 {
     const bool is_scale = profile != NULL;
     for (int64_t i = 0; i < count; i++) sums[i] = 0.0;
@@ -106,10 +107,10 @@ static void pull_back(const assay_results *results, const assay_profile *profile
 }
 
 assay_status assay_mutant_pull_back(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
-                                    assay_results *results, bool *changed)
+                                    assay_tensor_set *results, bool *changed)
 {
     assay_status status = ASSAY_OK;
-    assay_results probed[PROBES] = {0};
+    assay_tensor_set probed[PROBES] = {0};
     const int64_t count = count_given(results);
     void *places = NULL;
     double *sums = NULL;
@@ -124,7 +125,7 @@ assay_status assay_mutant_pull_back(assay_context *ctx, const assay_trial *t, co
         pull_back(results, t->profile, probed, places, sums, count, changed);
     }
 cleanup:
-    for (int kind = 0; kind < PROBES; kind++) assay_results_free(&probed[kind]);
+    for (int kind = 0; kind < PROBES; kind++) assay_tensor_set_free(&probed[kind]);
     free(places);
     free(sums);
     return status;

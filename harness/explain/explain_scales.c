@@ -1,40 +1,38 @@
 /* What a mutant's results are expected to be, and how far from it a backend with this bug may lie. */
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
 
 #include "harness/explain/explain_internal.h"
 #include "harness/mutants/mutants_tensors.h"
-#include "oracle/base/memory.h"
 
 /* The error scales of a result; NULL: it has none. */
-static double *scales_of(const assay_trial *t, const assay_results *results, const char *path)
+static double *scales_of(const assay_trial *t, const assay_tensor_set *results, const char *path)
 {
-    const assay_kept *found = assay_results_scales(results, t->profile, path);
+    const assay_tensor *found = assay_results_scales(results, t->profile, path);
     return found == NULL ? NULL : found->values;
 }
 
 /* What is done to the results is done to their scales: they are moved, multiplied and set to zero alike. */
-static assay_status tamper(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant, assay_results *results)
+static assay_status tamper(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
+                           assay_tensor_set *results)
 {
     assay_status status;
-    assay_results moved = {0};
-    const assay_mutation m = {.c = t->golden->plan->c, .profile = t->profile, .tensors = &moved};
-    TRY(assay_results_copy(ctx, t->golden, true, &moved));
-    for (int i = 0; i < moved.plan->spec_count; i++) {
-        const double *scales = scales_of(t, t->golden, moved.items[i].spec->path);
+    assay_tensor_set moved = {0};
+    const assay_mutation m = {.c = t->plan->c, .profile = t->profile, .tensors = &moved};
+    TRY(assay_tensor_set_copy(ctx, t->golden, &moved));
+    for (int i = 0; i < moved.count; i++) {
+        const double *scales = scales_of(t, t->golden, moved.items[i].spec.path);
         for (int64_t k = 0; scales != NULL && k < moved.items[i].count; k++) moved.items[i].values[k] = scales[k];
     }
     assay_mutant_change_results(mutant, &m);
-    for (int i = 0; i < moved.plan->spec_count; i++) {
-        double *scales = scales_of(t, results, moved.items[i].spec->path);
+    for (int i = 0; i < moved.count; i++) {
+        double *scales = scales_of(t, results, moved.items[i].spec.path);
         for (int64_t k = 0; scales != NULL && k < moved.items[i].count; k++) {
             const double scale = fabs(moved.items[i].values[k]);
             if (isfinite(scale)) scales[k] = assay_dtype_round(ASSAY_FLOAT32, scale, false);
         }
     }
 cleanup:
-    assay_results_free(&moved);
+    assay_tensor_set_free(&moved);
     return status;
 }
 
@@ -47,12 +45,12 @@ static double rms_of(const double *values, int64_t count)
 
 /* Of results that were evaluated anew: a row that is larger than the golden's has errors that are as much larger, and
  * a number that was exact has those that are usual in the tensor. */
-static void grow(const assay_trial *t, const assay_kept *golden, const assay_kept *mutated, double *scales)
+static void grow(const assay_trial *t, const assay_tensor *golden, const assay_tensor *mutated, double *scales)
 {
-    const int64_t width = assay_kept_width(golden);
+    const int64_t width = assay_tensor_width(golden);
     const double size = rms_of(golden->values, golden->count), error = rms_of(scales, golden->count);
     const double unit = assay_dtype_unit_roundoff(t->profile->storage);
-    const double relative = size > 0.0 ? error / size : assay_case_is_exact(t->golden->plan->c) ? 0.0 : unit;
+    const double relative = size > 0.0 ? error / size : assay_case_is_exact(t->plan->c) ? 0.0 : unit;
     for (int64_t row = 0; row + width <= golden->count; row += width) {
         const double before = rms_of(golden->values + row, width), after = rms_of(mutated->values + row, width);
         const double factor = before > 0.0 && after > before ? after / before : 1.0;
@@ -66,9 +64,9 @@ static void grow(const assay_trial *t, const assay_kept *golden, const assay_kep
 }
 
 /* Of results that are sums of other terms than the golden's: errors as usual in the tensor, or more. */
-static void renew(const assay_trial *t, const assay_kept *golden, const assay_kept *mutated, double *scales)
+static void renew(const assay_trial *t, const assay_tensor *golden, const assay_tensor *mutated, double *scales)
 {
-    const int64_t width = assay_kept_width(golden);
+    const int64_t width = assay_tensor_width(golden);
     const double size = rms_of(golden->values, golden->count), error = rms_of(scales, golden->count);
     grow(t, golden, mutated, scales);
     for (int64_t row = 0; size > 0.0 && row + width <= golden->count; row += width) {
@@ -79,7 +77,8 @@ static void renew(const assay_trial *t, const assay_kept *golden, const assay_ke
 }
 
 /* Truncation depends on the last bit that is left; what it does on average does not: a unit less, give or take one. */
-static void expect_truncated(const assay_trial *t, const assay_kept *golden, const assay_kept *mutated, double *scales)
+static void expect_truncated(const assay_trial *t, const assay_tensor *golden, const assay_tensor *mutated,
+                             double *scales)
 {
     const double unit = assay_dtype_unit_roundoff(t->profile->storage);
     for (int64_t i = 0; i < golden->count; i++) {
@@ -90,7 +89,8 @@ static void expect_truncated(const assay_trial *t, const assay_kept *golden, con
 
 /* So does rounding: the golden's value, with the error of the coarser type. That the candidate lies on its grid is
  * asked elsewhere. */
-static void expect_coarser(const assay_trial *t, const assay_kept *golden, const assay_kept *mutated, double *scales)
+static void expect_coarser(const assay_trial *t, const assay_tensor *golden, const assay_tensor *mutated,
+                           double *scales)
 {
     const assay_dtype type = assay_coarser_type(t->profile->storage);
     const double unit = assay_dtype_unit_roundoff(type), least = assay_dtype_least_subnormal(type);
@@ -102,24 +102,24 @@ static void expect_coarser(const assay_trial *t, const assay_kept *golden, const
     }
 }
 
-void assay_results_drop_null(assay_results *results)
+void assay_drop_null(assay_tensor_set *results)
 {
-    for (int i = 0; i < results->plan->spec_count; i++) {
-        if (results->items[i].spec->role == ASSAY_ROLE_NULL) results->items[i].written = 0;
+    for (int i = 0; i < results->count; i++) {
+        if (results->items[i].spec.role == ASSAY_ROLE_NULL) results->items[i].written = 0;
     }
 }
 
 assay_status assay_mutant_expect(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
-                                 assay_results *results)
+                                 assay_tensor_set *results)
 {
     const bool truncated = mutant->results.edit == assay_edit_truncate;
     const bool coarser = mutant->results.edit == assay_edit_coarser;
     if (!assay_mutant_is_evaluated(mutant) && !truncated && !coarser) return tamper(ctx, t, mutant, results);
-    if (truncated || coarser) assay_results_drop_null(results);
-    for (int i = 0; i < results->plan->spec_count; i++) {
-        const assay_kept *golden = &t->golden->items[i], *mutated = &results->items[i];
-        double *scales = scales_of(t, results, mutated->spec->path);
-        if (scales == NULL || mutated->written != mutated->count) continue;
+    if (truncated || coarser) assay_drop_null(results);
+    for (int i = 0; i < results->count; i++) {
+        const assay_tensor *golden = &t->golden->items[i], *mutated = &results->items[i];
+        double *scales = scales_of(t, results, mutated->spec.path);
+        if (scales == NULL || !assay_tensor_is_complete(mutated)) continue;
         (truncated                  ? expect_truncated
          : coarser                  ? expect_coarser
          : mutant->exchanges_tokens ? renew

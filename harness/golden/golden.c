@@ -185,7 +185,7 @@ assay_status assay_golden_write_from(assay_context *ctx, const assay_plan *plan,
         TRY(assay_fixture_set_text(ctx, sink.writer, "null_left_out", plan->null_left_out));
     }
     if (plan->mutants) TRY(set_mutant_names(ctx, sink.writer));
-    TRY(plan->mutants ? assay_evaluate_discriminated(ctx, plan, source, &out, quiet)
+    TRY(plan->mutants ? assay_evaluate_with_power(ctx, plan, source, &out, quiet)
                       : assay_evaluate_as_planned(ctx, plan, source, &out, quiet));
 cleanup:
     status = finish(ctx, &sink, status);

@@ -43,7 +43,7 @@ static assay_status checking_write(assay_context *ctx, void *self, const char *p
     double *stored = NULL, *rounded = NULL;
     if (sink->plan->specs[index].role == ASSAY_ROLE_DISCRIMINATION) {
         sink->written[index] += count;
-        return assay_discrimination_check(ctx, sink->golden, path, values);
+        return assay_power_check(ctx, sink->golden, path, values);
     }
     TRY(assay_alloc_f64(ctx, path, count < CHUNK ? count : CHUNK, &stored));
     TRY(assay_alloc_f64(ctx, path, count < CHUNK ? count : CHUNK, &rounded));
@@ -105,7 +105,7 @@ assay_status assay_golden_recompute(assay_context *ctx, const assay_plan *plan, 
     }
     TRY(assay_golden_check_layout(ctx, plan, golden));
     assay_sink out = {.self = &sink, .wants = checking_wants, .write = checking_write, .write_i32 = checking_write_i32};
-    TRY(plan->mutants ? assay_evaluate_discriminated(ctx, plan, &source, &out, quiet)
+    TRY(plan->mutants ? assay_evaluate_with_power(ctx, plan, &source, &out, quiet)
                       : assay_evaluate(ctx, plan, &source, &out));
     for (int i = 0; i < plan->spec_count; i++) {
         bool complete =

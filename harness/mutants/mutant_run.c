@@ -8,37 +8,20 @@
 #include "harness/plan/plan_make.h"
 #include "harness/scales/ensemble.h"
 
-assay_status assay_results_copy(assay_context *ctx, const assay_results *golden, bool results, assay_results *copy)
-{
-    assay_status status;
-    const assay_source source = assay_results_source((assay_results *)golden);
-    TRY(assay_results_open(ctx, copy, golden->plan, &source));
-    for (int i = 0; results && i < golden->plan->spec_count; i++) {
-        const assay_kept *from = &golden->items[i];
-        assay_kept *to = &copy->items[i];
-        const size_t count = (size_t)from->count;
-        if (from->indices != NULL) memcpy(to->indices, from->indices, count * sizeof *to->indices);
-        if (from->values != NULL) memcpy(to->values, from->values, count * sizeof *to->values);
-        to->written = from->written;
-    }
-cleanup:
-    return status;
-}
-
 /* What the mutated case gives, in its own shapes, becomes the candidate's. A backend that never computes a result that
  * is wanted leaves zeros; what is not wanted it does not give. False: another shape is wanted. */
-static bool take_results(const assay_mutant *mutant, const assay_results *from, assay_results *to)
+static bool take_results(const assay_mutant *mutant, const assay_tensor_set *from, assay_tensor_set *to)
 {
-    for (int i = 0; i < to->plan->spec_count; i++) {
-        assay_kept *wanted = &to->items[i];
-        const char *path = wanted->spec->path;
+    for (int i = 0; i < to->count; i++) {
+        assay_tensor *wanted = &to->items[i];
+        const char *path = wanted->spec.path;
         if (!assay_mutant_takes(mutant, path)) continue;
-        const assay_kept *found = assay_results_find(from, path);
-        const assay_tensor_role role = wanted->spec->role;
+        const assay_tensor *found = assay_tensor_set_find(from, path);
+        const assay_tensor_role role = wanted->spec.role;
         if (assay_role_is_given(role) || (role == ASSAY_ROLE_ERROR_SCALE && found == NULL)) continue;
         const bool required = assay_role_is_required(role);
-        const bool fits = found != NULL && assay_shape_equal(&found->spec->shape, &wanted->spec->shape) &&
-                          found->written == found->count;
+        const bool fits = found != NULL && assay_shape_equal(&found->spec.shape, &wanted->spec.shape) &&
+                          assay_tensor_is_complete(found);
         if (found != NULL && !fits && required) return false;
         wanted->written = fits || required ? wanted->count : 0;
         if (wanted->values != NULL) {
@@ -51,13 +34,13 @@ static bool take_results(const assay_mutant *mutant, const assay_results *from, 
 }
 
 /* What one shard of several adds to the candidate: its rows of the outputs, and its part of the gradients. */
-static void take_shard(const assay_results *from, int64_t shard, int64_t shards, assay_results *to)
+static void take_shard(const assay_tensor_set *from, int64_t shard, int64_t shards, assay_tensor_set *to)
 {
-    for (int i = 0; i < to->plan->spec_count; i++) {
-        assay_kept *wanted = &to->items[i];
-        if (!assay_role_is_required(wanted->spec->role) || wanted->values == NULL) continue;
-        const assay_kept *found = assay_results_find(from, wanted->spec->path);
-        if (wanted->spec->role == ASSAY_ROLE_OUTPUT) {
+    for (int i = 0; i < to->count; i++) {
+        assay_tensor *wanted = &to->items[i];
+        if (!assay_role_is_required(wanted->spec.role) || wanted->values == NULL) continue;
+        const assay_tensor *found = assay_tensor_set_find(from, wanted->spec.path);
+        if (wanted->spec.role == ASSAY_ROLE_OUTPUT) {
             const int64_t size = wanted->count / shards;
             memcpy(wanted->values + shard * size, found->values + shard * size, (size_t)size * sizeof *found->values);
             continue;
@@ -67,58 +50,30 @@ static void take_shard(const assay_results *from, int64_t shard, int64_t shards,
     }
 }
 
-/* Given tensors, and the choice of experts where the mutant has one. */
-typedef struct mutant_source {
-    const assay_results *given;
-    bool choice;
-} mutant_source;
-
-static bool source_has(void *self, const char *path)
+/* Given tensors, and the choice of experts. */
+static bool has_choice_too(void *self, const char *path)
 {
-    const mutant_source *source = self;
-    const assay_kept *kept = assay_results_find(source->given, path);
-    return kept != NULL &&
-           (assay_role_is_given(kept->spec->role) || (source->choice && assay_path_is_choice(kept->spec->path)));
-}
-
-static assay_status source_read(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
-                                double *out)
-{
-    const mutant_source *source = self;
-    const assay_kept *kept = assay_results_find(source->given, path);
-    if (kept == NULL || kept->values == NULL) return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is not there", path);
-    memcpy(out, kept->values + first, (size_t)count * sizeof *out);
-    assay_ensemble_round_given(ctx, path, count, out);
-    return ASSAY_OK;
-}
-
-static assay_status source_read_i32(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
-                                    int32_t *out)
-{
-    const mutant_source *source = self;
-    const assay_kept *kept = assay_results_find(source->given, path);
-    if (kept == NULL || kept->indices == NULL) return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is not there", path);
-    memcpy(out, kept->indices + first, (size_t)count * sizeof *out);
-    return ASSAY_OK;
+    const assay_tensor *tensor = assay_tensor_set_find(self, path);
+    return tensor != NULL && (assay_role_is_given(tensor->spec.role) || assay_path_is_choice(path));
 }
 
 /* The reference arithmetic without the products that take a gradient back through the kernels of a name. */
 typedef struct lossy {
     assay_emulation emulation; /* first: the context points to it */
-    const assay_results *given;
+    const assay_tensor_set *given;
     const char *weight;
 } lossy;
 
 /* Whether the product's second operand is such a kernel, or one expert's block of it, by its first row. `offset`: of
  * the kernel's columns in those of the tensor, which may have as many others. */
-static bool is_part(const assay_kept *kept, const assay_matmul_args *args, int64_t offset)
+static bool is_part(const assay_tensor *tensor, const assay_matmul_args *args, int64_t offset)
 {
-    const assay_shape *shape = &kept->spec->shape;
+    const assay_shape *shape = &tensor->spec.shape;
     if (shape->rank < 2) return false;
     const int64_t rows = shape->dims[shape->rank - 2], width = shape->dims[shape->rank - 1];
     if (args->n != rows || args->k == 0 || args->k > width - offset) return false;
-    for (int64_t at = offset; at < kept->count; at += rows * width) {
-        if (memcmp(args->b, kept->values + at, (size_t)args->k * sizeof *args->b) == 0) return true;
+    for (int64_t at = offset; at < tensor->count; at += rows * width) {
+        if (memcmp(args->b, tensor->values + at, (size_t)args->k * sizeof *args->b) == 0) return true;
     }
     return false;
 }
@@ -134,14 +89,14 @@ static bool is_kernel(const assay_tensor_spec *spec, const char *name)
 
 static bool is_lost(const lossy *l, const assay_matmul_args *args)
 {
-    for (int i = 0; args->transpose_b && i < l->given->plan->spec_count; i++) {
-        const assay_kept *kept = &l->given->items[i];
-        const int64_t width = assay_kept_width(kept);
-        if (is_kernel(kept->spec, l->weight) && args->k == width && is_part(kept, args, 0)) return true;
+    for (int i = 0; args->transpose_b && i < l->given->count; i++) {
+        const assay_tensor *tensor = &l->given->items[i];
+        const int64_t width = assay_tensor_width(tensor);
+        if (is_kernel(&tensor->spec, l->weight) && args->k == width && is_part(tensor, args, 0)) return true;
         /* wi is wi_0 and wi_1 side by side */
-        if (!is_kernel(kept->spec, "wi") || 2 * args->k != width) continue;
-        if (strcmp(l->weight, "wi_0") == 0 && is_part(kept, args, 0)) return true;
-        if (strcmp(l->weight, "wi_1") == 0 && is_part(kept, args, width / 2)) return true;
+        if (!is_kernel(&tensor->spec, "wi") || 2 * args->k != width) continue;
+        if (strcmp(l->weight, "wi_0") == 0 && is_part(tensor, args, 0)) return true;
+        if (strcmp(l->weight, "wi_1") == 0 && is_part(tensor, args, width / 2)) return true;
     }
     return false;
 }
@@ -160,27 +115,28 @@ static const assay_arithmetic lossy_arithmetic = {.name = "lossy", .matmul = los
 
 static bool has_own_arithmetic(const assay_mutant *mutant)
 {
-    return mutant->worsen != NULL || mutant->lost_weight != NULL;
+    return mutant->degrade != NULL || mutant->lost_weight != NULL;
 }
 
 static assay_status run_operation(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
-                                  const assay_plan *plan, const mutant_source *given, assay_results *results)
+                                  const assay_plan *plan, const assay_tensor_set *given, assay_tensor_set *results)
 {
     assay_context own = *ctx;
-    const assay_source in = {
-        .self = (void *)given, .has = source_has, .read = source_read, .read_i32 = source_read_i32};
+    assay_source numbers = assay_given_source(given);
+    if (mutant->golden_choice) numbers.has = has_choice_too;
+    const assay_source in = assay_ensemble_rounded(&numbers);
     const assay_sink out = assay_results_sink(results);
     if (!has_own_arithmetic(mutant)) return assay_evaluate(ctx, plan, &in, &out);
     assay_emulation emulation = {.precision = assay_case_precision(plan->c, t->profile),
                                  .storage = t->profile->storage,
                                  .multiply = t->profile->multiply,
                                  .seed = ctx->emulation != NULL ? ctx->emulation->seed : plan->c->seed};
-    const assay_mutation m = {.c = plan->c, .profile = t->profile, .tensors = (assay_results *)t->golden};
-    if (mutant->worsen != NULL && mutant->worsen(&m, &emulation)) {
+    const assay_mutation m = {.c = plan->c, .profile = t->profile, .tensors = (assay_tensor_set *)t->golden};
+    if (mutant->degrade != NULL && mutant->degrade(&m, &emulation)) {
         own.arithmetic = &assay_arithmetic_emulated;
         own.emulation = &emulation;
     }
-    const lossy loss = {.given = given->given, .weight = mutant->lost_weight};
+    const lossy loss = {.given = given, .weight = mutant->lost_weight};
     if (mutant->lost_weight != NULL) {
         own.arithmetic = &lossy_arithmetic;
         own.emulation = &loss.emulation;
@@ -191,30 +147,30 @@ static assay_status run_operation(assay_context *ctx, const assay_trial *t, cons
 }
 
 /* Whether all that the mutated case reads is there in its shape. */
-static bool is_fed(const assay_plan *plan, const assay_results *given)
+static bool is_fed(const assay_plan *plan, const assay_tensor_set *given)
 {
     for (int i = 0; i < plan->list.count; i++) {
         const assay_tensor_spec *spec = &plan->list.entries[i].spec;
         if (!assay_role_is_given(spec->role)) continue;
-        const assay_kept *found = assay_results_find(given, spec->path);
-        if (found == NULL || !assay_shape_equal(&found->spec->shape, &spec->shape)) return false;
+        const assay_tensor *found = assay_tensor_set_find(given, spec->path);
+        if (found == NULL || !assay_shape_equal(&found->spec.shape, &spec->shape)) return false;
     }
     return true;
 }
 
 /* The inputs of the mutant into `given`; false: it changes none and should. */
 static assay_status prepare_inputs(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
-                                   const assay_case *other, int64_t part, assay_results *given, bool *applies)
+                                   const assay_case *other, int64_t part, assay_tensor_set *given, bool *applies)
 {
     assay_status status = ASSAY_OK;
-    const assay_plan *plan = t->golden->plan;
+    const assay_plan *plan = t->plan;
     assay_inputs inputs = {0};
     if (mutant->other_seed) {
         TRY(assay_inputs_open(ctx, &inputs, other, &plan->list, NULL));
         const assay_source drawn = assay_inputs_source(&inputs);
-        TRY(assay_results_open(ctx, given, plan, &drawn));
+        TRY(assay_plan_tensors(ctx, given, plan, &drawn));
     } else {
-        TRY(assay_results_copy(ctx, t->golden, true, given));
+        TRY(assay_tensor_set_copy(ctx, t->golden, given));
     }
     const assay_mutation m = {.c = plan->c, .profile = t->profile, .tensors = given, .shard = part, .part = part};
     *applies = assay_mutant_change_inputs(mutant, &m);
@@ -226,17 +182,16 @@ cleanup:
 
 /* As a shard sees the mutant, or a part of the tokens. `plan`: of the mutated case. */
 static assay_status evaluate_part(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
-                                  const assay_plan *plan, int64_t part, assay_results *candidate, bool *applies)
+                                  const assay_plan *plan, int64_t part, assay_tensor_set *candidate, bool *applies)
 {
     assay_status status = ASSAY_OK;
-    assay_results given = {0}, results = {0};
+    assay_tensor_set given = {0}, results = {0};
     TRY(prepare_inputs(ctx, t, mutant, plan->c, part, &given, applies));
     *applies = *applies && is_fed(plan, &given);
     if (!*applies) goto cleanup;
-    const assay_source source = assay_results_source(&given);
-    TRY(assay_results_open(ctx, &results, plan, &source));
-    const mutant_source in = {.given = &given, .choice = mutant->golden_choice};
-    TRY(run_operation(ctx, t, mutant, plan, &in, &results));
+    const assay_source source = assay_given_source(&given);
+    TRY(assay_plan_tensors(ctx, &results, plan, &source));
+    TRY(run_operation(ctx, t, mutant, plan, &given, &results));
     if (mutant->each_shard) {
         take_shard(&results, part, assay_case_shards(plan->c), candidate);
     } else if (mutant->exchanges_tokens) {
@@ -246,8 +201,8 @@ static assay_status evaluate_part(assay_context *ctx, const assay_trial *t, cons
         *applies = take_results(mutant, &results, candidate);
     }
 cleanup:
-    assay_results_free(&results);
-    assay_results_free(&given);
+    assay_tensor_set_free(&results);
+    assay_tensor_set_free(&given);
     return status;
 }
 
@@ -257,18 +212,18 @@ static int64_t count_parts(const assay_mutant *mutant, const assay_case *c)
 }
 
 assay_status assay_mutant_evaluate(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
-                                   assay_results *candidate, bool *applies)
+                                   assay_tensor_set *candidate, bool *applies)
 {
-    assay_case c = *t->golden->plan->c;
+    assay_case c = *t->plan->c;
     assay_plan plan = {0};
     assay_emulation ignored = {0};
-    const assay_mutation golden = {.c = &c, .profile = t->profile, .tensors = (assay_results *)t->golden};
+    const assay_mutation golden = {.c = &c, .profile = t->profile, .tensors = (assay_tensor_set *)t->golden};
     char *profile = (char *)t->profile->precision.name;
     const bool own_scales = t->scales && !has_own_arithmetic(mutant) && !mutant->each_shard;
     c.profiles = (assay_text_list){.items = &profile, .count = own_scales ? 1 : 0};
     c.seed += mutant->other_seed ? 1 : 0;
     assay_model_forget_given(&c.config); /* a bug does not ask what the family honours */
-    *applies = assay_mutant_configure(mutant, &c) && (mutant->worsen == NULL || mutant->worsen(&golden, &ignored));
+    *applies = assay_mutant_configure(mutant, &c) && (mutant->degrade == NULL || mutant->degrade(&golden, &ignored));
     if (!*applies) return ASSAY_OK;
     assay_status status = assay_plan_make_with(ctx, &plan, &c, NULL, t->profile);
     const int64_t parts = count_parts(mutant, &c);
@@ -285,12 +240,11 @@ assay_status assay_mutant_evaluate(assay_context *ctx, const assay_trial *t, con
 }
 
 assay_status assay_mutant_make(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
-                               assay_results *candidate, bool *applies)
+                               assay_tensor_set *candidate, bool *applies)
 {
     assay_status status;
-    const assay_mutation m = {
-        .c = t->golden->plan->c, .profile = t->profile, .tensors = candidate, .own_scales = t->scales};
-    TRY(assay_results_copy(ctx, t->golden, true, candidate));
+    const assay_mutation m = {.c = t->plan->c, .profile = t->profile, .tensors = candidate, .own_scales = t->scales};
+    TRY(assay_tensor_set_copy(ctx, t->golden, candidate));
     *applies = true;
     if (assay_mutant_is_evaluated(mutant)) TRY(assay_mutant_evaluate(ctx, t, mutant, candidate, applies));
     if (*applies) *applies = assay_mutant_change_results(mutant, &m);

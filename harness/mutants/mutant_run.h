@@ -6,7 +6,8 @@
 
 /* What is the same for all mutants of a golden and a profile. */
 typedef struct assay_trial {
-    const assay_results *golden;
+    const assay_plan *plan;
+    const assay_tensor_set *golden;
     const assay_profile *profile;
     double false_alarm;
     const char *folder;           /* for candidates; NULL */
@@ -14,19 +15,16 @@ typedef struct assay_trial {
     assay_fixture_reader *reader; /* over the golden */
 } assay_trial;
 
-/* A copy of what was given, and of the golden's results too where `results`. */
-assay_status assay_results_copy(assay_context *ctx, const assay_results *golden, bool results, assay_results *copy);
-
 /* A copy of the golden with the mutant's results, not rounded. Not `*applies`: nothing came of it. */
 assay_status assay_mutant_make(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
-                               assay_results *candidate, bool *applies);
+                               assay_tensor_set *candidate, bool *applies);
 
 /* The part of it that runs the operation: the mutated case, into a copy of the golden. */
 assay_status assay_mutant_evaluate(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
-                                   assay_results *candidate, bool *applies);
+                                   assay_tensor_set *candidate, bool *applies);
 
 /* A reader over the tensors that are there; with `storage` over those of a candidate, in that profile's type. */
-assay_status assay_trial_reader(assay_context *ctx, const assay_results *results, const char *kind,
+assay_status assay_trial_reader(assay_context *ctx, const assay_tensor_set *results, const char *kind,
                                 const assay_profile *storage, assay_fixture_reader **reader);
 
 #endif

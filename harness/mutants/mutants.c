@@ -6,7 +6,7 @@
  *   INPUTS(paths, edit, .by = n) inputs, weights and chosen experts whose paths end in one of these
  *   RESULTS(folders, edit, ...)  the golden's results in these folders; with `.named = paths` those of them alone
  *   INTEGERS(folders, edit, ...) the same of indices and counts
- *   .worsen, .lost_weight        the arithmetic
+ *   .degrade, .lost_weight        the arithmetic
  *   .configure, .change_inputs, .change_results: a function, for what one key or tensor alone cannot say
  * and, where it needs to, how it is evaluated (`.golden_choice` ...) and to which cases alone it applies (`.where`).
  * mutants.h says what each member means; mutants_tensors.h lists the functions to choose from. A new one is declared
@@ -91,7 +91,7 @@ const assay_mutant assay_mutants[] = {
     {"expert_scale_missing", "the scale of each expert is left out", "", ROUTER, ASSAY_NOWHERE,
      INPUTS("per_expert_scale", assay_edit_replace, .by = 1)},
     {"router_in_bf16", "logits, scores and routing weights in bfloat16", "12, 13", ROUTER, ASSAY_NOWHERE,
-     .golden_choice = true, .worsen = assay_worsen_router},
+     .golden_choice = true, .degrade = assay_degrade_router},
 
     /* dispatch and grouped products */
     {"expert_off_by_one", "weights of the expert after", "20, 21", EXPERTS | GROUPS, ASSAY_IN_BLOCKS,
@@ -186,11 +186,11 @@ const assay_mutant assay_mutants[] = {
     {"shared_expert_scaled", "the shared expert is scaled as a routed one", "10", EXPERTS, ASSAY_IN_BLOCKS,
      INPUTS("shared_experts/wo/kernel", assay_edit_times_scaling_factor)},
     {"sums_in_bf16", "sums are accumulated in bfloat16", "40", WITH_PRODUCTS, ASSAY_NOWHERE, .golden_choice = true,
-     .worsen = assay_worsen_sums},
+     .degrade = assay_degrade_sums},
     {"operands_in_fp8", "products of operands rounded to e4m3", "44", WITH_PRODUCTS, ASSAY_NOWHERE,
-     .golden_choice = true, .worsen = assay_worsen_operands},
+     .golden_choice = true, .degrade = assay_degrade_operands},
     {"intermediates_in_bf16", "what is stored between kernels is rounded to bfloat16", "", WITH_INTERMEDIATES,
-     ASSAY_NOWHERE, .golden_choice = true, .worsen = assay_worsen_intermediates},
+     ASSAY_NOWHERE, .golden_choice = true, .degrade = assay_degrade_intermediates},
 
     /* MLA, rotary embedding, attention */
     {"mscale_missing", "the factor of mscale is left out of the softmax scale", "46", LATENT, ASSAY_IN_BLOCKS,
@@ -247,7 +247,7 @@ const assay_mutant assay_mutants[] = {
     {"lse_in_base_2", "the log-sum-exp is in base 2", "53", ATTENTION, ASSAY_ALONE,
      RESULTS("outputs", assay_edit_scale, .by = LOG2_E, .named = "lse")},
     {"functions_in_bf16", "exponentials, norms and phases in bfloat16", "51", WITH_FUNCTIONS, ASSAY_NOWHERE,
-     .golden_choice = true, .worsen = assay_worsen_functions},
+     .golden_choice = true, .degrade = assay_degrade_functions},
     {"previous_token", "inputs of the row before", "21, 60", ASSAY_HAS_X, ASSAY_IN_BLOCKS,
      INPUTS("x", assay_edit_lag_rows)},
 
@@ -347,7 +347,7 @@ const assay_mutant *assay_mutant_by_name(const char *name)
 const char *assay_mutant_way(const assay_mutant *mutant)
 {
     if (mutant->key.how != ASSAY_KEY_STAYS || mutant->configure != NULL) return "configuration";
-    if (mutant->worsen != NULL || mutant->lost_weight != NULL) return "arithmetic";
+    if (mutant->degrade != NULL || mutant->lost_weight != NULL) return "arithmetic";
     return assay_mutant_changes_inputs(mutant) || mutant->other_seed ? "inputs" : "results";
 }
 

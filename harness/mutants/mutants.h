@@ -13,16 +13,16 @@
 typedef struct assay_mutation {
     const assay_case *c;
     const assay_profile *profile;
-    assay_results *tensors; /* theirs to change; of a result, `written = 0` means: not given */
-    double by;              /* of the row: a factor, a value */
-    int64_t shard;          /* of the mesh, for mutants that differ from shard to shard */
-    int64_t part;           /* of the tokens, for mutants that exchange them: the even ones, or the odd */
-    bool own_scales;        /* error scales among the tensors are those of the mutated case, to be changed alike */
+    assay_tensor_set *tensors; /* theirs to change; of a result, `written = 0` means: not given */
+    double by;                 /* of the row: a factor, a value */
+    int64_t shard;             /* of the mesh, for mutants that differ from shard to shard */
+    int64_t part;              /* of the tokens, for mutants that exchange them: the even ones, or the odd */
+    bool own_scales;           /* error scales among the tensors are those of the mutated case, to be changed alike */
 } assay_mutation;
 
 /* Each changes something and says whether it did. What is there to choose from: mutants_tensors.h. */
 typedef bool assay_case_edit(assay_case *c);
-typedef bool assay_tensor_edit(const assay_mutation *m, assay_kept *tensor);
+typedef bool assay_tensor_edit(const assay_mutation *m, assay_tensor *tensor);
 typedef bool assay_mutation_edit(const assay_mutation *m);
 typedef bool assay_arithmetic_edit(const assay_mutation *m, assay_emulation *emulation);
 
@@ -62,7 +62,7 @@ typedef struct assay_mutant {
     bool other_seed;             /* evaluate with what the next seed draws */
     assay_tensors_change inputs; /* as the operation reads them */
     assay_mutation_edit *change_inputs;
-    assay_arithmetic_edit *worsen;
+    assay_arithmetic_edit *degrade;
     const char *lost_weight;       /* what flows back through a kernel of this name is lost; NULL */
     assay_tensors_change results;  /* floats: the golden's, or those that the rest gave */
     assay_tensors_change integers; /* of the results */
@@ -100,6 +100,6 @@ assay_dtype assay_coarser_type(assay_dtype type);
 /* Cotangents of other shards than m->shard become zero. */
 void assay_mutation_keep_shard(const assay_mutation *m);
 /* Of mutants that exchange tokens: what the tokens of a part have of results whose tokens are exchanged. */
-void assay_take_exchanged(const assay_mutation *m, const assay_results *from, assay_results *to);
+void assay_take_exchanged(const assay_mutation *m, const assay_tensor_set *from, assay_tensor_set *to);
 
 #endif

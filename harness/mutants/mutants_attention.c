@@ -5,7 +5,7 @@
 #include "harness/mutants/mutants_tensors.h"
 
 /* Segment 0 is padding where padding is masked. */
-static bool is_blind(const assay_mutation *m, const assay_kept *segments, int64_t token)
+static bool is_blind(const assay_mutation *m, const assay_tensor *segments, int64_t token)
 {
     return m->c->config.mask_padding && segments != NULL && segments->indices[token] == 0;
 }
@@ -13,11 +13,11 @@ static bool is_blind(const assay_mutation *m, const assay_kept *segments, int64_
 /* Rows of padded tokens; a token has as many numbers as the axes after B and S. */
 static bool blind_rows_to_nan(const assay_mutation *m, const char *path)
 {
-    assay_kept *tensor = assay_results_find(m->tensors, path);
-    const assay_kept *segments = assay_results_find(m->tensors, "inputs/segment_ids");
+    assay_tensor *tensor = assay_tensor_set_find(m->tensors, path);
+    const assay_tensor *segments = assay_tensor_set_find(m->tensors, "inputs/segment_ids");
     bool changed = false;
     if (tensor == NULL) return false;
-    const int64_t size = assay_axes_product(&tensor->spec->shape, 2, tensor->spec->shape.rank);
+    const int64_t size = assay_axes_product(&tensor->spec.shape, 2, tensor->spec.shape.rank);
     for (int64_t i = 0; i < tensor->count; i++) {
         if (!is_blind(m, segments, i / size)) continue;
         tensor->values[i] = (double)NAN;
@@ -32,7 +32,7 @@ bool assay_edit_blind_rows_to_nan(const assay_mutation *m)
 {
     if (strcmp(m->c->op, "attention") == 0) return blind_rows_to_nan(m, "outputs/attention_out");
     const bool changed = blind_rows_to_nan(m, "outputs/y");
-    assay_kept *weight = assay_results_find(m->tensors, "gradients/weights/out/kernel");
+    assay_tensor *weight = assay_tensor_set_find(m->tensors, "gradients/weights/out/kernel");
     blind_rows_to_nan(m, "checkpoints/attention_out");
     blind_rows_to_nan(m, "checkpoints/out_proj");
     if (changed && weight != NULL) assay_fill_values(weight, 0, (double)NAN);
@@ -46,7 +46,7 @@ bool assay_edit_blind_rows_to_nan(const assay_mutation *m)
  * different. One evaluation serves every other token: those of the part, even or odd. A token whose next one is in
  * another segment, or does not exist, stays. */
 typedef struct exchange {
-    const assay_kept *segments;
+    const assay_tensor *segments;
     int64_t sequence, part;
 } exchange;
 
@@ -69,18 +69,18 @@ typedef struct blocks {
     int64_t outer, each_batch, inner; /* before the tokens; of those, in a batch row; after the tokens */
 } blocks;
 
-static bool blocks_of(const assay_kept *tensor, blocks *b)
+static bool blocks_of(const assay_tensor *tensor, blocks *b)
 {
-    const assay_shape *shape = &tensor->spec->shape;
-    const int axis = assay_kept_axis(tensor, "S");
-    if (axis < 1 || assay_kept_axis(tensor, "B") != 0) return false;
+    const assay_shape *shape = &tensor->spec.shape;
+    const int axis = assay_tensor_axis(tensor, "S");
+    if (axis < 1 || assay_tensor_axis(tensor, "B") != 0) return false;
     *b = (blocks){.outer = assay_axes_product(shape, 0, axis),
                   .each_batch = assay_axes_product(shape, 1, axis),
                   .inner = assay_axes_product(shape, axis + 1, shape->rank)};
     return true;
 }
 
-static void exchange_rows(const exchange *x, const blocks *b, assay_kept *tensor)
+static void exchange_rows(const exchange *x, const blocks *b, assay_tensor *tensor)
 {
     for (int64_t o = 0; o < b->outer; o++) {
         for (int64_t token = 0; token < x->sequence; token++) {
@@ -94,7 +94,7 @@ static void exchange_rows(const exchange *x, const blocks *b, assay_kept *tensor
     }
 }
 
-static void keep_part(const exchange *x, const blocks *b, assay_kept *cotangent)
+static void keep_part(const exchange *x, const blocks *b, assay_tensor *cotangent)
 {
     for (int64_t i = 0; i < cotangent->count; i++) {
         const int64_t row = i / b->inner, batch = row / x->sequence / b->each_batch;
@@ -104,17 +104,18 @@ static void keep_part(const exchange *x, const blocks *b, assay_kept *cotangent)
 
 static exchange exchange_of(const assay_mutation *m)
 {
-    return (exchange){
-        .segments = assay_results_find(m->tensors, "inputs/segment_ids"), .sequence = m->c->sequence, .part = m->part};
+    return (exchange){.segments = assay_tensor_set_find(m->tensors, "inputs/segment_ids"),
+                      .sequence = m->c->sequence,
+                      .part = m->part};
 }
 
 /* Results that are sums over tokens are none of this, nor are rows that other tokens push out of a buffer. */
 static bool has_rows_alone(const assay_mutation *m)
 {
     blocks b;
-    for (int i = 0; i < m->tensors->plan->spec_count; i++) {
-        const assay_kept *tensor = &m->tensors->items[i];
-        if (tensor->spec->role == ASSAY_ROLE_OUTPUT && !blocks_of(tensor, &b)) return false;
+    for (int i = 0; i < m->tensors->count; i++) {
+        const assay_tensor *tensor = &m->tensors->items[i];
+        if (tensor->spec.role == ASSAY_ROLE_OUTPUT && !blocks_of(tensor, &b)) return false;
     }
     return !(m->c->config.capacity_factor > 0) && !(m->c->config.ragged_buffer_factor > 0);
 }
@@ -129,9 +130,9 @@ bool assay_edit_exchange_tokens(const assay_mutation *m)
         changed |= x.segments == NULL || x.segments->indices[at] == x.segments->indices[at + 1];
     }
     if (!changed || !has_rows_alone(m)) return false;
-    for (int i = 0; i < m->tensors->plan->spec_count; i++) {
-        assay_kept *tensor = &m->tensors->items[i];
-        const assay_tensor_role role = tensor->spec->role;
+    for (int i = 0; i < m->tensors->count; i++) {
+        assay_tensor *tensor = &m->tensors->items[i];
+        const assay_tensor_role role = tensor->spec.role;
         if (!blocks_of(tensor, &b) || !(assay_role_is_given(role) || role == ASSAY_ROLE_ROUTING)) continue;
         exchange_rows(&x, &b, tensor);
         if (role == ASSAY_ROLE_COTANGENT) keep_part(&x, &b, tensor);
@@ -140,7 +141,7 @@ bool assay_edit_exchange_tokens(const assay_mutation *m)
 }
 
 /* The rows of the part's tokens, from where they went. */
-static void take_rows(const exchange *x, const blocks *b, const assay_kept *from, assay_kept *to)
+static void take_rows(const exchange *x, const blocks *b, const assay_tensor *from, assay_tensor *to)
 {
     for (int64_t i = 0; i < to->count; i++) {
         const int64_t row = i / b->inner, token = row % x->sequence, batch = row / x->sequence / b->each_batch;
@@ -152,7 +153,7 @@ static void take_rows(const exchange *x, const blocks *b, const assay_kept *from
 }
 
 /* Gradients are sums over the tokens of both parts, and their error scales roots of sums of squares. */
-static void add_gradient(const exchange *x, assay_kept *from, assay_kept *to, bool scales)
+static void add_gradient(const exchange *x, assay_tensor *from, assay_tensor *to, bool scales)
 {
     blocks b;
     if (blocks_of(from, &b)) exchange_rows(x, &b, from);
@@ -162,15 +163,15 @@ static void add_gradient(const exchange *x, assay_kept *from, assay_kept *to, bo
     }
 }
 
-void assay_take_exchanged(const assay_mutation *m, const assay_results *from, assay_results *to)
+void assay_take_exchanged(const assay_mutation *m, const assay_tensor_set *from, assay_tensor_set *to)
 {
     const exchange x = exchange_of(m);
     blocks b;
-    for (int i = 0; i < to->plan->spec_count; i++) {
-        assay_kept *wanted = &to->items[i], *found = assay_results_find(from, wanted->spec->path);
-        const assay_tensor_role role = assay_role_of(assay_path_of(wanted->spec->path));
-        if (found == NULL || found->written != found->count || wanted->spec->role == ASSAY_ROLE_NULL) continue;
-        if (role == ASSAY_ROLE_GRADIENT) add_gradient(&x, found, wanted, wanted->spec->role == ASSAY_ROLE_ERROR_SCALE);
+    for (int i = 0; i < to->count; i++) {
+        assay_tensor *wanted = &to->items[i], *found = assay_tensor_set_find(from, wanted->spec.path);
+        const assay_tensor_role role = assay_role_of(assay_path_of(wanted->spec.path));
+        if (found == NULL || !assay_tensor_is_complete(found) || wanted->spec.role == ASSAY_ROLE_NULL) continue;
+        if (role == ASSAY_ROLE_GRADIENT) add_gradient(&x, found, wanted, wanted->spec.role == ASSAY_ROLE_ERROR_SCALE);
         if (role != ASSAY_ROLE_OUTPUT && role != ASSAY_ROLE_ROUTING) continue;
         if (blocks_of(wanted, &b)) take_rows(&x, &b, found, wanted);
     }

@@ -9,9 +9,9 @@
 /* Those of a case whose inputs were scaled are no backend's; it need not give them. */
 bool assay_edit_omit_checkpoints(const assay_mutation *m)
 {
-    for (int i = 0; i < m->tensors->plan->spec_count; i++) {
-        assay_kept *tensor = &m->tensors->items[i];
-        if (tensor->spec->role == ASSAY_ROLE_CHECKPOINT) tensor->written = 0;
+    for (int i = 0; i < m->tensors->count; i++) {
+        assay_tensor *tensor = &m->tensors->items[i];
+        if (tensor->spec.role == ASSAY_ROLE_CHECKPOINT) tensor->written = 0;
     }
     return true;
 }
@@ -19,25 +19,25 @@ bool assay_edit_omit_checkpoints(const assay_mutation *m)
 /* With x far below the root of epsilon, x / sqrt(mean x^2 + epsilon) is x / sqrt(epsilon). */
 #define SMALL 0x1p-40
 
-static bool shrink_latent(const assay_mutation *m, assay_kept *tensor)
+static bool shrink_latent(const assay_mutation *m, assay_tensor *tensor)
 {
-    const int64_t width = assay_kept_width(tensor), latent = width - m->c->config.qk_rope_head_dim;
+    const int64_t width = assay_tensor_width(tensor), latent = width - m->c->config.qk_rope_head_dim;
     for (int64_t i = 0; i < tensor->count; i++) {
         if (i % width < latent) tensor->values[i] *= SMALL;
     }
     return latent > 0;
 }
 
-static bool undo_norm(const assay_mutation *m, assay_kept *tensor)
+static bool undo_norm(const assay_mutation *m, assay_tensor *tensor)
 {
     const double epsilon = m->c->config.normalization_layer_epsilon;
     return assay_fill_values(tensor, 0, sqrt(epsilon) / SMALL) && epsilon > 0.0;
 }
 
 /* Of the latent's kernel and of the norm's scale. */
-bool assay_edit_leave_norm_out(const assay_mutation *m, assay_kept *tensor)
+bool assay_edit_leave_norm_out(const assay_mutation *m, assay_tensor *tensor)
 {
-    return assay_path_ends(tensor->spec->path, "scale") ? undo_norm(m, tensor) : shrink_latent(m, tensor);
+    return assay_path_ends(tensor->spec.path, "scale") ? undo_norm(m, tensor) : shrink_latent(m, tensor);
 }
 
 /* A layer's block is 2^30 times as large as what it is added to, and the next layer's input with it; norms take the
@@ -59,7 +59,7 @@ static int exponent_of(const char *path)
     return assay_path_ends(path, "wo") || assay_path_ends(path, "wo/kernel") ? GROWTH * (layer + 1) : 0;
 }
 
-static bool scale_by(assay_kept *tensor, int exponent)
+static bool scale_by(assay_tensor *tensor, int exponent)
 {
     return assay_scale_values(tensor, ldexp(1.0, exponent));
 }
@@ -67,8 +67,8 @@ static bool scale_by(assay_kept *tensor, int exponent)
 static int count_layers(const assay_mutation *m)
 {
     int count = 0;
-    for (int i = 0; i < m->tensors->plan->spec_count; i++) {
-        const assay_tensor_spec *spec = m->tensors->items[i].spec;
+    for (int i = 0; i < m->tensors->count; i++) {
+        const assay_tensor_spec *spec = &m->tensors->items[i].spec;
         if (spec->role == ASSAY_ROLE_WEIGHT && layer_of(spec->path) >= count) count = layer_of(spec->path) + 1;
     }
     return count;
@@ -77,12 +77,12 @@ static int count_layers(const assay_mutation *m)
 bool assay_edit_outgrow_residual(const assay_mutation *m)
 {
     const int layers = count_layers(m);
-    assay_kept *dy = assay_results_find(m->tensors, "cotangents/y");
+    assay_tensor *dy = assay_tensor_set_find(m->tensors, "cotangents/y");
     if (layers > MOST_LAYERS) return false;
-    for (int i = 0; i < m->tensors->plan->spec_count; i++) {
-        assay_kept *tensor = &m->tensors->items[i];
-        if (tensor->spec->role == ASSAY_ROLE_WEIGHT && tensor->values != NULL)
-            scale_by(tensor, exponent_of(tensor->spec->path));
+    for (int i = 0; i < m->tensors->count; i++) {
+        assay_tensor *tensor = &m->tensors->items[i];
+        if (tensor->spec.role == ASSAY_ROLE_WEIGHT && tensor->values != NULL)
+            scale_by(tensor, exponent_of(tensor->spec.path));
     }
     return dy == NULL || scale_by(dy, -GROWTH * layers);
 }
@@ -91,10 +91,10 @@ bool assay_edit_outgrow_residual(const assay_mutation *m)
 bool assay_edit_shrink_back(const assay_mutation *m)
 {
     const int layers = count_layers(m);
-    for (int i = 0; i < m->tensors->plan->spec_count; i++) {
-        assay_kept *tensor = &m->tensors->items[i];
-        const char *path = tensor->spec->path;
-        const bool is_scale = tensor->spec->role == ASSAY_ROLE_ERROR_SCALE;
+    for (int i = 0; i < m->tensors->count; i++) {
+        assay_tensor *tensor = &m->tensors->items[i];
+        const char *path = tensor->spec.path;
+        const bool is_scale = tensor->spec.role == ASSAY_ROLE_ERROR_SCALE;
         if (tensor->values == NULL || (is_scale && !m->own_scales)) continue;
         if (assay_path_ends(path, "outputs/y")) scale_by(tensor, -GROWTH * layers);
         if (strstr(path, "gradients/weights/") != NULL) scale_by(tensor, exponent_of(path));

@@ -26,15 +26,15 @@ bool assay_has_ring(const assay_case *c)
 }
 
 /* Elements of the weights of one expert shard. */
-static int64_t shard_size(const assay_mutation *m, const assay_kept *tensor)
+static int64_t shard_size(const assay_mutation *m, const assay_tensor *tensor)
 {
     return tensor->count / m->c->mesh_expert;
 }
 
 /* On every shard but the first a local index counts from 0, and a global one is held at the last expert. */
-bool assay_edit_clamp_ids(const assay_mutation *m, assay_kept *tensor)
+bool assay_edit_clamp_ids(const assay_mutation *m, assay_tensor *tensor)
 {
-    const int64_t local = tensor->spec->shape.dims[0] / m->c->mesh_expert;
+    const int64_t local = tensor->spec.shape.dims[0] / m->c->mesh_expert;
     const int64_t size = shard_size(m, tensor), expert = size / local;
     for (int64_t shard = 1; shard < m->c->mesh_expert; shard++) {
         double *first = tensor->values + shard * size, *last = first + size - expert;
@@ -43,25 +43,25 @@ bool assay_edit_clamp_ids(const assay_mutation *m, assay_kept *tensor)
     return local > 1;
 }
 
-bool assay_edit_roll_expert_shards(const assay_mutation *m, assay_kept *tensor)
+bool assay_edit_roll_expert_shards(const assay_mutation *m, assay_tensor *tensor)
 {
-    const int64_t local = tensor->spec->shape.dims[0] / m->c->mesh_expert;
+    const int64_t local = tensor->spec.shape.dims[0] / m->c->mesh_expert;
     for (int64_t i = 0; i < local; i++) assay_roll_axis(tensor, 0);
     return true;
 }
 
-bool assay_edit_zero_last_shard(const assay_mutation *m, assay_kept *tensor)
+bool assay_edit_zero_last_shard(const assay_mutation *m, assay_tensor *tensor)
 {
     return assay_fill_values(tensor, tensor->count - shard_size(m, tensor), 0.0);
 }
 
-bool assay_edit_zero_all_but_first_shard(const assay_mutation *m, assay_kept *tensor)
+bool assay_edit_zero_all_but_first_shard(const assay_mutation *m, assay_tensor *tensor)
 {
     return assay_fill_values(tensor, shard_size(m, tensor), 0.0);
 }
 
 /* The experts that a shard's tokens would meet in the ring's last step. */
-bool assay_edit_zero_shard_before(const assay_mutation *m, assay_kept *tensor)
+bool assay_edit_zero_shard_before(const assay_mutation *m, assay_tensor *tensor)
 {
     const int64_t shards = m->c->mesh_expert, size = shard_size(m, tensor);
     double *before = tensor->values + (m->shard + shards - 1) % shards * size;
@@ -69,16 +69,16 @@ bool assay_edit_zero_shard_before(const assay_mutation *m, assay_kept *tensor)
     return true;
 }
 
-bool assay_edit_double_last_shard(const assay_mutation *m, assay_kept *tensor)
+bool assay_edit_double_last_shard(const assay_mutation *m, assay_tensor *tensor)
 {
     for (int64_t i = tensor->count - shard_size(m, tensor); i < tensor->count; i++) tensor->values[i] *= 2;
     return true;
 }
 
 /* Up products [E,D,H]: a shard of the tensor axis has some of D. */
-bool assay_edit_zero_last_tensor_shard(const assay_mutation *m, assay_kept *tensor)
+bool assay_edit_zero_last_tensor_shard(const assay_mutation *m, assay_tensor *tensor)
 {
-    const assay_shape *shape = &tensor->spec->shape;
+    const assay_shape *shape = &tensor->spec.shape;
     const int64_t rows = shape->dims[1], left = rows - rows / m->c->mesh_tensor, width = shape->dims[2];
     for (int64_t i = 0; i < tensor->count; i++) {
         if (i / width % rows >= left) tensor->values[i] = 0.0;
@@ -86,14 +86,14 @@ bool assay_edit_zero_last_tensor_shard(const assay_mutation *m, assay_kept *tens
     return m->c->mesh_tensor > 1;
 }
 
-bool assay_edit_times_tensor_shards(const assay_mutation *m, assay_kept *tensor)
+bool assay_edit_times_tensor_shards(const assay_mutation *m, assay_tensor *tensor)
 {
     return assay_scale_values(tensor, (double)m->c->mesh_tensor);
 }
 
-bool assay_edit_roll_fsdp_shards(const assay_mutation *m, assay_kept *tensor)
+bool assay_edit_roll_fsdp_shards(const assay_mutation *m, assay_tensor *tensor)
 {
-    const int64_t rows = tensor->spec->shape.dims[1], step = rows / m->c->mesh_fsdp;
+    const int64_t rows = tensor->spec.shape.dims[1], step = rows / m->c->mesh_fsdp;
     for (int64_t i = 0; i < step; i++) assay_roll_axis(tensor, 1);
     return step > 0 && m->c->mesh_fsdp > 1;
 }

@@ -25,7 +25,7 @@ static int64_t microbatch_of(const assay_case *c, int64_t row)
     return row % (c->batch / assay_case_shards(c)) % microbatches(c);
 }
 
-bool assay_edit_first_microbatch(const assay_mutation *m, assay_kept *chosen)
+bool assay_edit_first_microbatch(const assay_mutation *m, assay_tensor *chosen)
 {
     const int64_t size = chosen->count / m->c->batch;
     bool changed = false;
@@ -42,10 +42,10 @@ bool assay_edit_first_microbatch(const assay_mutation *m, assay_kept *chosen)
 static void keep_rows(const assay_mutation *m, int64_t first, int64_t end, int64_t dropped_microbatch)
 {
     const int64_t shards = assay_case_shards(m->c);
-    for (int i = 0; i < m->tensors->plan->spec_count; i++) {
-        const assay_kept *tensor = &m->tensors->items[i];
-        const int64_t first_axis = tensor->spec->shape.rank > 0 ? tensor->spec->shape.dims[0] : 0;
-        if (tensor->spec->role != ASSAY_ROLE_COTANGENT) continue;
+    for (int i = 0; i < m->tensors->count; i++) {
+        const assay_tensor *tensor = &m->tensors->items[i];
+        const int64_t first_axis = tensor->spec.shape.rank > 0 ? tensor->spec.shape.dims[0] : 0;
+        if (tensor->spec.role != ASSAY_ROLE_COTANGENT) continue;
         if (first_axis != m->c->batch && first_axis != shards) continue;
         const int64_t rows = m->c->batch / first_axis, size = tensor->count / first_axis;
         for (int64_t k = 0; k < tensor->count; k++) {
@@ -80,16 +80,16 @@ bool assay_edit_drop_last_microbatch(const assay_mutation *m)
     return true;
 }
 
-bool assay_edit_roll_shard_rows(const assay_mutation *m, assay_kept *tensor)
+bool assay_edit_roll_shard_rows(const assay_mutation *m, assay_tensor *tensor)
 {
-    if (assay_kept_axis(tensor, "B") != 0 || assay_rows_of_shard(m->c) == 0) return false;
+    if (assay_tensor_axis(tensor, "B") != 0 || assay_rows_of_shard(m->c) == 0) return false;
     for (int64_t i = 0; i < assay_rows_of_shard(m->c); i++) assay_roll_axis(tensor, 0);
     return true;
 }
 
-bool assay_edit_sum_shard_rows(const assay_mutation *m, assay_kept *tensor)
+bool assay_edit_sum_shard_rows(const assay_mutation *m, assay_tensor *tensor)
 {
-    if (assay_kept_axis(tensor, "B") != 0 || assay_rows_of_shard(m->c) == 0) return false;
+    if (assay_tensor_axis(tensor, "B") != 0 || assay_rows_of_shard(m->c) == 0) return false;
     const int64_t size = tensor->count / assay_case_shards(m->c);
     for (int64_t i = 0; i < size; i++) {
         double sum = 0.0;
@@ -99,25 +99,25 @@ bool assay_edit_sum_shard_rows(const assay_mutation *m, assay_kept *tensor)
     return true;
 }
 
-bool assay_edit_first_shard_to_all(const assay_mutation *m, assay_kept *tensor)
+bool assay_edit_first_shard_to_all(const assay_mutation *m, assay_tensor *tensor)
 {
     const int64_t shards = assay_case_shards(m->c), size = tensor->count / shards;
-    if (assay_kept_axis(tensor, "shard") != 0 || shards < 2) return false;
+    if (assay_tensor_axis(tensor, "shard") != 0 || shards < 2) return false;
     for (int64_t k = size; k < tensor->count; k++) tensor->values[k] = tensor->values[k % size];
     return true;
 }
 
-bool assay_edit_times_replicas(const assay_mutation *m, assay_kept *tensor)
+bool assay_edit_times_replicas(const assay_mutation *m, assay_tensor *tensor)
 {
     return assay_scale_values(tensor, (double)replicas(m->c));
 }
 
-bool assay_edit_by_replicas(const assay_mutation *m, assay_kept *tensor)
+bool assay_edit_by_replicas(const assay_mutation *m, assay_tensor *tensor)
 {
     return assay_scale_values(tensor, 1.0 / (double)replicas(m->c));
 }
 
-bool assay_edit_times_expert_shards(const assay_mutation *m, assay_kept *tensor)
+bool assay_edit_times_expert_shards(const assay_mutation *m, assay_tensor *tensor)
 {
     return assay_scale_values(tensor, (double)m->c->mesh_expert);
 }

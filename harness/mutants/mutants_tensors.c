@@ -4,9 +4,9 @@
 #include <stdio.h>
 #include <string.h>
 
-int64_t assay_kept_width(const assay_kept *tensor)
+int64_t assay_tensor_width(const assay_tensor *tensor)
 {
-    const assay_shape *shape = &tensor->spec->shape;
+    const assay_shape *shape = &tensor->spec.shape;
     return shape->rank > 0 ? shape->dims[shape->rank - 1] : 1;
 }
 
@@ -26,21 +26,21 @@ void assay_swap_indices(int32_t *a, int32_t *b)
     *b = index;
 }
 
-bool assay_scale_values(assay_kept *tensor, double factor)
+bool assay_scale_values(assay_tensor *tensor, double factor)
 {
     for (int64_t i = 0; i < tensor->count; i++) tensor->values[i] *= factor;
     return factor != 1.0;
 }
 
-bool assay_fill_values(assay_kept *tensor, int64_t first, double value)
+bool assay_fill_values(assay_tensor *tensor, int64_t first, double value)
 {
     for (int64_t i = first; i < tensor->count; i++) tensor->values[i] = value;
     return true;
 }
 
-bool assay_zero_columns(assay_kept *tensor, int64_t columns)
+bool assay_zero_columns(assay_tensor *tensor, int64_t columns)
 {
-    const int64_t width = assay_kept_width(tensor);
+    const int64_t width = assay_tensor_width(tensor);
     for (int64_t i = 0; i < tensor->count; i++) {
         if (i % width >= width - columns) tensor->values[i] = 0.0;
     }
@@ -54,10 +54,10 @@ int64_t assay_axes_product(const assay_shape *shape, int first, int last)
     return count;
 }
 
-int assay_kept_axis(const assay_kept *tensor, const char *label)
+int assay_tensor_axis(const assay_tensor *tensor, const char *label)
 {
-    for (int axis = 0; axis < tensor->spec->shape.rank; axis++) {
-        const char *found = tensor->spec->labels[axis];
+    for (int axis = 0; axis < tensor->spec.shape.rank; axis++) {
+        const char *found = tensor->spec.labels[axis];
         if (found != NULL && strcmp(found, label) == 0) return axis;
     }
     return -1;
@@ -73,9 +73,9 @@ static void roll(double *values, int64_t count, int64_t size)
     }
 }
 
-bool assay_roll_axis(assay_kept *tensor, int axis)
+bool assay_roll_axis(assay_tensor *tensor, int axis)
 {
-    const assay_shape *shape = &tensor->spec->shape;
+    const assay_shape *shape = &tensor->spec.shape;
     if (axis < 0 || shape->dims[axis] < 2) return false;
     const int64_t outer = assay_axes_product(shape, 0, axis), inner = assay_axes_product(shape, axis + 1, shape->rank);
     for (int64_t i = 0; i < outer; i++) roll(tensor->values + i * shape->dims[axis] * inner, shape->dims[axis], inner);
@@ -95,12 +95,12 @@ bool assay_any_word(const char *words, const char *text, bool (*test)(const char
 }
 
 /* The golden's choice of experts is one. */
-static bool is_input(const assay_tensors_change *change, const assay_kept *tensor)
+static bool is_input(const assay_tensors_change *change, const assay_tensor *tensor)
 {
-    const assay_tensor_role role = tensor->spec->role;
+    const assay_tensor_role role = tensor->spec.role;
     const bool is_read =
-        role == ASSAY_ROLE_INPUT || role == ASSAY_ROLE_WEIGHT || assay_path_is_choice(tensor->spec->path);
-    return is_read && assay_any_word(change->of, tensor->spec->path, assay_path_ends);
+        role == ASSAY_ROLE_INPUT || role == ASSAY_ROLE_WEIGHT || assay_path_is_choice(tensor->spec.path);
+    return is_read && assay_any_word(change->of, tensor->spec.path, assay_path_ends);
 }
 
 bool assay_path_in(const char *path, const char *folder)
@@ -115,24 +115,24 @@ static bool is_result(const assay_tensors_change *change, const char *path)
            (change->named == NULL || assay_any_word(change->named, path, assay_path_ends));
 }
 
-static bool is_float_result(const assay_tensors_change *change, const assay_kept *tensor)
+static bool is_float_result(const assay_tensors_change *change, const assay_tensor *tensor)
 {
-    return tensor->values != NULL && is_result(change, tensor->spec->path);
+    return tensor->values != NULL && is_result(change, tensor->spec.path);
 }
 
-static bool is_integer_result(const assay_tensors_change *change, const assay_kept *tensor)
+static bool is_integer_result(const assay_tensors_change *change, const assay_tensor *tensor)
 {
-    return tensor->indices != NULL && is_result(change, tensor->spec->path);
+    return tensor->indices != NULL && is_result(change, tensor->spec.path);
 }
 
 static bool change_tensors(const assay_mutation *m, const assay_tensors_change *change,
-                           bool (*is_meant)(const assay_tensors_change *change, const assay_kept *tensor))
+                           bool (*is_meant)(const assay_tensors_change *change, const assay_tensor *tensor))
 {
     assay_mutation own = *m;
     bool changed = false;
     own.by = change->by;
-    for (int i = 0; change->edit != NULL && i < m->tensors->plan->spec_count; i++) {
-        assay_kept *tensor = &m->tensors->items[i];
+    for (int i = 0; change->edit != NULL && i < m->tensors->count; i++) {
+        assay_tensor *tensor = &m->tensors->items[i];
         if (tensor->count > 0 && is_meant(change, tensor)) changed |= change->edit(&own, tensor);
     }
     return changed;

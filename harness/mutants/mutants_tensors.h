@@ -1,5 +1,5 @@
 /* What rows of the table of mutants may name, and what the functions that change tensors share. Private to
- * harness/mutants*.c, discrimination_evaluate.c and explain*.c. */
+ * harness/mutants, harness/power and harness/explain. */
 #ifndef ASSAY_HARNESS_MUTANTS_TENSORS_H
 #define ASSAY_HARNESS_MUTANTS_TENSORS_H
 
@@ -55,25 +55,25 @@ assay_mutation_edit assay_edit_exchange_tokens, assay_edit_outgrow_residual, ass
 assay_mutation_edit assay_edit_omit_all, assay_edit_omit_last, assay_edit_count_from_front, assay_edit_shrink_back,
     assay_edit_omit_checkpoints, assay_edit_blind_rows_to_nan;
 
-/* For `worsen` (mutants_types.c). */
-assay_arithmetic_edit assay_worsen_sums, assay_worsen_router, assay_worsen_functions, assay_worsen_operands,
-    assay_worsen_intermediates;
+/* For `degrade` (mutants_types.c). */
+assay_arithmetic_edit assay_degrade_sums, assay_degrade_router, assay_degrade_functions, assay_degrade_operands,
+    assay_degrade_intermediates;
 
 /* What they share. */
 /* Whether the test is true of the text and one of the words, which have spaces between them. */
 /* Whether the path lies in the folder, which may be one in another: "gradients/weights". */
 bool assay_path_in(const char *path, const char *folder);
 bool assay_any_word(const char *words, const char *text, bool (*test)(const char *text, const char *word));
-int64_t assay_kept_width(const assay_kept *tensor);                        /* of a row: the last axis */
-int assay_kept_axis(const assay_kept *tensor, const char *label);          /* -1: none has it */
+int64_t assay_tensor_width(const assay_tensor *tensor);                    /* of a row: the last axis */
+int assay_tensor_axis(const assay_tensor *tensor, const char *label);      /* -1: none has it */
 int64_t assay_axes_product(const assay_shape *shape, int first, int last); /* of axes [first, last) */
 void assay_swap_values(double *a, double *b, int64_t count);
 void assay_swap_indices(int32_t *a, int32_t *b);
 /* Index 0 along the axis becomes what index 1 was. */
-bool assay_roll_axis(assay_kept *tensor, int axis);
-bool assay_scale_values(assay_kept *tensor, double factor);   /* false: by 1 */
-bool assay_zero_columns(assay_kept *tensor, int64_t columns); /* the last ones */
-bool assay_fill_values(assay_kept *tensor, int64_t first, double value);
+bool assay_roll_axis(assay_tensor *tensor, int axis);
+bool assay_scale_values(assay_tensor *tensor, double factor);   /* false: by 1 */
+bool assay_zero_columns(assay_tensor *tensor, int64_t columns); /* the last ones */
+bool assay_fill_values(assay_tensor *tensor, int64_t first, double value);
 int64_t assay_case_shards(const assay_case *c);
 int64_t assay_rows_of_shard(const assay_case *c); /* of the batch; 0: one shard, or all have the same rows */
 

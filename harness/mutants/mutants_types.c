@@ -4,7 +4,7 @@
 #include "harness/mutants/mutants_tensors.h"
 
 /* Towards zero. With the unit roundoff u the grid's next number is 2u 2^e away from one of [2^e, 2^(e + 1)). */
-bool assay_edit_truncate(const assay_mutation *m, assay_kept *tensor)
+bool assay_edit_truncate(const assay_mutation *m, assay_tensor *tensor)
 {
     const assay_dtype type = m->profile->storage;
     if (type == ASSAY_FLOAT64) return false;
@@ -30,7 +30,7 @@ assay_dtype assay_coarser_type(assay_dtype type)
                                    : ASSAY_FLOAT8_E4M3FN;
 }
 
-bool assay_edit_coarser(const assay_mutation *m, assay_kept *tensor)
+bool assay_edit_coarser(const assay_mutation *m, assay_tensor *tensor)
 {
     const assay_dtype less = assay_coarser_type(m->profile->storage);
     assay_dtype_round_many(less, tensor->count, tensor->values, tensor->values);
@@ -41,7 +41,7 @@ bool assay_edit_coarser(const assay_mutation *m, assay_kept *tensor)
 
 #define BF16 (0x1p-8 / 1.7320508075688772)
 
-bool assay_worsen_sums(const assay_mutation *m, assay_emulation *e)
+bool assay_degrade_sums(const assay_mutation *m, assay_emulation *e)
 {
     (void)m;
     e->precision.accumulate = BF16;
@@ -49,11 +49,11 @@ bool assay_worsen_sums(const assay_mutation *m, assay_emulation *e)
 }
 
 /* Where there is no router, or it is in bfloat16 anyway, other errors would be drawn and no larger ones. */
-bool assay_worsen_router(const assay_mutation *m, assay_emulation *e)
+bool assay_degrade_router(const assay_mutation *m, assay_emulation *e)
 {
     bool routes = false;
-    for (int i = 0; i < m->tensors->plan->spec_count; i++) {
-        const assay_tensor_spec *spec = &m->tensors->plan->specs[i];
+    for (int i = 0; i < m->tensors->count; i++) {
+        const assay_tensor_spec *spec = &m->tensors->items[i].spec;
         routes |= assay_role_is_given(spec->role) &&
                   (assay_path_ends(spec->path, "gate/kernel") || assay_path_ends(spec->path, "logits"));
     }
@@ -61,14 +61,14 @@ bool assay_worsen_router(const assay_mutation *m, assay_emulation *e)
     return routes && assay_dtype_unit_roundoff(m->profile->router) < 0x1p-8;
 }
 
-bool assay_worsen_functions(const assay_mutation *m, assay_emulation *e)
+bool assay_degrade_functions(const assay_mutation *m, assay_emulation *e)
 {
     (void)m;
     e->precision.elementary = BF16;
     return true;
 }
 
-bool assay_worsen_operands(const assay_mutation *m, assay_emulation *e)
+bool assay_degrade_operands(const assay_mutation *m, assay_emulation *e)
 {
     if (m->profile->precision.scaled.block > 0) return false;
     e->multiply = ASSAY_FLOAT8_E4M3FN;
@@ -76,7 +76,7 @@ bool assay_worsen_operands(const assay_mutation *m, assay_emulation *e)
     return true;
 }
 
-bool assay_worsen_intermediates(const assay_mutation *m, assay_emulation *e)
+bool assay_degrade_intermediates(const assay_mutation *m, assay_emulation *e)
 {
     if (assay_dtype_unit_roundoff(m->profile->storage) >= 0x1p-8) return false;
     e->storage = e->multiply = ASSAY_BFLOAT16;

@@ -4,6 +4,7 @@
 
 #include "harness/operations/op_support.h"
 #include "oracle/base/memory.h"
+#include "oracle/ops/gmm.h"
 #include "oracle/propagate/propagate_ops.h"
 #include "oracle/propagate/scales.h"
 

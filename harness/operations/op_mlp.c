@@ -2,6 +2,7 @@
 
 #include "harness/operations/op_support.h"
 #include "oracle/base/memory.h"
+#include "oracle/ops/gated_mlp.h"
 #include "oracle/propagate/propagate_gated_mlp.h"
 #include "oracle/propagate/scales.h"
 

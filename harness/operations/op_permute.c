@@ -3,6 +3,7 @@
 
 #include "harness/operations/op_support.h"
 #include "oracle/base/memory.h"
+#include "oracle/moe/permute.h"
 #include "oracle/propagate/propagate_ops.h"
 #include "oracle/propagate/scales.h"
 

@@ -47,20 +47,10 @@ assay_status assay_golden_check_layout(assay_context *ctx, const assay_plan *pla
     return ASSAY_OK;
 }
 
-assay_status assay_results_load(assay_context *ctx, assay_results *results, const assay_plan *plan,
-                                assay_fixture_reader *golden)
+assay_status assay_golden_load(assay_context *ctx, assay_tensor_set *tensors, const assay_plan *plan,
+                               assay_fixture_reader *golden)
 {
-    assay_status status;
-    const assay_source given = assay_golden_given(golden);
-    TRY(assay_golden_check_layout(ctx, plan, golden));
-    TRY(assay_results_open(ctx, results, plan, &given));
-    for (int i = 0; i < plan->spec_count; i++) {
-        assay_kept *kept = &results->items[i];
-        if (assay_role_is_given(kept->spec->role)) continue;
-        TRY(kept->indices != NULL ? assay_fixture_read_i32(ctx, golden, kept->spec->path, 0, kept->count, kept->indices)
-                                  : assay_fixture_read(ctx, golden, kept->spec->path, 0, kept->count, kept->values));
-        kept->written = kept->count;
-    }
-cleanup:
-    return status;
+    const assay_source in = assay_fixture_source(golden);
+    const assay_status status = assay_golden_check_layout(ctx, plan, golden);
+    return status == ASSAY_OK ? assay_plan_tensors(ctx, tensors, plan, &in) : status;
 }

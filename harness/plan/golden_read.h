@@ -12,7 +12,7 @@ assay_status assay_golden_check_layout(assay_context *ctx, const assay_plan *pla
 assay_source assay_golden_given(assay_fixture_reader *golden);
 
 /* All its tensors, in memory. */
-assay_status assay_results_load(assay_context *ctx, assay_results *results, const assay_plan *plan,
-                                assay_fixture_reader *golden);
+assay_status assay_golden_load(assay_context *ctx, assay_tensor_set *tensors, const assay_plan *plan,
+                               assay_fixture_reader *golden);
 
 #endif

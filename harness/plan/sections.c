@@ -71,7 +71,7 @@ static double bytes_left(const assay_plan *plan, int scales)
     return bytes + largest;
 }
 
-/* Of what assay_ensemble_keep_given keeps. */
+/* Of what assay_ensemble_read_given takes. */
 static double bytes_given(const assay_plan *plan)
 {
     double bytes = 0;

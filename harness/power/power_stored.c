@@ -1,4 +1,4 @@
-/* A stored discrimination certificate against one that is made now. The table of mutants grows: a row of the one is
+/* The stored power of a verdict against one that is found now. The table of mutants grows: a row of the one is
  * held against the row of the same name of the other, and what only one of them knows is left alone. */
 #include <math.h>
 #include <stdlib.h>
@@ -19,8 +19,7 @@ static bool agrees(const double *stored, const double *found)
     return true;
 }
 
-assay_status assay_discrimination_check(assay_context *ctx, assay_fixture_reader *golden, const char *path,
-                                        const double *fields)
+assay_status assay_power_check(assay_context *ctx, assay_fixture_reader *golden, const char *path, const double *fields)
 {
     assay_status status;
     const char *const *names = NULL;

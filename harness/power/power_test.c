@@ -5,7 +5,6 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "harness/plan/inputs.h"
 #include "harness/power/power_test.h"
@@ -13,24 +12,25 @@
 
 /* A candidate has the tensors that every backend gives: the choice of experts would give away many a mutant, but a
  * backend need not tell it. */
-static bool is_of_candidate(const assay_kept *kept)
+static bool is_of_candidate(const assay_tensor *tensor)
 {
-    return kept->written == kept->count && assay_role_is_required(kept->spec->role);
+    return assay_tensor_is_complete(tensor) && assay_role_is_required(tensor->spec.role);
 }
 
-assay_status assay_trial_reader(assay_context *ctx, const assay_results *results, const char *kind,
+assay_status assay_trial_reader(assay_context *ctx, const assay_tensor_set *results, const char *kind,
                                 const assay_profile *storage, assay_fixture_reader **reader)
 {
     assay_status status;
     void *memory = NULL;
     int count = 0;
-    TRY(assay_alloc(ctx, "list of tensors", results->plan->spec_count, sizeof(assay_memory_tensor), &memory));
+    TRY(assay_alloc(ctx, "list of tensors", results->count, sizeof(assay_memory_tensor), &memory));
     assay_memory_tensor *tensors = memory;
-    for (int i = 0; i < results->plan->spec_count; i++) {
-        const assay_kept *kept = &results->items[i];
-        if (storage != NULL ? !is_of_candidate(kept) : kept->written != kept->count) continue;
-        tensors[count] = (assay_memory_tensor){.spec = *kept->spec, .numbers = kept->values, .integers = kept->indices};
-        if (storage != NULL && kept->values != NULL) tensors[count].spec.type = storage->storage;
+    for (int i = 0; i < results->count; i++) {
+        const assay_tensor *tensor = &results->items[i];
+        if (storage != NULL ? !is_of_candidate(tensor) : !assay_tensor_is_complete(tensor)) continue;
+        tensors[count] =
+            (assay_memory_tensor){.spec = tensor->spec, .numbers = tensor->values, .integers = tensor->indices};
+        if (storage != NULL && tensor->values != NULL) tensors[count].spec.type = storage->storage;
         count++;
     }
     TRY(assay_fixture_of_memory(ctx, kind, count, tensors, reader));
@@ -39,13 +39,13 @@ cleanup:
     return status;
 }
 
-static void round_results(const assay_results *candidate, assay_dtype storage)
+static void round_results(const assay_tensor_set *candidate, assay_dtype storage)
 {
-    for (int i = 0; i < candidate->plan->spec_count; i++) {
-        const assay_kept *kept = &candidate->items[i];
-        const assay_tensor_role role = kept->spec->role;
-        if (kept->values == NULL || assay_role_is_given(role) || role == ASSAY_ROLE_ERROR_SCALE) continue;
-        assay_dtype_round_many(storage, kept->count, kept->values, kept->values);
+    for (int i = 0; i < candidate->count; i++) {
+        const assay_tensor *tensor = &candidate->items[i];
+        const assay_tensor_role role = tensor->spec.role;
+        if (tensor->values == NULL || assay_role_is_given(role) || role == ASSAY_ROLE_ERROR_SCALE) continue;
+        assay_dtype_round_many(storage, tensor->count, tensor->values, tensor->values);
     }
 }
 
@@ -60,13 +60,13 @@ static double unit_at(double value, assay_dtype type)
 /* Whether a result of the candidate differs from the golden's by more than a unit of the storage type, at the value or
  * at its error scale, whichever is larger: of a value that is all error no unit says anything. At float64 by more than
  * EVALUATION error scales too: golden and mutant are computed in float64, and each has such an error itself. */
-static bool has_effect(const assay_trial *t, const assay_kept *golden, const assay_kept *candidate)
+static bool has_effect(const assay_trial *t, const assay_tensor *golden, const assay_tensor *candidate)
 {
     enum { EVALUATION = 4 };
     const assay_dtype storage = t->profile->storage;
-    const assay_kept *kept = assay_results_scales(t->golden, t->profile, golden->spec->path);
-    const double *scales = kept == NULL ? NULL : kept->values;
-    if (candidate->written != candidate->count) return golden->count > 0;
+    const assay_tensor *error = assay_results_scales(t->golden, t->profile, golden->spec.path);
+    const double *scales = error == NULL ? NULL : error->values;
+    if (!assay_tensor_is_complete(candidate)) return golden->count > 0;
     for (int64_t i = 0; i < golden->count; i++) {
         if (golden->indices != NULL) {
             if (golden->indices[i] != candidate->indices[i]) return true;
@@ -89,16 +89,17 @@ static double excess_of(const assay_tensor_result *tensor)
 }
 
 /* The verdict on the candidate: as a whole, and tensor by tensor. */
-static void conclude(const assay_trial *t, const assay_report *report, const assay_results *candidate,
+static void conclude(const assay_trial *t, const assay_report *report, const assay_tensor_set *candidate,
                      assay_mutant_result *result)
 {
     const bool each = result->mutant->each;
     result->excess = each ? INFINITY : 0.0;
     for (int i = 0; i < report->count; i++) {
         const assay_tensor_result *tensor = &report->tensors[i];
-        const assay_kept *golden = assay_results_find(t->golden, tensor->spec.path);
+        const assay_tensor *golden = assay_tensor_set_find(t->golden, tensor->spec.path);
         const bool failed = tensor->verdict == ASSAY_FAIL;
-        if (!failed && !(tensor->compared && has_effect(t, golden, assay_results_find(candidate, tensor->spec.path)))) {
+        if (!failed &&
+            !(tensor->compared && has_effect(t, golden, assay_tensor_set_find(candidate, tensor->spec.path)))) {
             continue;
         }
         const double excess = excess_of(tensor);
@@ -118,35 +119,35 @@ static void conclude(const assay_trial *t, const assay_report *report, const ass
     }
 }
 
-static assay_status judge(assay_context *ctx, const assay_trial *t, const assay_results *candidate,
+static assay_status judge(assay_context *ctx, const assay_trial *t, const assay_tensor_set *candidate,
                           assay_report *report)
 {
     assay_status status;
     assay_fixture_reader *reader = NULL;
     TRY(assay_trial_reader(ctx, candidate, "candidate", t->profile, &reader));
-    TRY(assay_compare_undiagnosed(ctx, t->reader, reader, t->profile, t->false_alarm, assay_plan_order(t->golden->plan),
+    TRY(assay_compare_undiagnosed(ctx, t->reader, reader, t->profile, t->false_alarm, assay_plan_order(t->plan),
                                   report));
 cleanup:
     assay_fixture_close(reader);
     return status;
 }
 
-static assay_status append_tensor(assay_context *ctx, assay_fixture_writer *writer, const assay_kept *kept,
+static assay_status append_tensor(assay_context *ctx, assay_fixture_writer *writer, const assay_tensor *tensor,
                                   assay_dtype storage)
 {
     assay_status status;
-    assay_tensor_spec spec = *kept->spec;
-    if (kept->values != NULL) spec.type = storage;
+    assay_tensor_spec spec = tensor->spec;
+    if (tensor->values != NULL) spec.type = storage;
     TRY(assay_fixture_declare(ctx, writer, &spec));
-    TRY(kept->indices != NULL ? assay_fixture_append_i32(ctx, writer, spec.path, kept->count, kept->indices)
-                              : assay_fixture_append(ctx, writer, spec.path, kept->count, kept->values));
+    TRY(tensor->indices != NULL ? assay_fixture_append_i32(ctx, writer, spec.path, tensor->count, tensor->indices)
+                                : assay_fixture_append(ctx, writer, spec.path, tensor->count, tensor->values));
 cleanup:
     return status;
 }
 
 /* The candidate that was judged, as FOLDER/MUTANT.h5. */
 static assay_status write_candidate(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
-                                    const assay_results *candidate)
+                                    const assay_tensor_set *candidate)
 {
     assay_status status;
     assay_fixture_writer *writer = NULL, *done;
@@ -156,11 +157,11 @@ static assay_status write_candidate(assay_context *ctx, const assay_trial *t, co
     TRY(assay_make_parents(ctx, path));
     TRY(assay_fixture_create(ctx, path, &writer));
     TRY(assay_fixture_set_text(ctx, writer, "kind", "candidate"));
-    TRY(assay_fixture_set_text(ctx, writer, "case", t->golden->plan->c->name));
+    TRY(assay_fixture_set_text(ctx, writer, "case", t->plan->c->name));
     TRY(assay_fixture_set_text(ctx, writer, "mutant", mutant->name));
-    for (int i = 0; i < candidate->plan->spec_count; i++) {
-        const assay_kept *kept = &candidate->items[i];
-        if (is_of_candidate(kept)) TRY(append_tensor(ctx, writer, kept, t->profile->storage));
+    for (int i = 0; i < candidate->count; i++) {
+        const assay_tensor *tensor = &candidate->items[i];
+        if (is_of_candidate(tensor)) TRY(append_tensor(ctx, writer, tensor, t->profile->storage));
     }
     done = writer;
     writer = NULL;
@@ -174,8 +175,8 @@ static assay_status try_mutant(assay_context *ctx, const assay_trial *t, const a
                                assay_mutant_result *result)
 {
     assay_status status = ASSAY_OK;
-    const assay_plan *plan = t->golden->plan;
-    assay_results candidate = {0};
+    const assay_plan *plan = t->plan;
+    assay_tensor_set candidate = {0};
     assay_report report = {0};
     bool applies = assay_mutant_is_for(mutant, plan);
     *result = (assay_mutant_result){.mutant = mutant, .required = assay_mutant_is_required(mutant, plan)};
@@ -189,7 +190,7 @@ static assay_status try_mutant(assay_context *ctx, const assay_trial *t, const a
         TRY(write_candidate(ctx, t, mutant, &candidate));
 cleanup:
     assay_report_free(&report);
-    assay_results_free(&candidate);
+    assay_tensor_set_free(&candidate);
     return status;
 }
 
@@ -197,9 +198,9 @@ cleanup:
 static assay_status check_control(assay_context *ctx, const assay_trial *t)
 {
     assay_status status;
-    assay_results candidate = {0};
+    assay_tensor_set candidate = {0};
     assay_report report = {0};
-    TRY(assay_results_copy(ctx, t->golden, true, &candidate));
+    TRY(assay_tensor_set_copy(ctx, t->golden, &candidate));
     round_results(&candidate, t->profile->storage);
     TRY(judge(ctx, t, &candidate, &report));
     if (report.verdict == ASSAY_FAIL || report.verdict == ASSAY_NOT_COMPARABLE) {
@@ -208,11 +209,11 @@ static assay_status check_control(assay_context *ctx, const assay_trial *t)
     }
 cleanup:
     assay_report_free(&report);
-    assay_results_free(&candidate);
+    assay_tensor_set_free(&candidate);
     return status;
 }
 
-static void tally(assay_discrimination *found)
+static void tally(assay_power_test *found)
 {
     assay_power *power = &found->power;
     power->stated = true;
@@ -226,13 +227,14 @@ static void tally(assay_discrimination *found)
     }
 }
 
-assay_status assay_discriminate(assay_context *ctx, const assay_results *golden, const assay_profile *profile,
-                                double false_alarm, const char *folder, assay_discrimination *found)
+assay_status assay_power_test_run(assay_context *ctx, const assay_plan *plan, const assay_tensor_set *golden,
+                                  const assay_profile *profile, double false_alarm, const char *folder,
+                                  assay_power_test *found)
 {
     assay_status status;
     void *items = NULL;
-    assay_trial t = {.golden = golden, .profile = profile, .false_alarm = false_alarm, .folder = folder};
-    *found = (assay_discrimination){.profile = profile};
+    assay_trial t = {.plan = plan, .golden = golden, .profile = profile, .false_alarm = false_alarm, .folder = folder};
+    *found = (assay_power_test){.profile = profile};
     TRY(assay_trial_reader(ctx, golden, "golden", NULL, &t.reader));
     TRY(check_control(ctx, &t));
     TRY(assay_alloc(ctx, "verdicts on mutants", assay_mutant_count, sizeof *found->items, &items));
@@ -241,17 +243,17 @@ assay_status assay_discriminate(assay_context *ctx, const assay_results *golden,
     tally(found);
 cleanup:
     assay_fixture_close(t.reader);
-    if (status != ASSAY_OK) assay_discrimination_free(found);
+    if (status != ASSAY_OK) assay_power_test_free(found);
     return status;
 }
 
-void assay_discrimination_free(assay_discrimination *found)
+void assay_power_test_free(assay_power_test *found)
 {
     free(found->items);
-    *found = (assay_discrimination){0};
+    *found = (assay_power_test){0};
 }
 
-assay_status assay_discrimination_spec(assay_context *ctx, const char *profile, assay_tensor_spec *spec)
+assay_status assay_power_spec(assay_context *ctx, const char *profile, assay_tensor_spec *spec)
 {
     *spec = (assay_tensor_spec){.role = ASSAY_ROLE_DISCRIMINATION,
                                 .type = ASSAY_FLOAT64,
@@ -262,7 +264,7 @@ assay_status assay_discrimination_spec(assay_context *ctx, const char *profile, 
     return ASSAY_OK;
 }
 
-void assay_discrimination_fields(const assay_discrimination *found, double *fields)
+void assay_power_fields(const assay_power_test *found, double *fields)
 {
     for (int i = 0; i < assay_mutant_count; i++) {
         const assay_mutant_result *r = &found->items[i];

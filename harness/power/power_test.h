@@ -1,9 +1,9 @@
-/* The discrimination certificate of a golden: which mutants its verdict tells from correct candidates, and by how much.
+/* The power of a golden's verdict: which mutants its verdict tells from correct candidates, and by how much.
  *
  * A mutant's candidate is what a backend of the profile would give if it had that bug: the mutated results rounded to
  * the profile's storage type. The comparer itself judges it. */
-#ifndef ASSAY_HARNESS_DISCRIMINATION_H
-#define ASSAY_HARNESS_DISCRIMINATION_H
+#ifndef ASSAY_HARNESS_POWER_TEST_H
+#define ASSAY_HARNESS_POWER_TEST_H
 
 #include "compare/compare.h"
 #include "compare/power.h"
@@ -19,33 +19,34 @@ typedef struct assay_mutant_result {
     char where[ASSAY_PATH_SIZE]; /* that tensor; "" */
 } assay_mutant_result;
 
-typedef struct assay_discrimination {
+typedef struct assay_power_test {
     const assay_profile *profile;
     assay_mutant_result *items; /* of each mutant of the table, in its order */
     assay_power power;
-} assay_discrimination;
+} assay_power_test;
 
-/* `golden`: all tensors of a plan with its error scales. Refuses a golden that cannot be compared at this profile, or
+/* `golden`: all tensors of the plan with its error scales. Refuses a golden that cannot be compared at this profile, or
  * whose own results, rounded, do not pass. `folder`: where the candidates of mutants with an effect are written as
  * MUTANT.h5, NULL for nowhere. Runs on ctx->threads threads, which change nothing. */
-assay_status assay_discriminate(assay_context *ctx, const assay_results *golden, const assay_profile *profile,
-                                double false_alarm, const char *folder, assay_discrimination *found);
-void assay_discrimination_free(assay_discrimination *found); /* safe on a zeroed struct */
+assay_status assay_power_test_run(assay_context *ctx, const assay_plan *plan, const assay_tensor_set *golden,
+                                  const assay_profile *profile, double false_alarm, const char *folder,
+                                  assay_power_test *found);
+void assay_power_test_free(assay_power_test *found); /* safe on a zeroed struct */
 
 /* assay_evaluate_as_planned for a plan with mutants: the results, then discrimination/PROFILE for each profile. */
-assay_status assay_evaluate_discriminated(assay_context *ctx, const assay_plan *plan, const assay_source *source,
-                                          const assay_sink *out, bool quiet);
+assay_status assay_evaluate_with_power(assay_context *ctx, const assay_plan *plan, const assay_source *source,
+                                       const assay_sink *out, bool quiet);
 
 /* The golden is to hold which mutants it detects, at each of its profiles. */
 assay_status assay_plan_mutants(assay_context *ctx, assay_plan *plan);
 
 /* discrimination/PROFILE [mutants,fields] (compare/power.h). */
-assay_status assay_discrimination_spec(assay_context *ctx, const char *profile, assay_tensor_spec *spec);
+assay_status assay_power_spec(assay_context *ctx, const char *profile, assay_tensor_spec *spec);
 /* assay_mutant_count * ASSAY_POWER_FIELDS numbers. */
-void assay_discrimination_fields(const assay_discrimination *found, double *fields);
+void assay_power_fields(const assay_power_test *found, double *fields);
 
 /* A stored certificate: of the mutants that are known still, it says what `fields` say. */
-assay_status assay_discrimination_check(assay_context *ctx, assay_fixture_reader *golden, const char *path,
-                                        const double *fields);
+assay_status assay_power_check(assay_context *ctx, assay_fixture_reader *golden, const char *path,
+                               const double *fields);
 
 #endif

@@ -10,132 +10,32 @@
 #include "oracle/base/memory.h"
 #include "oracle/moe/routing_rule.h"
 
-static assay_router_choice *router_at(const assay_conditional *c, const char *path)
+/* routing/P/biased_scores [T,E], which belongs to the choice routing/P/selected_experts. */
+static assay_tensor_spec scores_of(const assay_router_choice *router, int64_t experts)
 {
-    for (int i = 0; i < c->count; i++) {
-        if (strcmp(c->routers[i].path, path) == 0) return &c->routers[i];
-    }
-    return NULL;
+    assay_tensor_spec spec = {.type = ASSAY_FLOAT64, .shape = assay_shape_of(2, router->tokens, experts)};
+    const int prefix = (int)(strrchr(router->path, '/') + 1 - router->path);
+    snprintf(spec.path, sizeof spec.path, "%.*sbiased_scores", prefix, router->path);
+    return spec;
 }
 
-static bool source_has(void *self, const char *path)
+assay_tensor_spec assay_choice_spec(const assay_router_choice *router)
 {
-    const assay_conditional *c = self;
-    const assay_router_choice *router = router_at(c, path);
-    return router != NULL ? router->known : c->inputs.has(c->inputs.self, path);
+    assay_tensor_spec spec = {.type = ASSAY_INT32, .shape = assay_shape_of(2, router->tokens, router->per_token)};
+    memcpy(spec.path, router->path, sizeof spec.path);
+    return spec;
 }
 
-static assay_status source_read(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
-                                double *out)
+/* One run, whose results are those of the set. */
+static assay_status run_once(assay_context *ctx, const assay_given_choice *c, const assay_plan *plan,
+                             assay_tensor_set *results)
 {
-    const assay_conditional *c = self;
-    assay_status status = c->inputs.read(ctx, c->inputs.self, path, first, count, out);
-    if (status == ASSAY_OK) assay_ensemble_round_given(ctx, path, count, out);
-    return status;
-}
-
-static assay_status source_read_i32(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
-                                    int32_t *out)
-{
-    const assay_conditional *c = self;
-    const assay_router_choice *router = router_at(c, path);
-    if (router == NULL) return c->inputs.read_i32(ctx, c->inputs.self, path, first, count, out);
-    memcpy(out, router->experts + first, (size_t)count * sizeof *out);
-    return ASSAY_OK;
-}
-
-assay_source assay_conditional_source(assay_conditional *c)
-{
-    return (assay_source){.self = c, .has = source_has, .read = source_read, .read_i32 = source_read_i32};
-}
-
-/* One run: its scores into memory, or their squared distances from those added up. */
-typedef struct scores_run {
-    assay_conditional *c;
-    int64_t experts;
-    int64_t *written; /* of each router: scores, then choices */
-    bool member;      /* of the ensemble */
-} scores_run;
-
-/* routing/P/biased_scores belongs to the choice routing/P/selected_experts. */
-static int router_of_scores(const scores_run *run, const char *path)
-{
-    char scores[ASSAY_PATH_SIZE];
-    for (int i = 0; i < run->c->count; i++) {
-        const char *choice = run->c->routers[i].path;
-        const int prefix = (int)(strrchr(choice, '/') + 1 - choice);
-        snprintf(scores, sizeof scores, "%.*sbiased_scores", prefix, choice);
-        if (strcmp(scores, path) == 0) return i;
-    }
-    return -1;
-}
-
-static bool run_wants(void *self, const char *path)
-{
-    const scores_run *run = self;
-    const assay_router_choice *router = router_at(run->c, path);
-    if (router != NULL) return !run->member && !router->known;
-    return router_of_scores(run, path) >= 0;
-}
-
-static assay_status run_write(assay_context *ctx, void *self, const char *path, int64_t count, const double *values)
-{
-    const scores_run *run = self;
-    const int i = router_of_scores(run, path);
-    assay_router_choice *router = &run->c->routers[i];
-    const int64_t first = run->written[i];
-    if (count > router->tokens * run->experts - first) {
-        return assay_fail(ctx, ASSAY_INTERNAL, "%s has more elements than its shape", path);
-    }
-    run->written[i] += count;
-    if (!run->member) {
-        memcpy(router->scores + first, values, (size_t)count * sizeof *values);
-        return ASSAY_OK;
-    }
-    for (int64_t k = 0; k < count; k++) {
-        const double error = values[k] - router->scores[first + k];
-        router->tau[first + k] += error * error;
-    }
-    return ASSAY_OK;
-}
-
-static assay_status run_write_i32(assay_context *ctx, void *self, const char *path, int64_t count,
-                                  const int32_t *values)
-{
-    const scores_run *run = self;
-    const assay_router_choice *router = router_at(run->c, path);
-    int64_t *written = &run->written[run->c->count + (int)(router - run->c->routers)];
-    if (count > router->tokens * router->per_token - *written) {
-        return assay_fail(ctx, ASSAY_INTERNAL, "%s has more elements than its shape", path);
-    }
-    memcpy(router->experts + *written, values, (size_t)count * sizeof *values);
-    *written += count;
-    return ASSAY_OK;
-}
-
-static assay_status run_once(assay_context *ctx, scores_run *run, const assay_plan *plan)
-{
-    assay_status status;
-    const assay_source in = assay_conditional_source(run->c);
-    const assay_sink out = {.self = run, .wants = run_wants, .write = run_write, .write_i32 = run_write_i32};
-    memset(run->written, 0, 2 * (size_t)run->c->count * sizeof *run->written);
-    TRY(plan->operation->run(ctx, plan->c, &in, &out, NULL, 0));
-    for (int i = 0; i < run->c->count; i++) {
-        const assay_router_choice *router = &run->c->routers[i];
-        if (run->written[i] != router->tokens * run->experts) {
-            status = assay_fail(ctx, ASSAY_INTERNAL, "%s: its scores were not written in full", router->path);
-            goto cleanup;
-        }
-    }
-cleanup:
-    return status;
-}
-
-static assay_status start_run(assay_context *ctx, scores_run *run, const assay_plan *plan)
-{
-    run->experts = plan->c->config.num_experts;
-    run->written = calloc(2 * (size_t)run->c->count + 1, sizeof *run->written);
-    return run->written != NULL ? ASSAY_OK : assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of scores");
+    assay_overlay numbers = {assay_tensor_set_source(&c->choices), c->inputs};
+    const assay_source given = assay_overlay_source(&numbers), in = assay_ensemble_rounded(&given);
+    const assay_sink out = assay_tensor_set_sink(results);
+    assay_tensor_set_rewind(results);
+    const assay_status status = plan->operation->run(ctx, plan->c, &in, &out, NULL, 0);
+    return status == ASSAY_OK ? assay_tensor_set_require_complete(ctx, results) : status;
 }
 
 /* What the oracle chooses by these scores. A table's choice needs none. */
@@ -162,22 +62,36 @@ cleanup:
     return status;
 }
 
-assay_status assay_conditional_scores(assay_context *ctx, assay_conditional *c, const assay_plan *plan)
+assay_status assay_given_choice_scores(assay_context *ctx, assay_given_choice *c, const assay_plan *plan)
 {
-    assay_status status;
-    scores_run run = {.c = c};
-    TRY(start_run(ctx, &run, plan));
+    assay_status status = ASSAY_OK;
     for (int i = 0; i < c->count; i++) {
-        TRY(assay_alloc_f64(ctx, "scores of experts", c->routers[i].tokens * run.experts, &c->routers[i].scores));
+        const assay_tensor_spec scores = scores_of(&c->routers[i], plan->c->config.num_experts);
+        const assay_tensor_spec choice = assay_choice_spec(&c->routers[i]);
+        TRY(assay_tensor_set_add(ctx, &c->results, &scores, NULL));
+        if (!c->routers[i].given) TRY(assay_tensor_set_add(ctx, &c->results, &choice, NULL));
     }
-    TRY(run_once(ctx, &run, plan));
+    TRY(run_once(ctx, c, plan, &c->results));
+    const assay_source results = assay_tensor_set_source(&c->results);
     for (int i = 0; i < c->count; i++) {
-        c->routers[i].known = true;
-        TRY(choose(ctx, plan, &c->routers[i]));
+        assay_router_choice *router = &c->routers[i];
+        const assay_tensor_spec scores = scores_of(router, plan->c->config.num_experts);
+        const assay_tensor_spec choice = assay_choice_spec(router);
+        router->scores = assay_tensor_set_find(&c->results, scores.path)->values;
+        if (!router->given) TRY(assay_tensor_set_read(ctx, &c->choices, &choice, &results));
+        TRY(choose(ctx, plan, router));
     }
 cleanup:
-    free(run.written);
     return status;
+}
+
+/* Squared distances of a member's scores from those without errors. */
+static void add_errors(const assay_tensor *scores, assay_router_choice *router)
+{
+    for (int64_t k = 0; k < scores->count; k++) {
+        const double error = scores->values[k] - router->scores[k];
+        router->tau[k] += error * error;
+    }
 }
 
 static assay_status tau_of(assay_context *ctx, assay_router_choice *router, int64_t experts, int members,
@@ -191,14 +105,17 @@ cleanup:
     return status;
 }
 
-assay_status assay_conditional_tau(assay_context *ctx, assay_conditional *c, const assay_plan *plan, double deviations)
+assay_status assay_given_choice_tau(assay_context *ctx, assay_given_choice *c, const assay_plan *plan,
+                                    double deviations)
 {
-    assay_status status;
+    assay_status status = ASSAY_OK;
     const int members = assay_ensemble_members(plan);
-    scores_run run = {.c = c, .member = true};
-    TRY(start_run(ctx, &run, plan));
+    const int64_t experts = plan->c->config.num_experts;
+    assay_tensor_set scores = {0};
     for (int i = 0; i < c->count; i++) {
-        const int64_t count = c->routers[i].tokens * run.experts;
+        const assay_tensor_spec spec = scores_of(&c->routers[i], experts);
+        const int64_t count = assay_shape_count(&spec.shape);
+        TRY(assay_tensor_set_add(ctx, &scores, &spec, NULL));
         TRY(assay_alloc_f64(ctx, "errors of scores", count, &c->routers[i].tau));
         memset(c->routers[i].tau, 0, (size_t)count * sizeof *c->routers[i].tau);
     }
@@ -207,12 +124,13 @@ assay_status assay_conditional_tau(assay_context *ctx, assay_conditional *c, con
         assay_context member = *ctx;
         member.arithmetic = &assay_arithmetic_emulated;
         member.emulation = &emulation;
-        status = run_once(&member, &run, plan);
+        status = run_once(&member, c, plan, &scores);
         memcpy(ctx->message, member.message, sizeof ctx->message);
         if (status != ASSAY_OK) goto cleanup;
+        for (int i = 0; i < c->count; i++) add_errors(&scores.items[i], &c->routers[i]);
     }
-    for (int i = 0; i < c->count; i++) TRY(tau_of(ctx, &c->routers[i], run.experts, members, deviations));
+    for (int i = 0; i < c->count; i++) TRY(tau_of(ctx, &c->routers[i], experts, members, deviations));
 cleanup:
-    free(run.written);
+    assay_tensor_set_free(&scores);
     return status;
 }

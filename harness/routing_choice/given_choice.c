@@ -46,7 +46,7 @@ static int by_layer(const void *a, const void *b)
 }
 
 static assay_status read_choices(assay_context *ctx, assay_fixture_reader *golden, assay_order order,
-                                 assay_fixture_reader *candidate, assay_conditional *c)
+                                 assay_fixture_reader *candidate, assay_given_choice *c)
 {
     assay_status status = ASSAY_OK;
     const int total = assay_fixture_count(golden);
@@ -63,7 +63,6 @@ static assay_status read_choices(assay_context *ctx, assay_fixture_reader *golde
         router->tokens = spec->shape.dims[0] * spec->shape.dims[1];
         TRY(assay_alloc_i32(ctx, spec->path, count, &router->golden));
         TRY(assay_alloc_i32(ctx, spec->path, count, &router->candidate));
-        TRY(assay_alloc_i32(ctx, spec->path, count, &router->experts));
         TRY(assay_fixture_read_i32(ctx, golden, spec->path, 0, count, router->golden));
         TRY(read_candidate(ctx, candidate, spec, router));
     }
@@ -72,16 +71,16 @@ cleanup:
     return status;
 }
 
-static void conditional_free(assay_conditional *c)
+static void conditional_free(assay_given_choice *c)
 {
     for (int i = 0; i < c->count; i++) {
         free(c->routers[i].golden);
         free(c->routers[i].candidate);
-        free(c->routers[i].experts);
-        free(c->routers[i].scores);
         free(c->routers[i].tau);
     }
     free(c->routers);
+    assay_tensor_set_free(&c->choices);
+    assay_tensor_set_free(&c->results);
 }
 
 static bool differs(const assay_router_choice *r)
@@ -89,7 +88,7 @@ static bool differs(const assay_router_choice *r)
     return r->given && memcmp(r->golden, r->candidate, (size_t)(r->tokens * r->per_token) * sizeof *r->golden) != 0;
 }
 
-static bool any_differs(const assay_conditional *c)
+static bool any_differs(const assay_given_choice *c)
 {
     bool any = false;
     for (int i = 0; i < c->count; i++) any |= differs(&c->routers[i]);
@@ -97,7 +96,7 @@ static bool any_differs(const assay_conditional *c)
 }
 
 /* The golden's choice stands wherever the candidate's is the same: there is nothing to evaluate. */
-static void summarize_equal(const assay_conditional *c, assay_routing_summary *summary)
+static void summarize_equal(const assay_given_choice *c, assay_routing_summary *summary)
 {
     for (int i = 0; i < c->count; i++) {
         if (!c->routers[i].given) continue;
@@ -153,7 +152,7 @@ static assay_choice token_of(const assay_router_choice *router, const again *a, 
 }
 
 /* The golden's own choices become indices, whoever wrote them into it: they must be those of its case. */
-static assay_status check_golden(assay_context *ctx, const assay_conditional *c, const again *a)
+static assay_status check_golden(assay_context *ctx, const assay_given_choice *c, const again *a)
 {
     for (int i = 0; i < c->count; i++) {
         const assay_router_choice *r = &c->routers[i];
@@ -174,13 +173,18 @@ static assay_status check_golden(assay_context *ctx, const assay_conditional *c,
 }
 
 /* What is no choice at all cannot be evaluated with: there the golden's stands in. */
-static void make_valid(assay_conditional *c, const again *a)
+static assay_status make_valid(assay_context *ctx, assay_given_choice *c, const again *a)
 {
+    assay_status status = ASSAY_OK;
     const double nothing = 0;
     for (int i = 0; i < c->count; i++) {
-        assay_router_choice *r = &c->routers[i];
-        r->known = r->given;
-        for (int64_t t = 0; r->given && t < r->tokens; t++) {
+        const assay_router_choice *r = &c->routers[i];
+        const assay_tensor_spec spec = assay_choice_spec(r);
+        assay_tensor *valid = NULL;
+        if (!r->given) continue;
+        TRY(assay_tensor_set_add(ctx, &c->choices, &spec, &valid));
+        valid->written = valid->count;
+        for (int64_t t = 0; t < r->tokens; t++) {
             const int32_t *mine = r->candidate + t * r->per_token, *theirs = r->golden + t * r->per_token;
             /* ids come first, before any score is looked at */
             const assay_choice token = {.experts = a->config.num_experts,
@@ -193,9 +197,11 @@ static void make_valid(assay_conditional *c, const again *a)
                                         .golden = theirs,
                                         .selected = mine};
             const bool ok = assay_choice_judge(&token) != ASSAY_CHOICE_INVALID;
-            memcpy(r->experts + t * r->per_token, ok ? mine : theirs, (size_t)r->per_token * sizeof *mine);
+            memcpy(valid->indices + t * r->per_token, ok ? mine : theirs, (size_t)r->per_token * sizeof *mine);
         }
     }
+cleanup:
+    return status;
 }
 
 static void place_of(const assay_router_choice *router, int64_t sequence, int64_t t, char text[160])
@@ -228,7 +234,7 @@ static void describe_wrong(const assay_router_choice *router, const assay_choice
 }
 
 /* Judges all tokens; *wrong_path is the path of the first wrong one, or NULL. */
-static assay_status judge(assay_context *ctx, const assay_conditional *c, const again *a, const assay_profile *profile,
+static assay_status judge(assay_context *ctx, const assay_given_choice *c, const again *a, const assay_profile *profile,
                           assay_routing_summary *summary, const char **wrong_path)
 {
     assay_status status;
@@ -257,21 +263,21 @@ cleanup:
 }
 
 /* Errors of scores are needed only where another set was chosen. */
-static assay_status find_verdicts(assay_context *ctx, assay_conditional *c, again *a, const assay_profile *profile,
+static assay_status find_verdicts(assay_context *ctx, assay_given_choice *c, again *a, const assay_profile *profile,
                                   double false_alarm, assay_routing_summary *summary, const char **wrong_path)
 {
     assay_status status;
     int64_t scores = 0;
     TRY(check_golden(&a->ctx, c, a));
-    make_valid(c, a);
+    TRY(make_valid(&a->ctx, c, a));
     a->ctx.threads = assay_plan_threads(ctx, &a->golden.plan);
-    TRY(assay_conditional_scores(&a->ctx, c, &a->golden.plan));
+    TRY(assay_given_choice_scores(&a->ctx, c, &a->golden.plan));
     TRY(judge(&a->ctx, c, a, profile, summary, wrong_path));
     if (summary->exact == summary->tokens || assay_routing_rule_of(&a->config).hash) goto cleanup;
     for (int i = 0; i < c->count; i++) scores += c->routers[i].tokens * a->config.num_experts;
     /* thresholds of elements take half of what they are given */
     const double deviations = assay_thresholds_of(2 * CHOICE_SHARE * false_alarm, scores, 0, 0).element;
-    TRY(assay_conditional_tau(&a->ctx, c, &a->golden.plan, deviations));
+    TRY(assay_given_choice_tau(&a->ctx, c, &a->golden.plan, deviations));
     TRY(judge(&a->ctx, c, a, profile, summary, wrong_path));
 cleanup:
     memcpy(ctx->message, a->ctx.message, sizeof ctx->message);
@@ -279,11 +285,12 @@ cleanup:
 }
 
 /* The golden once more, given the choices, in a file that nobody else sees. */
-static assay_status evaluate_given(assay_context *ctx, assay_conditional *c, again *a, bool quiet)
+static assay_status evaluate_given(assay_context *ctx, assay_given_choice *c, again *a, bool quiet)
 {
     assay_status status;
     char folder[2048] = "", path[2304];
-    const assay_source source = assay_conditional_source(c);
+    assay_overlay given = {assay_tensor_set_source(&c->choices), c->inputs};
+    const assay_source source = assay_overlay_source(&given);
     a->ctx.threads = ctx->threads;
     TRY(assay_backend_make_folder(ctx, NULL, folder, sizeof folder));
     snprintf(path, sizeof path, "%s/golden.h5", folder);
@@ -295,7 +302,7 @@ cleanup:
     return status;
 }
 
-static bool is_differing_choice(const assay_conditional *c, const char *path)
+static bool is_differing_choice(const assay_given_choice *c, const char *path)
 {
     bool found = false;
     for (int i = 0; i < c->count; i++) found |= differs(&c->routers[i]) && strcmp(c->routers[i].path, path) == 0;
@@ -304,7 +311,7 @@ static bool is_differing_choice(const assay_conditional *c, const char *path)
 
 /* The wrong choice is blamed, also where it follows an admissible one that differs: what lies between was compared with
  * the golden of another choice. What is wrong before any choice differs stays the first. */
-static void fail_report(const assay_conditional *c, const char *path, const char *message, assay_report *report)
+static void fail_report(const assay_given_choice *c, const char *path, const char *message, assay_report *report)
 {
     bool before = true, blamed = true;
     for (int i = 0; i < report->count; i++) {
@@ -324,7 +331,7 @@ static void fail_report(const assay_conditional *c, const char *path, const char
 
 static assay_status compare_differing(assay_context *ctx, assay_golden *golden, assay_fixture_reader *candidate,
                                       const assay_profile *profile, double false_alarm, bool quiet,
-                                      assay_conditional *c, assay_report *report, assay_golden *against)
+                                      assay_given_choice *c, assay_report *report, assay_golden *against)
 {
     assay_status status;
     again a = {0};
@@ -362,12 +369,12 @@ cleanup:
     return status;
 }
 
-assay_status assay_compare_conditionally(assay_context *ctx, assay_golden *golden, assay_fixture_reader *candidate,
-                                         const assay_profile *profile, double false_alarm, bool quiet,
-                                         assay_report *report, assay_golden *against)
+assay_status assay_compare_given_choice(assay_context *ctx, assay_golden *golden, assay_fixture_reader *candidate,
+                                        const assay_profile *profile, double false_alarm, bool quiet,
+                                        assay_report *report, assay_golden *against)
 {
     assay_status status;
-    assay_conditional c = {0};
+    assay_given_choice c = {0};
     assay_routing_summary equal = {0};
     *report = (assay_report){0};
     *against = (assay_golden){0};

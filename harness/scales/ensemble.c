@@ -1,9 +1,7 @@
 #include "harness/scales/ensemble.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "harness/operations/op_support.h"
 #include "harness/scales/ensemble_internal.h"
@@ -20,7 +18,7 @@ static bool wants_null(const assay_ensemble *e)
 }
 
 /* Sums over the members of squared errors. */
-static void add_squares(const assay_context *ctx, const assay_tracked *t, int members, double *squares)
+static void add_squares(const assay_context *ctx, const assay_scaled *t, int members, double *squares)
 {
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t first = 0; first < t->count; first += 4096) {
@@ -35,7 +33,7 @@ static void add_squares(const assay_context *ctx, const assay_tracked *t, int me
 
 /* The model is fitted to the members' squares, and the error scales that follow are written, and kept for null
  * distributions. */
-static assay_status write_scales(assay_context *ctx, const assay_ensemble *e, assay_tracked *t, int p, int members,
+static assay_status write_scales(assay_context *ctx, const assay_ensemble *e, assay_scaled *t, int p, int members,
                                  assay_error_model *model)
 {
     assay_status status;
@@ -57,20 +55,20 @@ cleanup:
 }
 
 /* What the members say of a tensor. */
-static assay_status evaluate_tensor(assay_context *ctx, const assay_ensemble *e, assay_tracked *t, int p, int members)
+static assay_status evaluate_tensor(assay_context *ctx, const assay_ensemble *e, assay_scaled *t, int p, int members)
 {
     assay_status status = ASSAY_OK;
     assay_error_model model = {0};
-    assay_held_out held = {0};
+    assay_leave_one_out held = {0};
     if (!e->null_only) TRY(write_scales(ctx, e, t, p, members, &model));
     if (t->null == NULL) goto cleanup;
     if (e->null_only && t->scales_written[p] != t->count) {
         return assay_fail(ctx, ASSAY_INTERNAL, "%s has no error scales for its null distribution", t->spec->path);
     }
-    if (!e->null_only) TRY(assay_held_out_start(ctx, &model, t->count, t->errors, &held));
+    if (!e->null_only) TRY(assay_leave_one_out_start(ctx, &model, t->count, t->errors, &held));
     TRY(assay_null_draw(ctx, e, t, p, members, e->null_only ? NULL : &held));
 cleanup:
-    assay_held_out_free(&held);
+    assay_leave_one_out_free(&held);
     assay_error_model_free(&model);
     return status;
 }
@@ -93,12 +91,12 @@ static assay_status evaluate_precision(assay_context *ctx, assay_ensemble *e, in
     e->null_only = assay_ensemble_is_propagated(e->plan, member.precision);
     if (e->null_only && !null) return ASSAY_OK;
     for (; member.number < members; member.number++) TRY(assay_ensemble_run(ctx, e, &member));
-    for (int i = 0; i < e->tensor_count; i++) TRY(evaluate_tensor(ctx, e, &e->tensors[i], p, members));
+    for (int i = 0; i < e->golden.count; i++) TRY(evaluate_tensor(ctx, e, &e->tensors[i], p, members));
     if (!null) goto cleanup;
     member = (assay_member){.precision = member.precision, .nearest = true};
     TRY(assay_ensemble_run(ctx, e, &member));
-    for (int i = 0; i < e->tensor_count; i++) {
-        assay_tracked *t = &e->tensors[i];
+    for (int i = 0; i < e->golden.count; i++) {
+        assay_scaled *t = &e->tensors[i];
         if (t->null == NULL) continue;
         TRY(assay_null_finish(ctx, e, t, p, members));
         free(t->scales[p]);
@@ -113,8 +111,8 @@ static assay_status evaluate(assay_context *ctx, assay_ensemble *e, bool null)
     assay_status status;
     TRY(assay_ensemble_collect(ctx, e, null));
     TRY(assay_ensemble_run_golden(ctx, e));
-    if (e->tensor_count == 0) goto cleanup;
-    TRY(assay_ensemble_keep_given(ctx, e));
+    if (e->golden.count == 0) goto cleanup;
+    TRY(assay_ensemble_read_given(ctx, e));
     for (int p = 0; p < e->plan->precision_count; p++) TRY(evaluate_precision(ctx, e, p, null));
 cleanup:
     return status;

@@ -5,6 +5,7 @@
 #include "compare/profile.h"
 #include "compare/statistics.h"
 #include "harness/scales/ensemble.h"
+#include "oracle/base/tensor_set.h"
 
 /* What the members came to by a tensor's statistics: as they are, and rounded to storage. */
 typedef struct assay_null_draws {
@@ -14,54 +15,37 @@ typedef struct assay_null_draws {
 } assay_null_draws;
 
 /* A tensor whose error scale is wanted. */
-typedef struct assay_tracked {
+typedef struct assay_scaled {
     const assay_tensor_spec *spec;
     int64_t count;
     int64_t written; /* elements so far in this run */
-    double *golden;
+    const double *golden;
     float *errors;  /* [members, count]; NULL where no member is run */
     float **scales; /* by precision of the plan, each [count]: propagated ones, and that of the precision at hand */
     int64_t *scales_written; /* of propagated ones, by precision */
     assay_null_draws *null;  /* NULL when no null distribution is wanted, and then no scales either */
-} assay_tracked;
-
-/* The experts that the golden run chose, which the members are given. */
-typedef struct assay_kept_choice {
-    const assay_tensor_spec *spec;
-    int64_t count, written;
-    int32_t *experts;
-} assay_kept_choice;
-
-/* An input, weight or cotangent, which to draw or to read from a file again would cost each member time. Those beyond
- * ASSAY_ENSEMBLE_BYTES are: members ask for the weights of one expert after the other. */
-typedef struct assay_kept_given {
-    const assay_tensor_spec *spec;
-    double *values;
-} assay_kept_given;
+} assay_scaled;
 
 typedef struct assay_ensemble {
     const assay_plan *plan;
     const assay_source *in;
     const assay_sink *out;
-    assay_tracked *tensors;
-    int tensor_count;
-    assay_kept_choice *choices;
-    int choice_count;
-    assay_kept_given *given;
-    int given_count;
+    assay_tensor_set golden; /* values of the golden run, and the tensors themselves in the same order */
+    assay_scaled *tensors;
+    /* What members are given: the experts that the golden run chose; and inputs, weights and cotangents, which to draw
+     * or to read from a file again would cost each member time. Those beyond ASSAY_ENSEMBLE_BYTES are: members ask for
+     * the weights of one expert after the other. */
+    assay_tensor_set given;
     bool null_only; /* the scales of the precision at hand are propagated: members are run for null distributions */
     int slot;       /* of errors: where those of the member that is running go */
 } assay_ensemble;
 
-/* What of a path is kept; NULL: nothing. */
-assay_tracked *assay_ensemble_tensor(const assay_ensemble *e, const char *path);
-assay_kept_choice *assay_ensemble_choice(const assay_ensemble *e, const char *path);
-const assay_kept_given *assay_ensemble_given(const assay_ensemble *e, const char *path);
+assay_scaled *assay_ensemble_tensor(const assay_ensemble *e, const char *path); /* NULL: its scale is not wanted */
 
 /* Room for what the golden run and the members are to leave; and what the members read, from e->in. */
 assay_status assay_ensemble_collect(assay_context *ctx, assay_ensemble *e, bool null);
-assay_status assay_ensemble_keep_given(assay_context *ctx, assay_ensemble *e);
-assay_status assay_ensemble_alloc_scale(assay_context *ctx, assay_tracked *t, int precision);
+assay_status assay_ensemble_read_given(assay_context *ctx, assay_ensemble *e);
+assay_status assay_ensemble_alloc_scale(assay_context *ctx, assay_scaled *t, int precision);
 void assay_ensemble_release(assay_ensemble *e);
 
 /* The golden run: its results to e->out and into memory, with the error scales that the operation gives itself and that
@@ -110,7 +94,7 @@ double assay_per(double x); /* 1 / x, but finite, and 0 for 0 */
 
 /* Squared error scales without one of the members, for each in turn: what it is held against, for against scales of its
  * own a member looks smaller than it is. */
-typedef struct assay_held_out {
+typedef struct assay_leave_one_out {
     const assay_error_view *view;
     assay_isa isa;
     int members;
@@ -118,24 +102,24 @@ typedef struct assay_held_out {
     int64_t count;
     double *of_row, *of_column; /* [members,blocks,rows], [members,blocks,columns]: the model of the others */
     double *memory;
-} assay_held_out;
+} assay_leave_one_out;
 
 /* `model` and `errors` must outlive it. */
-assay_status assay_held_out_start(assay_context *ctx, const assay_error_model *model, int64_t count,
-                                  const float *errors, assay_held_out *held);
+assay_status assay_leave_one_out_start(assay_context *ctx, const assay_error_model *model, int64_t count,
+                                       const float *errors, assay_leave_one_out *held);
 /* Of elements first to first + count - 1: the sums over all members of squared errors, and from these what the others
  * of a member say. */
-void assay_held_out_squares(const assay_held_out *held, int64_t first, int64_t count, double *squares);
-void assay_held_out_variances(const assay_held_out *held, int member, int64_t first, int64_t count,
-                              const double *squares, double *variance);
-void assay_held_out_free(assay_held_out *held); /* safe on a zeroed struct */
+void assay_leave_one_out_squares(const assay_leave_one_out *held, int64_t first, int64_t count, double *squares);
+void assay_leave_one_out_variances(const assay_leave_one_out *held, int member, int64_t first, int64_t count,
+                                   const double *squares, double *variance);
+void assay_leave_one_out_free(assay_leave_one_out *held); /* safe on a zeroed struct */
 
 /* Statistics of a tensor's members at plan precision p, whose error scales are there; `held`: NULL where they are not
  * the members' own. */
-assay_status assay_null_draw(assay_context *ctx, const assay_ensemble *e, const assay_tracked *t, int p, int members,
-                             const assay_held_out *held);
+assay_status assay_null_draw(assay_context *ctx, const assay_ensemble *e, const assay_scaled *t, int p, int members,
+                             const assay_leave_one_out *held);
 /* After it: the range takes in a run to nearest, whose errors are in slot 0, and the null distribution is written. */
-assay_status assay_null_finish(assay_context *ctx, const assay_ensemble *e, const assay_tracked *t, int p, int members);
+assay_status assay_null_finish(assay_context *ctx, const assay_ensemble *e, const assay_scaled *t, int p, int members);
 bool assay_null_is_wanted(const assay_ensemble *e, const char *path);
 
 #endif

@@ -13,9 +13,32 @@ static assay_status beyond_the_end(assay_context *ctx, const char *path)
     return assay_fail(ctx, ASSAY_INTERNAL, "%s has more elements than its shape", path);
 }
 
-/* An error scale that null distributions need: on the grid of files. */
-static assay_status keep_scale(assay_context *ctx, assay_tracked *t, int precision, int64_t count, const double *values)
+/* Whose error scale `path` is, of which null distributions need it, and at which precision; NULL: that of no tensor. */
+static assay_scaled *tensor_of_scale(const assay_ensemble *e, const char *path, int *precision)
 {
+    char scale[ASSAY_PATH_SIZE];
+    assay_scaled *t = assay_ensemble_tensor(e, assay_path_of(path));
+    for (int p = 0; t != NULL && t->scales != NULL && p < e->plan->precision_count; p++) {
+        assay_path_at(ASSAY_ROLE_ERROR_SCALE, e->plan->precisions[p].name, t->spec->path, scale);
+        *precision = p;
+        if (strcmp(path, scale) == 0) return t;
+    }
+    return NULL;
+}
+
+static bool scale_is_needed(void *self, const char *path)
+{
+    int precision;
+    const assay_ensemble *e = self;
+    return tensor_of_scale(e, path, &precision) != NULL && assay_wants(e->out, path);
+}
+
+/* On the grid of files. */
+static assay_status take_scale(assay_context *ctx, void *self, const char *path, int64_t count, const double *values)
+{
+    int precision;
+    const assay_scaled *t = tensor_of_scale(self, path, &precision);
+    if (t == NULL) return ASSAY_OK;
     int64_t *written = &t->scales_written[precision];
     float *to = t->scales[precision] + *written;
     if (count > t->count - *written) return beyond_the_end(ctx, t->spec->path);
@@ -24,63 +47,19 @@ static assay_status keep_scale(assay_context *ctx, assay_tracked *t, int precisi
     return ASSAY_OK;
 }
 
-/* `path` is that of some precision's error scale of a tensor with a null distribution. */
-static assay_status keep_scale_at(assay_context *ctx, const assay_ensemble *e, const char *path, int64_t count,
-                                  const double *values)
+static assay_status no_integers(assay_context *ctx, void *self, const char *path, int64_t count, const int32_t *values)
 {
-    for (int p = 0; p < e->plan->precision_count; p++) {
-        char scale[ASSAY_PATH_SIZE];
-        const char *of = assay_path_of(path);
-        assay_path_at(ASSAY_ROLE_ERROR_SCALE, e->plan->precisions[p].name, of, scale);
-        if (strcmp(path, scale) != 0) continue;
-        assay_tracked *t = assay_ensemble_tensor(e, of);
-        return t != NULL && t->scales != NULL ? keep_scale(ctx, t, p, count, values) : ASSAY_OK;
-    }
-    return ASSAY_OK;
+    (void)ctx, (void)self, (void)path, (void)count, (void)values;
+    return ASSAY_OK; /* not reached: none are wanted */
 }
 
-/* The golden run: to the caller's sink, and into memory. */
-static bool golden_wants(void *self, const char *path)
-{
-    const assay_ensemble *e = self;
-    return assay_ensemble_tensor(e, path) != NULL || assay_ensemble_choice(e, path) != NULL ||
-           assay_wants(e->out, path);
-}
-
-static assay_status golden_write(assay_context *ctx, void *self, const char *path, int64_t count, const double *values)
-{
-    const assay_ensemble *e = self;
-    assay_tracked *t = assay_ensemble_tensor(e, path);
-    if (t != NULL) {
-        if (count > t->count - t->written) return beyond_the_end(ctx, path);
-        memcpy(t->golden + t->written, values, (size_t)count * sizeof *values);
-        t->written += count;
-    }
-    assay_status status = keep_scale_at(ctx, e, path, count, values);
-    RETURN_IF(status != ASSAY_OK, status);
-    return assay_write_result(ctx, e->out, path, count, values);
-}
-
-static assay_status golden_write_i32(assay_context *ctx, void *self, const char *path, int64_t count,
-                                     const int32_t *values)
-{
-    const assay_ensemble *e = self;
-    assay_kept_choice *c = assay_ensemble_choice(e, path);
-    if (c != NULL) {
-        if (count > c->count - c->written) return beyond_the_end(ctx, path);
-        memcpy(c->experts + c->written, values, (size_t)count * sizeof *values);
-        c->written += count;
-    }
-    return assay_write_result_i32(ctx, e->out, path, count, values);
-}
-
-static bool is_wanted(const assay_ensemble *e, const assay_tracked *t)
+static bool is_wanted(const assay_ensemble *e, const assay_scaled *t)
 {
     return t->null != NULL || !e->null_only;
 }
 
 /* Logits that are given are a router's, which rounds them itself. */
-void assay_ensemble_round_given(const assay_context *ctx, const char *path, int64_t count, double *values)
+static void round_given(const assay_context *ctx, const char *path, int64_t count, double *values)
 {
     if (ctx->emulation == NULL) return;
     const assay_precision *precision = &ctx->emulation->precision;
@@ -89,49 +68,45 @@ void assay_ensemble_round_given(const assay_context *ctx, const char *path, int6
     assay_arithmetic_emulated.round(ctx, ASSAY_ROUND_STORAGE, count, values);
 }
 
-/* A member: its inputs are the golden run's and the golden run's choices; of its results only the errors are kept. */
-static bool member_has(void *self, const char *path)
+static bool rounded_has(void *self, const char *path)
 {
-    const assay_ensemble *e = self;
-    return assay_ensemble_choice(e, path) != NULL || e->in->has(e->in->self, path);
+    const assay_source *in = self;
+    return in->has(in->self, path);
 }
 
-static assay_status member_read(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
-                                double *out)
+static assay_status rounded_read(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
+                                 double *out)
 {
-    const assay_ensemble *e = self;
-    const assay_kept_given *given = assay_ensemble_given(e, path);
-    if (given != NULL) {
-        memcpy(out, given->values + first, (size_t)count * sizeof *out);
-    } else {
-        assay_status status = e->in->read(ctx, e->in->self, path, first, count, out);
-        RETURN_IF(status != ASSAY_OK, status);
-    }
-    assay_ensemble_round_given(ctx, path, count, out);
-    return ASSAY_OK;
+    const assay_source *in = self;
+    const assay_status status = in->read(ctx, in->self, path, first, count, out);
+    if (status == ASSAY_OK) round_given(ctx, path, count, out);
+    return status;
 }
 
-static assay_status member_read_i32(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
-                                    int32_t *out)
+static assay_status rounded_read_i32(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
+                                     int32_t *out)
 {
-    const assay_ensemble *e = self;
-    const assay_kept_choice *c = assay_ensemble_choice(e, path);
-    if (c == NULL) return e->in->read_i32(ctx, e->in->self, path, first, count, out);
-    memcpy(out, c->experts + first, (size_t)count * sizeof *out);
-    return ASSAY_OK;
+    const assay_source *in = self;
+    return in->read_i32(ctx, in->self, path, first, count, out);
 }
 
+assay_source assay_ensemble_rounded(const assay_source *in)
+{
+    return (assay_source){(void *)in, rounded_has, rounded_read, rounded_read_i32};
+}
+
+/* Of a member's results only the errors are left. */
 static bool member_wants(void *self, const char *path)
 {
     const assay_ensemble *e = self;
-    const assay_tracked *t = assay_ensemble_tensor(e, path);
+    const assay_scaled *t = assay_ensemble_tensor(e, path);
     return t != NULL && is_wanted(e, t);
 }
 
 static assay_status member_write(assay_context *ctx, void *self, const char *path, int64_t count, const double *values)
 {
     const assay_ensemble *e = self;
-    assay_tracked *t = assay_ensemble_tensor(e, path);
+    assay_scaled *t = assay_ensemble_tensor(e, path);
     if (count > t->count - t->written) return beyond_the_end(ctx, path);
     const double *golden = t->golden + t->written;
     float *errors = t->errors + e->slot * t->count + t->written;
@@ -140,19 +115,12 @@ static assay_status member_write(assay_context *ctx, void *self, const char *pat
     return ASSAY_OK;
 }
 
-static assay_status member_write_i32(assay_context *ctx, void *self, const char *path, int64_t count,
-                                     const int32_t *values)
-{
-    (void)ctx, (void)self, (void)path, (void)count, (void)values;
-    return ASSAY_OK; /* not reached: no integers are wanted */
-}
-
 /* After each run, so that no errors are those of another one. */
-static assay_status check_complete(assay_context *ctx, const assay_ensemble *e, bool golden)
+static assay_status check_complete(assay_context *ctx, const assay_ensemble *e)
 {
-    for (int i = 0; i < e->tensor_count; i++) {
-        const assay_tracked *t = &e->tensors[i];
-        if (t->written != t->count && (golden || is_wanted(e, t))) {
+    for (int i = 0; i < e->golden.count; i++) {
+        const assay_scaled *t = &e->tensors[i];
+        if (t->written != t->count && is_wanted(e, t)) {
             return assay_fail(ctx, ASSAY_INTERNAL, "%s was not written in full", t->spec->path);
         }
     }
@@ -162,21 +130,24 @@ static assay_status check_complete(assay_context *ctx, const assay_ensemble *e, 
 assay_status assay_ensemble_run_golden(assay_context *ctx, assay_ensemble *e)
 {
     assay_status status;
-    void *memory = NULL;
+    void *precisions = NULL;
     int count = 0;
     const assay_plan *plan = e->plan;
-    const assay_sink golden = {.self = e, .wants = golden_wants, .write = golden_write, .write_i32 = golden_write_i32};
-    TRY(assay_alloc(ctx, "precisions", plan->precision_count, sizeof *plan->precisions, &memory));
-    assay_precision *propagated = memory;
+    assay_tee memory = {assay_tensor_set_sink(&e->golden), assay_tensor_set_sink(&e->given)};
+    assay_tee caller = {{e, scale_is_needed, take_scale, no_integers}, *e->out};
+    assay_tee both = {assay_tee_sink(&memory), assay_tee_sink(&caller)};
+    const assay_sink golden = assay_tee_sink(&both);
+    TRY(assay_alloc(ctx, "precisions", plan->precision_count, sizeof *plan->precisions, &precisions));
+    assay_precision *propagated = precisions;
     for (int p = 0; p < plan->precision_count; p++) {
         const assay_precision *precision = &plan->precisions[p];
         if (!assay_ensemble_is_propagated(plan, precision) || assay_ensemble_is_raised(plan, precision)) continue;
         propagated[count++] = *precision;
     }
     TRY(plan->operation->run(ctx, plan->c, e->in, &golden, propagated, count));
-    TRY(check_complete(ctx, e, true));
+    TRY(assay_tensor_set_require_complete(ctx, &e->golden));
 cleanup:
-    free(memory);
+    free(precisions);
     return status;
 }
 
@@ -200,18 +171,19 @@ assay_emulation assay_ensemble_member(const assay_plan *plan, const assay_precis
 assay_status assay_ensemble_run(assay_context *ctx, assay_ensemble *e, const assay_member *member)
 {
     const assay_plan *plan = e->plan;
-    const assay_source in = {.self = e, .has = member_has, .read = member_read, .read_i32 = member_read_i32};
-    const assay_sink out = {.self = e, .wants = member_wants, .write = member_write, .write_i32 = member_write_i32};
+    assay_overlay numbers = {assay_tensor_set_source(&e->given), *e->in};
+    const assay_source given = assay_overlay_source(&numbers), in = assay_ensemble_rounded(&given);
+    const assay_sink out = {.self = e, .wants = member_wants, .write = member_write, .write_i32 = no_integers};
     assay_emulation emulation = assay_ensemble_member(plan, member->precision, "ensemble", member->number);
     assay_context emulated = *ctx;
     emulation.nearest = member->nearest;
     if (!member->exact) emulated.arithmetic = &assay_arithmetic_emulated;
     emulated.emulation = &emulation;
     e->slot = member->nearest ? 0 : member->number;
-    for (int i = 0; i < e->tensor_count; i++) e->tensors[i].written = 0;
+    for (int i = 0; i < e->golden.count; i++) e->tensors[i].written = 0;
     assay_status status = plan->operation->run(&emulated, plan->c, &in, &out, NULL, 0);
     memcpy(ctx->message, emulated.message, sizeof ctx->message);
-    return status == ASSAY_OK ? check_complete(ctx, e, false) : status;
+    return status == ASSAY_OK ? check_complete(ctx, e) : status;
 }
 
 /* Error scales of one precision, on their way from the operation to where they are wanted. */
@@ -230,7 +202,7 @@ static assay_status raised_write(assay_context *ctx, void *self, const char *pat
 {
     assay_status status;
     const raised_scales *r = self;
-    assay_tracked *t = assay_ensemble_tensor(r->e, assay_path_of(path));
+    assay_scaled *t = assay_ensemble_tensor(r->e, assay_path_of(path));
     double *raised = NULL;
     if (count > t->count - t->written) return beyond_the_end(ctx, path);
     TRY(assay_alloc_f64(ctx, "error scale", count, &raised));
@@ -239,7 +211,7 @@ static assay_status raised_write(assay_context *ctx, void *self, const char *pat
         raised[i] = values[i] > 0 && isfinite(error) ? fmax(values[i], error) : values[i];
     }
     t->written += count;
-    TRY(keep_scale_at(ctx, r->e, path, count, raised));
+    TRY(take_scale(ctx, r->e, path, count, raised));
     TRY(assay_write_result(ctx, r->e->out, path, count, raised));
 cleanup:
     free(raised);
@@ -250,8 +222,9 @@ assay_status assay_ensemble_run_raised(assay_context *ctx, assay_ensemble *e, in
 {
     const assay_plan *plan = e->plan;
     raised_scales r = {.e = e, .precision = &plan->precisions[p]};
-    const assay_source in = {.self = e, .has = member_has, .read = member_read, .read_i32 = member_read_i32};
-    const assay_sink out = {.self = &r, .wants = raised_wants, .write = raised_write, .write_i32 = member_write_i32};
-    for (int i = 0; i < e->tensor_count; i++) e->tensors[i].written = 0;
+    assay_overlay numbers = {assay_tensor_set_source(&e->given), *e->in};
+    const assay_source given = assay_overlay_source(&numbers), in = assay_ensemble_rounded(&given);
+    const assay_sink out = {.self = &r, .wants = raised_wants, .write = raised_write, .write_i32 = no_integers};
+    for (int i = 0; i < e->golden.count; i++) e->tensors[i].written = 0;
     return plan->operation->run(ctx, plan->c, &in, &out, r.precision, 1);
 }

@@ -139,13 +139,13 @@ static void level_columns(int64_t count, int64_t squares, double *of_column)
     for (int64_t i = 0; i < count; i++) of_column[i] = assay_steadied(of_column[i] * per_mean, 1, squares);
 }
 
-assay_status assay_held_out_start(assay_context *ctx, const assay_error_model *model, int64_t count,
-                                  const float *errors, assay_held_out *held)
+assay_status assay_leave_one_out_start(assay_context *ctx, const assay_error_model *model, int64_t count,
+                                       const float *errors, assay_leave_one_out *held)
 {
     const assay_error_view *v = &model->views[model->best];
     const int members = model->members;
     const int64_t rows = v->blocks * v->rows, columns = v->blocks * v->columns;
-    *held = (assay_held_out){.view = v, .isa = ctx->isa, .members = members, .errors = errors, .count = count};
+    *held = (assay_leave_one_out){.view = v, .isa = ctx->isa, .members = members, .errors = errors, .count = count};
     if (count == 0) return ASSAY_OK;
     assay_status status = assay_alloc_f64(ctx, "factors of error scales", members * (rows + columns), &held->memory);
     RETURN_IF(status != ASSAY_OK, status);
@@ -165,7 +165,7 @@ assay_status assay_held_out_start(assay_context *ctx, const assay_error_model *m
     return ASSAY_OK;
 }
 
-void assay_held_out_squares(const assay_held_out *held, int64_t first, int64_t count, double *squares)
+void assay_leave_one_out_squares(const assay_leave_one_out *held, int64_t first, int64_t count, double *squares)
 {
     for (int64_t i = 0; i < count; i++) squares[i] = 0;
     for (int m = 0; m < held->members; m++) {
@@ -180,8 +180,8 @@ void assay_held_out_squares(const assay_held_out *held, int64_t first, int64_t c
     }
 }
 
-void assay_held_out_variances(const assay_held_out *held, int member, int64_t first, int64_t count,
-                              const double *squares, double *variance)
+void assay_leave_one_out_variances(const assay_leave_one_out *held, int member, int64_t first, int64_t count,
+                                   const double *squares, double *variance)
 {
     const assay_error_view *v = held->view;
     const double per_other = 0.5 / (held->members - 1);
@@ -197,7 +197,7 @@ void assay_held_out_variances(const assay_held_out *held, int member, int64_t fi
     }
 }
 
-void assay_held_out_free(assay_held_out *held)
+void assay_leave_one_out_free(assay_leave_one_out *held)
 {
     free(held->memory);
     held->memory = NULL;

@@ -1,12 +1,9 @@
 /* Null distributions: what the statistics of a tensor come to in correct implementations. */
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
 
 #include "harness/operations/op_support.h"
 #include "harness/scales/ensemble_internal.h"
 #include "oracle/arithmetic/elementary.h"
-#include "oracle/base/memory.h"
 
 enum { PIECE = 512, AS_THEY_ARE = 0, STORED = 1 };
 
@@ -38,7 +35,7 @@ typedef struct passes {
     assay_statistics_pass form[2];
 } passes;
 
-static assay_status start(assay_context *ctx, const assay_tracked *t, const forms *f, passes *pass)
+static assay_status start(assay_context *ctx, const assay_scaled *t, const forms *f, passes *pass)
 {
     assay_status status = ASSAY_OK;
     const assay_dtype storage = f->profile->storage;
@@ -57,7 +54,7 @@ static void end(passes *pass)
 
 /* Both forms of a piece of results, golden values and errors (NULL: none), against error scales whose squares are in
  * `weights`; they are lost. */
-static void add_piece(const assay_tracked *t, const forms *f, int64_t first, int64_t n, const float *errors,
+static void add_piece(const assay_scaled *t, const forms *f, int64_t first, int64_t n, const float *errors,
                       double *weights, passes *pass)
 {
     double values[PIECE], stored[PIECE];
@@ -70,12 +67,12 @@ static void add_piece(const assay_tracked *t, const forms *f, int64_t first, int
     assay_statistics_add(&pass->form[STORED], n, golden, stored, weights);
 }
 
-static int64_t piece_at(const assay_tracked *t, int64_t first)
+static int64_t piece_at(const assay_scaled *t, int64_t first)
 {
     return t->count - first < PIECE ? t->count - first : PIECE;
 }
 
-static void add_results(const assay_tracked *t, const forms *f, int p, const float *errors, passes *pass)
+static void add_results(const assay_scaled *t, const forms *f, int p, const float *errors, passes *pass)
 {
     double variance[PIECE];
     for (int64_t first = 0; first < t->count; first += PIECE) {
@@ -88,16 +85,16 @@ static void add_results(const assay_tracked *t, const forms *f, int p, const flo
 
 /* Members first_member, first_member + step ... piece by piece, each against the others (`held`: NULL: against the
  * scales as they are). What has an error scale of 0 counts for none. */
-static void add_members(const assay_tracked *t, const forms *f, int p, int first_member, int step, int members,
-                        const assay_held_out *held, passes *pass)
+static void add_members(const assay_scaled *t, const forms *f, int p, int first_member, int step, int members,
+                        const assay_leave_one_out *held, passes *pass)
 {
     double squares[PIECE], variance[PIECE];
     for (int64_t first = 0; first < t->count; first += PIECE) {
         const int64_t n = piece_at(t, first);
         const float *scale = t->scales[p] + first;
-        if (held != NULL) assay_held_out_squares(held, first, n, squares);
+        if (held != NULL) assay_leave_one_out_squares(held, first, n, squares);
         for (int m = first_member; m < members; m += step) {
-            if (held != NULL) assay_held_out_variances(held, m, first, n, squares, variance);
+            if (held != NULL) assay_leave_one_out_variances(held, m, first, n, squares, variance);
             for (int64_t k = 0; k < n; k++) {
                 const double whole = (double)scale[k] * scale[k];
                 variance[k] = held != NULL && whole > 0 ? variance[k] : whole;
@@ -121,7 +118,7 @@ static void take_in(const forms *f, const passes *pass, assay_null_draws *null)
     }
 }
 
-static void add_scales(const assay_tracked *t, int p, const assay_statistics_pass *pass)
+static void add_scales(const assay_scaled *t, int p, const assay_statistics_pass *pass)
 {
     double variance[PIECE], inverse[PIECE];
     assay_null_draws *null = t->null;
@@ -138,7 +135,7 @@ static void add_scales(const assay_tracked *t, int p, const assay_statistics_pas
 }
 
 /* No error: the golden values, and those rounded. And an error of one deviation, which the error scale allows. */
-static assay_status start_range(assay_context *ctx, const assay_tracked *t, const forms *f, int p)
+static assay_status start_range(assay_context *ctx, const assay_scaled *t, const forms *f, int p)
 {
     passes pass = {0};
     assay_status status;
@@ -152,8 +149,8 @@ cleanup:
     return status;
 }
 
-assay_status assay_null_draw(assay_context *ctx, const assay_ensemble *e, const assay_tracked *t, int p, int members,
-                             const assay_held_out *held)
+assay_status assay_null_draw(assay_context *ctx, const assay_ensemble *e, const assay_scaled *t, int p, int members,
+                             const assay_leave_one_out *held)
 {
     assay_status status;
     passes pass[ASSAY_MEMBERS_OF_SMALL_WORK] = {0};
@@ -191,7 +188,7 @@ static void moments(const assay_statistics *drawn, int members, int statistic, d
 
 /* How much smaller the members' errors are than the error scales allow, the rounding of results aside. Where a scale
  * allows what no member shows (a difference that cancels exactly in this code), correct implementations may. */
-static double understated(const assay_tracked *t, int members)
+static double understated(const assay_scaled *t, int members)
 {
     const assay_null_draws *null = t->null;
     double squares = 0;
@@ -203,8 +200,7 @@ static double understated(const assay_tracked *t, int members)
 }
 
 /* One row of the null distribution. */
-static void summarise(const assay_tracked *t, const forms *f, int members, int statistic,
-                      double row[ASSAY_NULL_COLUMNS])
+static void summarise(const assay_scaled *t, const forms *f, int members, int statistic, double row[ASSAY_NULL_COLUMNS])
 {
     const assay_null_draws *null = t->null;
     double low = null->low[statistic], high = null->high[statistic], spread = 0;
@@ -223,7 +219,7 @@ static void summarise(const assay_tracked *t, const forms *f, int members, int s
     row[ASSAY_NULL_MEMBERS] = used ? members : 0;
 }
 
-assay_status assay_null_finish(assay_context *ctx, const assay_ensemble *e, const assay_tracked *t, int p, int members)
+assay_status assay_null_finish(assay_context *ctx, const assay_ensemble *e, const assay_scaled *t, int p, int members)
 {
     assay_status status;
     passes pass = {0};

@@ -64,8 +64,8 @@ typedef struct subject {
     assay_plan plan;
     char path[64];
     assay_fixture_reader *reader;
-    assay_results golden, noisy; /* the golden's results; the same by a correct implementation in low precision */
-    bool emulated;               /* low precision is the emulated arithmetic; else only what is stored is rounded */
+    assay_tensor_set golden, noisy; /* the golden's results; the same by a correct implementation in low precision */
+    bool emulated;                  /* low precision is the emulated arithmetic; else only what is stored is rounded */
     assay_trial trial;
     assay_emulation emulation;
 } subject;
@@ -86,16 +86,16 @@ static assay_context in_low_precision(const subject *s)
     return ctx;
 }
 
-static void round_to_storage(const subject *s, assay_results *results)
+static void round_to_storage(const subject *s, assay_tensor_set *results)
 {
-    for (int i = 0; i < results->plan->spec_count; i++) {
-        const assay_kept *kept = &results->items[i];
-        if (kept->values == NULL || assay_role_is_given(kept->spec->role)) continue;
-        assay_dtype_round_many(s->trial.profile->storage, kept->count, kept->values, kept->values);
+    for (int i = 0; i < results->count; i++) {
+        const assay_tensor *tensor = &results->items[i];
+        if (tensor->values == NULL || assay_role_is_given(tensor->spec.role)) continue;
+        assay_dtype_round_many(s->trial.profile->storage, tensor->count, tensor->values, tensor->values);
     }
 }
 
-static assay_verdict verdict_on(subject *s, const assay_results *results)
+static assay_verdict verdict_on(subject *s, const assay_tensor_set *results)
 {
     assay_report report = {0};
     assay_fixture_reader *candidate = NULL;
@@ -118,18 +118,18 @@ static void make_noisy(subject *s)
     for (;; s->emulated = false) {
         bool applies = false;
         assay_context ctx = in_low_precision(s);
-        assay_results rounded = {0};
-        require(s, assay_results_copy(&s->ctx, &s->golden, true, &s->noisy));
+        assay_tensor_set rounded = {0};
+        require(s, assay_tensor_set_copy(&s->ctx, &s->golden, &s->noisy));
         require(s, assay_mutant_evaluate(&ctx, &s->trial, &none, &s->noisy, &applies));
-        require(s, assay_results_copy(&s->ctx, &s->noisy, true, &rounded));
+        require(s, assay_tensor_set_copy(&s->ctx, &s->noisy, &rounded));
         round_to_storage(s, &rounded);
         const assay_verdict verdict = verdict_on(s, &rounded);
-        assay_results_free(&rounded);
+        assay_tensor_set_free(&rounded);
         if (verdict == ASSAY_PASS || !s->emulated) break;
         /* whole steps of a coarse grid, which rounding to nearest does not take, are at times beyond few members' scale
          */
         printf("control %s: %s\n", s->c->name, assay_verdict_name(verdict));
-        assay_results_free(&s->noisy);
+        assay_tensor_set_free(&s->noisy);
     }
 }
 
@@ -147,8 +147,9 @@ static void start(subject *s, const char *name, const assay_profile *profile, co
     require(s, assay_plan_make(&s->ctx, &s->plan, s->c));
     require(s, assay_golden_write(&s->ctx, &s->plan, s->path, NULL, true));
     require(s, assay_fixture_open(&s->ctx, s->path, &s->reader));
-    require(s, assay_results_load(&s->ctx, &s->golden, &s->plan, s->reader));
-    s->trial = (assay_trial){.golden = &s->golden, .profile = profile, .false_alarm = 1e-6, .reader = s->reader};
+    require(s, assay_golden_load(&s->ctx, &s->golden, &s->plan, s->reader));
+    s->trial = (assay_trial){
+        .plan = &s->plan, .golden = &s->golden, .profile = profile, .false_alarm = 1e-6, .reader = s->reader};
     s->emulation = (assay_emulation){
         .precision = profile->precision, .storage = profile->storage, .multiply = profile->multiply, .seed = 20240607};
     make_noisy(s);
@@ -173,8 +174,8 @@ static int say_missed(const tally *t)
 
 static void end(subject *s)
 {
-    assay_results_free(&s->noisy);
-    assay_results_free(&s->golden);
+    assay_tensor_set_free(&s->noisy);
+    assay_tensor_set_free(&s->golden);
     assay_fixture_close(s->reader);
     assay_plan_free(&s->plan);
     assay_cases_free(s->c, 1);
@@ -183,10 +184,10 @@ static void end(subject *s)
 
 /* The mutant's results in low precision. Where experts nearly tie, low precision may choose others: they are those of
  * the mutant in float64, as the error scales have it for the golden. */
-static void make(subject *s, const assay_mutant *mutant, assay_results *results, bool *applies)
+static void make(subject *s, const assay_mutant *mutant, assay_tensor_set *results, bool *applies)
 {
     assay_context ctx = in_low_precision(s);
-    assay_results exact = {0};
+    assay_tensor_set exact = {0};
     assay_trial trial = s->trial;
     assay_mutant held = *mutant;
     const bool evaluated = assay_mutant_is_evaluated(mutant) && !mutant->other_seed && !mutant->golden_choice &&
@@ -202,7 +203,7 @@ static void make(subject *s, const assay_mutant *mutant, assay_results *results,
     }
     require(s, assay_mutant_make(&ctx, &trial, &held, results, applies));
 done:
-    assay_results_free(&exact);
+    assay_tensor_set_free(&exact);
 }
 
 static bool has_one_of(const char *text, const char *words)
@@ -234,7 +235,7 @@ static bool is_as_small_as_rounding(const char *mutant)
 }
 
 /* `name`: what the diagnosis is to say; NULL: that it does not know. */
-static void judge(subject *s, const char *what, const char *name, assay_results *results, bool verbose, tally *t)
+static void judge(subject *s, const char *what, const char *name, assay_tensor_set *results, bool verbose, tally *t)
 {
     assay_report report = {0};
     assay_fixture_reader *candidate = NULL;
@@ -247,7 +248,7 @@ static void judge(subject *s, const char *what, const char *name, assay_results 
     require(s, assay_explain(&s->ctx, &golden, candidate, profile, true, &report));
     for (int i = 0; name != NULL && i < report.explained_count; i++) named |= strcmp(report.explained_by[i], name) == 0;
     const assay_mutant *mutant = name == NULL ? NULL : assay_mutant_by_name(name);
-    if (mutant != NULL && mutant->worsen != NULL) named |= strstr(report.explanation, name) != NULL;
+    if (mutant != NULL && mutant->degrade != NULL) named |= strstr(report.explanation, name) != NULL;
     const bool failed = report.verdict == ASSAY_FAIL;
     /* a remark on the size of errors is wrong where it leaves out the mutant that they are of; of others it is true */
     const bool remarks =
@@ -273,41 +274,40 @@ static void judge(subject *s, const char *what, const char *name, assay_results 
 
 static void try_mutant(subject *s, const assay_mutant *mutant, bool verbose, tally *t)
 {
-    assay_results results = {0};
+    assay_tensor_set results = {0};
     bool applies = false;
     if (!assay_mutant_is_for(mutant, &s->plan)) return;
     make(s, mutant, &results, &applies);
     if (applies) judge(s, mutant->name, mutant->name, &results, verbose, t);
-    assay_results_free(&results);
+    assay_tensor_set_free(&results);
 }
 
 /* --- candidates that are wrong in a way that no mutant is --- */
 
-static void add_noise(subject *s, assay_results *results)
+static void add_noise(subject *s, assay_tensor_set *results)
 {
-    for (int i = 0; i < results->plan->spec_count; i++) {
-        const assay_kept *kept = &results->items[i];
-        char path[2 * ASSAY_PATH_SIZE];
-        snprintf(path, sizeof path, "error_scale/%s/%s", s->trial.profile->precision.name, kept->spec->path);
-        const assay_kept *scale = assay_results_find(&s->golden, path);
-        for (int64_t k = 0; scale != NULL && k < kept->count; k++) {
-            const double uniform = ldexp((double)(assay_random_bits(7, path, (uint64_t)k) >> 11), -53) - 0.5;
+    for (int i = 0; i < results->count; i++) {
+        const assay_tensor *tensor = &results->items[i];
+        const assay_tensor *scale = assay_results_scales(&s->golden, s->trial.profile, tensor->spec.path);
+        for (int64_t k = 0; scale != NULL && k < tensor->count; k++) {
+            const double uniform =
+                ldexp((double)(assay_random_bits(7, scale->spec.path, (uint64_t)k) >> 11), -53) - 0.5;
             const double unit = assay_dtype_unit_roundoff(s->trial.profile->storage);
-            kept->values[k] += 50 * sqrt(12.0) * uniform * hypot(scale->values[k], unit * kept->values[k]);
+            tensor->values[k] += 50 * sqrt(12.0) * uniform * hypot(scale->values[k], unit * tensor->values[k]);
         }
     }
 }
 
 /* Outputs negated, gradients doubled: each a mutant. */
-static void mix_two(subject *s, assay_results *results)
+static void mix_two(subject *s, assay_tensor_set *results)
 {
     (void)s;
-    for (int i = 0; i < results->plan->spec_count; i++) {
-        const assay_kept *kept = &results->items[i];
-        const double factor = kept->spec->role == ASSAY_ROLE_OUTPUT     ? -1.0
-                              : kept->spec->role == ASSAY_ROLE_GRADIENT ? 2.0
-                                                                        : 1.0;
-        for (int64_t k = 0; kept->values != NULL && k < kept->count; k++) kept->values[k] *= factor;
+    for (int i = 0; i < results->count; i++) {
+        const assay_tensor *tensor = &results->items[i];
+        const double factor = tensor->spec.role == ASSAY_ROLE_OUTPUT     ? -1.0
+                              : tensor->spec.role == ASSAY_ROLE_GRADIENT ? 2.0
+                                                                         : 1.0;
+        for (int64_t k = 0; tensor->values != NULL && k < tensor->count; k++) tensor->values[k] *= factor;
     }
 }
 
@@ -315,12 +315,12 @@ static void mix_two(subject *s, assay_results *results)
 static bool other_weights(const assay_mutation *m)
 {
     bool changed = false;
-    for (int i = 0; i < m->tensors->plan->spec_count; i++) {
-        assay_kept *kept = &m->tensors->items[i];
-        if (kept->spec->role != ASSAY_ROLE_WEIGHT || kept->values == NULL || kept->count < 8) continue;
-        for (int64_t k = 0; k < kept->count; k++) {
-            const uint64_t bits = assay_random_bits(11, kept->spec->path, (uint64_t)k);
-            kept->values[k] = ldexp(kept->values[(int64_t)(bits % (uint64_t)kept->count)], bits & 64 ? 0 : -1);
+    for (int i = 0; i < m->tensors->count; i++) {
+        assay_tensor *tensor = &m->tensors->items[i];
+        if (tensor->spec.role != ASSAY_ROLE_WEIGHT || tensor->values == NULL || tensor->count < 8) continue;
+        for (int64_t k = 0; k < tensor->count; k++) {
+            const uint64_t bits = assay_random_bits(11, tensor->spec.path, (uint64_t)k);
+            tensor->values[k] = ldexp(tensor->values[(int64_t)(bits % (uint64_t)tensor->count)], bits & 64 ? 0 : -1);
         }
         changed = true;
     }
@@ -332,20 +332,20 @@ static void try_unknown(subject *s, bool verbose, tally *t)
     static const assay_mutant other = {.name = "other_weights", .change_inputs = other_weights};
     static const struct {
         const char *name;
-        void (*change)(subject *s, assay_results *results);
+        void (*change)(subject *s, assay_tensor_set *results);
     } changes[] = {{"noise of 50 deviations", add_noise}, {"two mutants at once", mix_two}};
     for (size_t i = 0; i <= sizeof changes / sizeof *changes; i++) {
-        assay_results results = {0};
+        assay_tensor_set results = {0};
         bool applies = true;
         if (i == sizeof changes / sizeof *changes) {
             make(s, &other, &results, &applies);
         } else {
-            require(s, assay_results_copy(&s->ctx, &s->noisy, true, &results));
+            require(s, assay_tensor_set_copy(&s->ctx, &s->noisy, &results));
             changes[i].change(s, &results);
         }
         if (applies)
             judge(s, i == sizeof changes / sizeof *changes ? other.name : changes[i].name, NULL, &results, verbose, t);
-        assay_results_free(&results);
+        assay_tensor_set_free(&results);
     }
 }
 

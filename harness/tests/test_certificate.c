@@ -116,11 +116,11 @@ static void plant(problem *p, const tampering *t)
 
 static void certify(problem *p, int64_t budget, spec_certificates *found)
 {
-    assay_evidence evidence = {0};
-    const assay_scope scope = assay_scope_of(&p->ctx, &p->plan, budget);
-    assert_ok(&p->ctx, assay_evidence_collect(&p->ctx, &evidence, &p->plan, &p->source, NULL));
-    assert_ok(&p->ctx, assay_certify(&p->ctx, &evidence, &scope, true, found));
-    assay_evidence_free(&evidence);
+    assay_certificate_inputs inputs = {0};
+    const assay_certificate_scope scope = assay_certificate_scope_of(&p->ctx, &p->plan, budget);
+    assert_ok(&p->ctx, assay_certificate_inputs_collect(&p->ctx, &inputs, &p->plan, &p->source, NULL));
+    assert_ok(&p->ctx, assay_certify(&p->ctx, &inputs, &scope, true, found));
+    assay_certificate_inputs_free(&inputs);
 }
 
 static const spec_certificate *certificate_at(const spec_certificates *found, const char *path)
@@ -210,11 +210,11 @@ TEST(a_wrong_choice_is_found)
 {
     problem p;
     spec_certificates found = {0};
-    assay_evidence evidence = {0};
+    assay_certificate_inputs inputs = {0};
     problem_start(&p, "routing/balance", NULL);
-    const assay_scope scope = assay_scope_of(&p.ctx, &p.plan, 0);
-    assert_ok(&p.ctx, assay_evidence_collect(&p.ctx, &evidence, &p.plan, &p.source, NULL));
-    const spec_tensor *given = spec_tensors_find(&evidence.in, "routing/selected_experts");
+    const assay_certificate_scope scope = assay_certificate_scope_of(&p.ctx, &p.plan, 0);
+    assert_ok(&p.ctx, assay_certificate_inputs_collect(&p.ctx, &inputs, &p.plan, &p.source, NULL));
+    const spec_tensor *given = spec_tensors_find(&inputs.in, "routing/selected_experts");
     const int64_t per_token = given->shape.dims[given->shape.rank - 1];
     const int32_t experts = (int32_t)p.c->config.num_experts;
     for (int32_t other = 0; other < experts; other++) { /* the first that the first token has not chosen */
@@ -224,10 +224,10 @@ TEST(a_wrong_choice_is_found)
         given->indices[0] = other;
         break;
     }
-    assert_ok(&p.ctx, assay_certify(&p.ctx, &evidence, &scope, true, &found));
+    assert_ok(&p.ctx, assay_certify(&p.ctx, &inputs, &scope, true, &found));
     assert_true(isinf(certificate_at(&found, "routing/selected_experts")->excess));
     assert_int_equal(assay_certificates_check(&p.ctx, &found), ASSAY_BAD_INPUT);
-    assay_evidence_free(&evidence);
+    assay_certificate_inputs_free(&inputs);
     spec_certificates_free(&found);
     problem_end(&p);
 }
@@ -275,7 +275,7 @@ TEST(scopes)
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         problem p;
         problem_start(&p, "mlp/k160-n192", table[i].set);
-        const assay_scope scope = assay_scope_of(&p.ctx, &p.plan, table[i].budget);
+        const assay_certificate_scope scope = assay_certificate_scope_of(&p.ctx, &p.plan, table[i].budget);
         assert_int_equal(scope.outputs, table[i].outputs);
         assert_int_equal(scope.gradients, table[i].gradients);
         assert_int_equal(scope.gradients, scope.probes > 0);
@@ -342,9 +342,9 @@ static void ulps_doubled(spec_certificate *c)
     c->ulps *= 2;
 }
 
-static void gauge_halved(spec_certificate *c)
+static void scales_halved(spec_certificate *c)
 {
-    c->gauge /= 2;
+    c->scales /= 2;
 }
 
 static void by_another_libquadmath(spec_certificate *c)
@@ -365,7 +365,7 @@ TEST_WITH(stored_certificates_are_compared, folder_setup, folder_teardown)
     } table[] = {
         {"outputs/y", relative_doubled, false},
         {"outputs/y", ulps_doubled, false},
-        {"outputs/y", gauge_halved, false},
+        {"outputs/y", scales_halved, false},
         {"outputs/y", checked_more, false},
         {"outputs/y", by_another_libquadmath, true},
         {"gradients/inputs/x", relative_doubled, false},

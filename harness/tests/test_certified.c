@@ -5,6 +5,7 @@
 #include "harness/certify/certificate.h"
 #include "harness/plan/inputs.h"
 #include "harness/tests/harness_test.h"
+#include "oracle/base/tensor_set.h"
 
 /* Above the rounding of a few dozen operations. A margin is a difference, of scores that may be far larger. */
 #define OUTPUT_LIMIT 1e-14
@@ -17,61 +18,48 @@
 typedef struct subject {
     assay_context ctx;
     assay_plan plan;
-    assay_evidence evidence;
+    assay_certificate_inputs inputs;
 } subject;
 
-/* A case's inputs, and a choice of experts: of token t those from t on. */
-typedef struct chosen_source {
-    assay_inputs inputs;
-    assay_source drawn;
-    int64_t experts, per_token;
-} chosen_source;
-
-static bool chosen_has(void *self, const char *path)
+/* A choice of experts: of token t those from t on. */
+static assay_tensor_set choices_of(subject *s, const assay_case *c)
 {
-    chosen_source *chosen = self;
-    return assay_path_is_choice(path) || chosen->drawn.has(chosen->drawn.self, path);
-}
-
-static assay_status chosen_read(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
-                                double *out)
-{
-    chosen_source *chosen = self;
-    return chosen->drawn.read(ctx, chosen->drawn.self, path, first, count, out);
-}
-
-static assay_status chosen_read_i32(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
-                                    int32_t *out)
-{
-    chosen_source *chosen = self;
-    if (!assay_path_is_choice(path)) return chosen->drawn.read_i32(ctx, chosen->drawn.self, path, first, count, out);
-    for (int64_t i = 0; i < count; i++) {
-        const int64_t token = (first + i) / chosen->per_token, choice = (first + i) % chosen->per_token;
-        out[i] = (int32_t)((token + choice) % chosen->experts);
+    assay_tensor_set choices = {0};
+    const int64_t experts = c->config.num_experts, per_token = c->config.num_experts_per_tok;
+    for (int i = 0; i < s->plan.list.count; i++) {
+        const assay_tensor_spec *spec = &s->plan.list.entries[i].spec;
+        assay_tensor *choice = NULL;
+        if (!assay_path_is_choice(spec->path)) continue;
+        assert_ok(&s->ctx, assay_tensor_set_add(&s->ctx, &choices, spec, &choice));
+        for (; choice->written < choice->count; choice->written++) {
+            const int64_t token = choice->written / per_token, k = choice->written % per_token;
+            choice->indices[choice->written] = (int32_t)((token + k) % experts);
+        }
     }
-    return ASSAY_OK;
+    return choices;
 }
 
 /* Error scales of float64 alone: of all others nothing is certified. `chosen`: the choice of experts is given. */
 static void subject_start(subject *s, assay_case *c, bool chosen)
 {
     *s = (subject){.ctx = assay_context_default(1)};
-    chosen_source from = {.experts = c->config.num_experts, .per_token = c->config.num_experts_per_tok};
+    assay_inputs inputs = {0};
     assert_ok(&s->ctx, assay_case_set(&s->ctx, c, "profiles=none"));
     assert_ok(&s->ctx, assay_case_set(&s->ctx, c, "checkpoints=all"));
     assert_ok(&s->ctx, assay_plan_make(&s->ctx, &s->plan, c));
-    assert_ok(&s->ctx, assay_inputs_open(&s->ctx, &from.inputs, c, &s->plan.list, NULL));
-    from.drawn = assay_inputs_source(&from.inputs);
-    const assay_source with_choice = {&from, chosen_has, chosen_read, chosen_read_i32};
-    const assay_source source = chosen ? with_choice : from.drawn;
-    assert_ok(&s->ctx, assay_evidence_collect(&s->ctx, &s->evidence, &s->plan, &source, NULL));
-    assay_inputs_close(&from.inputs);
+    assert_ok(&s->ctx, assay_inputs_open(&s->ctx, &inputs, c, &s->plan.list, NULL));
+    assay_tensor_set choices = choices_of(s, c);
+    assay_overlay with_choice = {assay_tensor_set_source(&choices), assay_inputs_source(&inputs)};
+    const assay_source source = chosen ? assay_overlay_source(&with_choice) : with_choice.under;
+    assert_ok(&s->ctx, assay_certificate_inputs_collect(&s->ctx, &s->inputs, &s->plan, &source, NULL));
+    assay_tensor_set_free(&choices);
+    assay_inputs_close(&inputs);
     s->ctx.threads = 2;
 }
 
 static void subject_end(subject *s)
 {
-    assay_evidence_free(&s->evidence);
+    assay_certificate_inputs_free(&s->inputs);
     assay_plan_free(&s->plan);
 }
 
@@ -113,10 +101,10 @@ static bool certify(assay_case *c, int64_t coordinates)
     subject s;
     spec_certificates found = {0};
     subject_start(&s, c, false);
-    assay_scope scope = assay_scope_of(&s.ctx, &s.plan, coordinates);
+    assay_certificate_scope scope = assay_certificate_scope_of(&s.ctx, &s.plan, coordinates);
     assert_true(scope.outputs);
     if (2 * (double)scope.probes * s.plan.operation->flops(c, false) > MOST_OPERATIONS) scope.gradients = false;
-    assert_ok(&s.ctx, assay_certify(&s.ctx, &s.evidence, &scope, true, &found));
+    assert_ok(&s.ctx, assay_certify(&s.ctx, &s.inputs, &scope, true, &found));
     check(&s, &found, scope.gradients);
     spec_certificates_free(&found);
     subject_end(&s);
@@ -323,8 +311,8 @@ static bool is_certified(subject *s, const spec_tensor *tensor)
     const spec_budget budget = {.coordinates = 1, .directions = 1, .seed = 1};
     spec_certificates found = {0};
     assert_ok(&s->ctx, assay_role_of(tensor->path) == ASSAY_ROLE_GRADIENT
-                           ? spec_certify_gradients(&s->ctx, form, s->plan.c, &s->evidence.in, &one, &budget, &found)
-                           : spec_certify_outputs(&s->ctx, form, s->plan.c, &s->evidence.in, &one, &found));
+                           ? spec_certify_gradients(&s->ctx, form, s->plan.c, &s->inputs.in, &one, &budget, &found)
+                           : spec_certify_outputs(&s->ctx, form, s->plan.c, &s->inputs.in, &one, &found));
     const bool certified = assay_certificates_check(&s->ctx, &found) == ASSAY_OK;
     spec_certificates_free(&found);
     return certified;
@@ -351,8 +339,8 @@ TEST(at_a_given_choice)
         subject s;
         assay_case *c = case_named(&ctx, table[i][0], table[i][1]);
         subject_start(&s, c, true);
-        for (int j = 0; j < s.evidence.results.count; j++) {
-            const spec_tensor *tensor = &s.evidence.results.items[j];
+        for (int j = 0; j < s.inputs.results.count; j++) {
+            const spec_tensor *tensor = &s.inputs.results.items[j];
             if (assay_path_is_choice(tensor->path)) assert_int_equal(tensor->indices[c->config.num_experts_per_tok], 1);
             if (!assay_role_is_result(assay_role_of(tensor->path)) || assay_path_is_choice(tensor->path)) continue;
             if (!is_certified(&s, tensor)) fail_msg("%s: %s: %s", c->name, tensor->path, s.ctx.message);
@@ -419,8 +407,8 @@ TEST(what_is_altered_is_not_certified)
         assay_case *c = case_named(&ctx, table[i].name, table[i].set);
         int altered = 0;
         subject_start(&s, c, false);
-        for (int j = 0; j < s.evidence.results.count; j++) {
-            const spec_tensor *tensor = &s.evidence.results.items[j];
+        for (int j = 0; j < s.inputs.results.count; j++) {
+            const spec_tensor *tensor = &s.inputs.results.items[j];
             if (!assay_role_is_result(assay_role_of(tensor->path)) || assay_path_is_choice(tensor->path)) continue;
             altered += (tensor->indices != NULL ? tampered_indices : tampered_numbers)(&s, tensor) > 0;
         }

@@ -13,8 +13,8 @@
 #include "harness/scales/ensemble_internal.h"
 #include "oracle/arithmetic/emulated.h"
 #include "oracle/base/memory.h"
-#include "oracle/moe/tests/memory_store.h"
 #include "tests/support/assay_test.h"
+#include "tests/support/test_tensors.h"
 
 enum { TOKENS = 24, DIM = 40, EXPERTS = 3, HIDDEN = 56 };
 #define CHOICE "routing/layers/0/selected_experts"
@@ -178,7 +178,7 @@ typedef struct trial {
     assay_operation operation;
     assay_plan plan;
     assay_precision precisions[2];
-    memory_store given, results;
+    test_tensors given, results;
     assay_source in;
     assay_sink out;
 } trial;
@@ -203,12 +203,12 @@ static int trial_setup(void **state)
     for (int i = 0; i < 2; i++) {
         const assay_tensor_entry *entry = &t->plan.list.entries[i];
         const int64_t count = assay_shape_count(&entry->spec.shape);
-        double *values = memory_store_add(&t->given, entry->spec.path, count);
+        double *values = test_tensors_add(&t->given, entry->spec.path, count);
         assert_ok(&ctx, assay_random_fill(&ctx, &entry->fill, 5, entry->spec.path, &entry->spec.shape, ASSAY_BFLOAT16,
                                           0, count, values));
     }
-    t->in = memory_store_source(&t->given);
-    t->out = memory_store_sink(&t->results);
+    t->in = test_tensors_source(&t->given);
+    t->out = test_tensors_sink(&t->results);
     t->results.wanted = without_null;
     *state = t;
     return 0;
@@ -218,15 +218,15 @@ static int trial_teardown(void **state)
 {
     trial *t = *state;
     assay_tensor_list_free(&t->plan.list);
-    memory_store_free(&t->given);
-    memory_store_free(&t->results);
+    assay_tensor_set_free(&t->given.set);
+    assay_tensor_set_free(&t->results.set);
     free(t);
     return 0;
 }
 
 static const double *result(const trial *t, const char *path, int64_t count)
 {
-    const memory_tensor *found = memory_store_find(&t->results, path);
+    const assay_tensor *found = assay_tensor_set_find(&t->results.set, path);
     if (found == NULL) fail_msg("no %s", path);
     assert_int_equal(found->count, count);
     return found->values;
@@ -240,7 +240,7 @@ TEST_WITH(test_operations_with_scales_of_their_own, trial_setup, trial_teardown)
     assert_ok(&ctx, assay_evaluate(&ctx, &t->plan, &t->in, &t->out));
     assert_int_equal(told.runs, 1);
     assert_int_equal(told.precisions, 2);
-    assert_int_equal(t->results.count, 5);
+    assert_int_equal(t->results.set.count, 5);
 }
 
 /* The results are those of one run, the scales come after them, and members draw from seeds of their own. */
@@ -250,8 +250,8 @@ TEST_WITH(test_results_and_scales, trial_setup, trial_teardown)
     static const char *const paths[] = {"outputs/y", "checkpoints/h", "gradients/weights/w"};
     static const int64_t counts[] = {TOKENS * TOKENS, TOKENS * HIDDEN, EXPERTS * DIM * HIDDEN};
     assay_context ctx = assay_context_default(2);
-    memory_store plain = {0};
-    const assay_sink sink = memory_store_sink(&plain);
+    test_tensors plain = {0};
+    const assay_sink sink = test_tensors_sink(&plain);
     assert_ok(&ctx, run(&ctx, &t->c, &t->in, &sink, NULL, 0));
     memset(&told, 0, sizeof told);
     assert_ok(&ctx, assay_evaluate(&ctx, &t->plan, &t->in, &t->out));
@@ -262,13 +262,15 @@ TEST_WITH(test_results_and_scales, trial_setup, trial_teardown)
     for (int i = 0; i < told.emulated; i++) {
         for (int j = 0; j < i; j++) assert_true(told.seeds[i] != told.seeds[j]);
     }
-    assert_int_equal(t->results.count, 5 + 2 * 3);
-    assert_same_bits(result(t, "routing/margin", TOKENS), memory_store_find(&plain, "routing/margin")->values, TOKENS);
-    assert_memory_equal(memory_store_find(&t->results, CHOICE)->indices, memory_store_find(&plain, CHOICE)->indices,
-                        TOKENS * sizeof(int32_t));
+    assert_int_equal(t->results.set.count, 5 + 2 * 3);
+    assert_same_bits(result(t, "routing/margin", TOKENS), assay_tensor_set_find(&plain.set, "routing/margin")->values,
+                     TOKENS);
+    assert_memory_equal(assay_tensor_set_find(&t->results.set, CHOICE)->indices,
+                        assay_tensor_set_find(&plain.set, CHOICE)->indices, TOKENS * sizeof(int32_t));
     for (int i = 0; i < 3; i++) {
         char scale[ASSAY_PATH_SIZE];
-        assert_same_bits(result(t, paths[i], counts[i]), memory_store_find(&plain, paths[i])->values, counts[i]);
+        assert_same_bits(result(t, paths[i], counts[i]), assay_tensor_set_find(&plain.set, paths[i])->values,
+                         counts[i]);
         snprintf(scale, sizeof scale, "error_scale/bf16/%s", paths[i]);
         const double *coarse = result(t, scale, counts[i]);
         snprintf(scale, sizeof scale, "error_scale/f32/%s", paths[i]);
@@ -277,15 +279,15 @@ TEST_WITH(test_results_and_scales, trial_setup, trial_teardown)
     }
     assert_ptr_equal(ctx.arithmetic, &assay_arithmetic_reference);
     assert_null(ctx.emulation);
-    memory_store_free(&plain);
+    assay_tensor_set_free(&plain.set);
 }
 
 /* Correct implementations of the test's own: float32 sums in descending order, h rounded to nearest. */
 static void candidate(const trial *t, assay_dtype storage, double *h, double *y, double *dw)
 {
-    const double *x = memory_store_find(&t->given, "inputs/x")->values;
-    const double *w = memory_store_find(&t->given, "weights/w")->values;
-    const int32_t *choice = memory_store_find(&t->results, CHOICE)->indices;
+    const double *x = assay_tensor_set_find(&t->given.set, "inputs/x")->values;
+    const double *w = assay_tensor_set_find(&t->given.set, "weights/w")->values;
+    const int32_t *choice = assay_tensor_set_find(&t->results.set, CHOICE)->indices;
     for (int64_t i = 0; i < TOKENS * HIDDEN; i++) {
         float sum = 0;
         const double *column = w + choice[i / HIDDEN] * DIM * HIDDEN + i % HIDDEN;
@@ -355,19 +357,19 @@ TEST_WITH(test_nothing_more_is_run_than_is_wanted, trial_setup, trial_teardown)
     t->plan.precision_count = 0;
     assert_ok(&ctx, assay_evaluate(&ctx, &t->plan, &t->in, &t->out));
     assert_int_equal(told.runs, 1);
-    memory_store_free(&t->results);
+    assay_tensor_set_free(&t->results.set);
 
     t->plan.precision_count = 2;
     t->results.wanted = values_only;
     assert_ok(&ctx, assay_evaluate(&ctx, &t->plan, &t->in, &t->out));
     assert_int_equal(told.runs, 2);
-    memory_store_free(&t->results);
+    assay_tensor_set_free(&t->results.set);
 
     t->results.wanted = one_scale;
     assert_ok(&ctx, assay_evaluate(&ctx, &t->plan, &t->in, &t->out));
-    assert_int_equal(t->results.count, 2);
+    assert_int_equal(t->results.set.count, 2);
     assert_true(result(t, "error_scale/f32/outputs/y", TOKENS * TOKENS)[0] > 0);
-    memory_store_free(&t->results);
+    assay_tensor_set_free(&t->results.set);
 
     memset(&told, 0, sizeof told);
     t->results.wanted = without_null;
@@ -376,7 +378,7 @@ TEST_WITH(test_nothing_more_is_run_than_is_wanted, trial_setup, trial_teardown)
     assert_int_equal(told.runs, 1);
     const double *scale = result(t, "error_scale/bf16/outputs/y", TOKENS * TOKENS);
     for (int64_t i = 0; i < TOKENS * TOKENS; i++) assert_true(scale[i] == 0);
-    memory_store_free(&t->results);
+    assay_tensor_set_free(&t->results.set);
 
     memset(&told, 0, sizeof told);
     t->c.tags.count = 0;
@@ -417,24 +419,24 @@ TEST_WITH(test_threads_and_instruction_sets_give_the_same_bits, trial_setup, tri
 {
     trial *t = *state;
     assay_context ctx = assay_context_default(1);
-    memory_store first = {0};
+    test_tensors first = {0};
     t->results.wanted = NULL;
     for (int form = 0; test_next_context(&form, &ctx);) {
-        memory_store_free(&t->results);
+        assay_tensor_set_free(&t->results.set);
         memset(&told, 0, sizeof told);
         assert_ok(&ctx, assay_evaluate(&ctx, &t->plan, &t->in, &t->out));
-        if (first.count == 0) {
+        if (first.set.count == 0) {
             first = t->results;
-            t->results = (memory_store){0};
+            t->results = (test_tensors){0};
             continue;
         }
-        assert_int_equal(t->results.count, first.count);
-        for (int i = 0; i < first.count; i++) {
-            if (first.items[i].values == NULL) continue;
-            assert_same_bits(t->results.items[i].values, first.items[i].values, first.items[i].count);
+        assert_int_equal(t->results.set.count, first.set.count);
+        for (int i = 0; i < first.set.count; i++) {
+            if (first.set.items[i].values == NULL) continue;
+            assert_same_bits(t->results.set.items[i].values, first.set.items[i].values, first.set.items[i].count);
         }
     }
-    memory_store_free(&first);
+    assay_tensor_set_free(&first.set);
 }
 
 TEST_WITH(test_refusals, trial_setup, trial_teardown)
@@ -536,9 +538,9 @@ TEST_WITH(test_large_inputs_are_not_kept, trial_setup, trial_teardown)
     const assay_source in = {.self = &read, .has = has_all, .read = read_counted};
     assay_ensemble e = {.plan = &t->plan, .in = &in, .out = &t->out};
     t->plan.list.entries[0].spec.shape = assay_shape_of(1, (int64_t)(ASSAY_ENSEMBLE_BYTES / sizeof(double)) + 1);
-    assert_ok(&ctx, assay_ensemble_keep_given(&ctx, &e));
-    assert_int_equal(e.given_count, 1);
-    assert_string_equal(e.given[0].spec->path, "weights/w");
+    assert_ok(&ctx, assay_ensemble_read_given(&ctx, &e));
+    assert_int_equal(e.given.count, 1);
+    assert_string_equal(e.given.items[0].spec.path, "weights/w");
     assert_int_equal(read, EXPERTS * DIM * HIDDEN);
     assay_ensemble_release(&e);
 }
@@ -550,7 +552,7 @@ TEST_WITH(test_no_memory, trial_setup, trial_teardown)
     int64_t n = 0;
     t->plan.precision_count = 1;
     for (;; n++) {
-        memory_store_free(&t->results);
+        assay_tensor_set_free(&t->results.set);
         memset(&told, 0, sizeof told);
         told.computes_nothing = true;
         assay_fail_allocation(n);

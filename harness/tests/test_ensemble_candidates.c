@@ -2,8 +2,6 @@
  * arithmetic: each rounding to nearest, and float32 sums from the last term to the first.
  * Every tensor must pass, and with scales that are not far too large. */
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "compare/profile.h"
 #include "compare/thresholds.h"
@@ -11,7 +9,7 @@
 #include "harness/scales/ensemble.h"
 #include "harness/tests/harness_test.h"
 #include "harness/tests/nearest_arithmetic.h"
-#include "oracle/moe/tests/memory_store.h"
+#include "tests/support/test_tensors.h"
 
 /* The RMS of error over deviation, the rounding of the result included; fails beyond the threshold of an element. */
 static double ratio_of(const assay_tensor_spec *spec, const double *golden, const double *candidate,
@@ -47,21 +45,21 @@ static void check(const char *yaml)
     assay_case *c = case_from(&ctx, yaml);
     assay_plan plan = {0};
     assay_inputs inputs = {0};
-    memory_store golden = {0};
+    test_tensors golden = {0};
     assert_ok(&ctx, assay_plan_make(&ctx, &plan, c));
     assert_true(plan.operation->ensemble(plan.c));
     assert_ok(&ctx, assay_inputs_open(&ctx, &inputs, c, &plan.list, NULL));
     const assay_source source = assay_inputs_source(&inputs);
-    const assay_sink sink = memory_store_sink(&golden);
+    const assay_sink sink = test_tensors_sink(&golden);
     assert_ok(&ctx, assay_evaluate(&ctx, &plan, &source, &sink));
     for (int p = 0; p < plan.precision_count; p++) {
-        memory_store results = {0};
+        test_tensors results = {0};
         const assay_profile *profile = assay_profile_by_name(plan.precisions[p].name);
         const assay_emulation types = {.storage = profile->storage};
         assay_context candidate = ctx;
         candidate.arithmetic = &nearest_arithmetic;
         candidate.emulation = &types;
-        const assay_sink out = memory_store_sink(&results);
+        const assay_sink out = test_tensors_sink(&results);
         assert_ok(&candidate, plan.operation->run(&candidate, c, &source, &out, NULL, 0));
         /* In float32 norms and the like need not be as rough as the profile allows. */
         const double least = profile->storage == ASSAY_FLOAT32 ? 0.05 : 0.35;
@@ -70,18 +68,19 @@ static void check(const char *yaml)
             char scale[ASSAY_PATH_SIZE];
             const assay_tensor_spec *spec = &plan.list.entries[i].spec;
             snprintf(scale, sizeof scale, "error_scale/%s/%.100s", profile->precision.name, spec->path);
-            const memory_tensor *sigma = memory_store_find(&golden, scale);
+            const assay_tensor *sigma = assay_tensor_set_find(&golden.set, scale);
             if (sigma == NULL) continue;
-            const double ratio = ratio_of(spec, memory_store_find(&golden, spec->path)->values,
-                                          memory_store_find(&results, spec->path)->values, sigma->values, profile);
+            const double ratio =
+                ratio_of(spec, assay_tensor_set_find(&golden.set, spec->path)->values,
+                         assay_tensor_set_find(&results.set, spec->path)->values, sigma->values, profile);
             if (isnan(ratio)) continue; /* nothing of it has an error */
             if (!(ratio > least && ratio < 1.05)) fail_msg("%s %s: %g", profile->precision.name, spec->path, ratio);
             checked++;
         }
         assert_true(checked > 0);
-        memory_store_free(&results);
+        assay_tensor_set_free(&results.set);
     }
-    memory_store_free(&golden);
+    assay_tensor_set_free(&golden.set);
     assay_inputs_close(&inputs);
     assay_plan_free(&plan);
     assay_cases_free(c, 1);

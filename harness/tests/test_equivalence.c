@@ -262,7 +262,7 @@ TEST(what_must_hold_may_depend_on_the_case)
     const struct {
         const char *yaml;
         assay_holding holding;
-    } cases[] = {{ring, ASSAY_HOLDS_BITS}, {emb_chunks, ASSAY_HOLDS_BITS}, {token_chunks, ASSAY_HOLDS_GAUGE}};
+    } cases[] = {{ring, ASSAY_HOLDS_BITS}, {emb_chunks, ASSAY_HOLDS_BITS}, {token_chunks, ASSAY_HOLDS_SCALES}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         assay_context ctx = assay_context_default(1);
         assay_other_form form;
@@ -291,7 +291,7 @@ TEST(forms_with_nothing_in_common_are_refused)
     assay_context ctx = assay_context_default(1);
     assay_form one;
     assay_equivalence_result result;
-    const assay_equivalence e = {"x", "", ASSAY_HOLDS_GAUGE, false, other_without_results};
+    const assay_equivalence e = {"x", "", ASSAY_HOLDS_SCALES, false, other_without_results};
     assay_case *c = case_from(&ctx, mla);
     evaluate(&ctx, c, &one);
     assert_int_equal(assay_equivalence_check(&ctx, &one, &e, &result), ASSAY_INTERNAL);

@@ -35,17 +35,17 @@ static void write_candidate(fixture *f, const assay_form *form, const char *file
     assay_fixture_writer *writer = NULL;
     assert_ok(&f->ctx, assay_fixture_create(&f->ctx, file, &writer));
     for (int i = 0; i < form->plan.spec_count; i++) {
-        const assay_kept *kept = &form->results.items[i];
-        assay_tensor_spec spec = *kept->spec;
+        const assay_tensor *tensor = &form->results.items[i];
+        assay_tensor_spec spec = tensor->spec;
         if (is_given(spec.path)) continue;
-        double *values = malloc((size_t)kept->count * sizeof *values), most = 0;
+        double *values = malloc((size_t)tensor->count * sizeof *values), most = 0;
         assert_non_null(values);
-        memcpy(values, kept->values, (size_t)kept->count * sizeof *values);
-        for (int64_t k = 0; k < kept->count; k++) most = fmax(most, fabs(values[k]));
-        if (wrong != NULL && strcmp(wrong, spec.path) == 0) values[kept->count / 2] += 0.1 * most;
+        memcpy(values, tensor->values, (size_t)tensor->count * sizeof *values);
+        for (int64_t k = 0; k < tensor->count; k++) most = fmax(most, fabs(values[k]));
+        if (wrong != NULL && strcmp(wrong, spec.path) == 0) values[tensor->count / 2] += 0.1 * most;
         spec.type = ASSAY_FLOAT32;
         assert_ok(&f->ctx, assay_fixture_declare(&f->ctx, writer, &spec));
-        assert_ok(&f->ctx, assay_fixture_append(&f->ctx, writer, spec.path, kept->count, values));
+        assert_ok(&f->ctx, assay_fixture_append(&f->ctx, writer, spec.path, tensor->count, values));
         free(values);
     }
     assert_ok(&f->ctx, assay_fixture_finish(&f->ctx, writer));
@@ -66,7 +66,7 @@ static void set_up(fixture *f, const char *wrong_in_one, const char *wrong_in_tw
     /* the other form's own kernels are other random numbers: its results must come from the same ones */
     assay_form_free(&two);
     assert_ok(&f->ctx, assay_form_of_other(&f->ctx, &f->other.c, &one, &two));
-    const assay_source in = assay_results_source(&two.results);
+    const assay_source in = assay_given_source(&two.results);
     const assay_sink out = assay_results_sink(&two.results);
     assert_ok(&f->ctx, two.plan.operation->run(&f->ctx, &two.c, &in, &out, NULL, 0));
     write_candidate(f, &one, f->one, wrong_in_one);
@@ -149,9 +149,9 @@ TEST(scales_are_those_of_a_difference)
     set_up(&f, NULL, NULL);
     assert_ok(&f.ctx, assay_backend_first_form(&f.ctx, &f.options, f.c, &one, &end));
     assert_ok(&f.ctx, assay_form_evaluate(&f.ctx, f.c, assay_profile_by_name("bf16"), &oracle));
-    const assay_kept *y = assay_results_find(&one.results, "outputs/y");
-    const assay_kept *found = assay_results_find(&one.results, "error_scale/bf16/outputs/y");
-    const assay_kept *scale = assay_results_find(&oracle.results, "error_scale/bf16/outputs/y");
+    const assay_tensor *y = assay_tensor_set_find(&one.results, "outputs/y");
+    const assay_tensor *found = assay_tensor_set_find(&one.results, "error_scale/bf16/outputs/y");
+    const assay_tensor *scale = assay_tensor_set_find(&oracle.results, "error_scale/bf16/outputs/y");
     for (int64_t i = 0; i < y->count; i++) {
         const double rounding = 0x1p-8 * fabs(y->values[i]) + 0x1p-134;
         const double expected = sqrt(2 * scale->values[i] * scale->values[i] + rounding * rounding / 3);

@@ -14,7 +14,7 @@ typedef struct fixture {
     assay_case *c;
     assay_plan plan;
     assay_fixture_reader *reader;
-    assay_results results;
+    assay_tensor_set results;
     assay_trial trial;
 } fixture;
 
@@ -26,14 +26,17 @@ static void start(fixture *f, const char *name, const char *set, const char *pro
     assert_ok(&f->ctx, assay_plan_make(&f->ctx, &f->plan, f->c));
     assert_ok(&f->ctx, assay_golden_write(&f->ctx, &f->plan, f->path, NULL, true));
     assert_ok(&f->ctx, assay_fixture_open(&f->ctx, f->path, &f->reader));
-    assert_ok(&f->ctx, assay_results_load(&f->ctx, &f->results, &f->plan, f->reader));
-    f->trial = (assay_trial){
-        .golden = &f->results, .profile = assay_profile_by_name(profile), .false_alarm = 1e-6, .reader = f->reader};
+    assert_ok(&f->ctx, assay_golden_load(&f->ctx, &f->results, &f->plan, f->reader));
+    f->trial = (assay_trial){.plan = &f->plan,
+                             .golden = &f->results,
+                             .profile = assay_profile_by_name(profile),
+                             .false_alarm = 1e-6,
+                             .reader = f->reader};
 }
 
 static void end(fixture *f)
 {
-    assay_results_free(&f->results);
+    assay_tensor_set_free(&f->results);
     assay_fixture_close(f->reader);
     assay_plan_free(&f->plan);
     assay_cases_free(f->c, 1);
@@ -41,12 +44,12 @@ static void end(fixture *f)
 }
 
 /* The mutant's results, or with NULL the golden's. */
-static assay_results make(fixture *f, const char *name)
+static assay_tensor_set make(fixture *f, const char *name)
 {
-    assay_results results = {0};
+    assay_tensor_set results = {0};
     bool applies = true;
     if (name == NULL) {
-        assert_ok(&f->ctx, assay_results_copy(&f->ctx, &f->results, true, &results));
+        assert_ok(&f->ctx, assay_tensor_set_copy(&f->ctx, &f->results, &results));
     } else {
         assert_ok(&f->ctx, assay_mutant_make(&f->ctx, &f->trial, assay_mutant_by_name(name), &results, &applies));
     }
@@ -59,16 +62,16 @@ static assay_golden golden_of(const fixture *f)
     return (assay_golden){.reader = f->reader, .c = f->c, .plan = f->plan};
 }
 
-static assay_status try_explain(fixture *f, assay_results *results, assay_report *report)
+static assay_status try_explain(fixture *f, assay_tensor_set *results, assay_report *report)
 {
     assay_status status;
     assay_fixture_reader *candidate = NULL;
     assay_golden golden = golden_of(f);
     *report = (assay_report){0};
-    for (int i = 0; i < results->plan->spec_count; i++) {
-        const assay_kept *kept = &results->items[i];
-        if (kept->values == NULL || assay_role_is_given(kept->spec->role)) continue;
-        assay_dtype_round_many(f->trial.profile->storage, kept->count, kept->values, kept->values);
+    for (int i = 0; i < results->count; i++) {
+        const assay_tensor *tensor = &results->items[i];
+        if (tensor->values == NULL || assay_role_is_given(tensor->spec.role)) continue;
+        assay_dtype_round_many(f->trial.profile->storage, tensor->count, tensor->values, tensor->values);
     }
     TRY(assay_trial_reader(&f->ctx, results, "candidate", f->trial.profile, &candidate));
     TRY(assay_compare(&f->ctx, f->reader, candidate, f->trial.profile, 1e-6, assay_plan_order(&f->plan), report));
@@ -78,11 +81,11 @@ cleanup:
     return status;
 }
 
-static assay_report explain(fixture *f, assay_results *results)
+static assay_report explain(fixture *f, assay_tensor_set *results)
 {
     assay_report report;
     assert_ok(&f->ctx, try_explain(f, results, &report));
-    assay_results_free(results);
+    assay_tensor_set_free(results);
     return report;
 }
 
@@ -104,7 +107,7 @@ TEST(mutants_are_named)
     fixture f;
     start(&f, "moe/small", "profiles=[bf16]", "bf16");
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        assay_results results = make(&f, names[i]);
+        assay_tensor_set results = make(&f, names[i]);
         assay_report report = explain(&f, &results);
         if (report.verdict == ASSAY_FAIL && !is_named(&report, names[i]))
             fail_msg("%s: %s", names[i], report.explanation);
@@ -120,16 +123,16 @@ TEST(one_tensor_is_enough_where_each_counts)
 {
     fixture f;
     start(&f, "mlp/silu", "profiles=[bf16]", "bf16");
-    assay_results results = make(&f, NULL);
-    const assay_kept *y = assay_results_find(&results, "outputs/y");
+    assay_tensor_set results = make(&f, NULL);
+    const assay_tensor *y = assay_tensor_set_find(&results, "outputs/y");
     for (int64_t i = 0; i < y->count; i++) y->values[i] *= 2;
     assay_report report = explain(&f, &results);
     assert_true(is_named(&report, "doubled"));
     assay_report_free(&report);
     /* two tensors, two mutants: neither is claimed */
     results = make(&f, NULL);
-    y = assay_results_find(&results, "outputs/y");
-    const assay_kept *dx = assay_results_find(&results, "gradients/inputs/x");
+    y = assay_tensor_set_find(&results, "outputs/y");
+    const assay_tensor *dx = assay_tensor_set_find(&results, "gradients/inputs/x");
     for (int64_t i = 0; i < y->count; i++) y->values[i] *= 2;
     for (int64_t i = 0; i < dx->count; i++) dx->values[i] *= -1;
     report = explain(&f, &results);
@@ -145,15 +148,15 @@ TEST(gradients_may_be_pulled_back)
     fixture f;
     bool changed = false;
     start(&f, "mlp/silu", "profiles=[bf16]", "bf16");
-    assay_results as_read = make(&f, "gate_up_swapped"), pulled = make(&f, "gate_up_swapped");
+    assay_tensor_set as_read = make(&f, "gate_up_swapped"), pulled = make(&f, "gate_up_swapped");
     const assay_mutant *swapped = assay_mutant_by_name("gate_up_swapped");
     assert_ok(&f.ctx, assay_mutant_pull_back(&f.ctx, &f.trial, swapped, &pulled, &changed));
     assert_true(changed);
-    const assay_kept *gate = assay_results_find(&as_read, "gradients/weights/wi_0/kernel");
-    const assay_kept *up = assay_results_find(&pulled, "gradients/weights/wi_1/kernel");
-    const assay_kept *x = assay_results_find(&as_read, "gradients/inputs/x");
+    const assay_tensor *gate = assay_tensor_set_find(&as_read, "gradients/weights/wi_0/kernel");
+    const assay_tensor *up = assay_tensor_set_find(&pulled, "gradients/weights/wi_1/kernel");
+    const assay_tensor *x = assay_tensor_set_find(&as_read, "gradients/inputs/x");
     assert_memory_equal(gate->values, up->values, (size_t)gate->count * sizeof(double));
-    assert_memory_equal(x->values, assay_results_find(&pulled, "gradients/inputs/x")->values,
+    assert_memory_equal(x->values, assay_tensor_set_find(&pulled, "gradients/inputs/x")->values,
                         (size_t)x->count * sizeof(double));
     assay_report report = explain(&f, &as_read);
     assert_true(is_named(&report, "gate_up_swapped"));
@@ -170,13 +173,13 @@ TEST(pull_back_is_the_transpose)
     fixture f;
     bool changed = false;
     start(&f, "rms_norm/deepseek", "profiles=[f32]", "f32");
-    assay_results as_read = make(&f, "previous_token"), pulled = make(&f, "previous_token");
+    assay_tensor_set as_read = make(&f, "previous_token"), pulled = make(&f, "previous_token");
     const assay_mutant *lags = assay_mutant_by_name("previous_token");
     assert_ok(&f.ctx, assay_mutant_pull_back(&f.ctx, &f.trial, lags, &pulled, &changed));
     assert_true(changed);
-    const assay_kept *from = assay_results_find(&as_read, "gradients/inputs/x");
-    const assay_kept *to = assay_results_find(&pulled, "gradients/inputs/x");
-    const int64_t width = from->spec->shape.dims[from->spec->shape.rank - 1];
+    const assay_tensor *from = assay_tensor_set_find(&as_read, "gradients/inputs/x");
+    const assay_tensor *to = assay_tensor_set_find(&pulled, "gradients/inputs/x");
+    const int64_t width = from->spec.shape.dims[from->spec.shape.rank - 1];
     for (int64_t i = 0; i < from->count; i++) {
         const double next = i + width < from->count ? from->values[i + width] : 0.0;
         assert_true(to->values[i] == (i < width ? from->values[i] + next : next));
@@ -185,13 +188,13 @@ TEST(pull_back_is_the_transpose)
     assert_ok(&f.ctx,
               assay_mutant_pull_back(&f.ctx, &f.trial, assay_mutant_by_name("norm_scales_missing"), &pulled, &changed));
     assert_true(changed);
-    const assay_kept *scale = assay_results_find(&pulled, "gradients/weights/scale");
+    const assay_tensor *scale = assay_tensor_set_find(&pulled, "gradients/weights/scale");
     for (int64_t i = 0; i < scale->count; i++) assert_true(scale->values[i] == 0.0);
     assert_ok(&f.ctx,
               assay_mutant_pull_back(&f.ctx, &f.trial, assay_mutant_by_name("epsilon_other"), &pulled, &changed));
     assert_false(changed);
-    assay_results_free(&as_read);
-    assay_results_free(&pulled);
+    assay_tensor_set_free(&as_read);
+    assay_tensor_set_free(&pulled);
     end(&f);
 }
 
@@ -204,14 +207,15 @@ TEST(what_is_no_selection_stays)
     const assay_mutant *scaled = assay_mutant_by_name("shared_expert_scaled");
     for (size_t i = 0; i < sizeof factors / sizeof *factors; i++) {
         bool changed = true;
-        assay_results results = make(&f, NULL);
+        assay_tensor_set results = make(&f, NULL);
         f.c->config.routed_scaling_factor = factors[i];
         assert_ok(&f.ctx, assay_mutant_pull_back(&f.ctx, &f.trial, scaled, &results, &changed));
         assert_false(changed);
         const char *path = "gradients/weights/shared_experts/wo/kernel";
-        const assay_kept *before = assay_results_find(&f.results, path), *after = assay_results_find(&results, path);
+        const assay_tensor *before = assay_tensor_set_find(&f.results, path),
+                           *after = assay_tensor_set_find(&results, path);
         assert_same_bits(after->values, before->values, before->count);
-        assay_results_free(&results);
+        assay_tensor_set_free(&results);
     }
     end(&f);
 }
@@ -221,8 +225,8 @@ TEST(one_wrong_element_is_not_known)
     fixture f;
     start(&f, "mlp/silu", "profiles=[f32]", "f32");
     for (int passes = 0; passes < 2; passes++) {
-        assay_results results = make(&f, passes ? NULL : "gate_up_swapped");
-        const assay_kept *y = assay_results_find(&results, "outputs/y");
+        assay_tensor_set results = make(&f, passes ? NULL : "gate_up_swapped");
+        const assay_tensor *y = assay_tensor_set_find(&results, "outputs/y");
         y->values[7] += 1; /* also on top of a mutant */
         assay_report report = explain(&f, &results);
         assert_int_equal(report.verdict, ASSAY_FAIL);
@@ -243,7 +247,7 @@ TEST(arithmetics_are_remarked_on)
     start(&f, "mlp/one-wide", "profiles=[f32]", "f32");
     for (size_t i = 0; i < sizeof mutants / sizeof *mutants; i++) {
         f.ctx.emulation = &draw;
-        assay_results results = make(&f, mutants[i]);
+        assay_tensor_set results = make(&f, mutants[i]);
         f.ctx.emulation = NULL;
         assay_report report = explain(&f, &results);
         assert_int_equal(report.verdict, ASSAY_FAIL);
@@ -252,7 +256,7 @@ TEST(arithmetics_are_remarked_on)
         if (remark == NULL || strstr(remark, mutants[i]) == NULL) fail_msg("%s: %s", mutants[i], report.explanation);
         assay_report_free(&report);
     }
-    assay_results coarser = make(&f, "stored_coarser");
+    assay_tensor_set coarser = make(&f, "stored_coarser");
     assay_report report = explain(&f, &coarser);
     assert_string_equal(report.explained_by[0], "stored_coarser");
     assay_report_free(&report);
@@ -264,7 +268,7 @@ TEST(where_nothing_is_said)
 {
     fixture f;
     start(&f, "rms_norm/deepseek", "profiles=[bf16]", "bf16");
-    assay_results results = make(&f, NULL);
+    assay_tensor_set results = make(&f, NULL);
     assay_report report = explain(&f, &results);
     assert_int_equal(report.verdict, ASSAY_PASS);
     assert_string_equal(report.explanation, "");
@@ -298,7 +302,7 @@ TEST(golden_of_an_unknown_operation)
     assay_fixture_reader *candidate = NULL;
     assay_report report;
     start(&f, "rms_norm/deepseek", "profiles=[bf16]", "bf16");
-    assay_results results = make(&f, "zero_outputs");
+    assay_tensor_set results = make(&f, "zero_outputs");
     assay_case other = *f.c;
     assay_golden golden = {.reader = f.reader, .c = &other};
     snprintf(other.op, sizeof other.op, "nothing");
@@ -310,7 +314,7 @@ TEST(golden_of_an_unknown_operation)
     assert_non_null(strstr(report.explanation, "not tried: rms_norm/deepseek: "));
     assert_string_equal(f.ctx.message, "");
     assay_report_free(&report);
-    assay_results_free(&results);
+    assay_tensor_set_free(&results);
     assay_fixture_close(candidate);
     end(&f);
 }
@@ -322,7 +326,7 @@ TEST(same_for_any_number_of_threads)
     const int threads[] = {1, 2, 7};
     start(&f, "mla/small", "profiles=[f32]", "f32");
     for (int i = 0; i < 3; i++) {
-        assay_results results = make(&f, "mscale_missing");
+        assay_tensor_set results = make(&f, "mscale_missing");
         f.ctx.threads = threads[i];
         assay_report report = explain(&f, &results);
         assert_int_equal(f.ctx.threads, threads[i]);
@@ -342,14 +346,14 @@ TEST(failing_allocations)
     start(&f, "rms_norm/one-row", "profiles=[f32]", "f32");
     for (int64_t n = 0;; n += n < 100 ? 1 : 61) {
         assay_report report;
-        assay_results results = make(&f, "epsilon_other");
+        assay_tensor_set results = make(&f, "epsilon_other");
         assay_fail_allocation(n);
         const assay_status status = try_explain(&f, &results, &report);
         assay_fail_allocation(-1);
         const bool said = strncmp(report.explanation, "not tried: ", 11) == 0;
         assert_true(said || report.explained_count > 0 || status != ASSAY_OK);
         assay_report_free(&report);
-        assay_results_free(&results);
+        assay_tensor_set_free(&results);
         if (!assay_allocation_failed()) break;
         assert_int_equal(status, said ? ASSAY_OK : ASSAY_NO_MEMORY);
     }

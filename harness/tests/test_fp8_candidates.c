@@ -21,27 +21,29 @@ typedef struct trial {
     const assay_profile *profile;
     assay_case *c;
     assay_plan plan;
-    assay_results golden;
+    assay_tensor_set golden;
     assay_fixture_reader *reader;
 } trial;
 
 /* A reader over what is there; of a candidate (the type that it stores; else NULL) the results alone. */
-static assay_fixture_reader *reader_of(assay_context *ctx, const assay_results *results, const assay_dtype *candidate)
+static assay_fixture_reader *reader_of(assay_context *ctx, const assay_tensor_set *results,
+                                       const assay_dtype *candidate)
 {
     assay_fixture_reader *reader = NULL;
-    assay_memory_tensor *tensors = calloc((size_t)results->plan->spec_count, sizeof *tensors);
+    assay_memory_tensor *tensors = calloc((size_t)results->count, sizeof *tensors);
     int count = 0;
     assert_non_null(tensors);
-    for (int i = 0; i < results->plan->spec_count; i++) {
-        const assay_kept *kept = &results->items[i];
-        if (kept->written != kept->count) continue;
-        if (candidate != NULL && (assay_role_is_given(kept->spec->role) || kept->spec->role == ASSAY_ROLE_ROUTING))
+    for (int i = 0; i < results->count; i++) {
+        const assay_tensor *tensor = &results->items[i];
+        if (!assay_tensor_is_complete(tensor)) continue;
+        if (candidate != NULL && (assay_role_is_given(tensor->spec.role) || tensor->spec.role == ASSAY_ROLE_ROUTING))
             continue;
-        tensors[count] = (assay_memory_tensor){.spec = *kept->spec, .numbers = kept->values, .integers = kept->indices};
-        const assay_dtype type = candidate != NULL ? *candidate : kept->spec->type;
-        if (kept->values != NULL) {
+        tensors[count] =
+            (assay_memory_tensor){.spec = tensor->spec, .numbers = tensor->values, .integers = tensor->indices};
+        const assay_dtype type = candidate != NULL ? *candidate : tensor->spec.type;
+        if (tensor->values != NULL) {
             tensors[count].spec.type = type;
-            assay_dtype_round_many(type, kept->count, kept->values, kept->values);
+            assay_dtype_round_many(type, tensor->count, tensor->values, tensor->values);
         }
         count++;
     }
@@ -59,8 +61,8 @@ static void start_at(trial *t, assay_case *c, const assay_profile *profile)
     assert_ok(&t->ctx, assay_plan_make_with(&t->ctx, &t->plan, c, NULL, profile));
     assert_ok(&t->ctx, assay_inputs_open(&t->ctx, &inputs, c, &t->plan.list, NULL));
     const assay_source drawn = assay_inputs_source(&inputs);
-    assert_ok(&t->ctx, assay_results_open(&t->ctx, &t->golden, &t->plan, &drawn));
-    const assay_source given = assay_results_source(&t->golden);
+    assert_ok(&t->ctx, assay_plan_tensors(&t->ctx, &t->golden, &t->plan, &drawn));
+    const assay_source given = assay_given_source(&t->golden);
     const assay_sink out = assay_results_sink(&t->golden);
     assert_ok(&t->ctx, assay_evaluate(&t->ctx, &t->plan, &given, &out));
     t->reader = reader_of(&t->ctx, &t->golden, NULL);
@@ -75,7 +77,7 @@ static void start(trial *t, assay_case *c)
 static void end(trial *t)
 {
     assay_fixture_close(t->reader);
-    assay_results_free(&t->golden);
+    assay_tensor_set_free(&t->golden);
     assay_plan_free(&t->plan);
     assay_cases_free(t->c, 1);
 }
@@ -83,40 +85,27 @@ static void end(trial *t)
 /* What was given, and the golden's choice of experts. */
 static bool has(void *self, const char *path)
 {
-    const assay_results *golden = self;
-    const size_t length = strlen(path), tail = strlen("selected_experts");
-    const bool choice = assay_role_of(path) == ASSAY_ROLE_ROUTING && length > tail &&
-                        strcmp(path + length - tail, "selected_experts") == 0;
-    return (choice || assay_role_is_given(assay_role_of(path))) && assay_results_find(golden, path) != NULL;
-}
-
-static assay_status read_i32(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
-                             int32_t *out)
-{
-    (void)ctx;
-    const assay_kept *kept = assay_results_find(self, path);
-    memcpy(out, kept->indices + first, (size_t)count * sizeof *out);
-    return ASSAY_OK;
+    const assay_tensor *tensor = assay_tensor_set_find(self, path);
+    return tensor != NULL && (assay_path_is_choice(path) || assay_role_is_given(tensor->spec.role));
 }
 
 static assay_report judged(trial *t, const assay_arithmetic *arithmetic, const assay_emulation *emulation)
 {
-    assay_results candidate = {0};
+    assay_tensor_set candidate = {0};
     assay_report report = {0};
     assay_context own = t->ctx;
     own.arithmetic = arithmetic;
     own.emulation = emulation;
-    assay_source given = assay_results_source(&t->golden);
-    assert_ok(&t->ctx, assay_results_open(&t->ctx, &candidate, &t->plan, &given));
+    assay_source given = assay_given_source(&t->golden);
+    assert_ok(&t->ctx, assay_plan_tensors(&t->ctx, &candidate, &t->plan, &given));
     given.has = has;
-    given.read_i32 = read_i32;
     const assay_sink out = assay_results_sink(&candidate);
     assert_ok(&own, t->plan.operation->run(&own, t->c, &given, &out, NULL, 0));
     assay_fixture_reader *reader = reader_of(&t->ctx, &candidate, &t->profile->storage);
     assert_ok(&t->ctx,
               assay_compare(&t->ctx, t->reader, reader, t->profile, 1e-6, assay_plan_order(&t->plan), &report));
     assay_fixture_close(reader);
-    assay_results_free(&candidate);
+    assay_tensor_set_free(&candidate);
     return report;
 }
 

@@ -3,8 +3,8 @@
 #include "compare/report.h"
 #include "harness/plan/inputs.h"
 #include "harness/routing_choice/given_choice.h"
-#include "harness/routing_choice/given_choice_internal.h"
 #include "harness/tests/harness_test.h"
+#include "oracle/base/tensor_set.h"
 
 #define PROFILE "bf16"
 
@@ -14,8 +14,18 @@ typedef struct trial {
     assay_case *c;
     assay_plan plan;
     char golden[TEST_PATH_SIZE], candidate[TEST_PATH_SIZE];
-    assay_conditional given;
+    assay_tensor_set choices;
 } trial;
+
+static int64_t per_token(const assay_tensor *choice)
+{
+    return choice->spec.shape.dims[2];
+}
+
+static int64_t tokens_of(const assay_tensor *choice)
+{
+    return choice->count / per_token(choice);
+}
 
 static trial trial_of(const test_folder *folder, const char *name, const char *set)
 {
@@ -28,18 +38,11 @@ static trial trial_of(const test_folder *folder, const char *name, const char *s
     snprintf(t.candidate, sizeof t.candidate, "%s/candidate.h5", folder->path);
     assert_ok(&t.ctx, assay_golden_write(&t.ctx, &t.plan, t.golden, NULL, true));
     assert_ok(&t.ctx, assay_fixture_open(&t.ctx, t.golden, &reader));
-    t.given.routers = calloc((size_t)assay_fixture_count(reader), sizeof *t.given.routers);
-    assert_non_null(t.given.routers);
+    const assay_source stored = assay_fixture_source(reader);
     for (int i = 0; i < assay_fixture_count(reader); i++) {
         const assay_tensor_spec *spec = assay_fixture_spec(reader, i);
-        if (strstr(spec->path, "/selected_experts") == NULL) continue;
-        assay_router_choice *r = &t.given.routers[t.given.count++];
-        *r = (assay_router_choice){
-            .known = true, .per_token = spec->shape.dims[2], .tokens = spec->shape.dims[0] * spec->shape.dims[1]};
-        snprintf(r->path, sizeof r->path, "%s", spec->path);
-        r->experts = calloc((size_t)(r->tokens * r->per_token), sizeof *r->experts);
-        assert_non_null(r->experts);
-        assert_ok(&t.ctx, assay_fixture_read_i32(&t.ctx, reader, r->path, 0, r->tokens * r->per_token, r->experts));
+        if (!assay_path_is_choice(spec->path)) continue;
+        assert_ok(&t.ctx, assay_tensor_set_read(&t.ctx, &t.choices, spec, &stored));
     }
     assay_fixture_close(reader);
     return t;
@@ -49,8 +52,8 @@ static void write_candidate(trial *t)
 {
     assay_inputs inputs = {0};
     assert_ok(&t->ctx, assay_inputs_open(&t->ctx, &inputs, t->c, &t->plan.list, NULL));
-    t->given.inputs = assay_inputs_source(&inputs);
-    const assay_source source = assay_conditional_source(&t->given);
+    assay_overlay given = {assay_tensor_set_source(&t->choices), assay_inputs_source(&inputs)};
+    const assay_source source = assay_overlay_source(&given);
     assert_ok(&t->ctx, assay_golden_write_from(&t->ctx, &t->plan, t->candidate, &source, true));
     assay_inputs_close(&inputs);
 }
@@ -71,7 +74,7 @@ static assay_status try_compare(trial *t, bool conditionally, const assay_profil
     TRY(open_golden(&t->ctx, t->golden, &golden));
     TRY(assay_fixture_open(&t->ctx, t->candidate, &candidate));
     TRY(conditionally
-            ? assay_compare_conditionally(&t->ctx, &golden, candidate, profile, 1e-6, true, report, &against)
+            ? assay_compare_given_choice(&t->ctx, &golden, candidate, profile, 1e-6, true, report, &against)
             : assay_compare(&t->ctx, golden.reader, candidate, profile, 1e-6, assay_plan_order(&t->plan), report));
 cleanup:
     assay_golden_close(&against);
@@ -89,22 +92,21 @@ static assay_report compare(trial *t)
 
 static void trial_free(trial *t)
 {
-    for (int i = 0; i < t->given.count; i++) free(t->given.routers[i].experts);
-    free(t->given.routers);
+    assay_tensor_set_free(&t->choices);
     assay_plan_free(&t->plan);
     assay_cases_free(t->c, 1);
 }
 
 static void reverse_slots(trial *t)
 {
-    for (int i = 0; i < t->given.count; i++) {
-        assay_router_choice *r = &t->given.routers[i];
-        for (int64_t token = 0; token < r->tokens; token++) {
-            int32_t *ids = r->experts + token * r->per_token;
-            for (int64_t k = 0; k < r->per_token / 2; k++) {
+    for (int i = 0; i < t->choices.count; i++) {
+        assay_tensor *r = &t->choices.items[i];
+        for (int64_t token = 0; token < tokens_of(r); token++) {
+            int32_t *ids = r->indices + token * per_token(r);
+            for (int64_t k = 0; k < per_token(r) / 2; k++) {
                 const int32_t first = ids[k];
-                ids[k] = ids[r->per_token - 1 - k];
-                ids[r->per_token - 1 - k] = first;
+                ids[k] = ids[per_token(r) - 1 - k];
+                ids[per_token(r) - 1 - k] = first;
             }
         }
     }
@@ -138,7 +140,7 @@ TEST_WITH(another_order, folder_setup, folder_teardown)
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         trial t = trial_of(*state, names[i], NULL);
         int64_t tokens = 0;
-        for (int r = 0; r < t.given.count; r++) tokens += t.given.routers[r].tokens;
+        for (int r = 0; r < t.choices.count; r++) tokens += tokens_of(&t.choices.items[r]);
         reverse_slots(&t);
         write_candidate(&t);
         assay_report report = compare(&t);
@@ -169,9 +171,9 @@ TEST_WITH(the_same_choice, folder_setup, folder_teardown)
 /* One expert in place of another, in the first router. */
 static void swap_one(trial *t, int32_t from, int32_t to, int64_t token)
 {
-    assay_router_choice *r = &t->given.routers[0];
-    for (int64_t k = 0; k < r->per_token; k++) {
-        if (r->experts[token * r->per_token + k] == from) r->experts[token * r->per_token + k] = to;
+    assay_tensor *r = &t->choices.items[0];
+    for (int64_t k = 0; k < per_token(r); k++) {
+        if (r->indices[token * per_token(r) + k] == from) r->indices[token * per_token(r) + k] = to;
     }
 }
 
@@ -237,22 +239,22 @@ TEST_WITH(the_gap_decides, folder_setup, folder_teardown)
 TEST_WITH(layers_follow_each_other, folder_setup, folder_teardown)
 {
     trial t = trial_of(*state, "deepseek_stack/tiny-4-layers", NULL);
-    const int last = t.given.count - 1;
-    assay_router_choice *r = &t.given.routers[last];
+    const int last = t.choices.count - 1;
+    assay_tensor *r = &t.choices.items[last];
     assert_true(last > 0);
     int32_t other = 0;
-    for (int64_t k = 0; k < r->per_token; k++) {
-        if (r->experts[k] == other) {
+    for (int64_t k = 0; k < per_token(r); k++) {
+        if (r->indices[k] == other) {
             other++;
             k = -1;
         }
     }
-    r->experts[0] = other;
+    r->indices[0] = other;
     write_candidate(&t);
     assay_report report = compare(&t);
     assert_int_equal(report.verdict, ASSAY_FAIL);
     assert_int_equal(report.routing.wrong, 1);
-    assert_non_null(strstr(report.message, r->path));
+    assert_non_null(strstr(report.message, r->spec.path));
     assert_non_null(strstr(report.message, "token [0,0]: expert "));
     assay_report_free(&report);
     trial_free(&t);
@@ -276,22 +278,22 @@ TEST_WITH(no_choice_at_all, folder_setup, folder_teardown)
 {
     static const int32_t bad[][2] = {{-1, 0}, {0, 0}, {0, 1000}, {INT32_MAX, 1}};
     trial t = trial_of(*state, "moe/small", NULL);
-    assay_router_choice *r = &t.given.routers[0];
-    assert_true(r->per_token >= 2);
+    assay_tensor *r = &t.choices.items[0];
+    assert_true(per_token(r) >= 2);
     write_candidate(&t);
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        const int64_t count = r->tokens * r->per_token;
+        const int64_t count = r->count;
         int32_t *ids = calloc((size_t)count, sizeof *ids);
         assert_non_null(ids);
-        memcpy(ids, r->experts, (size_t)count * sizeof *ids);
-        memcpy(ids + r->per_token, bad[i], sizeof bad[i]);
-        if (i == 1) ids[r->per_token + 1] = ids[r->per_token];
-        overwrite(t.candidate, r->path, count, ids);
+        memcpy(ids, r->indices, (size_t)count * sizeof *ids);
+        memcpy(ids + per_token(r), bad[i], sizeof bad[i]);
+        if (i == 1) ids[per_token(r) + 1] = ids[per_token(r)];
+        overwrite(t.candidate, r->spec.path, count, ids);
         free(ids);
         assay_report report = compare(&t);
         assert_int_equal(report.verdict, ASSAY_FAIL);
         assert_int_equal(report.routing.wrong, 1);
-        assert_int_equal(report.routing.exact, r->tokens - 1);
+        assert_int_equal(report.routing.exact, tokens_of(r) - 1);
         assert_non_null(strstr(report.message, "token [0,1]: not "));
         assert_non_null(strstr(report.message, " different experts of 0 to "));
         assay_report_free(&report);
@@ -303,10 +305,10 @@ TEST_WITH(no_choice_at_all, folder_setup, folder_teardown)
 TEST_WITH(nothing_is_loosened, folder_setup, folder_teardown)
 {
     trial t = trial_of(*state, "moe/small", NULL);
-    const int64_t count = t.given.routers[0].tokens * t.given.routers[0].per_token;
+    const int64_t count = t.choices.items[0].count;
     write_candidate(&t); /* weights and rows in the golden's order */
     reverse_slots(&t);
-    overwrite(t.candidate, t.given.routers[0].path, count, t.given.routers[0].experts);
+    overwrite(t.candidate, t.choices.items[0].spec.path, count, t.choices.items[0].indices);
     assay_report report = compare(&t);
     assert_int_equal(report.verdict, ASSAY_FAIL);
     assert_int_equal(report.routing.wrong, 0);
@@ -371,15 +373,15 @@ TEST_WITH(a_golden_of_another_kind, folder_setup, folder_teardown)
 }
 
 /* The file's choices of one expert for each token, `first` for the first of them. */
-static void choose_one(const char *file, const assay_router_choice *r, int32_t first)
+static void choose_one(const char *file, const assay_tensor *r, int32_t first)
 {
-    const hsize_t dims[3] = {1, (hsize_t)r->tokens, 1};
+    const hsize_t dims[3] = {1, (hsize_t)tokens_of(r), 1};
     hid_t f = H5Fopen(file, H5F_ACC_RDWR, H5P_DEFAULT), space = H5Screate_simple(3, dims, NULL);
-    int32_t *ids = calloc((size_t)r->tokens, sizeof *ids);
+    int32_t *ids = calloc((size_t)tokens_of(r), sizeof *ids);
     assert_non_null(ids);
     ids[0] = first;
-    assert_true(H5Ldelete(f, r->path, H5P_DEFAULT) >= 0);
-    hid_t d = H5Dcreate2(f, r->path, H5T_STD_I32LE, space, H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT);
+    assert_true(H5Ldelete(f, r->spec.path, H5P_DEFAULT) >= 0);
+    hid_t d = H5Dcreate2(f, r->spec.path, H5T_STD_I32LE, space, H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT);
     assert_true(H5Dwrite(d, H5T_NATIVE_INT32, H5S_ALL, H5S_ALL, H5P_DEFAULT, ids) >= 0);
     free(ids);
     H5Dclose(d);
@@ -403,17 +405,17 @@ TEST_WITH(a_golden_with_other_choices, folder_setup, folder_teardown)
     for (size_t i = 0; i < 2; i++) {
         char said[64];
         trial t = trial_of(*state, "moe/deepseek4-hash", NULL);
-        const assay_router_choice *r = &t.given.routers[0];
+        const assay_tensor *r = &t.choices.items[0];
         write_candidate(&t);
-        memcpy(r->experts, bad[i], sizeof bad[i]);
-        overwrite(t.golden, r->path, r->tokens * r->per_token, r->experts);
+        memcpy(r->indices, bad[i], sizeof bad[i]);
+        overwrite(t.golden, r->spec.path, r->count, r->indices);
         snprintf(said, sizeof said, "selected_experts[0] is %d, expected 0 to ", bad[i][0]);
         expect_refused(&t, said);
     }
     trial t = trial_of(*state, "moe/small", NULL);
     write_candidate(&t);
-    choose_one(t.golden, &t.given.routers[0], 0);
-    choose_one(t.candidate, &t.given.routers[0], 1);
+    choose_one(t.golden, &t.choices.items[0], 0);
+    choose_one(t.candidate, &t.choices.items[0], 1);
     expect_refused(&t, " tokens with 1 experts, expected ");
 }
 
@@ -441,7 +443,7 @@ TEST_WITH(no_memory, folder_setup, folder_teardown)
 {
     trial t = trial_of(*state, "moe/small", NULL);
     reverse_slots(&t);
-    swap_one(&t, t.given.routers[0].experts[0], t.given.routers[0].experts[0] == 0 ? 1 : 0, 0);
+    swap_one(&t, t.choices.items[0].indices[0], t.choices.items[0].indices[0] == 0 ? 1 : 0, 0);
     write_candidate(&t);
     int64_t n = 0, step = 1;
     for (;; n += step) {

@@ -6,80 +6,45 @@
 #include "harness/plan/inputs.h"
 #include "harness/tests/harness_test.h"
 #include "oracle/arithmetic/emulated.h"
+#include "tests/support/test_tensors.h"
 
 enum { MEMBERS = 24 };
 
 /* A margin is to be so many of its own standard deviations: a correct backend errs by some, and 8 do not happen. */
 #define DEVIATIONS 8.0
 
-/* The routing of one run, every layer's one after the other. */
-typedef struct decisions {
-    double *margins;
-    int32_t *experts;
-    int64_t margin_count, expert_count, room;
-} decisions;
-
-static bool ends_with(const char *path, const char *name)
+/* The choices of all layers, and how far they are from others. */
+static test_tensors decide(assay_context *ctx, const assay_plan *plan)
 {
-    const size_t length = strlen(path), tail = strlen(name);
-    return assay_role_of(path) == ASSAY_ROLE_ROUTING && length > tail && strcmp(path + length - tail, name) == 0;
-}
-
-static bool wants(void *self, const char *path)
-{
-    (void)self;
-    return ends_with(path, "/margin") || ends_with(path, "/selected_experts");
-}
-
-static assay_status write_margins(assay_context *ctx, void *self, const char *path, int64_t count, const double *values)
-{
-    decisions *d = self;
-    (void)ctx;
-    (void)path;
-    assert_true(d->margin_count + count <= d->room);
-    memcpy(d->margins + d->margin_count, values, (size_t)count * sizeof *values);
-    d->margin_count += count;
-    return ASSAY_OK;
-}
-
-static assay_status write_experts(assay_context *ctx, void *self, const char *path, int64_t count,
-                                  const int32_t *values)
-{
-    decisions *d = self;
-    (void)ctx;
-    (void)path;
-    assert_true(d->expert_count + count <= d->room);
-    memcpy(d->experts + d->expert_count, values, (size_t)count * sizeof *values);
-    d->expert_count += count;
-    return ASSAY_OK;
-}
-
-static void decide(assay_context *ctx, const assay_plan *plan, decisions *d)
-{
+    static const char *const wanted[] = {"routing/*margin", "routing/*selected_experts", NULL};
+    test_tensors decided = {.wanted = wanted};
     assay_inputs inputs = {0};
-    const assay_sink out = {.self = d, .wants = wants, .write = write_margins, .write_i32 = write_experts};
-    d->margin_count = d->expert_count = 0;
+    const assay_sink out = test_tensors_sink(&decided);
     assert_ok(ctx, assay_inputs_open(ctx, &inputs, plan->c, &plan->list, NULL));
-    assay_source in = assay_inputs_source(&inputs);
+    const assay_source in = assay_inputs_source(&inputs);
     assert_ok(ctx, plan->operation->run(ctx, plan->c, &in, &out, NULL, 0));
     assay_inputs_close(&inputs);
+    return decided;
 }
 
-static decisions decisions_of(const assay_plan *plan)
+/* Adds the squares of the margins' differences; false where a choice is another. */
+static bool add_member(const assay_tensor_set *golden, const assay_tensor_set *member, assay_tensor_set *squares)
 {
-    decisions d = {.room = plan->c->batch * plan->c->sequence * plan->c->config.num_experts_per_tok *
-                           (1 + plan->c->config.base_num_decoder_layers)};
-    d.margins = calloc((size_t)d.room, sizeof *d.margins);
-    d.experts = calloc((size_t)d.room, sizeof *d.experts);
-    assert_non_null(d.margins);
-    assert_non_null(d.experts);
-    return d;
-}
-
-static void decisions_free(decisions *d)
-{
-    free(d->margins);
-    free(d->experts);
+    bool same = true;
+    assert_int_equal(member->count, golden->count);
+    for (int i = 0; i < golden->count; i++) {
+        const assay_tensor *one = &golden->items[i], *other = assay_tensor_set_find(member, one->spec.path);
+        assert_int_equal(other->count, one->count);
+        for (int64_t k = 0; k < one->count; k++) {
+            if (one->indices != NULL) {
+                same &= one->indices[k] == other->indices[k];
+            } else {
+                const double apart = other->values[k] - one->values[k];
+                squares->items[i].values[k] += apart * apart / MEMBERS;
+            }
+        }
+    }
+    return same;
 }
 
 /* The least margin in standard deviations of it, over the tokens of all layers; 0 where a member decides otherwise. */
@@ -87,33 +52,35 @@ static double least_margin(const assay_case *c, const assay_profile *profile)
 {
     assay_context ctx = assay_context_default(1);
     assay_plan plan = {0};
+    assay_tensor_set squares = {0};
+    double least = INFINITY;
     assert_ok(&ctx, assay_plan_make(&ctx, &plan, c));
-    decisions golden = decisions_of(&plan), member = decisions_of(&plan);
-    decide(&ctx, &plan, &golden);
-    double *squares = calloc((size_t)golden.room, sizeof *squares), least = INFINITY;
-    assert_non_null(squares);
+    test_tensors golden = decide(&ctx, &plan);
+    assert_ok(&ctx, assay_tensor_set_copy(&ctx, &golden.set, &squares));
+    for (int i = 0; i < squares.count; i++) {
+        assay_tensor *t = &squares.items[i];
+        for (int64_t k = 0; t->values != NULL && k < t->count; k++) t->values[k] = 0;
+    }
     assay_emulation emulation = {
         .precision = profile->precision, .storage = profile->storage, .multiply = profile->multiply};
     ctx.arithmetic = &assay_arithmetic_emulated;
     ctx.emulation = &emulation;
     for (int m = 0; m < MEMBERS; m++) {
         emulation.seed = (uint64_t)(1000 + m);
-        decide(&ctx, &plan, &member);
-        assert_int_equal(member.margin_count, golden.margin_count);
-        assert_int_equal(member.expert_count, golden.expert_count);
-        for (int64_t i = 0; i < golden.expert_count; i++) {
-            if (member.experts[i] != golden.experts[i]) least = 0;
+        test_tensors member = decide(&ctx, &plan);
+        if (!add_member(&golden.set, &member.set, &squares)) least = 0;
+        assay_tensor_set_free(&member.set);
+    }
+    for (int i = 0; i < squares.count; i++) {
+        const assay_tensor *margin = &golden.set.items[i], *square = &squares.items[i];
+        for (int64_t k = 0; margin->values != NULL && k < margin->count; k++) {
+            const double value = margin->values[k];
+            if (value == 0) least = 0;
+            if (isfinite(value) && square->values[k] > 0) least = fmin(least, value / sqrt(square->values[k]));
         }
-        for (int64_t i = 0; i < golden.margin_count; i++)
-            squares[i] += (member.margins[i] - golden.margins[i]) * (member.margins[i] - golden.margins[i]) / MEMBERS;
     }
-    for (int64_t i = 0; i < golden.margin_count; i++) {
-        if (golden.margins[i] == 0) least = 0;
-        if (isfinite(golden.margins[i]) && squares[i] > 0) least = fmin(least, golden.margins[i] / sqrt(squares[i]));
-    }
-    free(squares);
-    decisions_free(&golden);
-    decisions_free(&member);
+    assay_tensor_set_free(&squares);
+    assay_tensor_set_free(&golden.set);
     assay_plan_free(&plan);
     return least;
 }

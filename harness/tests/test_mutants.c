@@ -110,19 +110,19 @@ static void try_case(const char *name)
     assay_case *c = case_named(&ctx, name, "profiles=[f32]");
     assay_plan plan = {0};
     assay_inputs inputs = {0};
-    assay_results golden = {0};
-    assay_discrimination found = {0};
+    assay_tensor_set golden = {0};
+    assay_power_test found = {0};
     assert_ok(&ctx, assay_plan_make(&ctx, &plan, c));
     assert_ok(&ctx, assay_inputs_open(&ctx, &inputs, c, &plan.list, NULL));
     const assay_source source = assay_inputs_source(&inputs);
-    assert_ok(&ctx, assay_results_open(&ctx, &golden, &plan, &source));
+    assert_ok(&ctx, assay_plan_tensors(&ctx, &golden, &plan, &source));
     const assay_sink sink = assay_results_sink(&golden);
     assert_ok(&ctx, assay_evaluate(&ctx, &plan, &source, &sink));
     for (int i = 0; assay_case_is_exact(c) && i < plan.spec_count; i++) {
         if (plan.specs[i].role != ASSAY_ROLE_ERROR_SCALE) continue;
         memset(golden.items[i].values, 0, (size_t)golden.items[i].count * sizeof(double));
     }
-    assert_ok(&ctx, assay_discriminate(&ctx, &golden, assay_profile_by_name("f32"), 1e-6, NULL, &found));
+    assert_ok(&ctx, assay_power_test_run(&ctx, &plan, &golden, assay_profile_by_name("f32"), 1e-6, NULL, &found));
     const int op = operation_index(c->op);
     tried[op] = true;
     for (int i = 0; i < assay_mutant_count; i++) {
@@ -132,8 +132,8 @@ static void try_case(const char *name)
         if (r->required && r->outcome == ASSAY_MUTANT_PASSES) fail_msg("%s passes %s", r->mutant->name, name);
         if (r->mutant->always) assert_int_equal(r->outcome, ASSAY_MUTANT_DETECTED);
     }
-    assay_discrimination_free(&found);
-    assay_results_free(&golden);
+    assay_power_test_free(&found);
+    assay_tensor_set_free(&golden);
     assay_inputs_close(&inputs);
     assay_plan_free(&plan);
     assay_cases_free(c, 1);
@@ -256,12 +256,12 @@ TEST(truncated_is_towards_zero)
     assay_case *c = case_named(&ctx, "rms_norm/deepseek", NULL);
     assay_plan plan = {0};
     assay_inputs inputs = {0};
-    assay_results results = {0};
+    assay_tensor_set results = {0};
     assert_ok(&ctx, assay_plan_make(&ctx, &plan, c));
     assert_ok(&ctx, assay_inputs_open(&ctx, &inputs, c, &plan.list, NULL));
     const assay_source source = assay_inputs_source(&inputs);
-    assert_ok(&ctx, assay_results_open(&ctx, &results, &plan, &source));
-    const assay_kept *y = assay_results_find(&results, "outputs/y");
+    assert_ok(&ctx, assay_plan_tensors(&ctx, &results, &plan, &source));
+    const assay_tensor *y = assay_tensor_set_find(&results, "outputs/y");
     for (int64_t i = 0; i < y->count; i++) y->values[i] = (i % 2 == 0 ? 1 : -1) * (1 + (double)i / 97) / 64;
     const assay_mutation m = {.c = c, .profile = profile, .tensors = &results};
     assert_true(assay_mutant_change_results(assay_mutant_by_name("truncated"), &m));
@@ -272,7 +272,7 @@ TEST(truncated_is_towards_zero)
         assert_true(assay_dtype_round(ASSAY_BFLOAT16, found, false) == found);
         assert_true(found <= value && value - found < ldexp(2 * unit, exponent - 1));
     }
-    assay_results_free(&results);
+    assay_tensor_set_free(&results);
     assay_inputs_close(&inputs);
     assay_plan_free(&plan);
     assay_cases_free(c, 1);
@@ -286,21 +286,21 @@ TEST(biased_weights_are_divided)
     assay_case *c = case_named(&ctx, "routing/odd-sizes", "profiles=[f32]");
     assay_plan plan = {0};
     assay_inputs inputs = {0};
-    assay_results golden = {0}, results[2] = {{0}};
+    assay_tensor_set golden = {0}, results[2] = {{0}};
     bool applies = false;
     assert_ok(&ctx, assay_plan_make(&ctx, &plan, c));
     assert_ok(&ctx, assay_inputs_open(&ctx, &inputs, c, &plan.list, NULL));
     const assay_source source = assay_inputs_source(&inputs);
-    assert_ok(&ctx, assay_results_open(&ctx, &golden, &plan, &source));
+    assert_ok(&ctx, assay_plan_tensors(&ctx, &golden, &plan, &source));
     const assay_sink sink = assay_results_sink(&golden);
     assert_ok(&ctx, assay_evaluate(&ctx, &plan, &source, &sink));
-    const assay_trial trial = {.golden = &golden, .profile = assay_profile_by_name("f32")};
+    const assay_trial trial = {.plan = &plan, .golden = &golden, .profile = assay_profile_by_name("f32")};
     for (int i = 0; i < 2; i++) {
         assert_ok(&ctx, assay_mutant_make(&ctx, &trial, assay_mutant_by_name(names[i]), &results[i], &applies));
         assert_true(applies);
     }
-    const assay_kept *biased = assay_results_find(&results[0], "outputs/weights");
-    const assay_kept *divided = assay_results_find(&results[1], "outputs/weights");
+    const assay_tensor *biased = assay_tensor_set_find(&results[0], "outputs/weights");
+    const assay_tensor *divided = assay_tensor_set_find(&results[1], "outputs/weights");
     const int64_t chosen = c->config.num_experts_per_tok;
     for (int64_t token = 0; token < biased->count; token += chosen) {
         double sum = 0.0;
@@ -310,8 +310,8 @@ TEST(biased_weights_are_divided)
             assert_true(fabs(divided->values[token + k] - expected) < 1e-14 * fabs(expected));
         }
     }
-    for (int i = 0; i < 2; i++) assay_results_free(&results[i]);
-    assay_results_free(&golden);
+    for (int i = 0; i < 2; i++) assay_tensor_set_free(&results[i]);
+    assay_tensor_set_free(&golden);
     assay_inputs_close(&inputs);
     assay_plan_free(&plan);
     assay_cases_free(c, 1);

@@ -1,7 +1,6 @@
 /* Queries that see the key after their own, made by exchanging tokens: against attention that is computed so, and
  * gradients against differences of the mutant's own outputs. Also what makes no mutant of a key or an arithmetic. */
 #include <math.h>
-#include <stdlib.h>
 
 #include "compare/profile.h"
 #include "harness/mutants/mutant_run.h"
@@ -14,7 +13,7 @@ typedef struct fixture {
     assay_case *c;
     assay_plan plan;
     assay_inputs inputs;
-    assay_results golden;
+    assay_tensor_set golden;
 } fixture;
 
 static void start(fixture *f, const char *name, const char *set)
@@ -25,37 +24,38 @@ static void start(fixture *f, const char *name, const char *set)
     assert_ok(&f->ctx, assay_plan_make(&f->ctx, &f->plan, f->c));
     assert_ok(&f->ctx, assay_inputs_open(&f->ctx, &f->inputs, f->c, &f->plan.list, NULL));
     const assay_source source = assay_inputs_source(&f->inputs);
-    assert_ok(&f->ctx, assay_results_open(&f->ctx, &f->golden, &f->plan, &source));
+    assert_ok(&f->ctx, assay_plan_tensors(&f->ctx, &f->golden, &f->plan, &source));
     const assay_sink sink = assay_results_sink(&f->golden);
     assert_ok(&f->ctx, assay_evaluate(&f->ctx, &f->plan, &source, &sink));
 }
 
 static void end(fixture *f)
 {
-    assay_results_free(&f->golden);
+    assay_tensor_set_free(&f->golden);
     assay_inputs_close(&f->inputs);
     assay_plan_free(&f->plan);
     assay_cases_free(f->c, 1);
 }
 
-static assay_results make(fixture *f, const char *name, bool *applies)
+static assay_tensor_set make(fixture *f, const char *name, bool *applies)
 {
-    assay_results results = {0};
-    const assay_trial trial = {.golden = &f->golden, .profile = assay_profile_by_name("f64"), .false_alarm = 1e-6};
+    assay_tensor_set results = {0};
+    const assay_trial trial = {
+        .plan = &f->plan, .golden = &f->golden, .profile = assay_profile_by_name("f64"), .false_alarm = 1e-6};
     assert_ok(&f->ctx, assay_mutant_make(&f->ctx, &trial, assay_mutant_by_name(name), &results, applies));
     return results;
 }
 
-static assay_results make_next_key_seen(fixture *f)
+static assay_tensor_set make_next_key_seen(fixture *f)
 {
     bool applies = false;
-    assay_results results = make(f, "next_key_seen", &applies);
+    assay_tensor_set results = make(f, "next_key_seen", &applies);
     assert_true(applies);
     return results;
 }
 
 typedef struct attention {
-    const assay_kept *query, *key, *value, *segments;
+    const assay_tensor *query, *key, *value, *segments;
     int64_t sequence, heads;
     bool mask_padding;
 } attention;
@@ -69,7 +69,7 @@ static bool sees(const attention *a, int64_t batch, int64_t i, int64_t j)
 /* Column `column` of the output of one query, and its log-sum-exp; false: it sees nothing. */
 static bool attend(const attention *a, int64_t batch, int64_t head, int64_t i, int64_t column, double *out, double *lse)
 {
-    const int64_t width = a->key->spec->shape.dims[3], v_width = a->value->spec->shape.dims[3];
+    const int64_t width = a->key->spec.shape.dims[3], v_width = a->value->spec.shape.dims[3];
     double sum = 0.0, weighted = 0.0;
     for (int64_t j = 0; j < a->sequence; j++) {
         if (!sees(a, batch, i, j)) continue;
@@ -88,17 +88,17 @@ static void check_attention(const char *name, const char *set)
 {
     fixture f;
     start(&f, name, set);
-    assay_results results = make_next_key_seen(&f);
-    const attention a = {.query = assay_results_find(&f.golden, "inputs/query"),
-                         .key = assay_results_find(&f.golden, "inputs/key"),
-                         .value = assay_results_find(&f.golden, "inputs/value"),
-                         .segments = assay_results_find(&f.golden, "inputs/segment_ids"),
+    assay_tensor_set results = make_next_key_seen(&f);
+    const attention a = {.query = assay_tensor_set_find(&f.golden, "inputs/query"),
+                         .key = assay_tensor_set_find(&f.golden, "inputs/key"),
+                         .value = assay_tensor_set_find(&f.golden, "inputs/value"),
+                         .segments = assay_tensor_set_find(&f.golden, "inputs/segment_ids"),
                          .sequence = f.c->sequence,
                          .heads = f.c->config.base_num_query_heads,
                          .mask_padding = f.c->config.mask_padding};
-    const assay_kept *out = assay_results_find(&results, "outputs/attention_out");
-    const assay_kept *lse = assay_results_find(&results, "outputs/lse");
-    const int64_t width = a.value->spec->shape.dims[3];
+    const assay_tensor *out = assay_tensor_set_find(&results, "outputs/attention_out");
+    const assay_tensor *lse = assay_tensor_set_find(&results, "outputs/lse");
+    const int64_t width = a.value->spec.shape.dims[3];
     for (int64_t n = 0; n < out->count; n++) {
         const int64_t column = n % width, head = n / width % a.heads, i = n / width / a.heads % a.sequence;
         const int64_t batch = n / width / a.heads / a.sequence;
@@ -109,7 +109,7 @@ static void check_attention(const char *name, const char *set)
             assert_true(fabs(lse->values[(batch * a.heads + head) * a.sequence + i] - expected_lse) < 1e-12);
         }
     }
-    assay_results_free(&results);
+    assay_tensor_set_free(&results);
     end(&f);
 }
 
@@ -122,15 +122,15 @@ TEST(is_attention_with_the_next_key)
 }
 
 /* Of the outputs by their cotangents. */
-static double loss_of(const assay_results *golden, const assay_results *results)
+static double loss_of(const assay_tensor_set *golden, const assay_tensor_set *results)
 {
     double loss = 0.0;
-    for (int i = 0; i < results->plan->spec_count; i++) {
-        const assay_kept *output = &results->items[i];
+    for (int i = 0; i < results->count; i++) {
+        const assay_tensor *output = &results->items[i];
         char path[ASSAY_PATH_SIZE];
-        if (output->spec->role != ASSAY_ROLE_OUTPUT) continue;
-        snprintf(path, sizeof path, "cotangents/%.100s", output->spec->path + strlen("outputs/"));
-        const assay_kept *cotangent = assay_results_find(golden, path);
+        if (output->spec.role != ASSAY_ROLE_OUTPUT) continue;
+        snprintf(path, sizeof path, "cotangents/%.100s", output->spec.path + strlen("outputs/"));
+        const assay_tensor *cotangent = assay_tensor_set_find(golden, path);
         assert_non_null(cotangent);
         for (int64_t k = 0; k < output->count; k++) loss += output->values[k] * cotangent->values[k];
     }
@@ -141,9 +141,9 @@ static double loss_at(fixture *f, double *number, double value)
 {
     const double before = *number;
     *number = value;
-    assay_results results = make_next_key_seen(f);
+    assay_tensor_set results = make_next_key_seen(f);
     const double loss = loss_of(&f->golden, &results);
-    assay_results_free(&results);
+    assay_tensor_set_free(&results);
     *number = before;
     return loss;
 }
@@ -154,11 +154,11 @@ static void check_gradients(const char *name, const char *set)
     const double step = 0x1p-18;
     fixture f;
     start(&f, name, set);
-    assay_results results = make_next_key_seen(&f);
+    assay_tensor_set results = make_next_key_seen(&f);
     for (int i = 0; i < f.plan.spec_count; i++) {
-        const assay_kept *gradient = &results.items[i];
-        if (gradient->spec->role != ASSAY_ROLE_GRADIENT) continue;
-        const assay_kept *given = assay_results_find(&f.golden, gradient->spec->path + strlen("gradients/"));
+        const assay_tensor *gradient = &results.items[i];
+        if (gradient->spec.role != ASSAY_ROLE_GRADIENT) continue;
+        const assay_tensor *given = assay_tensor_set_find(&f.golden, gradient->spec.path + strlen("gradients/"));
         assert_non_null(given);
         for (int n = 0; n < EACH; n++) {
             const int64_t k = (gradient->count - 1) * n / (EACH - 1);
@@ -166,11 +166,11 @@ static void check_gradients(const char *name, const char *set)
             const double above = loss_at(&f, number, *number + step), below = loss_at(&f, number, *number - step);
             const double expected = (above - below) / (2 * step);
             if (!(fabs(gradient->values[k] - expected) < 1e-5 * (1 + fabs(expected))))
-                fail_msg("%s: %s[%lld] is %g, expected %g", name, gradient->spec->path, (long long)k,
+                fail_msg("%s: %s[%lld] is %g, expected %g", name, gradient->spec.path, (long long)k,
                          gradient->values[k], expected);
         }
     }
-    assay_results_free(&results);
+    assay_tensor_set_free(&results);
     end(&f);
 }
 
@@ -194,9 +194,9 @@ TEST(does_not_apply)
         fixture f;
         bool applies = true;
         start(&f, cases[i][0], cases[i][1]);
-        assay_results results = make(&f, "next_key_seen", &applies);
+        assay_tensor_set results = make(&f, "next_key_seen", &applies);
         if (applies) fail_msg("next_key_seen applies to %s", cases[i][0]);
-        assay_results_free(&results);
+        assay_tensor_set_free(&results);
         end(&f);
     }
 }
@@ -218,11 +218,12 @@ TEST(arithmetic_needs_its_part)
         fixture f;
         bool applies = !table[i].applies;
         start(&f, table[i].name, NULL);
-        const assay_trial trial = {.golden = &f.golden, .profile = assay_profile_by_name(table[i].profile)};
-        assay_results results = {0};
+        const assay_trial trial = {
+            .plan = &f.plan, .golden = &f.golden, .profile = assay_profile_by_name(table[i].profile)};
+        assay_tensor_set results = {0};
         assert_ok(&f.ctx, assay_mutant_make(&f.ctx, &trial, assay_mutant_by_name(table[i].mutant), &results, &applies));
         if (applies != table[i].applies) fail_msg("%s, %s", table[i].name, table[i].mutant);
-        assay_results_free(&results);
+        assay_tensor_set_free(&results);
         end(&f);
     }
 }

@@ -1,6 +1,5 @@
 /* Mutants of shards and microbatches: what they change, and that what shards see adds up to the whole. */
 #include <math.h>
-#include <stdlib.h>
 
 #include "harness/mutants/mutant_run.h"
 #include "harness/mutants/mutants_tensors.h"
@@ -14,7 +13,7 @@ typedef struct fixture {
     assay_case *c;
     assay_plan plan;
     assay_inputs inputs;
-    assay_results golden, changed;
+    assay_tensor_set golden, changed;
 } fixture;
 
 static void start(fixture *f, const char *name)
@@ -24,16 +23,16 @@ static void start(fixture *f, const char *name)
     assert_ok(&f->ctx, assay_plan_make(&f->ctx, &f->plan, f->c));
     assert_ok(&f->ctx, assay_inputs_open(&f->ctx, &f->inputs, f->c, &f->plan.list, NULL));
     const assay_source source = assay_inputs_source(&f->inputs);
-    assert_ok(&f->ctx, assay_results_open(&f->ctx, &f->golden, &f->plan, &source));
+    assert_ok(&f->ctx, assay_plan_tensors(&f->ctx, &f->golden, &f->plan, &source));
     const assay_sink sink = assay_results_sink(&f->golden);
     assert_ok(&f->ctx, assay_evaluate(&f->ctx, &f->plan, &source, &sink));
-    assert_ok(&f->ctx, assay_results_copy(&f->ctx, &f->golden, true, &f->changed));
+    assert_ok(&f->ctx, assay_tensor_set_copy(&f->ctx, &f->golden, &f->changed));
 }
 
 static void end(fixture *f)
 {
-    assay_results_free(&f->changed);
-    assay_results_free(&f->golden);
+    assay_tensor_set_free(&f->changed);
+    assay_tensor_set_free(&f->golden);
     assay_inputs_close(&f->inputs);
     assay_plan_free(&f->plan);
     assay_cases_free(f->c, 1);
@@ -47,7 +46,8 @@ static assay_mutation mutation_of(fixture *f, int64_t shard)
 /* Block `to` of the changed tensor's first axis is block `from` of the golden's times `factor`; of `blocks` in all. */
 static void check_block(const fixture *f, const char *path, int64_t blocks, int64_t to, int64_t from, double factor)
 {
-    const assay_kept *golden = assay_results_find(&f->golden, path), *changed = assay_results_find(&f->changed, path);
+    const assay_tensor *golden = assay_tensor_set_find(&f->golden, path),
+                       *changed = assay_tensor_set_find(&f->changed, path);
     assert_non_null(golden);
     const int64_t size = golden->count / blocks;
     for (int64_t i = 0; i < size; i++) {
@@ -132,20 +132,21 @@ TEST(shards_add_up)
         bool applies = false;
         start(&f, names[n]);
         for (int i = 0; i < f.plan.spec_count; i++) {
-            assay_kept *kept = &f.changed.items[i];
-            if (assay_role_is_required(kept->spec->role)) assay_fill_nan(kept->values, kept->count);
+            assay_tensor *tensor = &f.changed.items[i];
+            if (assay_role_is_required(tensor->spec.role)) assay_fill_nan(tensor->values, tensor->count);
         }
-        const assay_trial t = {.golden = &f.golden, .profile = assay_profile_by_name("f64"), .false_alarm = 1e-6};
+        const assay_trial t = {
+            .plan = &f.plan, .golden = &f.golden, .profile = assay_profile_by_name("f64"), .false_alarm = 1e-6};
         assert_ok(&f.ctx, assay_mutant_evaluate(&f.ctx, &t, &none, &f.changed, &applies));
         assert_true(applies);
         for (int i = 0; i < f.plan.spec_count; i++) {
-            const assay_kept *golden = &f.golden.items[i], *found = &f.changed.items[i];
-            if (!assay_role_is_required(golden->spec->role)) continue;
+            const assay_tensor *golden = &f.golden.items[i], *found = &f.changed.items[i];
+            if (!assay_role_is_required(golden->spec.role)) continue;
             double most = 0;
             for (int64_t k = 0; k < golden->count; k++) most = fmax(most, fabs(golden->values[k]));
             for (int64_t k = 0; k < golden->count; k++) {
                 if (!(fabs(found->values[k] - golden->values[k]) <= 1e-13 * most))
-                    fail_msg("%s %s: %.17g, expected %.17g", names[n], golden->spec->path, found->values[k],
+                    fail_msg("%s %s: %.17g, expected %.17g", names[n], golden->spec.path, found->values[k],
                              golden->values[k]);
             }
         }
@@ -159,14 +160,15 @@ TEST(only_named_gradients_are_taken)
     fixture f;
     bool applies = false;
     start(&f, "moe/mesh-data2-expert2");
-    const assay_trial t = {.golden = &f.golden, .profile = assay_profile_by_name("f64"), .false_alarm = 1e-6};
+    const assay_trial t = {
+        .plan = &f.plan, .golden = &f.golden, .profile = assay_profile_by_name("f64"), .false_alarm = 1e-6};
     const assay_mutant *mutant = assay_mutant_by_name("gradients_not_summed");
     assert_ok(&f.ctx, assay_mutant_evaluate(&f.ctx, &t, mutant, &f.changed, &applies));
     assert_true(applies);
     check_block(&f, "outputs/y", 1, 0, 0, 1);
     check_block(&f, "gradients/inputs/x", 1, 0, 0, 1);
-    const assay_kept *golden = assay_results_find(&f.golden, "gradients/weights/wo");
-    const assay_kept *found = assay_results_find(&f.changed, "gradients/weights/wo");
+    const assay_tensor *golden = assay_tensor_set_find(&f.golden, "gradients/weights/wo");
+    const assay_tensor *found = assay_tensor_set_find(&f.changed, "gradients/weights/wo");
     assert_true(memcmp(golden->values, found->values, (size_t)golden->count * sizeof(double)) != 0);
     end(&f);
     start(&f, "moe/mesh-expert2");

@@ -7,7 +7,7 @@
 #include "harness/tests/golden_trial.h"
 #include "oracle/arithmetic/emulated.h"
 #include "oracle/base/random.h"
-#include "oracle/moe/tests/memory_store.h"
+#include "tests/support/test_tensors.h"
 
 enum { RUNS = 3 }; /* docs/comparing.md has what 25 give */
 
@@ -38,7 +38,7 @@ static void change_tensor(trial *t, const assay_profile *profile, const assay_te
 static void write_candidate(trial *t, const assay_profile *profile, int seed, bool nearest, const char *changed,
                             change *how)
 {
-    memory_store results = {0};
+    test_tensors results = {0};
     assay_fixture_writer *writer = NULL;
     const assay_emulation emulation = {.precision = profile->precision,
                                        .storage = profile->storage,
@@ -49,14 +49,14 @@ static void write_candidate(trial *t, const assay_profile *profile, int seed, bo
     emulated.arithmetic = &assay_arithmetic_emulated;
     emulated.emulation = &emulation;
     const assay_source given = assay_fixture_source(t->golden); /* the recorded choice of experts too */
-    const assay_sink out = memory_store_sink(&results);
+    const assay_sink out = test_tensors_sink(&results);
     assert_ok(&emulated, t->plan.operation->run(&emulated, t->c, &given, &out, NULL, 0));
     assert_ok(&t->ctx, assay_fixture_create(&t->ctx, t->candidate, &writer));
     assert_ok(&t->ctx, assay_fixture_set_text(&t->ctx, writer, "kind", "candidate"));
     for (int i = 0; i < t->plan.spec_count; i++) {
         assay_tensor_spec spec = t->plan.specs[i];
         if (!assay_has_error_scale(&spec)) continue;
-        const memory_tensor *found = memory_store_find(&results, spec.path);
+        const assay_tensor *found = assay_tensor_set_find(&results.set, spec.path);
         assert_non_null(found);
         if (changed != NULL && strcmp(changed, spec.path) == 0) {
             change_tensor(t, profile, &spec, how, found->values);
@@ -66,7 +66,7 @@ static void write_candidate(trial *t, const assay_profile *profile, int seed, bo
         assert_ok(&t->ctx, assay_fixture_append(&t->ctx, writer, spec.path, found->count, found->values));
     }
     assert_ok(&t->ctx, assay_fixture_finish(&t->ctx, writer));
-    memory_store_free(&results);
+    assay_tensor_set_free(&results.set);
 }
 
 static void compare(trial *t, const assay_profile *profile, assay_report *report)

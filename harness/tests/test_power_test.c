@@ -15,7 +15,7 @@ typedef struct fixture {
     assay_case *c;
     assay_plan plan;
     assay_fixture_reader *reader;
-    assay_results results;
+    assay_tensor_set results;
 } fixture;
 
 static void open_case(fixture *f, assay_case *c, bool mutants)
@@ -29,7 +29,7 @@ static void open_case(fixture *f, assay_case *c, bool mutants)
     assay_plan_free(&f->plan);
     assert_ok(&f->ctx, assay_plan_make(&f->ctx, &f->plan, c));
     assert_ok(&f->ctx, assay_fixture_open(&f->ctx, f->path, &f->reader));
-    assert_ok(&f->ctx, assay_results_load(&f->ctx, &f->results, &f->plan, f->reader));
+    assert_ok(&f->ctx, assay_golden_load(&f->ctx, &f->results, &f->plan, f->reader));
 }
 
 static void start(fixture *f, const char *name, const char *set, bool mutants)
@@ -40,7 +40,7 @@ static void start(fixture *f, const char *name, const char *set, bool mutants)
 
 static void end(fixture *f)
 {
-    assay_results_free(&f->results);
+    assay_tensor_set_free(&f->results);
     assay_fixture_close(f->reader);
     assay_plan_free(&f->plan);
     assay_cases_free(f->c, 1);
@@ -48,14 +48,15 @@ static void end(fixture *f)
     unlink(f->candidate);
 }
 
-static assay_discrimination discriminate(fixture *f, const char *profile)
+static assay_power_test discriminate(fixture *f, const char *profile)
 {
-    assay_discrimination found;
-    assert_ok(&f->ctx, assay_discriminate(&f->ctx, &f->results, assay_profile_by_name(profile), 1e-6, NULL, &found));
+    assay_power_test found;
+    assert_ok(&f->ctx,
+              assay_power_test_run(&f->ctx, &f->plan, &f->results, assay_profile_by_name(profile), 1e-6, NULL, &found));
     return found;
 }
 
-static assay_mutant_outcome outcome_of(const assay_discrimination *found, const char *name)
+static assay_mutant_outcome outcome_of(const assay_power_test *found, const char *name)
 {
     const assay_mutant *mutant = assay_mutant_by_name(name);
     assert_non_null(mutant);
@@ -98,7 +99,7 @@ static void check_ordinary(size_t i, const char *profile)
 {
     fixture f;
     start(&f, ordinary[i].name, NULL, false);
-    assay_discrimination found = discriminate(&f, profile);
+    assay_power_test found = discriminate(&f, profile);
     assert_string_equal(found.power.vacuous, "");
     assert_true(found.power.detected > 20 && found.power.detected <= found.power.effective);
     for (size_t k = 0; k < sizeof everywhere / sizeof *everywhere; k++) {
@@ -111,7 +112,7 @@ static void check_ordinary(size_t i, const char *profile)
         if (outcome_of(&found, name) != ASSAY_MUTANT_DETECTED)
             fail_msg("%s: %s at %s", ordinary[i].name, name, profile);
     }
-    assay_discrimination_free(&found);
+    assay_power_test_free(&found);
     end(&f);
 }
 
@@ -128,19 +129,19 @@ TEST(nearly_neutral_factor_is_vacuous)
 {
     fixture f;
     start(&f, "moe/small", "routed_scaling_factor=1.001", false);
-    assay_discrimination found = discriminate(&f, "bf16");
+    assay_power_test found = discriminate(&f, "bf16");
     assert_string_equal(found.power.vacuous, "scaling_missing");
     assert_int_equal(outcome_of(&found, "scaling_missing"), ASSAY_MUTANT_PASSES);
-    assay_discrimination_free(&found);
+    assay_power_test_free(&found);
     found = discriminate(&f, "f32");
     assert_string_equal(found.power.vacuous, "");
     assert_int_equal(outcome_of(&found, "scaling_missing"), ASSAY_MUTANT_DETECTED);
-    assay_discrimination_free(&found);
+    assay_power_test_free(&found);
     end(&f);
     start(&f, "moe/small", "routed_scaling_factor=1", false);
     found = discriminate(&f, "bf16");
     assert_int_equal(outcome_of(&found, "scaling_missing"), ASSAY_MUTANT_NOT_APPLICABLE);
-    assay_discrimination_free(&found);
+    assay_power_test_free(&found);
     end(&f);
 }
 
@@ -149,11 +150,11 @@ TEST(roundings_of_float64_are_no_effect)
 {
     fixture f;
     start(&f, "moe/mesh-mixtral", NULL, false);
-    assay_discrimination found = discriminate(&f, "f64");
+    assay_power_test found = discriminate(&f, "f64");
     assert_int_equal(outcome_of(&found, "division_flag_ignored"), ASSAY_MUTANT_NO_EFFECT);
     assert_int_equal(outcome_of(&found, "expert_off_by_one"), ASSAY_MUTANT_DETECTED);
     assert_string_equal(found.power.vacuous, "");
-    assay_discrimination_free(&found);
+    assay_power_test_free(&found);
     end(&f);
 }
 
@@ -165,10 +166,10 @@ TEST(zeros_are_vacuous)
               case_from(&ctx, "{case: mlp/zeros, op: mlp, batch: 1, sequence: 3, seed: 1, profiles: [f32], model: "
                               "{base_emb_dim: 4, base_mlp_dim: 5}, inputs: {x: {distribution: constant, mean: 0}}}"),
               false);
-    assay_discrimination found = discriminate(&f, "f32");
+    assay_power_test found = discriminate(&f, "f32");
     assert_string_equal(found.power.vacuous, "zero_results");
     assert_int_equal(outcome_of(&found, "nan_results"), ASSAY_MUTANT_DETECTED);
-    assay_discrimination_free(&found);
+    assay_power_test_free(&found);
     end(&f);
 }
 
@@ -178,15 +179,15 @@ TEST(wide_scales_are_vacuous)
     fixture f;
     start(&f, "mla/small", NULL, false);
     for (int i = 0; i < f.plan.spec_count; i++) {
-        assay_kept *kept = &f.results.items[i];
-        if (kept->spec->role != ASSAY_ROLE_ERROR_SCALE && kept->spec->role != ASSAY_ROLE_NULL) continue;
-        if (strstr(kept->spec->path, "/f32/") == NULL) continue;
-        for (int64_t k = 0; k < kept->count; k++) kept->values[k] = 1e6;
+        assay_tensor *tensor = &f.results.items[i];
+        if (tensor->spec.role != ASSAY_ROLE_ERROR_SCALE && tensor->spec.role != ASSAY_ROLE_NULL) continue;
+        if (strstr(tensor->spec.path, "/f32/") == NULL) continue;
+        for (int64_t k = 0; k < tensor->count; k++) tensor->values[k] = 1e6;
     }
-    assay_discrimination found = discriminate(&f, "f32");
+    assay_power_test found = discriminate(&f, "f32");
     assert_string_equal(found.power.vacuous, "zero_results");
     assert_int_equal(outcome_of(&found, "no_results"), ASSAY_MUTANT_DETECTED);
-    assay_discrimination_free(&found);
+    assay_power_test_free(&found);
     end(&f);
 }
 
@@ -197,15 +198,15 @@ static void write_candidate(fixture *f, double factor)
     assert_ok(&f->ctx, assay_fixture_create(&f->ctx, f->candidate, &writer));
     assert_ok(&f->ctx, assay_fixture_set_text(&f->ctx, writer, "kind", "candidate"));
     for (int i = 0; i < f->plan.spec_count; i++) {
-        const assay_kept *kept = &f->results.items[i];
-        assay_tensor_spec spec = *kept->spec;
+        const assay_tensor *tensor = &f->results.items[i];
+        assay_tensor_spec spec = tensor->spec;
         if (spec.role != ASSAY_ROLE_OUTPUT && spec.role != ASSAY_ROLE_GRADIENT) continue;
-        double *values = calloc((size_t)kept->count + 1, sizeof *values);
+        double *values = calloc((size_t)tensor->count + 1, sizeof *values);
         assert_non_null(values);
-        for (int64_t k = 0; k < kept->count; k++) values[k] = kept->values[k] * factor;
+        for (int64_t k = 0; k < tensor->count; k++) values[k] = tensor->values[k] * factor;
         spec.type = ASSAY_FLOAT32;
         assert_ok(&f->ctx, assay_fixture_declare(&f->ctx, writer, &spec));
-        assert_ok(&f->ctx, assay_fixture_append(&f->ctx, writer, spec.path, kept->count, values));
+        assert_ok(&f->ctx, assay_fixture_append(&f->ctx, writer, spec.path, tensor->count, values));
         free(values);
     }
     assert_ok(&f->ctx, assay_fixture_finish(&f->ctx, writer));
@@ -227,7 +228,7 @@ TEST(compare_states_the_power)
     fixture f;
     start(&f, "moe/small", "routed_scaling_factor=1.001", true);
     write_candidate(&f, 1.0);
-    assay_discrimination found = discriminate(&f, "f32");
+    assay_power_test found = discriminate(&f, "f32");
     assay_report report = compare(&f, f.candidate, "f32");
     assert_int_equal(report.verdict, ASSAY_PASS);
     assert_true(report.power.stated);
@@ -242,7 +243,7 @@ TEST(compare_states_the_power)
     report = compare(&f, f.candidate, "bf16");
     assert_int_equal(report.verdict, ASSAY_FAIL);
     assay_report_free(&report);
-    assay_discrimination_free(&found);
+    assay_power_test_free(&found);
     end(&f);
     start(&f, "rms_norm/one-row", NULL, false);
     write_candidate(&f, 1.0);
@@ -265,10 +266,10 @@ TEST(stored_is_found_again)
     static const int threads[] = {1, 2, 7};
     for (int i = 0; i < 3; i++) {
         f.ctx.threads = threads[i];
-        assay_discrimination found = discriminate(&f, "f32");
-        assay_discrimination_fields(&found, fields);
+        assay_power_test found = discriminate(&f, "f32");
+        assay_power_fields(&found, fields);
         assert_same_bits(fields, stored, count);
-        assay_discrimination_free(&found);
+        assay_power_test_free(&found);
     }
     assay_plan with_mutants = {0};
     assert_ok(&f.ctx, assay_plan_make(&f.ctx, &with_mutants, f.c));
@@ -348,14 +349,14 @@ TEST(older_tables_hold)
         const assay_tensor_spec *spec = assay_fixture_find(reader, "discrimination/f32");
         const assay_plan plan = {.specs = (assay_tensor_spec[]){*spec}, .spec_count = 1};
         assert_int_equal(assay_golden_check_layout(&ctx, &plan, reader), table[i].layout);
-        assert_int_equal(assay_discrimination_check(&ctx, reader, spec->path, found), table[i].fields);
+        assert_int_equal(assay_power_check(&ctx, reader, spec->path, found), table[i].fields);
         if (table[i].fields != ASSAY_OK) assert_non_null(strstr(ctx.message, "mutant doubled"));
         doubled[table[i].field] = before;
         assay_fixture_close(reader);
     }
     found[(assay_mutant_by_name("doubled") - assay_mutants) * ASSAY_POWER_FIELDS + ASSAY_POWER_EXCESS] = INFINITY;
     assay_fixture_reader *finite = with_table(&ctx, path, 2, stored);
-    assert_int_equal(assay_discrimination_check(&ctx, finite, "discrimination/f32", found), ASSAY_BAD_INPUT);
+    assert_int_equal(assay_power_check(&ctx, finite, "discrimination/f32", found), ASSAY_BAD_INPUT);
     assay_fixture_close(finite);
     free(found);
     unlink(path);
@@ -382,10 +383,11 @@ TEST(request_never_passes)
 TEST(refusals)
 {
     fixture f;
-    assay_discrimination found;
+    assay_power_test found;
     start(&f, "rms_norm/one-row", "profiles=[f32]", false);
-    assert_int_equal(assay_discriminate(&f.ctx, &f.results, assay_profile_by_name("bf16"), 1e-6, NULL, &found),
-                     ASSAY_BAD_INPUT);
+    assert_int_equal(
+        assay_power_test_run(&f.ctx, &f.plan, &f.results, assay_profile_by_name("bf16"), 1e-6, NULL, &found),
+        ASSAY_BAD_INPUT);
     assert_non_null(strstr(f.ctx.message, "profiles=bf16"));
     end(&f);
     assay_plan plan = {0};
@@ -402,11 +404,11 @@ TEST(failing_allocations)
     fixture f;
     start(&f, "rms_norm/one-row", "profiles=[f32]", false);
     for (int64_t n = 0;; n += n < 100 ? 1 : 61) {
-        assay_discrimination found = {0};
+        assay_power_test found = {0};
         assay_fail_allocation(n);
         const assay_status status =
-            assay_discriminate(&f.ctx, &f.results, assay_profile_by_name("f32"), 1e-6, NULL, &found);
-        assay_discrimination_free(&found);
+            assay_power_test_run(&f.ctx, &f.plan, &f.results, assay_profile_by_name("f32"), 1e-6, NULL, &found);
+        assay_power_test_free(&found);
         if (had_memory(&f.ctx, status)) break;
     }
     end(&f);

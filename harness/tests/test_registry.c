@@ -43,7 +43,7 @@ TEST(rows_have_cases)
 static const struct {
     unsigned part;
     const char *name, *paths;
-} evidence[] = {
+} inputs[] = {
     {ASSAY_PART_NORM, "NORM", "weights/scale pre_self_attention_layer_norm/scale"},
     {ASSAY_PART_MLP, "MLP", "weights/wo/kernel mlp/wo/kernel"},
     {ASSAY_PART_ROUTER, "ROUTER", "gate/kernel inputs/logits"},
@@ -66,10 +66,10 @@ static unsigned parts_shown(const assay_case *c)
     assert_ok(&ctx, assay_operation_prepare(&ctx, c, &operation, &list));
     for (int i = 0; i < list.count; i++) {
         const char *path = list.entries[i].spec.path;
-        for (size_t k = 0; k < sizeof evidence / sizeof *evidence; k++) {
+        for (size_t k = 0; k < sizeof inputs / sizeof *inputs; k++) {
             const bool shown =
-                !assay_path_in(path, "gradients") && assay_any_word(evidence[k].paths, path, assay_path_ends);
-            parts |= shown ? evidence[k].part : 0;
+                !assay_path_in(path, "gradients") && assay_any_word(inputs[k].paths, path, assay_path_ends);
+            parts |= shown ? inputs[k].part : 0;
         }
     }
     assay_tensor_list_free(&list);
@@ -86,10 +86,10 @@ TEST(rows_have_the_parts_of_their_tensors)
         const assay_operation *op = assay_operations[i];
         unsigned parts = 0;
         for (int j = 0; j < count; j++) parts |= strcmp(cases[j].op, op->name) == 0 ? parts_shown(&cases[j]) : 0;
-        for (size_t k = 0; k < sizeof evidence / sizeof *evidence; k++) {
-            if ((parts & evidence[k].part) == (op->parts & evidence[k].part)) continue;
-            fail_msg("%s: .parts and tensors differ on ASSAY_PART_%s, which \"%s\" shows", op->name, evidence[k].name,
-                     evidence[k].paths);
+        for (size_t k = 0; k < sizeof inputs / sizeof *inputs; k++) {
+            if ((parts & inputs[k].part) == (op->parts & inputs[k].part)) continue;
+            fail_msg("%s: .parts and tensors differ on ASSAY_PART_%s, which \"%s\" shows", op->name, inputs[k].name,
+                     inputs[k].paths);
         }
     }
     assay_cases_free(cases, count);

@@ -1,15 +1,13 @@
 /* Profiles narrower than the grid of a golden's inputs: a kernel of such a profile rounds inputs, weights and
  * cotangents before it does anything with them. It must pass, and one that rounds them to a coarser type still must
  * not. */
-#include <stdlib.h>
-#include <string.h>
 
 #include "harness/plan/inputs.h"
 #include "harness/routing_choice/given_choice.h"
 #include "harness/scales/ensemble.h"
 #include "harness/tests/golden_trial.h"
 #include "harness/tests/nearest_arithmetic.h"
-#include "oracle/moe/tests/memory_store.h"
+#include "tests/support/test_tensors.h"
 
 /* What a kernel reads: the golden's tensors, rounded to nearest. A router's own numbers stay as they are. */
 typedef struct kernel_source {
@@ -45,12 +43,12 @@ static assay_status kernel_read_i32(assay_context *ctx, void *self, const char *
 /* With inputs in `type`. */
 static void write_candidate(trial *t, const assay_profile *profile, assay_dtype type, bool chooses)
 {
-    memory_store results = {0};
+    test_tensors results = {0};
     assay_fixture_writer *writer = NULL;
     const assay_emulation types = {.storage = profile->storage};
     kernel_source kernel = {.golden = assay_fixture_source(t->golden), .type = type, .chooses = chooses};
     const assay_source in = {.self = &kernel, .has = kernel_has, .read = kernel_read, .read_i32 = kernel_read_i32};
-    const assay_sink out = memory_store_sink(&results);
+    const assay_sink out = test_tensors_sink(&results);
     assay_context own = t->ctx;
     own.arithmetic = &nearest_arithmetic;
     own.emulation = &types;
@@ -59,7 +57,7 @@ static void write_candidate(trial *t, const assay_profile *profile, assay_dtype 
     assert_ok(&t->ctx, assay_fixture_set_text(&t->ctx, writer, "kind", "candidate"));
     for (int i = 0; i < t->plan.spec_count; i++) {
         assay_tensor_spec spec = t->plan.specs[i];
-        const memory_tensor *found = memory_store_find(&results, spec.path);
+        const assay_tensor *found = assay_tensor_set_find(&results.set, spec.path);
         const bool choice = chooses && assay_path_ends(spec.path, "selected_experts");
         if (!choice && spec.role != ASSAY_ROLE_OUTPUT && !assay_has_error_scale(&spec)) continue;
         assert_non_null(found);
@@ -72,7 +70,7 @@ static void write_candidate(trial *t, const assay_profile *profile, assay_dtype 
         }
     }
     assert_ok(&t->ctx, assay_fixture_finish(&t->ctx, writer));
-    memory_store_free(&results);
+    assay_tensor_set_free(&results.set);
 }
 
 static void compare(trial *t, const assay_profile *profile, assay_report *report)
@@ -80,7 +78,7 @@ static void compare(trial *t, const assay_profile *profile, assay_report *report
     assay_fixture_reader *candidate = NULL;
     assay_golden golden = {.reader = t->golden, .c = t->c, .plan = t->plan}, against = {0};
     assert_ok(&t->ctx, assay_fixture_open(&t->ctx, t->candidate, &candidate));
-    assert_ok(&t->ctx, assay_compare_conditionally(&t->ctx, &golden, candidate, profile, 1e-6, true, report, &against));
+    assert_ok(&t->ctx, assay_compare_given_choice(&t->ctx, &golden, candidate, profile, 1e-6, true, report, &against));
     assay_golden_close(&against);
     assay_fixture_close(candidate);
 }
@@ -182,9 +180,9 @@ TEST_WITH(structured_inputs, folder_setup, folder_teardown)
     }
 }
 
-static memory_store evaluated(assay_context *ctx, const char *dtype)
+static test_tensors evaluated(assay_context *ctx, const char *dtype)
 {
-    memory_store results = {0};
+    test_tensors results = {0};
     assay_plan plan = {0};
     assay_inputs inputs = {0};
     assay_case *c = case_named(ctx, "mlp/exact", dtype);
@@ -193,7 +191,7 @@ static memory_store evaluated(assay_context *ctx, const char *dtype)
     assert_ok(ctx, assay_plan_make(ctx, &plan, c));
     assert_ok(ctx, assay_inputs_open(ctx, &inputs, c, &plan.list, NULL));
     const assay_source source = assay_inputs_source(&inputs);
-    const assay_sink sink = memory_store_sink(&results);
+    const assay_sink sink = test_tensors_sink(&results);
     assert_ok(ctx, assay_evaluate(ctx, &plan, &source, &sink));
     assay_inputs_close(&inputs);
     assay_plan_free(&plan);
@@ -205,19 +203,19 @@ static memory_store evaluated(assay_context *ctx, const char *dtype)
 TEST(numbers_of_the_type_are_exact)
 {
     assay_context ctx = assay_context_default(1);
-    memory_store fine = evaluated(&ctx, "dtype=float32"), own = evaluated(&ctx, "dtype=bfloat16");
+    test_tensors fine = evaluated(&ctx, "dtype=float32"), own = evaluated(&ctx, "dtype=bfloat16");
     int scales = 0;
-    assert_int_equal(fine.count, own.count);
-    for (int i = 0; i < own.count; i++) {
-        const memory_tensor *theirs = &own.items[i], *mine = memory_store_find(&fine, theirs->path);
-        if (assay_role_of(theirs->path) != ASSAY_ROLE_ERROR_SCALE) continue;
+    assert_int_equal(fine.set.count, own.set.count);
+    for (int i = 0; i < own.set.count; i++) {
+        const assay_tensor *theirs = &own.set.items[i], *mine = assay_tensor_set_find(&fine.set, theirs->spec.path);
+        if (theirs->spec.role != ASSAY_ROLE_ERROR_SCALE) continue;
         assert_non_null(mine);
         for (int64_t k = 0; k < theirs->count; k++) assert_true(mine->values[k] == theirs->values[k]);
         scales++;
     }
     assert_true(scales > 0);
-    memory_store_free(&fine);
-    memory_store_free(&own);
+    assay_tensor_set_free(&fine.set);
+    assay_tensor_set_free(&own.set);
 }
 
 /* Experts that only rounded inputs make a kernel choose are admissible. */

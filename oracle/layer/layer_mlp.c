@@ -5,7 +5,7 @@
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/memory.h"
 #include "oracle/layer/layer_internal.h"
-#include "oracle/layer/scope.h"
+#include "oracle/layer/sub_block.h"
 #include "oracle/ops/rms_norm.h"
 
 /* rms_norm(h) [T,D] and 1/rms [T]; both are allocated. */
@@ -114,7 +114,7 @@ enum { MOE_CHECKPOINTS = sizeof moe_checkpoints / sizeof *moe_checkpoints };
 
 typedef struct moe_view {
     char prefix[LAYER_PREFIX_SIZE], weights[LAYER_PREFIX_SIZE + 4];
-    scope scope;
+    sub_block block;
     double *held[MOE_CHECKPOINTS];
 } moe_view;
 
@@ -123,7 +123,7 @@ static void open_view(const stack_run *run, int64_t layer, moe_view *view)
     *view = (moe_view){0};
     layer_prefix(run, layer, view->prefix);
     strcat(strcpy(view->weights, view->prefix), "moe/");
-    view->scope = (scope){.in = run->in, .out = run->out, .prefix = view->prefix, .weights = view->weights};
+    view->block = (sub_block){.in = run->in, .out = run->out, .prefix = view->prefix, .weights = view->weights};
 }
 
 static void close_view(moe_view *view)
@@ -145,17 +145,17 @@ static assay_status moe_forward(assay_context *ctx, const stack_run *run, int64_
     assay_status status = ASSAY_OK;
     moe_view view;
     open_view(run, layer, &view);
-    scope_give(&view.scope, "inputs/x", h_norm, run->size);
-    scope_take(&view.scope, "outputs/y", y, run->size, false);
+    sub_block_give(&view.block, "inputs/x", h_norm, run->size);
+    sub_block_take(&view.block, "outputs/y", y, run->size, false);
     for (int i = 0; i < MOE_CHECKPOINTS; i++) {
         const int slot = moe_checkpoints[i].slot;
         const int64_t count = layer_checkpoint_count(run->config, layer, slot);
         const bool kept = assay_remat_action_of(&run->config->policy, slot) != ASSAY_REMAT;
         if (run->store == NULL || !kept || count == 0) continue;
-        scope_take(&view.scope, moe_checkpoints[i].path, &view.held[i], count, true);
+        sub_block_take(&view.block, moe_checkpoints[i].path, &view.held[i], count, true);
     }
-    const assay_source in = scope_source(&view.scope);
-    const assay_sink out = scope_sink(&view.scope);
+    const assay_source in = sub_block_source(&view.block);
+    const assay_sink out = sub_block_sink(&view.block);
     TRY(run_moe(ctx, run->config, &in, &out));
     for (int i = 0; i < MOE_CHECKPOINTS; i++) {
         TRY(layer_release(ctx, run, layer, moe_checkpoints[i].slot, &view.held[i]));
@@ -172,20 +172,20 @@ static assay_status moe_backward(assay_context *ctx, const stack_run *run, int64
     bool kept[ASSAY_REMAT_SLOTS] = {false};
     moe_view view;
     open_view(run, layer, &view);
-    view.scope.backward = true;
-    scope_give(&view.scope, "inputs/x", h_norm, run->size);
-    scope_give(&view.scope, "cotangents/y", dy, run->size);
-    scope_take(&view.scope, "gradients/inputs/x", dh_norm, run->size, false);
+    view.block.backward = true;
+    sub_block_give(&view.block, "inputs/x", h_norm, run->size);
+    sub_block_give(&view.block, "cotangents/y", dy, run->size);
+    sub_block_take(&view.block, "gradients/inputs/x", dh_norm, run->size, false);
     for (int i = 0; i < MOE_CHECKPOINTS; i++) {
         const int slot = moe_checkpoints[i].slot;
         TRY(assay_remat_take(ctx, run->store, layer, slot, &view.held[i]));
         kept[slot] = view.held[i] != NULL;
         if (!kept[slot] || slot == ASSAY_REMAT_MLPWO) continue;
-        scope_give(&view.scope, moe_checkpoints[i].path, view.held[i],
-                   layer_checkpoint_count(run->config, layer, slot));
+        sub_block_give(&view.block, moe_checkpoints[i].path, view.held[i],
+                       layer_checkpoint_count(run->config, layer, slot));
     }
-    const assay_source in = scope_source(&view.scope);
-    const assay_sink out = scope_sink(&view.scope);
+    const assay_source in = sub_block_source(&view.block);
+    const assay_sink out = sub_block_sink(&view.block);
     TRY(run_moe(ctx, run->config, &in, &out));
     assay_remat_recomputed(run->store, layer_mlp_recomputed(run->config, layer, kept));
 cleanup:

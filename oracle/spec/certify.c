@@ -79,9 +79,9 @@ void spec_certify_values(int64_t count, const spec_quad *computed, const spec_qu
         const spec_quad error = same ? 0 : fabsq(computed[i] - reference[i]), ulp = last_place(reference[i]);
         spec_quad allowed = SPEC_ALLOWED_RELATIVE * scale;
         if (error_scale != NULL) {
-            const spec_quad gauge = fmaxq(finiteq(error_scale[i]) ? error_scale[i] : 0, SPEC_LEAST_GAUGE * ulp);
-            allowed = SPEC_ALLOWED_GAUGE * gauge;
-            raise_to(&certificate->gauge, in_units(error, gauge));
+            const spec_quad unit = fmaxq(finiteq(error_scale[i]) ? error_scale[i] : 0, SPEC_LEAST_SCALES * ulp);
+            allowed = SPEC_ALLOWED_SCALES * unit;
+            raise_to(&certificate->scales, in_units(error, unit));
         }
         raise_to(&certificate->ulps, in_units(error, ulp));
         spec_note(certificate, &(spec_comparison){.index = i,

@@ -19,8 +19,8 @@
  * place at least, since it leaves out the rounding of the value itself. Without one: this share of the tensor's largest
  * value. Gradients: that share, along a direction of the gradient's norm, or so many error scales where those are more,
  * in a tensor that is all cancellation. Indices: equality. docs/numerics.md has what is found. */
-#define SPEC_ALLOWED_GAUGE 10.0
-#define SPEC_LEAST_GAUGE 0.4 /* so that 4 ulps always pass */
+#define SPEC_ALLOWED_SCALES 10.0
+#define SPEC_LEAST_SCALES 0.4 /* so that 4 ulps always pass */
 #define SPEC_ALLOWED_RELATIVE 1e-12
 
 typedef struct spec_certificate {
@@ -35,9 +35,9 @@ typedef struct spec_certificate {
     /* The largest of each. */
     double scale; /* |value| of the tensor; for a direction the gradient's 2-norm */
     double
-        relative; /* error / scale: 0 where both are 0, infinite where a NaN or an infinity stands on one side only */
-    double ulps;  /* error in units of the reference's last place in float64; 0 for gradients */
-    double gauge; /* error / error scale; 0 where there is none */
+        relative;  /* error / scale: 0 where both are 0, infinite where a NaN or an infinity stands on one side only */
+    double ulps;   /* error in units of the reference's last place in float64; 0 for gradients */
+    double scales; /* error / error scale; 0 where there is none */
 } spec_certificate;
 
 typedef struct spec_certificates {

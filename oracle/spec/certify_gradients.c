@@ -170,7 +170,7 @@ static assay_status measure_probe(assay_context *ctx, const probing *all, probe 
     p->derivative = derivative;
     p->error = fabsq(p->computed - derivative);
     if (p->error <= noise) p->error = 0;
-    p->allowed = fmaxq(SPEC_ALLOWED_RELATIVE * p->scale, SPEC_ALLOWED_GAUGE * error_scale_along(g, p));
+    p->allowed = fmaxq(SPEC_ALLOWED_RELATIVE * p->scale, SPEC_ALLOWED_SCALES * error_scale_along(g, p));
     return ASSAY_OK;
 }
 

@@ -1,9 +1,7 @@
 #include "oracle/base/tensor_table.h"
 
-#include <string.h>
-
-#include "oracle/base/memory.h"
 #include "tests/support/assay_test.h"
+#include "tests/support/test_tensors.h"
 
 /* A kernel [2,3] of each of two experts, a bias [3] of each, and a tensor that the configuration does not have. */
 static int64_t axis_size(const void *config, char axis)
@@ -20,39 +18,13 @@ static assay_tensor_table table_of(int64_t dim)
                                          assay_tensor_row_of(&bias, &dim, axis_size)}};
 }
 
-typedef struct store {
-    const char *lacks;    /* of the source */
-    const char *unwanted; /* of the sink */
-    char written[4][ASSAY_PATH_SIZE];
-    int writes;
-} store;
-
-static bool has(void *self, const char *path)
+/* Of two experts, but for what it lacks. */
+static void fill(test_tensors *given, const char *lacks)
 {
-    const store *s = self;
-    return s->lacks == NULL || strcmp(path, s->lacks) != 0;
-}
-
-static assay_status read(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count, double *out)
-{
-    if (!has(self, path)) return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is missing", path);
-    for (int64_t i = 0; i < count; i++) out[i] = (double)(first + i);
-    return ASSAY_OK;
-}
-
-static bool wants(void *self, const char *path)
-{
-    const store *s = self;
-    return s->unwanted == NULL || strcmp(path, s->unwanted) != 0;
-}
-
-static assay_status write(assay_context *ctx, void *self, const char *path, int64_t count, const double *values)
-{
-    store *s = self;
-    (void)ctx;
-    assert_true(s->writes < 4 && count > 0 && values != NULL);
-    memcpy(s->written[s->writes++], path, strlen(path) + 1);
-    return ASSAY_OK;
+    double *wi = test_tensors_add(given, "weights/wi", 2 * 6);
+    assert_non_null(test_tensors_add(given, "weights/wi_bias", 2 * 3));
+    for (int i = 0; i < 2 * 6; i++) wi[i] = i;
+    if (lacks != NULL) test_tensors_remove(given, lacks);
 }
 
 TEST(test_rows)
@@ -74,12 +46,14 @@ TEST(test_rows)
     assert_string_equal(path, "gradients/weights/layers/3/mlp/wi");
 }
 
-static void run(const char *lacks, const char *unwanted, assay_status expected, int gradients)
+static void run(const char *lacks, const char *wanted, assay_status expected, int gradients)
 {
     assay_context ctx = {0};
-    store s = {.lacks = lacks, .unwanted = unwanted};
-    const assay_source in = {.self = &s, .has = has, .read = read};
-    const assay_sink out = {.self = &s, .wants = wants, .write = write};
+    const char *const globs[] = {wanted, NULL};
+    test_tensors given = {0}, written = {.wanted = globs};
+    fill(&given, lacks);
+    const assay_source in = test_tensors_source(&given);
+    const assay_sink out = test_tensors_sink(&written);
     const assay_tensor_table table = table_of(2);
     double *weights[3] = {NULL}, *g[3] = {NULL};
     assert_ok(&ctx, assay_weights_alloc(&ctx, &in, "", &table, weights));
@@ -89,28 +63,31 @@ static void run(const char *lacks, const char *unwanted, assay_status expected, 
         assert_true(weights[0][0] == 6 && weights[0][5] == 11); /* the second expert's */
         assert_ok(&ctx, assay_gradients_alloc(&ctx, &out, "", &table, weights, g));
         assert_ok(&ctx, assay_gradients_write(&ctx, &out, "", &table, g));
-        assert_int_equal(s.writes, gradients);
+        assert_int_equal(written.set.count, gradients);
         assert_int_equal(assay_wants_any_gradient(&in, &out, "", &table), gradients > 0);
     }
     assay_weights_free(&table, weights);
     assay_weights_free(&table, g);
     assert_null(weights[0]);
+    assay_tensor_set_free(&given.set);
+    assay_tensor_set_free(&written.set);
 }
 
 TEST(test_weights_and_gradients)
 {
-    run(NULL, NULL, ASSAY_OK, 2);
-    run(NULL, "gradients/weights/wi", ASSAY_OK, 1);
-    run("weights/wi_bias", NULL, ASSAY_OK, 1); /* a bias may be missing, and has no gradient then */
-    run("weights/wi_bias", "gradients/weights/wi", ASSAY_OK, 0);
-    run("weights/wi", NULL, ASSAY_BAD_INPUT, 0); /* a kernel may not */
+    run(NULL, "*", ASSAY_OK, 2);
+    run(NULL, "*wi_bias", ASSAY_OK, 1);
+    run("weights/wi_bias", "*", ASSAY_OK, 1); /* a bias may be missing, and has no gradient then */
+    run("weights/wi_bias", "*wi_bias", ASSAY_OK, 0);
+    run("weights/wi", "*", ASSAY_BAD_INPUT, 0); /* a kernel may not */
 }
 
 TEST(test_no_memory)
 {
     assay_context ctx = {0};
-    store s = {0};
-    const assay_source in = {.self = &s, .has = has, .read = read};
+    test_tensors given = {0};
+    fill(&given, NULL);
+    const assay_source in = test_tensors_source(&given);
     const assay_tensor_table table = table_of(2);
     for (int64_t n = 0; n < 2; n++) {
         double *weights[3] = {NULL};
@@ -119,4 +96,5 @@ TEST(test_no_memory)
         assay_fail_allocation(-1);
         assay_weights_free(&table, weights);
     }
+    assay_tensor_set_free(&given.set);
 }

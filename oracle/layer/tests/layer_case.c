@@ -66,7 +66,7 @@ layer_case layer_case_make(int64_t layers, int64_t dense, int64_t batch, int64_t
 static void fill(layer_case *c, const char *path, int64_t count, double scale, double mean)
 {
     if (count == 0) return;
-    double *values = memory_store_add(&c->in, path, count);
+    double *values = test_tensors_add(&c->in, path, count);
     assert_non_null(values);
     for (int64_t i = 0; i < count; i++) values[i] = mean + scale * layer_case_uniform(&c->seed);
 }
@@ -141,7 +141,7 @@ void layer_case_fill(layer_case *c)
     const int64_t tokens = m->batch * m->sequence, size = tokens * m->emb_dim;
     fill(c, "inputs/x", size, 1, 0);
     fill(c, "cotangents/y", size, 1, 0);
-    int32_t *positions = memory_store_add_i32(&c->in, "inputs/positions", tokens);
+    int32_t *positions = test_tensors_add_i32(&c->in, "inputs/positions", tokens);
     assert_non_null(positions);
     for (int64_t t = 0; t < tokens; t++) positions[t] = (int32_t)(t % m->sequence);
     for (int64_t layer = 0; layer < c->config.layers; layer++) {
@@ -158,34 +158,34 @@ void layer_case_fill(layer_case *c)
 
 void layer_case_free(layer_case *c)
 {
-    memory_store_free(&c->in);
+    assay_tensor_set_free(&c->in.set);
 }
 
-void layer_case_run(assay_context *ctx, layer_case *c, memory_store *out)
+void layer_case_run(assay_context *ctx, layer_case *c, test_tensors *out)
 {
-    const assay_source in = memory_store_source(&c->in);
-    const assay_sink sink = memory_store_sink(out);
+    const assay_source in = test_tensors_source(&c->in);
+    const assay_sink sink = test_tensors_sink(out);
     assert_ok(ctx, assay_stack_run(ctx, &c->config, &in, &sink));
 }
 
-const memory_tensor *layer_case_get(const memory_store *store, const char *path)
+const assay_tensor *layer_case_get(const test_tensors *store, const char *path)
 {
-    const memory_tensor *tensor = memory_store_find(store, path);
+    const assay_tensor *tensor = assay_tensor_set_find(&store->set, path);
     if (tensor == NULL) fail_msg("there is no '%s'", path);
     return tensor;
 }
 
-void layer_case_assert_same(const memory_store *actual, const memory_store *expected)
+void layer_case_assert_same(const test_tensors *actual, const test_tensors *expected)
 {
-    for (int i = 0; i < actual->count; i++) {
-        const memory_tensor *found = &actual->items[i];
-        if (strncmp(found->path, "remat/", 6) == 0) continue;
-        const memory_tensor *other = layer_case_get(expected, found->path);
+    for (int i = 0; i < actual->set.count; i++) {
+        const assay_tensor *found = &actual->set.items[i];
+        if (strncmp(found->spec.path, "remat/", 6) == 0) continue;
+        const assay_tensor *other = layer_case_get(expected, found->spec.path);
         assert_int_equal(found->count, other->count);
         if (found->values == NULL) {
             assert_memory_equal(found->indices, other->indices, (size_t)found->count * sizeof *found->indices);
         } else if (memcmp(found->values, other->values, (size_t)found->count * sizeof(double)) != 0) {
-            fail_msg("'%s' has other bits", found->path);
+            fail_msg("'%s' has other bits", found->spec.path);
         }
     }
 }

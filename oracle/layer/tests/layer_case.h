@@ -3,12 +3,12 @@
 #define ASSAY_LAYER_TESTS_LAYER_CASE_H
 
 #include "oracle/layer/deepseek_stack.h"
-#include "oracle/moe/tests/memory_store.h"
+#include "tests/support/test_tensors.h"
 
 typedef struct layer_case {
     assay_stack_config config;
     uint64_t seed;
-    memory_store in;
+    test_tensors in;
 } layer_case;
 
 /* DeepSeek-V3's form at tiny sizes: the first `dense` of `layers` have a gated MLP, the others 4 experts and a shared one. */
@@ -18,10 +18,10 @@ void layer_case_fill(layer_case *c);
 void layer_case_free(layer_case *c);
 
 /* Asserts success. */
-void layer_case_run(assay_context *ctx, layer_case *c, memory_store *out);
-const memory_tensor *layer_case_get(const memory_store *store, const char *path); /* asserts that it is there */
+void layer_case_run(assay_context *ctx, layer_case *c, test_tensors *out);
+const assay_tensor *layer_case_get(const test_tensors *store, const char *path); /* asserts that it is there */
 /* Every tensor of `actual` but those under remat/ has the bits that `expected` has under its path. */
-void layer_case_assert_same(const memory_store *actual, const memory_store *expected);
+void layer_case_assert_same(const test_tensors *actual, const test_tensors *expected);
 
 double layer_case_uniform(uint64_t *state); /* in (-1,1) */
 

@@ -99,7 +99,7 @@ static void load_weight(moe_half *c, int weight)
 {
     char path[2 * ASSAY_PATH_SIZE];
     snprintf(path, sizeof path, "weights/layers/1/%s", names[weight]);
-    const memory_tensor *from = layer_case_get(&c->layer.in, path);
+    const assay_tensor *from = layer_case_get(&c->layer.in, path);
     const int64_t shards = c->run.sizes.shards, parts = moe_half_is_routed(weight) ? c->run.sizes.expert_shards : 1;
     const int64_t count = from->count / parts;
     assert_int_equal(count, bs_weight_count(&c->run, weight, true));
@@ -147,8 +147,8 @@ void moe_half_open(moe_half *c, const moe_half_shape *shape)
     *c = (moe_half){0};
     configure(c, shape);
     const assay_stack_config *config = &c->layer.config;
-    c->in = memory_store_source(&c->layer.in);
-    c->sink = memory_store_sink(&c->out);
+    c->in = test_tensors_source(&c->layer.in);
+    c->sink = test_tensors_sink(&c->out);
     c->stack = (stack_run){.config = config, .in = &c->in, .out = &c->sink};
     assert_ok(&ctx, assay_remat_open(&ctx, &c->stack.store, &config->policy, config->layers));
     bs_run_of(&c->run, &c->stack);
@@ -172,7 +172,7 @@ void moe_half_close(moe_half *c)
     }
     assay_schedule_free(&c->run.schedule);
     assay_remat_close(c->stack.store);
-    memory_store_free(&c->out);
+    assay_tensor_set_free(&c->out.set);
     layer_case_free(&c->layer);
 }
 
@@ -198,18 +198,18 @@ cleanup:
     return status;
 }
 
-static double *add_copy(memory_store *store, const char *path, const memory_tensor *from)
+static double *add_copy(test_tensors *store, const char *path, const assay_tensor *from)
 {
-    double *to = memory_store_add(store, path, from->count);
+    double *to = test_tensors_add(store, path, from->count);
     assert_non_null(to);
     return memcpy(to, from->values, (size_t)from->count * sizeof *to);
 }
 
-void moe_half_plain(assay_context *ctx, moe_half *c, memory_store *plain)
+void moe_half_plain(assay_context *ctx, moe_half *c, test_tensors *plain)
 {
     assay_stack_config config = c->layer.config;
-    const assay_sink sink = memory_store_sink(plain);
-    const memory_tensor *x = layer_case_get(&c->layer.in, "inputs/x");
+    const assay_sink sink = test_tensors_sink(plain);
+    const assay_tensor *x = layer_case_get(&c->layer.in, "inputs/x");
     const int64_t tokens = config.mla.batch * config.mla.sequence;
     stack_run stack = {.config = &config, .in = &c->in, .out = &sink, .tokens = tokens, .size = x->count};
     layer_weights w, g = {0};

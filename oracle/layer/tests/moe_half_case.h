@@ -18,7 +18,7 @@ typedef struct moe_half_shape {
 
 typedef struct moe_half {
     layer_case layer;
-    memory_store out;
+    test_tensors out;
     assay_source in;
     assay_sink sink;
     stack_run stack;
@@ -57,7 +57,7 @@ void moe_half_assert_gradient(const moe_half_loss *loss, double *values, const d
 
 /* The second half of the plain layer on the whole batch, h + moe(rms_norm(h)): outputs/y, gradients/inputs/x, and what
  * the stack calls its gradients, routing and checkpoints. */
-void moe_half_plain(assay_context *ctx, moe_half *c, memory_store *plain);
+void moe_half_plain(assay_context *ctx, moe_half *c, test_tensors *plain);
 
 /* Of a bs_weights: its name in the layer; NULL in the attention half. */
 const char *moe_half_weight_name(int weight);

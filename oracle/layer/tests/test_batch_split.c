@@ -1,7 +1,6 @@
 /* The batch-split schedule against layer after layer; its report, want of memory. */
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "oracle/arithmetic/arithmetic.h"
@@ -9,7 +8,7 @@
 #include "oracle/layer/tests/split_case.h"
 #include "tests/support/assay_test.h"
 
-static double largest(const memory_tensor *t)
+static double largest(const assay_tensor *t)
 {
     double most = 0;
     for (int64_t i = 0; i < t->count; i++) most = fmax(most, fabs(t->values[i]));
@@ -19,16 +18,17 @@ static double largest(const memory_tensor *t)
 /* Outputs and routing of `split` have the bits of `plain`; gradients are the same but for the order of sums, which
  * layer after layer makes a few ulps of. (With two tokens a row, gradients of queries are small differences, and it is
  * more.) How many gradients there are. */
-static int assert_equal_results(const memory_store *split, const memory_store *plain)
+static int assert_equal_results(const test_tensors *split, const test_tensors *plain)
 {
     const double few_ulps = 64 * 0x1p-52;
     int compared = 0;
-    for (int i = 0; i < split->count; i++) {
-        const memory_tensor *found = &split->items[i];
-        const bool gradient = strncmp(found->path, "gradients/", 10) == 0;
-        const bool routing = strncmp(found->path, "routing/", 8) == 0 && strstr(found->path, "group_sizes") == NULL;
-        if (!gradient && !routing && strcmp(found->path, "outputs/y") != 0) continue;
-        const memory_tensor *expected = layer_case_get(plain, found->path);
+    for (int i = 0; i < split->set.count; i++) {
+        const assay_tensor *found = &split->set.items[i];
+        const bool gradient = strncmp(found->spec.path, "gradients/", 10) == 0;
+        const bool routing =
+            strncmp(found->spec.path, "routing/", 8) == 0 && strstr(found->spec.path, "group_sizes") == NULL;
+        if (!gradient && !routing && strcmp(found->spec.path, "outputs/y") != 0) continue;
+        const assay_tensor *expected = layer_case_get(plain, found->spec.path);
         assert_int_equal(found->count, expected->count);
         if (gradient) {
             assert_close(found->values, expected->values, found->count, 0, few_ulps * largest(expected));
@@ -46,12 +46,12 @@ static void run_both(layer_case *plain, assay_mesh mesh, int64_t factor, int gra
 {
     assay_context ctx = assay_context_default(1);
     layer_case split = split_case_of(plain, mesh, factor);
-    memory_store expected = {0}, found = {0};
+    test_tensors expected = {0}, found = {0};
     layer_case_run(&ctx, plain, &expected);
     layer_case_run(&ctx, &split, &found);
     assert_int_equal(assert_equal_results(&found, &expected), gradients);
-    memory_store_free(&expected);
-    memory_store_free(&found);
+    assay_tensor_set_free(&expected.set);
+    assay_tensor_set_free(&found.set);
 }
 
 TEST(the_schedule_is_the_stack)
@@ -78,7 +78,7 @@ TEST(other_forms)
     for (int layer = 0; layer < 4; layer++) {
         char path[ASSAY_PATH_SIZE];
         snprintf(path, sizeof path, "weights/layers/%d/moe/gate/bias", layer);
-        memory_store_remove(&plain.in, path);
+        test_tensors_remove(&plain.in, path);
     }
     run_both(&plain, (assay_mesh){{1, 1, 2}}, 2, 1 + 16 * 4);
     layer_case_free(&plain);
@@ -104,23 +104,23 @@ TEST(threads_and_instructions_change_nothing)
     assay_context ctx = assay_context_default(1);
     layer_case plain = split_case_plain(4, 0, 8, 1);
     layer_case split = split_case_of(&plain, (assay_mesh){{1, 2, 2}}, 2);
-    memory_store first = {0};
+    test_tensors first = {0};
     layer_case_run(&ctx, &split, &first);
     for (int i = 0; i < 3; i++) {
-        memory_store found = {0};
+        test_tensors found = {0};
         ctx.threads = table[i].threads;
         if (assay_isa_supported(table[i].isa)) ctx.isa = table[i].isa;
         layer_case_run(&ctx, &split, &found);
-        assert_int_equal(found.count, first.count);
+        assert_int_equal(found.set.count, first.set.count);
         layer_case_assert_same(&found, &first);
-        memory_store_free(&found);
+        assay_tensor_set_free(&found.set);
     }
-    memory_store_free(&first);
+    assay_tensor_set_free(&first.set);
     layer_case_free(&plain);
 }
 
 /* "checkpoints/layers/2/lse" */
-static const memory_tensor *checkpoint(const memory_store *store, int layer, const char *name)
+static const assay_tensor *checkpoint(const test_tensors *store, int layer, const char *name)
 {
     char path[ASSAY_PATH_SIZE];
     snprintf(path, sizeof path, "checkpoints/layers/%d/%s", layer, name);
@@ -134,24 +134,24 @@ TEST(checkpoints_are_merged)
     assay_context ctx = assay_context_default(1);
     layer_case plain = split_case_plain(4, 0, 4, 3);
     layer_case split = split_case_of(&plain, (assay_mesh){{1, 1, 2}}, 2);
-    memory_store expected = {0}, found = {0};
+    test_tensors expected = {0}, found = {0};
     layer_case_run(&ctx, &plain, &expected);
     layer_case_run(&ctx, &split, &found);
     for (int layer = 0; layer < 4; layer++) {
         for (int i = 0; i < 3; i++) {
-            const memory_tensor *one = checkpoint(&found, layer, names[i]);
-            const memory_tensor *other = checkpoint(&expected, layer, names[i]);
+            const assay_tensor *one = checkpoint(&found, layer, names[i]);
+            const assay_tensor *other = checkpoint(&expected, layer, names[i]);
             assert_int_equal(one->count, other->count);
             assert_same_bits(one->values, other->values, one->count);
         }
-        const memory_tensor *x = checkpoint(&expected, layer, "decoder_layer_input");
-        const memory_tensor *y = checkpoint(&expected, layer, "out_proj");
-        const memory_tensor *mla_out = checkpoint(&found, layer, "mla_out");
+        const assay_tensor *x = checkpoint(&expected, layer, "decoder_layer_input");
+        const assay_tensor *y = checkpoint(&expected, layer, "out_proj");
+        const assay_tensor *mla_out = checkpoint(&found, layer, "mla_out");
         assert_int_equal(mla_out->count, x->count);
         for (int64_t i = 0; i < x->count; i++) assert_true(mla_out->values[i] == x->values[i] + y->values[i]);
     }
-    memory_store_free(&expected);
-    memory_store_free(&found);
+    assay_tensor_set_free(&expected.set);
+    assay_tensor_set_free(&found.set);
     layer_case_free(&plain);
 }
 
@@ -164,7 +164,7 @@ TEST(the_report_is_the_model)
         layer_case plain = split_case_plain(5, 1, 8, 2);
         layer_case split = split_case_of(&plain, meshes[i], 2);
         assay_remat_report model;
-        memory_store found = {0};
+        test_tensors found = {0};
         layer_case_run(&ctx, &split, &found);
         assert_ok(&ctx, assay_stack_remat_model(&ctx, &split.config, &model));
         const double operations = layer_case_get(&found, "remat/operations_recomputed")->values[0];
@@ -173,7 +173,7 @@ TEST(the_report_is_the_model)
         assert_true(layer_case_get(&found, "remat/bytes_offloaded")->values[0] == (double)model.bytes_offloaded);
         assert_true(meshes[i].size[ASSAY_AXIS_EXPERT] > 2 ? operations >= model.operations_recomputed
                                                           : operations == model.operations_recomputed);
-        memory_store_free(&found);
+        assay_tensor_set_free(&found.set);
         layer_case_free(&plain);
     }
 }
@@ -190,19 +190,19 @@ TEST(forward_alone)
     assay_context ctx = assay_context_default(1);
     layer_case plain = split_case_plain(4, 0, 4, 3);
     layer_case split = split_case_of(&plain, (assay_mesh){{1, 1, 2}}, 2);
-    memory_store with = {0}, without = {0};
+    test_tensors with = {0}, without = {0};
     layer_case_run(&ctx, &split, &with);
-    const assay_source in = memory_store_source(&split.in);
-    assay_sink out = memory_store_sink(&without);
+    const assay_source in = test_tensors_source(&split.in);
+    assay_sink out = test_tensors_sink(&without);
     out.wants = wants_no_gradient;
     assert_ok(&ctx, assay_stack_run(&ctx, &split.config, &in, &out));
-    const memory_tensor *one = layer_case_get(&with, "outputs/y"), *other = layer_case_get(&without, "outputs/y");
+    const assay_tensor *one = layer_case_get(&with, "outputs/y"), *other = layer_case_get(&without, "outputs/y");
     assert_same_bits(other->values, one->values, one->count);
     const assay_schedule_dims dims = {0, 4, 2, false};
     assert_int_equal(layer_case_get(&without, "schedule/events")->count,
                      assay_schedule_count(&dims) * ASSAY_EVENT_FIELDS);
-    memory_store_free(&with);
-    memory_store_free(&without);
+    assay_tensor_set_free(&with.set);
+    assay_tensor_set_free(&without.set);
     layer_case_free(&plain);
 }
 
@@ -210,16 +210,16 @@ TEST(out_of_memory_leaves_nothing_behind)
 {
     layer_case plain = split_case_plain(4, 0, 2, 1);
     layer_case split = split_case_of(&plain, (assay_mesh){{1, 1, 1}}, 2);
-    const assay_source in = memory_store_source(&split.in);
+    const assay_source in = test_tensors_source(&split.in);
     int64_t n = 0;
     for (;; n += 1 + n / 16) { /* every one at first, then fewer */
         assay_context ctx = assay_context_default(1);
-        memory_store found = {0};
-        const assay_sink out = memory_store_sink(&found);
+        test_tensors found = {0};
+        const assay_sink out = test_tensors_sink(&found);
         assay_fail_allocation(n);
         const assay_status status = assay_stack_run(&ctx, &split.config, &in, &out);
         assay_fail_allocation(-1);
-        memory_store_free(&found);
+        assay_tensor_set_free(&found.set);
         if (!assay_allocation_failed()) {
             assert_ok(&ctx, status);
             break;

@@ -1,5 +1,4 @@
 /* What the batch-split schedule refuses; its sizes, and the batch in microbatches. */
-#include <stdio.h>
 #include <string.h>
 
 #include "oracle/arithmetic/arithmetic.h"
@@ -143,15 +142,15 @@ TEST(segments_are_refused)
     assay_context ctx = assay_context_default(1);
     layer_case plain = split_case_plain(4, 0, 2, 1);
     layer_case split = split_case_of(&plain, (assay_mesh){{1, 1, 1}}, 2);
-    int32_t *segments = memory_store_add_i32(&split.in, "inputs/segment_ids", 2);
-    memory_store found = {0};
-    const assay_source in = memory_store_source(&split.in);
-    const assay_sink out = memory_store_sink(&found);
+    int32_t *segments = test_tensors_add_i32(&split.in, "inputs/segment_ids", 2);
+    test_tensors found = {0};
+    const assay_source in = test_tensors_source(&split.in);
+    const assay_sink out = test_tensors_sink(&found);
     assert_non_null(segments);
     segments[0] = segments[1] = 1;
     assert_int_equal(assay_stack_run(&ctx, &split.config, &in, &out), ASSAY_BAD_INPUT);
     assert_non_null(strstr(ctx.message, "inputs/segment_ids: use_batch_split_schedule has none"));
-    assert_int_equal(found.count, 0);
-    memory_store_free(&found);
-    memory_store_free(&split.in);
+    assert_int_equal(found.set.count, 0);
+    assay_tensor_set_free(&found.set);
+    assay_tensor_set_free(&split.in.set);
 }

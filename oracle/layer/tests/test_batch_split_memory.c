@@ -1,6 +1,5 @@
 /* What the batch-split schedule holds in memory, and what it leaves to the spill file. */
 #include <malloc.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -94,7 +93,7 @@ static assay_status drop_i32(assay_context *ctx, void *self, const char *path, i
 static size_t peak_of(layer_case *c, bool gradients)
 {
     assay_context ctx = assay_context_default(1);
-    meter m = {.in = memory_store_source(&c->in), .gradients = gradients};
+    meter m = {.in = test_tensors_source(&c->in), .gradients = gradients};
     const assay_source in = {.self = &m, .has = has, .read = read_f64, .read_i32 = read_i32};
     const assay_sink out = {.self = &m, .wants = wants, .write = drop_f64, .write_i32 = drop_i32};
     const size_t before = memory_now();
@@ -130,14 +129,14 @@ TEST(residuals_are_offloaded)
 {
     assay_context ctx = assay_context_default(1);
     layer_case c = wide_case(4, 2);
-    memory_store out = {0};
-    const assay_source in = memory_store_source(&c.in);
-    const assay_sink sink = memory_store_sink(&out);
+    test_tensors out = {0};
+    const assay_source in = test_tensors_source(&c.in);
+    const assay_sink sink = test_tensors_sink(&out);
     assert_int_equal(setenv("TMPDIR", "/nowhere", 1), 0);
     assert_int_equal(assay_stack_run(&ctx, &c.config, &in, &sink), ASSAY_IO);
     assert_non_null(strstr(ctx.message, "/nowhere: no spill file"));
     unsetenv("TMPDIR");
-    memory_store_free(&out);
+    assay_tensor_set_free(&out.set);
     layer_case_run(&ctx, &c, &out);
     /* of three layers and two microbatches of one token: layer_inputs, attn_out, mlpwi_0, mlpwi_1 of 2 rows */
     const double offloaded = 3 * 2 * (8 + 2 * 3 + 2 * 2 * HIDDEN) * sizeof(double);
@@ -145,6 +144,6 @@ TEST(residuals_are_offloaded)
     const double others = 4 * (2 * (8 + 2) * sizeof(double) + 2 * sizeof(int32_t)) + offloaded / 3;
     assert_true(layer_case_get(&out, "remat/bytes_offloaded")->values[0] == offloaded);
     assert_true(layer_case_get(&out, "remat/bytes_kept")->values[0] == others);
-    memory_store_free(&out);
+    assay_tensor_set_free(&out.set);
     layer_case_free(&c);
 }

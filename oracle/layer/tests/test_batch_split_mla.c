@@ -31,7 +31,7 @@ static int plain_of(int weight)
 typedef struct mla_half {
     layer_case layer;
     assay_mesh mesh;
-    memory_store sunk;
+    test_tensors sunk;
     assay_source in;
     assay_sink sink;
     stack_run stack; /* of the whole microbatch */
@@ -75,8 +75,8 @@ static void configure(mla_half *h, const int64_t shape[5])
     h->layer.config.mla.rope.pairwise = true;
     h->layer.config.mla.rope.dim = 4;
     h->layer.config.epsilon = 1e-3; /* the first norm's alone: 1e-6 is the latents' */
-    h->in = memory_store_source(&h->layer.in);
-    h->sink = memory_store_sink(&h->sunk);
+    h->in = test_tensors_source(&h->layer.in);
+    h->sink = test_tensors_sink(&h->sunk);
     h->mesh = (assay_mesh){{shape[0], shape[1], shape[2]}};
     h->count = batch * shape[4] * h->layer.config.mla.emb_dim;
     h->stack = (stack_run){
@@ -122,7 +122,7 @@ static void half_close(mla_half *h)
     layer_weights_free(&h->plain_g);
     bs_mla_state_free(&h->state, &h->run);
     assay_remat_close(h->stack.store);
-    memory_store_free(&h->sunk);
+    assay_tensor_set_free(&h->sunk.set);
     layer_case_free(&h->layer);
 }
 

@@ -59,7 +59,7 @@ static double *reduced(const moe_half *c, int weight, int64_t *count)
     return sum;
 }
 
-static void assert_gradients(const moe_half *c, const memory_store *plain, bool same_bits)
+static void assert_gradients(const moe_half *c, const test_tensors *plain, bool same_bits)
 {
     for (int weight = 0; weight < BS_WEIGHTS; weight++) {
         char path[2 * ASSAY_PATH_SIZE];
@@ -67,7 +67,7 @@ static void assert_gradients(const moe_half *c, const memory_store *plain, bool 
         if (moe_half_weight_name(weight) == NULL) continue;
         snprintf(path, sizeof path, "gradients/weights/layers/1/%s", moe_half_weight_name(weight));
         double *sum = reduced(c, weight, &count);
-        const memory_tensor *expected = layer_case_get(plain, path);
+        const assay_tensor *expected = layer_case_get(plain, path);
         assert_int_equal(count, expected->count);
         if (same_bits) {
             assert_same_bits(sum, expected->values, count);
@@ -83,15 +83,15 @@ static void assert_plain(assay_context *ctx, moe_half *c)
 {
     static const char *const same[] = {"routing/layers/1/selected_experts", "routing/layers/1/weights",
                                        "routing/layers/1/margin"};
-    memory_store plain = {0};
+    test_tensors plain = {0};
     moe_half_plain(ctx, c, &plain);
-    const memory_tensor *y = layer_case_get(&plain, "outputs/y"), *dx = layer_case_get(&plain, "gradients/inputs/x");
+    const assay_tensor *y = layer_case_get(&plain, "outputs/y"), *dx = layer_case_get(&plain, "gradients/inputs/x");
     double *out = merged(c, c->xs), *d_in = merged(c, c->dxs);
     assert_equivalent(out, y->values, y->count);
     assert_equivalent(d_in, dx->values, dx->count);
     assert_gradients(c, &plain, false);
     for (int i = 0; i < 3; i++) {
-        const memory_tensor *found = layer_case_get(&c->out, same[i]), *expected = layer_case_get(&plain, same[i]);
+        const assay_tensor *found = layer_case_get(&c->out, same[i]), *expected = layer_case_get(&plain, same[i]);
         const size_t size = i == 0 ? sizeof *found->indices : sizeof *found->values;
         assert_int_equal(found->count, expected->count);
         assert_memory_equal(i == 0 ? (void *)found->indices : (void *)found->values,
@@ -99,7 +99,7 @@ static void assert_plain(assay_context *ctx, moe_half *c)
     }
     free(out);
     free(d_in);
-    memory_store_free(&plain);
+    assay_tensor_set_free(&plain.set);
 }
 
 TEST(test_against_plain)
@@ -121,7 +121,7 @@ TEST(test_same_bits_as_plain)
     assay_context ctx = assay_context_default(1);
     const moe_half_shape shape = {1, 1, 1, 1, 2, 5, 4, 1, 0, 0};
     moe_half c;
-    memory_store plain = {0};
+    test_tensors plain = {0};
     moe_half_open(&c, &shape);
     c.layer.config.moe.routing.routed_scaling_factor = c.run.routing.routed_scaling_factor = 1;
     assert_ok(&ctx, moe_half_run(&ctx, &c));
@@ -129,7 +129,7 @@ TEST(test_same_bits_as_plain)
     assert_gradients(&c, &plain, true);
     assert_same_bits(c.xs[0], layer_case_get(&plain, "outputs/y")->values, c.count);
     assert_same_bits(c.dxs[0], layer_case_get(&plain, "gradients/inputs/x")->values, c.count);
-    memory_store_free(&plain);
+    assay_tensor_set_free(&plain.set);
     moe_half_close(&c);
 }
 
@@ -140,7 +140,7 @@ TEST(test_checkpoints)
     assay_context ctx = assay_context_default(2);
     for (int s = 0; s < SHAPES; s++) {
         moe_half c;
-        memory_store plain = {0};
+        test_tensors plain = {0};
         moe_half_open(&c, &shapes[s]);
         assert_ok(&ctx, moe_half_run(&ctx, &c));
         moe_half_plain(&ctx, &c, &plain);
@@ -148,9 +148,9 @@ TEST(test_checkpoints)
         const int64_t width = c.layer.config.moe.moe_mlp_dim, per_token = shapes[s].per_token;
         const int64_t length = shapes[s].sequence, factor = c.run.factor, tokens = z->shards * factor * z->tokens;
         const int32_t *chosen = layer_case_get(&plain, "routing/layers/1/selected_experts")->indices;
-        const memory_tensor *sizes = layer_case_get(&c.out, "routing/layers/1/group_sizes");
-        const memory_tensor *gate = layer_case_get(&c.out, "checkpoints/layers/1/moe_mlpwi_0");
-        const memory_tensor *up = layer_case_get(&c.out, "checkpoints/layers/1/moe_mlpwi_1");
+        const assay_tensor *sizes = layer_case_get(&c.out, "routing/layers/1/group_sizes");
+        const assay_tensor *gate = layer_case_get(&c.out, "checkpoints/layers/1/moe_mlpwi_0");
+        const assay_tensor *up = layer_case_get(&c.out, "checkpoints/layers/1/moe_mlpwi_1");
         assert_int_equal(sizes->count, z->shards * factor * z->local_experts);
         assert_int_equal(gate->count, z->shards * factor * z->copies * width);
         assert_int_equal(up->count, gate->count);
@@ -179,7 +179,7 @@ TEST(test_checkpoints)
                 }
             }
         }
-        memory_store_free(&plain);
+        assay_tensor_set_free(&plain.set);
         moe_half_close(&c);
     }
 }
@@ -219,7 +219,7 @@ static void assert_stored(const moe_half *c)
 {
     static const char *const paths[] = {"checkpoints/layers/1/moe_mlpwi_0", "checkpoints/layers/1/moe_mlpwi_1"};
     for (int i = 0; i < 2; i++) {
-        const memory_tensor *kept = layer_case_get(&c->out, paths[i]);
+        const assay_tensor *kept = layer_case_get(&c->out, paths[i]);
         assert_bfloat16(kept->values, kept->count);
     }
     for (int64_t i = 0; i < c->run.factor; i++) {
@@ -321,7 +321,7 @@ TEST(test_given)
         moe_half_open(&c, shape);
         const int64_t tokens = c.run.sizes.shards * shape->factor * c.run.sizes.tokens;
         int32_t *ids =
-            memory_store_add_i32(&c.layer.in, "routing/layers/1/selected_experts", tokens * shape->per_token);
+            test_tensors_add_i32(&c.layer.in, "routing/layers/1/selected_experts", tokens * shape->per_token);
         for (int64_t t = 0; t < tokens; t++) {
             for (int64_t k = 0; k < shape->per_token; k++)
                 ids[t * shape->per_token + k] = (int32_t)((t * t + 3 * t + k) % shape->experts);
@@ -371,7 +371,7 @@ TEST(test_forward_only)
     c.out.wanted = nothing;
     assert_ok(&ctx, moe_half_run(&ctx, &both));
     assert_ok(&ctx, bs_moe(&ctx, &c.run, MOE_HALF_LAYER, c.xs, &last, NULL, &c.w));
-    assert_int_equal(c.out.count, 0);
+    assert_int_equal(c.out.set.count, 0);
     assert_same_bits(c.xs[0], both.xs[0], c.count);
     assert_same_bits(last.moe_inputs, c.xs[1], c.count);
     double *y = moe_half_alloc(c.count);
@@ -394,7 +394,7 @@ TEST(test_allocation_failures)
         moe_half_open(&c, &shape);
         heat(&c);
         c.run.sizes.capacity = 1;
-        int32_t *ids = memory_store_add_i32(&c.layer.in, "routing/layers/1/selected_experts", 4);
+        int32_t *ids = test_tensors_add_i32(&c.layer.in, "routing/layers/1/selected_experts", 4);
         for (int t = 0; t < 4; t++) ids[t] = 0;
         assay_fail_allocation(n);
         const assay_status status = moe_half_run(&ctx, &c);

@@ -44,7 +44,7 @@ static bool is_there(int w)
 
 typedef struct weights_case {
     layer_case layers;
-    memory_store out;
+    test_tensors out;
     assay_source source;
     assay_sink sink;
     stack_run stack;
@@ -65,15 +65,15 @@ static void open_case(weights_case *c, assay_mesh mesh)
     config->sharding = (assay_sharding){.mesh = mesh, .tensor_shards = 1, .token_chunks = 1};
     config->batch_split_factor = 1;
     layer_case_fill(&c->layers);
-    c->source = memory_store_source(&c->layers.in);
-    c->sink = memory_store_sink(&c->out);
+    c->source = test_tensors_source(&c->layers.in);
+    c->sink = test_tensors_sink(&c->out);
     c->stack = (stack_run){.config = config, .in = &c->source, .out = &c->sink};
     bs_run_of(&c->run, &c->stack);
 }
 
 static void close_case(weights_case *c)
 {
-    memory_store_free(&c->out);
+    assay_tensor_set_free(&c->out.set);
     layer_case_free(&c->layers);
 }
 
@@ -82,11 +82,11 @@ static int64_t whole_count(int w)
     return weights[w].dims[0] * weights[w].dims[1] * weights[w].dims[2];
 }
 
-static const memory_tensor *tensor_of(const memory_store *store, const char *folder, int w)
+static const assay_tensor *tensor_of(const test_tensors *store, const char *folder, int w)
 {
     char path[ASSAY_PATH_SIZE];
     snprintf(path, sizeof path, "%s/layers/%d/%s", folder, LAYER, weights[w].name);
-    const memory_tensor *found = layer_case_get(store, path);
+    const assay_tensor *found = layer_case_get(store, path);
     assert_int_equal(found->count, whole_count(w));
     return found;
 }
@@ -202,7 +202,7 @@ TEST(gradients_are_sums_over_shards)
         reduce(&ctx, &c, &gathered);
         for (int w = 0; w < BS_WEIGHTS; w++) {
             if (!is_there(w)) continue;
-            const memory_tensor *found = tensor_of(&c.out, "gradients/weights", w);
+            const assay_tensor *found = tensor_of(&c.out, "gradients/weights", w);
             double *sum = calloc((size_t)found->count, sizeof *sum);
             const int64_t shards = weights[w].fsdp < 0 ? 1 : c.run.sizes.shards;
             assert_non_null(sum);
@@ -241,7 +241,7 @@ TEST(unwanted_gradients_are_left_out)
     assert_ok(&ctx, bs_reduce_scatter_ws_grad(&ctx, &c.run, &like, &gathered));
     assert_ok(&ctx, bs_all_reduce_ws_grad_dcn(&ctx, &c.run, &like));
     assert_ok(&ctx, bs_insert_layer_ws_grad(&ctx, &c.run, &like, LAYER));
-    assert_int_equal(c.out.count, 2);
+    assert_int_equal(c.out.set.count, 2);
     bs_weights_free(&gathered);
     bs_weights_free(&like);
     close_case(&c);
@@ -274,7 +274,7 @@ TEST(no_memory)
         assay_fail_allocation(n);
         const assay_status status = there_and_back(&ctx, &c);
         assay_fail_allocation(-1);
-        memory_store_free(&c.out);
+        assay_tensor_set_free(&c.out.set);
         if (!assay_allocation_failed()) {
             assert_ok(&ctx, status);
             break;
@@ -294,7 +294,7 @@ TEST(the_gates_bias_may_be_off)
     weights_case c;
     bs_weights scattered;
     open_case(&c, (assay_mesh){{1, 2, 1}});
-    memory_store_remove(&c.layers.in, "weights/layers/2/moe/gate/bias");
+    test_tensors_remove(&c.layers.in, "weights/layers/2/moe/gate/bias");
     alloc_nan(&ctx, &c, &scattered, false);
     assert_ok(&ctx, bs_extract_layer_weights(&ctx, &c.run, &scattered, LAYER));
     for (int i = 0; i < 2 * 6; i++) assert_true(scattered.values[BS_GATE_BIAS][i] == 0);
@@ -316,13 +316,13 @@ TEST(missing_and_foreign_weights_are_refused)
     for (int i = 0; i < 4; i++) {
         char path[ASSAY_PATH_SIZE];
         snprintf(path, sizeof path, "weights/layers/2/moe/%s", foreign[i]);
-        assert_non_null(memory_store_add(&c.layers.in, path, 6 * 8));
+        assert_non_null(test_tensors_add(&c.layers.in, path, 6 * 8));
         assert_int_equal(bs_extract_layer_weights(&ctx, &c.run, &scattered, LAYER), ASSAY_BAD_INPUT);
         assert_non_null(strstr(ctx.message, path));
-        memory_store_remove(&c.layers.in, path);
+        test_tensors_remove(&c.layers.in, path);
     }
     assert_ok(&ctx, bs_extract_layer_weights(&ctx, &c.run, &scattered, LAYER));
-    memory_store_remove(&c.layers.in, "weights/layers/2/moe/wo");
+    test_tensors_remove(&c.layers.in, "weights/layers/2/moe/wo");
     assert_int_not_equal(bs_extract_layer_weights(&ctx, &c.run, &scattered, LAYER), ASSAY_OK);
     bs_weights_free(&scattered);
     close_case(&c);

@@ -1,6 +1,5 @@
 /* Rematerialisation over a stack of four layers: whatever the policy, the same bits of every result; and the report is
  * what the sizes say. */
-#include <string.h>
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/layer/tests/layer_case.h"
@@ -15,7 +14,7 @@ static layer_case four_layers(void)
     return c;
 }
 
-static void assert_report(const memory_store *out, const assay_remat_report *expected)
+static void assert_report(const test_tensors *out, const assay_remat_report *expected)
 {
     assert_true(layer_case_get(out, "remat/bytes_kept")->values[0] == (double)expected->bytes_kept);
     assert_true(layer_case_get(out, "remat/bytes_offloaded")->values[0] == (double)expected->bytes_offloaded);
@@ -23,17 +22,17 @@ static void assert_report(const memory_store *out, const assay_remat_report *exp
 }
 
 static void check_policy(assay_context *ctx, layer_case *c, const assay_remat_policy *policy,
-                         const memory_store *expected)
+                         const test_tensors *expected)
 {
-    memory_store out = {0};
+    test_tensors out = {0};
     assay_remat_report model;
     c->config.policy = *policy;
     layer_case_run(ctx, c, &out);
-    assert_int_equal(out.count, expected->count);
+    assert_int_equal(out.set.count, expected->set.count);
     layer_case_assert_same(&out, expected);
     assert_ok(ctx, assay_stack_remat_model(ctx, &c->config, &model));
     assert_report(&out, &model);
-    memory_store_free(&out);
+    assay_tensor_set_free(&out.set);
 }
 
 /* Each name alone, each way; then draws of all names together. */
@@ -44,7 +43,7 @@ TEST(test_same_bits)
     layer_case c = four_layers();
     const assay_remat_policy full = c.config.policy;
     uint64_t seed = 7;
-    memory_store expected = {0};
+    test_tensors expected = {0};
     layer_case_run(&ctx, &c, &expected);
     for (int name = 0; name < ASSAY_REMAT_NAMES; name++) {
         for (int action = ASSAY_DEVICE; action <= ASSAY_OFFLOAD; action++) {
@@ -61,7 +60,7 @@ TEST(test_same_bits)
             policy.action[ASSAY_REMAT_DECODER_LAYER_INPUT] = ASSAY_OFFLOAD;
         check_policy(&ctx, &c, &policy, &expected);
     }
-    memory_store_free(&expected);
+    assay_tensor_set_free(&expected.set);
     layer_case_free(&c);
 }
 
@@ -72,19 +71,19 @@ TEST(test_forms)
     assay_context ctx = assay_context_default(1);
     for (int path = 0; path < 2; path++) {
         layer_case c = four_layers();
-        memory_store expected = {0};
+        test_tensors expected = {0};
         c.config.moe.path = paths[path];
         c.config.moe.capacity_factor = 1;
         layer_case_run(&ctx, &c, &expected);
         for (int action = ASSAY_DEVICE; action <= ASSAY_OFFLOAD; action++) {
-            memory_store out = {0};
+            test_tensors out = {0};
             for (int name = 0; name < ASSAY_REMAT_NAMES; name++)
                 c.config.policy.action[name] = (assay_remat_action)action;
             layer_case_run(&ctx, &c, &out);
             layer_case_assert_same(&out, &expected);
-            memory_store_free(&out);
+            assay_tensor_set_free(&out.set);
         }
-        memory_store_free(&expected);
+        assay_tensor_set_free(&expected.set);
         layer_case_free(&c);
     }
 }

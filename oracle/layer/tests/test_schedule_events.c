@@ -1,6 +1,5 @@
 /* The order of events: of a run, literally; what the checker must not let pass; the trace. */
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "oracle/arithmetic/arithmetic.h"
@@ -116,16 +115,16 @@ TEST(a_run_has_these_events)
 {
     assay_context ctx = assay_context_default(1);
     layer_case c = split_case(4, 0, 2);
-    memory_store out = {0};
+    test_tensors out = {0};
     layer_case_run(&ctx, &c, &out);
-    const memory_tensor *found = layer_case_get(&out, "schedule/events");
+    const assay_tensor *found = layer_case_get(&out, "schedule/events");
     assert_int_equal(found->count, EVENTS * ASSAY_EVENT_FIELDS);
     for (int i = 0; i < EVENTS; i++) {
         const one_event expected = parse(four_layers[i]);
         if (memcmp(found->indices + i * ASSAY_EVENT_FIELDS, &expected, sizeof expected) != 0)
             fail_msg("event %d is not '%s'", i, four_layers[i]);
     }
-    memory_store_free(&out);
+    assay_tensor_set_free(&out.set);
     layer_case_free(&c);
 }
 
@@ -138,22 +137,22 @@ TEST(runs_of_other_sizes_pass_the_check)
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         assay_context ctx = assay_context_default(1);
         layer_case c = split_case(table[i].layers, table[i].dense, table[i].factor);
-        memory_store out = {0};
+        test_tensors out = {0};
         assay_schedule_dims dims = {table[i].dense, table[i].layers - table[i].dense, table[i].factor, true};
         layer_case_run(&ctx, &c, &out);
-        const memory_tensor *found = layer_case_get(&out, "schedule/events");
+        const assay_tensor *found = layer_case_get(&out, "schedule/events");
         assert_int_equal(found->count, assay_schedule_count(&dims) * ASSAY_EVENT_FIELDS);
         assert_ok(&ctx, assay_schedule_check(&ctx, found->indices, found->count / ASSAY_EVENT_FIELDS, &dims));
         dims.first_layer++;
         assert_int_equal(assay_schedule_check(&ctx, found->indices, found->count / ASSAY_EVENT_FIELDS, &dims),
                          ASSAY_BAD_INPUT);
-        memory_store_free(&out);
+        assay_tensor_set_free(&out.set);
         layer_case_free(&c);
     }
 }
 
 /* Microbatches 0 and 1 of a stage of layer 2. */
-static void exchange(const memory_tensor *events, int pass, int stage)
+static void exchange(const assay_tensor *events, int pass, int stage)
 {
     for (int64_t i = 0; i < events->count; i += ASSAY_EVENT_FIELDS) {
         int32_t *e = events->indices + i;
@@ -167,9 +166,9 @@ TEST(three_microbatches)
     assay_context ctx = assay_context_default(1);
     const assay_schedule_dims dims = {.first_layer = 0, .layers = 4, .factor = 3, .backward = true};
     layer_case c = split_case(4, 0, 3);
-    memory_store out = {0};
+    test_tensors out = {0};
     layer_case_run(&ctx, &c, &out);
-    const memory_tensor *found = layer_case_get(&out, "schedule/events");
+    const assay_tensor *found = layer_case_get(&out, "schedule/events");
     for (int backward = 0; backward < 2; backward++) {
         const int stage = backward ? ASSAY_STAGE_UNROUTE_BWD : ASSAY_STAGE_UNROUTE;
         exchange(found, backward, stage);
@@ -178,7 +177,7 @@ TEST(three_microbatches)
         exchange(found, backward, stage);
         assert_ok(&ctx, assay_schedule_check(&ctx, found->indices, found->count / ASSAY_EVENT_FIELDS, &dims));
     }
-    memory_store_free(&out);
+    assay_tensor_set_free(&out.set);
     layer_case_free(&c);
 }
 

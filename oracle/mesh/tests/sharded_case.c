@@ -67,18 +67,18 @@ moe_case sharded_case(int variant, int64_t batch)
     return c;
 }
 
-void sharded_case_run(assay_context *ctx, moe_case *c, const assay_sharding *sharding, memory_store *out)
+void sharded_case_run(assay_context *ctx, moe_case *c, const assay_sharding *sharding, test_tensors *out)
 {
-    assay_source source = memory_store_source(&c->in);
-    assay_sink sink = memory_store_sink(out);
+    assay_source source = test_tensors_source(&c->in);
+    assay_sink sink = test_tensors_sink(out);
     assert_ok(ctx, assay_sharded_moe_run(ctx, &c->config, sharding, &source, &sink));
 }
 
-void sharded_case_assert_gradients(const memory_store *actual, const memory_store *expected, double relative)
+void sharded_case_assert_gradients(const test_tensors *actual, const test_tensors *expected, double relative)
 {
     int compared = 0;
-    for (int i = 0; i < expected->count; i++) {
-        const char *path = expected->items[i].path;
+    for (int i = 0; i < expected->set.count; i++) {
+        const char *path = expected->set.items[i].spec.path;
         if (strncmp(path, "gradients/", 10) != 0) continue;
         moe_case_assert_close(actual, expected, path, relative);
         compared++;
@@ -86,22 +86,22 @@ void sharded_case_assert_gradients(const memory_store *actual, const memory_stor
     assert_true(compared >= 5);
 }
 
-void sharded_case_assert_bits(const memory_store *actual, const memory_store *expected, const char *path)
+void sharded_case_assert_bits(const test_tensors *actual, const test_tensors *expected, const char *path)
 {
-    memory_store one = {.items = memory_store_find(expected, path), .count = 1};
-    if (one.items == NULL) fail_msg("there is no '%s'", path);
+    test_tensors one = {.set = {.items = assay_tensor_set_find(&expected->set, path), .count = 1}};
+    if (one.set.items == NULL) fail_msg("there is no '%s'", path);
     moe_case_assert_same(actual, &one);
 }
 
 static void copy_part(const moe_case *c, moe_case *part, const char *path, const int64_t place[4])
 {
-    const memory_tensor *tensor = memory_store_find(&c->in, path);
+    const assay_tensor *tensor = assay_tensor_set_find(&c->in.set, path);
     const assay_routing_config *own = &part->config.routing, *whole = &c->config.routing;
     const int64_t first = place[0], chunk = place[2];
     if (tensor == NULL) return;
     const int64_t width = tensor->count / (whole->batch * whole->sequence), to = own->sequence * width;
-    double *values = tensor->values == NULL ? NULL : memory_store_add(&part->in, path, own->batch * to);
-    int32_t *indices = tensor->indices == NULL ? NULL : memory_store_add_i32(&part->in, path, own->batch * to);
+    double *values = tensor->values == NULL ? NULL : test_tensors_add(&part->in, path, own->batch * to);
+    int32_t *indices = tensor->indices == NULL ? NULL : test_tensors_add_i32(&part->in, path, own->batch * to);
     for (int64_t row = 0; row < own->batch; row++) {
         const int64_t from = ((first + row) * whole->sequence + chunk * own->sequence) * width;
         if (values != NULL) memcpy(values + row * to, tensor->values + from, (size_t)to * sizeof *values);
@@ -114,18 +114,18 @@ moe_case sharded_case_part(const moe_case *c, int64_t first, int64_t rows, int64
     static const char *const of_tokens[] = {"inputs/x", "inputs/input_ids", "cotangents/y", "routing/selected_experts"};
     const int64_t place[] = {first, rows, chunk, chunks};
     moe_case part = *c;
-    part.in = (memory_store){0};
+    part.in = (test_tensors){0};
     part.config.routing.batch = rows;
     part.config.routing.sequence /= chunks;
     for (int i = 0; i < 4; i++) copy_part(c, &part, of_tokens[i], place);
-    for (int i = 0; i < c->in.count; i++) {
-        const memory_tensor *tensor = &c->in.items[i];
-        if (strncmp(tensor->path, "weights/", 8) != 0) continue;
+    for (int i = 0; i < c->in.set.count; i++) {
+        const assay_tensor *tensor = &c->in.set.items[i];
+        if (strncmp(tensor->spec.path, "weights/", 8) != 0) continue;
         if (tensor->values != NULL) {
-            double *values = memory_store_add(&part.in, tensor->path, tensor->count);
+            double *values = test_tensors_add(&part.in, tensor->spec.path, tensor->count);
             memcpy(values, tensor->values, (size_t)tensor->count * sizeof *values);
         } else {
-            int32_t *indices = memory_store_add_i32(&part.in, tensor->path, tensor->count);
+            int32_t *indices = test_tensors_add_i32(&part.in, tensor->spec.path, tensor->count);
             memcpy(indices, tensor->indices, (size_t)tensor->count * sizeof *indices);
         }
     }
@@ -163,7 +163,7 @@ moe_case sharded_case_form(int form, assay_sharding *sharding)
         c.config.routing.routed_bias_update_rate = 0.01;
     }
     const int64_t shards = assay_mesh_shards(&sharding->mesh);
-    double *d_lb_loss = memory_store_add(&c.in, "cotangents/lb_loss", shards);
+    double *d_lb_loss = test_tensors_add(&c.in, "cotangents/lb_loss", shards);
     for (int64_t shard = 0; shard < shards; shard++) d_lb_loss[shard] = 0.5 + (double)shard;
     return c;
 }

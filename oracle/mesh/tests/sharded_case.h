@@ -17,12 +17,12 @@ enum { SHARDED_FORMS = 8 };
 moe_case sharded_case_form(int form, assay_sharding *sharding);
 
 /* Runs it and asserts success; results go to `out`. */
-void sharded_case_run(assay_context *ctx, moe_case *c, const assay_sharding *sharding, memory_store *out);
+void sharded_case_run(assay_context *ctx, moe_case *c, const assay_sharding *sharding, test_tensors *out);
 
 /* Every gradient that `expected` has, within `relative` of the tensor's largest value. */
-void sharded_case_assert_gradients(const memory_store *actual, const memory_store *expected, double relative);
+void sharded_case_assert_gradients(const test_tensors *actual, const test_tensors *expected, double relative);
 /* One tensor has the same bits in both. */
-void sharded_case_assert_bits(const memory_store *actual, const memory_store *expected, const char *path);
+void sharded_case_assert_bits(const test_tensors *actual, const test_tensors *expected, const char *path);
 
 /* The block of `rows` rows of the batch from row `first`, and of one chunk of the sequence. Expert weights are whole.
  */

@@ -22,13 +22,13 @@ static assay_sharding mesh_of(int mesh)
 }
 
 /* One device's results in `whole`, the mesh's in `actual`. */
-static void run_both(assay_context *ctx, moe_case *c, const assay_sharding *sharding, memory_store *whole,
-                     memory_store *actual)
+static void run_both(assay_context *ctx, moe_case *c, const assay_sharding *sharding, test_tensors *whole,
+                     test_tensors *actual)
 {
-    *whole = *actual = (memory_store){.wanted = compared};
+    *whole = *actual = (test_tensors){.wanted = compared};
     moe_case_run(ctx, c, whole, NULL, 0);
     sharded_case_run(ctx, c, sharding, actual);
-    assert_int_equal(actual->count, whole->count);
+    assert_int_equal(actual->set.count, whole->set.count);
     sharded_case_assert_bits(actual, whole, "routing/selected_experts");
     sharded_case_assert_bits(actual, whole, "routing/weights");
     sharded_case_assert_bits(actual, whole, "routing/margin");
@@ -42,14 +42,14 @@ TEST(test_ragged_all_to_all)
         moe_case c = sharded_case(variant, BATCH);
         for (int mesh = 0; mesh < MESHES; mesh++) {
             const assay_sharding sharding = mesh_of(mesh);
-            memory_store whole, actual;
+            test_tensors whole, actual;
             run_both(&ctx, &c, &sharding, &whole, &actual);
             sharded_case_assert_bits(&actual, &whole, "outputs/y");
             sharded_case_assert_bits(&actual, &whole, "gradients/inputs/x");
             sharded_case_assert_gradients(&actual, &whole, ROUNDING);
             if (mesh == 0) moe_case_assert_same(&actual, &whole);
-            memory_store_free(&whole);
-            memory_store_free(&actual);
+            assay_tensor_set_free(&whole.set);
+            assay_tensor_set_free(&actual.set);
         }
         moe_case_free(&c);
     }
@@ -64,15 +64,15 @@ TEST(test_ring_of_experts)
         for (int mesh = 0; mesh < MESHES; mesh++) {
             assay_sharding sharding = mesh_of(mesh);
             sharding.ring_of_experts = true;
-            memory_store whole, actual;
+            test_tensors whole, actual;
             run_both(&ctx, &c, &sharding, &whole, &actual);
             moe_case_assert_close(&actual, &whole, "outputs/y", ROUNDING);
             sharded_case_assert_gradients(&actual, &whole, ROUNDING);
             if (sharding.mesh.size[ASSAY_AXIS_EXPERT] == 1 || variant == SHARDED_CASE_LLAMA4)
                 sharded_case_assert_bits(&actual, &whole, "outputs/y");
             if (mesh == 0) moe_case_assert_same(&actual, &whole);
-            memory_store_free(&whole);
-            memory_store_free(&actual);
+            assay_tensor_set_free(&whole.set);
+            assay_tensor_set_free(&actual.set);
         }
         moe_case_free(&c);
     }
@@ -87,15 +87,15 @@ TEST(test_batch_of_one)
         for (int64_t shards = 1; shards <= 8; shards *= 2) {
             assay_sharding sharding = sharded_case_mesh(1, 1, shards);
             for (int before_wo = 0; before_wo < (variant == SHARDED_CASE_LLAMA4 ? 1 : 2); before_wo++) {
-                memory_store whole, actual;
+                test_tensors whole, actual;
                 sharding.weight_before_wo = before_wo;
                 run_both(&ctx, &c, &sharding, &whole, &actual);
                 if (!before_wo) sharded_case_assert_bits(&actual, &whole, "outputs/y");
                 moe_case_assert_close(&actual, &whole, "outputs/y", ROUNDING);
                 sharded_case_assert_gradients(&actual, &whole, ROUNDING);
                 if (shards == 1 && !before_wo) moe_case_assert_same(&actual, &whole);
-                memory_store_free(&whole);
-                memory_store_free(&actual);
+                assay_tensor_set_free(&whole.set);
+                assay_tensor_set_free(&actual.set);
             }
         }
         moe_case_free(&c);
@@ -112,12 +112,12 @@ TEST(test_chunks_and_tensor_shards)
     for (int variant = 0; variant < SHARDED_CASES; variant++) {
         moe_case c = sharded_case(variant, BATCH);
         for (int mesh = 0; mesh < MESHES; mesh += 3) {
-            memory_store ring = {.wanted = compared};
+            test_tensors ring = {.wanted = compared};
             assay_sharding sharding = mesh_of(mesh);
             sharding.ring_of_experts = true;
             sharded_case_run(&ctx, &c, &sharding, &ring);
             for (size_t form = 0; form < sizeof forms / sizeof *forms; form++) {
-                memory_store whole, actual;
+                test_tensors whole, actual;
                 sharding.emb_chunks = forms[form].emb;
                 sharding.token_chunks = forms[form].tokens;
                 sharding.tensor_shards = forms[form].tensor;
@@ -129,10 +129,10 @@ TEST(test_chunks_and_tensor_shards)
                     sharded_case_assert_bits(&actual, &ring, "gradients/inputs/x");
                     if (forms[form].tokens == 1) moe_case_assert_same(&actual, &ring);
                 }
-                memory_store_free(&whole);
-                memory_store_free(&actual);
+                assay_tensor_set_free(&whole.set);
+                assay_tensor_set_free(&actual.set);
             }
-            memory_store_free(&ring);
+            assay_tensor_set_free(&ring.set);
         }
         moe_case_free(&c);
     }
@@ -144,7 +144,7 @@ TEST(test_tensor_shards_add)
     assay_context ctx = assay_context_default(1);
     moe_case c = moe_case_deepseek3(1, 1, 1, 1, 8, 3);
     assay_sharding sharding = sharded_case_mesh(1, 1, 1);
-    memory_store out = {0};
+    test_tensors out = {0};
     double expected[3];
     sharding.tensor_shards = 2;
     moe_case_fill(&c, false);
@@ -156,7 +156,7 @@ TEST(test_tensor_shards_add)
         expected[h] = half[0] + half[1];
     }
     assert_same_bits(moe_case_get(&out, "checkpoints/moe_mlpwi_0")->values, expected, 3);
-    memory_store_free(&out);
+    assay_tensor_set_free(&out.set);
     moe_case_free(&c);
 }
 
@@ -169,14 +169,14 @@ TEST(test_weight_before_wo)
         for (int mesh = 0; mesh < MESHES && variant != SHARDED_CASE_LLAMA4; mesh++) {
             for (int ring = 0; ring < 2; ring++) {
                 assay_sharding sharding = mesh_of(mesh);
-                memory_store whole, actual;
+                test_tensors whole, actual;
                 sharding.weight_before_wo = true;
                 sharding.ring_of_experts = ring;
                 run_both(&ctx, &c, &sharding, &whole, &actual);
                 moe_case_assert_close(&actual, &whole, "outputs/y", ROUNDING);
                 sharded_case_assert_gradients(&actual, &whole, ROUNDING);
-                memory_store_free(&whole);
-                memory_store_free(&actual);
+                assay_tensor_set_free(&whole.set);
+                assay_tensor_set_free(&actual.set);
             }
         }
         moe_case_free(&c);
@@ -185,23 +185,23 @@ TEST(test_weight_before_wo)
 
 /* A run on the rows of the batch that a shard routes, by itself. */
 static void run_part(assay_context *ctx, const moe_case *c, const int64_t place[4], const double *d_lb_loss,
-                     memory_store *out)
+                     test_tensors *out)
 {
     moe_case part = sharded_case_part(c, place[0], place[1], place[2], place[3]);
-    memory_store_add(&part.in, "cotangents/lb_loss", 1)[0] = *d_lb_loss;
-    *out = (memory_store){.wanted = compared};
+    test_tensors_add(&part.in, "cotangents/lb_loss", 1)[0] = *d_lb_loss;
+    *out = (test_tensors){.wanted = compared};
     moe_case_run(ctx, &part, out, NULL, 0);
     moe_case_free(&part);
 }
 
 /* Adds every gradient of a weight of `part` to `sums`. */
-static void add_gradients(memory_store *sums, const memory_store *part)
+static void add_gradients(test_tensors *sums, const test_tensors *part)
 {
-    for (int i = 0; i < part->count; i++) {
-        const memory_tensor *tensor = &part->items[i];
-        if (strncmp(tensor->path, "gradients/weights/", 18) != 0) continue;
-        memory_tensor *sum = memory_store_find(sums, tensor->path);
-        double *values = sum == NULL ? memory_store_add(sums, tensor->path, tensor->count) : sum->values;
+    for (int i = 0; i < part->set.count; i++) {
+        const assay_tensor *tensor = &part->set.items[i];
+        if (strncmp(tensor->spec.path, "gradients/weights/", 18) != 0) continue;
+        assay_tensor *sum = assay_tensor_set_find(&sums->set, tensor->spec.path);
+        double *values = sum == NULL ? test_tensors_add(sums, tensor->spec.path, tensor->count) : sum->values;
         for (int64_t j = 0; j < tensor->count; j++)
             values[j] = sum == NULL ? tensor->values[j] : values[j] + tensor->values[j];
     }
@@ -212,7 +212,7 @@ static moe_case balanced_case(int variant, int64_t shards)
     moe_case c = sharded_case(variant, BATCH);
     c.config.routing.load_balance_loss_weight = 0.5;
     c.config.routing.routed_bias_update_rate = 0.25;
-    double *d_lb_loss = memory_store_add(&c.in, "cotangents/lb_loss", shards);
+    double *d_lb_loss = test_tensors_add(&c.in, "cotangents/lb_loss", shards);
     for (int64_t shard = 0; shard < shards; shard++) d_lb_loss[shard] = 1 + 0.3 * (double)shard;
     return c;
 }
@@ -225,12 +225,12 @@ TEST(test_balance_of_each_shard)
         const assay_sharding sharding = mesh_of(mesh);
         const int64_t shards = assay_mesh_shards(&sharding.mesh), rows = BATCH / shards;
         moe_case c = balanced_case(mesh % 2 == 0 ? 0 : 6, shards);
-        memory_store actual = {.wanted = compared}, sums = {0};
+        test_tensors actual = {.wanted = compared}, sums = {0};
         sharded_case_run(&ctx, &c, &sharding, &actual);
         assert_int_equal(moe_case_get(&actual, "outputs/lb_loss")->count, shards);
         assert_int_equal(moe_case_get(&actual, "outputs/bias_updates")->count, shards * 8);
         for (int64_t shard = 0; shard < shards; shard++) {
-            memory_store part;
+            test_tensors part;
             const int64_t place[] = {shard * rows, rows, 0, 1}, tokens = rows * 6;
             run_part(&ctx, &c, place, &moe_case_get(&c.in, "cotangents/lb_loss")->values[shard], &part);
             assert_same_bits(&moe_case_get(&actual, "outputs/lb_loss")->values[shard],
@@ -242,13 +242,13 @@ TEST(test_balance_of_each_shard)
             assert_same_bits(moe_case_get(&actual, "gradients/inputs/x")->values + shard * tokens * 12,
                              moe_case_get(&part, "gradients/inputs/x")->values, tokens * 12);
             add_gradients(&sums, &part);
-            memory_store_free(&part);
+            assay_tensor_set_free(&part.set);
         }
         sharded_case_assert_gradients(&actual, &sums, ROUNDING);
         /* Without an expert axis the very sums. */
         if (sharding.mesh.size[ASSAY_AXIS_EXPERT] == 1) moe_case_assert_same(&actual, &sums);
-        memory_store_free(&actual);
-        memory_store_free(&sums);
+        assay_tensor_set_free(&actual.set);
+        assay_tensor_set_free(&sums.set);
         moe_case_free(&c);
     }
 }
@@ -266,19 +266,19 @@ TEST(test_balance_of_the_ring)
         const int64_t groups = shards / peers, rows = BATCH / groups;
         moe_case c = balanced_case(6, shards);
         const double *d_lb_loss = moe_case_get(&c.in, "cotangents/lb_loss")->values;
-        memory_store actual = {.wanted = compared}, sums = {0};
+        test_tensors actual = {.wanted = compared}, sums = {0};
         sharded_case_run(&ctx, &c, &sharding, &actual);
         for (int64_t group = 0; group < groups; group++) {
             double loss = 0, updates[8] = {0}, d_loss = 0;
             for (int64_t i = 0; i < peers; i++) d_loss += d_lb_loss[group * peers + i] / CHUNKS;
             for (int64_t chunk = 0; chunk < CHUNKS; chunk++) {
-                memory_store part;
+                test_tensors part;
                 const int64_t place[] = {group * rows, rows, chunk, CHUNKS};
                 run_part(&ctx, &c, place, &d_loss, &part);
                 loss += moe_case_get(&part, "outputs/lb_loss")->values[0];
                 for (int e = 0; e < 8; e++) updates[e] += moe_case_get(&part, "outputs/bias_updates")->values[e];
                 add_gradients(&sums, &part);
-                memory_store_free(&part);
+                assay_tensor_set_free(&part.set);
             }
             loss /= CHUNKS;
             for (int e = 0; e < 8; e++) updates[e] /= CHUNKS;
@@ -288,8 +288,8 @@ TEST(test_balance_of_the_ring)
             }
         }
         sharded_case_assert_gradients(&actual, &sums, ROUNDING);
-        memory_store_free(&actual);
-        memory_store_free(&sums);
+        assay_tensor_set_free(&actual.set);
+        assay_tensor_set_free(&sums.set);
         moe_case_free(&c);
     }
 }

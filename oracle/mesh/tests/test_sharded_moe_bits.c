@@ -14,26 +14,26 @@ TEST(test_threads_and_instructions_leave_the_bits)
         assay_sharding sharding;
         moe_case c = sharded_case_form(form, &sharding);
         assay_context ctx = assay_context_default(1);
-        memory_store expected = {0};
+        test_tensors expected = {0};
         sharded_case_run(&ctx, &c, &sharding, &expected);
-        assert_true(expected.count > 15);
+        assert_true(expected.set.count > 15);
         for (int i = 0; i < 2; i++) {
-            memory_store actual = {0};
+            test_tensors actual = {0};
             ctx = assay_context_default(threads[i]);
             sharded_case_run(&ctx, &c, &sharding, &actual);
             moe_case_assert_same(&actual, &expected);
-            memory_store_free(&actual);
+            assay_tensor_set_free(&actual.set);
         }
         for (assay_isa isa = ASSAY_ISA_SCALAR; isa <= ASSAY_ISA_AVX512; isa++) {
-            memory_store actual = {0};
+            test_tensors actual = {0};
             if (!assay_isa_supported(isa)) continue;
             ctx = assay_context_default(1);
             ctx.isa = isa;
             sharded_case_run(&ctx, &c, &sharding, &actual);
             moe_case_assert_same(&actual, &expected);
-            memory_store_free(&actual);
+            assay_tensor_set_free(&actual.set);
         }
-        memory_store_free(&expected);
+        assay_tensor_set_free(&expected.set);
         moe_case_free(&c);
     }
 }
@@ -46,26 +46,26 @@ TEST(test_one_result_alone)
     for (int form = 0; form < SHARDED_FORMS; form++) {
         assay_sharding sharding;
         moe_case c = sharded_case_form(form, &sharding);
-        memory_store all = {0};
+        test_tensors all = {0};
         sharded_case_run(&ctx, &c, &sharding, &all);
         mallopt(M_PERTURB, RUBBISH);
-        for (int i = 0; i < all.count; i++) {
-            const char *const wanted[] = {all.items[i].path, NULL};
-            memory_store one = {.wanted = wanted};
+        for (int i = 0; i < all.set.count; i++) {
+            const char *const wanted[] = {all.set.items[i].spec.path, NULL};
+            test_tensors one = {.wanted = wanted};
             sharded_case_run(&ctx, &c, &sharding, &one);
-            assert_int_equal(one.count, 1);
-            sharded_case_assert_bits(&one, &all, all.items[i].path);
-            memory_store_free(&one);
+            assert_int_equal(one.set.count, 1);
+            sharded_case_assert_bits(&one, &all, all.set.items[i].spec.path);
+            assay_tensor_set_free(&one.set);
         }
         mallopt(M_PERTURB, 0);
-        memory_store_free(&all);
+        assay_tensor_set_free(&all.set);
         moe_case_free(&c);
     }
 }
 
-static void give(moe_case *c, const memory_tensor *tensor, double factor)
+static void give(moe_case *c, const assay_tensor *tensor, double factor)
 {
-    double *values = memory_store_add(&c->in, tensor->path, tensor->count);
+    double *values = test_tensors_add(&c->in, tensor->spec.path, tensor->count);
     assert_non_null(values);
     for (int64_t i = 0; i < tensor->count; i++) values[i] = factor * tensor->values[i];
 }
@@ -83,24 +83,24 @@ TEST(test_given_checkpoints)
     for (int form = 0; form < SHARDED_FORMS; form++) {
         assay_sharding sharding;
         moe_case c = sharded_case_form(form, &sharding);
-        memory_store whole = {0};
+        test_tensors whole = {0};
         sharded_case_run(&ctx, &c, &sharding, &whole);
         for (int subset = 1; subset < 1 << CHECKPOINTS; subset++) {
-            memory_store out = {.wanted = wanted};
+            test_tensors out = {.wanted = wanted};
             bool there = true;
             for (int i = 0; i < CHECKPOINTS; i++)
-                there &= (subset >> i & 1) == 0 || memory_store_find(&whole, checkpoints[i]) != NULL;
+                there &= (subset >> i & 1) == 0 || assay_tensor_set_find(&whole.set, checkpoints[i]) != NULL;
             if (!there) continue;
             for (int i = 0; i < CHECKPOINTS; i++) {
                 if ((subset >> i & 1) != 0) give(&c, moe_case_get(&whole, checkpoints[i]), 1);
             }
             sharded_case_run(&ctx, &c, &sharding, &out);
-            assert_true(out.count > 5);
-            for (int i = 0; i < out.count; i++) sharded_case_assert_bits(&out, &whole, out.items[i].path);
-            memory_store_free(&out);
-            for (int i = 0; i < CHECKPOINTS; i++) memory_store_remove(&c.in, checkpoints[i]);
+            assert_true(out.set.count > 5);
+            for (int i = 0; i < out.set.count; i++) sharded_case_assert_bits(&out, &whole, out.set.items[i].spec.path);
+            assay_tensor_set_free(&out.set);
+            for (int i = 0; i < CHECKPOINTS; i++) test_tensors_remove(&c.in, checkpoints[i]);
         }
-        memory_store_free(&whole);
+        assay_tensor_set_free(&whole.set);
         moe_case_free(&c);
     }
 }
@@ -112,21 +112,21 @@ TEST(test_given_checkpoints_are_used)
     for (int form = 0; form < SHARDED_FORMS; form++) {
         assay_sharding sharding;
         moe_case c = sharded_case_form(form, &sharding);
-        memory_store whole = {0};
+        test_tensors whole = {0};
         sharded_case_run(&ctx, &c, &sharding, &whole);
         for (int i = 0; i < CHECKPOINTS; i++) {
-            const memory_tensor *tensor = memory_store_find(&whole, checkpoints[i]);
-            memory_store out = {0};
+            const assay_tensor *tensor = assay_tensor_set_find(&whole.set, checkpoints[i]);
+            test_tensors out = {0};
             if (tensor == NULL) continue;
             give(&c, tensor, 1.5);
             sharded_case_run(&ctx, &c, &sharding, &out);
-            const memory_tensor *y = moe_case_get(&out, "outputs/y");
-            if (memcmp(y->values, moe_case_get(&whole, y->path)->values, (size_t)y->count * sizeof(double)) == 0)
+            const assay_tensor *y = moe_case_get(&out, "outputs/y");
+            if (memcmp(y->values, moe_case_get(&whole, y->spec.path)->values, (size_t)y->count * sizeof(double)) == 0)
                 fail_msg("form %d: %s is not used", form, checkpoints[i]);
-            memory_store_free(&out);
-            memory_store_remove(&c.in, checkpoints[i]);
+            assay_tensor_set_free(&out.set);
+            test_tensors_remove(&c.in, checkpoints[i]);
         }
-        memory_store_free(&whole);
+        assay_tensor_set_free(&whole.set);
         moe_case_free(&c);
     }
 }

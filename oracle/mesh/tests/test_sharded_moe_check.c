@@ -70,13 +70,13 @@ TEST(test_sizes)
 static void refuse(moe_case *c, const assay_sharding *sharding, const char *text)
 {
     assay_context ctx = assay_context_default(1);
-    memory_store out = {0};
-    assay_source source = memory_store_source(&c->in);
-    assay_sink sink = memory_store_sink(&out);
+    test_tensors out = {0};
+    assay_source source = test_tensors_source(&c->in);
+    assay_sink sink = test_tensors_sink(&out);
     assert_int_equal(assay_sharded_moe_run(&ctx, &c->config, sharding, &source, &sink), ASSAY_BAD_INPUT);
     if (strstr(ctx.message, text) == NULL) fail_msg("'%s' does not say '%s'", ctx.message, text);
-    assert_int_equal(out.count, 0);
-    memory_store_free(&out);
+    assert_int_equal(out.set.count, 0);
+    assay_tensor_set_free(&out.set);
 }
 
 /* One of the sharding's keys after the other is wrong. */
@@ -163,22 +163,22 @@ TEST(test_refused_blocks)
                                          "weights/wo"};
     for (int i = 0; i < 5; i++) {
         assay_context ctx = assay_context_default(1);
-        memory_store out = {0};
+        test_tensors out = {0};
         c = moe_case_deepseek3(2, 6, 4, 2, 3, 2);
         moe_case_fill(&c, false);
-        memory_store_remove(&c.in, needed[i]);
-        assay_source source = memory_store_source(&c.in);
-        assay_sink sink = memory_store_sink(&out);
+        test_tensors_remove(&c.in, needed[i]);
+        assay_source source = test_tensors_source(&c.in);
+        assay_sink sink = test_tensors_sink(&out);
         assert_int_equal(assay_sharded_moe_run(&ctx, &c.config, &s, &source, &sink), ASSAY_BAD_INPUT);
         if (strstr(ctx.message, needed[i]) == NULL) fail_msg("'%s' does not say '%s'", ctx.message, needed[i]);
-        memory_store_free(&out);
+        assay_tensor_set_free(&out.set);
         moe_case_free(&c);
     }
     /* A choice outside the experts. */
     s = sharded_case_mesh(2, 1, 1);
     c = moe_case_deepseek3(2, 1, 4, 2, 3, 2);
     moe_case_fill(&c, false);
-    memcpy(memory_store_add_i32(&c.in, "routing/selected_experts", 4), (int32_t[]){0, 1, 4, 2}, 4 * sizeof(int32_t));
+    memcpy(test_tensors_add_i32(&c.in, "routing/selected_experts", 4), (int32_t[]){0, 1, 4, 2}, 4 * sizeof(int32_t));
     refuse(&c, &s, "expert");
     moe_case_free(&c);
 }

@@ -14,19 +14,19 @@ TEST(test_reading)
     assay_context ctx = assay_context_default(1);
     assay_sharding sharding = sharded_case_mesh(2, 1, 2);
     moe_case c = moe_case_deepseek3(4, 6, 4, 2, 6, 5);
-    memory_store out = {0};
+    test_tensors out = {0};
     moe_case_fill(&c, false);
     const int64_t kernels = 3 * moe_case_get(&c.in, "weights/wo")->count;
     c.in.reads = 0;
     sharded_case_run(&ctx, &c, &sharding, &out);
     assert_int_equal(c.in.reads, kernels + 2 * 24 * 6 + 6 * 4 + 4);
-    memory_store_free(&out);
+    assay_tensor_set_free(&out.set);
     out.wanted = routing;
     c.in.reads = 0;
     sharded_case_run(&ctx, &c, &sharding, &out);
     assert_int_equal(c.in.reads, 24 * 6 + 6 * 4 + 4);
-    assert_int_equal(out.count, 11);
-    memory_store_free(&out);
+    assert_int_equal(out.set.count, 11);
+    assay_tensor_set_free(&out.set);
     moe_case_free(&c);
 }
 
@@ -39,8 +39,8 @@ TEST(test_given_choice_and_empty_experts)
     for (int ring = 0; ring < 2; ring++) {
         moe_case c = sharded_case(1, 4);
         assay_sharding sharding = sharded_case_mesh(2, 1, 2);
-        memory_store whole = {0}, out = {0};
-        int32_t *selected = memory_store_add_i32(&c.in, "routing/selected_experts", 4 * 6 * 3);
+        test_tensors whole = {0}, out = {0};
+        int32_t *selected = test_tensors_add_i32(&c.in, "routing/selected_experts", 4 * 6 * 3);
         for (int i = 0; i < 4 * 6 * 3; i++) selected[i] = i < 3 ? i : i / 3 % 2 == 0 ? 4 + i % 3 : 7 - i % 3;
         sharding.ring_of_experts = ring;
         moe_case_run(&ctx, &c, &whole, NULL, 0);
@@ -50,15 +50,15 @@ TEST(test_given_choice_and_empty_experts)
         moe_case_assert_close(&out, &whole, "outputs/y", 1e-14);
         sharded_case_assert_gradients(&out, &whole, 1e-14);
         for (int i = 0; i < 4; i++) {
-            const memory_tensor *tensor = moe_case_get(&out, gradients[i]);
+            const assay_tensor *tensor = moe_case_get(&out, gradients[i]);
             const int64_t size = tensor->count / 8;
             for (int64_t j = 3 * size; j < 4 * size; j++) assert_true(tensor->values[j] == 0);
             double sizes[8] = {0};
             for (int64_t j = 0; j < tensor->count; j++) sizes[j / size] += fabs(tensor->values[j]);
             for (int e = 0; e < 8; e++) assert_true((sizes[e] > 0) == (e != 3));
         }
-        memory_store_free(&whole);
-        memory_store_free(&out);
+        assay_tensor_set_free(&whole.set);
+        assay_tensor_set_free(&out.set);
         moe_case_free(&c);
     }
 }
@@ -69,17 +69,17 @@ TEST(test_without_cotangents)
     assay_context ctx = assay_context_default(1);
     assay_sharding sharding;
     moe_case c = sharded_case_form(0, &sharding);
-    memory_store out = {0};
-    memory_store_remove(&c.in, "cotangents/y");
-    memory_store_remove(&c.in, "cotangents/lb_loss");
+    test_tensors out = {0};
+    test_tensors_remove(&c.in, "cotangents/y");
+    test_tensors_remove(&c.in, "cotangents/lb_loss");
     sharded_case_run(&ctx, &c, &sharding, &out);
-    for (int i = 0; i < out.count; i++) {
-        const memory_tensor *tensor = &out.items[i];
-        if (strncmp(tensor->path, "gradients/", 10) != 0) continue;
+    for (int i = 0; i < out.set.count; i++) {
+        const assay_tensor *tensor = &out.set.items[i];
+        if (strncmp(tensor->spec.path, "gradients/", 10) != 0) continue;
         for (int64_t j = 0; j < tensor->count; j++) assert_true(tensor->values[j] == 0);
     }
     assert_true(moe_case_get(&out, "outputs/y")->values[0] != 0);
-    memory_store_free(&out);
+    assay_tensor_set_free(&out.set);
     moe_case_free(&c);
 }
 
@@ -89,14 +89,14 @@ TEST(test_want_of_memory)
         assay_context ctx = assay_context_default(1);
         assay_sharding sharding;
         moe_case c = sharded_case_form(form, &sharding);
-        assay_source source = memory_store_source(&c.in);
+        assay_source source = test_tensors_source(&c.in);
         int64_t n = 0;
         for (;; n++) {
-            memory_store out = {0};
-            assay_sink sink = memory_store_sink(&out);
+            test_tensors out = {0};
+            assay_sink sink = test_tensors_sink(&out);
             assay_fail_allocation(n);
             assay_status status = assay_sharded_moe_run(&ctx, &c.config, &sharding, &source, &sink);
-            memory_store_free(&out);
+            assay_tensor_set_free(&out.set);
             if (had_memory(&ctx, status)) break;
         }
         assert_true(n > 60);
@@ -149,7 +149,7 @@ TEST(test_memory)
         assay_context ctx = assay_context_default(1);
         assay_sharding sharding;
         moe_case c = sharded_case_form(form, &sharding);
-        const assay_source source = memory_store_source(&c.in);
+        const assay_source source = test_tensors_source(&c.in);
         const size_t before = memory_now();
         size_t most = before;
         const assay_sink sink = {&most, wants_all, drop_f64, drop_i32};

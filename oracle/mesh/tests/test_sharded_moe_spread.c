@@ -1,7 +1,6 @@
 /* Low-precision implementations of the block over a mesh: their spread is that which one device's error scales expect.
  */
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "oracle/arithmetic/emulated.h"
@@ -16,12 +15,12 @@ static const assay_precision bf16 = {
     .name = "bf16", .storage = RMS(0x1p-8), .accumulate = RMS(0x1p-24), .router = RMS(0x1p-24), .elementary = 0x1p-22};
 
 /* The root of the sum of squares of the members' errors, over that of the scales. */
-static double spread_of(const memory_tensor *tensor, memory_store *members, int count, const memory_tensor *exact)
+static double spread_of(const assay_tensor *tensor, test_tensors *members, int count, const assay_tensor *exact)
 {
     double errors = 0, scales = 0;
     for (int64_t i = 0; i < tensor->count; i++) scales += tensor->values[i] * tensor->values[i];
     for (int member = 0; member < count; member++) {
-        const memory_tensor *values = moe_case_get(&members[member], exact->path);
+        const assay_tensor *values = moe_case_get(&members[member], exact->spec.path);
         for (int64_t i = 0; i < exact->count; i++) {
             const double error = values->values[i] - exact->values[i];
             assert_true(isfinite(error));
@@ -43,7 +42,7 @@ TEST(test_stores)
             assay_context ctx = assay_context_default(1);
             assay_sharding sharding = sharded_case_mesh(1, 1, shards);
             moe_case c = sharded_case(variant, 4);
-            memory_store whole = {.wanted = wanted}, actual = {.wanted = wanted};
+            test_tensors whole = {.wanted = wanted}, actual = {.wanted = wanted};
             ctx.arithmetic = &assay_arithmetic_emulated;
             ctx.emulation = &emulation;
             sharding.ring_of_experts = shards == 1;
@@ -52,8 +51,8 @@ TEST(test_stores)
             sharded_case_assert_bits(&actual, &whole, "outputs/y");
             sharded_case_assert_bits(&actual, &whole, "gradients/inputs/x");
             if (shards == 1) moe_case_assert_same(&actual, &whole);
-            memory_store_free(&whole);
-            memory_store_free(&actual);
+            assay_tensor_set_free(&whole.set);
+            assay_tensor_set_free(&actual.set);
             moe_case_free(&c);
         }
     }
@@ -68,7 +67,7 @@ TEST(test_spread)
             assay_context ctx = assay_context_default(1);
             assay_sharding sharding = sharded_case_mesh(2, 1, 2);
             moe_case c = sharded_case(variants[i], 4);
-            memory_store whole = {.wanted = wanted_scales}, members[MEMBERS];
+            test_tensors whole = {.wanted = wanted_scales}, members[MEMBERS];
             sharding.ring_of_experts = form == 1 || form == 2;
             sharding.emb_chunks = form == 2 ? 3 : 0;
             sharding.token_chunks = form == 2 ? 2 : 1;
@@ -82,20 +81,20 @@ TEST(test_spread)
                                                    .seed = (uint64_t)member + 1};
                 ctx.arithmetic = &assay_arithmetic_emulated;
                 ctx.emulation = &emulation;
-                members[member] = (memory_store){.wanted = wanted};
+                members[member] = (test_tensors){.wanted = wanted};
                 sharded_case_run(&ctx, &c, &sharding, &members[member]);
             }
-            for (int j = 0; j < whole.count; j++) {
+            for (int j = 0; j < whole.set.count; j++) {
                 char path[2 * ASSAY_PATH_SIZE] = "error_scale/bf16/";
-                const memory_tensor *exact = &whole.items[j];
-                if (strncmp(exact->path, "error_scale/", 12) == 0) continue;
+                const assay_tensor *exact = &whole.set.items[j];
+                if (strncmp(exact->spec.path, "error_scale/", 12) == 0) continue;
                 const double ratio =
-                    spread_of(moe_case_get(&whole, strcat(path, exact->path)), members, MEMBERS, exact);
+                    spread_of(moe_case_get(&whole, strcat(path, exact->spec.path)), members, MEMBERS, exact);
                 if (!(ratio > 0.6 && ratio < 2))
-                    fail_msg("variant %d, form %d: '%s' spreads %g", variants[i], form, exact->path, ratio);
+                    fail_msg("variant %d, form %d: '%s' spreads %g", variants[i], form, exact->spec.path, ratio);
             }
-            for (int member = 0; member < MEMBERS; member++) memory_store_free(&members[member]);
-            memory_store_free(&whole);
+            for (int member = 0; member < MEMBERS; member++) assay_tensor_set_free(&members[member].set);
+            assay_tensor_set_free(&whole.set);
             moe_case_free(&c);
         }
     }

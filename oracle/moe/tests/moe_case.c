@@ -44,7 +44,7 @@ moe_case moe_case_deepseek3(int64_t batch, int64_t sequence, int64_t experts, in
 
 static void fill(moe_case *c, const char *path, int64_t count, double scale, double mean, bool bf16)
 {
-    double *values = memory_store_add(&c->in, path, count);
+    double *values = test_tensors_add(&c->in, path, count);
     assert_non_null(values);
     for (int64_t i = 0; i < count; i++) values[i] = mean + scale * normal(&c->seed);
     if (bf16) assay_dtype_round_many(ASSAY_BFLOAT16, count, values, values);
@@ -55,8 +55,8 @@ static void fill_hash(moe_case *c)
 {
     const assay_routing_config *r = &c->config.routing;
     int64_t k = r->num_experts_per_tok, tokens = r->batch * r->sequence;
-    int32_t *table = memory_store_add_i32(&c->in, "weights/tid2eid", r->hash_rows * k);
-    int32_t *ids = memory_store_add_i32(&c->in, "inputs/input_ids", tokens);
+    int32_t *table = test_tensors_add_i32(&c->in, "weights/tid2eid", r->hash_rows * k);
+    int32_t *ids = test_tensors_add_i32(&c->in, "inputs/input_ids", tokens);
     for (int64_t v = 0; v < r->hash_rows; v++) {
         for (int64_t i = 0; i < k; i++) table[v * k + i] = (int32_t)((v * 5 + i) % r->num_experts);
     }
@@ -95,47 +95,47 @@ void moe_case_fill(moe_case *c, bool bf16)
 
 void moe_case_free(moe_case *c)
 {
-    memory_store_free(&c->in);
+    assay_tensor_set_free(&c->in.set);
 }
 
 void moe_case_fuse(moe_case *c)
 {
     int64_t e = c->config.routing.num_experts, d = c->config.emb_dim, h = c->config.moe_mlp_dim;
-    double *wi = memory_store_add(&c->in, "weights/wi", e * d * 2 * h);
+    double *wi = test_tensors_add(&c->in, "weights/wi", e * d * 2 * h);
     const double *wi_0 = moe_case_get(&c->in, "weights/wi_0")->values;
     const double *wi_1 = moe_case_get(&c->in, "weights/wi_1")->values;
     for (int64_t row = 0; row < e * d; row++) {
         memcpy(wi + row * 2 * h, wi_0 + row * h, (size_t)h * sizeof *wi);
         memcpy(wi + row * 2 * h + h, wi_1 + row * h, (size_t)h * sizeof *wi);
     }
-    memory_store_remove(&c->in, "weights/wi_0");
-    memory_store_remove(&c->in, "weights/wi_1");
+    test_tensors_remove(&c->in, "weights/wi_0");
+    test_tensors_remove(&c->in, "weights/wi_1");
     c->config.fused_weights = true;
 }
 
-void moe_case_run(assay_context *ctx, moe_case *c, memory_store *out, const assay_precision *precisions, int count)
+void moe_case_run(assay_context *ctx, moe_case *c, test_tensors *out, const assay_precision *precisions, int count)
 {
-    assay_source source = memory_store_source(&c->in);
-    assay_sink sink = memory_store_sink(out);
+    assay_source source = test_tensors_source(&c->in);
+    assay_sink sink = test_tensors_sink(out);
     assert_ok(ctx, assay_propagate_moe(ctx, &c->config, &source, &sink, precisions, count));
 }
 
-const memory_tensor *moe_case_get(const memory_store *store, const char *path)
+const assay_tensor *moe_case_get(const test_tensors *store, const char *path)
 {
-    const memory_tensor *tensor = memory_store_find(store, path);
+    const assay_tensor *tensor = assay_tensor_set_find(&store->set, path);
     if (tensor == NULL) fail_msg("there is no '%s'", path);
     return tensor;
 }
 
-void moe_case_assert_same(const memory_store *actual, const memory_store *expected)
+void moe_case_assert_same(const test_tensors *actual, const test_tensors *expected)
 {
-    for (int i = 0; i < expected->count; i++) {
-        const memory_tensor *b = &expected->items[i], *a = moe_case_get(actual, b->path);
+    for (int i = 0; i < expected->set.count; i++) {
+        const assay_tensor *b = &expected->set.items[i], *a = moe_case_get(actual, b->spec.path);
         assert_int_equal(a->count, b->count);
         if (b->values != NULL) {
             assert_non_null(a->values);
             if (memcmp(a->values, b->values, (size_t)b->count * sizeof *b->values) != 0)
-                fail_msg("'%s' has other bits", b->path);
+                fail_msg("'%s' has other bits", b->spec.path);
         } else {
             assert_non_null(a->indices);
             assert_memory_equal(a->indices, b->indices, (size_t)b->count * sizeof *b->indices);
@@ -143,9 +143,9 @@ void moe_case_assert_same(const memory_store *actual, const memory_store *expect
     }
 }
 
-void moe_case_assert_close(const memory_store *actual, const memory_store *expected, const char *path, double relative)
+void moe_case_assert_close(const test_tensors *actual, const test_tensors *expected, const char *path, double relative)
 {
-    const memory_tensor *a = moe_case_get(actual, path), *b = moe_case_get(expected, path);
+    const assay_tensor *a = moe_case_get(actual, path), *b = moe_case_get(expected, path);
     assert_int_equal(a->count, b->count);
     double largest = 0;
     for (int64_t i = 0; i < b->count; i++) largest = fmax(largest, fabs(b->values[i]));

@@ -2,15 +2,15 @@
 #ifndef ASSAY_MOE_TESTS_MOE_CASE_H
 #define ASSAY_MOE_TESTS_MOE_CASE_H
 
-#include "oracle/moe/tests/memory_store.h"
 #include "oracle/propagate/propagate_moe.h"
+#include "tests/support/test_tensors.h"
 
 typedef struct moe_case {
     assay_moe_config config;
     bool gate_bias, expert_bias, per_expert_scale, cotangent_lb_loss;
     double weight_scale; /* of the experts' kernels, times 1/sqrt of what they sum over; 0: 1 */
     uint64_t seed;
-    memory_store in;
+    test_tensors in;
 } moe_case;
 
 /* A block like DeepSeek-V3's: sigmoid scores, a bias that only selects, factor 2.5. */
@@ -23,12 +23,12 @@ void moe_case_free(moe_case *c);
 void moe_case_fuse(moe_case *c);
 
 /* Runs it and asserts success; results go to `out`. */
-void moe_case_run(assay_context *ctx, moe_case *c, memory_store *out, const assay_precision *precisions, int count);
-const memory_tensor *moe_case_get(const memory_store *store, const char *path); /* asserts that it is there */
+void moe_case_run(assay_context *ctx, moe_case *c, test_tensors *out, const assay_precision *precisions, int count);
+const assay_tensor *moe_case_get(const test_tensors *store, const char *path); /* asserts that it is there */
 
 /* Every tensor of `expected` is in `actual`, with the same bits. */
-void moe_case_assert_same(const memory_store *actual, const memory_store *expected);
+void moe_case_assert_same(const test_tensors *actual, const test_tensors *expected);
 /* Within relative * the largest value of the tensor. */
-void moe_case_assert_close(const memory_store *actual, const memory_store *expected, const char *path, double relative);
+void moe_case_assert_close(const test_tensors *actual, const test_tensors *expected, const char *path, double relative);
 
 #endif

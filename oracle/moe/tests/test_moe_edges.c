@@ -15,7 +15,7 @@ static void choose(moe_case *c, const int32_t *experts)
 {
     const assay_routing_config *r = &c->config.routing;
     int64_t count = r->batch * r->sequence * r->num_experts_per_tok;
-    int32_t *selected = memory_store_add_i32(&c->in, "routing/selected_experts", count);
+    int32_t *selected = test_tensors_add_i32(&c->in, "routing/selected_experts", count);
     assert_non_null(selected);
     memcpy(selected, experts, (size_t)count * sizeof *selected);
 }
@@ -31,7 +31,7 @@ TEST(test_empty_experts)
     assay_context ctx = assay_context_default(2);
     for (int path = 0; path < 3; path++) {
         moe_case c = moe_case_deepseek3(1, 4, 5, 2, 3, 2);
-        memory_store out = {0};
+        test_tensors out = {0};
         c.expert_bias = true;
         c.config.path = paths[path];
         c.config.capacity_factor = 5;
@@ -43,7 +43,7 @@ TEST(test_empty_experts)
             snprintf(scale, sizeof scale, "error_scale/bf16/%s", gradients[i]);
             const char *const both[] = {gradients[i], scale};
             for (int j = 0; j < 2; j++) {
-                const memory_tensor *tensor = moe_case_get(&out, both[j]);
+                const assay_tensor *tensor = moe_case_get(&out, both[j]);
                 int64_t size = tensor->count / 5;
                 for (int64_t at = 0; at < tensor->count; at++) {
                     int64_t expert = at / size;
@@ -53,7 +53,7 @@ TEST(test_empty_experts)
                 }
             }
         }
-        memory_store_free(&out);
+        assay_tensor_set_free(&out.set);
         moe_case_free(&c);
     }
 }
@@ -67,7 +67,7 @@ TEST(test_dropping)
     static const bool dropped[] = {0, 0, 0, 0, 0, 1, 1, 0, /**/ 0, 0, 0, 0, 0, 0, 0, 1};
     assay_context ctx = assay_context_default(2);
     moe_case c = moe_case_deepseek3(2, 4, 4, 2, 5, 3);
-    memory_store out = {0};
+    test_tensors out = {0};
     c.expert_bias = true;
     c.config.path = ASSAY_MOE_DROPPING;
     c.config.capacity_factor = 1;
@@ -78,7 +78,7 @@ TEST(test_dropping)
     assert_memory_equal(moe_case_get(&out, "routing/sorted_selected_experts")->indices, sorted, sizeof sorted);
 
     /* The masks [B,S,E,C] hold the weights of what is kept, by rank. */
-    const memory_tensor *combine = moe_case_get(&out, "routing/combine_mask");
+    const assay_tensor *combine = moe_case_get(&out, "routing/combine_mask");
     const int32_t *dispatch = moe_case_get(&out, "routing/dispatch_mask")->indices;
     const double *weights = moe_case_get(&out, "routing/weights")->values;
     double expected[8 * 4 * 2] = {0};
@@ -93,8 +93,8 @@ TEST(test_dropping)
     for (int i = 0; i < 64; i++) assert_int_equal(dispatch[i], expected[i] != 0);
 
     /* Checkpoints [E,B,C,...]: a free slot holds what the expert makes of a row of zeros. */
-    const memory_tensor *a = moe_case_get(&out, "checkpoints/moe_mlpwi_0");
-    const memory_tensor *scale = moe_case_get(&out, "error_scale/bf16/checkpoints/moe_mlpwi_0");
+    const assay_tensor *a = moe_case_get(&out, "checkpoints/moe_mlpwi_0");
+    const assay_tensor *scale = moe_case_get(&out, "error_scale/bf16/checkpoints/moe_mlpwi_0");
     const double *bias = moe_case_get(&c.in, "weights/wi_0_bias")->values;
     const double *x = moe_case_get(&c.in, "inputs/x")->values, *wi = moe_case_get(&c.in, "weights/wi_0")->values;
     assert_int_equal(a->count, 4 * 2 * 2 * 3);
@@ -115,7 +115,7 @@ TEST(test_dropping)
             }
         }
     }
-    memory_store_free(&out);
+    assay_tensor_set_free(&out.set);
     moe_case_free(&c);
 }
 
@@ -124,7 +124,7 @@ TEST(test_no_room)
 {
     assay_context ctx = assay_context_default(2);
     moe_case c = moe_case_deepseek3(1, 3, 3, 1, 4, 2);
-    memory_store out = {0};
+    test_tensors out = {0};
     c.config.path = ASSAY_MOE_DROPPING;
     c.config.capacity_factor = 0.3;
     moe_case_fill(&c, false);
@@ -132,12 +132,12 @@ TEST(test_no_room)
     static const char *const zeros[] = {"outputs/y", "gradients/inputs/x", "gradients/weights/gate/kernel",
                                         "gradients/weights/wo", "error_scale/bf16/outputs/y"};
     for (int i = 0; i < 5; i++) {
-        const memory_tensor *tensor = moe_case_get(&out, zeros[i]);
+        const assay_tensor *tensor = moe_case_get(&out, zeros[i]);
         assert_true(tensor->count > 0);
         for (int64_t at = 0; at < tensor->count; at++) assert_true(tensor->values[at] == 0);
     }
     assert_int_equal(moe_case_get(&out, "routing/selected_experts")->count, 3);
-    memory_store_free(&out);
+    assay_tensor_set_free(&out.set);
     moe_case_free(&c);
 }
 
@@ -147,16 +147,16 @@ TEST(test_gate_bias)
     assay_context ctx = assay_context_default(1);
     for (int balance = 0; balance < 2; balance++) {
         moe_case c = moe_case_deepseek3(1, 6, 4, 2, 3, 2);
-        memory_store out = {0};
+        test_tensors out = {0};
         c.config.routing.load_balance_loss_weight = balance ? 0.1 : 0;
         c.cotangent_lb_loss = true;
         moe_case_fill(&c, false);
         moe_case_run(&ctx, &c, &out, &bf16, 1);
-        const memory_tensor *bias = moe_case_get(&out, "gradients/weights/gate/bias");
+        const assay_tensor *bias = moe_case_get(&out, "gradients/weights/gate/bias");
         assert_int_equal(bias->count, 4);
         for (int e = 0; e < 4; e++) assert_true(balance ? bias->values[e] != 0 : bias->values[e] == 0);
-        assert_true((memory_store_find(&out, "outputs/lb_loss") != NULL) == balance);
-        memory_store_free(&out);
+        assert_true((assay_tensor_set_find(&out.set, "outputs/lb_loss") != NULL) == balance);
+        assay_tensor_set_free(&out.set);
         moe_case_free(&c);
     }
 }
@@ -166,28 +166,28 @@ TEST(test_output_without_a_cotangent)
 {
     assay_context ctx = assay_context_default(1);
     moe_case c = moe_case_deepseek3(1, 6, 4, 2, 3, 2);
-    memory_store out = {0};
+    test_tensors out = {0};
     c.config.routing.load_balance_loss_weight = 0.1;
     c.cotangent_lb_loss = true;
     moe_case_fill(&c, false);
-    memory_store_remove(&c.in, "cotangents/y");
+    test_tensors_remove(&c.in, "cotangents/y");
     moe_case_run(&ctx, &c, &out, NULL, 0);
-    const memory_tensor *wo = moe_case_get(&out, "gradients/weights/wo");
+    const assay_tensor *wo = moe_case_get(&out, "gradients/weights/wo");
     for (int64_t i = 0; i < wo->count; i++) assert_true(wo->values[i] == 0);
     assert_true(moe_case_get(&out, "gradients/weights/gate/kernel")->values[0] != 0);
-    memory_store_free(&out);
+    assay_tensor_set_free(&out.set);
     moe_case_free(&c);
 }
 
 static void refuse(moe_case *c, const char *text)
 {
     assay_context ctx = assay_context_default(1);
-    memory_store out = {0};
-    assay_source source = memory_store_source(&c->in);
-    assay_sink sink = memory_store_sink(&out);
+    test_tensors out = {0};
+    assay_source source = test_tensors_source(&c->in);
+    assay_sink sink = test_tensors_sink(&out);
     assert_int_equal(assay_moe_run(&ctx, &c->config, &source, &sink, NULL), ASSAY_BAD_INPUT);
     if (strstr(ctx.message, text) == NULL) fail_msg("'%s' does not say '%s'", ctx.message, text);
-    memory_store_free(&out);
+    assay_tensor_set_free(&out.set);
     moe_case_free(c);
 }
 
@@ -240,7 +240,7 @@ TEST(test_refusals)
     for (int i = 0; i < 5; i++) {
         c = moe_case_deepseek3(2, 6, 4, 2, 3, 2);
         moe_case_fill(&c, false);
-        memory_store_remove(&c.in, needed[i]);
+        test_tensors_remove(&c.in, needed[i]);
         refuse(&c, needed[i]);
     }
     c = moe_case_deepseek3(1, 2, 4, 2, 3, 2);
@@ -261,14 +261,14 @@ TEST(test_want_of_memory)
         c.expert_bias = true;
         if (path == 3) c.config.routing.family = ASSAY_ROUTER_LLAMA4;
         moe_case_fill(&c, false);
-        assay_source source = memory_store_source(&c.in);
+        assay_source source = test_tensors_source(&c.in);
         int64_t n = 0;
         for (;; n++) {
-            memory_store out = {0};
-            assay_sink sink = memory_store_sink(&out);
+            test_tensors out = {0};
+            assay_sink sink = test_tensors_sink(&out);
             assay_fail_allocation(n);
             assay_status status = assay_propagate_moe(&ctx, &c.config, &source, &sink, &bf16, 1);
-            memory_store_free(&out);
+            assay_tensor_set_free(&out.set);
             if (had_memory(&ctx, status)) break;
         }
         assert_true(n > 50);

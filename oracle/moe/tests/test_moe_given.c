@@ -1,9 +1,7 @@
 /* Checkpoints that the source gives are used in place of the products that make them, and change no bit. */
-#include <stdio.h>
 #include <string.h>
 
 #include "oracle/arithmetic/arithmetic.h"
-#include "oracle/base/memory.h"
 #include "oracle/moe/tests/moe_case.h"
 #include "tests/support/assay_test.h"
 
@@ -23,9 +21,9 @@ static moe_case block(assay_moe_path path, bool fused)
     return c;
 }
 
-static void give(moe_case *c, const memory_tensor *tensor, double factor)
+static void give(moe_case *c, const assay_tensor *tensor, double factor)
 {
-    double *values = memory_store_add(&c->in, tensor->path, tensor->count);
+    double *values = test_tensors_add(&c->in, tensor->spec.path, tensor->count);
     assert_non_null(values);
     for (int64_t i = 0; i < tensor->count; i++) values[i] = factor * tensor->values[i];
 }
@@ -43,25 +41,25 @@ TEST(test_same_bits)
     assay_context ctx = assay_context_default(2);
     for (size_t form = 0; form < sizeof forms / sizeof *forms; form++) {
         moe_case c = block(forms[form].path, forms[form].fused);
-        memory_store whole = {0};
+        test_tensors whole = {0};
         moe_case_run(&ctx, &c, &whole, NULL, 0);
         for (int subset = 0; subset < 1 << NAMES; subset++) {
-            memory_store out = {.wanted = wanted};
+            test_tensors out = {.wanted = wanted};
             for (int i = 0; i < NAMES; i++) {
-                const memory_tensor *tensor = memory_store_find(&whole, names[i]);
+                const assay_tensor *tensor = assay_tensor_set_find(&whole.set, names[i]);
                 if ((subset >> i & 1) != 0 && tensor != NULL) give(&c, tensor, 1);
             }
             moe_case_run(&ctx, &c, &out, NULL, 0);
-            for (int i = 0; i < out.count; i++) {
-                const memory_tensor *expected = moe_case_get(&whole, out.items[i].path);
-                assert_int_equal(out.items[i].count, expected->count);
-                assert_same_bits(out.items[i].values, expected->values, expected->count);
+            for (int i = 0; i < out.set.count; i++) {
+                const assay_tensor *expected = moe_case_get(&whole, out.set.items[i].spec.path);
+                assert_int_equal(out.set.items[i].count, expected->count);
+                assert_same_bits(out.set.items[i].values, expected->values, expected->count);
             }
-            assert_true(out.count > 8);
-            memory_store_free(&out);
-            for (int i = 0; i < NAMES; i++) memory_store_remove(&c.in, names[i]);
+            assert_true(out.set.count > 8);
+            assay_tensor_set_free(&out.set);
+            for (int i = 0; i < NAMES; i++) test_tensors_remove(&c.in, names[i]);
         }
-        memory_store_free(&whole);
+        assay_tensor_set_free(&whole.set);
         moe_case_free(&c);
     }
 }
@@ -72,25 +70,25 @@ TEST(test_used)
     assay_context ctx = assay_context_default(1);
     for (size_t form = 0; form < sizeof forms / sizeof *forms; form++) {
         moe_case c = block(forms[form].path, forms[form].fused);
-        memory_store whole = {0};
+        test_tensors whole = {0};
         moe_case_run(&ctx, &c, &whole, NULL, 0);
         for (int i = 0; i < NAMES; i++) {
-            const memory_tensor *tensor = memory_store_find(&whole, names[i]);
+            const assay_tensor *tensor = assay_tensor_set_find(&whole.set, names[i]);
             const char *felt = strcmp(names[i], "checkpoints/moe_mlpwo") == 0 ? "gradients/weights/gate/kernel"
                                : strncmp(names[i], "checkpoints/moe", 15) == 0
                                    ? "gradients/weights/wo"
                                    : "gradients/weights/shared_experts/wo/kernel";
-            memory_store out = {0};
+            test_tensors out = {0};
             if (tensor == NULL) continue;
             give(&c, tensor, 1.5);
             moe_case_run(&ctx, &c, &out, NULL, 0);
-            const memory_tensor *expected = moe_case_get(&whole, felt), *found = moe_case_get(&out, felt);
+            const assay_tensor *expected = moe_case_get(&whole, felt), *found = moe_case_get(&out, felt);
             if (memcmp(found->values, expected->values, (size_t)found->count * sizeof(double)) == 0)
                 fail_msg("%s is not used", names[i]);
-            memory_store_free(&out);
-            memory_store_remove(&c.in, names[i]);
+            assay_tensor_set_free(&out.set);
+            test_tensors_remove(&c.in, names[i]);
         }
-        memory_store_free(&whole);
+        assay_tensor_set_free(&whole.set);
         moe_case_free(&c);
     }
 }

@@ -1,7 +1,6 @@
 /* Paths of the MoE block against each other, and the same bits whatever does not matter. */
 #include <math.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/moe/tests/moe_case.h"
@@ -17,7 +16,7 @@ TEST(test_fused_weights_have_the_bits_of_separate_ones)
     moe_case c = moe_case_deepseek3(1, 9, 4, 2, 7, 5);
     c.expert_bias = true;
     moe_case_fill(&c, false);
-    memory_store separate = {.wanted = wanted}, fused = {.wanted = wanted};
+    test_tensors separate = {.wanted = wanted}, fused = {.wanted = wanted};
     moe_case_run(&ctx, &c, &separate, &bf16, 1);
     moe_case_fuse(&c);
     moe_case_run(&ctx, &c, &fused, &bf16, 1);
@@ -29,18 +28,18 @@ TEST(test_fused_weights_have_the_bits_of_separate_ones)
         const double *wi = moe_case_get(&fused, both[i])->values;
         for (int half = 0; half < 2; half++) {
             snprintf(path[half], sizeof path[half], "%s_%d", both[i], half);
-            const memory_tensor *own = moe_case_get(&separate, path[half]);
+            const assay_tensor *own = moe_case_get(&separate, path[half]);
             assert_int_equal(own->count, rows[i] * width);
-            assert_null(memory_store_find(&fused, path[half]));
+            assert_null(assay_tensor_set_find(&fused.set, path[half]));
             for (int64_t row = 0; row < rows[i]; row++)
                 assert_same_bits(wi + row * 2 * width + half * width, own->values + row * width, width);
-            memory_store_remove(&separate, path[half]);
+            test_tensors_remove(&separate, path[half]);
         }
     }
-    assert_true(separate.count > 10);
+    assert_true(separate.set.count > 10);
     moe_case_assert_same(&fused, &separate);
-    memory_store_free(&separate);
-    memory_store_free(&fused);
+    assay_tensor_set_free(&separate.set);
+    assay_tensor_set_free(&fused.set);
     moe_case_free(&c);
 }
 
@@ -52,15 +51,15 @@ TEST(test_dropping_with_room_is_sparse)
     moe_case c = moe_case_deepseek3(2, 6, 4, 2, 9, 5);
     c.expert_bias = true;
     moe_case_fill(&c, false);
-    memory_store sparse = {.wanted = wanted}, dropping = {.wanted = wanted};
+    test_tensors sparse = {.wanted = wanted}, dropping = {.wanted = wanted};
     moe_case_run(&ctx, &c, &sparse, &bf16, 1);
     c.config.path = ASSAY_MOE_DROPPING;
     c.config.capacity_factor = 4;
     moe_case_run(&ctx, &c, &dropping, &bf16, 1);
     moe_case_assert_same(&dropping, &sparse);
-    assert_non_null(memory_store_find(&dropping, "routing/combine_mask"));
-    memory_store_free(&sparse);
-    memory_store_free(&dropping);
+    assert_non_null(assay_tensor_set_find(&dropping.set, "routing/combine_mask"));
+    assay_tensor_set_free(&sparse.set);
+    assay_tensor_set_free(&dropping.set);
     moe_case_free(&c);
 }
 
@@ -114,26 +113,26 @@ TEST(test_threads_and_instructions_leave_the_bits)
     for (int variant = 0; variant < VARIANTS; variant++) {
         moe_case c = full_case(variant);
         assay_context ctx = assay_context_default(1);
-        memory_store expected = {0};
+        test_tensors expected = {0};
         moe_case_run(&ctx, &c, &expected, precisions, 2);
-        assert_true(expected.count > 40);
+        assert_true(expected.set.count > 40);
         for (int i = 0; i < 2; i++) {
-            memory_store actual = {0};
+            test_tensors actual = {0};
             ctx = assay_context_default(threads[i]);
             moe_case_run(&ctx, &c, &actual, precisions, 2);
             moe_case_assert_same(&actual, &expected);
-            memory_store_free(&actual);
+            assay_tensor_set_free(&actual.set);
         }
         for (assay_isa isa = ASSAY_ISA_SCALAR; isa <= ASSAY_ISA_AVX512; isa++) {
-            memory_store actual = {0};
+            test_tensors actual = {0};
             if (!assay_isa_supported(isa)) continue;
             ctx = assay_context_default(2);
             ctx.isa = isa;
             moe_case_run(&ctx, &c, &actual, precisions, 2);
             moe_case_assert_same(&actual, &expected);
-            memory_store_free(&actual);
+            assay_tensor_set_free(&actual.set);
         }
-        memory_store_free(&expected);
+        assay_tensor_set_free(&expected.set);
         moe_case_free(&c);
     }
 }
@@ -144,18 +143,18 @@ TEST(test_one_result_alone)
     assay_context ctx = assay_context_default(1);
     for (int variant = 0; variant < VARIANTS; variant++) {
         moe_case c = full_case(variant);
-        memory_store all = {0};
+        test_tensors all = {0};
         moe_case_run(&ctx, &c, &all, &bf16, 1);
-        for (int i = 0; i < all.count; i++) {
-            const char *const wanted[] = {all.items[i].path, NULL};
-            memory_store one = {.wanted = wanted};
+        for (int i = 0; i < all.set.count; i++) {
+            const char *const wanted[] = {all.set.items[i].spec.path, NULL};
+            test_tensors one = {.wanted = wanted};
             moe_case_run(&ctx, &c, &one, &bf16, 1);
-            assert_int_equal(one.count, 1);
-            memory_store expected = {.items = &all.items[i], .count = 1};
+            assert_int_equal(one.set.count, 1);
+            test_tensors expected = {.set = {.items = &all.set.items[i], .count = 1}};
             moe_case_assert_same(&one, &expected);
-            memory_store_free(&one);
+            assay_tensor_set_free(&one.set);
         }
-        memory_store_free(&all);
+        assay_tensor_set_free(&all.set);
         moe_case_free(&c);
     }
 }
@@ -171,19 +170,19 @@ TEST(test_reading)
     moe_case_fill(&c, false);
     int64_t kernels = 3 * moe_case_get(&c.in, "weights/wo")->count;
     int64_t others = 2 * 8 * 6 + 6 * 4 + 4, busy = 0;
-    memory_store out = {.wanted = everything};
+    test_tensors out = {.wanted = everything};
     c.in.reads = 0;
     moe_case_run(&ctx, &c, &out, precisions, 2);
     const int32_t *sizes = moe_case_get(&out, "routing/group_sizes")->indices;
     for (int e = 0; e < 4; e++) busy += sizes[e] > 0;
     assert_int_equal(busy, 3);
     assert_int_equal(c.in.reads, kernels / 4 * busy + others);
-    memory_store_free(&out);
+    assay_tensor_set_free(&out.set);
     out.wanted = routing;
     c.in.reads = 0;
     moe_case_run(&ctx, &c, &out, precisions, 2);
     assert_int_equal(c.in.reads, 8 * 6 + 6 * 4 + 4);
-    assert_int_equal(out.count, 6);
-    memory_store_free(&out);
+    assert_int_equal(out.set.count, 6);
+    assay_tensor_set_free(&out.set);
     moe_case_free(&c);
 }

@@ -1,10 +1,11 @@
-#include "oracle/propagate/propagate_ops.h"
+#include "oracle/ops/gmm.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "oracle/ops/tests/ops_test.h"
+#include "oracle/propagate/propagate_ops.h"
 
 typedef struct problem {
     assay_gmm_dims dims;

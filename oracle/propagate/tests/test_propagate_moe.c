@@ -2,7 +2,6 @@
  * float16) between kernels, sums and the router in float32, the choice being the golden one. */
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "oracle/arithmetic/arithmetic.h"
@@ -21,7 +20,7 @@ enum { TOKENS = 40, EXPERTS = 6, DIM = 48, HIDDEN = 36, SHARED = 28, MOST = 3, S
 
 typedef struct emulation {
     moe_case *c;
-    const memory_store *golden;
+    const test_tensors *golden;
     assay_dtype storage;
     bool llama4;
     bool early; /* weights go onto h, not onto y */
@@ -29,7 +28,7 @@ typedef struct emulation {
     const double *x, *dy, *kernel;
     double weights[TOKENS * MOST], d_weights[TOKENS * MOST], scale[TOKENS]; /* llama4: scale of a token */
     double copies_y[TOKENS * MOST * DIM], copies_dx[TOKENS * MOST * DIM];
-    memory_store out;
+    test_tensors out;
 } emulation;
 
 static double store(const emulation *m, double x)
@@ -52,8 +51,8 @@ static float sigmoid(double x)
 
 static double *result(emulation *m, const char *path, int64_t count)
 {
-    memory_tensor *tensor = memory_store_find(&m->out, path);
-    double *values = tensor != NULL ? tensor->values : memory_store_add(&m->out, path, count);
+    assay_tensor *tensor = assay_tensor_set_find(&m->out.set, path);
+    double *values = tensor != NULL ? tensor->values : test_tensors_add(&m->out, path, count);
     assert_non_null(values);
     return values;
 }
@@ -236,7 +235,7 @@ static void emulate(emulation *m)
     m->x = moe_case_get(&m->c->in, "inputs/x")->values;
     m->dy = moe_case_get(&m->c->in, "cotangents/y")->values;
     m->kernel = moe_case_get(&m->c->in, "weights/gate/kernel")->values;
-    memory_store_free(&m->out);
+    assay_tensor_set_free(&m->out.set);
     double *y = result(m, "outputs/y", TOKENS * DIM), *dx = result(m, "gradients/inputs/x", TOKENS * DIM);
     route(m);
     run_experts(m);
@@ -256,14 +255,14 @@ static void add_ratios(const emulation *m, const assay_precision *precision, rat
 {
     /* The result itself may be stored as well, which the scale does not hold; nor does what is held here, but for the
      * checkpoints. */
-    for (int i = 0; i < m->out.count; i++) {
-        const memory_tensor *actual = &m->out.items[i];
+    for (int i = 0; i < m->out.set.count; i++) {
+        const assay_tensor *actual = &m->out.set.items[i];
         char path[2 * ASSAY_PATH_SIZE];
-        snprintf(path, sizeof path, "error_scale/%s/%s", precision->name, actual->path);
-        const double *golden = moe_case_get(m->golden, actual->path)->values;
+        snprintf(path, sizeof path, "error_scale/%s/%s", precision->name, actual->spec.path);
+        const double *golden = moe_case_get(m->golden, actual->spec.path)->values;
         const double *scale = moe_case_get(m->golden, path)->values;
-        bool stored = strncmp(actual->path, "checkpoints/", 12) == 0;
-        snprintf(ratios[i].path, sizeof ratios[i].path, "%s", actual->path);
+        bool stored = strncmp(actual->spec.path, "checkpoints/", 12) == 0;
+        snprintf(ratios[i].path, sizeof ratios[i].path, "%s", actual->spec.path);
         for (int64_t j = 0; j < actual->count; j++) {
             double rounding = assay_propagate_rounding(precision->storage, precision->least, golden[j]);
             double sigma = stored ? hypot(scale[j], sqrt(rounding)) : scale[j];
@@ -279,9 +278,9 @@ static void add_ratios(const emulation *m, const assay_precision *precision, rat
 /* Weights and hidden values that are small, on the grid of float16. */
 static void make_small(moe_case *c)
 {
-    for (int i = 0; i < c->in.count; i++) {
-        const memory_tensor *tensor = &c->in.items[i];
-        const bool shared = strstr(tensor->path, "shared_experts") != NULL;
+    for (int i = 0; i < c->in.set.count; i++) {
+        const assay_tensor *tensor = &c->in.set.items[i];
+        const bool shared = strstr(tensor->spec.path, "shared_experts") != NULL;
         for (int64_t j = 0; tensor->values != NULL && j < tensor->count; j++)
             tensor->values[j] = assay_dtype_round(ASSAY_FLOAT16, (shared ? 0x1p-4 : 1) * tensor->values[j], false);
     }
@@ -297,7 +296,7 @@ static void check(assay_moe_path path, bool llama4, bool early, assay_dtype stor
     ratio ratios[TENSORS] = {{{0}, 0, 0, 0}};
     int tensors = 0;
     for (uint64_t draw = 0; draw < DRAWS; draw++) {
-        memory_store golden = {0};
+        test_tensors golden = {0};
         moe_case c = moe_case_deepseek3(2, TOKENS / 2, EXPERTS, llama4 ? 1 : MOST, DIM, HIDDEN);
         c.seed = 100 + draw;
         c.config.path = path;
@@ -320,14 +319,14 @@ static void check(assay_moe_path path, bool llama4, bool early, assay_dtype stor
         m.per_token = c.config.routing.num_experts_per_tok;
         emulate(&m);
         if (path == ASSAY_MOE_DENSE) { /* another layout */
-            memory_store_remove(&m.out, "checkpoints/moe_mlpwi_0");
-            memory_store_remove(&m.out, "checkpoints/moe_mlpwi_1");
+            test_tensors_remove(&m.out, "checkpoints/moe_mlpwi_0");
+            test_tensors_remove(&m.out, "checkpoints/moe_mlpwi_1");
         }
-        if (path == ASSAY_MOE_DENSE || early) memory_store_remove(&m.out, "checkpoints/moe_mlpwo");
-        tensors = m.out.count;
+        if (path == ASSAY_MOE_DENSE || early) test_tensors_remove(&m.out, "checkpoints/moe_mlpwo");
+        tensors = m.out.set.count;
         add_ratios(&m, precision, ratios);
-        memory_store_free(&m.out);
-        memory_store_free(&golden);
+        assay_tensor_set_free(&m.out.set);
+        assay_tensor_set_free(&golden.set);
         moe_case_free(&c);
     }
     assert_true(tensors >= 10);

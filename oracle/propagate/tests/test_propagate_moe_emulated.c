@@ -40,9 +40,9 @@ static moe_case make_case(const sizes *size, bool llama4, assay_dtype grid)
     if (llama4) c.config.routing.score_func = ASSAY_SCORE_NONE;
     if (llama4) c.gate_bias = false;
     moe_case_fill(&c, true);
-    for (int i = 0; i < c.in.count; i++) {
-        const memory_tensor *tensor = &c.in.items[i];
-        const double factor = strcmp(tensor->path, "cotangents/y") == 0 ? size->cotangents : 1;
+    for (int i = 0; i < c.in.set.count; i++) {
+        const assay_tensor *tensor = &c.in.set.items[i];
+        const double factor = strcmp(tensor->spec.path, "cotangents/y") == 0 ? size->cotangents : 1;
         for (int64_t j = 0; tensor->values != NULL && j < tensor->count; j++)
             tensor->values[j] = assay_dtype_round(grid, factor * tensor->values[j], false);
     }
@@ -50,7 +50,7 @@ static moe_case make_case(const sizes *size, bool llama4, assay_dtype grid)
 }
 
 /* Sum of squared errors of one tensor over its sum of variances. */
-static double spread(const memory_tensor *member, const memory_tensor *golden, const memory_tensor *scale)
+static double spread(const assay_tensor *member, const assay_tensor *golden, const assay_tensor *scale)
 {
     double squares = 0, variances = 0;
     for (int64_t i = 0; i < golden->count; i++) {
@@ -68,7 +68,7 @@ static void check(const assay_precision *precision, assay_dtype storage, const s
 {
     assay_context ctx = assay_context_default(2), member = ctx;
     assay_emulation emulation = {.precision = *precision, .storage = storage, .multiply = storage};
-    memory_store golden = {0};
+    test_tensors golden = {0};
     moe_case c = make_case(size, llama4, storage);
     double sums[TENSORS] = {0};
     int checked = 0;
@@ -76,19 +76,19 @@ static void check(const assay_precision *precision, assay_dtype storage, const s
     member.emulation = &emulation;
     moe_case_run(&ctx, &c, &golden, precision, 1);
     for (int number = 0; number <= MEMBERS; number++) {
-        memory_store drawn = {0};
+        test_tensors drawn = {0};
         emulation.seed = (uint64_t)number;
         if (number < MEMBERS) moe_case_run(&member, &c, &drawn, NULL, 0);
-        for (int i = 0, at = 0; i < golden.count; i++) {
-            const char *path = golden.items[i].path;
+        for (int i = 0, at = 0; i < golden.set.count; i++) {
+            const char *path = golden.set.items[i].spec.path;
             char name[2 * ASSAY_PATH_SIZE];
             snprintf(name, sizeof name, "error_scale/%s/%s", precision->name, path);
-            const memory_tensor *scale = memory_store_find(&golden, name);
+            const assay_tensor *scale = assay_tensor_set_find(&golden.set, name);
             if (scale == NULL || strncmp(path, "checkpoints/", 12) == 0) continue;
             if (size->weights < 1 && strcmp(path, "gradients/weights/gate/kernel") == 0) continue;
             assert_true(at < TENSORS);
             if (number < MEMBERS) {
-                sums[at] += spread(moe_case_get(&drawn, path), &golden.items[i], scale) / MEMBERS;
+                sums[at] += spread(moe_case_get(&drawn, path), &golden.set.items[i], scale) / MEMBERS;
             } else if (!isnan(sums[at])) {
                 print_message("%-46s %-5s %.2f\n", path, precision->name, sums[at]);
                 assert_true(sums[at] > 0.3 && sums[at] < 2.1);
@@ -96,10 +96,10 @@ static void check(const assay_precision *precision, assay_dtype storage, const s
             }
             at++;
         }
-        memory_store_free(&drawn);
+        assay_tensor_set_free(&drawn.set);
     }
     assert_true(checked >= 8);
-    memory_store_free(&golden);
+    assay_tensor_set_free(&golden.set);
     moe_case_free(&c);
 }
 

@@ -190,7 +190,7 @@ TEST(test_error_scales)
 {
     static const double ulp = 0x1p-52;
     static const struct {
-        double error, scale, gauge; /* error and scale in ulps of 1 */
+        double error, scale, scales; /* error and scale in ulps of 1 */
     } table[] = {
         {1, 0, 2.5},  {4, 0, 10},    {5, 0, 12.5},   {5, 1, 5},         {10, 1, 10},    {11, 1, 11},
         {0, 0, 0},    {0, 3, 0},     {1, .125, 2.5}, {4, INFINITY, 10}, {5, NAN, 12.5}, {1000, 101, 1000. / 101},
@@ -201,8 +201,8 @@ TEST(test_error_scales)
         const spec_quad scale[] = {64 * ulp, table[i].scale * ulp};
         spec_certificate found = {0};
         spec_certify_values(2, computed, reference, scale, &found);
-        assert_true(fabs(found.gauge - table[i].gauge) <= 1e-12);
-        assert_true(fabs(found.excess - table[i].gauge / SPEC_ALLOWED_GAUGE) <= 1e-12);
+        assert_true(fabs(found.scales - table[i].scales) <= 1e-12);
+        assert_true(fabs(found.excess - table[i].scales / SPEC_ALLOWED_SCALES) <= 1e-12);
         assert_int_equal(found.worst, table[i].error != 0);
         assert_true(found.ulps == fabs(table[i].error) && found.scale == 64);
     }

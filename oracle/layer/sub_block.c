@@ -1,4 +1,4 @@
-#include "oracle/layer/scope.h"
+#include "oracle/layer/sub_block.h"
 
 #include <assert.h>
 #include <inttypes.h>
@@ -7,20 +7,20 @@
 
 #include "oracle/base/memory.h"
 
-void scope_give(scope *s, const char *path, const double *values, int64_t count)
+void sub_block_give(sub_block *s, const char *path, const double *values, int64_t count)
 {
-    assert(s->count < SCOPE_ARRAYS);
-    s->arrays[s->count++] = (scope_array){.path = path, .values = values, .count = count};
+    assert(s->count < SUB_BLOCK_ARRAYS);
+    s->arrays[s->count++] = (sub_block_array){.path = path, .values = values, .count = count};
 }
 
-void scope_take(scope *s, const char *path, double **taken, int64_t count, bool outside)
+void sub_block_take(sub_block *s, const char *path, double **taken, int64_t count, bool outside)
 {
-    assert(s->count < SCOPE_ARRAYS);
+    assert(s->count < SUB_BLOCK_ARRAYS);
     *taken = NULL;
-    s->arrays[s->count++] = (scope_array){.path = path, .taken = taken, .count = count, .outside = outside};
+    s->arrays[s->count++] = (sub_block_array){.path = path, .taken = taken, .count = count, .outside = outside};
 }
 
-static scope_array *find(scope *s, const char *path, bool given)
+static sub_block_array *find(sub_block *s, const char *path, bool given)
 {
     for (int i = 0; i < s->count; i++) {
         if (strcmp(s->arrays[i].path, path) == 0 && (s->arrays[i].values != NULL) == given) return &s->arrays[i];
@@ -34,7 +34,7 @@ static bool begins(const char *path, const char *start)
 }
 
 /* The path outside; false where it is too long. */
-static bool outside_path(const scope *s, const char *path, char *to)
+static bool outside_path(const sub_block *s, const char *path, char *to)
 {
     static const char *const of_weights[] = {"weights/", "gradients/weights/"};
     static const char *const of_layer[] = {"routing/", "outputs/", "cotangents/", "checkpoints/"};
@@ -60,13 +60,13 @@ static bool is_inside(const char *path)
 
 static bool source_has(void *self, const char *path)
 {
-    scope *s = self;
+    sub_block *s = self;
     char outside[ASSAY_PATH_SIZE];
     if (is_inside(path)) return find(s, path, true) != NULL;
     return outside_path(s, path, outside) && s->in->has(s->in->self, outside);
 }
 
-static assay_status no_such_tensor(assay_context *ctx, const scope *s, const char *path)
+static assay_status no_such_tensor(assay_context *ctx, const sub_block *s, const char *path)
 {
     return assay_fail(ctx, ASSAY_INTERNAL, "%s%s: no part of the layer gives it", s->weights, path);
 }
@@ -74,13 +74,13 @@ static assay_status no_such_tensor(assay_context *ctx, const scope *s, const cha
 static assay_status source_read(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
                                 double *out)
 {
-    scope *s = self;
+    sub_block *s = self;
     char outside[ASSAY_PATH_SIZE];
     if (!is_inside(path)) {
         return outside_path(s, path, outside) ? s->in->read(ctx, s->in->self, outside, first, count, out)
                                               : no_such_tensor(ctx, s, path);
     }
-    const scope_array *array = find(s, path, true);
+    const sub_block_array *array = find(s, path, true);
     if (array == NULL || first + count > array->count) return no_such_tensor(ctx, s, path);
     memcpy(out, array->values + first, (size_t)count * sizeof *out);
     return ASSAY_OK;
@@ -89,16 +89,16 @@ static assay_status source_read(assay_context *ctx, void *self, const char *path
 static assay_status source_read_i32(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
                                     int32_t *out)
 {
-    scope *s = self;
+    sub_block *s = self;
     char outside[ASSAY_PATH_SIZE];
     if (is_inside(path) || !outside_path(s, path, outside)) return no_such_tensor(ctx, s, path);
     return s->in->read_i32(ctx, s->in->self, outside, first, count, out);
 }
 
-static bool wanted_outside(scope *s, const char *path)
+static bool wanted_outside(sub_block *s, const char *path)
 {
     const bool gradient = begins(path, "gradients/");
-    const scope_array *array = find(s, path, false);
+    const sub_block_array *array = find(s, path, false);
     char outside[ASSAY_PATH_SIZE];
     if (gradient != s->backward || (array != NULL && !array->outside)) return false;
     return outside_path(s, path, outside) && s->out->wants(s->out->self, outside);
@@ -106,14 +106,14 @@ static bool wanted_outside(scope *s, const char *path)
 
 static bool sink_wants(void *self, const char *path)
 {
-    scope *s = self;
+    sub_block *s = self;
     return find(s, path, false) != NULL || wanted_outside(s, path);
 }
 
 static assay_status sink_write(assay_context *ctx, void *self, const char *path, int64_t count, const double *values)
 {
-    scope *s = self;
-    scope_array *array = find(s, path, false);
+    sub_block *s = self;
+    sub_block_array *array = find(s, path, false);
     char outside[ASSAY_PATH_SIZE];
     if (array != NULL && *array->taken == NULL) {
         assay_status status = assay_alloc_f64(ctx, path, array->count, array->taken);
@@ -131,18 +131,18 @@ static assay_status sink_write(assay_context *ctx, void *self, const char *path,
 static assay_status sink_write_i32(assay_context *ctx, void *self, const char *path, int64_t count,
                                    const int32_t *values)
 {
-    scope *s = self;
+    sub_block *s = self;
     char outside[ASSAY_PATH_SIZE];
     if (!wanted_outside(s, path) || !outside_path(s, path, outside)) return ASSAY_OK;
     return s->out->write_i32(ctx, s->out->self, outside, count, values);
 }
 
-assay_source scope_source(scope *s)
+assay_source sub_block_source(sub_block *s)
 {
     return (assay_source){.self = s, .has = source_has, .read = source_read, .read_i32 = source_read_i32};
 }
 
-assay_sink scope_sink(scope *s)
+assay_sink sub_block_sink(sub_block *s)
 {
     return (assay_sink){.self = s, .wants = sink_wants, .write = sink_write, .write_i32 = sink_write_i32};
 }

@@ -1,0 +1,23 @@
+/* Tensors in memory for tests: made without a shape, taken from a run whatever they are, read under a counter. */
+#ifndef ASSAY_TESTS_SUPPORT_TEST_TENSORS_H
+#define ASSAY_TESTS_SUPPORT_TEST_TENSORS_H
+
+#include "oracle/base/tensor_set.h"
+
+/* Starts zeroed; its set is to be freed. */
+typedef struct test_tensors {
+    assay_tensor_set set;
+    const char *const *wanted; /* as a sink: globs, NULL at the end; NULL for everything */
+    int64_t reads;             /* as a source: elements read */
+} test_tensors;
+
+/* The elements of a new tensor, undefined so far; NULL when there is no memory. */
+double *test_tensors_add(test_tensors *tensors, const char *path, int64_t count);
+int32_t *test_tensors_add_i32(test_tensors *tensors, const char *path, int64_t count);
+void test_tensors_remove(test_tensors *tensors, const char *path);
+
+assay_source test_tensors_source(test_tensors *tensors);
+/* Every write makes its tensor longer. */
+assay_sink test_tensors_sink(test_tensors *tensors);
+
+#endif
