@@ -108,19 +108,22 @@ static void note(disorder *d, const char *path, const char *where, const char *o
     if (d->said[0] == '\0') snprintf(d->said, sizeof d->said, "%s is %s%s", path, where, of);
 }
 
-/* What is given or forward: in the order of layers, outputs/y last of what is compared, no gradient before. */
+/* What is given or forward: inputs before results, in the order of layers, outputs/y behind all but its cotangent, no
+ * gradient before. */
 static void check_forward(disorder *d, const assay_tensor_list *list)
 {
     char plain[ASSAY_PATH_SIZE];
     int layer = 0;
-    bool gradients = false, y = false;
+    bool gradients = false, results = false, y = false;
     for (int i = 0; i < list->count; i++) {
         const assay_tensor_spec *spec = &list->entries[i].spec;
         gradients |= spec->role == ASSAY_ROLE_GRADIENT;
         if (spec->role == ASSAY_ROLE_GRADIENT) continue;
         const bool compared = assay_role_is_compared(spec->role);
         if (gradients) note(d, spec->path, "behind gradients", "");
-        if (compared && y) note(d, spec->path, "behind y", "");
+        if ((compared || spec->role == ASSAY_ROLE_WEIGHT) && y) note(d, spec->path, "behind y", "");
+        if (spec->role == ASSAY_ROLE_INPUT && results) note(d, spec->path, "behind results", "");
+        results |= compared;
         y |= strcmp(spec->path, "outputs/y") == 0;
         if (y || (!compared && spec->role != ASSAY_ROLE_WEIGHT)) continue;
         const int of_layer = plain_path(spec->path, plain);
@@ -207,6 +210,8 @@ TEST(disorder_is_named)
         {"mla/checkpoints", "checkpoints/mla_kv", "checkpoints/kv_wa_proj", "kv_wa_proj is behind checkpoints/mla_kv"},
         {"mla/checkpoints", "checkpoints/mla_kv", "outputs/y", "is behind y"},
         {"mla/checkpoints", "outputs/y", "gradients/inputs/x", "is behind gradients"},
+        {"rms_norm/deepseek", "weights/scale", "outputs/y", "weights/scale is behind y"},
+        {"attention/batch", "inputs/value", "outputs/lse", "inputs/value is behind results"},
         {"moe/small", "gradients/weights/wo", "gradients/weights/wi_0", "is not from the output back"},
         {"deepseek_stack/tiny-4-layers", "checkpoints/layers/0/mla_kv", "checkpoints/layers/2/mla_kv",
          "is behind a later layer"},

@@ -19,6 +19,26 @@ TEST(rows_are_whole)
     assert_null(assay_operation_by_name("attention_of_a_kind"));
 }
 
+/* Whether the case asks for the gradient of everything that has one. */
+static bool has_all_gradients(const assay_case *c)
+{
+    assay_context ctx = assay_context_default(1);
+    const assay_operation *operation = NULL;
+    assay_tensor_list list = {0};
+    int cotangents = 0, gradients = 0, missing = 0;
+    assert_ok(&ctx, assay_operation_prepare(&ctx, c, &operation, &list));
+    for (int i = 0; i < list.count; i++) {
+        const assay_tensor_spec *spec = &list.entries[i].spec;
+        cotangents += spec->role == ASSAY_ROLE_COTANGENT;
+        if (spec->role != ASSAY_ROLE_GRADIENT) continue;
+        gradients++;
+        missing += !assay_text_list_matches(&c->gradients, "gradients/", spec->path);
+    }
+    if (gradients > 0 && cotangents == 0) fail_msg("%s has gradients, and no output with a cotangent", c->op);
+    assay_tensor_list_free(&list);
+    return gradients > 0 && missing == 0;
+}
+
 TEST(rows_have_cases)
 {
     assay_context ctx = assay_context_default(1);
@@ -27,14 +47,17 @@ TEST(rows_have_cases)
     assert_ok(&ctx, assay_catalogue(&ctx, &cases, &count));
     for (int i = 0; assay_operations[i] != NULL; i++) {
         const char *name = assay_operations[i]->name;
+        double flops = 0;
         int found = 0, gradients = 0;
         for (int j = 0; j < count; j++) {
             bool same = strcmp(cases[j].op, name) == 0;
             found += same;
-            gradients += same && assay_text_list_matches(&cases[j].gradients, "gradients/", "gradients/inputs/x");
+            flops += same ? assay_operations[i]->flops(&cases[j], true) : 0;
+            gradients += same && has_all_gradients(&cases[j]);
         }
         if (found == 0) fail_msg("the catalogue has no case of %s", name);
-        if (gradients == 0) fail_msg("no case of %s has gradients", name);
+        if (!(flops > 0)) fail_msg("flops of %s is 0 for every case", name);
+        if (gradients == 0) fail_msg("no case of %s has all its gradients", name);
     }
     assay_cases_free(cases, count);
 }
@@ -88,8 +111,9 @@ TEST(rows_have_the_parts_of_their_tensors)
         for (int j = 0; j < count; j++) parts |= strcmp(cases[j].op, op->name) == 0 ? parts_shown(&cases[j]) : 0;
         for (size_t k = 0; k < sizeof inputs / sizeof *inputs; k++) {
             if ((parts & inputs[k].part) == (op->parts & inputs[k].part)) continue;
-            fail_msg("%s: .parts and tensors differ on ASSAY_PART_%s, which \"%s\" shows", op->name, inputs[k].name,
-                     inputs[k].paths);
+            const bool shown = (parts & inputs[k].part) != 0;
+            fail_msg("%s: .parts %s ASSAY_PART_%s, and %s case has a tensor of \"%s\"", op->name,
+                     shown ? "lacks" : "has", inputs[k].name, shown ? "a" : "no", inputs[k].paths);
         }
     }
     assay_cases_free(cases, count);
@@ -138,20 +162,36 @@ static int check_headers(const char *text, const char *public, const char *folde
     return found;
 }
 
-/* What rows of the registry call of the oracle is in <assay.h>, and has tests. */
-TEST(headers_are_public_and_tested)
+/* How many rows the text defines, which the registry must list. */
+static int check_rows(const char *text)
+{
+    static const char begin[] = "\nconst assay_operation assay_op_";
+    int found = 0;
+    for (const char *at = strstr(text, begin); at != NULL; at = strstr(at, begin)) {
+        char name[ASSAY_PATH_SIZE];
+        at += strlen(begin);
+        snprintf(name, sizeof name, "%.*s", (int)strcspn(at, " "), at);
+        if (assay_operation_by_name(name) == NULL) fail_msg("harness/operations/operation.h does not list %s", name);
+        found++;
+    }
+    return found;
+}
+
+/* Every row is listed. What rows call of the oracle is in <assay.h>, and has tests. */
+TEST(rows_are_listed_and_their_headers_public_and_tested)
 {
     static const char *const folders[] = {"oracle/ops", "oracle/moe"};
     char *public = text_of("include/assay.h");
     glob_t rows;
-    int found = 0;
+    int found = 0, listed = 0;
     assert_int_equal(glob(ASSAY_ROOT "/harness/operations/op_*.c", 0, NULL, &rows), 0);
     for (size_t i = 0; i < rows.gl_pathc; i++) {
         char *text = text_of(rows.gl_pathv[i] + strlen(ASSAY_ROOT) + 1);
+        listed += check_rows(text);
         for (size_t k = 0; k < sizeof folders / sizeof *folders; k++) found += check_headers(text, public, folders[k]);
         free(text);
     }
-    assert_true(found >= 4);
+    assert_true(found >= 4 && listed >= 12);
     globfree(&rows);
     free(public);
 }

@@ -71,6 +71,13 @@ assay_status assay_alloc_f64(assay_context *ctx, const char *what, int64_t count
     return status;
 }
 
+assay_status assay_alloc_zeros(assay_context *ctx, const char *what, int64_t count, double **out)
+{
+    const assay_status status = assay_alloc_f64(ctx, what, count, out);
+    if (status == ASSAY_OK) memset(*out, 0, (size_t)count * sizeof **out);
+    return status;
+}
+
 assay_status assay_alloc_i32(assay_context *ctx, const char *what, int64_t count, int32_t **out)
 {
     void *memory = NULL;

@@ -8,7 +8,7 @@
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/layer/batch_split_moe_internal.h"
-#include "oracle/mesh/shard_rows.h"
+#include "oracle/moe/permute.h"
 #include "oracle/ops/glu.h"
 #include "oracle/ops/vector_sums.h"
 

@@ -1,7 +1,5 @@
 #include "oracle/mesh/shard_rows.h"
 
-#include "oracle/arithmetic/arithmetic.h"
-
 void assay_roll_experts(int32_t *rolled, const int32_t *selected_experts, int64_t count, int64_t first, int64_t experts)
 {
     for (int64_t i = 0; i < count; i++) rolled[i] = (int32_t)((selected_experts[i] - first + experts) % experts);
@@ -39,14 +37,4 @@ assay_status assay_unsort_rows(assay_context *ctx, double *rows, const double *s
     }
 cleanup:
     return status;
-}
-
-void assay_weigh_rows(const assay_context *ctx, double *out, const double *weights, const double *rows, int64_t count,
-                      int64_t width)
-{
-#pragma omp parallel for num_threads(ctx->threads)
-    for (int64_t row = 0; row < count; row++) {
-        for (int64_t i = row * width; i < (row + 1) * width; i++) out[i] = weights[row] * rows[i];
-        assay_round(ctx, ASSAY_ROUND_STORAGE, width, out + row * width);
-    }
 }

@@ -1,5 +1,5 @@
-/* Rows of all shards at once: copies of tokens sorted by expert and back, and weighed (SPEC 9). M shards; dims are those
- * of one shard, R = T*K its copies. With dims of K = 1 a copy is a row of its own. */
+/* Rows of all shards at once: copies of tokens sorted by expert and back (SPEC 9). M shards; dims are those of one
+ * shard, R = T*K its copies. With dims of K = 1 a copy is a row of its own. */
 #ifndef ASSAY_MESH_SHARD_ROWS_H
 #define ASSAY_MESH_SHARD_ROWS_H
 
@@ -15,9 +15,5 @@ void assay_sort_rows(double *sorted, const double *rows, const int32_t *order, i
 /* Its transpose: each row is the sum over K ascending of its copies. */
 assay_status assay_unsort_rows(assay_context *ctx, double *rows, const double *sorted, const int32_t *order,
                                int64_t shards, const assay_permute_dims *dims);
-
-/* out = weights[row] times the rows of [count,width], as they may be stored; out may be rows. */
-void assay_weigh_rows(const assay_context *ctx, double *out, const double *weights, const double *rows, int64_t count,
-                      int64_t width);
 
 #endif

@@ -1,99 +1,105 @@
-/* The routed experts, one after the other: what an expert's weights are needed for is done while they are in memory,
- * for the rows that every shard of its place on the expert axis has for it. */
+/* The rows of the experts over a mesh: a piece for each chunk and shard, which is there where the shard has the expert. */
 #include <stdlib.h>
 
 #include "oracle/base/memory.h"
 #include "oracle/mesh/sharded_moe_internal.h"
 
-/* Rows of one expert on one shard. */
-static sharded_piece piece_of(const sharded_run *run, int64_t c, int64_t shard, int64_t local_expert)
+/* The groups of a shard's experts, in one chunk; *local is the expert's number among them, -1 where he is elsewhere. */
+static const int32_t *groups_of(const sharded_run *run, int64_t expert, int64_t piece, int64_t *local)
 {
     const assay_shard_sizes *s = &run->sizes;
+    const int64_t shard = piece % s->shards;
+    const int64_t index = assay_mesh_index(&run->sharding->mesh, shard, ASSAY_AXIS_EXPERT);
+    *local = index == expert / s->local_experts ? expert % s->local_experts : -1;
+    return run->chunks[piece / s->shards].local_group_sizes + shard * s->local_experts;
+}
+
+int64_t sharded_row_count(const moe_block *block, int64_t expert, int64_t piece)
+{
+    int64_t local;
+    const int32_t *group_sizes = groups_of(block->placed, expert, piece, &local);
+    return local < 0 ? 0 : group_sizes[local];
+}
+
+void sharded_take_rows(assay_context *ctx, moe_block *block, int64_t expert, int64_t piece)
+{
+    const sharded_run *run = block->placed;
+    const assay_shard_sizes *s = &run->sizes;
+    const int64_t c = piece / s->shards, shard = piece % s->shards, dim = block->emb_dim;
     const sharded_chunk *chunk = &run->chunks[c];
-    const int32_t *group_sizes = chunk->local_group_sizes + shard * s->local_experts;
-    const int64_t dim = run->config->emb_dim;
-    int64_t row = shard * s->buffer, first = (shard * s->chunks + c) * s->buffer;
-    for (int64_t e = 0; e < local_expert; e++) {
-        row += group_sizes[e];
-        first += group_sizes[e];
-    }
-    return (sharded_piece){
+    int64_t local, row = 0;
+    const int32_t *group_sizes = groups_of(run, expert, piece, &local);
+    (void)ctx;
+    for (int64_t e = 0; e < local; e++) row += group_sizes[e];
+    const int64_t first = (shard * s->chunks + c) * s->buffer + row;
+    row += shard * s->buffer;
+    block->rows = (moe_rows){
+        .expert = expert,
         .first = first,
-        .count = group_sizes[local_expert],
+        .count = local < 0 ? 0 : group_sizes[local],
         .x = chunk->rows_x + row * dim,
         .y = chunk->rows_y + row * dim,
-        .dy = run->need_backward ? chunk->rows_dy + row * dim : NULL,
-        .dx = run->need_row_dx ? chunk->rows_dx + row * dim : NULL,
-        .weights = chunk->row_weights == NULL ? NULL : chunk->row_weights + row,
-        .d_weights = chunk->row_d_weights == NULL ? NULL : chunk->row_d_weights + row,
+        .dy = block->need_backward ? chunk->rows_dy + row * dim : NULL,
+        .dx = block->need_row_dx ? chunk->rows_dx + row * dim : NULL,
+        .h_weights = chunk->row_weights == NULL ? NULL : chunk->row_weights + row,
+        .d_h_weights = chunk->row_d_weights == NULL ? NULL : chunk->row_d_weights + row,
     };
 }
 
-static assay_status run_expert(assay_context *ctx, sharded_run *run, sharded_mlp *mlp, int64_t expert)
+assay_status sharded_alloc_rows(assay_context *ctx, sharded_run *run)
 {
     assay_status status = ASSAY_OK;
     const assay_shard_sizes *s = &run->sizes;
-    bool read = false;
-    for (int64_t c = 0; c < s->chunks; c++) {
-        for (int64_t shard = 0; shard < s->shards; shard++) {
-            const int64_t index = assay_mesh_index(&run->sharding->mesh, shard, ASSAY_AXIS_EXPERT);
-            if (index != expert / s->local_experts) continue;
-            const sharded_piece piece = piece_of(run, c, shard, expert % s->local_experts);
-            if (piece.count == 0) continue;
-            if (!read) TRY(sharded_mlp_read(ctx, mlp, run->in, expert));
-            read = true;
-            TRY(sharded_mlp_forward(ctx, mlp, run->in, &piece));
-            if (run->need_backward) TRY(sharded_mlp_backward(ctx, mlp, &piece));
-        }
+    const moe_block *block = run->block;
+    const int64_t dim = block->emb_dim, rows = s->shards * s->buffer, copies = s->shards * s->copies;
+    const bool weighs_h = block->split.weighs_h;
+    TRY(assay_alloc_f64(ctx, "routed tokens", s->shards * run->permute.tokens * dim, &run->routed));
+    TRY(assay_alloc_f64(ctx, "sorted copies", copies * dim, &run->sorted));
+    if (s->expert_shards > 1 && !run->sharding->ring_of_experts && s->batch_sharded) {
+        TRY(assay_alloc_f64(ctx, "received rows", rows * dim, &run->received));
     }
-    TRY(sharded_mlp_write(ctx, mlp, run));
+    for (int64_t c = 0; c < s->chunks; c++) {
+        sharded_chunk *chunk = &run->chunks[c];
+        TRY(assay_alloc_f64(ctx, "rows of x", rows * dim, &chunk->rows_x));
+        TRY(assay_alloc_zeros(ctx, "rows of y", rows * dim, &chunk->rows_y));
+        if (block->need_backward) TRY(assay_alloc_f64(ctx, "rows of dy", rows * dim, &chunk->rows_dy));
+        if (block->need_row_dx) TRY(assay_alloc_zeros(ctx, "rows of dx", rows * dim, &chunk->rows_dx));
+        if (weighs_h) TRY(assay_alloc_f64(ctx, "weights of rows", rows, &chunk->row_weights));
+        if (!block->need_router_gradient) continue;
+        if (weighs_h) TRY(assay_alloc_zeros(ctx, "d_weights of rows", rows, &chunk->row_d_weights));
+        TRY(assay_alloc_zeros(ctx, "d_weights", copies, &chunk->d_weights));
+    }
 cleanup:
     return status;
 }
 
-static int64_t most_rows(const sharded_run *run)
+void sharded_free_rows(moe_block *block)
 {
-    int64_t most = 1;
+    sharded_run *run = block->placed;
     for (int64_t c = 0; c < run->sizes.chunks; c++) {
-        for (int64_t i = 0; i < run->sizes.shards * run->sizes.local_experts; i++) {
-            const int64_t count = run->chunks[c].local_group_sizes[i];
-            if (count > most) most = count;
+        sharded_chunk *chunk = &run->chunks[c];
+        double **const memory[] = {&chunk->rows_x,  &chunk->rows_y,      &chunk->rows_dy,
+                                   &chunk->rows_dx, &chunk->row_weights, &chunk->row_d_weights};
+        for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) {
+            free(*memory[i]);
+            *memory[i] = NULL;
         }
     }
-    return most;
+    free(run->routed);
+    free(run->sorted);
+    free(run->received);
+    run->routed = run->sorted = run->received = NULL;
 }
 
-/* As a checkpoint. */
-static assay_status write_outputs(assay_context *ctx, const sharded_mlp *mlp, const sharded_run *run)
+assay_status sharded_write_outputs(assay_context *ctx, const sharded_run *run)
 {
     assay_status status = ASSAY_OK;
-    char path[ASSAY_PATH_SIZE];
-    const int64_t count = run->sizes.buffer * assay_mlp_checkpoint_path(&mlp->config, mlp->place, ASSAY_MLPWO, path);
+    const int64_t count = run->sizes.buffer * run->permute.emb_dim;
     for (int64_t shard = 0; shard < run->sizes.shards; shard++) {
         for (int64_t c = 0; c < run->sizes.chunks; c++)
-            TRY(sharded_write(ctx, run, path, count, run->chunks[c].rows_y + shard * count));
+            TRY(moe_write(ctx, &run->block->results, MOE_ROUTED + ASSAY_MLPWO, count,
+                          run->chunks[c].rows_y + shard * count));
     }
 cleanup:
-    return status;
-}
-
-assay_status sharded_experts_run(assay_context *ctx, sharded_run *run)
-{
-    assay_status status = ASSAY_OK;
-    const assay_moe_config *config = run->config;
-    const assay_shard_sizes *s = &run->sizes;
-    const int64_t rows = s->shards * s->chunks * s->buffer;
-    sharded_mlp mlp = {
-        .config = assay_moe_expert_config(config, most_rows(run)),
-        .place = ASSAY_MLP_ROUTED,
-        .tensor_shards = run->sharding->tensor_shards,
-        .emb_chunks = run->sharding->emb_chunks > 0 ? run->sharding->emb_chunks : 1,
-    };
-    TRY(sharded_mlp_alloc(ctx, &mlp, run, rows));
-    for (int64_t expert = 0; expert < run->permute.experts; expert++) TRY(run_expert(ctx, run, &mlp, expert));
-    TRY(sharded_write_kept(ctx, &mlp, run, rows));
-    TRY(write_outputs(ctx, &mlp, run));
-cleanup:
-    sharded_mlp_free(&mlp);
     return status;
 }

@@ -195,13 +195,14 @@ int64_t assay_sharded_moe_memory(const assay_moe_config *config, const assay_sha
     const double whole = 7 * tokens * dim + 4 * tokens * experts;
     const double router = chunks * routed * (3 * experts + 6 * per_token + 8) + 2 * routed * experts +
                           3 * dim * experts + chunks * shards * (double)s.expert_shards * (experts + 8);
-    const double moved = 2 * routed * dim + copies * dim + rows * dim + chunks * (2 * copies + rows);
+    const double order = chunks * (2 * copies + rows), moved = 2 * routed * dim + copies * dim + rows * dim;
     const double kept = chunks * rows * (4 * dim + 2 * width + 2);
     const double expert = 9 * dim * (width + 1) + most * (12 * width + 4 * dim) + 4 * width;
     const double common = 9 * dim * shared + tokens * (12 * shared + 5 * dim);
     /* Beside numbers: structs of each shard, and what allocations are rounded up by. */
     const double structs = shards * chunks * 4096 + 65536;
+    const double experts_run = moved + kept + expert; /* it is over when the shared expert comes */
     const double bytes =
-        (whole + router + moved + kept + (expert > common ? expert : common)) * (double)sizeof(double) + structs;
+        (whole + router + order + (experts_run > common ? experts_run : common)) * (double)sizeof(double) + structs;
     return bytes < largest ? (int64_t)bytes : (int64_t)largest;
 }

@@ -6,68 +6,15 @@
 #include "oracle/mesh/sharded_moe_internal.h"
 #include "oracle/ops/activation.h"
 
-static assay_status read_f64(assay_context *ctx, const assay_source *in, const char *path, int64_t count, double **out)
-{
-    assay_status status = assay_alloc_f64(ctx, path, count, out);
-    return status != ASSAY_OK ? status : in->read(ctx, in->self, path, 0, count, *out);
-}
-
-static assay_status read_i32(assay_context *ctx, const assay_source *in, const char *path, int64_t count, int32_t **out)
-{
-    assay_status status = assay_alloc_i32(ctx, path, count, out);
-    return status != ASSAY_OK ? status : in->read_i32(ctx, in->self, path, 0, count, *out);
-}
-
-static assay_status read_router(assay_context *ctx, sharded_run *run)
-{
-    assay_status status = ASSAY_OK;
-    const assay_source *in = run->in;
-    const assay_routing_config *config = &run->config->routing;
-    const int64_t experts = config->num_experts, per_token = config->num_experts_per_tok;
-    const int64_t tokens = config->batch * config->sequence, shards = run->sizes.shards;
-    TRY(read_f64(ctx, in, "weights/gate/kernel", run->config->emb_dim * experts, &run->kernel));
-    if (in->has(in->self, "weights/gate/bias")) TRY(read_f64(ctx, in, "weights/gate/bias", experts, &run->bias));
-    if (in->has(in->self, "weights/per_expert_scale")) {
-        TRY(read_f64(ctx, in, "weights/per_expert_scale", experts, &run->per_expert_scale));
-    }
-    if (config->hash_rows > 0) {
-        TRY(read_i32(ctx, in, "weights/tid2eid", config->hash_rows * per_token, &run->tid2eid));
-        TRY(read_i32(ctx, in, "inputs/input_ids", tokens, &run->input_ids));
-    }
-    if (in->has(in->self, "routing/selected_experts")) {
-        TRY(read_i32(ctx, in, "routing/selected_experts", tokens * per_token, &run->given_experts));
-    }
-    TRY(assay_alloc_f64(ctx, "cotangents/lb_loss", shards, &run->d_lb_loss));
-    memset(run->d_lb_loss, 0, (size_t)shards * sizeof *run->d_lb_loss);
-    if (in->has(in->self, "cotangents/lb_loss")) {
-        TRY(in->read(ctx, in->self, "cotangents/lb_loss", 0, shards, run->d_lb_loss));
-    }
-cleanup:
-    return status;
-}
-
-/* The gate is no part of what is sharded by expert: the logits of all tokens are one product. */
-static assay_status make_logits(assay_context *ctx, sharded_run *run)
-{
-    assay_status status = ASSAY_OK;
-    const assay_routing_config *config = &run->config->routing;
-    const int64_t tokens = config->batch * config->sequence, experts = config->num_experts, dim = run->config->emb_dim;
-    TRY(assay_alloc_f64(ctx, "logits", tokens * experts, &run->logits));
-    const assay_matmul_args args = assay_product_ab(run->logits, run->x, run->kernel, tokens, experts, dim);
-    TRY(assay_matmul(ctx, &args));
-    assay_round(ctx, ASSAY_ROUND_ROUTER, tokens * experts, run->logits);
-cleanup:
-    return status;
-}
-
 assay_routing_inputs sharded_routing_inputs(const sharded_run *run, const sharded_chunk *chunk, int64_t shard)
 {
+    const moe_router *router = &run->block->router;
     const int64_t tokens = run->permute.tokens, per_token = run->permute.experts_per_token;
     return (assay_routing_inputs){
         .logits = chunk->logits + shard * tokens * run->permute.experts,
-        .bias = run->bias,
-        .per_expert_scale = run->per_expert_scale,
-        .tid2eid = run->tid2eid,
+        .bias = router->bias,
+        .per_expert_scale = router->per_expert_scale,
+        .tid2eid = router->tid2eid,
         .input_ids = chunk->input_ids == NULL ? NULL : chunk->input_ids + shard * tokens,
         .given_experts = chunk->given_experts == NULL ? NULL : chunk->given_experts + shard * tokens * per_token,
     };
@@ -77,17 +24,18 @@ static assay_status gather_inputs(assay_context *ctx, sharded_run *run, int64_t 
 {
     assay_status status = ASSAY_OK;
     sharded_chunk *chunk = &run->chunks[c];
+    const moe_router *router = &run->block->router;
     const int64_t routed = run->sizes.shards * run->permute.tokens, experts = run->permute.experts;
     const int64_t per_token = run->permute.experts_per_token;
     TRY(assay_alloc_f64(ctx, "logits of shards", routed * experts, &chunk->logits));
-    TRY(sharded_spread(ctx, run, c, experts, chunk->logits, run->logits));
-    if (run->input_ids != NULL) {
+    sharded_spread(run, c, (size_t)experts * sizeof(double), chunk->logits, router->logits);
+    if (router->input_ids != NULL) {
         TRY(assay_alloc_i32(ctx, "input_ids of shards", routed, &chunk->input_ids));
-        TRY(sharded_spread_i32(ctx, run, c, 1, chunk->input_ids, run->input_ids));
+        sharded_spread(run, c, sizeof(int32_t), chunk->input_ids, router->input_ids);
     }
-    if (run->given_experts != NULL) {
+    if (router->given_experts != NULL) {
         TRY(assay_alloc_i32(ctx, "selected_experts of shards", routed * per_token, &chunk->given_experts));
-        TRY(sharded_spread_i32(ctx, run, c, per_token, chunk->given_experts, run->given_experts));
+        sharded_spread(run, c, (size_t)per_token * sizeof(int32_t), chunk->given_experts, router->given_experts);
     }
 cleanup:
     return status;
@@ -152,15 +100,13 @@ assay_status sharded_route(assay_context *ctx, sharded_run *run)
 {
     assay_status status = ASSAY_OK;
     void *chunks = NULL;
-    TRY(read_router(ctx, run));
-    TRY(make_logits(ctx, run));
     TRY(assay_alloc(ctx, "chunks of tokens", run->sizes.chunks, sizeof *run->chunks, &chunks));
     run->chunks = memset(chunks, 0, (size_t)run->sizes.chunks * sizeof *run->chunks);
     for (int64_t c = 0; c < run->sizes.chunks; c++) {
         sharded_chunk *chunk = &run->chunks[c];
         TRY(gather_inputs(ctx, run, c));
         TRY(route_shards(ctx, run, c));
-        if (run->llama4) TRY(scale_tokens(ctx, run, chunk));
+        if (run->block->llama4) TRY(scale_tokens(ctx, run, chunk));
         if (run->sizes.expert_shards == 1 || run->sharding->ring_of_experts) continue;
         TRY(sharded_plan_traffic(ctx, run, chunk));
     }
@@ -183,12 +129,6 @@ static void free_chunk(sharded_chunk *chunk, int64_t shards)
                             chunk->local_sorted_indices,
                             chunk->reshaped_group_sizes,
                             chunk->all_shards_group_sizes,
-                            chunk->rows_x,
-                            chunk->rows_y,
-                            chunk->rows_dy,
-                            chunk->rows_dx,
-                            chunk->row_weights,
-                            chunk->row_d_weights,
                             chunk->d_weights};
     for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) free(memory[i]);
     assay_ragged_params_free(&chunk->dispatch);
@@ -199,7 +139,5 @@ void sharded_route_free(sharded_run *run)
 {
     for (int64_t c = 0; run->chunks != NULL && c < run->sizes.chunks; c++)
         free_chunk(&run->chunks[c], run->sizes.shards);
-    void *const memory[] = {run->chunks,   run->kernel,  run->bias,      run->per_expert_scale, run->logits,
-                            run->d_logits, run->tid2eid, run->input_ids, run->given_experts,    run->d_lb_loss};
-    for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) free(memory[i]);
+    free(run->chunks);
 }

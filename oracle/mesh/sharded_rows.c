@@ -8,68 +8,28 @@
 
 static const assay_mesh_axis EXPERT = ASSAY_AXIS_EXPERT;
 
-/* Chunk c of every row of the batch, whole [B,S,...] to part [B,S/C,...]; `bytes` of a token. */
-static void cut_chunk(const sharded_run *run, int64_t c, size_t bytes, void *part, const void *whole)
+/* Chunk c of row `row` of the batch in whole [B,S,...]; `bytes` of a token. */
+static size_t chunk_at(const sharded_run *run, int64_t c, int64_t row, size_t bytes)
 {
-    const size_t chunk = (size_t)run->sizes.sequence * bytes, chunks = (size_t)run->sizes.chunks;
-    for (size_t row = 0; row < (size_t)run->config->routing.batch; row++)
-        memcpy((char *)part + row * chunk, (const char *)whole + (row * chunks + (size_t)c) * chunk, chunk);
+    return (size_t)((row * run->sizes.chunks + c) * run->sizes.sequence) * bytes;
 }
 
-static void put_chunk(const sharded_run *run, int64_t c, size_t bytes, void *whole, const void *part)
-{
-    const size_t chunk = (size_t)run->sizes.sequence * bytes, chunks = (size_t)run->sizes.chunks;
-    for (size_t row = 0; row < (size_t)run->config->routing.batch; row++)
-        memcpy((char *)whole + (row * chunks + (size_t)c) * chunk, (const char *)part + row * chunk, chunk);
-}
-
-/* A shard routes what it owns; `bytes` of all of it. A batch that is not split belongs to every shard. */
-static void give_own(const sharded_run *run, size_t bytes, void *routed, const void *part)
-{
-    for (size_t shard = 0; shard < (size_t)run->sizes.shards; shard++) {
-        const size_t owner = run->sizes.batch_sharded ? shard : 0;
-        memcpy((char *)routed + shard * bytes, (const char *)part + owner * bytes, bytes);
-    }
-}
-
-assay_status sharded_spread(assay_context *ctx, const sharded_run *run, int64_t c, int64_t width, double *routed,
-                            const double *whole)
+/* With the ring a shard gathers the tokens of its expert axis, else it routes its own; a batch that is not split belongs to
+ * every shard. */
+void sharded_spread(const sharded_run *run, int64_t c, size_t bytes, void *routed, const void *whole)
 {
     const assay_shard_sizes *s = &run->sizes;
-    const assay_shape own = assay_shape_of(3, s->own_batch, s->sequence, width);
-    const int64_t count = assay_shape_count(&own);
-    double *part = NULL;
-    assay_status status = ASSAY_OK;
-    TRY(assay_alloc_f64(ctx, "a chunk of the tokens", run->config->routing.batch * s->sequence * width, &part));
-    cut_chunk(run, c, (size_t)width * sizeof *part, part, whole);
-    if (run->sharding->ring_of_experts) {
-        assay_all_gather(ctx, routed, part, &own, 0, &run->sharding->mesh, EXPERT);
-    } else {
-        give_own(run, (size_t)count * sizeof *part, routed, part);
+    const size_t chunk = (size_t)s->sequence * bytes;
+    char *to = routed;
+    for (int64_t i = 0; i < s->shards * s->batch; i++, to += chunk) {
+        const int64_t shard = i / s->batch, part = i % s->batch / s->own_batch;
+        const int64_t owner = run->sharding->ring_of_experts
+                                  ? assay_mesh_peer(&run->sharding->mesh, shard, EXPERT, part)
+                              : s->batch_sharded ? shard
+                                                 : 0;
+        const int64_t row = owner * s->own_batch + i % s->own_batch;
+        memcpy(to, (const char *)whole + chunk_at(run, c, row, bytes), chunk);
     }
-cleanup:
-    free(part);
-    return status;
-}
-
-assay_status sharded_spread_i32(assay_context *ctx, const sharded_run *run, int64_t c, int64_t width, int32_t *routed,
-                                const int32_t *whole)
-{
-    const assay_shard_sizes *s = &run->sizes;
-    const assay_shape own = assay_shape_of(3, s->own_batch, s->sequence, width);
-    const int64_t count = assay_shape_count(&own);
-    int32_t *part = NULL;
-    assay_status status = ASSAY_OK;
-    TRY(assay_alloc_i32(ctx, "a chunk of the tokens", run->config->routing.batch * s->sequence * width, &part));
-    cut_chunk(run, c, (size_t)width * sizeof *part, part, whole);
-    if (run->sharding->ring_of_experts) {
-        assay_all_gather_i32(routed, part, &own, 0, &run->sharding->mesh, EXPERT);
-    } else {
-        give_own(run, (size_t)count * sizeof *part, routed, part);
-    }
-cleanup:
-    free(part);
-    return status;
 }
 
 assay_status sharded_collect(assay_context *ctx, const sharded_run *run, int64_t c, int64_t width,
@@ -77,10 +37,11 @@ assay_status sharded_collect(assay_context *ctx, const sharded_run *run, int64_t
 {
     const assay_shard_sizes *s = &run->sizes;
     const assay_shape shape = assay_shape_of(3, s->batch, s->sequence, width);
-    const int64_t count = assay_shape_count(&shape);
+    const int64_t count = assay_shape_count(&shape), batch = run->block->config->routing.batch;
+    const int64_t chunk = s->sequence * width;
     double *part = NULL;
     assay_status status = ASSAY_OK;
-    TRY(assay_alloc_f64(ctx, "a chunk of the tokens", run->config->routing.batch * s->sequence * width, &part));
+    TRY(assay_alloc_f64(ctx, "a chunk of the tokens", batch * chunk, &part));
     if (s->expert_shards > 1 && (run->sharding->ring_of_experts || !s->batch_sharded))
         assay_round(ctx, rounding, s->shards * count, routed);
     if (run->sharding->ring_of_experts) {
@@ -91,7 +52,8 @@ assay_status sharded_collect(assay_context *ctx, const sharded_run *run, int64_t
             for (int64_t i = 0; i < count; i++) part[i] += routed[shard * count + i];
         }
     }
-    put_chunk(run, c, (size_t)width * sizeof *part, whole, part);
+    for (int64_t row = 0; row < batch; row++)
+        memcpy(whole + chunk_at(run, c, row, (size_t)width), part + row * chunk, (size_t)chunk * sizeof *part);
 cleanup:
     free(part);
     return status;

@@ -43,9 +43,4 @@ static void combine(assay_context *ctx, moe_block *block)
     if (block->need_row_dx) moe_accumulate(ctx, block->dx, rows->dx, NULL, rows->count, block->emb_dim);
 }
 
-static assay_status finish(assay_context *ctx, moe_block *block)
-{
-    return moe_checkpoints_finish(ctx, &block->checkpoints, block, &block->expert, &block->results);
-}
-
-const moe_path moe_path_dense = {plan, row_count, take_rows, combine, finish};
+const moe_path moe_path_dense = {plan, row_count, take_rows, combine, NULL};

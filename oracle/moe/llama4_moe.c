@@ -19,18 +19,16 @@ cleanup:
     return status;
 }
 
-/* Of the experts' input so far: dx[t], d_weights[t] = <x[t], dx[t]> sigmoid'(weight), then dx[t] times the scale. */
-void moe_llama4_backward(assay_context *ctx, moe_block *block)
+/* dx[t] is that of the experts' input so far: d_weights[t] = <x[t], dx[t]> sigmoid'(weight), then dx[t] times the scale. */
+void moe_llama4_unscale(const assay_context *ctx, double *d_weights, double *dx, const double *x, const double *gate,
+                        const double *weights, int64_t tokens, int64_t dim)
 {
-    const double *weights = block->router.routing.weights;
-    int64_t dim = block->emb_dim;
-    if (!block->need_row_dx) return;
 #pragma omp parallel for num_threads(ctx->threads)
-    for (int64_t t = 0; t < block->tokens; t++) {
-        double *dx = block->dx + t * dim;
+    for (int64_t t = 0; t < tokens; t++) {
+        double *d_token = dx + t * dim;
         /* 1 - sigmoid(w) is sigmoid(-w), to full accuracy. */
-        double slope = block->gate[t] * assay_sigmoid(-weights[t]);
-        block->d_weights[t] = assay_dot(ctx, dim, block->x + t * dim, dx) * slope;
-        for (int64_t d = 0; d < dim; d++) dx[d] *= block->gate[t];
+        const double slope = gate[t] * assay_sigmoid(-weights[t]);
+        d_weights[t] = assay_dot(ctx, dim, x + t * dim, d_token) * slope;
+        for (int64_t d = 0; d < dim; d++) d_token[d] *= gate[t];
     }
 }

@@ -3,7 +3,6 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "oracle/base/memory.h"
 #include "oracle/moe/moe_block.h"
@@ -94,44 +93,33 @@ static void find_needs(moe_block *block)
     block->need_router_gradient = moe_wants_any(r, MOE_DX, MOE_DSCALE + 1 - MOE_DX);
     block->need_row_dx = block->need_dx || (block->llama4 && block->need_router_gradient);
     bool weights = moe_wants_any(r, MOE_ROUTED + MLP_GRADIENT, ASSAY_MLP_WEIGHTS);
-    /* An observer sees what a gradient of the router comes of. */
-    block->need_backward = block->need_row_dx || weights || (block->observer != NULL && block->need_router_gradient);
+    /* An observer sees what a gradient of the router comes of; a weight on h has its own from the experts. */
+    block->need_backward = block->need_row_dx || weights ||
+                           ((block->observer != NULL || block->split.weighs_h) && block->need_router_gradient);
     block->need_forward =
         block->need_y || block->need_router_gradient || weights || moe_wants_any(r, MOE_ROUTED, ASSAY_MLP_CHECKPOINTS);
 }
 
 static assay_status open_block(assay_context *ctx, moe_block *block)
 {
-    static const moe_path *const paths[] = {
-        [ASSAY_MOE_DENSE] = &moe_path_dense,
-        [ASSAY_MOE_DROPPING] = &moe_path_dropping,
-        [ASSAY_MOE_SPARSE] = &moe_path_sparse,
-        [ASSAY_MOE_FUSED] = &moe_path_sparse, /* it differs in its router */
-    };
     const assay_moe_config *config = block->config;
     const assay_source *in = block->in;
     assay_status status = ASSAY_OK;
-    block->path = paths[config->path];
     block->tokens = config->routing.batch * config->routing.sequence;
     block->per_token = config->routing.num_experts_per_tok;
     block->experts = config->routing.num_experts;
     block->emb_dim = config->emb_dim;
     block->llama4 = config->routing.family == ASSAY_ROUTER_LLAMA4;
-    int64_t count = block->tokens * block->emb_dim, choices = block->tokens * block->per_token;
+    int64_t count = block->tokens * block->emb_dim;
     find_needs(block);
     TRY(assay_alloc_f64(ctx, "inputs/x", count, &block->x));
     TRY(in->read(ctx, in->self, "inputs/x", 0, count, block->x));
     if (block->need_y) TRY(assay_alloc_f64(ctx, "outputs/y", count, &block->y));
     if (block->need_row_dx) TRY(assay_alloc_f64(ctx, "gradients/inputs/x", count, &block->dx));
-    if (block->need_router_gradient) {
-        TRY(assay_alloc_f64(ctx, "d_weights", choices, &block->d_weights));
-        memset(block->d_weights, 0, (size_t)choices * sizeof *block->d_weights);
-    }
     if (block->need_backward || block->need_router_gradient ||
         moe_wants_any(&block->results, MOE_SHARED + MLP_GRADIENT, ASSAY_MLP_WEIGHTS)) {
         /* An output without a cotangent is not differentiated. */
-        TRY(assay_alloc_f64(ctx, "cotangents/y", count, &block->dy));
-        memset(block->dy, 0, (size_t)count * sizeof *block->dy);
+        TRY(assay_alloc_zeros(ctx, "cotangents/y", count, &block->dy));
         if (in->has(in->self, "cotangents/y")) TRY(in->read(ctx, in->self, "cotangents/y", 0, count, block->dy));
     }
 cleanup:
@@ -154,22 +142,45 @@ static void close_block(moe_block *block)
     free(block->slots.row);
 }
 
+assay_status moe_block_run(assay_context *ctx, moe_block *block, const assay_sink *out)
+{
+    assay_status status = ASSAY_OK;
+    const assay_moe_observer *observer = block->observer;
+    moe_results_open(&block->results, block->config, block->in, out);
+    TRY(open_block(ctx, block));
+    TRY(moe_router_forward(ctx, block));
+    if (observer != NULL) TRY(observer->routed(ctx, observer->self, block));
+    TRY(moe_experts_run(ctx, block));
+    if (block->need_router_gradient) TRY(moe_router_backward(ctx, block));
+    TRY(moe_shared_run(ctx, block));
+    TRY(moe_write(ctx, &block->results, MOE_Y, block->tokens * block->emb_dim, block->y));
+    TRY(moe_write(ctx, &block->results, MOE_DX, block->tokens * block->emb_dim, block->dx));
+cleanup:
+    close_block(block);
+    return status;
+}
+
 assay_status assay_moe_run(assay_context *ctx, const assay_moe_config *config, const assay_source *in,
                            const assay_sink *out, const assay_moe_observer *observer)
 {
-    assay_status status = ASSAY_OK;
-    moe_block block = {.config = config, .in = in, .observer = observer};
-    TRY(assay_moe_check(ctx, config));
-    moe_results_open(&block.results, config, in, out);
-    TRY(open_block(ctx, &block));
-    TRY(moe_router_forward(ctx, &block));
-    if (observer != NULL) TRY(observer->routed(ctx, observer->self, &block));
-    TRY(moe_experts_run(ctx, &block));
-    if (block.need_router_gradient) TRY(moe_router_backward(ctx, &block));
-    TRY(moe_shared_run(ctx, &block));
-    TRY(moe_write(ctx, &block.results, MOE_Y, block.tokens * block.emb_dim, block.y));
-    TRY(moe_write(ctx, &block.results, MOE_DX, block.tokens * block.emb_dim, block.dx));
-cleanup:
-    close_block(&block);
-    return status;
+    static const moe_path *const paths[] = {
+        [ASSAY_MOE_DENSE] = &moe_path_dense,
+        [ASSAY_MOE_DROPPING] = &moe_path_dropping,
+        [ASSAY_MOE_SPARSE] = &moe_path_sparse,
+        [ASSAY_MOE_FUSED] = &moe_path_sparse, /* it differs in its router */
+    };
+    const assay_routing_config *routing = &config->routing;
+    const bool dense = config->path == ASSAY_MOE_DENSE;
+    assay_status status = assay_moe_check(ctx, config);
+    if (status != ASSAY_OK) return status;
+    moe_block block = {
+        .config = config,
+        .in = in,
+        .observer = observer,
+        .placement = &moe_one_device,
+        .split = {.shards = 1, .owners = 1, .pieces = 1, .tensor_shards = 1, .emb_chunks = 1},
+        .path = paths[config->path],
+        .kept_rows = dense ? routing->batch * routing->sequence * routing->num_experts : 0,
+    };
+    return moe_block_run(ctx, &block, out);
 }

@@ -1,9 +1,10 @@
-/* What the files of the MoE block share; moe.h is the contract.
+/* What the files of the MoE block share, and what oracle/propagate and oracle/mesh see of it; moe.h is the contract.
  *
  * A run: the router (moe_router.c) fixes choices and weights; then, expert by expert, the rows of its tokens go
  * forward and backward (moe_experts.c) and before the observer, one reading of the weights for all of it; then the
- * router's backward and the shared expert join in. How rows are taken and combined is the path's business (dense_moe.c,
- * sparse_moe.c, dropping_moe.c). */
+ * router's backward and the shared expert join in. Where tokens and experts lie is the placement's business: all on one
+ * device (one_device.c), or spread over a mesh (oracle/mesh). How one device takes rows and combines them is that of
+ * its path (dense_moe.c, sparse_moe.c, dropping_moe.c). */
 #ifndef ASSAY_MOE_MOE_BLOCK_H
 #define ASSAY_MOE_MOE_BLOCK_H
 
@@ -41,17 +42,20 @@ bool moe_wants_any(const moe_results *r, int first, int count);
 /* Writes where it is wanted. */
 assay_status moe_write(assay_context *ctx, const moe_results *r, int result, int64_t count, const double *values);
 
-/* Rows of one expert. */
+/* Rows of one expert; over a mesh those that one shard has for it. */
 typedef struct moe_rows {
     int64_t expert;
-    int64_t first, size; /* its choices are order[first] to order[first + size - 1] */
+    int64_t first, size; /* its choices are order[first] to order[first + size - 1]; mesh: place in the checkpoints */
     int64_t count;       /* rows: dense T; dropping `size`, or one more of zeros; else `size` */
-    int32_t *tokens;     /* [count]: token of a row, -1 for the row of zeros */
-    double *weights;     /* [count]: what multiplies a row's output */
+    int32_t *tokens;     /* [count]: token of a row, -1 for the row of zeros; mesh: NULL */
+    double *weights;     /* [count]: what multiplies a row's output; mesh: NULL */
     const double *x;     /* [count,D] */
     double *y;           /* [count,D] */
-    double *dy;          /* [count,D]: cotangent of y */
+    const double *dy;    /* [count,D]: cotangent of y */
     double *dx;          /* [count,D] */
+    /* Where the routing weight is on h instead of on y, [count]; else NULL. */
+    const double *h_weights;
+    double *d_h_weights;
 } moe_rows;
 
 struct moe_block;
@@ -62,19 +66,25 @@ typedef struct moe_block moe_block;
 typedef struct moe_mlp {
     assay_gated_mlp_config config;
     assay_mlp_place place;
-    int first_result; /* MOE_ROUTED or MOE_SHARED */
-    int64_t most;     /* rows that the buffers have room for */
+    int first_result;                  /* MOE_ROUTED or MOE_SHARED */
+    int64_t most;                      /* rows that the buffers have room for */
+    int64_t pieces;                    /* that rows come in */
+    int64_t tensor_shards, emb_chunks; /* of the up products */
     assay_tensor_table table;
-    double *weights[ASSAY_MLP_WEIGHTS], *gradients[ASSAY_MLP_WEIGHTS];
+    double *weights[ASSAY_MLP_WEIGHTS];
+    double *gradients[ASSAY_MLP_WEIGHTS]; /* sums over pieces */
+    double *partials[ASSAY_MLP_WEIGHTS];  /* of one piece; NULL where there is but one */
+    bool summing;                         /* gradients hold a sum already */
     assay_gated_mlp_residuals residuals;
     bool given[ASSAY_MLP_CHECKPOINTS]; /* the source has it */
-    double *dh;                        /* [rows,H], for an observer */
+    double *tensor_partial;            /* like one branch, with tensor shards */
+    double *dh;                        /* [rows,H], for an observer or with weights on h */
+    double *weighted_h, *weighted_dy;  /* with weights on h */
 } moe_mlp;
 
-assay_status moe_mlp_alloc(assay_context *ctx, moe_mlp *mlp, const moe_results *r, const assay_source *in,
-                           bool keep_dh);
+/* mlp: config of the most rows, place, first_result, pieces; the rest is zero. */
+assay_status moe_mlp_alloc(assay_context *ctx, moe_mlp *mlp, const moe_block *block);
 void moe_mlp_free(moe_mlp *mlp);
-assay_status moe_mlp_read(assay_context *ctx, moe_mlp *mlp, const assay_source *in, int64_t expert);
 /* Reads what the source gives and computes the rest; y of the rows only when `down`. */
 assay_status moe_mlp_forward(assay_context *ctx, moe_mlp *mlp, const moe_block *block, const moe_rows *rows, bool down);
 /* A checkpoint that the source gives, of the rows at hand; rows beyond them become 0. */
@@ -82,10 +92,10 @@ assay_status moe_read_given(assay_context *ctx, const moe_mlp *mlp, const moe_bl
                             const moe_rows *rows, double *values);
 /* Whether the source gives any of the routed experts' checkpoints. */
 bool moe_routed_given(const moe_block *block);
-/* dx of the rows where rows->dx is there; writes the gradients of the weights. */
-assay_status moe_mlp_backward(assay_context *ctx, moe_mlp *mlp, const moe_results *r, const moe_rows *rows);
-/* The gradients of the weights of an expert without tokens. */
-assay_status moe_mlp_write_zeros(assay_context *ctx, const moe_mlp *mlp, const moe_results *r);
+/* dx of the rows where rows->dx is there; the gradients of the weights join the sum. */
+assay_status moe_mlp_backward(assay_context *ctx, moe_mlp *mlp, const moe_rows *rows);
+/* The gradients of the weights: 0 where no row came. */
+assay_status moe_mlp_write(assay_context *ctx, moe_mlp *mlp, const moe_results *r);
 
 /* dropping, where a checkpoint is wanted: the row of each slot of the expert, [B*C]. */
 typedef struct moe_slots {
@@ -93,10 +103,10 @@ typedef struct moe_slots {
     int64_t count;
 } moe_slots;
 
-/* Writes checkpoints, expert after expert. The dense layout [T,E,width] is no order of experts, so it is kept whole. */
+/* Writes checkpoints, expert after expert. The layouts of dense [T,E,width] and of a mesh [M,C,rows,width] are no order of
+ * experts, so those are kept whole. */
 typedef struct moe_checkpoints {
-    int64_t experts;                     /* dense: E, else 0 */
-    double *kept[ASSAY_MLP_CHECKPOINTS]; /* dense */
+    double *kept[ASSAY_MLP_CHECKPOINTS]; /* dense, mesh */
     double *packed;                      /* dropping: one expert's */
 } moe_checkpoints;
 
@@ -119,17 +129,30 @@ typedef struct moe_router {
     int32_t *tid2eid, *input_ids, *given_experts;
     assay_routing_inputs inputs;
     assay_routing routing;
-    double d_lb_loss;
+    double *d_lb_loss; /* [shards] */
     double *d_logits;
 } moe_router;
 
+/* How a block is split; one device: 1 and false everywhere. */
+typedef struct moe_split {
+    int64_t shards; /* each has its own lb_loss */
+    int64_t owners; /* of tokens, split along the batch */
+    int64_t pieces; /* that the rows of an expert come in */
+    int64_t tensor_shards, emb_chunks;
+    bool weighs_h; /* the routing weight is on h */
+} moe_split;
+
 struct moe_path;
+struct moe_placement;
 
 struct moe_block {
     const assay_moe_config *config;
     const assay_source *in;
     const assay_moe_observer *observer; /* or NULL */
-    const struct moe_path *path;
+    const struct moe_placement *placement;
+    void *placed; /* what the placement has of its own */
+    moe_split split;
+    const struct moe_path *path; /* one device */
     moe_results results;
     int64_t tokens, per_token, experts, emb_dim;
     bool llama4;
@@ -143,16 +166,43 @@ struct moe_block {
     int32_t *group_sizes; /* [E]: of the choices in `order` that are computed */
     double *combine;      /* [T,K]: weights of the outputs */
     int64_t capacity;     /* dropping */
+    int64_t kept_rows;    /* of a routed checkpoint that is kept whole; 0: it is written as rows come */
+    bool keeps_outputs;   /* the placement does, and writes them as a checkpoint */
     moe_rows rows;
-    double *rows_x; /* [rows,D] gathered */
+    double *rows_x, *rows_dy; /* [rows,D] gathered */
     moe_mlp expert, shared;
     moe_slots slots;
     moe_checkpoints checkpoints;
     double *expert_y, *expert_dx; /* [T*K,D] in the order of `order`; dense: of one expert, [T,D] */
-    double *y, *dx, *d_weights;
+    double *y, *dx;               /* [T,D] */
+    double *d_weights;            /* [T,K] */
 };
 
-/* How token copies are grouped, and outputs combined. */
+/* Where tokens and experts lie. */
+typedef struct moe_placement {
+    /* From the logits to the choices, the order of their copies and what rows there are; writes what belongs to routing. */
+    assay_status (*route)(assay_context *ctx, moe_block *block);
+    int64_t (*row_count)(const moe_block *block, int64_t expert, int64_t piece);
+    /* Room for rows, at most so many at a time; over a mesh they are sent there. */
+    assay_status (*alloc_rows)(assay_context *ctx, moe_block *block, int64_t most);
+    void (*free_rows)(moe_block *block);
+    /* block->rows of an expert, all but dy where give_dy is there. */
+    void (*take_rows)(assay_context *ctx, moe_block *block, int64_t expert, int64_t piece);
+    /* Once their y is there; and after they are done. NULL: nothing is left. */
+    void (*give_dy)(assay_context *ctx, moe_block *block);
+    void (*combine)(assay_context *ctx, moe_block *block);
+    /* After all experts are: y, dx and d_weights. */
+    assay_status (*finish)(assay_context *ctx, moe_block *block);
+    /* d_logits of all tokens, and what d_bias and d_per_expert_scale are; NULL where the block has no such tensor. */
+    assay_status (*route_backward)(assay_context *ctx, moe_block *block, double *d_bias, double *d_scale);
+} moe_placement;
+
+extern const moe_placement moe_one_device;
+
+/* The config was checked; what stands before `path`, kept_rows and keeps_outputs are set, the rest is zero. */
+assay_status moe_block_run(assay_context *ctx, moe_block *block, const assay_sink *out);
+
+/* How token copies of one device are grouped, and outputs combined. */
 typedef struct moe_path {
     /* order, group_sizes, combine; capacity. */
     assay_status (*plan)(assay_context *ctx, moe_block *block);
@@ -161,7 +211,7 @@ typedef struct moe_path {
     void (*take_rows)(moe_block *block);
     /* After an expert is done; NULL: nothing yet. */
     void (*combine)(assay_context *ctx, moe_block *block);
-    /* After all are: y and dx. */
+    /* After all are: y and dx; NULL: they are there. */
     assay_status (*finish)(assay_context *ctx, moe_block *block);
 } moe_path;
 
@@ -176,10 +226,19 @@ void moe_gather(const assay_context *ctx, double *rows, const double *x, const i
                 int64_t count, int64_t dim);
 void moe_accumulate(const assay_context *ctx, double *sum, const double *rows, const double *weights, int64_t count,
                     int64_t dim);
+/* total += term, both of which may be stored before. */
+void moe_join(const assay_context *ctx, int64_t count, double *total, double *term);
 /* The row of choice order[first + j] among the rows at hand. */
 int64_t moe_row_of(const moe_block *block, int64_t j);
 
 assay_status moe_router_forward(assay_context *ctx, moe_block *block);
+/* routing/biased_scores of the next tokens, where it is wanted: no result, but what a backend's own choice is judged by. */
+assay_status moe_write_selecting(assay_context *ctx, const moe_block *block, const assay_routing_inputs *inputs,
+                                 int64_t first, int64_t tokens, const assay_routing_config *config);
+assay_status moe_write_i32(assay_context *ctx, const moe_block *block, const char *path, int64_t count,
+                           const int32_t *values);
+assay_status moe_write_f64(assay_context *ctx, const moe_block *block, const char *path, int64_t count,
+                           const double *values);
 /* The gradients of the gate; its part joins dx. */
 assay_status moe_router_backward(assay_context *ctx, moe_block *block);
 void moe_router_free(moe_router *router);
@@ -189,9 +248,12 @@ static inline assay_matmul_args moe_logits_product(const moe_block *b, double *l
     return assay_product_ab(logits, b->x, b->router.kernel, b->tokens, b->experts, b->emb_dim);
 }
 
-static inline assay_matmul_args moe_d_kernel_product(const moe_block *b, double *d_kernel)
+/* Of the tokens of one owner. */
+static inline assay_matmul_args moe_d_kernel_product(const moe_block *b, int64_t owner, double *d_kernel)
 {
-    return assay_product_atb(d_kernel, b->x, b->router.d_logits, b->emb_dim, b->experts, b->tokens);
+    const int64_t tokens = b->tokens / b->split.owners, first = owner * tokens;
+    return assay_product_atb(d_kernel, b->x + first * b->emb_dim, b->router.d_logits + first * b->experts, b->emb_dim,
+                             b->experts, tokens);
 }
 
 static inline assay_matmul_args moe_dx_product(const moe_block *b, double *dx)
@@ -200,7 +262,9 @@ static inline assay_matmul_args moe_dx_product(const moe_block *b, double *dx)
 }
 
 assay_status moe_llama4_forward(assay_context *ctx, moe_block *block);
-void moe_llama4_backward(assay_context *ctx, moe_block *block);
+/* In place from dx of scaled tokens [tokens,D] to their own; d_weights of their choices. */
+void moe_llama4_unscale(const assay_context *ctx, double *d_weights, double *dx, const double *x, const double *gate,
+                        const double *weights, int64_t tokens, int64_t dim);
 
 assay_status moe_experts_run(assay_context *ctx, moe_block *block);
 /* Forward and backward; joins y and dx. */

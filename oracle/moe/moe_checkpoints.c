@@ -1,5 +1,5 @@
 /* Checkpoints of the experts, in the layout of the path: rows in sorted order as they come, [E,B,C,width] for dropping,
- * [T,E,width] for dense. */
+ * [T,E,width] for dense, [M,C,rows,width] over a mesh. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -23,9 +23,27 @@ static int64_t width_of(const moe_mlp *mlp, int checkpoint)
     return assay_tensor_row_count(&row);
 }
 
-static bool is_dense(const moe_block *block, const moe_mlp *mlp)
+/* Rows of a checkpoint that is kept whole; 0: its rows are written as they come. */
+static int64_t kept_rows(const moe_block *block, const moe_mlp *mlp)
 {
-    return block->config->path == ASSAY_MOE_DENSE && mlp->place == ASSAY_MLP_ROUTED;
+    return mlp->place == ASSAY_MLP_ROUTED ? block->kept_rows : 0;
+}
+
+/* Where rows lie in a checkpoint; a token's rows of all experts are neighbours when dense. */
+typedef struct row_places {
+    int64_t first, step;
+} row_places;
+
+static row_places places_of(const moe_block *block, const moe_mlp *mlp, const moe_rows *rows)
+{
+    const bool dense = block->config->path == ASSAY_MOE_DENSE && mlp->place == ASSAY_MLP_ROUTED;
+    return dense ? (row_places){rows->expert, block->experts} : (row_places){rows->first, 1};
+}
+
+static bool is_written(const moe_block *block, const moe_mlp *mlp, const moe_results *r, int checkpoint)
+{
+    const bool elsewhere = checkpoint == ASSAY_MLPWO && mlp->place == ASSAY_MLP_ROUTED && block->keeps_outputs;
+    return moe_wants(r, mlp->first_result + checkpoint) && !elsewhere;
 }
 
 /* NULL where the rows are written as they come. */
@@ -41,11 +59,12 @@ assay_status moe_checkpoints_alloc(assay_context *ctx, moe_checkpoints *c, const
     const moe_slots *slots = slots_of(block, mlp);
     int64_t widest = 0;
     for (int checkpoint = 0; checkpoint < ASSAY_MLP_CHECKPOINTS; checkpoint++) {
-        const int64_t width = width_of(mlp, checkpoint);
-        if (!moe_wants(r, mlp->first_result + checkpoint)) continue;
+        const int64_t width = width_of(mlp, checkpoint), count = kept_rows(block, mlp) * width;
+        if (!is_written(block, mlp, r, checkpoint)) continue;
         if (width > widest) widest = width;
-        if (!is_dense(block, mlp)) continue;
-        TRY(assay_alloc_f64(ctx, "dense checkpoint", block->tokens * block->experts * width, &c->kept[checkpoint]));
+        if (count == 0) continue;
+        /* A mesh may have room for more rows than there are. */
+        TRY(assay_alloc_zeros(ctx, "whole checkpoint", count, &c->kept[checkpoint]));
     }
     if (slots != NULL && widest > 0) TRY(assay_alloc_f64(ctx, "checkpoint", slots->count * widest, &c->packed));
 cleanup:
@@ -81,10 +100,10 @@ assay_status moe_checkpoints_put(assay_context *ctx, moe_checkpoints *c, const m
     for (int checkpoint = 0; checkpoint < ASSAY_MLP_CHECKPOINTS; checkpoint++) {
         const int64_t width = width_of(mlp, checkpoint);
         const double *write = from[checkpoint];
-        if (!moe_wants(r, mlp->first_result + checkpoint)) continue;
-        if (is_dense(block, mlp)) {
-            copy_rows(ctx, NULL, count, c->kept[checkpoint] + rows->expert * width, block->experts * width, write,
-                      width);
+        if (!is_written(block, mlp, r, checkpoint)) continue;
+        if (c->kept[checkpoint] != NULL) {
+            const row_places at = places_of(block, mlp, rows);
+            copy_rows(ctx, NULL, count, c->kept[checkpoint] + at.first * width, at.step * width, write, width);
             continue;
         }
         if (slots != NULL) {
@@ -100,8 +119,9 @@ assay_status moe_checkpoints_put(assay_context *ctx, moe_checkpoints *c, const m
 assay_status moe_checkpoints_finish(assay_context *ctx, const moe_checkpoints *c, const moe_block *block,
                                     const moe_mlp *mlp, const moe_results *r)
 {
-    for (int checkpoint = 0; is_dense(block, mlp) && checkpoint < ASSAY_MLP_CHECKPOINTS; checkpoint++) {
-        const int64_t count = block->tokens * block->experts * width_of(mlp, checkpoint);
+    for (int checkpoint = 0; checkpoint < ASSAY_MLP_CHECKPOINTS; checkpoint++) {
+        const int64_t count = kept_rows(block, mlp) * width_of(mlp, checkpoint);
+        if (c->kept[checkpoint] == NULL) continue;
         assay_status status = moe_write(ctx, r, mlp->first_result + checkpoint, count, c->kept[checkpoint]);
         if (status != ASSAY_OK) return status;
     }
@@ -133,15 +153,12 @@ assay_status moe_read_given(assay_context *ctx, const moe_mlp *mlp, const moe_bl
     const assay_source *in = block->in;
     char path[ASSAY_PATH_SIZE];
     const int64_t width = assay_mlp_checkpoint_path(&mlp->config, mlp->place, checkpoint, path);
-    const bool routed = mlp->place == ASSAY_MLP_ROUTED;
+    const row_places at = places_of(block, mlp, rows);
     assay_status status = ASSAY_OK;
     if (slots_of(block, mlp) != NULL) return read_slots(ctx, mlp, block, checkpoint, rows, values);
-    if (!routed || block->config->path != ASSAY_MOE_DENSE) {
-        return in->read(ctx, in->self, path, rows->first * width, rows->count * width, values);
-    }
-    for (int64_t t = 0; t < rows->count; t++) {
-        TRY(in->read(ctx, in->self, path, (t * block->experts + rows->expert) * width, width, values + t * width));
-    }
+    if (at.step == 1) return in->read(ctx, in->self, path, at.first * width, rows->count * width, values);
+    for (int64_t row = 0; row < rows->count; row++)
+        TRY(in->read(ctx, in->self, path, (at.first + row * at.step) * width, width, values + row * width));
 cleanup:
     return status;
 }

@@ -1,24 +1,46 @@
-/* One gated MLP of a block with its buffers: they are allocated once and serve every expert in turn. */
+/* One gated MLP of a block with its buffers: they are allocated once and serve every expert, and every piece of its rows, in
+ * turn. gmm_up, the sum over tensor shards, the activation, gmm_down; their transposes in reverse order. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "oracle/base/memory.h"
 #include "oracle/moe/moe_block.h"
+#include "oracle/moe/permute.h"
+#include "oracle/ops/vector_sums.h"
 
-assay_status moe_mlp_alloc(assay_context *ctx, moe_mlp *mlp, const moe_results *r, const assay_source *in, bool keep_dh)
+static assay_status alloc_weights(assay_context *ctx, moe_mlp *mlp, const moe_block *block)
 {
     assay_status status = ASSAY_OK;
-    mlp->most = mlp->config.rows;
+    const assay_sink *out = block->results.out;
+    mlp->table = assay_mlp_weight_table(&mlp->config, mlp->place);
+    TRY(assay_weights_alloc(ctx, block->in, "", &mlp->table, mlp->weights));
+    TRY(assay_gradients_alloc(ctx, out, "", &mlp->table, mlp->weights, mlp->gradients));
+    if (mlp->pieces > 1) TRY(assay_gradients_alloc(ctx, out, "", &mlp->table, mlp->weights, mlp->partials));
+cleanup:
+    return status;
+}
+
+assay_status moe_mlp_alloc(assay_context *ctx, moe_mlp *mlp, const moe_block *block)
+{
+    assay_status status = ASSAY_OK;
+    const bool routed = mlp->place == ASSAY_MLP_ROUTED, weighs_h = routed && block->split.weighs_h;
+    const int64_t rows = mlp->config.rows, width = mlp->config.mlp_dim;
+    mlp->most = rows;
+    mlp->tensor_shards = routed ? block->split.tensor_shards : 1;
+    mlp->emb_chunks = routed ? block->split.emb_chunks : 1;
     for (int checkpoint = 0; checkpoint < ASSAY_MLP_CHECKPOINTS; checkpoint++) {
         char path[ASSAY_PATH_SIZE];
-        mlp->given[checkpoint] =
-            assay_mlp_checkpoint_path(&mlp->config, mlp->place, checkpoint, path) > 0 && in->has(in->self, path);
+        mlp->given[checkpoint] = assay_mlp_checkpoint_path(&mlp->config, mlp->place, checkpoint, path) > 0 &&
+                                 block->in->has(block->in->self, path);
     }
-    mlp->table = assay_mlp_weight_table(&mlp->config, mlp->place);
-    TRY(assay_weights_alloc(ctx, in, "", &mlp->table, mlp->weights));
-    TRY(assay_gradients_alloc(ctx, r->out, "", &mlp->table, mlp->weights, mlp->gradients));
+    TRY(alloc_weights(ctx, mlp, block));
     TRY(assay_gated_mlp_residuals_alloc(ctx, &mlp->residuals, &mlp->config));
-    if (keep_dh) TRY(assay_alloc_f64(ctx, "dh", mlp->most * mlp->config.mlp_dim, &mlp->dh));
+    if (mlp->tensor_shards > 1)
+        TRY(assay_alloc_f64(ctx, "product of a tensor shard", rows * mlp->residuals.ld, &mlp->tensor_partial));
+    if (weighs_h || (routed && block->observer != NULL && block->need_router_gradient))
+        TRY(assay_alloc_f64(ctx, "dh", rows * width, &mlp->dh));
+    if (weighs_h) TRY(assay_alloc_f64(ctx, "weighted h", rows * width, &mlp->weighted_h));
+    if (weighs_h) TRY(assay_alloc_f64(ctx, "weighted dy", rows * mlp->config.emb_dim, &mlp->weighted_dy));
 cleanup:
     return status;
 }
@@ -27,30 +49,84 @@ void moe_mlp_free(moe_mlp *mlp)
 {
     assay_weights_free(&mlp->table, mlp->weights);
     assay_weights_free(&mlp->table, mlp->gradients);
+    assay_weights_free(&mlp->table, mlp->partials);
     assay_gated_mlp_residuals_free(&mlp->residuals);
+    free(mlp->tensor_partial);
     free(mlp->dh);
+    free(mlp->weighted_h);
+    free(mlp->weighted_dy);
     memset(mlp, 0, sizeof *mlp);
 }
 
-assay_status moe_mlp_read(assay_context *ctx, moe_mlp *mlp, const assay_source *in, int64_t expert)
+/* The part of a product with w [D,ld] that one tensor shard has the slice of D for, in chunks that continue one chain.
+ */
+static assay_status up_slice(assay_context *ctx, const moe_mlp *mlp, int64_t slice, double *out, const double *x,
+                             const double *w)
 {
-    return assay_weights_read(ctx, in, "", &mlp->table, expert, mlp->weights);
+    assay_status status = ASSAY_OK;
+    const int64_t dim = mlp->config.emb_dim, ld = mlp->residuals.ld, rows = mlp->config.rows;
+    const int64_t width = dim / mlp->tensor_shards / mlp->emb_chunks;
+    for (int64_t chunk = 0; chunk < mlp->emb_chunks; chunk++) {
+        const int64_t first = (slice * mlp->emb_chunks + chunk) * width;
+        assay_matmul_args args = assay_product_ab(out, x + first, w + first * ld, rows, ld, width);
+        args.lda = dim;
+        args.accumulate = chunk > 0;
+        args.kind = ASSAY_PRODUCT_LINEAR;
+        if (chunk > 0) assay_round(ctx, ASSAY_ROUND_STORAGE, rows * ld, out);
+        TRY(assay_matmul(ctx, &args));
+    }
+cleanup:
+    return status;
 }
 
+static assay_status up_product(assay_context *ctx, const moe_mlp *mlp, double *out, const double *x, const double *w)
+{
+    assay_status status = ASSAY_OK;
+    for (int64_t slice = 0; slice < mlp->tensor_shards; slice++) {
+        TRY(up_slice(ctx, mlp, slice, slice == 0 ? out : mlp->tensor_partial, x, w));
+        if (slice > 0) moe_join(ctx, mlp->config.rows * mlp->residuals.ld, out, mlp->tensor_partial);
+    }
+cleanup:
+    return status;
+}
+
+/* Both branches, what is given read instead; biases come once, after all chunks and tensor shards. */
 static assay_status forward_up(assay_context *ctx, moe_mlp *mlp, const moe_block *block, const moe_rows *rows)
 {
     assay_status status = ASSAY_OK;
-    assay_gated_mlp_weights weights = assay_gated_mlp_weights_of(mlp->weights);
-    const bool gate = mlp->given[ASSAY_MLPWI_0], up = mlp->given[ASSAY_MLPWI_1], both = mlp->given[ASSAY_MLPWI];
-    if (gate) TRY(moe_read_given(ctx, mlp, block, ASSAY_MLPWI_0, rows, mlp->residuals.a));
-    if (up) TRY(moe_read_given(ctx, mlp, block, ASSAY_MLPWI_1, rows, mlp->residuals.b));
-    if (both) TRY(moe_read_given(ctx, mlp, block, ASSAY_MLPWI, rows, mlp->residuals.a));
+    const assay_gated_mlp_weights w = assay_gated_mlp_weights_of(mlp->weights);
+    assay_gated_mlp_residuals *r = &mlp->residuals;
+    const bool both = mlp->given[ASSAY_MLPWI], gate = mlp->given[ASSAY_MLPWI_0], up = mlp->given[ASSAY_MLPWI_1];
+    if (gate) TRY(moe_read_given(ctx, mlp, block, ASSAY_MLPWI_0, rows, r->a));
+    if (up) TRY(moe_read_given(ctx, mlp, block, ASSAY_MLPWI_1, rows, r->b));
+    if (both) TRY(moe_read_given(ctx, mlp, block, ASSAY_MLPWI, rows, r->a));
     if (both || (gate && up)) return ASSAY_OK;
-    TRY(assay_gated_mlp_up(ctx, &mlp->residuals,
-                           gate ? ASSAY_BRANCH_UP
-                           : up ? ASSAY_BRANCH_GATE
-                                : ASSAY_BRANCH_BOTH,
-                           rows->x, &weights, &mlp->config));
+    const assay_gated_mlp_branch missing = gate ? ASSAY_BRANCH_UP : up ? ASSAY_BRANCH_GATE : ASSAY_BRANCH_BOTH;
+    if (mlp->config.fused) TRY(up_product(ctx, mlp, r->a, rows->x, w.w[ASSAY_MLP_WI]));
+    if (!mlp->config.fused && !gate) TRY(up_product(ctx, mlp, r->a, rows->x, w.w[ASSAY_MLP_WI_0]));
+    if (!mlp->config.fused && !up) TRY(up_product(ctx, mlp, r->b, rows->x, w.w[ASSAY_MLP_WI_1]));
+    assay_gated_mlp_add_biases(ctx, r, missing, &w, &mlp->config);
+cleanup:
+    return status;
+}
+
+/* y = h wo + wo_bias, or (weight h) wo + weight wo_bias. */
+static assay_status forward_down(assay_context *ctx, const moe_mlp *mlp, const moe_rows *rows)
+{
+    assay_status status = ASSAY_OK;
+    const int64_t dim = mlp->config.emb_dim;
+    assay_gated_mlp_weights weights = assay_gated_mlp_weights_of(mlp->weights);
+    const double *bias = weights.w[ASSAY_MLP_WO_BIAS];
+    assay_gated_mlp_residuals r = mlp->residuals;
+    if (rows->h_weights != NULL) {
+        assay_weigh_rows(ctx, mlp->weighted_h, rows->h_weights, r.h, rows->count, mlp->config.mlp_dim);
+        r.h = mlp->weighted_h;
+        weights.w[ASSAY_MLP_WO_BIAS] = NULL;
+    }
+    TRY(assay_gated_mlp_down(ctx, rows->y, &r, &weights, &mlp->config));
+    for (int64_t row = 0; rows->h_weights != NULL && bias != NULL && row < rows->count; row++)
+        assay_add_scaled(ctx, dim, rows->h_weights[row], bias, rows->y + row * dim);
+    assay_round(ctx, ASSAY_ROUND_STORAGE, rows->count * dim, rows->y);
 cleanup:
     return status;
 }
@@ -58,43 +134,66 @@ cleanup:
 assay_status moe_mlp_forward(assay_context *ctx, moe_mlp *mlp, const moe_block *block, const moe_rows *rows, bool down)
 {
     assay_status status = ASSAY_OK;
-    assay_gated_mlp_weights weights = assay_gated_mlp_weights_of(mlp->weights);
     mlp->config.rows = rows->count;
     TRY(forward_up(ctx, mlp, block, rows));
     assay_gated_mlp_gate(ctx, &mlp->residuals, &mlp->config);
     if (!down) return ASSAY_OK;
-    if (mlp->given[ASSAY_MLPWO]) {
-        TRY(moe_read_given(ctx, mlp, block, ASSAY_MLPWO, rows, rows->y));
-    } else {
-        TRY(assay_gated_mlp_down(ctx, rows->y, &mlp->residuals, &weights, &mlp->config));
-        assay_round(ctx, ASSAY_ROUND_STORAGE, rows->count * mlp->config.emb_dim, rows->y);
-    }
+    TRY(mlp->given[ASSAY_MLPWO] ? moe_read_given(ctx, mlp, block, ASSAY_MLPWO, rows, rows->y)
+                                : forward_down(ctx, mlp, rows));
 cleanup:
     return status;
 }
 
-assay_status moe_mlp_backward(assay_context *ctx, moe_mlp *mlp, const moe_results *r, const moe_rows *rows)
-{
-    assay_gated_mlp_weights weights = assay_gated_mlp_weights_of(mlp->weights);
-    assay_gated_mlp_gradients gradients = assay_gated_mlp_gradients_of(rows->dx, mlp->gradients);
-    gradients.dh = mlp->dh;
-    mlp->config.rows = rows->count;
-    assay_status status =
-        assay_gated_mlp_backward(ctx, &gradients, rows->dy, &mlp->residuals, rows->x, &weights, &mlp->config);
-    if (rows->dx != NULL) assay_round(ctx, ASSAY_ROUND_STORAGE, rows->count * mlp->config.emb_dim, rows->dx);
-    return status == ASSAY_OK ? assay_gradients_write(ctx, r->out, "", &mlp->table, mlp->gradients) : status;
-}
-
-assay_status moe_mlp_write_zeros(assay_context *ctx, const moe_mlp *mlp, const moe_results *r)
+/* Of weights on h: d_weight = <h, dy wo^T> + <wo_bias, dy>. */
+static assay_status weight_gradients(assay_context *ctx, const moe_mlp *mlp, const moe_rows *rows)
 {
     assay_status status = ASSAY_OK;
-    for (int weight = 0; weight < ASSAY_MLP_WEIGHTS; weight++) {
-        const int gradient = mlp->first_result + MLP_GRADIENT + weight;
-        const int64_t count = assay_tensor_row_count(&mlp->table.rows[weight]);
-        if (!moe_wants(r, gradient)) continue;
-        memset(mlp->gradients[weight], 0, (size_t)count * sizeof(double));
-        TRY(moe_write(ctx, r, gradient, count, mlp->gradients[weight]));
+    const int64_t dim = mlp->config.emb_dim, width = mlp->config.mlp_dim;
+    const assay_gated_mlp_weights weights = assay_gated_mlp_weights_of(mlp->weights);
+    const assay_gated_mlp_gradients g = {.dh = mlp->dh};
+    const double *bias = weights.w[ASSAY_MLP_WO_BIAS];
+    TRY(assay_gated_mlp_backward(ctx, &g, rows->dy, &mlp->residuals, rows->x, &weights, &mlp->config));
+    for (int64_t row = 0; row < rows->count; row++) {
+        double d_weight = assay_dot(ctx, width, mlp->residuals.h + row * width, mlp->dh + row * width);
+        if (bias != NULL) d_weight += assay_dot(ctx, dim, bias, rows->dy + row * dim);
+        rows->d_h_weights[row] = d_weight;
     }
 cleanup:
     return status;
+}
+
+assay_status moe_mlp_backward(assay_context *ctx, moe_mlp *mlp, const moe_rows *rows)
+{
+    assay_status status = ASSAY_OK;
+    const assay_gated_mlp_weights weights = assay_gated_mlp_weights_of(mlp->weights);
+    assay_gated_mlp_gradients g = assay_gated_mlp_gradients_of(rows->dx, mlp->summing ? mlp->partials : mlp->gradients);
+    const double *dy = rows->dy;
+    mlp->config.rows = rows->count;
+    if (rows->d_h_weights != NULL) TRY(weight_gradients(ctx, mlp, rows));
+    if (rows->h_weights != NULL) {
+        /* A weight on h is a weight on dy: (weight h)^T dy = h^T (weight dy). */
+        assay_weigh_rows(ctx, mlp->weighted_dy, rows->h_weights, dy, rows->count, mlp->config.emb_dim);
+        dy = mlp->weighted_dy;
+    } else {
+        g.dh = mlp->dh;
+    }
+    TRY(assay_gated_mlp_backward(ctx, &g, dy, &mlp->residuals, rows->x, &weights, &mlp->config));
+    if (rows->dx != NULL) assay_round(ctx, ASSAY_ROUND_STORAGE, rows->count * mlp->config.emb_dim, rows->dx);
+    for (int weight = 0; mlp->summing && weight < ASSAY_MLP_WEIGHTS; weight++) {
+        if (mlp->gradients[weight] == NULL) continue;
+        moe_join(ctx, assay_tensor_row_count(&mlp->table.rows[weight]), mlp->gradients[weight], mlp->partials[weight]);
+    }
+    mlp->summing = true;
+cleanup:
+    return status;
+}
+
+assay_status moe_mlp_write(assay_context *ctx, moe_mlp *mlp, const moe_results *r)
+{
+    for (int weight = 0; weight < ASSAY_MLP_WEIGHTS && !mlp->summing; weight++) {
+        const int64_t count = assay_tensor_row_count(&mlp->table.rows[weight]);
+        if (mlp->gradients[weight] != NULL) memset(mlp->gradients[weight], 0, (size_t)count * sizeof(double));
+    }
+    mlp->summing = false;
+    return assay_gradients_write(ctx, r->out, "", &mlp->table, mlp->gradients);
 }

@@ -29,6 +29,14 @@ void moe_accumulate(const assay_context *ctx, double *sum, const double *rows, c
         assay_add_scaled(ctx, dim, weights == NULL ? 1.0 : weights[i], rows + i * dim, sum + i * dim);
 }
 
+void moe_join(const assay_context *ctx, int64_t count, double *total, double *term)
+{
+    assay_round(ctx, ASSAY_ROUND_STORAGE, count, total);
+    assay_round(ctx, ASSAY_ROUND_STORAGE, count, term);
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t i = 0; i < count; i++) total[i] += term[i];
+}
+
 int64_t moe_row_of(const moe_block *block, int64_t j)
 {
     return block->config->path == ASSAY_MOE_DENSE ? block->order[block->rows.first + j] / block->per_token : j;

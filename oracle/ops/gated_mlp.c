@@ -64,7 +64,6 @@ static assay_status up_product(assay_context *ctx, double *out, const double *x,
     return assay_matmul(ctx, &args);
 }
 
-/* A branch gets its bias, and may be stored. */
 static void finish_branch(const assay_context *ctx, double *branch, const double *bias,
                           const assay_gated_mlp_residuals *r, const assay_gated_mlp_config *config)
 {
@@ -75,6 +74,13 @@ static void finish_branch(const assay_context *ctx, double *branch, const double
     }
 }
 
+void assay_gated_mlp_add_biases(const assay_context *ctx, assay_gated_mlp_residuals *r, assay_gated_mlp_branch branch,
+                                const assay_gated_mlp_weights *w, const assay_gated_mlp_config *config)
+{
+    if (branch != ASSAY_BRANCH_UP) finish_branch(ctx, r->a, w->w[ASSAY_MLP_WI_0_BIAS], r, config);
+    if (branch != ASSAY_BRANCH_GATE) finish_branch(ctx, r->b, w->w[ASSAY_MLP_WI_1_BIAS], r, config);
+}
+
 assay_status assay_gated_mlp_up(assay_context *ctx, assay_gated_mlp_residuals *r, assay_gated_mlp_branch branch,
                                 const double *x, const assay_gated_mlp_weights *w, const assay_gated_mlp_config *config)
 {
@@ -83,8 +89,7 @@ assay_status assay_gated_mlp_up(assay_context *ctx, assay_gated_mlp_residuals *r
     if (config->fused) TRY(up_product(ctx, r->a, x, w->w[ASSAY_MLP_WI], r, config));
     if (!config->fused && gate) TRY(up_product(ctx, r->a, x, w->w[ASSAY_MLP_WI_0], r, config));
     if (!config->fused && up) TRY(up_product(ctx, r->b, x, w->w[ASSAY_MLP_WI_1], r, config));
-    if (gate) finish_branch(ctx, r->a, w->w[ASSAY_MLP_WI_0_BIAS], r, config);
-    if (up) finish_branch(ctx, r->b, w->w[ASSAY_MLP_WI_1_BIAS], r, config);
+    assay_gated_mlp_add_biases(ctx, r, branch, w, config);
 cleanup:
     return status;
 }

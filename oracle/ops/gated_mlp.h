@@ -83,6 +83,9 @@ typedef enum assay_gated_mlp_branch { ASSAY_BRANCH_GATE, ASSAY_BRANCH_UP, ASSAY_
 assay_status assay_gated_mlp_up(assay_context *ctx, assay_gated_mlp_residuals *r, assay_gated_mlp_branch branch,
                                 const double *x, const assay_gated_mlp_weights *w,
                                 const assay_gated_mlp_config *config);
+/* Its end: what the products are gets the biases, and may be stored. */
+void assay_gated_mlp_add_biases(const assay_context *ctx, assay_gated_mlp_residuals *r, assay_gated_mlp_branch branch,
+                                const assay_gated_mlp_weights *w, const assay_gated_mlp_config *config);
 void assay_gated_mlp_gate(const assay_context *ctx, assay_gated_mlp_residuals *r, const assay_gated_mlp_config *config);
 assay_status assay_gated_mlp_down(assay_context *ctx, double *y, const assay_gated_mlp_residuals *r,
                                   const assay_gated_mlp_weights *w, const assay_gated_mlp_config *config);

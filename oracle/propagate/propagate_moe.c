@@ -23,13 +23,6 @@ static assay_status write_scale(assay_context *ctx, void *self, const char *path
     return assay_write_scale(ctx, scale->out, scale->precision, path, count, values);
 }
 
-static assay_status alloc_zeros(assay_context *ctx, const char *what, int64_t count, double **out)
-{
-    assay_status status = assay_alloc_f64(ctx, what, count, out);
-    if (status == ASSAY_OK) memset(*out, 0, (size_t)count * sizeof **out);
-    return status;
-}
-
 static assay_status open_scale(assay_context *ctx, moe_propagation *p, moe_scales *scale, const moe_block *block)
 {
     assay_status status = ASSAY_OK;
@@ -42,17 +35,17 @@ static assay_status open_scale(assay_context *ctx, moe_propagation *p, moe_scale
     TRY(assay_alloc_f64(ctx, "variance of logits", block->tokens * block->experts, &scale->logits));
     TRY(assay_alloc_f64(ctx, "variance of weights", choices, &scale->weights));
     if (block->llama4) TRY(assay_alloc_f64(ctx, "variance of the token scale", block->tokens, &scale->gate));
-    if (moe_wants(&scale->results, MOE_Y)) TRY(alloc_zeros(ctx, "variance of y", count, &scale->y));
+    if (moe_wants(&scale->results, MOE_Y)) TRY(assay_alloc_zeros(ctx, "variance of y", count, &scale->y));
     if (moe_wants(&scale->results, MOE_DX) || (scale->router && block->llama4))
-        TRY(alloc_zeros(ctx, "variance of dx", count, &scale->dx));
-    if (scale->router) TRY(alloc_zeros(ctx, "variance of d_weights", choices, &scale->d_weights));
+        TRY(assay_alloc_zeros(ctx, "variance of dx", count, &scale->dx));
+    if (scale->router) TRY(assay_alloc_zeros(ctx, "variance of d_weights", choices, &scale->d_weights));
     if (scale->y != NULL && p->sum_y == NULL) {
-        TRY(alloc_zeros(ctx, "partial sums of y", count, &p->sum_y));
-        TRY(alloc_zeros(ctx, "squares of partial sums of y", count, &p->squares_y));
+        TRY(assay_alloc_zeros(ctx, "partial sums of y", count, &p->sum_y));
+        TRY(assay_alloc_zeros(ctx, "squares of partial sums of y", count, &p->squares_y));
     }
     if (scale->dx != NULL && p->sum_dx == NULL) {
-        TRY(alloc_zeros(ctx, "partial sums of dx", count, &p->sum_dx));
-        TRY(alloc_zeros(ctx, "squares of partial sums of dx", count, &p->squares_dx));
+        TRY(assay_alloc_zeros(ctx, "partial sums of dx", count, &p->sum_dx));
+        TRY(assay_alloc_zeros(ctx, "squares of partial sums of dx", count, &p->squares_dx));
     }
 cleanup:
     return status;
@@ -102,7 +95,7 @@ static assay_status routed_one(assay_context *ctx, moe_scales *scale, const moe_
     }
     TRY(moe_write(ctx, &scale->results, MOE_LB_LOSS, 1, &lb_loss));
     /* The sign of a count: no error at a fixed choice. */
-    TRY(alloc_zeros(ctx, "scale of bias_updates", block->experts, &zeros));
+    TRY(assay_alloc_zeros(ctx, "scale of bias_updates", block->experts, &zeros));
     TRY(moe_write(ctx, &scale->results, MOE_BIAS_UPDATES, block->experts, zeros));
 cleanup:
     free(zeros);
@@ -183,7 +176,7 @@ static assay_status router_one(assay_context *ctx, const moe_scales *scale, cons
     const assay_routing_run run = {.variance_logits = scale->logits,
                                    .d_weights = block->d_weights,
                                    .variance_d_weights = scale->d_weights,
-                                   .d_lb_loss = router->d_lb_loss,
+                                   .d_lb_loss = router->d_lb_loss[0],
                                    .r = &router->routing,
                                    .in = &router->inputs,
                                    .config = &block->config->routing};
@@ -191,7 +184,7 @@ static assay_status router_one(assay_context *ctx, const moe_scales *scale, cons
     TRY(moe_write(ctx, &scale->results, MOE_DBIAS, block->experts, v->d_bias));
     TRY(moe_write(ctx, &scale->results, MOE_DSCALE, block->experts, v->d_scale));
     if (moe_wants(&scale->results, MOE_DKERNEL)) {
-        const assay_matmul_args args = moe_d_kernel_product(block, v->d_kernel);
+        const assay_matmul_args args = moe_d_kernel_product(block, 0, v->d_kernel);
         TRY(assay_propagate_product(ctx, precision, false, &args, NULL, v->d_logits));
         TRY(moe_write(ctx, &scale->results, MOE_DKERNEL, block->emb_dim * block->experts, v->d_kernel));
     }

@@ -1,0 +1,162 @@
+/* A block on one device: choices of all tokens at once, and the rows of one expert at a time. */
+#include <stdlib.h>
+
+#include "oracle/base/memory.h"
+#include "oracle/moe/moe_block.h"
+#include "oracle/moe/permute.h"
+#include "oracle/ops/vector_sums.h"
+
+static assay_status write_routing(assay_context *ctx, const moe_block *block)
+{
+    assay_status status = ASSAY_OK;
+    const assay_routing *routing = &block->router.routing;
+    const int64_t choices = block->tokens * block->per_token;
+    TRY(moe_write_selecting(ctx, block, &block->router.inputs, 0, block->tokens, &block->config->routing));
+    TRY(moe_write_i32(ctx, block, "routing/selected_experts", choices, routing->selected_experts));
+    TRY(moe_write_f64(ctx, block, "routing/weights", choices, routing->weights));
+    TRY(moe_write_f64(ctx, block, "routing/margin", block->tokens, routing->margin));
+    TRY(moe_write_i32(ctx, block, "routing/group_sizes", block->experts, block->group_sizes));
+    TRY(moe_write_i32(ctx, block, "routing/sorted_selected_experts", choices, block->order));
+    TRY(moe_write(ctx, &block->results, MOE_LB_LOSS, 1, &routing->lb_loss));
+    TRY(moe_write(ctx, &block->results, MOE_BIAS_UPDATES, block->experts, routing->bias_updates));
+cleanup:
+    return status;
+}
+
+static assay_status route(assay_context *ctx, moe_block *block)
+{
+    assay_status status = ASSAY_OK;
+    moe_router *router = &block->router;
+    const assay_routing_config *config = &block->config->routing;
+    const int64_t choices = block->tokens * block->per_token;
+    const assay_permute_dims dims = {block->tokens, block->per_token, block->experts, block->emb_dim};
+    TRY(assay_routing_alloc(ctx, &router->routing, config));
+    TRY(assay_routing_forward(ctx, &router->routing, &router->inputs, config));
+    assay_round(ctx, ASSAY_ROUND_ROUTER, choices, router->routing.weights);
+    TRY(assay_alloc_i32(ctx, "order of choices", choices, &block->order));
+    TRY(assay_alloc_i32(ctx, "group sizes", block->experts, &block->group_sizes));
+    TRY(assay_alloc_f64(ctx, "combine weights", choices, &block->combine));
+    TRY(assay_permute_order(ctx, block->order, block->group_sizes, router->routing.selected_experts, &dims));
+    TRY(write_routing(ctx, block));
+    if (block->llama4) TRY(moe_llama4_forward(ctx, block));
+    TRY(block->path->plan(ctx, block));
+cleanup:
+    return status;
+}
+
+static int64_t row_count(const moe_block *block, int64_t expert, int64_t piece)
+{
+    (void)piece;
+    return block->path->row_count(block, expert);
+}
+
+static bool is_dense(const moe_block *block)
+{
+    return block->config->path == ASSAY_MOE_DENSE;
+}
+
+static assay_status alloc_rows(assay_context *ctx, moe_block *block, int64_t most)
+{
+    assay_status status = ASSAY_OK;
+    const int64_t dim = block->emb_dim, choices = block->tokens * block->per_token;
+    /* One more: a row of zeros may follow the last group (dropping). */
+    const int64_t kept = is_dense(block) ? block->tokens : choices + 1;
+    TRY(assay_alloc_i32(ctx, "tokens of rows", most, &block->rows.tokens));
+    TRY(assay_alloc_f64(ctx, "weights of rows", most, &block->rows.weights));
+    TRY(assay_alloc_f64(ctx, "expert outputs", kept * dim, &block->expert_y));
+    if (!is_dense(block)) TRY(assay_alloc_f64(ctx, "rows of x", most * dim, &block->rows_x));
+    if (block->need_backward) TRY(assay_alloc_f64(ctx, "rows of dy", most * dim, &block->rows_dy));
+    if (block->need_row_dx) TRY(assay_alloc_f64(ctx, "expert dx", kept * dim, &block->expert_dx));
+    if (block->need_router_gradient) TRY(assay_alloc_zeros(ctx, "d_weights", choices, &block->d_weights));
+cleanup:
+    return status;
+}
+
+static void free_rows(moe_block *block)
+{
+    free(block->rows.tokens);
+    free(block->rows.weights);
+    free(block->expert_y);
+    free(block->expert_dx);
+    free(block->rows_x);
+    free(block->rows_dy);
+    block->rows = (moe_rows){0};
+    block->expert_y = block->expert_dx = block->rows_x = block->rows_dy = NULL;
+}
+
+static void take_rows(assay_context *ctx, moe_block *block, int64_t expert, int64_t piece)
+{
+    moe_rows *rows = &block->rows;
+    const double *x = block->llama4 ? block->scaled_x : block->x;
+    rows->expert = expert;
+    rows->first = 0;
+    for (int64_t e = 0; e < expert; e++) rows->first += block->group_sizes[e];
+    rows->size = block->group_sizes[expert];
+    rows->count = row_count(block, expert, piece);
+    rows->x = is_dense(block) ? x : block->rows_x;
+    rows->dy = block->rows_dy;
+    block->path->take_rows(block);
+    if (!is_dense(block)) moe_gather(ctx, block->rows_x, x, rows->tokens, NULL, rows->count, block->emb_dim);
+}
+
+/* d_weights[t,k] = <output of the choice, dy[t]>. */
+static void weight_gradients(const assay_context *ctx, moe_block *block)
+{
+    const moe_rows *rows = &block->rows;
+    const int64_t dim = block->emb_dim;
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t j = 0; j < rows->size; j++) {
+        const int64_t choice = block->order[rows->first + j], token = choice / block->per_token;
+        const double *y = rows->y + moe_row_of(block, j) * dim;
+        block->d_weights[choice] = assay_dot(ctx, dim, y, block->dy + token * dim);
+    }
+}
+
+static void give_dy(assay_context *ctx, moe_block *block)
+{
+    const moe_rows *rows = &block->rows;
+    if (block->need_router_gradient && !block->llama4) weight_gradients(ctx, block);
+    if (!block->need_backward) return;
+    moe_gather(ctx, block->rows_dy, block->dy, rows->tokens, rows->weights, rows->count, block->emb_dim);
+    assay_round(ctx, ASSAY_ROUND_STORAGE, rows->count * block->emb_dim, block->rows_dy);
+}
+
+static void combine(assay_context *ctx, moe_block *block)
+{
+    if (block->path->combine != NULL) block->path->combine(ctx, block);
+}
+
+static assay_status finish(assay_context *ctx, moe_block *block)
+{
+    const assay_moe_observer *observer = block->observer;
+    assay_status status = ASSAY_OK;
+    if (block->path->finish != NULL) TRY(block->path->finish(ctx, block));
+    if (observer != NULL) TRY(observer->experts(ctx, observer->self, block));
+    if (block->llama4 && block->need_row_dx) {
+        moe_llama4_unscale(ctx, block->d_weights, block->dx, block->x, block->gate, block->router.routing.weights,
+                           block->tokens, block->emb_dim);
+    }
+cleanup:
+    return status;
+}
+
+static assay_status route_backward(assay_context *ctx, moe_block *block, double *d_bias, double *d_scale)
+{
+    moe_router *router = &block->router;
+    assay_round(ctx, ASSAY_ROUND_ROUTER, block->tokens * block->per_token, block->d_weights);
+    const assay_status status =
+        assay_routing_backward(ctx, router->d_logits, d_bias, d_scale, block->d_weights, router->d_lb_loss[0],
+                               &router->routing, &router->inputs, &block->config->routing);
+    assay_round(ctx, ASSAY_ROUND_ROUTER, block->tokens * block->experts, router->d_logits);
+    return status;
+}
+
+const moe_placement moe_one_device = {.route = route,
+                                      .row_count = row_count,
+                                      .alloc_rows = alloc_rows,
+                                      .free_rows = free_rows,
+                                      .take_rows = take_rows,
+                                      .give_dy = give_dy,
+                                      .combine = combine,
+                                      .finish = finish,
+                                      .route_backward = route_backward};
