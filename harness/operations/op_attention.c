@@ -160,6 +160,6 @@ const assay_operation assay_op_attention = {.name = "attention",
                                             .describe = describe,
                                             .run = run,
                                             .ensemble = assay_every_case,
-                                            .second_form = {second_form},
+                                            .second_form = {.evaluate = second_form},
                                             .flops = flops,
                                             .memory = memory};

@@ -125,6 +125,6 @@ const assay_operation assay_op_gmm = {.name = "gmm",
                                       .describe = describe,
                                       .run = run,
                                       .one_product = true,
-                                      .second_form = {second_form},
+                                      .second_form = {.evaluate = second_form},
                                       .flops = flops,
                                       .memory = memory};

@@ -198,6 +198,6 @@ const assay_operation assay_op_mla = {.name = "mla",
                                       .describe = describe,
                                       .run = run,
                                       .ensemble = assay_every_case,
-                                      .second_form = {second_form, second_checkpoints},
+                                      .second_form = {.evaluate = second_form, .checkpoints = second_checkpoints},
                                       .flops = flops,
                                       .memory = memory};

@@ -167,6 +167,6 @@ const assay_operation assay_op_mlp = {.name = "mlp",
                                       .check = check,
                                       .describe = describe,
                                       .run = run,
-                                      .second_form = {second_form},
+                                      .second_form = {.evaluate = second_form},
                                       .flops = flops,
                                       .memory = memory};

@@ -203,6 +203,6 @@ const assay_operation assay_op_moe = {.name = "moe",
                                       .run = run,
                                       .ensemble = ensemble,
                                       .mesh = true,
-                                      .second_form = {second_form, second_checkpoints},
+                                      .second_form = {.evaluate = second_form, .checkpoints = second_checkpoints},
                                       .flops = flops,
                                       .memory = memory};

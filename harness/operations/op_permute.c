@@ -170,7 +170,7 @@ const assay_operation assay_op_permute = {.name = "permute",
                                           .check = check,
                                           .describe = describe_permute,
                                           .run = run_permute,
-                                          .second_form = {second_permute},
+                                          .second_form = {.evaluate = second_permute},
                                           .flops = moved_flops,
                                           .memory = memory};
 
@@ -180,6 +180,6 @@ const assay_operation assay_op_unpermute = {.name = "unpermute",
                                             .check = check,
                                             .describe = describe_unpermute,
                                             .run = run_unpermute,
-                                            .second_form = {second_unpermute},
+                                            .second_form = {.evaluate = second_unpermute},
                                             .flops = moved_flops,
                                             .memory = memory};

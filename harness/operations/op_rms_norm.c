@@ -88,6 +88,6 @@ const assay_operation assay_op_rms_norm = {.name = "rms_norm",
                                            .check = check,
                                            .describe = describe,
                                            .run = run,
-                                           .second_form = {second_form},
+                                           .second_form = {.evaluate = second_form},
                                            .flops = flops,
                                            .memory = memory};

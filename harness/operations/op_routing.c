@@ -324,6 +324,6 @@ const assay_operation assay_op_routing = {.name = "routing",
                                           .check = check,
                                           .describe = describe,
                                           .run = run,
-                                          .second_form = {second_form},
+                                          .second_form = {.evaluate = second_form},
                                           .flops = flops,
                                           .memory = memory};

@@ -174,26 +174,28 @@ static int64_t memory(const assay_case *c)
     return assay_stack_config_of(&ctx, c, &config) == ASSAY_OK ? assay_stack_memory(&config) : 0;
 }
 
-const assay_operation assay_op_deepseek_layer = {.name = "deepseek_layer",
-                                                 .parts = ASSAY_PART_ALL,
-                                                 .summary = "one decoder layer: MLA, then a gated MLP or a MoE block",
-                                                 .check = check,
-                                                 .describe = describe,
-                                                 .run = run,
-                                                 .ensemble = assay_every_case,
-                                                 .mesh = true,
-                                                 .second_form = {second_form, second_checkpoints},
-                                                 .flops = flops,
-                                                 .memory = memory};
+const assay_operation assay_op_deepseek_layer = {
+    .name = "deepseek_layer",
+    .parts = ASSAY_PART_ALL,
+    .summary = "one decoder layer: MLA, then a gated MLP or a MoE block",
+    .check = check,
+    .describe = describe,
+    .run = run,
+    .ensemble = assay_every_case,
+    .mesh = true,
+    .second_form = {.evaluate = second_form, .checkpoints = second_checkpoints},
+    .flops = flops,
+    .memory = memory};
 
-const assay_operation assay_op_deepseek_stack = {.name = "deepseek_stack",
-                                                 .parts = ASSAY_PART_ALL,
-                                                 .summary = "decoder layers one after the other, rematerialised",
-                                                 .check = check,
-                                                 .describe = describe,
-                                                 .run = run,
-                                                 .ensemble = assay_every_case,
-                                                 .mesh = true,
-                                                 .second_form = {second_form, second_checkpoints},
-                                                 .flops = flops,
-                                                 .memory = memory};
+const assay_operation assay_op_deepseek_stack = {
+    .name = "deepseek_stack",
+    .parts = ASSAY_PART_ALL,
+    .summary = "decoder layers one after the other, rematerialised",
+    .check = check,
+    .describe = describe,
+    .run = run,
+    .ensemble = assay_every_case,
+    .mesh = true,
+    .second_form = {.evaluate = second_form, .checkpoints = second_checkpoints},
+    .flops = flops,
+    .memory = memory};

@@ -103,6 +103,6 @@ const assay_operation assay_op_yarn_rope = {.name = "yarn_rope",
                                             .describe = describe,
                                             .run = run,
                                             .ensemble = assay_every_case,
-                                            .second_form = {second_form},
+                                            .second_form = {.evaluate = second_form},
                                             .flops = flops,
                                             .memory = memory};
