@@ -50,7 +50,7 @@ static bool is_sharded(const assay_case *c)
 
 static void on_one_device(assay_case *c)
 {
-    c->mesh_data = c->mesh_fsdp = c->mesh_expert = c->mesh_tensor = 1;
+    c->mesh_data = c->mesh_fsdp = c->mesh_expert = c->mesh_tensor = c->mesh_mlp_tensor = 1;
     c->config.use_ring_of_experts = false;
     c->config.ragged_buffer_factor = -1;
     c->config.num_moe_emb_chunks = 0;

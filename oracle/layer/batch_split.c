@@ -53,10 +53,10 @@ static assay_status require_multiple(assay_context *ctx, const char *key, int64_
 
 static assay_status check_mesh(assay_context *ctx, const assay_stack_config *config)
 {
-    static const char *const axes[ASSAY_MESH_AXES] = {"data", "fsdp", "expert"};
+    static const char *const axes[] = {"data", "fsdp", "expert"};
     assay_status status;
     const int64_t *size = config->sharding.mesh.size, fsdp = size[ASSAY_AXIS_FSDP];
-    for (int axis = 0; axis < ASSAY_MESH_AXES; axis++) {
+    for (int axis = 0; axis <= ASSAY_AXIS_EXPERT; axis++) {
         if (size[axis] >= 1) continue;
         return assay_fail(ctx, ASSAY_BAD_INPUT, "mesh.%s is %" PRId64 ", expected at least 1", axes[axis], size[axis]);
     }
@@ -93,6 +93,7 @@ static const char *lacking(const assay_stack_config *config)
     if (sharding->emb_chunks > 0 || sharding->token_chunks > 1)
         return "no chunks (num_moe_emb_chunks, num_moe_token_chunks)";
     if (sharding->tensor_shards > 1) return "mesh.tensor=1";
+    if (assay_mesh_size(&sharding->mesh, ASSAY_AXIS_MLP_TENSOR) > 1) return "mesh.mlp_tensor=1";
     return NULL;
 }
 

@@ -21,7 +21,7 @@ static void gather(char *out, const char *in, size_t width, const assay_shape *l
                    const assay_mesh *mesh, assay_mesh_axis axis)
 {
     const tiling t = tiling_of(local, dimension);
-    const int64_t shards = assay_mesh_shards(mesh), parts = mesh->size[axis];
+    const int64_t shards = assay_mesh_shards(mesh), parts = assay_mesh_size(mesh, axis);
     const size_t bytes = (size_t)t.piece * width;
     for (int64_t shard = 0; shard < shards; shard++) {
         for (int64_t part = 0; part < parts; part++) {
@@ -56,7 +56,7 @@ void assay_psum(const assay_context *ctx, double *out, const double *in, int64_t
 #pragma omp parallel for num_threads(ctx->threads)
         for (int64_t i = 0; i < count; i++) {
             double total = in[assay_mesh_peer(mesh, shard, axis, 0) * count + i];
-            for (int64_t part = 1; part < mesh->size[axis]; part++)
+            for (int64_t part = 1; part < assay_mesh_size(mesh, axis); part++)
                 total += in[assay_mesh_peer(mesh, shard, axis, part) * count + i];
             sum[i] = total;
         }
@@ -69,7 +69,7 @@ void assay_psum_i32(int32_t *out, const int32_t *in, int64_t count, const assay_
     for (int64_t shard = 0; shard < shards; shard++) {
         for (int64_t i = 0; i < count; i++) {
             int32_t total = 0;
-            for (int64_t part = 0; part < mesh->size[axis]; part++)
+            for (int64_t part = 0; part < assay_mesh_size(mesh, axis); part++)
                 total += in[assay_mesh_peer(mesh, shard, axis, part) * count + i];
             out[shard * count + i] = total;
         }
@@ -80,7 +80,7 @@ void assay_psum_scatter(const assay_context *ctx, double *out, const double *in,
                         int dimension, const assay_mesh *mesh, assay_mesh_axis axis)
 {
     const tiling t = tiling_of(local, dimension);
-    const int64_t shards = assay_mesh_shards(mesh), parts = mesh->size[axis];
+    const int64_t shards = assay_mesh_shards(mesh), parts = assay_mesh_size(mesh, axis);
     const int64_t kept = t.piece / parts, whole = t.outer * t.piece;
     for (int64_t shard = 0; shard < shards; shard++) {
         const int64_t own = assay_mesh_index(mesh, shard, axis);

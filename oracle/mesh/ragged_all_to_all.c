@@ -10,7 +10,7 @@ assay_status assay_ragged_params_alloc(assay_context *ctx, assay_ragged_params *
                                        assay_mesh_axis axis)
 {
     assay_status status = ASSAY_OK;
-    const int64_t count = assay_mesh_shards(mesh) * mesh->size[axis];
+    const int64_t count = assay_mesh_shards(mesh) * assay_mesh_size(mesh, axis);
     *params = (assay_ragged_params){0};
     TRY(assay_alloc_i32(ctx, "input_offsets", count, &params->input_offsets));
     TRY(assay_alloc_i32(ctx, "send_sizes", count, &params->send_sizes));
@@ -38,7 +38,7 @@ typedef struct slice {
 static slice slice_of(const assay_ragged_params *params, const assay_mesh *mesh, assay_mesh_axis axis, int64_t shard,
                       int64_t part)
 {
-    const int64_t at = shard * mesh->size[axis] + part;
+    const int64_t at = shard * assay_mesh_size(mesh, axis) + part;
     return (slice){.from_shard = shard,
                    .from_row = params->input_offsets[at],
                    .to_shard = assay_mesh_peer(mesh, shard, axis, part),
@@ -54,7 +54,7 @@ static bool outside(int64_t first, int64_t count, int64_t rows)
 static assay_status check(assay_context *ctx, const assay_ragged_params *params, const assay_ragged_dims *dims,
                           const assay_mesh *mesh, assay_mesh_axis axis)
 {
-    const int64_t shards = assay_mesh_shards(mesh), parts = mesh->size[axis];
+    const int64_t shards = assay_mesh_shards(mesh), parts = assay_mesh_size(mesh, axis);
     for (int64_t shard = 0; shard < shards; shard++) {
         for (int64_t part = 0; part < parts; part++) {
             const slice s = slice_of(params, mesh, axis, shard, part);
@@ -90,7 +90,7 @@ assay_status assay_ragged_all_to_all(assay_context *ctx, double *out, const doub
     const assay_status status = check(ctx, params, dims, mesh, axis);
     if (status != ASSAY_OK) return status;
     for (int64_t shard = 0; shard < shards; shard++) {
-        for (int64_t part = 0; part < mesh->size[axis]; part++) {
+        for (int64_t part = 0; part < assay_mesh_size(mesh, axis); part++) {
             const slice s = slice_of(params, mesh, axis, shard, part);
             if (s.rows == 0) continue;
             memcpy(out + (s.to_shard * dims->out_rows + s.to_row) * columns,
@@ -113,7 +113,7 @@ assay_status assay_ragged_all_to_all_transpose(assay_context *ctx, double *d_in,
     memset(d_in, 0, (size_t)(shards * dims->in_rows * columns) * sizeof *d_in);
     if (d_out_operand != NULL) memcpy(d_out_operand, d_out, whole);
     for (int64_t shard = 0; shard < shards; shard++) {
-        for (int64_t part = 0; part < mesh->size[axis]; part++) {
+        for (int64_t part = 0; part < assay_mesh_size(mesh, axis); part++) {
             const slice s = slice_of(params, mesh, axis, shard, part);
             const int64_t to = (s.to_shard * dims->out_rows + s.to_row) * columns;
             double *sum = d_in + (s.from_shard * dims->in_rows + s.from_row) * columns;

@@ -26,6 +26,7 @@ static assay_status check_numbers(assay_context *ctx, const assay_sharding *s)
         {"mesh.fsdp", s->mesh.size[ASSAY_AXIS_FSDP], 1},
         {"mesh.expert", s->mesh.size[ASSAY_AXIS_EXPERT], 1},
         {"mesh.tensor", s->tensor_shards, 1},
+        {"mesh.mlp_tensor", s->mesh.size[ASSAY_AXIS_MLP_TENSOR], 0},
         {"num_moe_emb_chunks", s->emb_chunks, 0},
         {"num_moe_token_chunks", s->token_chunks, 1},
     };
@@ -49,6 +50,10 @@ static assay_status check_features(assay_context *ctx, const assay_moe_config *c
     if (config->path != ASSAY_MOE_SPARSE) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "moe: expert parallelism needs sparse_matmul=true, found the %s path",
                           config->path == ASSAY_MOE_DENSE ? "dense" : "dropping");
+    }
+    if (assay_mesh_size(&s->mesh, ASSAY_AXIS_MLP_TENSOR) > 1) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "moe: mesh.mlp_tensor is %" PRId64 ", expected 1 on the sparse path",
+                          s->mesh.size[ASSAY_AXIS_MLP_TENSOR]);
     }
     if (s->weight_before_wo && config->routing.family == ASSAY_ROUTER_LLAMA4) {
         return assay_fail(ctx, ASSAY_BAD_INPUT,
@@ -80,7 +85,7 @@ static assay_status check_divisions(assay_context *ctx, const assay_moe_config *
     const assay_routing_config *routing = &config->routing;
     const int64_t dim = config->emb_dim, chunks = s->emb_chunks > 0 ? s->emb_chunks : 1;
     int64_t shards = 0;
-    assay_status status = assay_checked_count(ctx, "mesh", ASSAY_MESH_AXES, s->mesh.size, &shards);
+    assay_status status = assay_checked_count(ctx, "mesh", ASSAY_AXIS_EXPERT + 1, s->mesh.size, &shards);
     if (status != ASSAY_OK) return status;
     const bool one_for_all = routing->batch == 1 && shards == s->mesh.size[ASSAY_AXIS_EXPERT] && !s->ring_of_experts;
     if (!one_for_all && !is_divided(routing->batch, shards)) {

@@ -79,7 +79,7 @@ TEST(what_it_lacks_is_refused)
     refuse(&c, &good, "mesh.data is 0, expected at least 1");
     c.sharding = (assay_sharding){0};
     refuse(&c, &good, "mesh.data is 0, expected at least 1");
-    for (int axis = 0; axis < ASSAY_MESH_AXES; axis++) c.sharding.mesh.size[axis] = INT64_C(1) << 40;
+    for (int axis = 0; axis <= ASSAY_AXIS_EXPERT; axis++) c.sharding.mesh.size[axis] = INT64_C(1) << 40;
     c.moe.routing.num_experts = c.mla.emb_dim = c.mla.q_lora_rank = c.mla.kv_lora_rank = INT64_C(1) << 40;
     refuse(&c, &good, "mesh and batch_split_factor: its size does not fit in 64 bits");
     c.single = true;
@@ -134,6 +134,8 @@ TEST(what_it_lacks_is_refused)
     refuse(&c, &good, "no chunks");
     c.sharding.tensor_shards = 2;
     refuse(&c, &good, "mesh.tensor=1");
+    c.sharding.mesh.size[ASSAY_AXIS_MLP_TENSOR] = 2;
+    refuse(&c, &good, "mesh.mlp_tensor=1");
     layer_case_free(&plain);
 }
 

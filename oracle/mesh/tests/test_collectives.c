@@ -9,7 +9,7 @@
 
 enum { MOST = 4096 };
 
-static const assay_mesh meshes[] = {{{1, 1, 1}}, {{1, 1, 4}}, {{2, 1, 1}}, {{1, 3, 2}}, {{2, 2, 3}}};
+static const assay_mesh meshes[] = {{{1, 1, 1}}, {{1, 1, 4}}, {{2, 1, 1}}, {{1, 3, 2}}, {{2, 1, 2, 3}}};
 enum { MESHES = sizeof meshes / sizeof *meshes };
 
 static void fill(double *values, int64_t count, uint64_t seed)
@@ -51,7 +51,7 @@ TEST(all_gather_puts_shards_side_by_side)
         for (int axis = 0; axis < ASSAY_MESH_AXES; axis++) {
             for (int dimension = 0; dimension < 3; dimension++) {
                 const assay_mesh *mesh = &meshes[m];
-                const int64_t shards = assay_mesh_shards(mesh), parts = mesh->size[axis];
+                const int64_t shards = assay_mesh_shards(mesh), parts = assay_mesh_size(mesh, (assay_mesh_axis)axis);
                 int64_t whole[3] = {2, 3, 5};
                 whole[dimension] *= parts;
                 fill(in, shards * 30, 7);
@@ -92,7 +92,7 @@ TEST(psum_adds_shards_in_order)
             for (int64_t i = 0; i < shards * 7; i++) {
                 double sum = 0;
                 int32_t sum_i = 0;
-                for (int64_t part = 0; part < mesh->size[axis]; part++) {
+                for (int64_t part = 0; part < assay_mesh_size(mesh, (assay_mesh_axis)axis); part++) {
                     const int64_t at = assay_mesh_peer(mesh, i / 7, (assay_mesh_axis)axis, part) * 7 + i % 7;
                     sum += in[at];
                     sum_i += in_i[at];
@@ -114,7 +114,8 @@ TEST(psum_scatter_is_the_transpose_of_all_gather)
         for (int axis = 0; axis < ASSAY_MESH_AXES; axis++) {
             for (int dimension = 0; dimension < 3; dimension++) {
                 const assay_mesh *mesh = &meshes[m];
-                const int64_t count = assay_mesh_shards(mesh) * 30, parts = mesh->size[axis];
+                const int64_t count = assay_mesh_shards(mesh) * 30,
+                              parts = assay_mesh_size(mesh, (assay_mesh_axis)axis);
                 assay_shape whole = local;
                 whole.dims[dimension] *= parts;
                 fill(x, count, 1);
