@@ -79,6 +79,7 @@
     X(B, fused_mlp, false)                                                                                             \
     X(B, prefuse_moe_weights, false)                                                                                   \
     X(B, fused_moe_mlp, false)                                                                                         \
+    X(I, w13_reorder_size, 1) /* tensor shards whose gate and up are side by side in wi */                             \
     X(B, sparse_matmul, true)                                                                                          \
     X(D, capacity_factor, -1.0)                                                                                        \
     X(B, fused_moe_func, false)                                                                                        \

@@ -26,6 +26,7 @@
 #include "oracle/mesh/expert_traffic.h"
 #include "oracle/mesh/sharded_moe.h"
 #include "oracle/moe/moe.h"
+#include "oracle/moe/prefused.h"
 #include "oracle/moe/permute.h"
 #include "oracle/moe/routing.h"
 #include "oracle/ops/activation.h"

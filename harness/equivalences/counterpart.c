@@ -3,6 +3,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "oracle/moe/prefused.h"
+
 static const char *const halves[] = {"wi_0", "wi_1"};
 
 /* The path with the component `from` replaced by `to`; false where it has none. */
@@ -29,7 +31,8 @@ bool assay_path_names_half(const char *path)
 static bool find_halves(const assay_tensor_set *tensors, const assay_tensor_spec *spec, assay_counterpart *found)
 {
     char path[ASSAY_PATH_SIZE];
-    found->piece = found->pitch = found->width / 2;
+    found->hidden = found->width / 2;
+    found->layouts.theirs = 0;
     for (int i = 0; i < 2; i++) {
         if (!renamed(spec->path, "wi", halves[i], path)) return false;
         found->part[i] = assay_tensor_set_find(tensors, path);
@@ -39,15 +42,16 @@ static bool find_halves(const assay_tensor_set *tensors, const assay_tensor_spec
 }
 
 /* wi_0 or wi_1 of the tensor's form lies in wi here. */
-static bool find_whole(const assay_tensor_set *tensors, const assay_tensor_spec *spec, assay_counterpart *found)
+static bool find_whole(const assay_tensor_set *tensors, const assay_tensor_spec *spec, assay_layouts layouts,
+                       assay_counterpart *found)
 {
     char path[ASSAY_PATH_SIZE];
-    found->piece = found->width;
-    found->pitch = 2 * found->width;
+    found->hidden = found->width;
+    found->layouts = (assay_layouts){0, layouts.theirs};
     found->part[1] = NULL;
     for (int i = 0; i < 2; i++) {
         if (!renamed(spec->path, halves[i], "wi", path)) continue;
-        found->offset = i * found->width;
+        found->half = i;
         found->part[0] = assay_tensor_set_find(tensors, path);
         return found->part[0] != NULL && found->part[0]->count == 2 * assay_shape_count(&spec->shape);
     }
@@ -62,26 +66,35 @@ static bool same_axes(const assay_tensor_spec *a, const assay_tensor_spec *b)
     return same;
 }
 
-bool assay_find_counterpart(const assay_tensor_set *tensors, const assay_tensor_spec *spec, assay_counterpart *found)
+bool assay_find_counterpart(const assay_tensor_set *tensors, const assay_tensor_spec *spec, assay_layouts layouts,
+                            assay_counterpart *found)
 {
     const assay_tensor *same = assay_tensor_set_find(tensors, spec->path);
     const int64_t width = spec->shape.rank > 0 ? spec->shape.dims[spec->shape.rank - 1] : 1;
-    *found = (assay_counterpart){.part = {same, NULL}, .width = width, .piece = width, .pitch = width};
+    *found = (assay_counterpart){.part = {same, NULL}, .width = width, .layouts = layouts};
+    if (layouts.own != layouts.theirs && assay_path_is_prefused(spec->path)) found->hidden = width / 2;
     if (same != NULL && same_axes(&same->spec, spec)) return true;
-    return find_halves(tensors, spec, found) || find_whole(tensors, spec, found);
+    return find_halves(tensors, spec, found) || find_whole(tensors, spec, layouts, found);
 }
 
 int assay_counterpart_at(const assay_counterpart *c, int64_t index, int64_t *at)
 {
-    const int64_t row = index / c->width, column = index % c->width;
-    *at = row * c->pitch + c->offset + column % c->piece;
-    return (int)(column / c->piece);
+    const int64_t row = index / c->width, place = index % c->width, hidden = c->hidden;
+    *at = index;
+    if (hidden == 0) return 0;
+    const int64_t column =
+        c->layouts.own > 0 ? assay_prefused_column(place, hidden, c->layouts.own) : c->half * hidden + place;
+    const bool whole = c->layouts.theirs > 0;
+    *at = whole ? row * 2 * hidden + assay_prefused_place(column, hidden, c->layouts.theirs)
+                : row * hidden + column % hidden;
+    return whole ? 0 : (int)(column / hidden);
 }
 
-assay_status assay_counterpart_read(assay_context *ctx, const assay_tensor_set *tensors, assay_tensor *to)
+assay_status assay_counterpart_read(assay_context *ctx, const assay_tensor_set *tensors, assay_layouts layouts,
+                                    assay_tensor *to)
 {
     assay_counterpart found;
-    if (!assay_find_counterpart(tensors, &to->spec, &found)) {
+    if (!assay_find_counterpart(tensors, &to->spec, layouts, &found)) {
         return assay_fail(ctx, ASSAY_INTERNAL, "%s is not there", to->spec.path);
     }
     for (int64_t i = 0; i < to->count; i++) {

@@ -1,24 +1,33 @@
 /* Tensors of one form of a case in the other's, whose kernels may be fused where the first's are not: `wi` is `wi_0`
- * and `wi_1` side by side on the last axis. */
+ * and `wi_1` side by side on the last axis, or those of each tensor shard (oracle/moe/prefused.h). */
 #ifndef ASSAY_HARNESS_EQUIVALENCES_COUNTERPART_H
 #define ASSAY_HARNESS_EQUIVALENCES_COUNTERPART_H
 
 #include "oracle/base/tensor_set.h"
 
+/* Tensor shards whose gate and up are side by side in fused weights (w13_reorder_size): of the form that a tensor is of,
+ * and of the other. */
+typedef struct assay_layouts {
+    int64_t own, theirs;
+} assay_layouts;
+
 /* Where the elements of a tensor of one form lie in the other's tensors. */
 typedef struct assay_counterpart {
     const assay_tensor *part[2]; /* [1]: the second half of a fused kernel; else NULL */
     int64_t width;               /* of a row of the tensor */
-    int64_t piece;               /* what a part has of it */
-    int64_t pitch, offset;       /* of a row of the part, and where in it the piece begins */
+    int64_t hidden;              /* of gate and of up, of which the tensor is one or both; 0: the same elements */
+    int64_t half;                /* 1: the tensor is up alone */
+    assay_layouts layouts;       /* own 0: it is one of them alone; theirs 0: the parts are */
 } assay_counterpart;
 
 /* False where there is no such tensor, or one of another shape or with other labels. */
-bool assay_find_counterpart(const assay_tensor_set *tensors, const assay_tensor_spec *spec, assay_counterpart *found);
+bool assay_find_counterpart(const assay_tensor_set *tensors, const assay_tensor_spec *spec, assay_layouts layouts,
+                            assay_counterpart *found);
 /* In which part element `index` lies, and where in it. */
 int assay_counterpart_at(const assay_counterpart *c, int64_t index, int64_t *at);
 /* The elements of `to` from its counterpart. */
-assay_status assay_counterpart_read(assay_context *ctx, const assay_tensor_set *tensors, assay_tensor *to);
+assay_status assay_counterpart_read(assay_context *ctx, const assay_tensor_set *tensors, assay_layouts layouts,
+                                    assay_tensor *to);
 
 /* Whether a component of the path is wi, wi_0 or wi_1. */
 bool assay_path_names_half(const char *path);

@@ -77,7 +77,17 @@ static bool other_fused(const assay_case *c, assay_other_form *form)
     if (dense) form->c.config.fused_mlp = !c->config.fused_mlp;
     if (experts) form->c.config.prefuse_moe_weights = !fuses_experts(c);
     if (experts) form->c.config.fused_moe_mlp = false;
+    if (experts) form->c.config.w13_reorder_size = 1;
     return dense || experts;
+}
+
+/* Where there are two tensor shards to have. */
+static bool other_layout(const assay_case *c, assay_other_form *form)
+{
+    int64_t *shards = &form->c.config.w13_reorder_size;
+    *shards = *shards > 1 ? 1 : 2;
+    return is_op(c, "moe") && (fuses_experts(c) || c->config.fused_moe_func) &&
+           c->config.base_moe_mlp_dim % *shards == 0;
 }
 
 /* Biases of a fused product are those of its halves, so only the kernels change. */
@@ -264,6 +274,7 @@ static bool other_threads(const assay_case *c, assay_other_form *form)
 /* clang-format off */
 const assay_equivalence assay_equivalences[] = {
     {"fused-unfused", "gate and up as one product, or as two", ASSAY_HOLDS_BITS, true, other_fused},
+    {"prefused-layouts", "gate and up of each tensor shard side by side, or whole", ASSAY_HOLDS_BITS, true, other_layout},
     {"dense-sparse", "every expert on every token, or copies grouped by expert", ASSAY_HOLDS_SCALES, true, other_dense},
     {"sparse-fused_moe", "the fused path of inference, where its routing rule is the same", ASSAY_HOLDS_SCALES, true, other_fused_moe},
     {"capacity-dropless", "a capacity that drops nothing, or none", ASSAY_HOLDS_SCALES, true, other_capacity},

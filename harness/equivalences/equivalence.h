@@ -2,6 +2,7 @@
 #ifndef ASSAY_HARNESS_EQUIVALENCE_H
 #define ASSAY_HARNESS_EQUIVALENCE_H
 
+#include "harness/equivalences/counterpart.h"
 #include "harness/plan/results.h"
 
 /* What must hold between the two. */
@@ -44,6 +45,9 @@ typedef struct assay_form {
     assay_tensor_set results;
 } assay_form;
 void assay_form_free(assay_form *form);
+
+/* Of two forms' fused weights, seen from the first. */
+assay_layouts assay_form_layouts(const assay_form *own, const assay_form *theirs);
 
 /* The case evaluated, with the error scales of the profile, or none where it is NULL. All equivalences of the case
  * share it. */

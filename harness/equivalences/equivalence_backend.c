@@ -5,7 +5,6 @@
 #include <stdlib.h>
 
 #include "harness/backends/backend_files.h"
-#include "harness/equivalences/counterpart.h"
 #include "harness/golden/golden.h"
 #include "harness/plan/plan_make.h"
 #include "oracle/base/memory.h"
@@ -155,14 +154,15 @@ cleanup:
 /* The first form's results as the other form has them, and their scales: the other form's (`own`, or NULL) where the
  * first gets an element exactly. tensor->written says that there are any. */
 static assay_status write_counterpart(assay_context *ctx, assay_fixture_writer *writer, const assay_profile *profile,
-                                      const assay_form *one, const assay_tensor *own, assay_tensor *tensor)
+                                      const assay_form *one, assay_layouts layouts, const assay_tensor *own,
+                                      assay_tensor *tensor)
 {
     assay_status status = ASSAY_OK;
     double *scales = NULL;
     assay_counterpart found;
     const assay_tensor *scale[2] = {NULL, NULL};
     assay_tensor_spec spec = tensor->spec;
-    if (!assay_find_counterpart(&one->results, &tensor->spec, &found)) return ASSAY_OK;
+    if (!assay_find_counterpart(&one->results, &tensor->spec, layouts, &found)) return ASSAY_OK;
     for (int part = 0; part < 2 && found.part[part] != NULL; part++) {
         if (!assay_tensor_is_complete(found.part[part])) return ASSAY_OK;
         scale[part] = assay_results_scales(&one->results, profile, found.part[part]->spec.path);
@@ -205,7 +205,7 @@ static assay_status write_golden(assay_context *ctx, const assay_profile *profil
         assay_tensor *tensor = &other->results.items[i];
         if (!assay_role_is_result(tensor->spec.role) || is_margin(&tensor->spec)) continue;
         const assay_tensor *own = scaled->count == 0 ? NULL : assay_results_scales(scaled, profile, tensor->spec.path);
-        TRY(write_counterpart(ctx, writer, profile, one, own, tensor));
+        TRY(write_counterpart(ctx, writer, profile, one, assay_form_layouts(other, one), own, tensor));
         tensors += tensor->written > 0;
     }
     if (tensors == 0) status = assay_fail(ctx, ASSAY_INTERNAL, "%s: the two forms have no tensor in common", name);

@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "harness/equivalences/counterpart.h"
 #include "harness/equivalences/equivalence.h"
 #include "harness/plan/inputs.h"
 #include "harness/plan/plan_make.h"
@@ -18,6 +17,11 @@ void assay_form_free(assay_form *form)
     assay_plan_free(&form->plan);
     free(form->c.inputs);
     *form = (assay_form){0};
+}
+
+assay_layouts assay_form_layouts(const assay_form *own, const assay_form *theirs)
+{
+    return (assay_layouts){own->c.config.w13_reorder_size, theirs->c.config.w13_reorder_size};
 }
 
 static assay_status copy_inputs(assay_context *ctx, const assay_case *c, bool kernels, assay_form *form)
@@ -88,7 +92,8 @@ static assay_status open_other(assay_context *ctx, const assay_case *other, cons
     TRY(assay_plan_tensors(ctx, &form->results, &form->plan, NULL));
     for (int i = 0; i < form->results.count; i++) {
         assay_tensor *tensor = &form->results.items[i];
-        if (assay_role_is_given(tensor->spec.role)) TRY(assay_counterpart_read(ctx, &one->results, tensor));
+        if (!assay_role_is_given(tensor->spec.role)) continue;
+        TRY(assay_counterpart_read(ctx, &one->results, assay_form_layouts(form, one), tensor));
     }
 cleanup:
     form->c.profiles = nothing; /* the plan has taken what it needs */
@@ -206,10 +211,12 @@ static bool is_whole(const assay_tensor *part)
 static assay_status compare(assay_context *ctx, const assay_form *one, const assay_form *other,
                             const assay_other_form *how, assay_equivalence_result *r)
 {
+    const assay_layouts layouts = assay_form_layouts(other, one);
     for (int i = 0; i < other->plan.spec_count; i++) {
         const assay_tensor *tensor = &other->results.items[i];
         assay_counterpart found;
-        if (!is_compared(tensor, how) || !assay_find_counterpart(&one->results, &tensor->spec, &found)) continue;
+        if (!is_compared(tensor, how) || !assay_find_counterpart(&one->results, &tensor->spec, layouts, &found))
+            continue;
         if (!is_whole(found.part[0]) || !is_whole(found.part[1])) continue;
         r->tensors++;
         if (tensor->indices != NULL) {

@@ -62,18 +62,19 @@ typedef struct lossy {
     assay_emulation emulation; /* first: the context points to it */
     const assay_tensor_set *given;
     const char *weight;
+    int64_t w13_shards; /* whose gate and up lie side by side in wi */
 } lossy;
 
-/* Whether the product's second operand is such a kernel, or one expert's block of it, by its first row. `offset`: of
- * the kernel's columns in those of the tensor, which may have as many others. */
-static bool is_part(const assay_tensor *tensor, const assay_matmul_args *args, int64_t offset)
+/* Whether the product's second operand is such a kernel, or one expert's block of it, by the first `length` numbers of its
+ * first row. `offset`: of the kernel's columns in those of the tensor, which may have as many others. */
+static bool is_part(const assay_tensor *tensor, const assay_matmul_args *args, int64_t offset, int64_t length)
 {
     const assay_shape *shape = &tensor->spec.shape;
     if (shape->rank < 2) return false;
     const int64_t rows = shape->dims[shape->rank - 2], width = shape->dims[shape->rank - 1];
     if (args->n != rows || args->k == 0 || args->k > width - offset) return false;
     for (int64_t at = offset; at < tensor->count; at += rows * width) {
-        if (memcmp(args->b, tensor->values + at, (size_t)args->k * sizeof *args->b) == 0) return true;
+        if (memcmp(args->b, tensor->values + at, (size_t)length * sizeof *args->b) == 0) return true;
     }
     return false;
 }
@@ -92,11 +93,12 @@ static bool is_lost(const lossy *l, const assay_matmul_args *args)
     for (int i = 0; args->transpose_b && i < l->given->count; i++) {
         const assay_tensor *tensor = &l->given->items[i];
         const int64_t width = assay_tensor_width(tensor);
-        if (is_kernel(&tensor->spec, l->weight) && args->k == width && is_part(tensor, args, 0)) return true;
+        if (is_kernel(&tensor->spec, l->weight) && args->k == width && is_part(tensor, args, 0, width)) return true;
         /* wi is wi_0 and wi_1 side by side */
         if (!is_kernel(&tensor->spec, "wi") || 2 * args->k != width) continue;
-        if (strcmp(l->weight, "wi_0") == 0 && is_part(tensor, args, 0)) return true;
-        if (strcmp(l->weight, "wi_1") == 0 && is_part(tensor, args, width / 2)) return true;
+        const int64_t part = args->k / l->w13_shards;
+        if (strcmp(l->weight, "wi_0") == 0 && is_part(tensor, args, 0, part)) return true;
+        if (strcmp(l->weight, "wi_1") == 0 && is_part(tensor, args, part, part)) return true;
     }
     return false;
 }
@@ -136,7 +138,7 @@ static assay_status run_operation(assay_context *ctx, const assay_trial *t, cons
         own.arithmetic = &assay_arithmetic_emulated;
         own.emulation = &emulation;
     }
-    const lossy loss = {.given = given, .weight = mutant->lost_weight};
+    const lossy loss = {.given = given, .weight = mutant->lost_weight, .w13_shards = plan->c->config.w13_reorder_size};
     if (mutant->lost_weight != NULL) {
         own.arithmetic = &lossy_arithmetic;
         own.emulation = &loss.emulation;

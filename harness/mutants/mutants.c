@@ -169,6 +169,8 @@ const assay_mutant assay_mutants[] = {
      INPUTS("wi wi/kernel wi_0 wi_0/kernel wi_0/bias wi_0_bias", assay_edit_swap_gate_up)},
     {"fused_interleaved", "fused gate and up read as interleaved", "34, 35", GATED, ASSAY_ALONE,
      INPUTS("wi wi/kernel", assay_edit_interleave)},
+    {"fused_shards_other", "gate and up of each tensor shard side by side taken for all of gate first, or the reverse",
+     "35", GATED, ASSAY_IN_BLOCKS, INPUTS("wi wi/kernel", assay_edit_other_layout)},
     {"dx_without_gate", "the input gradient lacks the part of the gate", "41", GATED, ASSAY_IN_BLOCKS,
      .golden_choice = true, .lost_weight = "wi_0"},
     {"dx_without_up", "the input gradient lacks the part of up", "41", GATED, ASSAY_IN_BLOCKS, .golden_choice = true,

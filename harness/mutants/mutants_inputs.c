@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "harness/mutants/mutants_tensors.h"
+#include "oracle/moe/prefused.h"
 
 /* wi_0 of this path against wi_1. */
 static bool swap_with_up(const assay_mutation *m, assay_tensor *gate)
@@ -23,26 +24,44 @@ bool assay_edit_swap_gate_up(const assay_mutation *m, assay_tensor *tensor)
 {
     if (!assay_path_ends(tensor->spec.path, "wi") && !assay_path_ends(tensor->spec.path, "wi/kernel"))
         return swap_with_up(m, tensor);
-    return assay_edit_swap_halves(m, tensor);
+    const int64_t half = assay_tensor_width(tensor) / m->c->config.w13_reorder_size / 2; /* of a tensor shard */
+    for (int64_t at = 0; at + half < tensor->count; at += 2 * half)
+        assay_swap_values(tensor->values + at, tensor->values + at + half, half);
+    return half > 0;
 }
 
-/* Columns g0 u0 g1 u1 ... are taken to be there: what is read as gate is every other column of what is stored. Within a
- * row the reading is a permutation, done by following the places that were overwritten already. */
-bool assay_edit_interleave(const assay_mutation *m, assay_tensor *fused)
+/* What is read in a place of a row is what is stored in `from` of it, a permutation, which is done in place by following the
+ * places that were overwritten already. */
+static void read_from(assay_tensor *fused, int64_t (*from)(int64_t place, int64_t half, int64_t shards), int64_t shards)
 {
-    (void)m;
-    const int64_t width = assay_tensor_width(fused), half = width / 2;
-    if (half < 2) return false;
+    const int64_t width = assay_tensor_width(fused);
     for (int64_t row = 0; row + width <= fused->count; row += width) {
         double *values = fused->values + row;
         for (int64_t i = 0; i < width; i++) {
-            int64_t from = i;
+            int64_t stored = i;
             do {
-                from = from < half ? 2 * from : 2 * (from - half) + 1;
-            } while (from < i);
-            assay_swap_values(&values[i], &values[from], 1);
+                stored = from(stored, width / 2, shards);
+            } while (stored < i);
+            assay_swap_values(&values[i], &values[stored], 1);
         }
     }
+}
+
+/* Columns g0 u0 g1 u1 ... are taken to be there: as many shards as columns of gate. */
+bool assay_edit_interleave(const assay_mutation *m, assay_tensor *fused)
+{
+    const int64_t half = assay_tensor_width(fused) / 2;
+    if (half < 2 || m->c->config.w13_reorder_size > 1) return false;
+    read_from(fused, assay_prefused_place, half);
+    return true;
+}
+
+/* Gate and up of each of two tensor shards are taken to be side by side where all of gate comes first, or the reverse. */
+bool assay_edit_other_layout(const assay_mutation *m, assay_tensor *fused)
+{
+    const int64_t shards = m->c->config.w13_reorder_size, half = assay_tensor_width(fused) / 2;
+    if (shards == 1 && half % 2 != 0) return false;
+    read_from(fused, shards == 1 ? assay_prefused_place : assay_prefused_column, shards == 1 ? 2 : shards);
     return true;
 }
 

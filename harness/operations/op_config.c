@@ -294,6 +294,11 @@ assay_status assay_stack_config_of(assay_context *ctx, const assay_case *c, assa
     }
     if (config->dense_layers > 0) TRY(assay_mlp_config_of(ctx, c, &config->mlp));
     if (config->dense_layers < config->layers) TRY(assay_moe_config_of(ctx, c, &config->moe));
+    if (m->w13_reorder_size > 1) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "w13_reorder_size is %" PRId64 ", expected 1: op %s has fused weights of one layout",
+                          m->w13_reorder_size, c->op);
+    }
     TRY(assay_sharding_of(ctx, c, &config->sharding));
     if (m->use_batch_split_schedule && config->dense_layers < config->layers) {
         config->batch_split_factor = m->batch_split_factor;

@@ -1,11 +1,28 @@
+#include <inttypes.h>
+
 #include "harness/operations/op_support.h"
+#include "oracle/moe/prefused.h"
 #include "oracle/propagate/propagate_moe.h"
+
+static assay_status check_layout(assay_context *ctx, const assay_moe_config *config, int64_t shards)
+{
+    if (shards > 1 && !config->fused_weights) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "w13_reorder_size is %" PRId64 ", which needs prefuse_moe_weights=true, found false", shards);
+    }
+    if (shards <= config->moe_mlp_dim && config->moe_mlp_dim % shards == 0) return ASSAY_OK;
+    return assay_fail(ctx, ASSAY_BAD_INPUT,
+                      "base_moe_mlp_dim is %" PRId64 ", expected a multiple of w13_reorder_size, which is %" PRId64,
+                      config->moe_mlp_dim, shards);
+}
 
 /* A MoE block, and how it is spread over a mesh. */
 static assay_status configs_of(assay_context *ctx, const assay_case *c, spec_moe_config *config)
 {
     assay_status status;
+    config->w13_shards = c->config.w13_reorder_size;
     TRY(assay_moe_config_of(ctx, c, &config->moe));
+    TRY(check_layout(ctx, &config->moe, config->w13_shards));
     TRY(assay_sharding_of(ctx, c, &config->sharding));
     if (assay_is_sharded(&config->moe, &config->sharding)) {
         TRY(assay_sharded_moe_check(ctx, &config->moe, &config->sharding));
@@ -146,12 +163,31 @@ cleanup:
     return status;
 }
 
+/* Fused weights of tensor shards, as the block sees them. */
+typedef struct layout {
+    assay_prefused prefused;
+    assay_source in;
+    assay_sink out;
+} layout;
+
+/* *in and *out become the block's. */
+static void layout_open(layout *l, const spec_moe_config *config, const assay_source **in, const assay_sink **out)
+{
+    l->prefused = (assay_prefused){*in, *out, config->moe.moe_mlp_dim, config->w13_shards};
+    l->in = assay_prefused_source(&l->prefused);
+    l->out = assay_prefused_sink(&l->prefused);
+    *in = &l->in;
+    *out = &l->out;
+}
+
 static assay_status run(assay_context *ctx, const assay_case *c, const assay_source *in, const assay_sink *out,
                         const assay_precision *precisions, int precision_count)
 {
     spec_moe_config config;
     assay_status status = configs_of(ctx, c, &config);
     if (status != ASSAY_OK) return status;
+    layout laid_out;
+    if (config.w13_shards > 1) layout_open(&laid_out, &config, &in, &out);
     return assay_is_sharded(&config.moe, &config.sharding)
                ? assay_sharded_moe_run(ctx, &config.moe, &config.sharding, in, out)
                : assay_propagate_moe(ctx, &config.moe, in, out, precisions, precision_count);
@@ -161,8 +197,10 @@ assay_status assay_moe_run_weight_before_wo(assay_context *ctx, const assay_case
                                             const assay_sink *out)
 {
     spec_moe_config config;
+    layout laid_out;
     assay_status status;
     TRY(configs_of(ctx, c, &config));
+    if (config.w13_shards > 1) layout_open(&laid_out, &config, &in, &out);
     config.sharding.weight_before_wo = true;
     TRY(assay_sharded_moe_check(ctx, &config.moe, &config.sharding));
     TRY(assay_sharded_moe_run(ctx, &config.moe, &config.sharding, in, out));

@@ -19,6 +19,12 @@
 
 static const char moe[] = "{case: moe/x, op: moe, " HEAD ", model: {" MOE_MODEL "}}";
 static const char mesh[] = "{case: moe/x, op: moe, " HEAD ", mesh: {data: 2, expert: 2}, model: {" MOE_MODEL "}}";
+#define FUSED_MODEL                                                                                                    \
+    "decoder_block: mixtral, base_emb_dim: 12, base_moe_mlp_dim: 6, num_experts: 6, num_experts_per_tok: 2, "          \
+    "prefuse_moe_weights: true"
+static const char prefused[] = "{case: moe/x, op: moe, " HEAD ", model: {" FUSED_MODEL "}}";
+static const char prefused_shards[] = "{case: moe/x, op: moe, " HEAD ", mesh: {expert: 2}, checkpoints: all, model: "
+                                      "{" FUSED_MODEL ", w13_reorder_size: 3}}";
 static const char one_row[] =
     "{case: moe/x, op: moe, batch: 1, sequence: 5, seed: 6, dtype: float32, profiles: none, mesh: {expert: 3}, model: "
     "{" MOE_MODEL "}}";
@@ -89,6 +95,9 @@ static const struct {
     {"fused-unfused", moe, "mlp_activations=gelu"},
     {"fused-unfused", mesh, "mlp_activations=gelu"},
     {"fused-unfused", stack, "mlp_activations=gelu"},
+    {"fused-unfused", prefused_shards, "mlp_activations=gelu"},
+    {"prefused-layouts", prefused, "mlp_activations=gelu"},
+    {"prefused-layouts", prefused_shards, "mlp_activations=gelu"},
     {"dense-sparse", moe, "routed_scaling_factor=1.0000001"},
     {"dense-sparse", mesh, "routed_scaling_factor=1.0000001"},
     {"dense-sparse", stack, "routed_scaling_factor=1.0000001"},

@@ -77,6 +77,7 @@ assay_status spec_routing(assay_context *ctx, const assay_routing_config *config
 typedef struct spec_moe_config {
     assay_moe_config moe;
     assay_sharding sharding;
+    int64_t w13_shards; /* of whose gate and up wi has columns side by side (w13_reorder_size); 0 is 1 */
 } spec_moe_config;
 
 /* The tensors of the op `moe` (moe.h) -> outputs/{y,lb_loss?,bias_updates?}, routing/ as above; dropping:

@@ -1,15 +1,24 @@
 #include "oracle/spec/spec_internal.h"
 
+static int64_t shards_of(const spec_mlp *mlp)
+{
+    return mlp->w13_shards > 1 ? mlp->w13_shards : 1;
+}
+
 void spec_mlp_row(const spec_mlp *mlp, const spec_quad *x, spec_quad *a, spec_quad *b, spec_quad *h, spec_quad *y)
 {
     const assay_gated_mlp_config *config = &mlp->config;
     const int64_t dim = config->emb_dim, width = config->mlp_dim, ld = config->fused ? 2 * width : width;
+    const int64_t shards = shards_of(mlp), part = width / shards;
     const spec_quad *wi_0 = mlp->w[config->fused ? ASSAY_MLP_WI : ASSAY_MLP_WI_0];
-    const spec_quad *wi_1 = config->fused ? wi_0 + width : mlp->w[ASSAY_MLP_WI_1];
+    const spec_quad *wi_1 = config->fused ? wi_0 + part : mlp->w[ASSAY_MLP_WI_1];
     const spec_quad *wi_0_bias = mlp->w[ASSAY_MLP_WI_0_BIAS], *wi_1_bias = mlp->w[ASSAY_MLP_WI_1_BIAS];
     const spec_quad *wo_bias = mlp->w[ASSAY_MLP_WO_BIAS];
-    spec_vector_matrix(dim, width, x, wi_0, ld, a);
-    spec_vector_matrix(dim, width, x, wi_1, ld, b);
+    for (int64_t shard = 0; shard < shards; shard++) {
+        const int64_t before = 2 * shard * part; /* gate and up of the shards before */
+        spec_vector_matrix(dim, part, x, wi_0 + before, ld, a + shard * part);
+        spec_vector_matrix(dim, part, x, wi_1 + before, ld, b + shard * part);
+    }
     for (int64_t j = 0; j < width; j++) {
         if (wi_0_bias != NULL) a[j] += wi_0_bias[j];
         if (wi_1_bias != NULL) b[j] += wi_1_bias[j];
@@ -39,17 +48,18 @@ cleanup:
     return status;
 }
 
-void spec_keep_mlp(const spec_mlp_checkpoints *to, const assay_gated_mlp_config *config, int64_t row,
-                   const spec_quad *a, const spec_quad *b, const spec_quad *y)
+void spec_keep_mlp(const spec_mlp_checkpoints *to, const spec_mlp *mlp, int64_t row, const spec_quad *a,
+                   const spec_quad *b, const spec_quad *y)
 {
-    const int64_t width = config->mlp_dim, dim = config->emb_dim;
+    const int64_t width = mlp->config.mlp_dim, dim = mlp->config.emb_dim, part = width / shards_of(mlp);
     spec_quad *both = to->values[ASSAY_MLPWI];
     for (int64_t j = 0; j < width; j++) {
         to->values[ASSAY_MLPWI_0][row * width + j] = a[j];
         to->values[ASSAY_MLPWI_1][row * width + j] = b[j];
         if (both == NULL) continue;
-        both[row * 2 * width + j] = a[j];
-        both[row * 2 * width + width + j] = b[j];
+        const int64_t at = row * 2 * width + j / part * 2 * part + j % part;
+        both[at] = a[j];
+        both[at + part] = b[j];
     }
     for (int64_t d = 0; d < dim; d++) to->values[ASSAY_MLPWO][row * dim + d] = y[d];
 }
@@ -79,7 +89,7 @@ assay_status spec_gated_mlp(assay_context *ctx, const assay_gated_mlp_config *co
     spec_quad *a = scratch, *b = scratch + mlp_dim, *h = scratch + 2 * mlp_dim;
     for (int64_t row = 0; row < rows; row++) {
         spec_mlp_row(&mlp, x->values + row * emb_dim, a, b, h, y + row * emb_dim);
-        spec_keep_mlp(&kept, config, row, a, b, y + row * emb_dim);
+        spec_keep_mlp(&kept, &mlp, row, a, b, y + row * emb_dim);
     }
 cleanup:
     free(scratch);

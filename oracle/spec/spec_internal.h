@@ -46,6 +46,7 @@ assay_status spec_read_weights(assay_context *ctx, const assay_tensor_table *tab
 typedef struct spec_mlp {
     assay_gated_mlp_config config; /* rows is nothing to it */
     const spec_quad *w[ASSAY_MLP_WEIGHTS];
+    int64_t w13_shards; /* columns of wi: gate and up of shard 0, of shard 1, ...; 0 is 1 */
 } spec_mlp;
 /* a, b, h [H] and y [D] are written. */
 void spec_mlp_row(const spec_mlp *mlp, const spec_quad *x, spec_quad *a, spec_quad *b, spec_quad *h, spec_quad *y);
@@ -56,8 +57,8 @@ typedef struct spec_mlp_checkpoints {
 } spec_mlp_checkpoints;
 assay_status spec_add_mlp_checkpoints(assay_context *ctx, spec_tensors *out, const assay_gated_mlp_config *config,
                                       assay_mlp_place place, const assay_shape *rows, spec_mlp_checkpoints *added);
-void spec_keep_mlp(const spec_mlp_checkpoints *to, const assay_gated_mlp_config *config, int64_t row,
-                   const spec_quad *a, const spec_quad *b, const spec_quad *y);
+void spec_keep_mlp(const spec_mlp_checkpoints *to, const spec_mlp *mlp, int64_t row, const spec_quad *a,
+                   const spec_quad *b, const spec_quad *y);
 
 /* order [count]: positions of `keys` sorted ascending, equal keys in their order; sizes [groups]: how many of each. */
 void spec_sort_by_expert(int64_t count, const int32_t *keys, int64_t groups, int32_t *order, int32_t *sizes);

@@ -33,6 +33,7 @@ assay_status spec_moe(assay_context *ctx, const spec_moe_config *both, const spe
     if (spec_is_sharded(both)) return spec_sharded_moe(ctx, both, in, out);
     TRY(spec_route(ctx, &config->routing, in, out));
     TRY(spec_block_read(ctx, config, in, &block));
+    block.experts.w13_shards = both->w13_shards;
     TRY(spec_tensors_add(ctx, out, "outputs/y", &block.x->shape, &y));
     block.weights = spec_tensors_find(out, "routing/weights")->values;
     block.selected = spec_tensors_find(out, "routing/selected_experts")->indices;

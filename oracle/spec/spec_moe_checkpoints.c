@@ -3,7 +3,7 @@
 /* Row `row` is what the block's scratch holds. */
 static void keep(const spec_block *block, const spec_mlp *mlp, const spec_mlp_checkpoints *to, int64_t row)
 {
-    spec_keep_mlp(to, &mlp->config, row, block->a, block->b, block->y);
+    spec_keep_mlp(to, mlp, row, block->a, block->b, block->y);
 }
 
 static assay_status add_shared(assay_context *ctx, const spec_block *block, spec_tensors *out)
@@ -94,6 +94,7 @@ assay_status spec_moe_checkpoints(assay_context *ctx, const spec_moe_config *bot
     const assay_shape rows = routed_rows(config);
     TRY(spec_route(ctx, &config->routing, in, &routing));
     TRY(spec_block_read(ctx, config, in, &block));
+    block.experts.w13_shards = both->w13_shards;
     block.weights = spec_tensors_find(&routing, "routing/weights")->values;
     block.selected = spec_tensors_find(&routing, "routing/selected_experts")->indices;
     if (spec_is_sharded(both)) {

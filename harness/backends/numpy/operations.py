@@ -164,6 +164,7 @@ def run(ar, request):
     s = request.settings
     s.need(request.op in OPERATIONS, "no " + request.op)
     s.need(s.words("mesh") == ["data", "1", "fsdp", "1", "expert", "1"], "no mesh")
+    s.need(s.count("w13_reorder_size") == 1, "no fused weights laid out for tensor shards")
     s.need(not s.true("use_batch_split_schedule"), "no batch-split schedule")
     given = {path: ar.given(path, x) for path, x in request.tensors.items()}
     with np.errstate(all="ignore"):

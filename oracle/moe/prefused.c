@@ -1,0 +1,131 @@
+#include "oracle/moe/prefused.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "oracle/base/memory.h"
+
+enum { BLOCK = 1 << 16 }; /* numbers that a sink lays out at a time, or one row */
+
+int64_t assay_prefused_place(int64_t column, int64_t mlp_dim, int64_t shards)
+{
+    const int64_t part = mlp_dim / shards, within = column % mlp_dim;
+    return (within / part * 2 + column / mlp_dim) * part + within % part;
+}
+
+int64_t assay_prefused_column(int64_t place, int64_t mlp_dim, int64_t shards)
+{
+    const int64_t part = mlp_dim / shards, piece = place / part;
+    return piece % 2 * mlp_dim + piece / 2 * part + place % part;
+}
+
+/* One shard's gate or up is one piece in both. */
+static void move(double *out, const double *in, int64_t rows, int64_t mlp_dim, int64_t shards, bool to_shards)
+{
+    const int64_t part = mlp_dim / shards, width = 2 * mlp_dim;
+    for (int64_t row = 0; row < rows * width; row += width) {
+        for (int64_t place = 0; place < width; place += part) {
+            const int64_t column = assay_prefused_column(place, mlp_dim, shards);
+            memcpy(out + row + (to_shards ? place : column), in + row + (to_shards ? column : place),
+                   (size_t)part * sizeof *out);
+        }
+    }
+}
+
+void assay_prefuse_for_shards(double *out, const double *in, int64_t rows, int64_t mlp_dim, int64_t shards)
+{
+    move(out, in, rows, mlp_dim, shards, true);
+}
+
+void assay_prefuse_whole(double *out, const double *in, int64_t rows, int64_t mlp_dim, int64_t shards)
+{
+    move(out, in, rows, mlp_dim, shards, false);
+}
+
+bool assay_path_is_prefused(const char *path)
+{
+    return assay_path_ends(path, "wi") || assay_path_ends(path, "moe_mlpwi");
+}
+
+static assay_status check_rows(assay_context *ctx, const assay_prefused *p, const char *path, int64_t first,
+                               int64_t count)
+{
+    if (first % (2 * p->mlp_dim) == 0 && count % (2 * p->mlp_dim) == 0) return ASSAY_OK;
+    return assay_fail(ctx, ASSAY_INTERNAL, "%s is laid out in rows of %" PRId64 ", found %" PRId64 " from %" PRId64,
+                      path, 2 * p->mlp_dim, count, first);
+}
+
+static bool has(void *self, const char *path)
+{
+    const assay_prefused *p = self;
+    return p->in->has(p->in->self, path);
+}
+
+static assay_status read_f64(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
+                             double *out)
+{
+    const assay_prefused *p = self;
+    const int64_t width = 2 * p->mlp_dim;
+    double *row = NULL;
+    assay_status status = ASSAY_OK;
+    TRY(p->in->read(ctx, p->in->self, path, first, count, out));
+    if (!assay_path_is_prefused(path)) return ASSAY_OK;
+    TRY(check_rows(ctx, p, path, first, count));
+    TRY(assay_alloc_f64(ctx, "a row of gate and up", width, &row));
+    for (int64_t i = 0; i < count; i += width) {
+        memcpy(row, out + i, (size_t)width * sizeof *row);
+        assay_prefuse_whole(out + i, row, 1, p->mlp_dim, p->shards);
+    }
+cleanup:
+    free(row);
+    return status;
+}
+
+static assay_status read_i32(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
+                             int32_t *out)
+{
+    const assay_prefused *p = self;
+    return p->in->read_i32(ctx, p->in->self, path, first, count, out);
+}
+
+assay_source assay_prefused_source(assay_prefused *p)
+{
+    return (assay_source){.self = p, .has = has, .read = read_f64, .read_i32 = read_i32};
+}
+
+static bool wants(void *self, const char *path)
+{
+    const assay_prefused *p = self;
+    return p->out->wants(p->out->self, path);
+}
+
+static assay_status write_f64(assay_context *ctx, void *self, const char *path, int64_t count, const double *values)
+{
+    const assay_prefused *p = self;
+    const int64_t width = 2 * p->mlp_dim, block = width < BLOCK ? BLOCK / width * width : width;
+    double *laid_out = NULL;
+    assay_status status = ASSAY_OK;
+    if (!assay_path_is_prefused(path)) return p->out->write(ctx, p->out->self, path, count, values);
+    TRY(check_rows(ctx, p, path, 0, count));
+    TRY(assay_alloc_f64(ctx, "rows of gate and up", count < block ? count : block, &laid_out));
+    for (int64_t i = 0; i < count; i += block) {
+        const int64_t numbers = count - i < block ? count - i : block;
+        assay_prefuse_for_shards(laid_out, values + i, numbers / width, p->mlp_dim, p->shards);
+        TRY(p->out->write(ctx, p->out->self, path, numbers, laid_out));
+    }
+cleanup:
+    free(laid_out);
+    return status;
+}
+
+static assay_status write_i32(assay_context *ctx, void *self, const char *path, int64_t count, const int32_t *values)
+{
+    const assay_prefused *p = self;
+    return p->out->write_i32(ctx, p->out->self, path, count, values);
+}
+
+assay_sink assay_prefused_sink(assay_prefused *p)
+{
+    return (assay_sink){.self = p, .wants = wants, .write = write_f64, .write_i32 = write_i32};
+}

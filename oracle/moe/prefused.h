@@ -1,0 +1,31 @@
+/* Gate and up of experts in one tensor, whose last axis [2H] is split over N tensor shards: each shard's part holds its
+ * gate and then its up, gate_0 up_0 gate_1 up_1 ... of H/N columns each (MaxText convert_utils.py _interleave_moe_weights,
+ * tpu-inference utils.py reorder_concatenated_tensor_for_sharding). N = 1 is all of gate, then all of up, which is what
+ * every operation here computes with. */
+#ifndef ASSAY_MOE_PREFUSED_H
+#define ASSAY_MOE_PREFUSED_H
+
+#include "oracle/base/tensor.h"
+
+/* The place of a column of [gate | up] in the layout of so many shards, and back. shards divides mlp_dim. */
+int64_t assay_prefused_place(int64_t column, int64_t mlp_dim, int64_t shards);
+int64_t assay_prefused_column(int64_t place, int64_t mlp_dim, int64_t shards);
+
+/* Rows [rows,2H] from [gate | up] to the layout, and back; `out` and `in` do not overlap. */
+void assay_prefuse_for_shards(double *out, const double *in, int64_t rows, int64_t mlp_dim, int64_t shards);
+void assay_prefuse_whole(double *out, const double *in, int64_t rows, int64_t mlp_dim, int64_t shards);
+
+/* A source and a sink in the layout of the shards, as an operation sees them that computes with [gate | up]: weights wi of
+ * experts, their gradients, the checkpoint moe_mlpwi and the error scales of these. Everything else passes through. */
+typedef struct assay_prefused {
+    const assay_source *in;
+    const assay_sink *out;
+    int64_t mlp_dim, shards;
+} assay_prefused;
+
+/* Whether the tensor at this path has the layout. */
+bool assay_path_is_prefused(const char *path);
+assay_source assay_prefused_source(assay_prefused *p);
+assay_sink assay_prefused_sink(assay_prefused *p);
+
+#endif
