@@ -105,12 +105,15 @@ assay_status assay_describe_moe_checkpoints(const assay_describer *d, const assa
                                             const assay_sharding *sharding)
 {
     assay_status status;
-    const assay_gated_mlp_config expert = assay_moe_expert_config(config, 0),
-                                 shared = assay_moe_shared_config(config, 0);
+    const bool sharded = assay_is_sharded(config, sharding);
+    const int64_t parts = sharded ? assay_mesh_size(&sharding->mesh, ASSAY_AXIS_MLP_TENSOR) : 1;
+    const assay_gated_mlp_config shared = assay_moe_shared_config(config, 0);
+    assay_gated_mlp_config expert = assay_moe_expert_config(config, 0);
+    expert.mlp_dim /= parts; /* a shard's columns */
+    expert.emb_dim /= parts;
     const assay_dims tokens = {"BS", {config->routing.batch, config->routing.sequence}};
     TRY(assay_describe_mlp_checkpoints(d, &expert, ASSAY_MLP_ROUTED,
-                                       assay_is_sharded(config, sharding) ? assay_sharded_rows(config, sharding)
-                                                                          : routed_rows(config)));
+                                       sharded ? assay_sharded_rows(config, sharding) : routed_rows(config)));
     TRY(assay_describe_mlp_checkpoints(d, &shared, ASSAY_MLP_SHARED, tokens));
 cleanup:
     return status;

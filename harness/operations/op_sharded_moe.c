@@ -14,7 +14,7 @@ static void per_shard_of(per_shard *p, const assay_shard_sizes *s, const char *l
 {
     int rank = 0;
     p->labels[rank] = 'm';
-    p->dims.dims[rank++] = s->shards;
+    p->dims.dims[rank++] = s->shards * s->hidden_shards;
     if (s->chunks > 1) {
         p->labels[rank] = 'c';
         p->dims.dims[rank++] = s->chunks;
@@ -71,7 +71,8 @@ assay_status assay_describe_sharded_routing(const assay_describer *d, const assa
     TRY(describe_integers(d, &s, "sorted_selected_experts", "r", s.copies, 0));
     const bool spread = s.expert_shards > 1, exchanged = spread && !sharding->ring_of_experts;
     if (spread) {
-        TRY(assay_describe_result(d, "routing", "expert_shard_id", ASSAY_INT32, (assay_dims){"m", {s.shards}}));
+        TRY(assay_describe_result(d, "routing", "expert_shard_id", ASSAY_INT32,
+                                  (assay_dims){"m", {assay_mesh_shards(&sharding->mesh)}}));
     }
     if (exchanged) TRY(describe_integers(d, &s, "reshaped_group_sizes", "P", s.expert_shards, 0));
     if (exchanged && s.batch_sharded) {
@@ -86,8 +87,8 @@ cleanup:
 assay_dims assay_sharded_rows(const assay_moe_config *config, const assay_sharding *sharding)
 {
     const assay_shard_sizes s = assay_shard_sizes_of(config, sharding);
-    return s.chunks > 1 ? (assay_dims){"mcb", {s.shards, s.chunks, s.buffer}}
-                        : (assay_dims){"mb", {s.shards, s.buffer}};
+    const int64_t shards = assay_mesh_shards(&sharding->mesh);
+    return s.chunks > 1 ? (assay_dims){"mcb", {shards, s.chunks, s.buffer}} : (assay_dims){"mb", {shards, s.buffer}};
 }
 
 assay_status assay_sharding_of(assay_context *ctx, const assay_case *c, assay_sharding *sharding)

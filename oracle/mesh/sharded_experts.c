@@ -9,7 +9,7 @@ static const int32_t *groups_of(const sharded_run *run, int64_t expert, int64_t 
 {
     const assay_shard_sizes *s = &run->sizes;
     const int64_t shard = piece % s->shards;
-    const int64_t index = assay_mesh_index(&run->sharding->mesh, shard, ASSAY_AXIS_EXPERT);
+    const int64_t index = assay_mesh_index(&run->mesh, shard, ASSAY_AXIS_EXPERT);
     *local = index == expert / s->local_experts ? expert % s->local_experts : -1;
     return run->chunks[piece / s->shards].local_group_sizes + shard * s->local_experts;
 }
@@ -94,12 +94,17 @@ void sharded_free_rows(moe_block *block)
 assay_status sharded_write_outputs(assay_context *ctx, const sharded_run *run)
 {
     assay_status status = ASSAY_OK;
-    const int64_t count = run->sizes.buffer * run->permute.emb_dim;
-    for (int64_t shard = 0; shard < run->sizes.shards; shard++) {
-        for (int64_t c = 0; c < run->sizes.chunks; c++)
-            TRY(moe_write(ctx, &run->block->results, MOE_ROUTED + ASSAY_MLPWO, count,
-                          run->chunks[c].rows_y + shard * count));
+    const int64_t dim = run->permute.emb_dim, rows = run->sizes.buffer, parts = run->sizes.hidden_shards;
+    double *own = NULL;
+    if (!moe_wants(&run->block->results, MOE_ROUTED + ASSAY_MLPWO)) return ASSAY_OK;
+    TRY(assay_alloc_f64(ctx, "a shard's part of y", rows * dim / parts, &own));
+    for (int64_t i = 0; i < run->sizes.shards * parts * run->sizes.chunks; i++) {
+        const int64_t shard = i / run->sizes.chunks, c = i % run->sizes.chunks;
+        const double *y = run->chunks[c].rows_y + shard / parts * rows * dim;
+        moe_take_part(own, y, rows, dim, 1, shard % parts, parts);
+        TRY(moe_write(ctx, &run->block->results, MOE_ROUTED + ASSAY_MLPWO, rows * dim / parts, own));
     }
 cleanup:
+    free(own);
     return status;
 }

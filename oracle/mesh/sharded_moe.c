@@ -51,10 +51,6 @@ static assay_status check_features(assay_context *ctx, const assay_moe_config *c
         return assay_fail(ctx, ASSAY_BAD_INPUT, "moe: expert parallelism needs sparse_matmul=true, found the %s path",
                           config->path == ASSAY_MOE_DENSE ? "dense" : "dropping");
     }
-    if (assay_mesh_size(&s->mesh, ASSAY_AXIS_MLP_TENSOR) > 1) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "moe: mesh.mlp_tensor is %" PRId64 ", expected 1 on the sparse path",
-                          s->mesh.size[ASSAY_AXIS_MLP_TENSOR]);
-    }
     if (s->weight_before_wo && config->routing.family == ASSAY_ROUTER_LLAMA4) {
         return assay_fail(ctx, ASSAY_BAD_INPUT,
                           "moe: decoder_block=llama4 has its weight on x, found it on h (weight_before_wo)");
@@ -87,6 +83,7 @@ static assay_status check_divisions(assay_context *ctx, const assay_moe_config *
     int64_t shards = 0;
     assay_status status = assay_checked_count(ctx, "mesh", ASSAY_AXIS_EXPERT + 1, s->mesh.size, &shards);
     if (status != ASSAY_OK) return status;
+    const int64_t parts = assay_mesh_size(&s->mesh, ASSAY_AXIS_MLP_TENSOR);
     const bool one_for_all = routing->batch == 1 && shards == s->mesh.size[ASSAY_AXIS_EXPERT] && !s->ring_of_experts;
     if (!one_for_all && !is_divided(routing->batch, shards)) {
         return assay_fail(ctx, ASSAY_BAD_INPUT,
@@ -110,6 +107,18 @@ static assay_status check_divisions(assay_context *ctx, const assay_moe_config *
                           "), expected each part to be a multiple of num_moe_emb_chunks, which is %" PRId64,
                           dim, s->tensor_shards, chunks);
     }
+    const struct {
+        const char *name;
+        int64_t size;
+    } widths[] = {{"moe_mlp_dim", config->moe_mlp_dim},
+                  {"emb_dim (psum_scatter)", dim},
+                  {"width of the shared expert", config->shared_mlp_dim}};
+    for (size_t i = 0; i < sizeof widths / sizeof *widths; i++) {
+        if (widths[i].size % parts == 0) continue;
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "moe: %s is %" PRId64 ", expected a multiple of mesh.mlp_tensor, which is %" PRId64,
+                          widths[i].name, widths[i].size, parts);
+    }
     if (!is_divided(routing->sequence, s->token_chunks)) {
         return assay_fail(ctx, ASSAY_BAD_INPUT,
                           "moe: sequence is %" PRId64
@@ -123,8 +132,10 @@ static assay_status check_divisions(assay_context *ctx, const assay_moe_config *
 static assay_shard_sizes sizes_before_buffer(const assay_moe_config *config, const assay_sharding *sharding)
 {
     const assay_routing_config *routing = &config->routing;
-    assay_shard_sizes s = {.shards = assay_mesh_shards(&sharding->mesh),
+    const int64_t hidden_shards = assay_mesh_size(&sharding->mesh, ASSAY_AXIS_MLP_TENSOR);
+    assay_shard_sizes s = {.shards = assay_mesh_shards(&sharding->mesh) / hidden_shards,
                            .expert_shards = sharding->mesh.size[ASSAY_AXIS_EXPERT],
+                           .hidden_shards = hidden_shards,
                            .chunks = sharding->token_chunks};
     s.batch_sharded = routing->batch > 1 || s.expert_shards == 1;
     s.own_batch = s.batch_sharded ? routing->batch / s.shards : routing->batch;
@@ -202,8 +213,9 @@ int64_t assay_sharded_moe_memory(const assay_moe_config *config, const assay_sha
                           3 * dim * experts + chunks * shards * (double)s.expert_shards * (experts + 8);
     const double order = chunks * (2 * copies + rows), moved = 2 * routed * dim + copies * dim + rows * dim;
     const double kept = chunks * rows * (4 * dim + 2 * width + 2);
-    const double expert = 9 * dim * (width + 1) + most * (12 * width + 4 * dim) + 4 * width;
-    const double common = 9 * dim * shared + tokens * (12 * shared + 5 * dim);
+    const double parts = s.hidden_shards > 1 ? 2 : 0; /* of rows: of y or dx, and of a checkpoint */
+    const double expert = 9 * dim * (width + 1) + most * (12 * width + (4 + parts) * dim) + 4 * width;
+    const double common = 9 * dim * shared + tokens * (12 * shared + (5 + parts) * dim);
     /* Beside numbers: structs of each shard, and what allocations are rounded up by. */
     const double structs = shards * chunks * 4096 + 65536;
     const double experts_run = moved + kept + expert; /* it is over when the shared expert comes */

@@ -50,14 +50,16 @@ assay_status assay_sharded_moe_check(assay_context *ctx, const assay_moe_config 
                                      const assay_sharding *sharding);
 
 typedef struct assay_shard_sizes {
-    int64_t shards, expert_shards; /* M, P */
-    bool batch_sharded;            /* over the expert axis */
-    int64_t own_batch;             /* rows of x that a shard owns (batch not split: all) */
-    int64_t batch;                 /* that it routes: with the ring those of its whole expert axis */
-    int64_t chunks, sequence;      /* C, and S / C */
-    int64_t copies;                /* batch * sequence * K: what it sorts, of one chunk */
-    int64_t buffer;                /* rows that its experts may get, of one chunk; `copies` where nothing is sent */
-    int64_t local_experts;         /* E / P */
+    int64_t shards;           /* that tokens lie on: M / N */
+    int64_t expert_shards;    /* P */
+    int64_t hidden_shards;    /* N */
+    bool batch_sharded;       /* over the expert axis */
+    int64_t own_batch;        /* rows of x that a shard owns (batch not split: all) */
+    int64_t batch;            /* that it routes: with the ring those of its whole expert axis */
+    int64_t chunks, sequence; /* C, and S / C */
+    int64_t copies;           /* batch * sequence * K: what it sorts, of one chunk */
+    int64_t buffer;           /* rows that its experts may get, of one chunk; `copies` where nothing is sent */
+    int64_t local_experts;    /* E / P */
 } assay_shard_sizes;
 /* Of a configuration that was checked. */
 assay_shard_sizes assay_shard_sizes_of(const assay_moe_config *config, const assay_sharding *sharding);

@@ -6,7 +6,8 @@
  * the rows came.
  *
  * M shards, P of them on the expert axis, C chunks of the sequence, each of which is all of the above by itself. In
- * arrays of one chunk the shard comes first: [M,local shape]. Tt: tokens that a shard routes of a chunk. Sums over
+ * arrays of one chunk the shard comes first: [M,local shape]. The shards of the axis mlp_tensor, which differ in their columns
+ * of H alone, are one here: how their parts add up is the gated MLP's business. Tt: tokens that a shard routes of a chunk. Sums over
  * shards run over chunks and within a chunk over shards, ascending. */
 #ifndef ASSAY_MESH_SHARDED_MOE_INTERNAL_H
 #define ASSAY_MESH_SHARDED_MOE_INTERNAL_H
@@ -40,6 +41,7 @@ typedef struct sharded_chunk {
 typedef struct sharded_run {
     moe_block *block;
     const assay_sharding *sharding;
+    assay_mesh mesh; /* of the shards that tokens lie on: without mlp_tensor */
     assay_shard_sizes sizes;
     assay_routing_config routing; /* of a shard's tokens of one chunk */
     assay_permute_dims permute;   /* likewise */

@@ -7,6 +7,12 @@
 #include "oracle/base/memory.h"
 #include "oracle/mesh/sharded_moe_internal.h"
 
+/* For each shard of the mesh, those of mlp_tensor innermost, which have the same. */
+static int64_t devices(const sharded_run *run)
+{
+    return run->sizes.shards * run->sizes.hidden_shards;
+}
+
 /* [M,C,count] of chunks' [M,count], which lie in their structs at `member`. */
 static assay_status write_integers(assay_context *ctx, const sharded_run *run, const char *name, int64_t count,
                                    size_t member)
@@ -14,10 +20,10 @@ static assay_status write_integers(assay_context *ctx, const sharded_run *run, c
     assay_status status = ASSAY_OK;
     char path[ASSAY_PATH_SIZE];
     snprintf(path, sizeof path, "routing/%s", name);
-    for (int64_t shard = 0; shard < run->sizes.shards; shard++) {
+    for (int64_t device = 0; device < devices(run); device++) {
         for (int64_t c = 0; c < run->sizes.chunks; c++) {
             int32_t *const *values = (int32_t *const *)((const char *)&run->chunks[c] + member);
-            TRY(moe_write_i32(ctx, run->block, path, count, *values + shard * count));
+            TRY(moe_write_i32(ctx, run->block, path, count, *values + device / run->sizes.hidden_shards * count));
         }
     }
 cleanup:
@@ -30,8 +36,8 @@ static assay_status write_metadata(assay_context *ctx, const sharded_run *run)
     assay_status status = ASSAY_OK;
     const assay_shard_sizes *s = &run->sizes;
     if (s->expert_shards == 1) return ASSAY_OK;
-    for (int64_t shard = 0; shard < s->shards; shard++) {
-        const int32_t id = (int32_t)assay_mesh_index(&run->sharding->mesh, shard, ASSAY_AXIS_EXPERT);
+    for (int64_t device = 0; device < devices(run); device++) {
+        const int32_t id = (int32_t)assay_mesh_index(&run->sharding->mesh, device, ASSAY_AXIS_EXPERT);
         TRY(moe_write_i32(ctx, run->block, shard_id, 1, &id));
     }
     if (run->sharding->ring_of_experts) return ASSAY_OK;
@@ -55,7 +61,7 @@ static assay_status write_tokens(assay_context *ctx, const sharded_run *run)
     for (int64_t row = 0; row < block->split.owners * s->own_batch; row++) {
         const int64_t shard = row / s->own_batch;
         const int64_t part =
-            run->sharding->ring_of_experts ? assay_mesh_index(&run->sharding->mesh, shard, ASSAY_AXIS_EXPERT) : 0;
+            run->sharding->ring_of_experts ? assay_mesh_index(&run->mesh, shard, ASSAY_AXIS_EXPERT) : 0;
         const int64_t first = (part * s->own_batch + row % s->own_batch) * s->sequence;
         for (int64_t c = 0; c < s->chunks; c++) {
             const assay_routing *routing = &run->chunks[c].routings[shard];
@@ -80,11 +86,11 @@ static assay_status write_balance(assay_context *ctx, const sharded_run *run)
     const double chunks = (double)s->chunks;
     double *updates = NULL;
     TRY(assay_alloc_f64(ctx, "bias updates of a shard", experts, &updates));
-    for (int64_t shard = 0; shard < s->shards; shard++) {
+    for (int64_t device = 0; device < devices(run); device++) {
         double loss = 0;
         memset(updates, 0, (size_t)experts * sizeof *updates);
         for (int64_t c = 0; c < s->chunks; c++) {
-            const assay_routing *routing = &run->chunks[c].routings[shard];
+            const assay_routing *routing = &run->chunks[c].routings[device / s->hidden_shards];
             loss += routing->lb_loss;
             for (int64_t e = 0; routing->bias_updates != NULL && e < experts; e++)
                 updates[e] += routing->bias_updates[e];

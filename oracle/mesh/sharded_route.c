@@ -48,7 +48,7 @@ static assay_status sort_copies(assay_context *ctx, sharded_run *run, sharded_ch
     const assay_shard_sizes *s = &run->sizes;
     const int64_t experts = run->permute.experts;
     const int32_t *selected = chunk->routings[shard].selected_experts;
-    const int64_t index = assay_mesh_index(&run->sharding->mesh, shard, ASSAY_AXIS_EXPERT);
+    const int64_t index = assay_mesh_index(&run->mesh, shard, ASSAY_AXIS_EXPERT);
     const int64_t first = run->sharding->ring_of_experts ? index * s->local_experts : 0;
     int32_t *rolled = NULL;
     TRY(assay_alloc_i32(ctx, "rolled ids of experts", s->copies, &rolled));

@@ -23,10 +23,9 @@ void sharded_spread(const sharded_run *run, int64_t c, size_t bytes, void *route
     char *to = routed;
     for (int64_t i = 0; i < s->shards * s->batch; i++, to += chunk) {
         const int64_t shard = i / s->batch, part = i % s->batch / s->own_batch;
-        const int64_t owner = run->sharding->ring_of_experts
-                                  ? assay_mesh_peer(&run->sharding->mesh, shard, EXPERT, part)
-                              : s->batch_sharded ? shard
-                                                 : 0;
+        const int64_t owner = run->sharding->ring_of_experts ? assay_mesh_peer(&run->mesh, shard, EXPERT, part)
+                              : s->batch_sharded             ? shard
+                                                             : 0;
         const int64_t row = owner * s->own_batch + i % s->own_batch;
         memcpy(to, (const char *)whole + chunk_at(run, c, row, bytes), chunk);
     }
@@ -45,7 +44,7 @@ assay_status sharded_collect(assay_context *ctx, const sharded_run *run, int64_t
     if (s->expert_shards > 1 && (run->sharding->ring_of_experts || !s->batch_sharded))
         assay_round(ctx, rounding, s->shards * count, routed);
     if (run->sharding->ring_of_experts) {
-        assay_psum_scatter(ctx, part, routed, &shape, 0, &run->sharding->mesh, EXPERT);
+        assay_psum_scatter(ctx, part, routed, &shape, 0, &run->mesh, EXPERT);
     } else {
         memcpy(part, routed, (size_t)((s->batch_sharded ? s->shards : 1) * count) * sizeof *part);
         for (int64_t shard = 1; !s->batch_sharded && shard < s->shards; shard++) {
@@ -114,7 +113,7 @@ assay_status sharded_dispatch(assay_context *ctx, const sharded_run *run, const 
         return ASSAY_OK;
     }
     if (run->sizes.batch_sharded) {
-        TRY(assay_ragged_all_to_all(ctx, run->received, sorted, &chunk->dispatch, &dims, &run->sharding->mesh, EXPERT));
+        TRY(assay_ragged_all_to_all(ctx, run->received, sorted, &chunk->dispatch, &dims, &run->mesh, EXPERT));
         received = run->received;
     }
     sort_received(ctx, run, chunk, width, rows, received);
@@ -135,8 +134,8 @@ assay_status sharded_dispatch_transpose(assay_context *ctx, const sharded_run *r
         return ASSAY_OK;
     }
     unsort_received(ctx, run, chunk, width, run->received, rows);
-    return assay_ragged_all_to_all_transpose(ctx, sorted, NULL, run->received, &chunk->dispatch, &dims,
-                                             &run->sharding->mesh, EXPERT);
+    return assay_ragged_all_to_all_transpose(ctx, sorted, NULL, run->received, &chunk->dispatch, &dims, &run->mesh,
+                                             EXPERT);
 }
 
 assay_status sharded_combine(assay_context *ctx, const sharded_run *run, const sharded_chunk *chunk, int64_t width,
@@ -153,7 +152,7 @@ assay_status sharded_combine(assay_context *ctx, const sharded_run *run, const s
         sent = run->received;
     }
     memset(sorted, 0, bytes_of(run, run->sizes.copies, width)); /* what was cut comes back as 0 */
-    return assay_ragged_all_to_all(ctx, sorted, sent, &chunk->combine, &dims, &run->sharding->mesh, EXPERT);
+    return assay_ragged_all_to_all(ctx, sorted, sent, &chunk->combine, &dims, &run->mesh, EXPERT);
 }
 
 assay_status sharded_combine_transpose(assay_context *ctx, const sharded_run *run, const sharded_chunk *chunk,
@@ -166,8 +165,7 @@ assay_status sharded_combine_transpose(assay_context *ctx, const sharded_run *ru
         return ASSAY_OK;
     }
     double *sent = run->sizes.batch_sharded ? run->received : rows;
-    TRY(assay_ragged_all_to_all_transpose(ctx, sent, NULL, sorted, &chunk->combine, &dims, &run->sharding->mesh,
-                                          EXPERT));
+    TRY(assay_ragged_all_to_all_transpose(ctx, sent, NULL, sorted, &chunk->combine, &dims, &run->mesh, EXPERT));
     if (run->sizes.batch_sharded) sort_received(ctx, run, chunk, width, rows, sent);
 cleanup:
     return status;

@@ -200,7 +200,7 @@ assay_status assay_sharded_moe_run(assay_context *ctx, const assay_moe_config *c
     if (status != ASSAY_OK) return status;
     const assay_shard_sizes s = assay_shard_sizes_of(config, sharding);
     const assay_routing_config *routing = &config->routing;
-    sharded_run run = {.sharding = sharding, .sizes = s, .routing = *routing};
+    sharded_run run = {.sharding = sharding, .mesh = sharding->mesh, .sizes = s, .routing = *routing};
     moe_block block = {.config = config,
                        .in = in,
                        .placement = &mesh_placement,
@@ -209,11 +209,13 @@ assay_status assay_sharded_moe_run(assay_context *ctx, const assay_moe_config *c
                                  .owners = s.batch_sharded ? s.shards : 1,
                                  .pieces = s.shards * s.chunks,
                                  .tensor_shards = sharding->tensor_shards,
+                                 .hidden_shards = s.hidden_shards,
                                  .emb_chunks = sharding->emb_chunks > 0 ? sharding->emb_chunks : 1,
                                  .weighs_h = sharding->weight_before_wo},
                        .kept_rows = s.shards * s.chunks * s.buffer,
                        .keeps_outputs = true};
     run.block = &block;
+    run.mesh.size[ASSAY_AXIS_MLP_TENSOR] = 1;
     run.routing.batch = s.batch;
     run.routing.sequence = s.sequence;
     run.permute =

@@ -10,8 +10,8 @@ static void ragged_row(const sharded_run *run, const assay_ragged_params *params
 {
     const int64_t at = shard * run->sizes.expert_shards;
     assay_all_to_all_params(params->input_offsets + at, params->send_sizes + at, params->output_offsets + at,
-                            params->recv_sizes + at, assay_mesh_index(&run->sharding->mesh, shard, ASSAY_AXIS_EXPERT),
-                            traffic, truncated);
+                            params->recv_sizes + at, assay_mesh_index(&run->mesh, shard, ASSAY_AXIS_EXPERT), traffic,
+                            truncated);
 }
 
 /* Who sends what to whom, once all group sizes are known. */
@@ -19,7 +19,7 @@ static assay_status count_traffic(assay_context *ctx, sharded_run *run, sharded_
 {
     assay_status status = ASSAY_OK;
     const assay_shard_sizes *s = &run->sizes;
-    const assay_mesh *mesh = &run->sharding->mesh;
+    const assay_mesh *mesh = &run->mesh;
     const int64_t peers = s->expert_shards, local = s->local_experts;
     const assay_shape row = assay_shape_of(2, (int64_t)1, peers);
     int32_t *truncated = NULL;
@@ -63,7 +63,7 @@ static assay_status sort_locally(assay_context *ctx, sharded_run *run, sharded_c
     TRY(assay_alloc_i32(ctx, "local_sorted_indices", s->shards * s->buffer, &chunk->local_sorted_indices));
     TRY(assay_alloc_i32(ctx, "group sizes of all senders", s->shards * peers * experts, &all_sizes));
     TRY(assay_alloc_i32(ctx, "sorted experts", s->copies, &sorted_experts));
-    assay_all_gather_i32(all_sizes, chunk->group_sizes, &row, 0, &run->sharding->mesh, ASSAY_AXIS_EXPERT);
+    assay_all_gather_i32(all_sizes, chunk->group_sizes, &row, 0, &run->mesh, ASSAY_AXIS_EXPERT);
     for (int64_t shard = 0; shard < s->shards; shard++) {
         for (int64_t i = 0; i < s->copies; i++)
             sorted_experts[i] = chunk->routings[shard].selected_experts[chunk->order[shard * s->copies + i]];
@@ -73,7 +73,7 @@ static assay_status sort_locally(assay_context *ctx, sharded_run *run, sharded_c
             .senders = s->batch_sharded ? peers : 1,
             .num_experts = experts,
             .local_experts = s->local_experts,
-            .shard = assay_mesh_index(&run->sharding->mesh, shard, ASSAY_AXIS_EXPERT),
+            .shard = assay_mesh_index(&run->mesh, shard, ASSAY_AXIS_EXPERT),
             .rows = s->buffer,
             .sorted_experts = s->batch_sharded ? NULL : sorted_experts,
             .truncate = s->batch_sharded && run->sharding->ragged_buffer_factor > 0,

@@ -178,7 +178,7 @@ assay_status assay_moe_run(assay_context *ctx, const assay_moe_config *config, c
         .in = in,
         .observer = observer,
         .placement = &moe_one_device,
-        .split = {.shards = 1, .owners = 1, .pieces = 1, .tensor_shards = 1, .emb_chunks = 1},
+        .split = {.shards = 1, .owners = 1, .pieces = 1, .tensor_shards = 1, .emb_chunks = 1, .hidden_shards = 1},
         .path = paths[config->path],
         .kept_rows = dense ? routing->batch * routing->sequence * routing->num_experts : 0,
     };

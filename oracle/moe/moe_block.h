@@ -90,6 +90,9 @@ assay_status moe_mlp_forward(assay_context *ctx, moe_mlp *mlp, const moe_block *
 /* A checkpoint that the source gives, of the rows at hand; rows beyond them become 0. */
 assay_status moe_read_given(assay_context *ctx, const moe_mlp *mlp, const moe_block *block, int checkpoint,
                             const moe_rows *rows, double *values);
+/* Columns of rows [count,width] that the shard `part` of H has: of each of the halves (gate and up side by side) its share. */
+void moe_take_part(double *own, const double *rows, int64_t count, int64_t width, int64_t halves, int64_t part,
+                   int64_t parts);
 /* Whether the source gives any of the routed experts' checkpoints. */
 bool moe_routed_given(const moe_block *block);
 /* dx of the rows where rows->dx is there; the gradients of the weights join the sum. */
@@ -139,7 +142,8 @@ typedef struct moe_split {
     int64_t owners; /* of tokens, split along the batch */
     int64_t pieces; /* that the rows of an expert come in */
     int64_t tensor_shards, emb_chunks;
-    bool weighs_h; /* the routing weight is on h */
+    int64_t hidden_shards; /* of each shard, over H; each gives its part of a checkpoint's columns, and an lb_loss */
+    bool weighs_h;         /* the routing weight is on h */
 } moe_split;
 
 struct moe_path;

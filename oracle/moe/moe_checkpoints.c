@@ -23,6 +23,20 @@ static int64_t width_of(const moe_mlp *mlp, int checkpoint)
     return assay_tensor_row_count(&row);
 }
 
+/* That are side by side in a row: gate and up. */
+static int64_t halves_of(int checkpoint)
+{
+    return checkpoint == ASSAY_MLPWI ? 2 : 1;
+}
+
+void moe_take_part(double *own, const double *rows, int64_t count, int64_t width, int64_t halves, int64_t part,
+                   int64_t parts)
+{
+    const int64_t half = width / halves, share = half / parts;
+    for (int64_t i = 0; i < count * halves; i++)
+        memcpy(own + i * share, rows + i * half + part * share, (size_t)share * sizeof *own);
+}
+
 /* Rows of a checkpoint that is kept whole; 0: its rows are written as they come. */
 static int64_t kept_rows(const moe_block *block, const moe_mlp *mlp)
 {
@@ -116,13 +130,33 @@ assay_status moe_checkpoints_put(assay_context *ctx, moe_checkpoints *c, const m
     return ASSAY_OK;
 }
 
+/* Of each shard its rows, part by part of their columns. */
+static assay_status write_parts(assay_context *ctx, const moe_block *block, const moe_mlp *mlp, const moe_results *r,
+                                int checkpoint, const double *kept)
+{
+    assay_status status = ASSAY_OK;
+    const int64_t shards = block->split.shards, parts = block->split.hidden_shards, width = width_of(mlp, checkpoint);
+    const int64_t rows = block->kept_rows / shards;
+    double *own = NULL;
+    TRY(assay_alloc_f64(ctx, "a shard's part of a checkpoint", rows * width / parts, &own));
+    for (int64_t i = 0; i < shards * parts; i++) {
+        moe_take_part(own, kept + i / parts * rows * width, rows, width, halves_of(checkpoint), i % parts, parts);
+        TRY(moe_write(ctx, r, mlp->first_result + checkpoint, rows * width / parts, own));
+    }
+cleanup:
+    free(own);
+    return status;
+}
+
 assay_status moe_checkpoints_finish(assay_context *ctx, const moe_checkpoints *c, const moe_block *block,
                                     const moe_mlp *mlp, const moe_results *r)
 {
     for (int checkpoint = 0; checkpoint < ASSAY_MLP_CHECKPOINTS; checkpoint++) {
         const int64_t count = kept_rows(block, mlp) * width_of(mlp, checkpoint);
         if (c->kept[checkpoint] == NULL) continue;
-        assay_status status = moe_write(ctx, r, mlp->first_result + checkpoint, count, c->kept[checkpoint]);
+        assay_status status = block->split.hidden_shards > 1
+                                  ? write_parts(ctx, block, mlp, r, checkpoint, c->kept[checkpoint])
+                                  : moe_write(ctx, r, mlp->first_result + checkpoint, count, c->kept[checkpoint]);
         if (status != ASSAY_OK) return status;
     }
     return ASSAY_OK;
@@ -147,6 +181,26 @@ cleanup:
     return status;
 }
 
+/* What write_parts has written: rows at `first` among those of all shards. */
+static assay_status read_parts(assay_context *ctx, const moe_mlp *mlp, const moe_block *block, int checkpoint,
+                               const moe_rows *rows, double *values)
+{
+    const assay_source *in = block->in;
+    char path[ASSAY_PATH_SIZE];
+    const int64_t width = assay_mlp_checkpoint_path(&mlp->config, mlp->place, checkpoint, path);
+    const int64_t parts = block->split.hidden_shards, of_shard = block->kept_rows / block->split.shards;
+    const int64_t halves = halves_of(checkpoint), half = width / halves, share = half / parts;
+    assay_status status = ASSAY_OK;
+    for (int64_t i = 0; i < rows->count * halves * parts; i++) {
+        const int64_t row = rows->first + i / parts / halves, in_row = i / parts % halves, part = i % parts;
+        const int64_t place = (row / of_shard * parts + part) * of_shard + row % of_shard;
+        TRY(in->read(ctx, in->self, path, (place * halves + in_row) * share, share,
+                     values + i / parts * half + part * share));
+    }
+cleanup:
+    return status;
+}
+
 assay_status moe_read_given(assay_context *ctx, const moe_mlp *mlp, const moe_block *block, int checkpoint,
                             const moe_rows *rows, double *values)
 {
@@ -156,6 +210,8 @@ assay_status moe_read_given(assay_context *ctx, const moe_mlp *mlp, const moe_bl
     const row_places at = places_of(block, mlp, rows);
     assay_status status = ASSAY_OK;
     if (slots_of(block, mlp) != NULL) return read_slots(ctx, mlp, block, checkpoint, rows, values);
+    if (mlp->place == ASSAY_MLP_ROUTED && block->split.hidden_shards > 1)
+        return read_parts(ctx, mlp, block, checkpoint, rows, values);
     if (at.step == 1) return in->read(ctx, in->self, path, at.first * width, rows->count * width, values);
     for (int64_t row = 0; row < rows->count; row++)
         TRY(in->read(ctx, in->self, path, (at.first + row * at.step) * width, width, values + row * width));

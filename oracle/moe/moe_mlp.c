@@ -26,6 +26,7 @@ assay_status moe_mlp_alloc(assay_context *ctx, moe_mlp *mlp, const moe_block *bl
     const bool routed = mlp->place == ASSAY_MLP_ROUTED, weighs_h = routed && block->split.weighs_h;
     const int64_t rows = mlp->config.rows, width = mlp->config.mlp_dim;
     mlp->most = rows;
+    mlp->config.hidden_shards = block->split.hidden_shards;
     mlp->tensor_shards = routed ? block->split.tensor_shards : 1;
     mlp->emb_chunks = routed ? block->split.emb_chunks : 1;
     for (int checkpoint = 0; checkpoint < ASSAY_MLP_CHECKPOINTS; checkpoint++) {

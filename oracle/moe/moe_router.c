@@ -23,6 +23,7 @@ static assay_status read_router(assay_context *ctx, moe_block *block)
     moe_router *router = &block->router;
     const assay_source *in = block->in;
     const int64_t experts = block->experts, rows = block->config->routing.hash_rows, shards = block->split.shards;
+    const int64_t parts = block->split.hidden_shards;
     TRY(read_f64(ctx, in, "weights/gate/kernel", block->emb_dim * experts, &router->kernel));
     if (in->has(in->self, "weights/gate/bias")) {
         TRY(read_f64(ctx, in, "weights/gate/bias", experts, &router->bias));
@@ -37,9 +38,15 @@ static assay_status read_router(assay_context *ctx, moe_block *block)
     if (in->has(in->self, "routing/selected_experts")) {
         TRY(read_i32(ctx, in, "routing/selected_experts", block->tokens * block->per_token, &router->given_experts));
     }
-    TRY(assay_alloc_zeros(ctx, "cotangents/lb_loss", shards, &router->d_lb_loss));
+    TRY(assay_alloc_zeros(ctx, "cotangents/lb_loss", shards * parts, &router->d_lb_loss));
     if (in->has(in->self, "cotangents/lb_loss")) {
-        TRY(in->read(ctx, in->self, "cotangents/lb_loss", 0, shards, router->d_lb_loss));
+        TRY(in->read(ctx, in->self, "cotangents/lb_loss", 0, shards * parts, router->d_lb_loss));
+    }
+    /* Shards of H have the same loss. */
+    for (int64_t shard = 0; shard < shards; shard++) {
+        router->d_lb_loss[shard] = router->d_lb_loss[shard * parts];
+        for (int64_t part = 1; part < parts; part++)
+            router->d_lb_loss[shard] += router->d_lb_loss[shard * parts + part];
     }
 cleanup:
     return status;

@@ -56,6 +56,22 @@ static void add_bias(double *values, const double *bias, int64_t count)
     for (int64_t i = 0; bias != NULL && i < count; i++) values[i] += bias[i];
 }
 
+/* sum += term, both of which may be stored before. */
+static void add_rows(const assay_context *ctx, double *sum, double *term, int64_t rows, int64_t dim)
+{
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t row = 0; row < rows; row++) {
+        assay_round(ctx, ASSAY_ROUND_STORAGE, dim, sum + row * dim);
+        assay_round(ctx, ASSAY_ROUND_STORAGE, dim, term + row * dim);
+        add_bias(sum + row * dim, term + row * dim, dim);
+    }
+}
+
+static int64_t hidden_shards_of(const assay_gated_mlp_config *config)
+{
+    return config->hidden_shards == 0 ? 1 : config->hidden_shards;
+}
+
 static assay_status up_product(assay_context *ctx, double *out, const double *x, const double *w,
                                const assay_gated_mlp_residuals *r, const assay_gated_mlp_config *config)
 {
@@ -113,14 +129,25 @@ assay_status assay_gated_mlp_down(assay_context *ctx, double *y, const assay_gat
 {
     assay_status status = ASSAY_OK;
     const int64_t rows = config->rows, dim = config->emb_dim, hidden = config->mlp_dim;
+    const int64_t shards = hidden_shards_of(config), own = hidden / shards;
+    double *part = NULL;
     assay_matmul_args down = assay_product_ab(y, r->h, w->w[ASSAY_MLP_WO], rows, dim, hidden);
     down.kind = ASSAY_PRODUCT_LINEAR;
-    TRY(assay_matmul(ctx, &down));
+    down.k = own;
+    if (shards > 1) TRY(assay_alloc_f64(ctx, "a shard's part of y", rows * dim, &part));
+    for (int64_t shard = 0; shard < shards; shard++) {
+        down.a = r->h + shard * own;
+        down.b = w->w[ASSAY_MLP_WO] + shard * own * dim;
+        TRY(assay_matmul(ctx, &down));
+        if (shard > 0) add_rows(ctx, y, part, rows, dim);
+        down.c = part;
+    }
     if (w->w[ASSAY_MLP_WO_BIAS] != NULL) {
 #pragma omp parallel for num_threads(ctx->threads)
         for (int64_t row = 0; row < rows; row++) add_bias(y + row * dim, w->w[ASSAY_MLP_WO_BIAS], dim);
     }
 cleanup:
+    free(part);
     return status;
 }
 
@@ -154,33 +181,40 @@ static assay_status hidden_gradient(assay_context *ctx, double *dh, int64_t ld, 
     return assay_matmul(ctx, &args);
 }
 
-/* dx = da wi_0^T + db wi_1^T: two chains and an addition also where wi is one matrix, for the same bits. */
+/* dx = da wi_0^T + db wi_1^T: two chains and an addition also where wi is one matrix, for the same bits. Of each shard of
+ * H, then the sum over these. */
 static assay_status input_gradient(assay_context *ctx, double *dx, const double *da, const double *db,
                                    const assay_gated_mlp_residuals *r, const assay_gated_mlp_weights *w,
                                    const assay_gated_mlp_config *config)
 {
     assay_status status = ASSAY_OK;
     const int64_t rows = config->rows, dim = config->emb_dim, hidden = config->mlp_dim;
-    double *through_b = NULL;
-    assay_matmul_args args =
-        assay_product_abt(dx, da, config->fused ? w->w[ASSAY_MLP_WI] : w->w[ASSAY_MLP_WI_0], rows, dim, hidden);
+    const int64_t shards = hidden_shards_of(config), own = hidden / shards;
+    const double *wi_0 = config->fused ? w->w[ASSAY_MLP_WI] : w->w[ASSAY_MLP_WI_0];
+    const double *wi_1 = config->fused ? w->w[ASSAY_MLP_WI] + hidden : w->w[ASSAY_MLP_WI_1];
+    double *through_b = NULL, *part = NULL;
+    assay_matmul_args args = assay_product_abt(dx, da, wi_0, rows, dim, own);
     args.lda = r->ld;
     args.ldb = r->ld;
     args.kind = ASSAY_PRODUCT_LINEAR;
     TRY(assay_alloc_f64(ctx, "scratch of the gated MLP", rows * dim, &through_b));
-    TRY(assay_matmul(ctx, &args));
-    args.c = through_b;
-    args.a = db;
-    args.b = config->fused ? w->w[ASSAY_MLP_WI] + hidden : w->w[ASSAY_MLP_WI_1];
-    TRY(assay_matmul(ctx, &args));
-#pragma omp parallel for num_threads(ctx->threads)
-    for (int64_t row = 0; row < rows; row++) {
-        assay_round(ctx, ASSAY_ROUND_STORAGE, dim, dx + row * dim);
-        assay_round(ctx, ASSAY_ROUND_STORAGE, dim, through_b + row * dim);
-        add_bias(dx + row * dim, through_b + row * dim, dim);
+    if (shards > 1) TRY(assay_alloc_f64(ctx, "a shard's part of dx", rows * dim, &part));
+    for (int64_t shard = 0; shard < shards; shard++) {
+        double *sum = shard == 0 ? dx : part;
+        args.c = sum;
+        args.a = da + shard * own;
+        args.b = wi_0 + shard * own;
+        TRY(assay_matmul(ctx, &args));
+        args.c = through_b;
+        args.a = db + shard * own;
+        args.b = wi_1 + shard * own;
+        TRY(assay_matmul(ctx, &args));
+        add_rows(ctx, sum, through_b, rows, dim);
+        if (shard > 0) add_rows(ctx, dx, part, rows, dim);
     }
 cleanup:
     free(through_b);
+    free(part);
     return status;
 }
 

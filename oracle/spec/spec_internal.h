@@ -106,7 +106,7 @@ typedef enum spec_exchange {
  * of the sequence, or microbatches. Starts zeroed. M shards, C parts. */
 typedef struct spec_spread {
     spec_exchange exchange;
-    int64_t shards, expert_shards, experts, local_experts, per_token;
+    int64_t shards, expert_shards, hidden_shards, experts, local_experts, per_token;
     int64_t chunks, microbatches, parts;
     bool part_axis;         /* whether tensors have one */
     int64_t own_rows, rows; /* of the batch: that a shard owns of a part, that it sorts of it */
@@ -124,6 +124,8 @@ typedef struct spec_spread {
 assay_status spec_spread_make(assay_context *ctx, spec_spread *spread, const spec_moe_config *config,
                               int64_t microbatches, const int32_t *selected);
 void spec_spread_free(spec_spread *spread); /* safe on a zeroed struct */
+/* The shard at a place of the expert axis that is like this one else. */
+int64_t spec_spread_peer(const spec_spread *spread, int64_t shard, int64_t index);
 /* The token at a place of what a shard sorts of a part. */
 int64_t spec_spread_token(const spec_spread *spread, int64_t shard, int64_t part, int64_t place);
 /* [M,C,last], or [M,last] without parts. */

@@ -29,23 +29,28 @@ static assay_shape routed_rows(const assay_moe_config *config)
     return assay_shape_of(1, r->batch * r->sequence * r->num_experts_per_tok);
 }
 
-/* Rows without a choice are 0. */
+/* Rows without a choice are 0. A shard has its part of the columns: of a and b before the second product, of y once what
+ * the shards have added up to is scattered. */
 assay_status spec_add_spread_checkpoints(assay_context *ctx, const spec_block *block, const spec_spread *spread,
                                          spec_tensors *out)
 {
     assay_status status;
-    const int64_t width = block->config->moe_mlp_dim;
     const assay_shape rows = spec_spread_shape(spread, spread->buffer);
+    assay_gated_mlp_config own = block->experts.config;
     spec_mlp_checkpoints routed;
-    TRY(spec_add_mlp_checkpoints(ctx, out, &block->experts.config, ASSAY_MLP_ROUTED, &rows, &routed));
+    own.mlp_dim /= spread->hidden_shards;
+    own.emb_dim /= spread->hidden_shards;
+    TRY(spec_add_mlp_checkpoints(ctx, out, &own, ASSAY_MLP_ROUTED, &rows, &routed));
     for (int64_t row = 0; row < assay_shape_count(&rows); row++) {
+        const int64_t part = row / (spread->parts * spread->buffer) % spread->hidden_shards;
         if (spread->choices[row] >= 0) {
             spec_block_choice(block, spread->choices[row]);
         } else {
-            for (int64_t j = 0; j < width; j++) block->a[j] = block->b[j] = 0;
+            for (int64_t j = 0; j < block->experts.config.mlp_dim; j++) block->a[j] = block->b[j] = 0;
             for (int64_t d = 0; d < block->config->emb_dim; d++) block->y[d] = 0;
         }
-        keep(block, &block->experts, &routed, row);
+        spec_keep_mlp(&routed, &own, row, block->a + part * own.mlp_dim, block->b + part * own.mlp_dim,
+                      block->y + part * own.emb_dim);
     }
 cleanup:
     return status;

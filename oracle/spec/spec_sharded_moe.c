@@ -93,9 +93,8 @@ static assay_status add_traffic(assay_context *ctx, const spec_spread *spread, s
     }
     if (spread->exchange == SPEC_SAME) return ASSAY_OK;
     TRY(spec_tensors_add_indices(ctx, out, "routing/all_shards_group_sizes", &all, &traffic));
-    for (int64_t shard = 0; shard < shards; shard++) {
-        memcpy(traffic + shard * p * p, sent + shard / p * p * p, (size_t)(p * p) * sizeof *sent);
-    }
+    for (int64_t i = 0; i < shards * p; i++)
+        memcpy(traffic + i * p, sent + spec_spread_peer(spread, i / p, i % p) * p, (size_t)p * sizeof *sent);
 cleanup:
     return status;
 }
@@ -113,7 +112,8 @@ static assay_status add_lists(assay_context *ctx, const spec_spread *spread, spe
     TRY(spec_tensors_copy_i32(ctx, out, "routing/local_group_sizes", &local, spread->local_sizes));
     if (spread->expert_shards == 1) return ASSAY_OK;
     TRY(spec_tensors_add_indices(ctx, out, "routing/expert_shard_id", &each, &id));
-    for (int64_t shard = 0; shard < spread->shards; shard++) id[shard] = (int32_t)(shard % spread->expert_shards);
+    for (int64_t shard = 0; shard < spread->shards; shard++)
+        id[shard] = (int32_t)(shard / spread->hidden_shards % spread->expert_shards);
     if (spread->exchange == SPEC_GATHER) return ASSAY_OK;
     TRY(spec_tensors_copy_i32(ctx, out, "routing/local_sorted_indices", &rows, spread->local_order));
     TRY(add_traffic(ctx, spread, out));

@@ -26,18 +26,20 @@ static assay_status set_sizes(assay_context *ctx, spec_spread *s, const spec_moe
     const assay_routing_config *routing = &config->moe.routing;
     const int64_t *axes = sharding->mesh.size;
     const int64_t mesh[] = {one_at_least(axes[ASSAY_AXIS_DATA]), one_at_least(axes[ASSAY_AXIS_FSDP]),
-                            one_at_least(axes[ASSAY_AXIS_EXPERT])};
-    assay_status status = assay_checked_count(ctx, "mesh", 3, mesh, &s->shards);
+                            one_at_least(axes[ASSAY_AXIS_EXPERT]), one_at_least(axes[ASSAY_AXIS_MLP_TENSOR])};
+    assay_status status = assay_checked_count(ctx, "mesh", 4, mesh, &s->shards);
     if (status != ASSAY_OK) return status;
+    const int64_t token_shards = s->shards / mesh[3];
     s->expert_shards = mesh[2];
+    s->hidden_shards = one_at_least(axes[ASSAY_AXIS_MLP_TENSOR]);
     s->microbatches = one_at_least(microbatches);
     s->chunks = one_at_least(sharding->token_chunks);
     s->parts = s->chunks * s->microbatches;
     s->part_axis = microbatches > 0 || s->chunks > 1;
-    s->exchange = microbatches > 0 || sharding->ring_of_experts                ? SPEC_GATHER
-                  : routing->batch == 1 && s->shards == mesh[2] && mesh[2] > 1 ? SPEC_SAME
-                                                                               : SPEC_SEND;
-    const int64_t owners = s->exchange == SPEC_SAME ? 1 : s->shards * s->microbatches;
+    s->exchange = microbatches > 0 || sharding->ring_of_experts                   ? SPEC_GATHER
+                  : routing->batch == 1 && token_shards == mesh[2] && mesh[2] > 1 ? SPEC_SAME
+                                                                                  : SPEC_SEND;
+    const int64_t owners = s->exchange == SPEC_SAME ? 1 : token_shards * s->microbatches;
     if (routing->batch % owners != 0 || routing->sequence % s->chunks != 0 ||
         routing->num_experts % s->expert_shards != 0) {
         return assay_fail(ctx, ASSAY_BAD_INPUT,
@@ -63,11 +65,29 @@ static assay_status set_sizes(assay_context *ctx, spec_spread *s, const spec_moe
     return ASSAY_OK;
 }
 
+/* The place among those shards that differ in more than their part of the hidden dimension; and on the expert axis. */
+static int64_t token_shard(const spec_spread *s, int64_t shard)
+{
+    return shard / s->hidden_shards;
+}
+
+static int64_t expert_index(const spec_spread *s, int64_t shard)
+{
+    return token_shard(s, shard) % s->expert_shards;
+}
+
+int64_t spec_spread_peer(const spec_spread *s, int64_t shard, int64_t index)
+{
+    return shard + (index - expert_index(s, shard)) * s->hidden_shards;
+}
+
 int64_t spec_spread_token(const spec_spread *s, int64_t shard, int64_t part, int64_t place)
 {
     const int64_t row = place / s->sequence, position = place % s->sequence;
-    const int64_t first = shard / s->expert_shards * s->expert_shards; /* of the shard's expert axis */
-    const int64_t owner = s->exchange == SPEC_GATHER ? first + row / s->own_rows : s->exchange == SPEC_SAME ? 0 : shard;
+    const int64_t gathered = spec_spread_peer(s, shard, row / s->own_rows);
+    const int64_t owner = s->exchange == SPEC_GATHER ? token_shard(s, gathered)
+                          : s->exchange == SPEC_SAME ? 0
+                                                     : token_shard(s, shard);
     const int64_t batch_row = (owner * s->own_rows + row % s->own_rows) * s->microbatches + part % s->microbatches;
     return batch_row * s->sequence * s->chunks + part / s->microbatches * s->sequence + position;
 }
@@ -81,7 +101,7 @@ static int64_t choice_of(const spec_spread *s, int64_t shard, int64_t part, int6
 static void sort_copies(spec_spread *s, const int32_t *selected, int64_t shard, int64_t part, int32_t *keys)
 {
     const int64_t at = shard * s->parts + part;
-    const int64_t own_first = shard % s->expert_shards * s->local_experts;
+    const int64_t own_first = expert_index(s, shard) * s->local_experts;
     for (int64_t copy = 0; copy < s->copies; copy++) {
         const int64_t expert = selected[choice_of(s, shard, part, copy)];
         const int64_t rolled = (expert - own_first + s->experts) % s->experts;
@@ -92,21 +112,21 @@ static void sort_copies(spec_spread *s, const int32_t *selected, int64_t shard, 
 
 static bool is_own(const spec_spread *s, const int32_t *selected, int64_t shard, int64_t choice)
 {
-    return selected[choice] / s->local_experts == shard % s->expert_shards;
+    return selected[choice] / s->local_experts == expert_index(s, shard);
 }
 
 /* came [buffer]: the choice in each row as a shard gets them, -1 where there is none of its experts: those that its
  * expert axis sends, sender by sender, until the buffer is full; or its own of what it has sorted itself. */
 static void receive(const spec_spread *s, const int32_t *selected, int64_t shard, int64_t part, int32_t *came)
 {
-    const int64_t first = shard / s->expert_shards * s->expert_shards;
     int64_t row = 0;
     for (int64_t i = 0; i < s->buffer; i++) came[i] = -1;
     for (int64_t i = 0; s->exchange != SPEC_SEND && i < s->copies; i++) {
         const int64_t choice = choice_of(s, shard, part, s->sorted[(shard * s->parts + part) * s->copies + i]);
         if (is_own(s, selected, shard, choice)) came[i] = (int32_t)choice;
     }
-    for (int64_t sender = first; s->exchange == SPEC_SEND && sender < first + s->expert_shards; sender++) {
+    for (int64_t index = 0; s->exchange == SPEC_SEND && index < s->expert_shards; index++) {
+        const int64_t sender = spec_spread_peer(s, shard, index);
         for (int64_t i = 0; i < s->copies; i++) {
             const int64_t choice = choice_of(s, sender, part, s->sorted[(sender * s->parts + part) * s->copies + i]);
             if (is_own(s, selected, shard, choice) && row < s->buffer) came[row++] = (int32_t)choice;

@@ -10,7 +10,7 @@ assay_sharding sharded_case_mesh(int64_t data, int64_t fsdp, int64_t expert)
         .mesh = {{data, fsdp, expert}}, .tensor_shards = 1, .ragged_buffer_factor = -1, .token_chunks = 1};
 }
 
-moe_case sharded_case(int variant, int64_t batch)
+static moe_case make_case(int variant, int64_t batch, bool wide)
 {
     moe_case c = moe_case_deepseek3(batch, 6, 8, variant == SHARDED_CASE_LLAMA4 ? 1 : 3, 12, 5);
     assay_routing_config *routing = &c.config.routing;
@@ -62,9 +62,21 @@ moe_case sharded_case(int variant, int64_t batch)
         routing->score_func = ASSAY_SCORE_SOFTMAX;
         break;
     }
+    if (wide) c.config.moe_mlp_dim = 6;
+    if (wide && c.config.shared_mlp_dim > 0) c.config.shared_mlp_dim = 12;
     c.seed = 17 + (uint64_t)variant;
     moe_case_fill(&c, false);
     return c;
+}
+
+moe_case sharded_case(int variant, int64_t batch)
+{
+    return make_case(variant, batch, false);
+}
+
+moe_case sharded_case_wide(int variant, int64_t batch)
+{
+    return make_case(variant, batch, true);
 }
 
 void sharded_case_run(assay_context *ctx, moe_case *c, const assay_sharding *sharding, test_tensors *out)
@@ -134,24 +146,25 @@ moe_case sharded_case_part(const moe_case *c, int64_t first, int64_t rows, int64
 
 static const struct {
     int variant;
-    int64_t batch, mesh[3];
+    int64_t batch, mesh[4];
     bool ring;
     int64_t emb, tokens, tensor;
     double factor;
     bool before_wo;
 } forms[] = {
-    {0, 8, {2, 1, 4}, false, 0, 1, 1, -1, false}, {1, 4, {1, 1, 4}, false, 0, 1, 2, 1.2, true},
-    {5, 4, {1, 2, 2}, true, 3, 2, 2, -1, false},  {2, 4, {1, 1, 2}, true, 2, 1, 1, -1, false},
-    {3, 1, {1, 1, 4}, false, 0, 1, 1, -1, true},  {4, 2, {2, 1, 1}, false, 0, 1, 1, -1, false},
-    {5, 1, {1, 1, 2}, false, 0, 1, 1, -1, false}, {0, 2, {1, 1, 2}, true, 4, 3, 3, -1, true},
+    {0, 8, {2, 1, 4}, false, 0, 1, 1, -1, false},   {1, 4, {1, 1, 4, 2}, false, 0, 1, 2, 1.2, true},
+    {5, 4, {1, 2, 2, 3}, true, 3, 2, 2, -1, false}, {2, 4, {1, 1, 2, 6}, true, 2, 1, 1, -1, false},
+    {3, 1, {1, 1, 4}, false, 0, 1, 1, -1, true},    {4, 2, {2, 1, 1}, false, 0, 1, 1, -1, false},
+    {5, 1, {1, 1, 2}, false, 0, 1, 1, -1, false},   {0, 2, {1, 1, 2}, true, 4, 3, 3, -1, true},
 };
 _Static_assert(sizeof forms / sizeof *forms == SHARDED_FORMS, "sharded_case.h");
 
 moe_case sharded_case_form(int form, assay_sharding *sharding)
 {
-    moe_case c = sharded_case(forms[form].variant, forms[form].batch);
     const int64_t *mesh = forms[form].mesh;
+    moe_case c = make_case(forms[form].variant, forms[form].batch, mesh[3] > 1);
     *sharding = sharded_case_mesh(mesh[0], mesh[1], mesh[2]);
+    sharding->mesh.size[ASSAY_AXIS_MLP_TENSOR] = mesh[3];
     sharding->ring_of_experts = forms[form].ring;
     sharding->emb_chunks = forms[form].emb;
     sharding->token_chunks = forms[form].tokens;

@@ -4,6 +4,7 @@
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/mesh/tests/sharded_case.h"
+#include "oracle/ops/glu.h"
 #include "tests/support/assay_test.h"
 
 static const char *const compared[] = {"outputs/*",       "gradients/*",    "routing/selected_experts",
@@ -158,6 +159,106 @@ TEST(test_tensor_shards_add)
     assert_same_bits(moe_case_get(&out, "checkpoints/moe_mlpwi_0")->values, expected, 3);
     assay_tensor_set_free(&out.set);
     moe_case_free(&c);
+}
+
+/* The part of every checkpoint that each shard of H has, from a run without them: its columns of each half. */
+static void assert_parts(const test_tensors *parts, const test_tensors *whole, const char *path, int64_t shards,
+                         int64_t rows, int64_t halves, int64_t n)
+{
+    const assay_tensor *actual = moe_case_get(parts, path), *expected = moe_case_get(whole, path);
+    const int64_t half = expected->count / shards / rows / halves, share = half / n;
+    assert_int_equal(actual->count, expected->count);
+    for (int64_t i = 0; i < actual->count; i++) {
+        const int64_t shard = i / (rows * halves * share), row = i / share % (rows * halves);
+        const int64_t from = (shard / n * rows * halves + row) * half + shard % n * share + i % share;
+        assert_same_bits(&actual->values[i], &expected->values[from], 1);
+    }
+}
+
+/* Shards of H leave a and b alone but that each has its columns, and add up to y and dx. */
+TEST(test_hidden_shards)
+{
+    static const int64_t parts[] = {2, 3, 6};
+    assay_context ctx = assay_context_default(1);
+    for (int variant = 0; variant < SHARDED_CASES; variant++) {
+        moe_case c = sharded_case_wide(variant, BATCH);
+        const bool fused = c.config.fused_weights;
+        for (int i = 0; i < 9; i++) {
+            assay_sharding sharding = mesh_of(i);
+            test_tensors one = {0}, actual = {0};
+            sharding.ring_of_experts = i % 2;
+            sharded_case_run(&ctx, &c, &sharding, &one);
+            const assay_shard_sizes s = assay_shard_sizes_of(&c.config, &sharding);
+            sharding.mesh.size[ASSAY_AXIS_MLP_TENSOR] = parts[i % 3];
+            sharded_case_run(&ctx, &c, &sharding, &actual);
+            assert_int_equal(actual.set.count, one.set.count);
+            moe_case_assert_close(&actual, &one, "outputs/y", ROUNDING);
+            sharded_case_assert_gradients(&actual, &one, ROUNDING);
+            sharded_case_assert_bits(&actual, &one, "routing/selected_experts");
+            assert_int_equal(moe_case_get(&actual, "routing/group_sizes")->count, s.shards * parts[i % 3] * 8);
+            assert_parts(&actual, &one, fused ? "checkpoints/moe_mlpwi" : "checkpoints/moe_mlpwi_0", s.shards,
+                         s.chunks * s.buffer, fused ? 2 : 1, parts[i % 3]);
+            assay_tensor_set_free(&one.set);
+            assay_tensor_set_free(&actual.set);
+        }
+        moe_case_free(&c);
+    }
+}
+
+/* y is (h of the first part of H times its rows of wo) + (of the second), each a chain of its own; then the bias, once. */
+TEST(test_hidden_shards_add)
+{
+    assay_context ctx = assay_context_default(1);
+    moe_case c = moe_case_deepseek3(1, 1, 1, 1, 2, 6);
+    assay_sharding sharding = sharded_case_mesh(1, 1, 1);
+    test_tensors out = {0};
+    sharding.mesh.size[ASSAY_AXIS_MLP_TENSOR] = 2;
+    c.expert_bias = true;
+    moe_case_fill(&c, false);
+    sharded_case_run(&ctx, &c, &sharding, &out);
+    const double *a = moe_case_get(&out, "checkpoints/moe_mlpwi_0")->values;
+    const double *b = moe_case_get(&out, "checkpoints/moe_mlpwi_1")->values;
+    const double *wo = moe_case_get(&c.in, "weights/wo")->values;
+    const double *bias = moe_case_get(&c.in, "weights/wo_bias")->values;
+    const assay_gated_mlp_config expert = assay_moe_expert_config(&c.config, 1);
+    double hidden[6]; /* a shard has three of a, b and h */
+    for (int d = 0; d < 2; d++) {
+        double half[2] = {0, 0};
+        assay_glu_forward(&ctx, hidden, a, b, 6, &expert);
+        for (int h = 0; h < 6; h++) half[h / 3] = fma(hidden[h], wo[h * 2 + d], half[h / 3]);
+        const double expected = half[0] + half[1] + bias[d];
+        assert_same_bits(&moe_case_get(&out, "checkpoints/moe_mlpwo")->values[d], &expected, 1);
+    }
+    assay_tensor_set_free(&out.set);
+    moe_case_free(&c);
+}
+
+/* Every shard of H has its token shard's loss, and its cotangent joins theirs. */
+TEST(test_balance_of_hidden_shards)
+{
+    assay_context ctx = assay_context_default(1);
+    for (int before = 0; before < 2; before++) {
+        assay_sharding sharding = sharded_case_mesh(2, 1, 2);
+        moe_case c = sharded_case_wide(6, BATCH), once = sharded_case_wide(6, BATCH);
+        test_tensors actual = {.wanted = compared}, expected = {.wanted = compared};
+        c.config.routing.load_balance_loss_weight = once.config.routing.load_balance_loss_weight = 0.5;
+        double *d_loss = test_tensors_add(&c.in, "cotangents/lb_loss", 8);
+        double *d_sum = test_tensors_add(&once.in, "cotangents/lb_loss", 4);
+        for (int i = 0; i < 8; i++) d_loss[i] = 1 + 0.25 * i;
+        for (int i = 0; i < 4; i++) d_sum[i] = d_loss[2 * i] + d_loss[2 * i + 1];
+        sharding.ring_of_experts = before;
+        sharded_case_run(&ctx, &once, &sharding, &expected);
+        sharding.mesh.size[ASSAY_AXIS_MLP_TENSOR] = 2;
+        sharded_case_run(&ctx, &c, &sharding, &actual);
+        sharded_case_assert_gradients(&actual, &expected, ROUNDING);
+        for (int i = 0; i < 8; i++)
+            assert_same_bits(&moe_case_get(&actual, "outputs/lb_loss")->values[i],
+                             &moe_case_get(&expected, "outputs/lb_loss")->values[i / 2], 1);
+        assay_tensor_set_free(&actual.set);
+        assay_tensor_set_free(&expected.set);
+        moe_case_free(&c);
+        moe_case_free(&once);
+    }
 }
 
 /* The routing weight on h, or on h wo + wo_bias: the same result. */

@@ -13,7 +13,7 @@ TEST(test_what_is_sharded)
     assert_false(assay_is_sharded(&c.config, &s));
     s = sharded_case_mesh(1, 1, 1);
     assert_false(assay_is_sharded(&c.config, &s));
-    for (int key = 0; key < 9; key++) {
+    for (int key = 0; key < 10; key++) {
         s = sharded_case_mesh(1 + (key == 0), 1 + (key == 1), 1 + (key == 2));
         s.tensor_shards = 1 + (key == 3);
         s.ring_of_experts = key == 4;
@@ -21,6 +21,7 @@ TEST(test_what_is_sharded)
         s.emb_chunks = key == 6;
         s.token_chunks = 1 + (key == 7);
         s.weight_before_wo = key == 8;
+        s.mesh.size[ASSAY_AXIS_MLP_TENSOR] = 1 + (key == 9);
         c.config.path = ASSAY_MOE_SPARSE;
         assert_true(assay_is_sharded(&c.config, &s));
         c.config.path = ASSAY_MOE_FUSED;
@@ -97,6 +98,7 @@ TEST(test_refused_shardings)
     REFUSED(ragged, mesh.size[ASSAY_AXIS_FSDP], -1, "mesh.fsdp is -1");
     REFUSED(ragged, mesh.size[ASSAY_AXIS_EXPERT], 0, "mesh.expert is 0");
     REFUSED(ragged, tensor_shards, 0, "mesh.tensor is 0");
+    REFUSED(ragged, mesh.size[ASSAY_AXIS_MLP_TENSOR], -1, "mesh.mlp_tensor is -1");
     REFUSED(ring, emb_chunks, -1, "num_moe_emb_chunks is -1, expected at least 0");
     REFUSED(ring, token_chunks, 0, "num_moe_token_chunks is 0, expected at least 1");
     REFUSED(ragged, ragged_buffer_factor, NAN, "ragged_buffer_factor is ");
@@ -110,6 +112,8 @@ TEST(test_refused_shardings)
     REFUSED(ragged, mesh.size[ASSAY_AXIS_FSDP], 4, "batch is 4, expected a multiple of the mesh's 16 shards");
     REFUSED(ragged, mesh.size[ASSAY_AXIS_DATA], INT64_MAX, "mesh: its size does not fit");
     REFUSED(ragged, tensor_shards, 5, "emb_dim is 12, expected a multiple of mesh.tensor, which is 5");
+    REFUSED(ragged, mesh.size[ASSAY_AXIS_MLP_TENSOR], 4,
+            "moe_mlp_dim is 2, expected a multiple of mesh.mlp_tensor, which is 4");
     REFUSED(ring, emb_chunks, 5, "num_moe_emb_chunks, which is 5");
     REFUSED(ring, token_chunks, 4, "sequence is 6, expected a multiple of num_moe_token_chunks, which is 4");
     REFUSED(ring, token_chunks, 12, "num_moe_token_chunks, which is 12");
@@ -117,6 +121,15 @@ TEST(test_refused_shardings)
     s.mesh.size[ASSAY_AXIS_EXPERT] = 1;
     s.ragged_buffer_factor = 1;
     refuse(&c, &s, "found mesh.expert=1 and use_ring_of_experts=false");
+    s = ragged;
+    s.mesh.size[ASSAY_AXIS_MLP_TENSOR] = 5;
+    c.config.moe_mlp_dim = 10;
+    refuse(&c, &s, "emb_dim (psum_scatter) is 12, expected a multiple of mesh.mlp_tensor, which is 5");
+    s.mesh.size[ASSAY_AXIS_MLP_TENSOR] = 2;
+    c.config.shared_mlp_dim = 5;
+    refuse(&c, &s, "width of the shared expert is 5, expected a multiple of mesh.mlp_tensor, which is 2");
+    c.config.moe_mlp_dim = 2;
+    c.config.shared_mlp_dim = 0;
     s = ring;
     s.tensor_shards = 3;
     s.emb_chunks = 3;

@@ -63,16 +63,17 @@ TEST(test_spread)
     enum { MEMBERS = 36 };
     static const int variants[] = {0, SHARDED_CASE_LLAMA4, 3, 5, 6}; /* no clamps: scales are wider about those */
     for (int i = 0; i < 5; i++) {
-        for (int form = 0; form < (variants[i] == SHARDED_CASE_LLAMA4 ? 3 : 4); form++) {
+        for (int form = 0; form < (variants[i] == SHARDED_CASE_LLAMA4 ? 4 : 5); form++) {
             assay_context ctx = assay_context_default(1);
             assay_sharding sharding = sharded_case_mesh(2, 1, 2);
-            moe_case c = sharded_case(variants[i], 4);
+            moe_case c = form == 3 ? sharded_case_wide(variants[i], 4) : sharded_case(variants[i], 4);
             test_tensors whole = {.wanted = wanted_scales}, members[MEMBERS];
             sharding.ring_of_experts = form == 1 || form == 2;
             sharding.emb_chunks = form == 2 ? 3 : 0;
             sharding.token_chunks = form == 2 ? 2 : 1;
             sharding.tensor_shards = form == 2 ? 2 : 1;
-            sharding.weight_before_wo = form == 3;
+            sharding.mesh.size[ASSAY_AXIS_MLP_TENSOR] = form == 3 ? 3 : 1;
+            sharding.weight_before_wo = form == 4;
             moe_case_run(&ctx, &c, &whole, &bf16, 1);
             for (int member = 0; member < MEMBERS; member++) {
                 const assay_emulation emulation = {.precision = bf16,

@@ -221,6 +221,7 @@ static spec_moe_config random_block(spec_case *c, int64_t batch)
 static void assert_all_counted(const spec_case *c, const spec_moe_config *config, const int32_t *counts)
 {
     const int64_t experts = 12, p = config->sharding.mesh.size[ASSAY_AXIS_EXPERT], local = experts / p;
+    const int64_t axis = config->sharding.mesh.size[ASSAY_AXIS_MLP_TENSOR], n = axis > 1 ? axis : 1;
     const spec_tensor *sorted = spec_tensors_find(&c->out, "routing/group_sizes");
     const spec_tensor *computed = spec_tensors_find(&c->out, "routing/local_group_sizes");
     const int64_t shards = sorted->shape.dims[0], parts = assay_shape_count(&sorted->shape) / experts / shards;
@@ -228,7 +229,8 @@ static void assert_all_counted(const spec_case *c, const spec_moe_config *config
     for (int64_t e = 0; e < experts; e++) {
         int64_t sorts = 0, computes = 0;
         for (int64_t i = 0; i < shards * parts; i++) {
-            const int64_t shard = i / parts % p, rolled = ring ? (e - shard * local + experts) % experts : e;
+            if (i / parts % n > 0) continue; /* shards of the hidden dimension have the same */
+            const int64_t shard = i / parts / n % p, rolled = ring ? (e - shard * local + experts) % experts : e;
             sorts += sorted->indices[i * experts + rolled];
             if (e / local == shard) computes += computed->indices[i * local + e % local];
         }
@@ -241,10 +243,11 @@ static void assert_all_counted(const spec_case *c, const spec_moe_config *config
 /* Where nothing is dropped a mesh changes no bit of y, and every copy is sorted and computed once. */
 TEST(test_any_mesh)
 {
-    static const int64_t table[][6] = {
-        /* data, fsdp, expert, batch, ring, chunks */
-        {1, 1, 2, 2, 0, 1}, {2, 1, 1, 2, 0, 1}, {1, 2, 3, 6, 0, 1}, {2, 2, 2, 8, 0, 1}, {1, 1, 12, 1, 0, 1},
-        {1, 1, 4, 1, 0, 1}, {1, 1, 2, 2, 1, 1}, {2, 1, 3, 6, 1, 2}, {1, 1, 1, 3, 1, 6},
+    static const int64_t table[][7] = {
+        /* data, fsdp, expert, batch, ring, chunks, mlp_tensor */
+        {1, 1, 2, 2, 0, 1},  {2, 1, 1, 2, 0, 1},    {1, 2, 3, 6, 0, 1},    {2, 2, 2, 8, 0, 1},
+        {1, 1, 12, 1, 0, 1}, {1, 1, 4, 1, 0, 1},    {1, 1, 2, 2, 1, 1},    {2, 1, 3, 6, 1, 2},
+        {1, 1, 1, 3, 1, 6},  {2, 1, 3, 6, 1, 2, 2}, {1, 2, 3, 6, 0, 1, 2},
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         const int64_t *row = table[i];
@@ -254,7 +257,7 @@ TEST(test_any_mesh)
         const spec_moe_config one = random_block(&alone, row[3]);
         spec_moe_config config = random_block(&c, row[3]);
         config.sharding = (assay_sharding){
-            .mesh = {{row[0], row[1], row[2]}}, .ring_of_experts = row[4] == 1, .token_chunks = row[5]};
+            .mesh = {{row[0], row[1], row[2], row[6]}}, .ring_of_experts = row[4] == 1, .token_chunks = row[5]};
         evaluate(&alone, &one);
         evaluate(&c, &config);
         const spec_tensor *y = spec_tensors_find(&c.out, "outputs/y"),
