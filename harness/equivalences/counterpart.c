@@ -47,7 +47,7 @@ static bool find_whole(const assay_tensor_set *tensors, const assay_tensor_spec 
 {
     char path[ASSAY_PATH_SIZE];
     found->hidden = found->width;
-    found->layouts = (assay_layouts){0, layouts.theirs};
+    found->layouts = (assay_layouts){.theirs = layouts.theirs};
     found->part[1] = NULL;
     for (int i = 0; i < 2; i++) {
         if (!renamed(spec->path, halves[i], "wi", path)) continue;
@@ -66,6 +66,11 @@ static bool same_axes(const assay_tensor_spec *a, const assay_tensor_spec *b)
     return same;
 }
 
+static int64_t shards_of_part(int64_t shards, int64_t parts)
+{
+    return shards > parts ? shards / parts : 1;
+}
+
 bool assay_find_counterpart(const assay_tensor_set *tensors, const assay_tensor_spec *spec, assay_layouts layouts,
                             assay_counterpart *found)
 {
@@ -73,6 +78,10 @@ bool assay_find_counterpart(const assay_tensor_set *tensors, const assay_tensor_
     const int64_t width = spec->shape.rank > 0 ? spec->shape.dims[spec->shape.rank - 1] : 1;
     *found = (assay_counterpart){.part = {same, NULL}, .width = width, .layouts = layouts};
     if (layouts.own != layouts.theirs && assay_path_is_prefused(spec->path)) found->hidden = width / 2;
+    if (!assay_path_ends(spec->path, "wi")) {
+        found->layouts.own = shards_of_part(layouts.own, layouts.parts);
+        found->layouts.theirs = shards_of_part(layouts.theirs, layouts.parts);
+    }
     if (same != NULL && same_axes(&same->spec, spec)) return true;
     return find_halves(tensors, spec, found) || find_whole(tensors, spec, layouts, found);
 }

@@ -9,6 +9,7 @@
  * and of the other. */
 typedef struct assay_layouts {
     int64_t own, theirs;
+    int64_t parts; /* shards of H, each of which has its columns of a checkpoint, in both forms */
 } assay_layouts;
 
 /* Where the elements of a tensor of one form lie in the other's tensors. */

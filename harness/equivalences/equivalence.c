@@ -61,7 +61,7 @@ static void on_one_device(assay_case *c)
  * has a loss of its own. */
 static bool is_whole(const assay_case *c)
 {
-    const bool own_loss = is_sharded(c) && c->config.load_balance_loss_weight > 0;
+    const bool own_loss = is_sharded(c) && c->config.load_balance_loss_weight > 0 && !c->config.fused_moe_func;
     return !drops_rows(c) && !is_batch_split(c) && !own_loss;
 }
 
@@ -85,7 +85,7 @@ static bool other_fused(const assay_case *c, assay_other_form *form)
 static bool other_layout(const assay_case *c, assay_other_form *form)
 {
     int64_t *shards = &form->c.config.w13_reorder_size;
-    *shards = *shards > 1 ? 1 : 2;
+    *shards = *shards > 1 ? 1 : c->mesh_mlp_tensor > 1 ? c->mesh_mlp_tensor : 2;
     return is_op(c, "moe") && (fuses_experts(c) || c->config.fused_moe_func) &&
            c->config.base_moe_mlp_dim % *shards == 0;
 }
@@ -114,6 +114,17 @@ static bool other_capacity(const assay_case *c, assay_other_form *form)
     return true;
 }
 
+/* Whether a form that was made up here is a case. */
+static bool is_case(const assay_case *c)
+{
+    assay_context ctx = {0};
+    const assay_operation *operation = NULL;
+    assay_tensor_list list = {0};
+    const bool fits = assay_operation_prepare(&ctx, c, &operation, &list) == ASSAY_OK;
+    assay_tensor_list_free(&list);
+    return fits;
+}
+
 /* Where the fused path's own routing rule gives the same weights (SPEC 8). */
 static bool other_fused_moe(const assay_case *c, assay_other_form *form)
 {
@@ -132,10 +143,17 @@ static bool other_fused_moe(const assay_case *c, assay_other_form *form)
     if (!(sigmoid || softmax) || r->n_routing_groups > 0 || r->hash_rows > 0) return false;
     if (r->load_balance_loss_weight > 0 || r->routed_bias_update_rate > 0) return false;
     if (r->batch * r->sequence * r->num_experts_per_tok % 16 != 0) return false;
-    on_one_device(&form->c);
-    form->c.config.fused_moe_func = true;
-    form->c.config.prefuse_moe_weights = true;
-    form->c.config.fused_moe_mlp = false;
+    assay_case *other = &form->c;
+    other->config.fused_moe_func = true;
+    other->config.prefuse_moe_weights = true;
+    other->config.fused_moe_mlp = false;
+    /* On the same mesh where the fused path has such a one; a shard has other tokens there. */
+    const int64_t sizes[] = {c->mesh_data, c->mesh_fsdp, c->mesh_expert, c->mesh_mlp_tensor};
+    on_one_device(other);
+    form->other_shards = is_sharded(c);
+    other->mesh_data = sizes[0], other->mesh_fsdp = sizes[1];
+    other->mesh_expert = sizes[2], other->mesh_mlp_tensor = sizes[3];
+    if (!is_case(other)) on_one_device(other);
     return true;
 }
 
@@ -161,17 +179,6 @@ static bool other_remat(const assay_case *c, assay_other_form *form)
     return true;
 }
 
-/* Whether a form that was made up here is a case. */
-static bool is_case(const assay_case *c)
-{
-    assay_context ctx = {0};
-    const assay_operation *operation = NULL;
-    assay_tensor_list list = {0};
-    const bool fits = assay_operation_prepare(&ctx, c, &operation, &list) == ASSAY_OK;
-    assay_tensor_list_free(&list);
-    return fits;
-}
-
 /* The most shards of experts that divide, then of the batch; or of the embedding. */
 static bool spread(assay_case *c)
 {
@@ -186,12 +193,17 @@ static bool spread(assay_case *c)
     }
     c->mesh_expert = c->mesh_data = c->mesh_fsdp = 1;
     c->mesh_tensor = 2;
+    if (is_case(c)) return true;
+    c->mesh_tensor = 1;
+    c->mesh_mlp_tensor = 2;
     return is_case(c);
 }
 
 static bool other_sharded(const assay_case *c, assay_other_form *form)
 {
-    if (!has_sparse_moe(c) || !is_whole(c) || c->config.load_balance_loss_weight > 0) return false;
+    const bool fused = has_moe(c) && c->config.fused_moe_func; /* which has no loss */
+    if (!(has_sparse_moe(c) || fused) || !is_whole(c)) return false;
+    if (c->config.load_balance_loss_weight > 0 && !fused) return false;
     if (!is_sharded(c)) return spread(&form->c);
     on_one_device(&form->c);
     return true;

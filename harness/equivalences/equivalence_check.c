@@ -21,7 +21,7 @@ void assay_form_free(assay_form *form)
 
 assay_layouts assay_form_layouts(const assay_form *own, const assay_form *theirs)
 {
-    return (assay_layouts){own->c.config.w13_reorder_size, theirs->c.config.w13_reorder_size};
+    return (assay_layouts){own->c.config.w13_reorder_size, theirs->c.config.w13_reorder_size, own->c.mesh_mlp_tensor};
 }
 
 static assay_status copy_inputs(assay_context *ctx, const assay_case *c, bool kernels, assay_form *form)

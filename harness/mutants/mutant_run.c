@@ -7,6 +7,7 @@
 #include "harness/plan/inputs.h"
 #include "harness/plan/plan_make.h"
 #include "harness/scales/ensemble.h"
+#include "oracle/moe/prefused.h"
 
 /* What the mutated case gives, in its own shapes, becomes the candidate's. A backend that never computes a result that
  * is wanted leaves zeros; what is not wanted it does not give. False: another shape is wanted. */
@@ -65,15 +66,15 @@ typedef struct lossy {
     int64_t w13_shards; /* whose gate and up lie side by side in wi */
 } lossy;
 
-/* Whether the product's second operand is such a kernel, or one expert's block of it, by the first `length` numbers of its
- * first row. `offset`: of the kernel's columns in those of the tensor, which may have as many others. */
-static bool is_part(const assay_tensor *tensor, const assay_matmul_args *args, int64_t offset, int64_t length)
+/* Whether the product's second operand are such columns of a kernel, or of one expert's block of it, by the first `length`
+ * numbers of its first row. */
+static bool is_part(const assay_tensor *tensor, const assay_matmul_args *args, int64_t column, int64_t length)
 {
     const assay_shape *shape = &tensor->spec.shape;
     if (shape->rank < 2) return false;
     const int64_t rows = shape->dims[shape->rank - 2], width = shape->dims[shape->rank - 1];
-    if (args->n != rows || args->k == 0 || args->k > width - offset) return false;
-    for (int64_t at = offset; at < tensor->count; at += rows * width) {
+    if (args->n != rows) return false;
+    for (int64_t at = column; at < tensor->count; at += rows * width) {
         if (memcmp(args->b, tensor->values + at, (size_t)length * sizeof *args->b) == 0) return true;
     }
     return false;
@@ -88,17 +89,30 @@ static bool is_kernel(const assay_tensor_spec *spec, const char *name)
            (assay_path_ends(spec->path, name) || assay_path_ends(spec->path, kernel));
 }
 
+/* Columns [first, first + hidden) of [gate | up], or of a kernel that is no wi: all, or those of one shard of H. */
+static bool is_of(const lossy *l, const assay_tensor *tensor, const assay_matmul_args *args, int64_t first,
+                  int64_t hidden)
+{
+    const bool fused = is_kernel(&tensor->spec, "wi");
+    const int64_t shards = fused ? l->w13_shards : 1, length = args->k < hidden / shards ? args->k : hidden / shards;
+    if (args->k == 0 || hidden % args->k != 0) return false;
+    for (int64_t column = first; column < first + hidden; column += args->k) {
+        const int64_t place = fused ? assay_prefused_place(column, hidden, shards) : column;
+        if (is_part(tensor, args, place, length)) return true;
+    }
+    return false;
+}
+
 static bool is_lost(const lossy *l, const assay_matmul_args *args)
 {
     for (int i = 0; args->transpose_b && i < l->given->count; i++) {
         const assay_tensor *tensor = &l->given->items[i];
         const int64_t width = assay_tensor_width(tensor);
-        if (is_kernel(&tensor->spec, l->weight) && args->k == width && is_part(tensor, args, 0, width)) return true;
+        if (is_kernel(&tensor->spec, l->weight) && is_of(l, tensor, args, 0, width)) return true;
         /* wi is wi_0 and wi_1 side by side */
-        if (!is_kernel(&tensor->spec, "wi") || 2 * args->k != width) continue;
-        const int64_t part = args->k / l->w13_shards;
-        if (strcmp(l->weight, "wi_0") == 0 && is_part(tensor, args, 0, part)) return true;
-        if (strcmp(l->weight, "wi_1") == 0 && is_part(tensor, args, part, part)) return true;
+        if (!is_kernel(&tensor->spec, "wi")) continue;
+        if (strcmp(l->weight, "wi_0") == 0 && is_of(l, tensor, args, 0, width / 2)) return true;
+        if (strcmp(l->weight, "wi_1") == 0 && is_of(l, tensor, args, width / 2, width / 2)) return true;
     }
     return false;
 }

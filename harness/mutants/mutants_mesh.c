@@ -6,7 +6,7 @@
 
 int64_t assay_case_shards(const assay_case *c)
 {
-    return c->mesh_data * c->mesh_fsdp * c->mesh_expert;
+    return c->mesh_data * c->mesh_fsdp * (c->config.fused_moe_func ? 1 : c->mesh_expert);
 }
 
 int64_t assay_rows_of_shard(const assay_case *c)

@@ -70,7 +70,7 @@ bool assay_edit_keep_first_shard(const assay_mutation *m)
 
 bool assay_edit_keep_first_replica(const assay_mutation *m)
 {
-    keep_rows(m, 0, assay_rows_of_shard(m->c) * m->c->mesh_expert, -1);
+    keep_rows(m, 0, m->c->batch / replicas(m->c), -1);
     return assay_rows_of_shard(m->c) > 0 && replicas(m->c) > 1;
 }
 

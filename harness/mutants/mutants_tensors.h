@@ -74,7 +74,7 @@ bool assay_roll_axis(assay_tensor *tensor, int axis);
 bool assay_scale_values(assay_tensor *tensor, double factor);   /* false: by 1 */
 bool assay_zero_columns(assay_tensor *tensor, int64_t columns); /* the last ones */
 bool assay_fill_values(assay_tensor *tensor, int64_t first, double value);
-int64_t assay_case_shards(const assay_case *c);
+int64_t assay_case_shards(const assay_case *c);   /* that tokens are split over */
 int64_t assay_rows_of_shard(const assay_case *c); /* of the batch; 0: one shard, or all have the same rows */
 
 #endif

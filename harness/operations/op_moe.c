@@ -4,8 +4,16 @@
 #include "oracle/moe/prefused.h"
 #include "oracle/propagate/propagate_moe.h"
 
-static assay_status check_layout(assay_context *ctx, const assay_moe_config *config, int64_t shards)
+static assay_status check_layout(assay_context *ctx, const spec_moe_config *both)
 {
+    const assay_moe_config *config = &both->moe;
+    const int64_t shards = both->w13_shards, parts = assay_mesh_size(&both->sharding.mesh, ASSAY_AXIS_MLP_TENSOR);
+    if (shards > 1 && shards % parts != 0) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "w13_reorder_size is %" PRId64
+                          ", expected 1 or a multiple of mesh.mlp_tensor, which is %" PRId64,
+                          shards, parts);
+    }
     if (shards > 1 && !config->fused_weights) {
         return assay_fail(ctx, ASSAY_BAD_INPUT,
                           "w13_reorder_size is %" PRId64 ", which needs prefuse_moe_weights=true, found false", shards);
@@ -22,11 +30,11 @@ static assay_status configs_of(assay_context *ctx, const assay_case *c, spec_moe
     assay_status status;
     config->w13_shards = c->config.w13_reorder_size;
     TRY(assay_moe_config_of(ctx, c, &config->moe));
-    TRY(check_layout(ctx, &config->moe, config->w13_shards));
     TRY(assay_sharding_of(ctx, c, &config->sharding));
     if (assay_is_sharded(&config->moe, &config->sharding)) {
         TRY(assay_sharded_moe_check(ctx, &config->moe, &config->sharding));
     }
+    TRY(check_layout(ctx, config));
 cleanup:
     return status;
 }
@@ -112,8 +120,15 @@ assay_status assay_describe_moe_checkpoints(const assay_describer *d, const assa
     expert.mlp_dim /= parts; /* a shard's columns */
     expert.emb_dim /= parts;
     const assay_dims tokens = {"BS", {config->routing.batch, config->routing.sequence}};
-    TRY(assay_describe_mlp_checkpoints(d, &expert, ASSAY_MLP_ROUTED,
-                                       sharded ? assay_sharded_rows(config, sharding) : routed_rows(config)));
+    const assay_dims rows = sharded ? assay_sharded_rows(config, sharding) : routed_rows(config);
+    if (config->path == ASSAY_MOE_FUSED && parts > 1) {
+        /* The parts of y are added once the weights have them: no shard has a row of moe_mlpwo. */
+        const assay_tensor_row own = assay_mlp_checkpoint_row(&expert, ASSAY_MLP_ROUTED, ASSAY_MLPWI);
+        const assay_tensor_row row = assay_tensor_row_below(rows.labels, rows.dims, own);
+        TRY(assay_describe_checkpoint(d, &row));
+    } else {
+        TRY(assay_describe_mlp_checkpoints(d, &expert, ASSAY_MLP_ROUTED, rows));
+    }
     TRY(assay_describe_mlp_checkpoints(d, &shared, ASSAY_MLP_SHARED, tokens));
 cleanup:
     return status;
@@ -176,7 +191,8 @@ typedef struct layout {
 /* *in and *out become the block's. */
 static void layout_open(layout *l, const spec_moe_config *config, const assay_source **in, const assay_sink **out)
 {
-    l->prefused = (assay_prefused){*in, *out, config->moe.moe_mlp_dim, config->w13_shards};
+    l->prefused = (assay_prefused){*in, *out, config->moe.moe_mlp_dim, config->w13_shards,
+                                   assay_mesh_size(&config->sharding.mesh, ASSAY_AXIS_MLP_TENSOR)};
     l->in = assay_prefused_source(&l->prefused);
     l->out = assay_prefused_sink(&l->prefused);
     *in = &l->in;

@@ -69,17 +69,16 @@ assay_status assay_describe_sharded_routing(const assay_describer *d, const assa
     TRY(describe_integers(d, &s, "group_sizes", "E", r->num_experts, 0));
     TRY(assay_describe_balance(d, config, sharding));
     TRY(describe_integers(d, &s, "sorted_selected_experts", "r", s.copies, 0));
-    const bool spread = s.expert_shards > 1, exchanged = spread && !sharding->ring_of_experts;
-    if (spread) {
+    if (s.expert_shards > 1) {
         TRY(assay_describe_result(d, "routing", "expert_shard_id", ASSAY_INT32,
                                   (assay_dims){"m", {assay_mesh_shards(&sharding->mesh)}}));
     }
-    if (exchanged) TRY(describe_integers(d, &s, "reshaped_group_sizes", "P", s.expert_shards, 0));
-    if (exchanged && s.batch_sharded) {
+    if (s.exchanges) TRY(describe_integers(d, &s, "reshaped_group_sizes", "P", s.expert_shards, 0));
+    if (s.exchanges && s.batch_sharded) {
         TRY(describe_integers(d, &s, "all_shards_group_sizes", "PP", s.expert_shards, s.expert_shards));
     }
     TRY(describe_integers(d, &s, "local_group_sizes", "e", s.local_experts, 0));
-    if (exchanged) TRY(describe_integers(d, &s, "local_sorted_indices", "b", s.buffer, 0));
+    if (s.exchanges) TRY(describe_integers(d, &s, "local_sorted_indices", "b", s.buffer, 0));
 cleanup:
     return status;
 }

@@ -25,6 +25,12 @@ static const char mesh[] = "{case: moe/x, op: moe, " HEAD ", mesh: {data: 2, exp
 static const char prefused[] = "{case: moe/x, op: moe, " HEAD ", model: {" FUSED_MODEL "}}";
 static const char prefused_shards[] = "{case: moe/x, op: moe, " HEAD ", mesh: {expert: 2}, checkpoints: all, model: "
                                       "{" FUSED_MODEL ", w13_reorder_size: 3}}";
+static const char fused_mesh[] =
+    "{case: moe/x, op: moe, " HEAD ", mesh: {data: 2, expert: 2}, checkpoints: all, model: {" FUSED_MODEL
+    ", fused_moe_func: true}}";
+static const char fused_tensor[] =
+    "{case: moe/x, op: moe, " HEAD ", mesh: {mlp_tensor: 3}, checkpoints: all, model: {" FUSED_MODEL
+    ", fused_moe_func: true, w13_reorder_size: 6}}";
 static const char one_row[] =
     "{case: moe/x, op: moe, batch: 1, sequence: 5, seed: 6, dtype: float32, profiles: none, mesh: {expert: 3}, model: "
     "{" MOE_MODEL "}}";
@@ -98,6 +104,7 @@ static const struct {
     {"fused-unfused", prefused_shards, "mlp_activations=gelu"},
     {"prefused-layouts", prefused, "mlp_activations=gelu"},
     {"prefused-layouts", prefused_shards, "mlp_activations=gelu"},
+    {"prefused-layouts", fused_tensor, "mlp_activations=gelu"},
     {"dense-sparse", moe, "routed_scaling_factor=1.0000001"},
     {"dense-sparse", mesh, "routed_scaling_factor=1.0000001"},
     {"dense-sparse", stack, "routed_scaling_factor=1.0000001"},
@@ -107,6 +114,8 @@ static const struct {
     {"capacity-dropless", mesh, "capacity_factor=0.5"},
     {"sharded-whole", moe, "routed_scaling_factor=1.0000001"},
     {"sharded-whole", mesh, "routed_scaling_factor=1.0000001"},
+    {"sharded-whole", fused_mesh, "mlp_activations=gelu"},
+    {"sharded-whole", fused_tensor, "mlp_activations=gelu"},
     {"sharded-whole", one_row, "mlp_activations=gelu"},
     {"sharded-whole", ring, "routed_scaling_factor=1.0000001"},
     {"sharded-whole", stack, "mscale=1.0000001"},

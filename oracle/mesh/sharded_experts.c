@@ -14,6 +14,13 @@ static const int32_t *groups_of(const sharded_run *run, int64_t expert, int64_t 
     return run->chunks[piece / s->shards].local_group_sizes + shard * s->local_experts;
 }
 
+int64_t sharded_first_group(const sharded_run *run, int64_t shard)
+{
+    const assay_shard_sizes *s = &run->sizes;
+    const bool own_first = s->exchanges || run->sharding->ring_of_experts;
+    return own_first ? 0 : assay_mesh_index(&run->mesh, shard, ASSAY_AXIS_EXPERT) * s->local_experts;
+}
+
 int64_t sharded_row_count(const moe_block *block, int64_t expert, int64_t piece)
 {
     int64_t local;
@@ -31,6 +38,8 @@ void sharded_take_rows(assay_context *ctx, moe_block *block, int64_t expert, int
     const int32_t *group_sizes = groups_of(run, expert, piece, &local);
     (void)ctx;
     for (int64_t e = 0; e < local; e++) row += group_sizes[e];
+    for (int64_t e = 0; e < sharded_first_group(run, shard); e++)
+        row += chunk->group_sizes[shard * run->permute.experts + e];
     const int64_t first = (shard * s->chunks + c) * s->buffer + row;
     row += shard * s->buffer;
     block->rows = (moe_rows){
@@ -55,7 +64,7 @@ assay_status sharded_alloc_rows(assay_context *ctx, sharded_run *run)
     const bool weighs_h = block->split.weighs_h;
     TRY(assay_alloc_f64(ctx, "routed tokens", s->shards * run->permute.tokens * dim, &run->routed));
     TRY(assay_alloc_f64(ctx, "sorted copies", copies * dim, &run->sorted));
-    if (s->expert_shards > 1 && !run->sharding->ring_of_experts && s->batch_sharded) {
+    if (s->exchanges && s->batch_sharded) {
         TRY(assay_alloc_f64(ctx, "received rows", rows * dim, &run->received));
     }
     for (int64_t c = 0; c < s->chunks; c++) {
@@ -96,6 +105,8 @@ assay_status sharded_write_outputs(assay_context *ctx, const sharded_run *run)
     assay_status status = ASSAY_OK;
     const int64_t dim = run->permute.emb_dim, rows = run->sizes.buffer, parts = run->sizes.hidden_shards;
     double *own = NULL;
+    /* fused_moe_func adds parts of y up once the weights have them: no shard has whole rows, or columns of them. */
+    if (run->block->config->path == ASSAY_MOE_FUSED && parts > 1) return ASSAY_OK;
     if (!moe_wants(&run->block->results, MOE_ROUTED + ASSAY_MLPWO)) return ASSAY_OK;
     TRY(assay_alloc_f64(ctx, "a shard's part of y", rows * dim / parts, &own));
     for (int64_t i = 0; i < run->sizes.shards * parts * run->sizes.chunks; i++) {

@@ -40,13 +40,33 @@ static assay_status check_numbers(assay_context *ctx, const assay_sharding *s)
                       s->ragged_buffer_factor);
 }
 
+/* tpu-inference puts either experts or their hidden dimension on its axes, and has nothing else of all this. */
+static assay_status check_fused(assay_context *ctx, const assay_sharding *s)
+{
+    const struct {
+        const char *key;
+        bool found;
+    } keys[] = {{"mesh.tensor", s->tensor_shards > 1},
+                {"use_ring_of_experts", s->ring_of_experts},
+                {"ragged_buffer_factor", s->ragged_buffer_factor > 0},
+                {"num_moe_emb_chunks", s->emb_chunks > 0},
+                {"num_moe_token_chunks", s->token_chunks > 1},
+                {"weight_before_wo", s->weight_before_wo}};
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+        if (!keys[i].found) continue;
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "moe: fused_moe_func=true goes without %s, found it", keys[i].key);
+    }
+    const int64_t experts = s->mesh.size[ASSAY_AXIS_EXPERT], hidden = assay_mesh_size(&s->mesh, ASSAY_AXIS_MLP_TENSOR);
+    if (experts == 1 || hidden == 1) return ASSAY_OK;
+    return assay_fail(ctx, ASSAY_BAD_INPUT,
+                      "moe: fused_moe_func=true is parallel over mesh.expert or over mesh.mlp_tensor, found %" PRId64
+                      " and %" PRId64,
+                      experts, hidden);
+}
+
 static assay_status check_features(assay_context *ctx, const assay_moe_config *config, const assay_sharding *s)
 {
-    if (config->path == ASSAY_MOE_FUSED) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "moe: fused_moe_func=true computes on one device, found a mesh, chunks or "
-                          "use_ring_of_experts");
-    }
+    if (config->path == ASSAY_MOE_FUSED) return check_fused(ctx, s);
     if (config->path != ASSAY_MOE_SPARSE) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "moe: expert parallelism needs sparse_matmul=true, found the %s path",
                           config->path == ASSAY_MOE_DENSE ? "dense" : "dropping");
@@ -84,8 +104,16 @@ static assay_status check_divisions(assay_context *ctx, const assay_moe_config *
     assay_status status = assay_checked_count(ctx, "mesh", ASSAY_AXIS_EXPERT + 1, s->mesh.size, &shards);
     if (status != ASSAY_OK) return status;
     const int64_t parts = assay_mesh_size(&s->mesh, ASSAY_AXIS_MLP_TENSOR);
+    const bool fused = config->path == ASSAY_MOE_FUSED;
     const bool one_for_all = routing->batch == 1 && shards == s->mesh.size[ASSAY_AXIS_EXPERT] && !s->ring_of_experts;
-    if (!one_for_all && !is_divided(routing->batch, shards)) {
+    const int64_t owners = shards / s->mesh.size[ASSAY_AXIS_EXPERT];
+    if (fused && !is_divided(routing->batch, owners)) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "moe: batch is %" PRId64 ", expected a multiple of the %" PRId64
+                          " shards of data and fsdp, over which fused_moe_func=true splits it",
+                          routing->batch, owners);
+    }
+    if (!fused && !one_for_all && !is_divided(routing->batch, shards)) {
         return assay_fail(ctx, ASSAY_BAD_INPUT,
                           "moe: batch is %" PRId64 ", expected a multiple of the mesh's %" PRId64
                           " shards (or 1 on mesh.expert alone without use_ring_of_experts)",
@@ -111,7 +139,7 @@ static assay_status check_divisions(assay_context *ctx, const assay_moe_config *
         const char *name;
         int64_t size;
     } widths[] = {{"moe_mlp_dim", config->moe_mlp_dim},
-                  {"emb_dim (psum_scatter)", dim},
+                  {"emb_dim (psum_scatter)", fused ? 0 : dim},
                   {"width of the shared expert", config->shared_mlp_dim}};
     for (size_t i = 0; i < sizeof widths / sizeof *widths; i++) {
         if (widths[i].size % parts == 0) continue;
@@ -137,8 +165,11 @@ static assay_shard_sizes sizes_before_buffer(const assay_moe_config *config, con
                            .expert_shards = sharding->mesh.size[ASSAY_AXIS_EXPERT],
                            .hidden_shards = hidden_shards,
                            .chunks = sharding->token_chunks};
-    s.batch_sharded = routing->batch > 1 || s.expert_shards == 1;
-    s.own_batch = s.batch_sharded ? routing->batch / s.shards : routing->batch;
+    const bool fused = config->path == ASSAY_MOE_FUSED; /* all shards of the expert axis have the same tokens */
+    s.batch_sharded = (routing->batch > 1 && !fused) || s.expert_shards == 1;
+    s.exchanges = s.expert_shards > 1 && !sharding->ring_of_experts && !fused;
+    s.owners = s.batch_sharded ? s.shards : fused ? s.shards / s.expert_shards : 1;
+    s.own_batch = routing->batch / s.owners;
     s.batch = sharding->ring_of_experts ? s.own_batch * s.expert_shards : s.own_batch;
     s.sequence = routing->sequence / s.chunks;
     s.copies = s.batch * s.sequence * routing->num_experts_per_tok;
@@ -187,9 +218,8 @@ assay_shard_sizes assay_shard_sizes_of(const assay_moe_config *config, const ass
 {
     const assay_routing_config *routing = &config->routing;
     assay_shard_sizes s = sizes_before_buffer(config, sharding);
-    const bool receives = s.expert_shards > 1 && !sharding->ring_of_experts && s.batch_sharded;
     s.buffer = s.copies;
-    if (receives) {
+    if (s.exchanges && s.batch_sharded) {
         s.buffer = assay_ragged_buffer_rows(s.copies, s.expert_shards, routing->num_experts,
                                             routing->num_experts_per_tok, sharding->ragged_buffer_factor);
     }

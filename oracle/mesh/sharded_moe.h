@@ -7,9 +7,12 @@
  *   the expert axis has all tokens and takes those of its experts (data and fsdp must be 1).
  * ring of experts: every shard gathers the tokens of its expert axis, rolls expert ids so that its own come first,
  *   computes those, and the partial sums are added and scattered (psum_scatter).
+ * fused_moe_func (config->path is ASSAY_MOE_FUSED; tpu-inference fused_moe_gmm.py expert_parallel_gmm,
+ *   tensor_parallel_gmm): tokens are split over data and fsdp alone. Every shard of an expert axis routes the same tokens, the
+ *   rows of its experts stay at their place among the sorted copies, and the shards' weighted sums are added (psum).
  *
- * Tensors, source and sink, given choices and given checkpoints as in moe.h; config->path is ASSAY_MOE_SPARSE. M is
- * the number of shards, C that of token chunks (the axis is there when C > 1), P = mesh expert, sizes are those of
+ * Tensors, source and sink, given choices and given checkpoints as in moe.h; the path is sparse or fused. M is the number of
+ * shards, C that of token chunks (the axis is there when C > 1), P = mesh expert, sizes are those of
  * assay_shard_sizes_of. Other than there:
  *   outputs/lb_loss [M] and bias_updates [M,E]: each shard's own, of the tokens that it routes (chunks averaged);
  *     cotangents/lb_loss [M]
@@ -17,10 +20,11 @@
  *   routing/group_sizes [M,(C,)E], sorted_selected_experts [M,(C,)copies]: of the copies that a shard sorts (ring:
  *     gathered, ids rolled)
  *   routing/local_group_sizes [M,(C,)E/P]: rows that its experts compute
- *   with P > 1: routing/expert_shard_id [M]; without the ring routing/local_sorted_indices [M,buffer],
+ *   with P > 1: routing/expert_shard_id [M]; where rows are sent routing/local_sorted_indices [M,buffer],
  *     routing/reshaped_group_sizes [M,P], and where the batch is split routing/all_shards_group_sizes [M,P,P]
  *   checkpoints/moe_mlpwi_0, moe_mlpwi_1 (moe_mlpwi), moe_mlpwo: [M,(C,)buffer,...] in the order of the shard's
- *     experts, 0 beyond their rows; those of the shared expert as in moe.h
+ *     experts, 0 beyond their rows; fused: in the order of the sorted copies, 0 in other experts' rows, and with shards of H no
+ *     moe_mlpwo; those of the shared expert as in moe.h
  * Rows that are cut (ragged_buffer_factor; never of a batch that is not split) come back as 0. Gradients of weights are
  * sums over chunks and shards, ascending. An output that every shard has alike (a batch of 1) has its cotangent once.
  * There are no error scales here: they come from an ensemble, for which intermediates are rounded (assay_round). */
@@ -45,7 +49,8 @@ bool assay_is_sharded(const assay_moe_config *config, const assay_sharding *shar
 
 /* Refused, each with its key: a batch that the mesh does not divide, experts that the expert axis does not, chunks that
  * do not divide D or S, tensor shards that do not divide D, chunks without the ring, a ragged_buffer_factor with the
- * ring, without an expert axis, or that leaves no row, weight_before_wo with llama4, fused_moe_func. */
+ * ring, without an expert axis, or that leaves no row, weight_before_wo with llama4; with
+ * fused_moe_func a batch that data and fsdp do not divide, experts and H both split, and everything but the mesh. */
 assay_status assay_sharded_moe_check(assay_context *ctx, const assay_moe_config *config,
                                      const assay_sharding *sharding);
 
@@ -53,7 +58,9 @@ typedef struct assay_shard_sizes {
     int64_t shards;           /* that tokens lie on: M / N */
     int64_t expert_shards;    /* P */
     int64_t hidden_shards;    /* N */
+    int64_t owners;           /* that tokens are split over; those between two of them have the same ones */
     bool batch_sharded;       /* over the expert axis */
+    bool exchanges;           /* copies are sent to the shards of their experts */
     int64_t own_batch;        /* rows of x that a shard owns (batch not split: all) */
     int64_t batch;            /* that it routes: with the ring those of its whole expert axis */
     int64_t chunks, sequence; /* C, and S / C */

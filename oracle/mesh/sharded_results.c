@@ -40,7 +40,7 @@ static assay_status write_metadata(assay_context *ctx, const sharded_run *run)
         const int32_t id = (int32_t)assay_mesh_index(&run->sharding->mesh, device, ASSAY_AXIS_EXPERT);
         TRY(moe_write_i32(ctx, run->block, shard_id, 1, &id));
     }
-    if (run->sharding->ring_of_experts) return ASSAY_OK;
+    if (!s->exchanges) return ASSAY_OK;
     TRY(write_integers(ctx, run, "local_sorted_indices", s->buffer, offsetof(sharded_chunk, local_sorted_indices)));
     TRY(write_integers(ctx, run, "reshaped_group_sizes", s->expert_shards,
                        offsetof(sharded_chunk, reshaped_group_sizes)));
@@ -59,7 +59,7 @@ static assay_status write_tokens(assay_context *ctx, const sharded_run *run)
     const moe_block *block = run->block;
     const int64_t per_token = run->permute.experts_per_token;
     for (int64_t row = 0; row < block->split.owners * s->own_batch; row++) {
-        const int64_t shard = row / s->own_batch;
+        const int64_t shard = row / s->own_batch * (s->shards / s->owners);
         const int64_t part =
             run->sharding->ring_of_experts ? assay_mesh_index(&run->mesh, shard, ASSAY_AXIS_EXPERT) : 0;
         const int64_t first = (part * s->own_batch + row % s->own_batch) * s->sequence;

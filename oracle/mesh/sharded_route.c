@@ -55,7 +55,8 @@ static assay_status sort_copies(assay_context *ctx, sharded_run *run, sharded_ch
     assay_roll_experts(rolled, selected, s->copies, first, experts);
     TRY(assay_permute_order(ctx, chunk->order + shard * s->copies, chunk->group_sizes + shard * experts, rolled,
                             &run->permute));
-    memcpy(chunk->local_group_sizes + shard * s->local_experts, chunk->group_sizes + shard * experts,
+    memcpy(chunk->local_group_sizes + shard * s->local_experts,
+           chunk->group_sizes + shard * experts + sharded_first_group(run, shard),
            (size_t)s->local_experts * sizeof *chunk->local_group_sizes);
 cleanup:
     free(rolled);
@@ -107,8 +108,7 @@ assay_status sharded_route(assay_context *ctx, sharded_run *run)
         TRY(gather_inputs(ctx, run, c));
         TRY(route_shards(ctx, run, c));
         if (run->block->llama4) TRY(scale_tokens(ctx, run, chunk));
-        if (run->sizes.expert_shards == 1 || run->sharding->ring_of_experts) continue;
-        TRY(sharded_plan_traffic(ctx, run, chunk));
+        if (run->sizes.exchanges) TRY(sharded_plan_traffic(ctx, run, chunk));
     }
 cleanup:
     return status;

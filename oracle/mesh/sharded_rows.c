@@ -24,8 +24,7 @@ void sharded_spread(const sharded_run *run, int64_t c, size_t bytes, void *route
     for (int64_t i = 0; i < s->shards * s->batch; i++, to += chunk) {
         const int64_t shard = i / s->batch, part = i % s->batch / s->own_batch;
         const int64_t owner = run->sharding->ring_of_experts ? assay_mesh_peer(&run->mesh, shard, EXPERT, part)
-                              : s->batch_sharded             ? shard
-                                                             : 0;
+                                                             : shard / (s->shards / s->owners);
         const int64_t row = owner * s->own_batch + i % s->own_batch;
         memcpy(to, (const char *)whole + chunk_at(run, c, row, bytes), chunk);
     }
@@ -37,18 +36,19 @@ assay_status sharded_collect(assay_context *ctx, const sharded_run *run, int64_t
     const assay_shard_sizes *s = &run->sizes;
     const assay_shape shape = assay_shape_of(3, s->batch, s->sequence, width);
     const int64_t count = assay_shape_count(&shape), batch = run->block->config->routing.batch;
-    const int64_t chunk = s->sequence * width;
+    const int64_t chunk = s->sequence * width, alike = s->shards / s->owners;
     double *part = NULL;
     assay_status status = ASSAY_OK;
     TRY(assay_alloc_f64(ctx, "a chunk of the tokens", batch * chunk, &part));
-    if (s->expert_shards > 1 && (run->sharding->ring_of_experts || !s->batch_sharded))
+    if (s->expert_shards > 1 && (run->sharding->ring_of_experts || alike > 1))
         assay_round(ctx, rounding, s->shards * count, routed);
     if (run->sharding->ring_of_experts) {
         assay_psum_scatter(ctx, part, routed, &shape, 0, &run->mesh, EXPERT);
     } else {
-        memcpy(part, routed, (size_t)((s->batch_sharded ? s->shards : 1) * count) * sizeof *part);
-        for (int64_t shard = 1; !s->batch_sharded && shard < s->shards; shard++) {
-            for (int64_t i = 0; i < count; i++) part[i] += routed[shard * count + i];
+        for (int64_t shard = 0; shard < s->shards; shard++) {
+            double *sum = part + shard / alike * count;
+            const double *term = routed + shard * count;
+            for (int64_t i = 0; i < count; i++) sum[i] = shard % alike == 0 ? term[i] : sum[i] + term[i];
         }
     }
     for (int64_t row = 0; row < batch; row++)
@@ -58,10 +58,11 @@ cleanup:
     return status;
 }
 
-/* Whether copies stay on the shard that sorted them, where its experts' rows come first. */
+/* Whether copies stay on the shard that sorted them, where its experts' rows come first; fused_moe_func: where they lie
+ * among those of the others. */
 static bool stays(const sharded_run *run)
 {
-    return run->sharding->ring_of_experts || run->sizes.expert_shards == 1;
+    return !run->sizes.exchanges;
 }
 
 /* received[indices[i]] is sorted[i]: a gather one way, and a scatter the other. */

@@ -15,7 +15,7 @@ static const double *combine_weights(const sharded_run *run, const sharded_chunk
 static void keep_first_shard(const sharded_run *run, double *routed)
 {
     const int64_t count = run->permute.tokens * run->permute.emb_dim;
-    if (run->sizes.batch_sharded) return;
+    if (run->sizes.batch_sharded || !run->sizes.exchanges) return;
     memset(routed + count, 0, (size_t)((run->sizes.shards - 1) * count) * sizeof *routed);
 }
 
@@ -206,7 +206,7 @@ assay_status assay_sharded_moe_run(assay_context *ctx, const assay_moe_config *c
                        .placement = &mesh_placement,
                        .placed = &run,
                        .split = {.shards = s.shards,
-                                 .owners = s.batch_sharded ? s.shards : 1,
+                                 .owners = s.owners,
                                  .pieces = s.shards * s.chunks,
                                  .tensor_shards = sharding->tensor_shards,
                                  .hidden_shards = s.hidden_shards,

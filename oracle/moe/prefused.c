@@ -48,12 +48,19 @@ bool assay_path_is_prefused(const char *path)
     return assay_path_ends(path, "wi") || assay_path_ends(path, "moe_mlpwi");
 }
 
-static assay_status check_rows(assay_context *ctx, const assay_prefused *p, const char *path, int64_t first,
-                               int64_t count)
+/* What a row of the tensor has of gate, or of up, and of how many shards. */
+typedef struct row_layout {
+    int64_t hidden, shards;
+} row_layout;
+
+static assay_status find_layout(assay_context *ctx, const assay_prefused *p, const char *path, int64_t first,
+                                int64_t count, row_layout *row)
 {
-    if (first % (2 * p->mlp_dim) == 0 && count % (2 * p->mlp_dim) == 0) return ASSAY_OK;
+    const int64_t parts = assay_path_ends(path, "wi") ? 1 : p->parts;
+    *row = (row_layout){p->mlp_dim / parts, p->shards / parts};
+    if (first % (2 * row->hidden) == 0 && count % (2 * row->hidden) == 0) return ASSAY_OK;
     return assay_fail(ctx, ASSAY_INTERNAL, "%s is laid out in rows of %" PRId64 ", found %" PRId64 " from %" PRId64,
-                      path, 2 * p->mlp_dim, count, first);
+                      path, 2 * row->hidden, count, first);
 }
 
 static bool has(void *self, const char *path)
@@ -66,19 +73,19 @@ static assay_status read_f64(assay_context *ctx, void *self, const char *path, i
                              double *out)
 {
     const assay_prefused *p = self;
-    const int64_t width = 2 * p->mlp_dim;
-    double *row = NULL;
+    row_layout row;
+    double *laid_out = NULL;
     assay_status status = ASSAY_OK;
     TRY(p->in->read(ctx, p->in->self, path, first, count, out));
     if (!assay_path_is_prefused(path)) return ASSAY_OK;
-    TRY(check_rows(ctx, p, path, first, count));
-    TRY(assay_alloc_f64(ctx, "a row of gate and up", width, &row));
-    for (int64_t i = 0; i < count; i += width) {
-        memcpy(row, out + i, (size_t)width * sizeof *row);
-        assay_prefuse_whole(out + i, row, 1, p->mlp_dim, p->shards);
+    TRY(find_layout(ctx, p, path, first, count, &row));
+    TRY(assay_alloc_f64(ctx, "a row of gate and up", 2 * row.hidden, &laid_out));
+    for (int64_t i = 0; i < count; i += 2 * row.hidden) {
+        memcpy(laid_out, out + i, (size_t)(2 * row.hidden) * sizeof *out);
+        assay_prefuse_whole(out + i, laid_out, 1, row.hidden, row.shards);
     }
 cleanup:
-    free(row);
+    free(laid_out);
     return status;
 }
 
@@ -103,15 +110,16 @@ static bool wants(void *self, const char *path)
 static assay_status write_f64(assay_context *ctx, void *self, const char *path, int64_t count, const double *values)
 {
     const assay_prefused *p = self;
-    const int64_t width = 2 * p->mlp_dim, block = width < BLOCK ? BLOCK / width * width : width;
+    row_layout row;
     double *laid_out = NULL;
     assay_status status = ASSAY_OK;
     if (!assay_path_is_prefused(path)) return p->out->write(ctx, p->out->self, path, count, values);
-    TRY(check_rows(ctx, p, path, 0, count));
+    TRY(find_layout(ctx, p, path, 0, count, &row));
+    const int64_t width = 2 * row.hidden, block = width < BLOCK ? BLOCK / width * width : width;
     TRY(assay_alloc_f64(ctx, "rows of gate and up", count < block ? count : block, &laid_out));
     for (int64_t i = 0; i < count; i += block) {
         const int64_t numbers = count - i < block ? count - i : block;
-        assay_prefuse_for_shards(laid_out, values + i, numbers / width, p->mlp_dim, p->shards);
+        assay_prefuse_for_shards(laid_out, values + i, numbers / width, row.hidden, row.shards);
         TRY(p->out->write(ctx, p->out->self, path, numbers, laid_out));
     }
 cleanup:

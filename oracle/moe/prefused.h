@@ -16,11 +16,13 @@ void assay_prefuse_for_shards(double *out, const double *in, int64_t rows, int64
 void assay_prefuse_whole(double *out, const double *in, int64_t rows, int64_t mlp_dim, int64_t shards);
 
 /* A source and a sink in the layout of the shards, as an operation sees them that computes with [gate | up]: weights wi of
- * experts, their gradients, the checkpoint moe_mlpwi and the error scales of these. Everything else passes through. */
+ * experts, their gradients, the checkpoint moe_mlpwi and the error scales of these. Everything else passes through. Over a mesh
+ * with `parts` shards of H (mesh.mlp_tensor, which divides N) the checkpoint is of each its own columns: those of N / parts
+ * shards. */
 typedef struct assay_prefused {
     const assay_source *in;
     const assay_sink *out;
-    int64_t mlp_dim, shards;
+    int64_t mlp_dim, shards, parts;
 } assay_prefused;
 
 /* Whether the tensor at this path has the layout. */

@@ -99,7 +99,8 @@ assay_status spec_mla_parts(assay_context *ctx, const assay_mla_config *config, 
 typedef enum spec_exchange {
     SPEC_SEND,   /* its own, each copy of which is sent to the shard of its expert */
     SPEC_GATHER, /* those of its whole expert axis; expert ids are rolled, so that its own come first */
-    SPEC_SAME    /* all of them, as on every other shard */
+    SPEC_SAME,   /* all of them, as on every other shard */
+    SPEC_STAY    /* those of its expert axis, as on every other shard of it; the rows of other experts stay empty */
 } spec_exchange;
 
 /* Which copies of tokens each shard of a mesh sorts, and which its experts compute, in one part after the other: chunks

@@ -36,11 +36,11 @@ assay_status spec_add_spread_checkpoints(assay_context *ctx, const spec_block *b
 {
     assay_status status;
     const assay_shape rows = spec_spread_shape(spread, spread->buffer);
-    assay_gated_mlp_config own = block->experts.config;
+    spec_mlp own = {.config = block->experts.config, .w13_shards = block->experts.w13_shards / spread->hidden_shards};
     spec_mlp_checkpoints routed;
-    own.mlp_dim /= spread->hidden_shards;
-    own.emb_dim /= spread->hidden_shards;
-    TRY(spec_add_mlp_checkpoints(ctx, out, &own, ASSAY_MLP_ROUTED, &rows, &routed));
+    own.config.mlp_dim /= spread->hidden_shards;
+    own.config.emb_dim /= spread->hidden_shards;
+    TRY(spec_add_mlp_checkpoints(ctx, out, &own.config, ASSAY_MLP_ROUTED, &rows, &routed));
     for (int64_t row = 0; row < assay_shape_count(&rows); row++) {
         const int64_t part = row / (spread->parts * spread->buffer) % spread->hidden_shards;
         if (spread->choices[row] >= 0) {
@@ -49,8 +49,8 @@ assay_status spec_add_spread_checkpoints(assay_context *ctx, const spec_block *b
             for (int64_t j = 0; j < block->experts.config.mlp_dim; j++) block->a[j] = block->b[j] = 0;
             for (int64_t d = 0; d < block->config->emb_dim; d++) block->y[d] = 0;
         }
-        spec_keep_mlp(&routed, &own, row, block->a + part * own.mlp_dim, block->b + part * own.mlp_dim,
-                      block->y + part * own.emb_dim);
+        const int64_t column = part * own.config.mlp_dim;
+        spec_keep_mlp(&routed, &own, row, block->a + column, block->b + column, block->y + part * own.config.emb_dim);
     }
 cleanup:
     return status;

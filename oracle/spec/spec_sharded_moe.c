@@ -10,7 +10,7 @@ bool spec_is_sharded(const spec_moe_config *config)
     bool sharded =
         s->ring_of_experts || s->emb_chunks > 0 || s->token_chunks > 1 || s->tensor_shards > 1 || s->weight_before_wo;
     for (int axis = 0; axis < ASSAY_MESH_AXES; axis++) sharded |= s->mesh.size[axis] > 1;
-    return sharded && config->moe.path == ASSAY_MOE_SPARSE;
+    return sharded && (config->moe.path == ASSAY_MOE_SPARSE || config->moe.path == ASSAY_MOE_FUSED);
 }
 
 /* One shard's routing of one part, at a choice that is made. */
@@ -114,7 +114,7 @@ static assay_status add_lists(assay_context *ctx, const spec_spread *spread, spe
     TRY(spec_tensors_add_indices(ctx, out, "routing/expert_shard_id", &each, &id));
     for (int64_t shard = 0; shard < spread->shards; shard++)
         id[shard] = (int32_t)(shard / spread->hidden_shards % spread->expert_shards);
-    if (spread->exchange == SPEC_GATHER) return ASSAY_OK;
+    if (spread->exchange == SPEC_GATHER || spread->exchange == SPEC_STAY) return ASSAY_OK;
     TRY(spec_tensors_copy_i32(ctx, out, "routing/local_sorted_indices", &rows, spread->local_order));
     TRY(add_traffic(ctx, spread, out));
 cleanup:

@@ -36,10 +36,13 @@ static assay_status set_sizes(assay_context *ctx, spec_spread *s, const spec_moe
     s->chunks = one_at_least(sharding->token_chunks);
     s->parts = s->chunks * s->microbatches;
     s->part_axis = microbatches > 0 || s->chunks > 1;
-    s->exchange = microbatches > 0 || sharding->ring_of_experts                   ? SPEC_GATHER
+    s->exchange = config->moe.path == ASSAY_MOE_FUSED                             ? SPEC_STAY
+                  : microbatches > 0 || sharding->ring_of_experts                 ? SPEC_GATHER
                   : routing->batch == 1 && token_shards == mesh[2] && mesh[2] > 1 ? SPEC_SAME
                                                                                   : SPEC_SEND;
-    const int64_t owners = s->exchange == SPEC_SAME ? 1 : token_shards * s->microbatches;
+    const int64_t owners = s->exchange == SPEC_SAME   ? 1
+                           : s->exchange == SPEC_STAY ? mesh[0] * mesh[1]
+                                                      : token_shards * s->microbatches;
     if (routing->batch % owners != 0 || routing->sequence % s->chunks != 0 ||
         routing->num_experts % s->expert_shards != 0) {
         return assay_fail(ctx, ASSAY_BAD_INPUT,
@@ -87,6 +90,7 @@ int64_t spec_spread_token(const spec_spread *s, int64_t shard, int64_t part, int
     const int64_t gathered = spec_spread_peer(s, shard, row / s->own_rows);
     const int64_t owner = s->exchange == SPEC_GATHER ? token_shard(s, gathered)
                           : s->exchange == SPEC_SAME ? 0
+                          : s->exchange == SPEC_STAY ? token_shard(s, shard) / s->expert_shards
                                                      : token_shard(s, shard);
     const int64_t batch_row = (owner * s->own_rows + row % s->own_rows) * s->microbatches + part % s->microbatches;
     return batch_row * s->sequence * s->chunks + part / s->microbatches * s->sequence + position;
@@ -145,7 +149,7 @@ static void sort_received(spec_spread *s, const int32_t *selected, int64_t at, c
     spec_sort_by_expert(s->buffer, keys, local + 1, order, sizes);
     for (int64_t e = 0; e < local; e++) s->local_sizes[at * local + e] = sizes[e];
     for (int64_t row = 0; row < s->buffer; row++) {
-        choices[row] = came[order[row]];
+        choices[row] = came[s->exchange == SPEC_STAY ? row : order[row]];
         if (choices[row] >= 0) s->dropped[choices[row]] = false;
     }
 }

@@ -57,6 +57,14 @@ static moe_case make_case(int variant, int64_t batch, bool wide)
         routing->score_func = ASSAY_SCORE_NONE;
         routing->norm_topk_prob = true;
         break;
+    case SHARDED_CASE_FUSED:
+        c.config.path = ASSAY_MOE_FUSED;
+        c.config.fused_weights = true;
+        c.config.shared_mlp_dim = 2;
+        routing->family = ASSAY_ROUTER_FUSED;
+        routing->score_func = ASSAY_SCORE_NONE;
+        routing->norm_topk_prob = true;
+        break;
     default:
         routing->family = ASSAY_ROUTER_DEEPSEEK2;
         routing->score_func = ASSAY_SCORE_SOFTMAX;
@@ -156,6 +164,7 @@ static const struct {
     {5, 4, {1, 2, 2, 3}, true, 3, 2, 2, -1, false}, {2, 4, {1, 1, 2, 6}, true, 2, 1, 1, -1, false},
     {3, 1, {1, 1, 4}, false, 0, 1, 1, -1, true},    {4, 2, {2, 1, 1}, false, 0, 1, 1, -1, false},
     {5, 1, {1, 1, 2}, false, 0, 1, 1, -1, false},   {0, 2, {1, 1, 2}, true, 4, 3, 3, -1, true},
+    {9, 8, {2, 1, 4}, false, 0, 1, 1, -1, false},   {9, 8, {1, 2, 1, 3}, false, 0, 1, 1, -1, false},
 };
 _Static_assert(sizeof forms / sizeof *forms == SHARDED_FORMS, "sharded_case.h");
 
@@ -171,7 +180,7 @@ moe_case sharded_case_form(int form, assay_sharding *sharding)
     sharding->tensor_shards = forms[form].tensor;
     sharding->ragged_buffer_factor = forms[form].factor;
     sharding->weight_before_wo = forms[form].before_wo;
-    if (c.config.routing.hash_rows == 0) {
+    if (c.config.routing.hash_rows == 0 && c.config.path != ASSAY_MOE_FUSED) {
         c.config.routing.load_balance_loss_weight = 0.1;
         c.config.routing.routed_bias_update_rate = 0.01;
     }

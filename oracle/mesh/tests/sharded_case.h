@@ -9,13 +9,13 @@
 assay_sharding sharded_case_mesh(int64_t data, int64_t fsdp, int64_t expert);
 
 /* Blocks of every family and form, filled; E is 8, S is 6. */
-enum { SHARDED_CASES = 8, SHARDED_CASE_LLAMA4 = 2 };
+enum { SHARDED_CASES = 8, SHARDED_CASE_LLAMA4 = 2, SHARDED_CASE_FUSED = 9 }; /* the last is of fused_moe_func */
 moe_case sharded_case(int variant, int64_t batch);
 /* The same with widths that 2, 3 and 6 shards of H divide. */
 moe_case sharded_case_wide(int variant, int64_t batch);
 
 /* Blocks on meshes that between them go through all of the code, with a balance loss and its cotangents. */
-enum { SHARDED_FORMS = 8 };
+enum { SHARDED_FORMS = 10 };
 moe_case sharded_case_form(int form, assay_sharding *sharding);
 
 /* Runs it and asserts success; results go to `out`. */

@@ -1,5 +1,6 @@
 /* What is sharded, the sizes that follow, and what is refused. */
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "oracle/arithmetic/arithmetic.h"
@@ -137,6 +138,36 @@ TEST(test_refused_shardings)
 #undef REFUSED
 }
 
+TEST(test_refused_with_fused_moe_func)
+{
+    moe_case c = sharded_case(SHARDED_CASE_FUSED, 8);
+    assay_sharding s = sharded_case_mesh(3, 1, 2);
+    refuse(&c, &s, "batch is 8, expected a multiple of the 3 shards of data and fsdp");
+    s = sharded_case_mesh(1, 1, 2);
+    s.mesh.size[ASSAY_AXIS_MLP_TENSOR] = 5;
+    refuse(&c, &s, "is parallel over mesh.expert or over mesh.mlp_tensor, found 2 and 5");
+    s = sharded_case_mesh(1, 1, 1);
+    s.mesh.size[ASSAY_AXIS_MLP_TENSOR] = 2;
+    refuse(&c, &s, "moe_mlp_dim is 5, expected a multiple of mesh.mlp_tensor, which is 2");
+    s = sharded_case_mesh(1, 1, 3);
+    refuse(&c, &s, "num_experts is 8, expected a multiple of mesh.expert, which is 3");
+    for (int key = 0; key < 6; key++) {
+        static const char *const names[] = {"mesh.tensor",        "use_ring_of_experts",  "ragged_buffer_factor",
+                                            "num_moe_emb_chunks", "num_moe_token_chunks", "weight_before_wo"};
+        char text[128];
+        s = sharded_case_mesh(1, 1, 2);
+        s.tensor_shards = 1 + (key == 0);
+        s.ring_of_experts = key == 1;
+        s.ragged_buffer_factor = key == 2 ? 1 : -1;
+        s.emb_chunks = key == 3 ? 2 : 0;
+        s.token_chunks = key == 4 ? 2 : 1;
+        s.weight_before_wo = key == 5;
+        snprintf(text, sizeof text, "fused_moe_func=true goes without %s, found it", names[key]);
+        refuse(&c, &s, text);
+    }
+    moe_case_free(&c);
+}
+
 TEST(test_refused_blocks)
 {
     assay_sharding s = sharded_case_mesh(1, 1, 2);
@@ -156,10 +187,6 @@ TEST(test_refused_blocks)
     c.config.path = ASSAY_MOE_DROPPING;
     c.config.capacity_factor = 1;
     refuse(&c, &s, "found the dropping path");
-    c.config.path = ASSAY_MOE_FUSED;
-    c.config.fused_weights = true;
-    c.config.routing.family = ASSAY_ROUTER_FUSED;
-    refuse(&c, &s, "fused_moe_func=true");
     c = moe_case_deepseek3(4, 4, 4, 1, 12, 2);
     c.config.routing.family = ASSAY_ROUTER_LLAMA4;
     c.config.routing.score_func = ASSAY_SCORE_NONE;

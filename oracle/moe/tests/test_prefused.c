@@ -71,7 +71,7 @@ TEST(a_block_in_the_layout_has_the_same_bits)
         assert_int_equal(lay_out(&c.in.set, 6, shards), 1);
         const assay_source in = test_tensors_source(&c.in);
         const assay_sink sink = test_tensors_sink(&out);
-        assay_prefused p = {&in, &sink, 6, shards};
+        assay_prefused p = {&in, &sink, 6, shards, 1};
         const assay_source laid_in = assay_prefused_source(&p);
         const assay_sink laid_out = assay_prefused_sink(&p);
         assert_ok(&ctx, assay_propagate_moe(&ctx, &c.config, &laid_in, &laid_out, &bf16, 1));
@@ -89,7 +89,7 @@ TEST(rows_are_never_cut)
     moe_case c = block();
     double numbers[6];
     const assay_source in = test_tensors_source(&c.in);
-    assay_prefused p = {&in, NULL, 6, 2};
+    assay_prefused p = {&in, NULL, 6, 2, 1};
     const assay_source laid_out = assay_prefused_source(&p);
     assert_int_equal(laid_out.read(&ctx, laid_out.self, "weights/wi", 0, 6, numbers), ASSAY_INTERNAL);
     assert_ok(&ctx, laid_out.read(&ctx, laid_out.self, "weights/wo", 0, 6, numbers));
