@@ -209,6 +209,21 @@ static bool other_sharded(const assay_case *c, assay_other_form *form)
     return true;
 }
 
+/* In as few shards as divide H and D. */
+static bool other_tensor(const assay_case *c, assay_other_form *form)
+{
+    const bool fused = has_moe(c) && c->config.fused_moe_func;
+    if (!(has_sparse_moe(c) || fused) || is_batch_split(c)) return false;
+    if (c->config.load_balance_loss_weight > 0 && !fused) return false;
+    form->c.mesh_mlp_tensor = 1;
+    if (c->mesh_mlp_tensor > 1) return true;
+    while (form->c.mesh_mlp_tensor < c->config.base_moe_mlp_dim) {
+        form->c.mesh_mlp_tensor++;
+        if (is_case(&form->c)) return true;
+    }
+    return false;
+}
+
 /* Shards with the ring see the tokens of their whole expert axis, others their own. */
 static bool other_ring(const assay_case *c, assay_other_form *form)
 {
@@ -291,6 +306,7 @@ const assay_equivalence assay_equivalences[] = {
     {"sparse-fused_moe", "the fused path of inference, where its routing rule is the same", ASSAY_HOLDS_SCALES, true, other_fused_moe},
     {"capacity-dropless", "a capacity that drops nothing, or none", ASSAY_HOLDS_SCALES, true, other_capacity},
     {"sharded-whole", "experts and tokens over a mesh, or one device", ASSAY_HOLDS_SCALES, true, other_sharded},
+    {"tensor-whole", "the experts' hidden dimension over shards, or whole", ASSAY_HOLDS_SCALES, true, other_tensor},
     {"ring-alltoall", "a ring of experts, or a ragged all-to-all", ASSAY_HOLDS_SCALES, true, other_ring},
     {"chunked-whole", "the embedding or the tokens of a ring in chunks, or whole", ASSAY_HOLDS_SCALES, true, other_chunks},
     {"mla-absorbed", "scores from the latents, without key and value", ASSAY_HOLDS_SCALES, false, other_absorbed},

@@ -1,8 +1,10 @@
 /* Mutants of expert parallelism by changed weights. A mesh changes no result, so the whole tensors say what each shard
  * would have had: experts lie shard after shard of the expert axis (docs/expert-parallelism.md). */
+#include <stdlib.h>
 #include <string.h>
 
 #include "harness/mutants/mutants_tensors.h"
+#include "oracle/moe/prefused.h"
 
 int64_t assay_case_shards(const assay_case *c)
 {
@@ -23,6 +25,11 @@ bool assay_has_expert_shards(const assay_case *c)
 bool assay_has_ring(const assay_case *c)
 {
     return c->config.use_ring_of_experts && assay_has_expert_shards(c) && assay_rows_of_shard(c) > 0;
+}
+
+bool assay_has_hidden_shards(const assay_case *c)
+{
+    return c->mesh_mlp_tensor > 1 && c->config.sparse_matmul;
 }
 
 /* Elements of the weights of one expert shard. */
@@ -96,4 +103,83 @@ bool assay_edit_roll_fsdp_shards(const assay_mutation *m, assay_tensor *tensor)
     const int64_t rows = tensor->spec.shape.dims[1], step = rows / m->c->mesh_fsdp;
     for (int64_t i = 0; i < step; i++) assay_roll_axis(tensor, 1);
     return step > 0 && m->c->mesh_fsdp > 1;
+}
+
+bool assay_edit_times_hidden_shards(const assay_mutation *m, assay_tensor *tensor)
+{
+    return assay_scale_values(tensor, (double)m->c->mesh_mlp_tensor);
+}
+
+/* wo [E,H,D] */
+bool assay_edit_keep_first_rows_of_h(const assay_mutation *m, assay_tensor *tensor)
+{
+    const assay_shape *shape = &tensor->spec.shape;
+    const int64_t rows = shape->dims[1], own = rows / m->c->mesh_mlp_tensor, width = shape->dims[2];
+    for (int64_t i = 0; i < tensor->count; i++) {
+        if (i / width % rows >= own) tensor->values[i] = 0.0;
+    }
+    return true;
+}
+
+/* Gate and up may be side by side: columns of each. */
+static int64_t hidden_width(const assay_tensor *tensor)
+{
+    return assay_tensor_width(tensor) / (assay_path_ends(tensor->spec.path, "wi") ? 2 : 1);
+}
+
+bool assay_edit_keep_first_columns_of_h(const assay_mutation *m, assay_tensor *tensor)
+{
+    const int64_t width = assay_tensor_width(tensor), hidden = hidden_width(tensor);
+    const int64_t shards = width > hidden ? m->c->config.w13_reorder_size : 1, own = hidden / m->c->mesh_mlp_tensor;
+    for (int64_t i = 0; i < tensor->count; i++) {
+        const int64_t column = width > hidden ? assay_prefused_column(i % width, hidden, shards) : i % width;
+        if (column % hidden >= own) tensor->values[i] = 0.0;
+    }
+    return true;
+}
+
+/* A shard's columns of gate meet those that the shard after has of up. */
+bool assay_edit_roll_up_columns(const assay_mutation *m, assay_tensor *tensor)
+{
+    const int64_t width = assay_tensor_width(tensor), hidden = hidden_width(tensor);
+    const int64_t own = hidden / m->c->mesh_mlp_tensor;
+    if (width > hidden && m->c->config.w13_reorder_size > 1) return false; /* fused_shards_other does the like */
+    for (double *up = tensor->values + width - hidden; up < tensor->values + tensor->count; up += width) {
+        for (int64_t turn = 0; turn < own; turn++) {
+            const double first = up[0];
+            memmove(up, up + 1, (size_t)(hidden - 1) * sizeof *up);
+            up[hidden - 1] = first;
+        }
+    }
+    return true;
+}
+
+/* wi [E,D,2H] in as many pieces as there are shards, each of which takes its first half for gate: of a row g0 g1 u0 u1, of
+ * which the pieces should be g0 u0 and g1 u1, that reads g0 u0 as gate and g1 u1 as up. */
+bool assay_edit_split_halves_contiguously(const assay_mutation *m, assay_tensor *tensor)
+{
+    const int64_t width = assay_tensor_width(tensor), shards = m->c->mesh_mlp_tensor, own = width / 2 / shards;
+    if (m->c->config.w13_reorder_size > 1) return false; /* they are laid out for it */
+    double *row = malloc((size_t)width * sizeof *row);
+    if (row == NULL) return false;
+    for (double *values = tensor->values; values < tensor->values + tensor->count; values += width) {
+        memcpy(row, values, (size_t)width * sizeof *row);
+        for (int64_t piece = 0; piece < 2 * shards; piece++)
+            memcpy(values + (piece % 2 * shards + piece / 2) * own, row + piece * own, (size_t)own * sizeof *row);
+    }
+    free(row);
+    return true;
+}
+
+bool assay_edit_keep_first_columns_of_y(const assay_mutation *m)
+{
+    for (int i = 0; i < m->tensors->count; i++) {
+        assay_tensor *tensor = &m->tensors->items[i];
+        if (!assay_path_ends(tensor->spec.path, "cotangents/y")) continue;
+        const int64_t width = assay_tensor_width(tensor), own = width / m->c->mesh_mlp_tensor;
+        for (int64_t k = 0; k < tensor->count; k++) {
+            if (k % width >= own) tensor->values[k] = 0.0;
+        }
+    }
+    return true;
 }

@@ -46,10 +46,10 @@ static void keep_rows(const assay_mutation *m, int64_t first, int64_t end, int64
         const assay_tensor *tensor = &m->tensors->items[i];
         const int64_t first_axis = tensor->spec.shape.rank > 0 ? tensor->spec.shape.dims[0] : 0;
         if (tensor->spec.role != ASSAY_ROLE_COTANGENT) continue;
-        if (first_axis != m->c->batch && first_axis != shards) continue;
-        const int64_t rows = m->c->batch / first_axis, size = tensor->count / first_axis;
+        if (first_axis != m->c->batch && first_axis != shards * m->c->mesh_mlp_tensor) continue;
+        const int64_t size = tensor->count / first_axis;
         for (int64_t k = 0; k < tensor->count; k++) {
-            const int64_t row = k / size * rows;
+            const int64_t row = k / size * m->c->batch / first_axis;
             const bool dropped = dropped_microbatch >= 0 && microbatch_of(m->c, row) == dropped_microbatch;
             if (row < first || row >= end || dropped) tensor->values[k] = 0.0;
         }
@@ -101,8 +101,8 @@ bool assay_edit_sum_shard_rows(const assay_mutation *m, assay_tensor *tensor)
 
 bool assay_edit_first_shard_to_all(const assay_mutation *m, assay_tensor *tensor)
 {
-    const int64_t shards = assay_case_shards(m->c), size = tensor->count / shards;
-    if (assay_tensor_axis(tensor, "shard") != 0 || shards < 2) return false;
+    if (assay_tensor_axis(tensor, "shard") != 0 || assay_case_shards(m->c) < 2) return false;
+    const int64_t size = tensor->count / tensor->spec.shape.dims[0];
     for (int64_t k = size; k < tensor->count; k++) tensor->values[k] = tensor->values[k % size];
     return true;
 }

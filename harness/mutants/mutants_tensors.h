@@ -11,6 +11,7 @@ bool assay_has_one_layer(const assay_case *c); /* or none: no layer reads what a
 bool assay_is_no_layer(const assay_case *c);
 bool assay_has_expert_shards(const assay_case *c);
 bool assay_has_ring(const assay_case *c);
+bool assay_has_hidden_shards(const assay_case *c);
 bool assay_has_microbatches(const assay_case *c);
 
 /* For `configure` (mutants_config.c). */
@@ -44,13 +45,15 @@ assay_tensor_edit assay_edit_next_positions, assay_edit_round_positions, assay_e
 /* Of weights on a mesh (mutants_mesh.c); of rows of the batch there, and of gradients (mutants_shard_rows.c). */
 assay_tensor_edit assay_edit_clamp_ids, assay_edit_roll_expert_shards, assay_edit_zero_last_shard,
     assay_edit_zero_all_but_first_shard, assay_edit_zero_shard_before, assay_edit_double_last_shard,
-    assay_edit_zero_last_tensor_shard, assay_edit_times_tensor_shards, assay_edit_roll_fsdp_shards;
+    assay_edit_zero_last_tensor_shard, assay_edit_times_tensor_shards, assay_edit_roll_fsdp_shards,
+    assay_edit_times_hidden_shards, assay_edit_keep_first_rows_of_h, assay_edit_keep_first_columns_of_h,
+    assay_edit_roll_up_columns, assay_edit_split_halves_contiguously;
 assay_tensor_edit assay_edit_roll_shard_rows, assay_edit_sum_shard_rows, assay_edit_first_shard_to_all,
     assay_edit_times_replicas, assay_edit_by_replicas, assay_edit_times_expert_shards, assay_edit_first_microbatch;
 
 /* For `change_inputs`: the order of tokens, cotangents, several tensors at once. */
 assay_mutation_edit assay_edit_exchange_tokens, assay_edit_outgrow_residual, assay_edit_keep_first_shard,
-    assay_edit_keep_first_replica, assay_edit_drop_last_microbatch;
+    assay_edit_keep_first_replica, assay_edit_keep_first_columns_of_y, assay_edit_drop_last_microbatch;
 /* For `change_results`. */
 assay_mutation_edit assay_edit_omit_all, assay_edit_omit_last, assay_edit_count_from_front, assay_edit_shrink_back,
     assay_edit_omit_checkpoints, assay_edit_blind_rows_to_nan;

@@ -40,6 +40,8 @@ static const char emb_chunks[] = "{case: moe/x, op: moe, " HEAD ", mesh: {expert
                                  ", use_ring_of_experts: true, num_moe_emb_chunks: 3}}";
 static const char token_chunks[] = "{case: moe/x, op: moe, " HEAD ", mesh: {expert: 2}, model: {" MOE_MODEL
                                    ", use_ring_of_experts: true, num_moe_token_chunks: 2}}";
+static const char hidden[] = "{case: moe/x, op: moe, " HEAD ", mesh: {expert: 2, mlp_tensor: 3}, model: {" MOE_MODEL
+                             "}, config: {base_moe_mlp_dim: 9, mlp_bias: true}}";
 static const char mla[] =
     "{case: mla/x, op: mla, " HEAD ", positions: {start: 9000}, model: {base_emb_dim: 12, " MLA_MODEL "}}";
 static const char stack[] = "{case: deepseek_stack/x, op: deepseek_stack, " HEAD ", model: {" MOE_MODEL ", " MLA_MODEL
@@ -47,6 +49,12 @@ static const char stack[] = "{case: deepseek_stack/x, op: deepseek_stack, " HEAD
 static const char mesh_stack[] =
     "{case: deepseek_stack/x, op: deepseek_stack, " HEAD ", mesh: {data: 2, expert: 2}, model: {" MOE_MODEL
     ", " MLA_MODEL ", base_mlp_dim: 9, base_num_decoder_layers: 2, first_num_dense_layers: 1}}";
+static const char wide[] = "{case: moe/x, op: moe, " HEAD ", model: {" MOE_MODEL
+                           "}, config: {base_moe_mlp_dim: 8, prefuse_moe_weights: true}}";
+static const char wide_stack[] =
+    "{case: deepseek_stack/x, op: deepseek_stack, " HEAD ", mesh: {data: 2, expert: 2}, model: {" MOE_MODEL
+    ", " MLA_MODEL ", base_mlp_dim: 9, base_num_decoder_layers: 2, first_num_dense_layers: 1}, config: "
+    "{base_moe_mlp_dim: 6, use_ring_of_experts: true}}";
 static const char long_stack[] =
     "{case: deepseek_stack/x, op: deepseek_stack, " HEAD ", model: {" MOE_MODEL ", " MLA_MODEL
     ", rope_pairwise: true, routed_bias: true, base_mlp_dim: 9, base_num_decoder_layers: 5, "
@@ -120,6 +128,10 @@ static const struct {
     {"sharded-whole", ring, "routed_scaling_factor=1.0000001"},
     {"sharded-whole", stack, "mscale=1.0000001"},
     {"sharded-whole", mesh_stack, "mscale=1.0000001"},
+    {"sharded-whole", hidden, "routed_scaling_factor=1.0000001"},
+    {"tensor-whole", hidden, "routed_scaling_factor=1.0000001"},
+    {"tensor-whole", wide, "mlp_activations=gelu"},
+    {"tensor-whole", wide_stack, "mscale=1.0000001"},
     {"ring-alltoall", mesh, "routed_scaling_factor=1.0000001"},
     {"ring-alltoall", ring, "routed_scaling_factor=1.0000001"},
     {"ring-alltoall", mesh_stack, "mscale=1.0000001"},
@@ -223,6 +235,10 @@ TEST(cases_without_another_form_are_passed_over)
         {"sharded-whole", mesh, "sparse_matmul=false"},
         {"sharded-whole", schedule, "seed=1"},
         {"sharded-whole", mla, "seed=1"},
+        {"tensor-whole", wide, "load_balance_loss_weight=0.1"},
+        {"tensor-whole", wide, "base_emb_dim=11"},
+        {"tensor-whole", wide, "sparse_matmul=false"},
+        {"tensor-whole", schedule, "seed=1"},
         {"dense-sparse", mesh, "ragged_buffer_factor=0.5"},
         {"dense-sparse", mesh, "load_balance_loss_weight=0.1"},
         {"dense-sparse", schedule, "seed=1"},

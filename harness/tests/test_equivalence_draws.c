@@ -91,6 +91,10 @@ static void draw_mesh(drawing *d)
     if (experts > 1 && !ring && chance(d, 8)) set(d, "ragged_buffer_factor=1");
     if (chance(d, 4)) set(d, "routed_bias_update_rate=0.01");
     if (chance(d, 8)) set(d, "load_balance_loss_weight=0.1");
+    if (!chance(d, 3)) return;
+    set_number(d, "mesh.mlp_tensor", 2);
+    set_number(d, "base_emb_dim", 4 * (1 + pick(d, 4)));
+    set_number(d, "base_moe_mlp_dim", 2 * (1 + pick(d, 4)));
 }
 
 /* What the schedule has (oracle/layer/batch_split.h). */

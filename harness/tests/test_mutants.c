@@ -79,6 +79,8 @@ static const char *const cases[] = {"yarn_rope/two-dimensions",
                                     "moe/mesh-ring-fsdp2-expert2",
                                     "moe/mesh-tensor4-expert2",
                                     "moe/mesh-buffer-half",
+                                    "moe/mesh-mlp-tensor4-gpt-oss",
+                                    "moe/mesh-mlp-tensor2-fused-weights",
                                     "moe/mixtral-capacity-ample",
                                     "moe/small",
                                     "deepseek_layer/dense-fused",
@@ -96,6 +98,8 @@ static const char *const cases[] = {"yarn_rope/two-dimensions",
                                     "deepseek_layer/batch-split-mesh",
                                     "deepseek_stack/batch-split-groups",
                                     "deepseek_stack/batch-split-fsdp2",
+                                    "deepseek_layer/mesh-mlp-tensor2",
+                                    "deepseek_stack/mesh-mlp-tensor2",
                                     "deepseek_stack/mesh-remat"};
 
 static bool claimed[MUTANTS][OPERATIONS], applied[MUTANTS][OPERATIONS], tried[OPERATIONS];
@@ -155,10 +159,10 @@ static const struct {
 } without_case[] = {
     {"mla", "mask_off_by_one lse_in_base_2 transposed"},
     {"deepseek_layer", "fsdp_gathered_rolled"},
-    {"deepseek_stack", "group_score_other capacity_half ring_step_missing next_key_seen"},
+    {"deepseek_stack", "group_score_other capacity_half next_key_seen"},
     {"deepseek_layer deepseek_stack",
      "hash_ids_ignored expert_scale_missing tensor_part_missing tensor_sum_twice buffer_unlimited "
-     "losses_of_first_shard "
+     "losses_of_first_shard hidden_bias_summed "
      "clamp_missing biases_missing down_bias_twice scale_from_hidden positions_in_bf16 mask_off_by_one blind_rows_nan "
      "lse_in_base_2"},
 };

@@ -1,6 +1,8 @@
 /* The sparse MoE block spread over a virtual mesh (SPEC 9; MaxText moe.py sparse_matmul: route, dispatch, gmm_up, the
- * tensor-parallel reduce, gmm_down, unpermute), forward and backward. Tokens are split over all axes of the mesh along
- * the batch, experts over the axis `expert`; weights are the same on every shard of `data` and `fsdp`.
+ * tensor-parallel reduce, gmm_down, unpermute), forward and backward. Tokens are split over data, fsdp and expert along
+ * the batch, experts over the axis `expert`; weights are the same on every shard of `data` and `fsdp`. The N shards of the
+ * axis `mlp_tensor` have the same tokens, and H / N of the hidden dimension: the parts of gmm_down are summed (psum_scatter),
+ * then comes the bias.
  *
  * ragged all-to-all (default): each shard sorts its copies of tokens by expert, sends them to their experts' shards,
  *   which sort again (expert_traffic.h), and gets them back the same way. A batch of 1 is not split: every shard of
@@ -22,9 +24,9 @@
  *   routing/local_group_sizes [M,(C,)E/P]: rows that its experts compute
  *   with P > 1: routing/expert_shard_id [M]; where rows are sent routing/local_sorted_indices [M,buffer],
  *     routing/reshaped_group_sizes [M,P], and where the batch is split routing/all_shards_group_sizes [M,P,P]
- *   checkpoints/moe_mlpwi_0, moe_mlpwi_1 (moe_mlpwi), moe_mlpwo: [M,(C,)buffer,...] in the order of the shard's
- *     experts, 0 beyond their rows; fused: in the order of the sorted copies, 0 in other experts' rows, and with shards of H no
- *     moe_mlpwo; those of the shared expert as in moe.h
+ *   checkpoints/moe_mlpwi_0, moe_mlpwi_1 [M,(C,)buffer,H/N] (moe_mlpwi [..,2H/N]: the shard's gate, then its up),
+ *     moe_mlpwo [..,D/N]: in the order of the shard's experts, 0 beyond their rows; fused: in the order of the sorted copies, 0
+ *     in other experts' rows, and no moe_mlpwo where N > 1; those of the shared expert as in moe.h
  * Rows that are cut (ragged_buffer_factor; never of a batch that is not split) come back as 0. Gradients of weights are
  * sums over chunks and shards, ascending. An output that every shard has alike (a batch of 1) has its cotangent once.
  * There are no error scales here: they come from an ensemble, for which intermediates are rounded (assay_round). */
@@ -48,9 +50,10 @@ typedef struct assay_sharding {
 bool assay_is_sharded(const assay_moe_config *config, const assay_sharding *sharding);
 
 /* Refused, each with its key: a batch that the mesh does not divide, experts that the expert axis does not, chunks that
- * do not divide D or S, tensor shards that do not divide D, chunks without the ring, a ragged_buffer_factor with the
- * ring, without an expert axis, or that leaves no row, weight_before_wo with llama4; with
- * fused_moe_func a batch that data and fsdp do not divide, experts and H both split, and everything but the mesh. */
+ * do not divide D or S, tensor shards that do not divide D, mlp_tensor where it does not divide H, D (but for fused_moe_func)
+ * or the shared expert's width, chunks without the ring, a ragged_buffer_factor with the ring, without an expert axis, or that
+ * leaves no row, weight_before_wo with llama4; with fused_moe_func a batch that data and fsdp do not divide, experts and H both
+ * split, and everything but the mesh. */
 assay_status assay_sharded_moe_check(assay_context *ctx, const assay_moe_config *config,
                                      const assay_sharding *sharding);
 
