@@ -199,8 +199,27 @@ static bool spread(assay_case *c)
     return is_case(c);
 }
 
+/* Heads over shards of the axes that they may lie on, and the batch over data. */
+static bool spread_heads(assay_case *c)
+{
+    c->mesh_data = c->batch % 2 == 0 ? 2 : 1;
+    for (int64_t experts = 2; experts >= 1; experts--) {
+        c->mesh_expert = experts;
+        for (c->mesh_mlp_tensor = 3; c->mesh_mlp_tensor >= 1; c->mesh_mlp_tensor--) {
+            if (c->mesh_data * experts * c->mesh_mlp_tensor > 1 && is_case(c)) return true;
+        }
+    }
+    return false;
+}
+
 static bool other_sharded(const assay_case *c, assay_other_form *form)
 {
+    if (is_op(c, "mla") && c->mesh_data * c->mesh_fsdp * c->mesh_expert * c->mesh_mlp_tensor == 1)
+        return spread_heads(&form->c);
+    if (is_op(c, "mla")) {
+        on_one_device(&form->c);
+        return true;
+    }
     const bool fused = has_moe(c) && c->config.fused_moe_func; /* which has no loss */
     if (!(has_sparse_moe(c) || fused) || !is_whole(c)) return false;
     if (c->config.load_balance_loss_weight > 0 && !fused) return false;

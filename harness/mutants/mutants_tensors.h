@@ -11,6 +11,7 @@ bool assay_has_one_layer(const assay_case *c); /* or none: no layer reads what a
 bool assay_is_no_layer(const assay_case *c);
 bool assay_has_expert_shards(const assay_case *c);
 bool assay_has_ring(const assay_case *c);
+bool assay_has_head_shards(const assay_case *c);
 bool assay_has_hidden_shards(const assay_case *c);
 bool assay_has_microbatches(const assay_case *c);
 
@@ -50,6 +51,9 @@ assay_tensor_edit assay_edit_clamp_ids, assay_edit_roll_expert_shards, assay_edi
     assay_edit_roll_up_columns, assay_edit_split_halves_contiguously;
 assay_tensor_edit assay_edit_roll_shard_rows, assay_edit_sum_shard_rows, assay_edit_first_shard_to_all,
     assay_edit_times_replicas, assay_edit_by_replicas, assay_edit_times_expert_shards, assay_edit_first_microbatch;
+
+/* Of heads there (mutants_heads.c). */
+assay_tensor_edit assay_edit_keep_first_heads, assay_edit_times_head_shards, assay_edit_exchange_head_axes;
 
 /* For `change_inputs`: the order of tokens, cotangents, several tensors at once. */
 assay_mutation_edit assay_edit_exchange_tokens, assay_edit_outgrow_residual, assay_edit_keep_first_shard,

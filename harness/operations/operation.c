@@ -46,7 +46,8 @@ static assay_status check_common(assay_context *ctx, const assay_case *c, const 
                           ", mlp_tensor %" PRId64 ", expected 1, 1, 1, 1, 1: op %s runs on one device",
                           c->mesh_data, c->mesh_fsdp, c->mesh_expert, c->mesh_tensor, c->mesh_mlp_tensor, c->op);
     }
-    if (!operation->mesh && (m->use_ring_of_experts || m->num_moe_emb_chunks > 0 || m->num_moe_token_chunks > 1)) {
+    if (!(operation->mesh && (operation->parts & ASSAY_PART_EXPERTS) != 0) &&
+        (m->use_ring_of_experts || m->num_moe_emb_chunks > 0 || m->num_moe_token_chunks > 1)) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "%s needs experts on a mesh, which op %s does not have",
                           m->use_ring_of_experts ? "use_ring_of_experts" : "num_moe_emb_chunks or num_moe_token_chunks",
                           c->op);

@@ -98,6 +98,7 @@ static const char *const cases[] = {"yarn_rope/two-dimensions",
                                     "deepseek_layer/batch-split-mesh",
                                     "deepseek_stack/batch-split-groups",
                                     "deepseek_stack/batch-split-fsdp2",
+                                    "mla/mesh-model2-expert2",
                                     "deepseek_layer/mesh-mlp-tensor2",
                                     "deepseek_stack/mesh-mlp-tensor2",
                                     "deepseek_stack/mesh-remat"};
@@ -162,7 +163,8 @@ static const struct {
     {"deepseek_stack", "group_score_other capacity_half next_key_seen"},
     {"deepseek_layer deepseek_stack",
      "hash_ids_ignored expert_scale_missing tensor_part_missing tensor_sum_twice buffer_unlimited "
-     "losses_of_first_shard hidden_bias_summed "
+     "losses_of_first_shard hidden_bias_summed head_part_alone head_sum_twice head_axes_exchanged "
+     "latent_gradients_local "
      "clamp_missing biases_missing down_bias_twice scale_from_hidden positions_in_bf16 mask_off_by_one blind_rows_nan "
      "lse_in_base_2"},
 };
