@@ -110,6 +110,8 @@ const assay_mutant assay_mutants[] = {
      KEY(mk_alignment_for_contiguous_layout, TO, 1), INPUTS("m_indices", assay_edit_negatives_to, .by = 0)},
     {"padding_in_group_last", "a group of -1 is taken for the last", "29", GROUPS, ASSAY_ALONE,
      KEY(mk_alignment_for_contiguous_layout, TO, 1), INPUTS("m_indices", assay_edit_negatives_to, .by = -1)},
+    {"block_of_first_row", "blocks of twice the alignment are of the group of their first row", "29", GROUPS, ASSAY_ALONE,
+     KEY(mk_alignment_for_contiguous_layout, TO, 1), INPUTS("m_indices", assay_edit_group_of_first_row)},
     {"rows_cut_to_blocks", "of each group the rows beyond its last whole block of 8 are left out", "28, 30", GROUPS,
      ASSAY_ALONE, INPUTS("masked_m", assay_edit_cut_to_blocks, .by = 8)},
     {"groups_unaligned", "a group begins where the one before ends, not at the next aligned row", "24", GROUPS,

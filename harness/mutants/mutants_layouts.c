@@ -45,6 +45,20 @@ bool assay_edit_negatives_to(const assay_mutation *m, assay_tensor *index)
     return changed;
 }
 
+/* Padding stays padding. */
+bool assay_edit_group_of_first_row(const assay_mutation *m, assay_tensor *index)
+{
+    const int64_t block = 2 * m->c->config.mk_alignment_for_contiguous_layout;
+    bool changed = false;
+    for (int64_t i = 0; i < index->count; i++) {
+        const int32_t first = index->indices[i / block * block];
+        if (first < 0 || index->indices[i] < 0 || index->indices[i] == first) continue;
+        index->indices[i] = first;
+        changed = true;
+    }
+    return changed;
+}
+
 bool assay_edit_cut_to_blocks(const assay_mutation *m, assay_tensor *sizes)
 {
     bool changed = false;
