@@ -17,6 +17,7 @@ typedef struct assay_case_input {
     assay_fill fill; /* fill.values points into `values` */
     double *values;
     int64_t tail_nan_rows; /* the last so many rows hold NaN: rows that may belong to no group (gmm) or be padding */
+    bool unused_nan;       /* every row that belongs to nothing holds NaN */
     int line;              /* in the YAML, for messages; 0 when from elsewhere */
 } assay_case_input;
 

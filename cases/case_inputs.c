@@ -77,6 +77,7 @@ static assay_status read_fill_key(const assay_yaml *y, const char *key, const ya
     if (strcmp(key, "tail_nan_rows") == 0) {
         return assay_yaml_whole(y, value, key, 0, INT32_MAX, &input->tail_nan_rows);
     }
+    if (strcmp(key, "unused_nan") == 0) return assay_yaml_bool(y, value, key, &input->unused_nan);
     has->low |= strcmp(key, "low") == 0;
     has->high |= strcmp(key, "high") == 0;
     if (strcmp(key, "scale") == 0) return assay_yaml_real(y, value, key, &fill->scale);
@@ -85,7 +86,7 @@ static assay_status read_fill_key(const assay_yaml *y, const char *key, const ya
     if (strcmp(key, "high") == 0) return assay_yaml_real(y, value, key, &fill->high);
     return assay_yaml_refuse(y, key_node,
                              "unknown key %.40s in inputs of %s, expected distribution, scale, mean, low, high, "
-                             "values or tail_nan_rows",
+                             "values, tail_nan_rows or unused_nan",
                              key, input->path);
 }
 

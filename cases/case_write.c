@@ -79,7 +79,8 @@ static void write_input(FILE *out, const assay_case_input *input)
         write_number(out, ", high: ", fill->high);
     }
     for (int64_t i = 0; i < fill->value_count; i++) write_number(out, i == 0 ? ", values: [" : ", ", fill->values[i]);
-    fprintf(out, "%s, tail_nan_rows: %" PRId64 "}\n", fill->value_count > 0 ? "]" : "", input->tail_nan_rows);
+    fprintf(out, "%s, tail_nan_rows: %" PRId64 "%s}\n", fill->value_count > 0 ? "]" : "", input->tail_nan_rows,
+            input->unused_nan ? ", unused_nan: true" : "");
 }
 
 static void write_case(FILE *out, const assay_case *c)

@@ -82,6 +82,8 @@
     X(I, w13_reorder_size, 1) /* tensor shards whose gate and up are side by side in wi */                             \
     X(B, sparse_matmul, true)                                                                                          \
     X(D, capacity_factor, -1.0)                                                                                        \
+    X(S, gmm_layout, "ragged")                                                                                         \
+    X(I, mk_alignment_for_contiguous_layout, 128)                                                                      \
     X(B, fused_moe_func, false)                                                                                        \
     X(B, use_ring_of_experts, false)                                                                                   \
     X(D, ragged_buffer_factor, -1.0)                                                                                   \

@@ -277,6 +277,7 @@ static bool write_report(FILE *out, int number, const assay_report *report)
     assay_routing_text(&report->routing, routing);
     write_paragraph(out, "", report->message);
     write_paragraph(out, "", routing);
+    write_paragraph(out, "order: ", report->order);
     write_paragraph(out, "looks like this: ", report->diagnosis);
     write_paragraph(out, "known bugs: ", report->explanation);
     write_paragraph(out, "known failure: ", report->expected_failure);

@@ -212,6 +212,7 @@ static bool fill_report(cJSON *o, const assay_report *report)
               (report->diagnosis[0] == '\0' || put_text(o, "diagnosis", report->diagnosis)) &&
               put_explanation(o, report) &&
               (report->expected_failure[0] == '\0' || put_text(o, "known", report->expected_failure));
+    ok = ok && (report->order[0] == '\0' || put_text(o, "order", report->order));
     ok = ok && put_routing(o, &report->routing) && put_power(o, &report->power);
     ok = ok && (unknown = start(o, "unknown", cJSON_CreateArray())) != NULL;
     for (int i = 0; ok && i < report->unknown_count; i++) {

@@ -53,6 +53,7 @@ static void write_head(FILE *out, const assay_report *report)
     char routing[512];
     assay_routing_text(&report->routing, routing);
     if (routing[0] != '\0') fprintf(out, "  %s\n", routing);
+    if (report->order[0] != '\0') fprintf(out, "  order: %s\n", report->order);
 }
 
 /* What stands in place of the numbers, or NULL. */

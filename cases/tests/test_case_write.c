@@ -90,7 +90,7 @@ TEST(differences_are_seen)
         "inputs.y={}",
         "inputs.x={}",
         "inputs.x={values: [1, 3]}",
-        "inputs.x={values: [1, 2], tail_nan_rows: 1}",
+        "inputs.x={values: [1, 2], tail_nan_rows: 1, unused_nan: true}",
     };
     static const char TEXT[] = "case: a\nop: b\ninputs: {x: {values: [1, 2]}}\n";
     assay_context ctx = {.threads = 1};

@@ -295,6 +295,12 @@ static bool other_weight(const assay_case *c, assay_other_form *form)
     return is_op(c, "moe") && has_sparse_moe(c) && !c->config.mlp_bias && !llama4;
 }
 
+static bool other_layout(const assay_case *c, assay_other_form *form)
+{
+    form->run = assay_gmm_run_in_other_layout;
+    return is_op(c, "gmm");
+}
+
 static bool other_absorbed(const assay_case *c, assay_other_form *form)
 {
     form->run = assay_mla_run_absorbed;
@@ -332,6 +338,7 @@ const assay_equivalence assay_equivalences[] = {
     {"remat-kept", "intermediates computed again, or kept", ASSAY_HOLDS_BITS, true, other_remat},
     {"batchsplit-plain", "the batch-split schedule, or layer after layer", ASSAY_HOLDS_SCALES, true, other_batch_split},
     {"weight-before-after-wo", "the routing weight on h, or on y", ASSAY_HOLDS_SCALES, false, other_weight},
+    {"gmm-layouts", "the rows of a grouped product in one layout, or in another", ASSAY_HOLDS_BITS, false, other_layout},
     {"blas-reference", "products by OpenBLAS, or in fixed order", ASSAY_HOLDS_SCALES, false, other_blas},
     {"threads", "7 threads, or 1", ASSAY_HOLDS_BITS, false, other_threads},
     {NULL, NULL, ASSAY_HOLDS_BITS, false, NULL},

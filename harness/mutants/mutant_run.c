@@ -4,6 +4,7 @@
 
 #include "harness/mutants/mutant_run.h"
 #include "harness/mutants/mutants_tensors.h"
+#include "harness/plan/candidate_rows.h"
 #include "harness/plan/inputs.h"
 #include "harness/plan/plan_make.h"
 #include "harness/scales/ensemble.h"
@@ -264,6 +265,7 @@ assay_status assay_mutant_make(assay_context *ctx, const assay_trial *t, const a
     *applies = true;
     if (assay_mutant_is_evaluated(mutant)) TRY(assay_mutant_evaluate(ctx, t, mutant, candidate, applies));
     if (*applies) *applies = assay_mutant_change_results(mutant, &m);
+    if (*applies) TRY(assay_results_take_unused(ctx, t->plan, t->golden, candidate)); /* nobody looks at them */
 cleanup:
     return status;
 }

@@ -125,12 +125,21 @@ bool assay_edit_runner_up(const assay_mutation *m, assay_tensor *chosen)
     return changed;
 }
 
-/* Tokens and positions of what came of that are counted from the front again. */
+/* Positions of what came of that are counted from the front again, and within an expert's copies put into the order of a
+ * stable sort: the order that the rows do not have. Tokens are counted from the front, too. */
 bool assay_edit_count_from_front(const assay_mutation *m)
 {
-    assay_tensor *order = assay_tensor_set_find(m->tensors, "outputs/sorted_selected_experts");
+    const assay_tensor *order = assay_tensor_set_find(m->tensors, "outputs/sorted_selected_experts");
+    const assay_tensor *sizes = assay_tensor_set_find(m->tensors, "outputs/group_sizes");
     for (int64_t i = 0; order != NULL && i < order->count; i++)
         order->indices[i] = (int32_t)order->count - 1 - order->indices[i];
+    for (int64_t e = 0, end = 0; order != NULL && sizes != NULL && e < sizes->count; e++) {
+        const int64_t first = end;
+        end += sizes->indices[e];
+        /* counted from the front, those of an expert go down */
+        for (int64_t i = first, j = end - 1; i < j && j < order->count; i++, j--)
+            assay_swap_indices(&order->indices[i], &order->indices[j]);
+    }
     for (int i = 0; i < m->tensors->count; i++) {
         assay_tensor *tensor = &m->tensors->items[i];
         const bool is_scale = tensor->spec.role == ASSAY_ROLE_ERROR_SCALE;

@@ -170,6 +170,16 @@ static assay_status check_block(const model_check *check)
     return ASSAY_OK;
 }
 
+/* How the rows of a grouped product lie is seen from outside where it stands alone. */
+static assay_status check_layout(const model_check *check)
+{
+    const assay_model_config *m = &check->c->config;
+    const bool said = m->given[ASSAY_KEY_AT_gmm_layout] && strcmp(m->gmm_layout.text, "ragged") != 0;
+    if (!said || (check->parts & ASSAY_PART_GROUPS) != 0) return ASSAY_OK;
+    return assay_fail(check->ctx, ASSAY_BAD_INPUT, "gmm_layout is %s, expected ragged: it is for op gmm, and this is %s",
+                      m->gmm_layout.text, check->c->op);
+}
+
 /* norm_topk_prob says what the family does; only some families do as it says. */
 static assay_status check_division(const model_check *check)
 {
@@ -201,6 +211,7 @@ assay_status assay_model_check(assay_context *ctx, const assay_case *c, unsigned
     TRY(check_maxtext_keys(&check));
     TRY(check_heads(&check));
     TRY(check_block(&check));
+    TRY(check_layout(&check));
     if (!routes(c, parts)) goto cleanup;
     if ((parts & ASSAY_PART_EXPERTS) != 0) TRY(check_experts(&check));
     TRY(check_router(&check));

@@ -1,5 +1,6 @@
 /* permute and unpermute: token copies grouped by expert, and back. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "harness/operations/op_support.h"
 #include "oracle/base/memory.h"
@@ -77,7 +78,7 @@ static assay_status run_permute(assay_context *ctx, const assay_case *c, const a
     assay_permute_dims d = dims_of(c);
     int64_t copies = d.tokens * d.experts_per_token, size = d.tokens * d.emb_dim, sorted_size = copies * d.emb_dim;
     double *x = NULL, *dy = NULL, *sorted = NULL, *dx = NULL;
-    int32_t *selected = NULL, *order = NULL, *group_sizes = NULL;
+    int32_t *selected = NULL, *order = NULL, *group_sizes = NULL, *given = NULL;
     TRY(assay_read_whole(ctx, in, "inputs/x", size, &x));
     TRY(assay_read_whole_i32(ctx, in, "inputs/selected_experts", copies, &selected));
     TRY(assay_read_whole(ctx, in, "cotangents/sorted_inputs", sorted_size, &dy));
@@ -86,6 +87,11 @@ static assay_status run_permute(assay_context *ctx, const assay_case *c, const a
     TRY(assay_alloc_i32(ctx, "permute", copies, &order));
     TRY(assay_alloc_i32(ctx, "permute", d.experts, &group_sizes));
     TRY(assay_permute_order(ctx, order, group_sizes, selected, &d));
+    TRY(assay_read_whole_i32(ctx, in, "routing/sorted_selected_experts", copies, &given));
+    if (given != NULL) { /* a candidate's own order, to be judged by */
+        TRY(assay_permute_check_order(ctx, "routing/sorted_selected_experts", given, selected, group_sizes, &d));
+        memcpy(order, given, (size_t)copies * sizeof *order);
+    }
     assay_permute_forward(sorted, x, order, &d);
     TRY(assay_permute_backward(ctx, dx, dy, order, &d));
     TRY(assay_write_result(ctx, out, "outputs/sorted_inputs", sorted_size, sorted));
@@ -107,6 +113,7 @@ cleanup:
     free(selected);
     free(order);
     free(group_sizes);
+    free(given);
     return status;
 }
 

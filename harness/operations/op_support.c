@@ -246,6 +246,14 @@ const assay_tensor_entry *assay_tensor_list_find(const assay_tensor_list *list, 
     return NULL;
 }
 
+int64_t assay_unused_row_width(const assay_tensor_entry *entry)
+{
+    int64_t width = 1;
+    for (int axis = entry->unused_row_axes; axis < entry->spec.shape.rank; axis++)
+        width *= entry->spec.shape.dims[axis];
+    return width;
+}
+
 void assay_tensor_list_free(assay_tensor_list *list)
 {
     free(list->entries);

@@ -11,7 +11,7 @@ typedef struct assay_tensor_entry {
     assay_tensor_spec spec; /* path with its folder: inputs/, weights/, cotangents/, outputs/, gradients/, ... */
     assay_fill fill;        /* inputs/, weights/, cotangents/: how it is made when the case does not say */
     int unused_row_axes;    /* of rows that may belong to nothing and hold anything, NaN too: how many leading axes
-                               number them; 0: every row counts */
+                               number them; 0: every row counts. Such rows of a result are not judged */
     int32_t least, most;    /* of whole numbers: what is outside is refused when it is read; 0, 0: anything goes */
 } assay_tensor_entry;
 
@@ -38,6 +38,8 @@ typedef struct assay_operation {
     /* Whether run gives no error scales for such a case, and they come from an ensemble of emulated runs
      * (harness/scales/ensemble.h); NULL: it gives them. */
     bool (*ensemble)(const assay_case *c);
+    /* Which rows of the tensors that may have unused ones are used, allocated; NULL: only given tensors have such. */
+    assay_status (*used_rows)(assay_context *ctx, const assay_case *c, const assay_source *in, bool **used);
     bool one_product; /* no product of it is an operand of another: what truncation does to sums can be propagated */
     bool mesh;        /* whether a case may be spread over a mesh */
     spec_operation second_form; /* its functions take the case */
@@ -75,6 +77,9 @@ assay_status assay_operation_prepare(assay_context *ctx, const assay_case *c, co
 
 /* case_yaml: the complete case (assay_case_to_yaml) with what is computed in the place of values that are left open. */
 assay_status assay_case_yaml(assay_context *ctx, const assay_case *c, char **text);
+
+/* Of a tensor whose rows may be unused: how many numbers a row has. */
+int64_t assay_unused_row_width(const assay_tensor_entry *entry);
 
 const assay_tensor_entry *assay_tensor_list_find(const assay_tensor_list *list, const char *path);
 void assay_tensor_list_free(assay_tensor_list *list); /* safe on a zeroed struct */

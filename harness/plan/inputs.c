@@ -78,17 +78,29 @@ static assay_status check_values(assay_context *ctx, const assay_inputs *inputs,
     return ASSAY_OK;
 }
 
-/* The last `rows` rows hold NaN. */
-static void fill_tail(const assay_tensor_entry *entry, int64_t rows, int64_t first, int64_t count, double *out)
+/* The last rows hold NaN, or all that belong to nothing. */
+static assay_status fill_unused(assay_context *ctx, const assay_inputs *inputs, const assay_tensor_entry *entry,
+                                const assay_case_input *given, int64_t first, int64_t count, double *out)
 {
-    int64_t total = assay_shape_count(&entry->spec.shape);
-    int64_t width = 1;
-    for (int axis = entry->unused_row_axes; axis < entry->spec.shape.rank; axis++)
-        width *= entry->spec.shape.dims[axis];
-    int64_t start = total - rows * width;
-    for (int64_t i = 0; i < count; i++) {
-        if (first + i >= start) out[i] = NAN;
+    assay_status status = ASSAY_OK;
+    const assay_operation *operation = assay_operation_by_name(inputs->c->op);
+    const int64_t width = assay_unused_row_width(entry);
+    const int64_t start = assay_shape_count(&entry->spec.shape) - given->tail_nan_rows * width;
+    bool *used = NULL;
+    if (given->unused_nan && operation->used_rows == NULL) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "inputs.%s: unused_nan is for rows of layouts that have unused ones",
+                          given->path);
     }
+    if (given->unused_nan) {
+        const assay_source in = assay_inputs_source((assay_inputs *)inputs);
+        TRY(operation->used_rows(ctx, inputs->c, &in, &used));
+    }
+    for (int64_t i = 0; i < count; i++) {
+        if (first + i >= start || (used != NULL && !used[(first + i) / width])) out[i] = NAN;
+    }
+cleanup:
+    free(used);
+    return status;
 }
 
 static assay_status read_values(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
@@ -104,13 +116,13 @@ static assay_status read_values(assay_context *ctx, void *self, const char *path
     assay_fill fill = given != NULL ? given->fill : entry->fill;
     assay_status status =
         assay_random_fill(ctx, &fill, inputs->c->seed, path, &entry->spec.shape, entry->spec.type, first, count, out);
-    if (status == ASSAY_OK && given != NULL && given->tail_nan_rows > 0) {
+    if (status == ASSAY_OK && given != NULL && (given->tail_nan_rows > 0 || given->unused_nan)) {
         if (entry->unused_row_axes == 0) {
             return assay_fail(ctx, ASSAY_BAD_INPUT,
-                              "inputs.%s: tail_nan_rows is for rows that may belong to no group, or to padding",
-                              given->path);
+                              "inputs.%s: %s is for rows that may belong to no group, or to padding", given->path,
+                              given->unused_nan ? "unused_nan" : "tail_nan_rows");
         }
-        fill_tail(entry, given->tail_nan_rows, first, count, out);
+        return fill_unused(ctx, inputs, entry, given, first, count, out);
     }
     return status;
 }

@@ -10,6 +10,7 @@
 #include "compare/thresholds.h"
 #include "harness/backends/backend_files.h"
 #include "harness/operations/op_support.h"
+#include "harness/plan/candidate_rows.h"
 #include "harness/plan/golden_read.h"
 #include "harness/routing_choice/choice.h"
 #include "harness/routing_choice/given_choice_internal.h"
@@ -127,7 +128,6 @@ static assay_status open_again(assay_context *ctx, const assay_golden *golden, c
     TRY(assay_case_set(ctx, a->golden.c, set));
     TRY(assay_golden_plan(ctx, &a->golden, profile));
     TRY(assay_plan_require_memory(ctx, &a->golden.plan));
-    TRY(assay_routing_config_of(ctx, a->golden.c, &a->config));
 cleanup:
     a->golden.reader = NULL; /* it stays who judges */
     return status;
@@ -329,6 +329,59 @@ static void fail_report(const assay_given_choice *c, const char *path, const cha
     report->diagnosis[0] = '\0'; /* what follows another choice of experts looks like nothing */
 }
 
+static void note_orders(const assay_row_orders *orders, assay_report *report)
+{
+    if (orders->other > 0) {
+        snprintf(report->order, sizeof report->order,
+                 "rows of one expert come in another order than the stable one; judged up to it");
+    }
+    for (int i = 0; i < report->count; i++) {
+        assay_tensor_result *r = &report->tensors[i];
+        if (strcmp(r->spec.path, orders->wrong_path) != 0 || r->verdict != ASSAY_FAIL) continue;
+        const bool blamed = strcmp(report->message, r->message) == 0;
+        snprintf(r->message, sizeof r->message, "%.255s", orders->message);
+        if (blamed) snprintf(report->message, sizeof report->message, "%.255s", orders->message);
+    }
+}
+
+/* The report is on the golden that was evaluated again, and its power what the golden that is there states. */
+static assay_status hand_over(assay_context *ctx, const assay_golden *golden, again *a, assay_report *report,
+                              assay_golden *against)
+{
+    assay_status status = assay_power_read(ctx, golden->reader, report->profile, &report->power);
+    RETURN_IF(status != ASSAY_OK, status);
+    assay_report_weigh(report);
+    if (a->golden.reader != NULL) {
+        *against = a->golden;
+        a->golden = (assay_golden){0};
+    }
+    return ASSAY_OK;
+}
+
+/* Gradients go by the order of the rows, where that is an output: the golden once more, given the candidate's. */
+static assay_status compare_given_order(assay_context *ctx, assay_golden *golden, assay_fixture_reader *candidate,
+                                        const assay_profile *profile, double false_alarm, bool quiet, const char *path,
+                                        assay_report *report, assay_golden *against)
+{
+    assay_status status;
+    again a = {0};
+    assay_given_choice c = {.inputs = assay_golden_given(golden->reader)};
+    assay_tensor_spec spec = *assay_fixture_find(golden->reader, path);
+    assay_tensor *order = NULL;
+    assay_tensor_call(&spec, "routing/sorted_selected_experts");
+    TRY(assay_tensor_set_add(ctx, &c.choices, &spec, &order));
+    order->written = order->count;
+    TRY(assay_fixture_read_i32(ctx, candidate, path, 0, order->count, order->indices));
+    TRY(open_again(ctx, golden, profile, &a));
+    TRY(evaluate_given(ctx, &c, &a, quiet));
+    TRY(assay_compare(ctx, a.golden.reader, candidate, profile, false_alarm, assay_plan_order(&golden->plan), report));
+    TRY(hand_over(ctx, golden, &a, report, against));
+cleanup:
+    assay_golden_close(&a.golden);
+    conditional_free(&c);
+    return status;
+}
+
 static assay_status compare_differing(assay_context *ctx, assay_golden *golden, assay_fixture_reader *candidate,
                                       const assay_profile *profile, double false_alarm, bool quiet,
                                       assay_given_choice *c, assay_report *report, assay_golden *against)
@@ -336,18 +389,23 @@ static assay_status compare_differing(assay_context *ctx, assay_golden *golden, 
     assay_status status;
     again a = {0};
     assay_routing_summary summary = {0};
+    assay_row_orders orders = {0};
     const char *wrong_path = NULL;
     char line[ASSAY_MESSAGE_SIZE];
     c->inputs = assay_golden_given(golden->reader);
     status = open_again(ctx, golden, profile, &a);
+    if (status == ASSAY_OK) status = assay_routing_config_of(ctx, a.golden.c, &a.config);
     if (status == ASSAY_OK) status = find_verdicts(ctx, c, &a, profile, false_alarm, &summary, &wrong_path);
     if (status == ASSAY_OK && summary.wrong == 0) status = evaluate_given(ctx, c, &a, quiet);
     if (status != ASSAY_OK && status != ASSAY_BAD_INPUT) goto cleanup;
     snprintf(line, sizeof line, "%s", ctx->message);
     const bool refused = status == ASSAY_BAD_INPUT;
     ctx->message[0] = '\0';
-    TRY(assay_compare(ctx, a.golden.reader != NULL ? a.golden.reader : golden->reader, candidate, profile,
-                      (1 - CHOICE_SHARE) * false_alarm, assay_plan_order(&golden->plan), report));
+    assay_fixture_reader *held = a.golden.reader != NULL ? a.golden.reader : golden->reader;
+    if (a.golden.reader != NULL) TRY(assay_candidate_take_orders(ctx, &golden->plan, held, candidate, &orders));
+    TRY(assay_compare(ctx, held, candidate, profile, (1 - CHOICE_SHARE) * false_alarm, assay_plan_order(&golden->plan),
+                      report));
+    note_orders(&orders, report);
     report->false_alarm = false_alarm;
     if (refused) {
         summary = (assay_routing_summary){0};
@@ -358,12 +416,7 @@ static assay_status compare_differing(assay_context *ctx, assay_golden *golden, 
     summary.evaluated_again = a.golden.reader != NULL;
     if (summary.wrong > 0) fail_report(c, wrong_path, summary.message, report);
     report->routing = summary;
-    TRY(assay_power_read(ctx, golden->reader, report->profile, &report->power)); /* stated by the golden alone */
-    assay_report_weigh(report);
-    if (a.golden.reader != NULL) {
-        *against = a.golden;
-        a.golden = (assay_golden){0};
-    }
+    TRY(hand_over(ctx, golden, &a, report, against));
 cleanup:
     assay_golden_close(&a.golden);
     return status;
@@ -376,6 +429,7 @@ assay_status assay_compare_given_choice(assay_context *ctx, assay_golden *golden
     assay_status status;
     assay_given_choice c = {0};
     assay_routing_summary equal = {0};
+    assay_row_orders orders = {0};
     *report = (assay_report){0};
     *against = (assay_golden){0};
     /* a case that cannot be planned leaves the order of folders */
@@ -383,13 +437,20 @@ assay_status assay_compare_given_choice(assay_context *ctx, assay_golden *golden
     if (status != ASSAY_OK && status != ASSAY_BAD_INPUT) goto cleanup;
     ctx->message[0] = '\0';
     const assay_order order = assay_plan_order(&golden->plan);
+    TRY(assay_candidate_take_unused(ctx, &golden->plan, golden->reader, candidate));
     TRY(read_choices(ctx, golden->reader, order, candidate, &c));
     if (any_differs(&c)) {
         TRY(compare_differing(ctx, golden, candidate, profile, false_alarm, quiet, &c, report, against));
     } else {
         summarize_equal(&c, &equal);
-        TRY(assay_compare(ctx, golden->reader, candidate, profile, false_alarm, order, report));
+        TRY(assay_candidate_take_orders(ctx, &golden->plan, golden->reader, candidate, &orders));
+        if (orders.output[0] != '\0') {
+            TRY(compare_given_order(ctx, golden, candidate, profile, false_alarm, quiet, orders.output, report, against));
+        } else {
+            TRY(assay_compare(ctx, golden->reader, candidate, profile, false_alarm, order, report));
+        }
         report->routing = equal;
+        note_orders(&orders, report);
     }
 cleanup:
     conditional_free(&c);

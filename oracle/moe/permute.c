@@ -51,6 +51,54 @@ cleanup:
     return status;
 }
 
+/* place[copy]: where the order has it first, -1 where it has not. */
+static assay_status place_copies(assay_context *ctx, const char *path, const int32_t *order, int64_t copies,
+                                 int64_t experts_per_token, int32_t *place)
+{
+    int64_t again = -1, missing = 0;
+    for (int64_t i = 0; i < copies; i++) place[i] = -1;
+    for (int64_t j = 0; j < copies; j++) {
+        if (order[j] < 0 || order[j] >= copies) {
+            return assay_fail(ctx, ASSAY_BAD_INPUT, "%s[%" PRId64 "] is %" PRId32 ", expected 0 to %" PRId64, path, j,
+                              order[j], copies - 1);
+        }
+        if (place[order[j]] >= 0 && again < 0) again = j;
+        if (place[order[j]] < 0) place[order[j]] = (int32_t)j;
+    }
+    if (again < 0) return ASSAY_OK;
+    while (place[missing] >= 0) missing++;
+    return assay_fail(ctx, ASSAY_BAD_INPUT,
+                      "%s[%" PRId64 "] is %" PRId32 ", which stands at %" PRId32 " already; %" PRId64
+                      " (token %" PRId64 ", slot %" PRId64 ") is missing",
+                      path, again, order[again], place[order[again]], missing, missing / experts_per_token,
+                      missing % experts_per_token);
+}
+
+assay_status assay_permute_check_order(assay_context *ctx, const char *path, const int32_t *order,
+                                       const int32_t *expert_of, const int32_t *group_sizes,
+                                       const assay_permute_dims *dims)
+{
+    assay_status status;
+    int64_t copies = 0, group = -1, end = 0;
+    int32_t *place = NULL;
+    TRY(count_copies(ctx, dims, &copies));
+    TRY(assay_alloc_i32(ctx, path, copies, &place));
+    TRY(place_copies(ctx, path, order, copies, dims->experts_per_token, place));
+    for (int64_t j = 0; j < copies; j++) {
+        while (j >= end && group + 1 < dims->experts) end += group_sizes[++group];
+        if (expert_of[order[j]] == group) continue;
+        status = assay_fail(ctx, ASSAY_BAD_INPUT,
+                            "%s[%" PRId64 "] is %" PRId32 " (token %" PRId64 ", slot %" PRId64 ") of expert %" PRId32
+                            ", among the rows of expert %" PRId64,
+                            path, j, order[j], order[j] / dims->experts_per_token, order[j] % dims->experts_per_token,
+                            expert_of[order[j]], group);
+        goto cleanup;
+    }
+cleanup:
+    free(place);
+    return status;
+}
+
 /* place[order[j]] = j; *place is allocated. */
 static assay_status invert(assay_context *ctx, int32_t **place, const int32_t *order, const assay_permute_dims *dims)
 {

@@ -18,6 +18,12 @@ typedef struct assay_permute_dims {
 assay_status assay_permute_order(assay_context *ctx, int32_t *order, int32_t *group_sizes,
                                  const int32_t *selected_experts, const assay_permute_dims *dims);
 
+/* Whether an order [T*K] keeps the copies of each expert together, in whatever order within one. Refused, with the place and
+ * `path`: a position that is none, one that is there twice, one among another expert's. expert_of: selected_experts. */
+assay_status assay_permute_check_order(assay_context *ctx, const char *path, const int32_t *order,
+                                       const int32_t *expert_of, const int32_t *group_sizes,
+                                       const assay_permute_dims *dims);
+
 void assay_permute_forward(double *sorted_inputs, const double *x, const int32_t *order,
                            const assay_permute_dims *dims);
 /* dx[t] = the sum over k ascending of d_sorted at the places of t's copies. */

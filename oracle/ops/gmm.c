@@ -6,9 +6,8 @@
 
 #include "oracle/arithmetic/arithmetic.h"
 
-/* *rows: how many rows belong to a group. */
-static assay_status check_groups(assay_context *ctx, const int32_t *group_sizes, const assay_gmm_dims *dims,
-                                 int64_t *rows)
+assay_status assay_gmm_check_groups(assay_context *ctx, const int32_t *group_sizes, const assay_gmm_dims *dims,
+                                    int64_t *rows)
 {
     *rows = 0;
     for (int64_t g = 0; g < dims->groups; g++) {
@@ -37,7 +36,7 @@ assay_status assay_gmm_forward(assay_context *ctx, double *y, const double *lhs,
 {
     assay_status status = ASSAY_OK;
     int64_t rows = 0, first = 0;
-    TRY(check_groups(ctx, group_sizes, dims, &rows));
+    TRY(assay_gmm_check_groups(ctx, group_sizes, dims, &rows));
     for (int64_t g = 0; g < dims->groups; first += group_sizes[g], g++) {
         assay_matmul_args args = assay_product_ab(y + first * dims->n, lhs + first * dims->k,
                                                   rhs + g * dims->k * dims->n, group_sizes[g], dims->n, dims->k);
@@ -54,7 +53,7 @@ assay_status assay_gmm_backward(assay_context *ctx, double *dlhs, double *drhs, 
 {
     assay_status status = ASSAY_OK;
     int64_t rows = 0, first = 0;
-    TRY(check_groups(ctx, group_sizes, dims, &rows));
+    TRY(assay_gmm_check_groups(ctx, group_sizes, dims, &rows));
     for (int64_t g = 0; g < dims->groups; first += group_sizes[g], g++) {
         if (dlhs != NULL) {
             assay_matmul_args args = assay_product_abt(dlhs + first * dims->k, dy + first * dims->n,

@@ -14,6 +14,10 @@ typedef struct assay_gmm_dims {
     int64_t m, k, n, groups;
 } assay_gmm_dims;
 
+/* Refuses sizes as above; *rows: how many rows belong to a group. */
+assay_status assay_gmm_check_groups(assay_context *ctx, const int32_t *group_sizes, const assay_gmm_dims *dims,
+                                    int64_t *rows);
+
 assay_status assay_gmm_forward(assay_context *ctx, double *y, const double *lhs, const double *rhs,
                                const int32_t *group_sizes, const assay_gmm_dims *dims);
 assay_status assay_gmm_backward(assay_context *ctx, double *dlhs, double *drhs, const double *dy, const double *lhs,

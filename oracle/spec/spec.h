@@ -14,7 +14,7 @@
 #include "oracle/moe/permute.h"
 #include "oracle/moe/routing.h"
 #include "oracle/ops/gated_mlp.h"
-#include "oracle/ops/gmm.h"
+#include "oracle/ops/gmm_layout.h"
 
 typedef __float128 spec_quad;
 
@@ -54,8 +54,10 @@ assay_status spec_rms_norm(assay_context *ctx, double epsilon, const spec_tensor
 assay_status spec_gated_mlp(assay_context *ctx, const assay_gated_mlp_config *config, const spec_tensors *in,
                             spec_tensors *out);
 
-/* inputs/lhs [M,Kd], inputs/group_sizes [G], weights/rhs [G,Kd,N] -> outputs/y [M,N] */
-assay_status spec_gmm(assay_context *ctx, const assay_gmm_dims *dims, const spec_tensors *in, spec_tensors *out);
+/* inputs/lhs [M,Kd], weights/rhs [G,Kd,N] and, by the layout, inputs/{group_sizes,masked_m,psum_m} [G] or inputs/m_indices
+ * [M] -> outputs/y [M,N]; masked: lhs and y [G,M,...]; k_grouped: inputs/rhs [M,N], inputs/c [G,Kd,N]? -> outputs/y
+ * [G,Kd,N]. Rows of no group are 0. */
+assay_status spec_gmm(assay_context *ctx, const assay_gmm_config *config, const spec_tensors *in, spec_tensors *out);
 
 /* inputs/x [T,D], inputs/selected_experts [T,K] -> outputs/{sorted_inputs,sorted_selected_experts,group_sizes} */
 assay_status spec_permute(assay_context *ctx, const assay_permute_dims *dims, const spec_tensors *in,

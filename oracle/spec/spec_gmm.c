@@ -1,27 +1,88 @@
+#include <stdio.h>
+
 #include "oracle/spec/spec_internal.h"
 
-assay_status spec_gmm(assay_context *ctx, const assay_gmm_dims *dims, const spec_tensors *in, spec_tensors *out)
+/* The group of a row; -1: of none. */
+static int64_t group_of(const assay_gmm_config *config, const int32_t *index, int64_t row)
+{
+    int64_t begin = 0;
+    if (config->layout == ASSAY_GMM_CONTIGUOUS) return index[row];
+    if (config->layout == ASSAY_GMM_MASKED) {
+        return row % config->dims.m < index[row / config->dims.m] ? row / config->dims.m : -1;
+    }
+    for (int64_t g = 0; g < config->dims.groups; g++) {
+        const int64_t end = config->layout == ASSAY_GMM_PSUM ? index[g] : begin + index[g];
+        if (row >= begin && row < end) return g;
+        begin = end;
+        while (config->layout == ASSAY_GMM_PSUM && begin % config->alignment != 0) begin++;
+    }
+    return -1;
+}
+
+static assay_status read_index(assay_context *ctx, const assay_gmm_config *config, const spec_tensors *in,
+                               const int32_t **index)
+{
+    char path[ASSAY_PATH_SIZE];
+    assay_status status;
+    snprintf(path, sizeof path, "inputs/%s", assay_gmm_index_name(config->layout));
+    TRY(spec_read_indices(ctx, in, path, assay_gmm_index_count(config), index));
+    const bool contiguous = config->layout == ASSAY_GMM_CONTIGUOUS;
+    const bool sizes = config->layout == ASSAY_GMM_RAGGED || config->layout == ASSAY_GMM_K_GROUPED;
+    int64_t most = contiguous ? config->dims.groups - 1 : config->dims.m;
+    for (int64_t i = 0; i < assay_gmm_index_count(config); i++) {
+        const int32_t found = (*index)[i];
+        if (found < (contiguous ? -1 : 0) || found > most) {
+            return assay_fail(ctx, ASSAY_BAD_INPUT, "%s[%lld] is %d, expected 0 to %lld", path, (long long)i,
+                              (int)found, (long long)most);
+        }
+        if (sizes) most -= found;
+    }
+cleanup:
+    return status;
+}
+
+static assay_status spec_k_grouped(assay_context *ctx, const assay_gmm_config *config, const spec_tensors *in,
+                                   spec_tensors *out)
+{
+    assay_status status;
+    const spec_quad *lhs = NULL, *rhs = NULL;
+    const int32_t *index = NULL;
+    const int64_t m = config->dims.m, k = config->dims.k, n = config->dims.n, groups = config->dims.groups;
+    const assay_shape shape = assay_shape_of(3, groups, k, n);
+    const spec_tensor *c = spec_tensors_find(in, "inputs/c");
+    spec_quad *y = NULL;
+    TRY(spec_read(ctx, in, "inputs/lhs", m * k, &lhs));
+    TRY(spec_read(ctx, in, "inputs/rhs", m * n, &rhs));
+    TRY(read_index(ctx, config, in, &index));
+    TRY(spec_tensors_add(ctx, out, "outputs/y", &shape, &y));
+    for (int64_t at = 0; at < groups * k * n; at++) y[at] = c != NULL ? c->values[at] : 0;
+    for (int64_t row = 0; row < m; row++) {
+        const int64_t g = group_of(config, index, row);
+        for (int64_t at = 0; g >= 0 && at < k * n; at++) y[g * k * n + at] += lhs[row * k + at / n] * rhs[row * n + at % n];
+    }
+cleanup:
+    return status;
+}
+
+assay_status spec_gmm(assay_context *ctx, const assay_gmm_config *config, const spec_tensors *in, spec_tensors *out)
 {
     assay_status status = ASSAY_OK;
     const spec_quad *lhs = NULL, *rhs = NULL;
-    const int32_t *group_sizes = NULL;
+    const int32_t *index = NULL;
     spec_quad *y = NULL;
-    int64_t m = dims->m, k = dims->k, n = dims->n, row = 0;
-    TRY(spec_read(ctx, in, "inputs/lhs", m * k, &lhs));
-    TRY(spec_read(ctx, in, "weights/rhs", dims->groups * k * n, &rhs));
-    TRY(spec_read_indices(ctx, in, "inputs/group_sizes", dims->groups, &group_sizes));
-    assay_shape shape = assay_shape_of(2, m, n);
+    const int64_t m = config->dims.m, k = config->dims.k, n = config->dims.n, groups = config->dims.groups;
+    const bool masked = config->layout == ASSAY_GMM_MASKED;
+    const int64_t rows = masked ? groups * m : m;
+    const assay_shape shape = masked ? assay_shape_of(3, groups, m, n) : assay_shape_of(2, m, n);
+    if (config->layout == ASSAY_GMM_K_GROUPED) return spec_k_grouped(ctx, config, in, out);
+    TRY(spec_read(ctx, in, "inputs/lhs", rows * k, &lhs));
+    TRY(spec_read(ctx, in, "weights/rhs", groups * k * n, &rhs));
+    TRY(read_index(ctx, config, in, &index));
     TRY(spec_tensors_add(ctx, out, "outputs/y", &shape, &y));
-    for (int64_t i = 0; i < m * n; i++) y[i] = 0;
-    for (int64_t g = 0; g < dims->groups; g++) {
-        if (group_sizes[g] < 0 || group_sizes[g] > m - row) {
-            status = assay_fail(ctx, ASSAY_BAD_INPUT, "group %lld has size %d, expected 0 to %lld", (long long)g,
-                                (int)group_sizes[g], (long long)(m - row));
-            goto cleanup;
-        }
-        for (int64_t end = row + group_sizes[g]; row < end; row++) {
-            spec_vector_matrix(k, n, lhs + row * k, rhs + g * k * n, n, y + row * n);
-        }
+    for (int64_t i = 0; i < rows * n; i++) y[i] = 0;
+    for (int64_t row = 0; row < rows; row++) {
+        const int64_t g = group_of(config, index, row);
+        if (g >= 0) spec_vector_matrix(k, n, lhs + row * k, rhs + g * k * n, n, y + row * n);
     }
 cleanup:
     return status;

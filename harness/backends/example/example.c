@@ -154,6 +154,7 @@ static const char *refused_setting(const assay_backend_request *request, const s
     if (o->gates && !glu_known(request)) return setting(request, "mlp_activations");
     if (o->routes && number(request, "ragged_buffer_factor") > 0) return "ragged_buffer_factor";
     if (o->routes && number(request, "w13_reorder_size") > 1) return "w13_reorder_size";
+    if (is(request, "gmm_layout", "k_grouped")) return "gmm_layout";
     return NULL;
 }
 
@@ -217,6 +218,7 @@ static bool find_variant(enum variant *variant, const char *name)
     if (name == NULL || name[0] == '\0') return true;
     if (strcmp(name, "bf16_router") == 0) *variant = BF16_ROUTER;
     if (strcmp(name, "ascending_slots") == 0) *variant = ASCENDING_SLOTS;
+    if (strcmp(name, "last_tokens_first") == 0) *variant = LAST_TOKENS_FIRST;
     return *variant != NO_VARIANT;
 }
 
@@ -240,7 +242,7 @@ int assay_backend_run(const assay_backend_request *request)
         return say(request, ASSAY_BACKEND_ERROR, "ASSAY_EXAMPLE_BUG may be%s", BUG_TABLE(X));
 #undef X
     if (!find_variant(&e.variant, getenv("ASSAY_EXAMPLE_VARIANT")))
-        return say(request, ASSAY_BACKEND_ERROR, "ASSAY_EXAMPLE_VARIANT may be bf16_router ascending_slots");
+        return say(request, ASSAY_BACKEND_ERROR, "ASSAY_EXAMPLE_VARIANT may be bf16_router ascending_slots last_tokens_first");
     for (int i = 0; i < OPERATION_COUNT; i++)
         if (is(request, "op", OPERATIONS[i].name)) o = &OPERATIONS[i];
     const char *missing = o == NULL ? setting(request, "op") : refusal(request, o);

@@ -39,7 +39,7 @@ static int32_t *choices(example *e, const moe *m, const char *path)
 void permute_run(example *e)
 {
     const int64_t *dims = tensor(e->request, "inputs/x")->dims;
-    moe m = {.bug = e->bug, .tokens = dims[0], .emb = dims[1]};
+    moe m = {.bug = e->bug, .variant = e->variant, .tokens = dims[0], .emb = dims[1]};
     m.chosen = tensor(e->request, "inputs/selected_experts")->dims[1];
     m.experts = (int64_t)number(e->request, "num_experts");
     m.rows.rows = m.tokens * m.chosen;
@@ -51,7 +51,12 @@ void permute_run(example *e)
     m.dispatch = m.order, m.dispatched = m.rows.rows;
     copies_gather(&m);
     store(e, "outputs/", "", "sorted_inputs", true, m.rows.x, copies);
-    store(e, "outputs/", "", "sorted_selected_experts", false, m.order, m.rows.rows);
+    moe told = m;
+    if (e->bug == UNSTABLE_SORT) { /* indices of another sort than the rows' */
+        told.bug = NO_BUG, told.order = take(e, m.rows.rows);
+        sort_by_expert(&told);
+    }
+    store(e, "outputs/", "", "sorted_selected_experts", false, told.order, m.rows.rows);
     store(e, "outputs/", "", "group_sizes", false, m.sizes, m.experts);
 
     const float *d_rows = whole(e, "cotangents/", "sorted_inputs");

@@ -55,11 +55,12 @@ static void choose(const moe *m, int32_t *selected, const float *biased, float *
 void sort_by_expert(const moe *m)
 {
     const int32_t count = (int32_t)(m->tokens * m->chosen);
+    const bool backwards = m->bug == UNSTABLE_SORT || m->variant == LAST_TOKENS_FIRST;
     int64_t place = 0;
     for (int32_t expert = 0; expert < m->experts; expert++) {
         const int64_t first = place;
         for (int32_t i = 0; i < count; i++) {
-            const int32_t choice = m->bug == UNSTABLE_SORT ? count - 1 - i : i;
+            const int32_t choice = backwards ? count - 1 - i : i;
             if (m->selected[choice] == expert) m->order[place++] = choice;
         }
         m->sizes[expert] = (int32_t)(place - first);

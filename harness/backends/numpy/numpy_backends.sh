@@ -19,6 +19,8 @@ passes f32 1 moe/small moe/deepseek3-groups yarn_rope/deepseek yarn_rope/half-sp
 passes bf16 0 mla/no-query-compression deepseek_layer/dense-fused deepseek_layer/moe-no-query-compression
 passes bf16 6 deepseek_stack/three-layers deepseek_stack/balance attention/padding-nan moe/mixtral
 passes f16 2 moe/small attention/seven
+passes f32 3 gmm/contiguous-any-order gmm/masked-nan gmm/psum-nan gmm/k-grouped-accumulate
+passes bf16 0 gmm/contiguous-nan gmm/masked-exact gmm/psum-primes gmm/k-grouped-nan
 # inputs that the profile's type does not have
 passes bf16 0 --set dtype=float32 rms_norm/deepseek gmm/primes unpermute/primes routing/gpt-oss mlp/biases moe/small yarn_rope/deepseek mla/small
 passes bf16 6 --set dtype=float32 mlp/silu moe/mixtral attention/padding-nan deepseek_layer/dense-fused

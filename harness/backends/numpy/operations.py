@@ -13,10 +13,44 @@ def run_rms_norm(ar, s, t):
     return {"outputs/y": y, "gradients/inputs/x": dx, "gradients/weights/scale": d_scale}
 
 
+def rows_of_groups(s, t):
+    """The rows of each group, one list behind the other, and how long the lists are."""
+    layout, align = s["gmm_layout"], s.count("mk_alignment_for_contiguous_layout")
+    groups, rows = range(s.count("num_experts")), t["inputs/lhs"].shape[-2]
+    if layout == "contiguous":
+        lists = [np.flatnonzero(t["inputs/m_indices"] == g) for g in groups]
+    elif layout == "masked":
+        lists = [g * rows + np.arange(n) for g, n in enumerate(t["inputs/masked_m"])]
+    else:
+        psum = layout == "psum"
+        ends = t["inputs/psum_m"] if psum else np.cumsum(t["inputs/group_sizes"])
+        starts = [0] + [-(-end // align) * align if psum else end for end in ends[:-1]]
+        lists = [np.arange(start, end) for start, end in zip(starts, ends)]
+    return np.concatenate(lists).astype(int), [len(rows) for rows in lists]
+
+
 def run_gmm(ar, s, t):
-    y, back = grouped_product(ar, t["inputs/lhs"], t["weights/rhs"], t["inputs/group_sizes"])
-    d_lhs, d_rhs = back(t["cotangents/y"])
-    return {"outputs/y": y, "gradients/inputs/lhs": d_lhs, "gradients/weights/rhs": d_rhs}
+    places, sizes = rows_of_groups(s, t)
+    k_grouped, serving = s["gmm_layout"] == "k_grouped", s["gmm_layout"] in ("contiguous", "masked", "psum")
+
+    def packed(path):
+        return t[path].reshape(-1, t[path].shape[-1])[places]
+
+    def spread(rows, path):  # rows of no group stay unwritten where an engine leaves them so
+        out = np.full(t[path].reshape(-1, t[path].shape[-1]).shape, np.nan if serving else 0, rows.dtype)
+        out[places] = rows
+        return out.reshape(t[path].shape)
+
+    of_rows, of_groups = ("inputs/rhs", "cotangents/y") if k_grouped else ("cotangents/y", "weights/rhs")
+    rows, back = grouped_product(ar, packed("inputs/lhs"), t[of_groups], np.array(sizes))
+    d_lhs, groups = back(packed(of_rows))
+    made = {"gradients/inputs/lhs": spread(d_lhs, "inputs/lhs")}
+    if not k_grouped:
+        return {**made, "outputs/y": spread(rows, "cotangents/y"), "gradients/weights/rhs": groups}
+    if "inputs/c" in t:
+        made["gradients/inputs/c"] = t["cotangents/y"]
+        groups = groups + t["inputs/c"]
+    return {**made, "gradients/inputs/rhs": spread(rows, "inputs/rhs"), "outputs/y": groups}
 
 
 def run_permute(ar, s, t):

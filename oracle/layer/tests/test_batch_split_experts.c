@@ -145,7 +145,7 @@ static void assert_gmm(const experts_case *c, const double *y, const bs_gmm_args
         moe_half_give(&in, "weights/rhs", rhs, dims.n, args->rhs + shard * rhs);
         assert_ok(&ctx, spec_tensors_copy_i32(&ctx, &in, "inputs/group_sizes", &groups,
                                               args->group_sizes + shard * dims.groups));
-        assert_ok(&ctx, spec_gmm(&ctx, &dims, &in, &out));
+        assert_ok(&ctx, spec_gmm(&ctx, &(assay_gmm_config){.dims = dims}, &in, &out));
         moe_half_assert_near(&out, "outputs/y", y + shard * dims.m * dims.n, dims.m * dims.n);
         spec_tensors_free(&in);
         spec_tensors_free(&out);

@@ -422,7 +422,7 @@ TEST(test_rows_that_belong_to_nothing)
         spec_case c;
         spec_certificates found = {0};
         case_start(&c, 1);
-        const assay_gmm_dims sizes = {.m = 2, .k = 1, .n = 1, .groups = 1};
+        const assay_gmm_config sizes = {.dims = {.m = 2, .k = 1, .n = 1, .groups = 1}};
         case_values(&c, "inputs/lhs", (double[]){3, NAN}, DIMS(2, 1));
         case_values(&c, "weights/rhs", (double[]){5}, DIMS(1, 1, 1));
         case_indices(&c, "inputs/group_sizes", (int32_t[]){1}, DIMS(1));

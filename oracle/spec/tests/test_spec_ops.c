@@ -125,7 +125,7 @@ TEST(test_gmm)
 {
     spec_case c;
     case_start(&c, 1);
-    const assay_gmm_dims sizes = {.m = 4, .k = 2, .n = 1, .groups = 3};
+    const assay_gmm_config sizes = {.dims = {.m = 4, .k = 2, .n = 1, .groups = 3}};
     case_values(&c, "inputs/lhs", (double[]){1, 2, 3, 4, 5, 6, NAN, NAN}, DIMS(4, 2));
     case_values(&c, "weights/rhs", (double[]){1, 10, NAN, NAN, 2, 20}, DIMS(3, 2, 1));
     case_indices(&c, "inputs/group_sizes", (int32_t[]){1, 0, 2}, DIMS(3));
@@ -138,8 +138,52 @@ TEST(test_gmm)
     case_random(&c, "weights/rhs", 1, DIMS(3, 2, 1));
     case_indices(&c, "inputs/group_sizes", (int32_t[]){3, 1, 1}, DIMS(3));
     assert_int_equal(spec_gmm(&c.ctx, &sizes, &c.in, &c.out), ASSAY_BAD_INPUT);
-    assert_string_equal(c.ctx.message, "group 2 has size 1, expected 0 to 0");
+    assert_string_equal(c.ctx.message, "inputs/group_sizes[2] is 1, expected 0 to 0");
     case_end(&c);
+}
+
+/* Rows 1 to 6 times 10 and 100 of two groups, in each layout. */
+TEST(test_gmm_layouts)
+{
+    static const struct {
+        assay_gmm_config config;
+        const char *index;
+        int32_t values[6];
+        double y[6];
+    } table[] = {
+        {{ASSAY_GMM_CONTIGUOUS, 3, {6, 1, 1, 2}}, "inputs/m_indices", {1, 1, -1, 0, -1, -1}, {100, 200, 0, 40, 0, 0}},
+        {{ASSAY_GMM_MASKED, 0, {3, 1, 1, 2}}, "inputs/masked_m", {1, 2}, {10, 0, 0, 400, 500, 0}},
+        {{ASSAY_GMM_PSUM, 3, {6, 1, 1, 2}}, "inputs/psum_m", {2, 4}, {10, 20, 0, 400, 0, 0}},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        spec_case c;
+        case_start(&c, 1);
+        double lhs[6];
+        for (int row = 0; row < 6; row++) lhs[row] = table[i].y[row] == 0 ? (double)NAN : row + 1.0;
+        const int64_t count = assay_gmm_index_count(&table[i].config);
+        case_values(&c, "inputs/lhs", lhs, DIMS(6, 1));
+        case_values(&c, "weights/rhs", (double[]){10, 100}, DIMS(2, 1, 1));
+        case_indices(&c, table[i].index, table[i].values, DIMS(count));
+        assert_ok(&c.ctx, spec_gmm(&c.ctx, &table[i].config, &c.in, &c.out));
+        assert_result(&c, "outputs/y", 6, table[i].y, 0);
+        case_end(&c);
+    }
+}
+
+TEST(test_gmm_k_grouped)
+{
+    const assay_gmm_config config = {.layout = ASSAY_GMM_K_GROUPED, .dims = {.m = 4, .k = 1, .n = 2, .groups = 2}};
+    for (int accumulate = 0; accumulate < 2; accumulate++) {
+        spec_case c;
+        case_start(&c, 1);
+        case_values(&c, "inputs/lhs", (double[]){1, 2, 3, NAN}, DIMS(4, 1));
+        case_values(&c, "inputs/rhs", (double[]){1, 10, 2, 20, 3, 30, NAN, NAN}, DIMS(4, 2));
+        case_indices(&c, "inputs/group_sizes", (int32_t[]){0, 3}, DIMS(2));
+        if (accumulate) case_values(&c, "inputs/c", (double[]){1, 2, 3, 4}, DIMS(2, 1, 2));
+        assert_ok(&c.ctx, spec_gmm(&c.ctx, &config, &c.in, &c.out));
+        assert_result(&c, "outputs/y", 4, accumulate ? (double[]){1, 2, 17, 144} : (double[]){0, 0, 14, 140}, 0);
+        case_end(&c);
+    }
 }
 
 TEST(test_permute)

@@ -48,6 +48,10 @@ prints "ties with it exactly: the lower index comes first"
 ASSAY_EXAMPLE_VARIANT=ascending_slots expect 0 run moe/small --backend "$backend" --quiet --keep "$work/kept"
 expect 0 compare "$work"/kept/moe-small.golden.h5 "$work"/kept/moe-small.candidate.h5
 prints "$again"
+# Copies for one expert in another order: right, and judged by that order
+ASSAY_EXAMPLE_VARIANT=last_tokens_first expect 0 run permute/stable moe/deepseek3-tiny-checkpoints routing/hot-expert \
+  --set profiles=bf16 --precision bf16 --backend "$backend" --quiet -v
+[ "$(grep -c "order: rows of one expert come in another order" "$work/out")" -eq 3 ] || complain "three other orders"
 ASSAY_EXAMPLE_VARIANT=other expect 1 run moe/small --backend "$backend" --quiet
 prints "ASSAY_EXAMPLE_VARIANT may be"
 echo "$checks calls"

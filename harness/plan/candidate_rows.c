@@ -1,0 +1,256 @@
+#include "harness/plan/candidate_rows.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "harness/plan/golden_read.h"
+#include "oracle/base/memory.h"
+#include "oracle/moe/permute.h"
+
+#define ORDER "sorted_selected_experts"
+
+/* The tensor of both, where the candidate has it in the golden's shape and kind of type; else the comparer has its words
+ * for it. */
+static bool is_shared(const assay_fixture_reader *golden, const assay_fixture_reader *candidate, const char *path)
+{
+    const assay_tensor_spec *expected = assay_fixture_find(golden, path), *found = assay_fixture_find(candidate, path);
+    return expected != NULL && found != NULL && assay_shape_equal(&expected->shape, &found->shape) &&
+           (expected->type == ASSAY_INT32) == (found->type == ASSAY_INT32);
+}
+
+/* What the candidate's file does not let us read is left to the comparer. */
+static bool is_left(assay_context *ctx, assay_status status)
+{
+    if (status == ASSAY_BAD_INPUT) ctx->message[0] = '\0';
+    return status == ASSAY_BAD_INPUT;
+}
+
+/* Rows of [used rows,width] that are not used become those of `from`. */
+static void take_rows(double *to, const double *from, const bool *used, int64_t count, int64_t width)
+{
+    for (int64_t i = 0; i < count; i++) {
+        if (!used[i / width]) to[i] = from[i];
+    }
+}
+
+static assay_status take_unused(assay_context *ctx, const assay_tensor_entry *entry, const bool *used,
+                                assay_fixture_reader *golden, assay_fixture_reader *candidate)
+{
+    assay_status status;
+    const int64_t count = assay_shape_count(&entry->spec.shape);
+    double *values = NULL, *expected = NULL;
+    TRY(assay_alloc_f64(ctx, entry->spec.path, count, &values));
+    TRY(assay_alloc_f64(ctx, entry->spec.path, count, &expected));
+    TRY(assay_fixture_read(ctx, golden, entry->spec.path, 0, count, expected));
+    status = assay_fixture_read(ctx, candidate, entry->spec.path, 0, count, values);
+    if (is_left(ctx, status)) {
+        status = ASSAY_OK;
+        goto cleanup;
+    }
+    TRY(status);
+    take_rows(values, expected, used, count, assay_unused_row_width(entry));
+    status = assay_fixture_replace(ctx, candidate, entry->spec.path, values, NULL);
+    values = NULL;
+cleanup:
+    free(values);
+    free(expected);
+    return status;
+}
+
+/* A result of which some rows may belong to nothing. */
+static bool has_unused_rows(const assay_tensor_entry *entry)
+{
+    return entry->unused_row_axes > 0 && assay_role_is_result(entry->spec.role);
+}
+
+assay_status assay_candidate_take_unused(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *golden,
+                                         assay_fixture_reader *candidate)
+{
+    assay_status status = ASSAY_OK;
+    const assay_source given = assay_golden_given(golden);
+    bool *used = NULL;
+    for (int i = 0; i < plan->list.count; i++) {
+        const assay_tensor_entry *entry = &plan->list.entries[i];
+        if (!has_unused_rows(entry) || !is_shared(golden, candidate, entry->spec.path)) continue;
+        if (used == NULL) TRY(plan->operation->used_rows(ctx, plan->c, &given, &used));
+        TRY(take_unused(ctx, entry, used, golden, candidate));
+    }
+cleanup:
+    free(used);
+    return status;
+}
+
+assay_status assay_results_take_unused(assay_context *ctx, const assay_plan *plan, const assay_tensor_set *golden,
+                                       assay_tensor_set *results)
+{
+    assay_status status = ASSAY_OK;
+    const assay_source given = assay_given_source(golden);
+    bool *used = NULL;
+    for (int i = 0; i < plan->list.count; i++) {
+        const assay_tensor_entry *entry = &plan->list.entries[i];
+        const assay_tensor *from = assay_tensor_set_find(golden, entry->spec.path);
+        const assay_tensor *to = assay_tensor_set_find(results, entry->spec.path);
+        if (!has_unused_rows(entry) || from == NULL || to == NULL) continue;
+        if (used == NULL) TRY(plan->operation->used_rows(ctx, plan->c, &given, &used));
+        take_rows(to->values, from->values, used, to->count, assay_unused_row_width(entry));
+    }
+cleanup:
+    free(used);
+    return status;
+}
+
+/* An order of token copies, "routing/layers/3/sorted_selected_experts", and where the tensors in it are. */
+typedef struct copies_order {
+    const assay_tensor_spec *spec;
+    char layer[ASSAY_PATH_SIZE]; /* "layers/3/" or "" */
+    assay_permute_dims dims;
+    int64_t copies;
+    int32_t *golden, *candidate, *group_sizes;
+    int32_t *expert, *place; /* of each copy: its expert, and where the golden has it */
+} copies_order;
+
+static void copies_order_free(copies_order *o)
+{
+    free(o->golden);
+    free(o->candidate);
+    free(o->group_sizes);
+    free(o->expert);
+    free(o->place);
+    *o = (copies_order){0};
+}
+
+/* Whether the tensor's rows come in the order: its first axis has the copies of its own layer. */
+static bool is_ordered(const copies_order *o, const assay_tensor_spec *spec)
+{
+    const char *name = strchr(spec->path, '/') + 1, *last = strrchr(spec->path, '/') + 1;
+    const size_t length = strlen(o->layer);
+    if (!assay_role_is_result(spec->role) || spec->type == ASSAY_INT32 || spec->shape.rank != 2) return false;
+    return strcmp(spec->labels[0], "T*K") == 0 && strncmp(name, o->layer, length) == 0 && name + length == last;
+}
+
+/* The candidate's row at a place of its own order belongs where the golden has the same copy. */
+static assay_status take_order(assay_context *ctx, const copies_order *o, const assay_tensor_spec *spec,
+                               assay_fixture_reader *candidate)
+{
+    assay_status status;
+    const int64_t width = spec->shape.dims[1];
+    double *values = NULL, *moved = NULL;
+    TRY(assay_alloc_f64(ctx, spec->path, o->copies * width, &values));
+    TRY(assay_alloc_f64(ctx, spec->path, o->copies * width, &moved));
+    status = assay_fixture_read(ctx, candidate, spec->path, 0, o->copies * width, values);
+    if (is_left(ctx, status)) {
+        status = ASSAY_OK;
+        goto cleanup;
+    }
+    TRY(status);
+    for (int64_t j = 0; j < o->copies; j++) {
+        memcpy(moved + o->place[o->candidate[j]] * width, values + j * width, (size_t)width * sizeof *moved);
+    }
+    status = assay_fixture_replace(ctx, candidate, spec->path, moved, NULL);
+    moved = NULL;
+cleanup:
+    free(values);
+    free(moved);
+    return status;
+}
+
+static assay_status take_tensors(assay_context *ctx, const assay_plan *plan, copies_order *o,
+                                 assay_fixture_reader *golden, assay_fixture_reader *candidate)
+{
+    assay_status status = ASSAY_OK;
+    for (int i = 0; i < plan->list.count; i++) {
+        const assay_tensor_spec *spec = &plan->list.entries[i].spec;
+        if (!is_ordered(o, spec) || !is_shared(golden, candidate, spec->path)) continue;
+        TRY(take_order(ctx, o, spec, candidate));
+    }
+    int32_t *taken = o->golden;
+    o->golden = NULL;
+    TRY(assay_fixture_replace(ctx, candidate, o->spec->path, NULL, taken));
+cleanup:
+    return status;
+}
+
+/* The golden's order says of each copy which expert has it. False: it is no order of all copies by expert. */
+static bool find_experts(copies_order *o)
+{
+    int64_t end = 0, expert = -1;
+    for (int64_t i = 0; i < o->copies; i++) o->place[i] = -1;
+    for (int64_t j = 0; j < o->copies; j++) {
+        const int32_t copy = o->golden[j];
+        while (j >= end && expert + 1 < o->dims.experts) end += o->group_sizes[++expert];
+        if (copy < 0 || copy >= o->copies || o->place[copy] >= 0 || j >= end) return false;
+        o->expert[copy] = (int32_t)expert;
+        o->place[copy] = (int32_t)j;
+    }
+    return true;
+}
+
+static assay_status read_order(assay_context *ctx, const assay_plan *plan, const assay_tensor_spec *spec,
+                               assay_fixture_reader *golden, assay_fixture_reader *candidate, copies_order *o,
+                               bool *readable)
+{
+    assay_status status;
+    char sizes[ASSAY_PATH_SIZE];
+    const char *name = strchr(spec->path, '/') + 1;
+    const int stem = (int)(strlen(spec->path) - strlen(ORDER));
+    const int64_t per_token = plan->c->config.num_experts_per_tok;
+    o->spec = spec;
+    o->copies = spec->shape.dims[0];
+    o->dims = (assay_permute_dims){.tokens = o->copies / per_token,
+                                   .experts_per_token = per_token,
+                                   .experts = plan->c->config.num_experts};
+    snprintf(o->layer, sizeof o->layer, "%.*s", (int)(strlen(name) - strlen(ORDER)), name);
+    snprintf(sizes, sizeof sizes, "%.*sgroup_sizes", stem, spec->path);
+    TRY(assay_alloc_i32(ctx, spec->path, o->copies, &o->golden));
+    TRY(assay_alloc_i32(ctx, spec->path, o->copies, &o->candidate));
+    TRY(assay_alloc_i32(ctx, sizes, o->dims.experts, &o->group_sizes));
+    TRY(assay_alloc_i32(ctx, spec->path, o->copies, &o->expert));
+    TRY(assay_alloc_i32(ctx, spec->path, o->copies, &o->place));
+    TRY(assay_fixture_read_i32(ctx, golden, spec->path, 0, o->copies, o->golden));
+    TRY(assay_fixture_read_i32(ctx, golden, sizes, 0, o->dims.experts, o->group_sizes));
+
+    status = assay_fixture_read_i32(ctx, candidate, spec->path, 0, o->copies, o->candidate);
+    *readable = status == ASSAY_OK && find_experts(o);
+    if (is_left(ctx, status)) status = ASSAY_OK;
+cleanup:
+    return status;
+}
+
+assay_status assay_candidate_take_orders(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *golden,
+                                         assay_fixture_reader *candidate, assay_row_orders *orders)
+{
+    assay_status status = ASSAY_OK;
+    copies_order o = {0};
+    *orders = (assay_row_orders){0};
+    for (int i = 0; i < plan->list.count; i++) {
+        const assay_tensor_spec *spec = &plan->list.entries[i].spec;
+        bool readable = false;
+        if (!assay_role_is_result(spec->role) || !assay_path_ends(spec->path, ORDER) || spec->shape.rank != 1) continue;
+        if (!is_shared(golden, candidate, spec->path)) continue;
+        copies_order_free(&o);
+        TRY(read_order(ctx, plan, spec, golden, candidate, &o, &readable));
+        if (!readable || memcmp(o.golden, o.candidate, (size_t)o.copies * sizeof *o.golden) == 0) continue;
+        status = assay_permute_check_order(ctx, spec->path, o.candidate, o.expert, o.group_sizes, &o.dims);
+        if (status == ASSAY_BAD_INPUT) {
+            if (orders->wrong_path[0] == '\0') {
+                memcpy(orders->wrong_path, spec->path, sizeof orders->wrong_path);
+                memcpy(orders->message, ctx->message, sizeof orders->message);
+            }
+            ctx->message[0] = '\0';
+            status = ASSAY_OK;
+            continue;
+        }
+        TRY(status);
+        orders->other++;
+        if (spec->role == ASSAY_ROLE_OUTPUT) {
+            memcpy(orders->output, spec->path, sizeof orders->output);
+        } else {
+            TRY(take_tensors(ctx, plan, &o, golden, candidate));
+        }
+    }
+cleanup:
+    copies_order_free(&o);
+    return status;
+}

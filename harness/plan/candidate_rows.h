@@ -1,0 +1,31 @@
+/* What a candidate may have otherwise than the golden without being wrong, put as the golden has it before the two are
+ * compared: rows of results that belong to nothing, and rows of one expert in another order. */
+#ifndef ASSAY_HARNESS_PLAN_CANDIDATE_ROWS_H
+#define ASSAY_HARNESS_PLAN_CANDIDATE_ROWS_H
+
+#include "harness/plan/results.h"
+
+/* The candidate's rows that belong to nothing (unused_row_axes of the operation's entries) become the golden's. */
+assay_status assay_candidate_take_unused(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *golden,
+                                         assay_fixture_reader *candidate);
+
+/* The same of results in memory. */
+assay_status assay_results_take_unused(assay_context *ctx, const assay_plan *plan, const assay_tensor_set *golden,
+                                       assay_tensor_set *results);
+
+/* What became of the candidate's orders of token copies. */
+typedef struct assay_row_orders {
+    int other;                        /* lawful orders that are not the golden's */
+    char wrong_path[ASSAY_PATH_SIZE]; /* of the first unlawful one; "": there is none */
+    char message[ASSAY_MESSAGE_SIZE]; /* on it */
+    char output[ASSAY_PATH_SIZE];     /* of a lawful other one that is an output, so that gradients go by it; "" */
+} assay_row_orders;
+
+/* sorted_selected_experts of the candidate: its copies must be those of the golden, grouped by expert, and may come in any
+ * order within an expert. Where the order is another one, it and all tensors in it become as the golden has them, but for
+ * an order that is an output: with another one the golden is to be evaluated again. Orders of several shards are as the
+ * golden has them, or wrong. */
+assay_status assay_candidate_take_orders(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *golden,
+                                         assay_fixture_reader *candidate, assay_row_orders *orders);
+
+#endif

@@ -1,0 +1,269 @@
+/* Candidates whose rows are not where the golden has them: which pass, and which fail with what words. The candidates are
+ * the golden's own results, with rows moved. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "compare/report.h"
+#include "harness/plan/candidate_rows.h"
+#include "harness/routing_choice/given_choice.h"
+#include "harness/tests/golden_trial.h"
+
+#define PROFILE "f32"
+
+typedef struct moved {
+    trial t;
+    assay_tensor_set results;
+    assay_tensor *order, *sizes;
+} moved;
+
+static void open_case(moved *f, const test_folder *folder, const char *name, const char *set)
+{
+    assay_case *c = case_named(name, set);
+    *f = (moved){0};
+    assert_ok(&f->t.ctx, assay_case_set(&f->t.ctx, c, "profiles=" PROFILE));
+    trial_write(&f->t, folder, c);
+    assert_ok(&f->t.ctx, assay_tensor_set_copy(&f->t.ctx, &f->t.golden, &f->results));
+    trial_round(&f->results, ASSAY_FLOAT32);
+    for (int i = 0; i < f->results.count; i++) {
+        assay_tensor *tensor = &f->results.items[i];
+        if (!assay_role_is_result(tensor->spec.role)) continue;
+        if (assay_path_ends(tensor->spec.path, "sorted_selected_experts")) f->order = tensor;
+        if (assay_path_ends(tensor->spec.path, "group_sizes")) f->sizes = tensor;
+    }
+}
+
+static bool is_result(const assay_tensor_spec *spec)
+{
+    return assay_role_is_result(spec->role);
+}
+
+static assay_report judged(moved *f)
+{
+    assay_golden golden = {0}, against = {0};
+    assay_fixture_reader *candidate = NULL;
+    assay_report report = {0};
+    const assay_profile *profile = assay_profile_by_name(PROFILE);
+    assay_context *ctx = &f->t.ctx;
+    trial_write_candidate(&f->t, &f->results, profile, is_result);
+    assert_ok(ctx, assay_golden_open(ctx, f->t.file, &golden));
+    assert_ok(ctx, assay_fixture_open(ctx, f->t.candidate, &candidate));
+    assert_ok(ctx, assay_compare_given_choice(ctx, &golden, candidate, profile, 1e-6, true, &report, &against));
+    assay_golden_close(&against);
+    assay_golden_close(&golden);
+    assay_fixture_close(candidate);
+    return report;
+}
+
+/* NULL words: it passes, and the report says that the order is another. */
+static void expect(moved *f, const char *words)
+{
+    assay_report report = judged(f);
+    const bool right = words == NULL
+                           ? report.verdict == ASSAY_PASS && strstr(report.order, "another order") != NULL
+                           : report.verdict == ASSAY_FAIL && strstr(report.message, words) != NULL;
+    if (!right) fail_msg("%s: %s (%s)", f->t.c->name, report.message, report.order);
+    assay_report_free(&report);
+}
+
+static void close_case(moved *f)
+{
+    assay_tensor_set_free(&f->results);
+    trial_close(&f->t);
+}
+
+static void swap_rows(assay_tensor *tensor, int64_t a, int64_t b)
+{
+    const int64_t width = tensor->count / tensor->spec.shape.dims[0];
+    for (int64_t i = 0; i < width && tensor->values != NULL; i++) {
+        const double value = tensor->values[a * width + i];
+        tensor->values[a * width + i] = tensor->values[b * width + i];
+        tensor->values[b * width + i] = value;
+    }
+    for (int64_t i = 0; i < width && tensor->indices != NULL; i++) {
+        const int32_t value = tensor->indices[a * width + i];
+        tensor->indices[a * width + i] = tensor->indices[b * width + i];
+        tensor->indices[b * width + i] = value;
+    }
+}
+
+/* Rows of every expert from its last to its first, of the order and, with `rows`, of all that is in it. */
+static void reverse_experts(moved *f, bool rows)
+{
+    for (int i = 0; i < f->results.count; i++) {
+        assay_tensor *tensor = &f->results.items[i];
+        const bool in_order = assay_role_is_result(tensor->spec.role) && tensor->spec.shape.rank > 0 &&
+                              strcmp(tensor->spec.labels[0], "T*K") == 0;
+        if (!in_order || (tensor != f->order && !rows)) continue;
+        for (int64_t e = 0, end = 0; e < f->sizes->count; e++) {
+            const int64_t first = end;
+            end += f->sizes->indices[e];
+            for (int64_t a = first, b = end - 1; a < b; a++, b--) swap_rows(tensor, a, b);
+        }
+    }
+}
+
+/* The gradient of permute goes by the order. */
+static void follow_order(moved *f)
+{
+    const assay_tensor *dy = assay_tensor_set_find(&f->results, "cotangents/sorted_inputs");
+    assay_tensor *dx = assay_tensor_set_find(&f->results, "gradients/inputs/x");
+    const int64_t width = dx->spec.shape.dims[1], chosen = f->t.c->config.num_experts_per_tok;
+    memset(dx->values, 0, (size_t)dx->count * sizeof *dx->values);
+    for (int64_t j = 0; j < f->order->count; j++) {
+        for (int64_t i = 0; i < width; i++)
+            dx->values[f->order->indices[j] / chosen * width + i] += dy->values[j * width + i];
+    }
+    trial_round(&f->results, ASSAY_FLOAT32);
+}
+
+TEST_IN_FOLDER(another_order_passes_with_its_rows)
+{
+    static const char *const names[] = {"moe/small", "moe/deepseek3-tiny-checkpoints", "routing/hot-expert"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        moved f;
+        open_case(&f, folder, names[i], strncmp(names[i], "moe", 3) == 0 ? "checkpoints=all" : NULL);
+        reverse_experts(&f, true);
+        expect(&f, NULL);
+        close_case(&f);
+    }
+}
+
+TEST_IN_FOLDER(rows_that_do_not_follow_the_order_fail)
+{
+    moved f;
+    open_case(&f, folder, "moe/small", "checkpoints=all");
+    reverse_experts(&f, false);
+    expect(&f, "checkpoints/moe_mlpwi_0: ");
+    /* and without a word on the order, as the golden has them */
+    f.order->written = 0;
+    reverse_experts(&f, true);
+    expect(&f, "checkpoints/moe_mlpwi_0: ");
+    close_case(&f);
+}
+
+/* Of a stack every layer has an order of its own. */
+TEST_IN_FOLDER(layers_have_their_own_orders)
+{
+    moved f;
+    open_case(&f, folder, "deepseek_stack/three-layers", "checkpoints=all");
+    f.sizes = assay_tensor_set_find(&f.results, "routing/layers/1/group_sizes");
+    f.order = assay_tensor_set_find(&f.results, "routing/layers/1/sorted_selected_experts");
+    assert_non_null(f.order);
+    int64_t first = 0, e = 0;
+    while (f.sizes->indices[e] < 2) first += f.sizes->indices[e++];
+    for (int i = 0; i < f.results.count; i++) {
+        assay_tensor *tensor = &f.results.items[i];
+        const bool in_layer = strstr(tensor->spec.path, "layers/1/") != NULL && assay_role_is_result(tensor->spec.role);
+        if (in_layer && strcmp(tensor->spec.labels[0], "T*K") == 0) swap_rows(tensor, first, first + 1);
+    }
+    expect(&f, NULL);
+    swap_rows(assay_tensor_set_find(&f.results, "checkpoints/layers/2/moe_mlpwo"), 0, 1);
+    expect(&f, "checkpoints/layers/2/moe_mlpwo: ");
+    close_case(&f);
+}
+
+TEST_IN_FOLDER(gradients_go_by_an_order_that_is_an_output)
+{
+    moved f;
+    open_case(&f, folder, "permute/stable", NULL);
+    reverse_experts(&f, true);
+    expect(&f, "gradients/inputs/x: ");
+    follow_order(&f);
+    expect(&f, NULL);
+    swap_rows(assay_tensor_set_find(&f.results, "outputs/sorted_inputs"), 0, 1);
+    expect(&f, "outputs/sorted_inputs: ");
+    close_case(&f);
+}
+
+/* Each by itself; place 0 is of the first expert that has any, the last of another. */
+static const struct {
+    const char *what, *words;
+} unlawful[] = {
+    {"repeated", "] is 1, which stands at 0 already; "},
+    {"other expert", ", among the rows of expert "},
+    {"below", "[0] is -1, expected 0 to 15"},
+    {"beyond", "[0] is 16, expected 0 to 15"},
+};
+
+TEST_IN_FOLDER(unlawful_orders_fail_with_the_place)
+{
+    for (size_t i = 0; i < sizeof unlawful / sizeof *unlawful; i++) {
+        moved f;
+        open_case(&f, folder, "moe/small", NULL);
+        int32_t *order = f.order->indices;
+        if (i == 0) order[1] = order[0];
+        if (i == 1) swap_rows(f.order, 0, f.order->count - 1);
+        if (i == 2) order[0] = -1;
+        if (i == 3) order[0] = (int32_t)f.order->count;
+        assay_report report = judged(&f);
+        assert_int_equal(report.verdict, ASSAY_FAIL);
+        if (strstr(report.message, unlawful[i].words) == NULL || report.order[0] != '\0') {
+            fail_msg("%s: %s", unlawful[i].what, report.message);
+        }
+        assay_report_free(&report);
+        close_case(&f);
+    }
+}
+
+/* Rows of no group: whatever is there; those of groups: judged. */
+TEST_IN_FOLDER(unused_rows_may_hold_anything)
+{
+    static const char *const names[] = {"gmm/contiguous-nan", "gmm/masked-primes", "gmm/psum-nan"};
+    for (size_t n = 0; n < sizeof names / sizeof *names; n++) {
+        moved f;
+        bool *used = NULL;
+        open_case(&f, folder, names[n], NULL);
+        const assay_source given = assay_given_source(&f.t.golden);
+        assert_ok(&f.t.ctx, f.t.plan.operation->used_rows(&f.t.ctx, f.t.c, &given, &used));
+        assay_tensor *y = assay_tensor_set_find(&f.results, "outputs/y");
+        assay_tensor *dlhs = assay_tensor_set_find(&f.results, "gradients/inputs/lhs");
+        const int64_t width = f.t.c->config.base_moe_mlp_dim, deep = f.t.c->config.base_emb_dim;
+        int64_t row = -1;
+        for (int64_t i = 0; i < y->count; i++) {
+            if (!used[i / width]) y->values[i] = i % 2 == 0 ? (double)NAN : 1e30;
+        }
+        for (int64_t i = 0; i < dlhs->count; i++) {
+            if (!used[i / deep]) dlhs->values[i] = 7;
+            if (used[i / deep]) row = i / deep;
+        }
+        assay_report report = judged(&f);
+        if (report.verdict != ASSAY_PASS) fail_msg("%s: %s", names[n], report.message);
+        assay_report_free(&report);
+        y->values[row * width] += 1;
+        expect(&f, "outputs/y: ");
+        y->values[row * width] = NAN;
+        expect(&f, "outputs/y: ");
+        close_case(&f);
+        free(used);
+    }
+    moved f; /* of ragged rows those of no group are 0 */
+    open_case(&f, folder, "gmm/padded-nan-tail", NULL);
+    assay_tensor *y = assay_tensor_set_find(&f.results, "outputs/y");
+    y->values[y->count - 1] = 1;
+    expect(&f, "outputs/y: ");
+    close_case(&f);
+}
+
+TEST_IN_FOLDER(no_memory_is_reported)
+{
+    moved f;
+    open_case(&f, folder, "moe/small", "checkpoints=all");
+    reverse_experts(&f, true);
+    const assay_profile *profile = assay_profile_by_name(PROFILE);
+    trial_write_candidate(&f.t, &f.results, profile, is_result);
+    for (int64_t n = 0;; n++) {
+        assay_fixture_reader *candidate = NULL;
+        assay_row_orders orders;
+        assay_context *ctx = &f.t.ctx;
+        assert_ok(ctx, assay_fixture_open(ctx, f.t.candidate, &candidate));
+        assay_fail_allocation(n);
+        const assay_status status = assay_candidate_take_orders(ctx, &f.t.plan, f.t.reader, candidate, &orders);
+        assay_fixture_close(candidate);
+        if (had_memory(ctx, status)) {
+            assert_int_equal(orders.other, 1);
+            break;
+        }
+    }
+    close_case(&f);
+}
