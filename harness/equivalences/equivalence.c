@@ -57,11 +57,19 @@ static void on_one_device(assay_case *c)
     c->config.num_moe_token_chunks = 1;
 }
 
+/* Whether a shard, or a chunk of its tokens, has losses of its own. */
+static bool has_own_loss(const assay_case *c)
+{
+    const assay_model_config *m = &c->config;
+    const bool any = m->load_balance_loss_weight > 0 || m->router_z_loss_weight > 0;
+    return any && strcmp(m->load_balance_loss_scope.text, "global") != 0;
+}
+
 /* Whether the MoE blocks are what a block of another kind on one device computes as well: nothing is lost, and no shard
  * has a loss of its own. */
 static bool is_whole(const assay_case *c)
 {
-    const bool own_loss = is_sharded(c) && c->config.load_balance_loss_weight > 0;
+    const bool own_loss = is_sharded(c) && has_own_loss(c);
     return !drops_rows(c) && !is_batch_split(c) && !own_loss;
 }
 
@@ -120,7 +128,7 @@ static bool other_fused_moe(const assay_case *c, assay_other_form *form)
     if (sigmoid && r->num_experts_per_tok == 1) return false;
     const bool softmax = r->family == ASSAY_ROUTER_DEFAULT && r->score_func == ASSAY_SCORE_NONE;
     if (!(sigmoid || softmax) || r->n_routing_groups > 0 || r->hash_rows > 0) return false;
-    if (r->load_balance_loss_weight > 0 || r->routed_bias_update_rate > 0) return false;
+    if (r->load_balance_loss_weight > 0 || r->z_loss_weight > 0 || r->routed_bias_update_rate > 0) return false;
     if (r->batch * r->sequence * r->num_experts_per_tok % 16 != 0) return false;
     on_one_device(&form->c);
     form->c.config.fused_moe_func = true;
@@ -181,7 +189,7 @@ static bool spread(assay_case *c)
 
 static bool other_sharded(const assay_case *c, assay_other_form *form)
 {
-    if (!has_sparse_moe(c) || !is_whole(c) || c->config.load_balance_loss_weight > 0) return false;
+    if (!has_sparse_moe(c) || !is_whole(c) || has_own_loss(c)) return false;
     if (!is_sharded(c)) return spread(&form->c);
     on_one_device(&form->c);
     return true;
@@ -195,7 +203,7 @@ static bool other_ring(const assay_case *c, assay_other_form *form)
     if (!has_sparse_moe(c) || !is_whole(c) || chunks || c->mesh_expert == 1) return false;
     form->c.config.use_ring_of_experts = !m->use_ring_of_experts;
     form->other_shards = true;
-    return m->load_balance_loss_weight <= 0 && is_case(&form->c);
+    return !has_own_loss(c) && is_case(&form->c);
 }
 
 /* Chunks of the embedding change no sum; a chunk of tokens has loads of its own. */
@@ -204,7 +212,7 @@ static bool other_chunks(const assay_case *c, assay_other_form *form)
     const assay_model_config *m = &c->config;
     const bool emb = m->num_moe_emb_chunks > 0, tokens = m->num_moe_token_chunks > 1;
     if (!has_sparse_moe(c) || is_batch_split(c) || !m->use_ring_of_experts) return false;
-    if (tokens && m->load_balance_loss_weight > 0) return false;
+    if (tokens && has_own_loss(c)) return false;
     form->holding = tokens ? ASSAY_HOLDS_SCALES : ASSAY_HOLDS_BITS;
     form->other_shards = tokens;
     form->c.config.num_moe_emb_chunks = emb || tokens ? 0 : 2;

@@ -206,6 +206,7 @@ assay_status assay_sharded_moe_run(assay_context *ctx, const assay_moe_config *c
                        .placement = &mesh_placement,
                        .placed = &run,
                        .split = {.shards = s.shards,
+                                 .losses = routing->balance_scope == ASSAY_BALANCE_GLOBAL ? 1 : s.shards,
                                  .owners = s.batch_sharded ? s.shards : 1,
                                  .pieces = s.shards * s.chunks,
                                  .tensor_shards = sharding->tensor_shards,

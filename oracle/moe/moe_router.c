@@ -22,7 +22,7 @@ static assay_status read_router(assay_context *ctx, moe_block *block)
     assay_status status = ASSAY_OK;
     moe_router *router = &block->router;
     const assay_source *in = block->in;
-    const int64_t experts = block->experts, rows = block->config->routing.hash_rows, shards = block->split.shards;
+    const int64_t experts = block->experts, rows = block->config->routing.hash_rows, losses = block->split.losses;
     TRY(read_f64(ctx, in, "weights/gate/kernel", block->emb_dim * experts, &router->kernel));
     if (in->has(in->self, "weights/gate/bias")) {
         TRY(read_f64(ctx, in, "weights/gate/bias", experts, &router->bias));
@@ -37,9 +37,13 @@ static assay_status read_router(assay_context *ctx, moe_block *block)
     if (in->has(in->self, "routing/selected_experts")) {
         TRY(read_i32(ctx, in, "routing/selected_experts", block->tokens * block->per_token, &router->given_experts));
     }
-    TRY(assay_alloc_zeros(ctx, "cotangents/lb_loss", shards, &router->d_lb_loss));
+    TRY(assay_alloc_zeros(ctx, "cotangents/lb_loss", losses, &router->d_lb_loss));
+    TRY(assay_alloc_zeros(ctx, "cotangents/z_loss", losses, &router->d_z_loss));
     if (in->has(in->self, "cotangents/lb_loss")) {
-        TRY(in->read(ctx, in->self, "cotangents/lb_loss", 0, shards, router->d_lb_loss));
+        TRY(in->read(ctx, in->self, "cotangents/lb_loss", 0, losses, router->d_lb_loss));
+    }
+    if (in->has(in->self, "cotangents/z_loss")) {
+        TRY(in->read(ctx, in->self, "cotangents/z_loss", 0, losses, router->d_z_loss));
     }
 cleanup:
     return status;
@@ -154,6 +158,7 @@ void moe_router_free(moe_router *router)
     free(router->input_ids);
     free(router->given_experts);
     free(router->d_lb_loss);
+    free(router->d_z_loss);
     free(router->d_logits);
     assay_routing_free(&router->routing);
     memset(router, 0, sizeof *router);
