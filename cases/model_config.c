@@ -59,6 +59,7 @@ const char *const *assay_model_key_choices(const assay_model_key *key)
     static const char *const SCORE_FUNCS[] = {"", "sigmoid", "softmax", "sqrtsoftplus", NULL};
     static const char *const GROUP_SCORES[] = {"", "top2_sum", "max", NULL};
     static const char *const GMM_LAYOUTS[] = {"ragged", "contiguous", "masked", "psum", "k_grouped", NULL};
+    static const char *const SCOPES[] = {"sequence", "batch", "global", NULL};
     static const char *const POLICIES[] = {"remat", "device", "offload", NULL};
     static const char *const POLICIES_OR_NONE[] = {"", "remat", "device", "offload", NULL};
     static const char *const checkpoints[] = {
@@ -70,6 +71,7 @@ const char *const *assay_model_key_choices(const assay_model_key *key)
     if (strcmp(key->name, "routed_score_func") == 0) return SCORE_FUNCS;
     if (strcmp(key->name, "group_score") == 0) return GROUP_SCORES;
     if (strcmp(key->name, "gmm_layout") == 0) return GMM_LAYOUTS;
+    if (strcmp(key->name, "load_balance_loss_scope") == 0) return SCOPES;
     if (strcmp(key->name, "decoder_layer_input") == 0) return POLICIES + 1; /* where recomputation starts from */
     for (size_t i = 0; i < sizeof checkpoints / sizeof *checkpoints; i++) {
         if (strcmp(key->name, checkpoints[i]) != 0) continue;

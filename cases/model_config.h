@@ -53,6 +53,8 @@
     X(S, group_score, "")                                                                                              \
     X(B, norm_topk_prob, false)                                                                                        \
     X(D, load_balance_loss_weight, 0.0)                                                                                \
+    X(S, load_balance_loss_scope, "sequence")                                                                          \
+    X(D, router_z_loss_weight, 0.0)                                                                                    \
     X(D, routed_bias_update_rate, 0.0)                                                                                 \
     X(I, q_lora_rank, 0)                                                                                               \
     X(I, kv_lora_rank, 512)                                                                                            \

@@ -57,11 +57,19 @@ static void on_one_device(assay_case *c)
     c->config.num_moe_token_chunks = 1;
 }
 
+/* Whether a shard, or a chunk of its tokens, has losses of its own. */
+static bool has_own_loss(const assay_case *c)
+{
+    const assay_model_config *m = &c->config;
+    const bool any = m->load_balance_loss_weight > 0 || m->router_z_loss_weight > 0;
+    return any && !m->fused_moe_func && strcmp(m->load_balance_loss_scope.text, "global") != 0;
+}
+
 /* Whether the MoE blocks are what a block of another kind on one device computes as well: nothing is lost, and no shard
  * has a loss of its own. */
 static bool is_whole(const assay_case *c)
 {
-    const bool own_loss = is_sharded(c) && c->config.load_balance_loss_weight > 0 && !c->config.fused_moe_func;
+    const bool own_loss = is_sharded(c) && has_own_loss(c);
     return !drops_rows(c) && !is_batch_split(c) && !own_loss;
 }
 
@@ -82,7 +90,7 @@ static bool other_fused(const assay_case *c, assay_other_form *form)
 }
 
 /* Where there are two tensor shards to have. */
-static bool other_layout(const assay_case *c, assay_other_form *form)
+static bool other_w13_layout(const assay_case *c, assay_other_form *form)
 {
     int64_t *shards = &form->c.config.w13_reorder_size;
     *shards = *shards > 1 ? 1 : c->mesh_mlp_tensor > 1 ? c->mesh_mlp_tensor : 2;
@@ -141,7 +149,7 @@ static bool other_fused_moe(const assay_case *c, assay_other_form *form)
     if (sigmoid && r->num_experts_per_tok == 1) return false;
     const bool softmax = r->family == ASSAY_ROUTER_DEFAULT && r->score_func == ASSAY_SCORE_NONE;
     if (!(sigmoid || softmax) || r->n_routing_groups > 0 || r->hash_rows > 0) return false;
-    if (r->load_balance_loss_weight > 0 || r->routed_bias_update_rate > 0) return false;
+    if (r->load_balance_loss_weight > 0 || r->z_loss_weight > 0 || r->routed_bias_update_rate > 0) return false;
     if (r->batch * r->sequence * r->num_experts_per_tok % 16 != 0) return false;
     assay_case *other = &form->c;
     other->config.fused_moe_func = true;
@@ -221,8 +229,7 @@ static bool other_sharded(const assay_case *c, assay_other_form *form)
         return true;
     }
     const bool fused = has_moe(c) && c->config.fused_moe_func; /* which has no loss */
-    if (!(has_sparse_moe(c) || fused) || !is_whole(c)) return false;
-    if (c->config.load_balance_loss_weight > 0 && !fused) return false;
+    if (!(has_sparse_moe(c) || fused) || !is_whole(c) || has_own_loss(c)) return false;
     if (!is_sharded(c)) return spread(&form->c);
     on_one_device(&form->c);
     return true;
@@ -251,7 +258,7 @@ static bool other_ring(const assay_case *c, assay_other_form *form)
     if (!has_sparse_moe(c) || !is_whole(c) || chunks || c->mesh_expert == 1) return false;
     form->c.config.use_ring_of_experts = !m->use_ring_of_experts;
     form->other_shards = true;
-    return m->load_balance_loss_weight <= 0 && is_case(&form->c);
+    return !has_own_loss(c) && is_case(&form->c);
 }
 
 /* Chunks of the embedding change no sum; a chunk of tokens has loads of its own. */
@@ -260,7 +267,7 @@ static bool other_chunks(const assay_case *c, assay_other_form *form)
     const assay_model_config *m = &c->config;
     const bool emb = m->num_moe_emb_chunks > 0, tokens = m->num_moe_token_chunks > 1;
     if (!has_sparse_moe(c) || is_batch_split(c) || !m->use_ring_of_experts) return false;
-    if (tokens && m->load_balance_loss_weight > 0) return false;
+    if (tokens && has_own_loss(c)) return false;
     form->holding = tokens ? ASSAY_HOLDS_SCALES : ASSAY_HOLDS_BITS;
     form->other_shards = tokens;
     form->c.config.num_moe_emb_chunks = emb || tokens ? 0 : 2;
@@ -326,7 +333,7 @@ static bool other_threads(const assay_case *c, assay_other_form *form)
 /* clang-format off */
 const assay_equivalence assay_equivalences[] = {
     {"fused-unfused", "gate and up as one product, or as two", ASSAY_HOLDS_BITS, true, other_fused},
-    {"prefused-layouts", "gate and up of each tensor shard side by side, or whole", ASSAY_HOLDS_BITS, true, other_layout},
+    {"prefused-layouts", "gate and up of each tensor shard side by side, or whole", ASSAY_HOLDS_BITS, true, other_w13_layout},
     {"dense-sparse", "every expert on every token, or copies grouped by expert", ASSAY_HOLDS_SCALES, true, other_dense},
     {"sparse-fused_moe", "the fused path of inference, where its routing rule is the same", ASSAY_HOLDS_SCALES, true, other_fused_moe},
     {"capacity-dropless", "a capacity that drops nothing, or none", ASSAY_HOLDS_SCALES, true, other_capacity},

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "cases/decoder_block.h"
 #include "harness/mutants/mutants_tensors.h"
 #include "harness/operations/op_support.h"
 
@@ -120,6 +121,23 @@ bool assay_edit_no_groups(assay_case *c)
     const bool applies = c->config.n_routing_groups > 0;
     c->config.n_routing_groups = c->config.topk_routing_group = -1;
     return applies;
+}
+
+bool assay_edit_no_shared_gate(assay_case *c)
+{
+    const bool applies =
+        c->config.shared_experts > 0 && assay_block_has(c->config.decoder_block.text, ASSAY_BLOCK_GATED_SHARED);
+    return applies && set_text(&c->config.decoder_block, "qwen3_moe");
+}
+
+/* Over a mesh one loss of all shards is one of one device, where each sequence may have densities of its own. */
+bool assay_edit_other_densities(assay_case *c)
+{
+    assay_text *scope = &c->config.load_balance_loss_scope;
+    const bool sequence = is(scope, "sequence"), global = is(scope, "global");
+    if (global) c->mesh_data = c->mesh_fsdp = c->mesh_expert = c->mesh_tensor = c->config.num_moe_token_chunks = 1;
+    if (global) c->config.use_ring_of_experts = false;
+    return c->config.load_balance_loss_weight > 0 && set_text(scope, sequence ? "batch" : "sequence");
 }
 
 bool assay_edit_other_group_count(assay_case *c)

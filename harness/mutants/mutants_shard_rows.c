@@ -117,6 +117,32 @@ bool assay_edit_by_replicas(const assay_mutation *m, assay_tensor *tensor)
     return assay_scale_values(tensor, 1.0 / (double)replicas(m->c));
 }
 
+bool assay_edit_times_shards(const assay_mutation *m, assay_tensor *tensor)
+{
+    return assay_scale_values(tensor, (double)assay_case_shards(m->c));
+}
+
+static bool scale_loss_cotangents(const assay_mutation *m, double factor)
+{
+    bool changed = false;
+    for (int i = 0; i < m->tensors->count; i++) {
+        assay_tensor *tensor = &m->tensors->items[i];
+        const bool loss = assay_any_word("lb_loss z_loss", tensor->spec.path, assay_path_ends);
+        if (tensor->spec.role == ASSAY_ROLE_COTANGENT && loss) changed |= assay_scale_values(tensor, factor);
+    }
+    return changed;
+}
+
+bool assay_edit_detach_losses(const assay_mutation *m)
+{
+    return scale_loss_cotangents(m, 0.0);
+}
+
+bool assay_edit_losses_times_shards(const assay_mutation *m)
+{
+    return scale_loss_cotangents(m, (double)assay_case_shards(m->c));
+}
+
 bool assay_edit_times_expert_shards(const assay_mutation *m, assay_tensor *tensor)
 {
     return assay_scale_values(tensor, (double)m->c->mesh_expert);

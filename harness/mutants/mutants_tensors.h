@@ -20,7 +20,7 @@ bool assay_has_psum_layout(const assay_case *c);
 assay_case_edit assay_edit_not_divided, assay_edit_biased_weights, assay_edit_biased_weights_divided,
     assay_edit_other_score, assay_edit_other_group_score, assay_edit_no_groups, assay_edit_other_group_count,
     assay_edit_one_expert_fewer, assay_edit_half_buffer, assay_edit_other_activation, assay_edit_other_interleave,
-    assay_edit_other_rope_type, assay_edit_other_epsilon;
+    assay_edit_other_rope_type, assay_edit_other_epsilon, assay_edit_no_shared_gate, assay_edit_other_densities;
 
 /* For `inputs`, `results` and `integers`, what changes one tensor. Numbers become m->by; where they all are that already
  * the first takes it for no change. */
@@ -54,14 +54,16 @@ assay_tensor_edit assay_edit_clamp_ids, assay_edit_roll_expert_shards, assay_edi
     assay_edit_times_hidden_shards, assay_edit_keep_first_rows_of_h, assay_edit_keep_first_columns_of_h,
     assay_edit_roll_up_columns, assay_edit_split_halves_contiguously;
 assay_tensor_edit assay_edit_roll_shard_rows, assay_edit_sum_shard_rows, assay_edit_first_shard_to_all,
-    assay_edit_times_replicas, assay_edit_by_replicas, assay_edit_times_expert_shards, assay_edit_first_microbatch;
+    assay_edit_times_replicas, assay_edit_by_replicas, assay_edit_times_expert_shards, assay_edit_times_shards,
+    assay_edit_first_microbatch;
 
 /* Of heads there (mutants_heads.c). */
 assay_tensor_edit assay_edit_keep_first_heads, assay_edit_times_head_shards, assay_edit_exchange_head_axes;
 
 /* For `change_inputs`: the order of tokens, cotangents, several tensors at once. */
 assay_mutation_edit assay_edit_exchange_tokens, assay_edit_outgrow_residual, assay_edit_keep_first_shard,
-    assay_edit_keep_first_replica, assay_edit_keep_first_columns_of_y, assay_edit_drop_last_microbatch;
+    assay_edit_keep_first_replica, assay_edit_keep_first_columns_of_y, assay_edit_drop_last_microbatch,
+    assay_edit_detach_losses, assay_edit_losses_times_shards;
 /* For `change_results`. */
 assay_mutation_edit assay_edit_omit_all, assay_edit_omit_last, assay_edit_count_from_front, assay_edit_shrink_back,
     assay_edit_omit_checkpoints, assay_edit_blind_rows_to_nan,

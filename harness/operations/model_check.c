@@ -143,10 +143,9 @@ static assay_status check_experts(const model_check *check)
         return refuse(check, ASSAY_KEY_AT_mlp_activations, "linear as the second",
                       "applies nothing but the first in its experts");
     }
-    if (given[ASSAY_KEY_AT_shared_experts] && m->shared_experts > 0 &&
+    if (given[ASSAY_KEY_AT_shared_experts] && m->shared_experts > 1 &&
         assay_block_has(m->decoder_block.text, ASSAY_BLOCK_GATED_SHARED)) {
-        return refuse(check, ASSAY_KEY_AT_shared_experts, "0",
-                      "multiplies its shared expert by a gate, which no operation here has");
+        return refuse(check, ASSAY_KEY_AT_shared_experts, "1", "has one shared expert, with a gate");
     }
     if (given[ASSAY_KEY_AT_capacity_factor] && m->capacity_factor > 0.0 && (m->sparse_matmul || m->fused_moe_func)) {
         return assay_fail(check->ctx, ASSAY_BAD_INPUT,

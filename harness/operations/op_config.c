@@ -57,6 +57,19 @@ static assay_status group_score_of(assay_context *ctx, const assay_model_config 
     return ASSAY_OK;
 }
 
+static assay_status balance_scope_of(assay_context *ctx, const assay_model_config *m, assay_balance_scope *scope)
+{
+    static const char *const names[] = {
+        [ASSAY_BALANCE_SEQUENCE] = "sequence", [ASSAY_BALANCE_BATCH] = "batch", [ASSAY_BALANCE_GLOBAL] = "global"};
+    const char *name = m->load_balance_loss_scope.text;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        *scope = (assay_balance_scope)i;
+        if (strcmp(name, names[i]) == 0) return ASSAY_OK;
+    }
+    return assay_fail(ctx, ASSAY_BAD_INPUT, "load_balance_loss_scope is \"%s\", expected sequence, batch or global",
+                      name);
+}
+
 assay_status assay_routing_config_of(assay_context *ctx, const assay_case *c, assay_routing_config *config)
 {
     const assay_model_config *m = &c->config;
@@ -73,12 +86,14 @@ assay_status assay_routing_config_of(assay_context *ctx, const assay_case *c, as
         .renormalize_exactly = m->use_batch_split_schedule,
         .weigh_biased = m->weigh_biased,
         .load_balance_loss_weight = m->fused_moe_func ? 0.0 : m->load_balance_loss_weight,
+        .z_loss_weight = m->router_z_loss_weight,
         .routed_bias_update_rate = m->fused_moe_func ? 0.0 : m->routed_bias_update_rate,
         .hash_rows = m->first_num_hash_layers > 0 ? m->vocab_size : 0,
     };
     TRY(assay_require_positive(ctx, "num_experts", m->num_experts));
     TRY(score_func_of(ctx, m->routed_score_func.text, &config->score_func));
     TRY(group_score_of(ctx, m, &config->group_score));
+    TRY(balance_scope_of(ctx, m, &config->balance_scope));
     if (m->first_num_hash_layers > 0) TRY(assay_require_positive(ctx, "vocab_size", m->vocab_size));
     config->family = assay_router_family_of(m);
     if (config->family == ASSAY_ROUTER_FUSED) {
@@ -180,6 +195,7 @@ assay_status assay_moe_config_of(assay_context *ctx, const assay_case *c, assay_
         /* gemma4's shared expert has the width of a dense layer */
         bool gemma4 = strcmp(m->decoder_block.text, "gemma4") == 0;
         if (gemma4) TRY(assay_require_positive(ctx, "base_mlp_dim", m->base_mlp_dim));
+        config->shared_gate = assay_block_has(m->decoder_block.text, ASSAY_BLOCK_GATED_SHARED);
         config->shared_mlp_dim = gemma4 ? m->base_mlp_dim : m->shared_experts * m->base_moe_mlp_dim;
     }
     TRY(assay_moe_check(ctx, config));

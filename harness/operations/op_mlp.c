@@ -98,10 +98,11 @@ static assay_status write_scales(assay_context *ctx, const assay_precision *prec
     double *pre = NULL;
     const int64_t block = m->config.rows * m->config.mlp_dim;
     const assay_gated_mlp_weights w = assay_gated_mlp_weights_of(m->weights);
-    TRY(assay_alloc_f64(ctx, "error scale of mlp", 2 * block, &pre));
+    TRY(assay_alloc_f64(ctx, "error scale of mlp", 3 * block, &pre));
     const assay_gated_mlp_run taken = {.x = m->x, .dy = m->dy, .r = &m->r, .w = &w, .config = &m->config};
     const assay_gated_mlp_variances variances = {.a = pre,
                                                  .b = pre + (m->config.fused ? m->config.mlp_dim : block),
+                                                 .h = pre + 2 * block,
                                                  .y = m->y,
                                                  .gradients = assay_gated_mlp_gradients_of(m->dx, m->gradients)};
     TRY(assay_propagate_gated_mlp(ctx, precision, &variances, &taken));
@@ -119,6 +120,7 @@ static assay_status write_scales(assay_context *ctx, const assay_precision *prec
         TRY(assay_write_scale(ctx, m->out, precision, "checkpoints/mlpwi_0", block, variances.a));
         TRY(assay_write_scale(ctx, m->out, precision, "checkpoints/mlpwi_1", block, variances.b));
     }
+    TRY(assay_write_scale(ctx, m->out, precision, "checkpoints/mlp_intermediate", block, variances.h));
     TRY(assay_write_scale(ctx, m->out, precision, "outputs/y", m->size, m->y));
     TRY(assay_write_scale(ctx, m->out, precision, "checkpoints/mlpwo", m->size, m->y));
 cleanup:
@@ -141,6 +143,7 @@ static assay_status run(assay_context *ctx, const assay_case *c, const assay_sou
     TRY(assay_write_result(ctx, out, "gradients/inputs/x", m.size, m.dx));
     TRY(assay_gradients_write(ctx, out, "", &m.table, m.gradients));
     TRY(write_up(ctx, out, &m.r, &m.config));
+    TRY(assay_write_result(ctx, out, "checkpoints/mlp_intermediate", m.config.rows * m.config.mlp_dim, m.r.h));
     TRY(assay_write_result(ctx, out, "checkpoints/mlpwo", m.size, m.y));
     for (int i = 0; i < precision_count; i++) TRY(write_scales(ctx, &precisions[i], &m));
 cleanup:

@@ -88,6 +88,10 @@ static assay_status describe_experts(const assay_describer *d, const assay_moe_c
     const assay_tensor_table shared_table = assay_mlp_weight_table(&shared, ASSAY_MLP_SHARED);
     TRY(assay_describe_weights(d, &routed_table, (assay_dims){"E", {config->routing.num_experts}}));
     TRY(assay_describe_weights(d, &shared_table, (assay_dims){"", {0}}));
+    if (config->shared_gate) {
+        TRY(assay_describe_weight(d, "shared_expert_gate/kernel", assay_fill_fan_in(config->emb_dim),
+                                  (assay_dims){"D1", {config->emb_dim, 1}}));
+    }
 cleanup:
     return status;
 }
@@ -197,6 +201,11 @@ static void layout_open(layout *l, const spec_moe_config *config, const assay_so
     l->out = assay_prefused_sink(&l->prefused);
     *in = &l->in;
     *out = &l->out;
+/* Not over a mesh, and not of the forms that have no rule in oracle/propagate. */
+static bool has_own_scales(const spec_moe_config *config)
+{
+    return !assay_is_sharded(&config->moe, &config->sharding) && !config->moe.shared_gate &&
+           assay_routing_propagates(&config->moe.routing);
 }
 
 static assay_status run(assay_context *ctx, const assay_case *c, const assay_source *in, const assay_sink *out,
@@ -207,9 +216,11 @@ static assay_status run(assay_context *ctx, const assay_case *c, const assay_sou
     if (status != ASSAY_OK) return status;
     layout laid_out;
     if (config.w13_shards > 1) layout_open(&laid_out, &config, &in, &out);
-    return assay_is_sharded(&config.moe, &config.sharding)
-               ? assay_sharded_moe_run(ctx, &config.moe, &config.sharding, in, out)
-               : assay_propagate_moe(ctx, &config.moe, in, out, precisions, precision_count);
+    if (assay_is_sharded(&config.moe, &config.sharding)) {
+        return assay_sharded_moe_run(ctx, &config.moe, &config.sharding, in, out);
+    }
+    return has_own_scales(&config) ? assay_propagate_moe(ctx, &config.moe, in, out, precisions, precision_count)
+                                   : assay_moe_run(ctx, &config.moe, in, out, NULL);
 }
 
 assay_status assay_moe_run_weight_before_wo(assay_context *ctx, const assay_case *c, const assay_source *in,
@@ -227,12 +238,11 @@ cleanup:
     return status;
 }
 
-/* Over a mesh the block gives no error scales of its own. */
 static bool ensemble(const assay_case *c)
 {
     assay_context ctx = {0};
     spec_moe_config config;
-    return configs_of(&ctx, c, &config) == ASSAY_OK && assay_is_sharded(&config.moe, &config.sharding);
+    return configs_of(&ctx, c, &config) == ASSAY_OK && !has_own_scales(&config);
 }
 
 static double flops(const assay_case *c, bool backward)

@@ -84,6 +84,7 @@ static assay_status describe(assay_context *ctx, const assay_case *c, assay_tens
     if (r.load_balance_loss_weight > 0.0 && r.hash_rows == 0) {
         TRY(assay_describe_output(ctx, list, c, "lb_loss", &unit, (assay_dims){"", {0}}));
     }
+    if (r.z_loss_weight > 0.0) TRY(assay_describe_output(ctx, list, c, "z_loss", &unit, (assay_dims){"", {0}}));
     if (r.routed_bias_update_rate > 0.0 && r.hash_rows == 0) {
         TRY(assay_describe_output(ctx, list, c, "bias_updates", NULL, e));
     }
@@ -97,7 +98,7 @@ cleanup:
 typedef struct routing_run {
     assay_routing_config config;
     int64_t tokens, experts, chosen, dim;
-    double *x, *kernel, *logits, *bias, *per_expert_scale, *d_weights, *d_lb_loss;
+    double *x, *kernel, *logits, *bias, *per_expert_scale, *d_weights, *d_lb_loss, *d_z_loss;
     int32_t *tid2eid, *input_ids, *given;
     double *d_logits, *d_bias, *d_scale, *dx, *d_kernel;
     assay_routing routing;
@@ -105,9 +106,9 @@ typedef struct routing_run {
 
 static void run_free(routing_run *r)
 {
-    double *const doubles[] = {r->x,         r->kernel,    r->logits,   r->bias,   r->per_expert_scale,
-                               r->d_weights, r->d_lb_loss, r->d_logits, r->d_bias, r->d_scale,
-                               r->dx,        r->d_kernel};
+    double *const doubles[] = {r->x,         r->kernel,    r->logits,   r->bias,     r->per_expert_scale,
+                               r->d_weights, r->d_lb_loss, r->d_z_loss, r->d_logits, r->d_bias,
+                               r->d_scale,   r->dx,        r->d_kernel};
     for (size_t i = 0; i < sizeof doubles / sizeof *doubles; i++) free(doubles[i]);
     free(r->tid2eid);
     free(r->input_ids);
@@ -144,6 +145,7 @@ static assay_status load(assay_context *ctx, routing_run *r, const assay_source 
     TRY(assay_read_whole_i32(ctx, in, "routing/selected_experts", r->chosen, &r->given));
     TRY(assay_read_whole(ctx, in, "cotangents/weights", r->chosen, &r->d_weights));
     TRY(assay_read_whole(ctx, in, "cotangents/lb_loss", 1, &r->d_lb_loss));
+    TRY(assay_read_whole(ctx, in, "cotangents/z_loss", 1, &r->d_z_loss));
     TRY(assay_alloc_f64(ctx, "routing", r->tokens * r->experts, &r->d_logits));
     TRY(assay_alloc_f64(ctx, "routing", r->experts, &r->d_bias));
     TRY(assay_alloc_f64(ctx, "routing", r->experts, &r->d_scale));
@@ -205,6 +207,7 @@ static assay_status write_results(assay_context *ctx, const routing_run *r, cons
     assay_status status;
     TRY(assay_write_result(ctx, out, "outputs/weights", r->chosen, r->routing.weights));
     TRY(assay_write_result(ctx, out, "outputs/lb_loss", 1, &r->routing.lb_loss));
+    TRY(assay_write_result(ctx, out, "outputs/z_loss", 1, &r->routing.z_loss));
     if (r->routing.bias_updates != NULL) {
         TRY(assay_write_result(ctx, out, "outputs/bias_updates", r->experts, r->routing.bias_updates));
     }
@@ -291,16 +294,32 @@ static assay_status run(assay_context *ctx, const assay_case *c, const assay_sou
     TRY(assay_routing_backward(ctx, r.d_logits, r.bias == NULL ? NULL : r.d_bias,
                                r.per_expert_scale == NULL ? NULL : r.d_scale, r.d_weights,
                                r.d_lb_loss == NULL ? 0.0 : r.d_lb_loss[0], &r.routing, &inputs, &r.config));
+    assay_routing_z_backward(ctx, r.d_logits, r.d_z_loss == NULL ? 0.0 : r.d_z_loss[0], &r.routing, &inputs, &r.config);
+    assay_round(ctx, ASSAY_ROUND_ROUTER, assay_routing_propagates(&r.config) ? 0 : r.tokens * r.experts, r.d_logits);
     if (r.x != NULL) {
         assay_matmul_args dx = dx_product(&r, r.dx), kernel = kernel_product(&r, r.d_kernel);
         TRY(assay_matmul(ctx, &dx));
         TRY(assay_matmul(ctx, &kernel));
     }
     TRY(write_results(ctx, &r, out));
-    for (int i = 0; i < precision_count; i++) TRY(write_scales(ctx, &r, out, &precisions[i]));
+    const int propagated = assay_routing_propagates(&r.config) ? precision_count : 0;
+    for (int i = 0; i < propagated; i++) TRY(write_scales(ctx, &r, out, &precisions[i]));
 cleanup:
     run_free(&r);
     return status;
+}
+
+bool assay_routing_propagates(const assay_routing_config *config)
+{
+    const bool whole = config->load_balance_loss_weight > 0.0 && config->balance_scope != ASSAY_BALANCE_SEQUENCE;
+    return config->z_loss_weight <= 0.0 && !whole;
+}
+
+static bool ensemble(const assay_case *c)
+{
+    assay_context ctx = {0};
+    assay_routing_config config;
+    return assay_routing_config_of(&ctx, c, &config) == ASSAY_OK && !assay_routing_propagates(&config);
 }
 
 static double flops(const assay_case *c, bool backward)
@@ -324,6 +343,7 @@ const assay_operation assay_op_routing = {.name = "routing",
                                           .check = check,
                                           .describe = describe,
                                           .run = run,
+                                          .ensemble = ensemble,
                                           .second_form = {.evaluate = second_form},
                                           .flops = flops,
                                           .memory = memory};

@@ -44,9 +44,12 @@ assay_status assay_describe_balance(const assay_describer *d, const assay_moe_co
     const assay_fill unit = {.distribution = ASSAY_CONSTANT, .scale = 1.0, .mean = 1.0};
     const bool sharded = assay_is_sharded(config, sharding);
     const int64_t shards = sharded ? assay_mesh_shards(&sharding->mesh) : 1;
+    const bool each = sharded && r->balance_scope != ASSAY_BALANCE_GLOBAL;
+    const assay_dims loss = {each ? "m" : "", {shards}};
     if (r->load_balance_loss_weight > 0.0 && r->hash_rows == 0) {
-        TRY(assay_describe_layer_output(d, "lb_loss", &unit, (assay_dims){sharded ? "m" : "", {shards}}));
+        TRY(assay_describe_layer_output(d, "lb_loss", &unit, loss));
     }
+    if (r->z_loss_weight > 0.0) TRY(assay_describe_layer_output(d, "z_loss", &unit, loss));
     if (r->routed_bias_update_rate > 0.0 && r->hash_rows == 0) {
         const assay_dims dims =
             sharded ? (assay_dims){"mE", {shards, r->num_experts}} : (assay_dims){"E", {r->num_experts}};

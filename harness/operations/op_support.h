@@ -91,6 +91,8 @@ assay_status assay_write_result_i32(assay_context *ctx, const assay_sink *out, c
 
 /* Configurations of the operations from the case's keys. */
 assay_status assay_routing_config_of(assay_context *ctx, const assay_case *c, assay_routing_config *config);
+/* Whether oracle/propagate has rules for its losses; else error scales come from an ensemble. */
+bool assay_routing_propagates(const assay_routing_config *config);
 assay_status assay_moe_config_of(assay_context *ctx, const assay_case *c, assay_moe_config *config);
 /* The mesh, the ring and the chunks of a case. */
 assay_status assay_sharding_of(assay_context *ctx, const assay_case *c, assay_sharding *sharding);

@@ -48,6 +48,7 @@ static const char *const cases[] = {"yarn_rope/two-dimensions",
                                     "yarn_rope/ten-dimensions",
                                     "routing/balance-even",
                                     "routing/odd-sizes",
+                                    "routing/z-loss",
                                     "routing/gemma4-without-norm",
                                     "mla/one-head",
                                     "mla/packed",
@@ -87,15 +88,19 @@ static const char *const cases[] = {"yarn_rope/two-dimensions",
                                     "moe/mesh-mlp-tensor2-fused-weights",
                                     "moe/mixtral-capacity-ample",
                                     "moe/small",
+                                    "moe/shared-gate",
+                                    "moe/mesh-losses-global",
                                     "deepseek_layer/dense-fused",
                                     "deepseek_layer/moe-balance",
                                     "deepseek_layer/moe-groups",
+                                    "deepseek_layer/losses-global",
                                     "deepseek_layer/dense-padding",
                                     "deepseek_layer/moe-fused-weights",
                                     "deepseek_layer/moe-dropping",
                                     "deepseek_stack/one-layer",
                                     "deepseek_stack/balance",
                                     "deepseek_stack/segments",
+                                    "deepseek_stack/losses-global",
                                     "deepseek_stack/five-layers-fused",
                                     "deepseek_layer/mesh-expert4",
                                     "deepseek_layer/mesh-ring",
@@ -167,8 +172,8 @@ static const struct {
     {"deepseek_stack", "group_score_other capacity_half next_key_seen"},
     {"deepseek_layer deepseek_stack",
      "hash_ids_ignored expert_scale_missing tensor_part_missing tensor_sum_twice buffer_unlimited "
-     "losses_of_first_shard hidden_bias_summed head_part_alone head_sum_twice head_axes_exchanged "
-     "latent_gradients_local "
+      "losses_of_first_shard shared_gate_missing hidden_bias_summed head_part_alone head_sum_twice head_axes_exchanged "
+      "latent_gradients_local "
      "clamp_missing biases_missing down_bias_twice scale_from_hidden positions_in_bf16 mask_off_by_one blind_rows_nan "
      "lse_in_base_2"},
 };

@@ -82,6 +82,7 @@ static const char *lacking(const assay_stack_config *config)
     }
     if (r->n_routing_groups > 0 && r->group_score != ASSAY_GROUP_TOP2_SUM) return "group_score=top2_sum";
     if (r->load_balance_loss_weight > 0) return "load_balance_loss_weight=0";
+    if (r->z_loss_weight > 0) return "router_z_loss_weight=0";
     if (r->routed_bias_update_rate > 0) return "routed_bias_update_rate=0";
     if (moe->path != ASSAY_MOE_SPARSE) return "sparse_matmul=true";
     if (moe->fused_weights) return "experts that are not fused (prefuse_moe_weights, fused_moe_mlp)";

@@ -50,6 +50,8 @@ int64_t layer_checkpoint_count(const assay_stack_config *config, int64_t layer, 
 /* Writes checkpoints/PREFIXname where it is wanted. */
 assay_status layer_write_checkpoint(assay_context *ctx, const stack_run *run, int64_t layer, int slot,
                                     const double *values);
+/* Likewise of a dense layer: checkpoints/PREFIXmlp_intermediate. */
+assay_status layer_write_intermediate(assay_context *ctx, const stack_run *run, int64_t layer, const double *h);
 /* Forward is done with it: to the store as its policy says, else freed. */
 assay_status layer_release(assay_context *ctx, const stack_run *run, int64_t layer, int slot, double **values);
 /* A copy of what another allocation holds, to the store; nothing where its policy is remat. */

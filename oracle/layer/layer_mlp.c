@@ -37,6 +37,7 @@ static assay_status dense_forward(assay_context *ctx, const stack_run *run, int6
         TRY(layer_write_checkpoint(ctx, run, layer, up[branch], values));
         TRY(layer_release_copy(ctx, run, layer, up[branch], values));
     }
+    TRY(layer_write_intermediate(ctx, run, layer, r.h));
     TRY(layer_write_checkpoint(ctx, run, layer, ASSAY_REMAT_MLPWO, y));
     TRY(layer_release_copy(ctx, run, layer, ASSAY_REMAT_MLPWO, y));
 cleanup:

@@ -114,7 +114,7 @@ static int64_t routed_rows(const assay_stack_config *config)
     return tokens * routing->num_experts_per_tok;
 }
 
-/* Slots stand in the order of the tables. */
+/* Slots stand in the order of the tables, in which mlp_intermediate has none. */
 int64_t layer_checkpoint_count(const assay_stack_config *config, int64_t layer, int slot)
 {
     const assay_mla_config *mla = &config->mla;
@@ -129,10 +129,12 @@ int64_t layer_checkpoint_count(const assay_stack_config *config, int64_t layer, 
         return assay_mla_tensor_count(mla, (assay_mla_tensor)(slot - ASSAY_REMAT_QUERY_WA_PROJ));
     }
     if (slot <= ASSAY_REMAT_MLPWO) {
-        row = assay_mlp_checkpoint_row(&plain, dense ? ASSAY_MLP_DENSE : ASSAY_MLP_SHARED, slot - ASSAY_REMAT_MLPWI);
+        const int checkpoint = slot == ASSAY_REMAT_MLPWO ? ASSAY_MLPWO : slot - ASSAY_REMAT_MLPWI;
+        row = assay_mlp_checkpoint_row(&plain, dense ? ASSAY_MLP_DENSE : ASSAY_MLP_SHARED, checkpoint);
         return tokens * assay_tensor_row_count(&row);
     }
-    row = assay_mlp_checkpoint_row(&routed, ASSAY_MLP_ROUTED, slot - ASSAY_REMAT_MOE_MLPWI);
+    const int checkpoint = slot == ASSAY_REMAT_MOE_MLPWO ? ASSAY_MLPWO : slot - ASSAY_REMAT_MOE_MLPWI;
+    row = assay_mlp_checkpoint_row(&routed, ASSAY_MLP_ROUTED, checkpoint);
     return dense ? 0 : routed_rows(config) * assay_tensor_row_count(&row);
 }
 
@@ -144,6 +146,14 @@ assay_status layer_write_checkpoint(assay_context *ctx, const stack_run *run, in
     path_of(run, layer, "checkpoints/", slot == ASSAY_REMAT_LSE ? "lse" : assay_remat_names[slot], path);
     if (count == 0 || !run->out->wants(run->out->self, path)) return ASSAY_OK;
     return run->out->write(ctx, run->out->self, path, count, values);
+}
+
+assay_status layer_write_intermediate(assay_context *ctx, const stack_run *run, int64_t layer, const double *h)
+{
+    char path[ASSAY_PATH_SIZE];
+    path_of(run, layer, "checkpoints/", "mlp_intermediate", path);
+    if (!run->out->wants(run->out->self, path)) return ASSAY_OK;
+    return run->out->write(ctx, run->out->self, path, run->tokens * run->config->mlp.mlp_dim, h);
 }
 
 assay_status layer_release(assay_context *ctx, const stack_run *run, int64_t layer, int slot, double **values)

@@ -17,7 +17,7 @@
  * shards, C that of token chunks (the axis is there when C > 1), P = mesh expert, sizes are those of
  * assay_shard_sizes_of. Other than there:
  *   outputs/lb_loss [M] and bias_updates [M,E]: each shard's own, of the tokens that it routes (chunks averaged);
- *     cotangents/lb_loss [M]
+ *     cotangents/lb_loss [M]; z_loss likewise; with ASSAY_BALANCE_GLOBAL the losses are one of all tokens, []
  *   routing/selected_experts, weights [B,S,K], margin [B,S]: of every token, as ever
  *   routing/group_sizes [M,(C,)E], sorted_selected_experts [M,(C,)copies]: of the copies that a shard sorts (ring:
  *     gathered, ids rolled)

@@ -77,8 +77,32 @@ cleanup:
     return status;
 }
 
+/* The mean of its parts: chunks, and shards where they have one loss together. */
+static assay_status write_loss(assay_context *ctx, const sharded_run *run, int result)
+{
+    assay_status status = ASSAY_OK;
+    const assay_shard_sizes *s = &run->sizes;
+    const int64_t losses = run->block->split.losses;
+    for (int64_t i = 0; i < losses; i++) {
+        double loss = 0;
+        for (int64_t shard = i; shard < s->shards; shard += losses) {
+            for (int64_t c = 0; c < s->chunks; c++) {
+                const assay_routing *routing = &run->chunks[c].routings[shard];
+                double part = result == MOE_LB_LOSS ? routing->lb_loss : routing->z_loss;
+                if (losses < s->shards) assay_round(ctx, ASSAY_ROUND_ROUTER, 1, &part);
+                loss += part;
+            }
+        }
+        loss /= (double)(s->chunks * s->shards / losses);
+        for (int64_t copy = 0; copy < run->block->split.loss_copies; copy++)
+            TRY(moe_write(ctx, &run->block->results, result, 1, &loss));
+    }
+cleanup:
+    return status;
+}
+
 /* Means over chunks. */
-static assay_status write_balance(assay_context *ctx, const sharded_run *run)
+static assay_status write_updates(assay_context *ctx, const sharded_run *run)
 {
     assay_status status = ASSAY_OK;
     const assay_shard_sizes *s = &run->sizes;
@@ -87,17 +111,13 @@ static assay_status write_balance(assay_context *ctx, const sharded_run *run)
     double *updates = NULL;
     TRY(assay_alloc_f64(ctx, "bias updates of a shard", experts, &updates));
     for (int64_t device = 0; device < devices(run); device++) {
-        double loss = 0;
         memset(updates, 0, (size_t)experts * sizeof *updates);
         for (int64_t c = 0; c < s->chunks; c++) {
             const assay_routing *routing = &run->chunks[c].routings[device / s->hidden_shards];
-            loss += routing->lb_loss;
             for (int64_t e = 0; routing->bias_updates != NULL && e < experts; e++)
                 updates[e] += routing->bias_updates[e];
         }
-        loss /= chunks;
         for (int64_t e = 0; e < experts; e++) updates[e] /= chunks;
-        TRY(moe_write(ctx, &run->block->results, MOE_LB_LOSS, 1, &loss));
         TRY(moe_write(ctx, &run->block->results, MOE_BIAS_UPDATES, experts, updates));
     }
 cleanup:
@@ -110,7 +130,9 @@ assay_status sharded_write_routing(assay_context *ctx, const sharded_run *run)
     assay_status status = ASSAY_OK;
     const assay_shard_sizes *s = &run->sizes;
     TRY(write_tokens(ctx, run));
-    TRY(write_balance(ctx, run));
+    TRY(write_loss(ctx, run, MOE_LB_LOSS));
+    TRY(write_loss(ctx, run, MOE_Z_LOSS));
+    TRY(write_updates(ctx, run));
     TRY(write_integers(ctx, run, "group_sizes", run->routing.num_experts, offsetof(sharded_chunk, group_sizes)));
     TRY(write_integers(ctx, run, "sorted_selected_experts", s->copies, offsetof(sharded_chunk, order)));
     TRY(write_integers(ctx, run, "local_group_sizes", s->local_experts, offsetof(sharded_chunk, local_group_sizes)));

@@ -4,6 +4,7 @@
 
 #include "oracle/base/memory.h"
 #include "oracle/mesh/sharded_moe_internal.h"
+#include "oracle/moe/balance.h"
 #include "oracle/ops/activation.h"
 
 assay_routing_inputs sharded_routing_inputs(const sharded_run *run, const sharded_chunk *chunk, int64_t shard)
@@ -86,6 +87,28 @@ cleanup:
     return status;
 }
 
+/* All shards and chunks go by the mean of their densities: they have equally many tokens, each as often as any other. */
+static assay_status share_density(assay_context *ctx, sharded_run *run)
+{
+    assay_status status = ASSAY_OK;
+    const int64_t experts = run->permute.experts, shards = run->sizes.shards, parts = run->sizes.chunks * shards;
+    double *mean = NULL;
+    TRY(assay_alloc_zeros(ctx, "density of all shards", experts, &mean));
+    for (int64_t i = 0; i < parts; i++) {
+        const double *density = run->chunks[i / shards].routings[i % shards].density;
+        for (int64_t e = 0; density != NULL && e < experts; e++) mean[e] += density[e] / (double)parts;
+    }
+    for (int64_t i = 0; i < parts; i++) {
+        assay_routing *routing = &run->chunks[i / shards].routings[i % shards];
+        if (routing->density == NULL) continue;
+        memcpy(routing->density, mean, (size_t)experts * sizeof *mean);
+        TRY(assay_balance_loss(ctx, &routing->lb_loss, routing->probabilities, mean, &run->routing));
+    }
+cleanup:
+    free(mean);
+    return status;
+}
+
 static assay_status scale_tokens(assay_context *ctx, sharded_run *run, sharded_chunk *chunk)
 {
     const int64_t tokens = run->permute.tokens;
@@ -110,6 +133,7 @@ assay_status sharded_route(assay_context *ctx, sharded_run *run)
         if (run->block->llama4) TRY(scale_tokens(ctx, run, chunk));
         if (run->sizes.exchanges) TRY(sharded_plan_traffic(ctx, run, chunk));
     }
+    if (run->routing.balance_scope == ASSAY_BALANCE_GLOBAL) TRY(share_density(ctx, run));
 cleanup:
     return status;
 }

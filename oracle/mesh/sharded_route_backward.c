@@ -17,6 +17,8 @@ static assay_status backward_chunk(assay_context *ctx, const sharded_run *run, i
     const assay_shard_sizes *s = &run->sizes;
     const moe_router *router = &run->block->router;
     const int64_t tokens = run->permute.tokens, experts = run->permute.experts;
+    const int64_t losses = run->block->split.losses;
+    const double parts = (double)(s->chunks * s->shards / losses); /* of a loss */
     for (int64_t shard = 0; shard < s->shards; shard++) {
         const assay_routing_inputs inputs = sharded_routing_inputs(run, chunk, shard);
         const bool first = c == 0 && shard == 0;
@@ -24,7 +26,9 @@ static assay_status backward_chunk(assay_context *ctx, const sharded_run *run, i
         assay_round(ctx, ASSAY_ROUND_ROUTER, s->copies, d_weights);
         TRY(assay_routing_backward(
             ctx, d_logits, first ? sums->bias : sums->bias_part, first ? sums->scale : sums->scale_part, d_weights,
-            router->d_lb_loss[shard] / (double)s->chunks, &chunk->routings[shard], &inputs, &run->routing));
+            router->d_lb_loss[shard % losses] / parts, &chunk->routings[shard], &inputs, &run->routing));
+        assay_routing_z_backward(ctx, d_logits, router->d_z_loss[shard % losses] / parts, &chunk->routings[shard],
+                                 &inputs, &run->routing);
         assay_round(ctx, ASSAY_ROUND_ROUTER, tokens * experts, d_logits);
         if (!first && sums->bias != NULL) moe_join(ctx, experts, sums->bias, sums->bias_part);
         if (!first && sums->scale != NULL) moe_join(ctx, experts, sums->scale, sums->scale_part);

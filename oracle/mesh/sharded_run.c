@@ -200,12 +200,15 @@ assay_status assay_sharded_moe_run(assay_context *ctx, const assay_moe_config *c
     if (status != ASSAY_OK) return status;
     const assay_shard_sizes s = assay_shard_sizes_of(config, sharding);
     const assay_routing_config *routing = &config->routing;
+    const bool global = routing->balance_scope == ASSAY_BALANCE_GLOBAL;
     sharded_run run = {.sharding = sharding, .mesh = sharding->mesh, .sizes = s, .routing = *routing};
     moe_block block = {.config = config,
                        .in = in,
                        .placement = &mesh_placement,
                        .placed = &run,
                        .split = {.shards = s.shards,
+                                 .losses = global ? 1 : s.shards,
+                                 .loss_copies = global ? 1 : s.hidden_shards,
                                  .owners = s.owners,
                                  .pieces = s.shards * s.chunks,
                                  .tensor_shards = sharding->tensor_shards,

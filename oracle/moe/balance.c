@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "oracle/arithmetic/arithmetic.h"
+#include "oracle/arithmetic/elementary.h"
 #include "oracle/base/memory.h"
 #include "oracle/moe/routing_internal.h"
 
@@ -17,14 +18,24 @@ void assay_balance_bias_updates(double *updates, const int32_t *group_sizes, con
     }
 }
 
+assay_routing_config assay_balance_sequences(const assay_routing_config *config)
+{
+    assay_routing_config of = *config;
+    if (config->balance_scope == ASSAY_BALANCE_SEQUENCE) return of;
+    of.batch = 1;
+    of.sequence = config->batch * config->sequence;
+    return of;
+}
+
 void assay_balance_density(double *density, const int32_t *selected_experts, const assay_routing_config *config)
 {
-    const int64_t experts = config->num_experts, choices = config->sequence * config->num_experts_per_tok;
-    for (int64_t b = 0; b < config->batch; b++) {
+    const assay_routing_config of = assay_balance_sequences(config);
+    const int64_t experts = of.num_experts, choices = of.sequence * of.num_experts_per_tok;
+    for (int64_t b = 0; b < of.batch; b++) {
         double *row = density + b * experts;
         for (int64_t e = 0; e < experts; e++) row[e] = 0.0;
         for (int64_t i = 0; i < choices; i++) row[selected_experts[b * choices + i]] += 1.0;
-        for (int64_t e = 0; e < experts; e++) row[e] /= (double)config->sequence;
+        for (int64_t e = 0; e < experts; e++) row[e] /= (double)of.sequence;
     }
 }
 
@@ -32,19 +43,20 @@ assay_status assay_balance_loss(assay_context *ctx, double *lb_loss, const doubl
                                 const assay_routing_config *config)
 {
     assay_status status = ASSAY_OK;
-    const int64_t experts = config->num_experts, sequence = config->sequence;
+    const assay_routing_config of = assay_balance_sequences(config);
+    const int64_t experts = of.num_experts, sequence = of.sequence;
     double *sums = NULL; /* of the probabilities of one sequence */
     double total = 0.0;
     TRY(assay_alloc_f64(ctx, "load balance: mean probabilities", experts, &sums));
-    for (int64_t b = 0; b < config->batch; b++) {
+    for (int64_t b = 0; b < of.batch; b++) {
         assay_column_sums(ctx, sums, sequence, experts, experts, probabilities + b * sequence * experts);
         assay_round_sums(ctx, (double)sequence, experts, sums); /* an error for each term */
         for (int64_t e = 0; e < experts; e++) sums[e] /= (double)sequence;
         assay_round(ctx, ASSAY_ROUND_ROUTER, experts, sums);
         for (int64_t e = 0; e < experts; e++) total = fma(density[b * experts + e], sums[e], total);
     }
-    assay_round_sums(ctx, (double)(config->batch * experts), 1, &total);
-    double mean = total / (double)(config->batch * experts);
+    assay_round_sums(ctx, (double)(of.batch * experts), 1, &total);
+    double mean = total / (double)(of.batch * experts);
     assay_round(ctx, ASSAY_ROUND_ROUTER, 1, &mean);
     mean *= (double)experts * (double)experts;
     assay_round(ctx, ASSAY_ROUND_ROUTER, 1, &mean);
@@ -57,4 +69,43 @@ cleanup:
 double assay_balance_coefficient(const assay_routing_config *config)
 {
     return config->load_balance_loss_weight * (double)config->num_experts / (double)(config->batch * config->sequence);
+}
+
+double assay_z_loss(const assay_context *ctx, double *log_sums, const double *logits,
+                    const assay_routing_config *config)
+{
+    const int64_t tokens = config->batch * config->sequence, experts = config->num_experts;
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t t = 0; t < tokens; t++) {
+        const double *x = logits + t * experts;
+        double largest = -INFINITY, sum = 0.0;
+        for (int64_t e = 0; e < experts; e++) largest = fmax(largest, x[e]);
+        for (int64_t e = 0; e < experts; e++) sum += assay_exp(x[e] - largest);
+        log_sums[t] = largest + assay_log(sum);
+    }
+    assay_round(ctx, ASSAY_ROUND_ELEMENTARY, tokens, log_sums);
+    assay_round(ctx, ASSAY_ROUND_ROUTER, tokens, log_sums);
+    double total = 0.0;
+    for (int64_t t = 0; t < tokens; t++) total = fma(log_sums[t], log_sums[t], total);
+    assay_round_sums(ctx, (double)tokens, 1, &total);
+    assay_round(ctx, ASSAY_ROUND_ROUTER, 1, &total);
+    return total / (double)tokens * config->z_loss_weight;
+}
+
+void assay_routing_z_backward(const assay_context *ctx, double *d_logits, double d_z_loss, const assay_routing *r,
+                              const assay_routing_inputs *in, const assay_routing_config *config)
+{
+    const int64_t tokens = config->batch * config->sequence, experts = config->num_experts;
+    if (r->log_sums == NULL) return;
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t t = 0; t < tokens; t++) {
+        const double coefficient = d_z_loss * config->z_loss_weight * 2.0 / (double)tokens * r->log_sums[t];
+        for (int64_t e = t * experts; e < (t + 1) * experts; e++) {
+            double probability = assay_exp(in->logits[e] - r->log_sums[t]);
+            assay_round(ctx, ASSAY_ROUND_ELEMENTARY, 1, &probability);
+            double term = coefficient * probability;
+            assay_round(ctx, ASSAY_ROUND_ROUTER, 1, &term);
+            d_logits[e] += term;
+        }
+    }
 }

@@ -8,6 +8,9 @@
 /* updates [E] = routed_bias_update_rate * sign(T K / E - group_sizes[e]), compared in whole numbers. */
 void assay_balance_bias_updates(double *updates, const int32_t *group_sizes, const assay_routing_config *config);
 
+/* What the loss takes for sequences: those, or with another scope all tokens as one. */
+assay_routing_config assay_balance_sequences(const assay_routing_config *config);
+
 /* density [B,E] from selected_experts [T,K]. */
 void assay_balance_density(double *density, const int32_t *selected_experts, const assay_routing_config *config);
 
@@ -17,5 +20,9 @@ assay_status assay_balance_loss(assay_context *ctx, double *lb_loss, const doubl
 
 /* The derivative of the loss by probabilities[b,s,e] is this times density[b,e], for every s. */
 double assay_balance_coefficient(const assay_routing_config *config);
+
+/* log_sums [T] of logits [T,E], and z_loss of them. */
+double assay_z_loss(const assay_context *ctx, double *log_sums, const double *logits,
+                    const assay_routing_config *config);
 
 #endif

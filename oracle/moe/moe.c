@@ -116,7 +116,7 @@ static assay_status open_block(assay_context *ctx, moe_block *block)
     TRY(in->read(ctx, in->self, "inputs/x", 0, count, block->x));
     if (block->need_y) TRY(assay_alloc_f64(ctx, "outputs/y", count, &block->y));
     if (block->need_row_dx) TRY(assay_alloc_f64(ctx, "gradients/inputs/x", count, &block->dx));
-    if (block->need_backward || block->need_router_gradient ||
+    if (block->need_backward || block->need_router_gradient || moe_wants(&block->results, MOE_DSHARED_GATE) ||
         moe_wants_any(&block->results, MOE_SHARED + MLP_GRADIENT, ASSAY_MLP_WEIGHTS)) {
         /* An output without a cotangent is not differentiated. */
         TRY(assay_alloc_zeros(ctx, "cotangents/y", count, &block->dy));
@@ -178,7 +178,14 @@ assay_status assay_moe_run(assay_context *ctx, const assay_moe_config *config, c
         .in = in,
         .observer = observer,
         .placement = &moe_one_device,
-        .split = {.shards = 1, .owners = 1, .pieces = 1, .tensor_shards = 1, .emb_chunks = 1, .hidden_shards = 1},
+        .split = {.shards = 1,
+                  .losses = 1,
+                  .loss_copies = 1,
+                  .owners = 1,
+                  .pieces = 1,
+                  .tensor_shards = 1,
+                  .emb_chunks = 1,
+                  .hidden_shards = 1},
         .path = paths[config->path],
         .kept_rows = dense ? routing->batch * routing->sequence * routing->num_experts : 0,
     };

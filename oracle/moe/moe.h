@@ -12,15 +12,17 @@
  *   inputs/x [B,S,D], inputs/input_ids [B,S] (hash), weights/gate/kernel [D,E], weights/gate/bias [E]?,
  *   weights/wi_0, wi_1 [E,D,H] or wi [E,D,2H] (fused_weights), weights/wo [E,H,D],
  *   weights/wi_0_bias [E,H]?, wi_1_bias [E,H]?, wo_bias [E,D]?, weights/per_expert_scale [E]?, weights/tid2eid [V,K]?,
- *   weights/shared_experts/{wi_0,wi_1,wo}/kernel, cotangents/y?, cotangents/lb_loss?;
+ *   weights/shared_experts/{wi_0,wi_1,wo}/kernel, weights/shared_expert_gate/kernel [D,1] (shared_gate; MaxText
+ *   Qwen3NextSparseMoeBlock), cotangents/y?, cotangents/{lb_loss,z_loss}?;
  *   routing/selected_experts, when the source has it, fixes the choice (a replay of a backend's);
  *   checkpoints/ of the results below, when the source has them, are read and not computed (rematerialisation): they must
  *   be what a run of the same block gave.
  * Results:
- *   outputs/{y,lb_loss,bias_updates}, gradients/{inputs,weights}/...,
- *   checkpoints/{moe_mlpwi_0,moe_mlpwi_1,moe_mlpwo} (fused_weights: moe_mlpwi [...,2H] for the first two): rows in sorted
- *   order [T*K,...]; dense [B,S,E,...]; dropping [E,B,C,...], free slots as an expert treats a row of zeros;
- *   checkpoints/{mlpwi_0,mlpwi_1,mlpwo} of the shared expert, [B,S,...];
+ *   outputs/{y,lb_loss,z_loss,bias_updates}, gradients/{inputs,weights}/...,
+ *   checkpoints/{moe_mlpwi_0,moe_mlpwi_1,moe_intermediate,moe_mlpwo} (fused_weights: moe_mlpwi [...,2H] for the first
+ *   two): rows in sorted order [T*K,...]; dense [B,S,E,...]; dropping [E,B,C,...], free slots as an expert treats a row
+ *   of zeros; moe_intermediate is act(a) b, before wo;
+ *   checkpoints/{mlpwi_0,mlpwi_1,mlp_intermediate,mlpwo} of the shared expert before its gate, [B,S,...];
  *   routing/biased_scores [T,E], what experts are chosen by: in no fixture;
  *   routing/{selected_experts,weights,margin,group_sizes,sorted_selected_experts}; dropping: routing/combine_mask and
  *   routing/dispatch_mask (int32) [B,S,E,C].
@@ -44,6 +46,7 @@ typedef struct assay_moe_config {
     double limit;                /* mlp_activations_limit */
     bool fused_weights;          /* prefuse_moe_weights: weights/wi */
     int64_t shared_mlp_dim;      /* 0: no shared expert */
+    bool shared_gate;            /* the shared expert's output is multiplied by sigmoid(x shared_expert_gate.kernel) */
 } assay_moe_config;
 
 /* Of one expert, or of the shared one, on so many rows. */

@@ -20,11 +20,13 @@ enum {
 enum {
     MOE_Y,
     MOE_LB_LOSS,
+    MOE_Z_LOSS,
     MOE_BIAS_UPDATES,
     MOE_DX,
     MOE_DKERNEL,
     MOE_DBIAS,
     MOE_DSCALE,
+    MOE_DSHARED_GATE,
     MOE_ROUTED,
     MOE_SHARED = MOE_ROUTED + MLP_RESULTS,
     MOE_RESULTS = MOE_SHARED + MLP_RESULTS,
@@ -113,9 +115,9 @@ typedef struct moe_checkpoints {
     double *packed;                      /* dropping: one expert's */
 } moe_checkpoints;
 
-/* What a and b are of one gated MLP, laid out as its residuals are, and y: values or what belongs to them. */
+/* What a, b and h are of one gated MLP, laid out as its residuals are, and y: values or what belongs to them. */
 typedef struct moe_checkpoint_values {
-    const double *a, *b, *y;
+    const double *a, *b, *h, *y;
 } moe_checkpoint_values;
 
 assay_status moe_checkpoints_alloc(assay_context *ctx, moe_checkpoints *c, const moe_block *block, const moe_mlp *mlp,
@@ -132,13 +134,15 @@ typedef struct moe_router {
     int32_t *tid2eid, *input_ids, *given_experts;
     assay_routing_inputs inputs;
     assay_routing routing;
-    double *d_lb_loss; /* [shards] */
+    double *d_lb_loss, *d_z_loss; /* [losses] */
     double *d_logits;
 } moe_router;
 
 /* How a block is split; one device: 1 and false everywhere. */
 typedef struct moe_split {
-    int64_t shards; /* each has its own lb_loss */
+    int64_t shards;
+    int64_t losses; /* lb_loss and z_loss: one of each shard, or one of all */
+    int64_t loss_copies; /* of each: shards of H have the same one */
     int64_t owners; /* of tokens, split along the batch */
     int64_t pieces; /* that the rows of an expert come in */
     int64_t tensor_shards, emb_chunks;
@@ -269,6 +273,20 @@ assay_status moe_llama4_forward(assay_context *ctx, moe_block *block);
 /* In place from dx of scaled tokens [tokens,D] to their own; d_weights of their choices. */
 void moe_llama4_unscale(const assay_context *ctx, double *d_weights, double *dx, const double *x, const double *gate,
                         const double *weights, int64_t tokens, int64_t dim);
+
+/* The gate of the shared expert. Starts zeroed. */
+typedef struct moe_shared_gate {
+    double *kernel;        /* [D] */
+    double *logits, *gate; /* [T]: x kernel, and its sigmoid */
+    double *dy;            /* [T,D]: the cotangent of what the gate multiplies; NULL without gradients */
+} moe_shared_gate;
+assay_status moe_shared_gate_forward(assay_context *ctx, moe_shared_gate *g, const moe_block *block, bool gradients);
+/* y [T,D] times the gate, in place. */
+void moe_shared_gate_weigh(const assay_context *ctx, const moe_shared_gate *g, const moe_block *block, double *y);
+/* y: before that. The kernel's gradient is written; the part of x joins dx, which may be NULL. */
+assay_status moe_shared_gate_backward(assay_context *ctx, const moe_shared_gate *g, const moe_block *block,
+                                      const double *y, double *dx);
+void moe_shared_gate_free(moe_shared_gate *g);
 
 assay_status moe_experts_run(assay_context *ctx, moe_block *block);
 /* Forward and backward; joins y and dx. */

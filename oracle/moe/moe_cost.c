@@ -45,6 +45,7 @@ int64_t assay_moe_memory(const assay_moe_config *config)
         routed += 2 * tokens * experts * capacity + 2 * (double)routing->batch * capacity * wide;
     }
     double bytes = (block + router + (routed > shared ? routed : shared)) * (double)sizeof(double);
+    if (config->shared_gate) bytes += 3 * tokens * dim * (double)sizeof(double);
     return bytes < largest ? (int64_t)bytes : (int64_t)largest;
 }
 
@@ -56,6 +57,7 @@ double assay_moe_flops(const assay_moe_config *config, bool backward)
     double rows = tokens * (config->path == ASSAY_MOE_DENSE ? experts : (double)routing->num_experts_per_tok);
     double products = tokens * dim * experts + 3 * rows * dim * (double)config->moe_mlp_dim +
                       3 * tokens * dim * (double)config->shared_mlp_dim;
+    if (config->shared_gate) products += tokens * dim;
     /* Each product of forward has two in backward. */
     return (backward ? 2 : 1) * 2 * products;
 }

@@ -7,11 +7,13 @@
 static const char *const result_paths[MOE_ROUTED] = {
     [MOE_Y] = "outputs/y",
     [MOE_LB_LOSS] = "outputs/lb_loss",
+    [MOE_Z_LOSS] = "outputs/z_loss",
     [MOE_BIAS_UPDATES] = "outputs/bias_updates",
     [MOE_DX] = "gradients/inputs/x",
     [MOE_DKERNEL] = "gradients/weights/gate/kernel",
     [MOE_DBIAS] = "gradients/weights/gate/bias",
     [MOE_DSCALE] = "gradients/weights/per_expert_scale",
+    [MOE_DSHARED_GATE] = "gradients/weights/shared_expert_gate/kernel",
 };
 
 /* Of a result of the routed experts or of the shared one. */
@@ -34,6 +36,7 @@ static bool result_path(const assay_moe_config *config, int result, char path[AS
     const bool balance = routing->hash_rows == 0 && routing->family != ASSAY_ROUTER_FUSED;
     if (result >= MOE_ROUTED) return mlp_path(config, result, path);
     snprintf(path, ASSAY_PATH_SIZE, "%s", result_paths[result]);
+    if (result == MOE_Z_LOSS) return routing->z_loss_weight > 0;
     if (result == MOE_LB_LOSS) return balance && routing->load_balance_loss_weight > 0;
     return result != MOE_BIAS_UPDATES || (balance && routing->routed_bias_update_rate > 0);
 }

@@ -17,13 +17,30 @@ static assay_status read_i32(assay_context *ctx, const assay_source *in, const c
     return status != ASSAY_OK ? status : in->read_i32(ctx, in->self, path, 0, count, *out);
 }
 
+/* The cotangent of each loss: the sum of those of its copies; 0 where it has none. */
+static assay_status read_losses(assay_context *ctx, const moe_block *block, const char *path, double **d_losses)
+{
+    assay_status status = ASSAY_OK;
+    const assay_source *in = block->in;
+    const int64_t losses = block->split.losses, copies = block->split.loss_copies;
+    TRY(assay_alloc_zeros(ctx, path, losses * copies, d_losses));
+    if (!in->has(in->self, path)) goto cleanup;
+    TRY(in->read(ctx, in->self, path, 0, losses * copies, *d_losses));
+    for (int64_t i = 0; i < losses; i++) {
+        double sum = (*d_losses)[i * copies];
+        for (int64_t copy = 1; copy < copies; copy++) sum += (*d_losses)[i * copies + copy];
+        (*d_losses)[i] = sum;
+    }
+cleanup:
+    return status;
+}
+
 static assay_status read_router(assay_context *ctx, moe_block *block)
 {
     assay_status status = ASSAY_OK;
     moe_router *router = &block->router;
     const assay_source *in = block->in;
-    const int64_t experts = block->experts, rows = block->config->routing.hash_rows, shards = block->split.shards;
-    const int64_t parts = block->split.hidden_shards;
+    const int64_t experts = block->experts, rows = block->config->routing.hash_rows;
     TRY(read_f64(ctx, in, "weights/gate/kernel", block->emb_dim * experts, &router->kernel));
     if (in->has(in->self, "weights/gate/bias")) {
         TRY(read_f64(ctx, in, "weights/gate/bias", experts, &router->bias));
@@ -38,16 +55,8 @@ static assay_status read_router(assay_context *ctx, moe_block *block)
     if (in->has(in->self, "routing/selected_experts")) {
         TRY(read_i32(ctx, in, "routing/selected_experts", block->tokens * block->per_token, &router->given_experts));
     }
-    TRY(assay_alloc_zeros(ctx, "cotangents/lb_loss", shards * parts, &router->d_lb_loss));
-    if (in->has(in->self, "cotangents/lb_loss")) {
-        TRY(in->read(ctx, in->self, "cotangents/lb_loss", 0, shards * parts, router->d_lb_loss));
-    }
-    /* Shards of H have the same loss. */
-    for (int64_t shard = 0; shard < shards; shard++) {
-        router->d_lb_loss[shard] = router->d_lb_loss[shard * parts];
-        for (int64_t part = 1; part < parts; part++)
-            router->d_lb_loss[shard] += router->d_lb_loss[shard * parts + part];
-    }
+    TRY(read_losses(ctx, block, "cotangents/lb_loss", &router->d_lb_loss));
+    TRY(read_losses(ctx, block, "cotangents/z_loss", &router->d_z_loss));
 cleanup:
     return status;
 }
@@ -161,6 +170,7 @@ void moe_router_free(moe_router *router)
     free(router->input_ids);
     free(router->given_experts);
     free(router->d_lb_loss);
+    free(router->d_z_loss);
     free(router->d_logits);
     assay_routing_free(&router->routing);
     memset(router, 0, sizeof *router);

@@ -18,6 +18,7 @@ static assay_status write_routing(assay_context *ctx, const moe_block *block)
     TRY(moe_write_i32(ctx, block, "routing/group_sizes", block->experts, block->group_sizes));
     TRY(moe_write_i32(ctx, block, "routing/sorted_selected_experts", choices, block->order));
     TRY(moe_write(ctx, &block->results, MOE_LB_LOSS, 1, &routing->lb_loss));
+    TRY(moe_write(ctx, &block->results, MOE_Z_LOSS, 1, &routing->z_loss));
     TRY(moe_write(ctx, &block->results, MOE_BIAS_UPDATES, block->experts, routing->bias_updates));
 cleanup:
     return status;
@@ -147,6 +148,8 @@ static assay_status route_backward(assay_context *ctx, moe_block *block, double 
     const assay_status status =
         assay_routing_backward(ctx, router->d_logits, d_bias, d_scale, block->d_weights, router->d_lb_loss[0],
                                &router->routing, &router->inputs, &block->config->routing);
+    assay_routing_z_backward(ctx, router->d_logits, router->d_z_loss[0], &router->routing, &router->inputs,
+                             &block->config->routing);
     assay_round(ctx, ASSAY_ROUND_ROUTER, block->tokens * block->experts, router->d_logits);
     return status;
 }

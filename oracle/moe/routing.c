@@ -96,6 +96,7 @@ assay_status assay_routing_forward(assay_context *ctx, assay_routing *r, const a
     for (int64_t i = 0; i < choices; i++) r->group_sizes[r->selected_experts[i]]++;
     if (rule.bias_updates) assay_balance_bias_updates(r->bias_updates, r->group_sizes, config);
     r->lb_loss = 0.0;
+    r->z_loss = r->log_sums == NULL ? 0.0 : assay_z_loss(ctx, r->log_sums, in->logits, config);
     if (rule.balance) {
         assay_balance_density(r->density, r->selected_experts, config);
         TRY(assay_balance_loss(ctx, &r->lb_loss, r->probabilities, r->density, config));
@@ -160,7 +161,7 @@ static void start_token(const backward_pass *pass, int64_t t)
     double *d = pass->d_logits + t * experts;
     for (int64_t e = 0; e < experts; e++) d[e] = 0.0;
     if (!pass->rule.balance) return;
-    const double *density = pass->r->density + t / pass->config->sequence * experts;
+    const double *density = pass->r->density + t / assay_balance_sequences(pass->config).sequence * experts;
     const double *probabilities = pass->r->probabilities + t * experts;
     const double coefficient = pass->d_lb_loss * assay_balance_coefficient(pass->config);
     for (int64_t e = 0; e < experts; e++) d[e] = coefficient * density[e];

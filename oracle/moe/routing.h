@@ -14,13 +14,15 @@
  * case that gives them is refused: harness/operations/model_check.c).
  * The fused family has neither lb_loss nor bias_updates, nor has hash routing.
  * lb_loss: P = softmax of what experts are chosen by, density[b,e] = mean over S of the times e is chosen,
- * loss = mean over (b,e) of density * mean_S(P) * E^2 * weight; differentiated through P alone.
+ * loss = mean over (b,e) of density * mean_S(P) * E^2 * weight; differentiated through P alone. With another scope all
+ * tokens count as one sequence (arXiv 2501.11873).
+ * z_loss = mean over T of (log of the sum of exp(logits))^2 * weight, without the bias (ST-MoE, arXiv 2202.08906).
  * bias_updates = rate * sign(T K / E - count_e).
  *
  * Equal values: the lower index first. Refused, each with its keys and values: K < 1, K > E, groups that do not divide
  * E, more groups kept than there are, fewer allowed experts than K, llama4 with K != 1 or norm_topk_prob, gemma4 with a
  * score function of its own, fused with sqrtsoftplus or hash routing, per_expert_scale in a family without it, token
- * ids outside the hash table, a token's experts outside [0,E) or not distinct, logits and biases that are not finite.
+ * ids outside the hash table, z_loss with fused or hash routing, a token's experts outside [0,E) or not distinct, logits and biases that are not finite.
  */
 #ifndef ASSAY_MOE_ROUTING_H
 #define ASSAY_MOE_ROUTING_H
@@ -46,6 +48,13 @@ typedef enum assay_score_func {
 
 typedef enum assay_group_score { ASSAY_GROUP_TOP2_SUM, ASSAY_GROUP_MAX } assay_group_score;
 
+/* Which tokens share a density: those of a sequence, all of a shard, or all of all shards. */
+typedef enum assay_balance_scope {
+    ASSAY_BALANCE_SEQUENCE,
+    ASSAY_BALANCE_BATCH,
+    ASSAY_BALANCE_GLOBAL /* where no shards are, as BATCH */
+} assay_balance_scope;
+
 typedef struct assay_routing_config {
     int64_t batch, sequence; /* T = batch * sequence */
     int64_t num_experts, num_experts_per_tok;
@@ -59,8 +68,10 @@ typedef struct assay_routing_config {
     bool renormalize_exactly;     /* deepseek3: divide by the sum itself, not by the sum + 1e-20 (batch-split model) */
     bool weigh_biased;            /* deepseek3: weights from biased, as no model has it; harness/mutants/mutants.h */
     double load_balance_loss_weight; /* > 0 turns lb_loss on (not with hash routing) */
-    double routed_bias_update_rate;  /* > 0 turns bias_updates on (not with hash routing) */
-    int64_t hash_rows;               /* rows V of tid2eid; 0: no hash routing */
+    assay_balance_scope balance_scope;
+    double z_loss_weight;           /* > 0 turns z_loss on */
+    double routed_bias_update_rate; /* > 0 turns bias_updates on (not with hash routing) */
+    int64_t hash_rows;              /* rows V of tid2eid; 0: no hash routing */
 } assay_routing_config;
 
 typedef struct assay_routing_inputs {
@@ -82,7 +93,8 @@ typedef struct assay_routing {
     double *gathered;          /* [T,K] what is divided and scaled (default family: after its softmax) */
     double *probabilities;     /* [T,E] softmax of what experts are chosen by, when lb_loss is on, else NULL */
     double *density;           /* [B,E], when lb_loss is on, else NULL */
-    double lb_loss;            /* 0 when off */
+    double *log_sums;          /* [T] log of the sum of exp(logits), when z_loss is on, else NULL */
+    double lb_loss, z_loss;    /* 0 when off */
     double *bias_updates;      /* [E] or NULL when off */
     int32_t *group_sizes;      /* [E] bincount of selected_experts */
 } assay_routing;
@@ -109,6 +121,10 @@ assay_status assay_expert_group_mask(assay_context *ctx, double *mask, const dou
 assay_status assay_routing_backward(assay_context *ctx, double *d_logits, double *d_bias, double *d_per_expert_scale,
                                     const double *d_weights, double d_lb_loss, const assay_routing *r,
                                     const assay_routing_inputs *in, const assay_routing_config *config);
+
+/* Adds to d_logits [T,E] what reaches it by way of z_loss; nothing where that is off. */
+void assay_routing_z_backward(const assay_context *ctx, double *d_logits, double d_z_loss, const assay_routing *r,
+                              const assay_routing_inputs *in, const assay_routing_config *config);
 
 /* Token dropping (SPEC 8; moe.py generate_masks): rows of capacity per batch row and expert,
  * int(max(ceil(S*K/E) * capacity_factor, capacity_factor)); capacity_factor > 0. */

@@ -120,6 +120,7 @@ static assay_status check_numbers(assay_context *ctx, const assay_routing_config
     } numbers[] = {
         {"routed_scaling_factor", scaled ? c->routed_scaling_factor : 1.0, true},
         {"load_balance_loss_weight", c->load_balance_loss_weight, false},
+        {"router_z_loss_weight", c->z_loss_weight, false},
         {"routed_bias_update_rate", c->routed_bias_update_rate, false},
     };
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
@@ -165,6 +166,10 @@ assay_status assay_routing_check(assay_context *ctx, const assay_routing_config 
                           "routing: fused_moe_func with hash routing (%" PRId64
                           " rows of tid2eid), expected a routing by scores",
                           c->hash_rows);
+    }
+    if (c->z_loss_weight > 0.0 && (family == ASSAY_ROUTER_FUSED || c->hash_rows > 0)) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "routing: router_z_loss_weight=%g, expected 0: %s has no losses",
+                          c->z_loss_weight, c->hash_rows > 0 ? "hash routing" : "fused_moe_func");
     }
     return deepseek ? check_groups(ctx, c) : ASSAY_OK;
 }
@@ -274,6 +279,7 @@ assay_status assay_routing_alloc(assay_context *ctx, assay_routing *r, const ass
         TRY(assay_alloc_f64(ctx, "routing: probabilities", tokens * experts, &r->probabilities));
         TRY(assay_alloc_f64(ctx, "routing: density", config->batch * experts, &r->density));
     }
+    if (config->z_loss_weight > 0.0) TRY(assay_alloc_f64(ctx, "routing: log_sums", tokens, &r->log_sums));
     if (rule.bias_updates) TRY(assay_alloc_f64(ctx, "routing: bias_updates", experts, &r->bias_updates));
 cleanup:
     if (status != ASSAY_OK) assay_routing_free(r);
@@ -289,6 +295,7 @@ void assay_routing_free(assay_routing *r)
     free(r->gathered);
     free(r->probabilities);
     free(r->density);
+    free(r->log_sums);
     free(r->bias_updates);
     free(r->group_sizes);
     memset(r, 0, sizeof *r);

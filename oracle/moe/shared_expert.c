@@ -28,7 +28,8 @@ static assay_status run_owners(assay_context *ctx, moe_block *block, const moe_r
     const moe_results *r = &block->results;
     assay_status status = ASSAY_OK;
     const int64_t tokens = block->tokens / block->split.owners;
-    const bool down = block->need_y || moe_wants(r, MOE_SHARED + ASSAY_MLPWO);
+    const bool gate = gradients && block->config->shared_gate;
+    const bool down = block->need_y || gate || moe_wants(r, MOE_SHARED + ASSAY_MLPWO);
     for (int64_t owner = 0; owner < block->split.owners; owner++) {
         const int64_t at = owner * tokens * block->emb_dim;
         const moe_rows rows = {.first = owner * tokens,
@@ -38,7 +39,8 @@ static assay_status run_owners(assay_context *ctx, moe_block *block, const moe_r
                                .dy = gradients ? all->dy + at : NULL,
                                .dx = all->dx == NULL ? NULL : all->dx + at};
         TRY(moe_mlp_forward(ctx, &block->shared, block, &rows, down));
-        const moe_checkpoint_values values = {block->shared.residuals.a, block->shared.residuals.b, rows.y};
+        const moe_checkpoint_values values = {block->shared.residuals.a, block->shared.residuals.b,
+                                              block->shared.residuals.h, rows.y};
         TRY(moe_checkpoints_put(ctx, &block->checkpoints, block, &block->shared, r, &rows, &values));
         if (gradients) TRY(moe_mlp_backward(ctx, &block->shared, &rows));
     }
@@ -62,18 +64,26 @@ assay_status moe_shared_run(assay_context *ctx, moe_block *block)
     moe_mlp *mlp = &block->shared;
     assay_status status = ASSAY_OK;
     moe_rows all = {.count = block->tokens, .x = block->x, .dy = block->dy};
-    const bool gradients = block->need_dx || moe_wants_any(r, MOE_SHARED + MLP_GRADIENT, ASSAY_MLP_WEIGHTS);
+    const bool gradients = block->need_dx || moe_wants(r, MOE_DSHARED_GATE) ||
+                           moe_wants_any(r, MOE_SHARED + MLP_GRADIENT, ASSAY_MLP_WEIGHTS);
+    const bool gated = block->config->shared_gate;
+    moe_shared_gate gate = {0};
     const bool any = block->need_y || gradients || moe_wants_any(r, MOE_SHARED, ASSAY_MLP_CHECKPOINTS);
     if (block->config->shared_mlp_dim == 0 || !any) return ASSAY_OK;
     TRY(alloc_shared(ctx, block, &all));
     TRY(assay_weights_read(ctx, block->in, "", &mlp->table, 0, mlp->weights));
+    if (gated) TRY(moe_shared_gate_forward(ctx, &gate, block, gradients));
+    if (gated) all.dy = gate.dy;
     TRY(run_owners(ctx, block, &all, gradients));
+    if (gated && gradients) TRY(moe_shared_gate_backward(ctx, &gate, block, all.y, all.dx));
     if (block->observer != NULL) TRY(block->observer->rows(ctx, block->observer->self, block, mlp, &all));
+    if (gated && block->need_y) moe_shared_gate_weigh(ctx, &gate, block, all.y);
     if (block->need_y) join(ctx, block, block->y, all.y);
     if (block->need_dx) join(ctx, block, block->dx, all.dx);
 cleanup:
     free(all.y);
     free(all.dx);
+    moe_shared_gate_free(&gate);
     moe_mlp_free(mlp);
     return status;
 }

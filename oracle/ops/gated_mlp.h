@@ -42,10 +42,11 @@ typedef enum assay_mlp_weight {
 
 /* What is worth keeping, by its checkpoint name; likewise. */
 typedef enum assay_mlp_checkpoint {
-    ASSAY_MLPWI,   /* [rows,2H]: a and b */
-    ASSAY_MLPWI_0, /* [rows,H]: a */
-    ASSAY_MLPWI_1, /* [rows,H]: b */
-    ASSAY_MLPWO,   /* [rows,D]: y */
+    ASSAY_MLPWI,            /* [rows,2H]: a and b */
+    ASSAY_MLPWI_0,          /* [rows,H]: a */
+    ASSAY_MLPWI_1,          /* [rows,H]: b */
+    ASSAY_MLP_INTERMEDIATE, /* [rows,H]: h */
+    ASSAY_MLPWO,            /* [rows,D]: y */
     ASSAY_MLP_CHECKPOINTS
 } assay_mlp_checkpoint;
 

@@ -24,6 +24,8 @@ static const entry checkpoints[ASSAY_MLP_CHECKPOINTS] = {
     [ASSAY_MLPWI] = {{"mlpwi", "moe_mlpwi", NULL}, "f", "h", ASSAY_CHECKPOINT, FUSED},
     [ASSAY_MLPWI_0] = {{"mlpwi_0", "moe_mlpwi_0", "mlpwi_0"}, "F", "H", ASSAY_CHECKPOINT, SPLIT},
     [ASSAY_MLPWI_1] = {{"mlpwi_1", "moe_mlpwi_1", "mlpwi_1"}, "F", "H", ASSAY_CHECKPOINT, SPLIT},
+    [ASSAY_MLP_INTERMEDIATE] =
+        {{"mlp_intermediate", "moe_intermediate", "mlp_intermediate"}, "F", "H", ASSAY_CHECKPOINT, ALWAYS},
     [ASSAY_MLPWO] = {{"mlpwo", "moe_mlpwo", "mlpwo"}, "D", "D", ASSAY_CHECKPOINT, ALWAYS},
 };
 

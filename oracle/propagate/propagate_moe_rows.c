@@ -58,6 +58,8 @@ static assay_status alloc_scratch(assay_context *ctx, moe_propagation *p, const 
         TRY(assay_alloc_f64(ctx, "variance of a", (mlp->config.fused ? 2 : 1) * wide, &s->a));
     if (any_wants(p, first + ASSAY_MLPWI_1) && !mlp->config.fused)
         TRY(assay_alloc_f64(ctx, "variance of b", wide, &s->b));
+    if (any_wants(p, first + ASSAY_MLP_INTERMEDIATE) || (routed && router && !block->llama4))
+        TRY(assay_alloc_f64(ctx, "variance of h", wide, &s->h));
     if (of_y) TRY(assay_alloc_f64(ctx, "variance of y", count, &s->y));
     if (of_dx) TRY(assay_alloc_f64(ctx, "variance of dx", count, &s->dx));
     for (int weight = 0; weight < ASSAY_MLP_WEIGHTS; weight++) {
@@ -65,10 +67,7 @@ static assay_status alloc_scratch(assay_context *ctx, moe_propagation *p, const 
             TRY(assay_alloc_f64(ctx, "variance of a gradient", size_of(mlp, weight), &s->gradients[weight]));
     }
     if (!routed) return ASSAY_OK;
-    if (router && !block->llama4) {
-        TRY(assay_alloc_f64(ctx, "variance of h", wide, &s->h));
-        TRY(assay_alloc_f64(ctx, "variance of products", count, &s->products));
-    }
+    if (router && !block->llama4) TRY(assay_alloc_f64(ctx, "variance of products", count, &s->products));
     TRY(assay_alloc_f64(ctx, "variance of weights", rows, &s->weights));
     if (block->llama4) TRY(assay_alloc_f64(ctx, "variance of x", count, &s->x));
     if (block->llama4) TRY(assay_alloc_f64(ctx, "scales of tokens", rows, &s->factor));
@@ -179,7 +178,8 @@ static assay_status propagate_mlp(assay_context *ctx, const hand *h, int64_t cou
     assay_gated_mlp_config config = h->mlp->config;
     const assay_gated_mlp_weights weights = assay_gated_mlp_weights_of(h->mlp->weights);
     assay_gated_mlp_run run = *given;
-    assay_gated_mlp_variances v = {.a = h->s->a, .b = config.fused ? h->s->a + config.mlp_dim : h->s->b, .y = h->s->y};
+    assay_gated_mlp_variances v = {
+        .a = h->s->a, .b = config.fused ? h->s->a + config.mlp_dim : h->s->b, .h = h->s->h, .y = h->s->y};
     bool backward = false;
     if (config.fused && h->s->a == NULL) v.b = NULL;
     for (int weight = 0; !slots && weight < ASSAY_MLP_WEIGHTS; weight++) {
@@ -188,7 +188,6 @@ static assay_status propagate_mlp(assay_context *ctx, const hand *h, int64_t cou
         backward = true;
     }
     if (!slots && h->scale->dx != NULL) v.gradients.dx = h->s->dx;
-    if (!slots && h->scale->router) v.h = h->s->h;
     config.rows = count;
     run.x = h->rows->x;
     run.dy = backward || v.gradients.dx != NULL ? h->rows->dy : NULL;
@@ -206,7 +205,7 @@ cleanup:
 
 static assay_status put_checkpoints(assay_context *ctx, const hand *h, moe_checkpoints *c)
 {
-    const moe_checkpoint_values values = {h->s->a, h->s->b, h->s->y};
+    const moe_checkpoint_values values = {h->s->a, h->s->b, h->s->h, h->s->y};
     return moe_checkpoints_put(ctx, c, h->block, h->mlp, &h->scale->results, h->rows, &values);
 }
 

@@ -49,8 +49,8 @@ assay_status spec_tensors_copy_i32(assay_context *ctx, spec_tensors *tensors, co
 assay_status spec_rms_norm(assay_context *ctx, double epsilon, const spec_tensors *in, spec_tensors *out);
 
 /* inputs/x [...,D], weights/{wi_0,wi_1}/kernel [D,F] (fused: weights/wi/kernel [D,2F]), weights/wo/kernel [F,D],
- * weights/{wi_0,wi_1,wo}/bias? -> outputs/y [...,D], checkpoints/{mlpwi_0,mlpwi_1} [...,F] (fused: mlpwi [...,2F]) and
- * mlpwo */
+ * weights/{wi_0,wi_1,wo}/bias? -> outputs/y [...,D], checkpoints/{mlpwi_0,mlpwi_1} [...,F] (fused: mlpwi [...,2F]),
+ * mlp_intermediate [...,F] and mlpwo */
 assay_status spec_gated_mlp(assay_context *ctx, const assay_gated_mlp_config *config, const spec_tensors *in,
                             spec_tensors *out);
 
@@ -68,7 +68,7 @@ assay_status spec_unpermute(assay_context *ctx, const assay_permute_dims *dims, 
                             spec_tensors *out);
 
 /* inputs/logits [B,S,E], or inputs/x [B,S,D] and weights/gate/kernel; weights/gate/bias?, weights/per_expert_scale?,
- * weights/tid2eid and inputs/input_ids for hash routing -> outputs/{weights,lb_loss?,bias_updates?} and
+ * weights/tid2eid and inputs/input_ids for hash routing -> outputs/{weights,lb_loss?,z_loss?,bias_updates?} and
  * routing/{selected_experts,weights,margin,group_sizes,sorted_selected_experts}. Where `in` has
  * routing/selected_experts that is the choice, and the margin is that of the choice which the scores would have made.
  */
@@ -82,14 +82,14 @@ typedef struct spec_moe_config {
     int64_t w13_shards; /* of whose gate and up wi has columns side by side (w13_reorder_size); 0 is 1 */
 } spec_moe_config;
 
-/* The tensors of the op `moe` (moe.h) -> outputs/{y,lb_loss?,bias_updates?}, routing/ as above; dropping:
+/* The tensors of the op `moe` (moe.h) -> outputs/{y,lb_loss?,z_loss?,bias_updates?}, routing/ as above; dropping:
  * routing/{combine_mask,dispatch_mask}. The path of the configuration changes no other number. Over a mesh: what
  * sharded_moe.h lists; only choices that a shard has no room for change y. */
 assay_status spec_moe(assay_context *ctx, const spec_moe_config *config, const spec_tensors *in, spec_tensors *out);
 
 /* The checkpoints of the same block, laid out as moe.h (over a mesh: sharded_moe.h) says:
- * checkpoints/{moe_mlpwi_0,moe_mlpwi_1,moe_mlpwo}, with fused weights moe_mlpwi as well, and of the shared expert
- * checkpoints/{mlpwi_0,mlpwi_1,mlpwo}. */
+ * checkpoints/{moe_mlpwi_0,moe_mlpwi_1,moe_intermediate,moe_mlpwo}, with fused weights moe_mlpwi as well, and of the
+ * shared expert checkpoints/{mlpwi_0,mlpwi_1,mlp_intermediate,mlpwo}. */
 assay_status spec_moe_checkpoints(assay_context *ctx, const spec_moe_config *config, const spec_tensors *in,
                                   spec_tensors *out);
 

@@ -37,6 +37,7 @@ assay_status spec_block_read(assay_context *ctx, const assay_moe_config *config,
     const assay_tensor_table shared_weights = assay_mlp_weight_table(&block->shared.config, ASSAY_MLP_SHARED);
     TRY(spec_read_weights(ctx, &expert_weights, in, experts, block->experts.w));
     TRY(spec_read_weights(ctx, &shared_weights, in, 1, block->shared.w));
+    if (config->shared_gate) TRY(spec_read(ctx, in, "weights/shared_expert_gate/kernel", dim, &block->shared_gate));
     TRY(spec_alloc(ctx, dim, &block->token));
     TRY(spec_alloc(ctx, scratch, &block->a));
     TRY(spec_alloc(ctx, scratch, &block->b));
@@ -103,8 +104,14 @@ static void combine_token(const spec_block *block, int64_t t, spec_quad *y)
         for (int64_t d = 0; d < dim; d++) y[d] += weight * block->y[d];
     }
     if (config->shared_mlp_dim == 0) return;
-    spec_mlp_row(&block->shared, block->x->values + t * dim, block->a, block->b, block->h, block->y);
-    for (int64_t d = 0; d < dim; d++) y[d] += block->y[d];
+    const spec_quad *x = block->x->values + t * dim;
+    spec_quad gate = 1;
+    spec_mlp_row(&block->shared, x, block->a, block->b, block->h, block->y);
+    if (block->shared_gate != NULL) {
+        spec_vector_matrix(dim, 1, x, block->shared_gate, 1, &gate);
+        gate = spec_sigmoid(gate);
+    }
+    for (int64_t d = 0; d < dim; d++) y[d] += gate * block->y[d];
 }
 
 void spec_block_combine(const spec_block *block, spec_quad *y)

@@ -49,13 +49,14 @@ cleanup:
 }
 
 void spec_keep_mlp(const spec_mlp_checkpoints *to, const spec_mlp *mlp, int64_t row, const spec_quad *a,
-                   const spec_quad *b, const spec_quad *y)
+                   const spec_quad *b, const spec_quad *h, const spec_quad *y)
 {
     const int64_t width = mlp->config.mlp_dim, dim = mlp->config.emb_dim, part = width / shards_of(mlp);
     spec_quad *both = to->values[ASSAY_MLPWI];
     for (int64_t j = 0; j < width; j++) {
         to->values[ASSAY_MLPWI_0][row * width + j] = a[j];
         to->values[ASSAY_MLPWI_1][row * width + j] = b[j];
+        to->values[ASSAY_MLP_INTERMEDIATE][row * width + j] = h[j];
         if (both == NULL) continue;
         const int64_t at = row * 2 * width + j / part * 2 * part + j % part;
         both[at] = a[j];
@@ -89,7 +90,7 @@ assay_status spec_gated_mlp(assay_context *ctx, const assay_gated_mlp_config *co
     spec_quad *a = scratch, *b = scratch + mlp_dim, *h = scratch + 2 * mlp_dim;
     for (int64_t row = 0; row < rows; row++) {
         spec_mlp_row(&mlp, x->values + row * emb_dim, a, b, h, y + row * emb_dim);
-        spec_keep_mlp(&kept, &mlp, row, a, b, y + row * emb_dim);
+        spec_keep_mlp(&kept, &mlp, row, a, b, h, y + row * emb_dim);
     }
 cleanup:
     free(scratch);

@@ -51,14 +51,14 @@ typedef struct spec_mlp {
 /* a, b, h [H] and y [D] are written. */
 void spec_mlp_row(const spec_mlp *mlp, const spec_quad *x, spec_quad *a, spec_quad *b, spec_quad *h, spec_quad *y);
 
-/* checkpoints/ of a gated MLP, [rows,width]: a, b and y, with fused weights also a and b side by side; NULL: none. */
+/* checkpoints/ of a gated MLP, [rows,width]: a, b, h and y, with fused weights also a and b side by side; NULL: none. */
 typedef struct spec_mlp_checkpoints {
     spec_quad *values[ASSAY_MLP_CHECKPOINTS];
 } spec_mlp_checkpoints;
 assay_status spec_add_mlp_checkpoints(assay_context *ctx, spec_tensors *out, const assay_gated_mlp_config *config,
                                       assay_mlp_place place, const assay_shape *rows, spec_mlp_checkpoints *added);
 void spec_keep_mlp(const spec_mlp_checkpoints *to, const spec_mlp *mlp, int64_t row, const spec_quad *a,
-                   const spec_quad *b, const spec_quad *y);
+                   const spec_quad *b, const spec_quad *h, const spec_quad *y);
 
 /* order [count]: positions of `keys` sorted ascending, equal keys in their order; sizes [groups]: how many of each. */
 void spec_sort_by_expert(int64_t count, const int32_t *keys, int64_t groups, int32_t *order, int32_t *sizes);
@@ -137,6 +137,7 @@ typedef struct spec_block {
     const assay_moe_config *config;
     const spec_tensor *x;
     spec_mlp experts, shared;         /* the weights of all experts */
+    const spec_quad *shared_gate;     /* [D], or NULL */
     const spec_quad *weights;         /* [T,K] */
     const int32_t *selected;          /* [T,K] */
     const bool *dropped;              /* [T,K], or NULL */

@@ -3,7 +3,7 @@
 /* Row `row` is what the block's scratch holds. */
 static void keep(const spec_block *block, const spec_mlp *mlp, const spec_mlp_checkpoints *to, int64_t row)
 {
-    spec_keep_mlp(to, mlp, row, block->a, block->b, block->y);
+    spec_keep_mlp(to, mlp, row, block->a, block->b, block->h, block->y);
 }
 
 static assay_status add_shared(assay_context *ctx, const spec_block *block, spec_tensors *out)
@@ -46,11 +46,12 @@ assay_status spec_add_spread_checkpoints(assay_context *ctx, const spec_block *b
         if (spread->choices[row] >= 0) {
             spec_block_choice(block, spread->choices[row]);
         } else {
-            for (int64_t j = 0; j < block->experts.config.mlp_dim; j++) block->a[j] = block->b[j] = 0;
+            for (int64_t j = 0; j < block->experts.config.mlp_dim; j++) block->a[j] = block->b[j] = block->h[j] = 0;
             for (int64_t d = 0; d < block->config->emb_dim; d++) block->y[d] = 0;
         }
         const int64_t column = part * own.config.mlp_dim;
-        spec_keep_mlp(&routed, &own, row, block->a + column, block->b + column, block->y + part * own.config.emb_dim);
+        spec_keep_mlp(&routed, &own, row, block->a + column, block->b + column, block->h + column,
+                      block->y + part * own.config.emb_dim);
     }
 cleanup:
     return status;

@@ -1,4 +1,5 @@
 #include <math.h>
+#include <quadmath.h>
 #include <string.h>
 
 #include "oracle/spec/spec_internal.h"
@@ -11,6 +12,7 @@ typedef struct route {
     const int32_t *given, *table, *input_ids;
     spec_quad *token_logits, *scores, *biased, *probabilities; /* [E] */
     spec_quad *mean_probability;                               /* [B,E] */
+    spec_quad sum_of_squares;                                  /* of the logs of the sums of exp(logits) */
     bool *allowed;                                             /* [E] */
 } route;
 
@@ -38,7 +40,7 @@ cleanup:
     return status;
 }
 
-static void token_scores(const route *r, int64_t t)
+static void token_scores(route *r, int64_t t)
 {
     const assay_routing_config *config = r->config;
     int64_t experts = config->num_experts;
@@ -46,6 +48,11 @@ static void token_scores(const route *r, int64_t t)
         memcpy(r->token_logits, r->logits + t * experts, (size_t)experts * sizeof *r->token_logits);
     } else {
         spec_vector_matrix(r->emb_dim, experts, r->x + t * r->emb_dim, r->kernel, experts, r->token_logits);
+    }
+    if (config->z_loss_weight > 0) {
+        spec_quad sum = 0;
+        for (int64_t e = 0; e < experts; e++) sum += expq(r->token_logits[e]);
+        r->sum_of_squares += logq(sum) * logq(sum);
     }
     bool bias_first = config->family == ASSAY_ROUTER_FUSED;
     for (int64_t e = 0; bias_first && r->bias != NULL && e < experts; e++) r->token_logits[e] += r->bias[e];
@@ -115,12 +122,28 @@ static void weigh(const route *r, const int32_t *selected, spec_quad *weights)
     for (int64_t i = 0; r->per_expert_scale != NULL && i < k; i++) weights[i] *= r->per_expert_scale[selected[i]];
 }
 
+/* E^2 times the weight times the mean over e of how often a token of all has e times the mean of its P. */
+static spec_quad whole_loss(const route *r, const int32_t *selected)
+{
+    const assay_routing_config *config = r->config;
+    int64_t experts = config->num_experts, tokens = config->batch * config->sequence;
+    spec_quad sum = 0;
+    for (int64_t e = 0; e < experts; e++) {
+        spec_quad chosen = 0, probability = 0;
+        for (int64_t i = 0; i < tokens * config->num_experts_per_tok; i++) chosen += selected[i] == e;
+        for (int64_t b = 0; b < config->batch; b++) probability += r->mean_probability[b * experts + e];
+        sum += chosen / tokens * probability / config->batch;
+    }
+    return sum * experts * config->load_balance_loss_weight;
+}
+
 /* mean over (b,e) of density * mean over S of P, times E^2 and the weight. */
 static spec_quad balance_loss(const route *r, const int32_t *selected)
 {
     const assay_routing_config *config = r->config;
     int64_t experts = config->num_experts, copies = config->sequence * config->num_experts_per_tok;
     spec_quad sum = 0;
+    if (config->balance_scope != ASSAY_BALANCE_SEQUENCE) return whole_loss(r, selected);
     for (int64_t b = 0; b < config->batch; b++) {
         for (int64_t e = 0; e < experts; e++) {
             int64_t chosen = 0;
@@ -131,12 +154,13 @@ static spec_quad balance_loss(const route *r, const int32_t *selected)
     return sum / (config->batch * experts) * (experts * experts) * config->load_balance_loss_weight;
 }
 
-static assay_status add_balance(assay_context *ctx, const route *r, const int32_t *selected, const int32_t *sizes,
-                                spec_tensors *out)
+static assay_status add_losses(assay_context *ctx, const route *r, const int32_t *selected, const int32_t *sizes,
+                               spec_tensors *out)
 {
     const assay_routing_config *config = r->config;
     if (config->hash_rows > 0 || config->family == ASSAY_ROUTER_FUSED) return ASSAY_OK;
     assay_status status = ASSAY_OK;
+    spec_quad *z_loss = NULL;
     int64_t experts = config->num_experts;
     int64_t copies = config->batch * config->sequence * config->num_experts_per_tok;
     assay_shape scalar = assay_shape_of(0), list = assay_shape_of(1, experts);
@@ -144,6 +168,10 @@ static assay_status add_balance(assay_context *ctx, const route *r, const int32_
     if (config->load_balance_loss_weight > 0) {
         TRY(spec_tensors_add(ctx, out, "outputs/lb_loss", &scalar, &loss));
         *loss = balance_loss(r, selected);
+    }
+    if (config->z_loss_weight > 0) {
+        TRY(spec_tensors_add(ctx, out, "outputs/z_loss", &scalar, &z_loss));
+        *z_loss = r->sum_of_squares / (config->batch * config->sequence) * config->z_loss_weight;
     }
     if (config->routed_bias_update_rate > 0) {
         TRY(spec_tensors_add(ctx, out, "outputs/bias_updates", &list, &updates));
@@ -213,7 +241,7 @@ assay_status spec_route(assay_context *ctx, const assay_routing_config *config, 
         }
     }
     spec_sort_by_expert(tokens * k, selected, experts, order, sizes);
-    TRY(add_balance(ctx, &r, selected, sizes, out));
+    TRY(add_losses(ctx, &r, selected, sizes, out));
 cleanup:
     free(r.token_logits);
     free(r.scores);

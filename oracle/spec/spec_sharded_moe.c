@@ -50,25 +50,54 @@ static assay_status route_part(assay_context *ctx, const shard_routing *r, int64
 }
 
 /* Each shard's own, of the tokens that it sorts; over parts the mean. */
-static assay_status add_balance(assay_context *ctx, const shard_routing *r, spec_tensors *out)
+static assay_status add_loss(assay_context *ctx, const shard_routing *r, const char *path, spec_tensors *out)
+{
+    assay_status status = ASSAY_OK;
+    const int64_t shards = r->spread->shards, parts = r->spread->parts;
+    const assay_shape one_each = assay_shape_of(1, shards);
+    spec_tensors part = {0};
+    spec_quad *loss = NULL;
+    TRY(spec_tensors_add(ctx, out, path, &one_each, &loss));
+    for (int64_t i = 0; i < shards; i++) loss[i] = 0;
+    for (int64_t i = 0; i < shards * parts; i++) {
+        TRY(route_part(ctx, r, i / parts, i % parts, &part));
+        loss[i / parts] += spec_tensors_find(&part, path)->values[0] / parts;
+        spec_tensors_free(&part);
+    }
+cleanup:
+    spec_tensors_free(&part);
+    return status;
+}
+
+/* whole: what one device has. */
+static assay_status add_losses(assay_context *ctx, const shard_routing *r, spec_tensors *whole, spec_tensors *out)
+{
+    static const char *const paths[] = {"outputs/lb_loss", "outputs/z_loss"};
+    assay_status status = ASSAY_OK;
+    const bool global = r->config->moe.routing.balance_scope == ASSAY_BALANCE_GLOBAL;
+    for (int i = 0; i < 2; i++) {
+        if (spec_tensors_find(whole, paths[i]) == NULL) continue;
+        TRY(global ? spec_tensors_move(ctx, whole, paths[i], out) : add_loss(ctx, r, paths[i], out));
+    }
+cleanup:
+    return status;
+}
+
+static assay_status add_updates(assay_context *ctx, const shard_routing *r, spec_tensors *out)
 {
     assay_status status = ASSAY_OK;
     const assay_routing_config *routing = &r->config->moe.routing;
     const int64_t shards = r->spread->shards, parts = r->spread->parts, experts = routing->num_experts;
-    const assay_shape one_each = assay_shape_of(1, shards), list_each = assay_shape_of(2, shards, experts);
-    const bool has_loss = routing->load_balance_loss_weight > 0, has_updates = routing->routed_bias_update_rate > 0;
-    spec_quad *loss = NULL, *updates = NULL;
+    const assay_shape list_each = assay_shape_of(2, shards, experts);
+    spec_quad *updates = NULL;
     spec_tensors part = {0};
-    if (routing->hash_rows > 0 || (!has_loss && !has_updates)) return ASSAY_OK;
-    if (has_loss) TRY(spec_tensors_add(ctx, out, "outputs/lb_loss", &one_each, &loss));
-    if (has_updates) TRY(spec_tensors_add(ctx, out, "outputs/bias_updates", &list_each, &updates));
-    for (int64_t i = 0; has_loss && i < shards; i++) loss[i] = 0;
-    for (int64_t i = 0; has_updates && i < shards * experts; i++) updates[i] = 0;
+    if (routing->hash_rows > 0 || !(routing->routed_bias_update_rate > 0)) return ASSAY_OK;
+    TRY(spec_tensors_add(ctx, out, "outputs/bias_updates", &list_each, &updates));
+    for (int64_t i = 0; i < shards * experts; i++) updates[i] = 0;
     for (int64_t i = 0; i < shards * parts; i++) {
         const int64_t shard = i / parts;
         TRY(route_part(ctx, r, shard, i % parts, &part));
-        if (has_loss) loss[shard] += spec_tensors_find(&part, "outputs/lb_loss")->values[0] / parts;
-        for (int64_t e = 0; has_updates && e < experts; e++) {
+        for (int64_t e = 0; e < experts; e++) {
             updates[shard * experts + e] += spec_tensors_find(&part, "outputs/bias_updates")->values[e] / parts;
         }
         spec_tensors_free(&part);
@@ -154,7 +183,8 @@ assay_status spec_sharded_moe(assay_context *ctx, const spec_moe_config *config,
     TRY(add_y(ctx, config, in, spread.dropped, out));
     TRY(spec_alloc(ctx, spread.rows * spread.sequence * config->moe.emb_dim, &r.x));
     TRY(assay_alloc_i32(ctx, "choices of a shard", spread.copies, &r.part_selected));
-    TRY(add_balance(ctx, &r, out));
+    TRY(add_losses(ctx, &r, &whole, out));
+    TRY(add_updates(ctx, &r, out));
     TRY(add_lists(ctx, &spread, out));
 cleanup:
     free(r.x);

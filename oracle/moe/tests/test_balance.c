@@ -54,6 +54,12 @@ TEST(test_loss_by_hand)
     const double of_batch = 9.0 * 0.5 / 3.0 * (0.75 * 0.28125 + 0.75 * 0.28125 + 0.5 * 0.4375);
     assert_false(assay_is_close(&lb_loss, &of_batch, 1, 1e-3, 0.0));
     assert_true(assay_balance_coefficient(&config) == 0.5 * 3.0 / 4.0);
+    assay_routing_config batch = config;
+    batch.balance_scope = ASSAY_BALANCE_BATCH;
+    assay_balance_density(density, selected, &batch);
+    assert_same_bits(density, ((const double[]){0.75, 0.75, 0.5}), 3);
+    assert_ok(&ctx, assay_balance_loss(&ctx, &lb_loss, probabilities, density, &batch));
+    assert_close(&lb_loss, &of_batch, 1, 1e-15, 0.0);
 }
 
 /* A perfectly even load has the loss K * weight, whatever the number of experts. */
@@ -74,4 +80,26 @@ TEST(test_even_load)
     const assay_status failed = assay_balance_loss(&ctx, &lb_loss, probabilities, density, &config);
     assay_fail_allocation(-1);
     assert_int_equal(failed, ASSAY_NO_MEMORY);
+}
+
+/* Two experts with logits 0 and ln 3: the sum of exponentials is 4; both at 1000, where they overflow: 1000 + ln 2. */
+TEST(test_z_loss_by_hand)
+{
+    const assay_routing_config config = {
+        .batch = 1, .sequence = 2, .num_experts = 2, .num_experts_per_tok = 1, .z_loss_weight = 0.5};
+    const double logits[] = {0.0, 1.0986122886681098, 1000.0, 1000.0};
+    const double logs[] = {1.3862943611198906, 1000.6931471805599};
+    const double expected = 0.25 * (logs[0] * logs[0] + logs[1] * logs[1]);
+    const double gradient[] = {0.25 * logs[0] * 0.5, 0.75 * logs[0] * 0.5, 0.25 * logs[1] + 1, 0.25 * logs[1] + 1};
+    for (int threads = 1; threads <= 7; threads += 3) {
+        assay_context ctx = assay_context_default(threads);
+        double log_sums[2], d_logits[] = {0, 0, 1, 1};
+        const double loss = assay_z_loss(&ctx, log_sums, logits, &config);
+        const assay_routing routing = {.log_sums = log_sums};
+        const assay_routing_inputs in = {.logits = logits};
+        assert_close(log_sums, logs, 2, 1e-15, 0.0);
+        assert_close(&loss, &expected, 1, 1e-15, 0.0);
+        assay_routing_z_backward(&ctx, d_logits, 1.0, &routing, &in, &config);
+        assert_close(d_logits, gradient, 4, 1e-13, 0.0);
+    }
 }

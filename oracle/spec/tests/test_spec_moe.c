@@ -52,6 +52,29 @@ TEST(test_by_hand)
     case_end(&c);
 }
 
+/* A gate of ln 3 / 2 times x = 2: the sigmoid of ln 3 is 3/4. */
+TEST(test_shared_gate)
+{
+    spec_case c;
+    case_start(&c, 1);
+    spec_moe_config config = small_block(ASSAY_ROUTER_DEEPSEEK3, 1, 1);
+    config.moe.shared_mlp_dim = 1;
+    config.moe.shared_gate = true;
+    case_values(&c, "inputs/x", (double[]){2}, DIMS(1, 1, 1));
+    case_values(&c, "weights/gate/kernel", (double[]){3, 1, 2}, DIMS(1, 3));
+    add_small_experts(&c);
+    case_values(&c, "weights/shared_experts/wi_0/kernel", (double[]){1}, DIMS(1, 1));
+    case_values(&c, "weights/shared_experts/wi_1/kernel", (double[]){1}, DIMS(1, 1));
+    case_values(&c, "weights/shared_experts/wo/kernel", (double[]){100}, DIMS(1, 1));
+    case_values(&c, "weights/shared_expert_gate/kernel", (double[]){0.5493061443340549}, DIMS(1, 1));
+    assert_ok(&c.ctx, spec_moe(&c.ctx, &config, &c.in, &c.out));
+    assert_result(&c, "outputs/y", 1, (double[]){6 * 40 + 0.75 * 400}, 1e-14);
+    assert_ok(&c.ctx, spec_moe_checkpoints(&c.ctx, &config, &c.in, &c.out));
+    assert_result(&c, "checkpoints/mlp_intermediate", 1, (double[]){4}, 0);
+    assert_result(&c, "checkpoints/moe_intermediate", 1, (double[]){40}, 0);
+    case_end(&c);
+}
+
 /* The bias of wo is inside the expert, so the router's weight is on it. */
 TEST(test_biases)
 {

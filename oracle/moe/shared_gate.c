@@ -1,0 +1,95 @@
+/* The gate of a shared expert (MaxText Qwen3NextSparseMoeBlock): its output is multiplied by sigmoid(x kernel) of the
+ * token. */
+#include <stdlib.h>
+
+#include "oracle/base/memory.h"
+#include "oracle/moe/moe_block.h"
+#include "oracle/ops/activation.h"
+
+static const char path[] = "weights/shared_expert_gate/kernel";
+
+assay_status moe_shared_gate_forward(assay_context *ctx, moe_shared_gate *g, const moe_block *block, bool gradients)
+{
+    assay_status status = ASSAY_OK;
+    const assay_source *in = block->in;
+    const int64_t tokens = block->tokens, dim = block->emb_dim;
+    TRY(assay_alloc_f64(ctx, path, dim, &g->kernel));
+    TRY(in->read(ctx, in->self, path, 0, dim, g->kernel));
+    TRY(assay_alloc_f64(ctx, "logits of the shared expert's gate", tokens, &g->logits));
+    TRY(assay_alloc_f64(ctx, "gate of the shared expert", tokens, &g->gate));
+    const assay_matmul_args args = assay_product_ab(g->logits, block->x, g->kernel, tokens, 1, dim);
+    TRY(assay_matmul(ctx, &args));
+    assay_round(ctx, ASSAY_ROUND_STORAGE, tokens, g->logits);
+    for (int64_t t = 0; t < tokens; t++) g->gate[t] = assay_sigmoid(g->logits[t]);
+    assay_round(ctx, ASSAY_ROUND_ELEMENTARY, tokens, g->gate);
+    assay_round(ctx, ASSAY_ROUND_STORAGE, tokens, g->gate);
+    if (!gradients) return ASSAY_OK;
+    TRY(assay_alloc_f64(ctx, "dy of the shared expert", tokens * dim, &g->dy));
+    moe_gather(ctx, g->dy, block->dy, NULL, g->gate, tokens, dim);
+    assay_round(ctx, ASSAY_ROUND_STORAGE, tokens * dim, g->dy);
+cleanup:
+    return status;
+}
+
+void moe_shared_gate_free(moe_shared_gate *g)
+{
+    free(g->kernel);
+    free(g->logits);
+    free(g->gate);
+    free(g->dy);
+}
+
+void moe_shared_gate_weigh(const assay_context *ctx, const moe_shared_gate *g, const moe_block *block, double *y)
+{
+    moe_gather(ctx, y, y, NULL, g->gate, block->tokens, block->emb_dim);
+}
+
+/* The sum over owners of x^T d_logits of their tokens. */
+static assay_status kernel_gradient(assay_context *ctx, const moe_block *block, const double *d_logits)
+{
+    assay_status status = ASSAY_OK;
+    const int64_t owners = block->split.owners, tokens = block->tokens / owners, dim = block->emb_dim;
+    double *d_kernel = NULL, *part = NULL;
+    if (!moe_wants(&block->results, MOE_DSHARED_GATE)) return ASSAY_OK;
+    TRY(assay_alloc_f64(ctx, "gradient of the shared expert's gate", dim, &d_kernel));
+    TRY(assay_alloc_f64(ctx, "gradient of the shared expert's gate, of a shard", dim, &part));
+    for (int64_t owner = 0; owner < owners; owner++) {
+        const assay_matmul_args args = assay_product_atb(owner == 0 ? d_kernel : part, block->x + owner * tokens * dim,
+                                                         d_logits + owner * tokens, dim, 1, tokens);
+        TRY(assay_matmul(ctx, &args));
+        if (owner > 0) moe_join(ctx, dim, d_kernel, part);
+    }
+    TRY(moe_write(ctx, &block->results, MOE_DSHARED_GATE, dim, d_kernel));
+cleanup:
+    free(d_kernel);
+    free(part);
+    return status;
+}
+
+assay_status moe_shared_gate_backward(assay_context *ctx, const moe_shared_gate *g, const moe_block *block,
+                                      const double *y, double *dx)
+{
+    assay_status status = ASSAY_OK;
+    const int64_t tokens = block->tokens, dim = block->emb_dim;
+    double *d_logits = NULL, *dx_gate = NULL;
+    TRY(assay_alloc_f64(ctx, "d_logits of the shared expert's gate", tokens, &d_logits));
+    for (int64_t t = 0; t < tokens; t++) {
+        double d_gate = 0;
+        const assay_matmul_args dot = assay_product_ab(&d_gate, y + t * dim, block->dy + t * dim, 1, 1, dim);
+        TRY(assay_matmul(ctx, &dot));
+        assay_round(ctx, ASSAY_ROUND_STORAGE, 1, &d_gate);
+        /* 1 - sigmoid(z) is sigmoid(-z), to full accuracy. */
+        d_logits[t] = d_gate * (g->gate[t] * assay_sigmoid(-g->logits[t]));
+    }
+    assay_round(ctx, ASSAY_ROUND_STORAGE, tokens, d_logits);
+    TRY(kernel_gradient(ctx, block, d_logits));
+    if (dx == NULL) goto cleanup;
+    TRY(assay_alloc_f64(ctx, "dx of the shared expert's gate", tokens * dim, &dx_gate));
+    const assay_matmul_args args = assay_product_ab(dx_gate, d_logits, g->kernel, tokens, dim, 1);
+    TRY(assay_matmul(ctx, &args));
+    moe_join(ctx, tokens * dim, dx, dx_gate);
+cleanup:
+    free(d_logits);
+    free(dx_gate);
+    return status;
+}
