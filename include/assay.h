@@ -35,6 +35,7 @@
 #include "oracle/ops/gated_mlp.h"
 #include "oracle/ops/gmm.h"
 #include "oracle/ops/gmm_layout.h"
+#include "oracle/ops/gqa.h"
 #include "oracle/ops/mla.h"
 #include "oracle/ops/rms_norm.h"
 #include "oracle/ops/yarn_rope.h"

@@ -201,6 +201,8 @@ static void layout_open(layout *l, const spec_moe_config *config, const assay_so
     l->out = assay_prefused_sink(&l->prefused);
     *in = &l->in;
     *out = &l->out;
+}
+
 /* Not over a mesh, and not of the forms that have no rule in oracle/propagate. */
 static bool has_own_scales(const spec_moe_config *config)
 {
