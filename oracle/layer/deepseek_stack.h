@@ -22,6 +22,10 @@
 #include "oracle/moe/moe.h"
 #include "oracle/ops/mla.h"
 
+typedef struct assay_stack_sizes {
+    int64_t batch, sequence, emb_dim;
+} assay_stack_sizes;
+
 typedef struct assay_stack_config {
     int64_t layers, dense_layers; /* of all layers, the first ones that are dense */
     bool single;                  /* one layer, without a prefix */
@@ -41,6 +45,12 @@ assay_status assay_stack_run(assay_context *ctx, const assay_stack_config *confi
 
 /* What the policy should cost: the report that a run with every gradient wanted gives. */
 assay_status assay_stack_remat_model(assay_context *ctx, const assay_stack_config *config, assay_remat_report *report);
+
+/* Of its attention, to which the other parts must fit. */
+assay_stack_sizes assay_stack_sizes_of(const assay_stack_config *config);
+/* The attention's weights in weights/Pself_attention/, and its checkpoints by the slots of remat.h. */
+assay_tensor_table assay_stack_attention_weights(const assay_stack_config *config);
+assay_tensor_row assay_stack_attention_row(const assay_stack_config *config, int slot);
 
 int64_t assay_stack_memory(const assay_stack_config *config);
 double assay_stack_flops(const assay_stack_config *config, bool backward);

@@ -68,7 +68,7 @@ static assay_status hand_over(assay_context *ctx, const layer_run *run, const ch
 static assay_status lend_normed(assay_context *ctx, const layer_run *run, const char *norm, spec_tensors *part)
 {
     assay_status status = ASSAY_OK;
-    const int64_t dim = run->config->mla.emb_dim, rows = assay_shape_count(&run->shape) / dim;
+    const int64_t dim = run->shape.dims[2], rows = assay_shape_count(&run->shape) / dim;
     const spec_quad *scale = NULL;
     char path[ASSAY_PATH_SIZE];
     TRY(join(ctx, path, "weights/", run->prefix, norm));
@@ -171,12 +171,12 @@ static assay_status run_stack(assay_context *ctx, const assay_stack_config *conf
                               bool checkpoints, spec_tensors *out)
 {
     assay_status status = ASSAY_OK;
-    const assay_mla_config *mla = &config->mla;
+    const assay_stack_sizes sizes = assay_stack_sizes_of(config);
     layer_run run = {.config = config,
                      .in = in,
                      .out = out,
                      .checkpoints = checkpoints,
-                     .shape = assay_shape_of(3, mla->batch, mla->sequence, mla->emb_dim)};
+                     .shape = assay_shape_of(3, sizes.batch, sizes.sequence, sizes.emb_dim)};
     const int64_t count = assay_shape_count(&run.shape);
     const spec_quad *x = NULL;
     TRY(spec_read(ctx, in, "inputs/x", count, &x));
