@@ -32,6 +32,7 @@
 #include "oracle/ops/attention.h"
 #include "oracle/ops/gated_mlp.h"
 #include "oracle/ops/gmm.h"
+#include "oracle/ops/gqa.h"
 #include "oracle/ops/mla.h"
 #include "oracle/ops/rms_norm.h"
 #include "oracle/ops/yarn_rope.h"
