@@ -94,8 +94,8 @@ assay_status spec_moe_checkpoints(assay_context *ctx, const spec_moe_config *con
 assay_status spec_yarn_rope(assay_context *ctx, const assay_rope_config *config, const spec_tensors *in,
                             spec_tensors *out);
 
-/* inputs/query, key [B,S,N,Dq], inputs/value [B,S,N,Dv], inputs/segment_ids [B,S]? -> outputs/attention_out [B,S,N,Dv],
- * outputs/lse [B,N,S] */
+/* inputs/query [B,S,N,Dq], inputs/key [B,S,Nkv,Dq], inputs/value [B,S,Nkv,Dv], weights/sinks [N]?,
+ * inputs/segment_ids [B,S]? -> outputs/attention_out [B,S,N,Dv], outputs/lse [B,N,S] */
 assay_status spec_attention(assay_context *ctx, const assay_attention_config *config, const spec_tensors *in,
                             spec_tensors *out);
 
