@@ -1,7 +1,9 @@
 /* The gradient of attention from its lse, in one pass over the queries. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "oracle/arithmetic/elementary.h"
+#include "oracle/base/memory.h"
 #include "oracle/ops/activation.h"
 #include "oracle/ops/attention_internal.h"
 #include "oracle/ops/vector_sums.h"
@@ -169,28 +171,34 @@ static assay_status backward_segment(assay_context *ctx, void *self, const atten
     return ASSAY_OK;
 }
 
-/* A sink is one more score, the same for every row of its head, whose value is zero. */
-static void sink_gradients(const assay_context *ctx, const backward_job *job, const assay_attention_config *config)
+/* A sink is one more score, the same for every row of its head, whose value is zero: p [B S] its probabilities, negated,
+ * d [B S] the D of the rows. */
+static assay_status sink_gradients(assay_context *ctx, const backward_job *job, const assay_attention_config *config)
 {
-    const int64_t length = config->sequence, wide = config->v_dim, heads = config->heads;
+    assay_status status = ASSAY_OK;
+    const int64_t length = config->sequence, tokens = config->batch * length, wide = config->v_dim;
+    const int32_t *segments = config->mask_padding ? job->in->segment_ids : NULL;
+    double *p = NULL, *d = NULL;
+    TRY(assay_alloc_f64(ctx, "probabilities of a sink", tokens, &p));
+    TRY(assay_alloc_f64(ctx, "products of attention_out with its gradient", tokens, &d));
+    for (int64_t head = 0; head < config->heads; head++) {
+        const assay_matmul_args sum = assay_product_ab(job->g->dsinks + head, p, d, 1, 1, tokens);
 #pragma omp parallel for num_threads(ctx->threads)
-    for (int64_t head = 0; head < heads; head++) {
-        double sum = 0;
-        for (int64_t token = 0; token < config->batch * length; token++) {
-            const int64_t row = (token * heads + head) * wide;
-            const double lse = job->lse[(token / length * heads + head) * length + token % length];
-            const bool padding =
-                config->mask_padding && job->in->segment_ids != NULL && job->in->segment_ids[token] == 0;
-            if (padding) continue;
-            double p = assay_sigmoid(job->in->sinks[head] - lse);
-            double d = assay_dot(ctx, wide, job->dout + row, job->out + row);
-            assay_round(ctx, ASSAY_ROUND_STORAGE, 1, &p);
-            assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &d);
-            sum -= p * d;
+        for (int64_t t = 0; t < tokens; t++) {
+            const int64_t row = t * config->heads + head;
+            const double lse = job->lse[(t / length * config->heads + head) * length + t % length];
+            const bool padding = segments != NULL && segments[t] == 0;
+            p[t] = padding ? 0 : -assay_sigmoid(job->in->sinks[head] - lse);
+            d[t] = padding ? 0 : assay_dot(ctx, wide, job->dout + row * wide, job->out + row * wide);
         }
-        assay_round_sums(ctx, (double)(config->batch * length), 1, &sum);
-        job->g->dsinks[head] = sum;
+        assay_round(ctx, ASSAY_ROUND_STORAGE, tokens, p);
+        assay_round(ctx, ASSAY_ROUND_ACCUMULATE, tokens, d);
+        TRY(assay_matmul(ctx, &sum));
     }
+cleanup:
+    free(p);
+    free(d);
+    return status;
 }
 
 assay_status assay_attention_backward(assay_context *ctx, const assay_attention_gradients *g, const double *dout,
@@ -206,6 +214,7 @@ assay_status assay_attention_backward(assay_context *ctx, const assay_attention_
     memset(g->dquery, 0, (size_t)(rows * config->qk_dim) * sizeof *g->dquery);
     memset(g->dkey, 0, (size_t)(kv_rows * config->qk_dim) * sizeof *g->dkey);
     memset(g->dvalue, 0, (size_t)(kv_rows * config->v_dim) * sizeof *g->dvalue);
-    if (g->dsinks != NULL) sink_gradients(ctx, &job, config);
+    const assay_status status = g->dsinks == NULL ? ASSAY_OK : sink_gradients(ctx, &job, config);
+    if (status != ASSAY_OK) return status;
     return attention_for_each(ctx, in->segment_ids, config, scratch, backward_segment, &job);
 }

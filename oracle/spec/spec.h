@@ -15,6 +15,7 @@
 #include "oracle/moe/routing.h"
 #include "oracle/ops/gated_mlp.h"
 #include "oracle/ops/gmm.h"
+#include "oracle/ops/gqa.h"
 
 typedef __float128 spec_quad;
 
@@ -105,6 +106,13 @@ assay_status spec_mla(assay_context *ctx, const assay_mla_config *config, const 
 /* checkpoints/ under the names of mla.h, and checkpoints/lse; rows are [B,S], or [B,S,N] where there are heads */
 assay_status spec_mla_checkpoints(assay_context *ctx, const assay_mla_config *config, const spec_tensors *in,
                                   spec_tensors *out);
+
+/* The tensors of the op `gqa` (INTERFACE.md) -> outputs/y [B,S,D] */
+assay_status spec_gqa(assay_context *ctx, const assay_gqa_config *config, const spec_tensors *in, spec_tensors *out);
+
+/* Every intermediate of it, as checkpoints/ under the names of gqa.h, with lse; y is checkpoints/out_proj */
+assay_status spec_gqa_parts(assay_context *ctx, const assay_gqa_config *config, const spec_tensors *in,
+                            spec_tensors *parts);
 
 /* The tensors of deepseek_layer and deepseek_stack (deepseek_stack.h) -> outputs/ and routing/ as there,
  * under the batch-split schedule as in batch_split.h, without its events. routing/Pselected_experts, where `in` has it,

@@ -55,7 +55,8 @@ static void row_in_order(const attention_problem *a, double *r[ATTENTION_RESULTS
         dout[d] = gate * a->dout[at * v + d];
     }
     if (a->sinks != NULL) {
-        r[ATTENTION_DSINKS][head] -= assay_sigmoid(a->sinks[head] - lse) * chain(v, a->dout + at * v, out);
+        r[ATTENTION_DSINKS][head] =
+            fma(-assay_sigmoid(a->sinks[head] - lse), chain(v, a->dout + at * v, out), r[ATTENTION_DSINKS][head]);
     }
     const double shift = chain(v, dout, out) - a->dlse[at_lse];
     for (int64_t j = 0; j <= i; j++) {
