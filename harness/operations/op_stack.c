@@ -190,7 +190,7 @@ static int64_t memory(const assay_case *c)
 
 const assay_operation assay_op_deepseek_layer = {
     .name = "deepseek_layer",
-    .parts = ASSAY_PART_ALL,
+    .parts = ASSAY_PART_ALL & ~ASSAY_PART_GROUPED,
     .summary = "one decoder layer: MLA, then a gated MLP or a MoE block",
     .check = check,
     .describe = describe,
@@ -203,8 +203,35 @@ const assay_operation assay_op_deepseek_layer = {
 
 const assay_operation assay_op_deepseek_stack = {
     .name = "deepseek_stack",
-    .parts = ASSAY_PART_ALL,
+    .parts = ASSAY_PART_ALL & ~ASSAY_PART_GROUPED,
     .summary = "decoder layers one after the other, rematerialised",
+    .check = check,
+    .describe = describe,
+    .run = run,
+    .ensemble = assay_every_case,
+    .mesh = true,
+    .second_form = {.evaluate = second_form, .checkpoints = second_checkpoints},
+    .flops = flops,
+    .memory = memory};
+
+/* The layer that the model says, with one of the two attentions. */
+const assay_operation assay_op_decoder_layer = {
+    .name = "decoder_layer",
+    .parts = ASSAY_PART_ALL,
+    .summary = "one decoder layer of DeepSeek, Mixtral, Qwen3-MoE or GPT-OSS",
+    .check = check,
+    .describe = describe,
+    .run = run,
+    .ensemble = assay_every_case,
+    .mesh = true,
+    .second_form = {.evaluate = second_form, .checkpoints = second_checkpoints},
+    .flops = flops,
+    .memory = memory};
+
+const assay_operation assay_op_decoder_stack = {
+    .name = "decoder_stack",
+    .parts = ASSAY_PART_ALL,
+    .summary = "such layers one after the other, rematerialised",
     .check = check,
     .describe = describe,
     .run = run,

@@ -12,6 +12,7 @@ enum { ATTENTION_FIRST = ASSAY_REMAT_QUERY_WA_PROJ, ATTENTION_LAST = ASSAY_REMAT
 /* Those of the layer's kind. */
 typedef union attention_residuals {
     assay_mla_residuals mla;
+    assay_gqa_residuals gqa;
 } attention_residuals;
 
 typedef struct attention_call {
@@ -40,7 +41,7 @@ typedef struct attention_kind {
                              const attention_residuals *r, const attention_call *call);
 } attention_kind;
 
-extern const attention_kind attention_mla;
+extern const attention_kind attention_mla, attention_gqa;
 
 const attention_kind *attention_of(const assay_stack_config *config);
 

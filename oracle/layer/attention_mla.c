@@ -1,10 +1,20 @@
 /* Multi-head latent attention as the attention of a layer. */
 #include "oracle/layer/attention_kind.h"
 
-/* Slots stand in the order of mla.h. */
-static assay_mla_tensor tensor_of(int slot)
+/* -1: it has none there. */
+static int tensor_of(int slot)
 {
-    return slot == ASSAY_REMAT_LSE ? ASSAY_MLA_LSE : (assay_mla_tensor)(slot - ATTENTION_FIRST);
+    static const int slots[ASSAY_MLA_TENSORS + 1] = {
+        [ASSAY_MLA_QUERY_WA_PROJ] = ASSAY_REMAT_QUERY_WA_PROJ, [ASSAY_MLA_MLA_Q] = ASSAY_REMAT_MLA_Q,
+        [ASSAY_MLA_KV_WA_PROJ] = ASSAY_REMAT_KV_WA_PROJ,       [ASSAY_MLA_MLA_KV] = ASSAY_REMAT_MLA_KV,
+        [ASSAY_MLA_QUERY_PROJ] = ASSAY_REMAT_QUERY_PROJ,       [ASSAY_MLA_KEY_PROJ] = ASSAY_REMAT_KEY_PROJ,
+        [ASSAY_MLA_VALUE_PROJ] = ASSAY_REMAT_VALUE_PROJ,       [ASSAY_MLA_ATTENTION_OUT] = ASSAY_REMAT_ATTENTION_OUT,
+        [ASSAY_MLA_OUT_PROJ] = ASSAY_REMAT_OUT_PROJ,           [ASSAY_MLA_LSE] = ASSAY_REMAT_LSE,
+    };
+    for (int tensor = 0; tensor <= ASSAY_MLA_TENSORS; tensor++) {
+        if (slots[tensor] == slot) return tensor;
+    }
+    return -1;
 }
 
 static assay_stack_sizes sizes(const assay_stack_config *config)
@@ -29,13 +39,14 @@ static assay_tensor_row weight_row(const assay_stack_config *config, int weight)
 
 static assay_tensor_row tensor_row(const assay_stack_config *config, int slot)
 {
-    return assay_mla_tensor_row(&config->mla, tensor_of(slot));
+    const int tensor = tensor_of(slot);
+    return tensor < 0 ? (assay_tensor_row){0} : assay_mla_tensor_row(&config->mla, (assay_mla_tensor)tensor);
 }
 
 static double tensor_flops(const assay_stack_config *config, int64_t layer, int slot)
 {
     (void)layer;
-    return assay_mla_tensor_flops(&config->mla, tensor_of(slot));
+    return assay_mla_tensor_flops(&config->mla, (assay_mla_tensor)tensor_of(slot));
 }
 
 static double backward_flops(const assay_stack_config *config, int64_t layer)
@@ -63,7 +74,7 @@ static assay_status compute(assay_context *ctx, attention_residuals *r, int slot
 {
     const assay_mla_inputs in = inputs_of(call);
     const assay_mla_weights w = assay_mla_weights_of(call->weights);
-    return assay_mla_compute(ctx, &r->mla, tensor_of(slot), &in, &w, &call->config->mla);
+    return assay_mla_compute(ctx, &r->mla, (assay_mla_tensor)tensor_of(slot), &in, &w, &call->config->mla);
 }
 
 static assay_status backward(assay_context *ctx, double *dx, double *const *gradients, const double *dy,

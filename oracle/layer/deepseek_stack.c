@@ -52,6 +52,9 @@ assay_status assay_stack_check(assay_context *ctx, const assay_stack_config *con
     TRY(attention_of(config)->check(ctx, config));
     TRY(check_sizes(ctx, config));
     if (any_moe_layers(config)) TRY(assay_moe_check(ctx, &config->moe));
+    if (config->batch_split_factor > 0 && config->attention != ASSAY_LAYER_MLA) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "stack: the batch-split schedule has multi-head latent attention");
+    }
     if (config->batch_split_factor > 0) {
         TRY(assay_batch_split_check(ctx, config));
     } else if (any_moe_layers(config) && assay_is_sharded(&config->moe, &config->sharding)) {

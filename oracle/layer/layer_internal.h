@@ -25,8 +25,8 @@ bool layer_is_dense(const assay_stack_config *config, int64_t layer);
 enum {
     LAYER_PRE_NORM,
     LAYER_POST_NORM,
-    LAYER_ATTENTION,                                 /* in the order of its kind */
-    LAYER_MLP = LAYER_ATTENTION + ASSAY_MLA_WEIGHTS, /* ASSAY_MLP_WI ... of a dense layer */
+    LAYER_ATTENTION,                                      /* in the order of its kind */
+    LAYER_MLP = LAYER_ATTENTION + (int)ASSAY_GQA_WEIGHTS, /* ASSAY_MLP_WI ... of a dense layer */
     LAYER_WEIGHTS = LAYER_MLP + ASSAY_MLP_WEIGHTS,
 };
 

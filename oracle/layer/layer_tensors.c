@@ -21,8 +21,7 @@ bool layer_is_dense(const assay_stack_config *config, int64_t layer)
 
 const attention_kind *attention_of(const assay_stack_config *config)
 {
-    (void)config;
-    return &attention_mla;
+    return config->attention == ASSAY_LAYER_GQA ? &attention_gqa : &attention_mla;
 }
 
 assay_stack_sizes assay_stack_sizes_of(const assay_stack_config *config)
