@@ -25,7 +25,7 @@ static bool is_summed(int weight)
 /* What the plain half calls it. */
 static int plain_of(int weight)
 {
-    return weight == BS_PRE_NORM ? (int)LAYER_PRE_NORM : weight - BS_MLA + LAYER_MLA;
+    return weight == BS_PRE_NORM ? (int)LAYER_PRE_NORM : weight - BS_MLA + LAYER_ATTENTION;
 }
 
 typedef struct mla_half {
