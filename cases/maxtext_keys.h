@@ -24,6 +24,7 @@ enum {
     ASSAY_PART_GROUPS = 1 << 9,    /* products of groups of rows, each with a matrix of its own */
     ASSAY_PART_SORT = 1 << 10,     /* copies of tokens by expert */
     ASSAY_PART_COMBINE = 1 << 11,  /* and back */
+    ASSAY_PART_SHARING = 1 << 12,  /* attention whose heads may share keys, with windows and sinks */
 };
 
 /* index, key, values that change nothing ("|" between them; "[]" is an empty list), parts that others would change. */

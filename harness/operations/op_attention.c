@@ -187,7 +187,7 @@ static int64_t memory(const assay_case *c)
 }
 
 const assay_operation assay_op_attention = {.name = "attention",
-                                            .parts = ASSAY_PART_ATTENTION,
+                                            .parts = ASSAY_PART_ATTENTION | ASSAY_PART_SHARING,
                                             .summary = "causal attention with log-sum-exp and segments",
                                             .check = check,
                                             .describe = describe,

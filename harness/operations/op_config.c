@@ -297,6 +297,10 @@ assay_status assay_gqa_config_of(assay_context *ctx, const assay_case *c, assay_
                                  .epsilon = m->normalization_layer_epsilon,
                                  .mask_padding = m->mask_padding};
     TRY(assay_require_positive(ctx, "head_dim", m->head_dim));
+    if (m->head_dim % 2 != 0 || m->head_dim > ASSAY_ROPE_DIM_MAX) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "head_dim is %" PRId64 ", expected an even number from 2 to %d",
+                          m->head_dim, ASSAY_ROPE_DIM_MAX);
+    }
     TRY(window_of(ctx, m, &config->window));
     TRY(rope_of_width(ctx, c, m->head_dim, &config->rope));
     TRY(assay_gqa_check(ctx, config));

@@ -176,7 +176,8 @@ static int64_t memory(const assay_case *c)
 }
 
 const assay_operation assay_op_gqa = {.name = "gqa",
-                                      .parts = ASSAY_PART_ATTENTION | ASSAY_PART_GROUPED | ASSAY_PART_ROPE,
+                                      .parts = ASSAY_PART_ATTENTION | ASSAY_PART_SHARING | ASSAY_PART_GROUPED |
+                                               ASSAY_PART_ROPE,
                                       .summary = "grouped-query attention with its projections, windows and sinks",
                                       .check = check,
                                       .describe = describe,

@@ -28,7 +28,7 @@ assay_status layer_backward(assay_context *ctx, const stack_run *run, int64_t la
     TRY(assay_gradients_alloc(ctx, run->out, w.prefix, &w.table, w.values, g.values));
     TRY(attention_half_refill(ctx, run, layer, &w, &half));
     TRY(mlp_half_backward(ctx, run, layer, &w, &g, half.h, dy));
-    TRY(attention_half_backward(ctx, run, layer, &w, &g, &half, dy));
+    TRY(attention_half_backward(ctx, run, &w, &g, &half, dy));
     TRY(assay_gradients_write(ctx, run->out, w.prefix, &w.table, g.values));
 cleanup:
     layer_weights_free(&w);

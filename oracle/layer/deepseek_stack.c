@@ -145,9 +145,8 @@ assay_status assay_stack_run(assay_context *ctx, const assay_stack_config *confi
     double *x = NULL;
     TRY(assay_stack_check(ctx, config));
     const assay_stack_sizes sizes = assay_stack_sizes_of(config);
-    run.dim = sizes.emb_dim;
     run.tokens = sizes.batch * sizes.sequence;
-    run.size = run.tokens * run.dim;
+    run.size = run.tokens * sizes.emb_dim;
     TRY(read_inputs(ctx, &run, &x));
     if (run.segment_ids != NULL && config->batch_split_factor > 0) {
         status = assay_fail(ctx, ASSAY_BAD_INPUT, "inputs/segment_ids: use_batch_split_schedule has none");

@@ -16,10 +16,10 @@ void attention_half_free(attention_half *half)
     *half = (attention_half){0};
 }
 
-static attention_call call_of(const stack_run *run, int64_t layer, const layer_weights *w, const attention_half *half)
+static attention_call call_of(const stack_run *run, const layer_weights *w, const attention_half *half)
 {
     return (attention_call){.config = run->config,
-                            .layer = layer,
+                            .layer = half->layer,
                             .x = half->x_norm,
                             .positions = run->positions,
                             .segment_ids = run->segment_ids,
@@ -41,8 +41,8 @@ static assay_status normalise(assay_context *ctx, const stack_run *run, const la
     assay_status status = ASSAY_OK;
     TRY(assay_alloc_f64(ctx, "normalised input", run->size, &half->x_norm));
     TRY(assay_alloc_f64(ctx, "normalised input", run->tokens, &half->rstd));
-    assay_rms_norm_forward(ctx, half->x_norm, half->rstd, half->x, w->values[LAYER_PRE_NORM], run->tokens, run->dim,
-                           run->config->epsilon);
+    assay_rms_norm_forward(ctx, half->x_norm, half->rstd, half->x, w->values[LAYER_PRE_NORM], run->tokens,
+                           assay_stack_sizes_of(run->config).emb_dim, run->config->epsilon);
     assay_round(ctx, ASSAY_ROUND_STORAGE, run->size, half->x_norm);
 cleanup:
     return status;
@@ -86,11 +86,11 @@ assay_status attention_half_forward(assay_context *ctx, const stack_run *run, in
                                     double **x, double **h)
 {
     assay_status status = ASSAY_OK;
-    attention_half half = {.kind = attention_of(run->config), .x = *x};
+    attention_half half = {.kind = attention_of(run->config), .layer = layer, .x = *x};
     *x = NULL;
     TRY(layer_write_checkpoint(ctx, run, layer, ASSAY_REMAT_DECODER_LAYER_INPUT, half.x));
     TRY(normalise(ctx, run, w, &half));
-    const attention_call call = call_of(run, layer, w, &half);
+    const attention_call call = call_of(run, w, &half);
     for (int slot = ATTENTION_FIRST; slot <= ATTENTION_LAST; slot++) {
         if (has_slot(run, slot)) {
             TRY(half.kind->compute(ctx, &half.residuals, slot, &call));
@@ -115,11 +115,11 @@ assay_status attention_half_refill(assay_context *ctx, const stack_run *run, int
                                    attention_half *half)
 {
     assay_status status = ASSAY_OK;
-    *half = (attention_half){.kind = attention_of(run->config)};
+    *half = (attention_half){.kind = attention_of(run->config), .layer = layer};
     TRY(assay_remat_take(ctx, run->store, layer, ASSAY_REMAT_DECODER_LAYER_INPUT, &half->x));
     TRY(assay_remat_take(ctx, run->store, layer, ASSAY_REMAT_LSE, value_of(half, ASSAY_REMAT_LSE)));
     TRY(normalise(ctx, run, w, half));
-    const attention_call call = call_of(run, layer, w, half);
+    const attention_call call = call_of(run, w, half);
     for (int slot = ATTENTION_FIRST; slot <= ATTENTION_LAST; slot++) {
         if (!has_slot(run, slot)) continue;
         double **value = value_of(half, slot);
@@ -135,11 +135,11 @@ cleanup:
     return status;
 }
 
-assay_status attention_half_backward(assay_context *ctx, const stack_run *run, int64_t layer, const layer_weights *w,
+assay_status attention_half_backward(assay_context *ctx, const stack_run *run, const layer_weights *w,
                                      const layer_weights *g, attention_half *half, double *dh)
 {
     assay_status status = ASSAY_OK;
-    const attention_call call = call_of(run, layer, w, half);
+    const attention_call call = call_of(run, w, half);
     double *dx_norm = NULL, *dx = NULL;
     TRY(assay_alloc_f64(ctx, "gradient of the normalised input", run->size, &dx_norm));
     TRY(half->kind->backward(ctx, dx_norm, g->values + LAYER_ATTENTION, dh, &half->residuals, &call));
@@ -147,7 +147,7 @@ assay_status attention_half_backward(assay_context *ctx, const stack_run *run, i
     assay_round(ctx, ASSAY_ROUND_STORAGE, run->size, dx_norm);
     TRY(assay_alloc_f64(ctx, "gradient of the layer's input", run->size, &dx));
     assay_rms_norm_backward(ctx, dx, g->values[LAYER_PRE_NORM], dx_norm, half->x, w->values[LAYER_PRE_NORM], half->rstd,
-                            run->tokens, run->dim);
+                            run->tokens, assay_stack_sizes_of(run->config).emb_dim);
     assay_round(ctx, ASSAY_ROUND_STORAGE, run->size, dx);
     layer_add(ctx, dh, dh, dx, run->size);
 cleanup:

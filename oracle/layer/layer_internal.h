@@ -11,7 +11,7 @@ typedef struct stack_run {
     const assay_stack_config *config;
     const assay_source *in;
     const assay_sink *out;
-    int64_t dim, tokens, size; /* D, B*S, and that times D */
+    int64_t tokens, size; /* B*S, and that times D */
     int32_t *positions, *segment_ids;
     assay_remat_store *store; /* NULL: no backward follows */
 } stack_run;
@@ -62,6 +62,7 @@ void layer_add(const assay_context *ctx, double *sum, const double *a, const dou
 /* The first half, as backward finds it again: everything but out_proj, and h. */
 typedef struct attention_half {
     const attention_kind *kind;
+    int64_t layer;
     double *x, *x_norm, *rstd;
     attention_residuals residuals;
     double *h;
@@ -74,7 +75,7 @@ assay_status attention_half_forward(assay_context *ctx, const stack_run *run, in
 assay_status attention_half_refill(assay_context *ctx, const stack_run *run, int64_t layer, const layer_weights *w,
                                    attention_half *half);
 /* dh becomes dx. */
-assay_status attention_half_backward(assay_context *ctx, const stack_run *run, int64_t layer, const layer_weights *w,
+assay_status attention_half_backward(assay_context *ctx, const stack_run *run, const layer_weights *w,
                                      const layer_weights *g, attention_half *half, double *dh);
 
 /* h becomes y. */
