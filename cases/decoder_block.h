@@ -13,20 +13,27 @@ enum {
     ASSAY_BLOCK_GATED_SHARED = 1 << 4, /* its shared expert is multiplied by a gate of its own */
     ASSAY_BLOCK_GROUPED = 1 << 5,      /* its attention is what the op gqa computes */
     ASSAY_BLOCK_SCALES_QUERY = 1 << 6, /* it multiplies queries by head_dim^-0.5; others have that in their kernel */
+    ASSAY_BLOCK_LAYER = 1 << 7,        /* its layers are what decoder_layer computes */
+    ASSAY_BLOCK_ALTERNATES = 1 << 8,   /* the window of its attention is that of every other layer */
+    ASSAY_BLOCK_NORMS_HEADS = 1 << 9,  /* its layers honour use_qk_norm */
+
+    /* layers with multi-head latent attention, and with grouped-query attention */
+    ASSAY_BLOCK_LATENT_LAYER = ASSAY_BLOCK_LATENT | ASSAY_BLOCK_LAYER,
+    ASSAY_BLOCK_GROUPED_LAYER = ASSAY_BLOCK_GROUPED | ASSAY_BLOCK_LAYER,
 };
 
 /* name, router (of DEEPSEEK3 the model's name and score function make DEEPSEEK2), what it has. "": not said. */
 #define ASSAY_DECODER_BLOCK_TABLE(X)                                                                                   \
-    X("", DEFAULT, ASSAY_BLOCK_LATENT | ASSAY_BLOCK_GROUPED | ASSAY_BLOCK_SCALES_QUERY)                                \
+    X("", DEFAULT, ASSAY_BLOCK_LATENT_LAYER | ASSAY_BLOCK_GROUPED | ASSAY_BLOCK_SCALES_QUERY)                          \
     X("default", DEFAULT, ASSAY_BLOCK_GROUPED)                                                                         \
     X("llama2", DEFAULT, ASSAY_BLOCK_GROUPED)                                                                          \
     X("mistral", DEFAULT, ASSAY_BLOCK_GROUPED)                                                                         \
-    X("mixtral", DEFAULT, ASSAY_BLOCK_GROUPED)                                                                         \
-    X("deepseek", DEEPSEEK3, ASSAY_BLOCK_LATENT | ASSAY_BLOCK_CLAMPS)                                                  \
-    X("deepseek2", DEEPSEEK3, ASSAY_BLOCK_LATENT | ASSAY_BLOCK_CLAMPS)                                                 \
-    X("deepseek3", DEEPSEEK3, ASSAY_BLOCK_LATENT | ASSAY_BLOCK_CLAMPS)                                                 \
+    X("mixtral", DEFAULT, ASSAY_BLOCK_GROUPED_LAYER)                                                                   \
+    X("deepseek", DEEPSEEK3, ASSAY_BLOCK_LATENT_LAYER | ASSAY_BLOCK_CLAMPS)                                            \
+    X("deepseek2", DEEPSEEK3, ASSAY_BLOCK_LATENT_LAYER | ASSAY_BLOCK_CLAMPS)                                           \
+    X("deepseek3", DEEPSEEK3, ASSAY_BLOCK_LATENT_LAYER | ASSAY_BLOCK_CLAMPS)                                           \
     X("deepseek4", DEEPSEEK3, ASSAY_BLOCK_CLAMPS)                                                                      \
-    X("kimi_k2", DEEPSEEK3, ASSAY_BLOCK_LATENT)                                                                        \
+    X("kimi_k2", DEEPSEEK3, ASSAY_BLOCK_LATENT_LAYER)                                                                  \
     X("glm4_moe", DEEPSEEK3, 0)                                                                                        \
     X("gemma", DEFAULT, 0)                                                                                             \
     X("gemma2", DEFAULT, 0)                                                                                            \
@@ -35,12 +42,13 @@ enum {
     X("gemma4_small", DEFAULT, 0)                                                                                      \
     X("qwen2", DEFAULT, 0)                                                                                             \
     X("qwen3", DEFAULT, ASSAY_BLOCK_GROUPED | ASSAY_BLOCK_SCALES_QUERY)                                                \
-    X("qwen3_moe", DEFAULT, ASSAY_BLOCK_GROUPED | ASSAY_BLOCK_SCALES_QUERY)                                            \
+    X("qwen3_moe", DEFAULT, ASSAY_BLOCK_GROUPED_LAYER | ASSAY_BLOCK_SCALES_QUERY | ASSAY_BLOCK_NORMS_HEADS)            \
     X("qwen3_custom_moe", DEFAULT, 0)                                                                                  \
     X("qwen3_next", DEFAULT, ASSAY_BLOCK_OTHER_NORM | ASSAY_BLOCK_GATED_SHARED)                                        \
     X("qwen3_5", DEFAULT, ASSAY_BLOCK_OTHER_NORM | ASSAY_BLOCK_GATED_SHARED)                                           \
     X("gpt3", DEFAULT, ASSAY_BLOCK_UNGATED | ASSAY_BLOCK_OTHER_NORM)                                                   \
-    X("gpt_oss", DEFAULT, ASSAY_BLOCK_CLAMPS | ASSAY_BLOCK_GROUPED | ASSAY_BLOCK_SCALES_QUERY)                         \
+    X("gpt_oss", DEFAULT,                                                                                              \
+      ASSAY_BLOCK_CLAMPS | ASSAY_BLOCK_GROUPED_LAYER | ASSAY_BLOCK_SCALES_QUERY | ASSAY_BLOCK_ALTERNATES)              \
     X("llama4", LLAMA4, 0)                                                                                             \
     X("olmo3", DEFAULT, 0)                                                                                             \
     X("envy", DEFAULT, 0)                                                                                              \

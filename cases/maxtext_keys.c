@@ -63,8 +63,8 @@ static const char *const NEUTRAL[] = {
     " internal_compile_num_devices compile_xla_flags pipeline_fsdp_ag_per_repeat num_layers_per_pipeline_stage"
     " num_pipeline_repeats pipeline_parallel_layers num_pipeline_microbatches pipeline_delay_activation_forwarding"
     " pipeline_fsdp_ag_once scan_pipeline_iterations scan_pipeline_repeats scan_layers_per_stage"
-    " set_remat_policy_on_pipeline_iterations set_remat_policy_on_layers_per_stage indexer_cutoff_threshold context"
-    " kv_proj qkv_proj engram optimizer_memory_host_offload parameter_memory_host_offload ",
+    " set_remat_policy_on_pipeline_iterations set_remat_policy_on_layers_per_stage indexer_cutoff_threshold"
+    " kv_proj engram optimizer_memory_host_offload parameter_memory_host_offload ",
     /* data, training */
     " tokenizer_path tokenizer_type use_chat_template chat_template_path chat_template data_template_path"
     " tokenize_train_data tokenize_eval_data add_bos add_eos use_truncation dataset_type per_device_batch_size"

@@ -17,11 +17,13 @@
     X(S, query_proj, "remat")                                                                                          \
     X(S, key_proj, "remat")                                                                                            \
     X(S, value_proj, "remat")                                                                                          \
+    X(S, qkv_proj, "remat")                                                                                            \
     X(S, query_wa_proj, "remat")                                                                                       \
     X(S, kv_wa_proj, "remat")                                                                                          \
     X(S, mla_q, "remat")                                                                                               \
     X(S, mla_kv, "remat")                                                                                              \
     X(S, attention_out, "remat")                                                                                       \
+    X(S, context, "remat") /* attention_out, as kernels call it */                                                     \
     X(S, out_proj, "remat")                                                                                            \
     X(S, mlpwi, "remat")                                                                                               \
     X(S, mlpwi_0, "remat")                                                                                             \
@@ -133,9 +135,9 @@ typedef struct assay_model_config {
 #define X(type, key, value) ASSAY_KEY_TYPE_##type key;
     ASSAY_MODEL_KEY_TABLE(X)
 #undef X
-    bool given[ASSAY_MODEL_KEYS];           /* by a model or over it; what is not given is left open */
-    assay_text maxtext[ASSAY_MAXTEXT_KEYS]; /* of keys that are none of a case, where they might change something */
-    bool weigh_biased;                      /* no key: what no model does, and a mutant */
+    bool given[ASSAY_MODEL_KEYS];             /* by a model or over it; what is not given is left open */
+    assay_text maxtext[ASSAY_MAXTEXT_KEYS];   /* of keys that are none of a case, where they might change something */
+    bool weigh_biased, windows_in_odd_layers; /* no keys: what no model does, and mutants */
 } assay_model_config;
 
 extern const assay_model_config assay_model_defaults;

@@ -12,15 +12,10 @@ static bool is_op(const assay_case *c, const char *name)
     return strcmp(c->op, name) == 0;
 }
 
-static bool is_layer(const assay_case *c)
-{
-    return is_op(c, "deepseek_layer") || is_op(c, "deepseek_stack");
-}
-
 static bool has_moe(const assay_case *c)
 {
-    const int64_t layers = is_op(c, "deepseek_layer") ? 1 : c->config.base_num_decoder_layers;
-    return is_op(c, "moe") || (is_layer(c) && c->config.first_num_dense_layers < layers);
+    const int64_t layers = assay_is_stack(c) ? c->config.base_num_decoder_layers : 1;
+    return is_op(c, "moe") || (assay_is_layer(c) && c->config.first_num_dense_layers < layers);
 }
 
 static bool has_sparse_moe(const assay_case *c)
@@ -37,7 +32,7 @@ static bool drops_rows(const assay_case *c)
 /* Layers under the schedule; a block alone only takes its rule of dividing the weights. */
 static bool is_batch_split(const assay_case *c)
 {
-    return is_layer(c) && c->config.use_batch_split_schedule;
+    return assay_is_layer(c) && c->config.use_batch_split_schedule;
 }
 
 static bool is_sharded(const assay_case *c)
@@ -82,7 +77,7 @@ static bool fuses_experts(const assay_case *c)
 static bool other_fused(const assay_case *c, assay_other_form *form)
 {
     const bool experts = has_sparse_moe(c) && !is_batch_split(c); /* which has no fused experts */
-    const bool dense = is_op(c, "mlp") || (is_layer(c) && c->config.first_num_dense_layers > 0);
+    const bool dense = is_op(c, "mlp") || (assay_is_layer(c) && c->config.first_num_dense_layers > 0);
     if (dense) form->c.config.fused_mlp = !c->config.fused_mlp;
     if (experts) form->c.config.prefuse_moe_weights = !fuses_experts(c);
     if (experts) form->c.config.fused_moe_mlp = false;
@@ -179,10 +174,13 @@ static bool other_remat(const assay_case *c, assay_other_form *form)
 {
     assay_context ctx = {0};
     assay_stack_config config;
-    bool kept = true;
-    if (!is_layer(c) || is_batch_split(c)) return false; /* the schedule has a policy of its own */
+    assay_remat_report own, all;
+    if (!assay_is_layer(c) || is_batch_split(c)) return false; /* the schedule has a policy of its own */
     if (assay_stack_config_of(&ctx, c, &config) != ASSAY_OK) return false;
-    for (int name = 0; name < ASSAY_REMAT_NAMES; name++) kept &= config.policy.action[name] == ASSAY_DEVICE;
+    if (assay_stack_remat_model(&ctx, &config, &own) != ASSAY_OK) return false;
+    for (int name = 0; name < ASSAY_REMAT_NAMES; name++) config.policy.action[name] = ASSAY_DEVICE;
+    if (assay_stack_remat_model(&ctx, &config, &all) != ASSAY_OK) return false;
+    const bool kept = own.bytes_kept == all.bytes_kept;
     snprintf(form->c.config.remat_policy.text, sizeof form->c.config.remat_policy.text, "custom");
     set_policies(&form->c.config, kept ? "remat" : "device");
     return true;
@@ -276,10 +274,20 @@ static bool other_chunks(const assay_case *c, assay_other_form *form)
     return is_case(&form->c);
 }
 
+/* The same layers under two names. */
+static bool other_name(const assay_case *c, assay_other_form *form)
+{
+    const bool decoder = is_op(c, "decoder_layer") || is_op(c, "decoder_stack");
+    if (!assay_is_layer(c)) return false;
+    snprintf(form->c.op, sizeof form->c.op, "%s_%s", decoder ? "deepseek" : "decoder",
+             assay_is_stack(c) ? "stack" : "layer");
+    return is_case(&form->c);
+}
+
 static bool other_batch_split(const assay_case *c, assay_other_form *form)
 {
     assay_model_config *m = &form->c.config;
-    if (!is_layer(c)) return false;
+    if (!assay_is_layer(c)) return false;
     /* The schedule's router has a bias. Its weights lack the 1e-20 beside their sum: with one expert a token, that is
      * all of their gradient. */
     if (!m->routed_bias || m->num_experts_per_tok == 1) return false;
@@ -371,6 +379,7 @@ const assay_equivalence assay_equivalences[] = {
     {"window-whole", "a window as long as the sequence, or none", ASSAY_HOLDS_BITS, true, other_window},
     {"heads-copied", "keys that heads share, or a copy of them for each", ASSAY_HOLDS_SCALES, false, other_copied},
     {"remat-kept", "intermediates computed again, or kept", ASSAY_HOLDS_BITS, true, other_remat},
+    {"decoder-deepseek", "a DeepSeek layer as decoder_layer, or as deepseek_layer", ASSAY_HOLDS_BITS, true, other_name},
     {"batchsplit-plain", "the batch-split schedule, or layer after layer", ASSAY_HOLDS_SCALES, true, other_batch_split},
     {"weight-before-after-wo", "the routing weight on h, or on y", ASSAY_HOLDS_SCALES, false, other_weight},
     {"gmm-layouts", "the rows of a grouped product in one layout, or in another", ASSAY_HOLDS_BITS, false, other_layout},

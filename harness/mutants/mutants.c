@@ -21,6 +21,7 @@
 #define EXPERTS ASSAY_PART_EXPERTS
 #define GATED (ASSAY_PART_MLP | ASSAY_PART_EXPERTS)
 #define LATENT ASSAY_PART_LATENT
+#define GROUPED ASSAY_PART_GROUPED
 #define ROPE ASSAY_PART_ROPE
 #define ATTENTION ASSAY_PART_ATTENTION
 #define SHARING ASSAY_PART_SHARING
@@ -334,6 +335,10 @@ const assay_mutant assay_mutants[] = {
     {"previous_token", "inputs of the row before", "21, 60", ASSAY_HAS_X, ASSAY_IN_BLOCKS,
      INPUTS("x", assay_edit_lag_rows)},
 
+    {"windows_elsewhere", "layers with a sliding window are without, the others have it", "78", GROUPED,
+     ASSAY_EVERYWHERE, .where = assay_has_windows, .configure = assay_edit_other_windows},
+    {"layer_norms_exchanged", "the norms before attention and before the experts are exchanged", "79", LAYER,
+     ASSAY_EVERYWHERE, INPUTS("pre_self_attention_layer_norm/scale", assay_edit_exchange_layer_norms)},
     {"residual_missing", "the second addition of a layer is left out", "", LAYER, ASSAY_EVERYWHERE,
      .change_inputs = assay_edit_outgrow_residual, .change_results = assay_edit_shrink_back},
 

@@ -25,12 +25,17 @@ bool assay_has_yarn(const assay_case *c)
 
 bool assay_has_one_layer(const assay_case *c)
 {
-    return strcmp(c->op, "deepseek_stack") != 0;
+    return !assay_is_stack(c);
 }
 
 bool assay_is_no_layer(const assay_case *c)
 {
-    return (assay_operation_by_name(c->op)->parts & ASSAY_PART_LAYER) == 0;
+    return !assay_is_layer(c);
+}
+
+bool assay_has_windows(const assay_case *c)
+{
+    return assay_is_layer(c) && assay_block_has(c->config.decoder_block.text, ASSAY_BLOCK_ALTERNATES);
 }
 
 bool assay_has_qk_norms(const assay_case *c)
@@ -198,6 +203,12 @@ bool assay_edit_other_epsilon(assay_case *c)
 {
     double *epsilon = &c->config.normalization_layer_epsilon;
     *epsilon = *epsilon < 5e-6 ? 1e-5 : 1e-6;
+    return true;
+}
+
+bool assay_edit_other_windows(assay_case *c)
+{
+    c->config.windows_in_odd_layers = true;
     return true;
 }
 

@@ -40,6 +40,19 @@ bool assay_edit_leave_norm_out(const assay_mutation *m, assay_tensor *tensor)
     return assay_path_ends(tensor->spec.path, "scale") ? undo_norm(m, tensor) : shrink_latent(m, tensor);
 }
 
+/* Of a layer's first norm and its second. */
+bool assay_edit_exchange_layer_norms(const assay_mutation *m, assay_tensor *pre)
+{
+    char path[ASSAY_PATH_SIZE];
+    const char *name = strstr(pre->spec.path, "pre_self_attention_layer_norm/scale");
+    snprintf(path, sizeof path, "%.*spost_self_attention_layer_norm/scale", (int)(name - pre->spec.path),
+             pre->spec.path);
+    assay_tensor *post = assay_tensor_set_find(m->tensors, path);
+    if (post == NULL || post->count != pre->count) return false;
+    assay_swap_values(pre->values, post->values, pre->count);
+    return true;
+}
+
 /* Of the kernels and biases of queries and keys, and of the scales of their norms. */
 bool assay_edit_leave_qk_norm_out(const assay_mutation *m, assay_tensor *tensor)
 {
@@ -61,8 +74,9 @@ static int layer_of(const char *path)
 static int exponent_of(const char *path)
 {
     const int layer = layer_of(path);
-    if (assay_path_ends(path, "self_attention/out/kernel")) return GROWTH * layer;
-    return assay_path_ends(path, "wo") || assay_path_ends(path, "wo/kernel") ? GROWTH * (layer + 1) : 0;
+    if (assay_any_word("self_attention/out/kernel self_attention/out/bias", path, assay_path_ends))
+        return GROWTH * layer;
+    return assay_any_word("wo wo/kernel wo_bias wo/bias", path, assay_path_ends) ? GROWTH * (layer + 1) : 0;
 }
 
 static bool scale_by(assay_tensor *tensor, int exponent)

@@ -9,6 +9,7 @@
 bool assay_has_yarn(const assay_case *c);
 bool assay_has_one_layer(const assay_case *c); /* or none: no layer reads what another one gave */
 bool assay_is_no_layer(const assay_case *c);
+bool assay_has_windows(const assay_case *c); /* in some layers, in others not */
 bool assay_has_expert_shards(const assay_case *c);
 bool assay_has_ring(const assay_case *c);
 bool assay_has_head_shards(const assay_case *c);
@@ -22,7 +23,8 @@ assay_case_edit assay_edit_not_divided, assay_edit_biased_weights, assay_edit_bi
     assay_edit_other_score, assay_edit_other_group_score, assay_edit_no_groups, assay_edit_other_group_count,
     assay_edit_one_expert_fewer, assay_edit_half_buffer, assay_edit_other_activation, assay_edit_other_interleave,
     assay_edit_other_rope_type, assay_edit_other_epsilon, assay_edit_longer_window, assay_edit_no_window,
-    assay_edit_other_query_scale, assay_edit_no_shared_gate, assay_edit_other_densities;
+    assay_edit_other_query_scale, assay_edit_no_shared_gate, assay_edit_other_densities,
+    assay_edit_other_windows;
 
 /* For `inputs`, `results` and `integers`, what changes one tensor. Numbers become m->by; where they all are that already
  * the first takes it for no change. */
@@ -48,7 +50,7 @@ assay_tensor_edit assay_edit_contract_padding, assay_edit_negatives_to, assay_ed
 /* Of positions, attention and norms (mutants_inputs_attention.c, mutants_left_out.c). */
 assay_tensor_edit assay_edit_next_positions, assay_edit_round_positions, assay_edit_one_segment, assay_edit_lag_rows,
     assay_edit_lag_tokens, assay_edit_scale_from_hidden, assay_edit_roll_heads, assay_edit_zero_rope_columns,
-    assay_edit_leave_norm_out, assay_edit_leave_qk_norm_out;
+    assay_edit_leave_norm_out, assay_edit_leave_qk_norm_out, assay_edit_exchange_layer_norms;
 /* Of weights on a mesh (mutants_mesh.c); of rows of the batch there, and of gradients (mutants_shard_rows.c). */
 assay_tensor_edit assay_edit_clamp_ids, assay_edit_roll_expert_shards, assay_edit_zero_last_shard,
     assay_edit_zero_all_but_first_shard, assay_edit_zero_shard_before, assay_edit_double_last_shard,

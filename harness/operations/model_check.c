@@ -19,12 +19,19 @@ static const char *maxtext_text(const model_check *check, int key)
 
 static const char *const TURNS_ON = "does not compute what it turns on";
 
+/* GPT-OSS scans its layers in pairs, one with a window and one without. */
+static bool is_cycle(const model_check *check, int key)
+{
+    return key == ASSAY_MAXTEXT_inhomogeneous_layer_cycle_interval && strcmp(maxtext_text(check, key), "2") == 0 &&
+           assay_block_has(check->c->config.decoder_block.text, ASSAY_BLOCK_ALTERNATES);
+}
+
 static assay_status check_maxtext_keys(const model_check *check)
 {
     for (int i = 0; i < ASSAY_MAXTEXT_KEYS; i++) {
         const assay_maxtext_key *key = &assay_maxtext_keys[i];
         const bool changes = key->parts == ASSAY_PART_ALL || (key->parts & check->parts) != 0;
-        if (!changes || maxtext_text(check, i)[0] == '\0') continue;
+        if (!changes || maxtext_text(check, i)[0] == '\0' || is_cycle(check, i)) continue;
         char expected[ASSAY_TEXT_SIZE];
         const size_t length = strcspn(key->unchanging, "|");
         snprintf(expected, sizeof expected, length == 0 ? "\"\"" : "%.*s", (int)length, key->unchanging);
@@ -131,6 +138,48 @@ static assay_status refuse(const model_check *check, int key, const char *expect
                       expected, m->fused_moe_func ? "fused_moe_func" : block, why);
 }
 
+/* What layers with grouped-query attention honour (MaxText models/mixtral.py, qwen3.py, gpt_oss.py). */
+static assay_status check_grouped_layer(const model_check *check)
+{
+    const assay_model_config *m = &check->c->config;
+    const char *block = m->decoder_block.text, *type = m->attention_type.text;
+    const bool alternates = assay_block_has(block, ASSAY_BLOCK_ALTERNATES);
+    if (m->first_num_dense_layers > 0) {
+        return refuse(check, ASSAY_KEY_AT_first_num_dense_layers, "0", "has experts in every layer");
+    }
+    if (m->shared_experts > 0) return refuse(check, ASSAY_KEY_AT_shared_experts, "0", "has no shared expert");
+    if (m->use_batch_split_schedule) {
+        return refuse(check, ASSAY_KEY_AT_use_batch_split_schedule, "false", "has no such schedule");
+    }
+    if (m->use_qk_norm && !assay_block_has(block, ASSAY_BLOCK_NORMS_HEADS)) {
+        return refuse(check, ASSAY_KEY_AT_use_qk_norm, "false", "does not normalise queries and keys");
+    }
+    if (m->attention_bias && !alternates) {
+        return refuse(check, ASSAY_KEY_AT_attention_bias, "false", "has no biases in its attention");
+    }
+    if (strcmp(type, "local_sliding") == 0 && (!alternates || assay_is_stack(check->c))) {
+        return refuse(check, ASSAY_KEY_AT_attention_type, "\"\"",
+                      alternates ? "has a window in every other layer" : "has no window");
+    }
+    if (m->sliding_window_size > 0 && !alternates) {
+        return refuse(check, ASSAY_KEY_AT_sliding_window_size, "0", "has no window");
+    }
+    if (m->sliding_window_size == 0 && alternates) {
+        return refuse(check, ASSAY_KEY_AT_sliding_window_size, "1 or more", "has a window in every other layer");
+    }
+    return ASSAY_OK;
+}
+
+/* Of operations whose layer is the model's. */
+static assay_status check_layer(const model_check *check)
+{
+    const assay_model_config *m = &check->c->config;
+    if (!assay_block_has(m->decoder_block.text, ASSAY_BLOCK_LAYER)) {
+        return refuse_block(check, "has a layer of another form");
+    }
+    return assay_layer_is_grouped(m) ? check_grouped_layer(check) : ASSAY_OK;
+}
+
 static assay_status check_router(const model_check *check)
 {
     const assay_model_config *m = &check->c->config;
@@ -224,10 +273,24 @@ cleanup:
     return status;
 }
 
+enum { EITHER_ATTENTION = ASSAY_PART_LATENT | ASSAY_PART_GROUPED };
+
+static bool has_the_models_layer(unsigned parts)
+{
+    return (parts & EITHER_ATTENTION) == EITHER_ATTENTION;
+}
+
+/* A layer has one of the two attentions. */
+static unsigned parts_of(const assay_case *c, unsigned parts)
+{
+    if (!has_the_models_layer(parts)) return parts;
+    return parts ^ (unsigned)(assay_layer_is_grouped(&c->config) ? ASSAY_PART_LATENT : ASSAY_PART_GROUPED);
+}
+
 /* Layers may be dense alone. */
 static bool routes(const assay_case *c, unsigned parts)
 {
-    const int64_t layers = strcmp(c->op, "deepseek_layer") == 0 ? 1 : c->config.base_num_decoder_layers;
+    const int64_t layers = assay_is_stack(c) ? c->config.base_num_decoder_layers : 1;
     const bool dense = (parts & ASSAY_PART_LAYER) != 0 && c->config.first_num_dense_layers >= layers;
     return (parts & ASSAY_PART_ROUTER) != 0 && !dense;
 }
@@ -235,7 +298,8 @@ static bool routes(const assay_case *c, unsigned parts)
 assay_status assay_model_check(assay_context *ctx, const assay_case *c, unsigned parts)
 {
     assay_status status;
-    const model_check check = {ctx, c, parts};
+    const model_check check = {ctx, c, parts_of(c, parts)};
+    if (has_the_models_layer(parts)) TRY(check_layer(&check));
     TRY(check_maxtext_keys(&check));
     TRY(check_heads(&check));
     TRY(check_block(&check));
@@ -253,7 +317,7 @@ assay_status assay_model_resolve(assay_context *ctx, const assay_case *c, unsign
     assay_status status = ASSAY_OK;
     assay_routing_config routing;
     *resolved = c->config;
-    if ((parts & ASSAY_PART_GROUPED) != 0) {
+    if ((parts_of(c, parts) & ASSAY_PART_GROUPED) != 0) {
         resolved->query_pre_attn_scalar = assay_query_scale_of(&c->config);
         if (c->config.base_num_kv_heads == 0) resolved->base_num_kv_heads = c->config.base_num_query_heads;
     }

@@ -354,13 +354,32 @@ static assay_status remat_policy_of(assay_context *ctx, const assay_model_config
     return assay_remat_policy_make(ctx, policy, m->remat_policy.text, texts);
 }
 
+bool assay_layer_is_grouped(const assay_model_config *m)
+{
+    const char *block = m->decoder_block.text;
+    return assay_block_has(block, ASSAY_BLOCK_GROUPED) && !assay_block_has(block, ASSAY_BLOCK_LATENT);
+}
+
 /* A fixture has some hundred datasets for each. */
 enum { LAYERS_MAX = 1000 };
+
+/* GPT-OSS has its window in layers 0, 2, 4 ..., whatever attention_type is; a layer alone is 0 or, of global attention, 1. */
+static assay_status grouped_config_of(assay_context *ctx, const assay_case *c, assay_stack_config *config)
+{
+    const assay_model_config *m = &c->config;
+    assay_status status = assay_gqa_config_of(ctx, c, &config->gqa);
+    RETURN_IF(status != ASSAY_OK, status);
+    if (!assay_block_has(m->decoder_block.text, ASSAY_BLOCK_ALTERNATES)) return ASSAY_OK;
+    const bool second = config->single && strcmp(m->attention_type.text, "global") == 0;
+    config->gqa.window = m->sliding_window_size;
+    config->windows = second != m->windows_in_odd_layers ? ASSAY_WINDOWS_ODD : ASSAY_WINDOWS_EVEN;
+    return ASSAY_OK;
+}
 
 assay_status assay_stack_config_of(assay_context *ctx, const assay_case *c, assay_stack_config *config)
 {
     const assay_model_config *m = &c->config;
-    const bool single = strcmp(c->op, "deepseek_layer") == 0;
+    const bool single = !assay_is_stack(c);
     assay_status status;
     *config = (assay_stack_config){.layers = single ? 1 : m->base_num_decoder_layers,
                                    .dense_layers = m->first_num_dense_layers,
@@ -371,7 +390,12 @@ assay_status assay_stack_config_of(assay_context *ctx, const assay_case *c, assa
                           config->layers, LAYERS_MAX);
     }
     if (config->dense_layers > config->layers) config->dense_layers = config->layers;
-    TRY(assay_mla_config_of(ctx, c, &config->mla));
+    config->attention = assay_layer_is_grouped(m) ? ASSAY_LAYER_GQA : ASSAY_LAYER_MLA;
+    if (config->attention == ASSAY_LAYER_GQA) {
+        TRY(grouped_config_of(ctx, c, config));
+    } else {
+        TRY(assay_mla_config_of(ctx, c, &config->mla));
+    }
     if (m->first_num_hash_layers > 0) {
         return assay_fail(ctx, ASSAY_BAD_INPUT,
                           "first_num_hash_layers is %" PRId64 ", expected 0: op %s has no input_ids for hash routing",

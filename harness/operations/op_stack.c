@@ -46,12 +46,12 @@ static assay_status describe_weights(assay_describer d, const assay_stack_config
 {
     assay_status status;
     const assay_fill scale = assay_fill_normal(0.1, 1.0);
-    const assay_dims dim = {"D", {config->mla.emb_dim}};
-    const assay_tensor_table mla = assay_mla_weight_table(&config->mla);
+    const assay_dims dim = {"D", {assay_stack_sizes_of(config).emb_dim}};
+    const assay_tensor_table attention = assay_stack_attention_weights(config);
     d.block = "";
     TRY(assay_describe_weight(&d, "pre_self_attention_layer_norm/scale", scale, dim));
     d.block = "self_attention/";
-    TRY(assay_describe_weights(&d, &mla, (assay_dims){"", {0}}));
+    TRY(assay_describe_weights(&d, &attention, (assay_dims){"", {0}}));
     d.block = "";
     TRY(assay_describe_weight(&d, "post_self_attention_layer_norm/scale", scale, dim));
     d.block = is_dense(config, layer) ? "mlp/" : "moe/";
@@ -103,14 +103,28 @@ static assay_status describe_schedule(const assay_describer *d, const assay_stac
     return assay_describe(d->ctx, d->list, "schedule/events", ASSAY_INT32, NULL, events);
 }
 
+static assay_status describe_attention(const assay_describer *d, const assay_stack_config *config)
+{
+    assay_status status = ASSAY_OK;
+    const assay_tensor_row lse = assay_stack_attention_row(config, ASSAY_REMAT_LSE);
+    for (int slot = ASSAY_REMAT_QUERY_WA_PROJ; slot <= ASSAY_REMAT_OUT_PROJ; slot++) {
+        const assay_tensor_row row = assay_stack_attention_row(config, slot);
+        if (slot == ASSAY_REMAT_ATTENTION_OUT) TRY(assay_describe_checkpoint(d, &lse));
+        TRY(assay_describe_checkpoint(d, &row));
+    }
+cleanup:
+    return status;
+}
+
 static assay_status describe_results(const assay_describer *d, const assay_stack_config *config, int64_t layer)
 {
     assay_status status;
     if (config->batch_split_factor > 0 && !is_dense(config, layer)) return describe_batch_split_results(d, config);
-    const assay_dims x = {"BSD", {config->mla.batch, config->mla.sequence, config->mla.emb_dim}};
-    const assay_dims tokens = {"BS", {config->mla.batch, config->mla.sequence}};
+    const assay_stack_sizes sizes = assay_stack_sizes_of(config);
+    const assay_dims x = {"BSD", {sizes.batch, sizes.sequence, sizes.emb_dim}};
+    const assay_dims tokens = {"BS", {sizes.batch, sizes.sequence}};
     TRY(assay_describe_result(d, "checkpoints", "decoder_layer_input", ASSAY_FLOAT64, x));
-    TRY(assay_describe_mla_checkpoints(d, &config->mla));
+    TRY(describe_attention(d, config));
     if (is_dense(config, layer)) {
         TRY(assay_describe_mlp_checkpoints(d, &config->mlp, ASSAY_MLP_DENSE, tokens));
     } else {
@@ -129,7 +143,7 @@ static assay_status describe(assay_context *ctx, const assay_case *c, assay_tens
     assay_describer d = {.ctx = ctx, .c = c, .list = list, .layer = "", .block = ""};
     const assay_fill one = assay_fill_normal(1.0, 0.0);
     TRY(assay_stack_config_of(ctx, c, &config));
-    const assay_dims x = {"BSD", {c->batch, c->sequence, config.mla.emb_dim}};
+    const assay_dims x = {"BSD", {c->batch, c->sequence, assay_stack_sizes_of(&config).emb_dim}};
     TRY(assay_describe_variable(ctx, list, c, "inputs/x", one, x));
     TRY(assay_describe_positions(ctx, list, c));
     TRY(assay_describe_segments(ctx, list, c));
@@ -191,6 +205,33 @@ const assay_operation assay_op_deepseek_stack = {
     .name = "deepseek_stack",
     .parts = ASSAY_PART_ALL & ~ASSAY_PART_GROUPED,
     .summary = "decoder layers one after the other, rematerialised",
+    .check = check,
+    .describe = describe,
+    .run = run,
+    .ensemble = assay_every_case,
+    .mesh = true,
+    .second_form = {.evaluate = second_form, .checkpoints = second_checkpoints},
+    .flops = flops,
+    .memory = memory};
+
+/* The layer that the model says, with one of the two attentions. */
+const assay_operation assay_op_decoder_layer = {
+    .name = "decoder_layer",
+    .parts = ASSAY_PART_ALL,
+    .summary = "one decoder layer of DeepSeek, Mixtral, Qwen3-MoE or GPT-OSS",
+    .check = check,
+    .describe = describe,
+    .run = run,
+    .ensemble = assay_every_case,
+    .mesh = true,
+    .second_form = {.evaluate = second_form, .checkpoints = second_checkpoints},
+    .flops = flops,
+    .memory = memory};
+
+const assay_operation assay_op_decoder_stack = {
+    .name = "decoder_stack",
+    .parts = ASSAY_PART_ALL,
+    .summary = "such layers one after the other, rematerialised",
     .check = check,
     .describe = describe,
     .run = run,

@@ -104,6 +104,8 @@ assay_status assay_attention_config_of(assay_context *ctx, const assay_case *c, 
 assay_status assay_gqa_config_of(assay_context *ctx, const assay_case *c, assay_gqa_config *config);
 assay_status assay_mla_config_of(assay_context *ctx, const assay_case *c, assay_mla_config *config);
 assay_status assay_stack_config_of(assay_context *ctx, const assay_case *c, assay_stack_config *config);
+/* Whether the attention of the model's layers is gqa.h's; else it is mla.h's. */
+bool assay_layer_is_grouped(const assay_model_config *m);
 
 /* Whether the model says that its attention is MLA; whether its heads are head_dim wide, and may share keys. */
 bool assay_says_latent(const assay_model_config *m);

@@ -62,7 +62,9 @@ typedef struct assay_operation {
     X(mla)                                                                                                             \
     X(gqa)                                                                                                             \
     X(deepseek_layer)                                                                                                  \
-    X(deepseek_stack)
+    X(deepseek_stack)                                                                                                  \
+    X(decoder_layer)                                                                                                   \
+    X(decoder_stack)
 
 #define X(name) extern const assay_operation assay_op_##name;
 ASSAY_OPERATIONS(X)
@@ -70,6 +72,8 @@ ASSAY_OPERATIONS(X)
 
 extern const assay_operation *const assay_operations[];           /* ends with NULL */
 const assay_operation *assay_operation_by_name(const char *name); /* NULL when there is none */
+bool assay_is_layer(const assay_case *c);                         /* one decoder layer or a stack of them */
+bool assay_is_stack(const assay_case *c);
 
 /* What holds for every operation (sizes above 0, no mesh where it has none, ...), then the operation's own check, then
  * the tensors. Refuses inputs that the case describes and the operation does not have. */

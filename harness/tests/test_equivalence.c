@@ -88,6 +88,12 @@ static const char gmm_psum[] =
 static const char k_grouped[] = "{case: gmm/x, op: gmm, " HEAD ", model: {base_emb_dim: 7, base_moe_mlp_dim: 5, "
                                 "num_experts: 3}, config: {gmm_layout: k_grouped}, inputs: {group_sizes: {values: [4, 0, "
                                 "9]}, c: {scale: 3}, rhs: {unused_nan: true}}}";
+static const char gpt_oss[] =
+    "{case: decoder_stack/x, op: decoder_stack, " HEAD ", model: {decoder_block: gpt_oss, base_emb_dim: 12, "
+    "base_moe_mlp_dim: 7, num_experts: 6, num_experts_per_tok: 2, base_num_query_heads: 4, base_num_kv_heads: 2, "
+    "head_dim: 4, sliding_window_size: 2, attention_sink: true, attention_bias: true, routed_bias: true, mlp_bias: "
+    "true, "
+    "mlp_activations: [sigmoid, linear], mlp_activations_limit: 7.0, base_num_decoder_layers: 2}}";
 
 /* An error in the other form alone: one key of its configuration is changed as well. */
 static const assay_equivalence *planted_in;
@@ -171,6 +177,10 @@ static const struct {
     {"heads-copied", gqa, "rope_max_timescale=10000.01"},
     {"remat-kept", stack, "normalization_layer_epsilon=1.0000001e-5"},
     {"remat-kept", mesh_stack, "normalization_layer_epsilon=1.0000001e-5"},
+    {"remat-kept", gpt_oss, "sliding_window_size=3"},
+    {"sharded-whole", gpt_oss, "rope_max_timescale=10001"},
+    {"decoder-deepseek", stack, "normalization_layer_epsilon=1.0000001e-5"},
+    {"decoder-deepseek", mesh_stack, "mscale=1.0000001"},
     {"batchsplit-plain", long_stack, "mscale=1.0000001"},
     {"batchsplit-plain", schedule, "mscale=1.0000001"},
     {"weight-before-after-wo", moe, "routed_scaling_factor=1.0000001"},

@@ -88,7 +88,7 @@ static double least_margin(const assay_case *c, const assay_profile *profile)
 static bool has_router(const assay_case *c)
 {
     return c->config.num_experts > 1 && c->config.first_num_hash_layers == 0 &&
-           (strcmp(c->op, "routing") == 0 || strcmp(c->op, "moe") == 0 || strncmp(c->op, "deepseek_", 9) == 0);
+           (strcmp(c->op, "routing") == 0 || strcmp(c->op, "moe") == 0 || assay_is_layer(c));
 }
 
 TEST(no_decision_hangs_on_a_rounding)

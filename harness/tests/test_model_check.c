@@ -6,6 +6,11 @@
     "base_emb_dim: 8, base_moe_mlp_dim: 8, num_experts: 8, num_experts_per_tok: 2, base_mlp_dim: 8, "                  \
     "base_num_query_heads: 2, base_num_decoder_layers: 2"
 #define MLA ", q_lora_rank: 8, kv_lora_rank: 8, qk_nope_head_dim: 4, qk_rope_head_dim: 4, v_head_dim: 8"
+#define GQA ", base_num_kv_heads: 1, head_dim: 4"
+#define WITHOUT_WINDOW                                                                                                 \
+    ", decoder_block: gpt_oss, attention_sink: true, attention_bias: true, "                                           \
+    "mlp_activations: [sigmoid, linear], mlp_activations_limit: 7.0"
+#define OSS WITHOUT_WINDOW ", sliding_window_size: 2"
 
 typedef struct row {
     const char *op, *model;
@@ -57,6 +62,40 @@ static const row ROWS[] = {
     {"mla", MOE MLA ", decoder_block: mixtral", "which has no multi-head latent attention"},
     {"deepseek_stack", MOE MLA ", decoder_block: gpt_oss", "which has no multi-head latent attention"},
     {"mla", MOE MLA ", decoder_block: kimi_k2", NULL},
+    /* whole layers */
+    {"decoder_layer", MOE MLA, NULL},
+    {"decoder_layer", MOE MLA ", decoder_block: kimi_k2, routed_score_func: sigmoid", NULL},
+    {"decoder_layer", MOE GQA ", decoder_block: mixtral", NULL},
+    {"decoder_layer", MOE GQA ", decoder_block: mixtral, attention_sink: true, attention_type: global", NULL},
+    {"decoder_stack", MOE GQA ", decoder_block: qwen3_moe, use_qk_norm: true, interleave_moe_layer_step: 1", NULL},
+    {"decoder_stack", MOE GQA OSS ", inhomogeneous_layer_cycle_interval: 2", NULL},
+    {"decoder_layer", MOE GQA OSS ", attention_type: global", NULL},
+    {"decoder_layer", MOE GQA OSS ", attention_type: local_sliding", NULL},
+    {"decoder_stack", MOE GQA OSS ", attention_type: local_sliding", "attention_type is local_sliding, expected \"\""},
+    {"decoder_stack", MOE GQA OSS ", inhomogeneous_layer_cycle_interval: 4", "inhomogeneous_layer_cycle_interval is 4"},
+    {"decoder_stack", MOE GQA ", decoder_block: mixtral, inhomogeneous_layer_cycle_interval: 2", "expected 1"},
+    {"decoder_layer", MOE GQA WITHOUT_WINDOW, "sliding_window_size is 0, expected 1 or more"},
+    {"decoder_layer", MOE GQA OSS ", use_qk_norm: true", "use_qk_norm is true, expected false: decoder_block gpt_oss"},
+    {"decoder_layer", MOE GQA ", decoder_block: mixtral, sliding_window_size: 4",
+     "sliding_window_size is 4, expected 0"},
+    {"decoder_layer", MOE GQA ", decoder_block: mixtral, attention_type: local_sliding, sliding_window_size: 4", "is"},
+    {"decoder_layer", MOE GQA ", decoder_block: mixtral, attention_bias: true",
+     "attention_bias is true, expected false"},
+    {"decoder_layer", MOE GQA ", decoder_block: mixtral, use_qk_norm: true", "use_qk_norm is true, expected false"},
+    {"decoder_layer", MOE GQA ", decoder_block: mixtral, shared_experts: 1", "shared_experts is 1, expected 0"},
+    {"decoder_stack", MOE GQA ", decoder_block: qwen3_moe, first_num_dense_layers: 1", "first_num_dense_layers is 1"},
+    {"decoder_stack", MOE GQA ", decoder_block: qwen3_moe, interleave_moe_layer_step: 2",
+     "interleave_moe_layer_step is 2"},
+    {"decoder_stack", MOE GQA ", decoder_block: mixtral, use_batch_split_schedule: true",
+     "use_batch_split_schedule is true, expected false: decoder_block mixtral"},
+    {"decoder_layer", MOE ", head_dim: 4, decoder_block: mixtral, base_num_kv_heads: 3", "base_num_kv_heads"},
+    {"decoder_layer", MOE GQA ", decoder_block: mixtral, attention_type: mla", "attention_type is mla"},
+    {"decoder_layer", MOE MLA ", decoder_block: deepseek, attention_sink: true",
+     "attention_sink is true, expected false"},
+    {"decoder_layer", MOE GQA ", decoder_block: llama4", "decoder_block is llama4, which has a layer of another form"},
+    {"decoder_layer", MOE GQA ", decoder_block: gemma4", "decoder_block is gemma4, which has"},
+    {"decoder_layer", MOE GQA ", decoder_block: glm4_moe", "decoder_block is glm4_moe, which has"},
+    {"decoder_layer", MOE GQA ", decoder_block: default", "decoder_block is default, which has"},
     /* keys of MaxText that are none of ours */
     {"mla", MOE MLA ", use_indexer: true, indexer_topk: 2048", "use_indexer is true, expected false: op mla"},
     {"moe", MOE MLA ", use_indexer: true, indexer_topk: 2048", NULL},

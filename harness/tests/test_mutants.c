@@ -179,9 +179,15 @@ static const struct {
     const char *op, *mutants;
 } without_case[] = {
     {"mla", "mask_off_by_one lse_in_base_2 transposed"},
-    {"gqa", "query_scale_missing mask_off_by_one lse_in_base_2 sinks_in_lse"},
+    {"gqa", "query_scale_missing mask_off_by_one lse_in_base_2 sinks_in_lse windows_elsewhere"},
     {"deepseek_layer", "fsdp_gathered_rolled"},
     {"deepseek_stack", "group_score_other capacity_half next_key_seen"},
+    {"decoder_stack", "next_key_seen"},
+    {"decoder_layer decoder_stack",
+     "group_score_other groups_ignored group_count_off_by_one hash_ids_ignored expert_scale_missing capacity_half "
+     "ring_step_missing tensor_part_missing tensor_sum_twice fsdp_gathered_rolled buffer_unlimited "
+     "losses_of_first_shard microbatch_choices_first microbatch_gradients_missing scale_from_hidden mask_off_by_one "
+     "blind_rows_nan lse_in_base_2 bias_updates_negated"},
     {"deepseek_layer deepseek_stack",
      "hash_ids_ignored expert_scale_missing tensor_part_missing tensor_sum_twice buffer_unlimited "
       "losses_of_first_shard shared_gate_missing hidden_bias_summed head_part_alone head_sum_twice head_axes_exchanged "

@@ -261,7 +261,7 @@ static bool section_has_tensor(const char *section, const char *path)
 /* A layer's tensors are those of its parts too. */
 static bool page_has_tensor(char *text, const assay_operation *op, const char *path)
 {
-    static const char *const parts[] = {"deepseek_layer", "mla", "mlp", "moe"};
+    static const char *const parts[] = {"deepseek_layer", "decoder_layer", "mla", "gqa", "mlp", "moe"};
     bool found = section_has_tensor(section_of(text, op->name), path);
     for (size_t i = 0; (op->parts & ASSAY_PART_LAYER) != 0 && !found && i < sizeof parts / sizeof *parts; i++) {
         found = section_has_tensor(section_of(text, parts[i]), path);

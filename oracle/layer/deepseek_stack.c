@@ -15,18 +15,18 @@ static bool any_moe_layers(const assay_stack_config *config)
 
 static assay_status check_sizes(assay_context *ctx, const assay_stack_config *config)
 {
-    const assay_mla_config *mla = &config->mla;
+    const assay_stack_sizes sizes = assay_stack_sizes_of(config);
     const assay_moe_config *moe = &config->moe;
-    const int64_t tokens = mla->batch * mla->sequence;
+    const int64_t tokens = sizes.batch * sizes.sequence;
     const bool any_dense = config->dense_layers > 0, any_moe = any_moe_layers(config);
-    if (any_dense && (config->mlp.emb_dim != mla->emb_dim || config->mlp.rows != tokens || config->mlp.mlp_dim < 1)) {
+    if (any_dense && (config->mlp.emb_dim != sizes.emb_dim || config->mlp.rows != tokens || config->mlp.mlp_dim < 1)) {
         return assay_fail(ctx, ASSAY_BAD_INPUT,
                           "layer: the MLP has %" PRId64 " rows of %" PRId64 " and width %" PRId64 ", expected %" PRId64
                           " of %" PRId64 " and 1 or more (mlp_dim)",
-                          config->mlp.rows, config->mlp.emb_dim, config->mlp.mlp_dim, tokens, mla->emb_dim);
+                          config->mlp.rows, config->mlp.emb_dim, config->mlp.mlp_dim, tokens, sizes.emb_dim);
     }
-    if (any_moe &&
-        (moe->emb_dim != mla->emb_dim || moe->routing.batch != mla->batch || moe->routing.sequence != mla->sequence)) {
+    if (any_moe && (moe->emb_dim != sizes.emb_dim || moe->routing.batch != sizes.batch ||
+                    moe->routing.sequence != sizes.sequence)) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "layer: the MoE block's batch, sequence or emb_dim is not the layer's");
     }
     if (any_moe && moe->routing.hash_rows > 0) {
@@ -49,9 +49,12 @@ assay_status assay_stack_check(assay_context *ctx, const assay_stack_config *con
         return assay_fail(ctx, ASSAY_BAD_INPUT, "normalization_layer_epsilon is %g, expected 0 or more",
                           config->epsilon);
     }
-    TRY(assay_mla_check(ctx, &config->mla));
+    TRY(attention_of(config)->check(ctx, config));
     TRY(check_sizes(ctx, config));
     if (any_moe_layers(config)) TRY(assay_moe_check(ctx, &config->moe));
+    if (config->batch_split_factor > 0 && config->attention != ASSAY_LAYER_MLA) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "stack: the batch-split schedule has multi-head latent attention");
+    }
     if (config->batch_split_factor > 0) {
         TRY(assay_batch_split_check(ctx, config));
     } else if (any_moe_layers(config) && assay_is_sharded(&config->moe, &config->sharding)) {
@@ -69,7 +72,7 @@ static assay_status read_inputs(assay_context *ctx, stack_run *run, double **x)
     TRY(in->read(ctx, in->self, "inputs/x", 0, run->size, *x));
     TRY(assay_alloc_i32(ctx, "inputs/positions", run->tokens, &run->positions));
     TRY(in->read_i32(ctx, in->self, "inputs/positions", 0, run->tokens, run->positions));
-    TRY(assay_rope_check_positions(ctx, run->positions, run->tokens, &run->config->mla.rope));
+    TRY(assay_rope_check_positions(ctx, run->positions, run->tokens, attention_of(run->config)->rope(run->config)));
     if (!in->has(in->self, "inputs/segment_ids")) return ASSAY_OK;
     TRY(assay_alloc_i32(ctx, "inputs/segment_ids", run->tokens, &run->segment_ids));
     TRY(in->read_i32(ctx, in->self, "inputs/segment_ids", 0, run->tokens, run->segment_ids));
@@ -141,8 +144,9 @@ assay_status assay_stack_run(assay_context *ctx, const assay_stack_config *confi
     assay_batch_split *split = NULL;
     double *x = NULL;
     TRY(assay_stack_check(ctx, config));
-    run.tokens = config->mla.batch * config->mla.sequence;
-    run.size = run.tokens * config->mla.emb_dim;
+    const assay_stack_sizes sizes = assay_stack_sizes_of(config);
+    run.tokens = sizes.batch * sizes.sequence;
+    run.size = run.tokens * sizes.emb_dim;
     TRY(read_inputs(ctx, &run, &x));
     if (run.segment_ids != NULL && config->batch_split_factor > 0) {
         status = assay_fail(ctx, ASSAY_BAD_INPUT, "inputs/segment_ids: use_batch_split_schedule has none");

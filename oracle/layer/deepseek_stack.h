@@ -1,12 +1,15 @@
-/* The DeepSeek decoder layer and stacks of it (SPEC 11 without the schedule; MaxText models/deepseek.py
- * DeepSeekDenseLayer, DeepSeekMoELayer).
+/* Decoder layers and stacks of them (SPEC 11 without the schedule; MaxText models/deepseek.py DeepSeekDenseLayer,
+ * DeepSeekMoELayer; mixtral.py MixtralDecoderLayer; qwen3.py Qwen3MoeDecoderLayer; gpt_oss.py GptOssDecoderLayer).
  *
- *   h = x + mla(rms_norm(x));  y = h + mlp(rms_norm(h)) in the first `dense_layers` layers, h + moe(rms_norm(h)) in the rest
+ *   h = x + attention(rms_norm(x))
+ *   y = h + mlp(rms_norm(h)) in the first `dense_layers` layers, h + moe(rms_norm(h)) in the rest
+ *
+ * The attention is mla.h's or gqa.h's.
  *
  * Tensors come from a source and results go to a sink under the paths of INTERFACE.md; one layer's weights are in memory at a
- * time. P is "" when `single` (the op deepseek_layer: one layer), else "layers/i/":
+ * time. P is "" when `single` (one layer), else "layers/i/":
  *   inputs/x [B,S,D], inputs/positions [B,S], inputs/segment_ids [B,S]?,
- *   weights/P{pre,post}_self_attention_layer_norm/scale [D], weights/Pself_attention/(as mla.h),
+ *   weights/P{pre,post}_self_attention_layer_norm/scale [D], weights/Pself_attention/(as mla.h, gqa.h),
  *   weights/Pmlp/{wi_0,wi_1,wo}/kernel (fused: wi/kernel) or weights/Pmoe/(as moe.h),
  *   cotangents/y?, cotangents/Plb_loss?; routing/Pselected_experts, where the source has it, fixes the choice.
  * Results: outputs/y, outputs/P{lb_loss,bias_updates}, gradients/ of inputs/x and every weight, checkpoints/PNAME (the
@@ -20,17 +23,35 @@
 #include "oracle/layer/remat.h"
 #include "oracle/mesh/sharded_moe.h"
 #include "oracle/moe/moe.h"
+#include "oracle/ops/gqa.h"
 #include "oracle/ops/mla.h"
+
+/* Which of the two a layer has. */
+typedef enum assay_layer_attention { ASSAY_LAYER_MLA, ASSAY_LAYER_GQA } assay_layer_attention;
+
+/* Which layers, counted from 0, have the window of gqa.h; the others see all keys before them. */
+typedef enum assay_window_layers {
+    ASSAY_WINDOWS_EVERYWHERE,
+    ASSAY_WINDOWS_EVEN,
+    ASSAY_WINDOWS_ODD
+} assay_window_layers;
+
+typedef struct assay_stack_sizes {
+    int64_t batch, sequence, emb_dim;
+} assay_stack_sizes;
 
 typedef struct assay_stack_config {
     int64_t layers, dense_layers; /* of all layers, the first ones that are dense */
     bool single;                  /* one layer, without a prefix */
+    assay_layer_attention attention;
     assay_mla_config mla;
-    assay_gated_mlp_config mlp; /* of the dense layers; rows is batch * sequence */
-    assay_moe_config moe;       /* of the others */
-    assay_sharding sharding;    /* of the MoE blocks: sharded_moe.h */
-    int64_t batch_split_factor; /* of use_batch_split_schedule (batch_split.h); 0: layer after layer */
-    double epsilon;             /* of the two norms of a layer */
+    assay_gqa_config gqa;
+    assay_window_layers windows; /* gqa */
+    assay_gated_mlp_config mlp;  /* of the dense layers; rows is batch * sequence */
+    assay_moe_config moe;        /* of the others */
+    assay_sharding sharding;     /* of the MoE blocks: sharded_moe.h */
+    int64_t batch_split_factor;  /* of use_batch_split_schedule (batch_split.h); 0: layer after layer */
+    double epsilon;              /* of the two norms of a layer */
     assay_remat_policy policy;
 } assay_stack_config;
 
@@ -41,6 +62,12 @@ assay_status assay_stack_run(assay_context *ctx, const assay_stack_config *confi
 
 /* What the policy should cost: the report that a run with every gradient wanted gives. */
 assay_status assay_stack_remat_model(assay_context *ctx, const assay_stack_config *config, assay_remat_report *report);
+
+/* Of its attention, to which the other parts must fit. */
+assay_stack_sizes assay_stack_sizes_of(const assay_stack_config *config);
+/* The attention's weights in weights/Pself_attention/, and its checkpoints by the slots of remat.h. */
+assay_tensor_table assay_stack_attention_weights(const assay_stack_config *config);
+assay_tensor_row assay_stack_attention_row(const assay_stack_config *config, int slot);
 
 int64_t assay_stack_memory(const assay_stack_config *config);
 double assay_stack_flops(const assay_stack_config *config, bool backward);

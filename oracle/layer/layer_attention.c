@@ -1,4 +1,4 @@
-/* The first half of a layer: h = x + mla(rms_norm(x)). */
+/* The first half of a layer: h = x + attention(rms_norm(x)). */
 #include <stdlib.h>
 
 #include "oracle/arithmetic/arithmetic.h"
@@ -12,28 +12,37 @@ void attention_half_free(attention_half *half)
     free(half->x_norm);
     free(half->rstd);
     free(half->h);
-    assay_mla_residuals_free(&half->mla);
+    if (half->kind != NULL) half->kind->free(&half->residuals);
     *half = (attention_half){0};
 }
 
-static assay_mla_inputs mla_inputs(const stack_run *run, const attention_half *half)
+static attention_call call_of(const stack_run *run, const layer_weights *w, const attention_half *half)
 {
-    return (assay_mla_inputs){.x = half->x_norm, .positions = run->positions, .segment_ids = run->segment_ids};
+    return (attention_call){.config = run->config,
+                            .layer = half->layer,
+                            .x = half->x_norm,
+                            .positions = run->positions,
+                            .segment_ids = run->segment_ids,
+                            .weights = w->values + LAYER_ATTENTION};
 }
 
-static int slot_of(int tensor)
+static bool has_slot(const stack_run *run, int slot)
 {
-    return ASSAY_REMAT_QUERY_WA_PROJ + tensor;
+    return assay_stack_attention_row(run->config, slot).name != NULL;
+}
+
+static double **value_of(attention_half *half, int slot)
+{
+    return half->kind->value(&half->residuals, slot);
 }
 
 static assay_status normalise(assay_context *ctx, const stack_run *run, const layer_weights *w, attention_half *half)
 {
     assay_status status = ASSAY_OK;
-    const int64_t dim = run->config->mla.emb_dim;
     TRY(assay_alloc_f64(ctx, "normalised input", run->size, &half->x_norm));
     TRY(assay_alloc_f64(ctx, "normalised input", run->tokens, &half->rstd));
-    assay_rms_norm_forward(ctx, half->x_norm, half->rstd, half->x, w->values[LAYER_PRE_NORM], run->tokens, dim,
-                           run->config->epsilon);
+    assay_rms_norm_forward(ctx, half->x_norm, half->rstd, half->x, w->values[LAYER_PRE_NORM], run->tokens,
+                           assay_stack_sizes_of(run->config).emb_dim, run->config->epsilon);
     assay_round(ctx, ASSAY_ROUND_STORAGE, run->size, half->x_norm);
 cleanup:
     return status;
@@ -41,7 +50,7 @@ cleanup:
 
 static assay_status add_residual(assay_context *ctx, const stack_run *run, attention_half *half)
 {
-    double *y = half->mla.values[ASSAY_MLA_OUT_PROJ];
+    double *y = *value_of(half, ASSAY_REMAT_OUT_PROJ);
     assay_status status = assay_alloc_f64(ctx, "first half of the layer", run->size, &half->h);
     if (status != ASSAY_OK) return status;
     assay_round(ctx, ASSAY_ROUND_STORAGE, run->size, y);
@@ -49,24 +58,26 @@ static assay_status add_residual(assay_context *ctx, const stack_run *run, atten
     return ASSAY_OK;
 }
 
-/* Intermediates that nothing after `tensor` in forward reads. */
-static const int last_use[ASSAY_MLA_TENSORS] = {
-    [ASSAY_MLA_QUERY_WA_PROJ] = ASSAY_MLA_MLA_Q,      [ASSAY_MLA_MLA_Q] = ASSAY_MLA_QUERY_PROJ,
-    [ASSAY_MLA_KV_WA_PROJ] = ASSAY_MLA_KEY_PROJ,      [ASSAY_MLA_MLA_KV] = ASSAY_MLA_VALUE_PROJ,
-    [ASSAY_MLA_QUERY_PROJ] = ASSAY_MLA_ATTENTION_OUT, [ASSAY_MLA_KEY_PROJ] = ASSAY_MLA_ATTENTION_OUT,
-    [ASSAY_MLA_VALUE_PROJ] = ASSAY_MLA_ATTENTION_OUT, [ASSAY_MLA_ATTENTION_OUT] = ASSAY_MLA_OUT_PROJ,
-    [ASSAY_MLA_OUT_PROJ] = ASSAY_MLA_TENSORS,
+/* Intermediates that nothing after another slot in forward reads; out_proj outlasts them all. */
+enum { AFTER_ALL = ATTENTION_LAST + 1 };
+static const int last_use[] = {
+    [ASSAY_REMAT_QUERY_WA_PROJ] = ASSAY_REMAT_MLA_Q,    [ASSAY_REMAT_MLA_Q] = ASSAY_REMAT_QUERY_PROJ,
+    [ASSAY_REMAT_KV_WA_PROJ] = ASSAY_REMAT_KEY_PROJ,    [ASSAY_REMAT_MLA_KV] = ASSAY_REMAT_VALUE_PROJ,
+    [ASSAY_REMAT_QKV_PROJ] = ASSAY_REMAT_VALUE_PROJ,    [ASSAY_REMAT_QUERY_PROJ] = ASSAY_REMAT_ATTENTION_OUT,
+    [ASSAY_REMAT_KEY_PROJ] = ASSAY_REMAT_ATTENTION_OUT, [ASSAY_REMAT_VALUE_PROJ] = ASSAY_REMAT_ATTENTION_OUT,
+    [ASSAY_REMAT_ATTENTION_OUT] = ASSAY_REMAT_OUT_PROJ, [ASSAY_REMAT_OUT_PROJ] = AFTER_ALL,
 };
 
 static assay_status release_after(assay_context *ctx, const stack_run *run, int64_t layer, attention_half *half,
-                                  int tensor)
+                                  int slot)
 {
     assay_status status = ASSAY_OK;
-    for (int earlier = 0; earlier < ASSAY_MLA_TENSORS; earlier++) {
-        if (last_use[earlier] == tensor)
-            TRY(layer_release(ctx, run, layer, slot_of(earlier), &half->mla.values[earlier]));
+    for (int earlier = ATTENTION_FIRST; earlier <= ATTENTION_LAST; earlier++) {
+        if (last_use[earlier] == slot && has_slot(run, earlier))
+            TRY(layer_release(ctx, run, layer, earlier, value_of(half, earlier)));
     }
-    if (tensor == ASSAY_MLA_OUT_PROJ) TRY(layer_release(ctx, run, layer, ASSAY_REMAT_LSE, &half->mla.lse));
+    if (slot == ASSAY_REMAT_OUT_PROJ)
+        TRY(layer_release(ctx, run, layer, ASSAY_REMAT_LSE, value_of(half, ASSAY_REMAT_LSE)));
 cleanup:
     return status;
 }
@@ -75,22 +86,23 @@ assay_status attention_half_forward(assay_context *ctx, const stack_run *run, in
                                     double **x, double **h)
 {
     assay_status status = ASSAY_OK;
-    const assay_mla_weights weights = assay_mla_weights_of(w->values + LAYER_MLA);
-    attention_half half = {.x = *x};
+    attention_half half = {.kind = attention_of(run->config), .layer = layer, .x = *x};
     *x = NULL;
     TRY(layer_write_checkpoint(ctx, run, layer, ASSAY_REMAT_DECODER_LAYER_INPUT, half.x));
     TRY(normalise(ctx, run, w, &half));
-    const assay_mla_inputs inputs = mla_inputs(run, &half);
-    for (int tensor = 0; tensor < ASSAY_MLA_TENSORS; tensor++) {
-        TRY(assay_mla_compute(ctx, &half.mla, (assay_mla_tensor)tensor, &inputs, &weights, &run->config->mla));
-        TRY(layer_write_checkpoint(ctx, run, layer, slot_of(tensor), half.mla.values[tensor]));
-        if (tensor == ASSAY_MLA_ATTENTION_OUT) {
-            TRY(layer_write_checkpoint(ctx, run, layer, ASSAY_REMAT_LSE, half.mla.lse));
+    const attention_call call = call_of(run, w, &half);
+    for (int slot = ATTENTION_FIRST; slot <= ATTENTION_LAST; slot++) {
+        if (has_slot(run, slot)) {
+            TRY(half.kind->compute(ctx, &half.residuals, slot, &call));
+            TRY(layer_write_checkpoint(ctx, run, layer, slot, *value_of(&half, slot)));
         }
-        TRY(release_after(ctx, run, layer, &half, tensor));
+        if (slot == ASSAY_REMAT_ATTENTION_OUT) {
+            TRY(layer_write_checkpoint(ctx, run, layer, ASSAY_REMAT_LSE, *value_of(&half, ASSAY_REMAT_LSE)));
+        }
+        TRY(release_after(ctx, run, layer, &half, slot));
     }
     TRY(add_residual(ctx, run, &half));
-    TRY(release_after(ctx, run, layer, &half, ASSAY_MLA_TENSORS));
+    TRY(release_after(ctx, run, layer, &half, AFTER_ALL));
     TRY(layer_release(ctx, run, layer, ASSAY_REMAT_DECODER_LAYER_INPUT, &half.x));
     *h = half.h;
     half.h = NULL;
@@ -103,23 +115,22 @@ assay_status attention_half_refill(assay_context *ctx, const stack_run *run, int
                                    attention_half *half)
 {
     assay_status status = ASSAY_OK;
-    const assay_mla_config *config = &run->config->mla;
-    const assay_mla_weights weights = assay_mla_weights_of(w->values + LAYER_MLA);
-    *half = (attention_half){0};
+    *half = (attention_half){.kind = attention_of(run->config), .layer = layer};
     TRY(assay_remat_take(ctx, run->store, layer, ASSAY_REMAT_DECODER_LAYER_INPUT, &half->x));
-    TRY(assay_remat_take(ctx, run->store, layer, ASSAY_REMAT_LSE, &half->mla.lse));
+    TRY(assay_remat_take(ctx, run->store, layer, ASSAY_REMAT_LSE, value_of(half, ASSAY_REMAT_LSE)));
     TRY(normalise(ctx, run, w, half));
-    const assay_mla_inputs inputs = mla_inputs(run, half);
-    for (int i = 0; i < ASSAY_MLA_TENSORS; i++) {
-        const assay_mla_tensor tensor = (assay_mla_tensor)i;
-        TRY(assay_remat_take(ctx, run->store, layer, slot_of(i), &half->mla.values[i]));
-        if (half->mla.values[i] != NULL || assay_mla_tensor_count(config, tensor) == 0) continue;
-        TRY(assay_mla_compute(ctx, &half->mla, tensor, &inputs, &weights, config));
-        assay_remat_recomputed(run->store, assay_mla_tensor_flops(config, tensor));
+    const attention_call call = call_of(run, w, half);
+    for (int slot = ATTENTION_FIRST; slot <= ATTENTION_LAST; slot++) {
+        if (!has_slot(run, slot)) continue;
+        double **value = value_of(half, slot);
+        TRY(assay_remat_take(ctx, run->store, layer, slot, value));
+        if (*value != NULL) continue;
+        TRY(half->kind->compute(ctx, &half->residuals, slot, &call));
+        assay_remat_recomputed(run->store, half->kind->tensor_flops(run->config, layer, slot));
     }
     TRY(add_residual(ctx, run, half));
-    free(half->mla.values[ASSAY_MLA_OUT_PROJ]);
-    half->mla.values[ASSAY_MLA_OUT_PROJ] = NULL;
+    free(*value_of(half, ASSAY_REMAT_OUT_PROJ));
+    *value_of(half, ASSAY_REMAT_OUT_PROJ) = NULL;
 cleanup:
     return status;
 }
@@ -128,17 +139,15 @@ assay_status attention_half_backward(assay_context *ctx, const stack_run *run, c
                                      const layer_weights *g, attention_half *half, double *dh)
 {
     assay_status status = ASSAY_OK;
-    const assay_mla_weights weights = assay_mla_weights_of(w->values + LAYER_MLA);
-    const assay_mla_inputs inputs = mla_inputs(run, half);
+    const attention_call call = call_of(run, w, half);
     double *dx_norm = NULL, *dx = NULL;
     TRY(assay_alloc_f64(ctx, "gradient of the normalised input", run->size, &dx_norm));
-    const assay_mla_gradients gradients = assay_mla_gradients_of(dx_norm, g->values + LAYER_MLA);
-    TRY(assay_mla_backward(ctx, &gradients, dh, &half->mla, &inputs, &weights, &run->config->mla));
-    assay_mla_residuals_free(&half->mla);
+    TRY(half->kind->backward(ctx, dx_norm, g->values + LAYER_ATTENTION, dh, &half->residuals, &call));
+    half->kind->free(&half->residuals);
     assay_round(ctx, ASSAY_ROUND_STORAGE, run->size, dx_norm);
     TRY(assay_alloc_f64(ctx, "gradient of the layer's input", run->size, &dx));
     assay_rms_norm_backward(ctx, dx, g->values[LAYER_PRE_NORM], dx_norm, half->x, w->values[LAYER_PRE_NORM], half->rstd,
-                            run->tokens, run->config->mla.emb_dim);
+                            run->tokens, assay_stack_sizes_of(run->config).emb_dim);
     assay_round(ctx, ASSAY_ROUND_STORAGE, run->size, dx);
     layer_add(ctx, dh, dh, dx, run->size);
 cleanup:

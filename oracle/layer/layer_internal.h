@@ -1,11 +1,11 @@
 /* What the files of the layer share; deepseek_stack.h is the contract.
  *
- * A layer has two halves, each a norm, a block and a residual addition: h = x + mla(rms_norm(x)) (layer_attention.c) and
+ * A layer has two halves, each a norm, a block and a residual addition: h = x + attention(rms_norm(x)) (layer_attention.c) and
  * y = h + mlp(rms_norm(h)) (layer_mlp.c). deepseek_layer.c joins them, deepseek_stack.c runs layer after layer. */
 #ifndef ASSAY_LAYER_LAYER_INTERNAL_H
 #define ASSAY_LAYER_LAYER_INTERNAL_H
 
-#include "oracle/layer/deepseek_stack.h"
+#include "oracle/layer/attention_kind.h"
 
 typedef struct stack_run {
     const assay_stack_config *config;
@@ -25,8 +25,8 @@ bool layer_is_dense(const assay_stack_config *config, int64_t layer);
 enum {
     LAYER_PRE_NORM,
     LAYER_POST_NORM,
-    LAYER_MLA,                                 /* ASSAY_MLA_WQ_A ... */
-    LAYER_MLP = LAYER_MLA + ASSAY_MLA_WEIGHTS, /* ASSAY_MLP_WI ... of a dense layer */
+    LAYER_ATTENTION,                                      /* in the order of its kind */
+    LAYER_MLP = LAYER_ATTENTION + (int)ASSAY_GQA_WEIGHTS, /* ASSAY_MLP_WI ... of a dense layer */
     LAYER_WEIGHTS = LAYER_MLP + ASSAY_MLP_WEIGHTS,
 };
 
@@ -63,11 +63,13 @@ void layer_add(const assay_context *ctx, double *sum, const double *a, const dou
 
 /* The first half, as backward finds it again: everything but out_proj, and h. */
 typedef struct attention_half {
+    const attention_kind *kind;
+    int64_t layer;
     double *x, *x_norm, *rstd;
-    assay_mla_residuals mla;
+    attention_residuals residuals;
     double *h;
 } attention_half;
-void attention_half_free(attention_half *half);
+void attention_half_free(attention_half *half); /* safe on a zeroed struct */
 
 /* h [T,D] is allocated; x goes to the store, or is freed. */
 assay_status attention_half_forward(assay_context *ctx, const stack_run *run, int64_t layer, const layer_weights *w,

@@ -15,8 +15,8 @@ static assay_status normalise(assay_context *ctx, const stack_run *run, const la
     assay_status status = ASSAY_OK;
     TRY(assay_alloc_f64(ctx, "normalised input", run->size, h_norm));
     TRY(assay_alloc_f64(ctx, "normalised input", run->tokens, rstd));
-    assay_rms_norm_forward(ctx, *h_norm, *rstd, h, w->values[LAYER_POST_NORM], run->tokens, run->config->mla.emb_dim,
-                           run->config->epsilon);
+    assay_rms_norm_forward(ctx, *h_norm, *rstd, h, w->values[LAYER_POST_NORM], run->tokens,
+                           assay_stack_sizes_of(run->config).emb_dim, run->config->epsilon);
     assay_round(ctx, ASSAY_ROUND_STORAGE, run->size, *h_norm);
 cleanup:
     return status;
@@ -230,7 +230,7 @@ assay_status mlp_half_backward(assay_context *ctx, const stack_run *run, int64_t
     assay_round(ctx, ASSAY_ROUND_STORAGE, run->size, dh_norm);
     TRY(assay_alloc_f64(ctx, "gradient of the first half", run->size, &dh));
     assay_rms_norm_backward(ctx, dh, g->values[LAYER_POST_NORM], dh_norm, h, w->values[LAYER_POST_NORM], rstd,
-                            run->tokens, run->config->mla.emb_dim);
+                            run->tokens, assay_stack_sizes_of(run->config).emb_dim);
     assay_round(ctx, ASSAY_ROUND_STORAGE, run->size, dh);
     layer_add(ctx, dy, dy, dh, run->size);
 cleanup:
@@ -244,8 +244,8 @@ cleanup:
 double layer_mlp_recomputed(const assay_stack_config *config, int64_t layer, const bool kept[ASSAY_REMAT_SLOTS])
 {
     const assay_moe_config *moe = &config->moe;
-    const double tokens = (double)config->mla.batch * (double)config->mla.sequence;
-    const double dim = (double)config->mla.emb_dim;
+    const assay_stack_sizes sizes = assay_stack_sizes_of(config);
+    const double tokens = (double)sizes.batch * (double)sizes.sequence, dim = (double)sizes.emb_dim;
     /* of one branch; a fused product is two */
     const double plain =
         2 * tokens * dim * (double)(layer_is_dense(config, layer) ? config->mlp.mlp_dim : moe->shared_mlp_dim);

@@ -19,13 +19,36 @@ bool layer_is_dense(const assay_stack_config *config, int64_t layer)
     return layer < config->dense_layers;
 }
 
+const attention_kind *attention_of(const assay_stack_config *config)
+{
+    return config->attention == ASSAY_LAYER_GQA ? &attention_gqa : &attention_mla;
+}
+
+assay_stack_sizes assay_stack_sizes_of(const assay_stack_config *config)
+{
+    return attention_of(config)->sizes(config);
+}
+
+assay_tensor_table assay_stack_attention_weights(const assay_stack_config *config)
+{
+    const attention_kind *kind = attention_of(config);
+    assay_tensor_table table = {.count = kind->weights};
+    for (int weight = 0; weight < table.count; weight++) table.rows[weight] = kind->weight_row(config, weight);
+    return table;
+}
+
+assay_tensor_row assay_stack_attention_row(const assay_stack_config *config, int slot)
+{
+    return attention_of(config)->tensor_row(config, slot);
+}
+
 assay_tensor_row layer_norm_row(const assay_stack_config *config, int norm)
 {
     return (assay_tensor_row){.name = norm == LAYER_PRE_NORM ? "pre_self_attention_layer_norm/scale"
                                                              : "post_self_attention_layer_norm/scale",
                               .kind = ASSAY_NORM_SCALE,
                               .axes = "D",
-                              .shape = assay_shape_of(1, config->mla.emb_dim)};
+                              .shape = assay_shape_of(1, assay_stack_sizes_of(config).emb_dim)};
 }
 
 assay_tensor_table layer_weight_table(const assay_stack_config *config, int64_t layer)
@@ -33,9 +56,10 @@ assay_tensor_table layer_weight_table(const assay_stack_config *config, int64_t 
     assay_tensor_table table = {.count = LAYER_WEIGHTS};
     table.rows[LAYER_PRE_NORM] = layer_norm_row(config, LAYER_PRE_NORM);
     table.rows[LAYER_POST_NORM] = layer_norm_row(config, LAYER_POST_NORM);
-    for (int weight = 0; weight < ASSAY_MLA_WEIGHTS; weight++) {
-        table.rows[LAYER_MLA + weight] = assay_mla_weight_row(&config->mla, weight);
-        table.rows[LAYER_MLA + weight].folder = "self_attention/";
+    const assay_tensor_table attention = assay_stack_attention_weights(config);
+    for (int weight = 0; weight < attention.count; weight++) {
+        table.rows[LAYER_ATTENTION + weight] = attention.rows[weight];
+        table.rows[LAYER_ATTENTION + weight].folder = "self_attention/";
     }
     for (int weight = 0; weight < ASSAY_MLP_WEIGHTS && layer_is_dense(config, layer); weight++) {
         table.rows[LAYER_MLP + weight] = assay_mlp_weight_row(&config->mlp, ASSAY_MLP_DENSE, weight);
@@ -117,16 +141,16 @@ static int64_t routed_rows(const assay_stack_config *config)
 /* Slots stand in the order of the tables, in which mlp_intermediate has none. */
 int64_t layer_checkpoint_count(const assay_stack_config *config, int64_t layer, int slot)
 {
-    const assay_mla_config *mla = &config->mla;
-    const int64_t tokens = mla->batch * mla->sequence;
+    const assay_stack_sizes sizes = assay_stack_sizes_of(config);
+    const int64_t tokens = sizes.batch * sizes.sequence;
     const bool dense = layer_is_dense(config, layer);
     const assay_gated_mlp_config routed = assay_moe_expert_config(&config->moe, 0);
     const assay_gated_mlp_config plain = dense ? config->mlp : assay_moe_shared_config(&config->moe, 0);
     assay_tensor_row row;
-    if (slot == ASSAY_REMAT_DECODER_LAYER_INPUT) return tokens * mla->emb_dim;
-    if (slot == ASSAY_REMAT_LSE) return assay_mla_tensor_count(mla, ASSAY_MLA_LSE);
-    if (slot <= ASSAY_REMAT_OUT_PROJ) {
-        return assay_mla_tensor_count(mla, (assay_mla_tensor)(slot - ASSAY_REMAT_QUERY_WA_PROJ));
+    if (slot == ASSAY_REMAT_DECODER_LAYER_INPUT) return tokens * sizes.emb_dim;
+    if (slot <= ATTENTION_LAST || slot == ASSAY_REMAT_LSE) {
+        row = assay_stack_attention_row(config, slot);
+        return assay_tensor_row_count(&row);
     }
     if (slot <= ASSAY_REMAT_MLPWO) {
         const int checkpoint = slot == ASSAY_REMAT_MLPWO ? ASSAY_MLPWO : slot - ASSAY_REMAT_MLPWI;

@@ -22,20 +22,37 @@ static const char *const action_texts[] = {
 
 enum { ACTIONS = sizeof action_texts / sizeof *action_texts };
 
+/* Sets of names, a bit each. */
+enum {
+    SPLIT_QKV = 1 << ASSAY_REMAT_QUERY_PROJ | 1 << ASSAY_REMAT_KEY_PROJ | 1 << ASSAY_REMAT_VALUE_PROJ,
+    QKV = SPLIT_QKV | 1 << ASSAY_REMAT_QKV_PROJ,
+    OUT = 1 << ASSAY_REMAT_OUT_PROJ,
+    CONTEXT = 1 << ASSAY_REMAT_CONTEXT,
+    MLPWI = 1 << ASSAY_REMAT_MLPWI | 1 << ASSAY_REMAT_MLPWI_0 | 1 << ASSAY_REMAT_MLPWI_1,
+    MLPWO = 1 << ASSAY_REMAT_MLPWO,
+};
+
 typedef struct preset {
     const char *name;
-    assay_remat_action dots; /* of the results of products, without attention's */
+    assay_remat_action action; /* of the names; others are remat */
+    unsigned names;
 } preset;
 
 static const preset presets[] = {
-    {"full", ASSAY_REMAT}, {"minimal", ASSAY_DEVICE}, {"minimal_offloaded", ASSAY_OFFLOAD}, {"custom", ASSAY_REMAT}};
+    {"full", ASSAY_REMAT, 0},
+    {"minimal", ASSAY_DEVICE, QKV | OUT | MLPWI | MLPWO},
+    {"minimal_offloaded", ASSAY_OFFLOAD, QKV | OUT | MLPWI | MLPWO},
+    {"minimal_with_context", ASSAY_DEVICE, QKV | OUT | MLPWI | MLPWO | CONTEXT},
+    {"save_dot_with_context_except_mlp", ASSAY_DEVICE, QKV | OUT | CONTEXT},
+    {"save_dot_except_mlpwi", ASSAY_DEVICE, QKV | OUT | MLPWO},
+    {"save_dot_except_mlp", ASSAY_DEVICE, QKV | OUT},
+    {"save_qkv_proj", ASSAY_DEVICE, QKV},
+    {"qkv_proj_offloaded", ASSAY_OFFLOAD, SPLIT_QKV},
+    {"save_out_proj", ASSAY_DEVICE, OUT},
+    {"custom", ASSAY_REMAT, 0},
+};
 
 enum { PRESETS = sizeof presets / sizeof *presets };
-
-static const assay_remat_name dots[] = {
-    ASSAY_REMAT_QUERY_PROJ, ASSAY_REMAT_KEY_PROJ, ASSAY_REMAT_VALUE_PROJ, ASSAY_REMAT_OUT_PROJ,
-    ASSAY_REMAT_MLPWI,      ASSAY_REMAT_MLPWI_0,  ASSAY_REMAT_MLPWI_1,    ASSAY_REMAT_MLPWO,
-};
 
 /* The plain names of the routed experts' tensors. */
 static const assay_remat_name plain_names[ASSAY_REMAT_NAMES] = {
@@ -51,8 +68,12 @@ static assay_status find_preset(assay_context *ctx, const char *name, const pres
         *found = &presets[i];
         if (strcmp(presets[i].name, name) == 0) return ASSAY_OK;
     }
-    return assay_fail(ctx, ASSAY_BAD_INPUT,
-                      "remat_policy is \"%s\", expected full, minimal, minimal_offloaded or custom", name);
+    char names[256] = "";
+    for (int i = 0; i < PRESETS; i++) {
+        const size_t used = strlen(names);
+        snprintf(names + used, sizeof names - used, "%s%s", i > 0 ? ", " : "", presets[i].name);
+    }
+    return assay_fail(ctx, ASSAY_BAD_INPUT, "remat_policy is \"%.60s\", expected one of %s", name, names);
 }
 
 static assay_status find_action(assay_context *ctx, const char *name, const char *text, assay_remat_action *action)
@@ -71,10 +92,10 @@ assay_status assay_remat_policy_make(assay_context *ctx, assay_remat_policy *pol
     const preset *base = NULL;
     TRY(find_preset(ctx, preset_name, &base));
     *policy = (assay_remat_policy){0};
-    for (size_t i = 0; i < sizeof dots / sizeof *dots; i++) policy->action[dots[i]] = base->dots;
     for (int name = 0; name < ASSAY_REMAT_NAMES; name++) {
         const bool routed = name >= ASSAY_REMAT_MOE_MLPWI;
         assay_remat_action own;
+        if ((base->names >> name & 1) != 0) policy->action[name] = base->action;
         if (routed) policy->action[name] = policy->action[plain_names[name]];
         if (routed && texts[name][0] == '\0') continue;
         TRY(find_action(ctx, assay_remat_names[name], texts[name], &own));
@@ -137,7 +158,10 @@ void assay_remat_close(assay_remat_store *store)
 
 assay_remat_action assay_remat_action_of(const assay_remat_policy *policy, int slot)
 {
-    return policy->action[slot == ASSAY_REMAT_LSE ? ASSAY_REMAT_ATTENTION_OUT : slot];
+    const bool attention_out = slot == ASSAY_REMAT_LSE || slot == ASSAY_REMAT_ATTENTION_OUT;
+    if (!attention_out) return policy->action[slot];
+    const assay_remat_action own = policy->action[ASSAY_REMAT_ATTENTION_OUT];
+    return own != ASSAY_REMAT ? own : policy->action[ASSAY_REMAT_CONTEXT];
 }
 
 /* A file without a name from the start, or, where the file system has none, one whose name goes at once. */

@@ -2,10 +2,10 @@
  * forward and backward. remat: dropped, and computed again by backward; device: kept in memory; offload: written to a
  * spill file and read back. Policies change memory and work, never a bit of a result.
  *
- * Presets: full (everything remat), minimal (query_proj, key_proj, value_proj, out_proj, mlpwi, mlpwi_0, mlpwi_1, mlpwo
- * on the device), minimal_offloaded (the same, offloaded), custom (as the names say). A name that is not remat
- * overrides a preset. A moe_ name without a policy of its own follows the plain name. Refused: decoder_layer_input as
- * remat, since backward starts from it; unknown presets and policies.
+ * Presets (MaxText layers/decoders.py get_remat_policy): full (everything remat), custom (as the names say), and others
+ * that keep or offload some products (remat.c has their names). A name that is not remat overrides a preset. A moe_ name
+ * without a policy of its own follows the plain name. Refused: decoder_layer_input as remat, since backward starts from
+ * it; unknown presets and policies.
  *
  * The spill file has no name: nothing is left behind, whatever ends the process. It lies in TMPDIR, or /var/tmp. */
 #ifndef ASSAY_LAYER_REMAT_H
@@ -19,10 +19,12 @@
     X(MLA_Q, mla_q)                                                                                                    \
     X(KV_WA_PROJ, kv_wa_proj)                                                                                          \
     X(MLA_KV, mla_kv)                                                                                                  \
+    X(QKV_PROJ, qkv_proj)                                                                                              \
     X(QUERY_PROJ, query_proj)                                                                                          \
     X(KEY_PROJ, key_proj)                                                                                              \
     X(VALUE_PROJ, value_proj)                                                                                          \
     X(ATTENTION_OUT, attention_out) /* with lse */                                                                     \
+    X(CONTEXT, context)             /* what a kernel of attention calls attention_out and lse: no tensor of its own */ \
     X(OUT_PROJ, out_proj)                                                                                              \
     X(MLPWI, mlpwi)                                                                                                    \
     X(MLPWI_0, mlpwi_0)                                                                                                \
@@ -40,7 +42,8 @@ typedef enum assay_remat_name {
         ASSAY_REMAT_NAMES
 } assay_remat_name;
 
-/* lse [B,N,S] has no name of its own: it comes and goes with attention_out, which is no use to backward without it. */
+/* lse [B,N,S] has no name of its own either: it comes and goes with attention_out, which is no use to backward without
+ * it. */
 enum { ASSAY_REMAT_LSE = ASSAY_REMAT_NAMES, ASSAY_REMAT_SLOTS };
 
 extern const char *const assay_remat_names[ASSAY_REMAT_NAMES]; /* "decoder_layer_input" ... */
@@ -68,7 +71,7 @@ assay_status assay_remat_open(assay_context *ctx, assay_remat_store **store, con
                               int64_t layers);
 void assay_remat_close(assay_remat_store *store); /* NULL is safe */
 
-/* Of a name, or of ASSAY_REMAT_LSE. */
+/* Of a name, or of ASSAY_REMAT_LSE. Of attention_out: its own unless that is remat, else that of context. */
 assay_remat_action assay_remat_action_of(const assay_remat_policy *policy, int slot);
 /* Takes `count` values over (*values becomes NULL), as the policy says: keeps, writes, or frees them. */
 assay_status assay_remat_put(assay_context *ctx, assay_remat_store *store, int64_t layer, int slot, int64_t count,

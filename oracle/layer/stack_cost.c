@@ -17,9 +17,9 @@ assay_status assay_stack_remat_model(assay_context *ctx, const assay_stack_confi
             if (action == ASSAY_DEVICE) report->bytes_kept += bytes;
             if (action == ASSAY_OFFLOAD) report->bytes_offloaded += bytes;
         }
-        for (int tensor = 0; tensor < ASSAY_MLA_TENSORS; tensor++) {
-            if (kept[ASSAY_REMAT_QUERY_WA_PROJ + tensor]) continue;
-            report->operations_recomputed += assay_mla_tensor_flops(&config->mla, (assay_mla_tensor)tensor);
+        for (int slot = ATTENTION_FIRST; slot <= ATTENTION_LAST; slot++) {
+            if (kept[slot] || layer_checkpoint_count(config, layer, slot) == 0) continue;
+            report->operations_recomputed += attention_of(config)->tensor_flops(config, layer, slot);
         }
         report->operations_recomputed += layer_mlp_recomputed(config, layer, kept);
     }
@@ -29,8 +29,9 @@ assay_status assay_stack_remat_model(assay_context *ctx, const assay_stack_confi
 static double mlp_flops(const assay_stack_config *config, int64_t layer, bool backward)
 {
     if (!layer_is_dense(config, layer)) return assay_moe_flops(&config->moe, backward);
-    const double rows = (double)config->mla.batch * (double)config->mla.sequence;
-    return (backward ? 12 : 6) * rows * (double)config->mla.emb_dim * (double)config->mlp.mlp_dim;
+    const assay_stack_sizes sizes = assay_stack_sizes_of(config);
+    const double rows = (double)sizes.batch * (double)sizes.sequence;
+    return (backward ? 12 : 6) * rows * (double)sizes.emb_dim * (double)config->mlp.mlp_dim;
 }
 
 double assay_stack_flops(const assay_stack_config *config, bool backward)
@@ -38,9 +39,11 @@ double assay_stack_flops(const assay_stack_config *config, bool backward)
     double sum = 0;
     for (int64_t layer = 0; layer < config->layers; layer++) {
         sum += mlp_flops(config, layer, backward);
-        if (backward) sum += assay_mla_backward_flops(&config->mla);
-        for (int tensor = 0; !backward && tensor < ASSAY_MLA_TENSORS; tensor++)
-            sum += assay_mla_tensor_flops(&config->mla, (assay_mla_tensor)tensor);
+        if (backward) sum += attention_of(config)->backward_flops(config, layer);
+        for (int slot = ATTENTION_FIRST; !backward && slot <= ATTENTION_LAST; slot++) {
+            if (layer_checkpoint_count(config, layer, slot) > 0)
+                sum += attention_of(config)->tensor_flops(config, layer, slot);
+        }
     }
     return sum;
 }
@@ -49,13 +52,13 @@ double assay_stack_flops(const assay_stack_config *config, bool backward)
  * with as many gradients, and the second half. */
 static double layer_numbers(const assay_stack_config *config, int64_t layer)
 {
-    const double tokens = (double)config->mla.batch * (double)config->mla.sequence;
-    const double dim = (double)config->mla.emb_dim;
+    const assay_stack_sizes sizes = assay_stack_sizes_of(config);
+    const double tokens = (double)sizes.batch * (double)sizes.sequence, dim = (double)sizes.emb_dim;
     double sum = 12 * tokens * dim;
     const assay_tensor_table weights = layer_weight_table(config, layer);
     for (int i = 0; i < weights.count; i++) sum += 2 * (double)assay_tensor_row_count(&weights.rows[i]);
-    for (int tensor = 0; tensor < ASSAY_MLA_TENSORS; tensor++)
-        sum += 2 * (double)assay_mla_tensor_count(&config->mla, (assay_mla_tensor)tensor);
+    for (int slot = ATTENTION_FIRST; slot <= ATTENTION_LAST; slot++)
+        sum += 2 * (double)layer_checkpoint_count(config, layer, slot);
     if (layer_is_dense(config, layer)) return sum + 6 * tokens * (double)config->mlp.mlp_dim + 2 * tokens * dim;
     const int64_t moe = config->batch_split_factor > 0 ? assay_batch_split_memory(config)
                         : assay_is_sharded(&config->moe, &config->sharding)

@@ -122,13 +122,13 @@ assay_status spec_gqa(assay_context *ctx, const assay_gqa_config *config, const 
 assay_status spec_gqa_parts(assay_context *ctx, const assay_gqa_config *config, const spec_tensors *in,
                             spec_tensors *parts);
 
-/* The tensors of deepseek_layer and deepseek_stack (deepseek_stack.h) -> outputs/ and routing/ as there,
+/* The tensors of a layer or a stack of layers (deepseek_stack.h) -> outputs/ and routing/ as there,
  * under the batch-split schedule as in batch_split.h, without its events. routing/Pselected_experts, where `in` has it,
  * is the choice. */
 assay_status spec_stack(assay_context *ctx, const assay_stack_config *config, const spec_tensors *in,
                         spec_tensors *out);
 
-/* checkpoints/P of the same: the layer's input, those of mla and, as of mlp and moe, those of its second half. */
+/* checkpoints/P of the same: the layer's input, those of mla or gqa and, as of mlp and moe, those of its second half. */
 assay_status spec_stack_checkpoints(assay_context *ctx, const assay_stack_config *config, const spec_tensors *in,
                                     spec_tensors *out);
 

@@ -68,7 +68,7 @@ static assay_status hand_over(assay_context *ctx, const layer_run *run, const ch
 static assay_status lend_normed(assay_context *ctx, const layer_run *run, const char *norm, spec_tensors *part)
 {
     assay_status status = ASSAY_OK;
-    const int64_t dim = run->config->mla.emb_dim, rows = assay_shape_count(&run->shape) / dim;
+    const int64_t dim = run->shape.dims[2], rows = assay_shape_count(&run->shape) / dim;
     const spec_quad *scale = NULL;
     char path[ASSAY_PATH_SIZE];
     TRY(join(ctx, path, "weights/", run->prefix, norm));
@@ -88,6 +88,17 @@ static assay_status add_to_stream(assay_context *ctx, const layer_run *run, cons
     return status;
 }
 
+/* GPT-OSS: sliding windows in the first layer of each two. */
+static assay_status attention(assay_context *ctx, const layer_run *run, const spec_tensors *in, spec_tensors *parts)
+{
+    const assay_stack_config *config = run->config;
+    assay_gqa_config gqa = config->gqa;
+    if (config->attention == ASSAY_LAYER_MLA) return spec_mla_parts(ctx, &config->mla, in, parts);
+    if (config->windows == ASSAY_WINDOWS_EVEN && run->layer % 2 != 0) gqa.window = 0;
+    if (config->windows == ASSAY_WINDOWS_ODD && run->layer % 2 == 0) gqa.window = 0;
+    return spec_gqa_parts(ctx, &gqa, in, parts);
+}
+
 static assay_status attention_half(assay_context *ctx, const layer_run *run)
 {
     assay_status status = ASSAY_OK;
@@ -96,7 +107,7 @@ static assay_status attention_half(assay_context *ctx, const layer_run *run)
     TRY(lend(ctx, run, "inputs/positions", "inputs/positions", &in));
     TRY(lend(ctx, run, "inputs/segment_ids", "inputs/segment_ids", &in));
     TRY(lend_weights(ctx, run, "self_attention/", &in));
-    TRY(spec_mla_parts(ctx, &run->config->mla, &in, &parts));
+    TRY(attention(ctx, run, &in, &parts));
     TRY(add_to_stream(ctx, run, &parts, "checkpoints/out_proj"));
     if (run->checkpoints) TRY(hand_over(ctx, run, "checkpoints/", &parts));
 cleanup:
@@ -172,11 +183,14 @@ static assay_status run_stack(assay_context *ctx, const assay_stack_config *conf
 {
     assay_status status = ASSAY_OK;
     const assay_mla_config *mla = &config->mla;
+    const assay_gqa_config *gqa = &config->gqa;
+    const bool latent = config->attention == ASSAY_LAYER_MLA;
     layer_run run = {.config = config,
                      .in = in,
                      .out = out,
                      .checkpoints = checkpoints,
-                     .shape = assay_shape_of(3, mla->batch, mla->sequence, mla->emb_dim)};
+                     .shape = latent ? assay_shape_of(3, mla->batch, mla->sequence, mla->emb_dim)
+                                     : assay_shape_of(3, gqa->batch, gqa->sequence, gqa->emb_dim)};
     const int64_t count = assay_shape_count(&run.shape);
     const spec_quad *x = NULL;
     TRY(spec_read(ctx, in, "inputs/x", count, &x));

@@ -46,6 +46,35 @@ layer_case layer_case_make(int64_t layers, int64_t dense, int64_t batch, int64_t
     return c;
 }
 
+layer_case layer_case_gqa(int64_t layers, int64_t batch, int64_t sequence)
+{
+    const int64_t dim = 8;
+    layer_case c = layer_case_make(layers, 0, batch, sequence);
+    c.config.attention = ASSAY_LAYER_GQA;
+    c.config.windows = ASSAY_WINDOWS_EVEN;
+    c.config.gqa = (assay_gqa_config){.batch = batch,
+                                      .sequence = sequence,
+                                      .emb_dim = dim,
+                                      .heads = 4,
+                                      .kv_heads = 2,
+                                      .head_dim = 2,
+                                      .window = 2,
+                                      .query_scale = 0.75,
+                                      .fused_qkv = true,
+                                      .bias = true,
+                                      .qk_norm = true,
+                                      .sinks = true,
+                                      .epsilon = 1e-6,
+                                      .rope = c.config.mla.rope,
+                                      .mask_padding = true};
+    c.config.mla = (assay_mla_config){0};
+    c.config.moe.routing.family = ASSAY_ROUTER_DEFAULT;
+    c.config.moe.routing.score_func = ASSAY_SCORE_NONE;
+    c.config.moe.routing.routed_scaling_factor = 1;
+    c.config.moe.shared_mlp_dim = 0;
+    return c;
+}
+
 static void fill(layer_case *c, const char *path, int64_t count, double scale, double mean)
 {
     if (count == 0) return;
@@ -60,10 +89,11 @@ static void fill_block(layer_case *c, const char *prefix, const assay_tensor_tab
     for (int i = 0; i < table->count; i++) {
         const assay_tensor_row *row = &table->rows[i];
         char path[ASSAY_PATH_SIZE];
-        const bool scale = row->kind == ASSAY_NORM_SCALE;
+        const bool kernel = row->kind == ASSAY_KERNEL;
         if (row->name == NULL || row->kind == ASSAY_BIAS) continue;
         assay_tensor_path("weights/", prefix, row, path);
-        fill(c, path, assay_tensor_row_count(row), scale ? 0.3 : 1.5 / sqrt((double)row->fan_in), scale ? 1 : 0);
+        fill(c, path, assay_tensor_row_count(row), kernel ? 1.5 / sqrt((double)row->fan_in) : 0.3,
+             row->kind == ASSAY_NORM_SCALE ? 1 : 0);
     }
 }
 
@@ -87,13 +117,13 @@ static void fill_moe(layer_case *c, const char *layer)
 
 void layer_case_fill(layer_case *c)
 {
-    const assay_mla_config *m = &c->config.mla;
-    const int64_t tokens = m->batch * m->sequence, size = tokens * m->emb_dim;
+    const assay_stack_sizes sizes = assay_stack_sizes_of(&c->config);
+    const int64_t tokens = sizes.batch * sizes.sequence, size = tokens * sizes.emb_dim;
     fill(c, "inputs/x", size, 1, 0);
     fill(c, "cotangents/y", size, 1, 0);
     int32_t *positions = test_tensors_add_i32(&c->in, "inputs/positions", tokens);
     assert_non_null(positions);
-    for (int64_t t = 0; t < tokens; t++) positions[t] = (int32_t)(t % m->sequence);
+    for (int64_t t = 0; t < tokens; t++) positions[t] = (int32_t)(t % sizes.sequence);
     for (int64_t layer = 0; layer < c->config.layers; layer++) {
         char prefix[32] = "";
         if (!c->config.single) snprintf(prefix, sizeof prefix, "layers/%" PRId64 "/", layer);

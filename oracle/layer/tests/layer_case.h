@@ -13,7 +13,9 @@ typedef struct layer_case {
 
 /* DeepSeek-V3's form at tiny sizes: the first `dense` of `layers` have a gated MLP, the others 4 experts and a shared one. */
 layer_case layer_case_make(int64_t layers, int64_t dense, int64_t batch, int64_t sequence);
-/* Sizes, batch and sequence of every part follow config.mla and the MoE block's own keys. Fills `in`. */
+/* With everything that gqa.h has, its window in the even layers; all layers have experts, and none a shared one. */
+layer_case layer_case_gqa(int64_t layers, int64_t batch, int64_t sequence);
+/* Sizes, batch and sequence of every part follow the attention's and the MoE block's own keys. Fills `in`. */
 void layer_case_fill(layer_case *c);
 void layer_case_free(layer_case *c);
 

@@ -25,7 +25,7 @@ static bool is_summed(int weight)
 /* What the plain half calls it. */
 static int plain_of(int weight)
 {
-    return weight == BS_PRE_NORM ? (int)LAYER_PRE_NORM : weight - BS_MLA + LAYER_MLA;
+    return weight == BS_PRE_NORM ? (int)LAYER_PRE_NORM : weight - BS_MLA + LAYER_ATTENTION;
 }
 
 typedef struct mla_half {
@@ -164,7 +164,7 @@ static void assert_state(const mla_half *h, const attention_half *half)
         const assay_mla_residuals *r = &h->state.shards[shard];
         for (int tensor = 0; tensor < ASSAY_MLA_ATTENTION_OUT; tensor++) {
             const int64_t each = assay_mla_tensor_count(&h->run.mla, (assay_mla_tensor)tensor);
-            assert_same_bits(r->values[tensor], half->mla.values[tensor] + shard * each, each);
+            assert_same_bits(r->values[tensor], half->residuals.mla.values[tensor] + shard * each, each);
         }
         assert_null(r->values[ASSAY_MLA_ATTENTION_OUT]);
         assert_null(r->values[ASSAY_MLA_OUT_PROJ]);
@@ -182,8 +182,8 @@ static void assert_plain(assay_context *ctx, mla_half *h, bool same_bits)
     assert_ok(ctx, attention_half_forward(ctx, &h->stack, 1, &h->plain_w, &x, &y));
     assert_same_bits(h->out, y, h->count);
     assert_ok(ctx, attention_half_refill(ctx, &h->stack, 1, &h->plain_w, &half));
-    assert_same_bits(h->attn_out, half.mla.values[ASSAY_MLA_ATTENTION_OUT], sums * h->run.mla.v_head_dim);
-    assert_same_bits(h->lse, half.mla.lse, sums);
+    assert_same_bits(h->attn_out, half.residuals.mla.values[ASSAY_MLA_ATTENTION_OUT], sums * h->run.mla.v_head_dim);
+    assert_same_bits(h->lse, half.residuals.mla.lse, sums);
     assert_state(h, &half);
     assert_ok(ctx, attention_half_backward(ctx, &h->stack, &h->plain_w, &h->plain_g, &half, dy));
     assert_same_bits(h->dx, dy, h->count);

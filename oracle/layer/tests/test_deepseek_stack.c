@@ -15,6 +15,8 @@ static layer_case single_layer(const layer_case *stack, int layer)
     c.config.layers = 1;
     c.config.single = true;
     c.config.dense_layers = layer < stack->config.dense_layers;
+    c.config.windows = ASSAY_WINDOWS_EVERYWHERE;
+    if (layer % 2 == 1) c.config.gqa.window = 0;
     snprintf(prefix, sizeof prefix, "weights/layers/%d/", layer);
     for (int i = 0; i < stack->in.set.count; i++) {
         const assay_tensor *from = &stack->in.set.items[i];
@@ -54,12 +56,13 @@ static void stack_path(const char *path, int layer, char *to)
     }
 }
 
+enum { LAYERS = 3 };
+
 /* A stack is its layers, one after the other, forward and back. */
-TEST(test_layers)
+static void check_layers(layer_case stack)
 {
-    enum { LAYERS = 3 };
     assay_context ctx = assay_context_default(2);
-    layer_case stack = layer_case_make(LAYERS, 1, 2, 5), layers[LAYERS];
+    layer_case layers[LAYERS];
     test_tensors whole = {0}, parts[LAYERS] = {{.set = {0}}};
     layer_case_fill(&stack);
     layer_case_run(&ctx, &stack, &whole);
@@ -96,6 +99,41 @@ TEST(test_layers)
     }
     assay_tensor_set_free(&whole.set);
     layer_case_free(&stack);
+}
+
+TEST(test_layers)
+{
+    check_layers(layer_case_make(LAYERS, 1, 2, 5));
+    check_layers(layer_case_gqa(LAYERS, 2, 5));
+}
+
+/* A window that is longer than the sequence is none; one that is not, and is elsewhere, gives other numbers. */
+TEST(test_windows)
+{
+    static const struct {
+        int64_t window;
+        assay_window_layers windows;
+    } forms[] = {{2, ASSAY_WINDOWS_EVEN},
+                 {2, ASSAY_WINDOWS_ODD},
+                 {2, ASSAY_WINDOWS_EVERYWHERE},
+                 {9, ASSAY_WINDOWS_EVEN},
+                 {0, ASSAY_WINDOWS_ODD}};
+    assay_context ctx = assay_context_default(1);
+    layer_case c = layer_case_gqa(2, 1, 5);
+    test_tensors out[5] = {{.set = {0}}};
+    layer_case_fill(&c);
+    for (int i = 0; i < 5; i++) {
+        c.config.gqa.window = forms[i].window;
+        c.config.windows = forms[i].windows;
+        layer_case_run(&ctx, &c, &out[i]);
+    }
+    for (int i = 0; i < 3; i++) {
+        const assay_tensor *y = layer_case_get(&out[i], "outputs/y"), *other = layer_case_get(&out[i + 1], "outputs/y");
+        assert_memory_not_equal(y->values, other->values, (size_t)y->count * sizeof(double));
+    }
+    layer_case_assert_same(&out[3], &out[4]);
+    for (int i = 0; i < 5; i++) assay_tensor_set_free(&out[i].set);
+    layer_case_free(&c);
 }
 
 /* Every gradient has the size of what it is the gradient of, every output is written once. */
@@ -160,10 +198,9 @@ static void assert_near(const test_tensors *actual, const test_tensors *expected
     }
 }
 
-TEST(test_engines)
+static void check_engines(layer_case c)
 {
     assay_context ctx = assay_context_default(1);
-    layer_case c = layer_case_make(2, 1, 2, 5);
     test_tensors expected = {0};
     layer_case_fill(&c);
     layer_case_run(&ctx, &c, &expected);
@@ -182,6 +219,12 @@ TEST(test_engines)
     assay_tensor_set_free(&blas.set);
     assay_tensor_set_free(&expected.set);
     layer_case_free(&c);
+}
+
+TEST(test_engines)
+{
+    check_engines(layer_case_make(2, 1, 2, 5));
+    check_engines(layer_case_gqa(2, 2, 5));
 }
 
 /* A token of segment 0 sees nothing and nobody sees it; other segments do not see each other. */
@@ -271,10 +314,11 @@ TEST(test_refusals)
                                            "hash routing",
                                            "positions",
                                            "MoE block",
-                                           "the MLP has"};
-    for (int i = 0; i < 6; i++) {
+                                           "the MLP has",
+                                           "has multi-head latent attention"};
+    for (int i = 0; i < 7; i++) {
         assay_context ctx = assay_context_default(1);
-        layer_case c = layer_case_make(2, 1, 1, 5);
+        layer_case c = i == 6 ? layer_case_gqa(2, 1, 5) : layer_case_make(2, 1, 1, 5);
         test_tensors out = {0};
         layer_case_fill(&c);
         if (i == 0) c.config.dense_layers = 3;
@@ -283,6 +327,7 @@ TEST(test_refusals)
         if (i == 3) layer_case_get(&c.in, "inputs/positions")->indices[2] = -1;
         if (i == 4) c.config.moe.emb_dim = 7;
         if (i == 5) c.config.mlp.rows = 4;
+        if (i == 6) c.config.batch_split_factor = 1;
         const assay_source in = test_tensors_source(&c.in);
         const assay_sink sink = test_tensors_sink(&out);
         assert_int_equal(assay_stack_run(&ctx, &c.config, &in, &sink), ASSAY_BAD_INPUT);
@@ -293,9 +338,8 @@ TEST(test_refusals)
     }
 }
 
-TEST(test_no_memory)
+static void check_no_memory(layer_case c)
 {
-    layer_case c = layer_case_make(2, 1, 1, 3);
     int64_t n = 0;
     c.config.policy.action[ASSAY_REMAT_ATTENTION_OUT] = ASSAY_OFFLOAD;
     c.config.policy.action[ASSAY_REMAT_MLPWI_0] = c.config.policy.action[ASSAY_REMAT_MOE_MLPWI_1] = ASSAY_DEVICE;
@@ -312,4 +356,10 @@ TEST(test_no_memory)
     }
     assert_true(n > 100);
     layer_case_free(&c);
+}
+
+TEST(test_no_memory)
+{
+    check_no_memory(layer_case_make(2, 1, 1, 3));
+    check_no_memory(layer_case_gqa(2, 1, 3));
 }

@@ -18,18 +18,28 @@ static void default_texts(const char *texts[ASSAY_REMAT_NAMES])
     texts[ASSAY_REMAT_DECODER_LAYER_INPUT] = "device";
 }
 
+/* MaxText's lists (layers/decoders.py get_remat_policy, utils/maxtext_utils.py get_save_and_offload_names); a routed
+ * tensor has a plain name too. */
 TEST(test_presets)
 {
-    static const char *const dots[] = {"query_proj", "key_proj",    "value_proj",  "out_proj",
-                                       "mlpwi",      "mlpwi_0",     "mlpwi_1",     "mlpwo",
-                                       "moe_mlpwi",  "moe_mlpwi_0", "moe_mlpwi_1", "moe_mlpwo"};
+#define QKV " query_proj key_proj value_proj qkv_proj "
+#define WI " mlpwi mlpwi_0 mlpwi_1 moe_mlpwi moe_mlpwi_0 moe_mlpwi_1 "
+#define WO " mlpwo moe_mlpwo "
     static const struct {
         const char *preset;
-        assay_remat_action dots;
-    } presets[] = {{"full", ASSAY_REMAT},
-                   {"minimal", ASSAY_DEVICE},
-                   {"minimal_offloaded", ASSAY_OFFLOAD},
-                   {"custom", ASSAY_REMAT}};
+        assay_remat_action action;
+        const char *names;
+    } presets[] = {{"full", ASSAY_REMAT, ""},
+                   {"minimal", ASSAY_DEVICE, QKV " out_proj " WI WO},
+                   {"minimal_offloaded", ASSAY_OFFLOAD, QKV " out_proj " WI WO},
+                   {"minimal_with_context", ASSAY_DEVICE, QKV " out_proj context " WI WO},
+                   {"save_dot_with_context_except_mlp", ASSAY_DEVICE, QKV " out_proj context "},
+                   {"save_dot_except_mlpwi", ASSAY_DEVICE, QKV " out_proj " WO},
+                   {"save_dot_except_mlp", ASSAY_DEVICE, QKV " out_proj "},
+                   {"save_qkv_proj", ASSAY_DEVICE, QKV},
+                   {"qkv_proj_offloaded", ASSAY_OFFLOAD, " query_proj key_proj value_proj "},
+                   {"save_out_proj", ASSAY_DEVICE, " out_proj "},
+                   {"custom", ASSAY_REMAT, ""}};
     assay_context ctx = assay_context_default(1);
     const char *texts[ASSAY_REMAT_NAMES];
     default_texts(texts);
@@ -38,12 +48,25 @@ TEST(test_presets)
         assert_ok(&ctx, assay_remat_policy_make(&ctx, &policy, presets[i].preset, texts));
         assert_int_equal(policy.action[ASSAY_REMAT_DECODER_LAYER_INPUT], ASSAY_DEVICE);
         for (int name = 1; name < ASSAY_REMAT_NAMES; name++) {
-            bool dot = false;
-            for (size_t d = 0; d < sizeof dots / sizeof *dots; d++)
-                dot |= strcmp(dots[d], assay_remat_names[name]) == 0;
-            assert_int_equal(policy.action[name], dot ? presets[i].dots : ASSAY_REMAT);
+            char word[64];
+            snprintf(word, sizeof word, " %s ", assay_remat_names[name]);
+            const bool listed = strstr(presets[i].names, word) != NULL;
+            if (policy.action[name] == (listed ? presets[i].action : ASSAY_REMAT)) continue;
+            fail_msg("%s: %s", presets[i].preset, assay_remat_names[name]);
         }
     }
+}
+
+/* context is attention_out and lse, unless attention_out says otherwise. */
+TEST(test_context)
+{
+    assay_remat_policy policy = {0};
+    assert_int_equal(assay_remat_action_of(&policy, ASSAY_REMAT_ATTENTION_OUT), ASSAY_REMAT);
+    policy.action[ASSAY_REMAT_CONTEXT] = ASSAY_OFFLOAD;
+    assert_int_equal(assay_remat_action_of(&policy, ASSAY_REMAT_ATTENTION_OUT), ASSAY_OFFLOAD);
+    assert_int_equal(assay_remat_action_of(&policy, ASSAY_REMAT_LSE), ASSAY_OFFLOAD);
+    policy.action[ASSAY_REMAT_ATTENTION_OUT] = ASSAY_DEVICE;
+    assert_int_equal(assay_remat_action_of(&policy, ASSAY_REMAT_LSE), ASSAY_DEVICE);
 }
 
 /* The routed tensors follow the plain names until they have a policy of their own. */

@@ -36,11 +36,10 @@ static void check_policy(assay_context *ctx, layer_case *c, const assay_remat_po
 }
 
 /* Each name alone, each way; then draws of all names together. */
-TEST(test_same_bits)
+static void check_same_bits(layer_case c)
 {
     enum { DRAWS = 60 };
     assay_context ctx = assay_context_default(2);
-    layer_case c = four_layers();
     const assay_remat_policy full = c.config.policy;
     uint64_t seed = 7;
     test_tensors expected = {0};
@@ -62,6 +61,14 @@ TEST(test_same_bits)
     }
     assay_tensor_set_free(&expected.set);
     layer_case_free(&c);
+}
+
+TEST(test_same_bits)
+{
+    layer_case gqa = layer_case_gqa(3, BATCH, SEQUENCE);
+    layer_case_fill(&gqa);
+    check_same_bits(four_layers());
+    check_same_bits(gqa);
 }
 
 /* The other forms of MoE blocks, each with everything kept and with everything offloaded. */
@@ -102,6 +109,8 @@ static const struct {
     {ASSAY_REMAT_KEY_PROJ, 120, 120},
     {ASSAY_REMAT_VALUE_PROJ, 60, 60},
     {ASSAY_REMAT_ATTENTION_OUT, 60 + 20, 60 + 20}, /* and lse */
+    {ASSAY_REMAT_QKV_PROJ, 0, 0},
+    {ASSAY_REMAT_CONTEXT, 60 + 20, 60 + 20},
     {ASSAY_REMAT_OUT_PROJ, 80, 80},
     {ASSAY_REMAT_MLPWI, 0, 0},
     {ASSAY_REMAT_MLPWI_0, 70, 50}, /* of the shared expert in a MoE layer */

@@ -1,4 +1,4 @@
-/* The second form of the DeepSeek layer and stack, worked out by hand: one token, all widths 1. */
+/* The second form of layers and stacks, worked out by hand: one token or two, all widths 1. */
 #include <stdio.h>
 #include <string.h>
 
@@ -95,6 +95,53 @@ TEST(test_stack)
     assert_result(&c, "checkpoints/layers/11/decoder_layer_input", 1, &last, 0);
     assert_result(&c, "checkpoints/layers/11/moe_mlpwo", 1, (double[]){20}, 0);
     case_end(&c);
+}
+
+/* The norm gives 3 times the sign, the value 9 times it and so much is added, or that of the second layer twice over. No
+ * query sees more than its own key where there is a window, and with none the second sees both alike: nothing is added. */
+TEST(test_windows)
+{
+    static const struct {
+        assay_window_layers windows;
+        double y[2];
+    } rows[] = {{ASSAY_WINDOWS_EVERYWHERE, {1 + 9 + 18, -1 - 9 - 18}},
+                {ASSAY_WINDOWS_EVEN, {1 + 9 + 18, -1 - 9}},
+                {ASSAY_WINDOWS_ODD, {1 + 9 + 18, -1 - 18}}};
+    for (int row = 0; row < 3; row++) {
+        assay_stack_config config = narrow_stack(1, 2, 2);
+        spec_case c;
+        config.attention = ASSAY_LAYER_GQA;
+        config.windows = rows[row].windows;
+        config.gqa = (assay_gqa_config){.batch = 1,
+                                        .sequence = 2,
+                                        .emb_dim = 1,
+                                        .heads = 1,
+                                        .kv_heads = 1,
+                                        .head_dim = 2,
+                                        .window = 1,
+                                        .query_scale = 1,
+                                        .rope = config.mla.rope};
+        config.mlp.rows = 2;
+        case_start(&c, 1);
+        case_values(&c, "inputs/x", (double[]){1, -1}, DIMS(1, 2, 1));
+        case_indices(&c, "inputs/positions", (int32_t[]){0, 1}, DIMS(1, 2));
+        for (int layer = 0; layer < 2; layer++) {
+            const char *prefix = layer == 0 ? "layers/0/" : "layers/1/";
+            const double twice = layer + 1;
+            narrow_weight(&c, prefix, "pre_self_attention_layer_norm/scale", (double[]){3}, DIMS(1));
+            narrow_weight(&c, prefix, "self_attention/query/kernel", (double[]){0, 0}, DIMS(1, 1, 2));
+            narrow_weight(&c, prefix, "self_attention/key/kernel", (double[]){1, 1}, DIMS(1, 1, 2));
+            narrow_weight(&c, prefix, "self_attention/value/kernel", (double[]){1, 10}, DIMS(1, 1, 2));
+            narrow_weight(&c, prefix, "self_attention/out/kernel", (double[]){.5 * twice, .25 * twice}, DIMS(1, 2, 1));
+            narrow_weight(&c, prefix, "post_self_attention_layer_norm/scale", (double[]){.5}, DIMS(1));
+            narrow_weight(&c, prefix, "mlp/wi_0/kernel", (double[]){2}, DIMS(1, 1));
+            narrow_weight(&c, prefix, "mlp/wi_1/kernel", (double[]){8}, DIMS(1, 1));
+            narrow_weight(&c, prefix, "mlp/wo/kernel", (double[]){0}, DIMS(1, 1));
+        }
+        assert_ok(&c.ctx, spec_stack(&c.ctx, &config, &c.in, &c.out));
+        assert_result(&c, "outputs/y", 2, rows[row].y, 0);
+        case_end(&c);
+    }
 }
 
 TEST(test_refusals)
