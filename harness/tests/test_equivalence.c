@@ -44,6 +44,8 @@ static const char hidden[] = "{case: moe/x, op: moe, " HEAD ", mesh: {expert: 2,
                              "}, config: {base_moe_mlp_dim: 9, mlp_bias: true}}";
 static const char mla[] =
     "{case: mla/x, op: mla, " HEAD ", positions: {start: 9000}, model: {base_emb_dim: 12, " MLA_MODEL "}}";
+static const char mesh_mla[] = "{case: mla/x, op: mla, " HEAD ", positions: {start: 9000}, mesh: {fsdp: 2, expert: 2}, "
+                               "checkpoints: all, model: {base_emb_dim: 12, " MLA_MODEL "}}";
 static const char stack[] = "{case: deepseek_stack/x, op: deepseek_stack, " HEAD ", model: {" MOE_MODEL ", " MLA_MODEL
                             ", base_mlp_dim: 9, base_num_decoder_layers: 2, first_num_dense_layers: 1}}";
 static const char mesh_stack[] =
@@ -126,6 +128,8 @@ static const struct {
     {"sharded-whole", fused_tensor, "mlp_activations=gelu"},
     {"sharded-whole", one_row, "mlp_activations=gelu"},
     {"sharded-whole", ring, "routed_scaling_factor=1.0000001"},
+    {"sharded-whole", mla, "mscale=1.000001"},
+    {"sharded-whole", mesh_mla, "mscale=1.000001"},
     {"sharded-whole", stack, "mscale=1.0000001"},
     {"sharded-whole", mesh_stack, "mscale=1.0000001"},
     {"sharded-whole", hidden, "routed_scaling_factor=1.0000001"},
@@ -234,7 +238,7 @@ TEST(cases_without_another_form_are_passed_over)
         {"sharded-whole", mesh, "load_balance_loss_weight=0.1"},
         {"sharded-whole", mesh, "sparse_matmul=false"},
         {"sharded-whole", schedule, "seed=1"},
-        {"sharded-whole", mla, "seed=1"},
+        {"ring-alltoall", mla, "seed=1"},
         {"tensor-whole", wide, "load_balance_loss_weight=0.1"},
         {"tensor-whole", wide, "base_emb_dim=11"},
         {"tensor-whole", wide, "sparse_matmul=false"},
