@@ -121,6 +121,12 @@ bool assay_edit_keep_first_rows_of_h(const assay_mutation *m, assay_tensor *tens
     return true;
 }
 
+/* Of the shared expert, [F,D]. */
+bool assay_edit_keep_first_rows_of_f(const assay_mutation *m, assay_tensor *tensor)
+{
+    return assay_fill_values(tensor, tensor->count / m->c->mesh_mlp_tensor, 0.0);
+}
+
 /* Gate and up may be side by side: columns of each. */
 static int64_t hidden_width(const assay_tensor *tensor)
 {

@@ -53,6 +53,8 @@ static const char gqa[] =
     "{case: gqa/x, op: gqa, " HEAD
     ", checkpoints: all, model: {base_emb_dim: 12, base_num_query_heads: 6, base_num_kv_heads: 3, "
     "head_dim: 4, use_qk_norm: true, attention_bias: true, attention_sink: true}}";
+static const char mesh_mla[] = "{case: mla/x, op: mla, " HEAD ", positions: {start: 9000}, mesh: {fsdp: 2, expert: 2}, "
+                               "checkpoints: all, model: {base_emb_dim: 12, " MLA_MODEL "}}";
 static const char stack[] = "{case: deepseek_stack/x, op: deepseek_stack, " HEAD ", model: {" MOE_MODEL ", " MLA_MODEL
                             ", base_mlp_dim: 9, base_num_decoder_layers: 2, first_num_dense_layers: 1}}";
 static const char mesh_stack[] =
@@ -157,6 +159,8 @@ static const struct {
     {"sharded-whole", fused_tensor, "mlp_activations=gelu"},
     {"sharded-whole", one_row, "mlp_activations=gelu"},
     {"sharded-whole", ring, "routed_scaling_factor=1.0000001"},
+    {"sharded-whole", mla, "mscale=1.000001"},
+    {"sharded-whole", mesh_mla, "mscale=1.000001"},
     {"sharded-whole", stack, "mscale=1.0000001"},
     {"sharded-whole", mesh_stack, "mscale=1.0000001"},
     {"sharded-whole", hidden, "routed_scaling_factor=1.0000001"},
@@ -280,7 +284,7 @@ TEST(cases_without_another_form_are_passed_over)
         {"sharded-whole", mesh, "load_balance_loss_weight=0.1"},
         {"sharded-whole", mesh, "sparse_matmul=false"},
         {"sharded-whole", schedule, "seed=1"},
-        {"sharded-whole", mla, "seed=1"},
+        {"ring-alltoall", mla, "seed=1"},
         {"tensor-whole", wide, "load_balance_loss_weight=0.1"},
         {"tensor-whole", wide, "base_emb_dim=11"},
         {"tensor-whole", wide, "sparse_matmul=false"},

@@ -115,6 +115,24 @@ static void draw_heads(drawing *d)
     if (chance(d, 3)) set(d, "rope_type=yarn");
 }
 
+/* fused_moe_func on its meshes, with every layout of its weights. */
+static void draw_fused(drawing *d)
+{
+    const int64_t data = 1 + pick(d, 2), hidden = 1 + pick(d, 3), experts = hidden > 1 ? 1 : 1 + pick(d, 4);
+    const int64_t all = experts * (1 + pick(d, 3)), layouts[] = {1, hidden, 2 * hidden};
+    set(d, "fused_moe_func=true");
+    set(d, "prefuse_moe_weights=true");
+    set_number(d, "mesh.data", data);
+    set_number(d, "mesh.expert", experts);
+    set_number(d, "mesh.mlp_tensor", hidden);
+    set_number(d, "batch", data * (1 + pick(d, 2)));
+    set_number(d, "sequence", 16);
+    set_number(d, "num_experts", all);
+    set_number(d, "num_experts_per_tok", 1 + pick(d, all));
+    set_number(d, "base_moe_mlp_dim", 2 * hidden * (1 + pick(d, 3)));
+    set_number(d, "w13_reorder_size", layouts[pick(d, 3)]);
+}
+
 /* What the schedule has (oracle/layer/batch_split.h). */
 static void draw_schedule(drawing *d)
 {
@@ -153,32 +171,33 @@ static void draw_schedule(drawing *d)
 
 static const struct {
     const char *yaml;
-    int share; /* of all draws */
-    bool plain, mesh, schedule, heads;
+    int share;                   /* of all draws */
+    void (*draws[3])(drawing *); /* one after the other, until NULL */
 } kinds[] = {
-    {"{case: moe, op: moe, " HEAD ", model: {" MODEL "}}", 6, true, false, false, false},
-    {"{case: moe-mesh, op: moe, " HEAD ", model: {" MODEL "}}", 8, true, true, false, false},
-    {"{case: mla, op: mla, " HEAD ", positions: {start: 9000}, model: {base_emb_dim: 12, " MLA "}}", 4, true, false,
-     false, false},
+    {"{case: moe, op: moe, " HEAD ", model: {" MODEL "}}", 6, {draw_sizes, draw_variants}},
+    {"{case: moe-mesh, op: moe, " HEAD ", model: {" MODEL "}}", 8, {draw_sizes, draw_variants, draw_mesh}},
+    {"{case: mla, op: mla, " HEAD ", positions: {start: 9000}, model: {base_emb_dim: 12, " MLA "}}",
+     4,
+     {draw_sizes, draw_variants}},
     {"{case: stack, op: deepseek_stack, " HEAD ", model: {" MODEL ", " MLA ", base_num_decoder_layers: 2}}", 3, true,
      false, false, false},
-    {"{case: stack-mesh, op: deepseek_stack, " HEAD ", model: {" MODEL ", " MLA ", base_num_decoder_layers: 2}}", 2,
-     true, true, false, false},
+    {"{case: stack-mesh, op: deepseek_stack, " HEAD ", model: {" MODEL ", " MLA ", base_num_decoder_layers: 2}}",
+     2,
+     {draw_sizes, draw_variants, draw_mesh}},
     {"{case: schedule, op: deepseek_stack, " HEAD ", model: {" MODEL ", " MLA
      ", base_num_decoder_layers: 5, rope_pairwise: true, routed_bias: true}}",
-     2, false, false, true, false},
-    {"{case: attention, op: attention, " HEAD ", model: {base_num_query_heads: 2}}", 2, false, false, false, true},
-    {"{case: gqa, op: gqa, " HEAD ", model: {base_num_query_heads: 2}}", 3, false, false, false, true},
+     2,
+     {draw_schedule}},
+    {"{case: attention, op: attention, " HEAD ", model: {base_num_query_heads: 2}}", 2, {draw_heads}},
+    {"{case: gqa, op: gqa, " HEAD ", model: {base_num_query_heads: 2}}", 3, {draw_heads}},
+    {"{case: moe-fused, op: moe, " HEAD ", model: {" MODEL "}}", 3, {draw_sizes, draw_variants, draw_fused}},
 };
-enum { KINDS = sizeof kinds / sizeof *kinds, SHARES = 30, EQUIVALENCES = 32 };
+enum { KINDS = sizeof kinds / sizeof *kinds, DRAWS = sizeof kinds->draws / sizeof *kinds->draws };
+enum { SHARES = 33, EQUIVALENCES = 32 };
 
 static void draw(drawing *d, int kind)
 {
-    if (kinds[kind].plain) draw_sizes(d);
-    if (kinds[kind].plain) draw_variants(d);
-    if (kinds[kind].mesh) draw_mesh(d);
-    if (kinds[kind].schedule) draw_schedule(d);
-    if (kinds[kind].heads) draw_heads(d);
+    for (int i = 0; i < DRAWS && kinds[kind].draws[i] != NULL; i++) kinds[kind].draws[i](d);
 }
 
 static void check(drawing *d, int times[EQUIVALENCES])

@@ -276,6 +276,41 @@ TEST(test_mla_by_hand)
     }
 }
 
+/* Head h has the value 10^h times 2; shards are numbered (expert, mlp_tensor), heads lie by (mlp_tensor, expert). */
+TEST(test_heads_over_a_mesh)
+{
+    spec_case c;
+    case_start(&c, 1);
+    case_values(&c, "inputs/x", (double[]){2}, DIMS(1, 1, 1));
+    case_indices(&c, "inputs/positions", (int32_t[]){0}, DIMS(1, 1));
+    case_values(&c, "weights/query/kernel", (double[]){0, 0, 0, 1, 0, 0, 2, 0, 0, 3, 0, 0}, DIMS(1, 4, 3));
+    case_values(&c, "weights/wkv_a/kernel", (double[]){1, 0, 0}, DIMS(1, 3));
+    case_values(&c, "weights/kv_norm/scale", (double[]){1}, DIMS(1));
+    case_values(&c, "weights/wkv_b/kernel", (double[]){1, 1, 2, 10, 3, 100, 4, 1000}, DIMS(1, 4, 2));
+    case_values(&c, "weights/out/kernel", (double[]){1, 1, 1, 1}, DIMS(4, 1, 1));
+    const assay_mla_config config = {.batch = 1,
+                                     .sequence = 1,
+                                     .emb_dim = 1,
+                                     .heads = 4,
+                                     .qk_nope_head_dim = 1,
+                                     .v_head_dim = 1,
+                                     .kv_lora_rank = 1,
+                                     .mscale = 1,
+                                     .rope = yarn(2, 163840)};
+    const assay_mesh mesh = {{1, 1, 2, 2}}, other = {{1, 1, 3, 1}};
+    assert_ok(&c.ctx, spec_sharded_mla_checkpoints(&c.ctx, &config, &mesh, &c.in, &c.out));
+    assert_result(&c, "checkpoints/value_proj", 4, (double[]){1, 100, 10, 1000}, 0);
+    assert_result(&c, "checkpoints/attention_out", 4, (double[]){1, 100, 10, 1000}, 0);
+    assert_result(&c, "checkpoints/key_proj", 12, (double[]){1, 0, 0, 3, 0, 0, 2, 0, 0, 4, 0, 0}, 0);
+    assert_result(&c, "checkpoints/lse", 4, (double[]){0, 12 / sqrt(3), 4 / sqrt(3), 24 / sqrt(3)}, 1e-15);
+    assert_result(&c, "checkpoints/mla_kv", 1, (double[]){1}, 0);
+    assert_result(&c, "checkpoints/out_proj", 1, (double[]){1111}, 0);
+    const assay_shape shape = spec_tensors_find(&c.out, "checkpoints/lse")->shape, expected = DIMS(4, 1, 1, 1);
+    assert_true(assay_shape_equal(&shape, &expected));
+    assert_int_equal(spec_sharded_mla_checkpoints(&c.ctx, &config, &other, &c.in, &c.out), ASSAY_BAD_INPUT);
+    case_end(&c);
+}
+
 /* With query compression: random weights, the same tensors at positions that are 100000 apart. */
 static void shifted(spec_case *c, int32_t start, bool interleave, bool pairwise)
 {

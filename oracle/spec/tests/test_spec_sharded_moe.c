@@ -108,6 +108,30 @@ TEST(test_dropped_copies)
     case_end(&c);
 }
 
+/* fused_moe_func: both shards sort all copies, and a shard's rows stay among them. */
+TEST(test_rows_that_stay)
+{
+    spec_case c;
+    spec_moe_config config = small_block(&c, 2, 3, chosen);
+    config.moe.path = ASSAY_MOE_FUSED;
+    evaluate(&c, &config);
+    VALUES("outputs/y", 1000, 8, 2700, 6400, 125000, 21600);
+    INDICES("routing/group_sizes", 1, 0, 3, 2, 1, 0, 3, 2);
+    INDICES("routing/sorted_selected_experts", 1, 2, 3, 5, 0, 4, 1, 2, 3, 5, 0, 4);
+    INDICES("routing/local_group_sizes", 1, 0, 3, 2);
+    INDICES("routing/expert_shard_id", 0, 1);
+    assert_null(spec_tensors_find(&c.out, "routing/local_sorted_indices"));
+    VALUES("checkpoints/moe_mlpwi_0", 2, 0, 0, 0, 0, 0, 0, 3, 4, 6, 1, 5);
+    VALUES("checkpoints/moe_mlpwo", 4, 0, 0, 0, 0, 0, 0, 900, 1600, 3600, 1000, 25000);
+    config.sharding.mesh.size[ASSAY_AXIS_DATA] = 2;
+    evaluate(&c, &config);
+    VALUES("outputs/y", 1000, 8, 2700, 6400, 125000, 21600);
+    INDICES("routing/group_sizes", 1, 0, 1, 1, 1, 0, 1, 1, 0, 0, 2, 1, 0, 0, 2, 1);
+    INDICES("routing/sorted_selected_experts", 1, 2, 0, 1, 2, 0, 0, 2, 1, 0, 2, 1);
+    VALUES("checkpoints/moe_mlpwi_0", 2, 0, 0, 0, 3, 1, 0, 0, 0, 4, 6, 5);
+    case_end(&c);
+}
+
 TEST(test_same_tokens)
 {
     spec_case c;
