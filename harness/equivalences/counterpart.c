@@ -62,12 +62,47 @@ static bool same_axes(const assay_tensor_spec *a, const assay_tensor_spec *b)
     return same;
 }
 
+/* A tensor of the shared expert is the last of that of all experts here. */
+static bool find_last_expert(const assay_tensor_set *tensors, const assay_tensor_spec *spec, assay_counterpart *found)
+{
+    static const char folder[] = "shared_experts/";
+    char path[ASSAY_PATH_SIZE], whole[ASSAY_PATH_SIZE];
+    const char *at = strstr(spec->path, folder), *end = strstr(spec->path, "/kernel");
+    if (at == NULL || end == NULL) return false;
+    const char *name = at + sizeof folder - 1;
+    snprintf(path, sizeof path, "%.*s%.*s", (int)(at - spec->path), spec->path, (int)(end - name), name);
+    found->pitch = found->width;
+    found->part[0] = assay_tensor_set_find(tensors, path);
+    for (int i = 0; i < 2 && found->part[0] == NULL; i++) {
+        if (!renamed(path, halves[i], "wi", whole)) continue;
+        found->pitch = 2 * found->width;
+        found->offset = i * found->width;
+        found->part[0] = assay_tensor_set_find(tensors, whole);
+    }
+    if (found->part[0] == NULL) return false;
+    const int64_t experts = found->part[0]->spec.shape.dims[0], size = found->part[0]->count / experts;
+    found->offset += (experts - 1) * size;
+    return size == found->pitch / found->width * assay_shape_count(&spec->shape);
+}
+
+/* All experts here are one more than those of the tensor's form. */
+static bool find_first_experts(const assay_tensor *here, const assay_tensor_spec *spec)
+{
+    const assay_shape *shape = &spec->shape;
+    if (here == NULL || shape->rank < 1 || here->spec.shape.rank != shape->rank) return false;
+    const bool more = strcmp(spec->labels[0], "E") == 0 && strcmp(here->spec.labels[0], "E+n") == 0;
+    return more && here->count / here->spec.shape.dims[0] * shape->dims[0] == assay_shape_count(shape);
+}
+
 bool assay_find_counterpart(const assay_tensor_set *tensors, const assay_tensor_spec *spec, assay_counterpart *found)
 {
     const assay_tensor *same = assay_tensor_set_find(tensors, spec->path);
     const int64_t width = spec->shape.rank > 0 ? spec->shape.dims[spec->shape.rank - 1] : 1;
     *found = (assay_counterpart){.part = {same, NULL}, .width = width, .piece = width, .pitch = width};
     if (same != NULL && same_axes(&same->spec, spec)) return true;
+    if (find_first_experts(same, spec)) return true;
+    if (find_last_expert(tensors, spec, found)) return true;
+    *found = (assay_counterpart){.part = {same, NULL}, .width = width, .piece = width, .pitch = width};
     return find_halves(tensors, spec, found) || find_whole(tensors, spec, found);
 }
 

@@ -1,5 +1,6 @@
 /* Tensors of one form of a case in the other's, whose kernels may be fused where the first's are not: `wi` is `wi_0`
- * and `wi_1` side by side on the last axis. */
+ * and `wi_1` side by side on the last axis. A shared expert of the one form may be the last of all experts in the
+ * other's. */
 #ifndef ASSAY_HARNESS_EQUIVALENCES_COUNTERPART_H
 #define ASSAY_HARNESS_EQUIVALENCES_COUNTERPART_H
 

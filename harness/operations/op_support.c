@@ -18,7 +18,7 @@ static const char *label_of(char letter)
         ['V'] = "V",     ['P'] = "P",     ['k'] = "Kd",    ['h'] = "2H",     ['f'] = "2F",  ['r'] = "T*K",
         ['q'] = "Dn+Dr", ['v'] = "Dv",    ['R'] = "Dr",    ['L'] = "Lq",     ['l'] = "Lkv", ['w'] = "Lkv+Dr",
         ['u'] = "Dn+Dv", ['m'] = "shard", ['c'] = "chunk", ['b'] = "buffer", ['e'] = "E/P", ['j'] = "microbatch",
-        ['x'] = "event", ['n'] = "field", ['1'] = "1",
+        ['x'] = "event", ['n'] = "field", ['1'] = "1",     ['t'] = "K+n",    ['a'] = "E+n", ['s'] = "T*(K+n)",
     };
     return labels[(unsigned char)letter];
 }

@@ -83,11 +83,14 @@ static const char *const cases[] = {"yarn_rope/two-dimensions",
                                     "moe/mixtral-capacity-ample",
                                     "moe/small",
                                     "moe/shared-gate",
+                                    "moe/shared-slot-late-factor",
+                                    "moe/weight-on-input-shared",
                                     "moe/mesh-losses-global",
                                     "deepseek_layer/dense-fused",
                                     "deepseek_layer/moe-balance",
                                     "deepseek_layer/moe-groups",
                                     "deepseek_layer/losses-global",
+                                    "deepseek_layer/shared-slot",
                                     "deepseek_layer/dense-padding",
                                     "deepseek_layer/moe-fused-weights",
                                     "deepseek_layer/moe-dropping",
@@ -160,7 +163,7 @@ static const struct {
 } without_case[] = {
     {"mla", "mask_off_by_one lse_in_base_2 transposed"},
     {"deepseek_layer", "fsdp_gathered_rolled"},
-    {"deepseek_stack", "group_score_other capacity_half ring_step_missing next_key_seen"},
+    {"deepseek_stack", "group_score_other capacity_half ring_step_missing next_key_seen shared_slot_scaled"},
     {"deepseek_layer deepseek_stack",
      "hash_ids_ignored expert_scale_missing tensor_part_missing tensor_sum_twice buffer_unlimited "
      "losses_of_first_shard shared_gate_missing "
