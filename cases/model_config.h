@@ -53,6 +53,9 @@
     X(I, n_routing_groups, -1)                                                                                         \
     X(I, topk_routing_group, -1)                                                                                       \
     X(S, group_score, "")                                                                                              \
+    X(B, apply_routed_scaling_factor_on_output, true)                                                                  \
+    X(B, apply_router_weight_on_input, false)                                                                          \
+    X(I, num_fused_shared_experts, 0)                                                                                  \
     X(B, norm_topk_prob, false)                                                                                        \
     X(D, load_balance_loss_weight, 0.0)                                                                                \
     X(S, load_balance_loss_scope, "sequence")                                                                          \

@@ -71,6 +71,39 @@ static int64_t shards_of_part(int64_t shards, int64_t parts)
     return shards > parts ? shards / parts : 1;
 }
 
+/* A tensor of the shared expert is the last of that of all experts here. */
+static bool find_last_expert(const assay_tensor_set *tensors, const assay_tensor_spec *spec, assay_layouts layouts,
+                             assay_counterpart *found)
+{
+    static const char folder[] = "shared_experts/";
+    char path[ASSAY_PATH_SIZE], whole[ASSAY_PATH_SIZE];
+    const char *at = strstr(spec->path, folder), *end = strstr(spec->path, "/kernel");
+    if (at == NULL || end == NULL) return false;
+    const char *name = at + sizeof folder - 1;
+    snprintf(path, sizeof path, "%.*s%.*s", (int)(at - spec->path), spec->path, (int)(end - name), name);
+    found->part[0] = assay_tensor_set_find(tensors, path);
+    for (int i = 0; i < 2 && found->part[0] == NULL; i++) {
+        if (!renamed(path, halves[i], "wi", whole)) continue;
+        found->part[0] = assay_tensor_set_find(tensors, whole);
+        found->hidden = found->width;
+        found->layouts = (assay_layouts){.theirs = layouts.theirs};
+        found->half = i;
+    }
+    if (found->part[0] == NULL) return false;
+    const int64_t experts = found->part[0]->spec.shape.dims[0], size = found->part[0]->count / experts;
+    found->first = (experts - 1) * size;
+    return size == (found->hidden > 0 ? 2 : 1) * assay_shape_count(&spec->shape);
+}
+
+/* All experts here are one more than those of the tensor's form. */
+static bool find_first_experts(const assay_tensor *here, const assay_tensor_spec *spec)
+{
+    const assay_shape *shape = &spec->shape;
+    if (here == NULL || shape->rank < 1 || here->spec.shape.rank != shape->rank) return false;
+    const bool more = strcmp(spec->labels[0], "E") == 0 && strcmp(here->spec.labels[0], "E+n") == 0;
+    return more && here->count / here->spec.shape.dims[0] * shape->dims[0] == assay_shape_count(shape);
+}
+
 bool assay_find_counterpart(const assay_tensor_set *tensors, const assay_tensor_spec *spec, assay_layouts layouts,
                             assay_counterpart *found)
 {
@@ -83,19 +116,25 @@ bool assay_find_counterpart(const assay_tensor_set *tensors, const assay_tensor_
         found->layouts.theirs = shards_of_part(layouts.theirs, layouts.parts);
     }
     if (same != NULL && same_axes(&same->spec, spec)) return true;
+    if (find_first_experts(same, spec)) return true;
+    assay_counterpart last = *found;
+    if (find_last_expert(tensors, spec, layouts, &last)) {
+        *found = last;
+        return true;
+    }
     return find_halves(tensors, spec, found) || find_whole(tensors, spec, layouts, found);
 }
 
 int assay_counterpart_at(const assay_counterpart *c, int64_t index, int64_t *at)
 {
     const int64_t row = index / c->width, place = index % c->width, hidden = c->hidden;
-    *at = index;
+    *at = c->first + index;
     if (hidden == 0) return 0;
     const int64_t column =
         c->layouts.own > 0 ? assay_prefused_column(place, hidden, c->layouts.own) : c->half * hidden + place;
     const bool whole = c->layouts.theirs > 0;
-    *at = whole ? row * 2 * hidden + assay_prefused_place(column, hidden, c->layouts.theirs)
-                : row * hidden + column % hidden;
+    *at = c->first + (whole ? row * 2 * hidden + assay_prefused_place(column, hidden, c->layouts.theirs)
+                            : row * hidden + column % hidden);
     return whole ? 0 : (int)(column / hidden);
 }
 

@@ -1,5 +1,6 @@
 /* Tensors of one form of a case in the other's, whose kernels may be fused where the first's are not: `wi` is `wi_0`
- * and `wi_1` side by side on the last axis, or those of each tensor shard (oracle/moe/prefused.h). */
+ * and `wi_1` side by side on the last axis, or those of each tensor shard (oracle/moe/prefused.h). A shared expert of the
+ * one form may be the last of all experts in the other's. */
 #ifndef ASSAY_HARNESS_EQUIVALENCES_COUNTERPART_H
 #define ASSAY_HARNESS_EQUIVALENCES_COUNTERPART_H
 
@@ -18,6 +19,7 @@ typedef struct assay_counterpart {
     int64_t width;               /* of a row of the tensor */
     int64_t hidden;              /* of gate and of up, of which the tensor is one or both; 0: the same elements */
     int64_t half;                /* 1: the tensor is up alone */
+    int64_t first;               /* where the part begins that is meant */
     assay_layouts layouts;       /* own 0: it is one of them alone; theirs 0: the parts are */
 } assay_counterpart;
 

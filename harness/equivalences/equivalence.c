@@ -74,6 +74,14 @@ static bool fuses_experts(const assay_case *c)
     return c->config.prefuse_moe_weights || c->config.fused_moe_mlp;
 }
 
+/* What the sparse path alone has. */
+static bool has_engine_form(const assay_case *c)
+{
+    const assay_model_config *m = &c->config;
+    return m->apply_router_weight_on_input || m->num_fused_shared_experts > 0 ||
+           !m->apply_routed_scaling_factor_on_output;
+}
+
 static bool other_fused(const assay_case *c, assay_other_form *form)
 {
     const bool experts = has_sparse_moe(c) && !is_batch_split(c); /* which has no fused experts */
@@ -98,7 +106,8 @@ static bool other_w13_layout(const assay_case *c, assay_other_form *form)
 static bool other_dense(const assay_case *c, assay_other_form *form)
 {
     const bool dropping = !c->config.sparse_matmul && c->config.capacity_factor > 0;
-    if (!has_moe(c) || dropping || fuses_experts(c) || c->config.fused_moe_func || !is_whole(c)) return false;
+    if (!has_moe(c) || has_engine_form(c) || dropping || fuses_experts(c) || c->config.fused_moe_func || !is_whole(c))
+        return false;
     on_one_device(&form->c);
     form->c.config.sparse_matmul = !c->config.sparse_matmul;
     form->c.config.capacity_factor = -1;
@@ -110,7 +119,8 @@ static bool other_capacity(const assay_case *c, assay_other_form *form)
 {
     const bool dropless = c->config.sparse_matmul || !(c->config.capacity_factor > 0);
     const bool llama4 = strcmp(c->config.decoder_block.text, "llama4") == 0;
-    if (!has_moe(c) || !dropless || fuses_experts(c) || c->config.fused_moe_func || llama4) return false;
+    if (!has_moe(c) || has_engine_form(c) || !dropless || fuses_experts(c) || c->config.fused_moe_func || llama4)
+        return false;
     if (!is_whole(c)) return false;
     on_one_device(&form->c);
     form->c.config.sparse_matmul = false;
@@ -135,7 +145,8 @@ static bool other_fused_moe(const assay_case *c, assay_other_form *form)
     assay_context ctx = {0};
     assay_moe_config config;
     const assay_model_config *m = &c->config;
-    if (!is_op(c, "moe") || !has_sparse_moe(c) || m->routed_bias || m->mlp_bias || !is_whole(c)) return false;
+    if (!is_op(c, "moe") || !has_sparse_moe(c) || has_engine_form(c) || m->routed_bias || m->mlp_bias || !is_whole(c))
+        return false;
     if (assay_moe_config_of(&ctx, c, &config) != ASSAY_OK) return false;
     const assay_routing_config *r = &config.routing;
     const bool sigmoid =
@@ -287,7 +298,7 @@ static bool other_name(const assay_case *c, assay_other_form *form)
 static bool other_batch_split(const assay_case *c, assay_other_form *form)
 {
     assay_model_config *m = &form->c.config;
-    if (!assay_is_layer(c)) return false;
+    if (!assay_is_layer(c) || has_engine_form(c)) return false;
     /* The schedule's router has a bias. Its weights lack the 1e-20 beside their sum: with one expert a token, that is
      * all of their gradient. */
     if (!m->routed_bias || m->num_experts_per_tok == 1) return false;
@@ -308,7 +319,24 @@ static bool other_weight(const assay_case *c, assay_other_form *form)
     const bool llama4 = strcmp(c->config.decoder_block.text, "llama4") == 0;
     form->run = assay_moe_run_weight_before_wo;
     form->other_checkpoint = "moe_mlpwo";
-    return is_op(c, "moe") && has_sparse_moe(c) && !c->config.mlp_bias && !llama4;
+    return is_op(c, "moe") && has_sparse_moe(c) && !has_engine_form(c) && !c->config.mlp_bias && !llama4;
+}
+
+/* One of the routed width beside them, or the last of them. */
+static bool other_shared(const assay_case *c, assay_other_form *form)
+{
+    form->c.config.num_fused_shared_experts = 0;
+    return has_moe(c) && c->config.num_fused_shared_experts == 1;
+}
+
+/* The factor in the weights, or on the sum of outputs. */
+static bool other_scaling(const assay_case *c, assay_other_form *form)
+{
+    const assay_model_config *m = &c->config;
+    form->other_checkpoint = "weights";
+    form->c.config.apply_routed_scaling_factor_on_output = !m->apply_routed_scaling_factor_on_output;
+    return has_sparse_moe(c) && !is_sharded(c) && m->num_fused_shared_experts == 0 && m->routed_scaling_factor != 1 &&
+           !m->apply_router_weight_on_input && is_case(&form->c);
 }
 
 static bool other_layout(const assay_case *c, assay_other_form *form)
@@ -371,6 +399,8 @@ const assay_equivalence assay_equivalences[] = {
     {"dense-sparse", "every expert on every token, or copies grouped by expert", ASSAY_HOLDS_SCALES, true, other_dense},
     {"sparse-fused_moe", "the fused path of inference, where its routing rule is the same", ASSAY_HOLDS_SCALES, true, other_fused_moe},
     {"capacity-dropless", "a capacity that drops nothing, or none", ASSAY_HOLDS_SCALES, true, other_capacity},
+    {"shared-fused", "the shared expert as one more slot of every token, or apart", ASSAY_HOLDS_SCALES, true, other_shared},
+    {"scaling-on-weights-sum", "the scaling factor in the routing weights, or on the sum over choices", ASSAY_HOLDS_SCALES, false, other_scaling},
     {"sharded-whole", "experts and tokens over a mesh, or one device", ASSAY_HOLDS_SCALES, true, other_sharded},
     {"tensor-whole", "the experts' hidden dimension over shards, or whole", ASSAY_HOLDS_SCALES, true, other_tensor},
     {"ring-alltoall", "a ring of experts, or a ragged all-to-all", ASSAY_HOLDS_SCALES, true, other_ring},

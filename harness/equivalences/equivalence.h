@@ -19,7 +19,7 @@ typedef struct assay_other_form {
     assay_context ctx;
     assay_status (*run)(assay_context *ctx, const assay_case *c, const assay_source *in, const assay_sink *out);
     assay_holding holding;        /* the equivalence's, unless the form says otherwise */
-    const char *other_checkpoint; /* one that is another number in this form; NULL: none */
+    const char *other_checkpoint; /* one, or routing's weights, that is another number in this form; NULL: none */
     bool other_shards;            /* what each shard has of its own (its leading axis) is another number as well */
 } assay_other_form;
 

@@ -94,6 +94,18 @@ bool assay_edit_times_scaling_factor(const assay_mutation *m, assay_tensor *tens
     return assay_scale_values(tensor, m->c->config.routed_scaling_factor);
 }
 
+/* The weights of the slots are 1, or 1 over the factor where the sum is multiplied by it; here the other way round. */
+bool assay_edit_scale_shared_slots(const assay_mutation *m, assay_tensor *wo)
+{
+    const assay_model_config *config = &m->c->config;
+    const int64_t slots = config->num_fused_shared_experts;
+    const double factor = config->routed_scaling_factor;
+    const int64_t first = wo->count - slots * (wo->count / wo->spec.shape.dims[0]);
+    for (int64_t i = first; i < wo->count; i++)
+        wo->values[i] *= config->apply_routed_scaling_factor_on_output ? 1.0 / factor : factor;
+    return slots > 0 && factor != 1.0;
+}
+
 /* The last row of the first group that has one goes to the group after it. */
 bool assay_edit_move_group_row(const assay_mutation *m, assay_tensor *sizes)
 {

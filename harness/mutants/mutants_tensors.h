@@ -23,8 +23,7 @@ assay_case_edit assay_edit_not_divided, assay_edit_biased_weights, assay_edit_bi
     assay_edit_other_score, assay_edit_other_group_score, assay_edit_no_groups, assay_edit_other_group_count,
     assay_edit_one_expert_fewer, assay_edit_half_buffer, assay_edit_other_activation, assay_edit_other_interleave,
     assay_edit_other_rope_type, assay_edit_other_epsilon, assay_edit_longer_window, assay_edit_no_window,
-    assay_edit_other_query_scale, assay_edit_no_shared_gate, assay_edit_other_densities,
-    assay_edit_other_windows;
+    assay_edit_other_query_scale, assay_edit_no_shared_gate, assay_edit_other_densities, assay_edit_other_windows;
 
 /* For `inputs`, `results` and `integers`, what changes one tensor. Numbers become m->by; where they all are that already
  * the first takes it for no change. */
@@ -43,7 +42,7 @@ assay_tensor_edit assay_edit_fill_last, assay_edit_fill_last_row, assay_edit_sta
 /* Of inputs, weights and the choice of experts (mutants_inputs.c). */
 assay_tensor_edit assay_edit_swap_gate_up, assay_edit_interleave, assay_edit_other_layout,
     assay_edit_zero_last_of_first_axis, assay_edit_zero_tail_of_rows, assay_edit_times_scaling_factor,
-    assay_edit_move_group_row, assay_edit_pad_last_group, assay_edit_runner_up;
+    assay_edit_move_group_row, assay_edit_pad_last_group, assay_edit_runner_up, assay_edit_scale_shared_slots;
 /* Of the layouts of grouped products (mutants_layouts.c). */
 assay_tensor_edit assay_edit_contract_padding, assay_edit_negatives_to, assay_edit_cut_to_blocks,
     assay_edit_group_of_first_row;

@@ -180,6 +180,8 @@ assay_status assay_moe_config_of(assay_context *ctx, const assay_case *c, assay_
     *config = (assay_moe_config){.emb_dim = m->base_emb_dim,
                                  .moe_mlp_dim = m->base_moe_mlp_dim,
                                  .path = path_of(m),
+                                 .fused_shared_experts = m->num_fused_shared_experts,
+                                 .weight_on_input = m->apply_router_weight_on_input,
                                  .capacity_factor = m->capacity_factor,
                                  .limit = m->mlp_activations_limit,
                                  .fused_weights = m->prefuse_moe_weights || m->fused_moe_mlp || m->fused_moe_func};
@@ -192,7 +194,22 @@ assay_status assay_moe_config_of(assay_context *ctx, const assay_case *c, assay_
     TRY(activation_of(ctx, m, 0, &config->activation));
     TRY(glu_of(ctx, m, false, &config->glu));
     TRY(assay_routing_config_of(ctx, c, &config->routing));
-    if (m->shared_experts > 0) {
+    if (m->num_fused_shared_experts > 0 && (m->num_fused_shared_experts != m->shared_experts ||
+                                            assay_block_has(m->decoder_block.text, ASSAY_BLOCK_GATED_SHARED) ||
+                                            strcmp(m->decoder_block.text, "gemma4") == 0)) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "num_fused_shared_experts is %" PRId64 ", expected 0 or shared_experts, which is %" PRId64
+                          ", of a block whose shared experts are as wide as the routed ones and have no gate",
+                          m->num_fused_shared_experts, m->shared_experts);
+    }
+    if (m->apply_router_weight_on_input && m->mlp_bias) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "apply_router_weight_on_input needs mlp_bias=false, found true");
+    }
+    if (!m->apply_routed_scaling_factor_on_output) {
+        config->late_factor = config->routing.routed_scaling_factor;
+        config->routing.routed_scaling_factor = 1;
+    }
+    if (m->num_fused_shared_experts == 0 && m->shared_experts > 0) {
         /* gemma4's shared expert has the width of a dense layer */
         bool gemma4 = strcmp(m->decoder_block.text, "gemma4") == 0;
         if (gemma4) TRY(assay_require_positive(ctx, "base_mlp_dim", m->base_mlp_dim));

@@ -79,6 +79,18 @@ cleanup:
     return status;
 }
 
+static assay_dims all_experts(const assay_moe_config *config)
+{
+    return (assay_dims){config->fused_shared_experts > 0 ? "y" : "E", {assay_moe_experts(config)}};
+}
+
+static assay_dims sorted_copies(const assay_moe_config *config)
+{
+    const assay_routing_config *r = &config->routing;
+    return (assay_dims){config->fused_shared_experts > 0 ? "s" : "r",
+                        {r->batch * r->sequence * assay_moe_slots(config)}};
+}
+
 static assay_status describe_experts(const assay_describer *d, const assay_moe_config *config)
 {
     assay_status status;
@@ -86,7 +98,7 @@ static assay_status describe_experts(const assay_describer *d, const assay_moe_c
                                  shared = assay_moe_shared_config(config, 0);
     const assay_tensor_table routed_table = assay_mlp_weight_table(&expert, ASSAY_MLP_ROUTED);
     const assay_tensor_table shared_table = assay_mlp_weight_table(&shared, ASSAY_MLP_SHARED);
-    TRY(assay_describe_weights(d, &routed_table, (assay_dims){"E", {config->routing.num_experts}}));
+    TRY(assay_describe_weights(d, &routed_table, all_experts(config)));
     TRY(assay_describe_weights(d, &shared_table, (assay_dims){"", {0}}));
     if (config->shared_gate) {
         TRY(assay_describe_weight(d, "shared_expert_gate/kernel", assay_fill_fan_in(config->emb_dim),
@@ -110,7 +122,7 @@ static assay_dims routed_rows(const assay_moe_config *config)
     if (config->path == ASSAY_MOE_DROPPING) {
         return (assay_dims){"EBC", {r->num_experts, r->batch, assay_expert_capacity(r, config->capacity_factor)}};
     }
-    return (assay_dims){"r", {r->batch * r->sequence * r->num_experts_per_tok}};
+    return sorted_copies(config);
 }
 
 assay_status assay_describe_moe_checkpoints(const assay_describer *d, const assay_moe_config *config,
@@ -145,13 +157,17 @@ assay_status assay_describe_moe_routing(const assay_describer *d, const assay_mo
     if (assay_is_sharded(config, sharding)) return assay_describe_sharded_routing(d, config, sharding);
     const assay_routing_config *r = &config->routing;
     assay_dims chosen = {"BSK", {r->batch, r->sequence, r->num_experts_per_tok}};
-    assay_dims copies = {"r", {r->batch * r->sequence * r->num_experts_per_tok}};
+    const assay_dims slots = {"BSt", {r->batch, r->sequence, assay_moe_slots(config)}};
     TRY(assay_describe_result(d, "routing", "selected_experts", ASSAY_INT32, chosen));
     TRY(assay_describe_result(d, "routing", "weights", ASSAY_FLOAT64, chosen));
     TRY(assay_describe_result(d, "routing", "margin", ASSAY_FLOAT64, (assay_dims){"BS", {r->batch, r->sequence}}));
-    TRY(assay_describe_result(d, "routing", "group_sizes", ASSAY_INT32, (assay_dims){"E", {r->num_experts}}));
+    if (config->fused_shared_experts > 0) {
+        TRY(assay_describe_result(d, "routing", "topk_ids", ASSAY_INT32, slots));
+        TRY(assay_describe_result(d, "routing", "topk_weights", ASSAY_FLOAT64, slots));
+    }
+    TRY(assay_describe_result(d, "routing", "group_sizes", ASSAY_INT32, all_experts(config)));
     TRY(assay_describe_balance(d, config, sharding));
-    TRY(assay_describe_result(d, "routing", "sorted_selected_experts", ASSAY_INT32, copies));
+    TRY(assay_describe_result(d, "routing", "sorted_selected_experts", ASSAY_INT32, sorted_copies(config)));
     if (config->path == ASSAY_MOE_DROPPING) {
         int64_t capacity = assay_expert_capacity(r, config->capacity_factor);
         assay_dims mask = {"BSEC", {r->batch, r->sequence, r->num_experts, capacity}};
@@ -206,7 +222,9 @@ static void layout_open(layout *l, const spec_moe_config *config, const assay_so
 /* Not over a mesh, and not of the forms that have no rule in oracle/propagate. */
 static bool has_own_scales(const spec_moe_config *config)
 {
-    return !assay_is_sharded(&config->moe, &config->sharding) && !config->moe.shared_gate &&
+    const assay_moe_config *moe = &config->moe;
+    const bool engine = moe->fused_shared_experts > 0 || moe->late_factor != 0 || moe->weight_on_input;
+    return !assay_is_sharded(moe, &config->sharding) && !moe->shared_gate && !engine &&
            assay_routing_propagates(&config->moe.routing);
 }
 

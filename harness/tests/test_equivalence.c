@@ -96,6 +96,15 @@ static const char gpt_oss[] =
     "head_dim: 4, sliding_window_size: 2, attention_sink: true, attention_bias: true, routed_bias: true, mlp_bias: "
     "true, "
     "mlp_activations: [sigmoid, linear], mlp_activations_limit: 7.0, base_num_decoder_layers: 2}}";
+static const char slot[] = "{case: moe/x, op: moe, " HEAD ", model: {" MOE_MODEL ", num_fused_shared_experts: 1}}";
+static const char fused_slot[] =
+    "{case: moe/x, op: moe, " HEAD ", model: {" MOE_MODEL ", num_fused_shared_experts: 1, prefuse_moe_weights: true}}";
+static const char scaled[] = "{case: moe/x, op: moe, " HEAD ", model: {" MOE_MODEL ", routed_scaling_factor: 2.5}}";
+static const char on_input[] =
+    "{case: moe/x, op: moe, " HEAD ", model: {" MOE_MODEL ", apply_router_weight_on_input: true}}";
+static const char losses[] =
+    "{case: moe/x, op: moe, " HEAD ", mesh: {data: 2, expert: 2}, model: {" MOE_MODEL
+    ", load_balance_loss_weight: 1, load_balance_loss_scope: global, router_z_loss_weight: 1}}";
 
 /* An error in the other form alone: one key of its configuration is changed as well. */
 static const assay_equivalence *planted_in;
@@ -153,6 +162,12 @@ static const struct {
     {"sparse-fused_moe", mesh, "mlp_activations=relu"},
     {"capacity-dropless", moe, "capacity_factor=0.5"},
     {"capacity-dropless", mesh, "capacity_factor=0.5"},
+    {"shared-fused", slot, "routed_scaling_factor=1.0000001"},
+    {"shared-fused", fused_slot, "routed_scaling_factor=1.0000001"},
+    {"scaling-on-weights-sum", scaled, "routed_scaling_factor=2.5000001"},
+    {"sharded-whole", on_input, "apply_router_weight_on_input=false"},
+    {"sharded-whole", losses, "router_z_loss_weight=1.0000001"},
+    {"sharded-whole", losses, "load_balance_loss_weight=1.0000001"},
     {"sharded-whole", moe, "routed_scaling_factor=1.0000001"},
     {"sharded-whole", mesh, "routed_scaling_factor=1.0000001"},
     {"sharded-whole", fused_mesh, "mlp_activations=gelu"},

@@ -88,6 +88,8 @@ static const char *lacking(const assay_stack_config *config)
     if (moe->fused_weights) return "experts that are not fused (prefuse_moe_weights, fused_moe_mlp)";
     if (moe->glu != ASSAY_GLU_PLAIN || moe->activation != ASSAY_SILU)
         return "mlp_activations=[silu, linear], not clamped";
+    if (moe->weight_on_input) return "apply_router_weight_on_input=false";
+    if (moe->late_factor != 0) return "apply_routed_scaling_factor_on_output=true";
     if (moe->shared_mlp_dim < 1) return "shared_experts above 0";
     if (sharding->ring_of_experts) return "use_ring_of_experts=false";
     if (sharding->ragged_buffer_factor > 0) return "no ragged_buffer_factor";

@@ -255,7 +255,7 @@ double layer_mlp_recomputed(const assay_stack_config *config, int64_t layer, con
     if (!kept[ASSAY_REMAT_MLPWI_1]) sum += plain;
     if (layer_is_dense(config, layer)) return sum;
     const double rows =
-        tokens * (double)(moe->path == ASSAY_MOE_DENSE ? moe->routing.num_experts : moe->routing.num_experts_per_tok);
+        tokens * (double)(moe->path == ASSAY_MOE_DENSE ? moe->routing.num_experts : assay_moe_slots(moe));
     const double routed = 2 * rows * dim * (double)moe->moe_mlp_dim;
     sum += 2 * tokens * dim * (double)moe->routing.num_experts; /* the gate, whose logits have no name */
     if (moe->fused_weights) {

@@ -135,7 +135,7 @@ static int64_t routed_rows(const assay_stack_config *config)
     if (moe->path == ASSAY_MOE_DROPPING) {
         return routing->num_experts * routing->batch * assay_expert_capacity(routing, moe->capacity_factor);
     }
-    return tokens * routing->num_experts_per_tok;
+    return tokens * assay_moe_slots(moe);
 }
 
 /* Slots stand in the order of the tables, in which mlp_intermediate has none. */

@@ -4,11 +4,13 @@
 
 #include "oracle/base/memory.h"
 #include "oracle/mesh/sharded_moe_internal.h"
+#include "oracle/ops/vector_sums.h"
 
 /* What a shard's unpermute multiplies its copies by; NULL: 1. */
 static const double *combine_weights(const sharded_run *run, const sharded_chunk *chunk, int64_t shard)
 {
-    return run->block->llama4 || run->sharding->weight_before_wo ? NULL : chunk->routings[shard].weights;
+    const bool elsewhere = run->block->llama4 || run->sharding->weight_before_wo || run->block->config->weight_on_input;
+    return elsewhere ? NULL : chunk->routings[shard].weights;
 }
 
 /* Where the batch is not split every shard has the same output: the first one's is taken, and has the cotangent. */
@@ -29,6 +31,37 @@ static void scale_tokens(const assay_context *ctx, const sharded_run *run, const
     }
 }
 
+/* Sorted rows times the weights of their choices. */
+static void weigh_sorted(const assay_context *ctx, const sharded_run *run, const sharded_chunk *chunk)
+{
+    const int64_t dim = run->permute.emb_dim, copies = run->sizes.copies;
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t i = 0; i < run->sizes.shards * copies; i++) {
+        const double weight = chunk->routings[i / copies].weights[chunk->order[i]];
+        for (int64_t d = i * dim; d < (i + 1) * dim; d++) run->sorted[d] *= weight;
+    }
+    assay_round(ctx, ASSAY_ROUND_STORAGE, run->sizes.shards * copies * dim, run->sorted);
+}
+
+/* Of weights on x, in place of the gradient of x times the weight that of x; d_weights = <x[token], it>. */
+static assay_status unweigh_sorted(assay_context *ctx, const sharded_run *run, sharded_chunk *chunk, int64_t c)
+{
+    assay_status status = ASSAY_OK;
+    const int64_t dim = run->permute.emb_dim, copies = run->sizes.copies, tokens = run->permute.tokens;
+    double *x = NULL;
+    TRY(assay_alloc_f64(ctx, "routed x", run->sizes.shards * tokens * dim, &x));
+    sharded_spread(run, c, (size_t)dim * sizeof *x, x, run->block->x);
+    for (int64_t i = 0; chunk->d_weights != NULL && i < run->sizes.shards * copies; i++) {
+        const int64_t shard = i / copies, choice = chunk->order[i];
+        const int64_t token = shard * tokens + choice / run->permute.experts_per_token;
+        chunk->d_weights[shard * copies + choice] = assay_dot(ctx, dim, x + token * dim, run->sorted + i * dim);
+    }
+    weigh_sorted(ctx, run, chunk);
+cleanup:
+    free(x);
+    return status;
+}
+
 static assay_status send_tokens(assay_context *ctx, sharded_run *run, int64_t c)
 {
     assay_status status = ASSAY_OK;
@@ -38,6 +71,7 @@ static assay_status send_tokens(assay_context *ctx, sharded_run *run, int64_t c)
     sharded_spread(run, c, (size_t)dim * sizeof *run->routed, run->routed, run->block->x);
     if (run->block->llama4) scale_tokens(ctx, run, chunk->gates, run->routed);
     assay_sort_rows(run->sorted, run->routed, chunk->order, s->shards, &run->permute);
+    if (run->block->config->weight_on_input) weigh_sorted(ctx, run, chunk);
     TRY(sharded_dispatch(ctx, run, chunk, dim, chunk->rows_x, run->sorted));
     if (chunk->row_weights == NULL) return ASSAY_OK;
     for (int64_t i = 0; i < s->shards * s->copies; i++)
@@ -95,8 +129,8 @@ static assay_status return_outputs(assay_context *ctx, sharded_run *run, int64_t
     sharded_chunk *chunk = &run->chunks[c];
     const assay_shard_sizes *s = &run->sizes;
     const int64_t dim = run->permute.emb_dim, tokens = run->permute.tokens;
-    const bool weights_here =
-        run->block->need_router_gradient && !run->block->llama4 && !run->sharding->weight_before_wo;
+    const bool elsewhere = run->block->llama4 || run->sharding->weight_before_wo || run->block->config->weight_on_input;
+    const bool weights_here = run->block->need_router_gradient && !elsewhere;
     if (!run->block->need_y && !weights_here) return ASSAY_OK;
     TRY(sharded_combine(ctx, run, chunk, dim, run->sorted, chunk->rows_y));
     for (int64_t shard = 0; run->block->need_y && shard < s->shards; shard++) {
@@ -145,6 +179,7 @@ static assay_status return_gradients(assay_context *ctx, sharded_run *run, int64
     }
     if (!run->block->need_row_dx) return ASSAY_OK;
     TRY(sharded_dispatch_transpose(ctx, run, chunk, dim, run->sorted, chunk->rows_dx));
+    if (run->block->config->weight_on_input) TRY(unweigh_sorted(ctx, run, chunk, c));
     TRY(assay_unsort_rows(ctx, run->routed, run->sorted, chunk->order, s->shards, &run->permute));
     if (run->block->llama4) TRY(unscale_tokens(ctx, run, c, run->routed));
     TRY(sharded_collect(ctx, run, c, dim, ASSAY_ROUND_STORAGE, run->block->dx, run->routed));

@@ -61,14 +61,40 @@ static assay_status check_sizes(assay_context *ctx, const assay_moe_config *conf
                           dim, width, shared);
     }
     TRY(assay_checked_count(ctx, "batch*sequence", 2, (int64_t[]){routing->batch, routing->sequence}, &tokens));
-    TRY(assay_checked_count(ctx, "weights/wi", 4, (int64_t[]){routing->num_experts, dim, 2, width}, &count));
+    TRY(assay_checked_count(ctx, "weights/wi", 4, (int64_t[]){assay_moe_experts(config), dim, 2, width}, &count));
     TRY(assay_checked_count(ctx, "weights/shared_experts/wi_0/kernel", 2, (int64_t[]){dim, shared}, &count));
-    int64_t per_token = config->path == ASSAY_MOE_DENSE ? routing->num_experts : routing->num_experts_per_tok;
+    int64_t per_token = config->path == ASSAY_MOE_DENSE ? routing->num_experts : assay_moe_slots(config);
     int64_t wide = 2 * width > dim ? 2 * width : dim;
     TRY(assay_checked_count(ctx, "moe: rows of the experts", 3, (int64_t[]){tokens, per_token, wide}, &count));
     TRY(assay_checked_count(ctx, "moe: rows of the shared expert", 2, (int64_t[]){tokens, shared}, &count));
 cleanup:
     return status;
+}
+
+/* What serving engines have. */
+static assay_status check_forms(assay_context *ctx, const assay_moe_config *config)
+{
+    const bool late = config->late_factor != 0, fused = config->fused_shared_experts != 0;
+    const char *key = config->weight_on_input ? "apply_router_weight_on_input"
+                      : fused                 ? "num_fused_shared_experts"
+                                              : "apply_routed_scaling_factor_on_output";
+    if (!late && !fused && !config->weight_on_input) return ASSAY_OK;
+    if (config->path != ASSAY_MOE_SPARSE || config->routing.family == ASSAY_ROUTER_LLAMA4) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "moe: %s needs sparse_matmul=true, and neither fused_moe_func nor llama4", key);
+    }
+    if (config->fused_shared_experts < 0 || (fused && config->shared_mlp_dim > 0)) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "moe: %" PRId64 " fused shared experts beside one of width %" PRId64
+                          ", expected one of the two to be 0",
+                          config->fused_shared_experts, config->shared_mlp_dim);
+    }
+    if (late && (!isfinite(config->late_factor) || config->weight_on_input)) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "moe: a factor of %g behind the experts%s", config->late_factor,
+                          config->weight_on_input ? ", and routing weights before them: expected one of the two"
+                                                  : ", expected a finite number other than 0");
+    }
+    return ASSAY_OK;
 }
 
 assay_status assay_moe_check(assay_context *ctx, const assay_moe_config *config)
@@ -77,6 +103,7 @@ assay_status assay_moe_check(assay_context *ctx, const assay_moe_config *config)
     TRY(assay_routing_check(ctx, &config->routing));
     TRY(check_sizes(ctx, config));
     TRY(check_path(ctx, config));
+    TRY(check_forms(ctx, config));
     if (config->glu != ASSAY_GLU_PLAIN && !(config->limit > 0)) {
         status = assay_fail(ctx, ASSAY_BAD_INPUT, "moe: mlp_activations_limit is %g, expected a number above 0",
                             config->limit);
@@ -91,7 +118,8 @@ static void find_needs(moe_block *block)
     block->need_y = moe_wants(r, MOE_Y);
     block->need_dx = moe_wants(r, MOE_DX);
     block->need_router_gradient = moe_wants_any(r, MOE_DX, MOE_DSCALE + 1 - MOE_DX);
-    block->need_row_dx = block->need_dx || (block->llama4 && block->need_router_gradient);
+    const bool weighs_x = block->llama4 || block->config->weight_on_input;
+    block->need_row_dx = block->need_dx || (weighs_x && block->need_router_gradient);
     bool weights = moe_wants_any(r, MOE_ROUTED + MLP_GRADIENT, ASSAY_MLP_WEIGHTS);
     /* An observer sees what a gradient of the router comes of; a weight on h has its own from the experts. */
     block->need_backward = block->need_row_dx || weights ||
@@ -106,7 +134,7 @@ static assay_status open_block(assay_context *ctx, moe_block *block)
     const assay_source *in = block->in;
     assay_status status = ASSAY_OK;
     block->tokens = config->routing.batch * config->routing.sequence;
-    block->per_token = config->routing.num_experts_per_tok;
+    block->per_token = assay_moe_slots(config);
     block->experts = config->routing.num_experts;
     block->emb_dim = config->emb_dim;
     block->llama4 = config->routing.family == ASSAY_ROUTER_LLAMA4;
@@ -131,6 +159,9 @@ static void close_block(moe_block *block)
     moe_router_free(&block->router);
     free(block->x);
     free(block->dy);
+    free(block->scaled_dy);
+    free(block->slot_ids);
+    free(block->slot_weights);
     free(block->y);
     free(block->dx);
     free(block->d_weights);

@@ -7,6 +7,14 @@
  *   sparse   token copies grouped by expert (permute.h), a gated MLP per group, weighted unpermute
  *   fused    fused_moe_func: its own routing rule (ASSAY_ROUTER_FUSED), fused wi; T*K a multiple of 16
  *
+ * Forms of serving engines, on the sparse path alone:
+ *   fused_shared_experts n (sglang num_fused_shared_experts; flashinfer trtllm_fused_moe_routing_deepseek.cu): experts
+ *     E to E+n-1 of weights/wi_0 [E+n,D,H] ... have every token, in slots K to K+n-1 with weight 1 (1/late_factor where
+ *     there is one); routing/topk_ids and topk_weights [B,S,K+n] have the slots, and group_sizes [E+n],
+ *     sorted_selected_experts and the checkpoints their copies; selected_experts and weights [B,S,K] stay the router's
+ *   late_factor: the router's weights are without routed_scaling_factor, and the sum over slots is multiplied by it
+ *   weight_on_input (vLLM apply_router_weight_on_input): a copy's x is multiplied by its weight, which y is then not
+ *
  * Tensors come from a source and results go to a sink under the paths of INTERFACE.md, so that weights and their
  * gradients are in memory one expert at a time, and are read once:
  *   inputs/x [B,S,D], inputs/input_ids [B,S] (hash), weights/gate/kernel [D,E], weights/gate/bias [E]?,
@@ -46,12 +54,20 @@ typedef struct assay_moe_config {
     double limit;                /* mlp_activations_limit */
     bool fused_weights;          /* prefuse_moe_weights: weights/wi */
     int64_t shared_mlp_dim;      /* 0: no shared expert */
-    bool shared_gate;            /* the shared expert's output is multiplied by sigmoid(x shared_expert_gate.kernel) */
+    int64_t
+        fused_shared_experts; /* num_fused_shared_experts: as many experts behind the routed ones, for every token */
+    double late_factor;       /* of the sum over choices (apply_routed_scaling_factor_on_output: false); 0: 1 */
+    bool weight_on_input;     /* apply_router_weight_on_input: the routing weight is on x, and 1 on y */
+    bool shared_gate;         /* the shared expert's output is multiplied by sigmoid(x shared_expert_gate.kernel) */
 } assay_moe_config;
 
 /* Of one expert, or of the shared one, on so many rows. */
 assay_gated_mlp_config assay_moe_expert_config(const assay_moe_config *config, int64_t rows);
 assay_gated_mlp_config assay_moe_shared_config(const assay_moe_config *config, int64_t rows);
+
+/* Copies of a token, and experts with weights: those of the router, and the fused shared ones. */
+int64_t assay_moe_slots(const assay_moe_config *config);
+int64_t assay_moe_experts(const assay_moe_config *config);
 
 assay_status assay_moe_check(assay_context *ctx, const assay_moe_config *config);
 

@@ -162,12 +162,15 @@ struct moe_block {
     moe_split split;
     const struct moe_path *path; /* one device */
     moe_results results;
-    int64_t tokens, per_token, experts, emb_dim;
+    int64_t tokens, per_token, experts, emb_dim; /* per_token: slots; experts: of the router */
     bool llama4;
     /* What somebody looks at, and what that needs. */
     bool need_y, need_dx, need_router_gradient, need_row_dx, need_forward, need_backward;
 
     double *x, *dy;          /* [T,D] */
+    double *scaled_dy;       /* [T,D] times late_factor; NULL: dy */
+    int32_t *slot_ids;       /* [T,per_token] with fused shared experts; NULL: the router's choice */
+    double *slot_weights;    /* [T,per_token], likewise */
     double *gate, *scaled_x; /* llama4: sigmoid(weight) [T], and x times that */
     moe_router router;
     int32_t *order;       /* [T*K]: the choices by expert */

@@ -20,6 +20,16 @@ assay_gated_mlp_config assay_moe_shared_config(const assay_moe_config *config, i
                                     .activation = {config->activation, ASSAY_LINEAR}};
 }
 
+int64_t assay_moe_slots(const assay_moe_config *config)
+{
+    return config->routing.num_experts_per_tok + config->fused_shared_experts;
+}
+
+int64_t assay_moe_experts(const assay_moe_config *config)
+{
+    return config->routing.num_experts + config->fused_shared_experts;
+}
+
 /* Numbers that one gated MLP of `rows` rows takes: its weights with gradients and variances, what forward keeps, and
  * the scratch of backward and of error propagation. */
 static double mlp_numbers(double rows, double dim, double width)
@@ -32,7 +42,7 @@ int64_t assay_moe_memory(const assay_moe_config *config)
     const double precisions = 8, largest = 0x1p62;
     const assay_routing_config *routing = &config->routing;
     double tokens = (double)routing->batch * (double)routing->sequence, experts = (double)routing->num_experts;
-    double choices = tokens * (double)routing->num_experts_per_tok, dim = (double)config->emb_dim;
+    double choices = tokens * (double)assay_moe_slots(config), dim = (double)config->emb_dim;
     double width = (double)config->moe_mlp_dim, wide = 2 * width > dim ? 2 * width : dim;
     double kept = config->path == ASSAY_MOE_DENSE ? tokens : choices + 1; /* outputs that stay */
     double most = tokens + 1;                                             /* rows of one expert */
@@ -54,7 +64,7 @@ double assay_moe_flops(const assay_moe_config *config, bool backward)
     const assay_routing_config *routing = &config->routing;
     double tokens = (double)routing->batch * (double)routing->sequence, dim = (double)config->emb_dim;
     double experts = (double)routing->num_experts;
-    double rows = tokens * (config->path == ASSAY_MOE_DENSE ? experts : (double)routing->num_experts_per_tok);
+    double rows = tokens * (config->path == ASSAY_MOE_DENSE ? experts : (double)assay_moe_slots(config));
     double products = tokens * dim * experts + 3 * rows * dim * (double)config->moe_mlp_dim +
                       3 * tokens * dim * (double)config->shared_mlp_dim;
     if (config->shared_gate) products += tokens * dim;

@@ -41,6 +41,7 @@ static assay_status read_router(assay_context *ctx, moe_block *block)
     moe_router *router = &block->router;
     const assay_source *in = block->in;
     const int64_t experts = block->experts, rows = block->config->routing.hash_rows;
+    const int64_t chosen = block->config->routing.num_experts_per_tok;
     TRY(read_f64(ctx, in, "weights/gate/kernel", block->emb_dim * experts, &router->kernel));
     if (in->has(in->self, "weights/gate/bias")) {
         TRY(read_f64(ctx, in, "weights/gate/bias", experts, &router->bias));
@@ -49,11 +50,11 @@ static assay_status read_router(assay_context *ctx, moe_block *block)
         TRY(read_f64(ctx, in, "weights/per_expert_scale", experts, &router->per_expert_scale));
     }
     if (rows > 0) {
-        TRY(read_i32(ctx, in, "weights/tid2eid", rows * block->per_token, &router->tid2eid));
+        TRY(read_i32(ctx, in, "weights/tid2eid", rows * chosen, &router->tid2eid));
         TRY(read_i32(ctx, in, "inputs/input_ids", block->tokens, &router->input_ids));
     }
     if (in->has(in->self, "routing/selected_experts")) {
-        TRY(read_i32(ctx, in, "routing/selected_experts", block->tokens * block->per_token, &router->given_experts));
+        TRY(read_i32(ctx, in, "routing/selected_experts", block->tokens * chosen, &router->given_experts));
     }
     TRY(read_losses(ctx, block, "cotangents/lb_loss", &router->d_lb_loss));
     TRY(read_losses(ctx, block, "cotangents/z_loss", &router->d_z_loss));

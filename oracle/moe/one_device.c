@@ -1,5 +1,6 @@
 /* A block on one device: choices of all tokens at once, and the rows of one expert at a time. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "oracle/base/memory.h"
 #include "oracle/moe/moe_block.h"
@@ -10,13 +11,16 @@ static assay_status write_routing(assay_context *ctx, const moe_block *block)
 {
     assay_status status = ASSAY_OK;
     const assay_routing *routing = &block->router.routing;
-    const int64_t choices = block->tokens * block->per_token;
+    const int64_t slots = block->tokens * block->per_token;
+    const int64_t choices = block->tokens * block->config->routing.num_experts_per_tok;
     TRY(moe_write_selecting(ctx, block, &block->router.inputs, 0, block->tokens, &block->config->routing));
     TRY(moe_write_i32(ctx, block, "routing/selected_experts", choices, routing->selected_experts));
     TRY(moe_write_f64(ctx, block, "routing/weights", choices, routing->weights));
     TRY(moe_write_f64(ctx, block, "routing/margin", block->tokens, routing->margin));
-    TRY(moe_write_i32(ctx, block, "routing/group_sizes", block->experts, block->group_sizes));
-    TRY(moe_write_i32(ctx, block, "routing/sorted_selected_experts", choices, block->order));
+    if (block->slot_ids != NULL) TRY(moe_write_i32(ctx, block, "routing/topk_ids", slots, block->slot_ids));
+    if (block->slot_ids != NULL) TRY(moe_write_f64(ctx, block, "routing/topk_weights", slots, block->slot_weights));
+    TRY(moe_write_i32(ctx, block, "routing/group_sizes", assay_moe_experts(block->config), block->group_sizes));
+    TRY(moe_write_i32(ctx, block, "routing/sorted_selected_experts", slots, block->order));
     TRY(moe_write(ctx, &block->results, MOE_LB_LOSS, 1, &routing->lb_loss));
     TRY(moe_write(ctx, &block->results, MOE_Z_LOSS, 1, &routing->z_loss));
     TRY(moe_write(ctx, &block->results, MOE_BIAS_UPDATES, block->experts, routing->bias_updates));
@@ -24,20 +28,65 @@ cleanup:
     return status;
 }
 
+/* Behind a token's choices: the fused shared experts. */
+static assay_status add_slots(assay_context *ctx, moe_block *block)
+{
+    assay_status status = ASSAY_OK;
+    const assay_routing *routing = &block->router.routing;
+    const int64_t slots = block->per_token, chosen = block->config->routing.num_experts_per_tok;
+    const double shared = block->config->late_factor != 0 ? 1.0 / block->config->late_factor : 1.0;
+    TRY(assay_alloc_i32(ctx, "routing/topk_ids", block->tokens * slots, &block->slot_ids));
+    TRY(assay_alloc_f64(ctx, "routing/topk_weights", block->tokens * slots, &block->slot_weights));
+    for (int64_t i = 0; i < block->tokens * slots; i++) {
+        const int64_t slot = i % slots, choice = i / slots * chosen + slot;
+        block->slot_ids[i] =
+            slot < chosen ? routing->selected_experts[choice] : (int32_t)(block->experts + slot - chosen);
+        block->slot_weights[i] = slot < chosen ? routing->weights[choice] : shared;
+    }
+    assay_round(ctx, ASSAY_ROUND_ROUTER, block->tokens * slots, block->slot_weights);
+cleanup:
+    return status;
+}
+
+/* What the outputs of choices get of dy. */
+static assay_status scale_dy(assay_context *ctx, moe_block *block)
+{
+    const int64_t count = block->tokens * block->emb_dim;
+    if (block->config->late_factor == 0 || block->dy == NULL) return ASSAY_OK;
+    const assay_status status = assay_alloc_f64(ctx, "cotangents of the experts", count, &block->scaled_dy);
+    for (int64_t i = 0; status == ASSAY_OK && i < count; i++)
+        block->scaled_dy[i] = block->config->late_factor * block->dy[i];
+    if (status == ASSAY_OK) assay_round(ctx, ASSAY_ROUND_STORAGE, count, block->scaled_dy);
+    return status;
+}
+
+static const double *routed_dy(const moe_block *block)
+{
+    return block->scaled_dy != NULL ? block->scaled_dy : block->dy;
+}
+
+static double weight_of(const moe_block *block, int64_t choice)
+{
+    return block->slot_weights != NULL ? block->slot_weights[choice] : block->router.routing.weights[choice];
+}
+
 static assay_status route(assay_context *ctx, moe_block *block)
 {
     assay_status status = ASSAY_OK;
     moe_router *router = &block->router;
     const assay_routing_config *config = &block->config->routing;
-    const int64_t choices = block->tokens * block->per_token;
-    const assay_permute_dims dims = {block->tokens, block->per_token, block->experts, block->emb_dim};
+    const int64_t slots = block->tokens * block->per_token, experts = assay_moe_experts(block->config);
+    const assay_permute_dims dims = {block->tokens, block->per_token, experts, block->emb_dim};
     TRY(assay_routing_alloc(ctx, &router->routing, config));
     TRY(assay_routing_forward(ctx, &router->routing, &router->inputs, config));
-    assay_round(ctx, ASSAY_ROUND_ROUTER, choices, router->routing.weights);
-    TRY(assay_alloc_i32(ctx, "order of choices", choices, &block->order));
-    TRY(assay_alloc_i32(ctx, "group sizes", block->experts, &block->group_sizes));
-    TRY(assay_alloc_f64(ctx, "combine weights", choices, &block->combine));
-    TRY(assay_permute_order(ctx, block->order, block->group_sizes, router->routing.selected_experts, &dims));
+    assay_round(ctx, ASSAY_ROUND_ROUTER, block->tokens * config->num_experts_per_tok, router->routing.weights);
+    if (block->config->fused_shared_experts > 0) TRY(add_slots(ctx, block));
+    TRY(scale_dy(ctx, block));
+    TRY(assay_alloc_i32(ctx, "order of choices", slots, &block->order));
+    TRY(assay_alloc_i32(ctx, "group sizes", experts, &block->group_sizes));
+    TRY(assay_alloc_f64(ctx, "combine weights", slots, &block->combine));
+    TRY(assay_permute_order(ctx, block->order, block->group_sizes,
+                            block->slot_ids != NULL ? block->slot_ids : router->routing.selected_experts, &dims));
     TRY(write_routing(ctx, block));
     if (block->llama4) TRY(moe_llama4_forward(ctx, block));
     TRY(block->path->plan(ctx, block));
@@ -85,6 +134,32 @@ static void free_rows(moe_block *block)
     block->expert_y = block->expert_dx = block->rows_x = block->rows_dy = NULL;
 }
 
+/* Rows of the sparse path times the weights of their choices. */
+static void weigh_rows(const assay_context *ctx, const moe_block *block, double *values)
+{
+    const int64_t dim = block->emb_dim;
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t i = 0; i < block->rows.count; i++) {
+        const double weight = weight_of(block, block->order[block->rows.first + i]);
+        for (int64_t d = i * dim; d < (i + 1) * dim; d++) values[d] *= weight;
+    }
+    assay_round(ctx, ASSAY_ROUND_STORAGE, block->rows.count * dim, values);
+}
+
+/* Of weights on x, from the gradient of x times the weight: d_weights = <x[token], it>, and dx of the copy. */
+static void unweigh_rows(const assay_context *ctx, moe_block *block)
+{
+    const moe_rows *rows = &block->rows;
+    const int64_t dim = block->emb_dim;
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t i = 0; i < rows->count; i++) {
+        if (!block->need_router_gradient) continue;
+        block->d_weights[block->order[rows->first + i]] =
+            assay_dot(ctx, dim, block->x + rows->tokens[i] * dim, rows->dx + i * dim);
+    }
+    weigh_rows(ctx, block, rows->dx);
+}
+
 static void take_rows(assay_context *ctx, moe_block *block, int64_t expert, int64_t piece)
 {
     moe_rows *rows = &block->rows;
@@ -98,6 +173,7 @@ static void take_rows(assay_context *ctx, moe_block *block, int64_t expert, int6
     rows->dy = block->rows_dy;
     block->path->take_rows(block);
     if (!is_dense(block)) moe_gather(ctx, block->rows_x, x, rows->tokens, NULL, rows->count, block->emb_dim);
+    if (block->config->weight_on_input) weigh_rows(ctx, block, block->rows_x);
 }
 
 /* d_weights[t,k] = <output of the choice, dy[t]>. */
@@ -109,21 +185,22 @@ static void weight_gradients(const assay_context *ctx, moe_block *block)
     for (int64_t j = 0; j < rows->size; j++) {
         const int64_t choice = block->order[rows->first + j], token = choice / block->per_token;
         const double *y = rows->y + moe_row_of(block, j) * dim;
-        block->d_weights[choice] = assay_dot(ctx, dim, y, block->dy + token * dim);
+        block->d_weights[choice] = assay_dot(ctx, dim, y, routed_dy(block) + token * dim);
     }
 }
 
 static void give_dy(assay_context *ctx, moe_block *block)
 {
     const moe_rows *rows = &block->rows;
-    if (block->need_router_gradient && !block->llama4) weight_gradients(ctx, block);
+    if (block->need_router_gradient && !block->llama4 && !block->config->weight_on_input) weight_gradients(ctx, block);
     if (!block->need_backward) return;
-    moe_gather(ctx, block->rows_dy, block->dy, rows->tokens, rows->weights, rows->count, block->emb_dim);
+    moe_gather(ctx, block->rows_dy, routed_dy(block), rows->tokens, rows->weights, rows->count, block->emb_dim);
     assay_round(ctx, ASSAY_ROUND_STORAGE, rows->count * block->emb_dim, block->rows_dy);
 }
 
 static void combine(assay_context *ctx, moe_block *block)
 {
+    if (block->config->weight_on_input && block->need_row_dx) unweigh_rows(ctx, block);
     if (block->path->combine != NULL) block->path->combine(ctx, block);
 }
 
@@ -132,6 +209,11 @@ static assay_status finish(assay_context *ctx, moe_block *block)
     const assay_moe_observer *observer = block->observer;
     assay_status status = ASSAY_OK;
     if (block->path->finish != NULL) TRY(block->path->finish(ctx, block));
+    if (block->config->late_factor != 0 && block->need_y) {
+        const int64_t count = block->tokens * block->emb_dim;
+        assay_round(ctx, ASSAY_ROUND_STORAGE, count, block->y);
+        for (int64_t i = 0; i < count; i++) block->y[i] *= block->config->late_factor;
+    }
     if (observer != NULL) TRY(observer->experts(ctx, observer->self, block));
     if (block->llama4 && block->need_row_dx) {
         moe_llama4_unscale(ctx, block->d_weights, block->dx, block->x, block->gate, block->router.routing.weights,
@@ -144,7 +226,11 @@ cleanup:
 static assay_status route_backward(assay_context *ctx, moe_block *block, double *d_bias, double *d_scale)
 {
     moe_router *router = &block->router;
-    assay_round(ctx, ASSAY_ROUND_ROUTER, block->tokens * block->per_token, block->d_weights);
+    const int64_t chosen = block->config->routing.num_experts_per_tok;
+    for (int64_t t = 1; chosen < block->per_token && t < block->tokens; t++)
+        memmove(block->d_weights + t * chosen, block->d_weights + t * block->per_token,
+                (size_t)chosen * sizeof *block->d_weights);
+    assay_round(ctx, ASSAY_ROUND_ROUTER, block->tokens * chosen, block->d_weights);
     const assay_status status =
         assay_routing_backward(ctx, router->d_logits, d_bias, d_scale, block->d_weights, router->d_lb_loss[0],
                                &router->routing, &router->inputs, &block->config->routing);

@@ -5,14 +5,15 @@
 
 static assay_permute_dims dims_of(const moe_block *block)
 {
-    return (assay_permute_dims){block->tokens, block->per_token, block->experts, block->emb_dim};
+    return (assay_permute_dims){block->tokens, block->per_token, assay_moe_experts(block->config), block->emb_dim};
 }
 
 static assay_status plan(assay_context *ctx, moe_block *block)
 {
     (void)ctx;
-    for (int64_t i = 0; i < block->tokens * block->per_token; i++)
-        block->combine[i] = block->llama4 ? 1.0 : block->router.routing.weights[i];
+    const bool ones = block->llama4 || block->config->weight_on_input;
+    const double *weights = block->slot_weights != NULL ? block->slot_weights : block->router.routing.weights;
+    for (int64_t i = 0; i < block->tokens * block->per_token; i++) block->combine[i] = ones ? 1.0 : weights[i];
     return ASSAY_OK;
 }
 

@@ -15,7 +15,8 @@ assay_status spec_block_read(assay_context *ctx, const assay_moe_config *config,
                              spec_block *block)
 {
     assay_status status = ASSAY_OK;
-    int64_t experts = config->routing.num_experts, dim = config->emb_dim, width = config->moe_mlp_dim;
+    int64_t experts = config->routing.num_experts + config->fused_shared_experts;
+    int64_t dim = config->emb_dim, width = config->moe_mlp_dim;
     int64_t tokens = config->routing.batch * config->routing.sequence, rows = 0, last = 0;
     int64_t scratch = width > config->shared_mlp_dim ? width : config->shared_mlp_dim;
     block->config = config;
@@ -59,10 +60,17 @@ void spec_block_expert(const spec_block *block, const spec_quad *x, int64_t e)
 
 void spec_block_choice(const spec_block *block, int64_t choice)
 {
-    const int64_t token = choice / block->config->routing.num_experts_per_tok;
-    spec_block_expert(block, spec_block_token(block, token), block->selected[choice]);
+    spec_block_expert(block, spec_block_input(block, choice), block->selected[choice]);
     if (!block->weight_before_wo) return;
     for (int64_t d = 0; d < block->config->emb_dim; d++) block->y[d] *= block->weights[choice];
+}
+
+const spec_quad *spec_block_input(const spec_block *block, int64_t choice)
+{
+    const spec_quad *token = spec_block_token(block, choice / block->config->routing.num_experts_per_tok);
+    for (int64_t d = 0; block->config->weight_on_input && d < block->config->emb_dim; d++)
+        block->token[d] *= block->weights[choice];
+    return token;
 }
 
 const spec_quad *spec_block_token(const spec_block *block, int64_t t)
@@ -100,8 +108,13 @@ static void combine_token(const spec_block *block, int64_t t, spec_quad *y)
         if (dropping && spec_block_position(block, choice) >= spec_capacity(config)) continue;
         if (block->dropped != NULL && block->dropped[choice]) continue;
         spec_block_choice(block, choice);
-        spec_quad weight = llama4 || block->weight_before_wo ? 1 : block->weights[choice];
+        spec_quad weight = llama4 || block->weight_before_wo || config->weight_on_input ? 1 : block->weights[choice];
         for (int64_t d = 0; d < dim; d++) y[d] += weight * block->y[d];
+    }
+    for (int64_t d = 0; config->late_factor != 0 && d < dim; d++) y[d] *= config->late_factor;
+    for (int64_t i = 0; i < config->fused_shared_experts; i++) {
+        spec_block_expert(block, block->x->values + t * dim, config->routing.num_experts + i);
+        for (int64_t d = 0; d < dim; d++) y[d] += block->y[d];
     }
     if (config->shared_mlp_dim == 0) return;
     const spec_quad *x = block->x->values + t * dim;

@@ -149,8 +149,13 @@ typedef struct spec_block {
 assay_status spec_block_read(assay_context *ctx, const assay_moe_config *config, const spec_tensors *in,
                              spec_block *block);
 void spec_block_free(spec_block *block);
+/* spec_route of a block, whose slots may be more than its choices (moe.h). */
+assay_status spec_moe_route(assay_context *ctx, const assay_moe_config *config, const spec_tensors *in,
+                            spec_tensors *out);
 /* Expert e of a row x [D], into the block's a, b and y. */
 void spec_block_expert(const spec_block *block, const spec_quad *x, int64_t e);
+/* A choice's token as its expert gets it, which may have the routing weight on it; likewise in block->token. */
+const spec_quad *spec_block_input(const spec_block *block, int64_t choice);
 /* Token t as its experts get it: llama4 scales it by the sigmoid of its weight. In block->token. */
 const spec_quad *spec_block_token(const spec_block *block, int64_t t);
 /* The choice's expert of its token, into the block's a, b and y. */

@@ -24,6 +24,49 @@ cleanup:
     return status;
 }
 
+/* In the place of the routing's own sizes and order, those of all slots: the choices, and behind them the shared experts. */
+static assay_status add_slots(assay_context *ctx, const assay_moe_config *config, spec_tensors *routed,
+                              spec_tensors *out)
+{
+    static const char *const kept[] = {"routing/selected_experts", "routing/weights",      "routing/margin",
+                                       "outputs/lb_loss",          "outputs/bias_updates", "outputs/z_loss"};
+    const int64_t k = config->routing.num_experts_per_tok, n = config->fused_shared_experts, slots = k + n;
+    const int64_t experts = config->routing.num_experts, tokens = config->routing.batch * config->routing.sequence;
+    const assay_shape shape = assay_shape_of(3, config->routing.batch, config->routing.sequence, slots);
+    const assay_shape copies = assay_shape_of(1, tokens * slots), all = assay_shape_of(1, experts + n);
+    assay_status status = ASSAY_OK;
+    int32_t *ids = NULL, *order = NULL, *sizes = NULL;
+    spec_quad *weights = NULL;
+    for (size_t i = 0; i < sizeof kept / sizeof *kept; i++) {
+        if (spec_tensors_find(routed, kept[i]) != NULL) TRY(spec_tensors_move(ctx, routed, kept[i], out));
+    }
+    TRY(spec_tensors_add_indices(ctx, out, "routing/topk_ids", &shape, &ids));
+    TRY(spec_tensors_add(ctx, out, "routing/topk_weights", &shape, &weights));
+    TRY(spec_tensors_add_indices(ctx, out, "routing/sorted_selected_experts", &copies, &order));
+    TRY(spec_tensors_add_indices(ctx, out, "routing/group_sizes", &all, &sizes));
+    for (int64_t i = 0; i < tokens * slots; i++) {
+        const int64_t slot = i % slots, choice = i / slots * k + slot;
+        ids[i] = slot < k ? spec_tensors_find(out, kept[0])->indices[choice] : (int32_t)(experts + slot - k);
+        weights[i] = slot < k                   ? spec_tensors_find(out, kept[1])->values[choice]
+                     : config->late_factor != 0 ? 1 / (spec_quad)config->late_factor
+                                                : 1;
+    }
+    spec_sort_by_expert(tokens * slots, ids, experts + n, order, sizes);
+cleanup:
+    return status;
+}
+
+assay_status spec_moe_route(assay_context *ctx, const assay_moe_config *config, const spec_tensors *in,
+                            spec_tensors *out)
+{
+    spec_tensors routed = {0};
+    if (config->fused_shared_experts == 0) return spec_route(ctx, &config->routing, in, out);
+    assay_status status = spec_route(ctx, &config->routing, in, &routed);
+    if (status == ASSAY_OK) status = add_slots(ctx, config, &routed, out);
+    spec_tensors_free(&routed);
+    return status;
+}
+
 assay_status spec_moe(assay_context *ctx, const spec_moe_config *both, const spec_tensors *in, spec_tensors *out)
 {
     assay_status status = ASSAY_OK;
@@ -31,7 +74,7 @@ assay_status spec_moe(assay_context *ctx, const spec_moe_config *both, const spe
     spec_block block = {0};
     spec_quad *y = NULL;
     if (spec_is_sharded(both)) return spec_sharded_moe(ctx, both, in, out);
-    TRY(spec_route(ctx, &config->routing, in, out));
+    TRY(spec_moe_route(ctx, config, in, out));
     TRY(spec_block_read(ctx, config, in, &block));
     block.experts.w13_shards = both->w13_shards;
     TRY(spec_tensors_add(ctx, out, "outputs/y", &block.x->shape, &y));

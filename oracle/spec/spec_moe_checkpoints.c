@@ -26,7 +26,7 @@ static assay_shape routed_rows(const assay_moe_config *config)
     const assay_routing_config *r = &config->routing;
     if (config->path == ASSAY_MOE_DENSE) return assay_shape_of(3, r->batch, r->sequence, r->num_experts);
     if (config->path == ASSAY_MOE_DROPPING) return assay_shape_of(3, r->num_experts, r->batch, spec_capacity(config));
-    return assay_shape_of(1, r->batch * r->sequence * r->num_experts_per_tok);
+    return assay_shape_of(1, r->batch * r->sequence * (r->num_experts_per_tok + config->fused_shared_experts));
 }
 
 /* Rows without a choice are 0. A shard has its part of the columns: of a and b before the second product, of y once what
@@ -80,10 +80,17 @@ static void keep_routed(const spec_block *block, const int32_t *order, const spe
     const assay_moe_config *config = block->config;
     const assay_shape rows = routed_rows(config);
     int64_t experts = config->routing.num_experts, k = config->routing.num_experts_per_tok;
-    bool dense = config->path == ASSAY_MOE_DENSE;
+    int64_t slots = k + config->fused_shared_experts;
     for (int64_t row = 0; row < assay_shape_count(&rows); row++) {
-        const spec_quad *token = spec_block_token(block, dense ? row / experts : order[row] / k);
-        spec_block_expert(block, token, dense ? row % experts : block->selected[order[row]]);
+        const bool dense = config->path == ASSAY_MOE_DENSE;
+        const int64_t token = dense ? row / experts : order[row] / slots, slot = dense ? 0 : order[row] % slots;
+        if (dense) {
+            spec_block_expert(block, spec_block_token(block, token), row % experts);
+        } else if (slot < k) {
+            spec_block_choice(block, token * k + slot);
+        } else {
+            spec_block_expert(block, spec_block_token(block, token), experts + slot - k);
+        }
         keep(block, &block->experts, routed, row);
     }
 }
@@ -98,7 +105,7 @@ assay_status spec_moe_checkpoints(assay_context *ctx, const spec_moe_config *bot
     spec_spread spread = {0};
     spec_mlp_checkpoints routed;
     const assay_shape rows = routed_rows(config);
-    TRY(spec_route(ctx, &config->routing, in, &routing));
+    TRY(spec_moe_route(ctx, config, in, &routing));
     TRY(spec_block_read(ctx, config, in, &block));
     block.experts.w13_shards = both->w13_shards;
     block.weights = spec_tensors_find(&routing, "routing/weights")->values;

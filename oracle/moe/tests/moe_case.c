@@ -66,14 +66,14 @@ static void fill_hash(moe_case *c)
 void moe_case_fill(moe_case *c, bool bf16)
 {
     const assay_moe_config *config = &c->config;
-    int64_t tokens = config->routing.batch * config->routing.sequence, e = config->routing.num_experts;
-    int64_t d = config->emb_dim, h = config->moe_mlp_dim, f = config->shared_mlp_dim;
+    int64_t tokens = config->routing.batch * config->routing.sequence, gates = config->routing.num_experts;
+    int64_t e = assay_moe_experts(config), d = config->emb_dim, h = config->moe_mlp_dim, f = config->shared_mlp_dim;
     double scale = c->weight_scale == 0 ? 1 : c->weight_scale;
     double down = scale / sqrt((double)d), up = scale / sqrt((double)h);
     fill(c, "inputs/x", tokens * d, 1, 0, bf16);
-    fill(c, "weights/gate/kernel", d * e, 1.5 / sqrt((double)d), 0, bf16);
-    if (c->gate_bias) fill(c, "weights/gate/bias", e, 0.3, 0, bf16);
-    if (c->per_expert_scale) fill(c, "weights/per_expert_scale", e, 0.3, 1, bf16);
+    fill(c, "weights/gate/kernel", d * gates, 1.5 / sqrt((double)d), 0, bf16);
+    if (c->gate_bias) fill(c, "weights/gate/bias", gates, 0.3, 0, bf16);
+    if (c->per_expert_scale) fill(c, "weights/per_expert_scale", gates, 0.3, 1, bf16);
     fill(c, "weights/wi_0", e * d * h, down, 0, bf16);
     fill(c, "weights/wi_1", e * d * h, down, 0, bf16);
     fill(c, "weights/wo", e * h * d, up, 0, bf16);
@@ -87,8 +87,10 @@ void moe_case_fill(moe_case *c, bool bf16)
         fill(c, "weights/shared_experts/wi_1/kernel", d * f, down, 0, bf16);
         fill(c, "weights/shared_experts/wo/kernel", f * d, scale / sqrt((double)f), 0, bf16);
     }
+    if (config->shared_gate) fill(c, "weights/shared_expert_gate/kernel", d, down, 0, bf16);
     fill(c, "cotangents/y", tokens * d, 1, 0, bf16);
     if (c->cotangent_lb_loss) fill(c, "cotangents/lb_loss", 1, 0, 0.75, bf16);
+    if (config->routing.z_loss_weight > 0) fill(c, "cotangents/z_loss", 1, 0, 0.75, bf16);
     if (config->routing.hash_rows > 0) fill_hash(c);
     if (config->fused_weights) moe_case_fuse(c);
 }

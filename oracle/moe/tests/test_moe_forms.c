@@ -1,30 +1,36 @@
 /* Forms of a block that some models and engines have: what each is where it changes nothing, its bits, want of memory. */
-#include <math.h>
 #include <string.h>
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/moe/tests/moe_case.h"
 #include "tests/support/assay_test.h"
 
-static moe_case gated_case(void)
+enum { GATED, SLOTS, ON_INPUT, FORMS };
+
+static moe_case form_case(int form)
 {
     moe_case c = moe_case_deepseek3(2, 3, 5, 2, 7, 4);
-    c.config.shared_mlp_dim = 3;
-    c.config.shared_gate = true;
+    assay_moe_config *config = &c.config;
+    config->routing.load_balance_loss_weight = 0.5;
+    config->routing.balance_scope = ASSAY_BALANCE_BATCH;
+    config->routing.z_loss_weight = 0.25;
     c.cotangent_lb_loss = true;
-    c.config.routing.load_balance_loss_weight = 0.5;
-    c.config.routing.balance_scope = ASSAY_BALANCE_BATCH;
-    c.config.routing.z_loss_weight = 0.25;
+    config->shared_mlp_dim = form == SLOTS ? 0 : 3;
+    config->shared_gate = form == GATED;
+    config->fused_shared_experts = form == SLOTS ? 2 : 0;
+    config->late_factor = form == SLOTS ? 2.5 : 0;
+    config->weight_on_input = form == ON_INPUT;
     moe_case_fill(&c, false);
-    *test_tensors_add(&c.in, "cotangents/z_loss", 1) = 0.75;
     return c;
 }
 
-static double *gate_of(moe_case *c)
+static void assert_same_results(const test_tensors *actual, const test_tensors *expected, const char *const paths[],
+                                int count)
 {
-    double *gate = test_tensors_add(&c->in, "weights/shared_expert_gate/kernel", c->config.emb_dim);
-    for (int64_t d = 0; d < c->config.emb_dim; d++) gate[d] = 0.3 * (double)(d % 3 - 1);
-    return gate;
+    for (int i = 0; i < count; i++) {
+        const assay_tensor *tensor = moe_case_get(expected, paths[i]);
+        assert_same_bits(moe_case_get(actual, paths[i])->values, tensor->values, tensor->count);
+    }
 }
 
 /* The sigmoid of 0 is 1/2, which a wo of twice the size takes back, to the bit. */
@@ -34,58 +40,104 @@ TEST(test_gate_of_one_half)
                                        "gradients/weights/shared_experts/wi_1/kernel", "gradients/weights/gate/kernel",
                                        "gradients/weights/wo"};
     assay_context ctx = assay_context_default(2);
-    moe_case c = gated_case();
+    moe_case c = form_case(GATED);
     test_tensors with = {0}, without = {0};
     assay_tensor *wo = assay_tensor_set_find(&c.in.set, "weights/shared_experts/wo/kernel");
-    memset(gate_of(&c), 0, (size_t)c.config.emb_dim * sizeof(double));
+    assay_tensor *gate = assay_tensor_set_find(&c.in.set, "weights/shared_expert_gate/kernel");
+    memset(gate->values, 0, (size_t)gate->count * sizeof *gate->values);
     c.config.shared_gate = false;
     moe_case_run(&ctx, &c, &without, NULL, 0);
     c.config.shared_gate = true;
     for (int64_t i = 0; i < wo->count; i++) wo->values[i] *= 2;
     moe_case_run(&ctx, &c, &with, NULL, 0);
-    for (size_t i = 0; i < sizeof same / sizeof *same; i++) {
-        const assay_tensor *expected = moe_case_get(&without, same[i]);
-        assert_same_bits(moe_case_get(&with, same[i])->values, expected->values, expected->count);
-    }
-    const assay_tensor *gate = moe_case_get(&with, "gradients/weights/shared_expert_gate/kernel");
-    for (int64_t d = 0; d < gate->count; d++) assert_true(gate->values[d] != 0);
+    assert_same_results(&with, &without, same, sizeof same / sizeof *same);
+    const assay_tensor *d_gate = moe_case_get(&with, "gradients/weights/shared_expert_gate/kernel");
+    for (int64_t d = 0; d < d_gate->count; d++) assert_true(d_gate->values[d] != 0);
     assay_tensor_set_free(&with.set);
     assay_tensor_set_free(&without.set);
     moe_case_free(&c);
 }
 
+/* The weight of the one choice of a softmax is 1, on whichever side of the expert. */
+TEST(test_weight_of_one_on_either_side)
+{
+    static const char *const same[] = {"outputs/y", "gradients/weights/wi_0", "gradients/weights/wi_1",
+                                       "gradients/weights/wo"};
+    assay_context ctx = assay_context_default(2);
+    moe_case c = form_case(ON_INPUT);
+    test_tensors before = {0}, behind = {0};
+    c.config.routing.family = ASSAY_ROUTER_DEFAULT;
+    c.config.routing.score_func = ASSAY_SCORE_NONE;
+    c.config.routing.num_experts_per_tok = 1;
+    moe_case_run(&ctx, &c, &before, NULL, 0);
+    c.config.weight_on_input = false;
+    moe_case_run(&ctx, &c, &behind, NULL, 0);
+    assert_same_results(&before, &behind, same, sizeof same / sizeof *same);
+    assay_tensor_set_free(&before.set);
+    assay_tensor_set_free(&behind.set);
+    moe_case_free(&c);
+}
+
+/* Every token has the last two experts, in the slots behind its choices. */
+TEST(test_slots)
+{
+    enum { TOKENS = 6, CHOICES = 2, EXPERTS = 5, ALL = 7, EACH = 4 };
+    assay_context ctx = assay_context_default(1);
+    moe_case c = form_case(SLOTS);
+    test_tensors out = {0};
+    moe_case_run(&ctx, &c, &out, NULL, 0);
+    const int32_t *ids = moe_case_get(&out, "routing/topk_ids")->indices;
+    const int32_t *chosen = moe_case_get(&out, "routing/selected_experts")->indices;
+    const int32_t *sizes = moe_case_get(&out, "routing/group_sizes")->indices;
+    const double *weights = moe_case_get(&out, "routing/topk_weights")->values;
+    for (int t = 0; t < TOKENS; t++) {
+        for (int k = 0; k < EACH; k++) {
+            const int32_t expected = k < CHOICES ? chosen[t * CHOICES + k] : EXPERTS + k - CHOICES;
+            assert_int_equal(ids[t * EACH + k], expected);
+        }
+        assert_true(weights[t * EACH + 2] == 0.4 && weights[t * EACH + 3] == 0.4);
+    }
+    assert_int_equal(moe_case_get(&out, "routing/group_sizes")->count, ALL);
+    assert_int_equal(sizes[5], TOKENS);
+    assert_int_equal(sizes[6], TOKENS);
+    assay_tensor_set_free(&out.set);
+    moe_case_free(&c);
+}
+
 TEST(test_same_bits)
 {
-    assay_context ctx = assay_context_default(1);
-    moe_case c = gated_case();
-    test_tensors expected = {0};
-    gate_of(&c);
-    moe_case_run(&ctx, &c, &expected, NULL, 0);
-    for (int form = 0; test_next_context(&form, &ctx);) {
-        test_tensors actual = {0};
-        moe_case_run(&ctx, &c, &actual, NULL, 0);
-        moe_case_assert_same(&actual, &expected);
-        assay_tensor_set_free(&actual.set);
+    for (int which = 0; which < FORMS; which++) {
+        assay_context ctx = assay_context_default(1);
+        moe_case c = form_case(which);
+        test_tensors expected = {0};
+        moe_case_run(&ctx, &c, &expected, NULL, 0);
+        for (int form = 0; test_next_context(&form, &ctx);) {
+            test_tensors actual = {0};
+            moe_case_run(&ctx, &c, &actual, NULL, 0);
+            moe_case_assert_same(&actual, &expected);
+            assay_tensor_set_free(&actual.set);
+        }
+        assay_tensor_set_free(&expected.set);
+        moe_case_free(&c);
     }
-    assay_tensor_set_free(&expected.set);
-    moe_case_free(&c);
 }
 
 TEST(test_want_of_memory)
 {
-    assay_context ctx = assay_context_default(1);
-    moe_case c = gated_case();
-    assay_source source = test_tensors_source(&c.in);
-    int64_t n = 0;
-    gate_of(&c);
-    for (;; n++) {
-        test_tensors out = {0};
-        assay_sink sink = test_tensors_sink(&out);
-        assay_fail_allocation(n);
-        assay_status status = assay_moe_run(&ctx, &c.config, &source, &sink, NULL);
-        assay_tensor_set_free(&out.set);
-        if (had_memory(&ctx, status)) break;
+    for (int which = 0; which < FORMS; which++) {
+        assay_context ctx = assay_context_default(1);
+        moe_case c = form_case(which);
+        assay_source source = test_tensors_source(&c.in);
+        int64_t n = 0;
+        for (;; n++) {
+            test_tensors out = {0};
+            assay_sink sink = test_tensors_sink(&out);
+            assay_fail_allocation(n);
+            assay_status status = assay_moe_run(&ctx, &c.config, &source, &sink, NULL);
+            assay_tensor_set_free(&out.set);
+            if (had_memory(&ctx, status)) break;
+        }
+        assert_true(n > 40);
+        moe_case_free(&c);
     }
-    assert_true(n > 50);
-    moe_case_free(&c);
 }
