@@ -81,6 +81,7 @@
     X(B, fused_moe_mlp, false)                                                                                         \
     X(B, sparse_matmul, true)                                                                                          \
     X(D, capacity_factor, -1.0)                                                                                        \
+    X(I, num_redundant_experts, 0)                                                                                     \
     X(S, gmm_layout, "ragged")                                                                                         \
     X(I, mk_alignment_for_contiguous_layout, 128)                                                                      \
     X(B, fused_moe_func, false)                                                                                        \

@@ -27,6 +27,7 @@
 #include "oracle/mesh/sharded_moe.h"
 #include "oracle/moe/moe.h"
 #include "oracle/moe/permute.h"
+#include "oracle/moe/replicas.h"
 #include "oracle/moe/routing.h"
 #include "oracle/ops/activation.h"
 #include "oracle/ops/attention.h"

@@ -20,6 +20,13 @@ void assay_form_free(assay_form *form)
     *form = (assay_form){0};
 }
 
+/* What the case says of a tensor is of no use to a form that has not got it. */
+static bool is_of_form(const assay_case *c, bool kernels, const char *path)
+{
+    if (c->config.num_redundant_experts == 0 && assay_path_ends(path, "physical_to_logical_map")) return false;
+    return kernels || !assay_path_names_half(path);
+}
+
 static assay_status copy_inputs(assay_context *ctx, const assay_case *c, bool kernels, assay_form *form)
 {
     void *copy = NULL;
@@ -27,7 +34,7 @@ static assay_status copy_inputs(assay_context *ctx, const assay_case *c, bool ke
     form->c.inputs = copy;
     form->c.input_count = 0;
     for (int i = 0; status == ASSAY_OK && i < c->input_count; i++) {
-        if (kernels || !assay_path_names_half(c->inputs[i].path)) form->c.inputs[form->c.input_count++] = c->inputs[i];
+        if (is_of_form(c, kernels, c->inputs[i].path)) form->c.inputs[form->c.input_count++] = c->inputs[i];
     }
     return status;
 }

@@ -13,6 +13,7 @@ bool assay_has_expert_shards(const assay_case *c);
 bool assay_has_ring(const assay_case *c);
 bool assay_has_microbatches(const assay_case *c);
 bool assay_has_psum_layout(const assay_case *c);
+bool assay_has_replicas(const assay_case *c);
 
 /* For `configure` (mutants_config.c). */
 assay_case_edit assay_edit_not_divided, assay_edit_biased_weights, assay_edit_biased_weights_divided,
@@ -41,6 +42,8 @@ assay_tensor_edit assay_edit_swap_gate_up, assay_edit_interleave, assay_edit_zer
 /* Of the layouts of grouped products (mutants_layouts.c). */
 assay_tensor_edit assay_edit_contract_padding, assay_edit_negatives_to, assay_edit_cut_to_blocks,
     assay_edit_group_of_first_row;
+/* Of replicas of experts (mutants_layouts.c). */
+assay_tensor_edit assay_edit_times_replica_count, assay_edit_by_replica_count;
 /* Of positions, attention and norms (mutants_inputs_attention.c, mutants_left_out.c). */
 assay_tensor_edit assay_edit_next_positions, assay_edit_round_positions, assay_edit_one_segment, assay_edit_lag_rows,
     assay_edit_lag_tokens, assay_edit_scale_from_hidden, assay_edit_roll_heads, assay_edit_zero_rope_columns,
@@ -57,8 +60,7 @@ assay_mutation_edit assay_edit_exchange_tokens, assay_edit_outgrow_residual, ass
     assay_edit_keep_first_replica, assay_edit_drop_last_microbatch;
 /* For `change_results`. */
 assay_mutation_edit assay_edit_omit_all, assay_edit_omit_last, assay_edit_count_from_front, assay_edit_shrink_back,
-    assay_edit_omit_checkpoints, assay_edit_blind_rows_to_nan,
-    assay_edit_keep_first_copies;
+    assay_edit_omit_checkpoints, assay_edit_blind_rows_to_nan, assay_edit_keep_first_copies;
 
 /* For `degrade` (mutants_types.c). */
 assay_arithmetic_edit assay_degrade_sums, assay_degrade_router, assay_degrade_functions, assay_degrade_operands,

@@ -182,6 +182,7 @@ assay_status assay_moe_config_of(assay_context *ctx, const assay_case *c, assay_
         if (gemma4) TRY(assay_require_positive(ctx, "base_mlp_dim", m->base_mlp_dim));
         config->shared_mlp_dim = gemma4 ? m->base_mlp_dim : m->shared_experts * m->base_moe_mlp_dim;
     }
+    if (m->num_redundant_experts > 0) config->physical_experts = m->num_experts + m->num_redundant_experts;
     TRY(assay_moe_check(ctx, config));
 cleanup:
     return status;

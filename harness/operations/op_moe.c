@@ -1,3 +1,5 @@
+#include <inttypes.h>
+
 #include "harness/operations/op_support.h"
 #include "oracle/propagate/propagate_moe.h"
 
@@ -8,6 +10,11 @@ static assay_status configs_of(assay_context *ctx, const assay_case *c, spec_moe
     TRY(assay_moe_config_of(ctx, c, &config->moe));
     TRY(assay_sharding_of(ctx, c, &config->sharding));
     if (assay_is_sharded(&config->moe, &config->sharding)) {
+        if (config->moe.physical_experts > 0) {
+            return assay_fail(ctx, ASSAY_BAD_INPUT,
+                              "num_redundant_experts is %" PRId64 ", expected 0: replicas are those of one device",
+                              c->config.num_redundant_experts);
+        }
         TRY(assay_sharded_moe_check(ctx, &config->moe, &config->sharding));
     }
 cleanup:
@@ -91,9 +98,11 @@ assay_status assay_describe_moe_checkpoints(const assay_describer *d, const assa
     const assay_gated_mlp_config expert = assay_moe_expert_config(config, 0),
                                  shared = assay_moe_shared_config(config, 0);
     const assay_dims tokens = {"BS", {config->routing.batch, config->routing.sequence}};
-    TRY(assay_describe_mlp_checkpoints(d, &expert, ASSAY_MLP_ROUTED,
-                                       assay_is_sharded(config, sharding) ? assay_sharded_rows(config, sharding)
-                                                                          : routed_rows(config)));
+    if (config->physical_experts == 0) {
+        TRY(assay_describe_mlp_checkpoints(d, &expert, ASSAY_MLP_ROUTED,
+                                           assay_is_sharded(config, sharding) ? assay_sharded_rows(config, sharding)
+                                                                              : routed_rows(config)));
+    }
     TRY(assay_describe_mlp_checkpoints(d, &shared, ASSAY_MLP_SHARED, tokens));
 cleanup:
     return status;
@@ -112,7 +121,12 @@ assay_status assay_describe_moe_routing(const assay_describer *d, const assay_mo
     TRY(assay_describe_result(d, "routing", "margin", ASSAY_FLOAT64, (assay_dims){"BS", {r->batch, r->sequence}}));
     TRY(assay_describe_result(d, "routing", "group_sizes", ASSAY_INT32, (assay_dims){"E", {r->num_experts}}));
     TRY(assay_describe_balance(d, config, sharding));
-    TRY(assay_describe_result(d, "routing", "sorted_selected_experts", ASSAY_INT32, copies));
+    /* each engine has an order of its own for rows of physical experts */
+    if (config->physical_experts > 0) {
+        TRY(assay_describe_result(d, "routing", "physical_experts", ASSAY_INT32, chosen));
+    } else {
+        TRY(assay_describe_result(d, "routing", "sorted_selected_experts", ASSAY_INT32, copies));
+    }
     if (config->path == ASSAY_MOE_DROPPING) {
         int64_t capacity = assay_expert_capacity(r, config->capacity_factor);
         assay_dims mask = {"BSEC", {r->batch, r->sequence, r->num_experts, capacity}};
@@ -138,6 +152,11 @@ static assay_status describe(assay_context *ctx, const assay_case *c, assay_tens
         TRY(assay_describe(ctx, list, "inputs/input_ids", ASSAY_INT32, &ids,
                            (assay_dims){"BS", {c->batch, c->sequence}}));
     }
+    if (config.physical_experts > 0) {
+        const assay_fill zero = {.distribution = ASSAY_CONSTANT};
+        TRY(assay_describe(ctx, list, "inputs/physical_to_logical_map", ASSAY_INT32, &zero,
+                           (assay_dims){"p", {config.physical_experts}}));
+    }
     TRY(assay_describe_moe_weights(&d, &config));
     TRY(assay_describe_moe_routing(&d, &config, &both.sharding));
     TRY(assay_describe_moe_checkpoints(&d, &config, &both.sharding));
@@ -152,6 +171,7 @@ static assay_status run(assay_context *ctx, const assay_case *c, const assay_sou
     spec_moe_config config;
     assay_status status = configs_of(ctx, c, &config);
     if (status != ASSAY_OK) return status;
+    if (config.moe.physical_experts > 0) return assay_moe_run(ctx, &config.moe, in, out, NULL);
     return assay_is_sharded(&config.moe, &config.sharding)
                ? assay_sharded_moe_run(ctx, &config.moe, &config.sharding, in, out)
                : assay_propagate_moe(ctx, &config.moe, in, out, precisions, precision_count);
@@ -170,12 +190,13 @@ cleanup:
     return status;
 }
 
-/* Over a mesh the block gives no error scales of its own. */
+/* Over a mesh the block gives no error scales of its own, nor with replicas. */
 static bool ensemble(const assay_case *c)
 {
     assay_context ctx = {0};
     spec_moe_config config;
-    return configs_of(&ctx, c, &config) == ASSAY_OK && assay_is_sharded(&config.moe, &config.sharding);
+    if (configs_of(&ctx, c, &config) != ASSAY_OK) return false;
+    return config.moe.physical_experts > 0 || assay_is_sharded(&config.moe, &config.sharding);
 }
 
 static double flops(const assay_case *c, bool backward)

@@ -85,6 +85,7 @@ static const char *const cases[] = {"yarn_rope/two-dimensions",
                                     "moe/mesh-buffer-half",
                                     "moe/mixtral-capacity-ample",
                                     "moe/small",
+                                    "moe/replicas-biases",
                                     "deepseek_layer/dense-fused",
                                     "deepseek_layer/moe-balance",
                                     "deepseek_layer/moe-groups",
@@ -162,7 +163,7 @@ static const struct {
     {"deepseek_stack", "group_score_other capacity_half ring_step_missing next_key_seen"},
     {"deepseek_layer deepseek_stack",
      "hash_ids_ignored expert_scale_missing tensor_part_missing tensor_sum_twice buffer_unlimited "
-     "losses_of_first_shard "
+     "losses_of_first_shard replicas_summed replica_gradients_averaged "
      "clamp_missing biases_missing down_bias_twice scale_from_hidden positions_in_bf16 mask_off_by_one blind_rows_nan "
      "lse_in_base_2"},
 };
