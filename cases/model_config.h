@@ -98,6 +98,7 @@
     X(I, w13_reorder_size, 1) /* tensor shards whose gate and up are side by side in wi */                             \
     X(B, sparse_matmul, true)                                                                                          \
     X(D, capacity_factor, -1.0)                                                                                        \
+    X(I, num_redundant_experts, 0)                                                                                     \
     X(S, gmm_layout, "ragged")                                                                                         \
     X(I, mk_alignment_for_contiguous_layout, 128)                                                                      \
     X(B, fused_moe_func, false)                                                                                        \

@@ -101,7 +101,7 @@ typedef struct assay_report {
     char **unknown; /* datasets of the candidate that the golden does not know */
     int unknown_count;
     assay_routing_summary routing;
-    char order[128]; /* that rows come in an order of their own, by which they were judged; "" */
+    char order[128];                 /* that rows come in an order of their own, by which they were judged; "" */
     struct assay_picture **pictures; /* [count], once they are drawn (pictures.h); else NULL */
 } assay_report;
 

@@ -29,6 +29,7 @@
 #include "oracle/moe/moe.h"
 #include "oracle/moe/prefused.h"
 #include "oracle/moe/permute.h"
+#include "oracle/moe/replicas.h"
 #include "oracle/moe/routing.h"
 #include "oracle/ops/activation.h"
 #include "oracle/ops/attention.h"

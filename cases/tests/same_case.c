@@ -22,7 +22,8 @@ static bool same_input(const assay_case_input *a, const assay_case_input *b)
     if (strcmp(a->path, b->path) != 0 || f->distribution != g->distribution) return false;
     if (!same_bits(f->scale, g->scale) || !same_bits(f->mean, g->mean)) return false;
     if (!same_bits(f->low, g->low) || !same_bits(f->high, g->high)) return false;
-    if (f->value_count != g->value_count || a->tail_nan_rows != b->tail_nan_rows || a->unused_nan != b->unused_nan) return false;
+    if (f->value_count != g->value_count || a->tail_nan_rows != b->tail_nan_rows || a->unused_nan != b->unused_nan)
+        return false;
     return f->value_count == 0 || memcmp(a->values, b->values, (size_t)f->value_count * sizeof *a->values) == 0;
 }
 

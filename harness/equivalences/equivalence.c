@@ -345,6 +345,13 @@ static bool other_layout(const assay_case *c, assay_other_form *form)
     return is_op(c, "gmm");
 }
 
+/* Every expert once. */
+static bool other_replicas(const assay_case *c, assay_other_form *form)
+{
+    form->c.config.num_redundant_experts = 0;
+    return is_op(c, "moe") && c->config.num_redundant_experts > 0;
+}
+
 static bool other_absorbed(const assay_case *c, assay_other_form *form)
 {
     form->run = assay_mla_run_absorbed;
@@ -412,6 +419,7 @@ const assay_equivalence assay_equivalences[] = {
     {"decoder-deepseek", "a DeepSeek layer as decoder_layer, or as deepseek_layer", ASSAY_HOLDS_BITS, true, other_name},
     {"batchsplit-plain", "the batch-split schedule, or layer after layer", ASSAY_HOLDS_SCALES, true, other_batch_split},
     {"weight-before-after-wo", "the routing weight on h, or on y", ASSAY_HOLDS_SCALES, false, other_weight},
+    {"replicas-one", "several replicas of an expert, or one", ASSAY_HOLDS_SCALES, true, other_replicas},
     {"gmm-layouts", "the rows of a grouped product in one layout, or in another", ASSAY_HOLDS_BITS, false, other_layout},
     {"blas-reference", "products by OpenBLAS, or in fixed order", ASSAY_HOLDS_SCALES, false, other_blas},
     {"threads", "7 threads, or 1", ASSAY_HOLDS_BITS, false, other_threads},

@@ -24,6 +24,13 @@ assay_layouts assay_form_layouts(const assay_form *own, const assay_form *theirs
     return (assay_layouts){own->c.config.w13_reorder_size, theirs->c.config.w13_reorder_size, own->c.mesh_mlp_tensor};
 }
 
+/* What the case says of a tensor is of no use to a form that has not got it. */
+static bool is_of_form(const assay_case *c, bool kernels, const char *path)
+{
+    if (c->config.num_redundant_experts == 0 && assay_path_ends(path, "physical_to_logical_map")) return false;
+    return kernels || !assay_path_names_half(path);
+}
+
 static assay_status copy_inputs(assay_context *ctx, const assay_case *c, bool kernels, assay_form *form)
 {
     void *copy = NULL;
@@ -31,7 +38,7 @@ static assay_status copy_inputs(assay_context *ctx, const assay_case *c, bool ke
     form->c.inputs = copy;
     form->c.input_count = 0;
     for (int i = 0; status == ASSAY_OK && i < c->input_count; i++) {
-        if (kernels || !assay_path_names_half(c->inputs[i].path)) form->c.inputs[form->c.input_count++] = c->inputs[i];
+        if (is_of_form(c, kernels, c->inputs[i].path)) form->c.inputs[form->c.input_count++] = c->inputs[i];
     }
     return status;
 }

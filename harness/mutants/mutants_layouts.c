@@ -1,4 +1,4 @@
-/* Changes of where the rows of groups lie. */
+/* Changes of where the rows of groups lie, and of the replicas of experts. */
 #include <string.h>
 
 #include "harness/mutants/mutants_tensors.h"
@@ -6,6 +6,37 @@
 bool assay_has_psum_layout(const assay_case *c)
 {
     return strcmp(c->config.gmm_layout.text, "psum") == 0;
+}
+
+bool assay_has_replicas(const assay_case *c)
+{
+    return c->config.num_redundant_experts > 0;
+}
+
+/* Of a tensor [E,...], what each expert has: times its number of replicas, or by it. */
+static bool scale_by_replicas(const assay_mutation *m, assay_tensor *tensor, bool times)
+{
+    const assay_tensor *map = assay_tensor_set_find(m->tensors, "inputs/physical_to_logical_map");
+    const int64_t experts = m->c->config.num_experts, size = tensor->count / experts;
+    bool changed = false;
+    for (int64_t e = 0; map != NULL && e < experts; e++) {
+        int64_t replicas = 0;
+        for (int64_t p = 0; p < map->count; p++) replicas += map->indices[p] == e;
+        const double factor = times ? (double)replicas : 1.0 / (double)replicas;
+        for (int64_t i = e * size; i < (e + 1) * size; i++) tensor->values[i] *= factor;
+        changed |= replicas > 1;
+    }
+    return changed;
+}
+
+bool assay_edit_times_replica_count(const assay_mutation *m, assay_tensor *tensor)
+{
+    return scale_by_replicas(m, tensor, true);
+}
+
+bool assay_edit_by_replica_count(const assay_mutation *m, assay_tensor *tensor)
+{
+    return scale_by_replicas(m, tensor, false);
 }
 
 static int32_t at_most(int64_t value, int64_t most)

@@ -17,6 +17,7 @@ bool assay_has_hidden_shards(const assay_case *c);
 bool assay_has_microbatches(const assay_case *c);
 bool assay_has_psum_layout(const assay_case *c);
 bool assay_has_qk_norms(const assay_case *c); /* of projections that are not fused */
+bool assay_has_replicas(const assay_case *c);
 
 /* For `configure` (mutants_config.c). */
 assay_case_edit assay_edit_not_divided, assay_edit_biased_weights, assay_edit_biased_weights_divided,
@@ -46,6 +47,8 @@ assay_tensor_edit assay_edit_swap_gate_up, assay_edit_interleave, assay_edit_oth
 /* Of the layouts of grouped products (mutants_layouts.c). */
 assay_tensor_edit assay_edit_contract_padding, assay_edit_negatives_to, assay_edit_cut_to_blocks,
     assay_edit_group_of_first_row;
+/* Of replicas of experts (mutants_layouts.c). */
+assay_tensor_edit assay_edit_times_replica_count, assay_edit_by_replica_count;
 /* Of positions, attention and norms (mutants_inputs_attention.c, mutants_left_out.c). */
 assay_tensor_edit assay_edit_next_positions, assay_edit_round_positions, assay_edit_one_segment, assay_edit_lag_rows,
     assay_edit_lag_tokens, assay_edit_scale_from_hidden, assay_edit_roll_heads, assay_edit_zero_rope_columns,

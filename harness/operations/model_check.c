@@ -247,14 +247,21 @@ static assay_status check_block(const model_check *check)
     return ASSAY_OK;
 }
 
-/* How the rows of a grouped product lie is seen from outside where it stands alone. */
+/* How the rows of a grouped product lie is seen from outside where it stands alone; replicas where a block does. */
 static assay_status check_layout(const model_check *check)
 {
+    const bool replicas = check->c->config.num_redundant_experts > 0 && strcmp(check->c->op, "moe") != 0;
+    if (replicas && check->c->config.given[ASSAY_KEY_AT_num_redundant_experts]) {
+        return assay_fail(check->ctx, ASSAY_BAD_INPUT,
+                          "num_redundant_experts is %" PRId64 ", expected 0: it is for op moe, and this is %s",
+                          check->c->config.num_redundant_experts, check->c->op);
+    }
     const assay_model_config *m = &check->c->config;
     const bool said = m->given[ASSAY_KEY_AT_gmm_layout] && strcmp(m->gmm_layout.text, "ragged") != 0;
     if (!said || (check->parts & ASSAY_PART_GROUPS) != 0) return ASSAY_OK;
-    return assay_fail(check->ctx, ASSAY_BAD_INPUT, "gmm_layout is %s, expected ragged: it is for op gmm, and this is %s",
-                      m->gmm_layout.text, check->c->op);
+    return assay_fail(check->ctx, ASSAY_BAD_INPUT,
+                      "gmm_layout is %s, expected ragged: it is for op gmm, and this is %s", m->gmm_layout.text,
+                      check->c->op);
 }
 
 /* norm_topk_prob says what the family does; only some families do as it says. */

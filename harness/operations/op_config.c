@@ -216,6 +216,7 @@ assay_status assay_moe_config_of(assay_context *ctx, const assay_case *c, assay_
         config->shared_gate = assay_block_has(m->decoder_block.text, ASSAY_BLOCK_GATED_SHARED);
         config->shared_mlp_dim = gemma4 ? m->base_mlp_dim : m->shared_experts * m->base_moe_mlp_dim;
     }
+    if (m->num_redundant_experts > 0) config->physical_experts = m->num_experts + m->num_redundant_experts;
     TRY(assay_moe_check(ctx, config));
 cleanup:
     return status;

@@ -71,7 +71,8 @@ static assay_status describe_rows(assay_context *ctx, const assay_case *c, const
 {
     const assay_gmm_dims d = config->dims;
     const bool masked = config->layout == ASSAY_GMM_MASKED;
-    const assay_dims dims = masked ? (assay_dims){labels, {d.groups, d.m, width}} : (assay_dims){labels + 1, {d.m, width}};
+    const assay_dims dims =
+        masked ? (assay_dims){labels, {d.groups, d.m, width}} : (assay_dims){labels + 1, {d.m, width}};
     assay_status status = assay_describe_variable(ctx, list, c, path, assay_fill_normal(1.0, 0.0), dims);
     RETURN_IF(status != ASSAY_OK, status);
     mark_rows(config, list, 2);

@@ -32,6 +32,11 @@ static assay_status configs_of(assay_context *ctx, const assay_case *c, spec_moe
     TRY(assay_moe_config_of(ctx, c, &config->moe));
     TRY(assay_sharding_of(ctx, c, &config->sharding));
     if (assay_is_sharded(&config->moe, &config->sharding)) {
+        if (config->moe.physical_experts > 0) {
+            return assay_fail(ctx, ASSAY_BAD_INPUT,
+                              "num_redundant_experts is %" PRId64 ", expected 0: replicas are those of one device",
+                              c->config.num_redundant_experts);
+        }
         TRY(assay_sharded_moe_check(ctx, &config->moe, &config->sharding));
     }
     TRY(check_layout(ctx, config));
@@ -142,7 +147,7 @@ assay_status assay_describe_moe_checkpoints(const assay_describer *d, const assa
         const assay_tensor_row own = assay_mlp_checkpoint_row(&expert, ASSAY_MLP_ROUTED, ASSAY_MLPWI);
         const assay_tensor_row row = assay_tensor_row_below(rows.labels, rows.dims, own);
         TRY(assay_describe_checkpoint(d, &row));
-    } else {
+    } else if (config->physical_experts == 0) {
         TRY(assay_describe_mlp_checkpoints(d, &expert, ASSAY_MLP_ROUTED, rows));
     }
     TRY(assay_describe_mlp_checkpoints(d, &shared, ASSAY_MLP_SHARED, tokens));
@@ -167,7 +172,12 @@ assay_status assay_describe_moe_routing(const assay_describer *d, const assay_mo
     }
     TRY(assay_describe_result(d, "routing", "group_sizes", ASSAY_INT32, all_experts(config)));
     TRY(assay_describe_balance(d, config, sharding));
-    TRY(assay_describe_result(d, "routing", "sorted_selected_experts", ASSAY_INT32, sorted_copies(config)));
+    /* each engine has an order of its own for rows of physical experts */
+    if (config->physical_experts > 0) {
+        TRY(assay_describe_result(d, "routing", "physical_experts", ASSAY_INT32, chosen));
+    } else {
+        TRY(assay_describe_result(d, "routing", "sorted_selected_experts", ASSAY_INT32, sorted_copies(config)));
+    }
     if (config->path == ASSAY_MOE_DROPPING) {
         int64_t capacity = assay_expert_capacity(r, config->capacity_factor);
         assay_dims mask = {"BSEC", {r->batch, r->sequence, r->num_experts, capacity}};
@@ -192,6 +202,11 @@ static assay_status describe(assay_context *ctx, const assay_case *c, assay_tens
         assay_fill ids = assay_fill_range(ASSAY_INTEGERS, 0.0, (double)(config.routing.hash_rows - 1));
         TRY(assay_describe(ctx, list, "inputs/input_ids", ASSAY_INT32, &ids,
                            (assay_dims){"BS", {c->batch, c->sequence}}));
+    }
+    if (config.physical_experts > 0) {
+        const assay_fill zero = {.distribution = ASSAY_CONSTANT};
+        TRY(assay_describe(ctx, list, "inputs/physical_to_logical_map", ASSAY_INT32, &zero,
+                           (assay_dims){"p", {config.physical_experts}}));
     }
     TRY(assay_describe_moe_weights(&d, &config));
     TRY(assay_describe_moe_routing(&d, &config, &both.sharding));
@@ -219,12 +234,12 @@ static void layout_open(layout *l, const spec_moe_config *config, const assay_so
     *out = &l->out;
 }
 
-/* Not over a mesh, and not of the forms that have no rule in oracle/propagate. */
+/* Not over a mesh, not with replicas, and not of the forms that have no rule in oracle/propagate. */
 static bool has_own_scales(const spec_moe_config *config)
 {
     const assay_moe_config *moe = &config->moe;
     const bool engine = moe->fused_shared_experts > 0 || moe->late_factor != 0 || moe->weight_on_input;
-    return !assay_is_sharded(moe, &config->sharding) && !moe->shared_gate && !engine &&
+    return !assay_is_sharded(moe, &config->sharding) && !moe->shared_gate && !engine && moe->physical_experts == 0 &&
            assay_routing_propagates(&config->moe.routing);
 }
 

@@ -198,9 +198,8 @@ static assay_status read_order(assay_context *ctx, const assay_plan *plan, const
     const int64_t per_token = plan->c->config.num_experts_per_tok;
     o->spec = spec;
     o->copies = spec->shape.dims[0];
-    o->dims = (assay_permute_dims){.tokens = o->copies / per_token,
-                                   .experts_per_token = per_token,
-                                   .experts = plan->c->config.num_experts};
+    o->dims = (assay_permute_dims){
+        .tokens = o->copies / per_token, .experts_per_token = per_token, .experts = plan->c->config.num_experts};
     snprintf(o->layer, sizeof o->layer, "%.*s", (int)(strlen(name) - strlen(ORDER)), name);
     snprintf(sizes, sizeof sizes, "%.*sgroup_sizes", stem, spec->path);
     TRY(assay_alloc_i32(ctx, spec->path, o->copies, &o->golden));
@@ -218,12 +217,80 @@ cleanup:
     return status;
 }
 
+static void note_wrong(const char *path, const char *message, assay_row_orders *orders)
+{
+    if (orders->wrong_path[0] != '\0') return;
+    snprintf(orders->wrong_path, sizeof orders->wrong_path, "%s", path);
+    snprintf(orders->message, sizeof orders->message, "%s", message);
+}
+
+/* The first choice that is no replica of its expert, as a line; "": there is none. */
+static void find_wrong_replica(const int32_t *map, int64_t physical, const int32_t *selected, const int32_t *chosen,
+                               int64_t count, int64_t per_token, char line[ASSAY_MESSAGE_SIZE])
+{
+    line[0] = '\0';
+    for (int64_t i = 0; i < count; i++) {
+        const int32_t p = chosen[i];
+        if (p >= 0 && p < physical && map[p] == selected[i]) continue;
+        const int length = snprintf(line, ASSAY_MESSAGE_SIZE,
+                                    "routing/physical_experts of token %" PRId64 ", slot %" PRId64 " is %" PRId32,
+                                    i / per_token, i % per_token, p);
+        if (p >= 0 && p < physical) {
+            snprintf(line + length, ASSAY_MESSAGE_SIZE - (size_t)length,
+                     ", a replica of expert %" PRId32 ", expected one of expert %" PRId32, map[p], selected[i]);
+        } else {
+            snprintf(line + length, ASSAY_MESSAGE_SIZE - (size_t)length, ", expected 0 to %" PRId64, physical - 1);
+        }
+        return;
+    }
+}
+
+assay_status assay_candidate_take_replicas(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *golden,
+                                           assay_fixture_reader *candidate, assay_row_orders *orders)
+{
+    static const char path[] = "routing/physical_experts", map_path[] = "inputs/physical_to_logical_map";
+    assay_status status;
+    char line[ASSAY_MESSAGE_SIZE];
+    int32_t *map = NULL, *selected = NULL, *expected = NULL, *chosen = NULL;
+    const assay_tensor_entry *of_map = assay_tensor_list_find(&plan->list, map_path);
+    if (of_map == NULL || !is_shared(golden, candidate, path)) return ASSAY_OK;
+    const int64_t physical = of_map->spec.shape.dims[0];
+    const int64_t count = assay_shape_count(&assay_fixture_find(golden, path)->shape);
+    TRY(assay_alloc_i32(ctx, map_path, physical, &map));
+    TRY(assay_alloc_i32(ctx, path, count, &selected));
+    TRY(assay_alloc_i32(ctx, path, count, &expected));
+    TRY(assay_alloc_i32(ctx, path, count, &chosen));
+    TRY(assay_fixture_read_i32(ctx, golden, map_path, 0, physical, map));
+    TRY(assay_fixture_read_i32(ctx, golden, "routing/selected_experts", 0, count, selected));
+    TRY(assay_fixture_read_i32(ctx, golden, path, 0, count, expected));
+    status = assay_fixture_read_i32(ctx, candidate, path, 0, count, chosen);
+    if (is_left(ctx, status)) {
+        status = ASSAY_OK;
+        goto cleanup;
+    }
+    TRY(status);
+    if (memcmp(expected, chosen, (size_t)count * sizeof *chosen) == 0) goto cleanup;
+    find_wrong_replica(map, physical, selected, chosen, count, plan->c->config.num_experts_per_tok, line);
+    if (line[0] != '\0') {
+        note_wrong(path, line, orders);
+        goto cleanup;
+    }
+    orders->other_replicas = true;
+    status = assay_fixture_replace(ctx, candidate, path, NULL, expected);
+    expected = NULL;
+cleanup:
+    free(map);
+    free(selected);
+    free(expected);
+    free(chosen);
+    return status;
+}
+
 assay_status assay_candidate_take_orders(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *golden,
                                          assay_fixture_reader *candidate, assay_row_orders *orders)
 {
     assay_status status = ASSAY_OK;
     copies_order o = {0};
-    *orders = (assay_row_orders){0};
     for (int i = 0; i < plan->list.count; i++) {
         const assay_tensor_spec *spec = &plan->list.entries[i].spec;
         bool readable = false;
@@ -234,10 +301,7 @@ assay_status assay_candidate_take_orders(assay_context *ctx, const assay_plan *p
         if (!readable || memcmp(o.golden, o.candidate, (size_t)o.copies * sizeof *o.golden) == 0) continue;
         status = assay_permute_check_order(ctx, spec->path, o.candidate, o.expert, o.group_sizes, &o.dims);
         if (status == ASSAY_BAD_INPUT) {
-            if (orders->wrong_path[0] == '\0') {
-                memcpy(orders->wrong_path, spec->path, sizeof orders->wrong_path);
-                memcpy(orders->message, ctx->message, sizeof orders->message);
-            }
+            note_wrong(spec->path, ctx->message, orders);
             ctx->message[0] = '\0';
             status = ASSAY_OK;
             continue;

@@ -1,5 +1,5 @@
 /* What a candidate may have otherwise than the golden without being wrong, put as the golden has it before the two are
- * compared: rows of results that belong to nothing, and rows of one expert in another order. */
+ * compared: rows of results that belong to nothing, rows of one expert in another order, other replicas of an expert. */
 #ifndef ASSAY_HARNESS_PLAN_CANDIDATE_ROWS_H
 #define ASSAY_HARNESS_PLAN_CANDIDATE_ROWS_H
 
@@ -16,10 +16,15 @@ assay_status assay_results_take_unused(assay_context *ctx, const assay_plan *pla
 /* What became of the candidate's orders of token copies. */
 typedef struct assay_row_orders {
     int other;                        /* lawful orders that are not the golden's */
+    bool other_replicas;              /* a lawful choice of replicas that is not */
     char wrong_path[ASSAY_PATH_SIZE]; /* of the first unlawful one; "": there is none */
     char message[ASSAY_MESSAGE_SIZE]; /* on it */
     char output[ASSAY_PATH_SIZE];     /* of a lawful other one that is an output, so that gradients go by it; "" */
 } assay_row_orders;
+
+/* routing/physical_experts of the candidate: any replica of the chosen expert will do, and becomes the golden's. */
+assay_status assay_candidate_take_replicas(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *golden,
+                                           assay_fixture_reader *candidate, assay_row_orders *orders);
 
 /* sorted_selected_experts of the candidate: its copies must be those of the golden, grouped by expert, and may come in any
  * order within an expert. Where the order is another one, it and all tensors in it become as the golden has them, but for

@@ -329,11 +329,20 @@ static void fail_report(const assay_given_choice *c, const char *path, const cha
     report->diagnosis[0] = '\0'; /* what follows another choice of experts looks like nothing */
 }
 
+static assay_status take_rows(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *golden,
+                              assay_fixture_reader *candidate, assay_row_orders *orders)
+{
+    const assay_status status = assay_candidate_take_orders(ctx, plan, golden, candidate, orders);
+    return status == ASSAY_OK ? assay_candidate_take_replicas(ctx, plan, golden, candidate, orders) : status;
+}
+
 static void note_orders(const assay_row_orders *orders, assay_report *report)
 {
     if (orders->other > 0) {
         snprintf(report->order, sizeof report->order,
                  "rows of one expert come in another order than the stable one; judged up to it");
+    } else if (orders->other_replicas) {
+        snprintf(report->order, sizeof report->order, "tokens go to other replicas of their experts; judged up to it");
     }
     for (int i = 0; i < report->count; i++) {
         assay_tensor_result *r = &report->tensors[i];
@@ -402,7 +411,7 @@ static assay_status compare_differing(assay_context *ctx, assay_golden *golden, 
     const bool refused = status == ASSAY_BAD_INPUT;
     ctx->message[0] = '\0';
     assay_fixture_reader *held = a.golden.reader != NULL ? a.golden.reader : golden->reader;
-    if (a.golden.reader != NULL) TRY(assay_candidate_take_orders(ctx, &golden->plan, held, candidate, &orders));
+    if (a.golden.reader != NULL) TRY(take_rows(ctx, &golden->plan, held, candidate, &orders));
     TRY(assay_compare(ctx, held, candidate, profile, (1 - CHOICE_SHARE) * false_alarm, assay_plan_order(&golden->plan),
                       report));
     note_orders(&orders, report);
@@ -443,9 +452,10 @@ assay_status assay_compare_given_choice(assay_context *ctx, assay_golden *golden
         TRY(compare_differing(ctx, golden, candidate, profile, false_alarm, quiet, &c, report, against));
     } else {
         summarize_equal(&c, &equal);
-        TRY(assay_candidate_take_orders(ctx, &golden->plan, golden->reader, candidate, &orders));
+        TRY(take_rows(ctx, &golden->plan, golden->reader, candidate, &orders));
         if (orders.output[0] != '\0') {
-            TRY(compare_given_order(ctx, golden, candidate, profile, false_alarm, quiet, orders.output, report, against));
+            TRY(compare_given_order(ctx, golden, candidate, profile, false_alarm, quiet, orders.output, report,
+                                    against));
         } else {
             TRY(assay_compare(ctx, golden->reader, candidate, profile, false_alarm, order, report));
         }

@@ -59,9 +59,8 @@ static assay_report judged(moved *f)
 static void expect(moved *f, const char *words)
 {
     assay_report report = judged(f);
-    const bool right = words == NULL
-                           ? report.verdict == ASSAY_PASS && strstr(report.order, "another order") != NULL
-                           : report.verdict == ASSAY_FAIL && strstr(report.message, words) != NULL;
+    const bool right = words == NULL ? report.verdict == ASSAY_PASS && strstr(report.order, "another order") != NULL
+                                     : report.verdict == ASSAY_FAIL && strstr(report.message, words) != NULL;
     if (!right) fail_msg("%s: %s (%s)", f->t.c->name, report.message, report.order);
     assay_report_free(&report);
 }
@@ -206,6 +205,34 @@ TEST_IN_FOLDER(unlawful_orders_fail_with_the_place)
     }
 }
 
+/* Any replica of the chosen expert, and no other expert's. */
+TEST_IN_FOLDER(replicas_may_be_chosen_otherwise)
+{
+    moved f;
+    open_case(&f, folder, "moe/replicas", NULL);
+    assay_tensor *physical = assay_tensor_set_find(&f.results, "routing/physical_experts");
+    const assay_tensor *selected = assay_tensor_set_find(&f.results, "routing/selected_experts");
+    const assay_tensor *map = assay_tensor_set_find(&f.results, "inputs/physical_to_logical_map");
+    for (int64_t i = 0; i < physical->count; i++) {
+        for (int32_t p = 0; p < map->count; p++) {
+            if (map->indices[p] == selected->indices[i]) physical->indices[i] = p; /* the last one */
+        }
+    }
+    assay_report report = judged(&f);
+    if (report.verdict != ASSAY_PASS) fail_msg("%s", report.message);
+    assert_non_null(strstr(report.order, "other replicas"));
+    assay_report_free(&report);
+    const int32_t was = physical->indices[5];
+    physical->indices[5] = 2; /* of expert 1 */
+    expect(&f, selected->indices[5] == 1 ? "" : "token 2, slot 1 is 2, a replica of expert 1, expected one of expert ");
+    physical->indices[5] = 10;
+    expect(&f, "token 2, slot 1 is 10, expected 0 to 9");
+    physical->indices[5] = was;
+    swap_rows(assay_tensor_set_find(&f.results, "outputs/y"), 0, 1);
+    expect(&f, "outputs/y: ");
+    close_case(&f);
+}
+
 /* Rows of no group: whatever is there; those of groups: judged. */
 TEST_IN_FOLDER(unused_rows_may_hold_anything)
 {
@@ -254,7 +281,7 @@ TEST_IN_FOLDER(no_memory_is_reported)
     trial_write_candidate(&f.t, &f.results, profile, is_result);
     for (int64_t n = 0;; n++) {
         assay_fixture_reader *candidate = NULL;
-        assay_row_orders orders;
+        assay_row_orders orders = {0};
         assay_context *ctx = &f.t.ctx;
         assert_ok(ctx, assay_fixture_open(ctx, f.t.candidate, &candidate));
         assay_fail_allocation(n);

@@ -75,21 +75,28 @@ static const char schedule[] =
     ", " MLA_MODEL ", rope_pairwise: true, routed_bias: true, base_mlp_dim: 9, base_num_decoder_layers: 4, "
     "use_batch_split_schedule: true, batch_split_factor: 2}}";
 
-static const char gmm_ragged[] = "{case: gmm/x, op: gmm, " HEAD ", model: {base_emb_dim: 7, base_moe_mlp_dim: 5, "
-                                 "num_experts: 3}, inputs: {group_sizes: {values: [4, 0, 9]}, lhs: {unused_nan: true}}}";
+static const char replicas[] =
+    "{case: moe/x, op: moe, " HEAD ", model: {" MOE_MODEL "}, config: {num_redundant_experts: 4}, "
+    "inputs: {physical_to_logical_map: {values: [3, 0, 1, 2, 3, 4, 5, 0, 3, 2]}}}";
+static const char gmm_ragged[] =
+    "{case: gmm/x, op: gmm, " HEAD ", model: {base_emb_dim: 7, base_moe_mlp_dim: 5, "
+    "num_experts: 3}, inputs: {group_sizes: {values: [4, 0, 9]}, lhs: {unused_nan: true}}}";
 static const char gmm_contiguous[] =
     "{case: gmm/x, op: gmm, " HEAD ", model: {base_emb_dim: 7, base_moe_mlp_dim: 5, num_experts: 3}, config: "
-    "{gmm_layout: contiguous, mk_alignment_for_contiguous_layout: 4}, inputs: {m_indices: {values: [2, 2, 2, -1, 0, -1, "
+    "{gmm_layout: contiguous, mk_alignment_for_contiguous_layout: 4}, inputs: {m_indices: {values: [2, 2, 2, -1, 0, "
+    "-1, "
     "-1, -1, 2, 2, 2, 2, 0, 0, -1, -1]}, lhs: {unused_nan: true}, cotangents/y: {unused_nan: true}}}";
-static const char gmm_masked[] = "{case: gmm/x, op: gmm, " HEAD ", model: {base_emb_dim: 7, base_moe_mlp_dim: 5, "
-                                 "num_experts: 3}, config: {gmm_layout: masked}, inputs: {masked_m: {values: [4, 0, 9]}, "
-                                 "lhs: {unused_nan: true}}}";
+static const char gmm_masked[] =
+    "{case: gmm/x, op: gmm, " HEAD ", model: {base_emb_dim: 7, base_moe_mlp_dim: 5, "
+    "num_experts: 3}, config: {gmm_layout: masked}, inputs: {masked_m: {values: [4, 0, 9]}, "
+    "lhs: {unused_nan: true}}}";
 static const char gmm_psum[] =
     "{case: gmm/x, op: gmm, " HEAD ", model: {base_emb_dim: 7, base_moe_mlp_dim: 5, num_experts: 3}, config: "
     "{gmm_layout: psum, mk_alignment_for_contiguous_layout: 4}, inputs: {psum_m: {values: [3, 5, 15]}}}";
-static const char k_grouped[] = "{case: gmm/x, op: gmm, " HEAD ", model: {base_emb_dim: 7, base_moe_mlp_dim: 5, "
-                                "num_experts: 3}, config: {gmm_layout: k_grouped}, inputs: {group_sizes: {values: [4, 0, "
-                                "9]}, c: {scale: 3}, rhs: {unused_nan: true}}}";
+static const char k_grouped[] =
+    "{case: gmm/x, op: gmm, " HEAD ", model: {base_emb_dim: 7, base_moe_mlp_dim: 5, "
+    "num_experts: 3}, config: {gmm_layout: k_grouped}, inputs: {group_sizes: {values: [4, 0, "
+    "9]}, c: {scale: 3}, rhs: {unused_nan: true}}}";
 static const char gpt_oss[] =
     "{case: decoder_stack/x, op: decoder_stack, " HEAD ", model: {decoder_block: gpt_oss, base_emb_dim: 12, "
     "base_moe_mlp_dim: 7, num_experts: 6, num_experts_per_tok: 2, base_num_query_heads: 4, base_num_kv_heads: 2, "
@@ -204,6 +211,7 @@ static const struct {
     {"batchsplit-plain", schedule, "mscale=1.0000001"},
     {"weight-before-after-wo", moe, "routed_scaling_factor=1.0000001"},
     {"weight-before-after-wo", mesh, "routed_scaling_factor=1.0000001"},
+    {"replicas-one", replicas, "routed_scaling_factor=1.0000001"},
     {"gmm-layouts", gmm_ragged, NULL},
     {"gmm-layouts", gmm_contiguous, NULL},
     {"gmm-layouts", gmm_masked, NULL},

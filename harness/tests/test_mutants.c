@@ -103,6 +103,7 @@ static const char *const cases[] = {"yarn_rope/two-dimensions",
                                     "moe/shared-slot-late-factor",
                                     "moe/weight-on-input-shared",
                                     "moe/mesh-losses-global",
+                                    "moe/replicas-biases",
                                     "deepseek_layer/dense-fused",
                                     "deepseek_layer/moe-balance",
                                     "deepseek_layer/moe-groups",
@@ -193,8 +194,8 @@ static const struct {
      "blind_rows_nan lse_in_base_2 bias_updates_negated"},
     {"deepseek_layer deepseek_stack",
      "hash_ids_ignored expert_scale_missing tensor_part_missing tensor_sum_twice buffer_unlimited "
-      "losses_of_first_shard shared_gate_missing hidden_bias_summed head_part_alone head_sum_twice head_axes_exchanged "
-      "latent_gradients_local "
+     "losses_of_first_shard shared_gate_missing hidden_bias_summed head_part_alone head_sum_twice head_axes_exchanged "
+     "latent_gradients_local replicas_summed replica_gradients_averaged "
      "clamp_missing biases_missing down_bias_twice scale_from_hidden positions_in_bf16 mask_off_by_one blind_rows_nan "
      "lse_in_base_2"},
 };

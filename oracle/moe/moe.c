@@ -43,6 +43,12 @@ static assay_status check_path(assay_context *ctx, const assay_moe_config *confi
     if (fused_family != (config->path == ASSAY_MOE_FUSED)) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "moe: the router of fused_moe_func and its path come together");
     }
+    if (config->physical_experts > 0 && (config->path != ASSAY_MOE_SPARSE || config->fused_shared_experts > 0)) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "moe: %" PRId64 " physical experts need sparse_matmul=true, fused_moe_func=false and "
+                          "num_fused_shared_experts=0",
+                          config->physical_experts);
+    }
     if (config->fused_weights && (config->path == ASSAY_MOE_DENSE || config->path == ASSAY_MOE_DROPPING)) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "prefuse_moe_weights needs sparse_matmul=true");
     }
@@ -169,6 +175,7 @@ static void close_block(moe_block *block)
     free(block->scaled_x);
     free(block->order);
     free(block->group_sizes);
+    free(block->replica_sizes);
     free(block->combine);
     free(block->slots.row);
 }
@@ -188,6 +195,20 @@ assay_status moe_block_run(assay_context *ctx, moe_block *block, const assay_sin
     TRY(moe_write(ctx, &block->results, MOE_DX, block->tokens * block->emb_dim, block->dx));
 cleanup:
     close_block(block);
+    return status;
+}
+
+static assay_status read_replicas(assay_context *ctx, const assay_moe_config *config, const assay_source *in,
+                                  assay_replicas *replicas)
+{
+    assay_status status;
+    const int64_t physical = config->physical_experts;
+    int32_t *map = NULL;
+    TRY(assay_alloc_i32(ctx, "inputs/physical_to_logical_map", physical, &map));
+    TRY(in->read_i32(ctx, in->self, "inputs/physical_to_logical_map", 0, physical, map));
+    TRY(assay_replicas_make(ctx, replicas, map, physical, config->routing.num_experts));
+cleanup:
+    free(map);
     return status;
 }
 
@@ -220,5 +241,12 @@ assay_status assay_moe_run(assay_context *ctx, const assay_moe_config *config, c
         .path = paths[config->path],
         .kept_rows = dense ? routing->batch * routing->sequence * routing->num_experts : 0,
     };
-    return moe_block_run(ctx, &block, out);
+    if (config->physical_experts == 0) return moe_block_run(ctx, &block, out);
+    assay_replicas replicas = {0};
+    status = read_replicas(ctx, config, in, &replicas);
+    block.placed = &replicas;
+    block.split.pieces = replicas.most;
+    if (status == ASSAY_OK) status = moe_block_run(ctx, &block, out);
+    assay_replicas_free(&replicas);
+    return status;
 }

@@ -22,6 +22,7 @@
  *   weights/wi_0_bias [E,H]?, wi_1_bias [E,H]?, wo_bias [E,D]?, weights/per_expert_scale [E]?, weights/tid2eid [V,K]?,
  *   weights/shared_experts/{wi_0,wi_1,wo}/kernel, weights/shared_expert_gate/kernel [D,1] (shared_gate; MaxText
  *   Qwen3NextSparseMoeBlock), cotangents/y?, cotangents/{lb_loss,z_loss}?;
+ *   inputs/physical_to_logical_map [P] (physical_experts);
  *   routing/selected_experts, when the source has it, fixes the choice (a replay of a backend's);
  *   checkpoints/ of the results below, when the source has them, are read and not computed (rematerialisation): they must
  *   be what a run of the same block gave.
@@ -33,7 +34,8 @@
  *   checkpoints/{mlpwi_0,mlpwi_1,mlp_intermediate,mlpwo} of the shared expert before its gate, [B,S,...];
  *   routing/biased_scores [T,E], what experts are chosen by: in no fixture;
  *   routing/{selected_experts,weights,margin,group_sizes,sorted_selected_experts}; dropping: routing/combine_mask and
- *   routing/dispatch_mask (int32) [B,S,E,C].
+ *   routing/dispatch_mask (int32) [B,S,E,C]; physical_experts: routing/physical_experts [B,S,K], and rows in sorted order
+ *   are replica after replica.
  * What the sink does not want is not computed. An output without a cotangent is not differentiated. */
 #ifndef ASSAY_MOE_MOE_H
 #define ASSAY_MOE_MOE_H
@@ -55,10 +57,11 @@ typedef struct assay_moe_config {
     bool fused_weights;          /* prefuse_moe_weights: weights/wi */
     int64_t shared_mlp_dim;      /* 0: no shared expert */
     int64_t
-        fused_shared_experts; /* num_fused_shared_experts: as many experts behind the routed ones, for every token */
+        fused_shared_experts; /* num_fused_shared_experts: so many experts behind the routed ones, for every token */
     double late_factor;       /* of the sum over choices (apply_routed_scaling_factor_on_output: false); 0: 1 */
     bool weight_on_input;     /* apply_router_weight_on_input: the routing weight is on x, and 1 on y */
     bool shared_gate;         /* the shared expert's output is multiplied by sigmoid(x shared_expert_gate.kernel) */
+    int64_t physical_experts; /* sparse: replicas.h; 0: every expert is there once */
 } assay_moe_config;
 
 /* Of one expert, or of the shared one, on so many rows. */

@@ -10,6 +10,7 @@
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/moe/moe.h"
+#include "oracle/moe/replicas.h"
 
 /* The results of one gated MLP: checkpoints, then the gradient of each weight. */
 enum {
@@ -158,7 +159,7 @@ struct moe_block {
     const assay_source *in;
     const assay_moe_observer *observer; /* or NULL */
     const struct moe_placement *placement;
-    void *placed; /* what the placement has of its own */
+    void *placed; /* what the placement has of its own; one device: assay_replicas, or NULL */
     moe_split split;
     const struct moe_path *path; /* one device */
     moe_results results;
@@ -173,12 +174,13 @@ struct moe_block {
     double *slot_weights;    /* [T,per_token], likewise */
     double *gate, *scaled_x; /* llama4: sigmoid(weight) [T], and x times that */
     moe_router router;
-    int32_t *order;       /* [T*K]: the choices by expert */
-    int32_t *group_sizes; /* [E]: of the choices in `order` that are computed */
-    double *combine;      /* [T,K]: weights of the outputs */
-    int64_t capacity;     /* dropping */
-    int64_t kept_rows;    /* of a routed checkpoint that is kept whole; 0: it is written as rows come */
-    bool keeps_outputs;   /* the placement does, and writes them as a checkpoint */
+    int32_t *order;         /* [T*K]: the choices by expert */
+    int32_t *group_sizes;   /* [E]: of the choices in `order` that are computed */
+    int32_t *replica_sizes; /* [P]: the same of each replica, expert after expert; NULL: there are none */
+    double *combine;        /* [T,K]: weights of the outputs */
+    int64_t capacity;       /* dropping */
+    int64_t kept_rows;      /* of a routed checkpoint that is kept whole; 0: it is written as rows come */
+    bool keeps_outputs;     /* the placement does, and writes them as a checkpoint */
     moe_rows rows;
     double *rows_x, *rows_dy; /* [rows,D] gathered */
     moe_mlp expert, shared;

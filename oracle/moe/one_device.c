@@ -70,6 +70,25 @@ static double weight_of(const moe_block *block, int64_t choice)
     return block->slot_weights != NULL ? block->slot_weights[choice] : block->router.routing.weights[choice];
 }
 
+/* The order once more, replica after replica of each expert. */
+static assay_status choose_replicas(assay_context *ctx, moe_block *block, const assay_permute_dims *dims)
+{
+    assay_status status;
+    const assay_replicas *replicas = block->placed;
+    const int64_t choices = dims->tokens * dims->experts_per_token;
+    const assay_permute_dims places = {dims->tokens, dims->experts_per_token, replicas->physical, dims->emb_dim};
+    int32_t *physical = NULL;
+    TRY(assay_alloc_i32(ctx, "physical experts", choices, &physical));
+    TRY(assay_alloc_i32(ctx, "sizes of replicas", replicas->physical, &block->replica_sizes));
+    assay_replicas_choose(replicas, physical, block->router.routing.selected_experts, dims);
+    TRY(moe_write_i32(ctx, block, "routing/physical_experts", choices, physical));
+    for (int64_t i = 0; i < choices; i++) physical[i] = replicas->place[physical[i]];
+    TRY(assay_permute_order(ctx, block->order, block->replica_sizes, physical, &places));
+cleanup:
+    free(physical);
+    return status;
+}
+
 static assay_status route(assay_context *ctx, moe_block *block)
 {
     assay_status status = ASSAY_OK;
@@ -87,6 +106,7 @@ static assay_status route(assay_context *ctx, moe_block *block)
     TRY(assay_alloc_f64(ctx, "combine weights", slots, &block->combine));
     TRY(assay_permute_order(ctx, block->order, block->group_sizes,
                             block->slot_ids != NULL ? block->slot_ids : router->routing.selected_experts, &dims));
+    if (block->placed != NULL) TRY(choose_replicas(ctx, block, &dims));
     TRY(write_routing(ctx, block));
     if (block->llama4) TRY(moe_llama4_forward(ctx, block));
     TRY(block->path->plan(ctx, block));
@@ -96,8 +116,10 @@ cleanup:
 
 static int64_t row_count(const moe_block *block, int64_t expert, int64_t piece)
 {
-    (void)piece;
-    return block->path->row_count(block, expert);
+    const assay_replicas *replicas = block->placed;
+    if (replicas == NULL) return block->path->row_count(block, expert);
+    const int64_t place = replicas->first[expert] + piece;
+    return place < replicas->first[expert + 1] ? block->replica_sizes[place] : 0;
 }
 
 static bool is_dense(const moe_block *block)
@@ -167,7 +189,8 @@ static void take_rows(assay_context *ctx, moe_block *block, int64_t expert, int6
     rows->expert = expert;
     rows->first = 0;
     for (int64_t e = 0; e < expert; e++) rows->first += block->group_sizes[e];
-    rows->size = block->group_sizes[expert];
+    for (int64_t before = 0; before < piece; before++) rows->first += row_count(block, expert, before);
+    rows->size = block->placed != NULL ? row_count(block, expert, piece) : block->group_sizes[expert];
     rows->count = row_count(block, expert, piece);
     rows->x = is_dense(block) ? x : block->rows_x;
     rows->dy = block->rows_dy;

@@ -68,8 +68,8 @@ static assay_status place_copies(assay_context *ctx, const char *path, const int
     if (again < 0) return ASSAY_OK;
     while (place[missing] >= 0) missing++;
     return assay_fail(ctx, ASSAY_BAD_INPUT,
-                      "%s[%" PRId64 "] is %" PRId32 ", which stands at %" PRId32 " already; %" PRId64
-                      " (token %" PRId64 ", slot %" PRId64 ") is missing",
+                      "%s[%" PRId64 "] is %" PRId32 ", which stands at %" PRId32 " already; %" PRId64 " (token %" PRId64
+                      ", slot %" PRId64 ") is missing",
                       path, again, order[again], place[order[again]], missing, missing / experts_per_token,
                       missing % experts_per_token);
 }

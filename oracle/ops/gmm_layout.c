@@ -52,9 +52,10 @@ static assay_status find_range(assay_context *ctx, const assay_gmm_config *confi
     case ASSAY_GMM_PSUM:
         *first = (*end + alignment - 1) / alignment * alignment;
         if (index[g] < *first || index[g] > m) {
-            return refuse_range(ctx, config, g, index[g], *first, m,
-                                g > 0 ? ", from where the group before ends, rounded up to the alignment, to the rows of lhs"
-                                      : ", the rows of lhs");
+            return refuse_range(
+                ctx, config, g, index[g], *first, m,
+                g > 0 ? ", from where the group before ends, rounded up to the alignment, to the rows of lhs"
+                      : ", the rows of lhs");
         }
         *end = index[g];
         break;

@@ -58,7 +58,8 @@ static assay_status spec_k_grouped(assay_context *ctx, const assay_gmm_config *c
     for (int64_t at = 0; at < groups * k * n; at++) y[at] = c != NULL ? c->values[at] : 0;
     for (int64_t row = 0; row < m; row++) {
         const int64_t g = group_of(config, index, row);
-        for (int64_t at = 0; g >= 0 && at < k * n; at++) y[g * k * n + at] += lhs[row * k + at / n] * rhs[row * n + at % n];
+        for (int64_t at = 0; g >= 0 && at < k * n; at++)
+            y[g * k * n + at] += lhs[row * k + at / n] * rhs[row * n + at % n];
     }
 cleanup:
     return status;

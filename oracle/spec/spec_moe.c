@@ -67,6 +67,27 @@ assay_status spec_moe_route(assay_context *ctx, const assay_moe_config *config, 
     return status;
 }
 
+/* The replica of each choice: of those of its expert, by ascending id, the one at the token modulo their count. */
+static assay_status add_replicas(assay_context *ctx, const assay_moe_config *config, const spec_tensors *in,
+                                 const spec_tensor *selected, spec_tensors *out)
+{
+    assay_status status;
+    const int64_t k = config->routing.num_experts_per_tok, count = assay_shape_count(&selected->shape);
+    const int32_t *map = NULL;
+    int32_t *physical = NULL;
+    TRY(spec_read_indices(ctx, in, "inputs/physical_to_logical_map", config->physical_experts, &map));
+    TRY(spec_tensors_add_indices(ctx, out, "routing/physical_experts", &selected->shape, &physical));
+    for (int64_t i = 0; i < count; i++) {
+        int64_t replicas = 0, passed = 0;
+        for (int64_t p = 0; p < config->physical_experts; p++) replicas += map[p] == selected->indices[i];
+        for (int32_t p = 0; p < config->physical_experts; p++) {
+            if (map[p] == selected->indices[i] && passed++ == i / k % replicas) physical[i] = p;
+        }
+    }
+cleanup:
+    return status;
+}
+
 assay_status spec_moe(assay_context *ctx, const spec_moe_config *both, const spec_tensors *in, spec_tensors *out)
 {
     assay_status status = ASSAY_OK;
@@ -82,6 +103,8 @@ assay_status spec_moe(assay_context *ctx, const spec_moe_config *both, const spe
     block.selected = spec_tensors_find(out, "routing/selected_experts")->indices;
     spec_block_combine(&block, y);
     if (config->path == ASSAY_MOE_DROPPING) TRY(add_masks(ctx, &block, out));
+    if (config->physical_experts > 0)
+        TRY(add_replicas(ctx, config, in, spec_tensors_find(out, "routing/selected_experts"), out));
 cleanup:
     spec_block_free(&block);
     return status;

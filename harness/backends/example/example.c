@@ -242,7 +242,8 @@ int assay_backend_run(const assay_backend_request *request)
         return say(request, ASSAY_BACKEND_ERROR, "ASSAY_EXAMPLE_BUG may be%s", BUG_TABLE(X));
 #undef X
     if (!find_variant(&e.variant, getenv("ASSAY_EXAMPLE_VARIANT")))
-        return say(request, ASSAY_BACKEND_ERROR, "ASSAY_EXAMPLE_VARIANT may be bf16_router ascending_slots last_tokens_first");
+        return say(request, ASSAY_BACKEND_ERROR,
+                   "ASSAY_EXAMPLE_VARIANT may be bf16_router ascending_slots last_tokens_first");
     for (int i = 0; i < OPERATION_COUNT; i++)
         if (is(request, "op", OPERATIONS[i].name)) o = &OPERATIONS[i];
     const char *missing = o == NULL ? setting(request, "op") : refusal(request, o);

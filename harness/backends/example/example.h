@@ -63,8 +63,8 @@ enum bug {
 /* ASSAY_EXAMPLE_VARIANT: no errors, but other choices that a backend may make. */
 enum variant {
     NO_VARIANT,
-    BF16_ROUTER,    /* "bf16_router": logits, scores and weights in bfloat16 (the profile bf16_router) */
-    ASCENDING_SLOTS, /* "ascending_slots": a token's experts by ascending id */
+    BF16_ROUTER,      /* "bf16_router": logits, scores and weights in bfloat16 (the profile bf16_router) */
+    ASCENDING_SLOTS,  /* "ascending_slots": a token's experts by ascending id */
     LAST_TOKENS_FIRST /* "last_tokens_first": copies for one expert by descending token */
 };
 
