@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "harness/equivalences/other_runs.h"
 #include "harness/operations/op_support.h"
 #include "oracle/arithmetic/arithmetic.h"
 
@@ -239,6 +240,13 @@ static bool other_weight(const assay_case *c, assay_other_form *form)
     return is_op(c, "moe") && has_sparse_moe(c) && !c->config.mlp_bias && !llama4;
 }
 
+/* A table of hash routing fixes the choice already. */
+static bool other_replayed(const assay_case *c, assay_other_form *form)
+{
+    form->run = assay_run_replayed;
+    return (has_moe(c) || is_op(c, "routing")) && !assay_gives_choice(c) && c->config.first_num_hash_layers == 0;
+}
+
 static bool other_absorbed(const assay_case *c, assay_other_form *form)
 {
     form->run = assay_mla_run_absorbed;
@@ -274,6 +282,7 @@ const assay_equivalence assay_equivalences[] = {
     {"remat-kept", "intermediates computed again, or kept", ASSAY_HOLDS_BITS, true, other_remat},
     {"batchsplit-plain", "the batch-split schedule, or layer after layer", ASSAY_HOLDS_SCALES, true, other_batch_split},
     {"weight-before-after-wo", "the routing weight on h, or on y", ASSAY_HOLDS_SCALES, false, other_weight},
+    {"replayed-chosen", "the choice of experts given back as an input, or made by the router", ASSAY_HOLDS_SCALES, false, other_replayed},
     {"blas-reference", "products by OpenBLAS, or in fixed order", ASSAY_HOLDS_SCALES, false, other_blas},
     {"threads", "7 threads, or 1", ASSAY_HOLDS_BITS, false, other_threads},
     {NULL, NULL, ASSAY_HOLDS_BITS, false, NULL},

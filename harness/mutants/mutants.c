@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "harness/mutants/mutants_tensors.h"
+#include "harness/operations/op_support.h"
 
 /* Traits of operations: one of them is enough; 0 is every operation. */
 #define ROUTER ASSAY_PART_ROUTER
@@ -84,6 +85,12 @@ const assay_mutant assay_mutants[] = {
      INPUTS("gate/kernel logits", assay_edit_roll, .by = -1)},
     {"runner_up_chosen", "the last choice is an expert that should not be chosen", "15, 17", ROUTER, ASSAY_IN_BLOCKS,
      .golden_choice = true, INPUTS("selected_experts", assay_edit_runner_up)},
+    {"no_expert_last", "slots of -1 are read as an expert, one of the last", "71", ROUTER, ASSAY_IN_BLOCKS,
+     .where = assay_gives_choice, INPUTS("selected_experts", assay_edit_none_to_last)},
+    {"replay_lags", "a token goes by the choice that is given for the one before", "73", ROUTER, ASSAY_IN_BLOCKS,
+     .where = assay_gives_choice, INPUTS("selected_experts routing_weights", assay_edit_lag_choice)},
+    {"slot_order_lost", "given experts are sorted, and their weights are not", "72", EXPERTS, ASSAY_IN_BLOCKS,
+     .where = assay_gives_choice, INPUTS("selected_experts", assay_edit_sort_slots)},
     {"choice_dropped", "the last choice of each token is lost", "29", EXPERTS, ASSAY_IN_BLOCKS,
      .configure = assay_edit_one_expert_fewer},
     {"hash_ids_ignored", "hash routing looks up the first row of its table", "", EXPERTS, ASSAY_NOWHERE,

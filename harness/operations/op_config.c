@@ -70,6 +70,7 @@ assay_status assay_routing_config_of(assay_context *ctx, const assay_case *c, as
         .topk_routing_group = m->topk_routing_group,
         .routed_scaling_factor = m->routed_scaling_factor,
         .norm_topk_prob = m->norm_topk_prob,
+        .use_random_routing = m->use_random_routing,
         .renormalize_exactly = m->use_batch_split_schedule,
         .weigh_biased = m->weigh_biased,
         .load_balance_loss_weight = m->fused_moe_func ? 0.0 : m->load_balance_loss_weight,
@@ -95,7 +96,8 @@ cleanup:
 
 bool assay_has_per_expert_scale(const assay_case *c)
 {
-    return strcmp(c->config.decoder_block.text, "gemma4") == 0 && !c->config.fused_moe_func;
+    const assay_model_config *m = &c->config;
+    return strcmp(m->decoder_block.text, "gemma4") == 0 && !m->fused_moe_func && !m->use_random_routing;
 }
 
 static assay_status activation_of(assay_context *ctx, const assay_model_config *m, int index, assay_activation *f)

@@ -69,8 +69,11 @@ cleanup:
 
 assay_status assay_describe_moe_weights(const assay_describer *d, const assay_moe_config *config)
 {
-    assay_status status = describe_router(d, config);
-    return status == ASSAY_OK ? describe_experts(d, config) : status;
+    assay_status status = ASSAY_OK;
+    if (!assay_gives_routing_weights(d->c, d->layer)) TRY(describe_router(d, config));
+    TRY(describe_experts(d, config));
+cleanup:
+    return status;
 }
 
 /* Rows of routed intermediates: sorted copies, every expert on every token, or the places of the capacity buffer. */
@@ -138,6 +141,7 @@ static assay_status describe(assay_context *ctx, const assay_case *c, assay_tens
         TRY(assay_describe(ctx, list, "inputs/input_ids", ASSAY_INT32, &ids,
                            (assay_dims){"BS", {c->batch, c->sequence}}));
     }
+    TRY(assay_describe_given_choice(&d, &config.routing));
     TRY(assay_describe_moe_weights(&d, &config));
     TRY(assay_describe_moe_routing(&d, &config, &both.sharding));
     TRY(assay_describe_moe_checkpoints(&d, &config, &both.sharding));
@@ -170,12 +174,13 @@ cleanup:
     return status;
 }
 
-/* Over a mesh the block gives no error scales of its own. */
+/* Over a mesh the block gives no error scales of its own, nor at a choice with slots of no expert or of one twice. */
 static bool ensemble(const assay_case *c)
 {
     assay_context ctx = {0};
     spec_moe_config config;
-    return configs_of(&ctx, c, &config) == ASSAY_OK && assay_is_sharded(&config.moe, &config.sharding);
+    return assay_gives_choice(c) ||
+           (configs_of(&ctx, c, &config) == ASSAY_OK && assay_is_sharded(&config.moe, &config.sharding));
 }
 
 static double flops(const assay_case *c, bool backward)

@@ -90,7 +90,7 @@ static void find_needs(moe_block *block)
     const moe_results *r = &block->results;
     block->need_y = moe_wants(r, MOE_Y);
     block->need_dx = moe_wants(r, MOE_DX);
-    block->need_router_gradient = moe_wants_any(r, MOE_DX, MOE_DSCALE + 1 - MOE_DX);
+    block->need_router_gradient = moe_wants_any(r, MOE_DX, MOE_ROUTED - MOE_DX);
     block->need_row_dx = block->need_dx || (block->llama4 && block->need_router_gradient);
     bool weights = moe_wants_any(r, MOE_ROUTED + MLP_GRADIENT, ASSAY_MLP_WEIGHTS);
     /* An observer sees what a gradient of the router comes of; a weight on h has its own from the experts. */

@@ -13,7 +13,9 @@
  *   weights/wi_0, wi_1 [E,D,H] or wi [E,D,2H] (fused_weights), weights/wo [E,H,D],
  *   weights/wi_0_bias [E,H]?, wi_1_bias [E,H]?, wo_bias [E,D]?, weights/per_expert_scale [E]?, weights/tid2eid [V,K]?,
  *   weights/shared_experts/{wi_0,wi_1,wo}/kernel, cotangents/y?, cotangents/lb_loss?;
- *   routing/selected_experts, when the source has it, fixes the choice (a replay of a backend's);
+ *   inputs/selected_experts [B,S,K], inputs/routing_weights [B,S,K]: a choice that the case gives (routing.h); with the
+ *   weights nothing of the gate is read, and gradients/inputs/routing_weights is there;
+ *   routing/selected_experts, when the source has it, goes before it: a run held at a backend's choice;
  *   checkpoints/ of the results below, when the source has them, are read and not computed (rematerialisation): they must
  *   be what a run of the same block gave.
  * Results:

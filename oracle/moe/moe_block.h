@@ -25,6 +25,7 @@ enum {
     MOE_DKERNEL,
     MOE_DBIAS,
     MOE_DSCALE,
+    MOE_DROUTING_WEIGHTS,
     MOE_ROUTED,
     MOE_SHARED = MOE_ROUTED + MLP_RESULTS,
     MOE_RESULTS = MOE_SHARED + MLP_RESULTS,
@@ -127,6 +128,7 @@ assay_status moe_checkpoints_finish(assay_context *ctx, const moe_checkpoints *c
 typedef struct moe_router {
     double *kernel, *bias, *per_expert_scale, *logits;
     int32_t *tid2eid, *input_ids, *given_experts;
+    double *given_weights; /* then there is no gate: of the above there is the choice alone */
     assay_routing_inputs inputs;
     assay_routing routing;
     double *d_lb_loss; /* [shards] */
@@ -195,6 +197,8 @@ typedef struct moe_placement {
     assay_status (*finish)(assay_context *ctx, moe_block *block);
     /* d_logits of all tokens, and what d_bias and d_per_expert_scale are; NULL where the block has no such tensor. */
     assay_status (*route_backward)(assay_context *ctx, moe_block *block, double *d_bias, double *d_scale);
+    /* d_weights of all tokens [T,K], where the weights are given. */
+    assay_status (*given_backward)(assay_context *ctx, moe_block *block, double *d_weights);
 } moe_placement;
 
 extern const moe_placement moe_one_device;

@@ -12,6 +12,7 @@ static const char *const result_paths[MOE_ROUTED] = {
     [MOE_DKERNEL] = "gradients/weights/gate/kernel",
     [MOE_DBIAS] = "gradients/weights/gate/bias",
     [MOE_DSCALE] = "gradients/weights/per_expert_scale",
+    [MOE_DROUTING_WEIGHTS] = "gradients/inputs/routing_weights",
 };
 
 /* Of a result of the routed experts or of the shared one. */

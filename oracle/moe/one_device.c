@@ -1,5 +1,6 @@
 /* A block on one device: choices of all tokens at once, and the rows of one expert at a time. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "oracle/base/memory.h"
 #include "oracle/moe/moe_block.h"
@@ -151,6 +152,14 @@ static assay_status route_backward(assay_context *ctx, moe_block *block, double 
     return status;
 }
 
+static assay_status given_backward(assay_context *ctx, moe_block *block, double *d_weights)
+{
+    const int64_t choices = block->tokens * block->per_token;
+    assay_round(ctx, ASSAY_ROUND_ROUTER, choices, block->d_weights);
+    memcpy(d_weights, block->d_weights, (size_t)choices * sizeof *d_weights);
+    return ASSAY_OK;
+}
+
 const moe_placement moe_one_device = {.route = route,
                                       .row_count = row_count,
                                       .alloc_rows = alloc_rows,
@@ -159,4 +168,5 @@ const moe_placement moe_one_device = {.route = route,
                                       .give_dy = give_dy,
                                       .combine = combine,
                                       .finish = finish,
-                                      .route_backward = route_backward};
+                                      .route_backward = route_backward,
+                                      .given_backward = given_backward};

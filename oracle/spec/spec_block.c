@@ -97,7 +97,7 @@ static void combine_token(const spec_block *block, int64_t t, spec_quad *y)
     for (int64_t d = 0; d < dim; d++) y[d] = 0;
     for (int64_t choice = t * per_token; choice < (t + 1) * per_token; choice++) {
         if (dropping && spec_block_position(block, choice) >= spec_capacity(config)) continue;
-        if (block->dropped != NULL && block->dropped[choice]) continue;
+        if (block->selected[choice] < 0 || (block->dropped != NULL && block->dropped[choice])) continue;
         spec_block_choice(block, choice);
         spec_quad weight = llama4 || block->weight_before_wo ? 1 : block->weights[choice];
         for (int64_t d = 0; d < dim; d++) y[d] += weight * block->y[d];

@@ -59,7 +59,8 @@ assay_status spec_add_mlp_checkpoints(assay_context *ctx, spec_tensors *out, con
 void spec_keep_mlp(const spec_mlp_checkpoints *to, const assay_gated_mlp_config *config, int64_t row,
                    const spec_quad *a, const spec_quad *b, const spec_quad *y);
 
-/* order [count]: positions of `keys` sorted ascending, equal keys in their order; sizes [groups]: how many of each. */
+/* order [count]: positions of `keys` sorted ascending, equal keys in their order; sizes [groups]: how many of each. Keys
+ * of no group are left out, and as many -1 follow. */
 void spec_sort_by_expert(int64_t count, const int32_t *keys, int64_t groups, int32_t *order, int32_t *sizes);
 
 /* The choice of one token by `biased` [E], and its margin. `allowed` [E] is scratch. */

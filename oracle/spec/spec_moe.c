@@ -16,7 +16,7 @@ static assay_status add_masks(assay_context *ctx, const spec_block *block, spec_
     for (int64_t i = 0; i < count; i++) combine[i] = 0;
     for (int64_t choice = 0; choice < choices; choice++) {
         int64_t position = spec_block_position(block, choice);
-        if (position >= room) continue;
+        if (position >= room || block->selected[choice] < 0) continue;
         combine[(choice / k * experts + block->selected[choice]) * room + position] = block->weights[choice];
     }
     for (int64_t i = 0; i < count; i++) dispatch[i] = combine[i] != 0;

@@ -29,12 +29,17 @@ static assay_shape routed_rows(const assay_moe_config *config)
     return assay_shape_of(1, r->batch * r->sequence * r->num_experts_per_tok);
 }
 
+static void clear(const spec_block *block)
+{
+    for (int64_t j = 0; j < block->config->moe_mlp_dim; j++) block->a[j] = block->b[j] = 0;
+    for (int64_t d = 0; d < block->config->emb_dim; d++) block->y[d] = 0;
+}
+
 /* Rows without a choice are 0. */
 assay_status spec_add_spread_checkpoints(assay_context *ctx, const spec_block *block, const spec_spread *spread,
                                          spec_tensors *out)
 {
     assay_status status;
-    const int64_t width = block->config->moe_mlp_dim;
     const assay_shape rows = spec_spread_shape(spread, spread->buffer);
     spec_mlp_checkpoints routed;
     TRY(spec_add_mlp_checkpoints(ctx, out, &block->experts.config, ASSAY_MLP_ROUTED, &rows, &routed));
@@ -42,8 +47,7 @@ assay_status spec_add_spread_checkpoints(assay_context *ctx, const spec_block *b
         if (spread->choices[row] >= 0) {
             spec_block_choice(block, spread->choices[row]);
         } else {
-            for (int64_t j = 0; j < width; j++) block->a[j] = block->b[j] = 0;
-            for (int64_t d = 0; d < block->config->emb_dim; d++) block->y[d] = 0;
+            clear(block);
         }
         keep(block, &block->experts, &routed, row);
     }
@@ -63,7 +67,7 @@ static void keep_dropping(const spec_block *block, const spec_mlp_checkpoints *r
     }
     for (int64_t choice = 0; choice < r->batch * in_row; choice++) {
         int64_t e = block->selected[choice], position = spec_block_position(block, choice);
-        if (position >= room) continue;
+        if (position >= room || e < 0) continue;
         spec_block_expert(block, spec_block_token(block, choice / k), e);
         keep(block, &block->experts, routed, (e * r->batch + choice / in_row) * room + position);
     }
@@ -76,6 +80,11 @@ static void keep_routed(const spec_block *block, const int32_t *order, const spe
     int64_t experts = config->routing.num_experts, k = config->routing.num_experts_per_tok;
     bool dense = config->path == ASSAY_MOE_DENSE;
     for (int64_t row = 0; row < assay_shape_count(&rows); row++) {
+        if (!dense && order[row] < 0) {
+            clear(block);
+            keep(block, &block->experts, routed, row);
+            continue;
+        }
         const spec_quad *token = spec_block_token(block, dense ? row / experts : order[row] / k);
         spec_block_expert(block, token, dense ? row % experts : block->selected[order[row]]);
         keep(block, &block->experts, routed, row);
