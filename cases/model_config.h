@@ -45,6 +45,7 @@
     X(I, num_experts, 0)                                                                                               \
     X(I, num_experts_per_tok, 0)                                                                                       \
     X(I, shared_experts, 0)                                                                                            \
+    X(S, routing_method, "")                                                                                           \
     X(S, routed_score_func, "")                                                                                        \
     X(B, routed_bias, false)                                                                                           \
     X(D, routed_scaling_factor, 1.0)                                                                                   \

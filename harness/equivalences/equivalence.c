@@ -58,12 +58,12 @@ static void on_one_device(assay_case *c)
     c->config.num_moe_token_chunks = 1;
 }
 
-/* Whether the MoE blocks are what a block of another kind on one device computes as well: nothing is lost, and no shard
- * has a loss of its own. */
+/* Whether the MoE blocks are what a block of another kind on one device computes as well: nothing is lost, no shard has
+ * a loss of its own, and no token an expert twice. */
 static bool is_whole(const assay_case *c)
 {
     const bool own_loss = is_sharded(c) && c->config.load_balance_loss_weight > 0;
-    return !drops_rows(c) && !is_batch_split(c) && !own_loss;
+    return !drops_rows(c) && !is_batch_split(c) && !own_loss && !c->config.use_random_routing;
 }
 
 static bool fuses_experts(const assay_case *c)
@@ -120,6 +120,7 @@ static bool other_fused_moe(const assay_case *c, assay_other_form *form)
      * gradient. */
     if (sigmoid && r->num_experts_per_tok == 1) return false;
     const bool softmax = r->family == ASSAY_ROUTER_DEFAULT && r->score_func == ASSAY_SCORE_NONE;
+    if (m->routing_method.text[0] != '\0') return false;
     if (!(sigmoid || softmax) || r->n_routing_groups > 0 || r->hash_rows > 0) return false;
     if (r->load_balance_loss_weight > 0 || r->routed_bias_update_rate > 0) return false;
     if (r->batch * r->sequence * r->num_experts_per_tok % 16 != 0) return false;
@@ -182,7 +183,8 @@ static bool spread(assay_case *c)
 
 static bool other_sharded(const assay_case *c, assay_other_form *form)
 {
-    if (!has_sparse_moe(c) || !is_whole(c) || c->config.load_balance_loss_weight > 0) return false;
+    if (!has_sparse_moe(c) || drops_rows(c) || is_batch_split(c) || c->config.load_balance_loss_weight > 0)
+        return false;
     if (!is_sharded(c)) return spread(&form->c);
     on_one_device(&form->c);
     return true;

@@ -73,6 +73,8 @@ const assay_mutant assay_mutants[] = {
      .golden_choice = true, .configure = assay_edit_not_divided, INPUTS("gate/bias", assay_edit_replace, .by = 0)},
     {"division_flag_ignored", "norm_topk_prob is taken the other way round", "6, 18", ROUTER, ASSAY_IN_BLOCKS,
      KEY(norm_topk_prob, FLIP, 0)},
+    {"routing_method_other", "a serving engine's routing method is taken for its neighbour", "6", ROUTER,
+     ASSAY_IN_BLOCKS, .configure = assay_edit_other_method},
     {"scaling_missing", "the scaling factor is left out", "7, 9", ROUTER, ASSAY_IN_BLOCKS,
      KEY(routed_scaling_factor, TO, 1)},
     {"scaling_twice", "the scaling factor is applied twice", "8", ROUTER, ASSAY_IN_BLOCKS,

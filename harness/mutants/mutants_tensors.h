@@ -17,7 +17,7 @@ bool assay_has_microbatches(const assay_case *c);
 assay_case_edit assay_edit_not_divided, assay_edit_biased_weights, assay_edit_biased_weights_divided,
     assay_edit_other_score, assay_edit_other_group_score, assay_edit_no_groups, assay_edit_other_group_count,
     assay_edit_one_expert_fewer, assay_edit_half_buffer, assay_edit_other_activation, assay_edit_other_interleave,
-    assay_edit_other_rope_type, assay_edit_other_epsilon;
+    assay_edit_other_rope_type, assay_edit_other_epsilon, assay_edit_other_method;
 
 /* For `inputs`, `results` and `integers`, what changes one tensor. Numbers become m->by; where they all are that already
  * the first takes it for no change. */

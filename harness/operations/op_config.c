@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "cases/decoder_block.h"
+#include "cases/routing_method.h"
 #include "harness/operations/op_support.h"
 
 static bool starts_with(const char *text, const char *prefix)
@@ -13,7 +14,9 @@ static bool starts_with(const char *text, const char *prefix)
 assay_router_family assay_router_family_of(const assay_model_config *m)
 {
     const char *name = m->model_name.text, *block = m->decoder_block.text;
+    const assay_routing_method *method = assay_routing_method_by_name(m->routing_method.text);
     if (m->fused_moe_func) return ASSAY_ROUTER_FUSED;
+    if (method != NULL) return method->router;
     const bool deepseek = starts_with(block, "deepseek") || (block[0] == '\0' && starts_with(name, "deepseek"));
     if (!deepseek) return assay_block_router(block);
     if (starts_with(name, "deepseek3") || starts_with(name, "deepseek4")) return ASSAY_ROUTER_DEEPSEEK3;
@@ -82,6 +85,13 @@ assay_status assay_routing_config_of(assay_context *ctx, const assay_case *c, as
     TRY(group_score_of(ctx, m, &config->group_score));
     if (m->first_num_hash_layers > 0) TRY(assay_require_positive(ctx, "vocab_size", m->vocab_size));
     config->family = assay_router_family_of(m);
+    const assay_routing_method *method = assay_routing_method_by_name(m->routing_method.text);
+    if (method != NULL) {
+        config->score_func = method->score_func;
+        config->norm_topk_prob = (method->has & ASSAY_METHOD_DIVIDES) != 0;
+        config->undivided = !config->norm_topk_prob;
+        config->select_by_logits = (method->has & ASSAY_METHOD_BY_LOGITS) != 0;
+    }
     if (config->family == ASSAY_ROUTER_FUSED) {
         /* every family divides by the sum but llama4 and gemma4, which do so when norm_topk_prob says so */
         bool own = strcmp(m->decoder_block.text, "llama4") == 0 || strcmp(m->decoder_block.text, "gemma4") == 0;
@@ -97,7 +107,8 @@ cleanup:
 bool assay_has_per_expert_scale(const assay_case *c)
 {
     const assay_model_config *m = &c->config;
-    return strcmp(m->decoder_block.text, "gemma4") == 0 && !m->fused_moe_func && !m->use_random_routing;
+    return strcmp(m->decoder_block.text, "gemma4") == 0 && !m->fused_moe_func && !m->use_random_routing &&
+           m->routing_method.text[0] == '\0';
 }
 
 static assay_status activation_of(assay_context *ctx, const assay_model_config *m, int index, assay_activation *f)

@@ -4,7 +4,8 @@
  * logits [T,E] (+ bias [E]) -> selected_experts [T,K] int32, weights [T,K], margin [T], lb_loss, bias_updates [E].
  * scores = f(logits), biased = scores + bias; the fused family takes scores = f(logits + bias), gemma4 likewise with
  * the softmax for f. What each family chooses by, what it weighs (gathered at the K chosen), and how:
- *   deepseek3  by biased; scores, / (sum + 1e-20) when f is sigmoid or sqrtsoftplus, * routed_scaling_factor
+ *   deepseek3  by biased; scores, / (sum + 1e-20) when f is sigmoid or sqrtsoftplus, * routed_scaling_factor; undivided
+ *              and by the logits where a serving engine's method says so
  *   deepseek2  by biased; biased, not divided, * routed_scaling_factor
  *   default    by biased; softmax over the K chosen biased, / sum if norm_topk_prob, * per_expert_scale
  *   llama4     by biased; biased
@@ -26,7 +27,7 @@
  * score function of its own, fused with sqrtsoftplus or hash routing, per_expert_scale in a family without it, token
  * ids outside the hash table, a token's experts outside [0,E) or not distinct (random routing may repeat one), logits
  * and biases that are not finite, given weights that are not finite beside an expert, use_random_routing without a given
- * choice or in the fused family.
+ * choice or in the fused family, a choice by the logits with a bias or a balance loss.
  */
 #ifndef ASSAY_MOE_ROUTING_H
 #define ASSAY_MOE_ROUTING_H
@@ -62,6 +63,8 @@ typedef struct assay_routing_config {
     assay_group_score group_score;
     double routed_scaling_factor; /* deepseek families */
     bool norm_topk_prob;          /* default, gemma4, fused */
+    bool undivided;               /* deepseek3: weights are not divided (flashinfer's Sigmoid) */
+    bool select_by_logits;        /* deepseek3: by the logits, not by biased scores (flashinfer's TopKSigmoid) */
     bool use_random_routing;      /* a given choice, which may name an expert twice; weights are what it is chosen by */
     bool renormalize_exactly;     /* deepseek3: divide by the sum itself, not by the sum + 1e-20 (batch-split model) */
     bool weigh_biased;            /* deepseek3: weights from biased, as no model has it; harness/mutants/mutants.h */
@@ -96,6 +99,7 @@ typedef struct assay_routing {
     int32_t *group_sizes;      /* [E] bincount of selected_experts */
 } assay_routing;
 
+const char *assay_score_func_name(assay_score_func score_func); /* "" for none */
 assay_status assay_routing_check(assay_context *ctx, const assay_routing_config *config);
 /* Whether the weights of the chosen experts are divided by their sum. */
 bool assay_routing_divides(const assay_routing_config *config);

@@ -20,6 +20,11 @@ static const char *const SCORE_NAMES[] = {
     [ASSAY_SCORE_SQRTSOFTPLUS] = "sqrtsoftplus",
 };
 
+const char *assay_score_func_name(assay_score_func score_func)
+{
+    return SCORE_NAMES[score_func];
+}
+
 assay_routing_rule assay_routing_rule_of(const assay_routing_config *config)
 {
     const assay_router_family family = config->family;
@@ -53,7 +58,8 @@ assay_routing_rule assay_routing_rule_of(const assay_routing_config *config)
     }
     if (deepseek) {
         /* MaxText goes by the score function alone; no DeepSeek-V2 divides */
-        rule.divide = family == ASSAY_ROUTER_DEEPSEEK3 &&
+        if (config->select_by_logits) rule.selects = ASSAY_SELECTS_ARGUMENT;
+        rule.divide = family == ASSAY_ROUTER_DEEPSEEK3 && !config->undivided &&
                       (rule.score_func == ASSAY_SCORE_SIGMOID || rule.score_func == ASSAY_SCORE_SQRTSOFTPLUS);
         rule.epsilon = rule.divide && !config->renormalize_exactly ? SUM_EPSILON : 0.0;
     }
@@ -160,6 +166,11 @@ assay_status assay_routing_check(assay_context *ctx, const assay_routing_config 
         return assay_fail(ctx, ASSAY_BAD_INPUT,
                           "routing: gemma4 with routed_score_func=\"%s\", expected \"\" (its softmax takes the logits)",
                           SCORE_NAMES[c->score_func]);
+    }
+    if (c->select_by_logits && c->load_balance_loss_weight > 0.0) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "routing: a choice by the logits with load_balance_loss_weight=%g, expected 0",
+                          c->load_balance_loss_weight);
     }
     if (family == ASSAY_ROUTER_FUSED && c->use_random_routing) {
         return assay_fail(ctx, ASSAY_BAD_INPUT,

@@ -82,7 +82,8 @@ static assay_status choose(assay_context *ctx, const route *r, int64_t t, int32_
         }
         memcpy(selected, r->table + id * k, (size_t)k * sizeof *selected);
     } else if (!r->fixed) {
-        assay_status status = spec_select(ctx, config, r->biased, r->allowed, selected, margin);
+        assay_status status = spec_select(ctx, config, config->select_by_logits ? r->token_logits : r->biased,
+                                          r->allowed, selected, margin);
         if (status != ASSAY_OK) return status;
     }
     if (r->given != NULL) memcpy(selected, r->given + t * k, (size_t)k * sizeof *selected);
@@ -118,7 +119,7 @@ static void weigh(const route *r, int64_t k, const int32_t *selected, spec_quad 
         return;
     }
     if (family == ASSAY_ROUTER_LLAMA4) return;
-    if (family == ASSAY_ROUTER_DEEPSEEK3 && unbounded) {
+    if (family == ASSAY_ROUTER_DEEPSEEK3 && unbounded && !config->undivided) {
         divide_by_sum(k, weights, config->renormalize_exactly ? 0 : 1 / (spec_quad)1e20);
     }
     if (family == ASSAY_ROUTER_DEEPSEEK3 || family == ASSAY_ROUTER_DEEPSEEK2) {
