@@ -110,6 +110,7 @@ static assay_status refuse(const model_check *check, int key, const char *expect
 static assay_status check_method(const model_check *check)
 {
     const assay_model_config *m = &check->c->config;
+    const bool *given = m->given;
     const assay_routing_method *method = assay_routing_method_by_name(m->routing_method.text);
     if (method == NULL) return ASSAY_OK;
     if (m->fused_moe_func || m->use_random_routing || m->first_num_hash_layers > 0) {
@@ -119,16 +120,17 @@ static assay_status check_method(const model_check *check)
                           : m->use_random_routing ? "use_random_routing"
                                                   : "hash routing");
     }
-    if (m->routed_bias && (method->has & ASSAY_METHOD_BIAS) == 0) {
+    if (given[ASSAY_KEY_AT_routed_bias] && m->routed_bias && (method->has & ASSAY_METHOD_BIAS) == 0) {
         return refuse(check, ASSAY_KEY_AT_routed_bias, "false", "has no bias");
     }
-    if (m->n_routing_groups > 0 && (method->has & ASSAY_METHOD_GROUPS) == 0) {
+    if (given[ASSAY_KEY_AT_n_routing_groups] && m->n_routing_groups > 0 && (method->has & ASSAY_METHOD_GROUPS) == 0) {
         return refuse(check, ASSAY_KEY_AT_n_routing_groups, "-1", "has no groups");
     }
-    if (m->routed_scaling_factor != 1.0 && (method->has & ASSAY_METHOD_FACTOR) == 0) {
+    if (given[ASSAY_KEY_AT_routed_scaling_factor] && m->routed_scaling_factor != 1.0 &&
+        (method->has & ASSAY_METHOD_FACTOR) == 0) {
         return refuse(check, ASSAY_KEY_AT_routed_scaling_factor, "1", "does not scale its weights");
     }
-    if (m->routed_score_func.text[0] != '\0' &&
+    if (given[ASSAY_KEY_AT_routed_score_func] && m->routed_score_func.text[0] != '\0' &&
         strcmp(m->routed_score_func.text, assay_score_func_name(method->score_func)) != 0) {
         return refuse(check, ASSAY_KEY_AT_routed_score_func, "\"\"", "has a score function of its own, or none");
     }
