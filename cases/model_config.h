@@ -53,6 +53,8 @@
     X(I, topk_routing_group, -1)                                                                                       \
     X(S, group_score, "")                                                                                              \
     X(B, norm_topk_prob, false)                                                                                        \
+    X(I, local_num_experts, 0)                                                                                         \
+    X(I, local_expert_offset, 0)                                                                                       \
     X(B, use_random_routing, false)                                                                                    \
     X(D, load_balance_loss_weight, 0.0)                                                                                \
     X(D, routed_bias_update_rate, 0.0)                                                                                 \

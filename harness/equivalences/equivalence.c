@@ -249,6 +249,13 @@ static bool other_replayed(const assay_case *c, assay_other_form *form)
     return (has_moe(c) || is_op(c, "routing")) && !assay_gives_choice(c) && c->config.first_num_hash_layers == 0;
 }
 
+static bool other_ranks(const assay_case *c, assay_other_form *form)
+{
+    const bool sorts = c->config.sparse_matmul || c->config.fused_moe_func;
+    form->run = assay_run_ranks;
+    return is_op(c, "moe") && sorts && !is_sharded(c) && c->config.local_num_experts == 0;
+}
+
 static bool other_absorbed(const assay_case *c, assay_other_form *form)
 {
     form->run = assay_mla_run_absorbed;
@@ -285,6 +292,7 @@ const assay_equivalence assay_equivalences[] = {
     {"batchsplit-plain", "the batch-split schedule, or layer after layer", ASSAY_HOLDS_SCALES, true, other_batch_split},
     {"weight-before-after-wo", "the routing weight on h, or on y", ASSAY_HOLDS_SCALES, false, other_weight},
     {"replayed-chosen", "the choice of experts given back as an input, or made by the router", ASSAY_HOLDS_SCALES, false, other_replayed},
+    {"ranks-whole", "the sum of three ranks with a third of the experts each, or all of them", ASSAY_HOLDS_SCALES, false, other_ranks},
     {"blas-reference", "products by OpenBLAS, or in fixed order", ASSAY_HOLDS_SCALES, false, other_blas},
     {"threads", "7 threads, or 1", ASSAY_HOLDS_BITS, false, other_threads},
     {NULL, NULL, ASSAY_HOLDS_BITS, false, NULL},

@@ -124,6 +124,13 @@ const assay_mutant assay_mutants[] = {
     {"contraction_tail", "the last tile of the contracted axis is left out", "28", GATED | LATENT | GROUPS,
      ASSAY_NOWHERE, INPUTS("wo wo/kernel rhs wkv_a/kernel", assay_edit_zero_tail_of_rows)},
 
+    {"local_ids_global", "global expert ids index the experts that a rank has", "20", EXPERTS, ASSAY_IN_BLOCKS,
+     KEY(local_expert_offset, TO, 0)},
+    {"local_offset_twice", "the offset of a rank's experts is subtracted twice", "21", EXPERTS, ASSAY_IN_BLOCKS,
+     KEY(local_expert_offset, TIMES, 2)},
+    {"expert_map_ignored", "a rank's experts are taken for the first ones", "20", EXPERTS, ASSAY_IN_BLOCKS,
+     INPUTS("expert_map", assay_edit_first_experts)},
+
     /* shards and microbatches */
     {"expert_ids_global", "global expert ids index a shard's own experts", "20", EXPERTS, ASSAY_IN_BLOCKS,
      .where = assay_has_expert_shards, INPUTS(EXPERT_WEIGHTS, assay_edit_clamp_ids)},

@@ -68,3 +68,15 @@ bool assay_edit_lag_choice(const assay_mutation *m, assay_tensor *tensor)
     memmove(tensor->indices + count, tensor->indices, (size_t)moved * sizeof *tensor->indices);
     return true;
 }
+
+/* A map of a rank's experts becomes that of one with the first ones. */
+bool assay_edit_first_experts(const assay_mutation *m, assay_tensor *map)
+{
+    bool changed = false;
+    for (int64_t e = 0; e < map->count; e++) {
+        const int32_t local = e < m->c->config.local_num_experts ? (int32_t)e : ASSAY_NO_EXPERT;
+        changed |= map->indices[e] != local;
+        map->indices[e] = local;
+    }
+    return changed;
+}

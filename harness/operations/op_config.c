@@ -179,6 +179,8 @@ assay_status assay_moe_config_of(assay_context *ctx, const assay_case *c, assay_
                                  .path = path_of(m),
                                  .capacity_factor = m->capacity_factor,
                                  .limit = m->mlp_activations_limit,
+                                 .local_num_experts = m->local_num_experts,
+                                 .local_expert_offset = m->local_expert_offset,
                                  .fused_weights = m->prefuse_moe_weights || m->fused_moe_mlp || m->fused_moe_func};
     const char *fused_key = m->prefuse_moe_weights ? "prefuse_moe_weights" : "fused_moe_mlp";
     if ((m->prefuse_moe_weights || m->fused_moe_mlp) && !m->sparse_matmul) {
@@ -193,6 +195,12 @@ assay_status assay_moe_config_of(assay_context *ctx, const assay_case *c, assay_
         /* gemma4's shared expert has the width of a dense layer */
         bool gemma4 = strcmp(m->decoder_block.text, "gemma4") == 0;
         if (gemma4) TRY(assay_require_positive(ctx, "base_mlp_dim", m->base_mlp_dim));
+        if (config->local_num_experts > 0) {
+            return assay_fail(ctx, ASSAY_BAD_INPUT,
+                              "shared_experts is %" PRId64
+                              ", expected 0 with local_num_experts: a sum over ranks would have it several times",
+                              m->shared_experts);
+        }
         config->shared_mlp_dim = gemma4 ? m->base_mlp_dim : m->shared_experts * m->base_moe_mlp_dim;
     }
     TRY(assay_moe_check(ctx, config));
@@ -307,6 +315,10 @@ assay_status assay_stack_config_of(assay_context *ctx, const assay_case *c, assa
     }
     if (config->dense_layers > 0) TRY(assay_mlp_config_of(ctx, c, &config->mlp));
     if (config->dense_layers < config->layers) TRY(assay_moe_config_of(ctx, c, &config->moe));
+    if (config->moe.local_num_experts > 0) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "local_num_experts is %" PRId64 ", expected 0: op %s has all experts",
+                          config->moe.local_num_experts, c->op);
+    }
     TRY(assay_sharding_of(ctx, c, &config->sharding));
     if (m->use_batch_split_schedule && config->dense_layers < config->layers) {
         config->batch_split_factor = m->batch_split_factor;

@@ -1,3 +1,5 @@
+#include <inttypes.h>
+
 #include "harness/operations/op_support.h"
 #include "oracle/propagate/propagate_moe.h"
 
@@ -7,6 +9,10 @@ static assay_status configs_of(assay_context *ctx, const assay_case *c, spec_moe
     assay_status status;
     TRY(assay_moe_config_of(ctx, c, &config->moe));
     TRY(assay_sharding_of(ctx, c, &config->sharding));
+    if (config->moe.local_num_experts > 0 && assay_is_sharded(&config->moe, &config->sharding)) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "local_num_experts is %" PRId64 ", expected 0 on a mesh",
+                          config->moe.local_num_experts);
+    }
     if (assay_is_sharded(&config->moe, &config->sharding)) {
         TRY(assay_sharded_moe_check(ctx, &config->moe, &config->sharding));
     }
@@ -61,7 +67,9 @@ static assay_status describe_experts(const assay_describer *d, const assay_moe_c
                                  shared = assay_moe_shared_config(config, 0);
     const assay_tensor_table routed_table = assay_mlp_weight_table(&expert, ASSAY_MLP_ROUTED);
     const assay_tensor_table shared_table = assay_mlp_weight_table(&shared, ASSAY_MLP_SHARED);
-    TRY(assay_describe_weights(d, &routed_table, (assay_dims){"E", {config->routing.num_experts}}));
+    TRY(assay_describe_weights(d, &routed_table,
+                               config->local_num_experts > 0 ? (assay_dims){"e", {config->local_num_experts}}
+                                                             : (assay_dims){"E", {config->routing.num_experts}}));
     TRY(assay_describe_weights(d, &shared_table, (assay_dims){"", {0}}));
 cleanup:
     return status;
@@ -115,6 +123,10 @@ assay_status assay_describe_moe_routing(const assay_describer *d, const assay_mo
     TRY(assay_describe_result(d, "routing", "margin", ASSAY_FLOAT64, (assay_dims){"BS", {r->batch, r->sequence}}));
     TRY(assay_describe_result(d, "routing", "group_sizes", ASSAY_INT32, (assay_dims){"E", {r->num_experts}}));
     TRY(assay_describe_balance(d, config, sharding));
+    if (config->local_num_experts > 0) {
+        const assay_dims local = {"e", {config->local_num_experts}};
+        TRY(assay_describe_result(d, "routing", "local_group_sizes", ASSAY_INT32, local));
+    }
     TRY(assay_describe_result(d, "routing", "sorted_selected_experts", ASSAY_INT32, copies));
     if (config->path == ASSAY_MOE_DROPPING) {
         int64_t capacity = assay_expert_capacity(r, config->capacity_factor);
@@ -122,6 +134,27 @@ assay_status assay_describe_moe_routing(const assay_describer *d, const assay_mo
         TRY(assay_describe_result(d, "routing", "combine_mask", ASSAY_FLOAT64, mask));
         TRY(assay_describe_result(d, "routing", "dispatch_mask", ASSAY_INT32, mask));
     }
+cleanup:
+    return status;
+}
+
+/* inputs/expert_map, where the case says how to fill it. */
+static assay_status describe_map(const assay_describer *d, const assay_moe_config *config)
+{
+    static const char path[] = "inputs/expert_map";
+    const assay_case_input *given = assay_case_input_of(d->c, path);
+    assay_status status;
+    if (given == NULL) return ASSAY_OK;
+    if (config->local_num_experts == 0 || config->local_expert_offset != 0) {
+        return assay_fail(d->ctx, ASSAY_BAD_INPUT,
+                          "inputs.expert_map is given, expected local_num_experts above 0 and local_expert_offset 0, "
+                          "found %" PRId64 " and %" PRId64,
+                          config->local_num_experts, config->local_expert_offset);
+    }
+    TRY(assay_describe(d->ctx, d->list, path, ASSAY_INT32, &given->fill,
+                       (assay_dims){"E", {config->routing.num_experts}}));
+    d->list->entries[d->list->count - 1].least = -1;
+    d->list->entries[d->list->count - 1].most = (int32_t)(config->local_num_experts - 1);
 cleanup:
     return status;
 }
@@ -142,6 +175,7 @@ static assay_status describe(assay_context *ctx, const assay_case *c, assay_tens
                            (assay_dims){"BS", {c->batch, c->sequence}}));
     }
     TRY(assay_describe_given_choice(&d, &config.routing));
+    TRY(describe_map(&d, &config));
     TRY(assay_describe_moe_weights(&d, &config));
     TRY(assay_describe_moe_routing(&d, &config, &both.sharding));
     TRY(assay_describe_moe_checkpoints(&d, &config, &both.sharding));
@@ -179,7 +213,7 @@ static bool ensemble(const assay_case *c)
 {
     assay_context ctx = {0};
     spec_moe_config config;
-    return assay_gives_choice(c) ||
+    return assay_gives_choice(c) || c->config.local_num_experts > 0 ||
            (configs_of(&ctx, c, &config) == ASSAY_OK && assay_is_sharded(&config.moe, &config.sharding));
 }
 

@@ -119,6 +119,8 @@ static const struct {
     {"replayed-chosen", ring, "routed_scaling_factor=1.0000001"},
     {"replayed-chosen", stack, "mscale=1.0000001"},
     {"replayed-chosen", schedule, "mscale=1.0000001"},
+    {"ranks-whole", moe, "routed_scaling_factor=1.0000001"},
+    {"ranks-whole", moe, "mlp_activations=gelu"},
     {"blas-reference", mla, "normalization_layer_epsilon=1.00001e-5"},
     {"blas-reference", mesh, "routed_scaling_factor=1.0000001"},
     {"blas-reference", stack, "mscale=1.0000001"},
@@ -229,6 +231,9 @@ TEST(cases_without_another_form_are_passed_over)
         {"batchsplit-plain", moe, "use_batch_split_schedule=true"},
         {"replayed-chosen", moe, "inputs.selected_experts={distribution: experts, high: 5}"},
         {"replayed-chosen", mla, "seed=1"},
+        {"ranks-whole", mesh, "seed=1"},
+        {"ranks-whole", moe, "sparse_matmul=false"},
+        {"ranks-whole", moe, "local_num_experts=2"},
         {"weight-before-after-wo", moe, "mlp_bias=true"},
         {"weight-before-after-wo", moe, "sparse_matmul=false"},
     };

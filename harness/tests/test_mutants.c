@@ -71,6 +71,8 @@ static const char *const cases[] = {"yarn_rope/two-dimensions",
                                     "routing/given-ids",
                                     "routing/method-sigmoid",
                                     "moe/method-sigmoid",
+                                    "moe/local-experts",
+                                    "moe/local-expert-map",
                                     "deepseek_layer/method-sigmoid",
                                     "deepseek_stack/method-minimax2",
                                     "moe/given-choice",
@@ -166,7 +168,8 @@ static const struct {
     {"deepseek_layer", "fsdp_gathered_rolled"},
     {"deepseek_stack", "group_score_other capacity_half ring_step_missing next_key_seen"},
     {"deepseek_layer deepseek_stack",
-     "hash_ids_ignored expert_scale_missing tensor_part_missing tensor_sum_twice buffer_unlimited "
+     "local_ids_global local_offset_twice expert_map_ignored hash_ids_ignored expert_scale_missing tensor_part_missing "
+     "tensor_sum_twice buffer_unlimited "
      "losses_of_first_shard "
      "clamp_missing biases_missing down_bias_twice scale_from_hidden positions_in_bf16 mask_off_by_one blind_rows_nan "
      "lse_in_base_2"},

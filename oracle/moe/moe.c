@@ -71,12 +71,31 @@ cleanup:
     return status;
 }
 
+static assay_status check_local(assay_context *ctx, const assay_moe_config *config)
+{
+    const int64_t count = config->local_num_experts, offset = config->local_expert_offset;
+    const int64_t experts = config->routing.num_experts;
+    if (count == 0 && offset == 0) return ASSAY_OK;
+    if (count < 1 || offset < 0 || count > experts || offset > experts - count) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "local_num_experts is %" PRId64 " and local_expert_offset %" PRId64
+                          ", expected at least 1 and 0, and at most num_experts=%" PRId64 " together",
+                          count, offset, experts);
+    }
+    if (config->path == ASSAY_MOE_DENSE || config->path == ASSAY_MOE_DROPPING) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "local_num_experts needs sparse_matmul=true, found sparse_matmul=false");
+    }
+    return ASSAY_OK;
+}
+
 assay_status assay_moe_check(assay_context *ctx, const assay_moe_config *config)
 {
     assay_status status = ASSAY_OK;
     TRY(assay_routing_check(ctx, &config->routing));
     TRY(check_sizes(ctx, config));
     TRY(check_path(ctx, config));
+    TRY(check_local(ctx, config));
     if (config->glu != ASSAY_GLU_PLAIN && !(config->limit > 0)) {
         status = assay_fail(ctx, ASSAY_BAD_INPUT, "moe: mlp_activations_limit is %g, expected a number above 0",
                             config->limit);
@@ -108,6 +127,7 @@ static assay_status open_block(assay_context *ctx, moe_block *block)
     block->tokens = config->routing.batch * config->routing.sequence;
     block->per_token = config->routing.num_experts_per_tok;
     block->experts = config->routing.num_experts;
+    block->local_experts = assay_moe_local_experts(config);
     block->emb_dim = config->emb_dim;
     block->llama4 = config->routing.family == ASSAY_ROUTER_LLAMA4;
     int64_t count = block->tokens * block->emb_dim;

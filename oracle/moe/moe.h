@@ -24,7 +24,8 @@
  *   order [T*K,...]; dense [B,S,E,...]; dropping [E,B,C,...], free slots as an expert treats a row of zeros;
  *   checkpoints/{mlpwi_0,mlpwi_1,mlpwo} of the shared expert, [B,S,...];
  *   routing/biased_scores [T,E], what experts are chosen by: in no fixture;
- *   routing/{selected_experts,weights,margin,group_sizes,sorted_selected_experts}; dropping: routing/combine_mask and
+ *   routing/{selected_experts,weights,margin,group_sizes,sorted_selected_experts}; with local experts the last has the
+ *   rows of those, then -1, and routing/local_group_sizes counts them; dropping: routing/combine_mask and
  *   routing/dispatch_mask (int32) [B,S,E,C].
  * What the sink does not want is not computed. An output without a cotangent is not differentiated. */
 #ifndef ASSAY_MOE_MOE_H
@@ -46,7 +47,16 @@ typedef struct assay_moe_config {
     double limit;                /* mlp_activations_limit */
     bool fused_weights;          /* prefuse_moe_weights: weights/wi */
     int64_t shared_mlp_dim;      /* 0: no shared expert */
+    /* A rank that has only some of the experts (sparse and fused): of the others' choices it computes nothing. Experts
+     * offset to offset + local - 1 are its own 0 to local - 1, or those that inputs/expert_map [E] says, -1: not here.
+     * Ids stay those of all E experts; weights and their gradients are of its own. */
+    int64_t local_num_experts, local_expert_offset; /* 0: it has all */
 } assay_moe_config;
+
+static inline int64_t assay_moe_local_experts(const assay_moe_config *config)
+{
+    return config->local_num_experts > 0 ? config->local_num_experts : config->routing.num_experts;
+}
 
 /* Of one expert, or of the shared one, on so many rows. */
 assay_gated_mlp_config assay_moe_expert_config(const assay_moe_config *config, int64_t rows);

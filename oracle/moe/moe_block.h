@@ -157,6 +157,7 @@ struct moe_block {
     const struct moe_path *path; /* one device */
     moe_results results;
     int64_t tokens, per_token, experts, emb_dim;
+    int64_t local_experts; /* that are computed here */
     bool llama4;
     /* What somebody looks at, and what that needs. */
     bool need_y, need_dx, need_router_gradient, need_row_dx, need_forward, need_backward;
@@ -165,7 +166,7 @@ struct moe_block {
     double *gate, *scaled_x; /* llama4: sigmoid(weight) [T], and x times that */
     moe_router router;
     int32_t *order;       /* [T*K]: the choices by expert */
-    int32_t *group_sizes; /* [E]: of the choices in `order` that are computed */
+    int32_t *group_sizes; /* [local_experts]: of the choices in `order` that are computed */
     double *combine;      /* [T,K]: weights of the outputs */
     int64_t capacity;     /* dropping */
     int64_t kept_rows;    /* of a routed checkpoint that is kept whole; 0: it is written as rows come */

@@ -121,7 +121,7 @@ static int64_t unused_rows(const moe_block *block, const moe_mlp *mlp)
 {
     int64_t unused = block->tokens * block->per_token;
     if (mlp->place != ASSAY_MLP_ROUTED || block->kept_rows > 0 || block->slots.row != NULL) return 0;
-    for (int64_t e = 0; e < block->experts; e++) unused -= block->group_sizes[e];
+    for (int64_t e = 0; e < block->local_experts; e++) unused -= block->group_sizes[e];
     return unused;
 }
 

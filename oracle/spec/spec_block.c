@@ -15,7 +15,8 @@ assay_status spec_block_read(assay_context *ctx, const assay_moe_config *config,
                              spec_block *block)
 {
     assay_status status = ASSAY_OK;
-    int64_t experts = config->routing.num_experts, dim = config->emb_dim, width = config->moe_mlp_dim;
+    int64_t experts = config->local_num_experts > 0 ? config->local_num_experts : config->routing.num_experts,
+            dim = config->emb_dim, width = config->moe_mlp_dim;
     int64_t tokens = config->routing.batch * config->routing.sequence, rows = 0, last = 0;
     int64_t scratch = width > config->shared_mlp_dim ? width : config->shared_mlp_dim;
     block->config = config;

@@ -157,6 +157,11 @@ void spec_block_combine(const spec_block *block, spec_quad *y);
 int64_t spec_capacity(const assay_moe_config *config);
 int64_t spec_block_position(const spec_block *block, int64_t choice);
 
+/* With local experts: the choices by the numbers that experts have here, -1 elsewhere, in *selected [T*K], which the
+ * caller frees; routing/sorted_selected_experts and routing/local_group_sizes are of those. Else *selected is NULL. */
+assay_status spec_localise(assay_context *ctx, const assay_moe_config *config, const spec_tensors *in,
+                           spec_tensors *out, int32_t **selected);
+
 /* Whether the block is spread over a mesh, or computed in pieces as if it were. */
 bool spec_is_sharded(const spec_moe_config *config);
 assay_status spec_sharded_moe(assay_context *ctx, const spec_moe_config *config, const spec_tensors *in,

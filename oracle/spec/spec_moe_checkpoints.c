@@ -100,11 +100,14 @@ assay_status spec_moe_checkpoints(assay_context *ctx, const spec_moe_config *bot
     spec_tensors routing = {0};
     spec_spread spread = {0};
     spec_mlp_checkpoints routed;
+    int32_t *local = NULL;
     const assay_shape rows = routed_rows(config);
     TRY(spec_route(ctx, &config->routing, in, &routing));
     TRY(spec_block_read(ctx, config, in, &block));
     block.weights = spec_tensors_find(&routing, "routing/weights")->values;
     block.selected = spec_tensors_find(&routing, "routing/selected_experts")->indices;
+    TRY(spec_localise(ctx, config, in, &routing, &local));
+    if (local != NULL) block.selected = local;
     if (spec_is_sharded(both)) {
         block.weight_before_wo = both->sharding.weight_before_wo;
         TRY(spec_spread_make(ctx, &spread, both, 0, block.selected));
@@ -122,5 +125,6 @@ cleanup:
     spec_block_free(&block);
     spec_spread_free(&spread);
     spec_tensors_free(&routing);
+    free(local);
     return status;
 }
