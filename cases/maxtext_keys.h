@@ -54,7 +54,6 @@ enum {
     X(compressed_rope_max_timescale, "-1|0", ASSAY_PART_ROPE)                                                          \
     X(partial_rotary_factor, "1", ASSAY_PART_ROPE)                                                                     \
     X(use_mrope, "false", ASSAY_PART_ROPE)                                                                             \
-    X(use_random_routing, "false", ASSAY_PART_ROUTER)                                                                  \
     X(moe_expert_input_dim, "-1|0", ASSAY_PART_EXPERTS)                                                                \
     X(use_double_wide_mlp, "false", ASSAY_PART_MLP)                                                                    \
     X(use_post_attn_norm, "false", ASSAY_PART_LAYER)                                                                   \

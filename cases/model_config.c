@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "cases/decoder_block.h"
+#include "cases/routing_method.h"
 #include "cases/yaml_text.h"
 
 #define DEFAULT_I(value) value
@@ -68,6 +69,7 @@ const char *const *assay_model_key_choices(const assay_model_key *key)
 #undef X
     };
     if (strcmp(key->name, "decoder_block") == 0) return assay_decoder_block_names;
+    if (strcmp(key->name, "routing_method") == 0) return assay_routing_method_names;
     if (strcmp(key->name, "routed_score_func") == 0) return SCORE_FUNCS;
     if (strcmp(key->name, "group_score") == 0) return GROUP_SCORES;
     if (strcmp(key->name, "gmm_layout") == 0) return GMM_LAYOUTS;

@@ -47,6 +47,7 @@
     X(I, num_experts, 0)                                                                                               \
     X(I, num_experts_per_tok, 0)                                                                                       \
     X(I, shared_experts, 0)                                                                                            \
+    X(S, routing_method, "")                                                                                           \
     X(S, routed_score_func, "")                                                                                        \
     X(B, routed_bias, false)                                                                                           \
     X(D, routed_scaling_factor, 1.0)                                                                                   \
@@ -57,6 +58,9 @@
     X(B, apply_router_weight_on_input, false)                                                                          \
     X(I, num_fused_shared_experts, 0)                                                                                  \
     X(B, norm_topk_prob, false)                                                                                        \
+    X(I, local_num_experts, 0)                                                                                         \
+    X(I, local_expert_offset, 0)                                                                                       \
+    X(B, use_random_routing, false)                                                                                    \
     X(D, load_balance_loss_weight, 0.0)                                                                                \
     X(S, load_balance_loss_scope, "sequence")                                                                          \
     X(D, router_z_loss_weight, 0.0)                                                                                    \

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "harness/equivalences/copied_heads.h"
+#include "harness/equivalences/other_runs.h"
 #include "harness/operations/op_support.h"
 #include "oracle/arithmetic/arithmetic.h"
 
@@ -61,12 +62,12 @@ static bool has_own_loss(const assay_case *c)
     return any && !m->fused_moe_func && strcmp(m->load_balance_loss_scope.text, "global") != 0;
 }
 
-/* Whether the MoE blocks are what a block of another kind on one device computes as well: nothing is lost, and no shard
- * has a loss of its own. */
+/* Whether the MoE blocks are what a block of another kind on one device computes as well: nothing is lost, no shard has
+ * a loss of its own, and no token an expert twice. */
 static bool is_whole(const assay_case *c)
 {
     const bool own_loss = is_sharded(c) && has_own_loss(c);
-    return !drops_rows(c) && !is_batch_split(c) && !own_loss;
+    return !drops_rows(c) && !is_batch_split(c) && !own_loss && !c->config.use_random_routing;
 }
 
 static bool fuses_experts(const assay_case *c)
@@ -155,6 +156,7 @@ static bool other_fused_moe(const assay_case *c, assay_other_form *form)
      * gradient. */
     if (sigmoid && r->num_experts_per_tok == 1) return false;
     const bool softmax = r->family == ASSAY_ROUTER_DEFAULT && r->score_func == ASSAY_SCORE_NONE;
+    if (m->routing_method.text[0] != '\0') return false;
     if (!(sigmoid || softmax) || r->n_routing_groups > 0 || r->hash_rows > 0) return false;
     if (r->load_balance_loss_weight > 0 || r->z_loss_weight > 0 || r->routed_bias_update_rate > 0) return false;
     if (r->batch * r->sequence * r->num_experts_per_tok % 16 != 0) return false;
@@ -239,7 +241,7 @@ static bool other_sharded(const assay_case *c, assay_other_form *form)
         return true;
     }
     const bool fused = has_moe(c) && c->config.fused_moe_func; /* which has no loss */
-    if (!(has_sparse_moe(c) || fused) || !is_whole(c) || has_own_loss(c)) return false;
+    if (!(has_sparse_moe(c) || fused) || drops_rows(c) || is_batch_split(c) || has_own_loss(c)) return false;
     if (!is_sharded(c)) return spread(&form->c);
     on_one_device(&form->c);
     return true;
@@ -352,6 +354,20 @@ static bool other_replicas(const assay_case *c, assay_other_form *form)
     return is_op(c, "moe") && c->config.num_redundant_experts > 0;
 }
 
+/* A table of hash routing fixes the choice already. */
+static bool other_replayed(const assay_case *c, assay_other_form *form)
+{
+    form->run = assay_run_replayed;
+    return (has_moe(c) || is_op(c, "routing")) && !assay_gives_choice(c) && c->config.first_num_hash_layers == 0;
+}
+
+static bool other_ranks(const assay_case *c, assay_other_form *form)
+{
+    const bool sorts = c->config.sparse_matmul || c->config.fused_moe_func;
+    form->run = assay_run_ranks;
+    return is_op(c, "moe") && sorts && !is_sharded(c) && c->config.local_num_experts == 0;
+}
+
 static bool other_absorbed(const assay_case *c, assay_other_form *form)
 {
     form->run = assay_mla_run_absorbed;
@@ -421,6 +437,8 @@ const assay_equivalence assay_equivalences[] = {
     {"weight-before-after-wo", "the routing weight on h, or on y", ASSAY_HOLDS_SCALES, false, other_weight},
     {"replicas-one", "several replicas of an expert, or one", ASSAY_HOLDS_SCALES, true, other_replicas},
     {"gmm-layouts", "the rows of a grouped product in one layout, or in another", ASSAY_HOLDS_BITS, false, other_layout},
+    {"replayed-chosen", "the choice of experts given back as an input, or made by the router", ASSAY_HOLDS_SCALES, false, other_replayed},
+    {"ranks-whole", "the sum of three ranks with a third of the experts each, or all of them", ASSAY_HOLDS_SCALES, false, other_ranks},
     {"blas-reference", "products by OpenBLAS, or in fixed order", ASSAY_HOLDS_SCALES, false, other_blas},
     {"threads", "7 threads, or 1", ASSAY_HOLDS_BITS, false, other_threads},
     {NULL, NULL, ASSAY_HOLDS_BITS, false, NULL},

@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "harness/mutants/mutants_tensors.h"
+#include "harness/operations/op_support.h"
 
 /* Traits of operations: one of them is enough; 0 is every operation. */
 #define ROUTER ASSAY_PART_ROUTER
@@ -76,6 +77,8 @@ const assay_mutant assay_mutants[] = {
      .golden_choice = true, .configure = assay_edit_not_divided, INPUTS("gate/bias", assay_edit_replace, .by = 0)},
     {"division_flag_ignored", "norm_topk_prob is taken the other way round", "6, 18", ROUTER, ASSAY_IN_BLOCKS,
      KEY(norm_topk_prob, FLIP, 0)},
+    {"routing_method_other", "a serving engine's routing method is taken for its neighbour", "6", ROUTER,
+     ASSAY_IN_BLOCKS, .configure = assay_edit_other_method},
     {"scaling_missing", "the scaling factor is left out", "7, 9", ROUTER, ASSAY_IN_BLOCKS,
      KEY(routed_scaling_factor, TO, 1)},
     {"scaling_twice", "the scaling factor is applied twice", "8", ROUTER, ASSAY_IN_BLOCKS,
@@ -93,6 +96,12 @@ const assay_mutant assay_mutants[] = {
     {"replica_gradients_averaged", "the gradient of an expert is the mean of its replicas' instead of their sum", "59",
      EXPERTS, ASSAY_IN_BLOCKS, .where = assay_has_replicas,
      RESULTS("gradients/weights", assay_edit_by_replica_count, .named = EXPERT_WEIGHTS)},
+    {"no_expert_last", "slots of -1 are read as an expert, one of the last", "80", ROUTER, ASSAY_IN_BLOCKS,
+     .where = assay_gives_choice, INPUTS("selected_experts", assay_edit_none_to_last)},
+    {"replay_lags", "a token goes by the choice that is given for the one before", "82", ROUTER, ASSAY_IN_BLOCKS,
+     .where = assay_gives_choice, INPUTS("selected_experts routing_weights", assay_edit_lag_choice)},
+    {"slot_order_lost", "given experts are sorted, and their weights are not", "81", EXPERTS, ASSAY_IN_BLOCKS,
+     .where = assay_gives_choice, INPUTS("selected_experts", assay_edit_sort_slots)},
     {"choice_dropped", "the last choice of each token is lost", "29", EXPERTS, ASSAY_IN_BLOCKS,
      .configure = assay_edit_one_expert_fewer},
     {"hash_ids_ignored", "hash routing looks up the first row of its table", "", EXPERTS, ASSAY_NOWHERE,
@@ -140,6 +149,13 @@ const assay_mutant assay_mutants[] = {
      KEY(capacity_factor, TIMES, 0.5)},
     {"contraction_tail", "the last tile of the contracted axis is left out", "28", GATED | LATENT | GROUPS,
      ASSAY_NOWHERE, INPUTS("wo wo/kernel rhs wkv_a/kernel", assay_edit_zero_tail_of_rows)},
+
+    {"local_ids_global", "global expert ids index the experts that a rank has", "20", EXPERTS, ASSAY_IN_BLOCKS,
+     KEY(local_expert_offset, TO, 0)},
+    {"local_offset_twice", "the offset of a rank's experts is subtracted twice", "21", EXPERTS, ASSAY_IN_BLOCKS,
+     KEY(local_expert_offset, TIMES, 2)},
+    {"expert_map_ignored", "a rank's experts are taken for the first ones", "20", EXPERTS, ASSAY_IN_BLOCKS,
+     INPUTS("expert_map", assay_edit_first_experts)},
 
     /* shards and microbatches */
     {"expert_ids_global", "global expert ids index a shard's own experts", "20", EXPERTS, ASSAY_IN_BLOCKS,

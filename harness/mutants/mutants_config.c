@@ -228,6 +228,20 @@ bool assay_edit_half_buffer(assay_case *c)
     return c->mesh_expert > 1 && !c->config.use_ring_of_experts && c->config.sparse_matmul;
 }
 
+/* What is divided is not, and the reverse; a softmax over all is one over the chosen. */
+bool assay_edit_other_method(assay_case *c)
+{
+    static const char *const others[][2] = {
+        {"Default", "Renormalize"},      {"Renormalize", "Default"},   {"DeepSeekV3", "Sigmoid"},
+        {"RenormalizeNaive", "Default"}, {"TopK", "Renormalize"},      {"SigmoidRenorm", "Sigmoid"},
+        {"MiniMax2", "Sigmoid"},         {"Sigmoid", "SigmoidRenorm"}, {"TopKSigmoid", "SigmoidRenorm"},
+    };
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        if (is(&c->config.routing_method, others[i][0])) return set_text(&c->config.routing_method, others[i][1]);
+    }
+    return false;
+}
+
 bool assay_edit_one_expert_fewer(assay_case *c)
 {
     const bool applies = c->config.num_experts_per_tok > 1;

@@ -125,6 +125,7 @@ bool assay_edit_runner_up(const assay_mutation *m, assay_tensor *chosen)
     const int64_t k = assay_tensor_width(chosen);
     bool changed = false;
     for (int64_t t = 0; t + k <= chosen->count; t += k) {
+        if (chosen->indices[t + k - 1] < 0) continue; /* no expert, whose weight may be NaN */
         for (int32_t e = 0; e < m->c->config.num_experts; e++) {
             bool there = false;
             for (int64_t i = 0; i < k; i++) there |= chosen->indices[t + i] == e;

@@ -24,7 +24,8 @@ assay_case_edit assay_edit_not_divided, assay_edit_biased_weights, assay_edit_bi
     assay_edit_other_score, assay_edit_other_group_score, assay_edit_no_groups, assay_edit_other_group_count,
     assay_edit_one_expert_fewer, assay_edit_half_buffer, assay_edit_other_activation, assay_edit_other_interleave,
     assay_edit_other_rope_type, assay_edit_other_epsilon, assay_edit_longer_window, assay_edit_no_window,
-    assay_edit_other_query_scale, assay_edit_no_shared_gate, assay_edit_other_densities, assay_edit_other_windows;
+    assay_edit_other_query_scale, assay_edit_no_shared_gate, assay_edit_other_densities, assay_edit_other_windows,
+    assay_edit_other_method;
 
 /* For `inputs`, `results` and `integers`, what changes one tensor. Numbers become m->by; where they all are that already
  * the first takes it for no change. */
@@ -49,6 +50,8 @@ assay_tensor_edit assay_edit_contract_padding, assay_edit_negatives_to, assay_ed
     assay_edit_group_of_first_row;
 /* Of replicas of experts (mutants_layouts.c). */
 assay_tensor_edit assay_edit_times_replica_count, assay_edit_by_replica_count;
+/* Of a choice that is given (mutants_choice.c). */
+assay_tensor_edit assay_edit_none_to_last, assay_edit_sort_slots, assay_edit_lag_choice, assay_edit_first_experts;
 /* Of positions, attention and norms (mutants_inputs_attention.c, mutants_left_out.c). */
 assay_tensor_edit assay_edit_next_positions, assay_edit_round_positions, assay_edit_one_segment, assay_edit_lag_rows,
     assay_edit_lag_tokens, assay_edit_scale_from_hidden, assay_edit_roll_heads, assay_edit_zero_rope_columns,

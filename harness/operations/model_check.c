@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "cases/decoder_block.h"
+#include "cases/routing_method.h"
 #include "harness/operations/op_support.h"
 
 typedef struct model_check {
@@ -131,9 +132,12 @@ static assay_status refuse(const model_check *check, int key, const char *expect
 {
     const assay_model_config *m = &check->c->config;
     char value[ASSAY_KEY_VALUE_SIZE], block[ASSAY_TEXT_SIZE + 16];
+    const bool method = m->routing_method.text[0] != '\0';
     assay_model_key_text(&assay_model_keys[key], m, value, sizeof value);
-    snprintf(block, sizeof block, "decoder_block %s",
-             m->decoder_block.text[0] != '\0' ? m->decoder_block.text : "\"\"");
+    snprintf(block, sizeof block, "%s %s", method ? "routing_method" : "decoder_block",
+             method                             ? m->routing_method.text
+             : m->decoder_block.text[0] != '\0' ? m->decoder_block.text
+                                                : "\"\"");
     return assay_fail(check->ctx, ASSAY_BAD_INPUT, "%s is %s, expected %s: %s %s", assay_model_keys[key].name, value,
                       expected, m->fused_moe_func ? "fused_moe_func" : block, why);
 }
@@ -170,6 +174,37 @@ static assay_status check_grouped_layer(const model_check *check)
     return ASSAY_OK;
 }
 
+/* What a routing method has not; the score function is its own. */
+static assay_status check_method(const model_check *check)
+{
+    const assay_model_config *m = &check->c->config;
+    const bool *given = m->given;
+    const assay_routing_method *method = assay_routing_method_by_name(m->routing_method.text);
+    if (method == NULL) return ASSAY_OK;
+    if (m->fused_moe_func || m->use_random_routing || m->first_num_hash_layers > 0) {
+        return assay_fail(check->ctx, ASSAY_BAD_INPUT, "routing_method is %s, expected \"\": %s has its own rule",
+                          method->name,
+                          m->fused_moe_func       ? "fused_moe_func"
+                          : m->use_random_routing ? "use_random_routing"
+                                                  : "hash routing");
+    }
+    if (given[ASSAY_KEY_AT_routed_bias] && m->routed_bias && (method->has & ASSAY_METHOD_BIAS) == 0) {
+        return refuse(check, ASSAY_KEY_AT_routed_bias, "false", "has no bias");
+    }
+    if (given[ASSAY_KEY_AT_n_routing_groups] && m->n_routing_groups > 0 && (method->has & ASSAY_METHOD_GROUPS) == 0) {
+        return refuse(check, ASSAY_KEY_AT_n_routing_groups, "-1", "has no groups");
+    }
+    if (given[ASSAY_KEY_AT_routed_scaling_factor] && m->routed_scaling_factor != 1.0 &&
+        (method->has & ASSAY_METHOD_FACTOR) == 0) {
+        return refuse(check, ASSAY_KEY_AT_routed_scaling_factor, "1", "does not scale its weights");
+    }
+    if (given[ASSAY_KEY_AT_routed_score_func] && m->routed_score_func.text[0] != '\0' &&
+        strcmp(m->routed_score_func.text, assay_score_func_name(method->score_func)) != 0) {
+        return refuse(check, ASSAY_KEY_AT_routed_score_func, "\"\"", "has a score function of its own, or none");
+    }
+    return ASSAY_OK;
+}
+
 /* Of operations whose layer is the model's. */
 static assay_status check_layer(const model_check *check)
 {
@@ -184,6 +219,8 @@ static assay_status check_router(const model_check *check)
 {
     const assay_model_config *m = &check->c->config;
     const bool *given = m->given;
+    const assay_status status = check_method(check);
+    RETURN_IF(status != ASSAY_OK, status);
     const assay_router_family family = assay_router_family_of(m);
     const bool deepseek = family == ASSAY_ROUTER_DEEPSEEK3 || family == ASSAY_ROUTER_DEEPSEEK2;
     if (!deepseek && family != ASSAY_ROUTER_FUSED && given[ASSAY_KEY_AT_routed_score_func] &&
@@ -272,7 +309,8 @@ static assay_status check_division(const model_check *check)
     assay_routing_config routing;
     TRY(assay_routing_config_of(check->ctx, check->c, &routing));
     const bool divides = assay_routing_divides(&routing);
-    if (m->given[ASSAY_KEY_AT_norm_topk_prob] && m->norm_topk_prob != divides) {
+    /* of random routing no key says what weights are */
+    if (m->given[ASSAY_KEY_AT_norm_topk_prob] && m->norm_topk_prob != divides && !m->use_random_routing) {
         return refuse(check, ASSAY_KEY_AT_norm_topk_prob, divides ? "true" : "false",
                       divides ? "divides the weights by their sum" : "does not divide the weights by their sum");
     }

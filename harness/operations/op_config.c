@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "cases/decoder_block.h"
+#include "cases/routing_method.h"
 #include "harness/operations/op_support.h"
 
 static bool starts_with(const char *text, const char *prefix)
@@ -14,7 +15,9 @@ static bool starts_with(const char *text, const char *prefix)
 assay_router_family assay_router_family_of(const assay_model_config *m)
 {
     const char *name = m->model_name.text, *block = m->decoder_block.text;
+    const assay_routing_method *method = assay_routing_method_by_name(m->routing_method.text);
     if (m->fused_moe_func) return ASSAY_ROUTER_FUSED;
+    if (method != NULL) return method->router;
     const bool deepseek = starts_with(block, "deepseek") || (block[0] == '\0' && starts_with(name, "deepseek"));
     if (!deepseek) return assay_block_router(block);
     if (starts_with(name, "deepseek3") || starts_with(name, "deepseek4")) return ASSAY_ROUTER_DEEPSEEK3;
@@ -84,6 +87,7 @@ assay_status assay_routing_config_of(assay_context *ctx, const assay_case *c, as
         .topk_routing_group = m->topk_routing_group,
         .routed_scaling_factor = m->routed_scaling_factor,
         .norm_topk_prob = m->norm_topk_prob,
+        .use_random_routing = m->use_random_routing,
         .renormalize_exactly = m->use_batch_split_schedule,
         .weigh_biased = m->weigh_biased,
         .load_balance_loss_weight = m->fused_moe_func ? 0.0 : m->load_balance_loss_weight,
@@ -97,6 +101,13 @@ assay_status assay_routing_config_of(assay_context *ctx, const assay_case *c, as
     TRY(balance_scope_of(ctx, m, &config->balance_scope));
     if (m->first_num_hash_layers > 0) TRY(assay_require_positive(ctx, "vocab_size", m->vocab_size));
     config->family = assay_router_family_of(m);
+    const assay_routing_method *method = assay_routing_method_by_name(m->routing_method.text);
+    if (method != NULL) {
+        config->score_func = method->score_func;
+        config->norm_topk_prob = (method->has & ASSAY_METHOD_DIVIDES) != 0;
+        config->undivided = !config->norm_topk_prob;
+        config->select_by_logits = (method->has & ASSAY_METHOD_BY_LOGITS) != 0;
+    }
     if (config->family == ASSAY_ROUTER_FUSED) {
         /* every family divides by the sum but llama4 and gemma4, which do so when norm_topk_prob says so */
         bool own = strcmp(m->decoder_block.text, "llama4") == 0 || strcmp(m->decoder_block.text, "gemma4") == 0;
@@ -111,7 +122,9 @@ cleanup:
 
 bool assay_has_per_expert_scale(const assay_case *c)
 {
-    return strcmp(c->config.decoder_block.text, "gemma4") == 0 && !c->config.fused_moe_func;
+    const assay_model_config *m = &c->config;
+    return strcmp(m->decoder_block.text, "gemma4") == 0 && !m->fused_moe_func && !m->use_random_routing &&
+           m->routing_method.text[0] == '\0';
 }
 
 static assay_status activation_of(assay_context *ctx, const assay_model_config *m, int index, assay_activation *f)
@@ -184,6 +197,8 @@ assay_status assay_moe_config_of(assay_context *ctx, const assay_case *c, assay_
                                  .weight_on_input = m->apply_router_weight_on_input,
                                  .capacity_factor = m->capacity_factor,
                                  .limit = m->mlp_activations_limit,
+                                 .local_num_experts = m->local_num_experts,
+                                 .local_expert_offset = m->local_expert_offset,
                                  .fused_weights = m->prefuse_moe_weights || m->fused_moe_mlp || m->fused_moe_func};
     const char *fused_key = m->prefuse_moe_weights ? "prefuse_moe_weights" : "fused_moe_mlp";
     if ((m->prefuse_moe_weights || m->fused_moe_mlp) && !m->sparse_matmul) {
@@ -214,6 +229,12 @@ assay_status assay_moe_config_of(assay_context *ctx, const assay_case *c, assay_
         bool gemma4 = strcmp(m->decoder_block.text, "gemma4") == 0;
         if (gemma4) TRY(assay_require_positive(ctx, "base_mlp_dim", m->base_mlp_dim));
         config->shared_gate = assay_block_has(m->decoder_block.text, ASSAY_BLOCK_GATED_SHARED);
+        if (config->local_num_experts > 0) {
+            return assay_fail(ctx, ASSAY_BAD_INPUT,
+                              "shared_experts is %" PRId64
+                              ", expected 0 with local_num_experts: a sum over ranks would have it several times",
+                              m->shared_experts);
+        }
         config->shared_mlp_dim = gemma4 ? m->base_mlp_dim : m->shared_experts * m->base_moe_mlp_dim;
     }
     if (m->num_redundant_experts > 0) config->physical_experts = m->num_experts + m->num_redundant_experts;
@@ -425,6 +446,10 @@ assay_status assay_stack_config_of(assay_context *ctx, const assay_case *c, assa
         return assay_fail(ctx, ASSAY_BAD_INPUT,
                           "w13_reorder_size is %" PRId64 ", expected 1: op %s has fused weights of one layout",
                           m->w13_reorder_size, c->op);
+    }
+    if (config->moe.local_num_experts > 0) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "local_num_experts is %" PRId64 ", expected 0: op %s has all experts",
+                          config->moe.local_num_experts, c->op);
     }
     TRY(assay_sharding_of(ctx, c, &config->sharding));
     if (m->use_batch_split_schedule && config->dense_layers < config->layers) {

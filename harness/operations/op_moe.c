@@ -31,6 +31,10 @@ static assay_status configs_of(assay_context *ctx, const assay_case *c, spec_moe
     config->w13_shards = c->config.w13_reorder_size;
     TRY(assay_moe_config_of(ctx, c, &config->moe));
     TRY(assay_sharding_of(ctx, c, &config->sharding));
+    if (config->moe.local_num_experts > 0 && assay_is_sharded(&config->moe, &config->sharding)) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "local_num_experts is %" PRId64 ", expected 0 on a mesh",
+                          config->moe.local_num_experts);
+    }
     if (assay_is_sharded(&config->moe, &config->sharding)) {
         if (config->moe.physical_experts > 0) {
             return assay_fail(ctx, ASSAY_BAD_INPUT,
@@ -103,7 +107,9 @@ static assay_status describe_experts(const assay_describer *d, const assay_moe_c
                                  shared = assay_moe_shared_config(config, 0);
     const assay_tensor_table routed_table = assay_mlp_weight_table(&expert, ASSAY_MLP_ROUTED);
     const assay_tensor_table shared_table = assay_mlp_weight_table(&shared, ASSAY_MLP_SHARED);
-    TRY(assay_describe_weights(d, &routed_table, all_experts(config)));
+    TRY(assay_describe_weights(d, &routed_table,
+                               config->local_num_experts > 0 ? (assay_dims){"e", {config->local_num_experts}}
+                                                             : all_experts(config)));
     TRY(assay_describe_weights(d, &shared_table, (assay_dims){"", {0}}));
     if (config->shared_gate) {
         TRY(assay_describe_weight(d, "shared_expert_gate/kernel", assay_fill_fan_in(config->emb_dim),
@@ -115,8 +121,11 @@ cleanup:
 
 assay_status assay_describe_moe_weights(const assay_describer *d, const assay_moe_config *config)
 {
-    assay_status status = describe_router(d, config);
-    return status == ASSAY_OK ? describe_experts(d, config) : status;
+    assay_status status = ASSAY_OK;
+    if (!assay_gives_routing_weights(d->c, d->layer)) TRY(describe_router(d, config));
+    TRY(describe_experts(d, config));
+cleanup:
+    return status;
 }
 
 /* Rows of routed intermediates: sorted copies, every expert on every token, or the places of the capacity buffer. */
@@ -172,6 +181,10 @@ assay_status assay_describe_moe_routing(const assay_describer *d, const assay_mo
     }
     TRY(assay_describe_result(d, "routing", "group_sizes", ASSAY_INT32, all_experts(config)));
     TRY(assay_describe_balance(d, config, sharding));
+    if (config->local_num_experts > 0) {
+        const assay_dims local = {"e", {config->local_num_experts}};
+        TRY(assay_describe_result(d, "routing", "local_group_sizes", ASSAY_INT32, local));
+    }
     /* each engine has an order of its own for rows of physical experts */
     if (config->physical_experts > 0) {
         TRY(assay_describe_result(d, "routing", "physical_experts", ASSAY_INT32, chosen));
@@ -184,6 +197,27 @@ assay_status assay_describe_moe_routing(const assay_describer *d, const assay_mo
         TRY(assay_describe_result(d, "routing", "combine_mask", ASSAY_FLOAT64, mask));
         TRY(assay_describe_result(d, "routing", "dispatch_mask", ASSAY_INT32, mask));
     }
+cleanup:
+    return status;
+}
+
+/* inputs/expert_map, where the case says how to fill it. */
+static assay_status describe_map(const assay_describer *d, const assay_moe_config *config)
+{
+    static const char path[] = "inputs/expert_map";
+    const assay_case_input *given = assay_case_input_of(d->c, path);
+    assay_status status;
+    if (given == NULL) return ASSAY_OK;
+    if (config->local_num_experts == 0 || config->local_expert_offset != 0) {
+        return assay_fail(d->ctx, ASSAY_BAD_INPUT,
+                          "inputs.expert_map is given, expected local_num_experts above 0 and local_expert_offset 0, "
+                          "found %" PRId64 " and %" PRId64,
+                          config->local_num_experts, config->local_expert_offset);
+    }
+    TRY(assay_describe(d->ctx, d->list, path, ASSAY_INT32, &given->fill,
+                       (assay_dims){"E", {config->routing.num_experts}}));
+    d->list->entries[d->list->count - 1].least = -1;
+    d->list->entries[d->list->count - 1].most = (int32_t)(config->local_num_experts - 1);
 cleanup:
     return status;
 }
@@ -208,6 +242,8 @@ static assay_status describe(assay_context *ctx, const assay_case *c, assay_tens
         TRY(assay_describe(ctx, list, "inputs/physical_to_logical_map", ASSAY_INT32, &zero,
                            (assay_dims){"p", {config.physical_experts}}));
     }
+    TRY(assay_describe_given_choice(&d, &config.routing));
+    TRY(describe_map(&d, &config));
     TRY(assay_describe_moe_weights(&d, &config));
     TRY(assay_describe_moe_routing(&d, &config, &both.sharding));
     TRY(assay_describe_moe_checkpoints(&d, &config, &both.sharding));
@@ -273,11 +309,13 @@ cleanup:
     return status;
 }
 
+/* Nor at a choice with slots of no expert or of one twice. */
 static bool ensemble(const assay_case *c)
 {
     assay_context ctx = {0};
     spec_moe_config config;
-    return configs_of(&ctx, c, &config) == ASSAY_OK && !has_own_scales(&config);
+    return assay_gives_choice(c) || c->config.local_num_experts > 0 ||
+           (configs_of(&ctx, c, &config) == ASSAY_OK && !has_own_scales(&config));
 }
 
 static double flops(const assay_case *c, bool backward)

@@ -1,4 +1,6 @@
 /* permute and unpermute: token copies grouped by expert, and back. */
+#include <inttypes.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -54,6 +56,20 @@ static int64_t memory(const assay_case *c)
     return 8 * (4 * d.tokens * d.experts_per_token * (d.emb_dim + 1) + 4 * d.tokens * d.emb_dim + 2 * d.experts);
 }
 
+/* Rows of no choice may hold anything; those of a choice must hold numbers. */
+static assay_status check_rows(assay_context *ctx, const char *path, const double *rows, const int32_t *order,
+                               const assay_permute_dims *d)
+{
+    const int64_t count = d->tokens * d->experts_per_token * d->emb_dim;
+    for (int64_t i = 0; rows != NULL && i < count; i++) {
+        if (isfinite(rows[i]) || order[i / d->emb_dim] == ASSAY_NO_EXPERT) continue;
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "%s[%" PRId64 ",%" PRId64 "] is %g, expected a finite number: the row is of a choice", path,
+                          i / d->emb_dim, i % d->emb_dim, rows[i]);
+    }
+    return ASSAY_OK;
+}
+
 static assay_status describe_permute(assay_context *ctx, const assay_case *c, assay_tensor_list *list)
 {
     assay_status status;
@@ -67,6 +83,7 @@ static assay_status describe_permute(assay_context *ctx, const assay_case *c, as
     TRY(assay_describe(ctx, list, "outputs/group_sizes", ASSAY_INT32, NULL, (assay_dims){"E", {d.experts}}));
     TRY(assay_describe(ctx, list, "outputs/sorted_selected_experts", ASSAY_INT32, NULL, (assay_dims){"r", {copies}}));
     TRY(assay_describe_output(ctx, list, c, "sorted_inputs", &one, (assay_dims){"rD", {copies, d.emb_dim}}));
+    list->entries[list->count - 1].unused_row_axes = 1;
 cleanup:
     return status;
 }
@@ -92,6 +109,7 @@ static assay_status run_permute(assay_context *ctx, const assay_case *c, const a
         TRY(assay_permute_check_order(ctx, "routing/sorted_selected_experts", given, selected, group_sizes, &d));
         memcpy(order, given, (size_t)copies * sizeof *order);
     }
+    TRY(check_rows(ctx, "cotangents/sorted_inputs", dy, order, &d));
     assay_permute_forward(sorted, x, order, &d);
     TRY(assay_permute_backward(ctx, dx, dy, order, &d));
     TRY(assay_write_result(ctx, out, "outputs/sorted_inputs", sorted_size, sorted));
@@ -125,6 +143,7 @@ static assay_status describe_unpermute(assay_context *ctx, const assay_case *c, 
     assay_fill one = assay_fill_normal(1.0, 0.0);
     assay_fill order = assay_fill_range(ASSAY_PERMUTATION, 0.0, 0.0);
     TRY(assay_describe_variable(ctx, list, c, "inputs/sorted", one, (assay_dims){"rD", {copies, d.emb_dim}}));
+    list->entries[list->count - 2].unused_row_axes = 1; /* of no choice */
     TRY(assay_describe(ctx, list, "inputs/sorted_selected_experts", ASSAY_INT32, &order, (assay_dims){"r", {copies}}));
     TRY(assay_describe_variable(ctx, list, c, "inputs/weights", assay_fill_range(ASSAY_UNIFORM, 0.0, 1.0),
                                 (assay_dims){"TK", {d.tokens, d.experts_per_token}}));
@@ -148,6 +167,7 @@ static assay_status run_unpermute(assay_context *ctx, const assay_case *c, const
     TRY(assay_alloc_f64(ctx, "unpermute", size, &y));
     TRY(assay_alloc_f64(ctx, "unpermute", sorted_size, &d_sorted));
     TRY(assay_alloc_f64(ctx, "unpermute", copies, &d_weights));
+    TRY(check_rows(ctx, "inputs/sorted", sorted, order, &d));
     TRY(assay_unpermute_forward(ctx, y, sorted, order, weights, &d));
     TRY(assay_unpermute_backward(ctx, d_sorted, d_weights, dy, sorted, order, weights, &d));
     TRY(assay_write_result(ctx, out, "outputs/y", size, y));

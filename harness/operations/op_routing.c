@@ -23,6 +23,9 @@ static assay_status check(assay_context *ctx, const assay_case *c)
 {
     assay_routing_config config;
     assay_status status = assay_routing_config_of(ctx, c, &config);
+    if (status == ASSAY_OK && assay_gives_routing_weights(c, "")) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "inputs.routing_weights: op routing makes them");
+    }
     if (status == ASSAY_OK && !logits_given(c)) {
         status = assay_require_positive(ctx, "base_emb_dim", c->config.base_emb_dim);
     }
@@ -73,10 +76,12 @@ static assay_status describe(assay_context *ctx, const assay_case *c, assay_tens
 {
     assay_status status;
     assay_routing_config r;
+    const assay_describer d = {.ctx = ctx, .c = c, .list = list, .layer = "", .block = ""};
     TRY(assay_routing_config_of(ctx, c, &r));
     assay_dims chosen = {"BSK", {r.batch, r.sequence, r.num_experts_per_tok}}, e = {"E", {r.num_experts}};
     assay_fill one = assay_fill_normal(1.0, 0.0), unit = {.distribution = ASSAY_CONSTANT, .scale = 1.0, .mean = 1.0};
     TRY(describe_inputs(ctx, c, list, &r));
+    TRY(assay_describe_given_choice(&d, &r));
     TRY(assay_describe(ctx, list, "routing/selected_experts", ASSAY_INT32, NULL, chosen));
     TRY(assay_describe_output(ctx, list, c, "weights", &one, chosen));
     TRY(assay_describe(ctx, list, "routing/margin", ASSAY_FLOAT64, NULL, (assay_dims){"BS", {r.batch, r.sequence}}));
@@ -100,6 +105,7 @@ typedef struct routing_run {
     int64_t tokens, experts, chosen, dim;
     double *x, *kernel, *logits, *bias, *per_expert_scale, *d_weights, *d_lb_loss, *d_z_loss;
     int32_t *tid2eid, *input_ids, *given;
+    bool choice_is_input;
     double *d_logits, *d_bias, *d_scale, *dx, *d_kernel;
     assay_routing routing;
 } routing_run;
@@ -142,7 +148,9 @@ static assay_status load(assay_context *ctx, routing_run *r, const assay_source 
     TRY(assay_read_whole(ctx, in, "weights/per_expert_scale", r->experts, &r->per_expert_scale));
     TRY(assay_read_whole_i32(ctx, in, "weights/tid2eid", table, &r->tid2eid));
     TRY(assay_read_whole_i32(ctx, in, "inputs/input_ids", r->tokens, &r->input_ids));
+    r->choice_is_input = in->has(in->self, "inputs/selected_experts");
     TRY(assay_read_whole_i32(ctx, in, "routing/selected_experts", r->chosen, &r->given));
+    if (r->given == NULL) TRY(assay_read_whole_i32(ctx, in, "inputs/selected_experts", r->chosen, &r->given));
     TRY(assay_read_whole(ctx, in, "cotangents/weights", r->chosen, &r->d_weights));
     TRY(assay_read_whole(ctx, in, "cotangents/lb_loss", 1, &r->d_lb_loss));
     TRY(assay_read_whole(ctx, in, "cotangents/z_loss", 1, &r->d_z_loss));
@@ -166,7 +174,8 @@ static assay_routing_inputs inputs_of(const routing_run *r)
                                   .per_expert_scale = r->per_expert_scale,
                                   .tid2eid = r->tid2eid,
                                   .input_ids = r->input_ids,
-                                  .given_experts = r->given};
+                                  .given_experts = r->given,
+                                  .choice_is_input = r->choice_is_input};
 }
 
 static assay_status write_order(assay_context *ctx, const routing_run *r, const assay_sink *out)
@@ -319,7 +328,8 @@ static bool ensemble(const assay_case *c)
 {
     assay_context ctx = {0};
     assay_routing_config config;
-    return assay_routing_config_of(&ctx, c, &config) == ASSAY_OK && !assay_routing_propagates(&config);
+    return assay_gives_choice(c) ||
+           (assay_routing_config_of(&ctx, c, &config) == ASSAY_OK && !assay_routing_propagates(&config));
 }
 
 static double flops(const assay_case *c, bool backward)

@@ -149,6 +149,12 @@ static assay_status describe(assay_context *ctx, const assay_case *c, assay_tens
     TRY(assay_describe_segments(ctx, list, c));
     /* without backward nothing is kept */
     const bool backward = c->gradients.count > 0 && strcmp(c->gradients.items[0], "none") != 0;
+    for (int64_t layer = config.dense_layers; layer < config.layers; layer++) {
+        const layer_prefix prefix = prefix_of(&config, layer);
+        d.layer = prefix.text;
+        TRY(assay_describe_given_choice(&d, &config.moe.routing));
+    }
+    d.layer = "";
     if (config.batch_split_factor > 0) TRY(describe_schedule(&d, &config, backward));
     for (int64_t layer = 0; layer < config.layers; layer++) {
         const layer_prefix prefix = prefix_of(&config, layer);

@@ -84,6 +84,17 @@ static const char *const cases[] = {"yarn_rope/two-dimensions",
                                     "mlp/one-wide",
                                     "mlp/biases-fused",
                                     "mlp/gpt-oss",
+                                    "routing/given-ids",
+                                    "routing/method-sigmoid",
+                                    "moe/method-sigmoid",
+                                    "moe/local-experts",
+                                    "moe/local-expert-map",
+                                    "deepseek_layer/method-sigmoid",
+                                    "deepseek_stack/method-minimax2",
+                                    "moe/given-choice",
+                                    "moe/given-ids-none",
+                                    "deepseek_layer/given-choice",
+                                    "deepseek_stack/given-choice",
                                     "moe/mesh-primes",
                                     "moe/mesh-ring-gpt-oss-chunks",
                                     "moe/mesh-gemma4",
@@ -196,6 +207,7 @@ static const struct {
      "hash_ids_ignored expert_scale_missing tensor_part_missing tensor_sum_twice buffer_unlimited "
      "losses_of_first_shard shared_gate_missing hidden_bias_summed head_part_alone head_sum_twice head_axes_exchanged "
      "latent_gradients_local replicas_summed replica_gradients_averaged "
+     "local_ids_global local_offset_twice expert_map_ignored "
      "clamp_missing biases_missing down_bias_twice scale_from_hidden positions_in_bf16 mask_off_by_one blind_rows_nan "
      "lse_in_base_2"},
 };

@@ -76,7 +76,7 @@ static const struct {
     {ASSAY_PART_LATENT, "LATENT", "wkv_a/kernel"},
     {ASSAY_PART_LAYER, "LAYER", "decoder_layer_input"},
     {ASSAY_PART_GROUPS, "GROUPS", "inputs/group_sizes"},
-    {ASSAY_PART_SORT, "SORT", "inputs/selected_experts"},
+    {ASSAY_PART_SORT, "SORT", "outputs/sorted_inputs"},
     {ASSAY_PART_COMBINE, "COMBINE", "inputs/sorted"},
 };
 

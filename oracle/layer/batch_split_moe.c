@@ -1,5 +1,6 @@
 /* All microbatches through the MoE half, forward. */
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,10 +13,13 @@ assay_status bs_read_given(assay_context *ctx, const bs_run *run, int64_t layer,
     assay_status status = ASSAY_OK;
     const assay_source *in = run->stack->in;
     const int64_t width = run->mla.sequence * run->routing.num_experts_per_tok;
-    char prefix[LAYER_PREFIX_SIZE], path[ASSAY_PATH_SIZE];
+    char prefix[LAYER_PREFIX_SIZE], path[ASSAY_PATH_SIZE], held[ASSAY_PATH_SIZE];
     int32_t *all = NULL;
     layer_prefix(run->stack, layer, prefix);
-    snprintf(path, sizeof path, "routing/%sselected_experts", prefix);
+    snprintf(path, sizeof path, "inputs/%sselected_experts", prefix);
+    given->is_input = in->has(in->self, path);
+    snprintf(held, sizeof held, "routing/%sselected_experts", prefix);
+    if (in->has(in->self, held)) memcpy(path, held, sizeof path);
     if (!in->has(in->self, path)) return ASSAY_OK;
     TRY(bs_alloc_shards_i32(ctx, run, path, run->factor * run->sizes.rows, width, &all));
     TRY(in->read_i32(ctx, in->self, path, 0, run->sizes.shards * run->factor * run->sizes.rows * width, all));
@@ -58,6 +62,8 @@ static assay_status route(assay_context *ctx, bs_run *run, int64_t layer, double
     TRY(bs_read_given(ctx, run, layer, &given));
     for (int64_t i = 0; i < run->factor; i++) {
         TRY(bs_shared_expert_and_route(ctx, at, &m->routed[i], xs[i], given.choices[i]));
+        for (int64_t t = 0; given.is_input && t < run->sizes.shards * run->sizes.tokens; t++)
+            m->routed[i].selection.routing.margin[t] = INFINITY;
         assay_round(ctx, ASSAY_ROUND_STORAGE, count, m->routed[i].shared_out);
         TRY(assay_schedule_add(ctx, &run->schedule, false, ASSAY_STAGE_ROUTE, layer, i));
     }

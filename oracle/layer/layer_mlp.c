@@ -166,6 +166,13 @@ cleanup:
     return status;
 }
 
+/* Operations of the gate, where the case gives the routing weights and there is none. */
+static double gate_left_out(const stack_run *run, const assay_source *in)
+{
+    const double size = (double)run->size, experts = (double)run->config->moe.routing.num_experts;
+    return in->has(in->self, "inputs/routing_weights") ? 2 * size * experts : 0;
+}
+
 static assay_status moe_backward(assay_context *ctx, const stack_run *run, int64_t layer, const double *h_norm,
                                  const double *dy, double **dh_norm)
 {
@@ -188,7 +195,7 @@ static assay_status moe_backward(assay_context *ctx, const stack_run *run, int64
     const assay_source in = sub_block_source(&view.block);
     const assay_sink out = sub_block_sink(&view.block);
     TRY(run_moe(ctx, run->config, &in, &out));
-    assay_remat_recomputed(run->store, layer_mlp_recomputed(run->config, layer, kept));
+    assay_remat_recomputed(run->store, layer_mlp_recomputed(run->config, layer, kept) - gate_left_out(run, &in));
 cleanup:
     close_view(&view);
     return status;

@@ -109,7 +109,8 @@ static bool wants_moe_gradient(const stack_run *run, const char *prefix)
         snprintf(path, sizeof path, "gradients/weights/%.100s%s", block, names[i]);
         wants |= run->out->wants(run->out->self, path);
     }
-    return wants;
+    snprintf(path, sizeof path, "gradients/inputs/%.100srouting_weights", prefix);
+    return wants || run->out->wants(run->out->self, path);
 }
 
 bool layer_wants_gradient(const stack_run *run, int64_t layer)

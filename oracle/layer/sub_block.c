@@ -37,7 +37,8 @@ static bool begins(const char *path, const char *start)
 static bool outside_path(const sub_block *s, const char *path, char *to)
 {
     static const char *const of_weights[] = {"weights/", "gradients/weights/"};
-    static const char *const of_layer[] = {"routing/", "outputs/", "cotangents/", "checkpoints/"};
+    static const char *const of_layer[] = {"routing/",     "outputs/", "cotangents/",
+                                           "checkpoints/", "inputs/",  "gradients/inputs/"};
     int length = -1;
     for (size_t i = 0; i < sizeof of_weights / sizeof *of_weights; i++) {
         const char *folder = of_weights[i];
@@ -52,10 +53,10 @@ static bool outside_path(const sub_block *s, const char *path, char *to)
     return length > 0 && length < ASSAY_PATH_SIZE;
 }
 
-/* inputs/ and checkpoints/ come from the layer alone. */
+/* inputs/x and checkpoints/ come from the layer alone. */
 static bool is_inside(const char *path)
 {
-    return begins(path, "inputs/") || begins(path, "checkpoints/") || strcmp(path, "cotangents/y") == 0;
+    return strcmp(path, "inputs/x") == 0 || begins(path, "checkpoints/") || strcmp(path, "cotangents/y") == 0;
 }
 
 static bool source_has(void *self, const char *path)

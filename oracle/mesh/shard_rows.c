@@ -2,7 +2,10 @@
 
 void assay_roll_experts(int32_t *rolled, const int32_t *selected_experts, int64_t count, int64_t first, int64_t experts)
 {
-    for (int64_t i = 0; i < count; i++) rolled[i] = (int32_t)((selected_experts[i] - first + experts) % experts);
+    for (int64_t i = 0; i < count; i++) {
+        const bool none = selected_experts[i] == ASSAY_NO_EXPERT;
+        rolled[i] = none ? ASSAY_NO_EXPERT : (int32_t)((selected_experts[i] - first + experts) % experts);
+    }
 }
 
 /* Numbers of one shard's rows, and of its copies. */

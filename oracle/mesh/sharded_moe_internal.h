@@ -23,6 +23,7 @@ typedef struct sharded_chunk {
     double *logits;               /* [M,Tt,E] */
     int32_t *input_ids;           /* [M,Tt] with hash routing */
     int32_t *given_experts;       /* [M,Tt,K] when the choice is given */
+    double *given_weights;        /* likewise; then there are no logits */
     assay_routing *routings;      /* [M] */
     double *gates;                /* llama4: [M,Tt], sigmoid(weight) */
     int32_t *order, *group_sizes; /* [M,copies], [M,E] of sorting them */
@@ -58,6 +59,7 @@ assay_status sharded_write_routing(assay_context *ctx, const sharded_run *run);
 assay_status sharded_route(assay_context *ctx, sharded_run *run);
 assay_routing_inputs sharded_routing_inputs(const sharded_run *run, const sharded_chunk *chunk, int64_t shard);
 assay_status sharded_route_backward(assay_context *ctx, moe_block *block, double *d_bias, double *d_scale);
+assay_status sharded_given_backward(assay_context *ctx, moe_block *block, double *d_weights);
 void sharded_route_free(sharded_run *run);
 
 /* sharded_traffic.c: once all shards have routed; P > 1 without the ring. */

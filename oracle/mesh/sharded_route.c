@@ -12,12 +12,14 @@ assay_routing_inputs sharded_routing_inputs(const sharded_run *run, const sharde
     const moe_router *router = &run->block->router;
     const int64_t tokens = run->permute.tokens, per_token = run->permute.experts_per_token;
     return (assay_routing_inputs){
-        .logits = chunk->logits + shard * tokens * run->permute.experts,
+        .logits = chunk->logits == NULL ? NULL : chunk->logits + shard * tokens * run->permute.experts,
         .bias = router->bias,
         .per_expert_scale = router->per_expert_scale,
         .tid2eid = router->tid2eid,
         .input_ids = chunk->input_ids == NULL ? NULL : chunk->input_ids + shard * tokens,
         .given_experts = chunk->given_experts == NULL ? NULL : chunk->given_experts + shard * tokens * per_token,
+        .choice_is_input = router->inputs.choice_is_input,
+        .given_weights = chunk->given_weights == NULL ? NULL : chunk->given_weights + shard * tokens * per_token,
     };
 }
 
@@ -28,8 +30,14 @@ static assay_status gather_inputs(assay_context *ctx, sharded_run *run, int64_t 
     const moe_router *router = &run->block->router;
     const int64_t routed = run->sizes.shards * run->permute.tokens, experts = run->permute.experts;
     const int64_t per_token = run->permute.experts_per_token;
-    TRY(assay_alloc_f64(ctx, "logits of shards", routed * experts, &chunk->logits));
-    sharded_spread(run, c, (size_t)experts * sizeof(double), chunk->logits, router->logits);
+    if (router->logits != NULL) {
+        TRY(assay_alloc_f64(ctx, "logits of shards", routed * experts, &chunk->logits));
+        sharded_spread(run, c, (size_t)experts * sizeof(double), chunk->logits, router->logits);
+    }
+    if (router->given_weights != NULL) {
+        TRY(assay_alloc_f64(ctx, "routing_weights of shards", routed * per_token, &chunk->given_weights));
+        sharded_spread(run, c, (size_t)per_token * sizeof(double), chunk->given_weights, router->given_weights);
+    }
     if (router->input_ids != NULL) {
         TRY(assay_alloc_i32(ctx, "input_ids of shards", routed, &chunk->input_ids));
         sharded_spread(run, c, sizeof(int32_t), chunk->input_ids, router->input_ids);
@@ -145,6 +153,7 @@ static void free_chunk(sharded_chunk *chunk, int64_t shards)
     void *const memory[] = {chunk->logits,
                             chunk->input_ids,
                             chunk->given_experts,
+                            chunk->given_weights,
                             chunk->routings,
                             chunk->gates,
                             chunk->order,

@@ -38,6 +38,19 @@ cleanup:
     return status;
 }
 
+assay_status sharded_given_backward(assay_context *ctx, moe_block *block, double *d_weights)
+{
+    assay_status status = ASSAY_OK;
+    const sharded_run *run = block->placed;
+    for (int64_t c = 0; c < run->sizes.chunks; c++) {
+        double *d_routed = run->chunks[c].d_weights;
+        assay_round(ctx, ASSAY_ROUND_ROUTER, run->sizes.shards * run->sizes.copies, d_routed);
+        TRY(sharded_collect(ctx, run, c, block->per_token, ASSAY_ROUND_ROUTER, d_weights, d_routed));
+    }
+cleanup:
+    return status;
+}
+
 assay_status sharded_route_backward(assay_context *ctx, moe_block *block, double *d_bias, double *d_scale)
 {
     assay_status status = ASSAY_OK;

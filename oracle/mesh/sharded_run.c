@@ -74,8 +74,10 @@ static assay_status send_tokens(assay_context *ctx, sharded_run *run, int64_t c)
     if (run->block->config->weight_on_input) weigh_sorted(ctx, run, chunk);
     TRY(sharded_dispatch(ctx, run, chunk, dim, chunk->rows_x, run->sorted));
     if (chunk->row_weights == NULL) return ASSAY_OK;
-    for (int64_t i = 0; i < s->shards * s->copies; i++)
-        run->sorted[i] = chunk->routings[i / s->copies].weights[chunk->order[i]];
+    for (int64_t i = 0; i < s->shards * s->copies; i++) {
+        const int32_t choice = chunk->order[i];
+        run->sorted[i] = choice == ASSAY_NO_EXPERT ? 0 : chunk->routings[i / s->copies].weights[choice];
+    }
     TRY(sharded_dispatch(ctx, run, chunk, 1, chunk->row_weights, run->sorted));
 cleanup:
     return status;
@@ -174,8 +176,10 @@ static assay_status return_gradients(assay_context *ctx, sharded_run *run, int64
     const int64_t dim = run->permute.emb_dim;
     if (chunk->row_d_weights != NULL) {
         TRY(sharded_dispatch_transpose(ctx, run, chunk, 1, run->sorted, chunk->row_d_weights));
-        for (int64_t i = 0; i < s->shards * s->copies; i++)
+        for (int64_t i = 0; i < s->shards * s->copies; i++) {
+            if (chunk->order[i] == ASSAY_NO_EXPERT) continue;
             chunk->d_weights[i / s->copies * s->copies + chunk->order[i]] = run->sorted[i];
+        }
     }
     if (!run->block->need_row_dx) return ASSAY_OK;
     TRY(sharded_dispatch_transpose(ctx, run, chunk, dim, run->sorted, chunk->rows_dx));
@@ -226,7 +230,8 @@ static const moe_placement mesh_placement = {.route = route,
                                              .free_rows = sharded_free_rows,
                                              .take_rows = sharded_take_rows,
                                              .finish = finish,
-                                             .route_backward = sharded_route_backward};
+                                             .route_backward = sharded_route_backward,
+                                             .given_backward = sharded_given_backward};
 
 assay_status assay_sharded_moe_run(assay_context *ctx, const assay_moe_config *config, const assay_sharding *sharding,
                                    const assay_source *in, const assay_sink *out)

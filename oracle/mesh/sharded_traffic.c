@@ -65,8 +65,11 @@ static assay_status sort_locally(assay_context *ctx, sharded_run *run, sharded_c
     TRY(assay_alloc_i32(ctx, "sorted experts", s->copies, &sorted_experts));
     assay_all_gather_i32(all_sizes, chunk->group_sizes, &row, 0, &run->mesh, ASSAY_AXIS_EXPERT);
     for (int64_t shard = 0; shard < s->shards; shard++) {
-        for (int64_t i = 0; i < s->copies; i++)
-            sorted_experts[i] = chunk->routings[shard].selected_experts[chunk->order[shard * s->copies + i]];
+        for (int64_t i = 0; i < s->copies; i++) {
+            const int32_t choice = chunk->order[shard * s->copies + i]; /* of none: beyond the experts of any shard */
+            const int32_t *selected = chunk->routings[shard].selected_experts;
+            sorted_experts[i] = choice == ASSAY_NO_EXPERT ? (int32_t)experts : selected[choice];
+        }
         const assay_local_permute_args args = {
             .global_group_sizes =
                 s->batch_sharded ? all_sizes + shard * peers * experts : chunk->group_sizes + shard * experts,

@@ -10,7 +10,8 @@
 
 void assay_balance_bias_updates(double *updates, const int32_t *group_sizes, const assay_routing_config *config)
 {
-    const int64_t choices = config->batch * config->sequence * config->num_experts_per_tok;
+    int64_t choices = 0; /* all but those of no expert */
+    for (int64_t e = 0; e < config->num_experts; e++) choices += group_sizes[e];
     for (int64_t e = 0; e < config->num_experts; e++) {
         const int64_t load = group_sizes[e] * config->num_experts;
         const double rate = config->routed_bias_update_rate;
@@ -34,7 +35,9 @@ void assay_balance_density(double *density, const int32_t *selected_experts, con
     for (int64_t b = 0; b < of.batch; b++) {
         double *row = density + b * experts;
         for (int64_t e = 0; e < experts; e++) row[e] = 0.0;
-        for (int64_t i = 0; i < choices; i++) row[selected_experts[b * choices + i]] += 1.0;
+        for (int64_t i = b * choices; i < (b + 1) * choices; i++) {
+            if (selected_experts[i] != ASSAY_NO_EXPERT) row[selected_experts[i]] += 1.0;
+        }
         for (int64_t e = 0; e < experts; e++) row[e] /= (double)of.sequence;
     }
 }

@@ -1,6 +1,7 @@
 #include <math.h>
 #include <stddef.h>
 
+#include "oracle/moe/permute.h"
 #include "oracle/moe/routing.h"
 
 int64_t assay_expert_capacity(const assay_routing_config *config, double capacity_factor)
@@ -17,6 +18,7 @@ static void rank_row(int32_t *position, const int32_t *selected, int64_t choices
 {
     enum { STRETCH = 1024 };
     int32_t seen[STRETCH];
+    for (int64_t i = 0; i < choices; i++) position[i] = INT32_MAX; /* no expert: it never fits */
     for (int64_t first = 0; first < experts; first += STRETCH) {
         for (int64_t i = 0; i < STRETCH; i++) seen[i] = 0;
         for (int64_t i = 0; i < choices; i++) {
@@ -34,7 +36,8 @@ void assay_capacity_masks(bool *kept, int32_t *position, double *combine_mask, c
     for (int64_t b = 0; b < config->batch; b++) {
         rank_row(position + b * choices, r->selected_experts + b * choices, choices, experts);
     }
-    for (int64_t i = 0; i < config->batch * choices; i++) kept[i] = position[i] < capacity;
+    for (int64_t i = 0; i < config->batch * choices; i++)
+        kept[i] = position[i] < capacity && r->selected_experts[i] != ASSAY_NO_EXPERT;
     if (combine_mask == NULL) return;
     const int64_t cells = experts * capacity; /* of one token */
     for (int64_t i = 0; i < config->batch * config->sequence * cells; i++) combine_mask[i] = 0.0;

@@ -6,8 +6,9 @@
 
 #include "oracle/base/memory.h"
 #include "oracle/moe/moe_block.h"
+#include "oracle/moe/permute.h"
 
-/* Kept choices by expert, then those that are dropped, whose rows finish() sets to 0. */
+/* Kept choices by expert, then those that are dropped, whose rows finish() sets to 0, then places of no choice. */
 static void order_kept(moe_block *block, int32_t *sorted, const bool *kept)
 {
     int64_t choices = block->tokens * block->per_token, next = 0;
@@ -16,11 +17,12 @@ static void order_kept(moe_block *block, int32_t *sorted, const bool *kept)
     for (int64_t e = 0; e < block->experts; e++) block->group_sizes[e] = 0;
     for (int dropped = 0; dropped < 2; dropped++) {
         for (int64_t i = 0; i < choices; i++) {
-            if (kept[sorted[i]] == (dropped == 1)) continue;
+            if (sorted[i] == ASSAY_NO_EXPERT || kept[sorted[i]] == (dropped == 1)) continue;
             block->order[next++] = sorted[i];
             block->group_sizes[selected[sorted[i]]] += dropped == 0;
         }
     }
+    while (next < choices) block->order[next++] = ASSAY_NO_EXPERT;
 }
 
 static assay_status write_masks(assay_context *ctx, moe_block *block, const double *mask, int64_t count)

@@ -103,6 +103,28 @@ static assay_status check_forms(assay_context *ctx, const assay_moe_config *conf
     return ASSAY_OK;
 }
 
+static assay_status check_local(assay_context *ctx, const assay_moe_config *config)
+{
+    const int64_t count = config->local_num_experts, offset = config->local_expert_offset;
+    const int64_t experts = config->routing.num_experts;
+    if (count == 0 && offset == 0) return ASSAY_OK;
+    if (count < 1 || offset < 0 || count > experts || offset > experts - count) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "local_num_experts is %" PRId64 " and local_expert_offset %" PRId64
+                          ", expected at least 1 and 0, and at most num_experts=%" PRId64 " together",
+                          count, offset, experts);
+    }
+    if (config->path == ASSAY_MOE_DENSE || config->path == ASSAY_MOE_DROPPING) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "local_num_experts needs sparse_matmul=true, found sparse_matmul=false");
+    }
+    if (config->fused_shared_experts > 0 || config->physical_experts > 0) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "local_num_experts needs num_fused_shared_experts=0 and num_redundant_experts=0");
+    }
+    return ASSAY_OK;
+}
+
 assay_status assay_moe_check(assay_context *ctx, const assay_moe_config *config)
 {
     assay_status status = ASSAY_OK;
@@ -110,6 +132,7 @@ assay_status assay_moe_check(assay_context *ctx, const assay_moe_config *config)
     TRY(check_sizes(ctx, config));
     TRY(check_path(ctx, config));
     TRY(check_forms(ctx, config));
+    TRY(check_local(ctx, config));
     if (config->glu != ASSAY_GLU_PLAIN && !(config->limit > 0)) {
         status = assay_fail(ctx, ASSAY_BAD_INPUT, "moe: mlp_activations_limit is %g, expected a number above 0",
                             config->limit);
@@ -123,7 +146,7 @@ static void find_needs(moe_block *block)
     const moe_results *r = &block->results;
     block->need_y = moe_wants(r, MOE_Y);
     block->need_dx = moe_wants(r, MOE_DX);
-    block->need_router_gradient = moe_wants_any(r, MOE_DX, MOE_DSCALE + 1 - MOE_DX);
+    block->need_router_gradient = moe_wants_any(r, MOE_DX, MOE_DROUTING_WEIGHTS + 1 - MOE_DX);
     const bool weighs_x = block->llama4 || block->config->weight_on_input;
     block->need_row_dx = block->need_dx || (weighs_x && block->need_router_gradient);
     bool weights = moe_wants_any(r, MOE_ROUTED + MLP_GRADIENT, ASSAY_MLP_WEIGHTS);
@@ -142,6 +165,7 @@ static assay_status open_block(assay_context *ctx, moe_block *block)
     block->tokens = config->routing.batch * config->routing.sequence;
     block->per_token = assay_moe_slots(config);
     block->experts = config->routing.num_experts;
+    block->local_experts = assay_moe_local_experts(config);
     block->emb_dim = config->emb_dim;
     block->llama4 = config->routing.family == ASSAY_ROUTER_LLAMA4;
     int64_t count = block->tokens * block->emb_dim;

@@ -23,7 +23,9 @@
  *   weights/shared_experts/{wi_0,wi_1,wo}/kernel, weights/shared_expert_gate/kernel [D,1] (shared_gate; MaxText
  *   Qwen3NextSparseMoeBlock), cotangents/y?, cotangents/{lb_loss,z_loss}?;
  *   inputs/physical_to_logical_map [P] (physical_experts);
- *   routing/selected_experts, when the source has it, fixes the choice (a replay of a backend's);
+ *   inputs/selected_experts [B,S,K], inputs/routing_weights [B,S,K]: a choice that the case gives (routing.h); with the
+ *   weights nothing of the gate is read, and gradients/inputs/routing_weights is there;
+ *   routing/selected_experts, when the source has it, goes before it: a run held at a backend's choice;
  *   checkpoints/ of the results below, when the source has them, are read and not computed (rematerialisation): they must
  *   be what a run of the same block gave.
  * Results:
@@ -33,7 +35,8 @@
  *   of zeros; moe_intermediate is act(a) b, before wo;
  *   checkpoints/{mlpwi_0,mlpwi_1,mlp_intermediate,mlpwo} of the shared expert before its gate, [B,S,...];
  *   routing/biased_scores [T,E], what experts are chosen by: in no fixture;
- *   routing/{selected_experts,weights,margin,group_sizes,sorted_selected_experts}; dropping: routing/combine_mask and
+ *   routing/{selected_experts,weights,margin,group_sizes,sorted_selected_experts}; with local experts the last has the
+ *   rows of those, then -1, and routing/local_group_sizes counts them; dropping: routing/combine_mask and
  *   routing/dispatch_mask (int32) [B,S,E,C]; physical_experts: routing/physical_experts [B,S,K], and rows in sorted order
  *   are replica after replica.
  * What the sink does not want is not computed. An output without a cotangent is not differentiated. */
@@ -62,6 +65,10 @@ typedef struct assay_moe_config {
     bool weight_on_input;     /* apply_router_weight_on_input: the routing weight is on x, and 1 on y */
     bool shared_gate;         /* the shared expert's output is multiplied by sigmoid(x shared_expert_gate.kernel) */
     int64_t physical_experts; /* sparse: replicas.h; 0: every expert is there once */
+    /* A rank that has only some of the experts (sparse and fused): of the others' choices it computes nothing. Experts
+     * offset to offset + local - 1 are its own 0 to local - 1, or those that inputs/expert_map [E] says, -1: not here.
+     * Ids stay those of all E experts; weights and their gradients are of its own. */
+    int64_t local_num_experts, local_expert_offset; /* 0: it has all */
 } assay_moe_config;
 
 /* Of one expert, or of the shared one, on so many rows. */
@@ -71,6 +78,7 @@ assay_gated_mlp_config assay_moe_shared_config(const assay_moe_config *config, i
 /* Copies of a token, and experts with weights: those of the router, and the fused shared ones. */
 int64_t assay_moe_slots(const assay_moe_config *config);
 int64_t assay_moe_experts(const assay_moe_config *config);
+int64_t assay_moe_local_experts(const assay_moe_config *config); /* of those, here */
 
 assay_status assay_moe_check(assay_context *ctx, const assay_moe_config *config);
 

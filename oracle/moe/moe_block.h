@@ -27,6 +27,7 @@ enum {
     MOE_DKERNEL,
     MOE_DBIAS,
     MOE_DSCALE,
+    MOE_DROUTING_WEIGHTS,
     MOE_DSHARED_GATE,
     MOE_ROUTED,
     MOE_SHARED = MOE_ROUTED + MLP_RESULTS,
@@ -133,6 +134,7 @@ assay_status moe_checkpoints_finish(assay_context *ctx, const moe_checkpoints *c
 typedef struct moe_router {
     double *kernel, *bias, *per_expert_scale, *logits;
     int32_t *tid2eid, *input_ids, *given_experts;
+    double *given_weights; /* then there is no gate: of the above there is the choice alone */
     assay_routing_inputs inputs;
     assay_routing routing;
     double *d_lb_loss, *d_z_loss; /* [losses] */
@@ -142,10 +144,10 @@ typedef struct moe_router {
 /* How a block is split; one device: 1 and false everywhere. */
 typedef struct moe_split {
     int64_t shards;
-    int64_t losses; /* lb_loss and z_loss: one of each shard, or one of all */
+    int64_t losses;      /* lb_loss and z_loss: one of each shard, or one of all */
     int64_t loss_copies; /* of each: shards of H have the same one */
-    int64_t owners; /* of tokens, split along the batch */
-    int64_t pieces; /* that the rows of an expert come in */
+    int64_t owners;      /* of tokens, split along the batch */
+    int64_t pieces;      /* that the rows of an expert come in */
     int64_t tensor_shards, emb_chunks;
     int64_t hidden_shards; /* of each shard, over H; each gives its part of a checkpoint's columns, and an lb_loss */
     bool weighs_h;         /* the routing weight is on h */
@@ -164,6 +166,7 @@ struct moe_block {
     const struct moe_path *path; /* one device */
     moe_results results;
     int64_t tokens, per_token, experts, emb_dim; /* per_token: slots; experts: of the router */
+    int64_t local_experts;                       /* that are computed here, fused shared ones too */
     bool llama4;
     /* What somebody looks at, and what that needs. */
     bool need_y, need_dx, need_router_gradient, need_row_dx, need_forward, need_backward;
@@ -175,7 +178,7 @@ struct moe_block {
     double *gate, *scaled_x; /* llama4: sigmoid(weight) [T], and x times that */
     moe_router router;
     int32_t *order;         /* [T*K]: the choices by expert */
-    int32_t *group_sizes;   /* [E]: of the choices in `order` that are computed */
+    int32_t *group_sizes;   /* [local_experts]: of the choices in `order` that are computed */
     int32_t *replica_sizes; /* [P]: the same of each replica, expert after expert; NULL: there are none */
     double *combine;        /* [T,K]: weights of the outputs */
     int64_t capacity;       /* dropping */
@@ -208,6 +211,8 @@ typedef struct moe_placement {
     assay_status (*finish)(assay_context *ctx, moe_block *block);
     /* d_logits of all tokens, and what d_bias and d_per_expert_scale are; NULL where the block has no such tensor. */
     assay_status (*route_backward)(assay_context *ctx, moe_block *block, double *d_bias, double *d_scale);
+    /* d_weights of all tokens [T,K], where the weights are given. */
+    assay_status (*given_backward)(assay_context *ctx, moe_block *block, double *d_weights);
 } moe_placement;
 
 extern const moe_placement moe_one_device;

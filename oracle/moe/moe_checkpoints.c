@@ -151,18 +151,42 @@ cleanup:
     return status;
 }
 
+/* Rows of no choice, behind those of the last expert; of one device. */
+static int64_t unused_rows(const moe_block *block, const moe_mlp *mlp)
+{
+    int64_t unused = block->tokens * block->per_token;
+    if (mlp->place != ASSAY_MLP_ROUTED || block->kept_rows > 0 || block->slots.row != NULL) return 0;
+    for (int64_t e = 0; e < block->local_experts; e++) unused -= block->group_sizes[e];
+    return unused;
+}
+
+static assay_status write_zeros(assay_context *ctx, const moe_mlp *mlp, const moe_results *r, int checkpoint,
+                                int64_t count)
+{
+    assay_status status = ASSAY_OK;
+    double *zeros = NULL;
+    TRY(assay_alloc_zeros(ctx, "rows of no choice", count, &zeros));
+    TRY(moe_write(ctx, r, mlp->first_result + checkpoint, count, zeros));
+cleanup:
+    free(zeros);
+    return status;
+}
+
 assay_status moe_checkpoints_finish(assay_context *ctx, const moe_checkpoints *c, const moe_block *block,
                                     const moe_mlp *mlp, const moe_results *r)
 {
+    assay_status status = ASSAY_OK;
     for (int checkpoint = 0; checkpoint < ASSAY_MLP_CHECKPOINTS; checkpoint++) {
         const int64_t count = kept_rows(block, mlp) * width_of(mlp, checkpoint);
+        const int64_t zeros = unused_rows(block, mlp) * width_of(mlp, checkpoint);
+        if (zeros > 0 && is_written(block, mlp, r, checkpoint)) TRY(write_zeros(ctx, mlp, r, checkpoint, zeros));
         if (c->kept[checkpoint] == NULL) continue;
-        assay_status status = block->split.hidden_shards > 1
-                                  ? write_parts(ctx, block, mlp, r, checkpoint, c->kept[checkpoint])
-                                  : moe_write(ctx, r, mlp->first_result + checkpoint, count, c->kept[checkpoint]);
-        if (status != ASSAY_OK) return status;
+        TRY(block->split.hidden_shards > 1
+                ? write_parts(ctx, block, mlp, r, checkpoint, c->kept[checkpoint])
+                : moe_write(ctx, r, mlp->first_result + checkpoint, count, c->kept[checkpoint]));
     }
-    return ASSAY_OK;
+cleanup:
+    return status;
 }
 
 /* One expert's slots, of which the filled ones hold its rows. */

@@ -30,6 +30,11 @@ int64_t assay_moe_experts(const assay_moe_config *config)
     return config->routing.num_experts + config->fused_shared_experts;
 }
 
+int64_t assay_moe_local_experts(const assay_moe_config *config)
+{
+    return config->local_num_experts > 0 ? config->local_num_experts : assay_moe_experts(config);
+}
+
 /* Numbers that one gated MLP of `rows` rows takes: its weights with gradients and variances, what forward keeps, and
  * the scratch of backward and of error propagation. */
 static double mlp_numbers(double rows, double dim, double width)

@@ -6,7 +6,7 @@ static assay_status alloc_expert(assay_context *ctx, moe_block *block)
     assay_status status = ASSAY_OK;
     const int64_t pieces = block->split.pieces;
     int64_t most = 1;
-    for (int64_t i = 0; i < assay_moe_experts(block->config) * pieces; i++) {
+    for (int64_t i = 0; i < block->local_experts * pieces; i++) {
         const int64_t count = block->placement->row_count(block, i / pieces, i % pieces);
         if (count > most) most = count;
     }
@@ -66,7 +66,7 @@ assay_status moe_experts_run(assay_context *ctx, moe_block *block)
     assay_status status = ASSAY_OK;
     if (!block->need_forward) return ASSAY_OK;
     TRY(alloc_expert(ctx, block));
-    for (int64_t e = 0; e < assay_moe_experts(block->config); e++) TRY(run_expert(ctx, block, e));
+    for (int64_t e = 0; e < block->local_experts; e++) TRY(run_expert(ctx, block, e));
     TRY(moe_checkpoints_finish(ctx, &block->checkpoints, block, &block->expert, &block->results));
     TRY(block->placement->finish(ctx, block));
 cleanup:

@@ -13,6 +13,7 @@ static const char *const result_paths[MOE_ROUTED] = {
     [MOE_DKERNEL] = "gradients/weights/gate/kernel",
     [MOE_DBIAS] = "gradients/weights/gate/bias",
     [MOE_DSCALE] = "gradients/weights/per_expert_scale",
+    [MOE_DROUTING_WEIGHTS] = "gradients/inputs/routing_weights",
     [MOE_DSHARED_GATE] = "gradients/weights/shared_expert_gate/kernel",
 };
 

@@ -35,6 +35,26 @@ cleanup:
     return status;
 }
 
+/* The choice that a run is held at goes before the case's own. */
+static assay_status read_given(assay_context *ctx, moe_block *block)
+{
+    static const char own[] = "inputs/selected_experts", held[] = "routing/selected_experts";
+    static const char weights[] = "inputs/routing_weights";
+    assay_status status = ASSAY_OK;
+    moe_router *router = &block->router;
+    const assay_source *in = block->in;
+    const int64_t choices = block->tokens * block->config->routing.num_experts_per_tok;
+    router->inputs.choice_is_input = in->has(in->self, own);
+    if (in->has(in->self, held)) {
+        TRY(read_i32(ctx, in, held, choices, &router->given_experts));
+    } else if (router->inputs.choice_is_input) {
+        TRY(read_i32(ctx, in, own, choices, &router->given_experts));
+    }
+    if (in->has(in->self, weights)) TRY(read_f64(ctx, in, weights, choices, &router->given_weights));
+cleanup:
+    return status;
+}
+
 static assay_status read_router(assay_context *ctx, moe_block *block)
 {
     assay_status status = ASSAY_OK;
@@ -42,6 +62,10 @@ static assay_status read_router(assay_context *ctx, moe_block *block)
     const assay_source *in = block->in;
     const int64_t experts = block->experts, rows = block->config->routing.hash_rows;
     const int64_t chosen = block->config->routing.num_experts_per_tok;
+    TRY(read_given(ctx, block));
+    TRY(read_losses(ctx, block, "cotangents/lb_loss", &router->d_lb_loss));
+    TRY(read_losses(ctx, block, "cotangents/z_loss", &router->d_z_loss));
+    if (router->given_weights != NULL) return ASSAY_OK;
     TRY(read_f64(ctx, in, "weights/gate/kernel", block->emb_dim * experts, &router->kernel));
     if (in->has(in->self, "weights/gate/bias")) {
         TRY(read_f64(ctx, in, "weights/gate/bias", experts, &router->bias));
@@ -53,11 +77,6 @@ static assay_status read_router(assay_context *ctx, moe_block *block)
         TRY(read_i32(ctx, in, "weights/tid2eid", rows * chosen, &router->tid2eid));
         TRY(read_i32(ctx, in, "inputs/input_ids", block->tokens, &router->input_ids));
     }
-    if (in->has(in->self, "routing/selected_experts")) {
-        TRY(read_i32(ctx, in, "routing/selected_experts", block->tokens * chosen, &router->given_experts));
-    }
-    TRY(read_losses(ctx, block, "cotangents/lb_loss", &router->d_lb_loss));
-    TRY(read_losses(ctx, block, "cotangents/z_loss", &router->d_z_loss));
 cleanup:
     return status;
 }
@@ -82,7 +101,7 @@ assay_status moe_write_selecting(assay_context *ctx, const moe_block *block, con
     static const char path[] = "routing/biased_scores";
     assay_status status = ASSAY_OK;
     double *selecting = NULL;
-    if (!block->results.out->wants(block->results.out->self, path)) return ASSAY_OK;
+    if (!block->results.out->wants(block->results.out->self, path) || inputs->logits == NULL) return ASSAY_OK;
     TRY(assay_alloc_f64(ctx, "biased scores", tokens * block->experts, &selecting));
     TRY(assay_routing_selecting(ctx, selecting, inputs, first, tokens, config));
     TRY(moe_write_f64(ctx, block, path, tokens * block->experts, selecting));
@@ -97,16 +116,20 @@ assay_status moe_router_forward(assay_context *ctx, moe_block *block)
     assay_status status = ASSAY_OK;
     moe_router *router = &block->router;
     TRY(read_router(ctx, block));
-    TRY(assay_alloc_f64(ctx, "logits", block->tokens * block->experts, &router->logits));
-    const assay_matmul_args args = moe_logits_product(block, router->logits);
-    TRY(assay_matmul(ctx, &args));
-    assay_round(ctx, ASSAY_ROUND_ROUTER, block->tokens * block->experts, router->logits);
+    if (router->given_weights == NULL) {
+        TRY(assay_alloc_f64(ctx, "logits", block->tokens * block->experts, &router->logits));
+        const assay_matmul_args args = moe_logits_product(block, router->logits);
+        TRY(assay_matmul(ctx, &args));
+        assay_round(ctx, ASSAY_ROUND_ROUTER, block->tokens * block->experts, router->logits);
+    }
     router->inputs = (assay_routing_inputs){.logits = router->logits,
                                             .bias = router->bias,
                                             .per_expert_scale = router->per_expert_scale,
                                             .tid2eid = router->tid2eid,
                                             .input_ids = router->input_ids,
-                                            .given_experts = router->given_experts};
+                                            .given_experts = router->given_experts,
+                                            .choice_is_input = router->inputs.choice_is_input,
+                                            .given_weights = router->given_weights};
     TRY(block->placement->route(ctx, block));
 cleanup:
     return status;
@@ -133,8 +156,22 @@ cleanup:
     return status;
 }
 
+static assay_status given_backward(assay_context *ctx, moe_block *block)
+{
+    assay_status status = ASSAY_OK;
+    const int64_t choices = block->tokens * block->per_token;
+    double *d_weights = NULL;
+    TRY(assay_alloc_f64(ctx, "gradients/inputs/routing_weights", choices, &d_weights));
+    TRY(block->placement->given_backward(ctx, block, d_weights));
+    TRY(moe_write(ctx, &block->results, MOE_DROUTING_WEIGHTS, choices, d_weights));
+cleanup:
+    free(d_weights);
+    return status;
+}
+
 assay_status moe_router_backward(assay_context *ctx, moe_block *block)
 {
+    if (block->router.given_weights != NULL) return given_backward(ctx, block);
     assay_status status = ASSAY_OK;
     moe_router *router = &block->router;
     const moe_results *r = &block->results;
@@ -170,6 +207,7 @@ void moe_router_free(moe_router *router)
     free(router->tid2eid);
     free(router->input_ids);
     free(router->given_experts);
+    free(router->given_weights);
     free(router->d_lb_loss);
     free(router->d_z_loss);
     free(router->d_logits);

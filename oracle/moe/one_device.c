@@ -1,4 +1,5 @@
 /* A block on one device: choices of all tokens at once, and the rows of one expert at a time. */
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -19,7 +20,12 @@ static assay_status write_routing(assay_context *ctx, const moe_block *block)
     TRY(moe_write_f64(ctx, block, "routing/margin", block->tokens, routing->margin));
     if (block->slot_ids != NULL) TRY(moe_write_i32(ctx, block, "routing/topk_ids", slots, block->slot_ids));
     if (block->slot_ids != NULL) TRY(moe_write_f64(ctx, block, "routing/topk_weights", slots, block->slot_weights));
-    TRY(moe_write_i32(ctx, block, "routing/group_sizes", assay_moe_experts(block->config), block->group_sizes));
+    if (block->config->local_num_experts > 0) {
+        TRY(moe_write_i32(ctx, block, "routing/group_sizes", block->experts, routing->group_sizes));
+        TRY(moe_write_i32(ctx, block, "routing/local_group_sizes", block->local_experts, block->group_sizes));
+    } else {
+        TRY(moe_write_i32(ctx, block, "routing/group_sizes", block->local_experts, block->group_sizes));
+    }
     TRY(moe_write_i32(ctx, block, "routing/sorted_selected_experts", slots, block->order));
     TRY(moe_write(ctx, &block->results, MOE_LB_LOSS, 1, &routing->lb_loss));
     TRY(moe_write(ctx, &block->results, MOE_Z_LOSS, 1, &routing->z_loss));
@@ -82,10 +88,67 @@ static assay_status choose_replicas(assay_context *ctx, moe_block *block, const 
     TRY(assay_alloc_i32(ctx, "sizes of replicas", replicas->physical, &block->replica_sizes));
     assay_replicas_choose(replicas, physical, block->router.routing.selected_experts, dims);
     TRY(moe_write_i32(ctx, block, "routing/physical_experts", choices, physical));
-    for (int64_t i = 0; i < choices; i++) physical[i] = replicas->place[physical[i]];
+    for (int64_t i = 0; i < choices; i++)
+        physical[i] = physical[i] == ASSAY_NO_EXPERT ? ASSAY_NO_EXPERT : replicas->place[physical[i]];
     TRY(assay_permute_order(ctx, block->order, block->replica_sizes, physical, &places));
 cleanup:
     free(physical);
+    return status;
+}
+
+/* map [E]: the number of each expert here, -1 where he is elsewhere. */
+static assay_status read_map(assay_context *ctx, const moe_block *block, int32_t *map)
+{
+    static const char path[] = "inputs/expert_map";
+    assay_status status = ASSAY_OK;
+    const assay_source *in = block->in;
+    bool *taken = NULL;
+    void *memory = NULL;
+    for (int64_t e = 0; e < block->experts; e++) {
+        const int64_t local = e - block->config->local_expert_offset;
+        map[e] = local >= 0 && local < block->local_experts ? (int32_t)local : ASSAY_NO_EXPERT;
+    }
+    if (!in->has(in->self, path)) return ASSAY_OK;
+    TRY(in->read_i32(ctx, in->self, path, 0, block->experts, map));
+    TRY(assay_alloc(ctx, path, block->local_experts, sizeof *taken, &memory));
+    taken = memset(memory, 0, (size_t)block->local_experts * sizeof *taken);
+    for (int64_t e = 0; e < block->experts; e++) {
+        const bool here = map[e] >= 0 && map[e] < block->local_experts;
+        if (map[e] == ASSAY_NO_EXPERT || (here && !taken[map[e]])) {
+            if (here) taken[map[e]] = true;
+            continue;
+        }
+        status = assay_fail(ctx, ASSAY_BAD_INPUT,
+                            "%s[%" PRId64 "] is %" PRId32 ", expected -1, or each number from 0 to %" PRId64 " once",
+                            path, e, map[e], block->local_experts - 1);
+        goto cleanup;
+    }
+cleanup:
+    free(memory);
+    return status;
+}
+
+/* The choices by the experts that are here. */
+static assay_status sort_choices(assay_context *ctx, moe_block *block)
+{
+    assay_status status = ASSAY_OK;
+    const int64_t choices = block->tokens * block->per_token;
+    const assay_permute_dims dims = {block->tokens, block->per_token, block->local_experts, block->emb_dim};
+    const int32_t *selected = block->slot_ids != NULL ? block->slot_ids : block->router.routing.selected_experts;
+    int32_t *map = NULL, *local = NULL;
+    if (block->config->local_num_experts == 0) {
+        TRY(assay_permute_order(ctx, block->order, block->group_sizes, selected, &dims));
+        return block->placed != NULL ? choose_replicas(ctx, block, &dims) : ASSAY_OK;
+    }
+    TRY(assay_alloc_i32(ctx, "expert map", block->experts, &map));
+    TRY(assay_alloc_i32(ctx, "local ids", choices, &local));
+    TRY(read_map(ctx, block, map));
+    for (int64_t i = 0; i < choices; i++)
+        local[i] = selected[i] == ASSAY_NO_EXPERT ? ASSAY_NO_EXPERT : map[selected[i]];
+    TRY(assay_permute_order(ctx, block->order, block->group_sizes, local, &dims));
+cleanup:
+    free(map);
+    free(local);
     return status;
 }
 
@@ -94,19 +157,16 @@ static assay_status route(assay_context *ctx, moe_block *block)
     assay_status status = ASSAY_OK;
     moe_router *router = &block->router;
     const assay_routing_config *config = &block->config->routing;
-    const int64_t slots = block->tokens * block->per_token, experts = assay_moe_experts(block->config);
-    const assay_permute_dims dims = {block->tokens, block->per_token, experts, block->emb_dim};
+    const int64_t slots = block->tokens * block->per_token;
     TRY(assay_routing_alloc(ctx, &router->routing, config));
     TRY(assay_routing_forward(ctx, &router->routing, &router->inputs, config));
     assay_round(ctx, ASSAY_ROUND_ROUTER, block->tokens * config->num_experts_per_tok, router->routing.weights);
     if (block->config->fused_shared_experts > 0) TRY(add_slots(ctx, block));
     TRY(scale_dy(ctx, block));
     TRY(assay_alloc_i32(ctx, "order of choices", slots, &block->order));
-    TRY(assay_alloc_i32(ctx, "group sizes", experts, &block->group_sizes));
+    TRY(assay_alloc_i32(ctx, "group sizes", block->local_experts, &block->group_sizes));
     TRY(assay_alloc_f64(ctx, "combine weights", slots, &block->combine));
-    TRY(assay_permute_order(ctx, block->order, block->group_sizes,
-                            block->slot_ids != NULL ? block->slot_ids : router->routing.selected_experts, &dims));
-    if (block->placed != NULL) TRY(choose_replicas(ctx, block, &dims));
+    TRY(sort_choices(ctx, block));
     TRY(write_routing(ctx, block));
     if (block->llama4) TRY(moe_llama4_forward(ctx, block));
     TRY(block->path->plan(ctx, block));
@@ -263,6 +323,14 @@ static assay_status route_backward(assay_context *ctx, moe_block *block, double 
     return status;
 }
 
+static assay_status given_backward(assay_context *ctx, moe_block *block, double *d_weights)
+{
+    const int64_t choices = block->tokens * block->per_token;
+    assay_round(ctx, ASSAY_ROUND_ROUTER, choices, block->d_weights);
+    memcpy(d_weights, block->d_weights, (size_t)choices * sizeof *d_weights);
+    return ASSAY_OK;
+}
+
 const moe_placement moe_one_device = {.route = route,
                                       .row_count = row_count,
                                       .alloc_rows = alloc_rows,
@@ -271,4 +339,5 @@ const moe_placement moe_one_device = {.route = route,
                                       .give_dy = give_dy,
                                       .combine = combine,
                                       .finish = finish,
-                                      .route_backward = route_backward};
+                                      .route_backward = route_backward,
+                                      .given_backward = given_backward};

@@ -25,12 +25,12 @@ static assay_status count_groups(assay_context *ctx, int32_t *group_sizes, const
     memset(group_sizes, 0, (size_t)dims->experts * sizeof *group_sizes);
     for (int64_t i = 0; i < copies; i++) {
         const int32_t expert = selected_experts[i];
-        if (expert < 0 || expert >= dims->experts) {
+        if (expert < ASSAY_NO_EXPERT || expert >= dims->experts) {
             return assay_fail(ctx, ASSAY_BAD_INPUT,
-                              "selected_experts[%" PRId64 ",%" PRId64 "] is %" PRId32 ", expected 0 to %" PRId64,
+                              "selected_experts[%" PRId64 ",%" PRId64 "] is %" PRId32 ", expected -1 to %" PRId64,
                               i / dims->experts_per_token, i % dims->experts_per_token, expert, dims->experts - 1);
         }
-        group_sizes[expert]++;
+        if (expert != ASSAY_NO_EXPERT) group_sizes[expert]++;
     }
     return ASSAY_OK;
 }
@@ -44,8 +44,12 @@ assay_status assay_permute_order(assay_context *ctx, int32_t *order, int32_t *gr
     TRY(count_copies(ctx, dims, &copies));
     TRY(count_groups(ctx, group_sizes, selected_experts, copies, dims));
     TRY(assay_alloc_i32(ctx, "starts of groups", dims->experts, &next));
-    for (int64_t e = 0, first = 0; e < dims->experts; first += group_sizes[e], e++) next[e] = (int32_t)first;
-    for (int64_t i = 0; i < copies; i++) order[next[selected_experts[i]]++] = (int32_t)i;
+    int64_t sorted = 0;
+    for (int64_t e = 0; e < dims->experts; sorted += group_sizes[e], e++) next[e] = (int32_t)sorted;
+    for (int64_t i = 0; i < copies; i++) {
+        if (selected_experts[i] != ASSAY_NO_EXPERT) order[next[selected_experts[i]]++] = (int32_t)i;
+    }
+    for (int64_t j = sorted; j < copies; j++) order[j] = ASSAY_NO_EXPERT;
 cleanup:
     free(next);
     return status;
@@ -99,7 +103,7 @@ cleanup:
     return status;
 }
 
-/* place[order[j]] = j; *place is allocated. */
+/* place[order[j]] = j, -1 of a choice that no row is of; *place is allocated. */
 static assay_status invert(assay_context *ctx, int32_t **place, const int32_t *order, const assay_permute_dims *dims)
 {
     assay_status status = ASSAY_OK;
@@ -109,10 +113,11 @@ static assay_status invert(assay_context *ctx, int32_t **place, const int32_t *o
     TRY(assay_alloc_i32(ctx, "inverse order", copies, &inverse));
     for (int64_t i = 0; i < copies; i++) inverse[i] = -1;
     for (int64_t j = 0; j < copies; j++) {
+        if (order[j] == ASSAY_NO_EXPERT) continue;
         if (order[j] < 0 || order[j] >= copies || inverse[order[j]] >= 0) {
             status = assay_fail(ctx, ASSAY_BAD_INPUT,
                                 "sorted_selected_experts[%" PRId64 "] is %" PRId32
-                                ", expected each number from 0 to %" PRId64 " once",
+                                ", expected each number from 0 to %" PRId64 " once, or -1",
                                 j, order[j], copies - 1);
             goto cleanup;
         }
@@ -129,7 +134,12 @@ void assay_permute_forward(double *sorted_inputs, const double *x, const int32_t
 {
     const int64_t copies = dims->tokens * dims->experts_per_token, dim = dims->emb_dim;
     for (int64_t j = 0; j < copies; j++) {
-        memcpy(sorted_inputs + j * dim, x + order[j] / dims->experts_per_token * dim, (size_t)dim * sizeof *x);
+        double *row = sorted_inputs + j * dim;
+        if (order[j] == ASSAY_NO_EXPERT) {
+            memset(row, 0, (size_t)dim * sizeof *row);
+        } else {
+            memcpy(row, x + order[j] / dims->experts_per_token * dim, (size_t)dim * sizeof *x);
+        }
     }
 }
 
@@ -150,6 +160,7 @@ assay_status assay_unpermute_forward(assay_context *ctx, double *y, const double
     for (int64_t t = 0; t < dims->tokens; t++) {
         memset(y + t * dim, 0, (size_t)dim * sizeof *y);
         for (int64_t i = t * per_token; i < (t + 1) * per_token; i++) {
+            if (place[i] < 0) continue;
             assay_add_scaled(ctx, dim, weights == NULL ? 1 : weights[i], sorted + place[i] * dim, y + t * dim);
         }
     }
@@ -165,8 +176,15 @@ assay_status assay_unpermute_backward(assay_context *ctx, double *d_sorted, doub
     int32_t *place = NULL;
     assay_status status = invert(ctx, &place, order, dims);
     RETURN_IF(status != ASSAY_OK, status);
+    for (int64_t j = 0; d_sorted != NULL && j < dims->tokens * per_token; j++) {
+        if (order[j] == ASSAY_NO_EXPERT) memset(d_sorted + j * dim, 0, (size_t)dim * sizeof *d_sorted);
+    }
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t i = 0; i < dims->tokens * per_token; i++) {
+        if (place[i] < 0) {
+            if (d_weights != NULL) d_weights[i] = 0;
+            continue;
+        }
         const double *dy_row = dy + i / per_token * dim;
         const int64_t at = place[i] * dim;
         const double weight = weights == NULL ? 1 : weights[i];

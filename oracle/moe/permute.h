@@ -2,13 +2,19 @@
  *
  * selected_experts [T,K] in [0,E). flat = its T*K entries; order = stable argsort(flat) (sorted_selected_experts: positions,
  * not ids); sorted_inputs[j] = x[order[j] / K]; group_sizes = bincount(flat, E).
+ * An id of -1 is a slot without an expert (vLLM and flashinfer have such): no group counts it, and of so many rows behind
+ * the last group order is -1. A row whose order is -1 is 0, its cotangent reaches nothing, and neither does what it holds
+ * or the weight of a choice that no row is of, NaN too; their gradients are 0.
  * unpermute: y[t] = sum over k ascending of weights[t,k] * sorted[position of (t,k)].
  * The gradient of permute is unpermute with weights 1, and the other way round; dweights[t,k] = <sorted row, dy[t]>.
- * An id outside [0,E) and an order that is no permutation are refused. */
+ * Any other id outside [0,E), and an order that has a position twice, are refused. */
 #ifndef ASSAY_MOE_PERMUTE_H
 #define ASSAY_MOE_PERMUTE_H
 
 #include "oracle/base/status.h"
+
+/* The id of no expert, and in an order the position of no choice. */
+enum { ASSAY_NO_EXPERT = -1 };
 
 typedef struct assay_permute_dims {
     int64_t tokens, experts_per_token, experts, emb_dim;

@@ -55,6 +55,8 @@ void assay_replicas_choose(const assay_replicas *r, int32_t *physical_experts, c
                            const assay_permute_dims *dims)
 {
     for (int64_t i = 0; i < dims->tokens * dims->experts_per_token; i++) {
+        physical_experts[i] = ASSAY_NO_EXPERT;
+        if (selected_experts[i] == ASSAY_NO_EXPERT) continue;
         const int32_t *first = r->first + selected_experts[i];
         physical_experts[i] = r->ids[first[0] + i / dims->experts_per_token % (first[1] - first[0])];
     }

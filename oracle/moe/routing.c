@@ -23,12 +23,31 @@ static void weigh(assay_context *ctx, assay_routing *r, int64_t t, const double 
     const int32_t *selected = r->selected_experts + t * count;
     const double *weighed = rule->weighs_scores ? r->scores + t * experts : selecting;
     double *gathered = r->gathered + t * count;
-    for (int64_t k = 0; k < count; k++) gathered[k] = weighed[selected[k]];
-    if (rule->softmax_chosen) assay_softmax_row(ctx, gathered, gathered, count);
+    const double none = rule->softmax_chosen ? -INFINITY : 0.0; /* a slot of no expert has no part in the sums */
+    bool any = false;
+    for (int64_t k = 0; k < count; k++) {
+        any |= selected[k] != ASSAY_NO_EXPERT;
+        gathered[k] = selected[k] == ASSAY_NO_EXPERT ? none : weighed[selected[k]];
+    }
+    if (rule->softmax_chosen && any) assay_softmax_row(ctx, gathered, gathered, count);
     const double divisor = assay_routing_divisor(gathered, count, rule);
     for (int64_t k = 0; k < count; k++) {
+        if (selected[k] == ASSAY_NO_EXPERT) gathered[k] = 0.0;
         r->weights[t * count + k] =
-            gathered[k] / divisor * assay_routing_scale(rule, in->per_expert_scale, selected[k]);
+            selected[k] == ASSAY_NO_EXPERT
+                ? 0.0
+                : gathered[k] / divisor * assay_routing_scale(rule, in->per_expert_scale, selected[k]);
+    }
+}
+
+/* The case gives the weights: there are no scores. */
+static void take_token(assay_routing *r, int64_t t, const assay_routing_inputs *in, const assay_routing_config *config)
+{
+    const int64_t count = config->num_experts_per_tok;
+    r->margin[t] = INFINITY;
+    for (int64_t i = t * count; i < (t + 1) * count; i++) {
+        r->selected_experts[i] = in->given_experts[i];
+        r->weights[i] = in->given_experts[i] == ASSAY_NO_EXPERT ? 0.0 : in->given_weights[i];
     }
 }
 
@@ -38,9 +57,13 @@ static void route_token(assay_context *ctx, assay_routing *r, int64_t t, const a
 {
     const int64_t count = config->num_experts_per_tok, experts = config->num_experts;
     int32_t *selected = r->selected_experts + t * count;
+    if (in->given_weights != NULL) {
+        take_token(r, t, in, config);
+        return;
+    }
     assay_routing_scores(ctx, r->scores + t * experts, scratch->selecting, in->logits + t * experts, in->bias, experts,
                          rule);
-    if (rule->hash) {
+    if (rule->hash || in->choice_is_input) {
         r->margin[t] = INFINITY;
     } else {
         assay_routing_select(selected, &r->margin[t], scratch, config, rule);
@@ -93,7 +116,9 @@ assay_status assay_routing_forward(assay_context *ctx, assay_routing *r, const a
     const int64_t choices = config->batch * config->sequence * config->num_experts_per_tok;
     TRY(route_tokens(ctx, r, in, config, &rule));
     for (int64_t e = 0; e < config->num_experts; e++) r->group_sizes[e] = 0;
-    for (int64_t i = 0; i < choices; i++) r->group_sizes[r->selected_experts[i]]++;
+    for (int64_t i = 0; i < choices; i++) {
+        if (r->selected_experts[i] != ASSAY_NO_EXPERT) r->group_sizes[r->selected_experts[i]]++;
+    }
     if (rule.bias_updates) assay_balance_bias_updates(r->bias_updates, r->group_sizes, config);
     r->lb_loss = 0.0;
     r->z_loss = r->log_sums == NULL ? 0.0 : assay_z_loss(ctx, r->log_sums, in->logits, config);
@@ -139,6 +164,9 @@ void assay_routing_gathered_backward(double *d_values, const double *d_weights, 
         assay_center(d_values, gathered, 1.0, 0.0, count);
         for (int64_t k = 0; k < count; k++) d_values[k] *= gathered[k];
     }
+    for (int64_t k = 0; k < count; k++) {
+        if (selected[k] == ASSAY_NO_EXPERT) d_values[k] = 0.0;
+    }
 }
 
 /* One gradient: what its token-wise steps need. */
@@ -179,6 +207,7 @@ static double sum_error(const assay_context *ctx, int64_t count, const double *a
     if (ctx->arithmetic->round == NULL) return 0.0;
     for (int64_t k = 0; k < count; k++) {
         const int64_t at = places == NULL ? k : places[k];
+        if (at == ASSAY_NO_EXPERT) continue;
         double term = a[at] * b[at];
         exact += term;
         assay_round(ctx, ASSAY_ROUND_ROUTER, 1, &term);
@@ -212,7 +241,9 @@ static void add_weights(const backward_pass *pass, int64_t t, double *d_values)
     assay_routing_gathered_backward(d_values, pass->d_weights + t * count, pass->r->gathered + t * count, selected,
                                     pass->in->per_expert_scale, count, &pass->rule);
     round_gathered_backward(pass, t, d_values);
-    for (int64_t k = 0; k < count; k++) d[selected[k]] += d_values[k];
+    for (int64_t k = 0; k < count; k++) {
+        if (selected[k] != ASSAY_NO_EXPERT) d[selected[k]] += d_values[k];
+    }
 }
 
 /* From the gradient of the scores to that of their argument, in place. */
@@ -229,14 +260,15 @@ static void through_scores(const backward_pass *pass, int64_t t)
         const double error = sum_error(pass->ctx, count, scores, d, pass->r->selected_experts + t * count);
         assay_center(d, scores, 1.0, 0.0, experts);
         for (int64_t e = 0; e < experts; e++) d[e] = (d[e] - error) * scores[e];
-    } else if (pass->rule.balance) {
+    } else if (pass->rule.balance || pass->config->use_random_routing) { /* a token may have an expert twice */
         for (int64_t e = 0; e < experts; e++) {
             d[e] *= assay_score_derivative(score_func, logits[e] + (bias != NULL ? bias[e] : 0.0));
         }
     } else { /* the others are 0 as they stand */
         for (int64_t k = 0; k < count; k++) {
             const int32_t e = pass->r->selected_experts[t * count + k];
-            d[e] *= assay_score_derivative(score_func, logits[e] + (bias != NULL ? bias[e] : 0.0));
+            if (e != ASSAY_NO_EXPERT)
+                d[e] *= assay_score_derivative(score_func, logits[e] + (bias != NULL ? bias[e] : 0.0));
         }
     }
 }
@@ -276,7 +308,9 @@ static void expert_scale_backward(double *d_scale, const backward_pass *pass)
         const double *gathered = pass->r->gathered + t * count;
         const double divisor = assay_routing_divisor(gathered, count, &pass->rule);
         for (int64_t k = 0; k < count; k++) {
-            double *d = &d_scale[pass->r->selected_experts[t * count + k]];
+            const int32_t e = pass->r->selected_experts[t * count + k];
+            if (e == ASSAY_NO_EXPERT) continue;
+            double *d = &d_scale[e];
             *d = fma(pass->d_weights[t * count + k], gathered[k] / divisor * pass->rule.factor, *d);
         }
     }

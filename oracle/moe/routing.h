@@ -4,7 +4,8 @@
  * logits [T,E] (+ bias [E]) -> selected_experts [T,K] int32, weights [T,K], margin [T], lb_loss, bias_updates [E].
  * scores = f(logits), biased = scores + bias; the fused family takes scores = f(logits + bias), gemma4 likewise with
  * the softmax for f. What each family chooses by, what it weighs (gathered at the K chosen), and how:
- *   deepseek3  by biased; scores, / (sum + 1e-20) when f is sigmoid or sqrtsoftplus, * routed_scaling_factor
+ *   deepseek3  by biased; scores, / (sum + 1e-20) when f is sigmoid or sqrtsoftplus, * routed_scaling_factor; undivided
+ *              and by the logits where a serving engine's method says so
  *   deepseek2  by biased; biased, not divided, * routed_scaling_factor
  *   default    by biased; softmax over the K chosen biased, / sum if norm_topk_prob, * per_expert_scale
  *   llama4     by biased; biased
@@ -17,12 +18,18 @@
  * loss = mean over (b,e) of density * mean_S(P) * E^2 * weight; differentiated through P alone. With another scope all
  * tokens count as one sequence (arXiv 2501.11873).
  * z_loss = mean over T of (log of the sum of exp(logits))^2 * weight, without the bias (ST-MoE, arXiv 2202.08906).
- * bias_updates = rate * sign(T K / E - count_e).
+ * bias_updates = rate * sign(choices / E - count_e); choices is T K, less those of -1.
+ *
+ * A case may give the choice, and its weights. A slot of -1 is none: weight 0, gradient 0, not counted, and the other
+ * weights are those of a token with so many choices fewer. use_random_routing (random_routing() of MaxText, whose draws
+ * are a given choice here): the weights are what experts are chosen by, gathered, and nothing else is done to them.
  *
  * Equal values: the lower index first. Refused, each with its keys and values: K < 1, K > E, groups that do not divide
  * E, more groups kept than there are, fewer allowed experts than K, llama4 with K != 1 or norm_topk_prob, gemma4 with a
  * score function of its own, fused with sqrtsoftplus or hash routing, per_expert_scale in a family without it, token
- * ids outside the hash table, z_loss with fused or hash routing, a token's experts outside [0,E) or not distinct, logits and biases that are not finite.
+ * ids outside the hash table, z_loss with fused or hash routing, a token's experts outside [0,E) or not distinct (random
+ * routing may repeat one), logits and biases that are not finite, given weights that are not finite beside an expert,
+ * use_random_routing without a given choice or in the fused family, a choice by the logits with a bias or a balance loss.
  */
 #ifndef ASSAY_MOE_ROUTING_H
 #define ASSAY_MOE_ROUTING_H
@@ -65,6 +72,9 @@ typedef struct assay_routing_config {
     assay_group_score group_score;
     double routed_scaling_factor; /* deepseek families */
     bool norm_topk_prob;          /* default, gemma4, fused */
+    bool undivided;               /* deepseek3: weights are not divided (flashinfer's Sigmoid) */
+    bool select_by_logits;        /* deepseek3: by the logits, not by biased scores (flashinfer's TopKSigmoid) */
+    bool use_random_routing;      /* a given choice, which may name an expert twice; weights are what it is chosen by */
     bool renormalize_exactly;     /* deepseek3: divide by the sum itself, not by the sum + 1e-20 (batch-split model) */
     bool weigh_biased;            /* deepseek3: weights from biased, as no model has it; harness/mutants/mutants.h */
     double load_balance_loss_weight; /* > 0 turns lb_loss on (not with hash routing) */
@@ -82,13 +92,15 @@ typedef struct assay_routing_inputs {
     const int32_t *input_ids;       /* [T] with tid2eid */
     const int32_t *given_experts;   /* [T,K] or NULL: evaluate with this choice instead of choosing (all families); its
                                        order is kept and the margin is the one of the free choice */
+    bool choice_is_input;           /* given_experts is the case's own: nothing is chosen, and -1 is no expert */
+    const double *given_weights;    /* [T,K] or NULL: with the case's own choice, its weights; nothing else is read */
 } assay_routing_inputs;
 
 /* Results, which backward also reads. */
 typedef struct assay_routing {
     int32_t *selected_experts; /* [T,K] best first; hash routing: in the table's order */
     double *weights;           /* [T,K] after all scaling: what combines (llama4: the chosen logit) */
-    double *margin;            /* [T]; +inf with hash routing */
+    double *margin;            /* [T]; +inf with hash routing and where the choice is an input */
     double *scores;            /* [T,E] f(logits), or f(logits + bias) */
     double *gathered;          /* [T,K] what is divided and scaled (default family: after its softmax) */
     double *probabilities;     /* [T,E] softmax of what experts are chosen by, when lb_loss is on, else NULL */
@@ -99,6 +111,7 @@ typedef struct assay_routing {
     int32_t *group_sizes;      /* [E] bincount of selected_experts */
 } assay_routing;
 
+const char *assay_score_func_name(assay_score_func score_func); /* "" for none */
 assay_status assay_routing_check(assay_context *ctx, const assay_routing_config *config);
 /* Whether the weights of the chosen experts are divided by their sum. */
 bool assay_routing_divides(const assay_routing_config *config);

@@ -20,6 +20,11 @@ static const char *const SCORE_NAMES[] = {
     [ASSAY_SCORE_SQRTSOFTPLUS] = "sqrtsoftplus",
 };
 
+const char *assay_score_func_name(assay_score_func score_func)
+{
+    return SCORE_NAMES[score_func];
+}
+
 assay_routing_rule assay_routing_rule_of(const assay_routing_config *config)
 {
     const assay_router_family family = config->family;
@@ -44,9 +49,17 @@ assay_routing_rule assay_routing_rule_of(const assay_routing_config *config)
         .balance = config->load_balance_loss_weight > 0.0 && !hash && !fused,
         .bias_updates = config->routed_bias_update_rate > 0.0 && !hash && !fused,
     };
+    if (config->use_random_routing) {
+        rule.bias_inside = rule.weighs_scores = rule.softmax_chosen = rule.divide = rule.expert_scale = rule.groups =
+            false;
+        rule.selects = ASSAY_SELECTS_BIASED;
+        rule.factor = 1.0;
+        return rule;
+    }
     if (deepseek) {
         /* MaxText goes by the score function alone; no DeepSeek-V2 divides */
-        rule.divide = family == ASSAY_ROUTER_DEEPSEEK3 &&
+        if (config->select_by_logits) rule.selects = ASSAY_SELECTS_ARGUMENT;
+        rule.divide = family == ASSAY_ROUTER_DEEPSEEK3 && !config->undivided &&
                       (rule.score_func == ASSAY_SCORE_SIGMOID || rule.score_func == ASSAY_SCORE_SQRTSOFTPLUS);
         rule.epsilon = rule.divide && !config->renormalize_exactly ? SUM_EPSILON : 0.0;
     }
@@ -155,11 +168,14 @@ assay_status assay_routing_check(assay_context *ctx, const assay_routing_config 
                           "routing: gemma4 with routed_score_func=\"%s\", expected \"\" (its softmax takes the logits)",
                           SCORE_NAMES[c->score_func]);
     }
-    if (family == ASSAY_ROUTER_FUSED && c->score_func == ASSAY_SCORE_SQRTSOFTPLUS) {
-        return assay_fail(
-            ctx, ASSAY_BAD_INPUT,
-            "routing: fused_moe_func with routed_score_func=\"sqrtsoftplus\", expected \"\", \"softmax\" or "
-            "\"sigmoid\"");
+    if (c->select_by_logits && c->load_balance_loss_weight > 0.0) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "routing: a choice by the logits with load_balance_loss_weight=%g, expected 0",
+                          c->load_balance_loss_weight);
+    }
+    if (family == ASSAY_ROUTER_FUSED && c->use_random_routing) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "routing: fused_moe_func with use_random_routing, expected false: it has a rule of its own");
     }
     if (family == ASSAY_ROUTER_FUSED && c->hash_rows > 0) {
         return assay_fail(ctx, ASSAY_BAD_INPUT,
@@ -197,18 +213,25 @@ static assay_status check_finite(assay_context *ctx, const assay_routing_inputs 
     return ASSAY_OK;
 }
 
+/* What a token's K experts may be. */
+typedef struct chosen_rule {
+    int64_t count, experts;
+    bool may_be_none, may_repeat;
+} chosen_rule;
+
 /* One token's row of experts: `what` and `row` say where it stands. */
-static assay_status check_row(assay_context *ctx, const char *what, int64_t row, const int32_t *chosen, int64_t count,
-                              int64_t experts)
+static assay_status check_row(assay_context *ctx, const char *what, int64_t row, const int32_t *chosen,
+                              const chosen_rule *rule)
 {
-    for (int64_t k = 0; k < count; k++) {
-        if (chosen[k] < 0 || chosen[k] >= experts) {
+    for (int64_t k = 0; k < rule->count; k++) {
+        if (rule->may_be_none && chosen[k] == ASSAY_NO_EXPERT) continue;
+        if (chosen[k] < 0 || chosen[k] >= rule->experts) {
             return assay_fail(ctx, ASSAY_BAD_INPUT,
                               "routing: %s row %" PRId64 " names expert %" PRId32
-                              ", expected 0 to num_experts-1=%" PRId64,
-                              what, row, chosen[k], experts - 1);
+                              ", expected %d to num_experts-1=%" PRId64,
+                              what, row, chosen[k], rule->may_be_none ? ASSAY_NO_EXPERT : 0, rule->experts - 1);
         }
-        for (int64_t j = 0; j < k; j++) {
+        for (int64_t j = 0; j < k && !rule->may_repeat; j++) {
             if (chosen[j] == chosen[k]) {
                 return assay_fail(ctx, ASSAY_BAD_INPUT,
                                   "routing: %s row %" PRId64 " names expert %" PRId32
@@ -235,28 +258,50 @@ static assay_status check_hash(assay_context *ctx, const assay_routing_inputs *i
                               " (rows of tid2eid)",
                               t, id, c->hash_rows - 1);
         }
-        assay_status status = check_row(ctx, "tid2eid", id, in->tid2eid + id * count, count, c->num_experts);
+        const chosen_rule rule = {.count = count, .experts = c->num_experts};
+        assay_status status = check_row(ctx, "tid2eid", id, in->tid2eid + id * count, &rule);
         RETURN_IF(status != ASSAY_OK, status);
     }
     return ASSAY_OK;
 }
 
+/* The choice that is given, and its weights. */
+static assay_status check_given(assay_context *ctx, const assay_routing_inputs *in, const assay_routing_config *c)
+{
+    assay_status status = ASSAY_OK;
+    const int64_t count = c->num_experts_per_tok;
+    const chosen_rule rule = {.count = count,
+                              .experts = c->num_experts,
+                              .may_be_none = in->choice_is_input,
+                              .may_repeat = c->use_random_routing};
+    for (int64_t t = 0; t < c->batch * c->sequence; t++) {
+        TRY(check_row(ctx, "selected_experts", t, in->given_experts + t * count, &rule));
+        for (int64_t i = t * count; in->given_weights != NULL && i < (t + 1) * count; i++) {
+            if (in->given_experts[i] == ASSAY_NO_EXPERT || isfinite(in->given_weights[i])) continue;
+            return assay_fail(ctx, ASSAY_BAD_INPUT,
+                              "routing: routing_weights[%" PRId64 "] is %g beside expert %" PRId32
+                              ", expected a finite number",
+                              i, in->given_weights[i], in->given_experts[i]);
+        }
+    }
+cleanup:
+    return status;
+}
+
 assay_status assay_routing_check_inputs(assay_context *ctx, const assay_routing_inputs *in,
                                         const assay_routing_config *config)
 {
-    const int64_t tokens = config->batch * config->sequence, count = config->num_experts_per_tok;
-    assay_status status = check_finite(ctx, in, tokens, config->num_experts);
+    if (in->given_weights != NULL) return check_given(ctx, in, config);
+    assay_status status = check_finite(ctx, in, config->batch * config->sequence, config->num_experts);
     RETURN_IF(status != ASSAY_OK, status);
     if (in->per_expert_scale != NULL && !assay_routing_rule_of(config).expert_scale) {
         return assay_fail(ctx, ASSAY_BAD_INPUT,
                           "routing: per_expert_scale given to the %s family, only default and gemma4 have one",
                           FAMILY_NAMES[config->family]);
     }
-    if (in->given_experts != NULL) {
-        for (int64_t t = 0; t < tokens && status == ASSAY_OK; t++) {
-            status = check_row(ctx, "selected_experts", t, in->given_experts + t * count, count, config->num_experts);
-        }
-        return status;
+    if (in->given_experts != NULL) return check_given(ctx, in, config);
+    if (config->use_random_routing) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "routing: use_random_routing without a given choice");
     }
     return config->hash_rows > 0 ? check_hash(ctx, in, config) : ASSAY_OK;
 }

@@ -4,13 +4,15 @@
 
 #include <stddef.h>
 
+#include "oracle/moe/permute.h"
 #include "oracle/moe/routing_rule.h"
 #include "oracle/ops/vector_sums.h"
 
 /* What the normalised weight of an expert is multiplied by. */
 static inline double assay_routing_scale(const assay_routing_rule *rule, const double *per_expert_scale, int32_t expert)
 {
-    return per_expert_scale != NULL ? rule->factor * per_expert_scale[expert] : rule->factor;
+    return per_expert_scale != NULL && expert != ASSAY_NO_EXPERT ? rule->factor * per_expert_scale[expert]
+                                                                 : rule->factor;
 }
 
 assay_status assay_routing_check_inputs(assay_context *ctx, const assay_routing_inputs *in,

@@ -5,7 +5,7 @@
 
 static assay_permute_dims dims_of(const moe_block *block)
 {
-    return (assay_permute_dims){block->tokens, block->per_token, assay_moe_experts(block->config), block->emb_dim};
+    return (assay_permute_dims){block->tokens, block->per_token, block->local_experts, block->emb_dim};
 }
 
 static assay_status plan(assay_context *ctx, moe_block *block)

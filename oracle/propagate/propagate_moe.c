@@ -30,7 +30,7 @@ static assay_status open_scale(assay_context *ctx, moe_propagation *p, moe_scale
     scale->sink = (assay_sink){.self = scale, .wants = wants_scale, .write = write_scale};
     moe_results_open(&scale->results, block->config, block->in, &scale->sink);
     scale->any = moe_wants_any(&scale->results, 0, MOE_RESULTS);
-    scale->router = moe_wants_any(&scale->results, MOE_DX, MOE_DSCALE + 1 - MOE_DX);
+    scale->router = moe_wants_any(&scale->results, MOE_DX, MOE_ROUTED - MOE_DX);
     if (!scale->any) return ASSAY_OK;
     TRY(assay_alloc_f64(ctx, "variance of logits", block->tokens * block->experts, &scale->logits));
     TRY(assay_alloc_f64(ctx, "variance of weights", choices, &scale->weights));

@@ -13,6 +13,7 @@ static void propagate_token(const assay_precision *precision, const assay_unperm
     for (int64_t d = 0; v->y != NULL && d < dim; d++) {
         double sum = 0, squares = 0, terms = 0, given = 0;
         for (int64_t i = first; i < first + per_token; i++) {
+            if (place[i] < 0) continue;
             const double value = run->sorted[place[i] * dim + d], weight = weights == NULL ? 1 : weights[i];
             given += assay_propagate_given_product(precision, value, weight);
             terms += assay_square(value * weight);
@@ -21,6 +22,10 @@ static void propagate_token(const assay_precision *precision, const assay_unperm
         v->y[t * dim + d] = operands * terms + assay_square(precision->accumulate) * squares + given;
     }
     for (int64_t i = first; i < first + per_token; i++) {
+        if (place[i] < 0) {
+            if (v->d_weights != NULL) v->d_weights[i] = 0;
+            continue;
+        }
         const int64_t at = place[i] * dim;
         for (int64_t d = 0; v->d_sorted != NULL && d < dim; d++) {
             v->d_sorted[at + d] = weights == NULL ? 0
@@ -37,11 +42,18 @@ static void propagate_token(const assay_precision *precision, const assay_unperm
 assay_status assay_propagate_unpermute(assay_context *ctx, const assay_precision *precision,
                                        const assay_unpermute_variances *v, const assay_unpermute_run *run)
 {
-    const int64_t tokens = run->dims.tokens, copies = tokens * run->dims.experts_per_token;
-    int32_t *place = NULL; /* of a copy: its row */
+    const int64_t tokens = run->dims.tokens, copies = tokens * run->dims.experts_per_token, dim = run->dims.emb_dim;
+    int32_t *place = NULL; /* of a copy: its row, or -1 */
     assay_status status = assay_alloc_i32(ctx, "places of copies", copies, &place);
     RETURN_IF(status != ASSAY_OK, status);
-    for (int64_t j = 0; j < copies; j++) place[run->order[j]] = (int32_t)j;
+    for (int64_t i = 0; i < copies; i++) place[i] = ASSAY_NO_EXPERT;
+    for (int64_t j = 0; j < copies; j++) {
+        if (run->order[j] != ASSAY_NO_EXPERT) {
+            place[run->order[j]] = (int32_t)j;
+        } else {
+            for (int64_t d = 0; v->d_sorted != NULL && d < dim; d++) v->d_sorted[j * dim + d] = 0;
+        }
+    }
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t t = 0; t < tokens; t++) propagate_token(precision, v, run, place, t);
     free(place);

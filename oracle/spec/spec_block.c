@@ -15,7 +15,8 @@ assay_status spec_block_read(assay_context *ctx, const assay_moe_config *config,
                              spec_block *block)
 {
     assay_status status = ASSAY_OK;
-    int64_t experts = config->routing.num_experts + config->fused_shared_experts;
+    int64_t experts = config->local_num_experts > 0 ? config->local_num_experts
+                                                    : config->routing.num_experts + config->fused_shared_experts;
     int64_t dim = config->emb_dim, width = config->moe_mlp_dim;
     int64_t tokens = config->routing.batch * config->routing.sequence, rows = 0, last = 0;
     int64_t scratch = width > config->shared_mlp_dim ? width : config->shared_mlp_dim;
@@ -106,7 +107,7 @@ static void combine_token(const spec_block *block, int64_t t, spec_quad *y)
     for (int64_t d = 0; d < dim; d++) y[d] = 0;
     for (int64_t choice = t * per_token; choice < (t + 1) * per_token; choice++) {
         if (dropping && spec_block_position(block, choice) >= spec_capacity(config)) continue;
-        if (block->dropped != NULL && block->dropped[choice]) continue;
+        if (block->selected[choice] < 0 || (block->dropped != NULL && block->dropped[choice])) continue;
         spec_block_choice(block, choice);
         spec_quad weight = llama4 || block->weight_before_wo || config->weight_on_input ? 1 : block->weights[choice];
         for (int64_t d = 0; d < dim; d++) y[d] += weight * block->y[d];

@@ -60,7 +60,8 @@ assay_status spec_add_mlp_checkpoints(assay_context *ctx, spec_tensors *out, con
 void spec_keep_mlp(const spec_mlp_checkpoints *to, const spec_mlp *mlp, int64_t row, const spec_quad *a,
                    const spec_quad *b, const spec_quad *h, const spec_quad *y);
 
-/* order [count]: positions of `keys` sorted ascending, equal keys in their order; sizes [groups]: how many of each. */
+/* order [count]: positions of `keys` sorted ascending, equal keys in their order; sizes [groups]: how many of each. Keys
+ * of no group are left out, and as many -1 follow. */
 void spec_sort_by_expert(int64_t count, const int32_t *keys, int64_t groups, int32_t *order, int32_t *sizes);
 
 /* The choice of one token by `biased` [E], and its margin. `allowed` [E] is scratch. */
@@ -166,6 +167,11 @@ void spec_block_combine(const spec_block *block, spec_quad *y);
  * its expert in its batch row. */
 int64_t spec_capacity(const assay_moe_config *config);
 int64_t spec_block_position(const spec_block *block, int64_t choice);
+
+/* With local experts: the choices by the numbers that experts have here, -1 elsewhere, in *selected [T*K], which the
+ * caller frees; routing/sorted_selected_experts and routing/local_group_sizes are of those. Else *selected is NULL. */
+assay_status spec_localise(assay_context *ctx, const assay_moe_config *config, const spec_tensors *in,
+                           spec_tensors *out, int32_t **selected);
 
 /* Whether the block is spread over a mesh, or computed in pieces as if it were. */
 bool spec_is_sharded(const spec_moe_config *config);

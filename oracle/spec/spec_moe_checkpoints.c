@@ -29,6 +29,12 @@ static assay_shape routed_rows(const assay_moe_config *config)
     return assay_shape_of(1, r->batch * r->sequence * (r->num_experts_per_tok + config->fused_shared_experts));
 }
 
+static void clear(const spec_block *block)
+{
+    for (int64_t j = 0; j < block->experts.config.mlp_dim; j++) block->a[j] = block->b[j] = block->h[j] = 0;
+    for (int64_t d = 0; d < block->config->emb_dim; d++) block->y[d] = 0;
+}
+
 /* Rows without a choice are 0. A shard has its part of the columns: of a and b before the second product, of y once what
  * the shards have added up to is scattered. */
 assay_status spec_add_spread_checkpoints(assay_context *ctx, const spec_block *block, const spec_spread *spread,
@@ -46,8 +52,7 @@ assay_status spec_add_spread_checkpoints(assay_context *ctx, const spec_block *b
         if (spread->choices[row] >= 0) {
             spec_block_choice(block, spread->choices[row]);
         } else {
-            for (int64_t j = 0; j < block->experts.config.mlp_dim; j++) block->a[j] = block->b[j] = block->h[j] = 0;
-            for (int64_t d = 0; d < block->config->emb_dim; d++) block->y[d] = 0;
+            clear(block);
         }
         const int64_t column = part * own.config.mlp_dim;
         spec_keep_mlp(&routed, &own, row, block->a + column, block->b + column, block->h + column,
@@ -69,7 +74,7 @@ static void keep_dropping(const spec_block *block, const spec_mlp_checkpoints *r
     }
     for (int64_t choice = 0; choice < r->batch * in_row; choice++) {
         int64_t e = block->selected[choice], position = spec_block_position(block, choice);
-        if (position >= room) continue;
+        if (position >= room || e < 0) continue;
         spec_block_expert(block, spec_block_token(block, choice / k), e);
         keep(block, &block->experts, routed, (e * r->batch + choice / in_row) * room + position);
     }
@@ -86,6 +91,8 @@ static void keep_routed(const spec_block *block, const int32_t *order, const spe
         const int64_t token = dense ? row / experts : order[row] / slots, slot = dense ? 0 : order[row] % slots;
         if (dense) {
             spec_block_expert(block, spec_block_token(block, token), row % experts);
+        } else if (order[row] < 0) {
+            clear(block);
         } else if (slot < k) {
             spec_block_choice(block, token * k + slot);
         } else {
@@ -104,12 +111,15 @@ assay_status spec_moe_checkpoints(assay_context *ctx, const spec_moe_config *bot
     spec_tensors routing = {0};
     spec_spread spread = {0};
     spec_mlp_checkpoints routed;
+    int32_t *local = NULL;
     const assay_shape rows = routed_rows(config);
     TRY(spec_moe_route(ctx, config, in, &routing));
     TRY(spec_block_read(ctx, config, in, &block));
     block.experts.w13_shards = both->w13_shards;
     block.weights = spec_tensors_find(&routing, "routing/weights")->values;
     block.selected = spec_tensors_find(&routing, "routing/selected_experts")->indices;
+    TRY(spec_localise(ctx, config, in, &routing, &local));
+    if (local != NULL) block.selected = local;
     if (spec_is_sharded(both)) {
         block.weight_before_wo = both->sharding.weight_before_wo;
         TRY(spec_spread_make(ctx, &spread, both, 0, block.selected));
@@ -127,5 +137,6 @@ cleanup:
     spec_block_free(&block);
     spec_spread_free(&spread);
     spec_tensors_free(&routing);
+    free(local);
     return status;
 }

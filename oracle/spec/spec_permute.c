@@ -3,6 +3,7 @@
 void spec_sort_by_expert(int64_t count, const int32_t *keys, int64_t groups, int32_t *order, int32_t *sizes)
 {
     int64_t place = 0;
+    for (int64_t i = 0; i < count; i++) order[i] = -1;
     for (int64_t g = 0; g < groups; g++) {
         int64_t first = place;
         for (int64_t i = 0; i < count; i++) {
@@ -15,8 +16,8 @@ void spec_sort_by_expert(int64_t count, const int32_t *keys, int64_t groups, int
 static assay_status check_ids(assay_context *ctx, const char *what, int64_t count, const int32_t *ids, int64_t limit)
 {
     for (int64_t i = 0; i < count; i++) {
-        if (ids[i] < 0 || ids[i] >= limit) {
-            return assay_fail(ctx, ASSAY_BAD_INPUT, "element %lld of '%s' is %d, expected 0 to %lld", (long long)i,
+        if (ids[i] < -1 || ids[i] >= limit) {
+            return assay_fail(ctx, ASSAY_BAD_INPUT, "element %lld of '%s' is %d, expected -1 to %lld", (long long)i,
                               what, (int)ids[i], (long long)limit - 1);
         }
     }
@@ -41,8 +42,8 @@ assay_status spec_permute(assay_context *ctx, const assay_permute_dims *dims, co
     TRY(spec_tensors_add_indices(ctx, out, "outputs/group_sizes", &experts, &sizes));
     spec_sort_by_expert(copies, selected, dims->experts, order, sizes);
     for (int64_t j = 0; j < copies; j++) {
-        const spec_quad *token = x + order[j] / dims->experts_per_token * dim;
-        for (int64_t d = 0; d < dim; d++) sorted[j * dim + d] = token[d];
+        const spec_quad *token = order[j] < 0 ? NULL : x + order[j] / dims->experts_per_token * dim;
+        for (int64_t d = 0; d < dim; d++) sorted[j * dim + d] = token == NULL ? 0 : token[d];
     }
 cleanup:
     return status;
@@ -64,7 +65,7 @@ assay_status spec_unpermute(assay_context *ctx, const assay_permute_dims *dims, 
     TRY(spec_tensors_add(ctx, out, "outputs/y", &shape, &y));
     for (int64_t i = 0; i < tokens * dim; i++) y[i] = 0;
     for (int64_t j = 0; j < tokens * k; j++) {
-        for (int64_t d = 0; d < dim; d++) {
+        for (int64_t d = 0; order[j] >= 0 && d < dim; d++) {
             y[order[j] / k * dim + d] += weights[order[j]] * sorted[j * dim + d];
         }
     }

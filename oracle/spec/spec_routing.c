@@ -10,6 +10,10 @@ typedef struct route {
     const spec_quad *logits, *x, *kernel, *bias, *per_expert_scale;
     int64_t emb_dim; /* of x, where the logits are made from it */
     const int32_t *given, *table, *input_ids;
+    const spec_quad *given_weights;
+    bool fixed;     /* the choice is an input */
+    int64_t *place; /* [K]: of the experts that are there among the token's slots */
+    int32_t *there; /* [K] */
     spec_quad *token_logits, *scores, *biased, *probabilities; /* [E] */
     spec_quad *mean_probability;                               /* [B,E] */
     spec_quad sum_of_squares;                                  /* of the logs of the sums of exp(logits) */
@@ -21,6 +25,13 @@ static assay_status read_inputs(assay_context *ctx, const spec_tensors *in, rout
     assay_status status = ASSAY_OK;
     const assay_routing_config *config = r->config;
     int64_t tokens = config->batch * config->sequence, experts = config->num_experts, k = config->num_experts_per_tok;
+    r->fixed = spec_tensors_find(in, "inputs/selected_experts") != NULL;
+    TRY(spec_read_optional_indices(ctx, in, "routing/selected_experts", tokens * k, &r->given));
+    if (r->given == NULL) {
+        TRY(spec_read_optional_indices(ctx, in, "inputs/selected_experts", tokens * k, &r->given));
+    }
+    TRY(spec_read_optional(ctx, in, "inputs/routing_weights", tokens * k, &r->given_weights));
+    if (r->given_weights != NULL) return ASSAY_OK;
     TRY(spec_read_optional(ctx, in, "inputs/logits", tokens * experts, &r->logits));
     if (r->logits == NULL) {
         const spec_tensor *x = NULL;
@@ -31,7 +42,6 @@ static assay_status read_inputs(assay_context *ctx, const spec_tensors *in, rout
     }
     TRY(spec_read_optional(ctx, in, "weights/gate/bias", experts, &r->bias));
     TRY(spec_read_optional(ctx, in, "weights/per_expert_scale", experts, &r->per_expert_scale));
-    TRY(spec_read_optional_indices(ctx, in, "routing/selected_experts", tokens * k, &r->given));
     if (config->hash_rows > 0) {
         TRY(spec_read_indices(ctx, in, "weights/tid2eid", config->hash_rows * k, &r->table));
         TRY(spec_read_indices(ctx, in, "inputs/input_ids", tokens, &r->input_ids));
@@ -78,15 +88,17 @@ static assay_status choose(assay_context *ctx, const route *r, int64_t t, int32_
                               (long long)config->hash_rows);
         }
         memcpy(selected, r->table + id * k, (size_t)k * sizeof *selected);
-    } else {
-        assay_status status = spec_select(ctx, config, r->biased, r->allowed, selected, margin);
+    } else if (!r->fixed) {
+        assay_status status = spec_select(ctx, config, config->select_by_logits ? r->token_logits : r->biased,
+                                          r->allowed, selected, margin);
         if (status != ASSAY_OK) return status;
     }
     if (r->given != NULL) memcpy(selected, r->given + t * k, (size_t)k * sizeof *selected);
     for (int64_t i = 0; i < k; i++) {
-        if (selected[i] < 0 || selected[i] >= config->num_experts) {
-            return assay_fail(ctx, ASSAY_BAD_INPUT, "expert id %d of token %lld is outside 0 to %lld", (int)selected[i],
-                              (long long)t, (long long)config->num_experts - 1);
+        if (selected[i] < (r->given != NULL ? -1 : 0) || selected[i] >= config->num_experts) {
+            return assay_fail(ctx, ASSAY_BAD_INPUT, "expert id %d of token %lld is outside %d to %lld",
+                              (int)selected[i], (long long)t, r->given != NULL ? -1 : 0,
+                              (long long)config->num_experts - 1);
         }
     }
     return ASSAY_OK;
@@ -99,18 +111,22 @@ static void divide_by_sum(int64_t k, spec_quad *weights, spec_quad extra)
     for (int64_t i = 0; i < k; i++) weights[i] /= sum + extra;
 }
 
-static void weigh(const route *r, const int32_t *selected, spec_quad *weights)
+/* Of k experts, all of which are there. */
+static void weigh(const route *r, int64_t k, const int32_t *selected, spec_quad *weights)
 {
     const assay_routing_config *config = r->config;
-    int64_t k = config->num_experts_per_tok;
     assay_router_family family = config->family;
     bool unbounded = config->score_func == ASSAY_SCORE_SIGMOID || config->score_func == ASSAY_SCORE_SQRTSOFTPLUS;
     const spec_quad *from = family == ASSAY_ROUTER_DEEPSEEK3 || family == ASSAY_ROUTER_FUSED ? r->scores
                             : family == ASSAY_ROUTER_GEMMA4                                  ? r->probabilities
                                                                                              : r->biased;
     for (int64_t i = 0; i < k; i++) weights[i] = from[selected[i]];
+    if (config->use_random_routing) {
+        for (int64_t i = 0; i < k; i++) weights[i] = r->biased[selected[i]];
+        return;
+    }
     if (family == ASSAY_ROUTER_LLAMA4) return;
-    if (family == ASSAY_ROUTER_DEEPSEEK3 && unbounded) {
+    if (family == ASSAY_ROUTER_DEEPSEEK3 && unbounded && !config->undivided) {
         divide_by_sum(k, weights, config->renormalize_exactly ? 0 : 1 / (spec_quad)1e20);
     }
     if (family == ASSAY_ROUTER_DEEPSEEK3 || family == ASSAY_ROUTER_DEEPSEEK2) {
@@ -135,6 +151,25 @@ static spec_quad whole_loss(const route *r, const int32_t *selected)
         sum += chosen / tokens * probability / config->batch;
     }
     return sum * experts * config->load_balance_loss_weight;
+}
+
+/* A slot of -1 has weight 0; the others are weighed as if the token had no more. */
+static void weigh_slots(const route *r, int64_t t, const int32_t *selected, spec_quad *weights)
+{
+    const int64_t k = r->config->num_experts_per_tok;
+    int64_t count = 0;
+    spec_quad *own = weights; /* packed first, then at their places from the back */
+    for (int64_t i = 0; i < k; i++) {
+        if (selected[i] < 0) continue;
+        r->place[count] = i;
+        r->there[count++] = selected[i];
+    }
+    if (r->given_weights == NULL && count > 0) weigh(r, count, r->there, own);
+    for (int64_t i = k - 1; i >= 0; i--) {
+        const bool is_there = count > 0 && r->place[count - 1] == i;
+        if (is_there) count--;
+        weights[i] = !is_there ? 0 : r->given_weights != NULL ? r->given_weights[t * k + i] : own[count];
+    }
 }
 
 /* mean over (b,e) of density * mean over S of P, times E^2 and the weight. */
@@ -162,7 +197,7 @@ static assay_status add_losses(assay_context *ctx, const route *r, const int32_t
     assay_status status = ASSAY_OK;
     spec_quad *z_loss = NULL;
     int64_t experts = config->num_experts;
-    int64_t copies = config->batch * config->sequence * config->num_experts_per_tok;
+    int64_t copies = config->batch * config->sequence * config->num_experts_per_tok, counted = 0;
     assay_shape scalar = assay_shape_of(0), list = assay_shape_of(1, experts);
     spec_quad *loss = NULL, *updates = NULL;
     if (config->load_balance_loss_weight > 0) {
@@ -173,10 +208,11 @@ static assay_status add_losses(assay_context *ctx, const route *r, const int32_t
         TRY(spec_tensors_add(ctx, out, "outputs/z_loss", &scalar, &z_loss));
         *z_loss = r->sum_of_squares / (config->batch * config->sequence) * config->z_loss_weight;
     }
+    for (int64_t i = 0; i < copies; i++) counted += selected[i] >= 0;
     if (config->routed_bias_update_rate > 0) {
         TRY(spec_tensors_add(ctx, out, "outputs/bias_updates", &list, &updates));
         for (int64_t e = 0; e < experts; e++) {
-            int64_t excess = copies - sizes[e] * experts; /* of the average load, times E */
+            int64_t excess = counted - sizes[e] * experts; /* of the average load, times E */
             updates[e] = (excess > 0 ? 1 : excess < 0 ? -1 : 0) * (spec_quad)config->routed_bias_update_rate;
         }
     }
@@ -196,6 +232,9 @@ static assay_status alloc_scratch(assay_context *ctx, route *r)
     void *allowed = NULL;
     TRY(assay_alloc(ctx, "allowed experts", experts, sizeof *r->allowed, &allowed));
     r->allowed = allowed;
+    TRY(assay_alloc(ctx, "slots", r->config->num_experts_per_tok, sizeof *r->place, &allowed));
+    r->place = allowed;
+    TRY(assay_alloc_i32(ctx, "experts of slots", r->config->num_experts_per_tok, &r->there));
     for (int64_t i = 0; i < r->config->batch * experts; i++) r->mean_probability[i] = 0;
 cleanup:
     return status;
@@ -233,10 +272,10 @@ assay_status spec_route(assay_context *ctx, const assay_routing_config *config, 
     TRY(spec_tensors_add_indices(ctx, out, "routing/group_sizes", &experts_shape, &sizes));
     TRY(spec_tensors_add_indices(ctx, out, "routing/sorted_selected_experts", &copies_shape, &order));
     for (int64_t t = 0; t < tokens; t++) {
-        token_scores(&r, t);
+        if (r.given_weights == NULL) token_scores(&r, t);
         TRY(choose(ctx, &r, t, selected + t * k, &margin[t]));
-        weigh(&r, selected + t * k, weights + t * k);
-        for (int64_t e = 0; e < experts; e++) {
+        weigh_slots(&r, t, selected + t * k, weights + t * k);
+        for (int64_t e = 0; r.given_weights == NULL && e < experts; e++) {
             r.mean_probability[t / config->sequence * experts + e] += r.probabilities[e] / config->sequence;
         }
     }
@@ -249,6 +288,8 @@ cleanup:
     free(r.probabilities);
     free(r.mean_probability);
     free(r.allowed);
+    free(r.place);
+    free(r.there);
     return status;
 }
 

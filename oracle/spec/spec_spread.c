@@ -96,9 +96,10 @@ int64_t spec_spread_token(const spec_spread *s, int64_t shard, int64_t part, int
     return batch_row * s->sequence * s->chunks + part / s->microbatches * s->sequence + position;
 }
 
-/* The choice that a copy in a shard's list is. */
+/* The choice that a copy in a shard's list is; of no copy, -1, none. */
 static int64_t choice_of(const spec_spread *s, int64_t shard, int64_t part, int64_t copy)
 {
+    if (copy < 0) return -1;
     return spec_spread_token(s, shard, part, copy / s->per_token) * s->per_token + copy % s->per_token;
 }
 
@@ -109,14 +110,14 @@ static void sort_copies(spec_spread *s, const int32_t *selected, int64_t shard, 
     for (int64_t copy = 0; copy < s->copies; copy++) {
         const int64_t expert = selected[choice_of(s, shard, part, copy)];
         const int64_t rolled = (expert - own_first + s->experts) % s->experts;
-        keys[copy] = (int32_t)(s->exchange == SPEC_GATHER ? rolled : expert);
+        keys[copy] = (int32_t)(s->exchange == SPEC_GATHER && expert >= 0 ? rolled : expert);
     }
     spec_sort_by_expert(s->copies, keys, s->experts, s->sorted + at * s->copies, s->sizes + at * s->experts);
 }
 
 static bool is_own(const spec_spread *s, const int32_t *selected, int64_t shard, int64_t choice)
 {
-    return selected[choice] / s->local_experts == expert_index(s, shard);
+    return choice >= 0 && selected[choice] / s->local_experts == expert_index(s, shard);
 }
 
 /* came [buffer]: the choice in each row as a shard gets them, -1 where there is none of its experts: those that its

@@ -130,13 +130,19 @@ cleanup:
 static assay_status moe_half(assay_context *ctx, const layer_run *run, spec_tensors *in, spec_tensors *parts)
 {
     assay_status status = ASSAY_OK;
-    char choice[ASSAY_PATH_SIZE];
+    static const char *const given[] = {"selected_experts", "routing_weights"};
+    char choice[ASSAY_PATH_SIZE], own[ASSAY_PATH_SIZE];
     const assay_stack_config *stack = run->config;
     const spec_moe_config config = {.moe = stack->moe, .sharding = stack->sharding};
     const bool split = stack->batch_split_factor > 0;
     TRY(lend_weights(ctx, run, "moe/", in));
     TRY(join(ctx, choice, "routing/", run->prefix, "selected_experts"));
     TRY(lend(ctx, run, choice, "routing/selected_experts", in));
+    for (int i = 0; i < 2; i++) {
+        TRY(join(ctx, choice, "inputs/", run->prefix, given[i]));
+        TRY(join(ctx, own, "inputs/", "", given[i]));
+        TRY(lend(ctx, run, choice, own, in));
+    }
     TRY(split ? spec_batch_split_moe(ctx, stack, in, parts) : spec_moe(ctx, &config, in, parts));
     TRY(add_to_stream(ctx, run, parts, "outputs/y"));
     if (run->checkpoints) {

@@ -149,12 +149,28 @@ static bool ends_with(const char *text, const char *end)
     return length >= end_length && strcmp(text + length - end_length, end) == 0;
 }
 
+/* Whether a slot of a sort has no expert. */
+static bool slots_of_none(const assay_backend_request *request)
+{
+    bool none = false;
+    for (int i = 0; i < request->tensor_count; i++) {
+        const assay_backend_tensor *t = &request->tensors[i];
+        int64_t count = 1;
+        if (!ends_with(t->path, "selected_experts")) continue;
+        for (int axis = 0; axis < t->rank; axis++) count *= t->dims[axis];
+        for (int64_t n = 0; n < count; n++) none |= ((const int32_t *)t->data)[n] < 0;
+    }
+    return none;
+}
+
 static const char *refused_setting(const assay_backend_request *request, const struct operation *o)
 {
     if (o->gates && !glu_known(request)) return setting(request, "mlp_activations");
     if (o->routes && number(request, "ragged_buffer_factor") > 0) return "ragged_buffer_factor";
     if (o->routes && number(request, "w13_reorder_size") > 1) return "w13_reorder_size";
     if (is(request, "gmm_layout", "k_grouped")) return "gmm_layout";
+    if (o->routes && setting(request, "routing_method")[0] != '\0') return "routing_method";
+    if (slots_of_none(request)) return "slots without an expert";
     return NULL;
 }
 
@@ -182,7 +198,8 @@ static const char *refusal(const assay_backend_request *request, const struct op
         const assay_backend_tensor *t = &request->tensors[i];
         bool integers = false;
         for (size_t n = 0; n < sizeof INTEGERS / sizeof *INTEGERS; n++) integers |= strcmp(t->path, INTEGERS[n]) == 0;
-        if (t->type == ASSAY_BACKEND_INT32 && !integers) return t->path;
+        if (t->type == ASSAY_BACKEND_INT32 && (!integers || (o->routes && ends_with(t->path, "/selected_experts"))))
+            return t->path;
         if (t->type != ASSAY_BACKEND_BFLOAT16 && !integers) return "operands that are not bfloat16";
     }
     for (int i = 0; i < request->result_count; i++) {

@@ -146,8 +146,8 @@ TEST(test_refused_configurations)
         {{BASE, CHOSEN(1), .family = ASSAY_ROUTER_LLAMA4, .norm_topk_prob = true}, {"llama4", "norm_topk_prob=true"}},
         {{BASE, CHOSEN(2), .family = ASSAY_ROUTER_GEMMA4, .score_func = ASSAY_SCORE_SIGMOID},
          {"gemma4", "routed_score_func=\"sigmoid\""}},
-        {{BASE, CHOSEN(2), .family = ASSAY_ROUTER_FUSED, .score_func = ASSAY_SCORE_SQRTSOFTPLUS},
-         {"fused_moe_func", "sqrtsoftplus"}},
+        {{BASE, CHOSEN(2), .family = ASSAY_ROUTER_FUSED, .use_random_routing = true},
+         {"fused_moe_func", "use_random_routing"}},
         {{BASE, CHOSEN(2), .family = ASSAY_ROUTER_FUSED, .hash_rows = 3}, {"fused_moe_func", "hash"}},
         {{BASE, CHOSEN(2), .hash_rows = -3}, {"-3 rows of tid2eid"}},
         {{BASE, CHOSEN(2), .routed_scaling_factor = NAN}, {"routed_scaling_factor=nan"}},
@@ -175,6 +175,8 @@ TEST(test_refused_inputs)
     const double nan_bias[E] = {[4] = NAN}, infinite_bias[E] = {[1] = INFINITY}, huge_bias[E] = {[2] = 1e308};
     const int32_t outside[T * K] = {0, 1, 2, 3, 6, 4}, negative[T * K] = {0, -1, 2, 3, 5, 4},
                               twice[T * K] = {0, 1, 2, 5, 4, 5};
+    const int32_t beside_nan[T * K] = {-1, 1, 2, 3, 5, 4};
+    const double nan_weight[T * K] = {[0] = NAN, [4] = NAN};
     const int32_t ids[T] = {1, 0}, ids_outside[T] = {0, 2}, ids_negative[T] = {-1, 0};
     const struct {
         assay_routing_inputs in;
@@ -190,6 +192,13 @@ TEST(test_refused_inputs)
         {{.logits = zeros, .given_experts = outside}, 0, {"selected_experts row 1", "expert 6", "num_experts-1=5"}},
         {{.logits = zeros, .given_experts = negative}, 0, {"selected_experts row 0", "expert -1"}},
         {{.logits = zeros, .given_experts = twice}, 0, {"selected_experts row 1", "expert 5 twice"}},
+        {{.given_experts = outside, .given_weights = zeros, .choice_is_input = true},
+         0,
+         {"selected_experts row 1", "expert 6", "-1 to num_experts-1=5"}},
+        {{.given_experts = negative, .given_weights = nan_logit}, 0, {"selected_experts row 0", "expert -1"}},
+        {{.given_experts = beside_nan, .given_weights = nan_weight, .choice_is_input = true},
+         0,
+         {"routing_weights[4] is nan", "expert 5"}},
         {{.logits = zeros, .input_ids = ids}, V, {"hash", "tid2eid"}},
         {{.logits = zeros, .tid2eid = outside}, V, {"hash", "input_ids"}},
         {{.logits = zeros, .tid2eid = outside, .input_ids = ids}, V, {"tid2eid row 1", "expert 6"}},

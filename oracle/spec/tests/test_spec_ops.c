@@ -220,7 +220,7 @@ TEST(test_refusals)
     assert_string_equal(c.ctx.message, "the tensor 'inputs/selected_experts' is missing");
     case_indices(&c, "inputs/selected_experts", (int32_t[]){2, 4}, DIMS(1, 2));
     assert_int_equal(spec_permute(&c.ctx, &sizes, &c.in, &c.out), ASSAY_BAD_INPUT);
-    assert_string_equal(c.ctx.message, "element 1 of 'inputs/selected_experts' is 4, expected 0 to 3");
+    assert_string_equal(c.ctx.message, "element 1 of 'inputs/selected_experts' is 4, expected -1 to 3");
     const assay_permute_dims wider = {.tokens = 1, .experts_per_token = 2, .experts = 4, .emb_dim = 2};
     assert_int_equal(spec_permute(&c.ctx, &wider, &c.in, &c.out), ASSAY_BAD_INPUT);
     assert_string_equal(c.ctx.message, "'inputs/x' has the shape [1,1], expected 2 elements");

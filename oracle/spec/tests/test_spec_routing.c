@@ -235,6 +235,34 @@ TEST(test_hash_and_given_choice)
     case_end(&c);
 }
 
+/* The choice, or the choice and its weights, as inputs; a slot of -1 has weight 0 and no part in the division. */
+TEST(test_choice_as_input)
+{
+    spec_case c;
+    case_start(&c, 1);
+    assay_routing_config config = one_token(ASSAY_ROUTER_DEFAULT, ASSAY_SCORE_NONE, 4, 3);
+    config.norm_topk_prob = true;
+    case_values(&c, "inputs/logits", (double[]){0, ln2, ln3, ln4}, DIMS(1, 1, 4));
+    case_indices(&c, "inputs/selected_experts", (int32_t[]){3, -1, 1}, DIMS(1, 1, 3));
+    assert_ok(&c.ctx, spec_routing(&c.ctx, &config, &c.in, &c.out));
+    assert_indices(&c, "routing/selected_experts", 3, (int32_t[]){3, -1, 1});
+    assert_indices(&c, "routing/group_sizes", 4, (int32_t[]){0, 1, 0, 1});
+    assert_indices(&c, "routing/sorted_selected_experts", 3, (int32_t[]){2, 0, -1});
+    assert_result(&c, "outputs/weights", 3, (double[]){2. / 3, 0, 1. / 3}, 1e-15);
+    assert_result(&c, "routing/margin", 1, (double[]){INFINITY}, 0);
+    spec_tensors_free(&c.out);
+
+    config.use_random_routing = true;
+    assert_ok(&c.ctx, spec_routing(&c.ctx, &config, &c.in, &c.out));
+    assert_result(&c, "outputs/weights", 3, (double[]){ln4, 0, ln2}, 1e-15);
+    spec_tensors_free(&c.out);
+
+    case_values(&c, "inputs/routing_weights", (double[]){.5, NAN, -2}, DIMS(1, 1, 3));
+    assert_ok(&c.ctx, spec_routing(&c.ctx, &config, &c.in, &c.out));
+    assert_result(&c, "outputs/weights", 3, (double[]){.5, 0, -2}, 0);
+    case_end(&c);
+}
+
 /* Two rows of two tokens over two experts: row 0 chooses 0, 0, row 1 chooses 0, 1. P of a token is (3/4, 1/4) or its
  * mirror image. */
 TEST(test_balance)

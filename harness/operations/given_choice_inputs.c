@@ -1,0 +1,79 @@
+/* Cases that give the choice of experts, and its weights, as inputs (oracle/moe/routing.h). */
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "harness/operations/op_support.h"
+#include "oracle/moe/permute.h"
+
+/* inputs/LAYER name, and what the case says of it; NULL: it does not give it. */
+static const assay_case_input *given(const assay_case *c, const char *layer, const char *name,
+                                     char path[ASSAY_PATH_SIZE])
+{
+    snprintf(path, ASSAY_PATH_SIZE, "inputs/%.60s%.60s", layer, name);
+    return assay_case_input_of(c, path);
+}
+
+bool assay_gives_routing_weights(const assay_case *c, const char *layer)
+{
+    char path[ASSAY_PATH_SIZE];
+    return given(c, layer, "routing_weights", path) != NULL;
+}
+
+bool assay_gives_choice(const assay_case *c)
+{
+    bool gives = c->config.use_random_routing;
+    for (int i = 0; i < c->input_count; i++) gives |= assay_path_ends(c->inputs[i].path, "selected_experts");
+    return gives;
+}
+
+static assay_status check(const assay_describer *d, const assay_routing_config *config, bool ids, bool weights)
+{
+    assay_context *ctx = d->ctx;
+    const assay_model_config *m = &d->c->config;
+    if (weights && !ids) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "inputs.%srouting_weights is given, expected inputs.%sselected_experts beside it", d->layer,
+                          d->layer);
+    }
+    if (weights && (config->load_balance_loss_weight > 0 || config->routed_bias_update_rate > 0)) {
+        return assay_fail(
+            ctx, ASSAY_BAD_INPUT, "%s is above 0, expected 0: with inputs.%srouting_weights there is no router",
+            config->load_balance_loss_weight > 0 ? "load_balance_loss_weight" : "routed_bias_update_rate", d->layer);
+    }
+    if (ids && config->hash_rows > 0) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "first_num_hash_layers is %" PRId64 ", expected 0: the choice is given",
+                          m->first_num_hash_layers);
+    }
+    if (m->use_random_routing && !m->sparse_matmul) {
+        /* MaxText's dense form keeps one weight of an expert that a token has twice */
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "use_random_routing needs sparse_matmul=true, found sparse_matmul=false");
+    }
+    if ((weights || m->use_random_routing) && m->use_batch_split_schedule) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: use_batch_split_schedule has its own router",
+                          weights ? "inputs.routing_weights" : "use_random_routing");
+    }
+    return ASSAY_OK;
+}
+
+assay_status assay_describe_given_choice(const assay_describer *d, const assay_routing_config *config)
+{
+    assay_status status;
+    const assay_model_config *m = &d->c->config;
+    const assay_dims chosen = {"BSK", {config->batch, config->sequence, config->num_experts_per_tok}};
+    const assay_fill random = assay_fill_range(ASSAY_INTEGERS, 0.0, (double)(config->num_experts - 1));
+    char ids[ASSAY_PATH_SIZE], weights[ASSAY_PATH_SIZE];
+    const bool has_ids = given(d->c, d->layer, "selected_experts", ids) != NULL || m->use_random_routing;
+    const bool has_weights = given(d->c, d->layer, "routing_weights", weights) != NULL;
+    TRY(check(d, config, has_ids, has_weights));
+    if (!has_ids) return ASSAY_OK;
+    TRY(assay_describe(d->ctx, d->list, ids, ASSAY_INT32, &random, chosen));
+    assay_tensor_entry *entry = &d->list->entries[d->list->count - 1];
+    entry->least = m->use_batch_split_schedule ? 0 : ASSAY_NO_EXPERT;
+    entry->most = (int32_t)(config->num_experts - 1);
+    if (!has_weights) return ASSAY_OK;
+    TRY(assay_describe_variable(d->ctx, d->list, d->c, weights, assay_fill_range(ASSAY_UNIFORM, 0.0, 1.0), chosen));
+    d->list->entries[d->list->count - 2].unused_row_axes = 2; /* beside ids of -1 */
+cleanup:
+    return status;
+}
