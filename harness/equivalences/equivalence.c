@@ -280,7 +280,7 @@ const assay_equivalence assay_equivalences[] = {
     {"chunked-whole", "the embedding or the tokens of a ring in chunks, or whole", ASSAY_HOLDS_SCALES, true, other_chunks},
     {"mla-absorbed", "scores from the latents, without key and value", ASSAY_HOLDS_SCALES, false, other_absorbed},
     {"remat-kept", "intermediates computed again, or kept", ASSAY_HOLDS_BITS, true, other_remat},
-    {"decoder-deepseek", "a DeepSeek layer as decoder_layer, or as deepseek_layer", ASSAY_HOLDS_BITS, true, other_name},
+    {"decoder-deepseek", "a DeepSeek layer as decoder_layer, or as deepseek_layer", ASSAY_HOLDS_BITS, false, other_name},
     {"batchsplit-plain", "the batch-split schedule, or layer after layer", ASSAY_HOLDS_SCALES, true, other_batch_split},
     {"weight-before-after-wo", "the routing weight on h, or on y", ASSAY_HOLDS_SCALES, false, other_weight},
     {"blas-reference", "products by OpenBLAS, or in fixed order", ASSAY_HOLDS_SCALES, false, other_blas},
