@@ -432,7 +432,7 @@ const assay_equivalence assay_equivalences[] = {
     {"window-whole", "a window as long as the sequence, or none", ASSAY_HOLDS_BITS, true, other_window},
     {"heads-copied", "keys that heads share, or a copy of them for each", ASSAY_HOLDS_SCALES, false, other_copied},
     {"remat-kept", "intermediates computed again, or kept", ASSAY_HOLDS_BITS, true, other_remat},
-    {"decoder-deepseek", "a DeepSeek layer as decoder_layer, or as deepseek_layer", ASSAY_HOLDS_BITS, true, other_name},
+    {"decoder-deepseek", "a DeepSeek layer as decoder_layer, or as deepseek_layer", ASSAY_HOLDS_BITS, false, other_name},
     {"batchsplit-plain", "the batch-split schedule, or layer after layer", ASSAY_HOLDS_SCALES, true, other_batch_split},
     {"weight-before-after-wo", "the routing weight on h, or on y", ASSAY_HOLDS_SCALES, false, other_weight},
     {"replicas-one", "several replicas of an expert, or one", ASSAY_HOLDS_SCALES, true, other_replicas},

@@ -393,6 +393,11 @@ static assay_status remat_policy_of(assay_context *ctx, const assay_model_config
     return assay_remat_policy_make(ctx, policy, m->remat_policy.text, texts);
 }
 
+bool assay_is_stack(const assay_case *c)
+{
+    return strcmp(c->op, "deepseek_stack") == 0 || strcmp(c->op, "decoder_stack") == 0;
+}
+
 bool assay_layer_is_grouped(const assay_model_config *m)
 {
     const char *block = m->decoder_block.text;

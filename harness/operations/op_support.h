@@ -109,6 +109,8 @@ assay_status assay_attention_config_of(assay_context *ctx, const assay_case *c, 
 assay_status assay_gqa_config_of(assay_context *ctx, const assay_case *c, assay_gqa_config *config);
 assay_status assay_mla_config_of(assay_context *ctx, const assay_case *c, assay_mla_config *config);
 assay_status assay_stack_config_of(assay_context *ctx, const assay_case *c, assay_stack_config *config);
+/* Whether layers are numbered: an operation of one layer alone has its tensors without a prefix. */
+bool assay_is_stack(const assay_case *c);
 /* Whether the attention of the model's layers is gqa.h's; else it is mla.h's. */
 bool assay_layer_is_grouped(const assay_model_config *m);
 

@@ -30,11 +30,6 @@ bool assay_is_layer(const assay_case *c)
     return operation != NULL && (operation->parts & ASSAY_PART_LAYER) != 0;
 }
 
-bool assay_is_stack(const assay_case *c)
-{
-    return strcmp(c->op, "deepseek_stack") == 0 || strcmp(c->op, "decoder_stack") == 0;
-}
-
 static assay_status unknown_operation(assay_context *ctx, const assay_case *c)
 {
     char names[256] = "";

@@ -73,7 +73,6 @@ ASSAY_OPERATIONS(X)
 extern const assay_operation *const assay_operations[];           /* ends with NULL */
 const assay_operation *assay_operation_by_name(const char *name); /* NULL when there is none */
 bool assay_is_layer(const assay_case *c);                         /* one decoder layer or a stack of them */
-bool assay_is_stack(const assay_case *c);
 
 /* What holds for every operation (sizes above 0, no mesh where it has none, ...), then the operation's own check, then
  * the tensors. Refuses inputs that the case describes and the operation does not have. */

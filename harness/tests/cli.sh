@@ -96,8 +96,10 @@ for command in generate request run show; do
   bad 'inputs\.segment_ids is no tensor of op yarn_rope' yarn_rope/deepseek --set 'inputs.segment_ids={values: [1]}'
   bad 'decoder_layer_input.* found remat' deepseek_layer/moe --set decoder_layer_input=remat
   bad 'query_proj.* found keep' deepseek_layer/moe --set query_proj=keep
-  bad 'remat_policy is "most", expected full, minimal' deepseek_stack/two-dense --set remat_policy=most
+  bad 'remat_policy is "most", expected one of full, minimal,' deepseek_stack/two-dense --set remat_policy=most
   bad 'first_num_hash_layers is 1, expected 0' deepseek_layer/moe --set first_num_hash_layers=1
+  bad 'decoder_block is llama4, which has a layer of another form' decoder_layer/mixtral --set decoder_block=llama4
+  bad 'sliding_window_size is 0, expected 1 or more' decoder_stack/gpt-oss --set sliding_window_size=0
   bad 'base_num_decoder_layers is 100000000, expected 1 to 1000' deepseek_stack/two-dense \
     --set base_num_decoder_layers=100000000
 done
@@ -359,7 +361,7 @@ prints '^moe/small '
 expect 0 list --tag smoke
 expect 0 list --mutants
 prints '^gate_up_swapped  *inputs  *34  *gate and up exchanged$'
-prints '^ * mlp\* moe\* deepseek_layer deepseek_stack$'
+prints '^ * mlp\* moe\* deepseek_layer deepseek_stack decoder_layer decoder_stack$'
 expect 0 list --json
 "$python" -c '
 import json, sys
