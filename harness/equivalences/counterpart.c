@@ -62,26 +62,54 @@ static bool same_axes(const assay_tensor_spec *a, const assay_tensor_spec *b)
     return same;
 }
 
-bool assay_find_counterpart(const assay_tensor_set *tensors, const assay_tensor_spec *spec, assay_counterpart *found)
+/* A kernel that is whole in the tensor's form lies on shards here. */
+static bool find_on_shards(const assay_case *one, const assay_tensor *same, const assay_tensor_spec *spec,
+                           assay_counterpart *found)
+{
+    static const char *const names[] = {
+        [ASSAY_MLP_WI] = "wi", [ASSAY_MLP_WI_0] = "wi_0", [ASSAY_MLP_WI_1] = "wi_1", [ASSAY_MLP_WO] = "wo"};
+    assay_context ctx = {0};
+    if (!one->config.weights_on_shards || same == NULL || spec->shape.rank != 3 || same->spec.shape.rank != 4)
+        return false;
+    for (int weight = 0; weight <= ASSAY_MLP_WO; weight++) {
+        if (names[weight] == NULL || !assay_path_ends(spec->path, names[weight])) continue;
+        found->weight = weight;
+        found->on_shards = assay_moe_config_of(&ctx, one, &found->block.moe) == ASSAY_OK &&
+                           assay_sharding_of(&ctx, one, &found->block.sharding) == ASSAY_OK;
+    }
+    return found->on_shards;
+}
+
+bool assay_find_counterpart(const assay_case *one, const assay_tensor_set *tensors, const assay_tensor_spec *spec,
+                            assay_counterpart *found)
 {
     const assay_tensor *same = assay_tensor_set_find(tensors, spec->path);
     const int64_t width = spec->shape.rank > 0 ? spec->shape.dims[spec->shape.rank - 1] : 1;
     *found = (assay_counterpart){.part = {same, NULL}, .width = width, .piece = width, .pitch = width};
     if (same != NULL && same_axes(&same->spec, spec)) return true;
+    if (find_on_shards(one, same, spec, found)) return true;
     return find_halves(tensors, spec, found) || find_whole(tensors, spec, found);
 }
 
 int assay_counterpart_at(const assay_counterpart *c, int64_t index, int64_t *at)
 {
     const int64_t row = index / c->width, column = index % c->width;
+    if (c->on_shards) {
+        const bool down = c->weight == ASSAY_MLP_WO;
+        const int64_t rows = down ? c->block.moe.moe_mlp_dim : c->block.moe.emb_dim;
+        *at = spec_kernel_place(&c->block.moe, &c->block.sharding, c->weight, row / rows, down ? column : row % rows,
+                                down ? row % rows : column);
+        return 0;
+    }
     *at = row * c->pitch + c->offset + column % c->piece;
     return (int)(column / c->piece);
 }
 
-assay_status assay_counterpart_read(assay_context *ctx, const assay_tensor_set *tensors, assay_tensor *to)
+assay_status assay_counterpart_read(assay_context *ctx, const assay_case *one, const assay_tensor_set *tensors,
+                                    assay_tensor *to)
 {
     assay_counterpart found;
-    if (!assay_find_counterpart(tensors, &to->spec, &found)) {
+    if (!assay_find_counterpart(one, tensors, &to->spec, &found)) {
         return assay_fail(ctx, ASSAY_INTERNAL, "%s is not there", to->spec.path);
     }
     for (int64_t i = 0; i < to->count; i++) {

@@ -162,7 +162,7 @@ static assay_status write_counterpart(assay_context *ctx, assay_fixture_writer *
     assay_counterpart found;
     const assay_tensor *scale[2] = {NULL, NULL};
     assay_tensor_spec spec = tensor->spec;
-    if (!assay_find_counterpart(&one->results, &tensor->spec, &found)) return ASSAY_OK;
+    if (!assay_find_counterpart(&one->c, &one->results, &tensor->spec, &found)) return ASSAY_OK;
     for (int part = 0; part < 2 && found.part[part] != NULL; part++) {
         if (!assay_tensor_is_complete(found.part[part])) return ASSAY_OK;
         scale[part] = assay_results_scales(&one->results, profile, found.part[part]->spec.path);

@@ -88,7 +88,7 @@ static assay_status open_other(assay_context *ctx, const assay_case *other, cons
     TRY(assay_plan_tensors(ctx, &form->results, &form->plan, NULL));
     for (int i = 0; i < form->results.count; i++) {
         assay_tensor *tensor = &form->results.items[i];
-        if (assay_role_is_given(tensor->spec.role)) TRY(assay_counterpart_read(ctx, &one->results, tensor));
+        if (assay_role_is_given(tensor->spec.role)) TRY(assay_counterpart_read(ctx, &one->c, &one->results, tensor));
     }
 cleanup:
     form->c.profiles = nothing; /* the plan has taken what it needs */
@@ -209,7 +209,8 @@ static assay_status compare(assay_context *ctx, const assay_form *one, const ass
     for (int i = 0; i < other->plan.spec_count; i++) {
         const assay_tensor *tensor = &other->results.items[i];
         assay_counterpart found;
-        if (!is_compared(tensor, how) || !assay_find_counterpart(&one->results, &tensor->spec, &found)) continue;
+        if (!is_compared(tensor, how) || !assay_find_counterpart(&one->c, &one->results, &tensor->spec, &found))
+            continue;
         if (!is_whole(found.part[0]) || !is_whole(found.part[1])) continue;
         r->tensors++;
         if (tensor->indices != NULL) {

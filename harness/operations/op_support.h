@@ -56,7 +56,8 @@ assay_status assay_require_finite_tokens(assay_context *ctx, const assay_case *c
 assay_status assay_describe_mlp_checkpoints(const assay_describer *d, const assay_gated_mlp_config *config,
                                             assay_mlp_place place, assay_dims rows);
 assay_status assay_describe_mla_checkpoints(const assay_describer *d, const assay_mla_config *config);
-assay_status assay_describe_moe_weights(const assay_describer *d, const assay_moe_config *config);
+assay_status assay_describe_moe_weights(const assay_describer *d, const assay_moe_config *config,
+                                        const assay_sharding *sharding);
 assay_status assay_describe_moe_checkpoints(const assay_describer *d, const assay_moe_config *config,
                                             const assay_sharding *sharding);
 /* With outputs/LAYER lb_loss and bias_updates where they are on, which come of the choice. */

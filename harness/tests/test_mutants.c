@@ -81,6 +81,8 @@ static const char *const cases[] = {"yarn_rope/two-dimensions",
                                     "moe/mesh-buffer-half",
                                     "moe/mesh-mlp-tensor4-gpt-oss",
                                     "moe/mesh-mlp-tensor2-fused-weights",
+                                    "moe/mesh-weights-exp-fsdp2-expert2",
+                                    "moe/mesh-weights-transpose2-fused",
                                     "moe/mixtral-capacity-ample",
                                     "moe/small",
                                     "deepseek_layer/dense-fused",
@@ -162,7 +164,8 @@ static const struct {
     {"deepseek_stack", "group_score_other capacity_half next_key_seen"},
     {"deepseek_layer deepseek_stack",
      "hash_ids_ignored expert_scale_missing tensor_part_missing tensor_sum_twice buffer_unlimited "
-     "losses_of_first_shard hidden_bias_summed "
+     "losses_of_first_shard hidden_bias_summed fsdp_scattered_rolled expert_axes_exchanged "
+     "gathered_halves_concatenated "
      "clamp_missing biases_missing down_bias_twice scale_from_hidden positions_in_bf16 mask_off_by_one blind_rows_nan "
      "lse_in_base_2"},
 };

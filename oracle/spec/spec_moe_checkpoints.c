@@ -99,6 +99,7 @@ assay_status spec_moe_checkpoints(assay_context *ctx, const spec_moe_config *bot
     const assay_shape rows = routed_rows(config);
     TRY(spec_route(ctx, &config->routing, in, &routing));
     TRY(spec_block_read(ctx, config, in, &block));
+    TRY(spec_block_gather(ctx, &both->sharding, &block));
     block.weights = spec_tensors_find(&routing, "routing/weights")->values;
     block.selected = spec_tensors_find(&routing, "routing/selected_experts")->indices;
     if (spec_is_sharded(both)) {

@@ -153,6 +153,7 @@ static const char *refused_setting(const assay_backend_request *request, const s
 {
     if (o->gates && !glu_known(request)) return setting(request, "mlp_activations");
     if (o->routes && number(request, "ragged_buffer_factor") > 0) return "ragged_buffer_factor";
+    if (is(request, "weights_on_shards", "true")) return "weights_on_shards";
     return NULL;
 }
 

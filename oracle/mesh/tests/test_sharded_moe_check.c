@@ -13,7 +13,7 @@ TEST(test_what_is_sharded)
     assert_false(assay_is_sharded(&c.config, &s));
     s = sharded_case_mesh(1, 1, 1);
     assert_false(assay_is_sharded(&c.config, &s));
-    for (int key = 0; key < 10; key++) {
+    for (int key = 0; key < 11; key++) {
         s = sharded_case_mesh(1 + (key == 0), 1 + (key == 1), 1 + (key == 2));
         s.tensor_shards = 1 + (key == 3);
         s.ring_of_experts = key == 4;
@@ -22,6 +22,7 @@ TEST(test_what_is_sharded)
         s.token_chunks = 1 + (key == 7);
         s.weight_before_wo = key == 8;
         s.mesh.size[ASSAY_AXIS_MLP_TENSOR] = 1 + (key == 9);
+        s.weights_on_shards = key == 10;
         c.config.path = ASSAY_MOE_SPARSE;
         assert_true(assay_is_sharded(&c.config, &s));
         c.config.path = ASSAY_MOE_FUSED;
