@@ -196,3 +196,29 @@ TEST(test_refused_blocks)
     refuse(&c, &s, "expert");
     moe_case_free(&c);
 }
+
+/* The numbers of MaxText's tests of get_ragged_buffer_size (DeepSeek-V3, 32768 copies a shard), where it is FSDP beside expert
+ * parallelism that leaves a shard so many: the other axes count for nothing. */
+TEST(test_ragged_buffers_with_fsdp)
+{
+    static const struct {
+        int64_t mesh[4];
+        double factor;
+        int64_t buffer;
+    } table[] = {
+        {{1, 1, 4, 1}, 1.0, 32768},   {{1, 4, 4, 1}, 1.0, 32768},   {{2, 8, 4, 1}, 2.0, 65536},
+        {{1, 4, 4, 2}, -1.0, 131072}, {{2, 2, 4, 8}, -1.0, 131072}, {{1, 2, 128, 1}, -1.0, 1048576},
+        {{4, 16, 1, 1}, -1.0, 32768},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        const int64_t *mesh = table[i].mesh, shards = mesh[0] * mesh[1] * mesh[2];
+        assay_context ctx = assay_context_default(1);
+        const moe_case c = moe_case_deepseek3(shards, 4096, 256, 8, 64, 64);
+        assay_sharding s = sharded_case_mesh(mesh[0], mesh[1], mesh[2]);
+        s.mesh.size[ASSAY_AXIS_MLP_TENSOR] = mesh[3];
+        s.ragged_buffer_factor = table[i].factor;
+        assert_ok(&ctx, assay_sharded_moe_check(&ctx, &c.config, &s));
+        assert_int_equal(assay_shard_sizes_of(&c.config, &s).copies, 32768);
+        assert_int_equal(assay_shard_sizes_of(&c.config, &s).buffer, table[i].buffer);
+    }
+}
