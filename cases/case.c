@@ -50,6 +50,7 @@ assay_status assay_case_init(assay_context *ctx, assay_case *c)
                       .mesh_expert = 1,
                       .mesh_tensor = 1,
                       .mesh_mlp_tensor = 1,
+                      .mesh_fsdp_transpose = 1,
                       .dtype = ASSAY_BFLOAT16,
                       .position_step = 1};
     TRY(assay_text_list_append(ctx, &c->gradients, "all", 3));

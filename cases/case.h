@@ -36,7 +36,7 @@ typedef struct assay_case {
     assay_text_list tags;
     assay_model_config config; /* model, then overrides */
     int64_t batch, sequence;
-    int64_t mesh_data, mesh_fsdp, mesh_expert, mesh_tensor, mesh_mlp_tensor;
+    int64_t mesh_data, mesh_fsdp, mesh_expert, mesh_tensor, mesh_mlp_tensor, mesh_fsdp_transpose;
     uint64_t seed;
     assay_dtype dtype; /* the grid of inputs, weights and cotangents; bfloat16 by default */
     assay_case_input *inputs;
@@ -60,7 +60,7 @@ assay_status assay_cases_parse_stored(assay_context *ctx, const char *origin, co
 void assay_cases_free(assay_case *cases, int count);
 
 /* `key=value`: a configuration key, or case, batch, sequence, seed, dtype, gradients, checkpoints, profiles,
- * mesh.{data,fsdp,expert,tensor,mlp_tensor}, positions.{start,step}, inputs.PATH ({distribution: ...} in YAML's flow form). A value
+ * mesh.{data,fsdp,fsdp_transpose,expert,tensor,mlp_tensor}, positions.{start,step}, inputs.PATH ({distribution: ...} in YAML's flow form). A value
  * that is refused leaves the case as it was. */
 assay_status assay_case_set(assay_context *ctx, assay_case *c, const char *assignment);
 

@@ -17,6 +17,7 @@ static const struct {
     {"sequence", offsetof(assay_case, sequence), 1, INT32_MAX},
     {"mesh.data", offsetof(assay_case, mesh_data), 1, MOST_SHARDS},
     {"mesh.fsdp", offsetof(assay_case, mesh_fsdp), 1, MOST_SHARDS},
+    {"mesh.fsdp_transpose", offsetof(assay_case, mesh_fsdp_transpose), 1, MOST_SHARDS},
     {"mesh.expert", offsetof(assay_case, mesh_expert), 1, MOST_SHARDS},
     {"mesh.tensor", offsetof(assay_case, mesh_tensor), 1, MOST_SHARDS},
     {"mesh.mlp_tensor", offsetof(assay_case, mesh_mlp_tensor), 1, MOST_SHARDS},

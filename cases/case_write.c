@@ -97,6 +97,7 @@ static void write_case(FILE *out, const assay_case *c)
             c->mesh_expert);
     if (c->mesh_tensor > 1) fprintf(out, ", tensor: %" PRId64, c->mesh_tensor);
     if (c->mesh_mlp_tensor > 1) fprintf(out, ", mlp_tensor: %" PRId64, c->mesh_mlp_tensor);
+    if (c->mesh_fsdp_transpose > 1) fprintf(out, ", fsdp_transpose: %" PRId64, c->mesh_fsdp_transpose);
     fprintf(out, "}\n");
     fprintf(out, "seed: %" PRIu64 "\ndtype: %s\n", c->seed, assay_dtype_name(c->dtype));
     fprintf(out, c->input_count > 0 ? "inputs:\n" : "inputs: {}\n");

@@ -20,8 +20,8 @@ static assay_status read_part(const assay_yaml *y, assay_case *c, const char *pa
         snprintf(full, sizeof full, "%s.%.40s", part, key);
         status = assay_case_read_field(y, c, full, value, &known);
         if (!known) {
-            const char *wanted =
-                strcmp(part, "mesh") == 0 ? "data, fsdp, expert, tensor or mlp_tensor" : "start or step";
+            const char *wanted = strcmp(part, "mesh") == 0 ? "data, fsdp, fsdp_transpose, expert, tensor or mlp_tensor"
+                                                           : "start or step";
             return assay_yaml_refuse(y, key_node, "unknown key %.40s in %s, expected %s", key, part, wanted);
         }
     }

@@ -50,7 +50,7 @@ static const char *const NEUTRAL[] = {
     " ragged_sort_use_single_sparsecore use_gather_mosaic_kernel ragged_gather_fallback ragged_gather_reduce_fallback"
     " ragged_gather_cost_estimate_flops ragged_gather_reduce_cost_estimate_flops"
     " ragged_gather_cost_estimate_bytes_accessed ragged_gather_reduce_cost_estimate_bytes_accessed"
-    " moe_fsdp_use_two_stage_all_gather shard_exp_on_fsdp use_2d_fsdp_sharding float32_weight_sum float32_gate_logits"
+    " moe_fsdp_use_two_stage_all_gather use_2d_fsdp_sharding float32_weight_sum float32_gate_logits"
     " fuse_expert_scales megablox merge_gating_gmm use_tokamax_gmm use_gmm_v2 log_moe_bias_norms gdn_conv_kernel_dim"
     " gdn_key_head_dim gdn_value_head_dim gdn_num_key_heads gdn_num_value_heads gdn_chunk_size use_qk_norm_in_gdn ",
     /* devices, sharding, pipelines, offloading */

@@ -110,6 +110,8 @@
     X(D, ragged_buffer_factor, -1.0)                                                                                   \
     X(I, num_moe_emb_chunks, 0)                                                                                        \
     X(I, num_moe_token_chunks, 1)                                                                                      \
+    X(B, weights_on_shards, false)                                                                                     \
+    X(B, shard_exp_on_fsdp, false)                                                                                     \
     X(I, first_num_hash_layers, 0)                                                                                     \
     X(I, vocab_size, 0)                                                                                                \
     X(I, batch_split_factor, 1)                                                                                        \

@@ -51,7 +51,8 @@ const char *assay_case_difference(const assay_case *a, const assay_case *b)
     if (!same_list(&a->tags, &b->tags)) return "tags";
     if (a->batch != b->batch || a->sequence != b->sequence) return "batch, sequence";
     if (a->mesh_data != b->mesh_data || a->mesh_fsdp != b->mesh_fsdp || a->mesh_expert != b->mesh_expert ||
-        a->mesh_tensor != b->mesh_tensor || a->mesh_mlp_tensor != b->mesh_mlp_tensor) {
+        a->mesh_tensor != b->mesh_tensor || a->mesh_mlp_tensor != b->mesh_mlp_tensor ||
+        a->mesh_fsdp_transpose != b->mesh_fsdp_transpose) {
         return "mesh";
     }
     if (a->seed != b->seed) return "seed";

@@ -78,7 +78,7 @@ static const struct {
     {"case: a\nop: moe\ndtype: bf8\n", "3:8", "dtype: expected one of float64, float32, tfloat32, bfloat16, float16"},
     {"case: a\nop: moe\ndtype: int32\n", "3:8", "found int32"},
     {"case: a\nop: moe\nmesh: {data: 1, sequence: 2}\n", "3:17",
-     "unknown key sequence in mesh, expected data, fsdp, expert, tensor or mlp_tensor"},
+     "unknown key sequence in mesh, expected data, fsdp, fsdp_transpose, expert, tensor or mlp_tensor"},
     {"case: a\nop: moe\nmesh: {expert: 0}\n", "3:16", "mesh.expert: expected a whole number from 1"},
     {"case: a\nop: moe\nmesh: 4\n", "3:7", "mesh: expected a mapping (key: value), found 4"},
     {"case: a\nop: moe\npositions: {from: 1}\n", "3:13", "unknown key from in positions, expected start or step"},

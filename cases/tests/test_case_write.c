@@ -54,7 +54,8 @@ TEST(round_trips_awkward_values)
         "  z: {distribution: cancel, scale: 3}, w: {distribution: near_ties, mean: 2, low: -1, tail_nan_rows: 4}}\n",
         "case: a\nop: b\ngradients: []\ncheckpoints: all\nprofiles: none\nseed: 18446744073709551615\ndtype: "
         "float8_e5m2\n"
-        "mesh: {data: 1, fsdp: 2, expert: 3, tensor: 4, mlp_tensor: 5}\npositions: {start: 9, step: 0}\nbatch: "
+        "mesh: {data: 1, fsdp: 2, expert: 3, tensor: 4, mlp_tensor: 5, fsdp_transpose: 6}\npositions: {start: 9, step: "
+        "0}\nbatch: "
         "2147483647\n",
         "case: a\nop: b\nconfig: {mlp_activations: [gelu, 'a b'], moe_mlpwi: offload, mla_kv: device, rope_type: ''}\n",
     };

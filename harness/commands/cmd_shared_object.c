@@ -118,6 +118,7 @@ static void fill_settings(host *h)
     add_number(h, "mesh.expert", c->mesh_expert);
     add_number(h, "mesh.tensor", c->mesh_tensor);
     add_number(h, "mesh.mlp_tensor", c->mesh_mlp_tensor);
+    add_number(h, "mesh.fsdp_transpose", c->mesh_fsdp_transpose);
     snprintf(h->values[h->setting_count], SIZE, "%s", assay_dtype_name(c->dtype));
     add_setting(h, "dtype");
 }
@@ -149,7 +150,7 @@ cleanup:
 static assay_status host_make(assay_context *ctx, host *h, const assay_plan *plan, assay_fixture_reader *request)
 {
     assay_status status = ASSAY_OK;
-    size_t settings = (size_t)ASSAY_MODEL_KEYS + 10, specs = (size_t)plan->spec_count + 1;
+    size_t settings = (size_t)ASSAY_MODEL_KEYS + 11, specs = (size_t)plan->spec_count + 1;
     h->plan = plan;
     h->settings = calloc(settings, sizeof *h->settings);
     h->values = calloc(settings, sizeof *h->values);

@@ -104,6 +104,24 @@ static bool find_first_experts(const assay_tensor *here, const assay_tensor_spec
     return more && here->count / here->spec.shape.dims[0] * shape->dims[0] == assay_shape_count(shape);
 }
 
+/* A kernel that is whole in the tensor's form lies on shards here. */
+static bool find_on_shards(const assay_case *one, const assay_tensor *same, const assay_tensor_spec *spec,
+                           assay_counterpart *found)
+{
+    static const char *const names[] = {
+        [ASSAY_MLP_WI] = "wi", [ASSAY_MLP_WI_0] = "wi_0", [ASSAY_MLP_WI_1] = "wi_1", [ASSAY_MLP_WO] = "wo"};
+    assay_context ctx = {0};
+    if (!one->config.weights_on_shards || same == NULL || spec->shape.rank != 3 || same->spec.shape.rank != 4)
+        return false;
+    for (int weight = 0; weight <= ASSAY_MLP_WO; weight++) {
+        if (names[weight] == NULL || !assay_path_ends(spec->path, names[weight])) continue;
+        found->weight = weight;
+        found->on_shards = assay_moe_config_of(&ctx, one, &found->block.moe) == ASSAY_OK &&
+                           assay_sharding_of(&ctx, one, &found->block.sharding) == ASSAY_OK;
+    }
+    return found->on_shards;
+}
+
 bool assay_find_counterpart(const assay_tensor_set *tensors, const assay_tensor_spec *spec, assay_layouts layouts,
                             assay_counterpart *found)
 {
@@ -116,6 +134,7 @@ bool assay_find_counterpart(const assay_tensor_set *tensors, const assay_tensor_
         found->layouts.theirs = shards_of_part(layouts.theirs, layouts.parts);
     }
     if (same != NULL && same_axes(&same->spec, spec)) return true;
+    if (find_on_shards(layouts.one, same, spec, found)) return true;
     if (find_first_experts(same, spec)) return true;
     assay_counterpart last = *found;
     if (find_last_expert(tensors, spec, layouts, &last)) {
@@ -128,6 +147,13 @@ bool assay_find_counterpart(const assay_tensor_set *tensors, const assay_tensor_
 int assay_counterpart_at(const assay_counterpart *c, int64_t index, int64_t *at)
 {
     const int64_t row = index / c->width, place = index % c->width, hidden = c->hidden;
+    if (c->on_shards) {
+        const bool down = c->weight == ASSAY_MLP_WO;
+        const int64_t rows = down ? c->block.moe.moe_mlp_dim : c->block.moe.emb_dim;
+        *at = spec_kernel_place(&c->block.moe, &c->block.sharding, c->weight, row / rows, down ? place : row % rows,
+                                down ? row % rows : place);
+        return 0;
+    }
     *at = c->first + index;
     if (hidden == 0) return 0;
     const int64_t column =

@@ -1,16 +1,19 @@
 /* Tensors of one form of a case in the other's, whose kernels may be fused where the first's are not: `wi` is `wi_0`
  * and `wi_1` side by side on the last axis, or those of each tensor shard (oracle/moe/prefused.h). A shared expert of the
- * one form may be the last of all experts in the other's. */
+ * one form may be the last of all experts in the other's. Kernels of the first may lie on shards where the other has them
+ * whole. */
 #ifndef ASSAY_HARNESS_EQUIVALENCES_COUNTERPART_H
 #define ASSAY_HARNESS_EQUIVALENCES_COUNTERPART_H
 
+#include "harness/operations/op_support.h"
 #include "oracle/base/tensor_set.h"
 
 /* Tensor shards whose gate and up are side by side in fused weights (w13_reorder_size): of the form that a tensor is of,
  * and of the other. */
 typedef struct assay_layouts {
     int64_t own, theirs;
-    int64_t parts; /* shards of H, each of which has its columns of a checkpoint, in both forms */
+    int64_t parts;         /* shards of H, each of which has its columns of a checkpoint, in both forms */
+    const assay_case *one; /* the other form, whose kernels may lie on shards (weights_on_shards) */
 } assay_layouts;
 
 /* Where the elements of a tensor of one form lie in the other's tensors. */
@@ -21,6 +24,9 @@ typedef struct assay_counterpart {
     int64_t half;                /* 1: the tensor is up alone */
     int64_t first;               /* where the part begins that is meant */
     assay_layouts layouts;       /* own 0: it is one of them alone; theirs 0: the parts are */
+    bool on_shards;              /* part[0] is this weight on the shards of this block */
+    spec_moe_config block;
+    int weight;
 } assay_counterpart;
 
 /* False where there is no such tensor, or one of another shape or with other labels. */

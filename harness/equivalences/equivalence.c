@@ -47,7 +47,8 @@ static bool is_sharded(const assay_case *c)
 
 static void on_one_device(assay_case *c)
 {
-    c->mesh_data = c->mesh_fsdp = c->mesh_expert = c->mesh_tensor = c->mesh_mlp_tensor = 1;
+    c->mesh_data = c->mesh_fsdp = c->mesh_expert = c->mesh_tensor = c->mesh_mlp_tensor = c->mesh_fsdp_transpose = 1;
+    c->config.weights_on_shards = false;
     c->config.use_ring_of_experts = false;
     c->config.ragged_buffer_factor = -1;
     c->config.num_moe_emb_chunks = 0;
@@ -148,6 +149,7 @@ static bool other_fused_moe(const assay_case *c, assay_other_form *form)
     const assay_model_config *m = &c->config;
     if (!is_op(c, "moe") || !has_sparse_moe(c) || has_engine_form(c) || m->routed_bias || m->mlp_bias || !is_whole(c))
         return false;
+    if (m->weights_on_shards) return false; /* whole and fused at once is no counterpart */
     if (assay_moe_config_of(&ctx, c, &config) != ASSAY_OK) return false;
     const assay_routing_config *r = &config.routing;
     const bool sigmoid =
@@ -254,6 +256,7 @@ static bool other_tensor(const assay_case *c, assay_other_form *form)
     if (!(has_sparse_moe(c) || fused) || is_batch_split(c)) return false;
     if (c->config.load_balance_loss_weight > 0 && !fused) return false;
     form->c.mesh_mlp_tensor = 1;
+    form->c.config.weights_on_shards = false;
     if (c->mesh_mlp_tensor > 1) return true;
     while (form->c.mesh_mlp_tensor < c->config.base_moe_mlp_dim) {
         form->c.mesh_mlp_tensor++;
@@ -368,6 +371,12 @@ static bool other_ranks(const assay_case *c, assay_other_form *form)
     return is_op(c, "moe") && sorts && !is_sharded(c) && c->config.local_num_experts == 0;
 }
 
+static bool other_kernels(const assay_case *c, assay_other_form *form)
+{
+    form->c.config.weights_on_shards = false;
+    return c->config.weights_on_shards;
+}
+
 static bool other_absorbed(const assay_case *c, assay_other_form *form)
 {
     form->run = assay_mla_run_absorbed;
@@ -426,6 +435,7 @@ const assay_equivalence assay_equivalences[] = {
     {"scaling-on-weights-sum", "the scaling factor in the routing weights, or on the sum over choices", ASSAY_HOLDS_SCALES, false, other_scaling},
     {"sharded-whole", "experts and tokens over a mesh, or one device", ASSAY_HOLDS_SCALES, true, other_sharded},
     {"tensor-whole", "the experts' hidden dimension over shards, or whole", ASSAY_HOLDS_SCALES, true, other_tensor},
+    {"gathered-whole", "kernels gathered from the shards on which they lie, or whole", ASSAY_HOLDS_BITS, true, other_kernels},
     {"ring-alltoall", "a ring of experts, or a ragged all-to-all", ASSAY_HOLDS_SCALES, true, other_ring},
     {"chunked-whole", "the embedding or the tokens of a ring in chunks, or whole", ASSAY_HOLDS_SCALES, true, other_chunks},
     {"mla-absorbed", "scores from the latents, without key and value", ASSAY_HOLDS_SCALES, false, other_absorbed},

@@ -21,7 +21,8 @@ void assay_form_free(assay_form *form)
 
 assay_layouts assay_form_layouts(const assay_form *own, const assay_form *theirs)
 {
-    return (assay_layouts){own->c.config.w13_reorder_size, theirs->c.config.w13_reorder_size, own->c.mesh_mlp_tensor};
+    return (assay_layouts){own->c.config.w13_reorder_size, theirs->c.config.w13_reorder_size, own->c.mesh_mlp_tensor,
+                           &theirs->c};
 }
 
 /* What the case says of a tensor is of no use to a form that has not got it. */

@@ -38,6 +38,7 @@
 
 /* Paths of inputs and weights, folders of results. */
 #define UP_WEIGHTS "wi wi_0 wi_1"
+#define KERNELS "wi wi_0 wi_1 wo"
 #define EXPERT_WEIGHTS "wi wi_0 wi_1 wo wi_0_bias wi_1_bias wo_bias rhs"
 #define EVERYTHING "outputs gradients checkpoints"
 
@@ -198,6 +199,13 @@ const assay_mutant assay_mutants[] = {
      RESULTS("gradients/weights", assay_edit_times_hidden_shards, .named = "gate/kernel gate/bias wo_bias")},
     {"fsdp_gathered_rolled", "weights gathered over fsdp begin with the part of the shard after", "24", EXPERTS,
      ASSAY_IN_BLOCKS, INPUTS(UP_WEIGHTS, assay_edit_roll_fsdp_shards)},
+    {"fsdp_scattered_rolled", "each fsdp shard has the kernels' gradients of the shard after", "24, 59", EXPERTS,
+     ASSAY_IN_BLOCKS, .where = assay_has_weights_on_shards,
+     RESULTS("gradients/weights", assay_edit_roll_fsdp_shards, .named = KERNELS)},
+    {"expert_axes_exchanged", "experts that lie over expert, then fsdp, are gathered the other way round", "24",
+     EXPERTS, ASSAY_IN_BLOCKS, .where = assay_has_weights_on_shards, INPUTS(KERNELS, assay_edit_exchange_expert_axes)},
+    {"gathered_halves_concatenated", "gate and up of each shard stay side by side when they are gathered", "35",
+     EXPERTS, ASSAY_IN_BLOCKS, .where = assay_has_weights_on_shards, INPUTS("wi", assay_edit_concatenate_halves)},
     {"buffer_half", "the buffer of a shard holds half of what it should, or the balanced case alone", "24", EXPERTS,
      ASSAY_IN_BLOCKS, .configure = assay_edit_half_buffer},
     {"buffer_unlimited", "rows beyond the buffer of a shard are kept", "", EXPERTS, ASSAY_IN_BLOCKS,

@@ -8,7 +8,7 @@
 
 int64_t assay_case_shards(const assay_case *c)
 {
-    return c->mesh_data * c->mesh_fsdp * (c->config.fused_moe_func ? 1 : c->mesh_expert);
+    return c->mesh_data * c->mesh_fsdp * c->mesh_fsdp_transpose * (c->config.fused_moe_func ? 1 : c->mesh_expert);
 }
 
 int64_t assay_rows_of_shard(const assay_case *c)
@@ -19,7 +19,7 @@ int64_t assay_rows_of_shard(const assay_case *c)
 
 bool assay_has_expert_shards(const assay_case *c)
 {
-    return c->mesh_expert > 1 && c->config.num_experts % c->mesh_expert == 0;
+    return c->mesh_expert > 1 && c->config.num_experts % c->mesh_expert == 0 && !c->config.weights_on_shards;
 }
 
 bool assay_has_ring(const assay_case *c)
@@ -29,7 +29,7 @@ bool assay_has_ring(const assay_case *c)
 
 bool assay_has_hidden_shards(const assay_case *c)
 {
-    return c->mesh_mlp_tensor > 1 && c->config.sparse_matmul;
+    return c->mesh_mlp_tensor > 1 && c->config.sparse_matmul && !c->config.weights_on_shards;
 }
 
 /* Elements of the weights of one expert shard. */
@@ -98,10 +98,16 @@ bool assay_edit_times_tensor_shards(const assay_mutation *m, assay_tensor *tenso
     return assay_scale_values(tensor, (double)m->c->mesh_tensor);
 }
 
+bool assay_has_weights_on_shards(const assay_case *c)
+{
+    return c->config.weights_on_shards;
+}
+
 bool assay_edit_roll_fsdp_shards(const assay_mutation *m, assay_tensor *tensor)
 {
-    const int64_t rows = tensor->spec.shape.dims[1], step = rows / m->c->mesh_fsdp;
-    for (int64_t i = 0; i < step; i++) assay_roll_axis(tensor, 1);
+    const int axis = m->c->config.weights_on_shards ? 0 : 1; /* where fsdp is outermost; else D */
+    const int64_t rows = tensor->spec.shape.dims[axis], step = rows / m->c->mesh_fsdp;
+    for (int64_t i = 0; i < step; i++) assay_roll_axis(tensor, axis);
     return step > 0 && m->c->mesh_fsdp > 1;
 }
 
@@ -174,6 +180,58 @@ bool assay_edit_split_halves_contiguously(const assay_mutation *m, assay_tensor 
             memcpy(values + (piece % 2 * shards + piece / 2) * own, row + piece * own, (size_t)own * sizeof *row);
     }
     free(row);
+    return true;
+}
+
+/* The shard of a replica whose place is f, t, p, n. */
+static int64_t shard_at(const assay_case *c, int64_t f, int64_t t, int64_t p, int64_t n)
+{
+    return ((f * c->mesh_fsdp_transpose + t) * c->mesh_expert + p) * c->mesh_mlp_tensor + n;
+}
+
+/* E over expert, then fsdp, is read as over fsdp, then expert. */
+bool assay_edit_exchange_expert_axes(const assay_mutation *m, assay_tensor *tensor)
+{
+    const assay_case *c = m->c;
+    const int64_t fsdp = c->mesh_fsdp, expert = c->mesh_expert, inner = c->mesh_mlp_tensor;
+    const int64_t size = tensor->count / tensor->spec.shape.dims[0];
+    double *right = NULL;
+    if (!c->config.shard_exp_on_fsdp || fsdp == 1 || expert == 1) return false;
+    right = malloc((size_t)tensor->count * sizeof *right);
+    if (right == NULL) return false;
+    memcpy(right, tensor->values, (size_t)tensor->count * sizeof *right);
+    for (int64_t i = 0; i < tensor->spec.shape.dims[0]; i++) {
+        const int64_t n = i % inner, p = i / inner % expert, t = i / inner / expert % c->mesh_fsdp_transpose;
+        const int64_t part = p * fsdp + i / inner / expert / c->mesh_fsdp_transpose;
+        const int64_t from = shard_at(c, part / expert, t, part % expert, n);
+        memcpy(tensor->values + i * size, right + from * size, (size_t)size * sizeof *right);
+    }
+    free(right);
+    return true;
+}
+
+/* Gate and up of shards g0 u0, g1 u1 are gathered as g0 u0 g1 u1, of which the first half is taken for gate. */
+bool assay_edit_concatenate_halves(const assay_mutation *m, assay_tensor *tensor)
+{
+    const assay_case *c = m->c;
+    const int64_t parts = c->mesh_fsdp_transpose * c->mesh_mlp_tensor, own = assay_tensor_width(tensor) / 2;
+    const int64_t shards = tensor->spec.shape.dims[0], size = tensor->count / shards;
+    double *right = NULL;
+    if (parts == 1) return false;
+    right = malloc((size_t)tensor->count * sizeof *right);
+    if (right == NULL) return false;
+    memcpy(right, tensor->values, (size_t)tensor->count * sizeof *right);
+    for (int64_t piece = 0; piece < tensor->count / own; piece++) {
+        const int64_t shard = piece * own / size, n = shard % c->mesh_mlp_tensor;
+        const int64_t p = shard / c->mesh_mlp_tensor % c->mesh_expert;
+        const int64_t t = shard / c->mesh_mlp_tensor / c->mesh_expert % c->mesh_fsdp_transpose;
+        const int64_t f = shard / c->mesh_mlp_tensor / c->mesh_expert / c->mesh_fsdp_transpose;
+        const int64_t listed = piece % 2 * parts + t * c->mesh_mlp_tensor + n, part = listed / 2;
+        const int64_t from = shard_at(c, f, part / c->mesh_mlp_tensor, p, part % c->mesh_mlp_tensor);
+        const int64_t in_row = piece * own % size / (2 * own) * 2 * own + listed % 2 * own;
+        memcpy(tensor->values + piece * own, right + from * size + in_row, (size_t)own * sizeof *right);
+    }
+    free(right);
     return true;
 }
 

@@ -6,7 +6,7 @@
 
 static int64_t replicas(const assay_case *c)
 {
-    return c->mesh_data * c->mesh_fsdp;
+    return c->mesh_data * c->mesh_fsdp * c->mesh_fsdp_transpose;
 }
 
 /* Row r of a shard is in microbatch r mod factor. 0: there are none. */

@@ -14,6 +14,7 @@ bool assay_has_expert_shards(const assay_case *c);
 bool assay_has_ring(const assay_case *c);
 bool assay_has_head_shards(const assay_case *c);
 bool assay_has_hidden_shards(const assay_case *c);
+bool assay_has_weights_on_shards(const assay_case *c);
 bool assay_has_microbatches(const assay_case *c);
 bool assay_has_psum_layout(const assay_case *c);
 bool assay_has_qk_norms(const assay_case *c); /* of projections that are not fused */
@@ -61,7 +62,8 @@ assay_tensor_edit assay_edit_clamp_ids, assay_edit_roll_expert_shards, assay_edi
     assay_edit_zero_all_but_first_shard, assay_edit_zero_shard_before, assay_edit_double_last_shard,
     assay_edit_zero_last_tensor_shard, assay_edit_times_tensor_shards, assay_edit_roll_fsdp_shards,
     assay_edit_times_hidden_shards, assay_edit_keep_first_rows_of_h, assay_edit_keep_first_rows_of_f,
-    assay_edit_keep_first_columns_of_h, assay_edit_roll_up_columns, assay_edit_split_halves_contiguously;
+    assay_edit_keep_first_columns_of_h, assay_edit_roll_up_columns, assay_edit_split_halves_contiguously,
+    assay_edit_exchange_expert_axes, assay_edit_concatenate_halves;
 assay_tensor_edit assay_edit_roll_shard_rows, assay_edit_sum_shard_rows, assay_edit_first_shard_to_all,
     assay_edit_times_replicas, assay_edit_by_replicas, assay_edit_times_expert_shards, assay_edit_times_shards,
     assay_edit_first_microbatch;

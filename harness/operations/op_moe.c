@@ -1,6 +1,7 @@
 #include <inttypes.h>
 
 #include "harness/operations/op_support.h"
+#include "oracle/mesh/sharded_weights.h"
 #include "oracle/moe/prefused.h"
 #include "oracle/propagate/propagate_moe.h"
 
@@ -100,16 +101,34 @@ static assay_dims sorted_copies(const assay_moe_config *config)
                         {r->batch * r->sequence * assay_moe_slots(config)}};
 }
 
-static assay_status describe_experts(const assay_describer *d, const assay_moe_config *config)
+/* Those of all experts: one after the other, or kernels as they lie on the shards. */
+static void place_experts(assay_tensor_table *table, const assay_moe_config *config, const assay_sharding *sharding)
+{
+    const assay_dims all =
+        config->local_num_experts > 0 ? (assay_dims){"e", {config->local_num_experts}} : all_experts(config);
+    for (int weight = 0; weight < table->count; weight++) {
+        assay_tensor_row *row = &table->rows[weight];
+        if (row->name == NULL) continue;
+        if (!sharding->weights_on_shards || row->kind != ASSAY_KERNEL) {
+            *row = assay_tensor_row_below(all.labels, all.dims, *row);
+            continue;
+        }
+        const assay_kernel_layout layout = assay_kernel_layout_of(config, sharding, weight);
+        row->shape = assay_shape_of(2, layout.rows, layout.columns);
+        *row = assay_tensor_row_below("me", (int64_t[]){layout.shards, layout.experts}, *row);
+    }
+}
+
+static assay_status describe_experts(const assay_describer *d, const assay_moe_config *config,
+                                     const assay_sharding *sharding)
 {
     assay_status status;
     const assay_gated_mlp_config expert = assay_moe_expert_config(config, 0),
                                  shared = assay_moe_shared_config(config, 0);
-    const assay_tensor_table routed_table = assay_mlp_weight_table(&expert, ASSAY_MLP_ROUTED);
+    assay_tensor_table routed_table = assay_mlp_weight_table(&expert, ASSAY_MLP_ROUTED);
     const assay_tensor_table shared_table = assay_mlp_weight_table(&shared, ASSAY_MLP_SHARED);
-    TRY(assay_describe_weights(d, &routed_table,
-                               config->local_num_experts > 0 ? (assay_dims){"e", {config->local_num_experts}}
-                                                             : all_experts(config)));
+    place_experts(&routed_table, config, sharding);
+    TRY(assay_describe_weights(d, &routed_table, (assay_dims){"", {0}}));
     TRY(assay_describe_weights(d, &shared_table, (assay_dims){"", {0}}));
     if (config->shared_gate) {
         TRY(assay_describe_weight(d, "shared_expert_gate/kernel", assay_fill_fan_in(config->emb_dim),
@@ -119,11 +138,12 @@ cleanup:
     return status;
 }
 
-assay_status assay_describe_moe_weights(const assay_describer *d, const assay_moe_config *config)
+assay_status assay_describe_moe_weights(const assay_describer *d, const assay_moe_config *config,
+                                        const assay_sharding *sharding)
 {
     assay_status status = ASSAY_OK;
     if (!assay_gives_routing_weights(d->c, d->layer)) TRY(describe_router(d, config));
-    TRY(describe_experts(d, config));
+    TRY(describe_experts(d, config, sharding));
 cleanup:
     return status;
 }
@@ -244,7 +264,7 @@ static assay_status describe(assay_context *ctx, const assay_case *c, assay_tens
     }
     TRY(assay_describe_given_choice(&d, &config.routing));
     TRY(describe_map(&d, &config));
-    TRY(assay_describe_moe_weights(&d, &config));
+    TRY(assay_describe_moe_weights(&d, &config, &both.sharding));
     TRY(assay_describe_moe_routing(&d, &config, &both.sharding));
     TRY(assay_describe_moe_checkpoints(&d, &config, &both.sharding));
     TRY(assay_describe_output(ctx, list, c, "y", &one, x));

@@ -59,7 +59,7 @@ static assay_status describe_weights(assay_describer d, const assay_stack_config
         const assay_tensor_table mlp = assay_mlp_weight_table(&config->mlp, ASSAY_MLP_DENSE);
         TRY(assay_describe_weights(&d, &mlp, (assay_dims){"", {0}}));
     } else {
-        TRY(assay_describe_moe_weights(&d, &config->moe));
+        TRY(assay_describe_moe_weights(&d, &config->moe, &config->sharding));
     }
 cleanup:
     return status;

@@ -58,7 +58,8 @@ assay_status assay_describe_mlp_checkpoints(const assay_describer *d, const assa
                                             assay_mlp_place place, assay_dims rows);
 assay_status assay_describe_mla_checkpoints(const assay_describer *d, const assay_mla_config *config);
 assay_status assay_describe_gqa_checkpoints(const assay_describer *d, const assay_gqa_config *config);
-assay_status assay_describe_moe_weights(const assay_describer *d, const assay_moe_config *config);
+assay_status assay_describe_moe_weights(const assay_describer *d, const assay_moe_config *config,
+                                        const assay_sharding *sharding);
 /* inputs/LAYER selected_experts and routing_weights, where the case gives them; refuses what goes ill together. */
 assay_status assay_describe_given_choice(const assay_describer *d, const assay_routing_config *config);
 /* Whether it gives the choice, of any layer; and the weights of that layer. */

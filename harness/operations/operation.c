@@ -44,18 +44,24 @@ static assay_status unknown_operation(assay_context *ctx, const assay_case *c)
 static assay_status check_common(assay_context *ctx, const assay_case *c, const assay_operation *operation)
 {
     const assay_model_config *m = &c->config;
-    const bool one =
-        c->mesh_data == 1 && c->mesh_fsdp == 1 && c->mesh_expert == 1 && c->mesh_tensor == 1 && c->mesh_mlp_tensor == 1;
+    const bool one = c->mesh_data == 1 && c->mesh_fsdp == 1 && c->mesh_expert == 1 && c->mesh_tensor == 1 &&
+                     c->mesh_mlp_tensor == 1 && c->mesh_fsdp_transpose == 1;
     if (!operation->mesh && !one) {
         return assay_fail(ctx, ASSAY_BAD_INPUT,
                           "mesh is data %" PRId64 ", fsdp %" PRId64 ", expert %" PRId64 ", tensor %" PRId64
-                          ", mlp_tensor %" PRId64 ", expected 1, 1, 1, 1, 1: op %s runs on one device",
-                          c->mesh_data, c->mesh_fsdp, c->mesh_expert, c->mesh_tensor, c->mesh_mlp_tensor, c->op);
+                          ", mlp_tensor %" PRId64 ", fsdp_transpose %" PRId64
+                          ", expected 1, 1, 1, 1, 1, 1: op %s runs on one device",
+                          c->mesh_data, c->mesh_fsdp, c->mesh_expert, c->mesh_tensor, c->mesh_mlp_tensor,
+                          c->mesh_fsdp_transpose, c->op);
     }
     if (!(operation->mesh && (operation->parts & ASSAY_PART_EXPERTS) != 0) &&
         (m->use_ring_of_experts || m->num_moe_emb_chunks > 0 || m->num_moe_token_chunks > 1)) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "%s needs experts on a mesh, which op %s does not have",
                           m->use_ring_of_experts ? "use_ring_of_experts" : "num_moe_emb_chunks or num_moe_token_chunks",
+                          c->op);
+    }
+    if (m->weights_on_shards && strcmp(c->op, "moe") != 0) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "weights_on_shards is true, expected false: op %s has whole weights",
                           c->op);
     }
     if (c->dtype == ASSAY_INT32) {

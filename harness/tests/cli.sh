@@ -78,7 +78,7 @@ for command in generate request run show; do
   bad 'prefuse_moe_weights needs sparse_matmul=true, found sparse_matmul=false' moe/small \
     --set prefuse_moe_weights=true --set sparse_matmul=false
   bad 'multiple of 16' moe/fused-softmax --set sequence=7
-  bad 'expert 2, tensor 1, mlp_tensor 1, expected 1, 1, 1, 1, 1' mlp/silu --set mesh.expert=2
+  bad 'expert 2, tensor 1, mlp_tensor 1, fsdp_transpose 1, expected 1, 1, 1, 1, 1, 1' mlp/silu --set mesh.expert=2
   bad 'profiles has "bf17", expected f64, f32, bf16, bf16_router, f16, tf32, tpu_default or fp8_e4m3_block128' moe/small --set profiles=bf17
   bad 'inputs\.y is no tensor' moe/small --set 'inputs.y={scale: 0}'
   bad 'positions go from 163830 to 163845, expected 0 to 163839' yarn_rope/deepseek --set positions.start=163830

@@ -60,6 +60,12 @@ static const char stack[] = "{case: deepseek_stack/x, op: deepseek_stack, " HEAD
 static const char mesh_stack[] =
     "{case: deepseek_stack/x, op: deepseek_stack, " HEAD ", mesh: {data: 2, expert: 2}, model: {" MOE_MODEL
     ", " MLA_MODEL ", base_mlp_dim: 9, base_num_decoder_layers: 2, first_num_dense_layers: 1}}";
+static const char on_shards[] =
+    "{case: moe/x, op: moe, " HEAD ", mesh: {fsdp: 2, expert: 2, mlp_tensor: 3}, model: {" MOE_MODEL
+    "}, config: {base_moe_mlp_dim: 6, num_experts: 8, weights_on_shards: true, shard_exp_on_fsdp: true}}";
+static const char fused_on_shards[] =
+    "{case: moe/x, op: moe, " HEAD ", mesh: {fsdp: 2, fsdp_transpose: 2, mlp_tensor: 2}, model: {" MOE_MODEL
+    "}, config: {base_moe_mlp_dim: 8, weights_on_shards: true, prefuse_moe_weights: true}}";
 static const char wide[] = "{case: moe/x, op: moe, " HEAD ", model: {" MOE_MODEL
                            "}, config: {base_moe_mlp_dim: 8, prefuse_moe_weights: true}}";
 static const char wide_stack[] =
@@ -189,6 +195,12 @@ static const struct {
     {"tensor-whole", hidden, "routed_scaling_factor=1.0000001"},
     {"tensor-whole", wide, "mlp_activations=gelu"},
     {"tensor-whole", wide_stack, "mscale=1.0000001"},
+    {"sharded-whole", on_shards, "routed_scaling_factor=1.0000001"},
+    {"tensor-whole", on_shards, "mlp_activations=gelu"},
+    {"gathered-whole", on_shards, "routed_scaling_factor=1.0000000000000002"},
+    {"gathered-whole", fused_on_shards, "routed_scaling_factor=1.0000000000000002"},
+    {"fused-unfused", fused_on_shards, "mlp_activations=gelu"},
+    {"dense-sparse", on_shards, "routed_scaling_factor=1.0000001"},
     {"ring-alltoall", mesh, "routed_scaling_factor=1.0000001"},
     {"ring-alltoall", ring, "routed_scaling_factor=1.0000001"},
     {"ring-alltoall", mesh_stack, "mscale=1.0000001"},
@@ -318,6 +330,7 @@ TEST(cases_without_another_form_are_passed_over)
         {"tensor-whole", wide, "base_emb_dim=11"},
         {"tensor-whole", wide, "sparse_matmul=false"},
         {"tensor-whole", schedule, "seed=1"},
+        {"gathered-whole", mesh, "shard_exp_on_fsdp=true"},
         {"dense-sparse", mesh, "ragged_buffer_factor=0.5"},
         {"dense-sparse", mesh, "load_balance_loss_weight=0.1"},
         {"dense-sparse", schedule, "seed=1"},

@@ -108,6 +108,8 @@ static const char *const cases[] = {"yarn_rope/two-dimensions",
                                     "moe/mesh-buffer-half",
                                     "moe/mesh-mlp-tensor4-gpt-oss",
                                     "moe/mesh-mlp-tensor2-fused-weights",
+                                    "moe/mesh-weights-exp-fsdp2-expert2",
+                                    "moe/mesh-weights-transpose2-fused",
                                     "moe/mixtral-capacity-ample",
                                     "moe/small",
                                     "moe/shared-gate",
@@ -208,6 +210,7 @@ static const struct {
      "losses_of_first_shard shared_gate_missing hidden_bias_summed head_part_alone head_sum_twice head_axes_exchanged "
      "latent_gradients_local replicas_summed replica_gradients_averaged "
      "local_ids_global local_offset_twice expert_map_ignored "
+     "fsdp_scattered_rolled expert_axes_exchanged gathered_halves_concatenated "
      "clamp_missing biases_missing down_bias_twice scale_from_hidden positions_in_bf16 mask_off_by_one blind_rows_nan "
      "lse_in_base_2"},
 };

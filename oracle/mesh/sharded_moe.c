@@ -13,7 +13,8 @@ bool assay_is_sharded(const assay_moe_config *config, const assay_sharding *shar
         if (sharding->mesh.size[axis] > 1) return true;
     }
     return sharding->tensor_shards > 1 || sharding->ring_of_experts || sharding->ragged_buffer_factor > 0 ||
-           sharding->emb_chunks > 0 || sharding->token_chunks > 1 || sharding->weight_before_wo;
+           sharding->emb_chunks > 0 || sharding->token_chunks > 1 || sharding->weight_before_wo ||
+           sharding->weights_on_shards;
 }
 
 static assay_status check_numbers(assay_context *ctx, const assay_sharding *s)
@@ -165,6 +166,37 @@ static assay_status check_divisions(assay_context *ctx, const assay_moe_config *
     return ASSAY_OK;
 }
 
+/* Of kernels as they lie on the shards. */
+static assay_status check_kernels(assay_context *ctx, const assay_moe_config *config, const assay_sharding *s)
+{
+    if (!s->weights_on_shards) return ASSAY_OK;
+    const assay_mesh *mesh = &s->mesh;
+    const int64_t transpose = s->fsdp_transpose > 1 ? s->fsdp_transpose : 1;
+    const int64_t fsdp = mesh->size[ASSAY_AXIS_FSDP] / transpose;
+    const int64_t tensor = assay_mesh_size(mesh, ASSAY_AXIS_MLP_TENSOR);
+    const struct {
+        const char *name, *axes;
+        int64_t size, parts;
+    } splits[] = {
+        {"num_experts", "mesh.expert times mesh.fsdp (shard_exp_on_fsdp)", config->routing.num_experts,
+         s->shard_exp_on_fsdp ? mesh->size[ASSAY_AXIS_EXPERT] * fsdp : 1},
+        {"emb_dim", "mesh.fsdp", config->emb_dim, s->shard_exp_on_fsdp ? 1 : fsdp},
+        {"moe_mlp_dim", "mesh.fsdp_transpose times mesh.mlp_tensor", config->moe_mlp_dim, transpose * tensor},
+    };
+    if (assay_mesh_shards(mesh) == mesh->size[ASSAY_AXIS_DATA]) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "moe: weights_on_shards needs fsdp, fsdp_transpose, expert or mlp_tensor of 2 or more in "
+                          "the mesh, found 1");
+    }
+    for (size_t i = 0; i < sizeof splits / sizeof *splits; i++) {
+        if (splits[i].size % splits[i].parts == 0) continue;
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "moe: %s is %" PRId64 ", expected a multiple of %s, which is %" PRId64 " (weights_on_shards)",
+                          splits[i].name, splits[i].size, splits[i].axes, splits[i].parts);
+    }
+    return ASSAY_OK;
+}
+
 /* Without `buffer`. */
 static assay_shard_sizes sizes_before_buffer(const assay_moe_config *config, const assay_sharding *sharding)
 {
@@ -218,6 +250,7 @@ assay_status assay_sharded_moe_check(assay_context *ctx, const assay_moe_config 
     TRY(check_numbers(ctx, sharding));
     TRY(check_features(ctx, config, sharding));
     TRY(check_divisions(ctx, config, sharding));
+    TRY(check_kernels(ctx, config, sharding));
     TRY(check_buffers(ctx, config, sharding));
 cleanup:
     return status;
@@ -257,7 +290,9 @@ int64_t assay_sharded_moe_memory(const assay_moe_config *config, const assay_sha
     const double common = 9 * dim * shared + tokens * (12 * shared + (5 + parts) * dim);
     /* Beside numbers: structs of each shard, and what allocations are rounded up by. */
     const double structs = shards * chunks * 4096 + 65536;
-    const double experts_run = moved + kept + expert; /* it is over when the shared expert comes */
+    /* All kernels and their gradients whole, and one of them as it lies on the shards. */
+    const double gathered = sharding->weights_on_shards ? 8 * experts * dim * width : 0;
+    const double experts_run = gathered + moved + kept + expert; /* it is over when the shared expert comes */
     const double bytes =
         (whole + router + order + (experts_run > common ? experts_run : common)) * (double)sizeof(double) + structs;
     return bytes < largest ? (int64_t)bytes : (int64_t)largest;

@@ -43,7 +43,11 @@ typedef struct assay_sharding {
     double ragged_buffer_factor; /* above 0: may drop */
     int64_t emb_chunks;          /* num_moe_emb_chunks; 0: none */
     int64_t token_chunks;        /* num_moe_token_chunks; 1: none */
-    bool weight_before_wo; /* the routing weight on h instead of on y, and so in moe_mlpwo (the batch-split model) */
+    /* The kernels of the experts, and their gradients, are as they lie on the shards (sharded_weights.h). */
+    bool weights_on_shards;
+    bool shard_exp_on_fsdp; /* of these: E is split over fsdp, not D */
+    int64_t fsdp_transpose; /* so many of mesh.size[FSDP], the inner ones, split H of a kernel instead; 0 is 1 */
+    bool weight_before_wo;  /* the routing weight on h instead of on y, and so in moe_mlpwo (the batch-split model) */
 } assay_sharding;
 
 /* One device, and none of the rest: assay_moe_run does. Dense and dropping blocks compute as one whatever the mesh. */
@@ -51,9 +55,9 @@ bool assay_is_sharded(const assay_moe_config *config, const assay_sharding *shar
 
 /* Refused, each with its key: a batch that the mesh does not divide, experts that the expert axis does not, chunks that
  * do not divide D or S, tensor shards that do not divide D, mlp_tensor where it does not divide H, D (but for fused_moe_func)
- * or the shared expert's width, chunks without the ring, a ragged_buffer_factor with the ring, without an expert axis, or that
- * leaves no row, weight_before_wo with llama4; with fused_moe_func a batch that data and fsdp do not divide, experts and H both
- * split, and everything but the mesh. */
+ * or the shared expert's width, weights_on_shards where these do not divide E, D or H or there is but one, chunks without the ring,
+ * a ragged_buffer_factor with the ring, without an expert axis, or that leaves no row, weight_before_wo with llama4; with
+ * fused_moe_func a batch that data and fsdp do not divide, experts and H both split, and everything but the mesh. */
 assay_status assay_sharded_moe_check(assay_context *ctx, const assay_moe_config *config,
                                      const assay_sharding *sharding);
 

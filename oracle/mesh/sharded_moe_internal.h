@@ -52,6 +52,10 @@ typedef struct sharded_run {
     double *routed, *sorted, *received;
 } sharded_run;
 
+/* sharded_run.c: with whole kernels; the configuration was checked. */
+assay_status sharded_run_whole(assay_context *ctx, const assay_moe_config *config, const assay_sharding *sharding,
+                               const assay_source *in, const assay_sink *out);
+
 /* sharded_results.c */
 assay_status sharded_write_routing(assay_context *ctx, const sharded_run *run);
 

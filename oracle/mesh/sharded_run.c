@@ -233,11 +233,9 @@ static const moe_placement mesh_placement = {.route = route,
                                              .route_backward = sharded_route_backward,
                                              .given_backward = sharded_given_backward};
 
-assay_status assay_sharded_moe_run(assay_context *ctx, const assay_moe_config *config, const assay_sharding *sharding,
-                                   const assay_source *in, const assay_sink *out)
+assay_status sharded_run_whole(assay_context *ctx, const assay_moe_config *config, const assay_sharding *sharding,
+                               const assay_source *in, const assay_sink *out)
 {
-    assay_status status = assay_sharded_moe_check(ctx, config, sharding);
-    if (status != ASSAY_OK) return status;
     const assay_shard_sizes s = assay_shard_sizes_of(config, sharding);
     const assay_routing_config *routing = &config->routing;
     const bool global = routing->balance_scope == ASSAY_BALANCE_GLOBAL;
@@ -263,7 +261,7 @@ assay_status assay_sharded_moe_run(assay_context *ctx, const assay_moe_config *c
     run.routing.sequence = s.sequence;
     run.permute =
         (assay_permute_dims){s.batch * s.sequence, routing->num_experts_per_tok, routing->num_experts, config->emb_dim};
-    status = moe_block_run(ctx, &block, out);
+    const assay_status status = moe_block_run(ctx, &block, out);
     sharded_route_free(&run);
     return status;
 }

@@ -94,6 +94,11 @@ assay_status spec_moe(assay_context *ctx, const spec_moe_config *config, const s
 assay_status spec_moe_checkpoints(assay_context *ctx, const spec_moe_config *config, const spec_tensors *in,
                                   spec_tensors *out);
 
+/* Where a number of a kernel lies among those of all shards (weights_on_shards): of expert e, column d of D, column h of H,
+ * or, of up in fused weights, H + h. weight: ASSAY_MLP_WI, WI_0, WI_1 or WO. */
+int64_t spec_kernel_place(const assay_moe_config *config, const assay_sharding *sharding, int weight, int64_t e,
+                          int64_t d, int64_t h);
+
 /* inputs/x [B,S,N,Dr], inputs/positions [B,S] -> outputs/y [B,S,N,Dr] */
 assay_status spec_yarn_rope(assay_context *ctx, const assay_rope_config *config, const spec_tensors *in,
                             spec_tensors *out);

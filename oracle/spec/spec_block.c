@@ -9,6 +9,7 @@ void spec_block_free(spec_block *block)
     free(block->b);
     free(block->h);
     free(block->y);
+    for (int weight = 0; weight < ASSAY_MLP_WEIGHTS; weight++) free(block->gathered[weight]);
 }
 
 assay_status spec_block_read(assay_context *ctx, const assay_moe_config *config, const spec_tensors *in,

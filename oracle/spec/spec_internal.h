@@ -138,13 +138,14 @@ assay_shape spec_spread_shape(const spec_spread *spread, int64_t last);
 typedef struct spec_block {
     const assay_moe_config *config;
     const spec_tensor *x;
-    spec_mlp experts, shared;         /* the weights of all experts */
-    const spec_quad *shared_gate;     /* [D], or NULL */
-    const spec_quad *weights;         /* [T,K] */
-    const int32_t *selected;          /* [T,K] */
-    const bool *dropped;              /* [T,K], or NULL */
-    bool weight_before_wo;            /* an expert's own y has its weight already */
-    spec_quad *token, *a, *b, *h, *y; /* its own */
+    spec_mlp experts, shared;               /* the weights of all experts */
+    const spec_quad *shared_gate;           /* [D], or NULL */
+    const spec_quad *weights;               /* [T,K] */
+    const int32_t *selected;                /* [T,K] */
+    const bool *dropped;                    /* [T,K], or NULL */
+    bool weight_before_wo;                  /* an expert's own y has its weight already */
+    spec_quad *gathered[ASSAY_MLP_WEIGHTS]; /* kernels of all experts that come on shards */
+    spec_quad *token, *a, *b, *h, *y;       /* its own */
 } spec_block;
 
 assay_status spec_block_read(assay_context *ctx, const assay_moe_config *config, const spec_tensors *in,
@@ -153,6 +154,8 @@ void spec_block_free(spec_block *block);
 /* spec_route of a block, whose slots may be more than its choices (moe.h). */
 assay_status spec_moe_route(assay_context *ctx, const assay_moe_config *config, const spec_tensors *in,
                             spec_tensors *out);
+/* Makes the kernels whole that the input has as they lie on shards (sharding->weights_on_shards). */
+assay_status spec_block_gather(assay_context *ctx, const assay_sharding *sharding, spec_block *block);
 /* Expert e of a row x [D], into the block's a, b and y. */
 void spec_block_expert(const spec_block *block, const spec_quad *x, int64_t e);
 /* A choice's token as its expert gets it, which may have the routing weight on it; likewise in block->token. */

@@ -116,6 +116,7 @@ assay_status spec_moe_checkpoints(assay_context *ctx, const spec_moe_config *bot
     TRY(spec_moe_route(ctx, config, in, &routing));
     TRY(spec_block_read(ctx, config, in, &block));
     block.experts.w13_shards = both->w13_shards;
+    TRY(spec_block_gather(ctx, &both->sharding, &block));
     block.weights = spec_tensors_find(&routing, "routing/weights")->values;
     block.selected = spec_tensors_find(&routing, "routing/selected_experts")->indices;
     TRY(spec_localise(ctx, config, in, &routing, &local));

@@ -7,8 +7,8 @@
 bool spec_is_sharded(const spec_moe_config *config)
 {
     const assay_sharding *s = &config->sharding;
-    bool sharded =
-        s->ring_of_experts || s->emb_chunks > 0 || s->token_chunks > 1 || s->tensor_shards > 1 || s->weight_before_wo;
+    bool sharded = s->ring_of_experts || s->emb_chunks > 0 || s->token_chunks > 1 || s->tensor_shards > 1 ||
+                   s->weight_before_wo || s->weights_on_shards;
     for (int axis = 0; axis < ASSAY_MESH_AXES; axis++) sharded |= s->mesh.size[axis] > 1;
     return sharded && (config->moe.path == ASSAY_MOE_SPARSE || config->moe.path == ASSAY_MOE_FUSED);
 }
@@ -158,6 +158,7 @@ static assay_status add_y(assay_context *ctx, const spec_moe_config *config, con
     spec_quad *y = NULL;
     TRY(spec_block_read(ctx, &config->moe, in, &block));
     block.experts.w13_shards = config->w13_shards;
+    TRY(spec_block_gather(ctx, &config->sharding, &block));
     TRY(spec_tensors_add(ctx, out, "outputs/y", &block.x->shape, &y));
     block.weights = spec_tensors_find(out, "routing/weights")->values;
     block.selected = spec_tensors_find(out, "routing/selected_experts")->indices;

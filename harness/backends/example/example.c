@@ -171,6 +171,7 @@ static const char *refused_setting(const assay_backend_request *request, const s
     if (is(request, "gmm_layout", "k_grouped")) return "gmm_layout";
     if (o->routes && setting(request, "routing_method")[0] != '\0') return "routing_method";
     if (slots_of_none(request)) return "slots without an expert";
+    if (is(request, "weights_on_shards", "true")) return "weights_on_shards";
     return NULL;
 }
 

@@ -194,7 +194,9 @@ void routing_store(example *e, const moe *m)
     float *updates = take(e, m->experts), loss = routing_balance(m, updates);
     /* this backend sorts all tokens in one place; over a mesh these two are what each shard sorts */
     const bool one_device = number(e->request, "mesh.data") <= 1 && number(e->request, "mesh.fsdp") <= 1 &&
-                            number(e->request, "mesh.expert") <= 1 && !is(e->request, "use_ring_of_experts", "true");
+                            number(e->request, "mesh.expert") <= 1 && number(e->request, "mesh.mlp_tensor") <= 1 &&
+                            number(e->request, "mesh.fsdp_transpose") <= 1 &&
+                            !is(e->request, "use_ring_of_experts", "true");
     if (m->drops) store_masks(e, m);
     store(e, "outputs/", m->results, "lb_loss", false, &loss, 1);
     store(e, "outputs/", m->results, "bias_updates", false, updates, m->experts);

@@ -158,13 +158,13 @@ static const struct {
     bool ring;
     int64_t emb, tokens, tensor;
     double factor;
-    bool before_wo;
+    bool before_wo, on_shards;
 } forms[] = {
-    {0, 8, {2, 1, 4}, false, 0, 1, 1, -1, false},   {1, 4, {1, 1, 4, 2}, false, 0, 1, 2, 1.2, true},
-    {5, 4, {1, 2, 2, 3}, true, 3, 2, 2, -1, false}, {2, 4, {1, 1, 2, 6}, true, 2, 1, 1, -1, false},
-    {3, 1, {1, 1, 4}, false, 0, 1, 1, -1, true},    {4, 2, {2, 1, 1}, false, 0, 1, 1, -1, false},
-    {5, 1, {1, 1, 2}, false, 0, 1, 1, -1, false},   {0, 2, {1, 1, 2}, true, 4, 3, 3, -1, true},
-    {9, 8, {2, 1, 4}, false, 0, 1, 1, -1, false},   {9, 8, {1, 2, 1, 3}, false, 0, 1, 1, -1, false},
+    {0, 8, {2, 1, 4}, false, 0, 1, 1, -1, false, false},  {1, 4, {1, 1, 4, 2}, false, 0, 1, 2, 1.2, true, false},
+    {5, 4, {1, 2, 2, 3}, true, 3, 2, 2, -1, false, true}, {2, 4, {1, 1, 2, 6}, true, 2, 1, 1, -1, false, false},
+    {3, 1, {1, 1, 4}, false, 0, 1, 1, -1, true, false},   {4, 2, {2, 1, 1}, false, 0, 1, 1, -1, false, false},
+    {5, 1, {1, 1, 2}, false, 0, 1, 1, -1, false, false},  {0, 2, {1, 1, 2}, true, 4, 3, 3, -1, true, true},
+    {9, 8, {2, 1, 4}, false, 0, 1, 1, -1, false, false},  {9, 8, {1, 2, 1, 3}, false, 0, 1, 1, -1, false, false},
 };
 _Static_assert(sizeof forms / sizeof *forms == SHARDED_FORMS, "sharded_case.h");
 
@@ -180,6 +180,7 @@ moe_case sharded_case_form(int form, assay_sharding *sharding)
     sharding->tensor_shards = forms[form].tensor;
     sharding->ragged_buffer_factor = forms[form].factor;
     sharding->weight_before_wo = forms[form].before_wo;
+    sharding->weights_on_shards = forms[form].on_shards;
     if (c.config.routing.hash_rows == 0 && c.config.path != ASSAY_MOE_FUSED) {
         c.config.routing.load_balance_loss_weight = 0.1;
         c.config.routing.routed_bias_update_rate = 0.01;

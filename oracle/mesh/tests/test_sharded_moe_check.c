@@ -14,7 +14,7 @@ TEST(test_what_is_sharded)
     assert_false(assay_is_sharded(&c.config, &s));
     s = sharded_case_mesh(1, 1, 1);
     assert_false(assay_is_sharded(&c.config, &s));
-    for (int key = 0; key < 10; key++) {
+    for (int key = 0; key < 11; key++) {
         s = sharded_case_mesh(1 + (key == 0), 1 + (key == 1), 1 + (key == 2));
         s.tensor_shards = 1 + (key == 3);
         s.ring_of_experts = key == 4;
@@ -23,6 +23,7 @@ TEST(test_what_is_sharded)
         s.token_chunks = 1 + (key == 7);
         s.weight_before_wo = key == 8;
         s.mesh.size[ASSAY_AXIS_MLP_TENSOR] = 1 + (key == 9);
+        s.weights_on_shards = key == 10;
         c.config.path = ASSAY_MOE_SPARSE;
         assert_true(assay_is_sharded(&c.config, &s));
         c.config.path = ASSAY_MOE_FUSED;
@@ -221,4 +222,30 @@ TEST(test_refused_blocks)
     memcpy(test_tensors_add_i32(&c.in, "routing/selected_experts", 4), (int32_t[]){0, 1, 4, 2}, 4 * sizeof(int32_t));
     refuse(&c, &s, "expert");
     moe_case_free(&c);
+}
+
+/* The numbers of MaxText's tests of get_ragged_buffer_size (DeepSeek-V3, 32768 copies a shard), where it is FSDP beside expert
+ * parallelism that leaves a shard so many: the other axes count for nothing. */
+TEST(test_ragged_buffers_with_fsdp)
+{
+    static const struct {
+        int64_t mesh[4];
+        double factor;
+        int64_t buffer;
+    } table[] = {
+        {{1, 1, 4, 1}, 1.0, 32768},   {{1, 4, 4, 1}, 1.0, 32768},   {{2, 8, 4, 1}, 2.0, 65536},
+        {{1, 4, 4, 2}, -1.0, 131072}, {{2, 2, 4, 8}, -1.0, 131072}, {{1, 2, 128, 1}, -1.0, 1048576},
+        {{4, 16, 1, 1}, -1.0, 32768},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        const int64_t *mesh = table[i].mesh, shards = mesh[0] * mesh[1] * mesh[2];
+        assay_context ctx = assay_context_default(1);
+        const moe_case c = moe_case_deepseek3(shards, 4096, 256, 8, 64, 64);
+        assay_sharding s = sharded_case_mesh(mesh[0], mesh[1], mesh[2]);
+        s.mesh.size[ASSAY_AXIS_MLP_TENSOR] = mesh[3];
+        s.ragged_buffer_factor = table[i].factor;
+        assert_ok(&ctx, assay_sharded_moe_check(&ctx, &c.config, &s));
+        assert_int_equal(assay_shard_sizes_of(&c.config, &s).copies, 32768);
+        assert_int_equal(assay_shard_sizes_of(&c.config, &s).buffer, table[i].buffer);
+    }
 }
