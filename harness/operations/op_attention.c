@@ -36,10 +36,10 @@ static assay_status describe(assay_context *ctx, const assay_case *c, assay_tens
     const int64_t batch = config.batch, sequence = config.sequence, heads = config.heads, shared = config.kv_heads;
     const bool grouped = assay_has_grouped_heads(&c->config);
     const bool said = c->config.base_num_kv_heads > 0 && !assay_says_latent(&c->config);
-    const assay_dims q = {grouped ? "BSNd" : "BSNq", {batch, sequence, heads, config.qk_dim}};
-    const assay_dims k = {grouped ? "BSgd" : said ? "BSgq" : "BSNq", {batch, sequence, shared, config.qk_dim}};
-    const assay_dims v = {grouped ? "BSgd" : said ? "BSgv" : "BSNv", {batch, sequence, shared, config.v_dim}};
-    const assay_dims out = {grouped ? "BSNd" : "BSNv", {batch, sequence, heads, config.v_dim}};
+    const assay_dims q = {grouped ? "BSNz" : "BSNq", {batch, sequence, heads, config.qk_dim}};
+    const assay_dims k = {grouped ? "BSgz" : said ? "BSgq" : "BSNq", {batch, sequence, shared, config.qk_dim}};
+    const assay_dims v = {grouped ? "BSgz" : said ? "BSgv" : "BSNv", {batch, sequence, shared, config.v_dim}};
+    const assay_dims out = {grouped ? "BSNz" : "BSNv", {batch, sequence, heads, config.v_dim}};
     /* scores of order 1: what scales them in MLA */
     TRY(describe_tensor(ctx, c, list, "inputs/query", assay_fill_fan_in(config.qk_dim).scale, q));
     TRY(describe_tensor(ctx, c, list, "inputs/key", 1.0, k));

@@ -85,6 +85,7 @@ assay_status assay_routing_config_of(assay_context *ctx, const assay_case *c, as
         .num_experts_per_tok = m->num_experts_per_tok,
         .n_routing_groups = m->n_routing_groups,
         .topk_routing_group = m->topk_routing_group,
+        .top_k_in_group = m->top_k_in_group,
         .routed_scaling_factor = m->routed_scaling_factor,
         .norm_topk_prob = m->norm_topk_prob,
         .use_random_routing = m->use_random_routing,
@@ -459,6 +460,12 @@ assay_status assay_stack_config_of(assay_context *ctx, const assay_case *c, assa
     TRY(assay_sharding_of(ctx, c, &config->sharding));
     if (m->use_batch_split_schedule && config->dense_layers < config->layers) {
         config->batch_split_factor = m->batch_split_factor;
+        config->kept_capacity = m->batch_split_capacity_factor;
+        config->merge_gating_gmm = m->merge_gating_gmm;
+        if (!(m->batch_split_capacity_factor > 0) || m->batch_split_capacity_factor > 1e6) {
+            return assay_fail(ctx, ASSAY_BAD_INPUT, "batch_split_capacity_factor is %g, expected above 0",
+                              m->batch_split_capacity_factor);
+        }
         if (!m->routed_bias || m->mlp_bias) {
             return assay_fail(ctx, ASSAY_BAD_INPUT, "use_batch_split_schedule needs %s",
                               m->mlp_bias ? "mlp_bias=false" : "routed_bias=true");

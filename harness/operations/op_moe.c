@@ -91,7 +91,7 @@ cleanup:
 
 static assay_dims all_experts(const assay_moe_config *config)
 {
-    return (assay_dims){config->fused_shared_experts > 0 ? "y" : "E", {assay_moe_experts(config)}};
+    return (assay_dims){config->fused_shared_experts > 0 ? "O" : "E", {assay_moe_experts(config)}};
 }
 
 static assay_dims sorted_copies(const assay_moe_config *config)

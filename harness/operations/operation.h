@@ -12,6 +12,7 @@ typedef struct assay_tensor_entry {
     assay_fill fill;        /* inputs/, weights/, cotangents/: how it is made when the case does not say */
     int unused_row_axes;    /* of rows that may belong to nothing and hold anything, NaN too: how many leading axes
                                number them; 0: every row counts. Such rows of a result are not judged */
+    bool derived;           /* it follows from other inputs (assay_operation.derive) */
     int32_t least, most;    /* of whole numbers: what is outside is refused when it is read; 0, 0: anything goes */
 } assay_tensor_entry;
 
@@ -32,6 +33,10 @@ typedef struct assay_operation {
      * computed; a gradient beside what it is of. Inputs, weights and cotangents have the case's type, results float64,
      * indices int32. */
     assay_status (*describe)(assay_context *ctx, const assay_case *c, assay_tensor_list *list);
+    /* An input that follows from others, of which `in` gives those that are drawn (assay_tensor_entry.derived): values
+     * or indices, whole; values are rounded to the tensor's grid afterwards. NULL: the operation has none. */
+    assay_status (*derive)(assay_context *ctx, const assay_case *c, const assay_tensor_entry *entry,
+                           const assay_source *in, double *values, int32_t *indices);
     /* Evaluates; tensors and results by the paths of describe, error scales as error_scale/NAME/<path>. */
     assay_status (*run)(assay_context *ctx, const assay_case *c, const assay_source *in, const assay_sink *out,
                         const assay_precision *precisions, int precision_count);
@@ -64,7 +69,8 @@ typedef struct assay_operation {
     X(deepseek_layer)                                                                                                  \
     X(deepseek_stack)                                                                                                  \
     X(decoder_layer)                                                                                                   \
-    X(decoder_stack)
+    X(decoder_stack)                                                                                                   \
+    X(batch_split)
 
 #define X(name) extern const assay_operation assay_op_##name;
 ASSAY_OPERATIONS(X)

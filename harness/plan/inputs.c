@@ -103,6 +103,30 @@ cleanup:
     return status;
 }
 
+/* An input that follows from others, whole. */
+static assay_status derive(assay_context *ctx, const assay_inputs *inputs, const assay_tensor_entry *entry,
+                           double *values, int32_t *indices)
+{
+    const int64_t count = assay_shape_count(&entry->spec.shape);
+    const assay_source drawn = assay_inputs_source((assay_inputs *)(uintptr_t)inputs);
+    const assay_operation *operation = assay_operation_by_name(inputs->c->op);
+    const assay_status status = operation->derive(ctx, inputs->c, entry, &drawn, values, indices);
+    for (int64_t i = 0; status == ASSAY_OK && values != NULL && i < count; i++)
+        values[i] = assay_dtype_round(entry->spec.type, values[i], false);
+    return status;
+}
+
+static assay_status read_derived(assay_context *ctx, const assay_inputs *inputs, const assay_tensor_entry *entry,
+                                 int64_t first, int64_t count, double *out)
+{
+    double *whole = NULL;
+    assay_status status = assay_alloc_f64(ctx, entry->spec.path, assay_shape_count(&entry->spec.shape), &whole);
+    if (status == ASSAY_OK) status = derive(ctx, inputs, entry, whole, NULL);
+    if (status == ASSAY_OK) memcpy(out, whole + first, (size_t)count * sizeof *out);
+    free(whole);
+    return status;
+}
+
 static assay_status read_values(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
                                 double *out)
 {
@@ -114,6 +138,7 @@ static assay_status read_values(assay_context *ctx, void *self, const char *path
     }
     const assay_case_input *given = assay_case_input_of(inputs->c, path);
     assay_fill fill = given != NULL ? given->fill : entry->fill;
+    if (given == NULL && entry->derived) return read_derived(ctx, inputs, entry, first, count, out);
     assay_status status =
         assay_random_fill(ctx, &fill, inputs->c->seed, path, &entry->spec.shape, entry->spec.type, first, count, out);
     if (status == ASSAY_OK && given != NULL && (given->tail_nan_rows > 0 || given->unused_nan)) {
@@ -154,7 +179,11 @@ static assay_status read_integers(assay_context *ctx, void *self, const char *pa
     assay_fill fill = given != NULL ? given->fill : entry->fill;
     /* a permutation or distinct experts are drawn whole */
     TRY(assay_alloc_i32(ctx, path, assay_shape_count(&entry->spec.shape), &whole));
-    TRY(assay_random_fill_i32(ctx, &fill, inputs->c->seed, path, &entry->spec.shape, whole));
+    if (given == NULL && entry->derived) {
+        TRY(derive(ctx, inputs, entry, NULL, whole));
+    } else {
+        TRY(assay_random_fill_i32(ctx, &fill, inputs->c->seed, path, &entry->spec.shape, whole));
+    }
     memcpy(out, whole + first, (size_t)count * sizeof *out);
     TRY(check_integers(ctx, entry, inputs->c->name, first, count, out));
 cleanup:

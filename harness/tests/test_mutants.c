@@ -138,7 +138,16 @@ static const char *const cases[] = {"yarn_rope/two-dimensions",
                                     "mla/mesh-model2-expert2",
                                     "deepseek_layer/mesh-mlp-tensor2",
                                     "deepseek_stack/mesh-mlp-tensor2",
-                                    "deepseek_stack/mesh-remat"};
+                                    "deepseek_stack/mesh-remat",
+                                    "batch_split/route-mesh2",
+                                    "batch_split/unroute-mesh2",
+                                    "batch_split/rms-norm-bwd",
+                                    "batch_split/initialize-yarn-freqs",
+                                    "batch_split/compute-gating",
+                                    "batch_split/compute-linear-mesh2",
+                                    "batch_split/mla-with-norms-mesh2",
+                                    "batch_split/shared-expert-and-route-mesh2",
+                                    "batch_split/reduce-scatter-ws-grad-mesh8"};
 
 static bool claimed[MUTANTS][OPERATIONS], applied[MUTANTS][OPERATIONS], tried[OPERATIONS];
 
@@ -205,6 +214,13 @@ static const struct {
      "ring_step_missing tensor_part_missing tensor_sum_twice fsdp_gathered_rolled buffer_unlimited "
      "losses_of_first_shard microbatch_choices_first microbatch_gradients_missing scale_from_hidden mask_off_by_one "
      "blind_rows_nan lse_in_base_2 bias_updates_negated"},
+    /* a function has a part of a block under names of its own, and each shard's rows as a tensor's */
+    {"batch_split",
+     "hash_ids_ignored padding_in_last_group capacity_half ring_step_missing tensor_part_missing tensor_sum_twice "
+     "fsdp_gathered_rolled buffer_half buffer_unlimited shard_rows_rolled shard_gradients_rolled shard_rows_summed "
+     "gradients_summed_twice gradients_averaged gate_up_swapped fused_interleaved activation_other clamp_missing "
+     "biases_missing down_bias_twice shared_expert_missing shared_expert_scaled rope_attention_scaling rope_pairing "
+     "rope_interleave last_batch_row_zero"},
     {"deepseek_layer deepseek_stack",
      "hash_ids_ignored expert_scale_missing tensor_part_missing tensor_sum_twice buffer_unlimited "
      "losses_of_first_shard shared_gate_missing hidden_bias_summed head_part_alone head_sum_twice head_axes_exchanged "

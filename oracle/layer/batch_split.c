@@ -121,7 +121,8 @@ assay_batch_split_sizes assay_batch_split_sizes_of(const assay_stack_config *con
     s.tokens = s.rows * config->mla.sequence;
     s.gathered = s.tokens * s.expert_shards;
     s.copies = s.gathered * r->num_experts_per_tok;
-    s.capacity = (int64_t)((double)s.copies / (double)s.expert_shards * 2);
+    s.capacity =
+        (int64_t)((double)s.copies / (double)s.expert_shards * (config->kept_capacity > 0 ? config->kept_capacity : 2));
     if (s.capacity > s.copies) s.capacity = s.copies;
     s.local_experts = r->num_experts / s.expert_shards;
     return s;

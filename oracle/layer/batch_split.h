@@ -33,7 +33,7 @@ typedef struct assay_batch_split_sizes {
     int64_t shards, expert_shards; /* M, P */
     int64_t rows, tokens;          /* of the batch; times S */
     int64_t gathered, copies;      /* tokens of the expert axis; times K */
-    int64_t capacity;              /* rows of mlpwi_0 and mlpwi_1 that are kept: int(copies / P * 2) */
+    int64_t capacity;              /* rows of mlpwi_0 and mlpwi_1 that are kept: int(copies / P * kept_capacity) */
     int64_t local_experts;         /* E / P */
 } assay_batch_split_sizes;
 assay_batch_split_sizes assay_batch_split_sizes_of(const assay_stack_config *config);

@@ -155,6 +155,37 @@ cleanup:
     return status;
 }
 
+/* a and b [rows,n] side by side: [rows,2n]. */
+static void join(double *both, const double *a, const double *b, int64_t rows, int64_t n)
+{
+    for (int64_t row = 0; row < rows; row++) {
+        memcpy(both + 2 * row * n, a + row * n, (size_t)n * sizeof *both);
+        memcpy(both + (2 * row + 1) * n, b + row * n, (size_t)n * sizeof *both);
+    }
+}
+
+/* dx through one product with both kernels side by side (merge_gating_gmm): one sum over both. */
+static assay_status merged_input_bwd(assay_context *ctx, const bs_moe_layer *at, double *dx, const bs_gating *d_gating,
+                                     const bs_routed *routed)
+{
+    assay_status status = ASSAY_OK;
+    const bs_run *run = at->run;
+    bs_gmm_args args = gating_args(at, routed, BS_ROUTED + ASSAY_MLP_WI_0);
+    const int64_t kernels = run->sizes.local_experts * args.k;
+    double *kernel = NULL, *d = NULL;
+    TRY(bs_alloc_shards(ctx, run, "both kernels", kernels, 2 * args.n, &kernel));
+    TRY(bs_alloc_shards(ctx, run, "both gradients", run->sizes.copies, 2 * args.n, &d));
+    join(kernel, args.rhs, at->w->values[BS_ROUTED + ASSAY_MLP_WI_1], run->sizes.shards * kernels, args.n);
+    join(d, d_gating->layer_w0, d_gating->layer_w1, run->sizes.shards * run->sizes.copies, args.n);
+    args.rhs = kernel;
+    args.n *= 2;
+    TRY(bs_gmm_bwd(ctx, run, dx, NULL, d, &args));
+cleanup:
+    free(kernel);
+    free(d);
+    return status;
+}
+
 assay_status bs_compute_gating_bwd(assay_context *ctx, const bs_moe_layer *at, double *dx, const bs_gating *d_gating,
                                    const bs_routed *routed)
 {
@@ -163,10 +194,14 @@ assay_status bs_compute_gating_bwd(assay_context *ctx, const bs_moe_layer *at, d
     const bs_gmm_args gate = gating_args(at, routed, BS_ROUTED + ASSAY_MLP_WI_0),
                       up = gating_args(at, routed, BS_ROUTED + ASSAY_MLP_WI_1);
     const int64_t count = run->sizes.shards * run->sizes.copies * run->mla.emb_dim;
+    const bool merged = run->stack->config->merge_gating_gmm;
     double *through_up = NULL;
+    if (merged) TRY(merged_input_bwd(ctx, at, dx, d_gating, routed));
     TRY(bs_alloc_shards(ctx, run, "gradient through mlpwi_1", run->sizes.copies, run->mla.emb_dim, &through_up));
-    TRY(bs_gmm_bwd(ctx, run, dx, at->g->values[BS_ROUTED + ASSAY_MLP_WI_0], d_gating->layer_w0, &gate));
-    TRY(bs_gmm_bwd(ctx, run, through_up, at->g->values[BS_ROUTED + ASSAY_MLP_WI_1], d_gating->layer_w1, &up));
+    TRY(bs_gmm_bwd(ctx, run, merged ? NULL : dx, at->g->values[BS_ROUTED + ASSAY_MLP_WI_0], d_gating->layer_w0, &gate));
+    TRY(bs_gmm_bwd(ctx, run, merged ? NULL : through_up, at->g->values[BS_ROUTED + ASSAY_MLP_WI_1], d_gating->layer_w1,
+                   &up));
+    if (merged) goto cleanup;
     assay_round(ctx, ASSAY_ROUND_STORAGE, count, dx);
     assay_round(ctx, ASSAY_ROUND_STORAGE, count, through_up);
     bs_accumulate(ctx, dx, through_up, count);

@@ -13,7 +13,7 @@ typedef struct bs_run {
     assay_batch_split_sizes sizes;
     assay_mla_config mla;                        /* of one shard's microbatch: batch is b */
     assay_routing_config routing;                /* of one shard's microbatch */
-    int32_t *positions[ASSAY_MOST_MICROBATCHES]; /* [M,b,S] of each microbatch */
+    double *yarn_freqs[ASSAY_MOST_MICROBATCHES]; /* [M,b,S,Dr/2] of each microbatch */
     assay_schedule schedule;
 } bs_run;
 
@@ -42,7 +42,9 @@ typedef struct bs_weights {
 void bs_weights_free(bs_weights *w); /* safe on a zeroed struct */
 /* The whole tensor; without a name: there is none. */
 assay_tensor_row bs_weight_row(const bs_run *run, int weight);
-/* Numbers of one shard; 0: there is no such weight. */
+/* A shard's part of it. */
+assay_shape bs_weight_shape(const bs_run *run, int weight, bool gathered);
+/* Numbers of that; 0: there is no such weight. */
 int64_t bs_weight_count(const bs_run *run, int weight, bool gathered);
 /* Room for all of them; `like` NULL, or only those that `like` has. */
 assay_status bs_weights_alloc(assay_context *ctx, const bs_run *run, bs_weights *w, bool gathered,

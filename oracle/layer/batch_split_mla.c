@@ -34,29 +34,15 @@ static assay_mla_gradients gradients_of(const bs_run *run, const bs_weights *g, 
     return gradients;
 }
 
-/* [M,b,S,Dr/2] */
-static assay_status make_freqs(assay_context *ctx, const bs_run *run, int64_t microbatch, double **yarn_freqs)
-{
-    const int64_t tokens = run->sizes.tokens;
-    const assay_status status = bs_alloc_shards(ctx, run, "rotation angles", tokens, run->mla.rope.dim / 2, yarn_freqs);
-    if (status != ASSAY_OK) return status;
-    for (int64_t shard = 0; shard < run->sizes.shards; shard++) {
-        bs_initialize_yarn_freqs(ctx, *yarn_freqs + shard * freq_count(run),
-                                 run->positions[microbatch] + shard * tokens, &run->mla);
-    }
-    return ASSAY_OK;
-}
-
 assay_status bs_mla_with_norms(assay_context *ctx, const bs_run *run, int64_t microbatch, double *out, double *attn_out,
                                double *lse, const double *x, const bs_weights *w)
 {
     assay_status status;
     const int64_t rows = row_count(run), sums = run->sizes.tokens * run->mla.heads;
-    double *x_norm = NULL, *rstd = NULL, *yarn_freqs = NULL;
+    double *x_norm = NULL, *rstd = NULL;
     TRY(bs_normalise(ctx, run, &x_norm, &rstd, x, w, BS_PRE_NORM));
-    TRY(make_freqs(ctx, run, microbatch, &yarn_freqs));
     for (int64_t shard = 0; shard < run->sizes.shards; shard++) {
-        const bs_mla_shard at = shard_of(run, w, shard, x_norm, yarn_freqs);
+        const bs_mla_shard at = shard_of(run, w, shard, x_norm, run->yarn_freqs[microbatch]);
         double *y = out + shard * rows;
         TRY(bs_mla(ctx, &at, y, attn_out + shard * sums * run->mla.v_head_dim, lse + shard * sums));
         assay_round(ctx, ASSAY_ROUND_STORAGE, rows, y);
@@ -65,7 +51,6 @@ assay_status bs_mla_with_norms(assay_context *ctx, const bs_run *run, int64_t mi
 cleanup:
     free(x_norm);
     free(rstd);
-    free(yarn_freqs);
     return status;
 }
 
@@ -84,20 +69,17 @@ assay_status bs_mla_with_norms_remat(assay_context *ctx, const bs_run *run, int6
 {
     assay_status status;
     const int64_t shards = run->sizes.shards;
-    double *yarn_freqs = NULL;
     void *memory = NULL;
     *state = (bs_mla_state){.attn_out = attn_out, .lse = lse};
     TRY(assay_alloc(ctx, "attention of the shards", shards, sizeof *state->shards, &memory));
     state->shards = memory;
     for (int64_t shard = 0; shard < shards; shard++) state->shards[shard] = (assay_mla_residuals){0};
     TRY(bs_normalise(ctx, run, &state->x_norm, &state->rstd, x, w, BS_PRE_NORM));
-    TRY(make_freqs(ctx, run, microbatch, &yarn_freqs));
     for (int64_t shard = 0; shard < shards; shard++) {
-        const bs_mla_shard at = shard_of(run, w, shard, state->x_norm, yarn_freqs);
+        const bs_mla_shard at = shard_of(run, w, shard, state->x_norm, run->yarn_freqs[microbatch]);
         TRY(bs_mla_remat(ctx, &at, &state->shards[shard]));
     }
 cleanup:
-    free(yarn_freqs);
     if (status != ASSAY_OK) bs_mla_state_free(state, run);
     return status;
 }
@@ -109,13 +91,12 @@ assay_status bs_mla_with_norms_bwd(assay_context *ctx, const bs_run *run, int64_
     static const int summed[] = {BS_PRE_NORM, BS_MLA + ASSAY_MLA_Q_NORM, BS_MLA + ASSAY_MLA_KV_NORM};
     assay_status status;
     const int64_t rows = row_count(run), tokens = run->sizes.tokens, sums = tokens * run->mla.heads;
-    double *dx_norm = NULL, *yarn_freqs = NULL;
+    double *dx_norm = NULL;
     TRY(assay_alloc_f64(ctx, "gradient of the normalised input", rows, &dx_norm));
-    TRY(make_freqs(ctx, run, microbatch, &yarn_freqs));
     for (int64_t shard = 0; shard < run->sizes.shards; shard++) {
         const assay_mla_gradients gradients = gradients_of(run, g, shard, dx_norm);
         double *dx_shard = dx + shard * rows;
-        bs_mla_shard at = shard_of(run, w, shard, state->x_norm, yarn_freqs);
+        bs_mla_shard at = shard_of(run, w, shard, state->x_norm, run->yarn_freqs[microbatch]);
         at.attn_out = state->attn_out + shard * sums * run->mla.v_head_dim;
         at.lse = state->lse + shard * sums;
         TRY(bs_mla_bwd(ctx, &at, &gradients, dout + shard * rows, &state->shards[shard]));
@@ -130,7 +111,6 @@ assay_status bs_mla_with_norms_bwd(assay_context *ctx, const bs_run *run, int64_
         bs_sum_over_shards(ctx, run, g->values[summed[i]], bs_weight_count(run, summed[i], true));
 cleanup:
     free(dx_norm);
-    free(yarn_freqs);
     return status;
 }
 

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "oracle/base/memory.h"
+#include "oracle/layer/batch_split_mla.h"
 #include "oracle/layer/batch_split_moe.h"
 #include "oracle/layer/batch_split_scan.h"
 #include "oracle/layer/batch_split_weights.h"
@@ -34,7 +35,7 @@ void assay_batch_split_close(assay_batch_split *split)
     if (split == NULL) return;
     for (int i = 0; i < ASSAY_MOST_MICROBATCHES; i++) {
         free(split->xs[i]);
-        free(split->run.positions[i]);
+        free(split->run.yarn_freqs[i]);
     }
     for (int64_t layer = 0; split->selected_experts != NULL && layer < split->layers; layer++)
         free(split->selected_experts[layer]);
@@ -42,6 +43,27 @@ void assay_batch_split_close(assay_batch_split *split)
     bs_weights_free(&split->last);
     assay_schedule_free(&split->run.schedule);
     free(split);
+}
+
+static assay_status make_freqs(assay_context *ctx, bs_run *run)
+{
+    assay_status status = ASSAY_OK;
+    const int64_t tokens = run->sizes.tokens, shards = run->sizes.shards;
+    int32_t *positions[ASSAY_MOST_MICROBATCHES] = {NULL};
+    for (int64_t m = 0; m < run->factor; m++) {
+        TRY(assay_alloc_i32(ctx, "positions of a microbatch", shards * tokens, &positions[m]));
+        TRY(bs_alloc_shards(ctx, run, "rotation angles", tokens, run->mla.rope.dim / 2, &run->yarn_freqs[m]));
+    }
+    bs_split_i32(positions, run->stack->positions, run, run->mla.sequence);
+    for (int64_t m = 0; m < run->factor; m++) {
+        for (int64_t shard = 0; shard < shards; shard++) {
+            bs_initialize_yarn_freqs(ctx, run->yarn_freqs[m] + shard * tokens * (run->mla.rope.dim / 2),
+                                     positions[m] + shard * tokens, &run->mla);
+        }
+    }
+cleanup:
+    for (int64_t m = 0; m < run->factor; m++) free(positions[m]);
+    return status;
 }
 
 static assay_status open_split(assay_context *ctx, const stack_run *stack, assay_batch_split **split)
@@ -59,10 +81,8 @@ static assay_status open_split(assay_context *ctx, const stack_run *stack, assay
     for (int64_t layer = 0; layer < (*split)->layers; layer++) (*split)->selected_experts[layer] = NULL;
     for (int64_t m = 0; m < run->factor; m++) {
         TRY(assay_alloc_f64(ctx, "activations of a microbatch", bs_activation_count(run), &(*split)->xs[m]));
-        TRY(assay_alloc_i32(ctx, "positions of a microbatch", run->sizes.shards * run->sizes.tokens,
-                            &run->positions[m]));
     }
-    bs_split_i32(run->positions, stack->positions, run, run->mla.sequence);
+    TRY(make_freqs(ctx, run));
 cleanup:
     return status;
 }

@@ -23,7 +23,7 @@ assay_status bs_take(assay_context *ctx, const bs_run *run, int64_t layer, bs_re
 /* What that costs, and what backward computes again of the attention half. */
 assay_remat_report bs_layer_model(const bs_run *run, bool offload);
 
-/* From a configuration; positions are not in it. */
+/* From a configuration; the angles of rotation are not in it. */
 void bs_run_of(bs_run *run, const stack_run *stack);
 
 #endif

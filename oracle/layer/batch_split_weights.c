@@ -56,8 +56,7 @@ static int fsdp_axis(const assay_tensor_row *row)
     return dim == NULL ? 0 : (int)(dim - row->axes);
 }
 
-/* Of one shard. */
-static assay_shape local_shape(const bs_run *run, int weight, bool gathered)
+assay_shape bs_weight_shape(const bs_run *run, int weight, bool gathered)
 {
     assay_tensor_row row = bs_weight_row(run, weight);
     const int split = fsdp_axis(&row);
@@ -68,7 +67,7 @@ static assay_shape local_shape(const bs_run *run, int weight, bool gathered)
 
 int64_t bs_weight_count(const bs_run *run, int weight, bool gathered)
 {
-    const assay_shape shape = local_shape(run, weight, gathered);
+    const assay_shape shape = bs_weight_shape(run, weight, gathered);
     return bs_weight_row(run, weight).name == NULL ? 0 : assay_shape_count(&shape);
 }
 
@@ -112,7 +111,7 @@ typedef struct placement {
 static placement place(const bs_run *run, int weight, int64_t shard)
 {
     const assay_tensor_row whole = bs_weight_row(run, weight);
-    const assay_shape local = local_shape(run, weight, false);
+    const assay_shape local = bs_weight_shape(run, weight, false);
     const int64_t expert = assay_mesh_index(run->mesh, shard, ASSAY_AXIS_EXPERT);
     const int64_t fsdp = assay_mesh_index(run->mesh, shard, ASSAY_AXIS_FSDP);
     const int split = fsdp_axis(&whole);
@@ -238,7 +237,7 @@ static size_t bytes_of(const bs_run *run, int weight, bool gathered)
 void bs_gather_weights(assay_context *ctx, const bs_run *run, bs_weights *gathered, const bs_weights *scattered)
 {
     for (int weight = 0; weight < BS_WEIGHTS; weight++) {
-        const assay_shape local = local_shape(run, weight, false);
+        const assay_shape local = bs_weight_shape(run, weight, false);
         const assay_tensor_row row = bs_weight_row(run, weight);
         const int split = fsdp_axis(&row);
         if (row.name == NULL) continue;
@@ -271,7 +270,7 @@ assay_status bs_reduce_scatter_ws_grad(assay_context *ctx, const bs_run *run, bs
 {
     assay_status status = ASSAY_OK;
     for (int weight = 0; weight < BS_WEIGHTS; weight++) {
-        const assay_shape whole = local_shape(run, weight, true);
+        const assay_shape whole = bs_weight_shape(run, weight, true);
         const assay_tensor_row row = bs_weight_row(run, weight);
         const int split = fsdp_axis(&row);
         if (gathered->values[weight] == NULL) continue;

@@ -51,7 +51,9 @@ typedef struct assay_stack_config {
     assay_moe_config moe;        /* of the others */
     assay_sharding sharding;     /* of the MoE blocks: sharded_moe.h */
     int64_t batch_split_factor;  /* of use_batch_split_schedule (batch_split.h); 0: layer after layer */
-    double epsilon;              /* of the two norms of a layer */
+    double kept_capacity;  /* of that: how many times its share of rows a shard keeps of mlpwi_0 and 1; 0: twice */
+    bool merge_gating_gmm; /* of that: the experts' two up products are one */
+    double epsilon;        /* of the two norms of a layer */
     assay_remat_policy policy;
 } assay_stack_config;
 

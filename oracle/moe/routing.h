@@ -70,6 +70,7 @@ typedef struct assay_routing_config {
     int64_t n_routing_groups; /* deepseek families; -1: no groups */
     int64_t topk_routing_group;
     assay_group_score group_score;
+    int64_t top_k_in_group;       /* of ASSAY_GROUP_TOP2_SUM: so many values are summed; 0: two, as the name says */
     double routed_scaling_factor; /* deepseek families */
     bool norm_topk_prob;          /* default, gemma4, fused */
     bool undivided;               /* deepseek3: weights are not divided (flashinfer's Sigmoid) */
@@ -113,6 +114,8 @@ typedef struct assay_routing {
 
 const char *assay_score_func_name(assay_score_func score_func); /* "" for none */
 assay_status assay_routing_check(assay_context *ctx, const assay_routing_config *config);
+/* How many values of a group its score is the sum of. */
+int64_t assay_group_terms(const assay_routing_config *config);
 /* Whether the weights of the chosen experts are divided by their sum. */
 bool assay_routing_divides(const assay_routing_config *config);
 assay_status assay_routing_alloc(assay_context *ctx, assay_routing *r, const assay_routing_config *config);

@@ -29,18 +29,28 @@ static double cut_margin(const top_list *list, int64_t chosen)
     return list->count > chosen ? 0.5 * (list->value[chosen - 1] - list->value[chosen]) : INFINITY;
 }
 
-static double group_score(const double *values, int64_t count, assay_group_score how)
+int64_t assay_group_terms(const assay_routing_config *config)
 {
-    double first = -INFINITY, second = -INFINITY;
-    for (int64_t i = 0; i < count; i++) {
-        if (values[i] > first) {
-            second = first;
-            first = values[i];
-        } else if (values[i] > second) {
-            second = values[i];
+    const int64_t size = config->num_experts / config->n_routing_groups;
+    const int64_t terms = config->top_k_in_group > 0 ? config->top_k_in_group : 2;
+    return config->group_score == ASSAY_GROUP_MAX ? 1 : terms < size ? terms : size;
+}
+
+/* The sum of the largest values, largest first. */
+static double group_score(const double *values, int64_t count, int64_t terms)
+{
+    double sum = 0;
+    int64_t last = -1;
+    for (int64_t k = 0; k < terms; k++) {
+        int64_t best = -1;
+        for (int64_t i = 0; i < count; i++) {
+            const bool before = last >= 0 && (values[i] > values[last] || (values[i] == values[last] && i <= last));
+            if (!before && (best < 0 || values[i] > values[best])) best = i;
         }
+        sum = k == 0 ? values[best] : sum + values[best];
+        last = best;
     }
-    return how == ASSAY_GROUP_MAX || count == 1 ? first : first + second;
+    return sum;
 }
 
 /* Marks the groups of `selecting` [E] that stay and returns the margin of that choice. */
@@ -51,11 +61,10 @@ static double keep_groups(const double *selecting, const assay_routing_scratch *
     top_list list = {scratch->top_value, scratch->top_index, config->topk_routing_group + 1, 0};
     for (int64_t g = 0; g < groups; g++) {
         scratch->group_kept[g] = 0;
-        offer(&list, group_score(selecting + g * size, size, config->group_score), (int32_t)g);
+        offer(&list, group_score(selecting + g * size, size, assay_group_terms(config)), (int32_t)g);
     }
     for (int64_t i = 0; i < config->topk_routing_group; i++) scratch->group_kept[list.index[i]] = 1;
-    const bool sum_of_two = config->group_score == ASSAY_GROUP_TOP2_SUM && size > 1;
-    return cut_margin(&list, config->topk_routing_group) / (sum_of_two ? 2.0 : 1.0);
+    return cut_margin(&list, config->topk_routing_group) / (double)assay_group_terms(config);
 }
 
 assay_status assay_expert_group_mask(assay_context *ctx, double *mask, const double *biased, int64_t tokens,

@@ -8,27 +8,27 @@ typedef struct entry {
 } entry;
 
 static const entry weights[ASSAY_GQA_WEIGHTS] = {
-    [ASSAY_GQA_QKV] = {{"qkv_proj/kernel", ASSAY_KERNEL, "Dad", 1}, FUSED, ANY},
-    [ASSAY_GQA_QKV_BIAS] = {{"qkv_proj/bias", ASSAY_PROJECTION_BIAS, "ad", 0}, FUSED, BIASED},
-    [ASSAY_GQA_QUERY] = {{"query/kernel", ASSAY_KERNEL, "DNd", 1}, SPLIT, ANY},
-    [ASSAY_GQA_QUERY_BIAS] = {{"query/bias", ASSAY_PROJECTION_BIAS, "Nd", 0}, SPLIT, BIASED},
-    [ASSAY_GQA_QUERY_NORM] = {{"query_norm/scale", ASSAY_NORM_SCALE, "d", 0}, ALWAYS, NORMED},
-    [ASSAY_GQA_KEY] = {{"key/kernel", ASSAY_KERNEL, "Dgd", 1}, SPLIT, ANY},
-    [ASSAY_GQA_KEY_BIAS] = {{"key/bias", ASSAY_PROJECTION_BIAS, "gd", 0}, SPLIT, BIASED},
-    [ASSAY_GQA_KEY_NORM] = {{"key_norm/scale", ASSAY_NORM_SCALE, "d", 0}, ALWAYS, NORMED},
-    [ASSAY_GQA_VALUE] = {{"value/kernel", ASSAY_KERNEL, "Dgd", 1}, SPLIT, ANY},
-    [ASSAY_GQA_VALUE_BIAS] = {{"value/bias", ASSAY_PROJECTION_BIAS, "gd", 0}, SPLIT, BIASED},
+    [ASSAY_GQA_QKV] = {{"qkv_proj/kernel", ASSAY_KERNEL, "DQz", 1}, FUSED, ANY},
+    [ASSAY_GQA_QKV_BIAS] = {{"qkv_proj/bias", ASSAY_PROJECTION_BIAS, "Qz", 0}, FUSED, BIASED},
+    [ASSAY_GQA_QUERY] = {{"query/kernel", ASSAY_KERNEL, "DNz", 1}, SPLIT, ANY},
+    [ASSAY_GQA_QUERY_BIAS] = {{"query/bias", ASSAY_PROJECTION_BIAS, "Nz", 0}, SPLIT, BIASED},
+    [ASSAY_GQA_QUERY_NORM] = {{"query_norm/scale", ASSAY_NORM_SCALE, "z", 0}, ALWAYS, NORMED},
+    [ASSAY_GQA_KEY] = {{"key/kernel", ASSAY_KERNEL, "Dgz", 1}, SPLIT, ANY},
+    [ASSAY_GQA_KEY_BIAS] = {{"key/bias", ASSAY_PROJECTION_BIAS, "gz", 0}, SPLIT, BIASED},
+    [ASSAY_GQA_KEY_NORM] = {{"key_norm/scale", ASSAY_NORM_SCALE, "z", 0}, ALWAYS, NORMED},
+    [ASSAY_GQA_VALUE] = {{"value/kernel", ASSAY_KERNEL, "Dgz", 1}, SPLIT, ANY},
+    [ASSAY_GQA_VALUE_BIAS] = {{"value/bias", ASSAY_PROJECTION_BIAS, "gz", 0}, SPLIT, BIASED},
     [ASSAY_GQA_SINKS] = {{"sinks", ASSAY_SINK, "N", 0}, ALWAYS, SINKING},
-    [ASSAY_GQA_OUT] = {{"out/kernel", ASSAY_KERNEL, "NdD", 2}, ALWAYS, ANY},
+    [ASSAY_GQA_OUT] = {{"out/kernel", ASSAY_KERNEL, "NzD", 2}, ALWAYS, ANY},
     [ASSAY_GQA_OUT_BIAS] = {{"out/bias", ASSAY_PROJECTION_BIAS, "D", 0}, ALWAYS, BIASED},
 };
 
 static const entry tensors[ASSAY_GQA_TENSORS + 1] = {
-    [ASSAY_GQA_QKV_PROJ] = {{"qkv_proj", ASSAY_CHECKPOINT, "BSad", 0}, FUSED, ANY},
-    [ASSAY_GQA_QUERY_PROJ] = {{"query_proj", ASSAY_CHECKPOINT, "BSNd", 0}, ALWAYS, ANY},
-    [ASSAY_GQA_KEY_PROJ] = {{"key_proj", ASSAY_CHECKPOINT, "BSgd", 0}, ALWAYS, ANY},
-    [ASSAY_GQA_VALUE_PROJ] = {{"value_proj", ASSAY_CHECKPOINT, "BSgd", 0}, ALWAYS, ANY},
-    [ASSAY_GQA_ATTENTION_OUT] = {{"attention_out", ASSAY_CHECKPOINT, "BSNd", 0}, ALWAYS, ANY},
+    [ASSAY_GQA_QKV_PROJ] = {{"qkv_proj", ASSAY_CHECKPOINT, "BSQz", 0}, FUSED, ANY},
+    [ASSAY_GQA_QUERY_PROJ] = {{"query_proj", ASSAY_CHECKPOINT, "BSNz", 0}, ALWAYS, ANY},
+    [ASSAY_GQA_KEY_PROJ] = {{"key_proj", ASSAY_CHECKPOINT, "BSgz", 0}, ALWAYS, ANY},
+    [ASSAY_GQA_VALUE_PROJ] = {{"value_proj", ASSAY_CHECKPOINT, "BSgz", 0}, ALWAYS, ANY},
+    [ASSAY_GQA_ATTENTION_OUT] = {{"attention_out", ASSAY_CHECKPOINT, "BSNz", 0}, ALWAYS, ANY},
     [ASSAY_GQA_OUT_PROJ] = {{"out_proj", ASSAY_CHECKPOINT, "BSD", 0}, ALWAYS, ANY},
     [ASSAY_GQA_LSE] = {{"lse", ASSAY_CHECKPOINT, "BNS", 0}, ALWAYS, ANY},
 };
@@ -47,9 +47,9 @@ static int64_t axis_size(const void *self, char axis)
         return config->heads;
     case 'g':
         return config->kv_heads;
-    case 'a':
+    case 'Q':
         return config->heads + 2 * config->kv_heads;
-    default: /* 'd' */
+    default: /* 'z' */
         return config->head_dim;
     }
 }

@@ -9,6 +9,7 @@
 #define ASSAY_SPEC_SPEC_H
 
 #include "oracle/base/tensor.h"
+#include "oracle/layer/batch_split_function.h"
 #include "oracle/layer/deepseek_stack.h"
 #include "oracle/moe/moe.h"
 #include "oracle/moe/permute.h"
@@ -136,6 +137,11 @@ assay_status spec_stack(assay_context *ctx, const assay_stack_config *config, co
 /* checkpoints/P of the same: the layer's input, those of mla or gqa and, as of mlp and moe, those of its second half. */
 assay_status spec_stack_checkpoints(assay_context *ctx, const assay_stack_config *config, const spec_tensors *in,
                                     spec_tensors *out);
+
+/* The tensors of one function of the batch-split module (batch_split_function.h) -> its outputs/. Of a NAME_bwd central
+ * differences of NAME by all that it is differentiated by, at what was given to NAME and where its residuals are. */
+assay_status spec_batch_split_function(assay_context *ctx, const assay_function_view *view, const spec_tensors *in,
+                                       spec_tensors *out);
 
 /* An operation as certify.h takes it: `config` is for the functions alone. */
 typedef struct spec_operation {

@@ -51,7 +51,8 @@ static assay_status cut_groups(assay_context *ctx, const assay_routing_config *c
                           (long long)groups, (long long)experts);
     }
     int64_t size = experts / groups;
-    int64_t terms = config->group_score == ASSAY_GROUP_TOP2_SUM && size > 1 ? 2 : 1;
+    int64_t most = config->top_k_in_group > 0 ? config->top_k_in_group : 2;
+    int64_t terms = config->group_score == ASSAY_GROUP_MAX ? 1 : most < size ? most : size;
     spec_quad *scores = NULL;
     assay_status status = spec_alloc(ctx, groups, &scores);
     if (status != ASSAY_OK) return status;

@@ -101,7 +101,13 @@ static void half_open(mla_half *h, const int64_t shape[5])
     h->positions = malloc((size_t)tokens * sizeof *h->positions);
     assert_non_null(h->positions);
     for (int64_t t = 0; t < tokens; t++) h->positions[t] = (int32_t)(7919 * t + 3) % 163840;
-    h->stack.positions = h->run.positions[MICROBATCH] = h->positions; /* nothing reads another microbatch's */
+    h->stack.positions = h->positions;
+    h->run.yarn_freqs[MICROBATCH] = test_nans(tokens * h->run.mla.rope.dim / 2); /* nothing reads another's */
+    for (int64_t shard = 0; shard < h->run.sizes.shards; shard++) {
+        const int64_t first = shard * h->run.sizes.tokens;
+        bs_initialize_yarn_freqs(&ctx, h->run.yarn_freqs[MICROBATCH] + first * h->run.mla.rope.dim / 2,
+                                 h->positions + first, &h->run.mla);
+    }
     h->x = test_normals(&seed, 1, ASSAY_FLOAT64, h->count);
     h->dy = test_normals(&seed, 1, ASSAY_FLOAT64, h->count);
     h->out = test_nans(h->count);
@@ -116,6 +122,7 @@ static void half_close(mla_half *h)
     double *all[] = {h->x, h->dy, h->out, h->dx, h->attn_out, h->lse};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
     free(h->positions);
+    free(h->run.yarn_freqs[MICROBATCH]);
     bs_weights_free(&h->w);
     bs_weights_free(&h->g);
     layer_weights_free(&h->plain_w);

@@ -1,0 +1,237 @@
+/* The functions of the batch-split module by themselves: which one says the key `function`. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "harness/operations/op_support.h"
+#include "oracle/base/memory.h"
+#include "oracle/layer/batch_split_function.h"
+
+static assay_status unknown_function(assay_context *ctx, const char *name)
+{
+    char names[1024] = "";
+    for (int i = 0; assay_batch_split_function_at(i) != NULL; i++) {
+        const size_t used = strlen(names);
+        snprintf(names + used, sizeof names - used, "%s%s", i > 0 ? ", " : "",
+                 assay_function_name(assay_batch_split_function_at(i)));
+    }
+    return assay_fail(ctx, ASSAY_BAD_INPUT, "function is \"%s\", expected one of %.1000s", name, names);
+}
+
+/* The layer in which the function would run. */
+static assay_status config_of(assay_context *ctx, const assay_case *c, assay_function_config *config)
+{
+    assay_status status;
+    const assay_model_config *m = &c->config;
+    assay_case layer = *c;
+    *config = (assay_function_config){.function = assay_batch_split_function_of(m->function.text),
+                                      .layers = m->base_num_decoder_layers,
+                                      .layer_axis = m->param_scan_axis};
+    if (config->function == NULL) return unknown_function(ctx, m->function.text);
+    snprintf(layer.op, sizeof layer.op, "deepseek_layer");
+    layer.config.use_batch_split_schedule = true;
+    layer.config.first_num_dense_layers = 0;
+    TRY(assay_require_positive(ctx, "base_num_decoder_layers", config->layers));
+    TRY(assay_model_check(ctx, &layer, ASSAY_PART_ALL));
+    TRY(assay_stack_config_of(ctx, &layer, &config->stack));
+    TRY(assay_function_check(ctx, config));
+cleanup:
+    return status;
+}
+
+static assay_status check(assay_context *ctx, const assay_case *c)
+{
+    assay_function_config config;
+    return config_of(ctx, c, &config);
+}
+
+static assay_status second_form(assay_context *ctx, const void *c, const spec_tensors *in, spec_tensors *out)
+{
+    assay_status status;
+    assay_function_config config;
+    void *memory = NULL;
+    TRY(config_of(ctx, c, &config));
+    TRY(assay_alloc(ctx, "function", 1, sizeof(assay_function_view), &memory));
+    assay_function_view_of(&config, memory);
+    TRY(spec_batch_split_function(ctx, memory, in, out));
+cleanup:
+    free(memory);
+    return status;
+}
+
+static assay_dims dims_of(const assay_function_tensor *tensor)
+{
+    assay_dims dims = {.labels = tensor->axes};
+    memcpy(dims.dims, tensor->shape.dims, sizeof tensor->shape.dims);
+    return dims;
+}
+
+static assay_fill fill_of(const assay_function_config *config, const assay_case *c, const assay_function_tensor *tensor)
+{
+    const assay_mla_config *mla = &config->stack.mla;
+    const double experts = (double)(config->stack.moe.routing.num_experts - 1);
+    switch (tensor->holds) {
+    case ASSAY_HOLDS_QUERY:
+        return assay_fill_fan_in(mla->qk_nope_head_dim + mla->rope.dim);
+    case ASSAY_HOLDS_WEIGHTS:
+        return assay_fill_range(ASSAY_UNIFORM, 0.125, 1.0);
+    case ASSAY_HOLDS_CHOICES:
+        return assay_fill_range(ASSAY_EXPERTS, 0.0, experts);
+    case ASSAY_HOLDS_POSITIONS:
+        return (assay_fill){
+            .distribution = ASSAY_RAMP, .mean = (double)c->position_start, .scale = (double)c->position_step};
+    case ASSAY_HOLDS_LAYER:
+        return (assay_fill){.distribution = ASSAY_CONSTANT, .scale = 1.0, .mean = (double)(config->layers / 2)};
+    case ASSAY_HOLDS_KERNEL:
+        return assay_fill_fan_in(tensor->fan_in);
+    case ASSAY_HOLDS_SCALE:
+        return assay_fill_normal(0.1, 1.0);
+    case ASSAY_HOLDS_BIAS:
+        return assay_fill_normal(0.1, 0.0);
+    case ASSAY_HOLDS_ANGLES:
+        return assay_fill_range(ASSAY_UNIFORM, -M_PI, M_PI);
+    default:
+        return assay_fill_normal(1.0, 0.0);
+    }
+}
+
+/* Whole numbers that are given: what is outside is refused where it is read. */
+static void set_limits(const assay_function_config *config, const assay_function_tensor *tensor,
+                       assay_tensor_entry *entry)
+{
+    const int32_t experts = (int32_t)config->stack.moe.routing.num_experts;
+    if (tensor->holds == ASSAY_HOLDS_CHOICES || tensor->holds == ASSAY_HOLDS_ROLLED) entry->most = experts - 1;
+    if (tensor->holds == ASSAY_HOLDS_POSITIONS)
+        entry->most = (int32_t)config->stack.mla.rope.max_position_embeddings - 1;
+    if (tensor->holds == ASSAY_HOLDS_LAYER) entry->most = (int32_t)config->layers - 1;
+    if (tensor->holds == ASSAY_HOLDS_COUNTS || tensor->holds == ASSAY_HOLDS_OWN_COUNTS) entry->most = INT32_MAX;
+}
+
+static assay_status describe_given(assay_context *ctx, const assay_case *c, const assay_function_config *config,
+                                   const assay_function_tensor *tensor, assay_tensor_list *list)
+{
+    assay_status status;
+    const assay_fill fill = fill_of(config, c, tensor);
+    const int at = list->count;
+    /* what forward leaves is no input of the case's: it is as it was computed */
+    const assay_dtype type = tensor->integers                        ? ASSAY_INT32
+                             : tensor->holds == ASSAY_HOLDS_RESIDUAL ? ASSAY_FLOAT64
+                                                                     : c->dtype;
+    if (tensor->differentiated) return assay_describe_variable(ctx, list, c, tensor->path, fill, dims_of(tensor));
+    TRY(assay_describe(ctx, list, tensor->path, type, &fill, dims_of(tensor)));
+    list->entries[at].derived = tensor->holds >= ASSAY_HOLDS_COUNTS;
+    set_limits(config, tensor, &list->entries[at]);
+cleanup:
+    return status;
+}
+
+static assay_status describe(assay_context *ctx, const assay_case *c, assay_tensor_list *list)
+{
+    assay_status status;
+    assay_function_config config;
+    assay_function_tensors tensors;
+    const assay_fill one = assay_fill_normal(1.0, 0.0);
+    TRY(config_of(ctx, c, &config));
+    assay_function_tensors_of(&config, &tensors);
+    for (int i = 0; i < tensors.count; i++) {
+        const assay_function_tensor *tensor = &tensors.items[i];
+        const bool output = assay_role_of(tensor->path) == ASSAY_ROLE_OUTPUT;
+        if (!output) {
+            TRY(describe_given(ctx, c, &config, tensor, list));
+        } else if (tensor->integers) {
+            TRY(assay_describe(ctx, list, tensor->path, ASSAY_INT32, NULL, dims_of(tensor)));
+        } else {
+            TRY(assay_describe_output(ctx, list, c, strchr(tensor->path, '/') + 1, tensor->differentiated ? &one : NULL,
+                                      dims_of(tensor)));
+        }
+    }
+cleanup:
+    return status;
+}
+
+static const assay_function_tensor *tensor_of(const assay_function_tensors *tensors, const char *path)
+{
+    int i = 0;
+    while (strcmp(tensors->items[i].path, path) != 0) i++;
+    return &tensors->items[i];
+}
+
+/* Each shard's choices for its own tokens: those of the case where it has them, else drawn. */
+static assay_status draw_choices(assay_context *ctx, const assay_case *c, const assay_function_config *config,
+                                 const assay_source *in, bool given, int32_t **choices)
+{
+    assay_status status;
+    static const char path[] = "inputs/selected_experts";
+    const assay_routing_config *r = &config->stack.moe.routing;
+    const int64_t tokens = c->batch / config->stack.batch_split_factor * c->sequence;
+    const assay_shape shape = assay_shape_of(2, tokens, r->num_experts_per_tok);
+    const assay_fill fill = assay_fill_range(ASSAY_EXPERTS, 0.0, (double)(r->num_experts - 1));
+    TRY(assay_alloc_i32(ctx, path, assay_shape_count(&shape), choices));
+    status = given ? in->read_i32(ctx, in->self, path, 0, assay_shape_count(&shape), *choices)
+                   : assay_random_fill_i32(ctx, &fill, c->seed, path, &shape, *choices);
+cleanup:
+    return status;
+}
+
+static assay_status derive(assay_context *ctx, const assay_case *c, const assay_tensor_entry *entry,
+                           const assay_source *in, double *values, int32_t *indices)
+{
+    assay_status status;
+    assay_function_config config;
+    assay_function_tensors tensors;
+    int32_t *choices = NULL;
+    const assay_shape *shape = &entry->spec.shape;
+    TRY(config_of(ctx, c, &config));
+    assay_function_tensors_of(&config, &tensors);
+    const assay_function_tensor *tensor = tensor_of(&tensors, entry->spec.path);
+    if (indices != NULL) TRY(draw_choices(ctx, c, &config, in, tensor->holds == ASSAY_HOLDS_COUNTS, &choices));
+    if (values != NULL && tensor->holds != ASSAY_HOLDS_RESIDUAL) {
+        TRY(assay_random_fill(ctx, &entry->fill, c->seed, entry->spec.path, shape, entry->spec.type, 0,
+                              assay_shape_count(shape), values));
+    }
+    TRY(assay_function_derive(ctx, &config, tensor, in, choices, values, indices));
+cleanup:
+    free(choices);
+    return status;
+}
+
+static assay_status run(assay_context *ctx, const assay_case *c, const assay_source *in, const assay_sink *out,
+                        const assay_precision *precisions, int precision_count)
+{
+    assay_function_config config;
+    (void)precisions;
+    (void)precision_count;
+    const assay_status status = config_of(ctx, c, &config);
+    return status == ASSAY_OK ? assay_function_run(ctx, &config, in, out) : status;
+}
+
+static double flops(const assay_case *c, bool backward)
+{
+    assay_context ctx = {0};
+    assay_function_config config;
+    if (config_of(&ctx, c, &config) != ASSAY_OK) return 0.0;
+    const bool gradient = backward && assay_function_backward(config.function) != NULL;
+    return (gradient ? 3 : 1) * assay_function_flops(&config);
+}
+
+static int64_t memory(const assay_case *c)
+{
+    assay_context ctx = {0};
+    assay_function_config config;
+    return config_of(&ctx, c, &config) == ASSAY_OK ? assay_function_memory(&config) : 0;
+}
+
+const assay_operation assay_op_batch_split = {.name = "batch_split",
+                                              .parts = ASSAY_PART_NORM | ASSAY_PART_EXPERTS | ASSAY_PART_ROPE |
+                                                       ASSAY_PART_GROUPS | ASSAY_PART_SORT,
+                                              .summary = "one function of MaxText's batch-split module by itself",
+                                              .check = check,
+                                              .describe = describe,
+                                              .derive = derive,
+                                              .run = run,
+                                              .ensemble = assay_every_case,
+                                              .mesh = true,
+                                              .second_form = {.evaluate = second_form},
+                                              .flops = flops,
+                                              .memory = memory};

@@ -1,0 +1,656 @@
+/* The table of the functions of the batch-split module, and the tensors of each. */
+#include "oracle/layer/batch_split_function.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "oracle/layer/batch_split_function_internal.h"
+
+/* --- names of weights --- */
+
+#define W(...) ((const bs_weight_form[]){__VA_ARGS__, {-1, NULL}})
+#define QUERY_WEIGHTS                                                                                                  \
+    {BS_MLA + ASSAY_MLA_WQ_A, "wq_a_weights"}, {BS_MLA + ASSAY_MLA_WQ_B, "wq_b_weights"},                              \
+    {                                                                                                                  \
+        BS_MLA + ASSAY_MLA_Q_NORM, "q_norm_scale_weights"                                                              \
+    }
+#define KEY_WEIGHTS                                                                                                    \
+    {BS_MLA + ASSAY_MLA_WKV_A, "wkv_a_weights"}, {BS_MLA + ASSAY_MLA_WKV_B, "wkv_b_weights"},                          \
+    {                                                                                                                  \
+        BS_MLA + ASSAY_MLA_KV_NORM, "kv_norm_scale_weights"                                                            \
+    }
+#define MLA_WEIGHTS                                                                                                    \
+    QUERY_WEIGHTS, KEY_WEIGHTS,                                                                                        \
+    {                                                                                                                  \
+        BS_MLA + ASSAY_MLA_OUT, "out_weights"                                                                          \
+    }
+#define SHARED_WEIGHTS                                                                                                 \
+    {BS_SHARED + ASSAY_MLP_WI_0, "shared_w0"}, {BS_SHARED + ASSAY_MLP_WI_1, "shared_w1"},                              \
+    {                                                                                                                  \
+        BS_SHARED + ASSAY_MLP_WO, "shared_wo"                                                                          \
+    }
+#define ROUTE_WEIGHTS                                                                                                  \
+    {BS_POST_NORM, "post_attn_scale"}, SHARED_WEIGHTS, {BS_GATE, "gate_kernel"},                                       \
+    {                                                                                                                  \
+        BS_GATE_BIAS, "gate_bias"                                                                                      \
+    }
+#define MOE_WEIGHTS                                                                                                    \
+    ROUTE_WEIGHTS, {BS_ROUTED + ASSAY_MLP_WI_0, "routed_w0"}, {BS_ROUTED + ASSAY_MLP_WI_1, "routed_w1"},               \
+    {                                                                                                                  \
+        BS_ROUTED + ASSAY_MLP_WO, "routed_wo"                                                                          \
+    }
+#define NORMED_MLA_WEIGHTS {BS_PRE_NORM, "pre_attn_scale"}, MLA_WEIGHTS
+
+/* As gather_weights and its neighbours unpack them. */
+static const bs_weight_form bundle[] = {{BS_PRE_NORM, "pre_attn_norm"},
+                                        {BS_MLA + ASSAY_MLA_WQ_A, "wq_a"},
+                                        {BS_MLA + ASSAY_MLA_WQ_B, "wq_b"},
+                                        {BS_MLA + ASSAY_MLA_Q_NORM, "q_norm"},
+                                        {BS_MLA + ASSAY_MLA_WKV_A, "wkv_a"},
+                                        {BS_MLA + ASSAY_MLA_WKV_B, "wkv_b"},
+                                        {BS_MLA + ASSAY_MLA_KV_NORM, "kv_norm"},
+                                        {BS_MLA + ASSAY_MLA_OUT, "out"},
+                                        {BS_POST_NORM, "post_attn_norm"},
+                                        {BS_GATE, "gate"},
+                                        {BS_GATE_BIAS, "bias"},
+                                        {BS_ROUTED + ASSAY_MLP_WI_0, "routed_wi_0"},
+                                        {BS_ROUTED + ASSAY_MLP_WI_1, "routed_wi_1"},
+                                        {BS_ROUTED + ASSAY_MLP_WO, "routed_wo"},
+                                        {BS_SHARED + ASSAY_MLP_WI_0, "shared_wi_0"},
+                                        {BS_SHARED + ASSAY_MLP_WI_1, "shared_wi_1"},
+                                        {BS_SHARED + ASSAY_MLP_WO, "shared_wo"}};
+enum { BUNDLE = sizeof bundle / sizeof *bundle };
+
+/* --- the table --- */
+
+/* m shards, j microbatches, o those but the last, d rows of a shard's batch, a of its microbatch, S, T, G, r = R copies,
+ * y of them that are kept, e = E/P; the others as everywhere (harness/operations/op_support.c). */
+#define T(name_, axes_, ...)                                                                                           \
+    {                                                                                                                  \
+        .name = name_, .axes = axes_, ##__VA_ARGS__                                                                    \
+    }
+#define B(name_, lying_, ...)                                                                                          \
+    {                                                                                                                  \
+        .name = name_, .lying = lying_, ##__VA_ARGS__                                                                  \
+    }
+#define RESIDUAL ASSAY_HOLDS_RESIDUAL
+#define INTEGERS ASSAY_HOLDS_INTEGERS
+#define QUERY_PRODUCTS "mTDL mTLNq "
+#define KEY_PRODUCTS "mTDw mTlNu "
+#define MLA_PRODUCTS QUERY_PRODUCTS KEY_PRODUCTS "mTSNq mTSNv mTNvD "
+#define ROUTE_PRODUCTS "mTDE mTDF mTDF mTFD "
+#define MOE_PRODUCTS ROUTE_PRODUCTS "mrDH mrDH mrHD "
+
+/* clang-format off */
+static const assay_batch_split_function table[] = {
+    {"fetch_weights", .bundles = {B("params", BS_WHOLE), B("weights", BS_WHOLE)}, .call = bs_call_fetch_weights},
+    {"split", .in = {T("x", "mdSD")}, .out = {T("microbatches", "mjaSD")}, .call = bs_call_split},
+    {"merge", .in = {T("microbatches", "mjaSD")}, .out = {T("x", "mdSD")}, .call = bs_call_merge},
+    {"extract_layer_weights", .in = {T("layer_idx", "", .holds = ASSAY_HOLDS_LAYER)},
+     .bundles = {B("all_weights", BS_STACKED), B("weights", BS_SCATTERED)}, .call = bs_call_extract_layer_weights},
+    {"insert_layer_ws_grad", .in = {T("layer_idx", "", .holds = ASSAY_HOLDS_LAYER)},
+     .bundles = {B("all_ws_grad", BS_STACKED), B("ws_grad", BS_SCATTERED), B("all_ws_grad", BS_STACKED)},
+     .call = bs_call_insert_layer_ws_grad},
+    {"gather_weights", .bundles = {B("weights", BS_SCATTERED), B("weights", BS_GATHERED)},
+     .call = bs_call_gather_weights},
+    {"reduce_scatter_ws_grad", .bundles = {B("ws_grad", BS_GATHERED, .sums = true), B("ws_grad", BS_SCATTERED)},
+     .call = bs_call_reduce_scatter_ws_grad},
+    {"all_reduce_ws_grad_dcn", .bundles = {B("ws_grad", BS_SCATTERED, .sums = true), B("ws_grad", BS_SCATTERED)},
+     .call = bs_call_all_reduce_ws_grad_dcn},
+
+    {"rms_norm", .weights = W({BS_PRE_NORM, "scale"}), .in = {T("x", "maSD")}, .out = {T("y", "maSD")},
+     .call = bs_call_rms_norm},
+    {"rms_norm_bwd", "rms_norm", W({BS_PRE_NORM, "scale"}), {T("x", "maSD"), T("y_grad", "maSD")}, {T("x_grad", "maSD")},
+     .call = bs_call_rms_norm_bwd},
+    {"initialize_yarn_mask", .out = {T("mask", "RR")}, .call = bs_call_initialize_yarn_mask},
+    {"initialize_yarn_freqs", .in = {T("positions", "maS", .holds = ASSAY_HOLDS_POSITIONS)}, .out = {T("yarn_freqs", "maSR")},
+     .call = bs_call_initialize_yarn_freqs},
+    {"yarn", .in = {T("inputs", "maSNR"), T("freqs", "maSR", .holds = ASSAY_HOLDS_ANGLES)}, .out = {T("output", "maSNR")},
+     .call = bs_call_yarn},
+    {"yarn_bwd", "yarn", .in = {T("freqs", "maSR", .holds = ASSAY_HOLDS_ANGLES), T("output_grad", "maSNR")},
+     .out = {T("inputs_grad", "maSNR")}, .call = bs_call_yarn_bwd},
+
+    {"query_projection", NULL, W(QUERY_WEIGHTS), {T("inputs_q", "maSD"), T("yarn_freqs", "maSR", .holds = ASSAY_HOLDS_ANGLES)},
+     {T("query", "maSNq")}, .products = QUERY_PRODUCTS, .call = bs_call_query_projection},
+    {"query_projection_bwd", "query_projection", W(QUERY_WEIGHTS),
+     {T("inputs_q", "maSD"), T("yarn_freqs", "maSR", .holds = ASSAY_HOLDS_ANGLES), T("query_grad", "maSNq")},
+     {T("inputs_q_grad", "maSD")}, .call = bs_call_query_projection_bwd},
+    {"kv_projection", NULL, W(KEY_WEIGHTS), {T("inputs", "maSD"), T("yarn_freqs", "maSR", .holds = ASSAY_HOLDS_ANGLES)},
+     {T("key", "maSNq"), T("value", "maSNv")}, .products = KEY_PRODUCTS, .call = bs_call_kv_projection},
+    {"kv_projection_bwd", "kv_projection", W(KEY_WEIGHTS),
+     {T("inputs", "maSD"), T("yarn_freqs", "maSR", .holds = ASSAY_HOLDS_ANGLES), T("key_grad", "maSNq"), T("value_grad", "maSNv")},
+     {T("inputs_grad", "maSD")}, .call = bs_call_kv_projection_bwd},
+    {"get_key_value", NULL, W({BS_MLA + ASSAY_MLA_WKV_B, "wkv_b_weights"}),
+     {T("low_rank_main", "maSl"), T("key_rope", "maSR")}, {T("key", "maSNq"), T("value", "maSNv")},
+     .products = "mTlNu", .call = bs_call_get_key_value},
+    {"get_key_value_bwd", "get_key_value", W({BS_MLA + ASSAY_MLA_WKV_B, "wkv_b_weights"}),
+     {T("low_rank_main", "maSl"), T("key_grad", "maSNq"), T("value_grad", "maSNv")},
+     {T("low_rank_main_grad", "maSl"), T("key_rope_grad", "maSR")}, .call = bs_call_get_key_value_bwd},
+    {"tpu_flash_attention",
+     .in = {T("query", "maSNq", .holds = ASSAY_HOLDS_QUERY), T("key", "maSNq"), T("value", "maSNv")},
+     .out = {T("attention_output", "maSNv"), T("logsumexp", "maNS")}, .products = "mTSNq mTSNv",
+     .call = bs_call_tpu_flash_attention},
+    {"tpu_flash_attention_bwd", "tpu_flash_attention",
+     .in = {T("attention_output_grad", "maSNv"), T("query", "maSNq", .holds = ASSAY_HOLDS_QUERY), T("key", "maSNq"),
+            T("value", "maSNv"), T("attention_output", "maSNv", .holds = RESIDUAL), T("logsumexp", "maNS", .holds = RESIDUAL)},
+     .out = {T("query_grad", "maSNq"), T("key_grad", "maSNq"), T("value_grad", "maSNv")},
+     .call = bs_call_tpu_flash_attention_bwd},
+    {"mla", NULL, W(MLA_WEIGHTS), {T("inputs", "maSD"), T("yarn_freqs", "maSR", .holds = ASSAY_HOLDS_ANGLES)},
+     {T("out", "maSD"), T("attn_out", "maSNv"), T("lse", "maNS")}, .products = MLA_PRODUCTS, .call = bs_call_mla},
+    {"mla_remat", NULL, W(QUERY_WEIGHTS, KEY_WEIGHTS),
+     {T("inputs", "maSD"), T("yarn_freqs", "maSR", .holds = ASSAY_HOLDS_ANGLES)},
+     {T("query", "maSNq"), T("key", "maSNq"), T("value", "maSNv")}, .products = QUERY_PRODUCTS KEY_PRODUCTS,
+     .call = bs_call_mla_remat},
+    {"mla_bwd", "mla", W(MLA_WEIGHTS),
+     {T("inputs", "maSD"), T("yarn_freqs", "maSR", .holds = ASSAY_HOLDS_ANGLES), T("attn_out", "maSNv", .holds = RESIDUAL),
+      T("lse", "maNS", .holds = RESIDUAL), T("out_grad", "maSD")},
+     {T("inputs_grad", "maSD")}, .call = bs_call_mla_bwd},
+    {"mla_with_norms", NULL, W(NORMED_MLA_WEIGHTS),
+     {T("inputs", "mjaSD"), T("yarn_freqs", "mjaSR", .holds = ASSAY_HOLDS_ANGLES)},
+     {T("mla_out", "mjaSD"), T("attn_out", "mjaSNv"), T("lse", "mjaNS")}, .products = MLA_PRODUCTS,
+     .call = bs_call_mla_with_norms},
+    {"mla_with_norms_remat", NULL, W({BS_PRE_NORM, "pre_attn_scale"}, QUERY_WEIGHTS, KEY_WEIGHTS),
+     {T("layer_inputs", "mjaSD"), T("yarn_freqs", "mjaSR", .holds = ASSAY_HOLDS_ANGLES)},
+     {T("query", "mjaSNq"), T("key", "mjaSNq"), T("value", "mjaSNv")}, .products = QUERY_PRODUCTS KEY_PRODUCTS,
+     .call = bs_call_mla_with_norms_remat},
+    {"mla_with_norms_bwd", "mla_with_norms", W(NORMED_MLA_WEIGHTS),
+     {T("layer_inputs", "mjaSD", .of = "inputs"), T("yarn_freqs", "mjaSR", .holds = ASSAY_HOLDS_ANGLES),
+      T("attn_out", "mjaSNv", .holds = RESIDUAL), T("lse", "mjaNS", .holds = RESIDUAL), T("mla_out_grad", "mjaSD")},
+     {T("inputs_grad", "mjaSD")}, .summed = true, .call = bs_call_mla_with_norms_bwd},
+
+    {"shared_expert", NULL, W(SHARED_WEIGHTS), {T("inputs", "maSD")}, {T("y", "maSD")}, .products = "mTDF mTDF mTFD",
+     .call = bs_call_shared_expert},
+    {"shared_expert_bwd", "shared_expert", W(SHARED_WEIGHTS), {T("inputs", "maSD"), T("y_grad", "maSD")},
+     {T("inputs_grad", "maSD")}, .call = bs_call_shared_expert_bwd},
+    {"expert_group_mask", .in = {T("gate_logits", "mTE")}, .out = {T("mask", "mTE")}, .call = bs_call_expert_group_mask},
+    {"expert_indices_and_weights",
+     .in = {T("gate_logits", "mTE"), T("pre_bias_logits", "mTE", .holds = ASSAY_HOLDS_WEIGHTS)},
+     .out = {T("indices", "mTK", .holds = INTEGERS), T("weights", "mTK")}, .call = bs_call_expert_indices_and_weights},
+    {"expert_indices_and_weights_bwd", "expert_indices_and_weights",
+     .in = {T("gate_logits", "mTE"), T("pre_bias_logits", "mTE", .holds = ASSAY_HOLDS_WEIGHTS), T("weights_grad", "mTK")},
+     .out = {T("pre_bias_logits_grad", "mTE")}, .call = bs_call_expert_indices_and_weights_bwd},
+    {"expert_selection", NULL, W({BS_GATE, "routing_kernel"}, {BS_GATE_BIAS, "routing_bias"}), {T("x", "mTD")},
+     {T("selected_experts", "mTK", .holds = INTEGERS), T("weights", "mTK"), T("group_sizes", "mE", .holds = INTEGERS)},
+     .products = "mTDE", .call = bs_call_expert_selection},
+    {"expert_selection_bwd", "expert_selection", W({BS_GATE, "routing_kernel"}, {BS_GATE_BIAS, "routing_bias"}),
+     {T("x", "mTD"), T("weights_grad", "mTK")}, {T("x_grad", "mTD")}, .summed = true,
+     .call = bs_call_expert_selection_bwd},
+    {"route",
+     .in = {T("x", "mTD"), T("selected_experts", "mTK", .holds = ASSAY_HOLDS_CHOICES), T("weights", "mTK", .holds = ASSAY_HOLDS_WEIGHTS),
+            T("group_sizes", "mE", .holds = ASSAY_HOLDS_COUNTS)},
+     .out = {T("x", "mrD"), T("selected_experts", "mGK", .holds = INTEGERS), T("weights", "mr"), T("group_sizes", "me", .holds = INTEGERS)},
+     .call = bs_call_route},
+    {"route_bwd", "route",
+     .in = {T("selected_experts", "mGK", .holds = ASSAY_HOLDS_ROLLED), T("x_grad", "mrD"), T("weights_grad", "mr")},
+     .out = {T("x_grad", "mTD"), T("weights_grad", "mTK")}, .call = bs_call_route_bwd},
+    {"route_impl", .in = {T("x", "mTD"), T("selected_experts", "mGK", .holds = ASSAY_HOLDS_ROLLED)}, .out = {T("x", "mrD")},
+     .call = bs_call_route_impl},
+    {"route_impl_bwd", "route_impl", .in = {T("selected_experts", "mGK", .holds = ASSAY_HOLDS_ROLLED), T("x_grad", "mrD")},
+     .out = {T("x_grad", "mTD")}, .call = bs_call_route_impl_bwd},
+    {"unroute", .in = {T("x", "mrD"), T("selected_experts", "mGK", .holds = ASSAY_HOLDS_ROLLED)}, .out = {T("x", "mTD")},
+     .call = bs_call_unroute},
+    {"unroute_bwd", "unroute", .in = {T("selected_experts", "mGK", .holds = ASSAY_HOLDS_ROLLED), T("x_grad", "mTD")},
+     .out = {T("x_grad", "mrD")}, .call = bs_call_unroute_bwd},
+    {"gmm", NULL, W({BS_ROUTED + ASSAY_MLP_WI_0, "kernel"}),
+     {T("inputs", "mrD"), T("group_sizes", "me", .holds = ASSAY_HOLDS_OWN_COUNTS)}, {T("output", "mrH")}, .products = "mrDH",
+     .call = bs_call_gmm},
+    {"gmm_bwd", "gmm", W({BS_ROUTED + ASSAY_MLP_WI_0, "kernel"}),
+     {T("inputs", "mrD"), T("group_sizes", "me", .holds = ASSAY_HOLDS_OWN_COUNTS), T("output_grad", "mrH")},
+     {T("inputs_grad", "mrD")}, .call = bs_call_gmm_bwd},
+    {"compute_gating", NULL, W({BS_ROUTED + ASSAY_MLP_WI_0, "w0"}, {BS_ROUTED + ASSAY_MLP_WI_1, "w1"}),
+     {T("x", "mrD"), T("group_sizes", "me", .holds = ASSAY_HOLDS_OWN_COUNTS)}, {T("layer_w0", "mrH"), T("layer_w1", "mrH")},
+     .products = "mrDH mrDH", .call = bs_call_compute_gating},
+    {"compute_gating_bwd", "compute_gating", W({BS_ROUTED + ASSAY_MLP_WI_0, "w0"}, {BS_ROUTED + ASSAY_MLP_WI_1, "w1"}),
+     {T("x", "mrD"), T("group_sizes", "me", .holds = ASSAY_HOLDS_OWN_COUNTS), T("layer_w0_grad", "mrH"), T("layer_w1_grad", "mrH")},
+     {T("x_grad", "mrD")}, .call = bs_call_compute_gating_bwd},
+    {"compute_linear", NULL, W({BS_ROUTED + ASSAY_MLP_WO, "wo"}),
+     {T("layer_w0", "mrH"), T("layer_w1", "mrH"), T("group_sizes", "me", .holds = ASSAY_HOLDS_OWN_COUNTS),
+      T("weights", "mr", .holds = ASSAY_HOLDS_WEIGHTS)},
+     {T("layer_wo", "mrD")}, .products = "mrHD", .call = bs_call_compute_linear},
+    {"compute_linear_bwd", "compute_linear", W({BS_ROUTED + ASSAY_MLP_WO, "wo"}),
+     {T("layer_w0", "mrH"), T("layer_w1", "mrH"), T("group_sizes", "me", .holds = ASSAY_HOLDS_OWN_COUNTS),
+      T("weights", "mr", .holds = ASSAY_HOLDS_WEIGHTS), T("layer_wo_grad", "mrD")},
+     {T("layer_w0_grad", "mrH"), T("layer_w1_grad", "mrH"), T("weights_grad", "mr")}, .call = bs_call_compute_linear_bwd},
+
+    {"shared_expert_and_route", NULL, W(ROUTE_WEIGHTS), {T("inputs", "maSD")},
+     {T("x", "mrD"), T("selected_experts", "mGK", .holds = INTEGERS), T("weights", "mr"),
+      T("group_sizes", "me", .holds = INTEGERS), T("y", "maSD")},
+     .products = ROUTE_PRODUCTS, .call = bs_call_shared_expert_and_route},
+    {"shared_expert_and_route_remat", NULL, W(ROUTE_WEIGHTS), {T("inputs", "maSD")},
+     {T("x", "mrD"), T("selected_experts", "mGK", .holds = INTEGERS), T("weights", "mr"), T("group_sizes", "me", .holds = INTEGERS)},
+     .products = ROUTE_PRODUCTS, .call = bs_call_shared_expert_and_route_remat},
+    {"shared_expert_and_route_bwd", "shared_expert_and_route", W(ROUTE_WEIGHTS),
+     {T("inputs", "maSD"), T("x_grad", "mrD"), T("y_grad", "maSD"), T("weights_grad", "mr")}, {T("inputs_grad", "maSD")},
+     .summed = true, .call = bs_call_shared_expert_and_route_bwd},
+    {"unroute_ubatch_fn",
+     .in = {T("moe_inputs", "maSD"), T("routed_expert_out", "mrD"), T("shared_expert_out", "maSD"),
+            T("selected_experts", "mGK", .holds = ASSAY_HOLDS_ROLLED)},
+     .out = {T("outputs", "maSD"), T("selected_experts", "mGK", .holds = INTEGERS)}, .call = bs_call_unroute_ubatch},
+    {"unroute_ubatch_fn_bwd", "unroute_ubatch_fn",
+     .in = {T("selected_experts", "mGK", .holds = ASSAY_HOLDS_ROLLED), T("outputs_grad", "maSD")},
+     .out = {T("moe_inputs_grad", "maSD"), T("routed_expert_out_grad", "mrD"), T("shared_expert_out_grad", "maSD")},
+     .call = bs_call_unroute_ubatch_bwd},
+    {"route_compute_unroute", NULL, W(MOE_WEIGHTS), {T("xs", "mjaSD")},
+     {T("xs", "moaSD"), T("moe_inputs", "maSD"), T("routed_expert_out", "mrD"), T("shared_expert_out", "maSD"),
+      T("selected_experts", "mGK", .holds = INTEGERS), T("mlpwi_0", "mjyH"), T("mlpwi_1", "mjyH")},
+     .products = MOE_PRODUCTS, .call = bs_call_moe},
+    {"route_compute_unroute_bwd", "route_compute_unroute", W(MOE_WEIGHTS),
+     {T("mla_out", "mjaSD", .of = "xs"), T("mlpwi_0", "mjyH", .holds = RESIDUAL), T("mlpwi_1", "mjyH", .holds = RESIDUAL),
+      T("xs_grad", "moaSD"), T("moe_inputs_grad", "maSD"), T("routed_expert_out_grad", "mrD"),
+      T("shared_expert_out_grad", "maSD")},
+     {T("xs_grad", "mjaSD")}, .summed = true, .call = bs_call_moe_bwd},
+    {"batch_split_schedule", NULL, W(NORMED_MLA_WEIGHTS, MOE_WEIGHTS),
+     {T("inputs", "mjaSD"), T("yarn_freqs", "mjaSR", .holds = ASSAY_HOLDS_ANGLES)},
+     {T("attn_out", "mjaSNv"), T("lse", "mjaNS"), T("mla_out", "mjaSD"), T("xs", "moaSD"), T("moe_inputs", "maSD"),
+      T("routed_expert_out", "mrD"), T("shared_expert_out", "maSD"), T("selected_experts", "mGK", .holds = INTEGERS),
+      T("mlpwi_0", "mjyH"), T("mlpwi_1", "mjyH")},
+     .products = MLA_PRODUCTS MOE_PRODUCTS, .call = bs_call_batch_split_schedule},
+    {"batch_split_schedule_bwd", "batch_split_schedule", W(NORMED_MLA_WEIGHTS, MOE_WEIGHTS),
+     {T("layer_inputs", "mjaSD", .of = "inputs"), T("yarn_freqs", "mjaSR", .holds = ASSAY_HOLDS_ANGLES),
+      T("mla_out", "mjaSD", .holds = RESIDUAL), T("attn_out", "mjaSNv", .holds = RESIDUAL), T("lse", "mjaNS", .holds = RESIDUAL),
+      T("mlpwi_0", "mjyH", .holds = RESIDUAL), T("mlpwi_1", "mjyH", .holds = RESIDUAL), T("xs_grad", "moaSD"),
+      T("moe_inputs_grad", "maSD"), T("routed_expert_out_grad", "mrD"), T("shared_expert_out_grad", "maSD")},
+     {T("inputs_grad", "mjaSD")}, .summed = true, .call = bs_call_batch_split_schedule_bwd},
+};
+
+/* Under a shard_map, as the rule of a gradient, or by another name the same function. */
+static const char *const aliases[][2] = {
+    {"moe", "route_compute_unroute"},
+    {"moe_bwd", "route_compute_unroute_bwd"},
+    {"route_impl_fwd", "route_impl"},
+    {"unroute_impl", "unroute"},
+    {"unroute_impl_fwd", "unroute"},
+    {"unroute_impl_bwd", "unroute_bwd"},
+    {"ragged_dot_with_mask", "gmm"},
+    {"ragged_dot_with_mask_fwd", "gmm"},
+    {"ragged_dot_with_mask_bwd", "gmm_bwd"},
+    {"unroute_ubatch_shard_mapped", "unroute_ubatch_fn"},
+    {"unroute_ubatch_fn_remat", "unroute_ubatch_fn_bwd"},
+    {"unroute_ubatch_remat_and_bwd_shard_mapped", "unroute_ubatch_fn_bwd"},
+};
+/* clang-format on */
+enum { FUNCTIONS = sizeof table / sizeof *table, ALIASES = sizeof aliases / sizeof *aliases };
+
+const assay_batch_split_function *assay_batch_split_function_at(int place)
+{
+    return place >= 0 && place < FUNCTIONS ? &table[place] : NULL;
+}
+
+const char *assay_batch_split_alias(int place)
+{
+    return place >= 0 && place < ALIASES ? aliases[place][0] : NULL;
+}
+
+const assay_batch_split_function *assay_batch_split_function_of(const char *name)
+{
+    for (int i = 0; i < ALIASES; i++) {
+        if (strcmp(aliases[i][0], name) == 0) name = aliases[i][1];
+    }
+    for (int i = 0; i < FUNCTIONS; i++) {
+        if (strcmp(table[i].name, name) == 0) return &table[i];
+    }
+    return NULL;
+}
+
+const char *assay_function_name(const assay_batch_split_function *f)
+{
+    return f->name;
+}
+
+const assay_batch_split_function *assay_function_forward(const assay_batch_split_function *f)
+{
+    return f->forward == NULL ? NULL : assay_batch_split_function_of(f->forward);
+}
+
+const assay_batch_split_function *assay_function_backward(const assay_batch_split_function *f)
+{
+    for (int i = 0; i < FUNCTIONS; i++) {
+        if (table[i].forward != NULL && strcmp(table[i].forward, f->name) == 0) return &table[i];
+    }
+    return NULL;
+}
+
+/* --- sizes --- */
+
+int64_t bs_axis_size(const assay_function_config *config, const bs_run *run, char axis)
+{
+    const assay_mla_config *mla = &config->stack.mla;
+    const assay_moe_config *moe = &config->stack.moe;
+    const assay_batch_split_sizes *s = &run->sizes;
+    switch (axis) {
+    case 'm':
+        return s->shards;
+    case 'j':
+        return run->factor;
+    case 'o':
+        return run->factor - 1;
+    case 'd':
+        return run->factor * s->rows;
+    case 'a':
+        return s->rows;
+    case 'S':
+        return mla->sequence;
+    case 'T':
+        return s->tokens;
+    case 'G':
+        return s->gathered;
+    case 'r':
+        return s->copies;
+    case 'y':
+        return s->capacity;
+    case 'e':
+        return s->local_experts;
+    case 'E':
+        return moe->routing.num_experts;
+    case 'K':
+        return moe->routing.num_experts_per_tok;
+    case 'D':
+        return mla->emb_dim;
+    case 'H':
+        return moe->moe_mlp_dim;
+    case 'F':
+        return moe->shared_mlp_dim;
+    case 'N':
+        return mla->heads;
+    case 'q':
+        return mla->qk_nope_head_dim + mla->rope.dim;
+    case 'u':
+        return mla->qk_nope_head_dim + mla->v_head_dim;
+    case 'v':
+        return mla->v_head_dim;
+    case 'R':
+        return mla->rope.dim;
+    case 'L':
+        return mla->q_lora_rank;
+    case 'l':
+        return mla->kv_lora_rank;
+    case 'w':
+        return mla->kv_lora_rank + mla->rope.dim;
+    default:
+        return 0;
+    }
+}
+
+static bs_run run_of(const assay_function_config *config, stack_run *stack)
+{
+    bs_run run;
+    *stack = (stack_run){.config = &config->stack};
+    bs_run_of(&run, stack);
+    return run;
+}
+
+/* --- tensors --- */
+
+/* Room for another one. */
+static assay_function_tensor *add(assay_function_tensors *list, const char *folder, const char *group, const char *name)
+{
+    assay_function_tensor *tensor = &list->items[list->count++];
+    *tensor = (assay_function_tensor){.weight = -1};
+    snprintf(tensor->path, sizeof tensor->path, "%s/%s%s%.100s", folder, group, group[0] != '\0' ? "/" : "", name);
+    return tensor;
+}
+
+static bool is_integer(assay_function_holds holds)
+{
+    return holds == ASSAY_HOLDS_CHOICES || holds == ASSAY_HOLDS_POSITIONS || holds == ASSAY_HOLDS_LAYER ||
+           holds == ASSAY_HOLDS_INTEGERS || holds == ASSAY_HOLDS_COUNTS || holds == ASSAY_HOLDS_ROLLED ||
+           holds == ASSAY_HOLDS_OWN_COUNTS;
+}
+
+/* Whether one of the forms has the name with _grad behind it. */
+static bool has_gradient(const bs_tensor_form *forms, const char *name)
+{
+    char gradient[ASSAY_PATH_SIZE];
+    snprintf(gradient, sizeof gradient, "%.100s_grad", name);
+    for (int i = 0; i < BS_MOST_ARGUMENTS && forms[i].name != NULL; i++) {
+        if (strcmp(forms[i].name, gradient) == 0) return true;
+    }
+    return false;
+}
+
+static void add_arguments(const assay_function_config *config, const bs_run *run, const bs_tensor_form *forms,
+                          bool results, assay_function_tensors *list)
+{
+    const assay_batch_split_function *bwd = assay_function_backward(config->function);
+    for (int i = 0; i < BS_MOST_ARGUMENTS && forms[i].name != NULL; i++) {
+        const bs_tensor_form *form = &forms[i];
+        if (strchr(form->axes, 'o') != NULL && run->factor == 1) continue; /* there is no microbatch but the last */
+        assay_function_tensor *tensor = add(list, results ? "outputs" : "inputs", "", form->name);
+        snprintf(tensor->axes, sizeof tensor->axes, "%s", form->axes);
+        tensor->shape.rank = (int)strlen(form->axes);
+        for (int k = 0; k < tensor->shape.rank; k++) tensor->shape.dims[k] = bs_axis_size(config, run, form->axes[k]);
+        tensor->holds = form->holds;
+        tensor->integers = is_integer(form->holds);
+        tensor->differentiated = bwd != NULL && has_gradient(results ? bwd->in : bwd->out, form->name);
+    }
+}
+
+static assay_function_holds holds_of(const assay_tensor_row *row)
+{
+    if (row->kind == ASSAY_KERNEL) return ASSAY_HOLDS_KERNEL;
+    return row->kind == ASSAY_BIAS ? ASSAY_HOLDS_BIAS : ASSAY_HOLDS_SCALE;
+}
+
+static void take_row(assay_function_tensor *tensor, int weight, const assay_tensor_row *row)
+{
+    memcpy(tensor->axes, row->axes, sizeof tensor->axes);
+    tensor->shape = row->shape;
+    tensor->holds = holds_of(row);
+    tensor->fan_in = row->fan_in > 0 ? row->fan_in : row->shape.dims[0];
+    tensor->weight = weight;
+    tensor->by_expert = weight >= BS_ROUTED;
+}
+
+/* One more axis. */
+static void insert_axis(assay_function_tensor *tensor, int at, char axis, int64_t size)
+{
+    memmove(tensor->axes + at + 1, tensor->axes + at, (size_t)(tensor->shape.rank - at) + 1);
+    memmove(tensor->shape.dims + at + 1, tensor->shape.dims + at,
+            (size_t)(tensor->shape.rank - at) * sizeof *tensor->shape.dims);
+    tensor->axes[at] = axis;
+    tensor->shape.dims[at] = size;
+    tensor->shape.rank++;
+}
+
+static void add_weights(const assay_function_config *config, const bs_run *run, assay_function_tensors *list)
+{
+    const assay_batch_split_function *f = config->function;
+    for (const bs_weight_form *form = f->weights; form != NULL && form->name != NULL; form++) {
+        const assay_tensor_row row = bs_weight_row(run, form->weight);
+        assay_function_tensor *tensor = add(list, "weights", "", form->name);
+        take_row(tensor, form->weight, &row);
+        tensor->differentiated = assay_function_backward(f) != NULL;
+    }
+}
+
+/* Each shard's own, or of scales and biases the sum. */
+static void add_weight_gradients(const assay_function_config *config, const bs_run *run, assay_function_tensors *list)
+{
+    const assay_batch_split_function *f = config->function;
+    for (const bs_weight_form *form = f->forward == NULL ? NULL : f->weights; form != NULL && form->name != NULL;
+         form++) {
+        char name[ASSAY_PATH_SIZE];
+        const assay_tensor_row row = bs_weight_row(run, form->weight);
+        snprintf(name, sizeof name, "%.100s_grad", form->name);
+        assay_function_tensor *tensor = add(list, "outputs", "", name);
+        take_row(tensor, form->weight, &row);
+        tensor->holds = ASSAY_HOLDS_NUMBERS;
+        if (row.kind != ASSAY_KERNEL) continue;
+        if (tensor->by_expert) tensor->shape.dims[0] = run->sizes.local_experts;
+        if (tensor->by_expert) tensor->axes[0] = 'e';
+        insert_axis(tensor, 0, 'm', run->sizes.shards);
+    }
+}
+
+/* The axes over which a weight is not split: the shards along them have the same numbers of it. */
+static unsigned same_axes(const assay_tensor_row *row, int weight, const bs_bundle_form *form)
+{
+    const unsigned data = 1u << ASSAY_AXIS_DATA, fsdp = 1u << ASSAY_AXIS_FSDP, expert = 1u << ASSAY_AXIS_EXPERT;
+    const bool kernel = row->kind == ASSAY_KERNEL, gathered = form->lying == BS_GATHERED;
+    if (!kernel) return data | fsdp | expert;
+    unsigned same = 0;
+    if (!form->sums) same |= data | (gathered ? fsdp : 0);
+    /* what is summed over fsdp has been summed over expert too */
+    if (!gathered && weight < BS_ROUTED) same |= expert;
+    if (gathered && !form->sums && weight < BS_ROUTED) same |= expert;
+    return same;
+}
+
+static void add_bundle(const assay_function_config *config, const bs_run *run, const char *folder,
+                       const bs_bundle_form *form, assay_function_tensors *list)
+{
+    for (int i = 0; form->lying != BS_NO_BUNDLE && i < BUNDLE; i++) {
+        const int weight = bundle[i].weight;
+        const assay_tensor_row row = bs_weight_row(run, weight);
+        assay_function_tensor *tensor = add(list, folder, form->name, bundle[i].name);
+        take_row(tensor, weight, &row);
+        if (form->lying == BS_WHOLE) continue;
+        if (form->lying == BS_STACKED) {
+            insert_axis(tensor, (int)config->layer_axis, 'A', config->layers);
+            continue;
+        }
+        tensor->shape = bs_weight_shape(run, weight, form->lying == BS_GATHERED);
+        if (tensor->by_expert) tensor->axes[0] = 'e';
+        insert_axis(tensor, 0, 'm', run->sizes.shards);
+        tensor->holds = ASSAY_HOLDS_SHARED;
+        tensor->same = same_axes(&row, weight, form);
+    }
+}
+
+static int bundle_count(const assay_batch_split_function *f)
+{
+    int count = 0;
+    for (; count < 3 && f->bundles[count].lying != BS_NO_BUNDLE; count++) continue;
+    return count;
+}
+
+void assay_function_tensors_of(const assay_function_config *config, assay_function_tensors *tensors)
+{
+    stack_run stack;
+    const bs_run run = run_of(config, &stack);
+    const assay_batch_split_function *f = config->function;
+    const int bundles = bundle_count(f);
+    tensors->count = 0;
+    add_arguments(config, &run, f->in, false, tensors);
+    for (int i = 0; i + 1 < bundles; i++) add_bundle(config, &run, "inputs", &f->bundles[i], tensors);
+    add_weights(config, &run, tensors);
+    add_arguments(config, &run, f->out, true, tensors);
+    add_weight_gradients(config, &run, tensors);
+    if (bundles > 0) add_bundle(config, &run, "outputs", &f->bundles[bundles - 1], tensors);
+}
+
+assay_status assay_function_check(assay_context *ctx, const assay_function_config *config)
+{
+    bool stacked = false;
+    for (int i = 0; i < 3; i++) stacked |= config->function->bundles[i].lying == BS_STACKED;
+    if (!stacked || config->layer_axis == 0 || config->layer_axis == 1) return ASSAY_OK;
+    return assay_fail(ctx, ASSAY_BAD_INPUT,
+                      "param_scan_axis is %" PRId64 ", expected 0 or 1: norms' scales have no other axis",
+                      config->layer_axis);
+}
+
+static const bs_tensor_form *form_of(const bs_tensor_form *forms, const char *name)
+{
+    for (int i = 0; i < BS_MOST_ARGUMENTS && forms[i].name != NULL; i++) {
+        if (strcmp(forms[i].name, name) == 0) return &forms[i];
+    }
+    return NULL;
+}
+
+/* The forward tensor that one of a NAME_bwd stands for: the argument or result of that name, X or Y of X_grad and
+ * Y_grad. */
+static void counterpart_of(const assay_function_config *config, const char *path, char of[ASSAY_PATH_SIZE])
+{
+    const assay_batch_split_function *f = config->function, *forward = assay_function_forward(f);
+    const char *name = strchr(path, '/') + 1;
+    const bool output = strncmp(path, "outputs/", 8) == 0;
+    char plain[ASSAY_PATH_SIZE];
+    snprintf(of, ASSAY_PATH_SIZE, "%s", path);
+    if (forward == NULL || strncmp(path, "weights/", 8) == 0) return;
+    const size_t length = strlen(name);
+    const bool gradient = length > 5 && strcmp(name + length - 5, "_grad") == 0;
+    if (gradient) {
+        snprintf(plain, sizeof plain, "%.*s", (int)(length - 5), name);
+        const bool weight = output && form_of(f->out, name) == NULL;
+        snprintf(of, ASSAY_PATH_SIZE, "%s/%.140s", !output ? "outputs" : weight ? "weights" : "inputs", plain);
+        return;
+    }
+    const bs_tensor_form *form = form_of(f->in, name);
+    const char *there = form->of != NULL ? form->of : name;
+    const bool argument = form->holds != ASSAY_HOLDS_RESIDUAL && form_of(forward->in, there) != NULL &&
+                          strcmp(form_of(forward->in, there)->axes, form->axes) == 0;
+    snprintf(of, ASSAY_PATH_SIZE, "%s/%.140s", argument ? "inputs" : "outputs", there);
+}
+
+static assay_function_tensors tensors_with(const assay_function_config *config, const char *function)
+{
+    assay_function_config other = *config;
+    assay_function_tensors tensors;
+    other.function = assay_batch_split_function_of(function);
+    assay_function_tensors_of(&other, &tensors);
+    return tensors;
+}
+
+void assay_function_view_of(const assay_function_config *config, assay_function_view *view)
+{
+    const assay_batch_split_function *f = config->function;
+    view->config = config;
+    view->sizes = assay_batch_split_sizes_of(&config->stack);
+    view->name = f->forward != NULL ? f->forward : f->name;
+    view->backward = f->forward != NULL;
+    view->own = tensors_with(config, f->name);
+    view->forward = tensors_with(config, view->name);
+    view->whole = tensors_with(config, "fetch_weights");
+    view->scattered = tensors_with(config, "extract_layer_weights");
+    for (int i = 0; i < view->own.count; i++) counterpart_of(config, view->own.items[i].path, view->counterparts[i]);
+}
+
+/* --- operations --- */
+
+static double products_of(const assay_function_config *config, const bs_run *run, const char *products, bool listed)
+{
+    double sum = 0, product = 1;
+    for (const char *at = products; at != NULL && *at != '\0'; at++) {
+        if (*at != ' ') product *= (double)bs_axis_size(config, run, *at);
+        if (at[1] != '\0' && at[1] != ' ') continue;
+        if (*at != ' ') sum += 2 * product;
+        product = 1;
+    }
+    return sum * (listed ? (double)run->factor : 1);
+}
+
+double assay_function_flops(const assay_function_config *config)
+{
+    stack_run stack;
+    const bs_run run = run_of(config, &stack);
+    const assay_batch_split_function *f = config->function, *forward = assay_function_forward(f);
+    const char *products = forward != NULL ? forward->products : f->products;
+    assay_function_tensors tensors;
+    double numbers = 0;
+    if (products != NULL) {
+        const bool listed = f->out[0].axes != NULL && f->out[0].axes[1] == 'j';
+        const bool last = f->out[0].axes != NULL && f->out[0].axes[1] == 'o';
+        return (forward != NULL ? 2 : 1) * products_of(config, &run, products, listed || last);
+    }
+    assay_function_tensors_of(config, &tensors);
+    for (int i = 0; i < tensors.count; i++) {
+        if (strncmp(tensors.items[i].path, "outputs/", 8) == 0)
+            numbers += (double)assay_shape_count(&tensors.items[i].shape);
+    }
+    return numbers;
+}
+
+int64_t assay_function_memory(const assay_function_config *config)
+{
+    stack_run stack;
+    const bs_run run = run_of(config, &stack);
+    assay_function_tensors tensors;
+    double numbers = 0;
+    assay_function_tensors_of(config, &tensors);
+    for (int i = 0; i < tensors.count; i++) numbers += 4 * (double)assay_shape_count(&tensors.items[i].shape);
+    for (int weight = 0; weight < BS_WEIGHTS; weight++)
+        numbers += 3 * (double)run.sizes.shards * (double)bs_weight_count(&run, weight, true);
+    const double bytes = numbers * (double)sizeof(double) + (double)assay_batch_split_memory(&config->stack);
+    return bytes < 0x1p61 ? (int64_t)bytes : INT64_C(1) << 61;
+}

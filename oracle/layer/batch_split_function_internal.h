@@ -1,0 +1,90 @@
+/* A call of one function of the batch-split module; batch_split_function.h is the contract. */
+#ifndef ASSAY_LAYER_BATCH_SPLIT_FUNCTION_INTERNAL_H
+#define ASSAY_LAYER_BATCH_SPLIT_FUNCTION_INTERNAL_H
+
+#include "oracle/layer/batch_split_function.h"
+#include "oracle/layer/batch_split_mla.h"
+#include "oracle/layer/batch_split_moe.h"
+#include "oracle/layer/batch_split_scan.h"
+#include "oracle/layer/batch_split_weights.h"
+
+enum { BS_MOST_ARGUMENTS = 12 };
+
+/* An input or a result. Microbatches of a list lie one after the other, each [M,...], whatever the tensor's own order. */
+typedef struct bs_slot {
+    double *values;   /* or */
+    int32_t *indices; /* NULL both: the configuration has no such tensor */
+    int64_t count;    /* of one microbatch */
+} bs_slot;
+
+typedef struct bs_call {
+    const assay_function_config *config;
+    bs_run run;
+    stack_run stack; /* of the run: nothing is read from it, and nobody wants anything */
+    bs_weights w, g; /* gathered; all gradients that the function has, NaN before */
+    bs_slot in[BS_MOST_ARGUMENTS], out[BS_MOST_ARGUMENTS];
+    bs_weights bundles[3]; /* of functions on all weights: those that it takes, then the one that it gives */
+} bs_call;
+
+typedef struct bs_tensor_form {
+    const char *name, *axes;
+    assay_function_holds holds;
+    const char *of; /* the forward function's name for it, where that has another */
+} bs_tensor_form;
+
+typedef struct bs_weight_form {
+    int weight; /* BS_... */
+    const char *name;
+} bs_weight_form;
+
+/* All weights of a layer. */
+typedef enum bs_lying { BS_NO_BUNDLE, BS_STACKED, BS_WHOLE, BS_SCATTERED, BS_GATHERED } bs_lying;
+typedef struct bs_bundle_form {
+    const char *name;
+    bs_lying lying;
+    bool sums; /* each shard has a sum of its own; else shards that differ in axes that do not split it have the same */
+} bs_bundle_form;
+
+struct assay_batch_split_function {
+    const char *name;
+    const char *forward; /* of a _bwd; NULL */
+    const bs_weight_form *weights;
+    bs_tensor_form in[BS_MOST_ARGUMENTS], out[BS_MOST_ARGUMENTS];
+    bs_bundle_form bundles[3];
+    const char
+        *products; /* axes of each product, " " between them; NULL: there are none. Of forward also of its _bwd */
+    bool summed;   /* the norms' gradients come summed over the shards already */
+    assay_status (*call)(assay_context *ctx, bs_call *c);
+};
+
+/* The rows' functions: MLA, the MoE half, weights. */
+typedef assay_status bs_function_call(assay_context *ctx, bs_call *c);
+bs_function_call bs_call_split, bs_call_merge, bs_call_fetch_weights, bs_call_extract_layer_weights,
+    bs_call_insert_layer_ws_grad, bs_call_gather_weights, bs_call_reduce_scatter_ws_grad,
+    bs_call_all_reduce_ws_grad_dcn;
+bs_function_call bs_call_rms_norm, bs_call_rms_norm_bwd, bs_call_initialize_yarn_mask, bs_call_initialize_yarn_freqs,
+    bs_call_yarn, bs_call_yarn_bwd, bs_call_query_projection, bs_call_query_projection_bwd, bs_call_kv_projection,
+    bs_call_kv_projection_bwd, bs_call_get_key_value, bs_call_get_key_value_bwd, bs_call_tpu_flash_attention,
+    bs_call_tpu_flash_attention_bwd, bs_call_mla, bs_call_mla_remat, bs_call_mla_bwd, bs_call_mla_with_norms,
+    bs_call_mla_with_norms_remat, bs_call_mla_with_norms_bwd;
+bs_function_call bs_call_shared_expert, bs_call_shared_expert_bwd, bs_call_expert_group_mask,
+    bs_call_expert_indices_and_weights, bs_call_expert_indices_and_weights_bwd, bs_call_expert_selection,
+    bs_call_expert_selection_bwd, bs_call_route, bs_call_route_bwd, bs_call_route_impl, bs_call_route_impl_bwd,
+    bs_call_unroute, bs_call_unroute_bwd, bs_call_gmm, bs_call_gmm_bwd, bs_call_compute_gating,
+    bs_call_compute_gating_bwd, bs_call_compute_linear, bs_call_compute_linear_bwd;
+bs_function_call bs_call_shared_expert_and_route, bs_call_shared_expert_and_route_remat,
+    bs_call_shared_expert_and_route_bwd, bs_call_unroute_ubatch, bs_call_unroute_ubatch_bwd, bs_call_moe,
+    bs_call_moe_bwd, bs_call_batch_split_schedule, bs_call_batch_split_schedule_bwd;
+
+/* run.yarn_freqs from a list of angles. */
+assay_status bs_take_angles(assay_context *ctx, bs_call *c, const bs_slot *freqs);
+
+/* The size of an axis, by its letter; 0: no such axis. */
+int64_t bs_axis_size(const assay_function_config *config, const bs_run *run, char axis);
+/* Microbatch i of a list. */
+double *bs_part(const bs_slot *slot, int64_t i);
+/* dst = src, of a slot's one microbatch. */
+void bs_copy_out(const bs_slot *to, const double *from);
+void bs_copy_indices_out(const bs_slot *to, const int32_t *from);
+
+#endif

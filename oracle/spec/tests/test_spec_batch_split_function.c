@@ -1,0 +1,87 @@
+/* Functions of the batch-split module, in the second form, against numbers found by hand. */
+#include "oracle/layer/batch_split_function.h"
+#include "oracle/spec/tests/spec_case.h"
+
+/* Two shards of one expert each, one token a shard, one expert a token, and one number everywhere. */
+static assay_function_config config_of(const char *function)
+{
+    assay_function_config config = {.function = assay_batch_split_function_of(function), .layers = 2};
+    config.stack =
+        (assay_stack_config){.layers = 1,
+                             .single = true,
+                             .mla = {.batch = 2, .sequence = 1, .emb_dim = 1, .heads = 1, .rope = {.dim = 2}},
+                             .moe = {.emb_dim = 1, .moe_mlp_dim = 1, .shared_mlp_dim = 1},
+                             .sharding = {.mesh = {{1, 1, 2}}, .tensor_shards = 1, .token_chunks = 1},
+                             .batch_split_factor = 1,
+                             .epsilon = 3};
+    config.stack.moe.routing = (assay_routing_config){
+        .batch = 2, .sequence = 1, .num_experts = 2, .num_experts_per_tok = 1, .n_routing_groups = -1};
+    return config;
+}
+
+static void evaluate(spec_case *c, const char *function)
+{
+    const assay_function_config config = config_of(function);
+    assay_function_view view;
+    assay_function_view_of(&config, &view);
+    assert_ok(&c->ctx, spec_batch_split_function(&c->ctx, &view, &c->in, &c->out));
+}
+
+/* The token of shard 0 goes to expert 1, that of shard 1 to expert 0. */
+TEST(route_sorts_by_rolled_ids)
+{
+    spec_case c;
+    case_start(&c, 1);
+    case_values(&c, "inputs/x", (double[]){3, 5}, DIMS(2, 1, 1));
+    case_indices(&c, "inputs/selected_experts", (int32_t[]){1, 0}, DIMS(2, 1, 1));
+    case_values(&c, "inputs/weights", (double[]){.5, .25}, DIMS(2, 1, 1));
+    case_indices(&c, "inputs/group_sizes", (int32_t[]){0, 1, 1, 0}, DIMS(2, 2));
+    evaluate(&c, "route");
+    assert_result(&c, "outputs/x", 4, (double[]){5, 3, 3, 5}, 0);
+    assert_result(&c, "outputs/weights", 4, (double[]){.25, .5, .5, .25}, 0);
+    assert_indices(&c, "outputs/selected_experts", 4, (int32_t[]){1, 0, 0, 1});
+    assert_indices(&c, "outputs/group_sizes", 2, (int32_t[]){1, 1});
+    case_end(&c);
+}
+
+/* Each shard's rows go back to whose they are, and are added. */
+TEST(unroute_adds_over_shards)
+{
+    spec_case c;
+    case_start(&c, 1);
+    case_values(&c, "inputs/x", (double[]){5, 3, 30, 50}, DIMS(2, 2, 1));
+    case_indices(&c, "inputs/selected_experts", (int32_t[]){1, 0, 0, 1}, DIMS(2, 2, 1));
+    evaluate(&c, "unroute");
+    assert_result(&c, "outputs/x", 2, (double[]){33, 55}, 0);
+    case_end(&c);
+}
+
+/* y = x k on the rows of a shard's expert; of the other row nothing comes. */
+TEST(a_gradient_is_a_difference)
+{
+    spec_case c;
+    case_start(&c, 1);
+    case_values(&c, "inputs/inputs", (double[]){2, 9, 4, 9}, DIMS(2, 2, 1));
+    case_indices(&c, "inputs/group_sizes", (int32_t[]){1, 2}, DIMS(2, 1));
+    case_values(&c, "inputs/output_grad", (double[]){7, 100, 1, 10}, DIMS(2, 2, 1));
+    case_values(&c, "weights/kernel", (double[]){3, 5}, DIMS(2, 1, 1));
+    evaluate(&c, "gmm_bwd");
+    assert_result(&c, "outputs/inputs_grad", 4, (double[]){21, 0, 5, 50}, 1e-16);
+    assert_result(&c, "outputs/kernel_grad", 2, (double[]){14, 94}, 1e-16);
+    case_end(&c);
+}
+
+/* x = 1 and epsilon 3: y = x / 2; of the scale's gradient both shards' terms are added. */
+TEST(gradients_of_scales_are_summed)
+{
+    spec_case c;
+    case_start(&c, 1);
+    case_values(&c, "inputs/x", (double[]){1, -1}, DIMS(2, 1, 1, 1));
+    case_values(&c, "inputs/y_grad", (double[]){8, 2}, DIMS(2, 1, 1, 1));
+    case_values(&c, "weights/scale", (double[]){1}, DIMS(1));
+    evaluate(&c, "rms_norm_bwd");
+    assert_result(&c, "outputs/scale_grad", 1, (double[]){3}, 1e-16);
+    /* d(x (x^2 + 3)^-1/2) = 3 (x^2 + 3)^-3/2 = 3/8 */
+    assert_result(&c, "outputs/x_grad", 2, (double[]){3, .75}, 1e-16);
+    case_end(&c);
+}
