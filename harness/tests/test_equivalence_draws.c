@@ -93,6 +93,19 @@ static void draw_mesh(drawing *d)
     if (chance(d, 8)) set(d, "load_balance_loss_weight=0.1");
 }
 
+/* What serving engines have, on one device. */
+static void draw_engine(drawing *d)
+{
+    static const char *const sides[] = {"apply_routed_scaling_factor_on_output=false",
+                                        "apply_router_weight_on_input=true"};
+    const bool slot = chance(d, 2);
+    set(d, "mlp_bias=false");
+    set(d, "routed_scaling_factor=2.5");
+    if (slot) set(d, "shared_experts=1");
+    if (slot) set(d, "num_fused_shared_experts=1");
+    if (chance(d, 2)) set(d, sides[pick(d, slot ? 2 : 1)]);
+}
+
 /* What the schedule has (oracle/layer/batch_split.h). */
 static void draw_schedule(drawing *d)
 {
@@ -132,19 +145,21 @@ static void draw_schedule(drawing *d)
 static const struct {
     const char *yaml;
     int share; /* of all draws */
-    bool plain, mesh, schedule;
+    bool plain, mesh, schedule, engine;
 } kinds[] = {
-    {"{case: moe, op: moe, " HEAD ", model: {" MODEL "}}", 6, true, false, false},
-    {"{case: moe-mesh, op: moe, " HEAD ", model: {" MODEL "}}", 8, true, true, false},
+    {"{case: moe, op: moe, " HEAD ", model: {" MODEL "}}", 6, true, false, false, false},
+    {"{case: moe-mesh, op: moe, " HEAD ", model: {" MODEL "}}", 8, true, true, false, false},
     {"{case: mla, op: mla, " HEAD ", positions: {start: 9000}, model: {base_emb_dim: 12, " MLA "}}", 4, true, false,
-     false},
-    {"{case: stack, op: deepseek_stack, " HEAD ", model: {" MODEL ", " MLA ", base_num_decoder_layers: 2}}", 3, true,
      false, false},
+    {"{case: stack, op: deepseek_stack, " HEAD ", model: {" MODEL ", " MLA ", base_num_decoder_layers: 2}}", 3, true,
+     false, false, false},
     {"{case: stack-mesh, op: deepseek_stack, " HEAD ", model: {" MODEL ", " MLA ", base_num_decoder_layers: 2}}", 2,
-     true, true, false},
+     true, true, false, false},
     {"{case: schedule, op: deepseek_stack, " HEAD ", model: {" MODEL ", " MLA
      ", base_num_decoder_layers: 5, rope_pairwise: true, routed_bias: true}}",
-     2, false, false, true},
+     2, false, false, true, false},
+    /* a fifth as many besides */
+    {"{case: slots, op: moe, " HEAD ", model: {" MODEL "}}", 0, true, false, false, true},
 };
 enum { KINDS = sizeof kinds / sizeof *kinds, SHARES = 25, EQUIVALENCES = 32 };
 
@@ -154,6 +169,7 @@ static void draw(drawing *d, int kind)
     if (kinds[kind].plain) draw_variants(d);
     if (kinds[kind].mesh) draw_mesh(d);
     if (kinds[kind].schedule) draw_schedule(d);
+    if (kinds[kind].engine) draw_engine(d);
 }
 
 static void check(drawing *d, int times[EQUIVALENCES])
@@ -181,9 +197,9 @@ TEST(drawn_configurations_agree)
     const int draws = asked == NULL ? 200 : atoi(asked);
     int times[EQUIVALENCES] = {0};
     drawing d = {.state = 1};
-    for (int i = 0; i < draws; i++) {
-        int kind = 0;
-        for (int place = i % SHARES; place >= kinds[kind].share; kind++) place -= kinds[kind].share;
+    for (int i = 0; i < draws + draws / 5; i++) {
+        int kind = i < draws ? 0 : KINDS - 1;
+        for (int place = i % SHARES; i < draws && place >= kinds[kind].share; kind++) place -= kinds[kind].share;
         assert_true(kind < KINDS);
         d.ctx = assay_context_default(1);
         d.c = case_from(kinds[kind].yaml);
