@@ -218,8 +218,10 @@ assay_status assay_moe_config_of(assay_context *ctx, const assay_case *c, assay_
                           ", of a block whose shared experts are as wide as the routed ones and have no gate",
                           m->num_fused_shared_experts, m->shared_experts);
     }
-    if (m->apply_router_weight_on_input && m->mlp_bias) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "apply_router_weight_on_input needs mlp_bias=false, found true");
+    if ((m->apply_router_weight_on_input || m->num_fused_shared_experts > 0) && m->mlp_bias) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s needs mlp_bias=false, found true",
+                          m->num_fused_shared_experts > 0 ? "num_fused_shared_experts"
+                                                          : "apply_router_weight_on_input");
     }
     if (!m->apply_routed_scaling_factor_on_output) {
         config->late_factor = config->routing.routed_scaling_factor;

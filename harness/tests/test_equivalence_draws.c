@@ -133,6 +133,30 @@ static void draw_fused(drawing *d)
     set_number(d, "w13_reorder_size", layouts[pick(d, 3)]);
 }
 
+/* What serving engines have, on one device. */
+static void draw_engine(drawing *d)
+{
+    static const char *const sides[] = {"apply_routed_scaling_factor_on_output=false",
+                                        "apply_router_weight_on_input=true"};
+    const bool slot = chance(d, 2);
+    set(d, "mlp_bias=false");
+    set(d, "routed_scaling_factor=2.5");
+    if (slot) set(d, "shared_experts=1");
+    if (slot) set(d, "num_fused_shared_experts=1");
+    if (chance(d, 2)) set(d, sides[pick(d, slot ? 2 : 1)]);
+}
+
+/* Of a case with a map of its own, or of a grouped product. */
+static void draw_dims(drawing *d)
+{
+    set_number(d, "seed", pick(d, 1000));
+    set_number(d, "batch", 1 + pick(d, 3));
+    set_number(d, "sequence", 1 + pick(d, 9));
+    set_number(d, "base_emb_dim", 1 + pick(d, 19));
+    set_number(d, "base_moe_mlp_dim", 1 + pick(d, 13));
+    set_number(d, "num_experts_per_tok", 1 + pick(d, 6));
+}
+
 /* What the schedule has (oracle/layer/batch_split.h). */
 static void draw_schedule(drawing *d)
 {
@@ -192,9 +216,15 @@ static const struct {
     {"{case: attention, op: attention, " HEAD ", model: {base_num_query_heads: 2}}", 2, {draw_heads}},
     {"{case: gqa, op: gqa, " HEAD ", model: {base_num_query_heads: 2}}", 3, {draw_heads}},
     {"{case: moe-fused, op: moe, " HEAD ", model: {" MODEL "}}", 3, {draw_sizes, draw_variants, draw_fused}},
+    {"{case: slots, op: moe, " HEAD ", model: {" MODEL "}}", 6, {draw_sizes, draw_variants, draw_engine}},
+    {"{case: replicas, op: moe, " HEAD ", model: {" MODEL "}, config: {num_redundant_experts: 4}, inputs: "
+     "{physical_to_logical_map: {values: [3, 0, 1, 2, 3, 4, 5, 0, 3, 2]}}}",
+     3,
+     {draw_dims}},
+    {"{case: gmm, op: gmm, " HEAD ", model: {num_experts: 6}}", 2, {draw_dims}},
 };
 enum { KINDS = sizeof kinds / sizeof *kinds, DRAWS = sizeof kinds->draws / sizeof *kinds->draws };
-enum { SHARES = 33, EQUIVALENCES = 32 };
+enum { SHARES = 44, EQUIVALENCES = 32 };
 
 static void draw(drawing *d, int kind)
 {
@@ -223,7 +253,7 @@ static void check(drawing *d, int times[EQUIVALENCES])
 TEST(drawn_configurations_agree)
 {
     const char *asked = getenv("ASSAY_DRAWS");
-    const int draws = asked == NULL ? 200 : atoi(asked);
+    const int draws = asked == NULL ? 264 : atoi(asked);
     int times[EQUIVALENCES] = {0};
     drawing d = {.state = 1};
     for (int i = 0; i < draws; i++) {

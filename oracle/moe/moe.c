@@ -89,6 +89,10 @@ static assay_status check_forms(assay_context *ctx, const assay_moe_config *conf
         return assay_fail(ctx, ASSAY_BAD_INPUT,
                           "moe: %s needs sparse_matmul=true, and neither fused_moe_func nor llama4", key);
     }
+    if (fused && config->glu != ASSAY_GLU_PLAIN) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "moe: num_fused_shared_experts needs experts without a clamp, which shared ones do not have");
+    }
     if (config->fused_shared_experts < 0 || (fused && config->shared_mlp_dim > 0)) {
         return assay_fail(ctx, ASSAY_BAD_INPUT,
                           "moe: %" PRId64 " fused shared experts beside one of width %" PRId64
