@@ -63,12 +63,12 @@ static bool has_own_loss(const assay_case *c)
     return any && !m->fused_moe_func && strcmp(m->load_balance_loss_scope.text, "global") != 0;
 }
 
-/* Whether the MoE blocks are what a block of another kind on one device computes as well: nothing is lost, no shard has
- * a loss of its own, and no token an expert twice. */
+/* Whether the MoE blocks are what a block of another kind on one device computes as well: nothing is lost, all experts
+ * are there, no shard has a loss of its own, and no token an expert twice. */
 static bool is_whole(const assay_case *c)
 {
     const bool own_loss = is_sharded(c) && has_own_loss(c);
-    return !drops_rows(c) && !is_batch_split(c) && !own_loss && !c->config.use_random_routing;
+    return !drops_rows(c) && !is_batch_split(c) && !own_loss && !c->config.use_random_routing && c->config.local_num_experts == 0;
 }
 
 static bool fuses_experts(const assay_case *c)
@@ -368,7 +368,9 @@ static bool other_ranks(const assay_case *c, assay_other_form *form)
 {
     const bool sorts = c->config.sparse_matmul || c->config.fused_moe_func;
     form->run = assay_run_ranks;
-    return is_op(c, "moe") && sorts && !is_sharded(c) && c->config.local_num_experts == 0;
+    const bool placed = c->config.local_num_experts > 0 || c->config.num_fused_shared_experts > 0 ||
+                        c->config.num_redundant_experts > 0;
+    return is_op(c, "moe") && sorts && !is_sharded(c) && !placed;
 }
 
 static bool other_kernels(const assay_case *c, assay_other_form *form)
