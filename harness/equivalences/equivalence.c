@@ -68,7 +68,8 @@ static bool has_own_loss(const assay_case *c)
 static bool is_whole(const assay_case *c)
 {
     const bool own_loss = is_sharded(c) && has_own_loss(c);
-    return !drops_rows(c) && !is_batch_split(c) && !own_loss && !c->config.use_random_routing && c->config.local_num_experts == 0;
+    return !drops_rows(c) && !is_batch_split(c) && !own_loss && !c->config.use_random_routing &&
+           c->config.local_num_experts == 0;
 }
 
 static bool fuses_experts(const assay_case *c)

@@ -172,7 +172,10 @@ static const char *refused_setting(const assay_backend_request *request, const s
     if (o->routes && setting(request, "routing_method")[0] != '\0') return "routing_method";
     if (slots_of_none(request)) return "slots without an expert";
     if (is(request, "weights_on_shards", "true")) return "weights_on_shards";
-    return NULL;
+    if (o->run != run_attention) return NULL;
+    if (tensor(request, "weights/sinks") != NULL) return "weights/sinks";
+    if (number(request, "base_num_kv_heads") > 0) return "base_num_kv_heads";
+    return number(request, "sliding_window_size") > 0 ? "sliding_window_size" : NULL;
 }
 
 /* The input whose first axes are batch and sequence; a router may be given logits for it. */
