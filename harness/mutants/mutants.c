@@ -89,8 +89,6 @@ const assay_mutant assay_mutants[] = {
      .golden_choice = true, INPUTS("selected_experts", assay_edit_runner_up)},
     {"no_expert_last", "slots of -1 are read as an expert, one of the last", "71", ROUTER, ASSAY_IN_BLOCKS,
      .where = assay_gives_choice, INPUTS("selected_experts", assay_edit_none_to_last)},
-    {"replay_lags", "a token goes by the choice that is given for the one before", "73", ROUTER, ASSAY_IN_BLOCKS,
-     .where = assay_gives_choice, INPUTS("selected_experts routing_weights", assay_edit_lag_choice)},
     {"slot_order_lost", "given experts are sorted, and their weights are not", "72", EXPERTS, ASSAY_IN_BLOCKS,
      .where = assay_gives_choice, INPUTS("selected_experts", assay_edit_sort_slots)},
     {"choice_dropped", "the last choice of each token is lost", "29", EXPERTS, ASSAY_IN_BLOCKS,
