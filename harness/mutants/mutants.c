@@ -99,8 +99,6 @@ const assay_mutant assay_mutants[] = {
      RESULTS("gradients/weights", assay_edit_by_replica_count, .named = EXPERT_WEIGHTS)},
     {"no_expert_last", "slots of -1 are read as an expert, one of the last", "80", ROUTER, ASSAY_IN_BLOCKS,
      .where = assay_gives_choice, INPUTS("selected_experts", assay_edit_none_to_last)},
-    {"replay_lags", "a token goes by the choice that is given for the one before", "82", ROUTER, ASSAY_IN_BLOCKS,
-     .where = assay_gives_choice, INPUTS("selected_experts routing_weights", assay_edit_lag_choice)},
     {"slot_order_lost", "given experts are sorted, and their weights are not", "81", EXPERTS, ASSAY_IN_BLOCKS,
      .where = assay_gives_choice, INPUTS("selected_experts", assay_edit_sort_slots)},
     {"choice_dropped", "the last choice of each token is lost", "29", EXPERTS, ASSAY_IN_BLOCKS,

@@ -59,16 +59,6 @@ bool assay_edit_sort_slots(const assay_mutation *m, assay_tensor *chosen)
     return true;
 }
 
-/* What is given for a token goes to the one after it. */
-bool assay_edit_lag_choice(const assay_mutation *m, assay_tensor *tensor)
-{
-    const int64_t count = assay_tensor_width(tensor), moved = tensor->count - count;
-    if (tensor->values != NULL) return assay_edit_lag_rows(m, tensor);
-    if (moved < count) return false;
-    memmove(tensor->indices + count, tensor->indices, (size_t)moved * sizeof *tensor->indices);
-    return true;
-}
-
 /* A map of a rank's experts becomes that of one with the first ones. */
 bool assay_edit_first_experts(const assay_mutation *m, assay_tensor *map)
 {

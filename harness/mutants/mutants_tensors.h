@@ -52,7 +52,7 @@ assay_tensor_edit assay_edit_contract_padding, assay_edit_negatives_to, assay_ed
 /* Of replicas of experts (mutants_layouts.c). */
 assay_tensor_edit assay_edit_times_replica_count, assay_edit_by_replica_count;
 /* Of a choice that is given (mutants_choice.c). */
-assay_tensor_edit assay_edit_none_to_last, assay_edit_sort_slots, assay_edit_lag_choice, assay_edit_first_experts;
+assay_tensor_edit assay_edit_none_to_last, assay_edit_sort_slots, assay_edit_first_experts;
 /* Of positions, attention and norms (mutants_inputs_attention.c, mutants_left_out.c). */
 assay_tensor_edit assay_edit_next_positions, assay_edit_round_positions, assay_edit_one_segment, assay_edit_lag_rows,
     assay_edit_lag_tokens, assay_edit_scale_from_hidden, assay_edit_roll_heads, assay_edit_zero_rope_columns,
