@@ -81,8 +81,8 @@ static bool fuses_experts(const assay_case *c)
 static bool has_engine_form(const assay_case *c)
 {
     const assay_model_config *m = &c->config;
-    return m->apply_router_weight_on_input || m->num_fused_shared_experts > 0 ||
-           !m->apply_routed_scaling_factor_on_output;
+    return m->apply_router_weight_on_input || m->num_fused_shared_experts > 0 || m->local_num_experts > 0 ||
+           m->num_redundant_experts > 0 || !m->apply_routed_scaling_factor_on_output;
 }
 
 static bool other_fused(const assay_case *c, assay_other_form *form)
@@ -341,7 +341,7 @@ static bool other_scaling(const assay_case *c, assay_other_form *form)
     const assay_model_config *m = &c->config;
     form->other_checkpoint = "weights";
     form->c.config.apply_routed_scaling_factor_on_output = !m->apply_routed_scaling_factor_on_output;
-    return has_sparse_moe(c) && !is_sharded(c) && m->num_fused_shared_experts == 0 && m->routed_scaling_factor != 1 &&
+    return has_sparse_moe(c) && !assay_gives_choice(c) && !is_sharded(c) && m->num_fused_shared_experts == 0 && m->routed_scaling_factor != 1 &&
            !m->apply_router_weight_on_input && is_case(&form->c);
 }
 
