@@ -12,6 +12,7 @@ bool assay_is_no_layer(const assay_case *c);
 bool assay_has_expert_shards(const assay_case *c);
 bool assay_has_ring(const assay_case *c);
 bool assay_has_microbatches(const assay_case *c);
+bool assay_has_contiguous_layout(const assay_case *c);
 bool assay_has_psum_layout(const assay_case *c);
 bool assay_has_replicas(const assay_case *c);
 
