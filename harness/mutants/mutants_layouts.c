@@ -3,6 +3,11 @@
 
 #include "harness/mutants/mutants_tensors.h"
 
+bool assay_has_contiguous_layout(const assay_case *c)
+{
+    return strcmp(c->config.gmm_layout.text, "contiguous") == 0;
+}
+
 bool assay_has_psum_layout(const assay_case *c)
 {
     return strcmp(c->config.gmm_layout.text, "psum") == 0;

@@ -16,6 +16,7 @@ bool assay_has_head_shards(const assay_case *c);
 bool assay_has_hidden_shards(const assay_case *c);
 bool assay_has_weights_on_shards(const assay_case *c);
 bool assay_has_microbatches(const assay_case *c);
+bool assay_has_contiguous_layout(const assay_case *c);
 bool assay_has_psum_layout(const assay_case *c);
 bool assay_has_qk_norms(const assay_case *c); /* of projections that are not fused */
 bool assay_has_replicas(const assay_case *c);

@@ -37,10 +37,12 @@ static assay_status check(assay_context *ctx, const assay_case *c)
     TRY(assay_require_positive(ctx, "base_emb_dim", c->config.base_emb_dim));
     TRY(assay_require_positive(ctx, "base_moe_mlp_dim", c->config.base_moe_mlp_dim));
     TRY(assay_require_positive(ctx, "num_experts", c->config.num_experts));
-    if (c->config.given[ASSAY_KEY_AT_mk_alignment_for_contiguous_layout] && !aligned) {
+    if (!aligned && c->config.given[ASSAY_KEY_AT_mk_alignment_for_contiguous_layout] &&
+        config.alignment != assay_model_defaults.mk_alignment_for_contiguous_layout) {
         status = assay_fail(ctx, ASSAY_BAD_INPUT,
-                            "mk_alignment_for_contiguous_layout is given, expected with gmm_layout contiguous or psum: "
-                            "%s has no alignment",
+                            "mk_alignment_for_contiguous_layout is %" PRId64 ", expected %" PRId64
+                            ": gmm_layout %s has no alignment",
+                            config.alignment, assay_model_defaults.mk_alignment_for_contiguous_layout,
                             assay_gmm_layout_names[config.layout]);
     }
 cleanup:
@@ -93,6 +95,7 @@ static assay_status describe(assay_context *ctx, const assay_case *c, assay_tens
     const assay_fill zero = {.distribution = ASSAY_CONSTANT};
     const assay_dims of_groups = {"GkN", {d.groups, d.k, d.n}};
     snprintf(index, sizeof index, "inputs/%s", assay_gmm_index_name(config.layout));
+    if (!sizes) TRY(assay_require_all_values(ctx, c, index, assay_gmm_index_count(&config)));
     TRY(describe_rows(ctx, c, &config, list, "inputs/lhs", "GMk", d.k));
     TRY(assay_describe(ctx, list, index, ASSAY_INT32, sizes ? &random_sizes : &zero,
                        (assay_dims){contiguous ? "M" : "G", {assay_gmm_index_count(&config)}}));

@@ -259,6 +259,7 @@ static assay_status describe(assay_context *ctx, const assay_case *c, assay_tens
     }
     if (config.physical_experts > 0) {
         const assay_fill zero = {.distribution = ASSAY_CONSTANT};
+        TRY(assay_require_all_values(ctx, c, "inputs/physical_to_logical_map", config.physical_experts));
         TRY(assay_describe(ctx, list, "inputs/physical_to_logical_map", ASSAY_INT32, &zero,
                            (assay_dims){"p", {config.physical_experts}}));
     }

@@ -287,6 +287,14 @@ cleanup:
     return status;
 }
 
+assay_status assay_require_all_values(assay_context *ctx, const assay_case *c, const char *path, int64_t count)
+{
+    const assay_case_input *given = assay_case_input_of(c, path);
+    if (given == NULL || given->fill.value_count == 0 || given->fill.value_count == count) return ASSAY_OK;
+    return assay_fail(ctx, ASSAY_BAD_INPUT, "inputs.%s has %" PRId64 " values, expected %" PRId64, given->path,
+                      given->fill.value_count, count);
+}
+
 bool assay_every_case(const assay_case *c)
 {
     (void)c;

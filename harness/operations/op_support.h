@@ -87,6 +87,9 @@ assay_status assay_read_whole(assay_context *ctx, const assay_source *in, const 
 assay_status assay_read_whole_i32(assay_context *ctx, const assay_source *in, const char *path, int64_t count,
                                   int32_t **out);
 
+/* Where the case lists the tensor's values: as many as it has, since a pattern of indices makes no sense. */
+assay_status assay_require_all_values(assay_context *ctx, const assay_case *c, const char *path, int64_t count);
+
 /* For operations without error scales of their own. */
 bool assay_every_case(const assay_case *c);
 

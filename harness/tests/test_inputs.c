@@ -147,6 +147,8 @@ TEST_IN_FOLDER(tail_nan_rows_must_be_unused)
         {"inputs.cotangents/y={tail_nan_rows: 3}", "cotangents/y[2,0] is nan"},
         {"inputs.lhs={tail_nan_rows: 77}", "inputs/lhs[0,0] is nan"},
         {"inputs.weights/rhs={tail_nan_rows: 1}", "tail_nan_rows is for rows that may belong to no group"},
+        {"inputs.lhs={unused_nan: true}", NULL},
+        {"inputs.weights/rhs={unused_nan: true}", "unused_nan is for rows that may belong to no group"},
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         assay_context ctx = assay_context_default(1);
@@ -214,6 +216,7 @@ TEST_IN_FOLDER(nan_only_in_padding)
         {"inputs.value={tail_nan_rows: 5}", "seed=5", "inputs/value[1,5,...] is nan"},
         {"inputs.cotangents/attention_out={tail_nan_rows: 11}", "seed=5", "cotangents/attention_out[0,9,...] is nan"},
         {"inputs.query={tail_nan_rows: 3}", "mask_padding=false", "inputs.query: tail_nan_rows is for rows"},
+        {"inputs.query={unused_nan: true}", "seed=5", "inputs.query: unused_nan is for rows of layouts"},
         {"inputs.cotangents/lse={tail_nan_rows: 1}", "seed=5", "inputs.cotangents/lse: tail_nan_rows is for rows"},
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
