@@ -60,6 +60,13 @@ static assay_status write_other(assay_context *ctx, void *self, const char *path
     return k->out->write(ctx, k->out->self, path, count, values);
 }
 
+static assay_status write_other_i32(assay_context *ctx, void *self, const char *path, int64_t count,
+                                    const int32_t *values)
+{
+    const copies *k = self;
+    return k->out->write_i32(ctx, k->out->self, path, count, values);
+}
+
 static assay_status write_folded(assay_context *ctx, const copies *k, const assay_tensor *tensor)
 {
     assay_status status = ASSAY_OK;
@@ -98,7 +105,7 @@ assay_status assay_run_copied_heads(assay_context *ctx, const assay_case *c, con
         }
     }
     assay_overlay given = {assay_tensor_set_source(&k.given), *in};
-    const assay_sink others = {.self = &k, .wants = wants_other, .write = write_other};
+    const assay_sink others = {.self = &k, .wants = wants_other, .write = write_other, .write_i32 = write_other_i32};
     assay_tee both = {assay_tensor_set_sink(&k.results), others};
     const assay_source source = assay_overlay_source(&given);
     const assay_sink sink = assay_tee_sink(&both);

@@ -59,8 +59,8 @@ bool assay_edit_longer_window(assay_case *c)
 bool assay_edit_no_window(assay_case *c)
 {
     const bool applies = has_window(c);
-    c->config.sliding_window_size = 0;
-    return set_text(&c->config.attention_type, "") && applies;
+    c->config.sliding_window_size = c->sequence;
+    return applies;
 }
 
 bool assay_edit_other_query_scale(assay_case *c)

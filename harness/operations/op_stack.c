@@ -223,7 +223,7 @@ const assay_operation assay_op_deepseek_stack = {
 /* The layer that the model says, with one of the two attentions. */
 const assay_operation assay_op_decoder_layer = {
     .name = "decoder_layer",
-    .parts = ASSAY_PART_ALL,
+    .parts = ASSAY_PART_ALL | ASSAY_PART_SHARING,
     .summary = "one decoder layer of DeepSeek, Mixtral, Qwen3-MoE or GPT-OSS",
     .check = check,
     .describe = describe,
@@ -236,7 +236,7 @@ const assay_operation assay_op_decoder_layer = {
 
 const assay_operation assay_op_decoder_stack = {
     .name = "decoder_stack",
-    .parts = ASSAY_PART_ALL,
+    .parts = ASSAY_PART_ALL | ASSAY_PART_SHARING,
     .summary = "such layers one after the other, rematerialised",
     .check = check,
     .describe = describe,

@@ -103,3 +103,21 @@ TEST(test_stack)
 {
     check("case: a\nop: deepseek_stack\nsequence: 8\nprofiles: [bf16]\n" SMALL);
 }
+
+/* Grouped-query attention with all that it may have; the first layer's window is short. */
+TEST(test_grouped_stack)
+{
+    check(
+        "case: a\nop: decoder_stack\nsequence: 8\nseed: 7\nprofiles: [bf16]\nmodel: gpt-oss-20b\nbatch: "
+        "2\ncheckpoints: all\n"
+        "config: {base_emb_dim: 40, base_moe_mlp_dim: 24, base_num_query_heads: 16, base_num_kv_heads: 4, head_dim: 4,"
+        " num_experts: 6, num_experts_per_tok: 2, base_num_decoder_layers: 2, sliding_window_size: 3}\n");
+}
+
+TEST(test_normalised_heads)
+{
+    check(
+        "case: a\nop: decoder_layer\nsequence: 8\nprofiles: [f16]\nmodel: qwen3-30b-a3b\nbatch: 2\ncheckpoints: all\n"
+        "config: {base_emb_dim: 40, base_moe_mlp_dim: 24, base_num_query_heads: 4, base_num_kv_heads: 1, head_dim: 16,"
+        " num_experts: 6, num_experts_per_tok: 2, fused_qkv: true}\n");
+}

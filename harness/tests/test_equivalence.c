@@ -217,6 +217,7 @@ static const struct {
     {"remat-kept", mesh_stack, "normalization_layer_epsilon=1.0000001e-5"},
     {"remat-kept", gpt_oss, "sliding_window_size=3"},
     {"sharded-whole", gpt_oss, "rope_max_timescale=10001"},
+    {"heads-copied", gpt_oss, "rope_max_timescale=10001"},
     {"decoder-deepseek", stack, "normalization_layer_epsilon=1.0000001e-5"},
     {"decoder-deepseek", mesh_stack, "mscale=1.0000001"},
     {"batchsplit-plain", long_stack, "mscale=1.0000001"},

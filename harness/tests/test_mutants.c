@@ -213,7 +213,7 @@ static const struct {
      "group_score_other groups_ignored group_count_off_by_one hash_ids_ignored expert_scale_missing capacity_half "
      "ring_step_missing tensor_part_missing tensor_sum_twice fsdp_gathered_rolled buffer_unlimited "
      "losses_of_first_shard microbatch_choices_first microbatch_gradients_missing scale_from_hidden mask_off_by_one "
-     "blind_rows_nan lse_in_base_2 bias_updates_negated"},
+     "blind_rows_nan lse_in_base_2 sinks_in_lse bias_updates_negated"},
     /* a function has a part of a block under names of its own, and each shard's rows as a tensor's */
     {"batch_split",
      "hash_ids_ignored padding_in_last_group capacity_half ring_step_missing tensor_part_missing tensor_sum_twice "

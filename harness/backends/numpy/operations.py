@@ -155,7 +155,9 @@ def layer(ar, s, t, results, x):
     prefix, epsilon = "weights/" + results, s.number("normalization_layer_epsilon")
     pre, post = (prefix + n + "_self_attention_layer_norm/scale" for n in ("pre", "post"))
     x_n, back_pre = rms_norm(ar, x, t[pre], epsilon)
-    y, back_mla = mla(ar, s, t, prefix + "self_attention/", ar.store(x_n))
+    inside = prefix + "self_attention/"
+    attend = mla if inside + "wkv_a/kernel" in t else gqa
+    y, back_attention = attend(ar, s, t, inside, ar.store(x_n))
     h = ar.keep(x + ar.keep(y))
     h_n, back_post = rms_norm(ar, h, t[post], epsilon)
     h_n, beside = ar.store(h_n), {}
@@ -170,9 +172,9 @@ def layer(ar, s, t, results, x):
         d, g = back_block(dy)
         dh, g["gradients/" + post] = back_post(ar.keep(d))
         dh = ar.keep(ar.keep(dh) + dy)
-        d, of_mla = back_mla(dh)
+        d, of_attention = back_attention(dh)
         dx, g["gradients/" + pre] = back_pre(ar.keep(d))
-        return ar.keep(ar.keep(dx) + dh), {**g, **of_mla}
+        return ar.keep(ar.keep(dx) + dh), {**g, **of_attention}
 
     return ar.keep(h + ar.keep(y)), beside, back
 
@@ -193,7 +195,8 @@ def run_stack(ar, s, t):
 
 OPERATIONS = {"rms_norm": run_rms_norm, "gmm": run_gmm, "permute": run_permute, "unpermute": run_unpermute,
               "routing": run_routing, "mlp": run_mlp, "moe": run_moe, "yarn_rope": run_rope, "attention": run_attention,
-              "mla": run_mla, "gqa": run_gqa, "deepseek_layer": run_stack, "deepseek_stack": run_stack}
+              "mla": run_mla, "gqa": run_gqa, "deepseek_layer": run_stack, "deepseek_stack": run_stack,
+              "decoder_layer": run_stack, "decoder_stack": run_stack}
 
 
 def is_router_or_statistic(op, path):
