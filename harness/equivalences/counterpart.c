@@ -62,12 +62,33 @@ static bool same_axes(const assay_tensor_spec *a, const assay_tensor_spec *b)
     return same;
 }
 
+/* The shard, and what it has of the rows. */
+static bool is_row_axis(const char *label)
+{
+    static const char *const rows[] = {"shard", "b", "f*b", "T"};
+    bool found = false;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) found |= strcmp(rows[i], label) == 0;
+    return found;
+}
+
+/* The same numbers of all shards, one after the other, on more or fewer of them. */
+static bool same_rows(const assay_tensor_spec *a, const assay_tensor_spec *b)
+{
+    bool same = a->shape.rank == b->shape.rank && a->shape.rank > 1 && strcmp(a->labels[0], "shard") == 0 &&
+                assay_shape_count(&a->shape) == assay_shape_count(&b->shape);
+    for (int i = 0; same && i < a->shape.rank; i++) {
+        same = strcmp(a->labels[i], b->labels[i]) == 0 &&
+               (is_row_axis(a->labels[i]) || a->shape.dims[i] == b->shape.dims[i]);
+    }
+    return same;
+}
+
 bool assay_find_counterpart(const assay_tensor_set *tensors, const assay_tensor_spec *spec, assay_counterpart *found)
 {
     const assay_tensor *same = assay_tensor_set_find(tensors, spec->path);
     const int64_t width = spec->shape.rank > 0 ? spec->shape.dims[spec->shape.rank - 1] : 1;
     *found = (assay_counterpart){.part = {same, NULL}, .width = width, .piece = width, .pitch = width};
-    if (same != NULL && same_axes(&same->spec, spec)) return true;
+    if (same != NULL && (same_axes(&same->spec, spec) || same_rows(&same->spec, spec))) return true;
     return find_halves(tensors, spec, found) || find_whole(tensors, spec, found);
 }
 

@@ -12,6 +12,8 @@ bool assay_is_no_layer(const assay_case *c);
 bool assay_has_expert_shards(const assay_case *c);
 bool assay_has_ring(const assay_case *c);
 bool assay_has_microbatches(const assay_case *c);
+bool assay_has_function_shards(const assay_case *c);
+bool assay_has_function_sums(const assay_case *c); /* over the shards of experts */
 
 /* For `configure` (mutants_config.c). */
 assay_case_edit assay_edit_not_divided, assay_edit_biased_weights, assay_edit_biased_weights_divided,
@@ -46,14 +48,15 @@ assay_tensor_edit assay_edit_clamp_ids, assay_edit_roll_expert_shards, assay_edi
     assay_edit_zero_all_but_first_shard, assay_edit_zero_shard_before, assay_edit_double_last_shard,
     assay_edit_zero_last_tensor_shard, assay_edit_times_tensor_shards, assay_edit_roll_fsdp_shards;
 assay_tensor_edit assay_edit_roll_shard_rows, assay_edit_sum_shard_rows, assay_edit_first_shard_to_all,
-    assay_edit_times_replicas, assay_edit_by_replicas, assay_edit_times_expert_shards, assay_edit_first_microbatch;
+    assay_edit_times_replicas, assay_edit_by_replicas, assay_edit_times_expert_shards, assay_edit_first_microbatch,
+    assay_edit_roll_shard_axis; /* the last one in mutants_functions.c */
 
 /* For `change_inputs`: the order of tokens, cotangents, several tensors at once. */
 assay_mutation_edit assay_edit_exchange_tokens, assay_edit_outgrow_residual, assay_edit_keep_first_shard,
     assay_edit_keep_first_replica, assay_edit_drop_last_microbatch;
 /* For `change_results`. */
 assay_mutation_edit assay_edit_omit_all, assay_edit_omit_last, assay_edit_count_from_front, assay_edit_shrink_back,
-    assay_edit_omit_checkpoints, assay_edit_blind_rows_to_nan;
+    assay_edit_omit_checkpoints, assay_edit_blind_rows_to_nan, assay_edit_unsort_weights;
 
 /* For `degrade` (mutants_types.c). */
 assay_arithmetic_edit assay_degrade_sums, assay_degrade_router, assay_degrade_functions, assay_degrade_operands,

@@ -44,6 +44,10 @@ static const char schedule[] =
     ", " MLA_MODEL ", rope_pairwise: true, routed_bias: true, base_mlp_dim: 9, base_num_decoder_layers: 4, "
     "use_batch_split_schedule: true, batch_split_factor: 2}}";
 
+static const char function[] =
+    "{case: batch_split/x, op: batch_split, " HEAD ", mesh: {data: 2, expert: 2}, model: {" MOE_MODEL ", " MLA_MODEL
+    ", rope_pairwise: true, routed_bias: true, base_num_decoder_layers: 1}, config: {function: mla_with_norms}}";
+
 /* An error in the other form alone: one key of its configuration is changed as well. */
 static const assay_equivalence *planted_in;
 static const char *planted;
@@ -118,6 +122,7 @@ static const struct {
     {"blas-reference", mla, "normalization_layer_epsilon=1.00001e-5"},
     {"blas-reference", mesh, "routed_scaling_factor=1.0000001"},
     {"blas-reference", stack, "mscale=1.0000001"},
+    {"function-mesh", function, "mscale=1.0000001"},
     {"threads", moe, "routed_scaling_factor=1.0000000000000002"},
     {"threads", mesh, "routed_scaling_factor=1.0000000000000002"},
 };
