@@ -50,6 +50,10 @@ static assay_status check_common(assay_context *ctx, const assay_case *c, const 
                           m->use_ring_of_experts ? "use_ring_of_experts" : "num_moe_emb_chunks or num_moe_token_chunks",
                           c->op);
     }
+    if (m->function.text[0] != '\0' && strcmp(c->op, "batch_split") != 0) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "function is \"%s\", expected \"\": op %s is no single function",
+                          m->function.text, c->op);
+    }
     if (c->dtype == ASSAY_INT32) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "dtype is int32, expected a float type");
     }

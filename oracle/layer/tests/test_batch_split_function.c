@@ -120,6 +120,114 @@ TEST(every_function_gives_its_results_with_any_threads)
     }
 }
 
+/* From forward's tensors those of its _bwd: residuals are results, upstream gradients cotangents. */
+static void lend(const assay_function_view *view, const test_tensors *in, const test_tensors *out, test_tensors *to)
+{
+    for (int i = 0; i < view->own.count; i++) {
+        const assay_function_tensor *t = &view->own.items[i];
+        const char *of = view->counterparts[i];
+        char path[ASSAY_PATH_SIZE];
+        if (strncmp(t->path, "outputs/", 8) == 0) continue;
+        const bool result = strncmp(of, "outputs/", 8) == 0;
+        const bool residual = result && (t->holds == ASSAY_HOLDS_RESIDUAL || t->integers);
+        snprintf(path, sizeof path, "%s%.140s", result && !residual ? "cotangents/" : "",
+                 result && !residual ? of + 8 : of);
+        const assay_tensor *from = assay_tensor_set_find(residual ? &out->set : &in->set, path);
+        if (from == NULL) fail_msg("%s: there is no %s", t->path, path);
+        if (from->indices != NULL) {
+            memcpy(test_tensors_add_i32(to, t->path, from->count), from->indices, (size_t)from->count * 4);
+        } else {
+            memcpy(test_tensors_add(to, t->path, from->count), from->values, (size_t)from->count * sizeof(double));
+        }
+    }
+}
+
+/* What NAME_bwd gives is the gradient of NAME; that of a kernel is the sum of the shards'. */
+static void compare_gradients(const assay_function_view *view, const test_tensors *forward, const test_tensors *bwd)
+{
+    for (int i = 0; i < view->own.count; i++) {
+        char path[ASSAY_PATH_SIZE];
+        const assay_function_tensor *t = &view->own.items[i];
+        if (strncmp(t->path, "outputs/", 8) != 0) continue;
+        snprintf(path, sizeof path, "gradients/%.140s", view->counterparts[i]);
+        const assay_tensor *whole = assay_tensor_set_find(&forward->set, path);
+        const assay_tensor *own = assay_tensor_set_find(&bwd->set, t->path);
+        if (whole == NULL || own == NULL) fail_msg("%s: there is no %s", t->path, path);
+        if (own->count == whole->count) assert_same_bits(own->values, whole->values, own->count);
+        if (own->count == whole->count) continue;
+        const int64_t shards = view->sizes.shards, each = own->count / shards, parts = whole->count / each;
+        for (int64_t k = 0; k < whole->count; k++) {
+            double sum = 0, size = 0;
+            for (int64_t shard = k / each; shard < shards; shard += parts) {
+                sum += own->values[shard * each + k % each];
+                size += fabs(own->values[shard * each + k % each]);
+            }
+            assert_true(fabs(sum - whole->values[k]) <= 4 * 0x1p-53 * size);
+        }
+    }
+}
+
+TEST(a_bwd_is_the_gradient_of_its_function)
+{
+    int compared = 0;
+    for (int i = 0; function(i) != NULL; i++) {
+        const assay_batch_split_function *f = assay_function_forward(function(i));
+        if (f == NULL) continue;
+        const assay_function_config config = config_of(f), of_bwd = config_of(function(i));
+        assay_context ctx = assay_context_default(1);
+        assay_function_tensors tensors;
+        assay_function_view *view = malloc(sizeof *view);
+        test_tensors in = {0}, out = {0}, given = {0}, gradients = {0};
+        uint64_t seed = 11;
+        assert_non_null(view);
+        assay_function_view_of(&of_bwd, view);
+        assay_function_tensors_of(&config, &tensors);
+        fill(&config, &tensors, &in);
+        for (int k = 0; k < tensors.count; k++) {
+            char path[ASSAY_PATH_SIZE];
+            const int64_t count = assay_shape_count(&tensors.items[k].shape);
+            if (strncmp(tensors.items[k].path, "outputs/", 8) != 0 || !tensors.items[k].differentiated) continue;
+            snprintf(path, sizeof path, "cotangents/%.140s", tensors.items[k].path + 8);
+            double *values = test_tensors_add(&in, path, count);
+            for (int64_t n = 0; n < count; n++) values[n] = layer_case_uniform(&seed);
+        }
+        run(&ctx, &config, &in, &out);
+        lend(view, &in, &out, &given);
+        run(&ctx, &of_bwd, &given, &gradients);
+        compare_gradients(view, &out, &gradients);
+        compared++;
+        test_tensors *all[] = {&in, &out, &given, &gradients};
+        for (int k = 0; k < 4; k++) assay_tensor_set_free(&all[k]->set);
+        free(view);
+    }
+    assert_true(compared >= 20);
+}
+
+/* Memory that is short at any allocation is reported, and nothing is lost. */
+TEST(no_memory_is_reported)
+{
+    static const char *const names[] = {"route", "mla_with_norms_bwd", "route_compute_unroute", "insert_layer_ws_grad"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        const assay_function_config config = config_of(assay_batch_split_function_of(names[i]));
+        assay_function_tensors tensors;
+        assay_context ctx = assay_context_default(1);
+        test_tensors in = {0};
+        assay_function_tensors_of(&config, &tensors);
+        fill(&config, &tensors, &in);
+        const assay_source source = test_tensors_source(&in);
+        for (int64_t n = 0;; n++) {
+            static const char *const nothing[] = {NULL};
+            test_tensors out = {.wanted = nothing};
+            const assay_sink sink = test_tensors_sink(&out);
+            assay_fail_allocation(n);
+            const assay_status status = assay_function_run(&ctx, &config, &source, &sink);
+            assay_tensor_set_free(&out.set);
+            if (had_memory(&ctx, status)) break;
+        }
+        assay_tensor_set_free(&in.set);
+    }
+}
+
 TEST(bad_input_is_refused)
 {
     assay_function_config config = config_of(assay_batch_split_function_of("extract_layer_weights"));
