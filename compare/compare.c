@@ -187,8 +187,27 @@ static void note_evidence(const assay_tensor_result *result, const assay_facts *
     }
 }
 
-static assay_status compare_tensor(assay_context *ctx, const assay_comparison *c, assay_tensor_result *result,
-                                   assay_certificate_inputs *shown)
+/* Any lawful order of events passes. */
+static assay_status compare_rules(assay_context *ctx, const assay_comparison *c, assay_order order,
+                                  assay_tensor_result *result)
+{
+    int32_t *values = NULL;
+    assay_status status = assay_alloc_i32(ctx, result->spec.path, result->elements, &values);
+    RETURN_IF(status != ASSAY_OK, status);
+    status = assay_fixture_read_i32(ctx, c->candidate, result->spec.path, 0, result->elements, values);
+    const bool unreadable = status == ASSAY_BAD_INPUT;
+    if (status == ASSAY_OK) status = order.lawful(ctx, order.self, result->spec.path, values, result->elements);
+    free(values);
+    if (unreadable) assay_judge_unreadable(ctx->message, result);
+    if (!unreadable && (status == ASSAY_OK || status == ASSAY_BAD_INPUT))
+        assay_judge_rules(status == ASSAY_OK ? NULL : ctx->message, result);
+    RETURN_IF(status != ASSAY_BAD_INPUT, status);
+    ctx->message[0] = '\0';
+    return ASSAY_OK;
+}
+
+static assay_status compare_tensor(assay_context *ctx, const assay_comparison *c, assay_order order,
+                                   assay_tensor_result *result, assay_certificate_inputs *shown)
 {
     assay_status status = ASSAY_OK;
     assay_facts facts;
@@ -203,6 +222,7 @@ static assay_status compare_tensor(assay_context *ctx, const assay_comparison *c
         snprintf(result->message, sizeof result->message, "%s: not compared: the oracle's own measure", MARGIN);
         return ASSAY_OK;
     }
+    if (result->spec.role == ASSAY_ROLE_SCHEDULE && order.lawful != NULL) return compare_rules(ctx, c, order, result);
     if (!floats) {
         TRY(assay_scan_integers(ctx, c, result, &facts, &unreadable));
     } else if (scale == NULL) {
@@ -284,7 +304,7 @@ assay_status assay_compare_undiagnosed(assay_context *ctx, assay_fixture_reader 
     for (int i = 0; i < report->count; i++) {
         const assay_tensor_result *r = &report->tensors[i];
         if (r->required && r->spec.type != ASSAY_INT32 && r->elements > 0) shown.floats_required = true;
-        TRY(compare_tensor(ctx, &c, &report->tensors[i], &shown));
+        TRY(compare_tensor(ctx, &c, order, &report->tensors[i], &shown));
     }
     TRY(assay_power_read(ctx, golden, report->profile, &report->power));
     assay_conclude(report, &shown);

@@ -110,6 +110,11 @@ typedef struct assay_report {
 typedef struct assay_order {
     const assay_tensor_spec *specs;
     int count;
+    /* Whether a candidate's tensor of schedule/ keeps the rules, by which it is judged and not by equality: refuses with
+     * the rule that it breaks, as bad input. NULL: there are no rules. */
+    assay_status (*lawful)(assay_context *ctx, const void *self, const char *path, const int32_t *values,
+                           int64_t count);
+    const void *self;
 } assay_order;
 
 /* Where a tensor that is compared stands; what stands lower is computed before. */

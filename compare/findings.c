@@ -199,6 +199,13 @@ void assay_judge_values(const assay_profile *profile, const assay_facts *facts, 
     }
 }
 
+void assay_judge_rules(const char *broken, assay_tensor_result *result)
+{
+    result->compared = true;
+    result->verdict = ASSAY_PASS;
+    if (broken != NULL) judge(result, ASSAY_FAIL, ASSAY_FINDING_INTEGERS, "breaks a rule: %.200s", broken);
+}
+
 void assay_judge_unreadable(const char *why, assay_tensor_result *result)
 {
     judge(result, ASSAY_FAIL, ASSAY_FINDING_TYPE, "cannot be read: %.200s", why);

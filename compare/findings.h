@@ -16,5 +16,7 @@ void assay_judge_values(const assay_profile *profile, const assay_facts *facts, 
 
 /* The candidate's values could not be read; `why` is the reader's message. */
 void assay_judge_unreadable(const char *why, assay_tensor_result *result);
+/* By rules: NULL, or the one that is broken. */
+void assay_judge_rules(const char *broken, assay_tensor_result *result);
 
 #endif

@@ -202,7 +202,7 @@ TEST(test_order_is_given)
     trial t = trial_of("bf16", 1e-3);
     wrong_gradient(&t.candidate);
     wrong_checkpoint(&t.candidate);
-    compare_ranked(&t.ctx, &t.golden, &t.candidate, "bf16", (assay_order){specs, 5}, &t.report);
+    compare_ranked(&t.ctx, &t.golden, &t.candidate, "bf16", (assay_order){.specs = specs, .count = 5}, &t.report);
     assert_contains(t.report.message, "gradients/inputs/x: ");
     const char *const order[] = {"gradients/inputs/x", "checkpoints/moe_mlpwo", "routing/selected_experts",
                                  "routing/margin",     "outputs/lb_loss",       "outputs/y"};

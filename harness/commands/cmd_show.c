@@ -57,7 +57,11 @@ static void print_tensors(const assay_plan *plan)
             const assay_tensor_entry *entry = assay_tensor_list_find(&plan->list, spec->path);
             const assay_case_input *given = assay_case_input_of(plan->c, spec->path);
             printf("  ");
-            print_fill(given != NULL ? &given->fill : &entry->fill);
+            if (given == NULL && entry->derived) {
+                printf("follows from the other inputs");
+            } else {
+                print_fill(given != NULL ? &given->fill : &entry->fill);
+            }
         }
         printf("\n");
     }

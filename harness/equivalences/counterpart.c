@@ -122,6 +122,27 @@ static bool find_on_shards(const assay_case *one, const assay_tensor *same, cons
     return found->on_shards;
 }
 
+/* The shard, and what it has of the rows. */
+static bool is_row_axis(const char *label)
+{
+    static const char *const rows[] = {"shard", "b", "f*b", "T"};
+    bool found = false;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) found |= strcmp(rows[i], label) == 0;
+    return found;
+}
+
+/* The same numbers of all shards, one after the other, on more or fewer of them. */
+static bool same_rows(const assay_tensor_spec *a, const assay_tensor_spec *b)
+{
+    bool same = a->shape.rank == b->shape.rank && a->shape.rank > 1 && strcmp(a->labels[0], "shard") == 0 &&
+                assay_shape_count(&a->shape) == assay_shape_count(&b->shape);
+    for (int i = 0; same && i < a->shape.rank; i++) {
+        same = strcmp(a->labels[i], b->labels[i]) == 0 &&
+               (is_row_axis(a->labels[i]) || a->shape.dims[i] == b->shape.dims[i]);
+    }
+    return same;
+}
+
 bool assay_find_counterpart(const assay_tensor_set *tensors, const assay_tensor_spec *spec, assay_layouts layouts,
                             assay_counterpart *found)
 {
@@ -133,7 +154,7 @@ bool assay_find_counterpart(const assay_tensor_set *tensors, const assay_tensor_
         found->layouts.own = shards_of_part(layouts.own, layouts.parts);
         found->layouts.theirs = shards_of_part(layouts.theirs, layouts.parts);
     }
-    if (same != NULL && same_axes(&same->spec, spec)) return true;
+    if (same != NULL && (same_axes(&same->spec, spec) || same_rows(&same->spec, spec))) return true;
     if (find_on_shards(layouts.one, same, spec, found)) return true;
     if (find_first_experts(same, spec)) return true;
     assay_counterpart last = *found;

@@ -7,6 +7,7 @@
 #include "harness/equivalences/other_runs.h"
 #include "harness/operations/op_support.h"
 #include "oracle/arithmetic/arithmetic.h"
+#include "oracle/layer/batch_split_function.h"
 
 static bool is_op(const assay_case *c, const char *name)
 {
@@ -419,6 +420,18 @@ static bool other_blas(const assay_case *c, assay_other_form *form)
     return !is_op(c, "permute") && !is_op(c, "unpermute") && !is_op(c, "rms_norm") && !is_op(c, "yarn_rope");
 }
 
+/* A list of microbatches has its rows in another order on another mesh. */
+static bool other_mesh(const assay_case *c, assay_other_form *form)
+{
+    if (!is_op(c, "batch_split") || c->config.batch_split_factor > 1) return false;
+    const assay_batch_split_function *f = assay_batch_split_function_of(c->config.function.text);
+    if (f == NULL || !assay_function_is_local(f)) return false;
+    const bool one = c->mesh_data * c->mesh_fsdp * c->mesh_expert == 1;
+    on_one_device(&form->c);
+    if (one) form->c.mesh_data = 2;
+    return is_case(&form->c);
+}
+
 static bool other_threads(const assay_case *c, assay_other_form *form)
 {
     enum { MANY = 7 };
@@ -453,6 +466,7 @@ const assay_equivalence assay_equivalences[] = {
     {"replayed-chosen", "the choice of experts given back as an input, or made by the router", ASSAY_HOLDS_SCALES, false, other_replayed},
     {"ranks-whole", "the sum of three ranks with a third of the experts each, or all of them", ASSAY_HOLDS_SCALES, false, other_ranks},
     {"blas-reference", "products by OpenBLAS, or in fixed order", ASSAY_HOLDS_SCALES, false, other_blas},
+    {"function-mesh", "a function whose shards do not talk on its mesh, or on one shard", ASSAY_HOLDS_SCALES, true, other_mesh},
     {"threads", "7 threads, or 1", ASSAY_HOLDS_BITS, false, other_threads},
     {NULL, NULL, ASSAY_HOLDS_BITS, false, NULL},
 };

@@ -237,6 +237,14 @@ const assay_mutant assay_mutants[] = {
      .takes = {.of = "gradients/weights"}, .where = assay_has_microbatches,
      .change_inputs = assay_edit_drop_last_microbatch},
 
+    /* functions of the batch-split module, whose results have an axis of shards */
+    {"function_shards_rolled", "each shard has the results of the shard after", "20, 21", ASSAY_IS_FUNCTION,
+     ASSAY_NOWHERE, .where = assay_has_function_shards, RESULTS("outputs", assay_edit_roll_shard_axis)},
+    {"function_sums_twice", "sums over the shards of experts are taken twice", "22", ASSAY_IS_FUNCTION, ASSAY_NOWHERE,
+     .where = assay_has_function_sums, RESULTS("outputs", assay_edit_times_expert_shards)},
+    {"function_weights_unsorted", "rows are sorted by expert, and their routing weights are not", "24, 39",
+     ASSAY_IS_FUNCTION, ASSAY_NOWHERE, .change_results = assay_edit_unsort_weights},
+
     /* expert MLP and combine */
     {"gate_up_swapped", "gate and up exchanged", "34", GATED, ASSAY_IN_BLOCKS,
      INPUTS("wi wi/kernel wi_0 wi_0/kernel wi_0/bias wi_0_bias", assay_edit_swap_gate_up)},
@@ -495,6 +503,7 @@ bool assay_mutant_is_evaluated(const assay_mutant *mutant)
 static unsigned traits_of(const assay_plan *plan)
 {
     unsigned traits = plan->operation->parts;
+    if (plan->c->config.function.text[0] != '\0') traits |= ASSAY_IS_FUNCTION;
     for (int i = 0; i < plan->list.count; i++) {
         const assay_tensor_spec *spec = &plan->list.entries[i].spec;
         if (strcmp(spec->path, "inputs/x") == 0) traits |= ASSAY_HAS_X;

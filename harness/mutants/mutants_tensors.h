@@ -20,6 +20,8 @@ bool assay_has_contiguous_layout(const assay_case *c);
 bool assay_has_psum_layout(const assay_case *c);
 bool assay_has_qk_norms(const assay_case *c); /* of projections that are not fused */
 bool assay_has_replicas(const assay_case *c);
+bool assay_has_function_shards(const assay_case *c);
+bool assay_has_function_sums(const assay_case *c); /* over the shards of experts */
 
 /* For `configure` (mutants_config.c). */
 assay_case_edit assay_edit_not_divided, assay_edit_biased_weights, assay_edit_biased_weights_divided,
@@ -67,7 +69,7 @@ assay_tensor_edit assay_edit_clamp_ids, assay_edit_roll_expert_shards, assay_edi
     assay_edit_exchange_expert_axes, assay_edit_concatenate_halves;
 assay_tensor_edit assay_edit_roll_shard_rows, assay_edit_sum_shard_rows, assay_edit_first_shard_to_all,
     assay_edit_times_replicas, assay_edit_by_replicas, assay_edit_times_expert_shards, assay_edit_times_shards,
-    assay_edit_first_microbatch;
+    assay_edit_first_microbatch, assay_edit_roll_shard_axis; /* the last one in mutants_functions.c */
 
 /* Of heads there (mutants_heads.c). */
 assay_tensor_edit assay_edit_keep_first_heads, assay_edit_times_head_shards, assay_edit_exchange_head_axes;
@@ -79,7 +81,7 @@ assay_mutation_edit assay_edit_exchange_tokens, assay_edit_outgrow_residual, ass
 /* For `change_results`. */
 assay_mutation_edit assay_edit_omit_all, assay_edit_omit_last, assay_edit_count_from_front, assay_edit_shrink_back,
     assay_edit_omit_checkpoints, assay_edit_blind_rows_to_nan, assay_edit_keep_first_copies, assay_edit_heads_back,
-    assay_edit_sinks_in_lse;
+    assay_edit_sinks_in_lse, assay_edit_unsort_weights;
 
 /* For `degrade` (mutants_types.c). */
 assay_arithmetic_edit assay_degrade_sums, assay_degrade_router, assay_degrade_functions, assay_degrade_operands,

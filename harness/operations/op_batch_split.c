@@ -4,19 +4,22 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cases/nearest.h"
 #include "harness/operations/op_support.h"
 #include "oracle/base/memory.h"
 #include "oracle/layer/batch_split_function.h"
 
 static assay_status unknown_function(assay_context *ctx, const char *name)
 {
-    char names[1024] = "";
-    for (int i = 0; assay_batch_split_function_at(i) != NULL; i++) {
-        const size_t used = strlen(names);
-        snprintf(names + used, sizeof names - used, "%s%s", i > 0 ? ", " : "",
-                 assay_function_name(assay_batch_split_function_at(i)));
-    }
-    return assay_fail(ctx, ASSAY_BAD_INPUT, "function is \"%s\", expected one of %.1000s", name, names);
+    char hint[256];
+    assay_nearest nearest = {.word = name, .most = ASSAY_NEAREST_MOST};
+    for (int i = 0; assay_batch_split_function_at(i) != NULL; i++)
+        assay_nearest_offer(&nearest, assay_function_name(assay_batch_split_function_at(i)));
+    for (int i = 0; assay_batch_split_alias(i) != NULL; i++) assay_nearest_offer(&nearest, assay_batch_split_alias(i));
+    assay_nearest_text(&nearest, hint, sizeof hint);
+    return assay_fail(ctx, ASSAY_BAD_INPUT,
+                      "function is \"%s\", expected one of the batch-split module's (docs/operations.md has them)%s",
+                      name, hint);
 }
 
 /* The layer in which the function would run. */

@@ -93,12 +93,36 @@ cleanup:
     return status;
 }
 
-static assay_status describe_schedule(const assay_describer *d, const assay_stack_config *config, bool backward)
+/* Without backward nothing is kept. */
+static bool has_backward(const assay_case *c)
 {
-    const assay_schedule_dims dims = {.first_layer = config->dense_layers,
-                                      .layers = config->layers - config->dense_layers,
-                                      .factor = config->batch_split_factor,
-                                      .backward = backward};
+    return c->gradients.count > 0 && strcmp(c->gradients.items[0], "none") != 0;
+}
+
+static assay_schedule_dims schedule_dims(const assay_stack_config *config, const assay_case *c)
+{
+    return (assay_schedule_dims){.first_layer = config->dense_layers,
+                                 .layers = config->layers - config->dense_layers,
+                                 .factor = config->batch_split_factor,
+                                 .backward = has_backward(c)};
+}
+
+static assay_status lawful(assay_context *ctx, const assay_case *c, const char *path, const int32_t *values,
+                           int64_t count)
+{
+    assay_status status;
+    assay_stack_config config;
+    (void)path; /* schedule/events is the only one */
+    TRY(assay_stack_config_of(ctx, c, &config));
+    const assay_schedule_dims dims = schedule_dims(&config, c);
+    TRY(assay_schedule_check(ctx, values, count / ASSAY_EVENT_FIELDS, &dims));
+cleanup:
+    return status;
+}
+
+static assay_status describe_schedule(const assay_describer *d, const assay_stack_config *config)
+{
+    const assay_schedule_dims dims = schedule_dims(config, d->c);
     const assay_dims events = {"xn", {assay_schedule_count(&dims), ASSAY_EVENT_FIELDS}};
     return assay_describe(d->ctx, d->list, "schedule/events", ASSAY_INT32, NULL, events);
 }
@@ -147,15 +171,13 @@ static assay_status describe(assay_context *ctx, const assay_case *c, assay_tens
     TRY(assay_describe_variable(ctx, list, c, "inputs/x", one, x));
     TRY(assay_describe_positions(ctx, list, c));
     TRY(assay_describe_segments(ctx, list, c));
-    /* without backward nothing is kept */
-    const bool backward = c->gradients.count > 0 && strcmp(c->gradients.items[0], "none") != 0;
     for (int64_t layer = config.dense_layers; layer < config.layers; layer++) {
         const layer_prefix prefix = prefix_of(&config, layer);
         d.layer = prefix.text;
         TRY(assay_describe_given_choice(&d, &config.moe.routing));
     }
     d.layer = "";
-    if (config.batch_split_factor > 0) TRY(describe_schedule(&d, &config, backward));
+    if (config.batch_split_factor > 0) TRY(describe_schedule(&d, &config));
     for (int64_t layer = 0; layer < config.layers; layer++) {
         const layer_prefix prefix = prefix_of(&config, layer);
         d.layer = prefix.text;
@@ -163,7 +185,7 @@ static assay_status describe(assay_context *ctx, const assay_case *c, assay_tens
         TRY(describe_results(&d, &config, layer));
     }
     TRY(assay_describe_output(ctx, list, c, "y", &one, x));
-    for (int i = 0; backward && i < 3; i++)
+    for (int i = 0; has_backward(c) && i < 3; i++)
         TRY(assay_describe(ctx, list, report[i], ASSAY_FLOAT64, NULL, (assay_dims){"", {0}}));
 cleanup:
     return status;
@@ -201,6 +223,7 @@ const assay_operation assay_op_deepseek_layer = {
     .check = check,
     .describe = describe,
     .run = run,
+    .lawful = lawful,
     .ensemble = assay_every_case,
     .mesh = true,
     .second_form = {.evaluate = second_form, .checkpoints = second_checkpoints},
@@ -214,6 +237,7 @@ const assay_operation assay_op_deepseek_stack = {
     .check = check,
     .describe = describe,
     .run = run,
+    .lawful = lawful,
     .ensemble = assay_every_case,
     .mesh = true,
     .second_form = {.evaluate = second_form, .checkpoints = second_checkpoints},

@@ -64,6 +64,10 @@ static assay_status check_common(assay_context *ctx, const assay_case *c, const 
         return assay_fail(ctx, ASSAY_BAD_INPUT, "weights_on_shards is true, expected false: op %s has whole weights",
                           c->op);
     }
+    if (m->function.text[0] != '\0' && strcmp(c->op, "batch_split") != 0) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "function is \"%s\", expected \"\": op %s is no single function",
+                          m->function.text, c->op);
+    }
     if (c->dtype == ASSAY_INT32) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "dtype is int32, expected a float type");
     }
@@ -157,7 +161,9 @@ assay_status assay_case_yaml(assay_context *ctx, const assay_case *c, char **tex
     assay_status status;
     assay_case resolved = *c;
     const assay_operation *operation = assay_operation_by_name(c->op);
-    TRY(assay_model_resolve(ctx, c, operation != NULL ? operation->parts : 0, &resolved.config));
+    const bool function = c->config.function.text[0] != '\0'; /* of a layer, whose router it may have */
+    const unsigned parts = operation != NULL ? operation->parts | (function ? ASSAY_PART_ROUTER : 0) : 0;
+    TRY(assay_model_resolve(ctx, c, parts, &resolved.config));
     TRY(assay_case_to_yaml(ctx, &resolved, text));
 cleanup:
     return status;

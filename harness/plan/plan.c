@@ -69,9 +69,18 @@ int assay_plan_threads(const assay_context *ctx, const assay_plan *plan)
     return plan->operation->flops(plan->c, true) * (1 + plan->precision_count) < WORTH_A_TEAM ? 1 : ctx->threads;
 }
 
+static assay_status lawful(assay_context *ctx, const void *self, const char *path, const int32_t *values, int64_t count)
+{
+    const assay_plan *plan = self;
+    return plan->operation->lawful(ctx, plan->c, path, values, count);
+}
+
 assay_order assay_plan_order(const assay_plan *plan)
 {
-    return (assay_order){plan->specs, plan->spec_count};
+    return (assay_order){.specs = plan->specs,
+                         .count = plan->spec_count,
+                         .lawful = plan->operation != NULL && plan->operation->lawful != NULL ? lawful : NULL,
+                         .self = plan};
 }
 
 int assay_plan_find(const assay_plan *plan, const char *path)

@@ -118,6 +118,9 @@ static const char on_input[] =
 static const char losses[] =
     "{case: moe/x, op: moe, " HEAD ", mesh: {data: 2, expert: 2}, model: {" MOE_MODEL
     ", load_balance_loss_weight: 1, load_balance_loss_scope: global, router_z_loss_weight: 1}}";
+static const char function[] =
+    "{case: batch_split/x, op: batch_split, " HEAD ", mesh: {data: 2, expert: 2}, model: {" MOE_MODEL ", " MLA_MODEL
+    ", rope_pairwise: true, routed_bias: true, base_num_decoder_layers: 1}, config: {function: mla_with_norms}}";
 
 /* An error in the other form alone: one key of its configuration is changed as well. */
 static const assay_equivalence *planted_in;
@@ -239,6 +242,7 @@ static const struct {
     {"blas-reference", mla, "normalization_layer_epsilon=1.00001e-5"},
     {"blas-reference", mesh, "routed_scaling_factor=1.0000001"},
     {"blas-reference", stack, "mscale=1.0000001"},
+    {"function-mesh", function, "mscale=1.0000001"},
     {"threads", moe, "routed_scaling_factor=1.0000000000000002"},
     {"threads", mesh, "routed_scaling_factor=1.0000000000000002"},
 };

@@ -16,7 +16,8 @@ enum { MEMBERS = 24 };
 /* The choices of all layers, and how far they are from others. */
 static test_tensors decide(assay_context *ctx, const assay_plan *plan)
 {
-    static const char *const wanted[] = {"routing/*margin", "routing/*selected_experts", NULL};
+    static const char *const wanted[] = {"routing/*margin", "routing/*selected_experts", "outputs/selected_experts",
+                                         "outputs/indices", NULL};
     test_tensors decided = {.wanted = wanted};
     assay_inputs inputs = {0};
     const assay_sink out = test_tensors_sink(&decided);
@@ -88,7 +89,8 @@ static double least_margin(const assay_case *c, const assay_profile *profile)
 static bool has_router(const assay_case *c)
 {
     return c->config.num_experts > 1 && c->config.first_num_hash_layers == 0 &&
-           (strcmp(c->op, "routing") == 0 || strcmp(c->op, "moe") == 0 || assay_is_layer(c));
+           (strcmp(c->op, "routing") == 0 || strcmp(c->op, "moe") == 0 || assay_is_layer(c) ||
+            strcmp(c->op, "batch_split") == 0);
 }
 
 TEST(no_decision_hangs_on_a_rounding)

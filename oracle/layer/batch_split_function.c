@@ -311,6 +311,16 @@ const assay_batch_split_function *assay_function_backward(const assay_batch_spli
     return NULL;
 }
 
+bool assay_function_is_local(const assay_batch_split_function *f)
+{
+    bool local = f->bundles[0].lying == BS_NO_BUNDLE;
+    for (int i = 0; i < BS_MOST_ARGUMENTS; i++) {
+        local &= f->in[i].name == NULL || strpbrk(f->in[i].axes, "Gr") == NULL;
+        local &= f->out[i].name == NULL || strpbrk(f->out[i].axes, "Gr") == NULL;
+    }
+    return local;
+}
+
 /* --- sizes --- */
 
 int64_t bs_axis_size(const assay_function_config *config, const bs_run *run, char axis)

@@ -75,6 +75,9 @@ typedef struct assay_function_config {
     int64_t layer_axis; /* where they are stacked */
 } assay_function_config;
 
+/* Whether no shard reads what another one has: its results are those of one shard with all rows. */
+bool assay_function_is_local(const assay_batch_split_function *f);
+
 /* Refuses stacked weights whose axis a tensor does not have. */
 assay_status assay_function_check(assay_context *ctx, const assay_function_config *config);
 

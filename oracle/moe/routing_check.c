@@ -102,13 +102,24 @@ static assay_status check_sizes(assay_context *ctx, const assay_routing_config *
 
 static assay_status check_groups(assay_context *ctx, const assay_routing_config *c)
 {
-    const int64_t groups = c->n_routing_groups, kept = c->topk_routing_group;
+    const int64_t groups = c->n_routing_groups, kept = c->topk_routing_group, summed = c->top_k_in_group;
+    const bool sums = groups != -1 && c->group_score == ASSAY_GROUP_TOP2_SUM;
+    if (summed != 0 && summed != 2 && !sums) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "routing: top_k_in_group=%" PRId64 ", expected 2: there are no groups with a sum of scores",
+                          summed);
+    }
     if (groups == -1) return ASSAY_OK;
     if (groups < 1 || c->num_experts % groups != 0) {
         return assay_fail(ctx, ASSAY_BAD_INPUT,
                           "routing: n_routing_groups=%" PRId64
                           ", expected -1 (no groups) or a divisor of num_experts=%" PRId64,
                           groups, c->num_experts);
+    }
+    if (summed < 0 || (summed > 2 && summed > c->num_experts / groups)) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "routing: top_k_in_group=%" PRId64 ", expected 1 to the %" PRId64 " experts of a group",
+                          summed, c->num_experts / groups);
     }
     if (kept < 1 || kept > groups) {
         return assay_fail(ctx, ASSAY_BAD_INPUT,

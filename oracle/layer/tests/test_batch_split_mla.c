@@ -103,11 +103,6 @@ static void half_open(mla_half *h, const int64_t shape[5])
     for (int64_t t = 0; t < tokens; t++) h->positions[t] = (int32_t)(7919 * t + 3) % 163840;
     h->stack.positions = h->positions;
     h->run.yarn_freqs[MICROBATCH] = test_nans(tokens * h->run.mla.rope.dim / 2); /* nothing reads another's */
-    for (int64_t shard = 0; shard < h->run.sizes.shards; shard++) {
-        const int64_t first = shard * h->run.sizes.tokens;
-        bs_initialize_yarn_freqs(&ctx, h->run.yarn_freqs[MICROBATCH] + first * h->run.mla.rope.dim / 2,
-                                 h->positions + first, &h->run.mla);
-    }
     h->x = test_normals(&seed, 1, ASSAY_FLOAT64, h->count);
     h->dy = test_normals(&seed, 1, ASSAY_FLOAT64, h->count);
     h->out = test_nans(h->count);
@@ -137,6 +132,11 @@ static assay_status half_run(assay_context *ctx, mla_half *h)
 {
     assay_status status;
     const bs_run *run = &h->run;
+    for (int64_t shard = 0; shard < run->sizes.shards; shard++) {
+        const int64_t first = shard * run->sizes.tokens;
+        bs_initialize_yarn_freqs(ctx, run->yarn_freqs[MICROBATCH] + first * run->mla.rope.dim / 2, h->positions + first,
+                                 &run->mla);
+    }
     TRY(bs_mla_with_norms(ctx, run, MICROBATCH, h->out, h->attn_out, h->lse, h->x, &h->w));
     TRY(bs_mla_with_norms_remat(ctx, run, MICROBATCH, &h->state, h->x, h->attn_out, h->lse, &h->w));
     TRY(bs_mla_with_norms_bwd(ctx, run, MICROBATCH, h->dx, &h->g, h->dy, h->x, &h->state, &h->w));

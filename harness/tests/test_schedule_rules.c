@@ -1,0 +1,102 @@
+/* A candidate's schedule/events is judged by the rules: any lawful order passes, an unlawful one fails by the rule. */
+#include "harness/tests/golden_trial.h"
+#include "oracle/layer/schedule_events.h"
+
+static bool is_result(const assay_tensor_spec *spec)
+{
+    return assay_role_is_compared(spec->role);
+}
+
+/* Where the event {pass, stage, layer, microbatch} is. */
+static int64_t place_of(const assay_tensor *events, const int32_t event[ASSAY_EVENT_FIELDS])
+{
+    for (int64_t i = 0; i < events->count; i += ASSAY_EVENT_FIELDS) {
+        if (memcmp(events->indices + i, event, ASSAY_EVENT_FIELDS * sizeof *event) == 0) return i / ASSAY_EVENT_FIELDS;
+    }
+    fail_msg("there is no such event");
+    return -1;
+}
+
+/* One event goes to the place of another, those between make room. */
+static void move(assay_tensor *events, const int32_t from[ASSAY_EVENT_FIELDS], const int32_t to[ASSAY_EVENT_FIELDS])
+{
+    enum { FIELDS = ASSAY_EVENT_FIELDS };
+    const int64_t first = place_of(events, from), last = place_of(events, to), step = first < last ? 1 : -1;
+    for (int64_t i = first; i != last; i += step)
+        memcpy(events->indices + i * FIELDS, events->indices + (i + step) * FIELDS, FIELDS * sizeof *from);
+    memcpy(events->indices + last * FIELDS, from, FIELDS * sizeof *from);
+}
+
+#define FORWARD(stage, layer, microbatch)                                                                              \
+    {                                                                                                                  \
+        0, ASSAY_STAGE_##stage, layer, microbatch                                                                      \
+    }
+#define BACKWARD(stage, layer, microbatch)                                                                             \
+    {                                                                                                                  \
+        1, ASSAY_STAGE_##stage, layer, microbatch                                                                      \
+    }
+
+static const struct {
+    int32_t from[ASSAY_EVENT_FIELDS], to[ASSAY_EVENT_FIELDS];
+    const char *rule; /* NULL: lawful */
+} table[] = {
+    {FORWARD(OFFLOAD, 0, -1), FORWARD(UNROUTE, 0, 1), NULL},
+    {BACKWARD(FETCH, 2, -1), BACKWARD(REDUCE_SCATTER_WS_GRAD, 3, -1), NULL},
+    {BACKWARD(INSERT_LAYER_WS_GRAD, 3, -1), BACKWARD(COMPUTE_BWD, 1, 0), NULL},
+    {FORWARD(ROUTE, 0, 1), FORWARD(ROUTE, 0, 0), "forward route of layer 0, microbatch 0 comes after route of layer 0"},
+    {FORWARD(COMPUTE, 0, 0), FORWARD(ROUTE, 0, 0),
+     "forward route of layer 0, microbatch 0 comes after compute of layer 0"},
+    {FORWARD(GATHER_WEIGHTS, 2, -1), FORWARD(UNROUTE, 0, 1),
+     "forward gather_weights of layer 2 comes after unroute of layer 0"},
+    {FORWARD(GATHER_WEIGHTS, 2, -1), FORWARD(GATHER_WEIGHTS, 0, -1),
+     "forward mla_with_norms of layer 0, microbatch 0 comes after gather_weights of layer 2"},
+    {FORWARD(UNROUTE, 0, 1), FORWARD(MLA_WITH_NORMS, 1, 0),
+     "forward unroute of layer 0, microbatch 1 comes after mla_with_norms of layer 1"},
+    {FORWARD(OFFLOAD, 0, -1), FORWARD(MLA_WITH_NORMS, 1, 0),
+     "forward offload of layer 0 comes after mla_with_norms of layer 1"},
+    {BACKWARD(UNROUTE_BWD, 3, 0), BACKWARD(COMPUTE_BWD, 3, 0),
+     "backward unroute_bwd of layer 3, microbatch 0 comes after compute_bwd of layer 3"},
+    {BACKWARD(FETCH, 2, -1), BACKWARD(MLA_WITH_NORMS_REMAT, 2, 0),
+     "backward fetch of layer 2 comes after mla_with_norms_remat of layer 2"},
+    {BACKWARD(REDUCE_SCATTER_WS_GRAD, 3, -1), BACKWARD(MLA_WITH_NORMS_REMAT, 2, 0),
+     "backward reduce_scatter_ws_grad of layer 3 comes after mla_with_norms_remat of layer 2"},
+    {BACKWARD(ALL_REDUCE_WS_GRAD_DCN, 3, -1), BACKWARD(REDUCE_SCATTER_WS_GRAD, 3, -1),
+     "backward reduce_scatter_ws_grad of layer 3 comes after all_reduce_ws_grad_dcn of layer 3"},
+    {BACKWARD(INSERT_LAYER_WS_GRAD, 3, -1), BACKWARD(ALL_REDUCE_WS_GRAD_DCN, 3, -1),
+     "backward all_reduce_ws_grad_dcn of layer 3 comes after insert_layer_ws_grad of layer 3"},
+    {BACKWARD(UNROUTE_BWD, 3, 1), FORWARD(UNROUTE, 3, 1), "comes after the start of backward"},
+};
+
+TEST_IN_FOLDER(any_lawful_order_passes)
+{
+    trial t;
+    trial_write(&t, folder, case_named("deepseek_stack/batch-split", "profiles=[f32]"));
+    const assay_profile *profile = assay_profile_by_name("f32");
+    trial_round(&t.golden, ASSAY_FLOAT32);
+    assay_tensor *events = assay_tensor_set_find(&t.golden, "schedule/events");
+    int32_t *kept = malloc((size_t)events->count * sizeof *kept);
+    assert_non_null(kept);
+    memcpy(kept, events->indices, (size_t)events->count * sizeof *kept);
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        memcpy(events->indices, kept, (size_t)events->count * sizeof *kept);
+        move(events, table[i].from, table[i].to);
+        assert_memory_not_equal(events->indices, kept, (size_t)events->count * sizeof *kept);
+        trial_write_candidate(&t, &t.golden, profile, is_result);
+        assay_report report = trial_compare(&t, profile);
+        const bool passes = report.verdict == ASSAY_PASS;
+        if (passes != (table[i].rule == NULL)) fail_msg("order %d: %s", (int)i, report.message);
+        if (!passes && strstr(report.message, table[i].rule) == NULL)
+            fail_msg("order %d: %s, expected: %s", (int)i, report.message, table[i].rule);
+        assay_report_free(&report);
+    }
+    /* an event twice, and so another one missing */
+    memcpy(events->indices, kept, (size_t)events->count * sizeof *kept);
+    memcpy(events->indices, events->indices + ASSAY_EVENT_FIELDS, ASSAY_EVENT_FIELDS * sizeof *kept);
+    trial_write_candidate(&t, &t.golden, profile, is_result);
+    assay_report report = trial_compare(&t, profile);
+    assert_int_equal(report.verdict, ASSAY_FAIL);
+    assert_non_null(strstr(report.message, "is there twice"));
+    assay_report_free(&report);
+    free(kept);
+    trial_close(&t);
+}

@@ -1,0 +1,257 @@
+/* The table of functions of the batch-split module, and calls of them by tensors: every function gives all its results
+ * with any number of threads, what NAME_bwd gives is the gradient of NAME, failures are reported. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "oracle/arithmetic/arithmetic.h"
+#include "oracle/layer/batch_split_function.h"
+#include "oracle/layer/tests/layer_case.h"
+#include "tests/support/assay_test.h"
+#include "tests/support/test_tensors.h"
+
+/* Four shards, two microbatches of one row. */
+static assay_function_config config_of(const assay_batch_split_function *f)
+{
+    layer_case c = layer_case_make(1, 0, 8, 2);
+    assay_function_config config = {.stack = c.config, .function = f, .layers = 3, .layer_axis = 1};
+    config.stack.single = true;
+    config.stack.mla.rope.pairwise = true;
+    config.stack.mla.kv_lora_rank = 4;
+    config.stack.moe.routing.renormalize_exactly = true;
+    config.stack.sharding =
+        (assay_sharding){.mesh = {{1, 2, 2}}, .tensor_shards = 1, .token_chunks = 1, .weight_before_wo = true};
+    config.stack.batch_split_factor = 2;
+    layer_case_free(&c);
+    return config;
+}
+
+static const assay_batch_split_function *function(int place)
+{
+    return assay_batch_split_function_at(place);
+}
+
+/* What is given: numbers, ids, then what follows of them. */
+static void fill(const assay_function_config *config, const assay_function_tensors *tensors, test_tensors *in)
+{
+    assay_context ctx = assay_context_default(1);
+    const assay_source source = test_tensors_source(in);
+    const int64_t experts = config->stack.moe.routing.num_experts;
+    const int64_t chosen = config->stack.moe.routing.num_experts_per_tok;
+    uint64_t seed = 3;
+    int32_t choices[256];
+    for (int64_t i = 0; i < 256; i++) choices[i] = (int32_t)((i / chosen * 3 + i % chosen) % experts);
+    for (int i = 0; i < tensors->count; i++) {
+        const assay_function_tensor *t = &tensors->items[i];
+        const int64_t count = assay_shape_count(&t->shape);
+        double *values = NULL;
+        int32_t *indices = NULL;
+        if (strncmp(t->path, "outputs/", 8) == 0) continue;
+        if (t->integers) indices = test_tensors_add_i32(in, t->path, count);
+        if (!t->integers) values = test_tensors_add(in, t->path, count);
+        for (int64_t k = 0; k < count && values != NULL; k++)
+            values[k] = t->holds == ASSAY_HOLDS_WEIGHTS ? 0.5 : layer_case_uniform(&seed) + 0.01;
+        for (int64_t k = 0; k < count && indices != NULL; k++) indices[k] = choices[k % 256];
+        if (t->holds == ASSAY_HOLDS_POSITIONS) memset(indices, 0, (size_t)count * sizeof *indices);
+        if (t->holds == ASSAY_HOLDS_LAYER) indices[0] = 2;
+    }
+    for (int i = 0; i < tensors->count; i++) {
+        const assay_function_tensor *t = &tensors->items[i];
+        if (strncmp(t->path, "outputs/", 8) == 0 || t->holds < ASSAY_HOLDS_COUNTS) continue;
+        assay_tensor *tensor = assay_tensor_set_find(&in->set, t->path);
+        assert_ok(&ctx, assay_function_derive(&ctx, config, t, &source, choices, tensor->values, tensor->indices));
+    }
+}
+
+static void run(assay_context *ctx, const assay_function_config *config, const test_tensors *in, test_tensors *out)
+{
+    const assay_source source = test_tensors_source((test_tensors *)(uintptr_t)in);
+    const assay_sink sink = test_tensors_sink(out);
+    assert_ok(ctx, assay_function_run(ctx, config, &source, &sink));
+}
+
+TEST(names_are_found)
+{
+    for (int i = 0; function(i) != NULL; i++) {
+        const char *name = assay_function_name(function(i));
+        assert_ptr_equal(assay_batch_split_function_of(name), function(i));
+        const size_t length = strlen(name);
+        const bool bwd = length > 4 && strcmp(name + length - 4, "_bwd") == 0;
+        assert_int_equal(bwd, assay_function_forward(function(i)) != NULL);
+        if (bwd) assert_ptr_equal(assay_function_backward(assay_function_forward(function(i))), function(i));
+    }
+    for (int i = 0; assay_batch_split_alias(i) != NULL; i++)
+        assert_non_null(assay_batch_split_function_of(assay_batch_split_alias(i)));
+    assert_null(assay_batch_split_function_of("rout"));
+    assert_null(assay_batch_split_function_of(""));
+}
+
+TEST(every_function_gives_its_results_with_any_threads)
+{
+    for (int i = 0; function(i) != NULL; i++) {
+        const assay_function_config config = config_of(function(i));
+        assay_function_tensors tensors;
+        test_tensors in = {0}, first = {0};
+        assay_function_tensors_of(&config, &tensors);
+        fill(&config, &tensors, &in);
+        for (int threads = 1; threads <= 7; threads += threads == 1 ? 1 : 5) {
+            assay_context ctx = assay_context_default(threads);
+            test_tensors out = {0};
+            run(&ctx, &config, &in, &out);
+            for (int k = 0; k < tensors.count; k++) {
+                const char *path = tensors.items[k].path;
+                if (strncmp(path, "outputs/", 8) != 0) continue;
+                const assay_tensor *t = assay_tensor_set_find(&out.set, path);
+                if (t == NULL) fail_msg("%s gives no %s", assay_function_name(function(i)), path);
+                assert_int_equal(t->count, assay_shape_count(&tensors.items[k].shape));
+                const assay_tensor *one = threads == 1 ? t : assay_tensor_set_find(&first.set, path);
+                for (int64_t n = 0; n < t->count && t->values != NULL; n++) assert_true(isfinite(t->values[n]));
+                if (t->values != NULL) assert_same_bits(t->values, one->values, t->count);
+                if (t->indices != NULL) assert_memory_equal(t->indices, one->indices, (size_t)t->count * 4);
+            }
+            if (threads == 1) {
+                first = out;
+            } else {
+                assay_tensor_set_free(&out.set);
+            }
+        }
+        assay_tensor_set_free(&first.set);
+        assay_tensor_set_free(&in.set);
+    }
+}
+
+/* From forward's tensors those of its _bwd: residuals are results, upstream gradients cotangents. */
+static void lend(const assay_function_view *view, const test_tensors *in, const test_tensors *out, test_tensors *to)
+{
+    for (int i = 0; i < view->own.count; i++) {
+        const assay_function_tensor *t = &view->own.items[i];
+        const char *of = view->counterparts[i];
+        char path[ASSAY_PATH_SIZE];
+        if (strncmp(t->path, "outputs/", 8) == 0) continue;
+        const bool result = strncmp(of, "outputs/", 8) == 0;
+        const bool residual = result && (t->holds == ASSAY_HOLDS_RESIDUAL || t->integers);
+        snprintf(path, sizeof path, "%s%.140s", result && !residual ? "cotangents/" : "",
+                 result && !residual ? of + 8 : of);
+        const assay_tensor *from = assay_tensor_set_find(residual ? &out->set : &in->set, path);
+        if (from == NULL) fail_msg("%s: there is no %s", t->path, path);
+        if (from->indices != NULL) {
+            memcpy(test_tensors_add_i32(to, t->path, from->count), from->indices, (size_t)from->count * 4);
+        } else {
+            memcpy(test_tensors_add(to, t->path, from->count), from->values, (size_t)from->count * sizeof(double));
+        }
+    }
+}
+
+/* What NAME_bwd gives is the gradient of NAME; that of a kernel is the sum of the shards'. */
+static void compare_gradients(const assay_function_view *view, const test_tensors *forward, const test_tensors *bwd)
+{
+    for (int i = 0; i < view->own.count; i++) {
+        char path[ASSAY_PATH_SIZE];
+        const assay_function_tensor *t = &view->own.items[i];
+        if (strncmp(t->path, "outputs/", 8) != 0) continue;
+        snprintf(path, sizeof path, "gradients/%.140s", view->counterparts[i]);
+        const assay_tensor *whole = assay_tensor_set_find(&forward->set, path);
+        const assay_tensor *own = assay_tensor_set_find(&bwd->set, t->path);
+        if (whole == NULL || own == NULL) fail_msg("%s: there is no %s", t->path, path);
+        if (own->count == whole->count) assert_same_bits(own->values, whole->values, own->count);
+        if (own->count == whole->count) continue;
+        const int64_t shards = view->sizes.shards, each = own->count / shards, parts = whole->count / each;
+        for (int64_t k = 0; k < whole->count; k++) {
+            double sum = 0, size = 0;
+            for (int64_t shard = k / each; shard < shards; shard += parts) {
+                sum += own->values[shard * each + k % each];
+                size += fabs(own->values[shard * each + k % each]);
+            }
+            assert_true(fabs(sum - whole->values[k]) <= 4 * 0x1p-53 * size);
+        }
+    }
+}
+
+TEST(a_bwd_is_the_gradient_of_its_function)
+{
+    int compared = 0;
+    for (int i = 0; function(i) != NULL; i++) {
+        const assay_batch_split_function *f = assay_function_forward(function(i));
+        if (f == NULL) continue;
+        const assay_function_config config = config_of(f), of_bwd = config_of(function(i));
+        assay_context ctx = assay_context_default(1);
+        assay_function_tensors tensors;
+        assay_function_view *view = malloc(sizeof *view);
+        test_tensors in = {0}, out = {0}, given = {0}, gradients = {0};
+        uint64_t seed = 11;
+        assert_non_null(view);
+        assay_function_view_of(&of_bwd, view);
+        assay_function_tensors_of(&config, &tensors);
+        fill(&config, &tensors, &in);
+        for (int k = 0; k < tensors.count; k++) {
+            char path[ASSAY_PATH_SIZE];
+            const int64_t count = assay_shape_count(&tensors.items[k].shape);
+            if (strncmp(tensors.items[k].path, "outputs/", 8) != 0 || !tensors.items[k].differentiated) continue;
+            snprintf(path, sizeof path, "cotangents/%.140s", tensors.items[k].path + 8);
+            double *values = test_tensors_add(&in, path, count);
+            for (int64_t n = 0; n < count; n++) values[n] = layer_case_uniform(&seed);
+        }
+        run(&ctx, &config, &in, &out);
+        lend(view, &in, &out, &given);
+        run(&ctx, &of_bwd, &given, &gradients);
+        compare_gradients(view, &out, &gradients);
+        compared++;
+        test_tensors *all[] = {&in, &out, &given, &gradients};
+        for (int k = 0; k < 4; k++) assay_tensor_set_free(&all[k]->set);
+        free(view);
+    }
+    assert_true(compared >= 20);
+}
+
+/* Memory that is short at any allocation is reported, and nothing is lost. */
+TEST(no_memory_is_reported)
+{
+    static const char *const names[] = {"route", "mla_with_norms_bwd", "route_compute_unroute", "insert_layer_ws_grad"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        const assay_function_config config = config_of(assay_batch_split_function_of(names[i]));
+        assay_function_tensors tensors;
+        assay_context ctx = assay_context_default(1);
+        test_tensors in = {0};
+        assay_function_tensors_of(&config, &tensors);
+        fill(&config, &tensors, &in);
+        const assay_source source = test_tensors_source(&in);
+        for (int64_t n = 0;; n++) {
+            static const char *const nothing[] = {NULL};
+            test_tensors out = {.wanted = nothing};
+            const assay_sink sink = test_tensors_sink(&out);
+            assay_fail_allocation(n);
+            const assay_status status = assay_function_run(&ctx, &config, &source, &sink);
+            assay_tensor_set_free(&out.set);
+            if (had_memory(&ctx, status)) break;
+        }
+        assay_tensor_set_free(&in.set);
+    }
+}
+
+TEST(bad_input_is_refused)
+{
+    assay_function_config config = config_of(assay_batch_split_function_of("extract_layer_weights"));
+    assay_function_tensors tensors;
+    assay_context ctx = assay_context_default(1);
+    test_tensors in = {0}, out = {0};
+    assay_function_tensors_of(&config, &tensors);
+    fill(&config, &tensors, &in);
+    const assay_source source = test_tensors_source(&in);
+    const assay_sink sink = test_tensors_sink(&out);
+    assay_tensor_set_find(&in.set, "inputs/layer_idx")->indices[0] = 3;
+    assert_int_equal(assay_function_run(&ctx, &config, &source, &sink), ASSAY_BAD_INPUT);
+    assert_string_equal(ctx.message, "inputs/layer_idx is 3, expected 0 to 2 (base_num_decoder_layers)");
+    config.layer_axis = 2;
+    assert_int_equal(assay_function_check(&ctx, &config), ASSAY_BAD_INPUT);
+    assay_tensor_set_free(&in.set);
+    in = (test_tensors){0};
+    config = config_of(assay_batch_split_function_of("yarn"));
+    assay_function_tensors_of(&config, &tensors);
+    fill(&config, &tensors, &in);
+    const assay_source angles = test_tensors_source(&in);
+    assay_tensor_set_find(&in.set, "inputs/freqs")->values[3] = 9;
+    assert_int_equal(assay_function_run(&ctx, &config, &angles, &sink), ASSAY_BAD_INPUT);
+    assert_non_null(strstr(ctx.message, "expected the two of a pair to be equal"));
+    assay_tensor_set_free(&in.set);
+    assay_tensor_set_free(&out.set);
+}
