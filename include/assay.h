@@ -24,6 +24,7 @@
 #include "oracle/layer/remat.h"
 #include "oracle/mesh/collectives.h"
 #include "oracle/mesh/expert_traffic.h"
+#include "oracle/mesh/head_shards.h"
 #include "oracle/mesh/sharded_mla.h"
 #include "oracle/mesh/sharded_moe.h"
 #include "oracle/moe/moe.h"

@@ -1,4 +1,4 @@
-/* Mutants of heads over shards by changed weights: the axes `expert` and `mlp_tensor` both split them (sharded_mla.h). */
+/* Mutants of heads over shards by changed weights: the axes `expert` and `mlp_tensor` both split them (head_shards.h). */
 #include <stdlib.h>
 #include <string.h>
 

@@ -93,7 +93,7 @@ assay_dims assay_sharded_rows(const assay_moe_config *config, const assay_shardi
 assay_status assay_sharding_of(assay_context *ctx, const assay_case *c, assay_sharding *sharding)
 {
     const assay_model_config *m = &c->config;
-    *sharding = (assay_sharding){.mesh = {{c->mesh_data, c->mesh_fsdp, c->mesh_expert, c->mesh_mlp_tensor}},
+    *sharding = (assay_sharding){.mesh = assay_mesh_of(c),
                                  .tensor_shards = c->mesh_tensor,
                                  .ring_of_experts = m->use_ring_of_experts,
                                  .ragged_buffer_factor = m->ragged_buffer_factor,

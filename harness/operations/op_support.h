@@ -118,6 +118,11 @@ assay_status assay_moe_run_weight_before_wo(assay_context *ctx, const assay_case
 assay_status assay_mla_run_absorbed(assay_context *ctx, const assay_case *c, const assay_source *in,
                                     const assay_sink *out);
 
+/* The mesh of a case. */
+assay_mesh assay_mesh_of(const assay_case *c);
+/* Of an operation with its heads over the mesh: refuses what splits no heads. */
+assay_status assay_check_head_mesh(assay_context *ctx, const assay_case *c);
+
 /* Refuses a key whose value is below 1: "emb_dim (base_emb_dim) is 0, expected 1 or more". */
 assay_status assay_require_positive(assay_context *ctx, const char *key, int64_t value);
 

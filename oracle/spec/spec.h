@@ -107,10 +107,10 @@ assay_status spec_mla(assay_context *ctx, const assay_mla_config *config, const 
 assay_status spec_mla_checkpoints(assay_context *ctx, const assay_mla_config *config, const spec_tensors *in,
                                   spec_tensors *out);
 
-/* The same with the heads over a mesh of more than one shard: of what has heads each shard's own, [M,B/b,S,N/h,..] (lse
- * [M,B/b,N/h,S]); h is mesh expert times mlp_tensor, b data times fsdp. */
-assay_status spec_sharded_mla_checkpoints(assay_context *ctx, const assay_mla_config *config, const assay_mesh *mesh,
-                                          const spec_tensors *in, spec_tensors *out);
+/* Checkpoints of an attention layer as a mesh of more than one shard has them: of what has heads each shard's own,
+ * [M,B/b,S,N/h,..] (lse [M,B/b,N/h,S]); h is mesh expert times mlp_tensor, b data times fsdp. On one shard they stay. */
+assay_status spec_spread_heads(assay_context *ctx, const spec_tensors *parts, int64_t heads, int64_t kv_heads,
+                               const assay_mesh *mesh, spec_tensors *out);
 
 /* The tensors of deepseek_layer and deepseek_stack (deepseek_stack.h) -> outputs/ and routing/ as there,
  * under the batch-split schedule as in batch_split.h, without its events. routing/Pselected_experts, where `in` has it,
