@@ -23,7 +23,7 @@ static assay_status run_attention(assay_context *ctx, void *self)
 {
     const tensors *t = self;
     const assay_attention_inputs in = {.query = t->query, .key = t->key, .value = t->value};
-    const assay_attention_gradients gradients = {t->dquery, t->dkey, t->dvalue};
+    const assay_attention_gradients gradients = {.dquery = t->dquery, .dkey = t->dkey, .dvalue = t->dvalue};
     assay_status status;
     TRY(assay_attention_forward(ctx, t->out, t->lse, &in, &config));
     TRY(assay_attention_backward(ctx, &gradients, t->dout, NULL, t->out, t->lse, &in, &config));

@@ -100,7 +100,7 @@ static void keep_maxtext_key(assay_model_config *config, int index, const yaml_n
     const bool empty =
         value->type == YAML_SEQUENCE_NODE && value->data.sequence.items.top == value->data.sequence.items.start;
     const char *text = scalar ? (const char *)value->data.scalar.value : empty ? "[]" : "[...]";
-    const bool kept = key->parts == 0 || !assay_maxtext_value_changes_nothing(key, text);
+    const bool kept = !assay_maxtext_value_changes_nothing(key, text);
     snprintf(config->maxtext[index].text, sizeof config->maxtext[index].text, "%s", kept ? text : "");
 }
 

@@ -11,15 +11,17 @@ enum {
     ASSAY_BLOCK_UNGATED = 1 << 2,      /* its MLP has one projection and no gate */
     ASSAY_BLOCK_OTHER_NORM = 1 << 3,   /* its norm is no RMS norm with a plain scale */
     ASSAY_BLOCK_GATED_SHARED = 1 << 4, /* its shared expert is multiplied by a gate of its own */
+    ASSAY_BLOCK_GROUPED = 1 << 5,      /* its attention is what the op gqa computes */
+    ASSAY_BLOCK_SCALES_QUERY = 1 << 6, /* it multiplies queries by head_dim^-0.5; others have that in their kernel */
 };
 
 /* name, router (of DEEPSEEK3 the model's name and score function make DEEPSEEK2), what it has. "": not said. */
 #define ASSAY_DECODER_BLOCK_TABLE(X)                                                                                   \
-    X("", DEFAULT, ASSAY_BLOCK_LATENT)                                                                                 \
-    X("default", DEFAULT, 0)                                                                                           \
-    X("llama2", DEFAULT, 0)                                                                                            \
-    X("mistral", DEFAULT, 0)                                                                                           \
-    X("mixtral", DEFAULT, 0)                                                                                           \
+    X("", DEFAULT, ASSAY_BLOCK_LATENT | ASSAY_BLOCK_GROUPED | ASSAY_BLOCK_SCALES_QUERY)                                \
+    X("default", DEFAULT, ASSAY_BLOCK_GROUPED)                                                                         \
+    X("llama2", DEFAULT, ASSAY_BLOCK_GROUPED)                                                                          \
+    X("mistral", DEFAULT, ASSAY_BLOCK_GROUPED)                                                                         \
+    X("mixtral", DEFAULT, ASSAY_BLOCK_GROUPED)                                                                         \
     X("deepseek", DEEPSEEK3, ASSAY_BLOCK_LATENT | ASSAY_BLOCK_CLAMPS)                                                  \
     X("deepseek2", DEEPSEEK3, ASSAY_BLOCK_LATENT | ASSAY_BLOCK_CLAMPS)                                                 \
     X("deepseek3", DEEPSEEK3, ASSAY_BLOCK_LATENT | ASSAY_BLOCK_CLAMPS)                                                 \
@@ -32,13 +34,13 @@ enum {
     X("gemma4", GEMMA4, 0)                                                                                             \
     X("gemma4_small", DEFAULT, 0)                                                                                      \
     X("qwen2", DEFAULT, 0)                                                                                             \
-    X("qwen3", DEFAULT, 0)                                                                                             \
-    X("qwen3_moe", DEFAULT, 0)                                                                                         \
+    X("qwen3", DEFAULT, ASSAY_BLOCK_GROUPED | ASSAY_BLOCK_SCALES_QUERY)                                                \
+    X("qwen3_moe", DEFAULT, ASSAY_BLOCK_GROUPED | ASSAY_BLOCK_SCALES_QUERY)                                            \
     X("qwen3_custom_moe", DEFAULT, 0)                                                                                  \
     X("qwen3_next", DEFAULT, ASSAY_BLOCK_OTHER_NORM | ASSAY_BLOCK_GATED_SHARED)                                        \
     X("qwen3_5", DEFAULT, ASSAY_BLOCK_OTHER_NORM | ASSAY_BLOCK_GATED_SHARED)                                           \
     X("gpt3", DEFAULT, ASSAY_BLOCK_UNGATED | ASSAY_BLOCK_OTHER_NORM)                                                   \
-    X("gpt_oss", DEFAULT, ASSAY_BLOCK_CLAMPS)                                                                          \
+    X("gpt_oss", DEFAULT, ASSAY_BLOCK_CLAMPS | ASSAY_BLOCK_GROUPED | ASSAY_BLOCK_SCALES_QUERY)                         \
     X("llama4", LLAMA4, 0)                                                                                             \
     X("olmo3", DEFAULT, 0)                                                                                             \
     X("envy", DEFAULT, 0)                                                                                              \

@@ -34,7 +34,7 @@ static const char *const NEUTRAL[] = {
     " bwd_quantization_calibration_method weight_sparsity_m weight_sparsity_update_step weight_sparsity_start_step"
     " te_comm_gemm_overlap ",
     /* initial values, the ends of the model, heads beside it */
-    " dense_init_scale fused_qkv qk_norm_with_scale v_norm_with_scale mtp_num_layers mtp_loss_scaling_factor"
+    " dense_init_scale v_norm_with_scale mtp_num_layers mtp_loss_scaling_factor"
     " mtp_eval_target_module logits_via_embedding normalize_embedding_logits logits_dot_in_fp32 cast_logits_to_fp32"
     " final_logits_soft_cap z_loss_multiplier num_vocab_tiling vocab_tiling_ag_once ",
     /* kernels and layouts of attention; what a key of the other table turns on */

@@ -18,38 +18,33 @@ enum {
     ASSAY_PART_ROPE = 1 << 4,
     ASSAY_PART_ATTENTION = 1 << 5, /* of queries, keys and values */
     ASSAY_PART_LATENT = 1 << 6,    /* the projections of MLA */
-    ASSAY_PART_LAYER = 1 << 7,
-    ASSAY_PART_ALL = (1 << 8) - 1, /* of a layer; what follows is of an operation by itself */
-    ASSAY_PART_GROUPS = 1 << 8,    /* products of groups of rows, each with a matrix of its own */
-    ASSAY_PART_SORT = 1 << 9,      /* copies of tokens by expert */
-    ASSAY_PART_COMBINE = 1 << 10,  /* and back */
+    ASSAY_PART_GROUPED = 1 << 7,   /* those of grouped-query attention */
+    ASSAY_PART_LAYER = 1 << 8,
+    ASSAY_PART_ALL = (1 << 9) - 1, /* of a layer; what follows is of an operation by itself */
+    ASSAY_PART_GROUPS = 1 << 9,    /* products of groups of rows, each with a matrix of its own */
+    ASSAY_PART_SORT = 1 << 10,     /* copies of tokens by expert */
+    ASSAY_PART_COMBINE = 1 << 11,  /* and back */
+    ASSAY_PART_SHARING = 1 << 12,  /* attention whose heads may share keys, with windows and sinks */
 };
 
-/* index, key, values that change nothing ("|" between them; "[]" is an empty list), parts that others would change.
- * Without parts: what it means depends on other keys (harness/operations/model_check.c). */
+/* index, key, values that change nothing ("|" between them; "[]" is an empty list), parts that others would change. */
 #define ASSAY_MAXTEXT_KEY_TABLE(X)                                                                                     \
-    X(attention_type, "", 0)                                                                                           \
-    X(base_num_kv_heads, "", 0)                                                                                        \
-    X(head_dim, "", 0)                                                                                                 \
     X(attention, "autoselected|dot_product|flash|cudnn_flash_te|cudnn_flash_jax|paged", ASSAY_PART_ROUTER)             \
     X(global_parameter_scale, "1", ASSAY_PART_ALL)                                                                     \
     X(quantization, "|none|null|~", ASSAY_PART_ALL)                                                                    \
     X(weight_sparsity_n, "null|none|~", ASSAY_PART_ALL)                                                                \
     X(dropout_rate, "0", ASSAY_PART_MLP | ASSAY_PART_ATTENTION)                                                        \
-    X(attention_bias, "false", ASSAY_PART_LATENT)                                                                      \
-    X(attention_sink, "false", ASSAY_PART_ATTENTION)                                                                   \
-    X(sliding_window_size, "0", ASSAY_PART_ATTENTION)                                                                  \
     X(chunk_attn_window_size, "0", ASSAY_PART_ATTENTION)                                                               \
     X(attn_logits_soft_cap, "0|null|none|~", ASSAY_PART_ATTENTION)                                                     \
     X(moba, "false", ASSAY_PART_ATTENTION)                                                                             \
     X(use_indexer, "false", ASSAY_PART_ATTENTION)                                                                      \
     X(temperature_tuning, "false", ASSAY_PART_ATTENTION)                                                               \
     X(compress_ratios, "[]", ASSAY_PART_ATTENTION | ASSAY_PART_LATENT)                                                 \
-    X(o_groups, "0", ASSAY_PART_LATENT)                                                                                \
-    X(o_lora_rank, "0", ASSAY_PART_LATENT)                                                                             \
-    X(share_kv_projections, "false", ASSAY_PART_LATENT)                                                                \
-    X(use_qk_norm, "false", ASSAY_PART_LATENT)                                                                         \
-    X(attention_output_dim, "-1|0", ASSAY_PART_LATENT)                                                                 \
+    X(o_groups, "0", ASSAY_PART_LATENT | ASSAY_PART_GROUPED)                                                           \
+    X(o_lora_rank, "0", ASSAY_PART_LATENT | ASSAY_PART_GROUPED)                                                        \
+    X(share_kv_projections, "false", ASSAY_PART_LATENT | ASSAY_PART_GROUPED)                                           \
+    X(attention_output_dim, "-1|0", ASSAY_PART_LATENT | ASSAY_PART_GROUPED)                                            \
+    X(qk_norm_with_scale, "true", ASSAY_PART_GROUPED)                                                                  \
     X(global_head_dim, "0", ASSAY_PART_ATTENTION)                                                                      \
     X(global_num_kv_heads, "0", ASSAY_PART_ATTENTION)                                                                  \
     X(rope_min_timescale, "1", ASSAY_PART_ROPE)                                                                        \

@@ -60,6 +60,15 @@
     X(I, qk_rope_head_dim, 64)                                                                                         \
     X(I, v_head_dim, 128)                                                                                              \
     X(D, mscale, 1.0)                                                                                                  \
+    X(S, attention_type, "")                                                                                           \
+    X(I, base_num_kv_heads, 0) /* as many as query heads */                                                            \
+    X(I, head_dim, 0)          /* the sizes of MLA */                                                                  \
+    X(B, attention_bias, false)                                                                                        \
+    X(B, attention_sink, false)                                                                                        \
+    X(I, sliding_window_size, 0)                                                                                       \
+    X(B, use_qk_norm, false)                                                                                           \
+    X(B, fused_qkv, false)                                                                                             \
+    X(D, query_pre_attn_scalar, 0.0) /* as the block has it */                                                         \
     X(S, rope_type, "default")                                                                                         \
     X(D, rope_max_timescale, 10000.0)                                                                                  \
     X(D, rope_factor, 40.0)                                                                                            \

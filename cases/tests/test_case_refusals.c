@@ -88,7 +88,7 @@ static const struct {
     {"case: a\nop: moe\nmodel: nowhere/m.yml\n", "3:8", "model: nowhere/m.yml: No such file"},
     {"case: a\nop: moe\nmodel: [a]\n", "3:8", "model: expected a name, a path or a mapping, found a list"},
     {"case: a\nop: moe\nmodel: {}\n", "3:8", "expected MaxText's model keys"},
-    {"case: a\nop: moe\nmodel: {base_num_kv_heads: 4}\n", "3:8", "expected MaxText's model keys"},
+    {"case: a\nop: moe\nmodel: {global_num_kv_heads: 4}\n", "3:8", "expected MaxText's model keys"},
     {"case: a\nop: moe\nmodel: {num_experts: 8, routed_scaling_facto: 2.827}\n", "3:25",
      "unknown key routed_scaling_facto in model, did you mean routed_scaling_factor?"},
     {"case: a\nop: mla\nmodel:\n  kv_lora_rank: 8\n  rope_factr: 32\n", "5:3",

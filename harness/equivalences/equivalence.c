@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "harness/equivalences/copied_heads.h"
 #include "harness/operations/op_support.h"
 #include "oracle/arithmetic/arithmetic.h"
 
@@ -214,9 +215,9 @@ static bool spread_heads(assay_case *c)
 
 static bool other_sharded(const assay_case *c, assay_other_form *form)
 {
-    if (is_op(c, "mla") && c->mesh_data * c->mesh_fsdp * c->mesh_expert * c->mesh_mlp_tensor == 1)
-        return spread_heads(&form->c);
-    if (is_op(c, "mla")) {
+    const bool heads = is_op(c, "mla") || is_op(c, "gqa");
+    if (heads && c->mesh_data * c->mesh_fsdp * c->mesh_expert * c->mesh_mlp_tensor == 1) return spread_heads(&form->c);
+    if (heads) {
         on_one_device(&form->c);
         return true;
     }
@@ -301,6 +302,31 @@ static bool other_absorbed(const assay_case *c, assay_other_form *form)
     return is_op(c, "mla");
 }
 
+/* Where heads may share keys: the kernel, and the layers that have its projections. */
+static bool may_share(const assay_case *c)
+{
+    return (assay_operation_by_name(c->op)->parts & ASSAY_PART_SHARING) != 0;
+}
+
+/* What no token goes beyond. */
+static bool other_window(const assay_case *c, assay_other_form *form)
+{
+    assay_model_config *m = &form->c.config;
+    const bool global = m->sliding_window_size == 0 || strcmp(m->attention_type.text, "global") == 0;
+    m->sliding_window_size = c->sequence;
+    snprintf(m->attention_type.text, sizeof m->attention_type.text, "%s",
+             assay_says_latent(m) ? m->attention_type.text : "local_sliding");
+    return may_share(c) && global && is_case(&form->c);
+}
+
+static bool other_copied(const assay_case *c, assay_other_form *form)
+{
+    const assay_model_config *m = &c->config;
+    const bool shared = m->base_num_kv_heads > 0 && m->base_num_kv_heads < m->base_num_query_heads;
+    form->run = assay_run_copied_heads;
+    return may_share(c) && shared && !assay_says_latent(m) && !m->fused_qkv;
+}
+
 static bool other_blas(const assay_case *c, assay_other_form *form)
 {
     (void)c;
@@ -329,6 +355,8 @@ const assay_equivalence assay_equivalences[] = {
     {"ring-alltoall", "a ring of experts, or a ragged all-to-all", ASSAY_HOLDS_SCALES, true, other_ring},
     {"chunked-whole", "the embedding or the tokens of a ring in chunks, or whole", ASSAY_HOLDS_SCALES, true, other_chunks},
     {"mla-absorbed", "scores from the latents, without key and value", ASSAY_HOLDS_SCALES, false, other_absorbed},
+    {"window-whole", "a window as long as the sequence, or none", ASSAY_HOLDS_BITS, true, other_window},
+    {"heads-copied", "keys that heads share, or a copy of them for each", ASSAY_HOLDS_SCALES, false, other_copied},
     {"remat-kept", "intermediates computed again, or kept", ASSAY_HOLDS_BITS, true, other_remat},
     {"batchsplit-plain", "the batch-split schedule, or layer after layer", ASSAY_HOLDS_SCALES, true, other_batch_split},
     {"weight-before-after-wo", "the routing weight on h, or on y", ASSAY_HOLDS_SCALES, false, other_weight},

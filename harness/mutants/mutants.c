@@ -21,8 +21,11 @@
 #define EXPERTS ASSAY_PART_EXPERTS
 #define GATED (ASSAY_PART_MLP | ASSAY_PART_EXPERTS)
 #define LATENT ASSAY_PART_LATENT
+#define PROJECTED (ASSAY_PART_LATENT | ASSAY_PART_GROUPED)
 #define ROPE ASSAY_PART_ROPE
 #define ATTENTION ASSAY_PART_ATTENTION
+#define SHARING ASSAY_PART_SHARING
+#define GROUPED ASSAY_PART_GROUPED
 #define NORMED (ASSAY_PART_NORM | ASSAY_PART_LATENT)
 #define LAYER ASSAY_PART_LAYER
 #define GROUPS ASSAY_PART_GROUPS
@@ -42,6 +45,7 @@
 #define RESULTS(folders, ...) .results = {.of = folders, .edit = __VA_ARGS__}
 #define INTEGERS(folders, ...) .integers = {.of = folders, .edit = __VA_ARGS__}
 #define LOG2_E 1.4426950408889634
+#define NO_SINK (-1000.0) /* far below any score */
 
 const assay_mutant assay_mutants[] = {
     /* the whole candidate is nothing */
@@ -223,12 +227,12 @@ const assay_mutant assay_mutants[] = {
      ASSAY_IN_BLOCKS, INPUTS("query wq_b/kernel", assay_edit_scale_by_root)},
     {"scale_from_hidden", "the softmax scale from the model's width over its heads", "48", LATENT, ASSAY_NOWHERE,
      .where = assay_is_no_layer, INPUTS("wq_b/kernel query/kernel", assay_edit_scale_from_hidden)},
-    {"head_part_alone", "y is the part of the first shard's heads: nothing is summed", "38", LATENT, ASSAY_IN_BLOCKS,
+    {"head_part_alone", "y is the part of the first shard's heads: nothing is summed", "38", PROJECTED, ASSAY_IN_BLOCKS,
      .where = assay_has_head_shards, INPUTS("out/kernel", assay_edit_keep_first_heads)},
-    {"head_sum_twice", "what is the sum over shards of heads already is summed over them again", "22", LATENT,
+    {"head_sum_twice", "what is the sum over shards of heads already is summed over them again", "22", PROJECTED,
      ASSAY_IN_BLOCKS, .where = assay_has_head_shards, INPUTS("out/kernel", assay_edit_times_head_shards)},
-    {"head_axes_exchanged", "queries of the heads that a shard would have in the order ('expert', 'model')", "", LATENT,
-     ASSAY_IN_BLOCKS, .where = assay_has_head_shards,
+    {"head_axes_exchanged", "queries of the heads that a shard would have in the order ('expert', 'model')", "",
+     PROJECTED, ASSAY_IN_BLOCKS, .where = assay_has_head_shards,
      INPUTS("wq_b/kernel query/kernel", assay_edit_exchange_head_axes)},
     {"latent_gradients_local", "gradients of the latents' weights are those of the first shard's heads", "59", LATENT,
      ASSAY_IN_BLOCKS,
@@ -281,6 +285,35 @@ const assay_mutant assay_mutants[] = {
      INPUTS("wq_b/kernel query/kernel query", assay_edit_roll_heads)},
     {"lse_in_base_2", "the log-sum-exp is in base 2", "53", ATTENTION, ASSAY_ALONE,
      RESULTS("outputs", assay_edit_scale, .by = LOG2_E, .named = "lse")},
+    {"kv_heads_modulo", "query head n reads the keys of head n % Nkv", "71", SHARING, ASSAY_IN_BLOCKS,
+     .change_inputs = assay_edit_heads_modulo, .change_results = assay_edit_heads_back},
+    {"window_one_longer", "a window of one key more", "72", SHARING, ASSAY_IN_BLOCKS,
+     .configure = assay_edit_longer_window},
+    {"window_ignored", "a local layer sees every earlier key", "72", SHARING, ASSAY_IN_BLOCKS,
+     .configure = assay_edit_no_window},
+    {"sinks_missing", "sinks never reach the softmax", "73", SHARING, ASSAY_IN_BLOCKS,
+     INPUTS("sinks", assay_edit_replace, .by = NO_SINK)},
+    {"sinks_twice", "a sink is counted twice in the sum", "74", SHARING, ASSAY_IN_BLOCKS,
+     INPUTS("sinks", assay_edit_add, .by = 1 / LOG2_E)},
+    {"sinks_in_base_2", "a sink is the exponent of 2", "74", SHARING, ASSAY_IN_BLOCKS,
+     INPUTS("sinks", assay_edit_scale, .by = 1 / LOG2_E)},
+    {"sinks_in_lse", "the log-sum-exp counts the sink", "75", SHARING, ASSAY_ALONE,
+     .change_results = assay_edit_sinks_in_lse},
+    {"sinks_not_in_backward", "backward goes by the log-sum-exp without the sink", "75", SHARING, ASSAY_IN_BLOCKS,
+     INPUTS("sinks", assay_edit_replace, .by = NO_SINK), .takes = {.of = "gradients"}},
+    {"sink_gradients_missing", "nothing flows back into the sinks", "75", SHARING, ASSAY_IN_BLOCKS,
+     RESULTS("gradients/weights", assay_edit_fill, .by = 0, .named = "sinks")},
+    {"qk_norms_missing", "the norms of queries and keys are left out", "76", GROUPED, ASSAY_IN_BLOCKS,
+     .where = assay_has_qk_norms,
+     INPUTS("query_norm/scale key_norm/scale query/kernel query/bias key/kernel key/bias",
+            assay_edit_leave_qk_norm_out),
+     .change_results = assay_edit_omit_checkpoints},
+    {"qk_norm_scales_missing", "the norms of queries and keys are without their scales", "76", GROUPED, ASSAY_IN_BLOCKS,
+     INPUTS("query_norm/scale key_norm/scale", assay_edit_replace, .by = 1)},
+    {"projection_biases_missing", "the biases of the projections are dropped", "77", GROUPED, ASSAY_IN_BLOCKS,
+     INPUTS("query/bias key/bias value/bias out/bias qkv_proj/bias", assay_edit_replace, .by = 0)},
+    {"head_scale_other", "queries are scaled by the root of head_dim where their kernel has it, or not at all", "48",
+     GROUPED, ASSAY_IN_BLOCKS, .configure = assay_edit_other_query_scale},
     {"functions_in_bf16", "exponentials, norms and phases in bfloat16", "51", WITH_FUNCTIONS, ASSAY_NOWHERE,
      .golden_choice = true, .degrade = assay_degrade_functions},
     {"previous_token", "inputs of the row before", "21, 60", ASSAY_HAS_X, ASSAY_IN_BLOCKS,
@@ -409,7 +442,7 @@ bool assay_mutant_is_for(const assay_mutant *mutant, const assay_plan *plan)
 
 bool assay_mutant_is_required(const assay_mutant *mutant, const assay_plan *plan)
 {
-    const unsigned parts = plan->operation->parts;
+    const unsigned parts = plan->operation->parts & ASSAY_PART_ALL;
     const bool layers = (parts & ASSAY_PART_LAYER) != 0, several = (parts & (parts - 1)) != 0;
     const assay_extent extent = layers ? ASSAY_EVERYWHERE : several ? ASSAY_IN_BLOCKS : ASSAY_ALONE;
     return assay_mutant_is_for(mutant, plan) && extent <= mutant->required;

@@ -32,6 +32,38 @@ bool assay_is_no_layer(const assay_case *c)
     return (assay_operation_by_name(c->op)->parts & ASSAY_PART_LAYER) == 0;
 }
 
+bool assay_has_qk_norms(const assay_case *c)
+{
+    return c->config.use_qk_norm && !c->config.fused_qkv;
+}
+
+static bool has_window(const assay_case *c)
+{
+    const assay_model_config *m = &c->config;
+    return m->sliding_window_size > 0 && m->sliding_window_size < c->sequence && !is(&m->attention_type, "global");
+}
+
+bool assay_edit_longer_window(assay_case *c)
+{
+    const bool applies = has_window(c);
+    c->config.sliding_window_size += 1;
+    return applies;
+}
+
+bool assay_edit_no_window(assay_case *c)
+{
+    const bool applies = has_window(c);
+    c->config.sliding_window_size = 0;
+    return set_text(&c->config.attention_type, "") && applies;
+}
+
+bool assay_edit_other_query_scale(assay_case *c)
+{
+    assay_model_config *m = &c->config;
+    m->query_pre_attn_scalar = assay_query_scale_of(m) == 1 ? 1 / sqrt((double)m->head_dim) : 1;
+    return m->head_dim > 1;
+}
+
 /* Flags and whole numbers are numbers too. */
 static double changed_number(const assay_key_change *change, double value)
 {

@@ -40,6 +40,12 @@ bool assay_edit_leave_norm_out(const assay_mutation *m, assay_tensor *tensor)
     return assay_path_ends(tensor->spec.path, "scale") ? undo_norm(m, tensor) : shrink_latent(m, tensor);
 }
 
+/* Of the kernels and biases of queries and keys, and of the scales of their norms. */
+bool assay_edit_leave_qk_norm_out(const assay_mutation *m, assay_tensor *tensor)
+{
+    return assay_path_ends(tensor->spec.path, "scale") ? undo_norm(m, tensor) : assay_scale_values(tensor, SMALL);
+}
+
 /* A layer's block is 2^30 times as large as what it is added to, and the next layer's input with it; norms take the
  * factor away. Layer i begins with x times 2^(30 i). */
 enum { GROWTH = 30, MOST_LAYERS = 32 };

@@ -45,6 +45,12 @@ bool assay_edit_scale(const assay_mutation *m, assay_tensor *tensor)
     return assay_scale_values(tensor, m->by);
 }
 
+bool assay_edit_add(const assay_mutation *m, assay_tensor *tensor)
+{
+    for (int64_t i = 0; i < tensor->count; i++) tensor->values[i] += m->by;
+    return true;
+}
+
 bool assay_edit_scale_by_root(const assay_mutation *m, assay_tensor *tensor)
 {
     (void)m;

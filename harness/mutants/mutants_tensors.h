@@ -14,18 +14,20 @@ bool assay_has_ring(const assay_case *c);
 bool assay_has_head_shards(const assay_case *c);
 bool assay_has_hidden_shards(const assay_case *c);
 bool assay_has_microbatches(const assay_case *c);
+bool assay_has_qk_norms(const assay_case *c); /* of projections that are not fused */
 
 /* For `configure` (mutants_config.c). */
 assay_case_edit assay_edit_not_divided, assay_edit_biased_weights, assay_edit_biased_weights_divided,
     assay_edit_other_score, assay_edit_other_group_score, assay_edit_no_groups, assay_edit_other_group_count,
     assay_edit_one_expert_fewer, assay_edit_half_buffer, assay_edit_other_activation, assay_edit_other_interleave,
-    assay_edit_other_rope_type, assay_edit_other_epsilon;
+    assay_edit_other_rope_type, assay_edit_other_epsilon, assay_edit_longer_window, assay_edit_no_window,
+    assay_edit_other_query_scale;
 
 /* For `inputs`, `results` and `integers`, what changes one tensor. Numbers become m->by; where they all are that already
  * the first takes it for no change. */
 assay_tensor_edit assay_edit_replace, assay_edit_fill;
-/* Times m->by, times the root of the width. */
-assay_tensor_edit assay_edit_scale, assay_edit_scale_by_root;
+/* Times m->by, plus it, times the root of the width. */
+assay_tensor_edit assay_edit_scale, assay_edit_add, assay_edit_scale_by_root;
 /* In another order: `roll` along the first axis, or with a negative m->by along the last (mutants_results.c). */
 assay_tensor_edit assay_edit_roll, assay_edit_reverse_rows, assay_edit_shift_rows, assay_edit_transpose,
     assay_edit_swap_columns, assay_edit_swap_halves;
@@ -42,7 +44,7 @@ assay_tensor_edit assay_edit_swap_gate_up, assay_edit_interleave, assay_edit_oth
 /* Of positions, attention and norms (mutants_inputs_attention.c, mutants_left_out.c). */
 assay_tensor_edit assay_edit_next_positions, assay_edit_round_positions, assay_edit_one_segment, assay_edit_lag_rows,
     assay_edit_lag_tokens, assay_edit_scale_from_hidden, assay_edit_roll_heads, assay_edit_zero_rope_columns,
-    assay_edit_leave_norm_out;
+    assay_edit_leave_norm_out, assay_edit_leave_qk_norm_out;
 /* Of weights on a mesh (mutants_mesh.c); of rows of the batch there, and of gradients (mutants_shard_rows.c). */
 assay_tensor_edit assay_edit_clamp_ids, assay_edit_roll_expert_shards, assay_edit_zero_last_shard,
     assay_edit_zero_all_but_first_shard, assay_edit_zero_shard_before, assay_edit_double_last_shard,
@@ -57,10 +59,11 @@ assay_tensor_edit assay_edit_keep_first_heads, assay_edit_times_head_shards, ass
 
 /* For `change_inputs`: the order of tokens, cotangents, several tensors at once. */
 assay_mutation_edit assay_edit_exchange_tokens, assay_edit_outgrow_residual, assay_edit_keep_first_shard,
-    assay_edit_keep_first_replica, assay_edit_keep_first_columns_of_y, assay_edit_drop_last_microbatch;
+    assay_edit_keep_first_replica, assay_edit_keep_first_columns_of_y, assay_edit_drop_last_microbatch,
+    assay_edit_heads_modulo;
 /* For `change_results`. */
 assay_mutation_edit assay_edit_omit_all, assay_edit_omit_last, assay_edit_count_from_front, assay_edit_shrink_back,
-    assay_edit_omit_checkpoints, assay_edit_blind_rows_to_nan;
+    assay_edit_omit_checkpoints, assay_edit_blind_rows_to_nan, assay_edit_heads_back, assay_edit_sinks_in_lse;
 
 /* For `degrade` (mutants_types.c). */
 assay_arithmetic_edit assay_degrade_sums, assay_degrade_router, assay_degrade_functions, assay_degrade_operands,

@@ -1,7 +1,6 @@
 /* Values that an operation would not honour are refused, by block and key; values that are left open get said. */
 #include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "cases/decoder_block.h"
@@ -18,11 +17,7 @@ static const char *maxtext_text(const model_check *check, int key)
     return check->c->config.maxtext[key].text;
 }
 
-static assay_status refuse_maxtext(const model_check *check, int key, const char *expected, const char *why)
-{
-    return assay_fail(check->ctx, ASSAY_BAD_INPUT, "%s is %s, expected %s: op %s %s", assay_maxtext_keys[key].name,
-                      maxtext_text(check, key), expected, check->c->op, why);
-}
+static const char *const TURNS_ON = "does not compute what it turns on";
 
 static assay_status check_maxtext_keys(const model_check *check)
 {
@@ -33,18 +28,10 @@ static assay_status check_maxtext_keys(const model_check *check)
         char expected[ASSAY_TEXT_SIZE];
         const size_t length = strcspn(key->unchanging, "|");
         snprintf(expected, sizeof expected, length == 0 ? "\"\"" : "%.*s", (int)length, key->unchanging);
-        return refuse_maxtext(check, i, expected, "does not compute what it turns on");
+        return assay_fail(check->ctx, ASSAY_BAD_INPUT, "%s is %s, expected %s: op %s %s", key->name,
+                          maxtext_text(check, i), expected, check->c->op, TURNS_ON);
     }
     return ASSAY_OK;
-}
-
-/* Whether the model's attention is MLA, as far as it says. */
-static bool is_latent(const model_check *check)
-{
-    const char *type = maxtext_text(check, ASSAY_MAXTEXT_attention_type);
-    if (type[0] != '\0') return strcmp(type, "mla") == 0;
-    const bool said = check->c->config.given[ASSAY_KEY_AT_decoder_block];
-    return !said || assay_block_has(check->c->config.decoder_block.text, ASSAY_BLOCK_LATENT);
 }
 
 static assay_status refuse_block(const model_check *check, const char *why)
@@ -54,38 +41,80 @@ static assay_status refuse_block(const model_check *check, const char *why)
                       check->c->op);
 }
 
-/* Heads of attention are qk_nope_head_dim + qk_rope_head_dim and v_head_dim wide, as in MLA; other models say head_dim,
- * and may share keys between heads. */
-static assay_status check_heads(const model_check *check)
+/* "KEY is VALUE, expected EXPECTED: op OP WHY". */
+static assay_status refuse_key(const model_check *check, int key, const char *expected, const char *why)
+{
+    char value[ASSAY_KEY_VALUE_SIZE];
+    assay_model_key_text(&assay_model_keys[key], &check->c->config, value, sizeof value);
+    return assay_fail(check->ctx, ASSAY_BAD_INPUT, "%s is %s, expected %s: op %s %s", assay_model_keys[key].name, value,
+                      expected, check->c->op, why);
+}
+
+/* What grouped-query attention has, and MLA does not. */
+static assay_status check_latent(const model_check *check)
 {
     const assay_model_config *m = &check->c->config;
-    const char *type = maxtext_text(check, ASSAY_MAXTEXT_attention_type);
-    const char *heads = maxtext_text(check, ASSAY_MAXTEXT_base_num_kv_heads);
-    const char *width = maxtext_text(check, ASSAY_MAXTEXT_head_dim);
-    const int64_t key_width = m->qk_nope_head_dim + m->qk_rope_head_dim, head_dim = strtoll(width, NULL, 10);
-    char expected[128];
-    if (is_latent(check)) return ASSAY_OK;
-    if ((check->parts & ASSAY_PART_LATENT) != 0) {
-        if (type[0] == '\0') return refuse_block(check, "has no multi-head latent attention");
-        return refuse_maxtext(check, ASSAY_MAXTEXT_attention_type, "mla", "is multi-head latent attention");
+    const char *type = m->attention_type.text;
+    const bool said = m->given[ASSAY_KEY_AT_decoder_block];
+    if (type[0] != '\0' && strcmp(type, "mla") != 0) {
+        return refuse_key(check, ASSAY_KEY_AT_attention_type, "mla", "is multi-head latent attention");
     }
-    if ((check->parts & ASSAY_PART_ROPE) != 0 && width[0] != '\0' && head_dim != m->qk_rope_head_dim) {
+    if (type[0] == '\0' && said && !assay_block_has(m->decoder_block.text, ASSAY_BLOCK_LATENT)) {
+        return refuse_block(check, "has no multi-head latent attention");
+    }
+    if (m->attention_bias) return refuse_key(check, ASSAY_KEY_AT_attention_bias, "false", TURNS_ON);
+    if (m->attention_sink) return refuse_key(check, ASSAY_KEY_AT_attention_sink, "false", TURNS_ON);
+    if (m->sliding_window_size > 0) return refuse_key(check, ASSAY_KEY_AT_sliding_window_size, "0", TURNS_ON);
+    if (m->use_qk_norm) return refuse_key(check, ASSAY_KEY_AT_use_qk_norm, "false", TURNS_ON);
+    return ASSAY_OK;
+}
+
+static assay_status check_grouped(const model_check *check)
+{
+    const assay_model_config *m = &check->c->config;
+    if (assay_says_latent(m) && m->attention_type.text[0] != '\0') {
+        return refuse_key(check, ASSAY_KEY_AT_attention_type, "global or local_sliding", "is grouped-query attention");
+    }
+    if (!assay_block_has(m->decoder_block.text, ASSAY_BLOCK_GROUPED)) {
+        return refuse_block(check, "has another attention");
+    }
+    return ASSAY_OK;
+}
+
+/* A size of MLA's heads that was given, and is not what is computed. */
+static bool contradicts(const assay_model_config *m, int key, int64_t value, int64_t unsaid, int64_t computed)
+{
+    return m->given[key] && value != unsaid && computed != m->head_dim;
+}
+
+/* Heads of attention are qk_nope_head_dim + qk_rope_head_dim and v_head_dim wide, as in MLA, or head_dim, where a model
+ * says that. */
+static assay_status check_heads(const model_check *check)
+{
+    const assay_model_config *m = &check->c->config, *unsaid = &assay_model_defaults;
+    const char *type = m->attention_type.text;
+    const int64_t key_width = m->qk_nope_head_dim + m->qk_rope_head_dim;
+    char expected[128];
+    if ((check->parts & ASSAY_PART_LATENT) != 0) return check_latent(check);
+    if ((check->parts & ASSAY_PART_GROUPED) == 0 && (check->parts & ASSAY_PART_ROPE) != 0 &&
+        assay_has_grouped_heads(m) && m->head_dim != m->qk_rope_head_dim) {
         snprintf(expected, sizeof expected, "%" PRId64 " (qk_rope_head_dim)", m->qk_rope_head_dim);
-        return refuse_maxtext(check, ASSAY_MAXTEXT_head_dim, expected, "takes the width from there: set both alike");
+        return refuse_key(check, ASSAY_KEY_AT_head_dim, expected, "takes the width from there: set both alike");
     }
     if ((check->parts & ASSAY_PART_ATTENTION) == 0) return ASSAY_OK;
-    if (type[0] != '\0' && strcmp(type, "global") != 0) {
-        return refuse_maxtext(check, ASSAY_MAXTEXT_attention_type, "global or mla", "attends to every earlier token");
+    if (type[0] != '\0' && strcmp(type, "mla") != 0 && strcmp(type, "global") != 0 &&
+        strcmp(type, "local_sliding") != 0) {
+        return refuse_key(check, ASSAY_KEY_AT_attention_type, "global, local_sliding or mla", "has no other");
     }
-    if (heads[0] != '\0' && strtoll(heads, NULL, 10) != m->base_num_query_heads) {
-        snprintf(expected, sizeof expected, "%" PRId64 " (base_num_query_heads)", m->base_num_query_heads);
-        return refuse_maxtext(check, ASSAY_MAXTEXT_base_num_kv_heads, expected, "has keys and values for each head");
-    }
-    if (width[0] != '\0' && (head_dim != key_width || head_dim != m->v_head_dim)) {
+    if ((check->parts & ASSAY_PART_GROUPED) != 0) return check_grouped(check);
+    if (assay_has_grouped_heads(m) &&
+        (contradicts(m, ASSAY_KEY_AT_qk_nope_head_dim, m->qk_nope_head_dim, unsaid->qk_nope_head_dim, key_width) ||
+         contradicts(m, ASSAY_KEY_AT_qk_rope_head_dim, m->qk_rope_head_dim, unsaid->qk_rope_head_dim, key_width) ||
+         contradicts(m, ASSAY_KEY_AT_v_head_dim, m->v_head_dim, unsaid->v_head_dim, m->v_head_dim))) {
         snprintf(expected, sizeof expected,
                  "%" PRId64 " (qk_nope_head_dim + qk_rope_head_dim) and %" PRId64 " (v_head_dim)", key_width,
                  m->v_head_dim);
-        return refuse_maxtext(check, ASSAY_MAXTEXT_head_dim, expected, "takes the widths from there: set them alike");
+        return refuse_key(check, ASSAY_KEY_AT_head_dim, expected, "takes the widths from one of them");
     }
     return ASSAY_OK;
 }
@@ -214,6 +243,10 @@ assay_status assay_model_resolve(assay_context *ctx, const assay_case *c, unsign
     assay_status status = ASSAY_OK;
     assay_routing_config routing;
     *resolved = c->config;
+    if ((parts & ASSAY_PART_GROUPED) != 0) {
+        resolved->query_pre_attn_scalar = assay_query_scale_of(&c->config);
+        if (c->config.base_num_kv_heads == 0) resolved->base_num_kv_heads = c->config.base_num_query_heads;
+    }
     if (!routes(c, parts)) return ASSAY_OK;
     TRY(assay_routing_config_of(ctx, c, &routing));
     resolved->norm_topk_prob = assay_routing_divides(&routing);

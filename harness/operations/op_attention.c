@@ -33,23 +33,29 @@ static assay_status describe(assay_context *ctx, const assay_case *c, assay_tens
     assay_attention_config config;
     assay_fill one = assay_fill_normal(1.0, 0.0);
     TRY(assay_attention_config_of(ctx, c, &config));
-    const int64_t batch = config.batch, sequence = config.sequence, heads = config.heads;
-    const assay_dims qk = {"BSNq", {batch, sequence, heads, config.qk_dim}};
-    const assay_dims v = {"BSNv", {batch, sequence, heads, config.v_dim}};
+    const int64_t batch = config.batch, sequence = config.sequence, heads = config.heads, shared = config.kv_heads;
+    const bool grouped = assay_has_grouped_heads(&c->config);
+    const bool said = c->config.base_num_kv_heads > 0 && !assay_says_latent(&c->config);
+    const assay_dims q = {grouped ? "BSNd" : "BSNq", {batch, sequence, heads, config.qk_dim}};
+    const assay_dims k = {grouped ? "BSgd" : said ? "BSgq" : "BSNq", {batch, sequence, shared, config.qk_dim}};
+    const assay_dims v = {grouped ? "BSgd" : said ? "BSgv" : "BSNv", {batch, sequence, shared, config.v_dim}};
+    const assay_dims out = {grouped ? "BSNd" : "BSNv", {batch, sequence, heads, config.v_dim}};
     /* scores of order 1: what scales them in MLA */
-    TRY(describe_tensor(ctx, c, list, "inputs/query", assay_fill_fan_in(config.qk_dim).scale, qk));
-    TRY(describe_tensor(ctx, c, list, "inputs/key", 1.0, qk));
+    TRY(describe_tensor(ctx, c, list, "inputs/query", assay_fill_fan_in(config.qk_dim).scale, q));
+    TRY(describe_tensor(ctx, c, list, "inputs/key", 1.0, k));
     TRY(describe_tensor(ctx, c, list, "inputs/value", 1.0, v));
     TRY(assay_describe_segments(ctx, list, c));
+    if (c->config.attention_sink)
+        TRY(assay_describe_variable(ctx, list, c, "weights/sinks", one, (assay_dims){"N", {heads}}));
     TRY(assay_describe_output(ctx, list, c, "lse", &one, (assay_dims){"BNS", {batch, heads, sequence}}));
-    TRY(assay_describe_output(ctx, list, c, "attention_out", &one, v));
+    TRY(assay_describe_output(ctx, list, c, "attention_out", &one, out));
     if (assay_has_padding(c)) list->entries[list->count - 1].unused_row_axes = 2;
 cleanup:
     return status;
 }
 
 typedef struct tensors {
-    double *query, *key, *value, *out, *lse, *dout, *dlse, *dquery, *dkey, *dvalue;
+    double *query, *key, *value, *sinks, *out, *lse, *dout, *dlse, *dquery, *dkey, *dvalue, *dsinks;
     int32_t *segment_ids;
 } tensors;
 
@@ -58,6 +64,7 @@ static void free_tensors(tensors *t)
     free(t->query);
     free(t->key);
     free(t->value);
+    free(t->sinks);
     free(t->out);
     free(t->lse);
     free(t->dout);
@@ -65,7 +72,20 @@ static void free_tensors(tensors *t)
     free(t->dquery);
     free(t->dkey);
     free(t->dvalue);
+    free(t->dsinks);
     free(t->segment_ids);
+}
+
+/* How many numbers each has. */
+typedef struct counts {
+    int64_t rows, query, key, value, out;
+} counts;
+
+static counts counts_of(const assay_attention_config *config)
+{
+    const int64_t tokens = config->batch * config->sequence, rows = tokens * config->heads;
+    const int64_t shared = tokens * config->kv_heads;
+    return (counts){rows, rows * config->qk_dim, shared * config->qk_dim, shared * config->v_dim, rows * config->v_dim};
 }
 
 /* Padding may hold anything, NaN too, and nothing else may. */
@@ -73,11 +93,12 @@ static assay_status check_finite(assay_context *ctx, const assay_case *c, const 
                                  const assay_attention_config *config)
 {
     assay_status status;
-    const int64_t qk = config->heads * config->qk_dim, v = config->heads * config->v_dim;
-    TRY(assay_require_finite_tokens(ctx, c, "inputs/query", t->query, qk, t->segment_ids));
-    TRY(assay_require_finite_tokens(ctx, c, "inputs/key", t->key, qk, t->segment_ids));
+    const int64_t q = config->heads * config->qk_dim, out = config->heads * config->v_dim;
+    const int64_t k = config->kv_heads * config->qk_dim, v = config->kv_heads * config->v_dim;
+    TRY(assay_require_finite_tokens(ctx, c, "inputs/query", t->query, q, t->segment_ids));
+    TRY(assay_require_finite_tokens(ctx, c, "inputs/key", t->key, k, t->segment_ids));
     TRY(assay_require_finite_tokens(ctx, c, "inputs/value", t->value, v, t->segment_ids));
-    TRY(assay_require_finite_tokens(ctx, c, "cotangents/attention_out", t->dout, v, t->segment_ids));
+    TRY(assay_require_finite_tokens(ctx, c, "cotangents/attention_out", t->dout, out, t->segment_ids));
 cleanup:
     return status;
 }
@@ -86,16 +107,18 @@ static assay_status backward(assay_context *ctx, tensors *t, const assay_source 
                              const assay_attention_inputs *inputs, const assay_attention_config *config)
 {
     assay_status status = ASSAY_OK;
-    const int64_t rows = config->batch * config->sequence * config->heads;
-    TRY(assay_read_whole(ctx, in, "cotangents/lse", rows, &t->dlse));
-    TRY(assay_alloc_f64(ctx, "gradients/inputs/query", rows * config->qk_dim, &t->dquery));
-    TRY(assay_alloc_f64(ctx, "gradients/inputs/key", rows * config->qk_dim, &t->dkey));
-    TRY(assay_alloc_f64(ctx, "gradients/inputs/value", rows * config->v_dim, &t->dvalue));
-    const assay_attention_gradients gradients = {t->dquery, t->dkey, t->dvalue};
+    const counts n = counts_of(config);
+    TRY(assay_read_whole(ctx, in, "cotangents/lse", n.rows, &t->dlse));
+    TRY(assay_alloc_f64(ctx, "gradients/inputs/query", n.query, &t->dquery));
+    TRY(assay_alloc_f64(ctx, "gradients/inputs/key", n.key, &t->dkey));
+    TRY(assay_alloc_f64(ctx, "gradients/inputs/value", n.value, &t->dvalue));
+    if (t->sinks != NULL) TRY(assay_alloc_f64(ctx, "gradients/weights/sinks", config->heads, &t->dsinks));
+    const assay_attention_gradients gradients = {t->dquery, t->dkey, t->dvalue, t->dsinks};
     TRY(assay_attention_backward(ctx, &gradients, t->dout, t->dlse, t->out, t->lse, inputs, config));
-    TRY(assay_write_result(ctx, out, "gradients/inputs/query", rows * config->qk_dim, t->dquery));
-    TRY(assay_write_result(ctx, out, "gradients/inputs/key", rows * config->qk_dim, t->dkey));
-    TRY(assay_write_result(ctx, out, "gradients/inputs/value", rows * config->v_dim, t->dvalue));
+    TRY(assay_write_result(ctx, out, "gradients/inputs/query", n.query, t->dquery));
+    TRY(assay_write_result(ctx, out, "gradients/inputs/key", n.key, t->dkey));
+    TRY(assay_write_result(ctx, out, "gradients/inputs/value", n.value, t->dvalue));
+    if (t->sinks != NULL) TRY(assay_write_result(ctx, out, "gradients/weights/sinks", config->heads, t->dsinks));
 cleanup:
     return status;
 }
@@ -109,23 +132,25 @@ static assay_status run(assay_context *ctx, const assay_case *c, const assay_sou
     (void)precisions;
     (void)precision_count;
     TRY(assay_attention_config_of(ctx, c, &config));
-    const int64_t tokens = config.batch * config.sequence, rows = tokens * config.heads;
-    TRY(assay_read_whole(ctx, in, "inputs/query", rows * config.qk_dim, &t.query));
-    TRY(assay_read_whole(ctx, in, "inputs/key", rows * config.qk_dim, &t.key));
-    TRY(assay_read_whole(ctx, in, "inputs/value", rows * config.v_dim, &t.value));
-    TRY(assay_read_whole(ctx, in, "cotangents/attention_out", rows * config.v_dim, &t.dout));
+    const counts n = counts_of(&config);
+    const int64_t tokens = config.batch * config.sequence;
+    TRY(assay_read_whole(ctx, in, "inputs/query", n.query, &t.query));
+    TRY(assay_read_whole(ctx, in, "inputs/key", n.key, &t.key));
+    TRY(assay_read_whole(ctx, in, "inputs/value", n.value, &t.value));
+    TRY(assay_read_whole(ctx, in, "weights/sinks", config.heads, &t.sinks));
+    TRY(assay_read_whole(ctx, in, "cotangents/attention_out", n.out, &t.dout));
     TRY(assay_read_whole_i32(ctx, in, "inputs/segment_ids", tokens, &t.segment_ids));
     if (t.segment_ids != NULL) TRY(assay_attention_check_segments(ctx, t.segment_ids, tokens));
     TRY(check_finite(ctx, c, &t, &config));
-    TRY(assay_alloc_f64(ctx, "outputs/attention_out", rows * config.v_dim, &t.out));
-    TRY(assay_alloc_f64(ctx, "outputs/lse", rows, &t.lse));
-    const assay_attention_inputs inputs = {t.query, t.key, t.value, t.segment_ids};
+    TRY(assay_alloc_f64(ctx, "outputs/attention_out", n.out, &t.out));
+    TRY(assay_alloc_f64(ctx, "outputs/lse", n.rows, &t.lse));
+    const assay_attention_inputs inputs = {t.query, t.key, t.value, t.segment_ids, t.sinks};
     TRY(assay_attention_forward(ctx, t.out, t.lse, &inputs, &config));
-    TRY(assay_write_result(ctx, out, "outputs/attention_out", rows * config.v_dim, t.out));
-    TRY(assay_write_result(ctx, out, "outputs/lse", rows, t.lse));
+    TRY(assay_write_result(ctx, out, "outputs/attention_out", n.out, t.out));
+    TRY(assay_write_result(ctx, out, "outputs/lse", n.rows, t.lse));
     if (assay_wants(out, "gradients/inputs/query") || assay_wants(out, "gradients/inputs/key") ||
-        assay_wants(out, "gradients/inputs/value")) {
-        assay_round(ctx, ASSAY_ROUND_STORAGE, rows * config.v_dim, t.out); /* as backward reads it */
+        assay_wants(out, "gradients/inputs/value") || assay_wants(out, "gradients/weights/sinks")) {
+        assay_round(ctx, ASSAY_ROUND_STORAGE, n.out, t.out); /* as backward reads it */
         TRY(backward(ctx, &t, in, out, &inputs, &config));
     }
 cleanup:
@@ -145,16 +170,19 @@ static double flops(const assay_case *c, bool backward)
 static int64_t memory(const assay_case *c)
 {
     enum { THREADS = 16, BLOCK = 128 };
-    const assay_model_config *m = &c->config;
-    const double qk = (double)(m->qk_nope_head_dim + m->qk_rope_head_dim), v = (double)m->v_head_dim;
-    const double length = (double)c->sequence, heads = (double)c->batch * (double)m->base_num_query_heads;
-    const double workers = heads < THREADS ? heads : THREADS;
-    const double bytes = 8 * length * (heads * (4 * qk + 4 * v + 2) + workers * (4 * qk + 3 * v + 2 + 2 * BLOCK));
+    assay_context ctx = {0};
+    assay_attention_config config;
+    if (assay_attention_config_of(&ctx, c, &config) != ASSAY_OK) return 0;
+    const double qk = (double)config.qk_dim, v = (double)config.v_dim, length = (double)c->sequence;
+    const double heads = (double)c->batch * (double)config.heads, shared = (double)c->batch * (double)config.kv_heads;
+    const double workers = shared < THREADS ? shared : THREADS;
+    const double numbers = heads * (2 * qk + 2 * v + 2) + shared * (2 * qk + 2 * v);
+    const double bytes = 8 * length * (numbers + workers * (4 * qk + 3 * v + 2 + 2 * BLOCK));
     return bytes < 0x1p62 ? (int64_t)bytes : INT64_C(1) << 62;
 }
 
 const assay_operation assay_op_attention = {.name = "attention",
-                                            .parts = ASSAY_PART_ATTENTION,
+                                            .parts = ASSAY_PART_ATTENTION | ASSAY_PART_SHARING,
                                             .summary = "causal attention with log-sum-exp and segments",
                                             .check = check,
                                             .describe = describe,

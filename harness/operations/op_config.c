@@ -1,5 +1,6 @@
 /* Configurations of the operations from MaxText's keys. */
 #include <inttypes.h>
+#include <math.h>
 #include <string.h>
 
 #include "cases/decoder_block.h"
@@ -187,12 +188,12 @@ cleanup:
     return status;
 }
 
-assay_status assay_rope_config_of(assay_context *ctx, const assay_case *c, assay_rope_config *config)
+static assay_status rope_of_width(assay_context *ctx, const assay_case *c, int64_t dim, assay_rope_config *config)
 {
     const assay_model_config *m = &c->config;
     const bool yarn = strcmp(m->rope_type.text, "yarn") == 0;
     *config = (assay_rope_config){
-        .dim = m->qk_rope_head_dim,
+        .dim = dim,
         .yarn = yarn,
         .rope_max_timescale = m->rope_max_timescale,
         .rope_factor = m->rope_factor,
@@ -221,20 +222,88 @@ assay_status assay_rope_config_of(assay_context *ctx, const assay_case *c, assay
     return ASSAY_OK;
 }
 
+assay_status assay_rope_config_of(assay_context *ctx, const assay_case *c, assay_rope_config *config)
+{
+    return rope_of_width(ctx, c, c->config.qk_rope_head_dim, config);
+}
+
+bool assay_says_latent(const assay_model_config *m)
+{
+    if (m->attention_type.text[0] != '\0') return strcmp(m->attention_type.text, "mla") == 0;
+    return m->decoder_block.text[0] != '\0' && assay_block_has(m->decoder_block.text, ASSAY_BLOCK_LATENT);
+}
+
+bool assay_has_grouped_heads(const assay_model_config *m)
+{
+    return m->head_dim > 0 && !assay_says_latent(m);
+}
+
+/* A window is for local attention; a type that is left open is what sliding_window_size says. */
+static assay_status window_of(assay_context *ctx, const assay_model_config *m, int64_t *window)
+{
+    const char *type = m->attention_type.text;
+    *window = strcmp(type, "global") == 0 ? 0 : m->sliding_window_size;
+    if (strcmp(type, "local_sliding") == 0 && m->sliding_window_size == 0) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "sliding_window_size is 0, expected 1 or more with attention_type local_sliding");
+    }
+    return ASSAY_OK;
+}
+
 assay_status assay_attention_config_of(assay_context *ctx, const assay_case *c, assay_attention_config *config)
 {
     const assay_model_config *m = &c->config;
+    const bool grouped = assay_has_grouped_heads(m);
     assay_status status;
     *config = (assay_attention_config){.batch = c->batch,
                                        .sequence = c->sequence,
                                        .heads = m->base_num_query_heads,
-                                       .qk_dim = m->qk_nope_head_dim + m->qk_rope_head_dim,
-                                       .v_dim = m->v_head_dim,
+                                       .qk_dim = grouped ? m->head_dim : m->qk_nope_head_dim + m->qk_rope_head_dim,
+                                       .v_dim = grouped ? m->head_dim : m->v_head_dim,
                                        .mask_padding = m->mask_padding};
     TRY(assay_require_positive(ctx, "base_num_query_heads", config->heads));
     TRY(assay_require_positive(ctx, "qk_nope_head_dim", m->qk_nope_head_dim));
     TRY(assay_require_positive(ctx, "qk_rope_head_dim", m->qk_rope_head_dim));
     TRY(assay_require_positive(ctx, "v_head_dim", config->v_dim));
+    TRY(window_of(ctx, m, &config->window));
+    if (!assay_says_latent(m)) config->kv_heads = m->base_num_kv_heads;
+    TRY(assay_attention_check(ctx, config));
+    config->kv_heads = assay_attention_kv_heads(config);
+cleanup:
+    return status;
+}
+
+double assay_query_scale_of(const assay_model_config *m)
+{
+    if (m->query_pre_attn_scalar != 0) return m->query_pre_attn_scalar;
+    return assay_block_has(m->decoder_block.text, ASSAY_BLOCK_SCALES_QUERY) ? 1 / sqrt((double)m->head_dim) : 1;
+}
+
+assay_status assay_gqa_config_of(assay_context *ctx, const assay_case *c, assay_gqa_config *config)
+{
+    const assay_model_config *m = &c->config;
+    assay_status status;
+    *config = (assay_gqa_config){.batch = c->batch,
+                                 .sequence = c->sequence,
+                                 .emb_dim = m->base_emb_dim,
+                                 .heads = m->base_num_query_heads,
+                                 .kv_heads = m->base_num_kv_heads > 0 ? m->base_num_kv_heads : m->base_num_query_heads,
+                                 .head_dim = m->head_dim,
+                                 .query_scale = assay_query_scale_of(m),
+                                 .fused_qkv = m->fused_qkv,
+                                 .bias = m->attention_bias,
+                                 .qk_norm = m->use_qk_norm,
+                                 .sinks = m->attention_sink,
+                                 .epsilon = m->normalization_layer_epsilon,
+                                 .mask_padding = m->mask_padding};
+    TRY(assay_require_positive(ctx, "head_dim", m->head_dim));
+    if (m->head_dim % 2 != 0 || m->head_dim > ASSAY_ROPE_DIM_MAX) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "head_dim is %" PRId64 ", expected an even number from 2 to %d",
+                          m->head_dim, ASSAY_ROPE_DIM_MAX);
+    }
+    TRY(window_of(ctx, m, &config->window));
+    TRY(rope_of_width(ctx, c, m->head_dim, &config->rope));
+    TRY(assay_gqa_check(ctx, config));
 cleanup:
     return status;
 }

@@ -176,7 +176,7 @@ static int64_t memory(const assay_case *c)
 
 const assay_operation assay_op_deepseek_layer = {
     .name = "deepseek_layer",
-    .parts = ASSAY_PART_ALL,
+    .parts = ASSAY_PART_ALL & ~ASSAY_PART_GROUPED,
     .summary = "one decoder layer: MLA, then a gated MLP or a MoE block",
     .check = check,
     .describe = describe,
@@ -189,7 +189,7 @@ const assay_operation assay_op_deepseek_layer = {
 
 const assay_operation assay_op_deepseek_stack = {
     .name = "deepseek_stack",
-    .parts = ASSAY_PART_ALL,
+    .parts = ASSAY_PART_ALL & ~ASSAY_PART_GROUPED,
     .summary = "decoder layers one after the other, rematerialised",
     .check = check,
     .describe = describe,

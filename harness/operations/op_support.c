@@ -13,12 +13,12 @@
 static const char *label_of(char letter)
 {
     static const char *const labels[] = {
-        ['B'] = "B",     ['S'] = "S",     ['T'] = "T",     ['D'] = "D",      ['E'] = "E",   ['K'] = "K",
-        ['H'] = "H",     ['F'] = "F",     ['N'] = "N",     ['M'] = "M",      ['G'] = "G",   ['C'] = "C",
-        ['V'] = "V",     ['P'] = "P",     ['k'] = "Kd",    ['h'] = "2H",     ['f'] = "2F",  ['r'] = "T*K",
-        ['q'] = "Dn+Dr", ['v'] = "Dv",    ['R'] = "Dr",    ['L'] = "Lq",     ['l'] = "Lkv", ['w'] = "Lkv+Dr",
-        ['u'] = "Dn+Dv", ['m'] = "shard", ['c'] = "chunk", ['b'] = "buffer", ['e'] = "E/P", ['j'] = "microbatch",
-        ['x'] = "event", ['n'] = "field",
+        ['B'] = "B",     ['S'] = "S",     ['T'] = "T",     ['D'] = "D",      ['E'] = "E",      ['K'] = "K",
+        ['H'] = "H",     ['F'] = "F",     ['N'] = "N",     ['M'] = "M",      ['G'] = "G",      ['C'] = "C",
+        ['V'] = "V",     ['P'] = "P",     ['k'] = "Kd",    ['h'] = "2H",     ['f'] = "2F",     ['r'] = "T*K",
+        ['q'] = "Dn+Dr", ['v'] = "Dv",    ['R'] = "Dr",    ['L'] = "Lq",     ['l'] = "Lkv",    ['w'] = "Lkv+Dr",
+        ['u'] = "Dn+Dv", ['m'] = "shard", ['c'] = "chunk", ['b'] = "buffer", ['e'] = "E/P",    ['j'] = "microbatch",
+        ['x'] = "event", ['n'] = "field", ['d'] = "Dh",    ['g'] = "Nkv",    ['a'] = "N+2Nkv",
     };
     return labels[(unsigned char)letter];
 }
@@ -110,6 +110,7 @@ assay_status assay_describe_checkpoint(const assay_describer *d, const assay_ten
 static assay_fill fill_of(const assay_tensor_row *row)
 {
     if (row->kind == ASSAY_KERNEL) return assay_fill_fan_in(row->fan_in);
+    if (row->kind == ASSAY_SINK) return assay_fill_normal(1.0, 0.0);
     return assay_fill_normal(0.1, row->kind == ASSAY_NORM_SCALE ? 1.0 : 0.0);
 }
 

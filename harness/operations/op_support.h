@@ -5,6 +5,7 @@
 #include "harness/operations/operation.h"
 #include "oracle/layer/deepseek_stack.h"
 #include "oracle/moe/moe.h"
+#include "oracle/ops/gqa.h"
 
 /* A shape as text and numbers: assay_dims("BSD", b, s, d) gives labels "B", "S", "D". */
 typedef struct assay_dims {
@@ -56,6 +57,7 @@ assay_status assay_require_finite_tokens(assay_context *ctx, const assay_case *c
 assay_status assay_describe_mlp_checkpoints(const assay_describer *d, const assay_gated_mlp_config *config,
                                             assay_mlp_place place, assay_dims rows);
 assay_status assay_describe_mla_checkpoints(const assay_describer *d, const assay_mla_config *config);
+assay_status assay_describe_gqa_checkpoints(const assay_describer *d, const assay_gqa_config *config);
 assay_status assay_describe_moe_weights(const assay_describer *d, const assay_moe_config *config);
 assay_status assay_describe_moe_checkpoints(const assay_describer *d, const assay_moe_config *config,
                                             const assay_sharding *sharding);
@@ -97,8 +99,15 @@ assay_status assay_sharding_of(assay_context *ctx, const assay_case *c, assay_sh
 assay_status assay_mlp_config_of(assay_context *ctx, const assay_case *c, assay_gated_mlp_config *config);
 assay_status assay_rope_config_of(assay_context *ctx, const assay_case *c, assay_rope_config *config);
 assay_status assay_attention_config_of(assay_context *ctx, const assay_case *c, assay_attention_config *config);
+assay_status assay_gqa_config_of(assay_context *ctx, const assay_case *c, assay_gqa_config *config);
 assay_status assay_mla_config_of(assay_context *ctx, const assay_case *c, assay_mla_config *config);
 assay_status assay_stack_config_of(assay_context *ctx, const assay_case *c, assay_stack_config *config);
+
+/* Whether the model says that its attention is MLA; whether its heads are head_dim wide, and may share keys. */
+bool assay_says_latent(const assay_model_config *m);
+bool assay_has_grouped_heads(const assay_model_config *m);
+/* What queries are multiplied by: query_pre_attn_scalar, or as the block has it. */
+double assay_query_scale_of(const assay_model_config *m);
 
 /* MaxText goes by model_name for the choice of experts and by decoder_block for their weights. */
 assay_router_family assay_router_family_of(const assay_model_config *m);

@@ -58,6 +58,7 @@ typedef struct assay_operation {
     X(yarn_rope)                                                                                                       \
     X(attention)                                                                                                       \
     X(mla)                                                                                                             \
+    X(gqa)                                                                                                             \
     X(deepseek_layer)                                                                                                  \
     X(deepseek_stack)
 

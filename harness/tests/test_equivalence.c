@@ -46,6 +46,15 @@ static const char mla[] =
     "{case: mla/x, op: mla, " HEAD ", positions: {start: 9000}, model: {base_emb_dim: 12, " MLA_MODEL "}}";
 static const char mesh_mla[] = "{case: mla/x, op: mla, " HEAD ", positions: {start: 9000}, mesh: {fsdp: 2, expert: 2}, "
                                "checkpoints: all, model: {base_emb_dim: 12, " MLA_MODEL "}}";
+static const char shared[] =
+    "{case: attention/x, op: attention, " HEAD ", model: {base_num_query_heads: 6, base_num_kv_heads: 2, head_dim: 4}}";
+static const char shared_latent[] =
+    "{case: attention/x, op: attention, " HEAD ", model: {base_num_query_heads: 4, base_num_kv_heads: 2, "
+    "qk_nope_head_dim: 4, qk_rope_head_dim: 2, v_head_dim: 3, attention_sink: true}}";
+static const char gqa[] =
+    "{case: gqa/x, op: gqa, " HEAD
+    ", checkpoints: all, model: {base_emb_dim: 12, base_num_query_heads: 6, base_num_kv_heads: 3, "
+    "head_dim: 4, use_qk_norm: true, attention_bias: true, attention_sink: true}}";
 static const char stack[] = "{case: deepseek_stack/x, op: deepseek_stack, " HEAD ", model: {" MOE_MODEL ", " MLA_MODEL
                             ", base_mlp_dim: 9, base_num_decoder_layers: 2, first_num_dense_layers: 1}}";
 static const char mesh_stack[] =
@@ -143,6 +152,11 @@ static const struct {
     {"chunked-whole", emb_chunks, "routed_scaling_factor=1.0000000000000002"},
     {"chunked-whole", token_chunks, "routed_scaling_factor=1.0000001"},
     {"mla-absorbed", mla, "mscale=1.000001"},
+    {"window-whole", shared, "sliding_window_size=3"},
+    {"window-whole", gqa, "rope_max_timescale=10000.000000001"},
+    {"heads-copied", shared, "sliding_window_size=3"},
+    {"heads-copied", shared_latent, "sliding_window_size=3"},
+    {"heads-copied", gqa, "rope_max_timescale=10000.01"},
     {"remat-kept", stack, "normalization_layer_epsilon=1.0000001e-5"},
     {"remat-kept", mesh_stack, "normalization_layer_epsilon=1.0000001e-5"},
     {"batchsplit-plain", long_stack, "mscale=1.0000001"},
@@ -248,6 +262,11 @@ TEST(cases_without_another_form_are_passed_over)
         {"dense-sparse", schedule, "seed=1"},
         {"capacity-dropless", mesh, "ragged_buffer_factor=0.5"},
         {"fused-unfused", schedule, "seed=1"},
+        {"window-whole", gqa, "sliding_window_size=3"},
+        {"window-whole", mla, "seed=1"},
+        {"heads-copied", gqa, "base_num_kv_heads=6"},
+        {"heads-copied", gqa, "fused_qkv=true"},
+        {"heads-copied", mla, "seed=1"},
         {"ring-alltoall", moe, "seed=1"},
         {"ring-alltoall", mesh, "ragged_buffer_factor=0.5"},
         {"ring-alltoall", mesh, "load_balance_loss_weight=0.1"},

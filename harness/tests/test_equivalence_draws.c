@@ -115,6 +115,24 @@ static void draw_fused(drawing *d)
     set_number(d, "w13_reorder_size", layouts[pick(d, 3)]);
 }
 
+static void draw_heads(drawing *d)
+{
+    const int64_t shared = 1 + pick(d, 3);
+    set_number(d, "seed", pick(d, 1000));
+    set_number(d, "batch", 1 + pick(d, 3));
+    set_number(d, "sequence", 1 + pick(d, 9));
+    set_number(d, "base_emb_dim", 1 + pick(d, 19));
+    set_number(d, "base_num_kv_heads", shared);
+    set_number(d, "base_num_query_heads", shared * (1 + pick(d, 4)));
+    set_number(d, "head_dim", 2 + 2 * pick(d, 4));
+    if (chance(d, 2)) set(d, "attention_sink=true");
+    if (chance(d, 2)) set(d, "attention_bias=true");
+    if (chance(d, 2)) set(d, "use_qk_norm=true");
+    if (chance(d, 4)) set(d, "fused_qkv=true");
+    if (chance(d, 3)) set_number(d, "sliding_window_size", 1 + pick(d, 9));
+    if (chance(d, 3)) set(d, "rope_type=yarn");
+}
+
 /* What the schedule has (oracle/layer/batch_split.h). */
 static void draw_schedule(drawing *d)
 {
@@ -154,22 +172,24 @@ static void draw_schedule(drawing *d)
 static const struct {
     const char *yaml;
     int share; /* of all draws */
-    bool plain, mesh, schedule, fused;
+    bool plain, mesh, schedule, heads, fused;
 } kinds[] = {
-    {"{case: moe, op: moe, " HEAD ", model: {" MODEL "}}", 6, true, false, false, false},
-    {"{case: moe-mesh, op: moe, " HEAD ", model: {" MODEL "}}", 8, true, true, false, false},
+    {"{case: moe, op: moe, " HEAD ", model: {" MODEL "}}", 6, true, false, false, false, false},
+    {"{case: moe-mesh, op: moe, " HEAD ", model: {" MODEL "}}", 8, true, true, false, false, false},
     {"{case: mla, op: mla, " HEAD ", positions: {start: 9000}, model: {base_emb_dim: 12, " MLA "}}", 4, true, false,
-     false, false},
-    {"{case: stack, op: deepseek_stack, " HEAD ", model: {" MODEL ", " MLA ", base_num_decoder_layers: 2}}", 3, true,
      false, false, false},
+    {"{case: stack, op: deepseek_stack, " HEAD ", model: {" MODEL ", " MLA ", base_num_decoder_layers: 2}}", 3, true,
+     false, false, false, false},
     {"{case: stack-mesh, op: deepseek_stack, " HEAD ", model: {" MODEL ", " MLA ", base_num_decoder_layers: 2}}", 2,
-     true, true, false, false},
+     true, true, false, false, false},
     {"{case: schedule, op: deepseek_stack, " HEAD ", model: {" MODEL ", " MLA
      ", base_num_decoder_layers: 5, rope_pairwise: true, routed_bias: true}}",
-     2, false, false, true, false},
-    {"{case: moe-fused, op: moe, " HEAD ", model: {" MODEL "}}", 3, true, false, false, true},
+     2, false, false, true, false, false},
+    {"{case: attention, op: attention, " HEAD ", model: {base_num_query_heads: 2}}", 2, false, false, false, true, false},
+    {"{case: gqa, op: gqa, " HEAD ", model: {base_num_query_heads: 2}}", 3, false, false, false, true, false},
+    {"{case: moe-fused, op: moe, " HEAD ", model: {" MODEL "}}", 3, true, false, false, false, true},
 };
-enum { KINDS = sizeof kinds / sizeof *kinds, SHARES = 28, EQUIVALENCES = 32 };
+enum { KINDS = sizeof kinds / sizeof *kinds, SHARES = 33, EQUIVALENCES = 32 };
 
 static void draw(drawing *d, int kind)
 {
@@ -178,6 +198,7 @@ static void draw(drawing *d, int kind)
     if (kinds[kind].mesh) draw_mesh(d);
     if (kinds[kind].schedule) draw_schedule(d);
     if (kinds[kind].fused) draw_fused(d);
+    if (kinds[kind].heads) draw_heads(d);
 }
 
 static void check(drawing *d, int times[EQUIVALENCES])

@@ -24,7 +24,7 @@ static void check_bugs(const char *bugs)
     while (*at != '\0') {
         char *end = NULL;
         const long number = strtol(at, &end, 10);
-        assert_true(end != at && number >= 1 && number <= 60);
+        assert_true(end != at && number >= 1 && number <= 99);
         at = *end == ',' ? end + 1 : end;
         assert_true(*end == ',' || *end == '\0');
     }
@@ -58,6 +58,17 @@ static const char *const cases[] = {"yarn_rope/two-dimensions",
                                     "attention/one-token",
                                     "attention/padding-nan",
                                     "attention/segments",
+                                    "attention/grouped",
+                                    "attention/sinks",
+                                    "attention/window",
+                                    "gqa/checkpoints",
+                                    "gqa/qwen3",
+                                    "gqa/mixtral",
+                                    "gqa/fused-qkv",
+                                    "gqa/segments",
+                                    "gqa/interleave",
+                                    "gqa/gpt-oss-late",
+                                    "gqa/own-kv-heads",
                                     "permute/one-token",
                                     "permute/empty-first-last",
                                     "unpermute/one-token",
@@ -99,6 +110,7 @@ static const char *const cases[] = {"yarn_rope/two-dimensions",
                                     "deepseek_stack/batch-split-groups",
                                     "deepseek_stack/batch-split-fsdp2",
                                     "mla/mesh-model2-expert2",
+                                    "gqa/mesh-gpt-oss",
                                     "deepseek_layer/mesh-mlp-tensor2",
                                     "deepseek_stack/mesh-mlp-tensor2",
                                     "deepseek_stack/mesh-remat"};
@@ -159,6 +171,7 @@ static const struct {
     const char *op, *mutants;
 } without_case[] = {
     {"mla", "mask_off_by_one lse_in_base_2 transposed"},
+    {"gqa", "query_scale_missing mask_off_by_one lse_in_base_2 sinks_in_lse"},
     {"deepseek_layer", "fsdp_gathered_rolled"},
     {"deepseek_stack", "group_score_other capacity_half next_key_seen"},
     {"deepseek_layer deepseek_stack",

@@ -6,8 +6,16 @@
 
 #include "oracle/base/tensor.h"
 
-/* It says how a case fills the tensor where it does not say so itself. A source may lack biases, but nothing else. */
-typedef enum assay_tensor_kind { ASSAY_KERNEL, ASSAY_BIAS, ASSAY_NORM_SCALE, ASSAY_CHECKPOINT } assay_tensor_kind;
+/* It says how a case fills the tensor where it does not say so itself. A source may lack ASSAY_BIAS, but nothing else:
+ * other biases and sinks are there wherever the table has them. */
+typedef enum assay_tensor_kind {
+    ASSAY_KERNEL,
+    ASSAY_BIAS, /* of an MLP */
+    ASSAY_PROJECTION_BIAS,
+    ASSAY_NORM_SCALE,
+    ASSAY_SINK,
+    ASSAY_CHECKPOINT
+} assay_tensor_kind;
 
 typedef struct assay_tensor_row {
     const char *name; /* in the folder of its block: "wi_0/kernel"; NULL: there is no such tensor */

@@ -7,8 +7,28 @@
 
 #include "oracle/arithmetic/elementary.h"
 #include "oracle/base/memory.h"
+#include "oracle/ops/activation.h"
 #include "oracle/ops/attention_internal.h"
 #include "oracle/ops/vector_sums.h"
+
+int64_t assay_attention_kv_heads(const assay_attention_config *config)
+{
+    return config->kv_heads > 0 ? config->kv_heads : config->heads;
+}
+
+assay_status assay_attention_check(assay_context *ctx, const assay_attention_config *config)
+{
+    if (config->heads < 1 || config->heads % assay_attention_kv_heads(config) != 0) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "base_num_kv_heads is %" PRId64 ", expected a divisor of base_num_query_heads (%" PRId64 ")",
+                          config->kv_heads, config->heads);
+    }
+    if (config->window < 0) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "sliding_window_size is %" PRId64 ", expected 1 or more",
+                          config->window);
+    }
+    return ASSAY_OK;
+}
 
 assay_status assay_attention_check_segments(assay_context *ctx, const int32_t *segment_ids, int64_t tokens)
 {
@@ -61,22 +81,45 @@ void attention_segments_free(attention_segments *segments)
     *segments = (attention_segments){0};
 }
 
-static int64_t row_offset(const attention_rows *rows, int64_t i, int64_t dim)
+static int64_t row_offset(const attention_rows *rows, attention_head head, int64_t i, int64_t dim)
 {
     const int64_t token = rows->batch * rows->config->sequence + rows->tokens[i];
-    return (token * rows->config->heads + rows->head) * dim;
+    return (token * head.heads + head.index) * dim;
 }
 
-void attention_gather(const attention_rows *rows, double *to, const double *tensor, int64_t dim)
+void attention_gather(const attention_rows *rows, attention_head head, double *to, const double *tensor, int64_t dim)
 {
     for (int64_t i = 0; i < rows->count; i++)
-        memcpy(to + i * dim, tensor + row_offset(rows, i, dim), (size_t)dim * sizeof *to);
+        memcpy(to + i * dim, tensor + row_offset(rows, head, i, dim), (size_t)dim * sizeof *to);
 }
 
-void attention_scatter(const attention_rows *rows, double *tensor, const double *from, int64_t dim)
+void attention_scatter(const attention_rows *rows, attention_head head, double *tensor, const double *from, int64_t dim)
 {
     for (int64_t i = 0; i < rows->count; i++)
-        memcpy(tensor + row_offset(rows, i, dim), from + i * dim, (size_t)dim * sizeof *from);
+        memcpy(tensor + row_offset(rows, head, i, dim), from + i * dim, (size_t)dim * sizeof *from);
+}
+
+int64_t attention_first_key(const attention_rows *rows, int64_t i)
+{
+    const int64_t window = rows->config->window;
+    int64_t first = i;
+    if (window == 0) return 0;
+    while (first > 0 && rows->tokens[i] - rows->tokens[first - 1] < window) first--;
+    return first;
+}
+
+int64_t attention_block(const assay_attention_config *config)
+{
+    const int64_t window = config->window;
+    if (window == 0 || window >= ATTENTION_BLOCK) return ATTENTION_BLOCK;
+    return window < ATTENTION_TRIANGLE ? ATTENTION_TRIANGLE : window;
+}
+
+double attention_gate(const assay_context *ctx, double lse, double sink)
+{
+    double gate = assay_sigmoid(lse - sink);
+    assay_round(ctx, ASSAY_ROUND_ELEMENTARY, 1, &gate);
+    return gate;
 }
 
 typedef struct head_loop {
@@ -86,24 +129,37 @@ typedef struct head_loop {
     void *job;
 } head_loop;
 
-static assay_status run_head(assay_context *ctx, const head_loop *loop, int64_t index, double *scratch)
+static assay_status run_head(assay_context *ctx, const head_loop *loop, attention_rows *rows, double *scratch)
 {
-    const assay_attention_config *config = loop->config;
-    attention_rows rows = {.config = config, .batch = index / config->heads, .head = index % config->heads};
-    const int32_t *starts = loop->segments.starts + rows.batch * (config->sequence + 1);
-    for (int64_t i = 0; i < config->sequence && starts[i + 1] >= 0; i++) {
-        rows.tokens = loop->segments.tokens + rows.batch * config->sequence + starts[i];
-        rows.count = starts[i + 1] - starts[i];
-        assay_status status = loop->segment(ctx, loop->job, &rows, scratch);
+    const int64_t length = loop->config->sequence;
+    const int32_t *starts = loop->segments.starts + rows->batch * (length + 1);
+    for (int64_t i = 0; i < length && starts[i + 1] >= 0; i++) {
+        rows->tokens = loop->segments.tokens + rows->batch * length + starts[i];
+        rows->count = starts[i + 1] - starts[i];
+        assay_status status = loop->segment(ctx, loop->job, rows, scratch);
         if (status != ASSAY_OK) return status;
     }
     return ASSAY_OK;
 }
 
+/* The heads of queries that share a head of keys. */
+static assay_status run_group(assay_context *ctx, const head_loop *loop, int64_t index, double *scratch)
+{
+    const int64_t heads = loop->config->heads, kv_heads = assay_attention_kv_heads(loop->config);
+    const int64_t group = heads / kv_heads, kv = index % kv_heads;
+    attention_rows rows = {.config = loop->config, .batch = index / kv_heads, .kv = {kv, kv_heads}};
+    assay_status status = ASSAY_OK;
+    for (int64_t head = kv * group; head < (kv + 1) * group && status == ASSAY_OK; head++) {
+        rows.query = (attention_head){head, heads};
+        status = run_head(ctx, loop, &rows, scratch);
+    }
+    return status;
+}
+
 /* Every worker has its own context and scratch; the first failure, by head, is the result. */
 static assay_status run_heads(assay_context *ctx, const head_loop *loop, int workers, double *scratch, int64_t each)
 {
-    const int64_t heads = loop->config->batch * loop->config->heads;
+    const int64_t heads = loop->config->batch * assay_attention_kv_heads(loop->config);
     assay_status status = ASSAY_OK;
     int64_t failed = heads;
 #pragma omp parallel for num_threads(workers) schedule(static)
@@ -111,7 +167,7 @@ static assay_status run_heads(assay_context *ctx, const head_loop *loop, int wor
         assay_context own = *ctx;
         own.threads = workers > 1 ? 1 : ctx->threads;
         for (int64_t head = worker; head < heads; head += workers) {
-            const assay_status found = run_head(&own, loop, head, scratch + worker * each);
+            const assay_status found = run_group(&own, loop, head, scratch + worker * each);
             if (found == ASSAY_OK) continue;
 #pragma omp critical
             if (head < failed) {
@@ -129,7 +185,7 @@ assay_status attention_for_each(assay_context *ctx, const int32_t *segment_ids, 
                                 int64_t scratch, attention_work segment, void *job)
 {
     assay_status status = ASSAY_OK;
-    const int workers = config->batch * config->heads >= ctx->threads ? ctx->threads : 1;
+    const int workers = config->batch * assay_attention_kv_heads(config) >= ctx->threads ? ctx->threads : 1;
     head_loop loop = {.config = config, .segment = segment, .job = job};
     int64_t count = 0;
     double *numbers = NULL;
@@ -230,37 +286,57 @@ static assay_status forward_block(assay_context *ctx, double *out, double *lse, 
                                   const double *v, double *p, const attention_rows *rows, int64_t first, int64_t end)
 {
     const int64_t ld = rows->count, wide = rows->config->v_dim, deep = rows->config->qk_dim;
-    assay_matmul_args rectangle = assay_product_ab(out + first * wide, p, v, end - first, wide, first);
+    const int64_t start = attention_first_key(rows, first);
+    assay_matmul_args rectangle =
+        assay_product_ab(out + first * wide, p + start, v + start * wide, end - first, wide, first - start);
     rectangle.lda = ld;
     const attention_triangle triangle = {
         .w = p + first, .ld = ld, .x = v + first * wide, .y = out + first * wide, .size = end - first, .width = wide};
     assay_status status = ASSAY_OK;
-    TRY(attention_scores(ctx, p, ld, q + first * deep, end - first, k, end, deep));
+    TRY(attention_scores(ctx, p + start, ld, q + first * deep, end - first, k + start * deep, end - start, deep));
 #pragma omp parallel for num_threads(ctx->threads)
-    for (int64_t i = first; i < end; i++) lse[i] = softmax_row(ctx, p + (i - first) * ld, i + 1);
+    for (int64_t i = first; i < end; i++) {
+        const int64_t seen = attention_first_key(rows, i);
+        double *row = p + (i - first) * ld;
+        memset(row + start, 0, (size_t)(seen - start) * sizeof *row);
+        lse[i] = softmax_row(ctx, row + seen, i + 1 - seen);
+    }
     TRY(assay_matmul(ctx, &rectangle));
     TRY(attention_add_triangle(ctx, &triangle));
 cleanup:
     return status;
 }
 
+/* Of a kernel that gates what another one stored, or of one that does both. */
+static void gate_rows(const assay_context *ctx, double *out, const double *lse, const attention_rows *rows, double sink)
+{
+    const int64_t wide = rows->config->v_dim;
+    assay_round(ctx, ASSAY_ROUND_STORAGE, rows->count * wide, out);
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t i = 0; i < rows->count; i++) {
+        const double gate = attention_gate(ctx, lse[i], sink);
+        for (int64_t d = 0; d < wide; d++) out[i * wide + d] *= gate;
+    }
+}
+
 static assay_status forward_segment(assay_context *ctx, void *self, const attention_rows *rows, double *scratch)
 {
     const forward_job *job = self;
     const assay_attention_config *config = rows->config;
-    const int64_t count = rows->count;
+    const int64_t count = rows->count, block = attention_block(config), head = rows->query.index;
     double *q = scratch, *k = q + count * config->qk_dim, *v = k + count * config->qk_dim;
     double *out = v + count * config->v_dim, *lse = out + count * config->v_dim, *p = lse + count;
-    attention_gather(rows, q, job->in->query, config->qk_dim);
-    attention_gather(rows, k, job->in->key, config->qk_dim);
-    attention_gather(rows, v, job->in->value, config->v_dim);
-    for (int64_t first = 0; first < count; first += ATTENTION_BLOCK) {
-        const int64_t end = count - first < ATTENTION_BLOCK ? count : first + ATTENTION_BLOCK;
+    attention_gather(rows, rows->query, q, job->in->query, config->qk_dim);
+    attention_gather(rows, rows->kv, k, job->in->key, config->qk_dim);
+    attention_gather(rows, rows->kv, v, job->in->value, config->v_dim);
+    for (int64_t first = 0; first < count; first += block) {
+        const int64_t end = count - first < block ? count : first + block;
         assay_status status = forward_block(ctx, out, lse, q, k, v, p, rows, first, end);
         if (status != ASSAY_OK) return status;
     }
-    attention_scatter(rows, job->attention_out, out, config->v_dim);
-    double *lse_of_head = job->lse + (rows->batch * config->heads + rows->head) * config->sequence;
+    if (job->in->sinks != NULL) gate_rows(ctx, out, lse, rows, job->in->sinks[head]);
+    attention_scatter(rows, rows->query, job->attention_out, out, config->v_dim);
+    double *lse_of_head = job->lse + (rows->batch * config->heads + head) * config->sequence;
     for (int64_t i = 0; i < count; i++) lse_of_head[rows->tokens[i]] = lse[i];
     return ASSAY_OK;
 }
@@ -280,7 +356,9 @@ assay_status assay_attention_forward(assay_context *ctx, double *attention_out, 
 
 double assay_attention_flops(const assay_attention_config *config, bool backward)
 {
-    const double length = (double)config->sequence, pairs = length * (length + 1) / 2;
+    const double length = (double)config->sequence, window = (double)config->window;
+    const double hidden = window > 0 && length > window ? (length - window) * (length - window + 1) / 2 : 0;
+    const double pairs = length * (length + 1) / 2 - hidden;
     const double heads = (double)config->batch * (double)config->heads;
     const double qk = (double)config->qk_dim, v = (double)config->v_dim;
     return 2 * heads * pairs * (backward ? 3 * qk + 2 * v : qk + v);

@@ -1,7 +1,10 @@
 /* The gradient of attention from its lse, in one pass over the queries. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "oracle/arithmetic/elementary.h"
+#include "oracle/base/memory.h"
+#include "oracle/ops/activation.h"
 #include "oracle/ops/attention_internal.h"
 #include "oracle/ops/vector_sums.h"
 
@@ -13,7 +16,8 @@ typedef struct backward_job {
 
 /* One segment of one head, gathered. */
 typedef struct segment {
-    double *q, *k, *v, *dout, *dq, *dk, *dv;
+    double *q, *k, *v, *dq, *dk, *dv;
+    double *dout;        /* times the sink's gate, which is all that a sink is to the rest */
     double *lse, *shift; /* shift_i = D_i - dlse_i */
     double *p, *ds;      /* [ATTENTION_BLOCK,count] */
 } segment;
@@ -36,17 +40,26 @@ static segment cut(const attention_rows *rows, double *scratch)
     return s;
 }
 
+static void gate_row(const assay_context *ctx, int64_t wide, double *dout, double lse, double sink)
+{
+    const double gate = attention_gate(ctx, lse, sink);
+    for (int64_t d = 0; d < wide; d++) dout[d] *= gate;
+    assay_round(ctx, ASSAY_ROUND_STORAGE, wide, dout);
+}
+
 static void load(const assay_context *ctx, const backward_job *job, const attention_rows *rows, segment *s)
 {
     const assay_attention_config *config = rows->config;
-    const int64_t head = (rows->batch * config->heads + rows->head) * config->sequence, wide = config->v_dim;
-    attention_gather(rows, s->q, job->in->query, config->qk_dim);
-    attention_gather(rows, s->k, job->in->key, config->qk_dim);
-    attention_gather(rows, s->v, job->in->value, wide);
-    attention_gather(rows, s->dout, job->dout, wide);
-    attention_gather(rows, s->dv, job->out, wide); /* a place for it until dv begins */
+    const int64_t head = (rows->batch * config->heads + rows->query.index) * config->sequence, wide = config->v_dim;
+    attention_gather(rows, rows->query, s->q, job->in->query, config->qk_dim);
+    attention_gather(rows, rows->kv, s->k, job->in->key, config->qk_dim);
+    attention_gather(rows, rows->kv, s->v, job->in->value, wide);
+    attention_gather(rows, rows->query, s->dout, job->dout, wide);
+    attention_gather(rows, rows->query, s->dv, job->out, wide); /* a place for it until dv begins */
     for (int64_t i = 0; i < rows->count; i++) {
         s->lse[i] = job->lse[head + rows->tokens[i]];
+        if (job->in->sinks != NULL)
+            gate_row(ctx, wide, s->dout + i * wide, s->lse[i], job->in->sinks[rows->query.index]);
         s->shift[i] = assay_dot(ctx, wide, s->dout + i * wide, s->dv + i * wide);
         if (job->dlse != NULL) s->shift[i] -= job->dlse[head + rows->tokens[i]];
     }
@@ -105,22 +118,40 @@ static assay_status backward_block(assay_context *ctx, const segment *s, const a
 {
     const assay_attention_config *config = rows->config;
     const int64_t ld = rows->count, deep = config->qk_dim, wide = config->v_dim, size = end - first;
-    assay_matmul_args to_queries = assay_product_ab(s->dq + first * deep, s->ds, s->k, size, deep, first);
+    const int64_t start = attention_first_key(rows, first), keys = first - start;
+    assay_matmul_args to_queries =
+        assay_product_ab(s->dq + first * deep, s->ds + start, s->k + start * deep, size, deep, keys);
     to_queries.lda = ld;
     assay_status status = ASSAY_OK;
-    TRY(attention_scores(ctx, s->p, ld, s->q + first * deep, size, s->k, end, deep));
-    TRY(attention_scores(ctx, s->ds, ld, s->dout + first * wide, size, s->v, end, wide));
+    TRY(attention_scores(ctx, s->p + start, ld, s->q + first * deep, size, s->k + start * deep, end - start, deep));
+    TRY(attention_scores(ctx, s->ds + start, ld, s->dout + first * wide, size, s->v + start * wide, end - start, wide));
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t i = first; i < end; i++) {
-        const int64_t at = (i - first) * ld;
-        row_gradient(ctx, s->p + at, s->ds + at, s->lse[i], s->shift[i], i + 1);
+        const int64_t seen = attention_first_key(rows, i), row = (i - first) * ld, at = row + seen;
+        memset(s->p + row + start, 0, (size_t)(seen - start) * sizeof *s->p);
+        memset(s->ds + row + start, 0, (size_t)(seen - start) * sizeof *s->ds);
+        row_gradient(ctx, s->p + at, s->ds + at, s->lse[i], s->shift[i], i + 1 - seen);
     }
     TRY(assay_matmul(ctx, &to_queries));
-    TRY(add_to_keys(ctx, s->dk, s->ds, ld, size, first, s->q + first * deep, deep));
-    TRY(add_to_keys(ctx, s->dv, s->p, ld, size, first, s->dout + first * wide, wide));
+    TRY(add_to_keys(ctx, s->dk + start * deep, s->ds + start, ld, size, keys, s->q + first * deep, deep));
+    TRY(add_to_keys(ctx, s->dv + start * wide, s->p + start, ld, size, keys, s->dout + first * wide, wide));
     TRY(add_triangles(ctx, s, config, ld, first, end));
 cleanup:
     return status;
+}
+
+/* Keys and values are shared by the heads of a group, whose parts may be stored before they are added up. */
+static void give_to_keys(const assay_context *ctx, const attention_rows *rows, double *tensor, double *part,
+                         double *sum, int64_t dim)
+{
+    const int64_t group = rows->query.heads / rows->kv.heads, count = rows->count * dim;
+    if (group > 1) assay_round(ctx, ASSAY_ROUND_STORAGE, count, part);
+    if (rows->query.index % group > 0) {
+        attention_gather(rows, rows->kv, sum, tensor, dim);
+        for (int64_t i = 0; i < count; i++) part[i] += sum[i];
+        assay_round(ctx, ASSAY_ROUND_ACCUMULATE, count, part);
+    }
+    attention_scatter(rows, rows->kv, tensor, part, dim);
 }
 
 static assay_status backward_segment(assay_context *ctx, void *self, const attention_rows *rows, double *scratch)
@@ -128,28 +159,62 @@ static assay_status backward_segment(assay_context *ctx, void *self, const atten
     const backward_job *job = self;
     segment s = cut(rows, scratch);
     load(ctx, job, rows, &s);
-    for (int64_t first = 0; first < rows->count; first += ATTENTION_BLOCK) {
-        const int64_t end = rows->count - first < ATTENTION_BLOCK ? rows->count : first + ATTENTION_BLOCK;
+    const int64_t block = attention_block(rows->config);
+    for (int64_t first = 0; first < rows->count; first += block) {
+        const int64_t end = rows->count - first < block ? rows->count : first + block;
         assay_status status = backward_block(ctx, &s, rows, first, end);
         if (status != ASSAY_OK) return status;
     }
-    attention_scatter(rows, job->g->dquery, s.dq, rows->config->qk_dim);
-    attention_scatter(rows, job->g->dkey, s.dk, rows->config->qk_dim);
-    attention_scatter(rows, job->g->dvalue, s.dv, rows->config->v_dim);
+    attention_scatter(rows, rows->query, job->g->dquery, s.dq, rows->config->qk_dim);
+    give_to_keys(ctx, rows, job->g->dkey, s.dk, s.k, rows->config->qk_dim);
+    give_to_keys(ctx, rows, job->g->dvalue, s.dv, s.v, rows->config->v_dim);
     return ASSAY_OK;
+}
+
+/* A sink is one more score, the same for every row of its head, whose value is zero: p [B S] its probabilities, negated,
+ * d [B S] the D of the rows. */
+static assay_status sink_gradients(assay_context *ctx, const backward_job *job, const assay_attention_config *config)
+{
+    assay_status status = ASSAY_OK;
+    const int64_t length = config->sequence, tokens = config->batch * length, wide = config->v_dim;
+    const int32_t *segments = config->mask_padding ? job->in->segment_ids : NULL;
+    double *p = NULL, *d = NULL;
+    TRY(assay_alloc_f64(ctx, "probabilities of a sink", tokens, &p));
+    TRY(assay_alloc_f64(ctx, "products of attention_out with its gradient", tokens, &d));
+    for (int64_t head = 0; head < config->heads; head++) {
+        const assay_matmul_args sum = assay_product_ab(job->g->dsinks + head, p, d, 1, 1, tokens);
+#pragma omp parallel for num_threads(ctx->threads)
+        for (int64_t t = 0; t < tokens; t++) {
+            const int64_t row = t * config->heads + head;
+            const double lse = job->lse[(t / length * config->heads + head) * length + t % length];
+            const bool padding = segments != NULL && segments[t] == 0;
+            p[t] = padding ? 0 : -assay_sigmoid(job->in->sinks[head] - lse);
+            d[t] = padding ? 0 : assay_dot(ctx, wide, job->dout + row * wide, job->out + row * wide);
+        }
+        assay_round(ctx, ASSAY_ROUND_STORAGE, tokens, p);
+        assay_round(ctx, ASSAY_ROUND_ACCUMULATE, tokens, d);
+        TRY(assay_matmul(ctx, &sum));
+    }
+cleanup:
+    free(p);
+    free(d);
+    return status;
 }
 
 assay_status assay_attention_backward(assay_context *ctx, const assay_attention_gradients *g, const double *dout,
                                       const double *dlse, const double *attention_out, const double *lse,
                                       const assay_attention_inputs *in, const assay_attention_config *config)
 {
-    const int64_t rows = config->batch * config->sequence * config->heads;
+    const int64_t tokens = config->batch * config->sequence, rows = tokens * config->heads;
+    const int64_t kv_rows = tokens * assay_attention_kv_heads(config);
     const int64_t block = config->sequence < ATTENTION_BLOCK ? config->sequence : ATTENTION_BLOCK;
     const int64_t scratch = config->sequence * (4 * config->qk_dim + 3 * config->v_dim + 2 + 2 * block);
     backward_job job = {g, dout, dlse, attention_out, lse, in};
     /* What padding gives. */
     memset(g->dquery, 0, (size_t)(rows * config->qk_dim) * sizeof *g->dquery);
-    memset(g->dkey, 0, (size_t)(rows * config->qk_dim) * sizeof *g->dkey);
-    memset(g->dvalue, 0, (size_t)(rows * config->v_dim) * sizeof *g->dvalue);
+    memset(g->dkey, 0, (size_t)(kv_rows * config->qk_dim) * sizeof *g->dkey);
+    memset(g->dvalue, 0, (size_t)(kv_rows * config->v_dim) * sizeof *g->dvalue);
+    const assay_status status = g->dsinks == NULL ? ASSAY_OK : sink_gradients(ctx, &job, config);
+    if (status != ASSAY_OK) return status;
     return attention_for_each(ctx, in->segment_ids, config, scratch, backward_segment, &job);
 }

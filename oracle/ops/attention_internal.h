@@ -25,20 +25,35 @@ assay_status attention_segments_alloc(assay_context *ctx, attention_segments *se
                                       const assay_attention_config *config);
 void attention_segments_free(attention_segments *segments);
 
+/* A head among those of a tensor. */
+typedef struct attention_head {
+    int64_t index, heads;
+} attention_head;
+
 /* One segment of one head. */
 typedef struct attention_rows {
     const assay_attention_config *config;
-    int64_t batch, head;
+    int64_t batch;
+    attention_head query, kv;
     const int32_t *tokens; /* [count] */
     int64_t count;
 } attention_rows;
 
-/* rows [count,dim] from a tensor [B,S,N,dim], and back. */
-void attention_gather(const attention_rows *rows, double *to, const double *tensor, int64_t dim);
-void attention_scatter(const attention_rows *rows, double *tensor, const double *from, int64_t dim);
+/* rows [count,dim] of a head from a tensor [B,S,heads,dim], and back. */
+void attention_gather(const attention_rows *rows, attention_head head, double *to, const double *tensor, int64_t dim);
+void attention_scatter(const attention_rows *rows, attention_head head, double *tensor, const double *from,
+                       int64_t dim);
 
-/* `segment` for every segment of every head, heads split over threads where there are enough of them; `scratch` numbers
- * for each that works at a time. */
+/* The first of the rows that row i sees; and how many rows of queries go in a block: no more than a window has keys, so
+ * that little of a block's own keys is masked. */
+int64_t attention_first_key(const attention_rows *rows, int64_t i);
+int64_t attention_block(const assay_attention_config *config);
+
+/* What a sink leaves of a row: exp(lse) / (exp(lse) + exp(sink)). */
+double attention_gate(const assay_context *ctx, double lse, double sink);
+
+/* `segment` for every segment of every head. Heads of keys are split over threads where there are enough of them; those
+ * of queries that share one follow each other. `scratch` numbers for each that works at a time. */
 typedef assay_status (*attention_work)(assay_context *ctx, void *job, const attention_rows *rows, double *scratch);
 assay_status attention_for_each(assay_context *ctx, const int32_t *segment_ids, const assay_attention_config *config,
                                 int64_t scratch, attention_work segment, void *job);

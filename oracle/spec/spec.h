@@ -15,6 +15,7 @@
 #include "oracle/moe/routing.h"
 #include "oracle/ops/gated_mlp.h"
 #include "oracle/ops/gmm.h"
+#include "oracle/ops/gqa.h"
 
 typedef __float128 spec_quad;
 
@@ -95,8 +96,8 @@ assay_status spec_moe_checkpoints(assay_context *ctx, const spec_moe_config *con
 assay_status spec_yarn_rope(assay_context *ctx, const assay_rope_config *config, const spec_tensors *in,
                             spec_tensors *out);
 
-/* inputs/query, key [B,S,N,Dq], inputs/value [B,S,N,Dv], inputs/segment_ids [B,S]? -> outputs/attention_out [B,S,N,Dv],
- * outputs/lse [B,N,S] */
+/* inputs/query [B,S,N,Dq], inputs/key [B,S,Nkv,Dq], inputs/value [B,S,Nkv,Dv], weights/sinks [N]?,
+ * inputs/segment_ids [B,S]? -> outputs/attention_out [B,S,N,Dv], outputs/lse [B,N,S] */
 assay_status spec_attention(assay_context *ctx, const assay_attention_config *config, const spec_tensors *in,
                             spec_tensors *out);
 
@@ -111,6 +112,13 @@ assay_status spec_mla_checkpoints(assay_context *ctx, const assay_mla_config *co
  * [M,B/b,S,N/h,..] (lse [M,B/b,N/h,S]); h is mesh expert times mlp_tensor, b data times fsdp. On one shard they stay. */
 assay_status spec_spread_heads(assay_context *ctx, const spec_tensors *parts, int64_t heads, int64_t kv_heads,
                                const assay_mesh *mesh, spec_tensors *out);
+
+/* The tensors of the op `gqa` (INTERFACE.md) -> outputs/y [B,S,D] */
+assay_status spec_gqa(assay_context *ctx, const assay_gqa_config *config, const spec_tensors *in, spec_tensors *out);
+
+/* Every intermediate of it, as checkpoints/ under the names of gqa.h, with lse; y is checkpoints/out_proj */
+assay_status spec_gqa_parts(assay_context *ctx, const assay_gqa_config *config, const spec_tensors *in,
+                            spec_tensors *parts);
 
 /* The tensors of deepseek_layer and deepseek_stack (deepseek_stack.h) -> outputs/ and routing/ as there,
  * under the batch-split schedule as in batch_split.h, without its events. routing/Pselected_experts, where `in` has it,

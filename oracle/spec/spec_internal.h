@@ -86,6 +86,7 @@ void spec_rotate(const assay_rope_config *config, const spec_quad *turn, const s
 typedef struct spec_attention_problem {
     const assay_attention_config *config;
     const spec_quad *query, *key, *value;
+    const spec_quad *sinks; /* NULL: none */
     const int32_t *segment_ids;
     spec_quad *attention_out, *lse; /* written */
 } spec_attention_problem;

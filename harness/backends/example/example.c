@@ -154,7 +154,10 @@ static const char *refused_setting(const assay_backend_request *request, const s
     if (o->gates && !glu_known(request)) return setting(request, "mlp_activations");
     if (o->routes && number(request, "ragged_buffer_factor") > 0) return "ragged_buffer_factor";
     if (o->routes && number(request, "w13_reorder_size") > 1) return "w13_reorder_size";
-    return NULL;
+    if (o->run != run_attention) return NULL;
+    if (tensor(request, "weights/sinks") != NULL) return "weights/sinks";
+    if (number(request, "base_num_kv_heads") > 0) return "base_num_kv_heads";
+    return number(request, "sliding_window_size") > 0 ? "sliding_window_size" : NULL;
 }
 
 /* The input whose first axes are batch and sequence; a router may be given logits for it. */

@@ -39,7 +39,8 @@ void rope_set_up(example *e, rope *r, int64_t dim)
 {
     const assay_backend_request *request = e->request;
     const int32_t *positions = tensor(request, "inputs/positions")->data;
-    const bool scaled = is(request, "rope_attention_scaling", "true") && number(request, "rope_factor") > 1;
+    const bool scaled = is(request, "rope_type", "yarn") && is(request, "rope_attention_scaling", "true") &&
+                        number(request, "rope_factor") > 1;
     float magnitude = scaled ? yarn_magnitude(request, 1) : 1;
     if (e->bug == ROPE_TIMES_MSCALE) magnitude *= yarn_magnitude(request, 1);
     *r = (rope){.tokens = e->tokens, .half = dim / 2};

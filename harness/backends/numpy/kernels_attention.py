@@ -1,4 +1,4 @@
-"""Rotary embedding, causal attention and multi-head latent attention."""
+"""Rotary embedding, causal attention, multi-head latent and grouped-query attention."""
 import numpy as np
 
 from kernels_basic import rms_norm
@@ -38,7 +38,8 @@ def rope(ar, s, positions, x):
     """x [B, S, N, Dr], positions [B, S]. Frequencies and phases are float32 numbers, as cos and sin are."""
     half, factor = x.shape[-1] // 2, s.number("rope_factor")
     angle = ar.value(ar.value(positions)[..., None] * ar.value(frequencies(s, x.shape[-1])))[:, :, None, :]
-    size = ar.float(0.1 * np.log(factor) + 1 if s.true("rope_attention_scaling") and factor > 1 else 1)
+    scaled = s["rope_type"] == "yarn" and s.true("rope_attention_scaling") and factor > 1
+    size = ar.float(0.1 * np.log(factor) + 1 if scaled else 1)
     cos, sin = ar.function(np.cos, angle) * size, ar.function(np.sin, angle) * size
     neighbours, halves = (slice(0, None, 2), slice(1, None, 2)), (slice(0, half), slice(half, None))
     given = neighbours if s.true("rope_interleave") else halves
@@ -84,10 +85,18 @@ def online_softmax(ar, scores, value):
     return out / np.where(empty, ar.float(1), total), lse[..., 0], p
 
 
-def attention(ar, s, query, key, value, segment_ids, scale=None):
-    """[B, S, N, .] -> out and lse [B, N, S]. `scale` multiplies the scores where the query does not have it."""
-    length = query.shape[1]
+def window_of(s):
+    return 0 if s["attention_type"] == "global" else s.count("sliding_window_size")
+
+
+def attention(ar, s, query, key, value, segment_ids, scale=None, window=0, sinks=None):
+    """[B, S, N, .], of key and value [B, S, Nkv, .] -> out and lse [B, N, S]. `scale` multiplies the scores where the
+    query does not have it. The last of the gradients is that of the sinks [N]."""
+    length, shared = query.shape[1], key.shape[2]
+    copies = query.shape[2] // shared
     seen = np.tril(np.ones((length, length), bool))[None]
+    if window > 0:
+        seen = seen & ~np.tril(np.ones((length, length), bool), -window)[None]
     blind = np.zeros(query.shape[:2], bool)
     if segment_ids is not None:
         seen = seen & (segment_ids[:, :, None] == segment_ids[:, None, :])
@@ -96,18 +105,27 @@ def attention(ar, s, query, key, value, segment_ids, scale=None):
             seen = seen & ~blind[:, :, None]
     blind = blind[:, None, :, None]
     turned = lambda x: np.where(blind, ar.float(0), np.moveaxis(x, 2, 1))  # padding may hold NaN
-    query, key, value = turned(query), turned(key), turned(value)
+    query, key, value = turned(query), *(np.repeat(turned(x), copies, 1) for x in (key, value))
     across = lambda x: np.swapaxes(x, -1, -2)
     scores = ar.product(query, across(key))
     if scale is not None:
         scores = scores * scale
     scores = np.where(seen[:, None], scores, ar.float(-np.inf))
     out, lse, p = (online_softmax if ar.variant.softmax == "online" else plain_softmax)(ar, scores, value)
+    kept = None
+    if sinks is not None:  # one more score, whose value is zero
+        kept = 1 / (1 + ar.exp(sinks[None, :, None] - lse))[..., None]
+        out = out * kept
     out = ar.store(out)
+
+    def fold(d):
+        return ar.sum(d.reshape(len(d), shared, copies, *d.shape[2:]), 2) if copies > 1 else d
 
     def back(d_out, d_lse=None):
         d_out = turned(d_out)
         dp = ar.product(d_out, across(value))
+        if kept is not None:
+            return back_sinks(d_out, dp, d_lse)
         # probabilities from the log-sum-exp add up to 1 but for its rounding, which only the first form takes out again
         flash = ar.variant.backward == "delta" or ar.variant.softmax == "online"
         through = ar.sum(d_out * out) if flash else ar.sum(p * dp)
@@ -116,8 +134,20 @@ def attention(ar, s, query, key, value, segment_ids, scale=None):
         ds = p * (dp - through[..., None])
         if scale is not None:
             ds = ds * scale
-        d = ar.product(ds, key), ar.product(across(ds), query), ar.product(across(p), d_out)
-        return tuple(np.moveaxis(g, 1, 2) for g in d)
+        d = ar.product(ds, key), fold(ar.product(across(ds), query)), fold(ar.product(across(p), d_out))
+        return (*(np.moveaxis(g, 1, 2) for g in d), None)
+
+    def back_sinks(d_out, dp, d_lse):
+        share = p * kept
+        through = ar.sum(d_out * out)
+        ds = share * (dp - through[..., None])
+        if d_lse is not None:
+            ds = ds + p * d_lse[..., None]
+        if scale is not None:
+            ds = ds * scale
+        d = ar.product(ds, key), fold(ar.product(across(ds), query)), fold(ar.product(across(share), d_out))
+        lost = ar.sum((through * (1 - kept[..., 0])).swapaxes(0, 1).reshape(query.shape[1], -1))
+        return (*(np.moveaxis(g, 1, 2) for g in d), -lost)
 
     return np.moveaxis(out, 1, 2), lse, back
 
@@ -175,7 +205,7 @@ def mla(ar, s, t, prefix, x):
     def back(dy):
         g = {}
         d_flat, g["out/kernel"] = back_out(dy)
-        d_query, d_key, d_value = (ar.keep(d) for d in back_attention(ar.store(d_flat).reshape(out.shape)))
+        d_query, d_key, d_value = (ar.keep(d) for d in back_attention(ar.store(d_flat).reshape(out.shape))[:3])
         dq = np.concatenate([d_query[..., :nope], back_q_pe(d_query[..., nope:])], -1)
         dx = ar.keep(queries.back(dq if late else dq * scale, g))
         d_c_kv, g["wkv_b/kernel"] = back_kv(np.concatenate([d_key[..., :nope], d_value], -1))
@@ -184,5 +214,79 @@ def mla(ar, s, t, prefix, x):
         d, g["wkv_a/kernel"] = back_kv_a(np.concatenate([d_latent, d_k_pe], -1))
         g["out/kernel"] = g["out/kernel"].reshape(w["out/kernel"].shape)
         return dx + ar.keep(d), {"gradients/" + prefix + name: d for name, d in g.items()}
+
+    return y, back
+
+
+def projections(w, heads):
+    """Weights of query, key and value, apart where the case has them in one."""
+    if "qkv_proj/kernel" not in w:
+        return w
+    shared = (w["qkv_proj/kernel"].shape[1] - heads) // 2
+    cut = lambda x: np.split(x, (heads, heads + shared), -2)
+    apart = {name: x for name, x in w.items() if not name.startswith("qkv_proj/")}
+    for end in ("/kernel", "/bias"):
+        if "qkv_proj" + end in w:
+            apart |= {n + end: np.ascontiguousarray(x) for n, x in zip(("query", "key", "value"), cut(w["qkv_proj" + end]))}
+    return apart
+
+
+class Projected:
+    """Heads of query, key or value: x times the kernel plus bias, normed and rotated where there is a norm, a rotation."""
+
+    def __init__(self, ar, s, w, name, x, positions):
+        self.ar, self.w, self.name = ar, w, name
+        y, self.back_x = dense(ar, x, w[name + "/kernel"])
+        y = ar.keep(y)
+        if name + "/bias" in w:
+            y = ar.keep(y + w[name + "/bias"])
+        self.back_norm = self.back_rope = None
+        if name + "_norm/scale" in w:
+            y, self.back_norm = rms_norm(ar, y, w[name + "_norm/scale"], s.number("normalization_layer_epsilon"))
+        if name != "value":
+            y, self.back_rope = rope(ar, s, positions, y)
+        self.y = y
+
+    def back(self, d, g):
+        d = self.back_rope(d) if self.back_rope else d
+        if self.back_norm:
+            d, g[self.name + "_norm/scale"] = self.back_norm(self.ar.keep(d))
+        d = self.ar.keep(d)
+        dx, g[self.name + "/kernel"] = self.back_x(d)
+        if self.name + "/bias" in self.w:
+            g[self.name + "/bias"] = self.ar.sum(d.reshape(-1, *d.shape[2:]), 0)
+        return self.ar.keep(dx)
+
+
+def gqa(ar, s, t, prefix, x):
+    """t holds the weights under `prefix`; back gives dx and the gradients by path."""
+    given = {name[len(prefix):]: value for name, value in t.items() if name.startswith(prefix)}
+    w = projections(given, s.count("base_num_query_heads"))
+    made = [Projected(ar, s, w, n, x, t["inputs/positions"]) for n in ("query", "key", "value")]
+    scale, late = ar.float(s.number("query_pre_attn_scalar")), ar.variant.fused
+    query = made[0].y if late else ar.store(made[0].y) * scale
+    out, _, back_attention = attention(ar, s, query, made[1].y, made[2].y, t.get("inputs/segment_ids"),
+                                       scale if late else None, window_of(s), w.get("sinks"))
+    flat = out.reshape(*x.shape[:2], -1)
+    y, back_out = dense(ar, flat, w["out/kernel"].reshape(flat.shape[-1], -1))
+    if "out/bias" in w:
+        y = ar.keep(y) + w["out/bias"]
+
+    def back(dy):
+        g = {}
+        d_flat, g["out/kernel"] = back_out(dy)
+        g["out/kernel"] = g["out/kernel"].reshape(w["out/kernel"].shape)
+        if "out/bias" in w:
+            g["out/bias"] = ar.sum(dy.reshape(-1, dy.shape[-1]), 0)
+        *d, d_sinks = back_attention(ar.store(d_flat).reshape(out.shape))
+        if d_sinks is not None:
+            g["sinks"] = d_sinks
+        d = [ar.keep(x) for x in d]
+        d[0] = d[0] if late else ar.keep(d[0] * scale)
+        dx = [made[i].back(d[i], g) for i in range(3)]
+        for end in ("/kernel", "/bias"):
+            if "qkv_proj" + end in given:
+                g["qkv_proj" + end] = np.concatenate([g.pop(n + end) for n in ("query", "key", "value")], -2)
+        return ar.keep(dx[0] + dx[1]) + dx[2], {"gradients/" + prefix + name: d for name, d in g.items()}
 
     return y, back

@@ -18,7 +18,9 @@ passes f32 0 rms_norm/deepseek gmm/padded-nan-tail permute/stable unpermute/prim
 passes f32 1 moe/small moe/deepseek3-groups yarn_rope/deepseek yarn_rope/half-split attention/padding-nan mla/small
 passes bf16 0 mla/no-query-compression deepseek_layer/dense-fused deepseek_layer/moe-no-query-compression
 passes bf16 6 deepseek_stack/three-layers deepseek_stack/balance attention/padding-nan moe/mixtral
-passes f16 2 moe/small attention/seven
+passes f16 2 moe/small attention/seven gqa/mixtral
+passes f32 1 gqa/gpt-oss gqa/segments attention/grouped attention/window-segments
+passes bf16 0 gqa/qwen3 gqa/fused-qkv attention/sinks attention/window-tile-and-one
 # inputs that the profile's type does not have
 passes bf16 0 --set dtype=float32 rms_norm/deepseek gmm/primes unpermute/primes routing/gpt-oss mlp/biases moe/small yarn_rope/deepseek mla/small
 passes bf16 6 --set dtype=float32 mlp/silu moe/mixtral attention/padding-nan deepseek_layer/dense-fused

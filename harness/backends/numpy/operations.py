@@ -1,7 +1,7 @@
 """The operations of docs/operations.md, from tensors by path to results by path."""
 import numpy as np
 
-from kernels_attention import attention, mla, rope
+from kernels_attention import attention, gqa, mla, rope, window_of
 from kernels_basic import GatedMlp, grouped_product, permute, rms_norm, unpermute
 from kernels_moe import Router, moe
 from request import Unsupported
@@ -97,14 +97,21 @@ def run_rope(ar, s, t):
 
 def run_attention(ar, s, t):
     names = ("query", "key", "value")
-    out, lse, back = attention(ar, s, *(t["inputs/" + n] for n in names), t.get("inputs/segment_ids"))
+    out, lse, back = attention(ar, s, *(t["inputs/" + n] for n in names), t.get("inputs/segment_ids"),
+                               window=window_of(s), sinks=t.get("weights/sinks"))
     gradients = back(t.get("cotangents/attention_out", np.zeros_like(out)), t.get("cotangents/lse"))
-    return {"outputs/attention_out": out, "outputs/lse": lse} | {
+    return {"outputs/attention_out": out, "outputs/lse": lse, "gradients/weights/sinks": gradients[3]} | {
         "gradients/inputs/" + n: g for n, g in zip(names, gradients)}
 
 
 def run_mla(ar, s, t):
     y, back = mla(ar, s, t, "weights/", t["inputs/x"])
+    dx, g = back(t["cotangents/y"])
+    return {"outputs/y": y, "gradients/inputs/x": dx, **g}
+
+
+def run_gqa(ar, s, t):
+    y, back = gqa(ar, s, t, "weights/", t["inputs/x"])
     dx, g = back(t["cotangents/y"])
     return {"outputs/y": y, "gradients/inputs/x": dx, **g}
 
@@ -152,7 +159,7 @@ def run_stack(ar, s, t):
 
 OPERATIONS = {"rms_norm": run_rms_norm, "gmm": run_gmm, "permute": run_permute, "unpermute": run_unpermute,
               "routing": run_routing, "mlp": run_mlp, "moe": run_moe, "yarn_rope": run_rope, "attention": run_attention,
-              "mla": run_mla, "deepseek_layer": run_stack, "deepseek_stack": run_stack}
+              "mla": run_mla, "gqa": run_gqa, "deepseek_layer": run_stack, "deepseek_stack": run_stack}
 
 
 def is_router_or_statistic(op, path):

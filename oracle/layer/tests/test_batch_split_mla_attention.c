@@ -54,7 +54,7 @@ TEST(test_flash_attention)
             assert_ok(&ctx, spec_tensors_copy_f64(&ctx, &c.in, paths[i], &of, values[i]));
         }
         const assay_attention_inputs in = {.query = values[0], .key = values[1], .value = values[2]};
-        const assay_attention_gradients g = {gradients[0], gradients[1], gradients[2]};
+        const assay_attention_gradients g = {.dquery = gradients[0], .dkey = gradients[1], .dvalue = gradients[2]};
         assert_ok(&ctx, bs_flash_attention(&ctx, out, lse, &in, &config));
         assert_ok(&ctx, bs_flash_attention_bwd(&ctx, &g, dout, out, lse, &in, &config));
         attention_loss(&c);

@@ -5,7 +5,8 @@
 
 #include "oracle/ops/tests/ops_test.h"
 
-const char *const attention_result_names[ATTENTION_RESULTS] = {"attention_out", "lse", "dquery", "dkey", "dvalue"};
+const char *const attention_result_names[ATTENTION_RESULTS] = {"attention_out", "lse",    "dquery",
+                                                               "dkey",          "dvalue", "dsinks"};
 
 static int32_t id_of(attention_pattern pattern, int64_t length, int64_t batch, int64_t i)
 {
@@ -30,11 +31,12 @@ static int32_t id_of(attention_pattern pattern, int64_t length, int64_t batch, i
 static void poison_padding(attention_problem *p)
 {
     const assay_attention_config *c = &p->config;
+    const int64_t kv = assay_attention_kv_heads(c);
     for (int64_t t = 0; t < p->tokens; t++) {
         if (!attention_is_padding(p, t / c->sequence, t % c->sequence)) continue;
         assay_fill_nan(p->query + t * c->heads * c->qk_dim, c->heads * c->qk_dim);
-        assay_fill_nan(p->key + t * c->heads * c->qk_dim, c->heads * c->qk_dim);
-        assay_fill_nan(p->value + t * c->heads * c->v_dim, c->heads * c->v_dim);
+        assay_fill_nan(p->key + t * kv * c->qk_dim, kv * c->qk_dim);
+        assay_fill_nan(p->value + t * kv * c->v_dim, kv * c->v_dim);
         assay_fill_nan(p->dout + t * c->heads * c->v_dim, c->heads * c->v_dim);
         for (int64_t head = 0; head < c->heads; head++) {
             p->dlse[(t / c->sequence * c->heads + head) * c->sequence + t % c->sequence] = NAN;
@@ -46,11 +48,12 @@ void attention_problem_make(attention_problem *p, const assay_attention_config *
                             assay_dtype grid)
 {
     const int64_t tokens = config->batch * config->sequence, rows = tokens * config->heads;
+    const int64_t kv_rows = tokens * assay_attention_kv_heads(config);
     uint64_t seed = 23;
     *p = (attention_problem){.config = *config, .tokens = tokens};
     p->query = test_normals(&seed, 1 / sqrt((double)config->qk_dim), grid, rows * config->qk_dim);
-    p->key = test_normals(&seed, 1, grid, rows * config->qk_dim);
-    p->value = test_normals(&seed, 1, grid, rows * config->v_dim);
+    p->key = test_normals(&seed, 1, grid, kv_rows * config->qk_dim);
+    p->value = test_normals(&seed, 1, grid, kv_rows * config->v_dim);
     p->dout = test_normals(&seed, 1, grid, rows * config->v_dim);
     p->dlse = test_normals(&seed, 1, grid, rows);
     if (pattern != ONE_SEGMENT) {
@@ -60,17 +63,26 @@ void attention_problem_make(attention_problem *p, const assay_attention_config *
             p->segment_ids[t] = id_of(pattern, config->sequence, t / config->sequence, t % config->sequence);
         }
     }
-    const int64_t widths[] = {config->v_dim, 1, config->qk_dim, config->qk_dim, config->v_dim};
-    for (int r = 0; r < ATTENTION_RESULTS; r++) {
-        p->count[r] = rows * widths[r];
+    const int64_t counts[] = {rows * config->v_dim, rows, rows * config->qk_dim, kv_rows * config->qk_dim,
+                              kv_rows * config->v_dim};
+    for (int r = 0; r < ATTENTION_DSINKS; r++) {
+        p->count[r] = counts[r];
         p->results[r] = test_nans(p->count[r]);
     }
     poison_padding(p);
 }
 
+void attention_problem_add_sinks(attention_problem *p)
+{
+    uint64_t seed = 29;
+    p->sinks = test_normals(&seed, 1, ASSAY_FLOAT64, p->config.heads);
+    p->count[ATTENTION_DSINKS] = p->config.heads;
+    p->results[ATTENTION_DSINKS] = test_nans(p->config.heads);
+}
+
 void attention_problem_free(attention_problem *p)
 {
-    double *const inputs[] = {p->query, p->key, p->value, p->dout, p->dlse};
+    double *const inputs[] = {p->query, p->key, p->value, p->dout, p->dlse, p->sinks};
     for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++) free(inputs[i]);
     for (int r = 0; r < ATTENTION_RESULTS; r++) free(p->results[r]);
     free(p->segment_ids);
@@ -78,13 +90,13 @@ void attention_problem_free(attention_problem *p)
 
 assay_attention_inputs attention_problem_inputs(const attention_problem *p)
 {
-    return (assay_attention_inputs){p->query, p->key, p->value, p->segment_ids};
+    return (assay_attention_inputs){p->query, p->key, p->value, p->segment_ids, p->sinks};
 }
 
 assay_attention_gradients attention_problem_gradients(const attention_problem *p)
 {
     return (assay_attention_gradients){p->results[ATTENTION_DQUERY], p->results[ATTENTION_DKEY],
-                                       p->results[ATTENTION_DVALUE]};
+                                       p->results[ATTENTION_DVALUE], p->results[ATTENTION_DSINKS]};
 }
 
 void attention_problem_run(assay_context *ctx, attention_problem *p)
@@ -105,10 +117,17 @@ bool attention_is_padding(const attention_problem *p, int64_t batch, int64_t i)
 bool attention_sees(const attention_problem *p, int64_t batch, int64_t i, int64_t j)
 {
     const int32_t *ids = p->segment_ids == NULL ? NULL : p->segment_ids + batch * p->config.sequence;
-    return j <= i && (ids == NULL || ids[i] == ids[j]) && !attention_is_padding(p, batch, i);
+    const bool near = p->config.window == 0 || i - j < p->config.window;
+    return j <= i && near && (ids == NULL || ids[i] == ids[j]) && !attention_is_padding(p, batch, i);
 }
 
 int64_t attention_row(const attention_problem *p, int64_t batch, int64_t head, int64_t i, int64_t dim)
 {
     return ((batch * p->config.sequence + i) * p->config.heads + head) * dim;
+}
+
+int64_t attention_key_row(const attention_problem *p, int64_t batch, int64_t head, int64_t i, int64_t dim)
+{
+    const int64_t heads = assay_attention_kv_heads(&p->config);
+    return ((batch * p->config.sequence + i) * heads + head / (p->config.heads / heads)) * dim;
 }

@@ -19,7 +19,7 @@ TEST(test_no_cotangent_of_lse_is_one_of_zeros)
     const assay_attention_inputs in = attention_problem_inputs(&p);
     double *results[3];
     for (int t = 0; t < 3; t++) results[t] = test_nans(p.count[ATTENTION_DQUERY + t]);
-    const assay_attention_gradients g = {results[0], results[1], results[2]};
+    const assay_attention_gradients g = {.dquery = results[0], .dkey = results[1], .dvalue = results[2]};
     assert_ok(&ctx, assay_attention_backward(&ctx, &g, p.dout, NULL, p.results[ATTENTION_OUT], p.results[ATTENTION_LSE],
                                              &in, &config));
     for (int t = 0; t < 3; t++) {

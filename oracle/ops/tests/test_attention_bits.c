@@ -5,6 +5,7 @@
 
 #include "oracle/arithmetic/elementary.h"
 #include "oracle/arithmetic/emulated.h"
+#include "oracle/ops/activation.h"
 #include "oracle/ops/attention.h"
 #include "oracle/ops/tests/attention_problem.h"
 #include "oracle/ops/tests/ops_test.h"
@@ -21,37 +22,53 @@ static void advance(int64_t count, double factor, const double *x, double *sums)
     for (int64_t i = 0; i < count; i++) sums[i] = fma(factor, x[i], sums[i]);
 }
 
+/* What one head adds to the gradients of the keys and values that it has. */
+typedef struct key_part {
+    double *dkey, *dvalue; /* [S,Dq], [S,Dv] */
+} key_part;
+
 /* The header's sums in the header's order, row after row. */
 static void row_in_order(const attention_problem *a, double *r[ATTENTION_RESULTS], double *p, int64_t batch,
-                         int64_t head, int64_t i)
+                         int64_t head, int64_t i, const key_part *part)
 {
     const int64_t qk = a->config.qk_dim, v = a->config.v_dim, at = attention_row(a, batch, head, i, 1);
     const int64_t at_lse = (batch * a->config.heads + head) * a->config.sequence + i;
-    double largest = -INFINITY, sum = 0;
+    double *out = r[ATTENTION_OUT] + at * v, largest = -INFINITY, sum = 0, gate = 1;
     for (int64_t j = 0; j <= i; j++) {
-        const int64_t key = attention_row(a, batch, head, j, qk);
+        const int64_t key = attention_key_row(a, batch, head, j, qk);
         p[j] = attention_sees(a, batch, i, j) ? chain(qk, a->query + at * qk, a->key + key) : -INFINITY;
         largest = fmax(largest, p[j]);
     }
     for (int64_t j = 0; j <= i; j++) {
         if (attention_sees(a, batch, i, j)) sum += assay_exp(p[j] - largest);
     }
-    r[ATTENTION_LSE][at_lse] = largest + assay_log(sum);
+    const double lse = largest + assay_log(sum);
+    r[ATTENTION_LSE][at_lse] = lse;
     for (int64_t j = 0; j <= i; j++) {
         if (!attention_sees(a, batch, i, j)) continue;
-        advance(v, assay_exp(p[j] - largest) / sum, a->value + attention_row(a, batch, head, j, v),
-                r[ATTENTION_OUT] + at * v);
+        advance(v, assay_exp(p[j] - largest) / sum, a->value + attention_key_row(a, batch, head, j, v), out);
     }
-    const double shift = chain(v, a->dout + at * v, r[ATTENTION_OUT] + at * v) - a->dlse[at_lse];
+    if (a->sinks != NULL) gate = assay_sigmoid(lse - a->sinks[head]);
+    double *dout = test_nans(v);
+    for (int64_t d = 0; d < v; d++) {
+        out[d] *= gate;
+        dout[d] = gate * a->dout[at * v + d];
+    }
+    if (a->sinks != NULL) {
+        r[ATTENTION_DSINKS][head] =
+            fma(-assay_sigmoid(a->sinks[head] - lse), chain(v, a->dout + at * v, out), r[ATTENTION_DSINKS][head]);
+    }
+    const double shift = chain(v, dout, out) - a->dlse[at_lse];
     for (int64_t j = 0; j <= i; j++) {
-        const int64_t key = attention_row(a, batch, head, j, 1);
+        const int64_t key = attention_key_row(a, batch, head, j, 1);
         if (!attention_sees(a, batch, i, j)) continue;
-        const double weight = assay_exp(p[j] - r[ATTENTION_LSE][at_lse]);
-        const double ds = weight * (chain(v, a->dout + at * v, a->value + key * v) - shift);
+        const double weight = assay_exp(p[j] - lse);
+        const double ds = weight * (chain(v, dout, a->value + key * v) - shift);
         advance(qk, ds, a->key + key * qk, r[ATTENTION_DQUERY] + at * qk);
-        advance(qk, ds, a->query + at * qk, r[ATTENTION_DKEY] + key * qk);
-        advance(v, weight, a->dout + at * v, r[ATTENTION_DVALUE] + key * v);
+        advance(qk, ds, a->query + at * qk, part->dkey + j * qk);
+        advance(v, weight, dout, part->dvalue + j * v);
     }
+    free(dout);
 }
 
 typedef struct trial {
@@ -59,26 +76,46 @@ typedef struct trial {
     double *expected[ATTENTION_RESULTS];
 } trial;
 
+/* To what the heads before it left. */
+static void add_part(const trial *t, int64_t batch, int64_t head, const double *part, double *sums, int64_t dim)
+{
+    for (int64_t i = 0; i < t->p.config.sequence; i++) {
+        double *to = sums + attention_key_row(&t->p, batch, head, i, dim);
+        for (int64_t d = 0; d < dim; d++) to[d] = part[i * dim + d] + to[d];
+    }
+}
+
+static void head_in_order(trial *t, int64_t batch, int64_t head)
+{
+    const assay_attention_config *c = &t->p.config;
+    double *scratch = test_nans(c->sequence);
+    const key_part part = {calloc((size_t)(c->sequence * c->qk_dim), sizeof(double)),
+                           calloc((size_t)(c->sequence * c->v_dim), sizeof(double))};
+    assert_non_null(part.dkey);
+    assert_non_null(part.dvalue);
+    for (int64_t i = 0; i < c->sequence; i++) {
+        if (!attention_is_padding(&t->p, batch, i)) {
+            row_in_order(&t->p, t->expected, scratch, batch, head, i, &part);
+        } else {
+            t->expected[ATTENTION_LSE][(batch * c->heads + head) * c->sequence + i] = -INFINITY;
+        }
+    }
+    add_part(t, batch, head, part.dkey, t->expected[ATTENTION_DKEY], c->qk_dim);
+    add_part(t, batch, head, part.dvalue, t->expected[ATTENTION_DVALUE], c->v_dim);
+    free(part.dkey);
+    free(part.dvalue);
+    free(scratch);
+}
+
 static void in_order(trial *t)
 {
-    double *scratch = test_nans(t->p.config.sequence);
     for (int r = 0; r < ATTENTION_RESULTS; r++) {
-        t->expected[r] = calloc((size_t)t->p.count[r], sizeof *t->expected[r]);
+        t->expected[r] = calloc((size_t)t->p.count[r] + 1, sizeof *t->expected[r]);
         assert_non_null(t->expected[r]);
     }
     for (int64_t batch = 0; batch < t->p.config.batch; batch++) {
-        for (int64_t head = 0; head < t->p.config.heads; head++) {
-            for (int64_t i = 0; i < t->p.config.sequence; i++) {
-                if (!attention_is_padding(&t->p, batch, i)) {
-                    row_in_order(&t->p, t->expected, scratch, batch, head, i);
-                } else {
-                    t->expected[ATTENTION_LSE][(batch * t->p.config.heads + head) * t->p.config.sequence + i] =
-                        -INFINITY;
-                }
-            }
-        }
+        for (int64_t head = 0; head < t->p.config.heads; head++) head_in_order(t, batch, head);
     }
-    free(scratch);
 }
 
 static void same_bits(assay_context *ctx, void *data)
@@ -89,14 +126,20 @@ static void same_bits(assay_context *ctx, void *data)
 }
 
 /* In every context; 7 threads are more than there are heads, 1 and 2 are not. */
-static void check_bits(const assay_attention_config *config, attention_pattern pattern)
+static void check_bits_of(const assay_attention_config *config, attention_pattern pattern, bool sinks)
 {
     trial t;
     attention_problem_make(&t.p, config, pattern, ASSAY_FLOAT64);
+    if (sinks) attention_problem_add_sinks(&t.p);
     in_order(&t);
     test_each_context(same_bits, &t);
     for (int r = 0; r < ATTENTION_RESULTS; r++) free(t.expected[r]);
     attention_problem_free(&t.p);
+}
+
+static void check_bits(const assay_attention_config *config, attention_pattern pattern)
+{
+    check_bits_of(config, pattern, false);
 }
 
 /* Up to and beyond the blocks of keys; harness/tests/test_certified.c has the plain loop's formula right. */
@@ -125,6 +168,26 @@ TEST(test_every_pattern)
             const assay_attention_config config = {
                 .batch = 3, .sequence = LENGTHS[i / 2], .heads = 2, .qk_dim = 5, .v_dim = 3, .mask_padding = i % 2};
             check_bits(&config, (attention_pattern)pattern);
+        }
+    }
+}
+
+/* Windows of one key, shorter and longer than small triangles and blocks, and than everything. */
+TEST(test_windows_groups_and_sinks)
+{
+    static const int64_t WINDOWS[] = {0, 1, 2, 3, 8, 13, 100, 128, 130, 300}, HEADS[][2] = {{4, 2}, {6, 1}, {3, 3}};
+    for (size_t w = 0; w < sizeof WINDOWS / sizeof *WINDOWS; w++) {
+        for (int pattern = 0; pattern < ATTENTION_PATTERNS; pattern++) {
+            const int64_t *heads = HEADS[(w + (size_t)pattern) % 3];
+            const assay_attention_config config = {.batch = 2,
+                                                   .sequence = pattern == ONE_SEGMENT ? 267 : 45,
+                                                   .heads = heads[0],
+                                                   .kv_heads = heads[1],
+                                                   .qk_dim = 5,
+                                                   .v_dim = 3,
+                                                   .window = WINDOWS[w],
+                                                   .mask_padding = true};
+            check_bits_of(&config, (attention_pattern)pattern, w % 2 == 0);
         }
     }
 }
@@ -217,7 +280,7 @@ static void low_precision_row(const attention_problem *a, assay_dtype storage, d
 {
     const int64_t qk = a->config.qk_dim, v = a->config.v_dim;
     const double *dout = a->dout + i * v;
-    float largest = -INFINITY, sum = 0, d = 0;
+    float largest = -INFINITY, sum = 0, d = 0, gate = 1;
     for (int64_t j = 0; j <= i; j++) {
         s[j] = rounded(storage, sum_of(qk, a->query + i * qk, a->key + j * qk));
         largest = fmaxf(largest, s[j]);
@@ -225,16 +288,17 @@ static void low_precision_row(const attention_problem *a, assay_dtype storage, d
     for (int64_t j = 0; j <= i; j++) sum += expf(s[j] - largest);
     const float lse = largest + logf(sum);
     r[ATTENTION_LSE][i] = lse;
+    if (a->sinks != NULL) gate = sum / (sum + expf((float)a->sinks[0] - largest));
     for (int64_t j = 0; j <= i; j++) {
-        add_to(v, rounded(storage, expf(s[j] - largest) / sum), a->value + j * v, r[ATTENTION_OUT] + i * v);
+        add_to(v, rounded(storage, gate * (expf(s[j] - largest) / sum)), a->value + j * v, r[ATTENTION_OUT] + i * v);
     }
     for (int64_t k = 0; k < v; k++) d += (float)dout[k] * rounded(storage, (float)r[ATTENTION_OUT][i * v + k]);
     for (int64_t j = 0; j <= i; j++) {
         const float p = expf(s[j] - lse), dp = rounded(storage, sum_of(v, dout, a->value + j * v));
-        const float ds = rounded(storage, p * (dp - d + (float)a->dlse[i]));
+        const float ds = rounded(storage, p * (gate * (dp - d) + (float)a->dlse[i]));
         add_to(qk, ds, a->key + j * qk, r[ATTENTION_DQUERY] + i * qk);
         add_to(qk, ds, a->query + i * qk, r[ATTENTION_DKEY] + j * qk);
-        add_to(v, rounded(storage, p), dout, r[ATTENTION_DVALUE] + j * v);
+        add_to(v, rounded(storage, gate * p), dout, r[ATTENTION_DVALUE] + j * v);
     }
 }
 
@@ -257,8 +321,9 @@ static void run_member(assay_context *ctx, attention_problem *p, double *out)
     assert_ok(ctx, assay_attention_backward(ctx, &g, p->dout, p->dlse, stored, lse, &in, &p->config));
 }
 
-/* ratio: squared error of the float32 implementation over that of the members, for each result. */
-static void compare_spread(const assay_emulation *profile, int64_t length, double ratio[ATTENTION_RESULTS])
+/* ratio: squared error of the float32 implementation over that of the members, for each result but the gradient of the
+ * sink, which is one number. */
+static void compare_spread(const assay_emulation *profile, int64_t length, bool sinks, double ratio[ATTENTION_RESULTS])
 {
     enum { MEMBERS = 8 };
     const assay_attention_config config = {.batch = 1, .sequence = length, .heads = 1, .qk_dim = 24, .v_dim = 16};
@@ -268,6 +333,8 @@ static void compare_spread(const assay_emulation *profile, int64_t length, doubl
     double *low[ATTENTION_RESULTS], squares[ATTENTION_RESULTS] = {0};
     attention_problem_make(&golden, &config, ONE_SEGMENT, profile->storage);
     attention_problem_make(&p, &config, ONE_SEGMENT, profile->storage);
+    if (sinks) attention_problem_add_sinks(&golden);
+    if (sinks) attention_problem_add_sinks(&p);
     attention_problem_run(&ctx, &golden);
     double *out = test_nans(p.count[ATTENTION_OUT]);
     member.arithmetic = &assay_arithmetic_emulated;
@@ -275,19 +342,19 @@ static void compare_spread(const assay_emulation *profile, int64_t length, doubl
     for (int i = 0; i < MEMBERS; i++) {
         emulation.seed = (uint64_t)i;
         run_member(&member, &p, out);
-        for (int r = 0; r < ATTENTION_RESULTS; r++) {
+        for (int r = 0; r < ATTENTION_DSINKS; r++) {
             const double *of = r == ATTENTION_OUT ? out : p.results[r];
             squares[r] += squared_error(p.count[r], of, golden.results[r]) / MEMBERS;
         }
     }
     float *scratch = malloc((size_t)length * sizeof *scratch);
     assert_non_null(scratch);
-    for (int r = 0; r < ATTENTION_RESULTS; r++) {
+    for (int r = 0; r < ATTENTION_DSINKS; r++) {
         low[r] = calloc((size_t)p.count[r], sizeof *low[r]);
         assert_non_null(low[r]);
     }
     for (int64_t i = 0; i < length; i++) low_precision_row(&golden, profile->storage, low, scratch, i);
-    for (int r = 0; r < ATTENTION_RESULTS; r++) {
+    for (int r = 0; r < ATTENTION_DSINKS; r++) {
         ratio[r] = squared_error(p.count[r], low[r], golden.results[r]) / squares[r];
         free(low[r]);
     }
@@ -309,13 +376,13 @@ TEST(test_emulated_spread_is_that_of_a_float32_implementation)
          .multiply = ASSAY_BFLOAT16},
     };
     static const int64_t LENGTHS[] = {5, 120, 180};
-    for (size_t i = 0; i < 6; i++) {
+    for (size_t i = 0; i < 12; i++) {
         double ratio[ATTENTION_RESULTS];
-        compare_spread(&PROFILES[i % 2], LENGTHS[i / 2], ratio);
-        for (int r = 0; r < ATTENTION_RESULTS; r++) {
+        compare_spread(&PROFILES[i % 2], LENGTHS[i / 2 % 3], i >= 6, ratio);
+        for (int r = 0; r < ATTENTION_DSINKS; r++) {
             if (ratio[r] > 0.15 && ratio[r] < 1.5) continue;
-            fail_msg("%s, S %d, %s: %g", PROFILES[i % 2].precision.name, (int)LENGTHS[i / 2], attention_result_names[r],
-                     ratio[r]);
+            fail_msg("%s, S %d, %s: %g", PROFILES[i % 2].precision.name, (int)LENGTHS[i / 2 % 3],
+                     attention_result_names[r], ratio[r]);
         }
     }
 }
