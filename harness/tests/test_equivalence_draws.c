@@ -185,7 +185,8 @@ static const struct {
     {"{case: schedule, op: deepseek_stack, " HEAD ", model: {" MODEL ", " MLA
      ", base_num_decoder_layers: 5, rope_pairwise: true, routed_bias: true}}",
      2, false, false, true, false, false},
-    {"{case: attention, op: attention, " HEAD ", model: {base_num_query_heads: 2}}", 2, false, false, false, true, false},
+    {"{case: attention, op: attention, " HEAD ", model: {base_num_query_heads: 2}}", 2, false, false, false, true,
+     false},
     {"{case: gqa, op: gqa, " HEAD ", model: {base_num_query_heads: 2}}", 3, false, false, false, true, false},
     {"{case: moe-fused, op: moe, " HEAD ", model: {" MODEL "}}", 3, true, false, false, false, true},
 };

@@ -314,6 +314,23 @@ TEST(test_heads_over_a_mesh)
     case_end(&c);
 }
 
+/* Of queries 0 to 3, keys 4 and 5, values 6 and 7 in one kernel a shard has some of each. */
+TEST(test_heads_of_one_kernel_over_a_mesh)
+{
+    spec_case c;
+    spec_tensors parts = {0};
+    const assay_mesh mesh = {{1, 1, 2, 1}};
+    const assay_shape shape = DIMS(1, 1, 8, 1);
+    spec_quad *values = NULL;
+    case_start(&c, 1);
+    assert_ok(&c.ctx, spec_tensors_add(&c.ctx, &parts, "checkpoints/qkv_proj", &shape, &values));
+    for (int i = 0; i < 8; i++) values[i] = i;
+    assert_ok(&c.ctx, spec_spread_heads(&c.ctx, &parts, 4, 2, &mesh, &c.out));
+    assert_result(&c, "checkpoints/qkv_proj", 8, (double[]){0, 1, 4, 6, 2, 3, 5, 7}, 0);
+    spec_tensors_free(&parts);
+    case_end(&c);
+}
+
 /* With query compression: random weights, the same tensors at positions that are 100000 apart. */
 static void shifted(spec_case *c, int32_t start, bool interleave, bool pairwise)
 {
