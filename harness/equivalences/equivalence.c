@@ -238,9 +238,9 @@ static bool spread_heads(assay_case *c)
 
 static bool other_sharded(const assay_case *c, assay_other_form *form)
 {
-    if (is_op(c, "mla") && c->mesh_data * c->mesh_fsdp * c->mesh_expert * c->mesh_mlp_tensor == 1)
-        return spread_heads(&form->c);
-    if (is_op(c, "mla")) {
+    const bool heads = is_op(c, "mla") || is_op(c, "gqa");
+    if (heads && c->mesh_data * c->mesh_fsdp * c->mesh_expert * c->mesh_mlp_tensor == 1) return spread_heads(&form->c);
+    if (heads) {
         on_one_device(&form->c);
         return true;
     }

@@ -23,10 +23,10 @@
 #define GATED (ASSAY_PART_MLP | ASSAY_PART_EXPERTS)
 #define LATENT ASSAY_PART_LATENT
 #define GROUPED ASSAY_PART_GROUPED
+#define PROJECTED (ASSAY_PART_LATENT | ASSAY_PART_GROUPED)
 #define ROPE ASSAY_PART_ROPE
 #define ATTENTION ASSAY_PART_ATTENTION
 #define SHARING ASSAY_PART_SHARING
-#define GROUPED ASSAY_PART_GROUPED
 #define NORMED (ASSAY_PART_NORM | ASSAY_PART_LATENT)
 #define LAYER ASSAY_PART_LAYER
 #define GROUPS ASSAY_PART_GROUPS
@@ -288,12 +288,12 @@ const assay_mutant assay_mutants[] = {
      ASSAY_IN_BLOCKS, INPUTS("query wq_b/kernel", assay_edit_scale_by_root)},
     {"scale_from_hidden", "the softmax scale from the model's width over its heads", "48", LATENT, ASSAY_NOWHERE,
      .where = assay_is_no_layer, INPUTS("wq_b/kernel query/kernel", assay_edit_scale_from_hidden)},
-    {"head_part_alone", "y is the part of the first shard's heads: nothing is summed", "38", LATENT, ASSAY_IN_BLOCKS,
+    {"head_part_alone", "y is the part of the first shard's heads: nothing is summed", "38", PROJECTED, ASSAY_IN_BLOCKS,
      .where = assay_has_head_shards, INPUTS("out/kernel", assay_edit_keep_first_heads)},
-    {"head_sum_twice", "what is the sum over shards of heads already is summed over them again", "22", LATENT,
+    {"head_sum_twice", "what is the sum over shards of heads already is summed over them again", "22", PROJECTED,
      ASSAY_IN_BLOCKS, .where = assay_has_head_shards, INPUTS("out/kernel", assay_edit_times_head_shards)},
-    {"head_axes_exchanged", "queries of the heads that a shard would have in the order ('expert', 'model')", "", LATENT,
-     ASSAY_IN_BLOCKS, .where = assay_has_head_shards,
+    {"head_axes_exchanged", "queries of the heads that a shard would have in the order ('expert', 'model')", "",
+     PROJECTED, ASSAY_IN_BLOCKS, .where = assay_has_head_shards,
      INPUTS("wq_b/kernel query/kernel", assay_edit_exchange_head_axes)},
     {"latent_gradients_local", "gradients of the latents' weights are those of the first shard's heads", "59", LATENT,
      ASSAY_IN_BLOCKS,

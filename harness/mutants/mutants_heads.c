@@ -1,4 +1,4 @@
-/* Mutants of heads over shards by changed weights: the axes `expert` and `mlp_tensor` both split them (sharded_mla.h). */
+/* Mutants of heads over shards by changed weights: the axes `expert` and `mlp_tensor` both split them (head_shards.h). */
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,7 +11,7 @@ static int64_t head_shards(const assay_case *c)
 
 bool assay_has_head_shards(const assay_case *c)
 {
-    return strcmp(c->op, "mla") == 0 && head_shards(c) > 1;
+    return (strcmp(c->op, "mla") == 0 || strcmp(c->op, "gqa") == 0) && head_shards(c) > 1;
 }
 
 /* out [N,Dv,D]: the heads of the first shard come first. */

@@ -2,11 +2,18 @@
 
 #include "harness/operations/op_support.h"
 #include "oracle/base/memory.h"
+#include "oracle/mesh/sharded_gqa.h"
 
 static assay_status check(assay_context *ctx, const assay_case *c)
 {
+    const assay_mesh mesh = assay_mesh_of(c);
     assay_gqa_config config;
-    return assay_gqa_config_of(ctx, c, &config);
+    assay_status status;
+    TRY(assay_gqa_config_of(ctx, c, &config));
+    TRY(assay_sharded_gqa_check(ctx, &config, &mesh));
+    TRY(assay_check_head_mesh(ctx, c));
+cleanup:
+    return status;
 }
 
 static assay_status second_form(assay_context *ctx, const void *c, const spec_tensors *in, spec_tensors *out)
@@ -18,22 +25,45 @@ static assay_status second_form(assay_context *ctx, const void *c, const spec_te
 
 static assay_status second_checkpoints(assay_context *ctx, const void *c, const spec_tensors *in, spec_tensors *out)
 {
+    const assay_mesh mesh = assay_mesh_of(c);
     assay_gqa_config config;
-    const assay_status status = assay_gqa_config_of(ctx, c, &config);
-    return status == ASSAY_OK ? spec_gqa_parts(ctx, &config, in, out) : status;
+    spec_tensors parts = {0};
+    assay_status status;
+    TRY(assay_gqa_config_of(ctx, c, &config));
+    TRY(spec_gqa_parts(ctx, &config, in, &parts));
+    TRY(spec_spread_heads(ctx, &parts, config.heads, config.kv_heads, &mesh, out));
+cleanup:
+    spec_tensors_free(&parts);
+    return status;
+}
+
+/* Of a mesh: what has heads is each shard's own. */
+static assay_status describe_checkpoint(const assay_describer *d, const assay_gqa_config *config,
+                                        const assay_mesh *mesh, assay_gqa_tensor tensor)
+{
+    const assay_gqa_config own = assay_gqa_shard_config(config, mesh);
+    const int64_t shards = assay_mesh_shards(mesh);
+    const assay_tensor_row whole = assay_gqa_tensor_row(config, tensor), part = assay_gqa_tensor_row(&own, tensor);
+    const assay_tensor_row each = assay_tensor_row_below("m", &shards, part);
+    return assay_describe_checkpoint(d, shards > 1 && assay_row_has_heads(&whole) ? &each : &whole);
+}
+
+static assay_status describe_checkpoints(const assay_describer *d, const assay_gqa_config *config,
+                                         const assay_mesh *mesh)
+{
+    assay_status status = ASSAY_OK;
+    for (int tensor = 0; tensor < ASSAY_GQA_TENSORS; tensor++) {
+        if (tensor == ASSAY_GQA_ATTENTION_OUT) TRY(describe_checkpoint(d, config, mesh, ASSAY_GQA_LSE));
+        TRY(describe_checkpoint(d, config, mesh, (assay_gqa_tensor)tensor));
+    }
+cleanup:
+    return status;
 }
 
 assay_status assay_describe_gqa_checkpoints(const assay_describer *d, const assay_gqa_config *config)
 {
-    assay_status status = ASSAY_OK;
-    const assay_tensor_row lse = assay_gqa_tensor_row(config, ASSAY_GQA_LSE);
-    for (int tensor = 0; tensor < ASSAY_GQA_TENSORS; tensor++) {
-        const assay_tensor_row row = assay_gqa_tensor_row(config, (assay_gqa_tensor)tensor);
-        if (tensor == ASSAY_GQA_ATTENTION_OUT) TRY(assay_describe_checkpoint(d, &lse));
-        TRY(assay_describe_checkpoint(d, &row));
-    }
-cleanup:
-    return status;
+    const assay_mesh one = {{1, 1, 1, 1}};
+    return describe_checkpoints(d, config, &one);
 }
 
 static assay_status describe(assay_context *ctx, const assay_case *c, assay_tensor_list *list)
@@ -42,6 +72,7 @@ static assay_status describe(assay_context *ctx, const assay_case *c, assay_tens
     const assay_describer d = {.ctx = ctx, .c = c, .list = list, .layer = "", .block = ""};
     const assay_dims x = {"BSD", {c->batch, c->sequence, c->config.base_emb_dim}};
     const assay_fill one = assay_fill_normal(1.0, 0.0);
+    const assay_mesh mesh = assay_mesh_of(c);
     assay_gqa_config config;
     TRY(assay_gqa_config_of(ctx, c, &config));
     TRY(assay_describe_variable(ctx, list, c, "inputs/x", one, x));
@@ -49,7 +80,7 @@ static assay_status describe(assay_context *ctx, const assay_case *c, assay_tens
     TRY(assay_describe_segments(ctx, list, c));
     const assay_tensor_table weights = assay_gqa_weight_table(&config);
     TRY(assay_describe_weights(&d, &weights, (assay_dims){"", {0}}));
-    TRY(assay_describe_gqa_checkpoints(&d, &config));
+    TRY(describe_checkpoints(&d, &config, &mesh));
     TRY(assay_describe_output(ctx, list, c, "y", &one, x));
 cleanup:
     return status;
@@ -133,14 +164,43 @@ cleanup:
     return status;
 }
 
+static assay_status run_sharded(assay_context *ctx, const assay_case *c, const assay_source *in, const assay_sink *out,
+                                gqa_run *m)
+{
+    assay_status status = ASSAY_OK;
+    const assay_mesh mesh = assay_mesh_of(c);
+    const bool wants_dx = assay_wants(out, "gradients/inputs/x");
+    double *y = NULL;
+    TRY(assay_alloc_f64(ctx, "outputs/y", m->size, &y));
+    if (wants_dx) TRY(assay_alloc_f64(ctx, "gradients/inputs/x", m->size, &m->dx));
+    TRY(assay_gradients_alloc(ctx, out, "", &m->table, m->weights, m->gradients));
+    if (wants_dx || assay_wants_any_gradient(in, out, "", &m->table))
+        TRY(assay_read_whole(ctx, in, "cotangents/y", m->size, &m->dy));
+    const assay_head_run all = {&mesh, {m->x, m->positions, m->segment_ids}, m->w.w, y, m->dx, m->gradients, m->dy,
+                                out};
+    TRY(assay_sharded_gqa_run(ctx, &m->config, &all));
+    TRY(assay_write_result(ctx, out, "checkpoints/out_proj", m->size, y));
+    TRY(assay_write_result(ctx, out, "outputs/y", m->size, y));
+    if (wants_dx) TRY(assay_write_result(ctx, out, "gradients/inputs/x", m->size, m->dx));
+    TRY(assay_gradients_write(ctx, out, "", &m->table, m->gradients));
+cleanup:
+    free(y);
+    return status;
+}
+
 static assay_status run(assay_context *ctx, const assay_case *c, const assay_source *in, const assay_sink *out,
                         const assay_precision *precisions, int precision_count)
 {
     assay_status status;
+    const assay_mesh mesh = assay_mesh_of(c);
     gqa_run m = {0};
     (void)precisions;
     (void)precision_count;
     TRY(open_run(ctx, c, in, &m));
+    if (assay_mesh_shards(&mesh) > 1) {
+        TRY(run_sharded(ctx, c, in, out, &m));
+        goto cleanup;
+    }
     TRY(forward(ctx, out, &m));
     TRY(backward(ctx, in, out, &m));
 cleanup:
@@ -170,8 +230,10 @@ static int64_t memory(const assay_case *c)
     for (int i = 0; i < weights.count; i++) numbers += (double)assay_tensor_row_count(&weights.rows[i]);
     for (int tensor = 0; tensor < ASSAY_GQA_TENSORS; tensor++)
         numbers += (double)assay_gqa_tensor_count(&config, (assay_gqa_tensor)tensor);
+    const assay_mesh mesh = assay_mesh_of(c);
+    const double copies = assay_mesh_shards(&mesh) > 1 ? 4 : 2; /* and what a shard has */
     const double scratch = 16 * (double)c->sequence * (7 * (double)config.head_dim + 258),
-                 bytes = 8 * (2 * numbers + scratch);
+                 bytes = 8 * (copies * numbers + scratch);
     return bytes < 0x1p62 ? (int64_t)bytes : INT64_C(1) << 62;
 }
 
@@ -183,6 +245,7 @@ const assay_operation assay_op_gqa = {.name = "gqa",
                                       .describe = describe,
                                       .run = run,
                                       .ensemble = assay_every_case,
+                                      .mesh = true,
                                       .second_form = {.evaluate = second_form, .checkpoints = second_checkpoints},
                                       .flops = flops,
                                       .memory = memory};

@@ -1,29 +1,17 @@
 #include <stdlib.h>
 
-#include <inttypes.h>
-
 #include "harness/operations/op_support.h"
 #include "oracle/base/memory.h"
 #include "oracle/mesh/sharded_mla.h"
 
-static assay_mesh mesh_of(const assay_case *c)
-{
-    return (assay_mesh){{c->mesh_data, c->mesh_fsdp, c->mesh_expert, c->mesh_mlp_tensor}};
-}
-
 static assay_status check(assay_context *ctx, const assay_case *c)
 {
-    const assay_mesh mesh = mesh_of(c);
+    const assay_mesh mesh = assay_mesh_of(c);
     assay_mla_config config;
     assay_status status;
     TRY(assay_mla_config_of(ctx, c, &config));
     TRY(assay_sharded_mla_check(ctx, &config, &mesh));
-    if (c->mesh_tensor > 1) {
-        status = assay_fail(ctx, ASSAY_BAD_INPUT,
-                            "mesh.tensor is %" PRId64 ", expected 1: op mla has its heads on mesh.expert and "
-                            "mesh.mlp_tensor",
-                            c->mesh_tensor);
-    }
+    TRY(assay_check_head_mesh(ctx, c));
 cleanup:
     return status;
 }
@@ -37,50 +25,51 @@ static assay_status second_form(assay_context *ctx, const void *c, const spec_te
 
 static assay_status second_checkpoints(assay_context *ctx, const void *c, const spec_tensors *in, spec_tensors *out)
 {
-    const assay_mesh mesh = mesh_of(c);
+    const assay_mesh mesh = assay_mesh_of(c);
     assay_mla_config config;
-    const assay_status status = assay_mla_config_of(ctx, c, &config);
-    return status == ASSAY_OK ? spec_sharded_mla_checkpoints(ctx, &config, &mesh, in, out) : status;
-}
-
-assay_status assay_describe_mla_checkpoints(const assay_describer *d, const assay_mla_config *config)
-{
-    assay_status status = ASSAY_OK;
-    const assay_tensor_row lse = assay_mla_tensor_row(config, ASSAY_MLA_LSE);
-    for (int tensor = 0; tensor < ASSAY_MLA_TENSORS; tensor++) {
-        const assay_tensor_row row = assay_mla_tensor_row(config, (assay_mla_tensor)tensor);
-        if (tensor == ASSAY_MLA_ATTENTION_OUT) TRY(assay_describe_checkpoint(d, &lse));
-        TRY(assay_describe_checkpoint(d, &row));
-    }
+    spec_tensors parts = {0};
+    assay_status status;
+    TRY(assay_mla_config_of(ctx, c, &config));
+    TRY(spec_mla_checkpoints(ctx, &config, in, &parts));
+    TRY(spec_spread_heads(ctx, &parts, config.heads, config.heads, &mesh, out));
 cleanup:
+    spec_tensors_free(&parts);
     return status;
 }
 
 /* Of a mesh: what has heads is each shard's own. */
-static assay_status describe_sharded_checkpoints(const assay_describer *d, const assay_mla_config *config,
-                                                 const assay_mesh *mesh)
+static assay_status describe_checkpoint(const assay_describer *d, const assay_mla_config *config,
+                                        const assay_mesh *mesh, assay_mla_tensor tensor)
 {
-    static const assay_mla_tensor order[] = {ASSAY_MLA_QUERY_WA_PROJ, ASSAY_MLA_MLA_Q,      ASSAY_MLA_KV_WA_PROJ,
-                                             ASSAY_MLA_MLA_KV,        ASSAY_MLA_QUERY_PROJ, ASSAY_MLA_KEY_PROJ,
-                                             ASSAY_MLA_VALUE_PROJ,    ASSAY_MLA_LSE,        ASSAY_MLA_ATTENTION_OUT,
-                                             ASSAY_MLA_OUT_PROJ};
     const assay_mla_config own = assay_mla_shard_config(config, mesh);
     const int64_t shards = assay_mesh_shards(mesh);
+    const assay_tensor_row whole = assay_mla_tensor_row(config, tensor), part = assay_mla_tensor_row(&own, tensor);
+    const assay_tensor_row each = assay_tensor_row_below("m", &shards, part);
+    return assay_describe_checkpoint(d, shards > 1 && assay_row_has_heads(&whole) ? &each : &whole);
+}
+
+static assay_status describe_checkpoints(const assay_describer *d, const assay_mla_config *config,
+                                         const assay_mesh *mesh)
+{
     assay_status status = ASSAY_OK;
-    for (size_t i = 0; i < sizeof order / sizeof *order; i++) {
-        const assay_tensor_row whole = assay_mla_tensor_row(config, order[i]),
-                               part = assay_mla_tensor_row(&own, order[i]);
-        const assay_tensor_row each = assay_tensor_row_below("m", &shards, part);
-        TRY(assay_describe_checkpoint(d, assay_mla_has_heads(&whole) ? &each : &whole));
+    for (int tensor = 0; tensor < ASSAY_MLA_TENSORS; tensor++) {
+        if (tensor == ASSAY_MLA_ATTENTION_OUT) TRY(describe_checkpoint(d, config, mesh, ASSAY_MLA_LSE));
+        TRY(describe_checkpoint(d, config, mesh, (assay_mla_tensor)tensor));
     }
 cleanup:
     return status;
+}
+
+assay_status assay_describe_mla_checkpoints(const assay_describer *d, const assay_mla_config *config)
+{
+    const assay_mesh one = {{1, 1, 1, 1}};
+    return describe_checkpoints(d, config, &one);
 }
 
 static assay_status describe(assay_context *ctx, const assay_case *c, assay_tensor_list *list)
 {
     assay_status status;
-    const assay_mesh mesh = mesh_of(c);
+    const assay_mesh mesh = assay_mesh_of(c);
     const assay_describer d = {.ctx = ctx, .c = c, .list = list, .layer = "", .block = ""};
     const assay_dims x = {"BSD", {c->batch, c->sequence, c->config.base_emb_dim}};
     const assay_fill one = assay_fill_normal(1.0, 0.0);
@@ -91,8 +80,7 @@ static assay_status describe(assay_context *ctx, const assay_case *c, assay_tens
     TRY(assay_describe_segments(ctx, list, c));
     const assay_tensor_table weights = assay_mla_weight_table(&config);
     TRY(assay_describe_weights(&d, &weights, (assay_dims){"", {0}}));
-    TRY(assay_mla_is_sharded(&mesh) ? describe_sharded_checkpoints(&d, &config, &mesh)
-                                    : assay_describe_mla_checkpoints(&d, &config));
+    TRY(describe_checkpoints(&d, &config, &mesh));
     TRY(assay_describe_output(ctx, list, c, "y", &one, x));
 cleanup:
     return status;
@@ -180,17 +168,17 @@ static assay_status run_sharded(assay_context *ctx, const assay_case *c, const a
                                 mla_run *m)
 {
     assay_status status = ASSAY_OK;
-    const assay_mesh mesh = mesh_of(c);
+    const assay_mesh mesh = assay_mesh_of(c);
     const bool wants_dx = assay_wants(out, "gradients/inputs/x");
-    const bool backward_too = wants_dx || assay_wants_any_gradient(in, out, "", &m->table);
     double *y = NULL;
     TRY(assay_alloc_f64(ctx, "outputs/y", m->size, &y));
     if (wants_dx) TRY(assay_alloc_f64(ctx, "gradients/inputs/x", m->size, &m->dx));
     TRY(assay_gradients_alloc(ctx, out, "", &m->table, m->weights, m->gradients));
-    if (backward_too) TRY(assay_read_whole(ctx, in, "cotangents/y", m->size, &m->dy));
-    const assay_mla_gradients g = assay_mla_gradients_of(m->dx, m->gradients);
-    const assay_sharded_mla all = {&m->config, &mesh, &m->inputs, &m->w, y, m->dy, backward_too ? &g : NULL, out};
-    TRY(assay_sharded_mla_run(ctx, &all));
+    if (wants_dx || assay_wants_any_gradient(in, out, "", &m->table))
+        TRY(assay_read_whole(ctx, in, "cotangents/y", m->size, &m->dy));
+    const assay_head_run all = {&mesh, {m->x, m->positions, m->segment_ids}, m->w.w, y, m->dx, m->gradients, m->dy,
+                                out};
+    TRY(assay_sharded_mla_run(ctx, &m->config, &all));
     TRY(assay_write_result(ctx, out, "checkpoints/out_proj", m->size, y));
     TRY(assay_write_result(ctx, out, "outputs/y", m->size, y));
     if (wants_dx) TRY(assay_write_result(ctx, out, "gradients/inputs/x", m->size, m->dx));
@@ -204,12 +192,12 @@ static assay_status run(assay_context *ctx, const assay_case *c, const assay_sou
                         const assay_precision *precisions, int precision_count)
 {
     assay_status status;
-    const assay_mesh mesh = mesh_of(c);
+    const assay_mesh mesh = assay_mesh_of(c);
     mla_run m = {0};
     (void)precisions;
     (void)precision_count;
     TRY(open_run(ctx, c, in, &m));
-    if (assay_mla_is_sharded(&mesh)) {
+    if (assay_mesh_shards(&mesh) > 1) {
         TRY(run_sharded(ctx, c, in, out, &m));
         goto cleanup;
     }
@@ -259,8 +247,8 @@ static int64_t memory(const assay_case *c)
     for (int i = 0; i < weights.count; i++) numbers += (double)assay_tensor_row_count(&weights.rows[i]);
     for (int tensor = 0; tensor < ASSAY_MLA_TENSORS; tensor++)
         numbers += (double)assay_mla_tensor_count(&config, (assay_mla_tensor)tensor);
-    const assay_mesh mesh = mesh_of(c);
-    const double copies = assay_mla_is_sharded(&mesh) ? 4 : 2; /* and what a shard has */
+    const assay_mesh mesh = assay_mesh_of(c);
+    const double copies = assay_mesh_shards(&mesh) > 1 ? 4 : 2; /* and what a shard has */
     const double scratch = 16 * (double)c->sequence * (4 * qk + 3 * v + 258), bytes = 8 * (copies * numbers + scratch);
     return bytes < 0x1p62 ? (int64_t)bytes : INT64_C(1) << 62;
 }

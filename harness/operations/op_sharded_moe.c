@@ -96,16 +96,15 @@ assay_dims assay_sharded_rows(const assay_moe_config *config, const assay_shardi
 assay_status assay_sharding_of(assay_context *ctx, const assay_case *c, assay_sharding *sharding)
 {
     const assay_model_config *m = &c->config;
-    *sharding = (assay_sharding){
-        .mesh = {{c->mesh_data, c->mesh_fsdp * c->mesh_fsdp_transpose, c->mesh_expert, c->mesh_mlp_tensor}},
-        .tensor_shards = c->mesh_tensor,
-        .ring_of_experts = m->use_ring_of_experts,
-        .ragged_buffer_factor = m->ragged_buffer_factor,
-        .emb_chunks = m->num_moe_emb_chunks,
-        .token_chunks = m->num_moe_token_chunks,
-        .weights_on_shards = m->weights_on_shards,
-        .shard_exp_on_fsdp = m->shard_exp_on_fsdp,
-        .fsdp_transpose = c->mesh_fsdp_transpose};
+    *sharding = (assay_sharding){.mesh = assay_mesh_of(c),
+                                 .tensor_shards = c->mesh_tensor,
+                                 .ring_of_experts = m->use_ring_of_experts,
+                                 .ragged_buffer_factor = m->ragged_buffer_factor,
+                                 .emb_chunks = m->num_moe_emb_chunks,
+                                 .token_chunks = m->num_moe_token_chunks,
+                                 .weights_on_shards = m->weights_on_shards,
+                                 .shard_exp_on_fsdp = m->shard_exp_on_fsdp,
+                                 .fsdp_transpose = c->mesh_fsdp_transpose};
     if (m->weights_on_shards && (!m->sparse_matmul || m->fused_moe_func || m->w13_reorder_size > 1)) {
         return assay_fail(ctx, ASSAY_BAD_INPUT,
                           "weights_on_shards needs sparse_matmul=true, fused_moe_func=false and w13_reorder_size=1");

@@ -323,3 +323,16 @@ assay_status assay_require_positive(assay_context *ctx, const char *key, int64_t
     if (value < 1) return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is %" PRId64 ", expected 1 or more", key, value);
     return ASSAY_OK;
 }
+
+assay_mesh assay_mesh_of(const assay_case *c)
+{
+    return (assay_mesh){{c->mesh_data, c->mesh_fsdp * c->mesh_fsdp_transpose, c->mesh_expert, c->mesh_mlp_tensor}};
+}
+
+assay_status assay_check_head_mesh(assay_context *ctx, const assay_case *c)
+{
+    if (c->mesh_tensor == 1) return ASSAY_OK;
+    return assay_fail(ctx, ASSAY_BAD_INPUT,
+                      "mesh.tensor is %" PRId64 ", expected 1: op %s has its heads on mesh.expert and mesh.mlp_tensor",
+                      c->mesh_tensor, c->op);
+}

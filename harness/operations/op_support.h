@@ -145,6 +145,10 @@ assay_status assay_mla_run_absorbed(assay_context *ctx, const assay_case *c, con
 /* A gmm case with the same rows in another layout, and its results where the case has them. */
 assay_status assay_gmm_run_in_other_layout(assay_context *ctx, const assay_case *c, const assay_source *in,
                                            const assay_sink *out);
+/* The mesh of a case. */
+assay_mesh assay_mesh_of(const assay_case *c);
+/* Of an operation with its heads over the mesh: refuses what splits no heads. */
+assay_status assay_check_head_mesh(assay_context *ctx, const assay_case *c);
 
 /* Refuses a key whose value is below 1: "emb_dim (base_emb_dim) is 0, expected 1 or more". */
 assay_status assay_require_positive(assay_context *ctx, const char *key, int64_t value);

@@ -44,6 +44,8 @@ static const char hidden[] = "{case: moe/x, op: moe, " HEAD ", mesh: {expert: 2,
                              "}, config: {base_moe_mlp_dim: 9, mlp_bias: true}}";
 static const char mla[] =
     "{case: mla/x, op: mla, " HEAD ", positions: {start: 9000}, model: {base_emb_dim: 12, " MLA_MODEL "}}";
+static const char mesh_mla[] = "{case: mla/x, op: mla, " HEAD ", positions: {start: 9000}, mesh: {fsdp: 2, expert: 2}, "
+                               "checkpoints: all, model: {base_emb_dim: 12, " MLA_MODEL "}}";
 static const char shared[] =
     "{case: attention/x, op: attention, " HEAD ", model: {base_num_query_heads: 6, base_num_kv_heads: 2, head_dim: 4}}";
 static const char shared_latent[] =
@@ -53,8 +55,6 @@ static const char gqa[] =
     "{case: gqa/x, op: gqa, " HEAD
     ", checkpoints: all, model: {base_emb_dim: 12, base_num_query_heads: 6, base_num_kv_heads: 3, "
     "head_dim: 4, use_qk_norm: true, attention_bias: true, attention_sink: true}}";
-static const char mesh_mla[] = "{case: mla/x, op: mla, " HEAD ", positions: {start: 9000}, mesh: {fsdp: 2, expert: 2}, "
-                               "checkpoints: all, model: {base_emb_dim: 12, " MLA_MODEL "}}";
 static const char stack[] = "{case: deepseek_stack/x, op: deepseek_stack, " HEAD ", model: {" MOE_MODEL ", " MLA_MODEL
                             ", base_mlp_dim: 9, base_num_decoder_layers: 2, first_num_dense_layers: 1}}";
 static const char mesh_stack[] =

@@ -116,10 +116,10 @@ assay_status spec_mla(assay_context *ctx, const assay_mla_config *config, const 
 assay_status spec_mla_checkpoints(assay_context *ctx, const assay_mla_config *config, const spec_tensors *in,
                                   spec_tensors *out);
 
-/* The same with the heads over a mesh of more than one shard: of what has heads each shard's own, [M,B/b,S,N/h,..] (lse
- * [M,B/b,N/h,S]); h is mesh expert times mlp_tensor, b data times fsdp. */
-assay_status spec_sharded_mla_checkpoints(assay_context *ctx, const assay_mla_config *config, const assay_mesh *mesh,
-                                          const spec_tensors *in, spec_tensors *out);
+/* Checkpoints of an attention layer as a mesh of more than one shard has them: of what has heads each shard's own,
+ * [M,B/b,S,N/h,..] (lse [M,B/b,N/h,S]); h is mesh expert times mlp_tensor, b data times fsdp. On one shard they stay. */
+assay_status spec_spread_heads(assay_context *ctx, const spec_tensors *parts, int64_t heads, int64_t kv_heads,
+                               const assay_mesh *mesh, spec_tensors *out);
 
 /* The tensors of the op `gqa` (INTERFACE.md) -> outputs/y [B,S,D] */
 assay_status spec_gqa(assay_context *ctx, const assay_gqa_config *config, const spec_tensors *in, spec_tensors *out);

@@ -31,16 +31,21 @@ typedef struct sharded {
 
 static assay_status run(assay_context *ctx, mla_problem *p, const assay_mesh *mesh, bool backward, sharded *s)
 {
-    const assay_mla_inputs in = mla_problem_inputs(p);
     const assay_mla_weights w = mla_problem_weights(p);
-    const assay_mla_gradients g = mla_problem_gradients(p);
     const assay_sink out = test_tensors_sink(&s->out);
     for (int i = 0; i < MLA_VARIABLES; i++) {
         if (p->gradients[i] != NULL) assay_fill_nan(p->gradients[i], p->sizes[i]);
     }
     assay_fill_nan(s->y, p->sizes[MLA_X]);
-    const assay_sharded_mla all = {&p->config, mesh, &in, &w, s->y, p->dy, backward ? &g : NULL, &out};
-    return assay_sharded_mla_run(ctx, &all);
+    const assay_head_run all = {.mesh = mesh,
+                                .in = {p->values[MLA_X], p->positions, p->segment_ids},
+                                .w = w.w,
+                                .y = s->y,
+                                .dx = p->gradients[MLA_X],
+                                .gradients = p->gradients + MLA_WQ_A,
+                                .dy = backward ? p->dy : NULL,
+                                .out = &out};
+    return assay_sharded_mla_run(ctx, &p->config, &all);
 }
 
 static void assert_near(const double *actual, const double *expected, int64_t count, const char *what)
@@ -92,8 +97,8 @@ TEST(test_each_shard_has_its_heads)
     const double *lse = assay_tensor_set_find(&s.out.set, "checkpoints/lse")->values;
     for (int64_t shard = 0; shard < 12; shard++) {
         const int64_t head = first_heads[shard % 6], row = shard / 6;
-        assert_int_equal(assay_mla_head_part(&mesh, shard), head);
-        assert_int_equal(assay_mla_batch_part(&mesh, shard), row);
+        assert_int_equal(assay_head_part(&mesh, shard), head);
+        assert_int_equal(assay_head_batch_part(&mesh, shard), row);
         for (int64_t t = 0; t < sequence; t++) {
             const double *expected = whole.r.values[ASSAY_MLA_KEY_PROJ] + ((row * sequence + t) * HEADS + head) * width;
             assert_same_bits(keys + (shard * sequence + t) * width, expected, width);

@@ -298,7 +298,9 @@ TEST(test_heads_over_a_mesh)
                                      .mscale = 1,
                                      .rope = yarn(2, 163840)};
     const assay_mesh mesh = {{1, 1, 2, 2}}, other = {{1, 1, 3, 1}};
-    assert_ok(&c.ctx, spec_sharded_mla_checkpoints(&c.ctx, &config, &mesh, &c.in, &c.out));
+    spec_tensors parts = {0};
+    assert_ok(&c.ctx, spec_mla_checkpoints(&c.ctx, &config, &c.in, &parts));
+    assert_ok(&c.ctx, spec_spread_heads(&c.ctx, &parts, 4, 4, &mesh, &c.out));
     assert_result(&c, "checkpoints/value_proj", 4, (double[]){1, 100, 10, 1000}, 0);
     assert_result(&c, "checkpoints/attention_out", 4, (double[]){1, 100, 10, 1000}, 0);
     assert_result(&c, "checkpoints/key_proj", 12, (double[]){1, 0, 0, 3, 0, 0, 2, 0, 0, 4, 0, 0}, 0);
@@ -307,7 +309,25 @@ TEST(test_heads_over_a_mesh)
     assert_result(&c, "checkpoints/out_proj", 1, (double[]){1111}, 0);
     const assay_shape shape = spec_tensors_find(&c.out, "checkpoints/lse")->shape, expected = DIMS(4, 1, 1, 1);
     assert_true(assay_shape_equal(&shape, &expected));
-    assert_int_equal(spec_sharded_mla_checkpoints(&c.ctx, &config, &other, &c.in, &c.out), ASSAY_BAD_INPUT);
+    assert_int_equal(spec_spread_heads(&c.ctx, &parts, 4, 4, &other, &c.out), ASSAY_BAD_INPUT);
+    spec_tensors_free(&parts);
+    case_end(&c);
+}
+
+/* Of queries 0 to 3, keys 4 and 5, values 6 and 7 in one kernel a shard has some of each. */
+TEST(test_heads_of_one_kernel_over_a_mesh)
+{
+    spec_case c;
+    spec_tensors parts = {0};
+    const assay_mesh mesh = {{1, 1, 2, 1}};
+    const assay_shape shape = DIMS(1, 1, 8, 1);
+    spec_quad *values = NULL;
+    case_start(&c, 1);
+    assert_ok(&c.ctx, spec_tensors_add(&c.ctx, &parts, "checkpoints/qkv_proj", &shape, &values));
+    for (int i = 0; i < 8; i++) values[i] = i;
+    assert_ok(&c.ctx, spec_spread_heads(&c.ctx, &parts, 4, 2, &mesh, &c.out));
+    assert_result(&c, "checkpoints/qkv_proj", 8, (double[]){0, 1, 4, 6, 2, 3, 5, 7}, 0);
+    spec_tensors_free(&parts);
     case_end(&c);
 }
 
