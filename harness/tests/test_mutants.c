@@ -102,6 +102,8 @@ static const char *const cases[] = {"yarn_rope/two-dimensions",
                                     "deepseek_stack/batch-split-fsdp2",
                                     "deepseek_layer/mesh-mlp-tensor2",
                                     "deepseek_stack/mesh-mlp-tensor2",
+                                    "deepseek_layer/mesh-weights-fsdp2",
+                                    "deepseek_stack/mesh-weights-fsdp2",
                                     "deepseek_stack/mesh-remat"};
 
 static bool claimed[MUTANTS][OPERATIONS], applied[MUTANTS][OPERATIONS], tried[OPERATIONS];
@@ -160,12 +162,10 @@ static const struct {
     const char *op, *mutants;
 } without_case[] = {
     {"mla", "mask_off_by_one lse_in_base_2 transposed"},
-    {"deepseek_layer", "fsdp_gathered_rolled"},
     {"deepseek_stack", "group_score_other capacity_half next_key_seen"},
     {"deepseek_layer deepseek_stack",
      "hash_ids_ignored expert_scale_missing tensor_part_missing tensor_sum_twice buffer_unlimited "
-     "losses_of_first_shard hidden_bias_summed fsdp_scattered_rolled expert_axes_exchanged "
-     "gathered_halves_concatenated "
+     "losses_of_first_shard hidden_bias_summed "
      "clamp_missing biases_missing down_bias_twice scale_from_hidden positions_in_bf16 mask_off_by_one blind_rows_nan "
      "lse_in_base_2"},
 };
