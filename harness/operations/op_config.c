@@ -460,6 +460,10 @@ assay_status assay_stack_config_of(assay_context *ctx, const assay_case *c, assa
                           config->moe.local_num_experts, c->op);
     }
     TRY(assay_sharding_of(ctx, c, &config->sharding));
+    if (m->weights_on_shards && config->dense_layers == config->layers) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "weights_on_shards needs a layer of experts, found %" PRId64 " dense ones", config->layers);
+    }
     if (m->use_batch_split_schedule && config->dense_layers < config->layers) {
         config->batch_split_factor = m->batch_split_factor;
         config->kept_capacity = m->batch_split_capacity_factor;

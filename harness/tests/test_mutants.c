@@ -139,6 +139,8 @@ static const char *const cases[] = {"yarn_rope/two-dimensions",
                                     "gqa/mesh-gpt-oss",
                                     "deepseek_layer/mesh-mlp-tensor2",
                                     "deepseek_stack/mesh-mlp-tensor2",
+                                    "deepseek_layer/mesh-weights-fsdp2",
+                                    "deepseek_stack/mesh-weights-fsdp2",
                                     "deepseek_stack/mesh-remat",
                                     "batch_split/route-mesh2",
                                     "batch_split/unroute-mesh2",
@@ -227,7 +229,6 @@ static const struct {
      "losses_of_first_shard shared_gate_missing hidden_bias_summed head_part_alone head_sum_twice head_axes_exchanged "
      "latent_gradients_local replicas_summed replica_gradients_averaged "
      "local_ids_global local_offset_twice expert_map_ignored "
-     "fsdp_scattered_rolled expert_axes_exchanged gathered_halves_concatenated "
      "clamp_missing biases_missing down_bias_twice scale_from_hidden positions_in_bf16 mask_off_by_one blind_rows_nan "
      "lse_in_base_2"},
 };

@@ -96,6 +96,7 @@ static const char *lacking(const assay_stack_config *config)
     if (sharding->emb_chunks > 0 || sharding->token_chunks > 1)
         return "no chunks (num_moe_emb_chunks, num_moe_token_chunks)";
     if (sharding->tensor_shards > 1) return "mesh.tensor=1";
+    if (sharding->weights_on_shards) return "weights_on_shards=false";
     if (sharding->fsdp_transpose > 1) return "mesh.fsdp_transpose=1";
     if (assay_mesh_size(&sharding->mesh, ASSAY_AXIS_MLP_TENSOR) > 1) return "mesh.mlp_tensor=1";
     return NULL;

@@ -134,6 +134,8 @@ TEST(what_it_lacks_is_refused)
     refuse(&c, &good, "no chunks");
     c.sharding.tensor_shards = 2;
     refuse(&c, &good, "mesh.tensor=1");
+    c.sharding.weights_on_shards = true;
+    refuse(&c, &good, "weights_on_shards=false");
     c.sharding.fsdp_transpose = 2;
     refuse(&c, &good, "mesh.fsdp_transpose=1");
     c.sharding.mesh.size[ASSAY_AXIS_MLP_TENSOR] = 2;
