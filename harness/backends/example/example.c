@@ -168,6 +168,7 @@ static const char *refused_setting(const assay_backend_request *request, const s
     if (o->gates && !glu_known(request)) return setting(request, "mlp_activations");
     if (o->routes && number(request, "ragged_buffer_factor") > 0) return "ragged_buffer_factor";
     if (o->routes && setting(request, "routing_method")[0] != '\0') return "routing_method";
+    if (o->routes && number(request, "local_num_experts") > 0) return "local_num_experts";
     if (slots_of_none(request)) return "slots without an expert";
     return NULL;
 }
