@@ -503,7 +503,7 @@ bool assay_mutant_is_evaluated(const assay_mutant *mutant)
 static unsigned traits_of(const assay_plan *plan)
 {
     unsigned traits = plan->operation->parts;
-    if (plan->c->config.function.text[0] != '\0') traits |= ASSAY_IS_FUNCTION;
+    if (strcmp(plan->operation->name, "batch_split") == 0) traits |= ASSAY_IS_FUNCTION;
     for (int i = 0; i < plan->list.count; i++) {
         const assay_tensor_spec *spec = &plan->list.entries[i].spec;
         if (strcmp(spec->path, "inputs/x") == 0) traits |= ASSAY_HAS_X;
