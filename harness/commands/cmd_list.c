@@ -13,7 +13,7 @@ static bool has_tag(const assay_case *c, const char *tag)
     return found;
 }
 
-/* The shape of the first input: what a person tells cases apart by. */
+/* The shape of the first input, or without one of the first result: what a person tells cases apart by. */
 static assay_status main_shape(assay_context *ctx, const assay_case *c, char *text, size_t size)
 {
     const assay_operation *operation;
@@ -21,6 +21,7 @@ static assay_status main_shape(assay_context *ctx, const assay_case *c, char *te
     const assay_status status = assay_operation_prepare(ctx, c, &operation, &list);
     RETURN_IF(status != ASSAY_OK, status);
     snprintf(text, size, "?");
+    if (list.count > 0) assay_shape_text(&list.entries[0].spec.shape, text, size);
     for (int i = 0; i < list.count; i++) {
         if (list.entries[i].spec.role == ASSAY_ROLE_INPUT) {
             char shape[96];

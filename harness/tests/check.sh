@@ -67,7 +67,7 @@ prints 'outputs/y'
 prints ', 0 the same bits$'
 
 # one that has the first form alone
-expect 0 check moe/small --quiet --backend "$(of_two 'capacity_factor: [0-9]' "so='$modules/odd_unsupported.so'")"
+expect 0 check moe/small --quiet --backend "$(of_two ' capacity_factor: [0-9]' "so='$modules/odd_unsupported.so'")"
 prints '^PASS +moe/small +dense-sparse '
 prints '^UNSUPPORTED +moe/small +capacity-dropless +no such op here'
 

@@ -364,7 +364,7 @@ prints '^moe/small '
 expect 0 list --tag smoke
 expect 0 list --mutants
 prints '^gate_up_swapped  *inputs  *34  *gate and up exchanged$'
-prints '^ * mlp\* moe\* deepseek_layer deepseek_stack decoder_layer decoder_stack$'
+prints '^ * mlp\* moe\* deepseek_layer deepseek_stack decoder_layer decoder_stack batch_split\*$'
 expect 0 list --json
 "$python" -c '
 import json, sys
