@@ -102,7 +102,7 @@ static bool other_w13_layout(const assay_case *c, assay_other_form *form)
 {
     int64_t *shards = &form->c.config.w13_reorder_size;
     *shards = *shards > 1 ? 1 : c->mesh_mlp_tensor > 1 ? c->mesh_mlp_tensor : 2;
-    return is_op(c, "moe") && (fuses_experts(c) || c->config.fused_moe_func) &&
+    return is_op(c, "moe") && (fuses_experts(c) || c->config.fused_moe_func) && !c->config.weights_on_shards &&
            c->config.base_moe_mlp_dim % *shards == 0;
 }
 
@@ -342,8 +342,8 @@ static bool other_scaling(const assay_case *c, assay_other_form *form)
     const assay_model_config *m = &c->config;
     form->other_checkpoint = "weights";
     form->c.config.apply_routed_scaling_factor_on_output = !m->apply_routed_scaling_factor_on_output;
-    return has_sparse_moe(c) && !assay_gives_choice(c) && !is_sharded(c) && m->num_fused_shared_experts == 0 && m->routed_scaling_factor != 1 &&
-           !m->apply_router_weight_on_input && is_case(&form->c);
+    return has_sparse_moe(c) && !assay_gives_choice(c) && !is_sharded(c) && m->num_fused_shared_experts == 0 &&
+           m->routed_scaling_factor != 1 && !m->apply_router_weight_on_input && is_case(&form->c);
 }
 
 static bool other_layout(const assay_case *c, assay_other_form *form)

@@ -227,7 +227,7 @@ static int64_t memory(const assay_case *c)
 
 const assay_operation assay_op_batch_split = {.name = "batch_split",
                                               .parts = ASSAY_PART_NORM | ASSAY_PART_EXPERTS | ASSAY_PART_ROPE |
-                                                       ASSAY_PART_GROUPS | ASSAY_PART_SORT,
+                                                       ASSAY_PART_GROUPS,
                                               .summary = "one function of MaxText's batch-split module by itself",
                                               .check = check,
                                               .describe = describe,

@@ -7,7 +7,7 @@
 #include "harness/power/power_test.h"
 #include "harness/tests/golden_trial.h"
 
-enum { OPERATIONS = 64, MUTANTS = 192 };
+enum { OPERATIONS = 64, MUTANTS = 256 };
 
 static int operation_index(const char *op)
 {
@@ -209,28 +209,34 @@ static const struct {
 } without_case[] = {
     {"mla", "mask_off_by_one lse_in_base_2 transposed"},
     {"gqa", "query_scale_missing mask_off_by_one lse_in_base_2 sinks_in_lse windows_elsewhere"},
-    {"deepseek_layer", "fsdp_gathered_rolled"},
-    {"deepseek_stack", "group_score_other capacity_half next_key_seen shared_slot_scaled"},
-    {"decoder_stack", "next_key_seen"},
+    {"deepseek_stack", "group_score_other capacity_half shared_slot_scaled next_key_seen"},
+    {"decoder_stack", "no_expert_last slot_order_lost hidden_part_alone hidden_sum_twice hidden_shards_mismatched "
+                      "hidden_halves_contiguous hidden_dx_local hidden_router_gradient_local hidden_gradients_scaled "
+                      "next_key_seen z_loss_missing z_loss_twice losses_times_shards"},
+    {"deepseek_layer deepseek_stack decoder_layer decoder_stack",
+     "replicas_summed replica_gradients_averaged hash_ids_ignored expert_scale_missing local_ids_global "
+     "local_offset_twice expert_map_ignored tensor_part_missing tensor_sum_twice hidden_bias_summed buffer_unlimited "
+     "losses_of_first_shard shared_gate_missing scale_from_hidden head_part_alone head_sum_twice head_axes_exchanged "
+     "latent_gradients_local mask_off_by_one blind_rows_nan lse_in_base_2"},
+    {"deepseek_layer deepseek_stack", "clamp_missing biases_missing down_bias_twice positions_in_bf16"},
     {"decoder_layer decoder_stack",
-     "group_score_other groups_ignored group_count_off_by_one hash_ids_ignored expert_scale_missing capacity_half "
-     "ring_step_missing tensor_part_missing tensor_sum_twice fsdp_gathered_rolled buffer_unlimited "
-     "losses_of_first_shard microbatch_choices_first microbatch_gradients_missing scale_from_hidden mask_off_by_one "
-     "blind_rows_nan lse_in_base_2 sinks_in_lse bias_updates_negated"},
+     "group_score_other groups_ignored group_count_off_by_one routing_method_other capacity_half ring_step_missing "
+     "hidden_shared_part_alone fsdp_gathered_rolled fsdp_scattered_rolled expert_axes_exchanged "
+     "gathered_halves_concatenated microbatch_choices_first microbatch_gradients_missing shared_slot_scaled "
+     "sinks_in_lse bias_updates_negated"},
     /* a function has a part of a block under names of its own, and each shard's rows as a tensor's */
     {"batch_split",
-     "hash_ids_ignored padding_in_last_group capacity_half ring_step_missing tensor_part_missing tensor_sum_twice "
-     "fsdp_gathered_rolled buffer_half buffer_unlimited shard_rows_rolled shard_gradients_rolled shard_rows_summed "
-     "gradients_summed_twice gradients_averaged gate_up_swapped fused_interleaved activation_other clamp_missing "
-     "biases_missing down_bias_twice shared_expert_missing shared_expert_scaled rope_attention_scaling rope_pairing "
-     "rope_interleave last_batch_row_zero"},
-    {"deepseek_layer deepseek_stack",
-     "hash_ids_ignored expert_scale_missing tensor_part_missing tensor_sum_twice buffer_unlimited "
-     "losses_of_first_shard shared_gate_missing hidden_bias_summed head_part_alone head_sum_twice head_axes_exchanged "
-     "latent_gradients_local replicas_summed replica_gradients_averaged "
-     "local_ids_global local_offset_twice expert_map_ignored "
-     "clamp_missing biases_missing down_bias_twice scale_from_hidden positions_in_bf16 mask_off_by_one blind_rows_nan "
-     "lse_in_base_2"},
+     "replicas_summed replica_gradients_averaged slot_order_lost hash_ids_ignored padding_in_last_group "
+     "padding_contracted padding_in_group_0 padding_in_group_last block_of_first_row rows_cut_to_blocks "
+     "groups_unaligned accumulator_missing capacity_half local_ids_global local_offset_twice expert_map_ignored "
+     "ring_step_missing tensor_part_missing tensor_sum_twice hidden_part_alone hidden_shared_part_alone "
+     "hidden_sum_twice hidden_bias_summed hidden_shards_mismatched hidden_halves_contiguous hidden_dx_local "
+     "hidden_router_gradient_local hidden_gradients_scaled fsdp_gathered_rolled fsdp_scattered_rolled "
+     "expert_axes_exchanged gathered_halves_concatenated buffer_half buffer_unlimited shard_rows_rolled "
+     "shard_gradients_rolled shard_rows_summed gradients_summed_twice gradients_averaged gate_up_swapped "
+     "fused_interleaved fused_shards_other activation_other clamp_missing biases_missing down_bias_twice "
+     "shared_expert_missing shared_expert_scaled shared_slot_scaled weight_other_side shared_gate_missing "
+     "rope_attention_scaling rope_pairing rope_interleave losses_times_shards last_batch_row_zero"},
 };
 
 static bool is_word(const char *text, const char *word)

@@ -30,7 +30,7 @@ int64_t assay_head_batch_part(const assay_mesh *mesh, int64_t shard)
 
 static int head_axis(const assay_tensor_row *row)
 {
-    const size_t axis = strcspn(row->axes, "Nga");
+    const size_t axis = strcspn(row->axes, "NgQ");
     return row->axes[axis] == '\0' ? -1 : (int)axis;
 }
 
@@ -85,7 +85,7 @@ static int sections_of(const assay_head_layer *layer, char axis, section section
     sections[0] = (section){0, axis == 'g' ? g : n};
     sections[1] = (section){n, g};
     sections[2] = (section){n + g, g};
-    return axis == 'a' ? 3 : 1;
+    return axis == 'Q' ? 3 : 1;
 }
 
 /* What a shard has of a whole tensor: its part of each section, for every index of the axes before. */

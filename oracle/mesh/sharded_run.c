@@ -31,13 +31,20 @@ static void scale_tokens(const assay_context *ctx, const sharded_run *run, const
     }
 }
 
+/* Row `i` of all shards' sorted ones; a slot of no expert has weight 0. */
+static double weight_of_row(const sharded_chunk *chunk, int64_t copies, int64_t i)
+{
+    const int32_t choice = chunk->order[i];
+    return choice == ASSAY_NO_EXPERT ? 0.0 : chunk->routings[i / copies].weights[choice];
+}
+
 /* Sorted rows times the weights of their choices. */
 static void weigh_sorted(const assay_context *ctx, const sharded_run *run, const sharded_chunk *chunk)
 {
     const int64_t dim = run->permute.emb_dim, copies = run->sizes.copies;
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t i = 0; i < run->sizes.shards * copies; i++) {
-        const double weight = chunk->routings[i / copies].weights[chunk->order[i]];
+        const double weight = weight_of_row(chunk, copies, i);
         for (int64_t d = i * dim; d < (i + 1) * dim; d++) run->sorted[d] *= weight;
     }
     assay_round(ctx, ASSAY_ROUND_STORAGE, run->sizes.shards * copies * dim, run->sorted);
@@ -53,6 +60,7 @@ static assay_status unweigh_sorted(assay_context *ctx, const sharded_run *run, s
     sharded_spread(run, c, (size_t)dim * sizeof *x, x, run->block->x);
     for (int64_t i = 0; chunk->d_weights != NULL && i < run->sizes.shards * copies; i++) {
         const int64_t shard = i / copies, choice = chunk->order[i];
+        if (choice == ASSAY_NO_EXPERT) continue;
         const int64_t token = shard * tokens + choice / run->permute.experts_per_token;
         chunk->d_weights[shard * copies + choice] = assay_dot(ctx, dim, x + token * dim, run->sorted + i * dim);
     }
@@ -74,10 +82,7 @@ static assay_status send_tokens(assay_context *ctx, sharded_run *run, int64_t c)
     if (run->block->config->weight_on_input) weigh_sorted(ctx, run, chunk);
     TRY(sharded_dispatch(ctx, run, chunk, dim, chunk->rows_x, run->sorted));
     if (chunk->row_weights == NULL) return ASSAY_OK;
-    for (int64_t i = 0; i < s->shards * s->copies; i++) {
-        const int32_t choice = chunk->order[i];
-        run->sorted[i] = choice == ASSAY_NO_EXPERT ? 0 : chunk->routings[i / s->copies].weights[choice];
-    }
+    for (int64_t i = 0; i < s->shards * s->copies; i++) run->sorted[i] = weight_of_row(chunk, s->copies, i);
     TRY(sharded_dispatch(ctx, run, chunk, 1, chunk->row_weights, run->sorted));
 cleanup:
     return status;

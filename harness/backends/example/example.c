@@ -169,6 +169,9 @@ static const char *refused_setting(const assay_backend_request *request, const s
     if (o->routes && number(request, "ragged_buffer_factor") > 0) return "ragged_buffer_factor";
     if (o->routes && number(request, "w13_reorder_size") > 1) return "w13_reorder_size";
     if (is(request, "gmm_layout", "k_grouped")) return "gmm_layout";
+    if (o->routes &&
+        (is(request, "load_balance_loss_scope", "batch") || is(request, "load_balance_loss_scope", "global")))
+        return "load_balance_loss_scope";
     if (o->routes && setting(request, "routing_method")[0] != '\0') return "routing_method";
     if (o->routes && number(request, "local_num_experts") > 0) return "local_num_experts";
     if (slots_of_none(request)) return "slots without an expert";
