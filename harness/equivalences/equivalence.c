@@ -78,6 +78,11 @@ static bool fuses_experts(const assay_case *c)
     return c->config.prefuse_moe_weights || c->config.fused_moe_mlp;
 }
 
+static bool is_llama4(const assay_case *c)
+{
+    return strcmp(c->config.decoder_block.text, "llama4") == 0 || strcmp(c->config.routing_method.text, "Llama4") == 0;
+}
+
 /* What the sparse path alone has. */
 static bool has_engine_form(const assay_case *c)
 {
@@ -122,7 +127,7 @@ static bool other_dense(const assay_case *c, assay_other_form *form)
 static bool other_capacity(const assay_case *c, assay_other_form *form)
 {
     const bool dropless = c->config.sparse_matmul || !(c->config.capacity_factor > 0);
-    const bool llama4 = strcmp(c->config.decoder_block.text, "llama4") == 0;
+    const bool llama4 = is_llama4(c);
     if (!has_moe(c) || has_engine_form(c) || !dropless || fuses_experts(c) || c->config.fused_moe_func || llama4)
         return false;
     if (!is_whole(c)) return false;
@@ -323,7 +328,7 @@ static bool other_batch_split(const assay_case *c, assay_other_form *form)
 /* (w h) wo is w (h wo) where there is no bias, and where w is not on the expert's input. */
 static bool other_weight(const assay_case *c, assay_other_form *form)
 {
-    const bool llama4 = strcmp(c->config.decoder_block.text, "llama4") == 0;
+    const bool llama4 = is_llama4(c);
     form->run = assay_moe_run_weight_before_wo;
     form->other_checkpoint = "moe_mlpwo";
     return is_op(c, "moe") && has_sparse_moe(c) && !has_engine_form(c) && !c->config.mlp_bias && !llama4;
@@ -371,7 +376,7 @@ static bool other_ranks(const assay_case *c, assay_other_form *form)
     const bool sorts = c->config.sparse_matmul || c->config.fused_moe_func;
     form->run = assay_run_ranks;
     const bool placed = c->config.local_num_experts > 0 || c->config.num_fused_shared_experts > 0 ||
-                        c->config.num_redundant_experts > 0;
+                        c->config.num_redundant_experts > 0 || c->config.w13_reorder_size > 1;
     return is_op(c, "moe") && sorts && !is_sharded(c) && !placed;
 }
 

@@ -93,6 +93,8 @@ static assay_moe_config config_of(const assay_moe_config *whole, int64_t first, 
     config.local_num_experts = count;
     if (first == 0) return config;
     config.shared_mlp_dim = 0;
+    config.shared_gate = false;
+    config.routing.z_loss_weight = 0;
     config.routing.load_balance_loss_weight = 0;
     config.routing.routed_bias_update_rate = 0;
     return config;
