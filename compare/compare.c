@@ -192,11 +192,13 @@ static assay_status compare_rules(assay_context *ctx, const assay_comparison *c,
                                   assay_tensor_result *result)
 {
     int32_t *values = NULL;
+    const assay_source candidate = assay_fixture_source(c->candidate);
     assay_status status = assay_alloc_i32(ctx, result->spec.path, result->elements, &values);
     RETURN_IF(status != ASSAY_OK, status);
     status = assay_fixture_read_i32(ctx, c->candidate, result->spec.path, 0, result->elements, values);
     const bool unreadable = status == ASSAY_BAD_INPUT;
-    if (status == ASSAY_OK) status = order.lawful(ctx, order.self, result->spec.path, values, result->elements);
+    if (status == ASSAY_OK)
+        status = order.lawful(ctx, order.self, result->spec.path, values, result->elements, &candidate);
     free(values);
     if (unreadable) assay_judge_unreadable(ctx->message, result);
     if (!unreadable && (status == ASSAY_OK || status == ASSAY_BAD_INPUT))

@@ -110,10 +110,10 @@ typedef struct assay_report {
 typedef struct assay_order {
     const assay_tensor_spec *specs;
     int count;
-    /* Whether a candidate's tensor of schedule/ keeps the rules, by which it is judged and not by equality: refuses with
-     * the rule that it breaks, as bad input. NULL: there are no rules. */
-    assay_status (*lawful)(assay_context *ctx, const void *self, const char *path, const int32_t *values,
-                           int64_t count);
+    /* Whether a candidate's tensor of schedule/, given whole beside the candidate itself, keeps the rules, by which it is
+     * judged and not by equality: refuses with the rule that it breaks, as bad input. NULL: there are no rules. */
+    assay_status (*lawful)(assay_context *ctx, const void *self, const char *path, const int32_t *values, int64_t count,
+                           const assay_source *candidate);
     const void *self;
 } assay_order;
 

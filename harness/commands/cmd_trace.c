@@ -7,6 +7,7 @@
 #include "oracle/layer/schedule_events.h"
 
 #define EVENTS "schedule/events"
+#define GROUPS "schedule/groups"
 
 static assay_status find_events(assay_context *ctx, const assay_fixture_reader *reader, const char *path,
                                 int64_t *count)
@@ -25,12 +26,24 @@ static assay_status find_events(assay_context *ctx, const assay_fixture_reader *
     return ASSAY_OK;
 }
 
+/* NULL where the file has none, or none that belong to its events. */
+static assay_status read_groups(assay_context *ctx, assay_fixture_reader *reader, int64_t count, int32_t **groups)
+{
+    assay_status status = ASSAY_OK;
+    const assay_tensor_spec *spec = assay_fixture_find(reader, GROUPS);
+    if (spec == NULL || spec->type != ASSAY_INT32 || assay_shape_count(&spec->shape) != count) return ASSAY_OK;
+    TRY(assay_alloc_i32(ctx, GROUPS, count, groups));
+    TRY(assay_fixture_read_i32(ctx, reader, GROUPS, 0, count, *groups));
+cleanup:
+    return status;
+}
+
 static assay_status run(assay_context *ctx, const assay_options *options, int *exit_code)
 {
     assay_status status;
     assay_fixture_reader *reader = NULL;
     const char *path = options->arguments[0];
-    int32_t *events = NULL;
+    int32_t *events = NULL, *groups = NULL;
     int64_t count = 0;
     char *text = NULL;
     size_t size = 0;
@@ -40,8 +53,9 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
     TRY(find_events(ctx, reader, path, &count));
     TRY(assay_alloc_i32(ctx, EVENTS, count * ASSAY_EVENT_FIELDS, &events));
     TRY(assay_fixture_read_i32(ctx, reader, EVENTS, 0, count * ASSAY_EVENT_FIELDS, events));
+    TRY(read_groups(ctx, reader, count, &groups));
     FILE *memory = open_memstream(&text, &size);
-    if (memory != NULL) assay_schedule_trace(memory, events, count);
+    if (memory != NULL) assay_schedule_trace(memory, events, groups, count);
     if (memory == NULL || !assay_text_close(memory, &text)) {
         status = assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the trace of %s", path);
         goto cleanup;
@@ -50,6 +64,7 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
 cleanup:
     assay_fixture_close(reader);
     free(events);
+    free(groups);
     free(text);
     return status;
 }
@@ -60,7 +75,7 @@ const assay_command assay_command_trace = {
     .summary = "the order of events of a batch-split schedule, as a Chrome trace",
     .details = "FIXTURE is a golden, or a candidate that has schedule/events. The trace opens in chrome://tracing or "
                "Perfetto;\n"
-               "events take one unit of time each.\n",
+               "events take one unit of time each, and show their scheduling groups where the file has them.\n",
     .options = ASSAY_OPT_OUTPUT,
     .least = 1,
     .most = 1,

@@ -1,9 +1,11 @@
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "harness/operations/op_support.h"
 #include "oracle/layer/batch_split.h"
+#include "oracle/layer/schedule_groups.h"
 
 static assay_status check(assay_context *ctx, const assay_case *c)
 {
@@ -107,24 +109,50 @@ static assay_schedule_dims schedule_dims(const assay_stack_config *config, const
                                  .backward = has_backward(c)};
 }
 
+#define EVENTS "schedule/events"
+#define GROUPS "schedule/groups"
+#define BARRIERS "schedule/barriers"
+
+/* Groups and barriers are those of the candidate's own events, in its order. */
 static assay_status lawful(assay_context *ctx, const assay_case *c, const char *path, const int32_t *values,
-                           int64_t count)
+                           int64_t count, const assay_source *candidate)
 {
     assay_status status;
     assay_stack_config config;
-    (void)path; /* schedule/events is the only one */
+    int32_t *events = NULL;
     TRY(assay_stack_config_of(ctx, c, &config));
     const assay_schedule_dims dims = schedule_dims(&config, c);
-    TRY(assay_schedule_check(ctx, values, count / ASSAY_EVENT_FIELDS, &dims));
+    const int64_t event_count = assay_schedule_count(&dims);
+    if (strcmp(path, EVENTS) == 0) {
+        TRY(assay_schedule_check(ctx, values, count / ASSAY_EVENT_FIELDS, &dims));
+        goto cleanup;
+    }
+    TRY(assay_read_whole_i32(ctx, candidate, EVENTS, event_count * ASSAY_EVENT_FIELDS, &events));
+    if (events == NULL) {
+        status = assay_fail(ctx, ASSAY_BAD_INPUT, "schedule: %s is about " EVENTS ", which is not given", path);
+        goto cleanup;
+    }
+    if (strcmp(path, GROUPS) == 0) {
+        TRY(assay_schedule_check_groups(ctx, events, event_count, &dims, values));
+    } else {
+        TRY(assay_schedule_check_barriers(ctx, events, event_count, &dims, values));
+    }
 cleanup:
+    free(events);
     return status;
 }
 
 static assay_status describe_schedule(const assay_describer *d, const assay_stack_config *config)
 {
+    assay_status status;
     const assay_schedule_dims dims = schedule_dims(config, d->c);
-    const assay_dims events = {"xn", {assay_schedule_count(&dims), ASSAY_EVENT_FIELDS}};
-    return assay_describe(d->ctx, d->list, "schedule/events", ASSAY_INT32, NULL, events);
+    const int64_t events = assay_schedule_count(&dims), barriers = assay_schedule_barrier_count(&dims);
+    TRY(assay_describe(d->ctx, d->list, EVENTS, ASSAY_INT32, NULL, (assay_dims){"xn", {events, ASSAY_EVENT_FIELDS}}));
+    TRY(assay_describe(d->ctx, d->list, GROUPS, ASSAY_INT32, NULL, (assay_dims){"x", {events}}));
+    TRY(assay_describe(d->ctx, d->list, BARRIERS, ASSAY_INT32, NULL,
+                       (assay_dims){"xn", {barriers, ASSAY_BARRIER_FIELDS}}));
+cleanup:
+    return status;
 }
 
 static assay_status describe_attention(const assay_describer *d, const assay_stack_config *config)

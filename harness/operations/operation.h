@@ -40,10 +40,10 @@ typedef struct assay_operation {
     /* Evaluates; tensors and results by the paths of describe, error scales as error_scale/NAME/<path>. */
     assay_status (*run)(assay_context *ctx, const assay_case *c, const assay_source *in, const assay_sink *out,
                         const assay_precision *precisions, int precision_count);
-    /* Whether a tensor of schedule/ keeps the rules of the case's schedule; refuses with the one that it breaks. NULL:
-     * there are none, and it is compared for equality. */
+    /* Whether a candidate's tensor of schedule/ keeps the rules of the case's schedule; refuses with the one that it
+     * breaks. NULL: there are none, and it is compared for equality. */
     assay_status (*lawful)(assay_context *ctx, const assay_case *c, const char *path, const int32_t *values,
-                           int64_t count);
+                           int64_t count, const assay_source *candidate);
     /* Whether run gives no error scales for such a case, and they come from an ensemble of emulated runs
      * (harness/scales/ensemble.h); NULL: it gives them. */
     bool (*ensemble)(const assay_case *c);

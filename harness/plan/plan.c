@@ -69,10 +69,11 @@ int assay_plan_threads(const assay_context *ctx, const assay_plan *plan)
     return plan->operation->flops(plan->c, true) * (1 + plan->precision_count) < WORTH_A_TEAM ? 1 : ctx->threads;
 }
 
-static assay_status lawful(assay_context *ctx, const void *self, const char *path, const int32_t *values, int64_t count)
+static assay_status lawful(assay_context *ctx, const void *self, const char *path, const int32_t *values, int64_t count,
+                           const assay_source *candidate)
 {
     const assay_plan *plan = self;
-    return plan->operation->lawful(ctx, plan->c, path, values, count);
+    return plan->operation->lawful(ctx, plan->c, path, values, count, candidate);
 }
 
 assay_order assay_plan_order(const assay_plan *plan)

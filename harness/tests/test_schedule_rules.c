@@ -1,10 +1,22 @@
-/* A candidate's schedule/events is judged by the rules: any lawful order passes, an unlawful one fails by the rule. */
+/* A candidate's schedule/ is judged by the rules: any lawful order passes, an unlawful one fails by the rule; groups and
+ * barriers are those of its own order. */
 #include "harness/tests/golden_trial.h"
-#include "oracle/layer/schedule_events.h"
+#include "oracle/layer/schedule_groups.h"
 
 static bool is_result(const assay_tensor_spec *spec)
 {
     return assay_role_is_compared(spec->role);
+}
+
+static bool is_result_but_groups(const assay_tensor_spec *spec)
+{
+    return is_result(spec) && strcmp(spec->path, "schedule/groups") != 0 &&
+           strcmp(spec->path, "schedule/barriers") != 0;
+}
+
+static bool is_result_but_events(const assay_tensor_spec *spec)
+{
+    return is_result(spec) && strcmp(spec->path, "schedule/events") != 0;
 }
 
 /* Where the event {pass, stage, layer, microbatch} is. */
@@ -81,7 +93,7 @@ TEST_IN_FOLDER(any_lawful_order_passes)
         memcpy(events->indices, kept, (size_t)events->count * sizeof *kept);
         move(events, table[i].from, table[i].to);
         assert_memory_not_equal(events->indices, kept, (size_t)events->count * sizeof *kept);
-        trial_write_candidate(&t, &t.golden, profile, is_result);
+        trial_write_candidate(&t, &t.golden, profile, is_result_but_groups);
         assay_report report = trial_compare(&t, profile);
         const bool passes = report.verdict == ASSAY_PASS;
         if (passes != (table[i].rule == NULL)) fail_msg("order %d: %s", (int)i, report.message);
@@ -92,11 +104,50 @@ TEST_IN_FOLDER(any_lawful_order_passes)
     /* an event twice, and so another one missing */
     memcpy(events->indices, kept, (size_t)events->count * sizeof *kept);
     memcpy(events->indices, events->indices + ASSAY_EVENT_FIELDS, ASSAY_EVENT_FIELDS * sizeof *kept);
-    trial_write_candidate(&t, &t.golden, profile, is_result);
+    trial_write_candidate(&t, &t.golden, profile, is_result_but_groups);
     assay_report report = trial_compare(&t, profile);
     assert_int_equal(report.verdict, ASSAY_FAIL);
     assert_non_null(strstr(report.message, "is there twice"));
     assay_report_free(&report);
     free(kept);
+    trial_close(&t);
+}
+
+static void expect(trial *t, const assay_profile *profile, bool (*is_wanted)(const assay_tensor_spec *spec),
+                   const char *path, const char *rule)
+{
+    trial_write_candidate(t, &t->golden, profile, is_wanted);
+    assay_report report = trial_compare(t, profile);
+    if ((report.verdict == ASSAY_PASS) != (rule == NULL))
+        fail_msg("%s: %s", rule == NULL ? "passes" : rule, report.message);
+    if (rule != NULL && (strstr(report.message, path) == NULL || strstr(report.message, rule) == NULL))
+        fail_msg("%s, expected %s: %s", report.message, path, rule);
+    assay_report_free(&report);
+}
+
+TEST_IN_FOLDER(groups_and_barriers_follow_the_order)
+{
+    trial t;
+    const assay_schedule_dims dims = {.first_layer = 0, .layers = 4, .factor = 2, .backward = true};
+    static const int32_t fetch[] = {1, ASSAY_STAGE_FETCH, 2, -1}, gather[] = {1, ASSAY_STAGE_GATHER_WEIGHTS, 1, -1};
+    trial_write(&t, folder, case_named("deepseek_stack/batch-split", "profiles=[f32]"));
+    const assay_profile *profile = assay_profile_by_name("f32");
+    trial_round(&t.golden, ASSAY_FLOAT32);
+    const assay_tensor *groups = assay_tensor_set_find(&t.golden, "schedule/groups");
+    const assay_tensor *barriers = assay_tensor_set_find(&t.golden, "schedule/barriers");
+    assay_tensor *events = assay_tensor_set_find(&t.golden, "schedule/events");
+    expect(&t, profile, is_result, NULL, NULL);
+    expect(&t, profile, is_result_but_events, "schedule/groups", "is about schedule/events, which is not given");
+    /* another lawful order: with the golden's groups, then its own, then its own barriers too */
+    move(events, fetch, gather);
+    expect(&t, profile, is_result, "schedule/groups",
+           "backward fetch of layer 2 is in scheduling group 51, expected -1");
+    assay_schedule_groups(events->indices, groups->count, &dims, groups->indices);
+    expect(&t, profile, is_result, "schedule/barriers", "breaks a rule");
+    assert_ok(&t.ctx, assay_schedule_barriers(&t.ctx, events->indices, groups->count, &dims, barriers->indices));
+    expect(&t, profile, is_result, NULL, NULL);
+    memcpy(barriers->indices, barriers->indices + ASSAY_BARRIER_FIELDS,
+           ASSAY_BARRIER_FIELDS * sizeof *barriers->indices);
+    expect(&t, profile, is_result, "schedule/barriers", "the barrier between");
     trial_close(&t);
 }

@@ -7,7 +7,8 @@
  * scattered over fsdp (experts over expert as well), are gathered one layer ahead, and their gradients are
  * reduce-scattered one layer behind and all-reduced over data two behind.
  *
- * Results beside those of deepseek_stack.h: schedule/events int32 [events,4] (schedule_events.h). Per layer routing/P:
+ * Results beside those of deepseek_stack.h: schedule/events int32 [events,4] (schedule_events.h),
+ * schedule/groups [events], schedule/barriers [barriers,2] (schedule_groups.h). Per layer routing/P:
  * selected_experts, weights [B,S,K], margin [B,S], group_sizes [M,f,E/P] (what a shard's experts get of a microbatch).
  * Checkpoints P: decoder_layer_input, mla_out [B,S,D], attention_out, lse as in mla.h, moe_mlpwi_0 and moe_mlpwi_1
  * [M,f,R,H], R the gathered copies of a microbatch, 0 beyond the shard's rows. There are no lb_loss, bias_updates and

@@ -8,6 +8,7 @@
 #include "oracle/layer/batch_split_moe.h"
 #include "oracle/layer/batch_split_scan.h"
 #include "oracle/layer/batch_split_weights.h"
+#include "oracle/layer/schedule_groups.h"
 
 struct assay_batch_split {
     bs_run run;
@@ -270,7 +271,36 @@ cleanup:
     return status;
 }
 
-/* The events of the run, held against the rules before anybody else is. */
+static assay_status write_groups(assay_context *ctx, const assay_sink *out, const assay_schedule *schedule,
+                                 const assay_schedule_dims *dims)
+{
+    assay_status status = ASSAY_OK;
+    int32_t *groups = NULL;
+    if (!out->wants(out->self, "schedule/groups")) return ASSAY_OK;
+    TRY(assay_alloc_i32(ctx, "schedule/groups", schedule->count, &groups));
+    assay_schedule_groups(schedule->events, schedule->count, dims, groups);
+    TRY(out->write_i32(ctx, out->self, "schedule/groups", schedule->count, groups));
+cleanup:
+    free(groups);
+    return status;
+}
+
+static assay_status write_barriers(assay_context *ctx, const assay_sink *out, const assay_schedule *schedule,
+                                   const assay_schedule_dims *dims)
+{
+    assay_status status = ASSAY_OK;
+    int32_t *barriers = NULL;
+    const int64_t count = assay_schedule_barrier_count(dims) * ASSAY_BARRIER_FIELDS;
+    if (!out->wants(out->self, "schedule/barriers")) return ASSAY_OK;
+    TRY(assay_alloc_i32(ctx, "schedule/barriers", count, &barriers));
+    TRY(assay_schedule_barriers(ctx, schedule->events, schedule->count, dims, barriers));
+    TRY(out->write_i32(ctx, out->self, "schedule/barriers", count, barriers));
+cleanup:
+    free(barriers);
+    return status;
+}
+
+/* The events of the run, held against the rules before anybody else is, and what belongs to them. */
 static assay_status write_events(assay_context *ctx, const assay_batch_split *split, bool backward)
 {
     assay_status status = ASSAY_OK;
@@ -283,8 +313,13 @@ static assay_status write_events(assay_context *ctx, const assay_batch_split *sp
         memcpy(reason, ctx->message, sizeof reason);
         return assay_fail(ctx, ASSAY_INTERNAL, "the run broke a rule: %.900s", reason);
     }
-    if (status != ASSAY_OK || !out->wants(out->self, "schedule/events")) return status;
-    return out->write_i32(ctx, out->self, "schedule/events", schedule->count * ASSAY_EVENT_FIELDS, schedule->events);
+    if (status == ASSAY_OK && out->wants(out->self, "schedule/events")) {
+        status =
+            out->write_i32(ctx, out->self, "schedule/events", schedule->count * ASSAY_EVENT_FIELDS, schedule->events);
+    }
+    if (status == ASSAY_OK) status = write_groups(ctx, out, schedule, &dims);
+    if (status == ASSAY_OK) status = write_barriers(ctx, out, schedule, &dims);
+    return status;
 }
 
 assay_status assay_batch_split_forward(assay_context *ctx, const struct stack_run *stack, assay_batch_split **split,

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "oracle/base/memory.h"
+#include "oracle/layer/schedule_internal.h"
 
 const char *const assay_stage_names[ASSAY_STAGES] = {
 #define X(code, name) [ASSAY_STAGE_##code] = #name,
@@ -12,7 +13,12 @@ const char *const assay_stage_names[ASSAY_STAGES] = {
 #undef X
 };
 
-enum { PASS, STAGE, LAYER, MICROBATCH };
+enum {
+    PASS = ASSAY_EVENT_PASS,
+    STAGE = ASSAY_EVENT_STAGE,
+    LAYER = ASSAY_EVENT_LAYER,
+    MICROBATCH = ASSAY_EVENT_MICROBATCH
+};
 
 void assay_schedule_free(assay_schedule *schedule)
 {
@@ -51,13 +57,7 @@ int64_t assay_schedule_count(const assay_schedule_dims *dims)
     return dims->backward ? forward + 2 * (layers - 1) + layers - 1 + 3 * layers + 7 * each : forward;
 }
 
-/* Where each event is: position of (pass, stage, layer, microbatch), or -1. */
-typedef struct timetable {
-    int64_t *at;
-    const assay_schedule_dims *dims;
-} timetable;
-
-static int64_t *slot(const timetable *t, int64_t pass, int64_t stage, int64_t layer, int64_t microbatch)
+int64_t *assay_timetable_slot(const assay_timetable *t, int64_t pass, int64_t stage, int64_t layer, int64_t microbatch)
 {
     const int64_t lanes = t->dims->factor + 1;
     return &t->at[((pass * ASSAY_STAGES + stage) * t->dims->layers + layer) * lanes + microbatch + 1];
@@ -79,16 +79,25 @@ static bool is_backward(int64_t stage)
     return stage == ASSAY_STAGE_GATHER_WEIGHTS || stage > ASSAY_STAGE_OFFLOAD;
 }
 
+assay_event_name assay_event_name_of(const int32_t event[ASSAY_EVENT_FIELDS])
+{
+    assay_event_name name;
+    const int32_t stage = event[STAGE];
+    char lane[32] = "";
+    if (event[MICROBATCH] >= 0) snprintf(lane, sizeof lane, ", microbatch %" PRId32, event[MICROBATCH]);
+    snprintf(name.text, sizeof name.text, "%s %s of layer %" PRId32 "%s", event[PASS] == 0 ? "forward" : "backward",
+             stage >= 0 && stage < ASSAY_STAGES ? assay_stage_names[stage] : "unknown", event[LAYER], lane);
+    return name;
+}
+
 static assay_status refuse(assay_context *ctx, int64_t pass, int64_t stage, int64_t layer, int64_t microbatch,
                            const char *what)
 {
-    char lane[64] = "";
-    if (microbatch >= 0) snprintf(lane, sizeof lane, ", microbatch %" PRId64, microbatch);
-    return assay_fail(ctx, ASSAY_BAD_INPUT, "schedule: %s %s of layer %" PRId64 "%s %s",
-                      pass == 0 ? "forward" : "backward", assay_stage_names[stage], layer, lane, what);
+    const int32_t event[] = {(int32_t)pass, (int32_t)stage, (int32_t)layer, (int32_t)microbatch};
+    return assay_fail(ctx, ASSAY_BAD_INPUT, "schedule: %s %s", assay_event_name_of(event).text, what);
 }
 
-static assay_status fill(assay_context *ctx, timetable *t, const int32_t *events, int64_t count)
+static assay_status fill(assay_context *ctx, assay_timetable *t, const int32_t *events, int64_t count)
 {
     const assay_schedule_dims *dims = t->dims;
     for (int64_t i = 0; i < count; i++) {
@@ -105,7 +114,7 @@ static assay_status fill(assay_context *ctx, timetable *t, const int32_t *events
                               "}, no event of such a schedule",
                               i, e[PASS], e[STAGE], e[LAYER], e[MICROBATCH]);
         }
-        int64_t *at = slot(t, e[PASS], e[STAGE], layer, e[MICROBATCH]);
+        int64_t *at = assay_timetable_slot(t, e[PASS], e[STAGE], layer, e[MICROBATCH]);
         if (*at >= 0) return refuse(ctx, e[PASS], e[STAGE], e[LAYER], e[MICROBATCH], "is there twice");
         if (i > 0 && e[PASS] < e[PASS - ASSAY_EVENT_FIELDS]) {
             return refuse(ctx, e[PASS], e[STAGE], e[LAYER], e[MICROBATCH], "comes after the start of backward");
@@ -115,8 +124,28 @@ static assay_status fill(assay_context *ctx, timetable *t, const int32_t *events
     return ASSAY_OK;
 }
 
-/* Whether such a schedule has this event. */
-static bool expected(const assay_schedule_dims *dims, int64_t pass, int64_t stage, int64_t layer)
+assay_status assay_timetable_open(assay_context *ctx, assay_timetable *t, const int32_t *events, int64_t count,
+                                  const assay_schedule_dims *dims)
+{
+    assay_status status;
+    void *memory = NULL;
+    int64_t slots = 0;
+    TRY(assay_checked_count(ctx, "schedule", 4, (int64_t[]){2, ASSAY_STAGES, dims->layers, dims->factor + 1}, &slots));
+    TRY(assay_alloc(ctx, "schedule", slots, sizeof *t->at, &memory));
+    *t = (assay_timetable){memory, dims};
+    for (int64_t i = 0; i < slots; i++) t->at[i] = -1;
+    TRY(fill(ctx, t, events, count));
+cleanup:
+    return status;
+}
+
+void assay_timetable_close(assay_timetable *t)
+{
+    free(t->at);
+    *t = (assay_timetable){0};
+}
+
+bool assay_schedule_expects(const assay_schedule_dims *dims, int64_t pass, int64_t stage, int64_t layer)
 {
     const bool last = layer == dims->layers - 1;
     if (pass == 1 && !dims->backward) return false;
@@ -126,15 +155,15 @@ static bool expected(const assay_schedule_dims *dims, int64_t pass, int64_t stag
     return pass == 0 ? is_forward(stage) : is_backward(stage);
 }
 
-static assay_status require_all(assay_context *ctx, const timetable *t)
+static assay_status require_all(assay_context *ctx, const assay_timetable *t)
 {
     const assay_schedule_dims *dims = t->dims;
     for (int64_t pass = 0; pass < 2; pass++) {
         for (int64_t stage = 0; stage < ASSAY_STAGES; stage++) {
             for (int64_t layer = 0; layer < dims->layers; layer++) {
-                const bool collective = is_collective(stage), wanted = expected(dims, pass, stage, layer);
+                const bool collective = is_collective(stage), wanted = assay_schedule_expects(dims, pass, stage, layer);
                 for (int64_t m = collective ? -1 : 0; m < (collective ? 0 : dims->factor); m++) {
-                    const bool there = *slot(t, pass, stage, layer, m) >= 0;
+                    const bool there = *assay_timetable_slot(t, pass, stage, layer, m) >= 0;
                     if (there == wanted) continue;
                     return refuse(ctx, pass, stage, layer + dims->first_layer, m,
                                   wanted ? "is missing" : "should not be there");
@@ -150,13 +179,13 @@ typedef struct event {
     int64_t pass, stage, layer, microbatch;
 } event;
 
-static assay_status require_before(assay_context *ctx, const timetable *t, event first, event second)
+static assay_status require_before(assay_context *ctx, const assay_timetable *t, event first, event second)
 {
     const int64_t layers = t->dims->layers;
     char what[128];
     if (first.layer < 0 || first.layer >= layers || second.layer < 0 || second.layer >= layers) return ASSAY_OK;
-    const int64_t a = *slot(t, first.pass, first.stage, first.layer, first.microbatch);
-    const int64_t b = *slot(t, second.pass, second.stage, second.layer, second.microbatch);
+    const int64_t a = *assay_timetable_slot(t, first.pass, first.stage, first.layer, first.microbatch);
+    const int64_t b = *assay_timetable_slot(t, second.pass, second.stage, second.layer, second.microbatch);
     if (a < 0 || b < 0 || a < b) return ASSAY_OK;
     snprintf(what, sizeof what, "comes after %s of layer %" PRId64, assay_stage_names[second.stage],
              second.layer + t->dims->first_layer);
@@ -164,7 +193,7 @@ static assay_status require_before(assay_context *ctx, const timetable *t, event
 }
 
 /* The stages of one microbatch in a layer, and each stage for one microbatch after the other. */
-static assay_status check_flow(assay_context *ctx, const timetable *t, int64_t pass, const assay_stage *stages,
+static assay_status check_flow(assay_context *ctx, const assay_timetable *t, int64_t pass, const assay_stage *stages,
                                int stage_count, int64_t layer)
 {
     assay_status status = ASSAY_OK;
@@ -188,7 +217,7 @@ cleanup:
     return status;
 }
 
-static assay_status check_forward(assay_context *ctx, const timetable *t, int64_t layer)
+static assay_status check_forward(assay_context *ctx, const assay_timetable *t, int64_t layer)
 {
     static const assay_stage stages[] = {ASSAY_STAGE_MLA_WITH_NORMS, ASSAY_STAGE_ROUTE, ASSAY_STAGE_COMPUTE,
                                          ASSAY_STAGE_UNROUTE};
@@ -212,7 +241,7 @@ cleanup:
 }
 
 /* reduce-scatter one layer behind, all-reduce two behind. */
-static assay_status check_gradients(assay_context *ctx, const timetable *t, int64_t layer)
+static assay_status check_gradients(assay_context *ctx, const assay_timetable *t, int64_t layer)
 {
     assay_status status;
     const event done = {1, ASSAY_STAGE_MLA_WITH_NORMS_BWD, layer, t->dims->factor - 1};
@@ -230,7 +259,7 @@ cleanup:
     return status;
 }
 
-static assay_status check_backward(assay_context *ctx, const timetable *t, int64_t layer)
+static assay_status check_backward(assay_context *ctx, const assay_timetable *t, int64_t layer)
 {
     static const assay_stage moe[] = {
         ASSAY_STAGE_MLA_WITH_NORMS_REMAT, ASSAY_STAGE_ROUTE_REMAT, ASSAY_STAGE_COMPUTE_REMAT,
@@ -266,32 +295,28 @@ assay_status assay_schedule_check(assay_context *ctx, const int32_t *events, int
                                   const assay_schedule_dims *dims)
 {
     assay_status status;
-    timetable t = {NULL, dims};
-    void *memory = NULL;
-    int64_t slots = 0;
-    TRY(assay_checked_count(ctx, "schedule", 4, (int64_t[]){2, ASSAY_STAGES, dims->layers, dims->factor + 1}, &slots));
-    TRY(assay_alloc(ctx, "schedule", slots, sizeof *t.at, &memory));
-    t.at = memory;
-    for (int64_t i = 0; i < slots; i++) t.at[i] = -1;
-    TRY(fill(ctx, &t, events, count));
+    assay_timetable t = {0};
+    TRY(assay_timetable_open(ctx, &t, events, count, dims));
     TRY(require_all(ctx, &t));
     for (int64_t layer = 0; layer < dims->layers; layer++) TRY(check_forward(ctx, &t, layer));
     for (int64_t layer = 0; dims->backward && layer < dims->layers; layer++) TRY(check_backward(ctx, &t, layer));
 cleanup:
-    free(memory);
+    assay_timetable_close(&t);
     return status;
 }
 
-void assay_schedule_trace(FILE *file, const int32_t *events, int64_t count)
+void assay_schedule_trace(FILE *file, const int32_t *events, const int32_t *groups, int64_t count)
 {
     fprintf(file, "{\"traceEvents\": [\n");
     for (int64_t i = 0; i < count; i++) {
         const int32_t *e = events + i * ASSAY_EVENT_FIELDS;
         const char *name = e[STAGE] >= 0 && e[STAGE] < ASSAY_STAGES ? assay_stage_names[e[STAGE]] : "unknown";
+        char group[32] = "";
+        if (groups != NULL && groups[i] >= 0) snprintf(group, sizeof group, ", \"group\": %" PRId32, groups[i]);
         fprintf(file,
                 "{\"name\": \"%s\", \"cat\": \"%s\", \"ph\": \"X\", \"ts\": %" PRId64 ", \"dur\": 1, \"pid\": %" PRId32
-                ", \"tid\": %" PRId32 ", \"args\": {\"layer\": %" PRId32 "}}%s\n",
-                name, e[PASS] == 0 ? "forward" : "backward", i, e[PASS], e[MICROBATCH] + 1, e[LAYER],
+                ", \"tid\": %" PRId32 ", \"args\": {\"layer\": %" PRId32 "%s}}%s\n",
+                name, e[PASS] == 0 ? "forward" : "backward", i, e[PASS], e[MICROBATCH] + 1, e[LAYER], group,
                 i + 1 < count ? "," : "");
     }
     fprintf(file, "], \"displayTimeUnit\": \"ms\"}\n");

@@ -68,7 +68,8 @@ assay_status assay_schedule_check(assay_context *ctx, const int32_t *events, int
                                   const assay_schedule_dims *dims);
 
 /* As Chrome's trace event format (chrome://tracing, Perfetto): one duration event each, in unit steps; pid is the pass,
- * tid the microbatch (or the row of collectives). */
-void assay_schedule_trace(FILE *file, const int32_t *events, int64_t count);
+ * tid the microbatch (or the row of collectives). An event that has a scheduling group (schedule_groups.h) shows it;
+ * groups may be NULL. */
+void assay_schedule_trace(FILE *file, const int32_t *events, const int32_t *groups, int64_t count);
 
 #endif

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "oracle/arithmetic/arithmetic.h"
-#include "oracle/layer/schedule_events.h"
+#include "oracle/layer/schedule_groups.h"
 #include "oracle/layer/tests/layer_case.h"
 #include "tests/support/assay_test.h"
 
@@ -340,17 +340,18 @@ TEST(a_wrong_order_is_refused)
 TEST(the_trace_is_chromes_format)
 {
     static const int32_t events[] = {0, ASSAY_STAGE_GATHER_WEIGHTS, 3, -1, 1, ASSAY_STAGE_ROUTE_BWD, 4, 1};
+    static const int32_t groups[] = {43, ASSAY_NO_GROUP};
     static const char expected[] =
         "{\"traceEvents\": [\n"
         "{\"name\": \"gather_weights\", \"cat\": \"forward\", \"ph\": \"X\", \"ts\": 0, \"dur\": 1, \"pid\": 0, "
-        "\"tid\": 0, \"args\": {\"layer\": 3}},\n"
+        "\"tid\": 0, \"args\": {\"layer\": 3, \"group\": 43}},\n"
         "{\"name\": \"route_bwd\", \"cat\": \"backward\", \"ph\": \"X\", \"ts\": 1, \"dur\": 1, \"pid\": 1, "
         "\"tid\": 2, \"args\": {\"layer\": 4}}\n"
         "], \"displayTimeUnit\": \"ms\"}\n";
     char found[1024] = "";
     FILE *file = tmpfile();
     assert_non_null(file);
-    assay_schedule_trace(file, events, 2);
+    assay_schedule_trace(file, events, groups, 2);
     rewind(file);
     found[fread(found, 1, sizeof found - 1, file)] = '\0';
     fclose(file);
@@ -364,7 +365,7 @@ TEST(a_trace_of_nothing_and_of_strangers)
     for (int count = 0; count < 2; count++) {
         FILE *file = tmpfile();
         assert_non_null(file);
-        assay_schedule_trace(file, events, count);
+        assay_schedule_trace(file, events, NULL, count);
         rewind(file);
         found[fread(found, 1, sizeof found - 1, file)] = '\0';
         fclose(file);
