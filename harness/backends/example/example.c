@@ -163,19 +163,38 @@ static bool slots_of_none(const assay_backend_request *request)
     return none;
 }
 
+/* What blocks with a router may have, and this one has not. */
+static const char *refused_of_blocks(const assay_backend_request *request)
+{
+    static const struct {
+        const char *key, *refused;
+    } words[] = {{"load_balance_loss_scope", "batch"},
+                 {"load_balance_loss_scope", "global"},
+                 {"apply_router_weight_on_input", "true"},
+                 {"apply_routed_scaling_factor_on_output", "false"},
+                 {"weights_on_shards", "true"}};
+    static const struct {
+        const char *key;
+        double most;
+    } numbers[] = {{"ragged_buffer_factor", 0},
+                   {"w13_reorder_size", 1},
+                   {"local_num_experts", 0},
+                   {"num_fused_shared_experts", 0}};
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        if (is(request, words[i].key, words[i].refused)) return words[i].key;
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+        if (number(request, numbers[i].key) > numbers[i].most) return numbers[i].key;
+    if (tensor(request, "weights/shared_expert_gate/kernel") != NULL) return "weights/shared_expert_gate";
+    return setting(request, "routing_method")[0] != '\0' ? "routing_method" : NULL;
+}
+
 static const char *refused_setting(const assay_backend_request *request, const struct operation *o)
 {
+    const char *of_blocks = o->routes ? refused_of_blocks(request) : NULL;
     if (o->gates && !glu_known(request)) return setting(request, "mlp_activations");
-    if (o->routes && number(request, "ragged_buffer_factor") > 0) return "ragged_buffer_factor";
-    if (o->routes && number(request, "w13_reorder_size") > 1) return "w13_reorder_size";
+    if (of_blocks != NULL) return of_blocks;
     if (is(request, "gmm_layout", "k_grouped")) return "gmm_layout";
-    if (o->routes &&
-        (is(request, "load_balance_loss_scope", "batch") || is(request, "load_balance_loss_scope", "global")))
-        return "load_balance_loss_scope";
-    if (o->routes && setting(request, "routing_method")[0] != '\0') return "routing_method";
-    if (o->routes && number(request, "local_num_experts") > 0) return "local_num_experts";
     if (slots_of_none(request)) return "slots without an expert";
-    if (is(request, "weights_on_shards", "true")) return "weights_on_shards";
     if (o->run != run_attention) return NULL;
     if (tensor(request, "weights/sinks") != NULL) return "weights/sinks";
     if (number(request, "base_num_kv_heads") > 0) return "base_num_kv_heads";
