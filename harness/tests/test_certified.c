@@ -118,7 +118,7 @@ TEST(the_catalogue)
         gradients += certify(&cases[i], 1);
         outputs++;
     }
-    assert_true(outputs >= 362 && gradients >= 270);
+    assert_true(outputs >= 770 && gradients >= 600);
     assay_cases_free(cases, count);
 }
 
