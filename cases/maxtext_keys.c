@@ -54,7 +54,7 @@ static const char *const NEUTRAL[] = {
     " fuse_expert_scales megablox use_tokamax_gmm use_gmm_v2 log_moe_bias_norms gdn_conv_kernel_dim"
     " gdn_key_head_dim gdn_value_head_dim gdn_num_key_heads gdn_num_value_heads gdn_chunk_size use_qk_norm_in_gdn ",
     /* devices, sharding, pipelines, offloading */
-    " hardware num_slices mesh_axes shard_mode scan_layers context_parallel_load_balance"
+    " hardware num_slices mesh_axes shard_mode scan_layers param_scan_axis context_parallel_load_balance"
     " context_parallel_strategy context_parallel_reorder_strategy custom_mesh custom_mesh_and_rule"
     " custom_mesh_and_rule_for_eval allow_split_physical_axes enable_nnx optimize_mesh_for_tpu_v6e shardy"
     " pure_nnx_decoder pure_nnx remove_size_one_mesh_axis_from_type logical_axis_rules logical_axis_rules_for_eval"

@@ -119,8 +119,7 @@
     X(S, function, "")                                                                                                 \
     X(I, top_k_in_group, 2)                                                                                            \
     X(B, merge_gating_gmm, false)                                                                                      \
-    X(D, batch_split_capacity_factor, 2.0)                                                                             \
-    X(I, param_scan_axis, 0) /* MaxText's own default is 1 */                                                          \
+    X(I, layer_axis, 0)                                                                                                \
     X(S, remat_policy, "full")                                                                                         \
     ASSAY_CHECKPOINT_KEY_TABLE(X)
 

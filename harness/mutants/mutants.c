@@ -148,7 +148,7 @@ const assay_mutant assay_mutants[] = {
     {"weights_ignored", "rows are summed without their weights", "32, 39", COMBINE, ASSAY_ALONE,
      INPUTS("weights", assay_edit_replace, .by = 1)},
     {"capacity_half", "the buffers of experts hold half of what they should", "", EXPERTS, ASSAY_NOWHERE,
-     KEY(capacity_factor, TIMES, 0.5)},
+     .where = assay_drops_tokens, KEY(capacity_factor, TIMES, 0.5)},
     {"contraction_tail", "the last tile of the contracted axis is left out", "28", GATED | LATENT | GROUPS,
      ASSAY_NOWHERE, INPUTS("wo wo/kernel rhs wkv_a/kernel", assay_edit_zero_tail_of_rows)},
 

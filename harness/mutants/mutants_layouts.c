@@ -8,6 +8,11 @@ bool assay_has_contiguous_layout(const assay_case *c)
     return strcmp(c->config.gmm_layout.text, "contiguous") == 0;
 }
 
+bool assay_drops_tokens(const assay_case *c)
+{
+    return !c->config.sparse_matmul && c->config.capacity_factor > 0;
+}
+
 bool assay_has_psum_layout(const assay_case *c)
 {
     return strcmp(c->config.gmm_layout.text, "psum") == 0;

@@ -18,6 +18,7 @@ bool assay_has_weights_on_shards(const assay_case *c);
 bool assay_has_microbatches(const assay_case *c);
 bool assay_has_contiguous_layout(const assay_case *c);
 bool assay_has_psum_layout(const assay_case *c);
+bool assay_drops_tokens(const assay_case *c); /* beyond a capacity */
 bool assay_has_qk_norms(const assay_case *c); /* of projections that are not fused */
 bool assay_has_replicas(const assay_case *c);
 bool assay_has_function_shards(const assay_case *c);

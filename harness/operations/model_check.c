@@ -262,7 +262,10 @@ static assay_status check_experts(const model_check *check)
         assay_block_has(m->decoder_block.text, ASSAY_BLOCK_GATED_SHARED)) {
         return refuse(check, ASSAY_KEY_AT_shared_experts, "1", "has one shared expert, with a gate");
     }
-    if (given[ASSAY_KEY_AT_capacity_factor] && m->capacity_factor > 0.0 && (m->sparse_matmul || m->fused_moe_func)) {
+    /* Under the schedule it is that of the rows which backward finds kept. */
+    const bool schedule = m->use_batch_split_schedule || m->function.text[0] != '\0';
+    if (given[ASSAY_KEY_AT_capacity_factor] && m->capacity_factor > 0.0 && !schedule &&
+        (m->sparse_matmul || m->fused_moe_func)) {
         return assay_fail(check->ctx, ASSAY_BAD_INPUT,
                           "capacity_factor is %g, expected -1: with %s no token is dropped", m->capacity_factor,
                           m->fused_moe_func ? "fused_moe_func" : "sparse_matmul");

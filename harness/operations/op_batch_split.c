@@ -30,7 +30,7 @@ static assay_status config_of(assay_context *ctx, const assay_case *c, assay_fun
     assay_case layer = *c;
     *config = (assay_function_config){.function = assay_batch_split_function_of(m->function.text),
                                       .layers = m->base_num_decoder_layers,
-                                      .layer_axis = m->param_scan_axis};
+                                      .layer_axis = m->layer_axis};
     if (config->function == NULL) return unknown_function(ctx, m->function.text);
     snprintf(layer.op, sizeof layer.op, "deepseek_layer");
     layer.config.use_batch_split_schedule = true;

@@ -466,11 +466,11 @@ assay_status assay_stack_config_of(assay_context *ctx, const assay_case *c, assa
     }
     if (m->use_batch_split_schedule && config->dense_layers < config->layers) {
         config->batch_split_factor = m->batch_split_factor;
-        config->kept_capacity = m->batch_split_capacity_factor;
+        config->kept_capacity = m->capacity_factor > 0 ? m->capacity_factor : 0;
         config->merge_gating_gmm = m->merge_gating_gmm;
-        if (!(m->batch_split_capacity_factor > 0) || m->batch_split_capacity_factor > 1e6) {
-            return assay_fail(ctx, ASSAY_BAD_INPUT, "batch_split_capacity_factor is %g, expected above 0",
-                              m->batch_split_capacity_factor);
+        if (m->capacity_factor > 1e6) {
+            return assay_fail(ctx, ASSAY_BAD_INPUT, "capacity_factor is %g, expected at most 1e6 with the schedule",
+                              m->capacity_factor);
         }
         if (!m->routed_bias || m->mlp_bias) {
             return assay_fail(ctx, ASSAY_BAD_INPUT, "use_batch_split_schedule needs %s",

@@ -556,7 +556,7 @@ assay_status assay_function_check(assay_context *ctx, const assay_function_confi
     for (int i = 0; i < 3; i++) stacked |= config->function->bundles[i].lying == BS_STACKED;
     if (!stacked || config->layer_axis == 0 || config->layer_axis == 1) return ASSAY_OK;
     return assay_fail(ctx, ASSAY_BAD_INPUT,
-                      "param_scan_axis is %" PRId64 ", expected 0 or 1: norms' scales have no other axis",
+                      "layer_axis is %" PRId64 ", expected 0 or 1: norms' scales have no other axis",
                       config->layer_axis);
 }
 
