@@ -64,9 +64,9 @@ TEST(a_block_in_the_layout_has_the_same_bits)
 {
     assay_context ctx = assay_context_default(1);
     for (int64_t shards = 2; shards <= 6; shards++) {
+        if (6 % shards != 0) continue;
         moe_case c = block();
         test_tensors expected = {0}, out = {0};
-        if (6 % shards != 0) continue;
         moe_case_run(&ctx, &c, &expected, &bf16, 1);
         assert_int_equal(lay_out(&c.in.set, 6, shards), 1);
         const assay_source in = test_tensors_source(&c.in);
