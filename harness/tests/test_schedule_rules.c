@@ -79,10 +79,12 @@ static const struct {
     {BACKWARD(UNROUTE_BWD, 3, 1), FORWARD(UNROUTE, 3, 1), "comes after the start of backward"},
 };
 
-TEST_IN_FOLDER(any_lawful_order_passes)
+static void try_orders(const test_folder *folder, const char *op)
 {
     trial t;
-    trial_write(&t, folder, case_named("deepseek_stack/batch-split", "profiles=[f32]"));
+    assay_case *c = case_named("deepseek_stack/batch-split", "profiles=[f32]");
+    snprintf(c->op, sizeof c->op, "%s", op);
+    trial_write(&t, folder, c);
     const assay_profile *profile = assay_profile_by_name("f32");
     trial_round(&t.golden, ASSAY_FLOAT32);
     assay_tensor *events = assay_tensor_set_find(&t.golden, "schedule/events");
@@ -111,6 +113,16 @@ TEST_IN_FOLDER(any_lawful_order_passes)
     assay_report_free(&report);
     free(kept);
     trial_close(&t);
+}
+
+TEST_IN_FOLDER(any_lawful_order_passes)
+{
+    try_orders(folder, "deepseek_stack");
+}
+
+TEST_IN_FOLDER(the_same_layers_by_their_other_name_too)
+{
+    try_orders(folder, "decoder_stack");
 }
 
 static void expect(trial *t, const assay_profile *profile, bool (*is_wanted)(const assay_tensor_spec *spec),
