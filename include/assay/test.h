@@ -1,0 +1,110 @@
+/* assay in a test of your own, without files: open a case, take its inputs, run your kernel, have the results judged.
+ *
+ *     assay_test *test;
+ *     char message[ASSAY_TEST_MESSAGE];
+ *     if (assay_test_open("moe/mixtral", NULL, &test, message) != ASSAY_TEST_OK) ...
+ *     for (int i = 0; i < assay_test_given_count(test); i++) assay_test_given(test, i, &tensor) ...
+ *     my_kernel(...);
+ *     assay_test_check(test, count, results, &report, message);
+ *     if (assay_test_report_verdict(report) != ASSAY_TEST_PASS) puts(assay_test_report_text(report));
+ *
+ * Link libassay (`pkg-config --cflags --libs assay`, or find_package(assay) and assay::assay). C and C++. Tensors are those of
+ * <assay/backend.h>: little-endian, row-major, bfloat16 and narrower as raw bits. What a function gives out belongs to the test or
+ * the report and lives as long. Two threads may use two tests at the same time, not one. */
+#ifndef ASSAY_TEST_H
+#define ASSAY_TEST_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "assay/backend.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { ASSAY_TEST_MESSAGE = 512 };
+
+/* What a call returns: the exit statuses of the program. */
+enum { ASSAY_TEST_OK = 0, ASSAY_TEST_BAD_INPUT = 2 };
+
+/* A verdict, in the order of the program's. */
+enum { ASSAY_TEST_PASS = 0, ASSAY_TEST_FAIL = 1, ASSAY_TEST_VACUOUS = 2, ASSAY_TEST_NOT_COMPARABLE = 3 };
+
+/* Zeroed is right for all of it. */
+typedef struct assay_test_options {
+    const char *const *sets; /* "sequence=17", "sparse_matmul=true": as --set */
+    int32_t set_count;
+    int32_t threads;       /* of the oracle; 0: as the program */
+    const char *precision; /* a profile's name or YAML file; NULL: that of the case's grid */
+    double false_alarm;    /* 0: as the program */
+    const char *cache;     /* folder of goldens; NULL: $ASSAY_CACHE, else assay/ in the user's cache folder; "": none */
+    int64_t
+        cache_bytes; /* the least recently used goldens beyond this many bytes are removed; 0: $ASSAY_CACHE_BYTES, else 2 GiB */
+    int32_t no_explanation; /* a failure is not held against the known bugs */
+    int32_t reserved[7];    /* zero */
+} assay_test_options;
+
+typedef struct assay_test assay_test;
+typedef struct assay_test_report assay_test_report;
+
+/* `what`: a name of the catalogue, the text of a case file (it has a line break), or the path of a case file or a golden (.h5,
+ * .safetensors). Refuses what the program refuses, with its message. Nothing is evaluated yet. */
+int assay_test_open(const char *what, const assay_test_options *options, assay_test **test,
+                    char message[ASSAY_TEST_MESSAGE]);
+void assay_test_close(assay_test *test); /* NULL is safe */
+
+const char *assay_test_name(const assay_test *test);
+const char *assay_test_op(const assay_test *test);
+const char *assay_test_yaml(const assay_test *test);      /* the whole case */
+const char *assay_test_precision(const assay_test *test); /* the profile that it will be judged at */
+
+/* The configuration, as a shared object gets it (assay_backend_request). */
+int32_t assay_test_setting_count(const assay_test *test);
+const assay_backend_setting *assay_test_setting(const assay_test *test, int32_t index);
+
+/* Inputs, weights and cotangents. The first call of assay_test_given for a path draws it. */
+int32_t assay_test_given_count(const assay_test *test);
+int assay_test_given(assay_test *test, int32_t index, assay_backend_tensor *tensor, char message[ASSAY_TEST_MESSAGE]);
+
+/* What may be given to be judged; required are outputs and gradients. `data` is NULL. */
+int32_t assay_test_expected_count(const assay_test *test);
+const assay_backend_result *assay_test_expected(const assay_test *test, int32_t index);
+
+/* Evaluates the golden, or finds it in the cache (a second call does nothing). assay_test_check does so by itself. */
+int assay_test_prepare(assay_test *test, char message[ASSAY_TEST_MESSAGE]);
+/* The golden tensor of a path, in float64 (int32 for indices). */
+int assay_test_golden(assay_test *test, const char *path, assay_backend_tensor *tensor,
+                      char message[ASSAY_TEST_MESSAGE]);
+/* Writes the golden as `assay generate` does; the ending of the path says the format. */
+int assay_test_save(assay_test *test, const char *path, char message[ASSAY_TEST_MESSAGE]);
+
+/* Judges results. A wrong shape, a missing or unknown path and NaN are findings of the report; ASSAY_TEST_BAD_INPUT is for what cannot be
+ * judged at all (a type that is none, a path twice, rank above 6). */
+int assay_test_check(assay_test *test, int32_t count, const assay_backend_tensor *results, assay_test_report **report,
+                     char message[ASSAY_TEST_MESSAGE]);
+void assay_test_report_free(assay_test_report *report); /* NULL is safe */
+
+int assay_test_report_verdict(const assay_test_report *report);
+const char *assay_test_report_message(const assay_test_report *report);     /* one line: the first wrong tensor */
+const char *assay_test_report_first_wrong(const assay_test_report *report); /* its path; "" */
+const char *assay_test_report_bugs(
+    const assay_test_report *report); /* names of known bugs that give these results, with commas; "" */
+/* The forms of the program; NULL and a message where memory is short. `html` draws pictures. Each is made when it is first asked for. */
+const char *assay_test_report_text(assay_test_report *report, int verbose, int color, char message[ASSAY_TEST_MESSAGE]);
+const char *assay_test_report_json(assay_test_report *report, char message[ASSAY_TEST_MESSAGE]);
+const char *assay_test_report_html(assay_test_report *report, char message[ASSAY_TEST_MESSAGE]);
+
+/* The catalogue: names that match one of `count` globs and have none of the `exclude_count` tags, operations or globs. One allocated
+ * text, a name a line; free it with assay_test_free. */
+int assay_test_cases(int32_t count, const char *const *globs, int32_t exclude_count, const char *const *exclude,
+                     char **names, char message[ASSAY_TEST_MESSAGE]);
+void assay_test_free(char *text);
+const char *
+assay_test_version(void); /* "0.1.0" and, where it is known, the commit and the instruction set, as `assay --version` */
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
