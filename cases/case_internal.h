@@ -42,6 +42,13 @@ bool assay_model_read_by_name(const assay_yaml *y, assay_model_config *config, c
                               const yaml_node_t *value, assay_status *status);
 void assay_model_offer_keys(assay_nearest *nearest); /* both kinds */
 
+/* A float type. */
+assay_status assay_case_read_dtype(const assay_yaml *y, const yaml_node_t *node, const char *what, assay_dtype *type);
+/* dtypes: all of them, or one (which goes behind the others, in place of what was there for that pattern). */
+assay_status assay_case_read_dtypes(const assay_yaml *y, assay_case *c, const yaml_node_t *node);
+assay_status assay_case_read_dtype_of(const assay_yaml *y, assay_case *c, const char *pattern,
+                                      const yaml_node_t *key_node, const yaml_node_t *value);
+
 /* inputs: all of them, or one (which replaces what was there for that path). */
 assay_status assay_case_read_inputs(const assay_yaml *y, assay_case *c, const yaml_node_t *node);
 assay_status assay_case_read_input(const assay_yaml *y, assay_case *c, const char *path, const yaml_node_t *key_node,

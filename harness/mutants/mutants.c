@@ -109,6 +109,8 @@ const assay_mutant assay_mutants[] = {
      INPUTS("per_expert_scale", assay_edit_replace, .by = 1)},
     {"router_in_bf16", "logits, scores and routing weights in bfloat16", "12, 13", ROUTER, ASSAY_NOWHERE,
      .golden_choice = true, .degrade = assay_degrade_router},
+    {"router_bias_in_bf16", "the router's bias is rounded to bfloat16", "13", ROUTER, ASSAY_NOWHERE,
+     INPUTS("gate/bias", assay_edit_to_bf16)},
 
     /* dispatch and grouped products */
     {"expert_off_by_one", "weights of the expert after", "20, 21", EXPERTS | GROUPS, ASSAY_IN_BLOCKS,
