@@ -68,7 +68,8 @@ assay_status assay_cases_parse_stored(assay_context *ctx, const char *origin, co
                                       assay_case **cases, int *count);
 void assay_cases_free(assay_case *cases, int count);
 
-/* `key=value`: a configuration key, or case, batch, sequence, seed, dtype, gradients, checkpoints, profiles,
+/* `key=value`: a configuration key, or model (a name, or a path from the working directory, in place of all
+ * configuration keys), case, batch, sequence, seed, dtype, gradients, checkpoints, profiles,
  * mesh.{data,fsdp,fsdp_transpose,expert,tensor,mlp_tensor}, positions.{start,step}, inputs.PATH ({distribution: ...} in YAML's flow form), dtypes.PATTERN. A value
  * that is refused leaves the case as it was. */
 assay_status assay_case_set(assay_context *ctx, assay_case *c, const char *assignment);

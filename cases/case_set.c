@@ -22,6 +22,7 @@ static assay_status assign(const assay_yaml *y, const yaml_node_t *value, void *
     if (strncmp(a->key, INPUTS, strlen(INPUTS)) == 0) {
         return assay_case_read_input(y, a->c, a->key + strlen(INPUTS), value, value);
     }
+    if (strcmp(a->key, "model") == 0) return assay_case_read_model(y, a->c, value);
     if (strncmp(a->key, DTYPES, strlen(DTYPES)) == 0) {
         return assay_case_read_dtype_of(y, a->c, a->key + strlen(DTYPES), value, value);
     }
