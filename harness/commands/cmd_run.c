@@ -26,9 +26,15 @@ static assay_status name_files(assay_context *ctx, const assay_options *options,
 {
     const assay_status status = assay_backend_make_folder(ctx, options->keep, r->folder, sizeof r->folder);
     RETURN_IF(status != ASSAY_OK, status);
-    assay_backend_file(r->golden, sizeof r->golden, r->folder, name, "golden.h5");
-    assay_backend_file(r->request, sizeof r->request, r->folder, name, "request.h5");
-    assay_backend_file(r->candidate, sizeof r->candidate, r->folder, name, "candidate.h5");
+    const struct {
+        const char *what;
+        char *path;
+    } files[] = {{"golden", r->golden}, {"request", r->request}, {"candidate", r->candidate}};
+    for (int i = 0; i < 3; i++) {
+        char what[32];
+        snprintf(what, sizeof what, "%s.%s", files[i].what, options->container);
+        assay_backend_file(files[i].path, sizeof r->golden, r->folder, name, what);
+    }
     assay_backend_file(r->log, sizeof r->log, r->folder, name, "log");
     return ASSAY_OK;
 }
@@ -273,7 +279,7 @@ const assay_command assay_command_run = {
         "A shared object exports assay_backend_run of <assay/backend.h>. A command gets the paths of the request\n"
         "and of the candidate in place of {request} and {candidate}; exit status 77 says that it does not have\n"
         "the case. Either runs twice, in two processes and two folders.\n",
-    .options = ASSAY_OPT_BACKEND | ASSAY_OPT_SET | ASSAY_OPT_PRECISION | ASSAY_OPT_REPORTS | ASSAY_OPT_KNOWN,
+    .options = ASSAY_OPT_BACKEND | ASSAY_OPT_CONTAINER | ASSAY_OPT_SET | ASSAY_OPT_PRECISION | ASSAY_OPT_REPORTS | ASSAY_OPT_KNOWN,
     .least = 1,
     .most = -1,
     .run = run,

@@ -21,6 +21,7 @@ enum {
     ASSAY_OPT_JSON = 1 << 11,       /* --json FILE */
     ASSAY_OPT_WRITE = 1 << 12,      /* --write */
     ASSAY_OPT_PROFILE = 1 << 13,    /* --precision alone */
+    ASSAY_OPT_CONTAINER = 1 << 14,  /* --container */
 };
 
 typedef struct assay_options {
@@ -29,6 +30,7 @@ typedef struct assay_options {
     bool quiet, color, json, verbose;
     const char *equivalence, *output, *inputs, *precision, *json_file, *junit_file, *html_file, *known_file, *backend,
         *keep, *tag, *folder;
+    const char *container; /* the ending of files in a folder: h5, safetensors, npz */
     double false_alarm, timeout;
     bool certify, mutants;
     int64_t budget;    /* harness/certify/certificate.h */
