@@ -53,6 +53,7 @@ static assay_status make_plan(assay_context *ctx, const assay_options *options, 
         TRY(assay_case_add_profile(ctx, c, profile.precision.name));
     }
     TRY(assay_plan_make_with(ctx, plan, c, NULL, named ? &profile : NULL));
+    plan->weights = options->weights;
     if (options->certify) TRY(assay_plan_certify(ctx, plan, options->budget));
     if (options->mutants) TRY(assay_plan_mutants(ctx, plan));
 cleanup:
@@ -65,10 +66,8 @@ static assay_status check_cases(assay_context *ctx, const assay_options *options
     assay_status status = ASSAY_OK;
     for (int i = 0; i < count && status == ASSAY_OK; i++) {
         assay_plan plan = {0};
-        assay_inputs inputs = {0};
         status = make_plan(ctx, options, &plan, &cases[i]);
-        if (status == ASSAY_OK) status = assay_inputs_open(ctx, &inputs, &cases[i], &plan.list, options->inputs);
-        assay_inputs_close(&inputs);
+        if (status == ASSAY_OK) status = assay_inputs_check(ctx, &plan, options->inputs);
         assay_plan_free(&plan);
     }
     return status;
@@ -135,8 +134,8 @@ const assay_command assay_command_generate = {
         "backends it detects, and its verdicts state their power (docs/mutants.md). With --precision it has error "
         "scales of\n"
         "that profile too, beside those of the case.\n",
-    .options = ASSAY_OPT_OUTPUT | ASSAY_OPT_CONTAINER | ASSAY_OPT_SET | ASSAY_OPT_INPUTS | ASSAY_OPT_CERTIFY |
-               ASSAY_OPT_PROFILE,
+    .options = ASSAY_OPT_OUTPUT | ASSAY_OPT_CONTAINER | ASSAY_OPT_SET | ASSAY_OPT_INPUTS | ASSAY_OPT_WEIGHTS |
+               ASSAY_OPT_CERTIFY | ASSAY_OPT_PROFILE,
     .least = 1,
     .most = -1,
     .run = run_generate,
@@ -147,7 +146,7 @@ const assay_command assay_command_request = {
     .arguments = "CASE... -o PATH",
     .summary = "what a backend may see: no outputs, no gradients",
     .details = "The root attribute `expects` lists what the candidate file is to hold.\n",
-    .options = ASSAY_OPT_OUTPUT | ASSAY_OPT_CONTAINER | ASSAY_OPT_SET | ASSAY_OPT_INPUTS,
+    .options = ASSAY_OPT_OUTPUT | ASSAY_OPT_CONTAINER | ASSAY_OPT_SET | ASSAY_OPT_INPUTS | ASSAY_OPT_WEIGHTS,
     .least = 1,
     .most = -1,
     .run = run_request,

@@ -7,6 +7,7 @@
 #include "harness/commands/command.h"
 #include "harness/commands/expected_failures.h"
 #include "harness/explain/explain.h"
+#include "harness/plan/inputs.h"
 #include "harness/plan/plan_make.h"
 #include "harness/routing_choice/given_choice.h"
 
@@ -48,6 +49,7 @@ static assay_status plan_case(assay_context *ctx, const assay_options *options, 
     const char *name = profile->precision.name;
     if (assay_profile_by_name(name) == NULL) TRY(assay_case_add_profile(ctx, c, name));
     TRY(assay_plan_make_with(ctx, plan, c, NULL, profile));
+    plan->weights = options->weights;
 cleanup:
     return status;
 }
@@ -60,7 +62,9 @@ static assay_status check_cases(assay_context *ctx, const assay_options *options
         assay_plan plan = {0};
         assay_profile profile;
         TRY(plan_case(ctx, options, &cases[i], &profile, &plan));
+        status = assay_inputs_check(ctx, &plan, NULL);
         assay_plan_free(&plan);
+        TRY(status);
     }
 cleanup:
     return status;
@@ -179,6 +183,7 @@ static void print_case(const assay_options *options, const assay_case *c, const 
         assay_print_word(" --backend", options->backend);
         if (options->precision != NULL) assay_print_word(" --precision", options->precision);
         for (int i = 0; i < options->set_count; i++) assay_print_word(" --set", options->sets[i]);
+        if (options->weights != NULL) assay_print_word(" --weights", options->weights);
         printf(" --keep DIR -v\n");
     }
 }
@@ -279,7 +284,8 @@ const assay_command assay_command_run = {
         "A shared object exports assay_backend_run of <assay/backend.h>. A command gets the paths of the request\n"
         "and of the candidate in place of {request} and {candidate}; exit status 77 says that it does not have\n"
         "the case. Either runs twice, in two processes and two folders.\n",
-    .options = ASSAY_OPT_BACKEND | ASSAY_OPT_CONTAINER | ASSAY_OPT_SET | ASSAY_OPT_PRECISION | ASSAY_OPT_REPORTS | ASSAY_OPT_KNOWN,
+    .options = ASSAY_OPT_BACKEND | ASSAY_OPT_CONTAINER | ASSAY_OPT_WEIGHTS | ASSAY_OPT_SET | ASSAY_OPT_PRECISION |
+               ASSAY_OPT_REPORTS | ASSAY_OPT_KNOWN,
     .least = 1,
     .most = -1,
     .run = run,

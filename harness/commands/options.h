@@ -22,14 +22,15 @@ enum {
     ASSAY_OPT_WRITE = 1 << 12,      /* --write */
     ASSAY_OPT_PROFILE = 1 << 13,    /* --precision alone */
     ASSAY_OPT_CONTAINER = 1 << 14,  /* --container */
+    ASSAY_OPT_WEIGHTS = 1 << 20,    /* --weights */
 };
 
 typedef struct assay_options {
     int threads;
     const char *engine;
     bool quiet, color, json, verbose;
-    const char *equivalence, *output, *inputs, *precision, *json_file, *junit_file, *html_file, *known_file, *backend,
-        *keep, *tag, *folder;
+    const char *equivalence, *output, *inputs, *weights, *precision, *json_file, *junit_file, *html_file, *known_file,
+        *backend, *keep, *tag, *folder;
     const char *container; /* the ending of files in a folder: h5, safetensors, npz */
     double false_alarm, timeout;
     bool certify, mutants;
