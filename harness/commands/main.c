@@ -44,7 +44,8 @@ static assay_status run_command(assay_context *ctx, const assay_command *command
         print_help(command, argv[0]);
         goto cleanup;
     }
-    if (options.argument_count < command->least || (command->most >= 0 && options.argument_count > command->most)) {
+    const int least = assay_chooses_without_arguments(&options) ? 0 : command->least;
+    if (options.argument_count < least || (command->most >= 0 && options.argument_count > command->most)) {
         status = assay_fail(ctx, ASSAY_BAD_INPUT, "usage: assay %s [options] %s; found %d arguments", argv[0],
                             command->arguments, options.argument_count);
         goto cleanup;
