@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 
 #include "fixtures/files.h"
+#include "fixtures/fixture.h"
 #include "harness/certify/certificate.h"
 #include "harness/commands/command.h"
 #include "harness/plan/golden_open.h"
@@ -12,20 +13,16 @@
 #include "harness/plan/plan_make.h"
 #include "harness/power/power_test.h"
 
-static bool is_file_name(const char *path)
-{
-    size_t length = strlen(path);
-    return length > 3 && strcmp(path + length - 3, ".h5") == 0;
-}
-
 /* Where the golden of a case goes. */
 static assay_status output_path(assay_context *ctx, const assay_options *options, const assay_case *c, char *path,
                                 size_t size)
 {
     const char *out = options->output;
     size_t length = strlen(out);
-    int used = is_file_name(out) ? snprintf(path, size, "%s", out)
-                                 : snprintf(path, size, "%s%s%s.h5", out, out[length - 1] == '/' ? "" : "/", c->name);
+    int used =
+        assay_fixture_is_file_name(out)
+            ? snprintf(path, size, "%s", out)
+            : snprintf(path, size, "%s%s%s.%s", out, out[length - 1] == '/' ? "" : "/", c->name, options->container);
     if (used < 0 || used >= (int)size) return assay_fail(ctx, ASSAY_BAD_INPUT, "%.64s...: path too long", out);
     return ASSAY_OK;
 }
@@ -34,14 +31,16 @@ static assay_status check_output(assay_context *ctx, const assay_options *option
 {
     struct stat info;
     if (options->output == NULL || options->output[0] == '\0') {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "-o PATH is missing: a .h5 file for one case, or a folder");
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "-o PATH is missing: a .h5, .safetensors or .npz file for one case, or a folder");
     }
-    if (is_file_name(options->output) && count > 1) {
+    if (assay_fixture_is_file_name(options->output) && count > 1) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "-o %s is one file, but %d cases are asked for: give a folder",
                           options->output, count);
     }
-    if (!is_file_name(options->output) && stat(options->output, &info) == 0 && !S_ISDIR(info.st_mode)) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "-o %s is neither a folder nor a .h5 file", options->output);
+    if (!assay_fixture_is_file_name(options->output) && stat(options->output, &info) == 0 && !S_ISDIR(info.st_mode)) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "-o %s is neither a folder nor a .h5, .safetensors or .npz file",
+                          options->output);
     }
     return ASSAY_OK;
 }
@@ -173,8 +172,8 @@ const assay_command assay_command_generate = {
         "backends it detects, and its verdicts state their power (docs/mutants.md). With --precision it has error "
         "scales of\n"
         "that profile too, beside those of the case.\n",
-    .options =
-        ASSAY_OPT_CHOOSE | ASSAY_OPT_OUTPUT | ASSAY_OPT_SET | ASSAY_OPT_INPUTS | ASSAY_OPT_CERTIFY | ASSAY_OPT_PROFILE,
+    .options = ASSAY_OPT_CHOOSE | ASSAY_OPT_OUTPUT | ASSAY_OPT_CONTAINER | ASSAY_OPT_SET | ASSAY_OPT_INPUTS | ASSAY_OPT_CERTIFY |
+               ASSAY_OPT_PROFILE,
     .least = 1,
     .most = -1,
     .run = run_generate,
@@ -186,7 +185,7 @@ const assay_command assay_command_request = {
     .summary = "what a backend may see: no outputs, no gradients",
     .details = "The root attribute `expects` lists what the candidate file is to hold. A golden's has the inputs\n"
                "that are stored in it.\n",
-    .options = ASSAY_OPT_CHOOSE | ASSAY_OPT_OUTPUT | ASSAY_OPT_SET | ASSAY_OPT_INPUTS,
+    .options = ASSAY_OPT_CHOOSE | ASSAY_OPT_OUTPUT | ASSAY_OPT_CONTAINER | ASSAY_OPT_SET | ASSAY_OPT_INPUTS,
     .least = 1,
     .most = -1,
     .run = run_request,

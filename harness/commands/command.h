@@ -18,9 +18,9 @@ typedef struct assay_command {
     assay_status (*run)(assay_context *ctx, const assay_options *options, int *exit_code);
 } assay_command;
 
-extern const assay_command assay_command_list, assay_command_show, assay_command_generate, assay_command_request,
-    assay_command_compare, assay_command_run, assay_command_verify, assay_command_power, assay_command_check,
-    assay_command_trace, assay_command_calibrate, assay_command_shared_object;
+extern const assay_command assay_command_list, assay_command_convert, assay_command_show, assay_command_generate,
+    assay_command_request, assay_command_compare, assay_command_run, assay_command_verify, assay_command_power,
+    assay_command_check, assay_command_trace, assay_command_calibrate, assay_command_shared_object;
 
 /* The exit status of a verdict. */
 int assay_exit_of(assay_verdict verdict);

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "fixtures/fixture.h"
 #include "harness/certify/certificate.h"
 
 enum { COMMON = 1 << 30 };
@@ -47,11 +48,14 @@ enum {
     MUTANTS,
     EQUIVALENCE,
     BUDGET,
-    WRITE
+    WRITE,
+    CONTAINER
 };
 
 static const option_row rows[] = {
-    {"output", 'o', true, ASSAY_OPT_OUTPUT, "PATH", "a .h5 file for one case, or a folder"},
+    {"output", 'o', true, ASSAY_OPT_OUTPUT, "PATH", "one file (.h5, .safetensors, .npz), or a folder"},
+    {"container", CONTAINER, true, ASSAY_OPT_CONTAINER, "NAME",
+     "of files in a folder: h5 (default), safetensors or npz"},
     {"set", SET, true, ASSAY_OPT_SET, "KEY=VALUE", "change a key of the case (repeatable)"},
     {"seed", SEED, true, ASSAY_OPT_SET, "N", "the seed of inputs, weights and cotangents"},
     {"inputs", INPUTS, true, ASSAY_OPT_INPUTS, "FILE.h5",
@@ -169,6 +173,17 @@ static assay_status parse_color(assay_context *ctx, const char *text, bool *colo
     return ASSAY_OK;
 }
 
+static assay_status parse_container(assay_context *ctx, const char *text, const char **container)
+{
+    char name[32];
+    snprintf(name, sizeof name, "x.%.28s", text);
+    if (!assay_fixture_is_file_name(name) || strchr(text, '.') != NULL) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "--container is \"%s\", expected h5, safetensors or npz", text);
+    }
+    *container = text;
+    return ASSAY_OK;
+}
+
 static assay_status add_set(assay_context *ctx, assay_options *options, const char *key, const char *text)
 {
     size_t size = strlen(key) + strlen(text) + 1;
@@ -261,6 +276,8 @@ static assay_status take(assay_context *ctx, assay_options *o, int letter, const
         return add_set(ctx, o, "", value);
     case SEED:
         return add_set(ctx, o, "seed=", value);
+    case CONTAINER:
+        return parse_container(ctx, value, &o->container);
     case THREADS:
         return parse_threads(ctx, value, &o->threads);
     case COLOR:
@@ -309,6 +326,7 @@ assay_status assay_options_parse(assay_context *ctx, int argc, char **argv, unsi
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
     *options = (assay_options){.threads = cores > 0 ? (int)cores : 1,
                                .engine = "reference",
+                               .container = "h5",
                                .color = isatty(STDOUT_FILENO) != 0,
                                .false_alarm = 1e-6,
                                .timeout = 300.0,

@@ -22,6 +22,7 @@ enum {
     ASSAY_OPT_WRITE = 1 << 12,      /* --write */
     ASSAY_OPT_PROFILE = 1 << 13,    /* --precision alone */
     ASSAY_OPT_CHOOSE = 1 << 14,     /* --tag, --op, --exclude, --no-mesh, --shard */
+    ASSAY_OPT_CONTAINER = 1 << 15,  /* --container */
 };
 
 typedef struct assay_options {
@@ -30,6 +31,7 @@ typedef struct assay_options {
     bool quiet, color, json, verbose;
     const char *equivalence, *output, *inputs, *precision, *json_file, *junit_file, *html_file, *known_file, *backend,
         *keep, *folder;
+    const char *container; /* the ending of files in a folder: h5, safetensors, npz */
     double false_alarm, timeout;
     bool certify, mutants, serve;
     assay_case_filter filter;

@@ -27,9 +27,15 @@ static assay_status name_files(assay_context *ctx, const assay_options *options,
     const char *name = r->c->name;
     const assay_status status = assay_backend_make_folder(ctx, options->keep, r->folder, sizeof r->folder);
     RETURN_IF(status != ASSAY_OK, status);
-    assay_backend_file(r->golden, sizeof r->golden, r->folder, name, "golden.h5");
-    assay_backend_file(r->request, sizeof r->request, r->folder, name, "request.h5");
-    assay_backend_file(r->candidate, sizeof r->candidate, r->folder, name, "candidate.h5");
+    const struct {
+        const char *what;
+        char *path;
+    } files[] = {{"golden", r->golden}, {"request", r->request}, {"candidate", r->candidate}};
+    for (int i = 0; i < 3; i++) {
+        char what[32];
+        snprintf(what, sizeof what, "%s.%s", files[i].what, options->container);
+        assay_backend_file(files[i].path, sizeof r->golden, r->folder, name, what);
+    }
     assay_backend_file(r->log, sizeof r->log, r->folder, name, "log");
     return ASSAY_OK;
 }
@@ -75,11 +81,12 @@ cleanup:
 static assay_status check_place(assay_context *ctx, const assay_options *options, const assay_case *c,
                                 const char *stored)
 {
-    static const char *const kinds[] = {"request.h5", "candidate.h5", "log"};
+    static const char *const kinds[] = {"request.", "candidate.", "log"};
     if (stored == NULL || options->keep == NULL) return ASSAY_OK;
     for (int i = 0; i < 3; i++) {
-        char path[2304];
-        assay_backend_file(path, sizeof path, options->keep, c->name, kinds[i]);
+        char path[2304], kind[32];
+        snprintf(kind, sizeof kind, "%s%s", kinds[i], i < 2 ? options->container : "");
+        assay_backend_file(path, sizeof path, options->keep, c->name, kind);
         if (!assay_is_same_file(stored, path)) continue;
         return assay_fail(ctx, ASSAY_BAD_INPUT, "%s would be written over by --keep %s", stored, options->keep);
     }
