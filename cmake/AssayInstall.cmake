@@ -6,7 +6,7 @@ target_include_directories(assay_shared PUBLIC ${CMAKE_SOURCE_DIR} ${CMAKE_SOURC
 target_link_libraries(
   assay_shared
   PRIVATE -Wl,--whole-archive assay_base assay_arithmetic assay_tables assay_ops assay_moe assay_propagate assay_mesh assay_layer assay_cases assay_fixtures
-          -Wl,--no-whole-archive)
+          assay_compare assay_harness -Wl,--no-whole-archive)
 install(TARGETS assay_shared LIBRARY)
 add_dependencies(assay assay_shared) # what builds the program can install it: its library is made of the same objects
 install(DIRECTORY include/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})

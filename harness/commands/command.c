@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cases/yaml_reader.h"
 #include "compare/profile_yaml.h"
 #include "oracle/base/whole_file.h"
 
@@ -37,51 +36,10 @@ int assay_exit_of(assay_verdict verdict)
     return ASSAY_EXIT_FAIL;
 }
 
-/* *found is false where the golden has no profile of that name. */
-static assay_status find_in_golden(assay_context *ctx, const assay_fixture_reader *golden, const char *name,
-                                   assay_profile *profile, bool *found)
-{
-    assay_profile *own = NULL;
-    int count = 0;
-    const assay_status status = assay_profiles_of_golden(ctx, golden, &own, &count);
-    for (int i = 0; i < count; i++) {
-        if (strcmp(own[i].precision.name, name) != 0) continue;
-        *profile = own[i];
-        *found = true;
-    }
-    free(own);
-    return status;
-}
-
-static assay_status named_profile(assay_context *ctx, const char *name, const assay_fixture_reader *golden,
-                                  assay_profile *profile)
-{
-    assay_status status = ASSAY_OK;
-    bool found = false;
-    const assay_profile *built_in = assay_profile_by_name(name);
-    if (assay_yaml_extension(name) != NULL) return assay_profile_read_file(ctx, name, profile);
-    if (built_in != NULL) {
-        *profile = *built_in;
-        return ASSAY_OK;
-    }
-    if (golden != NULL) status = find_in_golden(ctx, golden, name, profile, &found);
-    if (status != ASSAY_OK || found) return status;
-    return assay_fail(ctx, ASSAY_BAD_INPUT,
-                      "--precision is \"%s\", expected %s, or a profile of your own in a .yml file", name,
-                      assay_profile_names());
-}
-
 assay_status assay_command_profile(assay_context *ctx, const assay_options *options, const assay_fixture_reader *golden,
                                    const char *dtype_name, assay_profile *profile)
 {
-    assay_dtype type;
-    if (options->precision != NULL) return named_profile(ctx, options->precision, golden, profile);
-    const assay_profile *usual = assay_dtype_from_name(dtype_name, &type) ? assay_profile_for_dtype(type) : NULL;
-    if (usual == NULL) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "no profile goes with dtype %s: name one with --precision", dtype_name);
-    }
-    *profile = *usual;
-    return ASSAY_OK;
+    return assay_profile_named(ctx, "--precision", options->precision, golden, dtype_name, profile);
 }
 
 double assay_report_worst(const assay_report *report)

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "harness/commands/command.h"
+#include "harness/version/version.h"
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/memory.h"
 
@@ -34,20 +35,6 @@ static void print_help(const assay_command *command, const char *name)
     assay_options_print_help(command->options);
 }
 
-/* The instruction set may be forced: the numbers are the same with each. */
-static assay_status choose_isa(assay_context *ctx)
-{
-    const char *name = getenv("ASSAY_ISA");
-    if (name == NULL || name[0] == '\0') return ASSAY_OK;
-    if (!assay_isa_from_name(name, &ctx->isa)) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "ASSAY_ISA is \"%s\", expected scalar, avx2 or avx512", name);
-    }
-    if (!assay_isa_supported(ctx->isa)) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "ASSAY_ISA is %s, which this processor does not have", name);
-    }
-    return ASSAY_OK;
-}
-
 static assay_status run_command(assay_context *ctx, const assay_command *command, int argc, char **argv, int *exit_code)
 {
     assay_status status;
@@ -63,7 +50,7 @@ static assay_status run_command(assay_context *ctx, const assay_command *command
         goto cleanup;
     }
     ctx->threads = options.threads;
-    TRY(choose_isa(ctx));
+    TRY(assay_isa_from_environment(ctx));
     ctx->arithmetic = assay_arithmetic_by_name(options.engine);
     if (ctx->arithmetic == NULL) {
         status = assay_fail(ctx, ASSAY_BAD_INPUT, "--engine is \"%s\", expected reference or blas", options.engine);
@@ -106,7 +93,11 @@ int main(int argc, char **argv)
         return ASSAY_EXIT_PASS;
     }
     if (strcmp(argv[1], "--version") == 0) {
-        printf("assay %s\n", ASSAY_VERSION);
+        if (assay_isa_from_environment(&ctx) != ASSAY_OK) {
+            print_error("--version", ctx.message);
+            return ASSAY_EXIT_BAD_INPUT;
+        }
+        printf("assay %s\n", assay_version_text(ctx.isa));
         return ASSAY_EXIT_PASS;
     }
     for (int i = 0; i < COMMANDS; i++) {
