@@ -14,6 +14,8 @@ from . import _library as lib
 from . import _tensors
 from ._report import Mismatch, Report
 
+__tracebackhide__ = True  # pytest shows the test, not these functions
+
 
 class Unsupported(unittest.SkipTest):
     """The kernel does not have this case: pytest and unittest skip the test."""
@@ -27,9 +29,12 @@ class Expected(NamedTuple):
     integer: bool  #: int32; any float type otherwise
 
 
-def setting_text(value: Any) -> str:
-    """As --set takes it."""
-    return value if isinstance(value, str) else json.dumps(value)
+def settings(overrides: Mapping[str, Any]) -> list[str]:
+    """As --set takes them: key=value, with mesh.expert=2 for mesh={"expert": 2}."""
+    flat: dict[str, Any] = {}
+    for key, value in overrides.items():
+        flat.update({f"{key}.{inner}": v for inner, v in value.items()} if isinstance(value, Mapping) else {key: value})
+    return [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in flat.items()]
 
 
 def setting_value(key: str, text: str) -> Any:
@@ -196,7 +201,6 @@ class Case:
         self, results: Mapping[str, Any], precision: str | None = None, gradients: bool = True
     ) -> Report:
         """The report on results by path; `check` raises where this has another verdict than PASS."""
-        __tracebackhide__ = True
         test = self._open(precision, () if gradients else ("gradients=none",))
         integers = {path for path, expected in self.expected.items() if expected.integer}
         arrays = {path: _tensors.take(path, value, path in integers) for path, value in results.items()}
@@ -214,7 +218,6 @@ class Case:
         ``__dlpack__`` or ``__array__``. Give each in the type in which the kernel computed it. `precision` is the
         arithmetic that the kernel claims: a profile's name (docs/comparing.md) or a YAML file. ``gradients=False``: a kernel without backward.
         """
-        __tracebackhide__ = True
         report = self.judge(results, precision, gradients)
         if report.verdict != "PASS":
             raise Mismatch(report)
@@ -222,7 +225,6 @@ class Case:
 
     def unsupported(self, why: str) -> NoReturn:
         """The kernel does not have this case: the test is skipped, and `why` is its reason."""
-        __tracebackhide__ = True
         raise Unsupported(f"unsupported: {why}")
 
 
@@ -245,8 +247,7 @@ def case(
     """
     if isinstance(what, Mapping):
         what = json.dumps(dict(what)) + "\n"
-    sets = [f"{key}={setting_text(value)}" for key, value in overrides.items()]
-    opened = Case(os.fspath(what), sets, precision, threads, false_alarm, cache, explain)
+    opened = Case(os.fspath(what), settings(overrides), precision, threads, false_alarm, cache, explain)
     opened._open()
     return opened
 

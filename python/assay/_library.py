@@ -8,6 +8,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Sequence
 
+__tracebackhide__ = True  # pytest shows the test, not these functions
+
 MESSAGE = 512  # ASSAY_TEST_MESSAGE
 VERDICTS = ("PASS", "FAIL", "VACUOUS", "NOT COMPARABLE")  # ASSAY_TEST_PASS ...
 RANK = 6
@@ -27,6 +29,8 @@ TYPE_NAMES = tuple(TYPES)
 
 class BadInput(ValueError):
     """What was asked for cannot be: an unknown case, a setting that is refused, a tensor of no type."""
+
+    __module__ = "assay"  # as a failing test shows it
 
 
 class Options(Structure):

@@ -4,7 +4,7 @@ from __future__ import annotations
 from typing import Any, Callable, Iterable, TypeVar
 
 from . import _library as lib
-from ._case import Case, names, setting_text
+from ._case import Case, names, settings
 
 Test = TypeVar("Test", bound=Callable[..., Any])
 
@@ -21,10 +21,9 @@ def cases(
 
     excluded = (exclude,) if isinstance(exclude, str) else tuple(exclude)
     options = {key: overrides.pop(key) for key in ("threads", "false_alarm", "cache", "explain") if key in overrides}
-    sets = [f"{key}={setting_text(value)}" for key, value in overrides.items()]
     found = names(globs, excluded)
     if not found:
         without = f" without {', '.join(excluded)}" if excluded else ""
         raise lib.BadInput(f"cases: no case of the catalogue matches {', '.join(globs) or 'nothing'}{without}")
-    parameters = [pytest.param(Case(name, sets, precision, **options), id=name) for name in found]
+    parameters = [pytest.param(Case(name, settings(overrides), precision, **options), id=name) for name in found]
     return pytest.mark.parametrize("case", parameters)

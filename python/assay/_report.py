@@ -8,6 +8,8 @@ from typing import Any
 
 from . import _library as lib
 
+__tracebackhide__ = True  # pytest shows the test, not these functions
+
 
 class Report:
     """The verdict on results, in every form of the program."""
@@ -47,11 +49,10 @@ class Report:
 class Mismatch(AssertionError):
     """Results that are not those of the case. `report` has the details, its first line the first wrong tensor."""
 
+    __module__ = "assay"  # as a failing test shows it
+
     def __init__(self, report: Report):
         self.report = report
         bugs = f"known bug {' or '.join(report.bugs)}: " if report.bugs else ""
         self.headline = f"{report.verdict} {report.case}  {bugs}{report.message}"
         super().__init__(f"{self.headline}\n\n{report.text()}")
-
-
-Mismatch.__module__ = "assay"  # as a failing test shows it

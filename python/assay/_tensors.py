@@ -10,6 +10,8 @@ import numpy as np
 
 from . import _library as lib
 
+__tracebackhide__ = True  # pytest shows the test, not these functions
+
 NARROW = ("bfloat16", "float8_e4m3fn", "float8_e5m2")  # numpy has none of them
 
 

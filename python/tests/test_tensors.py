@@ -112,7 +112,7 @@ def test_to_float32() -> None:
 
 
 def given(module: object, dtype: str = "bfloat16", **options: object) -> dict:
-    return assay.case("mlp/silu", dtype=dtype).inputs(module, **options)
+    return assay.case("mlp/silu", dtype=dtype, precision="f64").inputs(module, **options)
 
 
 def test_given_to_torch() -> None:
