@@ -1,7 +1,7 @@
 # libassay: oracle, cases and fixtures in one shared library; its headers, and a pkg-config file.
 include(GNUInstallDirs)
 add_library(assay_shared SHARED cmake/empty.c)
-set_target_properties(assay_shared PROPERTIES OUTPUT_NAME assay VERSION ${PROJECT_VERSION} SOVERSION 0)
+set_target_properties(assay_shared PROPERTIES OUTPUT_NAME assay VERSION ${PROJECT_VERSION} SOVERSION 0 ASSAY_OWN_QUANTILES ON)
 target_include_directories(assay_shared PUBLIC ${CMAKE_SOURCE_DIR} ${CMAKE_SOURCE_DIR}/include)
 target_link_libraries(
   assay_shared

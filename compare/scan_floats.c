@@ -222,13 +222,17 @@ static void judge_statistics(scan *s)
 {
     assay_tensor_result *r = s->result;
     assay_statistics found;
+    double members = 0, quantile = 0;
     assay_statistics_finish(&s->statistics, &found);
     if (found.least_spreads[ASSAY_STATISTIC_SIZE] == 0) return; /* nothing that is finite */
     for (int i = 0; i < r->statistics_count; i++) {
         assay_statistic_result *to = &r->statistics[i];
         const double *expected = to->expected, spread = expected[ASSAY_NULL_SPREAD];
         if (spread == 0) continue;
-        const double quantile = assay_statistic_quantile(&s->c->thresholds, expected[ASSAY_NULL_MEMBERS]);
+        if (expected[ASSAY_NULL_MEMBERS] != members) { /* for most tensors the same for all */
+            members = expected[ASSAY_NULL_MEMBERS];
+            quantile = assay_statistic_quantile(&s->c->thresholds, members);
+        }
         to->value = found.values[i];
         to->slice = found.slices[i];
         to->least = expected[ASSAY_NULL_LOW] - quantile * spread;
