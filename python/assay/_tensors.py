@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import sys
 from ctypes import c_int64, c_void_p
 from typing import Any, NamedTuple
@@ -59,16 +60,16 @@ def to_float32(array: Any, type: str = "bfloat16") -> np.ndarray[Any, Any]:  # n
         value[(codes & 0x7F) == 0x7F] = np.nan
     else:
         value = np.where(exponent == 31, np.where(mantissa == 0, np.float32(np.inf), np.float32(np.nan)), value)
-    return np.where(codes >= 128, -value, value).astype(np.float32)[raw]
+    numbers: np.ndarray[Any, Any] = np.where(codes >= 128, -value, value).astype(np.float32)[raw]
+    return numbers
 
 
 def ml_dtype(name: str) -> Any:
     """The numpy type of bfloat16 and fp8, where the package ml_dtypes is there (jax brings it); else None."""
     try:
-        import ml_dtypes
+        return np.dtype(getattr(importlib.import_module("ml_dtypes"), name))
     except ImportError:
         return None
-    return np.dtype(getattr(ml_dtypes, name))
 
 
 def view(test: lib.Test, tensor: lib.Tensor) -> tuple[np.ndarray[Any, Any], str]:
@@ -80,7 +81,7 @@ def view(test: lib.Test, tensor: lib.Tensor) -> tuple[np.ndarray[Any, Any], str]
         return np.zeros(shape, dtype), name
     memory = (ctypes.c_char * (count * dtype.itemsize)).from_address(tensor.data)
     memory._test = test  # type: ignore[attr-defined]
-    array = np.frombuffer(memory, dtype).reshape(shape)
+    array = np.frombuffer(memoryview(memory), dtype).reshape(shape)
     array.flags.writeable = False
     return array, name
 
