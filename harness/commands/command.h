@@ -33,7 +33,8 @@ int assay_exit_of(assay_verdict verdict);
 assay_status assay_command_profile(assay_context *ctx, const assay_options *options, const assay_fixture_reader *golden,
                                    const char *dtype_name, assay_profile *profile);
 
-/* The largest excess over a threshold, over all tensors. */
+/* The largest excess over a threshold, over all tensors; of elements, of their errors beyond the rounding of the result,
+ * which alone comes up to the threshold where the kernel's own error is small. */
 double assay_report_worst(const assay_report *report);
 
 /* An option and its value, quoted for the shell, to standard output. */
