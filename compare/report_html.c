@@ -29,7 +29,7 @@ static const char style_sheet[] =
     "overflow-wrap:anywhere}.flow .p{border-left-color:var(--pass)}.flow .f{border-left-color:var(--fail)}"
     ".flow .o{border-left-color:var(--other)}.flow .first{outline:2px solid var(--fail);font-weight:600}"
     ".wide{overflow-x:auto}table{border-collapse:collapse;font-size:.9rem;width:100%}"
-    "th,td{padding:.2rem .6rem;text-align:left;border-bottom:1px solid var(--line);white-space:nowrap}"
+    "th,td{padding:.2rem .6rem;text-align:left;vertical-align:top;border-bottom:1px solid var(--line);white-space:nowrap}"
     "td.why{white-space:normal;overflow-wrap:anywhere;min-width:8rem}"
     "td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}"
     "details{border:1px solid var(--line);border-radius:.4rem;margin:.5rem 0;padding:.3rem "
