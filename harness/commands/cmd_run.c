@@ -6,9 +6,8 @@
 #include "harness/backends/backend_files.h"
 #include "harness/commands/command.h"
 #include "harness/commands/expected_failures.h"
-#include "harness/explain/explain.h"
+#include "harness/judge/judge.h"
 #include "harness/plan/plan_make.h"
-#include "harness/routing_choice/given_choice.h"
 
 /* One case: files, what the backend did, what the comparer says. */
 typedef struct case_run {
@@ -64,22 +63,19 @@ static assay_status compare_files(assay_context *ctx, const assay_options *optio
                                   case_run *r)
 {
     assay_status status;
-    assay_golden golden = {0}, against = {0}, *held;
+    assay_golden golden = {0};
     assay_fixture_reader *candidate = NULL;
+    const assay_judging how = {.profile = profile,
+                               .false_alarm = options->false_alarm,
+                               .quiet = options->quiet,
+                               .pictures =
+                                   options->html_file != NULL ? ASSAY_PICTURES_OF_NOT_PASSED : ASSAY_PICTURES_OF_NONE};
     TRY(assay_golden_open(ctx, r->golden, &golden));
     TRY(assay_fixture_open(ctx, r->candidate, &candidate));
-    TRY(assay_compare_given_choice(ctx, &golden, candidate, profile, options->false_alarm, options->quiet, &r->report,
-                                   &against));
-    held = against.reader != NULL ? &against : &golden;
-    TRY(assay_explain(ctx, held, candidate, profile, options->quiet, &r->report));
-    /* of many cases only those that somebody will look at */
-    if (options->html_file != NULL && r->report.verdict != ASSAY_PASS) {
-        TRY(assay_pictures_draw(ctx, held->reader, candidate, profile, &r->report));
-    }
+    TRY(assay_judge(ctx, &golden, candidate, &how, &r->report, NULL));
     snprintf(r->report.golden_path, sizeof r->report.golden_path, "%.500s", r->golden);
     snprintf(r->report.candidate_path, sizeof r->report.candidate_path, "%.500s", r->candidate);
 cleanup:
-    assay_golden_close(&against);
     assay_golden_close(&golden);
     assay_fixture_close(candidate);
     return status;
@@ -106,8 +102,6 @@ static assay_status run_case(assay_context *ctx, const assay_options *options, a
         TRY(assay_golden_write(ctx, &plan, r->golden, NULL, options->quiet));
         status = compare_files(ctx, options, &profile, r);
         if (status == ASSAY_BAD_INPUT) { /* of the two files the candidate is the one that others wrote */
-            assay_report_free(&r->report);
-            r->report = (assay_report){0};
             r->end.outcome = ASSAY_OUTCOME_FAILED;
             snprintf(r->end.message, sizeof r->end.message, "%.590s", ctx->message);
             status = ASSAY_OK;

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "harness/commands/command.h"
+#include "harness/version/version.h"
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/memory.h"
 
@@ -106,7 +107,11 @@ int main(int argc, char **argv)
         return ASSAY_EXIT_PASS;
     }
     if (strcmp(argv[1], "--version") == 0) {
-        printf("assay %s\n", ASSAY_VERSION);
+        if (choose_isa(&ctx) != ASSAY_OK) {
+            print_error("--version", ctx.message);
+            return ASSAY_EXIT_BAD_INPUT;
+        }
+        printf("assay %s\n", assay_version_text(ctx.isa));
         return ASSAY_EXIT_PASS;
     }
     for (int i = 0; i < COMMANDS; i++) {

@@ -389,6 +389,7 @@ for command in list show generate request compare run verify certify; do
 done
 expect 0 --help
 expect 0 --version
+prints '^assay [0-9.]+ \((commit [0-9a-f]+(-dirty)?, )?(scalar|avx2|avx512)\)$'
 ## mutants
 expect 0 certify "$golden" --precision f32 --json "$out/mutants.json"
 prints '^  zero_outputs +results +yes +detected'
