@@ -80,7 +80,7 @@ static assay_status print_detail(assay_context *ctx, const assay_options *option
     if (!options->verbose) return ASSAY_OK;
     if (r->end.output[0] != '\0') print_output(r->end.output);
     if (report->count == 0) return ASSAY_OK;
-    assay_report_style style = {.color = options->color, .verbosity = 1, .command = NULL};
+    assay_report_style style = {.color = options->color, .verbosity = 1};
     assay_status status = assay_report_text(ctx, report, &style, &text);
     if (status == ASSAY_OK) printf("%s\n", text);
     free(text);

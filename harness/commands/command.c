@@ -40,7 +40,7 @@ double assay_report_worst(const assay_report *report)
     double worst = 0.0;
     for (int i = 0; i < report->count; i++) {
         const assay_tensor_result *t = &report->tensors[i];
-        if (t->compared && !(t->worst_element <= worst)) worst = t->worst_element;
+        if (t->compared && !(t->worst_beyond <= worst)) worst = t->worst_beyond;
         if (t->compared && !(t->worst_row <= worst)) worst = t->worst_row;
     }
     return worst;

@@ -33,7 +33,8 @@ assay_status assay_command_profile(assay_context *ctx, const assay_options *opti
 /* Refuses a --backend that is neither kind, or with --serve no server's command. */
 assay_status assay_command_backend_check(assay_context *ctx, const assay_options *options);
 
-/* The largest excess over a threshold, over all tensors. */
+/* The largest excess over a threshold, over all tensors; of elements, of their errors beyond the rounding of the result,
+ * which alone comes up to the threshold where the kernel's own error is small. */
 double assay_report_worst(const assay_report *report);
 
 /* An option and its value, quoted for the shell, to standard output. */
