@@ -1,5 +1,4 @@
 # libassay: oracle, cases and fixtures in one shared library; its headers, and a pkg-config file.
-include(GNUInstallDirs)
 add_library(assay_shared SHARED cmake/empty.c)
 set_target_properties(assay_shared PROPERTIES OUTPUT_NAME assay VERSION ${PROJECT_VERSION} SOVERSION 0)
 target_include_directories(assay_shared PUBLIC ${CMAKE_SOURCE_DIR} ${CMAKE_SOURCE_DIR}/include)

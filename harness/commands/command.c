@@ -7,6 +7,13 @@
 #include "compare/profile_yaml.h"
 #include "oracle/base/whole_file.h"
 
+const assay_command *const assay_commands[] = {
+    &assay_command_list,    &assay_command_show,  &assay_command_generate,  &assay_command_request,
+    &assay_command_compare, &assay_command_run,   &assay_command_check,     &assay_command_verify,
+    &assay_command_power,   &assay_command_trace, &assay_command_calibrate, &assay_command_shared_object,
+};
+const int assay_command_count = sizeof assay_commands / sizeof *assay_commands;
+
 assay_status assay_command_cases(assay_context *ctx, const assay_options *options, assay_case **cases, int *count)
 {
     assay_status status;
