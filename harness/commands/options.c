@@ -13,14 +13,6 @@
 
 enum { COMMON = 1 << 30 };
 
-typedef struct option_row {
-    const char *name;
-    int letter; /* what getopt returns; a short option when printable */
-    bool takes_value;
-    unsigned group;
-    const char *value, *help;
-} option_row;
-
 enum {
     THREADS = 256,
     ENGINE,
@@ -52,7 +44,7 @@ enum {
     CONTAINER
 };
 
-static const option_row rows[] = {
+static const assay_option_row rows[] = {
     {"output", 'o', true, ASSAY_OPT_OUTPUT, "PATH", "one file (.h5, .safetensors, .npz), or a folder"},
     {"container", CONTAINER, true, ASSAY_OPT_CONTAINER, "NAME",
      "of files in a folder: h5 (default), safetensors or npz"},
@@ -100,7 +92,7 @@ static const option_row rows[] = {
 };
 enum { ROWS = sizeof rows / sizeof *rows };
 
-static bool taken(const option_row *row, unsigned allowed)
+static bool taken(const assay_option_row *row, unsigned allowed)
 {
     return row->group == COMMON || (row->group & allowed) != 0;
 }
@@ -367,19 +359,27 @@ cleanup:
     return status;
 }
 
+const assay_option_row *assay_options_next(unsigned allowed, const assay_option_row *after)
+{
+    for (const assay_option_row *row = after == NULL ? rows : after + 1; row < rows + ROWS; row++) {
+        if (taken(row, allowed)) return row;
+    }
+    return NULL;
+}
+
+char assay_option_letter(const assay_option_row *row)
+{
+    return row->letter <= UCHAR_MAX ? (char)row->letter : '\0';
+}
+
 void assay_options_print_help(unsigned allowed)
 {
     printf("\noptions:\n");
-    for (int i = 0; i < ROWS; i++) {
-        char left[64];
-        if (!taken(&rows[i], allowed)) continue;
-        if (rows[i].letter <= UCHAR_MAX) {
-            snprintf(left, sizeof left, "-%c, --%s%s%s", rows[i].letter, rows[i].name, rows[i].takes_value ? " " : "",
-                     rows[i].takes_value ? rows[i].value : "");
-        } else {
-            snprintf(left, sizeof left, "    --%s%s%s", rows[i].name, rows[i].takes_value ? " " : "",
-                     rows[i].takes_value ? rows[i].value : "");
-        }
-        printf("  %-26s %s\n", left, rows[i].help);
+    for (const assay_option_row *row = NULL; (row = assay_options_next(allowed, row)) != NULL;) {
+        char left[64], letter[5] = "    ";
+        if (assay_option_letter(row) != '\0') snprintf(letter, sizeof letter, "-%c, ", assay_option_letter(row));
+        snprintf(left, sizeof left, "%s--%s%s%s", letter, row->name, row->takes_value ? " " : "",
+                 row->takes_value ? row->value : "");
+        printf("  %-26s %s\n", left, row->help);
     }
 }
