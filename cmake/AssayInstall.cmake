@@ -1,6 +1,5 @@
 # libassay: oracle, cases, fixtures, and tests in process, in one shared library that holds nothing of GSL; its headers, a
 # pkg-config file and a CMake package.
-include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 add_library(assay_shared SHARED cmake/empty.c)
 set_target_properties(

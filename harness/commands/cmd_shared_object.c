@@ -150,7 +150,11 @@ static assay_status write_candidate(assay_context *ctx, const host *h, const cha
             goto cleanup;
         }
         TRY(assay_fixture_declare(ctx, writer, &spec));
-        TRY(assay_fixture_append_raw(ctx, writer, spec.path, assay_shape_count(&spec.shape), h->blocks[i] + GUARD));
+    }
+    for (int i = 0; i < h->result_count; i++) {
+        const assay_tensor_spec *spec = h->specs[i];
+        if (!h->results[i].written) continue;
+        TRY(assay_fixture_append_raw(ctx, writer, spec->path, assay_shape_count(&spec->shape), h->blocks[i] + GUARD));
     }
     assay_fixture_writer *done = writer;
     writer = NULL;

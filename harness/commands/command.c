@@ -5,21 +5,16 @@
 #include <string.h>
 
 #include "compare/profile_yaml.h"
+#include "harness/backends/server.h"
 #include "oracle/base/whole_file.h"
 
-assay_status assay_command_cases(assay_context *ctx, const assay_options *options, assay_case **cases, int *count)
-{
-    assay_status status;
-    TRY(assay_cases_find(ctx, options->argument_count, options->arguments, cases, count));
-    for (int i = 0; i < *count; i++) TRY(assay_options_apply(ctx, options, &(*cases)[i]));
-cleanup:
-    if (status != ASSAY_OK) {
-        assay_cases_free(*cases, *count);
-        *cases = NULL;
-        *count = 0;
-    }
-    return status;
-}
+const assay_command *const assay_commands[] = {
+    &assay_command_list,          &assay_command_show,  &assay_command_generate,  &assay_command_request,
+    &assay_command_compare,       &assay_command_run,   &assay_command_check,     &assay_command_verify,
+    &assay_command_power,         &assay_command_trace, &assay_command_calibrate, &assay_command_convert,
+    &assay_command_shared_object,
+};
+const int assay_command_count = sizeof assay_commands / sizeof *assay_commands;
 
 int assay_exit_of(assay_verdict verdict)
 {
@@ -42,12 +37,18 @@ assay_status assay_command_profile(assay_context *ctx, const assay_options *opti
     return assay_profile_named(ctx, "--precision", options->precision, golden, dtype_name, profile);
 }
 
+assay_status assay_command_backend_check(assay_context *ctx, const assay_options *options)
+{
+    return options->serve ? assay_backend_server_check(ctx, options->backend)
+                          : assay_backend_check(ctx, options->backend);
+}
+
 double assay_report_worst(const assay_report *report)
 {
     double worst = 0.0;
     for (int i = 0; i < report->count; i++) {
         const assay_tensor_result *t = &report->tensors[i];
-        if (t->compared && !(t->worst_element <= worst)) worst = t->worst_element;
+        if (t->compared && !(t->worst_beyond <= worst)) worst = t->worst_beyond;
         if (t->compared && !(t->worst_row <= worst)) worst = t->worst_row;
     }
     return worst;

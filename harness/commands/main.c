@@ -9,19 +9,13 @@
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/memory.h"
 
-static const assay_command *const commands[] = {
-    &assay_command_list,    &assay_command_show,  &assay_command_generate,  &assay_command_request,
-    &assay_command_compare, &assay_command_run,   &assay_command_check,     &assay_command_verify,
-    &assay_command_power,   &assay_command_trace, &assay_command_calibrate, &assay_command_shared_object,
-};
-enum { COMMANDS = sizeof commands / sizeof *commands };
-
 static void print_overview(void)
 {
     printf("assay %s: the reference that MoE and MLA kernels are tried against\n\nusage: assay COMMAND ...\n\n",
            ASSAY_VERSION);
-    for (int i = 0; i < COMMANDS; i++) {
-        if (commands[i]->summary != NULL) printf("  %-10s %s\n", commands[i]->name, commands[i]->summary);
+    for (int i = 0; i < assay_command_count; i++) {
+        if (assay_commands[i]->summary != NULL)
+            printf("  %-10s %s\n", assay_commands[i]->name, assay_commands[i]->summary);
     }
     printf("\nassay COMMAND --help has the options. CASE is a name of the catalogue (assay list), a glob over the\n"
            "names ('moe/*'), or a path to a YAML file.\n"
@@ -44,7 +38,8 @@ static assay_status run_command(assay_context *ctx, const assay_command *command
         print_help(command, argv[0]);
         goto cleanup;
     }
-    if (options.argument_count < command->least || (command->most >= 0 && options.argument_count > command->most)) {
+    const int least = assay_chooses_without_arguments(&options) ? 0 : command->least;
+    if (options.argument_count < least || (command->most >= 0 && options.argument_count > command->most)) {
         status = assay_fail(ctx, ASSAY_BAD_INPUT, "usage: assay %s [options] %s; found %d arguments", argv[0],
                             command->arguments, options.argument_count);
         goto cleanup;
@@ -100,9 +95,9 @@ int main(int argc, char **argv)
         printf("assay %s\n", assay_version_text(ctx.isa));
         return ASSAY_EXIT_PASS;
     }
-    for (int i = 0; i < COMMANDS; i++) {
-        if (!is_named(commands[i], argv[1])) continue;
-        if (run_command(&ctx, commands[i], argc - 1, argv + 1, &exit_code) != ASSAY_OK) {
+    for (int i = 0; i < assay_command_count; i++) {
+        if (!is_named(assay_commands[i], argv[1])) continue;
+        if (run_command(&ctx, assay_commands[i], argc - 1, argv + 1, &exit_code) != ASSAY_OK) {
             print_error(argv[1], ctx.message);
             return ASSAY_EXIT_BAD_INPUT;
         }

@@ -146,7 +146,6 @@ static assay_status open_test(assay_context *ctx, assay_test *t, const char *wha
     TRY(assay_isa_from_environment(ctx));
     const long cores = sysconf(_SC_NPROCESSORS_ONLN);
     ctx->threads = o->threads > 0 ? o->threads : cores > 0 ? (int)cores : 1;
-    t->ctx = *ctx;
     t->false_alarm = o->false_alarm > 0.0 ? o->false_alarm : USUAL_FALSE_ALARM;
     t->unexplained = o->no_explanation != 0;
     TRY(assay_cache_folder(ctx, o->cache, &t->cache));
@@ -154,6 +153,8 @@ static assay_status open_test(assay_context *ctx, assay_test *t, const char *wha
     TRY(is_golden(what) ? open_golden(ctx, t, what, o) : open_case(ctx, t, what, o));
     TRY(assay_backend_settings_make(ctx, assay_test_case(t), &t->settings));
     TRY(list_tensors(ctx, t));
+    t->ctx = *ctx;
+    t->ctx.threads = assay_plan_threads(ctx, &t->plan); /* on a small case they would only wait for each other */
 cleanup:
     return status;
 }
