@@ -44,15 +44,9 @@ static void show(check_run *r, const assay_case *c, const char *what)
 
 static void print_reproduce(const check_run *r, const assay_case *c, const char *equivalence)
 {
-    const assay_options *o = r->options;
-    printf("    reproduce: assay check");
-    assay_print_word("", c->name);
-    printf(" --equivalence %s", equivalence);
-    if (o->backend != NULL) assay_print_word(" --backend", o->backend);
-    if (o->serve) printf(" --serve");
-    if (o->precision != NULL) assay_print_word(" --precision", o->precision);
-    for (int i = 0; i < o->set_count; i++) assay_print_word(" --set", o->sets[i]);
-    printf("%s\n", o->backend != NULL ? " --keep DIR -v" : "");
+    char text[4096];
+    assay_command_reproduce(r->options, "check", c->name, equivalence, text, sizeof text);
+    printf("    reproduce: %s\n", text);
 }
 
 static void print_result(const check_run *r, const assay_case *c, const assay_equivalence *e,

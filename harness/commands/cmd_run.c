@@ -27,8 +27,7 @@ static void apply_expected_failures(const assay_expected_failures *expected, con
              entry->line, entry->reason);
 }
 
-static void print_case(const assay_options *options, const assay_case *c, const char *golden, const assay_case_run *r,
-                       tally *t)
+static void print_case(const assay_options *options, const assay_case *c, const assay_case_run *r, tally *t)
 {
     const assay_verdict verdict = r->report.verdict;
     const bool unsupported = verdict == ASSAY_UNSUPPORTED;
@@ -51,15 +50,7 @@ static void print_case(const assay_options *options, const assay_case *c, const 
     }
     if (r->report.diagnosis[0] != '\0') printf("    looks like this: %s\n", r->report.diagnosis);
     if (r->report.explanation[0] != '\0') printf("    known bugs: %s\n", r->report.explanation);
-    if (!unsupported && !known && verdict != ASSAY_PASS) {
-        printf("    reproduce: assay run");
-        assay_print_word("", golden != NULL ? golden : c->name);
-        assay_print_word(" --backend", options->backend);
-        if (options->serve) printf(" --serve");
-        if (options->precision != NULL) assay_print_word(" --precision", options->precision);
-        for (int i = 0; i < options->set_count; i++) assay_print_word(" --set", options->sets[i]);
-        printf(" --keep DIR -v\n");
-    }
+    if (r->report.reproduce[0] != '\0' && !known) printf("    reproduce: %s\n", r->report.reproduce);
 }
 
 static void print_output(const char *output)
@@ -132,7 +123,7 @@ static assay_status run_cases(assay_context *ctx, const assay_options *options, 
         }
         apply_expected_failures(expected, options->known_file, r.c, &r);
         reports[i] = r.report;
-        print_case(options, r.c, r.stored, &r, t);
+        print_case(options, r.c, &r, t);
         status = print_detail(ctx, options, &r);
         fflush(stdout);
         assay_progress_add(&progress, 1, "");
@@ -188,8 +179,8 @@ const assay_command assay_command_run = {
         "the case. Either runs twice, in two processes and two folders. With --serve a command is started once, and\n"
         "reads a line REQUEST, tab, CANDIDATE for each run. A golden (or a folder of them) is judged by as it is\n"
         "stored. With --tag, --op, --exclude, --no-mesh or --shard and no CASE: of the whole catalogue.\n",
-    .options = ASSAY_OPT_CHOOSE | ASSAY_OPT_BACKEND | ASSAY_OPT_CONTAINER | ASSAY_OPT_SET | ASSAY_OPT_PRECISION | ASSAY_OPT_REPORTS |
-               ASSAY_OPT_KNOWN,
+    .options = ASSAY_OPT_CHOOSE | ASSAY_OPT_BACKEND | ASSAY_OPT_CONTAINER | ASSAY_OPT_SET | ASSAY_OPT_PRECISION |
+               ASSAY_OPT_REPORTS | ASSAY_OPT_KNOWN,
     .least = 1,
     .most = -1,
     .run = run,

@@ -54,14 +54,32 @@ double assay_report_worst(const assay_report *report)
     return worst;
 }
 
-void assay_print_word(const char *option, const char *value)
+/* Quoted for the shell. */
+static void write_word(FILE *out, const char *option, const char *value)
 {
-    printf("%s '", option);
+    fprintf(out, "%s '", option);
     for (; *value != '\0'; value++) {
-        if (*value == '\'') fputs("'\\'", stdout);
-        putchar(*value);
+        if (*value == '\'') fputs("'\\'", out);
+        fputc(*value, out);
     }
-    putchar('\'');
+    fputc('\'', out);
+}
+
+void assay_command_reproduce(const assay_options *o, const char *command, const char *what, const char *equivalence,
+                             char *text, size_t size)
+{
+    text[0] = '\0';
+    FILE *out = fmemopen(text, size, "w");
+    if (out == NULL) return;
+    fprintf(out, "assay %s", command);
+    write_word(out, "", what);
+    if (equivalence != NULL) fprintf(out, " --equivalence %s", equivalence);
+    if (o->backend != NULL) write_word(out, " --backend", o->backend);
+    if (o->serve) fprintf(out, " --serve");
+    if (o->precision != NULL) write_word(out, " --precision", o->precision);
+    for (int i = 0; i < o->set_count; i++) write_word(out, " --set", o->sets[i]);
+    if (o->backend != NULL) fprintf(out, " --keep DIR -v");
+    if (fclose(out) != 0) text[0] = '\0'; /* half a command is none */
 }
 
 assay_status assay_command_write_reports(assay_context *ctx, const assay_options *options, int count,

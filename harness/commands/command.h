@@ -41,8 +41,10 @@ assay_status assay_command_backend_check(assay_context *ctx, const assay_options
  * which alone comes up to the threshold where the kernel's own error is small. */
 double assay_report_worst(const assay_report *report);
 
-/* An option and its value, quoted for the shell, to standard output. */
-void assay_print_word(const char *option, const char *value);
+/* The command that gives the result again, into `text`: "assay run 'moe/small' --backend './libmine.so' --keep DIR -v"; "" where it has no room.
+ * equivalence: NULL where there is none. */
+void assay_command_reproduce(const assay_options *options, const char *command, const char *what,
+                             const char *equivalence, char *text, size_t size);
 
 /* --json, --junit and --html. */
 assay_status assay_command_write_reports(assay_context *ctx, const assay_options *options, int count,

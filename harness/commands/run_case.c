@@ -129,8 +129,12 @@ static assay_status compare_files(assay_context *ctx, const assay_options *optio
     TRY(assay_golden_open(ctx, path, &golden));
     TRY(assay_fixture_open(ctx, r->candidate, &candidate));
     TRY(assay_judge(ctx, &golden, candidate, &how, &r->report, NULL));
-    snprintf(r->report.golden_path, sizeof r->report.golden_path, "%.500s", path);
-    snprintf(r->report.candidate_path, sizeof r->report.candidate_path, "%.500s", r->candidate);
+    if (r->stored != NULL || options->keep != NULL) { /* files that are still there */
+        snprintf(r->report.golden_path, sizeof r->report.golden_path, "%.500s", path);
+    }
+    if (options->keep != NULL) {
+        snprintf(r->report.candidate_path, sizeof r->report.candidate_path, "%.500s", r->candidate);
+    }
 cleanup:
     assay_golden_close(&golden);
     assay_fixture_close(candidate);
@@ -177,6 +181,11 @@ assay_status assay_run_case(assay_context *ctx, const assay_options *options, as
     } else if (!r->end.repeats) {
         r->report.verdict = ASSAY_FAIL;
         snprintf(r->report.message, sizeof r->report.message, "%.250s", r->end.message);
+    }
+    r->report.seconds = r->end.seconds;
+    if (r->report.verdict != ASSAY_PASS && r->report.verdict != ASSAY_UNSUPPORTED) {
+        assay_command_reproduce(options, "run", r->stored != NULL ? r->stored : r->c->name, NULL, r->report.reproduce,
+                                sizeof r->report.reproduce);
     }
 cleanup:
     case_plan_free(&p);

@@ -110,6 +110,8 @@ const assay_mutant assay_mutants[] = {
     {"router_in_bf16", "logits, scores and routing weights in bfloat16", "12, 13", ROUTER, ASSAY_NOWHERE,
      .golden_choice = true, .degrade = assay_degrade_router, .makes = "a router in bfloat16",
      .asks = "compute the router in bfloat16"},
+    {"router_bias_in_bf16", "the router's bias is rounded to bfloat16", "13", ROUTER, ASSAY_NOWHERE,
+     INPUTS("gate/bias", assay_edit_to_bf16)},
 
     /* dispatch and grouped products */
     {"expert_off_by_one", "weights of the expert after", "20, 21", EXPERTS | GROUPS, ASSAY_IN_BLOCKS,

@@ -222,7 +222,7 @@ const char *assay_test_report_text(assay_test_report *r, int verbose, int color,
 {
     assay_context ctx = r->ctx;
     assay_status status = ASSAY_OK;
-    const assay_report_style style = {.color = color != 0, .verbosity = verbose != 0, .command = NULL};
+    const assay_report_style style = {.color = color != 0, .verbosity = verbose != 0};
     char **text = &r->text[verbose != 0][color != 0];
     if (*text == NULL) status = assay_report_text(&ctx, &r->report, &style, text);
     return give(&ctx, status, text, message);

@@ -271,15 +271,17 @@ def routed(router: Router, shape: torch.Size, results: str = "") -> Tensors:
 
 
 def rope(c: Call, x: Tensor) -> Tensor:
-    """Neighbours as complex numbers, halves as two tensors."""
+    """Neighbours as complex numbers, as DeepSeek's own code does it; halves as two tensors, as Hugging Face's."""
     s, factor = c.s, c.s.number("rope_factor")
     angle = c.t["inputs/positions"].to(c.wide)[..., None] * torch.from_numpy(frequencies(s, x.shape[-1])).to(x.device, c.wide)
-    scaled = s["rope_type"] == "yarn" and s.true("rope_attention_scaling") and factor > 1
-    turn = torch.polar(torch.full_like(angle, 0.1 * math.log(factor) + 1 if scaled else 1), angle)[:, :, None]
-    wide = x.to(c.wide)
-    pairs = wide.unflatten(-1, (-1, 2)) if s.true("rope_interleave") else wide.unflatten(-1, (2, -1)).transpose(-1, -2)
-    y = torch.view_as_real(torch.view_as_complex(pairs.contiguous()) * turn)
-    return (y if s.true("rope_pairwise") else y.transpose(-1, -2)).flatten(-2).to(x.dtype)
+    angle = angle[:, :, None]
+    size = 0.1 * math.log(factor) + 1 if s["rope_type"] == "yarn" and s.true("rope_attention_scaling") and factor > 1 else 1.0
+    if s.true("rope_interleave"):
+        turned = torch.view_as_complex(x.to(c.wide).unflatten(-1, (-1, 2)).contiguous())
+        turned = torch.view_as_real(turned * torch.polar(torch.full_like(angle, size), angle))
+        return (turned if s.true("rope_pairwise") else turned.transpose(-1, -2)).flatten(-2).to(x.dtype)
+    (a, b), cos, sin = x.to(c.wide).chunk(2, -1), angle.cos() * size, angle.sin() * size
+    return torch.cat([a * cos - b * sin, a * sin + b * cos], -1).to(x.dtype)
 
 
 @torch.jit.script
@@ -291,7 +293,7 @@ def scripted_attention(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, 
 def attention(c: Call, query: Tensor, key: Tensor, value: Tensor, window: int = 0, sinks: Tensor | None = None
               ) -> tuple[Tensor, Tensor]:
     """[B, S, N, .], of key and value [B, S, Nkv, .] -> out and lse [B, N, S]. A row that sees nothing has to be kept from
-    softmax, which makes NaN of it; and so has padding, which may hold NaN."""
+    softmax, which makes NaN of it; and so has padding, which may hold NaN, here and in the gradient."""
     length, copies, ids = query.shape[1], query.shape[2] // key.shape[2], c.t.get("inputs/segment_ids")
     seen = torch.ones(length, length, dtype=torch.bool, device=query.device).tril()
     if window > 0:
@@ -304,13 +306,14 @@ def attention(c: Call, query: Tensor, key: Tensor, value: Tensor, window: int = 
     query, key, value = (x.transpose(1, 2).masked_fill(empty, 0) for x in (query, key, value))
     key, value = (x[:, :, None].expand(-1, -1, copies, -1, -1).flatten(1, 2) for x in (key, value))
     if c.options.script and sinks is None:
-        return scripted_attention(query, key, value, seen, empty).transpose(1, 2), query.new_zeros(0)
+        out = scripted_attention(query, key, value, seen, empty).masked_fill(empty, 0)
+        return out.transpose(1, 2), query.new_zeros(0)
     scores = torch.matmul(query, key.transpose(-1, -2)).to(c.wide).masked_fill(~seen, -math.inf).masked_fill(empty, 0)
     lse = torch.logsumexp(scores, -1).masked_fill(empty[..., 0], -math.inf)
     if sinks is not None:
         scores = torch.cat([scores, sinks.to(c.wide)[None, :, None, None].expand(*scores.shape[:-1], 1)], -1)
     p = torch.softmax(scores, -1)[..., :length].masked_fill(empty, 0).to(query.dtype)
-    return torch.matmul(p, value).transpose(1, 2), lse
+    return torch.matmul(p, value).masked_fill(empty, 0).transpose(1, 2), lse
 
 
 def run_attention(c: Call) -> Tensors:
