@@ -320,8 +320,8 @@ assay_status assay_options_parse(assay_context *ctx, int argc, char **argv, unsi
                                .engine = "reference",
                                .container = "h5",
                                .color = isatty(STDOUT_FILENO) != 0,
-                               .false_alarm = 1e-6,
-                               .timeout = 300.0,
+                               .false_alarm = ASSAY_FALSE_ALARM,
+                               .timeout = ASSAY_TIMEOUT,
                                .budget = ASSAY_BUDGET_UNSAID,
                                .argv = argv,
                                .argc = argc};

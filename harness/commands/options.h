@@ -25,6 +25,10 @@ enum {
     ASSAY_OPT_CONTAINER = 1 << 15,  /* --container */
 };
 
+/* Of --false-alarm, and of --timeout in seconds. */
+#define ASSAY_FALSE_ALARM 1e-6
+#define ASSAY_TIMEOUT 300.0
+
 typedef struct assay_options {
     int threads;
     const char *engine;
