@@ -279,7 +279,8 @@ const assay_command assay_command_run = {
         "A shared object exports assay_backend_run of <assay/backend.h>. A command gets the paths of the request\n"
         "and of the candidate in place of {request} and {candidate}; exit status 77 says that it does not have\n"
         "the case. Either runs twice, in two processes and two folders.\n",
-    .options = ASSAY_OPT_BACKEND | ASSAY_OPT_CONTAINER | ASSAY_OPT_SET | ASSAY_OPT_PRECISION | ASSAY_OPT_REPORTS | ASSAY_OPT_KNOWN,
+    .options = ASSAY_OPT_BACKEND | ASSAY_OPT_CONTAINER | ASSAY_OPT_SET | ASSAY_OPT_PRECISION | ASSAY_OPT_REPORTS |
+               ASSAY_OPT_KNOWN,
     .least = 1,
     .most = -1,
     .run = run,
