@@ -152,6 +152,13 @@ def run_unpermute(c: Call) -> Tensors:
 # ---- routing ----
 
 
+def best(c: Call, values: Tensor, k: int) -> Tensor:
+    """topk takes any of equal values, a stable sort the first."""
+    if c.options.form == "plain":
+        return values.topk(k, -1).indices
+    return values.sort(stable=True, dim=-1, descending=True).indices[..., :k]
+
+
 class Router:
     """Choice, weights and losses from [T, E] logits."""
 
@@ -164,8 +171,8 @@ class Router:
                      "sqrtsoftplus": lambda x: torch.sqrt(F.softplus(x))}
         scores = functions.get(score, lambda x: x)(logits)
         self.biased = scores if bias is None else scores + bias
-        allowed = self.of_groups(s, bias) if deepseek and s.count("n_routing_groups") > 0 else self.biased
-        self.chosen = torch.topk(allowed, self.k, dim=-1).indices
+        allowed = self.of_groups(c, bias) if deepseek and s.count("n_routing_groups") > 0 else self.biased
+        self.chosen = best(c, allowed, self.k)
         gathered = (scores if self.family == "deepseek3" else self.biased).gather(-1, self.chosen)
         self.weights = gathered if deepseek else torch.softmax(gathered, -1)
         divides = score in ("sigmoid", "sqrtsoftplus") and self.family == "deepseek3" if deepseek else s.true("norm_topk_prob")
@@ -174,12 +181,13 @@ class Router:
         self.weights = self.weights * (s.number("routed_scaling_factor") if deepseek else 1)
         self.outputs = self.balance(c, logits)
 
-    def of_groups(self, s: Settings, bias: Tensor | None) -> Tensor:
+    def of_groups(self, c: Call, bias: Tensor | None) -> Tensor:
         """-inf for the experts of groups that are not kept."""
+        s = c.s
         grouped = self.biased.reshape(len(self.biased), s.count("n_routing_groups"), -1)
         top2 = s["group_score"] == "top2_sum" or (s["group_score"] == "" and bias is not None)
         score = grouped.topk(min(2, grouped.shape[-1]), -1).values.sum(-1) if top2 else grouped.amax(-1)
-        kept = score.topk(s.count("topk_routing_group"), -1).indices
+        kept = best(c, score, s.count("topk_routing_group"))
         mask = torch.ones_like(score, dtype=torch.bool).scatter(-1, kept, False)
         return grouped.masked_fill(mask[..., None], -math.inf).reshape(self.biased.shape)
 
