@@ -84,6 +84,10 @@ def scripted_swiglu(x: Tensor, wi_0: Tensor, wi_1: Tensor, wo: Tensor) -> Tensor
     return torch.matmul(F.silu(torch.matmul(x, wi_0)) * torch.matmul(x, wi_1), wo)
 
 
+def scripted(s: Settings) -> bool:
+    return s.words("mlp_activations") == ["silu", "linear"] and s.number("mlp_activations_limit") == 0
+
+
 def halves(w: Tensors, end: str) -> list[Tensor | None]:
     """Gate and up, whether they are apart or in one."""
     if "wi" + end in w:
@@ -93,7 +97,7 @@ def halves(w: Tensors, end: str) -> list[Tensor | None]:
 
 def gated_mlp(c: Call, w: Tensors, x: Tensor, shared: bool = False) -> Tensor:
     (wi_0, wi_1), (b_0, b_1) = halves(w, "/kernel"), halves(w, "/bias")
-    if c.options.script and c.s.words("mlp_activations") == ["silu", "linear"] and b_0 is None:
+    if c.options.script and scripted(c.s) and b_0 is None:
         return scripted_swiglu(x, wi_0, wi_1, w["wo/kernel"])
     h = gate_and_up(c.s, False, not shared)
     return dense(h(dense(x, wi_0, b_0), dense(x, wi_1, b_1)), w["wo/kernel"], w.get("wo/bias"))
