@@ -205,13 +205,20 @@ static const struct {
     void (*change)(kernel *k);
     assay_verdict verdict;
 } candidates[] = {
-    {"rms_norm/one-row", NULL, be_right, ASSAY_PASS},      {"rms_norm/one-row", NULL, scale_first, ASSAY_FAIL},
-    {"mlp/biases-fused", NULL, write_nan, ASSAY_FAIL},     {"mlp/biases-fused", NULL, leave_last_out, ASSAY_FAIL},
-    {"mlp/biases-fused", NULL, flatten_last, ASSAY_FAIL},  {"mlp/biases-fused", NULL, give_unknown, ASSAY_FAIL},
-    {"mlp/biases-fused", NULL, give_integers, ASSAY_FAIL}, {"mlp/exact", NULL, be_right, ASSAY_PASS},
-    {"moe/small", "sequence=5", be_right, ASSAY_PASS},     {"moe/small", NULL, scale_first, ASSAY_FAIL},
-    {"moe/small", NULL, swap_slots, ASSAY_PASS},           {"moe/small", NULL, choose_badly, ASSAY_FAIL},
-    {"moe/mesh-fsdp2", NULL, be_right, ASSAY_PASS},        {"moe/mesh-fsdp2", NULL, scale_first, ASSAY_FAIL},
+    {"rms_norm/one-row", NULL, be_right, ASSAY_PASS},
+    {"rms_norm/one-row", NULL, scale_first, ASSAY_FAIL},
+    {"mlp/biases-fused", NULL, write_nan, ASSAY_FAIL},
+    {"mlp/biases-fused", NULL, leave_last_out, ASSAY_FAIL},
+    {"mlp/biases-fused", NULL, flatten_last, ASSAY_FAIL},
+    {"mlp/biases-fused", NULL, give_unknown, ASSAY_FAIL},
+    {"mlp/biases-fused", NULL, give_integers, ASSAY_FAIL},
+    {"mlp/exact", NULL, be_right, ASSAY_PASS},
+    {"moe/small", "sequence=5", be_right, ASSAY_PASS},
+    {"moe/small", NULL, scale_first, ASSAY_FAIL},
+    {"moe/small", NULL, swap_slots, ASSAY_PASS},
+    {"moe/small", NULL, choose_badly, ASSAY_FAIL},
+    {"moe/mesh-fsdp2", NULL, be_right, ASSAY_PASS},
+    {"moe/mesh-fsdp2", NULL, scale_first, ASSAY_FAIL},
     {"rms_norm/all-zero", "gradients=none", be_right, ASSAY_VACUOUS},
 };
 
@@ -543,17 +550,21 @@ TEST(test_results_that_are_none_are_refused)
 
 TEST_IN_FOLDER(test_golden_as_a_case)
 {
-    assay_test *test = open_with("moe/small", &(assay_test_options){.cache = ""});
-    assert_done(assay_test_save(test, folder->file, said));
-    assay_test_close(test);
-    assert_string_equal(verdict_with(folder->file, NULL), "PASS");
-    static const char *const set = "seed=3";
-    assert_int_equal(assay_test_open(folder->file, &(assay_test_options){.sets = &set, .set_count = 1}, &test, said),
-                     ASSAY_TEST_BAD_INPUT);
-    assert_non_null(strstr(said, "nothing can be set in a golden"));
-    test = open_with(folder->file, NULL);
-    assert_int_equal(assay_test_save(test, folder->other, said), ASSAY_TEST_BAD_INPUT);
-    assay_test_close(test);
+    static const char *const endings[] = {"h5", "safetensors", "npz"}, *const set = "seed=3";
+    for (size_t i = 0; i < sizeof endings / sizeof *endings; i++) {
+        char path[TEST_PATH_SIZE];
+        snprintf(path, sizeof path, "%s/golden.%s", folder->path, endings[i]);
+        assay_test *test = open_with("moe/small", &(assay_test_options){.cache = ""});
+        assert_done(assay_test_save(test, path, said));
+        assay_test_close(test);
+        assert_string_equal(verdict_with(path, NULL), "PASS");
+        assert_int_equal(assay_test_open(path, &(assay_test_options){.sets = &set, .set_count = 1}, &test, said),
+                         ASSAY_TEST_BAD_INPUT);
+        assert_non_null(strstr(said, "nothing can be set in a golden"));
+        test = open_with(path, NULL);
+        assert_int_equal(assay_test_save(test, folder->other, said), ASSAY_TEST_BAD_INPUT);
+        assay_test_close(test);
+    }
 }
 
 /* A profile that the case does not name is evaluated too, and one of the user's own. */
@@ -616,6 +627,9 @@ TEST(test_names_of_the_catalogue)
     assert_int_equal(assay_test_cases(1, none, 0, NULL, &names, said), ASSAY_TEST_BAD_INPUT);
     assert_null(names);
     assert_int_equal(assay_test_cases(1, NULL, 0, NULL, &names, said), ASSAY_TEST_BAD_INPUT);
+    static const char *const slip[] = {"meshh"};
+    assert_int_equal(assay_test_cases(0, NULL, 1, slip, &names, said), ASSAY_TEST_BAD_INPUT);
+    assert_non_null(strstr(said, "\"meshh\", which no case has"));
     assert_int_equal(strncmp(assay_test_version(), "0.", 2), 0);
 }
 
