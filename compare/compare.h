@@ -121,10 +121,14 @@ typedef struct assay_order {
     assay_status (*lawful)(assay_context *ctx, const void *self, const char *path, const int32_t *values, int64_t count,
                            const assay_source *candidate);
     const void *self;
+    const char *const *only; /* globs of the outputs and gradients that must be given; others may be */
+    int only_count;          /* 0: all must */
 } assay_order;
 
 /* Where a tensor that is compared stands; what stands lower is computed before. */
 int assay_order_rank(assay_order order, const assay_tensor_spec *spec);
+/* Whether a candidate must give it. */
+bool assay_order_requires(assay_order order, const assay_tensor_spec *spec);
 
 assay_status assay_compare(assay_context *ctx, assay_fixture_reader *golden, assay_fixture_reader *candidate,
                            const assay_profile *profile, double false_alarm, assay_order order, assay_report *report);

@@ -126,7 +126,12 @@ static assay_status check(assay_context *ctx, assay_test *test, int32_t count, c
     TRY(take_results(ctx, r, count, results));
     r->held = test->held;
     r->held->users++;
-    TRY(assay_judge(ctx, &r->held->golden, r->candidate, &how, &r->report, &r->against));
+    assay_plan *plan = &r->held->golden.plan;
+    plan->only = test->plan.only;
+    plan->only_count = test->plan.only_count;
+    status = assay_judge(ctx, &r->held->golden, r->candidate, &how, &r->report, &r->against);
+    plan->only_count = 0; /* the list is the test's, which may be closed before the report */
+    if (status != ASSAY_OK) goto cleanup;
     if (test->path != NULL) snprintf(r->report.golden_path, sizeof r->report.golden_path, "%.500s", test->path);
     name_bugs(r);
 cleanup:

@@ -48,6 +48,10 @@ static assay_status check_options(assay_context *ctx, const assay_test_options *
         return assay_fail(ctx, ASSAY_BAD_INPUT, "options: false_alarm is %g, expected 0 or 1e-300 to 0.5",
                           o->false_alarm);
     }
+    if (o->only_count < 0 || (o->only_count > 0 && o->only == NULL)) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "options: only_count is %" PRId32 " and only %s", o->only_count,
+                          o->only == NULL ? "is NULL" : "is not");
+    }
     if (o->cache_bytes < 0) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "options: cache_bytes is %" PRId64 ", expected 0 or more",
                           o->cache_bytes);
@@ -108,6 +112,33 @@ cleanup:
     return status;
 }
 
+static assay_status copy_only(assay_context *ctx, assay_test *t, const assay_test_options *o)
+{
+    t->only = calloc((size_t)o->only_count + 1, sizeof *t->only);
+    if (t->only == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of results");
+    for (; t->only_count < o->only_count; t->only_count++) {
+        if (o->only[t->only_count] == NULL) return assay_fail(ctx, ASSAY_BAD_INPUT, "options: a glob of only is NULL");
+        t->only[t->only_count] = strdup(o->only[t->only_count]);
+        if (t->only[t->only_count] == NULL)
+            return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of results");
+    }
+    return ASSAY_OK;
+}
+
+/* Each glob alone makes some result required. */
+static assay_status check_only(assay_context *ctx, const assay_test *t)
+{
+    for (int glob = 0; glob < t->only_count; glob++) {
+        const assay_order order = {.only = (const char *const *)t->only + glob, .only_count = 1};
+        bool found = false;
+        for (int i = 0; !found && i < t->plan.spec_count; i++) found = assay_order_requires(order, &t->plan.specs[i]);
+        if (found) continue;
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "only has %.160s, which matches no output and no gradient of the case",
+                          t->only[glob]);
+    }
+    return ASSAY_OK;
+}
+
 /* The tensors of the plan that a kernel is given, and those that it may give. */
 static assay_status list_tensors(assay_context *ctx, assay_test *t)
 {
@@ -123,7 +154,10 @@ static assay_status list_tensors(assay_context *ctx, assay_test *t)
     for (int i = 0; i < plan->spec_count; i++) {
         const assay_tensor_spec *spec = &plan->specs[i];
         if (assay_role_is_given(spec->role)) t->given_specs[t->given_count++] = spec;
-        if (assay_role_is_compared(spec->role)) t->expected[t->expected_count++] = assay_backend_result_of(spec);
+        if (!assay_role_is_compared(spec->role)) continue;
+        assay_backend_result *expected = &t->expected[t->expected_count++];
+        *expected = assay_backend_result_of(spec);
+        expected->required = assay_order_requires(assay_plan_order(plan), spec);
     }
     return ASSAY_OK;
 }
@@ -139,7 +173,11 @@ static assay_status open_test(assay_context *ctx, assay_test *t, const char *wha
     t->unexplained = o->no_explanation != 0;
     TRY(assay_cache_folder(ctx, o->cache, &t->cache));
     TRY(assay_cache_bytes(ctx, o->cache_bytes, &t->cache_bytes));
+    TRY(copy_only(ctx, t, o));
     TRY(assay_fixture_is_file_name(what) ? open_golden(ctx, t, what, o) : open_case(ctx, t, what, o));
+    t->plan.only = (const char *const *)t->only;
+    t->plan.only_count = t->only_count;
+    TRY(check_only(ctx, t));
     TRY(assay_backend_settings_make(ctx, assay_test_case(t), &t->settings));
     TRY(list_tensors(ctx, t));
     t->ctx = *ctx;
@@ -174,6 +212,8 @@ void assay_test_close(assay_test *t)
     if (t == NULL) return;
     for (int i = 0; i < t->given_count; i++) free((void *)(uintptr_t)t->given[i].data);
     for (int i = 0; i < t->expected_count; i++) free((void *)(uintptr_t)t->results[i].data);
+    for (int i = 0; i < t->only_count; i++) free(t->only[i]);
+    free(t->only);
     free(t->given_specs);
     free(t->given);
     free(t->results);

@@ -25,6 +25,8 @@ struct assay_test {
     assay_profile profile;
     double false_alarm;
     bool unexplained;
+    char **only; /* [only_count] */
+    int only_count;
     char *path; /* of a golden that was given; NULL */
     char *cache;
     int64_t cache_bytes;

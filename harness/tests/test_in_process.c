@@ -484,6 +484,7 @@ TEST(test_bad_input_is_refused)
         {"moe/small", {.sets = &bad_set, .set_count = 1}, "num_experts"},
         {"moe/small", {.sets = &unknown_set, .set_count = 1}, "num_expert"},
         {"moe/small", {.set_count = 1}, "sets is NULL"},
+        {"moe/small", {.only_count = 1}, "only is NULL"},
         {"moe/small", {.threads = -1}, "threads is -1, expected 0 to 1024"},
         {"moe/small", {.false_alarm = 0.7}, "false_alarm is 0.7"},
         {"moe/small", {.cache_bytes = -1}, "cache_bytes is -1"},
@@ -565,6 +566,34 @@ TEST_IN_FOLDER(test_golden_as_a_case)
         assert_int_equal(assay_test_save(test, folder->other, said), ASSAY_TEST_BAD_INPUT);
         assay_test_close(test);
     }
+}
+
+/* A forward kernel alone. What is given beyond that is judged all the same. */
+TEST(test_only_some_results)
+{
+    static const char *const outputs[] = {"outputs/*"}, *const slip[] = {"outputs/x"};
+    assay_test *test =
+        open_with("mlp/biases-fused", &(assay_test_options){.cache = "", .only = outputs, .only_count = 1});
+    assay_test_report *report = NULL;
+    kernel k;
+    run_kernel(&k, test, ASSAY_BFLOAT16);
+    const assay_backend_tensor y = *result_of(&k, "outputs/y");
+    assert_done(assay_test_check(test, 1, &y, &report, said));
+    assert_int_equal(assay_test_report_verdict(report), ASSAY_TEST_PASS);
+    assay_test_report_free(report);
+    assert_done(assay_test_check(test, k.count - 1, k.results + 1, &report, said)); /* all but y, the first */
+    assert_int_equal(assay_test_report_verdict(report), ASSAY_TEST_FAIL);
+    assert_string_equal(assay_test_report_first_wrong(report), "outputs/y");
+    assay_test_report_free(report);
+    write_nan(&k);
+    assert_done(assay_test_check(test, k.count, k.results, &report, said));
+    assert_int_equal(assay_test_report_verdict(report), ASSAY_TEST_FAIL);
+    assay_test_report_free(report);
+    free_results(&k);
+    assay_test_close(test);
+    assert_int_equal(assay_test_open("mlp/silu", &(assay_test_options){.only = slip, .only_count = 1}, &test, said),
+                     ASSAY_TEST_BAD_INPUT);
+    assert_non_null(strstr(said, "only has outputs/x, which matches no output and no gradient"));
 }
 
 /* A profile that the case does not name is evaluated too, and one of the user's own. */

@@ -42,7 +42,10 @@ typedef struct assay_test_options {
     const char *cache;     /* folder of goldens; NULL: $ASSAY_CACHE, else assay/ in the user's cache folder; "": none */
     int64_t cache_bytes; /* goldens beyond that go, those used least lately first; 0: $ASSAY_CACHE_BYTES, else 2 GiB */
     int32_t no_explanation; /* a failure is not held against the known bugs */
-    int32_t reserved[7];    /* zero */
+    int32_t only_count;
+    const char *const
+        *only;           /* globs of the outputs and gradients that must be given, of others none need be; NULL: all */
+    int32_t reserved[4]; /* zero */
 } assay_test_options;
 
 typedef struct assay_test assay_test;
