@@ -205,13 +205,20 @@ static const struct {
     void (*change)(kernel *k);
     assay_verdict verdict;
 } candidates[] = {
-    {"rms_norm/one-row", NULL, be_right, ASSAY_PASS},      {"rms_norm/one-row", NULL, scale_first, ASSAY_FAIL},
-    {"mlp/biases-fused", NULL, write_nan, ASSAY_FAIL},     {"mlp/biases-fused", NULL, leave_last_out, ASSAY_FAIL},
-    {"mlp/biases-fused", NULL, flatten_last, ASSAY_FAIL},  {"mlp/biases-fused", NULL, give_unknown, ASSAY_FAIL},
-    {"mlp/biases-fused", NULL, give_integers, ASSAY_FAIL}, {"mlp/exact", NULL, be_right, ASSAY_PASS},
-    {"moe/small", "sequence=5", be_right, ASSAY_PASS},     {"moe/small", NULL, scale_first, ASSAY_FAIL},
-    {"moe/small", NULL, swap_slots, ASSAY_PASS},           {"moe/small", NULL, choose_badly, ASSAY_FAIL},
-    {"moe/mesh-fsdp2", NULL, be_right, ASSAY_PASS},        {"moe/mesh-fsdp2", NULL, scale_first, ASSAY_FAIL},
+    {"rms_norm/one-row", NULL, be_right, ASSAY_PASS},
+    {"rms_norm/one-row", NULL, scale_first, ASSAY_FAIL},
+    {"mlp/biases-fused", NULL, write_nan, ASSAY_FAIL},
+    {"mlp/biases-fused", NULL, leave_last_out, ASSAY_FAIL},
+    {"mlp/biases-fused", NULL, flatten_last, ASSAY_FAIL},
+    {"mlp/biases-fused", NULL, give_unknown, ASSAY_FAIL},
+    {"mlp/biases-fused", NULL, give_integers, ASSAY_FAIL},
+    {"mlp/exact", NULL, be_right, ASSAY_PASS},
+    {"moe/small", "sequence=5", be_right, ASSAY_PASS},
+    {"moe/small", NULL, scale_first, ASSAY_FAIL},
+    {"moe/small", NULL, swap_slots, ASSAY_PASS},
+    {"moe/small", NULL, choose_badly, ASSAY_FAIL},
+    {"moe/mesh-fsdp2", NULL, be_right, ASSAY_PASS},
+    {"moe/mesh-fsdp2", NULL, scale_first, ASSAY_FAIL},
     {"rms_norm/all-zero", "gradients=none", be_right, ASSAY_VACUOUS},
 };
 
@@ -480,6 +487,8 @@ TEST(test_bad_input_is_refused)
         {"moe/small", {.threads = -1}, "threads is -1, expected 0 to 1024"},
         {"moe/small", {.false_alarm = 0.7}, "false_alarm is 0.7"},
         {"moe/small", {.cache_bytes = -1}, "cache_bytes is -1"},
+        {"moe/small", {.only_count = 1}, "only_count is 1 and only is NULL"},
+        {"moe/small", {.only = &unknown_set, .only_count = 1}, "only has num_expert=4, which matches no output"},
         {"moe/small", {.reserved = {0, 1}}, "reserved is not zero"},
     };
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
@@ -553,6 +562,41 @@ TEST_IN_FOLDER(test_golden_as_a_case)
     assert_non_null(strstr(said, "nothing can be set in a golden"));
     test = open_with(folder->file, NULL);
     assert_int_equal(assay_test_save(test, folder->other, said), ASSAY_TEST_BAD_INPUT);
+    assay_test_close(test);
+}
+
+/* What need not be given is judged all the same where it is. */
+TEST(test_only_some_results_are_required)
+{
+    static const char *const only[] = {"outputs/*", "gradients/inputs/x"};
+    assay_test *test = open_with("moe/small", &(assay_test_options){.cache = "", .only = only, .only_count = 2});
+    int required = 0;
+    for (int i = 0; i < assay_test_expected_count(test); i++) required += assay_test_expected(test, i)->required;
+    assert_int_equal(required, 2);
+    kernel right, wrong;
+    run_kernel(&right, test, ASSAY_BFLOAT16);
+    run_kernel(&wrong, test, ASSAY_BFLOAT16);
+    const assay_backend_tensor y = *result_of(&right, "outputs/y"), dx = *result_of(&right, "gradients/inputs/x"),
+                               dw = *result_of(&right, "gradients/weights/wo"),
+                               zeros = *result_of(&wrong, "gradients/weights/wo");
+    memset((void *)(uintptr_t)zeros.data, 0, (size_t)count_of(&zeros) * 2);
+    const struct {
+        assay_backend_tensor results[3];
+        int32_t count;
+        const char *first_wrong;
+    } table[] = {{{y, dx}, 2, ""},
+                 {{y, dx, dw}, 3, ""},
+                 {{y, dx, zeros}, 3, "gradients/weights/wo"},
+                 {{y, dw}, 2, "gradients/inputs/x"},
+                 {{dx, dw}, 2, "outputs/y"}};
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        assay_test_report *report;
+        assert_done(assay_test_check(test, table[i].count, table[i].results, &report, said));
+        assert_string_equal(assay_test_report_first_wrong(report), table[i].first_wrong);
+        assay_test_report_free(report);
+    }
+    free_results(&right);
+    free_results(&wrong);
     assay_test_close(test);
 }
 
@@ -650,7 +694,9 @@ static int use_all(const assay_test_options *options, const float *values, const
 TEST_IN_FOLDER(test_memory_may_run_out_anywhere)
 {
     static const float values[4] = {0};
-    const assay_test_options kept = {.cache = folder->path, .threads = 1, .precision = "f32"};
+    static const char *const only = "outputs/y";
+    const assay_test_options kept = {
+        .cache = folder->path, .threads = 1, .precision = "f32", .only = &only, .only_count = 1};
     const assay_test_options fresh = {.cache = "", .threads = 1, .precision = "f32", .no_explanation = 1};
     assert_int_equal(use_all(&kept, values, "outputs/y"), ASSAY_TEST_OK);
     for (int form = 0; form < 2; form++) {
