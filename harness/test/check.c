@@ -127,6 +127,7 @@ static assay_status check(assay_context *ctx, assay_test *test, int32_t count, c
     r->held = test->held;
     r->held->users++;
     assay_plan *plan = &r->held->golden.plan;
+    TRY(assay_golden_plan(ctx, &r->held->golden, &r->profile));
     plan->only = test->plan.only;
     plan->only_count = test->plan.only_count;
     status = assay_judge(ctx, &r->held->golden, r->candidate, &how, &r->report, &r->against);

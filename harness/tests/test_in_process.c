@@ -484,10 +484,11 @@ TEST(test_bad_input_is_refused)
         {"moe/small", {.sets = &bad_set, .set_count = 1}, "num_experts"},
         {"moe/small", {.sets = &unknown_set, .set_count = 1}, "num_expert"},
         {"moe/small", {.set_count = 1}, "sets is NULL"},
-        {"moe/small", {.only_count = 1}, "only is NULL"},
         {"moe/small", {.threads = -1}, "threads is -1, expected 0 to 1024"},
         {"moe/small", {.false_alarm = 0.7}, "false_alarm is 0.7"},
         {"moe/small", {.cache_bytes = -1}, "cache_bytes is -1"},
+        {"moe/small", {.only_count = 1}, "only_count is 1 and only is NULL"},
+        {"moe/small", {.only = &unknown_set, .only_count = 1}, "only has num_expert=4, which matches no output"},
         {"moe/small", {.reserved = {0, 1}}, "reserved is not zero"},
     };
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
@@ -568,32 +569,39 @@ TEST_IN_FOLDER(test_golden_as_a_case)
     }
 }
 
-/* A forward kernel alone. What is given beyond that is judged all the same. */
-TEST(test_only_some_results)
+/* What need not be given is judged all the same where it is. */
+TEST(test_only_some_results_are_required)
 {
-    static const char *const outputs[] = {"outputs/*"}, *const slip[] = {"outputs/x"};
-    assay_test *test =
-        open_with("mlp/biases-fused", &(assay_test_options){.cache = "", .only = outputs, .only_count = 1});
-    assay_test_report *report = NULL;
-    kernel k;
-    run_kernel(&k, test, ASSAY_BFLOAT16);
-    const assay_backend_tensor y = *result_of(&k, "outputs/y");
-    assert_done(assay_test_check(test, 1, &y, &report, said));
-    assert_int_equal(assay_test_report_verdict(report), ASSAY_TEST_PASS);
-    assay_test_report_free(report);
-    assert_done(assay_test_check(test, k.count - 1, k.results + 1, &report, said)); /* all but y, the first */
-    assert_int_equal(assay_test_report_verdict(report), ASSAY_TEST_FAIL);
-    assert_string_equal(assay_test_report_first_wrong(report), "outputs/y");
-    assay_test_report_free(report);
-    write_nan(&k);
-    assert_done(assay_test_check(test, k.count, k.results, &report, said));
-    assert_int_equal(assay_test_report_verdict(report), ASSAY_TEST_FAIL);
-    assay_test_report_free(report);
-    free_results(&k);
+    static const char *const only[] = {"outputs/*", "gradients/inputs/x"};
+    assay_test *test = open_with("moe/small", &(assay_test_options){.cache = "", .only = only, .only_count = 2});
+    int required = 0;
+    for (int i = 0; i < assay_test_expected_count(test); i++) required += assay_test_expected(test, i)->required;
+    assert_int_equal(required, 2);
+    kernel right, wrong;
+    run_kernel(&right, test, ASSAY_BFLOAT16);
+    run_kernel(&wrong, test, ASSAY_BFLOAT16);
+    const assay_backend_tensor y = *result_of(&right, "outputs/y"), dx = *result_of(&right, "gradients/inputs/x"),
+                               dw = *result_of(&right, "gradients/weights/wo"),
+                               zeros = *result_of(&wrong, "gradients/weights/wo");
+    memset((void *)(uintptr_t)zeros.data, 0, (size_t)count_of(&zeros) * 2);
+    const struct {
+        assay_backend_tensor results[3];
+        int32_t count;
+        const char *first_wrong;
+    } table[] = {{{y, dx}, 2, ""},
+                 {{y, dx, dw}, 3, ""},
+                 {{y, dx, zeros}, 3, "gradients/weights/wo"},
+                 {{y, dw}, 2, "gradients/inputs/x"},
+                 {{dx, dw}, 2, "outputs/y"}};
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        assay_test_report *report;
+        assert_done(assay_test_check(test, table[i].count, table[i].results, &report, said));
+        assert_string_equal(assay_test_report_first_wrong(report), table[i].first_wrong);
+        assay_test_report_free(report);
+    }
+    free_results(&right);
+    free_results(&wrong);
     assay_test_close(test);
-    assert_int_equal(assay_test_open("mlp/silu", &(assay_test_options){.only = slip, .only_count = 1}, &test, said),
-                     ASSAY_TEST_BAD_INPUT);
-    assert_non_null(strstr(said, "only has outputs/x, which matches no output and no gradient"));
 }
 
 /* A profile that the case does not name is evaluated too, and one of the user's own. */
@@ -708,7 +716,9 @@ static int use_all(const char *what, const assay_test_options *options)
 /* A case that is kept, with the search for a known bug; one that is evaluated; a choice of experts that is given. */
 TEST_IN_FOLDER(test_memory_may_run_out_anywhere)
 {
-    const assay_test_options kept = {.cache = folder->path, .threads = 1, .precision = "f32"};
+    static const char *const only = "outputs/y";
+    const assay_test_options kept = {
+        .cache = folder->path, .threads = 1, .precision = "f32", .only = &only, .only_count = 1};
     const assay_test_options fresh = {.cache = "", .threads = 1, .precision = "f32", .no_explanation = 1};
     const assay_test_options plain = {.cache = folder->path, .threads = 1, .no_explanation = 1};
     const struct {
