@@ -59,17 +59,6 @@ static assay_status check_options(assay_context *ctx, const assay_test_options *
     return ASSAY_OK;
 }
 
-static bool is_golden(const char *what)
-{
-    static const char *const endings[] = {".h5", ".safetensors"};
-    const size_t length = strlen(what);
-    for (size_t i = 0; i < sizeof endings / sizeof *endings; i++) {
-        const size_t ending = strlen(endings[i]);
-        if (length > ending && strcmp(what + length - ending, endings[i]) == 0) return true;
-    }
-    return false;
-}
-
 static assay_status find_case(assay_context *ctx, assay_test *t, const char *what)
 {
     char *pattern = (char *)(uintptr_t)what; /* argv's type; nothing is changed */
@@ -185,7 +174,7 @@ static assay_status open_test(assay_context *ctx, assay_test *t, const char *wha
     TRY(assay_cache_folder(ctx, o->cache, &t->cache));
     TRY(assay_cache_bytes(ctx, o->cache_bytes, &t->cache_bytes));
     TRY(copy_only(ctx, t, o));
-    TRY(is_golden(what) ? open_golden(ctx, t, what, o) : open_case(ctx, t, what, o));
+    TRY(assay_fixture_is_file_name(what) ? open_golden(ctx, t, what, o) : open_case(ctx, t, what, o));
     t->plan.only = (const char *const *)t->only;
     t->plan.only_count = t->only_count;
     TRY(check_only(ctx, t));

@@ -79,7 +79,7 @@ class Case:
             "cache": None if cache is None else os.fspath(cache),
             "explain": explain,
         }
-        self._tests: dict[tuple[str | None, tuple[str, ...]], lib.Test] = {}
+        self._tests: dict[tuple[str | None, tuple[str, ...]], lib.Test] = {}  # by precision and what is required
 
     def __repr__(self) -> str:
         return f"<assay.Case {' '.join((self.what.strip().splitlines()[0], *self._sets))}>"
@@ -94,10 +94,10 @@ class Case:
         """Forgets what was drawn and evaluated. The case can be used again: it is opened anew."""
         self._tests.clear()
 
-    def _open(self, precision: str | None = None, sets: Sequence[str] = ()) -> lib.Test:
-        key = (precision or self._precision, tuple(sets))
+    def _open(self, precision: str | None = None, only: Sequence[str] = ()) -> lib.Test:
+        key = (precision or self._precision, tuple(only))
         if key not in self._tests:
-            self._tests[key] = lib.Test(self.what, (*self._sets, *key[1]), key[0], **self._options)
+            self._tests[key] = lib.Test(self.what, self._sets, key[0], only=key[1], **self._options)
         return self._tests[key]
 
     @property
@@ -198,10 +198,11 @@ class Case:
         lib.attempt("save", self._open().handle, os.fspath(path).encode())
 
     def judge(
-        self, results: Mapping[str, Any], precision: str | None = None, gradients: bool = True
+        self, results: Mapping[str, Any], precision: str | None = None, gradients: bool = True, only: str | Iterable[str] = ()
     ) -> Report:
         """The report on results by path; `check` raises where this has another verdict than PASS."""
-        test = self._open(precision, () if gradients else ("gradients=none",))
+        required = [only] if isinstance(only, str) else list(only)
+        test = self._open(precision, required or ([] if gradients else ["outputs/*"]))
         integers = {path for path, expected in self.expected.items() if expected.integer}
         arrays = {path: _tensors.take(path, value, path in integers) for path, value in results.items()}
         tensors = (lib.Tensor * max(1, len(arrays)))(*(_tensors.struct(path, *array) for path, array in arrays.items()))
@@ -210,15 +211,16 @@ class Case:
         return Report(report, test, self.name)
 
     def check(
-        self, results: Mapping[str, Any], precision: str | None = None, gradients: bool = True
+        self, results: Mapping[str, Any], precision: str | None = None, gradients: bool = True, only: str | Iterable[str] = ()
     ) -> Report:
         """Judges results by path and raises `Mismatch`, an AssertionError with the report, unless they are right.
 
         Values are tensors of torch (any device, strides, with or without graph), jax, numpy, or of whatever has
         ``__dlpack__`` or ``__array__``. Give each in the type in which the kernel computed it. `precision` is the
-        arithmetic that the kernel claims: a profile's name (docs/comparing.md) or a YAML file. ``gradients=False``: a kernel without backward.
+        arithmetic that the kernel claims: a profile's name (docs/comparing.md) or a YAML file. ``gradients=False``: no gradient need
+        be given. ``only=["outputs/y", "gradients/inputs/*"]``: no other than these need be.
         """
-        report = self.judge(results, precision, gradients)
+        report = self.judge(results, precision, gradients, only)
         if report.verdict != "PASS":
             raise Mismatch(report)
         return report

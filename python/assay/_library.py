@@ -43,7 +43,9 @@ class Options(Structure):
         ("cache", c_char_p),
         ("cache_bytes", c_int64),
         ("no_explanation", c_int32),
-        ("reserved", c_int32 * 7),
+        ("only_count", c_int32),
+        ("only", POINTER(c_char_p)),
+        ("reserved", c_int32 * 4),
     ]
 
 
@@ -178,6 +180,7 @@ class Test:
         false_alarm: float = 0.0,
         cache: str | None = None,
         explain: bool = True,
+        only: Sequence[str] = (),
     ):
         self.handle = c_void_p()
         options = Options(
@@ -188,6 +191,8 @@ class Test:
             false_alarm=false_alarm,
             cache=None if cache is None else cache.encode(),
             no_explanation=not explain,
+            only_count=len(only),
+            only=texts(only),
         )
         attempt("open", what.encode(), byref(options), byref(self.handle))
 

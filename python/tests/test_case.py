@@ -155,6 +155,26 @@ def test_without_gradients() -> None:
         case.check(y)
 
 
+def test_only_some_are_required(tmp_path: Path) -> None:
+    case = assay.case(NAME)
+    good = results(case)
+    some = {path: good[path] for path in ("outputs/y", "gradients/inputs/x")}
+    report = case.check(some, only=["outputs/*", "gradients/inputs/x"])
+    required = {tensor["path"] for tensor in report.json["tensors"] if tensor["required"]}
+    assert required == set(some)
+    with pytest.raises(assay.Mismatch, match="gradients/inputs/x: missing"):
+        case.check({"outputs/y": good["outputs/y"]}, only=["outputs/y", "gradients/inputs/*"])
+    with pytest.raises(assay.Mismatch, match="gradients/weights/wo"):  # given, and so judged
+        case.check({**some, "gradients/weights/wo": good["gradients/weights/wo"] * 2}, only="outputs/y")
+    with pytest.raises(assay.BadInput, match="outputs/z, which matches no output"):
+        case.check(some, only=["outputs/y", "outputs/z"])
+    bias = "gradients/weights/gate/bias"  # 0, whatever the kernel does
+    with pytest.raises(assay.Mismatch, match="VACUOUS"):
+        case.check({path: good[path] for path in [bias]}, only=bias)
+    case.save(tmp_path / "golden.h5")
+    assay.case(tmp_path / "golden.h5").check({"outputs/y": good["outputs/y"]}, gradients=False)
+
+
 def test_precision_decides() -> None:
     case = assay.case(NAME)
     good = results(case)
