@@ -42,5 +42,5 @@ def test_the_bug_of_the_first_example_is_shown_so(pytester: pytest.Pytester) -> 
     lines = [line.removesuffix("...") for line in shown[1].splitlines() if line != "..."]
     assert len(lines) == 5
     for line in lines:  # other processors round otherwise, in the last place
-        pattern = re.sub(r"\\?\d[\d.\\]*", r"[\\d.]+", re.escape(line.strip()))
+        pattern = r"\d[\d.]*".join(re.escape(part) for part in re.split(r"\d[\d.]*", line.strip()))
         assert re.search(pattern, result.stdout.str()), pattern
