@@ -168,7 +168,10 @@ def main():
     global FIRST
     program = os.path.join(ROOT, "build/release/harness")
     FIRST = first_cases(os.path.join(program, "assay"))
+    python = os.path.join(ROOT, "python")
     environment = os.environ | {"PATH": program + ":" + os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1"}
+    environment |= {"PYTHONPATH": f"{python}:{python}/examples", "PYTEST_PLUGINS": "assay.pytest_plugin",  # as the wheel would
+                    "ASSAY_LIBRARY": os.path.join(ROOT, "build/release/python/libassay.so")}
     failed, total = 0, 0
     for path in documents:
         ran, left_out, wrong = check_document(path, environment)
