@@ -95,6 +95,7 @@ void assay_command_reproduce(const assay_options *o, const char *command, const 
     if (o->false_alarm != ASSAY_FALSE_ALARM) fprintf(out, " --false-alarm %.10g", o->false_alarm);
     if (o->backend != NULL && o->timeout != ASSAY_TIMEOUT) fprintf(out, " --timeout %.10g", o->timeout);
     for (int i = 0; i < o->set_count; i++) write_word(out, " --set", o->sets[i]);
+    if (o->weights != NULL) write_word(out, " --weights", o->weights);
     if (o->backend != NULL) fprintf(out, " --keep DIR -v");
     if (fclose(out) != 0) text[0] = '\0'; /* half a command is none */
 }

@@ -20,6 +20,7 @@ enum {
     SET,
     SEED,
     INPUTS,
+    WEIGHTS,
     PRECISION,
     FALSE_ALARM,
     JSON_FILE,
@@ -52,6 +53,8 @@ static const assay_option_row rows[] = {
     {"seed", SEED, true, ASSAY_OPT_SET, "N", "the seed of inputs, weights and cotangents"},
     {"inputs", INPUTS, true, ASSAY_OPT_INPUTS, "FILE",
      "take inputs, weights and cotangents from this file where it has them"},
+    {"weights", WEIGHTS, true, ASSAY_OPT_WEIGHTS, "FILE[:LAYER]",
+     "take the weights from a checkpoint of Hugging Face (docs/hugging-face.md)"},
     {"precision", PRECISION, true, ASSAY_OPT_PRECISION | ASSAY_OPT_PROFILE, "NAME",
      "profile: f64, f32, bf16, bf16_router, f16, tf32, tpu_default, fp8_e4m3_block128, or a FILE.yml with your own"},
     {"false-alarm", FALSE_ALARM, true, ASSAY_OPT_PRECISION, "P",
@@ -225,6 +228,9 @@ static assay_status take(assay_context *ctx, assay_options *o, int letter, const
         return ASSAY_OK;
     case INPUTS:
         o->inputs = value;
+        return ASSAY_OK;
+    case WEIGHTS:
+        o->weights = value;
         return ASSAY_OK;
     case PRECISION:
         o->precision = value;

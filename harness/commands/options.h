@@ -23,6 +23,7 @@ enum {
     ASSAY_OPT_PROFILE = 1 << 13,    /* --precision alone */
     ASSAY_OPT_CHOOSE = 1 << 14,     /* --tag, --op, --exclude, --no-mesh, --shard */
     ASSAY_OPT_CONTAINER = 1 << 15,  /* --container */
+    ASSAY_OPT_WEIGHTS = 1 << 20,    /* --weights */
 };
 
 /* Of --false-alarm, and of --timeout in seconds. */
@@ -33,8 +34,8 @@ typedef struct assay_options {
     int threads;
     const char *engine;
     bool quiet, color, json, verbose;
-    const char *equivalence, *output, *inputs, *precision, *json_file, *junit_file, *html_file, *known_file, *backend,
-        *keep, *folder;
+    const char *equivalence, *output, *inputs, *weights, *precision, *json_file, *junit_file, *html_file, *known_file,
+        *backend, *keep, *folder;
     const char *container; /* the ending of files in a folder: h5, safetensors, npz */
     double false_alarm, timeout;
     bool certify, mutants, serve;
