@@ -10,6 +10,8 @@
 #include <time.h>
 #include <unistd.h>
 
+enum { SHORTEST_PAUSE = 125000, LONGEST_PAUSE = 2000000 }; /* ns between looks at a child */
+
 static double now(void)
 {
     struct timespec t;
@@ -32,7 +34,7 @@ static void detach(int output)
 /* Until the child ends, or has been ended. */
 static void wait_for(pid_t child, double started, double timeout, assay_process_result *result)
 {
-    static const struct timespec pause = {0, 2000000};
+    struct timespec pause = {0, SHORTEST_PAUSE};
     int wait_status = 0;
     setpgid(child, child); /* here too: whichever of the two comes first */
     while (waitpid(child, &wait_status, WNOHANG) == 0) {
@@ -44,6 +46,7 @@ static void wait_for(pid_t child, double started, double timeout, assay_process_
             return;
         }
         nanosleep(&pause, NULL);
+        if (pause.tv_nsec < LONGEST_PAUSE) pause.tv_nsec *= 2;
     }
     kill(-child, SIGKILL); /* whatever it left running */
     result->seconds = now() - started;

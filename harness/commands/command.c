@@ -95,14 +95,19 @@ double assay_report_worst(const assay_report *report)
     return worst;
 }
 
+void assay_print_word_to(FILE *out, const char *option, const char *value)
+{
+    fprintf(out, "%s '", option);
+    for (; *value != '\0'; value++) {
+        if (*value == '\'') fputs("'\\'", out);
+        fputc(*value, out);
+    }
+    fputc('\'', out);
+}
+
 void assay_print_word(const char *option, const char *value)
 {
-    printf("%s '", option);
-    for (; *value != '\0'; value++) {
-        if (*value == '\'') fputs("'\\'", stdout);
-        putchar(*value);
-    }
-    putchar('\'');
+    assay_print_word_to(stdout, option, value);
 }
 
 assay_status assay_command_write_reports(assay_context *ctx, const assay_options *options, int count,

@@ -2,6 +2,8 @@
 #ifndef ASSAY_HARNESS_COMMAND_H
 #define ASSAY_HARNESS_COMMAND_H
 
+#include <stdio.h>
+
 #include "compare/report.h"
 #include "harness/commands/options.h"
 #include "harness/golden/golden.h"
@@ -19,8 +21,8 @@ typedef struct assay_command {
 } assay_command;
 
 extern const assay_command assay_command_list, assay_command_show, assay_command_generate, assay_command_request,
-    assay_command_compare, assay_command_run, assay_command_verify, assay_command_power, assay_command_check,
-    assay_command_trace, assay_command_calibrate, assay_command_shared_object;
+    assay_command_compare, assay_command_run, assay_command_fuzz, assay_command_verify, assay_command_power,
+    assay_command_check, assay_command_trace, assay_command_calibrate, assay_command_shared_object;
 
 /* The cases that the arguments name, with --set and --seed applied. */
 assay_status assay_command_cases(assay_context *ctx, const assay_options *options, assay_case **cases, int *count);
@@ -38,6 +40,7 @@ double assay_report_worst(const assay_report *report);
 
 /* An option and its value, quoted for the shell, to standard output. */
 void assay_print_word(const char *option, const char *value);
+void assay_print_word_to(FILE *out, const char *option, const char *value);
 
 /* --json, --junit and --html. */
 assay_status assay_command_write_reports(assay_context *ctx, const assay_options *options, int count,

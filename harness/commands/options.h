@@ -21,7 +21,10 @@ enum {
     ASSAY_OPT_JSON = 1 << 11,       /* --json FILE */
     ASSAY_OPT_WRITE = 1 << 12,      /* --write */
     ASSAY_OPT_PROFILE = 1 << 13,    /* --precision alone */
+    ASSAY_OPT_FUZZ = 1 << 20,       /* --backend, --timeout, --precision, --false-alarm, and all of --op ... -o below */
 };
+
+#define ASSAY_USUAL_FALSE_ALARM 1e-6
 
 typedef struct assay_options {
     int threads;
@@ -31,6 +34,11 @@ typedef struct assay_options {
         *keep, *tag, *folder;
     double false_alarm, timeout;
     bool certify, mutants;
+    const char *fuzz_op;   /* of fuzz: one operation, or NULL */
+    double fuzz_seconds;   /* how long; 0: not said */
+    int64_t fuzz_cases;    /* how many; 0: not said */
+    int64_t fuzz_failures; /* it ends with so many; 0: not so */
+    uint64_t fuzz_seed;
     int64_t budget;    /* harness/certify/certificate.h */
     const char **sets; /* --set and --seed in their order, as key=value */
     int set_count;
