@@ -36,13 +36,30 @@ cleanup:
     return status;
 }
 
+static assay_status copy_dtypes(assay_context *ctx, const assay_case *c, assay_case *copy)
+{
+    void *dtypes = NULL;
+    copy->dtypes = NULL;
+    copy->dtype_count = 0;
+    if (c->dtype_count == 0) return ASSAY_OK;
+    const assay_status status = assay_alloc(ctx, "dtypes", c->dtype_count, sizeof *c->dtypes, &dtypes);
+    RETURN_IF(status != ASSAY_OK, status);
+    memcpy(dtypes, c->dtypes, (size_t)c->dtype_count * sizeof *c->dtypes);
+    copy->dtypes = dtypes;
+    copy->dtype_count = c->dtype_count;
+    return ASSAY_OK;
+}
+
 assay_status assay_case_copy(assay_context *ctx, const assay_case *c, assay_case *copy)
 {
     assay_status status;
     const assay_text_list none = {0};
     *copy = *c;
     copy->tags = copy->gradients = copy->checkpoints = copy->profiles = none;
+    copy->dtypes = NULL;
+    copy->dtype_count = 0;
     TRY(copy_inputs(ctx, c, copy));
+    TRY(copy_dtypes(ctx, c, copy));
     TRY(copy_list(ctx, &c->tags, &copy->tags));
     TRY(copy_list(ctx, &c->gradients, &copy->gradients));
     TRY(copy_list(ctx, &c->checkpoints, &copy->checkpoints));

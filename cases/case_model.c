@@ -154,9 +154,10 @@ assay_status assay_case_read_config(const assay_yaml *y, assay_case *c, const ya
 
 /* MaxText's model files hold keys that change no number of any operation here: these alone are passed over. A model
  * without any key of ours is something else. */
-static assay_status read_mapping(const assay_yaml *y, const yaml_node_t *node, assay_model_config *config)
+assay_status assay_model_read_mapping(const assay_yaml *y, const yaml_node_t *node, assay_model_config *config)
 {
     int pairs = 0, known = 0;
+    if (assay_is_hugging_face(y, node)) return assay_hugging_face_read(y, node, config);
     assay_status status = assay_yaml_mapping(y, node, "model", &pairs);
     for (int i = 0; i < pairs && status == ASSAY_OK; i++) {
         const char *name;
@@ -170,7 +171,8 @@ static assay_status read_mapping(const assay_yaml *y, const yaml_node_t *node, a
     }
     if (status == ASSAY_OK && known == 0) {
         return assay_yaml_refuse(y, node,
-                                 "model: expected MaxText's model keys (base_emb_dim, ...), found none of them");
+                                 "model: expected MaxText's model keys (base_emb_dim, ...) or a Hugging Face "
+                                 "configuration with its model_type, found none of them");
     }
     return status;
 }
@@ -184,7 +186,7 @@ static assay_status visit_model(const assay_yaml *y, const yaml_node_t *root, vo
 {
     model_file *file = arg;
     if (file->documents++ > 0) return assay_yaml_refuse(y, root, "expected one model, found a second document");
-    return read_mapping(y, root, &file->config);
+    return assay_model_read_mapping(y, root, &file->config);
 }
 
 /* MaxText's files do not say their own name, which decides the routing family: it is the file's. */
@@ -210,13 +212,13 @@ static assay_status read_model_text(assay_context *ctx, const char *origin, cons
     return ASSAY_OK;
 }
 
-/* A path is relative to the folder of the file that names it. */
+/* A path is relative to the folder of the file that names it, on the command line to the working directory. */
 static assay_status read_model_path(const assay_yaml *y, const yaml_node_t *node, const char *name,
                                     assay_model_config *config)
 {
     char path[4096], *text = NULL;
     size_t size = 0;
-    const char *slash = name[0] == '/' ? NULL : strrchr(y->origin, '/');
+    const char *slash = name[0] == '/' || !y->located ? NULL : strrchr(y->origin, '/');
     int folder = slash != NULL ? (int)(slash - y->origin) + 1 : 0;
     int length = snprintf(path, sizeof path, "%.*s%s", folder, y->origin, name);
     if (length < 0 || (size_t)length >= sizeof path) return assay_yaml_refuse(y, node, "model: the path is too long");
@@ -245,9 +247,12 @@ static assay_status read_model_name(const assay_yaml *y, const yaml_node_t *node
         snprintf(origin, sizeof origin, "models/%s.yml", file->name);
         return read_model_text(y->ctx, origin, (const char *)file->text, file->size, name, config);
     }
-    if (strchr(name, '/') != NULL || assay_yaml_extension(name) != NULL) return read_model_path(y, node, name, config);
+    const char *dot = strrchr(name, '.');
+    const bool is_file = assay_yaml_extension(name) != NULL || (dot != NULL && strcmp(dot, ".json") == 0);
+    if (strchr(name, '/') != NULL || is_file) return read_model_path(y, node, name, config);
     assay_nearest_text(&nearest, hint, sizeof hint);
-    return assay_yaml_refuse(y, node, "model: no model is called %.100s%s (or give a path to a .yml file)", name, hint);
+    return assay_yaml_refuse(
+        y, node, "model: no model is called %.100s%s (or give a path to a .yml file or a config.json)", name, hint);
 }
 
 assay_status assay_case_read_model(const assay_yaml *y, assay_case *c, const yaml_node_t *node)
@@ -259,7 +264,7 @@ assay_status assay_case_read_model(const assay_yaml *y, assay_case *c, const yam
         status = read_model_name(y, node, &config);
         break;
     case YAML_MAPPING_NODE:
-        status = read_mapping(y, node, &config);
+        status = assay_model_read_mapping(y, node, &config);
         break;
     default:
         status = assay_yaml_refuse_value(y, node, "model", "a name, a path or a mapping");

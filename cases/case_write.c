@@ -50,6 +50,7 @@ static void write_config(FILE *out, const assay_case *c, bool all)
     fprintf(out, "model:\n");
     for (int i = 0; i < ASSAY_MODEL_KEYS; i++) {
         const assay_model_key *key = &assay_model_keys[i];
+        if (!all && c->model[0] == '\0' && !assay_case_says_key(c, i)) continue;
         if (strcmp(key->name, "model_name") == 0) {
             write_text(out, "  model_name: ", c->model);
             fprintf(out, "\n");
@@ -101,6 +102,10 @@ static void write_case(FILE *out, const assay_case *c, bool all)
     if (c->mesh_fsdp_transpose > 1) fprintf(out, ", fsdp_transpose: %" PRId64, c->mesh_fsdp_transpose);
     fprintf(out, "}\n");
     fprintf(out, "seed: %" PRIu64 "\ndtype: %s\n", c->seed, assay_dtype_name(c->dtype));
+    for (int i = 0; i < c->dtype_count; i++) {
+        write_text(out, i == 0 ? "dtypes: {" : ", ", c->dtypes[i].pattern);
+        fprintf(out, ": %s%s", assay_dtype_name(c->dtypes[i].type), i + 1 == c->dtype_count ? "}\n" : "");
+    }
     fprintf(out, c->input_count > 0 ? "inputs:\n" : "inputs: {}\n");
     for (int i = 0; i < c->input_count; i++) write_input(out, &c->inputs[i]);
     fprintf(out, "positions: {start: %" PRId64 ", step: %" PRId64 "}\n", c->position_start, c->position_step);

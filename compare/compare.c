@@ -298,6 +298,7 @@ assay_status assay_compare_undiagnosed(assay_context *ctx, assay_fixture_reader 
     TRY(assay_profile_check_golden(ctx, golden, profile));
     copy_text(report->case_name, sizeof report->case_name, golden, "case");
     copy_text(report->op, sizeof report->op, golden, "op");
+    copy_text(report->generator, sizeof report->generator, golden, "generator");
     snprintf(report->profile, sizeof report->profile, "%s", profile->precision.name);
     TRY(list_tensors(ctx, golden, order, report));
     TRY(find_thresholds(ctx, &c, false_alarm, report));

@@ -13,7 +13,7 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
     assay_fixture_reader *candidate = NULL;
     assay_profile profile;
     assay_report report = {0};
-    char *text = NULL, command[9000];
+    char *text = NULL;
     TRY(assay_golden_open(ctx, golden_path, &golden));
     TRY(assay_examine_file(ctx, candidate_path));
     TRY(assay_fixture_open(ctx, candidate_path, &candidate));
@@ -25,9 +25,9 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
     TRY(assay_judge(ctx, &golden, candidate, &how, &report, NULL));
     snprintf(report.golden_path, sizeof report.golden_path, "%s", golden_path);
     snprintf(report.candidate_path, sizeof report.candidate_path, "%s", candidate_path);
-    snprintf(command, sizeof command, "assay compare %s %s --precision %s", golden_path, candidate_path,
-             options->precision != NULL ? options->precision : profile.precision.name);
-    assay_report_style style = {.color = options->color, .verbosity = options->verbose ? 1 : 0, .command = command};
+    snprintf(report.reproduce, sizeof report.reproduce, "assay compare %s %s --precision %s", golden_path,
+             candidate_path, options->precision != NULL ? options->precision : profile.precision.name);
+    assay_report_style style = {.color = options->color, .verbosity = options->verbose ? 1 : 0};
     TRY(assay_report_text(ctx, &report, &style, &text));
     TRY(assay_command_write_reports(ctx, options, 1, &report));
     fputs(text, stdout);

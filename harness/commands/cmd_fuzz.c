@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 
 #include "harness/backends/backend_files.h"
+#include "harness/backends/server.h"
 #include "harness/commands/command.h"
 #include "harness/fuzz/fuzz.h"
 #include "harness/plan/plan_make.h"
@@ -56,9 +57,10 @@ cleanup:
 static void print_command(FILE *out, const assay_options *options, const char *file)
 {
     fprintf(out, "assay run");
-    assay_print_word_to(out, "", file);
-    assay_print_word_to(out, " --backend", options->backend);
-    if (options->precision != NULL) assay_print_word_to(out, " --precision", options->precision);
+    assay_write_word(out, "", file);
+    assay_write_word(out, " --backend", options->backend);
+    if (options->serve) fprintf(out, " --serve");
+    if (options->precision != NULL) assay_write_word(out, " --precision", options->precision);
     if (options->false_alarm != ASSAY_USUAL_FALSE_ALARM) fprintf(out, " --false-alarm %g", options->false_alarm);
     fprintf(out, " -v\n");
 }
@@ -215,12 +217,13 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
                        .tell = tell,
                        .self = (void *)(uintptr_t)options};
     if (f.cases == 0 && f.seconds == 0) f.seconds = USUAL_SECONDS;
-    TRY(assay_backend_check(ctx, options->backend));
+    TRY(assay_command_backend_check(ctx, options));
     if (options->precision != NULL) {
         TRY(assay_command_profile(ctx, options, NULL, "bfloat16", &profile));
         tried.profile = &profile;
     }
     TRY(make_output(ctx, options->output));
+    if (options->serve) TRY(assay_backend_server_make(ctx, options->backend, &tried.server));
     if (assay_backend_is_shared_object(options->backend)) {
         TRY(assay_forks_start(ctx, &tried.forks, options->backend, SHARED_BYTES));
     } else {
@@ -235,6 +238,7 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
 cleanup:
     assay_fuzz_free(&f);
     assay_forks_stop(&tried.forks);
+    assay_backend_server_free(tried.server);
     if (folder[0] != '\0') assay_backend_remove_folder(folder);
     return status;
 }

@@ -39,14 +39,16 @@ static assay_status write_candidate(assay_context *ctx, const assay_host *h, con
     TRY(assay_fixture_create(ctx, path, &writer));
     TRY(assay_fixture_set_text(ctx, writer, "kind", "candidate"));
     TRY(assay_fixture_set_text(ctx, writer, "case", name));
-    for (int i = 0; i < h->result_count; i++) {
-        assay_tensor_spec spec;
-        const void *bytes = NULL;
-        bool written = false;
-        TRY(assay_host_result(ctx, h, i, &spec, &bytes, &written));
-        if (!written) continue;
-        TRY(assay_fixture_declare(ctx, writer, &spec));
-        TRY(assay_fixture_append_raw(ctx, writer, spec.path, assay_shape_count(&spec.shape), bytes));
+    for (int pass = 0; pass < 2; pass++) {
+        for (int i = 0; i < h->result_count; i++) {
+            assay_tensor_spec spec;
+            const void *bytes = NULL;
+            bool written = false;
+            TRY(assay_host_result(ctx, h, i, &spec, &bytes, &written));
+            if (!written) continue;
+            TRY(pass == 0 ? assay_fixture_declare(ctx, writer, &spec)
+                          : assay_fixture_append_raw(ctx, writer, spec.path, assay_shape_count(&spec.shape), bytes));
+        }
     }
     assay_fixture_writer *done = writer;
     writer = NULL;

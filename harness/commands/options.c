@@ -8,17 +8,10 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "fixtures/fixture.h"
 #include "harness/certify/certificate.h"
 
 enum { COMMON = 1 << 30 };
-
-typedef struct option_row {
-    const char *name;
-    int letter; /* what getopt returns; a short option when printable */
-    bool takes_value;
-    unsigned group;
-    const char *value, *help;
-} option_row;
 
 enum {
     THREADS = 256,
@@ -37,6 +30,11 @@ enum {
     TIMEOUT,
     KEEP,
     TAG,
+    OP,
+    EXCLUDE,
+    NO_MESH,
+    SHARD,
+    SERVE,
     JSON,
     CERTIFY,
     MUTANTS,
@@ -47,14 +45,17 @@ enum {
     FUZZ_TIME,
     FUZZ_CASES,
     FUZZ_SEED,
-    FUZZ_FAILURES
+    FUZZ_FAILURES,
+    CONTAINER
 };
 
-static const option_row rows[] = {
-    {"output", 'o', true, ASSAY_OPT_OUTPUT, "PATH", "a .h5 file for one case, or a folder"},
+static const assay_option_row rows[] = {
+    {"output", 'o', true, ASSAY_OPT_OUTPUT, "PATH", "one file (.h5, .safetensors, .npz), or a folder"},
+    {"container", CONTAINER, true, ASSAY_OPT_CONTAINER, "NAME",
+     "of files in a folder: h5 (default), safetensors or npz"},
     {"set", SET, true, ASSAY_OPT_SET, "KEY=VALUE", "change a key of the case (repeatable)"},
     {"seed", SEED, true, ASSAY_OPT_SET, "N", "the seed of inputs, weights and cotangents"},
-    {"inputs", INPUTS, true, ASSAY_OPT_INPUTS, "FILE.h5",
+    {"inputs", INPUTS, true, ASSAY_OPT_INPUTS, "FILE",
      "take inputs, weights and cotangents from this file where it has them"},
     {"precision", PRECISION, true, ASSAY_OPT_PRECISION | ASSAY_OPT_PROFILE | ASSAY_OPT_FUZZ, "NAME",
      "profile: f64, f32, bf16, bf16_router, f16, tf32, tpu_default, fp8_e4m3_block128, or a FILE.yml with your own"},
@@ -66,12 +67,20 @@ static const option_row rows[] = {
     {"html", HTML_FILE, true, ASSAY_OPT_REPORTS, "FILE", "write the report as one HTML page, with pictures"},
     {"backend", BACKEND, true, ASSAY_OPT_BACKEND | ASSAY_OPT_FUZZ, "SPEC",
      "a shared object (./libmine.so), or a command with {request} and {candidate}"},
+    {"serve", SERVE, false, ASSAY_OPT_BACKEND | ASSAY_OPT_FUZZ, NULL,
+     "the command is started once, without placeholders, and reads requests (docs/backends.md)"},
     {"timeout", TIMEOUT, true, ASSAY_OPT_BACKEND | ASSAY_OPT_FUZZ, "SECONDS",
      "time limit of one run of the backend (default 300)"},
     {"keep", KEEP, true, ASSAY_OPT_BACKEND, "DIR", "keep golden, request and candidate files in this folder"},
     {"known", KNOWN_FILE, true, ASSAY_OPT_KNOWN, "FILE",
      "known failures, lines of a case and a reason: run, reported apart, an error when one passes"},
-    {"tag", TAG, true, ASSAY_OPT_LIST, "TAG", "only cases with this tag"},
+    {"tag", TAG, true, ASSAY_OPT_CHOOSE, "TAG[,TAG]", "only cases with one of these tags (repeatable)"},
+    {"op", OP, true, ASSAY_OPT_CHOOSE, "OP[,OP]", "only cases of one of these operations (repeatable)"},
+    {"exclude", EXCLUDE, true, ASSAY_OPT_CHOOSE, "WORD[,WORD]",
+     "no cases with this tag, of this operation, or whose name this glob matches (repeatable)"},
+    {"no-mesh", NO_MESH, false, ASSAY_OPT_CHOOSE, NULL, "no cases on more than one device"},
+    {"shard", SHARD, true, ASSAY_OPT_CHOOSE, "I/N",
+     "part I of N, of about the same work: for N jobs beside each other"},
     {"json", JSON, false, ASSAY_OPT_LIST, NULL, "as JSON"},
     {"mutants", MUTANTS, false, ASSAY_OPT_LIST, NULL, "the mutants of assay power instead of cases"},
     {"certify", CERTIFY, false, ASSAY_OPT_CERTIFY, NULL, "certify in binary128, and store the certificate"},
@@ -95,7 +104,7 @@ static const option_row rows[] = {
 };
 enum { ROWS = sizeof rows / sizeof *rows };
 
-static bool taken(const option_row *row, unsigned allowed)
+static bool taken(const assay_option_row *row, unsigned allowed)
 {
     return row->group == COMMON || (row->group & allowed) != 0;
 }
@@ -193,6 +202,20 @@ static assay_status parse_fuzz(assay_context *ctx, assay_options *o, int letter,
     }
 }
 
+static assay_status parse_shard(assay_context *ctx, const char *text, assay_options *o)
+{
+    enum { MOST = 10000 };
+    char *slash = NULL, *end = NULL;
+    const long shard = strtol(text, &slash, 10);
+    const long shards = *slash == '/' ? strtol(slash + 1, &end, 10) : 0;
+    if (slash == text || end == NULL || *end != '\0' || shard < 1 || shards > MOST || shard > shards) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "--shard is \"%s\", expected I/N with 1 <= I <= N <= %d", text, MOST);
+    }
+    o->shard = (int)shard;
+    o->shards = (int)shards;
+    return ASSAY_OK;
+}
+
 static assay_status parse_color(assay_context *ctx, const char *text, bool *color)
 {
     if (strcmp(text, "always") == 0) {
@@ -202,6 +225,17 @@ static assay_status parse_color(assay_context *ctx, const char *text, bool *colo
     } else if (strcmp(text, "auto") != 0) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "--color is \"%s\", expected auto, always or never", text);
     }
+    return ASSAY_OK;
+}
+
+static assay_status parse_container(assay_context *ctx, const char *text, const char **container)
+{
+    char name[32];
+    snprintf(name, sizeof name, "x.%.28s", text);
+    if (!assay_fixture_is_file_name(name) || strchr(text, '.') != NULL) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "--container is \"%s\", expected h5, safetensors or npz", text);
+    }
+    *container = text;
     return ASSAY_OK;
 }
 
@@ -280,12 +314,25 @@ static assay_status take(assay_context *ctx, assay_options *o, int letter, const
         o->folder = value;
         return ASSAY_OK;
     case TAG:
-        o->tag = value;
+        return assay_words_add(ctx, &o->filter.tags, "tag", value);
+    case OP:
+        return assay_words_add(ctx, &o->filter.ops, "op", value);
+    case EXCLUDE:
+        return assay_words_add(ctx, &o->filter.excludes, "exclude", value);
+    case NO_MESH:
+        o->filter.no_mesh = true;
+        return ASSAY_OK;
+    case SHARD:
+        return parse_shard(ctx, value, o);
+    case SERVE:
+        o->serve = true;
         return ASSAY_OK;
     case SET:
         return add_set(ctx, o, "", value);
     case SEED:
         return add_set(ctx, o, "seed=", value);
+    case CONTAINER:
+        return parse_container(ctx, value, &o->container);
     case THREADS:
         return parse_threads(ctx, value, &o->threads);
     case COLOR:
@@ -340,6 +387,7 @@ assay_status assay_options_parse(assay_context *ctx, int argc, char **argv, unsi
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
     *options = (assay_options){.threads = cores > 0 ? (int)cores : 1,
                                .engine = "reference",
+                               .container = "h5",
                                .color = isatty(STDOUT_FILENO) != 0,
                                .false_alarm = ASSAY_USUAL_FALSE_ALARM,
                                .timeout = 300.0,
@@ -368,6 +416,9 @@ void assay_options_free(assay_options *options)
     free(options->sets);
     options->sets = NULL;
     options->set_count = 0;
+    assay_words_free(&options->filter.tags);
+    assay_words_free(&options->filter.ops);
+    assay_words_free(&options->filter.excludes);
 }
 
 assay_status assay_options_apply(assay_context *ctx, const assay_options *options, assay_case *c)
@@ -378,19 +429,27 @@ cleanup:
     return status;
 }
 
+const assay_option_row *assay_options_next(unsigned allowed, const assay_option_row *after)
+{
+    for (const assay_option_row *row = after == NULL ? rows : after + 1; row < rows + ROWS; row++) {
+        if (taken(row, allowed)) return row;
+    }
+    return NULL;
+}
+
+char assay_option_letter(const assay_option_row *row)
+{
+    return row->letter <= UCHAR_MAX ? (char)row->letter : '\0';
+}
+
 void assay_options_print_help(unsigned allowed)
 {
     printf("\noptions:\n");
-    for (int i = 0; i < ROWS; i++) {
-        char left[64];
-        if (!taken(&rows[i], allowed)) continue;
-        if (rows[i].letter <= UCHAR_MAX) {
-            snprintf(left, sizeof left, "-%c, --%s%s%s", rows[i].letter, rows[i].name, rows[i].takes_value ? " " : "",
-                     rows[i].takes_value ? rows[i].value : "");
-        } else {
-            snprintf(left, sizeof left, "    --%s%s%s", rows[i].name, rows[i].takes_value ? " " : "",
-                     rows[i].takes_value ? rows[i].value : "");
-        }
-        printf("  %-26s %s\n", left, rows[i].help);
+    for (const assay_option_row *row = NULL; (row = assay_options_next(allowed, row)) != NULL;) {
+        char left[64], letter[5] = "    ";
+        if (assay_option_letter(row) != '\0') snprintf(letter, sizeof letter, "-%c, ", assay_option_letter(row));
+        snprintf(left, sizeof left, "%s--%s%s%s", letter, row->name, row->takes_value ? " " : "",
+                 row->takes_value ? row->value : "");
+        printf("  %-26s %s\n", left, row->help);
     }
 }

@@ -153,18 +153,35 @@ static int by_distance(const void *a, const void *b)
     return x->mutant < y->mutant ? -1 : x->mutant > y->mutant;
 }
 
-/* "NAME (0.31) or NAME (0.35)" of those that are as near as the first, or whose errors are as large; counts them. */
+/* "NAME (0.31) or NAME (0.35)" of those that are as near as the first; counts them. */
 static int name_nearest(const search *s, char *text, size_t size)
 {
     size_t length = 0;
     int count = 0;
     for (; count < s->held_count && count < ASSAY_EXPLAINED_MOST; count++) {
         const hypothesis *h = &s->held[count];
-        if (!s->noise && h->distance > s->held[0].distance + AS_NEAR) break;
+        if (h->distance > s->held[0].distance + AS_NEAR) break;
         length += (size_t)snprintf(text + length, size - length, "%s%s (%.2g)", count == 0 ? "" : " or ",
                                    h->mutant->name, h->residual);
     }
     return count;
+}
+
+/* The arithmetics that make errors as large, and what to ask of the kernel. */
+static void ask(const search *s, char *text, size_t size)
+{
+    size_t length = 0;
+    for (int i = 0; i < s->held_count && length < size; i++) {
+        const hypothesis *h = &s->held[i];
+        length += (size_t)snprintf(text + length, size - length, "%s%s make (%.2g times, %s)",
+                                   i == 0 ? "; errors are as large as " : ", or as ", h->mutant->makes, h->residual,
+                                   h->mutant->name);
+    }
+    for (int i = 0; i < s->held_count && length < size; i++) {
+        length += (size_t)snprintf(text + length, size - length, "%s%s", i == 0 ? ": does the kernel " : ", or ",
+                                   s->held[i].mutant->asks);
+    }
+    if (length < size) snprintf(text + length, size - length, "?");
 }
 
 static void say(const search *s, assay_report *report)
@@ -172,13 +189,9 @@ static void say(const search *s, assay_report *report)
     char *text = report->explanation, names[ASSAY_EXPLAINED_MOST * (ASSAY_EXPLAINED_NAME + 16)];
     const size_t size = sizeof report->explanation;
     const int count = name_nearest(s, names, sizeof names);
-    if (count == 0) {
-        snprintf(text, size, "no known bug explains it (%d mutants tried)", s->tried);
-    } else if (s->noise) {
-        snprintf(text, size,
-                 "no known bug explains it (%d mutants tried); its errors are as large as with %s, in brackets how "
-                 "many times",
-                 s->tried, names);
+    if (count == 0 || s->noise) {
+        const int length = snprintf(text, size, "no known bug explains it (%d mutants tried)", s->tried);
+        if (s->noise) ask(s, text + length, size - (size_t)length);
     } else {
         snprintf(text, size, "equals mutant %s: %s%.100s; in brackets the standard deviations that are left", names,
                  count > 1 ? "this case does not tell them apart; the first is " : "", s->held[0].mutant->models);

@@ -172,6 +172,7 @@ static assay_status run_command(assay_context *ctx, const assay_tried *tried, as
     assay_backend_file(golden, sizeof golden, tried->folder, "drawn", "golden.h5");
     TRY(assay_request_write(ctx, &a->plan, request, NULL, true));
     const assay_backend_call call = {.spec = tried->spec,
+                                     .server = tried->server,
                                      .request = request,
                                      .candidate = candidate,
                                      .golden = golden,

@@ -12,8 +12,9 @@ typedef struct assay_tried {
     const char *spec;
     const assay_profile *profile; /* NULL: that of each case's grid */
     double false_alarm, timeout;
-    const char *folder; /* of a command's files */
-    assay_forks forks;  /* of a shared object */
+    const char *folder;           /* of a command's files */
+    assay_backend_server *server; /* that is asked in place of a command; NULL: none */
+    assay_forks forks;            /* of a shared object */
 } assay_tried;
 
 typedef enum assay_attempt_end {

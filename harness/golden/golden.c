@@ -103,9 +103,8 @@ cleanup:
     return status;
 }
 
-/* Opens the file, declares the datasets that `chosen` takes and writes those that are given. */
-static assay_status begin(assay_context *ctx, file_sink *sink, const assay_source *source, const char *path,
-                          const char *kind, bool results)
+/* Opens the file and declares what is given, and the results where they are wanted. */
+static assay_status begin(assay_context *ctx, file_sink *sink, const char *path, const char *kind, bool results)
 {
     assay_status status;
     const assay_plan *plan = sink->plan;
@@ -118,6 +117,15 @@ static assay_status begin(assay_context *ctx, file_sink *sink, const assay_sourc
             TRY(assay_fixture_declare(ctx, sink->writer, &plan->specs[i]));
         }
     }
+cleanup:
+    return status;
+}
+
+/* Once every attribute is set: some containers are planned whole. */
+static assay_status write_all_given(assay_context *ctx, file_sink *sink, const assay_source *source)
+{
+    assay_status status = ASSAY_OK;
+    const assay_plan *plan = sink->plan;
     for (int i = 0; i < plan->spec_count; i++) {
         if (assay_role_is_given(plan->specs[i].role)) TRY(write_given(ctx, sink, source, &plan->specs[i]));
     }
@@ -179,12 +187,13 @@ assay_status assay_golden_write_from(assay_context *ctx, const assay_plan *plan,
     assay_progress_start(&sink.progress, quiet, plan->c->name, plan->elements);
     TRY(assay_require_disk(ctx, path, plan->file_bytes));
     assay_sink out = {.self = &sink, .wants = sink_wants, .write = sink_write, .write_i32 = sink_write_i32};
-    TRY(begin(ctx, &sink, source, path, "golden", true));
+    TRY(begin(ctx, &sink, path, "golden", true));
     TRY(set_profiles(ctx, sink.writer, plan));
     if (plan->null_left_out[0] != '\0') {
         TRY(assay_fixture_set_text(ctx, sink.writer, "null_left_out", plan->null_left_out));
     }
     if (plan->mutants) TRY(set_mutant_names(ctx, sink.writer));
+    TRY(write_all_given(ctx, &sink, source));
     TRY(plan->mutants ? assay_evaluate_with_power(ctx, plan, source, &out, quiet)
                       : assay_evaluate_as_planned(ctx, plan, source, &out, quiet));
 cleanup:
@@ -207,12 +216,11 @@ cleanup:
     return status;
 }
 
-assay_status assay_request_write(assay_context *ctx, const assay_plan *plan, const char *path, const char *inputs_file,
-                                 bool quiet)
+assay_status assay_request_write_from(assay_context *ctx, const assay_plan *plan, const char *path,
+                                      const assay_source *source, bool quiet)
 {
     assay_status status;
     int count = 0;
-    assay_inputs inputs = {0};
     file_sink sink = {.plan = plan};
     const char **expects = calloc((size_t)plan->spec_count + 1, sizeof *expects);
     assay_progress_start(&sink.progress, quiet, plan->c->name, plan->elements);
@@ -223,13 +231,24 @@ assay_status assay_request_write(assay_context *ctx, const assay_plan *plan, con
     for (int i = 0; i < plan->spec_count; i++) {
         if (assay_role_is_result(plan->specs[i].role)) expects[count++] = plan->specs[i].path;
     }
-    TRY(assay_inputs_open(ctx, &inputs, plan->c, &plan->list, inputs_file));
-    assay_source source = assay_inputs_source(&inputs);
-    TRY(begin(ctx, &sink, &source, path, "request", false));
+    TRY(begin(ctx, &sink, path, "request", false));
     TRY(assay_fixture_set_texts(ctx, sink.writer, "expects", count, expects));
+    TRY(write_all_given(ctx, &sink, source));
 cleanup:
     status = finish(ctx, &sink, status);
-    assay_inputs_close(&inputs);
     free(expects);
+    return status;
+}
+
+assay_status assay_request_write(assay_context *ctx, const assay_plan *plan, const char *path, const char *inputs_file,
+                                 bool quiet)
+{
+    assay_status status;
+    assay_inputs inputs = {0};
+    TRY(assay_inputs_open(ctx, &inputs, plan->c, &plan->list, inputs_file));
+    const assay_source source = assay_inputs_source(&inputs);
+    TRY(assay_request_write_from(ctx, plan, path, &source, quiet));
+cleanup:
+    assay_inputs_close(&inputs);
     return status;
 }

@@ -1,7 +1,6 @@
 #include "harness/host/host.h"
 
 #include <dlfcn.h>
-#include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,51 +9,7 @@
 #include "harness/backends/backend.h"
 #include "oracle/base/memory.h"
 
-enum { GUARD = 4096, GUARD_BYTE = 0xa5, WIDEST = 8, EXTRA_SETTINGS = 11 };
-
-static const struct {
-    assay_dtype dtype;
-    assay_backend_type type;
-} type_table[] = {
-    {ASSAY_FLOAT64, ASSAY_BACKEND_FLOAT64},         {ASSAY_FLOAT32, ASSAY_BACKEND_FLOAT32},
-    {ASSAY_TFLOAT32, ASSAY_BACKEND_FLOAT32},        {ASSAY_BFLOAT16, ASSAY_BACKEND_BFLOAT16},
-    {ASSAY_FLOAT16, ASSAY_BACKEND_FLOAT16},         {ASSAY_FLOAT8_E4M3FN, ASSAY_BACKEND_FLOAT8_E4M3FN},
-    {ASSAY_FLOAT8_E5M2, ASSAY_BACKEND_FLOAT8_E5M2}, {ASSAY_INT32, ASSAY_BACKEND_INT32},
-};
-enum { TYPES = sizeof type_table / sizeof *type_table };
-
-static assay_backend_type backend_type(assay_dtype dtype)
-{
-    for (int i = 0; i < TYPES; i++) {
-        if (type_table[i].dtype == dtype) return type_table[i].type;
-    }
-    return ASSAY_BACKEND_FLOAT64;
-}
-
-static bool dtype_of(assay_backend_type type, assay_dtype *dtype)
-{
-    for (int i = 0; i < TYPES; i++) {
-        if (type_table[i].type == type) {
-            *dtype = type_table[i].dtype;
-            return true;
-        }
-    }
-    return false;
-}
-
-/* Texts as they are, a pair joined by a comma, numbers and booleans as YAML writes them. */
-static void setting_text(const assay_model_key *key, const assay_model_config *config, char *text, size_t size)
-{
-    const void *value = (const char *)config + key->offset;
-    if (key->type == ASSAY_KEY_S) {
-        snprintf(text, size, "%s", ((const assay_text *)value)->text);
-    } else if (key->type == ASSAY_KEY_A) {
-        const assay_text_pair *pair = value;
-        snprintf(text, size, "%s,%s", pair->item[0], pair->item[1]);
-    } else {
-        assay_model_key_text(key, config, text, size);
-    }
-}
+enum { GUARD = 4096, GUARD_BYTE = 0xa5, WIDEST = 8 };
 
 typedef struct maker {
     assay_context *ctx;
@@ -81,40 +36,20 @@ static assay_status copy_text(const maker *m, const char *text, const char **cop
     return status;
 }
 
-static assay_status add_setting(const maker *m, const char *key, const char *value)
-{
-    assay_backend_setting *setting = &m->host->settings[m->host->setting_count++];
-    const assay_status status = copy_text(m, value, &setting->value);
-    return status == ASSAY_OK ? copy_text(m, key, &setting->key) : status;
-}
-
 static assay_status fill_settings(const maker *m, const assay_case *c)
 {
-    assay_status status = ASSAY_OK;
-    char text[ASSAY_KEY_VALUE_SIZE];
-    const struct {
-        const char *key;
-        int64_t value;
-    } numbers[] = {{"batch", c->batch},
-                   {"sequence", c->sequence},
-                   {"mesh.data", c->mesh_data},
-                   {"mesh.fsdp", c->mesh_fsdp},
-                   {"mesh.expert", c->mesh_expert},
-                   {"mesh.tensor", c->mesh_tensor},
-                   {"mesh.mlp_tensor", c->mesh_mlp_tensor},
-                   {"mesh.fsdp_transpose", c->mesh_fsdp_transpose}};
-    for (int i = 0; i < ASSAY_MODEL_KEYS; i++) {
-        setting_text(&assay_model_keys[i], &c->config, text, sizeof text);
-        TRY(add_setting(m, assay_model_keys[i].name, text));
+    assay_status status;
+    assay_backend_settings all = {0};
+    TRY(assay_backend_settings_make(m->ctx, c, &all));
+    TRY(take(m, "settings", all.count, sizeof *m->host->settings, &m->host->settings));
+    for (; m->host->setting_count < all.count; m->host->setting_count++) {
+        const assay_backend_setting *from = &all.items[m->host->setting_count];
+        assay_backend_setting *to = &m->host->settings[m->host->setting_count];
+        TRY(copy_text(m, from->key, &to->key));
+        TRY(copy_text(m, from->value, &to->value));
     }
-    TRY(add_setting(m, "op", c->op));
-    TRY(add_setting(m, "case", c->name));
-    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
-        snprintf(text, sizeof text, "%" PRId64, numbers[i].value);
-        TRY(add_setting(m, numbers[i].key, text));
-    }
-    TRY(add_setting(m, "dtype", assay_dtype_name(c->dtype)));
 cleanup:
+    assay_backend_settings_free(&all);
     return status;
 }
 
@@ -122,27 +57,22 @@ cleanup:
 static assay_status load_tensor(const maker *m, const assay_source *in, const assay_tensor_spec *spec)
 {
     assay_status status;
-    assay_context *ctx = m->ctx;
-    double *values = NULL;
+    assay_backend_tensor read = {0};
     void *data = NULL;
     int64_t *dims = NULL;
-    const int64_t count = assay_shape_count(&spec->shape);
+    const int64_t count = assay_shape_count(&spec->shape), size = (int64_t)assay_dtype_size(spec->type);
     assay_backend_tensor *tensor = &m->host->tensors[m->host->tensor_count++];
-    TRY(take(m, spec->path, count, (int64_t)assay_dtype_size(spec->type), &data));
+    TRY(take(m, spec->path, count, size, &data));
     TRY(take(m, spec->path, ASSAY_MAX_RANK, sizeof *dims, &dims));
     memcpy(dims, spec->shape.dims, sizeof spec->shape.dims);
-    *tensor =
-        (assay_backend_tensor){.type = backend_type(spec->type), .rank = spec->shape.rank, .dims = dims, .data = data};
+    TRY(assay_backend_tensor_read(m->ctx, in, spec, &read));
+    memcpy(data, read.data, (size_t)(count * size));
+    *tensor = read;
+    tensor->dims = dims;
+    tensor->data = data;
     TRY(copy_text(m, spec->path, &tensor->path));
-    if (spec->type == ASSAY_INT32) {
-        TRY(in->read_i32(ctx, in->self, spec->path, 0, count, data));
-        goto cleanup;
-    }
-    TRY(assay_alloc_f64(ctx, spec->path, count, &values));
-    TRY(in->read(ctx, in->self, spec->path, 0, count, values));
-    assay_dtype_encode(spec->type, count, values, data);
 cleanup:
-    free(values);
+    free((void *)read.data);
     return status;
 }
 
@@ -165,7 +95,6 @@ assay_status assay_host_make(assay_context *ctx, const assay_plan *plan, const a
     const maker m = {ctx, memory, host};
     const int64_t specs = plan->spec_count + 1;
     *host = (assay_host){0};
-    TRY(take(&m, "settings", ASSAY_MODEL_KEYS + EXTRA_SETTINGS, sizeof *host->settings, &host->settings));
     TRY(take(&m, "tensors", specs, sizeof *host->tensors, &host->tensors));
     TRY(take(&m, "results", specs, sizeof *host->results, &host->results));
     TRY(take(&m, "results", specs, sizeof *host->specs, &host->specs));
@@ -190,14 +119,8 @@ static void poison(assay_host *h)
         memset(h->blocks[i], GUARD_BYTE, GUARD);
         memset(h->blocks[i] + GUARD, 0xff, bytes);
         memset(h->blocks[i] + GUARD + bytes, GUARD_BYTE, GUARD);
-        h->results[i] =
-            (assay_backend_result){.path = spec->path,
-                                   .type = spec->type == ASSAY_INT32 ? ASSAY_BACKEND_INT32 : ASSAY_BACKEND_FLOAT32,
-                                   .rank = spec->shape.rank,
-                                   .dims = spec->shape.dims,
-                                   .data = h->blocks[i] + GUARD,
-                                   .required = assay_role_is_required(spec->role),
-                                   .written = 1};
+        h->results[i] = assay_backend_result_of(spec);
+        h->results[i].data = h->blocks[i] + GUARD;
     }
     h->message[0] = '\0';
 }
@@ -251,7 +174,7 @@ assay_status assay_host_result(assay_context *ctx, const assay_host *host, int i
     *spec = host->specs[index];
     *bytes = host->blocks[index] + GUARD;
     *written = host->results[index].written != 0;
-    if (!*written || dtype_of(host->results[index].type, &spec->type)) return ASSAY_OK;
+    if (!*written || assay_dtype_of_backend(host->results[index].type, &spec->type)) return ASSAY_OK;
     return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: the backend set type %d, which there is not", spec->path,
                       (int)host->results[index].type);
 }

@@ -3,9 +3,7 @@
 #ifndef ASSAY_HARNESS_HOST_H
 #define ASSAY_HARNESS_HOST_H
 
-#include <assay/backend.h>
-
-#include "harness/plan/plan.h"
+#include "harness/plan/backend_view.h"
 
 typedef int (*assay_backend_function)(const assay_backend_request *request);
 

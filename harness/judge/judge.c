@@ -1,8 +1,11 @@
 #include "harness/judge/judge.h"
 
+#include <stdio.h>
+
 #include "compare/pictures.h"
 #include "harness/explain/explain.h"
 #include "harness/routing_choice/given_choice.h"
+#include "harness/version/version.h"
 
 assay_golden *assay_judged_by(assay_golden *golden, assay_golden *against)
 {
@@ -26,6 +29,7 @@ assay_status assay_judge(assay_context *ctx, assay_golden *golden, assay_fixture
     if (are_drawn(how, report->verdict)) {
         TRY(assay_pictures_draw(ctx, held->reader, candidate, how->profile, report));
     }
+    snprintf(report->program, sizeof report->program, "assay %s", assay_version_text(ctx->isa));
 cleanup:
     if (status != ASSAY_OK) {
         assay_report_free(report);

@@ -69,10 +69,11 @@ static assay_status check_values(assay_context *ctx, const assay_inputs *inputs,
                               inputs->file_name, entry->spec.path, first + i, values[i]);
         }
         if (assay_dtype_round(entry->spec.type, values[i], false) != values[i]) {
-            return assay_fail(
-                ctx, ASSAY_BAD_INPUT,
-                "%s: %s[%" PRId64 "] is %.17g, which is no %s value; give --set dtype=float32 or round it first",
-                inputs->file_name, entry->spec.path, first + i, values[i], assay_dtype_name(entry->spec.type));
+            return assay_fail(ctx, ASSAY_BAD_INPUT,
+                              "%s: %s[%" PRId64
+                              "] is %.17g, which is no %s value; give --set dtypes.%s=float32 or round it first",
+                              inputs->file_name, entry->spec.path, first + i, values[i],
+                              assay_dtype_name(entry->spec.type), entry->spec.path);
         }
     }
     return ASSAY_OK;

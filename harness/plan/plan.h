@@ -29,8 +29,12 @@ typedef struct assay_plan {
 
 /* The profile of a precision of the plan. */
 const assay_profile *assay_plan_profile(const assay_plan *plan, const char *name);
-/* The profile's precision for a case: where its inputs lie on a finer grid, they are rounded. */
+/* The profile's precision for a case: where its dtype has a finer grid, what is given is rounded, but for tensors whose
+ * type `dtypes:` names. */
 assay_precision assay_case_precision(const assay_case *c, const assay_profile *profile);
+/* The type of a product's operands in the emulated arithmetic: the profile's; or the finest that `dtypes:` names, where
+ * the profile multiplies operands as they are stored. */
+assay_dtype assay_case_multiply(const assay_case *c, const assay_profile *profile);
 /* The golden is to hold no null distributions: those of old goldens do not. */
 void assay_plan_drop_null(assay_plan *plan);
 /* Adds a dataset to the plan, whose list has room for it. */
