@@ -44,7 +44,8 @@ static bool judge_type(const assay_profile *profile, assay_tensor_result *result
     }
     if (expected == ASSAY_INT32) return false;
     if (found == ASSAY_INT32) {
-        judge(result, ASSAY_FAIL, ASSAY_FINDING_TYPE, "type is int32, expected a float type");
+        judge(result, ASSAY_FAIL, ASSAY_FINDING_TYPE,
+              "type is int32, expected a float type; bits of one need the attribute float_type");
         return true;
     }
     if (!(assay_dtype_unit_roundoff(found) <= assay_dtype_unit_roundoff(profile->storage))) {

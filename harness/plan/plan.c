@@ -100,7 +100,9 @@ assay_order assay_plan_order(const assay_plan *plan)
     return (assay_order){.specs = plan->specs,
                          .count = plan->spec_count,
                          .lawful = plan->operation != NULL && plan->operation->lawful != NULL ? lawful : NULL,
-                         .self = plan};
+                         .self = plan,
+                         .only = plan->only,
+                         .only_count = plan->only_count};
 }
 
 int assay_plan_find(const assay_plan *plan, const char *path)
