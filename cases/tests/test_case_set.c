@@ -146,8 +146,12 @@ TEST(refuses_and_changes_nothing)
 
 TEST(reports_every_failed_allocation)
 {
-    static const char *const ASSIGNMENTS[] = {"profiles=bf16,f32", "inputs.y={values: [1]}", "mlp_activations=relu",
-                                              "dtypes.y=float32"};
+    static const char *const ASSIGNMENTS[] = {
+        "profiles=bf16,f32", "inputs.y={values: [1]}", "mlp_activations=relu", "dtypes.y=float32",
+        "model={model_type: mixtral, hidden_size: 8, intermediate_size: 8, num_hidden_layers: 1, num_attention_heads: "
+        "2,"
+        " num_key_value_heads: 1, num_local_experts: 4, num_experts_per_tok: 2, rms_norm_eps: 1e-5, rope_theta: 1e6,"
+        " max_position_embeddings: 64, rope_scaling: {type: yarn, factor: 4, original_max_position_embeddings: 16}}"};
     for (size_t i = 0; i < sizeof ASSIGNMENTS / sizeof *ASSIGNMENTS; i++) {
         for (int64_t n = 0;; n++) {
             assay_context ctx = {.threads = 1};

@@ -73,6 +73,9 @@ for name in model.safetensors:model.layers.3 model.safetensors:model.layers.3.ml
   expect 0 generate moe/small "${sets[@]}" --weights "$name" -o found.h5 --quiet
   cmp -s expected.h5 found.h5 || complain "$name gives another golden"
 done
+expect 0 request moe/small "${sets[@]}" --inputs model.safetensors.h5 -o request.h5 --quiet
+expect 0 request moe/small "${sets[@]}" --weights . -o found.h5 --quiet
+cmp -s request.h5 found.h5 || complain "the request has other weights"
 mkdir shards
 "$python" - <<'PYTHON'
 import json
@@ -132,6 +135,7 @@ refuses 'no checkpoint of Hugging Face has weights/scale' generate rms_norm/deep
 refuses 'weights/.* is given, and --weights gives all weights' generate moe/small --weights model.safetensors --inputs model.safetensors.h5 -o x.h5
 refuses 'op permute has no weights|no checkpoint' generate permute/stable --weights model.safetensors -o x.h5
 refuses 'nowhere.safetensors' generate moe/small --weights nowhere.safetensors -o x.h5
+refuses 'nowhere.safetensors' run moe/small --weights nowhere.safetensors --backend 'true {request} {candidate}'
 refuses 'unknown option --weights' check moe/small --weights model.safetensors
 checkpoint moe/small mixtral
 refuses 'weights/gate/bias: expected model.layers.3.mlp.gate.e_score_correction_bias, model.layers.3.mlp.router.bias$' \

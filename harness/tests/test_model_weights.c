@@ -1,0 +1,80 @@
+/* --weights in memory: every failed allocation is told, and nothing is left. (hugging_face.sh has the layouts.) */
+#include "harness/plan/model_weights.h"
+#include "harness/tests/harness_test.h"
+
+static const char mlp[] = "case: a\nop: mlp\nconfig: {base_emb_dim: 2, base_mlp_dim: 3}\nsequence: 2\n";
+
+/* A safetensors file of three linear layers, [out, in] each: 1, 2, 3 ... */
+static void write_checkpoint(const char *path)
+{
+    static const char header[] = "{\"model.layers.0.mlp.gate_proj.weight\":{\"dtype\":\"F32\",\"shape\":[3,2],"
+                                 "\"data_offsets\":[0,24]},\"model.layers.0.mlp.up_proj.weight\":{\"dtype\":\"F32\","
+                                 "\"shape\":[3,2],\"data_offsets\":[24,48]},\"model.layers.0.mlp.down_proj.weight\":"
+                                 "{\"dtype\":\"F32\",\"shape\":[2,3],\"data_offsets\":[48,72]}}";
+    const uint64_t length = sizeof header - 1;
+    float numbers[18];
+    for (int i = 0; i < 18; i++) numbers[i] = (float)(i + 1);
+    FILE *file = fopen(path, "wb");
+    assert_non_null(file);
+    assert_int_equal(fwrite(&length, sizeof length, 1, file), 1);
+    assert_int_equal(fwrite(header, length, 1, file), 1);
+    assert_int_equal(fwrite(numbers, sizeof numbers, 1, file), 1);
+    assert_int_equal(fclose(file), 0);
+}
+
+static void checkpoint_path(const test_folder *folder, char *path, size_t size)
+{
+    snprintf(path, size, "%s/model.safetensors", folder->path);
+    write_checkpoint(path);
+}
+
+TEST_IN_FOLDER(linear_layers_are_turned)
+{
+    static const double up[] = {7, 9, 11, 8, 10, 12}, down[] = {13, 16, 14, 17, 15, 18};
+    char path[TEST_PATH_SIZE + 32];
+    double found[6];
+    assay_context ctx = assay_context_default(1);
+    assay_plan plan = {0};
+    assay_model_weights *weights = NULL;
+    assay_case *c = case_from(mlp);
+    checkpoint_path(folder, path, sizeof path);
+    assert_ok(&ctx, assay_plan_make(&ctx, &plan, c));
+    assert_ok(&ctx, assay_model_weights_open(&ctx, path, c, &plan.list, &weights));
+    assert_ok(&ctx, assay_model_weights_read(&ctx, weights, "weights/wi_1/kernel", 0, 6, found));
+    assert_same_bits(found, up, 6);
+    assert_ok(&ctx, assay_model_weights_read(&ctx, weights, "weights/wo/kernel", 2, 3, found));
+    assert_same_bits(found, down + 2, 3);
+    assert_true(assay_model_weights_has(weights, "weights/wi_0/kernel"));
+    assert_false(assay_model_weights_has(weights, "inputs/x"));
+    assay_model_weights_close(weights);
+    assay_plan_free(&plan);
+    assay_cases_free(c, 1);
+    assert_int_equal(unlink(path), 0);
+}
+
+TEST_IN_FOLDER(every_failed_allocation_is_told)
+{
+    char path[TEST_PATH_SIZE + 32];
+    assay_context ctx = assay_context_default(1);
+    assay_plan plan = {0};
+    assay_case *c = case_from(mlp);
+    checkpoint_path(folder, path, sizeof path);
+    assert_ok(&ctx, assay_plan_make(&ctx, &plan, c));
+    for (int64_t n = 0;; n++) {
+        double found[6];
+        assay_model_weights *weights = NULL;
+        assay_fail_allocation(n);
+        assay_status status = assay_model_weights_open(&ctx, path, c, &plan.list, &weights);
+        if (status == ASSAY_OK) {
+            status = assay_model_weights_read(&ctx, weights, "weights/wi_0/kernel", 0, 6, found);
+        }
+        const bool done = had_memory(&ctx, status);
+        assay_model_weights_close(weights);
+        if (!done) continue;
+        assert_true(n > 10);
+        break;
+    }
+    assay_plan_free(&plan);
+    assay_cases_free(c, 1);
+    assert_int_equal(unlink(path), 0);
+}
