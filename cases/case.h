@@ -21,6 +21,13 @@ typedef struct assay_case_input {
     int line;              /* in the YAML, for messages; 0 when from elsewhere */
 } assay_case_input;
 
+/* An entry of `dtypes:`: the type of the tensors whose path matches, with or without its leading folder (that of
+ * cotangents never goes without). */
+typedef struct assay_case_dtype {
+    char pattern[ASSAY_PATH_SIZE];
+    assay_dtype type;
+} assay_case_dtype;
+
 /* A list of texts: tags, gradient patterns, checkpoint names, profiles. `all` and `none` as single words are kept as
  * such. */
 typedef struct assay_text_list {
@@ -38,7 +45,9 @@ typedef struct assay_case {
     int64_t batch, sequence;
     int64_t mesh_data, mesh_fsdp, mesh_expert, mesh_tensor, mesh_mlp_tensor, mesh_fsdp_transpose;
     uint64_t seed;
-    assay_dtype dtype; /* the grid of inputs, weights and cotangents; bfloat16 by default */
+    assay_dtype dtype;        /* the grid of inputs, weights and cotangents; bfloat16 by default */
+    assay_case_dtype *dtypes; /* of those that have another */
+    int dtype_count;
     assay_case_input *inputs;
     int input_count;
     int64_t position_start, position_step;
@@ -59,13 +68,24 @@ assay_status assay_cases_parse_stored(assay_context *ctx, const char *origin, co
                                       assay_case **cases, int *count);
 void assay_cases_free(assay_case *cases, int count);
 
-/* `key=value`: a configuration key, or case, batch, sequence, seed, dtype, gradients, checkpoints, profiles,
- * mesh.{data,fsdp,fsdp_transpose,expert,tensor,mlp_tensor}, positions.{start,step}, inputs.PATH ({distribution: ...} in YAML's flow form). A value
+/* `key=value`: a configuration key, or model (a name, or a path from the working directory, in place of all
+ * configuration keys), case, batch, sequence, seed, dtype, gradients, checkpoints, profiles,
+ * mesh.{data,fsdp,fsdp_transpose,expert,tensor,mlp_tensor}, positions.{start,step}, inputs.PATH ({distribution: ...} in YAML's flow form), dtypes.PATTERN. A value
  * that is refused leaves the case as it was. */
 assay_status assay_case_set(assay_context *ctx, assay_case *c, const char *assignment);
 
 /* The complete case as YAML, no model file needed; parsing it gives an equal case. *text is allocated. */
 assay_status assay_case_to_yaml(assay_context *ctx, const assay_case *c, char **text);
+
+/* The same without the keys that say nothing: neither given nor other than their default. */
+assay_status assay_case_to_short_yaml(assay_context *ctx, const assay_case *c, char **text);
+
+/* Changes that --set does not make. `copy` owns what it has, is zeroed before and freed if it fails. */
+assay_status assay_case_copy(assay_context *ctx, const assay_case *c, assay_case *copy);
+void assay_case_drop_input(assay_case *c, int index); /* nothing is said of the tensor any more */
+void assay_case_drop_tags(assay_case *c);
+void assay_case_leave_open(assay_case *c, int key);     /* its default, as if it had not been given */
+bool assay_case_says_key(const assay_case *c, int key); /* it was given, or is not the default */
 
 /* Each `PATTERN` (the name of a catalogue case, a glob over the names, a path to a YAML file) as a list of cases: those
  * of the catalogue first and in its order, then those of files; without repeats. A pattern that matches nothing is
@@ -77,6 +97,10 @@ assay_status assay_catalogue(assay_context *ctx, assay_case **cases, int *count)
 
 /* What the case says of a tensor, by its path with or without the leading folder; NULL when it says nothing. */
 const assay_case_input *assay_case_input_of(const assay_case *c, const char *path);
+
+/* The entry of `dtypes:` that gives a tensor its type, the last that matches; NULL: it has the case's dtype. */
+const assay_case_dtype *assay_case_dtype_of(const assay_case *c, const char *path);
+bool assay_case_dtype_matches(const assay_case_dtype *dtype, const char *path);
 
 /* A case with the tag `exact` says that every operation of it is exact in its profiles: its error scales are 0, and a
  * candidate is held to equality. */

@@ -62,14 +62,14 @@ static assay_status read_name(const assay_yaml *y, const yaml_node_t *node, assa
     return ASSAY_OK;
 }
 
-static assay_status read_dtype(const assay_yaml *y, const yaml_node_t *node, assay_case *c)
+assay_status assay_case_read_dtype(const assay_yaml *y, const yaml_node_t *node, const char *what, assay_dtype *type)
 {
     char name[ASSAY_TEXT_SIZE];
-    assay_dtype type;
-    assay_status status = assay_yaml_text(y, node, "dtype", name, sizeof name);
+    assay_dtype read;
+    assay_status status = assay_yaml_text(y, node, what, name, sizeof name);
     RETURN_IF(status != ASSAY_OK, status);
-    if (assay_dtype_from_name(name, &type) && type != ASSAY_INT32) {
-        c->dtype = type;
+    if (assay_dtype_from_name(name, &read) && read != ASSAY_INT32) {
+        *type = read;
         return ASSAY_OK;
     }
     char wanted[256] = "";
@@ -79,7 +79,7 @@ static assay_status read_dtype(const assay_yaml *y, const yaml_node_t *node, ass
         const char *comma = used > 0 ? ", " : "one of ";
         used += (size_t)snprintf(wanted + used, sizeof wanted - used, "%s%s", comma, assay_dtype_name((assay_dtype)i));
     }
-    return assay_yaml_refuse_value(y, node, "dtype", wanted);
+    return assay_yaml_refuse_value(y, node, what, wanted);
 }
 
 assay_status assay_case_read_field(const assay_yaml *y, assay_case *c, const char *key, const yaml_node_t *value,
@@ -100,7 +100,7 @@ assay_status assay_case_read_field(const assay_yaml *y, assay_case *c, const cha
         return assay_yaml_text(y, value, key, c->description, sizeof c->description);
     }
     if (strcmp(key, "seed") == 0) return assay_yaml_seed(y, value, key, &c->seed);
-    if (strcmp(key, "dtype") == 0) return read_dtype(y, value, c);
+    if (strcmp(key, "dtype") == 0) return assay_case_read_dtype(y, value, key, &c->dtype);
     *known = false;
     return ASSAY_OK;
 }

@@ -35,12 +35,24 @@ void assay_case_offer_fields(assay_nearest *nearest); /* their names */
 
 /* model: a name, a path or a mapping. */
 assay_status assay_case_read_model(const assay_yaml *y, assay_case *c, const yaml_node_t *node);
+/* The keys of a model in a mapping. */
+assay_status assay_model_read_mapping(const assay_yaml *y, const yaml_node_t *node, assay_model_config *config);
+/* A configuration of Hugging Face, which has a model_type (docs/hugging-face.md). */
+bool assay_is_hugging_face(const assay_yaml *y, const yaml_node_t *root);
+assay_status assay_hugging_face_read(const assay_yaml *y, const yaml_node_t *root, assay_model_config *config);
 /* config: unknown keys are refused. */
 assay_status assay_case_read_config(const assay_yaml *y, assay_case *c, const yaml_node_t *node);
 /* The same by its name, and the keys of MaxText that might change something; false for any other. */
 bool assay_model_read_by_name(const assay_yaml *y, assay_model_config *config, const char *name,
                               const yaml_node_t *value, assay_status *status);
 void assay_model_offer_keys(assay_nearest *nearest); /* both kinds */
+
+/* A float type. */
+assay_status assay_case_read_dtype(const assay_yaml *y, const yaml_node_t *node, const char *what, assay_dtype *type);
+/* dtypes: all of them, or one (which goes behind the others, in place of what was there for that pattern). */
+assay_status assay_case_read_dtypes(const assay_yaml *y, assay_case *c, const yaml_node_t *node);
+assay_status assay_case_read_dtype_of(const assay_yaml *y, assay_case *c, const char *pattern,
+                                      const yaml_node_t *key_node, const yaml_node_t *value);
 
 /* inputs: all of them, or one (which replaces what was there for that path). */
 assay_status assay_case_read_inputs(const assay_yaml *y, assay_case *c, const yaml_node_t *node);

@@ -12,7 +12,7 @@ typedef struct assignment {
 
 static assay_status assign(const assay_yaml *y, const yaml_node_t *value, void *arg)
 {
-    static const char INPUTS[] = "inputs.";
+    static const char INPUTS[] = "inputs.", DTYPES[] = "dtypes.";
     assignment *a = arg;
     char hint[ASSAY_MESSAGE_SIZE / 2];
     bool known = false;
@@ -21,6 +21,10 @@ static assay_status assign(const assay_yaml *y, const yaml_node_t *value, void *
     if (assay_model_read_by_name(y, &a->c->config, a->key, value, &status)) return status;
     if (strncmp(a->key, INPUTS, strlen(INPUTS)) == 0) {
         return assay_case_read_input(y, a->c, a->key + strlen(INPUTS), value, value);
+    }
+    if (strcmp(a->key, "model") == 0) return assay_case_read_model(y, a->c, value);
+    if (strncmp(a->key, DTYPES, strlen(DTYPES)) == 0) {
+        return assay_case_read_dtype_of(y, a->c, a->key + strlen(DTYPES), value, value);
     }
     status = assay_case_read_field(y, a->c, a->key, value, &known);
     if (known) return status;

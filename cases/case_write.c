@@ -44,17 +44,19 @@ static void write_maxtext_key(FILE *out, const char *name, const char *value)
 }
 
 /* The model under the name it came with, and under config a name that was given over it. */
-static void write_config(FILE *out, const assay_case *c)
+static void write_config(FILE *out, const assay_case *c, bool all)
 {
     char value[ASSAY_KEY_VALUE_SIZE];
     fprintf(out, "model:\n");
     for (int i = 0; i < ASSAY_MODEL_KEYS; i++) {
         const assay_model_key *key = &assay_model_keys[i];
+        if (!all && c->model[0] == '\0' && !assay_case_says_key(c, i)) continue;
         if (strcmp(key->name, "model_name") == 0) {
             write_text(out, "  model_name: ", c->model);
             fprintf(out, "\n");
             continue;
         }
+        if (!all && !assay_case_says_key(c, i)) continue;
         assay_model_key_text(key, &c->config, value, sizeof value);
         fprintf(out, "  %s: %s\n", key->name, value);
     }
@@ -83,7 +85,7 @@ static void write_input(FILE *out, const assay_case_input *input)
             input->unused_nan ? ", unused_nan: true" : "");
 }
 
-static void write_case(FILE *out, const assay_case *c)
+static void write_case(FILE *out, const assay_case *c, bool all)
 {
     write_text(out, "case: ", c->name);
     write_text(out, "\ndescription: ", c->description);
@@ -91,7 +93,7 @@ static void write_case(FILE *out, const assay_case *c)
     write_list(out, "tags", &c->tags);
     write_text(out, "op: ", c->op);
     fprintf(out, "\n");
-    write_config(out, c);
+    write_config(out, c, all);
     fprintf(out, "batch: %" PRId64 "\nsequence: %" PRId64 "\n", c->batch, c->sequence);
     fprintf(out, "mesh: {data: %" PRId64 ", fsdp: %" PRId64 ", expert: %" PRId64, c->mesh_data, c->mesh_fsdp,
             c->mesh_expert);
@@ -100,6 +102,10 @@ static void write_case(FILE *out, const assay_case *c)
     if (c->mesh_fsdp_transpose > 1) fprintf(out, ", fsdp_transpose: %" PRId64, c->mesh_fsdp_transpose);
     fprintf(out, "}\n");
     fprintf(out, "seed: %" PRIu64 "\ndtype: %s\n", c->seed, assay_dtype_name(c->dtype));
+    for (int i = 0; i < c->dtype_count; i++) {
+        write_text(out, i == 0 ? "dtypes: {" : ", ", c->dtypes[i].pattern);
+        fprintf(out, ": %s%s", assay_dtype_name(c->dtypes[i].type), i + 1 == c->dtype_count ? "}\n" : "");
+    }
     fprintf(out, c->input_count > 0 ? "inputs:\n" : "inputs: {}\n");
     for (int i = 0; i < c->input_count; i++) write_input(out, &c->inputs[i]);
     fprintf(out, "positions: {start: %" PRId64 ", step: %" PRId64 "}\n", c->position_start, c->position_step);
@@ -108,17 +114,27 @@ static void write_case(FILE *out, const assay_case *c)
     write_list(out, "profiles", &c->profiles);
 }
 
-assay_status assay_case_to_yaml(assay_context *ctx, const assay_case *c, char **text)
+static assay_status to_yaml(assay_context *ctx, const assay_case *c, bool all, char **text)
 {
     char *memory = NULL;
     size_t size = 0;
     *text = NULL;
     FILE *out = open_memstream(&memory, &size);
     if (out == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "%s: no memory to write it as YAML", c->name);
-    write_case(out, c);
+    write_case(out, c, all);
     if (!assay_text_close(out, &memory)) {
         return assay_fail(ctx, ASSAY_NO_MEMORY, "%s: no memory to write it as YAML", c->name);
     }
     *text = memory;
     return ASSAY_OK;
+}
+
+assay_status assay_case_to_yaml(assay_context *ctx, const assay_case *c, char **text)
+{
+    return to_yaml(ctx, c, true, text);
+}
+
+assay_status assay_case_to_short_yaml(assay_context *ctx, const assay_case *c, char **text)
+{
+    return to_yaml(ctx, c, false, text);
 }

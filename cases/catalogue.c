@@ -1,4 +1,5 @@
 /* The cases that the program comes with, and cases by name, glob or file. */
+#define _GNU_SOURCE /* memmem */
 #include <fnmatch.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -6,6 +7,8 @@
 #include <sys/stat.h>
 
 #include "cases/case_internal.h"
+
+#define SEPARATOR "\n---\n"
 
 /* Moves the cases of `more` to the end of `list`. */
 static assay_status append_cases(assay_context *ctx, assay_case_list *list, assay_case *more, int count)
@@ -43,6 +46,35 @@ cleanup:
     if (read != NULL) assay_cases_free(read, read_count);
     assay_cases_free(list.cases, list.count);
     return status;
+}
+
+/* The document of a catalogue file with the line "case: NAME"; 0: it has none. */
+static size_t find_document(const assay_embedded_file *file, const char *name, const char **document)
+{
+    char line[ASSAY_PATH_SIZE + 16];
+    const char *text = (const char *)file->text, *end = text + file->size;
+    const int length = snprintf(line, sizeof line, "\ncase: %s\n", name);
+    const char *found = length < (int)sizeof line ? memmem(text, file->size, line, (size_t)length) : NULL;
+    if (found == NULL) return 0;
+    const char *next = memmem(found, (size_t)(end - found), SEPARATOR, strlen(SEPARATOR));
+    *document = text;
+    for (const char *at = text; (at = memmem(at, (size_t)(found + 1 - at), SEPARATOR, strlen(SEPARATOR))) != NULL;) {
+        at += strlen(SEPARATOR) - 1; /* the separator's last line break begins the document */
+        *document = at;
+    }
+    return (size_t)((next != NULL ? next : end) - *document);
+}
+
+/* One case by its name, without reading the hundreds of others; *count is 0 where there is none of that name. */
+static assay_status find_by_name(assay_context *ctx, const char *name, assay_case **cases, int *count)
+{
+    *count = 0;
+    for (int i = 0; i < assay_embedded_catalogue_count; i++) {
+        const char *document = NULL;
+        const size_t size = find_document(&assay_embedded_catalogue[i], name, &document);
+        if (size > 0) return assay_cases_parse(ctx, assay_embedded_catalogue[i].name, document, size, cases, count);
+    }
+    return ASSAY_OK;
 }
 
 /* Cases of the size of a real model fill a disk: nobody shall get one through '*'. */
@@ -130,6 +162,10 @@ assay_status assay_cases_find(assay_context *ctx, int pattern_count, char *const
     bool *wanted = NULL;
     *cases = NULL;
     *count = 0;
+    if (pattern_count == 1) {
+        TRY(find_by_name(ctx, patterns[0], cases, count));
+        if (*count > 0) goto cleanup;
+    }
     TRY(assay_catalogue(ctx, &catalogue.cases, &catalogue.count));
     wanted = calloc((size_t)catalogue.count + 1, sizeof *wanted);
     if (wanted == NULL) {

@@ -1,5 +1,6 @@
 #include "compare/compare.h"
 
+#include <fnmatch.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -61,7 +62,14 @@ static int by_rank(const void *a, const void *b)
     return strcmp(first->spec->path, second->spec->path);
 }
 
-static void start_result(const assay_tensor_spec *spec, assay_tensor_result *result)
+bool assay_order_requires(assay_order order, const assay_tensor_spec *spec)
+{
+    bool wanted = order.only_count == 0;
+    for (int i = 0; !wanted && i < order.only_count; i++) wanted = fnmatch(order.only[i], spec->path, 0) == 0;
+    return wanted && assay_role_is_required(spec->role);
+}
+
+static void start_result(assay_order order, const assay_tensor_spec *spec, assay_tensor_result *result)
 {
     const int64_t length = assay_row_length(&spec->shape);
     result->spec = *spec;
@@ -72,7 +80,7 @@ static void start_result(const assay_tensor_spec *spec, assay_tensor_result *res
     }
     memset(result->spec.labels, 0, sizeof result->spec.labels);
     result->worst_statistic = -1;
-    result->required = assay_role_is_required(spec->role);
+    result->required = assay_order_requires(order, spec);
     result->elements = assay_shape_count(&spec->shape);
     result->rows = length > 0 ? result->elements / length : 0;
 }
@@ -94,7 +102,7 @@ static assay_status list_tensors(assay_context *ctx, const assay_fixture_reader 
         if (assay_role_is_compared(spec->role)) places[count++] = (place){spec, assay_order_rank(order, spec)};
     }
     qsort(places, (size_t)count, sizeof *places, by_rank);
-    for (int i = 0; i < count; i++) start_result(places[i].spec, &report->tensors[i]);
+    for (int i = 0; i < count; i++) start_result(order, places[i].spec, &report->tensors[i]);
     report->count = count;
 cleanup:
     free(places);
@@ -298,6 +306,7 @@ assay_status assay_compare_undiagnosed(assay_context *ctx, assay_fixture_reader 
     TRY(assay_profile_check_golden(ctx, golden, profile));
     copy_text(report->case_name, sizeof report->case_name, golden, "case");
     copy_text(report->op, sizeof report->op, golden, "op");
+    copy_text(report->generator, sizeof report->generator, golden, "generator");
     snprintf(report->profile, sizeof report->profile, "%s", profile->precision.name);
     TRY(list_tensors(ctx, golden, order, report));
     TRY(find_thresholds(ctx, &c, false_alarm, report));

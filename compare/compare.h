@@ -68,6 +68,8 @@ typedef struct assay_tensor_result {
     double max_error;                /* largest absolute error */
     double rms_ratio;                /* RMS of error / error scale over the tensor */
     double worst_element, worst_row; /* largest excess */
+    double
+        worst_beyond; /* of elements, the largest error beyond the rounding of the result over what is allowed beyond it */
     assay_outlier elements_worst[ASSAY_WORST_COUNT], rows_worst[ASSAY_WORST_COUNT];
     int elements_worst_count, rows_worst_count;
     assay_statistic_result statistics[ASSAY_STATISTICS];
@@ -86,8 +88,12 @@ typedef struct assay_routing_summary {
 
 typedef struct assay_report {
     char case_name[ASSAY_PATH_SIZE], op[64], profile[64];
-    char golden_path[512], candidate_path[512];
-    double false_alarm; /* stated probability for the whole fixture */
+    char golden_path[512], candidate_path[512]; /* "": there is no such file any more */
+    char generator[64];                         /* what made the golden: "assay 0.1.0" */
+    char program[128];                          /* what judges, with its version; "" */
+    char reproduce[1024];                       /* the command that gives this again; "" */
+    double seconds;                             /* of the backend's run; 0: none ran */
+    double false_alarm;                         /* stated probability for the whole fixture */
     assay_verdict verdict;
     char message[256];     /* why, in one line; names the first wrong tensor */
     char diagnosis[512];   /* what the first wrong tensor looks like (diagnosis.h); "" where nothing explains it */
@@ -115,10 +121,14 @@ typedef struct assay_order {
     assay_status (*lawful)(assay_context *ctx, const void *self, const char *path, const int32_t *values, int64_t count,
                            const assay_source *candidate);
     const void *self;
+    const char *const *only; /* globs of the outputs and gradients that must be given; others may be */
+    int only_count;          /* 0: all must */
 } assay_order;
 
 /* Where a tensor that is compared stands; what stands lower is computed before. */
 int assay_order_rank(assay_order order, const assay_tensor_spec *spec);
+/* Whether a candidate must give it. */
+bool assay_order_requires(assay_order order, const assay_tensor_spec *spec);
 
 assay_status assay_compare(assay_context *ctx, assay_fixture_reader *golden, assay_fixture_reader *candidate,
                            const assay_profile *profile, double false_alarm, assay_order order, assay_report *report);

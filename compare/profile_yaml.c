@@ -328,3 +328,49 @@ assay_status assay_profile_check_golden(assay_context *ctx, const assay_fixture_
     free(own);
     return status;
 }
+
+/* *found is false where the golden has no profile of that name. */
+static assay_status find_in_golden(assay_context *ctx, const assay_fixture_reader *golden, const char *name,
+                                   assay_profile *profile, bool *found)
+{
+    assay_profile *own = NULL;
+    int count = 0;
+    const assay_status status = assay_profiles_of_golden(ctx, golden, &own, &count);
+    for (int i = 0; i < count; i++) {
+        if (strcmp(own[i].precision.name, name) != 0) continue;
+        *profile = own[i];
+        *found = true;
+    }
+    free(own);
+    return status;
+}
+
+/* The one that goes with a grid. */
+static assay_status usual_profile(assay_context *ctx, const char *option, const char *dtype, assay_profile *profile)
+{
+    assay_dtype type;
+    const assay_profile *usual = assay_dtype_from_name(dtype, &type) ? assay_profile_for_dtype(type) : NULL;
+    if (usual == NULL) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "no profile goes with dtype %s: name one with %s", dtype, option);
+    }
+    *profile = *usual;
+    return ASSAY_OK;
+}
+
+assay_status assay_profile_named(assay_context *ctx, const char *option, const char *name,
+                                 const assay_fixture_reader *golden, const char *dtype, assay_profile *profile)
+{
+    assay_status status = ASSAY_OK;
+    bool found = false;
+    if (name == NULL) return usual_profile(ctx, option, dtype, profile);
+    const assay_profile *built_in = assay_profile_by_name(name);
+    if (assay_yaml_extension(name) != NULL) return assay_profile_read_file(ctx, name, profile);
+    if (built_in != NULL) {
+        *profile = *built_in;
+        return ASSAY_OK;
+    }
+    if (golden != NULL) status = find_in_golden(ctx, golden, name, profile, &found);
+    if (status != ASSAY_OK || found) return status;
+    return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is \"%s\", expected %s, or a profile of your own in a .yml file",
+                      option, name, assay_profile_names());
+}

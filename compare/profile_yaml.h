@@ -21,6 +21,11 @@ void assay_profile_to_yaml(const assay_profile *profile, char text[ASSAY_PROFILE
 assay_status assay_profiles_of_golden(assay_context *ctx, const assay_fixture_reader *golden, assay_profile **profiles,
                                       int *count);
 
+/* The profile of a name: built in, in a YAML file, or the golden's own (NULL: there is none); without a name the usual one of
+ * a grid ("bfloat16"). `option` is what messages call it. */
+assay_status assay_profile_named(assay_context *ctx, const char *option, const char *name,
+                                 const assay_fixture_reader *golden, const char *dtype, assay_profile *profile);
+
 /* Refuses where the golden has another profile of that name, with the first line that differs. */
 assay_status assay_profile_check_golden(assay_context *ctx, const assay_fixture_reader *golden,
                                         const assay_profile *profile);

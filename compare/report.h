@@ -6,8 +6,7 @@
 
 typedef struct assay_report_style {
     bool color;
-    int verbosity;       /* 0: the first wrong tensor in detail; 1: all tensors */
-    const char *command; /* reproduces this result; ends it */
+    int verbosity; /* 0: the first wrong tensor in detail; 1: all tensors */
 } assay_report_style;
 
 /* *text is allocated. */

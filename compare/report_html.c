@@ -29,7 +29,8 @@ static const char style_sheet[] =
     "overflow-wrap:anywhere}.flow .p{border-left-color:var(--pass)}.flow .f{border-left-color:var(--fail)}"
     ".flow .o{border-left-color:var(--other)}.flow .first{outline:2px solid var(--fail);font-weight:600}"
     ".wide{overflow-x:auto}table{border-collapse:collapse;font-size:.9rem;width:100%}"
-    "th,td{padding:.2rem .6rem;text-align:left;border-bottom:1px solid var(--line);white-space:nowrap}"
+    "th,td{padding:.2rem .6rem;text-align:left;vertical-align:top;border-bottom:1px solid "
+    "var(--line);white-space:nowrap}"
     "td.why{white-space:normal;overflow-wrap:anywhere;min-width:8rem}"
     "td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}"
     "details{border:1px solid var(--line);border-radius:.4rem;margin:.5rem 0;padding:.3rem "
@@ -38,7 +39,10 @@ static const char style_sheet[] =
     "img{image-rendering:pixelated;display:block;max-width:100%;border:1px solid var(--line)}"
     ".pictures{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(18rem,100%),1fr));gap:1rem}"
     "svg{width:100%;max-width:30rem;height:auto}svg text{font-size:10px;fill:var(--soft)}"
-    "code{font-size:.85em;overflow-wrap:anywhere}";
+    "code{font-size:.85em;overflow-wrap:anywhere}.scale{display:flex;max-width:22rem;font-size:.75rem}"
+    ".scale span{flex:1;text-align:center;color:#000;border:1px solid var(--line)}"
+    "@media(max-width:40rem){body{padding:.6rem}th,td{padding:.2rem .3rem;white-space:normal}"
+    "table{font-size:.8rem}td code,td.n{overflow-wrap:anywhere}}";
 
 static void write_text(FILE *out, const char *text)
 {
@@ -69,20 +73,38 @@ static void write_badge(FILE *out, assay_verdict verdict)
     fprintf(out, "<span class=\"badge %.*s\">%s</span>", (int)strcspn(name, " "), name, name);
 }
 
-/* White for nothing, through yellow at 2.5 to red at 5 standard deviations and dark red beyond; black: not finite. */
+/* Logarithmic, so that gross errors have a structure too. Black: not finite. */
+static const struct {
+    double deviations;
+    png_byte rgb[3];
+} stops[] = {{1, {250, 250, 250}},  {3, {190, 215, 235}}, {10, {250, 220, 110}},
+             {100, {235, 110, 50}}, {1e4, {190, 20, 60}}, {1e6, {90, 0, 90}}};
+enum { STOPS = sizeof stops / sizeof *stops };
+
 static void color_of(float z, png_byte rgb[3])
 {
-    static const double stops[] = {0, 1, 2.5, 5, 20};
-    static const double colors[][3] = {{250, 250, 250}, {190, 215, 235}, {250, 220, 110}, {215, 60, 40}, {90, 0, 20}};
-    enum { STOPS = sizeof stops / sizeof *stops };
     int i = 1;
     if (!isfinite(z)) {
         rgb[0] = rgb[1] = rgb[2] = 0;
         return;
     }
-    while (i < STOPS - 1 && (double)z > stops[i]) i++;
-    const double t = fmin(1, ((double)z - stops[i - 1]) / (stops[i] - stops[i - 1]));
-    for (int c = 0; c < 3; c++) rgb[c] = (png_byte)(colors[i - 1][c] + t * (colors[i][c] - colors[i - 1][c]) + 0.5);
+    while (i < STOPS - 1 && (double)z > stops[i].deviations) i++;
+    const double least = log(stops[i - 1].deviations), most = log(stops[i].deviations);
+    const double t = fmin(1, fmax(0, (log((double)z) - least) / (most - least)));
+    for (int c = 0; c < 3; c++) {
+        rgb[c] = (png_byte)(stops[i - 1].rgb[c] + t * (stops[i].rgb[c] - stops[i - 1].rgb[c]) + 0.5);
+    }
+}
+
+static void write_scale(FILE *out)
+{
+    fprintf(out, "<div class=\"scale\">");
+    for (int i = 0; i < STOPS; i++) {
+        const png_byte *rgb = stops[i].rgb;
+        fprintf(out, "<span style=\"background:rgb(%d,%d,%d)%s\">%g</span>", rgb[0], rgb[1], rgb[2],
+                rgb[1] < 100 ? ";color:#fff" : "", stops[i].deviations);
+    }
+    fprintf(out, "</div>");
 }
 
 /* As a data: address. False, here and where it is called from, when memory ran out. */
@@ -152,9 +174,11 @@ static bool write_pictures(FILE *out, const assay_tensor_result *r, const assay_
     write_size(out, p);
     fprintf(out, " src=\"");
     const bool drawn = write_png(out, p);
+    fprintf(out, "\">");
+    write_scale(out);
     fprintf(out,
-            "\"><figcaption>largest error in standard deviations: %" PRId64 " rows down, %" PRId64
-            " columns across; white 0, yellow 2.5, red 5 and more, black not finite</figcaption></figure><figure>",
+            "<figcaption>largest error in standard deviations: %" PRId64 " rows down, %" PRId64
+            " columns across; black: not finite</figcaption></figure><figure>",
             columns > 0 ? r->elements / columns : 0, columns);
     write_histogram(out, p);
     fprintf(out, "<figcaption>errors in standard deviations (heights as square roots), the ends with all that is "
@@ -203,11 +227,11 @@ static void write_statistics(FILE *out, const assay_tensor_result *r)
     fprintf(out, "</table></div>");
 }
 
-static bool write_tensor(FILE *out, int number, int i, const assay_tensor_result *r, const assay_picture *p)
+static bool write_tensor(FILE *out, int number, int i, bool open, const assay_tensor_result *r, const assay_picture *p)
 {
     char shape[160];
     assay_shape_text(&r->spec.shape, shape, sizeof shape);
-    fprintf(out, "<details id=\"r%dt%d\"%s><summary>", number, i, r->verdict == ASSAY_PASS ? "" : " open");
+    fprintf(out, "<details id=\"r%dt%d\"%s><summary>", number, i, open ? " open" : "");
     if (r->compared || r->verdict != ASSAY_PASS) write_badge(out, r->verdict);
     fprintf(out, " <code>");
     write_text(out, r->spec.path);
@@ -258,6 +282,13 @@ static void write_paragraph(FILE *out, const char *what, const char *text)
     fprintf(out, "</p>");
 }
 
+static void write_made_by(FILE *out, const char *what, const char *program)
+{
+    if (program[0] == '\0') return;
+    fputs(what, out);
+    write_text(out, program);
+}
+
 static bool write_report(FILE *out, int number, const assay_report *report)
 {
     char routing[512];
@@ -273,6 +304,8 @@ static bool write_report(FILE *out, int number, const assay_report *report)
         write_text(out, report->profile);
         fprintf(out, ", false alarm %g", report->false_alarm);
     }
+    write_made_by(out, ", golden made by ", report->generator);
+    write_made_by(out, ", judged by ", report->program);
     fprintf(out, "</p>");
     assay_routing_text(&report->routing, routing);
     write_paragraph(out, "", report->message);
@@ -281,6 +314,11 @@ static bool write_report(FILE *out, int number, const assay_report *report)
     write_paragraph(out, "looks like this: ", report->diagnosis);
     write_paragraph(out, "known bugs: ", report->explanation);
     write_paragraph(out, "known failure: ", report->expected_failure);
+    if (report->reproduce[0] != '\0') {
+        fprintf(out, "<p>reproduce: <code>");
+        write_text(out, report->reproduce);
+        fprintf(out, "</code></p>");
+    }
     if (report->power.stated) {
         fprintf(out, "<p>power: %d of %d mutants that have an effect here are detected</p>", report->power.detected,
                 report->power.effective);
@@ -293,25 +331,48 @@ static bool write_report(FILE *out, int number, const assay_report *report)
         fprintf(out, "</code></p>");
     }
     write_flow(out, number, report);
+    bool first = true;
     for (int i = 0; i < report->count; i++) {
         const assay_tensor_result *r = &report->tensors[i];
         if (!r->compared && r->verdict == ASSAY_PASS) continue;
-        drawn &= write_tensor(out, number, i, r, report->pictures == NULL ? NULL : report->pictures[i]);
+        const bool wrong = r->verdict != ASSAY_PASS;
+        drawn &= write_tensor(out, number, i, wrong && first, r, report->pictures == NULL ? NULL : report->pictures[i]);
+        first &= !wrong;
     }
     fprintf(out, "</section>\n");
     return drawn;
 }
 
-static void write_index(FILE *out, int count, const assay_report *reports)
+static void write_tally(FILE *out, int count, const assay_report *reports)
 {
     int verdicts[ASSAY_VERDICTS] = {0};
     for (int i = 0; i < count; i++) verdicts[reports[i].verdict]++;
-    fprintf(out,
-            "<p>%d cases: %d passed, %d failed, %d vacuous, %d not comparable, %d unsupported</p><div "
-            "class=\"wide\"><table>"
-            "<tr><th>verdict</th><th>case</th><th>why</th></tr>",
-            count, verdicts[ASSAY_PASS], verdicts[ASSAY_FAIL], verdicts[ASSAY_VACUOUS], verdicts[ASSAY_NOT_COMPARABLE],
+    fprintf(out, "%d cases: %d passed, %d failed, %d vacuous, %d not comparable, %d unsupported", count,
+            verdicts[ASSAY_PASS], verdicts[ASSAY_FAIL], verdicts[ASSAY_VACUOUS], verdicts[ASSAY_NOT_COMPARABLE],
             verdicts[ASSAY_UNSUPPORTED]);
+}
+
+/* The bug first, which says most: by name where there is one. */
+static void write_known(FILE *out, const assay_report *report)
+{
+    const char *text = report->explained_count > 0 ? report->explanation : report->diagnosis;
+    if (text[0] != '\0') {
+        fprintf(out, "<br><strong>");
+        write_text(out, text);
+        fprintf(out, "</strong>");
+    }
+    if (report->reproduce[0] != '\0') {
+        fprintf(out, "<br><code>");
+        write_text(out, report->reproduce);
+        fprintf(out, "</code>");
+    }
+}
+
+static void write_index(FILE *out, int count, const assay_report *reports)
+{
+    fprintf(out, "<p>");
+    write_tally(out, count, reports);
+    fprintf(out, "</p><div class=\"wide\"><table><tr><th>verdict</th><th>case</th><th>why</th></tr>");
     for (int i = 0; i < count; i++) {
         fprintf(out, "<tr><td>");
         write_badge(out, reports[i].verdict);
@@ -319,6 +380,7 @@ static void write_index(FILE *out, int count, const assay_report *reports)
         write_text(out, reports[i].case_name);
         fprintf(out, "</a></td><td class=\"why\">");
         write_text(out, reports[i].message);
+        write_known(out, &reports[i]);
         fprintf(out, "</td></tr>");
     }
     fprintf(out, "</table></div>");
@@ -336,6 +398,10 @@ assay_status assay_report_html(assay_context *ctx, int count, const assay_report
     if (count == 1) {
         fprintf(out, ": ");
         write_text(out, reports[0].case_name);
+    }
+    if (count != 1) {
+        fprintf(out, ": ");
+        write_tally(out, count, reports);
     }
     fprintf(out, "</title><style>%s</style></head><body><h1>assay</h1>\n", style_sheet);
     if (count != 1) write_index(out, count, reports);

@@ -147,7 +147,7 @@ static bool fill_tensor(cJSON *o, const assay_tensor_result *r)
            put_number(o, "wrong_elements", (double)r->wrong_elements) &&
            put_number(o, "wrong_rows", (double)r->wrong_rows) && put_number(o, "max_error", r->max_error) &&
            put_number(o, "rms_ratio", r->rms_ratio) && put_number(o, "worst_element", r->worst_element) &&
-           put_number(o, "worst_row", r->worst_row) &&
+           put_number(o, "worst_row", r->worst_row) && put_number(o, "worst_beyond_rounding", r->worst_beyond) &&
            put_outliers(o, "elements_worst", shape, shape->rank, r->elements_worst_count, r->elements_worst) &&
            put_outliers(o, "rows_worst", shape, shape->rank > 0 ? shape->rank - 1 : 0, r->rows_worst_count,
                         r->rows_worst) &&
@@ -202,17 +202,23 @@ static bool append_tensor(cJSON *array, const assay_tensor_result *r)
     return ok;
 }
 
+/* Absent where it is not known. */
+static bool put_known_text(cJSON *o, const char *name, const char *text)
+{
+    return text[0] == '\0' || put_text(o, name, text);
+}
+
 static bool fill_report(cJSON *o, const assay_report *report)
 {
     cJSON *unknown, *tensors;
     bool ok = put_text(o, "case", report->case_name) && put_text(o, "op", report->op) &&
               put_text(o, "profile", report->profile) && put_text(o, "golden", report->golden_path) &&
               put_text(o, "candidate", report->candidate_path) && put_number(o, "false_alarm", report->false_alarm) &&
+              put_known_text(o, "generator", report->generator) && put_known_text(o, "program", report->program) &&
+              put_known_text(o, "reproduce", report->reproduce) && put_number(o, "seconds", report->seconds) &&
               put_text(o, "verdict", assay_verdict_name(report->verdict)) && put_text(o, "message", report->message) &&
-              (report->diagnosis[0] == '\0' || put_text(o, "diagnosis", report->diagnosis)) &&
-              put_explanation(o, report) &&
-              (report->expected_failure[0] == '\0' || put_text(o, "known", report->expected_failure));
-    ok = ok && (report->order[0] == '\0' || put_text(o, "order", report->order));
+              put_known_text(o, "diagnosis", report->diagnosis) && put_explanation(o, report) &&
+              put_known_text(o, "known", report->expected_failure) && put_known_text(o, "order", report->order);
     ok = ok && put_routing(o, &report->routing) && put_power(o, &report->power);
     ok = ok && (unknown = start(o, "unknown", cJSON_CreateArray())) != NULL;
     for (int i = 0; ok && i < report->unknown_count; i++) {

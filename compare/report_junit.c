@@ -37,6 +37,12 @@ static outcome report_outcome(const assay_report *report)
     return FAILED;
 }
 
+/* Of those that say nothing there is no test case: optional tensors that are not given, and the oracle's own measures. */
+static bool says_nothing(const assay_tensor_result *r)
+{
+    return r->verdict == ASSAY_PASS && !r->compared;
+}
+
 /* A verdict that no tensor and no unknown path shows has a test case of its own. */
 static bool needs_own_case(const assay_report *report, const tally *t)
 {
@@ -63,7 +69,8 @@ static tally count_report(const assay_report *report)
     tally t = {0};
     const tally raw = count_raw(report);
     for (int i = 0; i < report->count; i++) {
-        count_outcome(&t, unless_known(report, tensor_outcome(&report->tensors[i])));
+        const assay_tensor_result *r = &report->tensors[i];
+        if (!says_nothing(r)) count_outcome(&t, unless_known(report, tensor_outcome(r)));
     }
     for (int i = 0; i < report->unknown_count; i++) count_outcome(&t, unless_known(report, FAILED));
     if (needs_own_case(report, &raw)) count_outcome(&t, unless_known(report, report_outcome(report)));
@@ -80,6 +87,11 @@ static bool write_attribute(xmlTextWriter *out, const char *name, const char *va
 static bool write_number(xmlTextWriter *out, const char *name, int value)
 {
     return xmlTextWriterWriteFormatAttribute(out, BAD_CAST name, "%d", value) >= 0;
+}
+
+static bool write_seconds(xmlTextWriter *out, double seconds)
+{
+    return xmlTextWriterWriteFormatAttribute(out, BAD_CAST "time", "%.3f", seconds) >= 0;
 }
 
 static bool begin(xmlTextWriter *out, const char *name)
@@ -103,9 +115,11 @@ static bool write_explanation(xmlTextWriter *out, const assay_report *report)
 {
     const struct {
         const char *head, *text;
-    } lines[] = {{"\nlooks like this: ", report->diagnosis}, {"\nknown bugs: ", report->explanation}};
+    } lines[] = {{"\nlooks like this: ", report->diagnosis},
+                 {"\nknown bugs: ", report->explanation},
+                 {"\nreproduce: ", report->reproduce}};
     bool ok = true;
-    for (int i = 0; ok && i < 2; i++) {
+    for (int i = 0; ok && i < 3; i++) {
         char shown[ASSAY_PRINTABLE_SIZE];
         if (lines[i].text[0] == '\0') continue;
         ok = xmlTextWriterWriteString(out, BAD_CAST lines[i].head) >= 0 &&
@@ -149,10 +163,11 @@ static bool write_suite(xmlTextWriter *out, const assay_report *report)
     snprintf(name, sizeof name, "%s (%s)", report->case_name, report->profile);
     bool ok = begin(out, "testsuite") &&
               write_attribute(out, "name", report->profile[0] == '\0' ? report->case_name : name) &&
-              write_tally(out, &t) && write_routing(out, report);
+              write_tally(out, &t) && write_seconds(out, report->seconds) && write_routing(out, report);
     bool wrong = false;
     for (int i = 0; ok && i < report->count; i++) {
         const assay_tensor_result *r = &report->tensors[i];
+        if (says_nothing(r)) continue;
         const bool first = r->verdict == ASSAY_FAIL && !wrong;
         ok = write_case(out, report, r->spec.path, unless_known(report, tensor_outcome(r)), r->message, r->verdict,
                         first);
@@ -164,7 +179,7 @@ static bool write_suite(xmlTextWriter *out, const assay_report *report)
     }
     if (ok && needs_own_case(report, &raw)) {
         ok = write_case(out, report, "verdict", unless_known(report, report_outcome(report)), report->message,
-                        report->verdict, false);
+                        report->verdict, true);
     }
     return ok && end(out);
 }
@@ -172,15 +187,18 @@ static bool write_suite(xmlTextWriter *out, const assay_report *report)
 static bool write_document(xmlTextWriter *out, int count, const assay_report *reports)
 {
     tally all = {0};
+    double seconds = 0.0;
     for (int i = 0; i < count; i++) {
         tally t = count_report(&reports[i]);
         all.tests += t.tests;
         all.failures += t.failures;
         all.errors += t.errors;
         all.skipped += t.skipped;
+        seconds += reports[i].seconds;
     }
     bool ok = xmlTextWriterSetIndent(out, 1) >= 0 && xmlTextWriterStartDocument(out, NULL, "UTF-8", NULL) >= 0 &&
-              begin(out, "testsuites") && write_attribute(out, "name", "assay") && write_tally(out, &all);
+              begin(out, "testsuites") && write_attribute(out, "name", "assay") && write_tally(out, &all) &&
+              write_seconds(out, seconds);
     for (int i = 0; ok && i < count; i++) ok = write_suite(out, &reports[i]);
     return ok && end(out) && xmlTextWriterEndDocument(out) >= 0;
 }

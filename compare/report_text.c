@@ -182,6 +182,6 @@ assay_status assay_report_text(assay_context *ctx, const assay_report *report, c
         fprintf(out, "power: %d of %d mutants that have an effect here are detected\n", report->power.detected,
                 report->power.effective);
     }
-    if (style->command != NULL) fprintf(out, "reproduce: %s\n", style->command);
+    if (report->reproduce[0] != '\0') fprintf(out, "reproduce: %s\n", report->reproduce);
     return assay_text_close(out, text) ? ASSAY_OK : assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the report");
 }

@@ -23,7 +23,7 @@ typedef struct scan {
     int64_t row_length, row_filled;
     row_sums row;
     double ratio; /* sum of squares over the tensor */
-    double max_error[LANES];
+    double max_error[LANES], worst_beyond[LANES];
     assay_statistics_pass statistics;
 } scan;
 
@@ -32,6 +32,7 @@ typedef struct block {
     const double *golden, *candidate, *scale;
     int64_t first, count;
     double error[BLOCK], ratio[BLOCK], zeros[BLOCK]; /* ratio, zeros: squared */
+    double beyond[BLOCK];                            /* error beyond the rounding, over what is allowed beyond it */
     int64_t suspicious;                              /* elements that need a second look */
     int64_t unscaled;                                /* with an error scale of 0 */
     int64_t nonzero;                                 /* golden values that a candidate of zeros would miss */
@@ -52,6 +53,7 @@ static void measure(const scan *s, block *b)
         double threshold = scale > 0.0 ? quantile * scale + rounding : 0.0;
         double floored = scale + SCALE_FLOOR;
         double weight = 1.0 / (floored * floored + rounding * rounding * (1.0 / 3.0));
+        b->beyond[i] = (error - rounding) / (quantile * floored);
         b->error[i] = error;
         b->ratio[i] = error * error * weight;
         b->zeros[i] = magnitude * magnitude * weight;
@@ -95,7 +97,7 @@ static double look_at_nonfinite(scan *s, block *b, int64_t i)
 {
     double golden = b->golden[i], candidate = b->candidate[i];
     int64_t index = b->first + i;
-    b->ratio[i] = b->zeros[i] = b->error[i] = 0.0;
+    b->ratio[i] = b->zeros[i] = b->error[i] = b->beyond[i] = 0.0;
     if (isnan(golden)) {
         if (s->facts->golden_nan < 0) s->facts->golden_nan = index;
         return 0.0;
@@ -116,12 +118,13 @@ static void look_closely(scan *s, block *b)
             excess = look_at_nonfinite(s, b, i);
         } else if (!(scale >= 0.0 && scale <= FLT_MAX)) {
             if (s->facts->bad_scale < 0) s->facts->bad_scale = index;
-            b->ratio[i] = b->zeros[i] = excess = 0.0;
+            b->ratio[i] = b->zeros[i] = b->beyond[i] = excess = 0.0;
         } else {
             excess = excess_of(s, golden, b->error[i], scale);
             if (excess == 0.0 || isinf(excess)) b->ratio[i] = excess;
         }
         if (!(excess <= 1.0)) r->wrong_elements++;
+        if (isinf(excess)) b->beyond[i] = INFINITY; /* the difference of an exact element may be less than a rounding */
         if (excess > assay_outlier_bar(r->elements_worst, r->elements_worst_count)) {
             assay_outlier found = {.index = index, .golden = golden, .candidate = candidate, .excess = excess};
             assay_outlier_keep(r->elements_worst, &r->elements_worst_count, &found);
@@ -211,8 +214,9 @@ static void scan_block(scan *s, block *b)
     if (b->nonzero > 0) s->facts->zeros_pass = false;
     for (int64_t i = 0; s->facts->all_zero && i < b->count; i++) s->facts->all_zero = b->golden[i] == 0.0;
     for (int64_t i = 0; i < b->count; i++) {
-        double *most = &s->max_error[i % LANES];
+        double *most = &s->max_error[i % LANES], *beyond = &s->worst_beyond[i % LANES];
         *most = b->error[i] > *most ? b->error[i] : *most;
+        *beyond = b->beyond[i] > *beyond ? b->beyond[i] : *beyond;
     }
     add_rows(s, b);
 }
@@ -222,13 +226,17 @@ static void judge_statistics(scan *s)
 {
     assay_tensor_result *r = s->result;
     assay_statistics found;
+    double members = 0, quantile = 0;
     assay_statistics_finish(&s->statistics, &found);
     if (found.least_spreads[ASSAY_STATISTIC_SIZE] == 0) return; /* nothing that is finite */
     for (int i = 0; i < r->statistics_count; i++) {
         assay_statistic_result *to = &r->statistics[i];
         const double *expected = to->expected, spread = expected[ASSAY_NULL_SPREAD];
         if (spread == 0) continue;
-        const double quantile = assay_statistic_quantile(&s->c->thresholds, expected[ASSAY_NULL_MEMBERS]);
+        if (expected[ASSAY_NULL_MEMBERS] != members) { /* for most tensors the same for all */
+            members = expected[ASSAY_NULL_MEMBERS];
+            quantile = assay_statistic_quantile(&s->c->thresholds, members);
+        }
         to->value = found.values[i];
         to->slice = found.slices[i];
         to->least = expected[ASSAY_NULL_LOW] - quantile * spread;
@@ -246,6 +254,7 @@ static void finish(scan *s)
     assay_tensor_result *r = s->result;
     for (int lane = 0; lane < LANES; lane++) {
         if (s->max_error[lane] > r->max_error) r->max_error = s->max_error[lane];
+        if (s->worst_beyond[lane] > r->worst_beyond) r->worst_beyond = s->worst_beyond[lane];
     }
     r->rms_ratio = r->elements > 0 ? sqrt(s->ratio / (double)r->elements) : 0.0;
     r->worst_element = r->elements_worst_count > 0 ? r->elements_worst[0].excess : 0.0;

@@ -1,14 +1,15 @@
 #include "compare/thresholds.h"
 
 #include <float.h>
-#include <gsl/gsl_cdf.h>
 #include <math.h>
+
+#include "compare/quantiles.h"
 
 /* |z| above the result has the probability `false_alarm` over `count` draws at most. */
 static double two_sided(double false_alarm, int64_t count)
 {
     double tail = false_alarm / (2.0 * (double)(count > 1 ? count : 1));
-    return gsl_cdf_ugaussian_Qinv(tail > DBL_MIN ? tail : DBL_MIN);
+    return assay_normal_upper_quantile(tail > DBL_MIN ? tail : DBL_MIN);
 }
 
 assay_thresholds assay_thresholds_of(double false_alarm, int64_t elements, int64_t rows, int64_t statistics)
@@ -22,5 +23,5 @@ assay_thresholds assay_thresholds_of(double false_alarm, int64_t elements, int64
 double assay_statistic_quantile(const assay_thresholds *thresholds, double members)
 {
     const double tail = thresholds->statistic_tail;
-    return gsl_cdf_tdist_Qinv(tail > DBL_MIN ? tail : DBL_MIN, members - 1) * sqrt(1 + 1 / members);
+    return assay_student_upper_quantile(tail > DBL_MIN ? tail : DBL_MIN, members - 1) * sqrt(1 + 1 / members);
 }

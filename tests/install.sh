@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# Installs into a folder of its own; the program runs from there, and a user's program finds library and headers through pkg-config.
+# Installs into a folder of its own; the program runs from there, a user's program finds library and headers through pkg-config, and
+# the examples of tests in process through find_package.
 # usage: install.sh BUILD_FOLDER COMPILER [FLAG...]
 set -euo pipefail
-build=$1
+build=$(realpath "$1")
 shift
+cd "$(dirname "$0")/.."
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 complain() {
@@ -34,4 +36,23 @@ export PKG_CONFIG_PATH=${pc%/*}
 library=$(pkg-config --variable=libdir assay)
 "$@" "$work/user.c" -o "$work/user" $(pkg-config --cflags --libs assay) -Wl,-rpath,"$library" || complain "a program with <assay.h>"
 [ "$("$work/user")" = "0.848528 2.262742" ] || complain "the program gives $("$work/user")"
-echo "installed: program, library, headers and pkg-config file"
+
+export ASSAY_CACHE=$work/cache
+case $(basename "$1") in
+*clang*) cxx=${1/clang/clang++} ;;
+*gcc*) cxx=${1/gcc/g++} ;;
+*) cxx=${1%cc}c++ ;;
+esac
+{
+  cmake -S examples/in_process -B "$work/examples" -DCMAKE_PREFIX_PATH="$work/usr" -DCMAKE_C_COMPILER="$1" -DCMAKE_CXX_COMPILER="$cxx" \
+    -DCMAKE_C_FLAGS="${*:2}" -DCMAKE_CXX_FLAGS="${*:2}" &&
+    cmake --build "$work/examples" && ctest --test-dir "$work/examples" --output-on-failure --no-tests=error
+} >"$work/log" 2>&1 || { cat "$work/log" >&2; complain "the examples of tests in process"; }
+[ "$(find "$ASSAY_CACHE" -name '*.golden.h5' | wc -l)" = 2 ] || complain "goldens of two cases are kept"
+
+# Nothing of the GPL comes with the library, and no name but its own
+lib=$(echo "$library"/libassay.so)
+! readelf -d "$lib" | grep -i gsl || complain "the library links GSL"
+foreign=$(nm -D --defined-only "$lib" | awk '$3 !~ /^assay_/ {print $3}' | head -5)
+[ -z "$foreign" ] || complain "the library exports" $foreign
+echo "installed: program, library, headers, pkg-config file and CMake package; the examples pass"

@@ -57,6 +57,11 @@ const char *assay_case_difference(const assay_case *a, const assay_case *b)
     }
     if (a->seed != b->seed) return "seed";
     if (a->dtype != b->dtype) return "dtype";
+    if (a->dtype_count != b->dtype_count) return "dtypes";
+    for (int i = 0; i < a->dtype_count; i++) {
+        if (strcmp(a->dtypes[i].pattern, b->dtypes[i].pattern) != 0 || a->dtypes[i].type != b->dtypes[i].type)
+            return "dtypes";
+    }
     if (a->position_start != b->position_start || a->position_step != b->position_step) return "positions";
     if (!same_list(&a->gradients, &b->gradients)) return "gradients";
     if (!same_list(&a->checkpoints, &b->checkpoints)) return "checkpoints";

@@ -39,6 +39,9 @@ TEST(sets_what_a_case_has)
         "mla_q=offload",
         "inputs.x={distribution: uniform, low: -1}",
         "inputs.weights/gate/bias={mean: 3}",
+        "dtypes.weights/*=float16",
+        "dtypes.gate/bias=float32",
+        "dtypes.weights/*=float8_e5m2",
     };
     assay_context ctx = {.threads = 1};
     assay_case *c = new_case(&ctx);
@@ -71,6 +74,17 @@ TEST(sets_what_a_case_has)
     assert_null(c->inputs[0].values);
     assert_string_equal(c->inputs[1].path, "weights/gate/bias");
     assert_true(c->inputs[1].fill.mean == 3);
+    assert_int_equal(c->dtype_count, 2); /* the newest is last, and counts */
+    assert_string_equal(c->dtypes[1].pattern, "weights/*");
+    assert_int_equal(assay_case_dtype_of(c, "weights/gate/bias")->type, ASSAY_FLOAT8_E5M2);
+    assert_ok(&ctx, assay_case_set(&ctx, c, "dtypes.gate/bias=float32"));
+    assert_int_equal(assay_case_dtype_of(c, "weights/gate/bias")->type, ASSAY_FLOAT32);
+    assert_int_equal(assay_case_dtype_of(c, "weights/wo")->type, ASSAY_FLOAT8_E5M2);
+    assert_null(assay_case_dtype_of(c, "inputs/x"));
+    assert_ok(&ctx, assay_case_set(&ctx, c, "dtypes.y=float32")); /* a cotangent is named with its folder */
+    assert_null(assay_case_dtype_of(c, "cotangents/y"));
+    assert_ok(&ctx, assay_case_set(&ctx, c, "dtypes.cotangents/*=float32"));
+    assert_int_equal(assay_case_dtype_of(c, "cotangents/y")->type, ASSAY_FLOAT32);
     assay_cases_free(c, 1);
 }
 
@@ -101,6 +115,8 @@ TEST(refuses_and_changes_nothing)
         {"inputs.x=3", "x: expected a mapping"},
         {"inputs.x={values: [1, a]}", "values: expected a finite number, found a"},
         {"inputs.={scale: 1}", "expected a tensor such as"},
+        {"dtypes.x=int32", "dtypes: expected one of float64"},
+        {"dtypes.=float32", "expected a tensor such as weights/gate/bias, or a glob"},
         {"mlp_activations=[a, b, c]", "expected one or two texts"},
     };
     assay_context ctx = {.threads = 1};
@@ -119,6 +135,7 @@ TEST(refuses_and_changes_nothing)
     assert_ptr_equal(c->gradients.items, before.gradients.items);
     assert_ptr_equal(c->profiles.items, before.profiles.items);
     assert_int_equal(c->input_count, 1);
+    assert_int_equal(c->dtype_count, 0);
     assert_true(c->inputs[0].values[1] == 2);
     assay_cases_free(c, 1);
 }

@@ -57,6 +57,7 @@ TEST(round_trips_awkward_values)
         "mesh: {data: 1, fsdp: 2, expert: 3, tensor: 4, mlp_tensor: 5, fsdp_transpose: 6}\npositions: {start: 9, step: "
         "0}\nbatch: "
         "2147483647\n",
+        "case: a\nop: b\ndtypes: {weights/*: f32, 'a b*': float8_e4m3fn, '[ab]/c': bf16}\n",
         "case: a\nop: b\nconfig: {mlp_activations: [gelu, 'a b'], moe_mlpwi: offload, mla_kv: device, rope_type: ''}\n",
     };
     assay_context ctx = {.threads = 1};

@@ -148,6 +148,7 @@ TEST(test_must_fail)
             fail_msg("%s: verdict %s, %s, finding %d", must_fail[i].name, assay_verdict_name(t.report.verdict),
                      r->message, (int)r->finding);
         }
+        if (r->finding == ASSAY_FINDING_ELEMENTS) assert_true(r->worst_beyond > 1.0);
         assert_contains(r->message, must_fail[i].message);
         assert_contains(r->message, must_fail[i].path);
         trial_free(&t);
@@ -166,6 +167,7 @@ TEST(test_row_beyond_its_threshold)
     assert_int_equal(y->finding, ASSAY_FINDING_ROWS);
     assert_int_equal(y->wrong_rows, 1);
     assert_int_equal(y->wrong_elements, 0);
+    assert_true(y->worst_beyond > 0.5 && y->worst_beyond <= 1.0);
     assert_int_equal(y->rows_worst[0].index, 3);
     assert_true(y->worst_row > 1.0 && y->worst_row < 1.2);
     assert_contains(t.report.message,
@@ -278,6 +280,7 @@ TEST(test_rounded_in_a_wider_file)
     assert_int_equal(t.report.verdict, ASSAY_PASS);
     const assay_tensor_result *y = result_at(&t.report, "outputs/y");
     assert_true(y->worst_element > 0.5 && y->worst_element <= 1.0);
+    assert_true(y->worst_beyond < 0.01); /* the errors are the rounding alone */
     assert_true(y->rms_ratio > 0.3 && y->rms_ratio < 1.5);
     trial_free(&t);
 }

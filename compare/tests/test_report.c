@@ -17,7 +17,7 @@ static void make_report(assay_report *report)
     add_tensor(&candidate, "outputs/a<b>&\"c", ASSAY_INT32, 1, DIMS(3), 0.0);
     compare_fixtures(&ctx, &golden, &candidate, "bf16", report);
     snprintf(report->golden_path, sizeof report->golden_path, "golden \x01<&>.h5");
-    snprintf(report->candidate_path, sizeof report->candidate_path, "candidate \xff.h5");
+    snprintf(report->candidate_path, sizeof report->candidate_path, "candidate \xff\xa0\xed\xa0\x80\xc3\xa9.h5");
     free_fixture(&candidate);
     free_fixture(&golden);
 }
@@ -28,7 +28,8 @@ TEST(test_text)
     assay_report report = {0};
     char *text = NULL;
     make_report(&report);
-    assay_report_style style = {.command = "assay compare golden.h5 candidate.h5 --precision bf16"};
+    assay_report_style style = {0};
+    snprintf(report.reproduce, sizeof report.reproduce, "assay compare golden.h5 candidate.h5 --precision bf16");
     assert_ok(&ctx, assay_report_text(&ctx, &report, &style, &text));
     assert_contains(text, "test/case  op test, profile bf16, false alarm 1e-06\n");
     assert_contains(text, "outputs/y: 1 of 910 elements beyond their threshold, the worst [1,1,1]: golden ");
@@ -42,6 +43,7 @@ TEST(test_text)
     assert_null(strchr(text, '\033'));
     assert_null(strstr(text, "    element [0,0,0]"));
     free(text);
+    report.reproduce[0] = '\0';
     style = (assay_report_style){.color = true, .verbosity = 1};
     assert_ok(&ctx, assay_report_text(&ctx, &report, &style, &text));
     assert_contains(text, "\033[31mFAIL\033[0m  outputs/y: ");
@@ -82,7 +84,7 @@ TEST(test_json)
     assert_member(first, "verdict", "FAIL");
     assert_member(first, "case", "test/case");
     assert_member(first, "golden", "golden ?<&>.h5");
-    assert_member(first, "candidate", "candidate ?.h5");
+    assert_member(first, "candidate", "candidate ?????\xc3\xa9.h5");
     assert_true(member(first, "false_alarm")->valuedouble == 1e-6);
     assert_string_equal(cJSON_GetArrayItem(member(first, "unknown"), 0)->valuestring, "outputs/a<b>&\"c");
     const cJSON *tensors = member(first, "tensors");
@@ -128,6 +130,8 @@ TEST(test_junit)
     assay_report reports[4] = {0};
     char *text = NULL;
     make_report(&reports[0]);
+    reports[0].seconds = 1.5;
+    reports[3].seconds = 0.75;
     reports[1].verdict = ASSAY_UNSUPPORTED;
     reports[2].verdict = ASSAY_FAIL; /* the backend crashed: no tensors */
     snprintf(reports[2].message, sizeof reports[2].message, "ended by signal 11 \x1b[31m");
@@ -139,13 +143,16 @@ TEST(test_junit)
     assert_non_null(context);
     assert_int_equal(count_nodes(context, "/testsuites/testsuite"), 4);
     assert_int_equal(
-        count_nodes(context, "/testsuites[@tests='11' and @failures='5' and @errors='0' and @skipped='4']"), 1);
-    assert_int_equal(count_nodes(context, "//testsuite[1]/testcase"), reports[0].count + 1);
+        count_nodes(context,
+                    "/testsuites[@tests='9' and @failures='5' and @errors='0' and @skipped='2' and @time='2.250']"),
+        1);
+    assert_int_equal(count_nodes(context, "//testsuite[1][@time='1.500']/testcase"), reports[0].count - 1);
     assert_int_equal(
         count_nodes(context, "//testcase[@name='outputs/y' and @classname='test/case']/failure[@type='FAIL']"), 1);
     assert_int_equal(count_nodes(context, "//testcase[@name='outputs/a<b>&\"c']/failure"), 1);
     assert_int_equal(count_nodes(context, "//testcase[@name='outputs/lb_loss']/*"), 0);
     assert_int_equal(count_nodes(context, "//testcase[@name='gradients/weights/gate']/skipped"), 1);
+    assert_int_equal(count_nodes(context, "//testcase[@name='checkpoints/moe_mlpwo']"), 0); /* not given */
     assert_int_equal(count_nodes(context, "//testsuite[2]/testcase/skipped"), 1);
     assert_int_equal(count_nodes(context, "//testsuite[3]/testcase/failure[@message='ended by signal 11 ?[31m']"), 1);
     assert_int_equal(count_nodes(context, "//testsuite[4]/testcase/failure[@type='VACUOUS']"), 1);

@@ -122,7 +122,18 @@ TEST(many_reports_have_an_index)
     for (int i = 0; i < 2; i++) {
         assert_ok(&p.ctx, assay_compare(&p.ctx, p.golden, p.candidate, p.profile, 1e-6, (assay_order){0}, &reports[i]));
     }
+    snprintf(reports[0].explanation, sizeof reports[0].explanation, "equals mutant <one>");
+    reports[0].explained_count = 1;
+    snprintf(reports[1].explanation, sizeof reports[1].explanation, "no known bug");
+    snprintf(reports[1].diagnosis, sizeof reports[1].diagnosis, "outputs/y is zero");
+    snprintf(reports[1].reproduce, sizeof reports[1].reproduce, "assay run 'a<b'");
+    snprintf(reports[1].generator, sizeof reports[1].generator, "assay 0.0");
+    snprintf(reports[1].program, sizeof reports[1].program, "assay 1.0");
     assert_ok(&p.ctx, assay_report_html(&p.ctx, 2, reports, &text));
+    assert_contains(text, "<strong>equals mutant &lt;one&gt;</strong>");
+    assert_contains(text, "<strong>outputs/y is zero</strong><br><code>assay run 'a&lt;b'</code>");
+    assert_contains(text, "golden made by assay 0.0, judged by assay 1.0");
+    assert_contains(text, "<title>assay: 2 cases: 0 passed, 2 failed");
     xmlDoc *page = parse(text);
     assert_int_equal(nodes(page, "//a[@href='#r1']"), 1);
     assert_int_equal(nodes(page, "//section"), 2);

@@ -6,21 +6,8 @@
 
 #include "cases/yaml_reader.h"
 #include "compare/profile_yaml.h"
+#include "harness/backends/server.h"
 #include "oracle/base/whole_file.h"
-
-assay_status assay_command_cases(assay_context *ctx, const assay_options *options, assay_case **cases, int *count)
-{
-    assay_status status;
-    TRY(assay_cases_find(ctx, options->argument_count, options->arguments, cases, count));
-    for (int i = 0; i < *count; i++) TRY(assay_options_apply(ctx, options, &(*cases)[i]));
-cleanup:
-    if (status != ASSAY_OK) {
-        assay_cases_free(*cases, *count);
-        *cases = NULL;
-        *count = 0;
-    }
-    return status;
-}
 
 int assay_exit_of(assay_verdict verdict)
 {
@@ -37,51 +24,16 @@ int assay_exit_of(assay_verdict verdict)
     return ASSAY_EXIT_FAIL;
 }
 
-/* *found is false where the golden has no profile of that name. */
-static assay_status find_in_golden(assay_context *ctx, const assay_fixture_reader *golden, const char *name,
-                                   assay_profile *profile, bool *found)
-{
-    assay_profile *own = NULL;
-    int count = 0;
-    const assay_status status = assay_profiles_of_golden(ctx, golden, &own, &count);
-    for (int i = 0; i < count; i++) {
-        if (strcmp(own[i].precision.name, name) != 0) continue;
-        *profile = own[i];
-        *found = true;
-    }
-    free(own);
-    return status;
-}
-
-static assay_status named_profile(assay_context *ctx, const char *name, const assay_fixture_reader *golden,
-                                  assay_profile *profile)
-{
-    assay_status status = ASSAY_OK;
-    bool found = false;
-    const assay_profile *built_in = assay_profile_by_name(name);
-    if (assay_yaml_extension(name) != NULL) return assay_profile_read_file(ctx, name, profile);
-    if (built_in != NULL) {
-        *profile = *built_in;
-        return ASSAY_OK;
-    }
-    if (golden != NULL) status = find_in_golden(ctx, golden, name, profile, &found);
-    if (status != ASSAY_OK || found) return status;
-    return assay_fail(ctx, ASSAY_BAD_INPUT,
-                      "--precision is \"%s\", expected %s, or a profile of your own in a .yml file", name,
-                      assay_profile_names());
-}
-
 assay_status assay_command_profile(assay_context *ctx, const assay_options *options, const assay_fixture_reader *golden,
                                    const char *dtype_name, assay_profile *profile)
 {
-    assay_dtype type;
-    if (options->precision != NULL) return named_profile(ctx, options->precision, golden, profile);
-    const assay_profile *usual = assay_dtype_from_name(dtype_name, &type) ? assay_profile_for_dtype(type) : NULL;
-    if (usual == NULL) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "no profile goes with dtype %s: name one with --precision", dtype_name);
-    }
-    *profile = *usual;
-    return ASSAY_OK;
+    return assay_profile_named(ctx, "--precision", options->precision, golden, dtype_name, profile);
+}
+
+assay_status assay_command_backend_check(assay_context *ctx, const assay_options *options)
+{
+    return options->serve ? assay_backend_server_check(ctx, options->backend)
+                          : assay_backend_check(ctx, options->backend);
 }
 
 double assay_report_worst(const assay_report *report)
@@ -89,20 +41,62 @@ double assay_report_worst(const assay_report *report)
     double worst = 0.0;
     for (int i = 0; i < report->count; i++) {
         const assay_tensor_result *t = &report->tensors[i];
-        if (t->compared && !(t->worst_element <= worst)) worst = t->worst_element;
+        if (t->compared && !(t->worst_beyond <= worst)) worst = t->worst_beyond;
         if (t->compared && !(t->worst_row <= worst)) worst = t->worst_row;
     }
     return worst;
 }
 
-void assay_print_word(const char *option, const char *value)
+void assay_write_word(FILE *out, const char *option, const char *value)
 {
-    printf("%s '", option);
+    fprintf(out, "%s '", option);
     for (; *value != '\0'; value++) {
-        if (*value == '\'') fputs("'\\'", stdout);
-        putchar(*value);
+        if (*value == '\'') fputs("'\\'", out);
+        fputc(*value, out);
     }
-    putchar('\'');
+    fputc('\'', out);
+}
+
+static bool file_has_case(char *path, const char *name)
+{
+    assay_context ctx = {.threads = 1};
+    assay_case *cases = NULL;
+    int count = 0;
+    bool found = false;
+    if (assay_cases_find(&ctx, 1, &path, &cases, &count) != ASSAY_OK) return false;
+    for (int i = 0; i < count; i++) found |= strcmp(cases[i].name, name) == 0;
+    assay_cases_free(cases, count);
+    return found;
+}
+
+/* A case of a YAML file is found by that file alone. */
+static const char *argument_of(const assay_options *o, const char *what)
+{
+    for (int i = 0; i < o->argument_count; i++) {
+        char *argument = o->arguments[i];
+        if (assay_yaml_extension(argument) != NULL && file_has_case(argument, what)) return argument;
+    }
+    return what;
+}
+
+void assay_command_reproduce(const assay_options *o, const char *command, const char *what, const char *equivalence,
+                             char *text, size_t size)
+{
+    text[0] = '\0';
+    FILE *out = fmemopen(text, size, "w");
+    if (out == NULL) return;
+    fprintf(out, "assay %s", command);
+    assay_write_word(out, "", argument_of(o, what));
+    if (equivalence != NULL) fprintf(out, " --equivalence %s", equivalence);
+    if (o->backend != NULL) assay_write_word(out, " --backend", o->backend);
+    if (o->serve) fprintf(out, " --serve");
+    if (o->precision != NULL) assay_write_word(out, " --precision", o->precision);
+    if (o->false_alarm != ASSAY_FALSE_ALARM) fprintf(out, " --false-alarm %.10g", o->false_alarm);
+    if (o->backend != NULL && o->timeout != ASSAY_TIMEOUT) fprintf(out, " --timeout %.10g", o->timeout);
+    for (int i = 0; i < o->set_count; i++) assay_write_word(out, " --set", o->sets[i]);
+    if (o->weights != NULL) assay_write_word(out, " --weights", o->weights);
+    if (o->backend != NULL) fprintf(out, " --keep DIR -v");
+    if (fclose(out) != 0) text[0] = '\0'; /* half a command is none */
 }
 
 assay_status assay_command_write_reports(assay_context *ctx, const assay_options *options, int count,

@@ -4,24 +4,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "harness/commands/command.h"
+#include "harness/commands/commands.h"
+#include "harness/version/version.h"
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/memory.h"
-
-static const assay_command *const commands[] = {
-    &assay_command_list,          &assay_command_show,  &assay_command_generate,  &assay_command_request,
-    &assay_command_compare,       &assay_command_run,   &assay_command_check,     &assay_command_verify,
-    &assay_command_power,         &assay_command_trace, &assay_command_calibrate, &assay_command_convert,
-    &assay_command_shared_object,
-};
-enum { COMMANDS = sizeof commands / sizeof *commands };
 
 static void print_overview(void)
 {
     printf("assay %s: the reference that MoE and MLA kernels are tried against\n\nusage: assay COMMAND ...\n\n",
            ASSAY_VERSION);
-    for (int i = 0; i < COMMANDS; i++) {
-        if (commands[i]->summary != NULL) printf("  %-10s %s\n", commands[i]->name, commands[i]->summary);
+    for (int i = 0; i < assay_command_count; i++) {
+        if (assay_commands[i]->summary != NULL)
+            printf("  %-10s %s\n", assay_commands[i]->name, assay_commands[i]->summary);
     }
     printf("\nassay COMMAND --help has the options. CASE is a name of the catalogue (assay list), a glob over the\n"
            "names ('moe/*'), or a path to a YAML file.\n"
@@ -35,20 +29,6 @@ static void print_help(const assay_command *command, const char *name)
     assay_options_print_help(command->options);
 }
 
-/* The instruction set may be forced: the numbers are the same with each. */
-static assay_status choose_isa(assay_context *ctx)
-{
-    const char *name = getenv("ASSAY_ISA");
-    if (name == NULL || name[0] == '\0') return ASSAY_OK;
-    if (!assay_isa_from_name(name, &ctx->isa)) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "ASSAY_ISA is \"%s\", expected scalar, avx2 or avx512", name);
-    }
-    if (!assay_isa_supported(ctx->isa)) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "ASSAY_ISA is %s, which this processor does not have", name);
-    }
-    return ASSAY_OK;
-}
-
 static assay_status run_command(assay_context *ctx, const assay_command *command, int argc, char **argv, int *exit_code)
 {
     assay_status status;
@@ -58,13 +38,14 @@ static assay_status run_command(assay_context *ctx, const assay_command *command
         print_help(command, argv[0]);
         goto cleanup;
     }
-    if (options.argument_count < command->least || (command->most >= 0 && options.argument_count > command->most)) {
+    const int least = assay_chooses_without_arguments(&options) ? 0 : command->least;
+    if (options.argument_count < least || (command->most >= 0 && options.argument_count > command->most)) {
         status = assay_fail(ctx, ASSAY_BAD_INPUT, "usage: assay %s [options] %s; found %d arguments", argv[0],
                             command->arguments, options.argument_count);
         goto cleanup;
     }
     ctx->threads = options.threads;
-    TRY(choose_isa(ctx));
+    TRY(assay_isa_from_environment(ctx));
     ctx->arithmetic = assay_arithmetic_by_name(options.engine);
     if (ctx->arithmetic == NULL) {
         status = assay_fail(ctx, ASSAY_BAD_INPUT, "--engine is \"%s\", expected reference or blas", options.engine);
@@ -107,12 +88,16 @@ int main(int argc, char **argv)
         return ASSAY_EXIT_PASS;
     }
     if (strcmp(argv[1], "--version") == 0) {
-        printf("assay %s\n", ASSAY_VERSION);
+        if (assay_isa_from_environment(&ctx) != ASSAY_OK) {
+            print_error("--version", ctx.message);
+            return ASSAY_EXIT_BAD_INPUT;
+        }
+        printf("assay %s\n", assay_version_text(ctx.isa));
         return ASSAY_EXIT_PASS;
     }
-    for (int i = 0; i < COMMANDS; i++) {
-        if (!is_named(commands[i], argv[1])) continue;
-        if (run_command(&ctx, commands[i], argc - 1, argv + 1, &exit_code) != ASSAY_OK) {
+    for (int i = 0; i < assay_command_count; i++) {
+        if (!is_named(assay_commands[i], argv[1])) continue;
+        if (run_command(&ctx, assay_commands[i], argc - 1, argv + 1, &exit_code) != ASSAY_OK) {
             print_error(argv[1], ctx.message);
             return ASSAY_EXIT_BAD_INPUT;
         }

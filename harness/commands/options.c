@@ -13,14 +13,6 @@
 
 enum { COMMON = 1 << 30 };
 
-typedef struct option_row {
-    const char *name;
-    int letter; /* what getopt returns; a short option when printable */
-    bool takes_value;
-    unsigned group;
-    const char *value, *help;
-} option_row;
-
 enum {
     THREADS = 256,
     ENGINE,
@@ -28,6 +20,7 @@ enum {
     SET,
     SEED,
     INPUTS,
+    WEIGHTS,
     PRECISION,
     FALSE_ALARM,
     JSON_FILE,
@@ -38,16 +31,26 @@ enum {
     TIMEOUT,
     KEEP,
     TAG,
+    OP,
+    EXCLUDE,
+    NO_MESH,
+    SHARD,
+    SERVE,
     JSON,
     CERTIFY,
     MUTANTS,
     EQUIVALENCE,
     BUDGET,
     WRITE,
+    FUZZ_OP,
+    FUZZ_TIME,
+    FUZZ_CASES,
+    FUZZ_SEED,
+    FUZZ_FAILURES,
     CONTAINER
 };
 
-static const option_row rows[] = {
+static const assay_option_row rows[] = {
     {"output", 'o', true, ASSAY_OPT_OUTPUT, "PATH", "one file (.h5, .safetensors, .npz), or a folder"},
     {"container", CONTAINER, true, ASSAY_OPT_CONTAINER, "NAME",
      "of files in a folder: h5 (default), safetensors or npz"},
@@ -55,21 +58,32 @@ static const option_row rows[] = {
     {"seed", SEED, true, ASSAY_OPT_SET, "N", "the seed of inputs, weights and cotangents"},
     {"inputs", INPUTS, true, ASSAY_OPT_INPUTS, "FILE",
      "take inputs, weights and cotangents from this file where it has them"},
-    {"precision", PRECISION, true, ASSAY_OPT_PRECISION | ASSAY_OPT_PROFILE, "NAME",
+    {"weights", WEIGHTS, true, ASSAY_OPT_WEIGHTS, "FILE[:LAYER]",
+     "take the weights from a checkpoint of Hugging Face (docs/hugging-face.md)"},
+    {"precision", PRECISION, true, ASSAY_OPT_PRECISION | ASSAY_OPT_PROFILE | ASSAY_OPT_FUZZ, "NAME",
      "profile: f64, f32, bf16, bf16_router, f16, tf32, tpu_default, fp8_e4m3_block128, or a FILE.yml with your own"},
-    {"false-alarm", FALSE_ALARM, true, ASSAY_OPT_PRECISION, "P",
+    {"false-alarm", FALSE_ALARM, true, ASSAY_OPT_PRECISION | ASSAY_OPT_FUZZ, "P",
      "probability that a correct backend fails (default 1e-6)"},
-    {"verbose", 'v', false, ASSAY_OPT_PRECISION | ASSAY_OPT_VERIFY, NULL, "every tensor in detail"},
+    {"verbose", 'v', false, ASSAY_OPT_PRECISION | ASSAY_OPT_VERIFY | ASSAY_OPT_FUZZ, NULL, "every tensor in detail"},
     {"json", JSON_FILE, true, ASSAY_OPT_REPORTS | ASSAY_OPT_JSON, "FILE", "write the report as JSON"},
     {"junit", JUNIT_FILE, true, ASSAY_OPT_REPORTS, "FILE", "write the report as JUnit XML"},
     {"html", HTML_FILE, true, ASSAY_OPT_REPORTS, "FILE", "write the report as one HTML page, with pictures"},
-    {"backend", BACKEND, true, ASSAY_OPT_BACKEND, "SPEC",
+    {"backend", BACKEND, true, ASSAY_OPT_BACKEND | ASSAY_OPT_FUZZ, "SPEC",
      "a shared object (./libmine.so), or a command with {request} and {candidate}"},
-    {"timeout", TIMEOUT, true, ASSAY_OPT_BACKEND, "SECONDS", "time limit of one run of the backend (default 300)"},
+    {"serve", SERVE, false, ASSAY_OPT_BACKEND | ASSAY_OPT_FUZZ, NULL,
+     "the command is started once, without placeholders, and reads requests (docs/backends.md)"},
+    {"timeout", TIMEOUT, true, ASSAY_OPT_BACKEND | ASSAY_OPT_FUZZ, "SECONDS",
+     "time limit of one run of the backend (default 300)"},
     {"keep", KEEP, true, ASSAY_OPT_BACKEND, "DIR", "keep golden, request and candidate files in this folder"},
     {"known", KNOWN_FILE, true, ASSAY_OPT_KNOWN, "FILE",
      "known failures, lines of a case and a reason: run, reported apart, an error when one passes"},
-    {"tag", TAG, true, ASSAY_OPT_LIST, "TAG", "only cases with this tag"},
+    {"tag", TAG, true, ASSAY_OPT_CHOOSE, "TAG[,TAG]", "only cases with one of these tags (repeatable)"},
+    {"op", OP, true, ASSAY_OPT_CHOOSE, "OP[,OP]", "only cases of one of these operations (repeatable)"},
+    {"exclude", EXCLUDE, true, ASSAY_OPT_CHOOSE, "WORD[,WORD]",
+     "no cases with this tag, of this operation, or whose name this glob matches (repeatable)"},
+    {"no-mesh", NO_MESH, false, ASSAY_OPT_CHOOSE, NULL, "no cases on more than one device"},
+    {"shard", SHARD, true, ASSAY_OPT_CHOOSE, "I/N",
+     "part I of N, of about the same work: for N jobs beside each other"},
     {"json", JSON, false, ASSAY_OPT_LIST, NULL, "as JSON"},
     {"mutants", MUTANTS, false, ASSAY_OPT_LIST, NULL, "the mutants of assay power instead of cases"},
     {"certify", CERTIFY, false, ASSAY_OPT_CERTIFY, NULL, "certify in binary128, and store the certificate"},
@@ -79,6 +93,12 @@ static const option_row rows[] = {
      "certify N coordinates of each gradient (default 8), or all; 0: outputs alone"},
     {"write", WRITE, true, ASSAY_OPT_WRITE, "FOLDER",
      "write the candidate of each mutant that has an effect as FOLDER/MUTANT.h5 (one golden)"},
+    {"op", FUZZ_OP, true, ASSAY_OPT_FUZZ, "OP", "cases of this operation alone"},
+    {"time", FUZZ_TIME, true, ASSAY_OPT_FUZZ, "TIME", "how long cases are drawn: 90, 90s, 10m, 1h (default 60)"},
+    {"cases", FUZZ_CASES, true, ASSAY_OPT_FUZZ, "N", "how many cases are drawn, in place of a time"},
+    {"failures", FUZZ_FAILURES, true, ASSAY_OPT_FUZZ, "N", "end when so many different failures were found"},
+    {"seed", FUZZ_SEED, true, ASSAY_OPT_FUZZ, "N", "the same cases again: what is drawn follows from it (default 1)"},
+    {"output", 'o', true, ASSAY_OPT_FUZZ, "DIR", "write each failure's case, golden and command to this folder"},
     {"threads", THREADS, true, COMMON, "N", "threads (default: all cores); the same bits for any number"},
     {"engine", ENGINE, true, COMMON, "NAME", "reference (default) or blas"},
     {"quiet", 'q', false, COMMON, NULL, "no progress"},
@@ -87,7 +107,7 @@ static const option_row rows[] = {
 };
 enum { ROWS = sizeof rows / sizeof *rows };
 
-static bool taken(const option_row *row, unsigned allowed)
+static bool taken(const assay_option_row *row, unsigned allowed)
 {
     return row->group == COMMON || (row->group & allowed) != 0;
 }
@@ -131,6 +151,71 @@ static assay_status parse_budget(assay_context *ctx, const char *text, int64_t *
     } else {
         *budget = value;
     }
+    return ASSAY_OK;
+}
+
+static assay_status parse_whole(assay_context *ctx, const char *name, const char *text, int64_t least, int64_t *out)
+{
+    char *end = NULL;
+    errno = 0;
+    const long long value = strtoll(text, &end, 10);
+    if (end == text || *end != '\0' || errno != 0 || value < least) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "--%s is \"%s\", expected a whole number from %lld up", name, text,
+                          (long long)least);
+    }
+    *out = value;
+    return ASSAY_OK;
+}
+
+/* A number of seconds, minutes or hours. */
+static assay_status parse_time(assay_context *ctx, const char *text, double *seconds)
+{
+    static const struct {
+        const char *unit;
+        double seconds;
+    } units[] = {{"", 1}, {"s", 1}, {"m", 60}, {"h", 3600}};
+    char *end = NULL;
+    const double value = strtod(text, &end);
+    for (size_t i = 0; end != text && i < sizeof units / sizeof *units; i++) {
+        if (strcmp(end, units[i].unit) != 0 || !(value > 0 && value <= 1e6)) continue;
+        *seconds = value * units[i].seconds;
+        return ASSAY_OK;
+    }
+    return assay_fail(ctx, ASSAY_BAD_INPUT, "--time is \"%s\", expected a time above 0, as 90, 90s, 10m or 1h", text);
+}
+
+static assay_status parse_fuzz(assay_context *ctx, assay_options *o, int letter, const char *value)
+{
+    int64_t seed = 0;
+    assay_status status = ASSAY_OK;
+    switch (letter) {
+    case FUZZ_OP:
+        o->fuzz_op = value;
+        return ASSAY_OK;
+    case FUZZ_TIME:
+        return parse_time(ctx, value, &o->fuzz_seconds);
+    case FUZZ_CASES:
+        return parse_whole(ctx, "cases", value, 1, &o->fuzz_cases);
+    case FUZZ_FAILURES:
+        return parse_whole(ctx, "failures", value, 1, &o->fuzz_failures);
+    default:
+        status = parse_whole(ctx, "seed", value, 0, &seed);
+        o->fuzz_seed = (uint64_t)seed;
+        return status;
+    }
+}
+
+static assay_status parse_shard(assay_context *ctx, const char *text, assay_options *o)
+{
+    enum { MOST = 10000 };
+    char *slash = NULL, *end = NULL;
+    const long shard = strtol(text, &slash, 10);
+    const long shards = *slash == '/' ? strtol(slash + 1, &end, 10) : 0;
+    if (slash == text || end == NULL || *end != '\0' || shard < 1 || shards > MOST || shard > shards) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "--shard is \"%s\", expected I/N with 1 <= I <= N <= %d", text, MOST);
+    }
+    o->shard = (int)shard;
+    o->shards = (int)shards;
     return ASSAY_OK;
 }
 
@@ -207,6 +292,9 @@ static assay_status take(assay_context *ctx, assay_options *o, int letter, const
     case INPUTS:
         o->inputs = value;
         return ASSAY_OK;
+    case WEIGHTS:
+        o->weights = value;
+        return ASSAY_OK;
     case PRECISION:
         o->precision = value;
         return ASSAY_OK;
@@ -232,7 +320,18 @@ static assay_status take(assay_context *ctx, assay_options *o, int letter, const
         o->folder = value;
         return ASSAY_OK;
     case TAG:
-        o->tag = value;
+        return assay_words_add(ctx, &o->filter.tags, "tag", value);
+    case OP:
+        return assay_words_add(ctx, &o->filter.ops, "op", value);
+    case EXCLUDE:
+        return assay_words_add(ctx, &o->filter.excludes, "exclude", value);
+    case NO_MESH:
+        o->filter.no_mesh = true;
+        return ASSAY_OK;
+    case SHARD:
+        return parse_shard(ctx, value, o);
+    case SERVE:
+        o->serve = true;
         return ASSAY_OK;
     case SET:
         return add_set(ctx, o, "", value);
@@ -244,6 +343,12 @@ static assay_status take(assay_context *ctx, assay_options *o, int letter, const
         return parse_threads(ctx, value, &o->threads);
     case COLOR:
         return parse_color(ctx, value, &o->color);
+    case FUZZ_OP:
+    case FUZZ_TIME:
+    case FUZZ_CASES:
+    case FUZZ_SEED:
+    case FUZZ_FAILURES:
+        return parse_fuzz(ctx, o, letter, value);
     case FALSE_ALARM:
         return parse_number(ctx, "false-alarm", value, 1e-300, 0.5, &o->false_alarm);
     default:
@@ -290,8 +395,9 @@ assay_status assay_options_parse(assay_context *ctx, int argc, char **argv, unsi
                                .engine = "reference",
                                .container = "h5",
                                .color = isatty(STDOUT_FILENO) != 0,
-                               .false_alarm = 1e-6,
-                               .timeout = 300.0,
+                               .false_alarm = ASSAY_FALSE_ALARM,
+                               .timeout = ASSAY_TIMEOUT,
+                               .fuzz_seed = 1,
                                .budget = ASSAY_BUDGET_UNSAID,
                                .argv = argv,
                                .argc = argc};
@@ -316,6 +422,9 @@ void assay_options_free(assay_options *options)
     free(options->sets);
     options->sets = NULL;
     options->set_count = 0;
+    assay_words_free(&options->filter.tags);
+    assay_words_free(&options->filter.ops);
+    assay_words_free(&options->filter.excludes);
 }
 
 assay_status assay_options_apply(assay_context *ctx, const assay_options *options, assay_case *c)
@@ -326,19 +435,27 @@ cleanup:
     return status;
 }
 
+const assay_option_row *assay_options_next(unsigned allowed, const assay_option_row *after)
+{
+    for (const assay_option_row *row = after == NULL ? rows : after + 1; row < rows + ROWS; row++) {
+        if (taken(row, allowed)) return row;
+    }
+    return NULL;
+}
+
+char assay_option_letter(const assay_option_row *row)
+{
+    return row->letter <= UCHAR_MAX ? (char)row->letter : '\0';
+}
+
 void assay_options_print_help(unsigned allowed)
 {
     printf("\noptions:\n");
-    for (int i = 0; i < ROWS; i++) {
-        char left[64];
-        if (!taken(&rows[i], allowed)) continue;
-        if (rows[i].letter <= UCHAR_MAX) {
-            snprintf(left, sizeof left, "-%c, --%s%s%s", rows[i].letter, rows[i].name, rows[i].takes_value ? " " : "",
-                     rows[i].takes_value ? rows[i].value : "");
-        } else {
-            snprintf(left, sizeof left, "    --%s%s%s", rows[i].name, rows[i].takes_value ? " " : "",
-                     rows[i].takes_value ? rows[i].value : "");
-        }
-        printf("  %-26s %s\n", left, rows[i].help);
+    for (const assay_option_row *row = NULL; (row = assay_options_next(allowed, row)) != NULL;) {
+        char left[64], letter[5] = "    ";
+        if (assay_option_letter(row) != '\0') snprintf(letter, sizeof letter, "-%c, ", assay_option_letter(row));
+        snprintf(left, sizeof left, "%s--%s%s%s", letter, row->name, row->takes_value ? " " : "",
+                 row->takes_value ? row->value : "");
+        printf("  %-26s %s\n", left, row->help);
     }
 }

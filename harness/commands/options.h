@@ -2,7 +2,7 @@
 #ifndef ASSAY_HARNESS_OPTIONS_H
 #define ASSAY_HARNESS_OPTIONS_H
 
-#include "cases/case.h"
+#include "cases/case_filter.h"
 #include "oracle/base/status.h"
 
 /* Which options a command takes; the common ones (threads, engine, quiet, color, help) go without saying. */
@@ -12,8 +12,8 @@ enum {
     ASSAY_OPT_INPUTS = 1 << 2,      /* --inputs */
     ASSAY_OPT_PRECISION = 1 << 3,   /* --precision, --false-alarm, -v */
     ASSAY_OPT_REPORTS = 1 << 4,     /* --json FILE, --junit FILE, --html FILE */
-    ASSAY_OPT_BACKEND = 1 << 5,     /* --backend, --timeout, --keep */
-    ASSAY_OPT_LIST = 1 << 6,        /* --tag, --json, --mutants */
+    ASSAY_OPT_BACKEND = 1 << 5,     /* --backend, --serve, --timeout, --keep */
+    ASSAY_OPT_LIST = 1 << 6,        /* --json, --mutants */
     ASSAY_OPT_CERTIFY = 1 << 7,     /* --certify, --budget, --mutants */
     ASSAY_OPT_VERIFY = 1 << 8,      /* --budget, -v */
     ASSAY_OPT_EQUIVALENCE = 1 << 9, /* --equivalence */
@@ -21,18 +21,33 @@ enum {
     ASSAY_OPT_JSON = 1 << 11,       /* --json FILE */
     ASSAY_OPT_WRITE = 1 << 12,      /* --write */
     ASSAY_OPT_PROFILE = 1 << 13,    /* --precision alone */
-    ASSAY_OPT_CONTAINER = 1 << 14,  /* --container */
+    ASSAY_OPT_CHOOSE = 1 << 14,     /* --tag, --op, --exclude, --no-mesh, --shard */
+    ASSAY_OPT_CONTAINER = 1 << 15,  /* --container */
+    ASSAY_OPT_WEIGHTS = 1 << 16,    /* --weights */
+    ASSAY_OPT_FUZZ =
+        1 << 17, /* --backend, --serve, --timeout, --precision, --false-alarm, and all of --op ... -o below */
 };
+
+/* Of --false-alarm, and of --timeout in seconds. */
+#define ASSAY_FALSE_ALARM 1e-6
+#define ASSAY_TIMEOUT 300.0
 
 typedef struct assay_options {
     int threads;
     const char *engine;
     bool quiet, color, json, verbose;
-    const char *equivalence, *output, *inputs, *precision, *json_file, *junit_file, *html_file, *known_file, *backend,
-        *keep, *tag, *folder;
+    const char *equivalence, *output, *inputs, *weights, *precision, *json_file, *junit_file, *html_file, *known_file,
+        *backend, *keep, *folder;
     const char *container; /* the ending of files in a folder: h5, safetensors, npz */
     double false_alarm, timeout;
-    bool certify, mutants;
+    bool certify, mutants, serve;
+    assay_case_filter filter;
+    int shard, shards;     /* 1 to shards; 0, 0: all of it */
+    const char *fuzz_op;   /* of fuzz: one operation, or NULL */
+    double fuzz_seconds;   /* how long; 0: not said */
+    int64_t fuzz_cases;    /* how many; 0: not said */
+    int64_t fuzz_failures; /* it ends with so many; 0: not so */
+    uint64_t fuzz_seed;
     int64_t budget;    /* harness/certify/certificate.h */
     const char **sets; /* --set and --seed in their order, as key=value */
     int set_count;
@@ -49,6 +64,20 @@ void assay_options_free(assay_options *options);
 
 /* Applies --set and --seed to a case. */
 assay_status assay_options_apply(assay_context *ctx, const assay_options *options, assay_case *c);
+
+/* A row of the table. */
+typedef struct assay_option_row {
+    const char *name;
+    int letter; /* what getopt returns; a short option when printable */
+    bool takes_value;
+    unsigned group;
+    const char *value, *help;
+} assay_option_row;
+
+/* The options in `allowed` and the common ones, one after the other; NULL begins and ends them. */
+const assay_option_row *assay_options_next(unsigned allowed, const assay_option_row *after);
+/* Of `-v`; '\0' where there is none. */
+char assay_option_letter(const assay_option_row *row);
 
 /* The help text of the options in `allowed`, to standard output. */
 void assay_options_print_help(unsigned allowed);

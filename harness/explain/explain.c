@@ -153,18 +153,35 @@ static int by_distance(const void *a, const void *b)
     return x->mutant < y->mutant ? -1 : x->mutant > y->mutant;
 }
 
-/* "NAME (0.31) or NAME (0.35)" of those that are as near as the first, or whose errors are as large; counts them. */
+/* "NAME (0.31) or NAME (0.35)" of those that are as near as the first; counts them. */
 static int name_nearest(const search *s, char *text, size_t size)
 {
     size_t length = 0;
     int count = 0;
     for (; count < s->held_count && count < ASSAY_EXPLAINED_MOST; count++) {
         const hypothesis *h = &s->held[count];
-        if (!s->noise && h->distance > s->held[0].distance + AS_NEAR) break;
+        if (h->distance > s->held[0].distance + AS_NEAR) break;
         length += (size_t)snprintf(text + length, size - length, "%s%s (%.2g)", count == 0 ? "" : " or ",
                                    h->mutant->name, h->residual);
     }
     return count;
+}
+
+/* The arithmetics that make errors as large, and what to ask of the kernel. */
+static void ask(const search *s, char *text, size_t size)
+{
+    size_t length = 0;
+    for (int i = 0; i < s->held_count && length < size; i++) {
+        const hypothesis *h = &s->held[i];
+        length += (size_t)snprintf(text + length, size - length, "%s%s make (%.2g times, %s)",
+                                   i == 0 ? "; errors are as large as " : ", or as ", h->mutant->makes, h->residual,
+                                   h->mutant->name);
+    }
+    for (int i = 0; i < s->held_count && length < size; i++) {
+        length += (size_t)snprintf(text + length, size - length, "%s%s", i == 0 ? ": does the kernel " : ", or ",
+                                   s->held[i].mutant->asks);
+    }
+    if (length < size) snprintf(text + length, size - length, "?");
 }
 
 static void say(const search *s, assay_report *report)
@@ -172,13 +189,9 @@ static void say(const search *s, assay_report *report)
     char *text = report->explanation, names[ASSAY_EXPLAINED_MOST * (ASSAY_EXPLAINED_NAME + 16)];
     const size_t size = sizeof report->explanation;
     const int count = name_nearest(s, names, sizeof names);
-    if (count == 0) {
-        snprintf(text, size, "no known bug explains it (%d mutants tried)", s->tried);
-    } else if (s->noise) {
-        snprintf(text, size,
-                 "no known bug explains it (%d mutants tried); its errors are as large as with %s, in brackets how "
-                 "many times",
-                 s->tried, names);
+    if (count == 0 || s->noise) {
+        const int length = snprintf(text, size, "no known bug explains it (%d mutants tried)", s->tried);
+        if (s->noise) ask(s, text + length, size - (size_t)length);
     } else {
         snprintf(text, size, "equals mutant %s: %s%.100s; in brackets the standard deviations that are left", names,
                  count > 1 ? "this case does not tell them apart; the first is " : "", s->held[0].mutant->models);
@@ -209,12 +222,9 @@ cleanup:
 static assay_status search_all(assay_context *ctx, search *s, bool quiet)
 {
     assay_status status = ASSAY_OK;
-    void *held = NULL;
     assay_progress progress;
     const assay_plan *plan = s->trial.plan;
     assay_progress_start(&progress, quiet, "known bugs", assay_mutant_count);
-    TRY(assay_alloc(ctx, "hypotheses", assay_mutant_count, sizeof *s->held, &held));
-    s->held = held;
     TRY(try_all(ctx, s, true, &progress));
     TRY(try_all(ctx, s, false, &progress));
     /* that errors are as large says less than that they are the same: other bugs may make such */
@@ -226,6 +236,30 @@ static assay_status search_all(assay_context *ctx, search *s, bool quiet)
     qsort(s->held, (size_t)s->held_count, sizeof *s->held, by_distance);
 cleanup:
     assay_progress_end(&progress);
+    return status;
+}
+
+static void close_search(search *s, assay_tensor_set *results)
+{
+    free(s->held);
+    assay_given_results_free(&s->given);
+    assay_tensor_set_free(results);
+}
+
+/* What a search needs. `results` are the golden's tensors. */
+static assay_status open_search(assay_context *ctx, search *s, assay_golden *golden, assay_fixture_reader *candidate,
+                                const assay_profile *profile, assay_tensor_set *results)
+{
+    assay_status status;
+    void *held = NULL;
+    const assay_plan *plan = &golden->plan;
+    ctx->threads = assay_plan_threads(ctx, plan);
+    TRY(assay_golden_load(ctx, results, plan, golden->reader));
+    s->trial = (assay_trial){.plan = plan, .golden = results, .profile = profile, .false_alarm = s->plain->false_alarm};
+    TRY(assay_given_results_load(ctx, results, candidate, &s->given));
+    TRY(assay_alloc(ctx, "hypotheses", assay_mutant_count, sizeof *s->held, &held));
+    s->held = held;
+cleanup:
     return status;
 }
 
@@ -243,16 +277,32 @@ static assay_status explain(assay_context *ctx, assay_golden *golden, assay_fixt
                  "not tried, the case is too large: a smaller one tells, or the files of assay certify --write");
         goto cleanup;
     }
-    ctx->threads = assay_plan_threads(ctx, plan);
-    TRY(assay_golden_load(ctx, &results, plan, golden->reader));
-    s.trial = (assay_trial){.plan = plan, .golden = &results, .profile = profile, .false_alarm = report->false_alarm};
-    TRY(assay_given_results_load(ctx, &results, candidate, &s.given));
+    TRY(open_search(ctx, &s, golden, candidate, profile, &results));
     TRY(search_all(ctx, &s, quiet));
     say(&s, report);
 cleanup:
-    free(s.held);
-    assay_given_results_free(&s.given);
-    assay_tensor_set_free(&results);
+    close_search(&s, &results);
+    return status;
+}
+
+assay_status assay_explains(assay_context *ctx, assay_golden *golden, assay_fixture_reader *candidate,
+                            const assay_profile *profile, const assay_mutant *mutant, const assay_report *report,
+                            bool *holds)
+{
+    assay_status status = ASSAY_OK;
+    assay_tensor_set results = {0};
+    search s = {.plain = report, .before = residual_of(report)};
+    const int threads = ctx->threads;
+    *holds = false;
+    if (report->verdict != ASSAY_FAIL || !is_worth_it(report)) return ASSAY_OK;
+    TRY(assay_golden_plan(ctx, golden, profile));
+    if (is_too_large(&golden->plan) || !assay_mutant_is_for(mutant, &golden->plan)) goto cleanup;
+    TRY(open_search(ctx, &s, golden, candidate, profile, &results));
+    TRY(try_twice(ctx, &s, mutant));
+    *holds = s.held_count > 0;
+cleanup:
+    ctx->threads = threads;
+    close_search(&s, &results);
     return status;
 }
 

@@ -141,12 +141,13 @@ static assay_status run_operation(assay_context *ctx, const assay_trial *t, cons
     assay_context own = *ctx;
     assay_source numbers = assay_given_source(given);
     if (mutant->golden_choice) numbers.has = has_choice_too;
-    const assay_source in = assay_ensemble_rounded(&numbers);
+    assay_rounded rounded = {&numbers, plan->c};
+    const assay_source in = assay_rounded_source(&rounded);
     const assay_sink out = assay_results_sink(results);
     if (!has_own_arithmetic(mutant)) return assay_evaluate(ctx, plan, &in, &out);
     assay_emulation emulation = {.precision = assay_case_precision(plan->c, t->profile),
                                  .storage = t->profile->storage,
-                                 .multiply = t->profile->multiply,
+                                 .multiply = assay_case_multiply(plan->c, t->profile),
                                  .seed = ctx->emulation != NULL ? ctx->emulation->seed : plan->c->seed};
     const assay_mutation m = {.c = plan->c, .profile = t->profile, .tensors = (assay_tensor_set *)t->golden};
     if (mutant->degrade != NULL && mutant->degrade(&m, &emulation)) {

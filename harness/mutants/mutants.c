@@ -108,7 +108,10 @@ const assay_mutant assay_mutants[] = {
     {"expert_scale_missing", "the scale of each expert is left out", "", ROUTER, ASSAY_NOWHERE,
      INPUTS("per_expert_scale", assay_edit_replace, .by = 1)},
     {"router_in_bf16", "logits, scores and routing weights in bfloat16", "12, 13", ROUTER, ASSAY_NOWHERE,
-     .golden_choice = true, .degrade = assay_degrade_router},
+     .golden_choice = true, .degrade = assay_degrade_router, .makes = "a router in bfloat16",
+     .asks = "compute the router in bfloat16"},
+    {"router_bias_in_bf16", "the router's bias is rounded to bfloat16", "13", ROUTER, ASSAY_NOWHERE,
+     INPUTS("gate/bias", assay_edit_to_bf16)},
 
     /* dispatch and grouped products */
     {"expert_off_by_one", "weights of the expert after", "20, 21", EXPERTS | GROUPS, ASSAY_IN_BLOCKS,
@@ -275,11 +278,13 @@ const assay_mutant assay_mutants[] = {
     {"shared_gate_missing", "the shared expert's gate is left out, or a softmax of its one logit", "11", EXPERTS,
      ASSAY_IN_BLOCKS, .configure = assay_edit_no_shared_gate},
     {"sums_in_bf16", "sums are accumulated in bfloat16", "40", WITH_PRODUCTS, ASSAY_NOWHERE, .golden_choice = true,
-     .degrade = assay_degrade_sums},
+     .degrade = assay_degrade_sums, .makes = "sums in bfloat16", .asks = "sum in bfloat16"},
     {"operands_in_fp8", "products of operands rounded to e4m3", "44", WITH_PRODUCTS, ASSAY_NOWHERE,
-     .golden_choice = true, .degrade = assay_degrade_operands},
+     .golden_choice = true, .degrade = assay_degrade_operands, .makes = "operands in e4m3",
+     .asks = "multiply operands that are rounded to e4m3"},
     {"intermediates_in_bf16", "what is stored between kernels is rounded to bfloat16", "", WITH_INTERMEDIATES,
-     ASSAY_NOWHERE, .golden_choice = true, .degrade = assay_degrade_intermediates},
+     ASSAY_NOWHERE, .golden_choice = true, .degrade = assay_degrade_intermediates, .makes = "intermediates in bfloat16",
+     .asks = "store intermediates in bfloat16"},
 
     /* MLA, rotary embedding, attention */
     {"mscale_missing", "the factor of mscale is left out of the softmax scale", "46", LATENT, ASSAY_IN_BLOCKS,
@@ -376,7 +381,8 @@ const assay_mutant assay_mutants[] = {
     {"head_scale_other", "queries are scaled by the root of head_dim where their kernel has it, or not at all", "48",
      GROUPED, ASSAY_IN_BLOCKS, .configure = assay_edit_other_query_scale},
     {"functions_in_bf16", "exponentials, norms and phases in bfloat16", "51", WITH_FUNCTIONS, ASSAY_NOWHERE,
-     .golden_choice = true, .degrade = assay_degrade_functions},
+     .golden_choice = true, .degrade = assay_degrade_functions, .makes = "exponentials, norms and phases in bfloat16",
+     .asks = "take exponentials, norms or phases in bfloat16"},
     {"previous_token", "inputs of the row before", "21, 60", ASSAY_HAS_X, ASSAY_IN_BLOCKS,
      INPUTS("x", assay_edit_lag_rows)},
 

@@ -63,6 +63,7 @@ typedef struct assay_mutant {
     assay_tensors_change inputs; /* as the operation reads them */
     assay_mutation_edit *change_inputs;
     assay_arithmetic_edit *degrade;
+    const char *makes, *asks;      /* of `degrade`, for a sentence: "sums in bfloat16", "sum in bfloat16" */
     const char *lost_weight;       /* what flows back through a kernel of this name is lost; NULL */
     assay_tensors_change results;  /* floats: the golden's, or those that the rest gave */
     assay_tensors_change integers; /* of the results */

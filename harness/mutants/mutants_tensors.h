@@ -35,6 +35,8 @@ assay_case_edit assay_edit_not_divided, assay_edit_biased_weights, assay_edit_bi
 /* For `inputs`, `results` and `integers`, what changes one tensor. Numbers become m->by; where they all are that already
  * the first takes it for no change. */
 assay_tensor_edit assay_edit_replace, assay_edit_fill;
+/* Rounded to bfloat16, where that changes any. */
+assay_tensor_edit assay_edit_to_bf16;
 /* Times m->by, plus it, times the root of the width. */
 assay_tensor_edit assay_edit_scale, assay_edit_add, assay_edit_scale_by_root;
 /* In another order: `roll` along the first axis, or with a negative m->by along the last (mutants_results.c). */

@@ -130,6 +130,35 @@ static assay_status turn_gradients(assay_context *ctx, assay_tensor_list *list)
     return ASSAY_OK;
 }
 
+static bool may_have_dtype(const assay_tensor_spec *spec)
+{
+    return assay_role_is_given(spec->role) && spec->type != ASSAY_INT32;
+}
+
+/* A pattern of dtypes that matches nothing is a slip of the pen. */
+static assay_status apply_dtypes(assay_context *ctx, const assay_case *c, assay_tensor_list *list)
+{
+    for (int d = 0; d < c->dtype_count; d++) {
+        bool found = false;
+        for (int i = 0; i < list->count; i++) {
+            const assay_tensor_spec *spec = &list->entries[i].spec;
+            found |= may_have_dtype(spec) && assay_case_dtype_matches(&c->dtypes[d], spec->path);
+        }
+        if (found) continue;
+        return assay_fail(
+            ctx, ASSAY_BAD_INPUT,
+            "%s: dtypes has \"%s\", which matches no input, weight or cotangent of op %s that holds floats; "
+            "see assay show %s",
+            c->name, c->dtypes[d].pattern, c->op, c->name);
+    }
+    for (int i = 0; i < list->count; i++) {
+        assay_tensor_spec *spec = &list->entries[i].spec;
+        const assay_case_dtype *dtype = assay_case_dtype_of(c, spec->path);
+        if (dtype != NULL && may_have_dtype(spec)) spec->type = dtype->type;
+    }
+    return ASSAY_OK;
+}
+
 assay_status assay_operation_prepare(assay_context *ctx, const assay_case *c, const assay_operation **operation,
                                      assay_tensor_list *list)
 {
@@ -145,6 +174,7 @@ assay_status assay_operation_prepare(assay_context *ctx, const assay_case *c, co
     TRY((*operation)->describe(ctx, c, list));
     TRY(turn_gradients(ctx, list));
     TRY(check_inputs(ctx, c, list));
+    TRY(apply_dtypes(ctx, c, list));
 cleanup:
     if (status != ASSAY_OK) {
         assay_tensor_list_free(list);

@@ -30,8 +30,8 @@ typedef struct assay_operation {
     /* Refuses configurations that this operation cannot have; says which keys and what was expected. */
     assay_status (*check)(assay_context *ctx, const assay_case *c);
     /* Appends the operation's tensors: inputs, then weights and results in the order in which they are used and
-     * computed; a gradient beside what it is of. Inputs, weights and cotangents have the case's type, results float64,
-     * indices int32. */
+     * computed; a gradient beside what it is of. Inputs, weights and cotangents have the case's dtype (of those that `dtypes:` names
+     * assay_operation_prepare changes it), results float64, indices int32. */
     assay_status (*describe)(assay_context *ctx, const assay_case *c, assay_tensor_list *list);
     /* An input that follows from others, of which `in` gives those that are drawn (assay_tensor_entry.derived): values
      * or indices, whole; values are rounded to the tensor's grid afterwards. NULL: the operation has none. */

@@ -11,17 +11,36 @@ const assay_profile *assay_plan_profile(const assay_plan *plan, const char *name
     return assay_profile_by_name(name);
 }
 
-/* The type, where numbers of the case's grid may be rounded to it. */
-static assay_dtype coarser(const assay_case *c, assay_dtype type)
+/* The type, where numbers of that grid may be rounded to it. */
+static assay_dtype coarser(assay_dtype grid, assay_dtype type)
 {
-    return assay_dtype_unit_roundoff(type) > assay_dtype_unit_roundoff(c->dtype) ? type : ASSAY_FLOAT64;
+    return assay_dtype_unit_roundoff(type) > assay_dtype_unit_roundoff(grid) ? type : ASSAY_FLOAT64;
+}
+
+/* Of two types the one with the finer grid. */
+static assay_dtype finer(assay_dtype a, assay_dtype b)
+{
+    return assay_dtype_unit_roundoff(a) <= assay_dtype_unit_roundoff(b) ? a : b;
+}
+
+static assay_dtype finest_named(const assay_case *c)
+{
+    assay_dtype finest = c->dtype;
+    for (int i = 0; i < c->dtype_count; i++) finest = finer(finest, c->dtypes[i].type);
+    return finest;
+}
+
+assay_dtype assay_case_multiply(const assay_case *c, const assay_profile *profile)
+{
+    const bool rounds = profile->precision.multiply > 0 || coarser(c->dtype, profile->storage) != ASSAY_FLOAT64;
+    return rounds ? profile->multiply : finer(profile->multiply, finest_named(c));
 }
 
 assay_precision assay_case_precision(const assay_case *c, const assay_profile *profile)
 {
     assay_precision precision = profile->precision;
-    precision.given = coarser(c, profile->storage);
-    precision.router_bias = coarser(c, profile->router);
+    precision.given = coarser(c->dtype, profile->storage);
+    precision.router_bias = coarser(finest_named(c), profile->router);
     return precision;
 }
 
@@ -81,7 +100,9 @@ assay_order assay_plan_order(const assay_plan *plan)
     return (assay_order){.specs = plan->specs,
                          .count = plan->spec_count,
                          .lawful = plan->operation != NULL && plan->operation->lawful != NULL ? lawful : NULL,
-                         .self = plan};
+                         .self = plan,
+                         .only = plan->only,
+                         .only_count = plan->only_count};
 }
 
 int assay_plan_find(const assay_plan *plan, const char *path)

@@ -24,13 +24,20 @@ typedef struct assay_plan {
     char null_left_out[ASSAY_REASON_SIZE]; /* why it has no null distributions; "": it has, or is exact */
     bool certify;                          /* the golden is to hold its certificate (harness/certify/certificate.h) */
     int64_t budget;                        /* of that: coordinates of each gradient */
-    bool mutants; /* the golden is to hold the power of its verdict (harness/power/power_test.h) */
+    const char *weights;                   /* of --weights (harness/plan/model_weights.h), or NULL */
+    bool mutants;            /* the golden is to hold the power of its verdict (harness/power/power_test.h) */
+    const char *const *only; /* globs of the results that a candidate must give, the caller's; only_count is 0: all */
+    int only_count;
 } assay_plan;
 
 /* The profile of a precision of the plan. */
 const assay_profile *assay_plan_profile(const assay_plan *plan, const char *name);
-/* The profile's precision for a case: where its inputs lie on a finer grid, they are rounded. */
+/* The profile's precision for a case: where its dtype has a finer grid, what is given is rounded, but for tensors whose
+ * type `dtypes:` names. */
 assay_precision assay_case_precision(const assay_case *c, const assay_profile *profile);
+/* The type of a product's operands in the emulated arithmetic: the profile's; or the finest that `dtypes:` names, where
+ * the profile multiplies operands as they are stored. */
+assay_dtype assay_case_multiply(const assay_case *c, const assay_profile *profile);
 /* The golden is to hold no null distributions: those of old goldens do not. */
 void assay_plan_drop_null(assay_plan *plan);
 /* Adds a dataset to the plan, whose list has room for it. */

@@ -31,7 +31,9 @@ static assay_status run_once(assay_context *ctx, const assay_given_choice *c, co
                              assay_tensor_set *results)
 {
     assay_overlay numbers = {assay_tensor_set_source(&c->choices), c->inputs};
-    const assay_source given = assay_overlay_source(&numbers), in = assay_ensemble_rounded(&given);
+    const assay_source given = assay_overlay_source(&numbers);
+    assay_rounded rounded = {&given, plan->c};
+    const assay_source in = assay_rounded_source(&rounded);
     const assay_sink out = assay_tensor_set_sink(results);
     assay_tensor_set_rewind(results);
     const assay_status status = plan->operation->run(ctx, plan->c, &in, &out, NULL, 0);

@@ -19,10 +19,14 @@ assay_status assay_evaluate(assay_context *ctx, const assay_plan *plan, const as
 assay_emulation assay_ensemble_member(const assay_plan *plan, const assay_precision *precision, const char *name,
                                       int number);
 
-/* `in`, which must outlive it, as a run in the emulated arithmetic reads it: an input, weight or cotangent on a finer
- * grid than the precision's storage is rounded first, each value to the same number wherever it is used. Nothing is
- * without ctx->emulation. */
-assay_source assay_ensemble_rounded(const assay_source *in);
+/* `in` as a run of the case in the emulated arithmetic reads it: an input, weight or cotangent on a finer grid than the
+ * precision's storage is rounded first, each value to the same number wherever it is used; but not one whose type the
+ * case names. Nothing is without ctx->emulation. */
+typedef struct assay_rounded {
+    const assay_source *in;
+    const assay_case *c;
+} assay_rounded;
+assay_source assay_rounded_source(assay_rounded *rounded);
 
 /* Sums over the members of squared errors become standard deviations, in place. A few draws are too few for an element
  * to stand alone: half of its variance is its own mean square, half that of a model.

@@ -58,41 +58,44 @@ static bool is_wanted(const assay_ensemble *e, const assay_scaled *t)
     return t->null != NULL || !e->null_only;
 }
 
-/* Logits that are given are a router's, which rounds them itself. */
-static void round_given(const assay_context *ctx, const char *path, int64_t count, double *values)
+/* Logits that are given are a router's, which rounds them itself; what has a type of its own is used in it. */
+static void round_given(const assay_context *ctx, const assay_case *c, const char *path, int64_t count, double *values)
 {
     if (ctx->emulation == NULL) return;
+    const bool bias = assay_path_ends(path, "gate/bias");
+    if (!bias && assay_case_dtype_of(c, path) != NULL) return;
     const assay_precision *precision = &ctx->emulation->precision;
-    const assay_dtype type = assay_path_ends(path, "gate/bias") ? precision->router_bias : precision->given;
+    const assay_dtype type = bias ? precision->router_bias : precision->given;
     if (type == ASSAY_FLOAT64 || strcmp(path, "inputs/logits") == 0) return;
     assay_arithmetic_emulated.round(ctx, ASSAY_ROUND_STORAGE, count, values);
 }
 
 static bool rounded_has(void *self, const char *path)
 {
-    const assay_source *in = self;
+    const assay_source *in = ((const assay_rounded *)self)->in;
     return in->has(in->self, path);
 }
 
 static assay_status rounded_read(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
                                  double *out)
 {
-    const assay_source *in = self;
+    const assay_rounded *rounded = self;
+    const assay_source *in = rounded->in;
     const assay_status status = in->read(ctx, in->self, path, first, count, out);
-    if (status == ASSAY_OK) round_given(ctx, path, count, out);
+    if (status == ASSAY_OK) round_given(ctx, rounded->c, path, count, out);
     return status;
 }
 
 static assay_status rounded_read_i32(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
                                      int32_t *out)
 {
-    const assay_source *in = self;
+    const assay_source *in = ((const assay_rounded *)self)->in;
     return in->read_i32(ctx, in->self, path, first, count, out);
 }
 
-assay_source assay_ensemble_rounded(const assay_source *in)
+assay_source assay_rounded_source(assay_rounded *rounded)
 {
-    return (assay_source){(void *)in, rounded_has, rounded_read, rounded_read_i32};
+    return (assay_source){rounded, rounded_has, rounded_read, rounded_read_i32};
 }
 
 /* Of a member's results only the errors are left. */
@@ -159,7 +162,7 @@ assay_emulation assay_ensemble_member(const assay_plan *plan, const assay_precis
     snprintf(stream, sizeof stream, "%s/%s", name, precision->name);
     assay_emulation member = {.precision = *precision,
                               .storage = profile->storage,
-                              .multiply = profile->multiply,
+                              .multiply = assay_case_multiply(plan->c, profile),
                               .seed = assay_random_bits(plan->c->seed, stream, (uint64_t)number),
                               .second_form = number % 2 == 1};
     /* Half of them leave what is given as it is but in products, whose operands they round: what other uses of it have
@@ -172,7 +175,9 @@ assay_status assay_ensemble_run(assay_context *ctx, assay_ensemble *e, const ass
 {
     const assay_plan *plan = e->plan;
     assay_overlay numbers = {assay_tensor_set_source(&e->given), *e->in};
-    const assay_source given = assay_overlay_source(&numbers), in = assay_ensemble_rounded(&given);
+    const assay_source given = assay_overlay_source(&numbers);
+    assay_rounded rounded = {&given, plan->c};
+    const assay_source in = assay_rounded_source(&rounded);
     const assay_sink out = {.self = e, .wants = member_wants, .write = member_write, .write_i32 = no_integers};
     assay_emulation emulation = assay_ensemble_member(plan, member->precision, "ensemble", member->number);
     assay_context emulated = *ctx;
@@ -223,7 +228,9 @@ assay_status assay_ensemble_run_raised(assay_context *ctx, assay_ensemble *e, in
     const assay_plan *plan = e->plan;
     raised_scales r = {.e = e, .precision = &plan->precisions[p]};
     assay_overlay numbers = {assay_tensor_set_source(&e->given), *e->in};
-    const assay_source given = assay_overlay_source(&numbers), in = assay_ensemble_rounded(&given);
+    const assay_source given = assay_overlay_source(&numbers);
+    assay_rounded rounded = {&given, plan->c};
+    const assay_source in = assay_rounded_source(&rounded);
     const assay_sink out = {.self = &r, .wants = raised_wants, .write = raised_write, .write_i32 = no_integers};
     for (int i = 0; i < e->golden.count; i++) e->tensors[i].written = 0;
     return plan->operation->run(ctx, plan->c, &in, &out, r.precision, 1);

@@ -223,7 +223,7 @@ TEST_IN_FOLDER(arithmetics_are_remarked_on)
         assay_report report = explain(&f, &results);
         assert_int_equal(report.verdict, ASSAY_FAIL);
         assert_int_equal(report.explained_count, 0);
-        const char *remark = strstr(report.explanation, "; its errors are as large as with ");
+        const char *remark = strstr(report.explanation, "; errors are as large as ");
         if (remark == NULL || strstr(remark, mutants[i]) == NULL) fail_msg("%s: %s", mutants[i], report.explanation);
         assay_report_free(&report);
     }

@@ -121,6 +121,11 @@ TEST(bad_cases_are_refused)
          "profiles has \"bf17\", expected f64, f32, bf16, bf16_router, f16, tf32, tpu_default or fp8_e4m3_block128"},
         {"moe/small", "inputs.z={scale: 1}", "inputs.z is no tensor of op moe"},
         {"moe/small", "inputs.y={scale: 1}", "inputs.y is no tensor of op moe"},
+        {"moe/small", "dtypes.gate/bais=float32",
+         "moe/small: dtypes has \"gate/bais\", which matches no input, weight or cotangent of op moe that holds "
+         "floats"},
+        {"moe/small", "dtypes.outputs/y=float32", "dtypes has \"outputs/y\", which matches no input"},
+        {"mla/small", "dtypes.inputs/positions=float32", "dtypes has \"inputs/positions\", which matches no input"},
         {"moe/small", "inputs.outputs/y={scale: 1}", "inputs.outputs/y is no tensor"},
         {"moe/deepseek3-tiny-fused-weights", "sparse_matmul=false", "prefuse_moe_weights needs sparse_matmul=true"},
         {"moe/fused-softmax", "sequence=7", "multiple of 16"},

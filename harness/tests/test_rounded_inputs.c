@@ -7,11 +7,14 @@
 #include "harness/tests/nearest_arithmetic.h"
 #include "tests/support/test_tensors.h"
 
-/* What a kernel reads: the golden's tensors, rounded to nearest. A router's own numbers stay as they are. */
+/* What a kernel reads: the golden's tensors, rounded to nearest. A router's own numbers stay as they are, and so may
+ * tensors whose type the case names. */
 typedef struct kernel_source {
     assay_source golden;
     assay_dtype type;
-    bool chooses; /* experts by itself; else the golden's are given */
+    const assay_case *keeps; /* what this case names; NULL: nothing */
+    bool bias_too;           /* a router's bias is rounded */
+    bool chooses;            /* experts by itself; else the golden's are given */
 } kernel_source;
 
 static bool kernel_has(void *self, const char *path)
@@ -26,8 +29,10 @@ static assay_status kernel_read(assay_context *ctx, void *self, const char *path
 {
     const kernel_source *k = self;
     assay_status status = k->golden.read(ctx, k->golden.self, path, first, count, out);
-    const bool of_router = assay_path_ends(path, "gate/bias") || assay_path_ends(path, "logits");
-    if (status == ASSAY_OK && !of_router) assay_dtype_round_many(k->type, count, out, out);
+    const bool bias = assay_path_ends(path, "gate/bias") && !k->bias_too;
+    const bool kept =
+        bias || assay_path_ends(path, "logits") || (k->keeps != NULL && assay_case_dtype_of(k->keeps, path) != NULL);
+    if (status == ASSAY_OK && !kept) assay_dtype_round_many(k->type, count, out, out);
     return status;
 }
 
@@ -48,20 +53,25 @@ static bool is_result_or_choice(const assay_tensor_spec *spec)
     return is_result(spec) || assay_path_ends(spec->path, "selected_experts");
 }
 
-/* With inputs in `type`. */
-static void write_candidate(trial *t, const assay_profile *profile, assay_dtype type, bool chooses)
+static void write_kernel(trial *t, const assay_profile *profile, kernel_source kernel)
 {
     test_tensors results = {0};
     const assay_emulation types = {.storage = profile->storage};
-    kernel_source kernel = {.golden = assay_fixture_source(t->reader), .type = type, .chooses = chooses};
+    kernel.golden = assay_fixture_source(t->reader);
     const assay_source in = {.self = &kernel, .has = kernel_has, .read = kernel_read, .read_i32 = kernel_read_i32};
     const assay_sink out = test_tensors_sink(&results);
     assay_context own = t->ctx;
     own.arithmetic = &nearest_arithmetic;
     own.emulation = &types;
     assert_ok(&own, t->plan.operation->run(&own, t->c, &in, &out, NULL, 0));
-    trial_write_candidate(t, &results.set, profile, chooses ? is_result_or_choice : is_result);
+    trial_write_candidate(t, &results.set, profile, kernel.chooses ? is_result_or_choice : is_result);
     assay_tensor_set_free(&results.set);
+}
+
+/* With inputs in `type`. */
+static void write_candidate(trial *t, const assay_profile *profile, assay_dtype type, bool chooses)
+{
+    write_kernel(t, profile, (kernel_source){.type = type, .chooses = chooses});
 }
 
 static void compare(trial *t, const assay_profile *profile, assay_report *report)
@@ -208,5 +218,94 @@ TEST_IN_FOLDER(other_experts_are_admissible)
     assert_int_equal(report.verdict, ASSAY_FAIL);
     assert_true(report.routing.wrong > 0);
     assay_report_free(&report);
+    trial_close(&t);
+}
+
+/* Tensors that have a type of their own, finer than the profile's storage: a kernel uses them in it, and passes. One
+ * that rounds them is wrong where that is more than results lose when they are stored. */
+TEST_IN_FOLDER(named_tensors_are_not_rounded)
+{
+    static const struct {
+        const char *name, *set;
+        bool chooses, fails; /* experts by itself; when it rounds */
+    } table[] = {
+        {"routing/float32-bias", "", true, true},
+        {"routing/float32-bias-groups", "", true, true},
+        {"moe/float32-bias", "", true, true},
+        {"deepseek_layer/moe-float32-bias", "", true, true},
+        {"routing/float32-router", "", false, true},
+        {"routing/gpt-oss", "dtypes.gate/kernel=float32", false, true},
+        {"rms_norm/prime-width", "dtypes.weights/scale=float32", false, false},
+        {"mlp/biases", "dtypes.*/bias=float32", false, false},
+        {"moe/mixtral", "dtypes.wo=float32", false, false},
+        {"moe/mesh-expert2", "dtypes.gate/kernel=float32", false, false},
+        {"mla/small", "dtypes.wq_a/kernel=float32", false, false},
+    };
+    const assay_profile *profile = assay_profile_by_name("bf16");
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        trial t;
+        assay_case *c = case_named(table[i].name, table[i].set);
+        trial_write(&t, folder, c);
+        for (int rounds = 0; rounds <= (int)table[i].fails; rounds++) {
+            assay_report report;
+            const kernel_source kernel = {.type = profile->storage,
+                                          .keeps = rounds == 0 ? c : NULL,
+                                          .bias_too = rounds == 1,
+                                          .chooses = table[i].chooses};
+            write_kernel(&t, profile, kernel);
+            compare(&t, profile, &report);
+            if ((report.verdict == ASSAY_FAIL) != (rounds == 1))
+                fail_msg("%s, %s: %s", table[i].name, rounds == 0 ? "kept" : "rounded", report.message);
+            assay_report_free(&report);
+        }
+        trial_close(&t);
+    }
+}
+
+/* The sum of squares of a result's error scales. */
+static double scales_of(const char *name, const char *set, const char *path, assay_tensor_set *numbers)
+{
+    trial t;
+    double sum = 0;
+    trial_evaluate(&t, case_named(name, set), NULL);
+    const assay_tensor *scales = assay_results_scales(&t.golden, assay_profile_by_name("bf16"), path);
+    for (int64_t i = 0; i < scales->count; i++) sum += scales->values[i] * scales->values[i];
+    assert_ok(&t.ctx, assay_tensor_set_copy(&t.ctx, &t.golden, numbers));
+    trial_close(&t);
+    return sum;
+}
+
+/* The same numbers twice: of one tensor in float32 that is named, which loses nothing, and of one that is not. */
+TEST(only_others_add_to_error_scales)
+{
+    static const struct {
+        const char *name, *path, *named, *not_named;
+    } table[] = {
+        {"mlp/silu", "outputs/y", "dtypes.wo/kernel=float32",
+         "dtype=float32;dtypes.wi*=bfloat16;dtypes.x=bfloat16;dtypes.cotangents/*=bfloat16"},
+        {"mla/small", "outputs/y", "dtypes.out/kernel=float32",
+         "dtype=float32;dtypes.*_*=bfloat16;dtypes.x=bfloat16;dtypes.cotangents/*=bfloat16"},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        assay_tensor_set a = {0}, b = {0};
+        const double named = scales_of(table[i].name, table[i].named, table[i].path, &a);
+        const double rounded = scales_of(table[i].name, table[i].not_named, table[i].path, &b);
+        const assay_tensor *y = assay_tensor_set_find(&a, table[i].path), *z = assay_tensor_set_find(&b, table[i].path);
+        assert_same_bits(y->values, z->values, y->count);
+        if (!(named < 0.9 * rounded)) fail_msg("%s: %g, and rounded %g", table[i].name, named, rounded);
+        assay_tensor_set_free(&a);
+        assay_tensor_set_free(&b);
+    }
+}
+
+/* Beside a dtype that is finer itself, a tensor without a type of its own may be rounded as before. */
+TEST_IN_FOLDER(others_are_rounded_beside_a_named_one)
+{
+    const assay_profile *profile = assay_profile_by_name("bf16");
+    trial t;
+    assay_case *c = case_named("moe/small", "dtype=float32;dtypes.inputs/x=bfloat16;profiles=bf16");
+    trial_write(&t, folder, c);
+    assert_int_equal(verdict_of(&t, profile, ASSAY_BFLOAT16), ASSAY_PASS);
+    assert_int_equal(verdict_of(&t, profile, ASSAY_FLOAT8_E4M3FN), ASSAY_FAIL);
     trial_close(&t);
 }

@@ -10,7 +10,8 @@
  *
  * Link libassay (`pkg-config --cflags --libs assay`, or find_package(assay) and assay::assay). C and C++. Tensors are those of
  * <assay/backend.h>: little-endian, row-major, bfloat16 and narrower as raw bits. What a function gives out belongs to the test or
- * the report and lives as long. Two threads may use two tests at the same time, not one. */
+ * the report and lives as long; a report may outlive its test. Two threads may use two tests at the same time, not one (nor a
+ * test and its report). `message` may be NULL where nobody reads it. docs/in-process.md. */
 #ifndef ASSAY_TEST_H
 #define ASSAY_TEST_H
 
@@ -33,23 +34,25 @@ enum { ASSAY_TEST_PASS = 0, ASSAY_TEST_FAIL = 1, ASSAY_TEST_VACUOUS = 2, ASSAY_T
 
 /* Zeroed is right for all of it. */
 typedef struct assay_test_options {
-    const char *const *sets; /* "sequence=17", "sparse_matmul=true": as --set */
+    const char *const *sets; /* "sequence=17", "sparse_matmul=true": as --set; not with a golden */
     int32_t set_count;
-    int32_t threads;       /* of the oracle; 0: as the program */
+    int32_t threads;       /* of the oracle; 0: all cores. Small cases take one */
     const char *precision; /* a profile's name or YAML file; NULL: that of the case's grid */
     double false_alarm;    /* 0: as the program */
     const char *cache;     /* folder of goldens; NULL: $ASSAY_CACHE, else assay/ in the user's cache folder; "": none */
-    int64_t
-        cache_bytes; /* the least recently used goldens beyond this many bytes are removed; 0: $ASSAY_CACHE_BYTES, else 2 GiB */
+    int64_t cache_bytes; /* goldens beyond that go, those used least lately first; 0: $ASSAY_CACHE_BYTES, else 2 GiB */
     int32_t no_explanation; /* a failure is not held against the known bugs */
-    int32_t reserved[7];    /* zero */
+    int32_t only_count;
+    const char *const
+        *only;           /* globs of the outputs and gradients that must be given, of others none need be; NULL: all */
+    int32_t reserved[4]; /* zero */
 } assay_test_options;
 
 typedef struct assay_test assay_test;
 typedef struct assay_test_report assay_test_report;
 
 /* `what`: a name of the catalogue, the text of a case file (it has a line break), or the path of a case file or a golden (.h5,
- * .safetensors). Refuses what the program refuses, with its message. Nothing is evaluated yet. */
+ * .safetensors, .npz). Refuses what the program refuses, with its message. Nothing is evaluated yet. */
 int assay_test_open(const char *what, const assay_test_options *options, assay_test **test,
                     char message[ASSAY_TEST_MESSAGE]);
 void assay_test_close(assay_test *test); /* NULL is safe */
@@ -79,8 +82,9 @@ int assay_test_golden(assay_test *test, const char *path, assay_backend_tensor *
 /* Writes the golden as `assay generate` does; the ending of the path says the format. */
 int assay_test_save(assay_test *test, const char *path, char message[ASSAY_TEST_MESSAGE]);
 
-/* Judges results. A wrong shape, a missing or unknown path and NaN are findings of the report; ASSAY_TEST_BAD_INPUT is for what cannot be
- * judged at all (a type that is none, a path twice, rank above 6). */
+/* Judges results, each in the type in which the kernel left it; indices are int32 (convert int64 first). They are copied. A wrong
+ * shape, a missing or unknown path and NaN are findings of the report; ASSAY_TEST_BAD_INPUT is for what cannot be judged at all
+ * (a type that is none, a path twice, rank above 6). */
 int assay_test_check(assay_test *test, int32_t count, const assay_backend_tensor *results, assay_test_report **report,
                      char message[ASSAY_TEST_MESSAGE]);
 void assay_test_report_free(assay_test_report *report); /* NULL is safe */
@@ -88,20 +92,21 @@ void assay_test_report_free(assay_test_report *report); /* NULL is safe */
 int assay_test_report_verdict(const assay_test_report *report);
 const char *assay_test_report_message(const assay_test_report *report);     /* one line: the first wrong tensor */
 const char *assay_test_report_first_wrong(const assay_test_report *report); /* its path; "" */
-const char *assay_test_report_bugs(
-    const assay_test_report *report); /* names of known bugs that give these results, with commas; "" */
+/* Names of the known bugs that give these results, with commas between; "". */
+const char *assay_test_report_bugs(const assay_test_report *report);
 /* The forms of the program; NULL and a message where memory is short. `html` draws pictures. Each is made when it is first asked for. */
 const char *assay_test_report_text(assay_test_report *report, int verbose, int color, char message[ASSAY_TEST_MESSAGE]);
 const char *assay_test_report_json(assay_test_report *report, char message[ASSAY_TEST_MESSAGE]);
 const char *assay_test_report_html(assay_test_report *report, char message[ASSAY_TEST_MESSAGE]);
 
-/* The catalogue: names that match one of `count` globs and have none of the `exclude_count` tags, operations or globs. One allocated
- * text, a name a line; free it with assay_test_free. */
+/* The catalogue: names that match one of `count` globs (0: all of them) and have none of the `exclude_count` tags, operations or
+ * globs. One allocated text, a name a line; free it with assay_test_free. A glob that matches nothing is refused, and a word
+ * that no case has. */
 int assay_test_cases(int32_t count, const char *const *globs, int32_t exclude_count, const char *const *exclude,
                      char **names, char message[ASSAY_TEST_MESSAGE]);
 void assay_test_free(char *text);
-const char *
-assay_test_version(void); /* "0.1.0" and, where it is known, the commit and the instruction set, as `assay --version` */
+/* "0.1.0 (commit 9151ddc6b7aa, avx512)", as `assay --version`; without the commit where it is not known. */
+const char *assay_test_version(void);
 
 #ifdef __cplusplus
 }

@@ -1,6 +1,7 @@
 #include "oracle/arithmetic/arithmetic.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "oracle/arithmetic/emulated.h"
@@ -90,6 +91,19 @@ bool assay_isa_from_name(const char *name, assay_isa *isa)
         }
     }
     return false;
+}
+
+assay_status assay_isa_from_environment(assay_context *ctx)
+{
+    const char *name = getenv("ASSAY_ISA");
+    if (name == NULL || name[0] == '\0') return ASSAY_OK;
+    if (!assay_isa_from_name(name, &ctx->isa)) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "ASSAY_ISA is \"%s\", expected scalar, avx2 or avx512", name);
+    }
+    if (!assay_isa_supported(ctx->isa)) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "ASSAY_ISA is %s, which this processor does not have", name);
+    }
+    return ASSAY_OK;
 }
 
 assay_context assay_context_default(int threads)

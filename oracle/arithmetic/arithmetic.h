@@ -102,6 +102,8 @@ assay_isa assay_isa_best(void);
 bool assay_isa_supported(assay_isa isa);
 const char *assay_isa_name(assay_isa isa); /* "scalar", "avx2", "avx512" */
 bool assay_isa_from_name(const char *name, assay_isa *isa);
+/* The context's instruction set becomes that of $ASSAY_ISA, if there is one: the numbers are the same with each. */
+assay_status assay_isa_from_environment(assay_context *ctx);
 
 /* A context with the reference arithmetic, the best instruction set and `threads` threads. */
 assay_context assay_context_default(int threads);

@@ -11,7 +11,8 @@ static void run_rms_norm(example *e)
 {
     const assay_backend_tensor *input = tensor(e->request, "inputs/x");
     const int64_t n = input->dims[2], size = e->tokens * n;
-    float *x = whole(e, "inputs/", "x"), *d_y = whole(e, "cotangents/", "y"), *y = take(e, size), *d_x = take(e, size);
+    float *x = whole(e, "inputs/", "x"), *d_y = whole(e, "cotangents/", "y"), *y = take(&e->memory, size),
+          *d_x = take(&e->memory, size);
     const float epsilon = (float)number(e->request, "normalization_layer_epsilon");
     const norm m = {e->tokens, n, n, epsilon, x, whole(e, "weights/", "scale")};
     norm_forward(y, &m);
@@ -24,7 +25,7 @@ static void run_rms_norm(example *e)
 static void run_mlp(example *e)
 {
     const int64_t emb = tensor(e->request, "inputs/x")->dims[2], size = e->tokens * emb;
-    float *d_x = take(e, size);
+    float *d_x = take(&e->memory, size);
     mlp m = {.bug = e->bug, .rows = e->tokens, .emb = emb};
     m.hidden = tensor(e->request, "weights/wo/kernel")->dims[0];
     m.x = whole(e, "inputs/", "x"), m.d_o = whole(e, "cotangents/", "y");
@@ -42,7 +43,7 @@ static void run_yarn_rope(example *e)
 {
     const assay_backend_tensor *input = tensor(e->request, "inputs/x");
     const int64_t heads = input->dims[2], dim = input->dims[3], rows = e->tokens * heads;
-    float *x = whole(e, "inputs/", "x"), *d_y = whole(e, "cotangents/", "y"), *out = take(e, rows * dim);
+    float *x = whole(e, "inputs/", "x"), *d_y = whole(e, "cotangents/", "y"), *out = take(&e->memory, rows * dim);
     rope r;
     rope_set_up(e, &r, dim);
     for (int64_t i = 0; i < rows; i++) rope_rotate(out + i * dim, x + i * dim, &r, i / heads, false);
@@ -60,13 +61,13 @@ static void run_attention(example *e)
     a.mask_padding = is(e->request, "mask_padding", "true");
     a.segment_ids = segment_ids == NULL ? NULL : segment_ids->data;
     a.query = whole(e, "inputs/", "query"), a.key = whole(e, "inputs/", "key"), a.value = whole(e, "inputs/", "value");
-    a.out = take(e, v_size), a.lse = take(e, rows);
+    a.out = take(&e->memory, v_size), a.lse = take(&e->memory, rows);
     attention_forward(e, &a);
     store(e, "outputs/", "", "attention_out", true, a.out, v_size);
     store(e, "outputs/", "", "lse", false, a.lse, rows);
     float *d_out = whole(e, "cotangents/", "attention_out"), *d_lse = whole(e, "cotangents/", "lse");
-    float *d_query = take(e, qk_size), *d_key = take(e, qk_size), *d_value = take(e, v_size);
-    attention_backward(e, &a, d_query, d_key, d_value, d_out != NULL ? d_out : take(e, v_size), d_lse);
+    float *d_query = take(&e->memory, qk_size), *d_key = take(&e->memory, qk_size), *d_value = take(&e->memory, v_size);
+    attention_backward(e, &a, d_query, d_key, d_value, d_out != NULL ? d_out : take(&e->memory, v_size), d_lse);
     store(e, "gradients/", "", "inputs/query", true, d_query, qk_size);
     store(e, "gradients/", "", "inputs/key", true, d_key, qk_size);
     store(e, "gradients/", "", "inputs/value", true, d_value, v_size);
@@ -75,7 +76,8 @@ static void run_attention(example *e)
 static void run_mla(example *e)
 {
     const int64_t size = e->tokens * tensor(e->request, "inputs/x")->dims[2];
-    float *x = whole(e, "inputs/", "x"), *d_y = whole(e, "cotangents/", "y"), *y = take(e, size), *d_x = take(e, size);
+    float *x = whole(e, "inputs/", "x"), *d_y = whole(e, "cotangents/", "y"), *y = take(&e->memory, size),
+          *d_x = take(&e->memory, size);
     mla m;
     mla_forward(e, &m, "weights/", "", x, y);
     store(e, "outputs/", "", "y", true, y, size);
@@ -87,11 +89,12 @@ static void run_mla(example *e)
 static void run_moe(example *e)
 {
     const int64_t size = e->tokens * tensor(e->request, "inputs/x")->dims[2];
-    float *x = whole(e, "inputs/", "x"), *d_y = whole(e, "cotangents/", "y"), *y = take(e, size), *d_x = take(e, size);
+    float *x = whole(e, "inputs/", "x"), *d_y = whole(e, "cotangents/", "y"), *y = take(&e->memory, size),
+          *d_x = take(&e->memory, size);
     moe m;
     moe_forward(e, &m, "weights/", "", x, y);
     store(e, "outputs/", "", "y", true, y, size);
-    moe_backward(e, &m, d_x, d_y != NULL ? d_y : take(e, size));
+    moe_backward(e, &m, d_x, d_y != NULL ? d_y : take(&e->memory, size));
     store(e, "gradients/", "", "inputs/x", true, d_x, size);
 }
 
@@ -141,12 +144,6 @@ static bool makes(const assay_backend_request *request, const char *path)
     for (size_t i = 0; i < sizeof MADE / sizeof *MADE && name != NULL; i++)
         made |= strncmp(path, MADE[i], (size_t)(folder_end + 1 - path)) == 0 && strcmp(name, strchr(MADE[i], '/')) == 0;
     return made;
-}
-
-static bool ends_with(const char *text, const char *end)
-{
-    const size_t length = strlen(text), end_length = strlen(end);
-    return length >= end_length && strcmp(text + length - end_length, end) == 0;
 }
 
 /* Whether a slot of a sort has no expert. */
@@ -268,7 +265,7 @@ static bool find_variant(enum variant *variant, const char *name)
 
 static int attempt(example *e, const struct operation *o)
 {
-    if (setjmp(e->out_of_memory) != 0) return say(e->request, ASSAY_BACKEND_ERROR, "out of memory");
+    if (setjmp(e->memory.out_of_memory) != 0) return say(e->request, ASSAY_BACKEND_ERROR, "out of memory");
     o->run(e);
     return ASSAY_BACKEND_DONE;
 }
@@ -297,7 +294,6 @@ int assay_backend_run(const assay_backend_request *request)
     const int64_t *dims = first_input(request, o)->dims;
     e.batch = dims[0], e.sequence = dims[1], e.tokens = dims[0] * dims[1];
     const int code = attempt(&e, o);
-    release(&e, 0);
-    free(e.blocks);
+    give_back(&e.memory, 0);
     return code;
 }

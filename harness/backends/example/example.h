@@ -1,7 +1,8 @@
 /* An example backend: the layers of a DeepSeek model and the MoE blocks of others, forward and backward, as a kernel
  * for bfloat16 tensors would do them. Copy it.
  *
- *     cc -O3 -shared -fPIC -I include harness/backends/example/example*.c -o libassay_example.so -lm
+ *     cc -O3 -shared -fPIC -I include harness/backends/example/example*.c harness/backends/support/support.c \
+ *         -o libassay_example.so -lm
  *     assay run mla/deepseek3-tiny --backend ./libassay_example.so
  *
  * Tensors that a kernel would leave in memory are rounded to bfloat16 (float arrays that hold such numbers stand for
@@ -11,11 +12,7 @@
 #ifndef ASSAY_EXAMPLE_H
 #define ASSAY_EXAMPLE_H
 
-#include <setjmp.h>
-#include <stdbool.h>
-#include <stdint.h>
-
-#include <assay/backend.h>
+#include "../support/support.h"
 
 /*    code, name, number in the list of bugs that real implementations had (0: not in it), what is wrong */
 #define BUG_TABLE(X)                                                                                                   \
@@ -77,32 +74,14 @@ typedef struct example {
     enum bug bug;
     enum variant variant;
     int64_t batch, sequence, tokens; /* B, S, T = B*S */
-    void **blocks;                   /* memory of the call */
-    int count, room;
-    jmp_buf out_of_memory;
+    memory memory;                   /* of the call */
 } example;
 
-/* ---- example_request.c: settings, tensors, results, memory ---- */
-
-int say(const assay_backend_request *request, int code, const char *format, ...) __attribute__((format(printf, 3, 4)));
-const char *setting(const assay_backend_request *request, const char *key);
-double number(const assay_backend_request *request, const char *key);
-bool is(const assay_backend_request *request, const char *key, const char *value);
-
-const assay_backend_tensor *tensor(const assay_backend_request *request, const char *path);
-assay_backend_result *result(const assay_backend_request *request, const char *path);
-int64_t count_of(int32_t rank, const int64_t *dims);
-
-/* Zeroed room for floats or int32_t, until `release`. Without memory the call ends here. */
-void *take(example *e, int64_t count);
-/* Frees what was taken since e->count was `count`. */
-void release(example *e, int count);
+/* ---- example_request.c: tensors and results by a prefix and a name ---- */
 
 const assay_backend_tensor *tensor_in(const example *e, const char *prefix, const char *name); /* <prefix><name> */
 /* Its floats, or NULL where the case has none. */
 float *whole(example *e, const char *prefix, const char *name);
-/* `count` floats from number `first` on; nothing where the case has none. */
-void load(float *out, const assay_backend_tensor *t, int64_t first, int64_t count);
 /* Room for the gradient of <prefix><name> from number `first` on, float32; NULL where nobody asks. */
 float *gradient(const example *e, const char *prefix, const char *name, int64_t first);
 /* All of the result <folder><prefix><name>, in bfloat16 or as the 32-bit type that it has at first. One of another size
@@ -112,8 +91,6 @@ void store(const example *e, const char *folder, const char *prefix, const char 
 
 /* ---- example_numbers.c ---- */
 
-uint16_t to_bf16(float x);
-float from_bf16(uint16_t code);
 void round_bf16(float *x, int64_t count);
 
 /* Element (i,p) is data[i * row + p * column]. */

@@ -32,7 +32,7 @@ static head head_at(example *e, const attention *a, int64_t n)
 {
     head h = {.a = a, .bug = e->bug, .first = n / a->heads * a->sequence, .number = n % a->heads};
     h.keys = e->bug == LAST_KEYS_DROPPED ? a->sequence / TILE * TILE : a->sequence;
-    h.keys_across = take(e, a->qk_dim * TILE), h.values_across = take(e, a->v_dim * TILE);
+    h.keys_across = take(&e->memory, a->qk_dim * TILE), h.values_across = take(&e->memory, a->v_dim * TILE);
     return h;
 }
 
@@ -106,9 +106,9 @@ void attention_forward(example *e, const attention *a)
     const int64_t dim = a->v_dim;
     memset(a->out, 0, (size_t)(a->batch * a->sequence * a->heads * dim) * sizeof(float));
     for (int64_t n = 0; n < a->batch * a->heads; n++) {
-        const int mark = e->count;
+        const int mark = e->memory.count;
         const head h = head_at(e, a, n);
-        float *maximum = take(e, a->sequence), *sum = take(e, a->sequence), *lse = lse_of(&h);
+        float *maximum = take(&e->memory, a->sequence), *sum = take(&e->memory, a->sequence), *lse = lse_of(&h);
         for (int64_t i = 0; i < a->sequence; i++) maximum[i] = -INFINITY;
         for (int64_t tile = 0; tile < h.keys; tile += TILE) forward_tile(&h, tile, maximum, sum);
         for (int64_t i = 0; i < a->sequence; i++) {
@@ -117,7 +117,7 @@ void attention_forward(example *e, const attention *a)
             for (int64_t c = 0; c < dim; c++) out[c] = blind ? 0 : out[c] / sum[i];
             lse[i] = (maximum[i] + logf(sum[i])) * (e->bug == LSE_BASE_2 ? LOG2_E : 1);
         }
-        release(e, mark);
+        give_back(&e->memory, mark);
     }
     round_bf16(a->out, a->batch * a->sequence * a->heads * dim);
 }
@@ -158,11 +158,11 @@ void attention_backward(example *e, const attention *a, float *d_query, float *d
 {
     const int64_t tokens = a->batch * a->sequence;
     for (int64_t n = 0; n < a->batch * a->heads; n++) {
-        const int mark = e->count;
+        const int mark = e->memory.count;
         const head h = head_at(e, a, n);
         const float *d_lse_head = d_lse == NULL ? NULL : d_lse + (lse_of(&h) - a->lse);
         const head_gradients g = {d_out, d_lse_head, d_query, d_key, d_value};
-        float *through = take(e, a->sequence); /* what each row's sum takes away */
+        float *through = take(&e->memory, a->sequence); /* what each row's sum takes away */
         for (int64_t i = 0; i < a->sequence; i++) {
             const float *d = row_of(d_out, &h, i, a->v_dim), *out = row_of(a->out, &h, i, a->v_dim);
             for (int64_t c = 0; c < a->v_dim; c++) through[i] += d[c] * out[c];
@@ -172,7 +172,7 @@ void attention_backward(example *e, const attention *a, float *d_query, float *d
             load_tile(&h, tile);
             for (int64_t i = tile > 0 ? tile - 1 : 0; i < a->sequence; i++) backward_row(&h, tile, i, &g, through[i]);
         }
-        release(e, mark);
+        give_back(&e->memory, mark);
     }
     round_bf16(d_query, tokens * a->heads * a->qk_dim);
     round_bf16(d_key, tokens * a->heads * a->qk_dim);

@@ -18,7 +18,7 @@ void routing_run(example *e)
     routing_store(e, &m);
     store(e, "outputs/", "", "weights", false, m.weights_of, m.tokens * m.chosen);
 
-    float d_loss = 0, *d_x = take(e, m.tokens * m.emb);
+    float d_loss = 0, *d_x = take(&e->memory, m.tokens * m.emb);
     load(&d_loss, tensor(e->request, "cotangents/lb_loss"), 0, 1);
     load(m.d_weights, tensor(e->request, "cotangents/weights"), 0, m.tokens * m.chosen);
     routing_backward(&m, d_loss);
@@ -31,7 +31,7 @@ void routing_run(example *e)
 static int32_t *choices(example *e, const moe *m, const char *path)
 {
     const assay_backend_tensor *t = tensor(e->request, path);
-    int32_t *values = take(e, m->rows.rows);
+    int32_t *values = take(&e->memory, m->rows.rows);
     if (t != NULL) memcpy(values, t->data, (size_t)m->rows.rows * sizeof *values);
     return values;
 }
@@ -44,23 +44,23 @@ void permute_run(example *e)
     m.experts = (int64_t)number(e->request, "num_experts");
     m.rows.rows = m.tokens * m.chosen;
     const int64_t size = m.tokens * m.emb, copies = m.rows.rows * m.emb;
-    m.x = whole(e, "inputs/", "x"), m.rows.x = take(e, copies), m.weights_of = take(e, m.rows.rows);
-    m.selected = choices(e, &m, "inputs/selected_experts"), m.order = take(e, m.rows.rows),
-    m.sizes = take(e, m.experts);
+    m.x = whole(e, "inputs/", "x"), m.rows.x = take(&e->memory, copies), m.weights_of = take(&e->memory, m.rows.rows);
+    m.selected = choices(e, &m, "inputs/selected_experts"), m.order = take(&e->memory, m.rows.rows),
+    m.sizes = take(&e->memory, m.experts);
     sort_by_expert(&m);
     m.dispatch = m.order, m.dispatched = m.rows.rows;
     copies_gather(&m);
     store(e, "outputs/", "", "sorted_inputs", true, m.rows.x, copies);
     moe told = m;
     if (e->bug == UNSTABLE_SORT) { /* indices of another sort than the rows' */
-        told.bug = NO_BUG, told.order = take(e, m.rows.rows);
+        told.bug = NO_BUG, told.order = take(&e->memory, m.rows.rows);
         sort_by_expert(&told);
     }
     store(e, "outputs/", "", "sorted_selected_experts", false, told.order, m.rows.rows);
     store(e, "outputs/", "", "group_sizes", false, m.sizes, m.experts);
 
     const float *d_rows = whole(e, "cotangents/", "sorted_inputs");
-    float *d_x = take(e, size);
+    float *d_x = take(&e->memory, size);
     if (d_rows == NULL) return;
     copies_gather_backward(&m, d_x, d_rows);
     store(e, "gradients/", "", "inputs/x", true, d_x, size);
@@ -72,7 +72,7 @@ void unpermute_run(example *e)
     moe m = {.tokens = weights->dims[0], .chosen = weights->dims[1]};
     m.emb = tensor(e->request, "inputs/sorted")->dims[1], m.rows.rows = m.tokens * m.chosen;
     const int64_t size = m.tokens * m.emb, copies = m.rows.rows * m.emb;
-    float *y = take(e, size);
+    float *y = take(&e->memory, size);
     m.rows.o = whole(e, "inputs/", "sorted"), m.weights_of = whole(e, "inputs/", "weights");
     m.dispatch = choices(e, &m, "inputs/sorted_selected_experts"), m.dispatched = m.rows.rows;
     for (int64_t i = 0; i < m.rows.rows && m.chosen == 1 && e->bug == SINGLE_WEIGHT_SKIPPED; i++) m.weights_of[i] = 1;
@@ -80,7 +80,7 @@ void unpermute_run(example *e)
     store(e, "outputs/", "", "y", true, y, size);
 
     const float *d_y = whole(e, "cotangents/", "y");
-    m.rows.d_o = take(e, copies), m.d_weights = take(e, m.rows.rows);
+    m.rows.d_o = take(&e->memory, copies), m.d_weights = take(&e->memory, m.rows.rows);
     if (d_y == NULL) return;
     copies_combine_backward(&m, d_y);
     store(e, "gradients/", "", "inputs/sorted", true, m.rows.d_o, copies);
@@ -90,7 +90,7 @@ void unpermute_run(example *e)
 static const int32_t *group_sizes(example *e, int64_t groups, int64_t rows)
 {
     const int32_t *given = tensor(e->request, "inputs/group_sizes")->data;
-    int32_t *sizes = take(e, groups);
+    int32_t *sizes = take(&e->memory, groups);
     int64_t place = 0, sum = 0;
     for (int64_t g = 0; g < groups; g++) {
         sizes[place] = given[g];
@@ -107,8 +107,8 @@ void gmm_run(example *e)
     const assay_backend_tensor *rhs = tensor(e->request, "weights/rhs"), *lhs = tensor(e->request, "inputs/lhs");
     const int64_t M = lhs->dims[0], groups = rhs->dims[0], k = rhs->dims[1], n = rhs->dims[2];
     const int32_t *sizes = group_sizes(e, groups, M);
-    float *x = whole(e, "inputs/", "lhs"), *y = take(e, M * n), *w = take(e, k * n);
-    float *d_y = whole(e, "cotangents/", "y"), *d_x = take(e, M * k);
+    float *x = whole(e, "inputs/", "lhs"), *y = take(&e->memory, M * n), *w = take(&e->memory, k * n);
+    float *d_y = whole(e, "cotangents/", "y"), *d_x = take(&e->memory, M * k);
     for (int64_t g = 0, first = 0; g < groups; first += sizes[g++]) {
         float *of_x = x + first * k, *d_w = gradient(e, "weights/", "rhs", g * k * n);
         load(w, rhs, g * k * n, k * n);

@@ -66,7 +66,7 @@ static void layer_forward(example *e, layer *l, float *x, float *y)
 {
     const int64_t size = e->tokens * l->emb;
     char attention_weights[96];
-    l->x = x, l->x_norm = take(e, size), l->h = take(e, size), l->h_norm = take(e, size);
+    l->x = x, l->x_norm = take(&e->memory, size), l->h = take(&e->memory, size), l->h_norm = take(&e->memory, size);
     l->pre = norm_of(e, l, l->x, "pre_self_attention_layer_norm/scale");
     norm_forward(l->x_norm, &l->pre);
     snprintf(attention_weights, sizeof attention_weights, "%sself_attention/", l->weights);
@@ -83,9 +83,9 @@ static void layer_forward(example *e, layer *l, float *x, float *y)
 /* d, the gradient by the layer's output, becomes that by its input. */
 static void layer_backward(example *e, layer *l, float *d)
 {
-    const int mark = e->count;
+    const int mark = e->memory.count;
     const int64_t size = e->tokens * l->emb;
-    float *d_block = take(e, size), *d_norm = take(e, size);
+    float *d_block = take(&e->memory, size), *d_norm = take(&e->memory, size);
     block_backward(e, l, d_block, d);
     norm_backward(d_norm, gradient(e, l->weights, "post_self_attention_layer_norm/scale", 0), d_block, &l->post);
     for (int64_t i = 0; i < size; i++) d[i] = e->bug == RESIDUAL_MISSING ? d_norm[i] : d[i] + d_norm[i];
@@ -94,7 +94,7 @@ static void layer_backward(example *e, layer *l, float *d)
     norm_backward(d_norm, gradient(e, l->weights, "pre_self_attention_layer_norm/scale", 0), d_block, &l->pre);
     add(d, d_norm, size);
     round_bf16(d, size);
-    release(e, mark);
+    give_back(&e->memory, mark);
 }
 
 void stack_run(example *e)
@@ -105,10 +105,10 @@ void stack_run(example *e)
     layer probe;
     int64_t count = single;
     while (!single && set_up(e, &probe, count)) count++;
-    layer *layers = take(e, count * (int64_t)(sizeof(layer) / sizeof(float)));
+    layer *layers = take(&e->memory, count * (int64_t)(sizeof(layer) / sizeof(float)));
     float *x = whole(e, "inputs/", "x"), *d = whole(e, "cotangents/", "y");
     for (int64_t i = 0; i < count; i++) {
-        float *y = take(e, size);
+        float *y = take(&e->memory, size);
         set_up(e, &layers[i], single ? -1 : i);
         layer_forward(e, &layers[i], x, y);
         x = y;

@@ -45,7 +45,7 @@ static void query_forward(example *e, mla *m)
         norm_forward(m->q_n, &m->q_norm);
     }
     linear(query, m->q_n, m->wq_b, T, in, N * dim);
-    float *turned = take(e, m->rope_dim);
+    float *turned = take(&e->memory, m->rope_dim);
     for (int64_t i = 0; i < T * N; i++) {
         float *pe = query + i * dim + m->nope;
         rope_rotate(turned, pe, &m->rope, i / N, false);
@@ -58,7 +58,7 @@ static void query_forward(example *e, mla *m)
 static void key_value_forward(example *e, mla *m)
 {
     const int64_t T = e->tokens, N = m->heads, latent = m->kv_rank + m->rope_dim, both = m->nope + m->v_dim;
-    float *turned = take(e, m->rope_dim), *kv = take(e, T * N * both);
+    float *turned = take(&e->memory, m->rope_dim), *kv = take(&e->memory, T * N * both);
     linear(m->kv_a, m->x, m->wkv_a, T, m->emb, latent);
     m->kv_norm.x = m->kv_a;
     norm_forward(m->c_kv, &m->kv_norm);
@@ -101,15 +101,15 @@ void mla_forward(example *e, mla *m, const char *weights, const char *results, f
     snprintf(m->results, sizeof m->results, "%s", results);
     set_up(e, m);
     const int64_t T = e->tokens, N = m->heads, dim = m->nope + m->rope_dim;
-    m->q_a = take(e, T * m->q_rank), m->q_n = m->q_rank > 0 ? take(e, T * m->q_rank) : x;
-    m->kv_a = take(e, T * (m->kv_rank + m->rope_dim)), m->c_kv = take(e, T * m->kv_rank);
+    m->q_a = take(&e->memory, T * m->q_rank), m->q_n = m->q_rank > 0 ? take(&e->memory, T * m->q_rank) : x;
+    m->kv_a = take(&e->memory, T * (m->kv_rank + m->rope_dim)), m->c_kv = take(&e->memory, T * m->kv_rank);
     m->attention =
         (attention){.batch = e->batch, .sequence = e->sequence, .heads = N, .qk_dim = dim, .v_dim = m->v_dim};
     m->attention.mask_padding = is(e->request, "mask_padding", "true");
     m->attention.segment_ids = segment_ids == NULL ? NULL : segment_ids->data;
-    m->attention.query = take(e, T * N * dim), m->attention.key = take(e, T * N * dim);
-    m->attention.value = take(e, T * N * m->v_dim), m->attention.out = take(e, T * N * m->v_dim);
-    m->attention.lse = take(e, T * N);
+    m->attention.query = take(&e->memory, T * N * dim), m->attention.key = take(&e->memory, T * N * dim);
+    m->attention.value = take(&e->memory, T * N * m->v_dim), m->attention.out = take(&e->memory, T * N * m->v_dim);
+    m->attention.lse = take(&e->memory, T * N);
     query_forward(e, m);
     key_value_forward(e, m);
     attention_forward(e, &m->attention);
@@ -121,7 +121,7 @@ void mla_forward(example *e, mla *m, const char *weights, const char *results, f
 static void query_backward(example *e, mla *m, float *d_x, float *d_query)
 {
     const int64_t T = e->tokens, N = m->heads, dim = m->nope + m->rope_dim;
-    float *turned = take(e, m->rope_dim), *d_latent = take(e, T * m->q_rank);
+    float *turned = take(&e->memory, m->rope_dim), *d_latent = take(&e->memory, T * m->q_rank);
     for (int64_t i = 0; i < T * N * dim; i++) d_query[i] *= m->scale;
     for (int64_t i = 0; i < T * N; i++) {
         float *pe = d_query + i * dim + m->nope;
@@ -135,7 +135,7 @@ static void query_backward(example *e, mla *m, float *d_x, float *d_query)
     }
     linear_backward(d_latent, gradient(e, m->weights, "wq_b/kernel", 0), d_query, m->q_n, m->wq_b, T, m->q_rank,
                     N * dim);
-    float *d_q_a = take(e, T * m->q_rank);
+    float *d_q_a = take(&e->memory, T * m->q_rank);
     norm_backward(d_q_a, gradient(e, m->weights, "q_norm/scale", 0), d_latent, &m->q_norm);
     linear_backward(d_x, gradient(e, m->weights, "wq_a/kernel", 0), d_q_a, m->x, m->wq_a, T, m->emb, m->q_rank);
 }
@@ -143,8 +143,9 @@ static void query_backward(example *e, mla *m, float *d_x, float *d_query)
 static void key_value_backward(example *e, mla *m, float *d_x, const float *d_key, const float *d_value)
 {
     const int64_t T = e->tokens, N = m->heads, latent = m->kv_rank + m->rope_dim, both = m->nope + m->v_dim;
-    float *d_kv = take(e, T * N * both), *d_latent = take(e, T * m->kv_rank), *d_kv_a = take(e, T * latent);
-    float *d_pe = take(e, m->rope_dim);
+    float *d_kv = take(&e->memory, T * N * both), *d_latent = take(&e->memory, T * m->kv_rank),
+          *d_kv_a = take(&e->memory, T * latent);
+    float *d_pe = take(&e->memory, m->rope_dim);
     for (int64_t i = 0; i < T * N; i++) {
         memcpy(d_kv + i * both, d_key + i * (m->nope + m->rope_dim), (size_t)m->nope * sizeof *d_kv);
         memcpy(d_kv + i * both + m->nope, d_value + i * m->v_dim, (size_t)m->v_dim * sizeof *d_kv);
@@ -168,10 +169,11 @@ static void key_value_backward(example *e, mla *m, float *d_x, const float *d_ke
 
 void mla_backward(example *e, mla *m, float *d_x, const float *d_y)
 {
-    const int mark = e->count;
+    const int mark = e->memory.count;
     const int64_t T = e->tokens, N = m->heads, dim = m->nope + m->rope_dim;
-    float *d_out = take(e, T * N * m->v_dim), *d_x_kv = take(e, T * m->emb);
-    float *d_query = take(e, T * N * dim), *d_key = take(e, T * N * dim), *d_value = take(e, T * N * m->v_dim);
+    float *d_out = take(&e->memory, T * N * m->v_dim), *d_x_kv = take(&e->memory, T * m->emb);
+    float *d_query = take(&e->memory, T * N * dim), *d_key = take(&e->memory, T * N * dim),
+          *d_value = take(&e->memory, T * N * m->v_dim);
     linear_backward(d_out, gradient(e, m->weights, "out/kernel", 0), d_y, m->attention.out, m->out, T, N * m->v_dim,
                     m->emb);
     attention_backward(e, &m->attention, d_query, d_key, d_value, d_out, NULL);
@@ -179,5 +181,5 @@ void mla_backward(example *e, mla *m, float *d_x, const float *d_y)
     key_value_backward(e, m, d_x_kv, d_key, d_value);
     add(d_x, d_x_kv, T * m->emb);
     round_bf16(d_x, T * m->emb);
-    release(e, mark);
+    give_back(&e->memory, mark);
 }

@@ -11,7 +11,7 @@ static void load_bias(example *e, projection *p, const char *prefix, const char 
     snprintf(path, sizeof path, "%s%cbias", name, kernel ? '/' : '_');
     const assay_backend_tensor *t = tensor_in(e, prefix, path);
     if (t == NULL) return;
-    float *values = take(e, n);
+    float *values = take(&e->memory, n);
     load(values, t, expert * n, n);
     p->bias = values, p->d_bias = gradient(e, prefix, path, expert * n);
 }
@@ -24,7 +24,7 @@ void mlp_load(example *e, mlp *m, const char *prefix, const char *suffix, int64_
     const assay_backend_tensor *both = tensor_in(e, prefix, wi);
     const int64_t size = m->emb * m->hidden, up = both != NULL ? m->hidden : size;
     const int64_t row = both != NULL ? 2 * m->hidden : m->hidden;
-    float *values = take(e, 2 * size), *down = take(e, size);
+    float *values = take(&e->memory, 2 * size), *down = take(&e->memory, size);
     m->wi_0 = (projection){.w = values, .row = row}, m->wi_1 = (projection){.w = values + up, .row = row};
     m->wo = (projection){.w = down, .row = m->emb};
     if (both != NULL) {
@@ -50,8 +50,8 @@ void mlp_load(example *e, mlp *m, const char *prefix, const char *suffix, int64_
 
 void mlp_take(example *e, mlp *m)
 {
-    m->a = take(e, m->rows * m->hidden), m->b = take(e, m->rows * m->hidden);
-    m->h = take(e, m->rows * m->hidden), m->o = take(e, m->rows * m->emb);
+    m->a = take(&e->memory, m->rows * m->hidden), m->b = take(&e->memory, m->rows * m->hidden);
+    m->h = take(&e->memory, m->rows * m->hidden), m->o = take(&e->memory, m->rows * m->emb);
 }
 
 /* LAST_TILE_DROPPED: of h, or of its gradient. */
@@ -94,9 +94,9 @@ void mlp_forward(const mlp *m)
 
 void mlp_backward(example *e, const mlp *m, float *d_x)
 {
-    const int mark = e->count;
+    const int mark = e->memory.count;
     const int64_t D = m->emb, H = m->hidden, rows = m->rows;
-    float *d_h = take(e, rows * H), *d_x_up = take(e, rows * D);
+    float *d_h = take(&e->memory, rows * H), *d_x_up = take(&e->memory, rows * D);
     product(d_h, H, rows, H, D, (matrix){m->d_o, D, 1}, (matrix){m->wo.w, 1, D});
     drop_tile(m, d_h);
     for (int64_t i = 0; i < rows * H; i++) {
@@ -109,7 +109,7 @@ void mlp_backward(example *e, const mlp *m, float *d_x)
     product(d_x, D, rows, D, H, (matrix){m->a, H, 1}, (matrix){m->wi_0.w, 1, m->wi_0.row});
     product(d_x_up, D, rows, D, H, (matrix){m->b, H, 1}, (matrix){m->wi_1.w, 1, m->wi_1.row});
     if (m->bug != DX_WITHOUT_UP) add(d_x, d_x_up, rows * D);
-    release(e, mark);
+    give_back(&e->memory, mark);
     if (rows == 0 && m->bug == EMPTY_EXPERT_UNWRITTEN) return;
     project_backward(&m->wi_0, m->x, m->a, rows, D, H);
     project_backward(&m->wi_1, m->x, m->b, rows, D, H);

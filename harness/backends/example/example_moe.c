@@ -107,12 +107,12 @@ static void experts_forward(example *e, const moe *m, float *y)
     const int64_t experts = m->experts + (m->shared_hidden > 0);
     copies_gather(m);
     for (int64_t number = 0, first = 0; number < experts; number++) {
-        const int mark = e->count;
+        const int mark = e->memory.count;
         mlp expert;
         load_expert(e, &expert, m, number, first);
         mlp_forward(&expert);
         first += expert.rows;
-        release(e, mark);
+        give_back(&e->memory, mark);
     }
     copies_combine(m, y);
 }
@@ -120,15 +120,15 @@ static void experts_forward(example *e, const moe *m, float *y)
 static void experts_backward(example *e, moe *m, float *d_x, const float *d_y)
 {
     const int64_t D = m->emb, experts = m->experts + (m->shared_hidden > 0);
-    float *d_rows = take(e, m->rows.rows * D);
+    float *d_rows = take(&e->memory, m->rows.rows * D);
     copies_combine_backward(m, d_y);
     for (int64_t number = 0, first = 0; number < experts; number++) {
-        const int mark = e->count;
+        const int mark = e->memory.count;
         mlp expert;
         load_expert(e, &expert, m, number, first);
         mlp_backward(e, &expert, d_rows + first * D);
         first += expert.rows;
-        release(e, mark);
+        give_back(&e->memory, mark);
     }
     copies_gather_backward(m, d_x, d_rows);
 }
@@ -136,7 +136,7 @@ static void experts_backward(example *e, moe *m, float *d_x, const float *d_y)
 void gate_backward(example *e, const moe *m, float *d_x)
 {
     const int64_t T = m->tokens, D = m->emb, E = m->experts;
-    float *through = take(e, T * D), *d_bias = gradient(e, m->weights, "gate/bias", 0);
+    float *through = take(&e->memory, T * D), *d_bias = gradient(e, m->weights, "gate/bias", 0);
     product(gradient(e, m->weights, "gate/kernel", 0), E, D, E, T, (matrix){m->x, 1, D}, (matrix){m->d_logits, E, 1});
     product(through, D, T, D, E, (matrix){m->d_logits, E, 1}, (matrix){m->gate, 1, E});
     add(d_x, through, T * D);
@@ -163,20 +163,20 @@ static void set_up(example *e, moe *m)
     m->rows.bug = e->bug;
     m->rows.rows = m->tokens * m->chosen + (m->shared_hidden > 0 ? m->tokens : 0); /* at most */
     m->rows.emb = m->emb, m->rows.hidden = m->hidden > m->shared_hidden ? m->hidden : m->shared_hidden;
-    m->rows.x = take(e, m->rows.rows * m->emb), m->rows.d_o = take(e, m->rows.rows * m->emb);
+    m->rows.x = take(&e->memory, m->rows.rows * m->emb), m->rows.d_o = take(&e->memory, m->rows.rows * m->emb);
     mlp_take(e, &m->rows);
-    m->place = take(e, m->tokens * m->chosen), m->dispatch = take(e, m->tokens * m->chosen);
-    m->dispatch_sizes = take(e, m->experts);
+    m->place = take(&e->memory, m->tokens * m->chosen), m->dispatch = take(&e->memory, m->tokens * m->chosen);
+    m->dispatch_sizes = take(&e->memory, m->experts);
     routing_set_up(e, m);
 }
 
 /* Of dropping: which place of which expert a token takes [T,E,C], with its weight and as 0 or 1. */
 static void store_masks(example *e, const moe *m)
 {
-    const int mark = e->count;
+    const int mark = e->memory.count;
     const int64_t cells = m->tokens * m->experts * m->capacity;
-    float *combine = take(e, cells);
-    int32_t *taken = take(e, cells);
+    float *combine = take(&e->memory, cells);
+    int32_t *taken = take(&e->memory, cells);
     for (int64_t r = 0; r < m->dispatched; r++) {
         const int32_t choice = m->dispatch[r];
         const int64_t row = choice / m->chosen * m->experts + m->selected[choice];
@@ -185,13 +185,13 @@ static void store_masks(example *e, const moe *m)
     }
     store(e, "routing/", m->results, "combine_mask", false, combine, cells);
     store(e, "routing/", m->results, "dispatch_mask", false, taken, cells);
-    release(e, mark);
+    give_back(&e->memory, mark);
 }
 
 void routing_store(example *e, const moe *m)
 {
     const int64_t choices = m->tokens * m->chosen;
-    float *updates = take(e, m->experts), loss = routing_balance(m, updates);
+    float *updates = take(&e->memory, m->experts), loss = routing_balance(m, updates);
     /* this backend sorts all tokens in one place; over a mesh these two are what each shard sorts */
     const bool one_device = number(e->request, "mesh.data") <= 1 && number(e->request, "mesh.fsdp") <= 1 &&
                             number(e->request, "mesh.expert") <= 1 && number(e->request, "mesh.mlp_tensor") <= 1 &&
@@ -221,7 +221,7 @@ void moe_forward(example *e, moe *m, const char *weights, const char *results, f
 
 void moe_backward(example *e, moe *m, float *d_x, const float *d_y)
 {
-    const int mark = e->count;
+    const int mark = e->memory.count;
     char cotangents[64];
     float d_loss = 0;
     snprintf(cotangents, sizeof cotangents, "cotangents/%s", m->results);
@@ -231,5 +231,5 @@ void moe_backward(example *e, moe *m, float *d_x, const float *d_y)
     routing_backward(m, d_loss);
     gate_backward(e, m, d_x);
     round_bf16(d_x, m->tokens * m->emb);
-    release(e, mark);
+    give_back(&e->memory, mark);
 }

@@ -4,22 +4,6 @@
 #include <math.h>
 #include <string.h>
 
-uint16_t to_bf16(float x)
-{
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    if (x != x) return 0x7fc0;
-    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
-float from_bf16(uint16_t code)
-{
-    uint32_t bits = (uint32_t)code << 16;
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
-
 void round_bf16(float *x, int64_t count)
 {
     for (int64_t i = 0; i < count; i++) x[i] = from_bf16(to_bf16(x[i]));

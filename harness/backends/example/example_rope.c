@@ -46,8 +46,8 @@ void rope_set_up(example *e, rope *r, int64_t dim)
     *r = (rope){.tokens = e->tokens, .half = dim / 2};
     r->interleave = is(request, "rope_interleave", "true") != (e->bug == ROPE_OTHER_PAIRS);
     r->pairwise = is(request, "rope_pairwise", "true");
-    r->cosine = take(e, r->tokens * r->half), r->sine = take(e, r->tokens * r->half);
-    float *frequency = take(e, r->half);
+    r->cosine = take(&e->memory, r->tokens * r->half), r->sine = take(&e->memory, r->tokens * r->half);
+    float *frequency = take(&e->memory, r->half);
     frequencies(e, frequency, dim);
     for (int64_t i = 0; i < r->tokens * r->half; i++) {
         float phase = (float)positions[i / r->half] * frequency[i % r->half];

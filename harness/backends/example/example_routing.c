@@ -94,7 +94,7 @@ static float divisor(const moe *m, const float *gathered)
 void routing_forward(example *e, moe *m)
 {
     const int64_t E = m->experts, K = m->chosen;
-    float *candidates = take(e, E), *group_scores = take(e, m->groups);
+    float *candidates = take(&e->memory, E), *group_scores = take(&e->memory, m->groups);
     if (m->gate != NULL)
         product(m->logits, E, m->tokens, E, m->emb, (matrix){m->x, m->emb, 1}, (matrix){m->gate, E, 1});
     for (int64_t t = 0; t < m->tokens; t++) {
@@ -214,19 +214,20 @@ void routing_set_up(example *e, moe *m)
     const assay_backend_tensor *ids = tensor(e->request, "inputs/input_ids");
     const assay_backend_tensor *table = tensor_in(e, m->weights, "tid2eid");
     const float *bias = whole(e, m->weights, "gate/bias"), *expert_scale = whole(e, m->weights, "per_expert_scale");
-    float *ones = take(e, E);
+    float *ones = take(&e->memory, E);
     for (int64_t i = 0; i < E; i++) ones[i] = 1;
     m->gate = whole(e, m->weights, "gate/kernel");
-    m->bias = bias != NULL && m->bug != ROUTER_BIAS_DROPPED ? bias : take(e, E);
+    m->bias = bias != NULL && m->bug != ROUTER_BIAS_DROPPED ? bias : take(&e->memory, E);
     m->expert_scale = expert_scale != NULL ? expert_scale : ones;
     m->d_expert_scale = gradient(e, m->weights, "per_expert_scale", 0);
     m->token_ids = ids == NULL ? NULL : ids->data, m->expert_table = table == NULL ? NULL : table->data;
     m->loss_weight = (float)number(e->request, "load_balance_loss_weight");
     m->update_rate = (float)number(e->request, "routed_bias_update_rate");
     family_set_up(e, m, bias != NULL);
-    m->logits = take(e, T * E), m->scores = take(e, T * E), m->biased = take(e, T * E);
-    m->d_logits = take(e, T * E), m->d_biased = take(e, T * E);
-    m->gathered = take(e, T * K), m->weights_of = take(e, T * K), m->d_weights = take(e, T * K);
-    m->selected = take(e, T * K), m->order = take(e, T * K), m->sizes = take(e, E);
-    m->probabilities = take(e, T * E), m->density = take(e, m->batch * E);
+    m->logits = take(&e->memory, T * E), m->scores = take(&e->memory, T * E), m->biased = take(&e->memory, T * E);
+    m->d_logits = take(&e->memory, T * E), m->d_biased = take(&e->memory, T * E);
+    m->gathered = take(&e->memory, T * K), m->weights_of = take(&e->memory, T * K),
+    m->d_weights = take(&e->memory, T * K);
+    m->selected = take(&e->memory, T * K), m->order = take(&e->memory, T * K), m->sizes = take(&e->memory, E);
+    m->probabilities = take(&e->memory, T * E), m->density = take(&e->memory, m->batch * E);
 }

@@ -1,0 +1,394 @@
+/* A Hugging Face config.json in place of a model: which of its keys are MaxText's, which change nothing, which are
+ * refused. Read like YAML, of which JSON is a part. Source: the configurations and models of transformers, and of
+ * DeepSeek's own repositories. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "cases/case_internal.h"
+#include "cases/hugging_face.h"
+
+enum {
+    DEEPSEEK2 = 1 << 0,
+    DEEPSEEK3 = 1 << 1,
+    GLM4 = 1 << 2,
+    MIXTRAL = 1 << 3,
+    QWEN3 = 1 << 4,
+    GPT_OSS = 1 << 5,
+    LATENT = DEEPSEEK2 | DEEPSEEK3,
+    GROUPED = MIXTRAL | QWEN3 | GPT_OSS | GLM4,
+    DEEPSEEKS_ROUTER = DEEPSEEK2 | DEEPSEEK3 | GLM4,
+    EVERY = LATENT | GROUPED,
+    ROPE = 1 << 6, /* within rope_scaling or rope_parameters */
+};
+
+/* model_type, and what goes without saying, in MaxText's keys. */
+static const struct {
+    const char *model_type;
+    unsigned family;
+    const char *keys;
+} FAMILIES[] = {
+    {"deepseek_v2", DEEPSEEK2,
+     "{model_name: deepseek2, decoder_block: deepseek, routed_score_func: softmax, routed_bias: false,"
+     " mlp_activations: [silu, linear], rope_interleave: true}"},
+    {"deepseek_v3", DEEPSEEK3,
+     "{model_name: deepseek3, decoder_block: deepseek, routed_score_func: sigmoid, routed_bias: true,"
+     " mlp_activations: [silu, linear], rope_interleave: true}"},
+    {"kimi_k2", DEEPSEEK3,
+     "{model_name: kimi-k2, decoder_block: kimi_k2, routed_score_func: sigmoid, routed_bias: true,"
+     " mlp_activations: [silu, linear], rope_interleave: true}"},
+    {"glm4_moe", GLM4,
+     "{model_name: glm4-moe, decoder_block: glm4_moe, routed_score_func: sigmoid, routed_bias: true,"
+     " mlp_activations: [silu, linear], rope_interleave: false}"},
+    {"mixtral", MIXTRAL,
+     "{model_name: mixtral, decoder_block: mixtral, mlp_activations: [silu, linear], rope_interleave: false}"},
+    {"qwen3_moe", QWEN3,
+     "{model_name: qwen3-moe, decoder_block: qwen3_moe, mlp_activations: [silu, linear], use_qk_norm: true,"
+     " norm_topk_prob: false, rope_interleave: false}"},
+    {"gpt_oss", GPT_OSS,
+     "{model_name: gpt-oss, decoder_block: gpt_oss, mlp_activations: [sigmoid, linear], routed_bias: true,"
+     " mlp_bias: true, attention_sink: true, rope_interleave: false}"},
+};
+enum { FAMILY_COUNT = sizeof FAMILIES / sizeof *FAMILIES };
+
+const assay_hugging_face_key assay_hugging_face_keys[] = {
+    /* sizes */
+    {"hidden_size", EVERY, true, {"base_emb_dim"}, NULL, NULL},
+    {"intermediate_size", DEEPSEEKS_ROUTER, true, {"base_mlp_dim"}, NULL, NULL},
+    {"intermediate_size", MIXTRAL | GPT_OSS, true, {"base_mlp_dim", "base_moe_mlp_dim"}, NULL, NULL},
+    {"intermediate_size", QWEN3, false, {NULL}, NULL, "of layers without experts, which `mlp_only_layers` would name"},
+    {"moe_intermediate_size", DEEPSEEKS_ROUTER, true, {"base_moe_mlp_dim"}, NULL, NULL},
+    {"moe_intermediate_size", QWEN3, true, {"base_moe_mlp_dim", "base_mlp_dim"}, NULL, NULL},
+    {"num_hidden_layers", EVERY, true, {"base_num_decoder_layers"}, NULL, NULL},
+    {"vocab_size", EVERY, false, {"vocab_size"}, NULL, NULL},
+    {"rms_norm_eps", EVERY, true, {"normalization_layer_epsilon"}, NULL, NULL},
+    {"first_k_dense_replace", DEEPSEEKS_ROUTER, true, {"first_num_dense_layers"}, NULL, NULL},
+    {"moe_layer_freq", DEEPSEEKS_ROUTER, false, {NULL}, "1", NULL},
+    {"decoder_sparse_step", QWEN3, false, {NULL}, "1", NULL},
+    {"mlp_only_layers", QWEN3, false, {NULL}, "[]|null", NULL},
+    {"hidden_act", EVERY, false, {NULL}, "silu", NULL},
+    {"mlp_bias", DEEPSEEKS_ROUTER, false, {NULL}, "false", NULL},
+    {"swiglu_limit", GPT_OSS, false, {"mlp_activations_limit"}, NULL, NULL},
+    {"swiglu_alpha", GPT_OSS, false, {NULL}, "1.702", NULL},
+
+    /* experts */
+    {"n_routed_experts", DEEPSEEKS_ROUTER, true, {"num_experts"}, NULL, NULL},
+    {"num_local_experts", MIXTRAL | GPT_OSS, true, {"num_experts"}, NULL, NULL},
+    {"num_experts", QWEN3, true, {"num_experts"}, NULL, NULL},
+    {"num_experts_per_tok", EVERY, true, {"num_experts_per_tok"}, NULL, NULL},
+    {"experts_per_token", GPT_OSS, false, {NULL}, NULL, "the same as `num_experts_per_tok`"},
+    {"n_shared_experts", DEEPSEEKS_ROUTER, true, {"shared_experts"}, NULL, NULL},
+    {"scoring_func", DEEPSEEK2, false, {NULL}, "softmax", NULL},
+    {"scoring_func", DEEPSEEK3 | GLM4, false, {NULL}, "sigmoid", NULL},
+    {"topk_method", DEEPSEEK2, true, {NULL}, "greedy|group_limited_greedy", NULL},
+    {"topk_method", DEEPSEEK3 | GLM4, false, {NULL}, "noaux_tc", NULL},
+    {"n_group", DEEPSEEKS_ROUTER, true, {"n_routing_groups"}, NULL, NULL},
+    {"topk_group", DEEPSEEKS_ROUTER, true, {"topk_routing_group"}, NULL, NULL},
+    {"norm_topk_prob", DEEPSEEKS_ROUTER | QWEN3, false, {"norm_topk_prob"}, NULL, NULL},
+    {"routed_scaling_factor", DEEPSEEKS_ROUTER, true, {"routed_scaling_factor"}, NULL, NULL},
+
+    /* attention */
+    {"num_attention_heads", EVERY, true, {"base_num_query_heads"}, NULL, NULL},
+    {"num_key_value_heads", GROUPED, true, {"base_num_kv_heads"}, NULL, NULL},
+    {"num_key_value_heads", LATENT, false, {NULL}, NULL, "latent attention has a key for each head"},
+    {"head_dim", GROUPED, false, {"head_dim"}, NULL, NULL},
+    {"head_dim", LATENT, false, {NULL}, NULL, "the same as `qk_rope_head_dim`"},
+    {"qk_head_dim", LATENT, false, {NULL}, NULL, "the sum of the two widths"},
+    {"q_lora_rank", LATENT, true, {"q_lora_rank"}, NULL, NULL},
+    {"kv_lora_rank", LATENT, true, {"kv_lora_rank"}, NULL, NULL},
+    {"qk_nope_head_dim", LATENT, true, {"qk_nope_head_dim"}, NULL, NULL},
+    {"qk_rope_head_dim", LATENT, true, {"qk_rope_head_dim"}, NULL, NULL},
+    {"v_head_dim", LATENT, true, {"v_head_dim"}, NULL, NULL},
+    {"attention_bias", LATENT | MIXTRAL | QWEN3, false, {NULL}, "false", NULL},
+    {"attention_bias", GPT_OSS | GLM4, true, {"attention_bias"}, NULL, NULL},
+    {"attention_dropout", EVERY, false, {NULL}, "0", NULL},
+    {"use_qk_norm", GLM4, true, {"use_qk_norm"}, NULL, NULL},
+    {"sliding_window", GPT_OSS, true, {"sliding_window_size"}, NULL, NULL},
+    {"sliding_window", MIXTRAL, false, {NULL}, "null", NULL},
+    {"sliding_window", QWEN3, false, {NULL}, NULL, "`use_sliding_window` turns it on"},
+    {"use_sliding_window", QWEN3, false, {NULL}, "false", NULL},
+    {"max_window_layers", QWEN3, false, {NULL}, NULL, "likewise"},
+    {"layer_types", EVERY, false, {NULL}, NULL, "windows in every other layer of GPT-OSS, from the first; else none"},
+
+    /* rotary embedding */
+    {"max_position_embeddings", EVERY, true, {"max_position_embeddings"}, NULL, NULL},
+    {"rope_theta", EVERY | ROPE, false, {"rope_max_timescale"}, NULL, NULL},
+    {"rope_interleave", LATENT, false, {"rope_interleave"}, NULL, NULL},
+    {"partial_rotary_factor", GROUPED | ROPE, false, {"partial_rotary_factor"}, NULL, NULL},
+    {"rope_scaling", EVERY, false, {NULL}, NULL, "its own keys are below; null: plain"},
+    {"rope_parameters", EVERY, false, {NULL}, NULL, "the same, with `rope_theta`"},
+    {"rope_type", ROPE, false, {"rope_type"}, "default|yarn", NULL},
+    {"type", ROPE, false, {"rope_type"}, "default|yarn", NULL},
+    {"factor", ROPE, false, {"rope_factor"}, NULL, NULL},
+    {"beta_fast", ROPE, false, {"beta_fast"}, NULL, NULL},
+    {"beta_slow", ROPE, false, {"beta_slow"}, NULL, NULL},
+    {"original_max_position_embeddings", ROPE, false, {"original_max_position_embeddings"}, NULL, NULL},
+    {"truncate", ROPE, false, {"rope_truncate"}, NULL, NULL},
+    {"mscale", ROPE, false, {NULL}, NULL, "must equal `mscale_all_dim`; without both `rope_attention_scaling` is true"},
+    {"mscale_all_dim", ROPE, false, {"mscale"}, NULL, NULL},
+    {"attention_factor", ROPE, false, {NULL}, "null", NULL},
+    {"finetuned", ROPE, false, {NULL}, NULL, "changes nothing"},
+
+    /* losses and noise of training */
+    {"router_jitter_noise", MIXTRAL, false, {NULL}, "0", NULL},
+};
+enum { KEY_COUNT = sizeof assay_hugging_face_keys / sizeof *assay_hugging_face_keys };
+const int assay_hugging_face_key_count = KEY_COUNT;
+
+/* Keys of every configuration that change no number of an operation: losses, tokens, generation, how weights are
+ * stored. Each between spaces. */
+static const char NEUTRAL[] =
+    " architectures auto_map model_type transformers_version torch_dtype dtype use_cache bos_token_id eos_token_id"
+    " pad_token_id sep_token_id unk_token_id decoder_start_token_id initializer_range tie_word_embeddings"
+    " pretraining_tp output_router_logits router_aux_loss_coef aux_loss_alpha seq_aux num_nextn_predict_layers"
+    " ep_size initial_context_length quantization_config _name_or_path _attn_implementation"
+    " _attn_implementation_autoset _commit_hash return_dict output_hidden_states output_attentions torchscript"
+    " is_decoder is_encoder_decoder add_cross_attention cross_attention_hidden_size chunk_size_feed_forward id2label"
+    " label2id problem_type finetuning_task task_specific_params tokenizer_class prefix use_bfloat16 tf_legacy_loss"
+    " pruned_heads max_length min_length do_sample temperature top_k top_p repetition_penalty name_or_path"
+    " unsloth_version ";
+
+static bool is_neutral(const char *name)
+{
+    const size_t length = strlen(name);
+    if (length == 0 || strchr(name, ' ') != NULL) return false;
+    for (const char *at = strstr(NEUTRAL, name); at != NULL; at = strstr(at + 1, name)) {
+        if (at[-1] == ' ' && at[length] == ' ') return true;
+    }
+    return false;
+}
+
+typedef struct hf_reader {
+    const assay_yaml *y;
+    unsigned family;
+    const char *model_type;
+    assay_model_config *config;
+} hf_reader;
+
+static const yaml_node_t *value_of(const assay_yaml *y, const yaml_node_t *mapping, const char *key)
+{
+    if (mapping == NULL || mapping->type != YAML_MAPPING_NODE) return NULL;
+    for (const yaml_node_pair_t *p = mapping->data.mapping.pairs.start; p < mapping->data.mapping.pairs.top; p++) {
+        const yaml_node_t *name = yaml_document_get_node(y->document, p->key);
+        if (name->type != YAML_SCALAR_NODE || strcmp((const char *)name->data.scalar.value, key) != 0) continue;
+        return yaml_document_get_node(y->document, p->value);
+    }
+    return NULL;
+}
+
+static const char *text_of(const yaml_node_t *node)
+{
+    return node != NULL && node->type == YAML_SCALAR_NODE ? (const char *)node->data.scalar.value : "";
+}
+
+static bool is_null(const yaml_node_t *node)
+{
+    return node == NULL || (node->type == YAML_SCALAR_NODE && node->data.scalar.style == YAML_PLAIN_SCALAR_STYLE &&
+                            strcmp(text_of(node), "null") == 0);
+}
+
+static const assay_hugging_face_key *key_by_name(const char *name, unsigned family)
+{
+    for (int i = 0; i < KEY_COUNT; i++) {
+        if ((assay_hugging_face_keys[i].families & family) != 0 && strcmp(assay_hugging_face_keys[i].name, name) == 0)
+            return &assay_hugging_face_keys[i];
+    }
+    return NULL;
+}
+
+static assay_status refuse_unknown(const hf_reader *r, const char *name, unsigned family, const yaml_node_t *at)
+{
+    char hint[ASSAY_MESSAGE_SIZE / 2];
+    assay_nearest nearest = {.word = name, .most = 1};
+    for (int i = 0; i < KEY_COUNT; i++) {
+        if ((assay_hugging_face_keys[i].families & family) != 0)
+            assay_nearest_offer(&nearest, assay_hugging_face_keys[i].name);
+    }
+    assay_nearest_text(&nearest, hint, sizeof hint);
+    return assay_yaml_refuse(r->y, at, "unknown key %.100s in a configuration of %s: it may change numbers%s", name,
+                             r->model_type, hint);
+}
+
+static bool is_one_of(const char *values, const yaml_node_t *node)
+{
+    const assay_maxtext_key listed = {.unchanging = values};
+    const bool empty =
+        node->type == YAML_SEQUENCE_NODE && node->data.sequence.items.top == node->data.sequence.items.start;
+    return assay_maxtext_value_changes_nothing(&listed, empty ? "[]" : text_of(node));
+}
+
+static assay_status read_pair(const hf_reader *r, const char *name, unsigned family, const yaml_node_t *key_node,
+                              const yaml_node_t *value)
+{
+    assay_status status = ASSAY_OK;
+    const assay_hugging_face_key *key = key_by_name(name, family);
+    if (key == NULL) return is_neutral(name) ? ASSAY_OK : refuse_unknown(r, name, family, key_node);
+    if (key->only != NULL && !is_one_of(key->only, value)) {
+        char wanted[ASSAY_MESSAGE_SIZE / 2];
+        snprintf(wanted, sizeof wanted, "%s (no operation here has another)", key->only);
+        return assay_yaml_refuse_value(r->y, value, name, wanted);
+    }
+    for (int i = 0; i < 2 && key->to[i] != NULL && !is_null(value) && status == ASSAY_OK; i++) {
+        assay_model_read_by_name(r->y, r->config, key->to[i], value, &status);
+    }
+    return status;
+}
+
+static assay_status read_pairs(const hf_reader *r, const yaml_node_t *mapping, const char *what, unsigned family)
+{
+    int pairs = 0;
+    assay_status status = assay_yaml_mapping(r->y, mapping, what, &pairs);
+    for (int i = 0; i < pairs && status == ASSAY_OK; i++) {
+        const char *name;
+        const yaml_node_t *key_node, *value;
+        status = assay_yaml_pair(r->y, mapping, what, i, &name, &key_node, &value);
+        if (status == ASSAY_OK) status = read_pair(r, name, family, key_node, value);
+    }
+    return status;
+}
+
+/* Cosine and sine are multiplied by m(mscale) / m(mscale_all_dim), with m(s) = 0.1 s ln(factor) + 1, or by m(1) where one
+ * of them is missing; scores of latent attention by the square of m(mscale_all_dim). */
+static assay_status settle_mscale(const hf_reader *r, const yaml_node_t *rope)
+{
+    const yaml_node_t *mscale = value_of(r->y, rope, "mscale"), *all = value_of(r->y, rope, "mscale_all_dim");
+    double one = 0, other = 0;
+    assay_status status = ASSAY_OK;
+    if (!is_null(mscale)) status = assay_yaml_real(r->y, mscale, "mscale", &one);
+    if (status == ASSAY_OK && !is_null(all)) status = assay_yaml_real(r->y, all, "mscale_all_dim", &other);
+    RETURN_IF(status != ASSAY_OK, status);
+    if (one != other) {
+        return assay_yaml_refuse(
+            r->y, rope, "mscale is %g and mscale_all_dim %g, expected them alike: no operation here has others", one,
+            other);
+    }
+    r->config->rope_attention_scaling = one == 0;
+    r->config->given[ASSAY_KEY_AT_rope_attention_scaling] = true;
+    if ((r->family & LATENT) != 0) {
+        r->config->mscale = other;
+        r->config->given[ASSAY_KEY_AT_mscale] = true;
+    }
+    return ASSAY_OK;
+}
+
+static assay_status read_rope(const hf_reader *r, const yaml_node_t *rope, const char *what)
+{
+    static const char *const NEEDED[] = {"factor", "original_max_position_embeddings"};
+    if (is_null(rope)) return ASSAY_OK;
+    const assay_status status = read_pairs(r, rope, what, ROPE);
+    if (status != ASSAY_OK || strcmp(r->config->rope_type.text, "yarn") != 0) return status;
+    for (size_t i = 0; i < sizeof NEEDED / sizeof *NEEDED; i++) {
+        if (!is_null(value_of(r->y, rope, NEEDED[i]))) continue;
+        return assay_yaml_refuse(r->y, rope, "%s has no %s", what, NEEDED[i]);
+    }
+    return settle_mscale(r, rope);
+}
+
+/* The first of two layers sees a window in GPT-OSS, and none in the others. */
+static assay_status check_layer_types(const hf_reader *r, const yaml_node_t *types)
+{
+    static const char *const NAMES[] = {"sliding_attention", "full_attention"};
+    if (is_null(types)) return ASSAY_OK;
+    if (types->type != YAML_SEQUENCE_NODE) return assay_yaml_refuse_value(r->y, types, "layer_types", "a list");
+    const int64_t count = types->data.sequence.items.top - types->data.sequence.items.start;
+    for (int64_t i = 0; i < count; i++) {
+        const yaml_node_t *item = yaml_document_get_node(r->y->document, types->data.sequence.items.start[i]);
+        const char *wanted = NAMES[(r->family & GPT_OSS) != 0 ? i % 2 : 1];
+        if (strcmp(text_of(item), wanted) != 0) return assay_yaml_refuse_value(r->y, item, "layer_types", wanted);
+    }
+    return ASSAY_OK;
+}
+
+/* One group is none, and DeepSeek-V2 has them by its method. */
+static void settle_groups(const hf_reader *r, const yaml_node_t *root)
+{
+    assay_model_config *config = r->config;
+    const bool greedy = strcmp(text_of(value_of(r->y, root, "topk_method")), "greedy") == 0;
+    if (config->n_routing_groups > 1 && !greedy) return;
+    config->n_routing_groups = config->topk_routing_group = -1;
+    config->given[ASSAY_KEY_AT_n_routing_groups] = config->given[ASSAY_KEY_AT_topk_routing_group] = false;
+}
+
+/* Mixtral multiplies queries by the root of their width, which MaxText has in their kernel. */
+static void settle_heads(const hf_reader *r)
+{
+    assay_model_config *config = r->config;
+    if (!config->given[ASSAY_KEY_AT_head_dim] && config->base_num_query_heads > 0) {
+        config->head_dim = config->base_emb_dim / config->base_num_query_heads;
+        config->given[ASSAY_KEY_AT_head_dim] = true;
+    }
+    if (r->family != MIXTRAL || config->head_dim == 0) return;
+    config->query_pre_attn_scalar = 1 / sqrt((double)config->head_dim);
+    config->given[ASSAY_KEY_AT_query_pre_attn_scalar] = true;
+}
+
+static assay_status require_keys(const hf_reader *r, const yaml_node_t *root)
+{
+    for (int i = 0; i < KEY_COUNT; i++) {
+        if (!assay_hugging_face_keys[i].required || (assay_hugging_face_keys[i].families & r->family) == 0 ||
+            value_of(r->y, root, assay_hugging_face_keys[i].name) != NULL)
+            continue;
+        return assay_yaml_refuse(r->y, root, "the key %s is missing, which a configuration of %s has",
+                                 assay_hugging_face_keys[i].name, r->model_type);
+    }
+    if (value_of(r->y, root, "rope_theta") == NULL &&
+        value_of(r->y, value_of(r->y, root, "rope_parameters"), "rope_theta") == NULL) {
+        return assay_yaml_refuse(r->y, root, "the key rope_theta is missing");
+    }
+    return ASSAY_OK;
+}
+
+static assay_status read_config(const hf_reader *r, const yaml_node_t *root)
+{
+    assay_status status;
+    TRY(require_keys(r, root));
+    TRY(read_pairs(r, root, "a configuration", r->family));
+    TRY(read_rope(r, value_of(r->y, root, "rope_scaling"), "rope_scaling"));
+    TRY(read_rope(r, value_of(r->y, root, "rope_parameters"), "rope_parameters"));
+    TRY(check_layer_types(r, value_of(r->y, root, "layer_types")));
+    if ((r->family & DEEPSEEKS_ROUTER) != 0) settle_groups(r, root);
+    if ((r->family & GROUPED) != 0) settle_heads(r);
+cleanup:
+    return status;
+}
+
+static assay_status read_said(const assay_yaml *y, const yaml_node_t *root, void *arg)
+{
+    return assay_model_read_mapping(y, root, arg);
+}
+
+bool assay_is_hugging_face(const assay_yaml *y, const yaml_node_t *root)
+{
+    return value_of(y, root, "model_type") != NULL;
+}
+
+assay_status assay_hugging_face_read(const assay_yaml *y, const yaml_node_t *root, assay_model_config *config)
+{
+    const yaml_node_t *model_type = value_of(y, root, "model_type");
+    char known[256] = "one of ";
+    for (int i = 0; i < FAMILY_COUNT; i++) {
+        const size_t used = strlen(known);
+        snprintf(known + used, sizeof known - used, "%s%s", i > 0 ? ", " : "", FAMILIES[i].model_type);
+        if (strcmp(text_of(model_type), FAMILIES[i].model_type) != 0) continue;
+        const hf_reader reader = {y, FAMILIES[i].family, FAMILIES[i].model_type, config};
+        const char *keys = FAMILIES[i].keys;
+        const assay_status status =
+            assay_yaml_documents(y->ctx, FAMILIES[i].model_type, true, keys, strlen(keys), read_said, config);
+        return status == ASSAY_OK ? read_config(&reader, root) : status;
+    }
+    return assay_yaml_refuse_value(y, model_type, "model_type", known);
+}
+
+void assay_hugging_face_families(unsigned families, char *text, int size)
+{
+    int used = 0;
+    text[0] = '\0';
+    if ((families & EVERY) == EVERY || families == ROPE) {
+        snprintf(text, (size_t)size, "%s", families == ROPE ? "`rope_scaling`" : "all");
+        return;
+    }
+    for (int i = 0; i < FAMILY_COUNT && used < size; i++) {
+        if ((FAMILIES[i].family & families) == 0) continue;
+        used += snprintf(text + used, (size_t)(size - used), "%s%s", used > 0 ? ", " : "", FAMILIES[i].model_type);
+    }
+}

@@ -1,0 +1,29 @@
+/* A case as <assay/backend.h> shows it: to a shared object, and to a test in process. */
+#ifndef ASSAY_HARNESS_PLAN_BACKEND_VIEW_H
+#define ASSAY_HARNESS_PLAN_BACKEND_VIEW_H
+
+#include <assay/backend.h>
+
+#include "cases/model_config.h"
+#include "harness/plan/plan.h"
+
+assay_backend_type assay_backend_type_of(assay_dtype dtype);
+bool assay_dtype_of_backend(assay_backend_type type, assay_dtype *dtype); /* false: there is no such type */
+
+/* Every key of a configuration, as text. Starts zeroed. */
+typedef struct assay_backend_settings {
+    assay_backend_setting *items;
+    char (*values)[ASSAY_KEY_VALUE_SIZE];
+    int count;
+} assay_backend_settings;
+
+assay_status assay_backend_settings_make(assay_context *ctx, const assay_case *c, assay_backend_settings *settings);
+void assay_backend_settings_free(assay_backend_settings *settings);
+
+/* A tensor of a source in the type of its spec, which outlives it; the data are allocated. */
+assay_status assay_backend_tensor_read(assay_context *ctx, const assay_source *source, const assay_tensor_spec *spec,
+                                       assay_backend_tensor *tensor);
+/* A result as it is asked for, without data. */
+assay_backend_result assay_backend_result_of(const assay_tensor_spec *spec);
+
+#endif

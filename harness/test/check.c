@@ -1,0 +1,253 @@
+/* Results judged, and the report on them. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "compare/pictures.h"
+#include "compare/report.h"
+#include "harness/judge/judge.h"
+#include "harness/test/test_internal.h"
+#include "oracle/base/memory.h"
+
+enum { LARGE = 1 << 22 }; /* elements, from which on somebody looks how much memory there is */
+
+struct assay_test_report {
+    assay_context ctx;
+    assay_report report;
+    assay_held_golden *held;
+    assay_golden against;
+    assay_profile profile;
+    assay_memory_tensor *tensors; /* own their elements */
+    int count;
+    assay_fixture_reader *candidate;
+    char bugs[ASSAY_EXPLAINED_MOST * (ASSAY_EXPLAINED_NAME + 1)];
+    char *text[2][2], *json, *html; /* text: [verbose][color] */
+};
+
+static assay_status refuse(assay_context *ctx, int32_t index, const assay_backend_tensor *given, const char *what)
+{
+    return assay_fail(ctx, ASSAY_BAD_INPUT, "result %" PRId32 " (%.160s): %s", index,
+                      given->path != NULL ? given->path : "no path", what);
+}
+
+static assay_status read_spec(assay_context *ctx, int32_t index, const assay_backend_tensor *given,
+                              assay_tensor_spec *spec, int64_t *count)
+{
+    assay_status status = ASSAY_OK;
+    if (given->path == NULL) return refuse(ctx, index, given, "a path is missing");
+    if (strlen(given->path) >= ASSAY_PATH_SIZE) return refuse(ctx, index, given, "the path is too long");
+    if (!assay_dtype_of_backend(given->type, &spec->type)) return refuse(ctx, index, given, "a type that is none");
+    if (given->rank < 0 || given->rank > ASSAY_MAX_RANK || (given->rank > 0 && given->dims == NULL)) {
+        return refuse(ctx, index, given, "a rank from 0 to 6 and as many dims are expected");
+    }
+    assay_tensor_call(spec, given->path);
+    spec->shape.rank = given->rank;
+    for (int axis = 0; axis < given->rank; axis++) {
+        spec->shape.dims[axis] = given->dims[axis];
+        spec->labels[axis] = "";
+    }
+    TRY(assay_checked_count(ctx, spec->path, given->rank, spec->shape.dims, count));
+    if (*count > 0 && given->data == NULL) return refuse(ctx, index, given, "data is NULL");
+cleanup:
+    return status;
+}
+
+/* A copy: reports may be asked for when the caller's memory is gone. */
+static assay_status take_tensor(assay_context *ctx, int32_t index, const assay_backend_tensor *given,
+                                assay_memory_tensor *tensor)
+{
+    assay_status status;
+    int64_t count = 0;
+    double *numbers = NULL;
+    int32_t *integers = NULL;
+    TRY(read_spec(ctx, index, given, &tensor->spec, &count));
+    if (count > LARGE) TRY(assay_require_memory(ctx, tensor->spec.path, count * (int64_t)sizeof(double)));
+    if (tensor->spec.type == ASSAY_INT32) {
+        TRY(assay_alloc_i32(ctx, tensor->spec.path, count, &integers));
+        tensor->integers = integers;
+        if (count > 0) memcpy(integers, given->data, (size_t)count * sizeof *integers);
+    } else {
+        TRY(assay_alloc_f64(ctx, tensor->spec.path, count, &numbers));
+        tensor->numbers = numbers;
+        if (count > 0) assay_dtype_decode(tensor->spec.type, count, given->data, numbers);
+    }
+cleanup:
+    return status;
+}
+
+static assay_status check_paths(assay_context *ctx, const assay_test_report *r)
+{
+    for (int i = 1; i < assay_fixture_count(r->candidate); i++) {
+        const char *path = assay_fixture_spec(r->candidate, i)->path; /* sorted */
+        if (strcmp(path, assay_fixture_spec(r->candidate, i - 1)->path) != 0) continue;
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is given twice", path);
+    }
+    return ASSAY_OK;
+}
+
+static assay_status take_results(assay_context *ctx, assay_test_report *r, int32_t count,
+                                 const assay_backend_tensor *results)
+{
+    assay_status status = ASSAY_OK;
+    void *tensors = NULL;
+    if (count < 0 || (count > 0 && results == NULL)) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "%" PRId32 " results at %s", count,
+                          results == NULL ? "NULL" : "a place");
+    }
+    TRY(assay_alloc(ctx, "results", count, sizeof *r->tensors, &tensors));
+    r->tensors = tensors;
+    for (; r->count < count; r->count++) {
+        r->tensors[r->count] = (assay_memory_tensor){0};
+        status = take_tensor(ctx, r->count, &results[r->count], &r->tensors[r->count]);
+        if (status != ASSAY_OK) {
+            r->count++; /* what it has is freed */
+            goto cleanup;
+        }
+    }
+    TRY(assay_fixture_of_memory(ctx, "candidate", r->count, r->tensors, &r->candidate));
+    TRY(check_paths(ctx, r));
+cleanup:
+    return status;
+}
+
+static void name_bugs(assay_test_report *r)
+{
+    size_t length = 0;
+    for (int i = 0; i < r->report.explained_count; i++) {
+        length += (size_t)snprintf(r->bugs + length, sizeof r->bugs - length, "%s%s", i > 0 ? "," : "",
+                                   r->report.explained_by[i]);
+    }
+}
+
+static assay_status check(assay_context *ctx, assay_test *test, int32_t count, const assay_backend_tensor *results,
+                          assay_test_report *r)
+{
+    assay_status status;
+    const assay_judging how = {
+        .profile = &r->profile, .false_alarm = test->false_alarm, .quiet = true, .unexplained = test->unexplained};
+    TRY(take_results(ctx, r, count, results));
+    r->held = test->held;
+    r->held->users++;
+    assay_plan *plan = &r->held->golden.plan;
+    TRY(assay_golden_plan(ctx, &r->held->golden, &r->profile));
+    plan->only = test->plan.only;
+    plan->only_count = test->plan.only_count;
+    status = assay_judge(ctx, &r->held->golden, r->candidate, &how, &r->report, &r->against);
+    plan->only_count = 0; /* the list is the test's, which may be closed before the report */
+    if (status != ASSAY_OK) goto cleanup;
+    if (test->path != NULL) snprintf(r->report.golden_path, sizeof r->report.golden_path, "%.500s", test->path);
+    name_bugs(r);
+cleanup:
+    return status;
+}
+
+int assay_test_check(assay_test *test, int32_t count, const assay_backend_tensor *results, assay_test_report **report,
+                     char message[ASSAY_TEST_MESSAGE])
+{
+    assay_context ctx = test->ctx;
+    *report = NULL;
+    const int prepared = assay_test_prepare(test, message);
+    if (prepared != ASSAY_TEST_OK) return prepared;
+    assay_test_report *made = calloc(1, sizeof *made);
+    if (made == NULL) return assay_test_end(&ctx, assay_fail(&ctx, ASSAY_NO_MEMORY, "no memory for a report"), message);
+    made->ctx = ctx;
+    made->profile = test->profile;
+    const assay_status status = check(&ctx, test, count, results, made);
+    if (status == ASSAY_OK) {
+        *report = made;
+    } else {
+        assay_test_report_free(made);
+    }
+    return assay_test_end(&ctx, status, message);
+}
+
+void assay_test_report_free(assay_test_report *r)
+{
+    if (r == NULL) return;
+    assay_report_free(&r->report);
+    assay_golden_close(&r->against);
+    assay_fixture_close(r->candidate);
+    for (int i = 0; i < r->count; i++) {
+        free((void *)(uintptr_t)r->tensors[i].numbers);
+        free((void *)(uintptr_t)r->tensors[i].integers);
+    }
+    free(r->tensors);
+    assay_held_golden_release(r->held);
+    for (int i = 0; i < 4; i++) free(r->text[i / 2][i % 2]);
+    free(r->json);
+    free(r->html);
+    free(r);
+}
+
+int assay_test_report_verdict(const assay_test_report *report)
+{
+    switch (report->report.verdict) {
+    case ASSAY_PASS:
+        return ASSAY_TEST_PASS;
+    case ASSAY_FAIL:
+        return ASSAY_TEST_FAIL;
+    case ASSAY_VACUOUS:
+        return ASSAY_TEST_VACUOUS;
+    case ASSAY_NOT_COMPARABLE:
+    case ASSAY_UNSUPPORTED: /* of a backend's own saying, which there is none of here */
+        break;
+    }
+    return ASSAY_TEST_NOT_COMPARABLE;
+}
+
+const char *assay_test_report_message(const assay_test_report *report)
+{
+    return report->report.message;
+}
+
+const char *assay_test_report_first_wrong(const assay_test_report *report)
+{
+    const assay_report *r = &report->report;
+    for (int i = 0; i < r->count; i++) {
+        if (r->tensors[i].verdict == ASSAY_FAIL) return r->tensors[i].spec.path;
+    }
+    return r->verdict == ASSAY_FAIL && r->unknown_count > 0 ? r->unknown[0] : "";
+}
+
+const char *assay_test_report_bugs(const assay_test_report *report)
+{
+    return report->bugs;
+}
+
+/* One of the forms, made if it is not there yet. */
+static const char *give(const assay_context *ctx, assay_status status, char *const *text, char *message)
+{
+    assay_test_end(ctx, status, message);
+    return status == ASSAY_OK ? *text : NULL;
+}
+
+const char *assay_test_report_text(assay_test_report *r, int verbose, int color, char message[ASSAY_TEST_MESSAGE])
+{
+    assay_context ctx = r->ctx;
+    assay_status status = ASSAY_OK;
+    const assay_report_style style = {.color = color != 0, .verbosity = verbose != 0};
+    char **text = &r->text[verbose != 0][color != 0];
+    if (*text == NULL) status = assay_report_text(&ctx, &r->report, &style, text);
+    return give(&ctx, status, text, message);
+}
+
+const char *assay_test_report_json(assay_test_report *r, char message[ASSAY_TEST_MESSAGE])
+{
+    assay_context ctx = r->ctx;
+    assay_status status = ASSAY_OK;
+    if (r->json == NULL) status = assay_report_json(&ctx, 1, &r->report, &r->json);
+    return give(&ctx, status, &r->json, message);
+}
+
+const char *assay_test_report_html(assay_test_report *r, char message[ASSAY_TEST_MESSAGE])
+{
+    assay_context ctx = r->ctx;
+    assay_status status = ASSAY_OK;
+    if (r->report.pictures == NULL) {
+        assay_golden *judged_by = assay_judged_by(&r->held->golden, &r->against);
+        status = assay_pictures_draw(&ctx, judged_by->reader, r->candidate, &r->profile, &r->report);
+    }
+    if (status == ASSAY_OK && r->html == NULL) status = assay_report_html(&ctx, 1, &r->report, &r->html);
+    return give(&ctx, status, &r->html, message);
+}

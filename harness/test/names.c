@@ -1,0 +1,50 @@
+/* The names of the catalogue's cases. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "cases/case_filter.h"
+#include "harness/test/test_internal.h"
+#include "oracle/base/memory.h"
+
+static assay_status list_names(assay_context *ctx, const assay_case *cases, int count, const assay_case_filter *filter,
+                               char **names)
+{
+    size_t size = 0;
+    FILE *out = open_memstream(names, &size);
+    if (out == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the names of cases");
+    for (int i = 0; i < count; i++) {
+        if (assay_case_filter_takes(filter, &cases[i])) fprintf(out, "%s\n", cases[i].name);
+    }
+    if (assay_text_close(out, names)) return ASSAY_OK;
+    return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the names of cases");
+}
+
+int assay_test_cases(int32_t count, const char *const *globs, int32_t exclude_count, const char *const *exclude,
+                     char **names, char message[ASSAY_TEST_MESSAGE])
+{
+    assay_context ctx = assay_context_default(1);
+    assay_status status;
+    assay_case *cases = NULL;
+    int found = 0;
+    char *all = "*";
+    /* the types of argv and of options; nothing is changed */
+    char *const *patterns = count == 0 ? &all : (char *const *)(uintptr_t)globs;
+    const assay_case_filter filter = {.excludes = {(char **)(uintptr_t)exclude, exclude_count}};
+    *names = NULL;
+    if (count < 0 || exclude_count < 0 || (count > 0 && globs == NULL) || (exclude_count > 0 && exclude == NULL)) {
+        TRY(assay_fail(&ctx, ASSAY_BAD_INPUT, "%" PRId32 " globs and %" PRId32 " to exclude: a list is missing", count,
+                       exclude_count));
+    }
+    TRY(assay_cases_find(&ctx, count == 0 ? 1 : count, patterns, &cases, &found));
+    TRY(assay_case_filter_check(&ctx, &filter, cases, found));
+    TRY(list_names(&ctx, cases, found, &filter, names));
+cleanup:
+    assay_cases_free(cases, found);
+    return assay_test_end(&ctx, status, message);
+}
+
+void assay_test_free(char *text)
+{
+    free(text);
+}

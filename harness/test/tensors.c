@@ -1,0 +1,120 @@
+/* What a test gives out: inputs, what is expected, golden tensors, the golden's file. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "harness/golden/golden.h"
+#include "harness/plan/golden_read.h"
+#include "harness/test/golden_cache.h"
+#include "harness/test/test_internal.h"
+#include "oracle/base/memory.h"
+
+int32_t assay_test_given_count(const assay_test *test)
+{
+    return test->given_count;
+}
+
+int assay_test_given(assay_test *test, int32_t index, assay_backend_tensor *tensor, char message[ASSAY_TEST_MESSAGE])
+{
+    assay_status status = ASSAY_OK;
+    assay_context ctx = test->ctx;
+    if (index < 0 || index >= test->given_count) {
+        status = assay_fail(&ctx, ASSAY_BAD_INPUT, "given tensor %" PRId32 ", expected 0 to %d", index,
+                            test->given_count - 1);
+    } else if (test->given[index].data == NULL) {
+        const assay_source source =
+            test->path != NULL ? assay_golden_given(test->held->golden.reader) : assay_inputs_source(&test->inputs);
+        status = assay_backend_tensor_read(&ctx, &source, test->given_specs[index], &test->given[index]);
+    }
+    if (status == ASSAY_OK) *tensor = test->given[index];
+    return assay_test_end(&ctx, status, message);
+}
+
+int32_t assay_test_expected_count(const assay_test *test)
+{
+    return test->expected_count;
+}
+
+const assay_backend_result *assay_test_expected(const assay_test *test, int32_t index)
+{
+    return index >= 0 && index < test->expected_count ? &test->expected[index] : NULL;
+}
+
+static assay_status prepare(assay_context *ctx, assay_test *test)
+{
+    if (test->held != NULL) return ASSAY_OK;
+    assay_held_golden *held = calloc(1, sizeof *held);
+    if (held == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for a golden");
+    held->users = 1;
+    const assay_status status =
+        assay_cache_golden(ctx, &test->plan, &test->profile, test->cache, test->cache_bytes, &held->golden);
+    if (status == ASSAY_OK) {
+        test->held = held;
+    } else {
+        assay_held_golden_release(held);
+    }
+    return status;
+}
+
+int assay_test_prepare(assay_test *test, char message[ASSAY_TEST_MESSAGE])
+{
+    assay_context ctx = test->ctx;
+    return assay_test_end(&ctx, prepare(&ctx, test), message);
+}
+
+/* A golden tensor's elements, as numbers or indices. */
+static assay_status read_golden(assay_context *ctx, assay_fixture_reader *reader, const assay_backend_result *of,
+                                assay_backend_tensor *tensor)
+{
+    const assay_tensor_spec *found = assay_fixture_find(reader, of->path);
+    if (found == NULL) return assay_fail(ctx, ASSAY_BAD_INPUT, "the golden has no %s", of->path);
+    const assay_source source = assay_fixture_source(reader);
+    const assay_status status = assay_backend_tensor_read(ctx, &source, found, tensor);
+    tensor->path = of->path;
+    return status;
+}
+
+int assay_test_golden(assay_test *test, const char *path, assay_backend_tensor *tensor,
+                      char message[ASSAY_TEST_MESSAGE])
+{
+    assay_context ctx = test->ctx;
+    int index = 0;
+    assay_status status;
+    TRY(prepare(&ctx, test));
+    while (index < test->expected_count && strcmp(test->expected[index].path, path) != 0) index++;
+    if (index == test->expected_count) {
+        TRY(assay_fail(&ctx, ASSAY_BAD_INPUT, "%.160s is no result of %s", path, assay_test_name(test)));
+    }
+    if (test->results[index].data == NULL) {
+        TRY(read_golden(&ctx, test->held->golden.reader, &test->expected[index], &test->results[index]));
+    }
+    *tensor = test->results[index];
+cleanup:
+    return assay_test_end(&ctx, status, message);
+}
+
+/* With the profiles of the case, as the program writes it, and the one that is judged at. */
+static assay_status save(assay_context *ctx, assay_test *test, const char *path)
+{
+    assay_status status;
+    assay_case *cases = NULL;
+    assay_plan plan = {0};
+    int count = 0;
+    if (test->path != NULL) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is a golden already: copy the file", test->path);
+    }
+    TRY(assay_cases_parse_stored(ctx, "case", test->yaml, strlen(test->yaml), &cases, &count));
+    TRY(assay_case_add_profile(ctx, cases, test->profile.precision.name));
+    TRY(assay_plan_make_with(ctx, &plan, cases, NULL, &test->profile));
+    TRY(assay_golden_write(ctx, &plan, path, NULL, true));
+cleanup:
+    assay_plan_free(&plan);
+    assay_cases_free(cases, count);
+    return status;
+}
+
+int assay_test_save(assay_test *test, const char *path, char message[ASSAY_TEST_MESSAGE])
+{
+    assay_context ctx = test->ctx;
+    return assay_test_end(&ctx, save(&ctx, test, path), message);
+}

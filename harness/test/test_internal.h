@@ -1,0 +1,47 @@
+/* What the files of <assay/test.h> share. */
+#ifndef ASSAY_HARNESS_TEST_INTERNAL_H
+#define ASSAY_HARNESS_TEST_INTERNAL_H
+
+#include <assay/test.h>
+
+#include "harness/plan/backend_view.h"
+#include "harness/plan/golden_open.h"
+#include "harness/plan/inputs.h"
+
+/* Held by its test and by every report that was made with it. */
+typedef struct assay_held_golden {
+    assay_golden golden;
+    int users;
+} assay_held_golden;
+
+void assay_held_golden_release(assay_held_golden *held); /* NULL is safe */
+
+struct assay_test {
+    assay_context ctx; /* without a message: each call has a copy */
+    char *yaml;        /* the whole case */
+    assay_case *cases; /* one, with the profile that is judged at and no other; of a golden that was given: its own */
+    int case_count;
+    assay_plan plan; /* of it */
+    assay_profile profile;
+    double false_alarm;
+    bool unexplained;
+    char **only; /* [only_count] */
+    int only_count;
+    char *path; /* of a golden that was given; NULL */
+    char *cache;
+    int64_t cache_bytes;
+    assay_held_golden *held; /* NULL before the golden is there */
+    assay_inputs inputs;
+    assay_backend_settings settings;
+    const assay_tensor_spec **given_specs;
+    assay_backend_tensor *given, *results; /* results: the golden's, as [expected_count] */
+    assay_backend_result *expected;
+    int given_count, expected_count;
+};
+
+const assay_case *assay_test_case(const assay_test *test);
+
+/* What a call returns to the user, and its message. */
+int assay_test_end(const assay_context *ctx, assay_status status, char *message);
+
+#endif

@@ -1,0 +1,218 @@
+/* A config.json in place of a model: those of public models say what our models of the same name say, key by key; what
+ * would change numbers is refused. The files hold facts of the published configurations. */
+#include "cases/hugging_face.h"
+#include "harness/operations/operation.h"
+#include "harness/plan/weight_names.h"
+#include "harness/tests/harness_test.h"
+
+#define CONFIGS ASSAY_ROOT "/harness/tests/hugging_face/"
+
+static const char *const models[] = {"deepseek2-16b", "deepseek2-236b", "deepseek3-671b", "kimi-k2-1t",
+                                     "glm4.5-355b",   "mixtral-8x7b",   "mixtral-8x22b",  "qwen3-235b-a22b",
+                                     "qwen3-30b-a3b", "gpt-oss-20b",    "gpt-oss-120b"};
+
+static char *yaml_of(const char *set)
+{
+    assay_context ctx = assay_context_default(1);
+    char *yaml = NULL;
+    assay_case *c = case_named("moe/small", set);
+    assert_ok(&ctx, assay_case_yaml(&ctx, c, &yaml));
+    assay_cases_free(c, 1);
+    return yaml;
+}
+
+static bool begins_with(const char *line, const char *word)
+{
+    return strncmp(line, word, strlen(word)) == 0;
+}
+
+/* Names are not the same; of some models only the configuration says how long a sequence may be; and MaxText has Mixtral's
+ * factor of queries in their kernel. */
+TEST(public_configurations_say_what_our_models_say)
+{
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
+        char set[TEST_PATH_SIZE];
+        int lines = 0;
+        snprintf(set, sizeof set, "model=%s", models[i]);
+        char *ours = yaml_of(set);
+        snprintf(set, sizeof set, "model=" CONFIGS "%s.json", models[i]);
+        char *theirs = yaml_of(set);
+        const char *a = ours, *b = theirs;
+        for (; *a != '\0' && *b != '\0'; lines++) {
+            const int length = (int)strcspn(a, "\n"), other = (int)strcspn(b, "\n");
+            const bool same = length == other && strncmp(a, b, (size_t)length) == 0;
+            if (!same && !begins_with(a, "  model_name:") && !begins_with(a, "  max_position_embeddings: 163840") &&
+                !(begins_with(models[i], "mixtral") && begins_with(b, "  query_pre_attn_scalar: 0.0883"))) {
+                fail_msg("%s: %.*s, found %.*s", models[i], length, a, other, b);
+            }
+            a += length + (a[length] != '\0');
+            b += other + (b[other] != '\0');
+        }
+        assert_true(lines > 90 && *a == '\0' && *b == '\0');
+        free(ours);
+        free(theirs);
+    }
+}
+
+/* One setting of a configuration that is changed: `from` becomes `to`. */
+static assay_status read_changed(const test_folder *folder, assay_context *ctx, const char *model, const char *from,
+                                 const char *to)
+{
+    char path[TEST_PATH_SIZE], assignment[2 * TEST_PATH_SIZE];
+    size_t size = 0;
+    snprintf(path, sizeof path, CONFIGS "%s.json", model);
+    char *text = (char *)bytes_of(path, &size);
+    text[size] = '\0';
+    char *place = strstr(text, from);
+    if (place == NULL) fail_msg("%s has no %s", model, from);
+    FILE *file = fopen(folder->file, "w");
+    assert_non_null(file);
+    fprintf(file, "%.*s%s%s", (int)(place - text), text, to, place + strlen(from));
+    assert_int_equal(fclose(file), 0);
+    snprintf(path, sizeof path, "%s/config.json", folder->path);
+    assert_int_equal(rename(folder->file, path), 0);
+    snprintf(assignment, sizeof assignment, "model=%s", path);
+    assay_case *c = case_named("moe/small", NULL);
+    const assay_status status = assay_case_set(ctx, c, assignment);
+    assay_cases_free(c, 1);
+    free(text);
+    assert_int_equal(unlink(path), 0);
+    return status;
+}
+
+TEST_IN_FOLDER(what_changes_numbers_is_refused)
+{
+    static const struct {
+        const char *model, *from, *to, *words;
+    } table[] = {
+        {"deepseek3-671b", "\"model_type\": \"deepseek_v3\"", "\"model_type\": \"deepseek_v32\"",
+         "model_type: expected one of deepseek_v2, deepseek_v3, kimi_k2, glm4_moe, mixtral, qwen3_moe, gpt_oss, "
+         "found "},
+        {"deepseek3-671b", "\"model_type\": \"deepseek_v3\",", "", "unknown key architectures in model"},
+        {"deepseek3-671b", "\"n_group\": 8", "\"n_groups\": 8", "the key n_group is missing"},
+        {"deepseek3-671b", "\"n_group\": 8", "\"n_group\": 8, \"index_topk\": 2048",
+         "unknown key index_topk in a configuration of deepseek_v3: it may change numbers"},
+        {"deepseek3-671b", "\"seq_aux\"", "\"norm_topk_porb\"", "did you mean norm_topk_prob?"},
+        {"deepseek3-671b", "\"moe_layer_freq\": 1", "\"moe_layer_freq\": 2",
+         "moe_layer_freq: expected 1 (no operation here has another), found 2"},
+        {"deepseek3-671b", "\"noaux_tc\"", "\"greedy\"", "topk_method: expected noaux_tc"},
+        {"deepseek3-671b", "\"sigmoid\"", "\"softmax\"", "scoring_func: expected sigmoid"},
+        {"deepseek3-671b", "\"silu\"", "\"gelu\"", "hidden_act: expected silu"},
+        {"deepseek3-671b", "\"attention_bias\": false", "\"attention_bias\": true", "attention_bias: expected false"},
+        {"deepseek3-671b", "\"yarn\"", "\"dynamic\"", "type: expected default|yarn"},
+        {"deepseek3-671b", "\"mscale\": 1.0", "\"mscale\": 0.707", "mscale is 0.707 and mscale_all_dim 1"},
+        {"deepseek3-671b", "\"factor\": 40,", "", "rope_scaling has no factor"},
+        {"deepseek3-671b", "\"beta_fast\": 32", "\"beta_fats\": 32", "did you mean beta_fast?"},
+        {"deepseek3-671b", "\"rope_theta\": 10000,", "", "the key rope_theta is missing"},
+        {"deepseek3-671b", "\"hidden_size\": 7168", "\"hidden_size\": \"7168\"",
+         "base_emb_dim: expected a whole number"},
+        {"deepseek3-671b", "\"hidden_size\": 7168", "\"hidden_size\": 7168, \"hidden_size\": 1", "is given twice"},
+        {"deepseek2-16b", "\"greedy\"", "\"noaux_tc\"", "topk_method: expected greedy|group_limited_greedy"},
+        {"mixtral-8x7b", "\"sliding_window\": null", "\"sliding_window\": 4096", "sliding_window: expected null"},
+        {"qwen3-30b-a3b", "\"use_sliding_window\": false", "\"use_sliding_window\": true",
+         "use_sliding_window: expected false"},
+        {"qwen3-30b-a3b", "\"mlp_only_layers\": []", "\"mlp_only_layers\": [3]", "mlp_only_layers: expected []"},
+        {"qwen3-30b-a3b", "\"decoder_sparse_step\": 1", "\"decoder_sparse_step\": 2",
+         "decoder_sparse_step: expected 1"},
+        {"gpt-oss-20b", "\"sliding_attention\"", "\"full_attention\"", "layer_types: expected sliding_attention"},
+        {"gpt-oss-20b", "\"swiglu_limit\"", "\"swiglu_alpha\": 1.5, \"swiglu_limit\"", "swiglu_alpha: expected 1.702"},
+        {"gpt-oss-20b", "{", "[", "expected YAML"},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        assay_context ctx = assay_context_default(1);
+        const assay_status status = read_changed(folder, &ctx, table[i].model, table[i].from, table[i].to);
+        if (status != ASSAY_BAD_INPUT || strstr(ctx.message, table[i].words) == NULL)
+            fail_msg("%s: expected %s, found %s", table[i].to, table[i].words, status == ASSAY_OK ? "ok" : ctx.message);
+    }
+}
+
+/* What transformers writes since its fifth version, and what changes nothing. */
+TEST_IN_FOLDER(other_forms_are_read)
+{
+    static const struct {
+        const char *model, *from, *to;
+    } table[] = {
+        {"qwen3-30b-a3b", "\"rope_theta\": 10000000",
+         "\"rope_parameters\": {\"rope_theta\": 10000000, \"rope_type\": \"default\"}"},
+        {"deepseek3-671b", "\"type\": \"yarn\"", "\"type\": \"yarn\", \"rope_type\": \"yarn\""},
+        {"mixtral-8x7b", "\"sliding_window\": null", "\"sliding_window\": null, \"head_dim\": null"},
+        {"gpt-oss-20b", "\"swiglu_limit\"", "\"swiglu_alpha\": 1.702, \"swiglu_limit\""},
+        {"mixtral-8x7b", "\"use_cache\": true", "\"use_cache\":true"},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        assay_context ctx = assay_context_default(1);
+        assert_ok(&ctx, read_changed(folder, &ctx, table[i].model, table[i].from, table[i].to));
+    }
+}
+
+/* Yarn without mscale scales cosine and sine, and no scores. */
+TEST(yarn_without_mscale)
+{
+    assay_case *c = case_named("moe/small", "model=" CONFIGS "gpt-oss-20b.json");
+    assert_true(c->config.rope_attention_scaling);
+    assay_cases_free(c, 1);
+    c = case_named("moe/small", "model=" CONFIGS "deepseek2-16b.json");
+    assert_false(c->config.rope_attention_scaling);
+    assert_true(c->config.mscale == 0.707 && c->config.n_routing_groups == -1 && c->config.q_lora_rank == 0);
+    assay_cases_free(c, 1);
+}
+
+static void words_of(const char *values, const char *between, char *text, size_t size)
+{
+    size_t used = 0;
+    for (const char *p = values; p != NULL && *p != '\0'; p += strspn(p, "|")) {
+        const int length = (int)strcspn(p, "|");
+        used += (size_t)snprintf(text + used, size - used, "%s`%.*s`", used > 0 ? between : "", length, p);
+        p += length;
+    }
+}
+
+static void require_line(const char *page, const char *line)
+{
+    if (strstr(page, line) == NULL) fail_msg("docs/hugging-face.md has no line\n%s", line);
+}
+
+static char *read_page(void)
+{
+    size_t size = 0;
+    char *page = (char *)bytes_of(ASSAY_ROOT "/docs/hugging-face.md", &size);
+    page[size] = '\0';
+    return page;
+}
+
+TEST(every_weight_is_documented)
+{
+    static const char *const layouts[] = {"[out, in]", "[in, out]", "[out]", "mxfp4, [out, in / 32, 16]"};
+    static const char *const outputs[] = {"", ", first half", ", second half", ", even", ", odd"};
+    char *page = read_page();
+    for (int i = 0; i < assay_weight_name_count; i++) {
+        const assay_weight_name *row = &assay_weight_names[i];
+        char line[512];
+        snprintf(line, sizeof line, "| `%s` | `%s` | %s%s%s |", row->theirs, row->ours, layouts[row->layout],
+                 outputs[row->outputs], row->gpt_oss ? ", of gpt_oss" : "");
+        require_line(page, line);
+    }
+    free(page);
+}
+
+TEST(every_key_is_documented)
+{
+    char *page = read_page();
+    for (int i = 0; i < assay_hugging_face_key_count; i++) {
+        const assay_hugging_face_key *key = &assay_hugging_face_keys[i];
+        char families[128], only[128] = "", line[512];
+        assay_hugging_face_families(key->families, families, sizeof families);
+        words_of(key->only, " or ", only, sizeof only);
+        size_t used = (size_t)snprintf(line, sizeof line, "| `%s` | %s | ", key->name, families);
+        for (int t = 0; t < 2 && key->to[t] != NULL; t++)
+            used += (size_t)snprintf(line + used, sizeof line - used, "%s`%s`", t > 0 ? ", " : "", key->to[t]);
+        snprintf(line + used, sizeof line - used, "%s%s%s |%s", key->only != NULL && key->to[0] != NULL ? "; " : "",
+                 key->only != NULL ? "only " : "",
+                 key->only != NULL      ? only
+                 : key->settled != NULL ? key->settled
+                                        : "",
+                 key->required ? " yes |" : " |");
+        require_line(page, line);
+    }
+    free(page);
+}

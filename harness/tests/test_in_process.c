@@ -1,0 +1,782 @@
+/* <assay/test.h>: the verdict on tensors in memory is the one on the same bits in files, goldens are kept and never trusted
+ * blindly, and what cannot be judged is refused with one line. */
+#include <assay/test.h>
+#include <pthread.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#include "compare/report.h"
+#include "harness/judge/judge.h"
+#include "harness/plan/backend_view.h"
+#include "harness/tests/harness_test.h"
+#include "oracle/base/memory.h"
+
+enum { MOST_RESULTS = 256 };
+
+static char said[ASSAY_TEST_MESSAGE];
+
+#define assert_done(call) assay_assert_ok((call), said, #call, __FILE__, __LINE__)
+
+static assay_test *open_with(const char *what, const assay_test_options *options)
+{
+    assay_test *test = NULL;
+    assert_done(assay_test_open(what, options, &test, said));
+    return test;
+}
+
+/* What a kernel gives: by default the golden's numbers in a narrower type, and all of them. */
+typedef struct kernel {
+    assay_test *test;
+    assay_backend_tensor results[MOST_RESULTS];
+    int count;
+} kernel;
+
+static int64_t count_of(const assay_backend_tensor *tensor)
+{
+    int64_t count = 1;
+    for (int axis = 0; axis < tensor->rank; axis++) count *= tensor->dims[axis];
+    return count;
+}
+
+static void *copy_of(const void *bytes, size_t size)
+{
+    void *copy = malloc(size + 1);
+    assert_non_null(copy);
+    return memcpy(copy, bytes, size);
+}
+
+/* The golden's results in a type, by kernels that err nowhere else. */
+static void run_kernel(kernel *k, assay_test *test, assay_dtype type)
+{
+    *k = (kernel){.test = test};
+    for (int i = 0; i < assay_test_expected_count(test); i++) {
+        assay_backend_tensor golden;
+        assert_done(assay_test_golden(test, assay_test_expected(test, i)->path, &golden, said));
+        const int64_t count = count_of(&golden);
+        assay_backend_tensor *to = &k->results[k->count++];
+        *to = golden;
+        if (golden.type == ASSAY_BACKEND_INT32) {
+            to->data = copy_of(golden.data, (size_t)count * sizeof(int32_t));
+            continue;
+        }
+        void *bytes = malloc((size_t)count * assay_dtype_size(type) + 1);
+        assert_non_null(bytes);
+        assay_dtype_encode(type, count, golden.data, bytes);
+        to->type = assay_backend_type_of(type);
+        to->data = bytes;
+    }
+}
+
+static void free_results(kernel *k)
+{
+    for (int i = 0; i < k->count; i++) free((void *)(uintptr_t)k->results[i].data);
+}
+
+static assay_backend_tensor *result_of(kernel *k, const char *path)
+{
+    for (int i = 0; i < k->count; i++) {
+        if (strcmp(k->results[i].path, path) == 0) return &k->results[i];
+    }
+    fail_msg("no %s", path);
+    return NULL;
+}
+
+/* Each is a candidate; what it is judged is the file's affair too. */
+static void be_right(kernel *k)
+{
+    (void)k;
+}
+
+static void scale_first(kernel *k)
+{
+    for (int i = 0; i < k->count; i++) {
+        const assay_backend_tensor *r = &k->results[i];
+        if (r->type == ASSAY_BACKEND_INT32 || strncmp(r->path, "outputs/", 8) != 0) continue;
+        const int64_t count = count_of(r);
+        double *values = malloc((size_t)count * sizeof *values);
+        assay_dtype type;
+        assert_non_null(values);
+        assert_true(assay_dtype_of_backend(r->type, &type));
+        assay_dtype_decode(type, count, r->data, values);
+        for (int64_t j = 0; j < count; j++) values[j] *= 1.25;
+        assay_dtype_encode(type, count, values, (void *)(uintptr_t)r->data);
+        free(values);
+        return;
+    }
+}
+
+static void write_nan(kernel *k)
+{
+    const assay_backend_tensor *last = &k->results[k->count - 1];
+    assay_dtype type;
+    assert_true(assay_dtype_of_backend(last->type, &type));
+    memset((void *)(uintptr_t)last->data, 0xff, assay_dtype_size(type));
+}
+
+static void leave_last_out(kernel *k)
+{
+    k->count--;
+    free((void *)(uintptr_t)k->results[k->count].data);
+}
+
+static void flatten_last(kernel *k)
+{
+    static const int64_t none[1] = {0};
+    k->results[k->count - 1].rank = 1;
+    k->results[k->count - 1].dims = none;
+}
+
+static void give_unknown(kernel *k)
+{
+    k->results[k->count - 1].path = "outputs/unheard_of";
+}
+
+static void give_integers(kernel *k)
+{
+    assay_backend_tensor *last = &k->results[k->count - 1];
+    const int64_t count = count_of(last);
+    free((void *)(uintptr_t)last->data);
+    last->type = ASSAY_BACKEND_INT32;
+    last->data = calloc((size_t)count + 1, sizeof(int32_t));
+    assert_non_null(last->data);
+}
+
+/* The same experts in other slots: the golden is evaluated again. */
+static void swap_slots(kernel *k)
+{
+    assay_backend_tensor *chosen = result_of(k, "routing/selected_experts");
+    int32_t *experts = (int32_t *)(uintptr_t)chosen->data;
+    const int32_t first = experts[0];
+    experts[0] = experts[1];
+    experts[1] = first;
+    assay_backend_tensor *order = result_of(k, "routing/sorted_selected_experts"); /* it has the golden's slots */
+    free((void *)(uintptr_t)order->data);
+    *order = k->results[--k->count];
+}
+
+static void choose_badly(kernel *k)
+{
+    assay_backend_tensor *chosen = result_of(k, "routing/selected_experts");
+    int32_t *experts = (int32_t *)(uintptr_t)chosen->data;
+    experts[0] = experts[1];
+}
+
+/* The results as a file, bit for bit. */
+static void write_file(const kernel *k, const char *path)
+{
+    assay_context ctx = assay_context_default(1);
+    assay_fixture_writer *writer = NULL;
+    assert_ok(&ctx, assay_fixture_create(&ctx, path, &writer));
+    for (int i = 0; i < k->count; i++) {
+        const assay_backend_tensor *r = &k->results[i];
+        assay_dtype type;
+        assert_true(assay_dtype_of_backend(r->type, &type));
+        const assay_tensor_spec spec = spec_of(r->path, type, r->rank, r->dims);
+        assert_ok(&ctx, assay_fixture_declare(&ctx, writer, &spec));
+        assert_ok(&ctx, assay_fixture_append_raw(&ctx, writer, r->path, count_of(r), r->data));
+    }
+    assert_ok(&ctx, assay_fixture_finish(&ctx, writer));
+}
+
+/* What `assay compare` says of the two files, to be freed. */
+static char *text_of_files(const char *golden_path, const char *candidate_path, const char *profile,
+                           assay_verdict *verdict)
+{
+    assay_context ctx = assay_context_default(1);
+    assay_golden golden = {0};
+    assay_fixture_reader *candidate = NULL;
+    assay_report report = {0};
+    char *text = NULL;
+    const assay_judging how = {.profile = assay_profile_by_name(profile), .false_alarm = 1e-6, .quiet = true};
+    const assay_report_style style = {.verbosity = 1};
+    assert_ok(&ctx, assay_golden_open(&ctx, golden_path, &golden));
+    assert_ok(&ctx, assay_fixture_open(&ctx, candidate_path, &candidate));
+    assert_ok(&ctx, assay_judge(&ctx, &golden, candidate, &how, &report, NULL));
+    assert_ok(&ctx, assay_report_text(&ctx, &report, &style, &text));
+    *verdict = report.verdict;
+    assay_report_free(&report);
+    assay_fixture_close(candidate);
+    assay_golden_close(&golden);
+    return text;
+}
+
+static const struct {
+    const char *name, *set;
+    void (*change)(kernel *k);
+    assay_verdict verdict;
+} candidates[] = {
+    {"rms_norm/one-row", NULL, be_right, ASSAY_PASS},
+    {"rms_norm/one-row", NULL, scale_first, ASSAY_FAIL},
+    {"mlp/biases-fused", NULL, write_nan, ASSAY_FAIL},
+    {"mlp/biases-fused", NULL, leave_last_out, ASSAY_FAIL},
+    {"mlp/biases-fused", NULL, flatten_last, ASSAY_FAIL},
+    {"mlp/biases-fused", NULL, give_unknown, ASSAY_FAIL},
+    {"mlp/biases-fused", NULL, give_integers, ASSAY_FAIL},
+    {"mlp/exact", NULL, be_right, ASSAY_PASS},
+    {"moe/small", "sequence=5", be_right, ASSAY_PASS},
+    {"moe/small", NULL, scale_first, ASSAY_FAIL},
+    {"moe/small", NULL, swap_slots, ASSAY_PASS},
+    {"moe/small", NULL, choose_badly, ASSAY_FAIL},
+    {"moe/mesh-fsdp2", NULL, be_right, ASSAY_PASS},
+    {"moe/mesh-fsdp2", NULL, scale_first, ASSAY_FAIL},
+    {"rms_norm/all-zero", "gradients=none", be_right, ASSAY_VACUOUS},
+};
+
+TEST_IN_FOLDER(test_verdict_is_that_on_files)
+{
+    for (size_t i = 0; i < sizeof candidates / sizeof *candidates; i++) {
+        const assay_test_options options = {
+            .sets = &candidates[i].set, .set_count = candidates[i].set != NULL, .cache = folder->path};
+        assay_test *test = open_with(candidates[i].name, &options);
+        kernel k;
+        assay_test_report *report = NULL;
+        assay_verdict verdict = ASSAY_PASS;
+        run_kernel(&k, test, assay_profile_by_name(assay_test_precision(test))->storage);
+        candidates[i].change(&k);
+        assert_done(assay_test_save(test, folder->file, said));
+        write_file(&k, folder->other);
+        char *expected = text_of_files(folder->file, folder->other, assay_test_precision(test), &verdict);
+        assert_done(assay_test_check(test, k.count, k.results, &report, said));
+        free_results(&k); /* the report does without */
+        if (verdict != candidates[i].verdict) fail_msg("%zu: %s", i, expected);
+        assert_int_equal(assay_test_report_verdict(report), verdict);
+        assert_string_equal(assay_test_report_text(report, 1, 0, said), expected);
+        assert_int_equal(assay_test_report_first_wrong(report)[0] != '\0', verdict == ASSAY_FAIL);
+        free(expected);
+        assay_test_close(test);
+        assert_non_null(strstr(assay_test_report_html(report, said), "<html")); /* the report does without the test */
+        assert_non_null(strstr(assay_test_report_json(report, said), "\"assay-report\""));
+        assay_test_report_free(report);
+        folder_count(folder->path, true);
+    }
+}
+
+/* Inputs are the bits that a request has. */
+TEST_IN_FOLDER(test_inputs_are_those_of_the_golden)
+{
+    static const char *const names[] = {"rms_norm/one-row", "moe/small", "routing/deepseek3-groups", "mla/small"};
+    static const char *const sets[] = {"dtype=float8_e4m3fn"};
+    for (size_t i = 0; i < 2 * sizeof names / sizeof *names; i++) {
+        const assay_test_options options = {
+            .cache = "", .sets = sets, .set_count = (int32_t)(i % 2), .precision = "bf16"};
+        assay_test *test = open_with(names[i / 2], &options), *again = NULL;
+        assert_done(assay_test_save(test, folder->file, said));
+        again = open_with(folder->file, &(assay_test_options){.precision = "bf16"});
+        assert_string_equal(assay_test_yaml(again), assay_test_yaml(test));
+        assert_int_equal(assay_test_given_count(again), assay_test_given_count(test));
+        assert_true(assay_test_given_count(test) > 0);
+        for (int k = 0; k < assay_test_given_count(test); k++) {
+            assay_backend_tensor drawn, same, stored;
+            assay_dtype type;
+            assert_done(assay_test_given(test, k, &drawn, said));
+            assert_done(assay_test_given(test, k, &same, said));
+            assert_done(assay_test_given(again, k, &stored, said));
+            assert_ptr_equal(drawn.data, same.data);
+            assert_string_equal(drawn.path, stored.path);
+            assert_int_equal(drawn.type, stored.type);
+            assert_true(assay_dtype_of_backend(drawn.type, &type));
+            assert_memory_equal(drawn.data, stored.data, (size_t)count_of(&drawn) * assay_dtype_size(type));
+        }
+        assay_test_close(test);
+        assay_test_close(again);
+    }
+}
+
+/* --- goldens that are kept */
+
+static const char *verdict_with(const char *what, const assay_test_options *options)
+{
+    assay_test *test = open_with(what, options);
+    assay_test_report *report = NULL;
+    kernel k;
+    run_kernel(&k, test, ASSAY_BFLOAT16);
+    assert_done(assay_test_check(test, k.count, k.results, &report, said));
+    const assay_verdict verdict = (assay_verdict)assay_test_report_verdict(report);
+    free_results(&k);
+    assay_test_report_free(report);
+    assay_test_close(test);
+    return assay_verdict_name(verdict);
+}
+
+/* The one golden of the folder; its place and number on the disk. */
+static void find_golden(const char *folder, char path[TEST_PATH_SIZE + 64], struct stat *about)
+{
+    DIR *list = opendir(folder);
+    int found = 0;
+    assert_non_null(list);
+    for (struct dirent *entry = readdir(list); entry != NULL; entry = readdir(list)) {
+        if (strstr(entry->d_name, ".golden.h5") == NULL) continue;
+        snprintf(path, TEST_PATH_SIZE + 64, "%s/%s", folder, entry->d_name);
+        found++;
+    }
+    closedir(list);
+    assert_int_equal(found, 1);
+    assert_int_equal(stat(path, about), 0);
+}
+
+TEST_IN_FOLDER(test_golden_is_found_again)
+{
+    const assay_test_options options = {.cache = folder->path, .threads = 1},
+                             other = {.cache = folder->path, .precision = "f32"};
+    struct stat first, second;
+    char path[TEST_PATH_SIZE + 64];
+    assert_string_equal(verdict_with("moe/small", &options), "PASS");
+    find_golden(folder->path, path, &first);
+    assert_string_equal(verdict_with("moe/small", &options), "PASS");
+    find_golden(folder->path, path, &second);
+    assert_int_equal(first.st_ino, second.st_ino);
+    assert_true(first.st_size == second.st_size);
+    assert_string_equal(verdict_with("moe/small", &other), "FAIL"); /* bfloat16 is too coarse for it */
+    assert_int_equal(folder_count(folder->path, false), 2);
+}
+
+/* A damaged golden is not trusted, one that is cut short neither, nor another case's under this one's name. */
+TEST_IN_FOLDER(test_damaged_golden_is_evaluated_again)
+{
+    const assay_test_options options = {.cache = folder->path};
+    char path[TEST_PATH_SIZE + 64], other_path[TEST_PATH_SIZE + 64];
+    struct stat about;
+    size_t size, other_size;
+    assert_string_equal(verdict_with("rms_norm/one-row", &options), "PASS");
+    find_golden(folder->path, other_path, &about);
+    unsigned char *other = bytes_of(other_path, &other_size);
+    remove(other_path);
+    assert_string_equal(verdict_with("moe/small", &options), "PASS");
+    find_golden(folder->path, path, &about);
+    unsigned char *whole = bytes_of(path, &size);
+    for (int form = 0; form < 4; form++) {
+        FILE *file = fopen(path, "wb");
+        assert_non_null(file);
+        whole[size / 2] ^= (unsigned char)(form == 0);
+        if (form == 2) {
+            assert_int_equal(fwrite(other, 1, other_size, file), other_size);
+        } else {
+            const size_t kept = form == 1 ? size / 3 : form == 3 ? 0 : size;
+            assert_int_equal(fwrite(whole, 1, kept, file), kept);
+        }
+        fclose(file);
+        whole[size / 2] ^= (unsigned char)(form == 0);
+        assert_string_equal(verdict_with("moe/small", &options), "PASS");
+        size_t repaired_size;
+        unsigned char *repaired = bytes_of(path, &repaired_size);
+        assert_int_equal(repaired_size, size);
+        assert_memory_equal(repaired, whole, size);
+        free(repaired);
+    }
+    free(whole);
+    free(other);
+}
+
+TEST_IN_FOLDER(test_cache_is_bounded)
+{
+    static const char *const sets[] = {"seed=1", "seed=2", "seed=3"};
+    assay_test_options options = {.cache = folder->path, .set_count = 1};
+    char path[TEST_PATH_SIZE + 64], foreign[TEST_PATH_SIZE];
+    struct stat about, newest;
+    snprintf(foreign, sizeof foreign, "%s/notes.golden.h5", folder->path);
+    options.sets = &sets[0];
+    assert_string_equal(verdict_with("rms_norm/one-row", &options), "PASS");
+    find_golden(folder->path, path, &about);
+    FILE *file = fopen(foreign, "wb");
+    assert_non_null(file);
+    for (int64_t i = 0; i < 4 * about.st_size; i++) fputc('x', file);
+    fclose(file);
+    options.cache_bytes = about.st_size * 5 / 2;
+    options.sets = &sets[1];
+    assert_string_equal(verdict_with("rms_norm/one-row", &options), "PASS");
+    assert_int_equal(folder_count(folder->path, false), 3);
+    options.sets = &sets[0]; /* used again, so that the second goes */
+    assert_string_equal(verdict_with("rms_norm/one-row", &options), "PASS");
+    options.sets = &sets[2];
+    assert_string_equal(verdict_with("rms_norm/one-row", &options), "PASS");
+    assert_int_equal(folder_count(folder->path, false), 3);
+    assert_int_equal(stat(path, &newest), 0);
+    assert_int_equal(stat(foreign, &newest), 0); /* no file of ours, and stays */
+    options.cache_bytes = 1;
+    options.sets = &sets[1];
+    assert_string_equal(verdict_with("rms_norm/one-row", &options), "PASS"); /* it is open, and gone */
+    assert_int_equal(folder_count(folder->path, false), 1);
+}
+
+/* Without a folder that can be written, all works; it is evaluated each time. */
+TEST_IN_FOLDER(test_no_cache)
+{
+    char below[TEST_PATH_SIZE + 16];
+    FILE *file = fopen(folder->file, "wb");
+    assert_non_null(file);
+    fclose(file);
+    snprintf(below, sizeof below, "%s/sub", folder->file);
+    assert_string_equal(verdict_with("rms_norm/one-row", &(assay_test_options){.cache = below}), "PASS");
+    assert_string_equal(verdict_with("rms_norm/one-row", &(assay_test_options){.cache = ""}), "PASS");
+    assert_int_equal(folder_count(folder->path, false), 1);
+}
+
+TEST_IN_FOLDER(test_cache_of_the_environment)
+{
+    char named[72], *absolute = realpath(folder->path, NULL);
+    assert_non_null(absolute);
+    assert_int_equal(setenv("XDG_CACHE_HOME", absolute, 1), 0);
+    unsetenv("ASSAY_CACHE");
+    assert_string_equal(verdict_with("rms_norm/one-row", NULL), "PASS");
+    snprintf(named, sizeof named, "%s/assay", folder->path);
+    assert_int_equal(folder_count(named, true), 1);
+    assert_int_equal(setenv("ASSAY_CACHE", "", 1), 0);
+    assert_string_equal(verdict_with("rms_norm/one-row", NULL), "PASS");
+    assert_int_equal(folder_count(named, true), 0);
+    assert_int_equal(setenv("ASSAY_CACHE_BYTES", "12 MB", 1), 0);
+    assay_test *test = NULL;
+    assert_int_equal(assay_test_open("moe/small", NULL, &test, said), ASSAY_TEST_BAD_INPUT);
+    assert_non_null(strstr(said, "ASSAY_CACHE_BYTES is \"12 MB\", expected a whole number above 0"));
+    unsetenv("ASSAY_CACHE_BYTES");
+    unsetenv("ASSAY_CACHE");
+    unsetenv("XDG_CACHE_HOME");
+    remove(named);
+    free(absolute);
+}
+
+/* Several processes that want the same golden, and no room for what they make. */
+TEST_IN_FOLDER(test_processes_share_a_cache)
+{
+    enum { PROCESSES = 4, ROUNDS = 6 };
+    pid_t children[PROCESSES];
+    for (int i = 0; i < PROCESSES; i++) {
+        children[i] = fork();
+        assert_true(children[i] >= 0);
+        if (children[i] > 0) continue;
+        bool right = true;
+        for (int round = 0; round < ROUNDS && right; round++) {
+            const char *set = round % 2 == 0 ? "seed=1" : "seed=2";
+            const assay_test_options options = {
+                .cache = folder->path, .cache_bytes = 1 << 20, .sets = &set, .set_count = 1, .threads = 1};
+            right = strcmp(verdict_with("moe/small", &options), "PASS") == 0;
+        }
+        _exit(right ? 0 : 1);
+    }
+    for (int i = 0; i < PROCESSES; i++) {
+        int status = -1;
+        assert_int_equal(waitpid(children[i], &status, 0), children[i]);
+        assert_int_equal(status, 0);
+    }
+}
+
+/* --- refusals */
+
+static const char two_cases[] =
+    "case: one\nop: mlp\nmodel: deepseek3-tiny\n---\ncase: two\nop: mlp\nmodel: deepseek3-tiny\n";
+
+TEST(test_bad_input_is_refused)
+{
+    static const char *const bad_set = "num_experts=zero", *const unknown_set = "num_expert=4";
+    const struct {
+        const char *what;
+        assay_test_options options;
+        const char *message;
+    } refused[] = {
+        {NULL, {0}, "a case is missing"},
+        {"moe/nope", {0}, "there is none of this name"},
+        {"moe/*", {0}, "expected one"},
+        {two_cases, {0}, "case: 2 cases, expected one"},
+        {"case: x\nop: mop\n", {0}, "mop"},
+        {"no_such_file.yml", {0}, "no_such_file.yml"},
+        {"no_such_file.h5", {0}, "no_such_file.h5"},
+        {"moe/small", {.precision = "bf17"}, "precision is \"bf17\", expected"},
+        {"moe/small", {.precision = "no_such.yml"}, "no_such.yml"},
+        {"moe/small", {.sets = &bad_set, .set_count = 1}, "num_experts"},
+        {"moe/small", {.sets = &unknown_set, .set_count = 1}, "num_expert"},
+        {"moe/small", {.set_count = 1}, "sets is NULL"},
+        {"moe/small", {.threads = -1}, "threads is -1, expected 0 to 1024"},
+        {"moe/small", {.false_alarm = 0.7}, "false_alarm is 0.7"},
+        {"moe/small", {.cache_bytes = -1}, "cache_bytes is -1"},
+        {"moe/small", {.only_count = 1}, "only_count is 1 and only is NULL"},
+        {"moe/small", {.only = &unknown_set, .only_count = 1}, "only has num_expert=4, which matches no output"},
+        {"moe/small", {.reserved = {0, 1}}, "reserved is not zero"},
+    };
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        assay_test *test = (assay_test *)&test;
+        assert_int_equal(assay_test_open(refused[i].what, &refused[i].options, &test, said), ASSAY_TEST_BAD_INPUT);
+        assert_null(test);
+        if (strstr(said, refused[i].message) == NULL)
+            fail_msg("%zu: \"%s\" expected in: %s", i, refused[i].message, said);
+    }
+    assert_int_equal(assay_test_open("moe/nope", NULL, &(assay_test *){NULL}, NULL), ASSAY_TEST_BAD_INPUT);
+}
+
+TEST(test_results_that_are_none_are_refused)
+{
+    static const float values[4] = {0};
+    static const int64_t four[1] = {4}, negative[1] = {-4}, huge[2] = {INT64_MAX / 2, 5},
+                         seven[7] = {1, 1, 1, 1, 1, 1, 4};
+    char long_path[400];
+    memset(long_path, 'a', sizeof long_path - 1);
+    long_path[sizeof long_path - 1] = '\0';
+    const assay_backend_type f32 = ASSAY_BACKEND_FLOAT32;
+    const struct {
+        assay_backend_tensor results[2];
+        int32_t count;
+        const char *message;
+    } refused[] = {
+        {{{"outputs/y", (assay_backend_type)17, 1, four, values}}, 1, "a type that is none"},
+        {{{NULL, f32, 1, four, values}}, 1, "a path is missing"},
+        {{{long_path, f32, 1, four, values}}, 1, "the path is too long"},
+        {{{"outputs/y", f32, 7, seven, values}}, 1, "a rank from 0 to 6"},
+        {{{"outputs/y", f32, -1, four, values}}, 1, "a rank from 0 to 6"},
+        {{{"outputs/y", f32, 1, NULL, values}}, 1, "a rank from 0 to 6"},
+        {{{"outputs/y", f32, 1, negative, values}}, 1, "outputs/y"},
+        {{{"outputs/y", f32, 2, huge, values}}, 1, "outputs/y"},
+        {{{"outputs/y", f32, 1, four, NULL}}, 1, "data is NULL"},
+        {{{"outputs/y", f32, 1, four, values}, {"outputs/y", f32, 1, four, values}}, 2, "outputs/y is given twice"},
+        {{{"outputs/y", f32, 1, four, values}}, -1, "-1 results"},
+    };
+    assay_test *test = open_with("rms_norm/one-row", &(assay_test_options){.cache = ""});
+    assay_test_report *report = NULL;
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        assert_int_equal(assay_test_check(test, refused[i].count, refused[i].results, &report, said),
+                         ASSAY_TEST_BAD_INPUT);
+        assert_null(report);
+        if (strstr(said, refused[i].message) == NULL)
+            fail_msg("%zu: \"%s\" expected in: %s", i, refused[i].message, said);
+    }
+    assert_done(assay_test_check(test, 0, NULL, &report, said)); /* nothing given: a finding */
+    assert_int_equal(assay_test_report_verdict(report), ASSAY_TEST_FAIL);
+    assay_test_report_free(report);
+    assay_backend_tensor tensor;
+    assert_int_equal(assay_test_given(test, assay_test_given_count(test), &tensor, said), ASSAY_TEST_BAD_INPUT);
+    assert_int_equal(assay_test_given(test, -1, &tensor, said), ASSAY_TEST_BAD_INPUT);
+    assert_int_equal(assay_test_golden(test, "inputs/x", &tensor, said), ASSAY_TEST_BAD_INPUT);
+    assert_null(assay_test_expected(test, -1));
+    assert_null(assay_test_setting(test, assay_test_setting_count(test)));
+    assay_test_close(test);
+    assay_test_close(NULL);
+    assay_test_report_free(NULL);
+}
+
+TEST_IN_FOLDER(test_golden_as_a_case)
+{
+    static const char *const endings[] = {"h5", "safetensors", "npz"}, *const set = "seed=3";
+    for (size_t i = 0; i < sizeof endings / sizeof *endings; i++) {
+        char path[TEST_PATH_SIZE];
+        snprintf(path, sizeof path, "%s/golden.%s", folder->path, endings[i]);
+        assay_test *test = open_with("moe/small", &(assay_test_options){.cache = ""});
+        assert_done(assay_test_save(test, path, said));
+        assay_test_close(test);
+        assert_string_equal(verdict_with(path, NULL), "PASS");
+        assert_int_equal(assay_test_open(path, &(assay_test_options){.sets = &set, .set_count = 1}, &test, said),
+                         ASSAY_TEST_BAD_INPUT);
+        assert_non_null(strstr(said, "nothing can be set in a golden"));
+        test = open_with(path, NULL);
+        assert_int_equal(assay_test_save(test, folder->other, said), ASSAY_TEST_BAD_INPUT);
+        assay_test_close(test);
+    }
+}
+
+/* What need not be given is judged all the same where it is. */
+TEST(test_only_some_results_are_required)
+{
+    static const char *const only[] = {"outputs/*", "gradients/inputs/x"};
+    assay_test *test = open_with("moe/small", &(assay_test_options){.cache = "", .only = only, .only_count = 2});
+    int required = 0;
+    for (int i = 0; i < assay_test_expected_count(test); i++) required += assay_test_expected(test, i)->required;
+    assert_int_equal(required, 2);
+    kernel right, wrong;
+    run_kernel(&right, test, ASSAY_BFLOAT16);
+    run_kernel(&wrong, test, ASSAY_BFLOAT16);
+    const assay_backend_tensor y = *result_of(&right, "outputs/y"), dx = *result_of(&right, "gradients/inputs/x"),
+                               dw = *result_of(&right, "gradients/weights/wo"),
+                               zeros = *result_of(&wrong, "gradients/weights/wo");
+    memset((void *)(uintptr_t)zeros.data, 0, (size_t)count_of(&zeros) * 2);
+    const struct {
+        assay_backend_tensor results[3];
+        int32_t count;
+        const char *first_wrong;
+    } table[] = {{{y, dx}, 2, ""},
+                 {{y, dx, dw}, 3, ""},
+                 {{y, dx, zeros}, 3, "gradients/weights/wo"},
+                 {{y, dw}, 2, "gradients/inputs/x"},
+                 {{dx, dw}, 2, "outputs/y"}};
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        assay_test_report *report;
+        assert_done(assay_test_check(test, table[i].count, table[i].results, &report, said));
+        assert_string_equal(assay_test_report_first_wrong(report), table[i].first_wrong);
+        assay_test_report_free(report);
+    }
+    free_results(&right);
+    free_results(&wrong);
+    assay_test_close(test);
+}
+
+/* A profile that the case does not name is evaluated too, and one of the user's own. */
+TEST_IN_FOLDER(test_any_profile)
+{
+    char own[TEST_PATH_SIZE];
+    snprintf(own, sizeof own, "%s/own.yml", folder->path);
+    FILE *file = fopen(own, "wb");
+    assert_non_null(file);
+    fputs("name: mine\nlike: bf16\nrouter: float32\n", file);
+    fclose(file);
+    assert_string_equal(verdict_with("moe/small", &(assay_test_options){.cache = "", .precision = "bf16_router"}),
+                        "PASS");
+    assert_string_equal(verdict_with("moe/small", &(assay_test_options){.cache = "", .precision = own}), "PASS");
+}
+
+static const char *setting_of(const assay_test *test, const char *key)
+{
+    for (int i = 0; i < assay_test_setting_count(test); i++) {
+        if (strcmp(assay_test_setting(test, i)->key, key) == 0) return assay_test_setting(test, i)->value;
+    }
+    return "";
+}
+
+TEST(test_case_is_described)
+{
+    static const char *const sets[] = {"sequence=3", "num_experts_per_tok=1"};
+    const char yaml[] = "case: mine/router\nop: routing\nmodel: mixtral-8x7b\nconfig: {num_experts: 4, base_emb_dim: "
+                        "8}\nbatch: 1\nsequence: 2\n";
+    assay_test *test = open_with("moe/mixtral", &(assay_test_options){.sets = sets, .set_count = 2});
+    assert_string_equal(assay_test_name(test), "moe/mixtral");
+    assert_string_equal(assay_test_op(test), "moe");
+    assert_string_equal(assay_test_precision(test), "bf16");
+    assert_string_equal(setting_of(test, "sequence"), "3");
+    assert_string_equal(setting_of(test, "num_experts_per_tok"), "1");
+    assert_string_equal(setting_of(test, "case"), "moe/mixtral");
+    assert_non_null(strstr(assay_test_yaml(test), "sequence: 3"));
+    assay_test_close(test);
+    test = open_with(yaml, NULL);
+    assert_string_equal(assay_test_name(test), "mine/router");
+    assay_test_close(test);
+}
+
+TEST(test_names_of_the_catalogue)
+{
+    static const char *const globs[] = {"moe/*", "mla/small"}, *const excluded[] = {"mesh", "moe/gpt-oss*",
+                                                                                    "deepseek3"};
+    char *names = NULL;
+    assert_done(assay_test_cases(2, globs, 3, excluded, &names, said));
+    assert_non_null(strstr(names, "moe/mixtral\n"));
+    assert_null(strstr(names, "moe/gpt-oss"));
+    assert_null(strstr(names, "moe/mesh-fsdp2\n"));
+    assert_null(strstr(names, "moe/small\n")); /* tagged deepseek3 */
+    assay_test_free(names);
+    assert_done(assay_test_cases(0, NULL, 0, NULL, &names, said));
+    assert_non_null(strstr(names, "rms_norm/one-row\n"));
+    assert_null(strstr(names, "true-size/"));
+    assay_test_free(names);
+    static const char *const none[] = {"nothing/*"};
+    assert_int_equal(assay_test_cases(1, none, 0, NULL, &names, said), ASSAY_TEST_BAD_INPUT);
+    assert_null(names);
+    assert_int_equal(assay_test_cases(1, NULL, 0, NULL, &names, said), ASSAY_TEST_BAD_INPUT);
+    static const char *const slip[] = {"meshh"};
+    assert_int_equal(assay_test_cases(0, NULL, 1, slip, &names, said), ASSAY_TEST_BAD_INPUT);
+    assert_non_null(strstr(said, "\"meshh\", which no case has"));
+    assert_int_equal(strncmp(assay_test_version(), "0.", 2), 0);
+}
+
+/* --- memory that runs out, and threads */
+
+/* What a user's test does, from end to end, with y doubled and, where experts are chosen, two slots exchanged. */
+static int use_all(const char *what, const assay_test_options *options)
+{
+    static double y[4096];
+    static int32_t chosen[256];
+    assay_test *test = NULL;
+    assay_test_report *report = NULL;
+    assay_backend_tensor results[2], tensor;
+    int count = 1, status = assay_test_open(what, options, &test, said);
+    for (int i = 0; status == ASSAY_TEST_OK && i < assay_test_given_count(test); i++) {
+        status = assay_test_given(test, i, &tensor, said);
+    }
+    if (status == ASSAY_TEST_OK) status = assay_test_golden(test, "outputs/y", &results[0], said);
+    if (status == ASSAY_TEST_OK) {
+        assert_true(count_of(&results[0]) <= 4096);
+        for (int64_t i = 0; i < count_of(&results[0]); i++) y[i] = 2 * ((const double *)results[0].data)[i];
+        results[0].data = y;
+    }
+    if (status == ASSAY_TEST_OK && strcmp(assay_test_op(test), "moe") == 0) {
+        status = assay_test_golden(test, "routing/selected_experts", &results[count++], said);
+    }
+    if (status == ASSAY_TEST_OK && count == 2) {
+        assert_true(count_of(&results[1]) <= 256);
+        memcpy(chosen, results[1].data, (size_t)count_of(&results[1]) * sizeof *chosen);
+        chosen[0] = ((const int32_t *)results[1].data)[1];
+        chosen[1] = ((const int32_t *)results[1].data)[0];
+        results[1].data = chosen;
+    }
+    if (status == ASSAY_TEST_OK) status = assay_test_check(test, count, results, &report, said);
+    if (status == ASSAY_TEST_OK) {
+        assert_int_equal(assay_test_report_verdict(report), ASSAY_TEST_FAIL);
+        if (assay_test_report_text(report, 0, 0, said) == NULL || assay_test_report_json(report, said) == NULL ||
+            assay_test_report_html(report, said) == NULL) {
+            status = ASSAY_TEST_BAD_INPUT;
+        }
+    }
+    assay_test_report_free(report);
+    assay_test_close(test);
+    return status;
+}
+
+/* A case that is kept, with the search for a known bug; one that is evaluated; a choice of experts that is given. */
+TEST_IN_FOLDER(test_memory_may_run_out_anywhere)
+{
+    static const char *const only = "outputs/y";
+    const assay_test_options kept = {
+        .cache = folder->path, .threads = 1, .precision = "f32", .only = &only, .only_count = 1};
+    const assay_test_options fresh = {.cache = "", .threads = 1, .precision = "f32", .no_explanation = 1};
+    const assay_test_options plain = {.cache = folder->path, .threads = 1, .no_explanation = 1};
+    const struct {
+        const char *what;
+        const assay_test_options *options;
+        int64_t first_step, step; /* of few allocations each is tried, of many some */
+    } forms[] = {{"rms_norm/one-row", &kept, 1, 7}, {"rms_norm/one-row", &fresh, 1, 7}, {"moe/small", &plain, 11, 53}};
+    for (size_t form = 0; form < sizeof forms / sizeof *forms; form++) {
+        assert_int_equal(use_all(forms[form].what, forms[form].options), ASSAY_TEST_OK);
+        for (int64_t n = 0;; n += n < 300 ? forms[form].first_step : forms[form].step) {
+            said[0] = '\0';
+            assay_fail_allocation(n);
+            const int status = use_all(forms[form].what, forms[form].options);
+            const bool failed = assay_allocation_failed();
+            assay_fail_allocation(-1);
+            if (!failed) {
+                assert_int_equal(status, ASSAY_TEST_OK);
+                assert_true(n > 300);
+                break;
+            }
+            if (status != ASSAY_TEST_OK) assert_true(said[0] != '\0');
+        }
+    }
+}
+
+static void *use_in_thread(void *name)
+{
+    const assay_test_options options = {.cache = "", .threads = 1};
+    assay_test *test = NULL;
+    assay_test_report *report = NULL;
+    char message[ASSAY_TEST_MESSAGE];
+    intptr_t right = assay_test_open(name, &options, &test, message) == ASSAY_TEST_OK;
+    for (int i = 0; right && i < assay_test_given_count(test); i++) {
+        assay_backend_tensor tensor;
+        right = assay_test_given(test, i, &tensor, message) == ASSAY_TEST_OK;
+    }
+    right = right && assay_test_check(test, 0, NULL, &report, message) == ASSAY_TEST_OK &&
+            assay_test_report_verdict(report) == ASSAY_TEST_FAIL && assay_test_report_html(report, message) != NULL;
+    assay_test_report_free(report);
+    assay_test_close(test);
+    return (void *)right;
+}
+
+/* HDF5 must have been built for it, as Debian's is. */
+TEST(test_threads_use_tests_of_their_own)
+{
+    static char *const names[] = {"moe/small", "mlp/biases-fused", "moe/small", "rms_norm/one-row"};
+    enum { THREADS = sizeof names / sizeof *names };
+    pthread_t threads[THREADS];
+    hbool_t safe = 0;
+    assert_true(H5is_library_threadsafe(&safe) >= 0 && safe);
+    for (int round = 0; round < 3; round++) {
+        for (int i = 0; i < THREADS; i++)
+            assert_int_equal(pthread_create(&threads[i], NULL, use_in_thread, names[i]), 0);
+        for (int i = 0; i < THREADS; i++) {
+            void *right = NULL;
+            assert_int_equal(pthread_join(threads[i], &right), 0);
+            assert_non_null(right);
+        }
+    }
+}

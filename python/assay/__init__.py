@@ -1,0 +1,39 @@
+"""assay in a test: the inputs of a case as tensors, and the verdict on what a kernel made of them.
+
+    import assay, torch
+    from mine import moe
+
+    @assay.cases("moe/*", precision="bf16", exclude="mesh")
+    def test_moe(case):
+        given = case.inputs(torch, device="cuda", requires_grad=True)
+        outputs = {"outputs/y": moe(given, case.config)}
+        case.check({**outputs, **case.backward(outputs, given)})
+"""
+from ._case import Case, Expected, Unsupported, case, names
+from ._library import BadInput
+from ._mark import cases
+from ._report import Mismatch, Report
+from ._tensors import Bits, bits, to_float32
+
+__all__ = [
+    "BadInput",
+    "Bits",
+    "Case",
+    "Expected",
+    "Mismatch",
+    "Report",
+    "Unsupported",
+    "bits",
+    "case",
+    "cases",
+    "names",
+    "to_float32",
+    "version",
+]
+
+
+def version() -> str:
+    """Of the library: release, and where they are known the commit and the instruction set."""
+    from ._library import call, text
+
+    return text(call("version"))

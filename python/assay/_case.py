@@ -1,0 +1,260 @@
+"""A case of the catalogue, or of the user's own."""
+from __future__ import annotations
+
+import json
+import os
+import sys
+import unittest
+from ctypes import byref, c_void_p
+from typing import Any, Iterable, Iterator, Mapping, NamedTuple, NoReturn, Sequence
+
+import numpy as np
+
+from . import _library as lib
+from . import _tensors
+from ._report import Mismatch, Report
+
+__tracebackhide__ = True  # pytest shows the test, not these functions
+
+
+class Unsupported(unittest.SkipTest):
+    """The kernel does not have this case: pytest and unittest skip the test."""
+
+
+class Expected(NamedTuple):
+    """A result that may be given to `Case.check`."""
+
+    shape: tuple[int, ...]
+    required: bool
+    integer: bool  #: int32; any float type otherwise
+
+
+def settings(overrides: Mapping[str, Any]) -> list[str]:
+    """As --set takes them: key=value, with mesh.expert=2 for mesh={"expert": 2}."""
+    flat: dict[str, Any] = {}
+    for key, value in overrides.items():
+        flat.update({f"{key}.{inner}": v for inner, v in value.items()} if isinstance(value, Mapping) else {key: value})
+    return [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in flat.items()]
+
+
+def setting_value(key: str, text: str) -> Any:
+    if text in ("true", "false"):
+        return text == "true"
+    if key == "mlp_activations":
+        return text.split(",")
+    for number in (int, float):
+        try:
+            return number(text)
+        except ValueError:
+            pass
+    return text
+
+
+def share_of_cores() -> int:
+    """Threads of one worker of pytest-xdist; 0 leaves it to the library."""
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    return 0 if workers == 1 else max(1, len(os.sched_getaffinity(0)) // workers)
+
+
+class Case:
+    """Inputs, weights and cotangents of a case, and the judge of what a kernel makes of them. `assay.case` makes one.
+
+    Nothing is opened before it is asked for. `close` forgets what was drawn and evaluated; arrays given out stay.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        sets: Sequence[str] = (),
+        precision: str | None = None,
+        threads: int = 0,
+        false_alarm: float = 0.0,
+        cache: str | os.PathLike[str] | None = None,
+        explain: bool = True,
+    ):
+        self.what, self._sets, self._precision = what, tuple(sets), precision
+        self._options: dict[str, Any] = {
+            "threads": threads or share_of_cores(),
+            "false_alarm": false_alarm,
+            "cache": None if cache is None else os.fspath(cache),
+            "explain": explain,
+        }
+        self._tests: dict[tuple[str | None, tuple[str, ...]], lib.Test] = {}  # by precision and what is required
+
+    def __repr__(self) -> str:
+        return f"<assay.Case {' '.join((self.what.strip().splitlines()[0], *self._sets))}>"
+
+    def __enter__(self) -> Case:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Forgets what was drawn and evaluated. The case can be used again: it is opened anew."""
+        self._tests.clear()
+
+    def _open(self, precision: str | None = None, only: Sequence[str] = ()) -> lib.Test:
+        key = (precision or self._precision, tuple(only))
+        if key not in self._tests:
+            self._tests[key] = lib.Test(self.what, self._sets, key[0], only=key[1], **self._options)
+        return self._tests[key]
+
+    @property
+    def name(self) -> str:
+        """Its name, ``moe/mixtral``."""
+        return lib.text(lib.call("name", self._open().handle))
+
+    @property
+    def op(self) -> str:
+        """Its operation: docs/operations.md has the formulas and the tensors of each."""
+        return lib.text(lib.call("op", self._open().handle))
+
+    @property
+    def yaml(self) -> str:
+        """The whole case, as `assay show` prints it."""
+        return lib.text(lib.call("yaml", self._open().handle))
+
+    @property
+    def precision(self) -> str:
+        """The profile that it is judged at where `check` names none."""
+        return lib.text(lib.call("precision", self._open().handle))
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Every setting: MaxText's model keys, and op, case, batch, sequence, dtype, mesh.data, mesh.expert ..."""
+        test = self._open()
+        settings = (lib.call("setting", test.handle, i).contents for i in range(lib.call("setting_count", test.handle)))
+        return {lib.text(s.key): setting_value(lib.text(s.key), lib.text(s.value)) for s in settings}
+
+    @property
+    def expected(self) -> dict[str, Expected]:
+        """What may be given to `check`, by path. Outputs and gradients are required; routing and checkpoints are not."""
+        test = self._open()
+        results = (lib.call("expected", test.handle, i).contents for i in range(lib.call("expected_count", test.handle)))
+        return {lib.text(r.path): Expected(lib.dims(r), bool(r.required), lib.TYPE_NAMES[r.type] == "int32") for r in results}
+
+    def _given(self, folders: tuple[str, ...]) -> Iterator[tuple[str, lib.Test, lib.Tensor]]:
+        test = self._open()
+        for i in range(lib.call("given_count", test.handle)):
+            tensor = lib.Tensor()
+            lib.attempt("given", test.handle, i, byref(tensor))
+            path = lib.text(tensor.path)
+            if path.startswith(folders):
+                yield path, test, tensor
+
+    def inputs(self, module: Any = np, device: Any = None, requires_grad: bool = False) -> dict[str, Any]:
+        """Inputs and weights by path ("inputs/x", "weights/wo"), in the type of the case's grid; `module` is torch, jax or numpy.
+
+        They are the caller's: a kernel may write into them. `requires_grad` (torch): those that the case has a gradient
+        of are leaves that require it. numpy has no bfloat16 and fp8: they are ml_dtypes' where that package is there, else
+        bits in uint16 and uint8, which `assay.to_float32` reads.
+        """
+        wanted = set(self.expected) if requires_grad else set()
+        return {
+            path: _tensors.give(*_tensors.view(test, tensor), module, device, "gradients/" + path in wanted)
+            for path, test, tensor in self._given(("inputs/", "weights/"))
+        }
+
+    def cotangents(self, module: Any = np, device: Any = None) -> dict[str, Any]:
+        """Upstream gradients of outputs by path: "cotangents/y" is that of "outputs/y". Otherwise as `inputs`."""
+        return {
+            path: _tensors.give(*_tensors.view(test, tensor), module, device, False)
+            for path, test, tensor in self._given(("cotangents/",))
+        }
+
+    def backward(self, outputs: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Gradients by PyTorch's autograd, through the case's cotangents: {"gradients/inputs/x": ...}.
+
+        `outputs` are results ("outputs/y") with their graph, `inputs` those of ``inputs(torch, requires_grad=True)``. An input that
+        no output depends on has the gradient 0, as the formula says.
+        """
+        torch = sys.modules["torch"]
+        leaves = {path: tensor for path, tensor in inputs.items() if tensor.requires_grad}
+        if not leaves:
+            raise lib.BadInput("backward: no input requires a gradient; take them by inputs(torch, requires_grad=True)")
+        results, upstream = [], []
+        for path, cotangent in self.cotangents(torch).items():
+            output = outputs.get(path.replace("cotangents/", "outputs/", 1))
+            if output is not None and output.requires_grad:
+                results.append(output)
+                upstream.append(cotangent.to(output.device, output.dtype).reshape(output.shape))
+        if not results:
+            raise lib.BadInput(f"backward: no output with a graph among {', '.join(outputs) or 'none'}")
+        gradients = torch.autograd.grad(results, list(leaves.values()), upstream, allow_unused=True)
+        return {
+            "gradients/" + path: torch.zeros_like(leaf) if gradient is None else gradient
+            for (path, leaf), gradient in zip(leaves.items(), gradients)
+        }
+
+    def golden(self, path: str) -> np.ndarray[Any, Any]:
+        """The right result: float64 (int32 for indices), read-only. Evaluates the golden, unless the cache has it."""
+        test, tensor = self._open(), lib.Tensor()
+        lib.attempt("golden", test.handle, path.encode(), byref(tensor))
+        return _tensors.view(test, tensor)[0]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the golden as `assay generate` does."""
+        lib.attempt("save", self._open().handle, os.fspath(path).encode())
+
+    def judge(
+        self, results: Mapping[str, Any], precision: str | None = None, gradients: bool = True, only: str | Iterable[str] = ()
+    ) -> Report:
+        """The report on results by path; `check` raises where this has another verdict than PASS."""
+        required = [only] if isinstance(only, str) else list(only)
+        test = self._open(precision, required or ([] if gradients else ["outputs/*"]))
+        integers = {path for path, expected in self.expected.items() if expected.integer}
+        arrays = {path: _tensors.take(path, value, path in integers) for path, value in results.items()}
+        tensors = (lib.Tensor * max(1, len(arrays)))(*(_tensors.struct(path, *array) for path, array in arrays.items()))
+        report = c_void_p()
+        lib.attempt("check", test.handle, len(arrays), tensors, byref(report))
+        return Report(report, test, self.name)
+
+    def check(
+        self, results: Mapping[str, Any], precision: str | None = None, gradients: bool = True, only: str | Iterable[str] = ()
+    ) -> Report:
+        """Judges results by path and raises `Mismatch`, an AssertionError with the report, unless they are right.
+
+        Values are tensors of torch (any device, strides, with or without graph), jax, numpy, or of whatever has
+        ``__dlpack__`` or ``__array__``. Give each in the type in which the kernel computed it. `precision` is the
+        arithmetic that the kernel claims: a profile's name (docs/comparing.md) or a YAML file. ``gradients=False``: no gradient need
+        be given. ``only=["outputs/y", "gradients/inputs/*"]``: no other than these need be.
+        """
+        report = self.judge(results, precision, gradients, only)
+        if report.verdict != "PASS":
+            raise Mismatch(report)
+        return report
+
+    def unsupported(self, why: str) -> NoReturn:
+        """The kernel does not have this case: the test is skipped, and `why` is its reason."""
+        raise Unsupported(f"unsupported: {why}")
+
+
+def case(
+    what: str | os.PathLike[str] | Mapping[str, Any],
+    *,
+    precision: str | None = None,
+    threads: int = 0,
+    false_alarm: float = 0.0,
+    cache: str | os.PathLike[str] | None = None,
+    explain: bool = True,
+    **overrides: Any,
+) -> Case:
+    """Opens a case: a name of the catalogue, the text of a case file, a mapping with its keys, the path of a case file or golden.
+
+    Other keywords override its keys: ``assay.case("moe/mixtral", sequence=17, sparse_matmul=False)``. `precision`: the profile
+    that results are judged at (default: that of the case's dtype). `threads`, `false_alarm`: as the program's
+    options. `cache`: the folder of goldens (default: $ASSAY_CACHE, else assay/ in the user's cache folder; "": none).
+    ``explain=False``: failures are not held against the known bugs, which takes time.
+    """
+    if isinstance(what, Mapping):
+        what = json.dumps(dict(what)) + "\n"
+    opened = Case(os.fspath(what), settings(overrides), precision, threads, false_alarm, cache, explain)
+    opened._open()
+    return opened
+
+
+def names(globs: str | Iterable[str] = "*", exclude: str | Iterable[str] = ()) -> list[str]:
+    """Cases of the catalogue that match a glob and have none of `exclude`: tags, operations or globs."""
+    one = (globs,) if isinstance(globs, str) else tuple(globs)
+    return lib.names(one, (exclude,) if isinstance(exclude, str) else tuple(exclude))

@@ -1,0 +1,223 @@
+"""Cases, and verdicts on kernels that are right and wrong in every way."""
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import assay
+import numpy as np
+import pytest
+import torch
+import torch_moe
+
+NAME = "moe/deepseek3-tiny-sparse"
+
+
+def results(case: assay.Case, **config: object) -> dict[str, torch.Tensor]:
+    """Of the block of examples/, told another configuration than the case's: a bug."""
+    given = case.inputs(torch, requires_grad=True)
+    outputs = torch_moe.moe(given, {**case.config, **config})
+    return {**outputs, **case.backward(outputs, given)}
+
+
+def test_config() -> None:
+    case = assay.case(NAME, sequence=17, sparse_matmul=False, mesh={"expert": 1}, inputs={"x": {"distribution": "normal", "scale": 2}}, precision="f32")
+    config = case.config
+    assert (case.name, case.op, case.precision) == (NAME, "moe", "f32")
+    assert (config["sequence"], config["num_experts"], config["sparse_matmul"]) == (17, 16, False)
+    assert config["routed_scaling_factor"] == 2.5 and config["mlp_activations"] == ["silu", "linear"]
+    assert config["dtype"] == "bfloat16" and config["mesh.expert"] == 1
+    assert "sequence: 17" in case.yaml and "scale: 2" in case.yaml and NAME in repr(case)
+    assert case.expected["outputs/y"] == assay.Expected((2, 17, 64), True, False)
+    assert case.expected["routing/selected_experts"] == assay.Expected((2, 17, 8), False, True)
+    assert list(case.cotangents()) == ["cotangents/y"]
+
+
+def test_ways_to_say_which(tmp_path: Path) -> None:
+    text = "case: mine/norm\nop: rms_norm\nmodel: {base_emb_dim: 8}\nbatch: 1\nsequence: 3\nseed: 7\n"
+    file = tmp_path / "norm.yml"
+    file.write_text(text)
+    mapping = {"case": "mine/norm", "op": "rms_norm", "model": {"base_emb_dim": 8}, "batch": 1, "sequence": 3, "seed": 7}
+    golden = tmp_path / "norm.h5"
+    assay.case(text).save(golden)
+    values = [assay.case(what).golden("outputs/y") for what in (text, file, str(file), mapping, golden)]
+    for value in values:
+        np.testing.assert_array_equal(value, values[0])
+
+
+@pytest.mark.parametrize(
+    "make, words",
+    [
+        (lambda: assay.case("moe/none-such"), "moe/none-such"),
+        (lambda: assay.case(NAME, squence=17), "squence"),
+        (lambda: assay.case(NAME, sequence="many"), "many"),
+        (lambda: assay.case(NAME, precision="bf17"), "bf17"),
+        (lambda: assay.case({"case": "x", "op": "none"}), "op"),
+        (lambda: assay.case(NAME).golden("outputs/z"), "outputs/z"),
+        (lambda: assay.case(NAME).check({"outputs/y": np.zeros(3)}, precision="bf17"), "bf17"),
+        (lambda: assay.case(NAME).check({"outputs/y": "text"}), "outputs/y is str"),
+        (lambda: assay.cases("none/*"), "none/\\*: expected a case"),
+        (lambda: assay.cases("mla/*", exclude="mla"), "without mla"),
+        (lambda: assay.case(NAME).backward({}, {"inputs/x": torch.zeros(1)}), "requires_grad=True"),
+        (lambda: assay.case(NAME).backward({}, assay.case(NAME).inputs(torch, requires_grad=True)), "no output with a graph"),
+    ],
+)
+def test_bad_input(make, words: str) -> None:
+    with pytest.raises(assay.BadInput, match=words):
+        make()
+
+
+def test_right() -> None:
+    case = assay.case(NAME)
+    report = case.check(results(case))
+    assert (report.verdict, report.first_wrong, report.bugs) == ("PASS", "", [])
+    assert "PASS" in str(report) and report.json["verdict"] == "PASS" and "<html" in report.html
+    assert json.dumps(report.json)
+
+
+@pytest.mark.parametrize(
+    "name, config, bug",
+    [
+        (NAME, {"routed_scaling_factor": 1.0}, "scaling_missing"),
+        ("moe/deepseek3-groups", {"n_routing_groups": -1}, "groups_ignored"),
+        ("moe/deepseek3-groups", {"group_score": "max"}, "group_score_other"),
+        ("moe/gpt-oss-clamp", {"mlp_activations_limit": 0.0}, "clamp_missing"),
+        ("moe/prefused-shards2", {"w13_reorder_size": 1}, ""),
+    ],
+)
+def test_wrong_and_named(name: str, config: dict[str, object], bug: str) -> None:
+    case = assay.case(name)
+    with pytest.raises(assay.Mismatch) as failure:
+        case.check(results(case, **config), precision="bf16")
+    report = failure.value.report
+    assert report.verdict == "FAIL" and report.first_wrong in case.expected
+    assert bug in report.bugs or bug == ""
+    text = str(failure.value)
+    assert text.splitlines()[0] == failure.value.headline
+    assert report.message in failure.value.headline and bug in failure.value.headline
+    assert "known bugs:" in text and report.text(verbose=True) != report.text()
+
+
+def broken(change: str, good: dict[str, torch.Tensor]) -> dict[str, object]:
+    y = good["outputs/y"].detach()
+    if change == "shape":
+        return {**good, "outputs/y": y.transpose(0, 1)}
+    if change == "nan":
+        holes = y.clone()
+        holes[1, 3, 5] = float("nan")
+        return {**good, "outputs/y": holes}
+    if change == "missing":
+        return {path: tensor for path, tensor in good.items() if path != "gradients/weights/wo"}
+    if change == "unknown":
+        return {**good, "outputs/yy": y}
+    if change == "integers":
+        return {**good, "outputs/y": y.to(torch.int64)}
+    if change == "coarse":
+        return {**good, "outputs/y": assay.bits(np.zeros(y.shape, np.uint8), "float8_e4m3fn")}
+    if change == "element":
+        spoilt = y.clone()
+        spoilt[0, 2, 7] += 1
+        return {**good, "outputs/y": spoilt}
+    if change == "index":
+        return {**good, "routing/selected_experts": good["routing/selected_experts"] * 0 + 99}
+    if change == "gradient":
+        return {**good, "gradients/weights/gate/kernel": torch.zeros_like(good["gradients/weights/gate/kernel"])}
+    raise AssertionError(change)
+
+
+@pytest.mark.parametrize(
+    "change, first, words",
+    [
+        ("shape", "outputs/y", "shape"),
+        ("nan", "outputs/y", "NaN"),
+        ("missing", "gradients/weights/wo", "missing"),
+        ("unknown", "outputs/yy", "outputs/yy"),
+        ("integers", "outputs/y", "int32"),
+        ("coarse", "outputs/y", "float8_e4m3fn"),
+        ("element", "outputs/y", r"\[0,2,7\]"),
+        ("index", "routing/selected_experts", "99"),
+        ("gradient", "gradients/weights/gate/kernel", "beyond their threshold"),
+    ],
+)
+def test_wrong_in_every_way(change: str, first: str, words: str) -> None:
+    case = assay.case(NAME)
+    with pytest.raises(assay.Mismatch, match=words) as failure:
+        case.check(broken(change, results(case)))
+    assert failure.value.report.first_wrong == first
+
+
+def test_without_gradients() -> None:
+    case = assay.case(NAME)
+    y = torch_moe.moe(case.inputs(torch), case.config)
+    case.check(y, gradients=False)
+    with pytest.raises(assay.Mismatch, match="missing"):
+        case.check(y)
+
+
+def test_only_some_are_required(tmp_path: Path) -> None:
+    case = assay.case(NAME)
+    good = results(case)
+    some = {path: good[path] for path in ("outputs/y", "gradients/inputs/x")}
+    report = case.check(some, only=["outputs/*", "gradients/inputs/x"])
+    required = {tensor["path"] for tensor in report.json["tensors"] if tensor["required"]}
+    assert required == set(some)
+    with pytest.raises(assay.Mismatch, match="gradients/inputs/x: missing"):
+        case.check({"outputs/y": good["outputs/y"]}, only=["outputs/y", "gradients/inputs/*"])
+    with pytest.raises(assay.Mismatch, match="gradients/weights/wo"):  # given, and so judged
+        case.check({**some, "gradients/weights/wo": good["gradients/weights/wo"] * 2}, only="outputs/y")
+    with pytest.raises(assay.BadInput, match="outputs/z, which matches no output"):
+        case.check(some, only=["outputs/y", "outputs/z"])
+    bias = "gradients/weights/gate/bias"  # 0, whatever the kernel does
+    with pytest.raises(assay.Mismatch, match="VACUOUS"):
+        case.check({path: good[path] for path in [bias]}, only=bias)
+    case.save(tmp_path / "golden.h5")
+    assay.case(tmp_path / "golden.h5").check({"outputs/y": good["outputs/y"]}, gradients=False)
+
+
+def test_precision_decides() -> None:
+    case = assay.case(NAME)
+    good = results(case)
+    case.check(good, precision="bf16")
+    with pytest.raises(assay.Mismatch, match="coarser"):
+        case.check(good, precision="f32")
+
+
+def test_unused_inputs_have_the_gradient_0() -> None:
+    case = assay.case("rms_norm/deepseek")
+    given = case.inputs(torch, requires_grad=True)
+    gradients = case.backward({"outputs/y": given["inputs/x"] * 1}, given)
+    assert gradients["gradients/weights/scale"].abs().sum() == 0
+    assert gradients["gradients/inputs/x"].equal(case.cotangents(torch)["cotangents/y"])
+
+
+def test_unsupported_is_a_skip() -> None:
+    with pytest.raises(assay.Unsupported, match="unsupported: no groups"):
+        assay.case(NAME).unsupported("no groups")
+
+
+def test_threads() -> None:
+    """Cases of one process side by side, as pytest plugins with threads run them."""
+    failures: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        try:
+            case = assay.case(NAME, seed=seed)
+            assert case.judge({"outputs/y": case.golden("outputs/y")}, gradients=False).verdict == "PASS"
+        except BaseException as error:  # noqa: BLE001
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+def test_no_cache(tmp_path: Path) -> None:
+    cache = tmp_path / "goldens"
+    assay.case(NAME, cache=cache).golden("outputs/y")
+    assert len(list(cache.iterdir())) > 0
+    assay.case(NAME, cache="").golden("outputs/y")
+    assert assay.version().startswith("0.")

@@ -1,0 +1,135 @@
+"""The pytest plugin, in runs of their own."""
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+# A kernel that is right, wrong on one case, and without another.
+KERNEL = """
+import assay
+import torch
+
+@assay.cases("rms_norm/*", precision="bf16", exclude=["rms_norm/epsilon*", "gmm"])
+def test_norm(case):
+    given = case.inputs(torch, requires_grad=True)
+    if case.name == "rms_norm/prime-width":
+        case.unsupported("no odd widths")
+    x = given["inputs/x"].float()
+    wrong = case.name == "rms_norm/small-latents"
+    epsilon = 0 if wrong else case.config["normalization_layer_epsilon"]
+    y = x * (x.square().mean(-1, keepdim=True) + epsilon).rsqrt() * given["weights/scale"].float()
+    outputs = {"outputs/y": y.bfloat16()}
+    case.check({**outputs, **case.backward(outputs, given)})
+"""
+
+
+@pytest.fixture
+def run(pytester: pytest.Pytester):
+    pytester.makepyfile(test_kernel=KERNEL)
+    return lambda *options: pytester.runpytest_inprocess("-p", "assay.pytest_plugin", *options)
+
+
+def test_one_test_for_each_case(run) -> None:
+    result = run("-v", "-rs", "--tb=short")
+    outcomes = result.parseoutcomes()
+    assert outcomes["failed"] == 1 and outcomes["skipped"] == 1 and outcomes["passed"] >= 5
+    text = result.stdout.str()
+    assert "test_kernel.py::test_norm[rms_norm/deepseek] PASSED" in text
+    assert "test_norm[rms_norm/small-latents] FAILED" in text
+    assert "rms_norm/epsilon-1e-5" not in text
+    assert re.search(r"SKIPPED \[1\] test_kernel.py:\d+: unsupported: no odd widths", text)
+
+
+def test_failure_shows_the_report_and_none_of_our_code(run) -> None:
+    result = run("-q")
+    text = result.stdout.str()
+    assert "looks like this:" in text or "known bugs:" in text
+    assert "op rms_norm, profile bf16" in text
+    assert re.search(r"^FAIL rms_norm/small-latents  .*outputs/y: .* beyond their threshold", text, re.M)
+    assert re.search(r"^E +assay.Mismatch: FAIL rms_norm/small-latents", text, re.M)
+    assert re.search(r"^test_kernel.py:\d+: Mismatch$", text, re.M)
+    assert "_case.py" not in text and "_report.py" not in text and "ctypes" not in text
+
+
+KNOWN = "# what the kernel lacks\n*/small-latents   epsilon is missing # known since spring\n"
+
+
+def test_expected_failures(run, pytester: pytest.Pytester) -> None:
+    pytester.path.joinpath("known.txt").write_text(KNOWN)
+    result = run("-q", "-rx", "--assay-known", "known.txt")
+    outcomes = result.parseoutcomes()
+    assert result.ret == 0 and outcomes["xfailed"] == 1 and "failed" not in outcomes
+    result.stdout.fnmatch_lines(["XFAIL *small-latents* - epsilon is missing"])
+
+
+def test_an_expected_failure_that_passes_fails(run, pytester: pytest.Pytester) -> None:
+    pytester.path.joinpath("known.txt").write_text(KNOWN + "rms_norm/deepseek wrong long ago\n")
+    result = run("-q", "--assay-known", "known.txt")
+    assert result.ret == 1 and result.parseoutcomes()["failed"] == 1
+    result.stdout.fnmatch_lines(["*XPASS(strict)* wrong long ago"])
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("rms_norm/deepseek\n", "known.txt:1: 'rms_norm/deepseek' has no reason"),
+        ("\na why\na again\n", "known.txt:3: a is there already"),
+        (None, "known.txt"),
+    ],
+)
+def test_bad_known_file(run, pytester: pytest.Pytester, text: str | None, words: str) -> None:
+    if text is not None:
+        pytester.path.joinpath("known.txt").write_text(text)
+    result = run("--assay-known", "known.txt")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"*{words}*".replace("[", "[[]")])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_page(run, pytester: pytest.Pytester, workers: int) -> None:
+    second = KERNEL.replace("test_norm", "test_other").replace('== "rms_norm/small-latents"', '.startswith("rms_norm/small")').replace("name .s", "name.s")
+    pytester.makepyfile(test_second=second)
+    options = ["-n", str(workers)] if workers else []
+    result = run("-q", "--assay-html", "artefacts/page.html", "--junitxml", "junit.xml", *options)
+    assert result.parseoutcomes()["failed"] == 3
+    result.stdout.fnmatch_lines(["assay: 3 failing reports in artefacts/page.html"])
+    page = pytester.path.joinpath("artefacts/page.html").read_text()
+    sections = re.findall(r'<section id="r(\d+)"', page)
+    assert sections == ["0", "1", "2"] and page.count("<style>") == 1
+    identities = re.findall(r'id="([^"]+)"', page)
+    assert len(identities) == len(set(identities))
+    assert set(re.findall(r'href="#([^"]+)"', page)) <= set(identities)
+    assert "test_kernel.py::test_norm[rms_norm/small-latents]" in page and "small-latents FAIL" not in page
+    assert list(pytester.path.joinpath("artefacts").iterdir()) == [pytester.path / "artefacts" / "page.html"]
+    cases = ElementTree.parse(pytester.path / "junit.xml").findall(".//testcase[failure]")
+    assert len(cases) == 3 and all("beyond their threshold" in (case[0].get("message") or "") for case in cases)
+
+
+def test_page_without_failures(run, pytester: pytest.Pytester) -> None:
+    result = run("-q", "--assay-html", "page.html", "-k", "deepseek")
+    assert result.ret == 0 and "0 failing reports" in pytester.path.joinpath("page.html").read_text()
+
+
+def test_cache(run, pytester: pytest.Pytester) -> None:
+    for _ in range(2):
+        assert run("-q", "--assay-cache", "goldens", "-k", "deepseek").ret == 0
+        entries = {path.name: path.stat().st_ino for path in Path(pytester.path, "goldens").glob("*golden*")}
+        assert len(entries) == 1
+    assert run("-q", "--assay-cache", "goldens", "-k", "deepseek", "-n", "2").ret == 0
+
+
+def test_no_match_and_typing_errors(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile('import assay\n@assay.cases("moe/nothing*")\ndef test_x(case): pass\n')
+    result = pytester.runpytest_inprocess("-p", "assay.pytest_plugin")
+    result.stdout.fnmatch_lines(["*BadInput: moe/nothing[*]: expected a case*"])
+    assert result.ret != 0
+
+
+def test_without_the_plugin(run, pytester: pytest.Pytester) -> None:
+    """The decorator and skips need none."""
+    result = pytester.runpytest_subprocess("-q", "-p", "no:assay", "test_kernel.py")
+    outcomes = result.parseoutcomes()
+    assert outcomes["failed"] == 1 and outcomes["skipped"] == 1

@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# The wheel: the same bytes when it is made again; what is inside and under which names; installed into an environment of its own, from
+# where it judges the kernel of examples/, and names the bug of a wrong one.
+# usage: wheel.sh (takes the time of a build where build/wheel is not there)
+set -euo pipefail
+root=$(cd "$(dirname "$0")/../.." && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+complain() {
+  echo "FAILED: $*" >&2
+  exit 1
+}
+
+"$root/ci/wheel" "$work/dist"
+/usr/bin/python3 "$root/python/wheel_backend.py" "$work/again" >/dev/null
+wheel=$(echo "$work"/dist/assay-*-py3-none-manylinux_*_x86_64.whl)
+cmp "$wheel" "$work/again/${wheel##*/}" || complain "a second build gives other bytes"
+[ "$(ls "$work/dist")" = "${wheel##*/}" ] || complain "more than the wheel in dist: $(ls "$work/dist")"
+
+/usr/bin/python3 -m venv --system-site-packages "$work/env"
+"$work/env/bin/pip" install --quiet --no-index "$wheel"
+package=$(cd "$work" && env/bin/python -c 'import assay; print(assay.__path__[0])')
+[[ $package == $work/env/* ]] || complain "assay is $package"
+(cd "$package" && ldd libassay.so libs/*) >"$work/ldd"
+! grep -q "not found" "$work/ldd" || complain "$(grep "not found" "$work/ldd")"
+outside=$(grep -o '=> /[^ ]*' "$work/ldd" | grep -vE "$package/(\./)?libs/" | grep -vE '/(libc|libm)\.so\.6$' || true)
+[ -z "$outside" ] || complain "libraries of the system are taken: $outside"
+! ls "$package/libs" | grep -iE 'gsl|blas|curl-gnutls' || complain "a library that must not be there"
+! nm -D --defined-only "$package/libassay.so" | grep -v ' assay_test_' || complain "other functions than assay_test_*"
+licences=$(echo "$package"/../assay-*.dist-info/licenses)
+for library in "$package"/libs/*; do
+  grep -q "^${library##*/}: " "$licences/NOTICE" || complain "NOTICE has nothing of ${library##*/}"
+done
+
+# The same kernel right and wrong, with nothing of this tree in sight.
+cp "$root"/python/examples/*.py "$work"
+cd "$work"
+pytest=(env -i PATH=/usr/bin:/bin HOME="$work" env/bin/python -m pytest -q -p no:cacheprovider test_torch_moe.py)
+"${pytest[@]}" -k tiny >right || { cat right; complain "a right kernel fails"; }
+sed -i 's/weights \* config\["routed_scaling_factor"\] if deepseek else weights/weights/' torch_moe.py
+! "${pytest[@]}" -k tiny-sparse --assay-html page.html >wrong || complain "a wrong kernel passes"
+grep -q '^FAIL moe/deepseek3-tiny-sparse  known bug scaling_missing: outputs/y' wrong || { cat wrong; complain "the bug is not named"; }
+grep -q '<section id="r0"' page.html || complain "no page"
+[ -d .cache/assay ] || complain "no cache in the user's folder"
+echo "wheel: ${wheel##*/}, $(tail -1 right)"
