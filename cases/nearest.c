@@ -33,6 +33,9 @@ void assay_nearest_offer(assay_nearest *nearest, const char *name)
 {
     size_t length = strlen(nearest->word);
     if (length > LONGEST || strlen(name) > LONGEST) return;
+    for (int i = 0; i < nearest->count; i++) {
+        if (strcmp(nearest->names[i], name) == 0) return;
+    }
     /* Part of a name is near however long the rest: emb_dim for base_emb_dim. */
     bool part = length >= LEAST_PART && strstr(name, nearest->word) != NULL;
     int distance = part ? 1 : edit_distance(nearest->word, name);

@@ -14,7 +14,7 @@ typedef struct assay_nearest {
     int distances[ASSAY_NEAREST_MOST];
 } assay_nearest;
 
-/* Start with {.word = ..., .most = ...}, then offer every known name; they must outlive the result. */
+/* Start with {.word = ..., .most = ...}, then offer every known name, as often as you like; they must outlive the result. */
 void assay_nearest_offer(assay_nearest *nearest, const char *name);
 
 /* ", did you mean a, b or c?", or nothing when no name is near. */

@@ -8,9 +8,11 @@
 #include <unistd.h>
 
 #include "fixtures/fixture.h"
+#include "harness/backends/backend_end.h"
 #include "harness/backends/backend_files.h"
 #include "harness/backends/examine_file.h"
 #include "harness/backends/process.h"
+#include "harness/backends/server.h"
 #include "oracle/base/memory.h"
 
 enum { CHUNK = 1 << 16 }; /* elements that are held against each other at a time */
@@ -111,38 +113,6 @@ static void end_run(one_run *run)
     run->folder[0] = '\0';
 }
 
-static void fail(assay_backend_end *end, const char *message)
-{
-    end->outcome = ASSAY_OUTCOME_FAILED;
-    snprintf(end->message, sizeof end->message, "%.590s", message);
-}
-
-/* What the end of the process says. */
-static void judge(const assay_process_result *process, const char *log, double timeout, assay_backend_end *end)
-{
-    char message[600];
-    assay_backend_last_lines(log, ASSAY_BACKEND_LINES, end->output, sizeof end->output);
-    const char *line = strrchr(end->output, '\n');
-    line = line == NULL ? end->output : line + 1;
-    const char *separator = line[0] == '\0' ? "" : ": ";
-    end->seconds = process->seconds;
-    end->outcome = ASSAY_OUTCOME_DONE;
-    if (process->end == ASSAY_PROCESS_TIMED_OUT) {
-        snprintf(message, sizeof message, "the backend took longer than %g s and was stopped", timeout);
-    } else if (process->end == ASSAY_PROCESS_KILLED) {
-        snprintf(message, sizeof message, "the backend crashed: %s%s%.390s", strsignal(process->code), separator, line);
-    } else if (process->code == ASSAY_BACKEND_EXIT_UNSUPPORTED) {
-        end->outcome = ASSAY_OUTCOME_UNSUPPORTED;
-        snprintf(end->message, sizeof end->message, "%.390s", line);
-        return;
-    } else if (process->code != ASSAY_BACKEND_EXIT_DONE) {
-        snprintf(message, sizeof message, "the backend ended with status %d%s%.390s", process->code, separator, line);
-    } else {
-        return;
-    }
-    fail(end, message);
-}
-
 /* A shared object is hosted by the program itself, in another process. */
 static assay_status start(assay_context *ctx, const assay_backend_call *call, const one_run *run, int calls,
                           assay_process_result *process)
@@ -170,19 +140,19 @@ static assay_status open_candidate(assay_context *ctx, const assay_backend_call 
     assay_status status;
     struct stat found;
     if (lstat(run->candidate, &found) != 0) {
-        fail(end, assay_backend_is_shared_object(call->spec)
-                      ? "the backend wrote no candidate file: it ended the process before it returned"
-                      : "the backend wrote no candidate file");
+        assay_backend_fail(end, assay_backend_is_shared_object(call->spec)
+                                    ? "the backend wrote no candidate file: it ended the process before it returned"
+                                    : "the backend wrote no candidate file");
         return ASSAY_OK;
     }
     if (S_ISLNK(found.st_mode) || (S_ISREG(found.st_mode) && found.st_nlink != 1)) {
-        fail(end, "the candidate file is a link; expected a file of its own");
+        assay_backend_fail(end, "the candidate file is a link; expected a file of its own");
         return ASSAY_OK;
     }
     status = assay_examine_file(ctx, run->candidate);
     if (status == ASSAY_OK) status = assay_fixture_open(ctx, run->candidate, &run->reader);
     if (status != ASSAY_BAD_INPUT) return status;
-    fail(end, ctx->message); /* what a backend wrote is its result, a damaged file too */
+    assay_backend_fail(end, ctx->message); /* what a backend wrote is its result, a damaged file too */
     return ASSAY_OK;
 }
 
@@ -193,8 +163,12 @@ static assay_status run_once(assay_context *ctx, const assay_backend_call *call,
     assay_status status;
     assay_process_result process;
     TRY(begin_run(ctx, call, run));
-    TRY(start(ctx, call, run, calls, &process));
-    judge(&process, run->log, call->timeout, end);
+    if (call->server != NULL) {
+        TRY(assay_backend_server_ask(ctx, call->server, call->request, run->candidate, run->log, call->timeout, end));
+    } else {
+        TRY(start(ctx, call, run, calls, &process));
+        assay_backend_judge(&process, run->log, call->timeout, end);
+    }
     if (end->outcome == ASSAY_OUTCOME_DONE) TRY(open_candidate(ctx, call, run, end));
 cleanup:
     return status;
@@ -251,7 +225,7 @@ static assay_status hold_against(assay_context *ctx, const one_run *first, const
     char path[ASSAY_PATH_SIZE];
     const assay_status status = first_difference(ctx, first->reader, second->reader, path, sizeof path);
     if (status == ASSAY_BAD_INPUT) { /* a damaged dataset */
-        fail(end, ctx->message);
+        assay_backend_fail(end, ctx->message);
         return ASSAY_OK;
     }
     end->repeats = path[0] == '\0';
@@ -268,7 +242,7 @@ static assay_status run_again(assay_context *ctx, const assay_backend_call *call
     const double seconds = end->seconds;
     assay_backend_remove_folder(first->folder);
     if (assay_backend_place_is_taken(first->candidate)) {
-        fail(end, "the first run's candidate cannot be removed");
+        assay_backend_fail(end, "the first run's candidate cannot be removed");
         return ASSAY_OK;
     }
     first->folder[0] = '\0';
@@ -279,7 +253,7 @@ static assay_status run_again(assay_context *ctx, const assay_backend_call *call
     } else {
         char message[600];
         snprintf(message, sizeof message, "in a second run: %.580s", end->message);
-        fail(end, message);
+        assay_backend_fail(end, message);
     }
 cleanup:
     return status;
@@ -294,7 +268,7 @@ static assay_status take(assay_context *ctx, const assay_backend_call *call, con
         if (places[i] == NULL || !assay_backend_place_is_taken(places[i])) continue;
         char message[600];
         snprintf(message, sizeof message, "the backend left something at %.500s", places[i]);
-        fail(end, message);
+        assay_backend_fail(end, message);
         return ASSAY_OK;
     }
     if (call->log != NULL) rename(last->log, call->log);
@@ -308,7 +282,7 @@ assay_status assay_backend_execute(assay_context *ctx, const assay_backend_call 
     one_run first = {0}, second = {0};
     *end = (assay_backend_end){.repeats = true};
     /* what an earlier run left must not be taken for this one's, nor be read by it */
-    TRY(assay_backend_clear_place(ctx, call->golden));
+    if (call->golden != NULL) TRY(assay_backend_clear_place(ctx, call->golden));
     TRY(assay_backend_clear_place(ctx, call->candidate));
     if (call->log != NULL) TRY(assay_backend_clear_place(ctx, call->log));
     TRY(run_once(ctx, call, 1, &first, end));

@@ -24,17 +24,20 @@ typedef struct assay_backend_end {
     double seconds;    /* wall clock of the (first) run */
 } assay_backend_end;
 
+typedef struct assay_backend_server assay_backend_server; /* server.h */
+
 typedef struct assay_backend_call {
     const char *spec;
-    const char *request;   /* the file, which is there */
-    const char *candidate; /* where the second run's result will lie */
-    const char *golden;    /* where the caller will write the golden: nothing lies there while the backend runs */
-    const char *log;       /* where the last run's output will lie; NULL: nowhere */
-    const char *folder;    /* in which each run gets a folder of its own */
-    double timeout;        /* seconds, of a run */
+    assay_backend_server *server; /* that is asked; NULL: each run is a process */
+    const char *request;          /* the file, which is there */
+    const char *candidate;        /* where the second run's result will lie */
+    const char *golden; /* where the caller will write the golden: nothing lies there while the backend runs; or NULL */
+    const char *log;    /* where the last run's output will lie; NULL: nowhere */
+    const char *folder; /* in which each run gets a folder of its own */
+    double timeout;     /* seconds, of a run */
 } assay_backend_call;
 
-/* Runs the backend twice on the request, each time in a process and a folder of its own, and holds the two candidates
+/* Runs the backend twice on the request, each time in a folder of its own, and but for a server's in a process of its own, and holds the two candidates
  * against each other, bit for bit. What the first run gave has no name any more when the second begins. A candidate is
  * read in a process of its own first (examine_file.h). On DONE the candidate is in place.
  *

@@ -57,9 +57,9 @@ assay_status assay_backend_clear_place(assay_context *ctx, const char *path)
     return assay_fail(ctx, ASSAY_IO, "%s cannot be removed: %s", path, strerror(errno));
 }
 
-void assay_backend_last_lines(const char *log, int lines, char *text, size_t size)
+/* The end of a file, as text without white space behind it; "" where it cannot be read. Returns its length. */
+static size_t read_end(const char *log, char *text, size_t size)
 {
-    text[0] = '\0';
     /* it may be anything by now, a pipe too */
     const int descriptor = open(log, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
     struct stat found;
@@ -72,10 +72,31 @@ void assay_backend_last_lines(const char *log, int lines, char *text, size_t siz
     if (length < 0) length = 0;
     while (length > 0 && strchr("\n \r\t", text[length - 1]) != NULL) length--;
     text[length] = '\0';
-    for (char *c = text; *c != '\0'; c++) {
-        if ((unsigned char)*c < ' ' && *c != '\n') *c = ' '; /* reports take no control characters */
+    for (ssize_t i = 0; i < length; i++) {
+        if ((unsigned char)text[i] < ' ' && text[i] != '\n') text[i] = ' '; /* reports take no control characters */
     }
-    char *first = text + length;
+    return (size_t)length;
+}
+
+void assay_backend_last_lines(const char *log, int lines, char *text, size_t size)
+{
+    char *first = text + read_end(log, text, size);
     while (first > text && (first[-1] != '\n' || --lines > 0)) first--;
     memmove(text, first, strlen(first) + 1);
+}
+
+/* Behind the heading the calls are indented, then comes the exception; its message may have more lines. */
+void assay_backend_exception(const char *log, char *text, size_t size)
+{
+    enum { MOST = 1 << 16 };
+    static const char HEADING[] = "Traceback (most recent call last):";
+    char *end = malloc(MOST), *heading = NULL;
+    text[0] = '\0';
+    if (end == NULL) return;
+    read_end(log, end, MOST);
+    for (char *at = strstr(end, HEADING); at != NULL; at = strstr(at + 1, HEADING)) heading = at;
+    char *line = heading == NULL ? NULL : strchr(heading, '\n');
+    while (line != NULL && strchr(" \n", line[1]) != NULL && line[1] != '\0') line = strchr(line + 1, '\n');
+    if (line != NULL) snprintf(text, size, "%.*s", (int)strcspn(line + 1, "\n"), line + 1);
+    free(end);
 }

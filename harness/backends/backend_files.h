@@ -19,5 +19,7 @@ assay_status assay_backend_clear_place(assay_context *ctx, const char *path);
 
 /* The last lines of a file that are not empty, as far as `text` has room; "" where it cannot be read. */
 void assay_backend_last_lines(const char *log, int lines, char *text, size_t size);
+/* Of a log that has a Python traceback in its last 64 KiB, the line that names the exception; else "". */
+void assay_backend_exception(const char *log, char *text, size_t size);
 
 #endif

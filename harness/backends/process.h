@@ -26,4 +26,16 @@ assay_status assay_process_run(assay_context *ctx, const char *const *argv, cons
 assay_status assay_process_call(assay_context *ctx, int (*work)(void *), void *data, double timeout,
                                 assay_process_result *result);
 
+/* A process that goes on. */
+typedef struct assay_process {
+    int pid;                  /* 0: none */
+    int input, output, error; /* our ends of its pipes */
+} assay_process;
+
+/* Starts argv as assay_process_run does, with pipes. */
+assay_status assay_process_start(assay_context *ctx, const char *const *argv, assay_process *process);
+/* Closes its input, waits `patience` seconds for its end, kills the whole group, closes the pipes. *result says how it ended
+ * (`seconds` is not set). Zeroes *process; safe on a zeroed one. */
+void assay_process_stop(assay_process *process, double patience, assay_process_result *result);
+
 #endif

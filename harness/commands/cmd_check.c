@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "harness/backends/backend_files.h"
+#include "harness/backends/server.h"
 #include "harness/commands/command.h"
 #include "harness/equivalences/equivalence_backend.h"
 #include "harness/plan/progress.h"
@@ -18,6 +19,7 @@ typedef struct check_run {
     const assay_options *options;
     const assay_equivalence *only; /* NULL: all */
     char folder[2048];             /* of the backend's files */
+    assay_backend_server *server;  /* NULL: none */
     assay_progress progress;
     tally tally;
 } check_run;
@@ -47,6 +49,7 @@ static void print_reproduce(const check_run *r, const assay_case *c, const char 
     assay_print_word("", c->name);
     printf(" --equivalence %s", equivalence);
     if (o->backend != NULL) assay_print_word(" --backend", o->backend);
+    if (o->serve) printf(" --serve");
     if (o->precision != NULL) assay_print_word(" --precision", o->precision);
     for (int i = 0; i < o->set_count; i++) assay_print_word(" --set", o->sets[i]);
     printf("%s\n", o->backend != NULL ? " --keep DIR -v" : "");
@@ -172,6 +175,7 @@ static assay_status check_backend_case(assay_context *ctx, check_run *r, const a
     const assay_options *o = r->options;
     assay_profile profile;
     assay_backend_check_options options = {.backend = o->backend,
+                                           .server = r->server,
                                            .profile = &profile,
                                            .folder = r->folder,
                                            .false_alarm = o->false_alarm,
@@ -222,10 +226,12 @@ static assay_status choose(assay_context *ctx, check_run *r)
 
 static assay_status check_options(assay_context *ctx, const assay_options *o)
 {
-    if (o->backend != NULL) return assay_backend_check(ctx, o->backend);
-    if (o->precision != NULL || o->keep != NULL) {
+    if (o->backend != NULL) return assay_command_backend_check(ctx, o);
+    if (o->precision != NULL || o->keep != NULL || o->serve) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "--%s goes with --backend",
-                          o->precision != NULL ? "precision" : "keep");
+                          o->precision != NULL ? "precision"
+                          : o->keep != NULL    ? "keep"
+                                               : "serve");
     }
     return ASSAY_OK;
 }
@@ -250,23 +256,25 @@ static assay_status conclude(assay_context *ctx, const check_run *r, int count, 
 static assay_status run(assay_context *ctx, const assay_options *options, int *exit_code)
 {
     assay_status status;
-    assay_case *cases = NULL;
-    int count = 0;
+    assay_chosen chosen = {0};
     check_run r = {.options = options};
     TRY(choose(ctx, &r));
     TRY(check_options(ctx, options));
-    TRY(assay_command_cases(ctx, options, &cases, &count));
+    if (options->serve) TRY(assay_backend_server_make(ctx, options->backend, &r.server));
+    TRY(assay_choose(ctx, options, 0, &chosen));
     if (options->backend != NULL) TRY(assay_backend_make_folder(ctx, options->keep, r.folder, sizeof r.folder));
-    assay_progress_start(&r.progress, options->quiet, "check", count);
-    for (int i = 0; i < count; i++) {
-        TRY(options->backend != NULL ? check_backend_case(ctx, &r, &cases[i]) : check_case(ctx, &r, &cases[i]));
-        assay_progress_add(&r.progress, 1, cases[i].name);
+    assay_progress_start(&r.progress, options->quiet, "check", chosen.count);
+    for (int i = 0; i < chosen.count; i++) {
+        const assay_case *c = &chosen.cases[i];
+        TRY(options->backend != NULL ? check_backend_case(ctx, &r, c) : check_case(ctx, &r, c));
+        assay_progress_add(&r.progress, 1, c->name);
     }
     assay_progress_end(&r.progress);
-    TRY(conclude(ctx, &r, count, exit_code));
+    TRY(conclude(ctx, &r, chosen.count, exit_code));
 cleanup:
+    assay_backend_server_free(r.server);
     if (r.folder[0] != '\0' && options->keep == NULL) assay_backend_remove_folder(r.folder);
-    assay_cases_free(cases, count);
+    assay_chosen_free(&chosen);
     return status;
 }
 
@@ -279,7 +287,7 @@ const assay_command assay_command_check = {
                "ring-alltoall, chunked-whole (of tokens), mla-absorbed, batchsplit-plain, weight-before-after-wo,\n"
                "blas-reference. With --backend: its own two forms of each that both are cases, by the rule of the\n"
                "profile. A case that has no other form is passed over (docs/equivalences.md).\n",
-    .options = ASSAY_OPT_SET | ASSAY_OPT_EQUIVALENCE | ASSAY_OPT_BACKEND | ASSAY_OPT_PRECISION,
+    .options = ASSAY_OPT_CHOOSE | ASSAY_OPT_SET | ASSAY_OPT_EQUIVALENCE | ASSAY_OPT_BACKEND | ASSAY_OPT_PRECISION,
     .least = 1,
     .most = -1,
     .run = run,

@@ -3,14 +3,13 @@
 
 #include "harness/backends/examine_file.h"
 #include "harness/commands/command.h"
-#include "harness/explain/explain.h"
-#include "harness/routing_choice/given_choice.h"
+#include "harness/judge/judge.h"
 
 static assay_status run(assay_context *ctx, const assay_options *options, int *exit_code)
 {
     assay_status status;
     const char *golden_path = options->arguments[0], *candidate_path = options->arguments[1];
-    assay_golden golden = {0}, against = {0}, *held;
+    assay_golden golden = {0};
     assay_fixture_reader *candidate = NULL;
     assay_profile profile;
     assay_report report = {0};
@@ -19,17 +18,15 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
     TRY(assay_examine_file(ctx, candidate_path));
     TRY(assay_fixture_open(ctx, candidate_path, &candidate));
     TRY(assay_command_profile(ctx, options, golden.reader, assay_dtype_name(golden.c->dtype), &profile));
-    TRY(assay_compare_given_choice(ctx, &golden, candidate, &profile, options->false_alarm, options->quiet, &report,
-                                   &against));
-    held = against.reader != NULL ? &against : &golden;
-    TRY(assay_explain(ctx, held, candidate, &profile, options->quiet, &report));
+    const assay_judging how = {.profile = &profile,
+                               .false_alarm = options->false_alarm,
+                               .quiet = options->quiet,
+                               .pictures = options->html_file != NULL ? ASSAY_PICTURES_OF_ALL : ASSAY_PICTURES_OF_NONE};
+    TRY(assay_judge(ctx, &golden, candidate, &how, &report, NULL));
     snprintf(report.golden_path, sizeof report.golden_path, "%s", golden_path);
     snprintf(report.candidate_path, sizeof report.candidate_path, "%s", candidate_path);
     snprintf(command, sizeof command, "assay compare %s %s --precision %s", golden_path, candidate_path,
              options->precision != NULL ? options->precision : profile.precision.name);
-    if (options->html_file != NULL) {
-        TRY(assay_pictures_draw(ctx, held->reader, candidate, &profile, &report));
-    }
     assay_report_style style = {.color = options->color, .verbosity = options->verbose ? 1 : 0, .command = command};
     TRY(assay_report_text(ctx, &report, &style, &text));
     TRY(assay_command_write_reports(ctx, options, 1, &report));
@@ -38,7 +35,6 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
 cleanup:
     free(text);
     assay_report_free(&report);
-    assay_golden_close(&against);
     assay_golden_close(&golden);
     assay_fixture_close(candidate);
     return status;

@@ -6,6 +6,8 @@
 #include "fixtures/files.h"
 #include "harness/certify/certificate.h"
 #include "harness/commands/command.h"
+#include "harness/plan/golden_open.h"
+#include "harness/plan/golden_read.h"
 #include "harness/plan/inputs.h"
 #include "harness/plan/plan_make.h"
 #include "harness/power/power_test.h"
@@ -61,14 +63,20 @@ cleanup:
 }
 
 /* Every case is planned, and held against the user's inputs, before the first is written: a bad one costs nothing. */
-static assay_status check_cases(assay_context *ctx, const assay_options *options, assay_case *cases, int count)
+static assay_status check_cases(assay_context *ctx, const assay_options *options, const assay_chosen *chosen)
 {
     assay_status status = ASSAY_OK;
-    for (int i = 0; i < count && status == ASSAY_OK; i++) {
+    for (int i = 0; i < chosen->count && status == ASSAY_OK; i++) {
         assay_plan plan = {0};
         assay_inputs inputs = {0};
-        status = make_plan(ctx, options, &plan, &cases[i]);
-        if (status == ASSAY_OK) status = assay_inputs_open(ctx, &inputs, &cases[i], &plan.list, options->inputs);
+        assay_case *c = &chosen->cases[i];
+        if (chosen->goldens[i] != NULL) {
+            if (options->inputs == NULL) continue;
+            return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is a golden, which has its inputs: --inputs %s has no use",
+                              chosen->goldens[i], options->inputs);
+        }
+        status = make_plan(ctx, options, &plan, c);
+        if (status == ASSAY_OK) status = assay_inputs_open(ctx, &inputs, c, &plan.list, options->inputs);
         assay_inputs_close(&inputs);
         assay_plan_free(&plan);
     }
@@ -84,29 +92,58 @@ static void say_left_out(const assay_options *options, const assay_plan *plan, f
     fprintf(stderr, "%s: no null distributions: %s\n", plan->c->name, plan->null_left_out);
 }
 
-static assay_status write_files(assay_context *ctx, const assay_options *options, file_writer write)
+static assay_status write_of_case(assay_context *ctx, const assay_options *options, file_writer write, assay_case *c,
+                                  const char *path)
 {
     assay_status status;
-    assay_case *cases = NULL;
     assay_plan plan = {0};
-    int count = 0;
-    char path[4096];
-    TRY(assay_command_cases(ctx, options, &cases, &count));
-    TRY(check_output(ctx, options, count));
-    TRY(check_cases(ctx, options, cases, count));
-    for (int i = 0; i < count; i++) {
-        TRY(make_plan(ctx, options, &plan, &cases[i]));
-        TRY(output_path(ctx, options, &cases[i], path, sizeof path));
-        TRY(assay_make_parents(ctx, path));
-        TRY(write(ctx, &plan, path, options->inputs, options->quiet));
-        say_left_out(options, &plan, write);
-        printf("%s\n", path);
-        fflush(stdout);
-        assay_plan_free(&plan);
-    }
+    TRY(make_plan(ctx, options, &plan, c));
+    TRY(write(ctx, &plan, path, options->inputs, options->quiet));
+    say_left_out(options, &plan, write);
 cleanup:
     assay_plan_free(&plan);
-    assay_cases_free(cases, count);
+    return status;
+}
+
+/* The request with which a stored golden was, or could have been, tried. */
+static assay_status write_of_golden(assay_context *ctx, const assay_options *options, const char *stored,
+                                    const char *path)
+{
+    assay_status status;
+    assay_golden golden = {0};
+    TRY(assay_golden_open(ctx, stored, &golden));
+    TRY(assay_golden_plan(ctx, &golden, NULL));
+    const assay_source given = assay_golden_given(golden.reader);
+    TRY(assay_request_write_from(ctx, &golden.plan, path, &given, options->quiet));
+cleanup:
+    assay_golden_close(&golden);
+    return status;
+}
+
+/* `how`: of assay_choose. */
+static assay_status write_files(assay_context *ctx, const assay_options *options, unsigned how, file_writer write)
+{
+    assay_status status;
+    assay_chosen chosen = {0};
+    char path[4096];
+    TRY(assay_choose(ctx, options, how, &chosen));
+    TRY(check_output(ctx, options, chosen.count));
+    TRY(check_cases(ctx, options, &chosen));
+    for (int i = 0; i < chosen.count; i++) {
+        const char *stored = chosen.goldens[i];
+        TRY(output_path(ctx, options, &chosen.cases[i], path, sizeof path));
+        if (stored != NULL && assay_is_same_file(stored, path)) {
+            status = assay_fail(ctx, ASSAY_BAD_INPUT, "-o %s is the golden itself", path);
+            goto cleanup;
+        }
+        TRY(assay_make_parents(ctx, path));
+        TRY(stored != NULL ? write_of_golden(ctx, options, stored, path)
+                           : write_of_case(ctx, options, write, &chosen.cases[i], path));
+        printf("%s\n", path);
+        fflush(stdout);
+    }
+cleanup:
+    assay_chosen_free(&chosen);
     return status;
 }
 
@@ -116,13 +153,13 @@ static assay_status run_generate(assay_context *ctx, const assay_options *option
     if (!options->certify && options->budget != ASSAY_BUDGET_UNSAID) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "--budget is the certificate's: it goes with --certify");
     }
-    return write_files(ctx, options, assay_golden_write);
+    return write_files(ctx, options, 0, assay_golden_write);
 }
 
 static assay_status run_request(assay_context *ctx, const assay_options *options, int *exit_code)
 {
     *exit_code = ASSAY_EXIT_PASS;
-    return write_files(ctx, options, assay_request_write);
+    return write_files(ctx, options, ASSAY_CHOOSE_GOLDENS, assay_request_write);
 }
 
 const assay_command assay_command_generate = {
@@ -136,7 +173,8 @@ const assay_command assay_command_generate = {
         "backends it detects, and its verdicts state their power (docs/mutants.md). With --precision it has error "
         "scales of\n"
         "that profile too, beside those of the case.\n",
-    .options = ASSAY_OPT_OUTPUT | ASSAY_OPT_SET | ASSAY_OPT_INPUTS | ASSAY_OPT_CERTIFY | ASSAY_OPT_PROFILE,
+    .options =
+        ASSAY_OPT_CHOOSE | ASSAY_OPT_OUTPUT | ASSAY_OPT_SET | ASSAY_OPT_INPUTS | ASSAY_OPT_CERTIFY | ASSAY_OPT_PROFILE,
     .least = 1,
     .most = -1,
     .run = run_generate,
@@ -144,10 +182,11 @@ const assay_command assay_command_generate = {
 
 const assay_command assay_command_request = {
     .name = "request",
-    .arguments = "CASE... -o PATH",
+    .arguments = "CASE|GOLDEN... -o PATH",
     .summary = "what a backend may see: no outputs, no gradients",
-    .details = "The root attribute `expects` lists what the candidate file is to hold.\n",
-    .options = ASSAY_OPT_OUTPUT | ASSAY_OPT_SET | ASSAY_OPT_INPUTS,
+    .details = "The root attribute `expects` lists what the candidate file is to hold. A golden's has the inputs\n"
+               "that are stored in it.\n",
+    .options = ASSAY_OPT_CHOOSE | ASSAY_OPT_OUTPUT | ASSAY_OPT_SET | ASSAY_OPT_INPUTS,
     .least = 1,
     .most = -1,
     .run = run_request,

@@ -6,13 +6,6 @@
 #include "harness/commands/command.h"
 #include "harness/mutants/mutants.h"
 
-static bool has_tag(const assay_case *c, const char *tag)
-{
-    bool found = tag == NULL;
-    for (int i = 0; !found && i < c->tags.count; i++) found = strcmp(c->tags.items[i], tag) == 0;
-    return found;
-}
-
 /* The shape of the first input, or without one of the first result: what a person tells cases apart by. */
 static assay_status main_shape(assay_context *ctx, const assay_case *c, char *text, size_t size)
 {
@@ -52,7 +45,7 @@ static bool add_json(cJSON *array, const assay_case *c, const char *shape)
     return false;
 }
 
-static assay_status print_json(assay_context *ctx, const assay_options *options, const assay_case *cases, int count)
+static assay_status print_json(assay_context *ctx, const assay_case *cases, int count)
 {
     assay_status status = ASSAY_OK;
     cJSON *array = cJSON_CreateArray();
@@ -60,7 +53,6 @@ static assay_status print_json(assay_context *ctx, const assay_options *options,
     bool ok = array != NULL;
     for (int i = 0; ok && i < count; i++) {
         char shape[128];
-        if (!has_tag(&cases[i], options->tag)) continue;
         TRY(main_shape(ctx, &cases[i], shape, sizeof shape));
         ok = add_json(array, &cases[i], shape);
     }
@@ -102,46 +94,43 @@ cleanup:
 
 static assay_status run(assay_context *ctx, const assay_options *options, int *exit_code)
 {
-    assay_case *cases = NULL;
-    int count = 0, shown = 0;
+    assay_chosen chosen = {0};
     assay_status status;
     *exit_code = ASSAY_EXIT_PASS;
-    TRY(assay_catalogue(ctx, &cases, &count));
-    if (options->mutants) {
-        TRY(options->json || options->tag != NULL ? assay_fail(ctx, ASSAY_BAD_INPUT, "--mutants goes alone")
-                                                  : print_mutants(ctx, cases, count));
-        goto cleanup;
+    if (options->mutants &&
+        (options->json || options->argument_count > 0 || assay_chooses_without_arguments(options))) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "--mutants goes alone");
     }
-    for (int i = 0; i < count; i++) shown += has_tag(&cases[i], options->tag);
-    if (options->tag != NULL && shown == 0) {
-        status = assay_fail(ctx, ASSAY_BAD_INPUT, "no case has the tag \"%s\"", options->tag);
+    TRY(assay_choose(ctx, options, ASSAY_CHOOSE_ALL, &chosen));
+    if (options->mutants) {
+        TRY(print_mutants(ctx, chosen.cases, chosen.count));
         goto cleanup;
     }
     if (options->json) {
-        TRY(print_json(ctx, options, cases, count));
+        TRY(print_json(ctx, chosen.cases, chosen.count));
         goto cleanup;
     }
-    for (int i = 0; i < count; i++) {
+    for (int i = 0; i < chosen.count; i++) {
+        const assay_case *c = &chosen.cases[i];
         char shape[128];
-        if (!has_tag(&cases[i], options->tag)) continue;
-        TRY(main_shape(ctx, &cases[i], shape, sizeof shape));
-        printf("%-40s %-10s %-26s %s\n", cases[i].name, cases[i].op, shape, cases[i].description);
+        TRY(main_shape(ctx, c, shape, sizeof shape));
+        printf("%-40s %-10s %-26s %s\n", c->name, c->op, shape, c->description);
     }
-    printf("%d cases\n", shown);
+    printf("%d cases\n", chosen.count);
 cleanup:
-    assay_cases_free(cases, count);
+    assay_chosen_free(&chosen);
     return status;
 }
 
 const assay_command assay_command_list = {
     .name = "list",
-    .arguments = "",
+    .arguments = "[CASE...]",
     .summary = "the case catalogue",
     .details =
         "Each line: name, operation, first input and its shape, what it is for. With --mutants: what each of them\n"
         "changes, the bugs of docs/bugs.md, what it models, the operations that it is for.\n",
-    .options = ASSAY_OPT_LIST,
+    .options = ASSAY_OPT_LIST | ASSAY_OPT_CHOOSE,
     .least = 0,
-    .most = 0,
+    .most = -1,
     .run = run,
 };

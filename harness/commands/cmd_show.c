@@ -117,20 +117,19 @@ cleanup:
 static assay_status run(assay_context *ctx, const assay_options *options, int *exit_code)
 {
     assay_status status;
-    assay_case *cases = NULL;
+    assay_chosen chosen = {0};
     assay_plan plan = {0};
     char *yaml = NULL;
-    int count = 0;
     *exit_code = ASSAY_EXIT_PASS;
-    TRY(assay_command_cases(ctx, options, &cases, &count));
-    for (int i = 0; i < count; i++) {
-        TRY(assay_plan_describe(ctx, &plan, &cases[i], NULL, NULL));
-        TRY(assay_case_yaml(ctx, &cases[i], &yaml));
+    TRY(assay_choose(ctx, options, 0, &chosen));
+    for (int i = 0; i < chosen.count; i++) {
+        TRY(assay_plan_describe(ctx, &plan, &chosen.cases[i], NULL, NULL));
+        TRY(assay_case_yaml(ctx, &chosen.cases[i], &yaml));
         printf("%s", yaml);
         print_tensors(&plan);
         print_costs(&plan);
         TRY(print_remat(ctx, &plan));
-        if (i + 1 < count) printf("\n");
+        if (i + 1 < chosen.count) printf("\n");
         free(yaml);
         yaml = NULL;
         assay_plan_free(&plan);
@@ -138,7 +137,7 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
 cleanup:
     free(yaml);
     assay_plan_free(&plan);
-    assay_cases_free(cases, count);
+    assay_chosen_free(&chosen);
     return status;
 }
 

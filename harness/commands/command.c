@@ -6,21 +6,8 @@
 
 #include "cases/yaml_reader.h"
 #include "compare/profile_yaml.h"
+#include "harness/backends/server.h"
 #include "oracle/base/whole_file.h"
-
-assay_status assay_command_cases(assay_context *ctx, const assay_options *options, assay_case **cases, int *count)
-{
-    assay_status status;
-    TRY(assay_cases_find(ctx, options->argument_count, options->arguments, cases, count));
-    for (int i = 0; i < *count; i++) TRY(assay_options_apply(ctx, options, &(*cases)[i]));
-cleanup:
-    if (status != ASSAY_OK) {
-        assay_cases_free(*cases, *count);
-        *cases = NULL;
-        *count = 0;
-    }
-    return status;
-}
 
 int assay_exit_of(assay_verdict verdict)
 {
@@ -82,6 +69,12 @@ assay_status assay_command_profile(assay_context *ctx, const assay_options *opti
     }
     *profile = *usual;
     return ASSAY_OK;
+}
+
+assay_status assay_command_backend_check(assay_context *ctx, const assay_options *options)
+{
+    return options->serve ? assay_backend_server_check(ctx, options->backend)
+                          : assay_backend_check(ctx, options->backend);
 }
 
 double assay_report_worst(const assay_report *report)

@@ -3,7 +3,7 @@
 #define ASSAY_HARNESS_COMMAND_H
 
 #include "compare/report.h"
-#include "harness/commands/options.h"
+#include "harness/commands/choose.h"
 #include "harness/golden/golden.h"
 
 /* Exit status. */
@@ -22,9 +22,6 @@ extern const assay_command assay_command_list, assay_command_show, assay_command
     assay_command_compare, assay_command_run, assay_command_verify, assay_command_power, assay_command_check,
     assay_command_trace, assay_command_calibrate, assay_command_shared_object;
 
-/* The cases that the arguments name, with --set and --seed applied. */
-assay_status assay_command_cases(assay_context *ctx, const assay_options *options, assay_case **cases, int *count);
-
 /* The exit status of a verdict. */
 int assay_exit_of(assay_verdict verdict);
 
@@ -32,6 +29,9 @@ int assay_exit_of(assay_verdict verdict);
  * golden's grid. */
 assay_status assay_command_profile(assay_context *ctx, const assay_options *options, const assay_fixture_reader *golden,
                                    const char *dtype_name, assay_profile *profile);
+
+/* Refuses a --backend that is neither kind, or with --serve no server's command. */
+assay_status assay_command_backend_check(assay_context *ctx, const assay_options *options);
 
 /* The largest excess over a threshold, over all tensors. */
 double assay_report_worst(const assay_report *report);

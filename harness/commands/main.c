@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "harness/commands/command.h"
+#include "harness/version/version.h"
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/memory.h"
 
@@ -57,7 +58,8 @@ static assay_status run_command(assay_context *ctx, const assay_command *command
         print_help(command, argv[0]);
         goto cleanup;
     }
-    if (options.argument_count < command->least || (command->most >= 0 && options.argument_count > command->most)) {
+    const int least = assay_chooses_without_arguments(&options) ? 0 : command->least;
+    if (options.argument_count < least || (command->most >= 0 && options.argument_count > command->most)) {
         status = assay_fail(ctx, ASSAY_BAD_INPUT, "usage: assay %s [options] %s; found %d arguments", argv[0],
                             command->arguments, options.argument_count);
         goto cleanup;
@@ -106,7 +108,11 @@ int main(int argc, char **argv)
         return ASSAY_EXIT_PASS;
     }
     if (strcmp(argv[1], "--version") == 0) {
-        printf("assay %s\n", ASSAY_VERSION);
+        if (choose_isa(&ctx) != ASSAY_OK) {
+            print_error("--version", ctx.message);
+            return ASSAY_EXIT_BAD_INPUT;
+        }
+        printf("assay %s\n", assay_version_text(ctx.isa));
         return ASSAY_EXIT_PASS;
     }
     for (int i = 0; i < COMMANDS; i++) {

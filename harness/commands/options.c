@@ -37,6 +37,11 @@ enum {
     TIMEOUT,
     KEEP,
     TAG,
+    OP,
+    EXCLUDE,
+    NO_MESH,
+    SHARD,
+    SERVE,
     JSON,
     CERTIFY,
     MUTANTS,
@@ -61,11 +66,19 @@ static const option_row rows[] = {
     {"html", HTML_FILE, true, ASSAY_OPT_REPORTS, "FILE", "write the report as one HTML page, with pictures"},
     {"backend", BACKEND, true, ASSAY_OPT_BACKEND, "SPEC",
      "a shared object (./libmine.so), or a command with {request} and {candidate}"},
+    {"serve", SERVE, false, ASSAY_OPT_BACKEND, NULL,
+     "the command is started once, without placeholders, and reads requests (docs/backends.md)"},
     {"timeout", TIMEOUT, true, ASSAY_OPT_BACKEND, "SECONDS", "time limit of one run of the backend (default 300)"},
     {"keep", KEEP, true, ASSAY_OPT_BACKEND, "DIR", "keep golden, request and candidate files in this folder"},
     {"known", KNOWN_FILE, true, ASSAY_OPT_KNOWN, "FILE",
      "known failures, lines of a case and a reason: run, reported apart, an error when one passes"},
-    {"tag", TAG, true, ASSAY_OPT_LIST, "TAG", "only cases with this tag"},
+    {"tag", TAG, true, ASSAY_OPT_CHOOSE, "TAG[,TAG]", "only cases with one of these tags (repeatable)"},
+    {"op", OP, true, ASSAY_OPT_CHOOSE, "OP[,OP]", "only cases of one of these operations (repeatable)"},
+    {"exclude", EXCLUDE, true, ASSAY_OPT_CHOOSE, "WORD[,WORD]",
+     "no cases with this tag, of this operation, or whose name this glob matches (repeatable)"},
+    {"no-mesh", NO_MESH, false, ASSAY_OPT_CHOOSE, NULL, "no cases on more than one device"},
+    {"shard", SHARD, true, ASSAY_OPT_CHOOSE, "I/N",
+     "part I of N, of about the same work: for N jobs beside each other"},
     {"json", JSON, false, ASSAY_OPT_LIST, NULL, "as JSON"},
     {"mutants", MUTANTS, false, ASSAY_OPT_LIST, NULL, "the mutants of assay power instead of cases"},
     {"certify", CERTIFY, false, ASSAY_OPT_CERTIFY, NULL, "certify in binary128, and store the certificate"},
@@ -127,6 +140,20 @@ static assay_status parse_budget(assay_context *ctx, const char *text, int64_t *
     } else {
         *budget = value;
     }
+    return ASSAY_OK;
+}
+
+static assay_status parse_shard(assay_context *ctx, const char *text, assay_options *o)
+{
+    enum { MOST = 10000 };
+    char *slash = NULL, *end = NULL;
+    const long shard = strtol(text, &slash, 10);
+    const long shards = *slash == '/' ? strtol(slash + 1, &end, 10) : 0;
+    if (slash == text || end == NULL || *end != '\0' || shard < 1 || shards > MOST || shard > shards) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "--shard is \"%s\", expected I/N with 1 <= I <= N <= %d", text, MOST);
+    }
+    o->shard = (int)shard;
+    o->shards = (int)shards;
     return ASSAY_OK;
 }
 
@@ -217,7 +244,18 @@ static assay_status take(assay_context *ctx, assay_options *o, int letter, const
         o->folder = value;
         return ASSAY_OK;
     case TAG:
-        o->tag = value;
+        return assay_words_add(ctx, &o->filter.tags, "tag", value);
+    case OP:
+        return assay_words_add(ctx, &o->filter.ops, "op", value);
+    case EXCLUDE:
+        return assay_words_add(ctx, &o->filter.excludes, "exclude", value);
+    case NO_MESH:
+        o->filter.no_mesh = true;
+        return ASSAY_OK;
+    case SHARD:
+        return parse_shard(ctx, value, o);
+    case SERVE:
+        o->serve = true;
         return ASSAY_OK;
     case SET:
         return add_set(ctx, o, "", value);
@@ -298,6 +336,9 @@ void assay_options_free(assay_options *options)
     free(options->sets);
     options->sets = NULL;
     options->set_count = 0;
+    assay_words_free(&options->filter.tags);
+    assay_words_free(&options->filter.ops);
+    assay_words_free(&options->filter.excludes);
 }
 
 assay_status assay_options_apply(assay_context *ctx, const assay_options *options, assay_case *c)

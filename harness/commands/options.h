@@ -2,7 +2,7 @@
 #ifndef ASSAY_HARNESS_OPTIONS_H
 #define ASSAY_HARNESS_OPTIONS_H
 
-#include "cases/case.h"
+#include "cases/case_filter.h"
 #include "oracle/base/status.h"
 
 /* Which options a command takes; the common ones (threads, engine, quiet, color, help) go without saying. */
@@ -12,8 +12,8 @@ enum {
     ASSAY_OPT_INPUTS = 1 << 2,      /* --inputs */
     ASSAY_OPT_PRECISION = 1 << 3,   /* --precision, --false-alarm, -v */
     ASSAY_OPT_REPORTS = 1 << 4,     /* --json FILE, --junit FILE, --html FILE */
-    ASSAY_OPT_BACKEND = 1 << 5,     /* --backend, --timeout, --keep */
-    ASSAY_OPT_LIST = 1 << 6,        /* --tag, --json, --mutants */
+    ASSAY_OPT_BACKEND = 1 << 5,     /* --backend, --serve, --timeout, --keep */
+    ASSAY_OPT_LIST = 1 << 6,        /* --json, --mutants */
     ASSAY_OPT_CERTIFY = 1 << 7,     /* --certify, --budget, --mutants */
     ASSAY_OPT_VERIFY = 1 << 8,      /* --budget, -v */
     ASSAY_OPT_EQUIVALENCE = 1 << 9, /* --equivalence */
@@ -21,6 +21,7 @@ enum {
     ASSAY_OPT_JSON = 1 << 11,       /* --json FILE */
     ASSAY_OPT_WRITE = 1 << 12,      /* --write */
     ASSAY_OPT_PROFILE = 1 << 13,    /* --precision alone */
+    ASSAY_OPT_CHOOSE = 1 << 14,     /* --tag, --op, --exclude, --no-mesh, --shard */
 };
 
 typedef struct assay_options {
@@ -28,9 +29,11 @@ typedef struct assay_options {
     const char *engine;
     bool quiet, color, json, verbose;
     const char *equivalence, *output, *inputs, *precision, *json_file, *junit_file, *html_file, *known_file, *backend,
-        *keep, *tag, *folder;
+        *keep, *folder;
     double false_alarm, timeout;
-    bool certify, mutants;
+    bool certify, mutants, serve;
+    assay_case_filter filter;
+    int shard, shards; /* 1 to shards; 0, 0: all of it */
     int64_t budget;    /* harness/certify/certificate.h */
     const char **sets; /* --set and --seed in their order, as key=value */
     int set_count;

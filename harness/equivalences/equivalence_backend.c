@@ -31,6 +31,7 @@ static assay_status ask(assay_context *ctx, const assay_backend_check_options *o
     const assay_status status = assay_request_write(ctx, plan, f->request, inputs, options->quiet);
     RETURN_IF(status != ASSAY_OK, status);
     const assay_backend_call call = {.spec = options->backend,
+                                     .server = options->server,
                                      .request = f->request,
                                      .candidate = f->candidate,
                                      .golden = f->golden,

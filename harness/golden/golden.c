@@ -207,12 +207,11 @@ cleanup:
     return status;
 }
 
-assay_status assay_request_write(assay_context *ctx, const assay_plan *plan, const char *path, const char *inputs_file,
-                                 bool quiet)
+assay_status assay_request_write_from(assay_context *ctx, const assay_plan *plan, const char *path,
+                                      const assay_source *source, bool quiet)
 {
     assay_status status;
     int count = 0;
-    assay_inputs inputs = {0};
     file_sink sink = {.plan = plan};
     const char **expects = calloc((size_t)plan->spec_count + 1, sizeof *expects);
     assay_progress_start(&sink.progress, quiet, plan->c->name, plan->elements);
@@ -223,13 +222,23 @@ assay_status assay_request_write(assay_context *ctx, const assay_plan *plan, con
     for (int i = 0; i < plan->spec_count; i++) {
         if (assay_role_is_result(plan->specs[i].role)) expects[count++] = plan->specs[i].path;
     }
-    TRY(assay_inputs_open(ctx, &inputs, plan->c, &plan->list, inputs_file));
-    assay_source source = assay_inputs_source(&inputs);
-    TRY(begin(ctx, &sink, &source, path, "request", false));
+    TRY(begin(ctx, &sink, source, path, "request", false));
     TRY(assay_fixture_set_texts(ctx, sink.writer, "expects", count, expects));
 cleanup:
     status = finish(ctx, &sink, status);
-    assay_inputs_close(&inputs);
     free(expects);
+    return status;
+}
+
+assay_status assay_request_write(assay_context *ctx, const assay_plan *plan, const char *path, const char *inputs_file,
+                                 bool quiet)
+{
+    assay_status status;
+    assay_inputs inputs = {0};
+    TRY(assay_inputs_open(ctx, &inputs, plan->c, &plan->list, inputs_file));
+    const assay_source source = assay_inputs_source(&inputs);
+    TRY(assay_request_write_from(ctx, plan, path, &source, quiet));
+cleanup:
+    assay_inputs_close(&inputs);
     return status;
 }

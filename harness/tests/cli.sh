@@ -22,7 +22,7 @@ refuses '-o PATH is missing' generate moe/small -o ''
 refuses '-o PATH is missing' request moe/small
 refuses 'usage: assay generate .* found 0 arguments' generate -o "$out"
 refuses 'usage: assay compare .* found 1 arguments' compare "$out/a.h5"
-refuses 'usage: assay list .* found 1 arguments' list all
+refuses 'all: expected a case of the catalogue' list all
 for threads in 0 -1 1.5 two '' 99999999999999999999 2x; do
   refuses '--threads is ".*", expected a whole number from 1 to' generate moe/small -o "$out/a.h5" --threads "$threads"
 done
@@ -30,7 +30,7 @@ refuses '--engine is "mkl", expected reference or blas' generate moe/small -o "$
 refuses '--color is "green", expected auto, always or never' list --color green
 refuses '--false-alarm is "2"' compare a b --false-alarm 2
 refuses '--false-alarm is "nan"' compare a b --false-alarm nan
-refuses 'no case has the tag "nothing"' list --tag nothing
+refuses '--tag is "nothing", which no case has' list --tag nothing
 refuses '--mutants goes alone' list --mutants --json
 ASSAY_ISA=sse9 refuses 'ASSAY_ISA is "sse9", expected scalar, avx2 or avx512' generate moe/small -o "$out/a.h5"
 
@@ -389,6 +389,7 @@ for command in list show generate request compare run verify certify; do
 done
 expect 0 --help
 expect 0 --version
+prints '^assay [0-9.]+ \((commit [0-9a-f]+(-dirty)?, )?(scalar|avx2|avx512)\)$'
 ## mutants
 expect 0 certify "$golden" --precision f32 --json "$out/mutants.json"
 prints '^  zero_outputs +results +yes +detected'

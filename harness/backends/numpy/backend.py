@@ -3,6 +3,7 @@
 
     assay run 'moe/*' --backend 'python3 backend.py {request} {candidate}'
     assay run 'moe/*' --backend 'python3 backend.py {request} {candidate} --precision f32 --variant 3'
+    assay run 'moe/*' --backend 'python3 backend.py' --serve
 
 Reads the request, writes the candidate; exit status 77 says that a case is not supported. Needs h5py and numpy, nothing of
 assay. Arithmetic is emulated (arithmetic.py): --precision names a profile, --variant one of the correct implementations
@@ -10,26 +11,48 @@ that it allows.
 """
 import argparse
 import sys
+import traceback
 
 from arithmetic import Arithmetic, variant
 from operations import run
 from request import Request, Unsupported, write_candidate
 
 
+def answer(ar, request, candidate, precision):
+    write_candidate(candidate, run(ar, Request(request, ar.float)), precision)
+
+
+def serve(ar, precision):
+    for line in sys.stdin:
+        request, candidate = line.rstrip("\n").split("\t")
+        try:
+            answer(ar, request, candidate, precision)
+            print("assay: done", flush=True)
+        except Unsupported as reason:
+            print(f"assay: unsupported {reason}", flush=True)
+        except Exception as error:
+            traceback.print_exc()
+            print(f"assay: failed {type(error).__name__}: {error}".replace("\n", " "), flush=True)
+
+
 def main():
-    parser = argparse.ArgumentParser(description="assay's operations in numpy")
-    parser.add_argument("request")
-    parser.add_argument("candidate")
+    parser = argparse.ArgumentParser(description="assay's operations in numpy; without paths a server for assay run --serve")
+    parser.add_argument("request", nargs="?")
+    parser.add_argument("candidate", nargs="?")
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--variant", type=int, default=0)
     options = parser.parse_args()
+    if (options.request is None) != (options.candidate is None):
+        parser.error("expected both request and candidate, or neither: a server")
     ar = Arithmetic(options.precision, variant(options.variant))
+    if options.request is None:
+        serve(ar, options.precision)
+        return
     try:
-        results = run(ar, Request(options.request, ar.float))
+        answer(ar, options.request, options.candidate, options.precision)
     except Unsupported as reason:
         print(reason)
         sys.exit(77)
-    write_candidate(options.candidate, results, options.precision)
 
 
 if __name__ == "__main__":

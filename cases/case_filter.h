@@ -1,0 +1,35 @@
+/* Which cases are meant, beyond their names. */
+#ifndef ASSAY_CASES_CASE_FILTER_H
+#define ASSAY_CASES_CASE_FILTER_H
+
+#include "cases/case.h"
+
+typedef struct assay_words {
+    char **items;
+    int count;
+} assay_words;
+
+/* Zeroed: every case. */
+typedef struct assay_case_filter {
+    assay_words tags;     /* a case has one of them; none: any case */
+    assay_words ops;      /* its operation is one of them; none: any */
+    assay_words excludes; /* it has none of these: a tag, an operation, or a glob over names */
+    bool no_mesh;         /* it lies on one device */
+} assay_case_filter;
+
+bool assay_case_filter_is_set(const assay_case_filter *filter);
+bool assay_case_filter_takes(const assay_case_filter *filter, const assay_case *c);
+
+/* Refuses a word that no case of the catalogue and none of `cases` has, with the nearest that there are: a slip of the pen
+ * would choose other cases than were meant. */
+assay_status assay_case_filter_check(assay_context *ctx, const assay_case_filter *filter, const assay_case *cases,
+                                     int count);
+
+/* More than one device. */
+bool assay_case_has_mesh(const assay_case *c);
+
+/* Adds the words of `text`, which has commas between them. An empty one is refused; `option` is for messages. */
+assay_status assay_words_add(assay_context *ctx, assay_words *words, const char *option, const char *text);
+void assay_words_free(assay_words *words);
+
+#endif

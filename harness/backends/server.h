@@ -1,0 +1,21 @@
+/* A backend command that is started once and takes one request a line (docs/backends.md, "A server"). */
+#ifndef ASSAY_HARNESS_SERVER_H
+#define ASSAY_HARNESS_SERVER_H
+
+#include "harness/backends/backend.h"
+
+/* Refuses a shared object, a command with a placeholder, and NULL. */
+assay_status assay_backend_server_check(assay_context *ctx, const char *command);
+
+/* The command is started for the first request, and again for the one after it failed at the protocol. */
+assay_status assay_backend_server_make(assay_context *ctx, const char *command, assay_backend_server **server);
+/* Ends the server's input, and where that does not end it, the server; NULL is safe. */
+void assay_backend_server_free(assay_backend_server *server);
+
+/* One request, and its answer within `timeout` seconds, the start of the command included: end->outcome, message, output and
+ * seconds. What it prints besides goes to the file `log`. Where it dies, hangs, or answers what is no answer or was not asked
+ * for, it is ended. */
+assay_status assay_backend_server_ask(assay_context *ctx, assay_backend_server *server, const char *request,
+                                      const char *candidate, const char *log, double timeout, assay_backend_end *end);
+
+#endif

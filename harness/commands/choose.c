@@ -1,0 +1,298 @@
+#include "harness/commands/choose.h"
+
+#include <fts.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "harness/plan/golden_open.h"
+
+/* What a case costs beside its products, in their unit: processes, files, error scales of small tensors. */
+#define WORK_OF_A_CASE 3e7
+#define WORK_OF_AN_ELEMENT 300.0
+
+bool assay_chooses_without_arguments(const assay_options *options)
+{
+    return assay_case_filter_is_set(&options->filter) || options->shards > 0;
+}
+
+void assay_chosen_free(assay_chosen *chosen)
+{
+    for (int i = 0; chosen->goldens != NULL && i < chosen->count; i++) free(chosen->goldens[i]);
+    free(chosen->goldens);
+    assay_cases_free(chosen->cases, chosen->count);
+    *chosen = (assay_chosen){0};
+}
+
+static bool is_fixture(const char *path)
+{
+    static const char *const endings[] = {".h5", ".safetensors"};
+    const char *dot = strrchr(path, '.');
+    return dot != NULL && (strcmp(dot, endings[0]) == 0 || strcmp(dot, endings[1]) == 0);
+}
+
+static bool is_folder(const char *path)
+{
+    struct stat found;
+    return stat(path, &found) == 0 && S_ISDIR(found.st_mode);
+}
+
+bool assay_is_same_file(const char *one, const char *other)
+{
+    struct stat a, b;
+    return stat(one, &a) == 0 && stat(other, &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+}
+
+/* The golden's case, which moves to the end of the list. */
+static assay_status add_golden(assay_context *ctx, const char *path, assay_chosen *chosen)
+{
+    assay_status status;
+    assay_golden golden = {0};
+    char *name = strdup(path), **goldens = NULL;
+    assay_case *cases = NULL;
+    TRY(assay_golden_open(ctx, path, &golden));
+    cases = realloc(chosen->cases, (size_t)(chosen->count + 1) * sizeof *cases);
+    if (cases != NULL) chosen->cases = cases;
+    goldens = realloc(chosen->goldens, (size_t)(chosen->count + 1) * sizeof *goldens);
+    if (goldens != NULL) chosen->goldens = goldens;
+    if (name == NULL || cases == NULL || goldens == NULL) {
+        status = assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of cases");
+        goto cleanup;
+    }
+    cases[chosen->count] = golden.c[0];
+    golden.c[0] = (assay_case){0};
+    goldens[chosen->count++] = name;
+    name = NULL;
+cleanup:
+    free(name);
+    assay_golden_close(&golden);
+    return status;
+}
+
+static assay_status add_golden_of_folder(assay_context *ctx, const char *path, assay_chosen *chosen)
+{
+    assay_fixture_reader *reader = NULL;
+    const assay_status status = assay_fixture_open(ctx, path, &reader);
+    RETURN_IF(status != ASSAY_OK, status);
+    const char *kind = assay_fixture_text(reader, "kind");
+    const bool golden = kind != NULL && strcmp(kind, "golden") == 0; /* requests and candidates may lie beside them */
+    assay_fixture_close(reader);
+    return golden ? add_golden(ctx, path, chosen) : ASSAY_OK;
+}
+
+static int by_name(const FTSENT **a, const FTSENT **b)
+{
+    return strcmp((*a)->fts_name, (*b)->fts_name);
+}
+
+static assay_status add_folder(assay_context *ctx, char *path, assay_chosen *chosen)
+{
+    assay_status status = ASSAY_OK;
+    const int before = chosen->count;
+    FTS *tree = fts_open((char *const[]){path, NULL}, FTS_PHYSICAL | FTS_NOCHDIR, by_name);
+    if (tree == NULL) return assay_fail(ctx, ASSAY_IO, "%s: cannot be read", path);
+    for (FTSENT *entry = fts_read(tree); entry != NULL && status == ASSAY_OK; entry = fts_read(tree)) {
+        if (entry->fts_info == FTS_F && is_fixture(entry->fts_name)) {
+            status = add_golden_of_folder(ctx, entry->fts_path, chosen);
+        }
+    }
+    fts_close(tree);
+    if (status != ASSAY_OK || chosen->count > before) return status;
+    return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: no golden lies in this folder", path);
+}
+
+/* Goldens first into the list, the other arguments to `names`, which has room for all. */
+static assay_status take_goldens(assay_context *ctx, const assay_options *options, char **names, int *count,
+                                 assay_chosen *chosen)
+{
+    assay_status status = ASSAY_OK;
+    for (int i = 0; i < options->argument_count; i++) {
+        char *argument = options->arguments[i];
+        if (is_fixture(argument)) {
+            TRY(add_golden(ctx, argument, chosen));
+        } else if (is_folder(argument)) {
+            TRY(add_folder(ctx, argument, chosen));
+        } else {
+            names[(*count)++] = argument;
+        }
+    }
+    if (chosen->count > 0 && options->set_count > 0) {
+        status = assay_fail(ctx, ASSAY_BAD_INPUT, "%s is a golden: --set %s and --seed would ask for another one",
+                            chosen->goldens[0], options->sets[0]);
+    }
+cleanup:
+    return status;
+}
+
+/* Cases before goldens. */
+static assay_status put_before(assay_context *ctx, assay_case *cases, int count, assay_chosen *chosen)
+{
+    const size_t all = (size_t)count + (size_t)chosen->count;
+    assay_case *more = realloc(cases, (all + 1) * sizeof *more);
+    if (more != NULL) cases = more;
+    char **goldens = calloc(all + 1, sizeof *goldens);
+    if (more == NULL || goldens == NULL) {
+        free(goldens);
+        assay_cases_free(cases, count);
+        return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of cases");
+    }
+    if (chosen->count > 0) {
+        memcpy(cases + count, chosen->cases, (size_t)chosen->count * sizeof *cases);
+        memcpy(goldens + count, chosen->goldens, (size_t)chosen->count * sizeof *goldens);
+    }
+    free(chosen->cases);
+    free(chosen->goldens);
+    *chosen = (assay_chosen){.cases = cases, .goldens = goldens, .count = (int)all};
+    return ASSAY_OK;
+}
+
+static assay_status find(assay_context *ctx, const assay_options *options, unsigned how, assay_chosen *chosen)
+{
+    assay_status status = ASSAY_OK;
+    static char star[] = "*";
+    char **names = calloc((size_t)options->argument_count + 1, sizeof *names);
+    assay_case *cases = NULL;
+    int count = 0, name_count = 0;
+    if (names == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of cases");
+    if (how & ASSAY_CHOOSE_GOLDENS) {
+        TRY(take_goldens(ctx, options, names, &name_count, chosen));
+    } else {
+        for (int i = 0; i < options->argument_count; i++) names[name_count++] = options->arguments[i];
+    }
+    if (options->argument_count == 0) names[name_count++] = star;
+    TRY(options->argument_count == 0 && (how & ASSAY_CHOOSE_ALL)
+            ? assay_catalogue(ctx, &cases, &count)
+            : assay_cases_find(ctx, name_count, names, &cases, &count));
+    TRY(put_before(ctx, cases, count, chosen));
+cleanup:
+    free(names);
+    return status;
+}
+
+/* Keeps those with a mark, in their order. */
+static void keep(assay_chosen *chosen, const bool *wanted)
+{
+    int kept = 0;
+    for (int i = 0; i < chosen->count; i++) {
+        if (wanted[i]) {
+            const assay_case c = chosen->cases[i];
+            char *golden = chosen->goldens[i];
+            chosen->cases[kept] = c;
+            chosen->goldens[kept++] = golden;
+        } else {
+            assay_case_free(&chosen->cases[i]);
+            free(chosen->goldens[i]);
+        }
+    }
+    chosen->count = kept;
+}
+
+static assay_status filter(assay_context *ctx, const assay_options *options, assay_chosen *chosen, bool *wanted)
+{
+    assay_status status = ASSAY_OK;
+    const int count = chosen->count;
+    if (!assay_case_filter_is_set(&options->filter)) return ASSAY_OK;
+    TRY(assay_case_filter_check(ctx, &options->filter, chosen->cases, count));
+    for (int i = 0; i < count; i++) wanted[i] = assay_case_filter_takes(&options->filter, &chosen->cases[i]);
+    keep(chosen, wanted);
+    if (chosen->count == 0) {
+        status = assay_fail(ctx, ASSAY_BAD_INPUT,
+                            "none of the %d cases is left by --tag, --op, --exclude and --no-mesh", count);
+    }
+cleanup:
+    return status;
+}
+
+/* Fixtures are stored under the names of their cases. */
+static assay_status check_names(assay_context *ctx, const assay_chosen *chosen)
+{
+    for (int i = 0; i < chosen->count; i++) {
+        for (int k = 0; k < i; k++) {
+            if (strcmp(chosen->cases[i].name, chosen->cases[k].name) != 0) continue;
+            if (chosen->goldens[i] == NULL) continue;
+            return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is of the case %s, and so is %s", chosen->goldens[i],
+                              chosen->cases[i].name,
+                              chosen->goldens[k] != NULL ? chosen->goldens[k] : "one of the catalogue");
+        }
+    }
+    return ASSAY_OK;
+}
+
+static assay_status work_of(assay_context *ctx, const assay_case *c, double *work)
+{
+    assay_tensor_list list;
+    const assay_operation *operation;
+    const assay_status status = assay_operation_prepare(ctx, c, &operation, &list);
+    RETURN_IF(status != ASSAY_OK, status);
+    *work = WORK_OF_A_CASE + operation->flops(c, true);
+    for (int i = 0; i < list.count; i++) {
+        *work += WORK_OF_AN_ELEMENT * (double)assay_shape_count(&list.entries[i].spec.shape);
+    }
+    assay_tensor_list_free(&list);
+    return ASSAY_OK;
+}
+
+/* The heaviest case that has no place yet goes to the part that has least; of equals the first. */
+static void mark_part(const double *work, int count, int part, int parts, double *loads, int *places, bool *wanted)
+{
+    for (int i = 0; i < count; i++) places[i] = -1;
+    for (int done = 0; done < count; done++) {
+        int heaviest = -1, least = 0;
+        for (int i = 0; i < count; i++) {
+            if (places[i] < 0 && (heaviest < 0 || work[i] > work[heaviest])) heaviest = i;
+        }
+        for (int p = 1; p < parts; p++) {
+            if (loads[p] < loads[least]) least = p;
+        }
+        places[heaviest] = least;
+        loads[least] += work[heaviest];
+    }
+    for (int i = 0; i < count; i++) wanted[i] = places[i] == part;
+}
+
+static assay_status take_shard(assay_context *ctx, const assay_options *options, assay_chosen *chosen, bool *wanted)
+{
+    assay_status status = ASSAY_OK;
+    const int count = chosen->count;
+    if (options->shards == 0) return ASSAY_OK;
+    if (options->shards > count) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "--shard %d/%d: there are %d cases to share out", options->shard,
+                          options->shards, count);
+    }
+    double *work = calloc((size_t)count, sizeof *work), *loads = calloc((size_t)options->shards, sizeof *loads);
+    int *places = calloc((size_t)count, sizeof *places);
+    if (work == NULL || loads == NULL || places == NULL) {
+        status = assay_fail(ctx, ASSAY_NO_MEMORY, "no memory to share out %d cases", count);
+        goto cleanup;
+    }
+    for (int i = 0; i < count; i++) TRY(work_of(ctx, &chosen->cases[i], &work[i]));
+    mark_part(work, count, options->shard - 1, options->shards, loads, places, wanted);
+    keep(chosen, wanted);
+cleanup:
+    free(work);
+    free(loads);
+    free(places);
+    return status;
+}
+
+assay_status assay_choose(assay_context *ctx, const assay_options *options, unsigned how, assay_chosen *chosen)
+{
+    assay_status status;
+    bool *wanted = NULL;
+    *chosen = (assay_chosen){0};
+    TRY(find(ctx, options, how, chosen));
+    TRY(check_names(ctx, chosen));
+    wanted = calloc((size_t)chosen->count + 1, sizeof *wanted);
+    if (wanted == NULL) {
+        status = assay_fail(ctx, ASSAY_NO_MEMORY, "no memory to choose among %d cases", chosen->count);
+        goto cleanup;
+    }
+    TRY(filter(ctx, options, chosen, wanted));
+    for (int i = 0; i < chosen->count; i++) TRY(assay_options_apply(ctx, options, &chosen->cases[i]));
+    TRY(take_shard(ctx, options, chosen, wanted));
+cleanup:
+    free(wanted);
+    if (status != ASSAY_OK) assay_chosen_free(chosen);
+    return status;
+}

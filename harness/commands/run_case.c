@@ -1,0 +1,178 @@
+#include "harness/commands/run_case.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "harness/backends/backend_files.h"
+#include "harness/judge/judge.h"
+#include "harness/plan/golden_read.h"
+
+/* What a case is judged by, before it is. */
+typedef struct case_plan {
+    assay_profile profile;
+    assay_plan plan;
+    assay_fixture_reader *stored; /* of the stored golden, or NULL */
+} case_plan;
+
+static void case_plan_free(case_plan *p)
+{
+    assay_plan_free(&p->plan);
+    assay_fixture_close(p->stored);
+    *p = (case_plan){0};
+}
+
+/* Without --keep each case has a folder of its own: no case finds what another left. */
+static assay_status name_files(assay_context *ctx, const assay_options *options, assay_case_run *r)
+{
+    const char *name = r->c->name;
+    const assay_status status = assay_backend_make_folder(ctx, options->keep, r->folder, sizeof r->folder);
+    RETURN_IF(status != ASSAY_OK, status);
+    assay_backend_file(r->golden, sizeof r->golden, r->folder, name, "golden.h5");
+    assay_backend_file(r->request, sizeof r->request, r->folder, name, "request.h5");
+    assay_backend_file(r->candidate, sizeof r->candidate, r->folder, name, "candidate.h5");
+    assay_backend_file(r->log, sizeof r->log, r->folder, name, "log");
+    return ASSAY_OK;
+}
+
+static assay_status check_scales(assay_context *ctx, const char *path, const assay_fixture_reader *golden,
+                                 const assay_profile *profile)
+{
+    for (int i = 0; i < assay_fixture_count(golden); i++) {
+        const assay_tensor_spec *spec = assay_fixture_spec(golden, i);
+        char scale[ASSAY_PATH_SIZE];
+        if (!assay_role_is_required(spec->role) || !assay_has_error_scale(spec)) continue;
+        assay_path_at(ASSAY_ROLE_ERROR_SCALE, profile->precision.name, spec->path, scale);
+        if (assay_fixture_find(golden, scale) != NULL) continue;
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "%.300s: the golden has no error scales of %s for the profile %s: assay calibrate adds them",
+                          path, spec->path, profile->precision.name);
+    }
+    return ASSAY_OK;
+}
+
+/* No case names a user's own profile: that is added here. */
+static assay_status plan_case(assay_context *ctx, const assay_options *options, assay_case *c, const char *stored,
+                              case_plan *p)
+{
+    assay_status status;
+    *p = (case_plan){0};
+    if (stored != NULL) TRY(assay_fixture_open(ctx, stored, &p->stored));
+    TRY(assay_command_profile(ctx, options, p->stored, assay_dtype_name(c->dtype), &p->profile));
+    if (stored != NULL) {
+        TRY(check_scales(ctx, stored, p->stored, &p->profile));
+        TRY(assay_plan_describe(ctx, &p->plan, c, p->stored, &p->profile));
+        goto cleanup;
+    }
+    const char *name = p->profile.precision.name;
+    if (assay_profile_by_name(name) == NULL) TRY(assay_case_add_profile(ctx, c, name));
+    TRY(assay_plan_make_with(ctx, &p->plan, c, NULL, &p->profile));
+cleanup:
+    if (status != ASSAY_OK) case_plan_free(p);
+    return status;
+}
+
+/* The files that --keep keeps must not take the place of a golden. */
+static assay_status check_place(assay_context *ctx, const assay_options *options, const assay_case *c,
+                                const char *stored)
+{
+    static const char *const kinds[] = {"request.h5", "candidate.h5", "log"};
+    if (stored == NULL || options->keep == NULL) return ASSAY_OK;
+    for (int i = 0; i < 3; i++) {
+        char path[2304];
+        assay_backend_file(path, sizeof path, options->keep, c->name, kinds[i]);
+        if (!assay_is_same_file(stored, path)) continue;
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s would be written over by --keep %s", stored, options->keep);
+    }
+    return ASSAY_OK;
+}
+
+assay_status assay_run_check(assay_context *ctx, const assay_options *options, const assay_chosen *chosen)
+{
+    assay_status status = ASSAY_OK;
+    for (int i = 0; i < chosen->count; i++) {
+        case_plan p;
+        TRY(check_place(ctx, options, &chosen->cases[i], chosen->goldens[i]));
+        TRY(plan_case(ctx, options, &chosen->cases[i], chosen->goldens[i], &p));
+        case_plan_free(&p);
+    }
+cleanup:
+    return status;
+}
+
+static assay_status write_request(assay_context *ctx, const assay_options *options, const case_plan *p,
+                                  const char *path)
+{
+    if (p->stored == NULL) return assay_request_write(ctx, &p->plan, path, NULL, options->quiet);
+    const assay_source given = assay_golden_given(p->stored);
+    return assay_request_write_from(ctx, &p->plan, path, &given, options->quiet);
+}
+
+static assay_status compare_files(assay_context *ctx, const assay_options *options, const assay_profile *profile,
+                                  assay_case_run *r)
+{
+    assay_status status;
+    assay_golden golden = {0};
+    assay_fixture_reader *candidate = NULL;
+    const assay_judging how = {.profile = profile,
+                               .false_alarm = options->false_alarm,
+                               .quiet = options->quiet,
+                               .pictures =
+                                   options->html_file != NULL ? ASSAY_PICTURES_OF_NOT_PASSED : ASSAY_PICTURES_OF_NONE};
+    const char *path = r->stored != NULL ? r->stored : r->golden;
+    TRY(assay_golden_open(ctx, path, &golden));
+    TRY(assay_fixture_open(ctx, r->candidate, &candidate));
+    TRY(assay_judge(ctx, &golden, candidate, &how, &r->report, NULL));
+    snprintf(r->report.golden_path, sizeof r->report.golden_path, "%.500s", path);
+    snprintf(r->report.candidate_path, sizeof r->report.candidate_path, "%.500s", r->candidate);
+cleanup:
+    assay_golden_close(&golden);
+    assay_fixture_close(candidate);
+    return status;
+}
+
+/* The golden is made when the backend is done. */
+static assay_status judge(assay_context *ctx, const assay_options *options, const case_plan *p, assay_case_run *r)
+{
+    if (r->stored == NULL) {
+        const assay_status status = assay_golden_write(ctx, &p->plan, r->golden, NULL, options->quiet);
+        RETURN_IF(status != ASSAY_OK, status);
+    }
+    const assay_status status = compare_files(ctx, options, &p->profile, r);
+    if (status != ASSAY_BAD_INPUT) return status;
+    /* of the two files the candidate is the one that others wrote */
+    r->end.outcome = ASSAY_OUTCOME_FAILED;
+    snprintf(r->end.message, sizeof r->end.message, "%.590s", ctx->message);
+    return ASSAY_OK;
+}
+
+assay_status assay_run_case(assay_context *ctx, const assay_options *options, assay_case_run *r)
+{
+    assay_status status;
+    case_plan p = {0};
+    TRY(name_files(ctx, options, r));
+    TRY(plan_case(ctx, options, r->c, r->stored, &p));
+    TRY(write_request(ctx, options, &p, r->request));
+    const assay_backend_call call = {.spec = options->backend,
+                                     .server = r->server,
+                                     .request = r->request,
+                                     .candidate = r->candidate,
+                                     .golden = r->stored == NULL ? r->golden : NULL,
+                                     .log = options->keep != NULL ? r->log : NULL,
+                                     .folder = r->folder,
+                                     .timeout = options->timeout};
+    TRY(assay_backend_execute(ctx, &call, &r->end));
+    if (r->end.outcome == ASSAY_OUTCOME_DONE) TRY(judge(ctx, options, &p, r));
+    snprintf(r->report.case_name, sizeof r->report.case_name, "%s", r->c->name);
+    snprintf(r->report.op, sizeof r->report.op, "%s", r->c->op);
+    if (r->end.outcome != ASSAY_OUTCOME_DONE) {
+        r->report.verdict = r->end.outcome == ASSAY_OUTCOME_FAILED ? ASSAY_FAIL : ASSAY_UNSUPPORTED;
+        snprintf(r->report.message, sizeof r->report.message, "%.250s", r->end.message);
+    } else if (!r->end.repeats) {
+        r->report.verdict = ASSAY_FAIL;
+        snprintf(r->report.message, sizeof r->report.message, "%.250s", r->end.message);
+    }
+cleanup:
+    case_plan_free(&p);
+    if (options->keep == NULL && r->folder[0] != '\0') assay_backend_remove_folder(r->folder);
+    return status;
+}
