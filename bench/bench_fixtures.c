@@ -116,18 +116,24 @@ cleanup:
 
 assay_status bench_fixtures(assay_context *ctx, bench_report *report)
 {
+    static const char *const containers[] = {"h5", "safetensors", "npz"};
     files f = {0};
     assay_status status;
     ctx->threads = 1;
     TRY(bench_folder(ctx, f.folder, sizeof f.folder));
-    snprintf(f.fixture, sizeof f.fixture, "%s/fixture.h5", f.folder);
     snprintf(f.plain, sizeof f.plain, "%s/plain", f.folder);
     TRY(assay_alloc_f64(ctx, "values", COUNT, &f.values));
     TRY(assay_alloc(ctx, "bytes", COUNT, sizeof(double), &f.bytes));
     bench_fill(f.values, COUNT);
-    bench_heading("Fixtures", "fixture", "plain file", "GB/s");
-    TRY(bench_type(ctx, &f, ASSAY_FLOAT64, report));
-    TRY(bench_type(ctx, &f, ASSAY_BFLOAT16, report));
+    for (int i = 0; i < 3; i++) {
+        char heading[64];
+        snprintf(heading, sizeof heading, "Fixtures, .%s", containers[i]);
+        snprintf(f.fixture, sizeof f.fixture, "%s/fixture.%s", f.folder, containers[i]);
+        bench_heading(heading, "fixture", "plain file", "GB/s");
+        TRY(bench_type(ctx, &f, ASSAY_FLOAT64, report));
+        TRY(bench_type(ctx, &f, ASSAY_BFLOAT16, report));
+        unlink(f.fixture);
+    }
 cleanup:
     unlink(f.fixture);
     unlink(f.plain);

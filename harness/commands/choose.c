@@ -25,13 +25,6 @@ void assay_chosen_free(assay_chosen *chosen)
     *chosen = (assay_chosen){0};
 }
 
-static bool is_fixture(const char *path)
-{
-    static const char *const endings[] = {".h5", ".safetensors"};
-    const char *dot = strrchr(path, '.');
-    return dot != NULL && (strcmp(dot, endings[0]) == 0 || strcmp(dot, endings[1]) == 0);
-}
-
 static bool is_folder(const char *path)
 {
     struct stat found;
@@ -93,7 +86,7 @@ static assay_status add_folder(assay_context *ctx, char *path, assay_chosen *cho
     FTS *tree = fts_open((char *const[]){path, NULL}, FTS_PHYSICAL | FTS_NOCHDIR, by_name);
     if (tree == NULL) return assay_fail(ctx, ASSAY_IO, "%s: cannot be read", path);
     for (FTSENT *entry = fts_read(tree); entry != NULL && status == ASSAY_OK; entry = fts_read(tree)) {
-        if (entry->fts_info == FTS_F && is_fixture(entry->fts_name)) {
+        if (entry->fts_info == FTS_F && assay_fixture_is_file_name(entry->fts_name)) {
             status = add_golden_of_folder(ctx, entry->fts_path, chosen);
         }
     }
@@ -109,7 +102,7 @@ static assay_status take_goldens(assay_context *ctx, const assay_options *option
     assay_status status = ASSAY_OK;
     for (int i = 0; i < options->argument_count; i++) {
         char *argument = options->arguments[i];
-        if (is_fixture(argument)) {
+        if (assay_fixture_is_file_name(argument)) {
             TRY(add_golden(ctx, argument, chosen));
         } else if (is_folder(argument)) {
             TRY(add_folder(ctx, argument, chosen));

@@ -172,8 +172,8 @@ const assay_command assay_command_generate = {
         "backends it detects, and its verdicts state their power (docs/mutants.md). With --precision it has error "
         "scales of\n"
         "that profile too, beside those of the case.\n",
-    .options = ASSAY_OPT_CHOOSE | ASSAY_OPT_OUTPUT | ASSAY_OPT_CONTAINER | ASSAY_OPT_SET | ASSAY_OPT_INPUTS | ASSAY_OPT_CERTIFY |
-               ASSAY_OPT_PROFILE,
+    .options = ASSAY_OPT_CHOOSE | ASSAY_OPT_OUTPUT | ASSAY_OPT_CONTAINER | ASSAY_OPT_SET | ASSAY_OPT_INPUTS |
+               ASSAY_OPT_CERTIFY | ASSAY_OPT_PROFILE,
     .least = 1,
     .most = -1,
     .run = run_generate,

@@ -126,7 +126,7 @@ static assay_status run_cases(assay_context *ctx, const assay_options *options, 
         print_case(options, r.c, &r, t);
         status = print_detail(ctx, options, &r);
         fflush(stdout);
-        assay_progress_add(&progress, 1, "");
+        progress.done++; /* shown with the next case */
         if (status != ASSAY_OK) {
             (*done)++;
             break;

@@ -22,10 +22,6 @@ extern const assay_command assay_command_list, assay_command_convert, assay_comm
     assay_command_request, assay_command_compare, assay_command_run, assay_command_verify, assay_command_power,
     assay_command_check, assay_command_trace, assay_command_calibrate, assay_command_shared_object;
 
-/* All, in the order of the help text. */
-extern const assay_command *const assay_commands[];
-extern const int assay_command_count;
-
 /* The exit status of a verdict. */
 int assay_exit_of(assay_verdict verdict);
 

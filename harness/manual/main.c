@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "harness/commands/command.h"
+#include "harness/commands/commands.h"
 
 /* Roff takes "-" for a hyphen, "\" for itself and a "." or "'" that begins a line for a request. */
 static void print_roff(const char *text)

@@ -10,6 +10,8 @@
 #include "harness/test/test_internal.h"
 #include "oracle/base/memory.h"
 
+enum { LARGE = 1 << 22 }; /* elements, from which on somebody looks how much memory there is */
+
 struct assay_test_report {
     assay_context ctx;
     assay_report report;
@@ -60,6 +62,7 @@ static assay_status take_tensor(assay_context *ctx, int32_t index, const assay_b
     double *numbers = NULL;
     int32_t *integers = NULL;
     TRY(read_spec(ctx, index, given, &tensor->spec, &count));
+    if (count > LARGE) TRY(assay_require_memory(ctx, tensor->spec.path, count * (int64_t)sizeof(double)));
     if (tensor->spec.type == ASSAY_INT32) {
         TRY(assay_alloc_i32(ctx, tensor->spec.path, count, &integers));
         tensor->integers = integers;

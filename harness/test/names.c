@@ -1,31 +1,20 @@
 /* The names of the catalogue's cases. */
-#include <fnmatch.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
+#include "cases/case_filter.h"
 #include "harness/test/test_internal.h"
 #include "oracle/base/memory.h"
 
-/* A tag, an operation, or a glob over names. */
-static bool has(const assay_case *c, const char *word)
-{
-    bool found = strcmp(c->op, word) == 0 || fnmatch(word, c->name, 0) == 0;
-    for (int i = 0; !found && i < c->tags.count; i++) found = strcmp(c->tags.items[i], word) == 0;
-    return found;
-}
-
-static assay_status list_names(assay_context *ctx, const assay_case *cases, int count, int32_t exclude_count,
-                               const char *const *exclude, char **names)
+static assay_status list_names(assay_context *ctx, const assay_case *cases, int count, const assay_case_filter *filter,
+                               char **names)
 {
     size_t size = 0;
     FILE *out = open_memstream(names, &size);
     if (out == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the names of cases");
     for (int i = 0; i < count; i++) {
-        bool excluded = false;
-        for (int k = 0; !excluded && k < exclude_count; k++) excluded = has(&cases[i], exclude[k]);
-        if (!excluded) fprintf(out, "%s\n", cases[i].name);
+        if (assay_case_filter_takes(filter, &cases[i])) fprintf(out, "%s\n", cases[i].name);
     }
     if (assay_text_close(out, names)) return ASSAY_OK;
     return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the names of cases");
@@ -39,14 +28,17 @@ int assay_test_cases(int32_t count, const char *const *globs, int32_t exclude_co
     assay_case *cases = NULL;
     int found = 0;
     char *all = "*";
-    char *const *patterns = count == 0 ? &all : (char *const *)(uintptr_t)globs; /* argv's type; nothing is changed */
+    /* the types of argv and of options; nothing is changed */
+    char *const *patterns = count == 0 ? &all : (char *const *)(uintptr_t)globs;
+    const assay_case_filter filter = {.excludes = {(char **)(uintptr_t)exclude, exclude_count}};
     *names = NULL;
     if (count < 0 || exclude_count < 0 || (count > 0 && globs == NULL) || (exclude_count > 0 && exclude == NULL)) {
         TRY(assay_fail(&ctx, ASSAY_BAD_INPUT, "%" PRId32 " globs and %" PRId32 " to exclude: a list is missing", count,
                        exclude_count));
     }
     TRY(assay_cases_find(&ctx, count == 0 ? 1 : count, patterns, &cases, &found));
-    TRY(list_names(&ctx, cases, found, exclude_count, exclude, names));
+    TRY(assay_case_filter_check(&ctx, &filter, cases, found));
+    TRY(list_names(&ctx, cases, found, &filter, names));
 cleanup:
     assay_cases_free(cases, found);
     return assay_test_end(&ctx, status, message);

@@ -59,17 +59,6 @@ static assay_status check_options(assay_context *ctx, const assay_test_options *
     return ASSAY_OK;
 }
 
-static bool is_golden(const char *what)
-{
-    static const char *const endings[] = {".h5", ".safetensors"};
-    const size_t length = strlen(what);
-    for (size_t i = 0; i < sizeof endings / sizeof *endings; i++) {
-        const size_t ending = strlen(endings[i]);
-        if (length > ending && strcmp(what + length - ending, endings[i]) == 0) return true;
-    }
-    return false;
-}
-
 static assay_status find_case(assay_context *ctx, assay_test *t, const char *what)
 {
     char *pattern = (char *)(uintptr_t)what; /* argv's type; nothing is changed */
@@ -97,7 +86,11 @@ static assay_status open_case(assay_context *ctx, assay_test *t, const char *wha
     TRY(assay_case_yaml(ctx, t->cases, &t->yaml));
     TRY(narrow_profiles(ctx, t));
     TRY(assay_plan_make_with(ctx, &t->plan, t->cases, NULL, &t->profile));
-    TRY(assay_inputs_open(ctx, &t->inputs, t->cases, &t->plan.list, NULL));
+    if (o->inputs != NULL) {
+        t->inputs_path = strdup(o->inputs);
+        if (t->inputs_path == NULL) TRY(assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the path of a file"));
+    }
+    TRY(assay_inputs_open(ctx, &t->inputs, t->cases, &t->plan.list, t->inputs_path));
 cleanup:
     return status;
 }
@@ -105,7 +98,7 @@ cleanup:
 static assay_status open_golden(assay_context *ctx, assay_test *t, const char *path, const assay_test_options *o)
 {
     assay_status status = ASSAY_OK;
-    if (o->set_count > 0) {
+    if (o->set_count > 0 || o->inputs != NULL) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: nothing can be set in a golden, its results are there", path);
     }
     t->path = strdup(path);
@@ -185,7 +178,7 @@ static assay_status open_test(assay_context *ctx, assay_test *t, const char *wha
     TRY(assay_cache_folder(ctx, o->cache, &t->cache));
     TRY(assay_cache_bytes(ctx, o->cache_bytes, &t->cache_bytes));
     TRY(copy_only(ctx, t, o));
-    TRY(is_golden(what) ? open_golden(ctx, t, what, o) : open_case(ctx, t, what, o));
+    TRY(assay_fixture_is_file_name(what) ? open_golden(ctx, t, what, o) : open_case(ctx, t, what, o));
     t->plan.only = (const char *const *)t->only;
     t->plan.only_count = t->only_count;
     TRY(check_only(ctx, t));
@@ -236,6 +229,7 @@ void assay_test_close(assay_test *t)
     assay_held_golden_release(t->held);
     free(t->yaml);
     free(t->path);
+    free(t->inputs_path);
     free(t->cache);
     free(t);
 }

@@ -59,6 +59,13 @@ backend 1 FAIL 'gradients/weights/gate/bias' ": {request}; $copy {candidate} gra
 backend 1 FAIL 'routing/' ": {request}; $copy {candidate}" --seed 7 # results of other inputs
 backend 3 UNSUPPORTED 'only dense layers' 'echo only dense layers; exit 77 # {request} {candidate}'
 backend 1 FAIL 'ended with status 3: cannot' 'echo first; echo cannot >&2; exit 3 # {request} {candidate}'
+# of Python's the line that names the exception, also where its message has more lines, or another one was on its way
+raising="'$python' -c 'raise ValueError(\"sizes differ\\n * (int dim)\\n * (name dim)\") from KeyError(3)' {request} {candidate}"
+backend 1 FAIL 'ended with status 1: ValueError: sizes differ$' "$raising"
+backend 1 FAIL 'ended with status 4: + \* \(name dim\)$' "$raising; exit 4"
+backend 1 FAIL 'ended with status 1: no traceback$' 'echo no traceback; exit 1 # {request} {candidate}'
+backend 1 FAIL 'ended with status 1: Traceback \(most recent call last\):$' \
+  'echo "Traceback (most recent call last):"; exit 1 # {request} {candidate}'
 backend 1 FAIL 'wrote no candidate file' ': {request} {candidate}'
 backend 1 FAIL 'candidate\.h5' 'echo garbage >{candidate} # {request}'
 backend 1 FAIL 'outputs/y' 'cp {request} {candidate}'

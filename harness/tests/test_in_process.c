@@ -282,6 +282,40 @@ TEST_IN_FOLDER(test_inputs_are_those_of_the_golden)
     }
 }
 
+/* A user's own inputs: what a file lacks is drawn, and the golden is another one where the file is. */
+TEST_IN_FOLDER(test_own_inputs)
+{
+    const assay_test_options options = {.cache = folder->path, .inputs = folder->file, .precision = "bf16"};
+    const assay_tensor_spec spec = spec_of("inputs/x", ASSAY_FLOAT32, 3, DIMS(1, 1, 100));
+    assay_context ctx = assay_context_default(1);
+    double x[100], before = 0;
+    for (int round = 0; round < 3; round++) {
+        assay_backend_tensor given, y;
+        for (int i = 0; i < 100; i++) x[i] = i % 4 + (round > 0 ? 1 : 0.5);
+        if (round < 2) write_one(&ctx, folder->file, NULL, &spec, x);
+        assay_test *test = open_with("rms_norm/one-row", &options);
+        assert_done(assay_test_given(test, 0, &given, said));
+        assert_string_equal(given.path, "inputs/x");
+        double found[100];
+        assay_dtype_decode(ASSAY_BFLOAT16, 100, given.data, found);
+        assert_same_bits(found, x, 100);
+        assert_done(assay_test_golden(test, "outputs/y", &y, said));
+        assert_true(round == 2 ? before == ((const double *)y.data)[0] : before != ((const double *)y.data)[0]);
+        before = ((const double *)y.data)[0];
+        if (round == 2) assert_done(assay_test_save(test, folder->other, said));
+        assay_test_close(test);
+    }
+    assert_int_equal(folder_count(folder->path, false), 4); /* inputs, two goldens that are kept, one that was saved */
+    assay_test *test = open_with(folder->other, NULL);
+    assay_backend_tensor y;
+    assert_done(assay_test_golden(test, "outputs/y", &y, said));
+    assert_true(before == ((const double *)y.data)[0]);
+    assay_test_close(test);
+    assert_int_equal(assay_test_open("moe/small", &options, &test, said), ASSAY_TEST_BAD_INPUT); /* another shape */
+    assert_non_null(strstr(said, "inputs/x has shape [1,1,100], expected"));
+    assert_int_equal(assay_test_open(folder->other, &options, &test, said), ASSAY_TEST_BAD_INPUT);
+}
+
 /* --- goldens that are kept */
 
 static const char *verdict_with(const char *what, const assay_test_options *options)
@@ -487,6 +521,7 @@ TEST(test_bad_input_is_refused)
         {"moe/small", {.threads = -1}, "threads is -1, expected 0 to 1024"},
         {"moe/small", {.false_alarm = 0.7}, "false_alarm is 0.7"},
         {"moe/small", {.cache_bytes = -1}, "cache_bytes is -1"},
+        {"moe/small", {.inputs = "no_such_file.h5"}, "no_such_file.h5"},
         {"moe/small", {.only_count = 1}, "only_count is 1 and only is NULL"},
         {"moe/small", {.only = &unknown_set, .only_count = 1}, "only has num_expert=4, which matches no output"},
         {"moe/small", {.reserved = {0, 1}}, "reserved is not zero"},
@@ -552,17 +587,21 @@ TEST(test_results_that_are_none_are_refused)
 
 TEST_IN_FOLDER(test_golden_as_a_case)
 {
-    assay_test *test = open_with("moe/small", &(assay_test_options){.cache = ""});
-    assert_done(assay_test_save(test, folder->file, said));
-    assay_test_close(test);
-    assert_string_equal(verdict_with(folder->file, NULL), "PASS");
-    static const char *const set = "seed=3";
-    assert_int_equal(assay_test_open(folder->file, &(assay_test_options){.sets = &set, .set_count = 1}, &test, said),
-                     ASSAY_TEST_BAD_INPUT);
-    assert_non_null(strstr(said, "nothing can be set in a golden"));
-    test = open_with(folder->file, NULL);
-    assert_int_equal(assay_test_save(test, folder->other, said), ASSAY_TEST_BAD_INPUT);
-    assay_test_close(test);
+    static const char *const endings[] = {"h5", "safetensors", "npz"}, *const set = "seed=3";
+    for (size_t i = 0; i < sizeof endings / sizeof *endings; i++) {
+        char path[TEST_PATH_SIZE];
+        snprintf(path, sizeof path, "%s/golden.%s", folder->path, endings[i]);
+        assay_test *test = open_with("moe/small", &(assay_test_options){.cache = ""});
+        assert_done(assay_test_save(test, path, said));
+        assay_test_close(test);
+        assert_string_equal(verdict_with(path, NULL), "PASS");
+        assert_int_equal(assay_test_open(path, &(assay_test_options){.sets = &set, .set_count = 1}, &test, said),
+                         ASSAY_TEST_BAD_INPUT);
+        assert_non_null(strstr(said, "nothing can be set in a golden"));
+        test = open_with(path, NULL);
+        assert_int_equal(assay_test_save(test, folder->other, said), ASSAY_TEST_BAD_INPUT);
+        assay_test_close(test);
+    }
 }
 
 /* What need not be given is judged all the same where it is. */
@@ -660,25 +699,43 @@ TEST(test_names_of_the_catalogue)
     assert_int_equal(assay_test_cases(1, none, 0, NULL, &names, said), ASSAY_TEST_BAD_INPUT);
     assert_null(names);
     assert_int_equal(assay_test_cases(1, NULL, 0, NULL, &names, said), ASSAY_TEST_BAD_INPUT);
+    static const char *const slip[] = {"meshh"};
+    assert_int_equal(assay_test_cases(0, NULL, 1, slip, &names, said), ASSAY_TEST_BAD_INPUT);
+    assert_non_null(strstr(said, "\"meshh\", which no case has"));
     assert_int_equal(strncmp(assay_test_version(), "0.", 2), 0);
 }
 
 /* --- memory that runs out, and threads */
 
-/* What a user's test does, from end to end. */
-static int use_all(const assay_test_options *options, const float *values, const char *path)
+/* What a user's test does, from end to end, with y doubled and, where experts are chosen, two slots exchanged. */
+static int use_all(const char *what, const assay_test_options *options)
 {
-    static const int64_t dims[2] = {1, 4};
-    const assay_backend_tensor wrong = {path, ASSAY_BACKEND_FLOAT32, 2, dims, values};
+    static double y[4096];
+    static int32_t chosen[256];
     assay_test *test = NULL;
     assay_test_report *report = NULL;
-    assay_backend_tensor tensor;
-    int status = assay_test_open("rms_norm/one-row", options, &test, said);
+    assay_backend_tensor results[2], tensor;
+    int count = 1, status = assay_test_open(what, options, &test, said);
     for (int i = 0; status == ASSAY_TEST_OK && i < assay_test_given_count(test); i++) {
         status = assay_test_given(test, i, &tensor, said);
     }
-    if (status == ASSAY_TEST_OK) status = assay_test_golden(test, "outputs/y", &tensor, said);
-    if (status == ASSAY_TEST_OK) status = assay_test_check(test, 1, &wrong, &report, said);
+    if (status == ASSAY_TEST_OK) status = assay_test_golden(test, "outputs/y", &results[0], said);
+    if (status == ASSAY_TEST_OK) {
+        assert_true(count_of(&results[0]) <= 4096);
+        for (int64_t i = 0; i < count_of(&results[0]); i++) y[i] = 2 * ((const double *)results[0].data)[i];
+        results[0].data = y;
+    }
+    if (status == ASSAY_TEST_OK && strcmp(assay_test_op(test), "moe") == 0) {
+        status = assay_test_golden(test, "routing/selected_experts", &results[count++], said);
+    }
+    if (status == ASSAY_TEST_OK && count == 2) {
+        assert_true(count_of(&results[1]) <= 256);
+        memcpy(chosen, results[1].data, (size_t)count_of(&results[1]) * sizeof *chosen);
+        chosen[0] = ((const int32_t *)results[1].data)[1];
+        chosen[1] = ((const int32_t *)results[1].data)[0];
+        results[1].data = chosen;
+    }
+    if (status == ASSAY_TEST_OK) status = assay_test_check(test, count, results, &report, said);
     if (status == ASSAY_TEST_OK) {
         assert_int_equal(assay_test_report_verdict(report), ASSAY_TEST_FAIL);
         if (assay_test_report_text(report, 0, 0, said) == NULL || assay_test_report_json(report, said) == NULL ||
@@ -691,24 +748,30 @@ static int use_all(const assay_test_options *options, const float *values, const
     return status;
 }
 
+/* A case that is kept, with the search for a known bug; one that is evaluated; a choice of experts that is given. */
 TEST_IN_FOLDER(test_memory_may_run_out_anywhere)
 {
-    static const float values[4] = {0};
     static const char *const only = "outputs/y";
     const assay_test_options kept = {
         .cache = folder->path, .threads = 1, .precision = "f32", .only = &only, .only_count = 1};
     const assay_test_options fresh = {.cache = "", .threads = 1, .precision = "f32", .no_explanation = 1};
-    assert_int_equal(use_all(&kept, values, "outputs/y"), ASSAY_TEST_OK);
-    for (int form = 0; form < 2; form++) {
-        for (int64_t n = 0;; n++) {
+    const assay_test_options plain = {.cache = folder->path, .threads = 1, .no_explanation = 1};
+    const struct {
+        const char *what;
+        const assay_test_options *options;
+        int64_t first_step, step; /* of few allocations each is tried, of many some */
+    } forms[] = {{"rms_norm/one-row", &kept, 1, 7}, {"rms_norm/one-row", &fresh, 1, 7}, {"moe/small", &plain, 11, 53}};
+    for (size_t form = 0; form < sizeof forms / sizeof *forms; form++) {
+        assert_int_equal(use_all(forms[form].what, forms[form].options), ASSAY_TEST_OK);
+        for (int64_t n = 0;; n += n < 300 ? forms[form].first_step : forms[form].step) {
             said[0] = '\0';
             assay_fail_allocation(n);
-            const int status = use_all(form == 0 ? &kept : &fresh, values, "outputs/y");
+            const int status = use_all(forms[form].what, forms[form].options);
             const bool failed = assay_allocation_failed();
             assay_fail_allocation(-1);
             if (!failed) {
                 assert_int_equal(status, ASSAY_TEST_OK);
-                assert_true(n > 20);
+                assert_true(n > 300);
                 break;
             }
             if (status != ASSAY_TEST_OK) assert_true(said[0] != '\0');

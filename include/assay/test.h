@@ -45,14 +45,15 @@ typedef struct assay_test_options {
     int32_t only_count;
     const char *const
         *only;           /* globs of the outputs and gradients that must be given, of others none need be; NULL: all */
-    int32_t reserved[4]; /* zero */
+    const char *inputs;  /* file with inputs, weights and cotangents, any of them, as --inputs; NULL: all are drawn */
+    int32_t reserved[2]; /* zero */
 } assay_test_options;
 
 typedef struct assay_test assay_test;
 typedef struct assay_test_report assay_test_report;
 
 /* `what`: a name of the catalogue, the text of a case file (it has a line break), or the path of a case file or a golden (.h5,
- * .safetensors). Refuses what the program refuses, with its message. Nothing is evaluated yet. */
+ * .safetensors, .npz). Refuses what the program refuses, with its message. Nothing is evaluated yet. */
 int assay_test_open(const char *what, const assay_test_options *options, assay_test **test,
                     char message[ASSAY_TEST_MESSAGE]);
 void assay_test_close(assay_test *test); /* NULL is safe */
@@ -100,7 +101,8 @@ const char *assay_test_report_json(assay_test_report *report, char message[ASSAY
 const char *assay_test_report_html(assay_test_report *report, char message[ASSAY_TEST_MESSAGE]);
 
 /* The catalogue: names that match one of `count` globs (0: all of them) and have none of the `exclude_count` tags, operations or
- * globs. One allocated text, a name a line; free it with assay_test_free. A glob that matches nothing is refused. */
+ * globs. One allocated text, a name a line; free it with assay_test_free. A glob that matches nothing is refused, and a word
+ * that no case has. */
 int assay_test_cases(int32_t count, const char *const *globs, int32_t exclude_count, const char *const *exclude,
                      char **names, char message[ASSAY_TEST_MESSAGE]);
 void assay_test_free(char *text);

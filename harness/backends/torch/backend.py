@@ -5,8 +5,8 @@
     assay run 'moe/*' --serve --backend 'python3 backend.py --serve'
 
 --dtype is the type that tensors have; routers, norms, softmax and rotations are float32 inside, as in the models that people run, and float64
-in float64. --form plain writes the sums over experts as Hugging Face's models do (index_add_ and gathers in the tensors' type), --form wide
-so that PyTorch sums them in float32. --script compiles the gated MLP and the attention with torch.jit.script. --device cuda puts it all there.
+in float64. --form plain has softmax in the tensors' type too, and sums over experts as Hugging Face's models write them (index_add and gathers);
+--form wide lets PyTorch do both in float32. --script compiles gated MLP and attention with torch.jit.script. --device cuda puts it all there.
 """
 import argparse
 import os

@@ -308,10 +308,11 @@ def attention(c: Call, query: Tensor, key: Tensor, value: Tensor, window: int = 
     if c.options.script and sinks is None:
         out = scripted_attention(query, key, value, seen, empty).masked_fill(empty, 0)
         return out.transpose(1, 2), query.new_zeros(0)
-    scores = torch.matmul(query, key.transpose(-1, -2)).to(c.wide).masked_fill(~seen, -math.inf).masked_fill(empty, 0)
-    lse = torch.logsumexp(scores, -1).masked_fill(empty[..., 0], -math.inf)
+    scores = torch.matmul(query, key.transpose(-1, -2)).masked_fill(~seen, -math.inf).masked_fill(empty, 0)
+    scores = scores if c.options.form == "plain" else scores.to(c.wide)
+    lse = torch.logsumexp(scores.to(c.wide), -1).masked_fill(empty[..., 0], -math.inf)
     if sinks is not None:
-        scores = torch.cat([scores, sinks.to(c.wide)[None, :, None, None].expand(*scores.shape[:-1], 1)], -1)
+        scores = torch.cat([scores, sinks.to(scores.dtype)[None, :, None, None].expand(*scores.shape[:-1], 1)], -1)
     p = torch.softmax(scores, -1)[..., :length].masked_fill(empty, 0).to(query.dtype)
     return torch.matmul(p, value).masked_fill(empty, 0).transpose(1, 2), lse
 

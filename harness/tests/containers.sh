@@ -1,0 +1,77 @@
+#!/usr/bin/env bash
+# Every command with each container of fixtures. usage: containers.sh PROGRAM PYTHON EXAMPLE
+set -euo pipefail
+assay=$1 python=$2 example=$3
+here=$(cd "$(dirname "$0")" && pwd)
+root=$here/../..
+. "$here/cli_test.sh"
+export TMPDIR=$work/temporary
+mkdir "$TMPDIR"
+case=(moe/small --set 'gradients=[inputs/x]')
+
+## goldens and requests
+for kind in h5 safetensors npz; do
+  golden=$work/golden.$kind
+  expect 0 generate "${case[@]}" -o "$golden"
+  expect 0 verify "$golden" --budget 0
+  expect 0 request "${case[@]}" -o "$work/request.$kind"
+  expect 0 verify "$work/request.$kind"
+  for other in h5 safetensors npz; do
+    expect 0 convert "$golden" "$work/$kind.$other"
+    expect 0 convert "$work/request.$kind" "$work/request-$kind.$other"
+    expect 0 compare "$golden" "$work/$kind.$other" --precision bf16
+  done
+  expect 0 power "$golden" --precision bf16
+  expect 0 calibrate "$golden" --precision tf32
+  expect 0 compare "$golden" "$work/h5.$kind" --precision tf32
+  expect 0 generate "${case[@]}" --inputs "$work/request.$kind" -o "$work/given.safetensors"
+  cmp "$work/given.safetensors" "$work/h5.safetensors" || complain "the same inputs give another golden: $kind"
+done
+for kind in h5 npz; do # one content, one file
+  cmp "$work/$kind.safetensors" "$work/safetensors.safetensors" || complain "converted from $kind: other bytes"
+  cmp "$work/request-$kind.npz" "$work/request.npz" || complain "request converted from $kind: other bytes"
+done
+
+## folders
+expect 0 generate moe/small mlp/silu -o "$work/goldens" --container safetensors
+[ "$(cd "$work/goldens" && echo */*)" = "mlp/silu.safetensors moe/small.safetensors" ] || complain "other files: $(ls -R "$work/goldens")"
+refuses '-o .*one.npz is one file, but 2 cases' generate moe/small mlp/silu -o "$work/one.npz"
+refuses '--container is "pt", expected h5, safetensors or npz' request moe/small -o "$work/folder" --container pt
+refuses '--container is "", expected' request moe/small -o "$work/folder" --container ''
+refuses '--container is "tar.npz", expected' request moe/small -o "$work/folder" --container tar.npz
+
+## run
+program="'$python' '$root/fixtures/tests/run_documented.py' '$root/docs/candidates.md'"
+norm=(rms_norm/deepseek --set gradients=none --precision f32 --quiet)
+expect 0 run "${norm[@]}" --backend "$program '## NumPy and h5py' {request} {candidate}"
+expect 0 run "${norm[@]}" --container safetensors --backend "$program '## safetensors' {request} {candidate}"
+expect 0 run "${norm[@]}" --container npz --backend "$program '## npz' {request} {candidate}"
+expect 1 run "${norm[@]}" --container npz --backend "$program '## safetensors' {request} {candidate}"
+expect 1 run "${norm[@]}" --container npz --backend ": {request}; echo PK >{candidate}"
+prints 'no npz file \(a ZIP archive\), or cut short'
+expect 1 run "${norm[@]}" --container safetensors --backend ": {request}; echo x >{candidate}"
+prints 'is no safetensors file: it has 2 bytes'
+for kind in safetensors npz; do
+  expect 0 run "${case[@]}" --container "$kind" --backend "$example" --keep "$work/kept"
+  for what in golden request candidate; do
+    [ -s "$work/kept/moe-small.$what.$kind" ] || complain "not kept: $what.$kind"
+  done
+  expect 0 compare "$work/h5.h5" "$work/kept/moe-small.candidate.$kind" --precision bf16
+done
+
+## what is refused
+refuses 'usage: assay convert .options. FROM TO; found 1 arguments' convert "$work/h5.h5"
+refuses 'golden.txt: expected a name that ends in .h5, .safetensors or .npz' convert "$work/h5.h5" "$work/golden.txt"
+refuses 'there: expected a name that ends' convert "$work/there" "$work/new.h5"
+refuses 'there.npz: cannot be read: No such file' convert "$work/there.npz" "$work/new.h5"
+cp "$work/h5.safetensors" "$work/changed.safetensors"
+printf '\x01' | dd of="$work/changed.safetensors" bs=1 seek=$(($(stat -c %s "$work/changed.safetensors") - 9)) conv=notrunc 2>/dev/null
+refuses 'changed.safetensors: .* was changed: its digest is' convert "$work/changed.safetensors" "$work/new.h5"
+refuses 'changed.safetensors: .* was changed: its digest is' compare "$work/changed.safetensors" "$work/h5.h5" --precision bf16
+expect 1 verify "$work/changed.safetensors"
+prints 'FAIL .* was changed'
+mv "$work/h5.npz" "$work/renamed.h5"
+refuses 'renamed.h5 is no HDF5 file' convert "$work/renamed.h5" "$work/new.npz"
+[ ! -e "$work/new.h5" ] && [ ! -e "$work/new.npz" ] || complain "something was written"
+leaves_nothing "$TMPDIR"
+echo "$checks calls"
