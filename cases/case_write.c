@@ -50,13 +50,13 @@ static void write_config(FILE *out, const assay_case *c, bool all)
     fprintf(out, "model:\n");
     for (int i = 0; i < ASSAY_MODEL_KEYS; i++) {
         const assay_model_key *key = &assay_model_keys[i];
-        if (!all && c->model[0] == '\0' && !assay_case_says_key(c, i)) continue;
-        if (strcmp(key->name, "model_name") == 0) {
+        const bool named = strcmp(key->name, "model_name") == 0;
+        if (!all && !assay_case_says_key(c, i) && !(named && c->model[0] != '\0')) continue;
+        if (named) {
             write_text(out, "  model_name: ", c->model);
             fprintf(out, "\n");
             continue;
         }
-        if (!all && !assay_case_says_key(c, i)) continue;
         assay_model_key_text(key, &c->config, value, sizeof value);
         fprintf(out, "  %s: %s\n", key->name, value);
     }

@@ -17,6 +17,7 @@
 #include "harness/golden/golden.h"
 #include "harness/version/version.h"
 #include "oracle/arithmetic/arithmetic.h"
+#include "oracle/base/memory.h"
 
 #define SUFFIX ".golden.h5"
 #define USUAL_BYTES ((int64_t)2 << 30)
@@ -61,11 +62,29 @@ assay_status assay_cache_bytes(assay_context *ctx, int64_t wanted, int64_t *byte
     return ASSAY_OK;
 }
 
+/* The user's own inputs, as the bytes of their file. */
+static assay_status add_file(assay_context *ctx, assay_sha256 *hash, const char *path)
+{
+    enum { PIECE = 1 << 16 };
+    assay_status status;
+    void *piece = NULL;
+    FILE *file = fopen(path, "rb");
+    if (file == NULL) return assay_fail(ctx, ASSAY_IO, "%s: %s", path, strerror(errno));
+    TRY(assay_alloc(ctx, path, PIECE, 1, &piece));
+    for (size_t count; (count = fread(piece, 1, PIECE, file)) > 0;) assay_sha256_add(hash, count, piece);
+    if (ferror(file)) status = assay_fail(ctx, ASSAY_IO, "%s: cannot be read", path);
+cleanup:
+    free(piece);
+    fclose(file);
+    return status;
+}
+
 /* What a golden follows from. Another program may make other goldens: its code is a part of it. "" where that is not
  * known. */
-static assay_status find_key(assay_context *ctx, const assay_profile *profile, const char *yaml,
-                             char key[ASSAY_DIGEST_SIZE])
+static assay_status find_key(assay_context *ctx, const assay_inputs *inputs, const assay_profile *profile,
+                             const char *yaml, char key[ASSAY_DIGEST_SIZE])
 {
+    assay_status status = ASSAY_OK;
     assay_sha256 *hash = NULL;
     char build[65], profile_yaml[ASSAY_PROFILE_YAML_SIZE];
     assay_build_id(build);
@@ -73,10 +92,15 @@ static assay_status find_key(assay_context *ctx, const assay_profile *profile, c
     if (build[0] == '\0') return ASSAY_OK;
     assay_profile_to_yaml(profile, profile_yaml);
     const char *const parts[] = {"assay golden", ASSAY_VERSION, build, ctx->arithmetic->name, profile_yaml, yaml};
-    const assay_status status = assay_sha256_start(ctx, &hash);
-    RETURN_IF(status != ASSAY_OK, status);
+    TRY(assay_sha256_start(ctx, &hash));
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) assay_sha256_add(hash, strlen(parts[i]) + 1, parts[i]);
-    return assay_sha256_finish(ctx, hash, key);
+    if (inputs->file != NULL) TRY(add_file(ctx, hash, inputs->file_name));
+    assay_sha256 *whole = hash;
+    hash = NULL;
+    TRY(assay_sha256_finish(ctx, whole, key));
+cleanup:
+    assay_sha256_free(hash);
+    return status;
 }
 
 /* Refuses another case's golden under this one's name, and of course a file that is damaged. */
@@ -146,13 +170,14 @@ cleanup:
 }
 
 /* Without a cache: a file that has no name any more when this returns. */
-static assay_status evaluate_aside(assay_context *ctx, const assay_plan *plan, const char *yaml, assay_golden *golden)
+static assay_status evaluate_aside(assay_context *ctx, const assay_plan *plan, const assay_source *source,
+                                   const char *yaml, assay_golden *golden)
 {
     assay_status status;
     char folder[2048] = "", path[2304];
     TRY(assay_backend_make_folder(ctx, NULL, folder, sizeof folder));
     assay_backend_file(path, sizeof path, folder, "golden", "h5");
-    TRY(assay_golden_write(ctx, plan, path, NULL, true));
+    TRY(assay_golden_write_from(ctx, plan, path, source, true));
     TRY(open_checked(ctx, path, yaml, golden));
 cleanup:
     if (folder[0] != '\0') assay_backend_remove_folder(folder);
@@ -165,15 +190,16 @@ static bool can_be_written(assay_context *ctx, const char *folder, const char *p
     return made && access(folder, W_OK | X_OK) == 0;
 }
 
-assay_status assay_cache_golden(assay_context *ctx, const assay_plan *plan, const assay_profile *profile,
-                                const char *folder, int64_t bytes, assay_golden *golden)
+assay_status assay_cache_golden(assay_context *ctx, const assay_plan *plan, assay_inputs *inputs,
+                                const assay_profile *profile, const char *folder, int64_t bytes, assay_golden *golden)
 {
     assay_status status;
+    const assay_source source = assay_inputs_source(inputs);
     char *yaml = NULL, *path = NULL, key[ASSAY_DIGEST_SIZE] = "", name[ASSAY_DIGEST_SIZE + sizeof SUFFIX];
     TRY(assay_case_yaml(ctx, plan->c, &yaml));
-    if (folder != NULL) TRY(find_key(ctx, profile, yaml, key));
+    if (folder != NULL) TRY(find_key(ctx, inputs, profile, yaml, key));
     if (key[0] == '\0') {
-        TRY(evaluate_aside(ctx, plan, yaml, golden));
+        TRY(evaluate_aside(ctx, plan, &source, yaml, golden));
         goto cleanup;
     }
     snprintf(name, sizeof name, "%s%s", key, SUFFIX);
@@ -184,12 +210,12 @@ assay_status assay_cache_golden(assay_context *ctx, const assay_plan *plan, cons
         goto cleanup;
     }
     if (status == ASSAY_NO_MEMORY) goto cleanup;
-    status = can_be_written(ctx, folder, path) ? assay_golden_write(ctx, plan, path, NULL, true) : ASSAY_IO;
+    status = can_be_written(ctx, folder, path) ? assay_golden_write_from(ctx, plan, path, &source, true) : ASSAY_IO;
     if (status == ASSAY_OK) status = open_checked(ctx, path, yaml, golden);
     if (status == ASSAY_OK) {
         remove_oldest(folder, bytes);
     } else if (status == ASSAY_IO) { /* a full disk, or a folder that others have removed */
-        status = evaluate_aside(ctx, plan, yaml, golden);
+        status = evaluate_aside(ctx, plan, &source, yaml, golden);
     }
     ctx->message[0] = status == ASSAY_OK ? '\0' : ctx->message[0];
 cleanup:

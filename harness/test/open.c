@@ -86,7 +86,11 @@ static assay_status open_case(assay_context *ctx, assay_test *t, const char *wha
     TRY(assay_case_yaml(ctx, t->cases, &t->yaml));
     TRY(narrow_profiles(ctx, t));
     TRY(assay_plan_make_with(ctx, &t->plan, t->cases, NULL, &t->profile));
-    TRY(assay_inputs_open(ctx, &t->inputs, t->cases, &t->plan.list, NULL));
+    if (o->inputs != NULL) {
+        t->inputs_path = strdup(o->inputs);
+        if (t->inputs_path == NULL) TRY(assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the path of a file"));
+    }
+    TRY(assay_inputs_open(ctx, &t->inputs, t->cases, &t->plan.list, t->inputs_path));
 cleanup:
     return status;
 }
@@ -94,7 +98,7 @@ cleanup:
 static assay_status open_golden(assay_context *ctx, assay_test *t, const char *path, const assay_test_options *o)
 {
     assay_status status = ASSAY_OK;
-    if (o->set_count > 0) {
+    if (o->set_count > 0 || o->inputs != NULL) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: nothing can be set in a golden, its results are there", path);
     }
     t->path = strdup(path);
@@ -225,6 +229,7 @@ void assay_test_close(assay_test *t)
     assay_held_golden_release(t->held);
     free(t->yaml);
     free(t->path);
+    free(t->inputs_path);
     free(t->cache);
     free(t);
 }

@@ -46,8 +46,8 @@ static assay_status prepare(assay_context *ctx, assay_test *test)
     assay_held_golden *held = calloc(1, sizeof *held);
     if (held == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for a golden");
     held->users = 1;
-    const assay_status status =
-        assay_cache_golden(ctx, &test->plan, &test->profile, test->cache, test->cache_bytes, &held->golden);
+    const assay_status status = assay_cache_golden(ctx, &test->plan, &test->inputs, &test->profile, test->cache,
+                                                   test->cache_bytes, &held->golden);
     if (status == ASSAY_OK) {
         test->held = held;
     } else {
@@ -106,7 +106,7 @@ static assay_status save(assay_context *ctx, assay_test *test, const char *path)
     TRY(assay_cases_parse_stored(ctx, "case", test->yaml, strlen(test->yaml), &cases, &count));
     TRY(assay_case_add_profile(ctx, cases, test->profile.precision.name));
     TRY(assay_plan_make_with(ctx, &plan, cases, NULL, &test->profile));
-    TRY(assay_golden_write(ctx, &plan, path, NULL, true));
+    TRY(assay_golden_write(ctx, &plan, path, test->inputs_path, true));
 cleanup:
     assay_plan_free(&plan);
     assay_cases_free(cases, count);

@@ -282,6 +282,40 @@ TEST_IN_FOLDER(test_inputs_are_those_of_the_golden)
     }
 }
 
+/* A user's own inputs: what a file lacks is drawn, and the golden is another one where the file is. */
+TEST_IN_FOLDER(test_own_inputs)
+{
+    const assay_test_options options = {.cache = folder->path, .inputs = folder->file, .precision = "bf16"};
+    const assay_tensor_spec spec = spec_of("inputs/x", ASSAY_FLOAT32, 3, DIMS(1, 1, 100));
+    assay_context ctx = assay_context_default(1);
+    double x[100], before = 0;
+    for (int round = 0; round < 3; round++) {
+        assay_backend_tensor given, y;
+        for (int i = 0; i < 100; i++) x[i] = i % 4 + (round > 0 ? 1 : 0.5);
+        if (round < 2) write_one(&ctx, folder->file, NULL, &spec, x);
+        assay_test *test = open_with("rms_norm/one-row", &options);
+        assert_done(assay_test_given(test, 0, &given, said));
+        assert_string_equal(given.path, "inputs/x");
+        double found[100];
+        assay_dtype_decode(ASSAY_BFLOAT16, 100, given.data, found);
+        assert_same_bits(found, x, 100);
+        assert_done(assay_test_golden(test, "outputs/y", &y, said));
+        assert_true(round == 2 ? before == ((const double *)y.data)[0] : before != ((const double *)y.data)[0]);
+        before = ((const double *)y.data)[0];
+        if (round == 2) assert_done(assay_test_save(test, folder->other, said));
+        assay_test_close(test);
+    }
+    assert_int_equal(folder_count(folder->path, false), 4); /* inputs, two goldens that are kept, one that was saved */
+    assay_test *test = open_with(folder->other, NULL);
+    assay_backend_tensor y;
+    assert_done(assay_test_golden(test, "outputs/y", &y, said));
+    assert_true(before == ((const double *)y.data)[0]);
+    assay_test_close(test);
+    assert_int_equal(assay_test_open("moe/small", &options, &test, said), ASSAY_TEST_BAD_INPUT); /* another shape */
+    assert_non_null(strstr(said, "inputs/x has shape [1,1,100], expected"));
+    assert_int_equal(assay_test_open(folder->other, &options, &test, said), ASSAY_TEST_BAD_INPUT);
+}
+
 /* --- goldens that are kept */
 
 static const char *verdict_with(const char *what, const assay_test_options *options)
@@ -487,6 +521,7 @@ TEST(test_bad_input_is_refused)
         {"moe/small", {.threads = -1}, "threads is -1, expected 0 to 1024"},
         {"moe/small", {.false_alarm = 0.7}, "false_alarm is 0.7"},
         {"moe/small", {.cache_bytes = -1}, "cache_bytes is -1"},
+        {"moe/small", {.inputs = "no_such_file.h5"}, "no_such_file.h5"},
         {"moe/small", {.only_count = 1}, "only_count is 1 and only is NULL"},
         {"moe/small", {.only = &unknown_set, .only_count = 1}, "only has num_expert=4, which matches no output"},
         {"moe/small", {.reserved = {0, 1}}, "reserved is not zero"},

@@ -45,7 +45,8 @@ typedef struct assay_test_options {
     int32_t only_count;
     const char *const
         *only;           /* globs of the outputs and gradients that must be given, of others none need be; NULL: all */
-    int32_t reserved[4]; /* zero */
+    const char *inputs;  /* file with inputs, weights and cotangents, any of them, as --inputs; NULL: all are drawn */
+    int32_t reserved[2]; /* zero */
 } assay_test_options;
 
 typedef struct assay_test assay_test;

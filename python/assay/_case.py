@@ -71,6 +71,7 @@ class Case:
         false_alarm: float = 0.0,
         cache: str | os.PathLike[str] | None = None,
         explain: bool = True,
+        inputs: str | os.PathLike[str] | None = None,
     ):
         self.what, self._sets, self._precision = what, tuple(sets), precision
         self._options: dict[str, Any] = {
@@ -78,6 +79,7 @@ class Case:
             "false_alarm": false_alarm,
             "cache": None if cache is None else os.fspath(cache),
             "explain": explain,
+            "inputs": None if inputs is None else os.fspath(inputs),
         }
         self._tests: dict[tuple[str | None, tuple[str, ...]], lib.Test] = {}  # by precision and what is required
 
@@ -245,11 +247,13 @@ def case(
     Other keywords override its keys: ``assay.case("moe/mixtral", sequence=17, sparse_matmul=False)``. `precision`: the profile
     that results are judged at (default: that of the case's dtype). `threads`, `false_alarm`: as the program's
     options. `cache`: the folder of goldens (default: $ASSAY_CACHE, else assay/ in the user's cache folder; "": none).
-    ``explain=False``: failures are not held against the known bugs, which takes time.
+    ``inputs="mine.safetensors"``: a file with inputs, weights and cotangents of your own, any of them. ``explain=False``: failures are not held against the known bugs, which takes time.
     """
     if isinstance(what, Mapping):
         what = json.dumps(dict(what)) + "\n"
-    opened = Case(os.fspath(what), settings(overrides), precision, threads, false_alarm, cache, explain)
+    own = overrides.get("inputs")
+    file = None if isinstance(own, Mapping) else overrides.pop("inputs", None)
+    opened = Case(os.fspath(what), settings(overrides), precision, threads, false_alarm, cache, explain, file)
     opened._open()
     return opened
 

@@ -45,7 +45,8 @@ class Options(Structure):
         ("no_explanation", c_int32),
         ("only_count", c_int32),
         ("only", POINTER(c_char_p)),
-        ("reserved", c_int32 * 4),
+        ("inputs", c_char_p),
+        ("reserved", c_int32 * 2),
     ]
 
 
@@ -181,6 +182,7 @@ class Test:
         cache: str | None = None,
         explain: bool = True,
         only: Sequence[str] = (),
+        inputs: str | None = None,
     ):
         self.handle = c_void_p()
         options = Options(
@@ -193,6 +195,7 @@ class Test:
             no_explanation=not explain,
             only_count=len(only),
             only=texts(only),
+            inputs=None if inputs is None else inputs.encode(),
         )
         attempt("open", what.encode(), byref(options), byref(self.handle))
 

@@ -155,6 +155,17 @@ def test_without_gradients() -> None:
         case.check(y)
 
 
+def test_inputs_of_the_users_own(tmp_path: Path) -> None:
+    file = tmp_path / "mine.npz"
+    x = np.full((2, 16, 64), 3, np.float32)
+    np.savez(file, **{"inputs/x": x})
+    case = assay.case("rms_norm/deepseek", inputs=file)
+    np.testing.assert_array_equal(case.inputs(torch)["inputs/x"].float(), x)
+    np.testing.assert_allclose(case.golden("outputs/y")[0, 0], case.inputs(torch)["weights/scale"].double(), rtol=1e-6)
+    with pytest.raises(assay.BadInput, match="none.npz"):
+        assay.case("rms_norm/deepseek", inputs=tmp_path / "none.npz").inputs()
+
+
 def test_only_some_are_required(tmp_path: Path) -> None:
     case = assay.case(NAME)
     good = results(case)
