@@ -77,6 +77,16 @@ assay_status assay_case_set(assay_context *ctx, assay_case *c, const char *assig
 /* The complete case as YAML, no model file needed; parsing it gives an equal case. *text is allocated. */
 assay_status assay_case_to_yaml(assay_context *ctx, const assay_case *c, char **text);
 
+/* The same without the keys that say nothing: neither given nor other than their default. */
+assay_status assay_case_to_short_yaml(assay_context *ctx, const assay_case *c, char **text);
+
+/* Changes that --set does not make. `copy` owns what it has, is zeroed before and freed if it fails. */
+assay_status assay_case_copy(assay_context *ctx, const assay_case *c, assay_case *copy);
+void assay_case_drop_input(assay_case *c, int index); /* nothing is said of the tensor any more */
+void assay_case_drop_tags(assay_case *c);
+void assay_case_leave_open(assay_case *c, int key);     /* its default, as if it had not been given */
+bool assay_case_says_key(const assay_case *c, int key); /* it was given, or is not the default */
+
 /* Each `PATTERN` (the name of a catalogue case, a glob over the names, a path to a YAML file) as a list of cases: those
  * of the catalogue first and in its order, then those of files; without repeats. A pattern that matches nothing is
  * refused, with the nearest names; so are two cases of one name. A glob finds cases of true size, which fill a disk,

@@ -44,13 +44,15 @@ static void write_maxtext_key(FILE *out, const char *name, const char *value)
 }
 
 /* The model under the name it came with, and under config a name that was given over it. */
-static void write_config(FILE *out, const assay_case *c)
+static void write_config(FILE *out, const assay_case *c, bool all)
 {
     char value[ASSAY_KEY_VALUE_SIZE];
     fprintf(out, "model:\n");
     for (int i = 0; i < ASSAY_MODEL_KEYS; i++) {
         const assay_model_key *key = &assay_model_keys[i];
-        if (strcmp(key->name, "model_name") == 0) {
+        const bool named = strcmp(key->name, "model_name") == 0;
+        if (!all && !assay_case_says_key(c, i) && !(named && c->model[0] != '\0')) continue;
+        if (named) {
             write_text(out, "  model_name: ", c->model);
             fprintf(out, "\n");
             continue;
@@ -83,7 +85,7 @@ static void write_input(FILE *out, const assay_case_input *input)
             input->unused_nan ? ", unused_nan: true" : "");
 }
 
-static void write_case(FILE *out, const assay_case *c)
+static void write_case(FILE *out, const assay_case *c, bool all)
 {
     write_text(out, "case: ", c->name);
     write_text(out, "\ndescription: ", c->description);
@@ -91,7 +93,7 @@ static void write_case(FILE *out, const assay_case *c)
     write_list(out, "tags", &c->tags);
     write_text(out, "op: ", c->op);
     fprintf(out, "\n");
-    write_config(out, c);
+    write_config(out, c, all);
     fprintf(out, "batch: %" PRId64 "\nsequence: %" PRId64 "\n", c->batch, c->sequence);
     fprintf(out, "mesh: {data: %" PRId64 ", fsdp: %" PRId64 ", expert: %" PRId64, c->mesh_data, c->mesh_fsdp,
             c->mesh_expert);
@@ -112,17 +114,27 @@ static void write_case(FILE *out, const assay_case *c)
     write_list(out, "profiles", &c->profiles);
 }
 
-assay_status assay_case_to_yaml(assay_context *ctx, const assay_case *c, char **text)
+static assay_status to_yaml(assay_context *ctx, const assay_case *c, bool all, char **text)
 {
     char *memory = NULL;
     size_t size = 0;
     *text = NULL;
     FILE *out = open_memstream(&memory, &size);
     if (out == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "%s: no memory to write it as YAML", c->name);
-    write_case(out, c);
+    write_case(out, c, all);
     if (!assay_text_close(out, &memory)) {
         return assay_fail(ctx, ASSAY_NO_MEMORY, "%s: no memory to write it as YAML", c->name);
     }
     *text = memory;
     return ASSAY_OK;
+}
+
+assay_status assay_case_to_yaml(assay_context *ctx, const assay_case *c, char **text)
+{
+    return to_yaml(ctx, c, true, text);
+}
+
+assay_status assay_case_to_short_yaml(assay_context *ctx, const assay_case *c, char **text)
+{
+    return to_yaml(ctx, c, false, text);
 }

@@ -309,11 +309,17 @@ static void settle_groups(const hf_reader *r, const yaml_node_t *root)
     config->given[ASSAY_KEY_AT_n_routing_groups] = config->given[ASSAY_KEY_AT_topk_routing_group] = false;
 }
 
-static void settle_heads(assay_model_config *config)
+/* Mixtral multiplies queries by the root of their width, which MaxText has in their kernel. */
+static void settle_heads(const hf_reader *r)
 {
-    if (config->given[ASSAY_KEY_AT_head_dim] || config->base_num_query_heads == 0) return;
-    config->head_dim = config->base_emb_dim / config->base_num_query_heads;
-    config->given[ASSAY_KEY_AT_head_dim] = true;
+    assay_model_config *config = r->config;
+    if (!config->given[ASSAY_KEY_AT_head_dim] && config->base_num_query_heads > 0) {
+        config->head_dim = config->base_emb_dim / config->base_num_query_heads;
+        config->given[ASSAY_KEY_AT_head_dim] = true;
+    }
+    if (r->family != MIXTRAL || config->head_dim == 0) return;
+    config->query_pre_attn_scalar = 1 / sqrt((double)config->head_dim);
+    config->given[ASSAY_KEY_AT_query_pre_attn_scalar] = true;
 }
 
 static assay_status require_keys(const hf_reader *r, const yaml_node_t *root)
@@ -341,7 +347,7 @@ static assay_status read_config(const hf_reader *r, const yaml_node_t *root)
     TRY(read_rope(r, value_of(r->y, root, "rope_parameters"), "rope_parameters"));
     TRY(check_layer_types(r, value_of(r->y, root, "layer_types")));
     if ((r->family & DEEPSEEKS_ROUTER) != 0) settle_groups(r, root);
-    if ((r->family & GROUPED) != 0) settle_heads(r->config);
+    if ((r->family & GROUPED) != 0) settle_heads(r);
 cleanup:
     return status;
 }

@@ -115,6 +115,10 @@ TEST(refuses_and_changes_nothing)
         {"inputs.x=3", "x: expected a mapping"},
         {"inputs.x={values: [1, a]}", "values: expected a finite number, found a"},
         {"inputs.={scale: 1}", "expected a tensor such as"},
+        {"model=nowhere.json", "model: nowhere.json: No such file"},
+        {"model=deepseek3-tny", "did you mean deepseek3-tiny or deepseek2-16b?"},
+        {"model={model_type: llama}", "model_type: expected one of deepseek_v2, deepseek_v3"},
+        {"model={model_type: mixtral}", "the key hidden_size is missing, which a configuration of mixtral has"},
         {"dtypes.x=int32", "dtypes: expected one of float64"},
         {"dtypes.=float32", "expected a tensor such as weights/gate/bias, or a glob"},
         {"mlp_activations=[a, b, c]", "expected one or two texts"},
@@ -142,7 +146,8 @@ TEST(refuses_and_changes_nothing)
 
 TEST(reports_every_failed_allocation)
 {
-    static const char *const ASSIGNMENTS[] = {"profiles=bf16,f32", "inputs.y={values: [1]}", "mlp_activations=relu"};
+    static const char *const ASSIGNMENTS[] = {"profiles=bf16,f32", "inputs.y={values: [1]}", "mlp_activations=relu",
+                                              "dtypes.y=float32"};
     for (size_t i = 0; i < sizeof ASSIGNMENTS / sizeof *ASSIGNMENTS; i++) {
         for (int64_t n = 0;; n++) {
             assay_context ctx = {.threads = 1};

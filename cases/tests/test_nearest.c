@@ -5,8 +5,8 @@
 
 static const char *hint(const char *word, int most, char *text, size_t size)
 {
-    static const char *const NAMES[] = {"num_experts", "num_experts_per_tok", "shared_experts", "base_emb_dim",
-                                        "batch",       "batch"};
+    static const char *const NAMES[] = {"num_experts", "num_experts_per_tok", "shared_experts", "base_emb_dim", "batch",
+                                        "batch"};
     assay_nearest nearest = {.word = word, .most = most};
     for (size_t i = 0; i < sizeof NAMES / sizeof *NAMES; i++) assay_nearest_offer(&nearest, NAMES[i]);
     assay_nearest_text(&nearest, text, size);

@@ -17,29 +17,6 @@
 
 enum { CHUNK = 1 << 16 }; /* elements that are held against each other at a time */
 
-bool assay_backend_is_shared_object(const char *spec)
-{
-    size_t length = strlen(spec);
-    return length > 3 && strcmp(spec + length - 3, ".so") == 0 && strchr(spec, '{') == NULL;
-}
-
-assay_status assay_backend_check(assay_context *ctx, const char *spec)
-{
-    if (spec == NULL || spec[0] == '\0') {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "--backend SPEC is missing: a shared object, or a command with {request} and {candidate}");
-    }
-    if (assay_backend_is_shared_object(spec)) {
-        if (access(spec, R_OK) != 0) return assay_fail(ctx, ASSAY_BAD_INPUT, "--backend %s: %s", spec, strerror(errno));
-    } else if (strstr(spec, "{request}") == NULL || strstr(spec, "{candidate}") == NULL) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "--backend \"%s\" is neither a shared object (.so) nor a command with {request} and "
-                          "{candidate}",
-                          spec);
-    }
-    return ASSAY_OK;
-}
-
 /* Appends `text` as one word of the shell. */
 static size_t append_quoted(char *out, size_t used, size_t size, const char *text)
 {

@@ -3,7 +3,7 @@
 #ifndef ASSAY_HARNESS_BACKEND_H
 #define ASSAY_HARNESS_BACKEND_H
 
-#include "oracle/base/status.h"
+#include "harness/backends/backend_spec.h"
 
 /* Exit status of a backend command (and of the process that hosts a shared object). */
 enum { ASSAY_BACKEND_EXIT_DONE = 0, ASSAY_BACKEND_EXIT_UNSUPPORTED = 77 };
@@ -37,17 +37,11 @@ typedef struct assay_backend_call {
     double timeout;     /* seconds, of a run */
 } assay_backend_call;
 
-/* Runs the backend twice on the request, each time in a folder of its own, and but for a server's in a process of its own, and holds the two candidates
- * against each other, bit for bit. What the first run gave has no name any more when the second begins. A candidate is
+/* Runs the backend twice on the request, each time in a folder of its own and, but for a server's, in a process of its
+ * own, and holds the two candidates against each other, bit for bit. What the first run gave has no name any more when the second begins. A candidate is
  * read in a process of its own first (examine_file.h). On DONE the candidate is in place.
  *
  * The status is what is not the backend's doing: no memory, no disk, a folder that cannot be written. */
 assay_status assay_backend_execute(assay_context *ctx, const assay_backend_call *call, assay_backend_end *end);
-
-/* Refuses what is neither a shared object that is there nor a command with both placeholders; NULL too. */
-assay_status assay_backend_check(assay_context *ctx, const char *spec);
-
-/* A shared object rather than a command. */
-bool assay_backend_is_shared_object(const char *spec);
 
 #endif

@@ -12,6 +12,8 @@
 #include <time.h>
 #include <unistd.h>
 
+enum { SHORTEST_PAUSE = 125000, LONGEST_PAUSE = 2000000 }; /* ns between looks at a child */
+
 static double now(void)
 {
     struct timespec t;
@@ -41,11 +43,12 @@ static void set_end(int wait_status, assay_process_result *result)
     result->code = WIFSIGNALED(wait_status) ? WTERMSIG(wait_status) : WEXITSTATUS(wait_status);
 }
 
-static const struct timespec pause_between = {0, 2000000};
+static const struct timespec pause_between = {0, LONGEST_PAUSE};
 
 /* Until the child ends, or has been ended. */
 static void wait_for(pid_t child, double started, double timeout, assay_process_result *result)
 {
+    struct timespec pause = {0, SHORTEST_PAUSE};
     int wait_status = 0;
     setpgid(child, child); /* here too: whichever of the two comes first */
     while (waitpid(child, &wait_status, WNOHANG) == 0) {
@@ -56,7 +59,8 @@ static void wait_for(pid_t child, double started, double timeout, assay_process_
             result->seconds = now() - started;
             return;
         }
-        nanosleep(&pause_between, NULL);
+        nanosleep(&pause, NULL);
+        if (pause.tv_nsec < LONGEST_PAUSE) pause.tv_nsec *= 2;
     }
     kill(-child, SIGKILL); /* whatever it left running */
     result->seconds = now() - started;

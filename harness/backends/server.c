@@ -51,24 +51,6 @@ static double now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-assay_status assay_backend_server_check(assay_context *ctx, const char *command)
-{
-    if (command == NULL || command[0] == '\0') {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "--backend SPEC is missing: with --serve a command that reads requests");
-    }
-    if (assay_backend_is_shared_object(command)) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "--serve goes with a command, and --backend %s is a shared object",
-                          command);
-    }
-    if (strstr(command, "{request}") != NULL || strstr(command, "{candidate}") != NULL) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "--backend \"%s\" has a placeholder: with --serve it reads paths from its standard input",
-                          command);
-    }
-    return ASSAY_OK;
-}
-
 static assay_status write_log(exchange *e, const char *text, size_t length)
 {
     while (length > 0) {

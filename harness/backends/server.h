@@ -4,9 +4,6 @@
 
 #include "harness/backends/backend.h"
 
-/* Refuses a shared object, a command with a placeholder, and NULL. */
-assay_status assay_backend_server_check(assay_context *ctx, const char *command);
-
 /* The command is started for the first request, and again for the one after it failed at the protocol. */
 assay_status assay_backend_server_make(assay_context *ctx, const char *command, assay_backend_server **server);
 /* Ends the server's input, and where that does not end it, the server; NULL is safe. */

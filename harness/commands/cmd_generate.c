@@ -55,6 +55,7 @@ static assay_status make_plan(assay_context *ctx, const assay_options *options, 
         TRY(assay_case_add_profile(ctx, c, profile.precision.name));
     }
     TRY(assay_plan_make_with(ctx, plan, c, NULL, named ? &profile : NULL));
+    plan->weights = options->weights;
     if (options->certify) TRY(assay_plan_certify(ctx, plan, options->budget));
     if (options->mutants) TRY(assay_plan_mutants(ctx, plan));
 cleanup:
@@ -67,16 +68,15 @@ static assay_status check_cases(assay_context *ctx, const assay_options *options
     assay_status status = ASSAY_OK;
     for (int i = 0; i < chosen->count && status == ASSAY_OK; i++) {
         assay_plan plan = {0};
-        assay_inputs inputs = {0};
         assay_case *c = &chosen->cases[i];
         if (chosen->goldens[i] != NULL) {
-            if (options->inputs == NULL) continue;
-            return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is a golden, which has its inputs: --inputs %s has no use",
-                              chosen->goldens[i], options->inputs);
+            const char *option = options->inputs != NULL ? "--inputs" : options->weights != NULL ? "--weights" : NULL;
+            if (option == NULL) continue;
+            return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is a golden, which has its inputs: %s has no use",
+                              chosen->goldens[i], option);
         }
         status = make_plan(ctx, options, &plan, c);
-        if (status == ASSAY_OK) status = assay_inputs_open(ctx, &inputs, c, &plan.list, options->inputs);
-        assay_inputs_close(&inputs);
+        if (status == ASSAY_OK) status = assay_inputs_check(ctx, &plan, options->inputs);
         assay_plan_free(&plan);
     }
     return status;
@@ -173,7 +173,7 @@ const assay_command assay_command_generate = {
         "scales of\n"
         "that profile too, beside those of the case.\n",
     .options = ASSAY_OPT_CHOOSE | ASSAY_OPT_OUTPUT | ASSAY_OPT_CONTAINER | ASSAY_OPT_SET | ASSAY_OPT_INPUTS |
-               ASSAY_OPT_CERTIFY | ASSAY_OPT_PROFILE,
+               ASSAY_OPT_WEIGHTS | ASSAY_OPT_CERTIFY | ASSAY_OPT_PROFILE,
     .least = 1,
     .most = -1,
     .run = run_generate,
@@ -185,7 +185,8 @@ const assay_command assay_command_request = {
     .summary = "what a backend may see: no outputs, no gradients",
     .details = "The root attribute `expects` lists what the candidate file is to hold. A golden's has the inputs\n"
                "that are stored in it.\n",
-    .options = ASSAY_OPT_CHOOSE | ASSAY_OPT_OUTPUT | ASSAY_OPT_CONTAINER | ASSAY_OPT_SET | ASSAY_OPT_INPUTS,
+    .options = ASSAY_OPT_CHOOSE | ASSAY_OPT_OUTPUT | ASSAY_OPT_CONTAINER | ASSAY_OPT_SET | ASSAY_OPT_INPUTS |
+               ASSAY_OPT_WEIGHTS,
     .least = 1,
     .most = -1,
     .run = run_request,

@@ -20,26 +20,37 @@ static void size_text(double bytes, char *text, size_t size)
     snprintf(text, size, unit == 0 ? "%.0f %s" : "%.1f %s", bytes, units[unit]);
 }
 
+/* With as many digits as it takes to make the number again. */
+static void print_number(const char *name, double x)
+{
+    int precision = 4;
+    char text[40];
+    do snprintf(text, sizeof text, "%.*g", precision, x);
+    while (strtod(text, NULL) != x && precision++ < 17);
+    printf("%s%s", name, text);
+}
+
+/* All that docs/random-inputs.md needs of a tensor. */
 static void print_fill(const assay_fill *fill)
 {
     printf("%s", assay_distribution_name(fill->distribution));
-    switch (fill->distribution) {
-    case ASSAY_NORMAL:
-    case ASSAY_CANCEL:
-        printf(" scale %.4g mean %.4g", fill->scale, fill->mean);
-        break;
-    case ASSAY_CONSTANT:
-        printf(" %.4g", fill->mean);
-        break;
-    case ASSAY_RAMP:
-        printf(" from %.10g by %.10g", fill->mean, fill->scale);
-        break;
-    case ASSAY_VALUES:
-    case ASSAY_PERMUTATION:
-        break;
-    default:
-        printf(" %.4g..%.4g", fill->low, fill->high);
-        break;
+    const assay_distribution d = fill->distribution;
+    const bool scaled = d == ASSAY_NORMAL || d == ASSAY_CANCEL || d == ASSAY_INTEGERS || d == ASSAY_NEAR_TIES ||
+                        d == ASSAY_BLOCK_POWERS || d == ASSAY_ROW_POWERS || d == ASSAY_VALUES;
+    const bool bounded = d != ASSAY_NORMAL && d != ASSAY_CANCEL && d != ASSAY_VALUES && d != ASSAY_CONSTANT &&
+                         d != ASSAY_RAMP && d != ASSAY_PERMUTATION;
+    if (d == ASSAY_CONSTANT) print_number(" ", fill->mean);
+    if (d == ASSAY_RAMP) {
+        print_number(" from ", fill->mean);
+        print_number(" by ", fill->scale);
+    }
+    if (bounded) {
+        print_number(" ", fill->low);
+        print_number("..", fill->high);
+    }
+    if (scaled) {
+        print_number(" scale ", fill->scale);
+        print_number(" mean ", fill->mean);
     }
 }
 

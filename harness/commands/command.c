@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cases/yaml_reader.h"
 #include "compare/profile_yaml.h"
 #include "harness/backends/server.h"
 #include "oracle/base/whole_file.h"
@@ -46,8 +47,7 @@ double assay_report_worst(const assay_report *report)
     return worst;
 }
 
-/* Quoted for the shell. */
-static void write_word(FILE *out, const char *option, const char *value)
+void assay_write_word(FILE *out, const char *option, const char *value)
 {
     fprintf(out, "%s '", option);
     for (; *value != '\0'; value++) {
@@ -57,6 +57,28 @@ static void write_word(FILE *out, const char *option, const char *value)
     fputc('\'', out);
 }
 
+static bool file_has_case(char *path, const char *name)
+{
+    assay_context ctx = {.threads = 1};
+    assay_case *cases = NULL;
+    int count = 0;
+    bool found = false;
+    if (assay_cases_find(&ctx, 1, &path, &cases, &count) != ASSAY_OK) return false;
+    for (int i = 0; i < count; i++) found |= strcmp(cases[i].name, name) == 0;
+    assay_cases_free(cases, count);
+    return found;
+}
+
+/* A case of a YAML file is found by that file alone. */
+static const char *argument_of(const assay_options *o, const char *what)
+{
+    for (int i = 0; i < o->argument_count; i++) {
+        char *argument = o->arguments[i];
+        if (assay_yaml_extension(argument) != NULL && file_has_case(argument, what)) return argument;
+    }
+    return what;
+}
+
 void assay_command_reproduce(const assay_options *o, const char *command, const char *what, const char *equivalence,
                              char *text, size_t size)
 {
@@ -64,12 +86,15 @@ void assay_command_reproduce(const assay_options *o, const char *command, const 
     FILE *out = fmemopen(text, size, "w");
     if (out == NULL) return;
     fprintf(out, "assay %s", command);
-    write_word(out, "", what);
+    assay_write_word(out, "", argument_of(o, what));
     if (equivalence != NULL) fprintf(out, " --equivalence %s", equivalence);
-    if (o->backend != NULL) write_word(out, " --backend", o->backend);
+    if (o->backend != NULL) assay_write_word(out, " --backend", o->backend);
     if (o->serve) fprintf(out, " --serve");
-    if (o->precision != NULL) write_word(out, " --precision", o->precision);
-    for (int i = 0; i < o->set_count; i++) write_word(out, " --set", o->sets[i]);
+    if (o->precision != NULL) assay_write_word(out, " --precision", o->precision);
+    if (o->false_alarm != ASSAY_FALSE_ALARM) fprintf(out, " --false-alarm %.10g", o->false_alarm);
+    if (o->backend != NULL && o->timeout != ASSAY_TIMEOUT) fprintf(out, " --timeout %.10g", o->timeout);
+    for (int i = 0; i < o->set_count; i++) assay_write_word(out, " --set", o->sets[i]);
+    if (o->weights != NULL) assay_write_word(out, " --weights", o->weights);
     if (o->backend != NULL) fprintf(out, " --keep DIR -v");
     if (fclose(out) != 0) text[0] = '\0'; /* half a command is none */
 }

@@ -2,6 +2,8 @@
 #ifndef ASSAY_HARNESS_COMMAND_H
 #define ASSAY_HARNESS_COMMAND_H
 
+#include <stdio.h>
+
 #include "compare/report.h"
 #include "harness/commands/choose.h"
 #include "harness/golden/golden.h"
@@ -19,8 +21,8 @@ typedef struct assay_command {
 } assay_command;
 
 extern const assay_command assay_command_list, assay_command_convert, assay_command_show, assay_command_generate,
-    assay_command_request, assay_command_compare, assay_command_run, assay_command_verify, assay_command_power,
-    assay_command_check, assay_command_trace, assay_command_calibrate, assay_command_shared_object;
+    assay_command_request, assay_command_compare, assay_command_run, assay_command_fuzz, assay_command_verify,
+    assay_command_power, assay_command_check, assay_command_trace, assay_command_calibrate, assay_command_shared_object;
 
 /* The exit status of a verdict. */
 int assay_exit_of(assay_verdict verdict);
@@ -36,6 +38,9 @@ assay_status assay_command_backend_check(assay_context *ctx, const assay_options
 /* The largest excess over a threshold, over all tensors; of elements, of their errors beyond the rounding of the result,
  * which alone comes up to the threshold where the kernel's own error is small. */
 double assay_report_worst(const assay_report *report);
+
+/* An option and its value, quoted for the shell. */
+void assay_write_word(FILE *out, const char *option, const char *value);
 
 /* The command that gives the result again, into `text`: "assay run 'moe/small' --backend './libmine.so' --keep DIR -v"; "" where it has no room.
  * equivalence: NULL where there is none. */

@@ -20,6 +20,7 @@ enum {
     SET,
     SEED,
     INPUTS,
+    WEIGHTS,
     PRECISION,
     FALSE_ALARM,
     JSON_FILE,
@@ -41,6 +42,11 @@ enum {
     EQUIVALENCE,
     BUDGET,
     WRITE,
+    FUZZ_OP,
+    FUZZ_TIME,
+    FUZZ_CASES,
+    FUZZ_SEED,
+    FUZZ_FAILURES,
     CONTAINER
 };
 
@@ -52,19 +58,22 @@ static const assay_option_row rows[] = {
     {"seed", SEED, true, ASSAY_OPT_SET, "N", "the seed of inputs, weights and cotangents"},
     {"inputs", INPUTS, true, ASSAY_OPT_INPUTS, "FILE",
      "take inputs, weights and cotangents from this file where it has them"},
-    {"precision", PRECISION, true, ASSAY_OPT_PRECISION | ASSAY_OPT_PROFILE, "NAME",
+    {"weights", WEIGHTS, true, ASSAY_OPT_WEIGHTS, "FILE[:LAYER]",
+     "take the weights from a checkpoint of Hugging Face (docs/hugging-face.md)"},
+    {"precision", PRECISION, true, ASSAY_OPT_PRECISION | ASSAY_OPT_PROFILE | ASSAY_OPT_FUZZ, "NAME",
      "profile: f64, f32, bf16, bf16_router, f16, tf32, tpu_default, fp8_e4m3_block128, or a FILE.yml with your own"},
-    {"false-alarm", FALSE_ALARM, true, ASSAY_OPT_PRECISION, "P",
+    {"false-alarm", FALSE_ALARM, true, ASSAY_OPT_PRECISION | ASSAY_OPT_FUZZ, "P",
      "probability that a correct backend fails (default 1e-6)"},
-    {"verbose", 'v', false, ASSAY_OPT_PRECISION | ASSAY_OPT_VERIFY, NULL, "every tensor in detail"},
+    {"verbose", 'v', false, ASSAY_OPT_PRECISION | ASSAY_OPT_VERIFY | ASSAY_OPT_FUZZ, NULL, "every tensor in detail"},
     {"json", JSON_FILE, true, ASSAY_OPT_REPORTS | ASSAY_OPT_JSON, "FILE", "write the report as JSON"},
     {"junit", JUNIT_FILE, true, ASSAY_OPT_REPORTS, "FILE", "write the report as JUnit XML"},
     {"html", HTML_FILE, true, ASSAY_OPT_REPORTS, "FILE", "write the report as one HTML page, with pictures"},
-    {"backend", BACKEND, true, ASSAY_OPT_BACKEND, "SPEC",
+    {"backend", BACKEND, true, ASSAY_OPT_BACKEND | ASSAY_OPT_FUZZ, "SPEC",
      "a shared object (./libmine.so), or a command with {request} and {candidate}"},
-    {"serve", SERVE, false, ASSAY_OPT_BACKEND, NULL,
+    {"serve", SERVE, false, ASSAY_OPT_BACKEND | ASSAY_OPT_FUZZ, NULL,
      "the command is started once, without placeholders, and reads requests (docs/backends.md)"},
-    {"timeout", TIMEOUT, true, ASSAY_OPT_BACKEND, "SECONDS", "time limit of one run of the backend (default 300)"},
+    {"timeout", TIMEOUT, true, ASSAY_OPT_BACKEND | ASSAY_OPT_FUZZ, "SECONDS",
+     "time limit of one run of the backend (default 300)"},
     {"keep", KEEP, true, ASSAY_OPT_BACKEND, "DIR", "keep golden, request and candidate files in this folder"},
     {"known", KNOWN_FILE, true, ASSAY_OPT_KNOWN, "FILE",
      "known failures, lines of a case and a reason: run, reported apart, an error when one passes"},
@@ -84,6 +93,12 @@ static const assay_option_row rows[] = {
      "certify N coordinates of each gradient (default 8), or all; 0: outputs alone"},
     {"write", WRITE, true, ASSAY_OPT_WRITE, "FOLDER",
      "write the candidate of each mutant that has an effect as FOLDER/MUTANT.h5 (one golden)"},
+    {"op", FUZZ_OP, true, ASSAY_OPT_FUZZ, "OP", "cases of this operation alone"},
+    {"time", FUZZ_TIME, true, ASSAY_OPT_FUZZ, "TIME", "how long cases are drawn: 90, 90s, 10m, 1h (default 60)"},
+    {"cases", FUZZ_CASES, true, ASSAY_OPT_FUZZ, "N", "how many cases are drawn, in place of a time"},
+    {"failures", FUZZ_FAILURES, true, ASSAY_OPT_FUZZ, "N", "end when so many different failures were found"},
+    {"seed", FUZZ_SEED, true, ASSAY_OPT_FUZZ, "N", "the same cases again: what is drawn follows from it (default 1)"},
+    {"output", 'o', true, ASSAY_OPT_FUZZ, "DIR", "write each failure's case, golden and command to this folder"},
     {"threads", THREADS, true, COMMON, "N", "threads (default: all cores); the same bits for any number"},
     {"engine", ENGINE, true, COMMON, "NAME", "reference (default) or blas"},
     {"quiet", 'q', false, COMMON, NULL, "no progress"},
@@ -137,6 +152,57 @@ static assay_status parse_budget(assay_context *ctx, const char *text, int64_t *
         *budget = value;
     }
     return ASSAY_OK;
+}
+
+static assay_status parse_whole(assay_context *ctx, const char *name, const char *text, int64_t least, int64_t *out)
+{
+    char *end = NULL;
+    errno = 0;
+    const long long value = strtoll(text, &end, 10);
+    if (end == text || *end != '\0' || errno != 0 || value < least) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "--%s is \"%s\", expected a whole number from %lld up", name, text,
+                          (long long)least);
+    }
+    *out = value;
+    return ASSAY_OK;
+}
+
+/* A number of seconds, minutes or hours. */
+static assay_status parse_time(assay_context *ctx, const char *text, double *seconds)
+{
+    static const struct {
+        const char *unit;
+        double seconds;
+    } units[] = {{"", 1}, {"s", 1}, {"m", 60}, {"h", 3600}};
+    char *end = NULL;
+    const double value = strtod(text, &end);
+    for (size_t i = 0; end != text && i < sizeof units / sizeof *units; i++) {
+        if (strcmp(end, units[i].unit) != 0 || !(value > 0 && value <= 1e6)) continue;
+        *seconds = value * units[i].seconds;
+        return ASSAY_OK;
+    }
+    return assay_fail(ctx, ASSAY_BAD_INPUT, "--time is \"%s\", expected a time above 0, as 90, 90s, 10m or 1h", text);
+}
+
+static assay_status parse_fuzz(assay_context *ctx, assay_options *o, int letter, const char *value)
+{
+    int64_t seed = 0;
+    assay_status status = ASSAY_OK;
+    switch (letter) {
+    case FUZZ_OP:
+        o->fuzz_op = value;
+        return ASSAY_OK;
+    case FUZZ_TIME:
+        return parse_time(ctx, value, &o->fuzz_seconds);
+    case FUZZ_CASES:
+        return parse_whole(ctx, "cases", value, 1, &o->fuzz_cases);
+    case FUZZ_FAILURES:
+        return parse_whole(ctx, "failures", value, 1, &o->fuzz_failures);
+    default:
+        status = parse_whole(ctx, "seed", value, 0, &seed);
+        o->fuzz_seed = (uint64_t)seed;
+        return status;
+    }
 }
 
 static assay_status parse_shard(assay_context *ctx, const char *text, assay_options *o)
@@ -226,6 +292,9 @@ static assay_status take(assay_context *ctx, assay_options *o, int letter, const
     case INPUTS:
         o->inputs = value;
         return ASSAY_OK;
+    case WEIGHTS:
+        o->weights = value;
+        return ASSAY_OK;
     case PRECISION:
         o->precision = value;
         return ASSAY_OK;
@@ -274,6 +343,12 @@ static assay_status take(assay_context *ctx, assay_options *o, int letter, const
         return parse_threads(ctx, value, &o->threads);
     case COLOR:
         return parse_color(ctx, value, &o->color);
+    case FUZZ_OP:
+    case FUZZ_TIME:
+    case FUZZ_CASES:
+    case FUZZ_SEED:
+    case FUZZ_FAILURES:
+        return parse_fuzz(ctx, o, letter, value);
     case FALSE_ALARM:
         return parse_number(ctx, "false-alarm", value, 1e-300, 0.5, &o->false_alarm);
     default:
@@ -320,8 +395,9 @@ assay_status assay_options_parse(assay_context *ctx, int argc, char **argv, unsi
                                .engine = "reference",
                                .container = "h5",
                                .color = isatty(STDOUT_FILENO) != 0,
-                               .false_alarm = 1e-6,
-                               .timeout = 300.0,
+                               .false_alarm = ASSAY_FALSE_ALARM,
+                               .timeout = ASSAY_TIMEOUT,
+                               .fuzz_seed = 1,
                                .budget = ASSAY_BUDGET_UNSAID,
                                .argv = argv,
                                .argc = argc};

@@ -23,19 +23,31 @@ enum {
     ASSAY_OPT_PROFILE = 1 << 13,    /* --precision alone */
     ASSAY_OPT_CHOOSE = 1 << 14,     /* --tag, --op, --exclude, --no-mesh, --shard */
     ASSAY_OPT_CONTAINER = 1 << 15,  /* --container */
+    ASSAY_OPT_WEIGHTS = 1 << 16,    /* --weights */
+    ASSAY_OPT_FUZZ =
+        1 << 17, /* --backend, --serve, --timeout, --precision, --false-alarm, and all of --op ... -o below */
 };
+
+/* Of --false-alarm, and of --timeout in seconds. */
+#define ASSAY_FALSE_ALARM 1e-6
+#define ASSAY_TIMEOUT 300.0
 
 typedef struct assay_options {
     int threads;
     const char *engine;
     bool quiet, color, json, verbose;
-    const char *equivalence, *output, *inputs, *precision, *json_file, *junit_file, *html_file, *known_file, *backend,
-        *keep, *folder;
+    const char *equivalence, *output, *inputs, *weights, *precision, *json_file, *junit_file, *html_file, *known_file,
+        *backend, *keep, *folder;
     const char *container; /* the ending of files in a folder: h5, safetensors, npz */
     double false_alarm, timeout;
     bool certify, mutants, serve;
     assay_case_filter filter;
-    int shard, shards; /* 1 to shards; 0, 0: all of it */
+    int shard, shards;     /* 1 to shards; 0, 0: all of it */
+    const char *fuzz_op;   /* of fuzz: one operation, or NULL */
+    double fuzz_seconds;   /* how long; 0: not said */
+    int64_t fuzz_cases;    /* how many; 0: not said */
+    int64_t fuzz_failures; /* it ends with so many; 0: not so */
+    uint64_t fuzz_seed;
     int64_t budget;    /* harness/certify/certificate.h */
     const char **sets; /* --set and --seed in their order, as key=value */
     int set_count;

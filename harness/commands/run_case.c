@@ -6,6 +6,7 @@
 #include "harness/backends/backend_files.h"
 #include "harness/judge/judge.h"
 #include "harness/plan/golden_read.h"
+#include "harness/plan/inputs.h"
 
 /* What a case is judged by, before it is. */
 typedef struct case_plan {
@@ -62,6 +63,10 @@ static assay_status plan_case(assay_context *ctx, const assay_options *options, 
 {
     assay_status status;
     *p = (case_plan){0};
+    if (stored != NULL && options->weights != NULL) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is a golden, which has its weights: --weights %s has no use",
+                          stored, options->weights);
+    }
     if (stored != NULL) TRY(assay_fixture_open(ctx, stored, &p->stored));
     TRY(assay_command_profile(ctx, options, p->stored, assay_dtype_name(c->dtype), &p->profile));
     if (stored != NULL) {
@@ -72,6 +77,7 @@ static assay_status plan_case(assay_context *ctx, const assay_options *options, 
     const char *name = p->profile.precision.name;
     if (assay_profile_by_name(name) == NULL) TRY(assay_case_add_profile(ctx, c, name));
     TRY(assay_plan_make_with(ctx, &p->plan, c, NULL, &p->profile));
+    p->plan.weights = options->weights;
 cleanup:
     if (status != ASSAY_OK) case_plan_free(p);
     return status;
@@ -100,7 +106,9 @@ assay_status assay_run_check(assay_context *ctx, const assay_options *options, c
         case_plan p;
         TRY(check_place(ctx, options, &chosen->cases[i], chosen->goldens[i]));
         TRY(plan_case(ctx, options, &chosen->cases[i], chosen->goldens[i], &p));
+        if (p.stored == NULL) status = assay_inputs_check(ctx, &p.plan, NULL);
         case_plan_free(&p);
+        TRY(status);
     }
 cleanup:
     return status;

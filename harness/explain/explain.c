@@ -222,12 +222,9 @@ cleanup:
 static assay_status search_all(assay_context *ctx, search *s, bool quiet)
 {
     assay_status status = ASSAY_OK;
-    void *held = NULL;
     assay_progress progress;
     const assay_plan *plan = s->trial.plan;
     assay_progress_start(&progress, quiet, "known bugs", assay_mutant_count);
-    TRY(assay_alloc(ctx, "hypotheses", assay_mutant_count, sizeof *s->held, &held));
-    s->held = held;
     TRY(try_all(ctx, s, true, &progress));
     TRY(try_all(ctx, s, false, &progress));
     /* that errors are as large says less than that they are the same: other bugs may make such */
@@ -239,6 +236,30 @@ static assay_status search_all(assay_context *ctx, search *s, bool quiet)
     qsort(s->held, (size_t)s->held_count, sizeof *s->held, by_distance);
 cleanup:
     assay_progress_end(&progress);
+    return status;
+}
+
+static void close_search(search *s, assay_tensor_set *results)
+{
+    free(s->held);
+    assay_given_results_free(&s->given);
+    assay_tensor_set_free(results);
+}
+
+/* What a search needs. `results` are the golden's tensors. */
+static assay_status open_search(assay_context *ctx, search *s, assay_golden *golden, assay_fixture_reader *candidate,
+                                const assay_profile *profile, assay_tensor_set *results)
+{
+    assay_status status;
+    void *held = NULL;
+    const assay_plan *plan = &golden->plan;
+    ctx->threads = assay_plan_threads(ctx, plan);
+    TRY(assay_golden_load(ctx, results, plan, golden->reader));
+    s->trial = (assay_trial){.plan = plan, .golden = results, .profile = profile, .false_alarm = s->plain->false_alarm};
+    TRY(assay_given_results_load(ctx, results, candidate, &s->given));
+    TRY(assay_alloc(ctx, "hypotheses", assay_mutant_count, sizeof *s->held, &held));
+    s->held = held;
+cleanup:
     return status;
 }
 
@@ -256,16 +277,32 @@ static assay_status explain(assay_context *ctx, assay_golden *golden, assay_fixt
                  "not tried, the case is too large: a smaller one tells, or the files of assay certify --write");
         goto cleanup;
     }
-    ctx->threads = assay_plan_threads(ctx, plan);
-    TRY(assay_golden_load(ctx, &results, plan, golden->reader));
-    s.trial = (assay_trial){.plan = plan, .golden = &results, .profile = profile, .false_alarm = report->false_alarm};
-    TRY(assay_given_results_load(ctx, &results, candidate, &s.given));
+    TRY(open_search(ctx, &s, golden, candidate, profile, &results));
     TRY(search_all(ctx, &s, quiet));
     say(&s, report);
 cleanup:
-    free(s.held);
-    assay_given_results_free(&s.given);
-    assay_tensor_set_free(&results);
+    close_search(&s, &results);
+    return status;
+}
+
+assay_status assay_explains(assay_context *ctx, assay_golden *golden, assay_fixture_reader *candidate,
+                            const assay_profile *profile, const assay_mutant *mutant, const assay_report *report,
+                            bool *holds)
+{
+    assay_status status = ASSAY_OK;
+    assay_tensor_set results = {0};
+    search s = {.plain = report, .before = residual_of(report)};
+    const int threads = ctx->threads;
+    *holds = false;
+    if (report->verdict != ASSAY_FAIL || !is_worth_it(report)) return ASSAY_OK;
+    TRY(assay_golden_plan(ctx, golden, profile));
+    if (is_too_large(&golden->plan) || !assay_mutant_is_for(mutant, &golden->plan)) goto cleanup;
+    TRY(open_search(ctx, &s, golden, candidate, profile, &results));
+    TRY(try_twice(ctx, &s, mutant));
+    *holds = s.held_count > 0;
+cleanup:
+    ctx->threads = threads;
+    close_search(&s, &results);
     return status;
 }
 

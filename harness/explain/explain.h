@@ -12,4 +12,9 @@
 assay_status assay_explain(assay_context *ctx, assay_golden *golden, assay_fixture_reader *candidate,
                            const assay_profile *profile, bool quiet, assay_report *report);
 
+/* Whether a failed candidate equals that one mutant. False where it cannot be tried. */
+assay_status assay_explains(assay_context *ctx, assay_golden *golden, assay_fixture_reader *candidate,
+                            const assay_profile *profile, const assay_mutant *mutant, const assay_report *report,
+                            bool *holds);
+
 #endif

@@ -208,7 +208,7 @@ assay_status assay_golden_write(assay_context *ctx, const assay_plan *plan, cons
     assay_status status;
     assay_inputs inputs = {0};
     TRY(assay_require_disk(ctx, path, plan->file_bytes));
-    TRY(assay_inputs_open(ctx, &inputs, plan->c, &plan->list, inputs_file));
+    TRY(assay_inputs_open_plan(ctx, &inputs, plan, inputs_file));
     const assay_source source = assay_inputs_source(&inputs);
     TRY(assay_golden_write_from(ctx, plan, path, &source, quiet));
 cleanup:
@@ -245,7 +245,7 @@ assay_status assay_request_write(assay_context *ctx, const assay_plan *plan, con
 {
     assay_status status;
     assay_inputs inputs = {0};
-    TRY(assay_inputs_open(ctx, &inputs, plan->c, &plan->list, inputs_file));
+    TRY(assay_inputs_open_plan(ctx, &inputs, plan, inputs_file));
     const assay_source source = assay_inputs_source(&inputs);
     TRY(assay_request_write_from(ctx, plan, path, &source, quiet));
 cleanup:

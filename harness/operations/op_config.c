@@ -176,6 +176,12 @@ assay_status assay_mlp_config_of(assay_context *ctx, const assay_case *c, assay_
     TRY(activation_of(ctx, m, 0, &config->activation[0]));
     TRY(activation_of(ctx, m, 1, &config->activation[1]));
     TRY(glu_of(ctx, m, true, &config->glu));
+    if (config->glu != ASSAY_GLU_PLAIN && config->activation[1] != ASSAY_LINEAR) {
+        status =
+            assay_fail(ctx, ASSAY_BAD_INPUT,
+                       "mlp_activations[1] is \"%s\", expected linear: with a limit the second branch is clamped alone",
+                       m->mlp_activations.item[1]);
+    }
 cleanup:
     return status;
 }

@@ -42,10 +42,43 @@ cleanup:
     return status;
 }
 
+assay_status assay_inputs_add_weights(assay_context *ctx, assay_inputs *inputs, const char *text)
+{
+    if (text == NULL) return ASSAY_OK;
+    for (int i = 0; inputs->file != NULL && i < assay_fixture_count(inputs->file); i++) {
+        const assay_tensor_spec *spec = assay_fixture_spec(inputs->file, i);
+        if (spec->role != ASSAY_ROLE_WEIGHT) continue;
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: %s is given, and --weights gives all weights", inputs->file_name,
+                          spec->path);
+    }
+    inputs->weights_name = text;
+    return assay_model_weights_open(ctx, text, inputs->c, inputs->list, &inputs->weights);
+}
+
+assay_status assay_inputs_open_plan(assay_context *ctx, assay_inputs *inputs, const assay_plan *plan, const char *file)
+{
+    assay_status status;
+    TRY(assay_inputs_open(ctx, inputs, plan->c, &plan->list, file));
+    TRY(assay_inputs_add_weights(ctx, inputs, plan->weights));
+cleanup:
+    if (status != ASSAY_OK) assay_inputs_close(inputs);
+    return status;
+}
+
+assay_status assay_inputs_check(assay_context *ctx, const assay_plan *plan, const char *file)
+{
+    assay_inputs inputs;
+    const assay_status status = assay_inputs_open_plan(ctx, &inputs, plan, file);
+    assay_inputs_close(&inputs);
+    return status;
+}
+
 void assay_inputs_close(assay_inputs *inputs)
 {
     assay_fixture_close(inputs->file);
     inputs->file = NULL;
+    assay_model_weights_close(inputs->weights);
+    inputs->weights = NULL;
 }
 
 static bool has(void *self, const char *path)
@@ -59,21 +92,20 @@ static bool in_file(const assay_inputs *inputs, const char *path)
     return inputs->file != NULL && assay_fixture_find(inputs->file, path) != NULL;
 }
 
-static assay_status check_values(assay_context *ctx, const assay_inputs *inputs, const assay_tensor_entry *entry,
-                                 int64_t first, int64_t count, const double *values)
+static assay_status check_values(assay_context *ctx, const char *origin, const assay_tensor_entry *entry, int64_t first,
+                                 int64_t count, const double *values)
 {
     for (int64_t i = 0; i < count; i++) {
         if (!isfinite(values[i])) {
             if (entry->unused_row_axes > 0) continue;
-            return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: %s[%" PRId64 "] is %g, expected a finite number",
-                              inputs->file_name, entry->spec.path, first + i, values[i]);
+            return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: %s[%" PRId64 "] is %g, expected a finite number", origin,
+                              entry->spec.path, first + i, values[i]);
         }
         if (assay_dtype_round(entry->spec.type, values[i], false) != values[i]) {
-            return assay_fail(ctx, ASSAY_BAD_INPUT,
-                              "%s: %s[%" PRId64
-                              "] is %.17g, which is no %s value; give --set dtypes.%s=float32 or round it first",
-                              inputs->file_name, entry->spec.path, first + i, values[i],
-                              assay_dtype_name(entry->spec.type), entry->spec.path);
+            return assay_fail(
+                ctx, ASSAY_BAD_INPUT,
+                "%s: %s[%" PRId64 "] is %.17g, which is no %s value; give --set dtypes.%s=float32 or round it first",
+                origin, entry->spec.path, first + i, values[i], assay_dtype_name(entry->spec.type), entry->spec.path);
         }
     }
     return ASSAY_OK;
@@ -135,7 +167,11 @@ static assay_status read_values(assay_context *ctx, void *self, const char *path
     const assay_tensor_entry *entry = assay_tensor_list_find(inputs->list, path);
     if (in_file(inputs, path)) {
         assay_status status = assay_fixture_read(ctx, inputs->file, path, first, count, out);
-        return status == ASSAY_OK ? check_values(ctx, inputs, entry, first, count, out) : status;
+        return status == ASSAY_OK ? check_values(ctx, inputs->file_name, entry, first, count, out) : status;
+    }
+    if (inputs->weights != NULL && assay_model_weights_has(inputs->weights, path)) {
+        assay_status status = assay_model_weights_read(ctx, inputs->weights, path, first, count, out);
+        return status == ASSAY_OK ? check_values(ctx, inputs->weights_name, entry, first, count, out) : status;
     }
     const assay_case_input *given = assay_case_input_of(inputs->c, path);
     assay_fill fill = given != NULL ? given->fill : entry->fill;

@@ -24,6 +24,7 @@ typedef struct assay_plan {
     char null_left_out[ASSAY_REASON_SIZE]; /* why it has no null distributions; "": it has, or is exact */
     bool certify;                          /* the golden is to hold its certificate (harness/certify/certificate.h) */
     int64_t budget;                        /* of that: coordinates of each gradient */
+    const char *weights;                   /* of --weights (harness/plan/model_weights.h), or NULL */
     bool mutants;            /* the golden is to hold the power of its verdict (harness/power/power_test.h) */
     const char *const *only; /* globs of the results that a candidate must give, the caller's; only_count is 0: all */
     int only_count;

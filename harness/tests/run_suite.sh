@@ -60,10 +60,10 @@ starts 1
 grep -q '^end of input$' "$work/log" || complain "the server was not told the end"
 for what in hangs_at_mlp-silu dies_at_mlp-silu; do
   rm -f "$work/log"
-  expect 1 run "${suite[@]}" --serve --backend "exec '$python' '$here/odd_server.py' $what '$work'" --quiet --timeout 2
+  expect 1 run "${suite[@]}" --serve --backend "exec '$python' '$here/odd_server.py' $what '$work'" --quiet --timeout 6
   prints '^FAIL +mlp/silu'
   prints '^3 cases: 2 passed, 1 failed'
-  prints "reproduce: assay run 'mlp/silu' --backend '.*' --serve --keep DIR -v$"
+  prints "reproduce: assay run 'mlp/silu' --backend '.*' --serve --timeout 6 --keep DIR -v$"
   starts 2
 done
 # nothing that it started outlives the run
@@ -108,6 +108,11 @@ run_stored 0 "$work/stored" --op gmm
 prints '^1 cases: 1 passed'
 expect 1 run "$work/stored/moe/other.h5" --backend "$modules/odd_zeros.so" --quiet
 prints "reproduce: assay run '$work/stored/moe/other.h5' --backend"
+# in each container
+expect 0 generate moe/small --seed 7 --set case=moe/other -o "$work/other.safetensors"
+expect 0 generate mlp/silu -o "$work/other.npz"
+run_stored 0 "$work/other.safetensors" "$work/other.npz"
+prints '^2 cases: 2 passed'
 # it is that golden that judges: one with results of another seed does not let these pass
 "$python" - "$work" <<'PYTHON'
 import os, sys
@@ -154,6 +159,15 @@ cp "$work/moe/small.h5" "$work/kept/moe-small.golden.h5"
 expect 0 run "$work/kept/moe-small.golden.h5" --keep "$work/kept" --backend "$example" --quiet
 cmp -s "$work/moe/small.h5" "$work/kept/moe-small.golden.h5" || complain "a golden was lost"
 [ "$before" = "$(sha256sum <"$work/stored/moe/other.h5")" ] || complain "a golden was changed"
+
+## reproduce: with what it takes, and no more
+printf 'case: mine/one\nop: rms_norm\nmodel: {base_emb_dim: 32}\nbatch: 1\nsequence: 4\n---\ncase: mine/two\nop: rms_norm\nmodel: {base_emb_dim: 32}\nbatch: 1\nsequence: 5\n' >"$work/cases.yml"
+expect 1 run "$work/cases.yml" mlp/silu --exclude mla,mine/one --shard 1/1 --timeout 20 --false-alarm 1e-5 --quiet --backend "$modules/odd_zeros.so"
+prints "reproduce: assay run '$work/cases.yml' --backend '.*odd_zeros.so' --false-alarm [0-9.e-]* --timeout 20 --keep DIR -v$"
+prints "reproduce: assay run 'mlp/silu' --backend '.*odd_zeros.so' --false-alarm [0-9.e-]* --timeout 20 --keep DIR -v$"
+repeated=$(sed -n "s/^ *reproduce: assay \(.*cases.yml.*\) --keep.*/\1/p" "$work/out")
+eval "expect 1 $repeated --quiet"
+prints '^FAIL +mine/two'
 
 ## filters
 names() { awk '$1 ~ "/" {print $1}' "$work/out"; }

@@ -137,11 +137,12 @@ typedef struct variants {
 #define PATHS "sparse_matmul=true|sparse_matmul=false|sparse_matmul=false;capacity_factor=1"
 #define BALANCE "load_balance_loss_weight=0.7;routed_bias_update_rate=0.001"
 #define EXCHANGES "ragged_buffer_factor=0.75|use_ring_of_experts=true"
-#define ACTIVATIONS                                                                                                    \
+#define GATES                                                                                                          \
     "mlp_activations=[silu, linear]|mlp_activations=[gelu, linear]|mlp_activations=[gelu_exact, linear]|"              \
-    "mlp_activations=[relu, linear]|mlp_activations=[sigmoid, linear]|mlp_activations=[linear, linear]|"               \
-    "mlp_activations=[silu, gelu]|mlp_activations=[relu, sigmoid]|mlp_activations=[linear, gelu_exact]|"               \
-    "mlp_activations=[sigmoid, silu]|mlp_activations=[gelu, relu]"
+    "mlp_activations=[relu, linear]|mlp_activations=[sigmoid, linear]|mlp_activations=[linear, linear]"
+#define ACTIVATIONS                                                                                                    \
+    GATES "|mlp_activations=[silu, gelu]|mlp_activations=[relu, sigmoid]|mlp_activations=[linear, gelu_exact]|"        \
+          "mlp_activations=[sigmoid, silu]|mlp_activations=[gelu, relu]"
 #define SEGMENTS                                                                                                       \
     "|inputs.segment_ids={values: [1, 1, 2, 1, 0, 2, 0]}|inputs.segment_ids={values: [1, 1, 1, 2, 2, 0, 0]}|"          \
     "inputs.segment_ids={values: [0, 0, 0, 0, 0, 0, 0]}"
@@ -156,8 +157,10 @@ static const variants tables[] = {
     {"permute/stable", {"num_experts_per_tok=1|num_experts_per_tok=3", "base_emb_dim=1|base_emb_dim=5"}},
     {"mlp/primes",
      {"base_emb_dim=4;base_mlp_dim=3;sequence=2;batch=1",
-      "fused_mlp=false;mlp_bias=true|fused_mlp=true;inputs.x={scale: 8}|fused_mlp=true;mlp_bias=true",
-      "mlp_activations_limit=0|mlp_activations_limit=0.7", ACTIVATIONS}},
+      "fused_mlp=false;mlp_bias=true|fused_mlp=true;inputs.x={scale: 8}|fused_mlp=true;mlp_bias=true", ACTIVATIONS}},
+    {"mlp/primes",
+     {"base_emb_dim=4;base_mlp_dim=3;sequence=2;batch=1;mlp_activations_limit=0.7",
+      "fused_mlp=false;mlp_bias=true|fused_mlp=true;inputs.x={scale: 8}|fused_mlp=true;mlp_bias=true", GATES}},
     {"mlp/gpt-oss", {"base_emb_dim=4;base_mlp_dim=3;mlp_activations_limit=0.7", "fused_mlp=true|", "mlp_bias=true|"}},
     {"yarn_rope/ten-dimensions",
      {"qk_rope_head_dim=2|qk_rope_head_dim=6|qk_rope_head_dim=64", "rope_type=default|rope_type=yarn",

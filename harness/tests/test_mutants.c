@@ -44,7 +44,9 @@ TEST(table_is_well_formed)
 }
 
 /* Small cases that have, between them, what every mutant changes. */
-static const char *const cases[] = {"yarn_rope/two-dimensions",
+static const char *const cases[] = {"routing/float32-bias",
+                                    "moe/float32-bias",
+                                    "yarn_rope/two-dimensions",
                                     "yarn_rope/ten-dimensions",
                                     "routing/balance-even",
                                     "routing/odd-sizes",
@@ -223,7 +225,7 @@ static const struct {
      "group_score_other groups_ignored group_count_off_by_one routing_method_other capacity_half ring_step_missing "
      "hidden_shared_part_alone fsdp_gathered_rolled fsdp_scattered_rolled expert_axes_exchanged "
      "gathered_halves_concatenated microbatch_choices_first microbatch_gradients_missing shared_slot_scaled "
-     "sinks_in_lse bias_updates_negated"},
+     "sinks_in_lse bias_updates_negated router_bias_in_bf16"},
     /* a function has a part of a block under names of its own, and each shard's rows as a tensor's */
     {"batch_split",
      "replicas_summed replica_gradients_averaged slot_order_lost hash_ids_ignored padding_in_last_group "

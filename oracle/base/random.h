@@ -3,7 +3,7 @@
  *
  * Bits: Philox4x32-10 (Salmon et al. 2011; Random123), key = FNV-1a-64 of the path xor splitmix64(seed), counter =
  * index / 4, lane = index mod 4. Normal: Box-Muller on two lanes (SLEEF's deterministic log, sin and cos). What is drawn
- * is scaled, shifted and then rounded to the grid. docs/numerics.md has the recipe in full. */
+ * is scaled, shifted and then rounded to the grid. docs/random-inputs.md has the recipe in full. */
 #ifndef ASSAY_BASE_RANDOM_H
 #define ASSAY_BASE_RANDOM_H
 

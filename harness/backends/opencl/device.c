@@ -70,6 +70,8 @@ void device_open(device *d)
 
 void device_close(device *d)
 {
+    if (d->queue != NULL)
+        clFinish(d->queue); /* kernels that nobody waits for still run: the object may be unloaded next */
     for (int i = 0; i < d->count; i++) clReleaseMemObject(d->buffers[i]);
     for (int i = 0; i < PROGRAMS; i++)
         if (d->programs[i] != NULL) clReleaseProgram(d->programs[i]);

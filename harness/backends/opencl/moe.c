@@ -104,9 +104,11 @@ typedef struct family {
 
 typedef struct router {
     family family;
-    bool scales_tokens; /* llama4: tokens times sigmoid(weight), weights 1 */
-    int64_t tokens, emb;
-    rows one; /* all tokens */
+    bool scales_tokens;            /* llama4: tokens times sigmoid(weight), weights 1 */
+    int64_t tokens, emb, sequence; /* sequence: tokens that the balance loss counts together */
+    rows one;                      /* all tokens */
+    float loss_scale;              /* of the sum over tokens and experts of density [B,E] times probability [T,E] */
+    cl_mem density, probabilities;
     cl_mem x, gate, bias, expert_scale, logits, scores, gathered, weights, selected;
     dispatch sorted;
 } router;
@@ -144,6 +146,25 @@ static family family_of(const assay_backend_request *request, bool has_bias, boo
     return f;
 }
 
+/* The loss that balances experts, and the step of the bias by which they are balanced instead. */
+static void balance(call *c, router *r)
+{
+    const bool of_sequences = is(c->request, "load_balance_loss_scope", "sequence");
+    const int64_t T = r->tokens, E = r->family.experts, K = r->family.chosen;
+    const int64_t S = of_sequences ? (int64_t)number(c->request, "sequence") : T;
+    cl_mem loss = word_room(c, 1), updates = word_room(c, E);
+    r->density = word_room(c, T / S * E);
+    r->sequence = S;
+    r->loss_scale = (float)(number(c->request, "load_balance_loss_weight") * (double)E / (double)T);
+    LAUNCH(&c->d, WIDE, "choice_density", LINE, E, T / S, 1, mem(r->density), mem(r->selected), num(S), num(K), num(E));
+    LAUNCH(&c->d, WIDE, "balance_loss", LINE, LANES, 1, 1, mem(loss), mem(r->density), mem(r->probabilities), num(T),
+           num(S), num(E), real(r->loss_scale));
+    LAUNCH(&c->d, WIDE, "bias_updates", LINE, E, 1, 1, mem(updates), mem(r->sorted.sizes), num(T * K), num(E),
+           real(number(c->request, "routed_bias_update_rate")));
+    give(c, "outputs/lb_loss", loss, ASSAY_BACKEND_FLOAT32);
+    give(c, "outputs/bias_updates", updates, ASSAY_BACKEND_FLOAT32);
+}
+
 static void route(call *c, router *r)
 {
     const assay_backend_tensor *gate = given(c, "weights/gate/kernel"), *logits = given(c, "inputs/logits");
@@ -160,16 +181,18 @@ static void route(call *c, router *r)
     if (gate != NULL) product(c, WIDE, r->logits, r->x, r->gate, NULL, NULL, &r->one, r->emb, E, plain(r->emb, E));
     r->scores = word_room(c, T * E), r->gathered = word_room(c, T * K), r->weights = word_room(c, T * K);
     r->selected = word_room(c, T * K);
-    LAUNCH(&c->d, WIDE, "route", LINE, T * LANES, 1, 1, mem(r->logits), mem(r->scores), mem(r->gathered),
-           mem(r->weights), mem(r->selected), mem(r->bias), mem(r->expert_scale), mem(table), mem(ids),
-           bytes(&r->family, sizeof r->family), local_floats(E), local_floats(E), local_floats(r->family.groups),
-           local_floats(K));
+    r->probabilities = word_room(c, T * E);
+    LAUNCH(&c->d, WIDE, "route", LINE, T * LANES, 1, 1, mem(r->logits), mem(r->scores), mem(r->probabilities),
+           mem(r->gathered), mem(r->weights), mem(r->selected), mem(r->bias), mem(r->expert_scale), mem(table),
+           mem(ids), bytes(&r->family, sizeof r->family), local_floats(E), local_floats(E),
+           local_floats(r->family.groups), local_floats(K));
     r->sorted = (dispatch){.tokens = T, .chosen = K, .experts = E, .selected = r->selected};
     sort_copies(c, &r->sorted);
     give(c, "routing/weights", r->weights, ASSAY_BACKEND_FLOAT32);
     give(c, "routing/selected_experts", r->selected, ASSAY_BACKEND_INT32);
     give(c, "routing/sorted_selected_experts", r->sorted.order, ASSAY_BACKEND_INT32);
     give(c, "routing/group_sizes", r->sorted.sizes, ASSAY_BACKEND_INT32);
+    balance(c, r);
 }
 
 /* d_x [T,D] in float32, NULL where the router has logits for its input. */
@@ -178,8 +201,11 @@ static cl_mem route_backward(call *c, router *r, cl_mem d_weights)
     const int64_t T = r->tokens, E = r->family.experts, K = r->family.chosen, D = r->emb;
     cl_mem d_logits = word_room(c, T * E), d_biased = word_room(c, T * E), d_scaled = word_room(c, T * K);
     cl_mem d_bias = word_room(c, E), d_expert_scale = word_room(c, E);
+    float d_loss = 0;
+    load(&d_loss, given(c, "cotangents/lb_loss"), 0, 1);
     LAUNCH(&c->d, WIDE, "route_backward", LINE, T * LANES, 1, 1, mem(d_logits), mem(d_biased), mem(d_scaled),
            mem(d_weights), mem(r->logits), mem(r->scores), mem(r->gathered), mem(r->selected), mem(r->expert_scale),
+           mem(r->density), mem(r->probabilities), num(r->sequence), real(d_loss * r->loss_scale),
            bytes(&r->family, sizeof r->family), local_floats(K));
     LAUNCH(&c->d, WIDE, "sum_rows", LINE, E, 1, 1, mem(d_bias), mem(d_biased), mem(r->one.segment_table), num(1),
            num(E));

@@ -5,8 +5,8 @@
     assay run 'moe/*' --serve --backend 'python3 backend.py --serve'
 
 --dtype is the type that tensors have; routers, norms, softmax and rotations are float32 inside, as in the models that people run, and float64
-in float64. --form plain has softmax in the tensors' type too, and sums over experts as Hugging Face's models write them (index_add and gathers);
---form wide lets PyTorch do both in float32. --script compiles gated MLP and attention with torch.jit.script. --device cuda puts it all there.
+in float64. --form plain has softmax in the tensors' type too, sums over experts as Hugging Face's models write them (index_add and gathers), and
+chooses experts by topk; --form wide lets PyTorch do the first two in float32, and chooses by a stable sort. --script compiles gated MLP and attention with torch.jit.script. --device cuda puts it all there.
 """
 import argparse
 import os

@@ -84,6 +84,10 @@ def scripted_swiglu(x: Tensor, wi_0: Tensor, wi_1: Tensor, wo: Tensor) -> Tensor
     return torch.matmul(F.silu(torch.matmul(x, wi_0)) * torch.matmul(x, wi_1), wo)
 
 
+def scripted(s: Settings) -> bool:
+    return s.words("mlp_activations") == ["silu", "linear"] and s.number("mlp_activations_limit") == 0
+
+
 def halves(w: Tensors, end: str) -> list[Tensor | None]:
     """Gate and up, whether they are apart or in one."""
     if "wi" + end in w:
@@ -93,7 +97,7 @@ def halves(w: Tensors, end: str) -> list[Tensor | None]:
 
 def gated_mlp(c: Call, w: Tensors, x: Tensor, shared: bool = False) -> Tensor:
     (wi_0, wi_1), (b_0, b_1) = halves(w, "/kernel"), halves(w, "/bias")
-    if c.options.script and c.s.words("mlp_activations") == ["silu", "linear"] and b_0 is None:
+    if c.options.script and scripted(c.s) and b_0 is None:
         return scripted_swiglu(x, wi_0, wi_1, w["wo/kernel"])
     h = gate_and_up(c.s, False, not shared)
     return dense(h(dense(x, wi_0, b_0), dense(x, wi_1, b_1)), w["wo/kernel"], w.get("wo/bias"))
@@ -152,6 +156,13 @@ def run_unpermute(c: Call) -> Tensors:
 # ---- routing ----
 
 
+def best(c: Call, values: Tensor, k: int) -> Tensor:
+    """topk takes any of equal values, a stable sort the first."""
+    if c.options.form == "plain":
+        return values.topk(k, -1).indices
+    return values.sort(stable=True, dim=-1, descending=True).indices[..., :k]
+
+
 class Router:
     """Choice, weights and losses from [T, E] logits."""
 
@@ -164,8 +175,8 @@ class Router:
                      "sqrtsoftplus": lambda x: torch.sqrt(F.softplus(x))}
         scores = functions.get(score, lambda x: x)(logits)
         self.biased = scores if bias is None else scores + bias
-        allowed = self.of_groups(s, bias) if deepseek and s.count("n_routing_groups") > 0 else self.biased
-        self.chosen = torch.topk(allowed, self.k, dim=-1).indices
+        allowed = self.of_groups(c, bias) if deepseek and s.count("n_routing_groups") > 0 else self.biased
+        self.chosen = best(c, allowed, self.k)
         gathered = (scores if self.family == "deepseek3" else self.biased).gather(-1, self.chosen)
         self.weights = gathered if deepseek else torch.softmax(gathered, -1)
         divides = score in ("sigmoid", "sqrtsoftplus") and self.family == "deepseek3" if deepseek else s.true("norm_topk_prob")
@@ -174,12 +185,13 @@ class Router:
         self.weights = self.weights * (s.number("routed_scaling_factor") if deepseek else 1)
         self.outputs = self.balance(c, logits)
 
-    def of_groups(self, s: Settings, bias: Tensor | None) -> Tensor:
+    def of_groups(self, c: Call, bias: Tensor | None) -> Tensor:
         """-inf for the experts of groups that are not kept."""
+        s = c.s
         grouped = self.biased.reshape(len(self.biased), s.count("n_routing_groups"), -1)
         top2 = s["group_score"] == "top2_sum" or (s["group_score"] == "" and bias is not None)
         score = grouped.topk(min(2, grouped.shape[-1]), -1).values.sum(-1) if top2 else grouped.amax(-1)
-        kept = score.topk(s.count("topk_routing_group"), -1).indices
+        kept = best(c, score, s.count("topk_routing_group"))
         mask = torch.ones_like(score, dtype=torch.bool).scatter(-1, kept, False)
         return grouped.masked_fill(mask[..., None], -math.inf).reshape(self.biased.shape)
 

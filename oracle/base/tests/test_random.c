@@ -99,7 +99,7 @@ TEST(words_are_philox_s)
     }
 }
 
-/* From the Python recipe of docs/numerics.md, whose angle is rounded before the sine is taken: 1e-15 or so. */
+/* From a recipe in Python whose angle is rounded before the sine is taken: 1e-15 or so. */
 TEST(first_values_are_the_recipe_s)
 {
     assay_context ctx = best_context(1);

@@ -12,7 +12,7 @@ static void fill_unwritten(int32_t *x, int64_t count)
     for (int64_t i = 0; i < count; i++) x[i] = UNWRITTEN;
 }
 
-/* From the Python recipe of docs/numerics.md. */
+/* From the Python recipe of docs/random-inputs.md. */
 TEST(first_values_are_the_recipe_s)
 {
     assay_context ctx = {.threads = 2};

@@ -62,7 +62,7 @@ attention_forward(__global stored *out, __global float *lse, __global float *lse
         TILE_READ(); /* of the tile before */
         load_tile(keys, key, segments, &a, b, tile, a.kv_heads, kv_head, a.qk_dim);
         load_tile(values, value, segments, &a, b, tile, a.kv_heads, kv_head, a.v_dim);
-        barrier(CLK_LOCAL_MEM_FENCE);
+        TILE_WRITTEN();
         p[i][j] = sees(&a, segments, b, row, tile + j)
                       ? product_of_rows(queries + i * a.qk_dim, keys + j * a.qk_dim, a.qk_dim)
                       : -INFINITY;
@@ -151,7 +151,7 @@ attention_d_query(__global stored *d_query, __global const stored *d_out, __glob
         TILE_READ();
         load_tile(keys, key, segments, &a, b, tile, a.kv_heads, kv_head, a.qk_dim);
         load_tile(values, value, segments, &a, b, tile, a.kv_heads, kv_head, a.v_dim);
-        barrier(CLK_LOCAL_MEM_FENCE);
+        TILE_WRITTEN();
         ds[i][j] = probability(&a, segments, b, row, tile + j, queries + i * a.qk_dim, keys + j * a.qk_dim,
                                d_outs + i * a.v_dim, values + j * a.v_dim, lse_all[n], through[n])
                        .s1;
@@ -187,7 +187,7 @@ attention_d_key_value(__global stored *d_key, __global stored *d_value, __global
             TILE_READ();
             load_tile(queries, query, segments, &a, b, tile, a.heads, head, a.qk_dim);
             load_tile(d_outs, d_out, segments, &a, b, tile, a.heads, head, a.v_dim);
-            barrier(CLK_LOCAL_MEM_FENCE);
+            TILE_WRITTEN();
             const float2 found =
                 probability(&a, segments, b, tile + i, first + j, queries + i * a.qk_dim, keys + j * a.qk_dim,
                             d_outs + i * a.v_dim, values + j * a.v_dim, lse_all[n], through[n]);

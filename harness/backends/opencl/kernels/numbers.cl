@@ -1,5 +1,5 @@
 /* Numbers in memory are bfloat16 (-DSTORE_BFLOAT16) or float32 (-DSTORE_FLOAT32); all arithmetic is float32.
- * Errors to see caught are build flags: -DWITHOUT_BARRIER, -DTAIL_DROPPED. */
+ * Errors to see caught are build flags: -DWITHOUT_WRITE_BARRIER, -DWITHOUT_READ_BARRIER, -DTAIL_DROPPED. */
 #ifdef STORE_BFLOAT16
 typedef ushort stored;
 float get(stored x)
@@ -24,8 +24,14 @@ stored put(float x)
 }
 #endif
 
-#ifdef WITHOUT_BARRIER
-#define TILE_READ() /* the wrong form: the next tile is written while others still read this one */
+/* Around a tile in local memory: it is written whole before anyone reads it, and read before the next one is written. */
+#ifdef WITHOUT_WRITE_BARRIER
+#define TILE_WRITTEN()
+#else
+#define TILE_WRITTEN() barrier(CLK_LOCAL_MEM_FENCE)
+#endif
+#ifdef WITHOUT_READ_BARRIER
+#define TILE_READ()
 #else
 #define TILE_READ() barrier(CLK_LOCAL_MEM_FENCE)
 #endif

@@ -38,7 +38,7 @@ product_rows(__global stored *c, __global const stored *a, __global const stored
     for (int p = 0; p < k; p += TILE) {
         tile_a[i][j] = i < tile.s1 && p + j < k ? get(a[row * k + p + j]) : 0;
         tile_b[i][j] = p + i < k && column < n ? get(b[(p + i) * of_b.row + column * of_b.column]) : 0;
-        barrier(CLK_LOCAL_MEM_FENCE);
+        TILE_WRITTEN();
         for (int q = 0; q < TILE; q++) sum += tile_a[i][q] * tile_b[q][j];
         TILE_READ();
     }
@@ -66,7 +66,7 @@ product_weights(__global float *d, __global const stored *a, __global const stor
             const bool there = r + i < segment.s1;
             tile_a[i][j] = there && first_p + j < k ? get(a[row * k + first_p + j]) : 0;
             tile_c[i][j] = there && column < n ? get(c[row * n + column]) : 0;
-            barrier(CLK_LOCAL_MEM_FENCE);
+            TILE_WRITTEN();
             for (int q = 0; q < TILE; q++) sum += tile_a[q][i] * tile_c[q][j];
             TILE_READ();
         }

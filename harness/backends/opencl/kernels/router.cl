@@ -67,19 +67,19 @@ void softmax_of_few(__local float *y, __local const float *x, int count)
     for (int k = 0; k < count; k++) y[k] /= sum;
 }
 
-/* logits [T,E], to which a bias inside is added; table [V,K] and ids [T] of hash routing, or NULL. Local room: values
+/* logits [T,E], to which a bias inside is added; probabilities [T,E] are those of the balance loss; table [V,K] and ids [T] of hash routing, or NULL. Local room: values
  * and kept [E], group_scores [groups], few [K]. */
 __kernel __attribute__((reqd_work_group_size(LANES, 1, 1))) void
-route(__global float *logits, __global float *scores, __global float *gathered, __global float *weights,
-      __global int *selected, __global const float *bias, __global const float *expert_scale, __global const int *table,
+route(__global float *logits, __global float *scores, __global float *probabilities, __global float *gathered,
+      __global float *weights, __global int *selected, __global const float *bias, __global const float *expert_scale, __global const int *table,
       __global const int *ids, router r, __local float *values, __local float *kept, __local float *group_scores,
       __local float *few)
 {
     __local float lane_values[LANES];
     __local int lane_indices[LANES];
     const int lane = get_local_id(0), token = get_group_id(0), E = r.experts, K = r.chosen;
-    logits += (long)token * E, scores += (long)token * E, gathered += token * K, weights += token * K;
-    selected += token * K;
+    logits += (long)token * E, scores += (long)token * E, probabilities += (long)token * E;
+    gathered += token * K, weights += token * K, selected += token * K;
 
     /* scores, and the values that select */
     float maximum = 0, total = 1;
@@ -104,6 +104,13 @@ route(__global float *logits, __global float *scores, __global float *gathered, 
         values[e] = r.select_scores ? score : r.bias_inside ? logit : score + (bias ? bias[e] : 0);
     }
     barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
+
+    /* probabilities of the balance loss: the softmax of what selects */
+    maximum = largest(values, lane_values, lane_indices, E).value;
+    total = 0;
+    for (int e = lane; e < E; e += LANES) total += exp(values[e] - maximum);
+    total = sum_of_lanes(lane_values, total);
+    for (int e = lane; e < E; e += LANES) probabilities[e] = exp(values[e] - maximum) / total;
 
     /* groups: of those that do not stay no expert is a candidate */
     const int size = E / r.groups;
@@ -137,20 +144,59 @@ route(__global float *logits, __global float *scores, __global float *gathered, 
     }
 }
 
+/* How often the tokens of each sequence choose an expert, [B,E]. */
+__kernel void choice_density(__global float *density, __global const int *selected, int sequence, int chosen, int experts)
+{
+    const int e = get_global_id(0), b = get_global_id(1);
+    int count = 0;
+    if (e >= experts) return;
+    for (int i = b * sequence * chosen; i < (b + 1) * sequence * chosen; i++) count += selected[i] == e;
+    density[b * experts + e] = (float)count / sequence;
+}
+
+/* loss = factor times the sum over tokens and experts of density times probability: one work-group. */
+__kernel __attribute__((reqd_work_group_size(LANES, 1, 1))) void
+balance_loss(__global float *loss, __global const float *density, __global const float *probabilities, int tokens,
+             int sequence, int experts, float factor)
+{
+    __local float parts[LANES];
+    float sum = 0;
+    for (int i = get_local_id(0); i < tokens * experts; i += LANES)
+        sum += density[i / (sequence * experts) * experts + i % experts] * probabilities[i];
+    sum = sum_of_lanes(parts, sum);
+    if (get_local_id(0) == 0) *loss = sum * factor;
+}
+
+/* The bias of an expert with too few tokens is raised, of one with too many lowered. */
+__kernel void bias_updates(__global float *updates, __global const int *sizes, int choices, int experts, float rate)
+{
+    const int e = get_global_id(0);
+    if (e < experts) updates[e] = rate * sign((float)(choices - sizes[e] * experts));
+}
+
 /* d_logits [T,E] and d_biased [T,E] (the gradient of what selects: its sum over tokens is the bias's), from d_weights
- * [T,K]; d_scaled [T,K] is the gradient of each choice's expert_scale. */
+ * [T,K] and d_loss, the gradient of density times probability; d_scaled [T,K] is the gradient of each choice's
+ * expert_scale. */
 __kernel __attribute__((reqd_work_group_size(LANES, 1, 1))) void
 route_backward(__global float *d_logits, __global float *d_biased, __global float *d_scaled,
                __global const float *d_weights, __global const float *logits, __global const float *scores,
                __global const float *gathered, __global const int *selected, __global const float *expert_scale,
-               router r, __local float *few)
+               __global const float *density, __global const float *probabilities, int sequence, float d_loss, router r,
+               __local float *few)
 {
     __local float parts[LANES];
     const int lane = get_local_id(0), token = get_group_id(0), E = r.experts, K = r.chosen;
     d_logits += (long)token * E, d_biased += (long)token * E, logits += (long)token * E, scores += (long)token * E;
     d_weights += token * K, d_scaled += token * K, gathered += token * K, selected += token * K;
 
-    for (int e = lane; e < E; e += LANES) d_logits[e] = d_biased[e] = 0;
+    density += token / sequence * E, probabilities += (long)token * E;
+    float balance = 0; /* what the softmax of the balance loss takes away */
+    for (int e = lane; e < E; e += LANES) balance += density[e] * probabilities[e];
+    balance = sum_of_lanes(parts, balance);
+    for (int e = lane; e < E; e += LANES) {
+        d_biased[e] = d_loss * probabilities[e] * (density[e] - balance);
+        d_logits[e] = r.bias_inside ? 0 : d_biased[e];
+    }
     for (int k = lane; k < K; k += LANES) few[k] = gathered[k];
     barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
     if (lane == 0) {
@@ -182,8 +228,8 @@ route_backward(__global float *d_logits, __global float *d_biased, __global floa
         if (r.score == SOFTMAX_SCORE) d = scores[e] * (d - part);
         if (r.score == SIGMOID_SCORE) d *= scores[e] * sigmoid(-logits[e]);
         if (r.score == SQRTSOFTPLUS) d *= scores[e] > 0 ? sigmoid(logits[e]) / (2 * scores[e]) : 0;
+        if (r.bias_inside) d_biased[e] = d += d_biased[e];
         d_logits[e] = d;
-        if (r.bias_inside) d_biased[e] = d;
     }
 }
 

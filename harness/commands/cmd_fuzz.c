@@ -1,0 +1,258 @@
+#include <errno.h>
+#include <inttypes.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "harness/backends/backend_files.h"
+#include "harness/backends/server.h"
+#include "harness/commands/command.h"
+#include "harness/fuzz/fuzz.h"
+#include "harness/plan/plan_make.h"
+#include "oracle/base/whole_file.h"
+
+#define USUAL_SECONDS 60.0
+#define SHARED_BYTES (INT64_C(256) << 20)
+
+/* A signal can say so in no other way. */
+static volatile sig_atomic_t interrupted;
+
+/* The second one ends it at once. */
+static void interrupt(int number)
+{
+    interrupted = 1;
+    signal(number, SIG_DFL);
+}
+
+/* ---- one failure ---- */
+
+/* A case file that says the same and no more; where that cannot be, all of it. *text is allocated. */
+static assay_status case_text(assay_context *ctx, const assay_case *c, char **text)
+{
+    assay_status status;
+    assay_case *again = NULL;
+    int count = 0;
+    char *whole = NULL, *reread = NULL;
+    *text = NULL;
+    TRY(assay_case_yaml(ctx, c, &whole));
+    TRY(assay_case_to_short_yaml(ctx, c, text));
+    status = assay_cases_parse(ctx, c->name, *text, strlen(*text), &again, &count);
+    if (status == ASSAY_OK) status = assay_case_yaml(ctx, again, &reread);
+    if (status == ASSAY_OK && strcmp(whole, reread) != 0) status = ASSAY_BAD_INPUT;
+    if (status == ASSAY_BAD_INPUT) {
+        ctx->message[0] = '\0';
+        free(*text);
+        *text = NULL;
+        status = assay_case_to_yaml(ctx, c, text);
+    }
+cleanup:
+    assay_cases_free(again, count);
+    free(whole);
+    free(reread);
+    return status;
+}
+
+static void print_command(FILE *out, const assay_options *options, const char *file)
+{
+    fprintf(out, "assay run");
+    assay_write_word(out, "", file);
+    assay_write_word(out, " --backend", options->backend);
+    if (options->serve) fprintf(out, " --serve");
+    if (options->precision != NULL) assay_write_word(out, " --precision", options->precision);
+    if (options->false_alarm != ASSAY_FALSE_ALARM) fprintf(out, " --false-alarm %g", options->false_alarm);
+    fprintf(out, " -v\n");
+}
+
+/* NAME.yml, NAME.golden.h5 and NAME.txt, the command. */
+static assay_status write_files(assay_context *ctx, const assay_options *options, const assay_found *found,
+                                const assay_attempt *a, const char *yaml, const char *file)
+{
+    assay_status status;
+    char path[2304], *command = NULL;
+    size_t size = 0;
+    TRY(assay_write_whole_file(ctx, file, yaml));
+    if (a->golden.reader != NULL) {
+        assay_backend_file(path, sizeof path, options->output, found->c.name, "golden.h5");
+        TRY(assay_golden_write(ctx, &a->plan, path, NULL, true));
+    }
+    FILE *out = open_memstream(&command, &size);
+    if (out == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the command");
+    print_command(out, options, file);
+    fclose(out);
+    assay_backend_file(path, sizeof path, options->output, found->c.name, "reproduce.txt");
+    TRY(assay_write_whole_file(ctx, path, command));
+cleanup:
+    free(command);
+    return status;
+}
+
+static void print_shapes(const assay_plan *plan)
+{
+    int printed = 0;
+    for (int i = 0; i < plan->spec_count; i++) {
+        char shape[128];
+        if (!assay_role_is_given(plan->specs[i].role) || plan->specs[i].role == ASSAY_ROLE_COTANGENT) continue;
+        assay_shape_text(&plan->specs[i].shape, shape, sizeof shape);
+        printf("%s%s %s",
+               printed == 0       ? "    given: "
+               : printed % 4 == 0 ? ",\n           "
+                                  : ", ",
+               plan->specs[i].path, shape);
+        printed++;
+    }
+    printf("\n");
+}
+
+static void print_indented(const char *text)
+{
+    while (*text != '\0') {
+        const int length = (int)strcspn(text, "\n");
+        printf("      %.*s\n", length, text);
+        text += length + (text[length] != '\0');
+    }
+}
+
+static assay_status tell(assay_context *ctx, void *self, const assay_found *found, const assay_attempt *a)
+{
+    assay_status status;
+    const assay_options *options = self;
+    char file[2304] = "CASE.yml", *yaml = NULL;
+    const char *color = options->color ? assay_verdict_color(ASSAY_FAIL) : "", *off = options->color ? "\033[0m" : "";
+    TRY(case_text(ctx, &found->c, &yaml));
+    if (options->output != NULL) {
+        assay_backend_file(file, sizeof file, options->output, found->c.name, "yml");
+        TRY(write_files(ctx, options, found, a, yaml, file));
+    }
+    printf("%sFAIL%s  %s  %s\n", color, off, found->c.name, a->message);
+    if (found->is_unsteady)
+        printf("    the case that it shrank to does not fail each time: a race, or memory that was not written?\n");
+    if (a->report.diagnosis[0] != '\0') printf("    looks like this: %s\n", a->report.diagnosis);
+    if (a->report.explanation[0] != '\0') printf("    known bugs: %s\n", a->report.explanation);
+    printf("    %s; shrunk in %d steps of %d tries\n", found->drawn, found->steps, found->tries);
+    print_shapes(&a->plan);
+    printf("    the case:\n");
+    print_indented(yaml);
+    printf("    repeat: ");
+    print_command(stdout, options, file);
+    if (options->output == NULL) printf("    (CASE.yml is the text above; -o DIR writes it)\n");
+    printf("\n");
+    fflush(stdout);
+cleanup:
+    free(yaml);
+    return status;
+}
+
+/* ---- the end ---- */
+
+static void print_edges(const assay_draws *draws)
+{
+    static const char *const names[ASSAY_EDGE_SIZES] = {"tokens", "emb_dim", "mlp_dim", "moe_mlp_dim", "experts"};
+    int edges = 0;
+    while (assay_draw_edges[edges] != 0) edges++;
+    printf("edges of tiles that ran (k-1, k, k+1 of 8 to 256):");
+    for (int i = 0; i < ASSAY_EDGE_SIZES; i++) {
+        int ran = 0;
+        for (int k = 0; k < 3 * edges; k++) ran += draws->edges[i][k];
+        printf("%s %s %d of %d", i == 0 ? "" : ",", names[i], ran, 3 * edges);
+    }
+    printf("\n");
+}
+
+static void print_summary(const assay_fuzzing *f, const assay_options *options)
+{
+    int ran = 0, all = 0;
+    const assay_draws *draws = &f->draws;
+    assay_fuzz_coverage(f, &ran, &all);
+    for (int i = 0; i < f->found_count; i++) {
+        const assay_found *found = &f->found[i];
+        printf("%4d times  %-28s %s: %s%s%s\n", found->alike, found->c.name, found->reason.where, found->reason.what,
+               found->reason.bug[0] != '\0' ? ", known bug " : "", found->reason.bug);
+    }
+    if (options->verbose) {
+        for (int i = 0; i < draws->operations; i++) {
+            const assay_draw_count *count = &draws->of_operations[i];
+            if (count->ran + count->unsupported == 0) continue;
+            printf("%-16s %6d cases ran, %d unsupported\n", assay_operations[i]->name, count->ran, count->unsupported);
+        }
+    }
+    printf("covered: %d of %d values of keys, by operation, of what the backend has; ", ran, all);
+    print_edges(draws);
+    printf("%" PRId64 " cases in %.0f s (%.0f a second), seed %" PRIu64 ": %" PRId64 " passed, %" PRId64
+           " failed for %d reasons, %" PRId64 " unsupported, %" PRId64 " refused\n",
+           f->drawn, f->taken, (double)f->drawn / (f->taken > 0 ? f->taken : 1), f->seed, f->passed, f->failed,
+           f->found_count, f->unsupported, f->refused);
+}
+
+static int exit_code_of(const assay_fuzzing *f)
+{
+    if (f->found_count > 0) return ASSAY_EXIT_FAIL;
+    return f->passed > 0 ? ASSAY_EXIT_PASS : ASSAY_EXIT_VACUOUS;
+}
+
+static assay_status make_output(assay_context *ctx, const char *folder)
+{
+    struct stat found;
+    if (folder == NULL || mkdir(folder, 0777) == 0) return ASSAY_OK;
+    if (errno != EEXIST) return assay_fail(ctx, ASSAY_BAD_INPUT, "-o %s: %s", folder, strerror(errno));
+    if (stat(folder, &found) == 0 && S_ISDIR(found.st_mode)) return ASSAY_OK;
+    return assay_fail(ctx, ASSAY_BAD_INPUT, "-o %s: expected a folder", folder);
+}
+
+static assay_status run(assay_context *ctx, const assay_options *options, int *exit_code)
+{
+    assay_status status;
+    assay_profile profile;
+    char folder[2048] = "";
+    assay_tried tried = {.spec = options->backend, .false_alarm = options->false_alarm, .timeout = options->timeout};
+    assay_fuzzing f = {.tried = &tried,
+                       .seed = options->fuzz_seed,
+                       .op = options->fuzz_op,
+                       .cases = options->fuzz_cases,
+                       .seconds = options->fuzz_seconds,
+                       .stop_after = (int)options->fuzz_failures,
+                       .quiet = options->quiet,
+                       .stop = &interrupted,
+                       .tell = tell,
+                       .self = (void *)(uintptr_t)options};
+    if (f.cases == 0 && f.seconds == 0) f.seconds = USUAL_SECONDS;
+    TRY(assay_command_backend_check(ctx, options));
+    if (options->precision != NULL) {
+        TRY(assay_command_profile(ctx, options, NULL, "bfloat16", &profile));
+        tried.profile = &profile;
+    }
+    TRY(make_output(ctx, options->output));
+    if (options->serve) TRY(assay_backend_server_make(ctx, options->backend, &tried.server));
+    if (assay_backend_is_shared_object(options->backend)) {
+        TRY(assay_forks_start(ctx, &tried.forks, options->backend, SHARED_BYTES));
+    } else {
+        TRY(assay_backend_make_folder(ctx, NULL, folder, sizeof folder));
+        tried.folder = folder;
+    }
+    signal(SIGINT, interrupt);
+    signal(SIGTERM, interrupt);
+    TRY(assay_fuzz(ctx, &f));
+    print_summary(&f, options);
+    *exit_code = exit_code_of(&f);
+cleanup:
+    assay_fuzz_free(&f);
+    assay_forks_stop(&tried.forks);
+    assay_backend_server_free(tried.server);
+    if (folder[0] != '\0') assay_backend_remove_folder(folder);
+    return status;
+}
+
+const assay_command assay_command_fuzz = {
+    .name = "fuzz",
+    .arguments = "--backend SPEC",
+    .summary = "draw cases, run a backend on them, shrink what fails",
+    .details =
+        "Cases of the catalogue are drawn and changed, towards what known bugs need and the edges of tiles. A failure\n"
+        "is shrunk to the smallest case that fails for the same reason, and reported once. Exit status 1: something\n"
+        "failed; 3: the backend supported no case.\n",
+    .options = ASSAY_OPT_FUZZ,
+    .least = 0,
+    .most = 0,
+    .run = run,
+};

@@ -1,0 +1,293 @@
+#include "harness/fuzz/attempt.h"
+
+#include <ctype.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "harness/backends/backend_files.h"
+#include "harness/explain/explain.h"
+#include "harness/golden/golden.h"
+#include "harness/judge/judge.h"
+#include "harness/plan/inputs.h"
+#include "harness/plan/results.h"
+
+/* Layers, sizes and places are what shrinking changes. */
+static void without_numbers(const char *text, char *out, size_t size)
+{
+    size_t length = 0;
+    for (; *text != '\0' && length + 1 < size; text++) {
+        const bool digit = isdigit((unsigned char)*text) != 0;
+        if (digit && length > 0 && out[length - 1] == '#') continue;
+        out[length++] = digit ? '#' : *text;
+    }
+    out[length] = '\0';
+}
+
+bool assay_reason_is_alike(const assay_reason *a, const assay_reason *b)
+{
+    return strcmp(a->where, b->where) == 0 && strcmp(a->what, b->what) == 0;
+}
+
+static void fail(assay_attempt *a, const char *what, const char *message)
+{
+    a->end = ASSAY_ATTEMPT_FAIL;
+    snprintf(a->message, sizeof a->message, "%s", message);
+    without_numbers(what, a->reason.what, sizeof a->reason.what);
+}
+
+/* Which finding it is changes with the size of the tensor, where values are wrong. */
+static const char *kind_of(assay_finding finding)
+{
+    switch (finding) {
+    case ASSAY_FINDING_MISSING:
+        return "missing";
+    case ASSAY_FINDING_SHAPE:
+    case ASSAY_FINDING_TYPE:
+        return "shape or type";
+    case ASSAY_FINDING_NONFINITE:
+        return "not finite";
+    default:
+        return "values";
+    }
+}
+
+static void judge(assay_attempt *a)
+{
+    const assay_report *report = &a->report;
+    a->end = ASSAY_ATTEMPT_PASS;
+    if (report->verdict == ASSAY_PASS || report->verdict == ASSAY_VACUOUS) return;
+    fail(a, "a result that the case does not have", report->message);
+    for (int i = 0; i < report->count; i++) {
+        const assay_tensor_result *r = &report->tensors[i];
+        if (r->verdict != ASSAY_FAIL && r->verdict != ASSAY_NOT_COMPARABLE) continue;
+        without_numbers(r->spec.path, a->reason.where, sizeof a->reason.where);
+        snprintf(a->reason.what, sizeof a->reason.what, "%s", kind_of(r->finding));
+        break;
+    }
+}
+
+/* ---- the backend ---- */
+
+static void judge_process(assay_attempt *a, const assay_process_result *process, const char *line, double timeout)
+{
+    char message[600];
+    const char *separator = line[0] == '\0' ? "" : ": ";
+    if (process->end == ASSAY_PROCESS_TIMED_OUT) {
+        snprintf(message, sizeof message, "the backend took longer than %g s and was stopped", timeout);
+    } else if (process->end == ASSAY_PROCESS_KILLED) {
+        snprintf(message, sizeof message, "the backend crashed: %s", strsignal(process->code));
+    } else if (process->code == ASSAY_BACKEND_EXIT_UNSUPPORTED) {
+        a->end = ASSAY_ATTEMPT_UNSUPPORTED;
+        snprintf(a->message, sizeof a->message, "%s", line);
+        return;
+    } else if (process->code == ASSAY_BACKEND_EXIT_DONE) {
+        return;
+    } else {
+        snprintf(message, sizeof message, "the backend ended with status %d%s%.500s", process->code, separator, line);
+    }
+    fail(a, message, message);
+}
+
+/* The results of a call as numbers. */
+static assay_status take_results(assay_context *ctx, const assay_host *host, assay_tensor_set *results)
+{
+    assay_status status = ASSAY_OK;
+    for (int i = 0; i < host->result_count; i++) {
+        assay_tensor_spec spec;
+        assay_tensor *tensor = NULL;
+        const void *bytes = NULL;
+        bool written = false;
+        TRY(assay_host_result(ctx, host, i, &spec, &bytes, &written));
+        if (!written) continue;
+        TRY(assay_tensor_set_add(ctx, results, &spec, &tensor));
+        tensor->written = tensor->count;
+        if (tensor->indices != NULL) memcpy(tensor->indices, bytes, (size_t)tensor->count * sizeof *tensor->indices);
+        if (tensor->values != NULL) assay_dtype_decode(spec.type, tensor->count, bytes, tensor->values);
+    }
+cleanup:
+    return status;
+}
+
+static bool same_bits(const assay_tensor *one, const assay_tensor *other)
+{
+    if (other == NULL || one->spec.type != other->spec.type) return false;
+    return one->indices != NULL ? memcmp(one->indices, other->indices, (size_t)one->count * sizeof *one->indices) == 0
+                                : memcmp(one->values, other->values, (size_t)one->count * sizeof *one->values) == 0;
+}
+
+static void hold_against(assay_attempt *a, const assay_tensor_set *again)
+{
+    char message[ASSAY_PATH_SIZE + 64];
+    for (int i = 0; i < again->count; i++) {
+        const assay_tensor *tensor = &again->items[i];
+        if (same_bits(tensor, assay_tensor_set_find(&a->results, tensor->spec.path)) &&
+            again->count == a->results.count)
+            continue;
+        snprintf(message, sizeof message, "two runs gave different bits in %s", tensor->spec.path);
+        without_numbers(tensor->spec.path, a->reason.where, sizeof a->reason.where);
+        fail(a, "two runs gave different bits", message);
+        return;
+    }
+}
+
+/* As `assay run` does it: in two processes, in the second of them twice. */
+static assay_status call_shared_object(assay_context *ctx, assay_tried *tried, const assay_source *in, assay_attempt *a)
+{
+    assay_status status;
+    assay_tensor_set again = {0};
+    void *place = NULL;
+    const assay_host_memory memory = assay_forks_memory(&tried->forks);
+    TRY(memory.take(ctx, memory.self, "host", sizeof(assay_host), &place));
+    assay_host *host = place;
+    TRY(assay_host_make(ctx, &a->plan, in, &memory, host));
+    for (int run = 1; run <= 2 && a->end == ASSAY_ATTEMPT_PASS; run++) {
+        assay_process_result process;
+        TRY(assay_forks_call(ctx, &tried->forks, host, run, tried->timeout, &process));
+        host->message[ASSAY_HOST_MESSAGE - 1] = '\0';
+        judge_process(a, &process, host->message, tried->timeout);
+        a->seconds += process.seconds;
+        if (a->end != ASSAY_ATTEMPT_PASS) break;
+        status = take_results(ctx, host, run == 1 ? &a->results : &again);
+        if (status == ASSAY_BAD_INPUT) {
+            fail(a, ctx->message, ctx->message);
+            status = ASSAY_OK;
+        }
+        TRY(status);
+        if (run == 2) hold_against(a, &again);
+    }
+    if (a->end == ASSAY_ATTEMPT_PASS) TRY(assay_fixture_of_tensors(ctx, "candidate", &a->results, &a->candidate));
+cleanup:
+    assay_tensor_set_free(&again);
+    return status;
+}
+
+static assay_status run_command(assay_context *ctx, const assay_tried *tried, assay_attempt *a)
+{
+    assay_status status;
+    char request[2304], candidate[2304], golden[2304];
+    assay_backend_end end;
+    assay_backend_file(request, sizeof request, tried->folder, "drawn", "request.h5");
+    assay_backend_file(candidate, sizeof candidate, tried->folder, "drawn", "candidate.h5");
+    assay_backend_file(golden, sizeof golden, tried->folder, "drawn", "golden.h5");
+    TRY(assay_request_write(ctx, &a->plan, request, NULL, true));
+    const assay_backend_call call = {.spec = tried->spec,
+                                     .server = tried->server,
+                                     .request = request,
+                                     .candidate = candidate,
+                                     .golden = golden,
+                                     .folder = tried->folder,
+                                     .timeout = tried->timeout};
+    TRY(assay_backend_execute(ctx, &call, &end));
+    a->seconds = end.seconds;
+    if (end.outcome == ASSAY_OUTCOME_UNSUPPORTED) {
+        a->end = ASSAY_ATTEMPT_UNSUPPORTED;
+        snprintf(a->message, sizeof a->message, "%s", end.message);
+    } else if (end.outcome == ASSAY_OUTCOME_FAILED || !end.repeats) {
+        fail(a, end.message, end.message);
+    } else {
+        TRY(assay_fixture_open(ctx, candidate, &a->candidate));
+    }
+cleanup:
+    return status;
+}
+
+/* ---- the case ---- */
+
+/* Cases that are judged by one profile need the error scales of no other. */
+static assay_status set_profile(assay_context *ctx, const assay_tried *tried, assay_case *c, assay_attempt *a)
+{
+    char set[64 + ASSAY_PRECISION_NAME_SIZE];
+    a->profile = tried->profile != NULL ? tried->profile : assay_profile_for_dtype(c->dtype);
+    if (a->profile == NULL)
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "no profile goes with dtype %s", assay_dtype_name(c->dtype));
+    snprintf(set, sizeof set, "profiles=[%s]", a->profile->precision.name);
+    return assay_case_set(ctx, c, set);
+}
+
+static assay_status prepare(assay_context *ctx, const assay_tried *tried, assay_case *c, int64_t most_elements,
+                            assay_attempt *a)
+{
+    assay_status status;
+    TRY(set_profile(ctx, tried, c, a));
+    TRY(assay_plan_describe(ctx, &a->plan, c, NULL, a->profile));
+    if (most_elements > 0 && a->plan.elements > most_elements) {
+        status = assay_fail(ctx, ASSAY_BAD_INPUT, "%s: too large", c->name);
+        goto cleanup;
+    }
+    TRY(assay_plan_require_memory(ctx, &a->plan));
+    TRY(assay_inputs_open(ctx, &a->inputs, c, &a->plan.list, NULL));
+    const assay_source drawn = assay_inputs_source(&a->inputs);
+    TRY(assay_plan_tensors(ctx, &a->tensors, &a->plan, &drawn));
+cleanup:
+    return status;
+}
+
+static assay_status compare(assay_context *ctx, const assay_tried *tried, assay_attempt *a)
+{
+    const assay_judging how = {
+        .profile = a->profile, .false_alarm = tried->false_alarm, .quiet = true, .unexplained = true};
+    const assay_status status = assay_judge(ctx, &a->golden, a->candidate, &how, &a->report, &a->against);
+    if (status == ASSAY_BAD_INPUT) { /* of the two the candidate is the one that others wrote */
+        fail(a, ctx->message, ctx->message);
+        return ASSAY_OK;
+    }
+    if (status == ASSAY_OK) judge(a);
+    return status;
+}
+
+assay_status assay_attempt_make(assay_context *ctx, assay_tried *tried, assay_case *c, int64_t most_elements,
+                                assay_attempt *a)
+{
+    assay_status status;
+    *a = (assay_attempt){.end = ASSAY_ATTEMPT_PASS};
+    status = prepare(ctx, tried, c, most_elements, a);
+    if (status != ASSAY_OK) goto refused;
+    const assay_source in = assay_given_source(&a->tensors);
+    const bool shared = assay_backend_is_shared_object(tried->spec);
+    status = shared ? call_shared_object(ctx, tried, &in, a) : run_command(ctx, tried, a);
+    if (status != ASSAY_OK) goto refused;
+    if (a->end == ASSAY_ATTEMPT_UNSUPPORTED) return ASSAY_OK;
+    /* numbers that are no case, group sizes beyond the rows above all, are found here: no backend must bear them */
+    status = assay_golden_of_memory(ctx, &a->plan, &a->tensors, &a->golden);
+    if (status == ASSAY_OK && a->end == ASSAY_ATTEMPT_PASS) status = compare(ctx, tried, a);
+refused:
+    if (status == ASSAY_BAD_INPUT) {
+        a->end = ASSAY_ATTEMPT_REFUSED;
+        snprintf(a->message, sizeof a->message, "%.590s", ctx->message);
+        status = ASSAY_OK;
+    }
+    ctx->message[0] = status == ASSAY_OK ? '\0' : ctx->message[0];
+    return status;
+}
+
+assay_status assay_attempt_explain(assay_context *ctx, assay_attempt *a)
+{
+    if (a->end != ASSAY_ATTEMPT_FAIL || a->report.count == 0) return ASSAY_OK;
+    const assay_status status =
+        assay_explain(ctx, assay_judged_by(&a->golden, &a->against), a->candidate, a->profile, true, &a->report);
+    if (a->report.explained_count > 0) snprintf(a->reason.bug, sizeof a->reason.bug, "%s", a->report.explained_by[0]);
+    return status;
+}
+
+assay_status assay_attempt_equals(assay_context *ctx, assay_attempt *a, const char *bug, bool *equals)
+{
+    *equals = false;
+    const assay_mutant *mutant = assay_mutant_by_name(bug);
+    if (a->report.count == 0 || mutant == NULL) return ASSAY_OK;
+    return assay_explains(ctx, assay_judged_by(&a->golden, &a->against), a->candidate, a->profile, mutant, &a->report,
+                          equals);
+}
+
+void assay_attempt_free(assay_attempt *a)
+{
+    assay_report_free(&a->report);
+    assay_golden_close(&a->against);
+    assay_golden_close(&a->golden);
+    assay_fixture_close(a->candidate);
+    assay_tensor_set_free(&a->results);
+    assay_tensor_set_free(&a->tensors);
+    if (a->inputs.c != NULL) assay_inputs_close(&a->inputs);
+    assay_plan_free(&a->plan);
+    *a = (assay_attempt){0};
+}

@@ -1,0 +1,56 @@
+/* Drawing cases: one of the catalogue, with some of its keys and inputs changed. What was drawn rarely so far is drawn
+ * more, what the backend said that it does not have less; so a draw follows from the seed and from what became of the
+ * draws before it, never from time. */
+#ifndef ASSAY_HARNESS_FUZZ_DRAW_H
+#define ASSAY_HARNESS_FUZZ_DRAW_H
+
+#include "harness/fuzz/draw_table.h"
+#include "harness/operations/operation.h"
+
+enum { ASSAY_CHANGES_MOST = 4, ASSAY_CHOICES_MOST = 20, ASSAY_OPERATIONS_MOST = 32 };
+
+/* Sizes whose edges are counted: tokens, emb_dim, mlp_dim, moe_mlp_dim, experts. */
+enum { ASSAY_EDGE_SIZES = 5 };
+
+/* How often something ran, or was not supported. */
+typedef struct assay_draw_count {
+    int ran, unsupported;
+} assay_draw_count;
+
+typedef struct assay_draws {
+    uint64_t seed;
+    assay_case *bases; /* the catalogue, of the operations that are asked for */
+    int base_count;
+    assay_draw_count *of_bases;
+    int operations; /* places of these in assay_operations */
+    assay_draw_count of_operations[ASSAY_OPERATIONS_MOST];
+    assay_draw_count of_keys[ASSAY_OPERATIONS_MOST][ASSAY_DRAW_KEYS_MOST][ASSAY_CHOICES_MOST];
+    bool edges[ASSAY_EDGE_SIZES][3 * ASSAY_DRAW_EDGES_MOST]; /* of what ran: k-1, k, k+1 of each edge */
+    int64_t refused;                                         /* draws, or single changes, that were no case */
+} assay_draws;
+
+/* What a case was drawn from. */
+typedef struct assay_drawn {
+    int base, operation, count;
+    int keys[ASSAY_CHANGES_MOST], choices[ASSAY_CHANGES_MOST]; /* key -1: an input */
+} assay_drawn;
+
+/* `op`: of one operation alone, or NULL. Refuses one that there is not. */
+assay_status assay_draws_start(assay_context *ctx, assay_draws *draws, uint64_t seed, const char *op);
+void assay_draws_free(assay_draws *draws);
+
+/* Draw `number`: a case that can be planned and is small, named fuzz/OP-NUMBER, to be freed. */
+assay_status assay_draw(assay_context *ctx, assay_draws *draws, int64_t number, assay_case *c, assay_drawn *drawn);
+void assay_draws_learn(assay_draws *draws, const assay_drawn *drawn, const assay_case *c, bool supported);
+
+/* Whether there is such a case, and it is small. */
+assay_status assay_draw_check(assay_context *ctx, const assay_case *c, bool *is_case);
+/* Numbers that its golden has; 0 where there is no such case. */
+int64_t assay_draw_elements(const assay_case *c);
+/* Inputs that say more rows, groups or tokens than the case has are cut to what it has. */
+void assay_draw_fit(assay_case *c);
+
+/* Words of a list of values. */
+int assay_draw_choices(const char *values);
+
+#endif

@@ -1,0 +1,215 @@
+#include "harness/fuzz/fuzz.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "harness/fuzz/shrink.h"
+#include "harness/plan/progress.h"
+
+/* A tensor that was seen wrong in an operation, and the failure that it was counted to. */
+typedef struct sighting {
+    char op[ASSAY_TEXT_SIZE];
+    assay_reason reason; /* without a bug */
+    int found, times;
+} sighting;
+
+typedef struct sightings {
+    sighting *items;
+    int count;
+} sightings;
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static bool stopped(const assay_fuzzing *f)
+{
+    return (f->stop != NULL && *f->stop != 0) || (f->stop_after > 0 && f->found_count >= f->stop_after);
+}
+
+static assay_status grow(assay_context *ctx, void *items, int count, size_t size)
+{
+    void *before, *more;
+    memcpy(&before, items, sizeof before);
+    more = realloc(before, ((size_t)count + 1) * size);
+    if (more == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for what was found");
+    memcpy(items, &more, sizeof more);
+    return ASSAY_OK;
+}
+
+/* ---- a new failure ---- */
+
+static assay_status shrink(assay_context *ctx, assay_fuzzing *f, const assay_case *c, assay_found *found)
+{
+    assay_status status;
+    assay_shrinking s = {.tried = f->tried, .stop = f->stop, .reason = found->reason};
+    TRY(assay_case_copy(ctx, c, &found->c));
+    TRY(assay_shrink(ctx, &s, &found->c));
+    found->tries = s.tries;
+    found->steps = s.steps;
+cleanup:
+    return status;
+}
+
+static assay_status tell(assay_context *ctx, assay_fuzzing *f, assay_found *found)
+{
+    assay_status status;
+    assay_attempt a = {0};
+    TRY(assay_attempt_make(ctx, f->tried, &found->c, 0, &a));
+    TRY(assay_attempt_explain(ctx, &a));
+    found->is_unsteady = a.end != ASSAY_ATTEMPT_FAIL;
+    if (found->reason.bug[0] == '\0') found->reason = a.reason; /* a smaller case may tell */
+    if (f->tell != NULL) TRY(f->tell(ctx, f->self, found, &a));
+cleanup:
+    assay_attempt_free(&a);
+    return status;
+}
+
+static assay_status add_found(assay_context *ctx, assay_fuzzing *f, int64_t draw, const assay_case *c,
+                              const assay_reason *reason)
+{
+    assay_status status;
+    TRY(grow(ctx, &f->found, f->found_count, sizeof *f->found));
+    assay_found *found = &f->found[f->found_count];
+    *found = (assay_found){.draw = draw, .alike = 1, .reason = *reason};
+    snprintf(found->drawn, sizeof found->drawn, "%.150s", c->description);
+    f->found_count++;
+    TRY(shrink(ctx, f, c, found));
+    TRY(tell(ctx, f, found));
+cleanup:
+    return status;
+}
+
+/* ---- a failure ---- */
+
+static int find_by_bug(const assay_fuzzing *f, const char *bug)
+{
+    for (int i = 0; bug[0] != '\0' && i < f->found_count; i++) {
+        if (strcmp(f->found[i].reason.bug, bug) == 0) return i;
+    }
+    return -1;
+}
+
+static sighting *find_sighting(const sightings *seen, const char *op, const assay_reason *reason)
+{
+    for (int i = 0; i < seen->count; i++) {
+        if (strcmp(seen->items[i].op, op) == 0 && assay_reason_is_alike(&seen->items[i].reason, reason))
+            return &seen->items[i];
+    }
+    return NULL;
+}
+
+/* To name the bug takes longer than to find it: of the same tensor wrong in the same operation the 1st, 2nd, 4th, 8th ...
+ * failure is named, the others are counted to the last of these. */
+static assay_status take_failure(assay_context *ctx, assay_fuzzing *f, sightings *seen, int64_t draw,
+                                 const assay_case *c, assay_attempt *a)
+{
+    assay_status status;
+    const assay_reason alike = a->reason;
+    sighting *s = find_sighting(seen, c->op, &alike);
+    if (s != NULL) s->times++;
+    if (s != NULL && (s->times & (s->times - 1)) != 0) {
+        f->found[s->found].alike++;
+        return ASSAY_OK;
+    }
+    TRY(assay_attempt_explain(ctx, a));
+    int place = find_by_bug(f, a->reason.bug);
+    if (place < 0 && s != NULL && a->reason.bug[0] == '\0') place = s->found;
+    if (s == NULL) {
+        TRY(grow(ctx, &seen->items, seen->count, sizeof *seen->items));
+        s = &seen->items[seen->count++];
+        *s = (sighting){.reason = alike, .times = 1};
+        snprintf(s->op, sizeof s->op, "%s", c->op);
+    }
+    s->found = place >= 0 ? place : f->found_count;
+    if (place >= 0) {
+        f->found[place].alike++;
+    } else {
+        TRY(add_found(ctx, f, draw, c, &a->reason));
+    }
+cleanup:
+    return status;
+}
+
+/* ---- the loop ---- */
+
+static assay_status try_draw(assay_context *ctx, assay_fuzzing *f, sightings *seen, int64_t draw)
+{
+    assay_status status;
+    assay_case c = {0};
+    assay_drawn drawn;
+    assay_attempt a = {0};
+    TRY(assay_draw(ctx, &f->draws, draw, &c, &drawn));
+    TRY(assay_attempt_make(ctx, f->tried, &c, 0, &a));
+    f->passed += a.end == ASSAY_ATTEMPT_PASS;
+    f->failed += a.end == ASSAY_ATTEMPT_FAIL;
+    f->unsupported += a.end == ASSAY_ATTEMPT_UNSUPPORTED;
+    f->refused += a.end == ASSAY_ATTEMPT_REFUSED;
+    if (a.end != ASSAY_ATTEMPT_REFUSED) assay_draws_learn(&f->draws, &drawn, &c, a.end != ASSAY_ATTEMPT_UNSUPPORTED);
+    if (a.end == ASSAY_ATTEMPT_FAIL) TRY(take_failure(ctx, f, seen, draw, &c, &a));
+cleanup:
+    assay_attempt_free(&a);
+    assay_case_free(&c);
+    return status;
+}
+
+/* In thousandths of what there is to do. */
+static void show(const assay_fuzzing *f, assay_progress *progress, double share)
+{
+    char detail[128];
+    snprintf(detail, sizeof detail, "%" PRId64 " cases, %" PRId64 " unsupported, %d failures", f->drawn, f->unsupported,
+             f->found_count);
+    assay_progress_add(progress, (int64_t)(1000 * share) - progress->done, detail);
+}
+
+assay_status assay_fuzz(assay_context *ctx, assay_fuzzing *f)
+{
+    assay_status status;
+    assay_progress progress = {0};
+    sightings seen = {0};
+    const double started = now();
+    TRY(assay_draws_start(ctx, &f->draws, f->seed, f->op));
+    assay_progress_start(&progress, f->quiet, "fuzz", 1000);
+    while (!stopped(f)) {
+        const double past = now() - started;
+        if ((f->cases > 0 && f->drawn >= f->cases) || (f->seconds > 0 && past > f->seconds)) break;
+        show(f, &progress, f->cases > 0 ? (double)f->drawn / (double)f->cases : past / f->seconds);
+        TRY(try_draw(ctx, f, &seen, f->drawn));
+        f->drawn++;
+    }
+cleanup:
+    assay_progress_end(&progress);
+    f->taken = now() - started;
+    free(seen.items);
+    return status;
+}
+
+void assay_fuzz_free(assay_fuzzing *f)
+{
+    for (int i = 0; i < f->found_count; i++) assay_case_free(&f->found[i].c);
+    free(f->found);
+    assay_draws_free(&f->draws);
+    f->found = NULL;
+    f->found_count = 0;
+}
+
+void assay_fuzz_coverage(const assay_fuzzing *f, int *ran, int *all)
+{
+    const assay_draws *draws = &f->draws;
+    *ran = *all = 0;
+    for (int place = 0; place < draws->operations; place++) {
+        if (draws->of_operations[place].ran == 0) continue;
+        for (int key = 0; assay_draw_keys[key].key != NULL; key++) {
+            if ((assay_draw_keys[key].parts & assay_operations[place]->parts) == 0) continue;
+            const int choices = assay_draw_choices(assay_draw_keys[key].values);
+            for (int i = 0; i < choices; i++) *ran += draws->of_keys[place][key][i].ran > 0;
+            *all += choices;
+        }
+    }
+}

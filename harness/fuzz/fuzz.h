@@ -1,0 +1,48 @@
+/* Cases drawn and tried on a backend, one after the other; what fails is shrunk, and reported once for each reason. */
+#ifndef ASSAY_HARNESS_FUZZ_FUZZ_H
+#define ASSAY_HARNESS_FUZZ_FUZZ_H
+
+#include <signal.h>
+
+#include "harness/fuzz/attempt.h"
+#include "harness/fuzz/draw.h"
+
+typedef struct assay_found {
+    int64_t draw;                /* its number */
+    int alike;                   /* draws that failed for this reason, this one included */
+    assay_case c;                /* shrunk */
+    char drawn[ASSAY_PATH_SIZE]; /* what it was drawn from, in a word: the description */
+    assay_reason reason;
+    int tries, steps; /* of shrinking */
+    bool is_unsteady; /* the shrunk case did not fail again */
+} assay_found;
+
+typedef struct assay_fuzzing assay_fuzzing;
+struct assay_fuzzing {
+    assay_tried *tried;
+    uint64_t seed;
+    const char *op;                    /* NULL: every operation */
+    double seconds;                    /* how long draws are made */
+    int64_t cases;                     /* how many are; 0: as many as there is time for */
+    int stop_after;                    /* so many reasons were found; 0: never */
+    bool quiet;                        /* no progress */
+    const volatile sig_atomic_t *stop; /* ends it soon, once this is not 0; NULL: never */
+    /* Told of each failure as it is found, shrunk, with the attempt on the smallest case. */
+    assay_status (*tell)(assay_context *ctx, void *self, const assay_found *found, const assay_attempt *smallest);
+    void *self;
+    /* what came of it */
+    assay_draws draws;
+    assay_found *found;
+    int found_count;
+    int64_t drawn, passed, failed, unsupported, refused;
+    double taken; /* seconds */
+};
+
+/* To be freed also where it fails: what was found stays. */
+assay_status assay_fuzz(assay_context *ctx, assay_fuzzing *f);
+void assay_fuzz_free(assay_fuzzing *f);
+
+/* Of what the backend supports: pairs of an operation and a value of a key that ran, and all that could. */
+void assay_fuzz_coverage(const assay_fuzzing *f, int *ran, int *all);
+
+#endif

@@ -1,0 +1,46 @@
+/* What a shared object is shown of a case, and what it gives: settings, tensors, buffers that hold NaN between guards. Whoever
+ * hosts it says where that lies: the process of its own that `assay run` starts, or memory that two processes share. */
+#ifndef ASSAY_HARNESS_HOST_H
+#define ASSAY_HARNESS_HOST_H
+
+#include "harness/plan/backend_view.h"
+
+typedef int (*assay_backend_function)(const assay_backend_request *request);
+
+/* take: `bytes` of memory, 64-byte aligned, to be used until whoever gave it takes it back. */
+typedef struct assay_host_memory {
+    void *self;
+    assay_status (*take)(assay_context *ctx, void *self, const char *what, int64_t bytes, void **out);
+} assay_host_memory;
+
+enum { ASSAY_HOST_MESSAGE = 512 };
+
+/* All of it lies in the host's memory but for the texts of the plan, which the settings and paths are copied from. */
+typedef struct assay_host {
+    assay_backend_setting *settings;
+    assay_backend_tensor *tensors;
+    assay_backend_result *results;
+    assay_tensor_spec *specs; /* of the results */
+    unsigned char **blocks;   /* guard, data, guard */
+    int setting_count, tensor_count, result_count;
+    char *message; /* [ASSAY_HOST_MESSAGE] */
+} assay_host;
+
+/* Everything of the plan that is given, from `in`, in its stored type; and room for every result. Error scales and null
+ * distributions are no backend's. */
+assay_status assay_host_make(assay_context *ctx, const assay_plan *plan, const assay_source *in,
+                             const assay_host_memory *memory, assay_host *host);
+
+/* One call of the function; the exit status of a backend's process, and where that is not DONE the reason in
+ * host->message. */
+int assay_host_call(assay_host *host, assay_backend_function backend);
+
+/* A result's bytes and the type that the backend says they have; false where it wrote none. Refuses a type that there is
+ * not. */
+assay_status assay_host_result(assay_context *ctx, const assay_host *host, int index, assay_tensor_spec *spec,
+                               const void **bytes, bool *written);
+
+/* assay_backend_run of a shared object; NULL and a message in `why` where there is none. */
+assay_backend_function assay_host_load(const char *library, char *why, size_t size);
+
+#endif

@@ -1,0 +1,653 @@
+#include "harness/plan/model_weights.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "harness/operations/op_support.h"
+#include "harness/plan/checkpoint.h"
+#include "harness/plan/weight_names.h"
+#include "oracle/base/memory.h"
+
+enum { PARTS = 3, NAME_SIZE = 2 * ASSAY_PATH_SIZE, SCALE_BLOCK = 128, MX_BLOCK = 32, FILE_SIZE = 4096 };
+
+/* Ours that hold several of theirs, side by side along their outputs. */
+static const struct {
+    const char *ours, *parts[PARTS];
+} FUSED[] = {
+    {"moe/wi", {"moe/wi_0", "moe/wi_1"}},
+    {"mlp/wi/kernel", {"mlp/wi_0/kernel", "mlp/wi_1/kernel"}},
+    {"moe/shared_experts/wi/kernel", {"moe/shared_experts/wi_0/kernel", "moe/shared_experts/wi_1/kernel"}},
+    {"self_attention/qkv_proj/kernel",
+     {"self_attention/query/kernel", "self_attention/key/kernel", "self_attention/value/kernel"}},
+    {"self_attention/qkv_proj/bias",
+     {"self_attention/query/bias", "self_attention/key/bias", "self_attention/value/bias"}},
+};
+
+/* What of their tensors is a part of ours. */
+typedef struct weight_part {
+    const char *ours; /* of a row of the table */
+    int64_t outputs;
+    const assay_weight_name *row;
+    int *tensors, *scales; /* of each expert, or one; scales -1: none */
+} weight_part;
+
+/* A tensor of ours: [experts] [inputs] [outputs], whatever its axes are. */
+typedef struct weight_target {
+    const assay_tensor_entry *entry;
+    int layer; /* of a stack; -1 */
+    bool vector, stacked;
+    int64_t experts, inputs, outputs;
+    weight_part parts[PARTS];
+    int part_count;
+} weight_target;
+
+struct assay_model_weights {
+    const assay_case *c;
+    char file[FILE_SIZE], prefix[ASSAY_PATH_SIZE];
+    assay_checkpoint *checkpoint;
+    bool *used; /* of the tensors of the checkpoint */
+    weight_target *targets;
+    int target_count;
+    const weight_target *held; /* what is in `slab`: an expert of it */
+    int64_t held_expert;
+    double *slab;
+};
+
+/* --- names --- */
+
+/* A row's place in ours, which an operation by itself has without the block's name. A norm by itself is any of them. */
+static bool is_ours(const char *ours, const char *place)
+{
+    const char *slash = strchr(ours, '/');
+    if (strcmp(place, "scale") == 0) return false;
+    return strcmp(ours, place) == 0 || (slash != NULL && strcmp(slash + 1, place) == 0);
+}
+
+/* Below weights/ and a stack's layers/N/. */
+static const char *place_of(const char *path, int *layer)
+{
+    int length = 0;
+    const char *place = strchr(path, '/') + 1;
+    *layer = -1;
+    if (sscanf(place, "layers/%d/%n", layer, &length) == 1 && length > 0) return place + length;
+    *layer = -1;
+    return place;
+}
+
+/* The index of "PREFIX.layers.N." + theirs, or without the component that the prefix may end with; -1. `name` is the first. */
+static int find_name(const assay_model_weights *w, int layer, const char *theirs, int64_t expert, char name[NAME_SIZE])
+{
+    char number[32] = "", base[NAME_SIZE], whole[NAME_SIZE];
+    const char *star = strchr(theirs, '*'), *dot = strchr(theirs, '.');
+    if (star != NULL) snprintf(number, sizeof number, "%" PRId64, expert);
+    snprintf(whole, sizeof whole, "%.*s%s%s", star != NULL ? (int)(star - theirs) : (int)strlen(theirs), theirs, number,
+             star != NULL ? star + 1 : "");
+    snprintf(base, sizeof base, "%s%s", w->prefix, w->prefix[0] != '\0' ? "." : "");
+    if (layer >= 0) snprintf(base + strlen(base), 32, "layers.%d.", layer);
+    snprintf(name, NAME_SIZE, "%.159s%.159s", base, whole);
+    const int found = assay_checkpoint_find(w->checkpoint, name);
+    if (found >= 0 || layer >= 0 || dot == NULL) return found;
+    char shorter[NAME_SIZE];
+    snprintf(shorter, sizeof shorter, "%.159s%.159s", base, whole + (dot - theirs) + 1);
+    const int other = assay_checkpoint_find(w->checkpoint, shorter);
+    if (other >= 0) snprintf(name, NAME_SIZE, "%s", shorter);
+    return other;
+}
+
+static bool is_fused_experts(const char *theirs)
+{
+    static const char EXPERTS[] = "mlp.experts.";
+    return strncmp(theirs, EXPERTS, strlen(EXPERTS)) == 0 && strchr(theirs, '*') == NULL;
+}
+
+static bool is_row_of(const assay_model_weights *w, const assay_weight_name *row, const char *ours)
+{
+    const bool gpt_oss = strcmp(w->c->config.decoder_block.text, "gpt_oss") == 0;
+    return strcmp(row->ours, ours) == 0 && (!is_fused_experts(row->theirs) || row->gpt_oss == gpt_oss);
+}
+
+/* --- shapes --- */
+
+/* 2 where their tensor holds gate and up. */
+static int64_t halves(const assay_weight_name *row)
+{
+    return row->outputs == ASSAY_OUTPUTS_WHOLE ? 1 : 2;
+}
+
+/* Whether experts are the first axis of their tensor. */
+static bool has_expert_axis(const weight_target *t, const assay_weight_name *row)
+{
+    return t->stacked && strchr(row->theirs, '*') == NULL;
+}
+
+static assay_shape shape_of(const weight_target *t, const weight_part *p, const assay_weight_name *row)
+{
+    assay_shape shape = {0};
+    const int64_t outputs = halves(row) * p->outputs;
+    if (has_expert_axis(t, row)) shape.dims[shape.rank++] = t->experts;
+    if (row->layout == ASSAY_WEIGHT_PLAIN) shape.dims[shape.rank++] = t->inputs;
+    shape.dims[shape.rank++] = outputs;
+    if (row->layout == ASSAY_WEIGHT_LINEAR) shape.dims[shape.rank++] = t->inputs;
+    if (row->layout == ASSAY_WEIGHT_MXFP4) {
+        shape.dims[shape.rank++] = t->inputs / MX_BLOCK;
+        shape.dims[shape.rank++] = MX_BLOCK / 2;
+    }
+    return shape;
+}
+
+static int64_t blocks_of(int64_t size)
+{
+    return (size + SCALE_BLOCK - 1) / SCALE_BLOCK;
+}
+
+static assay_shape scale_shape_of(const assay_weight_name *row, const assay_shape *of)
+{
+    assay_shape shape = *of;
+    if (row->layout == ASSAY_WEIGHT_MXFP4) {
+        shape.rank--;
+    } else {
+        for (int axis = shape.rank > 2 ? shape.rank - 2 : 0; axis < shape.rank; axis++)
+            shape.dims[axis] = blocks_of(shape.dims[axis]);
+    }
+    return shape;
+}
+
+static assay_status check_shape(assay_context *ctx, const assay_model_weights *w, int index,
+                                const assay_shape *expected)
+{
+    char wanted[128], found[128];
+    const assay_tensor_spec *spec = NULL;
+    const assay_status status = assay_checkpoint_spec(ctx, w->checkpoint, index, &spec);
+    RETURN_IF(status != ASSAY_OK, status);
+    if (assay_shape_equal(&spec->shape, expected)) return ASSAY_OK;
+    assay_shape_text(expected, wanted, sizeof wanted);
+    assay_shape_text(&spec->shape, found, sizeof found);
+    return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: %s has shape %s, expected %s", w->file, spec->path, found, wanted);
+}
+
+/* --- finding --- */
+
+static assay_status refuse_missing(assay_context *ctx, const assay_model_weights *w, const weight_target *t,
+                                   const weight_part *p)
+{
+    char names[ASSAY_MESSAGE_SIZE / 2] = "", name[NAME_SIZE];
+    size_t used = 0;
+    for (int i = 0; i < assay_weight_name_count && used < sizeof names - NAME_SIZE; i++) {
+        const assay_weight_name *row = &assay_weight_names[i];
+        if (!is_row_of(w, row, p->ours)) continue;
+        find_name(w, t->layer, row->theirs, 0, name);
+        if (strstr(names, name) != NULL) continue;
+        used += (size_t)snprintf(names + used, sizeof names - used, "%s%s", used > 0 ? ", " : "", name);
+    }
+    if (used == 0) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "--weights: no checkpoint of Hugging Face has %s of such a configuration",
+                          t->entry->spec.path);
+    }
+    return assay_fail(ctx, ASSAY_BAD_INPUT, "%s has nothing for %s: expected %s", w->file, t->entry->spec.path, names);
+}
+
+/* The scales that go with a tensor of theirs: of numbers in mxfp4 they must be there. */
+static assay_status find_scale(assay_context *ctx, const assay_model_weights *w, const weight_target *t,
+                               const weight_part *p, const char *name, int *scale)
+{
+    char other[NAME_SIZE + 16];
+    const assay_shape shape = shape_of(t, p, p->row), expected = scale_shape_of(p->row, &shape);
+    const bool blocks = p->row->layout == ASSAY_WEIGHT_MXFP4;
+    const int length = (int)(strlen(name) - (blocks ? strlen("_blocks") : 0));
+    snprintf(other, sizeof other, "%.*s%s", length, name, blocks ? "_scales" : "_scale_inv");
+    *scale = assay_checkpoint_find(w->checkpoint, other);
+    if (*scale < 0 && blocks) return assay_fail(ctx, ASSAY_BAD_INPUT, "%s has %s and no %s", w->file, name, other);
+    if (*scale < 0) return ASSAY_OK;
+    w->used[*scale] = true;
+    return check_shape(ctx, w, *scale, &expected);
+}
+
+/* The tensors of all experts. */
+static assay_status take_row(assay_context *ctx, const assay_model_weights *w, const weight_target *t, weight_part *p)
+{
+    assay_status status = ASSAY_OK;
+    const bool each = strchr(p->row->theirs, '*') != NULL;
+    const int64_t count = each ? t->experts : 1;
+    const assay_shape shape = shape_of(t, p, p->row);
+    p->tensors = calloc((size_t)count, sizeof *p->tensors);
+    p->scales = calloc((size_t)count, sizeof *p->scales);
+    if (p->tensors == NULL || p->scales == NULL) {
+        return assay_fail(ctx, ASSAY_NO_MEMORY, "%s: no memory for the names of its tensors", w->file);
+    }
+    for (int64_t e = 0; e < count; e++) {
+        char name[NAME_SIZE];
+        p->tensors[e] = find_name(w, t->layer, p->row->theirs, e, name);
+        if (p->tensors[e] < 0) {
+            TRY(assay_fail(ctx, ASSAY_BAD_INPUT, "%s has no %s, which %s needs", w->file, name, t->entry->spec.path));
+        }
+        w->used[p->tensors[e]] = true;
+        TRY(check_shape(ctx, w, p->tensors[e], &shape));
+        TRY(find_scale(ctx, w, t, p, name, &p->scales[e]));
+    }
+cleanup:
+    return status;
+}
+
+/* The first row of which the checkpoint has the tensor in its shape. */
+static assay_status find_part(assay_context *ctx, const assay_model_weights *w, const weight_target *t, weight_part *p)
+{
+    assay_status status = ASSAY_OK, misshapen = ASSAY_OK;
+    for (int i = 0; i < assay_weight_name_count; i++) {
+        char name[NAME_SIZE];
+        const assay_weight_name *row = &assay_weight_names[i];
+        const int index = is_row_of(w, row, p->ours) ? find_name(w, t->layer, row->theirs, 0, name) : -1;
+        if (index < 0) continue;
+        const assay_shape shape = shape_of(t, p, row);
+        assay_context own = *ctx;
+        status = check_shape(&own, w, index, &shape);
+        if (status == ASSAY_OK) {
+            p->row = row;
+            return take_row(ctx, w, t, p);
+        }
+        if (misshapen == ASSAY_OK) memcpy(ctx->message, own.message, sizeof ctx->message);
+        misshapen = status;
+    }
+    return misshapen != ASSAY_OK ? misshapen : refuse_missing(ctx, w, t, p);
+}
+
+/* --- targets --- */
+
+/* The parts of a tensor of ours and how wide they are; none where the table has it not. */
+static void set_parts(weight_target *t, const char *place)
+{
+    for (int i = 0; i < assay_weight_name_count && t->part_count == 0; i++) {
+        if (!is_ours(assay_weight_names[i].ours, place)) continue;
+        t->parts[t->part_count++].ours = assay_weight_names[i].ours;
+        t->vector = assay_weight_names[i].layout == ASSAY_WEIGHT_VECTOR;
+    }
+    for (size_t i = 0; i < sizeof FUSED / sizeof *FUSED && t->part_count == 0; i++) {
+        if (!is_ours(FUSED[i].ours, place)) continue;
+        t->vector = assay_path_ends(place, "bias");
+        while (t->part_count < PARTS && FUSED[i].parts[t->part_count] != NULL) {
+            t->parts[t->part_count].ours = FUSED[i].parts[t->part_count];
+            t->part_count++;
+        }
+    }
+}
+
+static void set_widths(const assay_model_weights *w, weight_target *t)
+{
+    const assay_shape *shape = &t->entry->spec.shape;
+    const int64_t head = shape->dims[shape->rank - 1], query = w->c->config.base_num_query_heads * head;
+    for (int i = 0; i < t->part_count; i++) t->parts[i].outputs = t->outputs / t->part_count;
+    if (t->part_count != 3) return;
+    t->parts[0].outputs = query;
+    t->parts[1].outputs = t->parts[2].outputs = (t->outputs - query) / 2;
+}
+
+static assay_status plan_target(assay_context *ctx, const assay_model_weights *w, const assay_tensor_entry *entry,
+                                weight_target *t)
+{
+    const assay_shape *shape = &entry->spec.shape;
+    *t = (weight_target){.entry = entry, .experts = 1, .inputs = 1, .outputs = 1};
+    const char *place = place_of(entry->spec.path, &t->layer);
+    t->stacked = shape->rank > 1 && strcmp(entry->spec.labels[0], "E") == 0;
+    set_parts(t, place);
+    if (t->part_count == 0) {
+        t->parts[0].ours = "";
+        return refuse_missing(ctx, w, t, &t->parts[0]);
+    }
+    const int first = t->stacked, last = shape->rank - 1;
+    const int cut = t->vector ? first : assay_path_ends(place, "out/kernel") ? last : first + 1;
+    if (t->stacked) t->experts = shape->dims[0];
+    for (int axis = first; axis < shape->rank; axis++) {
+        if (axis < cut) t->inputs *= shape->dims[axis];
+        if (axis >= cut) t->outputs *= shape->dims[axis];
+    }
+    set_widths(w, t);
+    for (int i = 0; i < t->part_count; i++) {
+        const assay_status status = find_part(ctx, w, t, &t->parts[i]);
+        RETURN_IF(status != ASSAY_OK, status);
+    }
+    return ASSAY_OK;
+}
+
+/* Grouped queries of Hugging Face's kernels are multiplied by head_dim^-0.5 afterwards. */
+static assay_status check_query_scale(assay_context *ctx, const assay_model_weights *w, const assay_tensor_list *list)
+{
+    const assay_model_config *m = &w->c->config;
+    bool grouped = false;
+    for (int i = 0; i < list->count; i++) {
+        const char *path = list->entries[i].spec.path;
+        grouped |= assay_path_ends(path, "key/kernel") || assay_path_ends(path, "qkv_proj/kernel");
+    }
+    const double scale = 1 / sqrt((double)m->head_dim);
+    if (!grouped || fabs(assay_query_scale_of(m) - scale) <= 1e-9 * scale) return ASSAY_OK;
+    return assay_fail(ctx, ASSAY_BAD_INPUT,
+                      "--weights: %s multiplies queries by %g, expected %.17g for Hugging Face's kernels: "
+                      "give --set query_pre_attn_scalar=%.17g",
+                      w->c->name, assay_query_scale_of(m), scale, scale);
+}
+
+static assay_status plan_targets(assay_context *ctx, assay_model_weights *w, const assay_tensor_list *list)
+{
+    assay_status status = ASSAY_OK;
+    if (w->c->config.weights_on_shards) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "--weights: expected weights_on_shards: false");
+    }
+    TRY(check_query_scale(ctx, w, list));
+    w->targets = calloc((size_t)list->count + 1, sizeof *w->targets);
+    if (w->targets == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of weights");
+    for (int i = 0; i < list->count; i++) {
+        const assay_tensor_entry *entry = &list->entries[i];
+        if (entry->spec.role != ASSAY_ROLE_WEIGHT || entry->spec.type == ASSAY_INT32) continue;
+        TRY(plan_target(ctx, w, entry, &w->targets[w->target_count++]));
+    }
+    if (w->target_count == 0) {
+        status = assay_fail(ctx, ASSAY_BAD_INPUT, "--weights: op %s has no weights", w->c->op);
+    }
+cleanup:
+    return status;
+}
+
+/* --- what is left over --- */
+
+/* Buffers of old checkpoints, which hold nothing. */
+static bool is_buffer(const char *name)
+{
+    const char *dot = strrchr(name, '.');
+    return dot != NULL && strcmp(dot, ".inv_freq") == 0;
+}
+
+/* Whether some part lies beside the tensor: below the same component of the layer, of a router beside its own tensors alone;
+ * of a layer anywhere. `rest` is below the prefix. */
+static bool is_beside(const assay_model_weights *w, const char *rest)
+{
+    const assay_operation *operation = assay_operation_by_name(w->c->op);
+    const bool router = (operation->parts & ASSAY_PART_EXPERTS) == 0 && (operation->parts & ASSAY_PART_ROUTER) != 0;
+    int layer = 0, end_of_number = 0;
+    if (w->targets[0].layer >= 0) {
+        return sscanf(rest, "layers.%d.%n", &layer, &end_of_number) == 1 && end_of_number > 0 &&
+               layer <= w->targets[w->target_count - 1].layer;
+    }
+    if (assay_is_layer(w->c)) return true;
+    for (int i = 0; i < w->target_count; i++) {
+        const weight_part *p = &w->targets[i].parts[0];
+        const char *theirs = p->row->theirs, *dot = strchr(theirs, '.');
+        const char *name = assay_checkpoint_name(w->checkpoint, p->tensors[0]);
+        const char *below = name + strlen(w->prefix) + (w->prefix[0] != '\0');
+        const char *end = strrchr(below, '.');
+        size_t length = end != NULL ? (size_t)(end - below) + 1 : 0;
+        if (!router) length = strncmp(below, theirs, (size_t)(dot - theirs) + 1) == 0 ? (size_t)(dot - theirs) + 1 : 0;
+        if (strncmp(rest, below, length) == 0) return true; /* 0: the prefix has the component */
+    }
+    return false;
+}
+
+static assay_status check_left_over(assay_context *ctx, const assay_model_weights *w)
+{
+    const size_t length = strlen(w->prefix);
+    int count = 0;
+    const char *first = NULL;
+    for (int i = 0; i < assay_checkpoint_count(w->checkpoint); i++) {
+        const char *name = assay_checkpoint_name(w->checkpoint, i);
+        const bool below = length == 0 || (strncmp(name, w->prefix, length) == 0 && name[length] == '.');
+        if (!below || w->used[i] || is_buffer(name) || !is_beside(w, name + length + (length > 0))) continue;
+        if (first == NULL) first = name;
+        count++;
+    }
+    if (count == 0) return ASSAY_OK;
+    return assay_fail(ctx, ASSAY_BAD_INPUT,
+                      "%s has %s, which no weight of %s takes (%d such tensors): another configuration?", w->file,
+                      first, w->c->name, count);
+}
+
+/* --- the file and its layer --- */
+
+/* FILE, FOLDER, or either with :PREFIX. */
+static assay_status split(assay_context *ctx, assay_model_weights *w, const char *text)
+{
+    struct stat about;
+    const char *colon = stat(text, &about) == 0 ? NULL : strrchr(text, ':');
+    const int length = colon != NULL ? (int)(colon - text) : (int)strlen(text);
+    const char *prefix = colon != NULL ? colon + 1 : "";
+    if (length >= FILE_SIZE || strlen(prefix) >= sizeof w->prefix) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "--weights: path too long");
+    }
+    snprintf(w->file, sizeof w->file, "%.*s", length, text);
+    snprintf(w->prefix, sizeof w->prefix, "%s", prefix);
+    const size_t end = strlen(w->prefix);
+    if (end > 0 && w->prefix[end - 1] == '.') w->prefix[end - 1] = '\0';
+    return ASSAY_OK;
+}
+
+/* Where "layers.N." begins in a name; NULL: nowhere. */
+static const char *layers_in(const char *name, int *layer)
+{
+    int length = 0;
+    const char *at = strncmp(name, "layers.", 7) == 0 ? name : strstr(name, ".layers.");
+    if (at == NULL) return NULL;
+    at += *at == '.';
+    return sscanf(at, "layers.%d.%n", layer, &length) == 1 && length > 0 ? at : NULL;
+}
+
+/* Without a prefix: the one layer that there is, for a stack what stands before the layers. */
+static assay_status find_prefix(assay_context *ctx, assay_model_weights *w, bool stack)
+{
+    const char *example = NULL;
+    int least = INT32_MAX, most = -1;
+    if (w->prefix[0] != '\0') return ASSAY_OK;
+    for (int i = 0; i < assay_checkpoint_count(w->checkpoint); i++) {
+        int layer;
+        const char *name = assay_checkpoint_name(w->checkpoint, i), *at = layers_in(name, &layer);
+        if (at == NULL) continue;
+        if (layer < least) least = layer;
+        if (layer > most) most = layer;
+        const int length = stack ? (int)(at - name) - (at > name) : (int)(strchr(at + 7, '.') - name);
+        if (example == NULL) snprintf(w->prefix, sizeof w->prefix, "%.*s", length, name);
+        example = name;
+    }
+    if (stack || least >= most) return ASSAY_OK;
+    return assay_fail(ctx, ASSAY_BAD_INPUT, "%s has the layers %d to %d: say which, as in %s:%s", w->file, least, most,
+                      w->file, w->prefix);
+}
+
+static assay_status check_prefix(assay_context *ctx, const assay_model_weights *w)
+{
+    const size_t length = strlen(w->prefix);
+    for (int i = 0; i < assay_checkpoint_count(w->checkpoint); i++) {
+        const char *name = assay_checkpoint_name(w->checkpoint, i);
+        if (length == 0 || (strncmp(name, w->prefix, length) == 0 && name[length] == '.')) return ASSAY_OK;
+    }
+    return assay_fail(ctx, ASSAY_BAD_INPUT, "%s has no tensor %s.*%s%s", w->file, w->prefix,
+                      assay_checkpoint_count(w->checkpoint) > 0 ? "; its first is " : "",
+                      assay_checkpoint_count(w->checkpoint) > 0 ? assay_checkpoint_name(w->checkpoint, 0) : "");
+}
+
+static bool is_stack(const assay_tensor_list *list)
+{
+    bool stack = false;
+    for (int i = 0; i < list->count; i++) stack |= strncmp(list->entries[i].spec.path, "weights/layers/", 15) == 0;
+    return stack;
+}
+
+assay_status assay_model_weights_open(assay_context *ctx, const char *text, const assay_case *c,
+                                      const assay_tensor_list *list, assay_model_weights **weights)
+{
+    assay_status status;
+    assay_model_weights *w = calloc(1, sizeof *w);
+    *weights = NULL;
+    if (w == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for --weights");
+    w->c = c;
+    TRY(split(ctx, w, text));
+    TRY(assay_checkpoint_open(ctx, w->file, &w->checkpoint));
+    TRY(find_prefix(ctx, w, is_stack(list)));
+    TRY(check_prefix(ctx, w));
+    w->used = calloc((size_t)assay_checkpoint_count(w->checkpoint) + 1, sizeof *w->used);
+    if (w->used == NULL) TRY(assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for --weights"));
+    TRY(plan_targets(ctx, w, list));
+    TRY(check_left_over(ctx, w));
+    *weights = w;
+    w = NULL;
+cleanup:
+    assay_model_weights_close(w);
+    return status;
+}
+
+void assay_model_weights_close(assay_model_weights *w)
+{
+    if (w == NULL) return;
+    for (int i = 0; i < w->target_count; i++) {
+        for (int p = 0; p < PARTS; p++) {
+            free(w->targets[i].parts[p].tensors);
+            free(w->targets[i].parts[p].scales);
+        }
+    }
+    free(w->targets);
+    free(w->used);
+    free(w->slab);
+    assay_checkpoint_close(w->checkpoint);
+    free(w);
+}
+
+/* --- numbers --- */
+
+/* Two numbers a byte, the first in the low half: sign, two bits of the exponent, one of the mantissa. A scale is a power of
+ * two, 127 more than its exponent. */
+static void decode_mxfp4(int64_t count, const double *bytes, const double *scales, double *out)
+{
+    static const double MAGNITUDES[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+    for (int64_t i = 0; i < count; i++) {
+        const int byte = (int)bytes[i / 2], code = i % 2 == 0 ? byte & 15 : byte >> 4;
+        const double magnitude = ldexp(MAGNITUDES[code & 7], (int)scales[i / MX_BLOCK] - 127);
+        out[i] = (code & 8) != 0 ? -magnitude : magnitude;
+    }
+}
+
+/* Their tensor of an expert, with its scales: [rows] [columns] as it lies. */
+static assay_status read_theirs(assay_context *ctx, const assay_model_weights *w, const weight_target *t,
+                                const weight_part *p, int64_t expert, double **numbers)
+{
+    assay_status status;
+    const bool each = strchr(p->row->theirs, '*') != NULL, blocks = p->row->layout == ASSAY_WEIGHT_MXFP4;
+    const int64_t place = has_expert_axis(t, p->row) ? expert : 0;
+    const int tensor = p->tensors[each ? expert : 0], scale = p->scales[each ? expert : 0];
+    const int64_t outputs = halves(p->row) * p->outputs, count = outputs * t->inputs;
+    const bool plain = p->row->layout == ASSAY_WEIGHT_PLAIN;
+    const int64_t rows = plain ? t->inputs : outputs, columns = count / rows;
+    const int64_t down = blocks ? rows : blocks_of(rows), across = blocks ? columns / MX_BLOCK : blocks_of(columns);
+    double *bytes = NULL, *scales = NULL, *read = NULL;
+    TRY(assay_alloc_f64(ctx, t->entry->spec.path, count, &read));
+    if (scale >= 0) {
+        TRY(assay_alloc_f64(ctx, "scales", down * across, &scales));
+        TRY(assay_checkpoint_read(ctx, w->checkpoint, scale, place * down * across, down * across, scales));
+    }
+    if (blocks) {
+        TRY(assay_alloc_f64(ctx, "blocks", count / 2, &bytes));
+        TRY(assay_checkpoint_read(ctx, w->checkpoint, tensor, place * (count / 2), count / 2, bytes));
+        decode_mxfp4(count, bytes, scales, read);
+    } else {
+        TRY(assay_checkpoint_read(ctx, w->checkpoint, tensor, place * count, count, read));
+    }
+    for (int64_t i = 0; !blocks && scale >= 0 && i < count; i++) {
+        const double by = scales[i / columns / SCALE_BLOCK * across + i % columns / SCALE_BLOCK];
+        read[i] = assay_dtype_round(t->entry->spec.type, (double)((float)read[i] * (float)by), false);
+    }
+    *numbers = read;
+    read = NULL;
+cleanup:
+    free(read);
+    free(bytes);
+    free(scales);
+    return status;
+}
+
+/* The place of an output of theirs among theirs. */
+static int64_t their_output(const weight_part *p, int64_t output)
+{
+    switch (p->row->outputs) {
+    case ASSAY_OUTPUTS_SECOND:
+        return p->outputs + output;
+    case ASSAY_OUTPUTS_EVEN:
+        return 2 * output;
+    case ASSAY_OUTPUTS_ODD:
+        return 2 * output + 1;
+    default:
+        return output;
+    }
+}
+
+/* The place of an output of part `which` among ours: gate and up of each of `shards` side by side. */
+static int64_t our_output(const weight_target *t, int which, int64_t output, int64_t shards)
+{
+    int64_t before = 0;
+    for (int i = 0; i < which; i++) before += t->parts[i].outputs;
+    if (t->part_count != 2 || shards <= 1) return before + output;
+    const int64_t width = t->parts[0].outputs / shards;
+    return output / width * 2 * width + which * width + output % width;
+}
+
+static void scatter(const weight_target *t, int which, int64_t shards, const double *theirs, double *ours)
+{
+    const weight_part *p = &t->parts[which];
+    const int64_t all = halves(p->row) * p->outputs;
+    const bool plain = p->row->layout == ASSAY_WEIGHT_PLAIN;
+    for (int64_t output = 0; output < p->outputs; output++) {
+        const int64_t from = their_output(p, output), to = our_output(t, which, output, shards);
+        for (int64_t input = 0; input < t->inputs; input++) {
+            ours[input * t->outputs + to] = theirs[plain ? input * all + from : from * t->inputs + input];
+        }
+    }
+}
+
+static assay_status hold(assay_context *ctx, assay_model_weights *w, const weight_target *t, int64_t expert)
+{
+    assay_status status = ASSAY_OK;
+    double *theirs = NULL;
+    const bool prefused = assay_path_ends(t->parts[0].ours, "moe/wi_0");
+    if (w->held == t && w->held_expert == expert) return ASSAY_OK;
+    w->held = NULL;
+    free(w->slab);
+    TRY(assay_alloc_f64(ctx, t->entry->spec.path, t->inputs * t->outputs, &w->slab));
+    for (int i = 0; i < t->part_count; i++) {
+        TRY(read_theirs(ctx, w, t, &t->parts[i], expert, &theirs));
+        scatter(t, i, prefused ? w->c->config.w13_reorder_size : 1, theirs, w->slab);
+        free(theirs);
+        theirs = NULL;
+    }
+    w->held = t;
+    w->held_expert = expert;
+cleanup:
+    free(theirs);
+    return status;
+}
+
+static const weight_target *target_of(const assay_model_weights *w, const char *path)
+{
+    for (int i = 0; i < w->target_count; i++) {
+        if (strcmp(w->targets[i].entry->spec.path, path) == 0) return &w->targets[i];
+    }
+    return NULL;
+}
+
+bool assay_model_weights_has(const assay_model_weights *weights, const char *path)
+{
+    return target_of(weights, path) != NULL;
+}
+
+assay_status assay_model_weights_read(assay_context *ctx, assay_model_weights *w, const char *path, int64_t first,
+                                      int64_t count, double *out)
+{
+    assay_status status = ASSAY_OK;
+    const weight_target *t = target_of(w, path);
+    const int64_t size = t->inputs * t->outputs;
+    for (int64_t done = 0; done < count;) {
+        const int64_t expert = (first + done) / size, from = (first + done) % size;
+        const int64_t more = count - done < size - from ? count - done : size - from;
+        TRY(hold(ctx, w, t, expert));
+        memcpy(out + done, w->slab + from, (size_t)more * sizeof *out);
+        done += more;
+    }
+cleanup:
+    return status;
+}

@@ -1,0 +1,44 @@
+/* The example backend with a trap: HOSTILE=NAME says which. The example's own entry is called example_run here. */
+#include <assay/backend.h>
+#undef assay_backend_run
+
+#include <math.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+int assay_backend_run(const assay_backend_request *request);
+
+static long setting(const assay_backend_request *request, const char *key)
+{
+    for (int i = 0; i < request->setting_count; i++)
+        if (strcmp(request->settings[i].key, key) == 0) return strtol(request->settings[i].value, NULL, 10);
+    return -1;
+}
+
+static void spoil(const assay_backend_request *request, const char *path, float value)
+{
+    for (int i = 0; i < request->result_count; i++) {
+        const assay_backend_result *r = &request->results[i];
+        if (strcmp(r->path, path) != 0) continue;
+        if (r->type == ASSAY_BACKEND_FLOAT32) memcpy(r->data, &value, sizeof value);
+        if (r->type == ASSAY_BACKEND_BFLOAT16) memcpy(r->data, (char *)&value + 2, 2); /* the upper half */
+    }
+}
+
+int assay_backend_run(const assay_backend_request *request)
+{
+    const char *trap = getenv("HOSTILE");
+    const long sequence = setting(request, "sequence"), width = setting(request, "base_emb_dim");
+    const int code = example_run(request);
+    if (trap == NULL || code != ASSAY_BACKEND_DONE) return code;
+    if (strcmp(trap, "crash_at_17") == 0 && sequence == 17) raise(SIGSEGV);
+    if (strcmp(trap, "nan_at_33") == 0 && width == 33) spoil(request, "outputs/y", NAN);
+    /* what is smaller crashes, which is another bug */
+    if (strcmp(trap, "nan_beside_crash") == 0 && sequence < 3) raise(SIGSEGV);
+    if (strcmp(trap, "nan_beside_crash") == 0 && width > 8) spoil(request, "outputs/y", NAN);
+    if (strcmp(trap, "unsteady") == 0 && sequence > 4) spoil(request, "outputs/y", (float)(getpid() % 64));
+    if (strcmp(trap, "hangs") == 0 && sequence == 8) pause();
+    return code;
+}

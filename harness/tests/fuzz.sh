@@ -1,0 +1,79 @@
+#!/usr/bin/env bash
+# `assay fuzz`: the command line, what it writes, and that what it writes repeats. usage: fuzz.sh PROGRAM EXAMPLE FOLDER PYTHON
+# FOLDER has the modules odd_NAME.so.
+set -euo pipefail
+assay=$1 backend=$2 modules=$3 python=$4
+here=$(cd "$(dirname "$0")" && pwd)
+. "$here/cli_test.sh"
+export TMPDIR=$work/temporary OMP_NUM_THREADS=1
+mkdir "$TMPDIR"
+export ASAN_OPTIONS=${ASAN_OPTIONS:+$ASAN_OPTIONS:}handle_segv=0 TSAN_OPTIONS=${TSAN_OPTIONS:+$TSAN_OPTIONS:}handle_segv=0
+export UBSAN_OPTIONS=${UBSAN_OPTIONS:+$UBSAN_OPTIONS:}handle_segv=0
+
+## refused beforehand
+refuses '--backend SPEC is missing' fuzz
+refuses 'missing\.so: No such file' fuzz --backend "$work/missing.so"
+refuses 'is neither a shared object' fuzz --backend 'cat {request}'
+refuses 'exports no assay_backend_run' fuzz --backend "$modules/odd_no_symbol.so"
+refuses 'rms_norm' fuzz --backend "$backend" --op rmsnorm
+refuses '--time is "0", expected a time above 0' fuzz --backend "$backend" --time 0
+refuses '--time is "1d", expected' fuzz --backend "$backend" --time 1d
+refuses '--cases is "-1", expected a whole number from 1 up' fuzz --backend "$backend" --cases -1
+refuses '--failures is "few"' fuzz --backend "$backend" --failures few
+refuses '--seed is "x"' fuzz --backend "$backend" --seed x
+refuses '--precision is "bf17"' fuzz --backend "$backend" --precision bf17
+refuses 'usage: assay fuzz .*; found 1 arguments' fuzz moe/small --backend "$backend"
+refuses 'unknown option --keep' fuzz --backend "$backend" --keep "$work/kept"
+echo text >"$work/file"
+refuses "-o $work/file: expected a folder" fuzz --backend "$backend" --cases 1 -o "$work/file"
+refuses '-o .*/no/such: No such file' fuzz --backend "$backend" --cases 1 -o "$work/no/such"
+leaves_nothing "$TMPDIR"
+
+## nothing that it has, nothing wrong
+expect 3 fuzz --backend "$modules/odd_unsupported.so" --cases 20
+prints '^20 cases in .*: 0 passed, 0 failed for 0 reasons, 20 unsupported, 0 refused$'
+expect 0 fuzz --backend "$backend" --cases 30 --op permute
+prints '^30 cases in .*, seed 1: [0-9]+ passed, 0 failed'
+prints '^covered: [1-9][0-9]* of [0-9]+ values'
+
+## the same seed, the same cases
+export ASSAY_EXAMPLE_BUG=gate_up_swapped
+expect 1 fuzz --backend "$backend" --cases 60 --op mlp --seed 4 --failures 1 -o "$work/one"
+sed 's/ in [0-9]* s ([0-9]* a second)//' "$work/out" >"$work/first"
+expect 1 fuzz --backend "$backend" --cases 60 --op mlp --seed 4 --failures 1 -o "$work/one"
+sed 's/ in [0-9]* s ([0-9]* a second)//' "$work/out" | cmp - "$work/first" || complain "another run printed something else"
+prints '^FAIL  fuzz/mlp-[0-9]+  outputs/y: '
+prints '^    known bugs: equals mutant gate_up_swapped'
+prints "^    repeat: assay run '$work/one/fuzz-mlp-[0-9]*.yml' --backend '$backend' -v"
+prints 'times  fuzz/mlp-[0-9]+ +outputs/y: values, known bug gate_up_swapped$'
+
+## what it wrote: the command repeats it, the golden is of the case, and without the bug all is well
+case=$(echo "$work"/one/*.yml)
+[ "$(find "$work/one" -type f | wc -l)" -eq 3 ] || complain "three files expected in $work/one"
+status=0
+(PATH=$(dirname "$assay"):$PATH && sh "$work"/one/*.reproduce.txt >"$work/out") || status=$?
+[ "$status" -eq 1 ] || complain "the command that is to repeat it ended with status $status"
+prints '^FAIL +fuzz/mlp-[0-9]+ '
+prints 'gate_up_swapped'
+expect 0 verify "$work"/one/*.golden.h5 --budget 0
+unset ASSAY_EXAMPLE_BUG
+expect 0 run "$case" --backend "$backend"
+leaves_nothing "$TMPDIR"
+
+## a crash, a command
+expect 1 fuzz --backend "$modules/odd_segfaults.so" --cases 3 --op rms_norm --failures 1
+prints '^FAIL  fuzz/rms_norm-0  the backend crashed: Segmentation fault'
+command="$python $here/../backends/numpy/backend.py {request} {candidate}"
+expect 0 fuzz --backend "$command" --cases 4 --op rms_norm
+prints '^4 cases in .*: 4 passed, 0 failed for 0 reasons'
+leaves_nothing "$TMPDIR"
+
+## interrupted: what was found so far
+"$assay" fuzz --backend "$backend" --op permute --time 1h >"$work/out" 2>"$work/err" &
+sleep 2
+kill -INT $!
+status=0
+wait $! || status=$?
+[ "$status" -eq 0 ] || complain "status $status after an interrupt, expected 0"
+prints '^[0-9]+ cases in .* 0 failed for 0 reasons'
+echo "$checks checks"

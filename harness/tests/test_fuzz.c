@@ -1,0 +1,230 @@
+/* Drawing, shrinking and the whole loop, on backends with traps. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "harness/fuzz/fuzz.h"
+#include "harness/fuzz/shrink.h"
+#include "harness/tests/harness_test.h"
+
+#define SHARED_BYTES (INT64_C(64) << 20)
+
+static char *yaml_of(assay_context *ctx, const assay_case *c)
+{
+    char *yaml = NULL;
+    assert_ok(ctx, assay_case_yaml(ctx, c, &yaml));
+    return yaml;
+}
+
+/* Each row of the table names a key that there is, and a first value that it takes. */
+TEST(keys_of_the_table_are_keys)
+{
+    assay_context ctx = assay_context_default(1);
+    for (int i = 0; assay_draw_keys[i].key != NULL; i++) {
+        char set[256];
+        const char *value = assay_draw_keys[i].values;
+        assay_case *c = case_from("{case: c, op: moe, model: {base_emb_dim: 4}}");
+        const size_t word = strcspn(value, " ;"), number = strspn(value, "0123456789");
+        const bool range = number > 0 && value[number] == '-'; /* "1-9", of which the least is tried */
+        snprintf(set, sizeof set, "%s=%.*s", assay_draw_keys[i].key, (int)(range ? number : word), value);
+        assert_ok(&ctx, assay_case_set(&ctx, c, set));
+        assert_true(i < ASSAY_DRAW_KEYS_MOST && assay_draw_choices(value) <= ASSAY_CHOICES_MOST);
+        assert_true(assay_draw_keys[i].weight > 0);
+        assay_cases_free(c, 1);
+    }
+}
+
+/* The same seed, the same cases; another one, others; and each can be planned. */
+TEST(draws_follow_from_the_seed)
+{
+    enum { DRAWS = 60 };
+    assay_context ctx = assay_context_default(1);
+    assay_draws draws[3];
+    int differ = 0, changed = 0;
+    for (int i = 0; i < 3; i++) assert_ok(&ctx, assay_draws_start(&ctx, &draws[i], i < 2 ? 7 : 8, NULL));
+    for (int n = 0; n < DRAWS; n++) {
+        char *yaml[3];
+        for (int i = 0; i < 3; i++) {
+            assay_case c = {0};
+            assay_drawn drawn;
+            bool is_case = false;
+            assert_ok(&ctx, assay_draw(&ctx, &draws[i], n, &c, &drawn));
+            assert_ok(&ctx, assay_draw_check(&ctx, &c, &is_case));
+            assert_true(is_case);
+            changed += drawn.count > 0;
+            assay_draws_learn(&draws[i], &drawn, &c, n % 3 != 0);
+            yaml[i] = yaml_of(&ctx, &c);
+            assay_case_free(&c);
+        }
+        assert_string_equal(yaml[0], yaml[1]);
+        differ += strcmp(yaml[0], yaml[2]) != 0;
+        for (int i = 0; i < 3; i++) free(yaml[i]);
+    }
+    assert_true(differ > DRAWS / 2 && changed > 2 * DRAWS);
+    for (int i = 0; i < 3; i++) assay_draws_free(&draws[i]);
+}
+
+TEST(unsupported_operations_are_drawn_less)
+{
+    assay_context ctx = assay_context_default(1);
+    assay_draws draws;
+    int first = 0, last = 0;
+    assert_ok(&ctx, assay_draws_start(&ctx, &draws, 3, NULL));
+    for (int n = 0; n < 400; n++) {
+        assay_case c = {0};
+        assay_drawn drawn;
+        assert_ok(&ctx, assay_draw(&ctx, &draws, n, &c, &drawn));
+        const bool supported = strcmp(c.op, "rms_norm") == 0;
+        if (!supported && n < 100) first++;
+        if (!supported && n >= 300) last++;
+        assay_draws_learn(&draws, &drawn, &c, supported);
+        assay_case_free(&c);
+    }
+    assert_true(first > 60 && last < first * 2 / 3);
+    assay_draws_free(&draws);
+}
+
+TEST(an_operation_that_there_is_not_is_refused)
+{
+    assay_context ctx = assay_context_default(1);
+    assay_draws draws;
+    assert_int_equal(assay_draws_start(&ctx, &draws, 1, "rmsnorm"), ASSAY_BAD_INPUT);
+    assert_non_null(strstr(ctx.message, "rms_norm"));
+}
+
+/* What was found first by a trap in the hostile backend, or by a planted bug. */
+typedef struct hunt {
+    assay_tried tried;
+    assay_fuzzing f;
+} hunt;
+
+static const assay_found *find_first(assay_context *ctx, hunt *h, const char *library, const char *variable,
+                                     const char *trap, const char *op, int64_t cases)
+{
+    setenv(variable, trap, 1);
+    h->tried = (assay_tried){.spec = library, .false_alarm = 1e-6, .timeout = 60};
+    assert_ok(ctx, assay_forks_start(ctx, &h->tried.forks, library, SHARED_BYTES));
+    unsetenv(variable);
+    h->f = (assay_fuzzing){.tried = &h->tried, .seed = 1, .op = op, .cases = cases, .stop_after = 1, .quiet = true};
+    assert_ok(ctx, assay_fuzz(ctx, &h->f));
+    assert_int_equal(h->f.found_count, 1);
+    assert_false(h->f.found[0].is_unsteady);
+    return &h->f.found[0];
+}
+
+static void end_hunt(hunt *h)
+{
+    assay_fuzz_free(&h->f);
+    assay_forks_stop(&h->tried.forks);
+}
+
+TEST(a_crash_is_shrunk_to_its_trigger)
+{
+    assay_context ctx = assay_context_default(1);
+    hunt h;
+    const assay_found *found = find_first(&ctx, &h, HOSTILE, "HOSTILE", "crash_at_17", "rms_norm", 2000);
+    assert_int_equal(found->c.sequence, 17);
+    assert_int_equal(found->c.batch, 1);
+    assert_int_equal(found->c.config.base_emb_dim, 1);
+    assert_int_equal(found->c.input_count, 0);
+    assert_string_equal(found->reason.what, "the backend crashed: Segmentation fault");
+    end_hunt(&h);
+}
+
+TEST(a_nan_is_shrunk_to_its_trigger)
+{
+    assay_context ctx = assay_context_default(1);
+    hunt h;
+    const assay_found *found = find_first(&ctx, &h, HOSTILE, "HOSTILE", "nan_at_33", "mlp", 2000);
+    assert_int_equal(found->c.config.base_emb_dim, 33);
+    assert_int_equal(found->c.config.base_mlp_dim, 1);
+    assert_int_equal(found->c.batch * found->c.sequence, 1);
+    assert_string_equal(found->reason.where, "outputs/y");
+    assert_string_equal(found->reason.what, "not finite");
+    end_hunt(&h);
+}
+
+/* Smaller cases fail as well, but for another reason. */
+TEST(shrinking_does_not_slip_to_another_bug)
+{
+    assay_context ctx = assay_context_default(1);
+    hunt h;
+    h.tried = (assay_tried){.spec = HOSTILE, .false_alarm = 1e-6, .timeout = 60};
+    setenv("HOSTILE", "nan_beside_crash", 1);
+    assert_ok(&ctx, assay_forks_start(&ctx, &h.tried.forks, HOSTILE, SHARED_BYTES));
+    unsetenv("HOSTILE");
+    assay_case *c = case_named("rms_norm/deepseek", "batch=2;sequence=12");
+    assay_shrinking s = {.tried = &h.tried, .reason = {.where = "outputs/y", .what = "not finite"}};
+    assert_ok(&ctx, assay_shrink(&ctx, &s, c));
+    assert_int_equal(c->sequence, 3);
+    assert_int_equal(c->batch, 1);
+    assert_int_equal(c->config.base_emb_dim, 9);
+    assert_true(s.steps > 2 && s.tries > s.steps);
+    assay_cases_free(c, 1);
+    assay_forks_stop(&h.tried.forks);
+}
+
+TEST(other_bits_are_found)
+{
+    assay_context ctx = assay_context_default(1);
+    hunt h;
+    const assay_found *found = find_first(&ctx, &h, HOSTILE, "HOSTILE", "unsteady", "rms_norm", 2000);
+    assert_string_equal(found->reason.what, "two runs gave different bits");
+    assert_int_equal(found->c.sequence, 5);
+    end_hunt(&h);
+}
+
+TEST(a_backend_that_hangs_is_stopped)
+{
+    assay_context ctx = assay_context_default(1);
+    assay_tried tried = {.spec = HOSTILE, .false_alarm = 1e-6, .timeout = 1};
+    setenv("HOSTILE", "hangs", 1);
+    assert_ok(&ctx, assay_forks_start(&ctx, &tried.forks, HOSTILE, SHARED_BYTES));
+    unsetenv("HOSTILE");
+    assay_case *c = case_named("rms_norm/deepseek", "sequence=8");
+    assay_attempt a = {0};
+    assert_ok(&ctx, assay_attempt_make(&ctx, &tried, c, 0, &a));
+    assert_int_equal(a.end, ASSAY_ATTEMPT_FAIL);
+    assert_string_equal(a.message, "the backend took longer than 1 s and was stopped");
+    assay_attempt_free(&a);
+    assay_cases_free(c, 1);
+    assay_forks_stop(&tried.forks);
+}
+
+/* ci/fuzz-planted has all of them. */
+TEST(planted_bugs_are_found_and_named)
+{
+    static const struct {
+        const char *bug, *op, *name;
+    } rows[] = {{"gate_up_swapped", "mlp", "gate_up_swapped"},
+                {"biased_weights", "moe", "biased_weights"},
+                {"lse_base_2", "attention", "lse_in_base_2"},
+                {"kv_norm_omitted", "mla", "kv_norm_missing"}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        assay_context ctx = assay_context_default(1);
+        hunt h;
+        const assay_found *found = find_first(&ctx, &h, EXAMPLE, "ASSAY_EXAMPLE_BUG", rows[i].bug, rows[i].op, 300);
+        assert_string_equal(found->reason.bug, rows[i].name);
+        assert_true(found->c.batch * found->c.sequence <= 4);
+        assert_true(found->c.config.num_experts <= 4);
+        end_hunt(&h);
+    }
+}
+
+/* Without a bug there is nothing: the judge of all the above can be content. */
+TEST(a_correct_backend_passes)
+{
+    assay_context ctx = assay_context_default(1);
+    assay_tried tried = {.spec = EXAMPLE, .false_alarm = 1e-6, .timeout = 60};
+    assert_ok(&ctx, assay_forks_start(&ctx, &tried.forks, EXAMPLE, SHARED_BYTES));
+    assay_fuzzing f = {.tried = &tried, .seed = 5, .cases = 60, .quiet = true};
+    assert_ok(&ctx, assay_fuzz(&ctx, &f));
+    assert_int_equal(f.found_count, 0);
+    assert_int_equal(f.drawn, 60);
+    assert_int_equal(f.passed + f.unsupported + f.refused, 60);
+    assert_true(f.passed > 20);
+    int ran = 0, all = 0;
+    assay_fuzz_coverage(&f, &ran, &all);
+    assert_true(ran > 20 && ran < all);
+    assay_fuzz_free(&f);
+    assay_forks_stop(&tried.forks);
+}
