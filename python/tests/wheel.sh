@@ -3,6 +3,7 @@
 # where it judges the kernel of examples/, and names the bug of a wrong one.
 # usage: wheel.sh (takes the time of a build where build/wheel is not there)
 set -euo pipefail
+unset PYTHONPATH ASSAY_LIBRARY ASSAY_CACHE
 root=$(cd "$(dirname "$0")/../.." && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
