@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from fnmatch import fnmatchcase
 from html import escape
 from pathlib import Path
@@ -106,7 +107,11 @@ class Failures:
         for headline, _ in self.found.values():
             terminalreporter.write_line(headline)
         if self.path is not None:
-            terminalreporter.write_line(f"assay: {len(self.found)} failing reports in {self.path}")
+            terminalreporter.write_line(f"{summary(self.found)} in {self.path}")
+
+
+def summary(found: dict[str, tuple[str, str]]) -> str:
+    return f"assay: {len(found)} failing report{'' if len(found) == 1 else 's'}"
 
 
 def joined(pages: dict[str, tuple[str, str]]) -> str:
@@ -115,9 +120,11 @@ def joined(pages: dict[str, tuple[str, str]]) -> str:
     for number, (test, (headline, page)) in enumerate(sorted(pages.items())):
         style = re.search("<style>.*?</style>", page, re.DOTALL)[0]  # type: ignore[index]
         section = re.search("<section .*</section>", page, re.DOTALL)[0]  # type: ignore[index]
+        again = f"<p>reproduce: <code>python3 -m pytest {escape(shlex.quote(test))}</code></p>"
+        section = section.replace("</h2>", "</h2>" + again, 1)
         sections += re.sub(r'((?:id=|href=)"#?r)\d+', rf"\g<1>{number}", section) + "\n"
         rows += f'<tr><td class="why"><a href="#r{number}">{escape(test)}</a></td><td class="why">{escape(headline)}</td></tr>\n'
-    title = f"assay: {len(pages)} failing reports"
+    title = summary(pages)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta name="viewport" content="width=device-width,initial-scale=1"><title>{title}</title>{style}</head>\n'

@@ -34,6 +34,14 @@ def test_config() -> None:
     assert list(case.cotangents()) == ["cotangents/y"]
 
 
+def test_names() -> None:
+    every, whole = assay.names("moe/*"), assay.names("moe/*", exclude="mesh")
+    assert 100 < len(whole) < len(every) and set(whole) < set(every)
+    assert {name.split("/")[0] for name in assay.names(["gmm/*", "mla/*"], exclude=["gmm"])} == {"mla"}
+    assert not any("tiny" in name for name in assay.names("moe/*", exclude=["*tiny*"]))
+    assert len(assay.names()) > 700
+
+
 def test_ways_to_say_which(tmp_path: Path) -> None:
     text = "case: mine/norm\nop: rms_norm\nmodel: {base_emb_dim: 8}\nbatch: 1\nsequence: 3\nseed: 7\n"
     file = tmp_path / "norm.yml"

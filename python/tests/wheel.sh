@@ -3,6 +3,7 @@
 # where it judges the kernel of examples/, and names the bug of a wrong one.
 # usage: wheel.sh (takes the time of a build where build/wheel is not there)
 set -euo pipefail
+unset PYTHONPATH ASSAY_LIBRARY ASSAY_CACHE
 root=$(cd "$(dirname "$0")/../.." && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -33,9 +34,11 @@ for library in "$package"/libs/*; do
 done
 
 # The same kernel right and wrong, with nothing of this tree in sight.
-cp "$root"/python/examples/*.py "$work"
+cp "$root"/python/examples/*.py "$root/python/tests/test_company.py" "$work"
 cd "$work"
-pytest=(env -i PATH=/usr/bin:/bin HOME="$work" env/bin/python -m pytest -q -p no:cacheprovider test_torch_moe.py)
+pytest=(env -i PATH=/usr/bin:/bin HOME="$work" env/bin/python -m pytest -q -p no:cacheprovider)
+"${pytest[@]}" test_company.py >company || { cat company; complain "beside PyTorch and h5py"; }
+pytest+=(test_torch_moe.py)
 "${pytest[@]}" -k tiny >right || { cat right; complain "a right kernel fails"; }
 sed -i 's/weights \* config\["routed_scaling_factor"\] if deepseek else weights/weights/' torch_moe.py
 ! "${pytest[@]}" -k tiny-sparse --assay-html page.html >wrong || complain "a wrong kernel passes"
