@@ -46,7 +46,7 @@ static void make(device *d, char *line)
         if (strcmp(type, TYPES[i].name) == 0) stored = i;
     for (int i = 0; i < (int)(sizeof DISTRIBUTIONS / sizeof *DISTRIBUTIONS); i++)
         if (strcmp(row_powers ? "block_powers" : distribution, DISTRIBUTIONS[i]) == 0) kind = i;
-    if (kind < 0 || stored < 0 || count == 0 || row == 0)
+    if (kind < 0 || stored < 0 || count == 0 || count > INT64_MAX / 8 || row == 0)
         leave(d, 2, "%s: no kernel for %s of %s", path, distribution, type);
     const int64_t size = (int64_t)count * TYPES[stored].bytes;
     cl_mem buffer = room(d, size);
