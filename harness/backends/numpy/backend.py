@@ -15,18 +15,20 @@ import traceback
 
 from arithmetic import Arithmetic, variant
 from operations import run
-from request import Request, Unsupported, write_candidate
+from request import Request, Unsupported, usual_precision, write_candidate
 
 
-def answer(ar, request, candidate, precision):
+def answer(options, request, candidate):
+    precision = options.precision or usual_precision(request)
+    ar = Arithmetic(precision, variant(options.variant))
     write_candidate(candidate, run(ar, Request(request, ar.float)), precision)
 
 
-def serve(ar, precision):
+def serve(options):
     for line in sys.stdin:
         request, candidate = line.rstrip("\n").split("\t")
         try:
-            answer(ar, request, candidate, precision)
+            answer(options, request, candidate)
             print("assay: done", flush=True)
         except Unsupported as reason:
             print(f"assay: unsupported {reason}", flush=True)
@@ -39,17 +41,16 @@ def main():
     parser = argparse.ArgumentParser(description="assay's operations in numpy; without paths a server for assay run --serve")
     parser.add_argument("request", nargs="?")
     parser.add_argument("candidate", nargs="?")
-    parser.add_argument("--precision", default="bf16")
+    parser.add_argument("--precision", help="a profile; else that of the case's grid")
     parser.add_argument("--variant", type=int, default=0)
     options = parser.parse_args()
     if (options.request is None) != (options.candidate is None):
         parser.error("expected both request and candidate, or neither: a server")
-    ar = Arithmetic(options.precision, variant(options.variant))
     if options.request is None:
-        serve(ar, options.precision)
+        serve(options)
         return
     try:
-        answer(ar, options.request, options.candidate, options.precision)
+        answer(options, options.request, options.candidate)
     except Unsupported as reason:
         print(reason)
         sys.exit(77)

@@ -199,6 +199,11 @@ OPERATIONS = {"rms_norm": run_rms_norm, "gmm": run_gmm, "permute": run_permute, 
               "decoder_layer": run_stack, "decoder_stack": run_stack}
 
 
+# What a serving engine adds to the block is not here: keys that must have these values.
+PLAIN_VALUES = {"local_num_experts": "0", "num_fused_shared_experts": "0", "apply_router_weight_on_input": "false", "routing_method": "",
+                "use_random_routing": "false", "num_redundant_experts": "0", "load_balance_loss_scope": "sequence"}
+
+
 def is_router_or_statistic(op, path):
     return path.endswith(("/lse", "/lb_loss", "/bias_updates", "/gate/kernel", "/gate/bias")) or op == "routing"
 
@@ -210,7 +215,12 @@ def run(ar, request):
     s.need(s.words("mesh") == ["data", "1", "fsdp", "1", "expert", "1"], "no mesh")
     s.need(s.count("w13_reorder_size") == 1, "no fused weights laid out for tensor shards")
     s.need(not s.true("use_batch_split_schedule"), "no batch-split schedule")
-    given = {path: ar.given(path, x) for path, x in request.tensors.items()}
+    for key, plain in PLAIN_VALUES.items():
+        s.need(s.text.get(key, plain) == plain, f"no {key}")
+    choices = [x for path, x in request.tensors.items() if path.endswith("/selected_experts")]
+    s.need(not choices or request.op in ("permute", "unpermute"), "no choice of experts that is given")
+    s.need(all((x >= 0).all() for x in choices), "no slots without an expert")
+    given = {path: x if path in request.wide else ar.given(path, x) for path, x in request.tensors.items()}
     with np.errstate(all="ignore"):
         made = OPERATIONS[request.op](ar, s, given)
     results = {}

@@ -35,6 +35,13 @@ class Settings:
             raise Unsupported(reason)
 
 
+def usual_precision(path):
+    """The profile that goes with the grid of the case's inputs."""
+    with h5py.File(path) as f:
+        dtype = Settings(f.attrs["case_yaml"])["dtype"]
+    return {"float64": "f64", "float32": "f32", "float16": "f16"}.get(dtype, "bf16")
+
+
 class Request:
     """From a request, or from a golden, which holds the same tensors."""
 
@@ -42,13 +49,16 @@ class Request:
         with h5py.File(path) as f:
             self.settings = Settings(f.attrs["case_yaml"])
             self.op, self.case = f.attrs["op"], f.attrs["case"]
-            self.tensors, expects = {}, []
+            self.tensors, self.wide, expects = {}, set(), []
+            narrow = self.settings["dtype"] not in ("float32", "float64")
 
             def read(name, item):
                 if not isinstance(item, h5py.Dataset):
                     return
                 if name.startswith(("inputs/", "weights/", "cotangents/")):
                     self.tensors[name] = item[()] if item.dtype.kind == "i" else item[()].astype(float_type)
+                    if narrow and item.attrs.get("float_type") == "float32":
+                        self.wide.add(name)  # float32 beside a narrower grid: used as it is
                 elif name.startswith(("outputs/", "gradients/")):
                     expects.append(name)
 
