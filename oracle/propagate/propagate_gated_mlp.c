@@ -86,14 +86,20 @@ static void factors_at(const pass *p, int64_t i, assay_glu_factor *u, assay_glu_
     *v = assay_glu_up(p->run->config, p->r->b[at], sqrt(p->vb[i]));
 }
 
+/* A relative error of each elementary function; of terms that cancel an absolute one, up to all that is left of them. */
+static double elementary_error(double unit, double value, double cancels)
+{
+    return assay_square(fmax(unit * value, fmin(unit * cancels, value)));
+}
+
 static double factor_error(const pass *p, const assay_glu_factor *f)
 {
-    return f->elementary ? assay_square(p->precision->elementary * f->value) : 0;
+    return f->elementary ? elementary_error(p->precision->elementary, fabs(f->value), f->cancels) : 0;
 }
 
 static double slope_error(const pass *p, const assay_glu_factor *f)
 {
-    return f->elementary ? assay_square(p->precision->elementary * f->first_size) : 0;
+    return f->elementary ? elementary_error(p->precision->elementary, f->first_size, f->first_cancels) : 0;
 }
 
 /* h = u v */
