@@ -150,7 +150,8 @@ cleanup:
     return status;
 }
 
-/* da = dh u' v and db = dh u v'. Errors of dh, a and b move both at once; those of rounding and of a kink do not. */
+/* da = dh u' v and db = dh u v'. Errors of dh, a and b move both at once, with the sign of the slope; those of rounding and of
+ * a kink do not. */
 static void gate_gradient(const assay_context *ctx, const pass *p)
 {
 #pragma omp parallel for num_threads(ctx->threads)
@@ -158,8 +159,10 @@ static void gate_gradient(const assay_context *ctx, const pass *p)
         const double dh = p->dh[i], va = p->va[i], vb = p->vb[i], vdh = p->vdh[i];
         assay_glu_factor u, v;
         factors_at(p, i, &u, &v);
-        const double da_dh = u.first * v.value, da_a = dh * u.second * v.value, da_b = dh * u.first * v.slope;
-        const double db_dh = u.value * v.first, db_b = dh * u.value * v.second, db_a = dh * u.slope * v.first;
+        const double da_dh = u.first * v.value, da_a = dh * u.second * v.value,
+                     da_b = dh * u.first * copysign(v.slope, v.first);
+        const double db_dh = u.value * v.first, db_b = dh * u.value * v.second,
+                     db_a = dh * copysign(u.slope, u.first) * v.first;
         p->da[i] = dh * da_dh;
         p->db[i] = dh * db_dh;
         p->vda[i] = assay_square(da_dh) * vdh + assay_square(da_a) * va + assay_square(da_b) * vb +
