@@ -210,6 +210,9 @@ def run(ar, request):
     s.need(s.words("mesh") == ["data", "1", "fsdp", "1", "expert", "1"], "no mesh")
     s.need(s.count("w13_reorder_size") == 1, "no fused weights laid out for tensor shards")
     s.need(not s.true("use_batch_split_schedule"), "no batch-split schedule")
+    choices = [path for path in request.tensors if path.startswith("inputs/") and path.endswith("selected_experts")]
+    s.need(request.op in ("permute", "unpermute") or not choices, "no choice of experts that is given")
+    s.need(all((request.tensors[path] >= 0).all() for path in choices), "no slots without an expert")
     given = {path: ar.given(path, x) for path, x in request.tensors.items()}
     with np.errstate(all="ignore"):
         made = OPERATIONS[request.op](ar, s, given)
