@@ -228,3 +228,28 @@ TEST(a_correct_backend_passes)
     assay_fuzz_free(&f);
     assay_forks_stop(&tried.forks);
 }
+
+/* Cases on which a right backend was called wrong, for the error scales of an activation far below 0 were too small: those of
+ * kernels' forms of gelu, which cancel there, and those of two gradients that move together. */
+TEST(what_was_no_error_passes)
+{
+    static const char *const yamls[] = {
+        "{case: a, op: mlp, model: {base_emb_dim: 1, base_mlp_dim: 6, mlp_activations: gelu}, seed: 1, inputs: {x: "
+        "{scale: 15}}}",
+        "{case: a, op: mlp, model: {base_emb_dim: 1, base_mlp_dim: 6, mlp_activations: gelu_exact}, seed: 1, inputs: "
+        "{x: "
+        "{scale: 15}}}",
+        "{case: a, op: mlp, model: {base_emb_dim: 33, base_mlp_dim: 1}, seed: 22, inputs: {x: {scale: 30}}}"};
+    assay_context ctx = assay_context_default(1);
+    assay_tried tried = {.spec = EXAMPLE, .false_alarm = 1e-6, .timeout = 60};
+    assert_ok(&ctx, assay_forks_start(&ctx, &tried.forks, EXAMPLE, SHARED_BYTES));
+    for (size_t i = 0; i < sizeof yamls / sizeof *yamls; i++) {
+        assay_case *c = case_from(yamls[i]);
+        assay_attempt a = {0};
+        assert_ok(&ctx, assay_attempt_make(&ctx, &tried, c, 0, &a));
+        if (a.end != ASSAY_ATTEMPT_PASS) fail_msg("%s: %s", yamls[i], a.message);
+        assay_attempt_free(&a);
+        assay_cases_free(c, 1);
+    }
+    assay_forks_stop(&tried.forks);
+}

@@ -25,8 +25,12 @@ static double within_range(double x)
 static assay_activation_point gelu_at(double x)
 {
     const double scale = 1.5957691216057308 /* 2 sqrt(2/pi) */, cubic = 0.044715;
-    double square = x * x;
-    return times_sigmoid(x, scale * x * (1 + cubic * square), scale * (1 + 3 * cubic * square), 6 * scale * cubic * x);
+    const double square = x * x, dz = scale * (1 + 3 * cubic * square);
+    assay_activation_point point = times_sigmoid(x, scale * x * (1 + cubic * square), dz, 6 * scale * cubic * x);
+    const double half_tanh = 0.5 - assay_sigmoid(-fabs(scale * x * (1 + cubic * square)));
+    if (x < 0) point.cancels = fabs(x) * half_tanh;
+    point.first_cancels = (x < 0 ? half_tanh : 0) + 2 * fabs(x) * dz * half_tanh * half_tanh; /* 1 - tanh^2 */
+    return point;
 }
 
 static assay_activation_point gelu_exact_at(double x)
@@ -38,6 +42,8 @@ static assay_activation_point gelu_exact_at(double x)
         .first = phi + x * density,
         .second = density * (2 - x * x),
         .first_size = phi + fabs(x * density),
+        .cancels = x < 0 ? fabs(x) * (0.5 - phi) : 0,
+        .first_cancels = x < 0 ? 0.5 - phi : 0,
     };
 }
 

@@ -18,6 +18,8 @@ static assay_glu_factor factor_from(const assay_activation_point *point, bool el
                               .first = point->first,
                               .second = point->second,
                               .first_size = point->first_size,
+                              .cancels = point->cancels,
+                              .first_cancels = point->first_cancels,
                               .slope = fabs(point->first),
                               .elementary = elementary};
 }

@@ -86,14 +86,20 @@ static void factors_at(const pass *p, int64_t i, assay_glu_factor *u, assay_glu_
     *v = assay_glu_up(p->run->config, p->r->b[at], sqrt(p->vb[i]));
 }
 
+/* A relative error of each elementary function; of terms that cancel an absolute one, up to all that is left of them. */
+static double elementary_error(double unit, double value, double cancels)
+{
+    return assay_square(fmax(unit * value, fmin(unit * cancels, value)));
+}
+
 static double factor_error(const pass *p, const assay_glu_factor *f)
 {
-    return f->elementary ? assay_square(p->precision->elementary * f->value) : 0;
+    return f->elementary ? elementary_error(p->precision->elementary, fabs(f->value), f->cancels) : 0;
 }
 
 static double slope_error(const pass *p, const assay_glu_factor *f)
 {
-    return f->elementary ? assay_square(p->precision->elementary * f->first_size) : 0;
+    return f->elementary ? elementary_error(p->precision->elementary, f->first_size, f->first_cancels) : 0;
 }
 
 /* h = u v */
@@ -144,7 +150,8 @@ cleanup:
     return status;
 }
 
-/* da = dh u' v and db = dh u v'. Errors of dh, a and b move both at once; those of rounding and of a kink do not. */
+/* da = dh u' v and db = dh u v'. Errors of dh, a and b move both at once, with the sign of the slope; those of rounding and of
+ * a kink do not. */
 static void gate_gradient(const assay_context *ctx, const pass *p)
 {
 #pragma omp parallel for num_threads(ctx->threads)
@@ -152,8 +159,10 @@ static void gate_gradient(const assay_context *ctx, const pass *p)
         const double dh = p->dh[i], va = p->va[i], vb = p->vb[i], vdh = p->vdh[i];
         assay_glu_factor u, v;
         factors_at(p, i, &u, &v);
-        const double da_dh = u.first * v.value, da_a = dh * u.second * v.value, da_b = dh * u.first * v.slope;
-        const double db_dh = u.value * v.first, db_b = dh * u.value * v.second, db_a = dh * u.slope * v.first;
+        const double da_dh = u.first * v.value, da_a = dh * u.second * v.value,
+                     da_b = dh * u.first * copysign(v.slope, v.first);
+        const double db_dh = u.value * v.first, db_b = dh * u.value * v.second,
+                     db_a = dh * copysign(u.slope, u.first) * v.first;
         p->da[i] = dh * da_dh;
         p->db[i] = dh * db_dh;
         p->vda[i] = assay_square(da_dh) * vdh + assay_square(da_a) * va + assay_square(da_b) * vb +

@@ -217,9 +217,9 @@ def run(ar, request):
     s.need(not s.true("use_batch_split_schedule"), "no batch-split schedule")
     for key, plain in PLAIN_VALUES.items():
         s.need(s.text.get(key, plain) == plain, f"no {key}")
-    choices = [x for path, x in request.tensors.items() if path.endswith("/selected_experts")]
-    s.need(not choices or request.op in ("permute", "unpermute"), "no choice of experts that is given")
-    s.need(all((x >= 0).all() for x in choices), "no slots without an expert")
+    choices = [path for path in request.tensors if path.startswith("inputs/") and path.endswith("selected_experts")]
+    s.need(request.op in ("permute", "unpermute") or not choices, "no choice of experts that is given")
+    s.need(all((request.tensors[path] >= 0).all() for path in choices), "no slots without an expert")
     given = {path: x if path in request.wide else ar.given(path, x) for path, x in request.tensors.items()}
     with np.errstate(all="ignore"):
         made = OPERATIONS[request.op](ar, s, given)
