@@ -62,6 +62,30 @@ TEST_IN_FOLDER(a_softmax_may_be_stored)
     }
 }
 
+/* Key 29 of a head is seen by few queries, and its gradient is one number, ds = 0.6487, times a query. Of p in bfloat16 ds falls one step of
+ * that grid lower, as in oneDNN. Two steps are no rounding. */
+TEST_IN_FOLDER(a_gradient_read_from_a_stored_softmax)
+{
+    const assay_profile *profile = assay_profile_by_name("bf16");
+    const double exact = 0.6487, found[] = {165.0 / 256, 163.0 / 256};
+    trial t;
+    trial_write(&t, folder, case_named("attention/narrow-values", "profiles=bf16"));
+    const assay_tensor *key = assay_tensor_set_find(&t.golden, "gradients/inputs/key");
+    const int64_t *sizes = key->spec.shape.dims, wide = sizes[3], first = (sizes[1] + 29) * sizes[2] * wide;
+    for (int i = 0; i < 2; i++) {
+        assay_tensor_set results = {0};
+        assert_ok(&t.ctx, assay_tensor_set_copy(&t.ctx, &t.golden, &results));
+        double *row = assay_tensor_set_find(&results, "gradients/inputs/key")->values + first;
+        for (int64_t k = 0; k < wide; k++) row[k] *= found[i] / exact;
+        trial_write_candidate(&t, &results, profile, is_result);
+        assay_report report = trial_compare(&t, profile);
+        if ((report.verdict == ASSAY_PASS) != (i == 0)) fail_msg("%g: %s", found[i], report.message);
+        assay_report_free(&report);
+        assay_tensor_set_free(&results);
+    }
+    trial_close(&t);
+}
+
 /* Half of an ensemble's members, and half of those of every other draw. */
 TEST(half_of_the_members_store_it)
 {
