@@ -9,7 +9,7 @@ const readline = require("node:readline");
 const ort = require("onnxruntime-node");
 const { Graph } = require("./onnx");
 const { Request, Unsupported, save } = require("./request");
-const operations = require("./operations");
+const operations = { ...require("./operations"), ...require("./operations_attention") };
 
 const TYPE = process.argv[2] === "f16" ? "float16" : "float32";
 const OPTIONS = { logSeverityLevel: 3, intraOpNumThreads: 1, interOpNumThreads: 1 };

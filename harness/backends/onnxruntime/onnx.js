@@ -1,7 +1,7 @@
 // A graph of ONNX operators as the bytes of a model. Field numbers are those of onnx.proto3.
 "use strict";
 
-const TYPES = { float32: 1, int32: 6, int64: 7, float16: 10 };
+const TYPES = { float32: 1, int32: 6, int64: 7, bool: 9, float16: 10 };
 const MICROSOFT = "com.microsoft";
 
 function varint(value) {
