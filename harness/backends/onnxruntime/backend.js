@@ -11,7 +11,7 @@ const { Graph } = require("./onnx");
 const { Request, Unsupported, save } = require("./request");
 const operations = { ...require("./operations"), ...require("./operations_attention") };
 
-const TYPE = process.argv[2] === "f16" ? "float16" : "float32";
+const TYPES = { f32: "float32", f16: "float16" }, TYPE = TYPES[process.argv[2] ?? "f32"];
 const OPTIONS = { logSeverityLevel: 3, intraOpNumThreads: 1, interOpNumThreads: 1 };
 
 async function answer(path, candidate) {
@@ -44,4 +44,8 @@ async function serve() {
     }
 }
 
+if (TYPE === undefined) {
+    console.error(`backend.js: expected f32 or f16, found ${process.argv[2]}`);
+    process.exit(2);
+}
 serve();
