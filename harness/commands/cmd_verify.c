@@ -9,10 +9,12 @@
 #include "harness/plan/golden_open.h"
 #include "harness/plan/golden_read.h"
 #include "harness/power/power_test.h"
+#include "harness/scales/ensemble.h"
 
 /* What was found of a golden. Starts zeroed. */
 typedef struct finding {
     bool golden;
+    char error_model[32]; /* of a golden whose error scales this assay does not make; "": it does */
     assay_certificate_scope scope;
     spec_certificates certificates;
 } finding;
@@ -34,6 +36,26 @@ cleanup:
     return status;
 }
 
+/* Error scales, and what follows from them, can be made again by an assay of their error model alone. */
+static assay_status plan_scales(assay_context *ctx, assay_plan *plan, const assay_fixture_reader *reader,
+                                finding *found)
+{
+    assay_status status = ASSAY_OK;
+    const char *stored = assay_fixture_text(reader, "error_model");
+    if (stored == NULL) stored = "1";
+    if (!assay_fixture_has(reader, ASSAY_ROLE_NULL)) assay_plan_drop(plan, ASSAY_ROLE_NULL);
+    if (strcmp(stored, ASSAY_ERROR_MODEL) == 0) {
+        if (assay_fixture_has(reader, ASSAY_ROLE_DISCRIMINATION)) TRY(assay_plan_mutants(ctx, plan));
+        goto cleanup;
+    }
+    TRY(assay_golden_check_layout(ctx, plan, reader));
+    assay_plan_drop(plan, ASSAY_ROLE_ERROR_SCALE);
+    assay_plan_drop(plan, ASSAY_ROLE_NULL);
+    snprintf(found->error_model, sizeof found->error_model, "%s", stored);
+cleanup:
+    return status;
+}
+
 /* Refusals from here on are verdicts on the fixture, not on the command line. */
 static assay_status verify_golden(assay_context *ctx, assay_golden *golden, const char *path,
                                   const assay_options *options, finding *found)
@@ -49,8 +71,7 @@ static assay_status verify_golden(assay_context *ctx, assay_golden *golden, cons
     }
     TRY(assay_golden_plan(ctx, golden, NULL));
     TRY(assay_plan_require_memory(ctx, plan));
-    if (!assay_fixture_has(reader, ASSAY_ROLE_NULL)) assay_plan_drop_null(plan);
-    if (assay_fixture_has(reader, ASSAY_ROLE_DISCRIMINATION)) TRY(assay_plan_mutants(ctx, plan));
+    TRY(plan_scales(ctx, plan, reader, found));
     status = assay_golden_recompute(&own, plan, reader, options->quiet);
     if (status == ASSAY_OK) status = certify(&own, plan, reader, options, found);
     if (status != ASSAY_OK) assay_fail(ctx, status, "%s", own.message);
@@ -112,6 +133,10 @@ static void print_finding(const assay_context *ctx, assay_status status, const c
 {
     if (status == ASSAY_OK) {
         printf("PASS  %s: %d digests%s", path, digests, found->golden ? ", recomputed bit for bit" : "");
+        if (found->error_model[0] != '\0') {
+            printf(" but for error scales (of error model %s, here they are of %s)", found->error_model,
+                   ASSAY_ERROR_MODEL);
+        }
         if (found->golden) print_certified(found);
         printf("\n");
     } else {

@@ -188,6 +188,7 @@ assay_status assay_golden_write_from(assay_context *ctx, const assay_plan *plan,
     TRY(assay_require_disk(ctx, path, plan->file_bytes));
     assay_sink out = {.self = &sink, .wants = sink_wants, .write = sink_write, .write_i32 = sink_write_i32};
     TRY(begin(ctx, &sink, path, "golden", true));
+    TRY(assay_fixture_set_text(ctx, sink.writer, "error_model", ASSAY_ERROR_MODEL));
     TRY(set_profiles(ctx, sink.writer, plan));
     if (plan->null_left_out[0] != '\0') {
         TRY(assay_fixture_set_text(ctx, sink.writer, "null_left_out", plan->null_left_out));

@@ -17,6 +17,13 @@ static assay_dtype coarser(assay_dtype grid, assay_dtype type)
     return assay_dtype_unit_roundoff(type) > assay_dtype_unit_roundoff(grid) ? type : ASSAY_FLOAT64;
 }
 
+/* Whether numbers of that grid may lie beyond the type's largest or below its smallest. */
+static bool is_narrower(assay_dtype type, assay_dtype grid)
+{
+    return assay_dtype_max(type) < assay_dtype_max(grid) ||
+           assay_dtype_least_subnormal(type) > assay_dtype_least_subnormal(grid);
+}
+
 /* Of two types the one with the finer grid. */
 static assay_dtype finer(assay_dtype a, assay_dtype b)
 {
@@ -40,6 +47,8 @@ assay_precision assay_case_precision(const assay_case *c, const assay_profile *p
 {
     assay_precision precision = profile->precision;
     precision.given = coarser(c->dtype, profile->storage);
+    precision.given_beyond = precision.given == ASSAY_FLOAT64 && is_narrower(profile->storage, c->dtype);
+    if (precision.given_beyond) precision.given = profile->storage;
     precision.router_bias = coarser(finest_named(c), profile->router);
     return precision;
 }
@@ -55,12 +64,12 @@ assay_status assay_plan_add_spec(assay_context *ctx, assay_plan *plan, const ass
     return ASSAY_OK;
 }
 
-void assay_plan_drop_null(assay_plan *plan)
+void assay_plan_drop(assay_plan *plan, assay_tensor_role role)
 {
     int kept = 0;
     for (int i = 0; i < plan->spec_count; i++) {
         const assay_tensor_spec *spec = &plan->specs[i];
-        if (spec->role == ASSAY_ROLE_NULL) {
+        if (spec->role == role) {
             const int64_t count = assay_shape_count(&spec->shape);
             plan->elements -= count;
             plan->file_bytes -= count * (int64_t)assay_dtype_size(spec->type);

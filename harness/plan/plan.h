@@ -32,14 +32,14 @@ typedef struct assay_plan {
 
 /* The profile of a precision of the plan. */
 const assay_profile *assay_plan_profile(const assay_plan *plan, const char *name);
-/* The profile's precision for a case: where its dtype has a finer grid, what is given is rounded, but for tensors whose
- * type `dtypes:` names. */
+/* The profile's precision for a case: where its dtype has a finer grid, or reaches further, what is given is rounded, but
+ * for tensors whose type `dtypes:` names. */
 assay_precision assay_case_precision(const assay_case *c, const assay_profile *profile);
 /* The type of a product's operands in the emulated arithmetic: the profile's; or the finest that `dtypes:` names, where
  * the profile multiplies operands as they are stored. */
 assay_dtype assay_case_multiply(const assay_case *c, const assay_profile *profile);
-/* The golden is to hold no null distributions: those of old goldens do not. */
-void assay_plan_drop_null(assay_plan *plan);
+/* The golden is to hold no datasets of the role: old goldens have no null distributions. */
+void assay_plan_drop(assay_plan *plan, assay_tensor_role role);
 /* Adds a dataset to the plan, whose list has room for it. */
 assay_status assay_plan_add_spec(assay_context *ctx, assay_plan *plan, const assay_tensor_spec *spec);
 void assay_plan_free(assay_plan *plan); /* safe on a zeroed struct */

@@ -163,7 +163,7 @@ assay_status assay_plan_describe(assay_context *ctx, assay_plan *plan, const ass
     TRY(add_specs(ctx, plan));
     if (golden == NULL || !assay_fixture_has(golden, ASSAY_ROLE_NULL)) {
         assay_ensemble_null_left_out(plan, plan->null_left_out);
-        if (plan->null_left_out[0] != '\0') assay_plan_drop_null(plan);
+        if (plan->null_left_out[0] != '\0') assay_plan_drop(plan, ASSAY_ROLE_NULL);
     }
     plan->memory = plan->operation->memory(c) + assay_ensemble_memory(plan);
 cleanup:

@@ -120,12 +120,21 @@ cleanup:
 
 assay_status assay_evaluate(assay_context *ctx, const assay_plan *plan, const assay_source *in, const assay_sink *out)
 {
-    assay_ensemble e = {.plan = plan, .in = in, .out = out};
+    assay_status status;
+    void *precisions = NULL;
+    assay_plan settled = *plan;
+    assay_ensemble e = {.plan = &settled, .in = in, .out = out};
     const bool null = wants_null(&e);
-    if (assay_ensemble_needs_no_runs(plan) && !null) {
-        return plan->operation->run(ctx, plan->c, in, out, plan->precisions, plan->precision_count);
+    TRY(assay_alloc(ctx, "precisions", plan->precision_count, sizeof *plan->precisions, &precisions));
+    settled.precisions = precisions;
+    TRY(assay_settle_given(ctx, plan, in, settled.precisions));
+    if (assay_ensemble_needs_no_runs(&settled) && !null) {
+        TRY(plan->operation->run(ctx, plan->c, in, out, settled.precisions, plan->precision_count));
+    } else {
+        TRY(evaluate(ctx, &e, null));
     }
-    assay_status status = evaluate(ctx, &e, null);
+cleanup:
     assay_ensemble_release(&e);
+    free(precisions);
     return status;
 }

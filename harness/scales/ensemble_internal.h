@@ -42,6 +42,15 @@ typedef struct assay_ensemble {
 
 assay_scaled *assay_ensemble_tensor(const assay_ensemble *e, const char *path); /* NULL: its scale is not wanted */
 
+/* The type to which a member rounds an input, weight or cotangent; float64: it does not. Logits that are given are a
+ * router's, which rounds them itself; what has a type of its own is used in it. */
+assay_dtype assay_type_of_given(const assay_precision *precision, const assay_case *c, const char *path);
+
+/* precisions [plan->precision_count]: the plan's, whose inputs are exact where they may be rounded only beyond the range of
+ * a type, and none lies there. */
+assay_status assay_settle_given(assay_context *ctx, const assay_plan *plan, const assay_source *in,
+                                assay_precision *precisions);
+
 /* Room for what the golden run and the members are to leave; and what the members read, from e->in. */
 assay_status assay_ensemble_collect(assay_context *ctx, assay_ensemble *e, bool null);
 assay_status assay_ensemble_read_given(assay_context *ctx, assay_ensemble *e);

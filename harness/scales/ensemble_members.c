@@ -58,15 +58,17 @@ static bool is_wanted(const assay_ensemble *e, const assay_scaled *t)
     return t->null != NULL || !e->null_only;
 }
 
-/* Logits that are given are a router's, which rounds them itself; what has a type of its own is used in it. */
+assay_dtype assay_type_of_given(const assay_precision *precision, const assay_case *c, const char *path)
+{
+    if (strcmp(path, "inputs/logits") == 0) return ASSAY_FLOAT64;
+    if (assay_path_ends(path, "gate/bias")) return precision->router_bias;
+    return assay_case_dtype_of(c, path) != NULL ? ASSAY_FLOAT64 : precision->given;
+}
+
 static void round_given(const assay_context *ctx, const assay_case *c, const char *path, int64_t count, double *values)
 {
     if (ctx->emulation == NULL) return;
-    const bool bias = assay_path_ends(path, "gate/bias");
-    if (!bias && assay_case_dtype_of(c, path) != NULL) return;
-    const assay_precision *precision = &ctx->emulation->precision;
-    const assay_dtype type = bias ? precision->router_bias : precision->given;
-    if (type == ASSAY_FLOAT64 || strcmp(path, "inputs/logits") == 0) return;
+    if (assay_type_of_given(&ctx->emulation->precision, c, path) == ASSAY_FLOAT64) return;
     assay_arithmetic_emulated.round(ctx, ASSAY_ROUND_STORAGE, count, values);
 }
 
@@ -164,7 +166,8 @@ assay_emulation assay_ensemble_member(const assay_plan *plan, const assay_precis
                               .storage = profile->storage,
                               .multiply = assay_case_multiply(plan->c, profile),
                               .seed = assay_random_bits(plan->c->seed, stream, (uint64_t)number),
-                              .second_form = number % 2 == 1};
+                              .second_form = number % 2 == 1,
+                              .stores_softmax = number / 4 % 2 == 1};
     /* Half of them leave what is given as it is but in products, whose operands they round: what other uses of it have
      * in common with a product then does not cancel. */
     if (number / 2 % 2 == 1) member.precision.given = ASSAY_FLOAT64;

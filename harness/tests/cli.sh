@@ -399,6 +399,8 @@ prints '^power: [0-9]+ of [0-9]+ mutants that have an effect here are detected; 
 expect 0 generate moe/small --mutants --set routed_scaling_factor=1.001 -o "$out/mutants.h5"
 expect 0 verify "$out/mutants.h5" --budget 0
 prints '^PASS .*recomputed bit for bit'
+expect 0 verify "$here/../../fixtures/golden/older/routing-deepseek3-groups.h5" --budget 0
+prints '^PASS .*recomputed bit for bit but for error scales \(of error model 1, here they are of [0-9]+\)'
 expect 3 certify "$out/mutants.h5" "$golden" -v
 prints '^VACUOUS  .*mutants.h5: mutant scaling_missing would pass at profile bf16'
 prints '^PASS '

@@ -4,6 +4,7 @@
 #include <sys/types.h>
 
 #include "harness/commands/command.h"
+#include "harness/scales/ensemble.h"
 #include "harness/tests/harness_test.h"
 
 /* HDF5 1.10 loses some of its own memory where the disk gives nothing; only the address sanitizer calls this. */
@@ -88,6 +89,64 @@ TEST_IN_FOLDER(no_memory_is_no_verdict)
         if (n > 300) step = 37;
     }
     assert_true(n > 100);
+}
+
+/* A copy whose attribute error_model is another text (NULL: is not there), and whose dataset at `changed` begins otherwise. */
+static void copy_golden(const test_folder *folder, const char *error_model, const char *changed)
+{
+    static const char *const texts[] = {"kind", "case", "case_yaml", "op", "engine", "generator"};
+    assay_context ctx = assay_context_default(1);
+    assay_fixture_reader *reader = NULL;
+    assay_fixture_writer *writer = NULL;
+    assert_ok(&ctx, assay_fixture_open(&ctx, folder->file, &reader));
+    assert_ok(&ctx, assay_fixture_create(&ctx, folder->other, &writer));
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        assert_ok(&ctx, assay_fixture_set_text(&ctx, writer, texts[i], assay_fixture_text(reader, texts[i])));
+    }
+    if (error_model != NULL) assert_ok(&ctx, assay_fixture_set_text(&ctx, writer, "error_model", error_model));
+    for (int i = 0; i < assay_fixture_count(reader); i++) {
+        const assay_tensor_spec *spec = assay_fixture_spec(reader, i);
+        const int64_t count = assay_shape_count(&spec->shape);
+        double *values = calloc((size_t)count, sizeof *values);
+        assert_non_null(values);
+        assert_ok(&ctx, assay_fixture_declare(&ctx, writer, spec));
+        assert_ok(&ctx, assay_fixture_read(&ctx, reader, spec->path, 0, count, values));
+        if (strcmp(spec->path, changed) == 0) values[0] = 2 * values[0] + 1;
+        assert_ok(&ctx, assay_fixture_append(&ctx, writer, spec->path, count, values));
+        free(values);
+    }
+    assert_ok(&ctx, assay_fixture_finish(&ctx, writer));
+    assay_fixture_close(reader);
+}
+
+/* Of another error model a golden's error scales are not held to, and all else is. */
+TEST_IN_FOLDER(error_scales_are_verified_by_their_model)
+{
+    static const struct {
+        const char *error_model, *changed;
+        int exit_code;
+    } table[] = {
+        {ASSAY_ERROR_MODEL, "", ASSAY_EXIT_PASS},
+        {ASSAY_ERROR_MODEL, "error_scale/f32/outputs/y", ASSAY_EXIT_FAIL},
+        {ASSAY_ERROR_MODEL, "null/f32/outputs/y", ASSAY_EXIT_FAIL},
+        {NULL, "", ASSAY_EXIT_PASS},
+        {NULL, "error_scale/f32/outputs/y", ASSAY_EXIT_PASS},
+        {NULL, "null/f32/outputs/y", ASSAY_EXIT_PASS},
+        {NULL, "outputs/y", ASSAY_EXIT_FAIL},
+        {NULL, "gradients/inputs/x", ASSAY_EXIT_FAIL},
+        {"1000", "error_scale/f32/outputs/y", ASSAY_EXIT_PASS},
+        {"1000", "outputs/y", ASSAY_EXIT_FAIL},
+    };
+    char *path;
+    int exit_code;
+    assay_options options = options_of(folder, &path);
+    path = (char *)folder->other;
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        assay_context ctx = assay_context_default(1);
+        copy_golden(folder, table[i].error_model, table[i].changed);
+        assert_ok(&ctx, run(&ctx, &assay_command_verify, &options, &exit_code));
+        if (exit_code != table[i].exit_code) fail_msg("row %zu: %d", i, exit_code);
+    }
 }
 
 /* Every fourth allocation, and fewer of the later ones. */

@@ -156,6 +156,20 @@ TEST_IN_FOLDER(float64_at_f32)
     check_cases(folder, "dtype=float64", "f32");
 }
 
+/* On a grid that is coarser than float16's and reaches further down. */
+TEST_IN_FOLDER(small_bfloat16_at_f16)
+{
+    static const char *const names[] = {"rms_norm/small-latents", "mla/small-latents"};
+    const assay_profile *profile = assay_profile_by_name("f16");
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        trial t;
+        trial_write(&t, folder, case_named(names[i], "profiles=f16"));
+        assert_int_equal(verdict_of(&t, profile, ASSAY_FLOAT16), ASSAY_PASS);
+        assert_int_equal(verdict_of(&t, profile, ASSAY_FLOAT8_E5M2), ASSAY_FAIL);
+        trial_close(&t);
+    }
+}
+
 /* Roundings of one tensor that all go one way, and inputs whose sums cancel: first order alone does not know them. */
 TEST_IN_FOLDER(structured_inputs)
 {

@@ -34,6 +34,11 @@ bool assay_takes_second_form(const assay_context *ctx)
     return ctx->emulation != NULL && ctx->emulation->second_form;
 }
 
+bool assay_stores_softmax(const assay_context *ctx)
+{
+    return ctx->emulation != NULL && ctx->emulation->stores_softmax;
+}
+
 void assay_round_sums(const assay_context *ctx, double roundings, int64_t count, double *sums)
 {
     double rounded[256];

@@ -82,6 +82,9 @@ typedef struct assay_arithmetic {
 /* Whether this run takes the second of two orders of operations that are equal but for rounding: only some of the
  * emulated runs do. */
 bool assay_takes_second_form(const assay_context *ctx);
+/* Whether this run rounds the result of a softmax to storage before its gradient reads it, as where a kernel ends there:
+ * only some of the emulated runs do. */
+bool assay_stores_softmax(const assay_context *ctx);
 
 extern const assay_arithmetic assay_arithmetic_reference;
 extern const assay_arithmetic assay_arithmetic_blas;

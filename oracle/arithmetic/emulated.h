@@ -49,6 +49,7 @@ typedef struct assay_emulation {
     assay_dtype multiply; /* type of a product's operands that are not scaled */
     uint64_t seed;        /* of the member */
     bool second_form;     /* where the code has two orders of operations that are equal but for rounding, the second */
+    bool stores_softmax;  /* a softmax's result is rounded to storage before its gradient reads it */
     bool nearest;         /* round to nearest instead; router, elementary and accumulate are exact */
 } assay_emulation;
 

@@ -36,6 +36,7 @@ typedef struct assay_precision {
      * finer grid; float64: it is exact. A router's bias has one of its own: what is added to scores is kept as they
      * are. */
     assay_dtype given, router_bias;
+    bool given_beyond; /* only numbers beyond the range of `given` are rounded to it: its grid is no coarser */
 } assay_precision;
 
 /* The RMS of the error of rounding to nearest, over the unit roundoff. */

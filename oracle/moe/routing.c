@@ -73,7 +73,9 @@ static void route_token(assay_context *ctx, assay_routing *r, int64_t t, const a
                                                      : NULL;
     for (int64_t k = 0; fixed != NULL && k < count; k++) selected[k] = fixed[k];
     weigh(ctx, r, t, scratch->selecting, in, config, rule);
-    if (rule->balance) assay_softmax_row(ctx, r->probabilities + t * experts, scratch->selecting, experts);
+    if (!rule->balance) return;
+    assay_softmax_row(ctx, r->probabilities + t * experts, scratch->selecting, experts);
+    assay_round(ctx, ASSAY_ROUND_ELEMENTARY, experts, r->probabilities + t * experts);
 }
 
 static assay_status route_tokens(assay_context *ctx, assay_routing *r, const assay_routing_inputs *in,
@@ -182,22 +184,6 @@ typedef struct backward_pass {
     assay_routing_rule rule;
 } backward_pass;
 
-/* The load-balance part: the gradient of what selects, or, for gemma4, of the scores (which its probabilities are). */
-static void start_token(const backward_pass *pass, int64_t t)
-{
-    const int64_t experts = pass->config->num_experts;
-    double *d = pass->d_logits + t * experts;
-    for (int64_t e = 0; e < experts; e++) d[e] = 0.0;
-    if (!pass->rule.balance) return;
-    const double *density = pass->r->density + t / assay_balance_sequences(pass->config).sequence * experts;
-    const double *probabilities = pass->r->probabilities + t * experts;
-    const double coefficient = pass->d_lb_loss * assay_balance_coefficient(pass->config);
-    for (int64_t e = 0; e < experts; e++) d[e] = coefficient * density[e];
-    if (pass->rule.bias_inside) return;
-    assay_center(d, probabilities, 1.0, 0.0, experts);
-    for (int64_t e = 0; e < experts; e++) d[e] *= probabilities[e];
-}
-
 /* The error that a router's arithmetic makes of the terms and partial sums of a sum of a[i] b[i] over `count` places i
  * (NULL: the first ones). Where the whole cancels it is all that is left. */
 static double sum_error(const assay_context *ctx, int64_t count, const double *a, const double *b,
@@ -215,6 +201,26 @@ static double sum_error(const assay_context *ctx, int64_t count, const double *a
         assay_round(ctx, ASSAY_ROUND_ROUTER, 1, &rounded);
     }
     return rounded - exact;
+}
+
+/* The load-balance part: the gradient of what selects, or, for gemma4, of the scores (which its probabilities are). */
+static void start_token(const backward_pass *pass, int64_t t)
+{
+    const assay_context *ctx = pass->ctx;
+    const int64_t experts = pass->config->num_experts;
+    double *d = pass->d_logits + t * experts;
+    for (int64_t e = 0; e < experts; e++) d[e] = 0.0;
+    if (!pass->rule.balance) return;
+    const double *density = pass->r->density + t / assay_balance_sequences(pass->config).sequence * experts;
+    const double *probabilities = pass->r->probabilities + t * experts;
+    const double coefficient = pass->d_lb_loss * assay_balance_coefficient(pass->config);
+    for (int64_t e = 0; e < experts; e++) d[e] = coefficient * density[e];
+    assay_round(ctx, ASSAY_ROUND_ROUTER, experts, d);
+    if (pass->rule.bias_inside) return;
+    const double error = sum_error(ctx, experts, probabilities, d, NULL);
+    assay_center(d, probabilities, 1.0, 0.0, experts);
+    for (int64_t e = 0; e < experts; e++) d[e] = (d[e] - error) * probabilities[e];
+    assay_round(ctx, ASSAY_ROUND_ROUTER, experts, d);
 }
 
 /* Emulated: the errors of the gradient of the weighed values. The mean's is common to all of them. */
@@ -257,7 +263,9 @@ static void through_scores(const backward_pass *pass, int64_t t)
     if (score_func == ASSAY_SCORE_NONE) return;
     if (score_func == ASSAY_SCORE_SOFTMAX) {
         const double *scores = pass->r->scores + t * experts;
-        const double error = sum_error(pass->ctx, count, scores, d, pass->r->selected_experts + t * count);
+        const int32_t *selected = pass->r->selected_experts + t * count;
+        const double error = pass->rule.balance ? sum_error(pass->ctx, experts, scores, d, NULL)
+                                                : sum_error(pass->ctx, count, scores, d, selected);
         assay_center(d, scores, 1.0, 0.0, experts);
         for (int64_t e = 0; e < experts; e++) d[e] = (d[e] - error) * scores[e];
     } else if (pass->rule.balance || pass->config->use_random_routing) { /* a token may have an expert twice */
@@ -299,6 +307,22 @@ static void step_to_logits(const backward_pass *pass, int64_t t, double *scratch
     through_scores(pass, t);
 }
 
+/* Emulated: every partial sum is rounded. */
+static void bias_backward(double *d_bias, const backward_pass *pass)
+{
+    const assay_context *ctx = pass->ctx;
+    const int64_t tokens = pass->config->batch * pass->config->sequence, experts = pass->config->num_experts;
+    if (ctx->arithmetic->round == NULL) {
+        assay_column_sums(ctx, d_bias, tokens, experts, experts, pass->d_logits);
+        return;
+    }
+    for (int64_t e = 0; e < experts; e++) d_bias[e] = 0.0;
+    for (int64_t t = 0; t < tokens; t++) {
+        for (int64_t e = 0; e < experts; e++) d_bias[e] += pass->d_logits[t * experts + e];
+        assay_round(ctx, ASSAY_ROUND_ACCUMULATE, experts, d_bias);
+    }
+}
+
 static void expert_scale_backward(double *d_scale, const backward_pass *pass)
 {
     const int64_t count = pass->config->num_experts_per_tok;
@@ -321,13 +345,12 @@ assay_status assay_routing_backward(assay_context *ctx, double *d_logits, double
                                     const assay_routing_inputs *in, const assay_routing_config *config)
 {
     assay_status status = ASSAY_OK;
-    const int64_t tokens = config->batch * config->sequence, experts = config->num_experts;
     backward_pass pass = {ctx, d_logits, NULL, d_weights, d_lb_loss, r, in, config, assay_routing_rule_of(config)};
     TRY(assay_alloc_f64(ctx, "routing: scratch gradients", config->num_experts_per_tok * ctx->threads, &pass.scratch));
     walk_tokens(&pass, step_to_bias);
-    if (d_bias != NULL && !pass.rule.bias_inside) assay_column_sums(ctx, d_bias, tokens, experts, experts, d_logits);
+    if (d_bias != NULL && !pass.rule.bias_inside) bias_backward(d_bias, &pass);
     walk_tokens(&pass, step_to_logits);
-    if (d_bias != NULL && pass.rule.bias_inside) assay_column_sums(ctx, d_bias, tokens, experts, experts, d_logits);
+    if (d_bias != NULL && pass.rule.bias_inside) bias_backward(d_bias, &pass);
     if (d_per_expert_scale != NULL) expert_scale_backward(d_per_expert_scale, &pass);
 cleanup:
     free(pass.scratch);

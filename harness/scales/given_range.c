@@ -1,0 +1,55 @@
+/* Whether inputs lie beyond the range of a type whose grid is no coarser: bfloat16's small numbers in float16. */
+#include <math.h>
+#include <stdlib.h>
+
+#include "harness/scales/ensemble_internal.h"
+#include "oracle/base/memory.h"
+
+enum { PIECE = 1 << 14 };
+
+static bool changes(assay_dtype type, int64_t count, const double *values)
+{
+    bool any = false;
+    for (int64_t i = 0; i < count && !any; i++) {
+        any = !isnan(values[i]) && assay_dtype_round(type, values[i], false) != values[i];
+    }
+    return any;
+}
+
+/* Reads in pieces, up to the first number that rounding changes. */
+static assay_status look(assay_context *ctx, const assay_plan *plan, const assay_source *in,
+                         const assay_precision *precision, double *piece, bool *found)
+{
+    assay_status status = ASSAY_OK;
+    for (int i = 0; i < plan->list.count && !*found; i++) {
+        const assay_tensor_spec *spec = &plan->list.entries[i].spec;
+        const int64_t total = assay_shape_count(&spec->shape);
+        if (!assay_role_is_given(spec->role) || spec->type == ASSAY_INT32 || !in->has(in->self, spec->path)) continue;
+        if (assay_path_ends(spec->path, "gate/bias")) continue; /* has a type of its own */
+        const assay_dtype type = assay_type_of_given(precision, plan->c, spec->path);
+        for (int64_t first = 0; type != ASSAY_FLOAT64 && first < total && !*found; first += PIECE) {
+            const int64_t count = total - first < PIECE ? total - first : PIECE;
+            TRY(in->read(ctx, in->self, spec->path, first, count, piece));
+            *found = changes(type, count, piece);
+        }
+    }
+cleanup:
+    return status;
+}
+
+assay_status assay_settle_given(assay_context *ctx, const assay_plan *plan, const assay_source *in,
+                                assay_precision *precisions)
+{
+    assay_status status = ASSAY_OK;
+    double *piece = NULL;
+    TRY(assay_alloc_f64(ctx, "piece of an input", PIECE, &piece));
+    for (int p = 0; p < plan->precision_count; p++) {
+        bool beyond = !plan->precisions[p].given_beyond;
+        precisions[p] = plan->precisions[p];
+        if (!beyond) TRY(look(ctx, plan, in, &precisions[p], piece, &beyond));
+        if (!beyond) precisions[p].given = ASSAY_FLOAT64;
+    }
+cleanup:
+    free(piece);
+    return status;
+}

@@ -1,0 +1,103 @@
+/* Roundings that a profile allows and of which error scales must know. */
+#include <math.h>
+
+#include "harness/scales/ensemble_internal.h"
+#include "harness/tests/golden_trial.h"
+#include "harness/tests/nearest_arithmetic.h"
+#include "tests/support/test_tensors.h"
+
+static double rms_scale(const char *name, const char *set, const char *path)
+{
+    trial t;
+    double squares = 0;
+    trial_evaluate(&t, case_named(name, set), NULL);
+    const assay_tensor *scales = assay_results_scales(&t.golden, assay_profile_by_name("f32"), path);
+    assert_non_null(scales);
+    const int64_t count = scales->count;
+    for (int64_t i = 0; i < count; i++) squares += scales->values[i] * scales->values[i];
+    trial_close(&t);
+    return sqrt(squares / (double)count);
+}
+
+/* Of one sequence the loss is the same over the sequence, whose error scales are propagated, and over the batch, where
+ * they are an ensemble's. */
+TEST(the_gradient_of_a_balance_loss_is_rounded)
+{
+    static const char *const paths[] = {"outputs/lb_loss", "gradients/weights/gate/bias"};
+    for (size_t i = 0; i < sizeof paths / sizeof *paths; i++) {
+        const double propagated = rms_scale("routing/balance", "batch=1;profiles=f32", paths[i]);
+        const double drawn =
+            rms_scale("routing/balance", "batch=1;profiles=f32;load_balance_loss_scope=batch", paths[i]);
+        if (!(drawn > 0.5 * propagated && drawn < 1.5 * propagated))
+            fail_msg("%s: %g from an ensemble, %g propagated", paths[i], drawn, propagated);
+    }
+}
+
+static bool is_result(const assay_tensor_spec *spec)
+{
+    return assay_has_error_scale(spec);
+}
+
+/* Softmax as a kernel of its own, whose result the gradient reads as it was stored. */
+TEST_IN_FOLDER(a_softmax_may_be_stored)
+{
+    static const char *const names[] = {"attention/narrow-values", "attention/segments", "mla/small"};
+    const assay_profile *profile = assay_profile_by_name("bf16");
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        trial t;
+        test_tensors results = {0};
+        trial_write(&t, folder, case_named(names[i], "profiles=bf16"));
+        const assay_emulation types = {.storage = profile->storage, .stores_softmax = true};
+        const assay_sink out = test_tensors_sink(&results);
+        assay_context kernel = t.ctx;
+        kernel.arithmetic = &nearest_arithmetic;
+        kernel.emulation = &types;
+        assert_ok(&kernel, t.plan.operation->run(&kernel, t.c, &t.source, &out, NULL, 0));
+        trial_write_candidate(&t, &results.set, profile, is_result);
+        assay_report report = trial_compare(&t, profile);
+        if (report.verdict != ASSAY_PASS) fail_msg("%s: %s", names[i], report.message);
+        assay_report_free(&report);
+        assay_tensor_set_free(&results.set);
+        trial_close(&t);
+    }
+}
+
+/* Half of an ensemble's members, and half of those of every other draw. */
+TEST(half_of_the_members_store_it)
+{
+    int stored[2][2] = {0};
+    trial t;
+    trial_plan(&t, case_named("attention/seven", NULL));
+    for (int m = 0; m < ASSAY_MEMBERS; m++) {
+        const assay_emulation e = assay_ensemble_member(&t.plan, &t.plan.precisions[0], "ensemble", m);
+        stored[e.second_form][e.stores_softmax]++;
+    }
+    for (int i = 0; i < 4; i++) assert_int_equal(stored[i / 2][i % 2], ASSAY_MEMBERS / 4);
+    trial_close(&t);
+}
+
+/* Bfloat16 reaches further down than float16, whose grid is finer elsewhere: only numbers that lie there are rounded. */
+TEST(inputs_beyond_the_range_of_a_type_are_rounded)
+{
+    static const struct {
+        const char *name, *set;
+        assay_dtype given;
+    } table[] = {
+        {"rms_norm/small-latents", "profiles=f16", ASSAY_FLOAT16},
+        {"rms_norm/small-latents", "profiles=f16;dtypes.*=bfloat16", ASSAY_FLOAT64}, /* used as it is given */
+        {"rms_norm/small-latents", "profiles=bf16", ASSAY_FLOAT64},
+        {"rms_norm/small-latents", "profiles=f32", ASSAY_FLOAT64},
+        {"mlp/exact", "profiles=f16;dtype=bfloat16", ASSAY_FLOAT64},
+        {"mlp/silu", "profiles=f16;dtype=float32", ASSAY_FLOAT16},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        trial t;
+        assay_precision settled;
+        trial_plan(&t, case_named(table[i].name, table[i].set));
+        assert_int_equal(t.plan.precision_count, 1);
+        assert_ok(&t.ctx, assay_settle_given(&t.ctx, &t.plan, &t.source, &settled));
+        if (settled.given != table[i].given)
+            fail_msg("%s %s: %s", table[i].name, table[i].set, assay_dtype_name(settled.given));
+        trial_close(&t);
+    }
+}
