@@ -83,11 +83,14 @@ static assay_status add_folder(assay_context *ctx, char *path, assay_chosen *cho
 {
     assay_status status = ASSAY_OK;
     const int before = chosen->count;
-    FTS *tree = fts_open((char *const[]){path, NULL}, FTS_PHYSICAL | FTS_NOCHDIR, by_name);
+    FTS *tree = fts_open((char *const[]){path, NULL}, FTS_LOGICAL | FTS_NOCHDIR, by_name);
     if (tree == NULL) return assay_fail(ctx, ASSAY_IO, "%s: cannot be read", path);
     for (FTSENT *entry = fts_read(tree); entry != NULL && status == ASSAY_OK; entry = fts_read(tree)) {
-        if (entry->fts_info == FTS_F && assay_fixture_is_file_name(entry->fts_name)) {
-            status = add_golden_of_folder(ctx, entry->fts_path, chosen);
+        if (entry->fts_info == FTS_DNR || entry->fts_info == FTS_ERR) {
+            status = assay_fail(ctx, ASSAY_BAD_INPUT, "%s: %s", entry->fts_path, strerror(entry->fts_errno));
+        } else if (entry->fts_info != FTS_D && entry->fts_info != FTS_DP &&
+                   assay_fixture_is_file_name(entry->fts_name)) {
+            status = add_golden_of_folder(ctx, entry->fts_path, chosen); /* a link to nowhere is refused there */
         }
     }
     fts_close(tree);

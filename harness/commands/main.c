@@ -79,6 +79,7 @@ int main(int argc, char **argv)
     int exit_code = ASSAY_EXIT_PASS;
     assay_keep_freed_memory();
     signal(SIGXFSZ, SIG_IGN); /* a file beyond the limit is an error of write(), with a message */
+    signal(SIGCHLD, SIG_DFL); /* ignored, as some parents leave it, a backend's exit status would be lost */
     if (argc < 2) {
         print_error("", "a command is missing; see assay --help");
         return ASSAY_EXIT_BAD_INPUT;

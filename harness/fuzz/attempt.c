@@ -34,7 +34,7 @@ bool assay_reason_is_alike(const assay_reason *a, const assay_reason *b)
 static void fail(assay_attempt *a, const char *what, const char *message)
 {
     a->end = ASSAY_ATTEMPT_FAIL;
-    snprintf(a->message, sizeof a->message, "%s", message);
+    snprintf(a->message, sizeof a->message, "%.590s", message);
     without_numbers(what, a->reason.what, sizeof a->reason.what);
 }
 

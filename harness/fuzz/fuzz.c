@@ -64,7 +64,7 @@ static assay_status tell(assay_context *ctx, assay_fuzzing *f, assay_found *foun
     TRY(assay_attempt_make(ctx, f->tried, &found->c, 0, &a));
     TRY(assay_attempt_explain(ctx, &a));
     found->is_unsteady = a.end != ASSAY_ATTEMPT_FAIL;
-    if (found->reason.bug[0] == '\0') found->reason = a.reason; /* a smaller case may tell */
+    if (!found->is_unsteady && found->reason.bug[0] == '\0') found->reason = a.reason; /* a smaller case may tell */
     if (f->tell != NULL) TRY(f->tell(ctx, f->self, found, &a));
 cleanup:
     assay_attempt_free(&a);

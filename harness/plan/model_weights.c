@@ -512,6 +512,18 @@ void assay_model_weights_close(assay_model_weights *w)
 
 /* --- numbers --- */
 
+static assay_status read_bytes(assay_context *ctx, const assay_model_weights *w, int index, int64_t first,
+                               int64_t count, double *bytes)
+{
+    const assay_status status = assay_checkpoint_read(ctx, w->checkpoint, index, first, count, bytes);
+    for (int64_t i = 0; status == ASSAY_OK && i < count; i++) {
+        if (bytes[i] >= 0 && bytes[i] <= 255 && bytes[i] == rint(bytes[i])) continue;
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: %s has %g, expected bytes", w->file,
+                          assay_checkpoint_name(w->checkpoint, index), bytes[i]);
+    }
+    return status;
+}
+
 /* Two numbers a byte, the first in the low half: sign, two bits of the exponent, one of the mantissa. A scale is a power of
  * two, 127 more than its exponent. */
 static void decode_mxfp4(int64_t count, const double *bytes, const double *scales, double *out)
@@ -540,11 +552,12 @@ static assay_status read_theirs(assay_context *ctx, const assay_model_weights *w
     TRY(assay_alloc_f64(ctx, t->entry->spec.path, count, &read));
     if (scale >= 0) {
         TRY(assay_alloc_f64(ctx, "scales", down * across, &scales));
-        TRY(assay_checkpoint_read(ctx, w->checkpoint, scale, place * down * across, down * across, scales));
+        TRY((blocks ? read_bytes(ctx, w, scale, place * down * across, down * across, scales)
+                    : assay_checkpoint_read(ctx, w->checkpoint, scale, place * down * across, down * across, scales)));
     }
     if (blocks) {
         TRY(assay_alloc_f64(ctx, "blocks", count / 2, &bytes));
-        TRY(assay_checkpoint_read(ctx, w->checkpoint, tensor, place * (count / 2), count / 2, bytes));
+        TRY(read_bytes(ctx, w, tensor, place * (count / 2), count / 2, bytes));
         decode_mxfp4(count, bytes, scales, read);
     } else {
         TRY(assay_checkpoint_read(ctx, w->checkpoint, tensor, place * count, count, read));

@@ -124,6 +124,10 @@ checkpoint mla/small split misshapen
 refuses 'q_proj.weight has shape|q_a_proj.weight has shape|q_b_proj.weight has shape' generate mla/small --weights model.safetensors -o x.h5
 checkpoint mlp/silu split transposed
 refuses 'up_proj.weight has shape \[64,160\], expected \[160,64\]' generate mlp/silu --weights model.safetensors -o x.h5
+sets=(--set base_emb_dim=64 --set base_moe_mlp_dim=32)
+checkpoint moe/gpt-oss mxfp4 floats
+refuses 'experts.gate_up_proj_blocks has .*\.5, expected bytes' generate moe/gpt-oss "${sets[@]}" --weights model.safetensors -o x.h5
+sets=(--set profiles=none)
 checkpoint moe/small split
 refuses 'has no tensor model.layers.7.\*; its first is lm_head.weight' generate moe/small --weights model.safetensors:model.layers.7 -o x.h5
 refuses 'mlp.gate.weight has shape \[6,24\], expected \[3,24\]' generate moe/small --set num_experts=3 --weights model.safetensors -o x.h5

@@ -173,6 +173,9 @@ def spoil(tensors: Tensors, wrong: str) -> None:
         tensors[name + ".lora_A"] = kind, values
     elif wrong == "misshapen":
         tensors[name] = kind, np.ascontiguousarray(values[..., :-1])
+    elif wrong == "floats":  # where bytes belong
+        name = next(n for n in tensors if n.endswith("gate_up_proj_blocks"))
+        tensors[name] = "F32", tensors[name][1].astype(np.float32) + 0.5
 
 
 def export(golden: h5py.File, form: str, prefix: str) -> tuple[Tensors, dict[str, np.ndarray]]:

@@ -49,6 +49,11 @@ refuses '--serve goes with --backend' check moe/small --serve
 expect 1 run moe/small --serve --backend no-such-program --quiet
 prints '^FAIL .*ended with status 127: .*no-such-program'
 
+# whoever starts the program may ignore the ends of its children: their status is not lost
+ignoring='import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])'
+"$python" -c "$ignoring" "$assay" run moe/small --backend 'exit 5; {request} {candidate}' --quiet >"$work/out" || true
+prints '^FAIL .*ended with status 5$'
+
 # one process for all cases and both runs, which is told the end; one that died or hangs is started again for the next case
 suite=(mlp/silu moe/small rms_norm/one-row)
 expect 0 generate rms_norm/one-row -o "$work"
@@ -148,6 +153,11 @@ before=$(sha256sum <"$work/stored/moe/other.h5")
 refuses 'request.h5: .*expected.*golden|request.h5: .*kind' run "$work/request.h5" --backend "$example"
 refuses 'nowhere.h5' run "$work/nowhere.h5" --backend "$example"
 refuses 'requests: no golden lies in this folder' run "$work/requests" --backend "$example"
+ln -s moe "$work/linked"
+expect 0 run "$work/linked" --backend "$example" --quiet
+mkdir "$work/dangling"
+ln -s nowhere.h5 "$work/dangling/link.h5"
+refuses 'dangling/link.h5: .*No such file' run "$work/dangling" --backend "$example"
 refuses 'is a golden: --set seed=3 and --seed' run "$work/stored/moe/other.h5" --seed 3 --backend "$example"
 refuses 'small.h5 is of the case moe/small, and so is one of the catalogue' run moe/small "$work/moe/small.h5" --backend "$example"
 refuses 'is the golden itself' request "$work/stored/moe/other.h5" -o "$work/stored/moe/other.h5"

@@ -219,6 +219,8 @@ def run(ar, request):
         s.need(s.text.get(key, plain) == plain, f"no {key}")
     choices = [path for path in request.tensors if path.startswith("inputs/") and path.endswith("selected_experts")]
     s.need(request.op in ("permute", "unpermute") or not choices, "no choice of experts that is given")
+    s.need("inputs/expert_map" not in request.tensors, "no map of a rank's experts")
+    s.need(s["routing_method"] == "", "no routing_method")
     s.need(all((request.tensors[path] >= 0).all() for path in choices), "no slots without an expert")
     given = {path: x if path in request.wide else ar.given(path, x) for path, x in request.tensors.items()}
     with np.errstate(all="ignore"):
