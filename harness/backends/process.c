@@ -12,14 +12,9 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { SHORTEST_PAUSE = 125000, LONGEST_PAUSE = 2000000 }; /* ns between looks at a child */
+#include "oracle/base/clock.h"
 
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
+enum { SHORTEST_PAUSE = 125000, LONGEST_PAUSE = 2000000 }; /* ns between looks at a child */
 
 /* In the child: only calls that are safe after a fork. */
 static void detach(int input, int output, int error)
@@ -52,25 +47,25 @@ static void wait_for(pid_t child, double started, double timeout, assay_process_
     int wait_status = 0;
     setpgid(child, child); /* here too: whichever of the two comes first */
     while (waitpid(child, &wait_status, WNOHANG) == 0) {
-        if (now() - started > timeout) {
+        if (assay_clock() - started > timeout) {
             kill(-child, SIGKILL);
             waitpid(child, &wait_status, 0);
             result->end = ASSAY_PROCESS_TIMED_OUT;
-            result->seconds = now() - started;
+            result->seconds = assay_clock() - started;
             return;
         }
         nanosleep(&pause, NULL);
         if (pause.tv_nsec < LONGEST_PAUSE) pause.tv_nsec *= 2;
     }
     kill(-child, SIGKILL); /* whatever it left running */
-    result->seconds = now() - started;
+    result->seconds = assay_clock() - started;
     set_end(wait_status, result);
 }
 
 assay_status assay_process_run(assay_context *ctx, const char *const *argv, const char *log, double timeout,
                                assay_process_result *result)
 {
-    const double started = now();
+    const double started = assay_clock();
     *result = (assay_process_result){0};
     const int output = open(log, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (output < 0) return assay_fail(ctx, ASSAY_IO, "%s: %s", log, strerror(errno));
@@ -90,7 +85,7 @@ assay_status assay_process_run(assay_context *ctx, const char *const *argv, cons
 assay_status assay_process_call(assay_context *ctx, int (*work)(void *), void *data, double timeout,
                                 assay_process_result *result)
 {
-    const double started = now();
+    const double started = assay_clock();
     *result = (assay_process_result){0};
     const pid_t child = fork();
     if (child == 0) {
@@ -139,14 +134,14 @@ assay_status assay_process_start(assay_context *ctx, const char *const *argv, as
 void assay_process_stop(assay_process *process, double patience, assay_process_result *result)
 {
     int wait_status = 0;
-    const double started = now();
+    const double started = assay_clock();
     *result = (assay_process_result){0};
     if (process->pid == 0) return;
     close(process->input);
     bool ended = false;
     for (;;) {
         ended = waitpid(process->pid, &wait_status, WNOHANG) != 0;
-        if (ended || now() - started > patience) break;
+        if (ended || assay_clock() - started > patience) break;
         nanosleep(&pause_between, NULL);
     }
     kill(-process->pid, SIGKILL); /* whatever it left running, too */

@@ -9,12 +9,12 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "harness/backends/backend_end.h"
 #include "harness/backends/backend_files.h"
 #include "harness/backends/process.h"
+#include "oracle/base/clock.h"
 
 #define PATIENCE 5.0 /* seconds that a server has to end when its input ends */
 static const char PREFIX[] = "assay:";
@@ -43,13 +43,6 @@ typedef struct exchange {
     char answer[600];          /* behind the prefix */
     const char *breach;        /* of the protocol; NULL: none so far */
 } exchange;
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 static assay_status write_log(exchange *e, const char *text, size_t length)
 {
@@ -181,7 +174,7 @@ static assay_status wait_for_answer(exchange *e, double deadline, bool *late)
         const assay_status status = drain(e);
         RETURN_IF(status != ASSAY_OK, status);
         if (e->answered || ended || e->closed) return ASSAY_OK;
-        *late = now() > deadline;
+        *late = assay_clock() > deadline;
         if (*late) return ASSAY_OK;
         struct pollfd pipes[] = {{.fd = s->process.output, .events = POLLIN},
                                  {.fd = e->error_closed ? -1 : s->process.error, .events = POLLIN}};
@@ -246,7 +239,7 @@ assay_status assay_backend_server_ask(assay_context *ctx, assay_backend_server *
                                       const char *candidate, const char *log, double timeout, assay_backend_end *end)
 {
     assay_status status = ASSAY_OK;
-    const double started = now();
+    const double started = assay_clock();
     bool late = false;
     int unread = 0;
     exchange e = {.ctx = ctx, .server = server};
@@ -260,7 +253,7 @@ assay_status assay_backend_server_ask(assay_context *ctx, assay_backend_server *
         send_request(server, request, candidate);
         TRY(wait_for_answer(&e, started + timeout, &late));
     }
-    end->seconds = now() - started;
+    end->seconds = assay_clock() - started;
     if (!e.answered) {
         TRY(log_rest(&e));
         judge_silence(&e, late, log, timeout, end);

@@ -11,6 +11,7 @@
 #include "harness/commands/command.h"
 #include "harness/fuzz/fuzz.h"
 #include "harness/plan/plan_make.h"
+#include "oracle/base/memory.h"
 #include "oracle/base/whole_file.h"
 
 #define USUAL_SECONDS 60.0
@@ -54,17 +55,6 @@ cleanup:
     return status;
 }
 
-static void print_command(FILE *out, const assay_options *options, const char *file)
-{
-    fprintf(out, "assay run");
-    assay_write_word(out, "", file);
-    assay_write_word(out, " --backend", options->backend);
-    if (options->serve) fprintf(out, " --serve");
-    if (options->precision != NULL) assay_write_word(out, " --precision", options->precision);
-    if (options->false_alarm != ASSAY_FALSE_ALARM) fprintf(out, " --false-alarm %g", options->false_alarm);
-    fprintf(out, " -v\n");
-}
-
 /* NAME.yml, NAME.golden.h5 and NAME.txt, the command. */
 static assay_status write_files(assay_context *ctx, const assay_options *options, const assay_found *found,
                                 const assay_attempt *a, const char *yaml, const char *file)
@@ -79,8 +69,9 @@ static assay_status write_files(assay_context *ctx, const assay_options *options
     }
     FILE *out = open_memstream(&command, &size);
     if (out == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the command");
-    print_command(out, options, file);
-    fclose(out);
+    assay_command_print(out, options, "run", file, NULL);
+    fprintf(out, " -v\n");
+    if (!assay_text_close(out, &command)) TRY(assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the command"));
     assay_backend_file(path, sizeof path, options->output, found->c.name, "reproduce.txt");
     TRY(assay_write_whole_file(ctx, path, command));
 cleanup:
@@ -135,7 +126,8 @@ static assay_status tell(assay_context *ctx, void *self, const assay_found *foun
     printf("    the case:\n");
     print_indented(yaml);
     printf("    repeat: ");
-    print_command(stdout, options, file);
+    assay_command_print(stdout, options, "run", file, NULL);
+    printf(" -v\n");
     if (options->output == NULL) printf("    (CASE.yml is the text above; -o DIR writes it)\n");
     printf("\n");
     fflush(stdout);

@@ -47,7 +47,8 @@ double assay_report_worst(const assay_report *report)
     return worst;
 }
 
-void assay_write_word(FILE *out, const char *option, const char *value)
+/* An option and its value, quoted for the shell. */
+static void write_word(FILE *out, const char *option, const char *value)
 {
     fprintf(out, "%s '", option);
     for (; *value != '\0'; value++) {
@@ -79,22 +80,28 @@ static const char *argument_of(const assay_options *o, const char *what)
     return what;
 }
 
+void assay_command_print(FILE *out, const assay_options *o, const char *command, const char *what,
+                         const char *equivalence)
+{
+    fprintf(out, "assay %s", command);
+    write_word(out, "", argument_of(o, what));
+    if (equivalence != NULL) fprintf(out, " --equivalence %s", equivalence);
+    if (o->backend != NULL) write_word(out, " --backend", o->backend);
+    if (o->serve) fprintf(out, " --serve");
+    if (o->precision != NULL) write_word(out, " --precision", o->precision);
+    if (o->false_alarm != ASSAY_FALSE_ALARM) fprintf(out, " --false-alarm %.10g", o->false_alarm);
+    if (o->backend != NULL && o->timeout != ASSAY_TIMEOUT) fprintf(out, " --timeout %.10g", o->timeout);
+    for (int i = 0; i < o->set_count; i++) write_word(out, " --set", o->sets[i]);
+    if (o->weights != NULL) write_word(out, " --weights", o->weights);
+}
+
 void assay_command_reproduce(const assay_options *o, const char *command, const char *what, const char *equivalence,
                              char *text, size_t size)
 {
     text[0] = '\0';
     FILE *out = fmemopen(text, size, "w");
     if (out == NULL) return;
-    fprintf(out, "assay %s", command);
-    assay_write_word(out, "", argument_of(o, what));
-    if (equivalence != NULL) fprintf(out, " --equivalence %s", equivalence);
-    if (o->backend != NULL) assay_write_word(out, " --backend", o->backend);
-    if (o->serve) fprintf(out, " --serve");
-    if (o->precision != NULL) assay_write_word(out, " --precision", o->precision);
-    if (o->false_alarm != ASSAY_FALSE_ALARM) fprintf(out, " --false-alarm %.10g", o->false_alarm);
-    if (o->backend != NULL && o->timeout != ASSAY_TIMEOUT) fprintf(out, " --timeout %.10g", o->timeout);
-    for (int i = 0; i < o->set_count; i++) assay_write_word(out, " --set", o->sets[i]);
-    if (o->weights != NULL) assay_write_word(out, " --weights", o->weights);
+    assay_command_print(out, o, command, what, equivalence);
     if (o->backend != NULL) fprintf(out, " --keep DIR -v");
     if (fclose(out) != 0) text[0] = '\0'; /* half a command is none */
 }

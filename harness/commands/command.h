@@ -39,11 +39,10 @@ assay_status assay_command_backend_check(assay_context *ctx, const assay_options
  * which alone comes up to the threshold where the kernel's own error is small. */
 double assay_report_worst(const assay_report *report);
 
-/* An option and its value, quoted for the shell. */
-void assay_write_word(FILE *out, const char *option, const char *value);
-
-/* The command that gives the result again, into `text`: "assay run 'moe/small' --backend './libmine.so' --keep DIR -v"; "" where it has no room.
- * equivalence: NULL where there is none. */
+/* The command that gives the result again, to which options of `assay COMMAND` may be added. equivalence: NULL where there is none. */
+void assay_command_print(FILE *out, const assay_options *options, const char *command, const char *what,
+                         const char *equivalence);
+/* The same for a report, into `text`: "assay run 'moe/small' --backend './libmine.so' --keep DIR -v"; "" where it has no room. */
 void assay_command_reproduce(const assay_options *options, const char *command, const char *what,
                              const char *equivalence, char *text, size_t size);
 

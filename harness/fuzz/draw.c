@@ -128,11 +128,6 @@ int64_t assay_draw_elements(const assay_case *c)
     return elements;
 }
 
-static bool ends(const char *path, const char *name)
-{
-    return assay_path_ends(path, name);
-}
-
 /* Sizes of groups that are listed, cut where the rows end. */
 static void fit_groups(assay_case_input *input, int64_t groups, int64_t rows)
 {
@@ -153,9 +148,10 @@ void assay_draw_fit(assay_case *c)
     const int64_t tokens = c->batch * c->sequence, rows = tokens * c->config.num_experts_per_tok;
     for (int i = 0; i < c->input_count; i++) {
         assay_case_input *input = &c->inputs[i];
-        if (ends(input->path, "group_sizes")) fit_groups(input, c->config.num_experts, rows);
-        if (ends(input->path, "segment_ids") && input->fill.value_count > tokens) input->fill.value_count = tokens;
-        if (ends(input->path, "selected_experts") && input->values != NULL) {
+        if (assay_path_ends(input->path, "group_sizes")) fit_groups(input, c->config.num_experts, rows);
+        if (assay_path_ends(input->path, "segment_ids") && input->fill.value_count > tokens)
+            input->fill.value_count = tokens;
+        if (assay_path_ends(input->path, "selected_experts") && input->values != NULL) {
             if (input->fill.value_count > rows) input->fill.value_count = rows;
             for (int64_t k = 0; k < input->fill.value_count; k++)
                 input->values[k] = fmin(input->values[k], (double)(c->config.num_experts - 1));

@@ -4,10 +4,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "harness/fuzz/shrink.h"
 #include "harness/plan/progress.h"
+#include "oracle/base/clock.h"
 
 /* A tensor that was seen wrong in an operation, and the failure that it was counted to. */
 typedef struct sighting {
@@ -20,13 +20,6 @@ typedef struct sightings {
     sighting *items;
     int count;
 } sightings;
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 static bool stopped(const assay_fuzzing *f)
 {
@@ -173,11 +166,11 @@ assay_status assay_fuzz(assay_context *ctx, assay_fuzzing *f)
     assay_status status;
     assay_progress progress = {0};
     sightings seen = {0};
-    const double started = now();
+    const double started = assay_clock();
     TRY(assay_draws_start(ctx, &f->draws, f->seed, f->op));
     assay_progress_start(&progress, f->quiet, "fuzz", 1000);
     while (!stopped(f)) {
-        const double past = now() - started;
+        const double past = assay_clock() - started;
         if ((f->cases > 0 && f->drawn >= f->cases) || (f->seconds > 0 && past > f->seconds)) break;
         show(f, &progress, f->cases > 0 ? (double)f->drawn / (double)f->cases : past / f->seconds);
         TRY(try_draw(ctx, f, &seen, f->drawn));
@@ -185,7 +178,7 @@ assay_status assay_fuzz(assay_context *ctx, assay_fuzzing *f)
     }
 cleanup:
     assay_progress_end(&progress);
-    f->taken = now() - started;
+    f->taken = assay_clock() - started;
     free(seen.items);
     return status;
 }

@@ -29,12 +29,6 @@ struct assay_checkpoint {
     int count;
 };
 
-static bool ends(const char *text, const char *ending)
-{
-    const size_t length = strlen(text), tail = strlen(ending);
-    return length >= tail && strcmp(text + length - tail, ending) == 0;
-}
-
 /* In a folder the index, where there is one. */
 static assay_status find_file(assay_context *ctx, assay_checkpoint *c, const char *path)
 {
@@ -154,7 +148,8 @@ assay_status assay_checkpoint_open(assay_context *ctx, const char *path, assay_c
     *checkpoint = NULL;
     if (c == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "%s: no memory to open it", path);
     TRY(find_file(ctx, c, path));
-    TRY(ends(c->path, ".json") ? list_index(ctx, c) : list_file(ctx, c));
+    const char *dot = strrchr(c->path, '.');
+    TRY(dot != NULL && strcmp(dot, ".json") == 0 ? list_index(ctx, c) : list_file(ctx, c));
     qsort(c->entries, (size_t)c->count, sizeof *c->entries, by_name);
     *checkpoint = c;
     c = NULL;

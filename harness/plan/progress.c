@@ -1,22 +1,16 @@
 #include "harness/plan/progress.h"
 
 #include <stdio.h>
-#include <time.h>
 #include <unistd.h>
+
+#include "oracle/base/clock.h"
 
 #define INTERVAL 0.2 /* seconds between lines */
 #define DELAY 0.5    /* short work shows nothing */
 
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 void assay_progress_start(assay_progress *p, bool quiet, const char *what, int64_t total)
 {
-    double t = now();
+    double t = assay_clock();
     *p = (assay_progress){
         .shown = !quiet && isatty(STDERR_FILENO), .what = what, .total = total, .started = t, .last = t};
 }
@@ -25,7 +19,7 @@ void assay_progress_add(assay_progress *p, int64_t amount, const char *detail)
 {
     p->done += amount;
     if (!p->shown) return;
-    double t = now();
+    double t = assay_clock();
     if (t - p->started < DELAY || t - p->last < INTERVAL) return;
     p->last = t;
     double share = p->total > 0 ? (double)p->done / (double)p->total : 0.0;

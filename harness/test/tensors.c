@@ -103,6 +103,9 @@ static assay_status save(assay_context *ctx, assay_test *test, const char *path)
     if (test->path != NULL) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is a golden already: copy the file", test->path);
     }
+    if (!assay_fixture_is_file_name(path)) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: expected a name that ends in .h5, .safetensors or .npz", path);
+    }
     TRY(assay_cases_parse_stored(ctx, "case", test->yaml, strlen(test->yaml), &cases, &count));
     TRY(assay_case_add_profile(ctx, cases, test->profile.precision.name));
     TRY(assay_plan_make_with(ctx, &plan, cases, NULL, &test->profile));

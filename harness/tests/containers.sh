@@ -32,6 +32,21 @@ for kind in h5 npz; do # one content, one file
   cmp "$work/request-$kind.npz" "$work/request.npz" || complain "request converted from $kind: other bytes"
 done
 
+## whole numbers of any size in the metadata of others stay what they are
+"$python" - "$work/theirs.safetensors" <<'PYTHON'
+import struct, sys
+
+header = b'{"__metadata__":{"step":"4294967297","id":"9007199254740993","zip":"007"},"x":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}  '
+with open(sys.argv[1], "wb") as file:
+    file.write(struct.pack("<Q", len(header)) + header + struct.pack("<f", 1))
+PYTHON
+expect 0 convert "$work/theirs.safetensors" "$work/theirs.h5"
+expect 0 convert "$work/theirs.h5" "$work/theirs.npz"
+expect 0 convert "$work/theirs.npz" "$work/back.h5"
+cmp "$work/theirs.h5" "$work/back.h5" || complain "metadata changed between containers"
+"$python" -c "import h5py, sys; f = h5py.File(sys.argv[1]); assert (f.attrs['step'], f.attrs['id'], f.attrs['zip']) == (2**32 + 1, 2**53 + 1, '007')" \
+  "$work/back.h5" || complain "metadata changed"
+
 ## folders
 expect 0 generate moe/small mlp/silu -o "$work/goldens" --container safetensors
 [ "$(cd "$work/goldens" && echo */*)" = "mlp/silu.safetensors moe/small.safetensors" ] || complain "other files: $(ls -R "$work/goldens")"

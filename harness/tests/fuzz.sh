@@ -61,8 +61,9 @@ expect 0 run "$case" --backend "$backend"
 leaves_nothing "$TMPDIR"
 
 ## a crash, a command
-expect 1 fuzz --backend "$modules/odd_segfaults.so" --cases 3 --op rms_norm --failures 1
+expect 1 fuzz --backend "$modules/odd_segfaults.so" --cases 3 --op rms_norm --failures 1 --timeout 7
 prints '^FAIL  fuzz/rms_norm-0  the backend crashed: Segmentation fault'
+prints "^    repeat: assay run 'CASE.yml' --backend '.*' --timeout 7 -v$"
 command="$python $here/../backends/numpy/backend.py {request} {candidate}"
 expect 0 fuzz --backend "$command" --cases 4 --op rms_norm
 prints '^4 cases in .*: 4 passed, 0 failed for 0 reasons'

@@ -92,6 +92,7 @@ TEST_IN_FOLDER(what_changes_numbers_is_refused)
         {"deepseek3-671b", "\"n_group\": 8", "\"n_groups\": 8", "the key n_group is missing"},
         {"deepseek3-671b", "\"n_group\": 8", "\"n_group\": 8, \"index_topk\": 2048",
          "unknown key index_topk in a configuration of deepseek_v3: it may change numbers"},
+        {"deepseek3-671b", "\"seq_aux\"", "\"seq\"", "unknown key seq in a configuration"},
         {"deepseek3-671b", "\"seq_aux\"", "\"norm_topk_porb\"", "did you mean norm_topk_prob?"},
         {"deepseek3-671b", "\"moe_layer_freq\": 1", "\"moe_layer_freq\": 2",
          "moe_layer_freq: expected 1 (no operation here has another), found 2"},

@@ -593,6 +593,8 @@ TEST_IN_FOLDER(test_golden_as_a_case)
         snprintf(path, sizeof path, "%s/golden.%s", folder->path, endings[i]);
         assay_test *test = open_with("moe/small", &(assay_test_options){.cache = ""});
         assert_done(assay_test_save(test, path, said));
+        assert_int_equal(assay_test_save(test, "golden.pt", said), ASSAY_TEST_BAD_INPUT);
+        assert_non_null(strstr(said, "golden.pt: expected a name that ends in"));
         assay_test_close(test);
         assert_string_equal(verdict_with(path, NULL), "PASS");
         assert_int_equal(assay_test_open(path, &(assay_test_options){.sets = &set, .set_count = 1}, &test, said),

@@ -192,12 +192,12 @@ class Case:
     def golden(self, path: str) -> np.ndarray[Any, Any]:
         """The right result: float64 (int32 for indices), read-only. Evaluates the golden, unless the cache has it."""
         test, tensor = self._open(), lib.Tensor()
-        lib.attempt("golden", test.handle, path.encode(), byref(tensor))
+        lib.attempt("golden", test.handle, lib.encoded(path), byref(tensor))
         return _tensors.view(test, tensor)[0]
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the golden as `assay generate` does."""
-        lib.attempt("save", self._open().handle, os.fspath(path).encode())
+        lib.attempt("save", self._open().handle, lib.encoded(os.fspath(path)))
 
     def judge(
         self, results: Mapping[str, Any], precision: str | None = None, gradients: bool = True, only: str | Iterable[str] = ()

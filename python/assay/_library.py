@@ -152,8 +152,17 @@ def text(value: bytes | None) -> str:
     return (value or b"").decode(errors="replace")
 
 
+def encoded(value: str | None) -> bytes | None:
+    """For the library, which would read a text to its first zero byte."""
+    if value is None:
+        return None
+    if not isinstance(value, str) or "\0" in value:
+        raise BadInput(f"{value!r}: expected a text without zero bytes")
+    return value.encode()
+
+
 def texts(values: Sequence[str]) -> Any:
-    return (c_char_p * max(1, len(values)))(*(value.encode() for value in values))
+    return (c_char_p * max(1, len(values)))(*map(encoded, values))
 
 
 def dims(tensor: Any) -> tuple[int, ...]:
@@ -189,15 +198,17 @@ class Test:
             sets=texts(sets),
             set_count=len(sets),
             threads=threads,
-            precision=None if precision is None else precision.encode(),
+            precision=encoded(precision),
             false_alarm=false_alarm,
-            cache=None if cache is None else cache.encode(),
+            cache=encoded(cache),
             no_explanation=not explain,
             only_count=len(only),
             only=texts(only),
-            inputs=None if inputs is None else inputs.encode(),
+            inputs=encoded(inputs),
         )
-        attempt("open", what.encode(), byref(options), byref(self.handle))
+        if options.threads != threads:  # ctypes has cut it off
+            raise BadInput(f"threads is {threads}, which is no int32")
+        attempt("open", encoded(what), byref(options), byref(self.handle))
 
     def __del__(self) -> None:
         if self.handle:

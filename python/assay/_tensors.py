@@ -186,4 +186,4 @@ def struct(path: str, array: np.ndarray[Any, Any], name: str) -> lib.Tensor:
     """For the library; valid as long as the array is."""
     shape = (c_int64 * max(1, array.ndim))(*array.shape)
     data = c_void_p(array.ctypes.data)
-    return lib.Tensor(path.encode(), lib.TYPE_NAMES.index(name), array.ndim, shape, data)
+    return lib.Tensor(lib.encoded(path), lib.TYPE_NAMES.index(name), array.ndim, shape, data)
