@@ -32,7 +32,7 @@ static bool one_holds(const assay_words *words, word_test test, const assay_case
     return holds;
 }
 
-bool assay_case_has_mesh(const assay_case *c)
+static bool has_mesh(const assay_case *c)
 {
     return c->mesh_data > 1 || c->mesh_fsdp > 1 || c->mesh_expert > 1 || c->mesh_tensor > 1 || c->mesh_mlp_tensor > 1 ||
            c->mesh_fsdp_transpose > 1;
@@ -47,7 +47,7 @@ bool assay_case_filter_takes(const assay_case_filter *filter, const assay_case *
 {
     return (filter->tags.count == 0 || one_holds(&filter->tags, has_tag, c)) &&
            (filter->ops.count == 0 || one_holds(&filter->ops, has_op, c)) &&
-           !one_holds(&filter->excludes, has_any, c) && !(filter->no_mesh && assay_case_has_mesh(c));
+           !one_holds(&filter->excludes, has_any, c) && !(filter->no_mesh && has_mesh(c));
 }
 
 static bool some_case_has(const assay_case *cases, int count, word_test test, const char *word)

@@ -25,9 +25,6 @@ bool assay_case_filter_takes(const assay_case_filter *filter, const assay_case *
 assay_status assay_case_filter_check(assay_context *ctx, const assay_case_filter *filter, const assay_case *cases,
                                      int count);
 
-/* More than one device. */
-bool assay_case_has_mesh(const assay_case *c);
-
 /* Adds the words of `text`, which has commas between them. An empty one is refused; `option` is for messages. */
 assay_status assay_words_add(assay_context *ctx, assay_words *words, const char *option, const char *text);
 void assay_words_free(assay_words *words);

@@ -34,6 +34,7 @@ TEST(a_copy_is_equal_and_owns_what_it_has)
     char *before = whole(&ctx, c), *copied = whole(&ctx, &copy);
     assert_string_equal(before, copied);
     free(copied);
+    assert_ptr_equal(copy.inputs[0].fill.values, copy.inputs[0].values);
     copy.inputs[0].values[0] = 9;
     assay_case_drop_input(&copy, 1);
     assay_case_drop_tags(&copy);

@@ -60,12 +60,6 @@ cleanup:
     return status;
 }
 
-assay_status assay_describe_gqa_checkpoints(const assay_describer *d, const assay_gqa_config *config)
-{
-    const assay_mesh one = {{1, 1, 1, 1}};
-    return describe_checkpoints(d, config, &one);
-}
-
 static assay_status describe(assay_context *ctx, const assay_case *c, assay_tensor_list *list)
 {
     assay_status status;

@@ -56,8 +56,6 @@ assay_status assay_require_finite_tokens(assay_context *ctx, const assay_case *c
 /* The tensors of a block, by kind. */
 assay_status assay_describe_mlp_checkpoints(const assay_describer *d, const assay_gated_mlp_config *config,
                                             assay_mlp_place place, assay_dims rows);
-assay_status assay_describe_mla_checkpoints(const assay_describer *d, const assay_mla_config *config);
-assay_status assay_describe_gqa_checkpoints(const assay_describer *d, const assay_gqa_config *config);
 assay_status assay_describe_moe_weights(const assay_describer *d, const assay_moe_config *config,
                                         const assay_sharding *sharding);
 /* inputs/LAYER selected_experts and routing_weights, where the case gives them; refuses what goes ill together. */

@@ -42,7 +42,7 @@ cleanup:
     return status;
 }
 
-assay_status assay_inputs_add_weights(assay_context *ctx, assay_inputs *inputs, const char *text)
+static assay_status add_weights(assay_context *ctx, assay_inputs *inputs, const char *text)
 {
     if (text == NULL) return ASSAY_OK;
     for (int i = 0; inputs->file != NULL && i < assay_fixture_count(inputs->file); i++) {
@@ -59,7 +59,7 @@ assay_status assay_inputs_open_plan(assay_context *ctx, assay_inputs *inputs, co
 {
     assay_status status;
     TRY(assay_inputs_open(ctx, inputs, plan->c, &plan->list, file));
-    TRY(assay_inputs_add_weights(ctx, inputs, plan->weights));
+    TRY(add_weights(ctx, inputs, plan->weights));
 cleanup:
     if (status != ASSAY_OK) assay_inputs_close(inputs);
     return status;

@@ -21,9 +21,7 @@ typedef struct assay_inputs {
  * shape. */
 assay_status assay_inputs_open(assay_context *ctx, assay_inputs *inputs, const assay_case *c,
                                const assay_tensor_list *list, const char *file);
-/* Weights from a checkpoint too (model_weights.h); `text` may be NULL. Refuses weights that the file has as well. */
-assay_status assay_inputs_add_weights(assay_context *ctx, assay_inputs *inputs, const char *text);
-/* Both for a plan. */
+/* For a plan, with its weights of a checkpoint too (model_weights.h). Refuses weights that the file has as well. */
 assay_status assay_inputs_open_plan(assay_context *ctx, assay_inputs *inputs, const assay_plan *plan, const char *file);
 /* Refuses what they refuse, and no more. */
 assay_status assay_inputs_check(assay_context *ctx, const assay_plan *plan, const char *file);

@@ -76,16 +76,6 @@ cleanup:
     return status;
 }
 
-static assay_status check_paths(assay_context *ctx, const assay_test_report *r)
-{
-    for (int i = 1; i < assay_fixture_count(r->candidate); i++) {
-        const char *path = assay_fixture_spec(r->candidate, i)->path; /* sorted */
-        if (strcmp(path, assay_fixture_spec(r->candidate, i - 1)->path) != 0) continue;
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is given twice", path);
-    }
-    return ASSAY_OK;
-}
-
 static assay_status take_results(assay_context *ctx, assay_test_report *r, int32_t count,
                                  const assay_backend_tensor *results)
 {
@@ -106,7 +96,6 @@ static assay_status take_results(assay_context *ctx, assay_test_report *r, int32
         }
     }
     TRY(assay_fixture_of_memory(ctx, "candidate", r->count, r->tensors, &r->candidate));
-    TRY(check_paths(ctx, r));
 cleanup:
     return status;
 }

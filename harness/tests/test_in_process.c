@@ -559,7 +559,7 @@ TEST(test_results_that_are_none_are_refused)
         {{{"outputs/y", f32, 1, negative, values}}, 1, "outputs/y"},
         {{{"outputs/y", f32, 2, huge, values}}, 1, "outputs/y"},
         {{{"outputs/y", f32, 1, four, NULL}}, 1, "data is NULL"},
-        {{{"outputs/y", f32, 1, four, values}, {"outputs/y", f32, 1, four, values}}, 2, "outputs/y is given twice"},
+        {{{"outputs/y", f32, 1, four, values}, {"outputs/y", f32, 1, four, values}}, 2, "outputs/y is there twice"},
         {{{"outputs/y", f32, 1, four, values}}, -1, "-1 results"},
     };
     assay_test *test = open_with("rms_norm/one-row", &(assay_test_options){.cache = ""});
