@@ -238,16 +238,34 @@ static assay_status compare(assay_context *ctx, const assay_tried *tried, assay_
     return status;
 }
 
-/* Numbers that float32 has only below its normal ones: many a right kernel has 0 there (1 / (1 + exp(93)), hardware that
- * flushes), and no error scale allows for that. */
-static bool underflows(const assay_tensor_set *golden)
+static bool has_subnormal(const assay_tensor *tensor)
 {
-    for (int i = 0; i < golden->count; i++) {
-        const assay_tensor *tensor = &golden->items[i];
-        if (!assay_role_is_result(tensor->spec.role) || tensor->values == NULL) continue;
-        for (int64_t k = 0; k < tensor->count; k++) {
-            if (tensor->values[k] != 0 && fabs(tensor->values[k]) < FLT_MIN) return true;
-        }
+    for (int64_t k = 0; k < tensor->count; k++) {
+        if (tensor->values[k] != 0 && fabs(tensor->values[k]) < FLT_MIN) return true;
+    }
+    return false;
+}
+
+/* What is wrong most is 0 in place of a number so small that it may be a quotient or product of vanished ones, which the
+ * golden does not hold. */
+static bool vanishes(const assay_tensor_result *r)
+{
+    const assay_outlier *worst = &r->elements_worst[0];
+    return r->elements_worst_count > 0 && worst->candidate == 0 && fabs(worst->golden) < sqrt(FLT_MIN);
+}
+
+/* Whether what is wrong first may be so by numbers that float32 has only below its normal ones, there or before it in the
+ * data flow: many a right kernel has 0 there (1 / (1 + exp(93)), hardware that flushes), and no error scale allows for it. */
+static bool underflows(const assay_report *report, const assay_tensor_set *golden)
+{
+    bool wrong = false;
+    for (int i = 0; i < report->count; i++) {
+        const assay_tensor_result *r = &report->tensors[i];
+        const assay_tensor *tensor = assay_tensor_set_find(golden, r->spec.path);
+        wrong = wrong || r->verdict == ASSAY_FAIL;
+        if (tensor == NULL || tensor->values == NULL) continue; /* of a wrong choice, the weights say why */
+        if (has_subnormal(tensor)) return true;
+        if (wrong) return vanishes(r);
     }
     return false;
 }
@@ -267,7 +285,7 @@ assay_status assay_attempt_make(assay_context *ctx, assay_tried *tried, assay_ca
     /* numbers that are no case, group sizes beyond the rows above all, are found here: no backend must bear them */
     status = assay_golden_of_memory(ctx, &a->plan, &a->tensors, &a->golden);
     if (status == ASSAY_OK && a->end == ASSAY_ATTEMPT_PASS) status = compare(ctx, tried, a);
-    if (status == ASSAY_OK && a->report.verdict == ASSAY_FAIL && underflows(&a->tensors))
+    if (status == ASSAY_OK && a->report.verdict == ASSAY_FAIL && underflows(&a->report, &a->tensors))
         status = assay_fail(ctx, ASSAY_BAD_INPUT, "%s: its numbers are too small for float32", c->name);
 refused:
     if (status == ASSAY_BAD_INPUT) {

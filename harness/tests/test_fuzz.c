@@ -239,7 +239,9 @@ TEST(what_was_no_error_passes)
         "{case: a, op: mlp, model: {base_emb_dim: 1, base_mlp_dim: 6, mlp_activations: gelu_exact}, seed: 1, inputs: "
         "{x: "
         "{scale: 15}}}",
-        "{case: a, op: mlp, model: {base_emb_dim: 33, base_mlp_dim: 1}, seed: 22, inputs: {x: {scale: 30}}}"};
+        "{case: a, op: mlp, model: {base_emb_dim: 33, base_mlp_dim: 1}, seed: 22, inputs: {x: {scale: 30}}}",
+        "{case: a, op: mlp, model: {base_emb_dim: 1, base_mlp_dim: 2, mlp_activations: [sigmoid, linear]}, seed: 3, "
+        "inputs: {x: {scale: 30}}}"};
     assay_context ctx = assay_context_default(1);
     assay_tried tried = {.spec = EXAMPLE, .false_alarm = 1e-6, .timeout = 60};
     assert_ok(&ctx, assay_forks_start(&ctx, &tried.forks, EXAMPLE, SHARED_BYTES));
@@ -252,4 +254,39 @@ TEST(what_was_no_error_passes)
         assay_cases_free(c, 1);
     }
     assay_forks_stop(&tried.forks);
+}
+
+/* A right kernel has 0 in place of the least numbers. What is wrong before them in the data flow is wrong all the same. */
+TEST(numbers_below_float32_excuse_what_they_reach)
+{
+    static const struct {
+        const char *bug, *yaml;
+        assay_attempt_end end;
+    } rows[] = {
+        {"none", "{case: a, op: mlp, model: {base_emb_dim: 8, base_mlp_dim: 6}, seed: 1, inputs: {x: {scale: 60}}}",
+         ASSAY_ATTEMPT_PASS},
+        {"gate_up_swapped",
+         "{case: a, op: mlp, model: {base_emb_dim: 8, base_mlp_dim: 6}, seed: 1, inputs: {x: {scale: 60}}}",
+         ASSAY_ATTEMPT_FAIL},
+        {"none",
+         "{case: a, op: routing, model: {decoder_block: deepseek, base_emb_dim: 192, num_experts: 8, "
+         "num_experts_per_tok: 3, "
+         "routed_score_func: sigmoid, routed_bias: true, n_routing_groups: 2, topk_routing_group: 1}, batch: 2, "
+         "sequence: 5, seed: 2, inputs: {weights/gate/kernel: {scale: 1, mean: 2}}, gradients: [none]}",
+         ASSAY_ATTEMPT_REFUSED},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        assay_context ctx = assay_context_default(1);
+        assay_tried tried = {.spec = EXAMPLE, .false_alarm = 1e-6, .timeout = 60};
+        assay_case *c = case_from(rows[i].yaml);
+        assay_attempt a = {0};
+        if (strcmp(rows[i].bug, "none") != 0) setenv("ASSAY_EXAMPLE_BUG", rows[i].bug, 1);
+        assert_ok(&ctx, assay_forks_start(&ctx, &tried.forks, EXAMPLE, SHARED_BYTES));
+        unsetenv("ASSAY_EXAMPLE_BUG");
+        assert_ok(&ctx, assay_attempt_make(&ctx, &tried, c, 0, &a));
+        if (a.end != rows[i].end) fail_msg("row %zu: %d: %s", i, a.end, a.message);
+        assay_attempt_free(&a);
+        assay_cases_free(c, 1);
+        assay_forks_stop(&tried.forks);
+    }
 }

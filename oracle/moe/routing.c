@@ -16,6 +16,16 @@ double assay_routing_divisor(const double *gathered, int64_t count, const assay_
     return sum + rule->epsilon;
 }
 
+/* Emulated: weights share the error of the sum that they are divided by, a softmax's too. */
+static double rounded_divisor(const assay_context *ctx, double divisor, int64_t count, int64_t experts,
+                              const assay_routing_rule *rule)
+{
+    const bool softmax = rule->score_func == ASSAY_SCORE_SOFTMAX;
+    const int64_t terms = rule->divide || rule->softmax_chosen ? count : softmax ? experts : 1;
+    assay_round_sums(ctx, ceil((double)(terms - 1) / 3), 1, &divisor); /* as of attention; a single term has none */
+    return divisor;
+}
+
 static void weigh(assay_context *ctx, assay_routing *r, int64_t t, const double *selecting,
                   const assay_routing_inputs *in, const assay_routing_config *config, const assay_routing_rule *rule)
 {
@@ -30,7 +40,7 @@ static void weigh(assay_context *ctx, assay_routing *r, int64_t t, const double 
         gathered[k] = selected[k] == ASSAY_NO_EXPERT ? none : weighed[selected[k]];
     }
     if (rule->softmax_chosen && any) assay_softmax_row(ctx, gathered, gathered, count);
-    const double divisor = assay_routing_divisor(gathered, count, rule);
+    const double divisor = rounded_divisor(ctx, assay_routing_divisor(gathered, count, rule), count, experts, rule);
     for (int64_t k = 0; k < count; k++) {
         if (selected[k] == ASSAY_NO_EXPERT) gathered[k] = 0.0;
         r->weights[t * count + k] =

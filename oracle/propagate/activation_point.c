@@ -50,7 +50,11 @@ static assay_activation_point gelu_exact_at(double x)
 static assay_activation_point sigmoid_at(double x)
 {
     double s = assay_sigmoid(x), r = assay_sigmoid(-x);
-    return (assay_activation_point){.value = s, .first = s * r, .second = s * r * (r - s), .first_size = s * r};
+    return (assay_activation_point){.value = s,
+                                    .first = s * r,
+                                    .second = s * r * (r - s),
+                                    .first_size = s * r,
+                                    .first_cancels = x > 0 ? s * s : 0}; /* 1 - s */
 }
 
 assay_activation_point assay_activation_at(assay_activation f, double x)
