@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "oracle/arithmetic/arithmetic.h"
+#include "oracle/arithmetic/emulated.h"
 #include "oracle/moe/tests/routing_cases.h"
 #include "oracle/spec/tests/spec_case.h"
 
@@ -230,5 +230,41 @@ TEST(test_fused_equals_sparse)
         assert_close(r[0].weights, r[1].weights, TOKENS * 4, 1e-14, 0.0);
         assay_routing_free(&r[0]);
         assay_routing_free(&r[1]);
+    }
+}
+
+/* The weights of a token share the error of the sum that they are divided by; one weight is a quotient of equal numbers. */
+TEST(test_emulated_weights_share_an_error)
+{
+    enum { SEEDS = 128 };
+    const double unit = 0x1p-24 / sqrt(3.0), logits[] = {0.25, -0.5, 0.7, 0.1};
+    for (int k = 1; k <= 2; k++) {
+        const assay_routing_config config = {.batch = 1,
+                                             .sequence = 1,
+                                             .num_experts = 4,
+                                             .num_experts_per_tok = k,
+                                             .family = ASSAY_ROUTER_DEFAULT,
+                                             .routed_scaling_factor = 1,
+                                             .n_routing_groups = -1,
+                                             .topk_routing_group = -1,
+                                             .norm_topk_prob = true};
+        const assay_routing_inputs in = {.logits = logits};
+        double squares = 0, exact = 0;
+        for (uint64_t seed = 0; seed <= SEEDS; seed++) {
+            double sum = 0;
+            const assay_emulation emulation = {
+                .precision = {.accumulate = unit}, .storage = ASSAY_FLOAT32, .multiply = ASSAY_FLOAT32, .seed = seed};
+            assay_context ctx = assay_context_default(1);
+            assay_routing r = {0};
+            if (seed > 0) ctx.arithmetic = &assay_arithmetic_emulated, ctx.emulation = &emulation;
+            assert_ok(&ctx, assay_routing_alloc(&ctx, &r, &config));
+            assert_ok(&ctx, assay_routing_forward(&ctx, &r, &in, &config));
+            for (int i = 0; i < k; i++) sum += r.weights[i];
+            if (seed == 0) exact = sum;
+            squares += (sum / exact - 1) * (sum / exact - 1);
+            assay_routing_free(&r);
+        }
+        const double error = sqrt(squares / SEEDS) / unit;
+        if (!(k == 1 ? error == 0 : error > 0.75 && error < 1.25)) fail_msg("%d: %g roundings", k, error);
     }
 }
