@@ -1,0 +1,60 @@
+/* What finding the tensors of a checkpoint leaves for those who read them. Private to harness/plan/model_weights*.c. */
+#ifndef ASSAY_HARNESS_PLAN_MODEL_WEIGHTS_INTERNAL_H
+#define ASSAY_HARNESS_PLAN_MODEL_WEIGHTS_INTERNAL_H
+
+#include <string.h>
+
+#include "harness/plan/checkpoint.h"
+#include "harness/plan/model_weights.h"
+#include "harness/plan/weight_names.h"
+
+enum { PARTS = 3, NAME_SIZE = 2 * ASSAY_PATH_SIZE, SCALE_BLOCK = 128, MX_BLOCK = 32, FILE_SIZE = 4096 };
+
+/* What of their tensors is a part of ours. */
+typedef struct weight_part {
+    const char *ours; /* of a row of the table */
+    int64_t outputs;
+    const assay_weight_name *row;
+    int *tensors, *scales; /* of each expert, or one; scales -1: none */
+} weight_part;
+
+/* A tensor of ours: [experts] [inputs] [outputs], whatever its axes are. */
+typedef struct weight_target {
+    const assay_tensor_entry *entry;
+    int layer; /* of a stack; -1 */
+    bool vector, stacked;
+    int64_t experts, inputs, outputs;
+    weight_part parts[PARTS];
+    int part_count;
+} weight_target;
+
+struct assay_model_weights {
+    const assay_case *c;
+    char file[FILE_SIZE], prefix[ASSAY_PATH_SIZE];
+    assay_checkpoint *checkpoint;
+    bool *used; /* of the tensors of the checkpoint */
+    weight_target *targets;
+    int target_count;
+    const weight_target *held; /* what is in `slab`: an expert of it */
+    int64_t held_expert;
+    double *slab;
+};
+
+/* 2 where their tensor holds gate and up. */
+static inline int64_t halves(const assay_weight_name *row)
+{
+    return row->outputs == ASSAY_OUTPUTS_WHOLE ? 1 : 2;
+}
+
+/* Whether experts are the first axis of their tensor. */
+static inline bool has_expert_axis(const weight_target *t, const assay_weight_name *row)
+{
+    return t->stacked && strchr(row->theirs, '*') == NULL;
+}
+
+static inline int64_t blocks_of(int64_t size)
+{
+    return (size + SCALE_BLOCK - 1) / SCALE_BLOCK;
+}
+
+#endif
