@@ -28,19 +28,18 @@ double *test_nans(int64_t count)
     return values;
 }
 
-/* `operations` is in the emulation, which the reference does not use. */
 static assay_status counting_matmul(assay_context *ctx, const assay_matmul_args *args)
 {
-    double *operations = (double *)(uintptr_t)ctx->emulation;
-    *operations += 2 * (double)args->m * (double)args->n * (double)args->k;
+    test_operations *operations = (test_operations *)(uintptr_t)ctx->emulation;
+    operations->count += 2 * (double)args->m * (double)args->n * (double)args->k;
     return assay_arithmetic_reference.matmul(ctx, args);
 }
 
-void test_count_operations(assay_context *ctx, double *operations)
+void test_count_operations(assay_context *ctx, test_operations *operations)
 {
     static const assay_arithmetic counting = {.name = "counting", .matmul = counting_matmul};
     ctx->arithmetic = &counting;
-    ctx->emulation = (const void *)operations;
+    ctx->emulation = &operations->none;
 }
 
 void test_each_context(void (*check)(assay_context *ctx, void *data), void *data)

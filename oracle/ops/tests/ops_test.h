@@ -3,6 +3,7 @@
 #define ASSAY_OPS_TESTS_OPS_TEST_H
 
 #include "oracle/arithmetic/arithmetic.h"
+#include "oracle/arithmetic/emulated.h"
 #include "oracle/base/dtype.h"
 #include "tests/support/assay_test.h"
 
@@ -27,8 +28,14 @@ double *test_nans(int64_t count); /* allocated */
  */
 void test_each_context(void (*check)(assay_context *ctx, void *data), void *data);
 
+/* The reference counts in the place of an emulation that changes nothing. */
+typedef struct test_operations {
+    assay_emulation none;
+    double count;
+} test_operations;
+
 /* From here on the reference adds the operations of its products to `operations`. */
-void test_count_operations(assay_context *ctx, double *operations);
+void test_count_operations(assay_context *ctx, test_operations *operations);
 
 /* Errors of an implementation against a scale: RMS and largest of |error| / sigma, where sigma^2 = variance + the
  * square of what storing as `storage` may lose. Where sigma is 0 the error must be. */

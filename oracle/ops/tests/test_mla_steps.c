@@ -127,13 +127,13 @@ TEST(test_operations_are_those_of_the_products)
         mla_problem_make(&p, c, sample->segment_ids);
         const assay_mla_inputs in = mla_problem_inputs(&p);
         const assay_mla_weights w = mla_problem_weights(&p);
-        double operations = 0;
+        test_operations operations = {.count = 0}, inside = {.count = 0};
         test_count_operations(&ctx, &operations);
         for (int tensor = 0; tensor < ASSAY_MLA_TENSORS; tensor++) {
-            operations = 0;
+            operations.count = 0;
             assert_ok(&ctx, assay_mla_compute(&ctx, &p.r, (assay_mla_tensor)tensor, &in, &w, c));
-            if (tensor == ASSAY_MLA_ATTENTION_OUT) operations = assay_attention_flops(&attention, false);
-            assert_true(operations == assay_mla_tensor_flops(c, (assay_mla_tensor)tensor));
+            if (tensor == ASSAY_MLA_ATTENTION_OUT) operations.count = assay_attention_flops(&attention, false);
+            assert_true(operations.count == assay_mla_tensor_flops(c, (assay_mla_tensor)tensor));
         }
         /* Attention is its own to count: a triangle is no product. */
         const assay_attention_inputs inputs = {.query = p.r.values[ASSAY_MLA_QUERY_PROJ],
@@ -142,15 +142,16 @@ TEST(test_operations_are_those_of_the_products)
                                                .segment_ids = p.segment_ids};
         const int64_t keys = assay_mla_tensor_count(c, ASSAY_MLA_KEY_PROJ);
         const int64_t values = assay_mla_tensor_count(c, ASSAY_MLA_VALUE_PROJ);
-        double *query = test_nans(keys), *key = test_nans(keys), *value = test_nans(values), inside = 0;
+        double *query = test_nans(keys), *key = test_nans(keys), *value = test_nans(values);
         const assay_attention_gradients g = {.dquery = query, .dkey = key, .dvalue = value};
         test_count_operations(&ctx, &inside);
         assert_ok(&ctx, assay_attention_backward(&ctx, &g, p.r.values[ASSAY_MLA_ATTENTION_OUT], NULL,
                                                  p.r.values[ASSAY_MLA_ATTENTION_OUT], p.r.lse, &inputs, &attention));
-        operations = 0;
+        operations.count = 0;
         test_count_operations(&ctx, &operations);
         assert_ok(&ctx, mla_problem_backward(&ctx, &p));
-        assert_true(operations - inside + assay_attention_flops(&attention, true) == assay_mla_backward_flops(c));
+        assert_true(operations.count - inside.count + assay_attention_flops(&attention, true) ==
+                    assay_mla_backward_flops(c));
         free(query);
         free(key);
         free(value);
