@@ -167,17 +167,20 @@ cleanup:
 static assay_status run_command(assay_context *ctx, const assay_tried *tried, assay_attempt *a)
 {
     assay_status status;
-    char request[2304], candidate[2304], golden[2304];
+    static const char *const kinds[] = {"request", "candidate", "golden"};
+    char paths[3][2304], *const request = paths[0], *const candidate = paths[1];
     assay_backend_end end;
-    assay_backend_file(request, sizeof request, tried->folder, "drawn", "request.h5");
-    assay_backend_file(candidate, sizeof candidate, tried->folder, "drawn", "candidate.h5");
-    assay_backend_file(golden, sizeof golden, tried->folder, "drawn", "golden.h5");
+    for (int i = 0; i < 3; i++) {
+        char kind[32];
+        snprintf(kind, sizeof kind, "%s.%s", kinds[i], tried->container);
+        assay_backend_file(paths[i], sizeof paths[i], tried->folder, "drawn", kind);
+    }
     TRY(assay_request_write(ctx, &a->plan, request, NULL, true));
     const assay_backend_call call = {.spec = tried->spec,
                                      .server = tried->server,
                                      .request = request,
                                      .candidate = candidate,
-                                     .golden = golden,
+                                     .golden = paths[2],
                                      .folder = tried->folder,
                                      .timeout = tried->timeout};
     TRY(assay_backend_execute(ctx, &call, &end));

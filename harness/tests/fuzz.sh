@@ -22,6 +22,10 @@ refuses '--cases is "-1", expected a whole number from 1 up' fuzz --backend "$ba
 refuses '--failures is "few"' fuzz --backend "$backend" --failures few
 refuses '--seed is "x"' fuzz --backend "$backend" --seed x
 refuses '--precision is "bf17"' fuzz --backend "$backend" --precision bf17
+refuses '--container is "zip"' fuzz --backend "$backend" --container zip
+refuses '--set profiles=f32: --precision says' fuzz --backend "$backend" --set profiles=f32
+refuses '--set op=mlp: --op chooses' fuzz --backend "$backend" --set op=mlp
+refuses 'no_such' fuzz --backend "$backend" --set no_such=1
 refuses 'usage: assay fuzz .*; found 1 arguments' fuzz moe/small --backend "$backend"
 refuses 'unknown option --keep' fuzz --backend "$backend" --keep "$work/kept"
 echo text >"$work/file"
@@ -67,6 +71,13 @@ prints "^    repeat: assay run 'CASE.yml' --backend '.*' --timeout 7 -v$"
 command="$python $here/../backends/numpy/backend.py {request} {candidate}"
 expect 0 fuzz --backend "$command" --cases 4 --op rms_norm
 prints '^4 cases in .*: 4 passed, 0 failed for 0 reasons'
+# what is set stays, and the files have the container that is said
+expect 0 fuzz --serve --backend "$python $here/../backends/numpy/backend.py" --cases 6 --op rms_norm --set gradients=none
+prints '^6 cases in .*: 6 passed, 0 failed for 0 reasons'
+expect 3 fuzz --backend 'case {request}{candidate} in *.npz*.npz) exit 77 ;; esac' --cases 2 --op rms_norm --container npz
+prints '2 unsupported'
+expect 1 fuzz --serve --backend "$python $here/odd_server.py garbage $work" --cases 1 --op rms_norm --container npz --set gradients=none
+prints "^    repeat: assay run 'CASE.yml' --backend '.*' --serve --container npz --set 'gradients=none' -v$"
 leaves_nothing "$TMPDIR"
 
 ## interrupted: what was found so far

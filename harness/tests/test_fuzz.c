@@ -40,7 +40,7 @@ TEST(draws_follow_from_the_seed)
     assay_context ctx = assay_context_default(1);
     assay_draws draws[3];
     int differ = 0, changed = 0;
-    for (int i = 0; i < 3; i++) assert_ok(&ctx, assay_draws_start(&ctx, &draws[i], i < 2 ? 7 : 8, NULL));
+    for (int i = 0; i < 3; i++) assert_ok(&ctx, assay_draws_start(&ctx, &draws[i], i < 2 ? 7 : 8, NULL, NULL));
     for (int n = 0; n < DRAWS; n++) {
         char *yaml[3];
         for (int i = 0; i < 3; i++) {
@@ -68,7 +68,7 @@ TEST(unsupported_operations_are_drawn_less)
     assay_context ctx = assay_context_default(1);
     assay_draws draws;
     int first = 0, last = 0;
-    assert_ok(&ctx, assay_draws_start(&ctx, &draws, 3, NULL));
+    assert_ok(&ctx, assay_draws_start(&ctx, &draws, 3, NULL, NULL));
     for (int n = 0; n < 400; n++) {
         assay_case c = {0};
         assay_drawn drawn;
@@ -83,11 +83,66 @@ TEST(unsupported_operations_are_drawn_less)
     assay_draws_free(&draws);
 }
 
+/* What is set stays so in every draw and through shrinking. */
+TEST(settings_stay)
+{
+    assay_context ctx = assay_context_default(1);
+    static const char *const items[] = {"gradients=none", "base_emb_dim=20", "inputs.x={scale: 3}"};
+    const assay_draw_sets sets = {items, 3};
+    assay_draws draws;
+    int changed = 0;
+    assert_ok(&ctx, assay_draws_start(&ctx, &draws, 5, "rms_norm", &sets));
+    assert_true(draws.base_count > 5);
+    for (int n = 0; n < 60; n++) {
+        assay_case c = {0};
+        assay_drawn drawn;
+        assert_ok(&ctx, assay_draw(&ctx, &draws, n, &c, &drawn));
+        assert_true(strcmp(c.gradients.items[0], "none") == 0 && c.config.base_emb_dim == 20 &&
+                    !assay_case_is_exact(&c));
+        double scale = 0;
+        for (int i = 0; i < c.input_count; i++)
+            scale += strcmp(c.inputs[i].path, "x") == 0 ? c.inputs[i].fill.scale : 0;
+        assert_true(scale == 3);
+        changed += drawn.count > 0;
+        assay_draws_learn(&draws, &drawn, &c, true);
+        assay_case_free(&c);
+    }
+    assert_true(changed > 20);
+    assay_draws_free(&draws);
+
+    assay_tried tried = {.spec = HOSTILE, .false_alarm = 1e-6, .timeout = 60};
+    setenv("HOSTILE", "crash_at_17", 1);
+    assert_ok(&ctx, assay_forks_start(&ctx, &tried.forks, HOSTILE, SHARED_BYTES));
+    unsetenv("HOSTILE");
+    assay_case *c = case_named("rms_norm/deepseek", "sequence=17;batch=2;base_emb_dim=20;inputs.x={scale: 3}");
+    assay_shrinking s = {.tried = &tried, .sets = sets, .reason = {.what = "the backend crashed: Segmentation fault"}};
+    assert_ok(&ctx, assay_shrink(&ctx, &s, c));
+    assert_true(c->config.base_emb_dim == 20 && c->batch == 1 && c->sequence == 17 && c->input_count == 1);
+    assert_true(s.tries < 60);
+    assay_cases_free(c, 1);
+    assay_forks_stop(&tried.forks);
+}
+
+TEST(settings_that_go_with_no_case_are_refused)
+{
+    static const struct {
+        const char *set, *says;
+    } rows[] = {
+        {"no_such_key=1", "no_such_key"}, {"base_emb_dim=many", "base_emb_dim"}, {"base_emb_dim=100000000", "--set"}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        assay_context ctx = assay_context_default(1);
+        const assay_draw_sets sets = {&rows[i].set, 1};
+        assay_draws draws;
+        assert_int_equal(assay_draws_start(&ctx, &draws, 1, "rms_norm", &sets), ASSAY_BAD_INPUT);
+        if (strstr(ctx.message, rows[i].says) == NULL) fail_msg("%s: %s", rows[i].set, ctx.message);
+    }
+}
+
 TEST(an_operation_that_there_is_not_is_refused)
 {
     assay_context ctx = assay_context_default(1);
     assay_draws draws;
-    assert_int_equal(assay_draws_start(&ctx, &draws, 1, "rmsnorm"), ASSAY_BAD_INPUT);
+    assert_int_equal(assay_draws_start(&ctx, &draws, 1, "rmsnorm", NULL), ASSAY_BAD_INPUT);
     assert_non_null(strstr(ctx.message, "rms_norm"));
 }
 
