@@ -109,7 +109,7 @@ static assay_status tell(assay_context *ctx, void *self, const assay_found *foun
 {
     assay_status status;
     const assay_options *options = self;
-    char file[2304] = "CASE.yml", *yaml = NULL;
+    char file[2304] = "CASE.yml", line[ASSAY_REASON_LINE], *yaml = NULL;
     const char *color = options->color ? assay_verdict_color(ASSAY_FAIL) : "", *off = options->color ? "\033[0m" : "";
     TRY(case_text(ctx, &found->c, &yaml));
     if (options->output != NULL) {
@@ -121,6 +121,7 @@ static assay_status tell(assay_context *ctx, void *self, const assay_found *foun
         printf("    the case that it shrank to does not fail each time: a race, or memory that was not written?\n");
     if (a->report.diagnosis[0] != '\0') printf("    looks like this: %s\n", a->report.diagnosis);
     if (a->report.explanation[0] != '\0') printf("    known bugs: %s\n", a->report.explanation);
+    printf("    its line in a list of known failures: %s\n", assay_reason_line(found->c.op, &found->reason, line));
     printf("    %s; shrunk in %d steps of %d tries\n", found->drawn, found->steps, found->tries);
     print_shapes(&a->plan);
     printf("    the case:\n");
@@ -162,6 +163,10 @@ static void print_summary(const assay_fuzzing *f, const assay_options *options)
         printf("%4d times  %-28s %s: %s%s%s\n", found->alike, found->c.name, found->reason.where, found->reason.what,
                found->reason.bug[0] != '\0' ? ", known bug " : "", found->reason.bug);
     }
+    for (int i = 0; f->tried->known != NULL && i < f->tried->known->count; i++) {
+        const assay_expected_failure *known = &f->tried->known->entries[i];
+        if (known->seen > 0) printf("%4" PRId64 " times  known: %s: %s\n", known->seen, known->pattern, known->reason);
+    }
     if (options->verbose) {
         for (int i = 0; i < draws->operations; i++) {
             const assay_draw_count *count = &draws->of_operations[i];
@@ -172,9 +177,11 @@ static void print_summary(const assay_fuzzing *f, const assay_options *options)
     printf("covered: %d of %d values of keys, by operation, of what the backend has; ", ran, all);
     print_edges(draws);
     printf("%" PRId64 " cases in %.0f s (%.0f a second), seed %" PRIu64 ": %" PRId64 " passed, %" PRId64
-           " failed for %d reasons, %" PRId64 " unsupported, %" PRId64 " refused\n",
+           " failed for %d reasons, %" PRId64 " unsupported, %" PRId64 " refused",
            f->drawn, f->taken, (double)f->drawn / (f->taken > 0 ? f->taken : 1), f->seed, f->passed, f->failed,
            f->found_count, f->unsupported, f->refused);
+    if (f->tried->known != NULL) printf(", %" PRId64 " known failures", f->known);
+    printf("\n");
 }
 
 static int exit_code_of(const assay_fuzzing *f)
@@ -213,6 +220,7 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
 {
     assay_status status;
     assay_profile profile;
+    assay_expected_failures known = {0};
     char folder[2048] = "";
     assay_tried tried = {.spec = options->backend,
                          .false_alarm = options->false_alarm,
@@ -230,6 +238,10 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
                        .tell = tell,
                        .self = (void *)(uintptr_t)options};
     if (f.cases == 0 && f.seconds == 0) f.seconds = USUAL_SECONDS;
+    if (options->known_file != NULL) {
+        TRY(assay_known_read(ctx, options->known_file, &known));
+        tried.known = &known;
+    }
     TRY(assay_command_backend_check(ctx, options));
     TRY(check_sets(ctx, options));
     if (options->precision != NULL) {
@@ -253,6 +265,7 @@ cleanup:
     assay_fuzz_free(&f);
     assay_forks_stop(&tried.forks);
     assay_backend_server_free(tried.server);
+    assay_expected_failures_free(&known);
     if (folder[0] != '\0') assay_backend_remove_folder(folder);
     return status;
 }

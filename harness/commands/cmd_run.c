@@ -2,9 +2,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "harness/backends/expected_failures.h"
 #include "harness/backends/server.h"
 #include "harness/commands/command.h"
-#include "harness/commands/expected_failures.h"
 #include "harness/commands/run_case.h"
 #include "harness/plan/progress.h"
 

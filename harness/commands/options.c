@@ -77,6 +77,8 @@ static const assay_option_row rows[] = {
     {"keep", KEEP, true, ASSAY_OPT_BACKEND, "DIR", "keep golden, request and candidate files in this folder"},
     {"known", KNOWN_FILE, true, ASSAY_OPT_KNOWN, "FILE",
      "known failures, lines of a case and a reason: run, reported apart, an error when one passes"},
+    {"known", KNOWN_FILE, true, ASSAY_OPT_FUZZ, "FILE",
+     "known failures, lines fuzz/OP:TENSOR:HOW and a reason: counted apart (docs/fuzzing.md)"},
     {"tag", TAG, true, ASSAY_OPT_CHOOSE, "TAG[,TAG]", "only cases with one of these tags (repeatable)"},
     {"op", OP, true, ASSAY_OPT_CHOOSE, "OP[,OP]", "only cases of one of these operations (repeatable)"},
     {"exclude", EXCLUDE, true, ASSAY_OPT_CHOOSE, "WORD[,WORD]",

@@ -54,6 +54,12 @@ static const char *kind_of(assay_finding finding)
     }
 }
 
+static double excess_of(const assay_tensor_result *r)
+{
+    double most = fmax(r->worst_element, r->worst_row);
+    return r->worst_statistic >= 0 ? fmax(most, r->statistics[r->worst_statistic].excess) : most;
+}
+
 static void judge(assay_attempt *a)
 {
     const assay_report *report = &a->report;
@@ -65,6 +71,7 @@ static void judge(assay_attempt *a)
         if (r->verdict != ASSAY_FAIL && r->verdict != ASSAY_NOT_COMPARABLE) continue;
         without_numbers(r->spec.path, a->reason.where, sizeof a->reason.where);
         snprintf(a->reason.what, sizeof a->reason.what, "%s", kind_of(r->finding));
+        a->reason.excess = excess_of(r);
         break;
     }
 }
@@ -296,6 +303,7 @@ refused:
         snprintf(a->message, sizeof a->message, "%.590s", ctx->message);
         status = ASSAY_OK;
     }
+    if (a->end == ASSAY_ATTEMPT_FAIL) a->known = assay_known_find(tried->known, c->op, &a->reason);
     ctx->message[0] = status == ASSAY_OK ? '\0' : ctx->message[0];
     return status;
 }

@@ -4,6 +4,7 @@
 
 #include "harness/backends/backend.h"
 #include "harness/fuzz/forks.h"
+#include "harness/fuzz/known.h"
 #include "harness/golden/golden_memory.h"
 #include "harness/plan/inputs.h"
 
@@ -12,10 +13,11 @@ typedef struct assay_tried {
     const char *spec;
     const assay_profile *profile; /* NULL: that of each case's grid */
     double false_alarm, timeout;
-    const char *folder;           /* of a command's files */
-    const char *container;        /* their ending */
-    assay_backend_server *server; /* that is asked in place of a command; NULL: none */
-    assay_forks forks;            /* of a shared object */
+    const char *folder;                   /* of a command's files */
+    const char *container;                /* their ending */
+    assay_backend_server *server;         /* that is asked in place of a command; NULL: none */
+    assay_forks forks;                    /* of a shared object */
+    const assay_expected_failures *known; /* NULL: none */
 } assay_tried;
 
 typedef enum assay_attempt_end {
@@ -25,20 +27,13 @@ typedef enum assay_attempt_end {
     ASSAY_ATTEMPT_REFUSED /* there is no such case: its keys do not go together, or its numbers overflow */
 } assay_attempt_end;
 
-/* What is wrong, so that two failures can be told apart. */
-enum { ASSAY_REASON_WHAT = 160 };
-typedef struct assay_reason {
-    char where[ASSAY_PATH_SIZE];    /* the first wrong tensor, of any layer; "" of a backend that gave no results */
-    char what[ASSAY_REASON_WHAT];   /* "values", "not finite" ...; or how it ended, numbers left out */
-    char bug[ASSAY_EXPLAINED_NAME]; /* the known bug that it equals; "": none is known, or nobody has looked */
-} assay_reason;
-
 typedef struct assay_attempt {
     assay_attempt_end end;
     char message[600]; /* why, in one line */
     assay_reason reason;
-    assay_report report; /* where there are results to judge */
-    double seconds;      /* of the backend */
+    assay_expected_failure *known; /* of a failure: the entry of the list that it is of, or NULL */
+    assay_report report;           /* where there are results to judge */
+    double seconds;                /* of the backend */
     /* private */
     const assay_profile *profile;
     assay_plan plan;

@@ -141,11 +141,16 @@ static assay_status try_draw(assay_context *ctx, assay_fuzzing *f, sightings *se
     TRY(assay_draw(ctx, &f->draws, draw, &c, &drawn));
     TRY(assay_attempt_make(ctx, f->tried, &c, 0, &a));
     f->passed += a.end == ASSAY_ATTEMPT_PASS;
-    f->failed += a.end == ASSAY_ATTEMPT_FAIL;
+    f->failed += a.end == ASSAY_ATTEMPT_FAIL && a.known == NULL;
     f->unsupported += a.end == ASSAY_ATTEMPT_UNSUPPORTED;
     f->refused += a.end == ASSAY_ATTEMPT_REFUSED;
     if (a.end != ASSAY_ATTEMPT_REFUSED) assay_draws_learn(&f->draws, &drawn, &c, a.end != ASSAY_ATTEMPT_UNSUPPORTED);
-    if (a.end == ASSAY_ATTEMPT_FAIL) TRY(take_failure(ctx, f, seen, draw, &c, &a));
+    if (a.known != NULL) {
+        a.known->seen++;
+        f->known++;
+    } else if (a.end == ASSAY_ATTEMPT_FAIL) {
+        TRY(take_failure(ctx, f, seen, draw, &c, &a));
+    }
 cleanup:
     assay_attempt_free(&a);
     assay_case_free(&c);

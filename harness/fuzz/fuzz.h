@@ -35,7 +35,7 @@ struct assay_fuzzing {
     assay_draws draws;
     assay_found *found;
     int found_count;
-    int64_t drawn, passed, failed, unsupported, refused;
+    int64_t drawn, passed, failed, known, unsupported, refused;
     double taken; /* seconds */
 };
 

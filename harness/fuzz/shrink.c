@@ -13,7 +13,8 @@ static bool is_over(const assay_shrinking *s)
     return s->tries >= TRIES_MOST || (s->stop != NULL && *s->stop != 0);
 }
 
-/* Whether the case fails alike. A reason without a name may be any bug's: then the first wrong tensor decides. */
+/* Whether the case fails alike, and is no known failure. A reason without a name may be any bug's: then the first wrong
+ * tensor decides. */
 static assay_status fails_alike(assay_context *ctx, assay_shrinking *s, assay_case *c, bool *alike)
 {
     assay_status status;
@@ -22,7 +23,7 @@ static assay_status fails_alike(assay_context *ctx, assay_shrinking *s, assay_ca
     s->tries++;
     TRY(assay_attempt_make(ctx, s->tried, c, 0, &a));
     if (a.end != ASSAY_ATTEMPT_FAIL || !assay_reason_is_alike(&a.reason, &s->reason)) goto cleanup;
-    *alike = true;
+    *alike = a.known == NULL;
     if (s->reason.bug[0] != '\0') TRY(assay_attempt_equals(ctx, &a, s->reason.bug, alike));
 cleanup:
     assay_attempt_free(&a);

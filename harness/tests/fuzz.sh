@@ -31,6 +31,14 @@ refuses 'unknown option --keep' fuzz --backend "$backend" --keep "$work/kept"
 echo text >"$work/file"
 refuses "-o $work/file: expected a folder" fuzz --backend "$backend" --cases 1 -o "$work/file"
 refuses '-o .*/no/such: No such file' fuzz --backend "$backend" --cases 1 -o "$work/no/such"
+echo 'mlp/silu  a case of run' >"$work/known"
+echo 'fuzz/mlp:outputs/y  why' >>"$work/known"
+refuses "known:2: 'fuzz/mlp:outputs/y', expected fuzz/OP:TENSOR:HOW" fuzz --backend "$backend" --known "$work/known"
+echo 'fuzz/mlp:outputs/y:values<0.5  why' >"$work/known"
+refuses 'known:1: .* and <N with N above 1' fuzz --backend "$backend" --known "$work/known"
+echo 'fuzz/mlp:outputs/y:values' >"$work/known"
+refuses 'known:1: .* has no reason' fuzz --backend "$backend" --known "$work/known"
+refuses 'no/such: No such file' fuzz --backend "$backend" --known "$work/no/such"
 leaves_nothing "$TMPDIR"
 
 ## nothing that it has, nothing wrong
@@ -50,6 +58,15 @@ prints '^FAIL  fuzz/mlp-[0-9]+  outputs/y: '
 prints '^    known bugs: equals mutant gate_up_swapped'
 prints "^    repeat: assay run '$work/one/fuzz-mlp-[0-9]*.yml' --backend '$backend' -v"
 prints 'times  fuzz/mlp-[0-9]+ +outputs/y: values, known bug gate_up_swapped$'
+prints '^    its line in a list of known failures: fuzz/mlp:outputs/y:values$'
+
+## what is known does not fail it, but within its bound
+printf '%s\n' '# of this backend' 'mlp/silu  a case of run' 'fuzz/mlp:*:values  two branches change places' >"$work/known"
+expect 0 fuzz --backend "$backend" --cases 60 --op mlp --seed 4 --known "$work/known"
+prints '^ *[1-9][0-9]* times  known: fuzz/mlp:\*:values: two branches change places$'
+prints ' 0 failed for 0 reasons, .*, [1-9][0-9]* known failures$'
+echo 'fuzz/mlp:*:values<1.001  two branches change places' >"$work/known"
+expect 1 fuzz --backend "$backend" --cases 60 --op mlp --seed 4 --known "$work/known"
 
 ## what it wrote: the command repeats it, the golden is of the case, and without the bug all is well
 case=$(echo "$work"/one/*.yml)

@@ -218,6 +218,60 @@ TEST(shrinking_does_not_slip_to_another_bug)
     assay_forks_stop(&h.tried.forks);
 }
 
+TEST(known_failures_are_those_of_their_line)
+{
+    static const struct {
+        const char *pattern, *op;
+        assay_reason reason;
+        bool known;
+    } rows[] = {
+        {"fuzz/mlp:outputs/y:values", "mlp", {.where = "outputs/y", .what = "values", .excess = 9}, true},
+        {"fuzz/mlp:outputs/y:values", "moe", {.where = "outputs/y", .what = "values", .excess = 9}, false},
+        {"fuzz/mlp:outputs/y:values", "mlp", {.where = "outputs/x", .what = "values", .excess = 9}, false},
+        {"fuzz/mlp:outputs/y:values", "mlp", {.where = "outputs/y", .what = "not finite"}, false},
+        {"fuzz/mlp:outputs/y:not_finite", "mlp", {.where = "outputs/y", .what = "not finite"}, true},
+        {"fuzz/mlp:outputs/y:values<4", "mlp", {.where = "outputs/y", .what = "values", .excess = 3.9}, true},
+        {"fuzz/mlp:outputs/y:values<4", "mlp", {.where = "outputs/y", .what = "values", .excess = 4}, false},
+        {"fuzz/mlp:*:values<4", "mlp", {.where = "gradients/weights/wi_#", .what = "values", .excess = 2}, true},
+        {"fuzz/mlp:gradients/weights/wi_N:*", "mlp", {.where = "gradients/weights/wi_#", .what = "values"}, true},
+        {"fuzz/mlp::the_backend_crashed*", "mlp", {.what = "the backend crashed: Killed"}, true},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        assay_expected_failure entry = {.line = 1};
+        snprintf(entry.pattern, sizeof entry.pattern, "%s", rows[i].pattern);
+        const assay_expected_failures list = {.entries = &entry, .count = 1};
+        const bool known = assay_known_find(&list, rows[i].op, &rows[i].reason) == &entry;
+        if (known != rows[i].known) fail_msg("row %zu: %s", i, rows[i].pattern);
+    }
+}
+
+/* Beside a known failure there is another, which is found; it does not shrink to the known one. */
+TEST(known_failures_are_counted_and_not_shrunk_to)
+{
+    static char known_line[] = "fuzz/rms_norm::the_backend_crashed*";
+    assay_context ctx = assay_context_default(1);
+    assay_expected_failure entry = {.line = 1, .reason = "it crashes"};
+    snprintf(entry.pattern, sizeof entry.pattern, "%s", known_line);
+    assay_expected_failures list = {.entries = &entry, .count = 1};
+    assay_tried tried = {.spec = HOSTILE, .false_alarm = 1e-6, .timeout = 60, .known = &list};
+    setenv("HOSTILE", "crash_at_17", 1);
+    assert_ok(&ctx, assay_forks_start(&ctx, &tried.forks, HOSTILE, SHARED_BYTES));
+    unsetenv("HOSTILE");
+    assay_fuzzing f = {.tried = &tried, .seed = 1, .op = "rms_norm", .cases = 400, .quiet = true};
+    assert_ok(&ctx, assay_fuzz(&ctx, &f));
+    assert_int_equal(f.found_count, 0);
+    assert_int_equal(f.failed, 0);
+    assert_true(f.known > 0 && f.known == entry.seen);
+    assert_int_equal(f.passed + f.known + f.unsupported + f.refused, 400);
+    assay_fuzz_free(&f);
+    assay_case *c = case_named("rms_norm/deepseek", "batch=2;sequence=17");
+    assay_shrinking s = {.tried = &tried, .reason = {.what = "the backend crashed: Segmentation fault"}};
+    assert_ok(&ctx, assay_shrink(&ctx, &s, c));
+    assert_int_equal(s.steps, 0);
+    assay_cases_free(c, 1);
+    assay_forks_stop(&tried.forks);
+}
+
 TEST(other_bits_are_found)
 {
     assay_context ctx = assay_context_default(1);

@@ -1,4 +1,4 @@
-#include "harness/commands/expected_failures.h"
+#include "harness/backends/expected_failures.h"
 
 #include <ctype.h>
 #include <errno.h>

@@ -11,6 +11,7 @@ typedef struct assay_expected_failure {
     char pattern[ASSAY_PATH_SIZE];
     char reason[160];
     int line;
+    int64_t seen; /* how often it was met, by who counts */
 } assay_expected_failure;
 
 typedef struct assay_expected_failures {
