@@ -303,7 +303,8 @@ refused:
         snprintf(a->message, sizeof a->message, "%.590s", ctx->message);
         status = ASSAY_OK;
     }
-    if (a->end == ASSAY_ATTEMPT_FAIL) a->known = assay_known_find(tried->known, c->op, &a->reason);
+    if (status == ASSAY_OK && a->end == ASSAY_ATTEMPT_FAIL)
+        status = assay_known_find(ctx, tried->known, c, &a->reason, &a->known);
     ctx->message[0] = status == ASSAY_OK ? '\0' : ctx->message[0];
     return status;
 }

@@ -36,6 +36,8 @@ echo 'fuzz/mlp:outputs/y  why' >>"$work/known"
 refuses "known:2: 'fuzz/mlp:outputs/y', expected fuzz/OP:TENSOR:HOW" fuzz --backend "$backend" --known "$work/known"
 echo 'fuzz/mlp:outputs/y:values<0.5  why' >"$work/known"
 refuses 'known:1: .* and <N with N above 1' fuzz --backend "$backend" --known "$work/known"
+echo 'fuzz/mlp{base_emb=3}:outputs/y:values  why' >"$work/known"
+refuses 'known:1: .* with a key of the case' fuzz --backend "$backend" --known "$work/known"
 echo 'fuzz/mlp:outputs/y:values' >"$work/known"
 refuses 'known:1: .* has no reason' fuzz --backend "$backend" --known "$work/known"
 refuses 'no/such: No such file' fuzz --backend "$backend" --known "$work/no/such"
@@ -65,6 +67,8 @@ printf '%s\n' '# of this backend' 'mlp/silu  a case of run' 'fuzz/mlp:*:values  
 expect 0 fuzz --backend "$backend" --cases 60 --op mlp --seed 4 --known "$work/known"
 prints '^ *[1-9][0-9]* times  known: fuzz/mlp:\*:values: two branches change places$'
 prints ' 0 failed for 0 reasons, .*, [1-9][0-9]* known failures$'
+echo 'fuzz/mlp{mlp_activations=gelu*}:*:values  two branches change places' >"$work/known"
+expect 1 fuzz --backend "$backend" --cases 60 --op mlp --seed 4 --known "$work/known"
 echo 'fuzz/mlp:*:values<1.001  two branches change places' >"$work/known"
 expect 1 fuzz --backend "$backend" --cases 60 --op mlp --seed 4 --known "$work/known"
 

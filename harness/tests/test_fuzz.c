@@ -235,12 +235,24 @@ TEST(known_failures_are_those_of_their_line)
         {"fuzz/mlp:*:values<4", "mlp", {.where = "gradients/weights/wi_#", .what = "values", .excess = 2}, true},
         {"fuzz/mlp:gradients/weights/wi_N:*", "mlp", {.where = "gradients/weights/wi_#", .what = "values"}, true},
         {"fuzz/mlp::the_backend_crashed*", "mlp", {.what = "the backend crashed: Killed"}, true},
+        {"fuzz/mlp{base_emb_dim=20}:*:values<4", "mlp", {.what = "values", .excess = 3}, true},
+        {"fuzz/mlp{base_emb_dim=20}:*:values<4", "mlp", {.what = "values", .excess = 5}, false},
+        {"fuzz/mlp{base_emb_dim=2}:*:values", "mlp", {.what = "values"}, false},
+        {"fuzz/m*{base_emb_dim=2*}{mlp_activations=silu,*}:*:values", "mlp", {.what = "values"}, true},
+        {"fuzz/m*{base_emb_dim=2*}{mlp_activations=gelu,*}:*:values", "mlp", {.what = "values"}, false},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         assay_expected_failure entry = {.line = 1};
         snprintf(entry.pattern, sizeof entry.pattern, "%s", rows[i].pattern);
         const assay_expected_failures list = {.entries = &entry, .count = 1};
-        const bool known = assay_known_find(&list, rows[i].op, &rows[i].reason) == &entry;
+        char yaml[128];
+        assay_context ctx = assay_context_default(1);
+        assay_expected_failure *found = NULL;
+        snprintf(yaml, sizeof yaml, "{case: c, op: %s, model: {base_emb_dim: 20}}", rows[i].op);
+        assay_case *c = case_from(yaml);
+        assert_ok(&ctx, assay_known_find(&ctx, &list, c, &rows[i].reason, &found));
+        assay_cases_free(c, 1);
+        const bool known = found == &entry;
         if (known != rows[i].known) fail_msg("row %zu: %s", i, rows[i].pattern);
     }
 }

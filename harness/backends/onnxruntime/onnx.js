@@ -86,4 +86,4 @@ class Graph {
     }
 }
 
-module.exports = { Graph };
+module.exports = { Graph, TYPES };

@@ -2,6 +2,7 @@
 // tables and masks are the shell's, what is computed with them is ONNX Runtime's.
 "use strict";
 const { Unsupported } = require("./request");
+const { TYPES } = require("./onnx");
 
 const product = (dims) => dims.reduce((a, b) => a * b, 1);
 const NO_MESH = "{data: 1, fsdp: 1, expert: 1}";
@@ -124,7 +125,19 @@ function moe(graph, request) {
     const factor = request.number("routed_scaling_factor");
     if (factor !== 1) y = graph.add("Mul", [y, graph.scalar(factor)]);
     if ("weights/shared_experts/wo/kernel" in request.tensors) y = graph.add("Add", [y, gatedMlp(graph, request, tokens, "weights/shared_experts/", 0)]);
-    return { "outputs/y": graph.reshape(y, x.dims) };
+    // which experts it chose, it does not say: it sorts its probabilities, and of equal ones takes the higher index
+    const probabilities = graph.add("Softmax", [graph.add("Cast", [logits], { to: TYPES.float32 })], { axis: -1 });
+    return { "outputs/y": graph.reshape(y, x.dims), probabilities: [probabilities, "float32"], finish: (results) => chosen(results, x.dims, E, attributes.k) };
+}
+
+function chosen({ probabilities, ...results }, [B, S], E, K) {
+    const data = new Int32Array(B * S * K), values = probabilities.data;
+    for (let t = 0; t < B * S; t++) {
+        const experts = Array.from({ length: E }, (_, e) => e);
+        experts.sort((a, b) => values[t * E + b] - values[t * E + a] || b - a);
+        data.set(experts.slice(0, K), t * K);
+    }
+    return { ...results, "routing/selected_experts": { type: "int32", dims: [B, S, K], data } };
 }
 
 module.exports = { rms_norm, mlp, moe };
