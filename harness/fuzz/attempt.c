@@ -280,9 +280,49 @@ static bool underflows(const assay_report *report, const assay_tensor_set *golde
     return false;
 }
 
+static bool is_beyond(const assay_tensor *tensor, double most)
+{
+    const assay_tensor_role role = tensor->spec.role;
+    if (role != ASSAY_ROLE_OUTPUT && role != ASSAY_ROLE_CHECKPOINT && role != ASSAY_ROLE_GRADIENT) return false;
+    for (int64_t k = 0; tensor->values != NULL && k < tensor->count; k++) {
+        if (fabs(tensor->values[k]) > most) return true;
+    }
+    return false;
+}
+
+/* Whether a result that is not finite may be so because what is stored on the way is beyond the profile's storage type, as
+ * 70000 is beyond float16. The golden holds that only with its checkpoints. */
+static assay_status overflows(assay_context *ctx, const assay_tried *tried, const assay_case *c, const assay_attempt *a,
+                              bool *overflow)
+{
+    assay_status status = ASSAY_OK;
+    const double most = assay_dtype_max(a->profile->storage);
+    assay_attempt kept = {0};
+    assay_case with = {0};
+    bool finite = true;
+    *overflow = false;
+    for (int i = 0; i < a->report.count; i++) finite &= a->report.tensors[i].finding != ASSAY_FINDING_NONFINITE;
+    if (finite || most >= FLT_MAX) return ASSAY_OK;
+    TRY(assay_case_copy(ctx, c, &with));
+    status = assay_case_set(ctx, &with, "checkpoints=all");
+    if (status == ASSAY_OK) status = prepare(ctx, tried, &with, 0, &kept);
+    if (status == ASSAY_OK) status = assay_golden_of_memory(ctx, &kept.plan, &kept.tensors, &kept.golden);
+    for (int i = 0; status == ASSAY_OK && i < kept.tensors.count; i++)
+        *overflow |= is_beyond(&kept.tensors.items[i], most);
+    if (status == ASSAY_BAD_INPUT) { /* an operation without checkpoints */
+        ctx->message[0] = '\0';
+        status = ASSAY_OK;
+    }
+cleanup:
+    assay_attempt_free(&kept);
+    assay_case_free(&with);
+    return status;
+}
+
 assay_status assay_attempt_make(assay_context *ctx, assay_tried *tried, assay_case *c, int64_t most_elements,
                                 assay_attempt *a)
 {
+    bool overflow = false;
     assay_status status;
     *a = (assay_attempt){.end = ASSAY_ATTEMPT_PASS};
     status = prepare(ctx, tried, c, most_elements, a);
@@ -297,6 +337,10 @@ assay_status assay_attempt_make(assay_context *ctx, assay_tried *tried, assay_ca
     if (status == ASSAY_OK && a->end == ASSAY_ATTEMPT_PASS) status = compare(ctx, tried, a);
     if (status == ASSAY_OK && a->report.verdict == ASSAY_FAIL && underflows(&a->report, &a->tensors))
         status = assay_fail(ctx, ASSAY_BAD_INPUT, "%s: its numbers are too small for float32", c->name);
+    if (status == ASSAY_OK && a->report.verdict == ASSAY_FAIL) status = overflows(ctx, tried, c, a, &overflow);
+    if (status == ASSAY_OK && overflow)
+        status = assay_fail(ctx, ASSAY_BAD_INPUT, "%s: its numbers are too large for %s", c->name,
+                            assay_dtype_name(a->profile->storage));
 refused:
     if (status == ASSAY_BAD_INPUT) {
         a->end = ASSAY_ATTEMPT_REFUSED;

@@ -377,6 +377,37 @@ TEST(what_was_no_error_passes)
     assay_forks_stop(&tried.forks);
 }
 
+/* In float16 a hidden value of 70000 is infinite, in a right kernel too; in bfloat16 it is not. */
+TEST(numbers_beyond_float16_excuse_what_is_not_finite)
+{
+    static const struct {
+        const char *profile, *wi;
+        assay_attempt_end end;
+    } rows[] = {{"f16", "{scale: 1}", ASSAY_ATTEMPT_FAIL},
+                {"f16", "{distribution: constant, mean: 100}", ASSAY_ATTEMPT_REFUSED},
+                {"bf16", "{distribution: constant, mean: 100}", ASSAY_ATTEMPT_FAIL}};
+    assay_context ctx = assay_context_default(1);
+    assay_tried tried = {.spec = HOSTILE, .false_alarm = 1e-6, .timeout = 60};
+    setenv("HOSTILE", "nan_in_float16", 1);
+    assert_ok(&ctx, assay_forks_start(&ctx, &tried.forks, HOSTILE, SHARED_BYTES));
+    unsetenv("HOSTILE");
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char yaml[512];
+        assay_attempt a = {0};
+        snprintf(yaml, sizeof yaml,
+                 "{case: a, op: mlp, model: {base_emb_dim: 33, base_mlp_dim: 2}, sequence: 1, seed: 1, gradients: "
+                 "none, inputs: {x: {distribution: constant, mean: 1}, wi_0/kernel: %s, wi_1/kernel: %s}}",
+                 rows[i].wi, rows[i].wi);
+        assay_case *c = case_from(yaml);
+        tried.profile = assay_profile_by_name(rows[i].profile);
+        assert_ok(&ctx, assay_attempt_make(&ctx, &tried, c, 0, &a));
+        if (a.end != rows[i].end) fail_msg("row %zu: %d: %s", i, a.end, a.message);
+        assay_attempt_free(&a);
+        assay_cases_free(c, 1);
+    }
+    assay_forks_stop(&tried.forks);
+}
+
 /* A right kernel has 0 in place of the least numbers. What is wrong before them in the data flow is wrong all the same. */
 TEST(numbers_below_float32_excuse_what_they_reach)
 {

@@ -26,13 +26,21 @@ function rms_norm(graph, request) {
 
 // ---- gated MLP ----
 
+// x sigmoid(alpha x). By the operator, or by Exp: its sigmoid has an absolute error, which hides what else may be wrong.
+function gate(graph, x, alpha) {
+    if (!graph.byExp) return graph.microsoft("QuickGelu", [x], { alpha: { float: alpha } });
+    const power = graph.add("Exp", [graph.add("Mul", [x, graph.scalar(-alpha)])]);
+    return graph.add("Div", [x, graph.add("Add", [power, graph.scalar(1)])]);
+}
+
 function activation(graph, kind, x) {
     switch (kind) {
-    case "silu": return graph.microsoft("QuickGelu", [x], { alpha: { float: 1 } });
+    case "silu": return gate(graph, x, 1);
     case "gelu": return graph.add("Gelu", [x], { approximate: "tanh" });
     case "gelu_exact": return graph.add("Gelu", [x]);
     case "relu": return graph.add("Relu", [x]);
-    case "sigmoid": return graph.add("Sigmoid", [x]);
+    case "sigmoid": return graph.byExp ? graph.add("Reciprocal", [graph.add("Add", [graph.add("Exp", [graph.add("Neg", [x])]), graph.scalar(1)])])
+        : graph.add("Sigmoid", [x]);
     case "linear": return x;
     default: throw new Unsupported(`activation ${kind}`);
     }
@@ -59,7 +67,7 @@ function gatedMlp(graph, request, x, prefix, limit) {
     }
     const kinds = activations(request);
     const [a, b] = request.settings.decoder_block === "gpt_oss"
-        ? [graph.microsoft("QuickGelu", [halves[0]], { alpha: { float: 1.702 } }), graph.add("Add", [halves[1], graph.scalar(1)])]
+        ? [gate(graph, halves[0], 1.702), graph.add("Add", [halves[1], graph.scalar(1)])]
         : [activation(graph, kinds[0], halves[0]), activation(graph, kinds[1] ?? "linear", halves[1])];
     return biased("wo", graph.add("MatMul", [graph.add("Mul", [a, b]), weight("wo")]));
 }
