@@ -11,6 +11,7 @@
 #include "compare/outliers.h"
 #include "compare/profile_yaml.h"
 #include "compare/verdict.h"
+#include "oracle/base/clock.h"
 #include "oracle/base/memory.h"
 
 #define MARGIN "routing/margin"
@@ -315,7 +316,9 @@ assay_status assay_compare_undiagnosed(assay_context *ctx, assay_fixture_reader 
     for (int i = 0; i < report->count; i++) {
         const assay_tensor_result *r = &report->tensors[i];
         if (r->required && r->spec.type != ASSAY_INT32 && r->elements > 0) shown.floats_required = true;
+        const double started = assay_clock();
         TRY(compare_tensor(ctx, &c, order, &report->tensors[i], &shown));
+        report->tensors[i].seconds = assay_clock() - started;
     }
     TRY(assay_power_read(ctx, golden, report->profile, &report->power));
     assay_conclude(report, &shown);

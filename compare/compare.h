@@ -67,6 +67,7 @@ typedef struct assay_tensor_result {
     int64_t elements, rows, wrong_elements, wrong_rows;
     double max_error;                /* largest absolute error */
     double rms_ratio;                /* RMS of error / error scale over the tensor */
+    double seconds;                  /* that its comparison took */
     double worst_element, worst_row; /* largest excess */
     double
         worst_beyond; /* of elements, the largest error beyond the rounding of the result over what is allowed beyond it */

@@ -43,6 +43,12 @@ static bool says_nothing(const assay_tensor_result *r)
     return r->verdict == ASSAY_PASS && !r->compared;
 }
 
+/* The backend's run, where it gave something to compare. */
+static bool has_run(const assay_report *report)
+{
+    return report->seconds > 0 && report->count > 0;
+}
+
 /* A verdict that no tensor and no unknown path shows has a test case of its own. */
 static bool needs_own_case(const assay_report *report, const tally *t)
 {
@@ -66,7 +72,7 @@ static tally count_raw(const assay_report *report)
 
 static tally count_report(const assay_report *report)
 {
-    tally t = {0};
+    tally t = {.tests = has_run(report) ? 1 : 0};
     const tally raw = count_raw(report);
     for (int i = 0; i < report->count; i++) {
         const assay_tensor_result *r = &report->tensors[i];
@@ -128,19 +134,27 @@ static bool write_explanation(xmlTextWriter *out, const assay_report *report)
     return ok;
 }
 
-static bool write_case(xmlTextWriter *out, const assay_report *report, const char *name, outcome o, const char *message,
-                       assay_verdict verdict, bool first_wrong)
+typedef struct test_case {
+    const char *name;
+    outcome o;
+    double seconds;
+    const char *message; /* of what is not passed; and the verdict, and whether the explanation stands here */
+    assay_verdict verdict;
+    bool first_wrong;
+} test_case;
+
+static bool write_case(xmlTextWriter *out, const assay_report *report, test_case c)
 {
     static const char *const elements[] = {[FAILED] = "failure", [ERROR] = "error", [SKIPPED] = "skipped"};
     bool ok = begin(out, "testcase") && write_attribute(out, "classname", report->case_name) &&
-              write_attribute(out, "name", name);
-    if (ok && o != PASSED) {
-        ok = begin(out, elements[o]) && write_attribute(out, "message", message);
-        if (o != SKIPPED) {
+              write_attribute(out, "name", c.name) && write_seconds(out, c.seconds);
+    if (ok && c.o != PASSED) {
+        ok = begin(out, elements[c.o]) && write_attribute(out, "message", c.message);
+        if (c.o != SKIPPED) {
             char text[ASSAY_PRINTABLE_SIZE];
-            ok = ok && write_attribute(out, "type", assay_verdict_name(verdict)) &&
-                 xmlTextWriterWriteString(out, BAD_CAST assay_printable(message, text)) >= 0 &&
-                 (!first_wrong || write_explanation(out, report));
+            ok = ok && write_attribute(out, "type", assay_verdict_name(c.verdict)) &&
+                 xmlTextWriterWriteString(out, BAD_CAST assay_printable(c.message, text)) >= 0 &&
+                 (!c.first_wrong || write_explanation(out, report));
         }
         ok = ok && end(out);
     }
@@ -165,21 +179,25 @@ static bool write_suite(xmlTextWriter *out, const assay_report *report)
               write_attribute(out, "name", report->profile[0] == '\0' ? report->case_name : name) &&
               write_tally(out, &t) && write_seconds(out, report->seconds) && write_routing(out, report);
     bool wrong = false;
+    if (ok && has_run(report)) ok = write_case(out, report, (test_case){"backend", PASSED, .seconds = report->seconds});
     for (int i = 0; ok && i < report->count; i++) {
         const assay_tensor_result *r = &report->tensors[i];
         if (says_nothing(r)) continue;
         const bool first = r->verdict == ASSAY_FAIL && !wrong;
-        ok = write_case(out, report, r->spec.path, unless_known(report, tensor_outcome(r)), r->message, r->verdict,
-                        first);
+        ok = write_case(out, report,
+                        (test_case){r->spec.path, unless_known(report, tensor_outcome(r)), r->seconds, r->message,
+                                    r->verdict, first});
         wrong |= first;
     }
     for (int i = 0; ok && i < report->unknown_count; i++) {
-        ok = write_case(out, report, report->unknown[i], unless_known(report, FAILED),
-                        "unknown path, the golden has no such dataset", ASSAY_FAIL, false);
+        ok = write_case(out, report,
+                        (test_case){report->unknown[i], unless_known(report, FAILED), 0,
+                                    "unknown path, the golden has no such dataset", ASSAY_FAIL, false});
     }
     if (ok && needs_own_case(report, &raw)) {
-        ok = write_case(out, report, "verdict", unless_known(report, report_outcome(report)), report->message,
-                        report->verdict, true);
+        ok = write_case(out, report,
+                        (test_case){"verdict", unless_known(report, report_outcome(report)),
+                                    has_run(report) ? 0 : report->seconds, report->message, report->verdict, true});
     }
     return ok && end(out);
 }

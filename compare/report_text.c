@@ -83,7 +83,7 @@ static void write_tensor(FILE *out, const assay_tensor_result *r, const assay_re
     if (word != NULL) {
         fprintf(out, "%s\n", word);
     } else {
-        fprintf(out, "%9.3g  %9.3g  %9.3g", r->rms_ratio, r->worst_element, r->worst_row);
+        fprintf(out, "%9.3g  %9.3g  %9.3g", r->rms_ratio, r->worst_beyond, r->worst_row);
         if (r->worst_statistic >= 0) {
             fprintf(out, "  %9.3g %s", r->statistics[r->worst_statistic].excess,
                     assay_statistic_name(r->worst_statistic));
@@ -99,7 +99,8 @@ static void write_table(FILE *out, const assay_report *report, const assay_repor
     fprintf(out, "\n  %-*s  %-*s  %-13s  %-14s  %9s  %9s  %9s  %9s\n", c.name, "tensor", c.shape, "shape", "type",
             "verdict", "RMS/scale", "element", "row", "statistic");
     for (int i = 0; i < report->count; i++) write_tensor(out, &report->tensors[i], style, c);
-    fprintf(out, "  element, row, statistic: the worst as a multiple of its threshold; above 1 fails\n");
+    fprintf(out, "  element: the worst error beyond the rounding of the result, as a multiple of what is allowed beyond it\n"
+                 "  row, statistic: the worst as a multiple of its threshold; in each column above 1 fails\n");
 }
 
 static void write_excess(FILE *out, double excess)

@@ -131,6 +131,7 @@ TEST(test_junit)
     char *text = NULL;
     make_report(&reports[0]);
     reports[0].seconds = 1.5;
+    for (int i = 0; i < reports[0].count; i++) reports[0].tensors[i].seconds = 0.25;
     reports[3].seconds = 0.75;
     reports[1].verdict = ASSAY_UNSUPPORTED;
     reports[2].verdict = ASSAY_FAIL; /* the backend crashed: no tensors */
@@ -144,13 +145,17 @@ TEST(test_junit)
     assert_int_equal(count_nodes(context, "/testsuites/testsuite"), 4);
     assert_int_equal(
         count_nodes(context,
-                    "/testsuites[@tests='9' and @failures='5' and @errors='0' and @skipped='2' and @time='2.250']"),
+                    "/testsuites[@tests='10' and @failures='5' and @errors='0' and @skipped='2' and @time='2.250']"),
         1);
-    assert_int_equal(count_nodes(context, "//testsuite[1][@time='1.500']/testcase"), reports[0].count - 1);
+    assert_int_equal(count_nodes(context, "//testsuite[1][@time='1.500']/testcase"), reports[0].count);
     assert_int_equal(
         count_nodes(context, "//testcase[@name='outputs/y' and @classname='test/case']/failure[@type='FAIL']"), 1);
     assert_int_equal(count_nodes(context, "//testcase[@name='outputs/a<b>&\"c']/failure"), 1);
     assert_int_equal(count_nodes(context, "//testcase[@name='outputs/lb_loss']/*"), 0);
+    assert_int_equal(count_nodes(context, "//testcase[@time]"), 10); /* each has its own */
+    assert_int_equal(count_nodes(context, "//testsuite[1]/testcase[@name='backend' and @time='1.500']"), 1);
+    assert_int_equal(count_nodes(context, "//testcase[@name='outputs/y' and @time='0.250']"), 1);
+    assert_int_equal(count_nodes(context, "//testsuite[4]/testcase[@name='verdict' and @time='0.750']"), 1);
     assert_int_equal(count_nodes(context, "//testcase[@name='gradients/weights/gate']/skipped"), 1);
     assert_int_equal(count_nodes(context, "//testcase[@name='checkpoints/moe_mlpwo']"), 0); /* not given */
     assert_int_equal(count_nodes(context, "//testsuite[2]/testcase/skipped"), 1);

@@ -202,16 +202,37 @@ static assay_status make_output(assay_context *ctx, const char *folder)
     return assay_fail(ctx, ASSAY_BAD_INPUT, "-o %s: expected a folder", folder);
 }
 
+/* What each case gets anyway. */
+static assay_status check_sets(assay_context *ctx, const assay_options *options)
+{
+    static const struct {
+        const char *key, *instead;
+    } own[] = {{"profiles=", "--precision says by which profile cases are judged"},
+               {"op=", "--op chooses the operation"},
+               {"case=", "each case gets a name of its own"}};
+    for (int i = 0; i < options->set_count; i++) {
+        for (size_t k = 0; k < sizeof own / sizeof *own; k++) {
+            if (strncmp(options->sets[i], own[k].key, strlen(own[k].key)) != 0) continue;
+            return assay_fail(ctx, ASSAY_BAD_INPUT, "--set %.200s: %s", options->sets[i], own[k].instead);
+        }
+    }
+    return ASSAY_OK;
+}
+
 static assay_status run(assay_context *ctx, const assay_options *options, int *exit_code)
 {
     assay_status status;
     assay_profile profile;
     assay_expected_failures known = {0};
     char folder[2048] = "";
-    assay_tried tried = {.spec = options->backend, .false_alarm = options->false_alarm, .timeout = options->timeout};
+    assay_tried tried = {.spec = options->backend,
+                         .false_alarm = options->false_alarm,
+                         .timeout = options->timeout,
+                         .container = options->container};
     assay_fuzzing f = {.tried = &tried,
                        .seed = options->fuzz_seed,
                        .op = options->fuzz_op,
+                       .sets = {(const char *const *)options->sets, options->set_count},
                        .cases = options->fuzz_cases,
                        .seconds = options->fuzz_seconds,
                        .stop_after = (int)options->fuzz_failures,
@@ -225,6 +246,7 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
         tried.known = &known;
     }
     TRY(assay_command_backend_check(ctx, options));
+    TRY(check_sets(ctx, options));
     if (options->precision != NULL) {
         TRY(assay_command_profile(ctx, options, NULL, "bfloat16", &profile));
         tried.profile = &profile;

@@ -52,9 +52,9 @@ enum {
 
 static const assay_option_row rows[] = {
     {"output", 'o', true, ASSAY_OPT_OUTPUT, "PATH", "one file (.h5, .safetensors, .npz), or a folder"},
-    {"container", CONTAINER, true, ASSAY_OPT_CONTAINER, "NAME",
+    {"container", CONTAINER, true, ASSAY_OPT_CONTAINER | ASSAY_OPT_FUZZ, "NAME",
      "of files in a folder: h5 (default), safetensors or npz"},
-    {"set", SET, true, ASSAY_OPT_SET, "KEY=VALUE", "change a key of the case (repeatable)"},
+    {"set", SET, true, ASSAY_OPT_SET | ASSAY_OPT_FUZZ, "KEY=VALUE", "change a key of the case (repeatable)"},
     {"seed", SEED, true, ASSAY_OPT_SET, "N", "the seed of inputs, weights and cotangents"},
     {"inputs", INPUTS, true, ASSAY_OPT_INPUTS, "FILE",
      "take inputs, weights and cotangents from this file where it has them"},

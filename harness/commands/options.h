@@ -25,7 +25,8 @@ enum {
     ASSAY_OPT_CONTAINER = 1 << 15,  /* --container */
     ASSAY_OPT_WEIGHTS = 1 << 16,    /* --weights */
     ASSAY_OPT_FUZZ =
-        1 << 17, /* --backend, --serve, --timeout, --precision, --false-alarm, and all of --op ... -o below */
+        1
+        << 17, /* --set, --container, --backend, --serve, --timeout, --precision, --false-alarm, and all of --op ... -o below */
 };
 
 /* Of --false-alarm, and of --timeout in seconds. */

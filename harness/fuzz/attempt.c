@@ -174,17 +174,20 @@ cleanup:
 static assay_status run_command(assay_context *ctx, const assay_tried *tried, assay_attempt *a)
 {
     assay_status status;
-    char request[2304], candidate[2304], golden[2304];
+    static const char *const kinds[] = {"request", "candidate", "golden"};
+    char paths[3][2304], *const request = paths[0], *const candidate = paths[1];
     assay_backend_end end;
-    assay_backend_file(request, sizeof request, tried->folder, "drawn", "request.h5");
-    assay_backend_file(candidate, sizeof candidate, tried->folder, "drawn", "candidate.h5");
-    assay_backend_file(golden, sizeof golden, tried->folder, "drawn", "golden.h5");
+    for (int i = 0; i < 3; i++) {
+        char kind[32];
+        snprintf(kind, sizeof kind, "%s.%s", kinds[i], tried->container);
+        assay_backend_file(paths[i], sizeof paths[i], tried->folder, "drawn", kind);
+    }
     TRY(assay_request_write(ctx, &a->plan, request, NULL, true));
     const assay_backend_call call = {.spec = tried->spec,
                                      .server = tried->server,
                                      .request = request,
                                      .candidate = candidate,
-                                     .golden = golden,
+                                     .golden = paths[2],
                                      .folder = tried->folder,
                                      .timeout = tried->timeout};
     TRY(assay_backend_execute(ctx, &call, &end));
@@ -282,9 +285,49 @@ static bool underflows(const assay_report *report, const assay_tensor_set *golde
     return false;
 }
 
+static bool is_beyond(const assay_tensor *tensor, double most)
+{
+    const assay_tensor_role role = tensor->spec.role;
+    if (role != ASSAY_ROLE_OUTPUT && role != ASSAY_ROLE_CHECKPOINT && role != ASSAY_ROLE_GRADIENT) return false;
+    for (int64_t k = 0; tensor->values != NULL && k < tensor->count; k++) {
+        if (fabs(tensor->values[k]) > most) return true;
+    }
+    return false;
+}
+
+/* Whether a result that is not finite may be so because what is stored on the way is beyond the profile's storage type, as
+ * 70000 is beyond float16. The golden holds that only with its checkpoints. */
+static assay_status overflows(assay_context *ctx, const assay_tried *tried, const assay_case *c, const assay_attempt *a,
+                              bool *overflow)
+{
+    assay_status status = ASSAY_OK;
+    const double most = assay_dtype_max(a->profile->storage);
+    assay_attempt kept = {0};
+    assay_case with = {0};
+    bool finite = true;
+    *overflow = false;
+    for (int i = 0; i < a->report.count; i++) finite &= a->report.tensors[i].finding != ASSAY_FINDING_NONFINITE;
+    if (finite || most >= FLT_MAX) return ASSAY_OK;
+    TRY(assay_case_copy(ctx, c, &with));
+    status = assay_case_set(ctx, &with, "checkpoints=all");
+    if (status == ASSAY_OK) status = prepare(ctx, tried, &with, 0, &kept);
+    if (status == ASSAY_OK) status = assay_golden_of_memory(ctx, &kept.plan, &kept.tensors, &kept.golden);
+    for (int i = 0; status == ASSAY_OK && i < kept.tensors.count; i++)
+        *overflow |= is_beyond(&kept.tensors.items[i], most);
+    if (status == ASSAY_BAD_INPUT) { /* an operation without checkpoints */
+        ctx->message[0] = '\0';
+        status = ASSAY_OK;
+    }
+cleanup:
+    assay_attempt_free(&kept);
+    assay_case_free(&with);
+    return status;
+}
+
 assay_status assay_attempt_make(assay_context *ctx, assay_tried *tried, assay_case *c, int64_t most_elements,
                                 assay_attempt *a)
 {
+    bool overflow = false;
     assay_status status;
     *a = (assay_attempt){.end = ASSAY_ATTEMPT_PASS};
     status = prepare(ctx, tried, c, most_elements, a);
@@ -299,13 +342,18 @@ assay_status assay_attempt_make(assay_context *ctx, assay_tried *tried, assay_ca
     if (status == ASSAY_OK && a->end == ASSAY_ATTEMPT_PASS) status = compare(ctx, tried, a);
     if (status == ASSAY_OK && a->report.verdict == ASSAY_FAIL && underflows(&a->report, &a->tensors))
         status = assay_fail(ctx, ASSAY_BAD_INPUT, "%s: its numbers are too small for float32", c->name);
+    if (status == ASSAY_OK && a->report.verdict == ASSAY_FAIL) status = overflows(ctx, tried, c, a, &overflow);
+    if (status == ASSAY_OK && overflow)
+        status = assay_fail(ctx, ASSAY_BAD_INPUT, "%s: its numbers are too large for %s", c->name,
+                            assay_dtype_name(a->profile->storage));
 refused:
     if (status == ASSAY_BAD_INPUT) {
         a->end = ASSAY_ATTEMPT_REFUSED;
         snprintf(a->message, sizeof a->message, "%.590s", ctx->message);
         status = ASSAY_OK;
     }
-    if (a->end == ASSAY_ATTEMPT_FAIL) a->known = assay_known_find(tried->known, c->op, &a->reason);
+    if (status == ASSAY_OK && a->end == ASSAY_ATTEMPT_FAIL)
+        status = assay_known_find(ctx, tried->known, c, &a->reason, &a->known);
     ctx->message[0] = status == ASSAY_OK ? '\0' : ctx->message[0];
     return status;
 }

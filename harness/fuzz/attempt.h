@@ -14,6 +14,7 @@ typedef struct assay_tried {
     const assay_profile *profile; /* NULL: that of each case's grid */
     double false_alarm, timeout;
     const char *folder;                   /* of a command's files */
+    const char *container;                /* their ending */
     assay_backend_server *server;         /* that is asked in place of a command; NULL: none */
     assay_forks forks;                    /* of a shared object */
     const assay_expected_failures *known; /* NULL: none */

@@ -103,6 +103,22 @@ static assay_status set_all(assay_context *ctx, assay_case *c, const char *key, 
     }
 }
 
+assay_status assay_draw_set(assay_context *ctx, const assay_draw_sets *sets, assay_case *c)
+{
+    assay_status status = ASSAY_OK;
+    for (int i = 0; i < sets->count && status == ASSAY_OK; i++) status = assay_case_set(ctx, c, sets->items[i]);
+    return status;
+}
+
+static bool is_set(const assay_draw_sets *sets, const char *key)
+{
+    const size_t length = strlen(key);
+    bool found = false;
+    for (int i = 0; i < sets->count; i++)
+        found |= strncmp(sets->items[i], key, length) == 0 && sets->items[i][length] == '=';
+    return found;
+}
+
 /* ---- what there is ---- */
 
 assay_status assay_draw_check(assay_context *ctx, const assay_case *c, bool *is_case)
@@ -165,6 +181,7 @@ void assay_draw_fit(assay_case *c)
 static assay_status keep_if_case(assay_context *ctx, assay_draws *draws, assay_case *c, assay_case *changed, bool *kept)
 {
     assay_status status;
+    TRY(assay_draw_set(ctx, &draws->sets, changed));
     TRY(assay_draw_check(ctx, changed, kept));
     if (!*kept) {
         assay_draw_fit(changed);
@@ -194,7 +211,8 @@ static int pick_key(dice *d, const assay_draws *draws, const assay_operation *op
     int keys = 0;
     for (; assay_draw_keys[keys].key != NULL; keys++) {
         int ran = 0;
-        if ((assay_draw_keys[keys].parts & operation->parts) == 0) continue;
+        if ((assay_draw_keys[keys].parts & operation->parts) == 0 || is_set(&draws->sets, assay_draw_keys[keys].key))
+            continue;
         for (int i = 0; i < ASSAY_CHOICES_MOST; i++) ran += draws->of_keys[place][keys][i].ran;
         weights[keys] = assay_draw_keys[keys].weight * (1.0 + 8.0 / (1.0 + ran));
     }
@@ -319,12 +337,27 @@ static int place_of(const char *op)
     return -1;
 }
 
-assay_status assay_draws_start(assay_context *ctx, assay_draws *draws, uint64_t seed, const char *op)
+/* With the settings, where they go with it. */
+static assay_status prepare_base(assay_context *ctx, const assay_draws *draws, assay_case *c, bool *is_case)
+{
+    assay_status status;
+    TRY(assay_case_set(ctx, c, "profiles=none"));
+    TRY(assay_draw_set(ctx, &draws->sets, c));
+    TRY(assay_draw_check(ctx, c, is_case));
+cleanup:
+    if (status != ASSAY_BAD_INPUT) return status;
+    *is_case = false; /* why, is told where there is no other case */
+    return ASSAY_OK;
+}
+
+assay_status assay_draws_start(assay_context *ctx, assay_draws *draws, uint64_t seed, const char *op,
+                               const assay_draw_sets *sets)
 {
     assay_status status;
     int kept = 0;
     void *counts = NULL;
     *draws = (assay_draws){.seed = seed};
+    if (sets != NULL) draws->sets = *sets;
     if (op != NULL && place_of(op) < 0) {
         assay_tensor_list list;
         const assay_operation *operation = NULL;
@@ -336,8 +369,7 @@ assay_status assay_draws_start(assay_context *ctx, assay_draws *draws, uint64_t 
     for (int i = 0; i < draws->base_count; i++) {
         assay_case *c = &draws->bases[i];
         bool is_case = op == NULL || strcmp(c->op, op) == 0;
-        if (is_case) TRY(assay_case_set(ctx, c, "profiles=none"));
-        if (is_case) TRY(assay_draw_check(ctx, c, &is_case));
+        if (is_case) TRY(prepare_base(ctx, draws, c, &is_case));
         if (is_case) {
             const assay_case here = draws->bases[kept];
             draws->bases[kept++] = *c;
@@ -346,6 +378,13 @@ assay_status assay_draws_start(assay_context *ctx, assay_draws *draws, uint64_t 
     }
     for (int i = kept; i < draws->base_count; i++) assay_case_free(&draws->bases[i]);
     draws->base_count = kept;
+    if (kept == 0 && draws->sets.count > 0) {
+        status = ctx->message[0] != '\0' ? ASSAY_BAD_INPUT
+                                         : assay_fail(ctx, ASSAY_BAD_INPUT, "--set: no case goes with %s",
+                                                      draws->sets.items[draws->sets.count - 1]);
+        goto cleanup;
+    }
+    ctx->message[0] = '\0';
     TRY(assay_alloc(ctx, "draws", kept + 1, sizeof *draws->of_bases, &counts));
     draws->of_bases = counts;
     memset(counts, 0, ((size_t)kept + 1) * sizeof *draws->of_bases);
@@ -408,6 +447,7 @@ assay_status assay_draw(assay_context *ctx, assay_draws *draws, int64_t number, 
     TRY(pick_base(ctx, draws, &d, drawn));
     const int changes = pick_weighted(&d, of_changes, ASSAY_CHANGES_MOST + 1);
     TRY(assay_case_copy(ctx, &draws->bases[drawn->base], c));
+    if (draws->sets.count > 0) assay_case_drop_tags(c); /* as where a key is changed */
     for (int i = 0; i < ATTEMPTS && drawn->count < changes; i++)
         TRY(pick(&d, 4) == 0 ? change_input(ctx, draws, &d, c, drawn) : change_key(ctx, draws, &d, c, drawn));
     snprintf(c->description, sizeof c->description, "drawn as %" PRId64 " of seed %" PRIu64 " from %.120s", number,

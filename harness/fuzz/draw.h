@@ -17,8 +17,15 @@ typedef struct assay_draw_count {
     int ran, unsupported;
 } assay_draw_count;
 
+/* Settings that every case has, as key=value. */
+typedef struct assay_draw_sets {
+    const char *const *items;
+    int count;
+} assay_draw_sets;
+
 typedef struct assay_draws {
     uint64_t seed;
+    assay_draw_sets sets;
     assay_case *bases; /* the catalogue, of the operations that are asked for */
     int base_count;
     assay_draw_count *of_bases;
@@ -35,14 +42,18 @@ typedef struct assay_drawn {
     int keys[ASSAY_CHANGES_MOST], choices[ASSAY_CHANGES_MOST]; /* key -1: an input */
 } assay_drawn;
 
-/* `op`: of one operation alone, or NULL. Refuses one that there is not. */
-assay_status assay_draws_start(assay_context *ctx, assay_draws *draws, uint64_t seed, const char *op);
+/* `op`: of one operation alone, or NULL. Refuses one that there is not. `sets`: NULL for none; where they go with no case
+ * of the catalogue, that is refused. */
+assay_status assay_draws_start(assay_context *ctx, assay_draws *draws, uint64_t seed, const char *op,
+                               const assay_draw_sets *sets);
 void assay_draws_free(assay_draws *draws);
 
 /* Draw `number`: a case that can be planned and is small, named fuzz/OP-NUMBER, to be freed. */
 assay_status assay_draw(assay_context *ctx, assay_draws *draws, int64_t number, assay_case *c, assay_drawn *drawn);
 void assay_draws_learn(assay_draws *draws, const assay_drawn *drawn, const assay_case *c, bool supported);
 
+/* Makes a changed case have them. */
+assay_status assay_draw_set(assay_context *ctx, const assay_draw_sets *sets, assay_case *c);
 /* Whether there is such a case, and it is small. */
 assay_status assay_draw_check(assay_context *ctx, const assay_case *c, bool *is_case);
 /* Numbers that its golden has; 0 where there is no such case. */

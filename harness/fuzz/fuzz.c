@@ -41,7 +41,7 @@ static assay_status grow(assay_context *ctx, void *items, int count, size_t size
 static assay_status shrink(assay_context *ctx, assay_fuzzing *f, const assay_case *c, assay_found *found)
 {
     assay_status status;
-    assay_shrinking s = {.tried = f->tried, .stop = f->stop, .reason = found->reason};
+    assay_shrinking s = {.tried = f->tried, .sets = f->sets, .stop = f->stop, .reason = found->reason};
     TRY(assay_case_copy(ctx, c, &found->c));
     TRY(assay_shrink(ctx, &s, &found->c));
     found->tries = s.tries;
@@ -172,7 +172,7 @@ assay_status assay_fuzz(assay_context *ctx, assay_fuzzing *f)
     assay_progress progress = {0};
     sightings seen = {0};
     const double started = assay_clock();
-    TRY(assay_draws_start(ctx, &f->draws, f->seed, f->op));
+    TRY(assay_draws_start(ctx, &f->draws, f->seed, f->op, &f->sets));
     assay_progress_start(&progress, f->quiet, "fuzz", 1000);
     while (!stopped(f)) {
         const double past = assay_clock() - started;

@@ -22,6 +22,7 @@ struct assay_fuzzing {
     assay_tried *tried;
     uint64_t seed;
     const char *op;                    /* NULL: every operation */
+    assay_draw_sets sets;              /* none of them of `profiles` */
     double seconds;                    /* how long draws are made */
     int64_t cases;                     /* how many are; 0: as many as there is time for */
     int stop_after;                    /* so many reasons were found; 0: never */

@@ -1,13 +1,15 @@
 /* Known failures of a fuzzed backend: lines of the list that `assay run --known` takes (harness/backends/expected_failures.h),
  * of which fuzz takes those that begin with "fuzz/":
  *
- *     fuzz/OP:TENSOR:HOW[<N]   why
+ *     fuzz/OP[{KEY=GLOB}...]:TENSOR:HOW[<N]   why
  *
+ * of cases alone in which those keys of the configuration have such values.
  * TENSOR and HOW are the reason's `where` and `what`, with N for '#' and _ for blanks; OP:TENSOR:HOW may be a glob. `<N` bounds
  * how many times its threshold the tensor may be off. */
 #ifndef ASSAY_HARNESS_FUZZ_KNOWN_H
 #define ASSAY_HARNESS_FUZZ_KNOWN_H
 
+#include "cases/case.h"
 #include "compare/compare.h"
 #include "harness/backends/expected_failures.h"
 
@@ -25,12 +27,12 @@ enum { ASSAY_REASON_LINE = 512 };
 /* fuzz/OP:TENSOR:HOW, as a line of the list has it; returns `line`. */
 const char *assay_reason_line(const char *op, const assay_reason *reason, char line[ASSAY_REASON_LINE]);
 
-/* Reads the list and leaves out what is not of fuzz. Refused: what the list refuses, a line of another form, a bound that is
- * no number above 1. */
+/* Reads the list and leaves out what is not of fuzz. Refused: what the list refuses, a line of another form, a key that there
+ * is not, a bound that is no number above 1. */
 assay_status assay_known_read(assay_context *ctx, const char *path, assay_expected_failures *known);
 
-/* The first entry that is of this failure, or NULL. */
-assay_expected_failure *assay_known_find(const assay_expected_failures *known, const char *op,
-                                         const assay_reason *reason);
+/* The first entry that is of this failure of the case, or NULL. */
+assay_status assay_known_find(assay_context *ctx, const assay_expected_failures *known, const assay_case *c,
+                              const assay_reason *reason, assay_expected_failure **found);
 
 #endif

@@ -6,8 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "harness/fuzz/draw.h"
-
 enum { TRIES_MOST = 600, ROUNDS_MOST = 4, KEYS = ASSAY_MODEL_KEYS };
 
 static bool is_over(const assay_shrinking *s)
@@ -32,12 +30,28 @@ cleanup:
     return status;
 }
 
-/* `changed` takes the place of the case where it fails alike; else it is freed. */
+static assay_status differs(assay_context *ctx, const assay_case *c, const assay_case *other, bool *differ)
+{
+    assay_status status;
+    char *one = NULL, *two = NULL;
+    TRY(assay_case_to_short_yaml(ctx, c, &one));
+    TRY(assay_case_to_short_yaml(ctx, other, &two));
+    *differ = strcmp(one, two) != 0;
+cleanup:
+    free(one);
+    free(two);
+    return status;
+}
+
+/* `changed` takes the place of the case where it is another one and fails alike; else it is freed. */
 static assay_status offer(assay_context *ctx, assay_shrinking *s, assay_case *c, assay_case *changed, bool *taken)
 {
     assay_status status;
-    bool is_case = false;
+    bool is_case = false, differ = false;
     *taken = false;
+    TRY(assay_draw_set(ctx, &s->sets, changed));
+    TRY(differs(ctx, c, changed, &differ));
+    if (!differ) goto cleanup;
     TRY(assay_draw_check(ctx, changed, &is_case));
     if (!is_case) {
         assay_draw_fit(changed);
@@ -105,34 +119,19 @@ static const char *const plain[] = {
     "gradients=none",        "checkpoints=none", "positions.step=1", "positions.start=0", "mesh.data=1", "mesh.fsdp=1",
     "mesh.fsdp_transpose=1", "mesh.expert=1",    "mesh.tensor=1",    "mesh.mlp_tensor=1", "seed=1"};
 
-/* offer, unless nothing was changed. */
-static assay_status offer_other(assay_context *ctx, assay_shrinking *s, assay_case *c, assay_case *changed)
-{
-    assay_status status;
-    bool taken = false;
-    char *before = NULL, *after = NULL;
-    TRY(assay_case_to_short_yaml(ctx, c, &before));
-    TRY(assay_case_to_short_yaml(ctx, changed, &after));
-    if (strcmp(before, after) != 0) TRY(offer(ctx, s, c, changed, &taken));
-cleanup:
-    assay_case_free(changed);
-    free(before);
-    free(after);
-    return status;
-}
-
 static assay_status shrink_settings(assay_context *ctx, assay_shrinking *s, assay_case *c)
 {
     assay_status status = ASSAY_OK;
     for (size_t i = 0; i < sizeof plain / sizeof *plain; i++) {
         assay_case changed = {0};
+        bool taken = false;
         TRY(assay_case_copy(ctx, c, &changed));
         status = assay_case_set(ctx, &changed, plain[i]);
         if (status != ASSAY_OK) {
             assay_case_free(&changed);
             goto cleanup;
         }
-        TRY(offer_other(ctx, s, c, &changed));
+        TRY(offer(ctx, s, c, &changed, &taken));
     }
 cleanup:
     return status;
@@ -337,10 +336,11 @@ static assay_status shrink_values(assay_context *ctx, assay_shrinking *s, assay_
 {
     assay_status status = ASSAY_OK;
     assay_case fitting = {0};
+    bool fits = false;
     if (assay_case_is_exact(c)) return ASSAY_OK;
     TRY(assay_case_copy(ctx, c, &fitting));
     assay_draw_fit(&fitting); /* lists have more than such a case reads */
-    TRY(offer_other(ctx, s, c, &fitting));
+    TRY(offer(ctx, s, c, &fitting, &fits));
     for (int i = 0; i < c->input_count; i++) {
         for (int64_t k = 0; c->inputs[i].values != NULL && k < c->inputs[i].fill.value_count && k < 16; k++) {
             const double value = c->inputs[i].values[k], simpler[] = {0, 1};

@@ -7,9 +7,11 @@
 #include <signal.h>
 
 #include "harness/fuzz/attempt.h"
+#include "harness/fuzz/draw.h"
 
 typedef struct assay_shrinking {
     assay_tried *tried;
+    assay_draw_sets sets;              /* which stay */
     const volatile sig_atomic_t *stop; /* what is smallest so far will do, once this is not 0; NULL: never */
     int tries, steps;                  /* cases that were tried, those that failed alike */
     assay_reason reason;               /* of the case as it came */

@@ -22,6 +22,10 @@ refuses '--cases is "-1", expected a whole number from 1 up' fuzz --backend "$ba
 refuses '--failures is "few"' fuzz --backend "$backend" --failures few
 refuses '--seed is "x"' fuzz --backend "$backend" --seed x
 refuses '--precision is "bf17"' fuzz --backend "$backend" --precision bf17
+refuses '--container is "zip"' fuzz --backend "$backend" --container zip
+refuses '--set profiles=f32: --precision says' fuzz --backend "$backend" --set profiles=f32
+refuses '--set op=mlp: --op chooses' fuzz --backend "$backend" --set op=mlp
+refuses 'no_such' fuzz --backend "$backend" --set no_such=1
 refuses 'usage: assay fuzz .*; found 1 arguments' fuzz moe/small --backend "$backend"
 refuses 'unknown option --keep' fuzz --backend "$backend" --keep "$work/kept"
 echo text >"$work/file"
@@ -32,6 +36,8 @@ echo 'fuzz/mlp:outputs/y  why' >>"$work/known"
 refuses "known:2: 'fuzz/mlp:outputs/y', expected fuzz/OP:TENSOR:HOW" fuzz --backend "$backend" --known "$work/known"
 echo 'fuzz/mlp:outputs/y:values<0.5  why' >"$work/known"
 refuses 'known:1: .* and <N with N above 1' fuzz --backend "$backend" --known "$work/known"
+echo 'fuzz/mlp{base_emb=3}:outputs/y:values  why' >"$work/known"
+refuses 'known:1: .* with a key of the case' fuzz --backend "$backend" --known "$work/known"
 echo 'fuzz/mlp:outputs/y:values' >"$work/known"
 refuses 'known:1: .* has no reason' fuzz --backend "$backend" --known "$work/known"
 refuses 'no/such: No such file' fuzz --backend "$backend" --known "$work/no/such"
@@ -61,6 +67,8 @@ printf '%s\n' '# of this backend' 'mlp/silu  a case of run' 'fuzz/mlp:*:values  
 expect 0 fuzz --backend "$backend" --cases 60 --op mlp --seed 4 --known "$work/known"
 prints '^ *[1-9][0-9]* times  known: fuzz/mlp:\*:values: two branches change places$'
 prints ' 0 failed for 0 reasons, .*, [1-9][0-9]* known failures$'
+echo 'fuzz/mlp{mlp_activations=gelu*}:*:values  two branches change places' >"$work/known"
+expect 1 fuzz --backend "$backend" --cases 60 --op mlp --seed 4 --known "$work/known"
 echo 'fuzz/mlp:*:values<1.001  two branches change places' >"$work/known"
 expect 1 fuzz --backend "$backend" --cases 60 --op mlp --seed 4 --known "$work/known"
 
@@ -84,6 +92,13 @@ prints "^    repeat: assay run 'CASE.yml' --backend '.*' --timeout 7 -v$"
 command="$python $here/../backends/numpy/backend.py {request} {candidate}"
 expect 0 fuzz --backend "$command" --cases 4 --op rms_norm
 prints '^4 cases in .*: 4 passed, 0 failed for 0 reasons'
+# what is set stays, and the files have the container that is said
+expect 0 fuzz --serve --backend "$python $here/../backends/numpy/backend.py" --cases 6 --op rms_norm --set gradients=none
+prints '^6 cases in .*: 6 passed, 0 failed for 0 reasons'
+expect 3 fuzz --backend 'case {request}{candidate} in *.npz*.npz) exit 77 ;; esac' --cases 2 --op rms_norm --container npz
+prints '2 unsupported'
+expect 1 fuzz --serve --backend "$python $here/odd_server.py garbage $work" --cases 1 --op rms_norm --container npz --set gradients=none
+prints "^    repeat: assay run 'CASE.yml' --backend '.*' --serve --container npz --set 'gradients=none' -v$"
 leaves_nothing "$TMPDIR"
 
 ## interrupted: what was found so far

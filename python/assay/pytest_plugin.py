@@ -1,6 +1,7 @@
 """pytest plugin: expected failures, a page of the failing reports, the cache; cases are closed behind their test."""
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shlex
@@ -87,6 +88,24 @@ class Failures:
     def __init__(self, path: str | None):
         self.path = None if path is None else Path(path)
         self.found: dict[str, tuple[str, str]] = {}
+        if self.path is not None:  # said before an hour of tests, not behind it
+            try:
+                self.write("")
+            except OSError as error:
+                raise pytest.UsageError(f"--assay-html {self.path}: {error.strerror}") from error
+
+    def write(self, page: str) -> None:
+        """Whole, or nothing of it; an empty page tries whether it can be written."""
+        assert self.path is not None
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if self.path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        unfinished = self.path.with_name(self.path.name + ".part")
+        unfinished.write_text(page, encoding="utf-8")
+        if page:
+            unfinished.replace(self.path)
+        else:
+            unfinished.unlink()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         found = getattr(report, "assay", None)
@@ -96,10 +115,10 @@ class Failures:
     def pytest_sessionfinish(self) -> None:
         if self.path is None:
             return
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = self.path.with_name(self.path.name + ".part")
-        unfinished.write_text(joined(self.found), encoding="utf-8")
-        unfinished.replace(self.path)
+        try:
+            self.write(joined(self.found))
+        except OSError as error:
+            pytest.exit(f"--assay-html {self.path}: {error.strerror}", returncode=pytest.ExitCode.USAGE_ERROR)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         if self.found:

@@ -113,6 +113,25 @@ def test_page_without_failures(run, pytester: pytest.Pytester) -> None:
     assert result.ret == 0 and "0 failing reports" in pytester.path.joinpath("page.html").read_text()
 
 
+@pytest.mark.parametrize("path, words", [("kernel.txt/page.html", "File exists"), (".", "Is a directory")])
+def test_page_that_cannot_be_written(run, pytester: pytest.Pytester, path: str, words: str) -> None:
+    pytester.path.joinpath("kernel.txt").write_text("")
+    before = sorted(pytester.path.iterdir())
+    result = run("-q", "--assay-html", path)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR and "passed" not in result.stdout.str()
+    errors = [line for line in result.stderr.lines if line]
+    assert errors == [f"ERROR: --assay-html {path}: {words}"]
+    assert sorted(pytester.path.iterdir()) == before
+
+
+def test_page_that_can_no_longer_be_written(run, pytester: pytest.Pytester) -> None:
+    pytester.makeconftest("import pathlib\ndef pytest_collection_finish(): pathlib.Path('page.html').mkdir()")
+    result = run("-q", "--assay-html", "page.html", "-k", "deepseek")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*--assay-html page.html: Is a directory"])
+    assert "INTERNALERROR" not in result.stdout.str() + result.stderr.str()
+
+
 def test_cache(run, pytester: pytest.Pytester) -> None:
     for _ in range(2):
         assert run("-q", "--assay-cache", "goldens", "-k", "deepseek").ret == 0

@@ -274,7 +274,10 @@ static ggml_tensor *routing(call *c, ggml_tensor *logits, ggml_tensor **ids)
     const char *function = setting(r, "routed_score_func");
     const float factor = (float)number(r, "routed_scaling_factor");
     const bool sigmoid = strcmp(function, "sigmoid") == 0, softmax = strcmp(function, "softmax") == 0;
-    need(c, sigmoid || softmax || *function == '\0', "routed_score_func");
+    const bool of_deepseek = strncmp(setting(r, "decoder_block"), "deepseek", 8) == 0 ||
+                             is(r, "decoder_block", "glm4_moe") || is(r, "decoder_block", "kimi_k2");
+    const bool deepseek2 = strncmp(setting(r, "model_name"), "deepseek2", 9) == 0; /* divides by no sum */
+    need(c, sigmoid ? !deepseek2 : softmax || (*function == '\0' && !of_deepseek), "routed_score_func");
     ggml_tensor *scores = sigmoid ? ggml_sigmoid(c->ctx, logits) : softmax ? ggml_soft_max(c->ctx, logits) : logits;
     ggml_tensor *bias = given(c, "weights/gate/bias", E, 1);
     ggml_tensor *biased = bias == NULL ? scores : ggml_add(c->ctx, scores, bias);
@@ -459,6 +462,13 @@ static ggml_backend_t backend_of(void)
     return backend;
 }
 
+static void check_mesh(call *c)
+{
+    static const char *const AXES[] = {"mesh.data",   "mesh.fsdp",   "mesh.fsdp_transpose",
+                                       "mesh.expert", "mesh.tensor", "mesh.mlp_tensor"};
+    for (size_t i = 0; i < sizeof AXES / sizeof *AXES; i++) need(c, number(c->request, AXES[i]) <= 1, AXES[i]);
+}
+
 static int attempt(call *c, const struct operation *operation)
 {
     if (setjmp(c->memory.out_of_memory) != 0) return say(c->request, ASSAY_BACKEND_ERROR, "out of memory");
@@ -469,6 +479,7 @@ static int attempt(call *c, const struct operation *operation)
     c->ctx =
         ggml_init((struct ggml_init_params){MOST_TENSORS * ggml_tensor_overhead() + ggml_graph_overhead(), NULL, true});
     if (c->ctx == NULL) end(c, ASSAY_BACKEND_ERROR, "out of memory");
+    check_mesh(c);
     operation->run(c);
     return ASSAY_BACKEND_DONE;
 }

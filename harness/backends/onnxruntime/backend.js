@@ -3,7 +3,8 @@
 //
 //     assay run 'moe/*' --serve --container safetensors --set gradients=none --precision f32 --backend 'node backend.js'
 //
-// An argument f16 makes every tensor float16. onnxruntime-node is found by NODE_PATH.
+// An argument f16 makes every tensor float16; `f32 exp` and `f16 exp` take silu and sigmoid by Exp, which is more exact than the
+// operators are. onnxruntime-node is found by NODE_PATH.
 "use strict";
 const readline = require("node:readline");
 const ort = require("onnxruntime-node");
@@ -17,7 +18,7 @@ const OPTIONS = { logSeverityLevel: 3, intraOpNumThreads: 1, interOpNumThreads: 
 async function answer(path, candidate) {
     const request = new Request(path);
     if (!(request.op in operations)) throw new Unsupported(`op ${request.op}`);
-    const graph = new Graph(TYPE);
+    const graph = new Graph(TYPE, process.argv[3] === "exp");
     const { finish = (results) => results, ...named } = operations[request.op](graph, request);
     for (const [result, name] of Object.entries(named)) graph.outputs[result] = [].concat(name, TYPE);
     const session = await ort.InferenceSession.create(graph.model(), OPTIONS);
@@ -44,8 +45,8 @@ async function serve() {
     }
 }
 
-if (TYPE === undefined) {
-    console.error(`backend.js: expected f32 or f16, found ${process.argv[2]}`);
+if (TYPE === undefined || ![undefined, "exp"].includes(process.argv[3])) {
+    console.error(`backend.js: expected f32 or f16, and exp or nothing, found ${process.argv.slice(2).join(" ")}`);
     process.exit(2);
 }
 serve();

@@ -33,8 +33,9 @@ function attribute(name, value) {
 const value = (field, name, type) => bytes(field, Buffer.concat([bytes(1, name), bytes(2, bytes(1, integer(1, TYPES[type])))]));
 
 class Graph {
-    constructor(type) {
+    constructor(type, byExp = false) {
         this.type = type; // of what is computed: float32 or float16
+        this.byExp = byExp; // silu and sigmoid
         this.nodes = [];
         this.inputs = {};
         this.outputs = {};
@@ -86,4 +87,4 @@ class Graph {
     }
 }
 
-module.exports = { Graph };
+module.exports = { Graph, TYPES };

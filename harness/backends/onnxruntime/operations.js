@@ -2,6 +2,7 @@
 // tables and masks are the shell's, what is computed with them is ONNX Runtime's.
 "use strict";
 const { Unsupported } = require("./request");
+const { TYPES } = require("./onnx");
 
 const product = (dims) => dims.reduce((a, b) => a * b, 1);
 const NO_MESH = "{data: 1, fsdp: 1, expert: 1}";
@@ -25,13 +26,21 @@ function rms_norm(graph, request) {
 
 // ---- gated MLP ----
 
+// x sigmoid(alpha x). By the operator, or by Exp: its sigmoid has an absolute error, which hides what else may be wrong.
+function gate(graph, x, alpha) {
+    if (!graph.byExp) return graph.microsoft("QuickGelu", [x], { alpha: { float: alpha } });
+    const power = graph.add("Exp", [graph.add("Mul", [x, graph.scalar(-alpha)])]);
+    return graph.add("Div", [x, graph.add("Add", [power, graph.scalar(1)])]);
+}
+
 function activation(graph, kind, x) {
     switch (kind) {
-    case "silu": return graph.microsoft("QuickGelu", [x], { alpha: { float: 1 } });
+    case "silu": return gate(graph, x, 1);
     case "gelu": return graph.add("Gelu", [x], { approximate: "tanh" });
     case "gelu_exact": return graph.add("Gelu", [x]);
     case "relu": return graph.add("Relu", [x]);
-    case "sigmoid": return graph.add("Sigmoid", [x]);
+    case "sigmoid": return graph.byExp ? graph.add("Reciprocal", [graph.add("Add", [graph.add("Exp", [graph.add("Neg", [x])]), graph.scalar(1)])])
+        : graph.add("Sigmoid", [x]);
     case "linear": return x;
     default: throw new Unsupported(`activation ${kind}`);
     }
@@ -58,7 +67,7 @@ function gatedMlp(graph, request, x, prefix, limit) {
     }
     const kinds = activations(request);
     const [a, b] = request.settings.decoder_block === "gpt_oss"
-        ? [graph.microsoft("QuickGelu", [halves[0]], { alpha: { float: 1.702 } }), graph.add("Add", [halves[1], graph.scalar(1)])]
+        ? [gate(graph, halves[0], 1.702), graph.add("Add", [halves[1], graph.scalar(1)])]
         : [activation(graph, kinds[0], halves[0]), activation(graph, kinds[1] ?? "linear", halves[1])];
     return biased("wo", graph.add("MatMul", [graph.add("Mul", [a, b]), weight("wo")]));
 }
@@ -124,7 +133,19 @@ function moe(graph, request) {
     const factor = request.number("routed_scaling_factor");
     if (factor !== 1) y = graph.add("Mul", [y, graph.scalar(factor)]);
     if ("weights/shared_experts/wo/kernel" in request.tensors) y = graph.add("Add", [y, gatedMlp(graph, request, tokens, "weights/shared_experts/", 0)]);
-    return { "outputs/y": graph.reshape(y, x.dims) };
+    // which experts it chose, it does not say: it sorts its probabilities, and of equal ones takes the higher index
+    const probabilities = graph.add("Softmax", [graph.add("Cast", [logits], { to: TYPES.float32 })], { axis: -1 });
+    return { "outputs/y": graph.reshape(y, x.dims), probabilities: [probabilities, "float32"], finish: (results) => chosen(results, x.dims, E, attributes.k) };
+}
+
+function chosen({ probabilities, ...results }, [B, S], E, K) {
+    const data = new Int32Array(B * S * K), values = probabilities.data;
+    for (let t = 0; t < B * S; t++) {
+        const experts = Array.from({ length: E }, (_, e) => e);
+        experts.sort((a, b) => values[t * E + b] - values[t * E + a] || b - a);
+        data.set(experts.slice(0, K), t * K);
+    }
+    return { ...results, "routing/selected_experts": { type: "int32", dims: [B, S, K], data } };
 }
 
 module.exports = { rms_norm, mlp, moe };

@@ -40,6 +40,12 @@ static void enlarge(const assay_backend_request *request, const char *path)
     }
 }
 
+/* The bits of the result stay, and are no bfloat16 any more. */
+static void call_float16(const assay_backend_request *request)
+{
+    for (int i = 0; i < request->result_count; i++) request->results[i].type = ASSAY_BACKEND_FLOAT16;
+}
+
 int assay_backend_run(const assay_backend_request *request)
 {
     const char *trap = getenv("HOSTILE");
@@ -53,6 +59,7 @@ int assay_backend_run(const assay_backend_request *request)
     if (strcmp(trap, "nan_beside_crash") == 0 && width > 8) spoil(request, "outputs/y", NAN);
     if (strcmp(trap, "unsteady") == 0 && sequence > 4) spoil(request, "outputs/y", (float)(getpid() % 64));
     if (strcmp(trap, "enlarges") == 0) enlarge(request, "outputs/y");
+    if (strcmp(trap, "nan_in_float16") == 0) spoil(request, "outputs/y", NAN), call_float16(request);
     if (strcmp(trap, "hangs") == 0 && sequence == 8) pause();
     return code;
 }
