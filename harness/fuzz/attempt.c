@@ -253,12 +253,13 @@ static bool has_subnormal(const assay_tensor *tensor)
     return false;
 }
 
-/* What is wrong most is 0 in place of a number so small that it may be a quotient or product of vanished ones, which the
- * golden does not hold. */
+/* What is wrong most is so small that it may be a quotient or product of vanished numbers, which the golden does not hold:
+ * 0 in its place, or off by less than the least normal number. */
 static bool vanishes(const assay_tensor_result *r)
 {
     const assay_outlier *worst = &r->elements_worst[0];
-    return r->elements_worst_count > 0 && worst->candidate == 0 && fabs(worst->golden) < sqrt(FLT_MIN);
+    if (r->elements_worst_count == 0 || !(fabs(worst->golden) < sqrt(FLT_MIN))) return false;
+    return worst->candidate == 0 || fabs(worst->candidate - worst->golden) < FLT_MIN;
 }
 
 /* Whether what is wrong first may be so by numbers that float32 has only below its normal ones, there or before it in the

@@ -105,10 +105,10 @@ static assay_status set_all(assay_context *ctx, assay_case *c, const char *key, 
 
 /* ---- what there is ---- */
 
-assay_status assay_draw_check(assay_context *ctx, const assay_case *c, bool *is_case)
+assay_status assay_draw_check(assay_context *ctx, const assay_case *c, const assay_profile *profile, bool *is_case)
 {
     assay_plan plan = {0};
-    const assay_status status = assay_plan_describe(ctx, &plan, c, NULL, NULL);
+    const assay_status status = assay_plan_describe(ctx, &plan, c, NULL, profile);
     *is_case = status == ASSAY_OK && plan.elements <= MOST_ELEMENTS && plan.operation->flops(c, true) <= MOST_FLOPS;
     assay_plan_free(&plan);
     if (status == ASSAY_OK || status == ASSAY_BAD_INPUT) {
@@ -118,11 +118,11 @@ assay_status assay_draw_check(assay_context *ctx, const assay_case *c, bool *is_
     return status;
 }
 
-int64_t assay_draw_elements(const assay_case *c)
+int64_t assay_draw_elements(const assay_case *c, const assay_profile *profile)
 {
     assay_context ctx = {.threads = 1};
     assay_plan plan = {0};
-    if (assay_plan_describe(&ctx, &plan, c, NULL, NULL) != ASSAY_OK) return 0;
+    if (assay_plan_describe(&ctx, &plan, c, NULL, profile) != ASSAY_OK) return 0;
     const int64_t elements = plan.elements;
     assay_plan_free(&plan);
     return elements;
@@ -165,10 +165,10 @@ void assay_draw_fit(assay_case *c)
 static assay_status keep_if_case(assay_context *ctx, assay_draws *draws, assay_case *c, assay_case *changed, bool *kept)
 {
     assay_status status;
-    TRY(assay_draw_check(ctx, changed, kept));
+    TRY(assay_draw_check(ctx, changed, NULL, kept));
     if (!*kept) {
         assay_draw_fit(changed);
-        TRY(assay_draw_check(ctx, changed, kept));
+        TRY(assay_draw_check(ctx, changed, NULL, kept));
     }
     if (*kept) {
         const assay_case before = *c;
@@ -337,7 +337,7 @@ assay_status assay_draws_start(assay_context *ctx, assay_draws *draws, uint64_t 
         assay_case *c = &draws->bases[i];
         bool is_case = op == NULL || strcmp(c->op, op) == 0;
         if (is_case) TRY(assay_case_set(ctx, c, "profiles=none"));
-        if (is_case) TRY(assay_draw_check(ctx, c, &is_case));
+        if (is_case) TRY(assay_draw_check(ctx, c, NULL, &is_case));
         if (is_case) {
             const assay_case here = draws->bases[kept];
             draws->bases[kept++] = *c;

@@ -163,6 +163,12 @@ def best(c: Call, values: Tensor, k: int) -> Tensor:
     return values.sort(stable=True, dim=-1, descending=True).indices[..., :k]
 
 
+def sqrtsoftplus(x: Tensor) -> Tensor:
+    """exp(x / 2) far below 0: there softplus is 0 in float32, and the gradient of its root is NaN."""
+    far = x < -40
+    return torch.where(far, torch.exp(x.clamp(max=0) / 2), torch.sqrt(F.softplus(x.masked_fill(far, 0))))
+
+
 class Router:
     """Choice, weights and losses from [T, E] logits."""
 
@@ -172,7 +178,7 @@ class Router:
         deepseek = self.family != "default"
         score = s["routed_score_func"]
         functions = {"sigmoid": torch.sigmoid, "softmax": lambda x: torch.softmax(x, -1),
-                     "sqrtsoftplus": lambda x: torch.sqrt(F.softplus(x))}
+                     "sqrtsoftplus": sqrtsoftplus}
         scores = functions.get(score, lambda x: x)(logits)
         self.biased = scores if bias is None else scores + bias
         allowed = self.of_groups(c, bias) if deepseek and s.count("n_routing_groups") > 0 else self.biased
