@@ -257,16 +257,15 @@ static bool has_subnormal(const assay_tensor *tensor)
 }
 
 /* What is wrong most lacks so little that it may be a quotient or product of vanished numbers, which the golden does not
- * hold: of a few terms of a sum in a tensor of larger numbers, or 0 in its place. */
+ * hold: of a few terms of a sum in a tensor of larger numbers, 0 in its place, or less than the least normal number. */
 static bool vanishes(const assay_tensor_result *r, const assay_tensor *golden)
 {
     const assay_outlier *worst = &r->elements_worst[0];
-    const double least = sqrt(FLT_MIN);
+    const double least = sqrt(FLT_MIN), off = fabs(worst->candidate - worst->golden);
     double largest = 0;
-    if (r->elements_worst_count == 0 || worst->golden == 0) return false;
-    if (!(fabs(worst->candidate - worst->golden) < least)) return false;
+    if (r->elements_worst_count == 0 || worst->golden == 0 || !(off < least)) return false;
     for (int64_t k = 0; k < golden->count; k++) largest = fmax(largest, fabs(golden->values[k]));
-    return worst->candidate == 0 || largest > least;
+    return worst->candidate == 0 || largest > least || off < FLT_MIN;
 }
 
 /* Whether what is wrong first may be so by numbers that float32 has only below its normal ones, there or before it in the

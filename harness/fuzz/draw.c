@@ -121,10 +121,10 @@ static bool is_set(const assay_draw_sets *sets, const char *key)
 
 /* ---- what there is ---- */
 
-assay_status assay_draw_check(assay_context *ctx, const assay_case *c, bool *is_case)
+assay_status assay_draw_check(assay_context *ctx, const assay_case *c, const assay_profile *profile, bool *is_case)
 {
     assay_plan plan = {0};
-    const assay_status status = assay_plan_describe(ctx, &plan, c, NULL, NULL);
+    const assay_status status = assay_plan_describe(ctx, &plan, c, NULL, profile);
     *is_case = status == ASSAY_OK && plan.elements <= MOST_ELEMENTS && plan.operation->flops(c, true) <= MOST_FLOPS;
     assay_plan_free(&plan);
     if (status == ASSAY_OK || status == ASSAY_BAD_INPUT) {
@@ -134,11 +134,11 @@ assay_status assay_draw_check(assay_context *ctx, const assay_case *c, bool *is_
     return status;
 }
 
-int64_t assay_draw_elements(const assay_case *c)
+int64_t assay_draw_elements(const assay_case *c, const assay_profile *profile)
 {
     assay_context ctx = {.threads = 1};
     assay_plan plan = {0};
-    if (assay_plan_describe(&ctx, &plan, c, NULL, NULL) != ASSAY_OK) return 0;
+    if (assay_plan_describe(&ctx, &plan, c, NULL, profile) != ASSAY_OK) return 0;
     const int64_t elements = plan.elements;
     assay_plan_free(&plan);
     return elements;
@@ -182,10 +182,10 @@ static assay_status keep_if_case(assay_context *ctx, assay_draws *draws, assay_c
 {
     assay_status status;
     TRY(assay_draw_set(ctx, &draws->sets, changed));
-    TRY(assay_draw_check(ctx, changed, kept));
+    TRY(assay_draw_check(ctx, changed, NULL, kept));
     if (!*kept) {
         assay_draw_fit(changed);
-        TRY(assay_draw_check(ctx, changed, kept));
+        TRY(assay_draw_check(ctx, changed, NULL, kept));
     }
     if (*kept) {
         const assay_case before = *c;
@@ -343,7 +343,7 @@ static assay_status prepare_base(assay_context *ctx, const assay_draws *draws, a
     assay_status status;
     TRY(assay_case_set(ctx, c, "profiles=none"));
     TRY(assay_draw_set(ctx, &draws->sets, c));
-    TRY(assay_draw_check(ctx, c, is_case));
+    TRY(assay_draw_check(ctx, c, NULL, is_case));
 cleanup:
     if (status != ASSAY_BAD_INPUT) return status;
     *is_case = false; /* why, is told where there is no other case */

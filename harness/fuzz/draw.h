@@ -4,6 +4,7 @@
 #ifndef ASSAY_HARNESS_FUZZ_DRAW_H
 #define ASSAY_HARNESS_FUZZ_DRAW_H
 
+#include "compare/profile.h"
 #include "harness/fuzz/draw_table.h"
 #include "harness/operations/operation.h"
 
@@ -54,10 +55,10 @@ void assay_draws_learn(assay_draws *draws, const assay_drawn *drawn, const assay
 
 /* Makes a changed case have them. */
 assay_status assay_draw_set(assay_context *ctx, const assay_draw_sets *sets, assay_case *c);
-/* Whether there is such a case, and it is small. */
-assay_status assay_draw_check(assay_context *ctx, const assay_case *c, bool *is_case);
+/* Whether there is such a case, and it is small. `profile`: one of the caller that it may name; or NULL. */
+assay_status assay_draw_check(assay_context *ctx, const assay_case *c, const assay_profile *profile, bool *is_case);
 /* Numbers that its golden has; 0 where there is no such case. */
-int64_t assay_draw_elements(const assay_case *c);
+int64_t assay_draw_elements(const assay_case *c, const assay_profile *profile);
 /* Inputs that say more rows, groups or tokens than the case has are cut to what it has. */
 void assay_draw_fit(assay_case *c);
 

@@ -52,12 +52,13 @@ static assay_status offer(assay_context *ctx, assay_shrinking *s, assay_case *c,
     TRY(assay_draw_set(ctx, &s->sets, changed));
     TRY(differs(ctx, c, changed, &differ));
     if (!differ) goto cleanup;
-    TRY(assay_draw_check(ctx, changed, &is_case));
+    TRY(assay_draw_check(ctx, changed, s->tried->profile, &is_case));
     if (!is_case) {
         assay_draw_fit(changed);
-        TRY(assay_draw_check(ctx, changed, &is_case));
+        TRY(assay_draw_check(ctx, changed, s->tried->profile, &is_case));
     }
-    if (!is_case || is_over(s) || assay_draw_elements(changed) > assay_draw_elements(c)) goto cleanup;
+    if (!is_case || is_over(s)) goto cleanup;
+    if (assay_draw_elements(changed, s->tried->profile) > assay_draw_elements(c, s->tried->profile)) goto cleanup;
     TRY(fails_alike(ctx, s, changed, taken));
     if (*taken) {
         const assay_case before = *c;

@@ -48,7 +48,7 @@ TEST(draws_follow_from_the_seed)
             assay_drawn drawn;
             bool is_case = false;
             assert_ok(&ctx, assay_draw(&ctx, &draws[i], n, &c, &drawn));
-            assert_ok(&ctx, assay_draw_check(&ctx, &c, &is_case));
+            assert_ok(&ctx, assay_draw_check(&ctx, &c, NULL, &is_case));
             assert_true(is_case);
             changed += drawn.count > 0;
             assay_draws_learn(&draws[i], &drawn, &c, n % 3 != 0);
@@ -196,6 +196,26 @@ TEST(a_nan_is_shrunk_to_its_trigger)
     assert_string_equal(found->reason.where, "outputs/y");
     assert_string_equal(found->reason.what, "not finite");
     end_hunt(&h);
+}
+
+/* The case names a profile that its caller alone has. */
+TEST(a_case_of_a_profile_of_ones_own_is_shrunk)
+{
+    assay_context ctx = assay_context_default(1);
+    assay_profile own = *assay_profile_by_name("bf16");
+    snprintf(own.precision.name, sizeof own.precision.name, "own");
+    hunt h;
+    h.tried = (assay_tried){.spec = HOSTILE, .profile = &own, .false_alarm = 1e-6, .timeout = 60};
+    setenv("HOSTILE", "nan_at_33", 1);
+    assert_ok(&ctx, assay_forks_start(&ctx, &h.tried.forks, HOSTILE, SHARED_BYTES));
+    unsetenv("HOSTILE");
+    assay_case *c = case_named("mlp/silu", "base_emb_dim=33;sequence=12;profiles=own");
+    assay_shrinking s = {.tried = &h.tried, .reason = {.where = "outputs/y", .what = "not finite"}};
+    assert_ok(&ctx, assay_shrink(&ctx, &s, c));
+    assert_int_equal(c->sequence, 1);
+    assert_int_equal(c->config.base_mlp_dim, 1);
+    assay_cases_free(c, 1);
+    assay_forks_stop(&h.tried.forks);
 }
 
 /* Smaller cases fail as well, but for another reason. */
@@ -362,7 +382,16 @@ TEST(what_was_no_error_passes)
         "{scale: 15}}}",
         "{case: a, op: mlp, model: {base_emb_dim: 33, base_mlp_dim: 1}, seed: 22, inputs: {x: {scale: 30}}}",
         "{case: a, op: mlp, model: {base_emb_dim: 1, base_mlp_dim: 2, mlp_activations: [sigmoid, linear]}, seed: 3, "
-        "inputs: {x: {scale: 30}}}"};
+        "inputs: {x: {scale: 30}}}",
+        /* llama4's scale of a token is a sigmoid near 1 */
+        "{case: a, op: moe, model: {decoder_block: llama4, base_emb_dim: 28, base_moe_mlp_dim: 1, num_experts: 1, "
+        "num_experts_per_tok: 1, rope_interleave: true}, seed: 2, inputs: {weights/gate/kernel: {distribution: "
+        "integers, low: -3, high: 3}}}",
+        /* seven of each token, whose errors are the same */
+        "{case: a, op: routing, model: {decoder_block: deepseek, num_experts: 4, num_experts_per_tok: 2, "
+        "routed_score_func: sigmoid, routed_bias: true, load_balance_loss_weight: 0.01}, batch: 2, sequence: 14, "
+        "seed: 3, inputs: {logits: {distribution: values, values: [0, 1, -1, -2, -1, -2, 1, 0, 0, -2, 0, -1, -1, 0, "
+        "-2, 0]}}}"};
     assay_context ctx = assay_context_default(1);
     assay_tried tried = {.spec = EXAMPLE, .false_alarm = 1e-6, .timeout = 60};
     assert_ok(&ctx, assay_forks_start(&ctx, &tried.forks, EXAMPLE, SHARED_BYTES));

@@ -8,7 +8,7 @@
 #include "oracle/arithmetic/emulated.h"
 #include "tests/support/test_tensors.h"
 
-enum { MEMBERS = 24 };
+enum { MEMBERS = 96 };
 
 /* A margin is to be so many of its own standard deviations: a correct backend errs by some, and 8 do not happen. */
 #define DEVIATIONS 8.0

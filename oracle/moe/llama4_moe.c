@@ -14,6 +14,7 @@ assay_status moe_llama4_forward(assay_context *ctx, moe_block *block)
     TRY(assay_alloc_f64(ctx, "token scale", block->tokens, &block->gate));
     TRY(assay_alloc_f64(ctx, "scaled x", block->tokens * block->emb_dim, &block->scaled_x));
     for (int64_t t = 0; t < block->tokens; t++) block->gate[t] = assay_sigmoid(weights[t]);
+    assay_round(ctx, ASSAY_ROUND_ELEMENTARY, block->tokens, block->gate);
     moe_gather(ctx, block->scaled_x, block->x, NULL, block->gate, block->tokens, block->emb_dim);
 cleanup:
     return status;
@@ -26,8 +27,7 @@ void moe_llama4_unscale(const assay_context *ctx, double *d_weights, double *dx,
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t t = 0; t < tokens; t++) {
         double *d_token = dx + t * dim;
-        /* 1 - sigmoid(w) is sigmoid(-w), to full accuracy. */
-        const double slope = gate[t] * assay_sigmoid(-weights[t]);
+        const double slope = assay_sigmoid_slope(ctx, weights[t], gate[t]);
         d_weights[t] = assay_dot(ctx, dim, x + t * dim, d_token) * slope;
         for (int64_t d = 0; d < dim; d++) d_token[d] *= gate[t];
     }

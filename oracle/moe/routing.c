@@ -7,6 +7,7 @@
 #include "oracle/base/memory.h"
 #include "oracle/moe/balance.h"
 #include "oracle/moe/routing_internal.h"
+#include "oracle/ops/activation.h"
 
 double assay_routing_divisor(const double *gathered, int64_t count, const assay_routing_rule *rule)
 {
@@ -213,6 +214,21 @@ static double sum_error(const assay_context *ctx, int64_t count, const double *a
     return rounded - exact;
 }
 
+/* The error of the mean that assay_center takes off: that of sum_error, and what the p [E] lack of a sum of 1, of which
+ * assay_center knows nothing: its differences to the gradient of the largest cancel it. */
+static double mean_error(const assay_context *ctx, int64_t experts, const double *p, const double *d, int64_t count,
+                         const int32_t *places)
+{
+    int64_t top = 0;
+    double beyond = -1.0;
+    if (ctx->arithmetic->round == NULL) return 0.0;
+    for (int64_t e = 0; e < experts; e++) {
+        beyond += p[e];
+        if (p[e] > p[top]) top = e;
+    }
+    return sum_error(ctx, count, p, d, places) + beyond * d[top];
+}
+
 /* The load-balance part: the gradient of what selects, or, for gemma4, of the scores (which its probabilities are). */
 static void start_token(const backward_pass *pass, int64_t t)
 {
@@ -227,7 +243,7 @@ static void start_token(const backward_pass *pass, int64_t t)
     for (int64_t e = 0; e < experts; e++) d[e] = coefficient * density[e];
     assay_round(ctx, ASSAY_ROUND_ROUTER, experts, d);
     if (pass->rule.bias_inside) return;
-    const double error = sum_error(ctx, experts, probabilities, d, NULL);
+    const double error = mean_error(ctx, experts, probabilities, d, experts, NULL);
     assay_center(d, probabilities, 1.0, 0.0, experts);
     for (int64_t e = 0; e < experts; e++) d[e] = (d[e] - error) * probabilities[e];
     assay_round(ctx, ASSAY_ROUND_ROUTER, experts, d);
@@ -262,31 +278,40 @@ static void add_weights(const backward_pass *pass, int64_t t, double *d_values)
     }
 }
 
+/* The slope of an elementwise score function; emulated that of a sigmoid comes from the score as it is kept. */
+static double slope_of(const backward_pass *pass, int64_t t, int64_t e)
+{
+    const assay_context *ctx = pass->ctx;
+    const int64_t at = t * pass->config->num_experts + e;
+    const bool inside = pass->rule.bias_inside && pass->in->bias != NULL;
+    const bool sigmoid = pass->rule.score_func == ASSAY_SCORE_SIGMOID;
+    const double x = pass->in->logits[at] + (inside ? pass->in->bias[e] : 0.0);
+    double slope = assay_score_derivative(pass->rule.score_func, x);
+    if (sigmoid && ctx->arithmetic->round != NULL) slope = assay_sigmoid_slope(ctx, x, pass->r->scores[at]);
+    assay_round(ctx, sigmoid ? ASSAY_ROUND_ROUTER : ASSAY_ROUND_ELEMENTARY, 1, &slope);
+    return slope;
+}
+
 /* From the gradient of the scores to that of their argument, in place. */
 static void through_scores(const backward_pass *pass, int64_t t)
 {
     const int64_t experts = pass->config->num_experts, count = pass->config->num_experts_per_tok;
     const assay_score_func score_func = pass->rule.score_func;
-    const double *logits = pass->in->logits + t * experts;
-    const double *bias = pass->rule.bias_inside ? pass->in->bias : NULL;
     double *d = pass->d_logits + t * experts;
     if (score_func == ASSAY_SCORE_NONE) return;
     if (score_func == ASSAY_SCORE_SOFTMAX) {
         const double *scores = pass->r->scores + t * experts;
         const int32_t *selected = pass->r->selected_experts + t * count;
-        const double error = pass->rule.balance ? sum_error(pass->ctx, experts, scores, d, NULL)
-                                                : sum_error(pass->ctx, count, scores, d, selected);
+        const double error = mean_error(pass->ctx, experts, scores, d, pass->rule.balance ? experts : count,
+                                        pass->rule.balance ? NULL : selected);
         assay_center(d, scores, 1.0, 0.0, experts);
         for (int64_t e = 0; e < experts; e++) d[e] = (d[e] - error) * scores[e];
     } else if (pass->rule.balance || pass->config->use_random_routing) { /* a token may have an expert twice */
-        for (int64_t e = 0; e < experts; e++) {
-            d[e] *= assay_score_derivative(score_func, logits[e] + (bias != NULL ? bias[e] : 0.0));
-        }
+        for (int64_t e = 0; e < experts; e++) d[e] *= slope_of(pass, t, e);
     } else { /* the others are 0 as they stand */
         for (int64_t k = 0; k < count; k++) {
             const int32_t e = pass->r->selected_experts[t * count + k];
-            if (e != ASSAY_NO_EXPERT)
-                d[e] *= assay_score_derivative(score_func, logits[e] + (bias != NULL ? bias[e] : 0.0));
+            if (e != ASSAY_NO_EXPERT) d[e] *= slope_of(pass, t, e);
         }
     }
 }

@@ -1,5 +1,6 @@
 #include <math.h>
 
+#include "oracle/arithmetic/arithmetic.h"
 #include "oracle/arithmetic/elementary.h"
 #include "oracle/moe/routing_internal.h"
 
@@ -63,6 +64,7 @@ static void apply_score_func(const assay_context *ctx, double *scores, const dou
         for (int64_t e = 0; e < experts; e++) {
             scores[e] = score_func == ASSAY_SCORE_SIGMOID ? sigmoid(x[e], scores[e]) : sqrtsoftplus(x[e], scores[e]);
         }
+        assay_round(ctx, ASSAY_ROUND_ELEMENTARY, experts, scores);
     }
 }
 

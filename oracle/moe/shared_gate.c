@@ -78,8 +78,7 @@ assay_status moe_shared_gate_backward(assay_context *ctx, const moe_shared_gate 
         const assay_matmul_args dot = assay_product_ab(&d_gate, y + t * dim, block->dy + t * dim, 1, 1, dim);
         TRY(assay_matmul(ctx, &dot));
         assay_round(ctx, ASSAY_ROUND_STORAGE, 1, &d_gate);
-        /* 1 - sigmoid(z) is sigmoid(-z), to full accuracy. */
-        d_logits[t] = d_gate * (g->gate[t] * assay_sigmoid(-g->logits[t]));
+        d_logits[t] = d_gate * assay_sigmoid_slope(ctx, g->logits[t], g->gate[t]);
     }
     assay_round(ctx, ASSAY_ROUND_STORAGE, tokens, d_logits);
     TRY(kernel_gradient(ctx, block, d_logits));

@@ -6,6 +6,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "oracle/arithmetic/arithmetic.h"
 #include "oracle/arithmetic/elementary.h"
 
 /* Constants in two parts, the second what the first leaves out. */
@@ -57,6 +58,11 @@ double assay_sigmoid(double x)
 {
     double t = assay_exp(-fabs(x));
     return (x < 0 ? t : 1) / (1 + t);
+}
+
+double assay_sigmoid_slope(const assay_context *ctx, double x, double s)
+{
+    return s * (ctx->arithmetic->round != NULL ? 1 - s : assay_sigmoid(-x));
 }
 
 /* NaN stays NaN. */

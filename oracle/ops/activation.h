@@ -24,6 +24,9 @@ const char *assay_activation_name(assay_activation f);
 bool assay_activation_from_name(const char *name, assay_activation *f);
 
 double assay_sigmoid(double x); /* 1 / (1 + exp(-x)) without overflow; accurate for large negative x */
+/* The slope of a sigmoid at x whose value is s: s sigmoid(-x), to full accuracy. Emulated s (1 - s) of the s that is kept,
+ * as kernels have it, which cancels where s is near 1. */
+double assay_sigmoid_slope(const assay_context *ctx, double x, double s);
 
 /* value[i] = f(x[i]) and derivative[i] = f'(x[i]); either may be NULL or x. relu'(0) = 0 as in JAX. Within a few ulps,
  * but for f' near its zero: there within a few ulps of 1. Vectorised over ctx->isa; the bits do not depend on it. Not

@@ -207,7 +207,8 @@ assay_status attention_scores(assay_context *ctx, double *out, int64_t ld, const
     return assay_matmul(ctx, &args);
 }
 
-/* Partial sums are rounded, as those of a product are, and taken to be near the last one. */
+/* Partial sums are rounded, as those of a product are: in this order, where terms may cancel, and, as in another order, as
+ * those of terms that grow evenly to the last one. */
 static void add_row_by_row(const assay_context *ctx, const attention_triangle *t, int64_t first, int64_t end)
 {
     for (int64_t row = first; row < end; row++) {
@@ -216,8 +217,9 @@ static void add_row_by_row(const assay_context *ctx, const attention_triangle *t
         for (int64_t i = from; i < to; i++) {
             const double w = t->transpose ? t->w[i * t->ld + row] : t->w[row * t->ld + i];
             assay_add_scaled(ctx, t->width, w, t->x + i * t->width, y);
+            assay_round(ctx, ASSAY_ROUND_ACCUMULATE, t->width, y);
         }
-        assay_round_sums(ctx, (double)(to - from), t->width, y);
+        assay_round_sums(ctx, ceil((double)(to - from) / 3), t->width, y);
     }
 }
 

@@ -132,9 +132,9 @@ static void unscale(const assay_context *ctx, const moe_scales *scale, const moe
             variance_dx[d] = gate * gate * variance_dx[d] + dx[d] * dx[d] * scale->gate[t];
         }
         if (scale->d_weights == NULL) continue;
-        /* sigmoid'' = slope (1 - 2 sigmoid) */
-        const double bend = slope * (other - gate) * value, own = precision->router * slope * value;
-        scale->d_weights[t] = slope * slope * variance + bend * bend * scale->weights[t] + own * own;
+        /* The slope as kernels have it, s (1 - s) of the s that is kept: 1 - 2 s by s. It cancels where s is near 1. */
+        const double bend = (other - gate) * value, own = precision->router * slope * value;
+        scale->d_weights[t] = slope * slope * variance + bend * bend * scale->gate[t] + own * own;
     }
 }
 

@@ -127,14 +127,55 @@ static double sum_loss(const pass *p)
     return variance + ((double)(config->batch * experts) * sum2 + 2 * unit2) * assay_square(r->lb_loss);
 }
 
-/* Sums over the tokens: their errors are independent; `size` [E] is the sum of the absolute values. */
-static void sum_bias(const assay_context *ctx, const pass *p, double *d_bias, double *size)
+/* A token's place, with its row of variances and of absolute values. */
+typedef struct token_rows {
+    const double *variance, *size;
+    int64_t experts;
+} token_rows;
+
+static int compare_tokens(const void *a, const void *b)
 {
+    const token_rows *one = a, *other = b;
+    const size_t bytes = (size_t)one->experts * sizeof(double);
+    const int by_size = memcmp(one->size, other->size, bytes);
+    return by_size != 0 ? by_size : memcmp(one->variance, other->variance, bytes);
+}
+
+/* Tokens that are alike err alike, so that their errors add up: of n such, each counts n times. */
+static assay_status weigh_alike(assay_context *ctx, const pass *p)
+{
+    assay_status status = ASSAY_OK;
     const int64_t tokens = p->run->config->batch * p->run->config->sequence, experts = p->run->config->num_experts;
+    void *memory = NULL;
+    TRY(assay_alloc(ctx, "error scale of routing: tokens alike", tokens, sizeof(token_rows), &memory));
+    token_rows *rows = memory;
+    for (int64_t t = 0; t < tokens; t++)
+        rows[t] = (token_rows){p->bias + t * experts, p->bias_size + t * experts, experts};
+    qsort(rows, (size_t)tokens, sizeof *rows, compare_tokens);
+    for (int64_t first = 0, end = 0; first < tokens; first = end) {
+        while (end < tokens && compare_tokens(&rows[first], &rows[end]) == 0) end++;
+        for (int64_t i = first; i < end; i++) {
+            double *variance = p->bias + (rows[i].variance - p->bias);
+            for (int64_t e = 0; e < experts; e++) variance[e] *= (double)(end - first);
+        }
+    }
+cleanup:
+    free(memory);
+    return status;
+}
+
+/* Sums over the tokens: errors of tokens that differ are independent; `size` [E] is the sum of the absolute values. */
+static assay_status sum_bias(assay_context *ctx, const pass *p, double *d_bias, double *size)
+{
+    assay_status status = ASSAY_OK;
+    const int64_t tokens = p->run->config->batch * p->run->config->sequence, experts = p->run->config->num_experts;
+    TRY(weigh_alike(ctx, p));
     assay_column_sums(ctx, d_bias, tokens, experts, experts, p->bias);
     assay_column_sums(ctx, size, tokens, experts, experts, p->bias_size);
     for (int64_t e = 0; e < experts; e++)
         d_bias[e] += (double)tokens * assay_square(p->precision->accumulate * size[e]);
+cleanup:
+    return status;
 }
 
 static void sum_expert_scale(const pass *p, double *d_scale, double *size)
@@ -182,7 +223,7 @@ assay_status assay_propagate_routing(assay_context *ctx, const assay_precision *
         TRY(assay_alloc_f64(ctx, "error scale of routing: lb_loss", tokens, &p.loss));
     TRY(propagate_tokens(ctx, &p));
     if (v->lb_loss != NULL) *v->lb_loss = rule.balance ? sum_loss(&p) : 0;
-    if (v->d_bias != NULL) sum_bias(ctx, &p, v->d_bias, size);
+    if (v->d_bias != NULL) TRY(sum_bias(ctx, &p, v->d_bias, size));
     if (v->d_per_expert_scale != NULL) sum_expert_scale(&p, v->d_per_expert_scale, size);
 cleanup:
     free(size);

@@ -49,8 +49,9 @@ class Router:
             f = ar.softmax(x)
             return f, lambda d: f * (d - ar.sum(d * f)[:, None])
         if self.score == "sqrtsoftplus":
-            f = ar.sqrt(ar.softplus(x))
-            return f, lambda d: d * ar.sigmoid(x) / (2 * f)
+            far = x < -40  # exp(x / 2) there: softplus(x) vanishes long before its root
+            f = np.where(far, ar.exp(x / 2), ar.sqrt(ar.softplus(x)))
+            return f, lambda d: d * np.where(far, f, ar.sigmoid(x) / np.where(far, 1, f)) / 2
         return x, lambda d: d
 
     def groups(self, s):

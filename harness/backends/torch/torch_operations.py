@@ -63,13 +63,17 @@ ACTIVATIONS = {"silu": F.silu, "gelu": lambda x: F.gelu(x, approximate="tanh"), 
                "sigmoid": torch.sigmoid, "linear": lambda x: x}
 
 
-def gate_and_up(s: Settings, routed: bool, dense_layer: bool) -> Callable[[Tensor, Tensor], Tensor]:
+def gate_and_up(c: Call, routed: bool, dense_layer: bool) -> Callable[[Tensor, Tensor], Tensor]:
     """h of a and b. Shared experts have no clamps; a dense layer has an activation of b besides."""
+    s, plain = c.s, c.options.form == "plain"
     names, limit = s.words("mlp_activations"), s.number("mlp_activations_limit")
     s.need(all(name in ACTIVATIONS for name in names), f"no activation {names}")
     gate, up = ACTIVATIONS[names[0]], ACTIVATIONS[names[1] if dense_layer else "linear"]
 
     def h(a: Tensor, b: Tensor) -> Tensor:
+        return factors(a, b) if plain else factors(a.to(c.wide), b.to(c.wide)).to(a.dtype)
+
+    def factors(a: Tensor, b: Tensor) -> Tensor:
         if limit > 0 and (routed or dense_layer):
             a, b = a.clamp(max=limit), b.clamp(-limit, limit)
         if s["decoder_block"] == "gpt_oss" and (routed or dense_layer):
@@ -99,7 +103,7 @@ def gated_mlp(c: Call, w: Tensors, x: Tensor, shared: bool = False) -> Tensor:
     (wi_0, wi_1), (b_0, b_1) = halves(w, "/kernel"), halves(w, "/bias")
     if c.options.script and scripted(c.s) and b_0 is None:
         return scripted_swiglu(x, wi_0, wi_1, w["wo/kernel"])
-    h = gate_and_up(c.s, False, not shared)
+    h = gate_and_up(c, False, not shared)
     return dense(h(dense(x, wi_0, b_0), dense(x, wi_1, b_1)), w["wo/kernel"], w.get("wo/bias"))
 
 
@@ -163,6 +167,12 @@ def best(c: Call, values: Tensor, k: int) -> Tensor:
     return values.sort(stable=True, dim=-1, descending=True).indices[..., :k]
 
 
+def sqrtsoftplus(x: Tensor) -> Tensor:
+    """exp(x / 2) far below 0: there softplus is 0 in float32, and the gradient of its root is NaN."""
+    far = x < -40
+    return torch.where(far, torch.exp(x.clamp(max=0) / 2), torch.sqrt(F.softplus(x.masked_fill(far, 0))))
+
+
 class Router:
     """Choice, weights and losses from [T, E] logits."""
 
@@ -172,7 +182,7 @@ class Router:
         deepseek = self.family != "default"
         score = s["routed_score_func"]
         functions = {"sigmoid": torch.sigmoid, "softmax": lambda x: torch.softmax(x, -1),
-                     "sqrtsoftplus": lambda x: torch.sqrt(F.softplus(x))}
+                     "sqrtsoftplus": sqrtsoftplus}
         scores = functions.get(score, lambda x: x)(logits)
         self.biased = scores if bias is None else scores + bias
         allowed = self.of_groups(c, bias) if deepseek and s.count("n_routing_groups") > 0 else self.biased
@@ -238,7 +248,7 @@ def experts_sorted(c: Call, w: Tensors, x: Tensor, router: Router) -> Tensor:
     """Copies sorted by expert, three products for each expert that has some, the weighted sum."""
     order = torch.argsort(router.chosen.reshape(-1), stable=True)
     (wi_0, wi_1), (b_0, b_1) = halves(w, ""), halves(w, "_bias")
-    h, b_o = gate_and_up(c.s, True, False), w.get("wo_bias")
+    h, b_o = gate_and_up(c, True, False), w.get("wo_bias")
     made = []
     for e, rows in enumerate(spread(c, x, router.chosen, order).split(c.counts(router.chosen).tolist())):
         own = [None if bias is None else bias[e] for bias in (b_0, b_1, b_o)]
@@ -254,7 +264,7 @@ def experts_dense(c: Call, w: Tensors, x: Tensor, router: Router) -> Tensor:
     def product(x: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
         return torch.bmm(x, kernel) if bias is None else torch.baddbmm(bias[:, None], x, kernel)
 
-    out = product(gate_and_up(c.s, True, False)(product(every, wi_0, b_0), product(every, wi_1, b_1)), w["wo"], w.get("wo_bias"))
+    out = product(gate_and_up(c, True, False)(product(every, wi_0, b_0), product(every, wi_1, b_1)), w["wo"], w.get("wo_bias"))
     weights = torch.zeros_like(router.biased).scatter_add(1, router.chosen, router.weights)
     return torch.einsum("etd,te->td", out.to(c.wide), weights).to(x.dtype)
 

@@ -268,3 +268,45 @@ TEST(test_emulated_weights_share_an_error)
         if (!(k == 1 ? error == 0 : error > 0.75 && error < 1.25)) fail_msg("%d: %g roundings", k, error);
     }
 }
+
+/* Where a gradient cancels, what cancels is rounded: s (1 - s) of a sigmoid near 1, a softmax whose gradients are all the same. */
+TEST(test_emulated_gradients_where_they_cancel)
+{
+    enum { SEEDS = 64 };
+    const double unit = 0x1p-24 / sqrt(3.0), logits[] = {12, 11.5}, zeros[] = {0, 0}, d_weights[] = {1, 0};
+    for (int balance = 0; balance <= 1; balance++) {
+        const assay_routing_config config = {.batch = 1,
+                                             .sequence = 1,
+                                             .num_experts = 2,
+                                             .num_experts_per_tok = 2,
+                                             .family = ASSAY_ROUTER_DEEPSEEK3,
+                                             .score_func = ASSAY_SCORE_SIGMOID,
+                                             .routed_scaling_factor = 1,
+                                             .n_routing_groups = -1,
+                                             .topk_routing_group = -1,
+                                             .load_balance_loss_weight = balance};
+        const assay_routing_inputs in = {.logits = logits, .bias = zeros};
+        double squares = 0, exact = 0;
+        for (uint64_t seed = 0; seed <= SEEDS; seed++) {
+            double d_logits[2], d_bias[2];
+            const double *found = balance == 1 ? d_bias : d_logits;
+            const assay_emulation emulation = {
+                .precision = {.accumulate = unit, .router = unit, .elementary = unit}, .seed = seed};
+            assay_context ctx = assay_context_default(1);
+            assay_routing r = {0};
+            if (seed > 0) ctx.arithmetic = &assay_arithmetic_emulated, ctx.emulation = &emulation;
+            assert_ok(&ctx, assay_routing_alloc(&ctx, &r, &config));
+            assert_ok(&ctx, assay_routing_forward(&ctx, &r, &in, &config));
+            assert_ok(&ctx, assay_routing_backward(&ctx, d_logits, d_bias, NULL, balance == 1 ? NULL : d_weights,
+                                                   balance, &r, &in, &config));
+            if (seed == 0) exact = found[0];
+            squares += (found[0] - exact) * (found[0] - exact) / SEEDS;
+            assay_routing_free(&r);
+        }
+        /* the gradient of a probability is 2 here; that of the weight is relative to 1 - s */
+        const double size = balance == 1 ? 1 : exact / (1 - 1 / (1 + exp(-logits[0])));
+        const double error = sqrt(squares) / fabs(size) / unit;
+        if (!(error > 0.5 && error < 3)) fail_msg("%d: %g roundings", balance, error);
+        if (balance == 1) assert_true(exact == 0);
+    }
+}

@@ -116,6 +116,27 @@ TEST(test_infinite_values_stay_infinite)
     attention_problem_free(&p);
 }
 
+/* Equal probabilities of values that add up to 0: the last partial sum is 0, those before it are rounded. */
+TEST(test_emulated_sums_err_where_they_cancel)
+{
+    enum { SEEDS = 32 };
+    const assay_attention_config config = {.batch = 1, .sequence = 3, .heads = 1, .qk_dim = 1, .v_dim = 1};
+    const double zeros[3] = {0}, value[3] = {1, -3, 2}, unit = 0x1p-24 / sqrt(3.0);
+    const assay_attention_inputs in = {.query = zeros, .key = zeros, .value = value};
+    double squares = 0;
+    for (uint64_t seed = 0; seed <= SEEDS; seed++) {
+        double out[3], lse[3];
+        const assay_emulation emulation = {
+            .precision.accumulate = unit, .storage = ASSAY_FLOAT32, .multiply = ASSAY_FLOAT32, .seed = seed};
+        assay_context ctx = assay_context_default(1);
+        if (seed > 0) ctx.arithmetic = &assay_arithmetic_emulated, ctx.emulation = &emulation;
+        assert_ok(&ctx, assay_attention_forward(&ctx, out, lse, &in, &config));
+        if (seed == 0) assert_true(out[2] == 0);
+        squares += out[2] * out[2] / SEEDS;
+    }
+    assert_true(sqrt(squares) > unit / 3 && sqrt(squares) < 3 * unit);
+}
+
 TEST(test_segment_ids_below_0_are_refused)
 {
     assay_context ctx = assay_context_default(1);

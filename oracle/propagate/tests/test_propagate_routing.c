@@ -233,6 +233,6 @@ TEST(test_failing_allocations)
         if (had_memory(&ctx, status)) break;
         assert_non_null(strstr(ctx.message, "error scale of routing"));
     }
-    assert_int_equal(failures, 7);
+    assert_int_equal(failures, 8);
     assay_routing_free(&r);
 }
