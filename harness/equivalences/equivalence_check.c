@@ -125,8 +125,9 @@ static assay_status run_other(assay_context *ctx, const assay_other_form *other,
     const assay_source in = assay_given_source(&form->results);
     const assay_sink out = assay_results_sink(&form->results);
     assay_context own = other->ctx;
-    const assay_status status = other->run != NULL ? other->run(&own, &form->c, &in, &out)
-                                                   : form->plan.operation->run(&own, &form->c, &in, &out, NULL, 0);
+    const assay_status status = other->run != NULL
+                                    ? other->run(&own, &form->c, &in, &out)
+                                    : assay_operation_run(&own, form->plan.operation, &form->c, &in, &out, NULL, 0);
     if (status != ASSAY_OK) memcpy(ctx->message, own.message, sizeof ctx->message);
     return status;
 }
