@@ -256,6 +256,35 @@ void assay_sketch_add(assay_sketch *s, int64_t count, const double *sums, const 
     }
 }
 
+/* Of one element, by what the part's name says. */
+static int sign_in(const assay_sketch *s, assay_sketch_part part, int64_t index, int64_t element)
+{
+    const int64_t column = element % s->columns, row = element / s->columns, block = row / s->rows;
+    const int64_t tile_row = block * s->row_tiles + row % s->rows / TILE;
+    const int of_column = is_minus(s->signs_of_columns, block * s->columns + column) ? -1 : 1;
+    const int of_row = is_minus(s->signs_of_rows, row) ? -1 : 1;
+    switch (part) {
+    case ASSAY_SKETCH_ROWS:
+        return row == index ? of_column : 0;
+    case ASSAY_SKETCH_COLUMNS:
+        return block * s->columns + column == index ? of_row : 0;
+    case ASSAY_SKETCH_TILES:
+        return tile_row * s->column_tiles + column / TILE == index ? of_row * of_column : 0;
+    case ASSAY_SKETCH_BLOCKS:
+        return block == index ? of_row * of_column : 0;
+    case ASSAY_SKETCH_SLICE_ROWS:
+        return row == s->slices[index / s->columns] && column == index % s->columns;
+    case ASSAY_SKETCH_SLICE_BLOCK:
+        return element == s->slice_block * s->rows * s->columns + index;
+    }
+    return 0;
+}
+
+void assay_sketch_signs(const assay_sketch *s, assay_sketch_part part, int64_t index, signed char *signs)
+{
+    for (int64_t i = 0; i < s->count; i++) signs[i] = (signed char)sign_in(s, part, index, i);
+}
+
 void assay_sketch_free(assay_sketch *s)
 {
     free(s->memory);

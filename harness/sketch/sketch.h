@@ -49,4 +49,7 @@ assay_status assay_sketch_start(assay_context *ctx, const assay_tensor_spec *spe
 void assay_sketch_add(assay_sketch *sketch, int64_t count, const double *sums, const double *slices);
 void assay_sketch_free(assay_sketch *sketch); /* safe on a zeroed struct */
 
+/* The signs with which the tensor's elements stand in a sum: signs [count of the tensor], 0 where one does not. */
+void assay_sketch_signs(const assay_sketch *sketch, assay_sketch_part part, int64_t index, signed char *signs);
+
 #endif
