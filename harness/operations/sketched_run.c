@@ -16,7 +16,6 @@ typedef struct sketched {
     assay_sketch values;
     assay_sketch energy;  /* squares of the values: what rounding them to storage adds to the errors of sums */
     assay_sketch *scales; /* squares of the error scales, for each precision */
-    bool has_values;
 } sketched;
 
 typedef struct sketching {
@@ -38,6 +37,14 @@ static bool wants_part(const sketching *s, const assay_tensor_spec *of, const ch
         if (profile != NULL) assay_path_at(ASSAY_ROLE_ERROR_SCALE, profile, spec.path, path);
         wanted = assay_wants(s->out, profile != NULL ? path : spec.path);
     }
+    return wanted;
+}
+
+/* Error scales of sums take the values too. */
+static bool wants_values(const sketching *s, const assay_tensor_spec *of)
+{
+    bool wanted = wants_part(s, of, NULL);
+    for (int p = 0; p < s->precision_count && !wanted; p++) wanted = wants_part(s, of, s->precisions[p].name);
     return wanted;
 }
 
@@ -64,7 +71,7 @@ static bool sketching_wants(void *self, const char *path)
     const sketching *s = self;
     const sketched *t = find(s, path, &precision);
     if (t == NULL) return assay_wants(s->out, path);
-    return wants_part(s, &t->spec, precision < 0 ? NULL : s->precisions[precision].name);
+    return precision < 0 ? wants_values(s, &t->spec) : wants_part(s, &t->spec, s->precisions[precision].name);
 }
 
 static assay_status write_values(assay_context *ctx, const sketching *s, const sketched *t)
@@ -161,7 +168,7 @@ static assay_status start(assay_context *ctx, const sketching *s, sketched *t, c
     const int64_t above = s->c->sketch_above;
     void *scales = NULL;
     t->spec = *spec;
-    if (!wants_part(s, spec, NULL)) return ASSAY_OK; /* and then no error scale either */
+    if (!wants_values(s, spec)) return ASSAY_OK;
     TRY(assay_sketch_start(ctx, spec, above, s->c->seed, false, &t->values));
     if (s->precision_count == 0) goto cleanup;
     TRY(assay_alloc(ctx, "sketches of error scales", s->precision_count, sizeof *t->scales, &scales));
