@@ -64,6 +64,7 @@ assay_status assay_form_evaluate(assay_context *ctx, const assay_case *c, const 
     assay_inputs inputs = {0};
     snprintf(name, sizeof name, "%s", profile == NULL ? "none" : profile->precision.name);
     form->c = *c;
+    form->c.sketch_above = 0; /* two forms have other paths, and so other signs */
     TRY(copy_inputs(ctx, c, true, form));
     form->c.profiles = (assay_text_list){profiles, 1};
     TRY(assay_plan_make_with(ctx, &form->plan, &form->c, NULL, profile));
@@ -88,6 +89,7 @@ static assay_status open_other(assay_context *ctx, const assay_case *other, cons
     char *profiles[] = {name};
     assay_status status;
     form->c = *other;
+    form->c.sketch_above = 0;
     const bool backward = other->gradients.count > 0 && strcmp(other->gradients.items[0], "none") != 0;
     const bool checkpoints = other->checkpoints.count > 0 && strcmp(other->checkpoints.items[0], "none") != 0;
     /* How the case fills kernels is of no use to a form that has others: all numbers come from the first form. */

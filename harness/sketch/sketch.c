@@ -119,7 +119,7 @@ static void draw_slices(assay_sketch *s, uint64_t seed)
 
 static assay_status alloc_parts(assay_context *ctx, int64_t above, assay_sketch *s)
 {
-    int64_t total = s->columns;
+    int64_t total = 2 * s->columns;
     for (int i = 0; i < ASSAY_SKETCH_PARTS; i++) {
         const assay_tensor_spec spec = assay_sketch_spec(&s->spec, above, (assay_sketch_part)i);
         s->sizes[i] = spec.path[0] != '\0' ? assay_shape_count(&spec.shape) : 0;
@@ -128,7 +128,8 @@ static assay_status alloc_parts(assay_context *ctx, int64_t above, assay_sketch 
     assay_status status = assay_alloc_zeros(ctx, s->spec.path, total, &s->memory);
     RETURN_IF(status != ASSAY_OK, status);
     s->column_sums = s->memory;
-    double *next = s->memory + s->columns;
+    s->column_signs = s->memory + s->columns;
+    double *next = s->memory + 2 * s->columns;
     for (int i = 0; i < ASSAY_SKETCH_PARTS; i++) {
         s->parts[i] = s->sizes[i] > 0 ? next : NULL;
         next += s->sizes[i];
@@ -181,18 +182,27 @@ static bool is_minus(const uint64_t *signs, int64_t index)
     return (signs[index / BITS] >> (index % BITS) & 1) != 0;
 }
 
+/* The signs of a block's columns, as numbers; without signs they are all 1. */
+static void expand_signs(assay_sketch *s, int64_t block)
+{
+    for (int64_t i = 0; i < s->columns; i++) {
+        s->column_signs[i] = !s->squares && is_minus(s->signs_of_columns, block * s->columns + i) ? -1 : 1;
+    }
+}
+
 /* Elements of one segment of a row: at most 128 of one tile. A sum runs over 8 lanes, then over segments, then over the
  * tile's rows, so that its rounding grows with none of the lengths. */
-static void add_segment(assay_sketch *s, int64_t block, bool minus_row, int64_t column, int64_t count, const double *x)
+static void add_segment(assay_sketch *s, bool minus_row, int64_t column, int64_t count, const double *x)
 {
-    const int64_t sign = block * s->columns + column;
-    double *of_column = s->column_sums + column;
-    for (int64_t i = 0; i < count; i++) {
-        const double value = s->squares ? x[i] * x[i] : x[i];
-        const bool minus = !s->squares && is_minus(s->signs_of_columns, sign + i);
-        s->lanes[(column + i) % LANES] += minus ? -value : value;
-        of_column[i] += minus_row && !s->squares ? -value : value;
+    double *of_column = s->column_sums + column, values[TILE];
+    const double *signs = s->column_signs + column, of_row = minus_row && !s->squares ? -1 : 1;
+    int64_t i = 0;
+    for (int64_t k = 0; k < count; k++) values[k] = s->squares ? x[k] * x[k] : x[k];
+    for (int64_t k = 0; k < count; k++) of_column[k] += of_row * values[k];
+    for (; column % LANES == 0 && i + LANES <= count; i += LANES) {
+        for (int lane = 0; lane < LANES; lane++) s->lanes[lane] += signs[i + lane] * values[i + lane];
     }
+    for (; i < count; i++) s->lanes[(column + i) % LANES] += signs[i] * values[i];
 }
 
 static void end_segment(assay_sketch *s, int64_t block, int64_t row, bool minus_row, int64_t column)
@@ -246,7 +256,8 @@ void assay_sketch_add(assay_sketch *s, int64_t count, const double *sums, const 
         const int64_t block = index / s->rows, row = index % s->rows;
         const int64_t end = smaller((column / TILE + 1) * TILE, s->columns), n = smaller(end - column, count - done);
         const bool minus_row = is_minus(s->signs_of_rows, index);
-        add_segment(s, block, minus_row, column, n, sums + done);
+        if (row == 0 && column == 0) expand_signs(s, block);
+        add_segment(s, minus_row, column, n, sums + done);
         keep_slices(s, block, row, column, n, slices + done);
         if (column + n == end) end_segment(s, block, row, minus_row, column);
         if (column + n == s->columns && ((row + 1) % TILE == 0 || row + 1 == s->rows)) end_rows(s, block);

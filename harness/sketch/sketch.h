@@ -37,8 +37,9 @@ typedef struct assay_sketch {
     uint64_t *signs_of_columns, *signs_of_rows; /* one bit each: 1 is minus */
     int64_t *slices;                            /* rows in full */
     int64_t slice_count, next_slice, slice_block;
-    double lanes[8];     /* of the segment of a row at hand */
-    double *column_sums; /* of the 128 rows at hand */
+    double lanes[8];      /* of the segment of a row at hand */
+    double *column_sums;  /* of the 128 rows at hand */
+    double *column_signs; /* of the block at hand */
     double *memory;
 } assay_sketch;
 
