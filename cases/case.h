@@ -51,6 +51,7 @@ typedef struct assay_case {
     assay_case_input *inputs;
     int input_count;
     int64_t position_start, position_step;
+    int64_t sketch_above;        /* gradients of more elements are held as sketches (docs/sketches.md); 0: none is */
     assay_text_list gradients;   /* default: all */
     assay_text_list checkpoints; /* default: none */
     assay_text_list profiles;    /* default: f64, f32, bf16, f16 */

@@ -21,6 +21,7 @@ static const struct {
     {"mesh.expert", offsetof(assay_case, mesh_expert), 1, MOST_SHARDS},
     {"mesh.tensor", offsetof(assay_case, mesh_tensor), 1, MOST_SHARDS},
     {"mesh.mlp_tensor", offsetof(assay_case, mesh_mlp_tensor), 1, MOST_SHARDS},
+    {"sketch_above", offsetof(assay_case, sketch_above), 0, INT64_C(1) << 50},
     {"positions.start", offsetof(assay_case, position_start), 0, INT32_MAX},
     {"positions.step", offsetof(assay_case, position_step), 0, INT32_MAX},
 };

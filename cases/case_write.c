@@ -109,6 +109,7 @@ static void write_case(FILE *out, const assay_case *c, bool all)
     fprintf(out, c->input_count > 0 ? "inputs:\n" : "inputs: {}\n");
     for (int i = 0; i < c->input_count; i++) write_input(out, &c->inputs[i]);
     fprintf(out, "positions: {start: %" PRId64 ", step: %" PRId64 "}\n", c->position_start, c->position_step);
+    if (c->sketch_above > 0) fprintf(out, "sketch_above: %" PRId64 "\n", c->sketch_above);
     write_list(out, "gradients", &c->gradients);
     write_list(out, "checkpoints", &c->checkpoints);
     write_list(out, "profiles", &c->profiles);

@@ -8,6 +8,7 @@
 
 #include "harness/plan/progress.h"
 #include "harness/scales/ensemble.h"
+#include "harness/sketch/sketch.h"
 #include "oracle/base/memory.h"
 
 /* What the second form takes on one core: for an operation of a product, for a number that goes through functions and
@@ -129,6 +130,48 @@ static void advance(void *self, const char *path)
     assay_progress_add(self, 1, path);
 }
 
+typedef struct sketches {
+    assay_sketch *items;
+    int count;
+} sketches;
+
+static void sketches_free(sketches *s)
+{
+    for (int i = 0; i < s->count; i++) assay_sketch_free(&s->items[i]);
+    free(s->items);
+}
+
+static assay_status sketches_make(assay_context *ctx, const assay_plan *plan, sketches *s)
+{
+    assay_status status = ASSAY_OK;
+    s->items = calloc((size_t)plan->list.sketched_count + 1, sizeof *s->items);
+    if (s->items == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of sketches");
+    for (int i = 0; i < plan->list.sketched_count; i++) {
+        s->count++;
+        TRY(assay_sketch_start(ctx, &plan->list.sketched[i], plan->c->sketch_above, plan->c->seed, false,
+                               &s->items[i]));
+    }
+cleanup:
+    return status;
+}
+
+/* A sum of a sketch is the derivative along its signs. */
+static bool direction_of_sketch(const void *self, const char *path, int64_t index, char of[ASSAY_PATH_SIZE],
+                                signed char *signs)
+{
+    char whole[ASSAY_PATH_SIZE];
+    const sketches *all = self;
+    assay_sketch_part part;
+    assay_sketch_whole_path(path, whole, &part);
+    for (int i = 0; i < all->count; i++) {
+        if (strcmp(all->items[i].spec.path, whole) != 0) continue;
+        snprintf(of, ASSAY_PATH_SIZE, "%s", whole + strlen("gradients/"));
+        if (signs != NULL) assay_sketch_signs(&all->items[i], part, index, signs);
+        return true;
+    }
+    return false;
+}
+
 assay_status assay_certify(assay_context *ctx, const assay_certificate_inputs *inputs,
                            const assay_certificate_scope *scope, bool quiet, spec_certificates *certificates)
 {
@@ -137,11 +180,15 @@ assay_status assay_certify(assay_context *ctx, const assay_certificate_inputs *i
     const spec_operation *form = &plan->operation->second_form;
     assay_progress progress;
     spec_budget budget = scope->budget;
+    sketches all = {0};
     char what[ASSAY_PATH_SIZE + 16];
     snprintf(what, sizeof what, "%s in binary128", plan->c->name);
     assay_progress_start(&progress, quiet, what, scope->probes);
     budget.advance = advance;
     budget.self = &progress;
+    budget.direction = direction_of_sketch;
+    budget.signed_sums = &all;
+    TRY(sketches_make(ctx, plan, &all));
     if (scope->outputs) {
         TRY(spec_certify_choices(ctx, form, plan->c, &inputs->in, &inputs->results, certificates));
         TRY(certify_values(ctx, inputs, certificates));
@@ -151,6 +198,7 @@ assay_status assay_certify(assay_context *ctx, const assay_certificate_inputs *i
     }
 cleanup:
     assay_progress_end(&progress);
+    sketches_free(&all);
     return status;
 }
 

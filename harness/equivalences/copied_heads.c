@@ -109,7 +109,7 @@ assay_status assay_run_copied_heads(assay_context *ctx, const assay_case *c, con
     assay_tee both = {assay_tensor_set_sink(&k.results), others};
     const assay_source source = assay_overlay_source(&given);
     const assay_sink sink = assay_tee_sink(&both);
-    TRY(operation->run(ctx, &other, &source, &sink, NULL, 0));
+    TRY(assay_operation_run(ctx, operation, &other, &source, &sink, NULL, 0));
     for (int i = 0; i < k.results.count; i++) TRY(write_folded(ctx, &k, &k.results.items[i]));
 cleanup:
     assay_tensor_set_free(&k.given);

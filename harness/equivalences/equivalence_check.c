@@ -64,6 +64,7 @@ assay_status assay_form_evaluate(assay_context *ctx, const assay_case *c, const 
     assay_inputs inputs = {0};
     snprintf(name, sizeof name, "%s", profile == NULL ? "none" : profile->precision.name);
     form->c = *c;
+    form->c.sketch_above = 0; /* two forms have other paths, and so other signs */
     TRY(copy_inputs(ctx, c, true, form));
     form->c.profiles = (assay_text_list){profiles, 1};
     TRY(assay_plan_make_with(ctx, &form->plan, &form->c, NULL, profile));
@@ -88,6 +89,7 @@ static assay_status open_other(assay_context *ctx, const assay_case *other, cons
     char *profiles[] = {name};
     assay_status status;
     form->c = *other;
+    form->c.sketch_above = 0;
     const bool backward = other->gradients.count > 0 && strcmp(other->gradients.items[0], "none") != 0;
     const bool checkpoints = other->checkpoints.count > 0 && strcmp(other->checkpoints.items[0], "none") != 0;
     /* How the case fills kernels is of no use to a form that has others: all numbers come from the first form. */
@@ -125,8 +127,9 @@ static assay_status run_other(assay_context *ctx, const assay_other_form *other,
     const assay_source in = assay_given_source(&form->results);
     const assay_sink out = assay_results_sink(&form->results);
     assay_context own = other->ctx;
-    const assay_status status = other->run != NULL ? other->run(&own, &form->c, &in, &out)
-                                                   : form->plan.operation->run(&own, &form->c, &in, &out, NULL, 0);
+    const assay_status status = other->run != NULL
+                                    ? other->run(&own, &form->c, &in, &out)
+                                    : assay_operation_run(&own, form->plan.operation, &form->c, &in, &out, NULL, 0);
     if (status != ASSAY_OK) memcpy(ctx->message, own.message, sizeof ctx->message);
     return status;
 }

@@ -58,10 +58,10 @@ assay_status assay_run_replayed(assay_context *ctx, const assay_case *c, const a
     r.sink = assay_tensor_set_sink(&r.choices);
     const assay_sink first = {.self = &r, .wants = wants_choice, .write_i32 = take_choice};
     TRY(add_choices(ctx, c, &r.choices));
-    TRY(operation->run(ctx, c, in, &first, NULL, 0));
+    TRY(assay_operation_run(ctx, operation, c, in, &first, NULL, 0));
     assay_overlay both = {assay_tensor_set_source(&r.choices), *in};
     const assay_source replayed = assay_overlay_source(&both);
-    TRY(operation->run(ctx, c, &replayed, out, NULL, 0));
+    TRY(assay_operation_run(ctx, operation, c, &replayed, out, NULL, 0));
 cleanup:
     assay_tensor_set_free(&r.choices);
     return status;

@@ -230,7 +230,8 @@ assay_status assay_request_write_from(assay_context *ctx, const assay_plan *plan
         goto cleanup;
     }
     for (int i = 0; i < plan->spec_count; i++) {
-        if (assay_role_is_result(plan->specs[i].role)) expects[count++] = plan->specs[i].path;
+        const assay_tensor_spec *asked = assay_plan_asked(plan, i);
+        if (asked != NULL && assay_role_is_result(asked->role)) expects[count++] = asked->path;
     }
     TRY(begin(ctx, &sink, path, "request", false));
     TRY(assay_fixture_set_texts(ctx, sink.writer, "expects", count, expects));

@@ -102,9 +102,9 @@ assay_status assay_host_make(assay_context *ctx, const assay_plan *plan, const a
     TRY(take(&m, "message", ASSAY_HOST_MESSAGE, 1, &host->message));
     TRY(fill_settings(&m, plan->c));
     for (int i = 0; i < plan->spec_count; i++) {
-        const assay_tensor_spec *spec = &plan->specs[i];
-        if (spec->role == ASSAY_ROLE_ERROR_SCALE || spec->role == ASSAY_ROLE_NULL) continue;
-        TRY(assay_role_is_given(spec->role) ? load_tensor(&m, in, spec) : add_result(&m, spec));
+        const assay_tensor_spec *spec = &plan->specs[i], *asked = assay_plan_asked(plan, i);
+        if (assay_role_is_given(spec->role)) TRY(load_tensor(&m, in, spec));
+        if (asked != NULL) TRY(add_result(&m, asked));
     }
 cleanup:
     return status;

@@ -261,6 +261,7 @@ int64_t assay_unused_row_width(const assay_tensor_entry *entry)
 void assay_tensor_list_free(assay_tensor_list *list)
 {
     free(list->entries);
+    free(list->sketched);
     *list = (assay_tensor_list){0};
 }
 

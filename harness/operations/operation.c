@@ -175,6 +175,7 @@ assay_status assay_operation_prepare(assay_context *ctx, const assay_case *c, co
     TRY(turn_gradients(ctx, list));
     TRY(check_inputs(ctx, c, list));
     TRY(apply_dtypes(ctx, c, list));
+    TRY(assay_sketch_list(ctx, c, list));
 cleanup:
     if (status != ASSAY_OK) {
         assay_tensor_list_free(list);

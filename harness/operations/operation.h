@@ -21,6 +21,8 @@ typedef struct assay_tensor_entry {
 typedef struct assay_tensor_list {
     assay_tensor_entry *entries;
     int count;
+    assay_tensor_spec *sketched; /* gradients in whose place there are sketches */
+    int sketched_count;
 } assay_tensor_list;
 
 typedef struct assay_operation {
@@ -37,7 +39,8 @@ typedef struct assay_operation {
      * or indices, whole; values are rounded to the tensor's grid afterwards. NULL: the operation has none. */
     assay_status (*derive)(assay_context *ctx, const assay_case *c, const assay_tensor_entry *entry,
                            const assay_source *in, double *values, int32_t *indices);
-    /* Evaluates; tensors and results by the paths of describe, error scales as error_scale/NAME/<path>. */
+    /* Evaluates; tensors and results by the paths of describe, error scales as error_scale/NAME/<path>. For
+     * assay_operation_run alone, which knows of sketches. */
     assay_status (*run)(assay_context *ctx, const assay_case *c, const assay_source *in, const assay_sink *out,
                         const assay_precision *precisions, int precision_count);
     /* Whether a candidate's tensor of schedule/ keeps the rules of the case's schedule; refuses with the one that it
@@ -88,6 +91,11 @@ bool assay_is_layer(const assay_case *c);                         /* one decoder
  * the tensors. Refuses inputs that the case describes and the operation does not have. */
 assay_status assay_operation_prepare(assay_context *ctx, const assay_case *c, const assay_operation **operation,
                                      assay_tensor_list *list);
+
+/* Evaluates: results and error scales by the paths of assay_operation_prepare's list. */
+assay_status assay_operation_run(assay_context *ctx, const assay_operation *operation, const assay_case *c,
+                                 const assay_source *in, const assay_sink *out, const assay_precision *precisions,
+                                 int precision_count);
 
 /* case_yaml: the complete case (assay_case_to_yaml) with what is computed in the place of values that are left open. */
 assay_status assay_case_yaml(assay_context *ctx, const assay_case *c, char **text);

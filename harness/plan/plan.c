@@ -3,6 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "harness/sketch/sketch.h"
+
 const assay_profile *assay_plan_profile(const assay_plan *plan, const char *name)
 {
     for (int i = 0; i < plan->own_count; i++) {
@@ -120,6 +122,20 @@ int assay_plan_find(const assay_plan *plan, const char *path)
         if (strcmp(plan->specs[i].path, path) == 0) return i;
     }
     return -1;
+}
+
+const assay_tensor_spec *assay_plan_asked(const assay_plan *plan, int index)
+{
+    char whole[ASSAY_PATH_SIZE];
+    assay_sketch_part part = ASSAY_SKETCH_ROWS;
+    const assay_tensor_spec *spec = &plan->specs[index];
+    if (!assay_role_is_compared(spec->role)) return NULL;
+    assay_sketch_whole_path(spec->path, whole, &part);
+    for (int i = 0; i < plan->list.sketched_count; i++) {
+        if (strcmp(plan->list.sketched[i].path, whole) != 0) continue;
+        return part == ASSAY_SKETCH_ROWS ? &plan->list.sketched[i] : NULL;
+    }
+    return spec;
 }
 
 bool assay_plan_scale_is_zero(const assay_plan *plan, const assay_tensor_spec *spec)

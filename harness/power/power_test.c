@@ -5,9 +5,12 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "harness/plan/inputs.h"
 #include "harness/power/power_test.h"
+#include "harness/power/power_whole.h"
+#include "harness/sketch/sketch.h"
 #include "oracle/base/memory.h"
 
 /* A candidate has the tensors that every backend gives: the choice of experts would give away many a mutant, but a
@@ -88,27 +91,58 @@ static double excess_of(const assay_tensor_result *tensor)
     return fmax(tensor->worst_element, tensor->worst_row);
 }
 
-/* The verdict on the candidate: as a whole, and tensor by tensor. */
-static void conclude(const assay_trial *t, const assay_report *report, const assay_tensor_set *candidate,
+/* A tensor of the report, or the parts of one sketch, which stand side by side: how far out it is, and whether it fails. */
+typedef struct judged {
+    char path[ASSAY_PATH_SIZE]; /* of the tensor itself */
+    bool failed, compared;
+    double excess;
+    const char *where;
+} judged;
+
+static void path_of_whole(const char *path, char whole[ASSAY_PATH_SIZE])
+{
+    assay_sketch_whole_path(path, whole, NULL);
+    if (whole[0] == '\0') snprintf(whole, ASSAY_PATH_SIZE, "%s", path);
+}
+
+/* The one that begins at *next, which moves on. */
+static judged next_judged(const assay_report *report, int *next)
+{
+    judged j = {.excess = -INFINITY};
+    path_of_whole(report->tensors[*next].spec.path, j.path);
+    for (; *next < report->count; ++*next) {
+        const assay_tensor_result *tensor = &report->tensors[*next];
+        char path[ASSAY_PATH_SIZE];
+        path_of_whole(tensor->spec.path, path);
+        if (strcmp(path, j.path) != 0) break;
+        const double excess = excess_of(tensor);
+        if (excess > j.excess) j.where = tensor->spec.path;
+        j.excess = fmax(j.excess, excess);
+        j.failed |= tensor->verdict == ASSAY_FAIL;
+        j.compared |= tensor->compared;
+    }
+    return j;
+}
+
+/* The verdict on the candidate: as a whole, and tensor by tensor. `made`: what the candidate was made from and is, in
+ * whole tensors. */
+static void conclude(const assay_trial *made, const assay_report *report, const assay_tensor_set *candidate,
                      assay_mutant_result *result)
 {
     const bool each = result->mutant->each;
     result->excess = each ? INFINITY : 0.0;
-    for (int i = 0; i < report->count; i++) {
-        const assay_tensor_result *tensor = &report->tensors[i];
-        const assay_tensor *golden = assay_tensor_set_find(t->golden, tensor->spec.path);
-        const bool failed = tensor->verdict == ASSAY_FAIL;
-        if (!failed &&
-            !(tensor->compared && has_effect(t, golden, assay_tensor_set_find(candidate, tensor->spec.path)))) {
+    for (int next = 0; next < report->count;) {
+        const judged j = next_judged(report, &next);
+        const assay_tensor *golden = assay_tensor_set_find(made->golden, j.path);
+        if (!j.failed && !(j.compared && has_effect(made, golden, assay_tensor_set_find(candidate, j.path)))) {
             continue;
         }
-        const double excess = excess_of(tensor);
-        const bool shown = each ? excess <= result->excess : excess > result->excess;
+        const bool shown = each ? j.excess <= result->excess : j.excess > result->excess;
         result->changed++;
-        result->found += failed;
+        result->found += j.failed;
         if (!shown) continue;
-        result->excess = excess;
-        snprintf(result->where, sizeof result->where, "%s", tensor->spec.path);
+        result->excess = j.excess;
+        snprintf(result->where, sizeof result->where, "%s", j.where);
     }
     const bool detected = each ? result->found == result->changed : report->verdict == ASSAY_FAIL;
     if (result->changed == 0 && !result->mutant->always) {
@@ -171,26 +205,28 @@ cleanup:
     return status;
 }
 
-static assay_status try_mutant(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
-                               assay_mutant_result *result)
+/* `made`: the trial itself, or that of whole gradients where its golden has sketches. */
+static assay_status try_mutant(assay_context *ctx, const assay_trial *t, const assay_trial *made,
+                               const assay_mutant *mutant, assay_mutant_result *result)
 {
     assay_status status = ASSAY_OK;
-    const assay_plan *plan = t->plan;
-    assay_tensor_set candidate = {0};
+    assay_tensor_set candidate = {0}, sketched = {0};
     assay_report report = {0};
-    bool applies = assay_mutant_is_for(mutant, plan);
-    *result = (assay_mutant_result){.mutant = mutant, .required = assay_mutant_is_required(mutant, plan)};
+    bool applies = assay_mutant_is_for(mutant, made->plan);
+    *result = (assay_mutant_result){.mutant = mutant, .required = assay_mutant_is_required(mutant, made->plan)};
     if (!applies) return ASSAY_OK;
-    TRY(assay_mutant_make(ctx, t, mutant, &candidate, &applies));
+    TRY(assay_mutant_make(ctx, made, mutant, &candidate, &applies));
     if (!applies) goto cleanup;
     round_results(&candidate, t->profile->storage);
-    TRY(judge(ctx, t, &candidate, &report));
-    conclude(t, &report, &candidate, result);
+    if (made != t) TRY(assay_whole_take(ctx, t, &candidate, &sketched));
+    TRY(judge(ctx, t, made != t ? &sketched : &candidate, &report));
+    conclude(made, &report, &candidate, result);
     if (t->folder != NULL && result->outcome != ASSAY_MUTANT_NO_EFFECT)
         TRY(write_candidate(ctx, t, mutant, &candidate));
 cleanup:
     assay_report_free(&report);
     assay_tensor_set_free(&candidate);
+    assay_tensor_set_free(&sketched);
     return status;
 }
 
@@ -234,14 +270,25 @@ assay_status assay_power_test_run(assay_context *ctx, const assay_plan *plan, co
     assay_status status;
     void *items = NULL;
     assay_trial t = {.plan = plan, .golden = golden, .profile = profile, .false_alarm = false_alarm, .folder = folder};
+    const bool sketched = plan->list.sketched_count > 0;
+    assay_whole whole = {0};
+    assay_trial made = t;
     *found = (assay_power_test){.profile = profile};
     TRY(assay_trial_reader(ctx, golden, "golden", NULL, &t.reader));
     TRY(check_control(ctx, &t));
     TRY(assay_alloc(ctx, "verdicts on mutants", assay_mutant_count, sizeof *found->items, &items));
     found->items = items;
-    for (int i = 0; i < assay_mutant_count; i++) TRY(try_mutant(ctx, &t, &assay_mutants[i], &found->items[i]));
+    if (sketched) {
+        TRY(assay_whole_make(ctx, &t, &whole));
+        made.plan = &whole.plan;
+        made.golden = &whole.golden;
+    }
+    for (int i = 0; i < assay_mutant_count; i++) {
+        TRY(try_mutant(ctx, &t, sketched ? &made : &t, &assay_mutants[i], &found->items[i]));
+    }
     tally(found);
 cleanup:
+    assay_whole_free(&whole);
     assay_fixture_close(t.reader);
     if (status != ASSAY_OK) assay_power_test_free(found);
     return status;

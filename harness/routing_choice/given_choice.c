@@ -454,6 +454,7 @@ assay_status assay_compare_given_choice(assay_context *ctx, assay_golden *golden
     if (status != ASSAY_OK && status != ASSAY_BAD_INPUT) goto cleanup;
     ctx->message[0] = '\0';
     const assay_order order = assay_plan_order(&golden->plan);
+    TRY(assay_candidate_take_sketches(ctx, &golden->plan, candidate));
     TRY(assay_candidate_take_unused(ctx, &golden->plan, golden->reader, candidate));
     TRY(read_choices(ctx, golden->reader, order, candidate, &c));
     if (any_differs(&c)) {

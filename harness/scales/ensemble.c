@@ -129,7 +129,7 @@ assay_status assay_evaluate(assay_context *ctx, const assay_plan *plan, const as
     settled.precisions = precisions;
     TRY(assay_settle_given(ctx, plan, in, settled.precisions));
     if (assay_ensemble_needs_no_runs(&settled) && !null) {
-        TRY(plan->operation->run(ctx, plan->c, in, out, settled.precisions, plan->precision_count));
+        TRY(assay_operation_run(ctx, plan->operation, plan->c, in, out, settled.precisions, plan->precision_count));
     } else {
         TRY(evaluate(ctx, &e, null));
     }

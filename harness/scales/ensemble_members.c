@@ -149,7 +149,7 @@ assay_status assay_ensemble_run_golden(assay_context *ctx, assay_ensemble *e)
         if (!assay_ensemble_is_propagated(plan, precision) || assay_ensemble_is_raised(plan, precision)) continue;
         propagated[count++] = *precision;
     }
-    TRY(plan->operation->run(ctx, plan->c, e->in, &golden, propagated, count));
+    TRY(assay_operation_run(ctx, plan->operation, plan->c, e->in, &golden, propagated, count));
     TRY(assay_tensor_set_require_complete(ctx, &e->golden));
 cleanup:
     free(precisions);
@@ -189,7 +189,7 @@ assay_status assay_ensemble_run(assay_context *ctx, assay_ensemble *e, const ass
     emulated.emulation = &emulation;
     e->slot = member->nearest ? 0 : member->number;
     for (int i = 0; i < e->golden.count; i++) e->tensors[i].written = 0;
-    assay_status status = plan->operation->run(&emulated, plan->c, &in, &out, NULL, 0);
+    assay_status status = assay_operation_run(&emulated, plan->operation, plan->c, &in, &out, NULL, 0);
     memcpy(ctx->message, emulated.message, sizeof ctx->message);
     return status == ASSAY_OK ? check_complete(ctx, e) : status;
 }
@@ -236,5 +236,5 @@ assay_status assay_ensemble_run_raised(assay_context *ctx, assay_ensemble *e, in
     const assay_source in = assay_rounded_source(&rounded);
     const assay_sink out = {.self = &r, .wants = raised_wants, .write = raised_write, .write_i32 = no_integers};
     for (int i = 0; i < e->golden.count; i++) e->tensors[i].written = 0;
-    return plan->operation->run(ctx, plan->c, &in, &out, r.precision, 1);
+    return assay_operation_run(ctx, plan->operation, plan->c, &in, &out, r.precision, 1);
 }

@@ -158,10 +158,11 @@ static assay_status list_tensors(assay_context *ctx, assay_test *t)
     for (int i = 0; i < plan->spec_count; i++) {
         const assay_tensor_spec *spec = &plan->specs[i];
         if (assay_role_is_given(spec->role)) t->given_specs[t->given_count++] = spec;
-        if (!assay_role_is_compared(spec->role)) continue;
+        const assay_tensor_spec *asked = assay_plan_asked(plan, i);
+        if (asked == NULL) continue;
         assay_backend_result *expected = &t->expected[t->expected_count++];
-        *expected = assay_backend_result_of(spec);
-        expected->required = assay_order_requires(assay_plan_order(plan), spec);
+        *expected = assay_backend_result_of(asked);
+        expected->required = assay_order_requires(assay_plan_order(plan), asked);
     }
     return ASSAY_OK;
 }

@@ -54,6 +54,12 @@ typedef struct spec_budget {
     uint64_t seed;
     void (*advance)(void *self, const char *path); /* after each probe, by one thread at a time; or NULL */
     void *self;
+    /* Of a tensor under gradients/ whose elements are derivatives along directions of +1, -1 and 0 in another tensor: its
+     * path there, and `signs` [of that tensor], unless NULL, of element `index`. False: a gradient of the tensor of its
+     * own path, whose elements are its coordinates. NULL: there are no others. */
+    bool (*direction)(const void *signed_sums, const char *path, int64_t index, char of[ASSAY_PATH_SIZE],
+                      signed char *signs);
+    const void *signed_sums; /* for it */
 } spec_budget;
 
 /* How many probes that is of a gradient of so many elements. */

@@ -46,7 +46,9 @@ typedef struct gradient {
     const char *path;        /* of the gradient */
     const spec_quad *values; /* of the gradient */
     const spec_quad *origin;
-    int64_t count;
+    int64_t count; /* elements of the gradient, and of the tensor: the same but for directions */
+    int64_t origin_count;
+    bool directions;              /* its elements are derivatives along directions of signs */
     int tensor;                   /* its place in `in` */
     spec_quad size;               /* root of the mean square of the tensor, 1 where it is 0 */
     spec_quad magnitude;          /* of the gradient: its largest element */
@@ -57,7 +59,7 @@ typedef struct gradient {
 /* A line along which a gradient is tested, and what was found. */
 typedef struct probe {
     int gradient;
-    int64_t index; /* the coordinate, or -1: a direction of random signs that `seed` gives */
+    int64_t index; /* the gradient's element, or -1: a direction of random signs that `seed` gives */
     uint64_t seed;
     bool kink;
     spec_quad computed, derivative, error, scale, allowed;
@@ -79,6 +81,7 @@ typedef struct probing {
 typedef struct moved_inputs {
     spec_tensors tensors;
     spec_quad *values;
+    signed char *signs; /* of the direction; NULL: of a coordinate, or of a random one */
 } moved_inputs;
 
 static uint64_t next_random(uint64_t *state)
@@ -91,10 +94,15 @@ static uint64_t next_random(uint64_t *state)
 
 /* The values moved by `step` along the probe's line. Numbers that are none are 0 for their own coordinate, and stay
  * where they are otherwise. */
-static void move(const gradient *g, const probe *p, spec_quad step, spec_quad *values)
+static void move(const gradient *g, const probe *p, spec_quad step, const moved_inputs *moved)
 {
     uint64_t seed = p->seed;
-    memcpy(values, g->origin, (size_t)g->count * sizeof *values);
+    spec_quad *values = moved->values;
+    memcpy(values, g->origin, (size_t)g->origin_count * sizeof *values);
+    for (int64_t i = 0; moved->signs != NULL && i < g->origin_count; i++) {
+        if (finiteq(g->origin[i])) values[i] += moved->signs[i] * step;
+    }
+    if (moved->signs != NULL) return;
     if (p->index >= 0) {
         values[p->index] = (finiteq(g->origin[p->index]) ? g->origin[p->index] : 0) + step;
         return;
@@ -135,9 +143,9 @@ static assay_status difference(assay_context *ctx, const probing *all, const pro
     assay_status status = ASSAY_OK;
     weighted_sum above, below;
     const gradient *g = &all->gradients[p->gradient];
-    move(g, p, step, moved->values);
+    move(g, p, step, moved);
     TRY(evaluate_loss(ctx, all->operation, all->config, &moved->tensors, &above));
-    move(g, p, -step, moved->values);
+    move(g, p, -step, moved);
     TRY(evaluate_loss(ctx, all->operation, all->config, &moved->tensors, &below));
     *derivative = (above.value - below.value) / (2 * step);
     *jump = fabsq(above.value - 2 * all->base.value + below.value) / step;
@@ -152,7 +160,7 @@ static assay_status measure_probe(assay_context *ctx, const probing *all, probe 
     const spec_quad small = 1e-7;
     const gradient *g = &all->gradients[p->gradient];
     spec_quad size = g->size, derivative = 0, jump = 0, wider = 0;
-    if (p->index >= 0 && finiteq(g->origin[p->index])) size = fmaxq(size, fabsq(g->origin[p->index]));
+    if (p->index >= 0 && !g->directions && finiteq(g->origin[p->index])) size = fmaxq(size, fabsq(g->origin[p->index]));
     spec_quad step = ldexpq(size, -32);
     spec_quad noise = ldexpq(all->base.size, -100) / step; /* some thousand roundings of L */
     for (bool first = true;; first = false) {
@@ -179,8 +187,14 @@ static assay_status run_probe(assay_context *ctx, const probing *all, probe *p)
     assay_status status;
     const gradient *g = &all->gradients[p->gradient];
     moved_inputs moved = {0};
-    void *items = NULL;
-    TRY(spec_alloc(ctx, g->count, &moved.values));
+    void *items = NULL, *signs = NULL;
+    TRY(spec_alloc(ctx, g->origin_count, &moved.values));
+    if (g->directions) {
+        char of[ASSAY_PATH_SIZE];
+        TRY(assay_alloc(ctx, "a direction", g->origin_count, sizeof *moved.signs, &signs));
+        moved.signs = signs;
+        all->budget->direction(all->budget->signed_sums, g->path, p->index, of, moved.signs);
+    }
     TRY(assay_alloc(ctx, "list of tensors", all->in->count, sizeof *all->in->items, &items));
     memcpy(items, all->in->items, (size_t)all->in->count * sizeof *all->in->items);
     moved.tensors = (spec_tensors){.items = items, .count = all->in->count};
@@ -188,6 +202,7 @@ static assay_status run_probe(assay_context *ctx, const probing *all, probe *p)
     TRY(measure_probe(ctx, all, p, &moved));
 cleanup:
     free(items);
+    free(signs);
     free(moved.values);
     return status;
 }
@@ -224,6 +239,8 @@ static void measure_gradient(gradient *g)
     g->magnitude = spec_largest(g->count, g->values);
     for (int64_t i = 0; i < g->count; i++) {
         g->norm += g->values[i] * g->values[i];
+    }
+    for (int64_t i = 0; i < g->origin_count; i++) {
         if (!finiteq(g->origin[i])) continue;
         squares += g->origin[i] * g->origin[i];
         finite++;
@@ -255,9 +272,9 @@ static void choose_probes(const gradient *g, int number, const spec_budget *budg
     const int64_t count = spec_probe_count(budget, g->count), coordinates = count - budget->directions;
     for (int64_t i = 0; i < count; i++) {
         probes[i] = (probe){.gradient = number, .index = -1};
-        if (i >= coordinates) {
+        if (i >= coordinates && !g->directions) {
             probes[i].seed = next_random(&random);
-        } else if (coordinates == g->count) {
+        } else if (coordinates == g->count && i < coordinates) {
             probes[i].index = i;
         } else {
             probes[i].index = i == 0 ? foremost(g) : (int64_t)(next_random(&random) % (uint64_t)g->count);
@@ -276,15 +293,22 @@ static assay_status collect(assay_context *ctx, probing *all, const spec_tensors
         const spec_tensor *tensor = &computed->items[i];
         if (!spec_has_prefix(tensor->path, "gradients/")) continue;
         const char *path = tensor->path + strlen("gradients/");
+        char of[ASSAY_PATH_SIZE];
         gradient *g = &all->gradients[all->gradient_count++];
         *g = (gradient){.path = tensor->path, .values = tensor->values, .count = assay_shape_count(&tensor->shape)};
         if (tensor->values == NULL) {
             status = assay_fail(ctx, ASSAY_BAD_INPUT, "'%s' holds indices", tensor->path);
             goto cleanup;
         }
-        TRY(spec_read(ctx, all->in, path, g->count, &g->origin));
+        g->directions =
+            all->budget->direction != NULL && all->budget->direction(all->budget->signed_sums, g->path, 0, of, NULL);
+        if (g->directions) path = of;
+        g->tensor =
+            spec_tensors_find(all->in, path) == NULL ? -1 : (int)(spec_tensors_find(all->in, path) - all->in->items);
+        g->origin_count =
+            g->directions && g->tensor >= 0 ? assay_shape_count(&all->in->items[g->tensor].shape) : g->count;
+        TRY(spec_read(ctx, all->in, path, g->origin_count, &g->origin));
         TRY(spec_find_error_scale(ctx, computed, tensor, &g->error_scale));
-        g->tensor = (int)(spec_tensors_find(all->in, path) - all->in->items);
         measure_gradient(g);
         all->probe_count += spec_probe_count(all->budget, g->count);
     }

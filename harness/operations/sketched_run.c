@@ -1,0 +1,253 @@
+/* An operation of a case whose large gradients are held as sketches: they stream into these, and what is seen outside is
+ * the sketches' tensors and their error scales. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "harness/operations/op_support.h"
+#include "harness/sketch/sketch.h"
+#include "oracle/arithmetic/arithmetic.h"
+#include "oracle/arithmetic/emulated.h"
+#include "oracle/base/memory.h"
+
+/* Of one gradient. The errors of its elements are taken to be independent: random signs make them so. */
+typedef struct sketched {
+    assay_tensor_spec spec;
+    assay_sketch values;
+    assay_sketch energy;  /* squares of the values: what rounding them to storage adds to the errors of sums */
+    assay_sketch *scales; /* squares of the error scales, for each precision */
+} sketched;
+
+typedef struct sketching {
+    const assay_case *c;
+    const assay_sink *out;
+    const assay_precision *precisions;
+    int precision_count;
+    sketched *tensors;
+    int count;
+} sketching;
+
+static bool wants_part(const sketching *s, const assay_tensor_spec *of, const char *profile)
+{
+    bool wanted = false;
+    char path[ASSAY_PATH_SIZE];
+    for (int part = 0; part < ASSAY_SKETCH_PARTS && !wanted; part++) {
+        const assay_tensor_spec spec = assay_sketch_spec(of, s->c->sketch_above, (assay_sketch_part)part);
+        if (spec.path[0] == '\0') continue;
+        if (profile != NULL) assay_path_at(ASSAY_ROLE_ERROR_SCALE, profile, spec.path, path);
+        wanted = assay_wants(s->out, profile != NULL ? path : spec.path);
+    }
+    return wanted;
+}
+
+/* Error scales of sums take the values too. */
+static bool wants_values(const sketching *s, const assay_tensor_spec *of)
+{
+    bool wanted = wants_part(s, of, NULL);
+    for (int p = 0; p < s->precision_count && !wanted; p++) wanted = wants_part(s, of, s->precisions[p].name);
+    return wanted;
+}
+
+/* The sketched tensor that a path is of; *precision is -1 for its values. NULL: another tensor. */
+static sketched *find(const sketching *s, const char *path, int *precision)
+{
+    char scale[ASSAY_PATH_SIZE];
+    for (int i = 0; i < s->count; i++) {
+        sketched *t = &s->tensors[i];
+        *precision = -1;
+        if (strcmp(t->spec.path, path) == 0) return t;
+        for (int p = 0; p < s->precision_count; p++) {
+            *precision = p;
+            assay_path_at(ASSAY_ROLE_ERROR_SCALE, s->precisions[p].name, t->spec.path, scale);
+            if (strcmp(scale, path) == 0) return t;
+        }
+    }
+    return NULL;
+}
+
+static bool sketching_wants(void *self, const char *path)
+{
+    int precision;
+    const sketching *s = self;
+    const sketched *t = find(s, path, &precision);
+    if (t == NULL) return assay_wants(s->out, path);
+    return precision < 0 ? wants_values(s, &t->spec) : wants_part(s, &t->spec, s->precisions[precision].name);
+}
+
+static assay_status write_values(assay_context *ctx, const sketching *s, const sketched *t)
+{
+    assay_status status = ASSAY_OK;
+    for (int part = 0; part < ASSAY_SKETCH_PARTS; part++) {
+        const assay_tensor_spec spec = assay_sketch_spec(&t->spec, s->c->sketch_above, (assay_sketch_part)part);
+        if (t->values.parts[part] == NULL) continue;
+        TRY(assay_write_result(ctx, s->out, spec.path, t->values.sizes[part], t->values.parts[part]));
+    }
+cleanup:
+    return status;
+}
+
+/* A sum's error is that of its elements and of their storage; a judge allows for the storage of what is kept in full. */
+static assay_status write_scales(assay_context *ctx, const sketching *s, const sketched *t, int p)
+{
+    assay_status status = ASSAY_OK;
+    char path[ASSAY_PATH_SIZE];
+    const double storage = s->precisions[p].storage;
+    for (int part = 0; part < ASSAY_SKETCH_PARTS; part++) {
+        const assay_tensor_spec spec = assay_sketch_spec(&t->spec, s->c->sketch_above, (assay_sketch_part)part);
+        double *squares = t->scales[p].parts[part];
+        if (squares == NULL) continue;
+        for (int64_t i = 0; i < t->scales[p].sizes[part]; i++) {
+            const double stored = part < ASSAY_SKETCH_SLICE_ROWS ? storage * storage * t->energy.parts[part][i] : 0;
+            squares[i] = sqrt(squares[i] + stored);
+        }
+        assay_path_at(ASSAY_ROLE_ERROR_SCALE, s->precisions[p].name, spec.path, path);
+        TRY(assay_write_result(ctx, s->out, path, t->scales[p].sizes[part], squares));
+    }
+cleanup:
+    return status;
+}
+
+static bool is_complete(const assay_sketch *sketch)
+{
+    return sketch->position == sketch->count;
+}
+
+/* A run in the emulated arithmetic is a kernel, which stores its gradient: what is summed is what it stored. */
+static assay_status add_values(assay_context *ctx, sketched *t, int64_t count, const double *values)
+{
+    enum { PIECE = 4096 };
+    double stored[PIECE];
+    if (ctx->arithmetic->round == NULL) {
+        assay_sketch_add(&t->values, count, values, values);
+        return ASSAY_OK;
+    }
+    for (int64_t first = 0; first < count; first += PIECE) {
+        const int64_t n = count - first < PIECE ? count - first : PIECE;
+        assay_dtype_round_many(ctx->emulation->storage, n, values + first, stored);
+        assay_sketch_add(&t->values, n, stored, values + first);
+    }
+    return ASSAY_OK;
+}
+
+static assay_status sketching_write(assay_context *ctx, void *self, const char *path, int64_t count,
+                                    const double *values)
+{
+    int precision;
+    assay_status status = ASSAY_OK;
+    const sketching *s = self;
+    sketched *t = find(s, path, &precision);
+    if (t == NULL) return s->out->write(ctx, s->out->self, path, count, values);
+    assay_sketch *sketch = precision < 0 ? &t->values : &t->scales[precision];
+    if (count > sketch->count - sketch->position) {
+        return assay_fail(ctx, ASSAY_INTERNAL, "%s has more elements than its shape", path);
+    }
+    if (precision >= 0) {
+        assay_sketch_add(sketch, count, values, values);
+    } else {
+        TRY(add_values(ctx, t, count, values));
+        if (s->precision_count > 0) assay_sketch_add(&t->energy, count, values, values);
+        if (is_complete(sketch)) TRY(write_values(ctx, s, t));
+    }
+    for (int p = 0; p < s->precision_count && is_complete(&t->values); p++) {
+        if ((precision < 0 || p == precision) && is_complete(&t->scales[p])) TRY(write_scales(ctx, s, t, p));
+    }
+cleanup:
+    return status;
+}
+
+static assay_status sketching_write_i32(assay_context *ctx, void *self, const char *path, int64_t count,
+                                        const int32_t *values)
+{
+    const sketching *s = self;
+    return s->out->write_i32(ctx, s->out->self, path, count, values);
+}
+
+static assay_status start(assay_context *ctx, const sketching *s, sketched *t, const assay_tensor_spec *spec)
+{
+    assay_status status;
+    const int64_t above = s->c->sketch_above;
+    void *scales = NULL;
+    t->spec = *spec;
+    if (!wants_values(s, spec)) return ASSAY_OK;
+    TRY(assay_sketch_start(ctx, spec, above, s->c->seed, false, &t->values));
+    if (s->precision_count == 0) goto cleanup;
+    TRY(assay_alloc(ctx, "sketches of error scales", s->precision_count, sizeof *t->scales, &scales));
+    memset(scales, 0, (size_t)s->precision_count * sizeof *t->scales);
+    t->scales = scales;
+    TRY(assay_sketch_start(ctx, spec, above, s->c->seed, true, &t->energy));
+    for (int p = 0; p < s->precision_count; p++) {
+        TRY(assay_sketch_start(ctx, spec, above, s->c->seed, true, &t->scales[p]));
+    }
+cleanup:
+    return status;
+}
+
+static void end(sketching *s)
+{
+    for (int i = 0; i < s->count; i++) {
+        sketched *t = &s->tensors[i];
+        assay_sketch_free(&t->values);
+        assay_sketch_free(&t->energy);
+        for (int p = 0; t->scales != NULL && p < s->precision_count; p++) assay_sketch_free(&t->scales[p]);
+        free(t->scales);
+    }
+    free(s->tensors);
+}
+
+assay_status assay_operation_run(assay_context *ctx, const assay_operation *operation, const assay_case *c,
+                                 const assay_source *in, const assay_sink *out, const assay_precision *precisions,
+                                 int precision_count)
+{
+    assay_status status;
+    assay_tensor_list list = {0};
+    const assay_operation *same = NULL;
+    sketching s = {.c = c, .out = out, .precisions = precisions, .precision_count = precision_count};
+    const assay_sink sink = {&s, sketching_wants, sketching_write, sketching_write_i32};
+    if (c->sketch_above == 0) return operation->run(ctx, c, in, out, precisions, precision_count);
+    TRY(assay_operation_prepare(ctx, c, &same, &list));
+    s.tensors = calloc((size_t)list.sketched_count + 1, sizeof *s.tensors);
+    if (s.tensors == NULL) {
+        status = assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of sketches");
+        goto cleanup;
+    }
+    for (int i = 0; i < list.sketched_count; i++) {
+        s.count++;
+        TRY(start(ctx, &s, &s.tensors[i], &list.sketched[i]));
+    }
+    TRY(operation->run(ctx, c, in, &sink, precisions, precision_count));
+cleanup:
+    end(&s);
+    assay_tensor_list_free(&list);
+    return status;
+}
+
+/* Sketches in the place of the gradients that they are of. */
+assay_status assay_sketch_list(assay_context *ctx, const assay_case *c, assay_tensor_list *list)
+{
+    int large = 0, count = 0;
+    for (int i = 0; i < list->count; i++) large += assay_sketch_is_for(&list->entries[i].spec, c->sketch_above);
+    if (large == 0) return ASSAY_OK;
+    const size_t room = (size_t)list->count + (size_t)large * ASSAY_SKETCH_PARTS;
+    assay_tensor_entry *entries = calloc(room, sizeof *entries);
+    list->sketched = calloc((size_t)large, sizeof *list->sketched);
+    if (entries == NULL || list->sketched == NULL) {
+        free(entries);
+        return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of tensors");
+    }
+    for (int i = 0; i < list->count; i++) {
+        const assay_tensor_entry *entry = &list->entries[i];
+        if (!assay_sketch_is_for(&entry->spec, c->sketch_above)) {
+            entries[count++] = *entry;
+            continue;
+        }
+        list->sketched[list->sketched_count++] = entry->spec;
+        for (int part = 0; part < ASSAY_SKETCH_PARTS; part++) {
+            const assay_tensor_spec spec = assay_sketch_spec(&entry->spec, c->sketch_above, (assay_sketch_part)part);
+            if (spec.path[0] != '\0') entries[count++] = (assay_tensor_entry){.spec = spec};
+        }
+    }
+    free(list->entries);
+    list->entries = entries;
+    list->count = count;
+    return ASSAY_OK;
+}

@@ -1,0 +1,74 @@
+#include <stdlib.h>
+#include <string.h>
+
+#include "harness/plan/candidate_rows.h"
+#include "harness/sketch/sketch.h"
+#include "oracle/base/memory.h"
+
+enum { PIECE = 1 << 16 };
+
+/* Streams the tensor through its sketch. */
+static assay_status read_sketch(assay_context *ctx, assay_fixture_reader *candidate, assay_sketch *sketch)
+{
+    assay_status status;
+    double *piece = NULL;
+    TRY(assay_alloc_f64(ctx, sketch->spec.path, PIECE, &piece));
+    while (sketch->position < sketch->count) {
+        const int64_t left = sketch->count - sketch->position, count = left < PIECE ? left : PIECE;
+        TRY(assay_fixture_read(ctx, candidate, sketch->spec.path, sketch->position, count, piece));
+        assay_sketch_add(sketch, count, piece, piece);
+    }
+cleanup:
+    free(piece);
+    return status;
+}
+
+/* The sketch's tensors, in float64 whatever the candidate's own type: what it stored is summed without another rounding. */
+static assay_status put_parts(assay_context *ctx, const assay_plan *plan, const assay_sketch *sketch,
+                              assay_fixture_reader *candidate)
+{
+    assay_status status = ASSAY_OK;
+    for (int part = 0; part < ASSAY_SKETCH_PARTS; part++) {
+        double *numbers = NULL;
+        const assay_tensor_spec spec = assay_sketch_spec(&sketch->spec, plan->c->sketch_above, (assay_sketch_part)part);
+        if (sketch->parts[part] == NULL) continue;
+        if (assay_fixture_find(candidate, spec.path) != NULL) assay_fixture_forget(candidate, spec.path);
+        TRY(assay_alloc_f64(ctx, spec.path, sketch->sizes[part], &numbers));
+        memcpy(numbers, sketch->parts[part], (size_t)sketch->sizes[part] * sizeof *numbers);
+        TRY(assay_fixture_put(ctx, candidate, &spec, numbers));
+    }
+cleanup:
+    return status;
+}
+
+static assay_status take_sketch(assay_context *ctx, const assay_plan *plan, const assay_tensor_spec *spec,
+                                assay_fixture_reader *candidate)
+{
+    assay_sketch sketch = {0};
+    assay_status status;
+    TRY(assay_sketch_start(ctx, spec, plan->c->sketch_above, plan->c->seed, false, &sketch));
+    status = read_sketch(ctx, candidate, &sketch);
+    if (status == ASSAY_BAD_INPUT) { /* unreadable: left as it is, for the comparer's words */
+        ctx->message[0] = '\0';
+        status = ASSAY_OK;
+        goto cleanup;
+    }
+    TRY(status);
+    TRY(put_parts(ctx, plan, &sketch, candidate));
+    assay_fixture_forget(candidate, spec->path);
+cleanup:
+    assay_sketch_free(&sketch);
+    return status;
+}
+
+assay_status assay_candidate_take_sketches(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *candidate)
+{
+    assay_status status = ASSAY_OK;
+    for (int i = 0; i < plan->list.sketched_count; i++) {
+        const assay_tensor_spec *spec = &plan->list.sketched[i], *found = assay_fixture_find(candidate, spec->path);
+        const bool fits = found != NULL && found->type != ASSAY_INT32 && assay_shape_equal(&found->shape, &spec->shape);
+        if (fits) TRY(take_sketch(ctx, plan, spec, candidate));
+    }
+cleanup:
+    return status;
+}

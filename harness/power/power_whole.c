@@ -1,0 +1,75 @@
+#include "harness/power/power_whole.h"
+
+#include <string.h>
+
+#include "harness/plan/plan_make.h"
+#include "harness/plan/results.h"
+#include "harness/scales/ensemble.h"
+#include "harness/sketch/sketch.h"
+
+assay_status assay_whole_make(assay_context *ctx, const assay_trial *t, assay_whole *whole)
+{
+    assay_status status;
+    const assay_source in = assay_given_source(t->golden);
+    whole->c = *t->plan->c;
+    whole->c.sketch_above = 0;
+    whole->profile = (char *)t->profile->precision.name;
+    whole->c.profiles = (assay_text_list){.items = &whole->profile, .count = 1};
+    TRY(assay_plan_make_with(ctx, &whole->plan, &whole->c, NULL, t->profile));
+    assay_plan_drop(&whole->plan, ASSAY_ROLE_NULL);
+    TRY(assay_plan_tensors(ctx, &whole->golden, &whole->plan, &in));
+    const assay_sink out = assay_results_sink(&whole->golden);
+    TRY(assay_evaluate(ctx, &whole->plan, &in, &out));
+cleanup:
+    return status;
+}
+
+static assay_status take_sketch(assay_context *ctx, const assay_trial *t, const assay_tensor *from,
+                                assay_tensor_set *to)
+{
+    assay_status status;
+    assay_sketch sketch = {0};
+    const int64_t above = t->plan->c->sketch_above;
+    TRY(assay_sketch_start(ctx, &from->spec, above, t->plan->c->seed, false, &sketch));
+    assay_sketch_add(&sketch, from->count, from->values, from->values);
+    for (int part = 0; part < ASSAY_SKETCH_PARTS; part++) {
+        const assay_tensor_spec spec = assay_sketch_spec(&from->spec, above, (assay_sketch_part)part);
+        assay_tensor *tensor = assay_tensor_set_find(to, spec.path);
+        if (tensor == NULL) continue;
+        memcpy(tensor->values, sketch.parts[part], (size_t)tensor->count * sizeof *tensor->values);
+        tensor->written = assay_tensor_is_complete(from) ? tensor->count : 0;
+    }
+cleanup:
+    assay_sketch_free(&sketch);
+    return status;
+}
+
+assay_status assay_whole_take(assay_context *ctx, const assay_trial *t, const assay_tensor_set *from,
+                              assay_tensor_set *to)
+{
+    assay_status status;
+    TRY(assay_tensor_set_copy(ctx, t->golden, to));
+    for (int i = 0; i < from->count; i++) {
+        const assay_tensor *tensor = &from->items[i];
+        assay_tensor *same = assay_tensor_set_find(to, tensor->spec.path);
+        if (same == NULL) {
+            if (assay_sketch_is_for(&tensor->spec, t->plan->c->sketch_above)) TRY(take_sketch(ctx, t, tensor, to));
+            continue;
+        }
+        const size_t count = (size_t)same->count;
+        if (same->values != NULL && tensor->values != NULL)
+            memcpy(same->values, tensor->values, count * sizeof(double));
+        if (same->indices != NULL && tensor->indices != NULL) {
+            memcpy(same->indices, tensor->indices, count * sizeof *same->indices);
+        }
+        same->written = tensor->written;
+    }
+cleanup:
+    return status;
+}
+
+void assay_whole_free(assay_whole *whole)
+{
+    assay_tensor_set_free(&whole->golden);
+    assay_plan_free(&whole->plan);
+}

@@ -1,0 +1,306 @@
+#include "harness/sketch/sketch.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "oracle/base/memory.h"
+#include "oracle/base/random.h"
+
+enum { LANES = 8, TILE = ASSAY_SKETCH_TILE, BITS = 64 };
+
+static const char FOLDER[] = "/sketch/";
+static const char *const NAMES[ASSAY_SKETCH_PARTS] = {"rows",   "columns",    "tiles",
+                                                      "blocks", "slice_rows", "slice_block"};
+
+static int64_t tiles(int64_t size)
+{
+    return (size + TILE - 1) / TILE;
+}
+
+static int64_t smaller(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+bool assay_sketch_is_for(const assay_tensor_spec *spec, int64_t above)
+{
+    return above > 0 && spec->role == ASSAY_ROLE_GRADIENT && spec->type != ASSAY_INT32 && spec->shape.rank >= 2 &&
+           assay_shape_count(&spec->shape) > above;
+}
+
+static int64_t blocks_of(const assay_shape *shape)
+{
+    int64_t blocks = 1;
+    for (int axis = 0; axis < shape->rank - 2; axis++) blocks *= shape->dims[axis];
+    return blocks;
+}
+
+static void add_axis(assay_tensor_spec *spec, int64_t size, const char *label)
+{
+    spec->shape.dims[spec->shape.rank] = size;
+    spec->labels[spec->shape.rank++] = label;
+}
+
+assay_tensor_spec assay_sketch_spec(const assay_tensor_spec *of, int64_t above, assay_sketch_part part)
+{
+    assay_tensor_spec spec = {.type = of->type};
+    char path[ASSAY_PATH_SIZE];
+    const int last = of->shape.rank - 1;
+    const int64_t blocks = blocks_of(&of->shape), rows = of->shape.dims[last - 1], columns = of->shape.dims[last];
+    if (part == ASSAY_SKETCH_SLICE_BLOCK && (blocks == 1 || rows * columns > above)) return spec;
+    for (int axis = 0; part < ASSAY_SKETCH_SLICE_ROWS && axis < last - 1; axis++) {
+        add_axis(&spec, of->shape.dims[axis], of->labels[axis]);
+    }
+    switch (part) {
+    case ASSAY_SKETCH_ROWS:
+        add_axis(&spec, rows, of->labels[last - 1]);
+        break;
+    case ASSAY_SKETCH_COLUMNS:
+        add_axis(&spec, columns, of->labels[last]);
+        break;
+    case ASSAY_SKETCH_TILES:
+        add_axis(&spec, tiles(rows), "row_tile");
+        add_axis(&spec, tiles(columns), "column_tile");
+        break;
+    case ASSAY_SKETCH_BLOCKS:
+        break;
+    case ASSAY_SKETCH_SLICE_ROWS:
+        add_axis(&spec, smaller(blocks * rows, ASSAY_SKETCH_SLICES), "slice");
+        add_axis(&spec, columns, of->labels[last]);
+        break;
+    case ASSAY_SKETCH_SLICE_BLOCK:
+        add_axis(&spec, rows, of->labels[last - 1]);
+        add_axis(&spec, columns, of->labels[last]);
+        break;
+    }
+    snprintf(path, sizeof path, "%.*s%s%s", (int)(sizeof path - sizeof FOLDER - 16), of->path, FOLDER, NAMES[part]);
+    assay_tensor_call(&spec, path);
+    return spec;
+}
+
+void assay_sketch_whole_path(const char *path, char whole[ASSAY_PATH_SIZE], assay_sketch_part *part)
+{
+    const char *found = strstr(path, FOLDER);
+    whole[0] = '\0';
+    if (found == NULL) return;
+    for (int i = 0; i < ASSAY_SKETCH_PARTS; i++) {
+        if (strcmp(found + strlen(FOLDER), NAMES[i]) != 0) continue;
+        snprintf(whole, ASSAY_PATH_SIZE, "%.*s", (int)(found - path), path);
+        if (part != NULL) *part = (assay_sketch_part)i;
+    }
+}
+
+/* One of `count` equal ranges' numbers, by the high part of bits times the range's length. */
+static int64_t drawn_below(uint64_t bits, int64_t length)
+{
+    return (int64_t)(((unsigned __int128)bits * (uint64_t)length) >> BITS);
+}
+
+static void draw_signs(const assay_sketch *s, uint64_t seed, assay_sketch_part part, int64_t count, uint64_t *signs)
+{
+    const assay_tensor_spec spec = assay_sketch_spec(&s->spec, 0, part);
+    for (int64_t i = 0; i < (count + BITS - 1) / BITS; i++) signs[i] = assay_random_bits(seed, spec.path, (uint64_t)i);
+}
+
+static void draw_slices(assay_sketch *s, uint64_t seed)
+{
+    const int64_t all = s->blocks * s->rows, count = s->slice_count;
+    const assay_tensor_spec rows = assay_sketch_spec(&s->spec, 0, ASSAY_SKETCH_SLICE_ROWS);
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t first = i * all / count, end = (i + 1) * all / count;
+        s->slices[i] = first + drawn_below(assay_random_bits(seed, rows.path, (uint64_t)i), end - first);
+    }
+    if (s->parts[ASSAY_SKETCH_SLICE_BLOCK] != NULL) {
+        const assay_tensor_spec block = assay_sketch_spec(&s->spec, INT64_MAX, ASSAY_SKETCH_SLICE_BLOCK);
+        s->slice_block = drawn_below(assay_random_bits(seed, block.path, 0), s->blocks);
+    }
+}
+
+static assay_status alloc_parts(assay_context *ctx, int64_t above, assay_sketch *s)
+{
+    int64_t total = 2 * s->columns;
+    for (int i = 0; i < ASSAY_SKETCH_PARTS; i++) {
+        const assay_tensor_spec spec = assay_sketch_spec(&s->spec, above, (assay_sketch_part)i);
+        s->sizes[i] = spec.path[0] != '\0' ? assay_shape_count(&spec.shape) : 0;
+        total += s->sizes[i];
+    }
+    assay_status status = assay_alloc_zeros(ctx, s->spec.path, total, &s->memory);
+    RETURN_IF(status != ASSAY_OK, status);
+    s->column_sums = s->memory;
+    s->column_signs = s->memory + s->columns;
+    double *next = s->memory + 2 * s->columns;
+    for (int i = 0; i < ASSAY_SKETCH_PARTS; i++) {
+        s->parts[i] = s->sizes[i] > 0 ? next : NULL;
+        next += s->sizes[i];
+    }
+    return ASSAY_OK;
+}
+
+static assay_status alloc_draws(assay_context *ctx, assay_sketch *s)
+{
+    assay_status status;
+    void *columns = NULL, *rows = NULL, *slices = NULL;
+    status = assay_alloc(ctx, s->spec.path, s->blocks * s->columns / BITS + 1, sizeof(uint64_t), &columns);
+    if (status == ASSAY_OK)
+        status = assay_alloc(ctx, s->spec.path, s->blocks * s->rows / BITS + 1, sizeof(uint64_t), &rows);
+    if (status == ASSAY_OK) status = assay_alloc(ctx, s->spec.path, s->slice_count, sizeof(int64_t), &slices);
+    s->signs_of_columns = columns;
+    s->signs_of_rows = rows;
+    s->slices = slices;
+    return status;
+}
+
+assay_status assay_sketch_start(assay_context *ctx, const assay_tensor_spec *spec, int64_t above, uint64_t seed,
+                                bool squares, assay_sketch *s)
+{
+    assay_status status;
+    char whole[ASSAY_PATH_SIZE];
+    const int last = spec->shape.rank - 1;
+    *s = (assay_sketch){.spec = *spec, .squares = squares, .blocks = blocks_of(&spec->shape), .slice_block = -1};
+    s->rows = spec->shape.dims[last - 1];
+    s->columns = spec->shape.dims[last];
+    s->row_tiles = tiles(s->rows);
+    s->column_tiles = tiles(s->columns);
+    s->count = assay_shape_count(&spec->shape);
+    s->slice_count = smaller(s->blocks * s->rows, ASSAY_SKETCH_SLICES);
+    assay_sketch_whole_path(assay_sketch_spec(spec, above, ASSAY_SKETCH_SLICE_ROWS).path, whole, NULL);
+    if (strcmp(whole, spec->path) != 0) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: its path is too long for a sketch", spec->path);
+    }
+    TRY(alloc_parts(ctx, above, s));
+    TRY(alloc_draws(ctx, s));
+    draw_signs(s, seed, ASSAY_SKETCH_ROWS, s->blocks * s->columns, s->signs_of_columns);
+    draw_signs(s, seed, ASSAY_SKETCH_COLUMNS, s->blocks * s->rows, s->signs_of_rows);
+    draw_slices(s, seed);
+cleanup:
+    return status;
+}
+
+static bool is_minus(const uint64_t *signs, int64_t index)
+{
+    return (signs[index / BITS] >> (index % BITS) & 1) != 0;
+}
+
+/* The signs of a block's columns, as numbers; without signs they are all 1. */
+static void expand_signs(assay_sketch *s, int64_t block)
+{
+    for (int64_t i = 0; i < s->columns; i++) {
+        s->column_signs[i] = !s->squares && is_minus(s->signs_of_columns, block * s->columns + i) ? -1 : 1;
+    }
+}
+
+/* Elements of one segment of a row: at most 128 of one tile. A sum runs over 8 lanes, then over segments, then over the
+ * tile's rows, so that its rounding grows with none of the lengths. */
+static void add_segment(assay_sketch *s, bool minus_row, int64_t column, int64_t count, const double *x)
+{
+    double *of_column = s->column_sums + column, values[TILE];
+    const double *signs = s->column_signs + column, of_row = minus_row && !s->squares ? -1 : 1;
+    int64_t i = 0;
+    for (int64_t k = 0; k < count; k++) values[k] = s->squares ? x[k] * x[k] : x[k];
+    for (int64_t k = 0; k < count; k++) of_column[k] += of_row * values[k];
+    for (; column % LANES == 0 && i + LANES <= count; i += LANES) {
+        for (int lane = 0; lane < LANES; lane++) s->lanes[lane] += signs[i + lane] * values[i + lane];
+    }
+    for (; i < count; i++) s->lanes[(column + i) % LANES] += signs[i] * values[i];
+}
+
+static void end_segment(assay_sketch *s, int64_t block, int64_t row, bool minus_row, int64_t column)
+{
+    double sum = 0;
+    for (int i = 0; i < LANES; i++) {
+        sum += s->lanes[i];
+        s->lanes[i] = 0;
+    }
+    const int64_t tile = (block * s->row_tiles + row / TILE) * s->column_tiles + column / TILE;
+    s->parts[ASSAY_SKETCH_ROWS][block * s->rows + row] += sum;
+    s->parts[ASSAY_SKETCH_TILES][tile] += minus_row && !s->squares ? -sum : sum;
+}
+
+/* After the last row of a tile. */
+static void end_rows(assay_sketch *s, int64_t block)
+{
+    double *columns = s->parts[ASSAY_SKETCH_COLUMNS] + block * s->columns;
+    for (int64_t i = 0; i < s->columns; i++) {
+        columns[i] += s->column_sums[i];
+        s->column_sums[i] = 0;
+    }
+}
+
+static void end_block(assay_sketch *s, int64_t block)
+{
+    const int64_t count = s->row_tiles * s->column_tiles;
+    double sum = 0;
+    for (int64_t i = 0; i < count; i++) sum += s->parts[ASSAY_SKETCH_TILES][block * count + i];
+    s->parts[ASSAY_SKETCH_BLOCKS][block] = sum;
+}
+
+static void keep(assay_sketch *s, double *to, int64_t count, const double *x)
+{
+    for (int64_t i = 0; i < count; i++) to[i] = s->squares ? x[i] * x[i] : x[i];
+}
+
+static void keep_slices(assay_sketch *s, int64_t block, int64_t row, int64_t column, int64_t count, const double *x)
+{
+    const int64_t slice = s->next_slice, index = block * s->rows + row;
+    if (block == s->slice_block) keep(s, s->parts[ASSAY_SKETCH_SLICE_BLOCK] + row * s->columns + column, count, x);
+    if (slice == s->slice_count || s->slices[slice] != index) return;
+    keep(s, s->parts[ASSAY_SKETCH_SLICE_ROWS] + slice * s->columns + column, count, x);
+    if (column + count == s->columns) s->next_slice++;
+}
+
+void assay_sketch_add(assay_sketch *s, int64_t count, const double *sums, const double *slices)
+{
+    for (int64_t done = 0; done < count;) {
+        const int64_t column = s->position % s->columns, index = s->position / s->columns;
+        const int64_t block = index / s->rows, row = index % s->rows;
+        const int64_t end = smaller((column / TILE + 1) * TILE, s->columns), n = smaller(end - column, count - done);
+        const bool minus_row = is_minus(s->signs_of_rows, index);
+        if (row == 0 && column == 0) expand_signs(s, block);
+        add_segment(s, minus_row, column, n, sums + done);
+        keep_slices(s, block, row, column, n, slices + done);
+        if (column + n == end) end_segment(s, block, row, minus_row, column);
+        if (column + n == s->columns && ((row + 1) % TILE == 0 || row + 1 == s->rows)) end_rows(s, block);
+        if (column + n == s->columns && row + 1 == s->rows) end_block(s, block);
+        done += n;
+        s->position += n;
+    }
+}
+
+/* Of one element, by what the part's name says. */
+static int sign_in(const assay_sketch *s, assay_sketch_part part, int64_t index, int64_t element)
+{
+    const int64_t column = element % s->columns, row = element / s->columns, block = row / s->rows;
+    const int64_t tile_row = block * s->row_tiles + row % s->rows / TILE;
+    const int of_column = is_minus(s->signs_of_columns, block * s->columns + column) ? -1 : 1;
+    const int of_row = is_minus(s->signs_of_rows, row) ? -1 : 1;
+    switch (part) {
+    case ASSAY_SKETCH_ROWS:
+        return row == index ? of_column : 0;
+    case ASSAY_SKETCH_COLUMNS:
+        return block * s->columns + column == index ? of_row : 0;
+    case ASSAY_SKETCH_TILES:
+        return tile_row * s->column_tiles + column / TILE == index ? of_row * of_column : 0;
+    case ASSAY_SKETCH_BLOCKS:
+        return block == index ? of_row * of_column : 0;
+    case ASSAY_SKETCH_SLICE_ROWS:
+        return row == s->slices[index / s->columns] && column == index % s->columns;
+    case ASSAY_SKETCH_SLICE_BLOCK:
+        return element == s->slice_block * s->rows * s->columns + index;
+    }
+    return 0;
+}
+
+void assay_sketch_signs(const assay_sketch *s, assay_sketch_part part, int64_t index, signed char *signs)
+{
+    for (int64_t i = 0; i < s->count; i++) signs[i] = (signed char)sign_in(s, part, index, i);
+}
+
+void assay_sketch_free(assay_sketch *s)
+{
+    free(s->memory);
+    free(s->signs_of_columns);
+    free(s->signs_of_rows);
+    free(s->slices);
+    *s = (assay_sketch){0};
+}
