@@ -14,6 +14,7 @@
 /* What was found of a golden. Starts zeroed. */
 typedef struct finding {
     bool golden;
+    int drawn;            /* datasets that are recipes */
     char error_model[32]; /* of a golden whose error scales this assay does not make; "": it does */
     assay_certificate_scope scope;
     spec_certificates certificates;
@@ -84,6 +85,9 @@ static assay_status verify(assay_context *ctx, assay_golden *golden, const char 
 {
     assay_status status = assay_fixture_check_digests(ctx, golden->reader);
     if (status != ASSAY_OK) return status;
+    for (int i = 0; i < assay_fixture_count(golden->reader); i++) {
+        found->drawn += assay_fixture_recipe(golden->reader, assay_fixture_spec(golden->reader, i)->path) != NULL;
+    }
     const char *kind = assay_fixture_text(golden->reader, "kind");
     found->golden = kind != NULL && strcmp(kind, "golden") == 0;
     return found->golden ? verify_golden(ctx, golden, path, options, found) : ASSAY_OK;
@@ -132,7 +136,9 @@ static void print_finding(const assay_context *ctx, assay_status status, const c
                           const finding *found, bool verbose)
 {
     if (status == ASSAY_OK) {
-        printf("PASS  %s: %d digests%s", path, digests, found->golden ? ", recomputed bit for bit" : "");
+        printf("PASS  %s: %d digests", path, digests);
+        if (found->drawn > 0) printf(" (%d of what was drawn again)", found->drawn);
+        printf("%s", found->golden ? ", recomputed bit for bit" : "");
         if (found->error_model[0] != '\0') {
             printf(" but for error scales (of error model %s, here they are of %s)", found->error_model,
                    ASSAY_ERROR_MODEL);

@@ -103,18 +103,43 @@ cleanup:
     return status;
 }
 
+static bool has_recipe(const assay_plan *plan, const assay_source *source, const assay_tensor_spec *spec,
+                       assay_recipe *recipe)
+{
+    return plan->recipe && assay_role_is_given(spec->role) && source->recipe != NULL &&
+           source->recipe(source->self, spec->path, recipe);
+}
+
+/* Bytes that the recipes leave out. */
+static int64_t left_out(const assay_plan *plan, const assay_source *source)
+{
+    int64_t bytes = 0;
+    assay_recipe recipe;
+    for (int i = 0; i < plan->spec_count; i++) {
+        const assay_tensor_spec *spec = &plan->specs[i];
+        if (!has_recipe(plan, source, spec, &recipe)) continue;
+        bytes += assay_shape_count(&spec->shape) * (int64_t)assay_dtype_size(spec->type);
+    }
+    return bytes;
+}
+
 /* Opens the file and declares what is given, and the results where they are wanted. */
-static assay_status begin(assay_context *ctx, file_sink *sink, const char *path, const char *kind, bool results)
+static assay_status begin(assay_context *ctx, file_sink *sink, const assay_source *source, const char *path,
+                          const char *kind, bool results)
 {
     assay_status status;
     const assay_plan *plan = sink->plan;
+    assay_recipe recipe;
     sink->written = calloc((size_t)plan->spec_count + 1, sizeof *sink->written);
     if (sink->written == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of datasets");
     TRY(assay_fixture_create(ctx, path, &sink->writer));
     TRY(write_attributes(ctx, sink->writer, plan, kind));
     for (int i = 0; i < plan->spec_count; i++) {
-        if (results || assay_role_is_given(plan->specs[i].role)) {
-            TRY(assay_fixture_declare(ctx, sink->writer, &plan->specs[i]));
+        const assay_tensor_spec *spec = &plan->specs[i];
+        if (has_recipe(plan, source, spec, &recipe)) {
+            TRY(assay_fixture_declare_recipe(ctx, sink->writer, spec, &recipe));
+        } else if (results || assay_role_is_given(spec->role)) {
+            TRY(assay_fixture_declare(ctx, sink->writer, spec));
         }
     }
 cleanup:
@@ -185,9 +210,9 @@ assay_status assay_golden_write_from(assay_context *ctx, const assay_plan *plan,
     int threads = ctx->threads;
     if (!plan->certify) ctx->threads = assay_plan_threads(ctx, plan); /* no work is small in binary128 */
     assay_progress_start(&sink.progress, quiet, plan->c->name, plan->elements);
-    TRY(assay_require_disk(ctx, path, plan->file_bytes));
+    TRY(assay_require_disk(ctx, path, plan->file_bytes - left_out(plan, source)));
     assay_sink out = {.self = &sink, .wants = sink_wants, .write = sink_write, .write_i32 = sink_write_i32};
-    TRY(begin(ctx, &sink, path, "golden", true));
+    TRY(begin(ctx, &sink, source, path, "golden", true));
     TRY(assay_fixture_set_text(ctx, sink.writer, "error_model", ASSAY_ERROR_MODEL));
     TRY(set_profiles(ctx, sink.writer, plan));
     if (plan->null_left_out[0] != '\0') {
@@ -208,7 +233,6 @@ assay_status assay_golden_write(assay_context *ctx, const assay_plan *plan, cons
 {
     assay_status status;
     assay_inputs inputs = {0};
-    TRY(assay_require_disk(ctx, path, plan->file_bytes));
     TRY(assay_inputs_open_plan(ctx, &inputs, plan, inputs_file));
     const assay_source source = assay_inputs_source(&inputs);
     TRY(assay_golden_write_from(ctx, plan, path, &source, quiet));
@@ -233,7 +257,7 @@ assay_status assay_request_write_from(assay_context *ctx, const assay_plan *plan
         const assay_tensor_spec *asked = assay_plan_asked(plan, i);
         if (asked != NULL && assay_role_is_result(asked->role)) expects[count++] = asked->path;
     }
-    TRY(begin(ctx, &sink, path, "request", false));
+    TRY(begin(ctx, &sink, source, path, "request", false));
     TRY(assay_fixture_set_texts(ctx, sink.writer, "expects", count, expects));
     TRY(write_all_given(ctx, &sink, source));
 cleanup:
