@@ -36,6 +36,7 @@ void spec_scores(assay_score_func f, int64_t count, const spec_quad *logits, spe
 /* y [columns] = x [rows] times w [rows,columns], whose rows are `ld` apart. */
 void spec_vector_matrix(int64_t rows, int64_t columns, const spec_quad *x, const spec_quad *w, int64_t ld,
                         spec_quad *y);
+uint64_t spec_next_random(uint64_t *state);
 
 /* The weights of a table; NULL: it is not there, which of a bias alone is no error. `experts`: each tensor has so many of
  * them one after the other. */
