@@ -28,6 +28,13 @@ typedef struct spec_product {
     int64_t ldy;
 } spec_product;
 
+/* All rows without a gap. */
+static inline spec_product spec_product_xw(spec_quad *y, const spec_quad *x, const spec_quad *w, int64_t m, int64_t n,
+                                           int64_t k)
+{
+    return (spec_product){.m = m, .n = n, .k = k, .x = x, .ldx = k, .w = w, .ldw = n, .y = y, .ldy = n};
+}
+
 assay_status spec_multiply(assay_context *ctx, const spec_product *product);
 
 /* The two ways of it, each for any size. k beyond 299593 is too large for slices, and is made in the scalar form. `engine`
