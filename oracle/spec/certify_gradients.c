@@ -84,14 +84,6 @@ typedef struct moved_inputs {
     signed char *signs; /* of the direction; NULL: of a coordinate, or of a random one */
 } moved_inputs;
 
-static uint64_t next_random(uint64_t *state)
-{
-    uint64_t z = *state += 0x9e3779b97f4a7c15U; /* splitmix64 (Steele, Lea and Flood 2014) */
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9U;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebU;
-    return z ^ (z >> 31);
-}
-
 /* The values moved by `step` along the probe's line. Numbers that are none are 0 for their own coordinate, and stay
  * where they are otherwise. */
 static void move(const gradient *g, const probe *p, spec_quad step, const moved_inputs *moved)
@@ -108,7 +100,7 @@ static void move(const gradient *g, const probe *p, spec_quad step, const moved_
         return;
     }
     for (int64_t i = 0; i < g->count; i++) {
-        bool negative = next_random(&seed) & 1;
+        bool negative = spec_next_random(&seed) & 1;
         if (finiteq(g->origin[i])) values[i] += negative ? -step : step;
     }
 }
@@ -120,7 +112,7 @@ static spec_quad along(const gradient *g, const probe *p)
     spec_quad sum = 0;
     if (p->index >= 0) return g->values[p->index];
     for (int64_t i = 0; i < g->count; i++) {
-        bool negative = next_random(&seed) & 1;
+        bool negative = spec_next_random(&seed) & 1;
         if (finiteq(g->origin[i])) sum += negative ? -g->values[i] : g->values[i];
     }
     return sum;
@@ -273,11 +265,11 @@ static void choose_probes(const gradient *g, int number, const spec_budget *budg
     for (int64_t i = 0; i < count; i++) {
         probes[i] = (probe){.gradient = number, .index = -1};
         if (i >= coordinates && !g->directions) {
-            probes[i].seed = next_random(&random);
+            probes[i].seed = spec_next_random(&random);
         } else if (coordinates == g->count && i < coordinates) {
             probes[i].index = i;
         } else {
-            probes[i].index = i == 0 ? foremost(g) : (int64_t)(next_random(&random) % (uint64_t)g->count);
+            probes[i].index = i == 0 ? foremost(g) : (int64_t)(spec_next_random(&random) % (uint64_t)g->count);
         }
     }
 }

@@ -2,6 +2,12 @@
 #include <quadmath.h>
 
 #include "oracle/spec/spec_internal.h"
+#include "oracle/spec/spec_product.h"
+
+enum {
+    QUERIES = 64,       /* of a head, that are taken at a time */
+    SHORT_SEQUENCE = 32 /* in which one is: half of a block would go into keys that it does not see */
+};
 
 static bool visible(const spec_attention_problem *p, int64_t b, int64_t query, int64_t key)
 {
@@ -17,60 +23,143 @@ static int64_t kv_heads(const assay_attention_config *config)
     return config->kv_heads == 0 ? config->heads : config->kv_heads;
 }
 
-/* One query of one head: `seen` [S] and `p` [S] are scratch. Returns the log of the sum of exponentials. A sink is one
- * more score, whose probability goes nowhere. */
-static spec_quad attend(const spec_attention_problem *problem, int64_t b, int64_t head, int64_t query, int64_t *seen,
-                        spec_quad *p)
+/* Queries [first, last) of one head, and the keys [begin, last) among which are all that they see. */
+typedef struct block {
+    const spec_attention_problem *problem;
+    int64_t b, head, first, last, begin;
+    spec_quad *p; /* [last - first, last - begin]: scores, then probabilities */
+} block;
+
+static int64_t row_of(const block *s, int64_t position)
 {
-    const assay_attention_config *config = problem->config;
-    int64_t s = config->sequence, heads = config->heads, dim = config->qk_dim, v_dim = config->v_dim, count = 0;
-    int64_t shared = kv_heads(config), kv = head * shared / config->heads;
-    const spec_quad *q = problem->query + ((b * s + query) * heads + head) * dim;
-    spec_quad *out = problem->attention_out + ((b * s + query) * heads + head) * v_dim;
+    return s->b * s->problem->config->sequence + position;
+}
+
+static const spec_quad *at(const block *s, const spec_quad *values, int64_t position, int64_t dim)
+{
+    const int64_t shared = kv_heads(s->problem->config), kv = s->head * shared / s->problem->config->heads;
+    return values + (row_of(s, position) * shared + kv) * dim;
+}
+
+static spec_quad *out_of(const block *s, int64_t query)
+{
+    const assay_attention_config *config = s->problem->config;
+    return s->problem->attention_out + (row_of(s, query) * config->heads + s->head) * config->v_dim;
+}
+
+static assay_status make_scores(assay_context *ctx, const block *s)
+{
+    const assay_attention_config *config = s->problem->config;
+    const int64_t dim = config->qk_dim, keys = s->last - s->begin;
+    return spec_multiply(ctx,
+                         &(spec_product){.m = s->last - s->first,
+                                         .n = keys,
+                                         .k = dim,
+                                         .x = s->problem->query + (row_of(s, s->first) * config->heads + s->head) * dim,
+                                         .ldx = config->heads * dim,
+                                         .w = at(s, s->problem->key, s->begin, dim),
+                                         .ldw = kv_heads(config) * dim,
+                                         .w_transposed = true,
+                                         .y = s->p,
+                                         .ldy = keys});
+}
+
+/* One query's scores become probabilities; returns the log of the sum of exponentials. A sink is one more score, whose
+ * probability goes nowhere. */
+static spec_quad softmax(const block *s, int64_t query)
+{
+    spec_quad *p = s->p + (query - s->first) * (s->last - s->begin);
     spec_quad largest = 0, sum = 0;
-    for (int64_t d = 0; d < v_dim; d++) out[d] = 0;
-    for (int64_t key = 0; key < s; key++) {
-        if (!visible(problem, b, query, key)) continue;
-        const spec_quad *k = problem->key + ((b * s + key) * shared + kv) * dim;
-        spec_quad score = 0;
-        for (int64_t d = 0; d < dim; d++) score += q[d] * k[d];
-        if (count == 0 || score > largest) largest = score;
-        seen[count] = key;
-        p[count++] = score;
+    int64_t count = 0;
+    for (int64_t key = s->begin; key < s->last; key++) {
+        const spec_quad score = p[key - s->begin];
+        if (!visible(s->problem, s->b, query, key)) continue;
+        if (count++ == 0 || score > largest) largest = score;
+    }
+    for (int64_t key = s->begin; key < s->last; key++) {
+        spec_quad *to = &p[key - s->begin];
+        *to = visible(s->problem, s->b, query, key) ? expq(*to - largest) : 0;
+        sum += *to;
     }
     if (count == 0) return -INFINITY;
-    for (int64_t i = 0; i < count; i++) {
-        p[i] = expq(p[i] - largest);
-        sum += p[i];
-    }
-    const spec_quad sink = problem->sinks == NULL ? 0 : expq(problem->sinks[head] - largest);
-    for (int64_t i = 0; i < count; i++) {
-        const spec_quad *v = problem->value + ((b * s + seen[i]) * shared + kv) * v_dim;
-        spec_quad weight = p[i] / (sum + sink);
-        for (int64_t d = 0; d < v_dim; d++) out[d] += weight * v[d];
-    }
+    const spec_quad sink = s->problem->sinks == NULL ? 0 : expq(s->problem->sinks[s->head] - largest);
+    for (int64_t i = 0; i < s->last - s->begin; i++) p[i] /= sum + sink;
     return largest + logq(sum);
+}
+
+static bool values_are_finite(const block *s)
+{
+    const int64_t v_dim = s->problem->config->v_dim;
+    bool finite = true;
+    for (int64_t key = s->begin; key < s->last; key++) {
+        const spec_quad *v = at(s, s->problem->value, key, v_dim);
+        for (int64_t d = 0; d < v_dim; d++) finite &= finiteq(v[d]) != 0;
+    }
+    return finite;
+}
+
+/* What a query does not see must not reach it, not even as zero times infinity. */
+static void add_visible(const block *s, int64_t query)
+{
+    const int64_t v_dim = s->problem->config->v_dim;
+    const spec_quad *p = s->p + (query - s->first) * (s->last - s->begin);
+    spec_quad *out = out_of(s, query);
+    for (int64_t d = 0; d < v_dim; d++) out[d] = 0;
+    for (int64_t key = s->begin; key < s->last; key++) {
+        if (!visible(s->problem, s->b, query, key)) continue;
+        const spec_quad *v = at(s, s->problem->value, key, v_dim);
+        for (int64_t d = 0; d < v_dim; d++) out[d] += p[key - s->begin] * v[d];
+    }
+}
+
+static assay_status make_out(assay_context *ctx, const block *s)
+{
+    const assay_attention_config *config = s->problem->config;
+    const int64_t v_dim = config->v_dim, keys = s->last - s->begin;
+    if (!values_are_finite(s)) {
+        for (int64_t query = s->first; query < s->last; query++) add_visible(s, query);
+        return ASSAY_OK;
+    }
+    return spec_multiply(ctx, &(spec_product){.m = s->last - s->first,
+                                              .n = v_dim,
+                                              .k = keys,
+                                              .x = s->p,
+                                              .ldx = keys,
+                                              .w = at(s, s->problem->value, s->begin, v_dim),
+                                              .ldw = kv_heads(config) * v_dim,
+                                              .y = out_of(s, s->first),
+                                              .ldy = config->heads * v_dim});
+}
+
+static assay_status attend(assay_context *ctx, const block *s)
+{
+    const assay_attention_config *config = s->problem->config;
+    spec_quad *lse = s->problem->lse + (s->b * config->heads + s->head) * config->sequence;
+    assay_status status = make_scores(ctx, s);
+    if (status != ASSAY_OK) return status;
+#pragma omp parallel for num_threads(ctx->threads) schedule(static, 1) if (s->last - s->first > 1)
+    for (int64_t query = s->first; query < s->last; query++) lse[query] = softmax(s, query);
+    return make_out(ctx, s);
 }
 
 assay_status spec_attend(assay_context *ctx, const spec_attention_problem *problem)
 {
     const assay_attention_config *config = problem->config;
+    const int64_t s = config->sequence, queries = s < SHORT_SEQUENCE ? 1 : QUERIES;
     assay_status status = ASSAY_OK;
-    spec_quad *p = NULL;
-    void *seen = NULL;
-    TRY(spec_alloc(ctx, config->sequence, &p));
-    TRY(assay_alloc(ctx, "visible keys", config->sequence, sizeof(int64_t), &seen));
-    for (int64_t b = 0; b < config->batch; b++) {
-        for (int64_t head = 0; head < config->heads; head++) {
-            spec_quad *lse = problem->lse + (b * config->heads + head) * config->sequence;
-            for (int64_t query = 0; query < config->sequence; query++) {
-                lse[query] = attend(problem, b, head, query, seen, p);
-            }
+    block own = {.problem = problem};
+    TRY(spec_alloc(ctx, queries * s, &own.p));
+    for (int64_t i = 0; i < config->batch * config->heads; i++) {
+        own.b = i / config->heads;
+        own.head = i % config->heads;
+        for (own.first = 0; own.first < s; own.first = own.last) {
+            own.last = own.first + queries < s ? own.first + queries : s;
+            own.begin = config->window > 0 && own.first >= config->window ? own.first - config->window + 1 : 0;
+            TRY(attend(ctx, &own));
         }
     }
 cleanup:
-    free(p);
-    free(seen);
+    free(own.p);
     return status;
 }
 

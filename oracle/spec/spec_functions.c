@@ -77,3 +77,11 @@ void spec_vector_matrix(int64_t rows, int64_t columns, const spec_quad *x, const
         for (int64_t j = 0; j < columns; j++) y[j] += x[i] * w[i * ld + j];
     }
 }
+
+uint64_t spec_next_random(uint64_t *state)
+{
+    uint64_t z = *state += 0x9e3779b97f4a7c15U; /* splitmix64 (Steele, Lea and Flood 2014) */
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9U;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebU;
+    return z ^ (z >> 31);
+}

@@ -1,31 +1,70 @@
 #include "oracle/spec/spec_internal.h"
+#include "oracle/spec/spec_product.h"
 
 static int64_t shards_of(const spec_mlp *mlp)
 {
     return mlp->w13_shards > 1 ? mlp->w13_shards : 1;
 }
 
-void spec_mlp_row(const spec_mlp *mlp, const spec_quad *x, spec_quad *a, spec_quad *b, spec_quad *h, spec_quad *y)
+void spec_mlp_values_free(spec_mlp_values *values)
 {
+    free(values->a);
+    free(values->b);
+    free(values->h);
+    free(values->y);
+}
+
+assay_status spec_mlp_values_alloc(assay_context *ctx, const assay_gated_mlp_config *config, int64_t rows,
+                                   spec_mlp_values *values)
+{
+    assay_status status;
+    TRY(spec_alloc(ctx, rows * config->mlp_dim, &values->a));
+    TRY(spec_alloc(ctx, rows * config->mlp_dim, &values->b));
+    TRY(spec_alloc(ctx, rows * config->mlp_dim, &values->h));
+    TRY(spec_alloc(ctx, rows * config->emb_dim, &values->y));
+cleanup:
+    return status;
+}
+
+/* y [rows,columns], whose rows are ldy apart, of x [rows,k]. */
+static assay_status multiply(assay_context *ctx, int64_t rows, int64_t k, int64_t columns, const spec_quad *x,
+                             const spec_quad *w, int64_t ldw, spec_quad *y, int64_t ldy)
+{
+    spec_product product = spec_product_xw(y, x, w, rows, columns, k);
+    product.ldw = ldw;
+    product.ldy = ldy;
+    return spec_multiply(ctx, &product);
+}
+
+static void add_bias(int64_t rows, int64_t columns, const spec_quad *bias, spec_quad *y)
+{
+    for (int64_t i = 0; bias != NULL && i < rows * columns; i++) y[i] += bias[i % columns];
+}
+
+assay_status spec_mlp_rows(assay_context *ctx, const spec_mlp *mlp, int64_t rows, const spec_quad *x,
+                           const spec_mlp_values *to)
+{
+    assay_status status = ASSAY_OK;
     const assay_gated_mlp_config *config = &mlp->config;
     const int64_t dim = config->emb_dim, width = config->mlp_dim, ld = config->fused ? 2 * width : width;
     const int64_t shards = shards_of(mlp), part = width / shards;
     const spec_quad *wi_0 = mlp->w[config->fused ? ASSAY_MLP_WI : ASSAY_MLP_WI_0];
     const spec_quad *wi_1 = config->fused ? wi_0 + part : mlp->w[ASSAY_MLP_WI_1];
-    const spec_quad *wi_0_bias = mlp->w[ASSAY_MLP_WI_0_BIAS], *wi_1_bias = mlp->w[ASSAY_MLP_WI_1_BIAS];
-    const spec_quad *wo_bias = mlp->w[ASSAY_MLP_WO_BIAS];
     for (int64_t shard = 0; shard < shards; shard++) {
         const int64_t before = 2 * shard * part; /* gate and up of the shards before */
-        spec_vector_matrix(dim, part, x, wi_0 + before, ld, a + shard * part);
-        spec_vector_matrix(dim, part, x, wi_1 + before, ld, b + shard * part);
+        TRY(multiply(ctx, rows, dim, part, x, wi_0 + before, ld, to->a + shard * part, width));
+        TRY(multiply(ctx, rows, dim, part, x, wi_1 + before, ld, to->b + shard * part, width));
     }
-    for (int64_t j = 0; j < width; j++) {
-        if (wi_0_bias != NULL) a[j] += wi_0_bias[j];
-        if (wi_1_bias != NULL) b[j] += wi_1_bias[j];
-        h[j] = spec_glu(config->activation, config->glu, config->limit, a[j], b[j]);
+    add_bias(rows, width, mlp->w[ASSAY_MLP_WI_0_BIAS], to->a);
+    add_bias(rows, width, mlp->w[ASSAY_MLP_WI_1_BIAS], to->b);
+#pragma omp parallel for num_threads(ctx->threads) schedule(static)
+    for (int64_t i = 0; i < rows * width; i++) {
+        to->h[i] = spec_glu(config->activation, config->glu, config->limit, to->a[i], to->b[i]);
     }
-    spec_vector_matrix(width, dim, h, mlp->w[ASSAY_MLP_WO], dim, y);
-    for (int64_t d = 0; wo_bias != NULL && d < dim; d++) y[d] += wo_bias[d];
+    TRY(multiply(ctx, rows, width, dim, to->h, mlp->w[ASSAY_MLP_WO], dim, to->y, dim));
+    add_bias(rows, dim, mlp->w[ASSAY_MLP_WO_BIAS], to->y);
+cleanup:
+    return status;
 }
 
 assay_status spec_add_mlp_checkpoints(assay_context *ctx, spec_tensors *out, const assay_gated_mlp_config *config,
@@ -73,8 +112,9 @@ assay_status spec_gated_mlp(assay_context *ctx, const assay_gated_mlp_config *co
     spec_mlp mlp = {.config = *config};
     const assay_tensor_table weights = assay_mlp_weight_table(config, ASSAY_MLP_DENSE);
     spec_mlp_checkpoints kept;
-    spec_quad *y = NULL, *scratch = NULL;
-    int64_t rows = 0, emb_dim = 0, mlp_dim = config->mlp_dim;
+    spec_quad *y = NULL;
+    int64_t rows = 0, emb_dim = 0;
+    const int64_t mlp_dim = config->mlp_dim;
     TRY(spec_read_rows(ctx, in, "inputs/x", &x, &rows, &emb_dim));
     if (emb_dim != config->emb_dim) {
         status = assay_fail(ctx, ASSAY_BAD_INPUT, "the last axis of 'inputs/x' is %lld, expected %lld",
@@ -86,13 +126,13 @@ assay_status spec_gated_mlp(assay_context *ctx, const assay_gated_mlp_config *co
     shape.rank--;
     TRY(spec_tensors_add(ctx, out, "outputs/y", &x->shape, &y));
     TRY(spec_add_mlp_checkpoints(ctx, out, config, ASSAY_MLP_DENSE, &shape, &kept));
-    TRY(spec_alloc(ctx, 3 * mlp_dim, &scratch));
-    spec_quad *a = scratch, *b = scratch + mlp_dim, *h = scratch + 2 * mlp_dim;
+    const spec_mlp_values to = {kept.values[ASSAY_MLPWI_0], kept.values[ASSAY_MLPWI_1],
+                                kept.values[ASSAY_MLP_INTERMEDIATE], y};
+    TRY(spec_mlp_rows(ctx, &mlp, rows, x->values, &to));
     for (int64_t row = 0; row < rows; row++) {
-        spec_mlp_row(&mlp, x->values + row * emb_dim, a, b, h, y + row * emb_dim);
-        spec_keep_mlp(&kept, &mlp, row, a, b, h, y + row * emb_dim);
+        const int64_t at = row * mlp_dim;
+        spec_keep_mlp(&kept, &mlp, row, to.a + at, to.b + at, to.h + at, y + row * emb_dim);
     }
 cleanup:
-    free(scratch);
     return status;
 }

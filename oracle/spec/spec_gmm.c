@@ -1,6 +1,7 @@
 #include <stdio.h>
 
 #include "oracle/spec/spec_internal.h"
+#include "oracle/spec/spec_product.h"
 
 /* The group of a row; -1: of none. */
 static int64_t group_of(const assay_gmm_config *config, const int32_t *index, int64_t row)
@@ -81,9 +82,11 @@ assay_status spec_gmm(assay_context *ctx, const assay_gmm_config *config, const 
     TRY(read_index(ctx, config, in, &index));
     TRY(spec_tensors_add(ctx, out, "outputs/y", &shape, &y));
     for (int64_t i = 0; i < rows * n; i++) y[i] = 0;
-    for (int64_t row = 0; row < rows; row++) {
+    for (int64_t row = 0, count = 1; row < rows; row += count) {
         const int64_t g = group_of(config, index, row);
-        if (g >= 0) spec_vector_matrix(k, n, lhs + row * k, rhs + g * k * n, n, y + row * n);
+        for (count = 1; row + count < rows && group_of(config, index, row + count) == g;) count++;
+        const spec_product product = spec_product_xw(y + row * n, lhs + row * k, rhs + g * k * n, count, n, k);
+        if (g >= 0) TRY(spec_multiply(ctx, &product));
     }
 cleanup:
     return status;

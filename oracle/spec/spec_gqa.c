@@ -1,6 +1,7 @@
 #include <quadmath.h>
 
 #include "oracle/spec/spec_internal.h"
+#include "oracle/spec/spec_product.h"
 
 /* Weights as in gqa.h; the intermediates are tensors of `parts`. */
 typedef struct gqa {
@@ -8,7 +9,7 @@ typedef struct gqa {
     int64_t tokens;
     const spec_quad *x, *w[ASSAY_GQA_WEIGHTS];
     const int32_t *positions, *segment_ids;
-    spec_quad *turns, *head;                 /* its own; the latter is scratch for one head */
+    spec_quad *turns, *heads;                /* its own; the latter is scratch for heads of all tokens */
     spec_quad *parts[ASSAY_GQA_TENSORS + 1]; /* with lse */
 } gqa;
 
@@ -38,62 +39,61 @@ cleanup:
     return status;
 }
 
-/* One head of a projection that has `heads` of them: x w[:, head] + bias[head]. */
-static void project(const gqa *g, int64_t t, int kernel, int bias, int64_t heads, int64_t head, spec_quad *y)
+/* Columns [column, column + n) of x [T,k] times the kernel, whose rows have `ldw` columns, plus the bias: y [T,n]. */
+static assay_status project(assay_context *ctx, const gqa *g, const spec_quad *x, int64_t k, int kernel, int bias,
+                            int64_t column, int64_t ldw, int64_t n, spec_quad *y)
 {
-    int64_t d = g->config->emb_dim, dim = g->config->head_dim;
-    spec_vector_matrix(d, dim, g->x + t * d, g->w[kernel] + head * dim, heads * dim, y);
-    for (int64_t i = 0; i < dim && g->w[bias] != NULL; i++) y[i] += g->w[bias][head * dim + i];
-}
-
-/* One head of query, key or value as the weights give it: its own, or number `fused` of the fused ones. */
-static void project_head(const gqa *g, int64_t t, int kernel, int64_t heads, int64_t head, int64_t fused, spec_quad *y)
-{
-    int64_t all = g->config->heads + 2 * g->config->kv_heads;
-    if (g->config->fused_qkv) {
-        project(g, t, ASSAY_GQA_QKV, ASSAY_GQA_QKV_BIAS, all, fused, y);
-    } else {
-        project(g, t, kernel, kernel + 1, heads, head, y); /* its bias is the next weight */
+    spec_product product = spec_product_xw(y, x, g->w[kernel] + column, g->tokens, n, k);
+    product.ldw = ldw;
+    const assay_status status = spec_multiply(ctx, &product);
+    for (int64_t i = 0; status == ASSAY_OK && g->w[bias] != NULL && i < g->tokens * n; i++) {
+        y[i] += g->w[bias][column + i % n];
     }
+    return status;
 }
 
-static void norm_and_rotate(const gqa *g, int64_t t, const spec_quad *scale, spec_quad *from, spec_quad *to)
-{
-    int64_t dim = g->config->head_dim;
-    if (g->config->qk_norm) {
-        spec_rms_norm_rows(1, dim, g->config->epsilon, from, dim, scale, to);
-        for (int64_t i = 0; i < dim; i++) from[i] = to[i];
-    }
-    spec_rotate(&g->config->rope, g->turns + t * dim, from, to);
-}
-
-static void make_token(const gqa *g, int64_t t)
+/* `heads` heads of query, key or value as the weights give them: their own kernel, or those from number `fused` on of the
+ * fused one. */
+static assay_status project_heads(assay_context *ctx, const gqa *g, int kernel, int64_t heads, int64_t fused,
+                                  spec_quad *y)
 {
     const assay_gqa_config *config = g->config;
-    int64_t n = config->heads, kv = config->kv_heads, dim = config->head_dim;
-    for (int64_t head = 0; head < n; head++) {
-        spec_quad *query = g->parts[ASSAY_GQA_QUERY_PROJ] + (t * n + head) * dim;
-        project_head(g, t, ASSAY_GQA_QUERY, n, head, head, g->head);
-        norm_and_rotate(g, t, g->w[ASSAY_GQA_QUERY_NORM], g->head, query);
-        for (int64_t i = 0; i < dim; i++) query[i] *= config->query_scale;
+    const int64_t d = config->emb_dim, dim = config->head_dim, all = config->heads + 2 * config->kv_heads;
+    if (config->fused_qkv) {
+        return project(ctx, g, g->x, d, ASSAY_GQA_QKV, ASSAY_GQA_QKV_BIAS, fused * dim, all * dim, heads * dim, y);
     }
-    for (int64_t head = 0; head < kv; head++) {
-        project_head(g, t, ASSAY_GQA_KEY, kv, head, n + head, g->head);
-        norm_and_rotate(g, t, g->w[ASSAY_GQA_KEY_NORM], g->head, g->parts[ASSAY_GQA_KEY_PROJ] + (t * kv + head) * dim);
-        project_head(g, t, ASSAY_GQA_VALUE, kv, head, n + kv + head,
-                     g->parts[ASSAY_GQA_VALUE_PROJ] + (t * kv + head) * dim);
-    }
-    for (int64_t i = 0; i < n + 2 * kv && config->fused_qkv; i++)
-        project(g, t, ASSAY_GQA_QKV, ASSAY_GQA_QKV_BIAS, n + 2 * kv, i,
-                g->parts[ASSAY_GQA_QKV_PROJ] + (t * (n + 2 * kv) + i) * dim);
+    return project(ctx, g, g->x, d, kernel, kernel + 1, 0, heads * dim, heads * dim,
+                   y); /* its bias is the next weight */
 }
 
-static void make_y(const gqa *g, int64_t t)
+/* g->heads [T,heads,dim] -> to, times `factor`. */
+static void norm_and_rotate(const gqa *g, int64_t heads, const spec_quad *scale, spec_quad factor, spec_quad *to)
 {
-    int64_t width = g->config->heads * g->config->head_dim, dim = g->config->emb_dim;
-    spec_quad *y = g->parts[ASSAY_GQA_OUT_PROJ] + t * dim;
-    spec_vector_matrix(width, dim, g->parts[ASSAY_GQA_ATTENTION_OUT] + t * width, g->w[ASSAY_GQA_OUT], dim, y);
-    for (int64_t i = 0; i < dim && g->w[ASSAY_GQA_OUT_BIAS] != NULL; i++) y[i] += g->w[ASSAY_GQA_OUT_BIAS][i];
+    const int64_t dim = g->config->head_dim;
+    for (int64_t i = 0; i < g->tokens * heads; i++) {
+        spec_quad *from = g->heads + i * dim, *y = to + i * dim;
+        if (g->config->qk_norm) {
+            spec_rms_norm_rows(1, dim, g->config->epsilon, from, dim, scale, y);
+            for (int64_t j = 0; j < dim; j++) from[j] = y[j];
+        }
+        spec_rotate(&g->config->rope, g->turns + i / heads * dim, from, y);
+        for (int64_t j = 0; j < dim; j++) y[j] *= factor;
+    }
+}
+
+static assay_status make_heads(assay_context *ctx, const gqa *g)
+{
+    assay_status status;
+    const assay_gqa_config *config = g->config;
+    const int64_t n = config->heads, kv = config->kv_heads;
+    TRY(project_heads(ctx, g, ASSAY_GQA_QUERY, n, 0, g->heads));
+    norm_and_rotate(g, n, g->w[ASSAY_GQA_QUERY_NORM], config->query_scale, g->parts[ASSAY_GQA_QUERY_PROJ]);
+    TRY(project_heads(ctx, g, ASSAY_GQA_KEY, kv, n, g->heads));
+    norm_and_rotate(g, kv, g->w[ASSAY_GQA_KEY_NORM], 1, g->parts[ASSAY_GQA_KEY_PROJ]);
+    TRY(project_heads(ctx, g, ASSAY_GQA_VALUE, kv, n + kv, g->parts[ASSAY_GQA_VALUE_PROJ]));
+    if (config->fused_qkv) TRY(project_heads(ctx, g, ASSAY_GQA_QKV, n + 2 * kv, 0, g->parts[ASSAY_GQA_QKV_PROJ]));
+cleanup:
+    return status;
 }
 
 assay_status spec_gqa_parts(assay_context *ctx, const assay_gqa_config *config, const spec_tensors *in,
@@ -112,8 +112,9 @@ assay_status spec_gqa_parts(assay_context *ctx, const assay_gqa_config *config, 
     TRY(read_inputs(ctx, in, &g));
     TRY(add_parts(ctx, &g, parts));
     TRY(spec_rope_turns(ctx, &config->rope, g.tokens, g.positions, &g.turns));
-    TRY(spec_alloc(ctx, config->head_dim, &g.head));
-    for (int64_t t = 0; t < g.tokens; t++) make_token(&g, t);
+    const int64_t most = config->heads > config->kv_heads ? config->heads : config->kv_heads;
+    TRY(spec_alloc(ctx, g.tokens * most * config->head_dim, &g.heads));
+    TRY(make_heads(ctx, &g));
     TRY(spec_attend(ctx, &(spec_attention_problem){.config = &attention,
                                                    .query = g.parts[ASSAY_GQA_QUERY_PROJ],
                                                    .key = g.parts[ASSAY_GQA_KEY_PROJ],
@@ -122,10 +123,11 @@ assay_status spec_gqa_parts(assay_context *ctx, const assay_gqa_config *config, 
                                                    .segment_ids = g.segment_ids,
                                                    .attention_out = g.parts[ASSAY_GQA_ATTENTION_OUT],
                                                    .lse = g.parts[ASSAY_GQA_LSE]}));
-    for (int64_t t = 0; t < g.tokens; t++) make_y(&g, t);
+    TRY(project(ctx, &g, g.parts[ASSAY_GQA_ATTENTION_OUT], config->heads * config->head_dim, ASSAY_GQA_OUT,
+                ASSAY_GQA_OUT_BIAS, 0, config->emb_dim, config->emb_dim, g.parts[ASSAY_GQA_OUT_PROJ]));
 cleanup:
     free(g.turns);
-    free(g.head);
+    free(g.heads);
     return status;
 }
 

@@ -36,20 +36,28 @@ void spec_scores(assay_score_func f, int64_t count, const spec_quad *logits, spe
 /* y [columns] = x [rows] times w [rows,columns], whose rows are `ld` apart. */
 void spec_vector_matrix(int64_t rows, int64_t columns, const spec_quad *x, const spec_quad *w, int64_t ld,
                         spec_quad *y);
+uint64_t spec_next_random(uint64_t *state);
 
 /* The weights of a table; NULL: it is not there, which of a bias alone is no error. `experts`: each tensor has so many of
  * them one after the other. */
 assay_status spec_read_weights(assay_context *ctx, const assay_tensor_table *table, const spec_tensors *in,
                                int64_t experts, const spec_quad **weights);
 
-/* The gated MLP of one row. */
+/* A gated MLP. */
 typedef struct spec_mlp {
     assay_gated_mlp_config config; /* rows is nothing to it */
     const spec_quad *w[ASSAY_MLP_WEIGHTS];
     int64_t w13_shards; /* columns of wi: gate and up of shard 0, of shard 1, ...; 0 is 1 */
 } spec_mlp;
-/* a, b, h [H] and y [D] are written. */
-void spec_mlp_row(const spec_mlp *mlp, const spec_quad *x, spec_quad *a, spec_quad *b, spec_quad *h, spec_quad *y);
+/* Of some rows: a, b, h [rows,H] and y [rows,D]. */
+typedef struct spec_mlp_values {
+    spec_quad *a, *b, *h, *y;
+} spec_mlp_values;
+assay_status spec_mlp_values_alloc(assay_context *ctx, const assay_gated_mlp_config *config, int64_t rows,
+                                   spec_mlp_values *values);
+void spec_mlp_values_free(spec_mlp_values *values); /* safe on a zeroed struct */
+assay_status spec_mlp_rows(assay_context *ctx, const spec_mlp *mlp, int64_t rows, const spec_quad *x,
+                           const spec_mlp_values *to);
 
 /* checkpoints/ of a gated MLP, [rows,width]: a, b, h and y, with fused weights also a and b side by side; NULL: none. */
 typedef struct spec_mlp_checkpoints {
@@ -134,7 +142,7 @@ int64_t spec_spread_token(const spec_spread *spread, int64_t shard, int64_t part
 /* [M,C,last], or [M,last] without parts. */
 assay_shape spec_spread_shape(const spec_spread *spread, int64_t last);
 
-/* What a MoE block reads, and one expert's scratch. Starts zeroed. */
+/* What a MoE block reads. Starts zeroed. */
 typedef struct spec_block {
     const assay_moe_config *config;
     const spec_tensor *x;
@@ -145,7 +153,6 @@ typedef struct spec_block {
     const bool *dropped;                    /* [T,K], or NULL */
     bool weight_before_wo;                  /* an expert's own y has its weight already */
     spec_quad *gathered[ASSAY_MLP_WEIGHTS]; /* kernels of all experts that come on shards */
-    spec_quad *token, *a, *b, *h, *y;       /* its own */
 } spec_block;
 
 assay_status spec_block_read(assay_context *ctx, const assay_moe_config *config, const spec_tensors *in,
@@ -156,16 +163,25 @@ assay_status spec_moe_route(assay_context *ctx, const assay_moe_config *config, 
                             spec_tensors *out);
 /* Makes the kernels whole that the input has as they lie on shards (sharding->weights_on_shards). */
 assay_status spec_block_gather(assay_context *ctx, const assay_sharding *sharding, spec_block *block);
-/* Expert e of a row x [D], into the block's a, b and y. */
-void spec_block_expert(const spec_block *block, const spec_quad *x, int64_t e);
-/* A choice's token as its expert gets it, which may have the routing weight on it; likewise in block->token. */
-const spec_quad *spec_block_input(const spec_block *block, int64_t choice);
-/* Token t as its experts get it: llama4 scales it by the sigmoid of its weight. In block->token. */
-const spec_quad *spec_block_token(const spec_block *block, int64_t t);
-/* The choice's expert of its token, into the block's a, b and y. */
-void spec_block_choice(const spec_block *block, int64_t choice);
+/* One row that an expert gets. */
+typedef struct spec_block_row {
+    int64_t expert; /* -1: none, and the row's results are 0 */
+    int64_t choice; /* (token * K + k): the token as it gets it, with its weight where that goes on before; -1: none */
+    int64_t token;  /* of no choice: the token alone; -1: a row of zeros */
+} spec_block_row;
+/* The results of many rows, in no order: row number `row` to `keep`, by one thread at a time. */
+typedef struct spec_block_rows {
+    const spec_block_row *rows;
+    int64_t count;
+    void (*keep)(void *self, int64_t row, const spec_quad *a, const spec_quad *b, const spec_quad *h,
+                 const spec_quad *y);
+    void *self;
+} spec_block_rows;
+assay_status spec_block_compute(assay_context *ctx, const spec_block *block, const spec_block_rows *rows);
+/* The shared expert of each token. */
+assay_status spec_block_shared(assay_context *ctx, const spec_block *block, const spec_mlp_values *to);
 /* y [T,D]: the sum over choices, and the shared expert. */
-void spec_block_combine(const spec_block *block, spec_quad *y);
+assay_status spec_block_combine(assay_context *ctx, const spec_block *block, spec_quad *y);
 /* Dropping: places of an expert in a batch row, and the place of a choice: its rank in (s,k) order among the choices of
  * its expert in its batch row. */
 int64_t spec_capacity(const assay_moe_config *config);

@@ -1,6 +1,7 @@
 #include <quadmath.h>
 
 #include "oracle/spec/spec_internal.h"
+#include "oracle/spec/spec_product.h"
 
 /* Weights as in mla.h; the intermediates are tensors of `parts`. */
 typedef struct mla {
@@ -10,7 +11,7 @@ typedef struct mla {
     const spec_quad *x, *w[ASSAY_MLA_WEIGHTS];
     const int32_t *positions, *segment_ids;
     spec_quad *turns;                        /* its own */
-    spec_quad *row;                          /* scratch for the heads of one token; its own */
+    spec_quad *heads;                        /* scratch: the heads of all tokens, [B,S,N,..]; its own */
     spec_quad *parts[ASSAY_MLA_TENSORS + 1]; /* with lse */
 } mla;
 
@@ -48,48 +49,60 @@ static spec_quad softmax_scale(const assay_mla_config *config)
     return scale * m * m;
 }
 
-static void make_query(const mla *m, int64_t t)
+/* y [T,n] of x [T,k]. */
+static assay_status project(assay_context *ctx, const mla *m, const spec_quad *x, assay_mla_weight weight, int64_t k,
+                            int64_t n, spec_quad *y)
 {
-    const assay_mla_config *config = m->config;
-    int64_t d = config->emb_dim, lq = config->q_lora_rank, nope = config->qk_nope_head_dim;
-    int64_t width = config->heads * m->qk_dim;
-    spec_quad *query = m->parts[ASSAY_MLA_QUERY_PROJ] + t * width;
-    if (lq > 0) {
-        spec_quad *compressed = m->parts[ASSAY_MLA_QUERY_WA_PROJ] + t * lq,
-                  *normed = m->parts[ASSAY_MLA_MLA_Q] + t * lq;
-        spec_vector_matrix(d, lq, m->x + t * d, m->w[ASSAY_MLA_WQ_A], lq, compressed);
-        spec_rms_norm_rows(1, lq, config->epsilon, compressed, lq, m->w[ASSAY_MLA_Q_NORM], normed);
-        spec_vector_matrix(lq, width, normed, m->w[ASSAY_MLA_WQ_B], width, m->row);
-    } else {
-        spec_vector_matrix(d, width, m->x + t * d, m->w[ASSAY_MLA_QUERY], width, m->row);
-    }
-    for (int64_t head = 0; head < config->heads; head++) {
-        const spec_quad *from = m->row + head * m->qk_dim;
-        spec_quad *to = query + head * m->qk_dim;
-        for (int64_t i = 0; i < nope; i++) to[i] = from[i];
-        spec_rotate(&config->rope, m->turns + t * config->rope.dim, from + nope, to + nope);
-        for (int64_t i = 0; i < m->qk_dim; i++) to[i] *= m->softmax_scale;
-    }
+    const spec_product product = spec_product_xw(y, x, m->w[weight], m->tokens, n, k);
+    return spec_multiply(ctx, &product);
 }
 
-static void make_key_and_value(const mla *m, int64_t t)
+static assay_status make_query(assay_context *ctx, const mla *m)
 {
+    assay_status status;
     const assay_mla_config *config = m->config;
-    int64_t d = config->emb_dim, lkv = config->kv_lora_rank, rope = config->rope.dim;
-    int64_t nope = config->qk_nope_head_dim, v_dim = config->v_head_dim, width = config->heads * (nope + v_dim);
-    spec_quad *compressed = m->parts[ASSAY_MLA_KV_WA_PROJ] + t * (lkv + rope),
-              *normed = m->parts[ASSAY_MLA_MLA_KV] + t * lkv;
-    spec_vector_matrix(d, lkv + rope, m->x + t * d, m->w[ASSAY_MLA_WKV_A], lkv + rope, compressed);
-    spec_rms_norm_rows(1, lkv, config->epsilon, compressed, lkv, m->w[ASSAY_MLA_KV_NORM], normed);
-    spec_vector_matrix(lkv, width, normed, m->w[ASSAY_MLA_WKV_B], width, m->row);
-    for (int64_t head = 0; head < config->heads; head++) {
-        const spec_quad *from = m->row + head * (nope + v_dim);
-        spec_quad *key = m->parts[ASSAY_MLA_KEY_PROJ] + (t * config->heads + head) * m->qk_dim;
-        spec_quad *value = m->parts[ASSAY_MLA_VALUE_PROJ] + (t * config->heads + head) * v_dim;
-        for (int64_t i = 0; i < nope; i++) key[i] = from[i];
-        spec_rotate(&config->rope, m->turns + t * rope, compressed + lkv, key + nope);
-        for (int64_t i = 0; i < v_dim; i++) value[i] = from[nope + i];
+    const int64_t d = config->emb_dim, lq = config->q_lora_rank, nope = config->qk_nope_head_dim;
+    const int64_t heads = config->heads, width = heads * m->qk_dim;
+    if (lq > 0) {
+        spec_quad *compressed = m->parts[ASSAY_MLA_QUERY_WA_PROJ], *normed = m->parts[ASSAY_MLA_MLA_Q];
+        TRY(project(ctx, m, m->x, ASSAY_MLA_WQ_A, d, lq, compressed));
+        spec_rms_norm_rows(m->tokens, lq, config->epsilon, compressed, lq, m->w[ASSAY_MLA_Q_NORM], normed);
+        TRY(project(ctx, m, normed, ASSAY_MLA_WQ_B, lq, width, m->heads));
+    } else {
+        TRY(project(ctx, m, m->x, ASSAY_MLA_QUERY, d, width, m->heads));
     }
+    for (int64_t i = 0; i < m->tokens * heads; i++) {
+        const spec_quad *from = m->heads + i * m->qk_dim;
+        spec_quad *to = m->parts[ASSAY_MLA_QUERY_PROJ] + i * m->qk_dim;
+        for (int64_t j = 0; j < nope; j++) to[j] = from[j];
+        spec_rotate(&config->rope, m->turns + i / heads * config->rope.dim, from + nope, to + nope);
+        for (int64_t j = 0; j < m->qk_dim; j++) to[j] *= m->softmax_scale;
+    }
+cleanup:
+    return status;
+}
+
+static assay_status make_key_and_value(assay_context *ctx, const mla *m)
+{
+    assay_status status;
+    const assay_mla_config *config = m->config;
+    const int64_t d = config->emb_dim, lkv = config->kv_lora_rank, rope = config->rope.dim, heads = config->heads;
+    const int64_t nope = config->qk_nope_head_dim, v_dim = config->v_head_dim, width = heads * (nope + v_dim);
+    spec_quad *compressed = m->parts[ASSAY_MLA_KV_WA_PROJ], *normed = m->parts[ASSAY_MLA_MLA_KV];
+    TRY(project(ctx, m, m->x, ASSAY_MLA_WKV_A, d, lkv + rope, compressed));
+    spec_rms_norm_rows(m->tokens, lkv, config->epsilon, compressed, lkv + rope, m->w[ASSAY_MLA_KV_NORM], normed);
+    TRY(project(ctx, m, normed, ASSAY_MLA_WKV_B, lkv, width, m->heads));
+    for (int64_t i = 0; i < m->tokens * heads; i++) {
+        const int64_t t = i / heads;
+        const spec_quad *from = m->heads + i * (nope + v_dim);
+        spec_quad *key = m->parts[ASSAY_MLA_KEY_PROJ] + i * m->qk_dim;
+        spec_quad *value = m->parts[ASSAY_MLA_VALUE_PROJ] + i * v_dim;
+        for (int64_t j = 0; j < nope; j++) key[j] = from[j];
+        spec_rotate(&config->rope, m->turns + t * rope, compressed + t * (lkv + rope) + lkv, key + nope);
+        for (int64_t j = 0; j < v_dim; j++) value[j] = from[nope + j];
+    }
+cleanup:
+    return status;
 }
 
 static assay_status check(assay_context *ctx, const assay_mla_config *config)
@@ -120,11 +133,9 @@ assay_status spec_mla_parts(assay_context *ctx, const assay_mla_config *config, 
     TRY(read_inputs(ctx, in, &m));
     TRY(add_parts(ctx, &m, parts));
     TRY(spec_rope_turns(ctx, &config->rope, m.tokens, m.positions, &m.turns));
-    TRY(spec_alloc(ctx, config->heads * (qk_dim > nope + v_dim ? qk_dim : nope + v_dim), &m.row));
-    for (int64_t t = 0; t < m.tokens; t++) {
-        make_query(&m, t);
-        make_key_and_value(&m, t);
-    }
+    TRY(spec_alloc(ctx, m.tokens * config->heads * (qk_dim > nope + v_dim ? qk_dim : nope + v_dim), &m.heads));
+    TRY(make_query(ctx, &m));
+    TRY(make_key_and_value(ctx, &m));
     TRY(spec_attend(ctx, &(spec_attention_problem){.config = &attention,
                                                    .query = m.parts[ASSAY_MLA_QUERY_PROJ],
                                                    .key = m.parts[ASSAY_MLA_KEY_PROJ],
@@ -132,14 +143,11 @@ assay_status spec_mla_parts(assay_context *ctx, const assay_mla_config *config, 
                                                    .segment_ids = m.segment_ids,
                                                    .attention_out = m.parts[ASSAY_MLA_ATTENTION_OUT],
                                                    .lse = m.parts[ASSAY_MLA_LSE]}));
-    int64_t heads = config->heads * v_dim, dim = config->emb_dim;
-    for (int64_t t = 0; t < m.tokens; t++) {
-        spec_vector_matrix(heads, dim, m.parts[ASSAY_MLA_ATTENTION_OUT] + t * heads, m.w[ASSAY_MLA_OUT], dim,
-                           m.parts[ASSAY_MLA_OUT_PROJ] + t * dim);
-    }
+    TRY(project(ctx, &m, m.parts[ASSAY_MLA_ATTENTION_OUT], ASSAY_MLA_OUT, config->heads * v_dim, config->emb_dim,
+                m.parts[ASSAY_MLA_OUT_PROJ]));
 cleanup:
     free(m.turns);
-    free(m.row);
+    free(m.heads);
     return status;
 }
 

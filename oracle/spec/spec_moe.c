@@ -133,7 +133,7 @@ assay_status spec_moe(assay_context *ctx, const spec_moe_config *both, const spe
     block.selected = spec_tensors_find(out, "routing/selected_experts")->indices;
     TRY(spec_localise(ctx, config, in, out, &local));
     if (local != NULL) block.selected = local;
-    spec_block_combine(&block, y);
+    TRY(spec_block_combine(ctx, &block, y));
     if (config->path == ASSAY_MOE_DROPPING) TRY(add_masks(ctx, &block, out));
     if (config->physical_experts > 0)
         TRY(add_replicas(ctx, config, in, spec_tensors_find(out, "routing/selected_experts"), out));

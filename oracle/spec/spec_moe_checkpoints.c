@@ -1,22 +1,40 @@
 #include "oracle/spec/spec_internal.h"
 
-/* Row `row` is what the block's scratch holds. */
-static void keep(const spec_block *block, const spec_mlp *mlp, const spec_mlp_checkpoints *to, int64_t row)
+/* Where the rows of a list go. */
+typedef struct target {
+    const spec_mlp *mlp;
+    spec_mlp_checkpoints to;
+    int64_t part_rows, parts; /* of a shard's part, and how many parts of each row there are; 1: rows are whole */
+} target;
+
+static void keep(void *self, int64_t row, const spec_quad *a, const spec_quad *b, const spec_quad *h,
+                 const spec_quad *y)
 {
-    spec_keep_mlp(to, mlp, row, block->a, block->b, block->h, block->y);
+    const target *t = self;
+    const int64_t part = t->parts > 1 ? row / t->part_rows % t->parts : 0;
+    const int64_t column = part * t->mlp->config.mlp_dim;
+    spec_keep_mlp(&t->to, t->mlp, row, a + column, b + column, h + column, y + part * t->mlp->config.emb_dim);
 }
 
 static assay_status add_shared(assay_context *ctx, const spec_block *block, spec_tensors *out)
 {
+    assay_status status;
     const assay_moe_config *config = block->config;
+    const assay_gated_mlp_config *shared = &block->shared.config;
     if (config->shared_mlp_dim == 0) return ASSAY_OK;
-    spec_mlp_checkpoints shared;
+    target t = {.mlp = &block->shared};
+    spec_mlp_values values = {0};
     const assay_shape rows = assay_shape_of(2, config->routing.batch, config->routing.sequence);
-    assay_status status = spec_add_mlp_checkpoints(ctx, out, &block->shared.config, ASSAY_MLP_SHARED, &rows, &shared);
-    for (int64_t t = 0; status == ASSAY_OK && t < assay_shape_count(&rows); t++) {
-        spec_mlp_row(&block->shared, block->x->values + t * config->emb_dim, block->a, block->b, block->h, block->y);
-        keep(block, &block->shared, &shared, t);
+    const int64_t width = shared->mlp_dim;
+    TRY(spec_add_mlp_checkpoints(ctx, out, shared, ASSAY_MLP_SHARED, &rows, &t.to));
+    TRY(spec_mlp_values_alloc(ctx, shared, assay_shape_count(&rows), &values));
+    TRY(spec_block_shared(ctx, block, &values));
+    for (int64_t row = 0; row < assay_shape_count(&rows); row++) {
+        keep(&t, row, values.a + row * width, values.b + row * width, values.h + row * width,
+             values.y + row * shared->emb_dim);
     }
+cleanup:
+    spec_mlp_values_free(&values);
     return status;
 }
 
@@ -29,10 +47,12 @@ static assay_shape routed_rows(const assay_moe_config *config)
     return assay_shape_of(1, r->batch * r->sequence * (r->num_experts_per_tok + config->fused_shared_experts));
 }
 
-static void clear(const spec_block *block)
+static assay_status alloc_rows(assay_context *ctx, int64_t count, spec_block_row **rows)
 {
-    for (int64_t j = 0; j < block->experts.config.mlp_dim; j++) block->a[j] = block->b[j] = block->h[j] = 0;
-    for (int64_t d = 0; d < block->config->emb_dim; d++) block->y[d] = 0;
+    void *memory = NULL;
+    const assay_status status = assay_alloc(ctx, "rows of experts", count, sizeof **rows, &memory);
+    *rows = memory;
+    return status;
 }
 
 /* Rows without a choice are 0. A shard has its part of the columns: of a and b before the second product, of y once what
@@ -41,65 +61,82 @@ assay_status spec_add_spread_checkpoints(assay_context *ctx, const spec_block *b
                                          spec_tensors *out)
 {
     assay_status status;
-    const assay_shape rows = spec_spread_shape(spread, spread->buffer);
+    const assay_shape shape = spec_spread_shape(spread, spread->buffer);
     spec_mlp own = {.config = block->experts.config, .w13_shards = block->experts.w13_shards / spread->hidden_shards};
-    spec_mlp_checkpoints routed;
+    target t = {.mlp = &own, .part_rows = spread->parts * spread->buffer, .parts = spread->hidden_shards};
+    spec_block_rows list = {.count = assay_shape_count(&shape), .keep = keep, .self = &t};
+    spec_block_row *rows = NULL;
     own.config.mlp_dim /= spread->hidden_shards;
     own.config.emb_dim /= spread->hidden_shards;
-    TRY(spec_add_mlp_checkpoints(ctx, out, &own.config, ASSAY_MLP_ROUTED, &rows, &routed));
-    for (int64_t row = 0; row < assay_shape_count(&rows); row++) {
-        const int64_t part = row / (spread->parts * spread->buffer) % spread->hidden_shards;
-        if (spread->choices[row] >= 0) {
-            spec_block_choice(block, spread->choices[row]);
-        } else {
-            clear(block);
-        }
-        const int64_t column = part * own.config.mlp_dim;
-        spec_keep_mlp(&routed, &own, row, block->a + column, block->b + column, block->h + column,
-                      block->y + part * own.config.emb_dim);
+    TRY(spec_add_mlp_checkpoints(ctx, out, &own.config, ASSAY_MLP_ROUTED, &shape, &t.to));
+    TRY(alloc_rows(ctx, list.count, &rows));
+    for (int64_t row = 0; row < list.count; row++) {
+        const int64_t choice = spread->choices[row];
+        rows[row] = (spec_block_row){.expert = choice < 0 ? -1 : block->selected[choice], .choice = choice};
     }
+    list.rows = rows;
+    TRY(spec_block_compute(ctx, block, &list));
 cleanup:
+    free(rows);
     return status;
 }
 
 /* Places that no choice has taken hold what an expert makes of a row of zeros. */
-static void keep_dropping(const spec_block *block, const spec_mlp_checkpoints *routed)
+static void list_dropping(const spec_block *block, spec_block_row *rows)
 {
     const assay_routing_config *r = &block->config->routing;
     int64_t room = spec_capacity(block->config), k = r->num_experts_per_tok, in_row = r->sequence * k;
-    for (int64_t d = 0; d < block->config->emb_dim; d++) block->token[d] = 0;
     for (int64_t row = 0; row < r->num_experts * r->batch * room; row++) {
-        spec_block_expert(block, block->token, row / (r->batch * room));
-        keep(block, &block->experts, routed, row);
+        rows[row] = (spec_block_row){.expert = row / (r->batch * room), .choice = -1, .token = -1};
     }
     for (int64_t choice = 0; choice < r->batch * in_row; choice++) {
         int64_t e = block->selected[choice], position = spec_block_position(block, choice);
         if (position >= room || e < 0) continue;
-        spec_block_expert(block, spec_block_token(block, choice / k), e);
-        keep(block, &block->experts, routed, (e * r->batch + choice / in_row) * room + position);
+        rows[(e * r->batch + choice / in_row) * room + position].token = choice / k;
     }
 }
 
-static void keep_routed(const spec_block *block, const int32_t *order, const spec_mlp_checkpoints *routed)
+static void list_routed(const spec_block *block, const int32_t *order, int64_t count, spec_block_row *rows)
 {
     const assay_moe_config *config = block->config;
-    const assay_shape rows = routed_rows(config);
     int64_t experts = config->routing.num_experts, k = config->routing.num_experts_per_tok;
     int64_t slots = k + config->fused_shared_experts;
-    for (int64_t row = 0; row < assay_shape_count(&rows); row++) {
+    for (int64_t row = 0; row < count; row++) {
         const bool dense = config->path == ASSAY_MOE_DENSE;
         const int64_t token = dense ? row / experts : order[row] / slots, slot = dense ? 0 : order[row] % slots;
         if (dense) {
-            spec_block_expert(block, spec_block_token(block, token), row % experts);
+            rows[row] = (spec_block_row){.expert = row % experts, .choice = -1, .token = token};
         } else if (order[row] < 0) {
-            clear(block);
+            rows[row] = (spec_block_row){.expert = -1, .choice = -1, .token = -1};
         } else if (slot < k) {
-            spec_block_choice(block, token * k + slot);
+            const int64_t choice = token * k + slot;
+            rows[row] = (spec_block_row){.expert = block->selected[choice], .choice = choice};
         } else {
-            spec_block_expert(block, spec_block_token(block, token), experts + slot - k);
+            rows[row] = (spec_block_row){.expert = experts + slot - k, .choice = -1, .token = token};
         }
-        keep(block, &block->experts, routed, row);
     }
+}
+
+/* Of one device. */
+static assay_status add_routed(assay_context *ctx, const spec_block *block, const int32_t *order, spec_tensors *out)
+{
+    assay_status status;
+    const assay_shape shape = routed_rows(block->config);
+    target t = {.mlp = &block->experts};
+    spec_block_rows list = {.count = assay_shape_count(&shape), .keep = keep, .self = &t};
+    spec_block_row *rows = NULL;
+    TRY(spec_add_mlp_checkpoints(ctx, out, &block->experts.config, ASSAY_MLP_ROUTED, &shape, &t.to));
+    TRY(alloc_rows(ctx, list.count, &rows));
+    if (block->config->path == ASSAY_MOE_DROPPING) {
+        list_dropping(block, rows);
+    } else {
+        list_routed(block, order, list.count, rows);
+    }
+    list.rows = rows;
+    TRY(spec_block_compute(ctx, block, &list));
+cleanup:
+    free(rows);
+    return status;
 }
 
 assay_status spec_moe_checkpoints(assay_context *ctx, const spec_moe_config *both, const spec_tensors *in,
@@ -110,9 +147,7 @@ assay_status spec_moe_checkpoints(assay_context *ctx, const spec_moe_config *bot
     spec_block block = {0};
     spec_tensors routing = {0};
     spec_spread spread = {0};
-    spec_mlp_checkpoints routed;
     int32_t *local = NULL;
-    const assay_shape rows = routed_rows(config);
     TRY(spec_moe_route(ctx, config, in, &routing));
     TRY(spec_block_read(ctx, config, in, &block));
     block.experts.w13_shards = both->w13_shards;
@@ -126,12 +161,8 @@ assay_status spec_moe_checkpoints(assay_context *ctx, const spec_moe_config *bot
         TRY(spec_spread_make(ctx, &spread, both, 0, block.selected));
         TRY(spec_add_spread_checkpoints(ctx, &block, &spread, out));
     } else {
-        TRY(spec_add_mlp_checkpoints(ctx, out, &block.experts.config, ASSAY_MLP_ROUTED, &rows, &routed));
-        if (config->path == ASSAY_MOE_DROPPING) {
-            keep_dropping(&block, &routed);
-        } else {
-            keep_routed(&block, spec_tensors_find(&routing, "routing/sorted_selected_experts")->indices, &routed);
-        }
+        const int32_t *order = spec_tensors_find(&routing, "routing/sorted_selected_experts")->indices;
+        TRY(add_routed(ctx, &block, order, out));
     }
     TRY(add_shared(ctx, &block, out));
 cleanup:

@@ -3,12 +3,13 @@
 #include <string.h>
 
 #include "oracle/spec/spec_internal.h"
+#include "oracle/spec/spec_product.h"
 
 /* What a routing reads, and its scratch: one token at a time. */
 typedef struct route {
     const assay_routing_config *config;
-    const spec_quad *logits, *x, *kernel, *bias, *per_expert_scale;
-    int64_t emb_dim; /* of x, where the logits are made from it */
+    const spec_quad *logits, *bias, *per_expert_scale;
+    spec_quad *made; /* the logits, where they are made here */
     const int32_t *given, *table, *input_ids;
     const spec_quad *given_weights;
     bool fixed;     /* the choice is an input */
@@ -19,6 +20,23 @@ typedef struct route {
     spec_quad sum_of_squares;                                  /* of the logs of the sums of exp(logits) */
     bool *allowed;                                             /* [E] */
 } route;
+
+static assay_status make_logits(assay_context *ctx, const spec_tensors *in, route *r)
+{
+    assay_status status;
+    const int64_t tokens = r->config->batch * r->config->sequence, experts = r->config->num_experts;
+    const spec_tensor *found = NULL;
+    const spec_quad *x = NULL, *kernel = NULL;
+    int64_t rows = 0, dim = 0;
+    TRY(spec_read_rows(ctx, in, "inputs/x", &found, &rows, &dim));
+    TRY(spec_read(ctx, in, "inputs/x", tokens * dim, &x));
+    TRY(spec_read(ctx, in, "weights/gate/kernel", dim * experts, &kernel));
+    TRY(spec_alloc(ctx, tokens * experts, &r->made));
+    const spec_product product = spec_product_xw(r->made, x, kernel, tokens, experts, dim);
+    TRY(spec_multiply(ctx, &product));
+cleanup:
+    return status;
+}
 
 static assay_status read_inputs(assay_context *ctx, const spec_tensors *in, route *r)
 {
@@ -34,11 +52,8 @@ static assay_status read_inputs(assay_context *ctx, const spec_tensors *in, rout
     if (r->given_weights != NULL) return ASSAY_OK;
     TRY(spec_read_optional(ctx, in, "inputs/logits", tokens * experts, &r->logits));
     if (r->logits == NULL) {
-        const spec_tensor *x = NULL;
-        int64_t rows = 0;
-        TRY(spec_read_rows(ctx, in, "inputs/x", &x, &rows, &r->emb_dim));
-        TRY(spec_read(ctx, in, "inputs/x", tokens * r->emb_dim, &r->x));
-        TRY(spec_read(ctx, in, "weights/gate/kernel", r->emb_dim * experts, &r->kernel));
+        TRY(make_logits(ctx, in, r));
+        r->logits = r->made;
     }
     TRY(spec_read_optional(ctx, in, "weights/gate/bias", experts, &r->bias));
     TRY(spec_read_optional(ctx, in, "weights/per_expert_scale", experts, &r->per_expert_scale));
@@ -54,11 +69,7 @@ static void token_scores(route *r, int64_t t)
 {
     const assay_routing_config *config = r->config;
     int64_t experts = config->num_experts;
-    if (r->logits != NULL) {
-        memcpy(r->token_logits, r->logits + t * experts, (size_t)experts * sizeof *r->token_logits);
-    } else {
-        spec_vector_matrix(r->emb_dim, experts, r->x + t * r->emb_dim, r->kernel, experts, r->token_logits);
-    }
+    memcpy(r->token_logits, r->logits + t * experts, (size_t)experts * sizeof *r->token_logits);
     if (config->z_loss_weight > 0) {
         spec_quad sum = 0;
         for (int64_t e = 0; e < experts; e++) sum += expq(r->token_logits[e]);
@@ -282,6 +293,7 @@ assay_status spec_route(assay_context *ctx, const assay_routing_config *config, 
     spec_sort_by_expert(tokens * k, selected, experts, order, sizes);
     TRY(add_losses(ctx, &r, selected, sizes, out));
 cleanup:
+    free(r.made);
     free(r.token_logits);
     free(r.scores);
     free(r.biased);

@@ -162,7 +162,7 @@ static assay_status add_y(assay_context *ctx, const spec_moe_config *config, con
     TRY(spec_tensors_add(ctx, out, "outputs/y", &block.x->shape, &y));
     block.weights = spec_tensors_find(out, "routing/weights")->values;
     block.selected = spec_tensors_find(out, "routing/selected_experts")->indices;
-    spec_block_combine(&block, y);
+    TRY(spec_block_combine(ctx, &block, y));
 cleanup:
     spec_block_free(&block);
     return status;

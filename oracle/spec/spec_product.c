@@ -1,0 +1,253 @@
+#include "oracle/spec/spec_product.h"
+
+#include <math.h>
+#include <quadmath.h>
+
+#include "oracle/spec/spec_internal.h"
+#include "oracle/spec/spec_slices.h"
+
+enum {
+    ROWS = 1024, /* that are made at a time */
+    COLUMNS = 1024,
+    LEAST_ROWS = 4, /* fewer are not worth slicing w for */
+    LEAST_COLUMNS = 4,
+    LOW_LEVELS = 3 /* that are added in one integer */
+};
+static const double LEAST_WORK = 1 << 16; /* multiplications */
+static const double ALLOWED = 0x1p-96;
+
+static spec_quad w_at(const spec_product *p, int64_t step, int64_t column)
+{
+    return p->w_transposed ? p->w[column * p->ldw + step] : p->w[step * p->ldw + column];
+}
+
+static spec_quad chain(const spec_product *p, int64_t row, int64_t column)
+{
+    spec_quad sum = 0;
+    for (int64_t i = 0; i < p->k; i++) sum += p->x[row * p->ldx + i] * w_at(p, i, column);
+    return sum;
+}
+
+static void scalar_row(const spec_product *p, int64_t row)
+{
+    spec_quad *y = p->y + row * p->ldy;
+    if (p->w_transposed) {
+        for (int64_t j = 0; j < p->n; j++) y[j] = chain(p, row, j);
+    } else {
+        spec_vector_matrix(p->k, p->n, p->x + row * p->ldx, p->w, p->ldw, y);
+    }
+}
+
+void spec_multiply_scalar(const assay_context *ctx, const spec_product *p)
+{
+    const double work = (double)p->m * (double)p->n * (double)p->k;
+#pragma omp parallel for num_threads(ctx->threads) schedule(static) if (work >= LEAST_WORK)
+    for (int64_t row = 0; row < p->m; row++) scalar_row(p, row);
+}
+
+/* A piece of y, and what it is made of. Starts zeroed. */
+typedef struct piece {
+    spec_product product;
+    spec_cut cut;
+    const assay_arithmetic *engine;
+    const spec_slices *x;
+    spec_slices w;
+    double *levels[SPEC_SLICES_MOST]; /* [m,n]: the sum of products of digits p and q with p + q = level, or NULL: 0 */
+    double *sizes;                    /* [m,n]: the product of sizes */
+    uint64_t *random;                 /* [n] */
+    uint64_t *w_random;               /* [used,k]: w's digits times that */
+} piece;
+
+static void free_piece(piece *s)
+{
+    spec_slices_free(&s->w);
+    for (int level = 0; level < SPEC_SLICES_MOST; level++) free(s->levels[level]);
+    free(s->sizes);
+    free(s->random);
+    free(s->w_random);
+}
+
+static assay_status multiply(assay_context *ctx, const piece *s, const double *x, const double *w, bool accumulate,
+                             double *c)
+{
+    const spec_product *p = &s->product;
+    assay_matmul_args args =
+        s->w.lines_across ? assay_product_ab(c, x, w, p->m, p->n, p->k) : assay_product_abt(c, x, w, p->m, p->n, p->k);
+    args.accumulate = accumulate;
+    return s->engine->matmul(ctx, &args);
+}
+
+static uint64_t whole(double digit)
+{
+    return (uint64_t)(int64_t)digit;
+}
+
+/* Digits of one slice of w times the random vector. */
+static void times_random(const assay_context *ctx, const piece *s, int q)
+{
+    const double *digits = s->w.digits[q];
+    const int64_t k = s->product.k, n = s->product.n;
+    const int parts = ctx->threads;
+    uint64_t *to = s->w_random + q * k;
+#pragma omp parallel for num_threads(parts) schedule(static)
+    for (int part = 0; part < parts; part++) {
+        const int64_t begin = k * part / parts, end = k * (part + 1) / parts;
+        for (int64_t i = begin; i < end; i++) to[i] = 0;
+        for (int64_t i = begin; s->w.lines_across && i < end; i++) {
+            for (int64_t j = 0; j < n; j++) to[i] += whole(digits[i * n + j]) * s->random[j];
+        }
+        for (int64_t j = 0; !s->w.lines_across && j < n; j++) {
+            for (int64_t i = begin; i < end; i++) to[i] += whole(digits[j * k + i]) * s->random[j];
+        }
+    }
+}
+
+/* Whether level times random = sum of x's digits times w_random. */
+static bool is_right(const piece *s, int level, int64_t row)
+{
+    const int64_t k = s->product.k, n = s->product.n;
+    uint64_t difference = 0;
+    for (int64_t j = 0; j < n; j++) difference += whole(s->levels[level][row * n + j]) * s->random[j];
+    for (int p = 0; p <= level && p < s->x->used; p++) {
+        if (level - p >= s->w.used) continue;
+        const double *digits = s->x->digits[p] + row * k;
+        const uint64_t *w = s->w_random + (level - p) * k;
+        for (int64_t i = 0; i < k; i++) difference -= whole(digits[i]) * w[i];
+    }
+    return difference == 0;
+}
+
+static assay_status make_level(assay_context *ctx, const piece *s, int level)
+{
+    bool first = true, right = true;
+    for (int p = level; p >= 0; p--) {
+        if (p >= s->x->used || level - p >= s->w.used) continue;
+        const assay_status status = multiply(ctx, s, s->x->digits[p], s->w.digits[level - p], !first, s->levels[level]);
+        if (status != ASSAY_OK) return status;
+        first = false;
+    }
+#pragma omp parallel for num_threads(ctx->threads) schedule(static) reduction(&& : right)
+    for (int64_t row = 0; row < s->product.m; row++) right = right && is_right(s, level, row);
+    if (right) return ASSAY_OK;
+    return assay_fail(ctx, ASSAY_INTERNAL, "the product of two slices in float64 is not what integers give");
+}
+
+/* The sum of levels [from, to), in units of the last one. */
+static __int128 sum_levels(const piece *s, int from, int to, int64_t at)
+{
+    __int128 sum = 0;
+    for (int level = from; level < to; level++) {
+        sum *= (__int128)1 << s->cut.bits;
+        if (s->levels[level] != NULL) sum += (int64_t)s->levels[level][at];
+    }
+    return sum;
+}
+
+/* What is lost: of each line below 2^(2 - most bits) of its power, times the other's; and products of digits behind the
+ * last level, at most `most` in the first of these. */
+static double lost(const piece *s)
+{
+    const int most = s->cut.most;
+    return (double)(most + 2) * (double)s->product.k * ldexp(1, 2 - most * s->cut.bits);
+}
+
+static void add_row(const piece *s, int64_t row)
+{
+    const spec_product *p = &s->product;
+    const int most = s->cut.most, low = most - LOW_LEVELS;
+    const double bound = lost(s) / ALLOWED;
+    const spec_quad low_unit = ldexpq(1, 4 - (most + 1) * s->cut.bits);
+    const spec_quad high_unit = ldexpq(low_unit, LOW_LEVELS * s->cut.bits);
+    for (int64_t j = 0; j < p->n; j++) {
+        const int64_t at = row * p->n + j;
+        if (spec_slices_are_out(s->x, row) || spec_slices_are_out(&s->w, j)) {
+            p->y[row * p->ldy + j] = chain(p, row, j);
+            continue;
+        }
+        const spec_quad power = s->x->powers[row] * s->w.powers[j];
+        const spec_quad sum =
+            (spec_quad)sum_levels(s, low, most, at) * low_unit + (spec_quad)sum_levels(s, 0, low, at) * high_unit;
+        const bool is_near = power == 0 || s->sizes[at] >= bound;
+        p->y[row * p->ldy + j] = is_near ? sum * power : chain(p, row, j);
+    }
+}
+
+static assay_status make_piece(assay_context *ctx, piece *s)
+{
+    assay_status status;
+    const spec_product *p = &s->product;
+    const int64_t count = p->m * p->n;
+    const spec_layout w = {.values = p->w,
+                           .outer = p->w_transposed ? p->n : p->k,
+                           .inner = p->w_transposed ? p->k : p->n,
+                           .ld = p->ldw,
+                           .lines_across = !p->w_transposed};
+    void *random = NULL;
+    TRY(spec_slices_make(ctx, &w, &s->cut, &s->w));
+    TRY(assay_alloc(ctx, "random numbers", p->n, sizeof *s->random, &random));
+    s->random = random;
+    TRY(assay_alloc(ctx, "random numbers", (s->w.used + 1) * p->k, sizeof *s->w_random, &random));
+    s->w_random = random;
+    uint64_t state = 1;
+    for (int64_t j = 0; j < p->n; j++) s->random[j] = spec_next_random(&state);
+    for (int q = 0; q < s->w.used; q++) times_random(ctx, s, q);
+    for (int level = 0; level < s->cut.most && level < s->x->used + s->w.used - 1; level++) {
+        TRY(assay_alloc_f64(ctx, "products of slices", count, &s->levels[level]));
+        TRY(make_level(ctx, s, level));
+    }
+    TRY(assay_alloc_f64(ctx, "products of sizes", count, &s->sizes));
+    TRY(multiply(ctx, s, s->x->sizes, s->w.sizes, false, s->sizes));
+#pragma omp parallel for num_threads(ctx->threads) schedule(static)
+    for (int64_t row = 0; row < p->m; row++) add_row(s, row);
+cleanup:
+    return status;
+}
+
+/* Some rows, all columns. */
+static assay_status make_rows(assay_context *ctx, const spec_product *rows, const spec_cut *cut,
+                              const assay_arithmetic *engine)
+{
+    assay_status status = ASSAY_OK;
+    spec_slices x = {0};
+    const spec_layout layout = {.values = rows->x, .outer = rows->m, .inner = rows->k, .ld = rows->ldx};
+    TRY(spec_slices_make(ctx, &layout, cut, &x));
+    for (int64_t begin = 0; begin < rows->n && status == ASSAY_OK; begin += COLUMNS) {
+        piece s = {.product = *rows, .cut = *cut, .engine = engine, .x = &x};
+        s.product.n = rows->n - begin < COLUMNS ? rows->n - begin : COLUMNS;
+        s.product.w += rows->w_transposed ? begin * rows->ldw : begin;
+        s.product.y += begin;
+        status = make_piece(ctx, &s);
+        free_piece(&s);
+    }
+cleanup:
+    spec_slices_free(&x);
+    return status;
+}
+
+assay_status spec_multiply_sliced(assay_context *ctx, const spec_product *product, const assay_arithmetic *engine)
+{
+    const spec_cut cut = spec_cut_for(product->k);
+    if (cut.bits == 0 || product->k == 0) {
+        spec_multiply_scalar(ctx, product);
+        return ASSAY_OK;
+    }
+    for (int64_t begin = 0; begin < product->m; begin += ROWS) {
+        spec_product rows = *product;
+        rows.m = product->m - begin < ROWS ? product->m - begin : ROWS;
+        rows.x += begin * product->ldx;
+        rows.y += begin * product->ldy;
+        const assay_status status = make_rows(ctx, &rows, &cut, engine);
+        if (status != ASSAY_OK) return status;
+    }
+    return ASSAY_OK;
+}
+
+assay_status spec_multiply(assay_context *ctx, const spec_product *p)
+{
+    const double work = (double)p->m * (double)p->n * (double)p->k;
+    if (p->m >= LEAST_ROWS && p->n >= LEAST_COLUMNS && work >= LEAST_WORK) {
+        return spec_multiply_sliced(ctx, p, &assay_arithmetic_reference);
+    }
+    spec_multiply_scalar(ctx, p);
+    return ASSAY_OK;
+}
