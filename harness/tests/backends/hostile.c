@@ -27,6 +27,19 @@ static void spoil(const assay_backend_request *request, const char *path, float 
     }
 }
 
+/* The first element, times 1.5. */
+static void enlarge(const assay_backend_request *request, const char *path)
+{
+    for (int i = 0; i < request->result_count; i++) {
+        const assay_backend_result *r = &request->results[i];
+        float value = 0;
+        if (strcmp(r->path, path) != 0 || r->type != ASSAY_BACKEND_BFLOAT16) continue;
+        memcpy((char *)&value + 2, r->data, 2);
+        value *= 1.5F;
+        memcpy(r->data, (char *)&value + 2, 2);
+    }
+}
+
 int assay_backend_run(const assay_backend_request *request)
 {
     const char *trap = getenv("HOSTILE");
@@ -39,6 +52,7 @@ int assay_backend_run(const assay_backend_request *request)
     if (strcmp(trap, "nan_beside_crash") == 0 && sequence < 3) raise(SIGSEGV);
     if (strcmp(trap, "nan_beside_crash") == 0 && width > 8) spoil(request, "outputs/y", NAN);
     if (strcmp(trap, "unsteady") == 0 && sequence > 4) spoil(request, "outputs/y", (float)(getpid() % 64));
+    if (strcmp(trap, "enlarges") == 0) enlarge(request, "outputs/y");
     if (strcmp(trap, "hangs") == 0 && sequence == 8) pause();
     return code;
 }
