@@ -239,9 +239,10 @@ static void judge_statistics(scan *s)
         }
         to->value = found.values[i];
         to->slice = found.slices[i];
-        to->least = expected[ASSAY_NULL_LOW] - quantile * spread;
-        to->most = expected[ASSAY_NULL_HIGH] + quantile * spread;
-        to->excess = assay_statistic_deviation(i, to->value, expected) / quantile;
+        const double allowed = quantile * assay_statistic_widening(i, &found);
+        to->least = expected[ASSAY_NULL_LOW] - allowed * spread;
+        to->most = expected[ASSAY_NULL_HIGH] + allowed * spread;
+        to->excess = assay_statistic_deviation(i, to->value, expected) / allowed;
         if (r->worst_statistic < 0 || to->excess > r->statistics[r->worst_statistic].excess) r->worst_statistic = i;
         if (i == ASSAY_STATISTIC_SLOPE && assay_statistic_deviation(i, -1, expected) > quantile) {
             s->facts->zeros_pass = false; /* zeros have a slope of 0 */

@@ -319,6 +319,12 @@ void assay_statistics_free(assay_statistics_pass *pass)
     *pass = (assay_statistics_pass){0};
 }
 
+double assay_statistic_widening(int statistic, const assay_statistics *found)
+{
+    const double usual = 0x1p-3, rms = assay_exp(found->values[ASSAY_STATISTIC_SIZE]);
+    return statistic == ASSAY_STATISTIC_SIGN && rms < usual ? usual / fmax(rms, DBL_MIN) : 1;
+}
+
 double assay_statistic_deviation(int statistic, double value, const double expected[ASSAY_NULL_COLUMNS])
 {
     const double low = expected[ASSAY_NULL_LOW], high = expected[ASSAY_NULL_HIGH];

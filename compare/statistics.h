@@ -75,6 +75,11 @@ void assay_statistics_add(assay_statistics_pass *pass, int64_t count, const doub
 void assay_statistics_finish(const assay_statistics_pass *pass, assay_statistics *found);
 void assay_statistics_free(assay_statistics_pass *pass); /* safe on a zeroed struct */
 
+/* How much farther out than a spread says a statistic may lie: 1 but for the sign of errors that are smaller than those of
+ * correct implementations usually are, by which the spread was found. What such errors have in common is small too, yet
+ * decides more of their signs the less there is beside it. */
+double assay_statistic_widening(int statistic, const assay_statistics *found);
+
 /* Distance of a value from [low, high], in spreads; for an RMS 0 below. `expected`: a row of the null; one without a
  * spread is not used (0). */
 double assay_statistic_deviation(int statistic, double value, const double expected[ASSAY_NULL_COLUMNS]);

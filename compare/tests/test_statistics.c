@@ -203,6 +203,21 @@ TEST(tiny_errors_have_no_sign)
     errors_free(&e);
 }
 
+/* Errors below an eighth of a deviation: the smaller, the farther their signs may go together. */
+TEST(signs_of_small_errors_count_less)
+{
+    assay_statistics found = {0};
+    found.values[ASSAY_STATISTIC_SIZE] = log(0.5);
+    assert_true(assay_statistic_widening(ASSAY_STATISTIC_SIGN, &found) == 1);
+    found.values[ASSAY_STATISTIC_SIZE] = log(0x1p-5);
+    assert_true(fabs(assay_statistic_widening(ASSAY_STATISTIC_SIGN, &found) - 4) < 1e-12);
+    assert_true(assay_statistic_widening(ASSAY_STATISTIC_BIAS, &found) == 1);
+    assert_true(assay_statistic_widening(ASSAY_STATISTIC_SLOPE, &found) == 1);
+    assert_true(assay_statistic_widening(ASSAY_STATISTIC_SIZE, &found) == 1);
+    found.values[ASSAY_STATISTIC_SIZE] = -(double)INFINITY; /* no error at all */
+    assert_true(assay_statistic_widening(ASSAY_STATISTIC_SIGN, &found) > 1);
+}
+
 TEST(axes_that_are_too_long)
 {
     const int64_t longest = ASSAY_LONGEST_AXIS;

@@ -1,5 +1,6 @@
 #include <errno.h>
 #include <inttypes.h>
+#include <math.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -121,7 +122,9 @@ static assay_status tell(assay_context *ctx, void *self, const assay_found *foun
         printf("    the case that it shrank to does not fail each time: a race, or memory that was not written?\n");
     if (a->report.diagnosis[0] != '\0') printf("    looks like this: %s\n", a->report.diagnosis);
     if (a->report.explanation[0] != '\0') printf("    known bugs: %s\n", a->report.explanation);
-    printf("    its line in a list of known failures: %s\n", assay_reason_line(found->c.op, &found->reason, line));
+    printf("    its line in a list of known failures: %s", assay_reason_line(found->c.op, &found->reason, line));
+    if (a->reason.excess > 0) printf("<%.0f", floor(a->reason.excess) + 1);
+    printf("\n");
     printf("    %s; shrunk in %d steps of %d tries\n", found->drawn, found->steps, found->tries);
     print_shapes(&a->plan);
     printf("    the case:\n");

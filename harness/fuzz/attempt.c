@@ -256,12 +256,17 @@ static bool has_subnormal(const assay_tensor *tensor)
     return false;
 }
 
-/* What is wrong most is 0 in place of a number so small that it may be a quotient or product of vanished ones, which the
- * golden does not hold. */
-static bool vanishes(const assay_tensor_result *r)
+/* What is wrong most lacks so little that it may be a quotient or product of vanished numbers, which the golden does not
+ * hold: of a few terms of a sum in a tensor of larger numbers, or 0 in its place. */
+static bool vanishes(const assay_tensor_result *r, const assay_tensor *golden)
 {
     const assay_outlier *worst = &r->elements_worst[0];
-    return r->elements_worst_count > 0 && worst->candidate == 0 && fabs(worst->golden) < sqrt(FLT_MIN);
+    const double least = sqrt(FLT_MIN);
+    double largest = 0;
+    if (r->elements_worst_count == 0 || worst->golden == 0) return false;
+    if (!(fabs(worst->candidate - worst->golden) < least)) return false;
+    for (int64_t k = 0; k < golden->count; k++) largest = fmax(largest, fabs(golden->values[k]));
+    return worst->candidate == 0 || largest > least;
 }
 
 /* Whether what is wrong first may be so by numbers that float32 has only below its normal ones, there or before it in the
@@ -275,7 +280,7 @@ static bool underflows(const assay_report *report, const assay_tensor_set *golde
         wrong = wrong || r->verdict == ASSAY_FAIL;
         if (tensor == NULL || tensor->values == NULL) continue; /* of a wrong choice, the weights say why */
         if (has_subnormal(tensor)) return true;
-        if (wrong) return vanishes(r);
+        if (wrong) return vanishes(r, tensor);
     }
     return false;
 }

@@ -442,3 +442,33 @@ TEST(numbers_below_float32_excuse_what_they_reach)
         assay_forks_stop(&tried.forks);
     }
 }
+
+/* A lost product of less than 1e-19 excuses one wrong element among larger ones, not a tensor of such numbers. */
+TEST(what_a_vanished_number_lacks_is_excused)
+{
+    static const struct {
+        const char *rows;
+        assay_attempt_end end;
+    } rows[] = {{"{distribution: row_powers, low: -110, high: 0}", ASSAY_ATTEMPT_REFUSED},
+                {"{distribution: row_powers, low: -20, high: 0}", ASSAY_ATTEMPT_FAIL},
+                {"{distribution: row_powers, low: -110, high: -80}", ASSAY_ATTEMPT_FAIL}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char yaml[512];
+        snprintf(yaml, sizeof yaml,
+                 "{case: a, op: gmm, model: {base_emb_dim: 4, base_moe_mlp_dim: 2, num_experts: 1}, batch: 1, "
+                 "sequence: 9, seed: 3, inputs: {lhs: %s}, gradients: [none]}",
+                 rows[i].rows);
+        assay_context ctx = assay_context_default(1);
+        assay_tried tried = {.spec = HOSTILE, .false_alarm = 1e-6, .timeout = 60};
+        assay_case *c = case_from(yaml);
+        assay_attempt a = {0};
+        setenv("HOSTILE", "enlarges", 1);
+        assert_ok(&ctx, assay_forks_start(&ctx, &tried.forks, HOSTILE, SHARED_BYTES));
+        unsetenv("HOSTILE");
+        assert_ok(&ctx, assay_attempt_make(&ctx, &tried, c, 0, &a));
+        if (a.end != rows[i].end) fail_msg("row %zu: %d: %s", i, a.end, a.message);
+        assay_attempt_free(&a);
+        assay_cases_free(c, 1);
+        assay_forks_stop(&tried.forks);
+    }
+}

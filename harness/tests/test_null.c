@@ -198,3 +198,43 @@ TEST_IN_FOLDER(wrong_ones_are_found)
         trial_close(&t);
     }
 }
+
+/* What a float32 sum over a row of equal numbers leaves in the gradient of each: a hundredth of what the error scale allows,
+ * the same for the whole row, seen only where the rest is small. */
+static void shifted(const assay_tensor_spec *spec, const double *golden, const double *scale, double *values)
+{
+    (void)scale;
+    for (int64_t i = 0; i < assay_shape_count(&spec->shape); i++) values[i] = golden[i] - 4.5e-8;
+}
+
+static void one_sided(const assay_tensor_spec *spec, const double *golden, const double *scale, double *values)
+{
+    for (int64_t i = 0; i < assay_shape_count(&spec->shape); i++) {
+        const double uniform = ldexp((double)(assay_random_bits(7, "side", (uint64_t)i) >> 11), -53);
+        values[i] = golden[i] - uniform * scale[i];
+    }
+}
+
+TEST_IN_FOLDER(signs_of_errors_below_the_members)
+{
+    static const struct {
+        change *how;
+        assay_verdict verdict;
+    } rows[] = {{shifted, ASSAY_PASS}, {one_sided, ASSAY_FAIL}};
+    const assay_profile *profile = assay_profile_by_name("f32");
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        trial t;
+        trial_write(&t, folder,
+                    case_from("{case: a, op: rms_norm, model: {base_emb_dim: 7166}, batch: 1, sequence: 2, seed: 1, "
+                              "inputs: {x: {distribution: constant, mean: 0.125}}, profiles: [f32]}"));
+        write_candidate(&t, profile, 0, true, "gradients/inputs/x", rows[i].how);
+        assay_report report = trial_compare(&t, profile);
+        const assay_tensor_result *r = &report.tensors[report.count - 1];
+        assert_string_equal(r->spec.path, "gradients/inputs/x");
+        const double size = exp(r->statistics[ASSAY_STATISTIC_SIZE].value);
+        assert_true(rows[i].how == shifted ? size < 0.05 : size > 0.3);
+        if (r->verdict != rows[i].verdict) fail_msg("%zu: %s, RMS %g", i, r->message, size);
+        assay_report_free(&report);
+        trial_close(&t);
+    }
+}

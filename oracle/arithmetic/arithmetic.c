@@ -34,6 +34,11 @@ bool assay_takes_second_form(const assay_context *ctx)
     return ctx->emulation != NULL && ctx->emulation->second_form;
 }
 
+bool assay_takes_second_form_at(const assay_context *ctx, int64_t row)
+{
+    return ctx->emulation != NULL && !ctx->emulation->nearest && ctx->emulation->second_form == (row % 2 == 0);
+}
+
 bool assay_stores_softmax(const assay_context *ctx)
 {
     return ctx->emulation != NULL && ctx->emulation->stores_softmax;

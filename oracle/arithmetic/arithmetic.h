@@ -82,6 +82,8 @@ typedef struct assay_arithmetic {
 /* Whether this run takes the second of two orders of operations that are equal but for rounding: only some of the
  * emulated runs do. */
 bool assay_takes_second_form(const assay_context *ctx);
+/* The same for a row by itself: of two rows next to each other one does, in every emulated run but that to nearest. */
+bool assay_takes_second_form_at(const assay_context *ctx, int64_t row);
 /* Whether this run rounds the result of a softmax to storage before its gradient reads it, as where a kernel ends there:
  * only some of the emulated runs do. */
 bool assay_stores_softmax(const assay_context *ctx);

@@ -264,8 +264,10 @@ static double sum_row(const assay_context *ctx, const double *p, int64_t count)
     return sum;
 }
 
-/* Scores of a row become probabilities; returns its lse. */
-static double softmax_row(const assay_context *ctx, double *p, int64_t count)
+/* Scores of a row become probabilities but for a division by `divisor`; returns its lse. A flash kernel divides what it
+ * has multiplied with the values: what it rounds lies elsewhere on the grid. In the emulated runs every other row does,
+ * so that each row is seen both ways and no run differs from the others as a whole. */
+static double softmax_row(const assay_context *ctx, double *p, int64_t count, bool late, double *divisor)
 {
     double largest = -INFINITY;
     assay_round(ctx, ASSAY_ROUND_STORAGE, count, p);
@@ -274,11 +276,19 @@ static double softmax_row(const assay_context *ctx, double *p, int64_t count)
     assay_exp_many(ctx, count, p, p);
     assay_round(ctx, ASSAY_ROUND_ELEMENTARY, count, p);
     const double sum = sum_row(ctx, p, count);
-    for (int64_t j = 0; j < count; j++) p[j] /= sum;
+    *divisor = late ? sum : 1;
+    for (int64_t j = 0; j < count && !late; j++) p[j] /= sum;
     assay_round(ctx, ASSAY_ROUND_STORAGE, count, p);
     double log_sum = assay_log(sum);
     assay_round(ctx, ASSAY_ROUND_ELEMENTARY, 1, &log_sum);
     return largest + log_sum;
+}
+
+static void divide_rows(double *out, int64_t rows, int64_t wide, const double *divisors)
+{
+    for (int64_t i = 0; i < rows; i++) {
+        for (int64_t d = 0; d < wide && divisors[i] != 1; d++) out[i * wide + d] /= divisors[i];
+    }
 }
 
 /* Queries [first, end) of a segment; p [ATTENTION_BLOCK,ld]. */
@@ -292,6 +302,7 @@ static assay_status forward_block(assay_context *ctx, double *out, double *lse, 
     rectangle.lda = ld;
     const attention_triangle triangle = {
         .w = p + first, .ld = ld, .x = v + first * wide, .y = out + first * wide, .size = end - first, .width = wide};
+    double divisors[ATTENTION_BLOCK];
     assay_status status = ASSAY_OK;
     TRY(attention_scores(ctx, p + start, ld, q + first * deep, end - first, k + start * deep, end - start, deep));
 #pragma omp parallel for num_threads(ctx->threads)
@@ -299,10 +310,11 @@ static assay_status forward_block(assay_context *ctx, double *out, double *lse, 
         const int64_t seen = attention_first_key(rows, i);
         double *row = p + (i - first) * ld;
         memset(row + start, 0, (size_t)(seen - start) * sizeof *row);
-        lse[i] = softmax_row(ctx, row + seen, i + 1 - seen);
+        lse[i] = softmax_row(ctx, row + seen, i + 1 - seen, assay_takes_second_form_at(ctx, i), &divisors[i - first]);
     }
     TRY(assay_matmul(ctx, &rectangle));
     TRY(attention_add_triangle(ctx, &triangle));
+    divide_rows(out + first * wide, end - first, wide, divisors);
 cleanup:
     return status;
 }

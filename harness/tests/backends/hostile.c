@@ -33,6 +33,19 @@ static void call_float16(const assay_backend_request *request)
     for (int i = 0; i < request->result_count; i++) request->results[i].type = ASSAY_BACKEND_FLOAT16;
 }
 
+/* The first element, times 1.5. */
+static void enlarge(const assay_backend_request *request, const char *path)
+{
+    for (int i = 0; i < request->result_count; i++) {
+        const assay_backend_result *r = &request->results[i];
+        float value = 0;
+        if (strcmp(r->path, path) != 0 || r->type != ASSAY_BACKEND_BFLOAT16) continue;
+        memcpy((char *)&value + 2, r->data, 2);
+        value *= 1.5F;
+        memcpy(r->data, (char *)&value + 2, 2);
+    }
+}
+
 int assay_backend_run(const assay_backend_request *request)
 {
     const char *trap = getenv("HOSTILE");
@@ -46,6 +59,7 @@ int assay_backend_run(const assay_backend_request *request)
     if (strcmp(trap, "nan_beside_crash") == 0 && width > 8) spoil(request, "outputs/y", NAN);
     if (strcmp(trap, "unsteady") == 0 && sequence > 4) spoil(request, "outputs/y", (float)(getpid() % 64));
     if (strcmp(trap, "nan_in_float16") == 0) spoil(request, "outputs/y", NAN), call_float16(request);
+    if (strcmp(trap, "enlarges") == 0) enlarge(request, "outputs/y");
     if (strcmp(trap, "hangs") == 0 && sequence == 8) pause();
     return code;
 }

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "oracle/arithmetic/emulated.h"
 #include "oracle/ops/tests/attention_problem.h"
 #include "oracle/ops/tests/ops_test.h"
 
@@ -130,4 +131,49 @@ TEST(test_flops)
     /* 10 heads of 6 pairs; a pair has a score and a value, then three of the one and two of the other */
     assert_true(assay_attention_flops(&config, false) == 2 * 10 * 6 * (7 + 4));
     assert_true(assay_attention_flops(&config, true) == 2 * 10 * 6 * (3 * 7 + 2 * 4));
+}
+
+static double off_grid(double x) /* in spacings of bfloat16 */
+{
+    return fabs(x - assay_dtype_round(ASSAY_BFLOAT16, x, false)) / (ldexp(1, ilogb(x)) * 0x1p-7);
+}
+
+/* The RMS error of the second of two tokens, whose values are 0 and 1: that of its probability of itself. */
+static double emulated_error(double score, bool divided_late)
+{
+    enum { SEEDS = 64 };
+    const assay_attention_config config = {.batch = 1, .sequence = 2, .heads = 1, .qk_dim = 1, .v_dim = 1};
+    const double q[] = {0, 1}, k[] = {0, score}, v[] = {0, 1}, exact = 1 / (1 + exp(-score));
+    const assay_attention_inputs in = {.query = q, .key = k, .value = v};
+    double squares = 0;
+    for (uint64_t seed = 0; seed < SEEDS; seed++) {
+        double out[2], lse[2];
+        const assay_emulation emulation = {.storage = ASSAY_BFLOAT16,
+                                           .multiply = ASSAY_BFLOAT16,
+                                           .seed = seed,
+                                           .second_form = !divided_late}; /* the second row takes the other form */
+        assay_context ctx = assay_context_default(1);
+        ctx.arithmetic = &assay_arithmetic_emulated;
+        ctx.emulation = &emulation;
+        assert_ok(&ctx, assay_attention_forward(&ctx, out, lse, &in, &config));
+        squares += (out[1] - exact) * (out[1] - exact);
+    }
+    return sqrt(squares / SEEDS);
+}
+
+/* A kernel rounds probabilities, or exponentials that it divides by their sum later. Either may lie on the grid by chance. */
+TEST(test_both_places_of_the_rounding_are_emulated)
+{
+    int found[2] = {0};
+    for (int i = 1; i < 128 * 7; i++) {
+        const double score = -0x1p-6 * ldexp(1 + (i % 128) / 128.0, i / 128), e = exp(score), p = e / (1 + e);
+        const double spacing_e = ldexp(1, ilogb(e)) * 0x1p-7 / (1 + e), spacing_p = ldexp(1, ilogb(p)) * 0x1p-7;
+        const bool divided_late = off_grid(p) < 0.01 && off_grid(e) > 0.35;
+        if (!divided_late && !(off_grid(e) < 0.01 && off_grid(p) > 0.35)) continue;
+        const double spacing = divided_late ? spacing_e : spacing_p;
+        assert_true(emulated_error(score, divided_late) > 0.35 * spacing);
+        assert_true(emulated_error(score, !divided_late) < 0.2 * spacing);
+        found[divided_late]++;
+    }
+    assert_true(found[0] > 0 && found[1] > 0);
 }
