@@ -117,7 +117,7 @@ assay_status assay_known_find(assay_context *ctx, const assay_expected_failures 
         line_parts parts;
         bool keys;
         if (take_apart(known->entries[i].pattern, &parts) && fnmatch(parts.glob, line, 0) == 0 &&
-            !(reason->excess >= parts.bound) && holds(parts.conditions, &settings, &keys))
+            (isinf(parts.bound) || reason->excess < parts.bound) && holds(parts.conditions, &settings, &keys))
             *found = &known->entries[i];
     }
 cleanup:

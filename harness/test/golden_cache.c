@@ -79,6 +79,29 @@ cleanup:
     return status;
 }
 
+/* Those of a checkpoint that the case reads: the files may be a hundred times larger. */
+static assay_status add_weights(assay_context *ctx, assay_sha256 *hash, const assay_inputs *inputs)
+{
+    enum { PIECE = 1 << 14 };
+    assay_status status = ASSAY_OK;
+    double *piece = NULL;
+    TRY(assay_alloc_f64(ctx, "weights", PIECE, &piece));
+    for (int i = 0; i < inputs->list->count; i++) {
+        const assay_tensor_spec *spec = &inputs->list->entries[i].spec;
+        const int64_t count = assay_shape_count(&spec->shape);
+        if (!assay_model_weights_has(inputs->weights, spec->path)) continue;
+        assay_sha256_add(hash, strlen(spec->path) + 1, spec->path);
+        for (int64_t first = 0; first < count; first += PIECE) {
+            const int64_t some = count - first < PIECE ? count - first : PIECE;
+            TRY(assay_model_weights_read(ctx, inputs->weights, spec->path, first, some, piece));
+            assay_sha256_add(hash, (size_t)some * sizeof *piece, piece);
+        }
+    }
+cleanup:
+    free(piece);
+    return status;
+}
+
 /* What a golden follows from. Another program may make other goldens: its code is a part of it. "" where that is not
  * known. */
 static assay_status find_key(assay_context *ctx, const assay_inputs *inputs, const assay_profile *profile,
@@ -95,6 +118,7 @@ static assay_status find_key(assay_context *ctx, const assay_inputs *inputs, con
     TRY(assay_sha256_start(ctx, &hash));
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) assay_sha256_add(hash, strlen(parts[i]) + 1, parts[i]);
     if (inputs->file != NULL) TRY(add_file(ctx, hash, inputs->file_name));
+    if (inputs->weights != NULL) TRY(add_weights(ctx, hash, inputs));
     assay_sha256 *whole = hash;
     hash = NULL;
     TRY(assay_sha256_finish(ctx, whole, key));

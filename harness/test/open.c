@@ -33,9 +33,6 @@ int assay_test_end(const assay_context *ctx, assay_status status, char *message)
 
 static assay_status check_options(assay_context *ctx, const assay_test_options *o)
 {
-    for (size_t i = 0; i < sizeof o->reserved / sizeof *o->reserved; i++) {
-        if (o->reserved[i] != 0) return assay_fail(ctx, ASSAY_BAD_INPUT, "options: reserved is not zero");
-    }
     if (o->set_count < 0 || (o->set_count > 0 && o->sets == NULL)) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "options: set_count is %" PRId32 " and sets %s", o->set_count,
                           o->sets == NULL ? "is NULL" : "is not");
@@ -77,6 +74,13 @@ static assay_status narrow_profiles(assay_context *ctx, assay_test *t)
     return status == ASSAY_OK ? assay_case_add_profile(ctx, t->cases, t->profile.precision.name) : status;
 }
 
+static assay_status copy_path(assay_context *ctx, const char *path, char **copy)
+{
+    *copy = path == NULL ? NULL : strdup(path);
+    return path == NULL || *copy != NULL ? ASSAY_OK
+                                         : assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the path of a file");
+}
+
 static assay_status open_case(assay_context *ctx, assay_test *t, const char *what, const assay_test_options *o)
 {
     assay_status status;
@@ -86,11 +90,10 @@ static assay_status open_case(assay_context *ctx, assay_test *t, const char *wha
     TRY(assay_case_yaml(ctx, t->cases, &t->yaml));
     TRY(narrow_profiles(ctx, t));
     TRY(assay_plan_make_with(ctx, &t->plan, t->cases, NULL, &t->profile));
-    if (o->inputs != NULL) {
-        t->inputs_path = strdup(o->inputs);
-        if (t->inputs_path == NULL) TRY(assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the path of a file"));
-    }
-    TRY(assay_inputs_open(ctx, &t->inputs, t->cases, &t->plan.list, t->inputs_path));
+    TRY(copy_path(ctx, o->inputs, &t->inputs_path));
+    TRY(copy_path(ctx, o->weights, &t->weights_text));
+    t->plan.weights = t->weights_text;
+    TRY(assay_inputs_open_plan(ctx, &t->inputs, &t->plan, t->inputs_path));
 cleanup:
     return status;
 }
@@ -98,7 +101,7 @@ cleanup:
 static assay_status open_golden(assay_context *ctx, assay_test *t, const char *path, const assay_test_options *o)
 {
     assay_status status = ASSAY_OK;
-    if (o->set_count > 0 || o->inputs != NULL) {
+    if (o->set_count > 0 || o->inputs != NULL || o->weights != NULL) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: nothing can be set in a golden, its results are there", path);
     }
     t->path = strdup(path);
@@ -231,6 +234,7 @@ void assay_test_close(assay_test *t)
     free(t->yaml);
     free(t->path);
     free(t->inputs_path);
+    free(t->weights_text);
     free(t->cache);
     free(t);
 }

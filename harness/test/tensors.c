@@ -109,6 +109,7 @@ static assay_status save(assay_context *ctx, assay_test *test, const char *path)
     TRY(assay_cases_parse_stored(ctx, "case", test->yaml, strlen(test->yaml), &cases, &count));
     TRY(assay_case_add_profile(ctx, cases, test->profile.precision.name));
     TRY(assay_plan_make_with(ctx, &plan, cases, NULL, &test->profile));
+    plan.weights = test->weights_text;
     TRY(assay_golden_write(ctx, &plan, path, test->inputs_path, true));
 cleanup:
     assay_plan_free(&plan);

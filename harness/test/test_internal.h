@@ -32,6 +32,7 @@ struct assay_test {
     int64_t cache_bytes;
     assay_held_golden *held; /* NULL before the golden is there */
     char *inputs_path;       /* of the user's own; NULL */
+    char *weights_text;      /* of a checkpoint; NULL */
     assay_inputs inputs;
     assay_backend_settings settings;
     const assay_tensor_spec **given_specs;

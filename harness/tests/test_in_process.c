@@ -531,7 +531,7 @@ TEST(test_bad_input_is_refused)
         {"moe/small", {.inputs = "no_such_file.h5"}, "no_such_file.h5"},
         {"moe/small", {.only_count = 1}, "only_count is 1 and only is NULL"},
         {"moe/small", {.only = &unknown_set, .only_count = 1}, "only has num_expert=4, which matches no output"},
-        {"moe/small", {.reserved = {0, 1}}, "reserved is not zero"},
+        {"moe/small", {.weights = "no_such.safetensors"}, "no_such.safetensors"},
     };
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
         assay_test *test = (assay_test *)&test;

@@ -46,7 +46,7 @@ typedef struct assay_test_options {
     const char *const
         *only;           /* globs of the outputs and gradients that must be given, of others none need be; NULL: all */
     const char *inputs;  /* file with inputs, weights and cotangents, any of them, as --inputs; NULL: all are drawn */
-    int32_t reserved[2]; /* zero */
+    const char *weights; /* checkpoint with the weights, FILE or FILE:PREFIX as --weights; NULL: they are drawn */
 } assay_test_options;
 
 typedef struct assay_test assay_test;

@@ -85,6 +85,8 @@ typedef struct assay_arithmetic {
 bool assay_takes_second_form(const assay_context *ctx);
 /* The same for a row by itself: of two rows next to each other one does, in every emulated run but that to nearest. */
 bool assay_takes_second_form_at(const assay_context *ctx, int64_t row);
+/* And so of two pairs of rows, where there is a third form. */
+bool assay_takes_third_form_at(const assay_context *ctx, int64_t row);
 /* Whether this run rounds the result of a softmax to storage before its gradient reads it, as where a kernel ends there:
  * only some of the emulated runs do. */
 bool assay_stores_softmax(const assay_context *ctx);

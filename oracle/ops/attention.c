@@ -266,10 +266,21 @@ static double sum_row(const assay_context *ctx, const double *p, int64_t count)
     return sum;
 }
 
-/* Scores of a row become probabilities but for a division by `divisor`; returns its lse. A flash kernel divides what it
- * has multiplied with the values: what it rounds lies elsewhere on the grid. In the emulated runs every other row does,
- * so that each row is seen both ways and no run differs from the others as a whole. */
-static double softmax_row(const assay_context *ctx, double *p, int64_t count, bool late, double *divisor)
+/* What a kernel does first with the exponentials of a row. A flash kernel divides what it has multiplied with the values,
+ * by a sum that a sink is in; one that has the sink in its softmax rounds gated probabilities. What is rounded lies elsewhere
+ * on the grid each time. In the emulated runs rows take turns, so that each row is seen in every way and no run differs from
+ * the others as a whole. */
+typedef enum row_form { DIVIDED_FIRST, DIVIDED_LAST, GATED_FIRST } row_form;
+
+static row_form form_of(const assay_context *ctx, int64_t row, const double *sink)
+{
+    if (assay_takes_second_form_at(ctx, row)) return DIVIDED_LAST;
+    return sink != NULL && assay_takes_third_form_at(ctx, row) ? GATED_FIRST : DIVIDED_FIRST;
+}
+
+/* Scores of a row become probabilities but for a division by `divisor`; returns its lse. */
+static double softmax_row(const assay_context *ctx, double *p, int64_t count, row_form form, const double *sink,
+                          double *divisor)
 {
     double largest = -INFINITY;
     assay_round(ctx, ASSAY_ROUND_STORAGE, count, p);
@@ -278,12 +289,14 @@ static double softmax_row(const assay_context *ctx, double *p, int64_t count, bo
     assay_exp_many(ctx, count, p, p);
     assay_round(ctx, ASSAY_ROUND_ELEMENTARY, count, p);
     const double sum = sum_row(ctx, p, count);
-    *divisor = late ? sum : 1;
-    for (int64_t j = 0; j < count && !late; j++) p[j] /= sum;
-    assay_round(ctx, ASSAY_ROUND_STORAGE, count, p);
     double log_sum = assay_log(sum);
     assay_round(ctx, ASSAY_ROUND_ELEMENTARY, 1, &log_sum);
-    return largest + log_sum;
+    const double lse = largest + log_sum;
+    const double gate = form == GATED_FIRST ? attention_gate(ctx, lse, *sink) : 1;
+    *divisor = form == DIVIDED_LAST ? sum : 1;
+    for (int64_t j = 0; j < count && form != DIVIDED_LAST; j++) p[j] = p[j] / sum * gate;
+    assay_round(ctx, ASSAY_ROUND_STORAGE, count, p);
+    return lse;
 }
 
 static void divide_rows(double *out, int64_t rows, int64_t wide, const double *divisors)
@@ -295,7 +308,8 @@ static void divide_rows(double *out, int64_t rows, int64_t wide, const double *d
 
 /* Queries [first, end) of a segment; p [ATTENTION_BLOCK,ld]. */
 static assay_status forward_block(assay_context *ctx, double *out, double *lse, const double *q, const double *k,
-                                  const double *v, double *p, const attention_rows *rows, int64_t first, int64_t end)
+                                  const double *v, const double *sink, double *p, const attention_rows *rows,
+                                  int64_t first, int64_t end)
 {
     const int64_t ld = rows->count, wide = rows->config->v_dim, deep = rows->config->qk_dim;
     const int64_t start = attention_first_key(rows, first);
@@ -312,7 +326,7 @@ static assay_status forward_block(assay_context *ctx, double *out, double *lse, 
         const int64_t seen = attention_first_key(rows, i);
         double *row = p + (i - first) * ld;
         memset(row + start, 0, (size_t)(seen - start) * sizeof *row);
-        lse[i] = softmax_row(ctx, row + seen, i + 1 - seen, assay_takes_second_form_at(ctx, i), &divisors[i - first]);
+        lse[i] = softmax_row(ctx, row + seen, i + 1 - seen, form_of(ctx, i, sink), sink, &divisors[i - first]);
     }
     TRY(assay_matmul(ctx, &rectangle));
     TRY(attention_add_triangle(ctx, &triangle));
@@ -322,13 +336,16 @@ cleanup:
 }
 
 /* Of a kernel that gates what another one stored, or of one that does both. */
-static void gate_rows(const assay_context *ctx, double *out, const double *lse, const attention_rows *rows, double sink)
+static void gate_rows(const assay_context *ctx, double *out, const double *lse, const attention_rows *rows,
+                      const double *sink)
 {
     const int64_t wide = rows->config->v_dim;
-    assay_round(ctx, ASSAY_ROUND_STORAGE, rows->count * wide, out);
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t i = 0; i < rows->count; i++) {
-        const double gate = attention_gate(ctx, lse[i], sink);
+        const row_form form = form_of(ctx, i, sink);
+        if (form == GATED_FIRST) continue;
+        if (form == DIVIDED_FIRST) assay_round(ctx, ASSAY_ROUND_STORAGE, wide, out + i * wide);
+        const double gate = attention_gate(ctx, lse[i], *sink);
         for (int64_t d = 0; d < wide; d++) out[i * wide + d] *= gate;
     }
 }
@@ -340,15 +357,16 @@ static assay_status forward_segment(assay_context *ctx, void *self, const attent
     const int64_t count = rows->count, block = attention_block(config), head = rows->query.index;
     double *q = scratch, *k = q + count * config->qk_dim, *v = k + count * config->qk_dim;
     double *out = v + count * config->v_dim, *lse = out + count * config->v_dim, *p = lse + count;
+    const double *sink = job->in->sinks == NULL ? NULL : &job->in->sinks[head];
     attention_gather(rows, rows->query, q, job->in->query, config->qk_dim);
     attention_gather(rows, rows->kv, k, job->in->key, config->qk_dim);
     attention_gather(rows, rows->kv, v, job->in->value, config->v_dim);
     for (int64_t first = 0; first < count; first += block) {
         const int64_t end = count - first < block ? count : first + block;
-        assay_status status = forward_block(ctx, out, lse, q, k, v, p, rows, first, end);
+        assay_status status = forward_block(ctx, out, lse, q, k, v, sink, p, rows, first, end);
         if (status != ASSAY_OK) return status;
     }
-    if (job->in->sinks != NULL) gate_rows(ctx, out, lse, rows, job->in->sinks[head]);
+    if (sink != NULL) gate_rows(ctx, out, lse, rows, sink);
     attention_scatter(rows, rows->query, job->attention_out, out, config->v_dim);
     double *lse_of_head = job->lse + (rows->batch * config->heads + head) * config->sequence;
     for (int64_t i = 0; i < count; i++) lse_of_head[rows->tokens[i]] = lse[i];

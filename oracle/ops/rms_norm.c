@@ -4,7 +4,7 @@
 #include <stddef.h>
 #include <string.h>
 
-#include "oracle/arithmetic/arithmetic.h"
+#include "oracle/arithmetic/emulated.h"
 #include "oracle/ops/vector_sums.h"
 
 /* 1 / sqrt(mean of squares + epsilon). A sum of `dim` squares that is rounded after every term has the error of dim / 3
@@ -49,17 +49,26 @@ static void backward_row(const assay_context *ctx, double *dx, const double *dy,
     for (int64_t i = 0; i < dim; i++) dx[i] = rstd * (dx[i] - x[i] * factor);
 }
 
+/* Emulated: the terms of dscale are dy (x rstd) in some runs, (dy x) rstd in the others. To nearest they are the first, all of
+ * whose errors go one way where rstd is so near 1 that each x rstd is x again. */
+static bool rounds_normalised(const assay_context *ctx)
+{
+    return assay_takes_second_form(ctx) || (ctx->emulation != NULL && ctx->emulation->nearest);
+}
+
 /* Columns [first, first + count) of dscale. */
 static void scale_gradient(const assay_context *ctx, double *dscale, const double *dy, const double *x,
                            const double *rstd, int64_t rows, int64_t dim, int64_t first, int64_t count)
 {
     double product[256];
+    const bool normalised = rounds_normalised(ctx);
     memset(dscale + first, 0, (size_t)count * sizeof *dscale);
     for (int64_t row = 0; row < rows; row++) {
         const int64_t at = row * dim + first;
-        for (int64_t i = 0; i < count; i++) product[i] = dy[at + i] * x[at + i];
+        for (int64_t i = 0; i < count; i++) product[i] = normalised ? x[at + i] * rstd[row] : dy[at + i] * x[at + i];
         assay_round(ctx, ASSAY_ROUND_STORAGE, count, product);
-        assay_add_scaled(ctx, count, rstd[row], product, dscale + first);
+        for (int64_t i = 0; normalised && i < count; i++) product[i] *= dy[at + i];
+        assay_add_scaled(ctx, count, normalised ? 1 : rstd[row], product, dscale + first);
         assay_round(ctx, ASSAY_ROUND_ACCUMULATE, count, dscale + first);
     }
 }

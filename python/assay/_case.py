@@ -72,6 +72,7 @@ class Case:
         cache: str | os.PathLike[str] | None = None,
         explain: bool = True,
         inputs: str | os.PathLike[str] | None = None,
+        weights: str | os.PathLike[str] | None = None,
     ):
         self.what, self._sets, self._precision = what, tuple(sets), precision
         self._options: dict[str, Any] = {
@@ -80,6 +81,7 @@ class Case:
             "cache": None if cache is None else os.fspath(cache),
             "explain": explain,
             "inputs": None if inputs is None else os.fspath(inputs),
+            "weights": None if weights is None else os.fspath(weights),
         }
         self._tests: dict[tuple[str | None, tuple[str, ...]], lib.Test] = {}  # by precision and what is required
 
@@ -240,6 +242,7 @@ def case(
     false_alarm: float = 0.0,
     cache: str | os.PathLike[str] | None = None,
     explain: bool = True,
+    weights: str | os.PathLike[str] | None = None,
     **overrides: Any,
 ) -> Case:
     """Opens a case: a name of the catalogue, the text of a case file, a mapping with its keys, the path of a case file or golden.
@@ -247,13 +250,15 @@ def case(
     Other keywords override its keys: ``assay.case("moe/mixtral", sequence=17, sparse_matmul=False)``. `precision`: the profile
     that results are judged at (default: that of the case's dtype). `threads`, `false_alarm`: as the program's
     options. `cache`: the folder of goldens (default: $ASSAY_CACHE, else assay/ in the user's cache folder; "": none).
-    ``inputs="mine.safetensors"``: a file with inputs, weights and cotangents of your own, any of them. ``explain=False``: failures are not held against the known bugs, which takes time.
+    ``inputs="mine.safetensors"``: a file with inputs, weights and cotangents of your own, any of them.
+    ``weights="model.safetensors"``, or ``"folder:model.layers.3"``: the weights of a checkpoint of Hugging Face
+    (docs/hugging-face.md). ``explain=False``: failures are not held against the known bugs, which takes time.
     """
     if isinstance(what, Mapping):
         what = json.dumps(dict(what)) + "\n"
     own = overrides.get("inputs")
     file = None if isinstance(own, Mapping) else overrides.pop("inputs", None)
-    opened = Case(os.fspath(what), settings(overrides), precision, threads, false_alarm, cache, explain, file)
+    opened = Case(os.fspath(what), settings(overrides), precision, threads, false_alarm, cache, explain, file, weights)
     opened._open()
     return opened
 

@@ -46,7 +46,7 @@ class Options(Structure):
         ("only_count", c_int32),
         ("only", POINTER(c_char_p)),
         ("inputs", c_char_p),
-        ("reserved", c_int32 * 2),
+        ("weights", c_char_p),
     ]
 
 
@@ -192,6 +192,7 @@ class Test:
         explain: bool = True,
         only: Sequence[str] = (),
         inputs: str | None = None,
+        weights: str | None = None,
     ):
         self.handle = c_void_p()
         options = Options(
@@ -205,6 +206,7 @@ class Test:
             only_count=len(only),
             only=texts(only),
             inputs=encoded(inputs),
+            weights=encoded(weights),
         )
         if options.threads != threads:  # ctypes has cut it off
             raise BadInput(f"threads is {threads}, which is no int32")

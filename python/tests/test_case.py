@@ -4,6 +4,7 @@ from __future__ import annotations
 import json
 import threading
 from pathlib import Path
+from typing import Any
 
 import assay
 import numpy as np
@@ -176,6 +177,39 @@ def test_inputs_of_the_users_own(tmp_path: Path) -> None:
     np.testing.assert_allclose(case.golden("outputs/y")[0, 0], case.inputs(torch)["weights/scale"].double(), rtol=1e-6)
     with pytest.raises(assay.BadInput, match="none.npz"):
         assay.case("rms_norm/deepseek", inputs=tmp_path / "none.npz").inputs()
+
+
+def write_checkpoint(path: Path, tensors: dict[str, np.ndarray]) -> None:
+    header: dict[str, Any] = {}
+    end = 0
+    for name, tensor in tensors.items():
+        header[name] = {"dtype": "F32", "shape": tensor.shape, "data_offsets": [end, end + tensor.nbytes]}
+        end += tensor.nbytes
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(tensor.tobytes() for tensor in tensors.values()))
+
+
+def test_weights_of_a_checkpoint(tmp_path: Path) -> None:
+    shapes = {"gate_proj": (160, 64), "up_proj": (160, 64), "down_proj": (64, 160)}
+    for number in (1, 2):
+        numbers = np.random.default_rng(number)
+        mine = {f"mlp.{name}.weight": numbers.integers(-8, 9, shape).astype(np.float32) / 32 for name, shape in shapes.items()}
+        write_checkpoint(tmp_path / f"{number}.safetensors", mine)
+        case = assay.case("mlp/silu", weights=tmp_path / f"{number}.safetensors", cache=tmp_path / "cache")
+        given = {path: tensor.double().numpy() for path, tensor in case.inputs(torch).items()}
+        np.testing.assert_array_equal(given["weights/wi_0/kernel"], mine["mlp.gate_proj.weight"].T)
+        np.testing.assert_array_equal(given["weights/wo/kernel"], mine["mlp.down_proj.weight"].T)
+        gate, up = given["inputs/x"] @ given["weights/wi_0/kernel"], given["inputs/x"] @ given["weights/wi_1/kernel"]
+        right = (gate / (1 + np.exp(-gate)) * up) @ given["weights/wo/kernel"]  # of these, not of others in the cache
+        np.testing.assert_allclose(case.golden("outputs/y"), right, rtol=1e-9, atol=1e-9)
+    case.save(tmp_path / "saved.h5")
+    assert assay.case(str(tmp_path / "saved.h5")).golden("outputs/y").tobytes() == case.golden("outputs/y").tobytes()
+    del mine["mlp.up_proj.weight"]
+    write_checkpoint(tmp_path / "less.safetensors", mine)
+    with pytest.raises(assay.BadInput, match="up_proj"):
+        assay.case("mlp/silu", weights=tmp_path / "less.safetensors")
+    with pytest.raises(assay.BadInput, match="nothing can be set in a golden"):
+        assay.case(str(tmp_path / "saved.h5"), weights=tmp_path / "1.safetensors")
 
 
 def test_only_some_are_required(tmp_path: Path) -> None:

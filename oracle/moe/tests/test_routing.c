@@ -290,8 +290,8 @@ TEST(test_emulated_gradients_where_they_cancel)
         for (uint64_t seed = 0; seed <= SEEDS; seed++) {
             double d_logits[2], d_bias[2];
             const double *found = balance == 1 ? d_bias : d_logits;
-            const assay_emulation emulation = {
-                .precision = {.accumulate = unit, .router = unit, .elementary = unit}, .seed = seed};
+            const assay_emulation emulation = {.precision = {.accumulate = unit, .router = unit, .elementary = unit},
+                                               .seed = seed};
             assay_context ctx = assay_context_default(1);
             assay_routing r = {0};
             if (seed > 0) ctx.arithmetic = &assay_arithmetic_emulated, ctx.emulation = &emulation;

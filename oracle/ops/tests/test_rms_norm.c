@@ -250,3 +250,18 @@ TEST(test_emulated_spread_and_error_scale_agree)
         problem_free(&drawn);
     }
 }
+
+/* Where rstd is near 1, x rstd is x again to nearest, and its errors all go one way: one of the emulated runs has that. */
+TEST(test_normalised_rows_are_rounded_before_the_gradient_of_the_scale)
+{
+    const double x[] = {1, -1.5, 0.75, 3}, dy[] = {1, 1, 1, 1}, rstd = 0.9993;
+    const assay_emulation nearest = {.storage = ASSAY_BFLOAT16, .multiply = ASSAY_BFLOAT16, .nearest = true};
+    assay_context ctx = assay_context_default(1);
+    double dscale[4];
+    assay_rms_norm_backward(&ctx, NULL, dscale, dy, x, NULL, &rstd, 1, 4);
+    for (int i = 0; i < 4; i++) assert_true(dscale[i] == x[i] * rstd);
+    ctx.arithmetic = &assay_arithmetic_emulated;
+    ctx.emulation = &nearest;
+    assay_rms_norm_backward(&ctx, NULL, dscale, dy, x, NULL, &rstd, 1, 4);
+    for (int i = 0; i < 4; i++) assert_true(dscale[i] == x[i]);
+}
