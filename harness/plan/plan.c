@@ -127,13 +127,13 @@ int assay_plan_find(const assay_plan *plan, const char *path)
 const assay_tensor_spec *assay_plan_asked(const assay_plan *plan, int index)
 {
     char whole[ASSAY_PATH_SIZE];
-    assay_sketch_part part = ASSAY_SKETCH_ROWS;
+    assay_sketch_part part = ASSAY_SKETCH_BLOCKS;
     const assay_tensor_spec *spec = &plan->specs[index];
     if (!assay_role_is_compared(spec->role)) return NULL;
     assay_sketch_whole_path(spec->path, whole, &part);
     for (int i = 0; i < plan->list.sketched_count; i++) {
         if (strcmp(plan->list.sketched[i].path, whole) != 0) continue;
-        return part == ASSAY_SKETCH_ROWS ? &plan->list.sketched[i] : NULL;
+        return part == ASSAY_SKETCH_BLOCKS ? &plan->list.sketched[i] : NULL;
     }
     return spec;
 }

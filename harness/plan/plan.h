@@ -50,8 +50,7 @@ assay_order assay_plan_order(const assay_plan *plan);
 
 /* The place of a dataset in specs; -1: it has none of that path. */
 int assay_plan_find(const assay_plan *plan, const char *path);
-/* What a backend is asked for in the place of specs[index]: itself, the whole gradient for the first tensor of its
- * sketch, NULL for the others and for what no backend gives. */
+/* What a backend is asked for in the place of specs[index]: itself, the whole gradient for one tensor of its sketch, NULL for the others and for what no backend gives. */
 const assay_tensor_spec *assay_plan_asked(const assay_plan *plan, int index);
 /* Whether it is an error scale of an exact case. */
 bool assay_plan_scale_is_zero(const assay_plan *plan, const assay_tensor_spec *spec);

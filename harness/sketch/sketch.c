@@ -42,13 +42,25 @@ static void add_axis(assay_tensor_spec *spec, int64_t size, const char *label)
     spec->labels[spec->shape.rank++] = label;
 }
 
+static int64_t slice_count(const assay_shape *shape, int64_t above)
+{
+    const int64_t rows = blocks_of(shape) * shape->dims[shape->rank - 2], columns = shape->dims[shape->rank - 1];
+    return smaller(smaller(rows, ASSAY_SKETCH_SLICES), columns > 0 ? above / columns : 0);
+}
+
+static void call(assay_tensor_spec *spec, const char *of, assay_sketch_part part)
+{
+    char path[ASSAY_PATH_SIZE];
+    snprintf(path, sizeof path, "%.*s%s%s", (int)(sizeof path - sizeof FOLDER - 16), of, FOLDER, NAMES[part]);
+    assay_tensor_call(spec, path);
+}
+
 assay_tensor_spec assay_sketch_spec(const assay_tensor_spec *of, int64_t above, assay_sketch_part part)
 {
     assay_tensor_spec spec = {.type = of->type};
-    char path[ASSAY_PATH_SIZE];
     const int last = of->shape.rank - 1;
     const int64_t blocks = blocks_of(&of->shape), rows = of->shape.dims[last - 1], columns = of->shape.dims[last];
-    if (part == ASSAY_SKETCH_SLICE_BLOCK && (blocks == 1 || rows * columns > above)) return spec;
+    if (part == ASSAY_SKETCH_SLICE_BLOCK && blocks == 1) return spec;
     for (int axis = 0; part < ASSAY_SKETCH_SLICE_ROWS && axis < last - 1; axis++) {
         add_axis(&spec, of->shape.dims[axis], of->labels[axis]);
     }
@@ -66,7 +78,7 @@ assay_tensor_spec assay_sketch_spec(const assay_tensor_spec *of, int64_t above, 
     case ASSAY_SKETCH_BLOCKS:
         break;
     case ASSAY_SKETCH_SLICE_ROWS:
-        add_axis(&spec, smaller(blocks * rows, ASSAY_SKETCH_SLICES), "slice");
+        add_axis(&spec, slice_count(&of->shape, above), "slice");
         add_axis(&spec, columns, of->labels[last]);
         break;
     case ASSAY_SKETCH_SLICE_BLOCK:
@@ -74,8 +86,8 @@ assay_tensor_spec assay_sketch_spec(const assay_tensor_spec *of, int64_t above, 
         add_axis(&spec, columns, of->labels[last]);
         break;
     }
-    snprintf(path, sizeof path, "%.*s%s%s", (int)(sizeof path - sizeof FOLDER - 16), of->path, FOLDER, NAMES[part]);
-    assay_tensor_call(&spec, path);
+    const int64_t count = assay_shape_count(&spec.shape);
+    if (count > 0 && (count <= above || part == ASSAY_SKETCH_BLOCKS)) call(&spec, of->path, part);
     return spec;
 }
 
@@ -99,27 +111,30 @@ static int64_t drawn_below(uint64_t bits, int64_t length)
 
 static void draw_signs(const assay_sketch *s, uint64_t seed, assay_sketch_part part, int64_t count, uint64_t *signs)
 {
-    const assay_tensor_spec spec = assay_sketch_spec(&s->spec, 0, part);
+    assay_tensor_spec spec = {0};
+    call(&spec, s->spec.path, part);
     for (int64_t i = 0; i < (count + BITS - 1) / BITS; i++) signs[i] = assay_random_bits(seed, spec.path, (uint64_t)i);
 }
 
 static void draw_slices(assay_sketch *s, uint64_t seed)
 {
     const int64_t all = s->blocks * s->rows, count = s->slice_count;
-    const assay_tensor_spec rows = assay_sketch_spec(&s->spec, 0, ASSAY_SKETCH_SLICE_ROWS);
+    assay_tensor_spec rows = {0}, block = {0};
+    call(&rows, s->spec.path, ASSAY_SKETCH_SLICE_ROWS);
+    call(&block, s->spec.path, ASSAY_SKETCH_SLICE_BLOCK);
     for (int64_t i = 0; i < count; i++) {
         const int64_t first = i * all / count, end = (i + 1) * all / count;
         s->slices[i] = first + drawn_below(assay_random_bits(seed, rows.path, (uint64_t)i), end - first);
     }
     if (s->parts[ASSAY_SKETCH_SLICE_BLOCK] != NULL) {
-        const assay_tensor_spec block = assay_sketch_spec(&s->spec, INT64_MAX, ASSAY_SKETCH_SLICE_BLOCK);
         s->slice_block = drawn_below(assay_random_bits(seed, block.path, 0), s->blocks);
     }
 }
 
 static assay_status alloc_parts(assay_context *ctx, int64_t above, assay_sketch *s)
 {
-    int64_t total = 2 * s->columns;
+    const int64_t tiles_of_block = s->row_tiles * s->column_tiles;
+    int64_t total = 2 * s->columns + tiles_of_block;
     for (int i = 0; i < ASSAY_SKETCH_PARTS; i++) {
         const assay_tensor_spec spec = assay_sketch_spec(&s->spec, above, (assay_sketch_part)i);
         s->sizes[i] = spec.path[0] != '\0' ? assay_shape_count(&spec.shape) : 0;
@@ -129,7 +144,8 @@ static assay_status alloc_parts(assay_context *ctx, int64_t above, assay_sketch 
     RETURN_IF(status != ASSAY_OK, status);
     s->column_sums = s->memory;
     s->column_signs = s->memory + s->columns;
-    double *next = s->memory + 2 * s->columns;
+    s->tiles = s->column_signs + s->columns;
+    double *next = s->tiles + tiles_of_block;
     for (int i = 0; i < ASSAY_SKETCH_PARTS; i++) {
         s->parts[i] = s->sizes[i] > 0 ? next : NULL;
         next += s->sizes[i];
@@ -163,8 +179,8 @@ assay_status assay_sketch_start(assay_context *ctx, const assay_tensor_spec *spe
     s->row_tiles = tiles(s->rows);
     s->column_tiles = tiles(s->columns);
     s->count = assay_shape_count(&spec->shape);
-    s->slice_count = smaller(s->blocks * s->rows, ASSAY_SKETCH_SLICES);
-    assay_sketch_whole_path(assay_sketch_spec(spec, above, ASSAY_SKETCH_SLICE_ROWS).path, whole, NULL);
+    s->slice_count = slice_count(&spec->shape, above);
+    assay_sketch_whole_path(assay_sketch_spec(spec, above, ASSAY_SKETCH_BLOCKS).path, whole, NULL);
     if (strcmp(whole, spec->path) != 0) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: its path is too long for a sketch", spec->path);
     }
@@ -212,17 +228,17 @@ static void end_segment(assay_sketch *s, int64_t block, int64_t row, bool minus_
         sum += s->lanes[i];
         s->lanes[i] = 0;
     }
-    const int64_t tile = (block * s->row_tiles + row / TILE) * s->column_tiles + column / TILE;
-    s->parts[ASSAY_SKETCH_ROWS][block * s->rows + row] += sum;
-    s->parts[ASSAY_SKETCH_TILES][tile] += minus_row && !s->squares ? -sum : sum;
+    double *rows = s->parts[ASSAY_SKETCH_ROWS];
+    if (rows != NULL) rows[block * s->rows + row] += sum;
+    s->tiles[row / TILE * s->column_tiles + column / TILE] += minus_row && !s->squares ? -sum : sum;
 }
 
 /* After the last row of a tile. */
 static void end_rows(assay_sketch *s, int64_t block)
 {
-    double *columns = s->parts[ASSAY_SKETCH_COLUMNS] + block * s->columns;
+    double *columns = s->parts[ASSAY_SKETCH_COLUMNS];
     for (int64_t i = 0; i < s->columns; i++) {
-        columns[i] += s->column_sums[i];
+        if (columns != NULL) columns[block * s->columns + i] += s->column_sums[i];
         s->column_sums[i] = 0;
     }
 }
@@ -230,8 +246,12 @@ static void end_rows(assay_sketch *s, int64_t block)
 static void end_block(assay_sketch *s, int64_t block)
 {
     const int64_t count = s->row_tiles * s->column_tiles;
-    double sum = 0;
-    for (int64_t i = 0; i < count; i++) sum += s->parts[ASSAY_SKETCH_TILES][block * count + i];
+    double sum = 0, *tiles = s->parts[ASSAY_SKETCH_TILES];
+    for (int64_t i = 0; i < count; i++) {
+        sum += s->tiles[i];
+        if (tiles != NULL) tiles[block * count + i] = s->tiles[i];
+        s->tiles[i] = 0;
+    }
     s->parts[ASSAY_SKETCH_BLOCKS][block] = sum;
 }
 
@@ -264,6 +284,20 @@ void assay_sketch_add(assay_sketch *s, int64_t count, const double *sums, const 
         if (column + n == s->columns && row + 1 == s->rows) end_block(s, block);
         done += n;
         s->position += n;
+    }
+}
+
+void assay_sketch_add_zeros(assay_sketch *s, int64_t count)
+{
+    static const double zeros[TILE] = {0};
+    const int64_t block = s->rows * s->columns;
+    while (count > 0) {
+        const bool whole = s->position % block == 0 && count >= block;
+        const int64_t n = whole ? block : smaller(count, TILE);
+        if (!whole) assay_sketch_add(s, n, zeros, zeros);
+        if (whole) s->position += block; /* its sums and slices are 0 from the start */
+        while (s->next_slice < s->slice_count && s->slices[s->next_slice] < s->position / s->columns) s->next_slice++;
+        count -= n;
     }
 }
 

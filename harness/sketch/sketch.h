@@ -13,15 +13,16 @@ typedef enum assay_sketch_part {
     ASSAY_SKETCH_COLUMNS,    /* [..., C]: sum over rows of sign(block, row) x */
     ASSAY_SKETCH_TILES,      /* [..., R/128, C/128], rounded up: sum over the tile of both signs times x */
     ASSAY_SKETCH_BLOCKS,     /* [...]: sum of the block's tiles */
-    ASSAY_SKETCH_SLICE_ROWS, /* [32, C]: that many rows in full, of the R in every block, in ascending order */
-    ASSAY_SKETCH_SLICE_BLOCK /* [R, C]: one block in full; only of several blocks, and where that is small enough */
+    ASSAY_SKETCH_SLICE_ROWS, /* [32 or fewer, C]: so many rows in full, of the R in every block, in ascending order */
+    ASSAY_SKETCH_SLICE_BLOCK /* [R, C]: one block in full; only of several blocks */
 } assay_sketch_part;
 enum { ASSAY_SKETCH_PARTS = ASSAY_SKETCH_SLICE_BLOCK + 1, ASSAY_SKETCH_TILE = 128, ASSAY_SKETCH_SLICES = 32 };
 
 /* Whether a golden with sketches above so many elements (0: none) holds one in the tensor's place: a gradient of two axes
  * or more. */
 bool assay_sketch_is_for(const assay_tensor_spec *spec, int64_t above);
-/* The tensor of a part; path and role "" where the sketch does not have it. Float64, as the tensor is in goldens. */
+/* The tensor of a part; path and role "" where the sketch does not have it: no tensor but blocks has more than `above`
+ * elements. Float64, as the tensor is in goldens. */
 assay_tensor_spec assay_sketch_spec(const assay_tensor_spec *of, int64_t above, assay_sketch_part part);
 /* The tensor's own path from that of a part, "" of other paths; *part may be NULL. */
 void assay_sketch_whole_path(const char *path, char whole[ASSAY_PATH_SIZE], assay_sketch_part *part);
@@ -40,6 +41,7 @@ typedef struct assay_sketch {
     double lanes[8];      /* of the segment of a row at hand */
     double *column_sums;  /* of the 128 rows at hand */
     double *column_signs; /* of the block at hand */
+    double *tiles;        /* of the block at hand */
     double *memory;
 } assay_sketch;
 
@@ -48,7 +50,8 @@ assay_status assay_sketch_start(assay_context *ctx, const assay_tensor_spec *spe
                                 bool squares, assay_sketch *sketch);
 /* The next elements: `sums` go into the sums, `slices` into what is kept in full. */
 void assay_sketch_add(assay_sketch *sketch, int64_t count, const double *sums, const double *slices);
-void assay_sketch_free(assay_sketch *sketch); /* safe on a zeroed struct */
+void assay_sketch_add_zeros(assay_sketch *sketch, int64_t count); /* the same of 0 */
+void assay_sketch_free(assay_sketch *sketch);                     /* safe on a zeroed struct */
 
 /* The signs with which the tensor's elements stand in a sum: signs [count of the tensor], 0 where one does not. */
 void assay_sketch_signs(const assay_sketch *sketch, assay_sketch_part part, int64_t index, signed char *signs);
