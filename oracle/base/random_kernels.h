@@ -3,6 +3,8 @@
 #ifndef ASSAY_BASE_RANDOM_KERNELS_H
 #define ASSAY_BASE_RANDOM_KERNELS_H
 
+#include <string.h>
+
 #include "oracle/base/random.h"
 
 /* What the words of a tensor are used for: the third word of Philox's counter. */
@@ -35,17 +37,24 @@ typedef struct assay_random_kernels {
     void (*lanes)(uint32_t *lanes, int64_t blocks, const assay_random_stream *stream, uint64_t first_block);
     /* Box-Muller: normals [count] from lanes [count], pair by pair; count is a multiple of 16. */
     void (*normals)(double *normals, int64_t count, const uint32_t *lanes);
-    /* mean + step * (the sum of the lane's bytes - 510), in float32. */
-    void (*bells)(double *bells, int64_t count, const uint32_t *lanes, float mean, float step);
+    /* mean + step * (the sum of the lane's bytes - 510), in float32, without its last `drop` bits: rounded to even. */
+    void (*bells)(double *bells, int64_t count, const uint32_t *lanes, float mean, float step, int drop);
 } assay_random_kernels;
 
 /* The loop of all three: the compiler makes vectors of it, and the product is exact, so that nothing depends on how. */
-static inline void assay_random_bells(double *bells, int64_t count, const uint32_t *lanes, float mean, float step)
+static inline void assay_random_bells(double *bells, int64_t count, const uint32_t *lanes, float mean, float step,
+                                      int drop)
 {
+    const uint32_t half = drop > 0 ? (UINT32_C(1) << (drop - 1)) - 1 : 0, one = drop > 0, kept = UINT32_MAX << drop;
     for (int64_t i = 0; i < count; i++) {
         const uint32_t pairs = (lanes[i] & 0x00ff00ff) + (lanes[i] >> 8 & 0x00ff00ff);
         const int32_t sum = (int32_t)((pairs + (pairs >> 16)) & 0xffff);
-        bells[i] = (double)(mean + step * (float)(sum - 510));
+        float bell = mean + step * (float)(sum - 510);
+        uint32_t bits;
+        memcpy(&bits, &bell, sizeof bits);
+        bits = (bits + half + (bits >> drop & one)) & kept;
+        memcpy(&bell, &bits, sizeof bell);
+        bells[i] = (double)bell;
     }
 }
 
