@@ -254,9 +254,8 @@ static void draw_bells(const tensor_draw *t, int64_t first, double *values)
 {
     int exponent;
     const double step = rint(ldexp(frexp(t->fill->scale / sqrt(21845), &exponent), 15));
-    uint32_t lanes[WINDOW] __attribute__((aligned(64)));
-    t->kernels->lanes(lanes, WINDOW / 4, &t->elements, (uint64_t)first / 4);
-    t->kernels->bells(values, WINDOW, lanes, (float)t->fill->mean, (float)ldexp(step, exponent - 15), t->drop);
+    t->kernels->bells(values, WINDOW / 4, &t->elements, (uint64_t)first / 4, (float)t->fill->mean,
+                      (float)ldexp(step, exponent - 15), t->drop);
 }
 
 /* How many bits of float32 a type of its range lacks; -1: the type has another range. */
