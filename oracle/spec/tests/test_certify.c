@@ -21,7 +21,7 @@ static assay_status cube(assay_context *ctx, const void *config, const spec_tens
     return ASSAY_OK;
 }
 
-static const spec_operation cubes = {cube, NULL};
+static const spec_operation cubes = {.evaluate = cube};
 
 static assay_status routing(assay_context *ctx, const void *config, const spec_tensors *in, spec_tensors *out)
 {
@@ -38,7 +38,8 @@ static assay_status gmm(assay_context *ctx, const void *config, const spec_tenso
     return spec_gmm(ctx, config, in, out);
 }
 
-static const spec_operation routing_form = {routing, NULL}, permute_form = {permute, NULL}, gmm_form = {gmm, NULL};
+static const spec_operation routing_form = {.evaluate = routing}, permute_form = {.evaluate = permute},
+                            gmm_form = {.evaluate = gmm};
 
 static const double X[] = {1, -3, 2, .5, 1e-3, 40}, W[] = {2, 1, -1, 4, 7, 1e-3}, DY[] = {1, -1, 3, .5, 2, -1};
 enum { COUNT = 6 };
@@ -307,7 +308,7 @@ static assay_status infinite_where_negative(assay_context *ctx, const void *conf
 
 TEST(test_outputs_that_are_no_number)
 {
-    const spec_operation operation = {infinite_where_negative, NULL};
+    const spec_operation operation = {.evaluate = infinite_where_negative};
     for (int wrong = 0; wrong < 2; wrong++) {
         spec_case c;
         spec_certificates found = {0};
@@ -341,7 +342,7 @@ static assay_status round_corner(assay_context *ctx, const void *config, const s
 
 TEST(test_curvature)
 {
-    const spec_operation operation = {round_corner, NULL};
+    const spec_operation operation = {.evaluate = round_corner};
     static const struct {
         double e, off; /* and by how much the gradient is */
         int kinks;
