@@ -340,9 +340,18 @@ static assay_status round_corner(assay_context *ctx, const void *config, const s
     return ASSAY_OK;
 }
 
-TEST(test_curvature)
+static assay_status round_corners(assay_context *ctx, const void *config, int count, const spec_tensors *in,
+                                  spec_tensors *out)
 {
-    const spec_operation operation = {.evaluate = round_corner};
+    assay_status status = ASSAY_OK;
+    for (int i = 0; i < count && status == ASSAY_OK; i++) status = round_corner(ctx, config, &in[i], &out[i]);
+    return status;
+}
+
+/* together: with so many weights (which do nothing) that all probes are evaluated at once. */
+static void check_curvature(bool together)
+{
+    const spec_operation operation = {.evaluate = round_corner, .evaluate_many = round_corners};
     static const struct {
         double e, off; /* and by how much the gradient is */
         int kinks;
@@ -354,6 +363,7 @@ TEST(test_curvature)
         spec_certificates found = {0};
         const assay_shape shape = DIMS(3);
         case_start(&c, 1);
+        if (together) case_random(&c, "weights/none", 1, DIMS(SPEC_LARGE));
         case_values(&c, "inputs/x", x, shape);
         case_values(&c, "cotangents/y", dy, shape);
         for (int j = 0; j < 3; j++) dx[j] = dy[j] * x[j] / sqrt(x[j] * x[j] + e * e) * (1 + table[i].off);
@@ -365,6 +375,12 @@ TEST(test_curvature)
         spec_certificates_free(&found);
         case_end(&c);
     }
+}
+
+TEST(test_curvature)
+{
+    check_curvature(false);
+    check_curvature(true);
 }
 
 TEST(test_refusals)
