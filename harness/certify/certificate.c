@@ -11,11 +11,14 @@
 #include "harness/sketch/sketch.h"
 #include "oracle/base/memory.h"
 
-/* What the second form takes on one core: for an operation of a product, for a number that goes through functions and
- * comes out, and for a weight that is moved about. Measured on the catalogue. */
+/* What the second form takes on one core: for an operation of a product (in large ones, which are made of slices, far
+ * less), for a number that goes through functions and comes out, and for a weight that is moved about, or sliced. Measured
+ * on the catalogue, and on blocks of true size. */
 #define SECONDS_PER_FLOP 2e-8
+#define SECONDS_PER_SLICED_FLOP 1.5e-9
 #define SECONDS_PER_NUMBER 1e-6
 #define SECONDS_PER_WEIGHT 1e-8
+#define SECONDS_PER_SLICED_WEIGHT 3e-8
 /* Unasked, no more than this on one core. */
 #define MOST_SECONDS 600.0
 
@@ -45,35 +48,81 @@ void assay_certificate_fields(const spec_certificate *certificate, double fields
     fields[ASSAY_CERTIFICATE_SCALES] = certificate->scales;
 }
 
-/* One evaluation of the second form on one core. */
-static double seconds_of(const assay_plan *plan)
+/* What of a plan the second form sees, in numbers. */
+typedef struct amounts {
+    double given, results;   /* held, results without gradients; */
+    double largest;          /* of the given ones that a gradient is tested of */
+    double streamed;         /* weights that are read a piece at a time */
+    double weights, numbers; /* all weights; all else that comes in or goes out */
+    double expert;           /* of these, those of one piece of each together */
+} amounts;
+
+static amounts amounts_of(const assay_plan *plan)
 {
-    double seconds = plan->operation->flops(plan->c, false) * SECONDS_PER_FLOP;
+    amounts a = {0};
     for (int i = 0; i < plan->spec_count; i++) {
-        const assay_tensor_role role = plan->specs[i].role;
-        const double count = (double)assay_shape_count(&plan->specs[i].shape);
-        if (role == ASSAY_ROLE_WEIGHT) {
-            seconds += count * SECONDS_PER_WEIGHT;
-        } else if (role != ASSAY_ROLE_GRADIENT && (assay_role_is_given(role) || assay_role_is_result(role))) {
-            seconds += count * SECONDS_PER_NUMBER;
+        const assay_tensor_spec *spec = &plan->specs[i];
+        const double count = (double)assay_shape_count(&spec->shape);
+        char gradient[ASSAY_PATH_SIZE];
+        assay_gradient_path(spec->path, gradient);
+        if (spec->role == ASSAY_ROLE_WEIGHT) {
+            a.weights += count;
+        } else if (assay_role_is_given(spec->role) ||
+                   (assay_role_is_result(spec->role) && spec->role != ASSAY_ROLE_GRADIENT)) {
+            a.numbers += count;
+        }
+        if (assay_role_is_given(spec->role) && assay_certificate_streams(plan, spec)) {
+            a.streamed += count;
+            a.expert += count / (double)spec->shape.dims[0];
+        } else if (assay_role_is_given(spec->role)) {
+            a.given += count;
+            if (assay_plan_find(plan, gradient) >= 0) a.largest = fmax(a.largest, count);
+        } else if (assay_role_is_result(spec->role)) {
+            a.given += count;
+            if (spec->role != ASSAY_ROLE_GRADIENT) a.results += count;
         }
     }
-    return seconds;
+    return a;
 }
 
-/* Bytes: everything once, the second form's results, and for each thread those and a moved tensor. */
-static double memory_of(const assay_plan *plan, int threads)
+static bool is_large(const assay_plan *plan, const amounts *a)
 {
-    double all = 0, results = 0, largest = 0;
+    return plan->operation->second_form.evaluate_many != NULL && a->given + a->streamed >= SPEC_LARGE;
+}
+
+/* One evaluation of the second form on one core. */
+static double seconds_of(const assay_plan *plan, const amounts *a)
+{
+    const double flops = plan->operation->flops(plan->c, false);
+    const bool large = is_large(plan, a);
+    return flops * (large ? SECONDS_PER_SLICED_FLOP : SECONDS_PER_FLOP) +
+           a->weights * (large ? SECONDS_PER_SLICED_WEIGHT : SECONDS_PER_WEIGHT) + a->numbers * SECONDS_PER_NUMBER;
+}
+
+/* How many evaluations the probes are worth: two each; of those that are made at once, one for each pass over the weights
+ * and two for each direction, a coordinate being next to nothing. */
+static double evaluations_of(const assay_plan *plan, const amounts *a, const spec_budget *budget, int64_t probes)
+{
+    double directions = 0, bytes = 0;
+    if (!is_large(plan, a)) return 1 + 2 * (double)probes;
     for (int i = 0; i < plan->spec_count; i++) {
-        const assay_tensor_role role = plan->specs[i].role;
         const double count = (double)assay_shape_count(&plan->specs[i].shape);
-        const bool given = assay_role_is_given(role), certified = assay_role_is_result(role);
-        if (given || certified) all += count;
-        if (given) largest = fmax(largest, count);
-        if (certified && role != ASSAY_ROLE_GRADIENT) results += count;
+        if (plan->specs[i].role != ASSAY_ROLE_GRADIENT) continue;
+        directions += (double)budget->directions;
+        bytes +=
+            2 * (double)sizeof(spec_quad) * (count + a->results) * (double)spec_probe_count(budget, (int64_t)count);
     }
-    return (double)sizeof(spec_quad) * (all + 2 * results + threads * (largest + results));
+    return 1 + ceil(bytes / (double)SPEC_TOGETHER_BYTES) + 2 * directions;
+}
+
+/* Bytes: everything once, the second form's results, for each thread (or for what is made at once) those and a moved
+ * tensor, and the weights and the slices of an expert. */
+static double memory_of(const assay_plan *plan, const amounts *a, int threads)
+{
+    const double size = (double)sizeof(spec_quad), held = size * (a->given + 2 * a->results);
+    const double moved = size * (a->largest + a->results);
+    if (!is_large(plan, a)) return held + threads * moved;
+    return held + fmax(2 * moved, (double)SPEC_TOGETHER_BYTES) + 4 * size * a->expert;
 }
 
 assay_certificate_scope assay_certificate_scope_of(const assay_context *ctx, const assay_plan *plan, int64_t budget)
@@ -89,8 +138,10 @@ assay_certificate_scope assay_certificate_scope_of(const assay_context *ctx, con
         if (spec->role != ASSAY_ROLE_GRADIENT) continue;
         scope.probes += spec_probe_count(&scope.budget, assay_shape_count(&spec->shape));
     }
-    const double bytes = memory_of(plan, ctx->threads), once = seconds_of(plan);
-    const double outputs = once * (1 + choices), all = outputs + once * (1 + 2 * (double)scope.probes);
+    const amounts a = amounts_of(plan);
+    const double bytes = memory_of(plan, &a, ctx->threads), once = seconds_of(plan, &a);
+    const double outputs = once * (1 + choices);
+    const double all = outputs + once * evaluations_of(plan, &a, &scope.budget, scope.probes);
     scope.gradients = scope.probes > 0;
     if (bytes > (double)assay_memory_available()) {
         scope = (assay_certificate_scope){0};
@@ -98,7 +149,7 @@ assay_certificate_scope assay_certificate_scope_of(const assay_context *ctx, con
         return scope;
     }
     if (budget != ASSAY_BUDGET_UNSAID || all <= MOST_SECONDS) return scope;
-    scope.outputs = outputs <= MOST_SECONDS / 5; /* they run on one core */
+    scope.outputs = outputs <= MOST_SECONDS / (is_large(plan, &a) ? 1 : 5); /* small ones run on one core */
     scope.gradients = false;
     scope.probes = 0;
     snprintf(scope.left_out, sizeof scope.left_out, "needs about %.0f min; ask with --budget N",

@@ -57,7 +57,11 @@ typedef struct assay_certificate_inputs {
     const assay_plan *plan;
     spec_tensors in;      /* what was given, and the golden's choice of experts */
     spec_tensors results; /* what the plan's golden holds of results, and error_scale/f64/ of them */
+    assay_source source;  /* of the weights that are read a piece at a time (spec_operation.streams); must live on */
 } assay_certificate_inputs;
+
+/* Whether a weight is not held but read where it is needed: a large one, of which no gradient is tested. */
+bool assay_certificate_streams(const assay_plan *plan, const assay_tensor_spec *spec);
 
 /* Evaluates the plan's case from `source`, keeps the results, and passes on to `next` what it wants; `next` may be
  * NULL. */

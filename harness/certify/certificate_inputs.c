@@ -22,6 +22,15 @@ static assay_status copy(assay_context *ctx, const assay_tensor *from, spec_tens
                                  : spec_tensors_copy_f64(ctx, to, path, &from->spec.shape, from->values);
 }
 
+bool assay_certificate_streams(const assay_plan *plan, const assay_tensor_spec *spec)
+{
+    char gradient[ASSAY_PATH_SIZE];
+    const spec_operation *form = &plan->operation->second_form;
+    if (form->streams == NULL || assay_shape_count(&spec->shape) < SPEC_LARGE) return false;
+    assay_gradient_path(spec->path, gradient);
+    return form->streams(plan->c, spec->path) && assay_plan_find(plan, gradient) < 0;
+}
+
 /* An input, a weight or a cotangent. */
 static assay_status read_given(assay_context *ctx, const assay_source *source, const assay_tensor_spec *spec,
                                spec_tensors *tensors)
@@ -94,14 +103,19 @@ assay_status assay_certificate_inputs_collect(assay_context *ctx, assay_certific
 {
     assay_status status = ASSAY_OK;
     assay_tensor_set results = {0};
-    *inputs = (assay_certificate_inputs){.plan = plan};
+    *inputs = (assay_certificate_inputs){.plan = plan, .source = *source};
     for (int i = 0; i < plan->spec_count; i++) {
         if (assay_role_is_result(plan->specs[i].role)) TRY(add_result(ctx, &plan->specs[i], &results));
     }
     TRY(evaluate(ctx, plan, source, &results, next));
     for (int i = 0; i < plan->spec_count; i++) {
         const assay_tensor_spec *spec = &plan->specs[i];
-        if (assay_role_is_given(spec->role)) TRY(read_given(ctx, source, spec, &inputs->in));
+        if (!assay_role_is_given(spec->role)) continue;
+        if (assay_certificate_streams(plan, spec)) {
+            TRY(spec_tensors_stream(ctx, &inputs->in, spec->path, &spec->shape, &inputs->source));
+        } else {
+            TRY(read_given(ctx, source, spec, &inputs->in));
+        }
     }
     for (int i = 0; i < results.count; i++) TRY(convert(ctx, &results.items[i], inputs));
 cleanup:

@@ -69,6 +69,28 @@ static assay_status second_checkpoints(assay_context *ctx, const void *c, const 
     return status == ASSAY_OK ? spec_moe_checkpoints(ctx, &config, in, out) : status;
 }
 
+static assay_status second_forms(assay_context *ctx, const void *c, int count, const spec_tensors *in,
+                                 spec_tensors *out)
+{
+    spec_moe_config config;
+    const assay_status status = configs_of(ctx, c, &config);
+    return status == ASSAY_OK ? spec_moe_many(ctx, &config, count, in, out) : status;
+}
+
+static assay_status second_route(assay_context *ctx, const void *c, const spec_tensors *in, spec_tensors *out)
+{
+    spec_moe_config config;
+    const assay_status status = configs_of(ctx, c, &config);
+    return status == ASSAY_OK ? spec_routing(ctx, &config.moe.routing, in, out) : status;
+}
+
+static bool second_streams(const void *c, const char *path)
+{
+    assay_context ctx = {0}; /* for the message of a case that was checked */
+    spec_moe_config config;
+    return configs_of(&ctx, c, &config) == ASSAY_OK && spec_moe_streams(&config, path);
+}
+
 static assay_status describe_router(const assay_describer *d, const assay_moe_config *config)
 {
     assay_status status;
@@ -364,6 +386,10 @@ const assay_operation assay_op_moe = {.name = "moe",
                                       .run = run,
                                       .ensemble = ensemble,
                                       .mesh = true,
-                                      .second_form = {.evaluate = second_form, .checkpoints = second_checkpoints},
+                                      .second_form = {.evaluate = second_form,
+                                                      .checkpoints = second_checkpoints,
+                                                      .evaluate_many = second_forms,
+                                                      .route = second_route,
+                                                      .streams = second_streams},
                                       .flops = flops,
                                       .memory = memory};

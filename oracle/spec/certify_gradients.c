@@ -12,13 +12,10 @@ typedef struct weighted_sum {
     spec_quad value, size;
 } weighted_sum;
 
-static assay_status evaluate_loss(assay_context *ctx, const spec_operation *operation, const void *config,
-                                  const spec_tensors *in, weighted_sum *loss)
+static assay_status sum_up(assay_context *ctx, const spec_tensors *in, const spec_tensors *out, weighted_sum *loss)
 {
     assay_status status = ASSAY_OK;
-    spec_tensors out = {0};
     *loss = (weighted_sum){0};
-    TRY(operation->evaluate(ctx, config, in, &out));
     for (int i = 0; i < in->count; i++) {
         const spec_tensor *cotangent = &in->items[i];
         if (!spec_has_prefix(cotangent->path, "cotangents/")) continue;
@@ -28,7 +25,7 @@ static assay_status evaluate_loss(assay_context *ctx, const spec_operation *oper
         memcpy(path + strlen("outputs/"), cotangent->path + length, strlen(cotangent->path) - length + 1);
         const spec_quad *output = NULL;
         int64_t count = assay_shape_count(&cotangent->shape);
-        TRY(spec_read(ctx, &out, path, count, &output));
+        TRY(spec_read(ctx, out, path, count, &output));
         for (int64_t j = 0; j < count; j++) {
             if (!finiteq(cotangent->values[j]) || !finiteq(output[j])) continue;
             spec_quad term = cotangent->values[j] * output[j];
@@ -36,6 +33,17 @@ static assay_status evaluate_loss(assay_context *ctx, const spec_operation *oper
             loss->size += fabsq(term);
         }
     }
+cleanup:
+    return status;
+}
+
+static assay_status evaluate_loss(assay_context *ctx, const spec_operation *operation, const void *config,
+                                  const spec_tensors *in, weighted_sum *loss)
+{
+    assay_status status = ASSAY_OK;
+    spec_tensors out = {0};
+    TRY(operation->evaluate(ctx, config, in, &out));
+    TRY(sum_up(ctx, in, &out, loss));
 cleanup:
     spec_tensors_free(&out);
     return status;
@@ -75,14 +83,42 @@ typedef struct probing {
     int gradient_count;
     probe *probes;
     int64_t probe_count;
+    int64_t results; /* numbers that one evaluation gives, at least */
 } probing;
 
-/* The inputs of one probe: `in`, with the tensor's values replaced by `values`; only those are its own. */
+/* `in`, with the values of one tensor replaced by `values`; only those are its own. Starts zeroed. */
 typedef struct moved_inputs {
     spec_tensors tensors;
     spec_quad *values;
     signed char *signs; /* of the direction; NULL: of a coordinate, or of a random one */
 } moved_inputs;
+
+static void free_moved(moved_inputs *moved)
+{
+    free(moved->tensors.items);
+    free(moved->values);
+    free(moved->signs);
+}
+
+static assay_status alloc_moved(assay_context *ctx, const probing *all, const probe *p, moved_inputs *moved)
+{
+    assay_status status;
+    char of[ASSAY_PATH_SIZE];
+    void *items = NULL, *signs = NULL;
+    const gradient *g = &all->gradients[p->gradient];
+    TRY(spec_alloc(ctx, g->origin_count, &moved->values));
+    if (g->directions) {
+        TRY(assay_alloc(ctx, "a direction", g->origin_count, sizeof *moved->signs, &signs));
+        moved->signs = signs;
+        all->budget->direction(all->budget->signed_sums, g->path, p->index, of, moved->signs);
+    }
+    TRY(assay_alloc(ctx, "list of tensors", all->in->count, sizeof *all->in->items, &items));
+    memcpy(items, all->in->items, (size_t)all->in->count * sizeof *all->in->items);
+    moved->tensors = (spec_tensors){.items = items, .count = all->in->count};
+    moved->tensors.items[g->tensor].values = moved->values;
+cleanup:
+    return status;
+}
 
 /* The values moved by `step` along the probe's line. Numbers that are none are 0 for their own coordinate, and stay
  * where they are otherwise. */
@@ -129,73 +165,85 @@ static spec_quad error_scale_along(const gradient *g, const probe *p)
     return sqrtq(variance);
 }
 
-static assay_status difference(assay_context *ctx, const probing *all, const probe *p, moved_inputs *moved,
-                               spec_quad step, spec_quad *derivative, spec_quad *jump)
+/* A probe at work: the next step, what a difference over it is good for, and how it went with the step before. */
+typedef struct measurement {
+    probe *p;
+    moved_inputs above, below;
+    spec_quad step, noise, wider;
+    bool first, done;
+} measurement;
+
+static assay_status start(assay_context *ctx, const probing *all, probe *p, measurement *m)
 {
-    assay_status status = ASSAY_OK;
-    weighted_sum above, below;
+    assay_status status;
     const gradient *g = &all->gradients[p->gradient];
-    move(g, p, step, moved);
-    TRY(evaluate_loss(ctx, all->operation, all->config, &moved->tensors, &above));
-    move(g, p, -step, moved);
-    TRY(evaluate_loss(ctx, all->operation, all->config, &moved->tensors, &below));
-    *derivative = (above.value - below.value) / (2 * step);
-    *jump = fabsq(above.value - 2 * all->base.value + below.value) / step;
+    spec_quad size = g->size;
+    *m = (measurement){.p = p, .first = true};
+    if (p->index >= 0 && !g->directions && finiteq(g->origin[p->index])) size = fmaxq(size, fabsq(g->origin[p->index]));
+    m->step = ldexpq(size, -32);
+    m->noise = ldexpq(all->base.size, -100) / m->step; /* some thousand roundings of L */
+    TRY(alloc_moved(ctx, all, p, &m->above));
+    TRY(alloc_moved(ctx, all, p, &m->below));
+    move(g, p, m->step, &m->above);
+    move(g, p, -m->step, &m->below);
 cleanup:
     return status;
 }
 
+static void end(measurement *m)
+{
+    free_moved(&m->above);
+    free_moved(&m->below);
+}
+
 /* The step shrinks while the two one-sided differences disagree: with a smooth line their distance shrinks along,
  * however much it is curved; with a kink it stays, or the rounding of binary128 is reached first. */
-static assay_status measure_probe(assay_context *ctx, const probing *all, probe *p, moved_inputs *moved)
+static void judge(const probing *all, measurement *m, spec_quad above, spec_quad below)
 {
     const spec_quad small = 1e-7;
+    probe *p = m->p;
     const gradient *g = &all->gradients[p->gradient];
-    spec_quad size = g->size, derivative = 0, jump = 0, wider = 0;
-    if (p->index >= 0 && !g->directions && finiteq(g->origin[p->index])) size = fmaxq(size, fabsq(g->origin[p->index]));
-    spec_quad step = ldexpq(size, -32);
-    spec_quad noise = ldexpq(all->base.size, -100) / step; /* some thousand roundings of L */
-    for (bool first = true;; first = false) {
-        assay_status status = difference(ctx, all, p, moved, step, &derivative, &jump);
-        if (status != ASSAY_OK) return status;
-        p->scale = fmaxq(p->index >= 0 ? g->magnitude : g->norm, fabsq(derivative));
-        if (!(jump > small * p->scale + noise)) break;
-        p->kink = (!first && jump > wider / 4 + noise) || 16 * noise > SPEC_ALLOWED_RELATIVE * p->scale;
-        if (p->kink) return ASSAY_OK;
-        wider = jump;
-        step /= 16;
-        noise *= 16;
+    const spec_quad derivative = (above - below) / (2 * m->step);
+    const spec_quad jump = fabsq(above - 2 * all->base.value + below) / m->step;
+    p->scale = fmaxq(p->index >= 0 ? g->magnitude : g->norm, fabsq(derivative));
+    m->done = !(jump > small * p->scale + m->noise);
+    if (m->done) {
+        p->computed = along(g, p);
+        p->derivative = derivative;
+        p->error = fabsq(p->computed - derivative);
+        if (p->error <= m->noise) p->error = 0;
+        p->allowed = fmaxq(SPEC_ALLOWED_RELATIVE * p->scale, SPEC_ALLOWED_SCALES * error_scale_along(g, p));
+        return;
     }
-    p->computed = along(g, p);
-    p->derivative = derivative;
-    p->error = fabsq(p->computed - derivative);
-    if (p->error <= noise) p->error = 0;
-    p->allowed = fmaxq(SPEC_ALLOWED_RELATIVE * p->scale, SPEC_ALLOWED_SCALES * error_scale_along(g, p));
-    return ASSAY_OK;
+    p->kink = (!m->first && jump > m->wider / 4 + m->noise) || 16 * m->noise > SPEC_ALLOWED_RELATIVE * p->scale;
+    m->done = p->kink;
+    m->first = false;
+    m->wider = jump;
+    m->step /= 16;
+    m->noise *= 16;
+    move(g, p, m->step, &m->above);
+    move(g, p, -m->step, &m->below);
+}
+
+static void advance(const probing *all, const probe *p)
+{
+    const spec_budget *budget = all->budget;
+    if (budget->advance != NULL) budget->advance(budget->self, all->gradients[p->gradient].path);
 }
 
 static assay_status run_probe(assay_context *ctx, const probing *all, probe *p)
 {
     assay_status status;
-    const gradient *g = &all->gradients[p->gradient];
-    moved_inputs moved = {0};
-    void *items = NULL, *signs = NULL;
-    TRY(spec_alloc(ctx, g->origin_count, &moved.values));
-    if (g->directions) {
-        char of[ASSAY_PATH_SIZE];
-        TRY(assay_alloc(ctx, "a direction", g->origin_count, sizeof *moved.signs, &signs));
-        moved.signs = signs;
-        all->budget->direction(all->budget->signed_sums, g->path, p->index, of, moved.signs);
+    measurement m;
+    TRY(start(ctx, all, p, &m));
+    while (!m.done) {
+        weighted_sum above, below;
+        TRY(evaluate_loss(ctx, all->operation, all->config, &m.above.tensors, &above));
+        TRY(evaluate_loss(ctx, all->operation, all->config, &m.below.tensors, &below));
+        judge(all, &m, above.value, below.value);
     }
-    TRY(assay_alloc(ctx, "list of tensors", all->in->count, sizeof *all->in->items, &items));
-    memcpy(items, all->in->items, (size_t)all->in->count * sizeof *all->in->items);
-    moved.tensors = (spec_tensors){.items = items, .count = all->in->count};
-    moved.tensors.items[g->tensor].values = moved.values;
-    TRY(measure_probe(ctx, all, p, &moved));
 cleanup:
-    free(items);
-    free(signs);
-    free(moved.values);
+    end(&m);
     return status;
 }
 
@@ -207,6 +255,7 @@ static assay_status run_probes(assay_context *ctx, const probing *all)
 #pragma omp parallel for num_threads(ctx->threads) schedule(dynamic)
     for (int64_t i = 0; i < all->probe_count; i++) {
         assay_context own = *ctx;
+        own.threads = 1;
         assay_status status = run_probe(&own, all, &all->probes[i]);
 #pragma omp critical(spec_probe_is_done)
         {
@@ -215,13 +264,88 @@ static assay_status run_probes(assay_context *ctx, const probing *all)
                 first = status;
                 memcpy(ctx->message, own.message, sizeof ctx->message);
             }
-            const spec_budget *budget = all->budget;
-            if (budget->advance != NULL) {
-                budget->advance(budget->self, all->gradients[all->probes[i].gradient].path);
-            }
+            advance(all, &all->probes[i]);
         }
     }
     return first;
+}
+
+/* One step of the measurements that are not done: their inputs above and below, after those that nothing is moved of,
+ * whose rows the others mostly share. */
+static assay_status step_together(assay_context *ctx, const probing *all, measurement *measurements, int64_t count)
+{
+    assay_status status;
+    const int64_t most = 2 * count + 1;
+    spec_tensors *in = calloc((size_t)most, sizeof *in), *out = calloc((size_t)most, sizeof *out);
+    int evaluated = 0;
+    if (in == NULL || out == NULL) TRY(assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for a list of inputs"));
+    in[evaluated++] = *all->in;
+    for (int64_t i = 0; i < count; i++) {
+        if (measurements[i].done) continue;
+        in[evaluated++] = measurements[i].above.tensors;
+        in[evaluated++] = measurements[i].below.tensors;
+    }
+    TRY(all->operation->evaluate_many(ctx, all->config, evaluated, in, out));
+    for (int64_t i = 0, at = 1; i < count; i++) {
+        weighted_sum above, below;
+        if (measurements[i].done) continue;
+        TRY(sum_up(ctx, &in[at], &out[at], &above));
+        TRY(sum_up(ctx, &in[at + 1], &out[at + 1], &below));
+        at += 2;
+        judge(all, &measurements[i], above.value, below.value);
+        if (measurements[i].done) advance(all, measurements[i].p);
+    }
+cleanup:
+    for (int64_t i = 0; out != NULL && i < most; i++) spec_tensors_free(&out[i]);
+    free(in);
+    free(out);
+    return status;
+}
+
+static assay_status run_together(assay_context *ctx, const probing *all, probe *probes, int64_t count)
+{
+    assay_status status = ASSAY_OK;
+    int64_t done = 0, started = 0;
+    measurement *measurements = calloc((size_t)count, sizeof *measurements);
+    if (measurements == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for a list of probes");
+    for (; started < count; started++) TRY(start(ctx, all, &probes[started], &measurements[started]));
+    while (done < count) {
+        TRY(step_together(ctx, all, measurements, count));
+        done = 0;
+        for (int64_t i = 0; i < count; i++) done += measurements[i].done;
+    }
+cleanup:
+    for (int64_t i = 0; i < count; i++) end(&measurements[i]);
+    free(measurements);
+    return status;
+}
+
+/* What a probe's inputs and results take, both sides. */
+static int64_t bytes_of(const probing *all, const probe *p)
+{
+    return 2 * (int64_t)sizeof(spec_quad) * (all->gradients[p->gradient].count + all->results);
+}
+
+static assay_status run_probes_together(assay_context *ctx, const probing *all)
+{
+    for (int64_t first = 0, count; first < all->probe_count; first += count) {
+        int64_t bytes = bytes_of(all, &all->probes[first]);
+        for (count = 1; first + count < all->probe_count; count++) {
+            bytes += bytes_of(all, &all->probes[first + count]);
+            if (bytes > SPEC_TOGETHER_BYTES) break;
+        }
+        const assay_status status = run_together(ctx, all, &all->probes[first], count);
+        if (status != ASSAY_OK) return status;
+    }
+    return ASSAY_OK;
+}
+
+/* By sizes alone. Small problems do better with a thread for each probe. */
+static bool are_large(const spec_tensors *in)
+{
+    int64_t count = 0;
+    for (int i = 0; i < in->count; i++) count += assay_shape_count(&in->items[i].shape);
+    return count >= SPEC_LARGE;
 }
 
 static void measure_gradient(gradient *g)
@@ -344,9 +468,13 @@ assay_status spec_certify_gradients(assay_context *ctx, const spec_operation *op
 {
     assay_status status;
     probing all = {.operation = operation, .config = config, .in = in, .budget = budget};
+    for (int i = 0; i < in->count; i++) {
+        if (spec_has_prefix(in->items[i].path, "cotangents/")) all.results += assay_shape_count(&in->items[i].shape);
+    }
     TRY(evaluate_loss(ctx, operation, config, in, &all.base));
     TRY(collect(ctx, &all, computed));
-    TRY(run_probes(ctx, &all));
+    const bool together = operation->evaluate_many != NULL && are_large(in);
+    TRY(together ? run_probes_together(ctx, &all) : run_probes(ctx, &all));
     for (int i = 0; i < all.gradient_count; i++) TRY(conclude(ctx, &all, i, certificates));
 cleanup:
     free(all.gradients);

@@ -20,12 +20,14 @@
 
 typedef __float128 spec_quad;
 
-/* Numbers or indices: one of the two pointers is NULL. */
+/* Numbers or indices: one of the two pointers is NULL. Both are where the numbers are read from `source`, under the
+ * tensor's path, a piece at a time, since they are too many to hold: what spec_moe says it reads so may come so. */
 typedef struct spec_tensor {
     char path[ASSAY_PATH_SIZE];
     assay_shape shape;
     spec_quad *values;
     int32_t *indices;
+    const assay_source *source;
 } spec_tensor;
 
 /* Owns its tensors. Starts zeroed. */
@@ -46,6 +48,8 @@ assay_status spec_tensors_copy_f64(assay_context *ctx, spec_tensors *tensors, co
                                    const assay_shape *shape, const double *values);
 assay_status spec_tensors_copy_i32(assay_context *ctx, spec_tensors *tensors, const char *path,
                                    const assay_shape *shape, const int32_t *indices);
+assay_status spec_tensors_stream(assay_context *ctx, spec_tensors *tensors, const char *path, const assay_shape *shape,
+                                 const assay_source *source);
 
 /* inputs/x [...,D], weights/scale [D] -> outputs/y [...,D] */
 assay_status spec_rms_norm(assay_context *ctx, double epsilon, const spec_tensors *in, spec_tensors *out);
@@ -88,6 +92,12 @@ typedef struct spec_moe_config {
  * routing/{combine_mask,dispatch_mask}. The path of the configuration changes no other number. Over a mesh: what
  * sharded_moe.h lists; only choices that a shard has no room for change y. */
 assay_status spec_moe(assay_context *ctx, const spec_moe_config *config, const spec_tensors *in, spec_tensors *out);
+/* The same of `count` inputs: `in` and `out` [count]. A row that is the same in several of them, through an expert whose
+ * weights are the same, is computed once; each expert's weights are read once. */
+assay_status spec_moe_many(assay_context *ctx, const spec_moe_config *config, int count, const spec_tensors *in,
+                           spec_tensors *out);
+/* Whether the block may get the tensor of that path as a source: a kernel of routed experts, on one device. */
+bool spec_moe_streams(const spec_moe_config *config, const char *path);
 
 /* The checkpoints of the same block, laid out as moe.h (over a mesh: sharded_moe.h) says:
  * checkpoints/{moe_mlpwi_0,moe_mlpwi_1,moe_intermediate,moe_mlpwo}, with fused weights moe_mlpwi as well, and of the
@@ -148,6 +158,13 @@ typedef struct spec_operation {
     assay_status (*evaluate)(assay_context *ctx, const void *config, const spec_tensors *in, spec_tensors *out);
     /* Adds the checkpoints that evaluate does not give; NULL where there are none. */
     assay_status (*checkpoints)(assay_context *ctx, const void *config, const spec_tensors *in, spec_tensors *out);
+    /* evaluate of `count` inputs at once, which mostly differ in little, and what evaluate gives under routing/ alone, with
+     * less work; NULL: there is no such way. */
+    assay_status (*evaluate_many)(assay_context *ctx, const void *config, int count, const spec_tensors *in,
+                                  spec_tensors *out);
+    assay_status (*route)(assay_context *ctx, const void *config, const spec_tensors *in, spec_tensors *out);
+    /* Whether a tensor of that path may be one with a source; NULL: none may. */
+    bool (*streams)(const void *config, const char *path);
 } spec_operation;
 
 #endif

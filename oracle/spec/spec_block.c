@@ -1,5 +1,7 @@
 /* The experts of a MoE block: y[t] = sum over k of weights[t,k] * expert(selected[t,k])(x[t]), plus the shared expert's
  * gated MLP of x[t]. */
+#include <string.h>
+
 #include "oracle/spec/spec_internal.h"
 
 enum { ROWS = 2048 }; /* that an expert computes at a time */
@@ -34,22 +36,70 @@ assay_status spec_block_read(assay_context *ctx, const assay_moe_config *config,
         .emb_dim = dim, .mlp_dim = config->shared_mlp_dim, .activation = {config->activation, ASSAY_LINEAR}};
     const assay_tensor_table expert_weights = assay_mlp_weight_table(&block->experts.config, ASSAY_MLP_ROUTED);
     const assay_tensor_table shared_weights = assay_mlp_weight_table(&block->shared.config, ASSAY_MLP_SHARED);
-    TRY(spec_read_weights(ctx, &expert_weights, in, experts, block->experts.w));
-    TRY(spec_read_weights(ctx, &shared_weights, in, 1, block->shared.w));
+    TRY(spec_read_weights(ctx, &expert_weights, in, experts, block->experts.w, block->streams));
+    TRY(spec_read_weights(ctx, &shared_weights, in, 1, block->shared.w, NULL));
     if (config->shared_gate) TRY(spec_read(ctx, in, "weights/shared_expert_gate/kernel", dim, &block->shared_gate));
 cleanup:
     return status;
 }
 
-/* Expert e of `experts`. */
-static spec_mlp expert_of(const spec_mlp *experts, int64_t e)
+assay_status spec_block_rows_alloc(assay_context *ctx, int64_t count, spec_block_row **rows)
 {
-    spec_mlp expert = *experts;
-    for (int weight = 0; weight < ASSAY_MLP_WEIGHTS; weight++) {
-        const assay_tensor_row row = assay_mlp_weight_row(&expert.config, ASSAY_MLP_ROUTED, weight);
-        if (expert.w[weight] != NULL) expert.w[weight] += e * assay_tensor_row_count(&row);
+    void *memory = NULL;
+    const assay_status status = assay_alloc(ctx, "rows of experts", count, sizeof **rows, &memory);
+    *rows = memory;
+    return status;
+}
+
+/* Numbers of one expert in a tensor of weights. */
+static int64_t weight_count(const spec_mlp *experts, int weight)
+{
+    const assay_tensor_row row = assay_mlp_weight_row(&experts->config, ASSAY_MLP_ROUTED, weight);
+    return assay_tensor_row_count(&row);
+}
+
+/* The weights of an expert; those that are read are `loaded`'s. */
+static assay_status load_expert(assay_context *ctx, const spec_block *block, int64_t e,
+                                spec_quad *loaded[ASSAY_MLP_WEIGHTS], spec_mlp *expert)
+{
+    assay_status status = ASSAY_OK;
+    *expert = e == SPEC_EXPERT_SHARED ? block->shared : block->experts;
+    for (int weight = 0; e != SPEC_EXPERT_SHARED && weight < ASSAY_MLP_WEIGHTS; weight++) {
+        const spec_tensor *stream = block->streams[weight];
+        if (expert->w[weight] == NULL && stream == NULL) continue;
+        const int64_t count = weight_count(expert, weight);
+        if (stream == NULL) {
+            expert->w[weight] += e * count;
+            continue;
+        }
+        if (loaded[weight] == NULL) TRY(spec_alloc(ctx, count, &loaded[weight]));
+        TRY(spec_read_piece(ctx, stream, e * count, count, loaded[weight]));
+        expert->w[weight] = loaded[weight];
     }
-    return expert;
+cleanup:
+    return status;
+}
+
+/* Whether an expert is the same in two blocks, bit for bit. */
+static bool same_expert(const spec_block *a, const spec_block *b, int64_t e)
+{
+    const bool shared = e == SPEC_EXPERT_SHARED;
+    for (int weight = 0; weight < ASSAY_MLP_WEIGHTS; weight++) {
+        const spec_quad *of_a = shared ? a->shared.w[weight] : a->experts.w[weight];
+        const spec_quad *of_b = shared ? b->shared.w[weight] : b->experts.w[weight];
+        if (!shared && a->streams[weight] != b->streams[weight] &&
+            (a->streams[weight] == NULL || b->streams[weight] == NULL ||
+             a->streams[weight]->source != b->streams[weight]->source)) {
+            return false;
+        }
+        if (of_a == of_b) continue;
+        const assay_tensor_row row = assay_mlp_weight_row(shared ? &a->shared.config : &a->experts.config,
+                                                          shared ? ASSAY_MLP_SHARED : ASSAY_MLP_ROUTED, weight);
+        const int64_t count = assay_tensor_row_count(&row), first = shared ? 0 : e * count;
+        if (of_a == NULL || of_b == NULL) return false;
+        if (memcmp(of_a + first, of_b + first, (size_t)count * sizeof *of_a) != 0) return false;
+    }
+    return true;
 }
 
 /* Token t as its experts get it: llama4 scales it by the sigmoid of its weight. */
@@ -60,10 +110,13 @@ static void take_token(const spec_block *block, int64_t t, spec_quad *to)
     for (int64_t d = 0; d < dim; d++) to[d] = factor * block->x->values[t * dim + d];
 }
 
-static void take_row(const spec_block *block, const spec_block_row *row, spec_quad *to)
+static void take_row(const spec_block_row *row, spec_quad *to)
 {
+    const spec_block *block = row->block;
     const int64_t dim = block->config->emb_dim;
-    if (row->choice >= 0) {
+    if (row->expert == SPEC_EXPERT_SHARED) {
+        memcpy(to, block->x->values + row->token * dim, (size_t)dim * sizeof *to);
+    } else if (row->choice >= 0) {
         take_token(block, row->choice / block->config->routing.num_experts_per_tok, to);
         for (int64_t d = 0; block->config->weight_on_input && d < dim; d++) to[d] *= block->weights[row->choice];
     } else if (row->token >= 0) {
@@ -73,74 +126,150 @@ static void take_row(const spec_block *block, const spec_block_row *row, spec_qu
     }
 }
 
-/* Rows [0,count) of x, which are those of `places`, by one expert. */
-static assay_status compute_expert(assay_context *ctx, const spec_block *block, const spec_mlp *expert,
-                                   const spec_block_rows *rows, int64_t count, const int64_t *places,
-                                   const spec_quad *x)
+/* The rows that one expert gets, as far as it is the same. */
+typedef struct batch {
+    const spec_block_rows *rows;
+    spec_quad *x;            /* [ROWS,D]: those that differ */
+    spec_quad *weighted;     /* [D]: scratch */
+    int64_t *places, *which; /* [rows->count]: rows of the list, and the row of x that each of them is */
+    int64_t *of_choice;      /* [choices or tokens]: the row of x that the choice, or token, was first; -1 */
+    int64_t count, differing, keys;
+    bool *taken;                          /* [rows->count] */
+    spec_quad *loaded[ASSAY_MLP_WEIGHTS]; /* of one expert */
+} batch;
+
+static void empty(batch *s)
+{
+    s->count = s->differing = 0;
+    for (int64_t i = 0; i < s->keys; i++) s->of_choice[i] = -1;
+}
+
+static void add(batch *s, int64_t place)
+{
+    const spec_block_row *row = &s->rows->rows[place];
+    const int64_t dim = row->block->config->emb_dim, key = row->choice >= 0 ? row->choice : row->token;
+    spec_quad *x = s->x + s->differing * dim;
+    take_row(row, x);
+    int64_t which = key < 0 ? -1 : s->of_choice[key];
+    if (which < 0 || memcmp(x, s->x + which * dim, (size_t)dim * sizeof *x) != 0) {
+        which = s->differing++;
+        if (key >= 0 && s->of_choice[key] < 0) s->of_choice[key] = which;
+    }
+    s->places[s->count] = place;
+    s->which[s->count++] = which;
+}
+
+static void keep(const batch *s, int64_t i, const spec_mlp_values *values, int64_t width, int64_t dim)
+{
+    const int64_t place = s->places[i], at = s->which[i], choice = s->rows->rows[place].choice;
+    const spec_block *block = s->rows->rows[place].block;
+    const spec_quad *y = values->y + at * dim;
+    if (choice >= 0 && block->weight_before_wo) {
+        for (int64_t d = 0; d < dim; d++) s->weighted[d] = block->weights[choice] * y[d];
+        y = s->weighted;
+    }
+    s->rows->keep(s->rows->self, place, values->a + at * width, values->b + at * width, values->h + at * width, y);
+}
+
+static assay_status compute_batch(assay_context *ctx, batch *s, const spec_mlp *expert)
 {
     assay_status status;
-    const int64_t dim = expert->config.emb_dim, width = expert->config.mlp_dim;
     spec_mlp_values values = {0};
-    TRY(spec_mlp_values_alloc(ctx, &expert->config, count, &values));
-    TRY(spec_mlp_rows(ctx, expert, count, x, &values));
-    for (int64_t i = 0; i < count; i++) {
-        const int64_t choice = rows->rows[places[i]].choice;
-        spec_quad *y = values.y + i * dim;
-        for (int64_t d = 0; choice >= 0 && block->weight_before_wo && d < dim; d++) y[d] *= block->weights[choice];
-        rows->keep(rows->self, places[i], values.a + i * width, values.b + i * width, values.h + i * width, y);
-    }
+    TRY(spec_mlp_values_alloc(ctx, &expert->config, s->differing, &values));
+    TRY(spec_mlp_rows(ctx, expert, s->differing, s->x, &values));
+    for (int64_t i = 0; i < s->count; i++) keep(s, i, &values, expert->config.mlp_dim, expert->config.emb_dim);
+    empty(s);
 cleanup:
     spec_mlp_values_free(&values);
     return status;
 }
 
-static assay_status keep_zeros(assay_context *ctx, const spec_block *block, const spec_block_rows *rows)
+/* The rows of expert e from `first` on whose block has it as the first row's has; they are taken. */
+static assay_status compute_same(assay_context *ctx, batch *s, int64_t first, int64_t e)
 {
     assay_status status;
-    const assay_gated_mlp_config *config = &block->experts.config;
+    const spec_block *leader = s->rows->rows[first].block, *block = leader;
+    bool same = true;
+    spec_mlp expert;
+    TRY(load_expert(ctx, leader, e, s->loaded, &expert));
+    empty(s);
+    for (int64_t i = first; i < s->rows->count; i++) {
+        const spec_block_row *row = &s->rows->rows[i];
+        if (row->expert != e || s->taken[i]) continue;
+        if (row->block != block) same = same_expert(leader, row->block, e);
+        block = row->block;
+        if (!same) continue;
+        s->taken[i] = true;
+        add(s, i);
+        if (s->differing == ROWS) TRY(compute_batch(ctx, s, &expert));
+    }
+    if (s->count > 0) TRY(compute_batch(ctx, s, &expert));
+cleanup:
+    return status;
+}
+
+static assay_status keep_zeros(assay_context *ctx, const spec_block_rows *rows)
+{
+    assay_status status;
+    const assay_gated_mlp_config *config = &rows->rows[0].block->experts.config;
     const int64_t most = config->mlp_dim > config->emb_dim ? config->mlp_dim : config->emb_dim;
     spec_quad *zeros = NULL;
     TRY(spec_alloc(ctx, most, &zeros));
     for (int64_t i = 0; i < most; i++) zeros[i] = 0;
     for (int64_t i = 0; i < rows->count; i++) {
-        if (rows->rows[i].expert < 0) rows->keep(rows->self, i, zeros, zeros, zeros, zeros);
+        if (rows->rows[i].expert == SPEC_EXPERT_NONE) rows->keep(rows->self, i, zeros, zeros, zeros, zeros);
     }
 cleanup:
     free(zeros);
     return status;
 }
 
-/* Expert by expert, so that each one's weights are gone through once. */
-assay_status spec_block_compute(assay_context *ctx, const spec_block *block, const spec_block_rows *rows)
+static assay_status alloc_batch(assay_context *ctx, batch *s)
 {
     assay_status status;
-    const int64_t dim = block->config->emb_dim;
-    const int64_t room = rows->count < ROWS ? rows->count : ROWS;
-    spec_quad *x = NULL;
-    void *places = NULL;
+    const assay_moe_config *config = s->rows->rows[0].block->config;
+    const int64_t count = s->rows->count, room = count < ROWS ? count : ROWS;
+    void *places = NULL, *which = NULL, *of_choice = NULL, *taken = NULL;
+    s->keys = config->routing.batch * config->routing.sequence * config->routing.num_experts_per_tok;
+    TRY(spec_alloc(ctx, (room + 1) * config->emb_dim, &s->x)); /* and one that turns out to be there already */
+    TRY(spec_alloc(ctx, config->emb_dim, &s->weighted));
+    TRY(assay_alloc(ctx, "rows of an expert", count, sizeof *s->places, &places));
+    s->places = places;
+    TRY(assay_alloc(ctx, "rows of an expert", count, sizeof *s->which, &which));
+    s->which = which;
+    TRY(assay_alloc(ctx, "rows of an expert", s->keys, sizeof *s->of_choice, &of_choice));
+    s->of_choice = of_choice;
+    TRY(assay_alloc(ctx, "rows of an expert", count, sizeof *s->taken, &taken));
+    s->taken = taken;
+    for (int64_t i = 0; i < count; i++) s->taken[i] = false;
+cleanup:
+    return status;
+}
+
+assay_status spec_block_compute(assay_context *ctx, const spec_block_rows *rows)
+{
+    assay_status status;
+    batch s = {.rows = rows};
     int64_t experts = 0;
-    TRY(keep_zeros(ctx, block, rows));
-    TRY(spec_alloc(ctx, room * dim, &x));
-    TRY(assay_alloc(ctx, "rows of an expert", room, sizeof(int64_t), &places));
+    if (rows->count == 0) return ASSAY_OK;
+    TRY(keep_zeros(ctx, rows));
+    TRY(alloc_batch(ctx, &s));
     for (int64_t i = 0; i < rows->count; i++) {
         if (rows->rows[i].expert >= experts) experts = rows->rows[i].expert + 1;
     }
-    for (int64_t e = 0; e < experts; e++) {
-        const spec_mlp expert = expert_of(&block->experts, e);
-        int64_t count = 0;
-        for (int64_t i = 0; i < rows->count; i++) {
-            if (rows->rows[i].expert != e) continue;
-            take_row(block, &rows->rows[i], x + count * dim);
-            ((int64_t *)places)[count++] = i;
-            if (count < room) continue;
-            TRY(compute_expert(ctx, block, &expert, rows, count, places, x));
-            count = 0;
+    for (int64_t e = SPEC_EXPERT_SHARED; e < experts; e++) {
+        for (int64_t i = 0; e != SPEC_EXPERT_NONE && i < rows->count; i++) {
+            if (rows->rows[i].expert == e && !s.taken[i]) TRY(compute_same(ctx, &s, i, e));
         }
-        if (count > 0) TRY(compute_expert(ctx, block, &expert, rows, count, places, x));
     }
 cleanup:
-    free(x);
-    free(places);
+    free(s.x);
+    free(s.weighted);
+    free(s.places);
+    free(s.which);
+    free(s.of_choice);
+    free(s.taken);
+    for (int weight = 0; weight < ASSAY_MLP_WEIGHTS; weight++) free(s.loaded[weight]);
     return status;
 }
 
@@ -161,102 +290,84 @@ int64_t spec_block_position(const spec_block *block, int64_t choice)
     return rank;
 }
 
-/* Where rows are added up. */
-typedef struct sum {
-    const spec_block *block;
-    const spec_block_row *rows;
-    spec_quad *y; /* [T,D] */
-} sum;
+/* What an expert's y of a row counts for. */
+static spec_quad weight_of(const spec_block_row *row)
+{
+    const spec_block *block = row->block;
+    const int64_t dim = block->config->emb_dim;
+    spec_quad gate = 0;
+    if (row->expert == SPEC_EXPERT_SHARED && block->shared_gate != NULL) {
+        spec_vector_matrix(dim, 1, block->x->values + row->token * dim, block->shared_gate, 1, &gate);
+        return spec_sigmoid(gate);
+    }
+    const bool weighted = row->choice < 0 || block->config->routing.family == ASSAY_ROUTER_LLAMA4 ||
+                          block->weight_before_wo || block->config->weight_on_input;
+    return weighted ? 1 : block->weights[row->choice];
+}
 
-static void add_row(void *self, int64_t row, const spec_quad *a, const spec_quad *b, const spec_quad *h,
+static void add_row(void *self, int64_t at, const spec_quad *a, const spec_quad *b, const spec_quad *h,
                     const spec_quad *y)
 {
-    const sum *to = self;
-    const assay_moe_config *config = to->block->config;
-    const int64_t choice = to->rows[row].choice, dim = config->emb_dim;
-    const int64_t token = choice >= 0 ? choice / config->routing.num_experts_per_tok : to->rows[row].token;
-    const bool weighted = choice < 0 || config->routing.family == ASSAY_ROUTER_LLAMA4 || to->block->weight_before_wo ||
-                          config->weight_on_input;
-    const spec_quad weight = weighted ? 1 : to->block->weights[choice];
+    const spec_block_row *row = (const spec_block_row *)self + at;
+    const assay_moe_config *config = row->block->config;
+    const int64_t dim = config->emb_dim;
+    const int64_t token = row->choice >= 0 ? row->choice / config->routing.num_experts_per_tok : row->token;
+    const spec_quad weight = weight_of(row);
+    spec_quad *sum = row->block->y + token * dim;
     (void)a;
     (void)b;
     (void)h;
-    for (int64_t d = 0; d < dim; d++) to->y[token * dim + d] += weight * y[d];
+    for (int64_t d = 0; d < dim; d++) sum[d] += weight * y[d];
 }
 
-/* y += the experts of all choices that have room. */
-static assay_status add_routed(assay_context *ctx, const spec_block *block, spec_block_row *rows, spec_quad *y)
+/* All choices that have room. Returns how many. */
+static int64_t list_routed(const spec_block *block, spec_block_row *rows)
 {
     const assay_moe_config *config = block->config;
     const int64_t choices = config->routing.batch * config->routing.sequence * config->routing.num_experts_per_tok;
     const bool dropping = config->path == ASSAY_MOE_DROPPING;
-    sum to = {.block = block, .rows = rows, .y = y};
-    spec_block_rows list = {.rows = rows, .keep = add_row, .self = &to};
+    int64_t count = 0;
     for (int64_t choice = 0; choice < choices; choice++) {
         if (dropping && spec_block_position(block, choice) >= spec_capacity(config)) continue;
         if (block->selected[choice] < 0 || (block->dropped != NULL && block->dropped[choice])) continue;
-        rows[list.count++] = (spec_block_row){.expert = block->selected[choice], .choice = choice};
+        rows[count++] = (spec_block_row){.block = block, .expert = block->selected[choice], .choice = choice};
     }
-    return spec_block_compute(ctx, block, &list);
+    return count;
 }
 
-/* y += the experts behind the routed ones, which every token goes to. */
-static assay_status add_fused(assay_context *ctx, const spec_block *block, spec_block_row *rows, spec_quad *y)
+/* The experts that every token goes to: those behind the routed ones, and the shared one. */
+static int64_t list_shared(const spec_block *block, spec_block_row *rows)
 {
     const assay_moe_config *config = block->config;
-    const int64_t tokens = config->routing.batch * config->routing.sequence;
-    sum to = {.block = block, .rows = rows, .y = y};
-    for (int64_t i = 0; i < tokens * config->fused_shared_experts; i++) {
-        rows[i] =
-            (spec_block_row){.expert = config->routing.num_experts + i / tokens, .choice = -1, .token = i % tokens};
+    const int64_t tokens = config->routing.batch * config->routing.sequence, fused = config->fused_shared_experts;
+    const int64_t each = fused + (config->shared_mlp_dim > 0);
+    for (int64_t i = 0; i < tokens * each; i++) {
+        const int64_t number = i / tokens, expert = config->routing.num_experts + number;
+        rows[i] = (spec_block_row){
+            .block = block, .expert = number < fused ? expert : SPEC_EXPERT_SHARED, .choice = -1, .token = i % tokens};
     }
-    return spec_block_compute(
-        ctx, block,
-        &(spec_block_rows){.rows = rows, .count = tokens * config->fused_shared_experts, .keep = add_row, .self = &to});
+    return tokens * each;
 }
 
-assay_status spec_block_shared(assay_context *ctx, const spec_block *block, const spec_mlp_values *to)
-{
-    const int64_t tokens = block->config->routing.batch * block->config->routing.sequence;
-    return spec_mlp_rows(ctx, &block->shared, tokens, block->x->values, to);
-}
-
-/* y += the shared expert, under its gate. */
-static assay_status add_shared(assay_context *ctx, const spec_block *block, spec_quad *y)
+assay_status spec_block_combine(assay_context *ctx, int count, const spec_block *blocks)
 {
     assay_status status;
-    const int64_t tokens = block->config->routing.batch * block->config->routing.sequence;
-    const int64_t dim = block->config->emb_dim;
-    spec_mlp_values values = {0};
-    TRY(spec_mlp_values_alloc(ctx, &block->shared.config, tokens, &values));
-    TRY(spec_block_shared(ctx, block, &values));
-    for (int64_t t = 0; t < tokens; t++) {
-        spec_quad gate = 1;
-        if (block->shared_gate != NULL) {
-            spec_vector_matrix(dim, 1, block->x->values + t * dim, block->shared_gate, 1, &gate);
-            gate = spec_sigmoid(gate);
-        }
-        for (int64_t d = 0; d < dim; d++) y[t * dim + d] += gate * values.y[t * dim + d];
+    const assay_moe_config *config = blocks[0].config;
+    const int64_t tokens = config->routing.batch * config->routing.sequence, size = tokens * config->emb_dim;
+    const int64_t k = config->routing.num_experts_per_tok, shared = config->fused_shared_experts + 1;
+    spec_block_row *rows = NULL;
+    TRY(spec_block_rows_alloc(ctx, count * tokens * (k > shared ? k : shared), &rows));
+    spec_block_rows routed = {.rows = rows, .keep = add_row, .self = rows}, others = routed;
+    for (int block = 0; block < count; block++) {
+        for (int64_t i = 0; i < size; i++) blocks[block].y[i] = 0;
+        routed.count += list_routed(&blocks[block], rows + routed.count);
     }
-cleanup:
-    spec_mlp_values_free(&values);
-    return status;
-}
-
-assay_status spec_block_combine(assay_context *ctx, const spec_block *block, spec_quad *y)
-{
-    assay_status status;
-    const assay_moe_config *config = block->config;
-    const int64_t tokens = config->routing.batch * config->routing.sequence, count = tokens * config->emb_dim;
-    void *rows = NULL;
-    TRY(assay_alloc(ctx, "rows of experts",
-                    tokens * (config->routing.num_experts_per_tok + config->fused_shared_experts),
-                    sizeof(spec_block_row), &rows));
-    for (int64_t i = 0; i < count; i++) y[i] = 0;
-    TRY(add_routed(ctx, block, rows, y));
-    for (int64_t i = 0; config->late_factor != 0 && i < count; i++) y[i] *= config->late_factor;
-    TRY(add_fused(ctx, block, rows, y));
-    if (config->shared_mlp_dim > 0) TRY(add_shared(ctx, block, y));
+    TRY(spec_block_compute(ctx, &routed));
+    for (int block = 0; block < count; block++) {
+        for (int64_t i = 0; config->late_factor != 0 && i < size; i++) blocks[block].y[i] *= config->late_factor;
+        others.count += list_shared(&blocks[block], rows + others.count);
+    }
+    TRY(spec_block_compute(ctx, &others));
 cleanup:
     free(rows);
     return status;

@@ -121,7 +121,7 @@ assay_status spec_gated_mlp(assay_context *ctx, const assay_gated_mlp_config *co
                             (long long)emb_dim, (long long)config->emb_dim);
         goto cleanup;
     }
-    TRY(spec_read_weights(ctx, &weights, in, 1, mlp.w));
+    TRY(spec_read_weights(ctx, &weights, in, 1, mlp.w, NULL));
     assay_shape shape = x->shape;
     shape.rank--;
     TRY(spec_tensors_add(ctx, out, "outputs/y", &x->shape, &y));

@@ -20,7 +20,7 @@ static assay_status read_inputs(assay_context *ctx, const spec_tensors *in, gqa 
     TRY(spec_read(ctx, in, "inputs/x", g->tokens * g->config->emb_dim, &g->x));
     TRY(spec_read_indices(ctx, in, "inputs/positions", g->tokens, &g->positions));
     TRY(spec_read_optional_indices(ctx, in, "inputs/segment_ids", g->tokens, &g->segment_ids));
-    TRY(spec_read_weights(ctx, &weights, in, 1, g->w));
+    TRY(spec_read_weights(ctx, &weights, in, 1, g->w, NULL));
 cleanup:
     return status;
 }

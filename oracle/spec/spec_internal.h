@@ -38,10 +38,14 @@ void spec_vector_matrix(int64_t rows, int64_t columns, const spec_quad *x, const
                         spec_quad *y);
 uint64_t spec_next_random(uint64_t *state);
 
+/* Elements [first, first + count) of a tensor that has a source. */
+assay_status spec_read_piece(assay_context *ctx, const spec_tensor *tensor, int64_t first, int64_t count,
+                             spec_quad *values);
+
 /* The weights of a table; NULL: it is not there, which of a bias alone is no error. `experts`: each tensor has so many of
- * them one after the other. */
+ * them one after the other. `streams` gets those that have a source, whose weights are NULL; it may be NULL itself. */
 assay_status spec_read_weights(assay_context *ctx, const assay_tensor_table *table, const spec_tensors *in,
-                               int64_t experts, const spec_quad **weights);
+                               int64_t experts, const spec_quad **weights, const spec_tensor **streams);
 
 /* A gated MLP. */
 typedef struct spec_mlp {
@@ -146,13 +150,15 @@ assay_shape spec_spread_shape(const spec_spread *spread, int64_t last);
 typedef struct spec_block {
     const assay_moe_config *config;
     const spec_tensor *x;
-    spec_mlp experts, shared;               /* the weights of all experts */
-    const spec_quad *shared_gate;           /* [D], or NULL */
-    const spec_quad *weights;               /* [T,K] */
-    const int32_t *selected;                /* [T,K] */
-    const bool *dropped;                    /* [T,K], or NULL */
-    bool weight_before_wo;                  /* an expert's own y has its weight already */
-    spec_quad *gathered[ASSAY_MLP_WEIGHTS]; /* kernels of all experts that come on shards */
+    spec_mlp experts, shared;                      /* the weights of all experts */
+    const spec_quad *shared_gate;                  /* [D], or NULL */
+    const spec_quad *weights;                      /* [T,K] */
+    const int32_t *selected;                       /* [T,K] */
+    const bool *dropped;                           /* [T,K], or NULL */
+    bool weight_before_wo;                         /* an expert's own y has its weight already */
+    spec_quad *gathered[ASSAY_MLP_WEIGHTS];        /* kernels of all experts that come on shards */
+    const spec_tensor *streams[ASSAY_MLP_WEIGHTS]; /* kernels of all experts that are read one at a time, or NULL */
+    spec_quad *y;                                  /* [T,D]: what the block gives */
 } spec_block;
 
 assay_status spec_block_read(assay_context *ctx, const assay_moe_config *config, const spec_tensors *in,
@@ -165,11 +171,13 @@ assay_status spec_moe_route(assay_context *ctx, const assay_moe_config *config, 
 assay_status spec_block_gather(assay_context *ctx, const assay_sharding *sharding, spec_block *block);
 /* One row that an expert gets. */
 typedef struct spec_block_row {
-    int64_t expert; /* -1: none, and the row's results are 0 */
+    const spec_block *block;
+    int64_t expert; /* its number, or one of the two below */
     int64_t choice; /* (token * K + k): the token as it gets it, with its weight where that goes on before; -1: none */
     int64_t token;  /* of no choice: the token alone; -1: a row of zeros */
 } spec_block_row;
-/* The results of many rows, in no order: row number `row` to `keep`, by one thread at a time. */
+enum { SPEC_EXPERT_NONE = -1 /* the row's results are 0 */, SPEC_EXPERT_SHARED = -2 };
+/* Rows, each block's one after the other. The results of row number `row` go to `keep`, one at a time. */
 typedef struct spec_block_rows {
     const spec_block_row *rows;
     int64_t count;
@@ -177,11 +185,12 @@ typedef struct spec_block_rows {
                  const spec_quad *y);
     void *self;
 } spec_block_rows;
-assay_status spec_block_compute(assay_context *ctx, const spec_block *block, const spec_block_rows *rows);
-/* The shared expert of each token. */
-assay_status spec_block_shared(assay_context *ctx, const spec_block *block, const spec_mlp_values *to);
-/* y [T,D]: the sum over choices, and the shared expert. */
-assay_status spec_block_combine(assay_context *ctx, const spec_block *block, spec_quad *y);
+assay_status spec_block_rows_alloc(assay_context *ctx, int64_t count, spec_block_row **rows);
+/* Expert by expert. The same row through the same weights, as blocks that were moved along one line have them, is computed
+ * once. Blocks are of one configuration. */
+assay_status spec_block_compute(assay_context *ctx, const spec_block_rows *rows);
+/* y of each of `count` blocks: the sum over choices, and the shared expert. */
+assay_status spec_block_combine(assay_context *ctx, int count, const spec_block *blocks);
 /* Dropping: places of an expert in a batch row, and the place of a choice: its rank in (s,k) order among the choices of
  * its expert in its batch row. */
 int64_t spec_capacity(const assay_moe_config *config);

@@ -22,7 +22,7 @@ static assay_status read_inputs(assay_context *ctx, const spec_tensors *in, mla 
     TRY(spec_read(ctx, in, "inputs/x", m->tokens * m->config->emb_dim, &m->x));
     TRY(spec_read_indices(ctx, in, "inputs/positions", m->tokens, &m->positions));
     TRY(spec_read_optional_indices(ctx, in, "inputs/segment_ids", m->tokens, &m->segment_ids));
-    TRY(spec_read_weights(ctx, &weights, in, 1, m->w));
+    TRY(spec_read_weights(ctx, &weights, in, 1, m->w, NULL));
 cleanup:
     return status;
 }

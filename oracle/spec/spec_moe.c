@@ -1,5 +1,6 @@
 /* The MoE block: routing, its experts, the masks of dropping. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "oracle/spec/spec_internal.h"
 
@@ -117,28 +118,83 @@ cleanup:
     return status;
 }
 
-assay_status spec_moe(assay_context *ctx, const spec_moe_config *both, const spec_tensors *in, spec_tensors *out)
+/* One of the blocks that are computed at once. Starts zeroed. */
+typedef struct run {
+    int32_t *local; /* the choice by the numbers that experts have here, or NULL */
+    spec_tensors *out;
+} run;
+
+static assay_status start(assay_context *ctx, const spec_moe_config *config, const spec_tensors *in, run *own,
+                          spec_block *block)
+{
+    assay_status status;
+    TRY(spec_moe_route(ctx, &config->moe, in, own->out));
+    TRY(spec_block_read(ctx, &config->moe, in, block));
+    block->experts.w13_shards = config->w13_shards;
+    TRY(spec_tensors_add(ctx, own->out, "outputs/y", &block->x->shape, &block->y));
+    TRY(spec_localise(ctx, &config->moe, in, own->out, &own->local));
+    block->weights = spec_tensors_find(own->out, "routing/weights")->values;
+    block->selected = spec_tensors_find(own->out, "routing/selected_experts")->indices;
+    if (own->local != NULL) block->selected = own->local;
+cleanup:
+    return status;
+}
+
+static assay_status finish(assay_context *ctx, const assay_moe_config *config, const spec_tensors *in, const run *own,
+                           const spec_block *block)
 {
     assay_status status = ASSAY_OK;
-    const assay_moe_config *config = &both->moe;
-    spec_block block = {0};
-    spec_quad *y = NULL;
-    int32_t *local = NULL;
-    if (spec_is_sharded(both)) return spec_sharded_moe(ctx, both, in, out);
-    TRY(spec_moe_route(ctx, config, in, out));
-    TRY(spec_block_read(ctx, config, in, &block));
-    block.experts.w13_shards = both->w13_shards;
-    TRY(spec_tensors_add(ctx, out, "outputs/y", &block.x->shape, &y));
-    block.weights = spec_tensors_find(out, "routing/weights")->values;
-    block.selected = spec_tensors_find(out, "routing/selected_experts")->indices;
-    TRY(spec_localise(ctx, config, in, out, &local));
-    if (local != NULL) block.selected = local;
-    TRY(spec_block_combine(ctx, &block, y));
-    if (config->path == ASSAY_MOE_DROPPING) TRY(add_masks(ctx, &block, out));
+    if (config->path == ASSAY_MOE_DROPPING) TRY(add_masks(ctx, block, own->out));
     if (config->physical_experts > 0)
-        TRY(add_replicas(ctx, config, in, spec_tensors_find(out, "routing/selected_experts"), out));
+        TRY(add_replicas(ctx, config, in, spec_tensors_find(own->out, "routing/selected_experts"), own->out));
 cleanup:
-    spec_block_free(&block);
-    free(local);
     return status;
+}
+
+assay_status spec_moe_many(assay_context *ctx, const spec_moe_config *config, int count, const spec_tensors *in,
+                           spec_tensors *out)
+{
+    assay_status status = ASSAY_OK;
+    spec_block *blocks = NULL;
+    run *runs = NULL;
+    if (spec_is_sharded(config)) {
+        for (int i = 0; i < count && status == ASSAY_OK; i++) status = spec_sharded_moe(ctx, config, &in[i], &out[i]);
+        return status;
+    }
+    blocks = calloc((size_t)count, sizeof *blocks);
+    runs = calloc((size_t)count, sizeof *runs);
+    if (blocks == NULL || runs == NULL) TRY(assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for a list of blocks"));
+    for (int i = 0; i < count; i++) {
+        runs[i].out = &out[i];
+        TRY(start(ctx, config, &in[i], &runs[i], &blocks[i]));
+    }
+    TRY(spec_block_combine(ctx, count, blocks));
+    for (int i = 0; i < count; i++) TRY(finish(ctx, &config->moe, &in[i], &runs[i], &blocks[i]));
+cleanup:
+    for (int i = 0; i < count; i++) {
+        if (blocks != NULL) spec_block_free(&blocks[i]);
+        if (runs != NULL) free(runs[i].local);
+    }
+    free(blocks);
+    free(runs);
+    return status;
+}
+
+assay_status spec_moe(assay_context *ctx, const spec_moe_config *config, const spec_tensors *in, spec_tensors *out)
+{
+    return spec_moe_many(ctx, config, 1, in, out);
+}
+
+bool spec_moe_streams(const spec_moe_config *config, const char *path)
+{
+    const assay_gated_mlp_config expert = {
+        .emb_dim = config->moe.emb_dim, .mlp_dim = config->moe.moe_mlp_dim, .fused = config->moe.fused_weights};
+    const assay_tensor_table weights = assay_mlp_weight_table(&expert, ASSAY_MLP_ROUTED);
+    for (int i = 0; i < weights.count && !spec_is_sharded(config); i++) {
+        char own[ASSAY_PATH_SIZE];
+        if (weights.rows[i].name == NULL || weights.rows[i].kind == ASSAY_BIAS) continue;
+        assay_tensor_path("weights/", "", &weights.rows[i], own);
+        if (strcmp(own, path) == 0) return true;
+    }
+    return false;
 }

@@ -4,14 +4,14 @@
 typedef struct target {
     const spec_mlp *mlp;
     spec_mlp_checkpoints to;
-    int64_t part_rows, parts; /* of a shard's part, and how many parts of each row there are; 1: rows are whole */
+    int64_t parrows, parts; /* of a shard's part, and how many parts of each row there are; 1: rows are whole */
 } target;
 
 static void keep(void *self, int64_t row, const spec_quad *a, const spec_quad *b, const spec_quad *h,
                  const spec_quad *y)
 {
     const target *t = self;
-    const int64_t part = t->parts > 1 ? row / t->part_rows % t->parts : 0;
+    const int64_t part = t->parts > 1 ? row / t->parrows % t->parts : 0;
     const int64_t column = part * t->mlp->config.mlp_dim;
     spec_keep_mlp(&t->to, t->mlp, row, a + column, b + column, h + column, y + part * t->mlp->config.emb_dim);
 }
@@ -20,21 +20,20 @@ static assay_status add_shared(assay_context *ctx, const spec_block *block, spec
 {
     assay_status status;
     const assay_moe_config *config = block->config;
-    const assay_gated_mlp_config *shared = &block->shared.config;
-    if (config->shared_mlp_dim == 0) return ASSAY_OK;
+    const assay_shape shape = assay_shape_of(2, config->routing.batch, config->routing.sequence);
     target t = {.mlp = &block->shared};
-    spec_mlp_values values = {0};
-    const assay_shape rows = assay_shape_of(2, config->routing.batch, config->routing.sequence);
-    const int64_t width = shared->mlp_dim;
-    TRY(spec_add_mlp_checkpoints(ctx, out, shared, ASSAY_MLP_SHARED, &rows, &t.to));
-    TRY(spec_mlp_values_alloc(ctx, shared, assay_shape_count(&rows), &values));
-    TRY(spec_block_shared(ctx, block, &values));
-    for (int64_t row = 0; row < assay_shape_count(&rows); row++) {
-        keep(&t, row, values.a + row * width, values.b + row * width, values.h + row * width,
-             values.y + row * shared->emb_dim);
+    spec_block_rows list = {.count = assay_shape_count(&shape), .keep = keep, .self = &t};
+    spec_block_row *rows = NULL;
+    if (config->shared_mlp_dim == 0) return ASSAY_OK;
+    TRY(spec_add_mlp_checkpoints(ctx, out, &block->shared.config, ASSAY_MLP_SHARED, &shape, &t.to));
+    TRY(spec_block_rows_alloc(ctx, list.count, &rows));
+    for (int64_t row = 0; row < list.count; row++) {
+        rows[row] = (spec_block_row){.block = block, .expert = SPEC_EXPERT_SHARED, .choice = -1, .token = row};
     }
+    list.rows = rows;
+    TRY(spec_block_compute(ctx, &list));
 cleanup:
-    spec_mlp_values_free(&values);
+    free(rows);
     return status;
 }
 
@@ -47,14 +46,6 @@ static assay_shape routed_rows(const assay_moe_config *config)
     return assay_shape_of(1, r->batch * r->sequence * (r->num_experts_per_tok + config->fused_shared_experts));
 }
 
-static assay_status alloc_rows(assay_context *ctx, int64_t count, spec_block_row **rows)
-{
-    void *memory = NULL;
-    const assay_status status = assay_alloc(ctx, "rows of experts", count, sizeof **rows, &memory);
-    *rows = memory;
-    return status;
-}
-
 /* Rows without a choice are 0. A shard has its part of the columns: of a and b before the second product, of y once what
  * the shards have added up to is scattered. */
 assay_status spec_add_spread_checkpoints(assay_context *ctx, const spec_block *block, const spec_spread *spread,
@@ -63,19 +54,20 @@ assay_status spec_add_spread_checkpoints(assay_context *ctx, const spec_block *b
     assay_status status;
     const assay_shape shape = spec_spread_shape(spread, spread->buffer);
     spec_mlp own = {.config = block->experts.config, .w13_shards = block->experts.w13_shards / spread->hidden_shards};
-    target t = {.mlp = &own, .part_rows = spread->parts * spread->buffer, .parts = spread->hidden_shards};
+    target t = {.mlp = &own, .parrows = spread->parts * spread->buffer, .parts = spread->hidden_shards};
     spec_block_rows list = {.count = assay_shape_count(&shape), .keep = keep, .self = &t};
     spec_block_row *rows = NULL;
     own.config.mlp_dim /= spread->hidden_shards;
     own.config.emb_dim /= spread->hidden_shards;
     TRY(spec_add_mlp_checkpoints(ctx, out, &own.config, ASSAY_MLP_ROUTED, &shape, &t.to));
-    TRY(alloc_rows(ctx, list.count, &rows));
+    TRY(spec_block_rows_alloc(ctx, list.count, &rows));
     for (int64_t row = 0; row < list.count; row++) {
         const int64_t choice = spread->choices[row];
-        rows[row] = (spec_block_row){.expert = choice < 0 ? -1 : block->selected[choice], .choice = choice};
+        rows[row] = (spec_block_row){
+            .block = block, .expert = choice < 0 ? SPEC_EXPERT_NONE : block->selected[choice], .choice = choice};
     }
     list.rows = rows;
-    TRY(spec_block_compute(ctx, block, &list));
+    TRY(spec_block_compute(ctx, &list));
 cleanup:
     free(rows);
     return status;
@@ -87,7 +79,7 @@ static void list_dropping(const spec_block *block, spec_block_row *rows)
     const assay_routing_config *r = &block->config->routing;
     int64_t room = spec_capacity(block->config), k = r->num_experts_per_tok, in_row = r->sequence * k;
     for (int64_t row = 0; row < r->num_experts * r->batch * room; row++) {
-        rows[row] = (spec_block_row){.expert = row / (r->batch * room), .choice = -1, .token = -1};
+        rows[row] = (spec_block_row){.block = block, .expert = row / (r->batch * room), .choice = -1, .token = -1};
     }
     for (int64_t choice = 0; choice < r->batch * in_row; choice++) {
         int64_t e = block->selected[choice], position = spec_block_position(block, choice);
@@ -105,14 +97,14 @@ static void list_routed(const spec_block *block, const int32_t *order, int64_t c
         const bool dense = config->path == ASSAY_MOE_DENSE;
         const int64_t token = dense ? row / experts : order[row] / slots, slot = dense ? 0 : order[row] % slots;
         if (dense) {
-            rows[row] = (spec_block_row){.expert = row % experts, .choice = -1, .token = token};
+            rows[row] = (spec_block_row){.block = block, .expert = row % experts, .choice = -1, .token = token};
         } else if (order[row] < 0) {
-            rows[row] = (spec_block_row){.expert = -1, .choice = -1, .token = -1};
+            rows[row] = (spec_block_row){.block = block, .expert = SPEC_EXPERT_NONE, .choice = -1, .token = -1};
         } else if (slot < k) {
             const int64_t choice = token * k + slot;
-            rows[row] = (spec_block_row){.expert = block->selected[choice], .choice = choice};
+            rows[row] = (spec_block_row){.block = block, .expert = block->selected[choice], .choice = choice};
         } else {
-            rows[row] = (spec_block_row){.expert = experts + slot - k, .choice = -1, .token = token};
+            rows[row] = (spec_block_row){.block = block, .expert = experts + slot - k, .choice = -1, .token = token};
         }
     }
 }
@@ -126,14 +118,14 @@ static assay_status add_routed(assay_context *ctx, const spec_block *block, cons
     spec_block_rows list = {.count = assay_shape_count(&shape), .keep = keep, .self = &t};
     spec_block_row *rows = NULL;
     TRY(spec_add_mlp_checkpoints(ctx, out, &block->experts.config, ASSAY_MLP_ROUTED, &shape, &t.to));
-    TRY(alloc_rows(ctx, list.count, &rows));
+    TRY(spec_block_rows_alloc(ctx, list.count, &rows));
     if (block->config->path == ASSAY_MOE_DROPPING) {
         list_dropping(block, rows);
     } else {
         list_routed(block, order, list.count, rows);
     }
     list.rows = rows;
-    TRY(spec_block_compute(ctx, block, &list));
+    TRY(spec_block_compute(ctx, &list));
 cleanup:
     free(rows);
     return status;

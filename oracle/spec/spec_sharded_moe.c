@@ -155,14 +155,13 @@ static assay_status add_y(assay_context *ctx, const spec_moe_config *config, con
 {
     assay_status status;
     spec_block block = {.dropped = dropped, .weight_before_wo = config->sharding.weight_before_wo};
-    spec_quad *y = NULL;
     TRY(spec_block_read(ctx, &config->moe, in, &block));
     block.experts.w13_shards = config->w13_shards;
     TRY(spec_block_gather(ctx, &config->sharding, &block));
-    TRY(spec_tensors_add(ctx, out, "outputs/y", &block.x->shape, &y));
+    TRY(spec_tensors_add(ctx, out, "outputs/y", &block.x->shape, &block.y));
     block.weights = spec_tensors_find(out, "routing/weights")->values;
     block.selected = spec_tensors_find(out, "routing/selected_experts")->indices;
-    TRY(spec_block_combine(ctx, &block, y));
+    TRY(spec_block_combine(ctx, 1, &block));
 cleanup:
     spec_block_free(&block);
     return status;

@@ -87,10 +87,20 @@ assay_status spec_tensors_copy_i32(assay_context *ctx, spec_tensors *tensors, co
     return ASSAY_OK;
 }
 
+assay_status spec_tensors_stream(assay_context *ctx, spec_tensors *tensors, const char *path, const assay_shape *shape,
+                                 const assay_source *source)
+{
+    if (spec_tensors_find(tensors, path) != NULL) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "the tensor '%s' is there twice", path);
+    }
+    return spec_tensors_list(ctx, tensors, path, &(spec_tensor){.shape = *shape, .source = source});
+}
+
 static assay_status check_tensor(assay_context *ctx, const spec_tensor *tensor, const char *path, int64_t count,
                                  bool indices)
 {
     if (tensor == NULL) return assay_fail(ctx, ASSAY_BAD_INPUT, "the tensor '%s' is missing", path);
+    if (tensor->source != NULL) return assay_fail(ctx, ASSAY_INTERNAL, "'%s' is not in memory as a whole", path);
     if ((tensor->indices != NULL) != indices) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "'%s' holds %s, expected %s", path,
                           tensor->indices != NULL ? "indices" : "numbers", indices ? "indices" : "numbers");
@@ -143,8 +153,23 @@ assay_status spec_read_optional(assay_context *ctx, const spec_tensors *in, cons
     return spec_tensors_find(in, path) == NULL ? ASSAY_OK : spec_read(ctx, in, path, count, values);
 }
 
+assay_status spec_read_piece(assay_context *ctx, const spec_tensor *tensor, int64_t first, int64_t count,
+                             spec_quad *values)
+{
+    assay_status status;
+    const assay_source *source = tensor->source;
+    double *numbers = NULL;
+    TRY(assay_alloc_f64(ctx, tensor->path, count, &numbers));
+    TRY(source->read(ctx, source->self, tensor->path, first, count, numbers));
+#pragma omp parallel for num_threads(ctx->threads) schedule(static)
+    for (int64_t i = 0; i < count; i++) values[i] = numbers[i];
+cleanup:
+    free(numbers);
+    return status;
+}
+
 assay_status spec_read_weights(assay_context *ctx, const assay_tensor_table *table, const spec_tensors *in,
-                               int64_t experts, const spec_quad **weights)
+                               int64_t experts, const spec_quad **weights, const spec_tensor **streams)
 {
     assay_status status = ASSAY_OK;
     for (int i = 0; i < table->count; i++) {
@@ -154,6 +179,11 @@ assay_status spec_read_weights(assay_context *ctx, const assay_tensor_table *tab
         weights[i] = NULL;
         if (row->name == NULL) continue;
         assay_tensor_path("weights/", "", row, path);
+        if (streams != NULL) {
+            const spec_tensor *found = spec_tensors_find(in, path);
+            streams[i] = found != NULL && found->source != NULL ? found : NULL;
+            if (streams[i] != NULL && assay_shape_count(&found->shape) == count) continue;
+        }
         TRY((row->kind == ASSAY_BIAS ? spec_read_optional : spec_read)(ctx, in, path, count, &weights[i]));
     }
 cleanup:

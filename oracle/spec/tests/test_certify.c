@@ -21,7 +21,7 @@ static assay_status cube(assay_context *ctx, const void *config, const spec_tens
     return ASSAY_OK;
 }
 
-static const spec_operation cubes = {cube, NULL};
+static const spec_operation cubes = {.evaluate = cube};
 
 static assay_status routing(assay_context *ctx, const void *config, const spec_tensors *in, spec_tensors *out)
 {
@@ -38,7 +38,8 @@ static assay_status gmm(assay_context *ctx, const void *config, const spec_tenso
     return spec_gmm(ctx, config, in, out);
 }
 
-static const spec_operation routing_form = {routing, NULL}, permute_form = {permute, NULL}, gmm_form = {gmm, NULL};
+static const spec_operation routing_form = {.evaluate = routing}, permute_form = {.evaluate = permute},
+                            gmm_form = {.evaluate = gmm};
 
 static const double X[] = {1, -3, 2, .5, 1e-3, 40}, W[] = {2, 1, -1, 4, 7, 1e-3}, DY[] = {1, -1, 3, .5, 2, -1};
 enum { COUNT = 6 };
@@ -307,7 +308,7 @@ static assay_status infinite_where_negative(assay_context *ctx, const void *conf
 
 TEST(test_outputs_that_are_no_number)
 {
-    const spec_operation operation = {infinite_where_negative, NULL};
+    const spec_operation operation = {.evaluate = infinite_where_negative};
     for (int wrong = 0; wrong < 2; wrong++) {
         spec_case c;
         spec_certificates found = {0};
@@ -339,9 +340,18 @@ static assay_status round_corner(assay_context *ctx, const void *config, const s
     return ASSAY_OK;
 }
 
-TEST(test_curvature)
+static assay_status round_corners(assay_context *ctx, const void *config, int count, const spec_tensors *in,
+                                  spec_tensors *out)
 {
-    const spec_operation operation = {round_corner, NULL};
+    assay_status status = ASSAY_OK;
+    for (int i = 0; i < count && status == ASSAY_OK; i++) status = round_corner(ctx, config, &in[i], &out[i]);
+    return status;
+}
+
+/* together: with so many weights (which do nothing) that all probes are evaluated at once. */
+static void check_curvature(bool together)
+{
+    const spec_operation operation = {.evaluate = round_corner, .evaluate_many = round_corners};
     static const struct {
         double e, off; /* and by how much the gradient is */
         int kinks;
@@ -353,6 +363,7 @@ TEST(test_curvature)
         spec_certificates found = {0};
         const assay_shape shape = DIMS(3);
         case_start(&c, 1);
+        if (together) case_random(&c, "weights/none", 1, DIMS(SPEC_LARGE));
         case_values(&c, "inputs/x", x, shape);
         case_values(&c, "cotangents/y", dy, shape);
         for (int j = 0; j < 3; j++) dx[j] = dy[j] * x[j] / sqrt(x[j] * x[j] + e * e) * (1 + table[i].off);
@@ -364,6 +375,12 @@ TEST(test_curvature)
         spec_certificates_free(&found);
         case_end(&c);
     }
+}
+
+TEST(test_curvature)
+{
+    check_curvature(false);
+    check_curvature(true);
 }
 
 TEST(test_refusals)
