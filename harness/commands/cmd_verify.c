@@ -28,6 +28,7 @@ static assay_status certify(assay_context *ctx, const assay_plan *plan, assay_fi
     found->scope = assay_certificate_scope_of(ctx, plan, options->budget);
     if (!found->scope.outputs && !found->scope.gradients) return ASSAY_OK;
     TRY(assay_certificate_inputs_collect(ctx, &inputs, plan, &source, NULL));
+    if (!assay_ranks_is_first(ctx)) goto cleanup;
     TRY(assay_certify(ctx, &inputs, &found->scope, options->quiet, &found->certificates));
     TRY(assay_certificates_check(ctx, &found->certificates));
     TRY(assay_certificates_compare(ctx, reader, &found->certificates));

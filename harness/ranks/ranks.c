@@ -103,6 +103,7 @@ static assay_status other_run(assay_context *ctx, assay_ranks *ranks, const assa
     assay_status status = ASSAY_OK;
     assay_rank_group *group = ranks->self;
     group->run++;
+    ranks->runs++;
     for (;;) {
         const int64_t number = ask(group);
         if (number == NO_PIECE) break;

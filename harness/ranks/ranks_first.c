@@ -360,6 +360,7 @@ assay_status first_rank_run(assay_context *ctx, assay_ranks *ranks, const assay_
     assay_status status;
     assay_rank_group *group = ranks->self;
     first_rank *f = &group->first;
+    ranks->runs++;
     TRY(begin(ctx, group, pieces->count));
     for (;;) {
         TRY(take_what_is_there(ctx, ranks, pieces));

@@ -50,6 +50,7 @@ typedef struct assay_ranks {
     const assay_piece *piece; /* at hand; NULL: none */
     const assay_sink *out;    /* of assay_ranks_sink */
     assay_ranks_count counted;
+    int64_t runs; /* calls of run(), the same number on every rank */
     assay_status (*run)(assay_context *ctx, struct assay_ranks *ranks, const assay_pieces *pieces);
     /* path: NULL for put(), else of a write to the sink, of doubles or of integers */
     assay_status (*put)(assay_context *ctx, struct assay_ranks *ranks, const char *path, int what, const void *data,
