@@ -10,6 +10,7 @@
 #include "harness/scales/ensemble.h"
 #include "harness/sketch/sketch.h"
 #include "oracle/base/memory.h"
+#include "oracle/base/ranks.h"
 
 /* What the second form takes on one core: for an operation of a product (in large ones, which are made of slices, far
  * less), for a number that goes through functions and comes out, and for a weight that is moved about, or sliced. Measured
@@ -318,6 +319,7 @@ assay_status assay_evaluate_certified(assay_context *ctx, const assay_plan *plan
     spec_certificates certificates = {0};
     const assay_certificate_scope scope = assay_certificate_scope_of(ctx, plan, plan->budget);
     TRY(assay_certificate_inputs_collect(ctx, &inputs, plan, source, out));
+    if (!assay_ranks_is_first(ctx)) goto cleanup;
     TRY(assay_certify(ctx, &inputs, &scope, quiet, &certificates));
     TRY(assay_certificates_check(ctx, &certificates));
     for (int i = 0; i < certificates.count; i++) {

@@ -7,6 +7,7 @@
 #include "harness/judge/judge.h"
 #include "harness/plan/golden_read.h"
 #include "harness/plan/inputs.h"
+#include "oracle/base/ranks.h"
 
 /* What a case is judged by, before it is. */
 typedef struct case_plan {
@@ -167,10 +168,21 @@ static assay_status judge(assay_context *ctx, const assay_options *options, cons
     return ASSAY_OK;
 }
 
+/* Of a rank that shares the evaluation with the first, which runs the backend, and then may not need it. */
+static assay_status help_with_golden(assay_context *ctx, const assay_options *options, const assay_case_run *r)
+{
+    case_plan p = {0};
+    assay_status status = plan_case(ctx, options, r->c, r->stored, &p);
+    if (status == ASSAY_OK) status = assay_golden_write(ctx, &p.plan, "", NULL, options->quiet);
+    case_plan_free(&p);
+    return status;
+}
+
 assay_status assay_run_case(assay_context *ctx, const assay_options *options, assay_case_run *r)
 {
     assay_status status;
     case_plan p = {0};
+    if (!assay_ranks_is_first(ctx)) return help_with_golden(ctx, options, r);
     TRY(name_files(ctx, options, r));
     TRY(plan_case(ctx, options, r->c, r->stored, &p));
     TRY(write_request(ctx, options, &p, r->request));

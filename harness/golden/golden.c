@@ -13,16 +13,17 @@
 #include "harness/scales/ensemble.h"
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/memory.h"
+#include "oracle/base/ranks.h"
 
 #define GENERATOR "assay " ASSAY_VERSION
 
 enum { CHUNK = 1 << 20 }; /* elements that are moved at a time */
 
-/* A sink that appends to a fixture. */
+/* A sink that appends to a fixture; of ranks that share an evaluation the first has it. */
 typedef struct file_sink {
     const assay_plan *plan;
-    assay_fixture_writer *writer;
-    int64_t *written; /* elements so far of each spec */
+    assay_fixture_writer *writer; /* NULL: the file is another rank's */
+    int64_t *written;             /* elements so far of each spec */
     assay_progress progress;
 } file_sink;
 
@@ -38,6 +39,7 @@ static assay_status sink_write(assay_context *ctx, void *self, const char *path,
     file_sink *sink = self;
     double *zeros = NULL;
     const int index = assay_plan_find(sink->plan, path);
+    if (sink->writer == NULL) return ASSAY_OK;
     if (assay_plan_scale_is_zero(sink->plan, &sink->plan->specs[index])) {
         TRY(assay_alloc_f64(ctx, path, count, &zeros));
         for (int64_t i = 0; i < count; i++) zeros[i] = 0.0;
@@ -57,31 +59,39 @@ static assay_status sink_write_i32(assay_context *ctx, void *self, const char *p
                                    const int32_t *values)
 {
     file_sink *sink = self;
+    if (sink->writer == NULL) return ASSAY_OK;
     return assay_fixture_append_i32(ctx, sink->writer, path, count, values);
 }
 
-/* Inputs, weights and cotangents into the file, in pieces. */
-static assay_status write_given(assay_context *ctx, file_sink *sink, const assay_source *source,
-                                const assay_tensor_spec *spec)
+/* Inputs, weights and cotangents, into a sink; a piece is one of their chunks. */
+typedef struct given_chunk {
+    const assay_tensor_spec *spec;
+    int64_t first, count;
+} given_chunk;
+
+typedef struct given_chunks {
+    const assay_source *source;
+    const assay_sink *out;
+    given_chunk *chunks;
+    double *values;
+} given_chunks;
+
+static assay_status write_chunk(assay_context *ctx, void *self, const assay_piece *piece)
 {
     assay_status status;
-    double *values = NULL;
+    const given_chunks *g = self;
+    const given_chunk *c = &g->chunks[piece->number];
+    const char *path = c->spec->path;
     int32_t *integers = NULL;
-    int64_t total = assay_shape_count(&spec->shape);
-    if (spec->type == ASSAY_INT32) {
-        TRY(assay_alloc_i32(ctx, spec->path, total, &integers));
-        TRY(source->read_i32(ctx, source->self, spec->path, 0, total, integers));
-        TRY(assay_fixture_append_i32(ctx, sink->writer, spec->path, total, integers));
+    if (c->spec->type == ASSAY_INT32) {
+        TRY(assay_alloc_i32(ctx, path, c->count, &integers));
+        TRY(g->source->read_i32(ctx, g->source->self, path, c->first, c->count, integers));
+        TRY(g->out->write_i32(ctx, g->out->self, path, c->count, integers));
         goto cleanup;
     }
-    TRY(assay_alloc_f64(ctx, spec->path, total < CHUNK ? total : CHUNK, &values));
-    for (int64_t first = 0; first < total; first += CHUNK) {
-        int64_t count = total - first < CHUNK ? total - first : CHUNK;
-        TRY(source->read(ctx, source->self, spec->path, first, count, values));
-        TRY(sink_write(ctx, sink, spec->path, count, values));
-    }
+    TRY(g->source->read(ctx, g->source->self, path, c->first, c->count, g->values));
+    TRY(g->out->write(ctx, g->out->self, path, c->count, g->values));
 cleanup:
-    free(values);
     free(integers);
     return status;
 }
@@ -130,8 +140,6 @@ static assay_status begin(assay_context *ctx, file_sink *sink, const assay_sourc
     assay_status status;
     const assay_plan *plan = sink->plan;
     assay_recipe recipe;
-    sink->written = calloc((size_t)plan->spec_count + 1, sizeof *sink->written);
-    if (sink->written == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of datasets");
     TRY(assay_fixture_create(ctx, path, &sink->writer));
     TRY(write_attributes(ctx, sink->writer, plan, kind));
     for (int i = 0; i < plan->spec_count; i++) {
@@ -146,15 +154,50 @@ cleanup:
     return status;
 }
 
+static assay_status alloc_written(assay_context *ctx, file_sink *sink)
+{
+    sink->written = calloc((size_t)sink->plan->spec_count + 1, sizeof *sink->written);
+    return sink->written != NULL ? ASSAY_OK : assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of datasets");
+}
+
+/* Of a tensor that is given; an int32 one is whole. */
+static int64_t chunk_of(const assay_tensor_spec *spec, int64_t first)
+{
+    const int64_t left = assay_shape_count(&spec->shape) - first;
+    return spec->type == ASSAY_INT32 || left < CHUNK ? left : CHUNK;
+}
+
+/* How many chunks there are; into `chunks`, which may be NULL. */
+static int64_t list_chunks(const assay_plan *plan, given_chunk *chunks)
+{
+    int64_t count = 0;
+    for (int i = 0; i < plan->spec_count; i++) {
+        const assay_tensor_spec *spec = &plan->specs[i];
+        const int64_t total = assay_shape_count(&spec->shape);
+        if (!assay_role_is_given(spec->role)) continue;
+        for (int64_t first = 0; first < total; first += chunk_of(spec, first), count++)
+            if (chunks != NULL) chunks[count] = (given_chunk){spec, first, chunk_of(spec, first)};
+    }
+    return count;
+}
+
 /* Once every attribute is set: some containers are planned whole. */
 static assay_status write_all_given(assay_context *ctx, file_sink *sink, const assay_source *source)
 {
-    assay_status status = ASSAY_OK;
-    const assay_plan *plan = sink->plan;
-    for (int i = 0; i < plan->spec_count; i++) {
-        if (assay_role_is_given(plan->specs[i].role)) TRY(write_given(ctx, sink, source, &plan->specs[i]));
-    }
+    assay_status status;
+    const assay_sink file = {.self = sink, .wants = sink_wants, .write = sink_write, .write_i32 = sink_write_i32};
+    const assay_sink out = assay_ranks_sink(ctx, &file);
+    given_chunks g = {.source = source, .out = &out};
+    const assay_pieces pieces = {.self = &g, .count = list_chunks(sink->plan, NULL), .work = write_chunk};
+    void *chunks = NULL;
+    TRY(assay_alloc(ctx, "list of what is given", pieces.count, sizeof *g.chunks, &chunks));
+    TRY(assay_alloc_f64(ctx, "a chunk of what is given", CHUNK, &g.values));
+    g.chunks = chunks;
+    list_chunks(sink->plan, g.chunks);
+    TRY(assay_pieces_run(ctx, &pieces));
 cleanup:
+    free(chunks);
+    free(g.values);
     return status;
 }
 
@@ -163,6 +206,7 @@ static assay_status finish(assay_context *ctx, file_sink *sink, assay_status sta
     assay_fixture_writer *writer = sink->writer;
     assay_progress_end(&sink->progress);
     free(sink->written);
+    if (writer == NULL) return status;
     if (status == ASSAY_OK) return assay_fixture_finish(ctx, writer);
     assay_fixture_abandon(writer);
     return status;
@@ -202,6 +246,22 @@ static assay_status set_mutant_names(assay_context *ctx, assay_fixture_writer *w
     return status;
 }
 
+static assay_status begin_golden(assay_context *ctx, file_sink *sink, const assay_source *source, const char *path)
+{
+    assay_status status;
+    const assay_plan *plan = sink->plan;
+    TRY(assay_require_disk(ctx, path, plan->file_bytes - left_out(plan, source)));
+    TRY(begin(ctx, sink, source, path, "golden", true));
+    TRY(assay_fixture_set_text(ctx, sink->writer, "error_model", ASSAY_ERROR_MODEL));
+    TRY(set_profiles(ctx, sink->writer, plan));
+    if (plan->null_left_out[0] != '\0') {
+        TRY(assay_fixture_set_text(ctx, sink->writer, "null_left_out", plan->null_left_out));
+    }
+    if (plan->mutants) TRY(set_mutant_names(ctx, sink->writer));
+cleanup:
+    return status;
+}
+
 assay_status assay_golden_write_from(assay_context *ctx, const assay_plan *plan, const char *path,
                                      const assay_source *source, bool quiet)
 {
@@ -210,15 +270,9 @@ assay_status assay_golden_write_from(assay_context *ctx, const assay_plan *plan,
     int threads = ctx->threads;
     if (!plan->certify) ctx->threads = assay_plan_threads(ctx, plan); /* no work is small in binary128 */
     assay_progress_start(&sink.progress, quiet, plan->c->name, plan->elements);
-    TRY(assay_require_disk(ctx, path, plan->file_bytes - left_out(plan, source)));
     assay_sink out = {.self = &sink, .wants = sink_wants, .write = sink_write, .write_i32 = sink_write_i32};
-    TRY(begin(ctx, &sink, source, path, "golden", true));
-    TRY(assay_fixture_set_text(ctx, sink.writer, "error_model", ASSAY_ERROR_MODEL));
-    TRY(set_profiles(ctx, sink.writer, plan));
-    if (plan->null_left_out[0] != '\0') {
-        TRY(assay_fixture_set_text(ctx, sink.writer, "null_left_out", plan->null_left_out));
-    }
-    if (plan->mutants) TRY(set_mutant_names(ctx, sink.writer));
+    TRY(alloc_written(ctx, &sink));
+    if (assay_ranks_is_first(ctx)) TRY(begin_golden(ctx, &sink, source, path));
     TRY(write_all_given(ctx, &sink, source));
     TRY(plan->mutants ? assay_evaluate_with_power(ctx, plan, source, &out, quiet)
                       : assay_evaluate_as_planned(ctx, plan, source, &out, quiet));
@@ -257,6 +311,7 @@ assay_status assay_request_write_from(assay_context *ctx, const assay_plan *plan
         const assay_tensor_spec *asked = assay_plan_asked(plan, i);
         if (asked != NULL && assay_role_is_result(asked->role)) expects[count++] = asked->path;
     }
+    TRY(alloc_written(ctx, &sink));
     TRY(begin(ctx, &sink, source, path, "request", false));
     TRY(assay_fixture_set_texts(ctx, sink.writer, "expects", count, expects));
     TRY(write_all_given(ctx, &sink, source));

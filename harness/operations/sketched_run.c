@@ -9,6 +9,7 @@
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/arithmetic/emulated.h"
 #include "oracle/base/memory.h"
+#include "oracle/base/ranks.h"
 
 /* Of one gradient. The errors of its elements are taken to be independent: random signs make them so. */
 typedef struct sketched {
@@ -203,7 +204,8 @@ assay_status assay_operation_run(assay_context *ctx, const assay_operation *oper
     const assay_operation *same = NULL;
     sketching s = {.c = c, .out = out, .precisions = precisions, .precision_count = precision_count};
     const assay_sink sink = {&s, sketching_wants, sketching_write, sketching_write_i32};
-    if (c->sketch_above == 0) return operation->run(ctx, c, in, out, precisions, precision_count);
+    const assay_sink shared = assay_ranks_sink(ctx, c->sketch_above > 0 ? &sink : out);
+    if (c->sketch_above == 0) return operation->run(ctx, c, in, &shared, precisions, precision_count);
     TRY(assay_operation_prepare(ctx, c, &same, &list));
     s.tensors = calloc((size_t)list.sketched_count + 1, sizeof *s.tensors);
     if (s.tensors == NULL) {
@@ -214,7 +216,7 @@ assay_status assay_operation_run(assay_context *ctx, const assay_operation *oper
         s.count++;
         TRY(start(ctx, &s, &s.tensors[i], &list.sketched[i]));
     }
-    TRY(operation->run(ctx, c, in, &sink, precisions, precision_count));
+    TRY(operation->run(ctx, c, in, &shared, precisions, precision_count));
 cleanup:
     end(&s);
     assay_tensor_list_free(&list);

@@ -6,6 +6,7 @@
 #include "harness/certify/certificate.h"
 #include "harness/power/power_test.h"
 #include "oracle/base/memory.h"
+#include "oracle/base/ranks.h"
 
 #define FALSE_ALARM 1e-6 /* what `assay compare` takes when nothing is said */
 
@@ -62,10 +63,13 @@ assay_status assay_evaluate_with_power(assay_context *ctx, const assay_plan *pla
 {
     assay_status status;
     assay_tensor_set results = {0};
+    assay_ranks *const ranks = ctx->ranks;
     TRY(assay_plan_tensors(ctx, &results, plan, source));
     assay_tee both = {.first = *out, .second = assay_results_sink(&results)};
     const assay_sink sink = assay_tee_sink(&both);
     TRY(assay_evaluate_as_planned(ctx, plan, source, &sink, quiet));
+    if (!assay_ranks_is_first(ctx)) goto cleanup;
+    ctx->ranks = NULL; /* mutants are of the first rank */
     store(plan, &results);
     for (int p = 0; p < plan->precision_count; p++) {
         assay_power_test found = {0};
@@ -76,6 +80,7 @@ assay_status assay_evaluate_with_power(assay_context *ctx, const assay_plan *pla
         TRY(status);
     }
 cleanup:
+    ctx->ranks = ranks;
     assay_tensor_set_free(&results);
     return status;
 }

@@ -6,6 +6,7 @@
 #include "harness/operations/op_support.h"
 #include "harness/scales/ensemble_internal.h"
 #include "oracle/base/memory.h"
+#include "oracle/base/ranks.h"
 
 static bool wants_null(const assay_ensemble *e)
 {
@@ -90,7 +91,8 @@ static assay_status evaluate_precision(assay_context *ctx, assay_ensemble *e, in
     if (assay_ensemble_is_raised(e->plan, member.precision)) TRY(raise_scales(ctx, e, p));
     e->null_only = assay_ensemble_is_propagated(e->plan, member.precision);
     if (e->null_only && !null) return ASSAY_OK;
-    for (; member.number < members; member.number++) TRY(assay_ensemble_run(ctx, e, &member));
+    TRY(assay_ensemble_run_members(ctx, e, &member, members));
+    if (!assay_ranks_is_first(ctx)) return ASSAY_OK; /* what follows of them is the first rank's */
     for (int i = 0; i < e->golden.count; i++) TRY(evaluate_tensor(ctx, e, &e->tensors[i], p, members));
     if (!null) goto cleanup;
     member = (assay_member){.precision = member.precision, .nearest = true};

@@ -7,6 +7,7 @@
 #include "harness/operations/op_support.h"
 #include "harness/scales/ensemble_internal.h"
 #include "oracle/base/memory.h"
+#include "oracle/base/ranks.h"
 
 static assay_status beyond_the_end(assay_context *ctx, const char *path)
 {
@@ -132,6 +133,25 @@ static assay_status check_complete(assay_context *ctx, const assay_ensemble *e)
     return ASSAY_OK;
 }
 
+/* What pieces of a run have left with the first rank alone. */
+static assay_status share_set(assay_context *ctx, assay_tensor_set *set)
+{
+    assay_status status = ASSAY_OK;
+    for (int i = 0; i < set->count; i++) {
+        assay_tensor *t = &set->items[i];
+        if (t->values != NULL) TRY(assay_ranks_broadcast(ctx, t->values, t->count * (int64_t)sizeof *t->values));
+        if (t->indices != NULL) TRY(assay_ranks_broadcast(ctx, t->indices, t->count * (int64_t)sizeof *t->indices));
+        TRY(assay_ranks_broadcast(ctx, &t->written, sizeof t->written));
+    }
+cleanup:
+    return status;
+}
+
+static int64_t runs_of(const assay_context *ctx)
+{
+    return ctx->ranks == NULL ? 0 : ctx->ranks->runs;
+}
+
 assay_status assay_ensemble_run_golden(assay_context *ctx, assay_ensemble *e)
 {
     assay_status status;
@@ -142,6 +162,7 @@ assay_status assay_ensemble_run_golden(assay_context *ctx, assay_ensemble *e)
     assay_tee caller = {{e, scale_is_needed, take_scale, no_integers}, *e->out};
     assay_tee both = {assay_tee_sink(&memory), assay_tee_sink(&caller)};
     const assay_sink golden = assay_tee_sink(&both);
+    const int64_t before = runs_of(ctx);
     TRY(assay_alloc(ctx, "precisions", plan->precision_count, sizeof *plan->precisions, &precisions));
     assay_precision *propagated = precisions;
     for (int p = 0; p < plan->precision_count; p++) {
@@ -150,6 +171,8 @@ assay_status assay_ensemble_run_golden(assay_context *ctx, assay_ensemble *e)
         propagated[count++] = *precision;
     }
     TRY(assay_operation_run(ctx, plan->operation, plan->c, e->in, &golden, propagated, count));
+    if (runs_of(ctx) != before) TRY(share_set(ctx, &e->golden));
+    if (runs_of(ctx) != before) TRY(share_set(ctx, &e->given));
     TRY(assay_tensor_set_require_complete(ctx, &e->golden));
 cleanup:
     free(precisions);
@@ -181,17 +204,61 @@ assay_status assay_ensemble_run(assay_context *ctx, assay_ensemble *e, const ass
     const assay_source given = assay_overlay_source(&numbers);
     assay_rounded rounded = {&given, plan->c};
     const assay_source in = assay_rounded_source(&rounded);
-    const assay_sink out = {.self = e, .wants = member_wants, .write = member_write, .write_i32 = no_integers};
+    const assay_sink own = {.self = e, .wants = member_wants, .write = member_write, .write_i32 = no_integers};
     assay_emulation emulation = assay_ensemble_member(plan, member->precision, "ensemble", member->number);
     assay_context emulated = *ctx;
     emulation.nearest = member->nearest;
     if (!member->exact) emulated.arithmetic = &assay_arithmetic_emulated;
+    if (!member->exact) emulated.ranks = NULL; /* ranks share members, not a member */
     emulated.emulation = &emulation;
     e->slot = member->nearest ? 0 : member->number;
     for (int i = 0; i < e->golden.count; i++) e->tensors[i].written = 0;
-    assay_status status = assay_operation_run(&emulated, plan->operation, plan->c, &in, &out, NULL, 0);
+    assay_status status = assay_operation_run(&emulated, plan->operation, plan->c, &in, &own, NULL, 0);
     memcpy(ctx->message, emulated.message, sizeof ctx->message);
-    return status == ASSAY_OK ? check_complete(ctx, e) : status;
+    return status == ASSAY_OK && assay_ranks_is_first(ctx) ? check_complete(ctx, e) : status;
+}
+
+typedef struct members {
+    assay_ensemble *e;
+    const assay_member *kind;
+} members;
+
+static float *errors_of(const assay_scaled *t, int64_t member)
+{
+    return t->errors + member * t->count;
+}
+
+static assay_status work_member(assay_context *ctx, void *self, const assay_piece *piece)
+{
+    assay_status status;
+    const members *m = self;
+    assay_member member = *m->kind;
+    member.number = (int)piece->number;
+    TRY(assay_ensemble_run(ctx, m->e, &member));
+    for (int i = 0; i < m->e->golden.count; i++) {
+        const assay_scaled *t = &m->e->tensors[i];
+        if (!is_wanted(m->e, t)) continue;
+        TRY(assay_piece_put(ctx, piece, i, errors_of(t, member.number), t->count * (int64_t)sizeof *t->errors));
+    }
+cleanup:
+    return status;
+}
+
+static assay_status take_member(assay_context *ctx, void *self, int64_t member, int tensor, const void *errors,
+                                int64_t bytes)
+{
+    (void)ctx;
+    const members *m = self;
+    float *to = errors_of(&m->e->tensors[tensor], member);
+    if (to != errors) memcpy(to, errors, (size_t)bytes);
+    return ASSAY_OK;
+}
+
+assay_status assay_ensemble_run_members(assay_context *ctx, assay_ensemble *e, const assay_member *kind, int count)
+{
+    members m = {e, kind};
+    const assay_pieces pieces = {.self = &m, .count = count, .work = work_member, .take = take_member};
+    return assay_pieces_run(ctx, &pieces);
 }
 
 /* Error scales of one precision, on their way from the operation to where they are wanted. */

@@ -82,6 +82,8 @@ int64_t assay_moe_local_experts(const assay_moe_config *config); /* of those, he
 
 assay_status assay_moe_check(assay_context *ctx, const assay_moe_config *config);
 
+enum { ASSAY_MOE_JOINED = -1 };
+
 /* Somebody who looks at what a block computes while it is in memory (moe_block.h says what lies where). The block knows
  * nothing of what he does with it; his failure ends the run. In this order: */
 struct moe_block;
@@ -95,6 +97,10 @@ typedef struct assay_moe_observer {
      * later of the shared one, whose y and dx have not joined those of the block. Its weights and residuals are at hand. */
     assay_status (*rows)(assay_context *ctx, void *self, const struct moe_block *block, const struct moe_mlp *mlp,
                          const struct moe_rows *rows);
+    /* What rows() has given to assay_piece_put under MOE_PUTS + what: of each expert in turn, before `experts`. Or
+     * ASSAY_MOE_JOINED, without values: y and dx of the rows are there. NULL: it gives nothing and looks at nothing. */
+    assay_status (*take)(assay_context *ctx, void *self, const struct moe_block *block, const struct moe_rows *rows,
+                         int what, const double *values);
     /* All routed experts are done, y and dx are theirs; of llama4 dx is that of the scaled tokens. */
     assay_status (*experts)(assay_context *ctx, void *self, const struct moe_block *block);
     /* The router's backward is done; its part of dx (NULL: nobody wants dx) has not joined. */

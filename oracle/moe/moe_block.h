@@ -9,6 +9,7 @@
 #define ASSAY_MOE_MOE_BLOCK_H
 
 #include "oracle/arithmetic/arithmetic.h"
+#include "oracle/base/ranks.h"
 #include "oracle/moe/moe.h"
 #include "oracle/moe/replicas.h"
 
@@ -185,6 +186,8 @@ struct moe_block {
     int64_t kept_rows;      /* of a routed checkpoint that is kept whole; 0: it is written as rows come */
     bool keeps_outputs;     /* the placement does, and writes them as a checkpoint */
     moe_rows rows;
+    int64_t placed_rows;      /* the expert whose rows these are; -1: none's yet */
+    const assay_piece *piece; /* the expert whose weights are there */
     double *rows_x, *rows_dy; /* [rows,D] gathered */
     moe_mlp expert, shared;
     moe_slots slots;
@@ -207,6 +210,10 @@ typedef struct moe_placement {
     /* Once their y is there; and after they are done. NULL: nothing is left. */
     void (*give_dy)(assay_context *ctx, moe_block *block);
     void (*combine)(assay_context *ctx, moe_block *block);
+    /* On one device, where experts may be of several ranks: the places of an expert's rows; and once what came of them is
+     * there, in the order of experts. NULL: every rank has all experts. */
+    void (*place_rows)(moe_block *block, int64_t expert);
+    void (*join)(assay_context *ctx, moe_block *block);
     /* After all experts are: y, dx and d_weights. */
     assay_status (*finish)(assay_context *ctx, moe_block *block);
     /* d_logits of all tokens, and what d_bias and d_per_expert_scale are; NULL where the block has no such tensor. */
@@ -297,6 +304,9 @@ void moe_shared_gate_weigh(const assay_context *ctx, const moe_shared_gate *g, c
 assay_status moe_shared_gate_backward(assay_context *ctx, const moe_shared_gate *g, const moe_block *block,
                                       const double *y, double *dx);
 void moe_shared_gate_free(moe_shared_gate *g);
+
+/* What an expert gives to the first rank: the rows' y and dx, d_weights of its choices; then what the observer gives. */
+enum { MOE_PUT_Y, MOE_PUT_DX, MOE_PUT_WEIGHTS, MOE_PUTS };
 
 assay_status moe_experts_run(assay_context *ctx, moe_block *block);
 /* Forward and backward; joins y and dx. */

@@ -264,8 +264,12 @@ assay_status assay_propagate_moe(assay_context *ctx, const assay_moe_config *con
     moe_propagation p = {.count = precision_count};
     wide_sink asked = {out, precisions, precision_count};
     const assay_sink wide = {.self = &asked, .wants = wide_wants, .write = wide_write, .write_i32 = wide_write_i32};
-    const assay_moe_observer observer = {
-        .self = &p, .routed = routed, .rows = moe_propagate_rows, .experts = experts, .router = router};
+    const assay_moe_observer observer = {.self = &p,
+                                         .routed = routed,
+                                         .rows = moe_propagate_rows,
+                                         .take = moe_propagate_take,
+                                         .experts = experts,
+                                         .router = router};
     const int64_t count = config->routing.batch * config->routing.sequence * config->emb_dim;
     void *memory = NULL;
     if (precision_count == 0) return assay_moe_run(ctx, config, in, out, NULL);

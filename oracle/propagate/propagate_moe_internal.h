@@ -52,6 +52,9 @@ typedef struct moe_propagation {
 /* The observer's rows(). */
 assay_status moe_propagate_rows(assay_context *ctx, void *self, const moe_block *block, const moe_mlp *mlp,
                                 const moe_rows *rows);
+/* Its take(). */
+assay_status moe_propagate_take(assay_context *ctx, void *self, const moe_block *block, const moe_rows *rows, int what,
+                                const double *values);
 void moe_row_scratch_free(moe_row_scratch *s);
 
 /* For sum += part: both are stored before they are added. */

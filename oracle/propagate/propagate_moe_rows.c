@@ -16,6 +16,7 @@ typedef struct hand {
     const moe_scales *scale;
     const assay_precision *precision;
     moe_row_scratch *s;
+    int number; /* of the precision */
 } hand;
 
 void moe_row_scratch_free(moe_row_scratch *s)
@@ -209,8 +210,9 @@ static assay_status put_checkpoints(assay_context *ctx, const hand *h, moe_check
     return moe_checkpoints_put(ctx, c, h->block, h->mlp, &h->scale->results, h->rows, &values);
 }
 
-/* y[token] += weight * row, where the row or that product is stored; dx[token] += row, stored too. */
-static void add_terms(const assay_context *ctx, const hand *h)
+/* y[token] += weight * row, where the row or that product is stored; dx[token] += row, stored too: what the rows' own
+ * variances become as terms of these sums. */
+static void make_terms(const assay_context *ctx, const hand *h)
 {
     const moe_rows *rows = h->rows;
     const moe_row_scratch *s = h->s;
@@ -220,18 +222,26 @@ static void add_terms(const assay_context *ctx, const hand *h)
     for (int64_t i = 0; i < rows->count; i++) {
         const double square = assay_square(rows->weights[i]), variance = s->weights[i];
         const double least = least_of_row(h->precision, rows->weights[i]);
-        for (int64_t d = 0; d < dim; d++) {
-            const int64_t from = i * dim + d, to = rows->tokens[i] * dim + d;
+        for (int64_t at = i * dim; at < (i + 1) * dim; at++) {
             if (h->scale->y != NULL) {
-                const double y = assay_square(rows->y[from]);
-                const double stored = assay_propagate_rounding(h->precision->storage, least, rows->y[from]);
-                const double weighted = s->weighted ? s->weighted_y[from] : 0;
-                h->scale->y[to] += square * (s->y[from] + weighted + stored + operands * y) + y * variance;
+                const double y = assay_square(rows->y[at]);
+                const double stored = assay_propagate_rounding(h->precision->storage, least, rows->y[at]);
+                const double weighted = s->weighted ? s->weighted_y[at] : 0;
+                s->y[at] = square * (s->y[at] + weighted + stored + operands * y) + y * variance;
             }
-            if (h->scale->dx != NULL)
-                h->scale->dx[to] += s->dx[from] + assay_propagate_stored(h->precision, rows->dx[from]);
+            if (h->scale->dx != NULL) s->dx[at] = s->dx[at] + assay_propagate_stored(h->precision, rows->dx[at]);
         }
     }
+}
+
+/* Terms of rows [count,D], each to its token. */
+static void add_terms(const assay_context *ctx, const moe_block *block, const moe_rows *rows, double *sum,
+                      const double *terms)
+{
+    const int64_t dim = block->emb_dim;
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t i = 0; i < rows->count; i++)
+        for (int64_t d = 0; d < dim; d++) sum[rows->tokens[i] * dim + d] += terms[i * dim + d];
 }
 
 /* Gradient of a row's weight through its hidden values: sum over h of dh_h^2 var(h_h), dh = dy[token] wo^T; h is
@@ -296,6 +306,48 @@ cleanup:
     return status;
 }
 
+/* Of a precision: the terms of y and dx, the variances of d_weights. */
+enum { PUT_Y, PUT_DX, PUT_WEIGHTS, PUTS };
+
+static assay_status put_rows(assay_context *ctx, const hand *h)
+{
+    assay_status status = ASSAY_OK;
+    const moe_block *block = h->block;
+    const moe_rows *rows = h->rows;
+    const int what = MOE_PUTS + h->number * PUTS;
+    const int64_t bytes = rows->count * block->emb_dim * (int64_t)sizeof(double);
+    double *weights = h->s->weights; /* free again */
+    if (h->scale->y != NULL) TRY(assay_piece_put(ctx, block->piece, what + PUT_Y, h->s->y, bytes));
+    if (h->scale->dx != NULL) TRY(assay_piece_put(ctx, block->piece, what + PUT_DX, h->s->dx, bytes));
+    if (!h->scale->router || block->llama4) return ASSAY_OK;
+    for (int64_t j = 0; j < rows->size; j++) weights[j] = h->scale->d_weights[block->order[rows->first + j]];
+    TRY(assay_piece_put(ctx, block->piece, what + PUT_WEIGHTS, weights, rows->size * (int64_t)sizeof *weights));
+cleanup:
+    return status;
+}
+
+assay_status moe_propagate_take(assay_context *ctx, void *self, const moe_block *block, const moe_rows *rows, int what,
+                                const double *values)
+{
+    const moe_propagation *p = self;
+    if (what == ASSAY_MOE_JOINED) {
+        add_sums(ctx, p, block, rows);
+        return ASSAY_OK;
+    }
+    const moe_scales *scale = &p->scales[what / PUTS];
+    switch (what % PUTS) {
+    case PUT_Y:
+        add_terms(ctx, block, rows, scale->y, values);
+        break;
+    case PUT_DX:
+        add_terms(ctx, block, rows, scale->dx, values);
+        break;
+    default:
+        for (int64_t j = 0; j < rows->size; j++) scale->d_weights[block->order[rows->first + j]] = values[j];
+    }
+    return ASSAY_OK;
+}
+
 static assay_status routed_rows(assay_context *ctx, const hand *h, moe_checkpoints *checkpoints)
 {
     assay_status status = ASSAY_OK;
@@ -314,8 +366,9 @@ static assay_status routed_rows(assay_context *ctx, const hand *h, moe_checkpoin
     given.weighted = h->s->weighted ? h->s->weighted_h : NULL;
     TRY(propagate_mlp(ctx, h, h->rows->count, false, &given));
     if (!slots) TRY(put_checkpoints(ctx, h, checkpoints));
-    add_terms(ctx, h);
+    make_terms(ctx, h);
     if (h->scale->router && !block->llama4) TRY(weight_gradients(ctx, h));
+    TRY(put_rows(ctx, h));
 cleanup:
     return status;
 }
@@ -343,10 +396,9 @@ assay_status moe_propagate_rows(assay_context *ctx, void *self, const moe_block 
     moe_propagation *p = self;
     const bool routed = mlp->first_result == MOE_ROUTED;
     if (p->rows.mlp != mlp) TRY(alloc_scratch(ctx, p, block, mlp));
-    if (routed && rows->count > 0) add_sums(ctx, p, block, rows);
     for (int i = 0; i < p->count; i++) {
         moe_scales *scale = &p->scales[i];
-        const hand h = {block, mlp, rows, scale, scale->precision, &p->rows};
+        const hand h = {block, mlp, rows, scale, scale->precision, &p->rows, i};
         if (!scale->any) continue;
         TRY(routed ? routed_rows(ctx, &h, &scale->checkpoints) : shared_rows(ctx, &h, &scale->checkpoints));
     }
