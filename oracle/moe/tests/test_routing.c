@@ -56,7 +56,7 @@ static assay_status second_form(assay_context *ctx, const void *config, const sp
     return spec_routing(ctx, config, in, out);
 }
 
-static const spec_operation routing_form = {second_form, NULL};
+static const spec_operation routing_form = {.evaluate = second_form};
 
 /* The weights' gradients alone, the loss's alone, both. */
 TEST(test_every_case_against_the_second_form)
