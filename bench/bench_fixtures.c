@@ -1,4 +1,5 @@
-/* Fixtures written and read, digests and checksums with them, against a plain file of the same bytes. */
+/* Fixtures written and read, digests and checksums with them, against a plain file of the same bytes, which is on the disk
+ * too when it is written. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -70,7 +71,8 @@ static assay_status write_plain(assay_context *ctx, void *self)
     FILE *file = fopen(f->plain, "wb");
     if (file == NULL) return assay_fail(ctx, ASSAY_IO, "%s cannot be created", f->plain);
     size_t written = fwrite(f->bytes, assay_dtype_size(f->type), (size_t)COUNT, file);
-    if (fclose(file) != 0 || written != (size_t)COUNT)
+    const bool on_disk = fflush(file) == 0 && fsync(fileno(file)) == 0;
+    if (fclose(file) != 0 || !on_disk || written != (size_t)COUNT)
         return assay_fail(ctx, ASSAY_IO, "%s cannot be written", f->plain);
     return ASSAY_OK;
 }
