@@ -229,6 +229,13 @@ static assay_status work_of(assay_context *ctx, const assay_case *c, double *wor
     return ASSAY_OK;
 }
 
+double assay_case_cost(const assay_case *c)
+{
+    assay_context ctx = {.threads = 1};
+    double work = 0;
+    return work_of(&ctx, c, &work) == ASSAY_OK ? work : 0;
+}
+
 /* The heaviest case that has no place yet goes to the part that has least; of equals the first. */
 static void mark_part(const double *work, int count, int part, int parts, double *loads, int *places, bool *wanted)
 {

@@ -21,6 +21,9 @@ enum {
 assay_status assay_choose(assay_context *ctx, const assay_options *options, unsigned how, assay_chosen *chosen);
 void assay_chosen_free(assay_chosen *chosen); /* safe on a zeroed struct */
 
+/* About how many operations a case is, with files and processes; 0 where it cannot be said. */
+double assay_case_cost(const assay_case *c);
+
 /* Whether something is chosen although there is no argument. */
 bool assay_chooses_without_arguments(const assay_options *options);
 

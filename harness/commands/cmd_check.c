@@ -17,6 +17,7 @@ typedef struct tally {
 /* One call of the command. */
 typedef struct check_run {
     const assay_options *options;
+    assay_chosen chosen;
     const assay_equivalence *only; /* NULL: all */
     char folder[2048];             /* of the backend's files */
     assay_backend_server *server;  /* NULL: none */
@@ -247,28 +248,51 @@ static assay_status conclude(assay_context *ctx, const check_run *r, int count, 
     return ASSAY_OK;
 }
 
+static assay_status work(assay_context *ctx, void *self, int i, FILE *result)
+{
+    check_run *r = self;
+    const tally before = r->tally;
+    const assay_case *c = &r->chosen.cases[i];
+    r->tally = (tally){0};
+    r->progress.done = i;
+    const assay_status status = r->options->backend != NULL ? check_backend_case(ctx, r, c) : check_case(ctx, r, c);
+    fwrite(&r->tally, sizeof r->tally, 1, result);
+    r->tally = before;
+    return status;
+}
+
+static assay_status take(assay_context *ctx, void *self, int i, const char *result, size_t size)
+{
+    (void)i;
+    check_run *r = self;
+    tally t;
+    if (size != sizeof t) return assay_fail(ctx, ASSAY_INTERNAL, "a tally is cut short");
+    memcpy(&t, result, sizeof t);
+    r->tally.held += t.held;
+    r->tally.failed += t.failed;
+    r->tally.vacuous += t.vacuous;
+    r->tally.unsupported += t.unsupported;
+    r->tally.same += t.same;
+    return ASSAY_OK;
+}
+
 static assay_status run(assay_context *ctx, const assay_options *options, int *exit_code)
 {
     assay_status status;
-    assay_chosen chosen = {0};
     check_run r = {.options = options};
     TRY(choose(ctx, &r));
     TRY(check_options(ctx, options));
     if (options->serve) TRY(assay_backend_server_make(ctx, options->backend, &r.server));
-    TRY(assay_choose(ctx, options, 0, &chosen));
+    TRY(assay_choose(ctx, options, 0, &r.chosen));
     if (options->backend != NULL) TRY(assay_backend_make_folder(ctx, options->keep, r.folder, sizeof r.folder));
-    assay_progress_start(&r.progress, options->quiet, "check", chosen.count);
-    for (int i = 0; i < chosen.count; i++) {
-        const assay_case *c = &chosen.cases[i];
-        TRY(options->backend != NULL ? check_backend_case(ctx, &r, c) : check_case(ctx, &r, c));
-        assay_progress_add(&r.progress, 1, c->name);
-    }
+    assay_progress_start(&r.progress, options->quiet, "check", r.chosen.count);
+    TRY(assay_each_case(ctx, &(assay_each){.self = &r, .count = r.chosen.count, .work = work, .take = take}));
     assay_progress_end(&r.progress);
-    TRY(conclude(ctx, &r, chosen.count, exit_code));
+    if (assay_ranks_is_first(ctx)) TRY(conclude(ctx, &r, r.chosen.count, exit_code));
 cleanup:
     assay_backend_server_free(r.server);
     if (r.folder[0] != '\0' && options->keep == NULL) assay_backend_remove_folder(r.folder);
-    assay_chosen_free(&chosen);
+    assay_chosen_free(&r.chosen);
     return status;
 }
 
@@ -284,5 +308,6 @@ const assay_command assay_command_check = {
     .options = ASSAY_OPT_CHOOSE | ASSAY_OPT_SET | ASSAY_OPT_EQUIVALENCE | ASSAY_OPT_BACKEND | ASSAY_OPT_PRECISION,
     .least = 1,
     .most = -1,
+    .shares = true,
     .run = run,
 };

@@ -119,28 +119,50 @@ cleanup:
     return status;
 }
 
+/* What a case is written as. */
+typedef struct writing {
+    const assay_options *options;
+    const assay_chosen *chosen;
+    file_writer write;
+} writing;
+
+static double cost(void *self, int i)
+{
+    const writing *w = self;
+    return w->write == assay_golden_write ? assay_case_cost(&w->chosen->cases[i])
+                                          : 0; /* a request is quickly written */
+}
+
+static assay_status work(assay_context *ctx, void *self, int i, FILE *result)
+{
+    (void)result;
+    assay_status status;
+    const writing *w = self;
+    char path[4096];
+    const char *stored = w->chosen->goldens[i];
+    TRY(output_path(ctx, w->options, &w->chosen->cases[i], path, sizeof path));
+    if (stored != NULL && assay_is_same_file(stored, path)) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "-o %s is the golden itself", path);
+    }
+    TRY(assay_make_parents(ctx, path));
+    TRY(stored != NULL ? write_of_golden(ctx, w->options, stored, path)
+                       : write_of_case(ctx, w->options, w->write, &w->chosen->cases[i], path));
+    printf("%s\n", path);
+    fflush(stdout);
+cleanup:
+    return status;
+}
+
 /* `how`: of assay_choose. */
 static assay_status write_files(assay_context *ctx, const assay_options *options, unsigned how, file_writer write)
 {
     assay_status status;
     assay_chosen chosen = {0};
-    char path[4096];
+    writing w = {.options = options, .chosen = &chosen, .write = write};
     TRY(assay_choose(ctx, options, how, &chosen));
     TRY(check_output(ctx, options, chosen.count));
     TRY(check_cases(ctx, options, &chosen));
-    for (int i = 0; i < chosen.count; i++) {
-        const char *stored = chosen.goldens[i];
-        TRY(output_path(ctx, options, &chosen.cases[i], path, sizeof path));
-        if (stored != NULL && assay_is_same_file(stored, path)) {
-            status = assay_fail(ctx, ASSAY_BAD_INPUT, "-o %s is the golden itself", path);
-            goto cleanup;
-        }
-        TRY(assay_make_parents(ctx, path));
-        TRY(stored != NULL ? write_of_golden(ctx, options, stored, path)
-                           : write_of_case(ctx, options, write, &chosen.cases[i], path));
-        printf("%s\n", path);
-        fflush(stdout);
-    }
+    TRY(assay_each_case(ctx, &(assay_each){.self = &w, .count = chosen.count, .cost = cost, .work = work}));
 cleanup:
     assay_chosen_free(&chosen);
     return status;
@@ -176,6 +198,7 @@ const assay_command assay_command_generate = {
                ASSAY_OPT_WEIGHTS | ASSAY_OPT_CERTIFY | ASSAY_OPT_PROFILE,
     .least = 1,
     .most = -1,
+    .shares = true,
     .run = run_generate,
 };
 
@@ -189,5 +212,6 @@ const assay_command assay_command_request = {
                ASSAY_OPT_WEIGHTS,
     .least = 1,
     .most = -1,
+    .shares = true,
     .run = run_request,
 };

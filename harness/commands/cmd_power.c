@@ -162,26 +162,63 @@ static assay_status write_json(assay_context *ctx, const char *path, const cJSON
     return status;
 }
 
+typedef struct powers {
+    const assay_options *options;
+    cJSON *fixtures;
+    bool vacuous;
+} powers;
+
+/* The result: '!' where it is vacuous, else '.'; then the fixture as JSON. */
+static assay_status work(assay_context *ctx, void *self, int i, FILE *result)
+{
+    assay_status status;
+    const powers *p = self;
+    bool vacuous = false;
+    char *text = NULL;
+    cJSON *list = cJSON_CreateArray();
+    TRY(certify(ctx, p->options, p->options->arguments[i], list, &vacuous));
+    text = cJSON_PrintUnformatted(cJSON_GetArrayItem(list, 0));
+    if (text == NULL) {
+        status = assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the report");
+        goto cleanup;
+    }
+    fprintf(result, "%c%s", vacuous ? '!' : '.', text);
+cleanup:
+    free(text);
+    cJSON_Delete(list);
+    return status;
+}
+
+static assay_status take(assay_context *ctx, void *self, int i, const char *result, size_t size)
+{
+    (void)i;
+    powers *p = self;
+    cJSON *fixture = size < 1 ? NULL : cJSON_ParseWithLength(result + 1, size - 1);
+    if (fixture == NULL || !cJSON_AddItemToArray(p->fixtures, fixture)) {
+        cJSON_Delete(fixture);
+        return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the report");
+    }
+    p->vacuous |= result[0] == '!';
+    return ASSAY_OK;
+}
+
 static assay_status run(assay_context *ctx, const assay_options *options, int *exit_code)
 {
     assay_status status = ASSAY_OK;
-    bool vacuous = false;
     if (options->folder != NULL && options->argument_count > 1) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "--write takes the mutants of one golden, found %d",
                           options->argument_count);
     }
     cJSON *root = cJSON_CreateObject();
-    cJSON *fixtures = root == NULL ? NULL : cJSON_AddArrayToObject(root, "fixtures");
-    if (fixtures == NULL || cJSON_AddStringToObject(root, "format", "assay-discrimination") == NULL ||
+    powers p = {.options = options, .fixtures = root == NULL ? NULL : cJSON_AddArrayToObject(root, "fixtures")};
+    if (p.fixtures == NULL || cJSON_AddStringToObject(root, "format", "assay-discrimination") == NULL ||
         cJSON_AddNumberToObject(root, "format_version", 1) == NULL) {
         status = assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the report");
         goto cleanup;
     }
-    for (int i = 0; i < options->argument_count; i++) {
-        TRY(certify(ctx, options, options->arguments[i], fixtures, &vacuous));
-    }
-    if (options->json_file != NULL) TRY(write_json(ctx, options->json_file, root));
-    *exit_code = vacuous ? ASSAY_EXIT_VACUOUS : ASSAY_EXIT_PASS;
+    TRY(assay_each_case(ctx, &(assay_each){.self = &p, .count = options->argument_count, .work = work, .take = take}));
+    if (options->json_file != NULL && assay_ranks_is_first(ctx)) TRY(write_json(ctx, options->json_file, root));
+    *exit_code = p.vacuous ? ASSAY_EXIT_VACUOUS : ASSAY_EXIT_PASS;
 cleanup:
     cJSON_Delete(root);
     return status;
@@ -200,5 +237,6 @@ const assay_command assay_command_power = {
     .options = ASSAY_OPT_PRECISION | ASSAY_OPT_JSON | ASSAY_OPT_WRITE,
     .least = 1,
     .most = -1,
+    .shares = true,
     .run = run,
 };

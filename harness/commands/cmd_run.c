@@ -5,12 +5,25 @@
 #include "harness/backends/server.h"
 #include "harness/commands/command.h"
 #include "harness/commands/expected_failures.h"
+#include "harness/commands/report_parcel.h"
 #include "harness/commands/run_case.h"
 #include "harness/plan/progress.h"
 
 typedef struct tally {
     int passed, failed, vacuous, unsupported, known;
 } tally;
+
+/* One call of the command. */
+typedef struct runs {
+    const assay_options *options;
+    const assay_chosen *chosen;
+    const assay_expected_failures *expected;
+    assay_backend_server *server; /* NULL: none */
+    assay_progress progress;
+    tally t;
+    assay_report *reports; /* [chosen->count] */
+    int done;              /* that are there */
+} runs;
 
 /* An expected failure is noted as known; where the case passes, that is a failure of the list. */
 static void apply_expected_failures(const assay_expected_failures *expected, const char *path, const assay_case *c,
@@ -97,43 +110,66 @@ static assay_status write_reports(assay_context *ctx, const assay_options *optio
     return stopped;
 }
 
-/* One case after the other; *done counts those with a report. */
-static assay_status run_cases(assay_context *ctx, const assay_options *options, const assay_chosen *chosen,
-                              const assay_expected_failures *expected, assay_report *reports, tally *t, int *done)
+static double cost(void *self, int i)
 {
-    assay_status status = ASSAY_OK;
-    assay_progress progress;
-    assay_backend_server *server = NULL;
-    if (options->serve) {
-        status = assay_backend_server_make(ctx, options->backend, &server);
-        RETURN_IF(status != ASSAY_OK, status);
-    }
-    assay_progress_start(&progress, options->quiet, "run", chosen->count);
-    for (; *done < chosen->count; (*done)++) {
-        const int i = *done;
-        assay_case_run r = {.c = &chosen->cases[i], .stored = chosen->goldens[i], .server = server};
-        char where[ASSAY_PATH_SIZE + 64];
-        snprintf(where, sizeof where, "case %d of %d: %s", i + 1, chosen->count, r.c->name);
-        assay_progress_add(&progress, 0, where);
-        status = assay_run_case(ctx, options, &r);
-        assay_progress_end(&progress);
-        if (status != ASSAY_OK) {
-            assay_report_free(&r.report);
-            break;
-        }
-        apply_expected_failures(expected, options->known_file, r.c, &r);
-        reports[i] = r.report;
-        print_case(options, r.c, &r, t);
+    const runs *r = self;
+    return r->chosen->goldens[i] == NULL ? assay_case_cost(&r->chosen->cases[i]) : 0;
+}
+
+/* The result: its tally, and its report. */
+static assay_status work(assay_context *ctx, void *self, int i, FILE *result)
+{
+    runs *all = self;
+    const assay_options *options = all->options;
+    tally t = {0};
+    assay_case_run r = {.c = &all->chosen->cases[i], .stored = all->chosen->goldens[i], .server = all->server};
+    char where[ASSAY_PATH_SIZE + 64];
+    snprintf(where, sizeof where, "case %d of %d: %s", i + 1, all->chosen->count, r.c->name);
+    all->progress.done = i; /* shown with the next line */
+    assay_progress_add(&all->progress, 0, where);
+    assay_status status = assay_run_case(ctx, options, &r);
+    assay_progress_end(&all->progress);
+    if (status == ASSAY_OK && assay_ranks_is_first(ctx)) {
+        apply_expected_failures(all->expected, options->known_file, r.c, &r);
+        print_case(options, r.c, &r, &t);
         status = print_detail(ctx, options, &r);
         fflush(stdout);
-        progress.done++; /* shown with the next case */
-        if (status != ASSAY_OK) {
-            (*done)++;
-            break;
-        }
+        fwrite(&t, sizeof t, 1, result);
+        assay_report_pack(&r.report, result);
     }
-    assay_progress_end(&progress);
-    assay_backend_server_free(server);
+    assay_report_free(&r.report);
+    return status;
+}
+static assay_status take(assay_context *ctx, void *self, int i, const char *result, size_t size)
+{
+    (void)i;
+    runs *all = self;
+    tally t;
+    const char *at = result + sizeof t;
+    if (size < sizeof t) return assay_fail(ctx, ASSAY_INTERNAL, "a report is cut short");
+    memcpy(&t, result, sizeof t);
+    const assay_status status = assay_report_unpack(ctx, &at, result + size, &all->reports[all->done++]);
+    all->t.passed += t.passed;
+    all->t.failed += t.failed;
+    all->t.vacuous += t.vacuous;
+    all->t.unsupported += t.unsupported;
+    all->t.known += t.known;
+    return status;
+}
+
+static assay_status run_cases(assay_context *ctx, runs *all)
+{
+    assay_status status = ASSAY_OK;
+    const int count = all->chosen->count;
+    const assay_each each = {.self = all, .count = count, .cost = cost, .work = work, .take = take};
+    if (all->options->serve) {
+        status = assay_backend_server_make(ctx, all->options->backend, &all->server);
+        RETURN_IF(status != ASSAY_OK, status);
+    }
+    assay_progress_start(&all->progress, all->options->quiet, "run", count);
+    status = assay_each_case(ctx, &each);
+    assay_progress_end(&all->progress);
+    assay_backend_server_free(all->server);
     return status;
 }
 
@@ -141,29 +177,28 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
 {
     assay_status status;
     assay_chosen chosen = {0};
-    assay_report *reports = NULL;
-    int done = 0;
-    tally t = {0};
     assay_expected_failures expected = {0};
+    runs all = {.options = options, .chosen = &chosen, .expected = &expected};
     if (options->known_file != NULL) TRY(assay_expected_failures_read(ctx, options->known_file, &expected));
     TRY(assay_command_backend_check(ctx, options));
     TRY(assay_choose(ctx, options, ASSAY_CHOOSE_GOLDENS, &chosen));
     TRY(assay_run_check(ctx, options, &chosen));
-    reports = calloc((size_t)chosen.count, sizeof *reports);
-    if (reports == NULL) {
+    all.reports = calloc((size_t)chosen.count, sizeof *all.reports);
+    if (all.reports == NULL) {
         status = assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the reports");
         goto cleanup;
     }
-    status = run_cases(ctx, options, &chosen, &expected, reports, &t, &done);
-    TRY(write_reports(ctx, options, done, reports, status));
-    printf("%d cases: %d passed, %d failed, %d vacuous, %d unsupported", chosen.count, t.passed, t.failed, t.vacuous,
-           t.unsupported);
-    if (options->known_file != NULL) printf(", %d known failures", t.known);
+    status = run_cases(ctx, &all);
+    if (!assay_ranks_is_first(ctx)) goto cleanup;
+    TRY(write_reports(ctx, options, all.done, all.reports, status));
+    printf("%d cases: %d passed, %d failed, %d vacuous, %d unsupported", chosen.count, all.t.passed, all.t.failed,
+           all.t.vacuous, all.t.unsupported);
+    if (options->known_file != NULL) printf(", %d known failures", all.t.known);
     printf("\n");
-    *exit_code = exit_code_of(&t);
+    *exit_code = exit_code_of(&all.t);
 cleanup:
-    for (int i = 0; i < done; i++) assay_report_free(&reports[i]);
-    free(reports);
+    for (int i = 0; i < all.done; i++) assay_report_free(&all.reports[i]);
+    free(all.reports);
     assay_chosen_free(&chosen);
     assay_expected_failures_free(&expected);
     return status;
@@ -183,5 +218,6 @@ const assay_command assay_command_run = {
                ASSAY_OPT_PRECISION | ASSAY_OPT_REPORTS | ASSAY_OPT_KNOWN,
     .least = 1,
     .most = -1,
+    .shares = true,
     .run = run,
 };

@@ -146,28 +146,59 @@ static void print_finding(const assay_context *ctx, assay_status status, const c
     fflush(stdout);
 }
 
+typedef struct verifying {
+    const assay_options *options;
+    int failed;
+} verifying;
+
+static double cost(void *self, int i)
+{
+    const verifying *v = self;
+    assay_context ctx = {.threads = 1};
+    assay_golden golden = {0};
+    double operations = 0;
+    if (assay_golden_open(&ctx, v->options->arguments[i], &golden) == ASSAY_OK) operations = assay_case_cost(golden.c);
+    assay_golden_close(&golden);
+    return operations;
+}
+
+static assay_status work(assay_context *ctx, void *self, int i, FILE *result)
+{
+    const verifying *v = self;
+    const char *path = v->options->arguments[i];
+    assay_golden golden = {0};
+    finding found = {0};
+    /* what cannot be opened at all is bad input, and ends the command */
+    assay_status status = assay_fixture_open(ctx, path, &golden.reader);
+    if (status != ASSAY_OK) return status;
+    status = verify(ctx, &golden, path, v->options, &found);
+    const bool judged = status == ASSAY_OK || status == ASSAY_BAD_INPUT; /* else it is not the fixture's fault */
+    if (judged) print_finding(ctx, status, path, assay_fixture_count(golden.reader), &found, v->options->verbose);
+    spec_certificates_free(&found.certificates);
+    assay_golden_close(&golden);
+    if (!judged) return status;
+    fputc(status == ASSAY_OK ? 'y' : 'n', result);
+    ctx->message[0] = '\0';
+    return ASSAY_OK;
+}
+
+static assay_status take(assay_context *ctx, void *self, int i, const char *result, size_t size)
+{
+    (void)ctx, (void)i;
+    verifying *v = self;
+    v->failed += size != 1 || result[0] != 'y';
+    return ASSAY_OK;
+}
+
 static assay_status run(assay_context *ctx, const assay_options *options, int *exit_code)
 {
-    int failed = 0;
-    *exit_code = ASSAY_EXIT_PASS;
-    for (int i = 0; i < options->argument_count; i++) {
-        const char *path = options->arguments[i];
-        assay_golden golden = {0};
-        finding found = {0};
-        /* what cannot be opened at all is bad input, and ends the command */
-        assay_status status = assay_fixture_open(ctx, path, &golden.reader);
-        if (status != ASSAY_OK) return status;
-        status = verify(ctx, &golden, path, options, &found);
-        const bool judged = status == ASSAY_OK || status == ASSAY_BAD_INPUT; /* else it is not the fixture's fault */
-        if (judged) print_finding(ctx, status, path, assay_fixture_count(golden.reader), &found, options->verbose);
-        spec_certificates_free(&found.certificates);
-        assay_golden_close(&golden);
-        if (!judged) return status;
-        if (status != ASSAY_OK) failed++;
-        ctx->message[0] = '\0';
-    }
-    printf("%d of %d fixtures verified\n", options->argument_count - failed, options->argument_count);
-    if (failed > 0) *exit_code = ASSAY_EXIT_FAIL;
+    verifying v = {.options = options};
+    const int count = options->argument_count;
+    const assay_each each = {.self = &v, .count = count, .cost = cost, .work = work, .take = take};
+    const assay_status status = assay_each_case(ctx, &each);
+    RETURN_IF(status != ASSAY_OK, status);
+    printf("%d of %d fixtures verified\n", count - v.failed, count);
+    *exit_code = v.failed > 0 ? ASSAY_EXIT_FAIL : ASSAY_EXIT_PASS;
     return ASSAY_OK;
 }
 
@@ -184,5 +215,6 @@ const assay_command assay_command_verify = {
     .options = ASSAY_OPT_VERIFY,
     .least = 1,
     .most = -1,
+    .shares = true,
     .run = run,
 };

@@ -6,6 +6,7 @@
 
 #include "compare/report.h"
 #include "harness/commands/choose.h"
+#include "harness/commands/each_case.h"
 #include "harness/golden/golden.h"
 
 /* Exit status. */
@@ -16,6 +17,7 @@ typedef struct assay_command {
     const char *alias; /* an older name; NULL */
     unsigned options;  /* sum of ASSAY_OPT_ values */
     int least, most;   /* how many arguments; most -1: any number */
+    bool shares;       /* its cases are shared out where mpirun has started several processes; else the first has all */
     /* Returns a status; *exit_code is what the program ends with when that is ASSAY_OK. */
     assay_status (*run)(assay_context *ctx, const assay_options *options, int *exit_code);
 } assay_command;

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "harness/commands/commands.h"
+#include "harness/ranks/launch.h"
 #include "harness/version/version.h"
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/memory.h"
@@ -33,6 +34,7 @@ static assay_status run_command(assay_context *ctx, const assay_command *command
 {
     assay_status status;
     assay_options options = {0};
+    assay_rank_group *ranks = NULL;
     TRY(assay_options_parse(ctx, argc, argv, command->options, &options));
     if (options.help) {
         print_help(command, argv[0]);
@@ -52,8 +54,12 @@ static assay_status run_command(assay_context *ctx, const assay_command *command
         goto cleanup;
     }
     if (ctx->arithmetic->load != NULL) TRY(ctx->arithmetic->load(ctx));
+    if (command->shares) TRY(assay_launch_open(ctx, &ranks));
+    ctx->ranks = assay_rank_group_ranks(ranks);
     TRY(command->run(ctx, &options, exit_code));
 cleanup:
+    assay_rank_group_close(ranks, status, ctx->message);
+    ctx->ranks = NULL;
     assay_options_free(&options);
     return status;
 }
@@ -74,6 +80,19 @@ static bool is_named(const assay_command *command, const char *word)
     return strcmp(word, command->name) == 0 || (command->alias != NULL && strcmp(word, command->alias) == 0);
 }
 
+/* Of a rank but the first: what it has to say of the cases goes through that one, and the rest is said there. */
+static int other_rank(assay_context *ctx, int argc, char **argv)
+{
+    int exit_code = ASSAY_EXIT_PASS;
+    FILE *nowhere = fopen("/dev/null", "w");
+    if (nowhere != NULL) stdout = stderr = nowhere;
+    for (int i = 0; argc > 1 && i < assay_command_count; i++) {
+        if (!is_named(assay_commands[i], argv[1]) || !assay_commands[i]->shares) continue;
+        run_command(ctx, assay_commands[i], argc - 1, argv + 1, &exit_code);
+    }
+    return ASSAY_EXIT_PASS; /* the first rank's status counts */
+}
+
 int main(int argc, char **argv)
 {
     assay_context ctx = assay_context_default(1);
@@ -81,6 +100,7 @@ int main(int argc, char **argv)
     assay_keep_freed_memory();
     signal(SIGXFSZ, SIG_IGN); /* a file beyond the limit is an error of write(), with a message */
     signal(SIGCHLD, SIG_DFL); /* ignored, as some parents leave it, a backend's exit status would be lost */
+    if (assay_launch_rank() != 0) return other_rank(&ctx, argc, argv);
     if (argc < 2) {
         print_error("", "a command is missing; see assay --help");
         return ASSAY_EXIT_BAD_INPUT;

@@ -10,6 +10,7 @@
 
 #include "fixtures/fixture.h"
 #include "harness/certify/certificate.h"
+#include "harness/ranks/launch.h"
 
 enum { COMMON = 1 << 30 };
 
@@ -390,11 +391,10 @@ assay_status assay_options_parse(assay_context *ctx, int argc, char **argv, unsi
     struct option longs[ROWS + 1];
     char shorts[2 * ROWS + 2];
     assay_status status = ASSAY_OK;
-    long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    *options = (assay_options){.threads = cores > 0 ? (int)cores : 1,
+    *options = (assay_options){.threads = assay_launch_cores(),
                                .engine = "reference",
                                .container = "h5",
-                               .color = isatty(STDOUT_FILENO) != 0,
+                               .color = assay_launch_shows_output(),
                                .false_alarm = ASSAY_FALSE_ALARM,
                                .timeout = ASSAY_TIMEOUT,
                                .fuzz_seed = 1,

@@ -23,14 +23,11 @@ void assay_progress_add(assay_progress *p, int64_t amount, const char *detail)
     if (t - p->started < DELAY || t - p->last < INTERVAL) return;
     p->last = t;
     double share = p->total > 0 ? (double)p->done / (double)p->total : 0.0;
-    fprintf(stderr, "\r\033[K%s  %3.0f %%  %.0f s  %s", p->what, 100.0 * share, t - p->started, detail);
-    fflush(stderr);
+    /* past the stream, which keeps what a case prints until its turn comes where ranks share the cases */
+    dprintf(STDERR_FILENO, "\r\033[K%s  %3.0f %%  %.0f s  %s", p->what, 100.0 * share, t - p->started, detail);
 }
 
 void assay_progress_end(assay_progress *p)
 {
-    if (p->shown && p->last > p->started) {
-        fprintf(stderr, "\r\033[K");
-        fflush(stderr);
-    }
+    if (p->shown && p->last > p->started) dprintf(STDERR_FILENO, "\r\033[K");
 }

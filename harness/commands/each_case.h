@@ -1,0 +1,26 @@
+/* The cases of a command, one after the other, or shared out among ranks (docs/mpi.md): the same output in the same
+ * order, and the same end. */
+#ifndef ASSAY_HARNESS_EACH_CASE_H
+#define ASSAY_HARNESS_EACH_CASE_H
+
+#include <stdio.h>
+
+#include "harness/commands/choose.h"
+#include "oracle/base/ranks.h"
+
+typedef struct assay_each {
+    void *self;
+    int count;
+    /* About how many operations a case has; NULL: all ranks together would be no faster. */
+    double (*cost)(void *self, int i);
+    /* Does a case, and prints what is to be seen of it. What is to be known of it afterwards goes to `result`. */
+    assay_status (*work)(assay_context *ctx, void *self, int i, FILE *result);
+    /* In the order of cases, of the first rank or the only process; NULL: there is nothing to know. */
+    assay_status (*take)(assay_context *ctx, void *self, int i, const char *result, size_t size);
+} assay_each;
+
+/* Ends with the first case that fails. With several ranks each has a case of its own; a case that is more work than a
+ * rank's share of all is done by all together, before the others: work() then runs on every rank, with ctx->ranks. */
+assay_status assay_each_case(assay_context *ctx, const assay_each *each);
+
+#endif

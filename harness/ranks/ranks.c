@@ -1,0 +1,223 @@
+#include "harness/ranks/ranks.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "harness/ranks/ranks_internal.h"
+
+/* Of ranks but the first. */
+
+static bool is_there(assay_rank_group *group, int tag, int from)
+{
+    size_t bytes = 0;
+    return group->transport.probe(group->transport.self, tag, &from, &bytes);
+}
+
+/* The first rank has ended the session, if it has said so. */
+static bool see_end(assay_rank_group *group)
+{
+    end_message end = {0};
+    if (!group->ended && is_there(group, TAG_END, 0)) {
+        rank_receive(group, 0, TAG_END, &end, sizeof end);
+        group->expected = end.broadcasts;
+        group->last = end.last;
+        group->ended = true;
+    }
+    return group->ended || group->last;
+}
+
+/* And no broadcast of it is under way. */
+static bool is_finished(assay_rank_group *group)
+{
+    return see_end(group) && group->broadcasts >= group->expected;
+}
+
+static assay_status stopped(assay_context *ctx)
+{
+    return assay_fail(ctx, ASSAY_INTERNAL, "the first rank has ended the work");
+}
+
+/* The next broadcast, into `data` of so many bytes; NULL: it is passed on alone. False: there is none yet. */
+static bool take_data(assay_rank_group *group, void *data, int64_t bytes, bool *well)
+{
+    const int parent = group->transport.rank - rank_lowest_bit(group);
+    int64_t found = 0;
+    if (!is_there(group, TAG_DATA, parent)) return false;
+    *well = rank_receive(group, parent, TAG_DATA, &found, sizeof found);
+    void *memory = *well && data == NULL ? malloc((size_t)found) : NULL;
+    void *to = data != NULL ? data : memory;
+    *well = *well && to != NULL && (data == NULL || found == bytes);
+    *well = *well && rank_receive(group, parent, TAG_DATA_BODY, to, found) && rank_pass_on(group, to, found);
+    free(memory);
+    return true;
+}
+
+static assay_status other_broadcast(assay_context *ctx, assay_ranks *ranks, void *data, int64_t bytes)
+{
+    assay_rank_group *group = ranks->self;
+    rank_wait wait = {0};
+    bool well = true;
+    while (!take_data(group, data, bytes, &well)) {
+        if (is_finished(group)) return stopped(ctx);
+        rank_wait_pause(&wait);
+    }
+    return well ? ASSAY_OK : rank_lost(ctx);
+}
+
+/* The next piece of the run at hand; NO_PIECE: there is none. The answer comes, whatever else happens. */
+static int64_t ask(assay_rank_group *group)
+{
+    int64_t piece = NO_PIECE;
+    const wish next = {group->session, group->run};
+    rank_wait wait = {0};
+    if (see_end(group) || !rank_send(group, 0, TAG_NEXT, &next, sizeof next)) return NO_PIECE;
+    while (!is_there(group, TAG_REPLY, 0)) rank_wait_pause(&wait);
+    rank_receive(group, 0, TAG_REPLY, &piece, sizeof piece);
+    return piece;
+}
+
+static assay_status send_put(assay_context *ctx, assay_rank_group *group, const put_header *header, const void *data)
+{
+    const bool sent =
+        rank_send(group, 0, TAG_PUT, header, sizeof *header) && rank_send(group, 0, TAG_BODY, data, header->bytes);
+    group->ranks.counted.put += header->bytes;
+    return sent ? ASSAY_OK : rank_lost(ctx);
+}
+
+static assay_status other_put(assay_context *ctx, assay_ranks *ranks, const char *path, int what, const void *data,
+                              int64_t bytes)
+{
+    put_header header = {.piece = ranks->piece->number,
+                         .bytes = bytes,
+                         .kind = path != NULL ? PUT_SINK : PUT_DATA,
+                         .what = what,
+                         .status = ASSAY_OK};
+    if (see_end(ranks->self)) return stopped(ctx);
+    snprintf(header.path, sizeof header.path, "%s", path != NULL ? path : "");
+    return send_put(ctx, ranks->self, &header, data);
+}
+
+static assay_status other_run(assay_context *ctx, assay_ranks *ranks, const assay_pieces *pieces)
+{
+    assay_status status = ASSAY_OK;
+    assay_rank_group *group = ranks->self;
+    group->run++;
+    for (;;) {
+        const int64_t number = ask(group);
+        if (number == NO_PIECE) break;
+        const assay_piece piece = {.of = pieces, .number = number, .ranks = ranks};
+        ranks->piece = &piece;
+        ctx->ranks = NULL;
+        status = pieces->work(ctx, pieces->self, &piece);
+        ctx->ranks = ranks;
+        ranks->piece = NULL;
+        ranks->counted.pieces++;
+        const put_header done = {.piece = number,
+                                 .bytes = status == ASSAY_OK ? 0 : (int64_t)sizeof ctx->message,
+                                 .kind = PUT_DONE,
+                                 .status = status};
+        char message[ASSAY_MESSAGE_SIZE];
+        memcpy(message, ctx->message, sizeof message);
+        const assay_status sent = send_put(ctx, group, &done, message);
+        group->reported = status != ASSAY_OK;
+        RETURN_IF(status != ASSAY_OK, status);
+        RETURN_IF(sent != ASSAY_OK, sent);
+    }
+    return see_end(group) ? stopped(ctx) : ASSAY_OK;
+}
+
+/* What is on its way is passed on until the first rank says that there is no more. */
+static void pass_on_all(assay_rank_group *group)
+{
+    rank_wait wait = {0};
+    bool well = true;
+    while (well && !is_finished(group)) {
+        if (!take_data(group, NULL, 0, &well)) rank_wait_pause(&wait);
+    }
+}
+
+static void other_over(assay_rank_group *group, int64_t session, assay_status status, const char *message)
+{
+    over_message over = {.session = session, .status = group->reported ? ASSAY_OK : status};
+    snprintf(over.message, sizeof over.message, "%s", message);
+    rank_send(group, 0, TAG_OVER, &over, sizeof over);
+}
+
+/* Of every rank. */
+
+static assay_status first_broadcast(assay_context *ctx, assay_ranks *ranks, void *data, int64_t bytes)
+{
+    return rank_pass_on(ranks->self, data, bytes) ? ASSAY_OK : rank_lost(ctx);
+}
+
+assay_status assay_rank_group_open(assay_context *ctx, const assay_transport *transport, assay_rank_group **out)
+{
+    assay_rank_group *group = calloc(1, sizeof *group);
+    assay_status status = ASSAY_OK;
+    const bool first = transport->rank == 0;
+    *out = NULL;
+    if (group == NULL) {
+        transport->abort(transport->self, 2);
+        return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the ranks");
+    }
+    group->transport = *transport;
+    group->session = 1;
+    group->ranks = (assay_ranks){.self = group,
+                                 .rank = transport->rank,
+                                 .size = transport->size,
+                                 .run = first ? first_rank_run : other_run,
+                                 .put = first ? first_rank_put : other_put,
+                                 .broadcast = first ? first_broadcast : other_broadcast};
+    if (first) status = first_rank_start(ctx, group);
+    if (status != ASSAY_OK) {
+        transport->abort(transport->self, 2);
+        free(group);
+        return status;
+    }
+    *out = group;
+    return ASSAY_OK;
+}
+
+static void next_session(assay_rank_group *group)
+{
+    group->session++;
+    group->run = group->broadcasts = group->expected = 0;
+    group->ended = group->reported = false;
+}
+
+void assay_rank_group_close(assay_rank_group *group, assay_status status, const char *message)
+{
+    if (group == NULL) return;
+    if (group->transport.rank == 0) {
+        first_rank_end_session(group, true);
+        first_rank_stop(group);
+    }
+    if (group->transport.rank != 0) {
+        other_over(group, LAST_SESSION, status, message);
+        do { /* the first may have more sessions in mind */
+            pass_on_all(group);
+            next_session(group);
+        } while (!group->last);
+    }
+    group->transport.close(group->transport.self);
+    free(group);
+}
+
+assay_ranks *assay_rank_group_ranks(assay_rank_group *group)
+{
+    return group == NULL ? NULL : &group->ranks;
+}
+
+void assay_ranks_end_session(assay_ranks *ranks, assay_status status, const char *message)
+{
+    if (ranks == NULL) return;
+    assay_rank_group *group = ranks->self;
+    if (group->transport.rank == 0) {
+        first_rank_end_session(group, false);
+    } else if (!group->last) {
+        other_over(group, group->session, status, message);
+        pass_on_all(group);
+    }
+    next_session(group);
+}

@@ -1,0 +1,378 @@
+/* The first rank: it hands out pieces, keeps what others put until its turn comes, and takes it in order. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "harness/ranks/ranks_internal.h"
+
+enum { MOST_QUEUED = 1 << 29 }; /* bytes that wait; beyond, ranks wait with them */
+
+static void reply(assay_rank_group *group, int rank, int64_t piece)
+{
+    rank_send(group, rank, TAG_REPLY, &piece, sizeof piece);
+}
+
+/* Whoever waits for a piece of a run that is not begun yet goes on waiting. */
+static void answer(assay_rank_group *group)
+{
+    first_rank *f = &group->first;
+    for (int rank = 1; rank < group->transport.size; rank++) {
+        int64_t piece = NO_PIECE;
+        pthread_mutex_lock(&f->lock);
+        wish *wanted = &f->wishes[rank];
+        const bool over = f->ended || f->dropping;
+        const bool now = wanted->session == f->session && wanted->run > 0 && (over || wanted->run <= f->run);
+        if (now && !over && wanted->run == f->run && f->next < f->count) {
+            piece = f->next++;
+            f->owners[piece] = rank;
+        }
+        if (now) *wanted = (wish){0};
+        pthread_mutex_unlock(&f->lock);
+        if (now) reply(group, rank, piece);
+    }
+}
+
+/* Wishes, and who is through. */
+static bool hear_words(assay_rank_group *group)
+{
+    first_rank *f = &group->first;
+    int from = -1;
+    size_t bytes = 0;
+    wish wanted = {0};
+    over_message over = {0};
+    bool any = false;
+    for (; group->transport.probe(group->transport.self, TAG_NEXT, &from, &bytes); from = -1, any = true) {
+        rank_receive(group, from, TAG_NEXT, &wanted, sizeof wanted);
+        pthread_mutex_lock(&f->lock);
+        f->wishes[from] = wanted;
+        pthread_mutex_unlock(&f->lock);
+    }
+    for (from = -1; group->transport.probe(group->transport.self, TAG_OVER, &from, &bytes); from = -1, any = true) {
+        rank_receive(group, from, TAG_OVER, &over, sizeof over);
+        pthread_mutex_lock(&f->lock);
+        f->over[from] = over;
+        pthread_cond_signal(&f->arrived);
+        pthread_mutex_unlock(&f->lock);
+    }
+    return any;
+}
+
+static void enqueue(first_rank *f, int rank, queued_put *put)
+{
+    put_queue *queue = &f->queues[rank];
+    put->next = NULL;
+    if (queue->last != NULL) queue->last->next = put;
+    if (queue->first == NULL) queue->first = put;
+    queue->last = put;
+    f->queued += put->header.bytes;
+}
+
+/* Whether there is room for what a rank puts: always for the piece whose turn it is, or nothing would move. */
+static bool has_room(const first_rank *f, int rank)
+{
+    if (f->dropping || f->ended || f->queued <= MOST_QUEUED) return true;
+    return f->taken < f->next && f->owners[f->taken] == rank && f->queues[rank].first == NULL;
+}
+
+/* The next put of a rank; false: it has none, or it must wait. */
+static bool hear_put(assay_rank_group *group, int rank)
+{
+    first_rank *f = &group->first;
+    size_t bytes = 0;
+    put_header header;
+    pthread_mutex_lock(&f->lock);
+    const bool room = has_room(f, rank);
+    pthread_mutex_unlock(&f->lock);
+    if (!room || !group->transport.probe(group->transport.self, TAG_PUT, &rank, &bytes)) return false;
+    bool well = rank_receive(group, rank, TAG_PUT, &header, sizeof header);
+    queued_put *put = malloc(sizeof *put + (size_t)header.bytes);
+    if (put != NULL) put->header = header;
+    well = well && put != NULL && rank_receive(group, rank, TAG_BODY, put->data, header.bytes);
+    pthread_mutex_lock(&f->lock);
+    if (!well) {
+        f->over[0] = (over_message){f->session, ASSAY_NO_MEMORY, "no memory for what another rank has computed"};
+    }
+    if (!well || f->dropping || f->ended) {
+        free(put);
+    } else {
+        enqueue(f, rank, put);
+    }
+    pthread_cond_signal(&f->arrived);
+    pthread_mutex_unlock(&f->lock);
+    return well;
+}
+
+static void *serve(void *data)
+{
+    assay_rank_group *group = data;
+    first_rank *f = &group->first;
+    rank_wait wait = {0};
+    for (;;) {
+        bool any = false;
+        pthread_mutex_lock(&f->lock);
+        const bool stop = f->stopping;
+        pthread_mutex_unlock(&f->lock);
+        if (stop) return NULL;
+        any |= hear_words(group);
+        answer(group);
+        for (int rank = 1; rank < group->transport.size; rank++) any |= hear_put(group, rank);
+        if (any) wait.looks = 0;
+        if (!any) rank_wait_pause(&wait);
+    }
+}
+
+assay_status first_rank_start(assay_context *ctx, assay_rank_group *group)
+{
+    first_rank *f = &group->first;
+    const size_t size = (size_t)group->transport.size;
+    f->session = group->session;
+    f->wishes = calloc(size, sizeof *f->wishes);
+    f->over = calloc(size, sizeof *f->over);
+    f->queues = calloc(size, sizeof *f->queues);
+    pthread_mutex_init(&f->lock, NULL);
+    pthread_cond_init(&f->arrived, NULL);
+    f->started = f->wishes != NULL && f->over != NULL && f->queues != NULL &&
+                 pthread_create(&f->thread, NULL, serve, group) == 0;
+    if (f->started) return ASSAY_OK;
+    first_rank_stop(group);
+    return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory, or no thread, for %zu ranks", size);
+}
+
+void first_rank_stop(assay_rank_group *group)
+{
+    first_rank *f = &group->first;
+    pthread_mutex_lock(&f->lock);
+    f->stopping = true;
+    pthread_mutex_unlock(&f->lock);
+    if (f->started) pthread_join(f->thread, NULL);
+    pthread_mutex_destroy(&f->lock);
+    pthread_cond_destroy(&f->arrived);
+    free(f->wishes);
+    free(f->over);
+    free(f->queues);
+    free(f->owners);
+}
+
+static void drop_queues(assay_rank_group *group)
+{
+    first_rank *f = &group->first;
+    for (int rank = 0; rank < group->transport.size; rank++) {
+        queued_put *next = NULL;
+        for (queued_put *put = f->queues[rank].first; put != NULL; put = next) {
+            next = put->next;
+            free(put);
+        }
+        f->queues[rank] = (put_queue){0};
+    }
+    f->queued = 0;
+}
+
+static bool all_are_through(const assay_rank_group *group, int64_t session)
+{
+    bool all = true;
+    for (int rank = 1; rank < group->transport.size; rank++) all &= group->first.over[rank].session >= session;
+    return all;
+}
+
+void first_rank_end_session(assay_rank_group *group, bool last)
+{
+    first_rank *f = &group->first;
+    const end_message end = {.broadcasts = group->broadcasts, .last = last};
+    const int64_t through = last ? LAST_SESSION : group->session;
+    pthread_mutex_lock(&f->lock);
+    f->ended = true;
+    pthread_mutex_unlock(&f->lock);
+    for (int rank = 1; rank < group->transport.size; rank++) rank_send(group, rank, TAG_END, &end, sizeof end);
+    pthread_mutex_lock(&f->lock);
+    while (!all_are_through(group, through)) pthread_cond_wait(&f->arrived, &f->lock);
+    drop_queues(group);
+    free(f->owners);
+    f->owners = NULL;
+    f->run = f->count = f->next = f->taken = 0;
+    f->ended = f->dropping = false;
+    f->session++;
+    pthread_mutex_unlock(&f->lock);
+}
+
+/* A put whose turn it is. */
+static assay_status take(assay_context *ctx, const assay_ranks *ranks, const assay_pieces *pieces,
+                         const put_header *header, const void *data)
+{
+    const assay_sink *out = ranks->out;
+    switch (header->kind) {
+    case PUT_DATA:
+        return pieces->take(ctx, pieces->self, header->piece, header->what, data, header->bytes);
+    case PUT_SINK:
+        if (header->what == ASSAY_PUT_INTEGERS)
+            return out->write_i32(ctx, out->self, header->path, header->bytes / (int64_t)sizeof(int32_t), data);
+        return out->write(ctx, out->self, header->path, header->bytes / (int64_t)sizeof(double), data);
+    case PUT_DONE:
+        break;
+    }
+    return header->status == ASSAY_OK ? ASSAY_OK : assay_fail(ctx, header->status, "%s", (const char *)data);
+}
+
+/* The next put of the piece whose turn it is; NULL: it is not there yet. */
+static queued_put *dequeue(first_rank *f)
+{
+    queued_put *put = NULL;
+    pthread_mutex_lock(&f->lock);
+    if (f->taken < f->next) {
+        put_queue *queue = &f->queues[f->owners[f->taken]];
+        put = queue->first;
+        if (put != NULL) queue->first = put->next;
+        if (put != NULL && queue->first == NULL) queue->last = NULL;
+        if (put != NULL) f->queued -= put->header.bytes;
+        if (put != NULL && put->header.kind == PUT_DONE) f->taken++;
+    }
+    pthread_mutex_unlock(&f->lock);
+    return put;
+}
+
+static assay_status take_what_is_there(assay_context *ctx, assay_ranks *ranks, const assay_pieces *pieces)
+{
+    assay_rank_group *group = ranks->self;
+    assay_status status = ASSAY_OK;
+    for (;;) {
+        queued_put *put = dequeue(&group->first);
+        if (put == NULL) return ASSAY_OK;
+        status = take(ctx, ranks, pieces, &put->header, put->data);
+        free(put);
+        RETURN_IF(status != ASSAY_OK, status);
+    }
+}
+
+static bool is_own_turn(const assay_rank_group *group, int64_t piece)
+{
+    return group->first.taken == piece && group->first.queues[0].first == NULL;
+}
+
+/* Of the first rank's own pieces: at once where it is their turn. */
+static assay_status put_own(assay_context *ctx, assay_ranks *ranks, const put_header *header, const void *data)
+{
+    assay_rank_group *group = ranks->self;
+    first_rank *f = &group->first;
+    if (is_own_turn(group, header->piece)) {
+        if (header->kind == PUT_DONE) {
+            pthread_mutex_lock(&f->lock);
+            f->taken++;
+            pthread_mutex_unlock(&f->lock);
+        }
+        return take(ctx, ranks, ranks->piece->of, header, data);
+    }
+    queued_put *put = malloc(sizeof *put + (size_t)header->bytes);
+    if (put == NULL)
+        return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for %lld bytes that wait for their turn",
+                          (long long)header->bytes);
+    put->header = *header;
+    memcpy(put->data, data, (size_t)header->bytes);
+    pthread_mutex_lock(&f->lock);
+    enqueue(f, 0, put);
+    pthread_mutex_unlock(&f->lock);
+    return ASSAY_OK;
+}
+
+assay_status first_rank_put(assay_context *ctx, assay_ranks *ranks, const char *path, int what, const void *data,
+                            int64_t bytes)
+{
+    put_header header = {.piece = ranks->piece->number,
+                         .bytes = bytes,
+                         .kind = path != NULL ? PUT_SINK : PUT_DATA,
+                         .what = what,
+                         .status = ASSAY_OK};
+    if (path != NULL) memccpy(header.path, path, '\0', sizeof header.path);
+    return put_own(ctx, ranks, &header, data);
+}
+
+static assay_status work(assay_context *ctx, assay_ranks *ranks, const assay_pieces *pieces, int64_t number)
+{
+    const assay_piece piece = {.of = pieces, .number = number, .ranks = ranks};
+    char message[ASSAY_MESSAGE_SIZE];
+    ranks->piece = &piece;
+    ctx->ranks = NULL;
+    const assay_status status = pieces->work(ctx, pieces->self, &piece);
+    memcpy(message, ctx->message, sizeof message);
+    const put_header done = {
+        .piece = number, .bytes = status == ASSAY_OK ? 0 : (int64_t)sizeof message, .kind = PUT_DONE, .status = status};
+    const assay_status put = put_own(ctx, ranks, &done, message);
+    ctx->ranks = ranks;
+    ranks->piece = NULL;
+    ranks->counted.pieces++;
+    return put;
+}
+
+/* A piece that nobody has; NO_PIECE: there is none, or too much waits already. */
+static int64_t next_own(first_rank *f)
+{
+    int64_t piece = NO_PIECE;
+    pthread_mutex_lock(&f->lock);
+    if (f->next < f->count && f->queued <= MOST_QUEUED) {
+        piece = f->next++;
+        f->owners[piece] = 0;
+    }
+    pthread_mutex_unlock(&f->lock);
+    return piece;
+}
+
+/* What failed on a rank outside of all pieces. */
+static assay_status other_failure(assay_context *ctx, const assay_rank_group *group)
+{
+    const first_rank *f = &group->first;
+    for (int rank = 0; rank < group->transport.size; rank++) {
+        const over_message *over = &f->over[rank];
+        if (over->session >= f->session && over->status != ASSAY_OK)
+            return assay_fail(ctx, over->status, "rank %d: %s", rank, over->message);
+    }
+    return ASSAY_OK;
+}
+
+/* Until something of the piece whose turn it is has come, or cannot come any more. */
+static assay_status await(assay_context *ctx, assay_rank_group *group)
+{
+    first_rank *f = &group->first;
+    assay_status status;
+    pthread_mutex_lock(&f->lock);
+    for (;;) {
+        status = other_failure(ctx, group);
+        if (status != ASSAY_OK || f->queues[f->owners[f->taken]].first != NULL) break;
+        pthread_cond_wait(&f->arrived, &f->lock);
+    }
+    pthread_mutex_unlock(&f->lock);
+    return status;
+}
+
+static assay_status begin(assay_context *ctx, assay_rank_group *group, int64_t count)
+{
+    first_rank *f = &group->first;
+    int *owners = calloc((size_t)count + 1, sizeof *owners);
+    if (owners == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of pieces");
+    pthread_mutex_lock(&f->lock);
+    free(f->owners);
+    f->owners = owners;
+    f->count = count;
+    f->next = f->taken = 0;
+    f->run++;
+    pthread_mutex_unlock(&f->lock);
+    return ASSAY_OK;
+}
+
+assay_status first_rank_run(assay_context *ctx, assay_ranks *ranks, const assay_pieces *pieces)
+{
+    assay_status status;
+    assay_rank_group *group = ranks->self;
+    first_rank *f = &group->first;
+    TRY(begin(ctx, group, pieces->count));
+    for (;;) {
+        TRY(take_what_is_there(ctx, ranks, pieces));
+        if (f->taken == pieces->count) break;
+        const int64_t piece = next_own(f);
+        TRY(piece == NO_PIECE ? await(ctx, group) : work(ctx, ranks, pieces, piece));
+    }
+cleanup:
+    if (status != ASSAY_OK) {
+        pthread_mutex_lock(&f->lock);
+        f->dropping = true;
+        drop_queues(group);
+        pthread_mutex_unlock(&f->lock);
+    }
+    return status;
+}

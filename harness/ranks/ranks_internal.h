@@ -1,0 +1,111 @@
+/* What the two sides of harness/ranks share. */
+#ifndef ASSAY_HARNESS_RANKS_INTERNAL_H
+#define ASSAY_HARNESS_RANKS_INTERNAL_H
+
+#include <pthread.h>
+
+#include "harness/ranks/ranks.h"
+
+/* From and to the first rank. A PUT is a header and, where it has bytes, a body of that tag. */
+enum { TAG_NEXT = 1, TAG_PUT, TAG_BODY, TAG_OVER, TAG_REPLY, TAG_DATA, TAG_DATA_BODY, TAG_END };
+
+enum {
+    NO_PIECE = -1,
+    LONGEST_MESSAGE = 1 << 24, /* bytes; what is longer goes in parts */
+};
+
+typedef enum put_kind { PUT_DATA, PUT_SINK, PUT_DONE } put_kind;
+
+/* What a rank puts of a piece, or that it is done with it. */
+typedef struct put_header {
+    int64_t piece, bytes;
+    put_kind kind;
+    int what;
+    assay_status status;
+    char path[ASSAY_PATH_SIZE]; /* of a write to the sink */
+} put_header;
+
+/* For a piece of which run of which session a rank asks; {0, 0}: it does not. */
+typedef struct wish {
+    int64_t session, run;
+} wish;
+
+/* A rank is through with a session, or with all. */
+typedef struct over_message {
+    int64_t session;     /* LAST_SESSION: there will be none any more */
+    assay_status status; /* of what no piece has said */
+    char message[ASSAY_MESSAGE_SIZE];
+} over_message;
+
+typedef struct end_message {
+    int64_t broadcasts; /* of the session: whoever has fewer waits for them, and passes them on */
+    bool last;
+} end_message;
+
+#define LAST_SESSION INT64_MAX
+
+/* A put that waits for its turn. */
+typedef struct queued_put {
+    struct queued_put *next;
+    put_header header;
+    char data[];
+} queued_put;
+
+typedef struct put_queue {
+    queued_put *first, *last;
+} put_queue;
+
+/* Of the first rank; what the thread and the others' pieces need is under the lock. */
+typedef struct first_rank {
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t arrived;
+    bool started, stopping;
+    bool dropping; /* what is put is of no use any more */
+    bool ended;    /* so is the session */
+    int64_t session, run, count,
+        next;           /* the session's how many-eth call of run(), its pieces, the next that nobody has */
+    int64_t taken;      /* the piece whose turn it is to be taken */
+    int *owners;        /* [count] of those that somebody has */
+    wish *wishes;       /* [size] */
+    put_queue *queues;  /* [size] */
+    int64_t queued;     /* bytes in them */
+    over_message *over; /* [size]: the last of each rank; [0]: what failed here */
+} first_rank;
+
+struct assay_rank_group {
+    assay_transport transport;
+    assay_ranks ranks;
+    int64_t session, run; /* so many there were, this one too */
+    int64_t broadcasts;   /* of the session, that were sent or came */
+    bool ended;           /* of another rank: the first has ended the session, and sent */
+    int64_t expected;     /* so many broadcasts */
+    bool last;            /* it was the last */
+    bool reported;        /* of another rank: its failure was that of a piece */
+    first_rank first;
+};
+
+/* Between looks at what has come: a rank that waits long looks less often. */
+typedef struct rank_wait {
+    int looks;
+} rank_wait;
+void rank_wait_pause(rank_wait *wait);
+
+/* In parts; false where the transport fails. */
+bool rank_send(assay_rank_group *group, int to, int tag, const void *data, int64_t bytes);
+bool rank_receive(assay_rank_group *group, int from, int tag, void *data, int64_t bytes);
+assay_status rank_lost(assay_context *ctx);
+
+/* The ranks of a broadcast are a binomial tree: rank r has it from r less its lowest bit. */
+int rank_lowest_bit(const assay_rank_group *group);
+/* The data of a broadcast to the ranks that this one passes it on to. */
+bool rank_pass_on(assay_rank_group *group, const void *data, int64_t bytes);
+
+assay_status first_rank_start(assay_context *ctx, assay_rank_group *group);
+void first_rank_stop(assay_rank_group *group);
+void first_rank_end_session(assay_rank_group *group, bool last);
+assay_status first_rank_run(assay_context *ctx, assay_ranks *ranks, const assay_pieces *pieces);
+assay_status first_rank_put(assay_context *ctx, assay_ranks *ranks, const char *path, int what, const void *data,
+                            int64_t bytes);
+
+#endif

@@ -1,0 +1,66 @@
+/* Work that several processes ("ranks") share. Every rank runs the same code on the same case. Where a loop is dear its
+ * steps are pieces: each is done by one rank, and the first rank (0) takes what they give in the order of the pieces. So
+ * sums are joined in the order of one process, and the bits do not depend on how many ranks there are, nor on which has
+ * what. What moves messages is the business of harness/ranks; in one process the pieces are a loop, and a call. */
+#ifndef ASSAY_BASE_RANKS_H
+#define ASSAY_BASE_RANKS_H
+
+#include "oracle/base/tensor.h"
+
+struct assay_pieces;
+struct assay_ranks;
+
+/* The piece at hand. */
+typedef struct assay_piece {
+    const struct assay_pieces *of;
+    int64_t number;
+    struct assay_ranks *ranks; /* NULL: whoever does it takes it */
+} assay_piece;
+
+typedef struct assay_pieces {
+    void *self;
+    int64_t count;
+    bool everywhere; /* each rank does all of them: they leave something behind that is nowhere put */
+    /* Does a piece. What it writes to a sink of assay_ranks_sink goes to that of the first rank. */
+    assay_status (*work)(assay_context *ctx, void *self, const assay_piece *piece);
+    /* On the first rank: what was put, in the order of pieces, and of a piece in the order of putting. NULL: nothing is. */
+    assay_status (*take)(assay_context *ctx, void *self, int64_t piece, int what, const void *data, int64_t bytes);
+} assay_pieces;
+
+/* All pieces; on the first rank all were taken when it returns. A failure is that of the first piece that failed. */
+assay_status assay_pieces_run(assay_context *ctx, const assay_pieces *pieces);
+/* In work: gives `bytes` to the first rank's take(). */
+assay_status assay_piece_put(assay_context *ctx, const assay_piece *piece, int what, const void *data, int64_t bytes);
+
+/* `data` becomes that of the first rank on all of them. */
+assay_status assay_ranks_broadcast(assay_context *ctx, void *data, int64_t bytes);
+/* Whether this process is the first, or the only one. */
+bool assay_ranks_is_first(const assay_context *ctx);
+
+/* What a rank has exchanged since the run began. */
+typedef struct assay_ranks_count {
+    int64_t pieces;         /* done here */
+    int64_t put, broadcast; /* bytes that left: to the first rank; on their way from it */
+} assay_ranks_count;
+
+/* Who implements it (harness/ranks). While a piece is at hand ctx->ranks of work() is NULL: pieces have no pieces. */
+typedef struct assay_ranks {
+    void *self;
+    int rank, size;
+    const assay_piece *piece; /* at hand; NULL: none */
+    const assay_sink *out;    /* of assay_ranks_sink */
+    assay_ranks_count counted;
+    assay_status (*run)(assay_context *ctx, struct assay_ranks *ranks, const assay_pieces *pieces);
+    /* path: NULL for put(), else of a write to the sink, of doubles or of integers */
+    assay_status (*put)(assay_context *ctx, struct assay_ranks *ranks, const char *path, int what, const void *data,
+                        int64_t bytes);
+    assay_status (*broadcast)(assay_context *ctx, struct assay_ranks *ranks, void *data, int64_t bytes);
+} assay_ranks;
+
+enum { ASSAY_PUT_DOUBLES, ASSAY_PUT_INTEGERS }; /* `what` of a write to the sink */
+
+/* `out` as pieces write to it: on the first rank it gets the writes of all pieces in their order, and on every rank what
+ * is written between pieces. It wants the same on every rank. One at a time; `out` itself where there is one process. */
+assay_sink assay_ranks_sink(assay_context *ctx, const assay_sink *out);
+
+#endif
