@@ -173,7 +173,10 @@ static assay_status write_files(assay_context *ctx, const assay_options *options
     TRY(assay_choose(ctx, options, how, &chosen));
     TRY(check_output(ctx, options, chosen.count));
     TRY(check_cases(ctx, options, &chosen));
-    TRY(assay_each_case(ctx, &(assay_each){.self = &w, .count = chosen.count, .cost = cost, .work = work}));
+    TRY(assay_each_case(
+        ctx,
+        &(assay_each){
+            .self = &w, .count = chosen.count, .apart = true, .quiet = options->quiet, .cost = cost, .work = work}));
 cleanup:
     assay_chosen_free(&chosen);
     return status;

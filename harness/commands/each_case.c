@@ -3,9 +3,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "harness/commands/workers.h"
+#include "harness/plan/progress.h"
 #include "harness/ranks/ranks.h"
 #include "oracle/base/memory.h"
 
+#define MOST_APART 1e9     /* operations: above, the threads of one process are worth more than processes */
 #define LEAST_TOGETHER 1e9 /* operations: below, ranks would wait for each other longer than they compute */
 
 /* What a case printed, and its result. */
@@ -169,25 +172,146 @@ static assay_status share(assay_context *ctx, sharing *s)
     return status == ASSAY_OK ? take_before(ctx, s, s->each->count) : status;
 }
 
+/* In this process, as a command without ranks ever did. */
+static assay_status do_here(assay_context *ctx, const assay_each *each, int i)
+{
+    char *text = NULL;
+    size_t size = 0;
+    FILE *result = open_memstream(&text, &size);
+    if (result == NULL) return no_memory(ctx);
+    assay_status status = each->work(ctx, each->self, i, result);
+    if (!assay_text_close(result, &text) && status == ASSAY_OK) status = no_memory(ctx);
+    if (status == ASSAY_OK && each->take != NULL) status = each->take(ctx, each->self, i, text, size);
+    free(text);
+    return status;
+}
+
+/* Cases that processes of this machine do. */
+typedef struct apart {
+    const assay_each *each;
+    bool *there; /* outcomes */
+    outcome *outcomes;
+    int *numbers; /* of each piece its case */
+    int taken;    /* cases */
+    assay_progress progress;
+} apart;
+
+static assay_status take_ready(assay_context *ctx, apart *a)
+{
+    assay_status status = ASSAY_OK;
+    for (; status == ASSAY_OK && a->taken < a->each->count && a->there[a->taken]; a->taken++) {
+        assay_progress_end(&a->progress);
+        status = take_outcome(ctx, a->each, a->taken, &a->outcomes[a->taken]);
+    }
+    return status;
+}
+
+static assay_status apart_work(assay_context *ctx, void *self, int piece, FILE *result)
+{
+    const apart *a = self;
+    outcome o = {0};
+    const assay_status status = do_case(ctx, a->each, a->numbers[piece], &o);
+    const size_t sizes[] = {o.text_size, o.error_size, o.result_size};
+    fwrite(sizes, sizeof sizes, 1, result);
+    if (o.text != NULL) fwrite(o.text, 1, o.text_size, result);
+    if (o.error != NULL) fwrite(o.error, 1, o.error_size, result);
+    if (o.result != NULL) fwrite(o.result, 1, o.result_size, result);
+    outcome_free(&o);
+    return status;
+}
+
+static char *copy_of(const char **at, size_t size)
+{
+    char *text = malloc(size + 1);
+    if (text != NULL) memcpy(text, *at, size);
+    *at += size;
+    return text;
+}
+
+static assay_status apart_take(assay_context *ctx, void *self, int piece, assay_status status, const char *message,
+                               const char *result, size_t size)
+{
+    apart *a = self;
+    const int i = a->numbers[piece];
+    outcome *o = &a->outcomes[i];
+    size_t sizes[3] = {0};
+    o->status = status;
+    if (size >= sizeof sizes) memcpy(sizes, result, sizeof sizes);
+    const char *at = result + sizeof sizes;
+    if (size > sizeof sizes && sizes[0] + sizes[1] + sizes[2] == size - sizeof sizes) {
+        o->text_size = sizes[0], o->error_size = sizes[1], o->result_size = sizes[2];
+        o->text = copy_of(&at, o->text_size);
+        o->error = copy_of(&at, o->error_size);
+        o->result = copy_of(&at, o->result_size);
+        if (o->text == NULL || o->error == NULL || o->result == NULL) return no_memory(ctx);
+    }
+    if (status != ASSAY_OK) {
+        char line[ASSAY_MESSAGE_SIZE];
+        snprintf(line, sizeof line, "case %d of %d: %.256s", i + 1, a->each->count, message);
+        o->message = strdup(result == NULL ? line : message); /* of a process that died */
+        if (o->message == NULL) return no_memory(ctx);
+    }
+    a->there[i] = true;
+    assay_progress_add(&a->progress, 1, "cases");
+    return take_ready(ctx, a);
+}
+
+/* Small ones first, of which the processes begin before this one has threads; then, in order, what is left. */
+static assay_status do_apart(assay_context *ctx, apart *a)
+{
+    assay_status status = ASSAY_OK;
+    int count = 0;
+    for (int i = 0; i < a->each->count; i++) {
+        if (a->each->cost(a->each->self, i) < MOST_APART) a->numbers[count++] = i;
+    }
+    if (count < 2) count = 0;
+    const assay_workers workers = {
+        .self = a, .processes = ctx->threads, .count = count, .work = apart_work, .take = apart_take};
+    assay_progress_start(&a->progress, a->each->quiet, "shared out", count);
+    status = assay_workers_run(ctx, &workers);
+    assay_progress_end(&a->progress);
+    while (status == ASSAY_OK && a->taken < a->each->count) {
+        if (!a->there[a->taken]) {
+            status = do_here(ctx, a->each, a->taken++);
+        } else {
+            status = take_ready(ctx, a);
+        }
+    }
+    return status;
+}
+
 static assay_status one_after_the_other(assay_context *ctx, const assay_each *each)
 {
     assay_status status = ASSAY_OK;
-    for (int i = 0; i < each->count && status == ASSAY_OK; i++) {
-        char *text = NULL;
-        size_t size = 0;
-        FILE *result = open_memstream(&text, &size);
-        if (result == NULL) return no_memory(ctx);
-        status = each->work(ctx, each->self, i, result);
-        if (!assay_text_close(result, &text) && status == ASSAY_OK) status = no_memory(ctx);
-        if (status == ASSAY_OK && each->take != NULL) status = each->take(ctx, each->self, i, text, size);
-        free(text);
+    for (int i = 0; i < each->count && status == ASSAY_OK; i++) status = do_here(ctx, each, i);
+    return status;
+}
+
+static assay_status share_apart(assay_context *ctx, const assay_each *each)
+{
+    assay_status status = ASSAY_OK;
+    const size_t count = (size_t)each->count + 1;
+    apart a = {.each = each,
+               .there = calloc(count, sizeof *a.there),
+               .outcomes = calloc(count, sizeof *a.outcomes),
+               .numbers = calloc(count, sizeof *a.numbers)};
+    if (a.there == NULL || a.outcomes == NULL || a.numbers == NULL) {
+        status = assay_fail(ctx, ASSAY_NO_MEMORY, "no memory to share out %d cases", each->count);
+        goto cleanup;
     }
+    TRY(do_apart(ctx, &a));
+cleanup:
+    for (int i = 0; a.outcomes != NULL && i < each->count; i++) outcome_free(&a.outcomes[i]);
+    free(a.there);
+    free(a.outcomes);
+    free(a.numbers);
     return status;
 }
 
 assay_status assay_each_case(assay_context *ctx, const assay_each *each)
 {
     assay_status status = ASSAY_OK;
+    if (ctx->ranks == NULL && each->apart && ctx->threads > 1 && each->count > 1) return share_apart(ctx, each);
     if (ctx->ranks == NULL) return one_after_the_other(ctx, each);
     const size_t count = (size_t)each->count + 1;
     sharing s = {.each = each,

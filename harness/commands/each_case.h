@@ -11,6 +11,8 @@
 typedef struct assay_each {
     void *self;
     int count;
+    bool apart; /* cases may be done in processes of their own, without ranks too: there is a cost */
+    bool quiet; /* of the progress that is shown then */
     /* About how many operations a case has; NULL: all ranks together would be no faster. */
     double (*cost)(void *self, int i);
     /* Does a case, and prints what is to be seen of it. What is to be known of it afterwards goes to `result`. */
@@ -19,7 +21,8 @@ typedef struct assay_each {
     assay_status (*take)(assay_context *ctx, void *self, int i, const char *result, size_t size);
 } assay_each;
 
-/* Ends with the first case that fails. With several ranks each has a case of its own; a case that is more work than a
+/* Ends with the first case that fails. Without ranks, where a case may be done apart and there are threads, each of them
+ * is a process that does small cases, and large ones are done here by all threads. With several ranks each has a case of its own; a case that is more work than a
  * rank's share of all is done by all together, before the others: work() then runs on every rank, with ctx->ranks. */
 assay_status assay_each_case(assay_context *ctx, const assay_each *each);
 

@@ -195,6 +195,21 @@ refuses 'tiny-sparse: .*\[[0-9]+\] is -?(inf|nan), expected a finite number: the
   generate moe/deepseek3-tiny-sparse --set routed_scaling_factor=1e303 -o "$out/wrong.h5"
 [ ! -e "$out/wrong.h5" ] || complain "written though it overflows"
 
+## many cases: processes do them, with the output and the files of one
+expect 0 generate 'unpermute/*' 'yarn_rope/*' rms_norm/one-row -o "$out/one" --threads 1
+sed "s#$out/one/##" "$work/out" >"$out/one.txt"
+expect 0 generate 'unpermute/*' 'yarn_rope/*' rms_norm/one-row -o "$out/three" --threads 3
+sed "s#$out/three/##" "$work/out" | cmp - "$out/one.txt" || complain "other lines, or in another order"
+diff -r "$out/one" "$out/three" || complain "other files"
+"$assay" show moe/deepseek3-tiny-sparse --set routed_scaling_factor=1e303 | sed '/^$/,$d; s#^case: .*#case: overflows#' >"$work/last.yaml"
+"$assay" show rms_norm/one-row | sed '/^$/,$d; s#^case: .*#case: behind#' >"$work/behind.yaml"
+expect 2 generate rms_norm/one-row unpermute/one-token "$work/last.yaml" "$work/behind.yaml" -o "$out/stopped" --threads 3
+[ "$(cat "$work/out")" = "$out/stopped/rms_norm/one-row.h5"$'\n'"$out/stopped/unpermute/one-token.h5" ] ||
+  complain "what stands before the case that fails is expected, and no more"
+grep -q '^assay generate: overflows: .*the case overflows$' "$work/err" || complain "the line of the case that fails is expected"
+[ "$(wc -l <"$work/err")" -eq 1 ] || complain "one line is expected"
+[ ! -e "$out/stopped/overflows.h5" ] || complain "written though it overflows"
+
 ## inputs from a file
 expect 0 generate moe/small -o "$out/overlaid.h5" --seed 99 --inputs "$golden"
 refuses 'shape' generate moe/small -o "$out/wrong.h5" --set sequence=5 --inputs "$golden"
