@@ -65,7 +65,7 @@ typedef struct spec_budget {
 /* Numbers of inputs and weights from which on probes are evaluated at once, of an operation that can. */
 enum { SPEC_LARGE = 1 << 20 };
 /* What inputs and results of probes that are evaluated at once may take. */
-#define SPEC_TOGETHER_BYTES ((int64_t)1 << 30)
+#define SPEC_TOGETHER_BYTES ((int64_t)2 << 30)
 
 /* How many probes that is of a gradient of so many elements. */
 int64_t spec_probe_count(const spec_budget *budget, int64_t elements);

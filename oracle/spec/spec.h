@@ -1,7 +1,7 @@
 /* The second form: every operation once more, naively, in binary128, straight from the formulas of SPEC 1 to 9 and
  * 11, forward only. It shares no code with oracle/ops, oracle/moe, oracle/mesh and oracle/layer (their headers give the
  * configurations, and assay_tables the names and shapes of tensors), so what both forms get wrong alike can only be the
- * specification. certify.h holds float64 results against it.
+ * specification: where it uses the float64 engine, for large products, it checks it (spec_product.h). certify.h holds float64 results against it.
  *
  * An operation reads named tensors and adds named results, under the paths of the fixture (INTERFACE.md). Optional
  * tensors are there or not. Inputs are binary128, so that a central difference can move one by 1e-10 of itself. */

@@ -8,7 +8,7 @@
 
 enum {
     ROWS = 1024, /* that are made at a time */
-    COLUMNS = 1024,
+    COLUMNS = 256,
     LEAST_ROWS = 4, /* fewer are not worth slicing w for */
     LEAST_COLUMNS = 4,
     LOW_LEVELS = 3 /* that are added in one integer */
@@ -45,14 +45,15 @@ void spec_multiply_scalar(const assay_context *ctx, const spec_product *p)
     for (int64_t row = 0; row < p->m; row++) scalar_row(p, row);
 }
 
-/* A piece of y, and what it is made of. Starts zeroed. */
+/* A piece of y, and what it is made of; its memory serves one piece after the other. Starts zeroed. */
 typedef struct piece {
     spec_product product;
     spec_cut cut;
     const assay_arithmetic *engine;
     const spec_slices *x;
     spec_slices w;
-    double *levels[SPEC_SLICES_MOST]; /* [m,n]: the sum of products of digits p and q with p + q = level, or NULL: 0 */
+    int level_count;                  /* of them are not 0 */
+    double *levels[SPEC_SLICES_MOST]; /* [m,n]: the sum of products of digits p and q with p + q = level */
     double *sizes;                    /* [m,n]: the product of sizes */
     uint64_t *random;                 /* [n] */
     uint64_t *w_random;               /* [used,k]: w's digits times that */
@@ -138,7 +139,7 @@ static __int128 sum_levels(const piece *s, int from, int to, int64_t at)
     __int128 sum = 0;
     for (int level = from; level < to; level++) {
         sum *= (__int128)1 << s->cut.bits;
-        if (s->levels[level] != NULL) sum += (int64_t)s->levels[level][at];
+        if (level < s->level_count) sum += (int64_t)s->levels[level][at];
     }
     return sum;
 }
@@ -172,30 +173,39 @@ static void add_row(const piece *s, int64_t row)
     }
 }
 
+static assay_status alloc_piece(assay_context *ctx, piece *s)
+{
+    assay_status status;
+    void *random = NULL;
+    uint64_t state = 1;
+    TRY(assay_alloc(ctx, "random numbers", COLUMNS, sizeof *s->random, &random));
+    s->random = random;
+    TRY(assay_alloc(ctx, "random numbers", SPEC_SLICES_MOST * s->product.k, sizeof *s->w_random, &random));
+    s->w_random = random;
+    TRY(assay_alloc_f64(ctx, "products of sizes", s->product.m * COLUMNS, &s->sizes));
+    for (int64_t j = 0; j < COLUMNS; j++) s->random[j] = spec_next_random(&state);
+cleanup:
+    return status;
+}
+
 static assay_status make_piece(assay_context *ctx, piece *s)
 {
     assay_status status;
     const spec_product *p = &s->product;
-    const int64_t count = p->m * p->n;
     const spec_layout w = {.values = p->w,
                            .outer = p->w_transposed ? p->n : p->k,
                            .inner = p->w_transposed ? p->k : p->n,
                            .ld = p->ldw,
                            .lines_across = !p->w_transposed};
-    void *random = NULL;
     TRY(spec_slices_make(ctx, &w, &s->cut, &s->w));
-    TRY(assay_alloc(ctx, "random numbers", p->n, sizeof *s->random, &random));
-    s->random = random;
-    TRY(assay_alloc(ctx, "random numbers", (s->w.used + 1) * p->k, sizeof *s->w_random, &random));
-    s->w_random = random;
-    uint64_t state = 1;
-    for (int64_t j = 0; j < p->n; j++) s->random[j] = spec_next_random(&state);
     for (int q = 0; q < s->w.used; q++) times_random(ctx, s, q);
-    for (int level = 0; level < s->cut.most && level < s->x->used + s->w.used - 1; level++) {
-        TRY(assay_alloc_f64(ctx, "products of slices", count, &s->levels[level]));
+    s->level_count = s->x->used + s->w.used - 1 < s->cut.most ? s->x->used + s->w.used - 1 : s->cut.most;
+    for (int level = 0; level < s->level_count; level++) {
+        if (s->levels[level] == NULL) {
+            TRY(assay_alloc_f64(ctx, "products of slices", p->m * COLUMNS, &s->levels[level]));
+        }
         TRY(make_level(ctx, s, level));
     }
-    TRY(assay_alloc_f64(ctx, "products of sizes", count, &s->sizes));
     TRY(multiply(ctx, s, s->x->sizes, s->w.sizes, false, s->sizes));
 #pragma omp parallel for num_threads(ctx->threads) schedule(static)
     for (int64_t row = 0; row < p->m; row++) add_row(s, row);
@@ -207,19 +217,20 @@ cleanup:
 static assay_status make_rows(assay_context *ctx, const spec_product *rows, const spec_cut *cut,
                               const assay_arithmetic *engine)
 {
-    assay_status status = ASSAY_OK;
+    assay_status status;
     spec_slices x = {0};
+    piece s = {.product = *rows, .cut = *cut, .engine = engine, .x = &x};
     const spec_layout layout = {.values = rows->x, .outer = rows->m, .inner = rows->k, .ld = rows->ldx};
     TRY(spec_slices_make(ctx, &layout, cut, &x));
-    for (int64_t begin = 0; begin < rows->n && status == ASSAY_OK; begin += COLUMNS) {
-        piece s = {.product = *rows, .cut = *cut, .engine = engine, .x = &x};
+    TRY(alloc_piece(ctx, &s));
+    for (int64_t begin = 0; begin < rows->n; begin += COLUMNS) {
         s.product.n = rows->n - begin < COLUMNS ? rows->n - begin : COLUMNS;
-        s.product.w += rows->w_transposed ? begin * rows->ldw : begin;
-        s.product.y += begin;
-        status = make_piece(ctx, &s);
-        free_piece(&s);
+        s.product.w = rows->w + (rows->w_transposed ? begin * rows->ldw : begin);
+        s.product.y = rows->y + begin;
+        TRY(make_piece(ctx, &s));
     }
 cleanup:
+    free_piece(&s);
     spec_slices_free(&x);
     return status;
 }

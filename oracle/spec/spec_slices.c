@@ -181,13 +181,31 @@ static void cut_run(const spec_layout *from, int64_t run, const spec_cut *cut, s
     }
 }
 
+static assay_status take_memory(assay_context *ctx, const spec_layout *from, spec_slices *slices)
+{
+    assay_status status = ASSAY_OK;
+    const int64_t count = from->outer * from->inner, lines = from->lines_across ? from->inner : from->outer;
+    if (slices->sizes == NULL || count > slices->room || lines > slices->line_room) {
+        spec_slices_free(slices);
+        slices->room = count;
+        slices->line_room = lines;
+        TRY(assay_alloc_i32(ctx, "exponents of lines", lines, &slices->largest));
+        TRY(spec_alloc(ctx, lines, &slices->powers));
+        TRY(assay_alloc_f64(ctx, "sizes of numbers", count, &slices->sizes));
+    }
+    slices->outer = from->outer;
+    slices->inner = from->inner;
+    slices->lines = lines;
+    slices->lines_across = from->lines_across;
+cleanup:
+    return status;
+}
+
 static assay_status find_exponents(assay_context *ctx, const spec_layout *from, spec_slices *slices)
 {
     assay_status status;
     const int parts = ctx->threads;
     int32_t *each = NULL; /* [parts,lines] */
-    TRY(assay_alloc_i32(ctx, "exponents of lines", slices->lines, &slices->largest));
-    TRY(spec_alloc(ctx, slices->lines, &slices->powers));
     TRY(assay_alloc_i32(ctx, "exponents of lines", parts * slices->lines, &each));
 #pragma omp parallel for num_threads(parts) schedule(static)
     for (int part = 0; part < parts; part++) {
@@ -214,10 +232,7 @@ assay_status spec_slices_make(assay_context *ctx, const spec_layout *from, const
     assay_status status;
     const int threads = ctx->threads;
     int deep = 0;
-    *slices = (spec_slices){.outer = from->outer,
-                            .inner = from->inner,
-                            .lines = from->lines_across ? from->inner : from->outer,
-                            .lines_across = from->lines_across};
+    TRY(take_memory(ctx, from, slices));
     TRY(find_exponents(ctx, from, slices));
 #pragma omp parallel for num_threads(threads) schedule(static) reduction(max : deep)
     for (int64_t run = 0; run < from->outer; run++) {
@@ -227,9 +242,8 @@ assay_status spec_slices_make(assay_context *ctx, const spec_layout *from, const
     slices->used = (deep + 2 + cut->bits - 1) / cut->bits;
     if (slices->used > cut->most) slices->used = cut->most;
     for (int p = 0; p < slices->used; p++) {
-        TRY(assay_alloc_f64(ctx, "slices", from->outer * from->inner, &slices->digits[p]));
+        if (slices->digits[p] == NULL) TRY(assay_alloc_f64(ctx, "slices", slices->room, &slices->digits[p]));
     }
-    TRY(assay_alloc_f64(ctx, "sizes of numbers", from->outer * from->inner, &slices->sizes));
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t run = 0; run < from->outer; run++) cut_run(from, run, cut, slices);
 cleanup:

@@ -30,6 +30,7 @@ typedef struct spec_layout {
 
 /* All arrays are its own; those of digits are [outer,inner]. Starts zeroed. */
 typedef struct spec_slices {
+    int64_t room, line_room; /* numbers and lines that there is memory for */
     int64_t outer, inner, lines;
     bool lines_across;
     int used; /* slices; those behind them are 0 */
@@ -42,6 +43,7 @@ typedef struct spec_slices {
 /* A line with a NaN or an infinity, or whose largest number is not within 2^-8000 to 2^8000: it counts as 0 here. */
 bool spec_slices_are_out(const spec_slices *slices, int64_t line);
 
+/* In the place of what the struct holds, whose memory is used again where it is enough. */
 assay_status spec_slices_make(assay_context *ctx, const spec_layout *from, const spec_cut *cut, spec_slices *slices);
 void spec_slices_free(spec_slices *slices); /* safe on a zeroed struct */
 
