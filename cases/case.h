@@ -51,6 +51,8 @@ typedef struct assay_case {
     assay_case_input *inputs;
     int input_count;
     int64_t position_start, position_step;
+    int64_t only_layer;   /* of a stack the one layer that is evaluated, from 0; -1: all of them */
+    int64_t digest_above; /* larger gradients are held as digests, larger weights not at all; 0: everything is held */
     assay_text_list gradients;   /* default: all */
     assay_text_list checkpoints; /* default: none */
     assay_text_list profiles;    /* default: f64, f32, bf16, f16 */

@@ -23,6 +23,8 @@ static const struct {
     {"mesh.mlp_tensor", offsetof(assay_case, mesh_mlp_tensor), 1, MOST_SHARDS},
     {"positions.start", offsetof(assay_case, position_start), 0, INT32_MAX},
     {"positions.step", offsetof(assay_case, position_step), 0, INT32_MAX},
+    {"only_layer", offsetof(assay_case, only_layer), 0, INT32_MAX},
+    {"digest_above", offsetof(assay_case, digest_above), 1, INT64_MAX},
 };
 enum { NUMBER_COUNT = sizeof NUMBERS / sizeof *NUMBERS };
 

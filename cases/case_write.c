@@ -109,6 +109,8 @@ static void write_case(FILE *out, const assay_case *c, bool all)
     fprintf(out, c->input_count > 0 ? "inputs:\n" : "inputs: {}\n");
     for (int i = 0; i < c->input_count; i++) write_input(out, &c->inputs[i]);
     fprintf(out, "positions: {start: %" PRId64 ", step: %" PRId64 "}\n", c->position_start, c->position_step);
+    if (c->only_layer >= 0) fprintf(out, "only_layer: %" PRId64 "\n", c->only_layer);
+    if (c->digest_above > 0) fprintf(out, "digest_above: %" PRId64 "\n", c->digest_above);
     write_list(out, "gradients", &c->gradients);
     write_list(out, "checkpoints", &c->checkpoints);
     write_list(out, "profiles", &c->profiles);

@@ -146,13 +146,24 @@ cleanup:
     return status;
 }
 
+static assay_status write_layers(assay_context *ctx, const assay_plan *plan, const char *path, const char *inputs_file,
+                                 bool quiet)
+{
+    (void)inputs_file;
+    return assay_golden_write_layers(ctx, plan, path, quiet);
+}
+
 static assay_status run_generate(assay_context *ctx, const assay_options *options, int *exit_code)
 {
     *exit_code = ASSAY_EXIT_PASS;
     if (!options->certify && options->budget != ASSAY_BUDGET_UNSAID) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "--budget is the certificate's: it goes with --certify");
     }
-    return write_files(ctx, options, 0, assay_golden_write);
+    if (options->resume && (options->inputs != NULL || options->weights != NULL)) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "--resume draws inputs and weights from the seed: it goes without %s",
+                          options->inputs != NULL ? "--inputs" : "--weights");
+    }
+    return write_files(ctx, options, 0, options->resume ? write_layers : assay_golden_write);
 }
 
 static assay_status run_request(assay_context *ctx, const assay_options *options, int *exit_code)
@@ -171,9 +182,10 @@ const assay_command assay_command_generate = {
         "wrong\n"
         "backends it detects, and its verdicts state their power (docs/mutants.md). With --precision it has error "
         "scales of\n"
-        "that profile too, beside those of the case.\n",
+        "that profile too, beside those of the case. With --resume a stack is made a layer at a time, and a run that was\n"
+        "stopped goes on when the same command is given again (docs/whole-model.md).\n",
     .options = ASSAY_OPT_CHOOSE | ASSAY_OPT_OUTPUT | ASSAY_OPT_CONTAINER | ASSAY_OPT_SET | ASSAY_OPT_INPUTS |
-               ASSAY_OPT_WEIGHTS | ASSAY_OPT_CERTIFY | ASSAY_OPT_PROFILE,
+               ASSAY_OPT_WEIGHTS | ASSAY_OPT_CERTIFY | ASSAY_OPT_PROFILE | ASSAY_OPT_RESUME,
     .least = 1,
     .most = -1,
     .run = run_generate,

@@ -47,7 +47,9 @@ enum {
     FUZZ_CASES,
     FUZZ_SEED,
     FUZZ_FAILURES,
-    CONTAINER
+    CONTAINER,
+    RESUME,
+    LAYERS
 };
 
 static const assay_option_row rows[] = {
@@ -91,6 +93,10 @@ static const assay_option_row rows[] = {
     {"equivalence", EQUIVALENCE, true, ASSAY_OPT_EQUIVALENCE, "NAME", "one of them, or all (default)"},
     {"budget", BUDGET, true, ASSAY_OPT_CERTIFY | ASSAY_OPT_VERIFY, "N",
      "certify N coordinates of each gradient (default 8), or all; 0: outputs alone"},
+    {"resume", RESUME, false, ASSAY_OPT_RESUME, NULL,
+     "a stack a layer at a time: what is done stays in PATH.journal, and a run that was stopped goes on there"},
+    {"layers", LAYERS, true, ASSAY_OPT_VERIFY, "LIST",
+     "compute only these layers of a stack again, each from its own input: 3,60 or 0-2,60"},
     {"write", WRITE, true, ASSAY_OPT_WRITE, "FOLDER",
      "write the candidate of each mutant that has an effect as FOLDER/MUTANT.h5 (one golden)"},
     {"op", FUZZ_OP, true, ASSAY_OPT_FUZZ, "OP", "cases of this operation alone"},
@@ -280,6 +286,12 @@ static assay_status take(assay_context *ctx, assay_options *o, int letter, const
         return ASSAY_OK;
     case MUTANTS:
         o->mutants = true;
+        return ASSAY_OK;
+    case RESUME:
+        o->resume = true;
+        return ASSAY_OK;
+    case LAYERS:
+        o->layers = value;
         return ASSAY_OK;
     case BUDGET:
         return parse_budget(ctx, value, &o->budget);

@@ -7,6 +7,7 @@
 #include "fixtures/files.h"
 #include "harness/certify/certificate.h"
 #include "harness/golden/golden_finite.h"
+#include "harness/golden/golden_internal.h"
 #include "harness/plan/inputs.h"
 #include "harness/plan/progress.h"
 #include "harness/power/power_test.h"
@@ -113,7 +114,8 @@ static assay_status begin(assay_context *ctx, file_sink *sink, const char *path,
     TRY(assay_fixture_create(ctx, path, &sink->writer));
     TRY(write_attributes(ctx, sink->writer, plan, kind));
     for (int i = 0; i < plan->spec_count; i++) {
-        if (results || assay_role_is_given(plan->specs[i].role)) {
+        const bool held = results ? !assay_is_drawn(plan->c, &plan->specs[i]) : assay_role_is_given(plan->specs[i].role);
+        if (held) {
             TRY(assay_fixture_declare(ctx, sink->writer, &plan->specs[i]));
         }
     }
@@ -122,12 +124,13 @@ cleanup:
 }
 
 /* Once every attribute is set: some containers are planned whole. */
-static assay_status write_all_given(assay_context *ctx, file_sink *sink, const assay_source *source)
+static assay_status write_all_given(assay_context *ctx, file_sink *sink, const assay_source *source, bool golden)
 {
     assay_status status = ASSAY_OK;
     const assay_plan *plan = sink->plan;
     for (int i = 0; i < plan->spec_count; i++) {
-        if (assay_role_is_given(plan->specs[i].role)) TRY(write_given(ctx, sink, source, &plan->specs[i]));
+        if (!assay_role_is_given(plan->specs[i].role) || (golden && assay_is_drawn(plan->c, &plan->specs[i]))) continue;
+        TRY(write_given(ctx, sink, source, &plan->specs[i]));
     }
 cleanup:
     return status;
@@ -177,8 +180,8 @@ static assay_status set_mutant_names(assay_context *ctx, assay_fixture_writer *w
     return status;
 }
 
-assay_status assay_golden_write_from(assay_context *ctx, const assay_plan *plan, const char *path,
-                                     const assay_source *source, bool quiet)
+assay_status assay_golden_write_with(assay_context *ctx, const assay_plan *plan, const char *path,
+                                     const assay_source *source, const assay_golden_evaluator *evaluator, bool quiet)
 {
     assay_status status;
     file_sink sink = {.plan = plan};
@@ -194,13 +197,27 @@ assay_status assay_golden_write_from(assay_context *ctx, const assay_plan *plan,
         TRY(assay_fixture_set_text(ctx, sink.writer, "null_left_out", plan->null_left_out));
     }
     if (plan->mutants) TRY(set_mutant_names(ctx, sink.writer));
-    TRY(write_all_given(ctx, &sink, source));
-    TRY(plan->mutants ? assay_evaluate_with_power(ctx, plan, source, &out, quiet)
-                      : assay_evaluate_as_planned(ctx, plan, source, &out, quiet));
+    TRY(write_all_given(ctx, &sink, source, true));
+    TRY(evaluator->evaluate(ctx, evaluator->self, plan, source, &out, quiet));
 cleanup:
     status = finish(ctx, &sink, status);
     ctx->threads = threads;
     return status;
+}
+
+static assay_status evaluate(assay_context *ctx, void *self, const assay_plan *plan, const assay_source *source,
+                             const assay_sink *out, bool quiet)
+{
+    (void)self;
+    return plan->mutants ? assay_evaluate_with_power(ctx, plan, source, out, quiet)
+                         : assay_evaluate_as_planned(ctx, plan, source, out, quiet);
+}
+
+assay_status assay_golden_write_from(assay_context *ctx, const assay_plan *plan, const char *path,
+                                     const assay_source *source, bool quiet)
+{
+    const assay_golden_evaluator evaluator = {.evaluate = evaluate};
+    return assay_golden_write_with(ctx, plan, path, source, &evaluator, quiet);
 }
 
 assay_status assay_golden_write(assay_context *ctx, const assay_plan *plan, const char *path, const char *inputs_file,
@@ -234,7 +251,7 @@ assay_status assay_request_write_from(assay_context *ctx, const assay_plan *plan
     }
     TRY(begin(ctx, &sink, path, "request", false));
     TRY(assay_fixture_set_texts(ctx, sink.writer, "expects", count, expects));
-    TRY(write_all_given(ctx, &sink, source));
+    TRY(write_all_given(ctx, &sink, source, false));
 cleanup:
     status = finish(ctx, &sink, status);
     free(expects);

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "harness/operations/op_support.h"
+#include "harness/plan/digests.h"
 #include "harness/scales/ensemble_internal.h"
 #include "oracle/base/memory.h"
 
@@ -123,18 +124,23 @@ assay_status assay_evaluate(assay_context *ctx, const assay_plan *plan, const as
     assay_status status;
     void *precisions = NULL;
     assay_plan settled = *plan;
-    assay_ensemble e = {.plan = &settled, .in = in, .out = out};
+    assay_digest_sink digests = {0};
+    assay_sink to = *out;
+    assay_ensemble e = {.plan = &settled, .in = in, .out = &to};
+    TRY(assay_digest_sink_open(ctx, &digests, plan, *out));
+    if (digests.count > 0) to = assay_digest_sink_view(&digests);
     const bool null = wants_null(&e);
     TRY(assay_alloc(ctx, "precisions", plan->precision_count, sizeof *plan->precisions, &precisions));
     settled.precisions = precisions;
     TRY(assay_settle_given(ctx, plan, in, settled.precisions));
     if (assay_ensemble_needs_no_runs(&settled) && !null) {
-        TRY(plan->operation->run(ctx, plan->c, in, out, settled.precisions, plan->precision_count));
+        TRY(plan->operation->run(ctx, plan->c, in, &to, settled.precisions, plan->precision_count));
     } else {
         TRY(evaluate(ctx, &e, null));
     }
 cleanup:
     assay_ensemble_release(&e);
+    assay_digest_sink_close(&digests);
     free(precisions);
     return status;
 }

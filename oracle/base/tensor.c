@@ -53,6 +53,7 @@ const char *const assay_role_folders[ASSAY_ROLES] = {
     [ASSAY_ROLE_NULL] = "null",
     [ASSAY_ROLE_CERTIFICATE] = "certificate",
     [ASSAY_ROLE_DISCRIMINATION] = "discrimination",
+    [ASSAY_ROLE_DIGEST] = "digest",
 };
 
 assay_tensor_role assay_role_of(const char *path)
