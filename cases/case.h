@@ -48,6 +48,7 @@ typedef struct assay_case {
     assay_dtype dtype;        /* the grid of inputs, weights and cotangents; bfloat16 by default */
     assay_case_dtype *dtypes; /* of those that have another */
     int dtype_count;
+    assay_distribution fill; /* of what is filled with normals when `inputs` does not say: normal or bell */
     assay_case_input *inputs;
     int input_count;
     int64_t position_start, position_step;
@@ -71,7 +72,7 @@ assay_status assay_cases_parse_stored(assay_context *ctx, const char *origin, co
 void assay_cases_free(assay_case *cases, int count);
 
 /* `key=value`: a configuration key, or model (a name, or a path from the working directory, in place of all
- * configuration keys), case, batch, sequence, seed, dtype, gradients, checkpoints, profiles,
+ * configuration keys), case, batch, sequence, seed, dtype, gradients, checkpoints, profiles, fill,
  * mesh.{data,fsdp,fsdp_transpose,expert,tensor,mlp_tensor}, positions.{start,step}, inputs.PATH ({distribution: ...} in YAML's flow form), dtypes.PATTERN. A value
  * that is refused leaves the case as it was. */
 assay_status assay_case_set(assay_context *ctx, assay_case *c, const char *assignment);

@@ -84,6 +84,19 @@ assay_status assay_case_read_dtype(const assay_yaml *y, const yaml_node_t *node,
     return assay_yaml_refuse_value(y, node, what, wanted);
 }
 
+static assay_status read_fill(const assay_yaml *y, const yaml_node_t *node, assay_distribution *fill)
+{
+    char name[ASSAY_TEXT_SIZE];
+    assay_distribution read;
+    assay_status status = assay_yaml_text(y, node, "fill", name, sizeof name);
+    RETURN_IF(status != ASSAY_OK, status);
+    if (!assay_distribution_from_name(name, &read) || (read != ASSAY_NORMAL && read != ASSAY_BELL)) {
+        return assay_yaml_refuse_value(y, node, "fill", "normal or bell (single tensors: inputs)");
+    }
+    *fill = read;
+    return ASSAY_OK;
+}
+
 assay_status assay_case_read_field(const assay_yaml *y, assay_case *c, const char *key, const yaml_node_t *value,
                                    bool *known)
 {
@@ -103,13 +116,14 @@ assay_status assay_case_read_field(const assay_yaml *y, assay_case *c, const cha
     }
     if (strcmp(key, "seed") == 0) return assay_yaml_seed(y, value, key, &c->seed);
     if (strcmp(key, "dtype") == 0) return assay_case_read_dtype(y, value, key, &c->dtype);
+    if (strcmp(key, "fill") == 0) return read_fill(y, value, &c->fill);
     *known = false;
     return ASSAY_OK;
 }
 
 void assay_case_offer_fields(assay_nearest *nearest)
 {
-    static const char *const OTHERS[] = {"case", "description", "seed", "dtype"};
+    static const char *const OTHERS[] = {"case", "description", "seed", "dtype", "fill"};
     for (int i = 0; i < NUMBER_COUNT; i++) assay_nearest_offer(nearest, NUMBERS[i].key);
     for (int i = 0; i < LIST_COUNT; i++) assay_nearest_offer(nearest, LISTS[i].key);
     for (size_t i = 0; i < sizeof OTHERS / sizeof *OTHERS; i++) assay_nearest_offer(nearest, OTHERS[i]);

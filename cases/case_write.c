@@ -106,6 +106,7 @@ static void write_case(FILE *out, const assay_case *c, bool all)
         write_text(out, i == 0 ? "dtypes: {" : ", ", c->dtypes[i].pattern);
         fprintf(out, ": %s%s", assay_dtype_name(c->dtypes[i].type), i + 1 == c->dtype_count ? "}\n" : "");
     }
+    if (c->fill != ASSAY_NORMAL) fprintf(out, "fill: %s\n", assay_distribution_name(c->fill));
     fprintf(out, c->input_count > 0 ? "inputs:\n" : "inputs: {}\n");
     for (int i = 0; i < c->input_count; i++) write_input(out, &c->inputs[i]);
     fprintf(out, "positions: {start: %" PRId64 ", step: %" PRId64 "}\n", c->position_start, c->position_step);

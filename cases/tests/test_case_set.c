@@ -23,6 +23,7 @@ TEST(sets_what_a_case_has)
         "sequence=1_000",
         "seed=7",
         "dtype=float16",
+        "fill=bell",
         "gradients=inputs/x, weights/wo",
         "checkpoints=[mla_q]",
         "profiles=none",
@@ -53,6 +54,7 @@ TEST(sets_what_a_case_has)
     assert_int_equal(c->sequence, 1000);
     assert_int_equal(c->seed, 7);
     assert_int_equal(c->dtype, ASSAY_FLOAT16);
+    assert_int_equal(c->fill, ASSAY_BELL);
     assert_int_equal(c->gradients.count, 2);
     assert_string_equal(c->gradients.items[1], "weights/wo");
     assert_string_equal(c->checkpoints.items[0], "mla_q");

@@ -35,10 +35,10 @@ static void print_fill(const assay_fill *fill)
 {
     printf("%s", assay_distribution_name(fill->distribution));
     const assay_distribution d = fill->distribution;
-    const bool scaled = d == ASSAY_NORMAL || d == ASSAY_CANCEL || d == ASSAY_INTEGERS || d == ASSAY_NEAR_TIES ||
-                        d == ASSAY_BLOCK_POWERS || d == ASSAY_ROW_POWERS || d == ASSAY_VALUES;
-    const bool bounded = d != ASSAY_NORMAL && d != ASSAY_CANCEL && d != ASSAY_VALUES && d != ASSAY_CONSTANT &&
-                         d != ASSAY_RAMP && d != ASSAY_PERMUTATION;
+    const bool scaled = d == ASSAY_NORMAL || d == ASSAY_BELL || d == ASSAY_CANCEL || d == ASSAY_INTEGERS ||
+                        d == ASSAY_NEAR_TIES || d == ASSAY_BLOCK_POWERS || d == ASSAY_ROW_POWERS || d == ASSAY_VALUES;
+    const bool bounded = d != ASSAY_NORMAL && d != ASSAY_BELL && d != ASSAY_CANCEL && d != ASSAY_VALUES &&
+                         d != ASSAY_CONSTANT && d != ASSAY_RAMP && d != ASSAY_PERMUTATION;
     if (d == ASSAY_CONSTANT) print_number(" ", fill->mean);
     if (d == ASSAY_RAMP) {
         print_number(" from ", fill->mean);

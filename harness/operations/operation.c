@@ -163,6 +163,16 @@ static assay_status apply_dtypes(assay_context *ctx, const assay_case *c, assay_
     return ASSAY_OK;
 }
 
+/* Every operation has tensors of normals: cotangents. */
+static void apply_fill(const assay_case *c, assay_tensor_list *list)
+{
+    for (int i = 0; i < list->count; i++) {
+        assay_tensor_entry *entry = &list->entries[i];
+        const bool normal = may_have_dtype(&entry->spec) && entry->fill.distribution == ASSAY_NORMAL;
+        if (normal) entry->fill.distribution = c->fill;
+    }
+}
+
 assay_status assay_operation_prepare(assay_context *ctx, const assay_case *c, const assay_operation **operation,
                                      assay_tensor_list *list)
 {
@@ -179,6 +189,7 @@ assay_status assay_operation_prepare(assay_context *ctx, const assay_case *c, co
     TRY(turn_gradients(ctx, list));
     TRY(check_inputs(ctx, c, list));
     TRY(apply_dtypes(ctx, c, list));
+    apply_fill(c, list);
 cleanup:
     if (status != ASSAY_OK) {
         assay_tensor_list_free(list);

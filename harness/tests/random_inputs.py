@@ -13,9 +13,11 @@ import numpy as np
 
 ALL = ["float64", "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"]
 SEEDS = ["1", "18446744073709551615", "4294967296"]
-# a case, the types it is asked for in, the distributions that it is here for
+# a case with its settings, the types it is asked for in, the distributions that it is here for
 CASES = [
     ("gmm/primes", ALL, "normal values"),
+    ("gmm/primes --set fill=bell", ALL, "bell values"),
+    ("gmm/primes --set inputs.rhs={distribution: bell, scale: -0.3, mean: 0.7}", ALL, "bell values"),
     ("gmm/ragged", ["bfloat16"], "group_sizes"),
     ("gmm/row-powers", ALL, "row_powers"),
     ("gmm/block-powers", ALL, "block_powers"),
@@ -99,7 +101,8 @@ def main() -> int:
             seen = set()
             for dtype in dtypes:
                 seed = SEEDS[(number + dtypes.index(dtype)) % len(SEEDS)]
-                options = [case, "--seed", seed, "--set", f"dtype={dtype}"]
+                name, *settings = case.split(" --set ")
+                options = [name, "--seed", seed] + [word for s in [f"dtype={dtype}", *settings] for word in ("--set", s)]
                 request = f"{folder}/{number}-{dtype}.h5"
                 shown = subprocess.run([program, "show", *options], check=True, capture_output=True, text=True).stdout
                 subprocess.run([program, "request", *options, "-o", request], check=True, capture_output=True)

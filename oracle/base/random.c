@@ -86,6 +86,12 @@ static bool whole_within(double x, double least, double most)
     return x >= least && x <= most && x == rint(x);
 }
 
+/* Neither a product nor a sum of such ones leaves float32's normal numbers. */
+static bool bell_number(double x)
+{
+    return x == 0 || (fabs(x) >= 0x1p-100 && fabs(x) <= 0x1p100);
+}
+
 static int64_t last_axis(const assay_shape *shape)
 {
     return shape->rank > 0 ? shape->dims[shape->rank - 1] : 1;
@@ -134,6 +140,11 @@ assay_status assay_random_check(assay_context *ctx, const assay_fill *fill, cons
     case ASSAY_VALUES:
         if (!(fill->value_count > 0 && fill->values != NULL)) wanted = "at least one value";
         break;
+    case ASSAY_BELL:
+        if (!(bell_number(fill->scale) && bell_number(fill->mean))) {
+            wanted = "scale and mean to be 0 or from 2^-100 to 2^100 in size";
+        }
+        break;
     case ASSAY_NORMAL:
     case ASSAY_CONSTANT:
     case ASSAY_CANCEL:
@@ -144,10 +155,10 @@ assay_status assay_random_check(assay_context *ctx, const assay_fill *fill, cons
     if (wanted == NULL) return ASSAY_OK;
     char text[128];
     assay_shape_text(shape, text, sizeof text);
-    const bool ramp = fill->distribution == ASSAY_RAMP;
+    const bool affine = fill->distribution == ASSAY_RAMP || fill->distribution == ASSAY_BELL;
     return assay_fail(ctx, ASSAY_BAD_INPUT, "%s %s: distribution %s needs %s; %s is %g, %s %g", path, text,
-                      DISTRIBUTION_NAMES[fill->distribution], wanted, ramp ? "mean" : "low", ramp ? fill->mean : low,
-                      ramp ? "scale" : "high", ramp ? fill->scale : high);
+                      DISTRIBUTION_NAMES[fill->distribution], wanted, affine ? "mean" : "low",
+                      affine ? fill->mean : low, affine ? "scale" : "high", affine ? fill->scale : high);
 }
 
 /* All that the elements of one tensor depend on. */
@@ -236,6 +247,17 @@ static void draw_cancelling(const tensor_draw *t, int64_t first, double *values)
     }
 }
 
+/* A sum of four bytes has the variance 4 (256^2 - 1) / 12 = 21845. With 15 bits of the step its product with a whole
+ * number up to 510 is exact in float32. */
+static void draw_bells(const tensor_draw *t, int64_t first, double *values)
+{
+    int exponent;
+    const double step = rint(ldexp(frexp(t->fill->scale / sqrt(21845), &exponent), 15));
+    uint32_t lanes[WINDOW] __attribute__((aligned(64)));
+    t->kernels->lanes(lanes, WINDOW / 4, &t->elements, (uint64_t)first / 4);
+    t->kernels->bells(values, WINDOW, lanes, (float)t->fill->mean, (float)ldexp(step, exponent - 15));
+}
+
 /* Elements [first, first + WINDOW), also those beyond the tensor. */
 static void draw_window(const tensor_draw *t, int64_t first, double *values)
 {
@@ -264,6 +286,9 @@ static void draw_window(const tensor_draw *t, int64_t first, double *values)
         break;
     case ASSAY_CANCEL:
         draw_cancelling(t, first, values);
+        break;
+    case ASSAY_BELL:
+        draw_bells(t, first, values);
         break;
     default: /* constant: the whole-tensor distributions do not come here */
         for (int i = 0; i < WINDOW; i++) values[i] = fill->mean;

@@ -3,7 +3,7 @@
  *
  * Bits: Philox4x32-10 (Salmon et al. 2011; Random123), key = FNV-1a-64 of the path xor splitmix64(seed), counter =
  * index / 4, lane = index mod 4. Normal: Box-Muller on two lanes (SLEEF's deterministic log, sin and cos). What is drawn
- * is scaled, shifted and then rounded to the grid. docs/random-inputs.md has the recipe in full. */
+ * is scaled, shifted and then rounded to the grid. Bell: the sum of a word's four bytes, in float32. docs/random-inputs.md has the recipe in full. */
 #ifndef ASSAY_BASE_RANDOM_H
 #define ASSAY_BASE_RANDOM_H
 
@@ -20,6 +20,7 @@
     X(ASSAY_BLOCK_POWERS, "block_powers") /* normal times 2^(low..high), one power per 128 elements of a row */        \
     X(ASSAY_ROW_POWERS, "row_powers")     /* normal times 2^(low..high), one power per row (last axis) */              \
     X(ASSAY_CANCEL, "cancel")             /* odd elements are minus the element before, up to a 2^-10 relative part */ \
+    X(ASSAY_BELL, "bell")                 /* near normal, from sums of bytes: as normal, but fast on any device */     \
     X(ASSAY_EXPERTS, "experts")           /* int32: each row (last axis) has distinct whole numbers in [0, high] */    \
     X(ASSAY_GROUP_SIZES, "group_sizes")   /* int32: random sizes adding up to `high`, at least one 0 (not if alone) */ \
     X(ASSAY_PERMUTATION, "permutation")   /* int32: a random permutation of 0..count-1 */                              \

@@ -35,7 +35,19 @@ typedef struct assay_random_kernels {
     void (*lanes)(uint32_t *lanes, int64_t blocks, const assay_random_stream *stream, uint64_t first_block);
     /* Box-Muller: normals [count] from lanes [count], pair by pair; count is a multiple of 16. */
     void (*normals)(double *normals, int64_t count, const uint32_t *lanes);
+    /* mean + step * (the sum of the lane's bytes - 510), in float32. */
+    void (*bells)(double *bells, int64_t count, const uint32_t *lanes, float mean, float step);
 } assay_random_kernels;
+
+/* The loop of all three: the compiler makes vectors of it, and the product is exact, so that nothing depends on how. */
+static inline void assay_random_bells(double *bells, int64_t count, const uint32_t *lanes, float mean, float step)
+{
+    for (int64_t i = 0; i < count; i++) {
+        const uint32_t pairs = (lanes[i] & 0x00ff00ff) + (lanes[i] >> 8 & 0x00ff00ff);
+        const int32_t sum = (int32_t)((pairs + (pairs >> 16)) & 0xffff);
+        bells[i] = (double)(mean + step * (float)(sum - 510));
+    }
+}
 
 extern const assay_random_kernels assay_random_scalar;
 extern const assay_random_kernels assay_random_avx2;

@@ -28,4 +28,9 @@ static void normals_scalar(double *normals, int64_t count, const uint32_t *lanes
     }
 }
 
-const assay_random_kernels assay_random_scalar = {lanes_scalar, normals_scalar};
+static void bells_scalar(double *bells, int64_t count, const uint32_t *lanes, float mean, float step)
+{
+    assay_random_bells(bells, count, lanes, mean, step);
+}
+
+const assay_random_kernels assay_random_scalar = {lanes_scalar, normals_scalar, bells_scalar};

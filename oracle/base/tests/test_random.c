@@ -35,6 +35,7 @@ static const assay_fill FILLS[] = {
     {.distribution = ASSAY_BLOCK_POWERS, .scale = 1, .low = -8, .high = 8},
     {.distribution = ASSAY_ROW_POWERS, .scale = 1, .low = -8, .high = 8},
     {.distribution = ASSAY_CANCEL, .scale = 2, .mean = 1},
+    {.distribution = ASSAY_BELL, .scale = 2, .mean = 1},
 };
 enum { FILL_COUNT = sizeof FILLS / sizeof *FILLS };
 
@@ -127,6 +128,10 @@ TEST(first_values_are_the_recipe_s)
          42,
          {1.9479580980259925, -0.2139266838785261, 0.8064802850130945, 1.9373875730670989}},
         {{.distribution = ASSAY_INTEGERS, .scale = 1, .low = -3, .high = 3}, "inputs/x", 42, {3, -2, 1, 3}},
+        {{.distribution = ASSAY_BELL, .scale = 0x1p-3, .mean = -1},
+         "weights/wi_0",
+         7,
+         {-0x1.048bfp+0, -0x1.067ec6p+0, -0x1.f2939ap-1, -0x1.df1748p-1}},
         {{.distribution = ASSAY_NEAR_TIES, .low = -3, .high = 3},
          "inputs/x",
          42,
@@ -275,6 +280,66 @@ TEST(normal_moments)
     free(x);
 }
 
+/* Its moments are known: the fourth is 3 - 6/5 (256^2 + 1) / (256^2 - 1) / 4. Bounds are five standard errors. */
+TEST(bell_moments)
+{
+    const int64_t count = 1 << 20;
+    assay_context ctx = best_context(2);
+    const assay_shape shape = assay_shape_of(1, count);
+    const assay_fill fill = {.distribution = ASSAY_BELL, .scale = 1};
+    const double step = 0x1.bb68p-8, bound = 510 * step, fourth = 2.699990845; /* step: 15 bits of 1 / sqrt(21845) */
+    double *x = numbers(count), moments[5] = {0}, eighth = 0, neighbours = 0;
+    assert_ok(&ctx, assay_random_fill(&ctx, &fill, 1, "inputs/x", &shape, ASSAY_FLOAT64, 0, count, x));
+    int64_t seen[1021] = {0};
+    for (int64_t i = 0; i < count; i++) {
+        for (int p = 1; p <= 4; p++) moments[p] += pow(x[i], p) / (double)count;
+        eighth += pow(x[i], 8) / (double)count;
+        if (i > 0) neighbours += x[i] * x[i - 1] / (double)count;
+        assert_true(fabs(x[i]) <= bound && x[i] / step == rint(x[i] / step));
+        seen[(int)(x[i] / step) + 510]++;
+    }
+    const double error = 1 / sqrt((double)count);
+    assert_true(fabs(moments[1]) <= 5 * error);
+    assert_true(fabs(moments[2] - 1) <= 5 * sqrt(fourth - 1) * error + 0x1p-14);
+    assert_true(fabs(moments[3]) <= 5 * sqrt(12) * error);
+    assert_true(fabs(moments[4] - fourth) <= 5 * sqrt(eighth - fourth * fourth) * error + 0x1p-13);
+    assert_true(fabs(neighbours) <= 5 * error);
+    /* 0 has the probability of four bytes adding up to 510: (2 256^2 + 1) / (3 256^3) */
+    const double centre = (double)count * (2 * 65536.0 + 1) / (3 * 16777216.0);
+    assert_true(fabs((double)seen[510] - centre) <= 5 * sqrt(centre));
+    free(x);
+}
+
+/* The product of float32 has no rounding, so that float64 and float32 have the same numbers; mean costs one. */
+TEST(bell_is_exact_in_float32)
+{
+    enum { COUNT = 5000 };
+    static double x[COUNT], scaled[COUNT], moved[COUNT];
+    assay_context ctx = best_context(1);
+    const assay_shape shape = assay_shape_of(1, (int64_t)COUNT);
+    const double scales[] = {0.0873704056661038, 1, -3.7, 0x1p-100, 0x1p99};
+    assay_fill fill = {.distribution = ASSAY_BELL};
+    assert_ok(&ctx, assay_random_fill(&ctx, &fill, 9, "x", &shape, ASSAY_FLOAT64, 0, COUNT, x));
+    for (int i = 0; i < COUNT; i++) assert_true(x[i] == 0 && !signbit(x[i]));
+    for (int s = 0; s < 5; s++) {
+        fill = (assay_fill){.distribution = ASSAY_BELL, .scale = scales[s]};
+        const double step = scales[s] / sqrt(21845);
+        assert_ok(&ctx, assay_random_fill(&ctx, &fill, 9, "x", &shape, ASSAY_FLOAT64, 0, COUNT, scaled));
+        fill.mean = 1.1 * scales[s];
+        assert_ok(&ctx, assay_random_fill(&ctx, &fill, 9, "x", &shape, ASSAY_FLOAT64, 0, COUNT, moved));
+        double kept = 0;
+        for (int i = 0; i < COUNT; i++) {
+            const double k = rint(scaled[i] / step);
+            assert_true(fabs(k) <= 510 && fabs(scaled[i] - k * step) <= fabs(k * step) * 0x1p-15);
+            if (k != 0 && kept == 0) kept = scaled[i] / k;
+            assert_true(scaled[i] == k * kept && scaled[i] == (double)(float)scaled[i] &&
+                        !(k == 0 && signbit(scaled[i])));
+            assert_true(moved[i] == (double)(float)((double)(float)fill.mean + scaled[i]));
+        }
+        assert_true(ldexp(kept, 14 - ilogb(kept)) == rint(ldexp(kept, 14 - ilogb(kept)))); /* 15 bits */
+    }
+}
+
 TEST(uniform_and_integers_are_even)
 {
     const int64_t count = 1 << 18;
@@ -416,6 +481,11 @@ TEST(fills_that_do_not_fit_are_refused)
         {.distribution = ASSAY_NEAR_TIES, .low = 1, .high = NAN},
         {.distribution = ASSAY_BLOCK_POWERS, .low = -2000, .high = 0},
         {.distribution = ASSAY_ROW_POWERS, .low = 0, .high = 0.25},
+        {.distribution = ASSAY_BELL, .scale = NAN},
+        {.distribution = ASSAY_BELL, .scale = 0x1p-101},
+        {.distribution = ASSAY_BELL, .scale = -0x1p101},
+        {.distribution = ASSAY_BELL, .scale = 1, .mean = INFINITY},
+        {.distribution = ASSAY_BELL, .scale = 1, .mean = 0x1p-101},
         {.distribution = ASSAY_VALUES, .scale = 1},
         {.distribution = ASSAY_VALUES, .scale = 1, .values = PATTERN},
         {.distribution = ASSAY_VALUES, .scale = 1, .value_count = 7},
