@@ -102,7 +102,7 @@ static bool names_boundaries(const assay_case *c)
     bool named = false;
     for (int i = 0; i < c->gradients.count; i++)
         named |= strncmp(c->gradients.items[i], folder, sizeof folder - 1) == 0;
-    return named && !c->config.use_batch_split_schedule;
+    return named && assay_is_stack(c) && !c->config.use_batch_split_schedule;
 }
 
 /* Without backward nothing is kept. */
@@ -221,6 +221,8 @@ static assay_status describe(assay_context *ctx, const assay_case *c, assay_tens
     for (int64_t layer = config.first_layer; layer < config.layers; layer++) {
         const layer_prefix prefix = prefix_of(&config, layer);
         d.layer = prefix.text;
+        if (boundaries)
+            TRY(assay_describe_result(&d, "gradients/checkpoints", "decoder_layer_input", ASSAY_FLOAT64, x));
         TRY(describe_weights(d, &config, layer));
         TRY(describe_results(&d, &config, layer));
     }

@@ -11,6 +11,17 @@ void assay_digest_path(const char *of, char path[ASSAY_PATH_SIZE])
     snprintf(path, ASSAY_PATH_SIZE, "%s/%.140s", assay_role_folders[ASSAY_ROLE_DIGEST], of);
 }
 
+/* An expert's kernel has two axes of its own. */
+static bool is_of_experts(const assay_tensor_spec *spec)
+{
+    return spec->shape.rank == 3 && spec->labels[0][0] == 'E';
+}
+
+int64_t assay_digest_blocks(const assay_tensor_spec *of)
+{
+    return is_of_experts(of) ? of->shape.dims[0] : 1;
+}
+
 assay_status assay_digest_sink_open(assay_context *ctx, assay_digest_sink *sink, const assay_plan *plan, assay_sink to)
 {
     *sink = (assay_digest_sink){.to = to};
@@ -23,7 +34,7 @@ assay_status assay_digest_sink_open(assay_context *ctx, assay_digest_sink *sink,
         item->block = spec->shape;
         memcpy(item->path, spec->path, sizeof item->path);
         assay_digest_path(item->path, item->digest_path);
-        if (spec->shape.rank > 2) {
+        if (is_of_experts(spec)) {
             item->block.rank--;
             memmove(item->block.dims, spec->shape.dims + 1, (size_t)item->block.rank * sizeof *item->block.dims);
         }
@@ -131,9 +142,6 @@ cleanup:
 
 assay_sink assay_digest_sink_view(assay_digest_sink *sink)
 {
-    return (assay_sink){.self = sink,
-                        .wants = wants,
-                        .write = write_numbers,
-                        .write_i32 = write_integers,
-                        .write_zeros = write_zeros};
+    return (assay_sink){
+        .self = sink, .wants = wants, .write = write_numbers, .write_i32 = write_integers, .write_zeros = write_zeros};
 }

@@ -1,6 +1,6 @@
 /* Large gradients that a golden holds as digests (`digest_above` of a case): digest/<path of the gradient>, int32 [blocks,8],
- * eight words of SHA-256 for each block (fixtures/block_digest.h). A block is an index of the first axis of a tensor with
- * three axes or more (an expert), else the whole tensor. Weights that are larger are in no golden: the seed draws them. */
+ * eight words of SHA-256 for each block (fixtures/block_digest.h). A block is an expert of a tensor with an
+ * axis of them, else the whole tensor. Weights that are larger are in no golden: the seed draws them. */
 #ifndef ASSAY_HARNESS_PLAN_DIGESTS_H
 #define ASSAY_HARNESS_PLAN_DIGESTS_H
 
@@ -26,6 +26,8 @@ typedef struct assay_digest_sink {
     int32_t zeros_words[ASSAY_DIGEST_WORDS];
 } assay_digest_sink;
 
+/* How many blocks a gradient has. */
+int64_t assay_digest_blocks(const assay_tensor_spec *of);
 /* Of a gradient: digest/<its path>, cut where it is too long. */
 void assay_digest_path(const char *of, char path[ASSAY_PATH_SIZE]);
 

@@ -60,7 +60,9 @@ static bool is_beyond(const assay_case *c, const assay_tensor_spec *spec)
 
 bool assay_is_digested(const assay_case *c, const assay_tensor_spec *spec)
 {
-    return spec->role == ASSAY_ROLE_GRADIENT && is_beyond(c, spec);
+    static const char folder[] = "gradients/weights/";
+    const bool of_weight = strncmp(spec->path, folder, sizeof folder - 1) == 0;
+    return spec->role == ASSAY_ROLE_GRADIENT && is_beyond(c, spec) && of_weight;
 }
 
 bool assay_is_drawn(const assay_case *c, const assay_tensor_spec *spec)

@@ -136,11 +136,10 @@ cleanup:
 /* In the place of a large gradient (harness/plan/digests.h). */
 static assay_status add_digest(assay_context *ctx, assay_plan *plan, const assay_tensor_spec *of)
 {
-    const int64_t blocks = of->shape.rank > 2 ? of->shape.dims[0] : 1;
     assay_tensor_spec spec = {.role = ASSAY_ROLE_DIGEST,
                               .type = ASSAY_INT32,
-                              .shape = assay_shape_of(2, blocks, (int64_t)ASSAY_DIGEST_WORDS),
-                              .labels = {of->shape.rank > 2 ? of->labels[0] : "block", "word"}};
+                              .shape = assay_shape_of(2, assay_digest_blocks(of), (int64_t)ASSAY_DIGEST_WORDS),
+                              .labels = {"block", "word"}};
     assay_digest_path(of->path, spec.path);
     if (!assay_path_ends(spec.path, of->path)) return assay_fail(ctx, ASSAY_INTERNAL, "%s: path too long", of->path);
     return assay_plan_add_spec(ctx, plan, &spec);
