@@ -96,7 +96,7 @@ assay_status assay_certificate_inputs_collect(assay_context *ctx, assay_certific
     assay_tensor_set results = {0};
     *inputs = (assay_certificate_inputs){.plan = plan};
     for (int i = 0; i < plan->spec_count; i++) {
-        if (assay_role_is_result(plan->specs[i].role)) TRY(add_result(ctx, &plan->specs[i], &results));
+        if (assay_is_certified(&plan->specs[i])) TRY(add_result(ctx, &plan->specs[i], &results));
     }
     TRY(evaluate(ctx, plan, source, &results, next));
     for (int i = 0; i < plan->spec_count; i++) {

@@ -41,6 +41,7 @@ static assay_status calibrate(assay_context *ctx, const assay_options *options, 
         TRY(assay_plan_certify(ctx, plan, ASSAY_BUDGET_UNSAID));
     if (assay_fixture_has(golden.reader, ASSAY_ROLE_DISCRIMINATION)) TRY(assay_plan_mutants(ctx, plan));
     /* its own inputs, whatever they were made from; the new file takes the place of the old one when it is whole */
+    plan->recipe = true; /* where the file has recipes */
     TRY(assay_golden_write(ctx, plan, path, path, options->quiet));
     printf("%s\n", path);
 cleanup:

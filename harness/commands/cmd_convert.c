@@ -39,7 +39,10 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
     TRY(assay_fixture_create(ctx, to, &writer));
     TRY(assay_fixture_copy_attributes(ctx, reader, writer));
     for (int i = 0; i < count; i++) {
-        TRY(assay_fixture_declare(ctx, writer, assay_fixture_spec(reader, i)));
+        const assay_tensor_spec *spec = assay_fixture_spec(reader, i);
+        const assay_recipe *recipe = assay_fixture_recipe(reader, spec->path);
+        TRY(recipe != NULL && !options->materialise ? assay_fixture_declare_recipe(ctx, writer, spec, recipe)
+                                                    : assay_fixture_declare(ctx, writer, spec));
         elements += count_of(reader, i);
     }
     assay_progress_start(&progress, options->quiet, to, elements);
@@ -64,7 +67,7 @@ const assay_command assay_command_convert = {
     .arguments = "FROM TO",
     .summary = "a golden, request or candidate into another container: .h5, .safetensors, .npz",
     .details = "The endings of the names choose. Numbers, attributes and digests stay what they are.\n",
-    .options = 0,
+    .options = ASSAY_OPT_MATERIALISE,
     .least = 2,
     .most = 2,
     .run = run,

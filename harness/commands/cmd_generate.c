@@ -56,6 +56,7 @@ static assay_status make_plan(assay_context *ctx, const assay_options *options, 
     }
     TRY(assay_plan_make_with(ctx, plan, c, NULL, named ? &profile : NULL));
     plan->weights = options->weights;
+    plan->recipe = options->recipe;
     if (options->certify) TRY(assay_plan_certify(ctx, plan, options->budget));
     if (options->mutants) TRY(assay_plan_mutants(ctx, plan));
 cleanup:
@@ -70,10 +71,19 @@ static assay_status check_cases(assay_context *ctx, const assay_options *options
         assay_plan plan = {0};
         assay_case *c = &chosen->cases[i];
         if (chosen->goldens[i] != NULL) {
-            const char *option = options->inputs != NULL ? "--inputs" : options->weights != NULL ? "--weights" : NULL;
+            const char *option = options->inputs != NULL    ? "--inputs"
+                                 : options->weights != NULL ? "--weights"
+                                 : options->recipe          ? "--recipe"
+                                                            : NULL;
             if (option == NULL) continue;
             return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is a golden, which has its inputs: %s has no use",
                               chosen->goldens[i], option);
+        }
+        if (options->materialise) {
+            return assay_fail(ctx, ASSAY_BAD_INPUT,
+                              "%s is no golden: a request of a case has all its elements, and "
+                              "--materialise has no use",
+                              c->name);
         }
         status = make_plan(ctx, options, &plan, c);
         if (status == ASSAY_OK) status = assay_inputs_check(ctx, &plan, options->inputs);
@@ -112,6 +122,7 @@ static assay_status write_of_golden(assay_context *ctx, const assay_options *opt
     assay_golden golden = {0};
     TRY(assay_golden_open(ctx, stored, &golden));
     TRY(assay_golden_plan(ctx, &golden, NULL));
+    golden.plan.recipe = !options->materialise;
     const assay_source given = assay_golden_given(golden.reader);
     TRY(assay_request_write_from(ctx, &golden.plan, path, &given, options->quiet));
 cleanup:
@@ -182,10 +193,11 @@ const assay_command assay_command_generate = {
         "wrong\n"
         "backends it detects, and its verdicts state their power (docs/mutants.md). With --precision it has error "
         "scales of\n"
-        "that profile too, beside those of the case. With --resume a stack is made a layer at a time, and a run that was\n"
+        "that profile too, beside those of the case. With --resume a stack is made a layer at a time, and a run that "
+        "was\n"
         "stopped goes on when the same command is given again (docs/whole-model.md).\n",
     .options = ASSAY_OPT_CHOOSE | ASSAY_OPT_OUTPUT | ASSAY_OPT_CONTAINER | ASSAY_OPT_SET | ASSAY_OPT_INPUTS |
-               ASSAY_OPT_WEIGHTS | ASSAY_OPT_CERTIFY | ASSAY_OPT_PROFILE | ASSAY_OPT_RESUME,
+               ASSAY_OPT_WEIGHTS | ASSAY_OPT_CERTIFY | ASSAY_OPT_PROFILE | ASSAY_OPT_RECIPE | ASSAY_OPT_RESUME,
     .least = 1,
     .most = -1,
     .run = run_generate,
@@ -196,9 +208,9 @@ const assay_command assay_command_request = {
     .arguments = "CASE|GOLDEN... -o PATH",
     .summary = "what a backend may see: no outputs, no gradients",
     .details = "The root attribute `expects` lists what the candidate file is to hold. A golden's has the inputs\n"
-               "that are stored in it.\n",
+               "that are stored in it, and the recipes of the others; with --materialise it has them all.\n",
     .options = ASSAY_OPT_CHOOSE | ASSAY_OPT_OUTPUT | ASSAY_OPT_CONTAINER | ASSAY_OPT_SET | ASSAY_OPT_INPUTS |
-               ASSAY_OPT_WEIGHTS,
+               ASSAY_OPT_WEIGHTS | ASSAY_OPT_RECIPE | ASSAY_OPT_MATERIALISE,
     .least = 1,
     .most = -1,
     .run = run_request,

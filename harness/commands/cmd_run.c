@@ -179,8 +179,8 @@ const assay_command assay_command_run = {
         "the case. Either runs twice, in two processes and two folders. With --serve a command is started once, and\n"
         "reads a line REQUEST, tab, CANDIDATE for each run. A golden (or a folder of them) is judged by as it is\n"
         "stored. With --tag, --op, --exclude, --no-mesh or --shard and no CASE: of the whole catalogue.\n",
-    .options = ASSAY_OPT_CHOOSE | ASSAY_OPT_BACKEND | ASSAY_OPT_CONTAINER | ASSAY_OPT_WEIGHTS | ASSAY_OPT_SET |
-               ASSAY_OPT_PRECISION | ASSAY_OPT_REPORTS | ASSAY_OPT_KNOWN,
+    .options = ASSAY_OPT_RECIPE | ASSAY_OPT_CHOOSE | ASSAY_OPT_BACKEND | ASSAY_OPT_CONTAINER | ASSAY_OPT_WEIGHTS |
+               ASSAY_OPT_SET | ASSAY_OPT_PRECISION | ASSAY_OPT_REPORTS | ASSAY_OPT_KNOWN,
     .least = 1,
     .most = -1,
     .run = run,

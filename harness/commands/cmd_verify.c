@@ -16,8 +16,9 @@
 /* What was found of a golden. Starts zeroed. */
 typedef struct finding {
     bool golden;
-    bool misused;   /* it has no such layers: bad usage, and no verdict */
-    int64_t layers; /* of --layers: how many were computed again */
+    bool misused;         /* it has no such layers: bad usage, and no verdict */
+    int64_t layers;       /* of --layers: how many were computed again */
+    int drawn;            /* datasets that are recipes */
     char error_model[32]; /* of a golden whose error scales this assay does not make; "": it does */
     assay_certificate_scope scope;
     spec_certificates certificates;
@@ -132,6 +133,9 @@ static assay_status verify(assay_context *ctx, assay_golden *golden, const char 
 {
     assay_status status = assay_fixture_check_digests(ctx, golden->reader);
     if (status != ASSAY_OK) return status;
+    for (int i = 0; i < assay_fixture_count(golden->reader); i++) {
+        found->drawn += assay_fixture_recipe(golden->reader, assay_fixture_spec(golden->reader, i)->path) != NULL;
+    }
     const char *kind = assay_fixture_text(golden->reader, "kind");
     found->golden = kind != NULL && strcmp(kind, "golden") == 0;
     return found->golden ? verify_golden(ctx, golden, path, options, found) : ASSAY_OK;
@@ -181,6 +185,7 @@ static void print_finding(const assay_context *ctx, assay_status status, const c
 {
     if (status == ASSAY_OK) {
         printf("PASS  %s: %d digests", path, digests);
+        if (found->drawn > 0) printf(" (%d of what was drawn again)", found->drawn);
         if (found->layers > 0) {
             printf(", %" PRId64 " layer%s recomputed bit for bit", found->layers, found->layers > 1 ? "s" : "");
         } else if (found->golden) {
@@ -210,9 +215,11 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
         /* what cannot be opened at all is bad input, and ends the command */
         assay_status status = assay_fixture_open(ctx, path, &golden.reader);
         if (status != ASSAY_OK) return status;
+        const int digests = assay_fixture_count(golden.reader);
         status = verify(ctx, &golden, path, options, &found);
-        const bool judged = !found.misused && (status == ASSAY_OK || status == ASSAY_BAD_INPUT); /* else it is not the fixture's fault */
-        if (judged) print_finding(ctx, status, path, assay_fixture_count(golden.reader), &found, options->verbose);
+        const bool judged = !found.misused &&
+                            (status == ASSAY_OK || status == ASSAY_BAD_INPUT); /* else it is not the fixture's fault */
+        if (judged) print_finding(ctx, status, path, digests, &found, options->verbose);
         spec_certificates_free(&found.certificates);
         assay_golden_close(&golden);
         if (!judged) return status;

@@ -48,6 +48,8 @@ enum {
     FUZZ_SEED,
     FUZZ_FAILURES,
     CONTAINER,
+    RECIPE,
+    MATERIALISE,
     RESUME,
     LAYERS
 };
@@ -88,6 +90,9 @@ static const assay_option_row rows[] = {
      "part I of N, of about the same work: for N jobs beside each other"},
     {"json", JSON, false, ASSAY_OPT_LIST, NULL, "as JSON"},
     {"mutants", MUTANTS, false, ASSAY_OPT_LIST, NULL, "the mutants of assay power instead of cases"},
+    {"recipe", RECIPE, false, ASSAY_OPT_RECIPE, NULL,
+     "inputs and weights that the seed makes as their recipe and digest, without elements"},
+    {"materialise", MATERIALISE, false, ASSAY_OPT_MATERIALISE, NULL, "write the elements that a golden has recipes of"},
     {"certify", CERTIFY, false, ASSAY_OPT_CERTIFY, NULL, "certify in binary128, and store the certificate"},
     {"mutants", MUTANTS, false, ASSAY_OPT_CERTIFY, NULL, "store which mutants the golden detects (assay power)"},
     {"equivalence", EQUIVALENCE, true, ASSAY_OPT_EQUIVALENCE, "NAME", "one of them, or all (default)"},
@@ -280,6 +285,12 @@ static assay_status take(assay_context *ctx, assay_options *o, int letter, const
         return ASSAY_OK;
     case JSON:
         o->json = true;
+        return ASSAY_OK;
+    case RECIPE:
+        o->recipe = true;
+        return ASSAY_OK;
+    case MATERIALISE:
+        o->materialise = true;
         return ASSAY_OK;
     case CERTIFY:
         o->certify = true;

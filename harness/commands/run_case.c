@@ -117,9 +117,12 @@ cleanup:
 static assay_status write_request(assay_context *ctx, const assay_options *options, const case_plan *p,
                                   const char *path)
 {
-    if (p->stored == NULL) return assay_request_write(ctx, &p->plan, path, NULL, options->quiet);
+    /* for the request alone: a golden of recipes is an ordinary one to a backend that does not ask for them */
+    assay_plan plan = p->plan;
+    plan.recipe = options->recipe;
+    if (p->stored == NULL) return assay_request_write(ctx, &plan, path, NULL, options->quiet);
     const assay_source given = assay_golden_given(p->stored);
-    return assay_request_write_from(ctx, &p->plan, path, &given, options->quiet);
+    return assay_request_write_from(ctx, &plan, path, &given, options->quiet);
 }
 
 static assay_status compare_files(assay_context *ctx, const assay_options *options, const assay_profile *profile,

@@ -104,19 +104,51 @@ cleanup:
     return status;
 }
 
+static bool has_recipe(const assay_plan *plan, const assay_source *source, const assay_tensor_spec *spec,
+                       assay_recipe *recipe)
+{
+    return plan->recipe && assay_role_is_given(spec->role) && source->recipe != NULL &&
+           source->recipe(source->self, spec->path, recipe);
+}
+
+/* A request has all that is given, a golden the results too; but of large weights it has recipes or nothing. */
+static bool is_in_file(const assay_plan *plan, const assay_source *source, const assay_tensor_spec *spec, bool golden)
+{
+    assay_recipe recipe;
+    if (!golden) return assay_role_is_given(spec->role);
+    return !assay_is_drawn(plan->c, spec) || has_recipe(plan, source, spec, &recipe);
+}
+
+/* Bytes that the recipes leave out. */
+static int64_t left_out(const assay_plan *plan, const assay_source *source)
+{
+    int64_t bytes = 0;
+    assay_recipe recipe;
+    for (int i = 0; i < plan->spec_count; i++) {
+        const assay_tensor_spec *spec = &plan->specs[i];
+        if (!has_recipe(plan, source, spec, &recipe) || assay_is_drawn(plan->c, spec)) continue;
+        bytes += assay_shape_count(&spec->shape) * (int64_t)assay_dtype_size(spec->type);
+    }
+    return bytes;
+}
+
 /* Opens the file and declares what is given, and the results where they are wanted. */
-static assay_status begin(assay_context *ctx, file_sink *sink, const char *path, const char *kind, bool results)
+static assay_status begin(assay_context *ctx, file_sink *sink, const assay_source *source, const char *path,
+                          const char *kind, bool results)
 {
     assay_status status;
     const assay_plan *plan = sink->plan;
+    assay_recipe recipe;
     sink->written = calloc((size_t)plan->spec_count + 1, sizeof *sink->written);
     if (sink->written == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of datasets");
     TRY(assay_fixture_create(ctx, path, &sink->writer));
     TRY(write_attributes(ctx, sink->writer, plan, kind));
     for (int i = 0; i < plan->spec_count; i++) {
-        const bool held = results ? !assay_is_drawn(plan->c, &plan->specs[i]) : assay_role_is_given(plan->specs[i].role);
-        if (held) {
-            TRY(assay_fixture_declare(ctx, sink->writer, &plan->specs[i]));
+        const assay_tensor_spec *spec = &plan->specs[i];
+        if (has_recipe(plan, source, spec, &recipe)) {
+            TRY(assay_fixture_declare_recipe(ctx, sink->writer, spec, &recipe));
+        } else if (is_in_file(plan, source, spec, results)) {
+            TRY(assay_fixture_declare(ctx, sink->writer, spec));
         }
     }
 cleanup:
@@ -129,8 +161,9 @@ static assay_status write_all_given(assay_context *ctx, file_sink *sink, const a
     assay_status status = ASSAY_OK;
     const assay_plan *plan = sink->plan;
     for (int i = 0; i < plan->spec_count; i++) {
-        if (!assay_role_is_given(plan->specs[i].role) || (golden && assay_is_drawn(plan->c, &plan->specs[i]))) continue;
-        TRY(write_given(ctx, sink, source, &plan->specs[i]));
+        const assay_tensor_spec *spec = &plan->specs[i];
+        if (assay_role_is_given(spec->role) && is_in_file(plan, source, spec, golden))
+            TRY(write_given(ctx, sink, source, spec));
     }
 cleanup:
     return status;
@@ -188,9 +221,9 @@ assay_status assay_golden_write_with(assay_context *ctx, const assay_plan *plan,
     int threads = ctx->threads;
     if (!plan->certify) ctx->threads = assay_plan_threads(ctx, plan); /* no work is small in binary128 */
     assay_progress_start(&sink.progress, quiet, plan->c->name, plan->elements);
-    TRY(assay_require_disk(ctx, path, plan->file_bytes));
+    TRY(assay_require_disk(ctx, path, plan->file_bytes - left_out(plan, source)));
     assay_sink out = {.self = &sink, .wants = sink_wants, .write = sink_write, .write_i32 = sink_write_i32};
-    TRY(begin(ctx, &sink, path, "golden", true));
+    TRY(begin(ctx, &sink, source, path, "golden", true));
     TRY(assay_fixture_set_text(ctx, sink.writer, "error_model", ASSAY_ERROR_MODEL));
     TRY(set_profiles(ctx, sink.writer, plan));
     if (plan->null_left_out[0] != '\0') {
@@ -225,7 +258,6 @@ assay_status assay_golden_write(assay_context *ctx, const assay_plan *plan, cons
 {
     assay_status status;
     assay_inputs inputs = {0};
-    TRY(assay_require_disk(ctx, path, plan->file_bytes));
     TRY(assay_inputs_open_plan(ctx, &inputs, plan, inputs_file));
     const assay_source source = assay_inputs_source(&inputs);
     TRY(assay_golden_write_from(ctx, plan, path, &source, quiet));
@@ -249,7 +281,7 @@ assay_status assay_request_write_from(assay_context *ctx, const assay_plan *plan
     for (int i = 0; i < plan->spec_count; i++) {
         if (assay_role_is_result(plan->specs[i].role)) expects[count++] = plan->specs[i].path;
     }
-    TRY(begin(ctx, &sink, path, "request", false));
+    TRY(begin(ctx, &sink, source, path, "request", false));
     TRY(assay_fixture_set_texts(ctx, sink.writer, "expects", count, expects));
     TRY(write_all_given(ctx, &sink, source, false));
 cleanup:

@@ -388,7 +388,6 @@ assay_status assay_golden_recompute_layers(assay_context *ctx, const assay_plan 
                                            int64_t layers, const bool *chosen, bool quiet)
 {
     assay_status status;
-    assay_inputs inputs = {0};
     checker k = {.m = {.plan = plan}, .golden = golden, .chosen = chosen};
     TRY(assay_layers_check(ctx, plan, "--layers", &k.m.layers));
     if (layers != k.m.layers) {
@@ -396,13 +395,10 @@ assay_status assay_golden_recompute_layers(assay_context *ctx, const assay_plan 
         goto cleanup;
     }
     TRY(alloc(ctx, &k.m));
-    TRY(assay_inputs_open(ctx, &inputs, plan->c, &plan->list, NULL));
-    assay_overlay given = {assay_golden_given(golden), assay_inputs_source(&inputs)};
-    const assay_source source = assay_overlay_source(&given);
+    const assay_source source = assay_golden_given(golden);
     const assay_golden_evaluator evaluator = {.self = &k, .evaluate = check_layers, .gives = is_chosen};
     TRY(assay_golden_recompute_with(ctx, plan, golden, &source, &evaluator, quiet));
 cleanup:
     release(&k.m);
-    assay_inputs_close(&inputs);
     return status;
 }

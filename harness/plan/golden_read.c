@@ -32,7 +32,6 @@ static assay_status check_mutants(assay_context *ctx, const assay_fixture_reader
 assay_status assay_golden_check_layout(assay_context *ctx, const assay_plan *plan, const assay_fixture_reader *golden)
 {
     for (int i = 0; i < plan->spec_count; i++) {
-        if (assay_is_drawn(plan->c, &plan->specs[i])) continue;
         const assay_tensor_spec *found = assay_fixture_find(golden, plan->specs[i].path);
         if (found == NULL) return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is missing", plan->specs[i].path);
         if (found->role == ASSAY_ROLE_DISCRIMINATION) {

@@ -65,10 +65,45 @@ cleanup:
     return status;
 }
 
+static bool in_file(const assay_inputs *inputs, const char *path)
+{
+    return inputs->file != NULL && assay_fixture_find(inputs->file, path) != NULL;
+}
+
+/* Not of integers, which are few and drawn whole, of what follows from other inputs, and of NaN in unused rows. */
+static bool recipe_of(void *self, const char *path, assay_recipe *recipe)
+{
+    const assay_inputs *inputs = self;
+    const assay_tensor_entry *entry = assay_tensor_list_find(inputs->list, path);
+    const assay_case_input *given = assay_case_input_of(inputs->c, path);
+    if (in_file(inputs, path)) {
+        const assay_source file = assay_fixture_source(inputs->file);
+        return file.recipe(file.self, path, recipe);
+    }
+    if (inputs->weights != NULL && assay_model_weights_has(inputs->weights, path)) return false;
+    if (entry->spec.type == ASSAY_INT32 || (given == NULL && entry->derived)) return false;
+    if (given != NULL && (given->tail_nan_rows > 0 || given->unused_nan)) return false;
+    *recipe = (assay_recipe){.fill = given != NULL ? given->fill : entry->fill, .seed = inputs->c->seed};
+    return true;
+}
+
+static assay_status check_recipes(assay_context *ctx, assay_inputs *inputs)
+{
+    assay_recipe recipe;
+    for (int i = 0; i < inputs->list->count; i++) {
+        const assay_tensor_spec *spec = &inputs->list->entries[i].spec;
+        if (assay_role_is_given(spec->role) && recipe_of(inputs, spec->path, &recipe)) return ASSAY_OK;
+    }
+    return assay_fail(ctx, ASSAY_BAD_INPUT,
+                      "%s: --recipe leaves nothing out: no input, weight or cotangent is drawn from the seed",
+                      inputs->c->name);
+}
+
 assay_status assay_inputs_check(assay_context *ctx, const assay_plan *plan, const char *file)
 {
     assay_inputs inputs;
-    const assay_status status = assay_inputs_open_plan(ctx, &inputs, plan, file);
+    assay_status status = assay_inputs_open_plan(ctx, &inputs, plan, file);
+    if (status == ASSAY_OK && plan->recipe) status = check_recipes(ctx, &inputs);
     assay_inputs_close(&inputs);
     return status;
 }
@@ -85,11 +120,6 @@ static bool has(void *self, const char *path)
 {
     const assay_inputs *inputs = self;
     return assay_role_is_given(assay_role_of(path)) && assay_tensor_list_find(inputs->list, path) != NULL;
-}
-
-static bool in_file(const assay_inputs *inputs, const char *path)
-{
-    return inputs->file != NULL && assay_fixture_find(inputs->file, path) != NULL;
 }
 
 static assay_status check_values(assay_context *ctx, const char *origin, const assay_tensor_entry *entry, int64_t first,
@@ -230,5 +260,6 @@ cleanup:
 
 assay_source assay_inputs_source(assay_inputs *inputs)
 {
-    return (assay_source){.self = inputs, .has = has, .read = read_values, .read_i32 = read_integers};
+    return (assay_source){
+        .self = inputs, .has = has, .read = read_values, .read_i32 = read_integers, .recipe = recipe_of};
 }

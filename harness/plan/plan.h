@@ -25,6 +25,7 @@ typedef struct assay_plan {
     bool certify;                          /* the golden is to hold its certificate (harness/certify/certificate.h) */
     int64_t budget;                        /* of that: coordinates of each gradient */
     const char *weights;                   /* of --weights (harness/plan/model_weights.h), or NULL */
+    bool recipe;                           /* what its source knows how to draw is stored as a recipe */
     bool mutants;            /* the golden is to hold the power of its verdict (harness/power/power_test.h) */
     const char *const *only; /* globs of the results that a candidate must give, the caller's; only_count is 0: all */
     int only_count;

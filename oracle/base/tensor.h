@@ -9,6 +9,8 @@
 #include "oracle/base/dtype.h"
 #include "oracle/base/status.h"
 
+struct assay_recipe;
+
 #define ASSAY_MAX_RANK 6
 #define ASSAY_PATH_SIZE 160
 
@@ -85,6 +87,9 @@ typedef struct assay_source {
     assay_status (*read)(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count, double *out);
     assay_status (*read_i32)(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
                              int32_t *out);
+    /* How a tensor is drawn (oracle/base/random.h), what it points to living as long as the source; false, or no such
+     * function: nobody says. */
+    bool (*recipe)(void *self, const char *path, struct assay_recipe *recipe);
 } assay_source;
 
 /* wants: whether anybody will look at the tensor at `path` ("outputs/y", "gradients/weights/wo", "routing/margin",

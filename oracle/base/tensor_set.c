@@ -188,7 +188,7 @@ static assay_status set_read_i32(assay_context *ctx, void *self, const char *pat
 
 assay_source assay_tensor_set_source(const assay_tensor_set *set)
 {
-    return (assay_source){(void *)set, set_has, set_read, set_read_i32};
+    return (assay_source){(void *)set, set_has, set_read, set_read_i32, NULL};
 }
 
 static bool set_wants(void *self, const char *path)
@@ -247,7 +247,7 @@ static assay_status overlay_read_i32(assay_context *ctx, void *self, const char 
 
 assay_source assay_overlay_source(assay_overlay *overlay)
 {
-    return (assay_source){overlay, overlay_has, overlay_read, overlay_read_i32};
+    return (assay_source){overlay, overlay_has, overlay_read, overlay_read_i32, NULL};
 }
 
 static bool tee_wants(void *self, const char *path)

@@ -76,7 +76,7 @@ static assay_status read_i32(assay_context *ctx, void *self, const char *path, i
 
 assay_source test_tensors_source(test_tensors *tensors)
 {
-    return (assay_source){tensors, has, read_f64, read_i32};
+    return (assay_source){tensors, has, read_f64, read_i32, NULL};
 }
 
 static bool wants(void *self, const char *path)

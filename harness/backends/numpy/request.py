@@ -1,5 +1,6 @@
 """What a case asks for: settings, tensors, and results by their paths."""
 import re
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -42,6 +43,15 @@ def usual_precision(path):
     return {"float64": "f64", "float32": "f32", "float16": "f16"}.get(dtype, "bf16")
 
 
+def drawn(recipes):
+    """(path, type, elements) of the tensors that the file has recipes of, by the code of docs/random-inputs.md."""
+    document = Path(__file__).resolve().parents[3] / "docs/random-inputs.md"
+    names = {}
+    for block in re.findall(r"^```python\n(.*?)^```", document.read_text(), re.M | re.S) if len(recipes) else []:
+        exec(block, names)
+    return [names["from_recipe"](line) for line in recipes]
+
+
 class Request:
     """From a request, or from a golden, which holds the same tensors."""
 
@@ -63,6 +73,10 @@ class Request:
                     expects.append(name)
 
             f.visititems(read)
+            for name, kind, elements in drawn(f.attrs.get("recipes", [])):
+                self.tensors[name] = elements.astype(float_type)
+                if narrow and kind == "float32":
+                    self.wide.add(name)
             self.expects = expects or [p for p in f.attrs["expects"] if p.startswith(("outputs/", "gradients/"))]
 
 
