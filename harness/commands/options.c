@@ -51,6 +51,7 @@ enum {
     RECIPE,
     MATERIALISE,
     RESUME,
+    LAYER,
     LAYERS
 };
 
@@ -100,6 +101,8 @@ static const assay_option_row rows[] = {
      "certify N coordinates of each gradient (default 8), or all; 0: outputs alone"},
     {"resume", RESUME, false, ASSAY_OPT_RESUME, NULL,
      "a stack a layer at a time: what is done stays in PATH.journal, and a run that was stopped goes on there"},
+    {"layer", LAYER, true, ASSAY_OPT_RESUME, "N",
+     "of a stack's golden: layer N as a golden of its own, with error scales"},
     {"layers", LAYERS, true, ASSAY_OPT_VERIFY, "LIST",
      "compute only these layers of a stack again, each from its own input: 3,60 or 0-2,60"},
     {"write", WRITE, true, ASSAY_OPT_WRITE, "FOLDER",
@@ -301,6 +304,8 @@ static assay_status take(assay_context *ctx, assay_options *o, int letter, const
     case RESUME:
         o->resume = true;
         return ASSAY_OK;
+    case LAYER:
+        return parse_whole(ctx, "layer", value, 0, &o->layer);
     case LAYERS:
         o->layers = value;
         return ASSAY_OK;
@@ -422,6 +427,7 @@ assay_status assay_options_parse(assay_context *ctx, int argc, char **argv, unsi
                                .timeout = ASSAY_TIMEOUT,
                                .fuzz_seed = 1,
                                .budget = ASSAY_BUDGET_UNSAID,
+                               .layer = -1,
                                .argv = argv,
                                .argc = argc};
     build_tables(allowed, longs, shorts);

@@ -44,6 +44,7 @@ typedef struct assay_options {
     const char *container; /* the ending of files in a folder: h5, safetensors, npz */
     double false_alarm, timeout;
     bool certify, mutants, serve, recipe, materialise, resume;
+    int64_t layer;      /* of generate; -1: not said */
     const char *layers; /* of verify: "3,60", or NULL */
     assay_case_filter filter;
     int shard, shards;     /* 1 to shards; 0, 0: all of it */

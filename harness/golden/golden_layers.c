@@ -325,10 +325,10 @@ static assay_status hold(assay_context *ctx, const checker *k, const char *path,
     TRY(assay_fixture_read(ctx, k->golden, path, 0, k->m.size, stored));
     for (int64_t i = 0; i < k->m.size; i++) {
         if (memcmp(&stored[i], &found[i], sizeof *stored) == 0) continue;
-        status = assay_fail(
-            ctx, ASSAY_BAD_INPUT,
-            "%s[%" PRId64 "]: the file has %.17g, recomputing gives %.17g: not the numbers of this oracle", path, i,
-            stored[i], found[i]);
+        status =
+            assay_fail(ctx, ASSAY_BAD_INPUT,
+                       "%s[%" PRId64 "]: the file has %.17g, recomputing gives %.17g: not the numbers of this oracle",
+                       path, i, stored[i], found[i]);
         goto cleanup;
     }
 cleanup:

@@ -112,8 +112,8 @@ assay_status assay_golden_recompute_with(assay_context *ctx, const assay_plan *p
     assay_sink out = {.self = &sink, .wants = checking_wants, .write = checking_write, .write_i32 = checking_write_i32};
     TRY(evaluator->evaluate(ctx, evaluator->self, plan, source, &out, quiet));
     for (int i = 0; i < plan->spec_count; i++) {
-        const bool complete = !is_among(evaluator, &plan->specs[i]) ||
-                              sink.written[i] == assay_shape_count(&plan->specs[i].shape);
+        const bool complete =
+            !is_among(evaluator, &plan->specs[i]) || sink.written[i] == assay_shape_count(&plan->specs[i].shape);
         if (!complete) {
             status = assay_fail(ctx, ASSAY_INTERNAL, "%s was not recomputed in full", plan->specs[i].path);
             goto cleanup;

@@ -62,7 +62,9 @@ int64_t assay_layer_of(const char *path)
 {
     static const char folder[] = "/layers/";
     const char *found = strstr(path, folder);
-    return found == NULL ? -1 : strtoll(found + sizeof folder - 1, NULL, 10);
+    return found == NULL || found[sizeof folder - 1] < '0' || found[sizeof folder - 1] > '9'
+               ? -1
+               : strtoll(found + sizeof folder - 1, NULL, 10);
 }
 
 bool assay_is_of_layer(const assay_tensor_spec *spec, int64_t layer, bool backward)
@@ -126,8 +128,8 @@ static bool wants(void *self, const char *path)
     const layer_view *view = self;
     assay_tensor_spec spec;
     assay_tensor_call(&spec, path);
-    return is_passed_on(view, path) || (assay_is_of_layer(&spec, view->run->layer, view->run->backward) &&
-                                        view->out->wants(view->out->self, path));
+    return is_passed_on(view, path) ||
+           (assay_is_of_layer(&spec, view->run->layer, view->run->backward) && view->out->wants(view->out->self, path));
 }
 
 static assay_status write_values(assay_context *ctx, void *self, const char *path, int64_t count, const double *values)
@@ -167,13 +169,11 @@ assay_status assay_layer_run_one(assay_context *ctx, const assay_layer_run *run,
     layer_view view = {
         .run = run, .given = given, .out = &digesting, .size = sizes.batch * sizes.sequence * sizes.emb_dim};
     const assay_source in = {.self = &view, .has = has, .read = read_values, .read_i32 = read_integers};
-    const assay_sink to = {.self = &view,
-                           .wants = wants,
-                           .write = write_values,
-                           .write_i32 = write_integers,
-                           .write_zeros = write_zeros};
+    const assay_sink to = {
+        .self = &view, .wants = wants, .write = write_values, .write_i32 = write_integers, .write_zeros = write_zeros};
     TRY(run->backward ? assay_stack_run_backward(ctx, &config, &in, &to) : assay_stack_run(ctx, &config, &in, &to));
-    if (view.filled != view.size) status = assay_fail(ctx, ASSAY_INTERNAL, "layer %" PRId64 " gave nothing", run->layer);
+    if (view.filled != view.size)
+        status = assay_fail(ctx, ASSAY_INTERNAL, "layer %" PRId64 " gave nothing", run->layer);
 cleanup:
     assay_digest_sink_close(&digests);
     return status;
