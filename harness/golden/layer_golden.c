@@ -60,26 +60,13 @@ static bool names_tensor(const assay_case_dtype *dtype, const assay_golden *stac
     return found;
 }
 
-/* Input and cotangent come from float64 results; what was drawn keeps its type. */
-static assay_status set_types(assay_context *ctx, const assay_golden *stack, int64_t layer, assay_case *c)
+static void keep_types(const assay_golden *stack, int64_t layer, assay_case *c)
 {
-    static const char *const drawn[] = {"weights/*", "inputs/layers/*", "cotangents/layers/*"};
-    assay_status status = ASSAY_OK;
-    const assay_case *of = stack->c;
-    c->dtype_count = 0;
-    TRY(assay_case_set(ctx, c, "dtype=float64"));
-    for (int i = 0; i < (int)(sizeof drawn / sizeof *drawn) + of->dtype_count; i++) {
-        const int own = i - (int)(sizeof drawn / sizeof *drawn);
-        assay_case_dtype dtype = {.type = of->dtype};
-        char assignment[ASSAY_PATH_SIZE + 64];
-        if (own >= 0) dtype = of->dtypes[own];
-        if (own < 0) snprintf(dtype.pattern, sizeof dtype.pattern, "%s", drawn[i]);
-        if (!names_tensor(&dtype, stack, layer)) continue;
-        snprintf(assignment, sizeof assignment, "dtypes.%s=%s", dtype.pattern, assay_dtype_name(dtype.type));
-        TRY(assay_case_set(ctx, c, assignment));
+    int kept = 0;
+    for (int i = 0; i < c->dtype_count; i++) {
+        if (names_tensor(&c->dtypes[i], stack, layer)) c->dtypes[kept++] = c->dtypes[i];
     }
-cleanup:
-    return status;
+    c->dtype_count = kept;
 }
 
 static void drop_inputs(int64_t layer, assay_case *c)
@@ -131,7 +118,7 @@ assay_status assay_layer_case(assay_context *ctx, const assay_golden *stack, int
     TRY(assay_case_set(ctx, c, text));
     snprintf(c->description, sizeof c->description, "layer %" PRId64 " of %.200s alone", layer, of->name);
     drop_inputs(layer, c);
-    TRY(set_types(ctx, stack, layer, c));
+    keep_types(stack, layer, c);
     TRY(choose(ctx, stack, &of->gradients, ASSAY_ROLE_GRADIENT, layer, c));
     TRY(choose(ctx, stack, &of->checkpoints, ASSAY_ROLE_CHECKPOINT, layer, c));
     if (of->profiles.count == 1 && strcmp(of->profiles.items[0], "none") == 0)
@@ -158,7 +145,12 @@ static assay_status read_values(assay_context *ctx, void *self, const char *path
                                 double *out)
 {
     const assay_layer_given *given = self;
-    return given->given.read(ctx, given->given.self, path_in(given, path), first, count, out);
+    const char *from = path_in(given, path);
+    const assay_status status = given->given.read(ctx, given->given.self, from, first, count, out);
+    const assay_case_dtype *own = assay_case_dtype_of(given->stack->c, path);
+    const assay_dtype type = own != NULL ? own->type : given->stack->c->dtype;
+    if (status == ASSAY_OK && from != path) assay_dtype_round_many(type, count, out, out);
+    return status;
 }
 
 static assay_status read_integers(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
@@ -168,11 +160,11 @@ static assay_status read_integers(assay_context *ctx, void *self, const char *pa
     return given->given.read_i32(ctx, given->given.self, path, first, count, out);
 }
 
-/* Of a tensor that goes by another type or path than it was drawn by, there is none. */
+/* Of what stands elsewhere in the golden there is none. */
 static bool recipe_of(void *self, const char *path, assay_recipe *recipe)
 {
     const assay_layer_given *given = self;
-    return assay_role_of(path) == ASSAY_ROLE_WEIGHT && given->given.recipe(given->given.self, path, recipe);
+    return path_in(given, path) == path && given->given.recipe(given->given.self, path, recipe);
 }
 
 assay_source assay_layer_source(assay_layer_given *given, const assay_golden *stack, int64_t layer)

@@ -4,6 +4,7 @@
 
 #include "fixtures/block_digest.h"
 #include "harness/golden/journal.h"
+#include "harness/golden/layer_golden.h"
 #include "harness/golden/layer_run.h"
 #include "harness/plan/digests.h"
 #include "harness/plan/golden_read.h"
@@ -250,15 +251,20 @@ TEST(memory_is_that_of_one_layer)
     assert_int_equal(bytes[0], bytes[1]);
 }
 
-static assay_status recompute(assay_context *ctx, const assay_case *c, assay_fixture_reader *reader, unsigned layers)
+static assay_status recompute(assay_context *ctx, const assay_golden *golden, unsigned layers)
 {
-    assay_plan plan = {0};
     bool chosen[3];
     for (int i = 0; i < 3; i++) chosen[i] = (layers >> i & 1) != 0;
-    assay_status status = assay_plan_make(ctx, &plan, c);
-    if (status == ASSAY_OK) status = assay_golden_recompute_layers(ctx, &plan, reader, 3, chosen, true);
-    assay_plan_free(&plan);
-    return status;
+    return assay_golden_recompute_layers(ctx, &golden->plan, golden->reader, 3, chosen, true);
+}
+
+static assay_golden open_planned(const char *path)
+{
+    assay_context ctx = assay_context_default(1);
+    assay_golden golden = {0};
+    assert_ok(&ctx, assay_golden_open(&ctx, path, &golden));
+    assert_ok(&ctx, assay_golden_plan(&ctx, &golden, NULL));
+    return golden;
 }
 
 /* Changed numbers are found in the layers that they belong to, and not looked at in others. */
@@ -285,11 +291,11 @@ TEST_IN_FOLDER(layers_of_a_golden_are_checked_alone)
     assay_case *c = case_named(TINY, BOUNDARIES ";digest_above=100");
     assert_ok(&ctx, write_layers(&ctx, c, folder->file));
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
-        assay_fixture_reader *reader = NULL;
         double *values = NULL;
         int32_t *indices = NULL;
-        assert_ok(&ctx, assay_fixture_open(&ctx, folder->file, &reader));
-        assert_ok(&ctx, recompute(&ctx, c, reader, 7));
+        assay_golden golden = open_planned(folder->file);
+        assay_fixture_reader *reader = golden.reader;
+        if (i == 0) assert_ok(&ctx, recompute(&ctx, &golden, 7));
         const assay_tensor_spec *spec = assay_fixture_find(reader, table[i].path);
         if (spec == NULL) fail_msg("%s is not in the golden", table[i].path);
         const int64_t count = assay_shape_count(&spec->shape);
@@ -303,24 +309,108 @@ TEST_IN_FOLDER(layers_of_a_golden_are_checked_alone)
             values[count - 1] = 2 * values[count - 1] + 1;
         }
         assert_ok(&ctx, assay_fixture_replace(&ctx, reader, table[i].path, values, indices));
-        if (recompute(&ctx, c, reader, table[i].finds) != ASSAY_BAD_INPUT) fail_msg("%s is not seen", table[i].path);
-        assert_ok(&ctx, recompute(&ctx, c, reader, table[i].passes));
-        assay_fixture_close(reader);
+        if (recompute(&ctx, &golden, table[i].finds) != ASSAY_BAD_INPUT) fail_msg("%s is not seen", table[i].path);
+        assert_ok(&ctx, recompute(&ctx, &golden, table[i].passes));
+        assay_golden_close(&golden);
     }
     assay_cases_free(c, 1);
 }
 
-TEST_IN_FOLDER(a_golden_without_boundaries_has_no_layers_to_check)
+TEST_IN_FOLDER(a_golden_without_boundaries_has_no_layers)
 {
     assay_context ctx = assay_context_default(1);
-    assay_fixture_reader *reader = NULL;
+    assay_case layer = {0};
     assay_case *c = case_named(TINY, "profiles=none");
     assert_ok(&ctx, try_golden(&ctx, c, folder->file, NULL));
-    assert_ok(&ctx, assay_fixture_open(&ctx, folder->file, &reader));
-    assert_int_equal(recompute(&ctx, c, reader, 2), ASSAY_BAD_INPUT);
+    assay_golden golden = open_planned(folder->file);
+    assert_int_equal(recompute(&ctx, &golden, 2), ASSAY_BAD_INPUT);
     assert_message(&ctx, "the golden has no checkpoints/layers/1/decoder_layer_input");
-    assay_fixture_close(reader);
+    assert_int_equal(assay_layer_case(&ctx, &golden, 1, &layer), ASSAY_BAD_INPUT);
+    assert_message(&ctx, "the golden has no checkpoints/layers/1/decoder_layer_input");
+    assert_int_equal(assay_layer_case(&ctx, &golden, 3, &layer), ASSAY_BAD_INPUT);
+    assert_message(&ctx, "--layer is 3, expected 0 to 2");
+    assay_golden_close(&golden);
     assay_cases_free(c, 1);
+}
+
+/* Weights that are not in the file are drawn for whoever asks. */
+TEST_IN_FOLDER(weights_that_a_golden_leaves_out_are_drawn)
+{
+    assay_context ctx = assay_context_default(1);
+    assay_golden full, left = {0};
+    int drawn = 0;
+    assay_case *c = case_named(TINY, BOUNDARIES);
+    assert_ok(&ctx, try_golden(&ctx, c, folder->file, NULL));
+    assert_ok(&ctx, assay_case_set(&ctx, c, "digest_above=100"));
+    assert_ok(&ctx, try_golden(&ctx, c, folder->other, NULL));
+    full = open_planned(folder->file);
+    assert_ok(&ctx, assay_golden_open(&ctx, folder->other, &left));
+    assert_null(assay_fixture_find(left.reader, "weights/layers/2/moe/wi_0"));
+    assert_ok(&ctx, assay_golden_plan(&ctx, &left, NULL));
+    for (int i = 0; i < full.plan.spec_count; i++) {
+        const assay_tensor_spec *spec = &full.plan.specs[i];
+        const int64_t count = assay_shape_count(&spec->shape);
+        if (spec->role != ASSAY_ROLE_WEIGHT) continue;
+        double *a = calloc((size_t)count, sizeof *a), *b = calloc((size_t)count, sizeof *b);
+        assert_ok(&ctx, assay_fixture_read(&ctx, full.reader, spec->path, 0, count, a));
+        assert_ok(&ctx, assay_fixture_read(&ctx, left.reader, spec->path, 0, count, b));
+        assert_same_bits(b, a, count);
+        drawn += assay_fixture_recipe(left.reader, spec->path) != NULL;
+        free(a);
+        free(b);
+    }
+    assert_true(drawn > 20);
+    assay_golden_close(&full);
+    assay_golden_close(&left);
+    assay_cases_free(c, 1);
+}
+
+/* Where the boundaries lie on the grid of the case, a layer's golden has the results of the stack's. */
+TEST_IN_FOLDER(a_layer_of_a_golden_is_a_golden)
+{
+    static const char *const sets[] = {
+        "dtype=float64", "dtype=float64;digest_above=100",
+        "dtype=float64;gradients=['checkpoints/*', 'weights/layers/1/*', inputs/x]",
+        "dtype=float64;dtypes.weights/layers/1/*=float32;dtypes.weights/*gate/bias=bfloat16", ""};
+    for (size_t i = 0; i < sizeof sets / sizeof *sets; i++) {
+        assay_context ctx = assay_context_default(1);
+        assay_case *c = case_named(TINY, BOUNDARIES);
+        char assignments[TEST_PATH_SIZE];
+        snprintf(assignments, sizeof assignments, "%s", sets[i]);
+        for (char *rest = assignments, *one; (one = strsep(&rest, ";")) != NULL && *one != '\0';)
+            assert_ok(&ctx, assay_case_set(&ctx, c, one));
+        assert_ok(&ctx, try_golden(&ctx, c, folder->file, NULL));
+        assay_golden stack = open_planned(folder->file);
+        int compared = 0;
+        for (int64_t number = 0; number < 3; number++) {
+            assay_layer_given given;
+            assay_case layer = {0};
+            assay_plan plan = {0};
+            assay_fixture_reader *reader = NULL;
+            assert_ok(&ctx, assay_layer_case(&ctx, &stack, number, &layer));
+            assert_ok(&ctx, assay_plan_make(&ctx, &plan, &layer));
+            const assay_source source = assay_layer_source(&given, &stack, number);
+            assert_ok(&ctx, assay_golden_write_from(&ctx, &plan, folder->other, &source, true));
+            assert_ok(&ctx, assay_fixture_open_golden(&ctx, folder->other, &reader));
+            assert_true(assay_fixture_has(reader, ASSAY_ROLE_ERROR_SCALE));
+            for (int k = 0; k < assay_fixture_count(reader); k++) {
+                const char *path = assay_fixture_spec(reader, k)->path;
+                if (!assay_is_of_layer(assay_fixture_spec(reader, k), number, false) &&
+                    !assay_is_of_layer(assay_fixture_spec(reader, k), number, true))
+                    continue;
+                const char *whole = assay_fixture_dataset_digest(stack.reader, path);
+                assert_non_null(whole);
+                if (sets[i][0] != '\0') assert_string_equal(whole, assay_fixture_dataset_digest(reader, path));
+                compared++;
+            }
+            assay_fixture_close(reader);
+            assay_plan_free(&plan);
+            assay_case_free(&layer);
+        }
+        assert_true(compared > 10);
+        assay_golden_close(&stack);
+        assay_cases_free(c, 1);
+    }
 }
 
 /* Of a block of the shape, as hexadecimal. */
