@@ -34,6 +34,12 @@ digest() { h5dump -a digest "$1" | grep '(0)'; }
 expect 0 generate whole.yml -o recipes.h5 --resume --recipe --quiet
 expect 0 verify parts.h5 recipes.h5 --budget 0 --quiet
 
+## digests in place of gradients, of any operation
+expect 0 generate moe/mesh-expert2 gmm/primes --set digest_above=100 --set profiles=[bf16] -o digests --quiet
+expect 0 verify digests/moe/mesh-expert2.h5 digests/gmm/primes.h5 --budget 1 --quiet
+expect 0 run moe/mesh-expert2 deepseek_stack/three-layers --set digest_above=100 --backend "$backend" --quiet
+prints '^2 cases: 2 passed'
+
 ## journals
 mkdir other.h5.journal && touch other.h5.journal/notes
 refuses 'other.h5.journal is no journal' generate whole.yml -o other.h5 --resume
