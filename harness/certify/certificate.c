@@ -20,12 +20,6 @@
 
 enum { COORDINATES = 8, DIRECTIONS = 2 };
 
-bool assay_is_certified(const assay_tensor_spec *spec)
-{
-    static const char boundaries[] = "gradients/checkpoints/";
-    return assay_role_is_result(spec->role) && strncmp(spec->path, boundaries, sizeof boundaries - 1) != 0;
-}
-
 assay_status assay_certificate_spec(assay_context *ctx, const char *path, assay_tensor_spec *spec)
 {
     *spec = (assay_tensor_spec){.role = ASSAY_ROLE_CERTIFICATE,

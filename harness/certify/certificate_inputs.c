@@ -8,6 +8,12 @@
 #include "oracle/base/memory.h"
 #include "oracle/base/tensor_set.h"
 
+bool assay_is_certified(const assay_tensor_spec *spec)
+{
+    static const char boundaries[] = "gradients/checkpoints/";
+    return assay_role_is_result(spec->role) && strncmp(spec->path, boundaries, sizeof boundaries - 1) != 0;
+}
+
 void assay_certificate_inputs_free(assay_certificate_inputs *inputs)
 {
     spec_tensors_free(&inputs->in);
