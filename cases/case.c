@@ -52,7 +52,8 @@ assay_status assay_case_init(assay_context *ctx, assay_case *c)
                       .mesh_mlp_tensor = 1,
                       .mesh_fsdp_transpose = 1,
                       .dtype = ASSAY_BFLOAT16,
-                      .position_step = 1};
+                      .position_step = 1,
+                      .only_layer = -1};
     TRY(assay_text_list_append(ctx, &c->gradients, "all", 3));
     TRY(assay_text_list_append(ctx, &c->checkpoints, "none", 4));
     for (size_t i = 0; i < sizeof PROFILES / sizeof *PROFILES; i++) {

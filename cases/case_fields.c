@@ -24,6 +24,8 @@ static const struct {
     {"sketch_above", offsetof(assay_case, sketch_above), 0, INT64_C(1) << 50},
     {"positions.start", offsetof(assay_case, position_start), 0, INT32_MAX},
     {"positions.step", offsetof(assay_case, position_step), 0, INT32_MAX},
+    {"only_layer", offsetof(assay_case, only_layer), 0, INT32_MAX},
+    {"drawn_above", offsetof(assay_case, drawn_above), 0, INT64_C(1) << 50},
 };
 enum { NUMBER_COUNT = sizeof NUMBERS / sizeof *NUMBERS };
 

@@ -111,6 +111,8 @@ static void write_case(FILE *out, const assay_case *c, bool all)
     for (int i = 0; i < c->input_count; i++) write_input(out, &c->inputs[i]);
     fprintf(out, "positions: {start: %" PRId64 ", step: %" PRId64 "}\n", c->position_start, c->position_step);
     if (c->sketch_above > 0) fprintf(out, "sketch_above: %" PRId64 "\n", c->sketch_above);
+    if (c->drawn_above > 0) fprintf(out, "drawn_above: %" PRId64 "\n", c->drawn_above);
+    if (c->only_layer >= 0) fprintf(out, "only_layer: %" PRId64 "\n", c->only_layer);
     write_list(out, "gradients", &c->gradients);
     write_list(out, "checkpoints", &c->checkpoints);
     write_list(out, "profiles", &c->profiles);

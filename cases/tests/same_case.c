@@ -58,6 +58,8 @@ const char *assay_case_difference(const assay_case *a, const assay_case *b)
     if (a->seed != b->seed) return "seed";
     if (a->dtype != b->dtype) return "dtype";
     if (a->fill != b->fill) return "fill";
+    if (a->only_layer != b->only_layer) return "only_layer";
+    if (a->drawn_above != b->drawn_above || a->sketch_above != b->sketch_above) return "drawn_above, sketch_above";
     if (a->dtype_count != b->dtype_count) return "dtypes";
     for (int i = 0; i < a->dtype_count; i++) {
         if (strcmp(a->dtypes[i].pattern, b->dtypes[i].pattern) != 0 || a->dtypes[i].type != b->dtypes[i].type)

@@ -77,6 +77,8 @@ static const struct {
     {"case: a\nop: moe\nseed: 1.5\n", "3:7", "seed: expected"},
     {"case: a\nop: moe\ndtype: bf8\n", "3:8", "dtype: expected one of float64, float32, tfloat32, bfloat16, float16"},
     {"case: a\nop: moe\ndtype: int32\n", "3:8", "found int32"},
+    {"case: a\nop: moe\nonly_layer: -1\n", "3:13", "only_layer: expected a whole number from 0 to"},
+    {"case: a\nop: moe\ndrawn_above: -1\n", "3:14", "drawn_above: expected a whole number from 0 to"},
     {"case: a\nop: moe\nfill: uniform\n", "3:7",
      "fill: expected normal or bell (single tensors: inputs), found uniform"},
     {"case: a\nop: moe\ndtypes: float32\n", "3:9", "dtypes: expected a mapping (key: value), found float32"},

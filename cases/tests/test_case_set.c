@@ -24,6 +24,8 @@ TEST(sets_what_a_case_has)
         "seed=7",
         "dtype=float16",
         "fill=bell",
+        "only_layer=0",
+        "drawn_above=1e6",
         "gradients=inputs/x, weights/wo",
         "checkpoints=[mla_q]",
         "profiles=none",
@@ -55,6 +57,8 @@ TEST(sets_what_a_case_has)
     assert_int_equal(c->seed, 7);
     assert_int_equal(c->dtype, ASSAY_FLOAT16);
     assert_int_equal(c->fill, ASSAY_BELL);
+    assert_int_equal(c->only_layer, 0);
+    assert_int_equal(c->drawn_above, 1000000);
     assert_int_equal(c->gradients.count, 2);
     assert_string_equal(c->gradients.items[1], "weights/wo");
     assert_string_equal(c->checkpoints.items[0], "mla_q");

@@ -50,7 +50,9 @@ TEST(round_trips_awkward_values)
         "1.7976931348623157e308}\n",
         "case: a\nop: b\nconfig: {rope_factor: 0.30000000000000004, mscale: 123456789012345678, routed_score_func: "
         "softmax}\n",
-        "case: a\nop: b\nfill: bell\ninputs: {x: {values: [1, -0.0, 1e-300, 0.1]}, y: {distribution: integers, low: "
+        "case: a\nop: b\nfill: bell\nsketch_above: 2\ndrawn_above: 1\nonly_layer: 0\ninputs: {x: {values: [1, -0.0, "
+        "1e-300, 0.1]}, y: "
+        "{distribution: integers, low: "
         "-3, high: 0},\n"
         "  z: {distribution: cancel, scale: 3}, v: {distribution: bell, mean: 2}, w: {distribution: near_ties, mean: "
         "2, low: -1, tail_nan_rows: 4}}\n",

@@ -136,7 +136,7 @@ assay_certificate_scope assay_certificate_scope_of(const assay_context *ctx, con
     for (int i = 0; i < plan->spec_count; i++) {
         const assay_tensor_spec *spec = &plan->specs[i];
         choices += assay_path_is_choice(spec->path);
-        if (spec->role != ASSAY_ROLE_GRADIENT) continue;
+        if (spec->role != ASSAY_ROLE_GRADIENT || !assay_is_certified(spec)) continue;
         scope.probes += spec_probe_count(&scope.budget, assay_shape_count(&spec->shape));
     }
     const amounts a = amounts_of(plan);
@@ -356,7 +356,7 @@ assay_status assay_plan_certify(assay_context *ctx, assay_plan *plan, int64_t bu
     for (int i = 0; i < results; i++) {
         assay_tensor_spec spec;
         const assay_tensor_role role = plan->specs[i].role;
-        if (!assay_role_is_result(role) || (role == ASSAY_ROLE_GRADIENT && !scope.gradients)) continue;
+        if (!assay_is_certified(&plan->specs[i]) || (role == ASSAY_ROLE_GRADIENT && !scope.gradients)) continue;
         TRY(assay_certificate_spec(ctx, plan->specs[i].path, &spec));
         TRY(assay_plan_add_spec(ctx, plan, &spec));
     }

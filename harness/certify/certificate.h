@@ -90,4 +90,8 @@ assay_status assay_evaluate_certified(assay_context *ctx, const assay_plan *plan
 assay_status assay_evaluate_as_planned(assay_context *ctx, const assay_plan *plan, const assay_source *source,
                                        const assay_sink *out, bool quiet);
 
+/* Whether a result is among what certification is of: not the gradients at the boundaries of layers, since nothing that is
+ * given could be moved to probe them. */
+bool assay_is_certified(const assay_tensor_spec *spec);
+
 #endif

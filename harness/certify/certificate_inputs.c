@@ -9,6 +9,12 @@
 #include "oracle/base/ranks.h"
 #include "oracle/base/tensor_set.h"
 
+bool assay_is_certified(const assay_tensor_spec *spec)
+{
+    static const char boundaries[] = "gradients/checkpoints/";
+    return assay_role_is_result(spec->role) && strncmp(spec->path, boundaries, sizeof boundaries - 1) != 0;
+}
+
 void assay_certificate_inputs_free(assay_certificate_inputs *inputs)
 {
     spec_tensors_free(&inputs->in);
@@ -106,7 +112,7 @@ assay_status assay_certificate_inputs_collect(assay_context *ctx, assay_certific
     assay_tensor_set results = {0};
     *inputs = (assay_certificate_inputs){.plan = plan, .source = *source};
     for (int i = 0; i < plan->spec_count; i++) {
-        if (assay_role_is_result(plan->specs[i].role)) TRY(add_result(ctx, &plan->specs[i], &results));
+        if (assay_is_certified(&plan->specs[i])) TRY(add_result(ctx, &plan->specs[i], &results));
     }
     TRY(evaluate(ctx, plan, source, &results, next));
     if (!assay_ranks_is_first(ctx)) goto cleanup; /* which certifies alone */

@@ -50,7 +50,10 @@ enum {
     FUZZ_FAILURES,
     CONTAINER,
     RECIPE,
-    MATERIALISE
+    MATERIALISE,
+    RESUME,
+    LAYER,
+    LAYERS
 };
 
 static const assay_option_row rows[] = {
@@ -99,6 +102,12 @@ static const assay_option_row rows[] = {
     {"equivalence", EQUIVALENCE, true, ASSAY_OPT_EQUIVALENCE, "NAME", "one of them, or all (default)"},
     {"budget", BUDGET, true, ASSAY_OPT_CERTIFY | ASSAY_OPT_VERIFY, "N",
      "certify N coordinates of each gradient (default 8), or all; 0: outputs alone"},
+    {"resume", RESUME, false, ASSAY_OPT_RESUME, NULL,
+     "a stack a layer at a time: what is done stays in PATH.journal, and a run that was stopped goes on there"},
+    {"layer", LAYER, true, ASSAY_OPT_RESUME, "N",
+     "of a stack's golden: layer N as a golden of its own, with error scales"},
+    {"layers", LAYERS, true, ASSAY_OPT_VERIFY, "LIST",
+     "compute only these layers of a stack again, each from its own input: 3,60 or 0-2,60"},
     {"write", WRITE, true, ASSAY_OPT_WRITE, "FOLDER",
      "write the candidate of each mutant that has an effect as FOLDER/MUTANT.h5 (one golden)"},
     {"op", FUZZ_OP, true, ASSAY_OPT_FUZZ, "OP", "cases of this operation alone"},
@@ -295,6 +304,14 @@ static assay_status take(assay_context *ctx, assay_options *o, int letter, const
     case MUTANTS:
         o->mutants = true;
         return ASSAY_OK;
+    case RESUME:
+        o->resume = true;
+        return ASSAY_OK;
+    case LAYER:
+        return parse_whole(ctx, "layer", value, 0, &o->layer);
+    case LAYERS:
+        o->layers = value;
+        return ASSAY_OK;
     case BUDGET:
         return parse_budget(ctx, value, &o->budget);
     case ENGINE:
@@ -412,6 +429,7 @@ assay_status assay_options_parse(assay_context *ctx, int argc, char **argv, unsi
                                .timeout = ASSAY_TIMEOUT,
                                .fuzz_seed = 1,
                                .budget = ASSAY_BUDGET_UNSAID,
+                               .layer = -1,
                                .argv = argv,
                                .argc = argc};
     build_tables(allowed, longs, shorts);

@@ -27,8 +27,9 @@ enum {
     ASSAY_OPT_FUZZ =
         1
         << 17, /* --set, --container, --backend, --serve, --timeout, --precision, --false-alarm, and all of --op ... -o below */
-    ASSAY_OPT_RECIPE = 1 << 18,     /* --recipe */
-    ASSAY_OPT_MATERIALISE = 1 << 19 /* --materialise */
+    ASSAY_OPT_RECIPE = 1 << 18,      /* --recipe */
+    ASSAY_OPT_MATERIALISE = 1 << 19, /* --materialise */
+    ASSAY_OPT_RESUME = 1 << 20       /* --resume */
 };
 
 /* Of --false-alarm, and of --timeout in seconds. */
@@ -43,7 +44,9 @@ typedef struct assay_options {
         *backend, *keep, *folder;
     const char *container; /* the ending of files in a folder: h5, safetensors, npz */
     double false_alarm, timeout;
-    bool certify, mutants, serve, recipe, materialise;
+    bool certify, mutants, serve, recipe, materialise, resume;
+    int64_t layer;      /* of generate; -1: not said */
+    const char *layers; /* of verify: "3,60", or NULL */
     assay_case_filter filter;
     int shard, shards;     /* 1 to shards; 0, 0: all of it */
     const char *fuzz_op;   /* of fuzz: one operation, or NULL */

@@ -7,6 +7,7 @@
 #include "fixtures/files.h"
 #include "harness/certify/certificate.h"
 #include "harness/golden/golden_finite.h"
+#include "harness/golden/golden_internal.h"
 #include "harness/plan/inputs.h"
 #include "harness/plan/progress.h"
 #include "harness/power/power_test.h"
@@ -120,6 +121,14 @@ static bool has_recipe(const assay_plan *plan, const assay_source *source, const
            source->recipe(source->self, spec->path, recipe);
 }
 
+/* A request has all that is given, a golden the results too; but of large weights it has recipes or nothing. */
+static bool is_in_file(const assay_plan *plan, const assay_source *source, const assay_tensor_spec *spec, bool golden)
+{
+    assay_recipe recipe;
+    if (!golden) return assay_role_is_given(spec->role);
+    return !assay_is_drawn(plan->c, spec) || has_recipe(plan, source, spec, &recipe);
+}
+
 /* Bytes that the recipes leave out. */
 static int64_t left_out(const assay_plan *plan, const assay_source *source)
 {
@@ -127,7 +136,7 @@ static int64_t left_out(const assay_plan *plan, const assay_source *source)
     assay_recipe recipe;
     for (int i = 0; i < plan->spec_count; i++) {
         const assay_tensor_spec *spec = &plan->specs[i];
-        if (!has_recipe(plan, source, spec, &recipe)) continue;
+        if (!has_recipe(plan, source, spec, &recipe) || assay_is_drawn(plan->c, spec)) continue;
         bytes += assay_shape_count(&spec->shape) * (int64_t)assay_dtype_size(spec->type);
     }
     return bytes;
@@ -146,7 +155,7 @@ static assay_status begin(assay_context *ctx, file_sink *sink, const assay_sourc
         const assay_tensor_spec *spec = &plan->specs[i];
         if (has_recipe(plan, source, spec, &recipe)) {
             TRY(assay_fixture_declare_recipe(ctx, sink->writer, spec, &recipe));
-        } else if (results || assay_role_is_given(spec->role)) {
+        } else if (is_in_file(plan, source, spec, results)) {
             TRY(assay_fixture_declare(ctx, sink->writer, spec));
         }
     }
@@ -168,13 +177,13 @@ static int64_t chunk_of(const assay_tensor_spec *spec, int64_t first)
 }
 
 /* How many chunks there are; into `chunks`, which may be NULL. */
-static int64_t list_chunks(const assay_plan *plan, given_chunk *chunks)
+static int64_t list_chunks(const assay_plan *plan, const assay_source *source, bool golden, given_chunk *chunks)
 {
     int64_t count = 0;
     for (int i = 0; i < plan->spec_count; i++) {
         const assay_tensor_spec *spec = &plan->specs[i];
         const int64_t total = assay_shape_count(&spec->shape);
-        if (!assay_role_is_given(spec->role)) continue;
+        if (!assay_role_is_given(spec->role) || !is_in_file(plan, source, spec, golden)) continue;
         for (int64_t first = 0; first < total; first += chunk_of(spec, first), count++)
             if (chunks != NULL) chunks[count] = (given_chunk){spec, first, chunk_of(spec, first)};
     }
@@ -182,18 +191,18 @@ static int64_t list_chunks(const assay_plan *plan, given_chunk *chunks)
 }
 
 /* Once every attribute is set: some containers are planned whole. */
-static assay_status write_all_given(assay_context *ctx, file_sink *sink, const assay_source *source)
+static assay_status write_all_given(assay_context *ctx, file_sink *sink, const assay_source *source, bool golden)
 {
     assay_status status;
     const assay_sink file = {.self = sink, .wants = sink_wants, .write = sink_write, .write_i32 = sink_write_i32};
     const assay_sink out = assay_ranks_sink(ctx, &file);
     given_chunks g = {.source = source, .out = &out};
-    const assay_pieces pieces = {.self = &g, .count = list_chunks(sink->plan, NULL), .work = write_chunk};
+    const assay_pieces pieces = {.self = &g, .count = list_chunks(sink->plan, source, golden, NULL), .work = write_chunk};
     void *chunks = NULL;
     TRY(assay_alloc(ctx, "list of what is given", pieces.count, sizeof *g.chunks, &chunks));
     TRY(assay_alloc_f64(ctx, "a chunk of what is given", CHUNK, &g.values));
     g.chunks = chunks;
-    list_chunks(sink->plan, g.chunks);
+    list_chunks(sink->plan, source, golden, g.chunks);
     TRY(assay_pieces_run(ctx, &pieces));
 cleanup:
     free(chunks);
@@ -262,8 +271,8 @@ cleanup:
     return status;
 }
 
-assay_status assay_golden_write_from(assay_context *ctx, const assay_plan *plan, const char *path,
-                                     const assay_source *source, bool quiet)
+assay_status assay_golden_write_with(assay_context *ctx, const assay_plan *plan, const char *path,
+                                     const assay_source *source, const assay_golden_evaluator *evaluator, bool quiet)
 {
     assay_status status;
     file_sink sink = {.plan = plan};
@@ -273,13 +282,27 @@ assay_status assay_golden_write_from(assay_context *ctx, const assay_plan *plan,
     assay_sink out = {.self = &sink, .wants = sink_wants, .write = sink_write, .write_i32 = sink_write_i32};
     TRY(alloc_written(ctx, &sink));
     if (assay_ranks_is_first(ctx)) TRY(begin_golden(ctx, &sink, source, path));
-    TRY(write_all_given(ctx, &sink, source));
-    TRY(plan->mutants ? assay_evaluate_with_power(ctx, plan, source, &out, quiet)
-                      : assay_evaluate_as_planned(ctx, plan, source, &out, quiet));
+    TRY(write_all_given(ctx, &sink, source, true));
+    TRY(evaluator->evaluate(ctx, evaluator->self, plan, source, &out, quiet));
 cleanup:
     status = finish(ctx, &sink, status);
     ctx->threads = threads;
     return status;
+}
+
+static assay_status evaluate(assay_context *ctx, void *self, const assay_plan *plan, const assay_source *source,
+                             const assay_sink *out, bool quiet)
+{
+    (void)self;
+    return plan->mutants ? assay_evaluate_with_power(ctx, plan, source, out, quiet)
+                         : assay_evaluate_as_planned(ctx, plan, source, out, quiet);
+}
+
+assay_status assay_golden_write_from(assay_context *ctx, const assay_plan *plan, const char *path,
+                                     const assay_source *source, bool quiet)
+{
+    const assay_golden_evaluator evaluator = {.evaluate = evaluate};
+    return assay_golden_write_with(ctx, plan, path, source, &evaluator, quiet);
 }
 
 assay_status assay_golden_write(assay_context *ctx, const assay_plan *plan, const char *path, const char *inputs_file,
@@ -314,7 +337,7 @@ assay_status assay_request_write_from(assay_context *ctx, const assay_plan *plan
     TRY(alloc_written(ctx, &sink));
     TRY(begin(ctx, &sink, source, path, "request", false));
     TRY(assay_fixture_set_texts(ctx, sink.writer, "expects", count, expects));
-    TRY(write_all_given(ctx, &sink, source));
+    TRY(write_all_given(ctx, &sink, source, false));
 cleanup:
     status = finish(ctx, &sink, status);
     free(expects);

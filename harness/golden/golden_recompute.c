@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "harness/golden/golden.h"
+#include "harness/golden/golden_internal.h"
 #include "harness/plan/golden_read.h"
 #include "harness/plan/progress.h"
 #include "harness/power/power_test.h"
@@ -92,15 +92,20 @@ cleanup:
     return status;
 }
 
-assay_status assay_golden_recompute(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *golden,
-                                    bool quiet)
+static bool is_among(const assay_golden_evaluator *evaluator, const assay_tensor_spec *spec)
+{
+    return !assay_role_is_given(spec->role) && (evaluator->gives == NULL || evaluator->gives(evaluator->self, spec));
+}
+
+assay_status assay_golden_recompute_with(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *golden,
+                                         const assay_source *source, const assay_golden_evaluator *evaluator,
+                                         bool quiet)
 {
     assay_status status;
     const bool first = assay_ranks_is_first(ctx);
     checking_sink sink = {.plan = plan, .golden = first ? golden : NULL};
     int threads = ctx->threads;
     ctx->threads = assay_plan_threads(ctx, plan);
-    assay_source source = assay_golden_given(golden);
     assay_progress_start(&sink.progress, quiet, plan->c->name, plan->elements);
     sink.written = calloc((size_t)plan->spec_count + 1, sizeof *sink.written);
     if (sink.written == NULL) {
@@ -109,11 +114,10 @@ assay_status assay_golden_recompute(assay_context *ctx, const assay_plan *plan, 
     }
     TRY(assay_golden_check_layout(ctx, plan, golden));
     assay_sink out = {.self = &sink, .wants = checking_wants, .write = checking_write, .write_i32 = checking_write_i32};
-    TRY(plan->mutants ? assay_evaluate_with_power(ctx, plan, &source, &out, quiet)
-                      : assay_evaluate(ctx, plan, &source, &out));
+    TRY(evaluator->evaluate(ctx, evaluator->self, plan, source, &out, quiet));
     for (int i = 0; first && i < plan->spec_count; i++) {
-        bool complete =
-            assay_role_is_given(plan->specs[i].role) || sink.written[i] == assay_shape_count(&plan->specs[i].shape);
+        const bool complete =
+            !is_among(evaluator, &plan->specs[i]) || sink.written[i] == assay_shape_count(&plan->specs[i].shape);
         if (!complete) {
             status = assay_fail(ctx, ASSAY_INTERNAL, "%s was not recomputed in full", plan->specs[i].path);
             goto cleanup;
@@ -124,4 +128,20 @@ cleanup:
     free(sink.written);
     ctx->threads = threads;
     return status;
+}
+
+static assay_status evaluate(assay_context *ctx, void *self, const assay_plan *plan, const assay_source *source,
+                             const assay_sink *out, bool quiet)
+{
+    (void)self;
+    return plan->mutants ? assay_evaluate_with_power(ctx, plan, source, out, quiet)
+                         : assay_evaluate(ctx, plan, source, out);
+}
+
+assay_status assay_golden_recompute(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *golden,
+                                    bool quiet)
+{
+    const assay_source source = assay_golden_given(golden);
+    const assay_golden_evaluator evaluator = {.evaluate = evaluate};
+    return assay_golden_recompute_with(ctx, plan, golden, &source, &evaluator, quiet);
 }

@@ -442,6 +442,17 @@ assay_status assay_stack_config_of(assay_context *ctx, const assay_case *c, assa
         return assay_fail(ctx, ASSAY_BAD_INPUT, "base_num_decoder_layers is %" PRId64 ", expected 1 to %d",
                           config->layers, LAYERS_MAX);
     }
+    if (c->only_layer >= config->layers) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "only_layer is %" PRId64 ", expected 0 to %" PRId64, c->only_layer,
+                          config->layers - 1);
+    }
+    if (c->only_layer >= 0 && m->use_batch_split_schedule) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "only_layer has no use with use_batch_split_schedule: layers overlap");
+    }
+    if (c->only_layer >= 0) {
+        config->first_layer = c->only_layer;
+        config->layers = c->only_layer + 1;
+    }
     if (config->dense_layers > config->layers) config->dense_layers = config->layers;
     config->attention = assay_layer_is_grouped(m) ? ASSAY_LAYER_GQA : ASSAY_LAYER_MLA;
     if (config->attention == ASSAY_LAYER_GQA) {

@@ -95,6 +95,16 @@ cleanup:
     return status;
 }
 
+/* The gradients of layers' inputs are there for those who name them. */
+static bool names_boundaries(const assay_case *c)
+{
+    static const char folder[] = "checkpoints/";
+    bool named = false;
+    for (int i = 0; i < c->gradients.count; i++)
+        named |= strncmp(c->gradients.items[i], folder, sizeof folder - 1) == 0;
+    return named && assay_is_stack(c) && !c->config.use_batch_split_schedule;
+}
+
 /* Without backward nothing is kept. */
 static bool has_backward(const assay_case *c)
 {
@@ -193,22 +203,26 @@ static assay_status describe(assay_context *ctx, const assay_case *c, assay_tens
     assay_status status;
     assay_stack_config config;
     assay_describer d = {.ctx = ctx, .c = c, .list = list, .layer = "", .block = ""};
+    const bool boundaries = names_boundaries(c);
     const assay_fill one = assay_fill_normal(1.0, 0.0);
     TRY(assay_stack_config_of(ctx, c, &config));
     const assay_dims x = {"BSD", {c->batch, c->sequence, assay_stack_sizes_of(&config).emb_dim}};
     TRY(assay_describe_variable(ctx, list, c, "inputs/x", one, x));
     TRY(assay_describe_positions(ctx, list, c));
     TRY(assay_describe_segments(ctx, list, c));
-    for (int64_t layer = config.dense_layers; layer < config.layers; layer++) {
+    for (int64_t layer = config.first_layer; layer < config.layers; layer++) {
+        if (is_dense(&config, layer)) continue;
         const layer_prefix prefix = prefix_of(&config, layer);
         d.layer = prefix.text;
         TRY(assay_describe_given_choice(&d, &config.moe.routing));
     }
     d.layer = "";
     if (config.batch_split_factor > 0) TRY(describe_schedule(&d, &config));
-    for (int64_t layer = 0; layer < config.layers; layer++) {
+    for (int64_t layer = config.first_layer; layer < config.layers; layer++) {
         const layer_prefix prefix = prefix_of(&config, layer);
         d.layer = prefix.text;
+        if (boundaries)
+            TRY(assay_describe_result(&d, "gradients/checkpoints", "decoder_layer_input", ASSAY_FLOAT64, x));
         TRY(describe_weights(d, &config, layer));
         TRY(describe_results(&d, &config, layer));
     }

@@ -68,6 +68,10 @@ static assay_status check_common(assay_context *ctx, const assay_case *c, const 
         return assay_fail(ctx, ASSAY_BAD_INPUT, "function is \"%s\", expected \"\": op %s is no single function",
                           m->function.text, c->op);
     }
+    if (c->only_layer >= 0 && !assay_is_stack(c)) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "only_layer is %" PRId64 ": op %s is no stack of layers", c->only_layer,
+                          c->op);
+    }
     if (c->dtype == ASSAY_INT32) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "dtype is int32, expected a float type");
     }

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "harness/operations/op_support.h"
+#include "harness/operations/sketched_run.h"
 #include "harness/sketch/sketch.h"
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/arithmetic/emulated.h"
@@ -12,23 +13,14 @@
 #include "oracle/base/ranks.h"
 
 /* Of one gradient. The errors of its elements are taken to be independent: random signs make them so. */
-typedef struct sketched {
+typedef struct assay_sketched {
     assay_tensor_spec spec;
     assay_sketch values;
     assay_sketch energy;  /* squares of the values: what rounding them to storage adds to the errors of sums */
     assay_sketch *scales; /* squares of the error scales, for each precision */
-} sketched;
+} assay_sketched;
 
-typedef struct sketching {
-    const assay_case *c;
-    const assay_sink *out;
-    const assay_precision *precisions;
-    int precision_count;
-    sketched *tensors;
-    int count;
-} sketching;
-
-static bool wants_part(const sketching *s, const assay_tensor_spec *of, const char *profile)
+static bool wants_part(const assay_sketching *s, const assay_tensor_spec *of, const char *profile)
 {
     bool wanted = false;
     char path[ASSAY_PATH_SIZE];
@@ -42,7 +34,7 @@ static bool wants_part(const sketching *s, const assay_tensor_spec *of, const ch
 }
 
 /* Error scales of sums take the values too. */
-static bool wants_values(const sketching *s, const assay_tensor_spec *of)
+static bool wants_values(const assay_sketching *s, const assay_tensor_spec *of)
 {
     bool wanted = wants_part(s, of, NULL);
     for (int p = 0; p < s->precision_count && !wanted; p++) wanted = wants_part(s, of, s->precisions[p].name);
@@ -50,11 +42,11 @@ static bool wants_values(const sketching *s, const assay_tensor_spec *of)
 }
 
 /* The sketched tensor that a path is of; *precision is -1 for its values. NULL: another tensor. */
-static sketched *find(const sketching *s, const char *path, int *precision)
+static assay_sketched *find(const assay_sketching *s, const char *path, int *precision)
 {
     char scale[ASSAY_PATH_SIZE];
     for (int i = 0; i < s->count; i++) {
-        sketched *t = &s->tensors[i];
+        assay_sketched *t = &s->tensors[i];
         *precision = -1;
         if (strcmp(t->spec.path, path) == 0) return t;
         for (int p = 0; p < s->precision_count; p++) {
@@ -69,13 +61,13 @@ static sketched *find(const sketching *s, const char *path, int *precision)
 static bool sketching_wants(void *self, const char *path)
 {
     int precision;
-    const sketching *s = self;
-    const sketched *t = find(s, path, &precision);
+    const assay_sketching *s = self;
+    const assay_sketched *t = find(s, path, &precision);
     if (t == NULL) return assay_wants(s->out, path);
     return precision < 0 ? wants_values(s, &t->spec) : wants_part(s, &t->spec, s->precisions[precision].name);
 }
 
-static assay_status write_values(assay_context *ctx, const sketching *s, const sketched *t)
+static assay_status write_values(assay_context *ctx, const assay_sketching *s, const assay_sketched *t)
 {
     assay_status status = ASSAY_OK;
     for (int part = 0; part < ASSAY_SKETCH_PARTS; part++) {
@@ -88,7 +80,7 @@ cleanup:
 }
 
 /* A sum's error is that of its elements and of their storage; a judge allows for the storage of what is kept in full. */
-static assay_status write_scales(assay_context *ctx, const sketching *s, const sketched *t, int p)
+static assay_status write_scales(assay_context *ctx, const assay_sketching *s, const assay_sketched *t, int p)
 {
     assay_status status = ASSAY_OK;
     char path[ASSAY_PATH_SIZE];
@@ -114,7 +106,7 @@ static bool is_complete(const assay_sketch *sketch)
 }
 
 /* A run in the emulated arithmetic is a kernel, which stores its gradient: what is summed is what it stored. */
-static assay_status add_values(assay_context *ctx, sketched *t, int64_t count, const double *values)
+static assay_status add_values(assay_context *ctx, assay_sketched *t, int64_t count, const double *values)
 {
     enum { PIECE = 4096 };
     double stored[PIECE];
@@ -135,8 +127,8 @@ static assay_status sketching_write(assay_context *ctx, void *self, const char *
 {
     int precision;
     assay_status status = ASSAY_OK;
-    const sketching *s = self;
-    sketched *t = find(s, path, &precision);
+    const assay_sketching *s = self;
+    assay_sketched *t = find(s, path, &precision);
     if (t == NULL) return s->out->write(ctx, s->out->self, path, count, values);
     assay_sketch *sketch = precision < 0 ? &t->values : &t->scales[precision];
     if (count > sketch->count - sketch->position) {
@@ -156,14 +148,36 @@ cleanup:
     return status;
 }
 
+/* Of the values as a number of zeros; of others as zeros, where nobody takes a number of them. */
+static assay_status sketching_write_zeros(assay_context *ctx, void *self, const char *path, int64_t count)
+{
+    int precision;
+    assay_status status = ASSAY_OK;
+    double *zeros = NULL;
+    const assay_sketching *s = self;
+    assay_sketched *t = find(s, path, &precision);
+    if (t == NULL && s->out->write_zeros != NULL) return s->out->write_zeros(ctx, s->out->self, path, count);
+    if (t != NULL && precision < 0 && count < t->values.count - t->values.position) {
+        assay_sketch_add_zeros(&t->values, count);
+        if (s->precision_count > 0) assay_sketch_add_zeros(&t->energy, count);
+        return ASSAY_OK;
+    }
+    TRY(assay_alloc_zeros(ctx, path, count, &zeros));
+    TRY(sketching_write(ctx, self, path, count, zeros));
+cleanup:
+    free(zeros);
+    return status;
+}
+
 static assay_status sketching_write_i32(assay_context *ctx, void *self, const char *path, int64_t count,
                                         const int32_t *values)
 {
-    const sketching *s = self;
+    const assay_sketching *s = self;
     return s->out->write_i32(ctx, s->out->self, path, count, values);
 }
 
-static assay_status start(assay_context *ctx, const sketching *s, sketched *t, const assay_tensor_spec *spec)
+static assay_status start(assay_context *ctx, const assay_sketching *s, assay_sketched *t,
+                          const assay_tensor_spec *spec)
 {
     assay_status status;
     const int64_t above = s->c->sketch_above;
@@ -183,16 +197,42 @@ cleanup:
     return status;
 }
 
-static void end(sketching *s)
+void assay_sketching_close(assay_sketching *s)
 {
     for (int i = 0; i < s->count; i++) {
-        sketched *t = &s->tensors[i];
+        assay_sketched *t = &s->tensors[i];
         assay_sketch_free(&t->values);
         assay_sketch_free(&t->energy);
         for (int p = 0; t->scales != NULL && p < s->precision_count; p++) assay_sketch_free(&t->scales[p]);
         free(t->scales);
     }
     free(s->tensors);
+    *s = (assay_sketching){0};
+}
+
+assay_status assay_sketching_open(assay_context *ctx, assay_sketching *s, const assay_case *c,
+                                  const assay_tensor_list *list, const assay_sink *out,
+                                  const assay_precision *precisions, int precision_count)
+{
+    assay_status status = ASSAY_OK;
+    *s = (assay_sketching){.c = c, .out = out, .precisions = precisions, .precision_count = precision_count};
+    s->tensors = calloc((size_t)list->sketched_count + 1, sizeof *s->tensors);
+    if (s->tensors == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of sketches");
+    for (int i = 0; i < list->sketched_count; i++) {
+        s->count++;
+        TRY(start(ctx, s, &s->tensors[i], &list->sketched[i]));
+    }
+cleanup:
+    return status;
+}
+
+assay_sink assay_sketching_sink(assay_sketching *s)
+{
+    return (assay_sink){.self = s,
+                        .wants = sketching_wants,
+                        .write = sketching_write,
+                        .write_i32 = sketching_write_i32,
+                        .write_zeros = sketching_write_zeros};
 }
 
 assay_status assay_operation_run(assay_context *ctx, const assay_operation *operation, const assay_case *c,
@@ -202,23 +242,17 @@ assay_status assay_operation_run(assay_context *ctx, const assay_operation *oper
     assay_status status;
     assay_tensor_list list = {0};
     const assay_operation *same = NULL;
-    sketching s = {.c = c, .out = out, .precisions = precisions, .precision_count = precision_count};
-    const assay_sink sink = {&s, sketching_wants, sketching_write, sketching_write_i32};
-    const assay_sink shared = assay_ranks_sink(ctx, c->sketch_above > 0 ? &sink : out);
-    if (c->sketch_above == 0) return operation->run(ctx, c, in, &shared, precisions, precision_count);
+    assay_sketching sketching = {0};
+    if (c->sketch_above == 0) {
+        const assay_sink shared = assay_ranks_sink(ctx, out);
+        return operation->run(ctx, c, in, &shared, precisions, precision_count);
+    }
     TRY(assay_operation_prepare(ctx, c, &same, &list));
-    s.tensors = calloc((size_t)list.sketched_count + 1, sizeof *s.tensors);
-    if (s.tensors == NULL) {
-        status = assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of sketches");
-        goto cleanup;
-    }
-    for (int i = 0; i < list.sketched_count; i++) {
-        s.count++;
-        TRY(start(ctx, &s, &s.tensors[i], &list.sketched[i]));
-    }
+    TRY(assay_sketching_open(ctx, &sketching, c, &list, out, precisions, precision_count));
+    const assay_sink sink = assay_sketching_sink(&sketching), shared = assay_ranks_sink(ctx, &sink);
     TRY(operation->run(ctx, c, in, &shared, precisions, precision_count));
 cleanup:
-    end(&s);
+    assay_sketching_close(&sketching);
     assay_tensor_list_free(&list);
     return status;
 }

@@ -15,7 +15,7 @@ static const struct {
     {ASSAY_FLOAT16, ASSAY_BACKEND_FLOAT16},         {ASSAY_FLOAT8_E4M3FN, ASSAY_BACKEND_FLOAT8_E4M3FN},
     {ASSAY_FLOAT8_E5M2, ASSAY_BACKEND_FLOAT8_E5M2}, {ASSAY_INT32, ASSAY_BACKEND_INT32},
 };
-enum { TYPES = sizeof type_table / sizeof *type_table, OTHER_SETTINGS = 11 };
+enum { TYPES = sizeof type_table / sizeof *type_table, OTHER_SETTINGS = 12 };
 
 assay_backend_type assay_backend_type_of(assay_dtype dtype)
 {
@@ -89,6 +89,7 @@ assay_status assay_backend_settings_make(assay_context *ctx, const assay_case *c
     add_number(s, "mesh.tensor", c->mesh_tensor);
     add_number(s, "mesh.mlp_tensor", c->mesh_mlp_tensor);
     add_number(s, "mesh.fsdp_transpose", c->mesh_fsdp_transpose);
+    if (c->only_layer >= 0) add_number(s, "only_layer", c->only_layer);
     add_text(s, "dtype", assay_dtype_name(c->dtype));
     return ASSAY_OK;
 }

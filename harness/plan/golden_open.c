@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+#include "harness/plan/inputs.h"
+
 assay_status assay_golden_open(assay_context *ctx, const char *path, assay_golden *golden)
 {
     assay_status status;
@@ -20,10 +22,35 @@ assay_status assay_golden_read(assay_context *ctx, assay_fixture_reader *reader,
     return assay_cases_parse_stored(ctx, path, yaml, strlen(yaml), &golden->c, &golden->case_count);
 }
 
+/* Weights that the golden leaves to the seed. */
+static assay_status add_drawn(assay_context *ctx, assay_golden *golden)
+{
+    assay_status status;
+    assay_inputs inputs = {0};
+    assay_recipe recipe;
+    const assay_plan *plan = &golden->plan;
+    TRY(assay_inputs_open(ctx, &inputs, plan->c, &plan->list, NULL));
+    const assay_source drawn = assay_inputs_source(&inputs);
+    for (int i = 0; i < plan->spec_count; i++) {
+        const assay_tensor_spec *spec = &plan->specs[i];
+        if (!assay_is_drawn(plan->c, spec) || assay_fixture_find(golden->reader, spec->path) != NULL) continue;
+        if (drawn.recipe(drawn.self, spec->path, &recipe)) {
+            TRY(assay_fixture_add_recipe(ctx, golden->reader, spec, &recipe));
+        }
+    }
+cleanup:
+    assay_inputs_close(&inputs);
+    return status;
+}
+
 assay_status assay_golden_plan(assay_context *ctx, assay_golden *golden, const assay_profile *own)
 {
+    assay_status status;
     if (golden->plan.c != NULL) return ASSAY_OK;
-    return assay_plan_describe(ctx, &golden->plan, golden->c, golden->reader, own);
+    TRY(assay_plan_describe(ctx, &golden->plan, golden->c, golden->reader, own));
+    TRY(add_drawn(ctx, golden));
+cleanup:
+    return status;
 }
 
 const assay_arithmetic *assay_golden_engine(const assay_golden *golden)

@@ -55,9 +55,16 @@ assay_precision assay_case_precision(const assay_case *c, const assay_profile *p
     return precision;
 }
 
+bool assay_is_drawn(const assay_case *c, const assay_tensor_spec *spec)
+{
+    return c->drawn_above > 0 && spec->role == ASSAY_ROLE_WEIGHT && spec->type != ASSAY_INT32 &&
+           assay_shape_count(&spec->shape) > c->drawn_above;
+}
+
 assay_status assay_plan_add_spec(assay_context *ctx, assay_plan *plan, const assay_tensor_spec *spec)
 {
-    int64_t count = assay_shape_count(&spec->shape), bytes = count * (int64_t)assay_dtype_size(spec->type);
+    const int64_t count = assay_shape_count(&spec->shape);
+    const int64_t bytes = assay_is_drawn(plan->c, spec) ? 0 : count * (int64_t)assay_dtype_size(spec->type);
     plan->specs[plan->spec_count++] = *spec;
     if (__builtin_add_overflow(plan->elements, count, &plan->elements) ||
         __builtin_add_overflow(plan->file_bytes, bytes, &plan->file_bytes)) {

@@ -31,6 +31,9 @@ typedef struct assay_plan {
     int only_count;
 } assay_plan;
 
+/* Whether a golden of the case leaves the weight to the seed. */
+bool assay_is_drawn(const assay_case *c, const assay_tensor_spec *spec);
+
 /* The profile of a precision of the plan. */
 const assay_profile *assay_plan_profile(const assay_plan *plan, const char *name);
 /* The profile's precision for a case: where its dtype has a finer grid, or reaches further, what is given is rounded, but

@@ -159,7 +159,8 @@ assay_status assay_ensemble_run_golden(assay_context *ctx, assay_ensemble *e)
     int count = 0;
     const assay_plan *plan = e->plan;
     assay_tee memory = {assay_tensor_set_sink(&e->golden), assay_tensor_set_sink(&e->given)};
-    assay_tee caller = {{e, scale_is_needed, take_scale, no_integers}, *e->out};
+    assay_tee caller = {.first = {.self = e, .wants = scale_is_needed, .write = take_scale, .write_i32 = no_integers},
+                        .second = *e->out};
     assay_tee both = {assay_tee_sink(&memory), assay_tee_sink(&caller)};
     const assay_sink golden = assay_tee_sink(&both);
     const int64_t before = runs_of(ctx);

@@ -55,5 +55,5 @@ assay_sink assay_ranks_sink(assay_context *ctx, const assay_sink *out)
 {
     if (ctx->ranks == NULL) return *out;
     ctx->ranks->out = out;
-    return (assay_sink){ctx->ranks, sink_wants, sink_write, sink_write_i32};
+    return (assay_sink){.self = ctx->ranks, .wants = sink_wants, .write = sink_write, .write_i32 = sink_write_i32};
 }

@@ -93,12 +93,14 @@ typedef struct assay_source {
 
 /* wants: whether anybody will look at the tensor at `path` ("outputs/y", "gradients/weights/wo", "routing/margin",
  * "error_scale/bf16/outputs/y"): an operation skips the work of what nobody wants. write: the next `count` elements of
- * that tensor; slices of one tensor arrive in order, those of different tensors may interleave. */
+ * that tensor; slices of one tensor arrive in order, those of different tensors may interleave. write_zeros: the next
+ * `count` elements are 0, for a sink that need not see them; NULL: they are written. */
 typedef struct assay_sink {
     void *self;
     bool (*wants)(void *self, const char *path);
     assay_status (*write)(assay_context *ctx, void *self, const char *path, int64_t count, const double *values);
     assay_status (*write_i32)(assay_context *ctx, void *self, const char *path, int64_t count, const int32_t *values);
+    assay_status (*write_zeros)(assay_context *ctx, void *self, const char *path, int64_t count);
 } assay_sink;
 
 #endif

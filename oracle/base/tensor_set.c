@@ -217,7 +217,7 @@ static assay_status set_write_i32(assay_context *ctx, void *self, const char *pa
 
 assay_sink assay_tensor_set_sink(assay_tensor_set *set)
 {
-    return (assay_sink){set, set_wants, set_write, set_write_i32};
+    return (assay_sink){.self = set, .wants = set_wants, .write = set_write, .write_i32 = set_write_i32};
 }
 
 static bool overlay_has(void *self, const char *path)
@@ -279,5 +279,5 @@ cleanup:
 
 assay_sink assay_tee_sink(assay_tee *tee)
 {
-    return (assay_sink){tee, tee_wants, tee_write, tee_write_i32};
+    return (assay_sink){.self = tee, .wants = tee_wants, .write = tee_write, .write_i32 = tee_write_i32};
 }

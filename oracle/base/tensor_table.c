@@ -119,6 +119,25 @@ cleanup:
     return status;
 }
 
+assay_status assay_gradients_write_zeros(assay_context *ctx, const assay_sink *out, const char *prefix,
+                                         const assay_tensor_table *table, double *const *gradients)
+{
+    assay_status status = ASSAY_OK;
+    for (int i = 0; i < table->count; i++) {
+        const int64_t count = assay_tensor_row_count(&table->rows[i]);
+        char path[ASSAY_PATH_SIZE];
+        if (gradients[i] == NULL || !wants_gradient(out, prefix, &table->rows[i], path)) continue;
+        if (out->write_zeros != NULL) {
+            TRY(out->write_zeros(ctx, out->self, path, count));
+            continue;
+        }
+        memset(gradients[i], 0, (size_t)count * sizeof *gradients[i]);
+        TRY(out->write(ctx, out->self, path, count, gradients[i]));
+    }
+cleanup:
+    return status;
+}
+
 void assay_weights_free(const assay_tensor_table *table, double **weights)
 {
     for (int i = 0; i < table->count; i++) {

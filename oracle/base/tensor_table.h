@@ -64,6 +64,9 @@ assay_status assay_gradients_alloc(assay_context *ctx, const assay_sink *out, co
 /* Those that are there and wanted. */
 assay_status assay_gradients_write(assay_context *ctx, const assay_sink *out, const char *prefix,
                                    const assay_tensor_table *table, double *const *gradients);
+/* The same, all of them 0; what they held is lost. */
+assay_status assay_gradients_write_zeros(assay_context *ctx, const assay_sink *out, const char *prefix,
+                                         const assay_tensor_table *table, double *const *gradients);
 void assay_weights_free(const assay_tensor_table *table, double **weights); /* also gradients; NULL afterwards */
 
 #endif

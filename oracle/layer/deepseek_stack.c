@@ -40,7 +40,7 @@ assay_status assay_stack_check(assay_context *ctx, const assay_stack_config *con
 {
     assay_status status = ASSAY_OK;
     if (config->layers < 1 || config->dense_layers < 0 || config->dense_layers > config->layers ||
-        (config->single && config->layers != 1)) {
+        config->first_layer < 0 || config->first_layer >= config->layers || (config->single && config->layers != 1)) {
         return assay_fail(ctx, ASSAY_BAD_INPUT,
                           "stack: %" PRId64 " layers, %" PRId64 " of them dense, expected 1 or more and 0 to all",
                           config->layers, config->dense_layers);
@@ -84,7 +84,8 @@ cleanup:
 static bool wants_backward(const stack_run *run)
 {
     bool wants = run->out->wants(run->out->self, "gradients/inputs/x");
-    for (int64_t layer = 0; !wants && layer < run->config->layers; layer++) wants = layer_wants_gradient(run, layer);
+    for (int64_t layer = run->config->first_layer; !wants && layer < run->config->layers; layer++)
+        wants = layer_wants_gradient(run, layer);
     return wants;
 }
 
@@ -128,12 +129,34 @@ static assay_status backward(assay_context *ctx, const stack_run *run, assay_bat
     memset(dy, 0, (size_t)run->size * sizeof *dy);
     if (in->has(in->self, "cotangents/y")) TRY(in->read(ctx, in->self, "cotangents/y", 0, run->size, dy));
     if (split != NULL) TRY(assay_batch_split_backward(ctx, run, split, dy));
-    for (int64_t layer = plain_layers(run->config) - 1; layer >= 0; layer--) TRY(layer_backward(ctx, run, layer, dy));
+    for (int64_t layer = plain_layers(run->config) - 1; layer >= run->config->first_layer; layer--) {
+        TRY(layer_backward(ctx, run, layer, dy));
+        TRY(layer_write_boundary(ctx, run, layer, dy));
+    }
     TRY(write_wanted(ctx, run->out, "gradients/inputs/x", run->size, dy));
     TRY(write_report(ctx, run));
 cleanup:
     free(dy);
     return status;
+}
+
+static assay_status begin(assay_context *ctx, stack_run *run, double **x)
+{
+    assay_status status;
+    const assay_stack_sizes sizes = assay_stack_sizes_of(run->config);
+    TRY(assay_stack_check(ctx, run->config));
+    run->tokens = sizes.batch * sizes.sequence;
+    run->size = run->tokens * sizes.emb_dim;
+    TRY(read_inputs(ctx, run, x));
+cleanup:
+    return status;
+}
+
+static void end(stack_run *run)
+{
+    assay_remat_close(run->store);
+    free(run->positions);
+    free(run->segment_ids);
 }
 
 assay_status assay_stack_run(assay_context *ctx, const assay_stack_config *config, const assay_source *in,
@@ -143,17 +166,14 @@ assay_status assay_stack_run(assay_context *ctx, const assay_stack_config *confi
     stack_run run = {.config = config, .in = in, .out = out};
     assay_batch_split *split = NULL;
     double *x = NULL;
-    TRY(assay_stack_check(ctx, config));
-    const assay_stack_sizes sizes = assay_stack_sizes_of(config);
-    run.tokens = sizes.batch * sizes.sequence;
-    run.size = run.tokens * sizes.emb_dim;
-    TRY(read_inputs(ctx, &run, &x));
+    TRY(begin(ctx, &run, &x));
     if (run.segment_ids != NULL && config->batch_split_factor > 0) {
         status = assay_fail(ctx, ASSAY_BAD_INPUT, "inputs/segment_ids: use_batch_split_schedule has none");
         goto cleanup;
     }
     if (wants_backward(&run)) TRY(assay_remat_open(ctx, &run.store, &config->policy, items_of(config)));
-    for (int64_t layer = 0; layer < plain_layers(config); layer++) TRY(layer_forward(ctx, &run, layer, &x));
+    for (int64_t layer = config->first_layer; layer < plain_layers(config); layer++)
+        TRY(layer_forward(ctx, &run, layer, &x));
     if (config->batch_split_factor > 0) TRY(assay_batch_split_forward(ctx, &run, &split, &x));
     TRY(write_wanted(ctx, out, "outputs/y", run.size, x));
     free(x);
@@ -161,9 +181,23 @@ assay_status assay_stack_run(assay_context *ctx, const assay_stack_config *confi
     if (run.store != NULL) TRY(backward(ctx, &run, split));
 cleanup:
     assay_batch_split_close(split);
-    assay_remat_close(run.store);
-    free(run.positions);
-    free(run.segment_ids);
+    end(&run);
+    free(x);
+    return status;
+}
+
+assay_status assay_stack_run_backward(assay_context *ctx, const assay_stack_config *config, const assay_source *in,
+                                      const assay_sink *out)
+{
+    assay_status status = ASSAY_OK;
+    stack_run run = {.config = config, .in = in, .out = out};
+    double *x = NULL;
+    TRY(begin(ctx, &run, &x));
+    TRY(assay_remat_open(ctx, &run.store, &config->policy, items_of(config)));
+    TRY(layer_release(ctx, &run, config->first_layer, ASSAY_REMAT_DECODER_LAYER_INPUT, &x));
+    TRY(backward(ctx, &run, NULL));
+cleanup:
+    end(&run);
     free(x);
     return status;
 }

@@ -13,7 +13,8 @@
  *   weights/Pmlp/{wi_0,wi_1,wo}/kernel (fused: wi/kernel) or weights/Pmoe/(as moe.h),
  *   cotangents/y?, cotangents/Plb_loss?; routing/Pselected_experts, where the source has it, fixes the choice.
  * Results: outputs/y, outputs/P{lb_loss,bias_updates}, gradients/ of inputs/x and every weight, checkpoints/PNAME (the
- * names of remat.h, and lse), routing/P(as moe.h), and remat/{bytes_kept,bytes_offloaded,operations_recomputed} [].
+ * names of remat.h, and lse), routing/P(as moe.h), and remat/{bytes_kept,bytes_offloaded,operations_recomputed} []; of a
+ * stack without the batch-split schedule gradients/checkpoints/Pdecoder_layer_input, at the boundaries of layers.
  * What the sink does not want is not computed; without a wanted gradient there is no backward, and nothing is kept.
  *
  * Forward keeps the intermediates of each layer as the policy says; backward takes them, or computes them again. */
@@ -42,6 +43,7 @@ typedef struct assay_stack_sizes {
 
 typedef struct assay_stack_config {
     int64_t layers, dense_layers; /* of all layers, the first ones that are dense */
+    int64_t first_layer;          /* those before it are left out: inputs/x is its input, y that of layer `layers` - 1 */
     bool single;                  /* one layer, without a prefix */
     assay_layer_attention attention;
     assay_mla_config mla;
@@ -61,6 +63,11 @@ assay_status assay_stack_check(assay_context *ctx, const assay_stack_config *con
 
 assay_status assay_stack_run(assay_context *ctx, const assay_stack_config *config, const assay_source *in,
                              const assay_sink *out);
+
+/* Backward alone, of a stack of one layer without the batch-split schedule, whose policy keeps the layer's input and nothing
+ * else: the bits of assay_stack_run, without the work of the layer's output. */
+assay_status assay_stack_run_backward(assay_context *ctx, const assay_stack_config *config, const assay_source *in,
+                                      const assay_sink *out);
 
 /* What the policy should cost: the report that a run with every gradient wanted gives. */
 assay_status assay_stack_remat_model(assay_context *ctx, const assay_stack_config *config, assay_remat_report *report);

@@ -89,6 +89,9 @@ assay_status mlp_half_backward(assay_context *ctx, const stack_run *run, int64_t
 /* Operations of what backward computes again of the second half. */
 double layer_mlp_recomputed(const assay_stack_config *config, int64_t layer, const bool kept[ASSAY_REMAT_SLOTS]);
 
+/* gradients/checkpoints/Pdecoder_layer_input, where it is wanted. */
+assay_status layer_write_boundary(assay_context *ctx, const stack_run *run, int64_t layer, const double *dx);
+
 /* *x becomes the layer's output. */
 assay_status layer_forward(assay_context *ctx, const stack_run *run, int64_t layer, double **x);
 /* dy becomes dx. */

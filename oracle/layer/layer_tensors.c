@@ -113,15 +113,6 @@ static bool wants_moe_gradient(const stack_run *run, const char *prefix)
     return wants || run->out->wants(run->out->self, path);
 }
 
-bool layer_wants_gradient(const stack_run *run, int64_t layer)
-{
-    const assay_tensor_table table = layer_weight_table(run->config, layer);
-    char prefix[LAYER_PREFIX_SIZE];
-    layer_prefix(run, layer, prefix);
-    return assay_wants_any_gradient(run->in, run->out, prefix, &table) ||
-           (!layer_is_dense(run->config, layer) && wants_moe_gradient(run, prefix));
-}
-
 /* Rows of the routed experts' tensors, in the layout of the path (moe.h). */
 static int64_t routed_rows(const assay_stack_config *config)
 {
@@ -171,6 +162,29 @@ assay_status layer_write_checkpoint(assay_context *ctx, const stack_run *run, in
     path_of(run, layer, "checkpoints/", slot == ASSAY_REMAT_LSE ? "lse" : assay_remat_names[slot], path);
     if (count == 0 || !run->out->wants(run->out->self, path)) return ASSAY_OK;
     return run->out->write(ctx, run->out->self, path, count, values);
+}
+
+#define BOUNDARY "gradients/checkpoints/"
+
+static bool wants_boundary(const stack_run *run, int64_t layer, char path[ASSAY_PATH_SIZE])
+{
+    path_of(run, layer, BOUNDARY, assay_remat_names[ASSAY_REMAT_DECODER_LAYER_INPUT], path);
+    return !run->config->single && run->out->wants(run->out->self, path);
+}
+
+assay_status layer_write_boundary(assay_context *ctx, const stack_run *run, int64_t layer, const double *dx)
+{
+    char path[ASSAY_PATH_SIZE];
+    return wants_boundary(run, layer, path) ? run->out->write(ctx, run->out->self, path, run->size, dx) : ASSAY_OK;
+}
+
+bool layer_wants_gradient(const stack_run *run, int64_t layer)
+{
+    const assay_tensor_table table = layer_weight_table(run->config, layer);
+    char prefix[LAYER_PREFIX_SIZE], path[ASSAY_PATH_SIZE];
+    layer_prefix(run, layer, prefix);
+    return wants_boundary(run, layer, path) || assay_wants_any_gradient(run->in, run->out, prefix, &table) ||
+           (!layer_is_dense(run->config, layer) && wants_moe_gradient(run, prefix));
 }
 
 assay_status layer_write_intermediate(assay_context *ctx, const stack_run *run, int64_t layer, const double *h)

@@ -8,7 +8,8 @@ assay_status assay_stack_remat_model(assay_context *ctx, const assay_stack_confi
     const bool split = config->batch_split_factor > 0;
     *report = (assay_remat_report){0};
     if (status == ASSAY_OK && split) *report = assay_batch_split_model(config);
-    for (int64_t layer = 0; status == ASSAY_OK && layer < (split ? config->dense_layers : config->layers); layer++) {
+    for (int64_t layer = config->first_layer; status == ASSAY_OK && layer < (split ? config->dense_layers : config->layers);
+         layer++) {
         bool kept[ASSAY_REMAT_SLOTS];
         for (int slot = 0; slot < ASSAY_REMAT_SLOTS; slot++) {
             const int64_t bytes = layer_checkpoint_count(config, layer, slot) * (int64_t)sizeof(double);
@@ -37,7 +38,7 @@ static double mlp_flops(const assay_stack_config *config, int64_t layer, bool ba
 double assay_stack_flops(const assay_stack_config *config, bool backward)
 {
     double sum = 0;
-    for (int64_t layer = 0; layer < config->layers; layer++) {
+    for (int64_t layer = config->first_layer; layer < config->layers; layer++) {
         sum += mlp_flops(config, layer, backward);
         if (backward) sum += attention_of(config)->backward_flops(config, layer);
         for (int slot = ATTENTION_FIRST; !backward && slot <= ATTENTION_LAST; slot++) {
@@ -74,7 +75,7 @@ int64_t assay_stack_memory(const assay_stack_config *config)
     assay_remat_report report;
     double most = 0;
     if (assay_stack_remat_model(&ctx, config, &report) != ASSAY_OK) return 0;
-    for (int64_t layer = 0; layer < config->layers; layer++) {
+    for (int64_t layer = config->first_layer; layer < config->layers; layer++) {
         const double numbers = layer_numbers(config, layer);
         if (numbers > most) most = numbers;
     }

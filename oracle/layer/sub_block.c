@@ -138,6 +138,15 @@ static assay_status sink_write_i32(assay_context *ctx, void *self, const char *p
     return s->out->write_i32(ctx, s->out->self, outside, count, values);
 }
 
+/* Gradients of weights alone, which nobody inside takes. */
+static assay_status sink_write_zeros(assay_context *ctx, void *self, const char *path, int64_t count)
+{
+    sub_block *s = self;
+    char outside[ASSAY_PATH_SIZE];
+    if (!wanted_outside(s, path) || !outside_path(s, path, outside)) return ASSAY_OK;
+    return s->out->write_zeros(ctx, s->out->self, outside, count);
+}
+
 assay_source sub_block_source(sub_block *s)
 {
     return (assay_source){.self = s, .has = source_has, .read = source_read, .read_i32 = source_read_i32};
@@ -145,5 +154,9 @@ assay_source sub_block_source(sub_block *s)
 
 assay_sink sub_block_sink(sub_block *s)
 {
-    return (assay_sink){.self = s, .wants = sink_wants, .write = sink_write, .write_i32 = sink_write_i32};
+    return (assay_sink){.self = s,
+                        .wants = sink_wants,
+                        .write = sink_write,
+                        .write_i32 = sink_write_i32,
+                        .write_zeros = s->out->write_zeros != NULL ? sink_write_zeros : NULL};
 }

@@ -191,10 +191,7 @@ cleanup:
 
 assay_status moe_mlp_write(assay_context *ctx, moe_mlp *mlp, const moe_results *r)
 {
-    for (int weight = 0; weight < ASSAY_MLP_WEIGHTS && !mlp->summing; weight++) {
-        const int64_t count = assay_tensor_row_count(&mlp->table.rows[weight]);
-        if (mlp->gradients[weight] != NULL) memset(mlp->gradients[weight], 0, (size_t)count * sizeof(double));
-    }
+    if (!mlp->summing) return assay_gradients_write_zeros(ctx, r->out, "", &mlp->table, mlp->gradients);
     mlp->summing = false;
     return assay_gradients_write(ctx, r->out, "", &mlp->table, mlp->gradients);
 }

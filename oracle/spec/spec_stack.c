@@ -203,7 +203,7 @@ static assay_status run_stack(assay_context *ctx, const assay_stack_config *conf
     TRY(spec_alloc(ctx, count, &run.x));
     TRY(spec_alloc(ctx, count, &run.x_normed));
     memcpy(run.x, x, (size_t)count * sizeof *x);
-    for (run.layer = 0; run.layer < config->layers; run.layer++) {
+    for (run.layer = config->first_layer; run.layer < config->layers; run.layer++) {
         if (!config->single) snprintf(run.prefix, sizeof run.prefix, "layers/%lld/", (long long)run.layer);
         if (checkpoints) TRY(add_stream(ctx, &run, "checkpoints/", run.prefix, "decoder_layer_input"));
         TRY(attention_half(ctx, &run));

@@ -127,5 +127,5 @@ static assay_status write_i32(assay_context *ctx, void *self, const char *path, 
 
 assay_sink test_tensors_sink(test_tensors *tensors)
 {
-    return (assay_sink){tensors, wants, write_f64, write_i32};
+    return (assay_sink){.self = tensors, .wants = wants, .write = write_f64, .write_i32 = write_i32};
 }

@@ -103,13 +103,14 @@ void stack_run(example *e)
     const int64_t size = count_of(input->rank, input->dims);
     const bool single = is(e->request, "op", "deepseek_layer");
     layer probe;
+    const int64_t first = single ? 0 : (int64_t)number(e->request, "only_layer");
     int64_t count = single;
-    while (!single && set_up(e, &probe, count)) count++;
+    while (!single && set_up(e, &probe, first + count)) count++;
     layer *layers = take(&e->memory, count * (int64_t)(sizeof(layer) / sizeof(float)));
     float *x = whole(e, "inputs/", "x"), *d = whole(e, "cotangents/", "y");
     for (int64_t i = 0; i < count; i++) {
         float *y = take(&e->memory, size);
-        set_up(e, &layers[i], single ? -1 : i);
+        set_up(e, &layers[i], single ? -1 : first + i);
         layer_forward(e, &layers[i], x, y);
         x = y;
     }

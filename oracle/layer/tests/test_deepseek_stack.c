@@ -148,10 +148,11 @@ TEST(test_sizes)
     for (int i = 0; i < out.set.count; i++) {
         const assay_tensor *found = &out.set.items[i];
         if (strncmp(found->spec.path, "gradients/", 10) != 0) continue;
-        assert_int_equal(found->count, layer_case_get(&c.in, found->spec.path + 10)->count);
+        const bool boundary = strncmp(found->spec.path + 10, "checkpoints/", 12) == 0;
+        assert_int_equal(found->count, layer_case_get(boundary ? &out : &c.in, found->spec.path + 10)->count);
         gradients++;
     }
-    assert_int_equal(gradients, 2 * 9 + 3 + 8 + 1);
+    assert_int_equal(gradients, 2 * 9 + 3 + 8 + 1 + 2);
     assert_int_equal(layer_case_get(&out, "outputs/y")->count, 80);
     assert_int_equal(layer_case_get(&out, "routing/layers/1/weights")->count, 20);
     assert_int_equal(layer_case_get(&out, "checkpoints/layers/1/moe_mlpwo")->count, 160);
@@ -163,6 +164,29 @@ static void zero(layer_case *c, const char *path)
 {
     const assay_tensor *tensor = layer_case_get(&c->in, path);
     memset(tensor->values, 0, (size_t)tensor->count * sizeof(double));
+}
+
+/* The gradients of one layer of a stack, with and without its output. */
+TEST(test_backward_alone)
+{
+    for (int64_t layer = 0; layer < 2; layer++) {
+        assay_context ctx = assay_context_default(2);
+        layer_case c = layer_case_make(2, 1, 2, 5);
+        test_tensors whole = {0}, alone = {0};
+        layer_case_fill(&c);
+        c.config.first_layer = layer;
+        c.config.layers = layer + 1;
+        layer_case_run(&ctx, &c, &whole);
+        const assay_source in = test_tensors_source(&c.in);
+        const assay_sink out = test_tensors_sink(&alone);
+        assert_ok(&ctx, assay_stack_run_backward(&ctx, &c.config, &in, &out));
+        layer_case_assert_same(&alone, &whole);
+        assert_non_null(assay_tensor_set_find(&alone.set, "gradients/inputs/x"));
+        assert_null(assay_tensor_set_find(&alone.set, "outputs/y"));
+        assay_tensor_set_free(&whole.set);
+        assay_tensor_set_free(&alone.set);
+        layer_case_free(&c);
+    }
 }
 
 /* Blocks that give nothing leave the residual stream alone, both ways. */

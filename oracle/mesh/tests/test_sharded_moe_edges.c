@@ -152,7 +152,7 @@ TEST(test_memory)
         const assay_source source = test_tensors_source(&c.in);
         const size_t before = memory_now();
         size_t most = before;
-        const assay_sink sink = {&most, wants_all, drop_f64, drop_i32};
+        const assay_sink sink = {.self = &most, .wants = wants_all, .write = drop_f64, .write_i32 = drop_i32};
         assert_ok(&ctx, assay_sharded_moe_run(&ctx, &c.config, &sharding, &source, &sink));
         const int64_t bound = assay_sharded_moe_memory(&c.config, &sharding);
         assert_true((int64_t)(most - before) <= bound);

@@ -1,0 +1,180 @@
+#include "harness/golden/layer_run.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "harness/operations/op_support.h"
+#include "harness/operations/sketched_run.h"
+#include "oracle/layer/deepseek_stack.h"
+
+static assay_status refuse(assay_context *ctx, const assay_plan *plan, const char *what, const char *why)
+{
+    return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: %s goes a layer at a time, and %s", plan->c->name, what, why);
+}
+
+assay_status assay_layers_check(assay_context *ctx, const assay_plan *plan, const char *what, int64_t *layers)
+{
+    assay_status status;
+    assay_stack_config config;
+    char why[ASSAY_MESSAGE_SIZE / 2];
+    if (!assay_is_stack(plan->c)) {
+        snprintf(why, sizeof why, "op %s is no stack of layers", plan->c->op);
+        return refuse(ctx, plan, what, why);
+    }
+    TRY(assay_stack_config_of(ctx, plan->c, &config));
+    *layers = config.layers;
+    if (plan->c->only_layer >= 0) return refuse(ctx, plan, what, "only_layer leaves one alone");
+    if (config.batch_split_factor > 0) return refuse(ctx, plan, what, "the batch-split schedule has two at once");
+    if (plan->precision_count > 0)
+        return refuse(ctx, plan, what, "error scales are of the layers' own goldens: profiles has to be none");
+    for (int slot = 0; slot < ASSAY_REMAT_NAMES; slot++) {
+        if (slot == ASSAY_REMAT_DECODER_LAYER_INPUT) continue;
+        if (assay_remat_action_of(&config.policy, slot) == ASSAY_REMAT) continue;
+        snprintf(why, sizeof why, "keeps nothing between forward and backward: %s has to be remat",
+                 assay_remat_names[slot]);
+        return refuse(ctx, plan, what, why);
+    }
+cleanup:
+    return status;
+}
+
+static assay_case window(const assay_plan *plan, int64_t layer)
+{
+    assay_case c = *plan->c;
+    c.only_layer = layer;
+    return c;
+}
+
+int64_t assay_layers_memory(const assay_plan *plan, int64_t layers)
+{
+    int64_t most = 0;
+    for (int64_t layer = 0; layer < layers; layer++) {
+        const assay_case c = window(plan, layer);
+        const int64_t bytes = plan->operation->memory(&c);
+        if (bytes > most) most = bytes;
+    }
+    return most;
+}
+
+int64_t assay_layer_of(const char *path)
+{
+    static const char folder[] = "/layers/";
+    const char *found = strstr(path, folder);
+    return found == NULL || found[sizeof folder - 1] < '0' || found[sizeof folder - 1] > '9'
+               ? -1
+               : strtoll(found + sizeof folder - 1, NULL, 10);
+}
+
+bool assay_is_of_layer(const assay_tensor_spec *spec, int64_t layer, bool backward)
+{
+    const bool gradient = spec->role == ASSAY_ROLE_GRADIENT;
+    const bool result = gradient || assay_role_is_result(spec->role);
+    return result && gradient == backward && assay_layer_of(spec->path) == layer;
+}
+
+void assay_boundary_path(int64_t layer, bool gradient, char path[ASSAY_PATH_SIZE])
+{
+    snprintf(path, ASSAY_PATH_SIZE, "%scheckpoints/layers/%" PRId64 "/decoder_layer_input",
+             gradient ? "gradients/" : "", layer);
+}
+
+/* The stack's tensors, with those at the layer's boundaries in place of its own. */
+typedef struct layer_view {
+    const assay_layer_run *run;
+    const assay_source *given;
+    const assay_sink *out;
+    int64_t size, filled; /* of x; elements that are in run->to */
+} layer_view;
+
+static const double *boundary(const layer_view *view, const char *path)
+{
+    if (strcmp(path, "inputs/x") == 0) return view->run->x;
+    return strcmp(path, "cotangents/y") == 0 ? view->run->dy : NULL;
+}
+
+static bool has(void *self, const char *path)
+{
+    const layer_view *view = self;
+    return boundary(view, path) != NULL || view->given->has(view->given->self, path);
+}
+
+static assay_status read_values(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
+                                double *out)
+{
+    const layer_view *view = self;
+    const double *values = boundary(view, path);
+    if (values == NULL) return view->given->read(ctx, view->given->self, path, first, count, out);
+    memcpy(out, values + first, (size_t)count * sizeof *out);
+    return ASSAY_OK;
+}
+
+static assay_status read_integers(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
+                                  int32_t *out)
+{
+    const layer_view *view = self;
+    return view->given->read_i32(ctx, view->given->self, path, first, count, out);
+}
+
+static bool is_passed_on(const layer_view *view, const char *path)
+{
+    return strcmp(path, view->run->backward ? "gradients/inputs/x" : "outputs/y") == 0;
+}
+
+/* The other direction's results are asked for too. */
+static bool wants(void *self, const char *path)
+{
+    const layer_view *view = self;
+    assay_tensor_spec spec;
+    assay_tensor_call(&spec, path);
+    return is_passed_on(view, path) ||
+           (assay_is_of_layer(&spec, view->run->layer, view->run->backward) && view->out->wants(view->out->self, path));
+}
+
+static assay_status write_values(assay_context *ctx, void *self, const char *path, int64_t count, const double *values)
+{
+    layer_view *view = self;
+    if (!is_passed_on(view, path)) return view->out->write(ctx, view->out->self, path, count, values);
+    if (count > view->size - view->filled) return assay_fail(ctx, ASSAY_INTERNAL, "%s is too long", path);
+    memcpy(view->run->to + view->filled, values, (size_t)count * sizeof *values);
+    view->filled += count;
+    return ASSAY_OK;
+}
+
+static assay_status write_integers(assay_context *ctx, void *self, const char *path, int64_t count,
+                                   const int32_t *values)
+{
+    const layer_view *view = self;
+    return view->out->write_i32(ctx, view->out->self, path, count, values);
+}
+
+static assay_status write_zeros(assay_context *ctx, void *self, const char *path, int64_t count)
+{
+    const layer_view *view = self;
+    return view->out->write_zeros(ctx, view->out->self, path, count);
+}
+
+assay_status assay_layer_run_one(assay_context *ctx, const assay_layer_run *run, const assay_source *given,
+                                 const assay_sink *out)
+{
+    assay_status status;
+    assay_stack_config config;
+    assay_sketching sketching = {0};
+    const assay_case c = window(run->plan, run->layer);
+    TRY(assay_stack_config_of(ctx, &c, &config));
+    TRY(assay_sketching_open(ctx, &sketching, &c, &run->plan->list, out, NULL, 0));
+    const assay_stack_sizes sizes = assay_stack_sizes_of(&config);
+    const assay_sink sketches = assay_sketching_sink(&sketching);
+    layer_view view = {
+        .run = run, .given = given, .out = &sketches, .size = sizes.batch * sizes.sequence * sizes.emb_dim};
+    const assay_source in = {.self = &view, .has = has, .read = read_values, .read_i32 = read_integers};
+    const assay_sink to = {
+        .self = &view, .wants = wants, .write = write_values, .write_i32 = write_integers, .write_zeros = write_zeros};
+    TRY(run->backward ? assay_stack_run_backward(ctx, &config, &in, &to) : assay_stack_run(ctx, &config, &in, &to));
+    if (view.filled != view.size)
+        status = assay_fail(ctx, ASSAY_INTERNAL, "layer %" PRId64 " gave nothing", run->layer);
+cleanup:
+    assay_sketching_close(&sketching);
+    return status;
+}

@@ -1,0 +1,36 @@
+/* A stack a layer at a time: one layer forward from its input, or backward from its input and the gradient of its output, with
+ * the bits of the stack that is evaluated whole (oracle/layer/deepseek_stack.h). Private to harness/golden. */
+#ifndef ASSAY_HARNESS_GOLDEN_LAYER_RUN_H
+#define ASSAY_HARNESS_GOLDEN_LAYER_RUN_H
+
+#include "harness/plan/plan.h"
+
+/* Refuses, for `what` (an option), cases that are not evaluated so: other operations, the batch-split schedule, a policy
+ * that keeps more than the inputs of layers, one layer alone. *layers: how many there are. */
+assay_status assay_layers_check(assay_context *ctx, const assay_plan *plan, const char *what, int64_t *layers);
+
+/* Bytes that the largest of them takes. */
+int64_t assay_layers_memory(const assay_plan *plan, int64_t layers);
+
+/* The layer that a path belongs to; -1: none. */
+int64_t assay_layer_of(const char *path);
+/* Whether a dataset of the plan is a result of that layer, of that direction. */
+bool assay_is_of_layer(const assay_tensor_spec *spec, int64_t layer, bool backward);
+
+/* Where the input of a layer stands, and where the gradient of it. */
+void assay_boundary_path(int64_t layer, bool gradient, char path[ASSAY_PATH_SIZE]);
+
+typedef struct assay_layer_run {
+    const assay_plan *plan;
+    int64_t layer;
+    bool backward;
+    const double *x;  /* [B,S,D] the layer's input; NULL: that of the stack */
+    const double *dy; /* of backward: the gradient of its output; NULL: that of the stack's output */
+    double *to;       /* the layer's output, or the gradient of its input */
+} assay_layer_run;
+
+/* Results of the layer and direction go to `out` where it wants them. `given`: of the whole stack. */
+assay_status assay_layer_run_one(assay_context *ctx, const assay_layer_run *run, const assay_source *given,
+                                 const assay_sink *out);
+
+#endif
