@@ -25,8 +25,9 @@ static int64_t smaller(int64_t a, int64_t b)
 
 bool assay_sketch_is_for(const assay_tensor_spec *spec, int64_t above)
 {
-    return above > 0 && spec->role == ASSAY_ROLE_GRADIENT && spec->type != ASSAY_INT32 && spec->shape.rank >= 2 &&
-           assay_shape_count(&spec->shape) > above;
+    static const char folder[] = "gradients/weights/";
+    return above > 0 && strncmp(spec->path, folder, sizeof folder - 1) == 0 && spec->type != ASSAY_INT32 &&
+           spec->shape.rank >= 2 && assay_shape_count(&spec->shape) > above;
 }
 
 static int64_t blocks_of(const assay_shape *shape)

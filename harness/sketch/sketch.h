@@ -18,8 +18,8 @@ typedef enum assay_sketch_part {
 } assay_sketch_part;
 enum { ASSAY_SKETCH_PARTS = ASSAY_SKETCH_SLICE_BLOCK + 1, ASSAY_SKETCH_TILE = 128, ASSAY_SKETCH_SLICES = 32 };
 
-/* Whether a golden with sketches above so many elements (0: none) holds one in the tensor's place: a gradient of two axes
- * or more. */
+/* Whether a golden with sketches above so many elements (0: none) holds one in the tensor's place: the gradient of a
+ * weight of two axes or more. */
 bool assay_sketch_is_for(const assay_tensor_spec *spec, int64_t above);
 /* The tensor of a part; path and role "" where the sketch does not have it: no tensor but blocks has more than `above`
  * elements. Float64, as the tensor is in goldens. */

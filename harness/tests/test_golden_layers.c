@@ -278,7 +278,7 @@ TEST_IN_FOLDER(layers_of_a_golden_are_checked_alone)
         {"gradients/checkpoints/layers/2/decoder_layer_input", 1 << 1, 1 << 0},
         {"gradients/checkpoints/layers/2/decoder_layer_input", 1 << 2, 1 << 0},
         {"gradients/weights/layers/0/pre_self_attention_layer_norm/scale", 1 << 0 | 1 << 2, 1 << 1 | 1 << 2},
-        {"digest/gradients/weights/layers/2/moe/wi_0", 1 << 2, 1 << 0 | 1 << 1},
+        {"gradients/weights/layers/2/moe/wi_0/sketch/blocks", 1 << 2, 1 << 0 | 1 << 1},
         {"routing/layers/1/weights", 1 << 1, 1 << 2},
         {"routing/layers/2/selected_experts", 1 << 2, 1 << 1},
         {"outputs/y", 1 << 2, 1 << 0},
