@@ -18,4 +18,4 @@ typedef uint64_t vector_u64 __attribute__((vector_size(64)));
 #define SINCOSPI Sleef_cinz_sincospid8_u05avx512fnofma
 #include "oracle/base/random_vector.inc"
 
-const assay_random_kernels assay_random_avx512 = {lanes_vector, normals_vector, bells_vector};
+const assay_random_kernels assay_random_avx512 = {lanes_vector, normals_vector, near_normals_vector, bells_vector};

@@ -48,4 +48,4 @@ static void bells_scalar(double *bells, int64_t blocks, const assay_random_strea
     }
 }
 
-const assay_random_kernels assay_random_scalar = {lanes_scalar, normals_scalar, bells_scalar};
+const assay_random_kernels assay_random_scalar = {lanes_scalar, normals_scalar, normals_scalar, bells_scalar};
