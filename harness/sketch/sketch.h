@@ -13,10 +13,10 @@ typedef enum assay_sketch_part {
     ASSAY_SKETCH_COLUMNS,    /* [..., C]: sum over rows of sign(block, row) x */
     ASSAY_SKETCH_TILES,      /* [..., R/128, C/128], rounded up: sum over the tile of both signs times x */
     ASSAY_SKETCH_BLOCKS,     /* [...]: sum of the block's tiles */
-    ASSAY_SKETCH_SLICE_ROWS, /* [32 or fewer, C]: so many rows in full, of the R in every block, in ascending order */
+    ASSAY_SKETCH_SLICE_ROWS, /* [16 or fewer, C]: so many rows in full, of the R in every block, in ascending order */
     ASSAY_SKETCH_SLICE_BLOCK /* [R, C]: one block in full; only of several blocks */
 } assay_sketch_part;
-enum { ASSAY_SKETCH_PARTS = ASSAY_SKETCH_SLICE_BLOCK + 1, ASSAY_SKETCH_TILE = 128, ASSAY_SKETCH_SLICES = 32 };
+enum { ASSAY_SKETCH_PARTS = ASSAY_SKETCH_SLICE_BLOCK + 1, ASSAY_SKETCH_TILE = 128, ASSAY_SKETCH_SLICES = 16 };
 
 /* Whether a golden with sketches above so many elements (0: none) holds one in the tensor's place: the gradient of a
  * weight of two axes or more. */

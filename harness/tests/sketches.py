@@ -45,7 +45,7 @@ def main(root: Path, program: str) -> None:
                     assert np.abs(found - sums).max() <= 1e-12 * np.abs(gradient).max() * gradient[0].size**0.5, part
                     checked += 1
                 rows = gradient.reshape(-1, gradient.shape[-1])
-                n = min(32, len(rows), ABOVE // rows.shape[1])
+                n = min(16, len(rows), ABOVE // rows.shape[1])
                 for i, row in enumerate(sketched[path + "/sketch/slice_rows"][()]):
                     first, end = i * len(rows) // n, (i + 1) * len(rows) // n
                     place = first + (bits(seed, path + "/sketch/slice_rows", i) * (end - first) >> 64)
