@@ -44,6 +44,17 @@ for n in 1 2 3 4; do
 done
 rm -rf golden[1-4]
 
+# one case by all ranks: experts (sparse, dense, dropping), members of an ensemble, what is drawn; and what follows of it
+shared=(moe/deepseek3-tiny-sparse moe/mixtral-dense moe/mixtral-capacity mla/deepseek3-tiny deepseek_layer/moe)
+"$assay" generate "${shared[@]}" -o together --quiet >/dev/null
+for n in 2 3 4; do
+  ASSAY_TOGETHER=all ranks "$n" "$assay" generate "${shared[@]}" -o "together$n" --quiet >/dev/null || fail "$n ranks do not get through a case"
+  diff -r together "together$n" || fail "$n ranks together write something else"
+done
+ASSAY_TOGETHER=all same 3 verify together/moe/*.h5 together/mla/*.h5 --budget 1
+ASSAY_TOGETHER=all same 2 run moe/mixtral-dense 'rms_norm/small*' --backend "$backend"
+ASSAY_TOGETHER=all same 2 generate moe/deepseek3-tiny-sparse -o /proc/nowhere/x.h5
+
 mapfile -t files < <(find golden/rms_norm golden/moe -name '*.h5' | sort | head -6)
 same 2 verify "${files[@]}" --budget 2
 same 3 power "${files[0]}" "${files[1]}" --json one.json

@@ -305,8 +305,8 @@ assay_status moe_shared_gate_backward(assay_context *ctx, const moe_shared_gate 
                                       const double *y, double *dx);
 void moe_shared_gate_free(moe_shared_gate *g);
 
-/* What an expert gives to the first rank: the rows' y and dx, d_weights of its choices; then what the observer gives. */
-enum { MOE_PUT_Y, MOE_PUT_DX, MOE_PUT_WEIGHTS, MOE_PUTS };
+/* What an expert gives to the first rank: its rows; then what the observer gives. */
+enum { MOE_PUT_ROWS, MOE_PUTS };
 
 assay_status moe_experts_run(assay_context *ctx, moe_block *block);
 /* Forward and backward; joins y and dx. */

@@ -48,59 +48,61 @@ cleanup:
     return status;
 }
 
-/* Of a rank that leaves the rest to the first: the expert's rows, and d_weights of its choices. */
-static assay_status put_rows(assay_context *ctx, const moe_block *block)
+/* The rows' y and dx are there, and d_weights of their choices. */
+static assay_status join(assay_context *ctx, moe_block *block)
+{
+    const assay_moe_observer *observer = block->observer;
+    block->placement->join(ctx, block);
+    if (observer == NULL || observer->take == NULL) return ASSAY_OK;
+    return observer->take(ctx, observer->self, block, &block->rows, ASSAY_MOE_JOINED, NULL);
+}
+
+/* y, dx and d_weights of an expert's rows, between the block and one buffer: the first rank may do an expert of its own
+ * between two puts, and dense experts have their rows in one place. */
+static void move_rows(moe_block *block, double *buffer, bool in)
+{
+    const moe_rows *rows = &block->rows;
+    const int64_t count = rows->count * block->emb_dim;
+    double *const places[] = {rows->y, block->need_row_dx ? rows->dx : NULL};
+    for (int i = 0; i < 2; i++) {
+        if (places[i] == NULL) continue;
+        memcpy(in ? places[i] : buffer, in ? buffer : places[i], (size_t)count * sizeof *buffer);
+        buffer += count;
+    }
+    for (int64_t j = 0; block->need_router_gradient && j < rows->size; j++) {
+        double *d_weight = &block->d_weights[block->order[rows->first + j]];
+        *(in ? d_weight : &buffer[j]) = *(in ? &buffer[j] : d_weight);
+    }
+}
+
+static assay_status put_rows(assay_context *ctx, moe_block *block)
 {
     assay_status status;
     const moe_rows *rows = &block->rows;
-    const int64_t bytes = rows->count * block->emb_dim * (int64_t)sizeof(double);
-    double *weights = NULL;
-    TRY(assay_piece_put(ctx, block->piece, MOE_PUT_Y, rows->y, bytes));
-    if (block->need_row_dx) TRY(assay_piece_put(ctx, block->piece, MOE_PUT_DX, rows->dx, bytes));
-    if (block->need_router_gradient) TRY(assay_alloc_f64(ctx, "d_weights of rows", rows->size, &weights));
-    for (int64_t j = 0; weights != NULL && j < rows->size; j++)
-        weights[j] = block->d_weights[block->order[rows->first + j]];
-    TRY(assay_piece_put(ctx, block->piece, MOE_PUT_WEIGHTS, weights,
-                        weights == NULL ? 0 : rows->size * (int64_t)sizeof *weights));
+    const int64_t parts = block->need_row_dx ? 2 : 1;
+    const int64_t count = parts * rows->count * block->emb_dim + (block->need_router_gradient ? rows->size : 0);
+    double *buffer = NULL;
+    if (block->piece->ranks == NULL) return join(ctx, block);
+    TRY(assay_alloc_f64(ctx, "rows for the first rank", count, &buffer));
+    move_rows(block, buffer, false);
+    TRY(assay_piece_put(ctx, block->piece, MOE_PUT_ROWS, buffer, count * (int64_t)sizeof *buffer));
 cleanup:
-    free(weights);
+    free(buffer);
     return status;
-}
-
-static void take_values(double *to, const void *data, int64_t bytes)
-{
-    if (to != data) memcpy(to, data, (size_t)bytes);
-}
-
-/* d_weights of the rows, with which all is there. */
-static assay_status join(assay_context *ctx, moe_block *block, const double *weights, int64_t bytes)
-{
-    const moe_rows *rows = &block->rows;
-    const assay_moe_observer *observer = block->observer;
-    for (int64_t j = 0; bytes > 0 && j < rows->size; j++) block->d_weights[block->order[rows->first + j]] = weights[j];
-    block->placement->join(ctx, block);
-    if (observer == NULL || observer->take == NULL) return ASSAY_OK;
-    return observer->take(ctx, observer->self, block, rows, ASSAY_MOE_JOINED, NULL);
 }
 
 static assay_status take_expert(assay_context *ctx, void *self, int64_t expert, int what, const void *data,
                                 int64_t bytes)
 {
+    (void)bytes;
     moe_block *block = self;
     if (block->placed_rows != expert) block->placement->place_rows(block, expert);
     block->placed_rows = expert;
-    switch (what) {
-    case MOE_PUT_Y:
-        take_values(block->rows.y, data, bytes);
-        return ASSAY_OK;
-    case MOE_PUT_DX:
-        take_values(block->rows.dx, data, bytes);
-        return ASSAY_OK;
-    case MOE_PUT_WEIGHTS:
-        return join(ctx, block, data, bytes);
-    default:
+    if (what >= MOE_PUTS) {
         return block->observer->take(ctx, block->observer->self, block, &block->rows, what - MOE_PUTS, data);
     }
+    move_rows(block, (double *)data, true);
+    return join(ctx, block);
 }
 
 static assay_status run_expert(assay_context *ctx, void *self, const assay_piece *piece)
