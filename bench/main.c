@@ -12,7 +12,7 @@ static const struct section {
 } sections[] = {
     {"matmul", bench_matmul},       {"streams", bench_streams},   {"moe", bench_moe},
     {"attention", bench_attention}, {"ensemble", bench_ensemble}, {"fixtures", bench_fixtures},
-    {"compare", bench_compare},     {"draws", bench_draws},
+    {"compare", bench_compare},     {"draws", bench_draws},       {"program", bench_program},
 };
 enum { SECTIONS = sizeof sections / sizeof *sections };
 

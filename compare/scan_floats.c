@@ -324,7 +324,8 @@ assay_status assay_scan_floats(assay_context *ctx, const assay_comparison *c, co
         TRY(read_candidate(ctx, c, path, first, count, unreadable));
         if (*unreadable) break;
             /* two looks at the same numbers, neither of which depends on the other */
-#pragma omp parallel sections num_threads(ctx->threads > 1 && result->statistics_count > 0 && count > BLOCK ? 2 : 1)
+#pragma omp parallel sections num_threads(                                                                             \
+    count == ASSAY_CHUNK && result->statistics_count > 0 && ctx->threads > 1 ? 2 : 1)
         {
 #pragma omp section
             scan_chunk(&s, first, count);
