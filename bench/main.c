@@ -10,9 +10,9 @@ static const struct section {
     const char *name;
     assay_status (*run)(assay_context *ctx, bench_report *report);
 } sections[] = {
-    {"matmul", bench_matmul},       {"streams", bench_streams},   {"moe", bench_moe},
-    {"attention", bench_attention}, {"ensemble", bench_ensemble}, {"fixtures", bench_fixtures},
-    {"compare", bench_compare},
+    {"matmul", bench_matmul},       {"streams", bench_streams},           {"moe", bench_moe},
+    {"attention", bench_attention}, {"ensemble", bench_ensemble},         {"fixtures", bench_fixtures},
+    {"compare", bench_compare},     {"certificates", bench_certificates},
 };
 enum { SECTIONS = sizeof sections / sizeof *sections };
 
