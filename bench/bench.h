@@ -50,5 +50,6 @@ assay_status bench_ensemble(assay_context *ctx, bench_report *report);
 assay_status bench_fixtures(assay_context *ctx, bench_report *report);
 assay_status bench_compare(assay_context *ctx, bench_report *report);
 assay_status bench_program(assay_context *ctx, bench_report *report);
+assay_status bench_certificates(assay_context *ctx, bench_report *report);
 
 #endif

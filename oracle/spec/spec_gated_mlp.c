@@ -1,6 +1,8 @@
 #include "oracle/spec/spec_internal.h"
 #include "oracle/spec/spec_product.h"
 
+enum { WORTH_THREADS = 1024 }; /* numbers that a function is taken of */
+
 static int64_t shards_of(const spec_mlp *mlp)
 {
     return mlp->w13_shards > 1 ? mlp->w13_shards : 1;
@@ -57,7 +59,7 @@ assay_status spec_mlp_rows(assay_context *ctx, const spec_mlp *mlp, int64_t rows
     }
     add_bias(rows, width, mlp->w[ASSAY_MLP_WI_0_BIAS], to->a);
     add_bias(rows, width, mlp->w[ASSAY_MLP_WI_1_BIAS], to->b);
-#pragma omp parallel for num_threads(ctx->threads) schedule(static)
+#pragma omp parallel for num_threads(ctx->threads) schedule(static) if (rows * width >= WORTH_THREADS)
     for (int64_t i = 0; i < rows * width; i++) {
         to->h[i] = spec_glu(config->activation, config->glu, config->limit, to->a[i], to->b[i]);
     }

@@ -167,7 +167,7 @@ TEST(test_exact_sums)
 TEST(test_numbers_that_are_none)
 {
     assay_context ctx = assay_context_default(2);
-    const spec_quad special[] = {nanq(""), HUGE_VALQ, -HUGE_VALQ, FLT128_DENORM_MIN, FLT128_MAX};
+    const spec_quad special[] = {nanq(""), INFINITY, -INFINITY, FLT128_DENORM_MIN, FLT128_MAX};
     for (size_t i = 0; i < sizeof special / sizeof *special; i++) {
         problem p = make(6, 7, 40, false, WIDE);
         p.x[2 * p.product.ldx + 5] = special[i];
