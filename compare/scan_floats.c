@@ -284,13 +284,34 @@ static assay_status read_candidate(assay_context *ctx, const assay_comparison *c
     return *unreadable ? ASSAY_OK : status;
 }
 
+static void scan_chunk(scan *s, int64_t first, int64_t count)
+{
+    block b;
+    for (int64_t i = 0; i < count; i += BLOCK) {
+        b.golden = s->c->golden_values + i;
+        b.candidate = s->c->candidate_values + i;
+        b.scale = s->c->scales + i;
+        b.first = first + i;
+        b.count = count - i < BLOCK ? count - i : BLOCK;
+        scan_block(s, &b);
+    }
+}
+
+static void add_statistics(scan *s, int64_t count)
+{
+    const assay_comparison *c = s->c;
+    if (s->result->statistics_count == 0) return;
+    for (int64_t i = 0; i < count; i++) c->inverse[i] = c->scales[i] * c->scales[i];
+    assay_statistics_weigh(&s->statistics, count, c->golden_values, c->inverse, c->inverse);
+    assay_statistics_add(&s->statistics, count, c->golden_values, c->candidate_values, c->inverse);
+}
+
 assay_status assay_scan_floats(assay_context *ctx, const assay_comparison *c, const char *scale,
                                assay_tensor_result *result, assay_facts *facts, bool *unreadable)
 {
     assay_status status = ASSAY_OK;
     const char *path = result->spec.path;
     scan s = scan_start(c, result, facts);
-    block b;
     *unreadable = false;
     if (result->statistics_count > 0) {
         TRY(assay_statistics_start(ctx, &result->spec.shape, s.unit, s.tiny, &s.statistics));
@@ -301,18 +322,13 @@ assay_status assay_scan_floats(assay_context *ctx, const assay_comparison *c, co
         TRY(assay_fixture_read(ctx, c->golden, scale, first, count, c->scales));
         TRY(read_candidate(ctx, c, path, first, count, unreadable));
         if (*unreadable) break;
-        for (int64_t i = 0; i < count; i += BLOCK) {
-            b.golden = c->golden_values + i;
-            b.candidate = c->candidate_values + i;
-            b.scale = c->scales + i;
-            b.first = first + i;
-            b.count = count - i < BLOCK ? count - i : BLOCK;
-            scan_block(&s, &b);
-        }
-        if (result->statistics_count > 0) {
-            for (int64_t i = 0; i < count; i++) c->inverse[i] = c->scales[i] * c->scales[i];
-            assay_statistics_weigh(&s.statistics, count, c->golden_values, c->inverse, c->inverse);
-            assay_statistics_add(&s.statistics, count, c->golden_values, c->candidate_values, c->inverse);
+            /* two looks at the same numbers, neither of which depends on the other */
+#pragma omp parallel sections num_threads(ctx->threads > 1 && result->statistics_count > 0 && count > BLOCK ? 2 : 1)
+        {
+#pragma omp section
+            scan_chunk(&s, first, count);
+#pragma omp section
+            add_statistics(&s, count);
         }
     }
     finish(&s);

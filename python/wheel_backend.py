@@ -53,7 +53,7 @@ def run(*command: str | Path) -> str:
 def build() -> Path:
     """libassay.so, and the stand-in of libcurl beside it."""
     cache = ["-DCMAKE_C_COMPILER_LAUNCHER=ccache"] if shutil.which("ccache") else []
-    options = ["-DCMAKE_BUILD_TYPE=Release", "-DASSAY_GSL=OFF", "-DASSAY_OPENBLAS=OFF", *cache]
+    options = ["-DCMAKE_BUILD_TYPE=Release", "-DASSAY_GSL=OFF", *cache]
     run("cmake", "-S", ROOT, "-B", BUILD, "-G", "Ninja", *options)
     run("cmake", "--build", BUILD, "--target", "assay_python", "assay_no_curl")
     return BUILD / "python"

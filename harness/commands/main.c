@@ -51,6 +51,7 @@ static assay_status run_command(assay_context *ctx, const assay_command *command
         status = assay_fail(ctx, ASSAY_BAD_INPUT, "--engine is \"%s\", expected reference or blas", options.engine);
         goto cleanup;
     }
+    if (ctx->arithmetic->load != NULL) TRY(ctx->arithmetic->load(ctx));
     TRY(command->run(ctx, &options, exit_code));
 cleanup:
     assay_options_free(&options);

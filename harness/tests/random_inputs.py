@@ -1,11 +1,13 @@
-"""The recipe of docs/random-inputs.md, run as it stands there, gives the bits of requests. usage: random_inputs.py ROOT PROGRAM [MAKER]
+"""The recipe of docs/random-inputs.md, run as it stands there, gives the bits of requests. usage: random_inputs.py ROOT PROGRAM [--host|--device MAKER...]
 
-MAKER is harness/backends/opencl's random_inputs: what it makes on a device is held to the same bits.
+A MAKER makes tensors from lines on its standard input: harness/backends/opencl's random_inputs on a device, random_header.c on the host, where
+int32 tensors are made too. They are held to the same bits.
 """
 import re
 import subprocess
 import sys
 import tempfile
+import types
 from pathlib import Path
 
 import h5py
@@ -30,11 +32,17 @@ CASES = [
     ("yarn_rope/ten-dimensions", ["bfloat16"], "ramp"),
 ]
 CODES = {"float64": np.uint64, "float32": np.uint32, "float16": np.uint16, "int32": np.uint32}
-ON_DEVICE = ("normal", "uniform", "integers", "constant", "block_powers", "row_powers", "cancel")
+ON_DEVICE = ("bell", "normal", "uniform", "integers", "constant", "near_ties", "block_powers", "row_powers", "cancel")
 TENSOR = re.compile(r"^((?:inputs|weights|cotangents)/\S+) +(\S+) +\[([\d,]*)\] +\S+  ([a-z_]+)(.*)$")
 
 
 def recipe(root: Path) -> dict:
+    try:
+        import jax.numpy
+    except ImportError:
+        print("no JAX: its form runs on numpy's arrays, which is all of it but XLA")
+        sys.modules["jax"] = types.ModuleType("jax")
+        sys.modules["jax"].numpy = sys.modules["jax.numpy"] = np  # type: ignore[attr-defined]
     names: dict = {}
     for block in re.findall(r"^```python\n(.*?)^```", (root / "docs/random-inputs.md").read_text(), re.M | re.S):
         exec(block, names)
@@ -93,8 +101,19 @@ def stored_bits(dtype: str, dataset: h5py.Dataset) -> np.ndarray:
     return dataset[()].view(CODES.get(dtype, np.uint8))
 
 
+def differing_bells(names: dict) -> int:
+    """Where JAX's form, of 32 bits, makes another number than numpy's."""
+    wrong = 0
+    for seed, first, scale, mean in (1, 0, 1.0, 0.0), (2**64 - 1, 4 * 2**32 - 64, 0.0118, 0.0), (22, 2**40 + 8, -0.7, 0.3):
+        key = names["key_of"](seed, "weights/wi_0")
+        made = np.asarray(names["bells_32"](key, first, 256, scale, mean))
+        wrong += made.dtype != np.float32
+        wrong += (made.astype(float) != names["bells"](key, first + np.arange(256, dtype=np.uint64), scale, mean)).sum()
+    return wrong
+
+
 def main() -> int:
-    root, program, maker = Path(sys.argv[1]), sys.argv[2], sys.argv[3] if len(sys.argv) > 3 else None
+    root, program, host, makers = Path(sys.argv[1]), sys.argv[2], sys.argv[3:4] == ["--host"], sys.argv[4:]
     names, compared, failed, missing, jobs = recipe(root), 0, 0, [], []
     with tempfile.TemporaryDirectory() as folder:
         for number, (case, dtypes, wanted) in enumerate(CASES):
@@ -116,23 +135,28 @@ def main() -> int:
                         if (made != given)[kept].any():
                             failed += 1
                             print(f"FAILED: {case} {dtype} {path}: {(made != given)[kept].sum()} of {made.size} elements differ")
-                        if maker and keys["distribution"] in ON_DEVICE and kind != "int32":
+                        if keys["distribution"] in ON_DEVICE and kind != "int32" or host and keys["distribution"] != "values":
                             out = f"{folder}/{len(jobs)}.bin"
                             numbers = [keys.get("mean", 0), keys.get("scale", 1), keys.get("low", 0), keys.get("high", 1)]
                             words = [path, seed, kind, made.size, shape[-1], keys["distribution"], *map(repr, numbers), out]
                             jobs.append((case, path, kind, out, given, kept, " ".join(map(str, words))))
             missing += [f"{case}: {name}" for name in wanted.split() if name not in seen]
-        if maker:
-            subprocess.run([maker], input="\n".join(job[-1] for job in jobs) + "\n", check=True, text=True)
-            for case, path, kind, out, given, kept, _ in jobs:
+        for maker in makers:
+            # one that was compiled to fuse multiplies and adds, which bell alone allows
+            asked = [job for job in jobs if not maker.endswith("fused") or " bell " in job[-1]]
+            subprocess.run([maker], input="\n".join(job[-1] for job in asked) + "\n", check=True, text=True)
+            for case, path, kind, out, given, kept, _ in asked:
                 made = np.fromfile(out, given.dtype if kind != "bfloat16" else np.uint16).reshape(given.shape)
                 compared += 1
                 if (made != given)[kept].any():
                     failed += 1
-                    print(f"FAILED: on the device: {case} {kind} {path}: {(made != given)[kept].sum()} of {made.size} elements differ")
+                    print(f"FAILED: {maker}: {case} {kind} {path}: {(made != given)[kept].sum()} of {made.size} elements differ")
         shown = subprocess.run([program, "request", "gmm/primes", "-o", f"{folder}/primes.h5"], check=True, capture_output=True)
         with h5py.File(f"{folder}/primes.h5") as file:
             failed += not np.array_equal(names["weights"], file["weights/rhs"][()].astype(float))
+    failed += (wrong := differing_bells(names)) > 0
+    if wrong:
+        print(f"FAILED: {wrong} of JAX's bells differ")
     for name in missing:
         print(f"FAILED: no tensor of that distribution in {name}")
     print(f"{compared} tensors compared, {failed} differ")

@@ -3,7 +3,7 @@
  * reference: every output is one chain of fused multiply-adds over increasing k from +0.0, whatever the number of
  *   threads, the instruction set or the blocking. NaN and infinity propagate (where several NaN meet, sign and payload
  *   of the result are the processor's choice); no zero is skipped.
- * blas: OpenBLAS dgemm; another order, so other last bits; a second opinion.
+ * blas: OpenBLAS dgemm, loaded when asked for; another order, so other last bits; a second opinion.
  * emulated (emulated.h): one of the correct implementations that a profile allows. */
 #ifndef ASSAY_ARITHMETIC_ARITHMETIC_H
 #define ASSAY_ARITHMETIC_ARITHMETIC_H
@@ -73,6 +73,7 @@ typedef enum assay_rounding {
 
 typedef struct assay_arithmetic {
     const char *name;
+    assay_status (*load)(assay_context *ctx); /* of a library: refuses where it is missing; NULL: nothing is loaded */
     assay_status (*matmul)(assay_context *ctx, const assay_matmul_args *args);
     /* NULL: nothing is rounded. May be called from several threads; what becomes of a value depends on the value alone.
      */

@@ -1,17 +1,43 @@
-/* The blas arithmetic: OpenBLAS dgemm. */
-#include "oracle/arithmetic/arithmetic.h"
-
-#ifdef ASSAY_WITHOUT_OPENBLAS
-static assay_status blas_matmul(assay_context *ctx, const assay_matmul_args *args)
-{
-    (void)args;
-    return assay_fail(ctx, ASSAY_BAD_INPUT, "engine is blas, which this assay is built without: expected reference");
-}
-#else
-#include <cblas.h>
+/* The blas arithmetic: OpenBLAS's dgemm. The library is loaded when it is asked for: its start takes memory and time that
+ * every other run would pay for. */
+#include <dlfcn.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <omp.h>
+#include <stddef.h>
+
+#include "oracle/arithmetic/arithmetic.h"
+
+#define LIBRARY "libopenblas.so.0" /* with integers of 32 bits */
+
+/* Of CBLAS's interface (netlib.org/blas/blast-forum/cinterface.pdf) what is called here. */
+enum { ROW_MAJOR = 101, PLAIN = 111, TRANSPOSED = 112 };
+typedef void dgemm_function(int order, int transpose_a, int transpose_b, int m, int n, int k, double alpha,
+                            const double *a, int lda, const double *b, int ldb, double beta, double *c, int ldc);
+typedef void set_threads_function(int threads);
+
+typedef struct blas_functions {
+    dgemm_function *dgemm;
+    set_threads_function *set_threads;
+} blas_functions;
+
+/* Once loaded it stays, so that this only counts and looks up: a microsecond. */
+static assay_status find_functions(assay_context *ctx, blas_functions *functions)
+{
+    void *library = dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL);
+    if (library != NULL) {
+        functions->dgemm = (dgemm_function *)dlsym(library, "cblas_dgemm");
+        functions->set_threads = (set_threads_function *)dlsym(library, "openblas_set_num_threads");
+        if (functions->dgemm != NULL && functions->set_threads != NULL) return ASSAY_OK;
+    }
+    return assay_fail(ctx, ASSAY_BAD_INPUT, "engine blas: OpenBLAS cannot be loaded: %.200s", dlerror());
+}
+
+static assay_status load(assay_context *ctx)
+{
+    blas_functions functions;
+    return find_functions(ctx, &functions);
+}
 
 /* BLAS wants a leading dimension of at least a row even where there is no second row. */
 static int64_t leading(int64_t ld, int64_t rows, int64_t columns)
@@ -27,22 +53,23 @@ static assay_status blas_matmul(assay_context *ctx, const assay_matmul_args *arg
     const int64_t ldb = args->transpose_b ? leading(args->ldb, args->n, args->k) : leading(args->ldb, args->k, args->n);
     const int64_t ldc = leading(args->ldc, args->m, args->n);
     const int64_t sizes[] = {args->m, args->n, args->k, lda, ldb, ldc};
-    const int64_t largest = sizeof(blasint) == sizeof(int) ? INT_MAX : INT64_MAX;
+    blas_functions blas = {NULL, NULL};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-        if (sizes[i] > largest) {
+        if (sizes[i] > INT_MAX) {
             return assay_fail(ctx, ASSAY_BAD_INPUT,
-                              "matmul: size %" PRId64 " is beyond this OpenBLAS's integers (at most %" PRId64 ")",
-                              sizes[i], largest);
+                              "matmul: size %" PRId64 " is beyond this OpenBLAS's integers (at most %d)", sizes[i],
+                              INT_MAX);
         }
     }
     if (args->m == 0 || args->n == 0 || (args->k == 0 && args->accumulate)) return ASSAY_OK;
+    const assay_status status = find_functions(ctx, &blas);
+    RETURN_IF(status != ASSAY_OK, status);
     /* Not thread-safe; within a parallel region OpenBLAS takes one thread by itself. */
-    if (!omp_in_parallel()) openblas_set_num_threads(ctx->threads);
-    cblas_dgemm(CblasRowMajor, args->transpose_a ? CblasTrans : CblasNoTrans,
-                args->transpose_b ? CblasTrans : CblasNoTrans, (blasint)args->m, (blasint)args->n, (blasint)args->k,
-                1.0, args->a, (blasint)lda, args->b, (blasint)ldb, args->accumulate ? 1.0 : 0.0, args->c, (blasint)ldc);
+    if (!omp_in_parallel()) blas.set_threads(ctx->threads);
+    blas.dgemm(ROW_MAJOR, args->transpose_a ? TRANSPOSED : PLAIN, args->transpose_b ? TRANSPOSED : PLAIN, (int)args->m,
+               (int)args->n, (int)args->k, 1.0, args->a, (int)lda, args->b, (int)ldb, args->accumulate ? 1.0 : 0.0,
+               args->c, (int)ldc);
     return ASSAY_OK;
 }
-#endif
 
-const assay_arithmetic assay_arithmetic_blas = {.name = "blas", .matmul = blas_matmul};
+const assay_arithmetic assay_arithmetic_blas = {.name = "blas", .load = load, .matmul = blas_matmul};

@@ -168,6 +168,7 @@ typedef struct tensor_draw {
     assay_random_stream elements, extras;
     int64_t last_axis;
     assay_dtype grid;
+    int drop; /* bell: bits that its float32 loses to the grid at once; it is rounded like all others where there are none */
 } tensor_draw;
 
 static void draw_normals(const tensor_draw *t, int64_t first, double *values)
@@ -177,6 +178,26 @@ static void draw_normals(const tensor_draw *t, int64_t first, double *values)
     t->kernels->lanes(lanes, WINDOW / 4, &t->elements, (uint64_t)first / 4);
     t->kernels->normals(values, WINDOW, lanes);
     for (int i = 0; i < WINDOW; i++) values[i] = fill->mean + fill->scale * values[i];
+}
+
+/* Normals that are rounded to the grid at once. Near ones do where what they may be off by makes no difference: then
+ * they are the bits of draw_normals. Says false elsewhere. */
+static bool draw_rounded_normals(const tensor_draw *t, int64_t first, double *values)
+{
+    const assay_fill *fill = t->fill;
+    const double off = fabs(fill->scale) * 0x1p-43; /* twice and more of 2^-45, and of the rounding of the product */
+    uint32_t lanes[WINDOW] __attribute__((aligned(64)));
+    double above[WINDOW] __attribute__((aligned(64)));
+    t->kernels->lanes(lanes, WINDOW / 4, &t->elements, (uint64_t)first / 4);
+    t->kernels->near_normals(values, WINDOW, lanes);
+    for (int i = 0; i < WINDOW; i++) {
+        const double x = fill->mean + fill->scale * values[i], margin = off + fabs(x) * 0x1p-50;
+        values[i] = x - margin;
+        above[i] = x + margin;
+    }
+    assay_dtype_round_many(t->grid, WINDOW, values, values);
+    assay_dtype_round_many(t->grid, WINDOW, above, above);
+    return memcmp(values, above, sizeof above) == 0;
 }
 
 static void draw_uniform(const tensor_draw *t, int64_t first, double *values)
@@ -253,9 +274,24 @@ static void draw_bells(const tensor_draw *t, int64_t first, double *values)
 {
     int exponent;
     const double step = rint(ldexp(frexp(t->fill->scale / sqrt(21845), &exponent), 15));
-    uint32_t lanes[WINDOW] __attribute__((aligned(64)));
-    t->kernels->lanes(lanes, WINDOW / 4, &t->elements, (uint64_t)first / 4);
-    t->kernels->bells(values, WINDOW, lanes, (float)t->fill->mean, (float)ldexp(step, exponent - 15));
+    t->kernels->bells(values, WINDOW / 4, &t->elements, (uint64_t)first / 4, (float)t->fill->mean,
+                      (float)ldexp(step, exponent - 15), t->drop);
+}
+
+/* How many bits of float32 a type of its range lacks; -1: the type has another range. */
+static int bits_to_drop(assay_dtype type)
+{
+    switch (type) {
+    case ASSAY_FLOAT64:
+    case ASSAY_FLOAT32:
+        return 0;
+    case ASSAY_TFLOAT32:
+        return 13;
+    case ASSAY_BFLOAT16:
+        return 16;
+    default:
+        return -1;
+    }
 }
 
 /* Elements [first, first + WINDOW), also those beyond the tensor. */
@@ -264,6 +300,7 @@ static void draw_window(const tensor_draw *t, int64_t first, double *values)
     const assay_fill *fill = t->fill;
     switch (fill->distribution) {
     case ASSAY_NORMAL:
+        if (t->grid != ASSAY_FLOAT64 && draw_rounded_normals(t, first, values)) return;
         draw_normals(t, first, values);
         break;
     case ASSAY_UNIFORM:
@@ -293,6 +330,7 @@ static void draw_window(const tensor_draw *t, int64_t first, double *values)
     default: /* constant: the whole-tensor distributions do not come here */
         for (int i = 0; i < WINDOW; i++) values[i] = fill->mean;
     }
+    if (fill->distribution == ASSAY_BELL && bits_to_drop(t->grid) >= 0) return; /* it is on the grid */
     assay_dtype_round_many(t->grid, WINDOW, values, values);
 }
 
@@ -317,13 +355,18 @@ assay_status assay_random_fill(assay_context *ctx, const assay_fill *fill, uint6
                            .elements = assay_random_stream_of(seed, path, ASSAY_DRAW_ELEMENTS),
                            .extras = assay_random_stream_of(seed, path, ASSAY_DRAW_EXTRAS),
                            .last_axis = last_axis(shape),
-                           .grid = grid};
+                           .grid = grid,
+                           .drop = bits_to_drop(grid) > 0 ? bits_to_drop(grid) : 0};
     const int64_t end = first + count;
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t window = first / WINDOW; window <= (end - 1) / WINDOW; window++) {
         double values[WINDOW] __attribute__((aligned(64)));
         int64_t start = window * WINDOW;
         int64_t from = start < first ? first : start, to = start + WINDOW > end ? end : start + WINDOW;
+        if (to - from == WINDOW) {
+            draw_window(&t, start, out + (start - first));
+            continue;
+        }
         draw_window(&t, start, values);
         memcpy(out + (from - first), values + (from - start), (size_t)(to - from) * sizeof *out);
     }

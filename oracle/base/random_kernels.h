@@ -35,18 +35,22 @@ typedef struct assay_random_kernels {
     void (*lanes)(uint32_t *lanes, int64_t blocks, const assay_random_stream *stream, uint64_t first_block);
     /* Box-Muller: normals [count] from lanes [count], pair by pair; count is a multiple of 16. */
     void (*normals)(double *normals, int64_t count, const uint32_t *lanes);
-    /* mean + step * (the sum of the lane's bytes - 510), in float32. */
-    void (*bells)(double *bells, int64_t count, const uint32_t *lanes, float mean, float step);
+    /* The same, each within 2^-45: for what is rounded to less than float64 afterwards. */
+    void (*near_normals)(double *normals, int64_t count, const uint32_t *lanes);
+    /* bells [4 * blocks]: mean + step * (the sum of the lane's bytes - 510), in float32, without its last `drop` bits:
+     * rounded to even. The product is exact, so that it does not matter how it is done. blocks is a multiple of 8. */
+    void (*bells)(double *bells, int64_t blocks, const assay_random_stream *stream, uint64_t first_block, float mean,
+                  float step, int drop);
 } assay_random_kernels;
 
-/* The loop of all three: the compiler makes vectors of it, and the product is exact, so that nothing depends on how. */
-static inline void assay_random_bells(double *bells, int64_t count, const uint32_t *lanes, float mean, float step)
+/* Of a drop: (bits + half + (bits >> drop & one)) & kept rounds the bits of a float32. */
+typedef struct assay_random_rounding {
+    uint32_t half, one, kept;
+} assay_random_rounding;
+
+static inline assay_random_rounding assay_random_rounding_of(int drop)
 {
-    for (int64_t i = 0; i < count; i++) {
-        const uint32_t pairs = (lanes[i] & 0x00ff00ff) + (lanes[i] >> 8 & 0x00ff00ff);
-        const int32_t sum = (int32_t)((pairs + (pairs >> 16)) & 0xffff);
-        bells[i] = (double)(mean + step * (float)(sum - 510));
-    }
+    return (assay_random_rounding){drop > 0 ? (UINT32_C(1) << (drop - 1)) - 1 : 0, drop > 0, UINT32_MAX << drop};
 }
 
 extern const assay_random_kernels assay_random_scalar;

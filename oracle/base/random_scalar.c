@@ -1,4 +1,5 @@
 #include <math.h>
+#include <string.h>
 
 #include <Random123/philox.h>
 #include <sleef.h>
@@ -28,9 +29,23 @@ static void normals_scalar(double *normals, int64_t count, const uint32_t *lanes
     }
 }
 
-static void bells_scalar(double *bells, int64_t count, const uint32_t *lanes, float mean, float step)
+static void bells_scalar(double *bells, int64_t blocks, const assay_random_stream *stream, uint64_t first_block,
+                         float mean, float step, int drop)
 {
-    assay_random_bells(bells, count, lanes, mean, step);
+    const assay_random_rounding r = assay_random_rounding_of(drop);
+    for (int64_t i = 0; i < blocks; i++) {
+        uint32_t lanes[4];
+        lanes_scalar(lanes, 1, stream, first_block + (uint64_t)i);
+        for (int lane = 0; lane < 4; lane++) {
+            const uint32_t w = lanes[lane], sum = (w & 0xff) + (w >> 8 & 0xff) + (w >> 16 & 0xff) + (w >> 24);
+            float bell = mean + step * ((float)sum - 510);
+            uint32_t bits;
+            memcpy(&bits, &bell, sizeof bits);
+            bits = (bits + r.half + (bits >> drop & r.one)) & r.kept;
+            memcpy(&bell, &bits, sizeof bell);
+            bells[4 * i + lane] = (double)bell;
+        }
+    }
 }
 
-const assay_random_kernels assay_random_scalar = {lanes_scalar, normals_scalar, bells_scalar};
+const assay_random_kernels assay_random_scalar = {lanes_scalar, normals_scalar, normals_scalar, bells_scalar};

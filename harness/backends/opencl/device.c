@@ -5,19 +5,20 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The kernels' text, in this object: compile with -I of this folder. */
+/* The kernels' text, in this object: compile with -I of this folder and of include. */
 #define TEXT(name, file)                                                                                               \
-    __asm__(".section .rodata\n.hidden " #name "\n.global " #name "\n" #name ": .incbin \"kernels/" file               \
+    __asm__(".section .rodata\n.hidden " #name "\n.global " #name "\n" #name ": .incbin \"" file                       \
             "\"\n.byte 0\n.previous\n");                                                                               \
     extern const char name[];
-TEXT(opencl_numbers, "numbers.cl")
-TEXT(opencl_product, "product.cl")
-TEXT(opencl_dispatch, "dispatch.cl")
-TEXT(opencl_glu, "glu.cl")
-TEXT(opencl_rms_norm, "rms_norm.cl")
-TEXT(opencl_router, "router.cl")
-TEXT(opencl_attention, "attention.cl")
-TEXT(opencl_random, "random.cl")
+TEXT(opencl_numbers, "kernels/numbers.cl")
+TEXT(opencl_product, "kernels/product.cl")
+TEXT(opencl_dispatch, "kernels/dispatch.cl")
+TEXT(opencl_glu, "kernels/glu.cl")
+TEXT(opencl_rms_norm, "kernels/rms_norm.cl")
+TEXT(opencl_router, "kernels/router.cl")
+TEXT(opencl_attention, "kernels/attention.cl")
+TEXT(opencl_random_header, "assay/random.h")
+TEXT(opencl_random, "kernels/random.cl")
 
 void leave(device *d, int code, const char *format, ...)
 {
@@ -84,7 +85,7 @@ void device_build(device *d, enum program which)
     static const char *const NAMES[] = {[ASSAY_BACKEND_FLOAT32] = "FLOAT32", [ASSAY_BACKEND_BFLOAT16] = "BFLOAT16"};
     const char *layers[] = {opencl_numbers,  opencl_product, opencl_dispatch, opencl_glu,
                             opencl_rms_norm, opencl_router,  opencl_attention};
-    const char *random[] = {opencl_random};
+    const char *random[] = {opencl_random_header, opencl_random};
     char options[1024], *log;
     cl_int error;
     size_t size = 0;
@@ -92,7 +93,7 @@ void device_build(device *d, enum program which)
     const char *flags = which == RANDOM ? "" : environment("ASSAY_OPENCL_FLAGS", ""); /* no fast math for exact bits */
     snprintf(options, sizeof options, "-cl-std=CL1.2 -DTILE=%d -DLANES=%d -DSTORE_%s %s", TILE, LANES, storage, flags);
     d->programs[which] =
-        which == RANDOM ? clCreateProgramWithSource(d->context, 1, random, NULL, &error)
+        which == RANDOM ? clCreateProgramWithSource(d->context, 2, random, NULL, &error)
                         : clCreateProgramWithSource(d->context, sizeof layers / sizeof *layers, layers, NULL, &error);
     check(d, error, "clCreateProgramWithSource");
     error = clBuildProgram(d->programs[which], 1, &d->id, options, NULL, NULL);

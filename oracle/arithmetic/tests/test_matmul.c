@@ -320,6 +320,37 @@ TEST(test_blas_refuses_what_its_integers_cannot_hold)
     assert_true(x[0] == 3);
 }
 
+void *__real_dlopen(const char *name, int flags);
+void *__wrap_dlopen(const char *name, int flags);
+static const char *other_library; /* opened instead, if there is one */
+
+void *__wrap_dlopen(const char *name, int flags)
+{
+    return __real_dlopen(other_library != NULL ? other_library : name, flags);
+}
+
+TEST(test_blas_says_that_its_library_is_missing)
+{
+    static const struct {
+        const char *library, *said;
+    } rows[] = {{"libopenblas-that-is-not-there.so.0", "libopenblas-that-is-not-there.so.0: cannot open"},
+                {"libm.so.6", "undefined symbol"}};
+    assay_context ctx = assay_context_default(1);
+    double c = 3, a = 1;
+    const assay_matmul_args args = assay_product_ab(&c, &a, &a, 1, 1, 1);
+    ctx.arithmetic = &assay_arithmetic_blas;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        other_library = rows[i].library;
+        const assay_status loaded = ctx.arithmetic->load(&ctx), multiplied = assay_matmul(&ctx, &args);
+        other_library = NULL;
+        assert_int_equal(loaded, ASSAY_BAD_INPUT);
+        assert_int_equal(multiplied, ASSAY_BAD_INPUT);
+        assert_non_null(strstr(ctx.message, rows[i].said));
+        assert_true(c == 3);
+    }
+    assert_ok(&ctx, ctx.arithmetic->load(&ctx));
+}
+
 TEST(test_no_memory)
 {
     matrices x = matrices_make(67, 73, 131, 0, 0, 0);

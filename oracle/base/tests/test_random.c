@@ -222,6 +222,59 @@ TEST(results_lie_on_the_grid)
     }
 }
 
+/* Of what is rounded to a coarser grid: the bits are those of the plain form, wherever the numbers lie. */
+TEST(near_normals_are_near)
+{
+    enum { COUNT = 1 << 16 };
+    static uint32_t lanes[COUNT];
+    static double exact[COUNT], near[COUNT];
+    const uint32_t edges[] = {0,          1,         UINT32_MAX,     1u << 31,       1u << 30,
+                              3u << 30,   1u << 29,  (1u << 29) + 1, (7u << 29) - 1, 0xC0000000,
+                              0xBFFFFFFF, 0x60000000};
+    enum { EDGES = sizeof edges / sizeof *edges };
+    uint64_t seed = 5;
+    for (int i = 0; i < COUNT; i++) lanes[i] = (uint32_t)test_bits(&seed);
+    for (int i = 0; i < EDGES * EDGES; i++) {
+        lanes[2 * i] = edges[i / EDGES];
+        lanes[2 * i + 1] = edges[i % EDGES];
+    }
+    const assay_random_kernels *kernels[] = {&assay_random_scalar, &assay_random_avx2, &assay_random_avx512};
+    assay_random_scalar.normals(exact, COUNT, lanes);
+    for (int isa = 0; isa < 3; isa++) {
+        if (!isa_is_here((assay_isa)isa)) continue;
+        assay_fill_nan(near, COUNT);
+        kernels[isa]->near_normals(near, COUNT, lanes);
+        for (int i = 0; i < COUNT; i++) assert_true(fabs(near[i] - exact[i]) <= 0x1p-47); /* a quarter of what counts */
+    }
+}
+
+TEST(rounded_normals_are_those_of_float64_rounded)
+{
+    const int64_t count = 1 << 17;
+    assay_context ctx = best_context(2);
+    const assay_shape shape = assay_shape_of(1, count);
+    const assay_fill fills[] = {{.distribution = ASSAY_NORMAL, .scale = 0.0118},
+                                {.distribution = ASSAY_NORMAL, .scale = -3, .mean = 1.5},
+                                {.distribution = ASSAY_NORMAL, .scale = 1e-5, .mean = 1},
+                                {.distribution = ASSAY_NORMAL, .scale = 1e-39},
+                                {.distribution = ASSAY_NORMAL, .scale = 1e38, .mean = -1e38},
+                                {.distribution = ASSAY_NORMAL}};
+    double *exact = numbers(count), *x = numbers(count);
+    for (size_t f = 0; f < sizeof fills / sizeof *fills; f++) {
+        assert_ok(&ctx, assay_random_fill(&ctx, &fills[f], 3, "x", &shape, ASSAY_FLOAT64, 0, count, exact));
+        for (int type = ASSAY_FLOAT32; type < ASSAY_INT32; type += 2) { /* float32, bfloat16, e4m3fn */
+            assert_ok(&ctx, assay_random_fill(&ctx, &fills[f], 3, "x", &shape, (assay_dtype)type, 0, count, x));
+            for (int64_t i = 0; i < count; i++) {
+                const double rounded = assay_dtype_round((assay_dtype)type, exact[i], false);
+                if (memcmp(&x[i], &rounded, sizeof rounded) != 0)
+                    fail_msg("fill %zu type %d: %a %a", f, type, x[i], rounded);
+            }
+        }
+    }
+    free(exact);
+    free(x);
+}
+
 TEST(seeds_and_paths_give_other_streams)
 {
     enum { COUNT = 1000 };

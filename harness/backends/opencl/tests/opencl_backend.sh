@@ -41,7 +41,7 @@ prints "no platform has nobody in its name"
 ASSAY_OPENCL_STORAGE=bfloat16 expect 3 run attention/float32 --backend "$backend" --quiet
 prints "^UNSUPPORTED *attention/float32 *ASSAY_OPENCL_STORAGE"
 
-"$python" "$here/../../../tests/random_inputs.py" "$here/../../../.." "$assay" "$work/random_inputs" || complain "inputs made on the device"
+"$python" "$here/../../../tests/random_inputs.py" "$here/../../../.." "$assay" --device "$work/random_inputs" || complain "inputs made on the device"
 echo "inputs/x 1 bfloat16 8 8 experts 0 1 0 0 $work/x" | "$work/random_inputs" 2>"$work/err" && complain "a distribution without a kernel"
 grep -q "inputs/x: no kernel for experts of bfloat16" "$work/err" || complain "$(cat "$work/err")"
 echo "$checks calls"
