@@ -14,7 +14,7 @@
 
 /* What the second form takes on one core: for an operation of a product (in large ones, which are made of slices, far
  * less), for a number that goes through functions and comes out, and for a weight that is moved about, or sliced. Measured
- * on the catalogue, and on blocks of true size. */
+ * on the catalogue; those of slices are an estimate. */
 #define SECONDS_PER_FLOP 2e-8
 #define SECONDS_PER_SLICED_FLOP 1.5e-9
 #define SECONDS_PER_NUMBER 1e-6

@@ -129,15 +129,16 @@ static bool is_in_file(const assay_plan *plan, const assay_source *source, const
     return !assay_is_drawn(plan->c, spec) || has_recipe(plan, source, spec, &recipe);
 }
 
-/* Bytes that the recipes leave out. */
-static int64_t left_out(const assay_plan *plan, const assay_source *source)
+/* Bytes of the elements that are stored. */
+static int64_t stored_bytes(const assay_plan *plan, const assay_source *source, bool golden)
 {
     int64_t bytes = 0;
     assay_recipe recipe;
     for (int i = 0; i < plan->spec_count; i++) {
         const assay_tensor_spec *spec = &plan->specs[i];
-        if (!has_recipe(plan, source, spec, &recipe) || assay_is_drawn(plan->c, spec)) continue;
-        bytes += assay_shape_count(&spec->shape) * (int64_t)assay_dtype_size(spec->type);
+        const int64_t size = assay_shape_count(&spec->shape) * (int64_t)assay_dtype_size(spec->type);
+        if (!is_in_file(plan, source, spec, golden) || has_recipe(plan, source, spec, &recipe)) continue;
+        bytes = size < INT64_MAX - bytes ? bytes + size : INT64_MAX;
     }
     return bytes;
 }
@@ -259,7 +260,7 @@ static assay_status begin_golden(assay_context *ctx, file_sink *sink, const assa
 {
     assay_status status;
     const assay_plan *plan = sink->plan;
-    TRY(assay_require_disk(ctx, path, plan->file_bytes - left_out(plan, source)));
+    TRY(assay_require_disk(ctx, path, stored_bytes(plan, source, true)));
     TRY(begin(ctx, sink, source, path, "golden", true));
     TRY(assay_fixture_set_text(ctx, sink->writer, "error_model", ASSAY_ERROR_MODEL));
     TRY(set_profiles(ctx, sink->writer, plan));
@@ -335,6 +336,7 @@ assay_status assay_request_write_from(assay_context *ctx, const assay_plan *plan
         if (asked != NULL && assay_role_is_result(asked->role)) expects[count++] = asked->path;
     }
     TRY(alloc_written(ctx, &sink));
+    TRY(assay_require_disk(ctx, path, stored_bytes(plan, source, false)));
     TRY(begin(ctx, &sink, source, path, "request", false));
     TRY(assay_fixture_set_texts(ctx, sink.writer, "expects", count, expects));
     TRY(write_all_given(ctx, &sink, source, false));

@@ -52,7 +52,7 @@ typedef struct assay_backend_result {
 
 /* One key of the configuration, as text: "num_experts" "16", "routed_score_func" "sigmoid", "sparse_matmul" "true",
  * "mlp_activations" "silu,linear"; and of the case: "op", "case", "batch", "sequence", "dtype", "mesh.data", "mesh.fsdp", "mesh.expert",
- * "mesh.tensor", "mesh.mlp_tensor", "mesh.fsdp_transpose". Every key is there. */
+ * "mesh.tensor", "mesh.mlp_tensor", "mesh.fsdp_transpose". Every key is there; "only_layer" where the case says it. */
 typedef struct assay_backend_setting {
     const char *key;
     const char *value;

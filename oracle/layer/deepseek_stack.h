@@ -43,8 +43,8 @@ typedef struct assay_stack_sizes {
 
 typedef struct assay_stack_config {
     int64_t layers, dense_layers; /* of all layers, the first ones that are dense */
-    int64_t first_layer;          /* those before it are left out: inputs/x is its input, y that of layer `layers` - 1 */
-    bool single;                  /* one layer, without a prefix */
+    int64_t first_layer; /* those before it are left out: inputs/x is its input, y that of layer `layers` - 1 */
+    bool single;         /* one layer, without a prefix */
     assay_layer_attention attention;
     assay_mla_config mla;
     assay_gqa_config gqa;

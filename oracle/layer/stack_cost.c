@@ -8,8 +8,8 @@ assay_status assay_stack_remat_model(assay_context *ctx, const assay_stack_confi
     const bool split = config->batch_split_factor > 0;
     *report = (assay_remat_report){0};
     if (status == ASSAY_OK && split) *report = assay_batch_split_model(config);
-    for (int64_t layer = config->first_layer; status == ASSAY_OK && layer < (split ? config->dense_layers : config->layers);
-         layer++) {
+    for (int64_t layer = config->first_layer;
+         status == ASSAY_OK && layer < (split ? config->dense_layers : config->layers); layer++) {
         bool kept[ASSAY_REMAT_SLOTS];
         for (int slot = 0; slot < ASSAY_REMAT_SLOTS; slot++) {
             const int64_t bytes = layer_checkpoint_count(config, layer, slot) * (int64_t)sizeof(double);

@@ -157,10 +157,8 @@ assay_status assay_sharded_moe_run(assay_context *ctx, const assay_moe_config *c
     TRY(gather(ctx, config, sharding, in, &kernels, &gathering));
     assay_overlay overlay = {assay_tensor_set_source(&kernels), *in};
     const assay_source whole = assay_overlay_source(&overlay);
-    const assay_sink sink = {.self = &gathering,
-                             .wants = gathering_wants,
-                             .write = gathering_write,
-                             .write_i32 = gathering_write_i32};
+    const assay_sink sink = {
+        .self = &gathering, .wants = gathering_wants, .write = gathering_write, .write_i32 = gathering_write_i32};
     TRY(sharded_run_whole(ctx, config, sharding, &whole, &sink));
     TRY(scatter(ctx, config, sharding, &gathering));
 cleanup:
